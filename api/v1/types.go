@@ -1,0 +1,111 @@
+package v1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// GroupVersion of the Cell resource.
+var GroupVersion = schema.GroupVersion{Group: "kip.elotl.co", Version: "v1"}
+
+// Resource is the REST resource of Cell; its scope is the cluster.
+var Resource = GroupVersion.WithResource("cells")
+
+// Kind of the Cell resource.
+const Kind = "Cell"
+
+// Phase of a cell's life, in the order in which a cell passes through them.
+type Phase string
+
+const (
+	// Requested: a pod needs this cell; nothing has been sent to the cloud.
+	Requested Phase = "Requested"
+	// Launching: the launch is stored and is being sent to the cloud.
+	Launching Phase = "Launching"
+	// Booting: the cloud has the instance; its agent has not joined yet, or
+	// its kubelet is not ready.
+	Booting Phase = "Booting"
+	// Ready: the cell's kubelet can take a pod.
+	Ready Phase = "Ready"
+	// Bound: the cell has its pod, for good.
+	Bound Phase = "Bound"
+	// Draining: the pod has ended; what must outlive the cell is saved.
+	Draining Phase = "Draining"
+	// Terminating: the cloud has been, or is being, told to end the instance.
+	Terminating Phase = "Terminating"
+	// Gone: the cloud no longer has the instance. The record goes next.
+	Gone Phase = "Gone"
+)
+
+// Cell is one instance that Kip made for one pod.
+type Cell struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Status            CellStatus `json:"status,omitempty"`
+}
+
+// CellStatus is all that a Cell says; it has no spec, since nobody but Kip asks
+// for a cell.
+type CellStatus struct {
+	Phase Phase `json:"phase"`
+	// Reason says why the cell is on this type, or why it waits.
+	Reason string `json:"reason,omitempty"`
+	// Pod that runs, or will run, here.
+	Pod PodReference `json:"pod"`
+	// Node is the virtual node that the cell belongs to.
+	Node string `json:"node"`
+	// ControllerID is the identity of the Kip that owns the cell, the same as
+	// on the instance's tags.
+	ControllerID string `json:"controllerID"`
+	// Attempt counts the cells that were launched for this pod, from 1.
+	Attempt      int    `json:"attempt"`
+	InstanceID   string `json:"instanceID,omitempty"`
+	InstanceType string `json:"instanceType,omitempty"`
+	Zone         string `json:"zone,omitempty"`
+	// LaunchType is On-Demand or Spot.
+	LaunchType string `json:"launchType,omitempty"`
+	// PricePerHour is in US dollars, as decimal text ("0.0104").
+	PricePerHour string `json:"pricePerHour,omitempty"`
+	ManagementIP string `json:"managementIP,omitempty"`
+	// IP is the pod's address, routable around the cell.
+	IP string `json:"ip,omitempty"`
+	// Steps are the moments at which the cell entered each phase, and those
+	// of the steps between (seen, placed, launched, joined, ready, bound, …),
+	// oldest first.
+	Steps []Step `json:"steps,omitempty"`
+}
+
+// PodReference names a pod for good.
+type PodReference struct {
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	UID       types.UID `json:"uid"`
+}
+
+// Ref is the reference to pod p.
+func Ref(p *corev1.Pod) PodReference {
+	return PodReference{Namespace: p.Namespace, Name: p.Name, UID: p.UID}
+}
+
+func (r PodReference) String() string { return r.Namespace + "/" + r.Name }
+
+// Step is something that happened to a cell, and when.
+type Step struct {
+	Name string           `json:"name"`
+	Time metav1.MicroTime `json:"time"`
+}
+
+// Names of steps, in the usual order.
+const (
+	StepSeen       = "seen"       // Kip saw the pod on its node
+	StepPlaced     = "placed"     // placement chose a type
+	StepLaunched   = "launched"   // the cloud answered with an instance
+	StepJoined     = "joined"     // the agent has its certificate; the tunnel is up
+	StepReady      = "ready"      // the kubelet is ready
+	StepBound      = "bound"      // the kubelet may see the pod
+	StepEnded      = "ended"      // the pod ended, or was deleted
+	StepLogsSaved  = "logsSaved"  // container logs are kept by Kip
+	StepTerminated = "terminated" // the cloud no longer has the instance
+)

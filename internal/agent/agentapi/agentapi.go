@@ -1,0 +1,67 @@
+// Package agentapi is the contract between Kip and itzo, the agent on a cell:
+// user data, the port, and the HTTP API that itzo serves to Kip on the tunnel.
+// Both ends import it; it imports neither.
+package agentapi
+
+import "net/netip"
+
+// Port is where itzo listens on the management address, TCP, TLS 1.3 only.
+const Port = 6421
+
+// UserData is what a machine is told when it is launched, under the key "kip"
+// of a #cloud-config document. It holds no key: whoever reads it after the join
+// holds nothing.
+type UserData struct {
+	CellID string `json:"cellID"`
+	// CAHash is the lower-case hex SHA-256 of Kip's CA certificate (DER).
+	CAHash string `json:"caHash"`
+	// Token is the one-time join token, 32 random bytes, base64url without padding.
+	Token string `json:"token"`
+}
+
+// Paths of the HTTP API that itzo serves.
+const (
+	// PathConfig takes a Config by PUT. itzo answers 200 when it has written
+	// the configuration and started containerd and the kubelet; a second PUT
+	// with an equal Config changes nothing. A different one restarts the
+	// kubelet, never the pod.
+	PathConfig = "/v1/config"
+	// PathStatus returns a Status.
+	PathStatus = "/v1/status"
+	// PathKubelet is the prefix of the reverse proxy into the cell's kubelet:
+	// GET /kubelet/containerLogs/… and so on, upgrades (SPDY, WebSocket)
+	// included.
+	PathKubelet = "/kubelet"
+)
+
+// Config is what Kip tells a cell after it has joined.
+type Config struct {
+	// NodeName is the virtual node that the kubelet registers as.
+	NodeName      string       `json:"nodeName"`
+	NodeIP        netip.Addr   `json:"nodeIP"` // the management address
+	PodIP         netip.Addr   `json:"podIP"`
+	ClusterDNS    []netip.Addr `json:"clusterDNS,omitempty"`
+	ClusterDomain string       `json:"clusterDomain"`
+	// ReservedMemoryBytes is kept from the pod for kernel and agent; the same
+	// number that placement adds to a pod's need.
+	ReservedMemoryBytes int64 `json:"reservedMemoryBytes"`
+	// RegistryMirrors maps an image host (docker.io) to base URLs that are
+	// asked before it. The key "_default" is for all hosts not named.
+	RegistryMirrors map[string][]string `json:"registryMirrors,omitempty"`
+}
+
+// Status is how a cell's parts fare.
+type Status struct {
+	CellID     string      `json:"cellID"`
+	Version    string      `json:"version"`
+	Components []Component `json:"components"`
+}
+
+// Component is one process that itzo supervises.
+type Component struct {
+	Name     string `json:"name"` // containerd, kubelet
+	PID      int    `json:"pid"`  // 0 when it does not run
+	Restarts int    `json:"restarts"`
+	// Waiting says what a component that does not run waits for.
+	Waiting string `json:"waiting,omitempty"`
+}

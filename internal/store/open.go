@@ -1,0 +1,134 @@
+package store
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap"
+)
+
+// root is the prefix of all that Kip writes, so that an external etcd can be
+// shared; the version in it is that of the schema.
+const root = "/kip/v1/"
+
+// startTimeout bounds the start of an embedded etcd: replaying its log takes
+// well under a second a gigabyte.
+const startTimeout = time.Minute
+
+// maxSocketPath is the size of sun_path, with its final NUL: unix(7).
+const maxSocketPath = 108
+
+// OpenEmbedded starts an etcd of its own in dir. It listens on a unix socket
+// for its peers, of which there are none, and on nothing for clients: Kip talks
+// to it within the process. configFile, if not empty, is an etcd configuration
+// file, which may set anything but the directory and the listeners.
+func OpenEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the store's folder: %w", err)
+	}
+	cfg := embed.NewConfig()
+	if configFile != "" {
+		var err error
+		if cfg, err = embed.ConfigFromFile(configFile); err != nil {
+			return nil, fmt.Errorf("read etcd.internal.configFile %s: %w", configFile, err)
+		}
+	} else {
+		cfg.LogLevel = "error"
+		cfg.AutoCompactionMode = embed.CompactorModePeriodic
+		cfg.AutoCompactionRetention = "5m"
+		// One snapshot a thousand writes keeps the log, and so the start after
+		// a crash, short; the default of 10,000 is meant for busy clusters.
+		cfg.SnapshotCount = 1000
+	}
+	cfg.Dir = filepath.Join(dir, "etcd")
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	// etcd wants a listener for peers, of which there are none: a socket that
+	// only root may open.
+	socket := filepath.Join(dir, "peer.sock")
+	if len(socket) >= maxSocketPath {
+		return nil, fmt.Errorf("etcd.internal.dataDir %s is too long: a socket in it would have a path of %d bytes, the most is %d", dir, len(socket), maxSocketPath-1)
+	}
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove the old peer socket: %w", err)
+	}
+	peer := url.URL{Scheme: "unix", Path: socket}
+	cfg.ListenPeerUrls = []url.URL{peer}
+	cfg.ListenClientUrls = nil
+	// The advertised addresses must have a host and a port; with one member
+	// nobody dials them.
+	cfg.AdvertisePeerUrls = []url.URL{{Scheme: "http", Host: "localhost:2380"}}
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "http", Host: "localhost:2379"}}
+	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+
+	e, err := embed.StartEtcd(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("start etcd in %s: %w", cfg.Dir, err)
+	}
+	ready := time.NewTimer(startTimeout)
+	defer ready.Stop()
+	select {
+	case <-e.Server.ReadyNotify():
+	case err := <-e.Err():
+		e.Close()
+		return nil, fmt.Errorf("start etcd in %s: %w", cfg.Dir, err)
+	case <-ready.C:
+		e.Close()
+		return nil, fmt.Errorf("start etcd in %s: not ready after %s", cfg.Dir, startTimeout)
+	case <-ctx.Done():
+		e.Close()
+		return nil, ctx.Err()
+	}
+	client := v3client.New(e.Server)
+	return &Store{
+		client: client, prefix: root, done: e.Server.StopNotify(),
+		close: func() error {
+			err := client.Close()
+			if errors.Is(err, context.Canceled) { // what closing a client within the process says
+				err = nil
+			}
+			e.Close()
+			return err
+		},
+	}, nil
+}
+
+// External says where an existing etcd cluster is.
+type External struct {
+	Endpoints                 []string
+	CertFile, KeyFile, CAFile string
+}
+
+// OpenExternal connects to an existing etcd cluster and checks that it answers.
+func OpenExternal(ctx context.Context, x External) (*Store, error) {
+	cfg := clientv3.Config{
+		Endpoints: x.Endpoints, DialTimeout: requestTimeout, Logger: zap.NewNop(),
+		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
+	}
+	if x.CertFile != "" || x.CAFile != "" {
+		t, err := transport.TLSInfo{CertFile: x.CertFile, KeyFile: x.KeyFile, TrustedCAFile: x.CAFile}.ClientConfig()
+		if err != nil {
+			return nil, fmt.Errorf("read the certificates of etcd.client: %w", err)
+		}
+		t.MinVersion = tls.VersionTLS12
+		cfg.TLS = t
+	}
+	client, err := clientv3.New(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("connect to etcd at %v: %w", x.Endpoints, err)
+	}
+	s := &Store{client: client, prefix: root, close: client.Close, done: make(chan struct{})}
+	if err := s.Healthy(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("connect to etcd at %v: %w", x.Endpoints, err), client.Close())
+	}
+	return s, nil
+}

@@ -1,0 +1,106 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+)
+
+type record struct{ Name string }
+
+func open(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, err := OpenEmbedded(t.Context(), dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func TestRecordsSurviveARestart(t *testing.T) {
+	dir := t.TempDir()
+	s, err := OpenEmbedded(t.Context(), dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rev, err := s.Put(t.Context(), "cells/a", record{"a"}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	s = open(t, dir)
+	var got record
+	again, err := s.Get(t.Context(), "cells/a", &got)
+	if err != nil || again != rev || got.Name != "a" {
+		t.Fatalf("after a restart: revision %d (want %d), %+v, %v", again, rev, got, err)
+	}
+}
+
+func TestOnlyTheWriterThatSawTheLatestRevisionWins(t *testing.T) {
+	s := open(t, t.TempDir())
+	ctx := t.Context()
+	first, err := s.Put(ctx, "x", record{"1"}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Put(ctx, "x", record{"2"}, 0); !errors.Is(err, ErrConflict) {
+		t.Fatalf("a second create: %v, want ErrConflict", err)
+	}
+	second, err := s.Put(ctx, "x", record{"3"}, first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Put(ctx, "x", record{"4"}, first); !errors.Is(err, ErrConflict) {
+		t.Fatalf("a write at an old revision: %v, want ErrConflict", err)
+	}
+	if err := s.Delete(ctx, "x", first); !errors.Is(err, ErrConflict) {
+		t.Fatalf("a delete at an old revision: %v, want ErrConflict", err)
+	}
+	if err := s.Delete(ctx, "x", second); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Delete(ctx, "x", second); err != nil {
+		t.Fatalf("a delete of what is gone: %v, want none", err)
+	}
+}
+
+func TestListSeesOnlyItsPrefix(t *testing.T) {
+	s := open(t, t.TempDir())
+	w := s.Within("k/")
+	for i := range 3 {
+		if _, err := w.Put(t.Context(), fmt.Sprintf("cells/%d", i), record{fmt.Sprint(i)}, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.Put(t.Context(), "cells/other", record{"other"}, 0); err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	if err := w.List(t.Context(), "cells/", func(key string, _ []byte, _ int64) error {
+		keys = append(keys, key)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(keys) != "[cells/0 cells/1 cells/2]" {
+		t.Fatalf("listed %v", keys)
+	}
+}
+
+func TestStoredGarbageIsAnErrorThatNamesTheKey(t *testing.T) {
+	s := open(t, t.TempDir())
+	if _, err := s.client.Put(t.Context(), root+"bad", "{"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Get(t.Context(), "bad", &record{}); err == nil {
+		t.Fatal("garbage was read without an error")
+	}
+}
