@@ -1,17 +1,20 @@
+// Command itzo is the agent of a cell, and every other program that a cell
+// needs but runc: the kubelet, containerd, its shim, the CNI plugin. The name
+// that it is called by, or its first argument, says which.
 package main
 
 import (
 	"os"
-	"path/filepath"
 
+	"github.com/elotl/kip/internal/agent/command"
 	"github.com/elotl/kip/internal/agent/components"
 )
 
 func main() {
-	switch filepath.Base(os.Args[0]) {
-	case "kubelet":
-		os.Exit(components.Kubelet())
-	case "containerd":
-		os.Exit(components.Containerd())
-	}
+	os.Exit(command.Main(map[string]func() int{
+		"kubelet":       components.Kubelet,
+		"containerd":    components.Containerd,
+		"import-images": components.ImportImages,
+		"stop-pods":     components.StopPods,
+	}))
 }

@@ -1,18 +1,55 @@
+// Command kip is a Virtual Kubelet provider: it registers one virtual node and
+// gives every pod that is scheduled there a cloud instance of its own.
 package main
 
 import (
-	_ "github.com/spf13/cobra"
-	_ "github.com/vishvananda/netlink"
-	_ "github.com/virtual-kubelet/virtual-kubelet/node"
-	_ "github.com/virtual-kubelet/virtual-kubelet/node/nodeutil"
-	_ "go.etcd.io/etcd/client/v3"
-	_ "go.etcd.io/etcd/server/v3/embed"
-	_ "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
-	_ "k8s.io/client-go/dynamic"
-	_ "k8s.io/client-go/kubernetes"
-	_ "golang.org/x/net/http2"
-	_ "sigs.k8s.io/yaml"
-	_ "go.yaml.in/yaml/v3"
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/version"
+	"github.com/spf13/cobra"
 )
 
-func main() {}
+func main() {
+	// The local cloud starts its machines through this binary.
+	if len(os.Args) > 1 && os.Args[1] == local.MachineCommand {
+		local.MachineMain(os.Args[2:])
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "kip:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	var o options
+	root := &cobra.Command{
+		Use:           "kip",
+		Short:         "A virtual node on which every pod gets a cloud instance of its own",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o) },
+	}
+	o.add(root.Flags())
+	root.AddCommand(
+		&cobra.Command{
+			Use: "version", Short: "Print the version", Args: cobra.NoArgs,
+			Run: func(cmd *cobra.Command, _ []string) {
+				fmt.Fprintf(cmd.OutOrStdout(), "kip %s, kubelet %s\n", version.String(), version.Kubernetes)
+			},
+		},
+		&cobra.Command{
+			Use: "providers", Short: "List the providers that --provider takes", Args: cobra.NoArgs,
+			Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), provider) },
+		},
+	)
+	return root
+}

@@ -29,8 +29,8 @@ type Cloud interface {
 	// call with the same token returns the instance of the first and starts
 	// none, also after a crash of the caller. Instance addresses may still be
 	// unset when the cloud assigns them later; List then reports them.
-	// The errors that a caller acts on are *CapacityError, ErrQuota,
-	// ErrThrottled and ErrUnauthorised.
+	// An error for which Refused holds means that nothing was started; after
+	// any other the outcome is unknown and the call is to be repeated.
 	Launch(ctx context.Context, r LaunchRequest) (Instance, error)
 
 	// List returns every instance that carries the tags of this owner (see
@@ -54,6 +54,9 @@ const (
 	TagNamespace = "KipNamespace"
 	TagPod       = "KipPodName"
 	TagPodUID    = "KipPodUID"
+	// TagName and TagNameTag are for people too: cells.nametag.
+	TagName    = "Name"
+	TagNameTag = "KipNametag"
 )
 
 // LaunchRequest says what to launch.
@@ -99,7 +102,22 @@ var (
 	ErrQuota        = errors.New("quota exceeded")
 	ErrThrottled    = errors.New("throttled by the cloud")
 	ErrUnauthorised = errors.New("not authorised by the cloud")
+	// ErrRefused is for every other definite no: the cloud understood the
+	// request and started nothing.
+	ErrRefused = errors.New("refused by the cloud")
 )
+
+// Refused says that err is a cloud's definite no: nothing was started. An error
+// that nobody classified is not one, since an answer may have been lost after
+// its effect.
+func Refused(err error) bool {
+	for _, no := range []error{ErrCapacity, ErrQuota, ErrUnauthorised, ErrRefused} {
+		if errors.Is(err, no) {
+			return true
+		}
+	}
+	return false
+}
 
 // CapacityError says of what, and where, a cloud has no capacity now.
 type CapacityError struct {

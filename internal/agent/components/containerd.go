@@ -4,11 +4,14 @@ import (
 	"fmt"
 	"os"
 
-	_ "github.com/containerd/containerd/v2/cmd/containerd/builtins" // every plugin that the configuration can name
+	// Every plugin that its configuration can name; the configuration (package
+	// configs) says which run.
+	_ "github.com/containerd/containerd/v2/cmd/containerd/builtins"
 	"github.com/containerd/containerd/v2/cmd/containerd/command"
 )
 
-// Containerd runs the upstream containerd's command line and returns its exit code.
+// Containerd runs containerd's command line, which it reads from os.Args, and
+// returns its exit code.
 func Containerd() int {
 	if err := command.App().Run(os.Args); err != nil {
 		fmt.Fprintf(os.Stderr, "containerd: %s\n", err)

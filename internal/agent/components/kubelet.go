@@ -10,8 +10,8 @@ import (
 	"k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-// Kubelet runs the upstream kubelet's command line and returns its exit code.
-// It reads the arguments from os.Args.
+// Kubelet runs the kubelet's command line, which it reads from os.Args, and
+// returns its exit code.
 func Kubelet() int {
 	return cli.Run(app.NewKubeletCommand(context.Background()))
 }

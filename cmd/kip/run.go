@@ -1,0 +1,366 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/control"
+	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/podlogs"
+	"github.com/elotl/kip/internal/pods"
+	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/tunnel"
+	"github.com/elotl/kip/internal/version"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+// bootTimeout is how long a cell may take from launch to a ready kubelet: the
+// slowest clouds need under five minutes, the original gave twenty.
+const bootTimeout = 10 * time.Minute
+
+// run wires Kip together and runs it until ctx ends.
+func run(ctx context.Context, o options) error {
+	if err := o.complete(); err != nil {
+		return err
+	}
+	log, err := o.logger()
+	if err != nil {
+		return err
+	}
+	slog.SetDefault(log)
+	klog.SetSlogLogger(log)
+	cfg, warnings, err := config.Load(o.providerConfig)
+	if err != nil {
+		return err
+	}
+	for _, w := range warnings {
+		log.Warn("provider.yaml", "warning", w.String())
+	}
+
+	api, err := connect(ctx, o)
+	if err != nil {
+		return err
+	}
+	controllerID := cfg.Testing.ControllerID
+	if controllerID == "" {
+		controllerID = cells.ControllerID(string(api.clusterUID), o.nodeName)
+	}
+	log.Info("starting", "version", version.String(), "node", o.nodeName, "controller", controllerID)
+
+	st, err := openStore(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	err = runWith(ctx, o, cfg, api, controllerID, st.Within(controllerID+"/"), log)
+	if ctx.Err() != nil {
+		log.Info("stopped; pods go on running on their cells")
+		err = nil
+	}
+	return errors.Join(err, st.Close())
+}
+
+func openStore(ctx context.Context, cfg *config.Config) (*store.Store, error) {
+	if c := cfg.Etcd.Client; len(c.Endpoints) > 0 {
+		return store.OpenExternal(ctx, store.External{Endpoints: c.Endpoints, CertFile: c.CertFile, KeyFile: c.KeyFile, CAFile: c.CAFile})
+	}
+	return store.OpenEmbedded(ctx, cfg.Etcd.Internal.DataDir, cfg.Etcd.Internal.ConfigFile)
+}
+
+// openCloud returns the one cloud that provider.yaml names.
+func openCloud(cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
+	if cfg.Cloud.Local == nil {
+		return nil, fmt.Errorf("cloud.%s is not in this build: it has cloud.local", cfg.Cloud.Name())
+	}
+	l := cfg.Cloud.Local
+	return local.New(local.Config{
+		StateDir: l.StateDir, RootDir: l.RootDir, Bridge: l.Bridge, CIDR: l.CIDR, Log: log.With("cloud", "local"),
+	})
+}
+
+func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer, controllerID string, st *store.Store, log *slog.Logger) error {
+	real := clock.RealClock{}
+	authority, err := loadAuthority(ctx, st, real)
+	if err != nil {
+		return err
+	}
+	machines, err := openCloud(cfg, log)
+	if err != nil {
+		return err
+	}
+	if c, ok := machines.(interface{ Close() error }); ok {
+		defer func() {
+			if err := c.Close(); err != nil {
+				log.Warn("close the cloud", "err", err)
+			}
+		}()
+	}
+	types, err := machines.Catalogue(ctx)
+	if err != nil {
+		return fmt.Errorf("read the catalogue of cloud %s: %w", machines.Name(), err)
+	}
+	reserved := cfg.Cells.ReservedMemory.Value()
+	placer, err := placement.New(types, placement.Config{
+		DefaultInstanceType: cfg.Cells.DefaultInstanceType, DefaultArch: runtime.GOARCH,
+		ReservedMemoryBytes: reserved, DefaultDiskBytes: cfg.Cells.DefaultVolumeSize.Value(),
+	})
+	if err != nil {
+		return fmt.Errorf("%s: cells.defaultInstanceType: %w", o.providerConfig, err)
+	}
+	shortages := capacity.New(real)
+	place := func(pod *corev1.Pod) ([]cells.Offer, error) {
+		candidates, err := placer.Candidates(pod, shortages.Unavailable)
+		return offers(candidates, cfg.Cells.DefaultVolumeSize.Value()), err
+	}
+	if err := api.installCRD(ctx, log); err != nil {
+		return err
+	}
+
+	logs, err := podlogs.Open(podlogs.Config{Dir: filepath.Join(cfg.DataDir(), "podlogs"), Log: log})
+	if err != nil {
+		return err
+	}
+	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: authority, Log: log})
+	if err != nil {
+		return err
+	}
+	podInformer := api.podInformer(o.nodeName)
+	cellAPI, err := cellapi.New(cellapi.Config{NodeName: o.nodeName, Node: api.nodeConfig, Own: api.ownConfig, Pods: podInformer, Log: log})
+	if err != nil {
+		return err
+	}
+	dns, err := api.clusterDNS(ctx, o.clusterDNS, log)
+	if err != nil {
+		return err
+	}
+	events, stopEvents := api.eventRecorder(ctx, o.nodeName, podInformer)
+	defer stopEvents()
+
+	mirror := cells.NewMirror(api.ownDynamic, o.nodeName, controllerID, log)
+	var podLoop *pods.Controller
+	cellLoop := cells.New(cells.Config{
+		NodeName: o.nodeName, ControllerID: controllerID, Cloud: machines, Store: st, Tunnels: tunnels, CellAPI: cellAPI,
+		CAHash:      authority.Hash(),
+		Unavailable: func(t, zone string, spot bool) { shortages.Mark(t, zone, spot) },
+		Event:       events,
+		SaveLogs:    logSaver(podInformer, logs),
+		Changed:     func(c cells.Cell) { mirror.Changed(c); podLoop.CellChanged(c) },
+		ClusterDNS:  dns, ClusterDomain: o.clusterDomain, ReservedMemoryBytes: reserved, RegistryMirrors: cfg.Cells.RegistryMirrors,
+		NameTag: cfg.Cells.NameTagOr(controllerID), BootTimeout: bootTimeout, Clock: real, Log: log,
+	})
+	podLoop, err = pods.New(pods.Config{
+		Pods: podInformer, Client: api.asNode.CoreV1(), Cells: cellLoop, Place: place, Event: events,
+		Forget: func(uid types.UID) {
+			if err := logs.Remove(uid); err != nil {
+				log.Warn("remove the saved logs of a pod", "uid", uid, "err", err)
+			}
+		},
+		Clock: real, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+
+	address, err := o.address()
+	if err != nil {
+		return err
+	}
+	healthy := func(ctx context.Context) error {
+		if err := st.Healthy(ctx); err != nil {
+			return err
+		}
+		if !podInformer.HasSynced() {
+			return errors.New("pods are not listed yet")
+		}
+		return nil
+	}
+	var taint *corev1.Taint
+	if !o.disableTaint {
+		t, err := node.TaintFromEnv(os.LookupEnv)
+		if err != nil {
+			return err
+		}
+		taint = &t
+	}
+	zone, region := api.location(types)
+	virtual, err := node.New(node.Config{
+		Name: o.nodeName, Own: api.asKip, Node: api.asNode, Capacity: cfg.Kubelet.Capacity, Labels: cfg.Kubelet.Labels, Taint: taint,
+		Zone: zone, Region: region, Arch: runtime.GOARCH, InternalIP: address, Port: uint16(o.kubeletPort),
+		Version: version.String(), Healthy: healthy, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	port, err := kubeletPort(ctx, o, api, authority, address, podInformer, cellLoop, podLoop, logs, healthy, log)
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort(address.String(), strconv.Itoa(o.kubeletPort)))
+	if err != nil {
+		return fmt.Errorf("listen for the API server: %w", err)
+	}
+	socket, err := control.New(control.Config{
+		Dir: cfg.DataDir(), Version: version.String(), Log: log,
+		Explainer: &explainer{pods: podInformer, cells: cellLoop, loop: podLoop, placer: placer, shortages: shortages, asNode: api.asNode},
+	})
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	if err := cellLoop.Load(ctx); err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	known := cellLoop.List()
+
+	// All that runs, in one list. Whatever ends ends the rest.
+	all, ctx := errgroup.WithContext(ctx)
+	for name, runs := range map[string]func(context.Context) error{
+		"pod informer": func(ctx context.Context) error { podInformer.RunWithContext(ctx); return nil },
+		"cell API":     cellAPI.Run,
+		"cells":        func(ctx context.Context) error { return after(ctx, podInformer.HasSynced, cellLoop.Run) },
+		"cell mirror":  func(ctx context.Context) error { return mirror.Run(ctx, known) },
+		"pods":         podLoop.Run,
+		"virtual node": func(ctx context.Context) error { return after(ctx, podInformer.HasSynced, virtual.Run) },
+		"kubelet port": func(ctx context.Context) error { return port.Serve(ctx, listener) },
+		"local socket": socket.Run,
+		"saved logs":   func(ctx context.Context) error { return sweepLogs(ctx, logs, podInformer, real, log) },
+		"store":        func(ctx context.Context) error { return watchStore(ctx, st) },
+	} {
+		all.Go(func() error {
+			if err := runs(ctx); err != nil && ctx.Err() == nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			return nil
+		})
+	}
+	return all.Wait()
+}
+
+// after runs a component when what it needs is there.
+func after(ctx context.Context, synced cache.InformerSynced, runs func(context.Context) error) error {
+	if !cache.WaitForCacheSync(ctx.Done(), synced) {
+		return nil
+	}
+	return runs(ctx)
+}
+
+// watchStore ends Kip when its embedded store has stopped: without it nothing
+// may be done, and a fresh start repairs what can be.
+func watchStore(ctx context.Context, st *store.Store) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-st.Done():
+		return errors.New("etcd has stopped")
+	}
+}
+
+// authorityKey is where the CA is stored.
+const authorityKey = "ca"
+
+// loadAuthority returns the CA of the cells, which is made at the first start.
+func loadAuthority(ctx context.Context, st *store.Store, clock clock.PassiveClock) (*pki.Authority, error) {
+	var stored []byte
+	revision, err := st.Get(ctx, authorityKey, &stored)
+	if err != nil {
+		return nil, err
+	}
+	if revision != 0 {
+		return pki.Decode(stored, clock.Now)
+	}
+	authority, err := pki.New(clock.Now)
+	if err != nil {
+		return nil, fmt.Errorf("make the CA of the cells: %w", err)
+	}
+	if stored, err = authority.Encode(); err != nil {
+		return nil, err
+	}
+	if _, err := st.Put(ctx, authorityKey, stored, 0); err != nil {
+		return nil, err
+	}
+	return authority, nil
+}
+
+// offers turns what placement found into what cells launch.
+func offers(candidates []placement.Candidate, defaultDisk int64) []cells.Offer {
+	list := make([]cells.Offer, 0, len(candidates))
+	for _, c := range candidates {
+		disk := c.InstanceType.DiskBytes
+		if disk == 0 {
+			disk = defaultDisk
+		}
+		list = append(list, cells.Offer{
+			InstanceType: c.InstanceType.Name, Zone: c.Offering.Zone, Spot: c.Offering.Spot, PricePerHour: c.Offering.PricePerHour,
+			MilliCPU: c.InstanceType.MilliCPU, MemoryBytes: c.InstanceType.MemoryBytes, DiskBytes: disk, Reason: c.Reason,
+		})
+	}
+	return list
+}
+
+// address is where the API server reaches this Kip.
+func (o *options) address() (netip.Addr, error) {
+	if o.nodeIP != "" {
+		return netip.ParseAddr(o.nodeIP)
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("find this host's address: %w", err)
+	}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().IsGlobalUnicast() {
+			return p.Addr(), nil
+		}
+	}
+	return netip.Addr{}, errors.New("this host has no address but the loopback's: give --node-ip")
+}
+
+func kubeletPort(ctx context.Context, o options, api *apiServer, authority *pki.Authority, address netip.Addr, podInformer cache.SharedIndexInformer,
+	cellLoop *cells.Controller, podLoop *pods.Controller, logs *podlogs.Saver, healthy func(context.Context) error, log *slog.Logger,
+) (*node.Port, error) {
+	var certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	if certFile, keyFile := os.Getenv(node.CertFileEnv), os.Getenv(node.KeyFileEnv); certFile != "" || keyFile != "" {
+		files, err := node.NewFileCertificate(certFile, keyFile, log)
+		if err != nil {
+			return nil, err
+		}
+		certificate = files.GetCertificate
+	} else {
+		own, err := authority.Server([]string{o.nodeName}, []netip.Addr{address})
+		if err != nil {
+			return nil, err
+		}
+		certificate = own.GetCertificate
+	}
+	clientCA, err := node.ClientCA(ctx, o.clientCA, api.asKip, api.ownConfig.CAData, log)
+	if err != nil {
+		return nil, err
+	}
+	return node.NewPort(node.PortConfig{
+		NodeName: o.nodeName, Reviews: api.asKip, ClientCA: clientCA, Certificate: certificate,
+		Cells: wayToCells{pods: podInformer, cells: cellLoop, loop: podLoop}, Logs: logs,
+		Pods: func() []*corev1.Pod { return podsOf(podInformer) }, Healthy: healthy, Log: log,
+	})
+}
+
+var _ = apiv1.Kind

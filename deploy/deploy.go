@@ -1,0 +1,10 @@
+// Package deploy owns the manifests that install Kip into a cluster. It holds
+// them as bytes and talks to nothing.
+package deploy
+
+import _ "embed"
+
+// RBAC is the namespace, the service account and the rights of Kip.
+//
+//go:embed rbac.yaml
+var RBAC []byte

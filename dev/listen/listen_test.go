@@ -1,0 +1,79 @@
+package listen
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"testing"
+)
+
+var loopback = netip.MustParseAddr("127.0.0.1")
+
+func open(t *testing.T, port uint16) net.Listener {
+	t.Helper()
+	l, err := On(t.Context(), loopback, port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func TestOnTakesAnotherPortWhenThePreferredOneIsTaken(t *testing.T) {
+	first := open(t, 0).Addr().(*net.TCPAddr)
+	second := open(t, uint16(first.Port)).Addr().(*net.TCPAddr)
+	if second.Port == first.Port {
+		t.Errorf("both listen on port %d", first.Port)
+	}
+}
+
+func TestOnNamesAnAddressThatThisHostDoesNotHave(t *testing.T) {
+	if l, err := On(t.Context(), netip.MustParseAddr("192.0.2.1"), 0); err == nil {
+		l.Close()
+		t.Error("listening on 192.0.2.1 (TEST-NET-1) succeeded")
+	}
+}
+
+func TestJoinedServesEveryAddressUntilClosed(t *testing.T) {
+	a, b := open(t, 0), open(t, 0)
+	j := Join(a, b)
+	if j.Addr() != a.Addr() {
+		t.Errorf("address is %s, want that of the first, %s", j.Addr(), a.Addr())
+	}
+	served := make(chan error, 1)
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Host)
+	})}
+	go func() { served <- srv.Serve(j) }()
+
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for _, l := range []net.Listener{a, b, a} {
+		host := l.Addr().String()
+		resp, err := client.Get("http://" + host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || string(body) != host {
+			t.Errorf("GET %s: %q, %v", host, body, err)
+		}
+	}
+	if err := srv.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		t.Errorf("Serve ended with %v", err)
+	}
+	for _, l := range []net.Listener{a, b} {
+		if c, err := net.Dial("tcp", l.Addr().String()); err == nil {
+			c.Close()
+			t.Errorf("%s still accepts after Close", l.Addr())
+		}
+	}
+	if _, err := j.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("Accept after Close: %v", err)
+	}
+}

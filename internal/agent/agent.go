@@ -1,0 +1,348 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agent/cloudinit"
+	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agent/localapi"
+	"github.com/elotl/kip/internal/agent/network"
+	"github.com/elotl/kip/internal/agent/supervise"
+	"github.com/elotl/kip/internal/tunnel"
+)
+
+const (
+	// logBytes bounds a component's log file; it and one rotated one are kept.
+	logBytes = 4 << 20
+	// stopTimeout is what the kubelet and containerd have from SIGTERM to
+	// SIGKILL. Neither stops a pod, so both end within a fraction of a second.
+	stopTimeout = 5 * time.Second
+	// podGrace is what containers have when the machine goes down under them.
+	// Kip ends a pod through the API, with the pod's own grace period; this is
+	// for a machine that is switched off.
+	podGrace = 10 * time.Second
+	// importRetry is the pause after a failed import of the pause image.
+	importRetry = time.Second
+)
+
+// Options of an Agent. New fills in what is zero.
+type Options struct {
+	// Root is the directory below which configuration is written: "/".
+	Root string
+	// UserData is the file with the user data.
+	UserData string
+	// StateDir keeps the cell's identity and the last configuration.
+	StateDir string
+	// RunDir holds what ends with the machine: certificates, links.
+	RunDir string
+	LogDir string
+	// PauseArchive is the image of the pod's sandbox. Where there is no such
+	// file containerd takes the one of its own default from the registry.
+	PauseArchive string
+	// Listen is where the tunnel listens.
+	Listen string
+	// Self is the executable that is the shim and the CNI plugin, Components
+	// the one that is the kubelet and containerd; they may be the same.
+	Self, Components string
+	// Init says that this is PID 1: it reaps orphans, has cgroups to itself,
+	// and the pods end with it.
+	Init    bool
+	Version string
+	Log     *slog.Logger
+	Clock   clock.Clock
+	// Prepare readies the machine's network for the pod's address.
+	Prepare func(c agentapi.Config) error
+}
+
+func (o *Options) defaults() {
+	set := func(s *string, value string) {
+		if *s == "" {
+			*s = value
+		}
+	}
+	set(&o.Root, "/")
+	set(&o.UserData, cloudinit.SeedFile)
+	set(&o.StateDir, "/var/lib/itzo")
+	set(&o.RunDir, "/run/itzo")
+	set(&o.LogDir, "/var/log")
+	set(&o.PauseArchive, "/usr/share/kip/pause.tar")
+	// All addresses: the agent starts before a cloud's DHCP may have given the
+	// machine one. What guards the port is mutual TLS, not its address.
+	set(&o.Listen, fmt.Sprintf(":%d", agentapi.Port))
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	if o.Prepare == nil {
+		o.Prepare = func(c agentapi.Config) error { return network.Prepare(c.PodIP, c.NodeIP) }
+	}
+}
+
+// Agent is one cell's agent.
+type Agent struct {
+	o      Options
+	host   configs.Host
+	user   agentapi.UserData
+	pki    *localapi.PKI
+	reaper *supervise.Reaper
+
+	containerd *supervise.Process
+	cell       *tunnel.Cell
+	api        *localapi.Endpoint
+	// imported is closed when containerd serves and has the pause image.
+	imported chan struct{}
+
+	mu      sync.Mutex
+	config  *agentapi.Config // the one in force
+	kubelet *kubelet         // nil before the first configuration
+	running context.Context  // of the components; nil before Run and after
+}
+
+// kubelet is a running kubelet with the configuration of its start.
+type kubelet struct {
+	process *supervise.Process
+	stop    context.CancelFunc
+	done    chan struct{}
+}
+
+// New reads the user data and prepares everything short of starting it.
+func New(o Options) (*Agent, error) {
+	o.defaults()
+	user, err := cloudinit.Read(o.UserData)
+	if err != nil {
+		return nil, err
+	}
+	host, err := configs.InspectHost(o.Root)
+	if err != nil {
+		return nil, err
+	}
+	o.Log = o.Log.With("cell", user.CellID)
+	a := &Agent{o: o, user: user, host: host, reaper: supervise.NewReaper(o.Log), imported: make(chan struct{})}
+	if a.pki, err = localapi.NewPKI(filepath.Join(o.RunDir, "pki"), o.Clock.Now()); err != nil {
+		return nil, err
+	}
+	if err := a.writeContainerdConfig(); err != nil {
+		return nil, err
+	}
+	a.containerd, err = a.process(supervise.Spec{Name: "containerd", Args: []string{"--config=" + configs.ContainerdConfig}})
+	if err != nil {
+		return nil, err
+	}
+	a.cell, err = tunnel.NewCell(tunnel.CellConfig{
+		UserData: user, StateDir: filepath.Join(o.StateDir, "identity"), Handler: a.Handler(), Log: o.Log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open the cell's identity: %w", err)
+	}
+	if a.api, err = a.pki.Listen(localapi.Port, a.cell.RoundTripper(), o.Log); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// process prepares a supervised component, which is a name of a.o.Components.
+func (a *Agent) process(s supervise.Spec) (*supervise.Process, error) {
+	if err := os.MkdirAll(a.o.LogDir, 0o755); err != nil {
+		return nil, fmt.Errorf("make the folder of logs: %w", err)
+	}
+	log, err := supervise.OpenLog(filepath.Join(a.o.LogDir, s.Name+".log"), logBytes)
+	if err != nil {
+		return nil, err
+	}
+	s.Path, s.Env, s.StopTimeout, s.Log = a.o.Components, a.env(), stopTimeout, log
+	return supervise.New(s, supervise.Options{Reaper: a.reaper, Clock: a.o.Clock, Jitter: rand.Float64, Log: a.o.Log}), nil
+}
+
+// env is the components' environment.
+func (a *Agent) env() []string {
+	return []string{
+		"PATH=" + a.binDir() + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"HOME=/root",
+		// Memory is what a cell is short of: collect twice as often as Go does.
+		"GOGC=50",
+	}
+}
+
+// binDir holds itzo's other names, for those who look programs up by name.
+func (a *Agent) binDir() string { return filepath.Join(a.o.RunDir, "bin") }
+
+// Run runs the agent until ctx ends, then stops its parts in order: the kubelet,
+// as PID 1 the pod, containerd.
+func (a *Agent) Run(ctx context.Context) error {
+	lis, err := net.Listen("tcp", a.o.Listen)
+	if err != nil {
+		return fmt.Errorf("open the tunnel's port: %w", err)
+	}
+	a.o.Log.Info("itzo starts", "version", a.o.Version, "listen", lis.Addr().String(), "cgroup_v2", a.host.CgroupV2)
+
+	// The parts outlive ctx, to be stopped one by one.
+	background, stopAll := context.WithCancel(context.WithoutCancel(ctx))
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer stopAll()
+	if a.o.Init {
+		all.Go(func() { a.reaper.Reap(background) })
+	}
+	failed := make(chan error, 2)
+	serve := func(f func(context.Context) error) {
+		all.Go(func() {
+			if err := f(background); err != nil {
+				failed <- err
+			}
+		})
+	}
+	serve(a.api.Serve)
+	serve(func(ctx context.Context) error { return a.cell.Serve(ctx, lis) })
+
+	containerdCtx, stopContainerd := context.WithCancel(background)
+	defer stopContainerd()
+	containerdDone := make(chan struct{})
+	all.Go(func() { defer close(containerdDone); a.containerd.Run(containerdCtx) })
+	all.Go(func() { a.importPause(containerdCtx) })
+
+	if err := a.begin(background); err != nil {
+		// Kip sends the configuration again; what is stored is for its absence.
+		a.o.Log.Error("continue with the stored configuration", "err", err)
+	}
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+
+	a.o.Log.Info("itzo stops")
+	a.end()
+	if a.o.Init {
+		a.stopPods()
+	}
+	stopContainerd()
+	<-containerdDone
+	return err
+}
+
+// begin makes the components' context known and starts the kubelet with the
+// configuration of an earlier run, if there was one.
+func (a *Agent) begin(running context.Context) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.running = running
+	c, err := a.storedConfig()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return a.apply(c)
+}
+
+// end stops the kubelet, for good.
+func (a *Agent) end() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.running = nil
+	a.stopKubelet()
+}
+
+func (a *Agent) stopKubelet() {
+	if a.kubelet != nil {
+		a.kubelet.stop()
+		<-a.kubelet.done
+		a.kubelet = nil
+	}
+}
+
+// startKubelet starts a kubelet that runs until it or everything is stopped.
+// The caller holds the lock.
+func (a *Agent) startKubelet(c agentapi.Config) error {
+	p, err := a.process(supervise.Spec{
+		Name: "kubelet", Args: configs.KubeletArgs(c),
+		WaitsFor: "containerd and its pause image",
+		Ready: func(ctx context.Context) error {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-a.imported:
+				return nil
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(a.running)
+	k := &kubelet{process: p, stop: stop, done: make(chan struct{})}
+	go func() {
+		defer close(k.done)
+		defer p.Close()
+		p.Run(ctx)
+	}()
+	a.kubelet = k
+	return nil
+}
+
+// importPause loads the pause image once containerd serves. Nothing is pulled
+// for it: a cell may have no way to a registry that has one.
+func (a *Agent) importPause(ctx context.Context) {
+	args := []string{"import-images"}
+	if _, err := os.Stat(a.o.PauseArchive); err == nil {
+		args = append(args, a.o.PauseArchive)
+	}
+	for {
+		out, err := a.command(args...)
+		if err == nil {
+			close(a.imported)
+			return
+		}
+		a.o.Log.Warn("import the pause image", "err", err, "output", out)
+		timer := a.o.Clock.NewTimer(importRetry)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C():
+		}
+	}
+}
+
+// stopPods ends the pods of a machine that goes down.
+func (a *Agent) stopPods() {
+	if out, err := a.command("stop-pods", "--grace="+podGrace.String(), "--timeout="+(podGrace+stopTimeout).String()); err != nil {
+		a.o.Log.Warn("stop the pods", "err", err, "output", out)
+	}
+}
+
+// command runs one of the components' short commands, which bound their own
+// time, and returns its output.
+func (a *Agent) command(args ...string) (string, error) {
+	out, err := os.CreateTemp(a.o.RunDir, "output-")
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(out.Name())
+	defer out.Close()
+	cmd := &exec.Cmd{
+		Path: a.o.Components, Args: append([]string{"itzo"}, args...), Env: a.env(), Stdout: out, Stderr: out, Dir: "/",
+		SysProcAttr: &unix.SysProcAttr{Setpgid: true},
+	}
+	err = a.reaper.Run(cmd)
+	text := make([]byte, 2048)
+	n, _ := out.ReadAt(text, 0)
+	return string(text[:n]), err
+}
+
+// Joined is closed when the cell has its certificate.
+func (a *Agent) Joined() <-chan struct{} { return a.cell.Joined() }

@@ -1,0 +1,72 @@
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agent/configs"
+)
+
+// maxConfigBytes bounds the body of a PUT of the configuration.
+const maxConfigBytes = 1 << 20
+
+// Handler is the HTTP API that itzo serves to Kip, and to nobody else, on the
+// tunnel.
+func (a *Agent) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("PUT "+agentapi.PathConfig, a.putConfig)
+	mux.HandleFunc("GET "+agentapi.PathStatus, a.getStatus)
+	mux.Handle(agentapi.PathKubelet+"/", a.pki.KubeletProxy(agentapi.PathKubelet, a.o.Log))
+	return mux
+}
+
+func (a *Agent) putConfig(w http.ResponseWriter, r *http.Request) {
+	var c agentapi.Config
+	body := http.MaxBytesReader(w, r.Body, maxConfigBytes)
+	// Unknown keys are left alone: a newer Kip may talk to an older cell.
+	d := json.NewDecoder(body)
+	if err := d.Decode(&c); err != nil {
+		http.Error(w, fmt.Sprintf("the configuration is not valid JSON: %v", err), http.StatusBadRequest)
+		return
+	}
+	if _, err := d.Token(); err != io.EOF {
+		http.Error(w, "the configuration is not one JSON object", http.StatusBadRequest)
+		return
+	}
+	if err := configs.Validate(c); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.running == nil {
+		http.Error(w, "itzo is starting or stopping", http.StatusServiceUnavailable)
+		return
+	}
+	if err := a.apply(c); err != nil {
+		a.o.Log.Error("apply Kip's configuration", "err", err)
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}
+
+func (a *Agent) getStatus(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(a.Status())
+}
+
+// Status reports how the cell's parts fare.
+func (a *Agent) Status() agentapi.Status {
+	k := agentapi.Component{Name: "kubelet", Waiting: "waiting for its configuration from Kip"}
+	a.mu.Lock()
+	if a.kubelet != nil {
+		k = a.kubelet.process.Status()
+	}
+	a.mu.Unlock()
+	return agentapi.Status{
+		CellID: a.user.CellID, Version: a.o.Version,
+		Components: []agentapi.Component{a.containerd.Status(), k},
+	}
+}

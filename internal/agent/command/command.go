@@ -1,0 +1,141 @@
+// Package command is itzo's command line: which of its programs an invocation
+// means, by the name that it was called by or by its first argument. The
+// programs are elsewhere.
+package command
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/agent"
+	"github.com/elotl/kip/internal/agent/cgroups"
+	"github.com/elotl/kip/internal/agent/cloudinit"
+	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agent/network"
+	"github.com/elotl/kip/internal/agent/shim"
+)
+
+// SystemCgroup is where a machine's own parts run, beside /kubepods.
+const SystemCgroup = "system"
+
+// componentsName is the file beside a small itzo that holds the kubelet and
+// containerd.
+const componentsName = "itzo-components"
+
+// programs that every itzo has. Each reads os.Args and returns an exit code.
+var programs = map[string]func() int{
+	"cell":                    cell,
+	"version":                 printVersion,
+	"containerd-shim-runc-v2": shim.Run,
+	configs.CNIPlugin:         network.Plugin,
+}
+
+// Main runs one of itzo's programs and returns its exit code. components are
+// those that this build has beside the agent's own.
+func Main(components map[string]func() int) int {
+	name := filepath.Base(os.Args[0])
+	run := find(name, components)
+	if run == nil && len(os.Args) > 1 {
+		name = os.Args[1]
+		if strings.HasPrefix(name, "-namespace") {
+			// The shim starts itself again by the path of its executable, where a
+			// link's name is lost, with this as its first argument.
+			return shim.Run()
+		}
+		if run = find(name, components); run != nil {
+			os.Args = append([]string{name}, os.Args[2:]...)
+		}
+	}
+	if run == nil {
+		var names []string
+		for n := range programs {
+			names = append(names, n)
+		}
+		for n := range components {
+			names = append(names, n)
+		}
+		slices.Sort(names)
+		fmt.Fprintf(os.Stderr, "usage: itzo PROGRAM [ARGUMENT…]\n\nPrograms, each with a command line of its own (--help):\n  %s\n", strings.Join(names, "\n  "))
+		return 2
+	}
+	return run()
+}
+
+func find(name string, components map[string]func() int) func() int {
+	if f := components[name]; f != nil {
+		return f
+	}
+	return programs[name]
+}
+
+func printVersion() int {
+	fmt.Println(version())
+	return 0
+}
+
+// version is the module's, as the Go tool recorded it.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return "unknown"
+}
+
+// cell runs the agent.
+func cell() int {
+	// The agent is small and idle: a tight heap costs it nothing.
+	debug.SetGCPercent(25)
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if err := runCell(log); err != nil {
+		log.Error("itzo ends", "err", err)
+		return 1
+	}
+	return 0
+}
+
+func runCell(log *slog.Logger) error {
+	o := agent.Options{Log: log, Version: version(), Init: os.Getpid() == 1}
+	flags := flag.NewFlagSet("itzo cell", flag.ExitOnError)
+	flags.StringVar(&o.UserData, "user-data", cloudinit.SeedFile, "`file` with the machine's user data")
+	flags.StringVar(&o.Listen, "listen", "", "`address` where Kip finds the agent (default: port 6421 of all addresses)")
+	flags.StringVar(&o.Components, "components", "", "`executable` that is the kubelet and containerd (default: "+componentsName+" beside itzo, else itzo)")
+	_ = flags.Parse(os.Args[1:]) // ExitOnError
+	if flags.NArg() > 0 {
+		return fmt.Errorf("itzo cell takes no arguments: %q", flags.Args())
+	}
+	var err error
+	if o.Self, err = os.Executable(); err != nil {
+		return fmt.Errorf("find itzo's own executable: %w", err)
+	}
+	if o.Components == "" {
+		o.Components = filepath.Join(filepath.Dir(o.Self), componentsName)
+		if _, err := os.Stat(o.Components); errors.Is(err, fs.ErrNotExist) {
+			o.Components = o.Self
+		}
+	}
+	if o.Init {
+		if err := cgroups.Enter(SystemCgroup); err != nil {
+			// Accounting is the poorer for it; the cell works.
+			log.Warn("separate the machine's own parts from pods", "err", err)
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	a, err := agent.New(o)
+	if err != nil {
+		return err
+	}
+	return a.Run(ctx)
+}

@@ -1,0 +1,28 @@
+package configs
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+)
+
+// CNIPlugin is the file name of itzo as a CNI plugin (package network).
+const CNIPlugin = "itzo-cni"
+
+// CNI renders the CNI configuration: the one pod of the cell has one address.
+func CNI(c agentapi.Config) ([]byte, error) {
+	b, err := json.MarshalIndent(map[string]any{
+		"cniVersion": "1.0.0",
+		"name":       "kip",
+		"plugins": []any{map[string]any{
+			"type":   CNIPlugin,
+			"podIP":  c.PodIP,
+			"nodeIP": c.NodeIP,
+		}},
+	}, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("render the CNI configuration: %w", err)
+	}
+	return append(b, '\n'), nil
+}

@@ -1,0 +1,59 @@
+package configs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Host is what a machine can do, as far as configuration depends on it.
+type Host struct {
+	// CgroupV2 says that the controllers are in the unified hierarchy.
+	CgroupV2 bool
+	// Hugetlb says that there is a hugetlb controller to put pods into.
+	Hugetlb bool
+	// SysResource says that the agent has CAP_SYS_RESOURCE: without it nobody
+	// here may lower an oom_score_adj.
+	SysResource bool
+	// AppArmor says that the kernel has it enabled.
+	AppArmor bool
+}
+
+// capSysResource is CAP_SYS_RESOURCE of linux/capability.h.
+const capSysResource = 24
+
+// InspectHost looks at the machine whose root directory is root ("/").
+func InspectHost(root string) (Host, error) {
+	var h Host
+	status, err := os.ReadFile(filepath.Join(root, "proc/self/status"))
+	if err != nil {
+		return h, fmt.Errorf("look up the agent's capabilities: %w", err)
+	}
+	found := false
+	for line := range strings.Lines(string(status)) {
+		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			caps, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+			if err != nil {
+				return h, fmt.Errorf("look up the agent's capabilities: %w", err)
+			}
+			h.SysResource, found = caps&(1<<capSysResource) != 0, true
+		}
+	}
+	if !found {
+		return h, fmt.Errorf("look up the agent's capabilities: no CapEff in /proc/self/status")
+	}
+	cgroup := filepath.Join(root, "sys/fs/cgroup")
+	// Only a cgroup v2 mount has this file in its root.
+	if controllers, err := os.ReadFile(filepath.Join(cgroup, "cgroup.controllers")); err == nil {
+		h.CgroupV2 = true
+		h.Hugetlb = strings.Contains(" "+strings.TrimSpace(string(controllers))+" ", " hugetlb ")
+	} else if _, err := os.Stat(filepath.Join(cgroup, "hugetlb", "cgroup.procs")); err == nil {
+		h.Hugetlb = true
+	}
+	if b, err := os.ReadFile(filepath.Join(root, "sys/module/apparmor/parameters/enabled")); err == nil {
+		h.AppArmor = strings.HasPrefix(string(b), "Y")
+	}
+	return h, nil
+}

@@ -1,0 +1,160 @@
+package configs
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+)
+
+// Files of the machine's own small PKI (package localapi) that the kubelet reads.
+type Files struct {
+	CA                      string // signs all of them
+	ClientCert, ClientKey   string // the kubelet towards the local API endpoint
+	ServingCert, ServingKey string // the kubelet's own server
+}
+
+// KubeletPort is where the kubelet serves on 127.0.0.1, for itzo only.
+const KubeletPort = 10250
+
+// maxPods is one, the pod, and some room for one that is still being torn down
+// in the kubelet's books: the cell API never shows the kubelet a second pod.
+const maxPods = 4
+
+// Kubelet renders the kubelet's configuration file.
+func Kubelet(c agentapi.Config, f Files) ([]byte, error) {
+	// A map and not the API type: k8s.io/kubelet would bring a good part of the
+	// API machinery into a process that is to stay small. A test decodes it
+	// strictly with the type.
+	cfg := map[string]any{
+		"apiVersion": "kubelet.config.k8s.io/v1beta1",
+		"kind":       "KubeletConfiguration",
+
+		// Its server: loopback, and nobody but itzo has a certificate.
+		"address":           "127.0.0.1",
+		"port":              KubeletPort,
+		"readOnlyPort":      0,
+		"healthzPort":       0, // itzo asks :10250/healthz with its certificate
+		"tlsCertFile":       f.ServingCert,
+		"tlsPrivateKeyFile": f.ServingKey,
+		"tlsMinVersion":     "VersionTLS13",
+		"authentication": map[string]any{
+			"anonymous": map[string]any{"enabled": false},
+			"webhook":   map[string]any{"enabled": false},
+			"x509":      map[string]any{"clientCAFile": f.CA},
+		},
+		"authorization":          map[string]any{"mode": "AlwaysAllow"},
+		"rotateCertificates":     false,
+		"serverTLSBootstrap":     false,
+		"enableSystemLogHandler": false,
+		"enableProfilingHandler": false,
+
+		// The cell API, at the other end of the tunnel.
+		"contentType":  "application/json",
+		"registerNode": true,
+		"configMapAndSecretChangeDetectionStrategy": "Watch",
+		"nodeStatusUpdateFrequency":                 "10s",
+		"nodeStatusReportFrequency":                 "10s",
+		"nodeLeaseDurationSeconds":                  40,
+
+		// Containers.
+		"containerRuntimeEndpoint": "unix://" + ContainerdSocket,
+		"cgroupDriver":             "cgroupfs",
+		"cgroupRoot":               "/",
+		"failCgroupV1":             false,
+		"failSwapOn":               false,
+		"cpuCFSQuota":              true,
+		"maxPods":                  maxPods,
+		"serializeImagePulls":      false,
+		"registryPullQPS":          0, // one pod: nothing to be fair to
+		"containerLogMaxSize":      "10Mi",
+		"containerLogMaxFiles":     5,
+		"resolvConf":               "/etc/resolv.conf",
+		"volumePluginDir":          KubeletRoot + "/volumeplugins",
+		// kubelet's own iptables chains serve node ports and masquerading of
+		// kube-proxy, and want an iptables binary.
+		"makeIPTablesUtilChains": false,
+
+		// What is kept from the pod. The pods' cgroup is limited to the rest, so
+		// that a pod cannot starve the agent.
+		"enforceNodeAllocatable": []string{"pods"},
+		"systemReserved":         map[string]string{"memory": fmt.Sprint(c.ReservedMemoryBytes)},
+		// No memory threshold: eviction is for choosing among pods, and here is
+		// one. It would also be taken off what is allocatable, which placement
+		// has counted exactly. When memory runs out, the kernel's OOM killer
+		// ends the container that grew and the kubelet reports OOMKilled, which
+		// tells more than an eviction would. The disk thresholds only keep room
+		// for the logs of the agent.
+		"evictionHard":                  map[string]string{"nodefs.available": "100Mi", "imagefs.available": "100Mi"},
+		"localStorageCapacityIsolation": true,
+		// Images are gone with the machine; 100 turns their collection off.
+		"imageGCHighThresholdPercent": 100,
+		"imageGCLowThresholdPercent":  99,
+
+		// Idle CPU: longer periods for what nothing on a cell waits for. Syncs
+		// of a pod are driven by events; this period is a fallback.
+		"syncFrequency":               "2m",
+		"volumeStatsAggPeriod":        "5m",
+		"containerLogMonitorInterval": "30s",
+		"fileCheckFrequency":          "1h",
+		"httpCheckFrequency":          "1h",
+		"cpuManagerReconcilePeriod":   "1m",
+	}
+	if c.ClusterDomain != "" {
+		cfg["clusterDomain"] = c.ClusterDomain
+	}
+	if len(c.ClusterDNS) > 0 {
+		cfg["clusterDNS"] = addrs(c.ClusterDNS)
+	}
+	b, err := yaml.Marshal(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("render the kubelet's configuration: %w", err)
+	}
+	return b, nil
+}
+
+func addrs(in []netip.Addr) []string {
+	out := make([]string, len(in))
+	for i, a := range in {
+		out[i] = a.String()
+	}
+	return out
+}
+
+// KubeletArgs are the kubelet's arguments beside its configuration file: what
+// has no key there.
+func KubeletArgs(c agentapi.Config) []string {
+	return []string{
+		"--config=" + KubeletConfig,
+		"--kubeconfig=" + Kubeconfig,
+		"--root-dir=" + KubeletRoot,
+		"--cert-dir=" + KubeletRoot + "/pki",
+		"--hostname-override=" + c.NodeName,
+		// Without it the kubelet resolves its host name, for 10 s a sync where
+		// no DNS server answers.
+		"--node-ip=" + c.NodeIP.String(),
+		// cAdvisor's reading of cgroup figures: the metrics pipeline asks every
+		// 15 s or more seldom.
+		"--housekeeping-interval=15s",
+	}
+}
+
+// KubeconfigFile renders the kubeconfig by which the kubelet reaches the local
+// API endpoint at server (https://127.0.0.1:6422).
+func KubeconfigFile(server string, f Files) ([]byte, error) {
+	b, err := json.Marshal(map[string]any{
+		"apiVersion":      "v1",
+		"kind":            "Config",
+		"clusters":        []any{map[string]any{"name": "cell", "cluster": map[string]any{"server": server, "certificate-authority": f.CA}}},
+		"users":           []any{map[string]any{"name": "kubelet", "user": map[string]any{"client-certificate": f.ClientCert, "client-key": f.ClientKey}}},
+		"contexts":        []any{map[string]any{"name": "cell", "context": map[string]any{"cluster": "cell", "user": "kubelet"}}},
+		"current-context": "cell",
+	})
+	if err != nil {
+		return nil, fmt.Errorf("render kubeconfig: %w", err)
+	}
+	return b, nil
+}

@@ -1,0 +1,161 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agent/configs"
+)
+
+// shimName is the file that containerd looks for to run io.containerd.runc.v2.
+const shimName = "containerd-shim-runc-v2"
+
+// hostsMark is the first line of the registry files that are ours to remove.
+const hostsMark = "# Written by itzo from Kip's cells.registryMirrors.\n"
+
+// writeContainerdConfig writes what containerd needs before Kip has said anything.
+func (a *Agent) writeContainerdConfig() error {
+	if err := os.MkdirAll(a.binDir(), 0o755); err != nil {
+		return fmt.Errorf("make the folder of links: %w", err)
+	}
+	for name, target := range map[string]string{shimName: a.o.Self, configs.CNIPlugin: a.o.Self} {
+		path := filepath.Join(a.binDir(), name)
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("link %s: %w", name, err)
+		}
+		if err := os.Symlink(target, path); err != nil {
+			return fmt.Errorf("link %s: %w", name, err)
+		}
+	}
+	pause := configs.PauseImage
+	if _, err := os.Stat(a.o.PauseArchive); errors.Is(err, fs.ErrNotExist) {
+		pause = ""
+	}
+	return a.write(configs.ContainerdConfig, []byte(configs.Containerd(a.host, a.binDir(), pause)), 0o644)
+}
+
+// configFile keeps the last configuration.
+func (a *Agent) configFile() string { return filepath.Join(a.o.StateDir, "config.json") }
+
+func (a *Agent) storedConfig() (agentapi.Config, error) {
+	var c agentapi.Config
+	b, err := os.ReadFile(a.configFile())
+	if err != nil {
+		return c, fmt.Errorf("read the stored configuration: %w", err)
+	}
+	if err := json.Unmarshal(b, &c); err != nil {
+		return c, fmt.Errorf("read the stored configuration %s: %w", a.configFile(), err)
+	}
+	return c, configs.Validate(c)
+}
+
+// apply brings a valid configuration into force: it is stored, the files are
+// written and the kubelet is started, or started again when it was another one.
+// The caller holds the lock.
+func (a *Agent) apply(c agentapi.Config) error {
+	if a.config != nil && a.kubelet != nil && reflect.DeepEqual(*a.config, c) {
+		return nil
+	}
+	if err := a.o.Prepare(c); err != nil {
+		return fmt.Errorf("prepare the network for the pod: %w", err)
+	}
+	stored, err := json.Marshal(c)
+	if err != nil {
+		return fmt.Errorf("store the configuration: %w", err)
+	}
+	if err := writeFile(a.configFile(), stored, 0o600); err != nil {
+		return fmt.Errorf("store the configuration: %w", err)
+	}
+	if err := a.writeHosts(c.RegistryMirrors); err != nil {
+		return err
+	}
+	cni, err := configs.CNI(c)
+	if err != nil {
+		return err
+	}
+	kubelet, err := configs.Kubelet(c, a.pki.Files)
+	if err != nil {
+		return err
+	}
+	kubeconfig, err := configs.KubeconfigFile(a.api.URL(), a.pki.Files)
+	if err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		path    string
+		content []byte
+	}{
+		{configs.CNIConfFile, cni},
+		{configs.KubeletConfig, kubelet},
+		{configs.Kubeconfig, kubeconfig},
+	} {
+		if err := a.write(f.path, f.content, 0o600); err != nil {
+			return err
+		}
+	}
+	a.stopKubelet()
+	if err := a.startKubelet(c); err != nil {
+		return err
+	}
+	a.config = &c
+	return nil
+}
+
+// writeHosts writes containerd's registry files, which it reads at every pull,
+// and removes those of an earlier configuration.
+func (a *Agent) writeHosts(mirrors map[string][]string) error {
+	files, err := configs.RegistryHosts(mirrors)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(a.o.Root, configs.RegistryDir)
+	old, err := filepath.Glob(filepath.Join(dir, "*", "hosts.toml"))
+	if err != nil {
+		return fmt.Errorf("list registry files: %w", err)
+	}
+	for _, path := range old {
+		if _, keep := files[filepath.Base(filepath.Dir(path))]; keep {
+			continue
+		}
+		if b, err := os.ReadFile(path); err != nil || !strings.HasPrefix(string(b), hostsMark) {
+			continue // somebody else's
+		}
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("remove a registry file of an earlier configuration: %w", err)
+		}
+	}
+	for host, text := range files {
+		if err := a.write(filepath.Join(configs.RegistryDir, host, "hosts.toml"), []byte(hostsMark+text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write writes a file of the machine, below the root.
+func (a *Agent) write(path string, content []byte, mode fs.FileMode) error {
+	if err := writeFile(filepath.Join(a.o.Root, path), content, mode); err != nil {
+		return fmt.Errorf("write configuration: %w", err)
+	}
+	return nil
+}
+
+// writeFile replaces a file as a whole, so that nobody reads half of it.
+func writeFile(path string, content []byte, mode fs.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	// A name that no reader of the folder takes for a configuration file.
+	tmp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
+	if err := os.WriteFile(tmp, content, mode); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}

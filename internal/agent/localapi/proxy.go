@@ -1,0 +1,133 @@
+package localapi
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agent/configs"
+)
+
+// Port is where the kubelet finds its API server, on 127.0.0.1 only.
+const Port = agentapi.Port + 1
+
+// shutdownGrace is for requests in flight when the agent stops; watches never
+// end by themselves.
+const shutdownGrace = 200 * time.Millisecond
+
+// Endpoint serves the kubelet's API requests on loopback and passes them on to
+// Kip's cell API.
+type Endpoint struct {
+	server *http.Server
+	lis    net.Listener
+}
+
+// Listen opens the endpoint on 127.0.0.1:port (0 picks one). Requests go to
+// kip, the way to the cell API.
+func (p *PKI) Listen(port int, kip http.RoundTripper, log *slog.Logger) (*Endpoint, error) {
+	lis, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		return nil, fmt.Errorf("open the kubelet's API endpoint: %w", err)
+	}
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			// The host is for form's sake: the tunnel has one peer.
+			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "https", "kip", "kip"
+		},
+		Transport:     kip,
+		FlushInterval: -1, // a watch event is not held back
+		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			unavailable(w, r, err, "Kip is not connected to this cell", log)
+		},
+	}
+	return &Endpoint{
+		lis: tls.NewListener(lis, withALPN(p.serverTLS())),
+		server: &http.Server{
+			Handler:           proxy,
+			ReadHeaderTimeout: 10 * time.Second,
+			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		},
+	}, nil
+}
+
+func withALPN(c *tls.Config) *tls.Config {
+	// HTTP/2: one connection for all of the kubelet's watches.
+	c.NextProtos = []string{"h2", "http/1.1"}
+	return c
+}
+
+// URL is the endpoint's base URL.
+func (e *Endpoint) URL() string { return "https://" + e.lis.Addr().String() }
+
+// Serve serves until ctx ends.
+func (e *Endpoint) Serve(ctx context.Context) error {
+	done := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(done)
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownGrace)
+		defer cancel()
+		if e.server.Shutdown(grace) != nil {
+			_ = e.server.Close()
+		}
+	})
+	err := e.server.Serve(e.lis)
+	if !stop() {
+		<-done
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("serve the kubelet's API endpoint: %w", err)
+}
+
+// KubeletProxy is the handler that passes requests into the kubelet's server:
+// logs as they come, and upgraded connections (SPDY, WebSocket) for exec,
+// attach and port-forward. prefix is cut off the path.
+func (p *PKI) KubeletProxy(prefix string, log *slog.Logger) http.Handler {
+	return p.kubeletProxy(prefix, net.JoinHostPort("127.0.0.1", strconv.Itoa(configs.KubeletPort)), log)
+}
+
+func (p *PKI) kubeletProxy(prefix, addr string, log *slog.Logger) http.Handler {
+	target := &url.URL{Scheme: "https", Host: addr}
+	return http.StripPrefix(prefix, &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Transport: &http.Transport{
+			// HTTP/1.1 only: HTTP/2 has no upgrades.
+			TLSClientConfig:     p.clientTLS(),
+			TLSHandshakeTimeout: 10 * time.Second,
+			MaxIdleConns:        2,
+			IdleConnTimeout:     30 * time.Second,
+		},
+		FlushInterval: -1,
+		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			unavailable(w, r, err, "the cell's kubelet does not answer", log)
+		},
+	})
+}
+
+// unavailable answers as an API server would: with a Status, which clients show
+// and on which they try again.
+func unavailable(w http.ResponseWriter, r *http.Request, err error, why string, log *slog.Logger) {
+	if r.Context().Err() != nil {
+		return // the client has gone
+	}
+	log.Debug("request failed", "method", r.Method, "path", r.URL.Path, "err", err)
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusServiceUnavailable)
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": http.StatusServiceUnavailable,
+		"reason": "ServiceUnavailable", "message": fmt.Sprintf("%s: %v", why, err),
+	})
+}

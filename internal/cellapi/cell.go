@@ -1,0 +1,284 @@
+package cellapi
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/request"
+)
+
+const (
+	// passedRate and passedBurst limit what a cell may have passed to the API
+	// server, in requests a second. A pod's whole life takes about a dozen.
+	passedRate, passedBurst = 5, 50
+	// eventRate and eventBurst limit a cell's events. A pod's life takes about
+	// twenty; one that crashes in a loop goes on at a few a minute.
+	eventRate, eventBurst = 1, 50
+	// refusalRate and refusalBurst limit the log lines about what a cell may not.
+	refusalRate, refusalBurst = 0.1, 5
+)
+
+// Cell is the API of one cell: an [http.Handler] whose every request is taken to
+// come from that cell.
+type Cell struct {
+	server *Server
+	id     string
+	node   *cellNode
+	lease  *owned
+	csi    *owned
+	pods   *collection // the bound pod, if any
+
+	passed   *rate.Limiter
+	events   *rate.Limiter
+	refusals *rate.Limiter
+
+	lifetime context.Context // until the cell is removed
+	end      context.CancelFunc
+
+	mu       sync.Mutex
+	pod      *binding
+	reported []string // names of events that this cell made, newest last
+}
+
+var _ http.Handler = (*Cell)(nil)
+
+func newCell(s *Server, id string, info CellInfo) *Cell {
+	c := &Cell{
+		server: s, id: id,
+		node:     newCellNode(s, info),
+		lease:    newOwned(s, leaseKind, corev1.NamespaceNodeLease),
+		csi:      newOwned(s, csiNodeKind, ""),
+		pods:     newCollection(podKind, podHistory),
+		passed:   rate.NewLimiter(passedRate, passedBurst),
+		events:   rate.NewLimiter(eventRate, eventBurst),
+		refusals: rate.NewLimiter(refusalRate, refusalBurst),
+	}
+	c.lifetime, c.end = context.WithCancel(s.lifetime)
+	c.pods.startEmpty(unboundVersion)
+	return c
+}
+
+// NodeReady is closed when the cell's kubelet has reported, to this process, that
+// its node is ready.
+func (c *Cell) NodeReady() <-chan struct{} { return c.node.ready }
+
+// LastHeartbeat returns when the kubelet last renewed its lease or reported its
+// node's status; the zero time when it has done neither since Kip started.
+func (c *Cell) LastHeartbeat() time.Time { return c.node.lastHeartbeat() }
+
+// Node returns the cell's own Node, its conditions and images as its kubelet
+// reported them. It is nil as long as the real virtual node is not known.
+func (c *Cell) Node() *corev1.Node { return c.node.node() }
+
+// remove ends all that the cell has.
+func (c *Cell) remove() {
+	c.end()
+	c.unbind()
+}
+
+// ask is a request that was understood.
+type ask struct {
+	*request.RequestInfo
+	resource schema.GroupVersionResource
+}
+
+func (a *ask) String() string {
+	what := a.Resource
+	if a.Subresource != "" {
+		what += "/" + a.Subresource
+	}
+	if a.APIGroup != "" {
+		what += "." + a.APIGroup
+	}
+	if a.Name != "" {
+		what += " " + key(a.Namespace, a.Name)
+	} else if a.Namespace != "" {
+		what += " in namespace " + a.Namespace
+	}
+	return a.Verb + " " + what
+}
+
+// apiPaths knows the form of the API's paths.
+var apiPaths = request.RequestInfoFactory{
+	APIPrefixes:          sets.NewString("api", "apis"),
+	GrouplessAPIPrefixes: sets.NewString("api"),
+}
+
+// understand reads what a request asks, and refuses forms that no Kubernetes
+// client produces.
+func (c *Cell) understand(r *http.Request) (*ask, error) {
+	switch {
+	case !slices.Contains([]string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}, r.Method):
+		return nil, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: r.URL.Path}, r.Method)
+	case r.Header.Get("Upgrade") != "":
+		return nil, apierrors.NewBadRequest("connections are not upgraded here")
+	case r.URL.RawPath != "" || path.Clean(r.URL.Path) != r.URL.Path:
+		return nil, apierrors.NewBadRequest("the path is not in its plain form")
+	}
+	info, err := apiPaths.NewRequestInfo(r)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	if !info.IsResourceRequest {
+		return nil, c.refused(schema.GroupResource{}, "", fmt.Sprintf("cell %s may not %s %s: only the resources that a kubelet needs are served", c.id, strings.ToLower(r.Method), r.URL.Path))
+	}
+	for _, segment := range []string{info.Namespace, info.Name} {
+		if problems := pathvalidation.IsValidPathSegmentName(segment); len(problems) > 0 {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("name %q %s", segment, strings.Join(problems, ", ")))
+		}
+	}
+	a := &ask{RequestInfo: info, resource: schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}}
+	// The old forms /api/v1/watch/… and /api/v1/proxy/… are no longer used.
+	resourceAt := 2
+	if info.APIGroup != "" {
+		resourceAt = 3
+	}
+	segments := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if len(info.Parts) > 3 || segments[resourceAt] == "watch" || segments[resourceAt] == "proxy" {
+		return nil, c.forbidden(a, "")
+	}
+	return a, nil
+}
+
+// forbidden refuses what was asked; why, when not empty, says what is allowed.
+func (c *Cell) forbidden(a *ask, why string) error {
+	message := fmt.Sprintf("cell %s may not %s", c.id, a)
+	if why != "" {
+		message += ": " + why
+	}
+	return c.refused(a.resource.GroupResource(), a.Name, message)
+}
+
+func (c *Cell) refused(resource schema.GroupResource, name, message string) error {
+	if c.refusals.AllowN(c.server.clock.Now(), 1) {
+		c.server.log.Warn("cell asked for what it may not have", "cell", c.id, "message", message)
+	}
+	return apierrors.NewForbidden(resource, name, fmt.Errorf("%s", message))
+}
+
+// ServeHTTP answers one request of the cell.
+func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+	if err := c.serve(w, r); err != nil {
+		writeError(w, r, err)
+	}
+}
+
+// serve answers the request or returns the error to answer with.
+func (c *Cell) serve(w http.ResponseWriter, r *http.Request) error {
+	switch {
+	case c.server.lifetime.Err() != nil:
+		return apierrors.NewTooManyRequests("Kip is stopping", 1)
+	case c.lifetime.Err() != nil:
+		return c.refused(schema.GroupResource{}, "", fmt.Sprintf("cell %s has been removed", c.id))
+	}
+	a, err := c.understand(r)
+	if err != nil {
+		return err
+	}
+	if src := c.server.shared[a.resource]; src != nil {
+		return c.serveShared(w, r, a, src)
+	}
+	switch a.resource {
+	case nodeKind.resource:
+		return c.serveNode(w, r, a)
+	case leaseKind.resource:
+		return c.serveOwned(w, r, a, c.lease)
+	case csiNodeKind.resource:
+		return c.serveOwned(w, r, a, c.csi)
+	case podKind.resource:
+		return c.servePod(w, r, a)
+	case secretKind.resource:
+		return c.serveReference(w, r, a, secretKind)
+	case configMapKind.resource:
+		return c.serveReference(w, r, a, configMapKind)
+	case claims:
+		return c.serveClaim(w, r, a)
+	case volumes:
+		return c.serveVolume(w, r, a)
+	case serviceAccounts:
+		return c.serveToken(w, r, a)
+	case coreEvents, groupEvents:
+		return c.serveEvent(w, r, a)
+	}
+	if a.APIGroup == "resource.k8s.io" && a.Resource == "resourceslices" && a.Verb == "deletecollection" {
+		return apierrors.NewNotFound(a.resource.GroupResource(), "")
+	}
+	return c.forbidden(a, "")
+}
+
+var (
+	claims          = corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
+	volumes         = corev1.SchemeGroupVersion.WithResource("persistentvolumes")
+	serviceAccounts = corev1.SchemeGroupVersion.WithResource("serviceaccounts")
+	coreEvents      = corev1.SchemeGroupVersion.WithResource("events")
+	groupEvents     = schema.GroupVersionResource{Group: "events.k8s.io", Version: "v1", Resource: "events"}
+)
+
+// read answers get, list and watch with rd.
+func (c *Cell) read(w http.ResponseWriter, r *http.Request, rd *reader, a *ask) error {
+	switch a.Verb {
+	case "get":
+		return rd.get(w, r, a.Name)
+	case "list":
+		return rd.list(w, r)
+	default:
+		return rd.watch(w, r)
+	}
+}
+
+// serveShared answers from what all cells see.
+func (c *Cell) serveShared(w http.ResponseWriter, r *http.Request, a *ask, src *source) error {
+	if a.Subresource != "" || (a.Verb != "get" && a.Verb != "list" && a.Verb != "watch") {
+		return c.forbidden(a, a.Resource+" can only be read, whole")
+	}
+	rd := &reader{
+		collection: src.collection, clock: c.server.clock, namespace: a.Namespace,
+		missed: src.lastError.refusal, lifetime: c.lifetime,
+	}
+	if src.kind.name == "Namespace" {
+		// The request's namespace is the object itself.
+		rd.namespace = ""
+	}
+	return c.read(w, r, rd, a)
+}
+
+// serveReference answers from the Secrets or ConfigMaps that the cell's pod names.
+func (c *Cell) serveReference(w http.ResponseWriter, r *http.Request, a *ask, k *kind) error {
+	if a.Subresource != "" || (a.Verb != "get" && a.Verb != "list" && a.Verb != "watch") {
+		return c.forbidden(a, a.Resource+" can only be read")
+	}
+	if a.Name == "" || a.Namespace == "" {
+		return c.forbidden(a, "only by name, those that its pod names")
+	}
+	if err := c.knowsPod(r.Context()); err != nil {
+		return err
+	}
+	ref := c.reference(refKey{kind: k, namespace: a.Namespace, name: a.Name})
+	if ref == nil {
+		return c.forbidden(a, "its pod does not name it")
+	}
+	rd := &reader{
+		collection: ref.shared.collection, clock: c.server.clock, namespace: a.Namespace,
+		missed: ref.shared.lastError.refusal, lifetime: ref.lifetime,
+	}
+	return c.read(w, r, rd, a)
+}
+
+// bindingID names a pod for logs and messages.
+func bindingID(namespace, name string, uid types.UID) string {
+	return fmt.Sprintf("%s/%s (%s)", namespace, name, uid)
+}

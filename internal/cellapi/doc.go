@@ -1,0 +1,37 @@
+// Package cellapi owns the Kubernetes API that a cell sees: a small, scoped one
+// with one node, one pod and what that pod names in it. It speaks HTTP only and
+// knows neither tunnels nor clouds; who a request comes from is decided by the
+// handler that received it (one [Cell] each), never by what the request says.
+//
+// The kubelet of every cell believes that it is the virtual node, and that this
+// is its API server. What it is answered, resource by resource:
+//
+//   - its Node, Lease and CSINode live here, in memory, one of each a cell. The
+//     Node carries the labels, annotations, taints and UID of the real virtual
+//     node, and the capacity and conditions of this one machine;
+//   - pods holds the pod that [Cell.Bind] named, or nothing. Reads come from
+//     Kip's informer; status, get and delete go to the API server after a check
+//     of the pod's UID;
+//   - services, endpointslices, runtimeclasses, csidrivers, networkpolicies and
+//     namespaces come from one upstream watch a kind, whatever the number of cells;
+//   - secrets and configmaps are those that the pod names, each watched upstream
+//     once and shared; claims and volumes are those that the pod names, fetched
+//     when asked (the Node authorizer allows no watch on them);
+//   - tokens are those of the pod's service account, bound to the pod;
+//   - events are those about the pod. Events about the node are acknowledged and
+//     dropped: every cell's kubelet would announce its own start, disk and
+//     readiness in the name of the one virtual node;
+//   - resourceslices: a cell has none to delete, and is told so (404), or its
+//     kubelet would ask for ever;
+//   - everything else is 403, with a message that names cell, verb and resource.
+//
+// The rule that all else bows to: a kubelet kills what its pod list lacks, so no
+// list of pods is ever empty because Kip does not know yet. A request that cannot
+// be answered truthfully waits, then gets 429 with Retry-After, on which client-go
+// repeats the same request and discards nothing.
+//
+// Resource versions of shared kinds, referenced objects and the pod are the API
+// server's own, so that watches go on over a restart of Kip. Those of nodes, leases
+// and CSINodes start at the time of day in microseconds, so that they grow over a
+// restart and an older one is recognised: 410 Expired, and the kubelet lists anew.
+package cellapi

@@ -1,0 +1,321 @@
+package cellapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"path"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/client-go/rest"
+)
+
+// passWithin limits one request that is passed to the API server.
+const passWithin = 30 * time.Second
+
+// passer sends requests of cells on to the API server, as the node.
+type passer struct {
+	client *http.Client
+	base   *url.URL
+}
+
+func newPasser(cfg *rest.Config) (*passer, error) {
+	client, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("make the HTTP client: %w", err)
+	}
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	base, _, err := rest.DefaultServerUrlFor(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("read the API server's address %q: %w", cfg.Host, err)
+	}
+	return &passer{client: client, base: base}, nil
+}
+
+// passedOptions are the query parameters that are passed on.
+var passedOptions = []string{"fieldManager", "fieldValidation", "dryRun"}
+
+// body is what is sent upstream; always made anew from what was checked, never the
+// bytes that came, so that nobody can read it differently.
+type body struct {
+	mediaType string
+	bytes     []byte
+}
+
+// askUpstream sends the request a of the cell on and returns the answer, whose body the
+// caller closes. Right after binding, a refusal is tried again: the API server's
+// Node authorizer hears of a binding a little later than everyone else.
+func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*http.Response, error) {
+	s := c.server
+	if !c.passed.AllowN(s.clock.Now(), 1) {
+		return nil, apierrors.NewTooManyRequests(fmt.Sprintf("cell %s asks more than %d times a second", c.id, passedRate), 1)
+	}
+	u := *s.raw.base
+	u.Path = path.Join(u.Path, r.URL.Path)
+	query, sent := url.Values{}, r.URL.Query()
+	for _, option := range passedOptions {
+		if v, ok := sent[option]; ok {
+			query[option] = v
+		}
+	}
+	u.RawQuery = query.Encode()
+
+	delay := 100 * time.Millisecond
+	for {
+		req, err := http.NewRequestWithContext(r.Context(), r.Method, u.String(), bytes.NewReader(b.bytes))
+		if err != nil {
+			return nil, fmt.Errorf("pass on %s: %w", a, err)
+		}
+		req.Header.Set("Accept", f.mediaType())
+		if b.mediaType != "" {
+			req.Header.Set("Content-Type", b.mediaType)
+		}
+		resp, err := s.raw.client.Do(req)
+		if err != nil {
+			s.log.Warn("API server not reached for a cell", "cell", c.id, "request", a.String(), "error", err)
+			return nil, apierrors.NewServiceUnavailable("the API server cannot be reached")
+		}
+		if resp.StatusCode != http.StatusForbidden || !c.settling() {
+			return resp, nil
+		}
+		_ = resp.Body.Close()
+		select {
+		case <-s.clock.After(delay):
+			delay *= 2
+		case <-r.Context().Done():
+			return nil, apierrors.NewTimeoutError("the client went away", 1)
+		}
+	}
+}
+
+// settling says that the API server's Node authorizer may not know of the binding.
+func (c *Cell) settling() bool {
+	b := c.bound()
+	return b != nil && c.server.clock.Since(b.at) < bindingSettles
+}
+
+// pass answers with what the API server answers. check, when not nil, sees the
+// whole of a successful answer before the cell does.
+func (c *Cell) pass(w http.ResponseWriter, r *http.Request, a *ask, b body, check func([]byte) error) error {
+	f, ok := accepted(r.Header)
+	if !ok {
+		return notAcceptable()
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), passWithin)
+	defer cancel()
+	defer context.AfterFunc(c.lifetime, cancel)()
+	resp, err := c.askUpstream(r.WithContext(ctx), a, f, b)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return apierrors.NewServiceUnavailable("the API server's answer broke off")
+	}
+	if check != nil && resp.StatusCode < http.StatusMultipleChoices {
+		if err := check(answer); err != nil {
+			return err
+		}
+	}
+	for _, h := range []string{"Content-Type", "Retry-After", "Warning"} {
+		for _, v := range resp.Header.Values(h) {
+			w.Header().Add(h, v)
+		}
+	}
+	w.WriteHeader(resp.StatusCode)
+	_, _ = w.Write(answer) // a client that is gone needs no answer
+	return nil
+}
+
+// ownPod checks that a is about the cell's pod, and that the pod is not gone.
+func (c *Cell) ownPod(a *ask) (*binding, error) {
+	b := c.bound()
+	if b == nil || a.Namespace != b.namespace || a.Name != b.name {
+		return nil, c.forbidden(a, "it sees only its own pod")
+	}
+	if _, gone := c.lastPod(); gone {
+		return nil, apierrors.NewNotFound(podKind.groupResource(), a.Name)
+	}
+	return b, nil
+}
+
+func (c *Cell) passPodGet(w http.ResponseWriter, r *http.Request, a *ask) error {
+	b, err := c.ownPod(a)
+	if err != nil {
+		return err
+	}
+	return c.pass(w, r, a, body{}, func(answer []byte) error {
+		pod, err := decode[*corev1.Pod](answer)
+		if err != nil {
+			return apierrors.NewInternalError(fmt.Errorf("read the API server's answer: %w", err))
+		}
+		if pod.UID != b.uid {
+			// Another pod of the same name: the cell's own is gone.
+			return apierrors.NewNotFound(podKind.groupResource(), a.Name)
+		}
+		return nil
+	})
+}
+
+func podConflict(name string, got string, want types.UID) error {
+	return apierrors.NewConflict(podKind.groupResource(), name, fmt.Errorf("the pod's UID is %q here, the cell's pod is %q", got, want))
+}
+
+// passPodStatus passes a patch of the pod's status with the UID of the cell's pod
+// in it, so that the API server refuses it for any other.
+func (c *Cell) passPodStatus(w http.ResponseWriter, r *http.Request, a *ask) error {
+	b, err := c.ownPod(a)
+	if err != nil {
+		return err
+	}
+	p, err := readPatch(r)
+	if err != nil {
+		return err
+	}
+	var change map[string]any
+	if err := utiljson.Unmarshal(p.body, &change); err != nil || change == nil {
+		return apierrors.NewBadRequest(fmt.Sprintf("the patch is not a JSON object: %v", err))
+	}
+	metadata, isMap := change["metadata"].(map[string]any)
+	if _, present := change["metadata"]; present && !isMap {
+		return apierrors.NewBadRequest("metadata of the patch is not a JSON object")
+	}
+	if metadata == nil {
+		metadata = map[string]any{}
+		change["metadata"] = metadata
+	}
+	if uid, present := metadata["uid"]; present && uid != string(b.uid) {
+		return podConflict(a.Name, fmt.Sprint(uid), b.uid)
+	}
+	metadata["uid"] = string(b.uid)
+	patched, err := json.Marshal(change)
+	if err != nil {
+		return fmt.Errorf("encode the patch of pod %s/%s: %w", b.namespace, b.name, err)
+	}
+	return c.pass(w, r, a, body{mediaType: string(p.kind), bytes: patched}, nil)
+}
+
+// passPodDelete passes the deletion of the cell's pod, bound to its UID.
+func (c *Cell) passPodDelete(w http.ResponseWriter, r *http.Request, a *ask) error {
+	b, err := c.ownPod(a)
+	if err != nil {
+		return err
+	}
+	if len(r.URL.Query()) > 0 {
+		return apierrors.NewBadRequest("options of a deletion belong into the body")
+	}
+	sent, err := readBody(r)
+	if err != nil {
+		return err
+	}
+	options := &metav1.DeleteOptions{}
+	if len(sent) > 0 {
+		if options, err = decode[*metav1.DeleteOptions](sent); err != nil {
+			return err
+		}
+	}
+	if options.Preconditions == nil {
+		options.Preconditions = &metav1.Preconditions{}
+	}
+	if uid := options.Preconditions.UID; uid != nil && *uid != b.uid {
+		return podConflict(a.Name, string(*uid), b.uid)
+	}
+	options.Preconditions.UID = &b.uid
+	options.TypeMeta = metav1.TypeMeta{Kind: "DeleteOptions", APIVersion: "v1"}
+	remade, err := json.Marshal(options)
+	if err != nil {
+		return fmt.Errorf("encode the deletion of pod %s/%s: %w", b.namespace, b.name, err)
+	}
+	return c.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: remade}, nil)
+}
+
+// serveToken passes the request for a token of the pod's service account that is
+// bound to the pod.
+func (c *Cell) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error {
+	if a.Subresource != "token" || a.Verb != "create" {
+		return c.forbidden(a, "it may only have tokens made")
+	}
+	if err := c.knowsPod(r.Context()); err != nil {
+		return err
+	}
+	pod, gone := c.lastPod()
+	if pod == nil || gone || a.Namespace != pod.Namespace || a.Name != pod.Spec.ServiceAccountName {
+		return c.forbidden(a, "only its pod's service account")
+	}
+	request, err := decodeBody[*authenticationv1.TokenRequest](r)
+	if err != nil {
+		return err
+	}
+	want := authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}
+	if ref := request.Spec.BoundObjectRef; ref == nil || *ref != want {
+		return c.forbidden(a, fmt.Sprintf("spec.boundObjectRef must be the pod %s", bindingID(pod.Namespace, pod.Name, pod.UID)))
+	}
+	b, err := encode(formatJSON, request)
+	if err != nil {
+		return err
+	}
+	return c.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: b}, nil)
+}
+
+// serveClaim passes the get of a claim that the pod names. It is not watched: the
+// Node authorizer allows a get only.
+func (c *Cell) serveClaim(w http.ResponseWriter, r *http.Request, a *ask) error {
+	if a.Subresource != "" || a.Verb != "get" {
+		return c.forbidden(a, a.Resource+" can only be read, by name")
+	}
+	if err := c.knowsPod(r.Context()); err != nil {
+		return err
+	}
+	if !c.names(a.Namespace, a.Name) {
+		return c.forbidden(a, "its pod does not name it")
+	}
+	return c.pass(w, r, a, body{}, nil)
+}
+
+// names reports whether the pod names a claim.
+func (c *Cell) names(namespace, claim string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.pod != nil && c.pod.namespace == namespace && c.pod.claims.Has(claim)
+}
+
+// serveVolume passes the get of a volume that a claim of the pod is bound to.
+func (c *Cell) serveVolume(w http.ResponseWriter, r *http.Request, a *ask) error {
+	if a.Subresource != "" || a.Verb != "get" {
+		return c.forbidden(a, a.Resource+" can only be read, by name")
+	}
+	if err := c.knowsPod(r.Context()); err != nil {
+		return err
+	}
+	pod, _ := c.lastPod()
+	if pod == nil {
+		return c.forbidden(a, "its pod does not name it")
+	}
+	for claim := range referencesOf(pod).claims {
+		if !c.names(pod.Namespace, claim) || !c.passed.AllowN(c.server.clock.Now(), 1) {
+			continue
+		}
+		pvc, err := c.server.node.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(r.Context(), claim, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			return err
+		case pvc.Spec.VolumeName == a.Name:
+			return c.pass(w, r, a, body{}, nil)
+		}
+	}
+	return c.forbidden(a, "no claim of its pod is bound to it")
+}

@@ -1,0 +1,314 @@
+package cellapi
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+const (
+	// unboundVersion is the resource version of the empty list of a cell without
+	// a pod: before every real one.
+	unboundVersion = 1
+	// podHistory is how many changes of the pod are kept.
+	podHistory = 16
+	// bindingSettles is how long after binding the API server's Node authorizer
+	// may not have heard of the pod.
+	bindingSettles = 10 * time.Second
+)
+
+// binding is the pod that a cell runs: once, and no other ever.
+type binding struct {
+	namespace, name string
+	uid             types.UID
+	at              time.Time
+
+	// What follows is guarded by the cell's mutex.
+
+	known   chan struct{} // closed when it is known whether the pod exists
+	isKnown bool
+	gone    bool        // for good: a UID does not come back
+	current *corev1.Pod // last seen, also after it is gone; nil before
+	refs    map[refKey]*heldRef
+	claims  sets.Set[string]
+}
+
+// heldRef is a cell's use of a referenced object.
+type heldRef struct {
+	shared   *sharedRef
+	lifetime context.Context // as long as the pod names it
+	end      context.CancelFunc
+}
+
+// Bind shows the cell its pod, from now on and for good. A second call for the same
+// pod does nothing; for another it is an error, as is a pod that another cell still
+// has: two kubelets would run it.
+//
+// After a restart of Kip, Bind must be called for every cell that was bound, also
+// when its pod is gone meanwhile, before its first request is served: what Bind has
+// not named is truthfully absent, and a kubelet kills what is absent.
+func (c *Cell) Bind(namespace, name string, uid types.UID) error {
+	s := c.server
+	id := bindingID(namespace, name, uid)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b := c.pod; b != nil {
+		if b.namespace == namespace && b.name == name && b.uid == uid {
+			return nil
+		}
+		return fmt.Errorf("bind pod %s to cell %s: it has pod %s, and a cell runs one pod only", id, c.id, bindingID(b.namespace, b.name, b.uid))
+	}
+	if c.lifetime.Err() != nil {
+		return fmt.Errorf("bind pod %s to cell %s: the cell has been removed", id, c.id)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if other := s.bound[uid]; other != nil {
+		return fmt.Errorf("bind pod %s to cell %s: it is bound to cell %s", id, c.id, other.id)
+	}
+	c.pod = &binding{
+		namespace: namespace, name: name, uid: uid, at: s.clock.Now(),
+		known: make(chan struct{}), refs: map[refKey]*heldRef{}, claims: sets.New[string](),
+	}
+	s.bound[uid] = c
+	s.startLocked(c.find)
+	return nil
+}
+
+// unbind gives up what the binding holds. The cell has ended.
+func (c *Cell) unbind() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pod == nil {
+		return
+	}
+	c.refer(references{})
+	c.server.mu.Lock()
+	delete(c.server.bound, c.pod.uid)
+	c.server.mu.Unlock()
+}
+
+// find learns whether the bound pod exists. The informer's word is enough for a
+// yes. For a no it is not, since it may have started from an API server that lags:
+// then the API server is asked for its latest state. It is asked by a list,
+// because the Node authorizer answers a get of a missing pod with 403.
+func (c *Cell) find() {
+	s := c.server
+	b := c.pod // set before find was started, never again
+	select {
+	case <-s.podsHandled:
+	case <-c.lifetime.Done():
+		return
+	}
+	if o, exists, err := s.pods.GetStore().GetByKey(key(b.namespace, b.name)); err == nil && exists {
+		if pod, ok := o.(*corev1.Pod); ok && pod.UID == b.uid {
+			c.show(pod)
+			return
+		}
+	}
+	selector := fields.Set{metav1.ObjectNameField: b.name, "spec.nodeName": s.nodeName}.AsSelector().String()
+	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 7, Cap: 10 * time.Second}
+	for {
+		list, err := s.node.CoreV1().Pods(b.namespace).List(c.lifetime, metav1.ListOptions{FieldSelector: selector})
+		if err == nil {
+			for i := range list.Items {
+				if list.Items[i].UID == b.uid {
+					c.show(&list.Items[i])
+					return
+				}
+			}
+			c.lose(list.ResourceVersion)
+			return
+		}
+		if c.lifetime.Err() != nil {
+			return
+		}
+		s.log.Warn("bound pod not looked up, it is tried again", "cell", c.id, "pod", key(b.namespace, b.name), "error", err)
+		select {
+		case <-s.clock.After(backoff.Step()):
+		case <-c.lifetime.Done():
+			return
+		}
+	}
+}
+
+// show makes pod, a state of the bound pod, visible to the cell.
+func (c *Cell) show(pod *corev1.Pod) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b := c.pod
+	if b == nil || b.uid != pod.UID || b.gone || c.lifetime.Err() != nil {
+		return
+	}
+	// The informer's objects belong to others.
+	o, err := newObject(podKind, pod.DeepCopy())
+	if err != nil {
+		c.server.log.Error("pod not shown to its cell", "cell", c.id, "error", err)
+		return
+	}
+	if b.current != nil {
+		if before, err := strconv.ParseUint(b.current.ResourceVersion, 10, 64); err == nil && o.rv <= before {
+			return
+		}
+	}
+	b.current = o.apiObject.(*corev1.Pod)
+	c.refer(referencesOf(b.current))
+	c.pods.put(o)
+	c.know()
+}
+
+// lose makes the bound pod absent for the cell, as of a resource version.
+func (c *Cell) lose(resourceVersion string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b := c.pod
+	if b == nil || b.gone || c.lifetime.Err() != nil {
+		return
+	}
+	b.gone = true
+	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
+	if err != nil {
+		c.server.log.Error("resource version of a deleted pod is not a number", "cell", c.id, "resourceVersion", resourceVersion)
+	}
+	if b.current == nil {
+		c.pods.startEmpty(max(rv, unboundVersion))
+	} else {
+		c.pods.remove((&object{apiObject: b.current}).at(rv))
+	}
+	c.refer(references{})
+	c.know()
+	c.server.log.Info("pod of a cell is gone", "cell", c.id, "pod", key(b.namespace, b.name))
+}
+
+// know declares that the pod's existence is known. c.mu is held.
+func (c *Cell) know() {
+	if !c.pod.isKnown {
+		c.pod.isKnown = true
+		close(c.pod.known)
+	}
+}
+
+// refer makes refs what the cell may read. c.mu is held.
+func (c *Cell) refer(refs references) {
+	b := c.pod
+	wanted := sets.New[refKey]()
+	for name := range refs.secrets {
+		wanted.Insert(refKey{kind: secretKind, namespace: b.namespace, name: name})
+	}
+	for name := range refs.configMaps {
+		wanted.Insert(refKey{kind: configMapKind, namespace: b.namespace, name: name})
+	}
+	for k := range wanted {
+		if b.refs[k] == nil {
+			held := &heldRef{shared: c.server.acquire(k)}
+			held.lifetime, held.end = context.WithCancel(c.lifetime)
+			b.refs[k] = held
+		}
+	}
+	for k, held := range b.refs {
+		if !wanted.Has(k) {
+			held.end()
+			c.server.release(k)
+			delete(b.refs, k)
+		}
+	}
+	b.claims = refs.claims
+}
+
+// reference returns the cell's use of a referenced object, nil when its pod does
+// not name it.
+func (c *Cell) reference(k refKey) *heldRef {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pod == nil {
+		return nil
+	}
+	return c.pod.refs[k]
+}
+
+// bound returns the cell's binding, nil without one.
+func (c *Cell) bound() *binding {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.pod
+}
+
+// lastPod returns the pod as last seen, and whether it is gone.
+func (c *Cell) lastPod() (*corev1.Pod, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pod == nil {
+		return nil, false
+	}
+	return c.pod.current, c.pod.gone
+}
+
+// knowsPod waits until it is known whether the bound pod exists. Without a binding
+// there is nothing to wait for.
+func (c *Cell) knowsPod(ctx context.Context) error {
+	b := c.bound()
+	if b == nil {
+		return nil
+	}
+	select {
+	case <-b.known:
+		return nil
+	default:
+	}
+	timer := c.server.clock.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-b.known:
+		return nil
+	case <-ctx.Done():
+	case <-timer.C():
+	}
+	return notYet(fmt.Sprintf("pod %s/%s", b.namespace, b.name))
+}
+
+// servePod answers all that is asked about pods.
+func (c *Cell) servePod(w http.ResponseWriter, r *http.Request, a *ask) error {
+	switch {
+	case a.Subresource == "" && (a.Verb == "list" || a.Verb == "watch"):
+		return c.readPods(w, r, a)
+	case a.Subresource == "" && a.Verb == "get":
+		return c.passPodGet(w, r, a)
+	case a.Subresource == "" && a.Verb == "delete":
+		return c.passPodDelete(w, r, a)
+	case a.Subresource == "status" && a.Verb == "patch":
+		return c.passPodStatus(w, r, a)
+	}
+	return c.forbidden(a, "")
+}
+
+// readPods answers a list or watch of pods. An empty answer is only given when it
+// is true.
+func (c *Cell) readPods(w http.ResponseWriter, r *http.Request, a *ask) error {
+	options, err := listOptions(r, a.Verb)
+	if err != nil {
+		return err
+	}
+	rv, err := version(options)
+	if err != nil {
+		return err
+	}
+	if c.bound() == nil && rv > unboundVersion {
+		// This kubelet has been shown a pod, by a Kip before this one. It is
+		// not to believe that the pod is gone because its binding has not been
+		// restored.
+		return notYet("the pod of cell " + c.id)
+	}
+	if err := c.knowsPod(r.Context()); err != nil {
+		return err
+	}
+	return c.read(w, r, &reader{collection: c.pods, clock: c.server.clock, namespace: a.Namespace, lifetime: c.lifetime}, a)
+}

@@ -1,0 +1,351 @@
+package cellapi
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// patience is how long a request waits for what Kip is about to learn,
+	// before the client is asked to repeat it.
+	patience = 10 * time.Second
+	// freshness is how long a request waits for a resource version that Kip has
+	// not seen; what the API server waits.
+	freshness = 3 * time.Second
+	// bookmarkEvery is how often a watch is told how far it has come, as from
+	// the API server.
+	bookmarkEvery = time.Minute
+	// watchFor ends a watch whose client set no timeoutSeconds.
+	watchFor = 30 * time.Minute
+	// writeWithin is how long a client may take to accept what is written to it.
+	// What it has not taken in that time is not kept for it.
+	writeWithin = 30 * time.Second
+)
+
+// reader answers get, list and watch from a collection.
+type reader struct {
+	collection *collection
+	clock      clock.Clock
+	// namespace narrows a list and watch, "" does not.
+	namespace string
+	// missed explains, when the collection is not known in time, why not. It may
+	// be nil or return nil.
+	missed func() error
+	// lifetime ends when what is read may no longer be read; watches end with it.
+	lifetime context.Context
+}
+
+// await waits until the collection is known.
+func (rd *reader) await(ctx context.Context) error {
+	if rd.collection.ready(ctx, rd.clock, patience) {
+		return nil
+	}
+	if rd.missed != nil {
+		if err := rd.missed(); err != nil {
+			return err
+		}
+	}
+	return notYet(rd.collection.kind.resource.Resource)
+}
+
+func (rd *reader) get(w http.ResponseWriter, r *http.Request, name string) error {
+	f, ok := accepted(r.Header)
+	if !ok {
+		return notAcceptable()
+	}
+	if err := rd.await(r.Context()); err != nil {
+		return err
+	}
+	o := rd.collection.get(key(rd.namespace, name))
+	if o == nil {
+		return apierrors.NewNotFound(rd.collection.kind.groupResource(), name)
+	}
+	e, err := o.form(f)
+	if err != nil {
+		return err
+	}
+	writePieces(w, f, http.StatusOK, e.whole)
+	return nil
+}
+
+// filter says which objects a list or watch is about.
+type filter struct {
+	kind      *kind
+	namespace string
+	labels    labels.Selector
+	fields    fields.Selector
+	all       bool // neither namespace nor selectors: every object matches
+}
+
+func (rd *reader) filter(o *internalversion.ListOptions) (*filter, error) {
+	fl := &filter{kind: rd.collection.kind, namespace: rd.namespace, labels: labels.Everything(), fields: fields.Everything()}
+	if o.LabelSelector != nil {
+		fl.labels = o.LabelSelector
+	}
+	if o.FieldSelector != nil {
+		fl.fields = o.FieldSelector
+	}
+	known := fl.kind.fields(fl.kind.new())
+	for _, q := range fl.fields.Requirements() {
+		if _, ok := known[q.Field]; !ok {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("field label not supported for %s: %s", fl.kind.resource.Resource, q.Field))
+		}
+		if q.Operator != selection.Equals && q.Operator != selection.DoubleEquals && q.Operator != selection.NotEquals {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("operator not supported in a field selector: %s", q.Operator))
+		}
+	}
+	fl.all = fl.namespace == "" && fl.labels.Empty() && fl.fields.Empty()
+	return fl, nil
+}
+
+func (fl *filter) matches(o *object) bool {
+	switch {
+	case o == nil:
+		return false
+	case fl.all:
+		return true
+	case fl.namespace != "" && fl.namespace != o.GetNamespace():
+		return false
+	case !fl.labels.Empty() && !fl.labels.Matches(labels.Set(o.GetLabels())):
+		return false
+	}
+	return fl.fields.Empty() || fl.fields.Matches(fl.kind.fields(o.apiObject))
+}
+
+// seen returns how an event looks through the filter; "" means not at all.
+func (fl *filter) seen(e event) watch.EventType {
+	if fl.all {
+		return e.kind
+	}
+	before := fl.matches(e.previous)
+	after := e.kind != watch.Deleted && fl.matches(e.object)
+	switch {
+	case before && after:
+		return watch.Modified
+	case after:
+		return watch.Added
+	case before:
+		return watch.Deleted
+	}
+	return ""
+}
+
+// listOptions reads and checks the options of a list or watch.
+func listOptions(r *http.Request, verb string) (*internalversion.ListOptions, error) {
+	o := &internalversion.ListOptions{}
+	if err := scheme.ParameterCodec.DecodeParameters(r.URL.Query(), metav1.SchemeGroupVersion, o); err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	o.Watch = verb == "watch"
+	if errs := validation.ValidateListOptions(o, true); len(errs) > 0 {
+		return nil, apierrors.NewInvalid(metav1.SchemeGroupVersion.WithKind("ListOptions").GroupKind(), "", errs)
+	}
+	return o, nil
+}
+
+// version reads the resource version of o; 0 stands for "any".
+func version(o *internalversion.ListOptions) (uint64, error) {
+	if o.ResourceVersion == "" {
+		return 0, nil
+	}
+	rv, err := strconv.ParseUint(o.ResourceVersion, 10, 64)
+	if err != nil {
+		return 0, apierrors.NewBadRequest(fmt.Sprintf("resourceVersion %q is not a number", o.ResourceVersion))
+	}
+	return rv, nil
+}
+
+// list answers a list. All objects are in one answer, whatever the limit: clients
+// take more than they asked for, and no list of a cell is long.
+func (rd *reader) list(w http.ResponseWriter, r *http.Request) error {
+	f, ok := accepted(r.Header)
+	if !ok {
+		return notAcceptable()
+	}
+	options, err := listOptions(r, "list")
+	if err != nil {
+		return err
+	}
+	if options.Continue != "" {
+		return expired("continue token", "lists are never continued here")
+	}
+	fl, err := rd.filter(options)
+	if err != nil {
+		return err
+	}
+	rv, err := version(options)
+	if err != nil {
+		return err
+	}
+	if err := rd.await(r.Context()); err != nil {
+		return err
+	}
+	if current, ok := rd.collection.fresh(r.Context(), rd.clock, rv, freshness); !ok {
+		return tooLarge(rv, current)
+	}
+	objects, current, _ := rd.collection.snapshot()
+	if options.ResourceVersionMatch == metav1.ResourceVersionMatchExact && rv != current {
+		return expired(options.ResourceVersion, strconv.FormatUint(current, 10))
+	}
+	if !fl.all {
+		var matching []*object
+		for _, o := range objects {
+			if fl.matches(o) {
+				matching = append(matching, o)
+			}
+		}
+		objects = matching
+	}
+	pieces, err := listPieces(f, rd.collection.kind, objects, current)
+	if err != nil {
+		return err
+	}
+	writePieces(w, f, http.StatusOK, pieces...)
+	return nil
+}
+
+// watch answers a watch. It returns an error only as long as nothing is written.
+func (rd *reader) watch(w http.ResponseWriter, r *http.Request) error {
+	f, ok := accepted(r.Header)
+	if !ok {
+		return notAcceptable()
+	}
+	options, err := listOptions(r, "watch")
+	if err != nil {
+		return err
+	}
+	fl, err := rd.filter(options)
+	if err != nil {
+		return err
+	}
+	rv, err := version(options)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(rd.lifetime, cancel)()
+	if err := rd.await(ctx); err != nil {
+		return err
+	}
+	current, isFresh := rd.collection.fresh(ctx, rd.clock, rv, freshness)
+
+	// What comes first: the objects, or the events since rv.
+	initial := rv == 0
+	if options.SendInitialEvents != nil {
+		initial = *options.SendInitialEvents
+		if initial && !isFresh {
+			return tooLarge(rv, current)
+		}
+	}
+	var objects []*object
+	var next uint64
+	switch {
+	case initial || rv == 0:
+		objects, current, next = rd.collection.snapshot()
+		if !initial {
+			objects = nil
+		}
+	default:
+		if next, ok = rd.collection.seek(rv); !ok {
+			return expired(options.ResourceVersion, strconv.FormatUint(current, 10))
+		}
+		current = rv
+	}
+
+	out := &stream{buffer: bufio.NewWriterSize(w, 4<<10), control: http.NewResponseController(w), format: f, kind: rd.collection.kind}
+	w.Header().Set("Content-Type", f.watchMediaType())
+	w.WriteHeader(http.StatusOK)
+	out.begin()
+	for _, o := range objects {
+		if fl.matches(o) {
+			out.object(watch.Added, o)
+		}
+	}
+	if options.SendInitialEvents != nil && initial && options.AllowWatchBookmarks {
+		out.bookmark(current, true)
+	}
+	if !out.flush() {
+		return nil
+	}
+	rd.follow(ctx, out, fl, options, next, current)
+	return nil
+}
+
+// follow writes events from next on until the client, its timeout or the end of
+// what it may see ends it. told is the version that the client knows.
+func (rd *reader) follow(ctx context.Context, out *stream, fl *filter, options *internalversion.ListOptions, next, told uint64) {
+	lasts := watchFor
+	if s := options.TimeoutSeconds; s != nil && *s > 0 {
+		lasts = time.Duration(*s) * time.Second
+	}
+	end := rd.clock.NewTimer(lasts)
+	defer end.Stop()
+	var bookmarkDue <-chan time.Time
+	var bookmarks clock.Timer
+	if options.AllowWatchBookmarks {
+		bookmarks = rd.clock.NewTimer(bookmarkEvery)
+		defer bookmarks.Stop()
+		bookmarkDue = bookmarks.C()
+	}
+
+	for {
+		events, current, changed, ok := rd.collection.since(next)
+		if !ok {
+			out.begin()
+			out.failure(expired("the watch fell behind", strconv.FormatUint(current, 10)))
+			out.flush()
+			return
+		}
+		if len(events) > 0 {
+			next += uint64(len(events))
+			out.begin()
+			for _, e := range events {
+				t := fl.seen(e)
+				if t == "" {
+					continue
+				}
+				// An object that no longer matches is shown as it is now: what
+				// a client needs of a deletion is the name and the version.
+				out.object(t, e.object)
+				told = e.object.rv
+			}
+			if !out.flush() {
+				return
+			}
+			continue
+		}
+		select {
+		case <-changed:
+		case <-bookmarkDue:
+			bookmarks.Reset(bookmarkEvery)
+			if current > told {
+				out.begin()
+				out.bookmark(current, false)
+				if !out.flush() {
+					return
+				}
+				told = current
+			}
+		case <-end.C():
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,106 @@
+package cellapi
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+)
+
+// references are the names of objects that a pod's spec says its kubelet needs,
+// all in the pod's namespace.
+type references struct {
+	secrets    sets.Set[string]
+	configMaps sets.Set[string]
+	claims     sets.Set[string]
+}
+
+// referencesOf returns what the pod names: in its volumes (projected and CSI ones
+// included), the environment of all its containers, and its pull secrets.
+func referencesOf(pod *corev1.Pod) references {
+	refs := references{secrets: sets.New[string](), configMaps: sets.New[string](), claims: sets.New[string]()}
+	add := func(set sets.Set[string], name string) {
+		if name != "" {
+			set.Insert(name)
+		}
+	}
+	local := func(ref *corev1.LocalObjectReference) {
+		if ref != nil {
+			add(refs.secrets, ref.Name)
+		}
+	}
+
+	for i := range pod.Spec.ImagePullSecrets {
+		local(&pod.Spec.ImagePullSecrets[i])
+	}
+	environment := func(env []corev1.EnvVar, from []corev1.EnvFromSource) {
+		for _, e := range env {
+			if e.ValueFrom == nil {
+				continue
+			}
+			if r := e.ValueFrom.SecretKeyRef; r != nil {
+				add(refs.secrets, r.Name)
+			}
+			if r := e.ValueFrom.ConfigMapKeyRef; r != nil {
+				add(refs.configMaps, r.Name)
+			}
+		}
+		for _, e := range from {
+			if e.SecretRef != nil {
+				add(refs.secrets, e.SecretRef.Name)
+			}
+			if e.ConfigMapRef != nil {
+				add(refs.configMaps, e.ConfigMapRef.Name)
+			}
+		}
+	}
+	for _, c := range pod.Spec.InitContainers {
+		environment(c.Env, c.EnvFrom)
+	}
+	for _, c := range pod.Spec.Containers {
+		environment(c.Env, c.EnvFrom)
+	}
+	for _, c := range pod.Spec.EphemeralContainers {
+		environment(c.Env, c.EnvFrom)
+	}
+
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		switch {
+		case v.Secret != nil:
+			add(refs.secrets, v.Secret.SecretName)
+		case v.ConfigMap != nil:
+			add(refs.configMaps, v.ConfigMap.Name)
+		case v.Projected != nil:
+			for _, s := range v.Projected.Sources {
+				if s.Secret != nil {
+					add(refs.secrets, s.Secret.Name)
+				}
+				if s.ConfigMap != nil {
+					add(refs.configMaps, s.ConfigMap.Name)
+				}
+			}
+		case v.PersistentVolumeClaim != nil:
+			add(refs.claims, v.PersistentVolumeClaim.ClaimName)
+		case v.Ephemeral != nil:
+			add(refs.claims, pod.Name+"-"+v.Name)
+		case v.CSI != nil:
+			local(v.CSI.NodePublishSecretRef)
+		case v.AzureFile != nil:
+			add(refs.secrets, v.AzureFile.SecretName)
+		case v.CephFS != nil:
+			local(v.CephFS.SecretRef)
+		case v.Cinder != nil:
+			local(v.Cinder.SecretRef)
+		case v.FlexVolume != nil:
+			local(v.FlexVolume.SecretRef)
+		case v.ISCSI != nil:
+			local(v.ISCSI.SecretRef)
+		case v.RBD != nil:
+			local(v.RBD.SecretRef)
+		case v.ScaleIO != nil:
+			local(v.ScaleIO.SecretRef)
+		case v.StorageOS != nil:
+			local(v.StorageOS.SecretRef)
+		}
+	}
+	return refs
+}

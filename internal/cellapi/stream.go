@@ -1,0 +1,91 @@
+package cellapi
+
+import (
+	"bufio"
+	"net/http"
+	"strconv"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// stream writes the frames of a watch. After the first failure it writes nothing
+// more; flush tells.
+type stream struct {
+	buffer  *bufio.Writer
+	control *http.ResponseController
+	format  format
+	kind    *kind
+	err     error
+}
+
+// begin starts a batch of frames, all of which the client must take within
+// writeWithin.
+func (s *stream) begin() {
+	// The network's time is the real one. A writer that knows no deadline leaves
+	// it to the transport's own limits.
+	_ = s.control.SetWriteDeadline(time.Now().Add(writeWithin))
+}
+
+// flush sends what is written and reports whether the client has taken all so far.
+func (s *stream) flush() bool {
+	if s.err == nil {
+		s.err = s.buffer.Flush()
+	}
+	if s.err == nil {
+		s.err = s.control.Flush()
+	}
+	if s.err == nil {
+		// Over HTTP/2 a deadline that passes ends the stream even when nothing
+		// is being written.
+		_ = s.control.SetWriteDeadline(time.Time{})
+	}
+	return s.err == nil
+}
+
+func (s *stream) frame(t watch.EventType, whole []byte) {
+	for _, p := range framePieces(s.format, t, whole) {
+		if s.err == nil {
+			_, s.err = s.buffer.Write(p)
+		}
+	}
+}
+
+func (s *stream) object(t watch.EventType, o *object) {
+	e, err := o.form(s.format)
+	if err != nil {
+		s.failure(err)
+		s.flush()
+		s.err = err
+		return
+	}
+	s.frame(t, e.whole)
+}
+
+// bookmark tells the client that it has seen all up to rv, and, at the end of the
+// initial events, that these were all of them.
+func (s *stream) bookmark(rv uint64, initialEnd bool) {
+	o := s.kind.new()
+	o.SetResourceVersion(strconv.FormatUint(rv, 10))
+	if initialEnd {
+		o.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
+	}
+	o.GetObjectKind().SetGroupVersionKind(s.kind.gvk())
+	b, err := encode(s.format, o)
+	if err != nil {
+		s.err = err
+		return
+	}
+	s.frame(watch.Bookmark, b)
+}
+
+// failure ends the watch with an ERROR event.
+func (s *stream) failure(err error) {
+	b, encodeErr := encode(s.format, statusOf(err))
+	if encodeErr != nil {
+		s.err = encodeErr
+		return
+	}
+	s.frame(watch.Error, b)
+}

@@ -1,0 +1,46 @@
+package cells
+
+import (
+	"context"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+// bind gives the cell its pod, once and for good.
+func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) {
+	// From here on the kubelet may see the pod: whoever wants to let the cell
+	// go must know, so the decision is made under the lock that they take.
+	c.mu.Lock()
+	why := e.ending
+	e.binding = why == ""
+	c.mu.Unlock()
+	if why != "" {
+		return 0, c.startTerminating(ctx, e, why)
+	}
+	if err := c.connect(ctx, e); err != nil {
+		return 0, err
+	}
+	if err := c.save(ctx, e, func(cell *Cell) error {
+		cell.step(apiv1.StepBound, c.cfg.Clock.Now())
+		return cell.enter(apiv1.Bound)
+	}); err != nil {
+		return 0, err
+	}
+	pod := e.cell().Pod
+	e.api.Bind(pod.Namespace, pod.Name, pod.UID)
+	return 0, nil
+}
+
+// watch keeps a bound cell connected until its pod lets it go.
+func (c *Controller) watch(ctx context.Context, e *entry) (time.Duration, error) {
+	why, podEnded := c.endingOf(e)
+	if why == "" {
+		return 0, c.connect(ctx, e)
+	}
+	return 0, c.save(ctx, e, func(cell *Cell) error {
+		cell.Reason, cell.PodEnded = why, podEnded
+		cell.step(apiv1.StepEnded, c.cfg.Clock.Now())
+		return cell.enter(apiv1.Draining)
+	})
+}

@@ -1,0 +1,151 @@
+package cells
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Cell is the stored record of one cell. A Cell that leaves this package is a
+// snapshot: nobody modifies it.
+type Cell struct {
+	ID      string             `json:"id"`
+	Pod     apiv1.PodReference `json:"pod"`
+	Phase   apiv1.Phase        `json:"phase"`
+	Attempt int                `json:"attempt"`
+	// Offers are what to launch, best first; the first is being used. An offer
+	// that the cloud cannot serve is dropped.
+	Offers   []Offer         `json:"offers"`
+	Instance *cloud.Instance `json:"instance,omitempty"`
+	// Token is the one-time join token until it is spent, then empty.
+	Token string `json:"token,omitempty"`
+	// KeyHash is the SHA-256 of the public key that spent the token.
+	KeyHash string `json:"keyHash,omitempty"`
+	// Reason says why the cell waits, or why it ended.
+	Reason string `json:"reason,omitempty"`
+	// PodEnded is true when the cell ends because its pod did, so that the
+	// container logs are worth saving.
+	PodEnded bool         `json:"podEnded,omitempty"`
+	Steps    []apiv1.Step `json:"steps,omitempty"`
+}
+
+// Offer is one thing to launch: a type somewhere, for a price.
+type Offer struct {
+	InstanceType string  `json:"instanceType"`
+	Zone         string  `json:"zone"`
+	Spot         bool    `json:"spot,omitempty"`
+	PricePerHour float64 `json:"pricePerHour"`
+	MilliCPU     int64   `json:"milliCPU"`
+	MemoryBytes  int64   `json:"memoryBytes"`
+	DiskBytes    int64   `json:"diskBytes"`
+	// Reason says why placement chose it.
+	Reason string `json:"reason"`
+}
+
+func (o Offer) String() string {
+	if o.Spot {
+		return o.InstanceType + " (spot) in " + o.Zone
+	}
+	return o.InstanceType + " in " + o.Zone
+}
+
+// Offer is what the cell is, or will be, launched as.
+func (c Cell) Offer() Offer {
+	if len(c.Offers) == 0 {
+		return Offer{}
+	}
+	return c.Offers[0]
+}
+
+// Live says whether the pod may still run here: the cell was not let go.
+func (c Cell) Live() bool {
+	switch c.Phase {
+	case apiv1.Draining, apiv1.Terminating, apiv1.Gone:
+		return false
+	}
+	return true
+}
+
+// StepTime is when the named step happened; zero if it has not.
+func (c Cell) StepTime(name string) time.Time {
+	for _, s := range c.Steps {
+		if s.Name == name {
+			return s.Time.Time
+		}
+	}
+	return time.Time{}
+}
+
+// next lists, for each phase, the phases that may follow it.
+var next = map[apiv1.Phase][]apiv1.Phase{
+	apiv1.Requested:   {apiv1.Launching, apiv1.Gone},
+	apiv1.Launching:   {apiv1.Booting, apiv1.Gone},
+	apiv1.Booting:     {apiv1.Ready, apiv1.Terminating},
+	apiv1.Ready:       {apiv1.Bound, apiv1.Terminating},
+	apiv1.Bound:       {apiv1.Draining, apiv1.Terminating},
+	apiv1.Draining:    {apiv1.Terminating},
+	apiv1.Terminating: {apiv1.Gone},
+}
+
+// enter moves the cell to a phase; an impossible move is a bug, and is refused
+// rather than stored.
+func (c *Cell) enter(p apiv1.Phase) error {
+	if c.Phase != p && !slices.Contains(next[c.Phase], p) {
+		return fmt.Errorf("cell %s cannot go from %s to %s", c.ID, c.Phase, p)
+	}
+	c.Phase = p
+	return nil
+}
+
+func (c *Cell) step(name string, at time.Time) {
+	for _, s := range c.Steps {
+		if s.Name == name {
+			return
+		}
+	}
+	c.Steps = append(slices.Clip(c.Steps), apiv1.Step{Name: name, Time: metav1.NewMicroTime(at)})
+}
+
+// clone returns a copy whose slices and pointers are its own.
+func (c Cell) clone() Cell {
+	c.Offers = slices.Clone(c.Offers)
+	c.Steps = slices.Clone(c.Steps)
+	if c.Instance != nil {
+		i := *c.Instance
+		c.Instance = &i
+	}
+	return c
+}
+
+// launchToken derives the idempotency token of a launch: the same attempt for
+// the same pod on the same offer is the same launch, whoever sends it, however
+// often. 64 hexadecimal digits, EC2's limit for a ClientToken.
+func (c Cell) launchToken(controllerID string) string {
+	o := c.Offer()
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%d\n%s\n%s\n%t", controllerID, c.Pod.UID, c.Attempt, o.InstanceType, o.Zone, o.Spot))
+	return hex.EncodeToString(sum[:])
+}
+
+// newID returns "cell-" and 80 random bits.
+func newID() string {
+	var b [10]byte
+	rand.Read(b[:]) // never fails: crypto/rand crashes the program instead
+	return "cell-" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b[:]))
+}
+
+// ControllerID is the identity of a Kip: derived from the cluster (the UID of
+// its kube-system namespace) and the node's name, so that a lost volume orphans
+// nothing. 26 lower-case characters, as long as the original's.
+func ControllerID(clusterUID, nodeName string) string {
+	sum := sha256.Sum256([]byte(clusterUID + "/" + nodeName))
+	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:26]
+}

@@ -1,0 +1,48 @@
+package cells
+
+import (
+	"context"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+// drainTimeout bounds what is saved from a cell before it is terminated: a
+// minute of a machine costs less than it is worth to wait for it longer.
+const drainTimeout = 30 * time.Second
+
+// drain saves what must outlive the cell: the logs of a pod that ran to its
+// end. A cell that cannot be reached is terminated without; its pod's event
+// says so.
+func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error) {
+	if e.cell().PodEnded {
+		if err := c.connect(ctx, e); err != nil {
+			c.cfg.Log.Warn("connect to drain", "cell", e.cell().ID, "err", err)
+		}
+		err := c.saveLogs(ctx, e)
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+		if err != nil {
+			c.warn(e.cell(), "LogsNotSaved", "The logs of cell %s could not be saved before it was terminated: %v", e.cell().ID, err)
+		}
+	}
+	return 0, c.startTerminating(ctx, e, e.cell().Reason)
+}
+
+func (c *Controller) saveLogs(ctx context.Context, e *entry) error {
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	select {
+	case <-e.session.Ready(): // after a restart of Kip it may still be dialling
+	case <-ctx.Done():
+		return ErrNotConnected
+	}
+	if err := c.cfg.SaveLogs(ctx, e.cell().Pod, e.session.RoundTripper()); err != nil {
+		return err
+	}
+	return c.save(ctx, e, func(cell *Cell) error {
+		cell.step(apiv1.StepLogsSaved, c.cfg.Clock.Now())
+		return nil
+	})
+}

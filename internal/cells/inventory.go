@@ -1,0 +1,148 @@
+package cells
+
+import (
+	"context"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// How often the cloud's list is asked for: one call serves all cells.
+const (
+	idlePoll = 15 * time.Second
+	// soonPoll is the least time between two calls that cells ask for, so that
+	// a burst of them costs one call.
+	soonPoll = 50 * time.Millisecond
+	// orphanAge is how long an instance must be seen without a cell before it
+	// is terminated; a list may be older than the record beside it.
+	orphanAge = 10 * time.Second
+	// missingAge is how long looks must not have shown a cell's instance
+	// before it counts as gone; a list may lag behind a launch.
+	missingAge = 20 * time.Second
+)
+
+// look is one answer of the cloud's list.
+type look struct {
+	began time.Time
+	byID  map[string]cloud.Instance
+}
+
+func (l look) instance(id string) (cloud.Instance, bool) {
+	i, ok := l.byID[id]
+	return i, ok
+}
+
+func (c *Controller) lastLook() look {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.look
+}
+
+// pollSoon asks for a fresh look; it does not wait for it.
+func (c *Controller) pollSoon() {
+	select {
+	case c.polls <- struct{}{}:
+	default:
+	}
+}
+
+// takeInventory compares the cloud's list of our instances with the cells, until
+// ctx ends.
+func (c *Controller) takeInventory(ctx context.Context) {
+	orphans := map[string]time.Time{} // instance → first seen without a cell
+	idle := c.cfg.Clock.NewTicker(idlePoll)
+	defer idle.Stop()
+	for {
+		began := c.cfg.Clock.Now()
+		list, err := c.cfg.Cloud.List(ctx, c.cfg.ControllerID)
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			c.cfg.Log.Warn("list our instances", "cloud", c.cfg.Cloud.Name(), "err", err)
+		} else {
+			c.compare(ctx, began, list, orphans)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-idle.C():
+			continue
+		case <-c.polls:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.cfg.Clock.After(soonPoll):
+		}
+	}
+}
+
+func (c *Controller) compare(ctx context.Context, began time.Time, list []cloud.Instance, orphans map[string]time.Time) {
+	seen := look{began: began, byID: make(map[string]cloud.Instance, len(list))}
+	for _, i := range list {
+		seen.byID[i.ID] = i
+	}
+	type lost struct {
+		e  *entry
+		id string
+	}
+	var vanished []lost
+	owned := map[string]bool{}     // instances that a cell has
+	launching := map[string]bool{} // cells whose instance is not known yet
+	c.mu.Lock()
+	c.look = seen
+	for _, e := range c.cells {
+		cell := e.cell()
+		if cell.Instance == nil {
+			launching[cell.ID] = true
+			continue
+		}
+		id := cell.Instance.ID
+		owned[id] = true
+		_, there := seen.byID[id]
+		switch {
+		case cell.Phase == apiv1.Terminating || !cell.Instance.PodIP.IsValid():
+			c.queue.Add(cell.ID)
+		case there:
+			e.missing = time.Time{}
+		case !cell.Live():
+		case e.missing.IsZero():
+			e.missing = began
+		case began.Sub(e.missing) >= missingAge:
+			vanished = append(vanished, lost{e, id})
+		}
+	}
+	c.mu.Unlock()
+
+	for _, v := range vanished {
+		cell := v.e.cell()
+		c.warn(cell, "CellLost", "Instance %s of cell %s is no longer in the cloud's list", v.id, cell.ID)
+		c.end(v.e, "instance "+v.id+" vanished")
+		c.queue.Add(cell.ID)
+	}
+
+	for id := range orphans {
+		if _, there := seen.byID[id]; !there || owned[id] {
+			delete(orphans, id)
+		}
+	}
+	for _, i := range list {
+		if owned[i.ID] || launching[i.Tags[cloud.TagCell]] || i.State == cloud.Terminating {
+			continue
+		}
+		first, known := orphans[i.ID]
+		if !known {
+			orphans[i.ID] = began
+			continue
+		}
+		if began.Sub(first) < orphanAge {
+			continue
+		}
+		c.cfg.Log.Warn("terminate an instance that has our tags and no cell", "instance", i.ID, "cell", i.Tags[cloud.TagCell])
+		if err := c.cfg.Cloud.Terminate(ctx, i.ID); err != nil {
+			c.cfg.Log.Warn("terminate an orphan", "instance", i.ID, "err", err)
+		}
+	}
+}

@@ -1,0 +1,196 @@
+package cells
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/tunnel"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// configTimeout bounds the handing over of the agent's configuration, in which
+// it starts the kubelet's process.
+const configTimeout = 10 * time.Second
+
+// podsPerCell is what a cell's kubelet says it can run. Its one pod is all that
+// it is shown; the rest leaves room for a pod that is being replaced by itself.
+const podsPerCell = 2
+
+// join waits for the machine's agent to prove that it has the token, gives it
+// its configuration, and waits for its kubelet.
+func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) {
+	if why, _ := c.endingOf(e); why != "" {
+		return 0, c.startTerminating(ctx, e, why)
+	}
+	deadline := e.cell().StepTime(apiv1.StepLaunched).Add(c.cfg.BootTimeout)
+	left := deadline.Sub(c.cfg.Clock.Now())
+	if left <= 0 {
+		why := fmt.Sprintf("cell %s on %s was not ready within %s: %s", e.cell().ID, e.cell().Instance.ID, c.cfg.BootTimeout, c.waitsFor(e))
+		c.warn(e.cell(), "CellNotReady", "%s; it is terminated and another is tried", why)
+		return 0, c.startTerminating(ctx, e, why)
+	}
+	if !e.cell().Instance.ManagementIP.IsValid() || !e.cell().Instance.PodIP.IsValid() {
+		if found, ok := c.lastLook().instance(e.cell().Instance.ID); ok && found.ManagementIP.IsValid() && found.PodIP.IsValid() {
+			if err := c.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil }); err != nil {
+				return 0, err
+			}
+		} else {
+			c.pollSoon()
+			return min(left, time.Second), nil
+		}
+	}
+	if err := c.connect(ctx, e); err != nil {
+		return 0, err
+	}
+	select {
+	case <-e.api.NodeReady():
+	default:
+		return left, nil // the tunnel and the kubelet wake the cell
+	}
+	return 0, c.save(ctx, e, func(cell *Cell) error {
+		cell.step(apiv1.StepReady, c.cfg.Clock.Now())
+		return cell.enter(apiv1.Ready)
+	})
+}
+
+// waitsFor says what a booting cell has not done yet.
+func (c *Controller) waitsFor(e *entry) string {
+	switch {
+	case e.session == nil:
+		return "it has no address yet"
+	case !e.session.Connected():
+		if err := e.session.LastError(); err != nil {
+			return "its agent has not joined: " + err.Error()
+		}
+		return "its agent has not joined"
+	default:
+		return "its kubelet is not ready"
+	}
+}
+
+// connect sees to it that the cell's API and its tunnel are up in this process,
+// and that the agent has its configuration. It waits for nothing but the
+// latter's acknowledgement.
+func (c *Controller) connect(ctx context.Context, e *entry) error {
+	if e.session == nil {
+		offer := e.cell().Offer()
+		capacity := corev1.ResourceList{
+			corev1.ResourceCPU:              *resource.NewMilliQuantity(offer.MilliCPU, resource.DecimalSI),
+			corev1.ResourceMemory:           *resource.NewQuantity(offer.MemoryBytes, resource.BinarySI),
+			corev1.ResourceEphemeralStorage: *resource.NewQuantity(offer.DiskBytes, resource.BinarySI),
+			corev1.ResourcePods:             *resource.NewQuantity(podsPerCell, resource.DecimalSI),
+		}
+		allocatable := capacity.DeepCopy()
+		allocatable[corev1.ResourceMemory] = *resource.NewQuantity(offer.MemoryBytes-c.cfg.ReservedMemoryBytes, resource.BinarySI)
+		api := c.cfg.CellAPI.AddCell(e.cell().ID, cellapi.CellInfo{Capacity: capacity, Allocatable: allocatable, NodeIP: e.cell().Instance.ManagementIP})
+		if e.cell().Phase == apiv1.Bound {
+			// Before the tunnel: a kubelet that asks must never hear that its
+			// pod is not there, or it kills it.
+			api.Bind(e.cell().Pod.Namespace, e.cell().Pod.Name, e.cell().Pod.UID)
+		}
+		id := e.cell().ID
+		session, err := c.dial(ctx, e, api)
+		if err != nil {
+			return err
+		}
+		wait, stop := context.WithCancel(ctx)
+		go func() {
+			select {
+			case <-api.NodeReady():
+				c.queue.Add(id)
+			case <-wait.Done():
+			}
+		}()
+		c.mu.Lock()
+		e.api, e.session, e.stopWait = api, session, stop
+		c.mu.Unlock()
+	}
+	if !e.session.Connected() {
+		c.mu.Lock()
+		e.configured = false
+		c.mu.Unlock()
+		return nil
+	}
+	if e.configured {
+		return nil
+	}
+	if err := c.configure(ctx, e); err != nil {
+		return fmt.Errorf("configure cell %s: %w", e.cell().ID, err)
+	}
+	c.mu.Lock()
+	e.configured = true
+	c.mu.Unlock()
+	if e.cell().StepTime(apiv1.StepJoined).IsZero() {
+		return c.save(ctx, e, func(cell *Cell) error {
+			cell.Token = ""
+			cell.step(apiv1.StepJoined, c.cfg.Clock.Now())
+			return nil
+		})
+	}
+	return nil
+}
+
+// dial starts the tunnel to the cell.
+func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (*tunnel.Session, error) {
+	cell := e.cell()
+	target := tunnel.Target{
+		CellID: cell.ID, Addr: netip.AddrPortFrom(cell.Instance.ManagementIP, agentapi.Port), KeyHash: cell.KeyHash,
+		OnState: func(bool, error) { c.queue.Add(cell.ID) },
+	}
+	if cell.Token != "" {
+		var err error
+		if target.Token, err = pki.ParseToken(cell.Token); err != nil {
+			return nil, fmt.Errorf("read the join token of cell %s: %w", cell.ID, err)
+		}
+	}
+	return c.cfg.Tunnels.Keep(ctx, target, api, func(ctx context.Context, keyHash string) error { return c.spend(ctx, e, keyHash) })
+}
+
+// spend records who spent the cell's token, before the certificate leaves Kip.
+// The token itself is kept until the first session with that certificate, since
+// a crash in between makes the same machine prove it once more.
+func (c *Controller) spend(ctx context.Context, e *entry, keyHash string) error {
+	return c.save(ctx, e, func(cell *Cell) error {
+		if cell.KeyHash != "" && cell.KeyHash != keyHash {
+			return fmt.Errorf("the token of cell %s is spent on another key", cell.ID)
+		}
+		cell.KeyHash = keyHash
+		return nil
+	})
+}
+
+// configure hands the agent its configuration.
+func (c *Controller) configure(ctx context.Context, e *entry) error {
+	body, err := json.Marshal(c.agentConfig(e.cell()))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, configTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, "https://"+e.cell().ID+agentapi.PathConfig, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := e.session.RoundTripper().RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+		return fmt.Errorf("the agent answered %s: %s", resp.Status, text)
+	}
+	return nil
+}

@@ -1,0 +1,175 @@
+package cells
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/util/workqueue"
+)
+
+// LabelController marks the Cell resources of one Kip.
+const LabelController = "kip.elotl.co/controller"
+
+// mirrorDelay gathers the changes of a cell into one request: people do not read
+// faster, and the API server is shared.
+const mirrorDelay = 150 * time.Millisecond
+
+// Mirror writes cells to the Cell resource, for people. Kip never reads it back,
+// but to remove what an earlier run left.
+type Mirror struct {
+	node, controllerID string
+	client             dynamic.ResourceInterface
+	log                *slog.Logger
+	queue              workqueue.TypedRateLimitingInterface[string]
+
+	mu      sync.Mutex
+	latest  map[string]Cell
+	created map[string]bool
+}
+
+// NewMirror returns a mirror of the cells of one Kip; Run writes it.
+func NewMirror(client dynamic.Interface, node, controllerID string, log *slog.Logger) *Mirror {
+	return &Mirror{
+		node: node, controllerID: controllerID, client: client.Resource(apiv1.Resource), log: log,
+		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
+		latest: map[string]Cell{}, created: map[string]bool{},
+	}
+}
+
+// Changed takes a cell to be written soon. It does not block.
+func (m *Mirror) Changed(cell Cell) {
+	m.mu.Lock()
+	m.latest[cell.ID] = cell
+	m.mu.Unlock()
+	if cell.Phase == apiv1.Gone {
+		m.queue.Add(cell.ID)
+		return
+	}
+	m.queue.AddAfter(cell.ID, mirrorDelay)
+}
+
+// Run writes until ctx ends. known are the cells that exist as it starts.
+func (m *Mirror) Run(ctx context.Context, known []Cell) error {
+	defer m.queue.ShutDown()
+	for _, cell := range known {
+		m.Changed(cell)
+	}
+	m.adopt(ctx)
+	stop := context.AfterFunc(ctx, m.queue.ShutDown)
+	defer stop()
+	for {
+		id, shutdown := m.queue.Get()
+		if shutdown {
+			return nil
+		}
+		if err := m.write(ctx, id); err != nil {
+			if ctx.Err() == nil {
+				m.log.Warn("mirror a cell", "cell", id, "err", err)
+				m.queue.AddRateLimited(id)
+			}
+		} else {
+			m.queue.Forget(id)
+		}
+		m.queue.Done(id)
+	}
+}
+
+// adopt removes the Cell resources of cells that went while nobody mirrored.
+func (m *Mirror) adopt(ctx context.Context) {
+	list, err := m.client.List(ctx, metav1.ListOptions{LabelSelector: LabelController + "=" + m.controllerID})
+	if err != nil {
+		m.log.Warn("list our Cell resources", "err", err)
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, item := range list.Items {
+		id := item.GetName()
+		m.created[id] = true
+		if _, there := m.latest[id]; !there {
+			m.latest[id] = Cell{ID: id, Phase: apiv1.Gone}
+			m.queue.Add(id)
+		}
+	}
+}
+
+func (m *Mirror) write(ctx context.Context, id string) error {
+	m.mu.Lock()
+	cell, created := m.latest[id], m.created[id]
+	m.mu.Unlock()
+	if cell.Phase == apiv1.Gone {
+		err := m.client.Delete(ctx, id, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		m.mu.Lock()
+		delete(m.latest, id)
+		delete(m.created, id)
+		m.mu.Unlock()
+		return nil
+	}
+	if created {
+		patch, err := json.Marshal(map[string]any{"status": m.status(cell)})
+		if err != nil {
+			return err
+		}
+		_, err = m.client.Patch(ctx, id, types.MergePatchType, patch, metav1.PatchOptions{})
+		if !apierrors.IsNotFound(err) {
+			return err
+		}
+		// Somebody deleted it: it is only a mirror, so it comes back.
+	}
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&apiv1.Cell{
+		TypeMeta:   metav1.TypeMeta{APIVersion: apiv1.GroupVersion.String(), Kind: apiv1.Kind},
+		ObjectMeta: metav1.ObjectMeta{Name: id, Labels: map[string]string{LabelController: m.controllerID}},
+		Status:     m.status(cell),
+	})
+	if err != nil {
+		return fmt.Errorf("convert cell %s: %w", id, err)
+	}
+	_, err = m.client.Create(ctx, &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		m.queue.Add(id) // to be patched
+		err = nil
+	}
+	if err == nil {
+		m.mu.Lock()
+		m.created[id] = true
+		m.mu.Unlock()
+	}
+	return err
+}
+
+func (m *Mirror) status(cell Cell) apiv1.CellStatus {
+	offer := cell.Offer()
+	s := apiv1.CellStatus{
+		Phase: cell.Phase, Reason: cell.Reason, Pod: cell.Pod, Node: m.node, ControllerID: m.controllerID, Attempt: cell.Attempt,
+		InstanceType: offer.InstanceType, Zone: offer.Zone, LaunchType: "On-Demand",
+		PricePerHour: strconv.FormatFloat(offer.PricePerHour, 'f', -1, 64), Steps: cell.Steps,
+	}
+	if offer.Spot {
+		s.LaunchType = "Spot"
+	}
+	if i := cell.Instance; i != nil {
+		s.InstanceID = i.ID
+		if i.ManagementIP.IsValid() {
+			s.ManagementIP = i.ManagementIP.String()
+		}
+		if i.PodIP.IsValid() {
+			s.IP = i.PodIP.String()
+		}
+	}
+	return s
+}

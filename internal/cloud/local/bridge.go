@@ -1,0 +1,237 @@
+package local
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// alias marks our network devices, so that they are told from others' also
+// when all records are lost.
+func (c Config) alias() string { return "kip local cloud in " + c.StateDir }
+
+// linkName is the host's end of a machine's network cable: 15 characters, the
+// longest name that Linux takes.
+func linkName(id string) string { return "kip" + strings.TrimPrefix(id, "i-")[:12] }
+
+// Gateway returns the host's address on the bridge, where things that machines
+// must reach can listen once EnsureBridge has returned.
+func (c Config) Gateway() (netip.Addr, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return network{c.CIDR}.gateway(), nil
+}
+
+// EnsureBridge makes the bridge with the host's address on it, if it is not
+// there yet. New does the same; whoever needs the address earlier calls this.
+func EnsureBridge(ctx context.Context, cfg Config) error {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return err
+	}
+	if err := mustBeRoot(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
+		return fmt.Errorf("make stateDir: %w", err)
+	}
+	_, err = ensureBridge(ctx, cfg)
+	return err
+}
+
+func bridgeRecord(cfg Config) string { return filepath.Join(cfg.StateDir, "bridge.json") }
+
+func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
+	plan := network{cfg.CIDR}
+	link, err := ownBridge(cfg)
+	if err != nil {
+		return 0, err
+	}
+	if link == nil {
+		if err := refuseOverlap(cfg); err != nil {
+			return 0, err
+		}
+		data, err := json.Marshal(map[string]string{"bridge": cfg.Bridge, "cidr": cfg.CIDR.String()})
+		if err != nil {
+			return 0, err
+		}
+		if err := replaceFile(bridgeRecord(cfg), data, 0o600); err != nil {
+			return 0, fmt.Errorf("record bridge %s: %w", cfg.Bridge, err)
+		}
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = cfg.Bridge
+		attrs.Alias = cfg.alias()
+		// Set, or the bridge takes on the lowest address of its ports and
+		// changes it as machines come and go.
+		attrs.HardwareAddr = hardwareAddr(plan.gateway())
+		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+			return 0, fmt.Errorf("make bridge %s: %w", cfg.Bridge, missing(err, "bridge"))
+		}
+		if link, err = ownBridge(cfg); err != nil {
+			return 0, err
+		}
+		if link == nil {
+			return 0, fmt.Errorf("make bridge %s: it vanished", cfg.Bridge)
+		}
+	}
+	want := &net.IPNet{IP: plan.gateway().AsSlice(), Mask: net.CIDRMask(cfg.CIDR.Bits(), 32)}
+	addrs, err := netlink.AddrList(link, unix.AF_INET)
+	if err != nil {
+		return 0, fmt.Errorf("addresses of bridge %s: %w", cfg.Bridge, err)
+	}
+	found := false
+	for _, a := range addrs {
+		if a.IPNet.String() != want.String() {
+			return 0, fmt.Errorf("bridge %s has address %s, want %s: end its machines (Destroy) before changing cidr", cfg.Bridge, a.IPNet, want)
+		}
+		found = true
+	}
+	if !found {
+		if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: want}); err != nil && !errors.Is(err, unix.EEXIST) {
+			return 0, fmt.Errorf("give bridge %s address %s: %w", cfg.Bridge, want, err)
+		}
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return 0, fmt.Errorf("bring bridge %s up: %w", cfg.Bridge, err)
+	}
+	warnOfFirewall(ctx, cfg)
+	return link.Attrs().Index, nil
+}
+
+// ownBridge returns our bridge, nil when there is none, or an error when the
+// name is someone else's.
+func ownBridge(cfg Config) (netlink.Link, error) {
+	link, err := netlink.LinkByName(cfg.Bridge)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for bridge %s: %w", cfg.Bridge, err)
+	}
+	alias := link.Attrs().Alias
+	if alias == cfg.alias() {
+		return link, nil
+	}
+	other, ours := strings.CutPrefix(alias, Config{}.alias())
+	if !ours {
+		return nil, fmt.Errorf("network device %s exists and is not Kip's: choose another bridge, or remove it: ip link delete %s", cfg.Bridge, cfg.Bridge)
+	}
+	if _, err := os.Stat(other); errors.Is(err, fs.ErrNotExist) {
+		// Its records are gone, so nobody else will ever clean it up.
+		if err := netlink.LinkSetAlias(link, cfg.alias()); err != nil {
+			return nil, fmt.Errorf("take over bridge %s from %s, which is gone: %w", cfg.Bridge, other, err)
+		}
+		return link, nil
+	}
+	return nil, fmt.Errorf("bridge %s belongs to the machines in %s: stop that Kip and remove its machines, or choose another bridge and cidr", cfg.Bridge, other)
+}
+
+// refuseOverlap protects networks that the host already reaches.
+func refuseOverlap(cfg Config) error {
+	routes, err := netlink.RouteList(nil, unix.AF_INET)
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range routes {
+		if r.Dst == nil {
+			continue
+		}
+		addr, ok := netip.AddrFromSlice(r.Dst.IP.To4())
+		bits, _ := r.Dst.Mask.Size()
+		if p := netip.PrefixFrom(addr, bits); ok && bits > 0 && p.Overlaps(cfg.CIDR) {
+			return fmt.Errorf("cidr %s overlaps the host's route to %s: choose another cidr", cfg.CIDR, p)
+		}
+	}
+	return nil
+}
+
+// warnOfFirewall names the one well-known way in which machines cannot reach
+// each other: frames on bridges are shown to iptables, and forwarding is
+// dropped by default (as Docker sets it up).
+func warnOfFirewall(ctx context.Context, cfg Config) {
+	b, err := os.ReadFile("/proc/sys/net/bridge/bridge-nf-call-iptables")
+	if err != nil || strings.TrimSpace(string(b)) != "1" {
+		return
+	}
+	out, err := exec.CommandContext(ctx, "iptables", "-w", "-S", "FORWARD").Output()
+	if err != nil {
+		return // no iptables, so nothing that it set
+	}
+	if forwardDropped(string(out), cfg.Bridge) {
+		cfg.Log.WarnContext(ctx, "the host's firewall drops packets between machines",
+			"bridge", cfg.Bridge,
+			"mend", fmt.Sprintf("iptables -I FORWARD -i %s -o %s -j ACCEPT", cfg.Bridge, cfg.Bridge))
+	}
+}
+
+func forwardDropped(rules, bridge string) bool {
+	return strings.Contains(rules, "-P FORWARD DROP") && !strings.Contains(rules, "-i "+bridge+" ")
+}
+
+// plug makes the machine's network cable: one end on the bridge, the other
+// appearing as eth0 in the network namespace of the process.
+func plug(cfg Config, bridgeIndex int, id string, pid int, ip netip.Addr) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = linkName(id)
+	attrs.Alias = cfg.alias()
+	attrs.MasterIndex = bridgeIndex
+	attrs.Flags = net.FlagUp
+	veth := &netlink.Veth{
+		LinkAttrs:        attrs,
+		PeerName:         "eth0",
+		PeerNamespace:    netlink.NsPid(pid),
+		PeerHardwareAddr: hardwareAddr(ip),
+	}
+	if err := netlink.LinkAdd(veth); err != nil {
+		return fmt.Errorf("make network device %s of %s on %s: %w", attrs.Name, id, cfg.Bridge, missing(err, "veth"))
+	}
+	return nil
+}
+
+// unplug removes the cable, if it is there.
+func unplug(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err == nil {
+		err = netlink.LinkDel(link)
+	}
+	// The kernel removes it too, some time after the machine's last process.
+	if err == nil || errors.Is(err, unix.ENODEV) || errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil
+	}
+	return fmt.Errorf("remove network device %s: %w", name, err)
+}
+
+// raiseLimits lifts the one host-wide limit that a few machines exhaust: each
+// kubelet and containerd hold about eight inotify instances, all as root.
+func raiseLimits(log *slog.Logger) {
+	const path, want = "/proc/sys/fs/inotify/max_user_instances", 8192
+	b, err := os.ReadFile(path)
+	if err != nil {
+		log.Warn("cannot read a host limit", "path", path, "err", err)
+		return
+	}
+	var have int
+	if _, err := fmt.Sscan(string(b), &have); err != nil || have >= want {
+		return
+	}
+	if err := os.WriteFile(path, fmt.Appendf(nil, "%d\n", want), 0); err != nil {
+		log.Warn("only about ten machines can run: the host's limit of inotify instances is low and cannot be raised",
+			"have", have, "mend", fmt.Sprintf("sysctl -w fs.inotify.max_user_instances=%d", want), "err", err)
+		return
+	}
+	log.Info("raised a host limit", "sysctl", "fs.inotify.max_user_instances", "from", have, "to", want)
+}

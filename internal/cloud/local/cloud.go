@@ -1,0 +1,321 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+var _ cloud.Cloud = (*Cloud)(nil)
+
+// Cloud launches and ends machines on this host. One process at a time has the
+// Cloud of a state folder.
+type Cloud struct {
+	cfg         Config
+	hierarchies hierarchies
+	network     network
+	bridge      int // the device's index
+	unlock      func()
+
+	// ctx ends with Close; it bounds the goroutines that own machines.
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu       sync.Mutex
+	closed   bool
+	machines map[string]*machine // by instance ID
+	tokens   map[string]*machine
+	lastSlot uint32
+}
+
+// machine is one machine from its record's first line to its last. Cloud.mu
+// guards what can change: rec, err and process.
+type machine struct {
+	id  string
+	rec record
+	// launched is closed when the launch has succeeded or failed with err.
+	launched chan struct{}
+	err      error
+	// gone is closed when nothing of the machine is left.
+	gone chan struct{}
+	// process is set while init runs.
+	process *handle
+}
+
+// New opens the cloud in cfg.StateDir: it adopts the machines that run and
+// removes what is left of those that do not, half-made ones included, so that
+// their tokens launch afresh. It fails with ErrInUse if another process has it.
+func New(cfg Config) (_ *Cloud, err error) {
+	if cfg, err = cfg.withDefaults(); err != nil {
+		return nil, fmt.Errorf("local cloud: %w", err)
+	}
+	if cfg.RootDir, err = usablePath("rootDir", cfg.RootDir); err != nil {
+		return nil, fmt.Errorf("local cloud: %w", err)
+	}
+	if _, err := os.Lstat(filepath.Join(cfg.RootDir, cfg.Init[0])); err != nil {
+		return nil, fmt.Errorf("local cloud: rootDir %s has no %s, which is to be the machine's init: %w", cfg.RootDir, cfg.Init[0], err)
+	}
+	if err := checkHost(); err != nil {
+		return nil, fmt.Errorf("local cloud: %w", err)
+	}
+	hs, err := hostHierarchies()
+	if err != nil {
+		return nil, fmt.Errorf("local cloud: %w", err)
+	}
+	unlock, err := lock(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("local cloud: %w", err)
+	}
+	if err := refuseOverlay(cfg.StateDir); err != nil {
+		unlock()
+		return nil, fmt.Errorf("local cloud: %w", err)
+	}
+	raiseLimits(cfg.Log)
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &Cloud{
+		cfg: cfg, hierarchies: hs, network: network{cfg.CIDR}, unlock: unlock,
+		ctx: ctx, cancel: cancel,
+		machines: map[string]*machine{}, tokens: map[string]*machine{},
+	}
+	if c.bridge, err = ensureBridge(ctx, cfg); err == nil {
+		err = c.recover()
+	}
+	if err != nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("local cloud: %w", err)
+	}
+	return c, nil
+}
+
+// recover takes up what the state folder holds, and cgroups of machines whose
+// folder was deleted under them.
+func (c *Cloud) recover() error {
+	all, err := readAll(c.cfg)
+	if err != nil {
+		return err
+	}
+	known := map[string]bool{}
+	for _, s := range all {
+		known[s.id] = true
+	}
+	for _, id := range c.hierarchies.machines(c.cfg.Bridge) {
+		if !known[id] {
+			all = append(all, stored{id: id, err: errNoRecord})
+		}
+	}
+	var ending []*machine
+	for _, s := range all {
+		m := &machine{id: s.id, rec: s.rec, launched: make(chan struct{}), gone: make(chan struct{})}
+		close(m.launched)
+		if s.err != nil {
+			c.cfg.Log.Warn("a machine's record cannot be read; removing the machine", "instance", s.id, "err", s.err)
+			m.rec = record{Instance: cloud.Instance{ID: s.id}}
+		}
+		if m.rec.Instance.State == cloud.Running {
+			m.process, err = m.rec.Process.open()
+			if err != nil && !errors.Is(err, errGone) {
+				return err
+			}
+		}
+		c.mu.Lock()
+		c.machines[s.id] = m
+		c.lastSlot = max(c.lastSlot, m.rec.Slot)
+		if m.process != nil {
+			c.tokens[m.rec.Token] = m
+		} else {
+			c.cfg.Log.Info("removing a machine that does not run", "instance", s.id, "state", m.rec.Instance.State)
+			m.rec.Instance.State = cloud.Terminating
+			ending = append(ending, m)
+		}
+		c.mu.Unlock()
+		c.wg.Go(func() { c.own(m) })
+	}
+	// Nothing of a half-made machine is left when New returns, or else,
+	// should the kernel not let go of it, soon after.
+	timeout := c.cfg.Clock.After(5 * time.Second)
+	for _, m := range ending {
+		select {
+		case <-m.gone:
+		case <-timeout:
+			return nil
+		}
+	}
+	return nil
+}
+
+var errNoRecord = errors.New("its folder is missing")
+
+// Close stops watching and lets go of the state folder; it ends no machine. Its
+// error is always nil.
+func (c *Cloud) Close() error {
+	c.mu.Lock()
+	done := c.closed
+	c.closed = true
+	c.mu.Unlock()
+	if done {
+		return nil
+	}
+	c.cancel()
+	c.wg.Wait()
+	c.unlock()
+	return nil
+}
+
+// Name returns "local".
+func (c *Cloud) Name() string { return "local" }
+
+// Catalogue returns the configured instance types.
+func (c *Cloud) Catalogue(context.Context) ([]catalog.InstanceType, error) {
+	return c.cfg.Catalogue, nil
+}
+
+// List returns the owner's machines. A machine whose init has ended is removed
+// at once, as a cloud's instance that vanished.
+func (c *Cloud) List(ctx context.Context, owner string) ([]cloud.Instance, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	var list []cloud.Instance
+	for _, m := range c.machines {
+		if m.rec.Instance.Tags[cloud.TagOwner] == owner {
+			list = append(list, m.rec.Instance)
+		}
+	}
+	c.mu.Unlock()
+	slices.SortFunc(list, func(a, b cloud.Instance) int { return strings.Compare(a.ID, b.ID) })
+	for _, i := range list {
+		if err := boundConsole(c.cfg.consolePath(i.ID)); err != nil {
+			c.cfg.Log.WarnContext(ctx, "cannot shorten a console log", "instance", i.ID, "err", err)
+		}
+	}
+	return list, nil
+}
+
+// Terminate ends the machines and returns when nothing is left of them. When
+// ctx ends first, the work goes on.
+func (c *Cloud) Terminate(ctx context.Context, ids ...string) error {
+	var waiting []*machine
+	for _, id := range ids {
+		c.mu.Lock()
+		m := c.machines[id]
+		c.mu.Unlock()
+		if m == nil {
+			continue
+		}
+		select {
+		case <-m.launched:
+		case <-ctx.Done():
+			return fmt.Errorf("terminate %s: %w", id, ctx.Err())
+		}
+		if err := c.terminate(m); err != nil {
+			return fmt.Errorf("terminate %s: %w", id, err)
+		}
+		waiting = append(waiting, m)
+	}
+	for _, m := range waiting {
+		select {
+		case <-m.gone:
+		case <-c.ctx.Done():
+			return errClosed
+		case <-ctx.Done():
+			return fmt.Errorf("terminate %s: %w", m.id, ctx.Err())
+		}
+	}
+	return nil
+}
+
+var errClosed = errors.New("local cloud is closed")
+
+func (c *Cloud) terminate(m *machine) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return errClosed
+	}
+	if m.process == nil {
+		return nil // ending already
+	}
+	m.rec.Instance.State = cloud.Terminating
+	if err := m.rec.write(c.cfg.machineDir(m.rec.Instance.ID)); err != nil {
+		return err
+	}
+	c.cfg.reached("terminating")
+	// The kernel ends every process of the machine with its init.
+	return m.process.kill()
+}
+
+// own is the goroutine that a machine has from its launch to its end.
+func (c *Cloud) own(m *machine) {
+	c.mu.Lock()
+	p := m.process
+	c.mu.Unlock()
+	if p == nil {
+		c.end(m)
+		return
+	}
+	log := c.cfg.Log.With("instance", m.id)
+	how, err := p.wait(c.ctx)
+	if c.ctx.Err() != nil {
+		p.close()
+		return
+	}
+	if err != nil {
+		// Only a broken poller can do this. The machine may well run, and
+		// must not be taken for gone.
+		log.Error("cannot watch a machine's init; restart Kip", "err", err)
+		return
+	}
+	c.mu.Lock()
+	m.process = nil
+	if m.rec.Instance.State != cloud.Terminating {
+		log.Warn("a machine ended by itself", "how", how, "cell", m.rec.Instance.Tags[cloud.TagCell])
+		m.rec.Instance.State = cloud.Terminating
+	}
+	c.mu.Unlock()
+	p.close()
+	c.end(m)
+}
+
+// end removes what is left of a machine, until nothing is.
+func (c *Cloud) end(m *machine) {
+	c.mu.Lock()
+	p, token := m.rec.Process, m.rec.Token
+	c.mu.Unlock()
+	pause := 100 * time.Millisecond
+	for {
+		ctx, cancel := context.WithTimeout(c.ctx, 10*time.Second)
+		err := destroy(ctx, c.cfg, c.hierarchies, m.id, p)
+		cancel()
+		if err == nil {
+			break
+		}
+		if c.ctx.Err() != nil {
+			return
+		}
+		c.cfg.Log.Error("cannot remove all of a machine; trying again", "instance", m.id, "in", pause, "err", err)
+		select {
+		case <-c.ctx.Done():
+			return
+		case <-c.cfg.Clock.After(pause):
+		}
+		pause = min(2*pause, 30*time.Second)
+	}
+	c.mu.Lock()
+	delete(c.machines, m.id)
+	if c.tokens[token] == m {
+		delete(c.tokens, token)
+	}
+	c.mu.Unlock()
+	close(m.gone)
+}

@@ -1,0 +1,142 @@
+package local
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+
+	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/catalog"
+)
+
+// MachineCommand is the first argument with which the launching binary is run
+// again to become a machine; see MachineMain.
+const MachineCommand = "local-machine"
+
+// Config says where machines live and what they are made of. StateDir has no
+// default; New also needs RootDir. Destroy, Leftovers and EnsureBridge look at
+// StateDir, Bridge and CIDR only.
+type Config struct {
+	// StateDir is the folder that holds all records and the machines' disks.
+	// It is made if missing. It must not lie on an overlay file system.
+	StateDir string
+	// RootDir is the read-only tree that every machine's root starts from.
+	RootDir string
+	// Init is the command, inside the machine, that becomes its process 1.
+	// Default: /bin/itzo cell.
+	Init []string
+	// Bridge is the network device that joins host and machines; at most 15
+	// characters. Default: kip0. It also names the machines' cgroups, so two
+	// clouds on one host need two names.
+	Bridge string
+	// CIDR is the IPv4 network of the bridge, between /8 and /28. Its first
+	// address is the host's; the lower half is for management addresses, the
+	// upper half for pods. Default: 10.110.0.0/16.
+	CIDR netip.Prefix
+	// Nameservers are written into the machines' resolv.conf. With none,
+	// a look-up in a machine fails at once rather than after a time-out.
+	Nameservers []netip.Addr
+	// Catalogue is what can be launched. Default: catalog.Local.
+	Catalogue []catalog.InstanceType
+	// LauncherPath and LauncherArgs are the command that calls MachineMain.
+	// Default: this very binary, with MachineCommand as its argument.
+	LauncherPath string
+	LauncherArgs []string
+	// Log defaults to slog.Default().
+	Log *slog.Logger
+	// Clock defaults to the real one.
+	Clock clock.Clock
+
+	// reached is told each named step of a launch or an end; tests use it to
+	// die there.
+	reached func(step string)
+}
+
+var (
+	bridgeName = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]{0,14}$`)
+	instanceID = regexp.MustCompile(`^i-[0-9a-f]{16}$`)
+)
+
+// withDefaults fills in what is left open and refuses what cannot work.
+func (c Config) withDefaults() (Config, error) {
+	if c.Bridge == "" {
+		c.Bridge = "kip0"
+	}
+	if !bridgeName.MatchString(c.Bridge) {
+		return c, fmt.Errorf("bridge %q: want a letter followed by at most 14 letters, digits, - or _", c.Bridge)
+	}
+	if !c.CIDR.IsValid() {
+		c.CIDR = netip.MustParsePrefix("10.110.0.0/16")
+	}
+	if !c.CIDR.Addr().Is4() || c.CIDR.Bits() < 8 || c.CIDR.Bits() > 28 || c.CIDR != c.CIDR.Masked() {
+		return c, fmt.Errorf("cidr %q: want an IPv4 network between /8 and /28 with no host bits set, such as 10.110.0.0/16", c.CIDR)
+	}
+	if len(c.Init) == 0 {
+		c.Init = []string{"/bin/itzo", "cell"}
+	}
+	if !filepath.IsAbs(c.Init[0]) {
+		return c, fmt.Errorf("init %q: want an absolute path inside the machine", c.Init[0])
+	}
+	if c.LauncherPath == "" {
+		// Not the link's target: the running binary's own file stays reachable
+		// here even after an upgrade replaced it on disk.
+		c.LauncherPath = "/proc/self/exe"
+	}
+	if len(c.LauncherArgs) == 0 {
+		c.LauncherArgs = []string{MachineCommand}
+	}
+	if len(c.Catalogue) == 0 {
+		c.Catalogue = catalog.Local(runtime.GOARCH)
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	if c.Clock == nil {
+		c.Clock = clock.RealClock{}
+	}
+	if c.reached == nil {
+		c.reached = func(string) {}
+	}
+	var err error
+	if c.StateDir, err = usablePath("stateDir", c.StateDir); err != nil {
+		return c, err
+	}
+	// The kernel's limit for a device's alias, less its final zero byte.
+	if n := len(c.alias()); n > 255 {
+		return c, fmt.Errorf("stateDir %q is %d characters too long", c.StateDir, n-255)
+	}
+	return c, nil
+}
+
+// usablePath returns p made absolute. Overlay mounts take paths in a
+// comma-and-colon-separated list, so those characters cannot be used.
+func usablePath(field, p string) (string, error) {
+	if p == "" {
+		return "", fmt.Errorf("%s is empty: want a folder", field)
+	}
+	abs, err := filepath.Abs(p)
+	if err != nil {
+		return "", fmt.Errorf("%s %q: %w", field, p, err)
+	}
+	if strings.ContainsAny(abs, ",:\\") {
+		return "", fmt.Errorf("%s %q: want a path without comma, colon and backslash", field, abs)
+	}
+	return abs, nil
+}
+
+func (c Config) machinesDir() string          { return filepath.Join(c.StateDir, "machines") }
+func (c Config) machineDir(id string) string  { return filepath.Join(c.machinesDir(), id) }
+func (c Config) consolePath(id string) string { return filepath.Join(c.machineDir(id), "console.log") }
+func (c Config) instanceType(name string) (catalog.InstanceType, bool) {
+	for _, t := range c.Catalogue {
+		if t.Name == name {
+			return t, true
+		}
+	}
+	return catalog.InstanceType{}, false
+}

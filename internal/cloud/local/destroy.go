@@ -1,0 +1,283 @@
+package local
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// destroy removes all of one machine that is on the host, its record last. It
+// needs nothing but the ID, and is repeated until it succeeds.
+func destroy(ctx context.Context, cfg Config, hs hierarchies, id string, p process) error {
+	h, err := p.open()
+	if err == nil {
+		err = h.kill()
+		if err == nil {
+			_, err = h.wait(ctx)
+		}
+		h.close()
+	} else if errors.Is(err, errGone) {
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("end process %d: %w", p.PID, err)
+	}
+	if err := hs.remove(ctx, cfg.Clock, cfg.Bridge, id); err != nil {
+		return err
+	}
+	cfg.reached("killed")
+	if err := unplug(linkName(id)); err != nil {
+		return err
+	}
+	dir := cfg.machineDir(id)
+	if err := unmountUnder(dir); err != nil {
+		return err
+	}
+	cfg.reached("unplugged")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove folder of %s: %w", id, err)
+	}
+	for _, e := range entries {
+		if e.Name() == recordName {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return fmt.Errorf("remove folder of %s: %w", id, err)
+		}
+	}
+	cfg.reached("emptied")
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove record of %s: %w", id, err)
+	}
+	return nil
+}
+
+// Destroy ends all machines of cfg.StateDir and removes them, the bridge and
+// all that Leftovers would name. It needs no Cloud and trusts no record; it
+// fails with ErrInUse while a process has the cloud open.
+func Destroy(ctx context.Context, cfg Config) error {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return fmt.Errorf("destroy local cloud: %w", err)
+	}
+	if err := mustBeRoot(); err != nil {
+		return fmt.Errorf("destroy local cloud: %w", err)
+	}
+	unlock, err := lock(cfg)
+	if err != nil {
+		return fmt.Errorf("destroy local cloud: %w", err)
+	}
+	defer unlock()
+	if err := destroyAll(ctx, cfg); err != nil {
+		return fmt.Errorf("destroy local cloud: %w", err)
+	}
+	return nil
+}
+
+func destroyAll(ctx context.Context, cfg Config) error {
+	hs, err := hostHierarchies()
+	if err != nil {
+		return err
+	}
+	// First of all: what bears the name of another cloud is not touched.
+	if _, err := ownBridge(cfg); err != nil {
+		return err
+	}
+	all, err := readAll(cfg)
+	if err != nil {
+		return err
+	}
+	processes := map[string]process{}
+	for _, s := range all {
+		processes[s.id] = s.rec.Process // unset where the record is unreadable
+	}
+	for _, id := range hs.machines(cfg.Bridge) {
+		if _, ok := processes[id]; !ok {
+			processes[id] = process{}
+		}
+	}
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var errs []error
+	for id, p := range processes {
+		wg.Go(func() {
+			if err := destroy(ctx, cfg, hs, id, p); err != nil {
+				mu.Lock()
+				errs = append(errs, err)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := unmountUnder(cfg.StateDir); err != nil {
+		return err
+	}
+	links, err := ourLinks(cfg)
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		if err := unplug(l.Attrs().Name); err != nil {
+			return err
+		}
+	}
+	if err := hs.removeRoot(cfg.Bridge); err != nil {
+		return err
+	}
+	for _, p := range []string{cfg.machinesDir(), bridgeRecord(cfg)} {
+		if err := os.RemoveAll(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Leftovers names everything on this host that belongs to the cloud in
+// cfg.StateDir and should not be there when it has no machine: processes,
+// cgroups, network devices (the bridge included), mounts, folders. It changes
+// nothing and needs no Cloud.
+func Leftovers(ctx context.Context, cfg Config) ([]string, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	hs, err := hostHierarchies()
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	pids := map[int]bool{}
+	for _, h := range hs {
+		root := h.cgroupRoot(cfg.Bridge)
+		for _, pid := range processes(root) {
+			pids[pid] = true
+		}
+		for _, d := range tree(root) {
+			found = append(found, "cgroup "+d)
+		}
+	}
+	all, err := readAll(cfg)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range all {
+		found = append(found, "folder "+cfg.machineDir(s.id))
+		if h, err := s.rec.Process.open(); err == nil {
+			h.close()
+			pids[s.rec.Process.PID] = true
+		} else if !errors.Is(err, errGone) {
+			return nil, err
+		}
+	}
+	for pid := range pids {
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		if err != nil {
+			continue // ended meanwhile
+		}
+		found = append(found, fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(name))))
+	}
+	links, err := ourLinks(cfg)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range links {
+		found = append(found, "network device "+l.Attrs().Name)
+	}
+	mounts, err := mountsUnder(cfg.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range mounts {
+		found = append(found, "mount "+m)
+	}
+	slices.Sort(found)
+	return found, ctx.Err()
+}
+
+// machines returns the IDs that have a cgroup.
+func (hs hierarchies) machines(bridge string) []string {
+	var ids []string
+	for _, h := range hs {
+		entries, err := os.ReadDir(h.cgroupRoot(bridge))
+		if err != nil {
+			continue // there is none
+		}
+		for _, e := range entries {
+			if instanceID.MatchString(e.Name()) && !slices.Contains(ids, e.Name()) {
+				ids = append(ids, e.Name())
+			}
+		}
+	}
+	return ids
+}
+
+// mountsUnder returns this process's mounts below dir, the latest first. There
+// should be none: machines mount in their own namespace.
+func mountsUnder(dir string) ([]string, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var mounts []string
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		fields := strings.Fields(s.Text())
+		if len(fields) < 5 {
+			continue
+		}
+		if p := unescapeMount(fields[4]); strings.HasPrefix(p, dir+"/") {
+			mounts = append(mounts, p)
+		}
+	}
+	slices.Reverse(mounts)
+	return mounts, s.Err()
+}
+
+func unmountUnder(dir string) error {
+	mounts, err := mountsUnder(dir)
+	if err != nil {
+		return fmt.Errorf("list mounts: %w", err)
+	}
+	for _, m := range mounts {
+		if err := unix.Unmount(m, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("unmount %s: %w", m, err)
+		}
+	}
+	return nil
+}
+
+// ourLinks returns the network devices of this cloud, the bridge last.
+func ourLinks(cfg Config) ([]netlink.Link, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list network devices: %w", err)
+	}
+	var ours []netlink.Link
+	for _, l := range links {
+		if l.Attrs().Alias == cfg.alias() {
+			ours = append(ours, l)
+		}
+	}
+	slices.SortStableFunc(ours, func(a, b netlink.Link) int {
+		return strings.Compare(a.Type(), b.Type()) * -1 // veth before bridge
+	})
+	return ours, nil
+}

@@ -1,0 +1,147 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/authenticatorfactory"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/kubernetes"
+)
+
+// How long answers of the API server are kept, and how long it may take to
+// answer: the defaults of the kubelet (authentication.webhook.cacheTTL,
+// authorization.webhook.cache…TTL).
+const (
+	tokenTTL      = 2 * time.Minute
+	allowedTTL    = 5 * time.Minute
+	deniedTTL     = 30 * time.Second
+	reviewTimeout = 10 * time.Second
+)
+
+// gate lets a request through if the API server knows who asks (token or client
+// certificate) and allows it. There is no anonymous user.
+type gate struct {
+	node  string
+	authn authenticator.Request
+	authz authorizer.Authorizer
+}
+
+func newGate(node string, reviews kubernetes.Interface, ca dynamiccertificates.CAContentProvider) (*gate, error) {
+	backoff := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5}
+	authn, _, err := authenticatorfactory.DelegatingAuthenticatorConfig{
+		TokenAccessReviewClient:            reviews.AuthenticationV1(),
+		TokenAccessReviewTimeout:           reviewTimeout,
+		WebhookRetryBackoff:                &backoff,
+		CacheTTL:                           tokenTTL,
+		ClientCertificateCAContentProvider: ca,
+	}.New()
+	if err != nil {
+		return nil, fmt.Errorf("authentication at the kubelet port: %w", err)
+	}
+	authz, err := authorizerfactory.DelegatingAuthorizerConfig{
+		SubjectAccessReviewClient: reviews.AuthorizationV1(),
+		AllowCacheTTL:             allowedTTL,
+		DenyCacheTTL:              deniedTTL,
+		WebhookRetryBackoff:       &backoff,
+	}.New()
+	if err != nil {
+		return nil, fmt.Errorf("authorization at the kubelet port: %w", err)
+	}
+	return &gate{node: node, authn: authn, authz: authz}, nil
+}
+
+// refusal is why a request goes no further.
+type refusal struct {
+	code int
+	err  error
+}
+
+// admit returns who asks, or why they may not. It removes the credentials from
+// the request: a cell has no business with them.
+func (g *gate) admit(r *http.Request) (user.Info, *refusal) {
+	response, ok, err := g.authn.AuthenticateRequest(r)
+	r.Header.Del("Authorization")
+	if err != nil || !ok {
+		if err == nil {
+			err = errors.New("no credentials")
+		}
+		return nil, &refusal{http.StatusUnauthorized, err}
+	}
+	verb := verbOf(r)
+	subresources := subresourcesOf(r.URL.Path)
+	for _, sub := range subresources {
+		decision, _, err := g.authz.Authorize(r.Context(), authorizer.AttributesRecord{
+			User: response.User, Verb: verb, APIVersion: "v1", Resource: "nodes", Name: g.node,
+			Subresource: sub, ResourceRequest: true, Path: r.URL.Path,
+		})
+		if err != nil {
+			return nil, &refusal{http.StatusInternalServerError, fmt.Errorf(
+				"authorization error (user=%s, verb=%s, resource=nodes, subresource=%s): %w", response.User.GetName(), verb, sub, err)}
+		}
+		if decision == authorizer.DecisionAllow {
+			return response.User, nil
+		}
+	}
+	return nil, &refusal{http.StatusForbidden, fmt.Errorf("forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=%v)",
+		response.User.GetName(), verb, subresources)}
+}
+
+// verbOf is the verb to ask for. It is the kubelet's, but for what runs or
+// reaches something in a pod: a WebSocket comes as a GET, and who may only read
+// must not run commands by that, so those are "create" however they come. The
+// roles that API servers use for kubelets have both.
+func verbOf(r *http.Request) string {
+	for _, p := range []string{"/exec", "/attach", "/portForward", "/run", "/checkpoint"} {
+		if under(r.URL.Path, p) {
+			return "create"
+		}
+	}
+	switch r.Method {
+	case http.MethodPost:
+		return "create"
+	case http.MethodGet, http.MethodHead:
+		return "get"
+	case http.MethodPut:
+		return "update"
+	case http.MethodPatch:
+		return "patch"
+	case http.MethodDelete:
+		return "delete"
+	}
+	return ""
+}
+
+// subresourcesOf are those of the node of which one suffices, as the kubelet
+// has them, finest first.
+func subresourcesOf(path string) []string {
+	switch {
+	case under(path, "/pods"), under(path, "/runningpods"):
+		return []string{"pods", "proxy"}
+	case under(path, "/healthz"):
+		return []string{"healthz", "proxy"}
+	case under(path, "/configz"):
+		return []string{"configz", "proxy"}
+	case under(path, "/stats"):
+		return []string{"stats"}
+	case under(path, "/metrics"):
+		return []string{"metrics"}
+	case under(path, "/logs"):
+		return []string{"log"}
+	case under(path, "/checkpoint"):
+		return []string{"checkpoint"}
+	}
+	return []string{"proxy"}
+}
+
+func under(path, prefix string) bool {
+	return path == prefix || strings.HasPrefix(path, prefix+"/")
+}

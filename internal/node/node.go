@@ -1,0 +1,402 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	vklog "github.com/virtual-kubelet/virtual-kubelet/log"
+	vknode "github.com/virtual-kubelet/virtual-kubelet/node"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/utils/clock"
+)
+
+// KubernetesVersion is that of the kubelet which runs on the cells.
+const KubernetesVersion = "v1.36.3"
+
+// CellFeatures are the node features that the kubelet on the cells has on by
+// default and that a node declares, sorted. The API server refuses what a node
+// does not declare (it would resize no init container), and speaks WebSocket to
+// a kubelet only if it declares it.
+var CellFeatures = []string{
+	"ExtendWebSocketsToKubelet",
+	"InPlacePodLevelResourcesVerticalScaling",
+	"InPlacePodVerticalScalingInitContainers",
+	"RestartAllContainersOnContainerExits",
+}
+
+const (
+	typeLabel = "type"
+	typeValue = "virtual-kubelet"
+	// instanceType is the label's value for a node whose pods have each an
+	// instance of a type of its own.
+	instanceType = "kip"
+	operatingSys = "linux"
+
+	// checkInterval is how often Kip asks itself whether it can work, and
+	// checkTimeout how long it waits for the answer.
+	checkInterval = 10 * time.Second
+	checkTimeout  = 10 * time.Second
+	// failuresToNotReady is how many checks must fail in a row before a node
+	// that was ready says that it is not. A node that is not ready takes its
+	// pods out of their Services, although they run: a hiccup must not.
+	failuresToNotReady = 3
+)
+
+// Config of the virtual node. All fields are required, unless stated otherwise.
+type Config struct {
+	// Name of the node, a DNS subdomain.
+	Name string
+	// Own is Kip's own identity: it may create nodes, and get and patch this
+	// one.
+	Own kubernetes.Interface
+	// Node is the identity system:node:<Name>: it writes the status and the
+	// lease.
+	Node kubernetes.Interface
+	// Capacity is what the scheduler may place on the node; allocatable is
+	// the same.
+	Capacity corev1.ResourceList
+	// Labels are added to the node's own, and may replace the zone, the region
+	// and the instance type. Optional.
+	Labels map[string]string
+	// Taint keeps pods away that do not tolerate it. Optional.
+	Taint *corev1.Taint
+	// Zone and Region are those of the cells. Optional.
+	Zone, Region string
+	// Arch of the cells, in Go's and Kubernetes' words: amd64, arm64.
+	Arch string
+	// InternalIP and Port are where the API server finds the kubelet port.
+	InternalIP netip.Addr
+	Port       uint16
+	// Version of Kip.
+	Version string
+	// Features that the node declares. Optional: CellFeatures.
+	Features []string
+	// Healthy says why Kip cannot do its work now, or nil.
+	Healthy func(context.Context) error
+	Log     *slog.Logger
+	// Clock is optional: the real one.
+	Clock clock.WithTicker
+}
+
+// Node is the virtual node. Make it with New.
+type Node struct {
+	c      Config
+	labels map[string]string // all that the node must carry
+
+	ready     chan struct{}
+	readyOnce sync.Once
+
+	mu sync.Mutex
+	// sent is the Ready condition that the node controller was last told of,
+	// applied whether the API server has it. The node controller's inbox
+	// holds one status and blocks its writer when full, also after the
+	// controller has ended: nothing is sent before the last was applied.
+	sent    corev1.NodeCondition
+	applied bool
+}
+
+// New checks the configuration. It has no effect outside.
+func New(c Config) (*Node, error) {
+	if problems := validation.IsDNS1123Subdomain(c.Name); len(problems) > 0 {
+		return nil, fmt.Errorf("node name %q: %s", c.Name, strings.Join(problems, "; "))
+	}
+	if !c.InternalIP.IsValid() || c.InternalIP.IsUnspecified() {
+		return nil, fmt.Errorf("internal IP of node %s: %q is not an address at which the API server can reach it", c.Name, c.InternalIP)
+	}
+	if c.Port == 0 {
+		return nil, fmt.Errorf("kubelet port of node %s: it must be between 1 and 65535", c.Name)
+	}
+	for _, r := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourcePods} {
+		if q, ok := c.Capacity[r]; !ok || q.Sign() <= 0 {
+			return nil, fmt.Errorf("capacity of node %s: %s must be set and greater than 0", c.Name, r)
+		}
+	}
+	if c.Own == nil || c.Node == nil || c.Healthy == nil || c.Log == nil {
+		return nil, errors.New("node: Own, Node, Healthy and Log must be set")
+	}
+	if c.Arch == "" || c.Version == "" {
+		return nil, errors.New("node: Arch and Version must be set")
+	}
+	if c.Features == nil {
+		c.Features = CellFeatures
+	}
+	if c.Clock == nil {
+		c.Clock = clock.RealClock{}
+	}
+	labels, err := allLabels(c)
+	if err != nil {
+		return nil, err
+	}
+	return &Node{c: c, labels: labels, ready: make(chan struct{})}, nil
+}
+
+func allLabels(c Config) (map[string]string, error) {
+	fixed := map[string]string{
+		typeLabel:            typeValue,
+		corev1.LabelHostname: c.Name,
+		corev1.LabelOSStable: operatingSys,
+		// Every cell of this node is of this architecture.
+		corev1.LabelArchStable: c.Arch,
+	}
+	labels := map[string]string{corev1.LabelInstanceTypeStable: instanceType}
+	if c.Zone != "" {
+		labels[corev1.LabelTopologyZone] = c.Zone
+	}
+	if c.Region != "" {
+		labels[corev1.LabelTopologyRegion] = c.Region
+	}
+	for k, v := range c.Labels {
+		if problems := validation.IsQualifiedName(k); len(problems) > 0 {
+			return nil, fmt.Errorf("node label %q: %s", k, strings.Join(problems, "; "))
+		}
+		if problems := validation.IsValidLabelValue(v); len(problems) > 0 {
+			return nil, fmt.Errorf("value %q of node label %s: %s", v, k, strings.Join(problems, "; "))
+		}
+		if f, ok := fixed[k]; ok && f != v {
+			return nil, fmt.Errorf("node label %s: Kip sets it to %q, it cannot be %q", k, f, v)
+		}
+		labels[k] = v
+	}
+	maps.Copy(labels, fixed)
+	return labels, nil
+}
+
+// Ready is closed when the node is registered and its first status is written.
+func (n *Node) Ready() <-chan struct{} { return n.ready }
+
+// Run registers the node and keeps its lease and status until ctx ends. It does
+// not give up: what fails is logged and tried again. The node object stays. The
+// error is nil unless the node's name belongs to a node that is not Kip's.
+func (n *Node) Run(ctx context.Context) error {
+	ctx = vklog.WithLogger(ctx, vkLogger{n.c.Log.With("node", n.c.Name)})
+	const first, most = time.Second, 30 * time.Second
+	for wait := first; ; wait = min(2*wait, most) {
+		started := n.c.Clock.Now()
+		err := n.runOnce(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, ErrForeignNode) {
+			return err
+		}
+		if n.c.Clock.Since(started) > most {
+			wait = first
+		}
+		n.c.Log.Error("the virtual node cannot be kept; trying again", "node", n.c.Name, "err", err, "in", wait)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-n.c.Clock.After(wait):
+		}
+	}
+}
+
+func (n *Node) runOnce(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var checks sync.WaitGroup
+	defer checks.Wait()
+	defer cancel()
+
+	registered, err := n.register(ctx)
+	if err != nil {
+		return err
+	}
+	// The first judgement stands at once: nothing is known of before.
+	failures := failuresToNotReady
+	condition := n.check(ctx, &failures)
+	condition.LastTransitionTime = n.transition(condition, registered.Status.Conditions)
+	n.mu.Lock()
+	n.sent, n.applied = condition, false
+	n.mu.Unlock()
+
+	notify := make(chan func(*corev1.Node), 1)
+	controller, err := vknode.NewNodeController(provider{notify},
+		n.object(registered, condition),
+		observedNodes{n.c.Node.CoreV1().Nodes(), n},
+		vknode.WithNodeEnableLeaseV1(n.c.Node.CoordinationV1().Leases(corev1.NamespaceNodeLease), vknode.DefaultLeaseDuration),
+		vknode.WithNodeStatusUpdateErrorHandler(func(ctx context.Context, err error) error {
+			if !apierrors.IsNotFound(err) {
+				return err
+			}
+			n.c.Log.Warn("the node object was deleted; making it again", "node", n.c.Name)
+			_, err = n.register(ctx)
+			return err
+		}))
+	if err != nil {
+		return fmt.Errorf("node controller of %s: %w", n.c.Name, err)
+	}
+	checks.Go(func() { n.keepChecking(ctx, failures, registered, notify) })
+	return controller.Run(ctx)
+}
+
+// keepChecking tells the node controller when Kip's health changes.
+func (n *Node) keepChecking(ctx context.Context, failures int, registered *corev1.Node, notify <-chan func(*corev1.Node)) {
+	var tell func(*corev1.Node)
+	select {
+	case <-ctx.Done():
+		return
+	case tell = <-notify:
+	}
+	ticker := n.c.Clock.NewTicker(checkInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C():
+		}
+		condition := n.check(ctx, &failures)
+		if ctx.Err() != nil {
+			return
+		}
+		n.mu.Lock()
+		send := n.applied && !sameCondition(condition, n.sent)
+		if send {
+			condition.LastTransitionTime = n.transition(condition, []corev1.NodeCondition{n.sent})
+			n.sent, n.applied = condition, false
+		}
+		n.mu.Unlock()
+		if send {
+			n.c.Log.Info("the node's readiness changes", "node", n.c.Name,
+				"ready", condition.Status, "reason", condition.Reason, "message", condition.Message)
+			tell(n.object(registered, condition))
+		}
+	}
+}
+
+// observe sees each status that the API server accepted.
+func (n *Node) observe(node *corev1.Node) {
+	for _, c := range node.Status.Conditions {
+		if c.Type != corev1.NodeReady {
+			continue
+		}
+		n.mu.Lock()
+		if sameCondition(c, n.sent) {
+			n.applied = true
+		}
+		n.mu.Unlock()
+	}
+	n.readyOnce.Do(func() { close(n.ready) })
+}
+
+// check asks whether Kip can work, and says it as the node's Ready condition.
+// failures counts the checks that failed in a row.
+func (n *Node) check(ctx context.Context, failures *int) corev1.NodeCondition {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	err := n.c.Healthy(ctx)
+	c := corev1.NodeCondition{
+		Type:    corev1.NodeReady,
+		Status:  corev1.ConditionTrue,
+		Reason:  "KipReady",
+		Message: "Kip is ready to give pods their cells",
+	}
+	switch {
+	case err == nil:
+		*failures = 0
+	case *failures+1 < failuresToNotReady:
+		*failures++
+		n.c.Log.Warn("Kip cannot do its work now", "node", n.c.Name, "err", err, "times", *failures)
+	default:
+		*failures = failuresToNotReady
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, "KipNotReady", err.Error()
+	}
+	return c
+}
+
+// transition is when c came to have its status: now, unless it had it before.
+func (n *Node) transition(c corev1.NodeCondition, before []corev1.NodeCondition) metav1.Time {
+	for _, was := range before {
+		if was.Type == c.Type && was.Status == c.Status {
+			return was.LastTransitionTime
+		}
+	}
+	return metav1.NewTime(n.c.Clock.Now())
+}
+
+func sameCondition(a, b corev1.NodeCondition) bool {
+	return a.Status == b.Status && a.Reason == b.Reason && a.Message == b.Message
+}
+
+// object is the node as the node controller writes it. It carries no labels:
+// they are written by register.
+func (n *Node) object(registered *corev1.Node, ready corev1.NodeCondition) *corev1.Node {
+	conditions := []corev1.NodeCondition{ready}
+	for _, t := range []corev1.NodeConditionType{
+		corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeNetworkUnavailable,
+	} {
+		c := corev1.NodeCondition{
+			Type: t, Status: corev1.ConditionFalse,
+			Reason: "CellPerPod", Message: "every pod has a machine of its own; they share nothing that could run short",
+		}
+		c.LastTransitionTime = n.transition(c, registered.Status.Conditions)
+		conditions = append(conditions, c)
+	}
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: n.c.Name, UID: registered.UID},
+		Status: corev1.NodeStatus{
+			Capacity:    n.c.Capacity.DeepCopy(),
+			Allocatable: n.c.Capacity.DeepCopy(),
+			Conditions:  conditions,
+			Addresses: []corev1.NodeAddress{
+				{Type: corev1.NodeInternalIP, Address: n.c.InternalIP.String()},
+				{Type: corev1.NodeHostName, Address: n.c.Name},
+			},
+			DaemonEndpoints: corev1.NodeDaemonEndpoints{
+				KubeletEndpoint: corev1.DaemonEndpoint{Port: int32(n.c.Port)},
+			},
+			NodeInfo: corev1.NodeSystemInfo{
+				KubeletVersion:          KubernetesVersion + "-kip-" + strings.TrimPrefix(n.c.Version, "v"),
+				OSImage:                 "Kip " + n.c.Version + " (a machine for each pod)",
+				ContainerRuntimeVersion: "kip://" + n.c.Version,
+				OperatingSystem:         operatingSys,
+				Architecture:            n.c.Arch,
+			},
+			DeclaredFeatures: n.c.Features,
+		},
+	}
+}
+
+// provider is what Virtual Kubelet asks. The ping never fails: Kip's health is
+// told in the Ready condition, with its reason, while the lease says only that
+// Kip lives. (A failing ping would stop both, and the node would turn Unknown
+// without a word.)
+type provider struct{ notify chan<- func(*corev1.Node) }
+
+var _ vknode.NodeProvider = provider{}
+
+func (provider) Ping(ctx context.Context) error { return ctx.Err() }
+
+func (p provider) NotifyNodeStatus(_ context.Context, cb func(*corev1.Node)) { p.notify <- cb }
+
+// observedNodes lets the node see the statuses that are written, and makes a
+// node object that vanished in the way in which register does.
+type observedNodes struct {
+	corev1client.NodeInterface
+	n *Node
+}
+
+func (o observedNodes) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, sub ...string) (*corev1.Node, error) {
+	node, err := o.NodeInterface.Patch(ctx, name, pt, data, opts, sub...)
+	if err == nil {
+		o.n.observe(node)
+	}
+	return node, err
+}
+
+func (o observedNodes) Create(ctx context.Context, _ *corev1.Node, _ metav1.CreateOptions) (*corev1.Node, error) {
+	return o.n.register(ctx)
+}

@@ -1,0 +1,348 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+)
+
+// DefaultPort is the kubelet's.
+const DefaultPort = 10250
+
+// Cells finds the cell of a pod.
+type Cells interface {
+	// RoundTripper is the way to the agent on the pod's cell; the requests
+	// that it takes have a path of package agentapi, and any host. uid may be
+	// empty; if it is not, it must be the pod's. The errors that the port
+	// distinguishes are ErrPodNotFound, *WaitingError and *EndedError; any
+	// other means that the cell cannot be reached now.
+	RoundTripper(namespace, name string, uid types.UID) (http.RoundTripper, error)
+}
+
+// ErrPodNotFound says that no such pod is on this node.
+var ErrPodNotFound = errors.New("pod not found on this node")
+
+// WaitingError says that a pod has no cell that could answer yet.
+type WaitingError struct {
+	// Why is what the pod waits for, in words for its owner.
+	Why string
+}
+
+func (e *WaitingError) Error() string { return "waiting to start: " + e.Why }
+
+// EndedError says that a pod has ended and its cell has gone. Its logs may be
+// saved.
+type EndedError struct {
+	UID   types.UID
+	Phase corev1.PodPhase
+}
+
+func (e *EndedError) Error() string { return fmt.Sprintf("the pod has ended: %s", e.Phase) }
+
+// SavedLogs answers a containerLogs request for a pod whose cell has gone. It
+// reads the options from the request's query, and answers 404 for what it does
+// not have.
+type SavedLogs interface {
+	Serve(w http.ResponseWriter, r *http.Request, uid types.UID, container string)
+}
+
+// PortConfig says what the kubelet port needs. All fields are required, unless
+// stated otherwise.
+type PortConfig struct {
+	NodeName string
+	// Reviews may create token reviews and subject access reviews.
+	Reviews kubernetes.Interface
+	// ClientCA is whose client certificates are accepted; see the function
+	// ClientCA. Optional: only tokens are.
+	ClientCA dynamiccertificates.CAContentProvider
+	// Certificate is the one to serve with, as in a tls.Config.
+	Certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	Cells       Cells
+	Logs        SavedLogs
+	// Pods are those bound to the node.
+	Pods func() []*corev1.Pod
+	// Healthy says why Kip cannot do its work now, or nil.
+	Healthy func(context.Context) error
+	Log     *slog.Logger
+}
+
+// Port is what the API server, and those who collect metrics, ask as a kubelet.
+type Port struct {
+	c    PortConfig
+	gate *gate
+	mux  *http.ServeMux
+}
+
+// NewPort checks the configuration. It has no effect outside.
+func NewPort(c PortConfig) (*Port, error) {
+	if c.NodeName == "" || c.Reviews == nil || c.Certificate == nil || c.Cells == nil || c.Logs == nil ||
+		c.Pods == nil || c.Healthy == nil || c.Log == nil {
+		return nil, errors.New("kubelet port: NodeName, Reviews, Certificate, Cells, Logs, Pods, Healthy and Log must be set")
+	}
+	gate, err := newGate(c.NodeName, c.Reviews, c.ClientCA)
+	if err != nil {
+		return nil, err
+	}
+	p := &Port{c: c, gate: gate, mux: http.NewServeMux()}
+
+	p.mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", p.toCell("containerLogs"))
+	for _, method := range []string{"GET", "POST"} {
+		for _, what := range []string{"exec", "attach"} {
+			p.mux.HandleFunc(method+" /"+what+"/{namespace}/{pod}/{container}", p.toCell(what))
+			p.mux.HandleFunc(method+" /"+what+"/{namespace}/{pod}/{uid}/{container}", p.toCell(what))
+		}
+		p.mux.HandleFunc(method+" /portForward/{namespace}/{pod}", p.toCell("portForward"))
+		p.mux.HandleFunc(method+" /portForward/{namespace}/{pod}/{uid}", p.toCell("portForward"))
+	}
+	p.mux.HandleFunc("POST /run/{namespace}/{pod}/{container}", p.toCell("run"))
+	p.mux.HandleFunc("POST /run/{namespace}/{pod}/{uid}/{container}", p.toCell("run"))
+	p.mux.HandleFunc("POST /checkpoint/{namespace}/{pod}/{container}", p.toCell("checkpoint"))
+
+	p.mux.HandleFunc("GET /pods", p.pods(func(*corev1.Pod) bool { return true }))
+	p.mux.HandleFunc("GET /pods/{$}", p.pods(func(*corev1.Pod) bool { return true }))
+	running := p.pods(func(pod *corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning })
+	p.mux.HandleFunc("GET /runningpods", running)
+	p.mux.HandleFunc("GET /runningpods/{$}", running)
+	p.mux.HandleFunc("GET /healthz", p.healthz)
+	p.mux.HandleFunc("GET /healthz/{$}", p.healthz)
+	return p, nil
+}
+
+// Serve answers on l, by TLS, until ctx ends; then every request is cancelled.
+// It closes l.
+func (p *Port) Serve(ctx context.Context, l net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var followers sync.WaitGroup
+	defer followers.Wait()
+	defer cancel()
+	if ca, ok := p.c.ClientCA.(dynamiccertificates.ControllerRunner); ok {
+		followers.Go(func() { ca.Run(ctx, 1) })
+	}
+	server := &http.Server{
+		Handler: p,
+		TLSConfig: &tls.Config{
+			MinVersion:     tls.VersionTLS12,
+			GetCertificate: p.c.Certificate,
+			// The certificate is judged by the gate, beside the token.
+			ClientAuth: tls.RequestClientCert,
+		},
+		ReadHeaderTimeout: 30 * time.Second,
+		IdleTimeout:       90 * time.Second,
+		ErrorLog:          slog.NewLogLogger(p.c.Log.Handler(), slog.LevelDebug),
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+	}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	err := server.ServeTLS(l, "", "")
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("kubelet port %s: %w", l.Addr(), err)
+}
+
+// ServeHTTP admits a request and routes it.
+func (p *Port) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	who, refused := p.gate.admit(r)
+	if refused != nil {
+		p.c.Log.Debug("refused at the kubelet port", "code", refused.code, "method", r.Method, "path", r.URL.Path, "err", refused.err)
+		text := refused.err.Error()
+		if refused.code == http.StatusUnauthorized {
+			text = "Unauthorized" // why not is not for who is not known
+		}
+		http.Error(w, text, refused.code)
+		return
+	}
+	p.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, who)))
+}
+
+type callerKey struct{}
+
+func caller(r *http.Request) string {
+	if u, ok := r.Context().Value(callerKey{}).(user.Info); ok {
+		return u.GetName()
+	}
+	return ""
+}
+
+// target is what a request is about.
+type target struct {
+	what, namespace, pod, container string
+	uid                             types.UID
+}
+
+func targetOf(what string, r *http.Request) (target, error) {
+	t := target{
+		what: what, namespace: r.PathValue("namespace"), pod: r.PathValue("pod"),
+		container: r.PathValue("container"), uid: types.UID(r.PathValue("uid")),
+	}
+	for name, v := range map[string]string{"namespace": t.namespace, "pod": t.pod, "container": t.container, "uid": string(t.uid)} {
+		if problems := path.IsValidPathSegmentName(v); len(problems) > 0 {
+			return t, fmt.Errorf("%s %q in the path: %s", name, v, problems[0])
+		}
+	}
+	return t, nil
+}
+
+// path is the kubelet's, below the agent's prefix for it. A uid has been
+// checked by then, but the kubelet may check it again.
+func (t target) path() string {
+	segments := []string{t.what, t.namespace, t.pod}
+	for _, s := range []string{string(t.uid), t.container} {
+		if s != "" {
+			segments = append(segments, s)
+		}
+	}
+	u := url.URL{Path: agentapi.PathKubelet}
+	return u.JoinPath(segments...).Path
+}
+
+// toCell passes a request on to the kubelet of the pod's cell, as it is: what
+// follows, upgrades and exit codes are between that kubelet and the caller.
+func (p *Port) toCell(what string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		t, err := targetOf(what, r)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		if what != "containerLogs" {
+			// Never the query: it holds the command.
+			p.c.Log.Info("into a pod", "what", what, "pod", t.namespace+"/"+t.pod, "container", t.container, "user", caller(r))
+		}
+		way, err := p.c.Cells.RoundTripper(t.namespace, t.pod, t.uid)
+		if err != nil {
+			p.noCell(w, r, t, err)
+			return
+		}
+		proxy := httputil.ReverseProxy{
+			Transport:     way,
+			FlushInterval: -1,
+			Rewrite: func(out *httputil.ProxyRequest) {
+				out.Out.URL = &url.URL{Scheme: "http", Host: "cell", Path: t.path(), RawQuery: out.In.URL.RawQuery}
+				out.Out.Host = "cell"
+				for _, h := range []string{"Authorization", "Cookie", "X-Forwarded-For", "Forwarded"} {
+					out.Out.Header.Del(h)
+				}
+				withoutBearer(out.Out.Header)
+			},
+			ModifyResponse: func(resp *http.Response) error {
+				// A kubelet redirects nobody. A cell that does would make
+				// the API server, or who else asks, call an address of its
+				// choice.
+				if resp.StatusCode >= 300 && resp.StatusCode < 400 {
+					return fmt.Errorf("the cell answered with a redirect (%d)", resp.StatusCode)
+				}
+				return nil
+			},
+			ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+				p.lost(w, r, t, err)
+			},
+			ErrorLog: slog.NewLogLogger(p.c.Log.Handler(), slog.LevelDebug),
+		}
+		proxy.ServeHTTP(w, r)
+	}
+}
+
+// withoutBearer removes a token from the protocols of a WebSocket, where browsers
+// put it.
+func withoutBearer(h http.Header) {
+	const header, prefix = "Sec-Websocket-Protocol", "base64url.bearer.authorization.k8s.io."
+	var keep []string
+	for _, line := range h.Values(header) {
+		for protocol := range strings.SplitSeq(line, ",") {
+			if protocol = strings.TrimSpace(protocol); protocol != "" && !strings.HasPrefix(protocol, prefix) {
+				keep = append(keep, protocol)
+			}
+		}
+	}
+	h.Del(header)
+	if len(keep) > 0 {
+		h.Set(header, strings.Join(keep, ", "))
+	}
+}
+
+// lost answers for a cell that did not. It may have ended in the meantime: then
+// the saved log is the answer.
+func (p *Port) lost(w http.ResponseWriter, r *http.Request, t target, cause error) {
+	if r.Context().Err() != nil { // the caller has gone, or Kip stops
+		http.Error(w, "the request was cancelled", http.StatusServiceUnavailable)
+		return
+	}
+	var ended *EndedError
+	if _, err := p.c.Cells.RoundTripper(t.namespace, t.pod, t.uid); errors.As(err, &ended) {
+		p.noCell(w, r, t, err)
+		return
+	}
+	p.c.Log.Warn("a pod's cell did not answer", "pod", t.namespace+"/"+t.pod, "what", t.what, "err", cause)
+	http.Error(w, fmt.Sprintf("the cell of pod %s/%s did not answer: %v", t.namespace, t.pod, cause), http.StatusBadGateway)
+}
+
+// noCell answers when there is no cell to ask. The codes are those that the
+// kubelet gives in the same case; API servers hand the text on to kubectl.
+func (p *Port) noCell(w http.ResponseWriter, r *http.Request, t target, err error) {
+	var waiting *WaitingError
+	var ended *EndedError
+	switch {
+	case errors.Is(err, ErrPodNotFound):
+		http.Error(w, fmt.Sprintf("pod %q does not exist in namespace %q on node %s", t.pod, t.namespace, p.c.NodeName), http.StatusNotFound)
+	case errors.As(err, &waiting) && t.container != "":
+		http.Error(w, fmt.Sprintf("container %q in pod %q is waiting to start: %s", t.container, t.pod, waiting.Why), http.StatusBadRequest)
+	case errors.As(err, &waiting):
+		http.Error(w, fmt.Sprintf("pod %q is waiting to start: %s", t.pod, waiting.Why), http.StatusBadRequest)
+	case errors.As(err, &ended) && t.what == "containerLogs":
+		p.c.Logs.Serve(w, r, ended.UID, t.container)
+	case errors.As(err, &ended):
+		http.Error(w, fmt.Sprintf("pod %q has ended (phase %s) and its cell is gone: %s is not possible", t.pod, ended.Phase, t.what), http.StatusBadRequest)
+	default:
+		p.c.Log.Warn("a pod's cell cannot be reached", "pod", t.namespace+"/"+t.pod, "what", t.what, "err", err)
+		http.Error(w, fmt.Sprintf("the cell of pod %s/%s cannot be reached: %v", t.namespace, t.pod, err), http.StatusServiceUnavailable)
+	}
+}
+
+func (p *Port) pods(want func(*corev1.Pod) bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		list := &corev1.PodList{Items: []corev1.Pod{}}
+		for _, pod := range p.c.Pods() {
+			if want(pod) {
+				list.Items = append(list.Items, *pod)
+			}
+		}
+		body, err := runtime.Encode(scheme.Codecs.LegacyCodec(corev1.SchemeGroupVersion), list)
+		if err != nil {
+			http.Error(w, "encode the pods: "+err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+		// A caller who has gone is no error of ours.
+		_, _ = w.Write(body)
+	}
+}
+
+func (p *Port) healthz(w http.ResponseWriter, r *http.Request) {
+	if err := p.c.Healthy(r.Context()); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	_, _ = io.WriteString(w, "ok")
+}

@@ -1,0 +1,179 @@
+package placement
+
+import (
+	"errors"
+	"math"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+)
+
+// Prefix of all annotations by which a pod's owner tells Kip something.
+const Prefix = "pod.elotl.co/"
+
+// The annotations that Kip knows.
+const (
+	AnnotationInstanceType       = Prefix + "instance-type"
+	AnnotationLaunchType         = Prefix + "launch-type"
+	AnnotationVolumeSize         = Prefix + "volume-size"
+	AnnotationPrivateIPOnly      = Prefix + "private-ip-only"
+	AnnotationSecurityGroups     = Prefix + "security-groups"
+	AnnotationInstanceProfile    = Prefix + "instance-profile"
+	AnnotationHealthyTimeout     = Prefix + "healthcheck-healthy-timeout"
+	AnnotationCloudRoute         = Prefix + "cloud-route"
+	AnnotationImageOverlayRootfs = Prefix + "image-overlay-rootfs"
+)
+
+// LaunchType is how an instance is bought.
+type LaunchType string
+
+const (
+	OnDemand  LaunchType = "on-demand"
+	Spot      LaunchType = "spot"
+	Dedicated LaunchType = "dedicated" // on a host that no other account shares
+)
+
+// Annotations are a pod's annotations with Prefix, parsed. The zero value of a
+// field, or nil, means that the pod does not have that annotation.
+type Annotations struct {
+	// InstanceType is the name of a type, or a pattern of names with "*".
+	InstanceType string
+	// LaunchType is OnDemand without the annotation.
+	LaunchType LaunchType
+	// VolumeSizeBytes is the root disk's least size, rounded up to GiB.
+	VolumeSizeBytes int64
+	// PrivateIPOnly, when set, overrides cells.privateIPOnly.
+	PrivateIPOnly *bool
+	// SecurityGroups are attached besides those of all cells; they are network
+	// tags on GCE.
+	SecurityGroups []string
+	// InstanceProfile is the name or ARN of an AWS instance profile, or the
+	// e-mail address of a GCE service account.
+	InstanceProfile string
+	// HealthyTimeout, when set, overrides cells.healthcheck; zero or less means
+	// that the cell is never terminated for being unhealthy.
+	HealthyTimeout *time.Duration
+	// CloudRoutes are routed to the cell by the cloud's network.
+	CloudRoutes []netip.Prefix
+	// ImageOverlayRootfs, when set, says whether images are mounted (true) or
+	// extracted.
+	ImageOverlayRootfs *bool
+}
+
+// annotationKinds are the known annotations: what each allows, and how it is
+// read. parse gets the trimmed value and reports whether it is valid.
+var annotationKinds = map[string]struct {
+	allowed string
+	parse   func(a *Annotations, value string) bool
+}{
+	AnnotationInstanceType: {"the name of an instance type, or a pattern with * such as c5.*", func(a *Annotations, v string) bool {
+		a.InstanceType = v
+		return v != "" && !strings.ContainsAny(v, " \t\n,")
+	}},
+	AnnotationLaunchType: {"on-demand, spot or dedicated", func(a *Annotations, v string) bool {
+		a.LaunchType = LaunchType(strings.ToLower(v))
+		return slices.Contains([]LaunchType{OnDemand, Spot, Dedicated}, a.LaunchType)
+	}},
+	AnnotationVolumeSize: {"a quantity above 0 such as 20Gi", func(a *Annotations, v string) bool {
+		const gib = 1 << 30
+		q, err := apiresource.ParseQuantity(v)
+		if err != nil || q.Sign() <= 0 {
+			return false
+		}
+		b := value(q)
+		if b > math.MaxInt64-gib {
+			return false
+		}
+		a.VolumeSizeBytes = (b + gib - 1) / gib * gib
+		return true
+	}},
+	AnnotationPrivateIPOnly: {"true or false", func(a *Annotations, v string) bool {
+		return parseBool(&a.PrivateIPOnly, v)
+	}},
+	AnnotationSecurityGroups: {"names or IDs of security groups (network tags on GCE), separated by commas", func(a *Annotations, v string) bool {
+		for group := range strings.SplitSeq(v, ",") {
+			group = strings.TrimSpace(group)
+			if group == "" || strings.ContainsAny(group, " \t\n") {
+				return false
+			}
+			a.SecurityGroups = append(a.SecurityGroups, group)
+		}
+		return true
+	}},
+	AnnotationInstanceProfile: {"the name or ARN of an instance profile, or the e-mail address of a service account", func(a *Annotations, v string) bool {
+		a.InstanceProfile = v
+		return v != "" && !strings.ContainsAny(v, " \t\n,")
+	}},
+	AnnotationHealthyTimeout: {"a number of seconds such as 90; 0 or less: never", func(a *Annotations, v string) bool {
+		const most = 365 * 24 * 3600 // a year; far larger ones overflow a Duration
+		s, err := strconv.ParseFloat(v, 64)
+		if err != nil || !(math.Abs(s) <= most) {
+			return false
+		}
+		d := time.Duration(s * float64(time.Second))
+		a.HealthyTimeout = &d
+		return true
+	}},
+	AnnotationCloudRoute: {"CIDRs such as 10.20.0.0/16, separated by spaces", func(a *Annotations, v string) bool {
+		for cidr := range strings.FieldsSeq(v) {
+			p, err := netip.ParsePrefix(cidr)
+			if err != nil || p != p.Masked() {
+				return false
+			}
+			a.CloudRoutes = append(a.CloudRoutes, p)
+		}
+		return len(a.CloudRoutes) > 0
+	}},
+	AnnotationImageOverlayRootfs: {"true or false", func(a *Annotations, v string) bool {
+		return parseBool(&a.ImageOverlayRootfs, v)
+	}},
+}
+
+// knownAnnotations are the names of annotationKinds, sorted.
+var knownAnnotations = func() []string {
+	var names []string
+	for name := range annotationKinds {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}()
+
+func parseBool(to **bool, v string) bool {
+	b, err := strconv.ParseBool(v)
+	*to = &b
+	return err == nil
+}
+
+// ParseAnnotations reads the annotations with Prefix out of a pod's. The error
+// joins one *InvalidAnnotationError for each that is unknown or invalid, in the
+// order of their names.
+func ParseAnnotations(annotations map[string]string) (Annotations, error) {
+	parsed := Annotations{LaunchType: OnDemand}
+	var invalid []*InvalidAnnotationError
+	for name, v := range annotations {
+		if !strings.HasPrefix(name, Prefix) {
+			continue
+		}
+		kind, known := annotationKinds[name]
+		switch {
+		case !known:
+			invalid = append(invalid, unknownAnnotation(name, v))
+		case !kind.parse(&parsed, strings.TrimSpace(v)):
+			invalid = append(invalid, &InvalidAnnotationError{Annotation: name, Value: v, Allowed: kind.allowed})
+		}
+	}
+	if invalid == nil {
+		return parsed, nil
+	}
+	slices.SortFunc(invalid, func(a, b *InvalidAnnotationError) int { return strings.Compare(a.Annotation, b.Annotation) })
+	errs := make([]error, len(invalid))
+	for i, e := range invalid {
+		errs[i] = e
+	}
+	return Annotations{}, errors.Join(errs...)
+}

@@ -1,0 +1,97 @@
+package placement
+
+import (
+	"errors"
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestAnnotationsAreParsed(t *testing.T) {
+	yes, no := true, false
+	ninety, never := 90500*time.Millisecond, -1*time.Second
+	for _, c := range []struct {
+		name        string
+		annotations map[string]string
+		want        Annotations
+	}{
+		{"none", nil, Annotations{LaunchType: OnDemand}},
+		{"others' are left alone", map[string]string{"example.com/x": "y", "prometheus.io/scrape": "true", "service.elotl.co/x": "y"}, Annotations{LaunchType: OnDemand}},
+		{"all", map[string]string{
+			AnnotationInstanceType:       " c5.* ",
+			AnnotationLaunchType:         "SPOT",
+			AnnotationVolumeSize:         "10.2Gi",
+			AnnotationPrivateIPOnly:      "true",
+			AnnotationSecurityGroups:     "sg-1, sg-2",
+			AnnotationInstanceProfile:    "arn:aws:iam::11123456:instance-profile/s3",
+			AnnotationHealthyTimeout:     "90.5",
+			AnnotationCloudRoute:         "10.20.0.0/16  10.30.0.0/16",
+			AnnotationImageOverlayRootfs: "false",
+		}, Annotations{
+			InstanceType: "c5.*", LaunchType: Spot, VolumeSizeBytes: 11 * gib, PrivateIPOnly: &yes, SecurityGroups: []string{"sg-1", "sg-2"},
+			InstanceProfile: "arn:aws:iam::11123456:instance-profile/s3", HealthyTimeout: &ninety,
+			CloudRoutes:        []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("10.30.0.0/16")},
+			ImageOverlayRootfs: &no,
+		}},
+		{"never unhealthy", map[string]string{AnnotationHealthyTimeout: "-1"}, Annotations{LaunchType: OnDemand, HealthyTimeout: &never}},
+		{"whole GiB stay", map[string]string{AnnotationVolumeSize: "10Gi"}, Annotations{LaunchType: OnDemand, VolumeSizeBytes: 10 * gib}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := ParseAnnotations(c.annotations)
+			if err != nil || !reflect.DeepEqual(got, c.want) {
+				t.Errorf("got  %+v, %v\nwant %+v", got, err, c.want)
+			}
+		})
+	}
+}
+
+func TestInvalidAnnotations(t *testing.T) {
+	for _, c := range []struct{ name, value, want string }{
+		{"pod.elotl.co/instance-typ", "c5.large", "annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be cloud-route, healthcheck-healthy-timeout, image-overlay-rootfs, instance-profile, instance-type, launch-type, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
+		{"pod.elotl.co/", "x", "annotation pod.elotl.co/ is unknown: "},
+		{"pod.elotl.co/task-role", "x", "annotation pod.elotl.co/task-role is unknown: "},
+		{AnnotationInstanceType, "", `annotation pod.elotl.co/instance-type: "" is not valid: want the name of an instance type, or a pattern with * such as c5.*`},
+		{AnnotationInstanceType, "c5.large m5.large", "is not valid: want the name of"},
+		{AnnotationLaunchType, "sport", `annotation pod.elotl.co/launch-type: "sport" is not valid: want on-demand, spot or dedicated`},
+		{AnnotationVolumeSize, "big", `"big" is not valid: want a quantity above 0 such as 20Gi`},
+		{AnnotationVolumeSize, "-1Gi", `"-1Gi" is not valid`},
+		{AnnotationVolumeSize, "0", `"0" is not valid`},
+		{AnnotationVolumeSize, "9223372036854775807", "is not valid"},
+		{AnnotationPrivateIPOnly, "yes", `"yes" is not valid: want true or false`},
+		{AnnotationSecurityGroups, "sg-1,,sg-2", `want names or IDs of security groups`},
+		{AnnotationSecurityGroups, "sg-1 sg-2", `want names or IDs of security groups`},
+		{AnnotationInstanceProfile, " ", "want the name or ARN"},
+		{AnnotationHealthyTimeout, "90s", `want a number of seconds such as 90`},
+		{AnnotationHealthyTimeout, "NaN", `want a number of seconds`},
+		{AnnotationHealthyTimeout, "1e300", `want a number of seconds`},
+		{AnnotationCloudRoute, "10.20.0.0", `"10.20.0.0" is not valid: want CIDRs such as 10.20.0.0/16, separated by spaces`},
+		{AnnotationCloudRoute, "10.20.0.1/16", "want CIDRs"},
+		{AnnotationCloudRoute, " ", "want CIDRs"},
+		{AnnotationImageOverlayRootfs, "overlay", "want true or false"},
+	} {
+		t.Run(c.name+"="+c.value, func(t *testing.T) {
+			_, err := ParseAnnotations(map[string]string{c.name: c.value})
+			var invalid *InvalidAnnotationError
+			if !errors.As(err, &invalid) {
+				t.Fatalf("error %v, want an InvalidAnnotationError", err)
+			}
+			if invalid.Annotation != c.name || invalid.Value != c.value || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got  %v\nwant …%s…", err, c.want)
+			}
+		})
+	}
+}
+
+func TestAllInvalidAnnotationsAreReportedInOrder(t *testing.T) {
+	_, err := placer(t, shop(), Config{}).Candidates(annotated(podOf("cpu=1"),
+		AnnotationVolumeSize, "x", AnnotationCloudRoute, "y", Prefix+"lunch-type", "spot"), nil)
+	if err == nil {
+		t.Fatal("no error")
+	}
+	lines := strings.Split(err.Error(), "\n")
+	if len(lines) != 3 || !strings.Contains(lines[0], "cloud-route") || !strings.Contains(lines[1], "lunch-type") || !strings.Contains(lines[2], "volume-size") {
+		t.Errorf("got %q, want one line each, by name", lines)
+	}
+}

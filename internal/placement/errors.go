@@ -1,0 +1,102 @@
+package placement
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/elotl/kip/internal/spelling"
+)
+
+// InvalidAnnotationError is an annotation with Prefix that Kip does not know, or
+// whose value it cannot use. Only a change of the pod can mend it.
+type InvalidAnnotationError struct {
+	Annotation, Value string
+	// Allowed says what would be right; "" when the annotation is unknown.
+	Allowed string
+	// Nearest is the known word that was probably meant, "" when none is near:
+	// an annotation when this one is unknown, else a value.
+	Nearest string
+}
+
+func unknownAnnotation(name, value string) *InvalidAnnotationError {
+	return &InvalidAnnotationError{Annotation: name, Value: value, Nearest: spelling.Nearest(name[len(Prefix):], shortNames())}
+}
+
+func (e *InvalidAnnotationError) Error() string {
+	meant := ""
+	if e.Nearest != "" {
+		meant = fmt.Sprintf("; did you mean %s?", e.Nearest)
+	}
+	if e.Allowed == "" {
+		return fmt.Sprintf("annotation %s is unknown: %s* may be %s%s", e.Annotation, Prefix, strings.Join(shortNames(), ", "), meant)
+	}
+	return fmt.Sprintf("annotation %s: %q is not valid: want %s%s", e.Annotation, e.Value, e.Allowed, meant)
+}
+
+// shortNames are the known annotations without Prefix.
+func shortNames() []string {
+	var names []string
+	for _, name := range knownAnnotations {
+		names = append(names, name[len(Prefix):])
+	}
+	return names
+}
+
+// UnplaceableError says why no instance type fits a pod, by counts. Only a change
+// of the pod, the configuration or the catalogue can mend it.
+type UnplaceableError struct {
+	// Need is what the pod needs, for people: "cpu 64, memory 1Gi".
+	Need string
+	// Considered is how many types were looked at: those that the
+	// instance-type annotation or the default leaves.
+	Considered int
+	// Rejections add up to Considered.
+	Rejections []Rejection
+}
+
+// Rejection counts the types that failed the same check, each type at the first
+// check that it failed.
+type Rejection struct {
+	Types int
+	// Why begins with a verb: "have too little cpu (largest: 2xlarge with 8)".
+	Why string
+}
+
+func (e *UnplaceableError) Error() string {
+	var why []string
+	for _, r := range e.Rejections {
+		why = append(why, fmt.Sprintf("%d %s", r.Types, r.Why))
+	}
+	if len(why) == 0 {
+		why = append(why, "the cloud offers none")
+	}
+	return fmt.Sprintf("needs %s: %s considered: %s", e.Need, types(e.Considered), strings.Join(why, ", "))
+}
+
+// NoCapacityError says that types fit a pod, but all of them are out of capacity
+// now. Waiting mends it.
+type NoCapacityError struct {
+	// Need is what the pod needs, for people.
+	Need string
+	// Types are the names of the types that fit, cheapest first.
+	Types []string
+}
+
+func (e *NoCapacityError) Error() string {
+	const most = 5
+	names := strings.Join(e.Types[:min(most, len(e.Types))], ", ")
+	if len(e.Types) > most {
+		names += fmt.Sprintf(" and %d more", len(e.Types)-most)
+	}
+	if len(e.Types) == 1 {
+		return fmt.Sprintf("no capacity now for %s, the only type that may be chosen for %s", names, e.Need)
+	}
+	return fmt.Sprintf("no capacity now for any of the %s that fit %s: %s", types(len(e.Types)), e.Need, names)
+}
+
+func types(n int) string {
+	if n == 1 {
+		return "1 type"
+	}
+	return fmt.Sprintf("%d types", n)
+}

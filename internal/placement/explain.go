@@ -1,0 +1,165 @@
+package placement
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// check is one of the things that a type must pass. Its words begin with a verb
+// in the plural; of says how far the rejected types are from
+// passing, "" where there is nothing to say.
+type check struct {
+	fails func(s *size, r *row) bool // r is nil where the type is not offered
+	words string
+	of    func(rejected []int) string
+}
+
+// unplaceable is the error when no type fits. It looks at every type once more,
+// and counts each at the first check that it fails.
+func (c *choice) unplaceable() *UnplaceableError {
+	e := &UnplaceableError{Need: c.need.text(c.config.ReservedMemoryBytes)}
+	offered := make(map[int]*row)
+	for i := range c.market.rows {
+		offered[c.market.rows[i].typ] = &c.market.rows[i]
+	}
+	checks := c.checks()
+	rejected := make([][]int, len(checks))
+	for typ := range c.types {
+		if c.only >= 0 && c.only != typ || !c.names.match(c.types[typ].Name) {
+			continue
+		}
+		e.Considered++
+		size := c.sizeOf(typ)
+		i := slices.IndexFunc(checks, func(ch check) bool { return ch.fails(&size, offered[typ]) })
+		rejected[i] = append(rejected[i], typ)
+	}
+	for i, ch := range checks {
+		if n := len(rejected[i]); n > 0 {
+			why := ch.words
+			if n == 1 {
+				why = singular(why)
+			}
+			if ch.of != nil {
+				if of := ch.of(rejected[i]); of != "" {
+					why += " (" + of + ")"
+				}
+			}
+			e.Rejections = append(e.Rejections, Rejection{Types: n, Why: why})
+		}
+	}
+	return e
+}
+
+// checks are in the order in which people think of them: what kind of machine,
+// where, and only then how large. Together they are what search asks, so each type
+// that does not fit fails one of them.
+func (c *choice) checks() []check {
+	largest := func(size func(typ int) int64, text func(int64) string) func([]int) string {
+		return func(rejected []int) string {
+			at := slices.MaxFunc(rejected, func(a, b int) int { return cmp.Compare(size(a), size(b)) })
+			if size(at) == 0 {
+				return ""
+			}
+			return "largest: " + c.types[at].Name + " with " + text(size(at))
+		}
+	}
+	archs := c.constraint.archOnly()
+	checks := []check{
+		{
+			words: "are not offered " + map[LaunchType]string{OnDemand: "on demand", Spot: "as spot", Dedicated: "on dedicated hosts"}[c.launchType],
+			fails: func(_ *size, r *row) bool { return r == nil },
+		},
+		{
+			words: "have an architecture that the pod cannot run on",
+			fails: func(s *size, _ *row) bool {
+				arch := c.archs[s.arch]
+				return c.arch != "" && c.arch != arch || !archs.allows(arch, "")
+			},
+			of: func(rejected []int) string {
+				return list(rejected, func(typ int) []string { return []string{c.types[typ].Arch} })
+			},
+		},
+		{
+			words: "have no offering in a zone where the pod may run",
+			fails: func(s *size, r *row) bool {
+				return !slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(s, o.zone) })
+			},
+			of: func(rejected []int) string {
+				return "offered in " + list(rejected, func(typ int) []string {
+					var zones []string
+					for _, o := range c.types[typ].Offerings {
+						zones = append(zones, o.Zone)
+					}
+					return zones
+				})
+			},
+		},
+	}
+	disk := check{
+		words: "have too small a disk",
+		fails: func(s *size, _ *row) bool { return !c.volumeFits(s) || !c.anySize && !c.diskFits(s) },
+		of: func(rejected []int) string {
+			size := func(typ int) int64 { return cmp.Or(c.types[typ].DiskBytes, c.config.DefaultDiskBytes) }
+			s := largest(size, bytesText)(rejected)
+			if slices.ContainsFunc(rejected, func(typ int) bool { return c.types[typ].DiskBytes == 0 }) {
+				s += "; " + AnnotationVolumeSize + " can ask for more"
+			}
+			return s
+		},
+	}
+	if c.anySize {
+		return append(checks, disk)
+	}
+	return append(checks,
+		check{
+			words: "have no " + string(c.need.hugePages),
+			fails: func(*size, *row) bool { return c.need.hugePages != "" },
+		},
+		check{
+			words: "have too few GPUs",
+			fails: func(s *size, _ *row) bool { return s.gpus < c.need.gpus },
+			of: largest(func(typ int) (n int64) {
+				for _, g := range c.types[typ].GPUs {
+					n += g.Count
+				}
+				return n
+			}, func(n int64) string { return fmt.Sprint(n) }),
+		},
+		check{
+			words: "have too little cpu",
+			fails: func(s *size, _ *row) bool { return s.milliCPU < c.need.milliCPU },
+			of:    largest(func(typ int) int64 { return c.types[typ].MilliCPU }, cpuText),
+		},
+		check{
+			words: "have too little memory",
+			fails: func(s *size, _ *row) bool { return s.memory < c.need.memory },
+			of:    largest(func(typ int) int64 { return c.types[typ].MemoryBytes }, bytesText),
+		},
+		disk,
+	)
+}
+
+// singular makes the leading verb of words agree with one type.
+func singular(words string) string {
+	if rest, ok := strings.CutPrefix(words, "are "); ok {
+		return "is " + rest
+	}
+	return "has " + strings.TrimPrefix(words, "have ")
+}
+
+// list joins the different words of all types, the first five of them.
+func list(of []int, words func(typ int) []string) string {
+	const most = 5
+	var all []string
+	for _, typ := range of {
+		all = append(all, words(typ)...)
+	}
+	slices.Sort(all)
+	all = slices.Compact(all)
+	if len(all) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(all[:most], ", "), len(all)-most)
+	}
+	return strings.Join(all, ", ")
+}

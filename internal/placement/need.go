@@ -1,0 +1,195 @@
+package placement
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/component-helpers/resource"
+)
+
+const resourceGPU = corev1.ResourceName("nvidia.com/gpu")
+
+// need is what a pod asks of its machine.
+type need struct {
+	milliCPU, memory, disk, gpus int64
+	// hugePages is a huge page size that the pod asks for, "" for none.
+	hugePages corev1.ResourceName
+	// volume is the size of the root disk that an annotation asks for, in bytes.
+	volume int64
+}
+
+// none reports whether the pod asks for nothing at all.
+func (n need) none() bool { return n == need{} }
+
+// needOf returns what the pod needs. It adds up as the scheduler does (init
+// containers, sidecars, overhead, pod-level resources), with one difference: a
+// container counts with its limit where that is higher than its request. The
+// machine is the pod's own, nobody else's idle share of it can be borrowed, so
+// a limit that the machine cannot give could never be reached.
+//
+// Extended resources other than GPUs are not counted: no instance type has
+// them, and operators use them to bound what the virtual node takes.
+func needOf(pod *corev1.Pod) need {
+	var n need
+	for name, q := range resource.PodRequests(withLimits(pod), resource.PodResourcesOptions{}) {
+		switch {
+		case name == corev1.ResourceCPU:
+			n.milliCPU = milliValue(q)
+		case name == corev1.ResourceMemory:
+			n.memory = value(q)
+		case name == corev1.ResourceEphemeralStorage:
+			n.disk = value(q)
+		case name == resourceGPU:
+			n.gpus = value(q)
+		case strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) && q.Sign() > 0:
+			// The smallest name, so that the answer does not depend on map order.
+			if n.hugePages == "" || name < n.hugePages {
+				n.hugePages = name
+			}
+		}
+	}
+	return n
+}
+
+// withLimits returns the pod with requests raised to limits where those are
+// higher: the pod itself where none is. It changes nothing of it; of another
+// result, only the spec is set.
+func withLimits(pod *corev1.Pod) *corev1.Pod {
+	above := func(c corev1.Container) bool { return exceeds(c.Resources.Limits, c.Resources.Requests) }
+	if !resource.IsPodLevelResourcesSet(pod) && !slices.ContainsFunc(pod.Spec.Containers, above) && !slices.ContainsFunc(pod.Spec.InitContainers, above) {
+		return pod
+	}
+	out := &corev1.Pod{Spec: pod.Spec} // shallow
+	out.Spec.InitContainers = raised(pod.Spec.InitContainers)
+	out.Spec.Containers = raised(pod.Spec.Containers)
+	if !resource.IsPodLevelResourcesSet(pod) {
+		return out
+	}
+	// What the pod as a whole requests replaces the sum over its containers. But
+	// where the whole has no limit, containers may still use up to their own.
+	sum := resource.AggregateContainerRequests(out, resource.PodResourcesOptions{})
+	for name := range sum {
+		_, requested := pod.Spec.Resources.Requests[name]
+		_, limited := pod.Spec.Resources.Limits[name]
+		if limited || !requested {
+			delete(sum, name)
+		}
+	}
+	out.Spec.Resources = &corev1.ResourceRequirements{
+		Requests: raise(raise(pod.Spec.Resources.Requests, pod.Spec.Resources.Limits), sum),
+	}
+	return out
+}
+
+// raised returns a copy of the containers, with requests raised to limits.
+func raised(containers []corev1.Container) []corev1.Container {
+	containers = slices.Clone(containers)
+	for i := range containers {
+		r := &containers[i].Resources
+		r.Requests = raise(r.Requests, r.Limits)
+	}
+	return containers
+}
+
+// exceeds reports whether a has anything that b has less of.
+func exceeds(a, b corev1.ResourceList) bool {
+	for name, q := range a {
+		if have := b[name]; q.Cmp(have) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// raise returns, for each resource, the larger of the two quantities.
+func raise(a, b corev1.ResourceList) corev1.ResourceList {
+	if !exceeds(b, a) {
+		return a
+	}
+	out := make(corev1.ResourceList, max(len(a), len(b)))
+	for name, q := range a {
+		out[name] = q
+	}
+	for name, q := range b {
+		if have := out[name]; q.Cmp(have) > 0 {
+			out[name] = q
+		}
+	}
+	return out
+}
+
+// Sums of quantities can be larger than what Value and MilliValue can return.
+var (
+	maxValue = *apiresource.NewQuantity(math.MaxInt64, apiresource.DecimalSI)
+	maxMilli = *apiresource.NewQuantity(math.MaxInt64/1000, apiresource.DecimalSI)
+)
+
+func value(q apiresource.Quantity) int64 {
+	if q.Cmp(maxValue) >= 0 {
+		return math.MaxInt64
+	}
+	return max(0, q.Value())
+}
+
+func milliValue(q apiresource.Quantity) int64 {
+	if q.Cmp(maxMilli) >= 0 {
+		return math.MaxInt64
+	}
+	return max(0, q.MilliValue())
+}
+
+// text says the need for people: "cpu 500m, memory 256Mi (+64Mi for the cell)".
+func (n need) text(reserved int64) string {
+	var parts []string
+	if n.milliCPU > 0 {
+		parts = append(parts, "cpu "+cpuText(n.milliCPU))
+	}
+	switch {
+	case n.memory > 0 && reserved > 0:
+		parts = append(parts, fmt.Sprintf("memory %s (+%s for the cell)", bytesText(n.memory), bytesText(reserved)))
+	case n.memory > 0:
+		parts = append(parts, "memory "+bytesText(n.memory))
+	case reserved > 0:
+		parts = append(parts, fmt.Sprintf("memory 0 (+%s for the cell)", bytesText(reserved)))
+	}
+	if n.disk > 0 {
+		parts = append(parts, "ephemeral-storage "+bytesText(n.disk))
+	}
+	if n.volume > 0 {
+		parts = append(parts, "a disk of "+bytesText(n.volume))
+	}
+	if n.gpus > 0 {
+		parts = append(parts, fmt.Sprintf("%s %d", resourceGPU, n.gpus))
+	}
+	if n.hugePages != "" {
+		parts = append(parts, string(n.hugePages))
+	}
+	if len(parts) == 0 {
+		return "no resources"
+	}
+	return strings.Join(parts, ", ")
+}
+
+func cpuText(milli int64) string {
+	return apiresource.NewMilliQuantity(milli, apiresource.DecimalSI).String()
+}
+
+// bytesText writes bytes as Kubernetes does (256Mi), and what is no round number
+// with one decimal (286.1Mi).
+func bytesText(b int64) string {
+	const ki, mi, gi = 1 << 10, 1 << 20, 1 << 30
+	switch {
+	case b < ki || b < mi && b%ki == 0 || b%mi == 0:
+		return apiresource.NewQuantity(b, apiresource.BinarySI).String()
+	case b < mi:
+		return fmt.Sprintf("%.1fKi", float64(b)/ki)
+	case b < gi:
+		return fmt.Sprintf("%.1fMi", float64(b)/mi)
+	default:
+		return fmt.Sprintf("%.1fGi", float64(b)/gi)
+	}
+}

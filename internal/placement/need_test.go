@@ -1,0 +1,84 @@
+package placement
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+func TestNeed(t *testing.T) {
+	always := corev1.ContainerRestartPolicyAlways
+	const mi = 1 << 20
+	sidecar := func(c corev1.Container) corev1.Container {
+		c.RestartPolicy = &always
+		return c
+	}
+	for _, c := range []struct {
+		name string
+		spec corev1.PodSpec
+		want need
+	}{
+		{"nothing", corev1.PodSpec{Containers: []corev1.Container{{}}}, need{}},
+		{"requests add up", corev1.PodSpec{Containers: []corev1.Container{
+			container(resources("cpu=100m", "memory=1Mi"), nil), container(resources("cpu=200m", "memory=2Mi"), nil),
+		}}, need{milliCPU: 300, memory: 3 * mi}},
+		{"a limit counts where it is higher, each container for itself", corev1.PodSpec{Containers: []corev1.Container{
+			container(resources("cpu=1"), nil), container(resources("cpu=100m"), resources("cpu=500m", "memory=8Mi")),
+		}}, need{milliCPU: 1500, memory: 8 * mi}},
+		{"a request counts where it is higher", corev1.PodSpec{Containers: []corev1.Container{
+			container(resources("cpu=2"), resources("cpu=1")),
+		}}, need{milliCPU: 2000}},
+		{"init containers run one after the other, before the others", corev1.PodSpec{
+			InitContainers: []corev1.Container{container(resources("cpu=3", "memory=1Mi"), nil), container(resources("cpu=1", "memory=2Mi"), nil)},
+			Containers:     []corev1.Container{container(resources("cpu=1", "memory=3Mi"), nil)},
+		}, need{milliCPU: 3000, memory: 3 * mi}},
+		{"an init container's limit counts too", corev1.PodSpec{
+			InitContainers: []corev1.Container{container(resources("cpu=1"), resources("cpu=4"))},
+			Containers:     []corev1.Container{container(resources("cpu=1"), nil)},
+		}, need{milliCPU: 4000}},
+		{"sidecars run beside all that follows", corev1.PodSpec{
+			InitContainers: []corev1.Container{
+				container(resources("cpu=2"), nil),
+				sidecar(container(resources("cpu=1", "memory=1Mi"), resources("memory=4Mi"))),
+				container(resources("cpu=2"), nil),
+			},
+			Containers: []corev1.Container{container(resources("cpu=1"), nil)},
+		}, need{milliCPU: 3000, memory: 4 * mi}},
+		{"overhead", corev1.PodSpec{
+			Overhead:   resources("cpu=250m", "memory=16Mi"),
+			Containers: []corev1.Container{container(resources("cpu=1"), nil)},
+		}, need{milliCPU: 1250, memory: 16 * mi}},
+		{"pod-level limit bounds the containers", corev1.PodSpec{
+			Resources:  &corev1.ResourceRequirements{Requests: resources("cpu=1"), Limits: resources("cpu=2")},
+			Containers: []corev1.Container{container(resources("cpu=500m"), resources("cpu=2")), container(resources("cpu=500m"), resources("cpu=2"))},
+		}, need{milliCPU: 2000}},
+		{"pod-level request without a limit does not", corev1.PodSpec{
+			Resources:  &corev1.ResourceRequirements{Requests: resources("cpu=1", "memory=32Mi")},
+			Containers: []corev1.Container{container(nil, resources("cpu=2", "memory=4Mi")), container(resources("cpu=1"), nil)},
+		}, need{milliCPU: 3000, memory: 32 * mi}},
+		{"what the pod level leaves out adds up over containers", corev1.PodSpec{
+			Resources:  &corev1.ResourceRequirements{Limits: resources("memory=64Mi")},
+			Overhead:   resources("memory=1Mi"),
+			Containers: []corev1.Container{container(resources("cpu=1", "nvidia.com/gpu=1"), nil), container(resources("cpu=1"), resources("nvidia.com/gpu=2"))},
+		}, need{milliCPU: 2000, memory: 65 * mi, gpus: 3}},
+		{"parts of a milli-CPU are rounded up", corev1.PodSpec{Containers: []corev1.Container{container(resources("cpu=100u"), nil)}}, need{milliCPU: 1}},
+		{"ephemeral storage", corev1.PodSpec{Containers: []corev1.Container{container(resources("ephemeral-storage=1Mi"), resources("ephemeral-storage=2Mi"))}}, need{disk: 2 * mi}},
+		{"huge pages of size zero are none", corev1.PodSpec{Containers: []corev1.Container{container(resources("hugepages-2Mi=0"), nil)}}, need{}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := needOf(&corev1.Pod{Spec: c.spec}); got != c.want {
+				t.Errorf("need %+v, want %+v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestBytesAreWrittenAsPeopleWriteThem(t *testing.T) {
+	for b, want := range map[int64]string{
+		0: "0", 12: "12", 1024: "1Ki", 1500: "1.5Ki", 256 << 20: "256Mi", 300_000_000: "286.1Mi", 3 << 30: "3Gi", 5_000_000_000: "4.7Gi",
+	} {
+		if got := bytesText(b); got != want {
+			t.Errorf("bytesText(%d) = %q, want %q", b, got, want)
+		}
+	}
+}

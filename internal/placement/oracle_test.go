@@ -1,0 +1,301 @@
+package placement
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/elotl/kip/internal/catalog"
+)
+
+// randomCatalogue has types whose sizes and prices collide often, so that ties
+// and just-fitting sizes are tried too.
+func randomCatalogue(rng *rand.Rand, n int) []catalog.InstanceType {
+	types := make([]catalog.InstanceType, n)
+	for i := range types {
+		t := catalog.InstanceType{
+			Name:        fmt.Sprintf("%c%d.x%d", 'a'+rng.IntN(4), rng.IntN(3), i),
+			MilliCPU:    1000 << rng.IntN(6),
+			MemoryBytes: gib << rng.IntN(8),
+			Arch:        []string{"amd64", "amd64", "arm64"}[rng.IntN(3)],
+		}
+		if rng.IntN(5) == 0 {
+			t.BaselineMilliCPU = t.MilliCPU / 10
+		}
+		if rng.IntN(4) == 0 {
+			t.DiskBytes = gib << rng.IntN(10)
+		}
+		if rng.IntN(8) == 0 {
+			t.GPUs = []catalog.GPU{{Model: "t4", Count: 1 + rng.Int64N(4)}}
+		}
+		for _, zone := range []string{"a", "b", "c"} {
+			price := float64(1+rng.IntN(40)) / 20
+			if rng.IntN(5) > 0 {
+				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, PricePerHour: price})
+			}
+			if rng.IntN(2) > 0 {
+				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, Spot: true, PricePerHour: price / 4})
+			}
+		}
+		types[i] = t
+	}
+	return types
+}
+
+func randomResources(rng *rand.Rand) corev1.ResourceRequirements {
+	list := func() corev1.ResourceList {
+		l := corev1.ResourceList{}
+		set := func(name corev1.ResourceName, q *apiresource.Quantity) {
+			if rng.IntN(2) == 0 {
+				l[name] = *q
+			}
+		}
+		set(corev1.ResourceCPU, apiresource.NewMilliQuantity(rng.Int64N(9)*250, apiresource.DecimalSI))
+		set(corev1.ResourceMemory, apiresource.NewQuantity(rng.Int64N(9)*gib/4, apiresource.BinarySI))
+		if rng.IntN(4) == 0 {
+			set(corev1.ResourceEphemeralStorage, apiresource.NewQuantity(rng.Int64N(9)*gib, apiresource.BinarySI))
+		}
+		if rng.IntN(12) == 0 {
+			set(resourceGPU, apiresource.NewQuantity(rng.Int64N(3), apiresource.DecimalSI))
+		}
+		return l
+	}
+	return corev1.ResourceRequirements{Requests: list(), Limits: list()}
+}
+
+func randomPod(rng *rand.Rand) *corev1.Pod {
+	always := corev1.ContainerRestartPolicyAlways
+	pod := &corev1.Pod{}
+	pod.Annotations = map[string]string{}
+	for range 1 + rng.IntN(3) {
+		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Resources: randomResources(rng)})
+	}
+	for range rng.IntN(4) {
+		c := corev1.Container{Resources: randomResources(rng)}
+		if rng.IntN(2) == 0 {
+			c.RestartPolicy = &always
+		}
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, c)
+	}
+	if rng.IntN(4) == 0 {
+		pod.Spec.Overhead = resources("cpu=100m", "memory=128Mi")
+	}
+	if rng.IntN(4) == 0 {
+		pod.Annotations[AnnotationLaunchType] = "spot"
+	}
+	if rng.IntN(5) == 0 {
+		pod.Annotations[AnnotationInstanceType] = []string{"a*", "*1.*", "b0.*", "*"}[rng.IntN(4)]
+	}
+	if rng.IntN(4) == 0 {
+		selecting(pod, corev1.LabelTopologyZone, []string{"a", "b", "nowhere"}[rng.IntN(3)])
+	}
+	if rng.IntN(4) == 0 {
+		selecting(pod, corev1.LabelArchStable, []string{"amd64", "arm64"}[rng.IntN(2)])
+	}
+	return pod
+}
+
+// oracleNeed adds up by hand, container by container, what needOf gets from
+// Kubernetes' helpers.
+func oracleNeed(pod *corev1.Pod, name corev1.ResourceName) int64 {
+	amount := func(c corev1.Container) int64 {
+		of := func(l corev1.ResourceList) int64 {
+			q := l[name]
+			if name == corev1.ResourceCPU {
+				return q.MilliValue()
+			}
+			return q.Value()
+		}
+		return max(of(c.Resources.Requests), of(c.Resources.Limits))
+	}
+	var running, sidecars, starting int64
+	for _, c := range pod.Spec.InitContainers {
+		if c.RestartPolicy != nil {
+			sidecars += amount(c)
+			starting = max(starting, sidecars)
+		} else {
+			starting = max(starting, sidecars+amount(c))
+		}
+	}
+	running = sidecars
+	for _, c := range pod.Spec.Containers {
+		running += amount(c)
+	}
+	return max(running, starting) + amount(corev1.Container{Resources: corev1.ResourceRequirements{Requests: pod.Spec.Overhead}})
+}
+
+type oracleCandidate struct {
+	t    *catalog.InstanceType
+	o    catalog.Offering
+	cost float64
+}
+
+// oracle looks at every offering of every type and sorts all that fit.
+func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod) []oracleCandidate {
+	cpu, memory := oracleNeed(pod, corev1.ResourceCPU), oracleNeed(pod, corev1.ResourceMemory)
+	disk, gpus := oracleNeed(pod, corev1.ResourceEphemeralStorage), oracleNeed(pod, resourceGPU)
+	named, arch := pod.Annotations[AnnotationInstanceType], pod.Spec.NodeSelector[corev1.LabelArchStable]
+	only := ""
+	if named == "" && cpu == 0 && memory == 0 && disk == 0 && gpus == 0 {
+		only = config.DefaultInstanceType
+	}
+	if arch == "" && only == "" {
+		arch = config.DefaultArch
+	}
+	var all []oracleCandidate
+	for i := range types {
+		t := &types[i]
+		var typeGPUs int64
+		for _, g := range t.GPUs {
+			typeGPUs += g.Count
+		}
+		if only != "" && t.Name != only || arch != "" && t.Arch != arch {
+			continue
+		}
+		switch named { // randomPod's patterns
+		case "a*":
+			if t.Name[0] != 'a' {
+				continue
+			}
+		case "*1.*":
+			if t.Name[1] != '1' {
+				continue
+			}
+		case "b0.*":
+			if t.Name[:3] != "b0." {
+				continue
+			}
+		}
+		typeDisk := t.DiskBytes
+		if typeDisk == 0 {
+			typeDisk = config.DefaultDiskBytes
+		}
+		if only == "" && (cpu > t.MilliCPU || memory+config.ReservedMemoryBytes > t.MemoryBytes || gpus > typeGPUs || disk > typeDisk) {
+			continue
+		}
+		for _, o := range t.Offerings {
+			zone := pod.Spec.NodeSelector[corev1.LabelTopologyZone]
+			if o.Spot != (pod.Annotations[AnnotationLaunchType] == "spot") || zone != "" && zone != o.Zone {
+				continue
+			}
+			cost := o.PricePerHour
+			if t.BaselineMilliCPU > 0 && cpu > t.BaselineMilliCPU {
+				cost += float64(min(cpu, t.MilliCPU)-t.BaselineMilliCPU) / 1000 * 0.05
+			}
+			all = append(all, oracleCandidate{t, o, cost})
+		}
+	}
+	slices.SortFunc(all, func(a, b oracleCandidate) int {
+		return cmp.Or(cmp.Compare(a.cost, b.cost), cmp.Compare(a.t.MilliCPU, b.t.MilliCPU), cmp.Compare(a.t.MemoryBytes, b.t.MemoryBytes),
+			cmp.Compare(a.t.Name, b.t.Name), cmp.Compare(a.o.Zone, b.o.Zone))
+	})
+	return all
+}
+
+func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
+	var placed, unplaceable, noCapacity int
+	for seed := range uint64(60) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		types := randomCatalogue(rng, 1+rng.IntN(60))
+		config := Config{ReservedMemoryBytes: rng.Int64N(3) * gib / 8, DefaultDiskBytes: 5 * gib}
+		if rng.IntN(2) == 0 {
+			config.DefaultArch = "amd64"
+		}
+		if rng.IntN(2) == 0 {
+			config.DefaultInstanceType = types[rng.IntN(len(types))].Name
+		}
+		p := placer(t, types, config)
+		for i := range 200 {
+			pod := randomPod(rng)
+			if rng.IntN(10) == 0 {
+				pod.Spec = corev1.PodSpec{Containers: []corev1.Container{{}}, NodeSelector: pod.Spec.NodeSelector}
+			}
+			out := rng.IntN(4) // of four zones and markets, how many are out
+			unavailable := func(typ, zone string, spot bool) bool {
+				return (len(typ)+int(typ[0])+int(zone[0]))%4 < out || out == 3 && typ[0] != 'a'
+			}
+			want := oracle(types, config, pod)
+			fits := len(want)
+			want = slices.DeleteFunc(want, func(c oracleCandidate) bool { return unavailable(c.t.Name, c.o.Zone, c.o.Spot) })
+			want = want[:min(MaxCandidates, len(want))]
+
+			got, err := p.Candidates(pod, unavailable)
+			where := fmt.Sprintf("seed %d, pod %d", seed, i)
+			var u *UnplaceableError
+			var n *NoCapacityError
+			var invalid *InvalidAnnotationError
+			switch {
+			case len(want) > 0:
+				placed++
+				if err != nil || len(got) != len(want) {
+					t.Fatalf("%s: %d candidates, %v, want %d", where, len(got), err, len(want))
+				}
+				for j, w := range want {
+					if got[j].InstanceType.Name != w.t.Name || got[j].Offering != w.o || got[j].CostPerHour != w.cost || got[j].Reason == "" {
+						t.Fatalf("%s: candidate %d is %+v, want %s, %+v at %v", where, j, got[j], w.t.Name, w.o, w.cost)
+					}
+				}
+			case fits > 0:
+				noCapacity++
+				if !errors.As(err, &n) {
+					t.Fatalf("%s: error %v, want a NoCapacityError", where, err)
+				}
+			case errors.As(err, &invalid):
+				if invalid.Annotation != AnnotationInstanceType {
+					t.Fatalf("%s: %v", where, err)
+				}
+			default:
+				unplaceable++
+				if !errors.As(err, &u) {
+					t.Fatalf("%s: error %v, want an UnplaceableError", where, err)
+				}
+				sum := 0
+				for _, r := range u.Rejections {
+					sum += r.Types
+				}
+				if sum != u.Considered {
+					t.Fatalf("%s: %d types are rejected of %d considered: %v", where, sum, u.Considered, u)
+				}
+			}
+		}
+	}
+	// The generator must reach each outcome, or the comparison proves nothing.
+	if placed < 1000 || unplaceable < 100 || noCapacity < 100 {
+		t.Errorf("only %d placed, %d unplaceable, %d without capacity", placed, unplaceable, noCapacity)
+	}
+}
+
+// BenchmarkCandidates is on a catalogue of a large cloud's size: 1,400 types, each
+// in up to three zones, on demand and spot.
+func BenchmarkCandidates(b *testing.B) {
+	types := randomCatalogue(rand.New(rand.NewPCG(1, 1)), 1400)
+	p := placer(b, types, Config{DefaultInstanceType: types[0].Name, DefaultArch: "amd64", ReservedMemoryBytes: 64 << 20, DefaultDiskBytes: 5 * gib})
+	fifth := func(typ, _ string, _ bool) bool { return len(typ)%5 == 0 }
+	for _, c := range []struct {
+		name string
+		pod  *corev1.Pod
+	}{
+		{"small", podOf("cpu=500m", "memory=256Mi")},
+		{"limits", &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{container(resources("cpu=500m", "memory=256Mi"), resources("cpu=1", "memory=1Gi"))}}}},
+		{"large", podOf("cpu=32", "memory=120Gi")},
+		{"zone", selecting(podOf("cpu=1", "memory=1Gi"), corev1.LabelTopologyZone, "b")},
+		{"pattern", annotated(podOf("cpu=1", "memory=1Gi"), AnnotationInstanceType, "c2.*")},
+		{"exact", annotated(podOf("cpu=1", "memory=1Gi"), AnnotationInstanceType, types[11].Name)},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := p.Candidates(c.pod, fifth); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "choices/s")
+		})
+	}
+}

@@ -1,0 +1,538 @@
+package placement
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/spelling"
+)
+
+// MaxCandidates is how many candidates a choice returns at most. Whoever has
+// tried them all has learnt what is unavailable, and asks again.
+const MaxCandidates = 16
+
+// LocalReservedMemoryBytes is what kernel and agent take of the memory of a cell
+// of the local cloud: there the kernel is the host's, and the agent with the
+// kubelet and containerd takes about 50 MiB.
+const LocalReservedMemoryBytes = 64 << 20
+
+// creditPerCPUHour is what a burstable type is charged for a CPU, in dollars an
+// hour, above its baseline: EC2's price of a vCPU-hour in unlimited mode.
+const creditPerCPUHour = 0.05
+
+// Config is what the operator says about placement.
+type Config struct {
+	// DefaultInstanceType is for pods that ask for nothing: no resources and no
+	// instance-type annotation. "" gives them the cheapest type.
+	DefaultInstanceType string
+	// DefaultArch is the architecture of pods that name neither one nor an
+	// instance type: their images are built for the virtual node's. "" leaves
+	// the architecture open.
+	DefaultArch string
+	// ReservedMemoryBytes is what a cell's kernel and agent need of the type's
+	// memory, besides the pod.
+	ReservedMemoryBytes int64
+	// DefaultDiskBytes is the root disk's size where the type does not fix it
+	// and the pod does not say; 0 where it can be as large as a pod needs.
+	DefaultDiskBytes int64
+}
+
+// Candidate is one way to launch a machine for a pod.
+type Candidate struct {
+	// InstanceType shares its slices with the catalogue.
+	InstanceType catalog.InstanceType
+	Offering     catalog.Offering
+	// CostPerHour is what candidates are ordered by, in dollars: the offering's
+	// price and, of a burstable type, what the pod's CPU costs above its baseline.
+	CostPerHour float64
+	// Reason says why it was chosen, for people.
+	Reason string
+}
+
+// Placer chooses for pods out of one catalogue. It never changes, and is safe
+// for concurrent use.
+type Placer struct {
+	config Config
+	// types is sorted by name.
+	types           []catalog.InstanceType
+	archs, zones    []string // what the indices in size and offer stand for
+	onDemand, spots market
+	// defaultType is the index of DefaultInstanceType in types, or -1.
+	defaultType int
+}
+
+// market is the types that can be had on demand, or as spot, in order of price.
+// Sizes lie close together, apart from the rest, since each choice looks at all.
+type market struct {
+	sizes []size
+	rows  []row // the rest of the same types
+}
+
+// size is what a type has for a pod.
+type size struct {
+	milliCPU, gpus int64
+	memory         int64 // without the cell's own; -1 where not even that fits
+	disk           int64 // MaxInt64 where it is chosen at launch
+	arch, typ      int32
+}
+
+type row struct {
+	typ      int
+	price    float64 // of the cheapest offering
+	baseline int64   // all of the CPU where the type is not burstable
+	offers   []offer // in order of price, then zone
+}
+
+type offer struct {
+	price float64
+	zone  int
+	index int // in the type's Offerings
+}
+
+// New prepares the choice. The catalogue must not be changed afterwards.
+func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
+	p := &Placer{config: config, types: slices.Clone(catalogue), defaultType: -1}
+	slices.SortFunc(p.types, func(a, b catalog.InstanceType) int { return strings.Compare(a.Name, b.Name) })
+	for i := range p.types {
+		t := &p.types[i]
+		if i > 0 && p.types[i-1].Name == t.Name {
+			return nil, fmt.Errorf("catalogue: instance type %s is there twice", t.Name)
+		}
+		indexIn(&p.archs, t.Arch)
+		if t.Name == config.DefaultInstanceType {
+			p.defaultType = i
+		}
+		for _, spot := range []bool{false, true} {
+			offers, err := p.offersOf(t, spot)
+			if err != nil {
+				return nil, err
+			}
+			m := &p.onDemand
+			if spot {
+				m = &p.spots
+			}
+			if len(offers) > 0 {
+				m.rows = append(m.rows, row{typ: i, price: offers[0].price, baseline: cmp.Or(t.BaselineMilliCPU, t.MilliCPU), offers: offers})
+			}
+		}
+	}
+	for _, m := range []*market{&p.onDemand, &p.spots} {
+		slices.SortStableFunc(m.rows, func(a, b row) int { return cmp.Compare(a.price, b.price) })
+		for _, r := range m.rows {
+			m.sizes = append(m.sizes, p.sizeOf(r.typ))
+		}
+	}
+	if config.DefaultInstanceType != "" && p.defaultType < 0 {
+		return nil, fmt.Errorf("default instance type: this cloud has no type %q%s", config.DefaultInstanceType, p.meant(config.DefaultInstanceType))
+	}
+	return p, nil
+}
+
+func (p *Placer) offersOf(t *catalog.InstanceType, spot bool) ([]offer, error) {
+	var offers []offer
+	for i, o := range t.Offerings {
+		if o.Spot != spot {
+			continue
+		}
+		if !(o.PricePerHour >= 0) || math.IsInf(o.PricePerHour, 1) {
+			return nil, fmt.Errorf("catalogue: instance type %s costs %v an hour in zone %s: want a price of 0 or more", t.Name, o.PricePerHour, o.Zone)
+		}
+		offers = append(offers, offer{price: o.PricePerHour, zone: indexIn(&p.zones, o.Zone), index: i})
+	}
+	slices.SortFunc(offers, func(a, b offer) int {
+		return cmp.Or(cmp.Compare(a.price, b.price), strings.Compare(p.zones[a.zone], p.zones[b.zone]))
+	})
+	return offers, nil
+}
+
+func (p *Placer) sizeOf(typ int) size {
+	t := &p.types[typ]
+	s := size{
+		milliCPU: t.MilliCPU,
+		memory:   max(-1, t.MemoryBytes-p.config.ReservedMemoryBytes),
+		disk:     cmp.Or(t.DiskBytes, math.MaxInt64),
+		arch:     int32(slices.Index(p.archs, t.Arch)),
+		typ:      int32(typ),
+	}
+	for _, g := range t.GPUs {
+		s.gpus += g.Count
+	}
+	return s
+}
+
+func indexIn(words *[]string, word string) int {
+	i := slices.Index(*words, word)
+	if i < 0 {
+		i = len(*words)
+		*words = append(*words, word)
+	}
+	return i
+}
+
+// meant is "; did you mean NAME?" or "".
+func (p *Placer) meant(name string) string {
+	if near := p.nearest(name); near != "" {
+		return fmt.Sprintf("; did you mean %s?", near)
+	}
+	return ""
+}
+
+func (p *Placer) nearest(name string) string {
+	names := make([]string, len(p.types))
+	for i := range p.types {
+		names[i] = p.types[i].Name
+	}
+	return spelling.Nearest(name, names)
+}
+
+// Candidates returns the offerings that a pod can be launched on, cheapest first
+// (of equal cost: the smaller type, then by name, then by zone), at most
+// MaxCandidates. What unavailable reports to have no capacity is left out; nil
+// leaves nothing out.
+//
+// The errors are *InvalidAnnotationError (several may be joined),
+// *UnplaceableError and *NoCapacityError.
+func (p *Placer) Candidates(pod *corev1.Pod, unavailable func(instanceType, zone string, spot bool) bool) ([]Candidate, error) {
+	c, err := p.choiceFor(pod)
+	if err != nil {
+		return nil, err
+	}
+	found := c.search(unavailable)
+	switch {
+	case len(found.best) > 0:
+		return c.candidates(found), nil
+	case found.fitting > 0:
+		return nil, c.noCapacity()
+	default:
+		return nil, c.unplaceable()
+	}
+}
+
+// choice is all that a pod says about its machine, ready to be compared.
+type choice struct {
+	*Placer
+	// market is where the types are offered as the pod wants to be launched.
+	market     *market
+	need       need
+	launchType LaunchType
+	// only is the index of the one type that may be chosen, or -1.
+	only int
+	// names is what a type's name must match.
+	names pattern
+	// byDefault reports whether only is the operator's choice, not the pod's.
+	byDefault bool
+	// anySize leaves the pod's resources out: the type was named.
+	anySize bool
+	// anyDisk reports whether a disk whose size is chosen at launch will be large enough.
+	anyDisk bool
+	// places says where the pod may run, for each architecture; nil means anywhere.
+	places []place
+	// constraint and arch say the same for people.
+	constraint constraint
+	arch       string
+}
+
+func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
+	annotations, err := ParseAnnotations(pod.Annotations)
+	if err != nil {
+		return nil, err
+	}
+	market := map[LaunchType]*market{OnDemand: &p.onDemand, Spot: &p.spots, Dedicated: {}}[annotations.LaunchType] // no catalogue has dedicated hosts
+	c := &choice{Placer: p, market: market, need: needOf(pod), launchType: annotations.LaunchType, only: -1, constraint: constraintOf(&pod.Spec)}
+	switch name := annotations.InstanceType; {
+	case strings.Contains(name, "*"):
+		c.names = strings.Split(name, "*")
+		if !slices.ContainsFunc(p.types, func(t catalog.InstanceType) bool { return c.names.match(t.Name) }) {
+			return nil, &InvalidAnnotationError{Annotation: AnnotationInstanceType, Value: name, Allowed: "a pattern that the name of a type of this cloud matches"}
+		}
+	case name != "":
+		i, known := slices.BinarySearchFunc(p.types, name, func(t catalog.InstanceType, name string) int { return strings.Compare(t.Name, name) })
+		if !known {
+			return nil, &InvalidAnnotationError{Annotation: AnnotationInstanceType, Value: name, Allowed: "a type of this cloud", Nearest: p.nearest(name)}
+		}
+		c.only, c.anySize = i, true
+	case c.need.none():
+		c.only, c.byDefault, c.anySize = p.defaultType, true, p.defaultType >= 0
+	}
+	if !c.constraint.arch && c.only < 0 {
+		c.arch = p.config.DefaultArch
+	}
+	c.need.volume = annotations.VolumeSizeBytes
+	c.anyDisk = p.config.DefaultDiskBytes == 0 || max(p.config.DefaultDiskBytes, c.need.volume) >= c.need.disk
+	if c.arch != "" || !c.constraint.none() {
+		c.places = make([]place, len(p.archs))
+		for i, arch := range p.archs {
+			if c.arch == "" || c.arch == arch {
+				c.places[i] = c.placeOn(arch)
+			}
+		}
+	}
+	return c, nil
+}
+
+// place is where a pod may run on one architecture.
+type place struct {
+	anywhere bool
+	zones    []bool // by index; nil where it may run nowhere, or anywhere
+}
+
+func (c *choice) placeOn(arch string) place {
+	if c.constraint.none() {
+		return place{anywhere: true}
+	}
+	zones := make([]bool, len(c.zones))
+	for i, zone := range c.zones {
+		zones[i] = c.constraint.allows(arch, zone)
+	}
+	if !slices.Contains(zones, true) {
+		return place{}
+	}
+	return place{zones: zones}
+}
+
+// candidate is a Candidate before it is written out: the indices of its row in
+// the market and of its offer in the row. It has no pointers, since it is moved
+// about.
+type candidate struct {
+	cost       float64
+	row, offer int32
+}
+
+// before is the order of candidates.
+func (c *choice) before(a, b candidate) bool {
+	if a.cost != b.cost { // nearly always
+		return a.cost < b.cost
+	}
+	r, q := &c.market.rows[a.row], &c.market.rows[b.row]
+	s, t := &c.types[r.typ], &c.types[q.typ]
+	return cmp.Or(
+		cmp.Compare(s.MilliCPU, t.MilliCPU),
+		cmp.Compare(s.MemoryBytes, t.MemoryBytes),
+		cmp.Compare(r.typ, q.typ), // types are sorted by name
+		strings.Compare(c.zones[r.offers[a.offer].zone], c.zones[q.offers[b.offer].zone]),
+	) < 0
+}
+
+// found is the outcome of a search.
+type found struct {
+	best    []candidate // in order
+	fitting int         // types that fit, available or not
+	skipped *candidate  // the cheapest of what fits but is unavailable
+}
+
+// search looks at all types once. Only offerings of the cheapest are looked at,
+// since rows are in order of price, and a price is never above the cost.
+func (c *choice) search(unavailable func(instanceType, zone string, spot bool) bool) found {
+	var f found
+	m := c.market
+	f.best = make([]candidate, 0, MaxCandidates)
+	for i := range m.sizes {
+		s := &m.sizes[i]
+		if !c.fits(s) {
+			continue
+		}
+		r := &m.rows[i]
+		if !c.anywhere(s) && !slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(s, o.zone) }) {
+			continue
+		}
+		f.fitting++
+		if len(f.best) == MaxCandidates && r.price > f.best[MaxCandidates-1].cost {
+			continue
+		}
+		extra := c.credits(r)
+		for j, o := range r.offers {
+			if !c.allows(s, o.zone) {
+				continue
+			}
+			next := candidate{cost: o.price + extra, row: int32(i), offer: int32(j)}
+			if len(f.best) == MaxCandidates && !c.before(next, f.best[MaxCandidates-1]) {
+				continue
+			}
+			if unavailable != nil && unavailable(c.types[r.typ].Name, c.zones[o.zone], c.launchType == Spot) {
+				if f.skipped == nil || c.before(next, *f.skipped) {
+					f.skipped = &next
+				}
+				continue
+			}
+			f.best = c.insert(f.best, next)
+		}
+	}
+	return f
+}
+
+// insert puts a candidate in its place among the best, of which it drops the
+// last when they are too many.
+func (c *choice) insert(best []candidate, next candidate) []candidate {
+	if len(best) < MaxCandidates {
+		best = append(best, next)
+	}
+	at := len(best) - 1
+	for ; at > 0 && c.before(next, best[at-1]); at-- {
+		best[at] = best[at-1]
+	}
+	best[at] = next
+	return best
+}
+
+// fits reports whether the pod may run on the type, as far as one can say
+// without looking at its offerings.
+func (c *choice) fits(s *size) bool {
+	if !c.anySize && !c.largeEnough(s) {
+		return false
+	}
+	return c.volumeFits(s) && !c.nowhere(s) && (c.only < 0 || c.only == int(s.typ)) && (c.names == nil || c.names.match(c.types[s.typ].Name))
+}
+
+func (c *choice) largeEnough(s *size) bool {
+	// Negative if any of them is: one branch for all, which no processor could
+	// predict one by one. No difference overflows, since none is below -1 - MaxInt64.
+	short := (s.milliCPU - c.need.milliCPU) | (s.memory - c.need.memory) | (s.disk - c.need.disk) | (s.gpus - c.need.gpus)
+	return short >= 0 && c.need.hugePages == "" && c.diskFits(s)
+}
+
+func (c *choice) diskFits(s *size) bool {
+	return c.need.disk <= s.disk && (c.anyDisk || s.disk < math.MaxInt64)
+}
+
+// volumeFits reports whether the type can have the disk that an annotation asks
+// for. That is no resource: it holds for named types too.
+func (c *choice) volumeFits(s *size) bool { return c.need.volume <= s.disk }
+
+// nowhere reports whether the type's architecture rules it out.
+func (c *choice) nowhere(s *size) bool {
+	return c.places != nil && !c.places[s.arch].anywhere && c.places[s.arch].zones == nil
+}
+
+// anywhere reports whether the pod may run on the type in any zone.
+func (c *choice) anywhere(s *size) bool { return c.places == nil || c.places[s.arch].anywhere }
+
+func (c *choice) allows(s *size, zone int) bool {
+	return c.anywhere(s) || c.places[s.arch].zones != nil && c.places[s.arch].zones[zone]
+}
+
+// credits is what a burstable type is charged for the pod's CPU above its
+// baseline, in dollars an hour.
+func (c *choice) credits(r *row) float64 {
+	if above := min(c.need.milliCPU, c.types[r.typ].MilliCPU) - r.baseline; above > 0 {
+		return float64(above) / 1000 * creditPerCPUHour
+	}
+	return 0
+}
+
+// candidates writes out what a search found.
+func (c *choice) candidates(f found) []Candidate {
+	out := make([]Candidate, len(f.best))
+	why, rank := c.why(f.fitting), 0
+	for i, b := range f.best {
+		r := &c.market.rows[b.row]
+		t := &c.types[r.typ]
+		out[i] = Candidate{InstanceType: *t, Offering: t.Offerings[r.offers[b.offer].index], CostPerHour: b.cost}
+		// Offerings of one type have one reason.
+		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
+			out[i].Reason = out[j].Reason
+			continue
+		}
+		rank++
+		out[i].Reason = c.reason(rank, f.skipped != nil && c.before(*f.skipped, b), r, why)
+	}
+	return out
+}
+
+// why is the part of the reason that all candidates share.
+func (c *choice) why(fitting int) string {
+	if c.only >= 0 {
+		return ""
+	}
+	s := " of " + types(fitting)
+	if c.names != nil {
+		s += " named " + strings.Join(c.names, "*")
+	}
+	if c.launchType == Spot {
+		s += " offered as spot"
+	}
+	if fitting == 1 {
+		return s + " that fits " + c.need.text(c.config.ReservedMemoryBytes)
+	}
+	return s + " that fit " + c.need.text(c.config.ReservedMemoryBytes)
+}
+
+// ranks of candidates, by type.
+var ranks = [MaxCandidates + 1]string{"", "cheapest", "2nd cheapest", "3rd cheapest", "4th cheapest", "5th cheapest", "6th cheapest", "7th cheapest", "8th cheapest",
+	"9th cheapest", "10th cheapest", "11th cheapest", "12th cheapest", "13th cheapest", "14th cheapest", "15th cheapest", "16th cheapest"}
+
+func (c *choice) reason(rank int, skipped bool, r *row, why string) string {
+	var s string
+	switch {
+	case c.only >= 0 && c.byDefault:
+		s = "the default instance type, since the pod asks for no resources"
+	case c.only >= 0:
+		s = "named by " + AnnotationInstanceType
+		if size := c.sizeOf(r.typ); !c.largeEnough(&size) {
+			s += ", though too small for " + c.need.text(c.config.ReservedMemoryBytes)
+		}
+	case skipped:
+		s = ranks[rank] + " with capacity now" + why
+	default:
+		s = ranks[rank] + why
+	}
+	if credits := c.credits(r); credits > 0 {
+		s += fmt.Sprintf("; with $%.4f an hour for CPU above its baseline", credits)
+	}
+	return s
+}
+
+// noCapacity is the error when types fit and none is available.
+func (c *choice) noCapacity() *NoCapacityError {
+	var fitting []candidate
+	m := c.market
+	for i := range m.rows {
+		s, r := &m.sizes[i], &m.rows[i]
+		if !c.fits(s) {
+			continue
+		}
+		// Offers are in order of price: the first is the type's cheapest.
+		if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(s, o.zone) }); j >= 0 {
+			fitting = append(fitting, candidate{cost: r.offers[j].price + c.credits(r), row: int32(i), offer: int32(j)})
+		}
+	}
+	slices.SortFunc(fitting, func(a, b candidate) int {
+		if c.before(a, b) {
+			return -1
+		}
+		return 1
+	})
+	e := &NoCapacityError{Need: c.need.text(c.config.ReservedMemoryBytes)}
+	for _, f := range fitting {
+		e.Types = append(e.Types, c.types[m.rows[f.row].typ].Name)
+	}
+	return e
+}
+
+// pattern is what stands between the stars of a pattern of names; nil matches any
+// name. Each star stands for any run of characters.
+type pattern []string
+
+func (p pattern) match(name string) bool {
+	if p == nil {
+		return true
+	}
+	first, last := p[0], p[len(p)-1]
+	if len(name) < len(first)+len(last) || !strings.HasPrefix(name, first) || !strings.HasSuffix(name, last) {
+		return false
+	}
+	name = name[len(first) : len(name)-len(last)]
+	for _, part := range p[1 : len(p)-1] {
+		_, after, found := strings.Cut(name, part)
+		if !found {
+			return false
+		}
+		name = after
+	}
+	return true
+}

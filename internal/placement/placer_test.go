@@ -1,0 +1,392 @@
+package placement
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/internal/catalog"
+)
+
+const gib = int64(1) << 30
+
+// resources is a list of "cpu=1", "memory=1Gi", …
+func resources(pairs ...string) corev1.ResourceList {
+	l := corev1.ResourceList{}
+	for _, p := range pairs {
+		name, q, _ := strings.Cut(p, "=")
+		l[corev1.ResourceName(name)] = apiresource.MustParse(q)
+	}
+	return l
+}
+
+func container(requests, limits corev1.ResourceList) corev1.Container {
+	return corev1.Container{Resources: corev1.ResourceRequirements{Requests: requests, Limits: limits}}
+}
+
+// podOf has one container that requests the given resources.
+func podOf(pairs ...string) *corev1.Pod {
+	return &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{container(resources(pairs...), nil)}}}
+}
+
+func annotated(pod *corev1.Pod, pairs ...string) *corev1.Pod {
+	pod.ObjectMeta = metav1.ObjectMeta{Annotations: map[string]string{}}
+	for i := 0; i < len(pairs); i += 2 {
+		pod.Annotations[pairs[i]] = pairs[i+1]
+	}
+	return pod
+}
+
+func selecting(pod *corev1.Pod, label, value string) *corev1.Pod {
+	if pod.Spec.NodeSelector == nil {
+		pod.Spec.NodeSelector = map[string]string{}
+	}
+	pod.Spec.NodeSelector[label] = value
+	return pod
+}
+
+func requiring(pod *corev1.Pod, terms ...corev1.NodeSelectorTerm) *corev1.Pod {
+	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms},
+	}}
+	return pod
+}
+
+func term(exprs ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
+	return corev1.NodeSelectorTerm{MatchExpressions: exprs}
+}
+
+func expr(key string, op corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorRequirement {
+	return corev1.NodeSelectorRequirement{Key: key, Operator: op, Values: values}
+}
+
+// shop is a catalogue in which each thing that placement looks at differs.
+func shop() []catalog.InstanceType {
+	at := func(price float64, zones ...string) (o []catalog.Offering) {
+		for _, z := range zones {
+			o = append(o, catalog.Offering{Zone: z, PricePerHour: price})
+		}
+		return o
+	}
+	return []catalog.InstanceType{
+		{Name: "c.large", MilliCPU: 2000, MemoryBytes: 4 * gib, Arch: "amd64", Offerings: append(at(0.10, "a", "b"), catalog.Offering{Zone: "a", Spot: true, PricePerHour: 0.03})},
+		{Name: "m.large", MilliCPU: 2000, MemoryBytes: 8 * gib, Arch: "amd64", Offerings: at(0.12, "a", "b", "c")},
+		{Name: "arm.large", MilliCPU: 2000, MemoryBytes: 8 * gib, Arch: "arm64", Offerings: at(0.08, "a", "b")},
+		{Name: "t.large", MilliCPU: 2000, BaselineMilliCPU: 400, MemoryBytes: 8 * gib, Arch: "amd64", Offerings: at(0.09, "a", "b")},
+		{Name: "d.large", MilliCPU: 2000, MemoryBytes: 8 * gib, DiskBytes: 100 * gib, Arch: "amd64", Offerings: at(0.15, "a")},
+		{Name: "g.xlarge", MilliCPU: 4000, MemoryBytes: 16 * gib, Arch: "amd64", GPUs: []catalog.GPU{{Model: "t4", Count: 1}}, Offerings: at(0.50, "b")},
+		{Name: "g.8xlarge", MilliCPU: 32000, MemoryBytes: 128 * gib, Arch: "amd64", GPUs: []catalog.GPU{{Model: "t4", Count: 4}}, Offerings: at(4, "b")},
+	}
+}
+
+func placer(t testing.TB, catalogue []catalog.InstanceType, c Config) *Placer {
+	t.Helper()
+	p, err := New(catalogue, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// names are "TYPE/ZONE", with "/spot" of what is spot.
+func names(cs []Candidate) string {
+	var s []string
+	for _, c := range cs {
+		n := c.InstanceType.Name + "/" + c.Offering.Zone
+		if c.Offering.Spot {
+			n += "/spot"
+		}
+		s = append(s, n)
+	}
+	return strings.Join(s, " ")
+}
+
+func TestChoice(t *testing.T) {
+	local := Config{DefaultInstanceType: "nano", ReservedMemoryBytes: LocalReservedMemoryBytes}
+	localTypes := catalog.Local("amd64")
+	shopping := Config{DefaultInstanceType: "t.large", DefaultArch: "amd64", DefaultDiskBytes: 5 * gib}
+	for _, c := range []struct {
+		name   string
+		types  []catalog.InstanceType
+		config Config
+		pod    *corev1.Pod
+		want   string // names of the first candidates
+		reason string // of the first
+	}{
+		{"smallest that fits", localTypes, local, podOf("cpu=500m", "memory=256Mi"), "micro/local small/local medium/local",
+			"cheapest of 6 types that fit cpu 500m, memory 256Mi (+64Mi for the cell)"},
+		{"the cell's own need counts", localTypes, local, podOf("memory=256Mi"), "micro/local",
+			"cheapest of 6 types that fit memory 256Mi (+64Mi for the cell)"},
+		{"just what is left beside the cell's own need", localTypes, local, podOf("memory=192Mi"), "nano/local", ""},
+		{"no resources: the default", localTypes, local, podOf(), "nano/local", "the default instance type, since the pod asks for no resources"},
+		{"no resources, no default: the cheapest", localTypes, Config{}, podOf(), "nano/local", "cheapest of 7 types that fit no resources"},
+		{"only one fits", localTypes, local, podOf("cpu=8"), "2xlarge/local", "cheapest of 1 type that fits cpu 8, memory 0 (+64Mi for the cell)"},
+		{"exact type", localTypes, local, annotated(podOf(), AnnotationInstanceType, "large"), "large/local", "named by pod.elotl.co/instance-type"},
+		{"exact type, the default's name", localTypes, local, annotated(podOf(), AnnotationInstanceType, "nano"), "nano/local", "named by pod.elotl.co/instance-type"},
+		{"exact type whatever the resources", localTypes, local, annotated(podOf("cpu=4"), AnnotationInstanceType, "nano"), "nano/local",
+			"named by pod.elotl.co/instance-type, though too small for cpu 4, memory 0 (+64Mi for the cell)"},
+		{"pattern: the cheapest match that fits", localTypes, local, annotated(podOf("cpu=1"), AnnotationInstanceType, "*xlarge"), "xlarge/local 2xlarge/local",
+			"cheapest of 2 types named *xlarge that fit cpu 1, memory 0 (+64Mi for the cell)"},
+		{"pattern without resources", localTypes, local, annotated(podOf(), AnnotationInstanceType, "m*"), "micro/local medium/local", ""},
+
+		{"the default's architecture", shop(), shopping, podOf("memory=6Gi"), "t.large/a t.large/b m.large/a m.large/b m.large/c d.large/a g.xlarge/b g.8xlarge/b", ""},
+		{"nodeSelector of an architecture", shop(), shopping, selecting(podOf("memory=6Gi"), corev1.LabelArchStable, "arm64"), "arm.large/a arm.large/b",
+			"cheapest of 1 type that fits memory 6Gi"},
+		{"the old label of an architecture", shop(), shopping, selecting(podOf("memory=6Gi"), "beta.kubernetes.io/arch", "arm64"), "arm.large/a", ""},
+		{"affinity to an architecture", shop(), shopping, requiring(podOf("memory=6Gi"), term(expr(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "arm64", "amd64"))), "arm.large/a arm.large/b t.large/a", ""},
+		{"a named type needs no architecture", shop(), shopping, annotated(podOf(), AnnotationInstanceType, "arm.large"), "arm.large/a arm.large/b", ""},
+		{"zone", shop(), shopping, selecting(podOf("memory=6Gi"), corev1.LabelTopologyZone, "c"), "m.large/c", "cheapest of 1 type that fits memory 6Gi"},
+		{"not in a zone", shop(), shopping, requiring(podOf("memory=6Gi"), term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpNotIn, "a", "b"))), "m.large/c", ""},
+		{"either term", shop(), shopping, requiring(podOf("memory=6Gi"),
+			term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, "c"), expr(corev1.LabelArchStable, corev1.NodeSelectorOpExists)),
+			term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, "b"), expr(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "arm64"))), "arm.large/b m.large/c", ""},
+		{"selector and affinity together", shop(), shopping, selecting(requiring(podOf("memory=6Gi"),
+			term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, "a", "c"))), corev1.LabelTopologyZone, "c"), "m.large/c", ""},
+		{"other labels are the scheduler's business", shop(), shopping, selecting(requiring(podOf("memory=12Gi"),
+			term(expr("type", corev1.NodeSelectorOpIn, "virtual-kubelet"))), "type", "virtual-kubelet"), "g.xlarge/b g.8xlarge/b", ""},
+		{"a term without our labels allows all", shop(), shopping, requiring(podOf("memory=12Gi"),
+			term(expr("type", corev1.NodeSelectorOpIn, "x")), term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, "a"))), "g.xlarge/b g.8xlarge/b", ""},
+
+		{"burstable is cheapest within its baseline", shop(), shopping, podOf("cpu=400m"), "t.large/a t.large/b c.large/a", "cheapest of 6 types that fit cpu 400m"},
+		{"credits above the baseline are priced", shop(), shopping, podOf("cpu=1600m"), "c.large/a c.large/b m.large/a m.large/b m.large/c d.large/a t.large/a t.large/b", ""},
+		{"spot", shop(), shopping, annotated(podOf("cpu=1"), AnnotationLaunchType, "Spot"), "c.large/a/spot", "cheapest of 1 type offered as spot that fits cpu 1"},
+		{"on demand, said aloud", shop(), shopping, annotated(podOf("memory=12Gi"), AnnotationLaunchType, "on-demand"), "g.xlarge/b g.8xlarge/b", ""},
+		{"GPU", shop(), shopping, &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{container(nil, resources("nvidia.com/gpu=1"))}}}, "g.xlarge/b g.8xlarge/b",
+			"cheapest of 2 types that fit nvidia.com/gpu 1"},
+		{"GPUs of all containers", shop(), shopping, &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{
+			container(nil, resources("nvidia.com/gpu=1")), container(nil, resources("nvidia.com/gpu=1"))}}}, "g.8xlarge/b", ""},
+		{"a disk larger than the default", shop(), shopping, podOf("cpu=1", "ephemeral-storage=20Gi"), "d.large/a", ""},
+		{"a disk as large as the pod says", shop(), shopping, annotated(podOf("cpu=100m", "ephemeral-storage=20Gi"), AnnotationVolumeSize, "20Gi"), "t.large/a t.large/b c.large/a", ""},
+		{"a disk larger than the type's", shop(), shopping, annotated(podOf("cpu=100m", "memory=6Gi"), AnnotationVolumeSize, "200Gi"), "t.large/a t.large/b m.large/a m.large/b m.large/c g.xlarge/b", ""},
+		{"other extended resources are nobody's", shop(), shopping, podOf("memory=12Gi", "example.com/licence=3"), "g.xlarge/b g.8xlarge/b", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := placer(t, c.types, c.config).Candidates(c.pod, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s := names(got); s != c.want && !strings.HasPrefix(s, c.want+" ") {
+				t.Errorf("candidates %s\nwant      %s …", s, c.want)
+			}
+			if c.reason != "" && got[0].Reason != c.reason {
+				t.Errorf("reason %q, want %q", got[0].Reason, c.reason)
+			}
+		})
+	}
+}
+
+func TestNothingElseIsACandidate(t *testing.T) {
+	p := placer(t, shop(), Config{DefaultInstanceType: "c.large"})
+	for name, c := range map[string]struct {
+		pod  *corev1.Pod
+		want string
+	}{
+		"default":  {podOf(), "c.large/a c.large/b"},
+		"exact":    {annotated(podOf("cpu=1"), AnnotationInstanceType, "m.large"), "m.large/a m.large/b m.large/c"},
+		"pattern":  {annotated(podOf("cpu=4"), AnnotationInstanceType, "*.*large"), "g.xlarge/b g.8xlarge/b"},
+		"affinity": {requiring(podOf("cpu=1"), term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, "c"))), "m.large/c"},
+	} {
+		got, err := p.Candidates(c.pod, nil)
+		if err != nil || names(got) != c.want {
+			t.Errorf("%s: candidates %s, %v, want %s", name, names(got), err, c.want)
+		}
+	}
+}
+
+func TestReasonsSayRankCapacityAndCredits(t *testing.T) {
+	p := placer(t, shop(), Config{DefaultArch: "amd64"})
+	got, err := p.Candidates(podOf("cpu=500m", "memory=6Gi"), func(typ, zone string, spot bool) bool { return typ == "m.large" && zone == "a" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := " of 5 types that fit cpu 500m, memory 6Gi"
+	for i, want := range []struct{ candidate, reason string }{
+		{"t.large/a", "cheapest" + of + "; with $0.0050 an hour for CPU above its baseline"},
+		{"t.large/b", "cheapest" + of + "; with $0.0050 an hour for CPU above its baseline"},
+		{"m.large/b", "2nd cheapest with capacity now" + of},
+		{"m.large/c", "2nd cheapest with capacity now" + of},
+		{"d.large/a", "3rd cheapest with capacity now" + of},
+	} {
+		if s := names(got[i : i+1]); s != want.candidate || got[i].Reason != want.reason {
+			t.Errorf("candidate %d is %s, %q\nwant %s, %q", i, s, got[i].Reason, want.candidate, want.reason)
+		}
+	}
+	if d := got[0].CostPerHour - 0.095; math.Abs(d) > 1e-9 {
+		t.Errorf("cost %v, want the price 0.09 and 0.1 CPU of credits at 0.05", got[0].CostPerHour)
+	}
+}
+
+func TestUnplaceable(t *testing.T) {
+	local := Config{DefaultInstanceType: "nano", ReservedMemoryBytes: LocalReservedMemoryBytes}
+	shopping := Config{DefaultArch: "amd64", DefaultDiskBytes: 5 * gib}
+	localTypes := catalog.Local("amd64")
+	for _, c := range []struct {
+		name   string
+		types  []catalog.InstanceType
+		config Config
+		pod    *corev1.Pod
+		want   string
+	}{
+		{"too much cpu", localTypes, local, podOf("cpu=64", "memory=1Gi"),
+			"needs cpu 64, memory 1Gi (+64Mi for the cell): 7 types considered: 7 have too little cpu (largest: 2xlarge with 8)"},
+		{"the cell's own need is what is too much", localTypes, local, podOf("cpu=1500m", "memory=16Gi"),
+			"needs cpu 1500m, memory 16Gi (+64Mi for the cell): 7 types considered: 4 have too little cpu (largest: medium with 1), 3 have too little memory (largest: 2xlarge with 16Gi)"},
+		{"no round number", localTypes, local, podOf("memory=300G"),
+			"needs memory 279.4Gi (+64Mi for the cell): 7 types considered: 7 have too little memory (largest: 2xlarge with 16Gi)"},
+		{"GPU where none is", localTypes, Config{}, podOf("nvidia.com/gpu=1"),
+			"needs nvidia.com/gpu 1: 7 types considered: 7 have too few GPUs"},
+		{"huge pages", localTypes, Config{}, podOf("hugepages-2Mi=4Mi", "hugepages-1Gi=1Gi"),
+			"needs hugepages-1Gi: 7 types considered: 7 have no hugepages-1Gi"},
+		{"fixed disks", localTypes, Config{}, podOf("ephemeral-storage=1Ti"),
+			"needs ephemeral-storage 1Ti: 7 types considered: 7 have too small a disk (largest: 2xlarge with 128Gi)"},
+		{"a disk larger than a named type's", localTypes, local, annotated(podOf(), AnnotationInstanceType, "nano", AnnotationVolumeSize, "100Gi"),
+			"needs memory 0 (+64Mi for the cell), a disk of 100Gi: 1 type considered: 1 has too small a disk (largest: nano with 4Gi)"},
+		{"architecture", localTypes, local, selecting(podOf("cpu=1"), corev1.LabelArchStable, "arm64"),
+			"needs cpu 1, memory 0 (+64Mi for the cell): 7 types considered: 7 have an architecture that the pod cannot run on (amd64)"},
+		{"default type of another architecture", localTypes, local, selecting(podOf(), corev1.LabelArchStable, "arm64"),
+			"needs memory 0 (+64Mi for the cell): 1 type considered: 1 has an architecture that the pod cannot run on (amd64)"},
+		{"zone", localTypes, local, selecting(podOf("cpu=1"), corev1.LabelTopologyZone, "us-east-1a"),
+			"needs cpu 1, memory 0 (+64Mi for the cell): 7 types considered: 7 have no offering in a zone where the pod may run (offered in local)"},
+		{"no spot", localTypes, local, annotated(podOf("cpu=1"), AnnotationLaunchType, "spot"),
+			"needs cpu 1, memory 0 (+64Mi for the cell): 7 types considered: 7 are not offered as spot"},
+		{"no dedicated hosts", localTypes, local, annotated(podOf(), AnnotationLaunchType, "dedicated"),
+			"needs memory 0 (+64Mi for the cell): 1 type considered: 1 is not offered on dedicated hosts"},
+		{"an empty catalogue", nil, Config{}, podOf("cpu=1"), "needs cpu 1: 0 types considered: the cloud offers none"},
+		{"pattern", localTypes, local, annotated(podOf("cpu=2"), AnnotationInstanceType, "n*"),
+			"needs cpu 2, memory 0 (+64Mi for the cell): 1 type considered: 1 has too little cpu (largest: nano with 250m)"},
+		{"each for its own reason", shop(), shopping, selecting(podOf("cpu=2", "memory=6Gi", "ephemeral-storage=50Gi"), corev1.LabelTopologyZone, "b"),
+			"needs cpu 2, memory 6Gi, ephemeral-storage 50Gi: 7 types considered: 1 has an architecture that the pod cannot run on (arm64), " +
+				"1 has no offering in a zone where the pod may run (offered in a), 1 has too little memory (largest: c.large with 4Gi), " +
+				"4 have too small a disk (largest: g.8xlarge with 5Gi; pod.elotl.co/volume-size can ask for more)"},
+		{"more than can be counted", localTypes, Config{}, &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{
+			container(resources("cpu=9223372036854775807", "memory=9223372036854775807"), nil), container(resources("cpu=9223372036854775807", "memory=9223372036854775807"), nil)}}},
+			"needs cpu 9223372036854775807m, memory 8589934592.0Gi: 7 types considered: 7 have too little cpu (largest: 2xlarge with 8)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := placer(t, c.types, c.config).Candidates(c.pod, nil)
+			var u *UnplaceableError
+			if !errors.As(err, &u) {
+				t.Fatalf("candidates %s, error %v, want an UnplaceableError", names(got), err)
+			}
+			if u.Error() != c.want {
+				t.Errorf("got  %s\nwant %s", u, c.want)
+			}
+		})
+	}
+}
+
+func TestNoCapacityIsToldApartFromUnplaceable(t *testing.T) {
+	p := placer(t, catalog.Local("amd64"), Config{})
+	none := func(string, string, bool) bool { return true }
+	_, err := p.Candidates(podOf("cpu=2"), none)
+	var n *NoCapacityError
+	if !errors.As(err, &n) {
+		t.Fatalf("error %v, want a NoCapacityError", err)
+	}
+	if want := "no capacity now for any of the 3 types that fit cpu 2: large, xlarge, 2xlarge"; n.Error() != want {
+		t.Errorf("got  %s\nwant %s", n, want)
+	}
+	if _, err := p.Candidates(podOf("cpu=1m"), none); err == nil || !strings.HasSuffix(err.Error(), ": nano, micro, small, medium, large and 2 more") {
+		t.Errorf("error %v, want the first five names", err)
+	}
+	_, err = p.Candidates(annotated(podOf("cpu=2"), AnnotationInstanceType, "large"), none)
+	if want := "no capacity now for large, the only type that may be chosen for cpu 2"; err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+	var u *UnplaceableError
+	if _, err := p.Candidates(podOf("cpu=64"), none); !errors.As(err, &u) {
+		t.Errorf("error %v, want an UnplaceableError: nothing fits, whatever the capacity", err)
+	}
+}
+
+func TestUnavailableOfferingsAreLeftOut(t *testing.T) {
+	p := placer(t, shop(), Config{DefaultArch: "amd64"})
+	got, err := p.Candidates(podOf("cpu=1", "memory=6Gi"), func(typ, zone string, spot bool) bool {
+		if spot {
+			t.Errorf("asked for spot %s, which the pod does not want", typ)
+		}
+		return typ == "t.large" || zone == "a"
+	})
+	if err != nil || names(got) != "m.large/b m.large/c g.xlarge/b g.8xlarge/b" {
+		t.Errorf("candidates %s, %v", names(got), err)
+	}
+}
+
+func TestTiesGoToTheSmallerThenByNameThenByZone(t *testing.T) {
+	same := []catalog.Offering{{Zone: "b", PricePerHour: 1}, {Zone: "a", PricePerHour: 1}}
+	p := placer(t, []catalog.InstanceType{
+		{Name: "z", MilliCPU: 1000, MemoryBytes: gib, Offerings: same},
+		{Name: "y", MilliCPU: 1000, MemoryBytes: gib, Offerings: same},
+		{Name: "more-memory", MilliCPU: 1000, MemoryBytes: 2 * gib, Offerings: same},
+		{Name: "more-cpu", MilliCPU: 2000, MemoryBytes: gib, Offerings: same},
+	}, Config{})
+	got, err := p.Candidates(podOf("cpu=1"), nil)
+	if want := "y/a y/b z/a z/b more-memory/a more-memory/b more-cpu/a more-cpu/b"; err != nil || names(got) != want {
+		t.Errorf("candidates %s, %v, want %s", names(got), err, want)
+	}
+}
+
+func TestUnknownInstanceTypeSaysWhatWasMeant(t *testing.T) {
+	p := placer(t, catalog.Local("amd64"), Config{})
+	for value, want := range map[string]string{
+		"2xlrage":     `annotation pod.elotl.co/instance-type: "2xlrage" is not valid: want a type of this cloud; did you mean 2xlarge?`,
+		"c5.18xlarge": `annotation pod.elotl.co/instance-type: "c5.18xlarge" is not valid: want a type of this cloud`,
+		"t3.*":        `annotation pod.elotl.co/instance-type: "t3.*" is not valid: want a pattern that the name of a type of this cloud matches`,
+	} {
+		_, err := p.Candidates(annotated(podOf("cpu=1"), AnnotationInstanceType, value), nil)
+		var invalid *InvalidAnnotationError
+		if !errors.As(err, &invalid) || err.Error() != want {
+			t.Errorf("%s: got %v\nwant %s", value, err, want)
+		}
+	}
+}
+
+func TestNewRefusesAnImpossibleCatalogueOrDefault(t *testing.T) {
+	priced := func(p float64) []catalog.InstanceType {
+		return []catalog.InstanceType{{Name: "x", Offerings: []catalog.Offering{{Zone: "a", PricePerHour: p}}}}
+	}
+	for name, c := range map[string]struct {
+		types  []catalog.InstanceType
+		config Config
+		want   string
+	}{
+		"unknown default":  {catalog.Local("amd64"), Config{DefaultInstanceType: "nanno"}, `default instance type: this cloud has no type "nanno"; did you mean nano?`},
+		"the same twice":   {append(catalog.Local("amd64"), catalog.Local("amd64")[3]), Config{}, "instance type medium is there twice"},
+		"negative price":   {priced(-1), Config{}, "instance type x costs -1 an hour in zone a"},
+		"no number":        {priced(math.NaN()), Config{}, "costs NaN an hour"},
+		"infinitely dear":  {priced(math.Inf(1)), Config{}, "costs +Inf an hour"},
+		"default not sold": {nil, Config{DefaultInstanceType: "x"}, `no type "x"`},
+	} {
+		if _, err := New(c.types, c.config); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want …%s…", name, err, c.want)
+		}
+	}
+	if _, err := New(priced(0), Config{}); err != nil {
+		t.Errorf("a type that costs nothing (one's own hardware) is refused: %v", err)
+	}
+}
+
+func TestTheCatalogueAndThePodAreNotChanged(t *testing.T) {
+	types := shop()
+	before := fmt.Sprintf("%+v", types)
+	pod := &corev1.Pod{Spec: corev1.PodSpec{
+		Containers: []corev1.Container{container(resources("cpu=1"), resources("cpu=2"))},
+		Resources:  &corev1.ResourceRequirements{Requests: resources("memory=1Gi"), Limits: resources("memory=2Gi")},
+	}}
+	podBefore := pod.DeepCopy()
+	if _, err := placer(t, types, Config{}).Candidates(pod, nil); err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprintf("%+v", types) != before {
+		t.Error("the catalogue was changed")
+	}
+	if fmt.Sprintf("%+v", pod) != fmt.Sprintf("%+v", podBefore) {
+		t.Error("the pod was changed")
+	}
+}

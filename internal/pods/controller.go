@@ -1,0 +1,363 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/placement"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+)
+
+// Config of a Controller. All fields are required.
+type Config struct {
+	// Pods are those bound to the virtual node, listed as the node.
+	Pods cache.SharedIndexInformer
+	// Client acts as the node.
+	Client corev1client.PodsGetter
+	Cells  Cells
+	// Place returns the offers for a pod, best first.
+	Place func(*corev1.Pod) ([]cells.Offer, error)
+	// Event reports to the pod's owner.
+	Event func(pod apiv1.PodReference, kind, reason, message string)
+	// Forget is told of pods that no longer exist.
+	Forget func(uid types.UID)
+	Clock  clock.WithTicker
+	Log    *slog.Logger
+}
+
+// Cells is what this package needs of package cells.
+type Cells interface {
+	Request(ctx context.Context, pod apiv1.PodReference, attempt int, seen time.Time, offers []cells.Offer) (cells.Cell, error)
+	Release(uid types.UID, why string, podEnded bool)
+	ReleaseUnbound(uid types.UID, why string) bool
+	ForPod(uid types.UID) (cells.Cell, bool)
+	PodsNamed(name cache.ObjectName) []types.UID
+	List() []cells.Cell
+}
+
+var _ Cells = (*cells.Controller)(nil)
+
+const (
+	workers = 32
+	// longestBackoff is the longest wait between two cells for the same pod.
+	longestBackoff = 5 * time.Minute
+	// unplaceableRetry is how long a pod that fits no type waits for another
+	// look: types and prices change by the day.
+	unplaceableRetry = 10 * time.Minute
+	// overdue is how long after its grace period a deleted pod may still exist
+	// before its cell is terminated under it: time enough for a kubelet that
+	// kills what does not stop, and for a tunnel that is being mended.
+	overdue = time.Minute
+)
+
+// Controller reconciles pods with cells.
+type Controller struct {
+	cfg   Config
+	queue workqueue.TypedRateLimitingInterface[cache.ObjectName]
+	ready chan struct{}
+
+	mu   sync.Mutex
+	pods map[types.UID]*waiting
+}
+
+// waiting is what is known about a pod between its cells.
+type waiting struct {
+	seen     time.Time
+	attempts int
+	until    time.Time // no cell before then
+	why      string    // why it has no cell
+}
+
+// New returns a controller; Run starts it.
+func New(cfg Config) (*Controller, error) {
+	c := &Controller{
+		cfg:   cfg,
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[cache.ObjectName](100*time.Millisecond, time.Minute)),
+		ready: make(chan struct{}),
+		pods:  map[types.UID]*waiting{},
+	}
+	enqueue := func(obj any) {
+		if name, err := cache.DeletionHandlingObjectToName(obj); err == nil {
+			c.queue.Add(name)
+		}
+	}
+	if _, err := cfg.Pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    enqueue,
+		UpdateFunc: func(_, obj any) { enqueue(obj) },
+		DeleteFunc: func(obj any) {
+			enqueue(obj)
+			if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = last.Obj
+			}
+			if pod, ok := obj.(*corev1.Pod); ok {
+				c.forget(pod.UID)
+			}
+		},
+	}); err != nil {
+		return nil, fmt.Errorf("watch pods: %w", err)
+	}
+	return c, nil
+}
+
+// CellChanged wakes the pod of a cell. It does not block.
+func (c *Controller) CellChanged(cell cells.Cell) {
+	if cell.Phase == apiv1.Gone {
+		c.queue.Add(cache.ObjectName{Namespace: cell.Pod.Namespace, Name: cell.Pod.Name})
+	}
+}
+
+// Run reconciles until ctx ends.
+func (c *Controller) Run(ctx context.Context) error {
+	if !cache.WaitForCacheSync(ctx.Done(), c.cfg.Pods.HasSynced) {
+		return nil
+	}
+	// Pods that went while nobody looked have no event any more; their cells do.
+	for _, cell := range c.cfg.Cells.List() {
+		c.queue.Add(cache.ObjectName{Namespace: cell.Pod.Namespace, Name: cell.Pod.Name})
+	}
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for {
+				name, shutdown := c.queue.Get()
+				if shutdown {
+					return
+				}
+				c.process(ctx, name)
+				c.queue.Done(name)
+			}
+		})
+	}
+	close(c.ready)
+	<-ctx.Done()
+	c.queue.ShutDown()
+	wg.Wait()
+	return nil
+}
+
+// Ready is closed when pods are being reconciled.
+func (c *Controller) Ready() <-chan struct{} { return c.ready }
+
+func (c *Controller) process(ctx context.Context, name cache.ObjectName) {
+	again, err := c.reconcile(ctx, name)
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		c.cfg.Log.Warn("reconcile a pod, it is tried again", "pod", name.String(), "err", err)
+		c.queue.AddRateLimited(name)
+	case again > 0:
+		c.queue.Forget(name)
+		c.queue.AddAfter(name, again)
+	default:
+		c.queue.Forget(name)
+	}
+}
+
+// reconcile brings one pod and its cell together. It returns after how long to
+// look again; 0 means when something changes.
+func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time.Duration, error) {
+	pod, err := c.get(name)
+	if err != nil {
+		return 0, err
+	}
+	// Cells of earlier pods of this name: a name is reused, a UID is not.
+	for _, uid := range c.cfg.Cells.PodsNamed(name) {
+		if pod == nil || pod.UID != uid {
+			c.cfg.Cells.Release(uid, "the pod was deleted", false)
+		}
+	}
+	if pod == nil {
+		return 0, nil
+	}
+	switch {
+	case ended(pod):
+		c.cfg.Cells.Release(pod.UID, "the pod has "+string(pod.Status.Phase), true)
+		return 0, nil
+	case pod.DeletionTimestamp != nil:
+		return c.finishDeletion(ctx, pod)
+	}
+	if _, has := c.cfg.Cells.ForPod(pod.UID); has {
+		return 0, nil
+	}
+	return c.request(ctx, pod)
+}
+
+func (c *Controller) get(name cache.ObjectName) (*corev1.Pod, error) {
+	obj, exists, err := c.cfg.Pods.GetStore().GetByKey(name.String())
+	if err != nil || !exists {
+		return nil, err
+	}
+	return obj.(*corev1.Pod), nil
+}
+
+// ended says that the pod's containers have run for the last time.
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// request places the pod and asks for a cell.
+func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
+	ref := apiv1.Ref(pod)
+	now := c.cfg.Clock.Now()
+	c.mu.Lock()
+	w, known := c.pods[pod.UID]
+	if !known {
+		w = &waiting{seen: now}
+		c.pods[pod.UID] = w
+	}
+	until, attempt, seen := w.until, w.attempts+1, w.seen
+	c.mu.Unlock()
+	if until.After(now) {
+		return until.Sub(now), nil
+	}
+	if started(pod) && pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
+		return 0, c.fail(ctx, pod, "CellLost", "The cell that ran the pod was lost, and the pod's restartPolicy is Never")
+	}
+
+	offers, err := c.cfg.Place(pod)
+	if err != nil {
+		wait, reason := unplaceableRetry, "Unplaceable"
+		var annotation *placement.InvalidAnnotationError
+		var capacity *placement.NoCapacityError
+		switch {
+		case errors.As(err, &annotation):
+			reason = "InvalidAnnotation"
+		case errors.As(err, &capacity):
+			reason, wait = "NoCapacity", backoff(attempt)
+		}
+		c.waits(pod, reason, err.Error(), now.Add(wait))
+		return wait, nil
+	}
+	cell, err := c.cfg.Cells.Request(ctx, ref, attempt, seen, offers)
+	switch {
+	case errors.Is(err, cells.ErrHasCell):
+		return 0, nil
+	case err != nil:
+		c.waits(pod, "CellNotRequested", err.Error(), time.Time{})
+		return 0, err
+	}
+	c.mu.Lock()
+	w.attempts, w.why, w.until = attempt, "", now.Add(backoff(attempt)) // of the next attempt, if this cell fails
+	c.mu.Unlock()
+	c.cfg.Event(ref, corev1.EventTypeNormal, "CellRequested", fmt.Sprintf("Cell %s will be %s: %s", cell.ID, offers[0], offers[0].Reason))
+	return 0, nil
+}
+
+// waits records and reports why a pod has no cell, once for each reason.
+func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time) {
+	c.mu.Lock()
+	w := c.pods[pod.UID]
+	changed := w.why != why
+	w.why, w.until = why, until
+	c.mu.Unlock()
+	if changed {
+		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, why)
+	}
+}
+
+// backoff is the wait after the nth cell in a row that did not run the pod: none
+// before the second, then doubling from a second.
+func backoff(attempt int) time.Duration {
+	return min(time.Second<<min(attempt-1, 30), longestBackoff)
+}
+
+// finishDeletion sees a deleted pod out. Where a kubelet has it, the kubelet
+// does; else Kip.
+func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
+	if !c.cfg.Cells.ReleaseUnbound(pod.UID, "the pod was deleted before it ran") {
+		// The kubelet ends the pod and deletes it. The deletion timestamp is
+		// the end of the grace period.
+		left := pod.DeletionTimestamp.Add(overdue).Sub(c.cfg.Clock.Now())
+		if left > 0 {
+			return left, nil
+		}
+		why := fmt.Sprintf("The pod was still there %s after its grace period; its cell is terminated", overdue)
+		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, "DeletionOverdue", why)
+		c.cfg.Cells.Release(pod.UID, why, false)
+		return 0, nil // the cell wakes the pod when it is gone
+	}
+	if _, has := c.cfg.Cells.ForPod(pod.UID); has && started(pod) {
+		return 0, nil // a lost or overdue cell: wait until the cloud has confirmed its end
+	}
+	zero := int64(0)
+	err := c.cfg.Client.Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &pod.UID},
+	})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return 0, fmt.Errorf("delete pod %s, which no cell runs: %w", apiv1.Ref(pod), err)
+	}
+	return 0, nil
+}
+
+// started says that a kubelet has run containers of the pod.
+func started(pod *corev1.Pod) bool {
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if s.ContainerID != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// fail ends a pod that no kubelet owns any more.
+func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message string) error {
+	pod = pod.DeepCopy()
+	pod.Status.Phase, pod.Status.Reason, pod.Status.Message = corev1.PodFailed, reason, message
+	now := metav1.NewTime(c.cfg.Clock.Now())
+	for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+		for i := range list {
+			s := &list[i]
+			if s.State.Terminated != nil {
+				continue
+			}
+			t := &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "ContainerStatusUnknown", Message: message, FinishedAt: now, ContainerID: s.ContainerID}
+			if s.State.Running != nil {
+				t.StartedAt = s.State.Running.StartedAt
+			}
+			s.State, s.Ready = corev1.ContainerState{Terminated: t}, false
+		}
+	}
+	for i := range pod.Status.Conditions {
+		if k := &pod.Status.Conditions[i]; k.Type == corev1.PodReady || k.Type == corev1.ContainersReady {
+			k.Status, k.Reason, k.LastTransitionTime = corev1.ConditionFalse, "PodFailed", now
+		}
+	}
+	// The version that was read goes along: whoever wrote since is not overwritten.
+	_, err := c.cfg.Client.Pods(pod.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("fail pod %s: %w", apiv1.Ref(pod), err)
+	}
+	c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, message)
+	return nil
+}
+
+// Waiting says why a pod has no cell; "" when it has one or is unknown.
+func (c *Controller) Waiting(uid types.UID) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w := c.pods[uid]; w != nil {
+		return w.why
+	}
+	return ""
+}
+
+func (c *Controller) forget(uid types.UID) {
+	c.mu.Lock()
+	delete(c.pods, uid)
+	c.mu.Unlock()
+	c.cfg.Forget(uid)
+}

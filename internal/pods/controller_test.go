@@ -1,0 +1,368 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/placement"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	testclock "k8s.io/utils/clock/testing"
+)
+
+// modelCells is what package cells promises, without machines.
+type modelCells struct {
+	mu       sync.Mutex
+	cells    map[types.UID]cells.Cell
+	requests []string
+	released []string
+}
+
+func (m *modelCells) Request(_ context.Context, pod apiv1.PodReference, attempt int, _ time.Time, offers []cells.Offer) (cells.Cell, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, has := m.cells[pod.UID]; has {
+		return cells.Cell{}, cells.ErrHasCell
+	}
+	cell := cells.Cell{ID: fmt.Sprintf("cell-%d", len(m.requests)), Pod: pod, Phase: apiv1.Requested, Attempt: attempt, Offers: offers}
+	m.cells[pod.UID] = cell
+	m.requests = append(m.requests, fmt.Sprintf("%s#%d", pod.UID, attempt))
+	return cell, nil
+}
+
+func (m *modelCells) Release(uid types.UID, _ string, ended bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, has := m.cells[uid]; has {
+		m.released = append(m.released, fmt.Sprintf("%s ended=%t", uid, ended))
+	}
+}
+
+func (m *modelCells) ReleaseUnbound(uid types.UID, _ string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	cell, has := m.cells[uid]
+	if has && cell.Phase == apiv1.Bound {
+		return false
+	}
+	if has {
+		m.released = append(m.released, string(uid)+" unbound")
+	}
+	return true
+}
+
+func (m *modelCells) ForPod(uid types.UID) (cells.Cell, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	cell, ok := m.cells[uid]
+	return cell, ok
+}
+
+func (m *modelCells) PodsNamed(name cache.ObjectName) (uids []types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for uid, cell := range m.cells {
+		if cell.Pod.Namespace == name.Namespace && cell.Pod.Name == name.Name {
+			uids = append(uids, uid)
+		}
+	}
+	return uids
+}
+
+func (m *modelCells) List() (list []cells.Cell) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, cell := range m.cells {
+		list = append(list, cell)
+	}
+	return list
+}
+
+func (m *modelCells) set(uid types.UID, change func(*cells.Cell)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	cell := m.cells[uid]
+	change(&cell)
+	m.cells[uid] = cell
+}
+
+func (m *modelCells) gone(uid types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.cells, uid)
+}
+
+// harness runs reconcile by hand: no goroutine, no real clock.
+type harness struct {
+	*testing.T
+	c         *Controller
+	cells     *modelCells
+	client    *fake.Clientset
+	clock     *testclock.FakeClock
+	informer  cache.SharedIndexInformer
+	events    []string
+	forgotten []types.UID
+	place     func(*corev1.Pod) ([]cells.Offer, error)
+}
+
+func newHarness(t *testing.T) *harness {
+	h := &harness{
+		T: t, cells: &modelCells{cells: map[types.UID]cells.Cell{}}, client: fake.NewClientset(),
+		clock: testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
+		place: func(*corev1.Pod) ([]cells.Offer, error) {
+			return []cells.Offer{{InstanceType: "nano", Zone: "local", Reason: "cheapest"}}, nil
+		},
+	}
+	h.informer = cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, nil)
+	c, err := New(Config{
+		Pods: h.informer, Client: podsGetter{h.client}, Cells: h.cells,
+		Place:  func(p *corev1.Pod) ([]cells.Offer, error) { return h.place(p) },
+		Event:  func(_ apiv1.PodReference, kind, reason, _ string) { h.events = append(h.events, kind+" "+reason) },
+		Forget: func(uid types.UID) { h.forgotten = append(h.forgotten, uid) },
+		Clock:  h.clock, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.c = c
+	return h
+}
+
+type podsGetter struct{ *fake.Clientset }
+
+func (g podsGetter) Pods(ns string) corev1client.PodInterface { return g.CoreV1().Pods(ns) }
+
+func (h *harness) put(pod *corev1.Pod) {
+	h.Helper()
+	if err := h.informer.GetStore().Add(pod); err != nil {
+		h.Fatal(err)
+	}
+	if err := h.client.Tracker().Add(pod); err != nil {
+		h.Fatal(err)
+	}
+}
+
+func (h *harness) reconcile(name string) (time.Duration, error) {
+	return h.c.reconcile(h.Context(), cache.ObjectName{Namespace: "ns", Name: name})
+}
+
+func (h *harness) must(name string) time.Duration {
+	h.Helper()
+	again, err := h.reconcile(name)
+	if err != nil {
+		h.Fatal(err)
+	}
+	return again
+}
+
+func (h *harness) exists(name string) bool {
+	h.Helper()
+	_, err := h.client.CoreV1().Pods("ns").Get(h.Context(), name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		h.Fatal(err)
+	}
+	return err == nil
+}
+
+func (h *harness) want(what string, got []string, want ...string) {
+	h.Helper()
+	if !slices.Equal(got, want) {
+		h.Fatalf("%s: %q, want %q", what, got, want)
+	}
+}
+
+func pod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)},
+		Spec:       corev1.PodSpec{NodeName: "kip-0", RestartPolicy: corev1.RestartPolicyAlways, Containers: []corev1.Container{{Name: "c"}}},
+		Status:     corev1.PodStatus{Phase: corev1.PodPending},
+	}
+	for _, f := range change {
+		f(p)
+	}
+	return p
+}
+
+func deletedAt(t time.Time) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		d := metav1.NewTime(t)
+		p.DeletionTimestamp, p.Finalizers = &d, []string{"test/keep"}
+	}
+}
+
+func running(p *corev1.Pod) {
+	p.Status.Phase = corev1.PodRunning
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{
+		Name: "c", Ready: true, ContainerID: "containerd://x", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}},
+	}}
+}
+
+func TestAPodGetsOneCellHoweverOftenItIsLookedAt(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a"))
+	for range 3 {
+		h.must("a")
+	}
+	h.want("requests", h.cells.requests, "uid-a#1")
+	h.want("events", h.events, "Normal CellRequested")
+}
+
+func TestAPodThatFitsNothingSaysWhyOnceAndIsLookedAtAgain(t *testing.T) {
+	h := newHarness(t)
+	for _, tc := range []struct {
+		err  error
+		want string
+	}{
+		{errors.New("needs cpu 64: largest is 2xlarge with 8"), "Warning Unplaceable"},
+		{&placement.InvalidAnnotationError{}, "Warning InvalidAnnotation"},
+		{&placement.NoCapacityError{}, "Warning NoCapacity"},
+	} {
+		name := strings.ToLower(strings.Fields(tc.want)[1])
+		h.events = nil
+		h.place = func(*corev1.Pod) ([]cells.Offer, error) { return nil, tc.err }
+		h.put(pod(name))
+		again := h.must(name)
+		if again <= 0 {
+			t.Errorf("%s: never looked at again", tc.want)
+		}
+		h.must(name) // too early
+		h.clock.Step(again)
+		h.must(name) // the same reason again
+		h.want("events", h.events, tc.want)
+		if got := h.c.Waiting(types.UID("uid-" + name)); got != tc.err.Error() {
+			t.Errorf("waits for %q, want %q", got, tc.err)
+		}
+	}
+	h.want("requests", h.cells.requests)
+}
+
+func TestAnEndedPodLetsItsCellGoWithItsLogs(t *testing.T) {
+	for _, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed} {
+		h := newHarness(t)
+		h.put(pod("a"))
+		h.must("a")
+		h.put(pod("a", func(p *corev1.Pod) { p.Status.Phase = phase }))
+		h.must("a")
+		h.want("released", h.cells.released, "uid-a ended=true")
+		h.cells.gone("uid-a")
+		h.must("a")
+		h.want("requests", h.cells.requests, "uid-a#1") // and no second cell
+	}
+}
+
+func TestADeletedPodThatNoKubeletHasIsDeletedByKip(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a"))
+	h.must("a")
+	h.put(pod("a", deletedAt(h.clock.Now().Add(30*time.Second))))
+	h.must("a")
+	h.want("released", h.cells.released, "uid-a unbound")
+	if h.exists("a") {
+		t.Fatal("the pod is still there")
+	}
+}
+
+func TestADeletedPodOnABoundCellIsLeftToItsKubeletUntilItIsOverdue(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a", running))
+	h.must("a")
+	h.cells.set("uid-a", func(c *cells.Cell) { c.Phase = apiv1.Bound })
+	h.put(pod("a", running, deletedAt(h.clock.Now().Add(30*time.Second))))
+	again := h.must("a")
+	h.want("released", h.cells.released)
+	if !h.exists("a") {
+		t.Fatal("Kip deleted a pod that a kubelet is ending")
+	}
+	h.clock.Step(again)
+	h.must("a")
+	h.want("released", h.cells.released, "uid-a ended=false")
+	if !h.exists("a") {
+		t.Fatal("the pod was deleted before its cell was confirmed gone")
+	}
+	h.cells.set("uid-a", func(c *cells.Cell) { c.Phase = apiv1.Terminating })
+	h.must("a")
+	if !h.exists("a") {
+		t.Fatal("the pod was deleted before its cell was confirmed gone")
+	}
+	h.cells.gone("uid-a")
+	h.must("a")
+	if h.exists("a") {
+		t.Fatal("the pod is still there after its cell has gone")
+	}
+}
+
+func TestANameThatIsReusedLetsTheOldCellGo(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a"))
+	h.must("a")
+	h.put(pod("a", func(p *corev1.Pod) { p.UID = "uid-new" }))
+	h.must("a")
+	h.want("released", h.cells.released, "uid-a ended=false")
+	h.want("requests", h.cells.requests, "uid-a#1", "uid-new#1")
+}
+
+func TestALostCellIsReplacedAsTheRestartPolicyAllows(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a", running))
+	h.must("a")
+	h.cells.gone("uid-a")
+	again := h.must("a")
+	if again <= 0 {
+		t.Fatal("a second cell at once: no back-off")
+	}
+	h.clock.Step(again)
+	h.must("a")
+	h.want("requests", h.cells.requests, "uid-a#1", "uid-a#2")
+
+	h = newHarness(t)
+	never := func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }
+	h.put(pod("b", never))
+	h.must("b")
+	h.cells.gone("uid-b")
+	h.put(pod("b", never, running))
+	h.clock.Step(time.Minute)
+	h.must("b")
+	h.want("requests", h.cells.requests, "uid-b#1")
+	got, err := h.client.CoreV1().Pods("ns").Get(t.Context(), "b", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := got.Status
+	if s.Phase != corev1.PodFailed || s.Reason != "CellLost" || s.ContainerStatuses[0].State.Terminated == nil || s.ContainerStatuses[0].Ready {
+		t.Fatalf("status %+v, want Failed with a terminated container", s)
+	}
+}
+
+func TestBackoffGrowsToItsBound(t *testing.T) {
+	for attempt, want := range map[int]time.Duration{1: time.Second, 2: 2 * time.Second, 5: 16 * time.Second, 20: longestBackoff, 1000: longestBackoff} {
+		if got := backoff(attempt); got != want {
+			t.Errorf("backoff(%d) = %s, want %s", attempt, got, want)
+		}
+	}
+}
+
+func TestAPodThatIsDeletedWhileNobodyWatchesIsForgotten(t *testing.T) {
+	h := newHarness(t)
+	h.place = func(*corev1.Pod) ([]cells.Offer, error) { return nil, errors.New("no") }
+	p := pod("a")
+	h.put(p)
+	h.must("a")
+	h.c.forget(p.UID)
+	if len(h.c.pods) != 0 || !slices.Equal(h.forgotten, []types.UID{p.UID}) {
+		t.Fatalf("still known: %v; forgotten: %v", h.c.pods, h.forgotten)
+	}
+}

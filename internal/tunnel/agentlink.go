@@ -1,0 +1,154 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/http2"
+)
+
+// agentLink is a session's HTTP/2 connection for requests to the agent. It is
+// dialled when there is a request and none, or none that takes it.
+type agentLink struct {
+	mu      sync.Mutex
+	cc      *http2.ClientConn
+	dialing *dialing // nil while nobody dials
+	closed  bool     // nobody begins to dial any more
+}
+
+func (l *agentLink) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+}
+
+// dialing is one attempt that several requests wait for.
+type dialing struct {
+	done chan struct{}
+	err  error // valid after done
+}
+
+// RoundTripper sends requests to the agent's HTTP API, whatever host their URLs
+// name. It waits for the session to be ready until the request's context ends,
+// but at most ten seconds, and then fails with ErrNotConnected. A request with
+// "Connection: Upgrade" gets a connection of its own, and its response, if that
+// is 101, a Body that is an io.ReadWriteCloser, as httputil.ReverseProxy and
+// others expect.
+func (s *Session) RoundTripper() http.RoundTripper {
+	return roundTripFunc(func(req *http.Request) (*http.Response, error) {
+		if err := s.waitReady(req.Context()); err != nil {
+			closeBody(req)
+			return nil, err
+		}
+		if httpguts.HeaderValuesContainsToken(req.Header["Connection"], "upgrade") {
+			return s.upgrade(req)
+		}
+		cc, err := s.reserve(req.Context())
+		if err != nil {
+			closeBody(req)
+			return nil, fmt.Errorf("%w: %w", ErrNotConnected, err)
+		}
+		return cc.RoundTrip(tunnelled(req))
+	})
+}
+
+func (s *Session) waitReady(ctx context.Context) error {
+	select {
+	case <-s.ready:
+		return nil
+	default:
+	}
+	t := time.NewTimer(s.dialer.limits.wait)
+	defer t.Stop()
+	select {
+	case <-s.ready:
+		return nil
+	case <-t.C:
+		return errors.Join(ErrNotConnected, s.LastError())
+	case <-ctx.Done():
+		return errors.Join(ErrNotConnected, context.Cause(ctx), s.LastError())
+	case <-s.ctx.Done():
+		return errors.Join(ErrNotConnected, context.Cause(s.ctx))
+	}
+}
+
+// upgrade sends one request by HTTP/1.1 on a connection of its own, that ends
+// with the response's body.
+func (s *Session) upgrade(req *http.Request) (*http.Response, error) {
+	t := &http.Transport{
+		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			tc, _, err := s.dialer.connect(ctx, &s.conns, s.target.Addr, protoHTTP1, s.verify)
+			if err != nil {
+				return nil, fmt.Errorf("%w: %w", ErrNotConnected, err)
+			}
+			return tc, nil
+		},
+		DisableKeepAlives:  true,
+		DisableCompression: true,
+	}
+	return t.RoundTrip(tunnelled(req))
+}
+
+// reserve returns the connection, with a place for one request in it.
+func (s *Session) reserve(ctx context.Context) (*http2.ClientConn, error) {
+	for {
+		s.api.mu.Lock()
+		if s.api.cc != nil && s.api.cc.ReserveNewRequest() {
+			defer s.api.mu.Unlock()
+			return s.api.cc, nil
+		}
+		if s.api.closed {
+			defer s.api.mu.Unlock()
+			return nil, context.Cause(s.ctx)
+		}
+		d := s.api.dialing
+		if d == nil {
+			d = &dialing{done: make(chan struct{})}
+			s.api.dialing = d
+			s.dials.Go(func() { s.dialAgent(d) })
+		}
+		s.api.mu.Unlock()
+		select {
+		case <-d.done:
+			if d.err != nil {
+				return nil, d.err
+			}
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// dialAgent is bound to the session, not to the request that caused it, since
+// others wait for it too. One that takes no more requests is not closed: those
+// that it has end first.
+func (s *Session) dialAgent(d *dialing) {
+	cc, err := s.connectAgent()
+	s.api.mu.Lock()
+	defer s.api.mu.Unlock()
+	if err == nil {
+		s.api.cc = cc
+	}
+	d.err = err
+	s.api.dialing = nil
+	close(d.done)
+}
+
+func (s *Session) connectAgent() (*http2.ClientConn, error) {
+	tc, nc, err := s.dialer.connect(s.ctx, &s.conns, s.target.Addr, protoHTTP2, s.verify)
+	if err != nil {
+		return nil, err
+	}
+	cc, err := s.dialer.transport.NewClientConn(tc)
+	if err != nil {
+		_ = nc.Close()
+		return nil, fmt.Errorf("begin HTTP/2: %w", err)
+	}
+	return cc, nil
+}

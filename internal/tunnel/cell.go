@@ -1,0 +1,363 @@
+package tunnel
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/time/rate"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/pki"
+)
+
+// CellConfig is what a cell's end of the tunnel needs.
+type CellConfig struct {
+	UserData agentapi.UserData
+	// StateDir is made with mode 0700. It holds the key that is made on this
+	// machine and the certificate of the join, so that a restarted agent is
+	// still the same cell.
+	StateDir string
+	// Handler serves Kip's requests to the agent, HTTP/2 and, for upgrades,
+	// HTTP/1.1. Nobody else's requests reach it.
+	Handler http.Handler
+	Log     *slog.Logger
+}
+
+// Cell is a cell's end of the tunnel.
+type Cell struct {
+	id      *identity
+	token   pki.Token
+	caHash  string
+	handler http.Handler
+	log     *slog.Logger
+	limits  limits
+
+	link      *link
+	transport *http2.Transport
+
+	// Refusals are logged a few at once and then now and then: who is refused
+	// decides how often.
+	logRefusal rate.Sometimes
+	refusals   atomic.Int64
+}
+
+// NewCell reads or makes the cell's identity. It opens no connection.
+func NewCell(cfg CellConfig) (*Cell, error) { return newCell(cfg, defaultLimits()) }
+
+func newCell(cfg CellConfig, l limits) (*Cell, error) {
+	if err := pki.CheckCellID(cfg.UserData.CellID); err != nil {
+		return nil, fmt.Errorf("user data: %w", err)
+	}
+	if b, err := hex.DecodeString(cfg.UserData.CAHash); err != nil || len(b) != 32 {
+		return nil, fmt.Errorf("user data: caHash %q: it must be a SHA-256 in 64 lower-case hex digits", cfg.UserData.CAHash)
+	}
+	token, err := pki.ParseToken(cfg.UserData.Token)
+	if err != nil {
+		return nil, fmt.Errorf("user data: %w", err)
+	}
+	id, err := openIdentity(cfg.StateDir, cfg.UserData.CellID)
+	if err != nil {
+		return nil, err
+	}
+	transport, err := newTransport(l, 0)
+	if err != nil {
+		return nil, fmt.Errorf("set up HTTP/2: %w", err)
+	}
+	return &Cell{
+		id:         id,
+		token:      token,
+		caHash:     cfg.UserData.CAHash,
+		handler:    cfg.Handler,
+		log:        cfg.Log.With("cell", id.cellID),
+		limits:     l,
+		link:       newLink(),
+		transport:  transport,
+		logRefusal: rate.Sometimes{First: 5, Interval: 10 * time.Second},
+	}, nil
+}
+
+// Joined is closed when the cell has its certificate, and its token is spent.
+func (c *Cell) Joined() <-chan struct{} { return c.id.joined }
+
+// RoundTripper sends requests to Kip's cell API on the connection that Kip
+// dialled last, whatever host their URLs name. A request waits for a connection
+// until its context ends, but at most ten seconds: then it fails with
+// ErrNotConnected. When the connection breaks, what runs on it, watches too,
+// ends with an error.
+func (c *Cell) RoundTripper() http.RoundTripper {
+	return roundTripFunc(func(req *http.Request) (*http.Response, error) {
+		cc, err := c.link.reserve(req.Context(), c.limits.wait)
+		if err != nil {
+			closeBody(req)
+			return nil, err
+		}
+		return cc.RoundTrip(tunnelled(req))
+	})
+}
+
+// Serve accepts connections of Kip, and nobody's else, until ctx ends: then it
+// has closed all of them, ended what it started, and returns ctx's error.
+func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var (
+		wg      sync.WaitGroup
+		all     conns
+		pending = pending{max: c.limits.pending}
+		inner   = newHandoff(l.Addr())
+		inside  = &gate{handler: c.handler}
+	)
+	srv := &http.Server{
+		Handler:           inside,
+		ReadHeaderTimeout: c.limits.handshake,
+		IdleTimeout:       2 * c.limits.idle, // Kip closes first
+		MaxHeaderBytes:    maxHeader,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ErrorLog:          slog.NewLogLogger(c.log.Handler(), slog.LevelDebug),
+		Protocols:         new(http.Protocols),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          maxStreams,
+			MaxReceiveBufferPerStream:     streamWindow,
+			MaxReceiveBufferPerConnection: connWindow,
+			SendPingTimeout:               c.limits.pingAfter,
+			PingTimeout:                   c.limits.pingTimeout,
+		},
+	}
+	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetHTTP2(true)
+	wg.Go(func() { _ = srv.Serve(inner) }) // ends when inner does
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+
+	err := c.accept(ctx, l, func(nc net.Conn) {
+		tracked, err := all.add(nc)
+		if err != nil {
+			return
+		}
+		pending.add(tracked)
+		wg.Go(func() {
+			tc, ca, err := c.handshake(ctx, tracked)
+			pending.remove(tracked)
+			if err == nil {
+				err = c.serve(ctx, tc, tracked, ca, inner)
+			}
+			if err != nil {
+				_ = tracked.Close()
+				c.refused(ctx, nc.RemoteAddr(), err)
+			}
+		})
+	})
+
+	stop()
+	cancel()
+	_ = l.Close()
+	_ = inner.Close()
+	all.close()
+	_ = srv.Close()
+	wg.Wait()
+	inside.close()
+	return err
+}
+
+// accept hands each connection to f until ctx ends or the listener is closed.
+func (c *Cell) accept(ctx context.Context, l net.Listener, f func(net.Conn)) error {
+	var retry backoff
+	for {
+		nc, err := l.Accept()
+		switch {
+		case err == nil:
+			retry = backoff{}
+			f(nc)
+			continue
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("accept connections at %s: %w", l.Addr(), err)
+		}
+		// Such as too many open files: it passes.
+		c.log.Warn("cannot accept a connection", "err", err)
+		if err := retry.wait(ctx, time.Now()); err != nil {
+			return err
+		}
+	}
+}
+
+// refused logs that a connection was turned away.
+func (c *Cell) refused(ctx context.Context, from net.Addr, err error) {
+	if ctx.Err() != nil {
+		return // nobody was refused: this end stops
+	}
+	n := c.refusals.Add(1)
+	c.logRefusal.Do(func() {
+		c.log.Warn("refused a connection", "from", from.String(), "err", err, "refused", n)
+	})
+}
+
+// handshake returns when the other end has proven to be Kip, with the
+// certificate of the authority that says so.
+func (c *Cell) handshake(ctx context.Context, nc *conn) (tc *tls.Conn, ca *x509.Certificate, err error) {
+	tc = tls.Server(nc, &tls.Config{
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			return c.config(hello, &ca)
+		},
+		MinVersion: tls.VersionTLS13,
+	})
+	err = atDeadline(ctx, nc, c.limits.handshake, func() error { return tc.HandshakeContext(ctx) })
+	return tc, ca, err
+}
+
+// serve does what Kip opened the connection for, or hands it on to be done.
+func (c *Cell) serve(ctx context.Context, tc *tls.Conn, nc *conn, ca *x509.Certificate, inner *handoff) error {
+	state := tc.ConnectionState()
+	switch state.NegotiatedProtocol {
+	case protoJoin:
+		j := &joiner{id: c.id, token: c.token, ca: ca}
+		if err := atDeadline(ctx, nc, c.limits.join, func() error { return j.run(tc, &state) }); err != nil {
+			return fmt.Errorf("join: %w", err)
+		}
+		c.log.Info("joined")
+		return tc.Close()
+	case protoCellAPI:
+		return c.connect(tc, nc)
+	default:
+		return inner.give(tc)
+	}
+}
+
+// config chooses by the one protocol that is offered. Until the cell has joined
+// that is the join, afterwards it never is again.
+func (c *Cell) config(hello *tls.ClientHelloInfo, ca **x509.Certificate) (*tls.Config, error) {
+	if len(hello.SupportedProtos) != 1 {
+		return nil, fmt.Errorf("it offers %d protocols, not one", len(hello.SupportedProtos))
+	}
+	proto, cert := hello.SupportedProtos[0], c.id.certificate()
+	switch proto {
+	case protoJoin:
+		if cert != nil {
+			return nil, errors.New("it wants to join, this cell has joined already")
+		}
+		cert = c.id.unsigned
+	case protoHTTP2, protoHTTP1, protoCellAPI:
+		if cert == nil {
+			return nil, errors.New("this cell has not joined yet")
+		}
+	default:
+		return nil, fmt.Errorf("it offers the unknown protocol %q", printable(proto))
+	}
+	return &tls.Config{
+		MinVersion:   tls.VersionTLS13,
+		NextProtos:   []string{proto},
+		Certificates: []tls.Certificate{*cert},
+		// Verified by VerifyConnection: the authority is known by its hash,
+		// and the caller brings its certificate.
+		ClientAuth: tls.RequireAnyClientCert,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			var err error
+			*ca, err = pki.VerifyKip(state.PeerCertificates, c.caHash, time.Now())
+			return err
+		},
+		// A resumed connection would save little, and show no certificate.
+		SessionTicketsDisabled: true,
+	}, nil
+}
+
+// connect makes a connection the one that the cell's requests go by; the one
+// before, if any, is closed.
+func (c *Cell) connect(tc *tls.Conn, nc *conn) error {
+	cc, err := c.transport.NewClientConn(tc)
+	if err != nil {
+		return fmt.Errorf("begin HTTP/2: %w", err)
+	}
+	c.link.set(cc)
+	c.log.Info("connected to Kip")
+	// Forgotten when it closes, so that requests wait for the next one.
+	<-nc.closed
+	c.link.unset(cc)
+	_ = cc.Close()
+	c.log.Info("disconnected from Kip", "err", nc.cause())
+	return nil
+}
+
+// pending are the connections that have not yet proven to be Kip's. When there
+// are too many the oldest goes: Kip's own needs a moment, one that is held open
+// to keep Kip out has had it.
+type pending struct {
+	max int
+	mu  sync.Mutex
+	all []*conn // oldest first
+}
+
+func (p *pending) add(c *conn) {
+	p.mu.Lock()
+	var oldest *conn
+	if len(p.all) == p.max {
+		oldest = p.all[0]
+		p.all = append(p.all[:0], p.all[1:]...)
+	}
+	p.all = append(p.all, c)
+	p.mu.Unlock()
+	if oldest != nil {
+		_ = oldest.Close()
+	}
+}
+
+func (p *pending) remove(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.all {
+		if p.all[i] == c {
+			p.all = append(p.all[:i], p.all[i+1:]...)
+			return
+		}
+	}
+}
+
+// handoff is a net.Listener of connections that are already accepted.
+type handoff struct {
+	addr  net.Addr
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newHandoff(addr net.Addr) *handoff {
+	return &handoff{addr: addr, conns: make(chan net.Conn), done: make(chan struct{})}
+}
+
+func (h *handoff) give(c net.Conn) error {
+	select {
+	case h.conns <- c:
+		return nil
+	case <-h.done:
+		return ErrClosed
+	}
+}
+
+// Accept implements net.Listener.
+func (h *handoff) Accept() (net.Conn, error) {
+	select {
+	case c := <-h.conns:
+		return c, nil
+	case <-h.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (h *handoff) Close() error {
+	h.once.Do(func() { close(h.done) })
+	return nil
+}
+
+// Addr implements net.Listener.
+func (h *handoff) Addr() net.Addr { return h.addr }

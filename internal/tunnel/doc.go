@@ -1,0 +1,26 @@
+// Package tunnel owns the connections between Kip and its cells, both ends of
+// them: joining, mutual TLS, and HTTP in both directions. It knows nothing of
+// pods, and does not decide what a cell may ask: that is the cell API's, whose
+// handler it is given.
+//
+// Kip dials, always, with TLS 1.3 and its client certificate; a cell refuses
+// everybody else within the handshake, whatever they want. Each connection
+// offers exactly one protocol by ALPN:
+//
+//	kip-join/1      once in a cell's life: proves the token both ways, gets
+//	                the cell its certificate (see join.go)
+//	kip-cell-api/1  the one connection that a session keeps open: HTTP/2 with
+//	                the sides changed. Kip, which dialled, is the server; the
+//	                cell's requests to the cell API come this way
+//	h2              Kip's requests to the agent; dialled when there are any,
+//	                closed when there were none for a while
+//	http/1.1        one of Kip's requests that upgrades (exec, attach,
+//	                port-forward): a connection of its own
+//
+// So an idle cell costs one connection, and a session is connected while
+// kip-cell-api/1 is up. Both ends ping on it, and on h2, when they hear nothing.
+//
+// Who the other end is: the cell demands a client certificate named "kip" by
+// the authority whose hash came with its user data. Kip demands a certificate
+// by its authority for this very cell, and the very key recorded at the join.
+package tunnel

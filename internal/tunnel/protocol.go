@@ -1,0 +1,109 @@
+package tunnel
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// What a connection is for, by ALPN.
+const (
+	protoJoin    = "kip-join/1"
+	protoCellAPI = "kip-cell-api/1"
+	protoHTTP2   = "h2"
+	protoHTTP1   = "http/1.1"
+)
+
+// authority is the host of every request in a tunnel; the connection, not a
+// name, says who is asked.
+const authority = "kip"
+
+// Errors that a caller decides on.
+var (
+	// ErrNotConnected is for requests while there is no connection. The
+	// request was not sent.
+	ErrNotConnected = errors.New("no connection to the other end of the tunnel")
+	// ErrClosed is what a session ended with that was closed.
+	ErrClosed = errors.New("the session was closed")
+	// ErrKeyChanged is when the machine that answers has another key than the
+	// one that the token was spent on: it is not the machine that joined.
+	ErrKeyChanged = errors.New("the cell shows another key than the one that joined")
+)
+
+// limits are the times and numbers that bound a connection.
+type limits struct {
+	// pingAfter without a frame read, an end pings; pingTimeout later
+	// without an answer it closes. Their sum is when a cut network is noticed.
+	pingAfter, pingTimeout time.Duration
+	// connect bounds TCP's part of dialling. A booting machine drops what
+	// comes too early, and TCP itself asks again only after 1 s, 3 s, 7 s.
+	connect time.Duration
+	// handshake bounds TLS, and what must follow at once.
+	handshake time.Duration
+	// join bounds the messages of a join, with the store's write in it.
+	join time.Duration
+	// wait is how long a request waits for a connection.
+	wait time.Duration
+	// idle is how long the h2 connection stays without a request.
+	idle time.Duration
+	// pending is how many connections a cell has at most that did not prove
+	// yet to be Kip's.
+	pending int
+}
+
+func defaultLimits() limits {
+	return limits{
+		pingAfter:   10 * time.Second,
+		pingTimeout: 5 * time.Second,
+		connect:     2 * time.Second,
+		handshake:   5 * time.Second,
+		join:        30 * time.Second,
+		wait:        10 * time.Second,
+		idle:        90 * time.Second,
+		pending:     16,
+	}
+}
+
+const (
+	// maxStreams is how many requests one end has in flight to the other. A
+	// kubelet holds a watch open for every object that its pod names.
+	maxStreams = 1000
+	// maxHeader bounds a request's header. Kubernetes' are small.
+	maxHeader = 64 << 10
+	// streamWindow is how much of one body a receiver buffers, connWindow of
+	// all together. The second is much the larger, or one reader that stalls
+	// (kubectl logs in a stopped terminal) would stall all others.
+	streamWindow = 512 << 10
+	connWindow   = 16 << 20
+	// requestWindow and requestConnWindow are the same for what a cell sends
+	// to Kip: status patches and events, from thousands of cells.
+	requestWindow     = 64 << 10
+	requestConnWindow = 1 << 20
+)
+
+// keepAlive is TCP's own, for connections without HTTP/2's pings. It never
+// sends on the others, since those are never silent for so long.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
+
+// newTransport is the client half of both directions; it opens no connection
+// by itself, its NewClientConn is used on those that exist.
+func newTransport(l limits, idle time.Duration) (*http2.Transport, error) {
+	t, err := http2.ConfigureTransports(&http.Transport{
+		// The bodies go through as they are.
+		DisableCompression: true,
+		IdleConnTimeout:    idle,
+		HTTP2: &http.HTTP2Config{
+			// Beyond the other end's maximum, requests wait for their turn.
+			StrictMaxConcurrentRequests:   true,
+			MaxReceiveBufferPerStream:     streamWindow,
+			MaxReceiveBufferPerConnection: connWindow,
+			SendPingTimeout:               l.pingAfter,
+			PingTimeout:                   l.pingTimeout,
+			WriteByteTimeout:              l.pingAfter + l.pingTimeout,
+		},
+	})
+	return t, err
+}

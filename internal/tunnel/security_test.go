@@ -1,0 +1,817 @@
+package tunnel
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/pki"
+)
+
+// selfSigned is a certificate that anybody can make.
+func selfSigned(t *testing.T, template *x509.Certificate) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template.SerialNumber = big.NewInt(1)
+	template.NotBefore, template.NotAfter = time.Unix(0, 0), time.Now().Add(time.Hour)
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// asksInVain dials with cfg and says what stood in the way of an answer; nil if
+// nothing did. Before TLS 1.3's client hears that its certificate is refused it
+// has finished its handshake, so it asks, and reads.
+func asksInVain(t *testing.T, addr netip.AddrPort, cfg *tls.Config) error {
+	t.Helper()
+	d := &net.Dialer{Timeout: testPatience}
+	c, err := tls.DialWithDialer(d, "tcp", addr.String(), cfg)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(testPatience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		return err
+	}
+	_, err = c.Read(make([]byte, 1))
+	var timeout net.Error
+	if errors.As(err, &timeout) && timeout.Timeout() {
+		t.Fatal("the cell neither answers nor refuses")
+	}
+	return err
+}
+
+func TestCellRefusesAllButKip(t *testing.T) {
+	w := newWorld(t)
+	var asked atomic.Int32
+	handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) })
+	m := w.start(t.TempDir(), "", handler)
+	fresh := w.startWith(w.userDataWith(func(ud *agentapi.UserData) { ud.CellID = "c-2" }), t.TempDir(), "", handler)
+
+	// Before the join: nothing but the join, not even for Kip itself.
+	for _, proto := range []string{protoHTTP1, protoHTTP2, protoCellAPI} {
+		if err := asksInVain(t, fresh.addr, kipTLS(t, w.authority, proto)); err == nil {
+			t.Errorf("a cell that has not joined speaks %s", proto)
+		}
+	}
+
+	s := w.keep(w.dialer(w.authority), w.target(m.addr), nil)
+	wait(t, "ready", s.Ready())
+	if err := asksInVain(t, m.addr, kipTLS(t, w.authority, protoHTTP1)); err != nil {
+		t.Fatalf("Kip itself is refused, so this test shows nothing: %v", err)
+	}
+	asked.Store(0)
+
+	other, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := pki.New(func() time.Time { return time.Now().Add(-48 * time.Hour) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	oldCell := w.startWith(w.userDataWith(func(ud *agentapi.UserData) { ud.CAHash = old.Hash() }), t.TempDir(), "", handler)
+	with := func(cert tls.Certificate, protos ...string) *tls.Config {
+		return &tls.Config{InsecureSkipVerify: true, NextProtos: protos, Certificates: []tls.Certificate{cert}}
+	}
+	client := &x509.Certificate{Subject: pkix.Name{CommonName: "kip"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	// The other authority's leaf, and ours added to the chain, for a lazy verifier.
+	mixed := kipTLS(t, other, protoHTTP1)
+	mixed.Certificates[0].Certificate = append(mixed.Certificates[0].Certificate, w.authority.Certificate().Raw)
+	tls12 := kipTLS(t, w.authority, protoHTTP1)
+	tls12.MinVersion, tls12.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
+	cell := *m.id.certificate()
+	cell.Certificate = append([][]byte{}, cell.Certificate[0], w.authority.Certificate().Raw)
+	for name, tc := range map[string]struct {
+		at  netip.AddrPort
+		cfg *tls.Config
+	}{
+		"no certificate":                {m.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{protoHTTP1}}},
+		"no certificate, for a join":    {fresh.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{protoJoin}}},
+		"self-signed":                   {m.addr, with(selfSigned(t, client), protoHTTP1)},
+		"self-signed, for a join":       {fresh.addr, with(selfSigned(t, client), protoJoin)},
+		"another authority":             {m.addr, kipTLS(t, other, protoHTTP1)},
+		"another authority, for a join": {fresh.addr, kipTLS(t, other, protoJoin)},
+		"another authority and ours":    {m.addr, mixed},
+		"an expired certificate":        {oldCell.addr, kipTLS(t, old, protoJoin)},
+		"a cell's own certificate":      {m.addr, with(cell, protoHTTP1)},
+		"TLS 1.2":                       {m.addr, tls12},
+		"no protocol":                   {m.addr, kipTLS(t, w.authority)},
+		"two protocols":                 {m.addr, kipTLS(t, w.authority, protoJoin, protoHTTP1)},
+		"an unknown protocol":           {m.addr, kipTLS(t, w.authority, "http/0.9")},
+		"a join, of a joined cell":      {m.addr, kipTLS(t, w.authority, protoJoin)},
+		"reverse without a certificate": {m.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{protoCellAPI}}},
+	} {
+		if err := asksInVain(t, tc.at, tc.cfg); err == nil {
+			t.Errorf("%s: answered", name)
+		}
+	}
+	// No TLS at all.
+	c, err := net.Dial("tcp", m.addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(testPatience)); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	if answer, err := io.ReadAll(c); err != nil || bytes.Contains(answer, []byte("200")) {
+		t.Errorf("no TLS: answered %q, %v", answer, err)
+	}
+	if n := asked.Load(); n != 0 {
+		t.Errorf("%d requests reached the handler", n)
+	}
+	if !s.Connected() {
+		t.Error("the attempts broke Kip's own connection")
+	}
+	if status, _ := get(t, s.RoundTripper(), "/"); status != 200 {
+		t.Error("Kip gets no answer any more")
+	}
+}
+
+// impostor listens with a TLS configuration and does f with each connection.
+func impostor(t *testing.T, cfg *tls.Config, f func(*tls.Conn)) netip.AddrPort {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(testPatience))
+				tc := tls.Server(c, cfg)
+				if tc.Handshake() == nil && f != nil {
+					f(tc)
+				}
+			})
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		wg.Wait()
+	})
+	return netip.MustParseAddrPort(l.Addr().String())
+}
+
+// cellCertificate is one that Kip's authority issued to a cell.
+func cellCertificate(t *testing.T, a *pki.Authority, cellID string) tls.Certificate {
+	t.Helper()
+	id, err := openIdentity(t.TempDir(), cellID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	csr, err := id.request()
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := a.SignCell(csr, cellID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: id.key}
+}
+
+func TestKipRefusesAllButTheCell(t *testing.T) {
+	w := newWorld(t)
+	other, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := []string{protoJoin, protoCellAPI, protoHTTP2, protoHTTP1}
+	server := func(cert tls.Certificate) *tls.Config {
+		return &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: all, ClientAuth: tls.RequestClientCert}
+	}
+	anybody := selfSigned(t, &x509.Certificate{})
+	tls12 := server(cellCertificate(t, w.authority, "c-1"))
+	tls12.MaxVersion = tls.VersionTLS12
+	silent := server(anybody)
+	noProto := server(cellCertificate(t, w.authority, "c-1"))
+	noProto.NextProtos = nil
+	write := func(b []byte) func(*tls.Conn) {
+		return func(c *tls.Conn) {
+			_, _ = c.Write(b)
+			_, _ = io.Copy(io.Discard, c) // until Kip hangs up
+		}
+	}
+	request := func(m message) []byte {
+		var b bytes.Buffer
+		if err := writeMessage(&b, m); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	foreign, err := openIdentity(t.TempDir(), "c-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	csr, err := foreign.request()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		cfg    *tls.Config
+		serve  func(*tls.Conn)
+		joined bool // Kip believes that the cell has joined
+	}{
+		"self-signed":                      {cfg: server(anybody), joined: true},
+		"another cell's certificate":       {cfg: server(cellCertificate(t, w.authority, "c-2")), joined: true},
+		"another authority's certificate":  {cfg: server(cellCertificate(t, other, "c-1")), joined: true},
+		"Kip's own certificate":            {cfg: server(kipTLS(t, w.authority).Certificates[0]), joined: true},
+		"TLS 1.2":                          {cfg: tls12, joined: true},
+		"no protocol":                      {cfg: noProto, joined: true},
+		"a join: nothing proven":           {cfg: server(anybody), serve: write(request(message{Kind: kindRequest, CellID: "c-1", Request: csr}))},
+		"a join: no JSON":                  {cfg: server(anybody), serve: write(append([]byte{0, 0, 0, 3}, "abc"...))},
+		"a join: an endless message":       {cfg: server(anybody), serve: write(append([]byte{0xff, 0xff, 0xff, 0xff}, make([]byte, 64<<10)...))},
+		"a join: another message":          {cfg: server(anybody), serve: write(request(message{Kind: kindDone}))},
+		"a join: a refusal":                {cfg: server(anybody), serve: write(request(message{Kind: kindRefusal, Reason: "\x1b[31mno"}))},
+		"a join: reads and hangs up":       {cfg: silent, serve: func(c *tls.Conn) { _, _ = c.Read(make([]byte, 1)) }},
+		"a join: the offer mirrored":       {cfg: silent, serve: func(c *tls.Conn) { mirror(t, c, csr) }},
+		"a join: proves with wrong token":  {cfg: server(anybody), serve: func(c *tls.Conn) { proveWith(t, c, pki.NewToken(), roleCell, csr) }},
+		"a join: a key not the connection": {cfg: server(anybody), serve: func(c *tls.Conn) { proveWith(t, c, w.token, roleCell, csr) }},
+		"a join: proof of the wrong role":  {cfg: server(anybody), serve: func(c *tls.Conn) { proveWith(t, c, w.token, roleKip, csr) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := newStates(t)
+			target := Target{CellID: "c-1", Addr: impostor(t, tc.cfg, tc.serve), OnState: st.note}
+			if !tc.joined {
+				target.Token = w.token
+			}
+			var asked atomic.Int32
+			s := w.keep(w.dialer(w.authority), target, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+			err := st.next("a refusal", func(state) bool { return true }).err
+			s.Close()
+			if err == nil || errors.Is(err, ErrClosed) || s.Connected() || asked.Load() != 0 {
+				t.Errorf("Kip took it for the cell: %v", err)
+			}
+			if err != nil && strings.ContainsAny(err.Error(), "\n\x1b") {
+				t.Errorf("the error is not one clean line: %q", err)
+			}
+		})
+	}
+	if w.spentOn() != "" {
+		t.Error("the token was spent on one of them")
+	}
+}
+
+// mirror sends Kip's own proof back to it.
+func mirror(t *testing.T, c *tls.Conn, csr []byte) {
+	m, err := readMessage(c, kindOffer)
+	if err != nil {
+		return
+	}
+	if err := writeMessage(c, message{Kind: kindRequest, CellID: m.CellID, Proof: m.Proof, Request: csr}); err != nil {
+		t.Error(err)
+	}
+	_, _ = io.Copy(io.Discard, c)
+}
+
+// proveWith answers an offer as a cell does, with a token and role of choice.
+func proveWith(t *testing.T, c *tls.Conn, token pki.Token, role string, csr []byte) {
+	m, err := readMessage(c, kindOffer)
+	if err != nil {
+		return // it was another attempt than a join
+	}
+	state := c.ConnectionState()
+	ch, err := channel(&state)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	if err := writeMessage(c, message{Kind: kindRequest, CellID: m.CellID, Request: csr, Proof: prove(token, role, m.CellID, ch, csr)}); err != nil {
+		t.Error(err)
+	}
+	_, _ = io.Copy(io.Discard, c)
+}
+
+func TestWrongTokenOrCellIsRefusedByTheCell(t *testing.T) {
+	w := newWorld(t)
+	m := w.start(t.TempDir(), "", says("agent"))
+	for name, tc := range map[string]struct {
+		change func(*Target)
+		says   string
+	}{
+		"token": {func(t *Target) { t.Token = pki.NewToken() }, "token"},
+		"cell":  {func(t *Target) { t.CellID = "c-9" }, "this is cell c-1"},
+	} {
+		st := newStates(t)
+		target := w.target(m.addr)
+		target.OnState = st.note
+		tc.change(&target)
+		s := w.keep(w.dialer(w.authority), target, nil)
+		err := st.next("a refusal", isFailed).err
+		s.Close()
+		if !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("wrong %s: Kip is told %v", name, err)
+		}
+	}
+	select {
+	case <-m.Joined():
+		t.Error("the cell joined")
+	default:
+	}
+	if w.spentOn() != "" {
+		t.Error("the token was spent")
+	}
+	// And none of it has hurt.
+	s := w.keep(w.dialer(w.authority), w.target(m.addr), nil)
+	wait(t, "ready", s.Ready())
+}
+
+func TestSpentTokenJoinsNoOtherMachine(t *testing.T) {
+	w := newWorld(t)
+	m := w.start(t.TempDir(), "", says("agent"))
+	s := w.keep(w.dialer(w.authority), w.target(m.addr), nil)
+	wait(t, "ready", s.Ready())
+	s.Close()
+	spent := w.spentOn()
+	// Another machine has read the user data, and has the address now.
+	thief := w.start(t.TempDir(), "", says("thief"))
+	for name, target := range map[string]Target{
+		"Kip knows the key":                      w.target(thief.addr),
+		"only the store knows that it was spent": {CellID: w.cellID, Addr: thief.addr, Token: w.token},
+	} {
+		st := newStates(t)
+		target.OnState = st.note
+		s := w.keep(w.dialer(w.authority), target, nil)
+		err := st.next("a refusal", isFailed).err
+		s.Close()
+		if !errors.Is(err, ErrKeyChanged) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	select {
+	case <-thief.Joined():
+		t.Error("the thief joined")
+	default:
+	}
+	if w.spentOn() != spent {
+		t.Error("the token is spent on another key")
+	}
+}
+
+func TestKipKnowsTheKeyEvenOfAValidCertificate(t *testing.T) {
+	w := newWorld(t)
+	m := w.start(t.TempDir(), "", says("agent"))
+	s := w.keep(w.dialer(w.authority), w.target(m.addr), nil)
+	wait(t, "ready", s.Ready())
+	s.Close()
+	// A certificate for the same cell, by the same authority, on another key.
+	addr := impostor(t, &tls.Config{
+		Certificates: []tls.Certificate{cellCertificate(t, w.authority, w.cellID)},
+		NextProtos:   []string{protoCellAPI}, ClientAuth: tls.RequestClientCert,
+	}, nil)
+	st := newStates(t)
+	target := w.target(addr)
+	target.OnState = st.note
+	w.keep(w.dialer(w.authority), target, nil)
+	if err := st.next("a refusal", isFailed).err; !errors.Is(err, ErrKeyChanged) {
+		t.Errorf("it says %v", err)
+	}
+}
+
+// TestCrashInAJoin breaks a join at each of its steps, with Kip's record of it
+// written or not, and then starts Kip again.
+func TestCrashInAJoinIsMadeGood(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		until func(w *world, tc *tls.Conn) error // Kip's half, up to its crash
+	}{
+		{"before the offer", func(*world, *tls.Conn) error { return nil }},
+		{"before the record", func(w *world, tc *tls.Conn) error {
+			return w.half(tc, func(string) error { return errors.New("crash") }, true)
+		}},
+		{"after the record, before the certificate left", func(w *world, tc *tls.Conn) error {
+			return w.half(tc, func(h string) error { return errors.Join(w.spend(w.t.Context(), h), errors.New("crash")) }, true)
+		}},
+		{"after the certificate left", func(w *world, tc *tls.Conn) error {
+			return w.half(tc, func(h string) error { return w.spend(w.t.Context(), h) }, false)
+		}},
+		{"after the certificate left, and the record lost", func(w *world, tc *tls.Conn) error {
+			return w.half(tc, func(string) error { return nil }, false)
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t)
+			m := w.start(t.TempDir(), "", says("agent"))
+			c, err := tls.Dial("tcp", m.addr.String(), kipTLS(t, w.authority, protoJoin))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := tc.until(w, c); err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+			s := w.keep(w.dialer(w.authority), w.target(m.addr), says("cell API"))
+			wait(t, "ready", s.Ready())
+			if _, body := get(t, m.RoundTripper(), "/"); !strings.HasPrefix(body, "cell API") {
+				t.Errorf("the cell got %q", body)
+			}
+			want, err := pki.KeyHash(m.id.key.Public())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if w.spentOn() != want {
+				t.Errorf("spent on %q, the cell's key is %q", w.spentOn(), want)
+			}
+		})
+	}
+}
+
+// half does Kip's half of a join until it crashes: in spend, or else after the
+// certificate left.
+func (w *world) half(tc *tls.Conn, spend func(string) error, inSpend bool) error {
+	g := &granter{authority: w.authority, cellID: w.cellID, token: w.token, spend: spend}
+	state := tc.ConnectionState()
+	err := g.run(tc, &state)
+	if (err != nil) != inSpend {
+		return fmt.Errorf("the join ended with %w", err)
+	}
+	return nil
+}
+
+// relay stands between Kip and a cell, and ends TLS on both sides.
+func relay(t *testing.T, to netip.AddrPort, toKip tls.Certificate, toCell *tls.Config) (netip.AddrPort, *syncBuffer) {
+	seen := &syncBuffer{}
+	return impostor(t, &tls.Config{
+		Certificates: []tls.Certificate{toKip}, ClientAuth: tls.RequestClientCert,
+		NextProtos: []string{protoJoin, protoCellAPI},
+	}, func(kip *tls.Conn) {
+		cfg := toCell.Clone()
+		cfg.NextProtos = []string{kip.ConnectionState().NegotiatedProtocol}
+		cell, err := tls.Dial("tcp", to.String(), cfg)
+		if err != nil {
+			return
+		}
+		defer cell.Close()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, _ = io.Copy(io.MultiWriter(cell, seen), kip)
+			cell.Close()
+		})
+		_, _ = io.Copy(io.MultiWriter(kip, seen), cell)
+		kip.Close()
+		wg.Wait()
+	}), seen
+}
+
+func TestManInTheMiddleIsRefused(t *testing.T) {
+	// Even with Kip's own certificate, which he never has: then it is the
+	// binding of the proofs to the channel that stops him.
+	for _, stolen := range []bool{false, true} {
+		t.Run(fmt.Sprintf("stolen certificate %v", stolen), func(t *testing.T) {
+			w := newWorld(t)
+			m := w.start(t.TempDir(), "", says("agent"))
+			toCell := &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{selfSigned(t, &x509.Certificate{Subject: pkix.Name{CommonName: "kip"}})}}
+			if stolen {
+				toCell = kipTLS(t, w.authority)
+			}
+			addr, seen := relay(t, m.addr, selfSigned(t, &x509.Certificate{}), toCell)
+			st := newStates(t)
+			target := w.target(addr)
+			target.OnState = st.note
+			s := w.keep(w.dialer(w.authority), target, says("cell API"))
+			err := st.next("a refusal", func(state) bool { return true }).err
+			s.Close()
+			if err == nil {
+				t.Fatal("Kip connected through him")
+			}
+			if stolen && !strings.Contains(err.Error(), "token") {
+				t.Errorf("it was not the proof that stopped him: %v", err)
+			}
+			select {
+			case <-m.Joined():
+				t.Error("the cell joined through him")
+			default:
+			}
+			if w.spentOn() != "" {
+				t.Error("the token was spent")
+			}
+			if strings.Contains(seen.String(), w.token.Reveal()) {
+				t.Error("he saw the token")
+			}
+		})
+	}
+}
+
+func TestReplayedOfferIsRefused(t *testing.T) {
+	w := newWorld(t)
+	m := w.start(t.TempDir(), "", says("agent"))
+	// Kip offers to somebody who listens and keeps it.
+	offers := make(chan message, 1)
+	addr := impostor(t, &tls.Config{
+		Certificates: []tls.Certificate{selfSigned(t, &x509.Certificate{})},
+		NextProtos:   []string{protoJoin}, ClientAuth: tls.RequestClientCert,
+	}, func(c *tls.Conn) {
+		if o, err := readMessage(c, kindOffer); err == nil {
+			select {
+			case offers <- o:
+			default:
+			}
+		}
+	})
+	s := w.keep(w.dialer(w.authority), w.target(addr), nil)
+	offer := wait(t, "an offer", offers)
+	s.Close()
+	c, err := tls.Dial("tcp", m.addr.String(), kipTLS(t, w.authority, protoJoin))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := writeMessage(c, offer); err != nil {
+		t.Fatal(err)
+	}
+	var refused *refusedError
+	if _, err := readMessage(c, kindRequest); !errors.As(err, &refused) {
+		t.Errorf("the cell answers a replayed offer: %v", err)
+	}
+}
+
+func TestCellAcceptsNoCertificateButItsOwn(t *testing.T) {
+	w := newWorld(t)
+	other, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, grant := range map[string]func(csr []byte) ([]byte, error){
+		"another authority's": func(csr []byte) ([]byte, error) { return other.SignCell(csr, "c-1") },
+		"another cell's":      func(csr []byte) ([]byte, error) { return w.authority.SignCell(csr, "c-2") },
+		"for another key": func([]byte) ([]byte, error) {
+			return cellCertificate(t, w.authority, "c-1").Certificate[0], nil
+		},
+		"none": func([]byte) ([]byte, error) { return nil, nil },
+	} {
+		m := w.start(t.TempDir(), "", says("agent"))
+		c, err := tls.Dial("tcp", m.addr.String(), kipTLS(t, w.authority, protoJoin))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		state := c.ConnectionState()
+		ch, err := channel(&state)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := writeMessage(c, message{Kind: kindOffer, CellID: "c-1", Proof: prove(w.token, roleKip, "c-1", ch, nil)}); err != nil {
+			t.Fatal(err)
+		}
+		req, err := readMessage(c, kindRequest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, err := grant(req.Request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := writeMessage(c, message{Kind: kindGrant, Certificate: cert}); err != nil {
+			t.Fatal(err)
+		}
+		var refused *refusedError
+		if _, err := readMessage(c, kindDone); !errors.As(err, &refused) {
+			t.Errorf("%s: %v", name, err)
+		}
+		select {
+		case <-m.Joined():
+			t.Errorf("%s: accepted", name)
+		default:
+		}
+	}
+}
+
+func TestConnectionsThatSayNothingKeepNobodyOut(t *testing.T) {
+	w := newWorld(t)
+	w.limits.handshake = time.Hour // it is not the deadline that helps here
+	m := w.start(t.TempDir(), "", says("agent"))
+	var idle []net.Conn
+	for range 4 * w.limits.pending {
+		c, err := net.Dial("tcp", m.addr.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		idle = append(idle, c)
+	}
+	// The oldest had to go.
+	for _, c := range idle[:3*w.limits.pending] {
+		if err := c.SetDeadline(time.Now().Add(testPatience)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
+			t.Fatalf("one of too many was kept: %v", err)
+		}
+	}
+	s := w.keep(w.dialer(w.authority), w.target(m.addr), nil)
+	wait(t, "ready", s.Ready())
+	// And who has proven to be Kip does not go, however many come.
+	for range 2 * w.limits.pending {
+		c, err := net.Dial("tcp", m.addr.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	if status, _ := get(t, s.RoundTripper(), "/"); status != 200 || !s.Connected() {
+		t.Error("Kip was turned away")
+	}
+}
+
+func TestSlowConnectionsAreClosed(t *testing.T) {
+	w := newWorld(t)
+	w.limits.handshake, w.limits.join = 50*time.Millisecond, 50*time.Millisecond
+	m := w.start(t.TempDir(), "", says("agent"))
+	for name, dial := range map[string]func() (net.Conn, error){
+		"says nothing": func() (net.Conn, error) { return net.Dial("tcp", m.addr.String()) },
+		"says half of a hello": func() (net.Conn, error) {
+			c, err := net.Dial("tcp", m.addr.String())
+			if err == nil {
+				_, err = c.Write([]byte{22, 3, 1, 0, 200, 1})
+			}
+			return c, err
+		},
+		"is Kip, and offers nothing": func() (net.Conn, error) {
+			return tls.Dial("tcp", m.addr.String(), kipTLS(t, w.authority, protoJoin))
+		},
+	} {
+		c, err := dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.SetReadDeadline(time.Now().Add(testPatience)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 1)); err == nil || isTimeout(err) {
+			t.Errorf("one that %s is kept: %v", name, err)
+		}
+	}
+}
+
+func isTimeout(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
+}
+
+func TestKipGivesUpOnACellThatSaysNothing(t *testing.T) {
+	w := newWorld(t)
+	w.limits.handshake = 20 * time.Millisecond
+	l, err := net.Listen("tcp", "127.0.0.1:0") // accepts by its queue, says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	st := newStates(t)
+	target := w.target(netip.MustParseAddrPort(l.Addr().String()))
+	target.OnState = st.note
+	w.keep(w.dialer(w.authority), target, nil)
+	st.next("a first failure", isFailed)
+	st.next("a second failure", isFailed)
+}
+
+func TestRefusalsAreLoggedAFewTimesAndWithoutSecrets(t *testing.T) {
+	w := newWorld(t)
+	m := w.start(t.TempDir(), "", says("agent"))
+	for range 100 {
+		if err := asksInVain(t, m.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{protoJoin}}); err == nil {
+			t.Fatal("not refused")
+		}
+	}
+	m.stop() // so that all refusals are counted
+	if n := m.refusals.Load(); n != 100 {
+		t.Errorf("%d refusals were counted", n)
+	}
+	if n := strings.Count(w.logs.String(), "refused a connection"); n == 0 || n > 50 {
+		t.Errorf("%d of 100 refusals are in the log", n)
+	}
+}
+
+func FuzzReadMessage(f *testing.F) {
+	for _, m := range []message{
+		{Kind: kindOffer, CellID: "c-1", Proof: []byte("proof")},
+		{Kind: kindRefusal, Reason: "no\x00\xff"},
+		{Kind: kindGrant, Certificate: make([]byte, 100)},
+	} {
+		var b bytes.Buffer
+		if err := writeMessage(&b, m); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b.Bytes())
+	}
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
+	f.Add([]byte{0, 0, 0, 2, '{', '}', '{'})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r := bytes.NewReader(data)
+		m, err := readMessage(r, kindOffer)
+		if read := len(data) - r.Len(); read > 4+maxMessage {
+			t.Fatalf("read %d bytes", read)
+		}
+		if err != nil {
+			if m.Kind != "" || m.Proof != nil {
+				t.Fatalf("an error and a message: %+v", m)
+			}
+			var refused *refusedError
+			if errors.As(err, &refused) && (len(refused.reason) > maxReason+len("…") || strings.ContainsAny(refused.reason, "\x00\n\r\x1b")) {
+				t.Fatalf("the reason is not printable: %q", refused.reason)
+			}
+			return
+		}
+		if m.Kind != kindOffer || binary.BigEndian.Uint32(data) > maxMessage {
+			t.Fatalf("accepted %q", data)
+		}
+		var b bytes.Buffer
+		if err := writeMessage(&b, m); err != nil {
+			return // larger in our own spelling
+		}
+		again, err := readMessage(&b, kindOffer)
+		if err != nil || !bytes.Equal(again.Proof, m.Proof) || again.CellID != m.CellID {
+			t.Fatalf("%+v came back as %+v, %v", m, again, err)
+		}
+	})
+}
+
+// FuzzJoiner feeds a cell what an authenticated but mad Kip says; nothing of it
+// makes the cell join.
+func FuzzJoiner(f *testing.F) {
+	w := &world{}
+	a, err := pki.New(time.Now)
+	if err != nil {
+		f.Fatal(err)
+	}
+	w.authority, w.token = a, pki.NewToken()
+	f.Add([]byte(`{"kind":"offer","cellID":"c-1","proof":"AAAA"}`), []byte(`{"kind":"grant","certificate":"AAAA"}`))
+	f.Add([]byte(`{"kind":"refusal","reason":"x"}`), []byte(``))
+	id, err := openIdentity(f.TempDir(), "c-1")
+	if err != nil {
+		f.Fatal(err)
+	}
+	state := exporterState(f)
+	f.Fuzz(func(t *testing.T, first, second []byte) {
+		var in bytes.Buffer
+		for _, b := range [][]byte{first, second} {
+			in.Write(binary.BigEndian.AppendUint32(nil, uint32(len(b))))
+			in.Write(b)
+		}
+		j := &joiner{id: id, token: w.token, ca: a.Certificate()}
+		if err := j.run(struct {
+			io.Reader
+			io.Writer
+		}{&in, io.Discard}, state); err == nil || id.certificate() != nil {
+			t.Fatal("the cell joined")
+		}
+	})
+}
+
+// exporterState is that of a real TLS connection.
+func exporterState(f *testing.F) *tls.ConnectionState {
+	f.Helper()
+	id, err := openIdentity(f.TempDir(), "c-1")
+	if err != nil {
+		f.Fatal(err)
+	}
+	a, b := net.Pipe()
+	defer a.Close()
+	defer b.Close()
+	served := make(chan error, 1)
+	go func() {
+		served <- tls.Server(a, &tls.Config{Certificates: []tls.Certificate{*id.unsigned}, SessionTicketsDisabled: true}).Handshake()
+	}()
+	c := tls.Client(b, &tls.Config{InsecureSkipVerify: true})
+	if err := errors.Join(c.Handshake(), <-served); err != nil {
+		f.Fatal(err)
+	}
+	state := c.ConnectionState()
+	return &state
+}

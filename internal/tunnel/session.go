@@ -1,0 +1,294 @@
+package tunnel
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/elotl/kip/internal/pki"
+)
+
+// Session is a tunnel to one cell that is kept up until it is closed.
+type Session struct {
+	dialer  *Dialer
+	target  Target // but Token and KeyHash: see token and keyHash
+	onSpend OnSpend
+	inside  gate // the cell API
+	log     *slog.Logger
+
+	ctx    context.Context // ends with the session
+	cancel context.CancelCauseFunc
+	ready  chan struct{}
+	done   chan struct{}
+	conns  conns
+	api    agentLink
+	// dials are the goroutines that dial for requests.
+	dials sync.WaitGroup
+
+	mu        sync.Mutex
+	token     pki.Token // zero once it is of no more use
+	keyHash   string
+	connected bool
+	everReady bool
+	lastErr   error
+}
+
+// Ready is closed when the session has connected for the first time: the cell
+// has joined and answers.
+func (s *Session) Ready() <-chan struct{} { return s.ready }
+
+// Done is closed when the session has ended, and nothing of it is left: no
+// connection, no goroutine, no request in the cell API.
+func (s *Session) Done() <-chan struct{} { return s.done }
+
+// Err is nil until the session has ended, then why: ErrClosed after Close, else
+// the error of the context given to Keep.
+func (s *Session) Err() error {
+	select {
+	case <-s.done:
+		return context.Cause(s.ctx)
+	default:
+		return nil
+	}
+}
+
+// Close ends the session and waits for Done.
+func (s *Session) Close() {
+	s.cancel(ErrClosed)
+	<-s.done
+}
+
+// Connected says whether the cell's connection to the cell API is up.
+func (s *Session) Connected() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.connected
+}
+
+// LastError is why the session is not connected: the last failure to connect,
+// or how the connection ended. It is nil while connected, and before the first
+// attempt has failed.
+func (s *Session) LastError() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lastErr
+}
+
+// LastHeard is when anything at all was last received from the machine; while
+// connected, that is at most about ten seconds ago. It is the zero Time before.
+func (s *Session) LastHeard() time.Time { return s.conns.lastHeard() }
+
+func (s *Session) run() {
+	defer close(s.done)
+	s.mu.Lock()
+	s.token, s.keyHash = s.target.Token, s.target.KeyHash
+	s.mu.Unlock()
+	var retry backoff
+	for s.ctx.Err() == nil {
+		began := time.Now()
+		err := s.stayConnected()
+		if time.Since(began) > maxLongWait {
+			retry = backoff{} // it was not one failure after another
+		}
+		if s.ctx.Err() == nil {
+			s.state(false, err)
+			_ = retry.wait(s.ctx, time.Now())
+		}
+	}
+	s.state(false, context.Cause(s.ctx))
+	s.conns.close()
+	s.api.close()
+	s.dials.Wait()
+	s.inside.close()
+}
+
+// stayConnected connects and returns when the connection has ended, with the
+// reason.
+func (s *Session) stayConnected() error {
+	tc, nc, err := s.attempt()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = nc.Close() }()
+	stop := context.AfterFunc(s.ctx, func() { _ = nc.Close() })
+	defer stop()
+	s.state(true, nil)
+	s.dialer.server.ServeConn(tc, &http2.ServeConnOpts{
+		Context:          s.ctx,
+		BaseConfig:       s.dialer.base,
+		Handler:          &s.inside,
+		SawClientPreface: true,
+	})
+	if err := nc.cause(); err != nil {
+		return fmt.Errorf("the connection to the cell broke: %w", err)
+	}
+	// It is this end that closed, since it heard nothing: what else is open
+	// to this machine is as dead, but has nobody who would notice.
+	s.conns.closeAll()
+	l := s.dialer.limits
+	return fmt.Errorf("the cell was silent for %v", l.pingAfter+l.pingTimeout)
+}
+
+// attempt tries once to connect, and to join before if need be. Whether the
+// cell has joined, the cell knows best: if Kip or the cell crashed in a join,
+// what is recorded here may be one step behind. So if a machine answers and
+// refuses the one, it is asked for the other.
+func (s *Session) attempt() (*tls.Conn, *conn, error) {
+	s.mu.Lock()
+	token, spent := s.token, s.keyHash != ""
+	s.mu.Unlock()
+	if token.IsZero() || spent {
+		tc, nc, err := s.connect()
+		if err == nil || token.IsZero() || !reached(s.ctx, err) || errors.Is(err, ErrKeyChanged) {
+			return tc, nc, err
+		}
+		if joinErr := s.join(token); joinErr != nil {
+			return nil, nil, fmt.Errorf("%w; or, if it has not joined: %w", err, joinErr)
+		}
+		return s.connect()
+	}
+	err := s.join(token)
+	if err != nil && !reached(s.ctx, err) {
+		return nil, nil, err
+	}
+	tc, nc, connErr := s.connect()
+	if err != nil && connErr != nil {
+		return nil, nil, fmt.Errorf("%w; or, if it has joined already: %w", err, connErr)
+	}
+	return tc, nc, connErr
+}
+
+// join gets the cell its certificate.
+func (s *Session) join(token pki.Token) error {
+	tc, nc, err := s.dialer.connect(s.ctx, &s.conns, s.target.Addr, protoJoin,
+		// Who it is, the token proves, once the connection is there.
+		func(tls.ConnectionState) error { return nil })
+	if err != nil {
+		return fmt.Errorf("join: %w", err)
+	}
+	defer func() { _ = nc.Close() }()
+	g := &granter{
+		authority: s.dialer.authority,
+		cellID:    s.target.CellID,
+		token:     token,
+		spend:     s.spend,
+	}
+	state := tc.ConnectionState()
+	if err := atDeadline(s.ctx, nc, s.dialer.limits.join, func() error { return g.run(tc, &state) }); err != nil {
+		return fmt.Errorf("join: %w", err)
+	}
+	s.log.Info("the cell joined")
+	return nil
+}
+
+// spend records that the token is spent on a key: a second time with the same
+// key is the same join, done again.
+func (s *Session) spend(keyHash string) error {
+	s.mu.Lock()
+	spentOn := s.keyHash
+	s.mu.Unlock()
+	switch spentOn {
+	case keyHash:
+		return nil
+	case "":
+	default:
+		return ErrKeyChanged
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, s.dialer.limits.join)
+	defer cancel()
+	if err := s.onSpend(ctx, keyHash); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keyHash = keyHash
+	return nil
+}
+
+// connect opens the cell's connection to the cell API. It returns when the cell
+// has accepted it, which in TLS 1.3 is later than the end of the handshake: when
+// it has begun to speak HTTP/2.
+func (s *Session) connect() (_ *tls.Conn, _ *conn, err error) {
+	tc, nc, err := s.dialer.connect(s.ctx, &s.conns, s.target.Addr, protoCellAPI, s.verify)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = nc.Close()
+		}
+	}()
+	preface := make([]byte, len(http2.ClientPreface))
+	if err := atDeadline(s.ctx, nc, s.dialer.limits.handshake, func() error {
+		_, err := io.ReadFull(tc, preface)
+		return err
+	}); err != nil {
+		return nil, nil, fmt.Errorf("the cell does not accept this connection: %w", err)
+	}
+	if !bytes.Equal(preface, []byte(http2.ClientPreface)) {
+		return nil, nil, errors.New("the cell does not begin with HTTP/2's preface")
+	}
+	state := tc.ConnectionState()
+	keyHash, err := leafHash(&state)
+	if err != nil {
+		return nil, nil, err
+	}
+	// If the join's record was lost, this makes it good.
+	if err := s.spend(keyHash); err != nil {
+		return nil, nil, fmt.Errorf("record the cell's key: %w", err)
+	}
+	s.mu.Lock()
+	s.token = pki.Token{}
+	s.mu.Unlock()
+	return tc, nc, nil
+}
+
+// verify says whether the other end is this cell, and, if its key is known,
+// whether it is the very machine that joined.
+func (s *Session) verify(state tls.ConnectionState) error {
+	if err := s.dialer.authority.VerifyCell(state.PeerCertificates, s.target.CellID); err != nil {
+		return err
+	}
+	keyHash, err := leafHash(&state)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keyHash != "" && s.keyHash != keyHash {
+		return ErrKeyChanged
+	}
+	return nil
+}
+
+// state notes and tells whether the session is connected, and if not, why.
+func (s *Session) state(connected bool, err error) {
+	s.mu.Lock()
+	changed := connected != s.connected
+	s.connected, s.lastErr = connected, err
+	first := connected && !s.everReady
+	s.everReady = s.everReady || connected
+	s.mu.Unlock()
+	if first {
+		close(s.ready)
+	}
+	switch {
+	case changed && connected:
+		s.log.Info("connected to the cell")
+	case changed:
+		s.log.Info("disconnected from the cell", "err", err)
+	case err != nil:
+		s.log.Debug("cannot connect to the cell", "err", err)
+	}
+	if s.target.OnState != nil {
+		s.target.OnState(connected, err)
+	}
+}

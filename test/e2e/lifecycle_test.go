@@ -1,0 +1,228 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestInitContainersAndSidecarsRunInOrder(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(bare("a", `  restartPolicy: Never
+  volumes: [{name: v, emptyDir: {}}]
+  initContainers:
+  - {name: first, image: 'busybox:1.36', command: [sh, -c, 'echo first >> /v/order'], volumeMounts: [{name: v, mountPath: /v}]}
+  - name: sidecar
+    image: busybox:1.36
+    restartPolicy: Always
+    command: [sh, -c, 'echo sidecar >> /v/order; touch /v/up; trap "exit 0" TERM; while :; do sleep 0.1; done']
+    startupProbe: {exec: {command: [test, -e, /v/up]}, periodSeconds: 1}
+    volumeMounts: [{name: v, mountPath: /v}]
+  - {name: second, image: 'busybox:1.36', command: [sh, -c, 'echo second >> /v/order'], volumeMounts: [{name: v, mountPath: /v}]}
+  containers:
+  - {name: main, image: 'busybox:1.36', command: [sh, -c, 'echo main >> /v/order; cat /v/order'], volumeMounts: [{name: v, mountPath: /v}]}
+`))
+	s.waitPod("a", "has Succeeded, though its sidecar never ends by itself", hasPhase(corev1.PodSucceeded))
+	if log := s.kubectl("logs", "a", "-c", "main"); log != "first\nsidecar\nsecond\nmain\n" {
+		t.Fatalf("the containers ran in the order %q", log)
+	}
+}
+
+func TestProbesDecideReadinessAndRestarts(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(bare("a", `  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'touch /started /live; mkdir /www; echo ok > /www/index.html; httpd -p 8080 -h /www; trap "exit 0" TERM; while :; do sleep 0.1; done']
+    startupProbe: {exec: {command: [test, -e, /started]}, periodSeconds: 1}
+    readinessProbe: {exec: {command: [test, -e, /ready]}, periodSeconds: 1}
+    livenessProbe: {exec: {command: [test, -e, /live]}, periodSeconds: 1, failureThreshold: 1}
+  - name: web
+    image: busybox:1.36
+    command: [sh, -c, 'trap "exit 0" TERM; while :; do sleep 0.1; done']
+    readinessProbe: {httpGet: {port: 8080, path: /index.html}, periodSeconds: 1}
+    livenessProbe: {tcpSocket: {port: 8080}, periodSeconds: 5, failureThreshold: 10}
+`))
+	s.waitPod("a", "has started, and is not ready", func(p *corev1.Pod) bool {
+		return len(p.Status.ContainerStatuses) == 2 && *p.Status.ContainerStatuses[0].Started && !p.Status.ContainerStatuses[0].Ready && p.Status.ContainerStatuses[1].Ready
+	})
+	s.kubectl("exec", "a", "-c", "main", "--", "touch", "/ready")
+	before := s.waitReady("a")
+	s.kubectl("exec", "a", "-c", "main", "--", "rm", "/live")
+	after := s.waitPod("a", "was restarted in place", func(p *corev1.Pod) bool {
+		c := p.Status.ContainerStatuses[0]
+		return c.RestartCount == 1 && c.State.Running != nil
+	})
+	if after.UID != before.UID || after.Status.PodIP != before.Status.PodIP || after.Status.ContainerStatuses[1].RestartCount != 0 {
+		t.Fatalf("more than the one container was restarted: %s", states(after))
+	}
+	if last := after.Status.ContainerStatuses[0].LastTerminationState.Terminated; last == nil {
+		t.Fatal("the last state is not kept")
+	}
+}
+
+func TestACrashingContainerBacksOff(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(bare("a", `  containers:
+  - {name: main, image: 'busybox:1.36', command: [sh, -c, 'echo run; exit 1']}
+`))
+	s.waitPod("a", "is in CrashLoopBackOff", func(p *corev1.Pod) bool {
+		if len(p.Status.ContainerStatuses) == 0 {
+			return false
+		}
+		c := p.Status.ContainerStatuses[0]
+		return c.RestartCount >= 1 && c.State.Waiting != nil && c.State.Waiting.Reason == "CrashLoopBackOff"
+	})
+	if log := s.kubectl("logs", "a", "--previous"); log != "run\n" {
+		t.Fatalf("the log of the run before is %q", log)
+	}
+	s.cellOf("a") // one cell, still
+}
+
+func TestHooksAndTheGracePeriodAreHonoured(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	// The hooks report to a second pod, since their own is gone at the end.
+	s.apply(bare("ear", `  containers:
+  - {name: main, image: 'busybox:1.36', command: [sh, -c, 'while :; do nc -l -p 9000; done']}
+`))
+	ear := s.waitReady("ear").Status.PodIP
+	s.apply(strings.Replace(bare("a", fmt.Sprintf(`  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'trap "echo term | nc -w 1 %[1]s 9000; exit 0" TERM; while :; do sleep 0.1; done']
+    lifecycle:
+      postStart: {exec: {command: [sh, -c, 'echo postStart | nc -w 1 %[1]s 9000']}}
+      preStop: {exec: {command: [sh, -c, 'echo preStop | nc -w 1 %[1]s 9000; sleep 1']}}
+`, ear)), "terminationGracePeriodSeconds: 2", "terminationGracePeriodSeconds: 20", 1))
+	s.waitReady("a")
+	s.kubectl("delete", "pod", "a")
+	s.eventually("all three were heard, in order", func(context.Context) error {
+		if log := s.kubectl("logs", "ear"); log != "postStart\npreStop\nterm\n" {
+			return fmt.Errorf("heard %q", log)
+		}
+		return nil
+	})
+	s.waitGone("a")
+}
+
+func TestAPodThatIgnoresItsEndIsKilledAfterItsGracePeriod(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(bare("a", `  containers:
+  - {name: main, image: 'busybox:1.36', command: [sh, -c, 'trap "" TERM; while :; do sleep 1; done']}
+`))
+	s.waitReady("a")
+	s.kubectl("delete", "pod", "a", "--wait=false")
+	s.waitGone("a")
+}
+
+func TestActiveDeadlineSecondsEndsThePod(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(bare("a", `  restartPolicy: Never
+  activeDeadlineSeconds: 3
+  containers:
+  - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
+`))
+	pod := s.waitPod("a", "has Failed", hasPhase(corev1.PodFailed))
+	if pod.Status.Reason != "DeadlineExceeded" {
+		t.Fatalf("reason %q, want DeadlineExceeded", pod.Status.Reason)
+	}
+	s.eventually("the cell is gone", s.noCells)
+}
+
+func TestAContainerThatUsesTooMuchMemoryIsOOMKilled(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(bare("a", `  restartPolicy: Never
+  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'x=0123456789abcdef; while :; do x=$x$x; done']
+    resources: {limits: {memory: 32Mi}}
+`))
+	pod := s.waitPod("a", "has Failed", hasPhase(corev1.PodFailed))
+	if got := pod.Status.ContainerStatuses[0].State.Terminated; got.Reason != "OOMKilled" || got.ExitCode != 137 {
+		t.Fatalf("terminated as %s, exit %d; want OOMKilled, 137", got.Reason, got.ExitCode)
+	}
+}
+
+func TestAnEphemeralContainerJoinsARunningPod(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(sleeper("a"))
+	s.waitReady("a")
+	s.kubectl("debug", "a", "--image=busybox:1.36", "--target=main", "--container=look", "--", "sh", "-c", "ps | grep -c 'echo started'; sleep 3600")
+	s.waitPod("a", "has its ephemeral container", func(p *corev1.Pod) bool {
+		return len(p.Status.EphemeralContainerStatuses) == 1 && p.Status.EphemeralContainerStatuses[0].State.Running != nil
+	})
+	s.eventually("it sees the other container's processes", func(context.Context) error {
+		if log := strings.TrimSpace(s.kubectl("logs", "a", "-c", "look")); log == "" || log == "0" {
+			return fmt.Errorf("it counts %q", log)
+		}
+		return nil
+	})
+}
+
+func TestReadinessGatesAndConditionsOfOthersAreKept(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(bare("a", `  readinessGates: [{conditionType: example.com/open}]
+  containers:
+  - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
+`))
+	s.waitPod("a", "runs and is not ready", func(p *corev1.Pod) bool {
+		return p.Status.Phase == corev1.PodRunning && p.Status.ContainerStatuses[0].Ready && !isReady(p)
+	})
+	s.eventually("the gate is opened", func(ctx context.Context) error {
+		p, err := s.pod(ctx, "a")
+		if err != nil {
+			return err
+		}
+		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{
+			Type: "example.com/open", Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Now()),
+		})
+		_, err = world.admin.CoreV1().Pods(s.ns).UpdateStatus(ctx, p, metav1.UpdateOptions{})
+		return err
+	})
+	s.waitReady("a")
+}
+
+func TestSecurityContextIsApplied(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(bare("a", `  securityContext: {runAsUser: 1234, runAsGroup: 2345, fsGroup: 3456, sysctls: [{name: net.ipv4.ip_local_port_range, value: "20000 30000"}], seccompProfile: {type: RuntimeDefault}}
+  volumes: [{name: v, emptyDir: {}}]
+  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sleep, infinity]
+    volumeMounts: [{name: v, mountPath: /v}]
+    securityContext: {readOnlyRootFilesystem: true, allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+`))
+	s.waitReady("a")
+	for script, want := range map[string]string{
+		"id -u; id -g; id -G":                        "1234\n2345\n2345 3456",
+		"stat -c %g /v":                              "3456",
+		"cat /proc/sys/net/ipv4/ip_local_port_range": "20000\t30000",
+		"grep CapEff /proc/self/status":              "CapEff:\t0000000000000000",
+		"grep NoNewPrivs /proc/self/status":          "NoNewPrivs:\t1",
+		"grep Seccomp: /proc/self/status":            "Seccomp:\t2",
+		"touch /x 2>&1 || true":                      "touch: /x: Read-only file system",
+	} {
+		if got := strings.TrimSpace(s.kubectl("exec", "a", "--", "sh", "-c", script)); got != want {
+			t.Errorf("%s: %q, want %q", script, got, want)
+		}
+	}
+}

@@ -1,0 +1,43 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"testing"
+)
+
+func TestPodsOnTwoCellsReachEachOtherByPodIP(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(webServer("server", "", "across"))
+	s.apply(sleeper("client"))
+	server, client := s.waitReady("server"), s.waitReady("client")
+	if server.Status.PodIP == client.Status.PodIP || server.Status.HostIP == client.Status.HostIP {
+		t.Fatalf("two pods share an address: %s on %s, %s on %s", server.Status.PodIP, server.Status.HostIP, client.Status.PodIP, client.Status.HostIP)
+	}
+	url := fmt.Sprintf("http://%s:8080/", server.Status.PodIP)
+	if got := s.kubectl("exec", "client", "--", "wget", "-qO-", url); got != "across\n" {
+		t.Fatalf("the client got %q", got)
+	}
+	// And itself, by its own address.
+	if got := s.kubectl("exec", "server", "--", "wget", "-qO-", url); got != "across\n" {
+		t.Fatalf("the server got %q from itself", got)
+	}
+}
+
+func TestAHostNetworkPodHasTheCellsAddress(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(webServer("a", "  hostNetwork: true\n", "host"))
+	s.apply(sleeper("client"))
+	pod := s.waitReady("a")
+	cell := s.cellOf("a")
+	if pod.Status.PodIP != cell.Status.ManagementIP || pod.Status.HostIP != cell.Status.ManagementIP {
+		t.Fatalf("pod IP %s, host IP %s; the cell's address is %s", pod.Status.PodIP, pod.Status.HostIP, cell.Status.ManagementIP)
+	}
+	s.waitReady("client")
+	if got := s.kubectl("exec", "client", "--", "wget", "-qO-", fmt.Sprintf("http://%s:8080/", pod.Status.PodIP)); got != "host\n" {
+		t.Fatalf("the client got %q", got)
+	}
+}

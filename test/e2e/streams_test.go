@@ -1,0 +1,164 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+func TestExecReturnsTheExitCodeAndPassesStreams(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(sleeper("a"))
+	s.waitReady("a")
+	if out, code, errs := s.try("exec", "a", "--", "sh", "-c", "echo out; echo err >&2; exit 7"); code != 7 || out != "out\n" || !strings.HasPrefix(errs, "err\n") {
+		t.Errorf("exit %d, out %q, err %q; want 7, out, err", code, out, errs)
+	}
+	cmd := s.command(t.Context(), "exec", "-i", "a", "--", "md5sum")
+	cmd.Stdin = bytes.NewReader(bytes.Repeat([]byte("0123456789abcdef"), 1<<16)) // 1 MiB
+	out, errs, err := run(cmd)
+	if err != nil || out != "14d785daab3823736c981ca82a750c98  -\n" {
+		t.Errorf("1 MiB through stdin: %q %q %v", out, errs, err)
+	}
+}
+
+func TestLogsTakeTheirOptions(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(bare("a", `  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'for i in 1 2 3 4 5; do echo line $i; done; trap "exit 0" TERM; while [ ! -e /go ]; do sleep 0.1; done; echo line 6; while :; do sleep 0.1; done']
+`))
+	s.waitReady("a")
+	if got := s.kubectl("logs", "a", "--tail=2"); got != "line 4\nline 5\n" {
+		t.Errorf("--tail=2: %q", got)
+	}
+	if got := s.kubectl("logs", "a", "--limit-bytes=6"); got != "line 1" {
+		t.Errorf("--limit-bytes=6: %q", got)
+	}
+	stamped := regexp.MustCompile(`(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+\S+ line \d$`)
+	if got := s.kubectl("logs", "a", "--timestamps"); len(stamped.FindAllString(got, -1)) != 5 {
+		t.Errorf("--timestamps: %q", got)
+	}
+	if got := s.kubectl("logs", "a", "--since-time=2100-01-01T00:00:00Z"); got != "" {
+		t.Errorf("--since-time in the future: %q", got)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	follow := s.command(ctx, "logs", "-f", "a")
+	pipe, err := follow.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := follow.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(pipe)
+	for i := 1; i <= 6; i++ {
+		if i == 6 {
+			s.kubectl("exec", "a", "--", "touch", "/go")
+		}
+		if !lines.Scan() || lines.Text() != fmt.Sprintf("line %d", i) {
+			t.Fatalf("followed %q, want line %d", lines.Text(), i)
+		}
+	}
+	s.kubectl("delete", "pod", "a", "--wait=false")
+	for lines.Scan() {
+		t.Errorf("one line too many: %q", lines.Text())
+	}
+	if err := follow.Wait(); err != nil {
+		t.Errorf("logs -f did not end with the container: %v", err)
+	}
+}
+
+func TestAttachReachesTheContainersStdin(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(bare("a", `  restartPolicy: Never
+  containers:
+  - {name: main, image: 'busybox:1.36', command: [sh, -c, 'read x; echo got $x'], stdin: true, stdinOnce: true}
+`))
+	s.waitReady("a")
+	cmd := s.command(t.Context(), "attach", "-i", "a")
+	cmd.Stdin = strings.NewReader("apples\n")
+	if out, errs, err := run(cmd); err != nil || !strings.Contains(out, "got apples") {
+		t.Fatalf("attach: %q %q %v", out, errs, err)
+	}
+}
+
+func TestPortForwardReachesThePod(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(webServer("a", "", "forwarded"))
+	s.waitReady("a")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	cmd := s.command(ctx, "port-forward", "a", ":8080")
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		cancel()
+		_ = cmd.Wait() // killed by the cancel
+	}()
+	line, err := bufio.NewReader(pipe).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`127\.0\.0\.1:\d+`).FindString(line)
+	for range 3 {
+		resp, err := http.Get("http://" + m + "/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || string(body) != "forwarded\n" {
+			t.Fatalf("body %q, %v", body, err)
+		}
+	}
+}
+
+func TestCopyGoesBothWays(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(sleeper("a"))
+	s.waitReady("a")
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+	data := bytes.Repeat([]byte("kip\n"), 1<<16)
+	if err := os.WriteFile(from, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.kubectl("cp", from, "a:/copied")
+	s.kubectl("cp", "a:/copied", to)
+	if got, err := os.ReadFile(to); err != nil || !bytes.Equal(got, data) {
+		t.Fatalf("%d bytes came back, %v; want %d", len(got), err, len(data))
+	}
+}
+
+// webServer is a pod that serves text at port 8080.
+func webServer(name, spec, text string) string {
+	return bare(name, spec+`  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'mkdir /tmp/www; echo `+text+` > /tmp/www/index.html; exec httpd -f -p 8080 -h /tmp/www']
+    readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
+`)
+}

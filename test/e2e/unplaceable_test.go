@@ -1,0 +1,70 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// why runs kipctl why on a pod.
+func why(s *space, pod string) string {
+	s.Helper()
+	out, errs, err := run(exec.CommandContext(s.Context(), world.kipctl, "why", pod, "-n", s.ns, "--kubeconfig", world.kubeconfig, "--socket", world.socket))
+	if err != nil {
+		s.Fatalf("kipctl why %s: %v\n%s%s", pod, err, out, errs)
+	}
+	return out
+}
+
+func TestPodsThatCannotRunSayWhy(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	container := func(resources string) string {
+		return `  containers:
+  - {name: main, image: 'busybox:1.36', command: [sleep, infinity]` + resources + `}
+`
+	}
+	annotated := func(name, annotation string) string {
+		return strings.Replace(bare(name, container("")), "{name: "+name+"}", "{name: "+name+", annotations: {"+annotation+"}}", 1)
+	}
+	for name, tc := range map[string]struct{ manifest, reason, text string }{
+		"large":   {bare("large", container(", resources: {requests: {memory: 900Gi}}")), "Unplaceable", "too little memory"},
+		"unknown": {annotated("unknown", "pod.elotl.co/instance-type: gigantic"), "InvalidAnnotation", "gigantic"},
+		"typo":    {annotated("typo", "pod.elotl.co/instance-tipe: nano"), "InvalidAnnotation", "instance-type"},
+	} {
+		s.apply(tc.manifest)
+		s.waitEvent(name, tc.reason, tc.text)
+		if out := why(s, name); !strings.Contains(out, tc.text) {
+			t.Errorf("kipctl why %s does not say %q:\n%s", name, tc.text, out)
+		}
+		pod, err := s.pod(t.Context(), name)
+		if err != nil || pod.Status.Phase != corev1.PodPending {
+			t.Errorf("pod %s: %v, %v; want Pending", name, pod.Status.Phase, err)
+		}
+	}
+	if err := s.noCells(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnImageThatDoesNotExistIsTriedOnTheSameCell(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(bare("a", `  containers:
+  - {name: main, image: 'busybox:no-such-tag'}
+`))
+	s.waitPod("a", "is in ImagePullBackOff", func(p *corev1.Pod) bool {
+		return len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].State.Waiting != nil &&
+			p.Status.ContainerStatuses[0].State.Waiting.Reason == "ImagePullBackOff"
+	})
+	if cell := s.cellOf("a"); cell.Status.Attempt != 1 {
+		t.Fatalf("attempt %d, want 1", cell.Status.Attempt)
+	}
+	if out := why(s, "a"); !strings.Contains(out, "ImagePull") {
+		t.Fatalf("kipctl why does not say it:\n%s", out)
+	}
+}
