@@ -28,8 +28,7 @@ func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) 
 		return 0, err
 	}
 	pod := e.cell().Pod
-	e.api.Bind(pod.Namespace, pod.Name, pod.UID)
-	return 0, nil
+	return 0, e.api.Bind(pod.Namespace, pod.Name, pod.UID)
 }
 
 // watch keeps a bound cell connected until its pod lets it go.

@@ -94,10 +94,13 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 		allocatable := capacity.DeepCopy()
 		allocatable[corev1.ResourceMemory] = *resource.NewQuantity(offer.MemoryBytes-c.cfg.ReservedMemoryBytes, resource.BinarySI)
 		api := c.cfg.CellAPI.AddCell(e.cell().ID, cellapi.CellInfo{Capacity: capacity, Allocatable: allocatable, NodeIP: e.cell().Instance.ManagementIP})
-		if e.cell().Phase == apiv1.Bound {
+		if phase := e.cell().Phase; phase == apiv1.Bound || phase == apiv1.Draining {
 			// Before the tunnel: a kubelet that asks must never hear that its
 			// pod is not there, or it kills it.
-			api.Bind(e.cell().Pod.Namespace, e.cell().Pod.Name, e.cell().Pod.UID)
+			pod := e.cell().Pod
+			if err := api.Bind(pod.Namespace, pod.Name, pod.UID); err != nil {
+				return err
+			}
 		}
 		id := e.cell().ID
 		session, err := c.dial(ctx, e, api)

@@ -22,12 +22,8 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	if why, _ := c.endingOf(e); why != "" {
 		return 0, c.gone(ctx, e, why)
 	}
-	token, err := pki.NewToken()
-	if err != nil {
-		return 0, fmt.Errorf("make a join token: %w", err)
-	}
 	return 0, c.save(ctx, e, func(cell *Cell) error {
-		cell.Token = token.Reveal()
+		cell.Token = pki.NewToken().Reveal()
 		return cell.enter(apiv1.Launching)
 	})
 }

@@ -151,7 +151,11 @@ func (h *harness) put(pod *corev1.Pod) {
 	if err := h.informer.GetStore().Add(pod); err != nil {
 		h.Fatal(err)
 	}
-	if err := h.client.Tracker().Add(pod); err != nil {
+	err := h.client.Tracker().Add(pod)
+	if apierrors.IsAlreadyExists(err) {
+		err = h.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), pod, pod.Namespace)
+	}
+	if err != nil {
 		h.Fatal(err)
 	}
 }
