@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -14,8 +15,8 @@ import (
 	"strconv"
 	"time"
 
-	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
@@ -32,6 +33,7 @@ import (
 	"github.com/elotl/kip/internal/version"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -91,8 +93,8 @@ func openStore(ctx context.Context, cfg *config.Config) (*store.Store, error) {
 
 // openCloud returns the one cloud that provider.yaml names.
 func openCloud(cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
-	if cfg.Cloud.Local == nil {
-		return nil, fmt.Errorf("cloud.%s is not in this build: it has cloud.local", cfg.Cloud.Name())
+	if err := cfg.CheckCloud("local"); err != nil {
+		return nil, err
 	}
 	l := cfg.Cloud.Local
 	return local.New(local.Config{
@@ -117,12 +119,12 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 			}
 		}()
 	}
-	types, err := machines.Catalogue(ctx)
+	catalogue, err := machines.Catalogue(ctx)
 	if err != nil {
 		return fmt.Errorf("read the catalogue of cloud %s: %w", machines.Name(), err)
 	}
 	reserved := cfg.Cells.ReservedMemory.Value()
-	placer, err := placement.New(types, placement.Config{
+	placer, err := placement.New(catalogue, placement.Config{
 		DefaultInstanceType: cfg.Cells.DefaultInstanceType, DefaultArch: runtime.GOARCH,
 		ReservedMemoryBytes: reserved, DefaultDiskBytes: cfg.Cells.DefaultVolumeSize.Value(),
 	})
@@ -138,7 +140,7 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 		return err
 	}
 
-	logs, err := podlogs.Open(podlogs.Config{Dir: filepath.Join(cfg.DataDir(), "podlogs"), Log: log})
+	logs, err := podlogs.Open(podlogs.Config{Dir: filepath.Join(cfg.Etcd.Internal.DataDir, "podlogs"), Log: log})
 	if err != nil {
 		return err
 	}
@@ -155,7 +157,7 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 	if err != nil {
 		return err
 	}
-	events, stopEvents := api.eventRecorder(ctx, o.nodeName, podInformer)
+	events, stopEvents := api.eventRecorder(ctx, o.nodeName)
 	defer stopEvents()
 
 	mirror := cells.NewMirror(api.ownDynamic, o.nodeName, controllerID, log)
@@ -168,7 +170,7 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 		SaveLogs:    logSaver(podInformer, logs),
 		Changed:     func(c cells.Cell) { mirror.Changed(c); podLoop.CellChanged(c) },
 		ClusterDNS:  dns, ClusterDomain: o.clusterDomain, ReservedMemoryBytes: reserved, RegistryMirrors: cfg.Cells.RegistryMirrors,
-		NameTag: cfg.Cells.NameTagOr(controllerID), BootTimeout: bootTimeout, Clock: real, Log: log,
+		NameTag: cmp.Or(cfg.Cells.Nametag, controllerID), BootTimeout: bootTimeout, Clock: real, Log: log,
 	})
 	podLoop, err = pods.New(pods.Config{
 		Pods: podInformer, Client: api.asNode.CoreV1(), Cells: cellLoop, Place: place, Event: events,
@@ -204,7 +206,7 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 		}
 		taint = &t
 	}
-	zone, region := api.location(types)
+	zone, region := location(catalogue)
 	virtual, err := node.New(node.Config{
 		Name: o.nodeName, Own: api.asKip, Node: api.asNode, Capacity: cfg.Kubelet.Capacity, Labels: cfg.Kubelet.Labels, Taint: taint,
 		Zone: zone, Region: region, Arch: runtime.GOARCH, InternalIP: address, Port: uint16(o.kubeletPort),
@@ -222,8 +224,10 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 		return fmt.Errorf("listen for the API server: %w", err)
 	}
 	socket, err := control.New(control.Config{
-		Dir: cfg.DataDir(), Version: version.String(), Log: log,
-		Explainer: &explainer{pods: podInformer, cells: cellLoop, loop: podLoop, placer: placer, shortages: shortages, asNode: api.asNode},
+		Dir: cfg.Etcd.Internal.DataDir, Version: version.String(), Log: log,
+		Explainer: &explainer{
+			node: o.nodeName, pods: podInformer, cells: cellLoop, loop: podLoop, mirror: mirror, placer: placer, shortages: shortages,
+		},
 	})
 	if err != nil {
 		return errors.Join(err, listener.Close())
@@ -363,4 +367,18 @@ func kubeletPort(ctx context.Context, o options, api *apiServer, authority *pki.
 	})
 }
 
-var _ = apiv1.Kind
+// location is the zone and the region of the virtual node: the one zone that the
+// catalogue offers, "" where there are several.
+func location(types []catalog.InstanceType) (zone, region string) {
+	zones := map[string]bool{}
+	for _, t := range types {
+		for _, o := range t.Offerings {
+			zones[o.Zone] = true
+			zone = o.Zone
+		}
+	}
+	if len(zones) != 1 {
+		zone = ""
+	}
+	return zone, zone
+}

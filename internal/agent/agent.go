@@ -130,7 +130,8 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Log = o.Log.With("cell", user.CellID)
+	log := o.Log // the tunnel names the cell itself
+	o.Log = log.With("cell", user.CellID)
 	a := &Agent{o: o, user: user, host: host, reaper: supervise.NewReaper(o.Log), imported: make(chan struct{})}
 	if a.pki, err = localapi.NewPKI(filepath.Join(o.RunDir, "pki"), o.Clock.Now()); err != nil {
 		return nil, err
@@ -143,7 +144,7 @@ func New(o Options) (*Agent, error) {
 		return nil, err
 	}
 	a.cell, err = tunnel.NewCell(tunnel.CellConfig{
-		UserData: user, StateDir: filepath.Join(o.StateDir, "identity"), Handler: a.Handler(), Log: o.Log,
+		UserData: user, StateDir: filepath.Join(o.StateDir, "identity"), Handler: a.Handler(), Log: log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open the cell's identity: %w", err)

@@ -141,6 +141,10 @@ func (c *Cell) understand(r *http.Request) (*ask, error) {
 		}
 	}
 	a := &ask{RequestInfo: info, resource: schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}}
+	if nameless := info.Verb == "create" || info.Verb == "list" || info.Verb == "watch" || info.Verb == "deletecollection"; !nameless && info.Name == "" ||
+		info.Verb == "create" && info.Name != "" && info.Subresource == "" {
+		return nil, apierrors.NewMethodNotSupported(a.resource.GroupResource(), info.Verb)
+	}
 	// The old forms /api/v1/watch/… and /api/v1/proxy/… are no longer used.
 	resourceAt := 2
 	if info.APIGroup != "" {

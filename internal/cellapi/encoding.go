@@ -236,19 +236,40 @@ var (
 	frameEnd = []byte("}\n")
 )
 
-// framePieces returns a watch event in the format f; whole is the object's
-// encoding in the same format.
-func framePieces(f format, t watch.EventType, whole []byte) [3][]byte {
+// appendFrameHead appends what stands before the object in a watch event: of type
+// t, with an object of size bytes in the format f.
+func appendFrameHead(b []byte, f format, t watch.EventType, size int) []byte {
 	if f == formatJSON {
-		return [3][]byte{[]byte(`{"type":"` + string(t) + `","object":`), whole, frameEnd}
+		b = append(b, `{"type":"`...)
+		b = append(b, t...)
+		return append(b, `","object":`...)
 	}
 	// A length of four bytes, then metav1.WatchEvent (1: type, 2: RawExtension
 	// (1: the object)).
-	raw := appendField(nil, 1, len(whole))
-	event := appendField(nil, 1, len(t))
-	event = append(event, t...)
-	event = appendField(event, 2, len(raw)+len(whole))
-	event = append(event, raw...)
-	head := binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(event)), uint32(len(event)+len(whole)))
-	return [3][]byte{append(head, event...), whole, nil}
+	extension := fieldSize(size)
+	event := fieldSize(len(t)) + fieldSize(extension)
+	b = binary.BigEndian.AppendUint32(b, uint32(event))
+	b = appendField(b, 1, len(t))
+	b = append(b, t...)
+	b = appendField(b, 2, extension)
+	return appendField(b, 1, size)
+}
+
+// fieldSize is the size of a length-delimited field of a small number.
+func fieldSize(content int) int {
+	size := 1 + content
+	for n := content; ; n >>= 7 {
+		size++
+		if n < 0x80 {
+			return size
+		}
+	}
+}
+
+// frameTail is what stands after the object in a watch event.
+func frameTail(f format) []byte {
+	if f == formatJSON {
+		return frameEnd
+	}
+	return nil
 }

@@ -72,9 +72,10 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if err != nil {
 		return err
 	}
-	name := sent.GetName()
-	return c.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: encoded}, func([]byte) error {
-		c.reports(name)
+	return c.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: encoded}, func(answer []byte) error {
+		if made, err := decode[apiObject](answer); err == nil {
+			c.reports(made.GetName())
+		}
 		return nil
 	})
 }

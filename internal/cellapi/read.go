@@ -1,7 +1,6 @@
 package cellapi
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"net/http"
@@ -268,7 +267,7 @@ func (rd *reader) watch(w http.ResponseWriter, r *http.Request) error {
 		current = rv
 	}
 
-	out := &stream{buffer: bufio.NewWriterSize(w, 4<<10), control: http.NewResponseController(w), format: f, kind: rd.collection.kind}
+	out := &stream{w: w, control: http.NewResponseController(w), format: f, kind: rd.collection.kind}
 	w.Header().Set("Content-Type", f.watchMediaType())
 	w.WriteHeader(http.StatusOK)
 	out.begin()

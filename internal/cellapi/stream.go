@@ -1,7 +1,6 @@
 package cellapi
 
 import (
-	"bufio"
 	"net/http"
 	"strconv"
 	"time"
@@ -10,13 +9,15 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// stream writes the frames of a watch. After the first failure it writes nothing
+// stream writes the frames of a watch. It has no buffer of its own: there are many
+// watches, nearly all of them idle. After the first failure it writes nothing
 // more; flush tells.
 type stream struct {
-	buffer  *bufio.Writer
+	w       http.ResponseWriter
 	control *http.ResponseController
 	format  format
 	kind    *kind
+	head    []byte // of the frame being written
 	err     error
 }
 
@@ -31,9 +32,6 @@ func (s *stream) begin() {
 // flush sends what is written and reports whether the client has taken all so far.
 func (s *stream) flush() bool {
 	if s.err == nil {
-		s.err = s.buffer.Flush()
-	}
-	if s.err == nil {
 		s.err = s.control.Flush()
 	}
 	if s.err == nil {
@@ -45,9 +43,10 @@ func (s *stream) flush() bool {
 }
 
 func (s *stream) frame(t watch.EventType, whole []byte) {
-	for _, p := range framePieces(s.format, t, whole) {
+	s.head = appendFrameHead(s.head[:0], s.format, t, len(whole))
+	for _, p := range [][]byte{s.head, whole, frameTail(s.format)} {
 		if s.err == nil {
-			_, s.err = s.buffer.Write(p)
+			_, s.err = s.w.Write(p)
 		}
 	}
 }

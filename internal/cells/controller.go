@@ -329,6 +329,42 @@ func (c *Controller) RoundTripper(uid types.UID) (http.RoundTripper, error) {
 	return e.session.RoundTripper(), nil
 }
 
+// Link is how the connection to a cell fares.
+type Link struct {
+	Connected bool
+	LastHeard time.Time // zero if never
+	LastError error
+}
+
+// Link returns the state of a cell's connection; false when there is none yet.
+func (c *Controller) Link(id string) (Link, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.cells[id]
+	if !ok || e.session == nil {
+		return Link{}, false
+	}
+	return Link{Connected: e.session.Connected(), LastHeard: e.session.LastHeard(), LastError: e.session.LastError()}, true
+}
+
+// WaitsFor says what a cell that is not bound yet waits for.
+func (c *Controller) WaitsFor(id string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.cells[id]
+	if !ok {
+		return "it is gone"
+	}
+	switch cell := e.cell(); cell.Phase {
+	case apiv1.Requested, apiv1.Launching:
+		return "the cloud has not answered yet"
+	case apiv1.Booting, apiv1.Ready:
+		return waitsFor(e)
+	default:
+		return cell.Reason
+	}
+}
+
 var (
 	ErrNoCell       = errors.New("the pod has no cell")
 	ErrNotConnected = errors.New("the cell is not connected")

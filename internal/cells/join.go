@@ -36,7 +36,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	deadline := e.cell().StepTime(apiv1.StepLaunched).Add(c.cfg.BootTimeout)
 	left := deadline.Sub(c.cfg.Clock.Now())
 	if left <= 0 {
-		why := fmt.Sprintf("cell %s on %s was not ready within %s: %s", e.cell().ID, e.cell().Instance.ID, c.cfg.BootTimeout, c.waitsFor(e))
+		why := fmt.Sprintf("cell %s on %s was not ready within %s: %s", e.cell().ID, e.cell().Instance.ID, c.cfg.BootTimeout, waitsFor(e))
 		c.warn(e.cell(), "CellNotReady", "%s; it is terminated and another is tried", why)
 		return 0, c.startTerminating(ctx, e, why)
 	}
@@ -65,7 +65,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 }
 
 // waitsFor says what a booting cell has not done yet.
-func (c *Controller) waitsFor(e *entry) string {
+func waitsFor(e *entry) string {
 	switch {
 	case e.session == nil:
 		return "it has no address yet"

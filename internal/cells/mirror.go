@@ -121,7 +121,7 @@ func (m *Mirror) write(ctx context.Context, id string) error {
 		return nil
 	}
 	if created {
-		patch, err := json.Marshal(map[string]any{"status": m.status(cell)})
+		patch, err := json.Marshal(map[string]any{"status": m.Status(cell)})
 		if err != nil {
 			return err
 		}
@@ -134,7 +134,7 @@ func (m *Mirror) write(ctx context.Context, id string) error {
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&apiv1.Cell{
 		TypeMeta:   metav1.TypeMeta{APIVersion: apiv1.GroupVersion.String(), Kind: apiv1.Kind},
 		ObjectMeta: metav1.ObjectMeta{Name: id, Labels: map[string]string{LabelController: m.controllerID}},
-		Status:     m.status(cell),
+		Status:     m.Status(cell),
 	})
 	if err != nil {
 		return fmt.Errorf("convert cell %s: %w", id, err)
@@ -152,7 +152,8 @@ func (m *Mirror) write(ctx context.Context, id string) error {
 	return err
 }
 
-func (m *Mirror) status(cell Cell) apiv1.CellStatus {
+// Status is what the Cell resource says of a cell.
+func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 	offer := cell.Offer()
 	s := apiv1.CellStatus{
 		Phase: cell.Phase, Reason: cell.Reason, Pod: cell.Pod, Node: m.node, ControllerID: m.controllerID, Attempt: cell.Attempt,

@@ -21,10 +21,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/utils/clock"
-)
 
-// KubernetesVersion is that of the kubelet which runs on the cells.
-const KubernetesVersion = "v1.36.3"
+	"github.com/elotl/kip/internal/version"
+)
 
 // CellFeatures are the node features that the kubelet on the cells has on by
 // default and that a node declares, sorted. The API server refuses what a node
@@ -359,7 +358,7 @@ func (n *Node) object(registered *corev1.Node, ready corev1.NodeCondition) *core
 				KubeletEndpoint: corev1.DaemonEndpoint{Port: int32(n.c.Port)},
 			},
 			NodeInfo: corev1.NodeSystemInfo{
-				KubeletVersion:          KubernetesVersion + "-kip-" + strings.TrimPrefix(n.c.Version, "v"),
+				KubeletVersion:          version.Kubernetes + "-kip-" + strings.TrimPrefix(n.c.Version, "v"),
 				OSImage:                 "Kip " + n.c.Version + " (a machine for each pod)",
 				ContainerRuntimeVersion: "kip://" + n.c.Version,
 				OperatingSystem:         operatingSys,

@@ -337,7 +337,8 @@ func TestThePortIsNeverOpen(t *testing.T) {
 		{"reader", "GET", "/pods", 200},
 		// The path that is judged is the one that is served.
 		{"lister", "GET", "/pods/../containerLogs/ns/p/c", 403},
-		{"lister", "GET", "/pods/%2e%2e/containerLogs/ns/p/c", 403},
+		{"lister", "GET", "/pods/%2e%2e/containerLogs/ns/p/c", 404},
+		{"lister", "GET", "/pods%2F..%2FcontainerLogs/ns/p/c", 404},
 		{"lister", "GET", "//containerLogs/ns/p/c", 403},
 	} {
 		if code, body := f.do(t, c.token, c.method, c.path); code != c.code {
@@ -539,7 +540,7 @@ func TestExecPassesInputOutputAndExitCode(t *testing.T) {
 			return
 		}
 		servercommand.ServeExec(w, r, command{}, "p", "", "c", r.URL.Query()["command"], options,
-			time.Minute, time.Minute, []string{"v5.channel.k8s.io", "v4.channel.k8s.io"})
+			time.Minute, time.Minute, servercommand.SupportedStreamingProtocols)
 	})
 	u, err := url.Parse("https://" + f.addr + "/exec/ns/p/c?command=sh&command=-c&command=exit+7&input=1&output=1&error=1")
 	if err != nil {

@@ -3,6 +3,7 @@ package placement
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -84,7 +85,7 @@ func (c *choice) checks() []check {
 		{
 			words: "have no offering in a zone where the pod may run",
 			fails: func(s *size, r *row) bool {
-				return !slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(s, o.zone) })
+				return !c.offered(r, s)
 			},
 			of: func(rejected []int) string {
 				return "offered in " + list(rejected, func(typ int) []string {
@@ -99,7 +100,9 @@ func (c *choice) checks() []check {
 	}
 	disk := check{
 		words: "have too small a disk",
-		fails: func(s *size, _ *row) bool { return !c.volumeFits(s) || !c.anySize && !c.diskFits(s) },
+		fails: func(s *size, _ *row) bool {
+			return s.disk < c.least.disk || !c.anySize && !c.anyDisk && s.disk == math.MaxInt64
+		},
 		of: func(rejected []int) string {
 			size := func(typ int) int64 { return cmp.Or(c.types[typ].DiskBytes, c.config.DefaultDiskBytes) }
 			s := largest(size, bytesText)(rejected)

@@ -17,11 +17,6 @@ import (
 // tried them all has learnt what is unavailable, and asks again.
 const MaxCandidates = 16
 
-// LocalReservedMemoryBytes is what kernel and agent take of the memory of a cell
-// of the local cloud: there the kernel is the host's, and the agent with the
-// kubelet and containerd takes about 50 MiB.
-const LocalReservedMemoryBytes = 64 << 20
-
 // creditPerCPUHour is what a burstable type is charged for a CPU, in dollars an
 // hour, above its baseline: EC2's price of a vCPU-hour in unlimited mode.
 const creditPerCPUHour = 0.05
@@ -36,7 +31,8 @@ type Config struct {
 	// the architecture open.
 	DefaultArch string
 	// ReservedMemoryBytes is what a cell's kernel and agent need of the type's
-	// memory, besides the pod.
+	// memory, besides the pod: cells.reservedMemory. 64 MiB is enough on the local
+	// cloud, where the kernel is the host's.
 	ReservedMemoryBytes int64
 	// DefaultDiskBytes is the root disk's size where the type does not fix it
 	// and the pod does not say; 0 where it can be as large as a pod needs.
@@ -77,14 +73,14 @@ type market struct {
 // size is what a type has for a pod.
 type size struct {
 	milliCPU, gpus int64
-	memory         int64 // without the cell's own; -1 where not even that fits
-	disk           int64 // MaxInt64 where it is chosen at launch
+	memory         int64   // without the cell's own; -1 where not even that fits
+	disk           int64   // MaxInt64 where it is chosen at launch
+	price          float64 // of the cheapest offering
 	arch, typ      int32
 }
 
 type row struct {
 	typ      int
-	price    float64 // of the cheapest offering
 	baseline int64   // all of the CPU where the type is not burstable
 	offers   []offer // in order of price, then zone
 }
@@ -118,14 +114,16 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 				m = &p.spots
 			}
 			if len(offers) > 0 {
-				m.rows = append(m.rows, row{typ: i, price: offers[0].price, baseline: cmp.Or(t.BaselineMilliCPU, t.MilliCPU), offers: offers})
+				m.rows = append(m.rows, row{typ: i, baseline: cmp.Or(t.BaselineMilliCPU, t.MilliCPU), offers: offers})
 			}
 		}
 	}
 	for _, m := range []*market{&p.onDemand, &p.spots} {
-		slices.SortStableFunc(m.rows, func(a, b row) int { return cmp.Compare(a.price, b.price) })
+		slices.SortStableFunc(m.rows, func(a, b row) int { return cmp.Compare(a.offers[0].price, b.offers[0].price) })
 		for _, r := range m.rows {
-			m.sizes = append(m.sizes, p.sizeOf(r.typ))
+			s := p.sizeOf(r.typ)
+			s.price = r.offers[0].price
+			m.sizes = append(m.sizes, s)
 		}
 	}
 	if config.DefaultInstanceType != "" && p.defaultType < 0 {
@@ -231,8 +229,15 @@ type choice struct {
 	anySize bool
 	// anyDisk reports whether a disk whose size is chosen at launch will be large enough.
 	anyDisk bool
-	// places says where the pod may run, for each architecture; nil means anywhere.
-	places []place
+
+	// least is what the type must have: the need, as far as it counts.
+	least size
+	// picky reports whether picks has anything to say.
+	picky bool
+	// barred is -1 for each architecture that the pod must not run on, else 0.
+	barred []int64
+	// allowed[arch*len(zones)+zone] reports where the pod may run; nil means anywhere.
+	allowed []bool
 	// constraint and arch say the same for people.
 	constraint constraint
 	arch       string
@@ -265,35 +270,25 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	}
 	c.need.volume = annotations.VolumeSizeBytes
 	c.anyDisk = p.config.DefaultDiskBytes == 0 || max(p.config.DefaultDiskBytes, c.need.volume) >= c.need.disk
-	if c.arch != "" || !c.constraint.none() {
-		c.places = make([]place, len(p.archs))
-		for i, arch := range p.archs {
-			if c.arch == "" || c.arch == arch {
-				c.places[i] = c.placeOn(arch)
-			}
+	// The disk that an annotation asks for is no resource: it counts for named types too.
+	c.least = size{memory: -1, disk: c.need.volume}
+	if !c.anySize {
+		c.least = size{milliCPU: c.need.milliCPU, gpus: c.need.gpus, memory: c.need.memory, disk: max(c.need.volume, c.need.disk)}
+	}
+	c.picky = c.only >= 0 || c.names != nil || c.need.hugePages != "" || !c.anyDisk
+	c.barred = make([]int64, len(p.archs))
+	for i, arch := range p.archs {
+		if c.arch != "" && c.arch != arch {
+			c.barred[i] = -1
+		}
+		if c.constraint.none() {
+			continue
+		}
+		for _, zone := range p.zones {
+			c.allowed = append(c.allowed, c.constraint.allows(arch, zone))
 		}
 	}
 	return c, nil
-}
-
-// place is where a pod may run on one architecture.
-type place struct {
-	anywhere bool
-	zones    []bool // by index; nil where it may run nowhere, or anywhere
-}
-
-func (c *choice) placeOn(arch string) place {
-	if c.constraint.none() {
-		return place{anywhere: true}
-	}
-	zones := make([]bool, len(c.zones))
-	for i, zone := range c.zones {
-		zones[i] = c.constraint.allows(arch, zone)
-	}
-	if !slices.Contains(zones, true) {
-		return place{}
-	}
-	return place{zones: zones}
 }
 
 // candidate is a Candidate before it is written out: the indices of its row in
@@ -323,44 +318,48 @@ func (c *choice) before(a, b candidate) bool {
 type found struct {
 	best    []candidate // in order
 	fitting int         // types that fit, available or not
-	skipped *candidate  // the cheapest of what fits but is unavailable
+	skipped candidate   // the cheapest of what fits but is unavailable
+	skips   bool        // whether there is such a one
 }
 
 // search looks at all types once. Only offerings of the cheapest are looked at,
 // since rows are in order of price, and a price is never above the cost.
 func (c *choice) search(unavailable func(instanceType, zone string, spot bool) bool) found {
-	var f found
 	m := c.market
-	f.best = make([]candidate, 0, MaxCandidates)
+	f := found{best: make([]candidate, 0, MaxCandidates)}
+	dearest := math.Inf(1) // the cost of the last of the best, once they are MaxCandidates
 	for i := range m.sizes {
 		s := &m.sizes[i]
-		if !c.fits(s) {
+		if c.short(s) < 0 || c.picky && !c.picks(s) {
 			continue
 		}
-		r := &m.rows[i]
-		if !c.anywhere(s) && !slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(s, o.zone) }) {
+		if c.allowed != nil && !c.offered(&m.rows[i], s) {
 			continue
 		}
 		f.fitting++
-		if len(f.best) == MaxCandidates && r.price > f.best[MaxCandidates-1].cost {
+		if s.price > dearest {
 			continue
 		}
+		r := &m.rows[i]
 		extra := c.credits(r)
 		for j, o := range r.offers {
 			if !c.allows(s, o.zone) {
 				continue
 			}
 			next := candidate{cost: o.price + extra, row: int32(i), offer: int32(j)}
-			if len(f.best) == MaxCandidates && !c.before(next, f.best[MaxCandidates-1]) {
+			if next.cost > dearest || next.cost == dearest && !c.before(next, f.best[MaxCandidates-1]) {
 				continue
 			}
 			if unavailable != nil && unavailable(c.types[r.typ].Name, c.zones[o.zone], c.launchType == Spot) {
-				if f.skipped == nil || c.before(next, *f.skipped) {
-					f.skipped = &next
+				if !f.skips || c.before(next, f.skipped) {
+					f.skipped, f.skips = next, true
 				}
 				continue
 			}
 			f.best = c.insert(f.best, next)
+			if len(f.best) == MaxCandidates {
+				dearest = f.best[MaxCandidates-1].cost
+			}
 		}
 	}
 	return f
@@ -380,40 +379,26 @@ func (c *choice) insert(best []candidate, next candidate) []candidate {
 	return best
 }
 
-// fits reports whether the pod may run on the type, as far as one can say
-// without looking at its offerings.
-func (c *choice) fits(s *size) bool {
-	if !c.anySize && !c.largeEnough(s) {
-		return false
-	}
-	return c.volumeFits(s) && !c.nowhere(s) && (c.only < 0 || c.only == int(s.typ)) && (c.names == nil || c.names.match(c.types[s.typ].Name))
+// short is negative if the type has too little of anything, or the wrong
+// architecture: one branch for all, since no processor predicts them one by one.
+// No difference overflows: none is below -1 - MaxInt64.
+func (c *choice) short(s *size) int64 {
+	return (s.milliCPU - c.least.milliCPU) | (s.memory - c.least.memory) | (s.disk - c.least.disk) | (s.gpus - c.least.gpus) | c.barred[s.arch]
 }
 
-func (c *choice) largeEnough(s *size) bool {
-	// Negative if any of them is: one branch for all, which no processor could
-	// predict one by one. No difference overflows, since none is below -1 - MaxInt64.
-	short := (s.milliCPU - c.need.milliCPU) | (s.memory - c.need.memory) | (s.disk - c.need.disk) | (s.gpus - c.need.gpus)
-	return short >= 0 && c.need.hugePages == "" && c.diskFits(s)
+// picks reports whether the type may be chosen, for what few pods ask.
+func (c *choice) picks(s *size) bool {
+	return (c.only < 0 || c.only == int(s.typ)) && c.names.match(c.types[s.typ].Name) &&
+		(c.anySize || c.need.hugePages == "" && (c.anyDisk || s.disk < math.MaxInt64))
 }
 
-func (c *choice) diskFits(s *size) bool {
-	return c.need.disk <= s.disk && (c.anyDisk || s.disk < math.MaxInt64)
+// offered reports whether the type is offered where the pod may run.
+func (c *choice) offered(r *row, s *size) bool {
+	return slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(s, o.zone) })
 }
-
-// volumeFits reports whether the type can have the disk that an annotation asks
-// for. That is no resource: it holds for named types too.
-func (c *choice) volumeFits(s *size) bool { return c.need.volume <= s.disk }
-
-// nowhere reports whether the type's architecture rules it out.
-func (c *choice) nowhere(s *size) bool {
-	return c.places != nil && !c.places[s.arch].anywhere && c.places[s.arch].zones == nil
-}
-
-// anywhere reports whether the pod may run on the type in any zone.
-func (c *choice) anywhere(s *size) bool { return c.places == nil || c.places[s.arch].anywhere }
 
 func (c *choice) allows(s *size, zone int) bool {
-	return c.anywhere(s) || c.places[s.arch].zones != nil && c.places[s.arch].zones[zone]
+	return c.allowed == nil || c.allowed[int(s.arch)*len(c.zones)+zone]
 }
 
 // credits is what a burstable type is charged for the pod's CPU above its
@@ -439,7 +424,7 @@ func (c *choice) candidates(f found) []Candidate {
 			continue
 		}
 		rank++
-		out[i].Reason = c.reason(rank, f.skipped != nil && c.before(*f.skipped, b), r, why)
+		out[i].Reason = c.reason(rank, f.skips && c.before(f.skipped, b), r, why)
 	}
 	return out
 }
@@ -467,24 +452,24 @@ var ranks = [MaxCandidates + 1]string{"", "cheapest", "2nd cheapest", "3rd cheap
 	"9th cheapest", "10th cheapest", "11th cheapest", "12th cheapest", "13th cheapest", "14th cheapest", "15th cheapest", "16th cheapest"}
 
 func (c *choice) reason(rank int, skipped bool, r *row, why string) string {
-	var s string
+	var text string
 	switch {
 	case c.only >= 0 && c.byDefault:
-		s = "the default instance type, since the pod asks for no resources"
+		text = "the default instance type, since the pod asks for no resources"
 	case c.only >= 0:
-		s = "named by " + AnnotationInstanceType
-		if size := c.sizeOf(r.typ); !c.largeEnough(&size) {
-			s += ", though too small for " + c.need.text(c.config.ReservedMemoryBytes)
+		text = "named by " + AnnotationInstanceType
+		if s := c.sizeOf(r.typ); s.milliCPU < c.need.milliCPU || s.memory < c.need.memory || s.disk < c.need.disk || s.gpus < c.need.gpus {
+			text += ", though too small for " + c.need.text(c.config.ReservedMemoryBytes)
 		}
 	case skipped:
-		s = ranks[rank] + " with capacity now" + why
+		text = ranks[rank] + " with capacity now" + why
 	default:
-		s = ranks[rank] + why
+		text = ranks[rank] + why
 	}
 	if credits := c.credits(r); credits > 0 {
-		s += fmt.Sprintf("; with $%.4f an hour for CPU above its baseline", credits)
+		text += fmt.Sprintf("; with $%.4f an hour for CPU above its baseline", credits)
 	}
-	return s
+	return text
 }
 
 // noCapacity is the error when types fit and none is available.
@@ -493,7 +478,7 @@ func (c *choice) noCapacity() *NoCapacityError {
 	m := c.market
 	for i := range m.rows {
 		s, r := &m.sizes[i], &m.rows[i]
-		if !c.fits(s) {
+		if c.short(s) < 0 || !c.picks(s) {
 			continue
 		}
 		// Offers are in order of price: the first is the type's cheapest.

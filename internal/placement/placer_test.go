@@ -108,7 +108,7 @@ func names(cs []Candidate) string {
 }
 
 func TestChoice(t *testing.T) {
-	local := Config{DefaultInstanceType: "nano", ReservedMemoryBytes: LocalReservedMemoryBytes}
+	local := Config{DefaultInstanceType: "nano", ReservedMemoryBytes: 64 << 20}
 	localTypes := catalog.Local("amd64")
 	shopping := Config{DefaultInstanceType: "t.large", DefaultArch: "amd64", DefaultDiskBytes: 5 * gib}
 	for _, c := range []struct {
@@ -223,7 +223,7 @@ func TestReasonsSayRankCapacityAndCredits(t *testing.T) {
 }
 
 func TestUnplaceable(t *testing.T) {
-	local := Config{DefaultInstanceType: "nano", ReservedMemoryBytes: LocalReservedMemoryBytes}
+	local := Config{DefaultInstanceType: "nano", ReservedMemoryBytes: 64 << 20}
 	shopping := Config{DefaultArch: "amd64", DefaultDiskBytes: 5 * gib}
 	localTypes := catalog.Local("amd64")
 	for _, c := range []struct {

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -73,6 +74,38 @@ func TestSessionEndsWithNothingLeft(t *testing.T) {
 	if len(s.conns.open) != 0 {
 		t.Errorf("%d connections are open", len(s.conns.open))
 	}
+}
+
+func TestCloseWaitsForTheCellAPI(t *testing.T) {
+	w := newWorld(t)
+	m := w.start(t.TempDir(), "", says("agent"))
+	began := make(chan struct{})
+	var s *Session
+	var finished atomic.Bool
+	s = w.keep(w.dialer(w.authority), w.target(m.addr), http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		close(began)
+		<-r.Context().Done()
+		// It lingers while the session ends around it.
+		for !errors.Is(s.LastError(), ErrClosed) {
+			runtime.Gosched()
+		}
+		for range 10000 {
+			runtime.Gosched()
+		}
+		finished.Store(true)
+	}))
+	wait(t, "ready", s.Ready())
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		_, _, _ = tryGet(m.RoundTripper(), "/")
+	}()
+	wait(t, "the handler to begin", began)
+	s.Close()
+	if !finished.Load() {
+		t.Error("Close returned while a request was in the cell API")
+	}
+	wait(t, "the cell's request to end", asked)
 }
 
 func TestSessionEndsWithItsContext(t *testing.T) {
@@ -448,6 +481,35 @@ func TestUpgradesPassAReverseProxy(t *testing.T) {
 	// The upgraded connections end with the session.
 	s.Close()
 	m.stop()
+}
+
+func TestUpgradeEndsWhenTheCellIsSilent(t *testing.T) {
+	w := newWorld(t)
+	w.limits.pingAfter, w.limits.pingTimeout = 50*time.Millisecond, 50*time.Millisecond
+	m := w.start(t.TempDir(), "", echo(t))
+	line := newWire(t, m.addr)
+	s := w.keep(w.dialer(w.authority), w.target(line.addr()), nil)
+	req, err := http.NewRequest(http.MethodGet, "http://x/attach", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", "websocket")
+	resp, err := s.RoundTripper().RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	line.silence()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := resp.Body.Read(make([]byte, 1))
+		ended <- err
+	}()
+	// It has no pings, and TCP would notice much later.
+	if err := wait(t, "the upgraded connection to end", ended); err == nil {
+		t.Error("something was read")
+	}
 }
 
 func TestUpgradeThatIsRefusedIsAnAnswer(t *testing.T) {

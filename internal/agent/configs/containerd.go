@@ -65,7 +65,9 @@ func Containerd(h Host, binDir, pause string) string {
 	p("")
 	p("[plugins.'io.containerd.cri.v1.images']")
 	p("  snapshotter = 'overlayfs'")
-	p("  stats_collect_period = 60") // seconds; only ImageFsInfo reads it
+	// Seconds between looks at the size of containers' own layers, by which the
+	// kubelet holds a pod to its limit of ephemeral storage.
+	p("  stats_collect_period = 30")
 	if pause != "" {
 		p("  [plugins.'io.containerd.cri.v1.images'.pinned_images]")
 		p("    sandbox = %q", pause)

@@ -94,10 +94,11 @@ func Kubelet(c agentapi.Config, f Files) ([]byte, error) {
 		"imageGCHighThresholdPercent": 100,
 		"imageGCLowThresholdPercent":  99,
 
-		// Idle CPU: longer periods for what nothing on a cell waits for. Syncs
-		// of a pod are driven by events; this period is a fallback.
-		"syncFrequency":               "2m",
-		"volumeStatsAggPeriod":        "5m",
+		// A sync is what brings a changed ConfigMap or Secret, which the watch
+		// has fetched at once, into the pod's volumes. With one pod a sync every
+		// few seconds costs little.
+		"syncFrequency": "5s",
+		// Idle CPU: longer periods for what nothing on a cell waits for.
 		"containerLogMonitorInterval": "30s",
 		"fileCheckFrequency":          "1h",
 		"httpCheckFrequency":          "1h",

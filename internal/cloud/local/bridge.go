@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alias marks our network devices, so that they are told from others' also
-// when all records are lost.
+// alias marks our network devices, so that they are told from others' even when
+// all records are lost.
 func (c Config) alias() string { return "kip local cloud in " + c.StateDir }
 
 // linkName is the host's end of a machine's network cable: 15 characters, the
@@ -74,7 +74,6 @@ func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
 		}
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = cfg.Bridge
-		attrs.Alias = cfg.alias()
 		// Set, or the bridge takes on the lowest address of its ports and
 		// changes it as machines come and go.
 		attrs.HardwareAddr = hardwareAddr(plan.gateway())
@@ -86,6 +85,11 @@ func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
 		}
 		if link == nil {
 			return 0, fmt.Errorf("make bridge %s: it vanished", cfg.Bridge)
+		}
+	}
+	if link.Attrs().Alias != cfg.alias() {
+		if err := netlink.LinkSetAlias(link, cfg.alias()); err != nil {
+			return 0, fmt.Errorf("mark bridge %s: %w", cfg.Bridge, err)
 		}
 	}
 	want := &net.IPNet{IP: plan.gateway().AsSlice(), Mask: net.CIDRMask(cfg.CIDR.Bits(), 32)}
@@ -113,7 +117,7 @@ func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
 }
 
 // ownBridge returns our bridge, nil when there is none, or an error when the
-// name is someone else's.
+// name is someone else's. Ours bears our alias.
 func ownBridge(cfg Config) (netlink.Link, error) {
 	link, err := netlink.LinkByName(cfg.Bridge)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -122,22 +126,35 @@ func ownBridge(cfg Config) (netlink.Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for bridge %s: %w", cfg.Bridge, err)
 	}
-	alias := link.Attrs().Alias
-	if alias == cfg.alias() {
+	owner, err := bridgeOwner(cfg, link)
+	if err != nil {
+		return nil, err
+	}
+	if owner == cfg.StateDir {
 		return link, nil
 	}
-	other, ours := strings.CutPrefix(alias, Config{}.alias())
-	if !ours {
-		return nil, fmt.Errorf("network device %s exists and is not Kip's: choose another bridge, or remove it: ip link delete %s", cfg.Bridge, cfg.Bridge)
+	if _, err := os.Stat(owner); !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("bridge %s belongs to the machines in %s: stop that Kip and remove its machines, or choose another bridge and cidr", cfg.Bridge, owner)
 	}
-	if _, err := os.Stat(other); errors.Is(err, fs.ErrNotExist) {
-		// Its records are gone, so nobody else will ever clean it up.
-		if err := netlink.LinkSetAlias(link, cfg.alias()); err != nil {
-			return nil, fmt.Errorf("take over bridge %s from %s, which is gone: %w", cfg.Bridge, other, err)
-		}
-		return link, nil
+	// Its owner's records were deleted, so nobody else will ever remove it.
+	if err := netlink.LinkSetAlias(link, cfg.alias()); err != nil {
+		return nil, fmt.Errorf("take over bridge %s from %s, which is gone: %w", cfg.Bridge, owner, err)
 	}
-	return nil, fmt.Errorf("bridge %s belongs to the machines in %s: stop that Kip and remove its machines, or choose another bridge and cidr", cfg.Bridge, other)
+	return link, nil
+}
+
+// bridgeOwner returns the state folder of the cloud that made the device.
+func bridgeOwner(cfg Config, link netlink.Link) (stateDir string, err error) {
+	if owner, ok := strings.CutPrefix(link.Attrs().Alias, Config{}.alias()); ok {
+		return owner, nil
+	}
+	// The kernel does not take an alias along with a new device. Whoever died
+	// in between left a record and the device with the address made for it.
+	made := hardwareAddr(network{cfg.CIDR}.gateway())
+	if _, err := os.Stat(bridgeRecord(cfg)); err == nil && link.Attrs().HardwareAddr.String() == made.String() {
+		return cfg.StateDir, nil
+	}
+	return "", fmt.Errorf("network device %s exists and is not Kip's: choose another bridge, or remove it: ip link delete %s", cfg.Bridge, cfg.Bridge)
 }
 
 // refuseOverlap protects networks that the host already reaches.
@@ -187,7 +204,6 @@ func forwardDropped(rules, bridge string) bool {
 func plug(cfg Config, bridgeIndex int, id string, pid int, ip netip.Addr) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = linkName(id)
-	attrs.Alias = cfg.alias()
 	attrs.MasterIndex = bridgeIndex
 	attrs.Flags = net.FlagUp
 	veth := &netlink.Veth{
@@ -198,6 +214,9 @@ func plug(cfg Config, bridgeIndex int, id string, pid int, ip netip.Addr) error 
 	}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("make network device %s of %s on %s: %w", attrs.Name, id, cfg.Bridge, missing(err, "veth"))
+	}
+	if err := netlink.LinkSetAlias(veth, cfg.alias()); err != nil {
+		return fmt.Errorf("mark network device %s of %s: %w", attrs.Name, id, err)
 	}
 	return nil
 }

@@ -325,22 +325,39 @@ func (hs hierarchies) remove(ctx context.Context, clk clock.Clock, bridge, id st
 }
 
 func (h hierarchy) remove(dir string) error {
-	dirs := tree(dir)
-	if h.has("freezer") {
-		// A process that v1 has frozen does not die of a signal.
-		for _, d := range dirs {
-			_ = os.WriteFile(filepath.Join(d, "freezer.state"), []byte("THAWED"), 0)
-		}
-	}
+	h.thaw(dir)
 	for _, pid := range processes(dir) {
 		// Read a moment ago. PIDs are given out in turn, so this one does not
 		// come to mean another process before they have all been through.
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
-	for _, d := range dirs {
+	for _, d := range tree(dir) {
 		if err := unix.Rmdir(d); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("remove cgroup %s: %w", d, err)
 		}
+	}
+	return nil
+}
+
+// thaw lets frozen processes go on: under v1, those do not die of a signal, and
+// an init does not end before all others have.
+func (h hierarchy) thaw(dir string) {
+	if !h.has("freezer") {
+		return
+	}
+	for _, d := range tree(dir) {
+		// It fails where the cgroup is gone, which is as good.
+		_ = os.WriteFile(filepath.Join(d, "freezer.state"), []byte("THAWED"), 0)
+	}
+}
+
+// kill ends a machine by its init, with which the kernel ends all others.
+func (hs hierarchies) kill(bridge, id string, init *handle) error {
+	if err := init.kill(); err != nil {
+		return err
+	}
+	for _, h := range hs {
+		h.thaw(h.cgroup(bridge, id))
 	}
 	return nil
 }

@@ -251,8 +251,7 @@ func (c *Cloud) terminate(m *machine) error {
 		return err
 	}
 	c.cfg.reached("terminating")
-	// The kernel ends every process of the machine with its init.
-	return m.process.kill()
+	return c.hierarchies.kill(c.cfg.Bridge, m.id, m.process)
 }
 
 // own is the goroutine that a machine has from its launch to its end.

@@ -21,7 +21,7 @@ import (
 func destroy(ctx context.Context, cfg Config, hs hierarchies, id string, p process) error {
 	h, err := p.open()
 	if err == nil {
-		err = h.kill()
+		err = hs.kill(cfg.Bridge, id, h)
 		if err == nil {
 			_, err = h.wait(ctx)
 		}
@@ -264,20 +264,30 @@ func unmountUnder(dir string) error {
 	return nil
 }
 
-// ourLinks returns the network devices of this cloud, the bridge last.
+// ourLinks returns the network devices of this cloud, the bridge last: those
+// that bear its mark, and those plugged into the bridge before they got it.
 func ourLinks(cfg Config) ([]netlink.Link, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list network devices: %w", err)
 	}
 	var ours []netlink.Link
+	bridge := -1
 	for _, l := range links {
-		if l.Attrs().Alias == cfg.alias() {
+		if l.Attrs().Name != cfg.Bridge {
+			continue
+		}
+		if owner, err := bridgeOwner(cfg, l); err == nil && owner == cfg.StateDir {
+			bridge = l.Attrs().Index
 			ours = append(ours, l)
 		}
 	}
-	slices.SortStableFunc(ours, func(a, b netlink.Link) int {
-		return strings.Compare(a.Type(), b.Type()) * -1 // veth before bridge
-	})
+	for _, l := range links {
+		a := l.Attrs()
+		if a.Index != bridge && (a.Alias == cfg.alias() || a.MasterIndex == bridge && l.Type() == "veth" && strings.HasPrefix(a.Name, "kip")) {
+			ours = append(ours, l)
+		}
+	}
+	slices.Reverse(ours)
 	return ours, nil
 }

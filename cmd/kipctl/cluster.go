@@ -1,0 +1,215 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/control"
+)
+
+// virtualNodes selects the nodes of Kip.
+const virtualNodes = "type=virtual-kubelet"
+
+// requestTimeout bounds one request to the API server.
+const requestTimeout = 30 * time.Second
+
+// errNoCellResource says that the cluster does not have the Cell resource.
+var errNoCellResource = errors.New("this cluster has no resource cells." + apiv1.GroupVersion.Group + ": has Kip been started in it?")
+
+// cluster is the Kubernetes API.
+type cluster struct {
+	kube    kubernetes.Interface
+	dynamic dynamic.Interface
+}
+
+func connect(c clientcmd.ClientConfig) (*cluster, error) {
+	config, err := c.ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, errors.New("no Kubernetes cluster to ask: give --kubeconfig, or set KUBECONFIG")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig: %w", err)
+	}
+	config.Timeout = requestTimeout
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig: %w", err)
+	}
+	dyn, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig: %w", err)
+	}
+	return &cluster{kube: kube, dynamic: dyn}, nil
+}
+
+// cell is a Cell, and the object as the API server has it.
+type cell struct {
+	apiv1.Cell
+	object map[string]any
+}
+
+func toCell(u *unstructured.Unstructured) (cell, error) {
+	c := cell{object: u.Object}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &c.Cell); err != nil {
+		return c, fmt.Errorf("cell %s is not as this kipctl expects it: %w", u.GetName(), err)
+	}
+	return c, nil
+}
+
+// cells are all of them, by name.
+func (c *cluster) cells(ctx context.Context) ([]cell, error) {
+	found, err := c.dynamic.Resource(apiv1.Resource).List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, errNoCellResource
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list cells: %w", err)
+	}
+	cells := make([]cell, 0, len(found.Items))
+	for i := range found.Items {
+		one, err := toCell(&found.Items[i])
+		if err != nil {
+			return nil, err
+		}
+		cells = append(cells, one)
+	}
+	slices.SortFunc(cells, func(a, b cell) int { return cmp.Compare(a.Name, b.Name) })
+	return cells, nil
+}
+
+// newestByPod are the cells by the UID of their pod. A pod that was tried on
+// several has the last.
+func newestByPod(cells []cell) map[types.UID]cell {
+	byPod := make(map[types.UID]cell, len(cells))
+	for _, c := range cells {
+		if was, ok := byPod[c.Status.Pod.UID]; !ok || was.Status.Attempt < c.Status.Attempt {
+			byPod[c.Status.Pod.UID] = c
+		}
+	}
+	return byPod
+}
+
+// pods are those on virtual nodes, by namespace and name; in all namespaces if
+// namespace is empty.
+func (c *cluster) pods(ctx context.Context, namespace string) ([]corev1.Pod, error) {
+	nodes, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: virtualNodes})
+	if err != nil {
+		return nil, fmt.Errorf("list virtual nodes: %w", err)
+	}
+	var pods []corev1.Pod
+	for _, n := range nodes.Items {
+		on := fields.OneTermEqualSelector("spec.nodeName", n.Name).String()
+		found, err := c.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{FieldSelector: on})
+		if err != nil {
+			return nil, fmt.Errorf("list pods on node %s: %w", n.Name, err)
+		}
+		pods = append(pods, found.Items...)
+	}
+	slices.SortFunc(pods, func(a, b corev1.Pod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return pods, nil
+}
+
+// explain says of a pod what the Kubernetes API knows.
+func (c *cluster) explain(ctx context.Context, namespace, name string) (*control.Explanation, error) {
+	pod, err := c.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
+	}
+	if on := pod.Spec.NodeName; on != "" {
+		node, err := c.kube.CoreV1().Nodes().Get(ctx, on, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("get node %s: %w", on, err)
+		}
+		if err == nil && node.Labels["type"] != "virtual-kubelet" {
+			return nil, fmt.Errorf("pod %s/%s is on node %s, which is not a virtual node: Kip has no part in it", namespace, name, on)
+		}
+	}
+	e := &control.Explanation{Pod: apiv1.Ref(pod), Node: pod.Spec.NodeName, PodPhase: string(pod.Status.Phase)}
+	cells, err := c.cells(ctx)
+	if err != nil && !errors.Is(err, errNoCellResource) {
+		return nil, err
+	}
+	if own, ok := newestByPod(cells)[pod.UID]; ok {
+		e.Cell = &control.Cell{Name: own.Name, Status: own.Status}
+	}
+	e.Waiting = waiting(pod, e.Cell)
+	uid := fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String()
+	events, err := c.kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: uid})
+	if err != nil {
+		return nil, fmt.Errorf("list events of pod %s/%s: %w", namespace, name, err)
+	}
+	for i := range events.Items {
+		e.Events = append(e.Events, shortEvent(&events.Items[i]))
+	}
+	slices.SortStableFunc(e.Events, func(a, b control.Event) int { return a.Time.Compare(b.Time) })
+	if n := len(e.Events); n > 0 && e.Cell == nil && e.Waiting != "" && e.Node != "" {
+		e.Waiting += ": " + e.Events[n-1].Message // Kip says there why it waits
+	}
+	return e, nil
+}
+
+// waiting is what a pod waits for, as far as it and its cell tell.
+func waiting(pod *corev1.Pod, c *control.Cell) string {
+	if pod.Status.Phase != corev1.PodPending {
+		return ""
+	}
+	if pod.Spec.NodeName == "" {
+		for _, cond := range pod.Status.Conditions {
+			if cond.Type == corev1.PodScheduled && cond.Status == corev1.ConditionFalse {
+				return "a node: " + cmp.Or(cond.Message, cond.Reason)
+			}
+		}
+		return "the scheduler"
+	}
+	switch {
+	case c == nil:
+		return "a cell"
+	case c.Status.Phase != apiv1.Bound:
+		why := "its cell, which is " + string(c.Status.Phase)
+		if c.Status.Reason != "" {
+			why += ": " + c.Status.Reason
+		}
+		return why
+	}
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if w := s.State.Waiting; w != nil && w.Reason != "PodInitializing" {
+			why := fmt.Sprintf("container %s: %s", s.Name, w.Reason)
+			if w.Message != "" {
+				why += ": " + w.Message
+			}
+			return why
+		}
+	}
+	return "its containers to start"
+}
+
+func shortEvent(e *corev1.Event) control.Event {
+	s := control.Event{Count: e.Count, Type: e.Type, Reason: e.Reason, Message: e.Message, Time: e.CreationTimestamp.Time}
+	switch {
+	case e.Series != nil:
+		s.Time, s.Count = e.Series.LastObservedTime.Time, e.Series.Count
+	case !e.LastTimestamp.IsZero():
+		s.Time = e.LastTimestamp.Time
+	case !e.EventTime.IsZero():
+		s.Time = e.EventTime.Time
+	}
+	return s
+}

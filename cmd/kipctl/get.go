@@ -1,0 +1,208 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+func getCells(k *kipctl) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:     "cells [NAME...]",
+		Aliases: []string{"cell", "cl"},
+		Short:   "List cells: every one, or those of the pods in a namespace (-n)",
+		RunE: func(cmd *cobra.Command, names []string) error {
+			if all && k.namespace != "" {
+				return errBothNamespaces
+			}
+			c, err := k.connect(k.config())
+			if err != nil {
+				return err
+			}
+			found, err := c.cells(cmd.Context())
+			if err != nil {
+				return err
+			}
+			for _, name := range names {
+				if !slices.ContainsFunc(found, func(c cell) bool { return c.Name == name }) {
+					return fmt.Errorf("cell %q not found", name)
+				}
+			}
+			var cells []cell
+			var objects []any
+			for _, c := range found {
+				if k.namespace != "" && c.Status.Pod.Namespace != k.namespace || len(names) > 0 && !slices.Contains(names, c.Name) {
+					continue
+				}
+				cells = append(cells, c)
+				objects = append(objects, c.object)
+			}
+			if len(names) == 1 && len(objects) == 1 {
+				return k.print(objects[0], func(w io.Writer) error { return k.cellTable(w, cells) })
+			}
+			return k.print(listOf(objects), func(w io.Writer) error { return k.cellTable(w, cells) })
+		},
+	}
+	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "those of all namespaces (the default without -n)")
+	return cmd
+}
+
+var errBothNamespaces = fmt.Errorf("--namespace and --all-namespaces exclude each other")
+
+func (k *kipctl) cellTable(w io.Writer, cells []cell) error {
+	if len(cells) == 0 {
+		fmt.Fprintln(k.err, "No cells found.")
+		return nil
+	}
+	t := table(w, "NAME", "PHASE", "POD", "TYPE", "ZONE", "PRICE/H", "IP", "AGE", "REASON")
+	for _, c := range cells {
+		s := c.Status
+		t.row(c.Name, string(s.Phase), podOf(s.Pod), typeOf(s), s.Zone, s.PricePerHour, s.IP, k.age(c.CreationTimestamp), s.Reason)
+	}
+	return t.w.Flush()
+}
+
+func podOf(r apiv1.PodReference) string {
+	if r.Name == "" {
+		return ""
+	}
+	return r.String()
+}
+
+// typeOf is the instance type, marked if it is not on demand.
+func typeOf(s apiv1.CellStatus) string {
+	if s.InstanceType == "" || s.LaunchType == "" || s.LaunchType == "On-Demand" {
+		return s.InstanceType
+	}
+	return s.InstanceType + " (" + strings.ToLower(s.LaunchType) + ")"
+}
+
+func getPods(k *kipctl) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:     "pods [NAME...]",
+		Aliases: []string{"pod", "po"},
+		Short:   "List the pods on virtual nodes, with their cells",
+		RunE: func(cmd *cobra.Command, names []string) error {
+			if all && k.namespace != "" {
+				return errBothNamespaces
+			}
+			c, err := k.connect(k.config())
+			if err != nil {
+				return err
+			}
+			namespace := metav1.NamespaceAll
+			if !all {
+				if namespace, err = k.podNamespace(); err != nil {
+					return err
+				}
+			}
+			pods, err := c.pods(cmd.Context(), namespace)
+			if err != nil {
+				return err
+			}
+			for _, name := range names {
+				if !slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Name == name }) {
+					return fmt.Errorf("pod %q not found on a virtual node%s", name, in(namespace))
+				}
+			}
+			if len(names) > 0 {
+				pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !slices.Contains(names, p.Name) })
+			}
+			for i := range pods { // a list leaves it out
+				pods[i].TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+			}
+			show := func(w io.Writer) error {
+				if len(pods) == 0 {
+					fmt.Fprintf(k.err, "No pods found on virtual nodes%s.\n", in(namespace))
+					return nil
+				}
+				cells, err := c.cells(cmd.Context())
+				if err != nil {
+					fmt.Fprintln(k.err, "Warning: cells are not shown:", err)
+				}
+				return k.podTable(w, pods, newestByPod(cells), namespace)
+			}
+			if len(names) == 1 && len(pods) == 1 {
+				return k.print(pods[0], show)
+			}
+			return k.print(listOf(pods), show)
+		},
+	}
+	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "in all namespaces")
+	return cmd
+}
+
+func in(namespace string) string {
+	if namespace == "" {
+		return ""
+	}
+	return fmt.Sprintf(" in namespace %q", namespace)
+}
+
+func (k *kipctl) podTable(w io.Writer, pods []corev1.Pod, cells map[types.UID]cell, namespace string) error {
+	columns := []string{"NAME", "STATUS", "CELL", "TYPE", "PRICE/H", "IP", "NODE", "AGE"}
+	if namespace == "" {
+		columns = append([]string{"NAMESPACE"}, columns...)
+	}
+	t := table(w, columns...)
+	for _, p := range pods {
+		c := cells[p.UID]
+		row := []string{p.Name, podStatus(&p), c.Name, typeOf(c.Status), c.Status.PricePerHour, p.Status.PodIP, p.Spec.NodeName, k.age(p.CreationTimestamp)}
+		if namespace == "" {
+			row = append([]string{p.Namespace}, row...)
+		}
+		t.row(row...)
+	}
+	return t.w.Flush()
+}
+
+// podStatus is the pod's phase, or what says more.
+func podStatus(p *corev1.Pod) string {
+	if p.DeletionTimestamp != nil {
+		return "Terminating"
+	}
+	if p.Status.Phase == corev1.PodPending || p.Status.Phase == corev1.PodRunning {
+		for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+			if w := s.State.Waiting; w != nil && w.Reason != "" && w.Reason != "PodInitializing" {
+				return w.Reason
+			}
+		}
+	}
+	return cmp.Or(p.Status.Reason, string(p.Status.Phase))
+}
+
+func (k *kipctl) age(t metav1.Time) string {
+	if t.IsZero() {
+		return "<unknown>"
+	}
+	return duration.HumanDuration(k.clock.Since(t.Time))
+}
+
+// rows writes a table as kubectl does.
+type rows struct{ w *tabwriter.Writer }
+
+func table(w io.Writer, columns ...string) rows {
+	t := rows{tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)}
+	t.row(columns...)
+	return t
+}
+
+func (t rows) row(cells ...string) {
+	for i := range cells {
+		cells[i] = orNone(cells[i])
+	}
+	fmt.Fprintln(t.w, strings.Join(cells, "\t")) // a failure stays in w until Flush
+}

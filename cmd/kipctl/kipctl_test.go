@@ -1,0 +1,368 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/clientcmd"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/control"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata/*.golden from what the commands print")
+
+var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+func ago(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
+
+func testPod(namespace, name, node string, status corev1.PodStatus) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name), CreationTimestamp: ago(5 * time.Minute)},
+		Spec:       corev1.PodSpec{NodeName: node},
+		Status:     status,
+	}
+}
+
+func waitingStatus(container, reason, message string) []corev1.ContainerStatus {
+	return []corev1.ContainerStatus{{Name: container, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}}}
+}
+
+func testCell(name, namespace, pod string, s apiv1.CellStatus) *apiv1.Cell {
+	s.Pod = apiv1.PodReference{Namespace: namespace, Name: pod, UID: types.UID("uid-" + pod)}
+	s.Node, s.ControllerID = "kip-0", "id"
+	return &apiv1.Cell{
+		TypeMeta:   metav1.TypeMeta{APIVersion: apiv1.GroupVersion.String(), Kind: apiv1.Kind},
+		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: ago(5 * time.Minute)},
+		Status:     s,
+	}
+}
+
+// testCluster has two virtual nodes, a machine, pods on each and cells.
+func testCluster(t *testing.T) *cluster {
+	t.Helper()
+	node := func(name string, labels map[string]string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
+	}
+	virtual := map[string]string{"type": "virtual-kubelet"}
+	event := func(name string, uid types.UID, d time.Duration, count int32, reason, message string) *corev1.Event {
+		return &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: name},
+			InvolvedObject: corev1.ObjectReference{UID: uid}, LastTimestamp: ago(d), Count: count,
+			Type: "Warning", Reason: reason, Message: message,
+		}
+	}
+	deleted := testPod("batch", "leaving", "kip-1", corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.0.9"})
+	deleted.DeletionTimestamp, deleted.Finalizers = &metav1.Time{Time: now}, []string{"kept/here"}
+	kube := fake.NewClientset(
+		node("kip-0", virtual), node("kip-1", virtual), node("machine", nil),
+		testPod("default", "web", "kip-0", corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.0.5"}),
+		testPod("default", "pulls", "kip-0", corev1.PodStatus{Phase: corev1.PodPending,
+			ContainerStatuses: waitingStatus("main", "ImagePullBackOff", `Back-off pulling image "nope"`)}),
+		testPod("default", "boots", "kip-0", corev1.PodStatus{Phase: corev1.PodPending}),
+		testPod("default", "early", "kip-0", corev1.PodStatus{Phase: corev1.PodPending}),
+		testPod("default", "unbound", "", corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{
+			{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/3 nodes are available"}}}),
+		testPod("default", "elsewhere", "machine", corev1.PodStatus{Phase: corev1.PodRunning}),
+		deleted,
+		event("e2", "uid-boots", 10*time.Second, 1, "Launched", "instance i-2 of c5.large"),
+		event("e1", "uid-boots", time.Minute, 3, "NoCapacity", "no capacity for t3.nano in us-east-1a, trying c5.large"),
+		event("e3", "uid-early", 20*time.Second, 4, "NoInstanceType", "needs cpu 99: 8 types considered, none fits"),
+		event("other", "uid-web", time.Minute, 1, "Unhealthy", "readiness probe failed"),
+	)
+	// The fake API server does not select by fields; a real one does.
+	kube.PrependReactor("list", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		list := a.(clienttesting.ListAction)
+		selector := list.GetListRestrictions().Fields
+		if selector.Empty() {
+			return false, nil, nil
+		}
+		obj, err := kube.Tracker().List(a.GetResource(), kindOf(a.GetResource()), a.GetNamespace())
+		if err != nil {
+			return true, nil, err
+		}
+		switch all := obj.(type) {
+		case *corev1.PodList:
+			kept := all.Items[:0]
+			for _, p := range all.Items {
+				if selector.Matches(fields.Set{"spec.nodeName": p.Spec.NodeName}) {
+					kept = append(kept, p)
+				}
+			}
+			all.Items = kept
+		case *corev1.EventList:
+			kept := all.Items[:0]
+			for _, e := range all.Items {
+				if selector.Matches(fields.Set{"involvedObject.uid": string(e.InvolvedObject.UID)}) {
+					kept = append(kept, e)
+				}
+			}
+			all.Items = kept
+		}
+		return true, obj, nil
+	})
+	step := func(name string, d time.Duration) apiv1.Step {
+		return apiv1.Step{Name: name, Time: metav1.NewMicroTime(now.Add(-d))}
+	}
+	var objects []runtime.Object
+	for _, c := range []*apiv1.Cell{
+		testCell("c-web", "default", "web", apiv1.CellStatus{Phase: apiv1.Bound, Attempt: 1, InstanceID: "i-1", InstanceType: "t3.nano", Zone: "us-east-1a",
+			LaunchType: "On-Demand", PricePerHour: "0.0052", IP: "10.1.0.5", Reason: "cheapest of 40 that fit"}),
+		testCell("c-pulls", "default", "pulls", apiv1.CellStatus{Phase: apiv1.Bound, Attempt: 1, InstanceID: "i-3", InstanceType: "t3.nano", Zone: "us-east-1b",
+			LaunchType: "Spot", PricePerHour: "0.0016"}),
+		testCell("c-boots-1", "default", "boots", apiv1.CellStatus{Phase: apiv1.Terminating, Attempt: 1}),
+		testCell("c-boots-2", "default", "boots", apiv1.CellStatus{Phase: apiv1.Booting, Attempt: 2, InstanceID: "i-2", InstanceType: "c5.large", Zone: "us-east-1a",
+			LaunchType: "On-Demand", PricePerHour: "0.085", Reason: "no capacity for t3.nano", Steps: []apiv1.Step{
+				step("seen", 90*time.Second), step("placed", 89500*time.Millisecond), step("launched", 10*time.Second)}}),
+		testCell("c-leaving", "batch", "leaving", apiv1.CellStatus{Phase: apiv1.Draining, Attempt: 1, InstanceType: "m5.large", Zone: "us-east-1a", LaunchType: "On-Demand", PricePerHour: "0.096"}),
+	} {
+		u, err := runtime.DefaultUnstructuredConverter.ToUnstructured(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects = append(objects, &unstructured.Unstructured{Object: u})
+	}
+	dyn := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
+		map[schema.GroupVersionResource]string{apiv1.Resource: "CellList"}, objects...)
+	return &cluster{kube: kube, dynamic: dyn}
+}
+
+func kindOf(r schema.GroupVersionResource) schema.GroupVersionKind {
+	return r.GroupVersion().WithKind(map[string]string{"pods": "Pod", "events": "Event", "nodes": "Node"}[r.Resource])
+}
+
+// result is what a command printed and returned.
+type result struct {
+	out, err string
+	failed   error
+}
+
+// run runs a command against c, with no socket unless args or the environment
+// name one.
+func run(t *testing.T, c *cluster, args ...string) result {
+	t.Helper()
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+	var out, stderr bytes.Buffer
+	k := &kipctl{
+		out: &out, err: &stderr, clock: clocktesting.NewFakePassiveClock(now),
+		connect: func(clientcmd.ClientConfig) (*cluster, error) {
+			if c == nil {
+				return nil, errors.New("no cluster")
+			}
+			return c, nil
+		},
+	}
+	root := newRoot(k, "kipctl")
+	root.SetArgs(args)
+	err := root.ExecuteContext(t.Context())
+	return result{out.String(), stderr.String(), err}
+}
+
+func TestOutput(t *testing.T) {
+	for name, args := range map[string]string{
+		"get-cells":           "get cells",
+		"get-cells-namespace": "get cells -n batch",
+		"get-cells-names":     "get cells c-web c-pulls",
+		"get-cells-json":      "get cells c-web -o json",
+		"get-cells-yaml":      "get cl -n batch -o yaml",
+		"get-pods":            "get pods",
+		"get-pods-all":        "get pods -A",
+		"get-pods-namespace":  "get po -n batch",
+		"get-pods-json":       "get pods web -o json",
+		"why-boots":           "why boots",
+		"why-boots-yaml":      "why default/boots -o yaml",
+		"why-running":         "why pod/web",
+		"why-pulls":           "why pulls",
+		"why-no-cell":         "why early",
+		"why-unbound":         "why unbound",
+		"help":                "--help",
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := run(t, testCluster(t), strings.Fields(args)...)
+			if got.failed != nil || got.err != "" {
+				t.Fatalf("kipctl %s: %v, stderr %q", args, got.failed, got.err)
+			}
+			golden := filepath.Join("testdata", name+".golden")
+			if *update {
+				if err := os.WriteFile(golden, []byte(got.out), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.out != string(want) {
+				t.Errorf("kipctl %s printed\n%s\nwant\n%s", args, got.out, want)
+			}
+		})
+	}
+}
+
+func TestErrorsAreClearAndFail(t *testing.T) {
+	for args, want := range map[string]string{
+		"get":                           `say what to get: "kipctl get cells" or "kipctl get pods"`,
+		"get cells nope":                `cell "nope" not found`,
+		"get pods nope":                 `pod "nope" not found on a virtual node in namespace "default"`,
+		"get pods elsewhere":            `pod "elsewhere" not found on a virtual node`,
+		"get cells -A -n x":             "exclude each other",
+		"get pods -A -n x":              "exclude each other",
+		"get cells -o wide":             `--output: "wide" is not a format: it must be table, json or yaml`,
+		"get nodes":                     "unknown command",
+		"why":                           "name one pod",
+		"why a b":                       "got 2 arguments",
+		"why a/b/c":                     `"a/b/c" is not the name of a pod`,
+		"why batch/x -n default":        `--namespace says "default"`,
+		"why nope":                      "get pod default/nope",
+		"why elsewhere":                 "not a virtual node",
+		"why web --socket /none/k.sock": "no Kip serves this socket: /none/k.sock",
+		"version --socket /none/k.sock": "no Kip serves this socket: /none/k.sock",
+	} {
+		got := run(t, testCluster(t), strings.Fields(args)...)
+		if got.failed == nil || !strings.Contains(got.err, want) || got.out != "" && !strings.Contains(args, "nodes") {
+			t.Errorf("kipctl %s: error %v, stderr %q, stdout %q\nwant %q", args, got.failed, got.err, got.out, want)
+		}
+	}
+}
+
+func TestAClusterWithoutKip(t *testing.T) {
+	c := testCluster(t)
+	c.dynamic.(*dynamicfake.FakeDynamicClient).PrependReactor("list", "cells", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewNotFound(apiv1.Resource.GroupResource(), "")
+	})
+	if got := run(t, c, "get", "cells"); got.failed == nil || !strings.Contains(got.err, "no resource cells.kip.elotl.co") {
+		t.Errorf("get cells: %v, %q", got.failed, got.err)
+	}
+	if got := run(t, c, "get", "pods"); got.failed != nil || !strings.Contains(got.err, "Warning: cells are not shown") || !strings.Contains(got.out, "web") {
+		t.Errorf("get pods: %v, %q, %q", got.failed, got.err, got.out)
+	}
+	if got := run(t, &cluster{kube: fake.NewClientset(), dynamic: c.dynamic}, "get", "pods", "-A"); got.failed != nil || got.out != "" || got.err != "No pods found on virtual nodes.\n" {
+		t.Errorf("get pods without any: %+v", got)
+	}
+	if got := run(t, nil, "get", "cells"); got.failed == nil || !strings.Contains(got.err, "no cluster") {
+		t.Errorf("no cluster: %+v", got)
+	}
+}
+
+// explainer is a Kip that knows one pod.
+type explainer struct{}
+
+func (explainer) Why(_ context.Context, namespace, pod string) (control.Explanation, error) {
+	if namespace+"/"+pod != "default/large" {
+		return control.Explanation{}, control.ErrNotFound
+	}
+	heard := now.Add(-3 * time.Second)
+	return control.Explanation{
+		Pod: apiv1.PodReference{Namespace: "default", Name: "large", UID: "u"}, Node: "kip-0", PodPhase: "Pending", Waiting: "capacity",
+		Cell: &control.Cell{Name: "c-large", Status: apiv1.CellStatus{Phase: apiv1.Booting, InstanceType: "c5.large", Zone: "us-east-1a", PricePerHour: "0.085"},
+			Tunnel: &control.Tunnel{Error: "connection refused", LastHeard: &heard}},
+		Placement: &control.Placement{
+			Need: "cpu 2, memory 3Gi",
+			Candidates: []control.Candidate{
+				{InstanceType: "c5.large", Zone: "us-east-1a", LaunchType: "On-Demand", PricePerHour: "0.085", Why: "cheapest"},
+				{InstanceType: "m5.large", Zone: "us-east-1a", LaunchType: "On-Demand", PricePerHour: "0.096"},
+			},
+			Rejected: []control.Rejection{{What: "t3.medium in us-east-1a", Why: "no capacity until 12:02"}, {What: "3 types", Why: "have too little memory"}},
+		},
+		Events: []control.Event{{Time: now.Add(-time.Minute), Count: 2, Type: "Warning", Reason: "NoCapacity", Message: "no capacity for t3.medium"}},
+	}, nil
+}
+
+func (explainer) Cells(context.Context) ([]control.Cell, error) { return nil, nil }
+
+// socket serves explainer and names it in the environment.
+func socket(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	s, err := control.New(control.Config{Dir: dir, Version: "v9.9.9", Explainer: explainer{}, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	path := filepath.Join(dir, control.SocketName)
+	t.Setenv(socketEnv, path)
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		if _, err := control.NewClient(path).Version(t.Context()); err == nil {
+			return
+		} else if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestWhyAsksTheSocketFirst(t *testing.T) {
+	socket(t)
+	got := run(t, nil, "why", "large") // no cluster is needed
+	if got.failed != nil {
+		t.Fatal(got.failed)
+	}
+	golden := filepath.Join("testdata", "why-socket.golden")
+	if *update {
+		if err := os.WriteFile(golden, []byte(got.out), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.out != string(want) {
+		t.Errorf("printed\n%s\nwant\n%s", got.out, want)
+	}
+	// A pod of another Kip: the API server knows it.
+	if got := run(t, testCluster(t), "why", "boots"); got.failed != nil || !strings.Contains(got.out, "c-boots-2") {
+		t.Errorf("why boots: %+v", got)
+	}
+}
+
+func TestVersionShowsBothSides(t *testing.T) {
+	if got := run(t, nil, "version"); got.failed != nil || !strings.Contains(got.out, "kipctl: ") || !strings.Contains(got.out, "kip:    not asked: no Kip serves this socket: /opt/kip/data/kip.sock") {
+		t.Errorf("without a socket: %+v", got)
+	}
+	socket(t)
+	if got := run(t, nil, "version", "-o", "json"); got.failed != nil || !strings.Contains(got.out, `"version": "v9.9.9"`) {
+		t.Errorf("with a socket: %+v", got)
+	}
+}
+
+func TestAsAPluginItIsCalledKubectlKip(t *testing.T) {
+	for file, want := range map[string]string{"/usr/bin/kubectl-kip": "kubectl kip", "bin/kipctl": "kipctl", "kubectl-kip.exe": "kubectl kip"} {
+		if got := displayName(file); got != want {
+			t.Errorf("%s is called %q, want %q", file, got, want)
+		}
+	}
+	var out bytes.Buffer
+	root := newRoot(&kipctl{out: &out, err: &out}, "kubectl kip")
+	root.SetArgs([]string{"get", "cells", "--help"})
+	if err := root.ExecuteContext(t.Context()); err != nil || !strings.Contains(out.String(), "kubectl kip get cells [NAME...]") {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}

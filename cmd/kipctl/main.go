@@ -1,0 +1,33 @@
+// Kipctl shows what Kip does: cells, the pods on them, and why a pod is where it
+// is. It asks the Kubernetes API and, where it can, Kip's local socket; it changes
+// nothing. Installed as kubectl-kip it is `kubectl kip`.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"k8s.io/utils/clock"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	root := newRoot(&kipctl{out: os.Stdout, err: os.Stderr, clock: clock.RealClock{}, connect: connect}, displayName(os.Args[0]))
+	if err := root.ExecuteContext(ctx); err != nil {
+		os.Exit(1) // the error has been printed
+	}
+}
+
+// displayName is how the command is called, by the name of its file.
+func displayName(file string) string {
+	name := strings.TrimSuffix(filepath.Base(file), ".exe")
+	if name == "kubectl-kip" {
+		return "kubectl kip"
+	}
+	return "kipctl"
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/internal/control"
+)
+
+const (
+	// socketEnv names the socket where --socket does not.
+	socketEnv = "KIP_SOCKET"
+	// defaultSocket is in the data folder that Kip's manifests use.
+	defaultSocket = "/opt/kip/data/" + control.SocketName
+)
+
+// kipctl is what all commands share.
+type kipctl struct {
+	out, err io.Writer
+	clock    clock.PassiveClock
+	// connect makes the clients of the Kubernetes API.
+	connect func(clientcmd.ClientConfig) (*cluster, error)
+
+	kubeconfig, context, namespace string
+	socket, output                 string
+}
+
+func newRoot(k *kipctl, name string) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "kipctl",
+		Short:         "Show what Kip does: cells, their pods, and why",
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: name},
+		SilenceUsage:  true,
+		SilenceErrors: false,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			switch k.output {
+			case "table", "json", "yaml":
+				return nil
+			}
+			return fmt.Errorf("--output: %q is not a format: it must be table, json or yaml", k.output)
+		},
+	}
+	root.SetOut(k.out)
+	root.SetErr(k.err)
+	flags := root.PersistentFlags()
+	flags.StringVar(&k.kubeconfig, "kubeconfig", "", "kubeconfig `file` (default: $KUBECONFIG, else ~/.kube/config)")
+	flags.StringVar(&k.context, "context", "", "`name` of the kubeconfig's context to use")
+	flags.StringVarP(&k.namespace, "namespace", "n", "", "`namespace` of the pods (default: the context's)")
+	flags.StringVar(&k.socket, "socket", "", "Kip's local socket, a `file` (default: $"+socketEnv+", else "+defaultSocket+")")
+	flags.StringVarP(&k.output, "output", "o", "table", "`format` of the output: table, json or yaml")
+
+	get := &cobra.Command{Use: "get", Short: "List cells, or the pods on virtual nodes", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return fmt.Errorf("say what to get: %q or %q", cmd.CommandPath()+" cells", cmd.CommandPath()+" pods")
+		}}
+	get.AddCommand(getCells(k), getPods(k))
+	root.AddCommand(get, why(k), showVersion(k))
+	return root
+}
+
+// config is the kubeconfig as the flags and the environment say.
+func (k *kipctl) config() clientcmd.ClientConfig {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = k.kubeconfig
+	overrides := &clientcmd.ConfigOverrides{CurrentContext: k.context}
+	overrides.Context.Namespace = k.namespace
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
+}
+
+// podNamespace is where to look for pods: what --namespace says, else the
+// kubeconfig's context, else "default".
+func (k *kipctl) podNamespace() (string, error) {
+	namespace, _, err := k.config().Namespace()
+	if clientcmd.IsEmptyConfig(err) {
+		return cmp.Or(k.namespace, metav1.NamespaceDefault), nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("kubeconfig: %w", err)
+	}
+	return namespace, nil
+}
+
+// socketPath is the socket to ask, and whether the user named it.
+func (k *kipctl) socketPath() (path string, named bool) {
+	path = cmp.Or(k.socket, os.Getenv(socketEnv))
+	return cmp.Or(path, defaultSocket), path != ""
+}
+
+// print writes v as --output says; table writes the table.
+func (k *kipctl) print(v any, table func(io.Writer) error) error {
+	switch k.output {
+	case "json":
+		e := json.NewEncoder(k.out)
+		e.SetIndent("", "    ")
+		return e.Encode(v)
+	case "yaml":
+		b, err := yaml.Marshal(v)
+		if err != nil {
+			return err
+		}
+		_, err = k.out.Write(b)
+		return err
+	}
+	return table(k.out)
+}
+
+// list is a List of the Kubernetes API, as kubectl prints several objects.
+type list[T any] struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Items      []T    `json:"items"`
+}
+
+func listOf[T any](items []T) list[T] {
+	if items == nil {
+		items = []T{}
+	}
+	return list[T]{APIVersion: "v1", Kind: "List", Items: items}
+}
+
+// orNone is s, or what kubectl shows for nothing.
+func orNone(s string) string { return cmp.Or(strings.TrimSpace(s), "<none>") }

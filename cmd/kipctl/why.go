@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/control"
+)
+
+func why(k *kipctl) *cobra.Command {
+	return &cobra.Command{
+		Use:   "why POD",
+		Short: "Explain where a pod stands, on which cell, and why",
+		Long: "Explain where a pod stands, on which cell, and why.\n\n" +
+			"Kip's local socket knows most: which types were considered and rejected. Where it cannot be\n" +
+			"asked, what the pod, its Cell and its Events say is shown.",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("name one pod: POD or NAMESPACE/POD; got %d arguments", len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			namespace, pod, err := k.podName(args[0])
+			if err != nil {
+				return err
+			}
+			e, err := k.explain(cmd.Context(), namespace, pod)
+			if err != nil {
+				return err
+			}
+			return k.print(e, func(w io.Writer) error { return k.explanation(w, e) })
+		},
+	}
+}
+
+// podName reads POD, pod/POD or NAMESPACE/POD.
+func (k *kipctl) podName(arg string) (namespace, pod string, err error) {
+	namespace, pod, found := strings.Cut(arg, "/")
+	if !found || namespace == "pod" || namespace == "pods" || namespace == "po" {
+		if !found {
+			pod = namespace
+		}
+		if namespace, err = k.podNamespace(); err != nil {
+			return "", "", err
+		}
+	} else if k.namespace != "" && k.namespace != namespace {
+		return "", "", fmt.Errorf("%q is in namespace %q, but --namespace says %q", arg, namespace, k.namespace)
+	}
+	if namespace == "" || pod == "" || strings.Contains(pod, "/") {
+		return "", "", fmt.Errorf("%q is not the name of a pod: it must be POD or NAMESPACE/POD", arg)
+	}
+	return namespace, pod, nil
+}
+
+// explain asks the socket, and the Kubernetes API where that cannot tell.
+func (k *kipctl) explain(ctx context.Context, namespace, pod string) (*control.Explanation, error) {
+	path, named := k.socketPath()
+	e, err := control.NewClient(path).Why(ctx, namespace, pod)
+	switch {
+	case err == nil:
+		return &e, nil
+	case errors.Is(err, control.ErrNotFound): // another Kip may have it
+	case named:
+		return nil, err
+	case errors.Is(err, fs.ErrPermission):
+		fmt.Fprintln(k.err, "Warning: showing what the Kubernetes API knows:", err)
+	case !errors.Is(err, control.ErrNoServer):
+		return nil, err
+	}
+	c, err := k.connect(k.config())
+	if err != nil {
+		return nil, err
+	}
+	return c.explain(ctx, namespace, pod)
+}
+
+// explanation writes e for people.
+func (k *kipctl) explanation(out io.Writer, e *control.Explanation) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	line := func(name, value string) { fmt.Fprintf(w, "%s:\t%s\n", name, value) }
+	line("Pod", e.Pod.String())
+	line("Node", orNone(e.Node))
+	line("Phase", orNone(e.PodPhase))
+	if e.Waiting != "" {
+		line("Waiting for", e.Waiting)
+	}
+	if c := e.Cell; c == nil {
+		line("Cell", "<none>")
+	} else {
+		line("Cell", fmt.Sprintf("%s, %s", c.Name, c.Status.Phase))
+		if t := typeOf(c.Status); t != "" {
+			line("Instance", strings.Join(nonEmpty(t, c.Status.Zone, price(c.Status.PricePerHour), c.Status.InstanceID), ", "))
+		}
+		if c.Status.Reason != "" {
+			line("Reason", c.Status.Reason)
+		}
+		if c.Tunnel != nil {
+			line("Connection", k.connection(c.Tunnel))
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, part := range []func(io.Writer, *control.Explanation){k.steps, k.placement, k.events} {
+		w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+		part(w, e)
+		if err := w.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *kipctl) connection(t *control.Tunnel) string {
+	words := []string{"up"}
+	if !t.Connected {
+		words = nonEmpty("down", t.Error)
+	}
+	if t.LastHeard != nil {
+		words = append(words, "last heard "+duration.HumanDuration(k.clock.Since(*t.LastHeard))+" ago")
+	}
+	return strings.Join(words, "; ")
+}
+
+func (k *kipctl) steps(w io.Writer, e *control.Explanation) {
+	if e.Cell == nil || len(e.Cell.Status.Steps) == 0 {
+		return
+	}
+	fmt.Fprint(w, "\nSteps:\n")
+	var before apiv1.Step
+	for i, s := range e.Cell.Status.Steps {
+		took := ""
+		if i > 0 {
+			took = fmt.Sprintf("+%.3fs", s.Time.Sub(before.Time.Time).Seconds())
+		}
+		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Time.UTC().Format(time.RFC3339), s.Name, took)
+		before = s
+	}
+}
+
+func (k *kipctl) placement(w io.Writer, e *control.Explanation) {
+	p := e.Placement
+	if p == nil {
+		return
+	}
+	fmt.Fprint(w, "\nPlacement:\n")
+	if p.Need != "" {
+		fmt.Fprintf(w, "  needs %s\n", p.Need)
+	}
+	for i, c := range p.Candidates {
+		fmt.Fprintf(w, "  %d. %s\t%s\t%s\t%s\t%s\n", i+1, c.InstanceType, c.Zone, c.LaunchType, price(c.PricePerHour), c.Why)
+	}
+	for _, r := range p.Rejected {
+		fmt.Fprintf(w, "  not %s: %s\n", r.What, r.Why)
+	}
+	if p.Error != "" {
+		fmt.Fprintf(w, "  %s\n", p.Error)
+	}
+}
+
+func (k *kipctl) events(w io.Writer, e *control.Explanation) {
+	if len(e.Events) == 0 {
+		return
+	}
+	fmt.Fprint(w, "\nEvents:\n")
+	for _, ev := range e.Events {
+		age := duration.HumanDuration(k.clock.Since(ev.Time))
+		if ev.Count > 1 {
+			age += fmt.Sprintf(" (x%d)", ev.Count)
+		}
+		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", age, ev.Type, ev.Reason, ev.Message)
+	}
+}
+
+func price(perHour string) string {
+	if perHour == "" {
+		return ""
+	}
+	return "$" + perHour + "/h"
+}
+
+func nonEmpty(words ...string) (kept []string) {
+	for _, w := range words {
+		if w != "" {
+			kept = append(kept, w)
+		}
+	}
+	return kept
+}

@@ -1,0 +1,74 @@
+// Package registry owns an OCI registry within this process, and the example
+// image in it. It serves what was pushed into it by this run and asks no other
+// registry.
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+)
+
+// Registry is a running registry.
+type Registry struct {
+	server  *http.Server
+	address string
+	failed  chan error
+}
+
+// Start serves a registry over HTTP on l, whose blobs are in dir. Manifests are
+// in memory: a registry starts empty. It takes over the listener.
+func Start(l net.Listener, dir string, logger *slog.Logger) (*Registry, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, errors.Join(fmt.Errorf("make the registry's folder: %w", err), l.Close())
+	}
+	r := &Registry{
+		server: &http.Server{Handler: registry.New(
+			registry.WithBlobHandler(registry.NewDiskBlobHandler(dir)),
+			registry.Logger(slogLogger(logger, slog.LevelDebug)),
+		), ErrorLog: slogLogger(logger, slog.LevelWarn)},
+		address: l.Addr().String(),
+		failed:  make(chan error, 1),
+	}
+	go func() {
+		if err := r.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			r.failed <- fmt.Errorf("the registry ended: %w", err)
+		}
+	}()
+	return r, nil
+}
+
+func slogLogger(l *slog.Logger, level slog.Level) *log.Logger {
+	return slog.NewLogLogger(l.Handler(), level)
+}
+
+// Address is where it listens, as host:port.
+func (r *Registry) Address() string { return r.address }
+
+// Failed yields the reason when it ends that nobody stopped.
+func (r *Registry) Failed() <-chan error { return r.failed }
+
+// Push makes an image available, e.g. as library/busybox:1.36.
+func (r *Registry) Push(ctx context.Context, repositoryAndTag string, image v1.Image) error {
+	ref, err := name.ParseReference(r.address+"/"+repositoryAndTag, name.Insecure)
+	if err != nil {
+		return fmt.Errorf("push %s: %w", repositoryAndTag, err)
+	}
+	if err := remote.Write(ref, image, remote.WithContext(ctx)); err != nil {
+		return fmt.Errorf("push %s: %w", repositoryAndTag, err)
+	}
+	return nil
+}
+
+// Stop ends the registry. Pulls that run are broken off: their cells are gone.
+func (r *Registry) Stop() error { return r.server.Close() }

@@ -1,0 +1,218 @@
+package configs
+
+import (
+	"bytes"
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pelletier/go-toml/v2"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s differs (go test -update writes it):\n%s", path, got)
+	}
+}
+
+func config() agentapi.Config {
+	return agentapi.Config{
+		NodeName: "kip-0", NodeIP: netip.MustParseAddr("10.110.0.2"), PodIP: netip.MustParseAddr("10.110.128.2"),
+		ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, ClusterDomain: "cluster.local", ReservedMemoryBytes: 64 << 20,
+		RegistryMirrors: map[string][]string{
+			"docker.io": {"http://10.110.0.1:5000", "https://mirror.example/hub/"},
+			"_default":  {"http://10.110.0.1:5000/"},
+		},
+	}
+}
+
+var files = Files{CA: "/pki/ca.crt", ClientCert: "/pki/client.crt", ClientKey: "/pki/client.key", ServingCert: "/pki/serving.crt", ServingKey: "/pki/serving.key"}
+
+func TestContainerdConfigIsAsReviewed(t *testing.T) {
+	for name, c := range map[string]struct {
+		host  Host
+		pause string
+	}{
+		"containerd-v1-unprivileged.toml": {Host{}, PauseImage},
+		"containerd-v2-full.toml":         {Host{CgroupV2: true, Hugetlb: true, SysResource: true, AppArmor: true}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := Containerd(c.host, "/run/itzo/bin", c.pause)
+			var parsed map[string]any
+			if err := toml.Unmarshal([]byte(got), &parsed); err != nil {
+				t.Errorf("not TOML: %v", err)
+			}
+			golden(t, name, []byte(got))
+		})
+	}
+}
+
+func TestKubeletConfigIsAsReviewedAndHasNoUnknownKey(t *testing.T) {
+	b, err := Kubelet(config(), files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var typed kubeletv1beta1.KubeletConfiguration
+	if err := yaml.UnmarshalStrict(b, &typed); err != nil {
+		t.Errorf("the kubelet would refuse it: %v", err)
+	}
+	golden(t, "kubelet.yaml", b)
+	if _, ok := typed.EvictionHard["memory.available"]; ok {
+		t.Error("a memory threshold is taken off what placement counted as allocatable")
+	}
+	if typed.Address != "127.0.0.1" || typed.Authentication.Anonymous.Enabled == nil || *typed.Authentication.Anonymous.Enabled {
+		t.Error("the kubelet's server is open")
+	}
+}
+
+func TestKubeletWithoutClusterDNSHasNone(t *testing.T) {
+	c := config()
+	c.ClusterDNS, c.ClusterDomain = nil, ""
+	b, err := Kubelet(c, files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(b), "clusterD") {
+		t.Errorf("%s", b)
+	}
+}
+
+func TestOtherFilesAreAsReviewed(t *testing.T) {
+	b, err := KubeconfigFile("https://127.0.0.1:6422", files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "kubeconfig.json", b)
+	if b, err = CNI(config()); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "cni.json", b)
+	golden(t, "kubelet-args.txt", []byte(strings.Join(KubeletArgs(config()), "\n")+"\n"))
+}
+
+func TestRegistryHostsAreInOrderAndCoverPaths(t *testing.T) {
+	got, err := RegistryHosts(config().RegistryMirrors)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{
+		"docker.io": `[host."http://10.110.0.1:5000"]
+  capabilities = ["pull", "resolve"]
+[host."https://mirror.example/hub/v2"]
+  capabilities = ["pull", "resolve"]
+  override_path = true
+`,
+		"_default": `[host."http://10.110.0.1:5000"]
+  capabilities = ["pull", "resolve"]
+`,
+	}
+	for host, text := range want {
+		if got[host] != text {
+			t.Errorf("%s:\n%s\nwant:\n%s", host, got[host], text)
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d files, want %d", len(got), len(want))
+	}
+}
+
+func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
+	if err := Validate(config()); err != nil {
+		t.Fatalf("a good configuration: %v", err)
+	}
+	for name, c := range map[string]struct {
+		change func(*agentapi.Config)
+		want   []string
+	}{
+		"no node name":    {func(c *agentapi.Config) { c.NodeName = "" }, []string{`nodeName: ""`}},
+		"node name flag":  {func(c *agentapi.Config) { c.NodeName = "kip --x" }, []string{`nodeName: "kip --x"`}},
+		"no node IP":      {func(c *agentapi.Config) { c.NodeIP = netip.Addr{} }, []string{"nodeIP:"}},
+		"IPv6 pod IP":     {func(c *agentapi.Config) { c.PodIP = netip.MustParseAddr("fd00::1") }, []string{`podIP: "fd00::1"`, "IPv4"}},
+		"same address":    {func(c *agentapi.Config) { c.PodIP = c.NodeIP }, []string{"podIP: 10.110.0.2", "own address"}},
+		"bad DNS":         {func(c *agentapi.Config) { c.ClusterDNS = []netip.Addr{{}} }, []string{"clusterDNS[0]"}},
+		"bad domain":      {func(c *agentapi.Config) { c.ClusterDomain = "a b" }, []string{`clusterDomain: "a b"`}},
+		"negative memory": {func(c *agentapi.Config) { c.ReservedMemoryBytes = -1 }, []string{"reservedMemoryBytes: -1"}},
+		"mirror path":     {func(c *agentapi.Config) { c.RegistryMirrors = map[string][]string{"../x": {"http://m"}} }, []string{`registryMirrors: "../x"`}},
+		"mirror no URL":   {func(c *agentapi.Config) { c.RegistryMirrors = map[string][]string{"a": nil} }, []string{"registryMirrors[a]: no URL"}},
+		"mirror scheme":   {func(c *agentapi.Config) { c.RegistryMirrors = map[string][]string{"a": {"m:5000"}} }, []string{`"m:5000" is not a base URL`}},
+		"several":         {func(c *agentapi.Config) { c.NodeName, c.ReservedMemoryBytes = "_", -1 }, []string{"nodeName", "reservedMemoryBytes"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config()
+			c.change(&cfg)
+			err := Validate(cfg)
+			for _, want := range c.want {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("error %v, want one with %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestAPasswordInAMirrorIsRefusedAndNotShown(t *testing.T) {
+	for _, url := range []string{"http://user:hunter2@mirror", "http://user:hunter2@mirror:port"} {
+		_, err := RegistryHosts(map[string][]string{"docker.io": {url}})
+		if err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("error %v", err)
+		}
+	}
+}
+
+func TestHostIsRecognised(t *testing.T) {
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  Host
+	}{
+		"cgroup v1, no CAP_SYS_RESOURCE": {map[string]string{
+			"proc/self/status": "Name:\titzo\nCapEff:\t000001fffeffffff\n", "sys/fs/cgroup/memory/cgroup.procs": "",
+		}, Host{}},
+		"cgroup v2 with all": {map[string]string{
+			"proc/self/status": "CapEff:\t000001ffffffffff\n", "sys/fs/cgroup/cgroup.controllers": "cpu memory hugetlb pids\n",
+			"sys/module/apparmor/parameters/enabled": "Y\n",
+		}, Host{CgroupV2: true, Hugetlb: true, SysResource: true, AppArmor: true}},
+		"cgroup v1 with hugetlb, AppArmor off": {map[string]string{
+			"proc/self/status": "CapEff:\t0000000001000000\n", "sys/fs/cgroup/hugetlb/cgroup.procs": "",
+			"sys/module/apparmor/parameters/enabled": "N\n",
+		}, Host{Hugetlb: true, SysResource: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			for p, text := range c.files {
+				if err := os.MkdirAll(filepath.Dir(filepath.Join(root, p)), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(root, p), []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got, err := InspectHost(root)
+			if err != nil || got != c.want {
+				t.Errorf("got %+v, %v; want %+v", got, err, c.want)
+			}
+		})
+	}
+	if _, err := InspectHost(t.TempDir()); err == nil {
+		t.Error("a host without /proc is no host")
+	}
+}

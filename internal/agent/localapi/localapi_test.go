@@ -1,0 +1,319 @@
+package localapi
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func newPKI(t *testing.T) *PKI {
+	t.Helper()
+	p, err := NewPKI(filepath.Join(t.TempDir(), "pki"), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// kubelet is an HTTP client with the kubelet's own certificate files.
+func kubelet(t *testing.T, p *PKI) *http.Client {
+	t.Helper()
+	cert, err := tls.LoadX509KeyPair(p.Files.ClientCert, p.Files.ClientKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client(t, p, &cert)
+}
+
+func client(t *testing.T, p *PKI, cert *tls.Certificate) *http.Client {
+	c := &tls.Config{RootCAs: p.roots}
+	if cert != nil {
+		c.Certificates = []tls.Certificate{*cert}
+	}
+	tr := &http.Transport{TLSClientConfig: c, ForceAttemptHTTP2: true}
+	t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr}
+}
+
+// serve runs an endpoint in front of kip until the test ends.
+func serve(t *testing.T, p *PKI, kip http.RoundTripper) *Endpoint {
+	t.Helper()
+	e, err := p.Listen(0, kip, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+func TestOnlyTheKubeletsCertificateOpensTheEndpoint(t *testing.T) {
+	p, other := newPKI(t), newPKI(t)
+	asked := 0
+	e := serve(t, p, roundTrip(func(r *http.Request) (*http.Response, error) {
+		asked++
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(r.URL.RequestURI()))}, nil
+	}))
+	foreign, err := tls.LoadX509KeyPair(other.Files.ClientCert, other.Files.ClientKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving, err := tls.LoadX509KeyPair(p.Files.ServingCert, p.Files.ServingKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, cert := range map[string]*tls.Certificate{"none": nil, "of another machine": &foreign, "for serving only": &serving} {
+		if resp, err := client(t, p, cert).Get(e.URL() + "/api/v1/nodes"); err == nil {
+			resp.Body.Close()
+			t.Errorf("a certificate %s opened the endpoint", name)
+		}
+	}
+	if asked != 0 {
+		t.Fatalf("%d requests without the kubelet's certificate reached Kip", asked)
+	}
+	resp, err := kubelet(t, p).Get(e.URL() + "/api/v1/nodes?watch=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || string(body) != "/api/v1/nodes?watch=true" {
+		t.Errorf("got %q, %v", body, err)
+	}
+	if resp.ProtoMajor != 2 {
+		t.Errorf("%s: each of the kubelet's watches would take a connection", resp.Proto)
+	}
+}
+
+func TestAWatchEventIsPassedOnAtOnceAndTheWatchEndsWithItsClient(t *testing.T) {
+	p := newPKI(t)
+	events, ended := make(chan string), make(chan struct{})
+	e := serve(t, p, roundTrip(func(r *http.Request) (*http.Response, error) {
+		pr, pw := io.Pipe()
+		go func() {
+			defer close(ended)
+			for {
+				select {
+				case ev := <-events:
+					fmt.Fprintln(pw, ev)
+				case <-r.Context().Done():
+					pw.CloseWithError(r.Context().Err())
+					return
+				}
+			}
+		}()
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: pr}, nil
+	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL()+"/api/v1/pods?watch=1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := kubelet(t, p).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	for _, ev := range []string{"ADDED", "MODIFIED"} {
+		events <- ev // the next is sent only once this one has come
+		if !lines.Scan() || lines.Text() != ev {
+			t.Fatalf("got %q, %v; want %q", lines.Text(), lines.Err(), ev)
+		}
+	}
+	cancel()
+	<-ended
+}
+
+func TestWithoutKipTheKubeletGetsAStatus(t *testing.T) {
+	p := newPKI(t)
+	e := serve(t, p, roundTrip(func(*http.Request) (*http.Response, error) { return nil, errors.New("no connection") }))
+	resp, err := kubelet(t, p).Get(e.URL() + "/api/v1/pods")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var status struct{ Kind, Reason, Message string }
+	if err := json.NewDecoder(resp.Body).Decode(&status); err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != http.StatusServiceUnavailable || status.Kind != "Status" || status.Reason != "ServiceUnavailable" || !strings.Contains(status.Message, "no connection") {
+		t.Errorf("%d %+v", resp.StatusCode, status)
+	}
+}
+
+// kubeletServer is a server with the kubelet's certificate that asks for itzo's.
+func kubeletServer(t *testing.T, p *PKI, h http.Handler) string {
+	t.Helper()
+	cert, err := tls.LoadX509KeyPair(p.Files.ServingCert, p.Files.ServingKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(h)
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: p.roots, NextProtos: []string{"h2", "http/1.1"}}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return s.Listener.Addr().String()
+}
+
+func TestUpgradedConnectionsPassIntoTheKubelet(t *testing.T) {
+	p := newPKI(t)
+	addr := kubeletServer(t, p, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.RequestURI() != "/exec/ns/pod/main?command=sh" {
+			t.Errorf("the kubelet was asked for %s", r.URL.RequestURI())
+		}
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		fmt.Fprintf(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", r.Header.Get("Upgrade"))
+		rw.Flush()
+		_, _ = io.Copy(conn, rw) // echo
+	}))
+	for _, protocol := range []string{"SPDY/3.1", "websocket"} {
+		t.Run(protocol, func(t *testing.T) {
+			itzo := httptest.NewServer(p.kubeletProxy("/kubelet", addr, quiet))
+			defer itzo.Close()
+			conn, err := net.Dial("tcp", itzo.Listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			fmt.Fprintf(conn, "POST /kubelet/exec/ns/pod/main?command=sh HTTP/1.1\r\nHost: cell\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", protocol)
+			in := bufio.NewReader(conn)
+			resp, err := http.ReadResponse(in, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if resp.StatusCode != http.StatusSwitchingProtocols || resp.Header.Get("Upgrade") != protocol {
+				t.Fatalf("%s, Upgrade: %q", resp.Status, resp.Header.Get("Upgrade"))
+			}
+			for _, text := range []string{"one\n", "two\n"} {
+				fmt.Fprint(conn, text)
+				if got, err := in.ReadString('\n'); err != nil || got != text {
+					t.Fatalf("got %q, %v; want %q", got, err, text)
+				}
+			}
+		})
+	}
+}
+
+func TestLogsFlowWhileTheyAreWritten(t *testing.T) {
+	p := newPKI(t)
+	lines := make(chan string)
+	addr := kubeletServer(t, p, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusOK)
+		for line := range lines {
+			fmt.Fprintln(w, line)
+			_ = http.NewResponseController(w).Flush()
+		}
+	}))
+	itzo := httptest.NewServer(p.kubeletProxy("/kubelet", addr, quiet))
+	defer itzo.Close()
+	got := make(chan string)
+	go func() {
+		defer close(got)
+		resp, err := http.Get(itzo.URL + "/kubelet/containerLogs/ns/pod/main?follow=true")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer resp.Body.Close()
+		for s := bufio.NewScanner(resp.Body); s.Scan(); {
+			got <- s.Text()
+		}
+	}()
+	for _, line := range []string{"first", "second"} {
+		lines <- line
+		if g := <-got; g != line {
+			t.Fatalf("got %q, want %q", g, line)
+		}
+	}
+	close(lines)
+	if g, more := <-got; more {
+		t.Errorf("after the end came %q", g)
+	}
+}
+
+func TestAKubeletThatDoesNotRunIsSaidSo(t *testing.T) {
+	p := newPKI(t)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := lis.Addr().String()
+	lis.Close()
+	w := httptest.NewRecorder()
+	p.kubeletProxy("/kubelet", addr, quiet).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/kubelet/healthz", nil))
+	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "kubelet does not answer") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+func TestKeysAreForRootOnlyAndNewAtEachStart(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "pki")
+	first, err := NewPKI(dir, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(first.Files.ClientKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(first.Files.ClientKey, 0o644); err != nil { // by somebody careless
+		t.Fatal(err)
+	}
+	second, err := NewPKI(dir, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.ReadFile(second.Files.ClientKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(before) == string(after) {
+		t.Error("the key is the earlier start's")
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(entries) != 5 {
+		t.Errorf("%d files, want the CA's certificate and two pairs, and never the CA's key", len(entries))
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v, %v", e.Name(), info.Mode(), err)
+		}
+	}
+}

@@ -1,0 +1,812 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// The environment with which this test binary runs itself as a Kip that dies:
+// it does what crashDoes says until it reaches crashAt, and kills itself there.
+const (
+	crashAt   = "KIP_LOCAL_TEST_CRASH_AT"
+	crashDoes = "KIP_LOCAL_TEST_CRASH_DOES"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == MachineCommand {
+		MachineMain(os.Args[2:])
+	}
+	if step := os.Getenv(crashAt); step != "" {
+		fmt.Fprintln(os.Stderr, crash(step, os.Getenv(crashDoes)))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// crash is a Kip that dies at a step; it returns only if it did not get there.
+func crash(step, does string) error {
+	cfg := testConfig()
+	cfg.reached = func(s string) {
+		if s == step {
+			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+			select {}
+		}
+	}
+	c, err := New(cfg)
+	if err != nil {
+		return err
+	}
+	i, err := c.Launch(context.Background(), request("crash"))
+	if err != nil {
+		return err
+	}
+	if does == "terminate" {
+		if err := c.Terminate(context.Background(), i.ID); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("never reached %q", step)
+}
+
+const initScript = `#!/bin/sh
+trap 'exit 3' TERM
+echo "console says hello"
+httpd -p 8080 -h /srv
+while :; do sleep 1000 & wait; done
+`
+
+const runScript = `#!/bin/sh
+printf 'Content-Type: text/plain\r\n\r\n'
+sh 2>&1
+echo "exit=$?"
+`
+
+func testDir() string { return filepath.Join(os.TempDir(), "kip-local-test") }
+
+var testTypes = []catalog.InstanceType{
+	{Name: "nano", MilliCPU: 250, MemoryBytes: 256 << 20, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "local"}}},
+	{Name: "xlarge", MilliCPU: 4000, MemoryBytes: 3 << 30, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "local"}}},
+}
+
+func testConfig() Config {
+	return Config{
+		StateDir:    filepath.Join(testDir(), "state"),
+		RootDir:     filepath.Join(testDir(), "root"),
+		Init:        []string{"/init"},
+		Bridge:      "kiptest0",
+		CIDR:        netip.MustParsePrefix("10.119.0.0/16"),
+		Nameservers: []netip.Addr{netip.MustParseAddr("10.119.0.1")},
+		Catalogue:   testTypes,
+		Log:         slog.New(slog.DiscardHandler),
+	}
+}
+
+// host makes the folder of a test and takes care that nothing is left of it:
+// every test ends by looking.
+func host(t testing.TB) Config {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("machines need root")
+	}
+	if testing.Short() {
+		t.Skip("machines are not made with -short")
+	}
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		t.Skip("machines for tests are made of busybox: apt-get install busybox-static")
+	}
+	cfg := testConfig()
+	ctx := context.Background()
+	if err := Destroy(ctx, cfg); err != nil {
+		t.Fatalf("clean up after an earlier test: %v", err)
+	}
+	if err := os.RemoveAll(testDir()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := Destroy(ctx, cfg); err != nil {
+			t.Errorf("destroy: %v", err)
+		}
+		left, err := Leftovers(ctx, cfg)
+		if err != nil || len(left) > 0 {
+			t.Errorf("left over: %q, %v", left, err)
+		}
+		if err := os.RemoveAll(testDir()); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, d := range []string{"bin", "srv/cgi-bin", "proc"} {
+		if err := os.MkdirAll(filepath.Join(cfg.RootDir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	binary, err := os.ReadFile(busybox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, content := range map[string]string{
+		"bin/busybox": string(binary), "init": initScript, "srv/cgi-bin/run": runScript,
+	} {
+		if err := os.WriteFile(filepath.Join(cfg.RootDir, path), []byte(content), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, applet := range []string{"sh", "httpd", "sleep", "cat", "ls", "mount", "date", "hostname", "mkdir", "kill", "wget", "ip", "nproc", "stat", "echo", "grep", "ps", "yes", "head", "dd", "touch"} {
+		if err := os.Symlink("busybox", filepath.Join(cfg.RootDir, "bin", applet)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cfg
+}
+
+func open(t testing.TB, cfg Config) *Cloud {
+	t.Helper()
+	c, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func request(token string) cloud.LaunchRequest {
+	return cloud.LaunchRequest{
+		Token: token, InstanceType: "nano", Zone: "local", UserData: []byte("#cloud-config\nkip: {}\n"),
+		Tags: map[string]string{cloud.TagOwner: "me", cloud.TagCell: "cell-" + token},
+	}
+}
+
+func launch(t testing.TB, c *Cloud, r cloud.LaunchRequest) cloud.Instance {
+	t.Helper()
+	i, err := c.Launch(context.Background(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+func list(t testing.TB, c *Cloud) []string {
+	t.Helper()
+	l, err := c.List(context.Background(), "me")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for _, i := range l {
+		ids = append(ids, i.ID)
+	}
+	return ids
+}
+
+// within waits for a condition; the deadline only bounds a failing test.
+func within(t testing.TB, what string, condition func() error) {
+	t.Helper()
+	deadline := time.NewTimer(30 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := condition()
+		if err == nil {
+			return
+		}
+		select {
+		case <-deadline.C:
+			t.Fatalf("%s: %v", what, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// run runs a shell script in the machine and returns what it prints.
+func run(t testing.TB, ip netip.Addr, script string) string {
+	t.Helper()
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	var out []byte
+	within(t, "run in machine "+ip.String(), func() error {
+		resp, err := client.Post(fmt.Sprintf("http://%s:8080/cgi-bin/run", ip), "text/plain", strings.NewReader(script))
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		out, err = io.ReadAll(resp.Body)
+		return err
+	})
+	text, status, ok := strings.Cut(string(out), "exit=")
+	if !ok || strings.TrimSpace(status) != "0" {
+		t.Errorf("in machine %s: %s\n%s", ip, script, out)
+	}
+	return strings.TrimSpace(text)
+}
+
+// powerOff makes the machine's init end; the answer is lost with the machine.
+func powerOff(t testing.TB, ip netip.Addr) {
+	t.Helper()
+	run(t, ip, "true") // it is up
+	resp, err := http.Post(fmt.Sprintf("http://%s:8080/cgi-bin/run", ip), "text/plain", strings.NewReader("kill -TERM 1"))
+	if err == nil {
+		resp.Body.Close()
+	}
+}
+
+func TestMachineShowsItsType(t *testing.T) {
+	cfg := host(t)
+	c := open(t, cfg)
+	panicBefore, err := os.ReadFile("/proc/sys/kernel/panic")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, typ := range testTypes {
+		r := request(typ.Name)
+		r.InstanceType = typ.Name
+		i := launch(t, c, r)
+		n := cores(typ)
+		for _, see := range []struct{ what, script, want string }{
+			{"its name", "hostname; cat /etc/hostname", i.ID + "\n" + i.ID},
+			{"itself in hosts", "grep " + i.ID + " /etc/hosts", i.ManagementIP.String() + " " + i.ID},
+			{"the nameserver", "cat /etc/resolv.conf", "nameserver 10.119.0.1"},
+			{"its user data", "cat /var/lib/cloud/seed/user-data", strings.TrimSpace(string(r.UserData))},
+			{"its user data closed to others", "stat -c %a:%u /var/lib/cloud/seed/user-data", "400:0"},
+			{"its memory", "grep MemTotal /proc/meminfo | grep -o '[0-9]*'", strconv.FormatInt(typ.MemoryBytes/1024, 10)},
+			{"no swap", "grep -c / /proc/swaps || true", "0"},
+			{"its processors", "grep -c ^processor /proc/cpuinfo", strconv.Itoa(n)},
+			{"its CPUs", "ls -d /sys/devices/system/cpu/cpu[0-9]* | grep -c .", strconv.Itoa(n)},
+			{"its node's CPUs", "cat /sys/devices/system/node/node0/cpu*/topology/core_id | grep -c .", strconv.Itoa(n)},
+			{"init as process 1", "cat /proc/1/comm", "init"},
+			{"forwarding on", "cat /proc/sys/net/ipv4/ip_forward", "1"},
+			{"its own kernel.panic", "echo 77 > /proc/sys/kernel/panic; cat /proc/sys/kernel/panic", "77"},
+			{"a machine ID", "grep -c '^[0-9a-f]\\{32\\}$' /etc/machine-id", "1"},
+			{"a kernel log", "head -c 0 /dev/kmsg && echo ok", "ok"},
+			{"an open temporary folder", "stat -c %a /tmp", "1777"},
+			{"disks that are no overlay", "grep -c '^overlay /var/lib/\\(containerd\\|kubelet\\) ' /proc/mounts; grep -c ' /var/lib/\\(containerd\\|kubelet\\) ' /proc/mounts", "0\n2"},
+			{"shared mounts", "grep ' / / ' /proc/self/mountinfo | grep -c shared:", "1"},
+			{"nothing of the host", "grep -c " + cfg.StateDir + "/machines/.*/root /proc/self/mountinfo || true", "0"},
+			{"no way to set the clock", "date -s @1 2>&1 | grep -c permitted", "1"},
+		} {
+			if got := run(t, i.ManagementIP, see.script); got != see.want {
+				t.Errorf("%s sees not %s: got %q, want %q", typ.Name, see.what, got, see.want)
+			}
+		}
+		console, err := c.ConsoleOutput(context.Background(), i.ID)
+		if err != nil || string(console) != "console says hello\n" {
+			t.Errorf("console of %s: %q, %v", typ.Name, console, err)
+		}
+	}
+	panicAfter, err := os.ReadFile("/proc/sys/kernel/panic")
+	if err != nil || string(panicAfter) != string(panicBefore) {
+		t.Errorf("host's kernel.panic: %q, want %q as before (%v)", panicAfter, panicBefore, err)
+	}
+}
+
+func TestMachineIsHeldToItsLimitsAndMaySubdivideThem(t *testing.T) {
+	cfg := host(t)
+	c := open(t, cfg)
+	i := launch(t, c, request("a"))
+	hs, err := hostHierarchies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range hs {
+		name := "/sys/fs/cgroup/" + filepath.Base(h.Mount)
+		if hs.pureV2() {
+			name = "/sys/fs/cgroup"
+		}
+		for _, l := range h.limits(testTypes[0], hs.pureV2()) {
+			got := run(t, i.ManagementIP, "cat "+name+"/"+l.path+" 2> /dev/null || true")
+			if got != l.content && !(l.optional && got == "") {
+				t.Errorf("%s in %s: got %q, want %q", l.path, name, got, l.content)
+			}
+		}
+		run(t, i.ManagementIP, "mkdir "+name+"/sub && ls "+name+"/sub/cgroup.procs")
+		if n := run(t, i.ManagementIP, "grep -c . "+name+"/cgroup.procs "+name+"/init/cgroup.procs 2> /dev/null | grep -cv ':0$\\|^0$' || true"); n == "0" {
+			t.Errorf("init is not in the machine's cgroup %s", name)
+		}
+	}
+	// More memory than the type has ends the process that asks for it.
+	out := run(t, i.ManagementIP, "dd if=/dev/zero of=/dev/null bs=400M count=1 2> /dev/null && echo fits || echo killed")
+	if out != "killed" {
+		t.Errorf("400 MB in a machine of 256 MB: %s", out)
+	}
+}
+
+func TestMachinesReachEachOtherAndPodAddresses(t *testing.T) {
+	cfg := host(t)
+	c := open(t, cfg)
+	a, b := launch(t, c, request("a")), launch(t, c, request("b"))
+	run(t, b.ManagementIP, "echo from b > /srv/name; ip addr add "+b.PodIP.String()+"/32 dev eth0")
+	for _, ip := range []netip.Addr{b.ManagementIP, b.PodIP} {
+		if got := run(t, a.ManagementIP, fmt.Sprintf("wget -q -O - http://%s:8080/name", ip)); got != "from b" {
+			t.Errorf("a asks %s: %q", ip, got)
+		}
+		if got := run(t, ip, "hostname"); got != b.ID {
+			t.Errorf("host asks %s: %q, want %q", ip, got, b.ID)
+		}
+	}
+}
+
+func TestOneTokenLaunchesOneMachine(t *testing.T) {
+	cfg := host(t)
+	c := open(t, cfg)
+	const callers = 8
+	ids := make([]string, callers)
+	var wg sync.WaitGroup
+	for n := range callers {
+		wg.Go(func() {
+			i, err := c.Launch(context.Background(), request("same"))
+			if err != nil {
+				t.Error(err)
+			}
+			ids[n] = i.ID
+		})
+	}
+	wg.Wait()
+	if slices.Sort(ids); ids[0] != ids[callers-1] || ids[0] == "" {
+		t.Errorf("one token launched %q", ids)
+	}
+	if l := list(t, c); len(l) != 1 {
+		t.Errorf("list: %q", l)
+	}
+	other := request("same")
+	other.InstanceType = "xlarge"
+	if _, err := c.Launch(context.Background(), other); err == nil || !strings.Contains(err.Error(), "cannot launch xlarge") {
+		t.Errorf("the same token for another type: %v", err)
+	}
+	if l, err := c.List(context.Background(), "someone else"); err != nil || len(l) > 0 {
+		t.Errorf("someone else's machines: %v, %v", l, err)
+	}
+}
+
+func TestTenMachinesAtOnce(t *testing.T) {
+	cfg := host(t)
+	c := open(t, cfg)
+	const n = 10
+	machines := make([]cloud.Instance, n)
+	var wg sync.WaitGroup
+	for k := range n {
+		wg.Go(func() {
+			i, err := c.Launch(context.Background(), request(strconv.Itoa(k)))
+			if err != nil {
+				t.Error(err)
+			}
+			machines[k] = i
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		return
+	}
+	addresses := map[netip.Addr]bool{}
+	var ids []string
+	for _, i := range machines {
+		addresses[i.ManagementIP], addresses[i.PodIP] = true, true
+		ids = append(ids, i.ID)
+		if got := run(t, i.ManagementIP, "hostname"); got != i.ID {
+			t.Errorf("%s answers as %q, want %q", i.ManagementIP, got, i.ID)
+		}
+	}
+	if len(addresses) != 2*n {
+		t.Errorf("%d machines have %d addresses", n, len(addresses))
+	}
+	if err := c.Terminate(context.Background(), ids...); err != nil {
+		t.Error(err)
+	}
+	if l := list(t, c); len(l) > 0 {
+		t.Errorf("after termination: %q", l)
+	}
+	onlyBridgeIsLeft(t, cfg)
+}
+
+// onlyBridgeIsLeft checks the host itself, while the cloud is still open.
+func onlyBridgeIsLeft(t testing.TB, cfg Config) {
+	t.Helper()
+	left, err := Leftovers(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left = slices.DeleteFunc(left, func(s string) bool {
+		return s == "network device "+cfg.Bridge || strings.HasPrefix(s, "cgroup ") && filepath.Base(s) == "kip-"+cfg.Bridge
+	})
+	if len(left) > 0 {
+		t.Errorf("left over: %q", left)
+	}
+}
+
+func TestTerminateLeavesNothing(t *testing.T) {
+	cfg := host(t)
+	c := open(t, cfg)
+	i := launch(t, c, request("a"))
+	// What a real cell does: sub-cgroups with processes, mounts, files.
+	run(t, i.ManagementIP, `
+mount -t tmpfs tmpfs /var/lib/kubelet
+for h in /sys/fs/cgroup /sys/fs/cgroup/*; do
+  [ -f $h/cgroup.procs ] || continue
+  mkdir -p $h/pods/pod || exit 1
+  sleep 1000 > /dev/null 2>&1 &
+  echo $! > $h/pods/pod/cgroup.procs
+done
+for n in 1 2 3; do touch /file$n; done`)
+	if err := c.Terminate(context.Background(), i.ID, "i-0000000000000000"); err != nil {
+		t.Fatal(err)
+	}
+	if l := list(t, c); len(l) > 0 {
+		t.Errorf("listed: %q", l)
+	}
+	onlyBridgeIsLeft(t, cfg)
+	if err := c.Terminate(context.Background(), i.ID); err != nil {
+		t.Errorf("once more: %v", err)
+	}
+}
+
+func TestFrozenProcessesAreEnded(t *testing.T) {
+	cfg := host(t)
+	c := open(t, cfg)
+	i := launch(t, c, request("a"))
+	hs, err := hostHierarchies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := `mkdir /sys/fs/cgroup/f && sleep 1000 > /dev/null 2>&1 & echo $! > /sys/fs/cgroup/f/cgroup.procs && echo 1 > /sys/fs/cgroup/f/cgroup.freeze`
+	if !hs.pureV2() {
+		if !slices.ContainsFunc(hs, func(h hierarchy) bool { return h.has("freezer") }) {
+			t.Skip("this host has no freezer")
+		}
+		script = `f=/sys/fs/cgroup/freezer/f; mkdir $f
+sleep 1000 > /dev/null 2>&1 &
+echo $! > $f/cgroup.procs && echo FROZEN > $f/freezer.state
+until grep -q FROZEN $f/freezer.state; do :; done`
+	}
+	run(t, i.ManagementIP, script)
+	if err := c.Terminate(context.Background(), i.ID); err != nil {
+		t.Fatal(err)
+	}
+	onlyBridgeIsLeft(t, cfg)
+}
+
+func TestMachineWhoseInitEndsIsGone(t *testing.T) {
+	cfg := host(t)
+	c := open(t, cfg)
+	i := launch(t, c, request("a"))
+	powerOff(t, i.ManagementIP)
+	within(t, "machine vanishes", func() error {
+		if l := list(t, c); len(l) > 0 {
+			return fmt.Errorf("listed: %q", l)
+		}
+		return nil
+	})
+	onlyBridgeIsLeft(t, cfg)
+	if again := launch(t, c, request("a")); again.ID == i.ID {
+		t.Errorf("the token returned %s, which is gone", i.ID)
+	}
+}
+
+// die runs this binary as a Kip that kills itself at a step.
+func die(t *testing.T, step, does string) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), crashAt+"="+step, crashDoes+"="+does)
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Fatalf("the Kip that was to die at %q: %v\n%s", step, err, out)
+	}
+}
+
+func TestMachineOutlivesKip(t *testing.T) {
+	cfg := host(t)
+	die(t, "running", "launch")
+	all, err := readAll(cfg)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("records: %v, %v", all, err)
+	}
+	before := all[0].rec
+	run(t, before.Instance.ManagementIP, "echo still here > /srv/state")
+
+	c := open(t, cfg)
+	l, err := c.List(context.Background(), "me")
+	if err != nil || len(l) != 1 || l[0].ID != before.Instance.ID || l[0].State != cloud.Running || l[0].Tags[cloud.TagCell] != "cell-crash" {
+		t.Fatalf("list after restart: %+v, %v", l, err)
+	}
+	if i := launch(t, c, request("crash")); i.ID != before.Instance.ID {
+		t.Errorf("the token launched %s beside %s", i.ID, before.Instance.ID)
+	}
+	if got := run(t, l[0].ManagementIP, "cat /srv/state"); got != "still here" {
+		t.Errorf("machine's state: %q", got)
+	}
+	// An adopted machine that ends is noticed too.
+	powerOff(t, l[0].ManagementIP)
+	within(t, "adopted machine vanishes", func() error {
+		if l := list(t, c); len(l) > 0 {
+			return fmt.Errorf("listed: %q", l)
+		}
+		return nil
+	})
+	onlyBridgeIsLeft(t, cfg)
+}
+
+func TestKipThatDiesInLaunchLeavesNothingBehind(t *testing.T) {
+	for _, step := range []string{"folder", "recorded", "spawned", "populated", "limited", "identified", "attached", "plugged", "released"} {
+		t.Run(step, func(t *testing.T) {
+			cfg := host(t)
+			die(t, step, "launch")
+			c := open(t, cfg)
+			if l := list(t, c); len(l) > 0 {
+				t.Errorf("listed: %q", l)
+			}
+			onlyBridgeIsLeft(t, cfg)
+			i := launch(t, c, request("crash"))
+			if got := run(t, i.ManagementIP, "hostname"); got != i.ID {
+				t.Errorf("launched afresh: %q, want %q", got, i.ID)
+			}
+		})
+	}
+}
+
+func TestKipThatDiesInTerminateFinishesItLater(t *testing.T) {
+	for _, step := range []string{"terminating", "killed", "unplugged", "emptied"} {
+		t.Run(step, func(t *testing.T) {
+			cfg := host(t)
+			die(t, step, "terminate")
+			c := open(t, cfg)
+			if l := list(t, c); len(l) > 0 {
+				t.Errorf("listed: %q", l)
+			}
+			onlyBridgeIsLeft(t, cfg)
+		})
+	}
+}
+
+func TestDestroyNeedsNoRecords(t *testing.T) {
+	cfg := host(t)
+	c := open(t, cfg)
+	var ids []string
+	for n := range 3 {
+		ids = append(ids, launch(t, c, request(strconv.Itoa(n))).ID)
+	}
+	_ = c.Close()
+	if err := os.WriteFile(filepath.Join(cfg.machineDir(ids[0]), recordName), []byte(`{"instance":`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(cfg.machineDir(ids[1]), recordName)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(cfg.machineDir(ids[2])); err != nil {
+		t.Fatal(err)
+	}
+	left, err := Leftovers(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Join(left, "\n")
+	for _, want := range []string{"process ", "(init)", "cgroup ", "network device kiptest0", "network device " + linkName(ids[2]), "folder " + cfg.machineDir(ids[0])} {
+		if !strings.Contains(text, want) {
+			t.Errorf("leftovers do not name %q:\n%s", want, text)
+		}
+	}
+	if err := Destroy(context.Background(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if left, err = Leftovers(context.Background(), cfg); err != nil || len(left) > 0 {
+		t.Errorf("after Destroy: %q, %v", left, err)
+	}
+}
+
+func TestNewRemovesMachinesWithoutRecords(t *testing.T) {
+	cfg := host(t)
+	c := open(t, cfg)
+	a, b := launch(t, c, request("a")), launch(t, c, request("b"))
+	_ = c.Close()
+	if err := os.WriteFile(filepath.Join(cfg.machineDir(a.ID), recordName), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(cfg.machineDir(b.ID)); err != nil {
+		t.Fatal(err)
+	}
+	c = open(t, cfg)
+	if l := list(t, c); len(l) > 0 {
+		t.Errorf("listed: %q", l)
+	}
+	onlyBridgeIsLeft(t, cfg)
+}
+
+func TestReusedPIDIsNotTheMachine(t *testing.T) {
+	cfg := host(t)
+	c := open(t, cfg)
+	i := launch(t, c, request("a"))
+	_ = c.Close()
+	rec, err := readRecord(cfg.machineDir(i.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As if the machine had died and its PID were this test's now.
+	self, err := identify(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec.Process.PID = self.PID
+	if err := rec.write(cfg.machineDir(i.ID)); err != nil {
+		t.Fatal(err)
+	}
+	if c = open(t, cfg); len(list(t, c)) > 0 {
+		t.Error("another process was taken for the machine")
+	}
+}
+
+func TestFailedLaunchSaysWhyAndLeavesNothing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		spoil func(t *testing.T, cfg Config)
+		want  string
+	}{
+		"init that cannot be run": {
+			spoil: func(t *testing.T, cfg Config) {
+				if err := os.Chmod(filepath.Join(cfg.RootDir, "init"), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			},
+			want: "run init /init of the root in ",
+		},
+		"root that cannot be mounted on": {
+			spoil: func(t *testing.T, cfg Config) {
+				if err := os.RemoveAll(filepath.Join(cfg.RootDir, "proc")); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(cfg.RootDir, "proc"), nil, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			},
+			want: "mount proc on /proc: ",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := host(t)
+			c := open(t, cfg)
+			tc.spoil(t, cfg)
+			_, err := c.Launch(context.Background(), request("a"))
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error is %v, want one with %q", err, tc.want)
+			}
+			if l := list(t, c); len(l) > 0 {
+				t.Errorf("listed: %q", l)
+			}
+			onlyBridgeIsLeft(t, cfg)
+		})
+	}
+}
+
+func TestCancelledLaunchLeavesNothing(t *testing.T) {
+	for _, step := range []string{"recorded", "limited", "plugged"} {
+		t.Run(step, func(t *testing.T) {
+			cfg := host(t)
+			ctx, cancel := context.WithCancel(context.Background())
+			cfg.reached = func(s string) {
+				if s == step {
+					cancel()
+				}
+			}
+			c := open(t, cfg)
+			if _, err := c.Launch(ctx, request("a")); !errors.Is(err, context.Canceled) {
+				t.Fatalf("error is %v", err)
+			}
+			within(t, "clean-up", func() error {
+				if l := list(t, c); len(l) > 0 {
+					return fmt.Errorf("listed: %q", l)
+				}
+				return nil
+			})
+			onlyBridgeIsLeft(t, cfg)
+		})
+	}
+}
+
+func TestNoAddressLeftIsNoCapacity(t *testing.T) {
+	cfg := host(t)
+	cfg.CIDR = netip.MustParsePrefix("10.119.0.0/28")
+	c := open(t, cfg)
+	var last cloud.Instance
+	for n := range 5 {
+		last = launch(t, c, request(strconv.Itoa(n)))
+	}
+	_, err := c.Launch(context.Background(), request("one too many"))
+	var capacity *cloud.CapacityError
+	if !errors.As(err, &capacity) || capacity.InstanceType != "nano" || capacity.Zone != "local" {
+		t.Fatalf("error is %v", err)
+	}
+	if err := c.Terminate(context.Background(), last.ID); err != nil {
+		t.Fatal(err)
+	}
+	if i := launch(t, c, request("one too many")); i.ManagementIP != last.ManagementIP {
+		t.Errorf("address %s, want the only free one, %s", i.ManagementIP, last.ManagementIP)
+	}
+}
+
+func TestOneProcessHasTheCloud(t *testing.T) {
+	cfg := host(t)
+	c := open(t, cfg)
+	if _, err := New(cfg); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
+		t.Errorf("second New: %v", err)
+	}
+	if err := Destroy(context.Background(), cfg); !errors.Is(err, ErrInUse) {
+		t.Errorf("Destroy while it is open: %v", err)
+	}
+	_ = c.Close()
+	if _, err := c.Launch(context.Background(), request("a")); err == nil {
+		t.Error("launched on a closed cloud")
+	}
+	open(t, cfg)
+}
+
+func TestForeignNetworkIsLeftAlone(t *testing.T) {
+	cfg := host(t)
+	foreign := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: cfg.Bridge, TxQLen: -1}}
+	if err := netlink.LinkAdd(foreign); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if l, err := netlink.LinkByName(cfg.Bridge); err == nil && l.Attrs().Alias == "" {
+			_ = netlink.LinkDel(l)
+		}
+	})
+	if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), "is not Kip's") {
+		t.Errorf("New on a foreign device: %v", err)
+	}
+	if err := Destroy(context.Background(), cfg); err == nil || !strings.Contains(err.Error(), "is not Kip's") {
+		t.Errorf("Destroy on a foreign device: %v", err)
+	}
+	if err := unplug(cfg.Bridge); err != nil {
+		t.Fatal(err)
+	}
+	if err := EnsureBridge(context.Background(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	other := cfg
+	other.StateDir += "2"
+	if err := EnsureBridge(context.Background(), other); err == nil || !strings.Contains(err.Error(), "belongs to the machines in "+cfg.StateDir) {
+		t.Errorf("another cloud's bridge: %v", err)
+	}
+	other.Bridge = "kiptest1"
+	if err := EnsureBridge(context.Background(), other); err == nil || !strings.Contains(err.Error(), "overlaps") {
+		t.Errorf("an overlapping network: %v", err)
+	}
+}
+
+func BenchmarkLaunchAndTerminate(b *testing.B) {
+	cfg := host(b)
+	c := open(b, cfg)
+	ctx := context.Background()
+	var launching, terminating time.Duration
+	for n := 0; b.Loop(); n++ {
+		start := time.Now()
+		i, err := c.Launch(ctx, request(strconv.Itoa(n)))
+		if err != nil {
+			b.Fatal(err)
+		}
+		launched := time.Now()
+		if err := c.Terminate(ctx, i.ID); err != nil {
+			b.Fatal(err)
+		}
+		launching += launched.Sub(start)
+		terminating += time.Since(launched)
+	}
+	b.ReportMetric(float64(launching.Milliseconds())/float64(b.N), "ms/launch")
+	b.ReportMetric(float64(terminating.Milliseconds())/float64(b.N), "ms/terminate")
+}

@@ -1,0 +1,186 @@
+package config
+
+import (
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// Config is a provider.yaml, with defaults filled in, and valid.
+//
+// The tags of its fields are the reference: key is the name in the file, doc what
+// it means, default (in YAML) what holds without it, clouds the only clouds that
+// it matters to, deprecated what to use instead.
+type Config struct {
+	APIVersion string  `key:"apiVersion" default:"v1" doc:"Version of this file's format: always v1."`
+	Kind       string  `key:"kind" default:"serverConfig" doc:"Kind of this file: always serverConfig."`
+	Cloud      Cloud   `key:"cloud" doc:"Where cells are launched: exactly one of the clouds below."`
+	Etcd       Etcd    `key:"etcd" doc:"Where Kip keeps its state."`
+	Cells      Cells   `key:"cells" doc:"The machines that pods run on."`
+	Kubelet    Kubelet `key:"kubelet" doc:"What the virtual node says of itself."`
+	Testing    Testing `key:"testing" doc:"For tests only."`
+
+	at positions
+}
+
+// Cloud has exactly one field set.
+type Cloud struct {
+	Local *Local `key:"local" doc:"Cells are namespaced machines on this host. Needs no account."`
+	AWS   *AWS   `key:"aws" doc:"Cells are EC2 instances."`
+	GCE   *GCE   `key:"gce" doc:"Cells are Compute Engine instances."`
+	Azure *Azure `key:"azure" doc:"Cells are Azure virtual machines."`
+}
+
+// Name is the key of the cloud that is set: local, aws, gce or azure.
+func (c Cloud) Name() string {
+	switch {
+	case c.Local != nil:
+		return "local"
+	case c.AWS != nil:
+		return "aws"
+	case c.GCE != nil:
+		return "gce"
+	case c.Azure != nil:
+		return "azure"
+	}
+	return ""
+}
+
+// Local is the cloud on this host.
+type Local struct {
+	StateDir string       `key:"stateDir" default:"/opt/kip/local" doc:"Folder with the machines' records and disks."`
+	RootDir  string       `key:"rootDir" default:"/opt/kip/cell-root" doc:"Folder with the root file system that all cells share, read-only."`
+	Bridge   string       `key:"bridge" default:"kip0" doc:"Name of the network bridge that cells are attached to. Kip makes it."`
+	CIDR     netip.Prefix `key:"cidr" default:"10.110.0.0/16" doc:"IPv4 addresses of cells and their pods; the first is the host's. Must not be in use elsewhere."`
+}
+
+// AWS is Amazon EC2.
+type AWS struct {
+	Region                string `key:"region" doc:"Region such as us-east-1. Default: the instance that Kip runs on, by its metadata. AWS_DEFAULT_REGION and AWS_REGION win over it."`
+	AccessKeyID           Secret `key:"accessKeyID" doc:"Access key. Default: the environment, the service account's role, the instance's role."`
+	SecretAccessKey       Secret `key:"secretAccessKey" doc:"The access key's secret."`
+	VPCID                 string `key:"vpcID" doc:"VPC of the cells; default means the account's default VPC. Default: the VPC that Kip runs in."`
+	SubnetID              string `key:"subnetID" doc:"Subnet of the cells. Default: the subnet that Kip runs in."`
+	EndpointURL           string `key:"endpointURL" doc:"Another address of the EC2 API, for private clouds that speak it."`
+	InsecureTLSSkipVerify bool   `key:"insecureTLSSkipVerify" default:"false" doc:"Do not verify the certificate of endpointURL."`
+	ECSClusterName        string `key:"ecsClusterName" deprecated:"Fargate is not supported" doc:"Ignored."`
+}
+
+// GCE is Google Compute Engine.
+type GCE struct {
+	ProjectID       string          `key:"projectID" doc:"Project. Default: by the metadata of the instance that Kip runs on, as for the next three."`
+	Zone            string          `key:"zone" doc:"Zone of the cells, such as us-west1-a."`
+	VPCName         string          `key:"vpcName" doc:"Network of the cells."`
+	SubnetName      string          `key:"subnetName" doc:"Subnet of the cells."`
+	CredentialsFile string          `key:"credentialsFile" doc:"File with a service account's key, JSON. Default: the instance's service account."`
+	Credentials     *GCECredentials `key:"credentials" doc:"A service account's key, instead of credentialsFile."`
+}
+
+// GCECredentials are a service account's key.
+type GCECredentials struct {
+	ClientEmail string `key:"clientEmail" doc:"E-mail address of the service account. Required."`
+	PrivateKey  Secret `key:"privateKey" doc:"Its private key, PEM. Required."`
+}
+
+// Azure is Microsoft Azure.
+type Azure struct {
+	SubscriptionID     string `key:"subscriptionID" doc:"Subscription. Required."`
+	Location           string `key:"location" doc:"Location by its display name, such as East US. Required."`
+	ResourceGroup      string `key:"resourceGroup" doc:"Resource group of the virtual network. Required."`
+	VirtualNetworkName string `key:"virtualNetworkName" doc:"Network of the cells."`
+	SubnetName         string `key:"subnetName" doc:"Subnet of the cells."`
+	TenantID           string `key:"tenantID" doc:"Tenant. AZURE_TENANT_ID wins over it."`
+	ClientID           string `key:"clientID" doc:"Application. AZURE_CLIENT_ID wins over it."`
+	ClientSecret       Secret `key:"clientSecret" doc:"The application's secret. AZURE_CLIENT_SECRET wins over it."`
+}
+
+// Etcd is embedded unless Client has endpoints.
+type Etcd struct {
+	Internal EtcdInternal `key:"internal" doc:"The etcd that Kip embeds."`
+	Client   EtcdClient   `key:"client" doc:"An etcd cluster of yours, instead of the embedded one."`
+}
+
+// EtcdInternal is the embedded etcd.
+type EtcdInternal struct {
+	DataDir    string `key:"dataDir" default:"/opt/kip/data" doc:"Folder with Kip's state, on a persistent volume."`
+	ConfigFile string `key:"configFile" doc:"An etcd configuration file (YAML), for what dataDir does not say."`
+}
+
+// EtcdClient is an etcd cluster that runs elsewhere.
+type EtcdClient struct {
+	Endpoints []string `key:"endpoints" doc:"Addresses such as https://etcd-0:2379."`
+	CertFile  string   `key:"certFile" doc:"Client certificate, PEM. With keyFile."`
+	KeyFile   string   `key:"keyFile" doc:"The client certificate's key, PEM."`
+	CAFile    string   `key:"caFile" doc:"CA of the cluster's certificates, PEM."`
+}
+
+// Cells are the machines that pods run on.
+type Cells struct {
+	BootImageSpec          map[string]string   `key:"bootImageSpec" clouds:"aws,gce,azure" doc:"Which image cells boot, in the cloud's own terms. Default: Kip's newest."`
+	DefaultInstanceType    string              `key:"defaultInstanceType" doc:"Instance type of pods that name neither resources nor a type. Required."`
+	DefaultVolumeSize      resource.Quantity   `key:"defaultVolumeSize" default:"5Gi" clouds:"aws,gce,azure" doc:"Size of a cell's root disk, at least 1Gi."`
+	ReservedMemory         resource.Quantity   `key:"reservedMemory" default:"64Mi" doc:"What a cell's kernel and agent need of its memory: added to what the pod needs when an instance type is chosen."`
+	StandbyCells           []StandbyCells      `key:"standbyCells" doc:"Cells that are kept ready for the next pods."`
+	CloudInitFile          string              `key:"cloudInitFile" doc:"A cloud-init file that is merged into each cell's user data."`
+	Itzo                   Itzo                `key:"itzo" doc:"The agent on cells."`
+	ExtraCIDRs             []netip.Prefix      `key:"extraCIDRs" clouds:"aws,gce,azure" doc:"Networks that may reach cells, besides the cells' own."`
+	ExtraSecurityGroups    []string            `key:"extraSecurityGroups" clouds:"aws,gce,azure" doc:"Security groups that are attached to each cell."`
+	Nametag                string              `key:"nametag" doc:"Word in the names of all that Kip makes in the cloud: at most 24 lower-case letters, digits and dashes, a letter first. Default: the controller ID."`
+	StatusInterval         time.Duration       `key:"statusInterval" default:"5" doc:"How often a cell's status is looked at."`
+	Healthcheck            Healthcheck         `key:"healthcheck" doc:"When a cell counts as lost: by status or by cloudAPI, not both. Default: status."`
+	PrivateIPOnly          bool                `key:"privateIPOnly" default:"false" clouds:"aws,gce,azure" doc:"Cells get no public address."`
+	CellConfig             map[string]string   `key:"cellConfig" doc:"Settings that are handed to cells."`
+	DefaultIAMPermissions  string              `key:"defaultIAMPermissions" clouds:"aws" doc:"Instance profile (name or ARN) of cells whose pod names none."`
+	UseCloudParameterStore bool                `key:"useCloudParameterStore" default:"false" clouds:"aws" doc:"Hand settings to cells by SSM parameters, not by user data."`
+	RegistryMirrors        map[string][]string `key:"registryMirrors" doc:"For an image host such as docker.io, the URLs that cells ask first. The host _default stands for all that are not named."`
+}
+
+// StandbyCells is a pool of cells that wait for pods.
+type StandbyCells struct {
+	InstanceType string `key:"instanceType" doc:"Instance type. Required."`
+	Count        int    `key:"count" default:"0" doc:"How many are kept ready."`
+	Spot         bool   `key:"spot" default:"false" doc:"Launch as spot."`
+	Dedicated    bool   `key:"dedicated" default:"false" doc:"Launch on dedicated hosts."`
+}
+
+// Itzo is the agent on cells.
+type Itzo struct {
+	Version string `key:"version" clouds:"aws,gce,azure" doc:"Version of the agent to download. Default: the image's own."`
+	URL     string `key:"url" clouds:"aws,gce,azure" doc:"Where the agent is downloaded from."`
+}
+
+// Healthcheck has exactly one field set.
+type Healthcheck struct {
+	Status   *HealthcheckStatus   `key:"status" doc:"Ask the cell."`
+	CloudAPI *HealthcheckCloudAPI `key:"cloudAPI" doc:"Ask the cloud whether the instance runs: for links to cells that break often."`
+}
+
+// HealthcheckStatus asks the cell.
+type HealthcheckStatus struct {
+	HealthyTimeout time.Duration `key:"healthyTimeout" default:"90" doc:"A cell that was not heard of for so long is lost."`
+}
+
+// HealthcheckCloudAPI asks the cloud.
+type HealthcheckCloudAPI struct {
+	Interval       time.Duration `key:"interval" default:"60" doc:"How often the cloud is asked, at least 10."`
+	HealthyTimeout time.Duration `key:"healthyTimeout" default:"180" doc:"A cell that the cloud does not show for so long is lost."`
+}
+
+// Kubelet is what the virtual node says of itself.
+type Kubelet struct {
+	Capacity corev1.ResourceList `key:"capacity" default:"{cpu: 20, memory: 100Gi, pods: 20}" doc:"What the scheduler may place on the virtual node. Extended resources such as nvidia.com/gpu can be added; what is not named keeps its default."`
+	Labels   map[string]string   `key:"labels" doc:"Labels of the virtual node, besides Kip's own."`
+
+	// Of the following, Capacity has the values.
+
+	CPU    *resource.Quantity `key:"cpu" deprecated:"use kubelet.capacity.cpu" doc:"Same as kubelet.capacity.cpu."`
+	Memory *resource.Quantity `key:"memory" deprecated:"use kubelet.capacity.memory" doc:"Same as kubelet.capacity.memory."`
+	Pods   *resource.Quantity `key:"pods" deprecated:"use kubelet.capacity.pods" doc:"Same as kubelet.capacity.pods."`
+}
+
+// Testing is for tests only.
+type Testing struct {
+	ControllerID string `key:"controllerID" doc:"A fixed controller ID: lower-case letters, digits and dashes. Default: derived from the cluster and the node's name."`
+}

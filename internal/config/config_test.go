@@ -1,0 +1,490 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+var update = flag.Bool("update", false, "write docs/provider-configuration.md")
+
+const least = `cloud:
+  local: {}
+cells:
+  defaultInstanceType: nano
+`
+
+// full sets every key that is not deprecated, with one cloud.
+const full = `apiVersion: v1
+kind: serverConfig
+cloud:
+  aws:
+    region: us-gov-west-1
+    accessKeyID: AKIAEXAMPLE
+    secretAccessKey: very-secret
+    vpcID: vpc-1
+    subnetID: subnet-1
+    endpointURL: https://ec2.example.com:8443
+    insecureTLSSkipVerify: true
+etcd:
+  internal:
+    dataDir: /var/lib/kip
+    configFile: /etc/kip/etcd.yaml
+cells:
+  bootImageSpec:
+    owners: "689494258501"
+  defaultInstanceType: t3.nano
+  defaultVolumeSize: 15Gi
+  reservedMemory: 128Mi
+  standbyCells:
+  - instanceType: t3.nano
+    count: 2
+    spot: true
+  - {instanceType: m5.large, dedicated: true}
+  cloudInitFile: /etc/kip/cloudinit.yaml
+  itzo:
+    version: v1.0.1
+    url: https://example.com/itzo
+  extraCIDRs: [10.20.0.0/16, "2001:db8::/32"]
+  extraSecurityGroups:
+  - sg-1
+  nametag: team-a
+  statusInterval: 2.5
+  healthcheck:
+    cloudAPI:
+      interval: 30
+      healthyTimeout: 120
+  privateIPOnly: true
+  cellConfig:
+    itzoFlag-v: "5"
+  defaultIAMPermissions: arn:aws:iam::1:instance-profile/x
+  useCloudParameterStore: true
+  registryMirrors:
+    docker.io: [http://10.110.0.1:5000, https://mirror.example.com]
+    _default:
+    - http://10.110.0.1:5000
+kubelet:
+  capacity:
+    cpu: 100
+    nvidia.com/gpu: 8
+  labels:
+    team: a
+    example.com/tier: "1"
+testing:
+  controllerID: abc-123
+`
+
+func parsed(t *testing.T, text string) (*Config, []Warning) {
+	t.Helper()
+	c, warnings, err := Parse("provider.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, warnings
+}
+
+// asJSON makes equal what means the same: a Quantity can be represented in several ways.
+func asJSON(t *testing.T, c Config) string {
+	t.Helper()
+	out, err := json.MarshalIndent(c, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+func TestDefaults(t *testing.T) {
+	c, warnings := parsed(t, least)
+	if len(warnings) > 0 {
+		t.Errorf("warnings %v", warnings)
+	}
+	want := Config{
+		APIVersion: "v1",
+		Kind:       "serverConfig",
+		Cloud:      Cloud{Local: &Local{StateDir: "/opt/kip/local", RootDir: "/opt/kip/cell-root", Bridge: "kip0", CIDR: netip.MustParsePrefix("10.110.0.0/16")}},
+		Etcd:       Etcd{Internal: EtcdInternal{DataDir: "/opt/kip/data"}},
+		Cells: Cells{
+			DefaultInstanceType: "nano",
+			DefaultVolumeSize:   resource.MustParse("5Gi"),
+			ReservedMemory:      resource.MustParse("64Mi"),
+			StatusInterval:      5 * time.Second,
+			Healthcheck:         Healthcheck{Status: &HealthcheckStatus{HealthyTimeout: 90 * time.Second}},
+		},
+		Kubelet: Kubelet{Capacity: corev1.ResourceList{"cpu": resource.MustParse("20"), "memory": resource.MustParse("100Gi"), "pods": resource.MustParse("20")}},
+	}
+	if got, want := asJSON(t, *c), asJSON(t, want); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func TestEveryKeyIsRead(t *testing.T) {
+	c, warnings := parsed(t, full)
+	if len(warnings) > 0 {
+		t.Errorf("warnings %v", warnings)
+	}
+	want := Config{
+		APIVersion: "v1",
+		Kind:       "serverConfig",
+		Cloud: Cloud{AWS: &AWS{Region: "us-gov-west-1", AccessKeyID: "AKIAEXAMPLE", SecretAccessKey: "very-secret", VPCID: "vpc-1", SubnetID: "subnet-1",
+			EndpointURL: "https://ec2.example.com:8443", InsecureTLSSkipVerify: true}},
+		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/var/lib/kip", ConfigFile: "/etc/kip/etcd.yaml"}},
+		Cells: Cells{
+			BootImageSpec:          map[string]string{"owners": "689494258501"},
+			DefaultInstanceType:    "t3.nano",
+			DefaultVolumeSize:      resource.MustParse("15Gi"),
+			ReservedMemory:         resource.MustParse("128Mi"),
+			StandbyCells:           []StandbyCells{{InstanceType: "t3.nano", Count: 2, Spot: true}, {InstanceType: "m5.large", Dedicated: true}},
+			CloudInitFile:          "/etc/kip/cloudinit.yaml",
+			Itzo:                   Itzo{Version: "v1.0.1", URL: "https://example.com/itzo"},
+			ExtraCIDRs:             []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("2001:db8::/32")},
+			ExtraSecurityGroups:    []string{"sg-1"},
+			Nametag:                "team-a",
+			StatusInterval:         2500 * time.Millisecond,
+			Healthcheck:            Healthcheck{CloudAPI: &HealthcheckCloudAPI{Interval: 30 * time.Second, HealthyTimeout: 2 * time.Minute}},
+			PrivateIPOnly:          true,
+			CellConfig:             map[string]string{"itzoFlag-v": "5"},
+			DefaultIAMPermissions:  "arn:aws:iam::1:instance-profile/x",
+			UseCloudParameterStore: true,
+			RegistryMirrors:        map[string][]string{"docker.io": {"http://10.110.0.1:5000", "https://mirror.example.com"}, "_default": {"http://10.110.0.1:5000"}},
+		},
+		Kubelet: Kubelet{
+			Capacity: corev1.ResourceList{"cpu": resource.MustParse("100"), "memory": resource.MustParse("100Gi"), "pods": resource.MustParse("20"), "nvidia.com/gpu": resource.MustParse("8")},
+			Labels:   map[string]string{"team": "a", "example.com/tier": "1"},
+		},
+		Testing: Testing{ControllerID: "abc-123"},
+	}
+	if got, want := asJSON(t, *c), asJSON(t, want); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func TestOtherForms(t *testing.T) {
+	for name, c := range map[string]struct {
+		text  string
+		holds func(*Config) bool
+	}{
+		"a cloud without keys is chosen": {"cloud:\n  local:\ncells: {defaultInstanceType: nano}", func(c *Config) bool { return c.Cloud.Local.Bridge == "kip0" }},
+		"a key without a value is as if not there": {least + "  nametag:\n  statusInterval:\nkubelet:\n  cpu:\netcd:\n", func(c *Config) bool {
+			return c.Cells.StatusInterval == 5*time.Second && c.Kubelet.CPU == nil && c.Etcd.Internal.DataDir == "/opt/kip/data"
+		}},
+		"JSON":             {`{"cloud": {"local": {"cidr": "10.9.0.0/24"}}, "cells": {"defaultInstanceType": "nano"}}`, func(c *Config) bool { return c.Cloud.Local.CIDR.String() == "10.9.0.0/24" }},
+		"comments, a ---":  {"# mine\n---\n" + least, func(c *Config) bool { return c.Cells.DefaultInstanceType == "nano" }},
+		"an alias":         {"cloud: {local: {stateDir: &d /srv, rootDir: *d}}\ncells: {defaultInstanceType: nano}", func(c *Config) bool { return c.Cloud.Local.RootDir == "/srv" }},
+		"gce":              {"cloud: {gce: {projectID: p, zone: us-west1-a, credentials: {clientEmail: a@b, privateKey: k}}}\ncells: {defaultInstanceType: n1}", func(c *Config) bool { return c.Cloud.GCE.Credentials.PrivateKey.Reveal() == "k" }},
+		"azure":            {"cloud: {azure: {subscriptionID: s, location: East US, resourceGroup: g}}\ncells: {defaultInstanceType: B1s}", func(c *Config) bool { return c.Cloud.Azure.Location == "East US" }},
+		"any region":       {"cloud: {aws: {region: RegionOne, endpointURL: 'https://x'}}\ncells: {defaultInstanceType: m1}", func(c *Config) bool { return c.Cloud.AWS.Region == "RegionOne" }},
+		"no region":        {"cloud: {aws: {}}\ncells: {defaultInstanceType: m1}", func(c *Config) bool { return c.Cloud.AWS.Region == "" }},
+		"an external etcd": {least + "etcd: {client: {endpoints: ['https://a:2379'], certFile: c, keyFile: k, caFile: a}}", func(c *Config) bool { return c.Etcd.Client.CAFile == "a" }},
+		"status by itself": {least + "  healthcheck: {status: {healthyTimeout: 10}}", func(c *Config) bool { return c.Cells.Healthcheck.Status.HealthyTimeout == 10*time.Second }},
+		"cloudAPI defaults": {least + "  healthcheck: {cloudAPI: }", func(c *Config) bool {
+			return *c.Cells.Healthcheck.CloudAPI == HealthcheckCloudAPI{time.Minute, 3 * time.Minute}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c2, warnings := parsed(t, c.text); !c.holds(c2) || len(warnings) > 0 {
+				t.Errorf("not as it should be: %+v, warnings %v", c2, warnings)
+			}
+		})
+	}
+}
+
+func TestErrors(t *testing.T) {
+	for _, c := range []struct{ name, text, want string }{
+		{"empty", "", "p.yaml:1: the file is empty: want at least cloud and cells.defaultInstanceType"},
+		{"comments only", "# nothing\n", "p.yaml:1: the file is empty: want at least cloud and cells.defaultInstanceType"},
+		{"null", "---\n", "p.yaml:1: cells.defaultInstanceType: there is no value: this key is required\np.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure"},
+		{"a text", "hello", "p.yaml:1: a single value is not valid: want keys and values: apiVersion, kind, cloud, etcd, cells, kubelet, testing"},
+		{"no YAML", "a:\n  b: [", "p.yaml:2: no valid YAML: did not find expected node content"},
+		{"a tab", "cells:\n\tnametag: x", "p.yaml:2: no valid YAML: found character that cannot start any token"},
+		{"two documents", least + "---\na: b\n", "p.yaml:5: a second document begins here: want one only"},
+		{"a second document that is no YAML", least + "---\na: [", "p.yaml:6: no valid YAML: did not find expected node content"},
+
+		{"unknown key", least + "  nametagg: x", "p.yaml:5: cells.nametagg: no such key; did you mean cells.nametag?"},
+		{"wrong case", least + "  nameTag: x", "p.yaml:5: cells.nameTag: no such key; did you mean cells.nametag?"},
+		{"key in a wrong place", least + "nametag: x", "p.yaml:5: nametag: no such key; did you mean cells.nametag?"},
+		{"unknown key, nothing near", least + "testing: {zzz: x}", "p.yaml:5: testing.zzz: no such key: want one of controllerID"},
+		{"empty key", least + "'': x", "p.yaml:5: \"\": no such key: want one of apiVersion, kind, cloud, etcd, cells, kubelet, testing"},
+		{"key that is no text", least + "[a]: x", "p.yaml:5: a key is no text"},
+		{"duplicate key", least + "  nametag: a\n  nametag: b", "p.yaml:6: cells.nametag: this key is there twice: first on line 5"},
+		{"duplicate section", least + "cells: {}", "p.yaml:5: cells: this key is there twice: first on line 3"},
+		{"duplicate name", least + "  cellConfig: {a: b, a: c}", "p.yaml:5: cells.cellConfig.a: this key is there twice: first on line 5"},
+
+		{"section that is a text", "cloud: local\ncells: {defaultInstanceType: nano}", "p.yaml:1: cloud: a single value is not valid: want keys and values: local, aws, gce, azure"},
+		{"section that is a list", "cloud: {local: }\ncells: [a]", "p.yaml:2: cells: a list is not valid: want keys and values: " + strings.Join(keysOf(reflect.TypeFor[Cells]()), ", ")},
+		{"number for a text", least + "  nametag: 7", `p.yaml:5: cells.nametag: "7" is not valid: want a text: put it in quotes`},
+		{"list for a text", least + "  nametag: [a]", `p.yaml:5: cells.nametag: a list is not valid: want a text`},
+		{"text for a bool", least + "  privateIPOnly: yes", `p.yaml:5: cells.privateIPOnly: "yes" is not valid: want true or false`},
+		{"text for a number", least + "  statusInterval: 5s", `p.yaml:5: cells.statusInterval: "5s" is not valid: want a number of seconds`},
+		{"no number", least + "  statusInterval: .nan", `p.yaml:5: cells.statusInterval: ".nan" is not valid: want a number of seconds`},
+		{"too many seconds", least + "  statusInterval: 1e20", `p.yaml:5: cells.statusInterval: "1e20" is not valid: want a number of seconds`},
+		{"fraction for a count", least + "  standbyCells: [{instanceType: x, count: 1.5}]", `p.yaml:5: cells.standbyCells[0].count: "1.5" is not valid: want a whole number`},
+		{"text for a list", least + "  extraCIDRs: 10.0.0.0/8", `p.yaml:5: cells.extraCIDRs: "10.0.0.0/8" is not valid: want a list`},
+		{"list item without a value", least + "  extraCIDRs:\n  -", `p.yaml:6: cells.extraCIDRs[0]: there is no value: want a CIDR such as 10.20.0.0/16`},
+		{"list for a mapping", least + "  cellConfig: [a]", `p.yaml:5: cells.cellConfig: a list is not valid: want names, each with a text`},
+		{"name without a value", least + "  cellConfig:\n    a:", `p.yaml:6: cells.cellConfig.a: there is no value: want a text`},
+		{"number in a mapping of texts", least + "kubelet: {labels: {a: 1}}", `p.yaml:5: kubelet.labels.a: "1" is not valid: want a text: put it in quotes`},
+		{"bad quantity", least + "  reservedMemory: 64MB", `p.yaml:5: cells.reservedMemory: "64MB" is not valid: want a quantity such as 5Gi or 500m`},
+		{"bool for a quantity", least + "  reservedMemory: true", `p.yaml:5: cells.reservedMemory: "true" is not valid: want a quantity such as 5Gi or 500m`},
+		{"bad CIDR", least + "  extraCIDRs: [10.0.0.0]", `p.yaml:5: cells.extraCIDRs[0]: "10.0.0.0" is not valid: want a CIDR such as 10.20.0.0/16`},
+		{"CIDR with a host", least + "  extraCIDRs:\n  - 10.0.0.0/8\n  - 10.1.2.3/16", `p.yaml:7: cells.extraCIDRs[1]: "10.1.2.3/16" is not valid: want a CIDR such as 10.20.0.0/16: did you mean 10.1.0.0/16?`},
+		{"long value", least + "  statusInterval: " + strings.Repeat("x", 100), `p.yaml:5: cells.statusInterval: "` + strings.Repeat("x", 80) + `…" is not valid: want a number of seconds`},
+
+		{"apiVersion", "apiVersion: v2\n" + least, `p.yaml:1: apiVersion: "v2" is not valid: want v1`},
+		{"kind", "kind: Config\n" + least, `p.yaml:1: kind: "Config" is not valid: want serverConfig`},
+		{"no cloud", "cloud: {}\ncells: {defaultInstanceType: nano}", `p.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure`},
+		{"two clouds", "cloud:\n  local:\n  aws:\ncells: {defaultInstanceType: nano}", `p.yaml:1: cloud: local and aws are there: want exactly one of local, aws, gce, azure`},
+		{"FILL_IN", "cloud: {azure: {subscriptionID: FILL_IN, location: x, resourceGroup: g}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.azure.subscriptionID: FILL_IN is a placeholder: replace it, or remove the key`},
+		{"region", "cloud: {aws: {region: us-east-1a}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.aws.region: "us-east-1a" is not valid: want a region such as us-east-1`},
+		{"endpoint", "cloud: {aws: {endpointURL: ec2.example.com}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.aws.endpointURL: "ec2.example.com" is not valid: want a URL such as https://ec2.example.com`},
+		{"half an access key", "cloud: {aws: {accessKeyID: a}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.aws.secretAccessKey: there is no value: cloud.aws.accessKeyID needs it`},
+		{"two credentials", "cloud: {gce: {credentialsFile: f, credentials: {clientEmail: e, privateKey: k}}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.gce.credentials: credentialsFile is there too: want only one of them`},
+		{"half of the credentials", "cloud:\n  gce:\n    credentials: {clientEmail: e}\ncells: {defaultInstanceType: x}", `p.yaml:3: cloud.gce.credentials.privateKey: there is no value: this key is required`},
+		{"no location", "cloud: {azure: {subscriptionID: s, resourceGroup: g}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.azure.location: there is no value: this key is required`},
+		{"bridge", "cloud: {local: {bridge: a-bridge-with-a-long-name}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.bridge: "a-bridge-with-a-long-name" is not valid: want the name of a network device: at most 15 letters, digits, dots, dashes and underscores`},
+		{"IPv6 for cells", "cloud: {local: {cidr: '2001:db8::/64'}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.cidr: "2001:db8::/64" is not valid: want an IPv4 network from /8 to /28`},
+		{"no room for cells", "cloud: {local: {cidr: 10.0.0.0/30}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.cidr: "10.0.0.0/30" is not valid: want an IPv4 network from /8 to /28`},
+		{"no state folder", "cloud: {local: {stateDir: ''}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.stateDir: there is no value: this key is required`},
+
+		{"etcd endpoint", least + "etcd:\n  client:\n    endpoints:\n    - https://a:2379\n    - b:2379", `p.yaml:9: etcd.client.endpoints[1]: "b:2379" is not valid: want a URL such as https://etcd-0:2379`},
+		{"etcd certificate without a key", least + "etcd: {client: {endpoints: ['https://a:2379'], certFile: c}}", `p.yaml:5: etcd.client.keyFile: there is no value: etcd.client.certFile needs it`},
+		{"etcd CA without endpoints", least + "etcd: {client: {caFile: c}}", `p.yaml:5: etcd.client.caFile: there are no etcd.client.endpoints to use it with`},
+		{"no data folder", least + "etcd: {internal: {dataDir: ''}}", `p.yaml:5: etcd.internal.dataDir: there is no value: this key is required`},
+
+		{"no default type", "cloud: {local: }\ncells:\n  nametag: a", `p.yaml:2: cells.defaultInstanceType: there is no value: this key is required`},
+		{"small volume", least + "  defaultVolumeSize: 1023Mi", `p.yaml:5: cells.defaultVolumeSize: "1023Mi" is not valid: want at least 1Gi`},
+		{"negative reserve", least + "  reservedMemory: -1", `p.yaml:5: cells.reservedMemory: "-1" is not valid: want a quantity of 0 or more`},
+		{"status interval 0", least + "  statusInterval: 0", `p.yaml:5: cells.statusInterval: "0" is not valid: want a number of seconds above 0`},
+		{"long nametag", least + "  nametag: abcdefghijklmnopqrstuvwxy", `p.yaml:5: cells.nametag: "abcdefghijklmnopqrstuvwxy" is not valid: want at most 24 lower-case letters, digits and dashes, a letter first and no dash last`},
+		{"nametag with a digit first", least + "  nametag: 1a", `p.yaml:5: cells.nametag: "1a" is not valid: want at most 24 lower-case letters, digits and dashes, a letter first and no dash last`},
+		{"standby cells", least + "  standbyCells:\n  - count: -1\n    spot: true\n    dedicated: true", "p.yaml:6: cells.standbyCells[0].count: \"-1\" is not valid: want 0 or more\n" +
+			"p.yaml:6: cells.standbyCells[0].instanceType: there is no value: this key is required\n" +
+			"p.yaml:8: cells.standbyCells[0].dedicated: spot is true too: want only one of them"},
+		{"empty security group", least + "  extraSecurityGroups: [sg-1, '']", `p.yaml:5: cells.extraSecurityGroups[1]: there is no value: this key is required`},
+		{"itzo URL", least + "  itzo: {url: x}", `p.yaml:5: cells.itzo.url: "x" is not valid: want a URL such as https://example.com/itzo`},
+		{"mirror", least + "  registryMirrors: {docker.io: [mirror]}", `p.yaml:5: cells.registryMirrors.docker.io[0]: "mirror" is not valid: want a URL such as http://10.110.0.1:5000`},
+		{"no mirror", least + "  registryMirrors: {docker.io: []}", `p.yaml:5: cells.registryMirrors.docker.io: there is no value: want at least one URL`},
+		{"mirror of a URL", least + "  registryMirrors: {'https://docker.io': ['http://a']}", `p.yaml:5: cells.registryMirrors.https://docker.io: "https://docker.io" is not valid: want the name of an image host such as docker.io or registry.example.com:5000, or _default`},
+		{"two health checks", least + "  healthcheck:\n    status: {}\n    cloudAPI: {}", `p.yaml:5: cells.healthcheck: status and cloudAPI are there: want only one of them`},
+		{"no health timeout", least + "  healthcheck: {status: {healthyTimeout: 0}}", `p.yaml:5: cells.healthcheck.status.healthyTimeout: "0" is not valid: want a number of seconds above 0`},
+		{"cloud asked too often", least + "  healthcheck: {cloudAPI: {interval: 9.5}}", `p.yaml:5: cells.healthcheck.cloudAPI.interval: "9.5" is not valid: want at least 10 seconds`},
+		{"no cloud timeout", least + "  healthcheck: {cloudAPI: {healthyTimeout: -1}}", `p.yaml:5: cells.healthcheck.cloudAPI.healthyTimeout: "-1" is not valid: want a number of seconds above 0`},
+
+		{"negative capacity", least + "kubelet:\n  capacity:\n    cpu: -1", `p.yaml:7: kubelet.capacity.cpu: "-1" is not valid: want 0 or more`},
+		{"part of a pod", least + "kubelet: {capacity: {pods: 0.5}}", `p.yaml:5: kubelet.capacity.pods: "500m" is not valid: want a whole number`},
+		{"capacity of no resource", least + "kubelet: {capacity: {'a b': 1}}", `p.yaml:5: kubelet.capacity.a b: "a b" is no name of a resource: name part must consist of…`},
+		{"capacity twice", least + "kubelet: {cpu: 5, capacity: {cpu: 6}}", `p.yaml:5: kubelet.cpu: kubelet.capacity.cpu is there too: want only that`},
+		{"negative old capacity", least + "kubelet: {cpu: -5}", `p.yaml:5: kubelet.cpu: "-5" is not valid: want 0 or more`},
+		{"label name", least + "kubelet: {labels: {'a/b/c': d}}", `p.yaml:5: kubelet.labels.a/b/c: "a/b/c" is no name of a label: a valid label key must consist of…`},
+		{"label value", least + "kubelet: {labels: {a: 'b c'}}", `p.yaml:5: kubelet.labels.a: "b c" is no value of a label: a valid label must be…`},
+		{"controller ID", least + "testing: {controllerID: A_b}", `p.yaml:5: testing.controllerID: "A_b" is not valid: want at most 63 lower-case letters, digits and dashes`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			config, _, err := Parse("p.yaml", []byte(c.text))
+			if err == nil {
+				t.Fatalf("no error, but %+v", config)
+			}
+			if got := err.Error(); got != c.want && !(strings.HasSuffix(c.want, "…") && strings.HasPrefix(got, strings.TrimSuffix(c.want, "…"))) {
+				t.Errorf("got  %s\nwant %s", got, c.want)
+			}
+			var e *Error
+			if !errors.As(err, &e) || e.File != "p.yaml" || e.Line == 0 {
+				t.Errorf("error %#v, want an *Error with file and line", err)
+			}
+			if config != nil {
+				t.Error("a configuration was returned with the error")
+			}
+		})
+	}
+}
+
+func TestAllErrorsAreReportedAtOnceInOrder(t *testing.T) {
+	_, _, err := Parse("p.yaml", []byte("kind: x\ncloud: {local: {cidr: y}}\ncells:\n  statusInterval: -1\n  nametagg: a\n  privateIPOnly: 1\nkubelet: {capacity: {cpu: z}}\n"))
+	want := `p.yaml:1: kind: "x" is not valid: want serverConfig
+p.yaml:2: cloud.local.cidr: "y" is not valid: want a CIDR such as 10.20.0.0/16
+p.yaml:3: cells.defaultInstanceType: there is no value: this key is required
+p.yaml:4: cells.statusInterval: "-1" is not valid: want a number of seconds above 0
+p.yaml:5: cells.nametagg: no such key; did you mean cells.nametag?
+p.yaml:6: cells.privateIPOnly: "1" is not valid: want true or false
+p.yaml:7: kubelet.capacity.cpu: "z" is not valid: want a quantity such as 5Gi or 500m`
+	if err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	for _, c := range []struct{ name, text, want string }{
+		{"deprecated", least + "kubelet:\n  cpu: 5\n  pods: 7", "p.yaml:6: kubelet.cpu: is deprecated: use kubelet.capacity.cpu\np.yaml:7: kubelet.pods: is deprecated: use kubelet.capacity.pods"},
+		{"Fargate", "cloud: {aws: {ecsClusterName: x}}\ncells: {defaultInstanceType: x}", "p.yaml:1: cloud.aws.ecsClusterName: is deprecated: Fargate is not supported"},
+		{"another cloud's keys", least + "  privateIPOnly: true\n  useCloudParameterStore: true", "p.yaml:5: cells.privateIPOnly: has no effect with cloud.local\np.yaml:6: cells.useCloudParameterStore: has no effect with cloud.local"},
+		{"one etcd too many", least + "etcd:\n  internal: {dataDir: /d}\n  client: {endpoints: ['https://a:2379']}", "p.yaml:6: etcd.internal: is not used, since there are etcd.client.endpoints"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, warnings, err := Parse("p.yaml", []byte(c.text))
+			var got []string
+			for _, w := range warnings {
+				got = append(got, w.String())
+			}
+			if s := strings.Join(got, "\n"); err != nil || s != c.want {
+				t.Errorf("got  %s, %v\nwant %s", s, err, c.want)
+			}
+		})
+	}
+}
+
+func TestDeprecatedCapacityIsCopied(t *testing.T) {
+	c, _ := parsed(t, least+"kubelet: {cpu: 5, memory: 8Gi}")
+	for name, want := range map[corev1.ResourceName]string{"cpu": "5", "memory": "8Gi", "pods": "20"} {
+		if q := c.Kubelet.Capacity[name]; q.String() != want {
+			t.Errorf("capacity %s is %s, want %s", name, q.String(), want)
+		}
+	}
+}
+
+func TestCheckCloudSaysWhatTheBuildHas(t *testing.T) {
+	c, _ := parsed(t, full)
+	if err := c.CheckCloud("local"); err == nil || err.Error() != "provider.yaml:4: cloud.aws: this cloud is not in this build yet: want local" {
+		t.Errorf("error %v", err)
+	}
+	if err := c.CheckCloud("local", "aws"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSecretsAreNeverShown puts the same secret wherever it can be, rightly and by
+// mistake, and looks at all that is printed.
+func TestSecretsAreNeverShown(t *testing.T) {
+	const secret = "hunter2hunter2"
+	shows := func(where, printed string) {
+		t.Helper()
+		if strings.Contains(printed, secret) {
+			t.Errorf("%s shows the secret: %s", where, printed)
+		}
+	}
+	c, _ := parsed(t, strings.ReplaceAll(full, "very-secret", secret))
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
+		shows(verb, fmt.Sprintf(verb, *c.Cloud.AWS))
+		shows(verb, fmt.Sprintf(verb, c.Cloud.AWS.SecretAccessKey))
+	}
+	for name, marshal := range map[string]func(any) ([]byte, error){"JSON": json.Marshal, "YAML": yaml.Marshal} {
+		out, err := marshal(c.Cloud.AWS)
+		if err != nil || !bytes.Contains(out, []byte("***")) {
+			t.Errorf("%s: %s, %v", name, out, err)
+		}
+		shows(name, string(out))
+	}
+	var log bytes.Buffer
+	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "aws", c.Cloud.AWS, "key", c.Cloud.AWS.SecretAccessKey)
+	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "aws", *c.Cloud.AWS, "key", c.Cloud.AWS.SecretAccessKey)
+	shows("log", log.String())
+	if got := c.Cloud.AWS.SecretAccessKey.Reveal(); got != secret {
+		t.Errorf("Reveal = %q", got)
+	}
+	if got := fmt.Sprint(Secret("")); got != "" {
+		t.Errorf("no secret prints as %q", got)
+	}
+
+	for name, text := range map[string]string{
+		"misspelt key":       "cloud: {aws: {secretAcessKey: " + secret + "}}",
+		"in a wrong place":   "secretAccessKey: " + secret,
+		"no text":            "cloud: {aws: {secretAccessKey: [" + secret + "]}}",
+		"no key":             "cloud: {aws: " + secret + "}",
+		"an alias":           "cloud: {aws: {secretAccessKey: *" + secret + "}}",
+		"placeholder":        "cloud: {aws: {secretAccessKey: FILL_IN" + secret + "}}",
+		"credentials":        "cloud: {gce: {credentials: " + secret + "}}",
+		"half of the pair":   "cloud: {aws: {secretAccessKey: " + secret + "}}",
+		"no YAML after":      "cloud: {aws: {secretAccessKey: '" + secret,
+		"the same key twice": "cloud: {aws: {secretAccessKey: " + secret + ", secretAccessKey: " + secret + "}}",
+	} {
+		if _, _, err := Parse("p.yaml", []byte(text)); err == nil {
+			t.Errorf("%s: no error", name)
+		} else {
+			shows(name, err.Error())
+		}
+	}
+	if _, _, err := Parse("p.yaml", []byte("cloud: {aws: {secretAccessKey: 12345678, accessKeyID: a}}\ncells: {defaultInstanceType: x}")); err == nil || strings.Contains(err.Error(), "1234") {
+		t.Errorf("a secret that is a number: %v", err)
+	}
+}
+
+func TestLoadNamesFilesThatCannotBeRead(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "provider.yaml")
+	there := filepath.Join(dir, "there.yaml")
+	write := func(path, text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(there, "")
+	write(path, least+"  cloudInitFile: "+there+"\netcd:\n  internal:\n    configFile: "+dir+"/missing\n")
+	_, _, err := Load(path)
+	if want := fmt.Sprintf("%s:8: etcd.internal.configFile: want a file that can be read: open %s/missing: no such file or directory", path, dir); err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+	write(path, least+"  cloudInitFile: "+there)
+	if c, _, err := Load(path); err != nil || c.Cells.CloudInitFile != there {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if _, _, err := Load(filepath.Join(dir, "no.yaml")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("error %v, want that the file does not exist", err)
+	}
+}
+
+// TestReference fails when the page is not what the code says; -update mends it.
+func TestReference(t *testing.T) {
+	const page = "../../docs/provider-configuration.md"
+	want := Reference()
+	if *update {
+		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Errorf("%s is out of date: go test ./internal/config -run TestReference -update", page)
+	}
+}
+
+func TestEveryKeyIsDocumented(t *testing.T) {
+	if len(keys) < 60 {
+		t.Errorf("only %d keys", len(keys))
+	}
+	for _, k := range keys {
+		if !strings.HasSuffix(k.doc, ".") {
+			t.Errorf("%s: doc %q is no sentence", k.path, k.doc)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{least, full, "", "'': x", "a: &a [*a]", "cells: {standbyCells: [{}, null]}", "cloud: &c {local: *c}", "? [a]\n: b", "kubelet: {capacity: {cpu: 1e99}}", "<<: {a: b}"} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, _, err := Parse("p.yaml", data)
+		if (c == nil) == (err == nil) {
+			t.Fatalf("configuration %v and error %v", c, err)
+		}
+		if err == nil && (c.Cloud.Name() == "" || c.Cells.DefaultInstanceType == "" || c.Cells.StatusInterval <= 0) {
+			t.Fatalf("accepted without what is required: %+v", c)
+		}
+	})
+}

@@ -1,0 +1,311 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Load reads and checks a provider.yaml, and whether the files that it names are
+// there. The error joins an *Error for each thing that is wrong.
+func Load(path string) (*Config, []Warning, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the configuration: %w", err)
+	}
+	c, d := parse(path, data)
+	d.files(c)
+	return d.result(c)
+}
+
+// Parse reads and checks a provider.yaml; name is for errors. The error joins an
+// *Error for each thing that is wrong.
+func Parse(name string, data []byte) (*Config, []Warning, error) {
+	c, d := parse(name, data)
+	return d.result(c)
+}
+
+func parse(name string, data []byte) (*Config, *decoder) {
+	d := &decoder{positions: positions{file: name, line: map[string]int{}}}
+	c := &Config{}
+	setDefaults(reflect.ValueOf(c).Elem())
+	doc := d.document(data)
+	if doc == nil {
+		return c, d
+	}
+	d.value("", doc, reflect.ValueOf(c).Elem())
+	d.validate(c)
+	c.at = d.positions
+	return c, d
+}
+
+// result is what Load and Parse return, in order of lines.
+func (d *decoder) result(c *Config) (*Config, []Warning, error) {
+	slices.SortFunc(d.warnings, func(a, b Warning) int { return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Key, b.Key)) })
+	if d.errs == nil {
+		return c, d.warnings, nil
+	}
+	slices.SortFunc(d.errs, func(a, b *Error) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Problem, b.Problem))
+	})
+	return nil, d.warnings, joined(d.errs)
+}
+
+// CheckCloud returns an *Error unless the cloud that is configured is one of
+// those that a build has.
+func (c *Config) CheckCloud(built ...string) error {
+	name := c.Cloud.Name()
+	if slices.Contains(built, name) {
+		return nil
+	}
+	key := "cloud." + name
+	return &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: "this cloud is not in this build yet: want " + strings.Join(built, " or ")}
+}
+
+// bad notes that the value of a key is wrong, unless that key, or one around it,
+// already has an error: what follows from that is noise.
+func (d *decoder) bad(key, format string, args ...any) {
+	for around := key; ; around = parent(around) {
+		if slices.ContainsFunc(d.errs, func(e *Error) bool { return e.Key == around }) {
+			return
+		}
+		if around == "" {
+			break
+		}
+	}
+	d.fail(d.of(key), key, format, args...)
+}
+
+// check notes an error unless ok.
+func (d *decoder) check(ok bool, key, value, want string) {
+	if !ok {
+		d.bad(key, "%s is not valid: want %s", quote(value), want)
+	}
+}
+
+// require notes an error when a key has no value.
+func (d *decoder) require(key, value string) {
+	if strings.TrimSpace(value) == "" {
+		d.bad(key, "there is no value: this key is required")
+	}
+}
+
+var (
+	awsRegion = regexp.MustCompile(`^[a-z]{2,}(-[a-z]+)+-[0-9]+$`)
+	dns952    = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
+	lowerID   = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	ifName    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
+)
+
+func (d *decoder) validate(c *Config) {
+	d.check(c.APIVersion == "v1", "apiVersion", c.APIVersion, "v1")
+	d.check(c.Kind == "serverConfig", "kind", c.Kind, "serverConfig")
+	d.cloud(c.Cloud)
+	d.etcd(c.Etcd)
+	d.cells(&c.Cells)
+	d.kubelet(&c.Kubelet)
+	id := c.Testing.ControllerID
+	d.check(id == "" || lowerID.MatchString(id), "testing.controllerID", id, "at most 63 lower-case letters, digits and dashes")
+	d.otherClouds(c.Cloud.Name())
+}
+
+func (d *decoder) cloud(c Cloud) {
+	var chosen []string
+	for _, name := range keysOf(reflect.TypeFor[Cloud]()) {
+		if d.has("cloud." + name) {
+			chosen = append(chosen, name)
+		}
+	}
+	if len(chosen) != 1 {
+		had := "none is there"
+		if len(chosen) > 0 {
+			had = strings.Join(chosen, " and ") + " are there"
+		}
+		d.bad("cloud", "%s: want exactly one of %s", had, strings.Join(keysOf(reflect.TypeFor[Cloud]()), ", "))
+	}
+	if l := c.Local; l != nil {
+		d.require("cloud.local.stateDir", l.StateDir)
+		d.require("cloud.local.rootDir", l.RootDir)
+		d.check(ifName.MatchString(l.Bridge), "cloud.local.bridge", l.Bridge, "the name of a network device: at most 15 letters, digits, dots, dashes and underscores")
+		d.check(l.CIDR.Addr().Is4() && l.CIDR.Bits() >= 8 && l.CIDR.Bits() <= 28, "cloud.local.cidr", l.CIDR.String(), "an IPv4 network from /8 to /28")
+	}
+	if a := c.AWS; a != nil {
+		d.check(a.Region == "" || a.EndpointURL != "" || awsRegion.MatchString(a.Region), "cloud.aws.region", a.Region, "a region such as us-east-1")
+		d.check(a.EndpointURL == "" || isURL(a.EndpointURL), "cloud.aws.endpointURL", a.EndpointURL, "a URL such as https://ec2.example.com")
+		d.together("cloud.aws.accessKeyID", a.AccessKeyID != "", "cloud.aws.secretAccessKey", a.SecretAccessKey != "")
+	}
+	if g := c.GCE; g != nil && g.Credentials != nil {
+		if g.CredentialsFile != "" {
+			d.bad("cloud.gce.credentials", "credentialsFile is there too: want only one of them")
+		}
+		d.require("cloud.gce.credentials.clientEmail", g.Credentials.ClientEmail)
+		d.require("cloud.gce.credentials.privateKey", g.Credentials.PrivateKey.Reveal())
+	}
+	if a := c.Azure; a != nil {
+		d.require("cloud.azure.subscriptionID", a.SubscriptionID)
+		d.require("cloud.azure.location", a.Location)
+		d.require("cloud.azure.resourceGroup", a.ResourceGroup)
+	}
+}
+
+// together notes an error when only one of two keys has a value.
+func (d *decoder) together(a string, hasA bool, b string, hasB bool) {
+	if hasA && !hasB {
+		d.bad(b, "there is no value: %s needs it", a)
+	}
+	if hasB && !hasA {
+		d.bad(a, "there is no value: %s needs it", b)
+	}
+}
+
+func isURL(s string) bool {
+	u, err := url.Parse(s)
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != ""
+}
+
+func (d *decoder) etcd(e Etcd) {
+	for i, endpoint := range e.Client.Endpoints {
+		d.check(isURL(endpoint), fmt.Sprintf("etcd.client.endpoints[%d]", i), endpoint, "a URL such as https://etcd-0:2379")
+	}
+	d.together("etcd.client.certFile", e.Client.CertFile != "", "etcd.client.keyFile", e.Client.KeyFile != "")
+	switch {
+	case len(e.Client.Endpoints) == 0:
+		d.require("etcd.internal.dataDir", e.Internal.DataDir)
+		for key, file := range map[string]string{"etcd.client.certFile": e.Client.CertFile, "etcd.client.keyFile": e.Client.KeyFile, "etcd.client.caFile": e.Client.CAFile} {
+			if file != "" {
+				d.bad(key, "there are no etcd.client.endpoints to use it with")
+			}
+		}
+	case d.has("etcd.internal"):
+		d.warn("etcd.internal", "is not used, since there are etcd.client.endpoints")
+	}
+}
+
+func (d *decoder) cells(c *Cells) {
+	d.require("cells.defaultInstanceType", c.DefaultInstanceType)
+	d.check(c.DefaultVolumeSize.Cmp(resource.MustParse("1Gi")) >= 0, "cells.defaultVolumeSize", c.DefaultVolumeSize.String(), "at least 1Gi")
+	d.check(c.ReservedMemory.Sign() >= 0, "cells.reservedMemory", c.ReservedMemory.String(), "a quantity of 0 or more")
+	d.check(c.StatusInterval > 0, "cells.statusInterval", seconds(c.StatusInterval), "a number of seconds above 0")
+	d.check(c.Nametag == "" || len(c.Nametag) <= 24 && dns952.MatchString(c.Nametag), "cells.nametag", c.Nametag,
+		"at most 24 lower-case letters, digits and dashes, a letter first and no dash last")
+	for i, s := range c.StandbyCells {
+		key := fmt.Sprintf("cells.standbyCells[%d]", i)
+		d.require(key+".instanceType", s.InstanceType)
+		d.check(s.Count >= 0, key+".count", fmt.Sprint(s.Count), "0 or more")
+		if s.Spot && s.Dedicated {
+			d.bad(key+".dedicated", "spot is true too: want only one of them")
+		}
+	}
+	for i, group := range c.ExtraSecurityGroups {
+		d.require(fmt.Sprintf("cells.extraSecurityGroups[%d]", i), group)
+	}
+	d.check(c.Itzo.URL == "" || isURL(c.Itzo.URL), "cells.itzo.url", c.Itzo.URL, "a URL such as https://example.com/itzo")
+	for _, host := range slices.Sorted(maps.Keys(c.RegistryMirrors)) {
+		key := join("cells.registryMirrors", host)
+		if host == "" || strings.ContainsAny(host, "/ ") {
+			d.bad(key, "%s is not valid: want the name of an image host such as docker.io or registry.example.com:5000, or _default", quote(host))
+		}
+		if len(c.RegistryMirrors[host]) == 0 {
+			d.bad(key, "there is no value: want at least one URL")
+		}
+		for i, mirror := range c.RegistryMirrors[host] {
+			d.check(isURL(mirror), fmt.Sprintf("%s[%d]", key, i), mirror, "a URL such as http://10.110.0.1:5000")
+		}
+	}
+
+	h := &c.Healthcheck
+	switch {
+	case h.Status != nil && h.CloudAPI != nil:
+		d.bad("cells.healthcheck", "status and cloudAPI are there: want only one of them")
+	case h.Status == nil && h.CloudAPI == nil:
+		h.Status = &HealthcheckStatus{}
+		setDefaults(reflect.ValueOf(h.Status).Elem())
+	}
+	if s := h.Status; s != nil {
+		d.check(s.HealthyTimeout > 0, "cells.healthcheck.status.healthyTimeout", seconds(s.HealthyTimeout), "a number of seconds above 0")
+	}
+	if a := h.CloudAPI; a != nil {
+		d.check(a.Interval >= 10*time.Second, "cells.healthcheck.cloudAPI.interval", seconds(a.Interval), "at least 10 seconds")
+		d.check(a.HealthyTimeout > 0, "cells.healthcheck.cloudAPI.healthyTimeout", seconds(a.HealthyTimeout), "a number of seconds above 0")
+	}
+}
+
+func seconds(t time.Duration) string { return fmt.Sprint(t.Seconds()) }
+
+func (d *decoder) kubelet(k *Kubelet) {
+	for name, q := range map[corev1.ResourceName]*resource.Quantity{corev1.ResourceCPU: k.CPU, corev1.ResourceMemory: k.Memory, corev1.ResourcePods: k.Pods} {
+		switch key := "kubelet." + string(name); {
+		case q == nil:
+		case d.has("kubelet.capacity." + string(name)):
+			d.bad(key, "kubelet.capacity.%s is there too: want only that", name)
+		case q.Sign() < 0:
+			d.bad(key, "%q is not valid: want 0 or more", q.String())
+		default:
+			k.Capacity[name] = *q
+		}
+	}
+	for name, q := range k.Capacity {
+		key := "kubelet.capacity." + string(name)
+		for _, problem := range validation.IsQualifiedName(string(name)) {
+			d.bad(key, "%q is no name of a resource: %s", name, problem)
+		}
+		d.check(q.Sign() >= 0, key, q.String(), "0 or more")
+		if whole := q.Value(); name != corev1.ResourceCPU && name != corev1.ResourceMemory && q.CmpInt64(whole) != 0 {
+			d.check(false, key, q.String(), "a whole number")
+		}
+	}
+	for name, v := range k.Labels {
+		key := "kubelet.labels." + name
+		for _, problem := range validation.IsQualifiedName(name) {
+			d.bad(key, "%q is no name of a label: %s", name, problem)
+		}
+		for _, problem := range validation.IsValidLabelValue(v) {
+			d.bad(key, "%q is no value of a label: %s", v, problem)
+		}
+	}
+}
+
+// otherClouds warns of keys that mean nothing to the cloud that is configured.
+func (d *decoder) otherClouds(cloud string) {
+	for _, k := range keys {
+		if k.clouds != "" && cloud != "" && d.has(k.path) && !slices.Contains(strings.Split(k.clouds, ","), cloud) {
+			d.warn(k.path, "has no effect with cloud.%s", cloud)
+		}
+	}
+}
+
+// files checks that the files which the configuration names can be read.
+func (d *decoder) files(c *Config) {
+	names := map[string]string{
+		"cells.cloudInitFile":      c.Cells.CloudInitFile,
+		"etcd.internal.configFile": c.Etcd.Internal.ConfigFile,
+		"etcd.client.certFile":     c.Etcd.Client.CertFile,
+		"etcd.client.keyFile":      c.Etcd.Client.KeyFile,
+		"etcd.client.caFile":       c.Etcd.Client.CAFile,
+	}
+	if c.Cloud.GCE != nil {
+		names["cloud.gce.credentialsFile"] = c.Cloud.GCE.CredentialsFile
+	}
+	for key, name := range names {
+		if name == "" {
+			continue
+		}
+		f, err := os.Open(name)
+		if err != nil {
+			d.bad(key, "want a file that can be read: %v", err)
+			continue
+		}
+		f.Close()
+	}
+}

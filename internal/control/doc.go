@@ -1,0 +1,5 @@
+// Package control is Kip's local socket: JSON over HTTP on a unix socket that
+// only its own user can open. It tells what Kip knows and the Kubernetes API does
+// not, and changes nothing. It holds both ends, Server and Client; what is told
+// comes from an Explainer.
+package control
