@@ -1,6 +1,9 @@
 package v1
 
 import (
+	"math"
+	"strconv"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -75,6 +78,12 @@ type CellStatus struct {
 	// of the steps between (seen, placed, launched, joined, ready, bound, …),
 	// oldest first.
 	Steps []Step `json:"steps,omitempty"`
+}
+
+// Price is dollars an hour as a CellStatus has it: to a millionth, which is finer
+// than any cloud's price.
+func Price(dollars float64) string {
+	return strconv.FormatFloat(math.Round(dollars*1e6)/1e6, 'f', -1, 64)
 }
 
 // PodReference names a pod for good.

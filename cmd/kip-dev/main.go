@@ -39,6 +39,6 @@ func root() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(clusterCommand(), kubectlCommand())
+	cmd.AddCommand(runCommand(), upCommand(), clusterCommand(), cleanCommand(), kubectlCommand())
 	return cmd
 }

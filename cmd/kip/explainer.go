@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -80,7 +79,7 @@ func (x *explainer) placement(pod *corev1.Pod) *control.Placement {
 		}
 		p.Candidates = append(p.Candidates, control.Candidate{
 			InstanceType: c.InstanceType.Name, Zone: c.Offering.Zone, LaunchType: launch,
-			PricePerHour: strconv.FormatFloat(c.Offering.PricePerHour, 'f', -1, 64), Why: c.Reason,
+			PricePerHour: apiv1.Price(c.Offering.PricePerHour), Why: c.Reason,
 		})
 	}
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -61,6 +62,9 @@ func run(ctx context.Context, o options) error {
 	for _, w := range warnings {
 		log.Warn("provider.yaml", "warning", w.String())
 	}
+	for _, key := range withoutEffect(cfg) {
+		log.Warn("provider.yaml", "warning", key+" has no effect in this build")
+	}
 
 	api, err := connect(ctx, o)
 	if err != nil {
@@ -82,6 +86,23 @@ func run(ctx context.Context, o options) error {
 		err = nil
 	}
 	return errors.Join(err, st.Close())
+}
+
+// withoutEffect lists the keys that are set and that this build does not act on.
+func withoutEffect(cfg *config.Config) (keys []string) {
+	c := cfg.Cells
+	for key, set := range map[string]bool{
+		"cells.standbyCells":         len(c.StandbyCells) > 0,
+		"cells.cloudInitFile":        c.CloudInitFile != "",
+		"cells.cellConfig":           len(c.CellConfig) > 0,
+		"cells.healthcheck.cloudAPI": c.Healthcheck.CloudAPI != nil,
+	} {
+		if set {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
 }
 
 func openStore(ctx context.Context, cfg *config.Config) (*store.Store, error) {
@@ -129,7 +150,7 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 		ReservedMemoryBytes: reserved, DefaultDiskBytes: cfg.Cells.DefaultVolumeSize.Value(),
 	})
 	if err != nil {
-		return fmt.Errorf("%s: cells.defaultInstanceType: %w", o.providerConfig, err)
+		return fmt.Errorf("%s: %w", o.providerConfig, err)
 	}
 	shortages := capacity.New(real)
 	place := func(pod *corev1.Pod) ([]cells.Offer, error) {

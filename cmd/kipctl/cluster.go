@@ -151,19 +151,28 @@ func (c *cluster) explain(ctx context.Context, namespace, name string) (*control
 		e.Cell = &control.Cell{Name: own.Name, Status: own.Status}
 	}
 	e.Waiting = waiting(pod, e.Cell)
-	uid := fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String()
-	events, err := c.kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: uid})
-	if err != nil {
-		return nil, fmt.Errorf("list events of pod %s/%s: %w", namespace, name, err)
+	if e.Events, err = c.events(ctx, namespace, pod.UID); err != nil {
+		return nil, err
 	}
-	for i := range events.Items {
-		e.Events = append(e.Events, shortEvent(&events.Items[i]))
-	}
-	slices.SortStableFunc(e.Events, func(a, b control.Event) int { return a.Time.Compare(b.Time) })
 	if n := len(e.Events); n > 0 && e.Cell == nil && e.Waiting != "" && e.Node != "" {
 		e.Waiting += ": " + e.Events[n-1].Message // Kip says there why it waits
 	}
 	return e, nil
+}
+
+// events are those about a pod, oldest first.
+func (c *cluster) events(ctx context.Context, namespace string, uid types.UID) ([]control.Event, error) {
+	about := fields.OneTermEqualSelector("involvedObject.uid", string(uid)).String()
+	list, err := c.kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: about})
+	if err != nil {
+		return nil, fmt.Errorf("list the events of pod %s in namespace %s: %w", uid, namespace, err)
+	}
+	events := make([]control.Event, 0, len(list.Items))
+	for i := range list.Items {
+		events = append(events, shortEvent(&list.Items[i]))
+	}
+	slices.SortStableFunc(events, func(a, b control.Event) int { return a.Time.Compare(b.Time) })
+	return events, nil
 }
 
 // waiting is what a pod waits for, as far as it and its cell tell.

@@ -69,6 +69,13 @@ func (k *kipctl) explain(ctx context.Context, namespace, pod string) (*control.E
 	e, err := control.NewClient(path).Why(ctx, namespace, pod)
 	switch {
 	case err == nil:
+		// Events are for the user to read, not for Kip: without a way to the
+		// API server the rest is worth showing.
+		if c, err := k.connect(k.config()); err != nil {
+			fmt.Fprintln(k.err, "Warning: without events:", err)
+		} else if e.Events, err = c.events(ctx, namespace, e.Pod.UID); err != nil {
+			fmt.Fprintln(k.err, "Warning: without events:", err)
+		}
 		return &e, nil
 	case errors.Is(err, control.ErrNotFound): // another Kip may have it
 	case named:

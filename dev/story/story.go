@@ -34,7 +34,8 @@ type Story struct {
 	tell  func(Step)
 	told  map[string]bool
 
-	pod     *corev1.Pod // as last seen
+	pod     *corev1.Pod   // as last seen
+	early   []*kipv1.Cell // seen before the pod
 	cells   map[string]*kipv1.Cell
 	gone    map[string]bool // cells
 	waiting string          // what the last trial said
@@ -52,10 +53,15 @@ func (s *Story) Pod(now time.Time, p *corev1.Pod) {
 	if s.pod != nil && s.pod.UID != p.UID {
 		return
 	}
-	if s.pod == nil {
-		s.step("pod", now, "pod %s created", p.Name)
-	}
+	first := s.pod == nil
 	s.pod = p
+	if first {
+		s.step("pod", now, "pod %s created", p.Name)
+		for _, c := range s.early {
+			s.Cell(c)
+		}
+		s.early = nil
+	}
 	switch p.Status.Phase {
 	case corev1.PodRunning:
 		s.running(now)
@@ -100,6 +106,10 @@ func (s *Story) Event(now time.Time, e *corev1.Event) {
 // Cell observes a cell as it is now, whose steps carry their own times. Cells of
 // other pods are ignored.
 func (s *Story) Cell(c *kipv1.Cell) {
+	if s.pod == nil {
+		s.early = append(s.early, c)
+		return
+	}
 	if !s.ours(c) {
 		return
 	}

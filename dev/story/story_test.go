@@ -55,9 +55,8 @@ func TestAPodsWayIsToldStepByStepWithItsTimes(t *testing.T) {
 		step(kipv1.StepReady, 1.3), step(kipv1.StepBound, 1.31), step(kipv1.StepEnded, 2.1), step(kipv1.StepLogsSaved, 2.2), step(kipv1.StepTerminated, 2.5),
 	}
 	s, lines := tell(func(s *Story) {
-		s.Cell(cell("early", 1, kipv1.Booting)) // nobody knows yet whose this is
+		s.Cell(cell("c1", 1, kipv1.Launching, steps[:2]...)) // nobody knows yet whose this is
 		s.Pod(at(0.05), pod(corev1.PodPending))
-		s.Cell(cell("c1", 1, kipv1.Launching, steps[:2]...))
 		s.Cell(cell("c1", 1, kipv1.Bound, steps[:6]...))
 		s.Event(at(1.5), event("Normal", "Pulled", "Successfully pulled image \"busybox:1.36\" in 90ms"))
 		s.Pod(at(1.7), pod(corev1.PodRunning))

@@ -56,6 +56,8 @@ type Options struct {
 	PauseArchive string
 	// Listen is where the tunnel listens.
 	Listen string
+	// APIListen is where, on loopback, the kubelet finds its API server.
+	APIListen string
 	// Self is the executable that is the shim and the CNI plugin, Components
 	// the one that is the kubelet and containerd; they may be the same.
 	Self, Components string
@@ -84,6 +86,7 @@ func (o *Options) defaults() {
 	// All addresses: the agent starts before a cloud's DHCP may have given the
 	// machine one. What guards the port is mutual TLS, not its address.
 	set(&o.Listen, fmt.Sprintf(":%d", agentapi.Port))
+	set(&o.APIListen, localapi.Address)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -149,7 +152,7 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the cell's identity: %w", err)
 	}
-	if a.api, err = a.pki.Listen(localapi.Port, a.cell.RoundTripper(), o.Log); err != nil {
+	if a.api, err = a.pki.Listen(o.APIListen, a.cell.RoundTripper(), o.Log); err != nil {
 		return nil, err
 	}
 	return a, nil
@@ -344,6 +347,3 @@ func (a *Agent) command(args ...string) (string, error) {
 	n, _ := out.ReadAt(text, 0)
 	return string(text[:n]), err
 }
-
-// Joined is closed when the cell has its certificate.
-func (a *Agent) Joined() <-chan struct{} { return a.cell.Joined() }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -939,8 +940,7 @@ func TestTokensAreThePodsOwn(t *testing.T) {
 func TestEventsOfACell(t *testing.T) {
 	ctx := context.Background()
 	clk := clocktesting.NewFakeClock(time.Now())
-	h := newHouse(t)
-	h.server.clock = clk
+	h := newHouseAt(t, clk)
 	m := newMachine(t, "c1")
 	c := m.join(h)
 	client := m.kubelet(t)
@@ -1257,8 +1257,7 @@ func resourceVersionOf(o map[string]any) string {
 
 func TestBookmarksAndTimeouts(t *testing.T) {
 	clk := clocktesting.NewFakeClock(time.Now())
-	h := newHouse(t)
-	h.server.clock = clk
+	h := newHouseAt(t, clk)
 	eventually(t, "services are known", func() bool {
 		return h.server.shared[sharedKinds()[0].resource].collection.ready(context.Background(), clk, 0)
 	})
@@ -1326,18 +1325,52 @@ func TestWatchSemantics(t *testing.T) {
 		})
 	}
 
-	// Too old, and from the future.
 	_, err := client.CoreV1().Services("").Watch(ctx, metav1.ListOptions{ResourceVersion: "1"})
 	if !apierrors.IsResourceExpired(err) {
 		t.Errorf("watch from too old a version: %v, want Expired", err)
 	}
-	_, err = client.CoreV1().Services("").List(ctx, metav1.ListOptions{ResourceVersion: "999999"})
-	if !apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) {
-		t.Errorf("list from the future: %v, want ResourceVersionTooLarge", err)
-	}
-	_, err = client.CoreV1().Services("").Watch(ctx, metav1.ListOptions{ResourceVersion: "999999"})
-	if !apierrors.IsResourceExpired(err) {
-		t.Errorf("watch from the future: %v, want Expired", err)
+}
+
+// A version that Kip has not seen may be about to come: such a request waits a
+// little, and is answered when it comes.
+func TestVersionsFromTheFuture(t *testing.T) {
+	clk := clocktesting.NewFakeClock(time.Now())
+	h := newHouseAt(t, clk)
+	c := h.server.AddCell("c1", info)
+	services := h.server.shared[sharedKinds()[0].resource].collection
+	closed(t, "services are known", services.synced)
+	_, rv, _ := services.snapshot()
+	const watchList = "&watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+	for _, tc := range []struct {
+		query  string
+		arrive bool
+		want   int
+		says   string
+	}{
+		{"", false, http.StatusGatewayTimeout, "ResourceVersionTooLarge"},
+		{watchList, false, http.StatusGatewayTimeout, "ResourceVersionTooLarge"},
+		{"&watch=true", false, http.StatusGone, "Expired"},
+		{"", true, http.StatusOK, "ServiceList"},
+	} {
+		rv += 10
+		done := make(chan struct{})
+		var code int
+		var header http.Header
+		var body []byte
+		go func() {
+			defer close(done)
+			code, header, body = get(context.Background(), c, fmt.Sprintf("/api/v1/services?resourceVersion=%d%s", rv, tc.query))
+		}()
+		eventually(t, "the request waits", clk.HasWaiters)
+		if tc.arrive {
+			services.UpdateResourceVersion(fmt.Sprint(rv))
+		} else {
+			clk.Step(freshness)
+		}
+		closed(t, "it is answered", done)
+		if code != tc.want || !strings.Contains(string(body), tc.says) || header.Get("Retry-After") != "" {
+			t.Errorf("%q: %d %s, want %d with %s", tc.query, code, body, tc.want, tc.says)
+		}
 	}
 }
 
@@ -1444,8 +1477,7 @@ func TestNewNamesWhatIsMissing(t *testing.T) {
 func TestPassedRequestsAreLimitedPerCell(t *testing.T) {
 	ctx := context.Background()
 	clk := clocktesting.NewFakeClock(time.Now())
-	h := newHouse(t)
-	h.server.clock = clk
+	h := newHouseAt(t, clk)
 	c1, c2 := h.server.AddCell("c1", info), h.server.AddCell("c2", info)
 	h.bindNew(c1, podOn("one"))
 	h.bindNew(c2, podOn("two"))
@@ -1460,3 +1492,125 @@ func TestPassedRequestsAreLimitedPerCell(t *testing.T) {
 		t.Errorf("another cell: %d (%s), want 200", code, b)
 	}
 }
+
+// patientWriter notes the deadlines that it is given.
+type patientWriter struct {
+	*httptest.ResponseRecorder
+	mu        sync.Mutex
+	deadlines []time.Time
+}
+
+func (p *patientWriter) SetWriteDeadline(d time.Time) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.deadlines = append(p.deadlines, d)
+	return nil
+}
+
+// A client has a limited time to take what is written, and all the time between:
+// over HTTP/2 a deadline that is left standing would end an idle watch.
+func TestWatchHasADeadlineOnlyWhileItWrites(t *testing.T) {
+	h := newHouse(t)
+	c := h.server.AddCell("c1", info)
+	ctx, cancel := context.WithCancel(context.Background())
+	w := &patientWriter{ResponseRecorder: httptest.NewRecorder()}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/api/v1/nodes?watch=true", nil))
+	}()
+	deadlines := func() []time.Time {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return slices.Clone(w.deadlines)
+	}
+	eventually(t, "the node is written", func() bool { return len(deadlines()) == 2 })
+	if d := deadlines(); d[0].IsZero() || !d[1].IsZero() {
+		t.Errorf("deadlines %v, want one and then none", d)
+	}
+	cancel()
+	closed(t, "the watch ends", done)
+}
+
+// Before the virtual node is known, a cell's node is neither missing nor empty.
+func TestNodeIsNotAnsweredBeforeTheVirtualNodeIsKnown(t *testing.T) {
+	clk := clocktesting.NewFakeClock(time.Now())
+	up := newAPIServer(t)
+	h := &house{t: t, up: up, clock: clk}
+	h.start()
+	defer h.stop()
+	c := h.server.AddCell("c1", info)
+	if c.Node() != nil {
+		t.Error("a node before the virtual node is known")
+	}
+	ask := func(end func()) int {
+		done := make(chan struct{})
+		var code int
+		go func() { defer close(done); code, _, _ = get(context.Background(), c, "/api/v1/nodes/kip-0") }()
+		eventually(t, "the request waits", clk.HasWaiters)
+		end()
+		closed(t, "it is answered", done)
+		return code
+	}
+	if code := ask(func() { clk.Step(patience) }); code != http.StatusTooManyRequests {
+		t.Errorf("%d, want 429", code)
+	}
+	if code := ask(func() { up.put(virtual()) }); code != http.StatusOK {
+		t.Errorf("%d once the virtual node is there, want 200", code)
+	}
+}
+
+// What an idle cell costs Kip: its objects, and the seven watches that a kubelet
+// holds, without what the tunnel adds to each.
+func BenchmarkIdleCell(b *testing.B) {
+	t := &testing.T{}
+	up := newAPIServer(t)
+	defer up.http.Close()
+	defer up.http.CloseClientConnections()
+	up.put(virtual())
+	server, err := New(Config{NodeName: nodeName, Node: up.asNode(), Own: up.asKip(), Pods: podInformer(t, up)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var tasks sync.WaitGroup
+	tasks.Go(func() { server.pods.RunWithContext(ctx) })
+	tasks.Go(func() { _ = server.Run(ctx) })
+	defer tasks.Wait()
+	defer cancel()
+	for _, src := range server.shared {
+		<-src.collection.synced
+	}
+	used := func() uint64 {
+		goruntime.GC()
+		var m goruntime.MemStats
+		goruntime.ReadMemStats(&m)
+		return m.HeapAlloc + m.StackInuse
+	}
+	before := used()
+	n := 0
+	for b.Loop() {
+		c := server.AddCell(fmt.Sprint(n), info)
+		n++
+		for _, path := range []string{
+			"/api/v1/nodes", "/api/v1/pods", "/api/v1/services", "/apis/node.k8s.io/v1/runtimeclasses",
+			"/apis/storage.k8s.io/v1/csidrivers", "/api/v1/namespaces", "/apis/discovery.k8s.io/v1/endpointslices",
+		} {
+			started := make(chan struct{})
+			tasks.Go(func() {
+				r := httptest.NewRequestWithContext(ctx, http.MethodGet, path+"?watch=true&allowWatchBookmarks=true", nil)
+				c.ServeHTTP(startedWriter{sync.OnceFunc(func() { close(started) })}, r)
+			})
+			<-started
+		}
+	}
+	b.ReportMetric(float64(used()-before)/float64(n)/1024, "KiB/cell")
+}
+
+// startedWriter tells when a watch has been accepted.
+type startedWriter struct{ started func() }
+
+func (startedWriter) Header() http.Header         { return http.Header{} }
+func (startedWriter) Write(p []byte) (int, error) { return len(p), nil }
+func (w startedWriter) WriteHeader(int)           { w.started() }
+func (startedWriter) Flush()                      {}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -59,9 +60,14 @@ type house struct {
 // newHouse starts an API server that knows the virtual node, and the cell API on it.
 func newHouse(t *testing.T) *house {
 	t.Helper()
+	return newHouseAt(t, clock.RealClock{})
+}
+
+func newHouseAt(t *testing.T, clk clock.Clock) *house {
+	t.Helper()
 	up := newAPIServer(t)
 	up.put(virtual())
-	h := &house{t: t, up: up, clock: clock.RealClock{}}
+	h := &house{t: t, up: up, clock: clk}
 	h.start()
 	t.Cleanup(func() { h.stop() })
 	return h
@@ -104,6 +110,9 @@ func (h *house) start() {
 	}
 }
 
+// ours is in the stack of a goroutine that runs code of this package.
+var ours = regexp.MustCompile(`internal/cellapi/[a-z]+\.go:`)
+
 // noGoroutines fails if a goroutine of this package goes on.
 func noGoroutines(t *testing.T) {
 	t.Helper()
@@ -113,7 +122,7 @@ func noGoroutines(t *testing.T) {
 		left = ""
 		buf := make([]byte, 4<<20)
 		for g := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-			if strings.Contains(g, "internal/cellapi.") && !strings.Contains(g, "testing.tRunner") && !strings.Contains(g, "apiServer)") {
+			if ours.MatchString(g) {
 				left = g
 			}
 		}

@@ -135,9 +135,10 @@ func notYet(what string) error {
 }
 
 // tooLarge is how the API server refuses a resource version from the future; a
-// reflector then lists without one.
+// reflector then lists without one. There is no Retry-After: a client would ask for
+// the same version ten times before it does.
 func tooLarge(asked, current uint64) error {
-	err := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %d, current: %d", asked, current), 1)
+	err := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %d, current: %d", asked, current), 0)
 	err.ErrStatus.Details.Causes = []metav1.StatusCause{{
 		Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version",
 	}}

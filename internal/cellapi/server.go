@@ -178,6 +178,9 @@ func (s *Server) Run(ctx context.Context) error {
 		UpdateFunc: func(old, o any) { s.podSeen(old, o) },
 		DeleteFunc: s.podGone,
 	})
+	if err != nil && ctx.Err() != nil {
+		return nil // the informer, too, has been stopped
+	}
 	if err != nil {
 		return fmt.Errorf("cell API: follow the pods of node %s: %w", s.nodeName, err)
 	}

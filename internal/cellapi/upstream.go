@@ -98,8 +98,7 @@ func (src *source) run(ctx context.Context, s *Server, namespace, name string, s
 		},
 	}
 	cache.NewReflectorWithOptions(lw, src.kind.new(), store, cache.ReflectorOptions{
-		Name:  "cellapi " + src.kind.resource.Resource,
-		Clock: s.clock,
+		Name: "cellapi " + src.kind.resource.Resource,
 		// Quick at first: right after a pod is bound, the API server's Node
 		// authorizer may not have heard of it, and refuses what it names.
 		Backoff: &wait.Backoff{

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"sync"
 	"time"
 
@@ -158,7 +157,7 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 	s := apiv1.CellStatus{
 		Phase: cell.Phase, Reason: cell.Reason, Pod: cell.Pod, Node: m.node, ControllerID: m.controllerID, Attempt: cell.Attempt,
 		InstanceType: offer.InstanceType, Zone: offer.Zone, LaunchType: "On-Demand",
-		PricePerHour: strconv.FormatFloat(offer.PricePerHour, 'f', -1, 64), Steps: cell.Steps,
+		PricePerHour: apiv1.Price(offer.PricePerHour), Steps: cell.Steps,
 	}
 	if offer.Spot {
 		s.LaunchType = "Spot"

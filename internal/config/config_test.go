@@ -238,6 +238,7 @@ func TestErrors(t *testing.T) {
 		{"name without a value", least + "  cellConfig:\n    a:", `p.yaml:6: cells.cellConfig.a: there is no value: want a text`},
 		{"number in a mapping of texts", least + "kubelet: {labels: {a: 1}}", `p.yaml:5: kubelet.labels.a: "1" is not valid: want a text: put it in quotes`},
 		{"bad quantity", least + "  reservedMemory: 64MB", `p.yaml:5: cells.reservedMemory: "64MB" is not valid: want a quantity such as 5Gi or 500m`},
+		{"quantity that takes for ever", least + "  reservedMemory: 1e-999999999", `p.yaml:5: cells.reservedMemory: "1e-999999999" is not valid: want a quantity such as 5Gi or 500m`},
 		{"bool for a quantity", least + "  reservedMemory: true", `p.yaml:5: cells.reservedMemory: "true" is not valid: want a quantity such as 5Gi or 500m`},
 		{"bad CIDR", least + "  extraCIDRs: [10.0.0.0]", `p.yaml:5: cells.extraCIDRs[0]: "10.0.0.0" is not valid: want a CIDR such as 10.20.0.0/16`},
 		{"CIDR with a host", least + "  extraCIDRs:\n  - 10.0.0.0/8\n  - 10.1.2.3/16", `p.yaml:7: cells.extraCIDRs[1]: "10.1.2.3/16" is not valid: want a CIDR such as 10.20.0.0/16: did you mean 10.1.0.0/16?`},
@@ -475,7 +476,7 @@ func TestEveryKeyIsDocumented(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, seed := range []string{least, full, "", "'': x", "a: &a [*a]", "cells: {standbyCells: [{}, null]}", "cloud: &c {local: *c}", "? [a]\n: b", "kubelet: {capacity: {cpu: 1e99}}", "<<: {a: b}"} {
+	for _, seed := range []string{least, full, "", "'': x", "a: &a [*a]", "cells: {standbyCells: [{}, null]}", "cloud: &c {local: *c}", "? [a]\n: b", "kubelet: {capacity: {cpu: 1e99}}", "kubelet: {capacity: {cpu: 1e-99999999}}", "<<: {a: b}"} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -340,6 +340,10 @@ func quote(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
+// quantityForm bounds a quantity before it is parsed: ParseQuantity takes hours
+// over an exponent such as 1e-999999999.
+var quantityForm = regexp.MustCompile(`^[+-]?[0-9.]{1,40}([A-Za-z]{0,2}|[eE][+-]?[0-9]{1,2})$`)
+
 func (d *decoder) scalar(key string, n *yaml.Node, v reflect.Value) {
 	t := v.Type()
 	bad := func(more string) { d.fail(n.Line, key, "%s is not valid: want %s%s", d.show(n, t), wanted(t), more) }
@@ -359,6 +363,10 @@ func (d *decoder) scalar(key string, n *yaml.Node, v reflect.Value) {
 		}
 		v.SetInt(int64(seconds * float64(time.Second)))
 	case t == typeQuantity:
+		if !quantityForm.MatchString(n.Value) {
+			bad("")
+			return
+		}
 		q, err := resource.ParseQuantity(n.Value)
 		if err != nil || tag != "!!str" && !number {
 			bad("")

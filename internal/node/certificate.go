@@ -96,7 +96,7 @@ func (f *FileCertificate) load(v [2]fileVersion) error {
 // may read it; else clusterCA, the authority that signed the API server's own
 // certificate, which in most clusters signs its clients too. It is nil if none
 // of them is there: then only tokens are accepted. A file or ConfigMap is
-// followed when it changes.
+// followed while the port serves.
 func ClientCA(ctx context.Context, file string, client kubernetes.Interface, clusterCA []byte, log *slog.Logger) (dynamiccertificates.CAContentProvider, error) {
 	if file != "" {
 		ca, err := dynamiccertificates.NewDynamicCAContentFromFile("kubelet-client-ca", file)
@@ -112,11 +112,6 @@ func ClientCA(ctx context.Context, file string, client kubernetes.Interface, clu
 		ca, err := dynamiccertificates.NewDynamicCAFromConfigMapController("kubelet-client-ca", namespace, name, key, client)
 		if err != nil {
 			return nil, fmt.Errorf("client CA from ConfigMap %s/%s: %w", namespace, name, err)
-		}
-		// Failing here would only mean to begin without it; it is read
-		// again as soon as it is watched.
-		if err := ca.RunOnce(ctx); err != nil {
-			log.Warn("client CA is not there yet", "configmap", namespace+"/"+name, "err", err)
 		}
 		return ca, nil
 	case err != nil && !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err):

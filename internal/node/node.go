@@ -180,7 +180,7 @@ func (n *Node) Ready() <-chan struct{} { return n.ready }
 // not give up: what fails is logged and tried again. The node object stays. The
 // error is nil unless the node's name belongs to a node that is not Kip's.
 func (n *Node) Run(ctx context.Context) error {
-	ctx = vklog.WithLogger(ctx, vkLogger{n.c.Log.With("node", n.c.Name)})
+	ctx = vklog.WithLogger(ctx, vkLogger{ctx, n.c.Log.With("node", n.c.Name)})
 	const first, most = time.Second, 30 * time.Second
 	for wait := first; ; wait = min(2*wait, most) {
 		started := n.c.Clock.Now()

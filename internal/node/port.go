@@ -138,6 +138,7 @@ func (p *Port) Serve(ctx context.Context, l net.Listener) error {
 	defer cancel()
 	if ca, ok := p.c.ClientCA.(dynamiccertificates.ControllerRunner); ok {
 		followers.Go(func() { ca.Run(ctx, 1) })
+		p.awaitClientCA(ctx)
 	}
 	server := &http.Server{
 		Handler: p,
@@ -159,6 +160,35 @@ func (p *Port) Serve(ctx context.Context, l net.Listener) error {
 		return nil
 	}
 	return fmt.Errorf("kubelet port %s: %w", l.Addr(), err)
+}
+
+// clientCATimeout is how long the port waits for its client CA before it opens.
+const clientCATimeout = 10 * time.Second
+
+// awaitClientCA waits until a CA that is followed has been read, or the API
+// server's first requests would be refused. Without it tokens are still known.
+func (p *Port) awaitClientCA(ctx context.Context) {
+	read := make(caRead, 1)
+	p.c.ClientCA.AddListener(read)
+	if p.c.ClientCA.CurrentCABundleContent() != nil {
+		return
+	}
+	select {
+	case <-read:
+	case <-ctx.Done():
+	case <-time.After(clientCATimeout):
+		p.c.Log.Warn("client CA is not there yet: client certificates are refused until it is", "ca", p.c.ClientCA.Name())
+	}
+}
+
+// caRead hears of it when a CA was read.
+type caRead chan struct{}
+
+func (c caRead) Enqueue() {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }
 
 // ServeHTTP admits a request and routes it.

@@ -205,6 +205,13 @@ type fixture struct {
 
 func serve(t *testing.T, itzo http.HandlerFunc) *fixture {
 	t.Helper()
+	return serveWith(t, itzo, func(ca *authority) (dynamiccertificates.CAContentProvider, error) {
+		return dynamiccertificates.NewStaticCAContent("test", ca.pem)
+	})
+}
+
+func serveWith(t *testing.T, itzo http.HandlerFunc, ca func(*authority) (dynamiccertificates.CAContentProvider, error)) *fixture {
+	t.Helper()
 	f := &fixture{
 		ca: newAuthority(t, "cluster"),
 		api: &reviewer{may: map[string][]string{
@@ -226,7 +233,7 @@ func serve(t *testing.T, itzo http.HandlerFunc) *fixture {
 	t.Cleanup(cell.Close)
 	f.cells.way = toServer{cell.Listener.Addr().String()}
 
-	clientCA, err := dynamiccertificates.NewStaticCAContent("test", f.ca.pem)
+	clientCA, err := ca(f.ca)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -373,6 +380,23 @@ func TestClientCertificatesOfTheClustersCAAreKnown(t *testing.T) {
 	}
 	if code := get(f.ca.pair(t, "admin", x509.ExtKeyUsageServerAuth)); code != 401 {
 		t.Errorf("admin with a server's certificate: %d", code)
+	}
+}
+
+func TestThePublishedClientCAIsReadBeforeTheFirstRequest(t *testing.T) {
+	f := serveWith(t, says("from the cell"), func(ca *authority) (dynamiccertificates.CAContentProvider, error) {
+		return ClientCA(t.Context(), "", fake.NewClientset(&corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"},
+			Data:       map[string]string{"client-ca-file": string(ca.pem)},
+		}), nil, slog.New(slog.DiscardHandler))
+	})
+	resp, err := f.client(t, *f.ca.pair(t, "admin", x509.ExtKeyUsageClientAuth)).Get("https://" + f.addr + "/containerLogs/ns/p/c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 200 {
+		t.Errorf("the first request was answered with %s", resp.Status)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -80,6 +81,9 @@ var annotationKinds = map[string]struct {
 	}},
 	AnnotationVolumeSize: {"a quantity above 0 such as 20Gi", func(a *Annotations, v string) bool {
 		const gib = 1 << 30
+		if !sizeForm.MatchString(v) {
+			return false
+		}
 		q, err := apiresource.ParseQuantity(v)
 		if err != nil || q.Sign() <= 0 {
 			return false
@@ -132,6 +136,10 @@ var annotationKinds = map[string]struct {
 		return parseBool(&a.ImageOverlayRootfs, v)
 	}},
 }
+
+// sizeForm bounds a size before it is parsed: ParseQuantity takes hours over an
+// exponent such as 1e-999999999, and anybody who may make a pod can write one.
+var sizeForm = regexp.MustCompile(`^[0-9.]{1,20}([KMGTPE]i|[kMGTPE])?$`)
 
 // knownAnnotations are the names of annotationKinds, sorted.
 var knownAnnotations = func() []string {

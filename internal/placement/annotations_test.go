@@ -57,6 +57,7 @@ func TestInvalidAnnotations(t *testing.T) {
 		{AnnotationLaunchType, "sport", `annotation pod.elotl.co/launch-type: "sport" is not valid: want on-demand, spot or dedicated`},
 		{AnnotationVolumeSize, "big", `"big" is not valid: want a quantity above 0 such as 20Gi`},
 		{AnnotationVolumeSize, "-1Gi", `"-1Gi" is not valid`},
+		{AnnotationVolumeSize, "1e-999999999", `"1e-999999999" is not valid`},
 		{AnnotationVolumeSize, "0", `"0" is not valid`},
 		{AnnotationVolumeSize, "9223372036854775807", "is not valid"},
 		{AnnotationPrivateIPOnly, "yes", `"yes" is not valid: want true or false`},

@@ -248,8 +248,13 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	if err != nil {
 		return nil, err
 	}
-	market := map[LaunchType]*market{OnDemand: &p.onDemand, Spot: &p.spots, Dedicated: {}}[annotations.LaunchType] // no catalogue has dedicated hosts
-	c := &choice{Placer: p, market: market, need: needOf(pod), launchType: annotations.LaunchType, only: -1, constraint: constraintOf(&pod.Spec)}
+	c := &choice{Placer: p, market: &p.onDemand, need: needOf(pod), launchType: annotations.LaunchType, only: -1, constraint: constraintOf(&pod.Spec)}
+	switch c.launchType {
+	case Spot:
+		c.market = &p.spots
+	case Dedicated:
+		c.market = &market{} // no catalogue has dedicated hosts
+	}
 	switch name := annotations.InstanceType; {
 	case strings.Contains(name, "*"):
 		c.names = strings.Split(name, "*")

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,7 +36,7 @@ type space struct {
 // when the test ends.
 func newSpace(t *testing.T) *space {
 	t.Helper()
-	ns, err := world.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
+	ns, err := world.Admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"},
 	}, metav1.CreateOptions{})
 	if err != nil {
@@ -43,7 +44,7 @@ func newSpace(t *testing.T) *space {
 	}
 	s := &space{T: t, ns: ns.Name}
 	s.eventually("the default service account", func(ctx context.Context) error {
-		_, err := world.admin.CoreV1().ServiceAccounts(s.ns).Get(ctx, "default", metav1.GetOptions{})
+		_, err := world.Admin.CoreV1().ServiceAccounts(s.ns).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
 	t.Cleanup(func() {
@@ -52,11 +53,11 @@ func newSpace(t *testing.T) *space {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		if err := world.admin.CoreV1().Namespaces().Delete(ctx, s.ns, metav1.DeleteOptions{}); err != nil {
+		if err := world.Admin.CoreV1().Namespaces().Delete(ctx, s.ns, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 		if err := poll(ctx, func(ctx context.Context) error {
-			_, err := world.admin.CoreV1().Namespaces().Get(ctx, s.ns, metav1.GetOptions{})
+			_, err := world.Admin.CoreV1().Namespaces().Get(ctx, s.ns, metav1.GetOptions{})
 			if !apierrors.IsNotFound(err) {
 				return fmt.Errorf("namespace %s is still there (%v)", s.ns, err)
 			}
@@ -71,7 +72,7 @@ func newSpace(t *testing.T) *space {
 // describe prints what a person would look at when a test has failed.
 func (s *space) describe() {
 	for _, args := range [][]string{{"get", "pods,cells", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"}, {"describe", "pods"}} {
-		out, _, _ := run(exec.Command(world.kubectl, append([]string{"--kubeconfig", world.kubeconfig, "-n", s.ns}, args...)...))
+		out, _, _ := run(world.Kubectl(context.Background(), append([]string{"-n", s.ns}, args...)...))
 		s.Logf("kubectl %s\n%s", strings.Join(args, " "), out)
 	}
 }
@@ -111,7 +112,7 @@ func (s *space) try(args ...string) (stdout string, code int, stderr string) {
 }
 
 func (s *space) command(ctx context.Context, args ...string) *exec.Cmd {
-	return exec.CommandContext(ctx, world.kubectl, append([]string{"--kubeconfig", world.kubeconfig, "-n", s.ns}, args...)...)
+	return world.Kubectl(ctx, append([]string{"-n", s.ns}, args...)...)
 }
 
 // apply applies a manifest in the namespace.
@@ -153,7 +154,7 @@ func (s *space) eventually(what string, check func(context.Context) error) {
 
 // pod returns a pod as it is now.
 func (s *space) pod(ctx context.Context, name string) (*corev1.Pod, error) {
-	return world.admin.CoreV1().Pods(s.ns).Get(ctx, name, metav1.GetOptions{})
+	return world.Admin.CoreV1().Pods(s.ns).Get(ctx, name, metav1.GetOptions{})
 }
 
 // waitPod waits until a pod is as wanted, and returns it.
@@ -207,9 +208,37 @@ func (s *space) waitReady(name string) *corev1.Pod {
 	return s.waitPod(name, "is Ready", isReady)
 }
 
+// waitPhaseReached waits until the pod's cell has got at least so far.
+func (s *space) waitPhaseReached(name string, phase apiv1.Phase) {
+	s.Helper()
+	order := []apiv1.Phase{apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Ready, apiv1.Bound}
+	s.eventually(fmt.Sprintf("the cell of pod %s is %s", name, phase), func(ctx context.Context) error {
+		cells, err := s.cells(ctx)
+		if err != nil {
+			return err
+		}
+		for _, c := range cells {
+			if c.Status.Pod.Name == name && slices.Index(order, c.Status.Phase) >= slices.Index(order, phase) {
+				return nil
+			}
+		}
+		return errors.New("it is not")
+	})
+}
+
+// execTrue checks that a command can be run in a pod.
+func (s *space) execTrue(name string) func(context.Context) error {
+	return func(context.Context) error {
+		if _, code, errs := s.try("exec", name, "--", "true"); code != 0 {
+			return errors.New(errs)
+		}
+		return nil
+	}
+}
+
 // cells returns the cells of the namespace's pods, as the Cell resource shows them.
 func (s *space) cells(ctx context.Context) ([]apiv1.Cell, error) {
-	list, err := world.dynamic.Resource(apiv1.Resource).List(ctx, metav1.ListOptions{})
+	list, err := world.Dynamic.Resource(apiv1.Resource).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -291,7 +320,7 @@ func (s *space) cellOf(name string) apiv1.Cell {
 func (s *space) waitEvent(pod, reason, text string) {
 	s.Helper()
 	s.eventually(fmt.Sprintf("event %s on pod %s with %q", reason, pod, text), func(ctx context.Context) error {
-		list, err := world.admin.CoreV1().Events(s.ns).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
+		list, err := world.Admin.CoreV1().Events(s.ns).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
 		if err != nil {
 			return err
 		}

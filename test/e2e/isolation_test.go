@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/elotl/kip/test/harness"
 )
 
 // secrets makes two Secrets, one of which the pod named a uses.
@@ -40,17 +42,17 @@ func TestKipMayReadOnlyWhatItsPodsUse(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	secrets(s)
-	asKip, err := kubernetes.NewForConfig(world.kipConfig)
+	asKip, err := kubernetes.NewForConfig(world.KipConfig)
 	if err != nil {
 		t.Fatal(err)
 	}
-	node := rest.CopyConfig(world.kipConfig)
-	node.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + world.node, Groups: []string{"system:nodes"}}
+	node := rest.CopyConfig(world.KipConfig)
+	node.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + harness.Node, Groups: []string{"system:nodes"}}
 	asNode, err := kubernetes.NewForConfig(node)
 	if err != nil {
 		t.Fatal(err)
 	}
-	foreign := rest.CopyConfig(world.kipConfig)
+	foreign := rest.CopyConfig(world.KipConfig)
 	foreign.Impersonate = rest.ImpersonationConfig{UserName: "system:node:another", Groups: []string{"system:nodes"}}
 	asOther, err := kubernetes.NewForConfig(foreign)
 	if err != nil {

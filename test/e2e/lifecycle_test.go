@@ -193,7 +193,7 @@ func TestReadinessGatesAndConditionsOfOthersAreKept(t *testing.T) {
 		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{
 			Type: "example.com/open", Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Now()),
 		})
-		_, err = world.admin.CoreV1().Pods(s.ns).UpdateStatus(ctx, p, metav1.UpdateOptions{})
+		_, err = world.Admin.CoreV1().Pods(s.ns).UpdateStatus(ctx, p, metav1.UpdateOptions{})
 		return err
 	})
 	s.waitReady("a")

@@ -77,7 +77,7 @@ spec:
 	for _, n := range []int{3, 1} {
 		s.kubectl("scale", "deployment/d", fmt.Sprintf("--replicas=%d", n))
 		s.eventually(fmt.Sprintf("%d ready pods, each on its own cell", n), func(ctx context.Context) error {
-			pods, err := world.admin.CoreV1().Pods(s.ns).List(ctx, metav1.ListOptions{})
+			pods, err := world.Admin.CoreV1().Pods(s.ns).List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return err
 			}

@@ -5,6 +5,8 @@ package e2e
 import (
 	"strings"
 	"testing"
+
+	apiv1 "github.com/elotl/kip/api/v1"
 )
 
 // Not parallel: it kills the Kip that all tests share. Parallel tests are
@@ -15,14 +17,14 @@ func TestAPodDoesNotNoticeThatKipIsKilled(t *testing.T) {
 	before := s.waitReady("a")
 	instance := s.cellOf("a").Status.InstanceID
 
-	world.kip.kill(t)
+	killKip(t)
 	if _, code, _ := s.try("exec", "a", "--", "true"); code == 0 {
 		t.Fatal("exec works without Kip: the test killed something else")
 	}
 	s.kubectl("annotate", "pod", "a", "while-away=yes")
-	world.kip.start(t)
+	startKip(t)
 
-	s.eventually("exec works again", execTrue(s, "a"))
+	s.eventually("exec works again", s.execTrue("a"))
 	after := s.waitReady("a")
 	b, a := before.Status.ContainerStatuses[0], after.Status.ContainerStatuses[0]
 	if a.ContainerID != b.ContainerID || a.RestartCount != 0 || after.UID != before.UID {
@@ -43,10 +45,10 @@ func TestKipCatchesUpWithWhatHappenedWhileItWasDead(t *testing.T) {
 	s := newSpace(t)
 	s.apply(sleeper("a"))
 	s.waitReady("a")
-	world.kip.kill(t)
+	killKip(t)
 	s.kubectl("delete", "pod", "a", "--force", "--grace-period=0")
 	s.apply(sleeper("b"))
-	world.kip.start(t)
+	startKip(t)
 	s.waitGone("a")
 	s.waitReady("b")
 }
@@ -54,12 +56,12 @@ func TestKipCatchesUpWithWhatHappenedWhileItWasDead(t *testing.T) {
 // Kip is killed while it launches: nothing is lost and nothing doubled.
 func TestAKilledLaunchIsTakenUpAgain(t *testing.T) {
 	s := newSpace(t)
-	for i, phase := range []string{"Requested", "Launching", "Booting", "Ready"} {
+	for i, phase := range []apiv1.Phase{apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Ready} {
 		name := "p" + string(rune('a'+i))
 		s.apply(sleeper(name))
 		s.waitPhaseReached(name, phase)
-		world.kip.kill(t)
-		world.kip.start(t)
+		killKip(t)
+		startKip(t)
 		s.waitReady(name)
 		s.cellOf(name)
 	}

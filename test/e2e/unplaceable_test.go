@@ -13,7 +13,7 @@ import (
 // why runs kipctl why on a pod.
 func why(s *space, pod string) string {
 	s.Helper()
-	out, errs, err := run(exec.CommandContext(s.Context(), world.kipctl, "why", pod, "-n", s.ns, "--kubeconfig", world.kubeconfig, "--socket", world.socket))
+	out, errs, err := run(exec.CommandContext(s.Context(), world.Tool("kipctl"), "why", pod, "-n", s.ns, "--kubeconfig", world.Kubeconfig, "--socket", world.Socket))
 	if err != nil {
 		s.Fatalf("kipctl why %s: %v\n%s%s", pod, err, out, errs)
 	}

@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/elotl/kip/test/harness"
 )
 
 func TestVolumesAreWhatAKubeletMakesOfThem(t *testing.T) {
@@ -64,7 +66,7 @@ stringData: {word: sesame}
 	}
 	for script, want := range map[string]string{
 		"echo $IP":                                pod.Status.PodIP,
-		"echo $NODE":                              world.node,
+		"echo $NODE":                              harness.Node,
 		"echo $COLOUR $WORD":                      "red sesame",
 		"cat /settings/colour /settings/shape":    "redround",
 		"cat /one/shape":                          "round",
@@ -85,7 +87,7 @@ stringData: {word: sesame}
 	}
 
 	// The bound token is the pod's service account to the API server.
-	config := rest.AnonymousClientConfig(world.config)
+	config := rest.AnonymousClientConfig(world.Config)
 	config.BearerToken = in("cat /all/token")
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -98,8 +100,8 @@ stringData: {word: sesame}
 	if got, want := me.Status.UserInfo.Username, "system:serviceaccount:"+s.ns+":default"; got != want {
 		t.Errorf("the token is that of %s, want %s", got, want)
 	}
-	if got := me.Status.UserInfo.Extra["authentication.kubernetes.io/node-name"]; len(got) != 1 || got[0] != world.node {
-		t.Errorf("the token's node is %v, want %s", got, world.node)
+	if got := me.Status.UserInfo.Extra["authentication.kubernetes.io/node-name"]; len(got) != 1 || got[0] != harness.Node {
+		t.Errorf("the token's node is %v, want %s", got, harness.Node)
 	}
 
 	// Changes reach the running pod; a subPath keeps what it had.

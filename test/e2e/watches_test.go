@@ -18,7 +18,7 @@ import (
 // watches reads how many watches the API server has open, by resource.
 func watches(t *testing.T) map[string]int {
 	t.Helper()
-	text, err := world.admin.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+	text, err := world.Admin.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ spec:
 `)
 	ready := func(n int) {
 		s.eventually(fmt.Sprintf("%d pods are ready", n), func(ctx context.Context) error {
-			d, err := world.admin.AppsV1().Deployments(s.ns).Get(ctx, "d", metav1.GetOptions{})
+			d, err := world.Admin.AppsV1().Deployments(s.ns).Get(ctx, "d", metav1.GetOptions{})
 			if err != nil {
 				return err
 			}

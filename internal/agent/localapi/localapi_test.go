@@ -57,7 +57,7 @@ func client(t *testing.T, p *PKI, cert *tls.Certificate) *http.Client {
 // serve runs an endpoint in front of kip until the test ends.
 func serve(t *testing.T, p *PKI, kip http.RoundTripper) *Endpoint {
 	t.Helper()
-	e, err := p.Listen(0, kip, quiet)
+	e, err := p.Listen("127.0.0.1:0", kip, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/elotl/kip/internal/agent/configs"
 )
 
-// Port is where the kubelet finds its API server, on 127.0.0.1 only.
-const Port = agentapi.Port + 1
+// Address is where the kubelet finds its API server.
+var Address = net.JoinHostPort("127.0.0.1", strconv.Itoa(agentapi.Port+1))
 
 // shutdownGrace is for requests in flight when the agent stops; watches never
 // end by themselves.
@@ -32,10 +32,10 @@ type Endpoint struct {
 	lis    net.Listener
 }
 
-// Listen opens the endpoint on 127.0.0.1:port (0 picks one). Requests go to
-// kip, the way to the cell API.
-func (p *PKI) Listen(port int, kip http.RoundTripper, log *slog.Logger) (*Endpoint, error) {
-	lis, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+// Listen opens the endpoint at address, which is one of 127.0.0.1. Requests go
+// to kip, the way to the cell API.
+func (p *PKI) Listen(address string, kip http.RoundTripper, log *slog.Logger) (*Endpoint, error) {
+	lis, err := net.Listen("tcp4", address)
 	if err != nil {
 		return nil, fmt.Errorf("open the kubelet's API endpoint: %w", err)
 	}

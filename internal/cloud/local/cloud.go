@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -50,6 +51,13 @@ type machine struct {
 	gone chan struct{}
 	// process is set while init runs.
 	process *handle
+}
+
+// instance is a copy for callers, who may do with it what they like.
+func (m *machine) instance() cloud.Instance {
+	i := m.rec.Instance
+	i.Tags = maps.Clone(i.Tags)
+	return i
 }
 
 // New opens the cloud in cfg.StateDir: it adopts the machines that run and
@@ -189,7 +197,7 @@ func (c *Cloud) List(ctx context.Context, owner string) ([]cloud.Instance, error
 	var list []cloud.Instance
 	for _, m := range c.machines {
 		if m.rec.Instance.Tags[cloud.TagOwner] == owner {
-			list = append(list, m.rec.Instance)
+			list = append(list, m.instance())
 		}
 	}
 	c.mu.Unlock()

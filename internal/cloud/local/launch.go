@@ -44,7 +44,7 @@ func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Instan
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	i := m.rec.Instance
+	i := m.instance()
 	if m.err != nil {
 		return cloud.Instance{}, fmt.Errorf("launch %s: %w", i.ID, m.err)
 	}

@@ -57,10 +57,12 @@ func MachineMain(args []string) {
 	// The cgroup namespace and the capabilities belong to a thread: all must
 	// happen on the one that becomes the machine's init.
 	runtime.LockOSThread()
-	unix.CloseOnExec(statusFD)
+	err := keepNoFiles()
 	in := os.NewFile(specFD, "spec")
 	var s spec
-	err := json.NewDecoder(in).Decode(&s)
+	if err == nil {
+		err = json.NewDecoder(in).Decode(&s)
+	}
 	in.Close()
 	if err == nil {
 		err = s.become()
@@ -68,6 +70,21 @@ func MachineMain(args []string) {
 	status := os.NewFile(statusFD, "status")
 	fmt.Fprint(status, err)
 	os.Exit(1)
+}
+
+// keepNoFiles lets the machine's init inherit its console and nothing else,
+// whatever the launching process itself was started with.
+func keepNoFiles() error {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if fd, err := strconv.Atoi(e.Name()); err == nil && fd > 2 {
+			unix.CloseOnExec(fd)
+		}
+	}
+	return nil
 }
 
 // become turns this process into the machine's init; it returns only errors.

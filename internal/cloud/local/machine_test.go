@@ -257,6 +257,13 @@ func TestMachineShowsItsType(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Like one that this process was started with: not closed on exec.
+	var inherited [2]int
+	if err := unix.Pipe(inherited[:]); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(inherited[0])
+	defer unix.Close(inherited[1])
 	for _, typ := range testTypes {
 		r := request(typ.Name)
 		r.InstanceType = typ.Name
@@ -282,6 +289,9 @@ func TestMachineShowsItsType(t *testing.T) {
 			{"disks that are no overlay", "grep -c '^overlay /var/lib/\\(containerd\\|kubelet\\) ' /proc/mounts; grep -c ' /var/lib/\\(containerd\\|kubelet\\) ' /proc/mounts", "0\n2"},
 			{"shared mounts", "grep ' / / ' /proc/self/mountinfo | grep -c shared:", "1"},
 			{"nothing of the host", "grep -c " + cfg.StateDir + "/machines/.*/root /proc/self/mountinfo || true", "0"},
+			{"a /proc for user namespaces", "busybox unshare -r -m -p -f --mount-proc echo ok", "ok"},
+			{"a /sys for user namespaces", "busybox unshare -r -m -n mount -t sysfs -o ro,nosuid,nodev,noexec sys /sys && echo ok", "ok"},
+			{"no file of its launcher", "ls -l /proc/1/fd | grep -c pipe: || true", "0"},
 			{"no way to set the clock", "date -s @1 2>&1 | grep -c permitted", "1"},
 		} {
 			if got := run(t, i.ManagementIP, see.script); got != see.want {
@@ -466,16 +476,18 @@ func TestFrozenProcessesAreEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	script := `mkdir /sys/fs/cgroup/f && sleep 1000 > /dev/null 2>&1 & echo $! > /sys/fs/cgroup/f/cgroup.procs && echo 1 > /sys/fs/cgroup/f/cgroup.freeze`
+	group, freeze, frozen := "/sys/fs/cgroup/f", "1 > $f/cgroup.freeze", "'frozen 1' $f/cgroup.events"
 	if !hs.pureV2() {
 		if !slices.ContainsFunc(hs, func(h hierarchy) bool { return h.has("freezer") }) {
 			t.Skip("this host has no freezer")
 		}
-		script = `f=/sys/fs/cgroup/freezer/f; mkdir $f
-sleep 1000 > /dev/null 2>&1 &
-echo $! > $f/cgroup.procs && echo FROZEN > $f/freezer.state
-until grep -q FROZEN $f/freezer.state; do :; done`
+		group, freeze, frozen = "/sys/fs/cgroup/freezer/f", "FROZEN > $f/freezer.state", "FROZEN $f/freezer.state"
 	}
+	script := "f=" + group + `
+mkdir $f
+sleep 1000 > /dev/null 2>&1 &
+echo $! > $f/cgroup.procs && echo ` + freeze + `
+until grep -q ` + frozen + `; do :; done`
 	run(t, i.ManagementIP, script)
 	if err := c.Terminate(context.Background(), i.ID); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,122 @@
+# Kip on one machine. `make help` lists what there is.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# Arguments of `make run`, such as ARGS=--once.
+ARGS ?=
+GO ?= go
+BIN := bin
+
+# Some repositories are owned by another user than root, and then Go cannot ask
+# git; the version is given below instead.
+export GOFLAGS += -buildvcs=false
+COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+VERSION ?= v0.0.0-$(COMMIT)
+
+MODULE := github.com/elotl/kip
+K8S_VERSION := $(shell awk '$$1 == "k8s.io/kubernetes" {print $$2}' go.mod)
+K8S_MAJOR := $(patsubst v%,%,$(word 1,$(subst ., ,$(K8S_VERSION))))
+K8S_MINOR := $(word 2,$(subst ., ,$(K8S_VERSION)))
+# What Kubernetes' parts say when they are asked for their version.
+K8S_LDFLAGS := $(foreach p,k8s.io/component-base/version k8s.io/client-go/pkg/version,\
+	-X $(p).gitVersion=$(K8S_VERSION) -X $(p).gitMajor=$(K8S_MAJOR) -X $(p).gitMinor=$(K8S_MINOR))
+LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION) $(K8S_LDFLAGS)
+
+# containerd's snapshotters that no cell has.
+ITZO_TAGS := no_btrfs,no_zfs,no_devmapper
+
+SHOW := hack/with-progress
+BUILD = CGO_ENABLED=0 $(SHOW) "building $@" $(GO) build -trimpath -ldflags "$(LDFLAGS)"
+
+# The packages that do not link Kubernetes' own code: the others take minutes.
+# Tests that need more of the machine than a user has say so themselves.
+UNIT = $(shell $(GO) list -f '{{.ImportPath}} {{join .Deps " "}}' ./... | awk '!/ k8s\.io\/kubernetes\// {print $$1}')
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  make run ARGS=--once  the same, but end after the example'
+
+##### run
+
+.PHONY: run
+run: build ## a control plane, Kip and an example pod on a cell, on this machine; as root
+	@exec $(BIN)/kip-dev run $(ARGS)
+
+.PHONY: stop
+stop: build ## end and remove what a killed run left on this machine; as root
+	@$(BIN)/kip-dev clean
+
+##### build
+
+PROGRAMS := kip kipctl itzo itzo-lite kip-dev runc pause
+
+.PHONY: build
+build: prerequisites announce $(PROGRAMS:%=$(BIN)/%) $(BIN)/kubectl ## all programs, into bin/
+
+.PHONY: prerequisites
+prerequisites: ## install what this machine lacks, where that is possible
+	@hack/prerequisites
+
+.PHONY: announce
+announce:
+	@mkdir -p $(BIN)
+	@[ -x $(BIN)/kip-dev ] || echo 'building Kip, a kubelet, containerd and a control plane: the first time takes some 10 minutes on two cores'
+
+# Go itself knows what has to be built again, so the rules always ask it.
+.PHONY: FORCE
+FORCE:
+
+$(BIN)/kip $(BIN)/kipctl $(BIN)/kip-dev: $(BIN)/%: FORCE | announce
+	@$(BUILD) -o $@ ./cmd/$*
+
+$(BIN)/itzo $(BIN)/itzo-lite: $(BIN)/%: FORCE | announce
+	@$(BUILD) -tags $(ITZO_TAGS) -o $@ ./cmd/$*
+
+# runc wants C for the seccomp filters that pods ask for.
+$(BIN)/runc: FORCE | announce
+	@CGO_ENABLED=1 $(SHOW) "building $@" $(GO) -C internal/cellimage/runc build -trimpath -tags seccomp,netgo,osusergo \
+		-ldflags '-s -w -extldflags "-static"' -o $(CURDIR)/$@ github.com/opencontainers/runc
+
+# For machines that have none.
+$(BIN)/kubectl: | announce
+	@ln -sf kip-dev $@
+
+$(BIN)/pause: cmd/pause/pause.c | announce
+	@gcc -Os -static -s -Wall -Werror -o $@ $<
+
+##### check
+
+.PHONY: test
+test: build lint unit e2e ## everything that is checked; as root
+
+.PHONY: unit
+unit: ## tests without root and without Kubernetes' own code
+	$(GO) test -race -timeout 10m $(UNIT)
+
+.PHONY: e2e
+e2e: build ## tests with real kubelets on the local cloud; as root
+	KIP_BIN=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -timeout 30m ./test/e2e/...
+
+.PHONY: bench
+bench: build ## measure, one line a figure; as root
+	KIP_BIN=$(CURDIR)/$(BIN) $(GO) run ./test/bench
+
+.PHONY: lint
+lint: ## formatting, vet and staticcheck
+	@bad=$$(gofmt -l $$(git ls-files '*.go' 2>/dev/null || find . -name '*.go')); if [ -n "$$bad" ]; then echo "not formatted: $$bad"; exit 1; fi
+	$(GO) vet $(UNIT)
+	$(GO) tool -modfile=hack/tools/go.mod staticcheck $(UNIT)
+
+.PHONY: docs
+docs: ## write the reference pages that are generated from code
+	$(GO) test ./internal/config -run TestReference -update
+
+##### clean
+
+.PHONY: clean
+clean: ## end what runs and remove bin/ and .kip/
+	@[ ! -x $(BIN)/kip-dev ] || $(BIN)/kip-dev clean
+	rm -rf $(BIN) .kip

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/elotl/kip/dev/run"
+	"github.com/elotl/kip/dev/stack"
+)
+
+// place are the flags that say where on this machine a stack is. Two with
+// different state folders, bridges and CIDRs can run side by side.
+type place struct {
+	state, bin, cellRoot, bridge, cidr, serviceCIDR, node string
+	noFsync, verbose                                      bool
+}
+
+func (p *place) add(fs *pflag.FlagSet) {
+	fs.StringVar(&p.state, "state", ".kip", "`folder` for everything that is written; emptied at the start and at the end, but for logs")
+	fs.StringVar(&p.bin, "bin", "", "`folder` of kip, itzo, itzo-lite, runc and pause; default: that of kip-dev")
+	fs.StringVar(&p.cellRoot, "cell-root", "", "`folder` of the root that all cells start from, made where it is missing or outdated; default: cell-root in the state folder")
+	fs.StringVar(&p.bridge, "bridge", "kip0", "network `device` that cells and the control plane are on")
+	fs.StringVar(&p.cidr, "cidr", "10.110.0.0/16", "`addresses` on the bridge; the first is the control plane's")
+	fs.StringVar(&p.serviceCIDR, "service-cidr", "10.96.0.0/16", "`addresses` of Services")
+	fs.StringVar(&p.node, "node", "kip-0", "`name` of the virtual node; its rights are those of deploy/rbac.yaml")
+	fs.BoolVar(&p.noFsync, "no-fsync", false, "etcd does not wait for the disk: for tests")
+	fs.BoolVarP(&p.verbose, "verbose", "v", false, "log more")
+}
+
+func (p *place) options(command string) (stack.Options, error) {
+	cidr, err := netip.ParsePrefix(p.cidr)
+	if err != nil {
+		return stack.Options{}, fmt.Errorf("--cidr: %w; want a network such as 10.110.0.0/16", err)
+	}
+	serviceCIDR, err := netip.ParsePrefix(p.serviceCIDR)
+	if err != nil {
+		return stack.Options{}, fmt.Errorf("--service-cidr: %w; want a network such as 10.96.0.0/16", err)
+	}
+	bin := p.bin
+	if bin == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return stack.Options{}, fmt.Errorf("find the folder of kip-dev: %w", err)
+		}
+		bin = filepath.Dir(self)
+	}
+	root := p.cellRoot
+	if root == "" {
+		root = filepath.Join(p.state, "cell-root")
+	}
+	var level slog.Level = slog.LevelWarn
+	if p.verbose {
+		level = slog.LevelDebug
+	}
+	return stack.Options{
+		State: p.state, Bin: bin, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR,
+		Node: p.node, NoFsync: p.noFsync, Verbose: p.verbose, Command: command,
+		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
+	}, nil
+}
+
+func runCommand() *cobra.Command {
+	var p place
+	var once bool
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Start everything, run examples/hello.yaml on a cell, and stay up until Ctrl-C",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o, err := p.options("make run")
+			if err != nil {
+				return err
+			}
+			return run.Example(cmd.Context(), run.Options{Stack: o, Once: once, Out: cmd.OutOrStdout()})
+		},
+	}
+	p.add(cmd.Flags())
+	cmd.Flags().BoolVar(&once, "once", false, "end after the example, with exit status 0 only if it succeeded and nothing is left")
+	return cmd
+}
+
+func upCommand() *cobra.Command {
+	var p place
+	var noKip bool
+	var ready string
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Start everything but the example, for tests and benchmarks",
+		Long: `Start the control plane, the registry and Kip, print a line that begins with
+READY, and stay up until SIGTERM or Ctrl-C.
+
+SIGUSR1 kills Kip as a crash would; SIGUSR2 starts it again. While Kip runs, the
+file kip.json in the state folder names its process.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o, err := p.options("kip-dev up")
+			if err != nil {
+				return err
+			}
+			kill, start := make(chan os.Signal, 1), make(chan os.Signal, 1)
+			signal.Notify(kill, syscall.SIGUSR1)
+			signal.Notify(start, syscall.SIGUSR2)
+			defer signal.Stop(kill)
+			defer signal.Stop(start)
+			return run.Up(cmd.Context(), run.UpOptions{
+				Stack: o, NoKip: noKip, ReadyFile: ready, Out: cmd.OutOrStdout(), Kill: kill, StartKip: start,
+			})
+		},
+	}
+	p.add(cmd.Flags())
+	cmd.Flags().BoolVar(&noKip, "no-kip", false, "do not start Kip, until SIGUSR2")
+	cmd.Flags().StringVar(&ready, "ready-file", "", "`file` that gets the READY line when everything is up")
+	return cmd
+}
+
+func clusterCommand() *cobra.Command {
+	var p place
+	var ready string
+	cmd := &cobra.Command{
+		Use:   "cluster",
+		Short: "Start only the control plane, and stay up until SIGTERM or Ctrl-C",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o, err := p.options("kip-dev cluster")
+			if err != nil {
+				return err
+			}
+			return run.Up(cmd.Context(), run.UpOptions{Stack: o, ClusterOnly: true, ReadyFile: ready, Out: cmd.OutOrStdout()})
+		},
+	}
+	p.add(cmd.Flags())
+	cmd.Flags().StringVar(&ready, "ready-file", "", "`file` that gets the READY line when everything is up")
+	return cmd
+}
+
+func cleanCommand() *cobra.Command {
+	var p place
+	cmd := &cobra.Command{
+		Use:   "clean",
+		Short: "End and remove what a killed run left on this machine",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o, err := p.options("kip-dev clean")
+			if err != nil {
+				return err
+			}
+			return run.Clean(cmd.Context(), o, cmd.OutOrStdout())
+		},
+	}
+	p.add(cmd.Flags())
+	return cmd
+}

@@ -1,0 +1,143 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/dev/progress"
+	"github.com/elotl/kip/dev/stack"
+)
+
+// UpOptions say what Up starts.
+type UpOptions struct {
+	Stack stack.Options
+	// Parts that are not started.
+	NoKip, ClusterOnly bool
+	// ReadyFile gets the ready line too, if it is set.
+	ReadyFile string
+	Out       io.Writer
+	// Kill ends Kip as a crash would, StartKip starts it again: the signals of
+	// a test.
+	Kill, StartKip <-chan os.Signal
+}
+
+// Up starts a stack without the example, says so in one line, and keeps it
+// until ctx ends. It leaves nothing on the machine. The line is
+//
+//	READY kubeconfig=… kip-kubeconfig=… registry=… kip=…
+//
+// where kip is the file that names Kip's process while it runs.
+func Up(ctx context.Context, o UpOptions) (err error) {
+	r := &run{Options: Options{Stack: o.Stack, Out: o.Out}, progress: progress.Line{Out: o.Out, Clock: clock.RealClock{}}}
+	if r.stack, err = stack.Open(o.Stack); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.stack.Close()) }()
+	began := time.Now()
+	err = r.up(ctx, o)
+	if err == nil {
+		err = r.ready(o, time.Since(began))
+	}
+	if err == nil {
+		err = r.keep(ctx, o)
+	}
+	if err != nil && ctx.Err() == nil {
+		r.showLogs()
+	}
+	if ctx.Err() != nil {
+		err = nil // somebody asked for the end
+	}
+	return errors.Join(err, r.stop(ctx))
+}
+
+func (r *run) up(ctx context.Context, o UpOptions) error {
+	if !o.ClusterOnly && !o.NoKip {
+		return r.start(ctx)
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := r.clean(ctx); err != nil {
+		return err
+	}
+	if err := r.stack.StartCluster(ctx); err != nil || o.ClusterOnly {
+		return err
+	}
+	if err := r.stack.BuildCellRoot(ctx); err != nil {
+		return err
+	}
+	if err := r.stack.StartRegistry(ctx); err != nil {
+		return err
+	}
+	_, err := r.stack.WriteProviderConfig()
+	return err
+}
+
+func (r *run) ready(o UpOptions, took time.Duration) error {
+	line := fmt.Sprintf("READY kubeconfig=%s kip-kubeconfig=%s", r.stack.Cluster.AdminKubeconfig(), r.stack.Cluster.KipKubeconfig())
+	if r.stack.Registry != nil {
+		line += " registry=" + r.stack.Registry.Address()
+	}
+	if r.stack.Kip != nil {
+		line += " kip=" + r.stack.KipRecord()
+	}
+	fmt.Fprintf(o.Out, "%s\n", line)
+	o.Stack.Log.Info("ready", "after", took)
+	if o.ReadyFile == "" {
+		return nil
+	}
+	// Renamed, so that whoever waits for the file finds it whole.
+	if err := os.WriteFile(o.ReadyFile+".new", []byte(line+"\n"), 0o600); err != nil {
+		return fmt.Errorf("write the ready file: %w", err)
+	}
+	if err := os.Rename(o.ReadyFile+".new", o.ReadyFile); err != nil {
+		return fmt.Errorf("write the ready file: %w", err)
+	}
+	return nil
+}
+
+// keep waits for the end and serves a test's signals until then.
+func (r *run) keep(ctx context.Context, o UpOptions) error {
+	for ctx.Err() == nil {
+		watch, stop := context.WithCancel(ctx)
+		failed := make(chan error, 1)
+		go func() { failed <- r.stack.Failed(watch) }()
+		var err error
+		select {
+		case err = <-failed:
+		case <-o.Kill:
+			stop()
+			<-failed // what follows is no failure
+			if r.stack.Kip != nil {
+				err = r.stack.Kip.Kill()
+				r.stack.Kip = nil
+			}
+		case <-o.StartKip:
+			stop()
+			<-failed
+			if r.stack.Kip == nil {
+				err = r.stack.StartKip()
+			}
+		}
+		stop()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Clean removes what a killed run left on this machine, and says what it was.
+func Clean(ctx context.Context, o stack.Options, out io.Writer) (err error) {
+	r := &run{Options: Options{Stack: o, Out: out}}
+	if r.stack, err = stack.Open(o); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.stack.Close()) }()
+	return r.clean(ctx)
+}

@@ -1,0 +1,425 @@
+package stack
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/dev/child"
+	"github.com/elotl/kip/dev/cluster"
+	"github.com/elotl/kip/dev/host"
+	"github.com/elotl/kip/dev/listen"
+	"github.com/elotl/kip/dev/lock"
+	"github.com/elotl/kip/dev/registry"
+	"github.com/elotl/kip/internal/cellimage"
+	"github.com/elotl/kip/internal/cloud/local"
+)
+
+// registryPort is preferred; another is taken when it is not free.
+const registryPort = 5000
+
+// markVariable is in the environment of all that a stack starts, with the state
+// folder as its value, so that what is left of it is found.
+const markVariable = "KIP_DEV_STATE"
+
+// ExampleImage is what the registry has, under the name that it has on docker.io.
+const ExampleImage = "library/busybox:1.36"
+
+// Options say where a stack is and what it is made of.
+type Options struct {
+	State       string       // folder for everything that is written
+	Bin         string       // folder of kip, itzo, itzo-lite, runc and pause
+	CellRoot    string       // the cells' root; made where it is missing or outdated
+	Bridge      string       // network device
+	CIDR        netip.Prefix // its addresses; the first is the host's
+	ServiceCIDR netip.Prefix
+	Node        string // name of the virtual node
+	NoFsync     bool   // etcd does not wait for the disk
+	Verbose     bool   // Kip logs everything
+	Command     string // what the user typed, for whoever meets the lock
+	Log         *slog.Logger
+}
+
+// Stack is what runs, or is left, in one state folder.
+type Stack struct {
+	opts    Options
+	lock    *lock.Lock
+	address netip.Addr
+
+	Cluster  *cluster.Cluster
+	Registry *registry.Registry
+	Kip      *child.Process
+}
+
+// HostError says what this machine lacks.
+type HostError struct{ Problems []host.Problem }
+
+func (e *HostError) Error() string {
+	lines := []string{"this machine cannot run cells:"}
+	for _, p := range e.Problems {
+		lines = append(lines, "  - "+p.String())
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Open claims the state folder. It fails with *lock.HeldError when another
+// process has it, and with *HostError when this machine lacks something.
+func Open(o Options) (*Stack, error) {
+	for _, p := range []*string{&o.State, &o.Bin, &o.CellRoot} {
+		abs, err := filepath.Abs(*p)
+		if err != nil {
+			return nil, fmt.Errorf("folder %s: %w", *p, err)
+		}
+		*p = abs
+	}
+	if problems := host.Check(o.State); len(problems) > 0 {
+		return nil, &HostError{Problems: problems}
+	}
+	if o.CIDR.Overlaps(o.ServiceCIDR) {
+		return nil, fmt.Errorf("the cells' network %s and the Services' %s overlap: choose others with --cidr or --service-cidr", o.CIDR, o.ServiceCIDR)
+	}
+	s := &Stack{opts: o}
+	gateway, err := s.cloud().Gateway()
+	if err != nil {
+		return nil, err
+	}
+	s.address = gateway
+	if err := os.MkdirAll(o.State, 0o700); err != nil {
+		return nil, fmt.Errorf("make the state folder: %w", err)
+	}
+	s.lock, err = lock.Acquire(s.path("lock"), lock.Holder{PID: os.Getpid(), Command: o.Command, Since: time.Now()})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Stack) path(name string) string { return filepath.Join(s.opts.State, name) }
+
+// cloud is what the local cloud keeps, seen from outside of Kip.
+func (s *Stack) cloud() local.Config {
+	return local.Config{StateDir: s.path("cloud"), Bridge: s.opts.Bridge, CIDR: s.opts.CIDR, Log: s.opts.Log}
+}
+
+// Address is this machine's address on the bridge.
+func (s *Stack) Address() netip.Addr { return s.address }
+
+// KipLog is the path of Kip's log, which holds the last run's when Kip has not
+// been started yet.
+func (s *Stack) KipLog() string { return s.path("kip.log") }
+
+// KipRecord is the path of the file that names Kip's process while it runs:
+// {"pid": …, "start": …}.
+func (s *Stack) KipRecord() string { return s.path("kip.json") }
+
+// kept is what stays in the state folder after a run: what helps to understand
+// it, and what makes the next one faster.
+var kept = []string{"lock", "kip.log", "control-plane.log"}
+
+// Clean ends and removes what an earlier run left, however it ended. It says
+// what there was.
+func (s *Stack) Clean(ctx context.Context) ([]string, error) {
+	found, err := s.Leftovers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := child.KillRecorded(ctx, s.KipRecord()); err != nil {
+		return found, fmt.Errorf("clean up after an earlier run: %w", err)
+	}
+	if err := local.Destroy(ctx, s.cloud()); err != nil {
+		return found, fmt.Errorf("clean up after an earlier run: %w", err)
+	}
+	if err := s.removeState(); err != nil {
+		return found, fmt.Errorf("clean up after an earlier run: %w", err)
+	}
+	for _, log := range []string{s.KipLog(), s.path("control-plane.log")} {
+		if err := os.Remove(log); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return found, fmt.Errorf("remove an earlier run's log: %w", err)
+		}
+	}
+	return found, nil
+}
+
+// removeState empties the state folder but for what is kept.
+func (s *Stack) removeState() error {
+	entries, err := os.ReadDir(s.opts.State)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		p := s.path(e.Name())
+		if slices.Contains(kept, e.Name()) || strings.HasPrefix(p, s.opts.CellRoot) {
+			continue
+		}
+		if err := os.RemoveAll(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// StartCluster makes the bridge and starts the control plane on it.
+func (s *Stack) StartCluster(ctx context.Context) error {
+	if err := local.EnsureBridge(ctx, s.cloud()); err != nil {
+		return err
+	}
+	var err error
+	s.Cluster, err = cluster.Start(ctx, cluster.Options{
+		StateDir: s.opts.State, Address: s.address, ServiceCIDR: s.opts.ServiceCIDR,
+		NoFsync: s.opts.NoFsync, NodeName: s.opts.Node, Log: s.opts.Log,
+	})
+	return err
+}
+
+// StartRegistry starts the registry on the bridge and pushes the example image.
+func (s *Stack) StartRegistry(ctx context.Context) error {
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		return fmt.Errorf("find busybox: %w", err)
+	}
+	image, err := registry.Busybox(ctx, busybox)
+	if err != nil {
+		return err
+	}
+	l, err := listen.On(ctx, s.address, registryPort)
+	if err != nil {
+		return fmt.Errorf("start the registry: %w", err)
+	}
+	if s.Registry, err = registry.Start(l, s.path("registry"), s.opts.Log); err != nil {
+		return err
+	}
+	return s.Registry.Push(ctx, ExampleImage, image)
+}
+
+// BuildCellRoot makes the tree that all cells start from, where it is missing
+// or made of other programs.
+func (s *Stack) BuildCellRoot(ctx context.Context) error {
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		return fmt.Errorf("find busybox: %w", err)
+	}
+	certificates := cellimage.HostCertificates
+	if _, err := os.Stat(certificates); errors.Is(err, fs.ErrNotExist) {
+		certificates = "" // the cells then pull from our registry only
+	}
+	bin := func(name string) string { return filepath.Join(s.opts.Bin, name) }
+	return cellimage.Build(ctx, cellimage.Options{
+		Dir: s.opts.CellRoot, Itzo: bin("itzo"), ItzoLite: bin("itzo-lite"), Runc: bin("runc"), Pause: bin("pause"),
+		Busybox: busybox, Certificates: certificates,
+	})
+}
+
+// providerConfig is the provider.yaml of a stack.
+func (s *Stack) providerConfig() ([]byte, error) {
+	mirror := []string{"http://" + s.Registry.Address()}
+	data, err := yaml.Marshal(map[string]any{
+		"apiVersion": "v1",
+		"kind":       "serverConfig",
+		"cloud": map[string]any{"local": map[string]any{
+			"stateDir": s.path("cloud"), "rootDir": s.opts.CellRoot, "bridge": s.opts.Bridge, "cidr": s.opts.CIDR.String(),
+		}},
+		"etcd":  map[string]any{"internal": map[string]any{"dataDir": s.path("kip")}},
+		"cells": map[string]any{"defaultInstanceType": "nano", "registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror}},
+		// More than any test asks for: what fits is for placement to say, not
+		// for the scheduler.
+		"kubelet": map[string]any{"capacity": map[string]any{"cpu": "1000", "memory": "4Ti", "pods": "1000"}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return append([]byte("# Written by kip-dev, for this run.\n"), data...), nil
+}
+
+// WriteProviderConfig writes Kip's provider.yaml and returns its path.
+func (s *Stack) WriteProviderConfig() (string, error) {
+	data, err := s.providerConfig()
+	if err != nil {
+		return "", fmt.Errorf("make provider.yaml: %w", err)
+	}
+	p := s.path("provider.yaml")
+	if err := os.WriteFile(p, data, 0o600); err != nil {
+		return "", fmt.Errorf("write provider.yaml: %w", err)
+	}
+	return p, nil
+}
+
+// KipCommand is how Kip is run in this stack: its path and arguments, and what
+// its environment has besides.
+func (s *Stack) KipCommand() (path string, args, env []string) {
+	cert, key := s.Cluster.KubeletCertificate()
+	args = []string{
+		"--kubeconfig=" + s.Cluster.KipKubeconfig(),
+		"--provider-config=" + s.path("provider.yaml"),
+		"--nodename=" + s.opts.Node,
+		"--node-ip=" + s.address.String(),
+		"--client-ca-file=" + s.Cluster.ClientCA(),
+		"--disable-taint",
+	}
+	if s.opts.Verbose {
+		args = append(args, "--v=1")
+	}
+	return filepath.Join(s.opts.Bin, "kip"), args, []string{
+		"APISERVER_CERT_LOCATION=" + cert, "APISERVER_KEY_LOCATION=" + key, markVariable + "=" + s.opts.State,
+	}
+}
+
+// StartKip starts Kip. It can be called again when Kip has ended.
+func (s *Stack) StartKip() error {
+	path, args, env := s.KipCommand()
+	var err error
+	s.Kip, err = child.Start(child.Spec{Path: path, Args: args, Env: env, LogFile: s.KipLog(), Record: s.KipRecord()})
+	return err
+}
+
+// NodeReady waits until the virtual node is Ready and takes pods, or Kip ends.
+func (s *Stack) NodeReady(ctx context.Context) error {
+	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
+	if err != nil {
+		return err
+	}
+	state := "there is no such node"
+	err = wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		select {
+		case <-s.Kip.Done():
+			return false, fmt.Errorf("kip ended: %w", endOf(s.Kip))
+		case err := <-s.Cluster.Failed():
+			return false, err
+		default:
+		}
+		node, err := client.CoreV1().Nodes().Get(ctx, s.opts.Node, metav1.GetOptions{})
+		if err != nil {
+			if !apierrors.IsNotFound(err) {
+				state = err.Error()
+			}
+			return false, nil
+		}
+		// A controller takes the taint of a new node away when it is Ready; the
+		// scheduler looks at the taint.
+		for _, t := range node.Spec.Taints {
+			if t.Key == corev1.TaintNodeNotReady {
+				state = "it is not Ready"
+				return false, nil
+			}
+		}
+		for _, c := range node.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				state = fmt.Sprintf("Ready is %s: %s", c.Status, c.Message)
+				return c.Status == corev1.ConditionTrue, nil
+			}
+		}
+		state = "it has no condition Ready"
+		return false, nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait for node %s (%s): %w", s.opts.Node, state, err)
+	}
+	return nil
+}
+
+func endOf(p *child.Process) error {
+	if err := p.Err(); err != nil {
+		return err
+	}
+	return errors.New("exit status 0")
+}
+
+// Failed waits until a part ends that nobody stopped, and says which. It
+// returns nil when ctx ends first.
+func (s *Stack) Failed(ctx context.Context) error {
+	var kip <-chan struct{}
+	if s.Kip != nil {
+		kip = s.Kip.Done()
+	}
+	var registry <-chan error
+	if s.Registry != nil {
+		registry = s.Registry.Failed()
+	}
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-s.Cluster.Failed():
+		return err
+	case err := <-registry:
+		return err
+	case <-kip:
+		return fmt.Errorf("kip ended: %w", endOf(s.Kip))
+	}
+}
+
+// Stop ends everything in order and removes it, with what the state folder
+// holds but logs and the cells' root. It is for a stack that was started in
+// part too, and can be called twice.
+func (s *Stack) Stop(ctx context.Context) error {
+	var errs []error
+	if s.Kip != nil {
+		errs = append(errs, s.Kip.Stop(ctx))
+	}
+	// The machines go once Kip cannot launch more, and while the bridge is
+	// still used: it goes with them in the end.
+	if s.Registry != nil {
+		errs = append(errs, s.Registry.Stop())
+	}
+	if s.Cluster != nil {
+		errs = append(errs, s.Cluster.Stop(ctx))
+	}
+	errs = append(errs, local.Destroy(ctx, s.cloud()))
+	if err := s.removeState(); err != nil {
+		errs = append(errs, fmt.Errorf("empty the state folder: %w", err))
+	}
+	s.Kip, s.Registry, s.Cluster = nil, nil, nil
+	return errors.Join(errs...)
+}
+
+// Close gives the state folder up.
+func (s *Stack) Close() error { return s.lock.Release() }
+
+// Leftovers names what is on this machine of a stack in this folder, when none
+// should run: processes, cgroups, network devices, mounts.
+func (s *Stack) Leftovers(ctx context.Context) ([]string, error) {
+	found, err := local.Leftovers(ctx, s.cloud())
+	if err != nil {
+		return nil, fmt.Errorf("look for leftovers: %w", err)
+	}
+	pids, err := child.Marked(markVariable + "=" + s.opts.State)
+	if err != nil {
+		return nil, fmt.Errorf("look for leftovers: %w", err)
+	}
+	for _, pid := range pids {
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		if err != nil {
+			continue // it ended meanwhile
+		}
+		what := fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(name)))
+		if !slices.Contains(found, what) {
+			found = append(found, what)
+		}
+	}
+	return found, nil
+}
+
+// Tail returns the last n lines of a file, or why they cannot be had.
+func Tail(path string, n int) string {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	lines := bytes.Split(bytes.TrimRight(data, "\n"), []byte("\n"))
+	return string(bytes.Join(lines[max(0, len(lines)-n):], []byte("\n")))
+}

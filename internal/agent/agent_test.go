@@ -1,0 +1,361 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/pki"
+)
+
+// patience is how long a test waits for a real process before it fails.
+const patience = 20 * time.Second
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// machine is a folder that looks like a machine's root to an agent, with a shell
+// script in the place of the kubelet and containerd. The script writes what it
+// does to the file "did".
+type machine struct {
+	t    *testing.T
+	root string
+	user string // user data
+
+	mu       sync.Mutex
+	prepared []agentapi.Config
+	fail     error // of the next Prepare
+}
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	m := &machine{t: t, root: t.TempDir()}
+	authority, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.user = fmt.Sprintf("#cloud-config\nkip:\n  cellID: c-1\n  caHash: \"%s\"\n  token: \"%s\"\n", authority.Hash(), pki.NewToken().Reveal())
+	m.file("user-data", m.user, 0o400)
+	m.file("proc/self/status", "CapEff:\t0\n", 0o444)
+	m.file("pause.tar", "an image", 0o444)
+	m.file("itzo", `#!/bin/sh
+did() { echo "$1" >>`+m.root+`/did; }
+component() {
+	trap "did '$1 stopped'; exit 0" TERM
+	did "$1 started"
+	while :; do sleep 0.01; done
+}
+case "$*" in
+"--config=/etc/containerd/config.toml") component containerd ;;
+"--config=/var/lib/kubelet/config.yaml "*) component kubelet ;;
+import-images*) until [ -e `+m.root+`/serving ]; do sleep 0.01; done; did "imported ${2##*/}" ;;
+stop-pods*) did "pods stopped" ;;
+*) did "unknown: $*"; exit 1 ;;
+esac
+`, 0o755)
+	return m
+}
+
+func (m *machine) path(name string) string { return filepath.Join(m.root, name) }
+
+func (m *machine) file(name, text string, mode os.FileMode) {
+	m.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(m.path(name)), 0o755); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := os.WriteFile(m.path(name), []byte(text), mode); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *machine) did() []string {
+	b, _ := os.ReadFile(m.path("did"))
+	return strings.FieldsFunc(string(b), func(r rune) bool { return r == '\n' })
+}
+
+func (m *machine) didIt(what string) func() bool {
+	return func() bool { return slices.Contains(m.did(), what) }
+}
+
+// agent makes an agent on the machine.
+func (m *machine) agent(init bool) *Agent {
+	m.t.Helper()
+	a, err := New(Options{
+		Root: m.root, UserData: m.path("user-data"), StateDir: m.path("state"), RunDir: m.path("run"), LogDir: m.path("log"),
+		PauseArchive: m.path("pause.tar"), Listen: "127.0.0.1:0", APIListen: "127.0.0.1:0",
+		Self: m.path("itzo"), Components: m.path("itzo"), Init: init, Version: "v1",
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Prepare: func(c agentapi.Config) error {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			if err := m.fail; err != nil {
+				m.fail = nil
+				return err
+			}
+			m.prepared = append(m.prepared, c)
+			return nil
+		},
+	})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return a
+}
+
+// run runs an agent until the returned function is called, or the test ends.
+func (m *machine) run(a *Agent) (stop func()) {
+	ctx, cancel := context.WithCancel(m.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			m.t.Error(err)
+		}
+	})
+	m.t.Cleanup(stop)
+	eventually(m.t, "the agent runs", func() bool { return put(m.t, a, "{}").Code == http.StatusBadRequest && running(a) })
+	return stop
+}
+
+func running(a *Agent) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.running != nil
+}
+
+func put(t *testing.T, a *Agent, body any) *httptest.ResponseRecorder {
+	t.Helper()
+	text, ok := body.(string)
+	if !ok {
+		b, err := json.Marshal(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = string(b)
+	}
+	w := httptest.NewRecorder()
+	a.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPut, agentapi.PathConfig, strings.NewReader(text)))
+	return w
+}
+
+func status(t *testing.T, a *Agent) (containerd, kubelet agentapi.Component) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	a.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, agentapi.PathStatus, nil))
+	var s agentapi.Status
+	if err := json.NewDecoder(w.Body).Decode(&s); err != nil {
+		t.Fatal(err)
+	}
+	if s.CellID != "c-1" || s.Version != "v1" || len(s.Components) != 2 {
+		t.Fatalf("status %+v", s)
+	}
+	return s.Components[0], s.Components[1]
+}
+
+func config() agentapi.Config {
+	return agentapi.Config{
+		NodeName: "kip-0", NodeIP: netip.MustParseAddr("10.110.0.2"), PodIP: netip.MustParseAddr("10.110.128.2"), ClusterDomain: "cluster.local",
+		RegistryMirrors: map[string][]string{"docker.io": {"http://10.110.0.1:5000"}},
+	}
+}
+
+func TestTheKubeletStartsOnceConfiguredAndContainerdHasItsImage(t *testing.T) {
+	m := newMachine(t)
+	a := m.agent(false)
+	m.run(a)
+	eventually(t, "containerd starts unasked", m.didIt("containerd started"))
+	if _, k := status(t, a); k.PID != 0 || !strings.Contains(k.Waiting, "configuration from Kip") {
+		t.Errorf("before the configuration: %+v", k)
+	}
+	if w := put(t, a, config()); w.Code != http.StatusOK {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	eventually(t, "it says what the kubelet waits for", func() bool { _, k := status(t, a); return strings.Contains(k.Waiting, "pause image") })
+	if slices.Contains(m.did(), "kubelet started") {
+		t.Fatal("the kubelet started before containerd had the pause image")
+	}
+	m.file("serving", "", 0o444)
+	eventually(t, "the kubelet starts", m.didIt("kubelet started"))
+	if did := m.did(); slices.Index(did, "imported pause.tar") > slices.Index(did, "kubelet started") {
+		t.Errorf("order: %q", did)
+	}
+	c, k := status(t, a)
+	if c.PID == 0 || k.PID == 0 || c.Waiting+k.Waiting != "" {
+		t.Errorf("status %+v %+v", c, k)
+	}
+	for _, f := range []string{configs.ContainerdConfig, configs.CNIConfFile, configs.KubeletConfig, configs.Kubeconfig, configs.RegistryDir + "/docker.io/hosts.toml", "run/bin/containerd-shim-runc-v2", "run/bin/itzo-cni"} {
+		if _, err := os.Stat(m.path(f)); err != nil {
+			t.Error(err)
+		}
+	}
+	if b, err := os.ReadFile(m.path(configs.Kubeconfig)); err != nil || !strings.Contains(string(b), a.api.URL()) {
+		t.Errorf("the kubeconfig does not lead to the agent: %s, %v", b, err)
+	}
+	if len(m.prepared) != 1 || m.prepared[0].PodIP != config().PodIP {
+		t.Errorf("the network was prepared for %v", m.prepared)
+	}
+}
+
+func TestAnEqualConfigurationChangesNothingAndAnotherOneRestartsTheKubeletOnly(t *testing.T) {
+	m := newMachine(t)
+	m.file("serving", "", 0o444)
+	a := m.agent(false)
+	m.run(a)
+	kubelet := func() (pid int) { _, k := status(t, a); return k.PID }
+	put(t, a, config())
+	eventually(t, "both run", func() bool { c, k := status(t, a); return c.PID != 0 && k.PID != 0 })
+	containerd, _ := status(t, a)
+	first := kubelet()
+	if w := put(t, a, config()); w.Code != http.StatusOK || kubelet() != first || len(m.prepared) != 1 {
+		t.Errorf("an equal one: %d, pid %d was %d, network prepared %d times", w.Code, kubelet(), first, len(m.prepared))
+	}
+	other := config()
+	other.ReservedMemoryBytes, other.RegistryMirrors = 1<<20, nil
+	if w := put(t, a, other); w.Code != http.StatusOK {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	eventually(t, "another kubelet", func() bool { pid := kubelet(); return pid != 0 && pid != first })
+	if c, _ := status(t, a); c.PID != containerd.PID {
+		t.Error("containerd was restarted")
+	}
+	if _, err := os.Stat(m.path(configs.RegistryDir + "/docker.io/hosts.toml")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a mirror of the earlier configuration is left: %v", err)
+	}
+}
+
+func TestARegistryFileOfSomebodyElseIsKept(t *testing.T) {
+	m := newMachine(t)
+	a := m.agent(false)
+	m.run(a)
+	mine := configs.RegistryDir + "/quay.io/hosts.toml"
+	m.file(mine, "server = \"https://quay.io\"\n", 0o644)
+	put(t, a, config())
+	if _, err := os.Stat(m.path(mine)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestARestartedAgentContinuesWithoutKip(t *testing.T) {
+	m := newMachine(t)
+	m.file("serving", "", 0o444)
+	a := m.agent(false)
+	stop := m.run(a)
+	put(t, a, config())
+	eventually(t, "the kubelet runs", m.didIt("kubelet started"))
+	stop()
+	if err := os.Remove(m.path("did")); err != nil {
+		t.Fatal(err)
+	}
+	b := m.agent(false)
+	m.run(b)
+	eventually(t, "the kubelet runs again", m.didIt("kubelet started"))
+	_, before := status(t, b)
+	if w := put(t, b, config()); w.Code != http.StatusOK {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	if _, after := status(t, b); before.PID != 0 && after.PID != before.PID {
+		t.Error("Kip's equal configuration restarted the kubelet")
+	}
+}
+
+func TestThePartsStopInOrder(t *testing.T) {
+	for _, c := range []struct {
+		init bool
+		want []string
+	}{
+		{true, []string{"kubelet stopped", "pods stopped", "containerd stopped"}},
+		// On an ordinary machine the pod outlives the agent.
+		{false, []string{"kubelet stopped", "containerd stopped"}},
+	} {
+		t.Run(fmt.Sprintf("init=%t", c.init), func(t *testing.T) {
+			m := newMachine(t)
+			m.file("serving", "", 0o444)
+			a := m.agent(c.init)
+			stop := m.run(a)
+			put(t, a, config())
+			eventually(t, "both run", func() bool { return m.didIt("kubelet started")() && m.didIt("containerd started")() })
+			before := len(m.did())
+			stop()
+			if got := m.did()[before:]; !slices.Equal(got, c.want) {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+			if put(t, a, config()).Code != http.StatusServiceUnavailable {
+				t.Error("a stopped agent takes a configuration")
+			}
+		})
+	}
+}
+
+func TestABadConfigurationIsRefusedAndTheOldStays(t *testing.T) {
+	m := newMachine(t)
+	m.file("serving", "", 0o444)
+	a := m.agent(false)
+	m.run(a)
+	put(t, a, config())
+	eventually(t, "the kubelet runs", func() bool { _, k := status(t, a); return k.PID != 0 })
+	_, before := status(t, a)
+	bad := config()
+	bad.NodeName = "Kip 0"
+	for body, want := range map[any]string{
+		`{"nodeName": 7}`:        "not valid JSON",
+		`{} {}`:                  "not one JSON object",
+		strings.Repeat("x", 100): "not valid JSON",
+		"":                       "not valid JSON",
+	} {
+		if w := put(t, a, body); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), want) {
+			t.Errorf("%q: %d %s", body, w.Code, w.Body)
+		}
+	}
+	if w := put(t, a, bad); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), `nodeName: "Kip 0"`) {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	if _, after := status(t, a); after.PID != before.PID {
+		t.Error("the kubelet was restarted")
+	}
+}
+
+func TestAFailedConfigurationIsTriedAgainByTheNextRequest(t *testing.T) {
+	m := newMachine(t)
+	m.fail = errors.New("no such interface")
+	m.file("serving", "", 0o444)
+	a := m.agent(false)
+	m.run(a)
+	if w := put(t, a, config()); w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), "no such interface") {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	if w := put(t, a, config()); w.Code != http.StatusOK {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	eventually(t, "the kubelet runs", m.didIt("kubelet started"))
+}
+
+func TestWithoutUserDataThereIsNoAgent(t *testing.T) {
+	m := newMachine(t)
+	_, err := New(Options{Root: m.root, UserData: m.path("none"), Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	if !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("error %v", err)
+	}
+}

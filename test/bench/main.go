@@ -1,0 +1,357 @@
+// Command bench measures Kip on this machine, with real kubelets on local cells,
+// and prints one line a figure: bench NAME VALUE UNIT. It asserts nothing.
+// docs/performance.md keeps the figures with the machine and the date.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/test/harness"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+const (
+	runs     = 7                // of each start and end; the median is printed
+	idle     = 60 * time.Second // of looking at idle cells
+	patience = 5 * time.Minute
+	// presentImage is on every cell from the start: the pause image.
+	presentImage = "kip.elotl.co/pause:1"
+	// pulledImage comes from the registry on the bridge: 1 MB.
+	pulledImage = "busybox:1.36"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := bench(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func bench(ctx context.Context) (err error) {
+	w, err := harness.Start(ctx, harness.Options{Name: "kipbench0", CIDR: "10.112.0.0/16", Stderr: os.Stderr})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.Stop()) }()
+	b := bed{World: w}
+	for _, step := range []struct {
+		what string
+		run  func(context.Context) error
+	}{
+		{"starts and ends", b.startsAndEnds},
+		{"requests", b.requests},
+		{"idle cells", b.idleCells},
+		{"watches", b.watches},
+	} {
+		fmt.Fprintln(os.Stderr, "measuring", step.what)
+		if err := step.run(ctx); err != nil {
+			return fmt.Errorf("measure %s: %w", step.what, err)
+		}
+	}
+	return nil
+}
+
+func print(name string, value float64, unit string) {
+	fmt.Printf("bench %s %s %s\n", name, strconv.FormatFloat(value, 'g', 6, 64), unit)
+}
+
+func median(values []float64) float64 {
+	slices.Sort(values)
+	n := len(values)
+	return (values[(n-1)/2] + values[n/2]) / 2
+}
+
+// bed is where it is measured.
+type bed struct{ *harness.World }
+
+// start makes a pod that runs until it is deleted, and returns how long it took
+// from the request to the status Running.
+func (b bed) start(ctx context.Context, name, image string) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	pods := b.Admin.CoreV1().Pods(metav1.NamespaceDefault)
+	events, err := pods.Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
+	if err != nil {
+		return 0, err
+	}
+	defer events.Stop()
+	var command []string
+	if image == pulledImage {
+		command = []string{"sleep", "infinity"}
+	}
+	grace := int64(0)
+	began := time.Now()
+	if _, err := pods.Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			NodeSelector:                  map[string]string{"type": "virtual-kubelet"},
+			TerminationGracePeriodSeconds: &grace,
+			Containers: []corev1.Container{{
+				Name: "main", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Command: command,
+				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}},
+			}},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		return 0, err
+	}
+	for e := range events.ResultChan() {
+		if pod, ok := e.Object.(*corev1.Pod); ok && pod.Status.Phase == corev1.PodRunning {
+			return time.Since(began), nil
+		}
+	}
+	return 0, fmt.Errorf("pod %s did not run", name)
+}
+
+// end deletes a pod and returns how long it took until its cell was gone.
+func (b bed) end(ctx context.Context, name string) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	cells := b.Dynamic.Resource(apiv1.Resource)
+	list, err := cells.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, err
+	}
+	cell := ""
+	for _, item := range list.Items {
+		if status, ok := item.Object["status"].(map[string]any); ok {
+			if pod, ok := status["pod"].(map[string]any); ok && pod["name"] == name {
+				cell = item.GetName()
+			}
+		}
+	}
+	if cell == "" {
+		return 0, fmt.Errorf("pod %s has no cell", name)
+	}
+	events, err := cells.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion(), FieldSelector: fields.OneTermEqualSelector("metadata.name", cell).String()})
+	if err != nil {
+		return 0, err
+	}
+	defer events.Stop()
+	began := time.Now()
+	if err := b.Admin.CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		return 0, err
+	}
+	for e := range events.ResultChan() {
+		if e.Type == watch.Deleted {
+			return time.Since(began), nil
+		}
+	}
+	return 0, fmt.Errorf("cell %s of pod %s did not go", cell, name)
+}
+
+func (b bed) startsAndEnds(ctx context.Context) error {
+	var present, pulled, ends []float64
+	for i := range runs {
+		for image, times := range map[string]*[]float64{presentImage: &present, pulledImage: &pulled} {
+			name := fmt.Sprintf("start-%d", i)
+			took, err := b.start(ctx, name, image)
+			if err != nil {
+				return err
+			}
+			*times = append(*times, took.Seconds())
+			if took, err = b.end(ctx, name); err != nil {
+				return err
+			}
+			ends = append(ends, took.Seconds())
+		}
+	}
+	print("cold_start_seconds", median(present), "s")
+	print("cold_start_with_pull_seconds", median(pulled), "s")
+	print("delete_to_gone_seconds", median(ends), "s")
+	return nil
+}
+
+// kipFlows are the priority-and-fairness flows that only Kip and its cells use
+// here: the node user, and service accounts outside kube-system.
+var kipFlows = []string{"system-nodes", "system-node-high", "service-accounts"}
+
+// requests counts what a pod's life costs the API server, less what Kip asks
+// anyway in the same time.
+func (b bed) requests(ctx context.Context) error {
+	count := func() (float64, error) {
+		return b.metric(ctx, "apiserver_flowcontrol_dispatched_requests_total", func(labels string) bool {
+			return slices.ContainsFunc(kipFlows, func(f string) bool { return strings.Contains(labels, `flow_schema="`+f+`"`) })
+		})
+	}
+	before, err := count()
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	for i := range runs {
+		name := fmt.Sprintf("request-%d", i)
+		if _, err := b.start(ctx, name, pulledImage); err != nil {
+			return err
+		}
+		if _, err := b.end(ctx, name); err != nil {
+			return err
+		}
+	}
+	took := time.Since(began)
+	after, err := count()
+	if err != nil {
+		return err
+	}
+	if err := sleep(ctx, took); err != nil {
+		return err
+	}
+	quiet, err := count()
+	if err != nil {
+		return err
+	}
+	print("api_requests_per_pod", ((after-before)-(quiet-after))/runs, "requests")
+	return nil
+}
+
+// metric adds up the samples of a metric of the API server whose labels are
+// wanted.
+func (b bed) metric(ctx context.Context, name string, wanted func(labels string) bool) (float64, error) {
+	text, err := b.Admin.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return 0, err
+	}
+	sum, found := 0.0, false
+	for line := range strings.SplitSeq(string(text), "\n") {
+		labels, value, ok := strings.Cut(strings.TrimPrefix(line, name+"{"), "} ")
+		if !strings.HasPrefix(line, name+"{") || !ok {
+			continue
+		}
+		found = true
+		if !wanted(labels) {
+			continue
+		}
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return 0, fmt.Errorf("metric %s: %w", name, err)
+		}
+		sum += v
+	}
+	if !found {
+		return 0, fmt.Errorf("the API server has no metric %s", name)
+	}
+	return sum, nil
+}
+
+func (b bed) openWatches(ctx context.Context) (float64, error) {
+	return b.metric(ctx, "apiserver_longrunning_requests", func(l string) bool { return strings.Contains(l, `verb="WATCH"`) })
+}
+
+func (b bed) idleCells(ctx context.Context) error {
+	for i := range 2 {
+		if _, err := b.start(ctx, fmt.Sprintf("idle-%d", i), pulledImage); err != nil {
+			return err
+		}
+	}
+	cells, err := cgroupsOfCells(b.Bridge)
+	if err != nil {
+		return err
+	}
+	var before, cpu, memory []float64
+	for _, c := range cells {
+		used, err := c.cpuSeconds()
+		if err != nil {
+			return err
+		}
+		before = append(before, used)
+	}
+	began := time.Now()
+	if err := sleep(ctx, idle); err != nil {
+		return err
+	}
+	for i, c := range cells {
+		used, err := c.cpuSeconds()
+		if err != nil {
+			return err
+		}
+		cpu = append(cpu, (used-before[i])/time.Since(began).Seconds())
+		bytes, err := c.memoryBytes()
+		if err != nil {
+			return err
+		}
+		memory = append(memory, bytes)
+	}
+	print("cell_idle_memory_bytes", median(memory), "B")
+	print("cell_idle_cpu_cores", median(cpu), "cores")
+	pid, err := b.KipPID()
+	if err != nil {
+		return err
+	}
+	kip, err := residentBytes(pid)
+	if err != nil {
+		return err
+	}
+	print("kip_memory_bytes", kip, "B")
+	return nil
+}
+
+// watches counts those open on the API server, by anybody, with the two cells
+// that are there and with eighteen more.
+func (b bed) watches(ctx context.Context) error {
+	few, err := b.openWatches(ctx)
+	if err != nil {
+		return err
+	}
+	failed := make(chan error, 18)
+	for i := range cap(failed) {
+		go func() {
+			_, err := b.start(ctx, fmt.Sprintf("watched-%d", i), pulledImage)
+			failed <- err
+		}()
+	}
+	var errs []error
+	for range cap(failed) {
+		errs = append(errs, <-failed)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	many, err := b.openWatches(ctx)
+	if err != nil {
+		return err
+	}
+	print("api_watches_2_cells", few, "watches")
+	print("api_watches_20_cells", many, "watches")
+	return nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+func residentBytes(pid int) (float64, error) {
+	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.SplitSeq(string(data), "\n") {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "VmRSS:" {
+			kib, err := strconv.ParseFloat(f[1], 64)
+			return kib * 1024, err
+		}
+	}
+	return 0, fmt.Errorf("process %d has no VmRSS", pid)
+}

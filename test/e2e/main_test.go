@@ -1,0 +1,62 @@
+//go:build e2e
+
+// Package e2e proves what Kip promises on the real parts: a real API server with
+// the Node authorizer, real kubelets and containerd on local cells. It needs
+// root and what `make build` builds.
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/elotl/kip/test/harness"
+)
+
+// world is the one cluster that all tests share; each has a namespace.
+var world *harness.World
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		var err error
+		if world, err = harness.Start(context.Background(), harness.Options{Name: "kipe2e0", CIDR: "10.111.0.0/16", Stderr: os.Stderr}); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		code := m.Run()
+		if err := world.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "after the tests:", err)
+			code = 1
+		}
+		// What was left is for kip-dev to say: it looks, and fails.
+		clean := exec.Command(world.Tool("kip-dev"), "clean", "--state", world.State, "--bridge", world.Bridge, "--cidr", "10.111.0.0/16")
+		if out, err := clean.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "after the tests: %v\n%s", err, out)
+			code = 1
+		}
+		return code
+	}())
+}
+
+// killKip ends Kip as a crash would; it is started again when the test ends, at
+// the latest.
+func killKip(t *testing.T) {
+	t.Helper()
+	if err := world.KillKip(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if pid, err := world.KipPID(); err == nil && pid == 0 {
+			startKip(t)
+		}
+	})
+}
+
+func startKip(t *testing.T) {
+	t.Helper()
+	if err := world.StartKip(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}

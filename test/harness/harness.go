@@ -1,0 +1,244 @@
+// Package harness starts Kip with its control plane on this machine, for tests
+// and benchmarks, and removes it all at the end. It runs what `make build` built,
+// as processes; it links nothing of them.
+package harness
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Node is the virtual node's name.
+const Node = "kip-0"
+
+// patience bounds each step; a step that needs longer has failed.
+const patience = 3 * time.Minute
+
+// World is a cluster with one Kip on local cells.
+type World struct {
+	State         string // the state folder
+	Bin           string
+	Kubeconfig    string // of the administrator
+	KipKubeconfig string // of Kip's service account
+	Socket        string // Kip's local socket
+	Bridge        string
+
+	Config, KipConfig *rest.Config
+	Admin             kubernetes.Interface
+	Dynamic           dynamic.Interface
+
+	dev  *exec.Cmd
+	log  string
+	done chan error
+}
+
+// Options of a world. Worlds with different names, bridges and networks can run
+// side by side, also beside `make run`.
+type Options struct {
+	Name   string // of the bridge, and of the state folder
+	CIDR   string
+	Stderr io.Writer
+}
+
+// Start brings a world up. Its state is under .kip/ in the repository's folder.
+func Start(ctx context.Context, o Options) (_ *World, err error) {
+	root, err := repository()
+	if err != nil {
+		return nil, err
+	}
+	w := &World{
+		State: filepath.Join(root, ".kip", o.Name), Bin: filepath.Join(root, "bin"), Bridge: o.Name, done: make(chan error, 1),
+	}
+	w.Kubeconfig, w.KipKubeconfig = filepath.Join(w.State, "kubeconfig"), filepath.Join(w.State, "kip.kubeconfig")
+	w.Socket = filepath.Join(w.State, "kip", "kip.sock")
+	if err := os.MkdirAll(filepath.Dir(w.State), 0o755); err != nil {
+		return nil, err
+	}
+	ready := filepath.Join(filepath.Dir(w.State), o.Name+".ready")
+	if err := os.Remove(ready); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	w.log = filepath.Join(filepath.Dir(w.State), o.Name+".log")
+	log, err := os.Create(w.log)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	w.dev = exec.Command(filepath.Join(w.Bin, "kip-dev"), "up", "--state", w.State, "--cell-root", filepath.Join(root, ".kip", "cell-root"),
+		"--bridge", o.Name, "--cidr", o.CIDR, "--no-fsync", "--verbose", "--ready-file", ready)
+	w.dev.Stdout, w.dev.Stderr = log, log
+	// A test that panics or is killed must not leave a control plane behind.
+	w.dev.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
+	fmt.Fprintf(o.Stderr, "starting a control plane and Kip on bridge %s; log: %s\n", o.Name, w.log)
+	if err := w.dev.Start(); err != nil {
+		return nil, fmt.Errorf("start kip-dev (is everything built? `make build`): %w", err)
+	}
+	go func() { w.done <- w.dev.Wait() }()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.Stop())
+		}
+	}()
+	if err := w.wait(ctx, "kip-dev is ready", func(context.Context) (bool, error) {
+		_, err := os.Stat(ready)
+		return err == nil, nil
+	}); err != nil {
+		return nil, err
+	}
+	if w.Config, err = clientcmd.BuildConfigFromFlags("", w.Kubeconfig); err != nil {
+		return nil, err
+	}
+	w.Config.QPS, w.Config.Burst = 500, 1000
+	if w.KipConfig, err = clientcmd.BuildConfigFromFlags("", w.KipKubeconfig); err != nil {
+		return nil, err
+	}
+	if w.Admin, err = kubernetes.NewForConfig(w.Config); err != nil {
+		return nil, err
+	}
+	if w.Dynamic, err = dynamic.NewForConfig(w.Config); err != nil {
+		return nil, err
+	}
+	return w, w.NodeReady(ctx)
+}
+
+// repository is the folder with go.mod, from the folder that a test runs in.
+func repository() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for ; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", errors.New("there is no go.mod above the working folder")
+		}
+	}
+}
+
+func (w *World) wait(ctx context.Context, what string, check func(context.Context) (bool, error)) error {
+	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		select {
+		case err := <-w.done:
+			w.done <- err
+			return false, fmt.Errorf("kip-dev ended: %v", err)
+		default:
+		}
+		return check(ctx)
+	})
+	if err != nil {
+		return fmt.Errorf("wait until %s: %w; the end of %s:\n%s", what, err, w.log, tail(w.log))
+	}
+	return nil
+}
+
+func tail(path string) []byte {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return data[max(0, len(data)-4000):]
+}
+
+// NodeReady waits until the virtual node is Ready.
+func (w *World) NodeReady(ctx context.Context) error {
+	return w.wait(ctx, "node "+Node+" is Ready", func(ctx context.Context) (bool, error) {
+		node, err := w.Admin.CoreV1().Nodes().Get(ctx, Node, metav1.GetOptions{})
+		if err != nil {
+			return false, nil
+		}
+		for _, c := range node.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				return c.Status == corev1.ConditionTrue, nil
+			}
+		}
+		return false, nil
+	})
+}
+
+// KipPID is the process of the Kip that runs; 0 when none does.
+func (w *World) KipPID() (int, error) {
+	data, err := os.ReadFile(filepath.Join(w.State, "kip.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	var record struct{ PID int }
+	if err := json.NewDecoder(bytes.NewReader(data)).Decode(&record); err != nil {
+		return 0, fmt.Errorf("read kip.json: %w", err)
+	}
+	if syscall.Kill(record.PID, 0) != nil {
+		return 0, nil
+	}
+	return record.PID, nil
+}
+
+// KillKip ends Kip with SIGKILL and waits until it is gone.
+func (w *World) KillKip(ctx context.Context) error {
+	if err := w.dev.Process.Signal(syscall.SIGUSR1); err != nil {
+		return err
+	}
+	return w.wait(ctx, "Kip is dead", func(context.Context) (bool, error) {
+		pid, err := w.KipPID()
+		return pid == 0, err
+	})
+}
+
+// StartKip starts Kip again and waits until it answers.
+func (w *World) StartKip(ctx context.Context) error {
+	if err := w.dev.Process.Signal(syscall.SIGUSR2); err != nil {
+		return err
+	}
+	return w.wait(ctx, "Kip answers", func(ctx context.Context) (bool, error) {
+		if pid, err := w.KipPID(); pid == 0 {
+			return false, err
+		}
+		return exec.CommandContext(ctx, w.Tool("kipctl"), "version", "--socket", w.Socket).Run() == nil, nil
+	})
+}
+
+// Tool is the path of a program that was built.
+func (w *World) Tool(name string) string { return filepath.Join(w.Bin, name) }
+
+// Kubectl is a kubectl command of the same release as the control plane.
+func (w *World) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, w.Tool("kip-dev"), append([]string{"kubectl", "--kubeconfig", w.Kubeconfig}, args...)...)
+}
+
+// Stop ends everything and says what was left behind.
+func (w *World) Stop() error {
+	if err := w.dev.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case err := <-w.done:
+		w.done <- err
+		if err != nil {
+			return fmt.Errorf("kip-dev ended with %w; the end of %s:\n%s", err, w.log, tail(w.log))
+		}
+		return nil
+	case <-time.After(patience):
+		return errors.Join(fmt.Errorf("kip-dev did not end within %s; the end of %s:\n%s", patience, w.log, tail(w.log)), w.dev.Process.Kill())
+	}
+}

@@ -1,0 +1,333 @@
+package layout
+
+import (
+	"fmt"
+	"go/parser"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+// rule is what some packages must not import.
+type rule struct {
+	says string // the rule, and why it is one
+	// tests reports whether test files are held to it too.
+	tests bool
+	// breaks reports whether a file in dir may not import a package; of our own
+	// packages it gets the folder, with ownPackage true.
+	breaks func(dir, imports string, ownPackage bool) bool
+}
+
+// sdks are the clouds' libraries, and the only folder that may use each.
+var sdks = map[string]string{
+	"github.com/aws":                                             "internal/cloud/aws",
+	"cloud.google.com/go":                                        "internal/cloud/gce",
+	"google.golang.org/api":                                      "internal/cloud/gce",
+	"github.com/Azure/azure-sdk-for-go":                          "internal/cloud/azure",
+	"github.com/Azure/go-autorest":                               "internal/cloud/azure",
+	"github.com/AzureAD/microsoft-authentication-library-for-go": "internal/cloud/azure",
+}
+
+// pure are the packages that compute and do nothing else.
+var pure = []string{"internal/placement", "internal/catalog", "internal/capacity"}
+
+// clients are libraries and packages by which a program reaches outside itself.
+var clients = []string{
+	"k8s.io/client-go", "k8s.io/apiserver", "sigs.k8s.io/controller-runtime", "github.com/virtual-kubelet",
+	"go.etcd.io", "google.golang.org/grpc", "github.com/containerd", "github.com/vishvananda/netlink",
+	"net", "os", "syscall", "golang.org/x/sys",
+}
+
+// isClient tells net and net/http from net/netip and net/url,
+// which only hold values.
+func isClient(imports string) bool {
+	return imports != "net/netip" && imports != "net/url" && withinAny(imports, clients...)
+}
+
+// rules of imports. All but the last come from other packages than our own.
+var rules = append([]rule{
+	{
+		says: "only internal/agent/components, cmd/itzo, dev/ and cmd/kip-dev import k8s.io/kubernetes: " +
+			"it takes minutes to build and costs each process 10 MB and 35 ms before main, and its packages promise no stability",
+		tests: true,
+		breaks: func(dir, imports string, _ bool) bool {
+			return within(imports, "k8s.io/kubernetes") && !withinAny(dir, "internal/agent/components", "cmd/itzo", "dev", "cmd/kip-dev")
+		},
+	},
+	{
+		says:  "only dev/ and cmd/kip-dev import k8s.io/kubectl: it is there for machines without kubectl, and does not ship",
+		tests: true,
+		breaks: func(dir, imports string, _ bool) bool {
+			return within(imports, "k8s.io/kubectl") && !withinAny(dir, "dev", "cmd/kip-dev")
+		},
+	},
+	{
+		says:  "only internal/cloud/NAME imports that cloud's SDK: what the rest needs of a cloud is in internal/cloud, so that clouds stay exchangeable",
+		tests: true,
+		breaks: func(dir, imports string, _ bool) bool {
+			for sdk, folder := range sdks {
+				if within(imports, sdk) && !within(dir, folder) {
+					return true
+				}
+			}
+			return false
+		},
+	},
+	{
+		says: "placement, catalog and capacity import no client and do no I/O: a choice of an instance type is a pure function, " +
+			"so that it can be tested by itself and explained afterwards",
+		breaks: func(dir, imports string, ownPackage bool) bool {
+			if !withinAny(dir, pure...) {
+				return false
+			}
+			if ownPackage {
+				return !withinAny(imports, append(pure, "internal/spelling")...)
+			}
+			if isClient(imports) {
+				return true
+			}
+			for sdk := range sdks {
+				if within(imports, sdk) {
+					return true
+				}
+			}
+			return false
+		},
+	},
+}, directions()...)
+
+// direction says which of our own packages some of our own may import: all but
+// those in not or, if only is set, none but those.
+type direction struct {
+	of, not, only []string
+	why           string
+}
+
+// directions are the arrows between our packages: cmd → pods, node → cells →
+// cloud, store.
+func directions() []rule {
+	kipOnly := []string{
+		"internal/pods", "internal/node", "internal/cells", "internal/cellapi", "internal/cloud", "internal/store", "internal/placement",
+		"internal/capacity", "internal/catalog", "internal/config", "internal/control", "internal/podlogs", "internal/cellimage",
+	}
+	var out []rule
+	for _, d := range []direction{
+		{
+			of: []string{"internal", "api", "deploy", "examples"}, not: []string{"cmd", "dev", "test"},
+			why: "a package does not know which program it is in, and nothing that ships knows the development cluster",
+		},
+		{
+			of: []string{"cmd/kip", "cmd/kipctl", "cmd/itzo", "cmd/itzo-lite"}, not: []string{"dev", "test"},
+			why: "what ships does not contain the development cluster",
+		},
+		{
+			of:  []string{"internal/node"},
+			not: []string{"internal/pods", "internal/cells", "internal/cellapi", "internal/cloud", "internal/store", "internal/tunnel", "internal/placement"},
+			why: "the virtual node is given the way to a pod's cell by its caller",
+		},
+		{
+			of:  []string{"internal/pods"},
+			not: []string{"internal/node", "internal/cloud", "internal/store", "internal/tunnel", "internal/pki", "internal/cellapi", "internal/agent"},
+			why: "pods asks for cells and lets them go; only cells touches clouds, the store and the tunnel",
+		},
+		{
+			of:  []string{"internal/cells"},
+			not: []string{"internal/pods", "internal/node", "internal/placement", "internal/capacity", "internal/config", "internal/podlogs", "internal/control"},
+			why: "cells decides nothing about pods: what to launch is handed to it",
+		},
+		{
+			of: []string{"internal/cellapi", "internal/tunnel", "internal/pki", "internal/store", "internal/podlogs", "internal/control"},
+			not: []string{
+				"internal/pods", "internal/node", "internal/cells", "internal/cloud", "internal/placement", "internal/capacity", "internal/config",
+			},
+			why: "these are parts that cells and cmd/kip put together; a part does not know who uses it",
+		},
+		{
+			of: []string{"internal/cellapi"}, not: []string{"internal/tunnel", "internal/store"},
+			why: "the cell API speaks HTTP; how a request came is not its business",
+		},
+		{
+			of: []string{"internal/tunnel", "internal/pki"}, not: []string{"internal/cellapi", "internal/store"},
+			why: "the tunnel carries requests and decides nothing about them; what must be kept, its caller keeps",
+		},
+		{
+			of: []string{"internal/cloud"}, only: []string{"internal/cloud", "internal/catalog"},
+			why: "a cloud only translates; state, retries and selection live above it, once",
+		},
+		{
+			of: []string{"internal/agent"}, not: kipOnly,
+			why: "itzo runs on another machine than Kip and shares with it only their contract (agentapi) and the tunnel",
+		},
+		{
+			of: []string{"internal/agent/agentapi"}, only: nil, not: []string{"internal", "api"},
+			why: "both ends import the contract between Kip and itzo, it imports neither",
+		},
+	} {
+		out = append(out, rule{
+			says: fmt.Sprintf("dependencies point one way (cmd → pods, node → cells → cloud, store), so %s may not import this: %s", strings.Join(d.of, ", "), d.why),
+			breaks: func(dir, imports string, ownPackage bool) bool {
+				if !ownPackage || !withinAny(dir, d.of...) || withinAny(imports, dir) {
+					return false
+				}
+				if d.only != nil {
+					return !withinAny(imports, d.only...)
+				}
+				return withinAny(imports, d.not...)
+			},
+		})
+	}
+	return out
+}
+
+// breaches returns what breaks the rules of imports, in the order of files.
+func breaches(all []source) []string {
+	var out []string
+	for _, s := range all {
+		for _, i := range s.imports {
+			name, ownPackage := own(i.path)
+			if !ownPackage {
+				name = i.path
+			}
+			for _, r := range rules {
+				if (r.tests || !s.isTest()) && r.breaks(s.dir(), name, ownPackage) {
+					out = append(out, fmt.Sprintf("%s:%d imports %s: %s", s.path, i.line, i.path, r.says))
+				}
+			}
+		}
+	}
+	return out
+}
+
+func TestImportsPointTheRightWay(t *testing.T) {
+	report(t, breaches(parsed(t, parser.ImportsOnly)))
+}
+
+func TestBreachesAreFound(t *testing.T) {
+	const kip = module + "/"
+	for name, tc := range map[string]struct {
+		file, imports string
+		want          string // of the violation; "" for none
+	}{
+		"the kubelet in the agent's own package":     {"internal/agent/agent.go", "k8s.io/kubernetes/cmd/kubelet/app", "only internal/agent/components"},
+		"also in a test":                             {"internal/cells/x_test.go", "k8s.io/kubernetes/pkg/apis/core", "only internal/agent/components"},
+		"the kubelet where it belongs":               {"internal/agent/components/kubelet.go", "k8s.io/kubernetes/cmd/kubelet/app", ""},
+		"the control plane where it belongs":         {"dev/cluster/components.go", "k8s.io/kubernetes/cmd/kube-apiserver/app", ""},
+		"a folder whose name only begins alike":      {"cmd/itzo-lite/main.go", "k8s.io/kubernetes/cmd/kubelet/app", "only internal/agent/components"},
+		"a module whose name only begins alike":      {"internal/cells/x.go", "k8s.io/kubernetes-csi/x", ""},
+		"kubectl in what ships":                      {"cmd/kipctl/main.go", "k8s.io/kubectl/pkg/cmd", "k8s.io/kubectl"},
+		"an SDK above the clouds":                    {"internal/cells/launch.go", "github.com/aws/aws-sdk-go-v2/service/ec2", "that cloud's SDK"},
+		"an SDK in another cloud":                    {"internal/cloud/gce/gce.go", "github.com/Azure/azure-sdk-for-go/sdk/azcore", "that cloud's SDK"},
+		"an SDK in its cloud":                        {"internal/cloud/aws/aws.go", "github.com/aws/aws-sdk-go-v2/service/ec2", ""},
+		"a client in placement":                      {"internal/placement/placer.go", "k8s.io/client-go/tools/cache", "pure function"},
+		"a file in placement":                        {"internal/placement/placer.go", "os", "pure function"},
+		"HTTP in the catalogue":                      {"internal/catalog/refresh.go", "net/http", "pure function"},
+		"an address in placement":                    {"internal/placement/annotations.go", "net/netip", ""},
+		"the API's types in placement":               {"internal/placement/need.go", "k8s.io/api/core/v1", ""},
+		"Kip's configuration in placement":           {"internal/placement/placer.go", kip + "internal/config", "pure function"},
+		"the catalogue in placement":                 {"internal/placement/placer.go", kip + "internal/catalog", ""},
+		"a file in a test of placement":              {"internal/placement/placer_test.go", "os", ""},
+		"a command in a package":                     {"internal/control/server.go", kip + "cmd/kip", "point one way"},
+		"the development cluster in a package":       {"internal/store/open.go", kip + "dev/cluster", "point one way"},
+		"the development cluster in kip":             {"cmd/kip/run.go", kip + "dev/cluster", "does not contain the development cluster"},
+		"the development cluster in kip-dev":         {"cmd/kip-dev/cluster.go", kip + "dev/cluster", ""},
+		"cells in a cloud":                           {"internal/cloud/local/cloud.go", kip + "internal/cells", "a cloud only translates"},
+		"the catalogue in a cloud":                   {"internal/cloud/local/cloud.go", kip + "internal/catalog", ""},
+		"pods in cells":                              {"internal/cells/bind.go", kip + "internal/pods", "cells decides nothing about pods"},
+		"cells in pods":                              {"internal/pods/controller.go", kip + "internal/cells", ""},
+		"a cloud in pods":                            {"internal/pods/controller.go", kip + "internal/cloud", "only cells touches clouds"},
+		"cells in the node":                          {"internal/node/port.go", kip + "internal/cells", "by its caller"},
+		"the tunnel in the cell API":                 {"internal/cellapi/server.go", kip + "internal/tunnel", "how a request came"},
+		"Kip's side in the agent":                    {"internal/agent/agent.go", kip + "internal/store", "another machine than Kip"},
+		"the tunnel in the agent":                    {"internal/agent/agent.go", kip + "internal/tunnel", ""},
+		"a test of the agent that launches machines": {"internal/agent/smoke_test.go", kip + "internal/cloud/local", ""},
+		"anything in the contract":                   {"internal/agent/agentapi/agentapi.go", kip + "internal/pki", "it imports neither"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all, err := sources(fstest.MapFS{tc.file: {Data: fmt.Appendf(nil, "package x\n\nimport _ %q\n", tc.imports)}}, parser.ImportsOnly)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found := breaches(all)
+			if tc.want == "" {
+				expect(t, found)
+				return
+			}
+			expect(t, found, tc.want)
+			if !strings.HasPrefix(found[0], tc.file+":3 imports "+tc.imports) {
+				t.Errorf("violation %q does not begin with the file, the line and the import", found[0])
+			}
+		})
+	}
+}
+
+// linked is what a program must not contain, however indirectly.
+type linked struct {
+	of   []string // packages
+	not  []string // import paths, with all below
+	says string
+}
+
+var links = []linked{
+	{
+		of: []string{"cmd/kip", "cmd/kipctl", "cmd/itzo-lite"}, not: []string{"k8s.io/kubernetes", "k8s.io/kubectl", module + "/dev"},
+		says: "what runs beside the cluster, and what a cell starts often, does not link Kubernetes' own code or the development cluster",
+	},
+	{
+		of: []string{"cmd/itzo-lite"}, not: []string{"k8s.io/client-go", "go.etcd.io"},
+		says: "itzo-lite is started several times a pod and must start fast",
+	},
+	{
+		of: pure, not: append([]string{"k8s.io/client-go", "go.etcd.io", "google.golang.org/grpc"}, keys(sdks)...),
+		says: "placement, catalog and capacity import no client, also not by way of others",
+	},
+}
+
+func keys(m map[string]string) []string {
+	var out []string
+	for k := range m {
+		out = append(out, k)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// unwanted returns which of the dependencies are forbidden.
+func unwanted(dependencies, forbidden []string) []string {
+	var out []string
+	for _, d := range dependencies {
+		if withinAny(d, forbidden...) {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+func TestProgramsDoNotLinkWhatTheyMustNot(t *testing.T) {
+	for _, l := range links {
+		for _, p := range l.of {
+			cmd := exec.Command("go", "list", "-deps", "./"+p)
+			cmd.Dir, cmd.Stderr = top(t), os.Stderr
+			out, err := cmd.Output()
+			if err != nil {
+				t.Fatalf("list what %s links: %v", p, err)
+			}
+			dependencies := strings.Fields(string(out))
+			if !slices.Contains(dependencies, module+"/"+p) {
+				t.Fatalf("%s is not among what it links: %v", p, dependencies)
+			}
+			for _, d := range unwanted(dependencies, l.not) {
+				t.Errorf("%s links %s: %s (go list -deps says through what)", p, d, l.says)
+			}
+		}
+	}
+}
+
+func TestUnwantedDependenciesAreFound(t *testing.T) {
+	found := unwanted([]string{"fmt", "k8s.io/kubernetes/pkg/kubelet", "k8s.io/kubernetes-csi", "k8s.io/client-go"}, []string{"k8s.io/kubernetes", "k8s.io/client-go"})
+	if want := []string{"k8s.io/kubernetes/pkg/kubelet", "k8s.io/client-go"}; !slices.Equal(found, want) {
+		t.Errorf("found %v, want %v", found, want)
+	}
+}
