@@ -24,7 +24,7 @@ type place struct {
 }
 
 func (p *place) add(fs *pflag.FlagSet) {
-	fs.StringVar(&p.state, "state", ".kip", "`folder` for everything that is written; emptied at the start and at the end, but for logs")
+	fs.StringVar(&p.state, "state", ".kip", "`folder` for everything that is written; only logs and the root of the cells stay there after the end")
 	fs.StringVar(&p.bin, "bin", "", "`folder` of kip, itzo, itzo-lite, runc and pause; default: that of kip-dev")
 	fs.StringVar(&p.cellRoot, "cell-root", "", "`folder` of the root that all cells start from, made where it is missing or outdated; default: cell-root in the state folder")
 	fs.StringVar(&p.bridge, "bridge", "kip0", "network `device` that cells and the control plane are on")

@@ -14,7 +14,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -429,5 +428,3 @@ func firstServiceAddress(p netip.Prefix) (netip.Addr, error) {
 	}
 	return p.Masked().Addr().Next(), nil
 }
-
-func port(a *net.TCPAddr) string { return strconv.Itoa(a.Port) }

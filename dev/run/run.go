@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/dev/leftovers"
 	"github.com/elotl/kip/dev/manifest"
 	"github.com/elotl/kip/dev/progress"
 	"github.com/elotl/kip/dev/stack"
@@ -131,7 +132,7 @@ func (r *run) clean(ctx context.Context) error {
 		return err
 	}
 	if len(found) > 0 {
-		fmt.Fprintf(r.Out, "removed what an earlier run left: %s\n", strings.Join(found, ", "))
+		fmt.Fprintf(r.Out, "removed what an earlier run left: %s\n", leftovers.Summary(found))
 	}
 	return nil
 }
@@ -208,17 +209,10 @@ func (r *run) stop(ctx context.Context) error {
 			return err
 		}
 		if len(left) > 0 {
-			return &LeftoversError{Left: left}
+			return &leftovers.Error{Left: left}
 		}
 		return nil
 	})
-}
-
-// LeftoversError says what a run left on the machine, which it must not.
-type LeftoversError struct{ Left []string }
-
-func (e *LeftoversError) Error() string {
-	return "left on the machine: " + strings.Join(e.Left, ", ")
 }
 
 // relative shortens a path where that helps the reader.

@@ -129,9 +129,13 @@ func (s *Stack) KipLog() string { return s.path("kip.log") }
 // {"pid": …, "start": …}.
 func (s *Stack) KipRecord() string { return s.path("kip.json") }
 
-// kept is what stays in the state folder after a run: what helps to understand
-// it, and what makes the next one faster.
-var kept = []string{"lock", "kip.log", "control-plane.log"}
+// thrownAway is what goes from the state folder with a run. What helps to
+// understand it (the logs) and what makes the next one faster (the cells' root)
+// stays; what others put there is not ours to remove.
+var thrownAway = []string{
+	"pki", "etcd", "registry", "kip", "cloud", "kip.json", "provider.yaml",
+	"kubeconfig", "kip.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig",
+}
 
 // Clean ends and removes what an earlier run left, however it ended. It says
 // what there was.
@@ -157,18 +161,9 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 	return found, nil
 }
 
-// removeState empties the state folder but for what is kept.
 func (s *Stack) removeState() error {
-	entries, err := os.ReadDir(s.opts.State)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		p := s.path(e.Name())
-		if slices.Contains(kept, e.Name()) || strings.HasPrefix(p, s.opts.CellRoot) {
-			continue
-		}
-		if err := os.RemoveAll(p); err != nil {
+	for _, name := range thrownAway {
+		if err := os.RemoveAll(s.path(name)); err != nil {
 			return err
 		}
 	}
@@ -363,8 +358,8 @@ func (s *Stack) Failed(ctx context.Context) error {
 	}
 }
 
-// Stop ends everything in order and removes it, with what the state folder
-// holds but logs and the cells' root. It is for a stack that was started in
+// Stop ends everything in order and removes it, with all of the state folder that
+// a later run does not use. It is for a stack that was started in
 // part too, and can be called twice.
 func (s *Stack) Stop(ctx context.Context) error {
 	var errs []error

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -136,7 +136,7 @@ func (c *Cell) understand(r *http.Request) (*ask, error) {
 		return nil, c.refused(schema.GroupResource{}, "", fmt.Sprintf("cell %s may not %s %s: only the resources that a kubelet needs are served", c.id, strings.ToLower(r.Method), r.URL.Path))
 	}
 	for _, segment := range []string{info.Namespace, info.Name} {
-		if problems := pathvalidation.IsValidPathSegmentName(segment); len(problems) > 0 {
+		if problems := content.IsPathSegmentName(segment); len(problems) > 0 {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("name %q %s", segment, strings.Join(problems, ", ")))
 		}
 	}

@@ -347,7 +347,7 @@ func TestLeaseAndCSINodeOfACell(t *testing.T) {
 	}
 	stale := lease.DeepCopy()
 	lease.Spec.RenewTime = ptr.To(metav1.NowMicro())
-	if lease, err = leases.Update(ctx, lease, metav1.UpdateOptions{}); err != nil {
+	if _, err = leases.Update(ctx, lease, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if !c1.LastHeartbeat().After(first) {
@@ -1563,12 +1563,9 @@ func TestNodeIsNotAnsweredBeforeTheVirtualNodeIsKnown(t *testing.T) {
 // What an idle cell costs Kip: its objects, and the seven watches that a kubelet
 // holds, without what the tunnel adds to each.
 func BenchmarkIdleCell(b *testing.B) {
-	t := &testing.T{}
-	up := newAPIServer(t)
-	defer up.http.Close()
-	defer up.http.CloseClientConnections()
+	up := newAPIServer(b)
 	up.put(virtual())
-	server, err := New(Config{NodeName: nodeName, Node: up.asNode(), Own: up.asKip(), Pods: podInformer(t, up)})
+	server, err := New(Config{NodeName: nodeName, Node: up.asNode(), Own: up.asKip(), Pods: podInformer(b, up)})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -134,7 +134,7 @@ func noGoroutines(t *testing.T) {
 	t.Errorf("goroutine left behind:\n%s", left)
 }
 
-func podInformer(t *testing.T, up *apiServer) cache.SharedIndexInformer {
+func podInformer(t testing.TB, up *apiServer) cache.SharedIndexInformer {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(up.asNode())
 	if err != nil {

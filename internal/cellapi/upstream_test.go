@@ -37,7 +37,7 @@ const (
 // any of them, speaks JSON and protobuf through the library's own codecs, and
 // refuses what the Node authorizer refuses a node, or RBAC Kip's own account.
 type apiServer struct {
-	t    *testing.T
+	t    testing.TB
 	http *httptest.Server
 
 	mu       sync.Mutex
@@ -66,7 +66,7 @@ type apiRequest struct {
 	selector, contentType, body                        string
 }
 
-func newAPIServer(t *testing.T) *apiServer {
+func newAPIServer(t testing.TB) *apiServer {
 	t.Helper()
 	s := &apiServer{t: t, rv: 100, objects: map[string]apiObject{}, changed: make(chan struct{}), watching: map[string]int{}}
 	s.http = httptest.NewServer(s)
@@ -379,7 +379,7 @@ func (s *apiServer) answer(w http.ResponseWriter, r *http.Request, a apiRequest)
 	return apierrors.NewMethodNotSupported(schema.GroupResource{Resource: a.resource}, a.verb)
 }
 
-func withKind(t *testing.T, b []byte, resource string) []byte {
+func withKind(t testing.TB, b []byte, resource string) []byte {
 	t.Helper()
 	var m map[string]any
 	if err := json.Unmarshal(b, &m); err != nil {

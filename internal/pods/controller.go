@@ -184,11 +184,13 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		return 0, nil
 	}
 	switch {
+	// Before the phase: the kubelet of a deleted pod reports its end first and
+	// deletes it then, and must not lose its machine in between.
+	case pod.DeletionTimestamp != nil:
+		return c.finishDeletion(ctx, pod)
 	case ended(pod):
 		c.cfg.Cells.Release(pod.UID, "the pod has "+string(pod.Status.Phase), true)
 		return 0, nil
-	case pod.DeletionTimestamp != nil:
-		return c.finishDeletion(ctx, pod)
 	}
 	if _, has := c.cfg.Cells.ForPod(pod.UID); has {
 		return 0, nil

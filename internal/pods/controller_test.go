@@ -309,6 +309,19 @@ func TestADeletedPodOnABoundCellIsLeftToItsKubeletUntilItIsOverdue(t *testing.T)
 	}
 }
 
+func TestADeletedPodThatHasEndedIsLeftToItsKubeletToo(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a", running))
+	h.must("a")
+	h.cells.set("uid-a", func(c *cells.Cell) { c.Phase = apiv1.Bound })
+	h.put(pod("a", deletedAt(h.clock.Now()), func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }))
+	h.must("a")
+	h.want("released", h.cells.released)
+	if !h.exists("a") {
+		t.Fatal("Kip deleted a pod that its kubelet is about to delete")
+	}
+}
+
 func TestANameThatIsReusedLetsTheOldCellGo(t *testing.T) {
 	h := newHarness(t)
 	h.put(pod("a"))
