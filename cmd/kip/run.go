@@ -265,7 +265,7 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 		"cell API":     cellAPI.Run,
 		"cells":        func(ctx context.Context) error { return after(ctx, podInformer.HasSynced, cellLoop.Run) },
 		"cell mirror":  func(ctx context.Context) error { return mirror.Run(ctx, known) },
-		"pods":         podLoop.Run,
+		"pods":         func(ctx context.Context) error { return whenRegistered(ctx, virtual, podLoop.Run) },
 		"virtual node": func(ctx context.Context) error { return after(ctx, podInformer.HasSynced, virtual.Run) },
 		"kubelet port": func(ctx context.Context) error { return port.Serve(ctx, listener) },
 		"local socket": socket.Run,
@@ -288,6 +288,17 @@ func after(ctx context.Context, synced cache.InformerSynced, runs func(context.C
 		return nil
 	}
 	return runs(ctx)
+}
+
+// whenRegistered runs a component once the node is ours: a real node of the same
+// name has its own kubelet for its pods.
+func whenRegistered(ctx context.Context, n *node.Node, runs func(context.Context) error) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-n.Ready():
+		return runs(ctx)
+	}
 }
 
 // watchStore ends Kip when its embedded store has stopped: without it nothing

@@ -142,14 +142,14 @@ func KillRecorded(ctx context.Context, path string) error {
 	// to another one between the look and the kill.
 	fd, err := unix.PidfdOpen(r.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
-		return os.Remove(path)
+		return forget(path)
 	}
 	if err != nil {
 		return fmt.Errorf("open process %d: %w", r.PID, err)
 	}
 	defer unix.Close(fd)
 	if start, err := startTime(r.PID); err != nil || start != r.Start {
-		return os.Remove(path) // ended, or another process of that number
+		return forget(path) // ended, or another process of that number
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("kill process %d: %w", r.PID, err)
@@ -162,7 +162,7 @@ func KillRecorded(ctx context.Context, path string) error {
 		case err != nil && !errors.Is(err, unix.EINTR):
 			return fmt.Errorf("wait for process %d: %w", r.PID, err)
 		case n > 0:
-			return os.Remove(path)
+			return forget(path)
 		case ctx.Err() != nil:
 			return fmt.Errorf("wait for the end of process %d: %w", r.PID, ctx.Err())
 		}
@@ -194,6 +194,14 @@ func Marked(variable string) ([]int, error) {
 		}
 	}
 	return pids, nil
+}
+
+// forget removes a record, which the parent may do too when it is still there.
+func forget(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the record of a process: %w", err)
+	}
+	return nil
 }
 
 func writeRecord(path string, pid int) error {

@@ -96,6 +96,11 @@ func TestStartSaysWhatCannotBeRun(t *testing.T) {
 }
 
 func TestTheChildOfAKilledParentDies(t *testing.T) {
+	// The orphan comes to us, so that it is reaped wherever the test runs.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) }()
 	dir := t.TempDir()
 	parent := exec.Command(os.Args[0])
 	parent.Env = append(os.Environ(), "CHILD_TEST_ROLE=parent", "CHILD_TEST_DIR="+dir)
@@ -124,6 +129,9 @@ func TestTheChildOfAKilledParentDies(t *testing.T) {
 	}
 	_ = parent.Wait()
 	ended(t, fd)
+	if _, err := unix.Wait4(pid, nil, 0, nil); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestKillRecordedEndsWhatAnEarlierRunLeft(t *testing.T) {

@@ -25,6 +25,7 @@ import (
 	"github.com/elotl/kip/dev/child"
 	"github.com/elotl/kip/dev/cluster"
 	"github.com/elotl/kip/dev/host"
+	"github.com/elotl/kip/dev/leftovers"
 	"github.com/elotl/kip/dev/listen"
 	"github.com/elotl/kip/dev/lock"
 	"github.com/elotl/kip/dev/registry"
@@ -157,6 +158,13 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 		if err := os.Remove(log); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return found, fmt.Errorf("remove an earlier run's log: %w", err)
 		}
+	}
+	left, err := s.Leftovers(ctx)
+	if err == nil && len(left) > 0 {
+		err = &leftovers.Error{Left: left}
+	}
+	if err != nil {
+		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
 	return found, nil
 }

@@ -67,6 +67,11 @@ func (s *Story) Pod(now time.Time, p *corev1.Pod) {
 		s.running(now)
 	case corev1.PodSucceeded:
 		s.running(now)
+		// Events are reported at the kubelet's best effort: its cell may be gone
+		// before it has.
+		for _, c := range p.Status.ContainerStatuses {
+			s.step("image", now, "image: %s is %s", c.Image, c.ImageID)
+		}
 		s.step("ended", now, "succeeded")
 	case corev1.PodFailed:
 		why := p.Status.Reason

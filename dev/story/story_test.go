@@ -93,6 +93,20 @@ func TestAPodsWayIsToldStepByStepWithItsTimes(t *testing.T) {
 	}
 }
 
+func TestTheImageIsToldWithoutTheKubeletsEvent(t *testing.T) {
+	done := pod(corev1.PodSucceeded)
+	done.Status.ContainerStatuses = []corev1.ContainerStatus{{Image: "busybox:1.36", ImageID: "busybox@sha256:1"}}
+	_, lines := tell(func(s *Story) {
+		s.Pod(at(0), pod(corev1.PodPending))
+		s.Pod(at(2), done)
+		s.Event(at(2.1), event("Normal", "Pulled", "late"))
+	})
+	want := []string{"+0.00s pod hello-abcde created", "+2.00s running", "+2.00s image: busybox:1.36 is busybox@sha256:1", "+2.00s succeeded"}
+	if !slices.Equal(lines, want) {
+		t.Errorf("told:\n%s\nwant:\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))
+	}
+}
+
 func TestASecondCellIsNamedAndTheLastOneIsTheOutcome(t *testing.T) {
 	s, lines := tell(func(s *Story) {
 		s.Pod(at(0), pod(corev1.PodPending))

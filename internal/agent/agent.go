@@ -230,7 +230,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.o.Log.Info("itzo stops")
 	a.end()
 	if a.o.Init {
-		a.stopPods()
+		a.stopPods(background)
 	}
 	stopContainerd()
 	<-containerdDone
@@ -306,9 +306,12 @@ func (a *Agent) importPause(ctx context.Context) {
 		args = append(args, a.o.PauseArchive)
 	}
 	for {
-		out, err := a.command(args...)
+		out, err := a.command(ctx, args...)
 		if err == nil {
 			close(a.imported)
+			return
+		}
+		if ctx.Err() != nil {
 			return
 		}
 		a.o.Log.Warn("import the pause image", "err", err, "output", out)
@@ -323,15 +326,15 @@ func (a *Agent) importPause(ctx context.Context) {
 }
 
 // stopPods ends the pods of a machine that goes down.
-func (a *Agent) stopPods() {
-	if out, err := a.command("stop-pods", "--grace="+podGrace.String(), "--timeout="+(podGrace+stopTimeout).String()); err != nil {
+func (a *Agent) stopPods(ctx context.Context) {
+	if out, err := a.command(ctx, "stop-pods", "--grace="+podGrace.String(), "--timeout="+(podGrace+stopTimeout).String()); err != nil {
 		a.o.Log.Warn("stop the pods", "err", err, "output", out)
 	}
 }
 
 // command runs one of the components' short commands, which bound their own
-// time, and returns its output.
-func (a *Agent) command(args ...string) (string, error) {
+// time, and returns the beginning of its output. It is killed when ctx ends.
+func (a *Agent) command(ctx context.Context, args ...string) (string, error) {
 	out, err := os.CreateTemp(a.o.RunDir, "output-")
 	if err != nil {
 		return "", err
@@ -342,7 +345,7 @@ func (a *Agent) command(args ...string) (string, error) {
 		Path: a.o.Components, Args: append([]string{"itzo"}, args...), Env: a.env(), Stdout: out, Stderr: out, Dir: "/",
 		SysProcAttr: &unix.SysProcAttr{Setpgid: true},
 	}
-	err = a.reaper.Run(cmd)
+	err = a.reaper.Run(ctx, cmd)
 	text := make([]byte, 2048)
 	n, _ := out.ReadAt(text, 0)
 	return string(text[:n]), err

@@ -126,12 +126,14 @@ func (c Cell) clone() Cell {
 	return c
 }
 
-// launchToken derives the idempotency token of a launch: the same attempt for
-// the same pod on the same offer is the same launch, whoever sends it, however
-// often. 64 hexadecimal digits, EC2's limit for a ClientToken.
+// launchToken derives the idempotency token of a launch: the same cell for the
+// same pod on the same offering is the same launch, whoever sends it, however
+// often. The cell is in it since a cloud may answer a token with the instance of
+// an earlier attempt long after its end, and attempts are counted from one again
+// when the store was lost. 64 hexadecimal digits, EC2's limit for a ClientToken.
 func (c Cell) launchToken(controllerID string) string {
 	o := c.Offer()
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%d\n%s\n%s\n%t", controllerID, c.Pod.UID, c.Attempt, o.InstanceType, o.Zone, o.Spot))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s\n%d\n%s\n%s\n%t", controllerID, c.Pod.UID, c.ID, c.Attempt, o.InstanceType, o.Zone, o.Spot))
 	return hex.EncodeToString(sum[:])
 }
 

@@ -432,6 +432,41 @@ func TestAnOrphanIsTerminatedOnlyAfterASecondLook(t *testing.T) {
 	}
 }
 
+func TestAPodThatAnUnknownInstanceRunsGetsAnotherOnlyAfterThatOnesEnd(t *testing.T) {
+	w := newWorld(t)
+	w.request("a", "nano")
+	w.until("booting", w.reached("a", apiv1.Booting))
+	w.stop()
+	// The store is lost: a new Kip, in an empty one, finds the pod without a cell.
+	fresh, err := store.OpenEmbedded(t.Context(), t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := fresh.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	w.store, w.cloud.linger, w.phases = fresh, true, map[string][]apiv1.Phase{}
+	w.start()
+	w.request("a", "nano")
+	w.until("the old instance is being terminated", func() bool {
+		w.cloud.mu.Lock()
+		defer w.cloud.mu.Unlock()
+		return w.cloud.terminated["i-0"] > 0
+	})
+	if cell, _ := w.cells.ForPod(ref("a").UID); cell.Phase != apiv1.Requested {
+		t.Fatalf("the second cell is %s while the first instance is still there", cell.Phase)
+	}
+	w.cloud.mu.Lock()
+	clear(w.cloud.instances)
+	w.cloud.mu.Unlock()
+	w.until("booting", w.reached("a", apiv1.Booting))
+	if got := w.cloud.running(); !slices.Equal(got, []string{"i-1"}) {
+		t.Fatalf("instances %v, want a new one", got)
+	}
+}
+
 func TestTwoWritersOfOneRecordEndTheController(t *testing.T) {
 	w := newWorld(t)
 	w.stop()
@@ -484,6 +519,7 @@ func TestTheLaunchTokenNamesOneAttemptOnOneOffer(t *testing.T) {
 	other := map[string]string{"controller": base.launchToken("you")}
 	for name, change := range map[string]func(*Cell){
 		"pod":     func(c *Cell) { c.Pod = ref("b") },
+		"cell":    func(c *Cell) { c.ID = "cell-other" },
 		"attempt": func(c *Cell) { c.Attempt = 2 },
 		"type":    func(c *Cell) { c.Offers[0].InstanceType = "small" },
 		"zone":    func(c *Cell) { c.Offers[0].Zone = "y" },

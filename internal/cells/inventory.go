@@ -26,6 +26,7 @@ const (
 type look struct {
 	began time.Time
 	byID  map[string]cloud.Instance
+	byPod map[string]map[string]bool // pod UID → instance IDs
 }
 
 func (l look) instance(id string) (cloud.Instance, bool) {
@@ -80,9 +81,15 @@ func (c *Controller) takeInventory(ctx context.Context) {
 }
 
 func (c *Controller) compare(ctx context.Context, began time.Time, list []cloud.Instance, orphans map[string]time.Time) {
-	seen := look{began: began, byID: make(map[string]cloud.Instance, len(list))}
+	seen := look{began: began, byID: make(map[string]cloud.Instance, len(list)), byPod: map[string]map[string]bool{}}
 	for _, i := range list {
 		seen.byID[i.ID] = i
+		if uid := i.Tags[cloud.TagPodUID]; uid != "" {
+			if seen.byPod[uid] == nil {
+				seen.byPod[uid] = map[string]bool{}
+			}
+			seen.byPod[uid][i.ID] = true
+		}
 	}
 	type lost struct {
 		e  *entry
@@ -97,6 +104,9 @@ func (c *Controller) compare(ctx context.Context, began time.Time, list []cloud.
 		cell := e.cell()
 		if cell.Instance == nil {
 			launching[cell.ID] = true
+			if cell.Phase == apiv1.Requested {
+				c.queue.Add(cell.ID) // it may wait for this look
+			}
 			continue
 		}
 		id := cell.Instance.ID

@@ -22,10 +22,38 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	if why, _ := c.endingOf(e); why != "" {
 		return 0, c.gone(ctx, e, why)
 	}
+	if clear, err := c.nobodyElseRuns(ctx, e); err != nil || !clear {
+		c.pollSoon()
+		return time.Second, err
+	}
 	return 0, c.save(ctx, e, func(cell *Cell) error {
 		cell.Token = pki.NewToken().Reveal()
 		return cell.enter(apiv1.Launching)
 	})
+}
+
+// nobodyElseRuns says that the cloud shows no other instance for the pod: one
+// that an earlier Kip launched, whose store was lost, would go on running it. It
+// is terminated first.
+func (c *Controller) nobodyElseRuns(ctx context.Context, e *entry) (bool, error) {
+	cell, look := e.cell(), c.lastLook()
+	if look.began.IsZero() {
+		return false, nil
+	}
+	var other []string
+	for id := range look.byPod[string(cell.Pod.UID)] {
+		if look.byID[id].Tags[cloud.TagCell] != cell.ID {
+			other = append(other, id)
+		}
+	}
+	if len(other) == 0 {
+		return true, nil
+	}
+	c.warn(cell, "CellUnknown", "Instances %v were launched for this pod by a Kip whose state is lost; they are terminated before another runs it", other)
+	if err := c.cfg.Cloud.Terminate(ctx, other...); err != nil {
+		return false, fmt.Errorf("terminate %v, which run the same pod: %w", other, err)
+	}
+	return false, nil
 }
 
 // launch sends the stored intent. Whether an earlier call with it worked or not,

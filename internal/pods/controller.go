@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -78,8 +79,11 @@ type Controller struct {
 type waiting struct {
 	seen     time.Time
 	attempts int
-	until    time.Time // no cell before then
+	until    time.Time // no cell before then, unless the pod changes
 	why      string    // why it has no cell
+	// What placement reads of a pod and can change.
+	generation  int64
+	annotations map[string]string
 }
 
 // New returns a controller; Run starts it.
@@ -221,6 +225,10 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		w = &waiting{seen: now}
 		c.pods[pod.UID] = w
 	}
+	if w.why != "" && (w.generation != pod.Generation || !maps.Equal(w.annotations, pod.Annotations)) {
+		w.until = time.Time{} // it may fit now
+	}
+	w.generation, w.annotations = pod.Generation, pod.Annotations
 	until, attempt, seen := w.until, w.attempts+1, w.seen
 	c.mu.Unlock()
 	if until.After(now) {

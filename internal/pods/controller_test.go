@@ -254,6 +254,25 @@ func TestAPodThatFitsNothingSaysWhyOnceAndIsLookedAtAgain(t *testing.T) {
 	h.want("requests", h.cells.requests)
 }
 
+func TestAPodWhoseAnnotationIsMendedIsPlacedAtOnce(t *testing.T) {
+	h := newHarness(t)
+	h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
+		if p.Annotations["type"] == "bad" {
+			return nil, &placement.InvalidAnnotationError{}
+		}
+		return []cells.Offer{{InstanceType: "nano"}}, nil
+	}
+	annotate := func(v string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Annotations = map[string]string{"type": v} }
+	}
+	h.put(pod("a", annotate("bad")))
+	h.must("a")
+	h.want("requests", h.cells.requests)
+	h.put(pod("a", annotate("good")))
+	h.must("a")
+	h.want("requests", h.cells.requests, "uid-a#1")
+}
+
 func TestAnEndedPodLetsItsCellGoWithItsLogs(t *testing.T) {
 	for _, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed} {
 		h := newHarness(t)

@@ -24,7 +24,7 @@ import (
 
 // patience is how long anything may take on a busy machine. No test asserts a
 // duration; this only keeps a broken one from hanging.
-const patience = 3 * time.Minute
+const patience = 1 * time.Minute
 
 // space is a namespace of a test's own, with what is in it.
 type space struct {

@@ -10,10 +10,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/elotl/kip/test/harness"
 )
+
+const cidr = "10.111.0.0/16"
 
 // world is the one cluster that all tests share; each has a namespace.
 var world *harness.World
@@ -21,7 +24,7 @@ var world *harness.World
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
 		var err error
-		if world, err = harness.Start(context.Background(), harness.Options{Name: "kipe2e0", CIDR: "10.111.0.0/16", Stderr: os.Stderr}); err != nil {
+		if world, err = harness.Start(context.Background(), harness.Options{Name: "kipe2e0", CIDR: cidr, Stderr: os.Stderr}); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
@@ -30,10 +33,14 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "after the tests:", err)
 			code = 1
 		}
-		// What was left is for kip-dev to say: it looks, and fails.
-		clean := exec.Command(world.Tool("kip-dev"), "clean", "--state", world.State, "--bridge", world.Bridge, "--cidr", "10.111.0.0/16")
-		if out, err := clean.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "after the tests: %v\n%s", err, out)
+		if code != 0 {
+			fmt.Fprintf(os.Stderr, "the logs are in %s\n", world.State)
+			return code
+		}
+		// It says what Stop has left, and removes the logs.
+		clean := exec.Command(world.Tool("kip-dev"), "clean", "--state", world.State, "--bridge", world.Bridge, "--cidr", cidr)
+		if out, err := clean.CombinedOutput(); err != nil || strings.Contains(string(out), "removed") {
+			fmt.Fprintf(os.Stderr, "after the tests something was left: %v\n%s", err, out)
 			code = 1
 		}
 		return code

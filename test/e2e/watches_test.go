@@ -23,7 +23,7 @@ func watches(t *testing.T) map[string]int {
 		t.Fatal(err)
 	}
 	open := map[string]int{}
-	line := regexp.MustCompile(`^apiserver_longrunning_requests\{.*resource="([^"]*)".*verb="WATCH".*\} (\d+)`)
+	line := regexp.MustCompile(`^apiserver_longrunning_requests\{.*,resource="([^"]*)".*verb="WATCH".*\} (\d+)`)
 	lines := bufio.NewScanner(strings.NewReader(string(text)))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {

@@ -2,6 +2,7 @@ package supervise
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
@@ -222,7 +223,7 @@ func TestOrphansAreReapedAndOwnChildrenAreNot(t *testing.T) {
 		wg.Go(func() {
 			// Each leaves an orphan that ends at once, and has a status of its own.
 			cmd := exec.Command("/bin/sh", "-c", "(sh -c 'echo $$ >>"+orphan+"' &) ; exit "+strconv.Itoa(i))
-			err := r.Run(cmd)
+			err := r.Run(t.Context(), cmd)
 			code := 0
 			if exit, ok := err.(*exec.ExitError); ok {
 				code = exit.ExitCode()
@@ -245,6 +246,31 @@ func TestOrphansAreReapedAndOwnChildrenAreNot(t *testing.T) {
 		eventually(t, "orphan "+p+" is reaped", func() bool {
 			_, err := os.Stat("/proc/" + p)
 			return os.IsNotExist(err)
+		})
+	}
+}
+
+func TestACommandIsKilledWithItsChildrenWhenItsTimeIsOver(t *testing.T) {
+	pids := filepath.Join(t.TempDir(), "pids")
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := exec.Command("/bin/sh", "-c", "sleep 300 & echo $! $$ >"+pids+"; wait")
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	ended := make(chan error, 1)
+	go func() { ended <- NewReaper(quiet).Run(ctx, cmd) }()
+	var both []string
+	eventually(t, "it runs", func() bool {
+		b, _ := os.ReadFile(pids)
+		both = strings.Fields(string(b))
+		return len(both) == 2
+	})
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	for _, pid := range both {
+		eventually(t, pid+" is dead", func() bool {
+			stat, err := os.ReadFile("/proc/" + pid + "/stat")
+			return err != nil || strings.Contains(string(stat), ") Z ")
 		})
 	}
 }

@@ -58,13 +58,23 @@ func (r *Reaper) Start(cmd *exec.Cmd) (wait func() error, err error) {
 	}, nil
 }
 
-// Run starts cmd and waits for it.
-func (r *Reaper) Run(cmd *exec.Cmd) error {
+// Run starts cmd, which leads a process group, and waits for it. When ctx ends
+// first, the group is killed.
+func (r *Reaper) Run(ctx context.Context, cmd *exec.Cmd) error {
 	wait, err := r.Start(cmd)
 	if err != nil {
 		return err
 	}
-	return wait()
+	ended := make(chan error, 1)
+	go func() { ended <- wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) // not collected yet: the group is this one
+		<-ended
+		return ctx.Err()
+	}
 }
 
 // Reap collects orphans until ctx ends. Only PID 1 (or a subreaper) needs it.
