@@ -94,10 +94,11 @@ test: build lint unit e2e ## everything that is checked; as root
 
 .PHONY: unit
 unit: ## tests without root and without Kubernetes' own code
-	$(GO) test -race -timeout 10m $(UNIT)
+	$(GO) test -race -short -timeout 3m $(UNIT)
 
 .PHONY: e2e
-e2e: build ## tests with real kubelets on the local cloud; as root
+e2e: build ## tests with real machines and real kubelets on the local cloud; as root
+	$(GO) test -race -count=1 -timeout 5m ./internal/cloud/local
 	KIP_BIN=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -timeout 30m ./test/e2e/...
 
 .PHONY: bench

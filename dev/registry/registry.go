@@ -1,10 +1,12 @@
 // Package registry owns an OCI registry within this process, and the example
-// image in it. It serves what was pushed into it by this run and asks no other
+// image in it. It serves to all what this process has pushed, and asks no other
 // registry.
 package registry
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/subtle"
 	"errors"
 	"fmt"
 	"log"
@@ -23,6 +25,7 @@ import (
 type Registry struct {
 	server  *http.Server
 	address string
+	secret  string // whoever knows it may push: only this process
 	failed  chan error
 }
 
@@ -32,20 +35,41 @@ func Start(l net.Listener, dir string, logger *slog.Logger) (*Registry, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, errors.Join(fmt.Errorf("make the registry's folder: %w", err), l.Close())
 	}
-	r := &Registry{
-		server: &http.Server{Handler: registry.New(
-			registry.WithBlobHandler(registry.NewDiskBlobHandler(dir)),
-			registry.Logger(slogLogger(logger, slog.LevelDebug)),
-		), ErrorLog: slogLogger(logger, slog.LevelWarn)},
-		address: l.Addr().String(),
-		failed:  make(chan error, 1),
-	}
+	r := &Registry{address: l.Addr().String(), secret: rand.Text(), failed: make(chan error, 1)}
+	r.server = &http.Server{Handler: r.readOnly(registry.New(
+		registry.WithBlobHandler(registry.NewDiskBlobHandler(dir)),
+		registry.Logger(slogLogger(logger, slog.LevelDebug)),
+	)), ErrorLog: slogLogger(logger, slog.LevelWarn)}
 	go func() {
 		if err := r.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			r.failed <- fmt.Errorf("the registry ended: %w", err)
 		}
 	}()
 	return r, nil
+}
+
+// readOnly lets only this process change what is served: every pod on the bridge
+// can reach the registry, and the next pod runs what it serves.
+func (r *Registry) readOnly(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		read := req.Method == http.MethodGet || req.Method == http.MethodHead
+		if !read && subtle.ConstantTimeCompare([]byte(req.Header.Get(secretHeader)), []byte(r.secret)) != 1 {
+			http.Error(w, "this registry is read-only", http.StatusForbidden)
+			return
+		}
+		h.ServeHTTP(w, req)
+	})
+}
+
+const secretHeader = "Kip-Dev-Push"
+
+// pusher sends requests with the secret.
+type pusher struct{ secret string }
+
+func (p pusher) RoundTrip(req *http.Request) (*http.Response, error) {
+	req = req.Clone(req.Context())
+	req.Header.Set(secretHeader, p.secret)
+	return http.DefaultTransport.RoundTrip(req)
 }
 
 func slogLogger(l *slog.Logger, level slog.Level) *log.Logger {
@@ -64,7 +88,7 @@ func (r *Registry) Push(ctx context.Context, repositoryAndTag string, image v1.I
 	if err != nil {
 		return fmt.Errorf("push %s: %w", repositoryAndTag, err)
 	}
-	if err := remote.Write(ref, image, remote.WithContext(ctx)); err != nil {
+	if err := remote.Write(ref, image, remote.WithContext(ctx), remote.WithTransport(pusher{r.secret})); err != nil {
 		return fmt.Errorf("push %s: %w", repositoryAndTag, err)
 	}
 	return nil

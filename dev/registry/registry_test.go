@@ -11,8 +11,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
@@ -123,5 +126,38 @@ func TestBusyboxRefusesAProgramThatIsNone(t *testing.T) {
 	}
 	if _, err := Busybox(t.Context(), filepath.Join(t.TempDir(), "missing")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("missing program: %v", err)
+	}
+}
+
+func TestOnlyThisProcessMayPush(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Start(l, t.TempDir(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := r.Push(t.Context(), "library/busybox:1.36", empty.Image); err != nil {
+		t.Fatal(err)
+	}
+	ref, err := name.ParseReference(r.Address()+"/library/busybox:1.36", name.Insecure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := remote.Image(ref); err != nil {
+		t.Fatalf("a cell cannot pull: %v", err)
+	}
+	other, err := mutate.CreatedAt(empty.Image, v1.Time{Time: time.Unix(1, 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(ref, other); err == nil {
+		t.Fatal("a stranger replaced the image")
 	}
 }

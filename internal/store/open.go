@@ -64,7 +64,7 @@ func OpenEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove the old peer socket: %w", err)
 	}
-	peer := url.URL{Scheme: "unix", Path: socket}
+	peer := url.URL{Scheme: "unix", Host: socket} // etcd listens on the Host of a unix URL
 	cfg.ListenPeerUrls = []url.URL{peer}
 	cfg.ListenClientUrls = nil
 	// The advertised addresses must have a host and a port; with one member

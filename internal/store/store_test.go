@@ -3,6 +3,8 @@ package store
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 )
 
@@ -41,6 +43,21 @@ func TestRecordsSurviveARestart(t *testing.T) {
 	again, err := s.Get(t.Context(), "cells/a", &got)
 	if err != nil || again != rev || got.Name != "a" {
 		t.Fatalf("after a restart: revision %d (want %d), %+v, %v", again, rev, got, err)
+	}
+}
+
+func TestNobodyElseCanReachTheEmbeddedEtcd(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	open(t, dir)
+	info, err := os.Stat(filepath.Join(dir, "peer.sock"))
+	if err != nil {
+		t.Fatalf("the peer listener is not the socket in the store's folder: %v", err)
+	}
+	if info.Mode()&os.ModeSocket == 0 {
+		t.Fatalf("peer.sock is a %s", info.Mode())
+	}
+	if folder, err := os.Stat(dir); err != nil || folder.Mode().Perm()&0o077 != 0 {
+		t.Fatalf("the folder is open to others: %v, %v", folder.Mode(), err)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -88,10 +89,21 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	// A test that panics or is killed must not leave a control plane behind.
 	w.dev.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
 	fmt.Fprintf(o.Stderr, "starting a control plane and Kip on bridge %s; log: %s\n", o.Name, w.log)
-	if err := w.dev.Start(); err != nil {
+	started := make(chan error)
+	go func() {
+		// The kernel sends Pdeathsig when the thread that forked ends, so this
+		// one must live as long as the child.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := w.dev.Start()
+		started <- err
+		if err == nil {
+			w.done <- w.dev.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
 		return nil, fmt.Errorf("start kip-dev (is everything built? `make build`): %w", err)
 	}
-	go func() { w.done <- w.dev.Wait() }()
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.Stop())
