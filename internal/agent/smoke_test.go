@@ -49,6 +49,7 @@ type api struct {
 	t       *testing.T
 	mu      sync.Mutex
 	objects map[string]json.RawMessage // by path
+	watched map[string]bool            // collections
 	changed chan struct{}              // closed and replaced at each change
 	version int
 }
@@ -169,6 +170,9 @@ func (a *api) collection(w http.ResponseWriter, r *http.Request, path string) {
 		_ = json.NewEncoder(w).Encode(map[string]any{"kind": kind, "apiVersion": version, "metadata": map[string]any{"resourceVersion": fmt.Sprint(rv)}, "items": items})
 		return
 	}
+	a.mu.Lock()
+	a.watched[path] = true
+	a.mu.Unlock()
 	first := true
 	for {
 		items, changed, rv := news()
@@ -263,7 +267,7 @@ func TestACellRunsAPod(t *testing.T) {
 	must(err)
 	step("launched %s, %s, pod %s", m.ID, m.ManagementIP, m.PodIP)
 
-	server := &api{t: t, objects: map[string]json.RawMessage{}, changed: make(chan struct{})}
+	server := &api{t: t, objects: map[string]json.RawMessage{}, watched: map[string]bool{}, changed: make(chan struct{})}
 	dialer, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: authority, Log: log})
 	must(err)
 	session, err := dialer.Keep(ctx, tunnel.Target{CellID: "c-1", Addr: netip.AddrPortFrom(m.ManagementIP, agentapi.Port), Token: token},
@@ -326,6 +330,11 @@ func TestACellRunsAPod(t *testing.T) {
 			}
 		}
 		return false
+	})
+	wait("kubelet watches its pods", func() bool {
+		server.mu.Lock()
+		defer server.mu.Unlock()
+		return server.watched["/api/v1/pods"]
 	})
 	server.put("/api/v1/namespaces/default/pods/hello", &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"},

@@ -212,11 +212,7 @@ func (o Options) assemble(ctx context.Context, tree string) (err error) {
 		return err
 	}
 	for _, d := range directories {
-		p := filepath.Join(tmp, d.path)
-		if err := os.MkdirAll(p, 0o755); err != nil {
-			return err
-		}
-		if err := os.Chmod(p, d.mode); err != nil { // whatever the umask
+		if err := os.MkdirAll(filepath.Join(tmp, d.path), 0o755); err != nil {
 			return err
 		}
 	}
@@ -281,9 +277,13 @@ func (o Options) links(ctx context.Context, root string) error {
 	return nil
 }
 
-// settle gives every file the same time and makes the tree safe on the disk,
-// before a name says that it is whole.
+// settle gives every directory its mode, whatever the umask, and everything the
+// same time.
 func settle(root string) error {
+	modes := map[string]fs.FileMode{}
+	for _, d := range directories {
+		modes[filepath.Join(root, d.path)] = d.mode
+	}
 	var dirs []string
 	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -298,10 +298,19 @@ func settle(root string) error {
 		}
 		return nil
 	})
-	for i := len(dirs) - 1; err == nil && i >= 0; i-- {
-		err = os.Chtimes(dirs[i], epoch, epoch)
+	if err != nil {
+		return err
 	}
-	return err
+	for _, d := range dirs {
+		mode, ok := modes[d]
+		if !ok {
+			mode = 0o755
+		}
+		if err := errors.Join(os.Chmod(d, mode), os.Chtimes(d, epoch, epoch)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func copyFile(from, to string, mode fs.FileMode) error {
@@ -350,7 +359,11 @@ func pauseArchive(program, to string) error {
 	if err != nil {
 		return err
 	}
-	return tarball.WriteToFile(to, tag, img)
+	var archive bytes.Buffer
+	if err := tarball.Write(tag, img, &archive); err != nil {
+		return err
+	}
+	return write(to, &archive, 0o644)
 }
 
 func pauseLayer(program string) ([]byte, error) {

@@ -21,7 +21,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
@@ -124,22 +126,26 @@ func (b bed) end(ctx context.Context, name string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	cells := b.Dynamic.Resource(apiv1.Resource)
-	list, err := cells.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return 0, err
-	}
-	cell := ""
-	for _, item := range list.Items {
-		if status, ok := item.Object["status"].(map[string]any); ok {
-			if pod, ok := status["pod"].(map[string]any); ok && pod["name"] == name {
+	var cell, version string
+	// The resource is a mirror, and may be a moment late.
+	if err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		list, err := cells.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		version = list.GetResourceVersion()
+		for _, item := range list.Items {
+			if pod, found, err := unstructured.NestedString(item.Object, "status", "pod", "name"); err != nil {
+				return false, err
+			} else if found && pod == name {
 				cell = item.GetName()
 			}
 		}
+		return cell != "", nil
+	}); err != nil {
+		return 0, fmt.Errorf("find the cell of pod %s: %w", name, err)
 	}
-	if cell == "" {
-		return 0, fmt.Errorf("pod %s has no cell", name)
-	}
-	events, err := cells.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion(), FieldSelector: fields.OneTermEqualSelector("metadata.name", cell).String()})
+	events, err := cells.Watch(ctx, metav1.ListOptions{ResourceVersion: version, FieldSelector: fields.OneTermEqualSelector("metadata.name", cell).String()})
 	if err != nil {
 		return 0, err
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/shim"
+	"github.com/elotl/kip/internal/version"
 )
 
 // SystemCgroup is where a machine's own parts run, beside /kubepods.
@@ -81,16 +82,8 @@ func find(name string, components map[string]func() int) func() int {
 }
 
 func printVersion() int {
-	fmt.Println(version())
+	fmt.Println(version.String())
 	return 0
-}
-
-// version is the module's, as the Go tool recorded it.
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		return info.Main.Version
-	}
-	return "unknown"
 }
 
 // cell runs the agent.
@@ -106,7 +99,7 @@ func cell() int {
 }
 
 func runCell(log *slog.Logger) error {
-	o := agent.Options{Log: log, Version: version(), Init: os.Getpid() == 1}
+	o := agent.Options{Log: log, Version: version.String(), Init: os.Getpid() == 1}
 	flags := flag.NewFlagSet("itzo cell", flag.ExitOnError)
 	flags.StringVar(&o.UserData, "user-data", cloudinit.SeedFile, "`file` with the machine's user data")
 	flags.StringVar(&o.Listen, "listen", "", "`address` where Kip finds the agent (default: port 6421 of all addresses)")
