@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -35,50 +36,50 @@ const SystemCgroup = "system"
 // containerd.
 const componentsName = "itzo-components"
 
+// shimProgram is the name by which containerd looks for the shim.
+const shimProgram = "containerd-shim-runc-v2"
+
 // programs that every itzo has. Each reads os.Args and returns an exit code.
 var programs = map[string]func() int{
-	"cell":                    cell,
-	"version":                 printVersion,
-	"containerd-shim-runc-v2": shim.Run,
-	configs.CNIPlugin:         network.Plugin,
+	"cell":            cell,
+	"version":         printVersion,
+	shimProgram:       shim.Run,
+	configs.CNIPlugin: network.Plugin,
 }
 
 // Main runs one of itzo's programs and returns its exit code. components are
 // those that this build has beside the agent's own.
 func Main(components map[string]func() int) int {
-	name := filepath.Base(os.Args[0])
-	run := find(name, components)
-	if run == nil && len(os.Args) > 1 {
-		name = os.Args[1]
-		if strings.HasPrefix(name, "-namespace") {
-			// The shim starts itself again by the path of its executable, where a
-			// link's name is lost, with this as its first argument.
-			return shim.Run()
-		}
-		if run = find(name, components); run != nil {
-			os.Args = append([]string{name}, os.Args[2:]...)
-		}
-	}
-	if run == nil {
-		var names []string
-		for n := range programs {
-			names = append(names, n)
-		}
-		for n := range components {
-			names = append(names, n)
-		}
-		slices.Sort(names)
+	all := maps.Clone(programs)
+	maps.Copy(all, components)
+	program, args := choose(os.Args, all)
+	if program == "" {
+		names := slices.Sorted(maps.Keys(all))
 		fmt.Fprintf(os.Stderr, "usage: itzo PROGRAM [ARGUMENT…]\n\nPrograms, each with a command line of its own (--help):\n  %s\n", strings.Join(names, "\n  "))
 		return 2
 	}
-	return run()
+	os.Args = args
+	return all[program]()
 }
 
-func find(name string, components map[string]func() int) func() int {
-	if f := components[name]; f != nil {
-		return f
+// choose returns which program a command line means, "" for none, and the
+// command line as that program wants it.
+func choose(args []string, all map[string]func() int) (program string, rest []string) {
+	if name := filepath.Base(args[0]); all[name] != nil {
+		return name, args
 	}
-	return programs[name]
+	if len(args) < 2 {
+		return "", args
+	}
+	if strings.HasPrefix(args[1], "-namespace") {
+		// The shim starts itself again by the path of its executable, where a
+		// link's name is lost, with this as its first argument.
+		return shimProgram, args
+	}
+	if all[args[1]] != nil {
+		return args[1], args[1:]
+	}
+	return "", args
 }
 
 func printVersion() int {
