@@ -53,7 +53,9 @@ type Cell struct {
 // for a cell.
 type CellStatus struct {
 	Phase Phase `json:"phase"`
-	// Reason says why the cell is on this type, or why it waits.
+	// Waiting says what the cell waits for; empty when it waits for nothing.
+	Waiting string `json:"waiting,omitempty"`
+	// Reason says why the cell is on this type, or why it ends.
 	Reason string `json:"reason,omitempty"`
 	// Pod that runs, or will run, here.
 	Pod PodReference `json:"pod"`

@@ -155,7 +155,7 @@ func (m *Mirror) write(ctx context.Context, id string) error {
 func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 	offer := cell.Offer()
 	s := apiv1.CellStatus{
-		Phase: cell.Phase, Reason: cell.Reason, Pod: cell.Pod, Node: m.node, ControllerID: m.controllerID, Attempt: cell.Attempt,
+		Phase: cell.Phase, Waiting: waiting(cell), Reason: cell.Reason, Pod: cell.Pod, Node: m.node, ControllerID: m.controllerID, Attempt: cell.Attempt,
 		InstanceType: offer.InstanceType, Zone: offer.Zone, LaunchType: "On-Demand",
 		PricePerHour: apiv1.Price(offer.PricePerHour), Steps: cell.Steps,
 	}
@@ -172,4 +172,22 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		}
 	}
 	return s
+}
+
+// waiting is what a cell waits for, as far as its record tells.
+func waiting(cell Cell) string {
+	switch cell.Phase {
+	case apiv1.Requested, apiv1.Launching:
+		return "the cloud"
+	case apiv1.Booting:
+		if cell.StepTime(apiv1.StepJoined).IsZero() {
+			return "its agent"
+		}
+		return "its kubelet"
+	case apiv1.Draining:
+		return "its pod's logs"
+	case apiv1.Terminating:
+		return "the cloud to end it"
+	}
+	return ""
 }
