@@ -16,7 +16,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -227,7 +227,7 @@ func targetOf(what string, r *http.Request) (target, error) {
 		container: r.PathValue("container"), uid: types.UID(r.PathValue("uid")),
 	}
 	for name, v := range map[string]string{"namespace": t.namespace, "pod": t.pod, "container": t.container, "uid": string(t.uid)} {
-		if problems := path.IsValidPathSegmentName(v); len(problems) > 0 {
+		if problems := content.IsPathSegmentName(v); len(problems) > 0 {
 			return t, fmt.Errorf("%s %q in the path: %s", name, v, problems[0])
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 )
@@ -348,7 +348,7 @@ func (s *Saver) Sweep(keep func(types.UID) bool, maxAge time.Duration) error {
 // checkNames makes sure that names from outside stay inside the folder.
 func checkNames(uid types.UID, containers ...string) error {
 	for _, name := range append([]string{string(uid)}, containers...) {
-		if name == "" || strings.HasPrefix(name, ".") || len(path.IsValidPathSegmentName(name)) > 0 {
+		if name == "" || strings.HasPrefix(name, ".") || len(content.IsPathSegmentName(name)) > 0 {
 			return fmt.Errorf("saved logs: %q is not the UID of a pod or the name of a container", name)
 		}
 	}
