@@ -1,11 +1,13 @@
 package localapi
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -44,7 +46,7 @@ func (p *PKI) Listen(address string, kip http.RoundTripper, log *slog.Logger) (*
 			// The host is for form's sake: the tunnel has one peer.
 			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "https", "kip", "kip"
 		},
-		Transport:     kip,
+		Transport:     whole{kip},
 		FlushInterval: -1, // a watch event is not held back
 		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
@@ -59,6 +61,33 @@ func (p *PKI) Listen(address string, kip http.RoundTripper, log *slog.Logger) (*
 			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		},
 	}, nil
+}
+
+// maxBody bounds what the kubelet sends in one request: what the cell API takes,
+// and some room for that to say so.
+const maxBody = 4 << 20
+
+// whole reads a request's body to its end before it sends it. Kip may refuse a
+// request before it has read all of it. The kubelet, when it hears of that, no
+// longer sends the rest and waits for the end of the answer; the proxy, to end
+// the answer, waits for the rest: golang.org/issue/80085.
+type whole struct{ kip http.RoundTripper }
+
+func (t whole) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Body == nil || req.Body == http.NoBody {
+		return t.kip.RoundTrip(req)
+	}
+	body, err := io.ReadAll(io.LimitReader(req.Body, maxBody+1))
+	_ = req.Body.Close()
+	if err != nil {
+		return nil, fmt.Errorf("read the request: %w", err)
+	}
+	if len(body) > maxBody {
+		return nil, fmt.Errorf("the request is larger than %d bytes", maxBody)
+	}
+	out := req.Clone(req.Context())
+	out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	return t.kip.RoundTrip(out)
 }
 
 func withALPN(c *tls.Config) *tls.Config {

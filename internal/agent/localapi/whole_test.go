@@ -1,0 +1,60 @@
+package localapi
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// A body that is still being sent when its request is refused hangs both ends:
+// see whole.
+func TestARequestReachesKipOnlyWithItsWholeBody(t *testing.T) {
+	sent := bytes.Repeat([]byte("x"), 1<<20)
+	source := &counting{Reader: bytes.NewReader(sent)}
+	req, err := http.NewRequest(http.MethodPatch, "https://kip/", source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := whole{roundTrip(func(r *http.Request) (*http.Response, error) {
+		if !source.ended || !source.closed {
+			t.Error("it is sent on while the kubelet still sends")
+		}
+		got, err := io.ReadAll(r.Body)
+		if err != nil || !bytes.Equal(got, sent) || r.ContentLength != int64(len(sent)) {
+			t.Errorf("%d bytes arrive of %d, length %d, %v", len(got), len(sent), r.ContentLength, err)
+		}
+		return &http.Response{StatusCode: http.StatusForbidden, Body: http.NoBody}, nil
+	})}.RoundTrip(req)
+	if err != nil || resp.StatusCode != http.StatusForbidden {
+		t.Fatalf("answer %v, %v", resp, err)
+	}
+}
+
+func TestARequestThatIsTooLargeIsNotSentOn(t *testing.T) {
+	req, err := http.NewRequest(http.MethodPost, "https://kip/", strings.NewReader(strings.Repeat("x", maxBody+1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (whole{roundTrip(func(*http.Request) (*http.Response, error) {
+		t.Error("it was sent on")
+		return nil, nil
+	})}).RoundTrip(req); err == nil {
+		t.Fatal("no error")
+	}
+}
+
+// counting notes how its source ends.
+type counting struct {
+	io.Reader
+	ended, closed bool
+}
+
+func (c *counting) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.ended = c.ended || err == io.EOF
+	return n, err
+}
+
+func (c *counting) Close() error { c.closed = true; return nil }
