@@ -99,7 +99,7 @@ unit: ## tests without root and without Kubernetes' own code
 .PHONY: e2e
 e2e: build ## tests with real machines and real kubelets on the local cloud; as root
 	$(GO) test -race -count=1 -timeout 5m ./internal/cloud/local
-	KIP_BIN=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -timeout 30m ./test/e2e/...
+	KIP_BIN=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -parallel 4 -timeout 30m ./test/e2e/...
 
 .PHONY: bench
 bench: build ## measure, one line a figure; as root

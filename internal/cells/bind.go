@@ -31,11 +31,21 @@ func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) 
 	return 0, e.api.Bind(pod.Namespace, pod.Name, pod.UID)
 }
 
+// silentPoll is how often the cloud is asked while a bound cell is silent.
+const silentPoll = 2 * time.Second
+
 // watch keeps a bound cell connected until its pod lets it go.
 func (c *Controller) watch(ctx context.Context, e *entry) (time.Duration, error) {
 	why, podEnded := c.endingOf(e)
 	if why == "" {
-		return 0, c.connect(ctx, e)
+		if err := c.connect(ctx, e); err != nil {
+			return 0, err
+		}
+		if !e.session.Connected() {
+			c.pollSoon() // is the machine still there?
+			return silentPoll, nil
+		}
+		return 0, nil
 	}
 	return 0, c.save(ctx, e, func(cell *Cell) error {
 		cell.Reason, cell.PodEnded = why, podEnded

@@ -20,6 +20,8 @@ const (
 	// missingAge is how long looks must not have shown a cell's instance
 	// before it counts as gone; a list may lag behind a launch.
 	missingAge = 20 * time.Second
+	// silentAge is the same for a cell whose tunnel is down too.
+	silentAge = 4 * time.Second
 )
 
 // look is one answer of the cloud's list.
@@ -120,7 +122,7 @@ func (c *Controller) compare(ctx context.Context, began time.Time, list []cloud.
 		case !cell.Live():
 		case e.missing.IsZero():
 			e.missing = began
-		case began.Sub(e.missing) >= missingAge:
+		case began.Sub(e.missing) >= missingAge, began.Sub(e.missing) >= silentAge && e.session != nil && !e.session.Connected():
 			vanished = append(vanished, lost{e, id})
 		}
 	}

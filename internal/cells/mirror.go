@@ -106,8 +106,12 @@ func (m *Mirror) adopt(ctx context.Context) {
 
 func (m *Mirror) write(ctx context.Context, id string) error {
 	m.mu.Lock()
-	cell, created := m.latest[id], m.created[id]
+	cell, there := m.latest[id]
+	created := m.created[id]
 	m.mu.Unlock()
+	if !there {
+		return nil // it went while a change of it waited
+	}
 	if cell.Phase == apiv1.Gone {
 		err := m.client.Delete(ctx, id, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {

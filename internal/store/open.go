@@ -1,13 +1,16 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -34,8 +37,41 @@ const maxSocketPath = 108
 // file, which may set anything but the directory and the listeners.
 func OpenEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the store's folder: %w", err)
+		return nil, fmt.Errorf("make etcd.internal.dataDir: %w", err)
 	}
+	unlock, err := lock(dir)
+	if err != nil {
+		return nil, err
+	}
+	s, err := openEmbedded(ctx, dir, configFile)
+	if err != nil {
+		return nil, errors.Join(err, unlock())
+	}
+	stop := s.close
+	s.close = func() error { return errors.Join(stop(), unlock()) }
+	return s, nil
+}
+
+// lock claims the folder for this process. etcd would wait for ever for another
+// that has it.
+func lock(dir string) (unlock func() error, err error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock etcd.internal.dataDir: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		holder, _ := io.ReadAll(io.LimitReader(f, 32))
+		err = fmt.Errorf("etcd.internal.dataDir %s is in use by another Kip (process %s): stop it, or give this one a folder of its own: %w", dir, bytes.TrimSpace(holder), err)
+		return nil, errors.Join(err, f.Close())
+	}
+	// Only for the message above; who holds the lock is for the kernel to say.
+	if err := errors.Join(f.Truncate(0), func() error { _, err := fmt.Fprintln(f, os.Getpid()); return err }()); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock etcd.internal.dataDir: %w", err), f.Close())
+	}
+	return f.Close, nil
+}
+
+func openEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 	cfg := embed.NewConfig()
 	if configFile != "" {
 		var err error

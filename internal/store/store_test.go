@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -43,6 +44,20 @@ func TestRecordsSurviveARestart(t *testing.T) {
 	again, err := s.Get(t.Context(), "cells/a", &got)
 	if err != nil || again != rev || got.Name != "a" {
 		t.Fatalf("after a restart: revision %d (want %d), %+v, %v", again, rev, got, err)
+	}
+}
+
+func TestASecondKipOnTheSameFolderIsRefusedAndHarmless(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	if _, err := OpenEmbedded(t.Context(), dir, ""); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
+		t.Fatalf("the second: %v, want who has the folder", err)
+	}
+	if _, err := s.Put(t.Context(), "x", record{"1"}, 0); err != nil {
+		t.Fatalf("the first no longer works: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "peer.sock")); err != nil {
+		t.Fatalf("the first lost its socket: %v", err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 
 	"k8s.io/utils/clock"
@@ -41,7 +42,8 @@ type Config struct {
 	// Nameservers are written into the machines' resolv.conf. With none,
 	// a look-up in a machine fails at once rather than after a time-out.
 	Nameservers []netip.Addr
-	// Catalogue is what can be launched. Default: catalog.Local.
+	// Catalogue is what can be launched. Default: those of catalog.Local that
+	// have no more CPUs than this host.
 	Catalogue []catalog.InstanceType
 	// LauncherPath and LauncherArgs are the command that calls MachineMain.
 	// Default: this very binary, with MachineCommand as its argument.
@@ -61,6 +63,13 @@ var (
 	bridgeName = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]{0,14}$`)
 	instanceID = regexp.MustCompile(`^i-[0-9a-f]{16}$`)
 )
+
+// possible leaves out the types with more CPUs than the host has: a kubelet that
+// is shown them cannot write them into a cpuset. Memory can be promised beyond
+// what the host has; it is a limit.
+func possible(types []catalog.InstanceType, cpus int) []catalog.InstanceType {
+	return slices.DeleteFunc(types, func(t catalog.InstanceType) bool { return t.MilliCPU > int64(cpus)*1000 })
+}
 
 // withDefaults fills in what is left open and refuses what cannot work.
 func (c Config) withDefaults() (Config, error) {
@@ -91,7 +100,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.LauncherArgs = []string{MachineCommand}
 	}
 	if len(c.Catalogue) == 0 {
-		c.Catalogue = catalog.Local(runtime.GOARCH)
+		c.Catalogue = possible(catalog.Local(runtime.GOARCH), runtime.NumCPU())
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()
