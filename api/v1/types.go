@@ -53,10 +53,11 @@ type Cell struct {
 // for a cell.
 type CellStatus struct {
 	Phase Phase `json:"phase"`
-	// Waiting says what the cell waits for; empty when it waits for nothing.
-	Waiting string `json:"waiting,omitempty"`
+	// Waiting says what the cell waits for; empty when it waits for nothing. It
+	// and Reason are written when empty too: a merge patch would keep the old.
+	Waiting string `json:"waiting"`
 	// Reason says why the cell is on this type, or why it ends.
-	Reason string `json:"reason,omitempty"`
+	Reason string `json:"reason"`
 	// Pod that runs, or will run, here.
 	Pod PodReference `json:"pod"`
 	// Node is the virtual node that the cell belongs to.
