@@ -16,10 +16,10 @@ const drainTimeout = 30 * time.Second
 // says so.
 func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error) {
 	if e.cell().PodEnded {
-		if err := c.connect(ctx, e); err != nil {
-			c.cfg.Log.Warn("connect to drain", "cell", e.cell().ID, "err", err)
+		err := c.connect(ctx, e)
+		if e.session != nil { // an agent that takes no configuration may still have the logs
+			err = c.saveLogs(ctx, e)
 		}
-		err := c.saveLogs(ctx, e)
 		if ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
