@@ -20,8 +20,6 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
-	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/cloud/local"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/control"
 	"github.com/elotl/kip/internal/node"
@@ -39,10 +37,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
-
-// bootTimeout is how long a cell may take from launch to a ready kubelet: the
-// slowest clouds need under five minutes, the original gave twenty.
-const bootTimeout = 10 * time.Minute
 
 // run wires Kip together and runs it until ctx ends.
 func run(ctx context.Context, o options) error {
@@ -92,10 +86,8 @@ func run(ctx context.Context, o options) error {
 func withoutEffect(cfg *config.Config) (keys []string) {
 	c := cfg.Cells
 	for key, set := range map[string]bool{
-		"cells.standbyCells":         len(c.StandbyCells) > 0,
-		"cells.cloudInitFile":        c.CloudInitFile != "",
-		"cells.cellConfig":           len(c.CellConfig) > 0,
-		"cells.healthcheck.cloudAPI": c.Healthcheck.CloudAPI != nil,
+		"cells.cloudInitFile": c.CloudInitFile != "",
+		"cells.cellConfig":    len(c.CellConfig) > 0,
 	} {
 		if set {
 			keys = append(keys, key)
@@ -110,17 +102,6 @@ func openStore(ctx context.Context, cfg *config.Config) (*store.Store, error) {
 		return store.OpenExternal(ctx, store.External{Endpoints: c.Endpoints, CertFile: c.CertFile, KeyFile: c.KeyFile, CAFile: c.CAFile})
 	}
 	return store.OpenEmbedded(ctx, cfg.Etcd.Internal.DataDir, cfg.Etcd.Internal.ConfigFile)
-}
-
-// openCloud returns the one cloud that provider.yaml names.
-func openCloud(cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
-	if err := cfg.CheckCloud("local"); err != nil {
-		return nil, err
-	}
-	l := cfg.Cloud.Local
-	return local.New(local.Config{
-		StateDir: l.StateDir, RootDir: l.RootDir, Bridge: l.Bridge, CIDR: l.CIDR, Log: log.With("cloud", "local"),
-	})
 }
 
 func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer, controllerID string, st *store.Store, log *slog.Logger) error {
@@ -152,10 +133,19 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 	if err != nil {
 		return fmt.Errorf("%s: %w", o.providerConfig, err)
 	}
-	shortages := capacity.New(real)
+	unavailable, err := loadShortages(ctx, st, real, log)
+	if err != nil {
+		return err
+	}
+	shortages := unavailable.shortages
+	disk := cfg.Cells.DefaultVolumeSize.Value()
 	place := func(pod *corev1.Pod) ([]cells.Offer, error) {
 		candidates, err := placer.Candidates(pod, shortages.Unavailable)
-		return offers(candidates, cfg.Cells.DefaultVolumeSize.Value()), err
+		return offers(candidates, disk), err
+	}
+	pools, err := standbyPools(cfg, o.providerConfig, machines, catalogue, shortages, disk)
+	if err != nil {
+		return err
 	}
 	if err := api.installCRD(ctx, log); err != nil {
 		return err
@@ -184,14 +174,20 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 	mirror := cells.NewMirror(api.ownDynamic, o.nodeName, controllerID, log)
 	var podLoop *pods.Controller
 	cellLoop := cells.New(cells.Config{
-		NodeName: o.nodeName, ControllerID: controllerID, Cloud: machines, Store: st, Tunnels: tunnels, CellAPI: cellAPI,
-		CAHash:      authority.Hash(),
-		Unavailable: func(t, zone string, spot bool) { shortages.Mark(t, zone, spot) },
+		NodeName: o.nodeName, ControllerID: controllerID, Cloud: machines, Store: st, Tunnels: cells.OverTunnels(tunnels), APIs: cells.ServedBy(cellAPI),
+		CAHash: authority.Hash(),
+		Cool:   unavailable.mark,
+		Unavailable: func(o cells.Offer) bool {
+			return shortages.Unavailable(capacity.Offering{InstanceType: o.InstanceType, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot})
+		},
 		Event:       events,
 		SaveLogs:    logSaver(podInformer, logs),
 		Changed:     func(c cells.Cell) { mirror.Changed(c); podLoop.CellChanged(c) },
+		Silent:      func(c cells.Cell, since time.Time) { podLoop.CellSilent(c, since) },
+		Interrupted: func(c cells.Cell) { podLoop.CellInterrupted(c) },
 		ClusterDNS:  dns, ClusterDomain: o.clusterDomain, ReservedMemoryBytes: reserved, RegistryMirrors: cfg.Cells.RegistryMirrors,
-		NameTag: cmp.Or(cfg.Cells.Nametag, controllerID), BootTimeout: bootTimeout, Clock: real, Log: log,
+		NameTag: cmp.Or(cfg.Cells.Nametag, controllerID), Pools: pools, Template: template(cfg, authority.Hash()), Health: health(cfg),
+		ListLag: pace(machines).listLag, SoonPoll: pace(machines).soonPoll, Clock: real, Log: log,
 	})
 	podLoop, err = pods.New(pods.Config{
 		Pods: podInformer, Client: api.asNode.CoreV1(), Cells: cellLoop, Place: place, Event: events,
@@ -200,7 +196,8 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 				log.Warn("remove the saved logs of a pod", "uid", uid, "err", err)
 			}
 		},
-		Clock: real, Log: log,
+		MaxAttempts: cfg.Cells.MaxAttempts,
+		Clock:       real, Log: log,
 	})
 	if err != nil {
 		return err
@@ -271,6 +268,7 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 		"local socket": socket.Run,
 		"saved logs":   func(ctx context.Context) error { return sweepLogs(ctx, logs, podInformer, real, log) },
 		"store":        func(ctx context.Context) error { return watchStore(ctx, st) },
+		"shortages":    unavailable.keep,
 	} {
 		all.Go(func() error {
 			if err := runs(ctx); err != nil && ctx.Err() == nil {
@@ -336,22 +334,6 @@ func loadAuthority(ctx context.Context, st *store.Store, clock clock.PassiveCloc
 		return nil, err
 	}
 	return authority, nil
-}
-
-// offers turns what placement found into what cells launch.
-func offers(candidates []placement.Candidate, defaultDisk int64) []cells.Offer {
-	list := make([]cells.Offer, 0, len(candidates))
-	for _, c := range candidates {
-		disk := c.InstanceType.DiskBytes
-		if disk == 0 {
-			disk = defaultDisk
-		}
-		list = append(list, cells.Offer{
-			InstanceType: c.InstanceType.Name, Zone: c.Offering.Zone, Spot: c.Offering.Spot, PricePerHour: c.Offering.PricePerHour,
-			MilliCPU: c.InstanceType.MilliCPU, MemoryBytes: c.InstanceType.MemoryBytes, DiskBytes: disk, Reason: c.Reason,
-		})
-	}
-	return list
 }
 
 // address is where the API server reaches this Kip.

@@ -260,11 +260,12 @@ func TestACellRunsAPod(t *testing.T) {
 	token := pki.NewToken()
 	user := fmt.Sprintf("#cloud-config\nkip:\n  cellID: c-1\n  caHash: \"%s\"\n  token: \"%s\"\n", authority.Hash(), token.Reveal())
 	began = time.Now()
-	m, err := machines.Launch(ctx, cloud.LaunchRequest{
-		Token: "t1", InstanceType: "small", Zone: "local", UserData: []byte(user),
-		Tags: map[string]string{cloud.TagOwner: "smoke", cloud.TagCell: "c-1"},
+	launched, err := machines.Launch(ctx, cloud.LaunchRequest{
+		Token: "t1", InstanceType: "small", Zone: "local",
+		Machines: []cloud.Machine{{UserData: []byte(user), Tags: map[string]string{cloud.TagOwner: "smoke", cloud.TagCell: "c-1"}}},
 	})
 	must(err)
+	m := launched[0]
 	step("launched %s, %s, pod %s", m.ID, m.ManagementIP, m.PodIP)
 
 	server := &api{t: t, objects: map[string]json.RawMessage{}, watched: map[string]bool{}, changed: make(chan struct{})}

@@ -1,10 +1,11 @@
-// Package capacity remembers, in memory, what a cloud had no capacity for, where
-// and until when. It knows no cloud and retries nothing: placement asks it, and
-// whoever launches tells it.
 package capacity
 
 import (
+	"cmp"
+	"math/bits"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -15,46 +16,206 @@ import (
 // longer wastes money on the next dearer type.
 const Cooldown = 3 * time.Minute
 
-// Shortages are the offerings that are unavailable now. It is safe for
-// concurrent use.
+// Offering is one thing that a cloud sells: a type somewhere, on demand or as spot.
+type Offering struct {
+	InstanceType, Zone string
+	// Subnet is empty where the cloud has none to choose from.
+	Subnet string
+	Spot   bool
+}
+
+// Shortage says of what, and where, there is no capacity. An empty field stands for
+// all: a subnet without free addresses can take no type, and an exhausted quota of
+// spot instances counts everywhere. A Shortage with all fields empty is one of
+// everything.
+type Shortage struct {
+	InstanceType string `json:"instanceType,omitempty"`
+	Zone         string `json:"zone,omitempty"`
+	Subnet       string `json:"subnet,omitempty"`
+	// Spot is nil where it does not matter.
+	Spot *bool `json:"spot,omitempty"`
+	// Until is when the shortage is over.
+	Until time.Time `json:"until"`
+	// Why is the cloud's reason, for people.
+	Why string `json:"why,omitempty"`
+}
+
+// Shortages are what is unavailable now. It is safe for concurrent use.
 type Shortages struct {
 	clock clock.PassiveClock
 
-	mu    sync.RWMutex
-	until map[offering]time.Time
+	// shapes are those of the keys in marked, a bit each. It is read without the
+	// lock: when nothing is marked, as nearly always, a question costs one load.
+	shapes atomic.Uint32
+
+	mu     sync.RWMutex
+	marked map[key]mark
 }
 
-type offering struct {
-	instanceType, zone string
-	spot               bool
+// key is what a Shortage says of where it holds. Its empty fields stand for all.
+type key struct {
+	instanceType, zone, subnet string
+	market                     market
+}
+
+type market uint8
+
+const (
+	anyMarket market = iota
+	onDemand
+	spot
+)
+
+func marketOf(isSpot *bool) market {
+	switch {
+	case isSpot == nil:
+		return anyMarket
+	case *isSpot:
+		return spot
+	}
+	return onDemand
+}
+
+// shape is which fields of a key are not empty, a bit each. Offerings are looked up
+// once for each shape in use, of which there are at most 16 and mostly one or two.
+type shape uint8
+
+const (
+	hasType shape = 1 << iota
+	hasZone
+	hasSubnet
+	hasMarket
+)
+
+func (k key) shape() (s shape) {
+	if k.instanceType != "" {
+		s |= hasType
+	}
+	if k.zone != "" {
+		s |= hasZone
+	}
+	if k.subnet != "" {
+		s |= hasSubnet
+	}
+	if k.market != anyMarket {
+		s |= hasMarket
+	}
+	return s
+}
+
+// key is the only one of that shape which an offering can match.
+func (s shape) key(o *Offering) (k key) {
+	if s&hasType != 0 {
+		k.instanceType = o.InstanceType
+	}
+	if s&hasZone != 0 {
+		k.zone = o.Zone
+	}
+	if s&hasSubnet != 0 {
+		k.subnet = o.Subnet
+	}
+	if s&hasMarket != 0 {
+		k.market = marketOf(&o.Spot)
+	}
+	return k
+}
+
+type mark struct {
+	until time.Time
+	why   string
 }
 
 // New returns an empty record.
 func New(c clock.PassiveClock) *Shortages {
-	return &Shortages{clock: c, until: map[offering]time.Time{}}
+	return &Shortages{clock: c, marked: map[key]mark{}}
 }
 
-// Mark notes that an offering has no capacity and returns the time until which
-// it counts as unavailable.
-func (s *Shortages) Mark(instanceType, zone string, spot bool) time.Time {
+// Mark notes a shortage and returns the time until which it counts, Cooldown from
+// now. The Until of what it is given is not read.
+func (s *Shortages) Mark(shortage Shortage) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
-	// Otherwise what was marked once would be kept for ever.
-	for o, until := range s.until {
-		if !now.Before(until) {
-			delete(s.until, o)
-		}
-	}
-	until := now.Add(Cooldown)
-	s.until[offering{instanceType, zone, spot}] = until
-	return until
+	shortage.Until = now.Add(Cooldown)
+	s.put(shortage)
+	s.sweep(now)
+	return shortage.Until
 }
 
-// Unavailable reports whether an offering was marked less than Cooldown ago.
-func (s *Shortages) Unavailable(instanceType, zone string, spot bool) bool {
+// Load adds shortages that List returned earlier, before a restart perhaps. Those
+// that are over are left out, and none counts for longer than Cooldown from now: a
+// clock that was wrong when they were marked must not keep capacity away.
+func (s *Shortages) Load(shortages []Shortage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	for _, shortage := range shortages {
+		if latest := now.Add(Cooldown); shortage.Until.After(latest) {
+			shortage.Until = latest
+		}
+		s.put(shortage)
+	}
+	s.sweep(now)
+}
+
+// put adds a shortage, unless the same is known to last longer.
+func (s *Shortages) put(shortage Shortage) {
+	k := key{instanceType: shortage.InstanceType, zone: shortage.Zone, subnet: shortage.Subnet, market: marketOf(shortage.Spot)}
+	if !shortage.Until.Before(s.marked[k].until) {
+		s.marked[k] = mark{until: shortage.Until, why: shortage.Why}
+	}
+}
+
+// sweep forgets what is over, which would be kept for ever otherwise, and notes the
+// shapes of what is left.
+func (s *Shortages) sweep(now time.Time) {
+	var shapes uint32
+	for k, m := range s.marked {
+		if !now.Before(m.until) {
+			delete(s.marked, k)
+			continue
+		}
+		shapes |= 1 << k.shape()
+	}
+	s.shapes.Store(shapes)
+}
+
+// Unavailable reports whether an offering falls under a shortage that is not over.
+func (s *Shortages) Unavailable(o Offering) bool {
+	if s.shapes.Load() == 0 {
+		return false
+	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	until, marked := s.until[offering{instanceType, zone, spot}]
-	return marked && s.clock.Now().Before(until)
+	for left := s.shapes.Load(); left != 0; left &= left - 1 {
+		shape := shape(bits.TrailingZeros32(left))
+		// The clock is read for what is marked only.
+		if m, marked := s.marked[shape.key(&o)]; marked && s.clock.Now().Before(m.until) {
+			return true
+		}
+	}
+	return false
+}
+
+// List returns the shortages that are not over, in order of type, zone, subnet and
+// market; wider ones come first.
+func (s *Shortages) List() []Shortage {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	now := s.clock.Now()
+	var list []Shortage
+	for k, m := range s.marked {
+		if !now.Before(m.until) {
+			continue
+		}
+		shortage := Shortage{InstanceType: k.instanceType, Zone: k.zone, Subnet: k.subnet, Until: m.until, Why: m.why}
+		if k.market != anyMarket {
+			shortage.Spot = new(k.market == spot)
+		}
+		list = append(list, shortage)
+	}
+	slices.SortFunc(list, func(a, b Shortage) int {
+		return cmp.Or(cmp.Compare(a.InstanceType, b.InstanceType), cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Subnet, b.Subnet), cmp.Compare(marketOf(a.Spot), marketOf(b.Spot)))
+	})
+	return list
 }

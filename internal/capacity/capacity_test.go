@@ -1,6 +1,10 @@
 package capacity
 
 import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -8,71 +12,257 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 )
 
+var start = time.Unix(1000, 0).UTC()
+
+var m5 = Offering{InstanceType: "m5.large", Zone: "a", Subnet: "s1"}
+
+// only is the shortage of exactly one offering.
+func only(o Offering) Shortage {
+	return Shortage{InstanceType: o.InstanceType, Zone: o.Zone, Subnet: o.Subnet, Spot: new(o.Spot)}
+}
+
 func TestAnOfferingIsUnavailableForTheCooldownOnly(t *testing.T) {
-	clk := testclock.NewFakePassiveClock(time.Unix(1000, 0))
+	clk := testclock.NewFakePassiveClock(start)
 	s := New(clk)
-	if s.Unavailable("m5.large", "a", false) {
+	if s.Unavailable(m5) {
 		t.Error("an offering that nobody marked is unavailable")
 	}
-	until := s.Mark("m5.large", "a", false)
-	if want := time.Unix(1000, 0).Add(Cooldown); !until.Equal(want) {
+	until := s.Mark(only(m5))
+	if want := start.Add(Cooldown); !until.Equal(want) {
 		t.Errorf("Mark = %v, want %v", until, want)
 	}
 	clk.SetTime(until.Add(-time.Nanosecond))
-	if !s.Unavailable("m5.large", "a", false) {
+	if !s.Unavailable(m5) {
 		t.Error("available again before the cooldown is over")
 	}
 	clk.SetTime(until)
-	if s.Unavailable("m5.large", "a", false) {
+	if s.Unavailable(m5) {
 		t.Error("still unavailable after the cooldown")
+	}
+	if list := s.List(); len(list) != 0 {
+		t.Errorf("List = %+v after the cooldown", list)
 	}
 }
 
-func TestTypeZoneAndSpotAreToldApart(t *testing.T) {
-	s := New(testclock.NewFakePassiveClock(time.Unix(1000, 0)))
-	s.Mark("m5.large", "a", true)
-	for _, o := range []offering{{"m5.large", "a", false}, {"m5.large", "b", true}, {"c5.large", "a", true}} {
-		if s.Unavailable(o.instanceType, o.zone, o.spot) {
-			t.Errorf("%+v is unavailable, though only spot m5.large in a was marked", o)
+func TestAShortageHoldsWhereItSays(t *testing.T) {
+	for name, c := range map[string]struct {
+		shortage Shortage
+		in, out  []Offering
+	}{
+		"one offering": {Shortage{InstanceType: "m5.large", Zone: "a", Subnet: "s1", Spot: new(true)},
+			[]Offering{{"m5.large", "a", "s1", true}},
+			[]Offering{{"m5.large", "a", "s1", false}, {"m5.large", "b", "s1", true}, {"c5.large", "a", "s1", true}, {"m5.large", "a", "s2", true}, {"m5.large", "a", "", true}}},
+		"a type in a zone, in any subnet": {Shortage{InstanceType: "m5.large", Zone: "a", Spot: new(false)},
+			[]Offering{{"m5.large", "a", "s1", false}, {"m5.large", "a", "s2", false}, {"m5.large", "a", "", false}},
+			[]Offering{{"m5.large", "a", "s1", true}, {"m5.large", "b", "s1", false}, {"m5.xlarge", "a", "s1", false}}},
+		"a full subnet": {Shortage{Subnet: "s1"},
+			[]Offering{{"m5.large", "a", "s1", false}, {"c5.large", "a", "s1", true}},
+			[]Offering{{"m5.large", "a", "s2", false}, {"m5.large", "a", "", false}}},
+		"the quota of spot": {Shortage{Spot: new(true)},
+			[]Offering{{"m5.large", "a", "s1", true}, {"c5.large", "b", "", true}},
+			[]Offering{{"m5.large", "a", "s1", false}}},
+		"a type everywhere": {Shortage{InstanceType: "m5.large"},
+			[]Offering{{"m5.large", "a", "s1", true}, {"m5.large", "b", "", false}},
+			[]Offering{{"m5.xlarge", "a", "s1", true}}},
+		"a zone": {Shortage{Zone: "a"},
+			[]Offering{{"m5.large", "a", "s1", true}, {"c5.large", "a", "", false}},
+			[]Offering{{"m5.large", "b", "s1", true}, {"m5.large", "", "", true}}},
+		"everything": {Shortage{}, []Offering{{}, {"m5.large", "a", "s1", true}}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := New(testclock.NewFakePassiveClock(start))
+			s.Mark(c.shortage)
+			for _, o := range c.in {
+				if !s.Unavailable(o) {
+					t.Errorf("%+v is available", o)
+				}
+			}
+			for _, o := range c.out {
+				if s.Unavailable(o) {
+					t.Errorf("%+v is unavailable", o)
+				}
+			}
+		})
+	}
+}
+
+// TestUnavailableIsWhatAnyShortageSays compares with a plain look at every shortage,
+// over random histories of marks, restarts and time.
+func TestUnavailableIsWhatAnyShortageSays(t *testing.T) {
+	in, out := 0, 0
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		words := func(prefix string) string { return []string{"", prefix + "1", prefix + "2"}[rng.IntN(3)] }
+		clk := testclock.NewFakePassiveClock(start)
+		s := New(clk)
+		var model []Shortage
+		for range 60 {
+			clk.SetTime(clk.Now().Add(time.Duration(rng.IntN(60)) * time.Second))
+			switch rng.IntN(6) {
+			case 0:
+				again := New(clk)
+				again.Load(s.List())
+				s = again
+			case 1, 2:
+				mark := Shortage{InstanceType: words("t"), Zone: words("z"), Subnet: words("s")}
+				if n := rng.IntN(3); n > 0 {
+					mark.Spot = new(n == 1)
+				}
+				mark.Until = s.Mark(mark)
+				model = append(model, mark)
+			}
+			for range 10 {
+				o := Offering{InstanceType: words("t"), Zone: words("z"), Subnet: words("s"), Spot: rng.IntN(2) == 0}
+				want := false
+				for _, m := range model {
+					matches := func(of, it string) bool { return of == "" || of == it }
+					want = want || clk.Now().Before(m.Until) && matches(m.InstanceType, o.InstanceType) && matches(m.Zone, o.Zone) &&
+						matches(m.Subnet, o.Subnet) && (m.Spot == nil || *m.Spot == o.Spot)
+				}
+				if got := s.Unavailable(o); got != want {
+					t.Fatalf("seed %d: Unavailable(%+v) = %t, want %t, with %+v", seed, o, got, want, s.List())
+				}
+				if want {
+					in++
+				} else {
+					out++
+				}
+			}
 		}
+	}
+	if in < 1000 || out < 1000 {
+		t.Errorf("only %d unavailable and %d available were compared", in, out)
 	}
 }
 
 func TestMarkingAgainStartsTheCooldownAgain(t *testing.T) {
-	clk := testclock.NewFakePassiveClock(time.Unix(1000, 0))
+	clk := testclock.NewFakePassiveClock(start)
 	s := New(clk)
-	first := s.Mark("m5.large", "a", false)
+	first := s.Mark(only(m5))
 	clk.SetTime(first.Add(-time.Second))
-	s.Mark("m5.large", "a", false)
+	s.Mark(only(m5))
 	clk.SetTime(first.Add(time.Second))
-	if !s.Unavailable("m5.large", "a", false) {
+	if !s.Unavailable(m5) {
 		t.Error("the second mark did not extend the first")
 	}
 }
 
 func TestWhatIsOverIsForgotten(t *testing.T) {
-	clk := testclock.NewFakePassiveClock(time.Unix(1000, 0))
+	clk := testclock.NewFakePassiveClock(start)
 	s := New(clk)
+	s.Mark(Shortage{Subnet: "s1"})
 	for _, zone := range []string{"a", "b", "c"} {
-		s.Mark("m5.large", zone, false)
+		s.Mark(Shortage{InstanceType: "m5.large", Zone: zone})
 	}
-	clk.SetTime(time.Unix(1000, 0).Add(Cooldown))
-	s.Mark("m5.large", "d", false)
-	if len(s.until) != 1 {
-		t.Errorf("%d offerings are kept, want the last one only", len(s.until))
+	clk.SetTime(start.Add(Cooldown))
+	s.Mark(only(m5))
+	if len(s.marked) != 1 {
+		t.Errorf("%d shortages are kept, want the last one only", len(s.marked))
+	}
+	if got, want := s.shapes.Load(), uint32(1)<<(hasType|hasZone|hasSubnet|hasMarket); got != want {
+		t.Errorf("shapes %b are looked up, want %b", got, want)
+	}
+}
+
+func TestAListIsInOrderAndOutlivesARestart(t *testing.T) {
+	clk := testclock.NewFakePassiveClock(start)
+	s := New(clk)
+	s.Mark(Shortage{InstanceType: "m5.large", Zone: "a", Spot: new(true), Why: "spot"})
+	s.Mark(Shortage{InstanceType: "c5.large", Zone: "b"})
+	clk.SetTime(start.Add(time.Minute))
+	s.Mark(Shortage{Subnet: "s1", Why: "no free addresses"})
+	s.Mark(Shortage{InstanceType: "m5.large", Zone: "a", Spot: new(false)})
+	s.Mark(Shortage{InstanceType: "m5.large", Zone: "a"})
+	early, late := start.Add(Cooldown), start.Add(Cooldown+time.Minute)
+	want := []Shortage{
+		{Subnet: "s1", Until: late, Why: "no free addresses"},
+		{InstanceType: "c5.large", Zone: "b", Until: early},
+		{InstanceType: "m5.large", Zone: "a", Until: late},
+		{InstanceType: "m5.large", Zone: "a", Spot: new(false), Until: late},
+		{InstanceType: "m5.large", Zone: "a", Spot: new(true), Until: early, Why: "spot"},
+	}
+	if got := s.List(); !reflect.DeepEqual(got, want) {
+		t.Errorf("List = %+v\nwant %+v", got, want)
+	}
+
+	stored, err := json.Marshal(s.List())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read []Shortage
+	if err := json.Unmarshal(stored, &read); err != nil {
+		t.Fatal(err)
+	}
+	clk.SetTime(early)
+	again := New(clk)
+	again.Load(read)
+	var left []Shortage
+	for _, w := range want {
+		if w.Until == late {
+			left = append(left, w)
+		}
+	}
+	if got := again.List(); !reflect.DeepEqual(got, left) {
+		t.Errorf("after a restart List = %+v\nwant %+v", got, left)
+	}
+}
+
+func TestLoadTrustsNoTimeFurtherAwayThanTheCooldown(t *testing.T) {
+	clk := testclock.NewFakePassiveClock(start)
+	s := New(clk)
+	s.Load([]Shortage{{InstanceType: "m5.large", Until: start.Add(24 * time.Hour)}, {InstanceType: "c5.large", Until: start}})
+	if want := []Shortage{{InstanceType: "m5.large", Until: start.Add(Cooldown)}}; !reflect.DeepEqual(s.List(), want) {
+		t.Errorf("List = %+v, want %+v", s.List(), want)
+	}
+}
+
+func TestLoadDoesNotShortenWhatWasMarkedSince(t *testing.T) {
+	clk := testclock.NewFakePassiveClock(start)
+	s := New(clk)
+	until := s.Mark(Shortage{Zone: "a", Why: "new"})
+	s.Load([]Shortage{{Zone: "a", Until: start.Add(time.Second), Why: "old"}})
+	if want := []Shortage{{Zone: "a", Until: until, Why: "new"}}; !reflect.DeepEqual(s.List(), want) {
+		t.Errorf("List = %+v, want %+v", s.List(), want)
 	}
 }
 
 func TestConcurrentUse(t *testing.T) {
-	s := New(testclock.NewFakePassiveClock(time.Unix(1000, 0)))
+	s := New(testclock.NewFakePassiveClock(start))
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
-			s.Mark("m5.large", string(rune('a'+i)), false)
-			if !s.Unavailable("m5.large", string(rune('a'+i)), false) {
-				t.Errorf("zone %c is not unavailable after Mark", 'a'+i)
+			o := Offering{InstanceType: "m5.large", Zone: string(rune('a' + i))}
+			s.Mark(only(o))
+			if !s.Unavailable(o) {
+				t.Errorf("%+v is not unavailable after Mark", o)
 			}
+			s.Load(s.List())
 		})
 	}
 	wg.Wait()
+	if n := len(s.List()); n != 8 {
+		t.Errorf("%d shortages, want 8", n)
+	}
+}
+
+// BenchmarkUnavailable is the price of one question, with nothing marked and with as
+// many marks as three minutes of refused launches leave.
+func BenchmarkUnavailable(b *testing.B) {
+	for _, marks := range []int{0, 300} {
+		b.Run(fmt.Sprintf("marks=%d", marks), func(b *testing.B) {
+			s := New(testclock.NewFakePassiveClock(start))
+			for i := range marks {
+				s.Mark(Shortage{InstanceType: fmt.Sprintf("f%d.large", i/3), Zone: string(rune('a' + i%3)), Spot: new(false)})
+			}
+			if marks > 0 {
+				s.Mark(Shortage{Subnet: "full"})
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if s.Unavailable(m5) {
+					b.Fatal("unavailable")
+				}
+			}
+		})
+	}
 }

@@ -27,7 +27,9 @@ type GPU struct {
 // Offering is where, how and at what price a type can be had.
 type Offering struct {
 	Zone string `json:"zone"`
-	Spot bool   `json:"spot,omitempty"`
+	// Subnet is set where a zone has several to launch in.
+	Subnet string `json:"subnet,omitempty"`
+	Spot   bool   `json:"spot,omitempty"`
 	// PricePerHour is in US dollars.
 	PricePerHour float64 `json:"pricePerHour"`
 }

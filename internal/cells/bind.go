@@ -7,19 +7,29 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
-// bind gives the cell its pod, once and for good.
+// bind gives the cell its pod, once and for good. A standby cell without one is
+// kept connected until it is taken.
 func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) {
 	// From here on the kubelet may see the pod: whoever wants to let the cell
 	// go must know, so the decision is made under the lock that they take.
 	c.mu.Lock()
-	why := e.ending
-	e.binding = why == ""
+	why, pod := e.ending, e.cell().Pod
+	e.binding = why == "" && pod.UID != ""
 	c.mu.Unlock()
 	if why != "" {
 		return 0, c.startTerminating(ctx, e, why)
 	}
+	if e.cell().Stopped {
+		return c.stopOrStart(ctx, e)
+	}
 	if err := c.connect(ctx, e); err != nil {
 		return 0, err
+	}
+	if _, ends := c.interrupted(e); ends {
+		return 0, nil
+	}
+	if pod.UID == "" {
+		return c.idle(ctx, e)
 	}
 	if err := c.save(ctx, e, func(cell *Cell) error {
 		cell.step(apiv1.StepBound, c.cfg.Clock.Now())
@@ -27,8 +37,7 @@ func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) 
 	}); err != nil {
 		return 0, err
 	}
-	pod := e.cell().Pod
-	return 0, e.api.Bind(pod.Namespace, pod.Name, pod.UID)
+	return 0, e.show()
 }
 
 // silentPoll is how often the cloud is asked while a bound cell is silent.
@@ -41,11 +50,12 @@ func (c *Controller) watch(ctx context.Context, e *entry) (time.Duration, error)
 		if err := c.connect(ctx, e); err != nil {
 			return 0, err
 		}
+		left, _ := c.interrupted(e)
 		if !e.session.Connected() {
 			c.pollSoon() // is the machine still there?
 			return silentPoll, nil
 		}
-		return 0, nil
+		return left, nil
 	}
 	return 0, c.save(ctx, e, func(cell *Cell) error {
 		cell.Reason, cell.PodEnded = why, podEnded

@@ -18,7 +18,8 @@ import (
 // Cell is the stored record of one cell. A Cell that leaves this package is a
 // snapshot: nobody modifies it.
 type Cell struct {
-	ID      string             `json:"id"`
+	ID string `json:"id"`
+	// Pod is the zero reference while the cell waits in a standby pool.
 	Pod     apiv1.PodReference `json:"pod"`
 	Phase   apiv1.Phase        `json:"phase"`
 	Attempt int                `json:"attempt"`
@@ -26,6 +27,22 @@ type Cell struct {
 	// that the cloud cannot serve is dropped.
 	Offers   []Offer         `json:"offers"`
 	Instance *cloud.Instance `json:"instance,omitempty"`
+	// Launch is the call to the cloud that the cell was, or is being, launched
+	// with; nil before.
+	Launch *Launch `json:"launch,omitempty"`
+	// Standby is the pool that the cell was made for, and Template what it was
+	// made of; empty for a cell that was made for a pod.
+	Standby  string `json:"standby,omitempty"`
+	Template string `json:"template,omitempty"`
+	// Stopped is true while the instance of a standby cell is, or is being,
+	// stopped.
+	Stopped bool `json:"stopped,omitempty"`
+	// HealthyTimeout is the pod's own time limit for a silent cell; nil for the
+	// configured one, 0 or less for none.
+	HealthyTimeout *time.Duration `json:"healthyTimeout,omitempty"`
+	// Interrupted is when the cloud takes the instance back; zero if it has
+	// not said so.
+	Interrupted time.Time `json:"interrupted,omitzero"`
 	// Token is the one-time join token until it is spent, then empty.
 	Token string `json:"token,omitempty"`
 	// KeyHash is the SHA-256 of the public key that spent the token.
@@ -34,22 +51,47 @@ type Cell struct {
 	Reason string `json:"reason,omitempty"`
 	// PodEnded is true when the cell ends because its pod did, so that the
 	// container logs are worth saving.
-	PodEnded bool         `json:"podEnded,omitempty"`
-	Steps    []apiv1.Step `json:"steps,omitempty"`
+	PodEnded bool `json:"podEnded,omitempty"`
+	// BilledSeconds are those that the instance ran before it was last stopped.
+	BilledSeconds float64      `json:"billedSeconds,omitempty"`
+	Steps         []apiv1.Step `json:"steps,omitempty"`
+}
+
+// Launch is one call to the cloud, which launches a group of cells of the same
+// offer. A group is stored, sent and resolved as a whole, so that after a crash
+// the same call, with the same token, can be sent again.
+type Launch struct {
+	ID    string `json:"id"`
+	Index int    `json:"index"` // of the cell in the group
+	Cells int    `json:"cells"` // in the group
+	// NameTag is the configured one when the launch was stored: a call that is
+	// sent again must not differ.
+	NameTag string `json:"nameTag"`
 }
 
 // Offer is one thing to launch: a type somewhere, for a price.
 type Offer struct {
 	InstanceType string  `json:"instanceType"`
 	Zone         string  `json:"zone"`
+	Subnet       string  `json:"subnet,omitempty"`
 	Spot         bool    `json:"spot,omitempty"`
 	PricePerHour float64 `json:"pricePerHour"`
 	MilliCPU     int64   `json:"milliCPU"`
 	MemoryBytes  int64   `json:"memoryBytes"`
 	DiskBytes    int64   `json:"diskBytes"`
+	// BootTimeout is how long this type may take from launch to join.
+	BootTimeout time.Duration `json:"bootTimeout"`
 	// Reason says why placement chose it.
 	Reason string `json:"reason"`
 }
+
+// offering is what the cloud tells offers apart by.
+type offering struct {
+	instanceType, zone, subnet string
+	spot                       bool
+}
+
+func (o Offer) offering() offering { return offering{o.InstanceType, o.Zone, o.Subnet, o.Spot} }
 
 func (o Offer) String() string {
 	if o.Spot {
@@ -86,14 +128,24 @@ func (c Cell) StepTime(name string) time.Time {
 }
 
 // next lists, for each phase, the phases that may follow it.
+// next are the moves of a cell's life. Two go back: a launch that the cloud has
+// refused is requested again, with the next offer, and a standby cell that was
+// stopped boots again.
 var next = map[apiv1.Phase][]apiv1.Phase{
 	apiv1.Requested:   {apiv1.Launching, apiv1.Gone},
-	apiv1.Launching:   {apiv1.Booting, apiv1.Gone},
+	apiv1.Launching:   {apiv1.Booting, apiv1.Requested, apiv1.Terminating, apiv1.Gone},
 	apiv1.Booting:     {apiv1.Ready, apiv1.Terminating},
-	apiv1.Ready:       {apiv1.Bound, apiv1.Terminating},
+	apiv1.Ready:       {apiv1.Bound, apiv1.Booting, apiv1.Terminating},
 	apiv1.Bound:       {apiv1.Draining, apiv1.Terminating},
 	apiv1.Draining:    {apiv1.Terminating},
 	apiv1.Terminating: {apiv1.Gone},
+}
+
+// order is how far a phase is in a cell's life.
+func order(p apiv1.Phase) int {
+	return slices.Index([]apiv1.Phase{
+		apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Ready, apiv1.Bound, apiv1.Draining, apiv1.Terminating, apiv1.Gone,
+	}, p)
 }
 
 // enter moves the cell to a phase; an impossible move is a bug, and is refused
@@ -123,25 +175,38 @@ func (c Cell) clone() Cell {
 		i := *c.Instance
 		c.Instance = &i
 	}
+	if c.Launch != nil {
+		l := *c.Launch
+		c.Launch = &l
+	}
 	return c
 }
 
-// launchToken derives the idempotency token of a launch: the same cell for the
-// same pod on the same offering is the same launch, whoever sends it, however
-// often. The cell is in it since a cloud may answer a token with the instance of
-// an earlier attempt long after its end, and attempts are counted from one again
-// when the store was lost. 64 hexadecimal digits, EC2's limit for a ClientToken.
+// launched is when the instance came to be, as well as Kip knows; zero if it has
+// none.
+func (c Cell) launched() time.Time {
+	if c.Instance != nil && !c.Instance.Launched.IsZero() {
+		return c.Instance.Launched
+	}
+	return c.StepTime(apiv1.StepLaunched)
+}
+
+// launchToken derives the idempotency token of a launch: the same group of cells
+// on the same offering is the same launch, whoever sends it, however often. A
+// group's ID is random, since a cloud may answer a token with the instances of an
+// earlier attempt long after their end. 64 hexadecimal digits, EC2's limit for a
+// ClientToken.
 func (c Cell) launchToken(controllerID string) string {
 	o := c.Offer()
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s\n%d\n%s\n%s\n%t", controllerID, c.Pod.UID, c.ID, c.Attempt, o.InstanceType, o.Zone, o.Spot))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%d\n%s\n%s\n%s\n%t", controllerID, c.Launch.ID, c.Launch.Cells, o.InstanceType, o.Zone, o.Subnet, o.Spot))
 	return hex.EncodeToString(sum[:])
 }
 
-// newID returns "cell-" and 80 random bits.
-func newID() string {
+// newID returns a prefix and 80 random bits.
+func newID(prefix string) string {
 	var b [10]byte
 	rand.Read(b[:]) // never fails: crypto/rand crashes the program instead
-	return "cell-" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b[:]))
+	return prefix + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b[:]))
 }
 
 // ControllerID is the identity of a Kip: derived from the cluster (the UID of

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -15,10 +16,8 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agent/agentapi"
-	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/store"
-	"github.com/elotl/kip/internal/tunnel"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -32,12 +31,14 @@ type Config struct {
 	ControllerID string
 	Cloud        cloud.Cloud
 	Store        *store.Store
-	Tunnels      *tunnel.Dialer
-	CellAPI      *cellapi.Server
+	Tunnels      Tunnels
+	APIs         APIs
 	// CAHash goes into user data, so that a cell knows its Kip.
 	CAHash string
-	// Unavailable is told of each offer that the cloud could not serve.
-	Unavailable func(instanceType, zone string, spot bool)
+	// Cool is told of each offer that the cloud did not serve, and Unavailable
+	// says of which offers that is known.
+	Cool        func(Offer, error)
+	Unavailable func(Offer) bool
 	// Event reports to the pod's owner.
 	Event func(pod apiv1.PodReference, kind, reason, message string)
 	// SaveLogs keeps the container logs of a pod that has ended; the round
@@ -46,6 +47,15 @@ type Config struct {
 	// Changed is called after each change of a cell, also when it is Gone. It
 	// must not block.
 	Changed func(Cell)
+	// Silent is called when a bound cell has not been heard of for a while, and
+	// again as long as it is silent. It must not block.
+	Silent func(cell Cell, since time.Time)
+	// Interrupted is called when the cloud takes the instance of a bound cell
+	// back, once in the life of this process. It must not block.
+	Interrupted func(Cell)
+	// Swept is told of each instance that was terminated since no cell had it.
+	// Optional.
+	Swept func(err error)
 
 	ClusterDNS          []netip.Addr
 	ClusterDomain       string
@@ -53,10 +63,21 @@ type Config struct {
 	RegistryMirrors     map[string][]string
 	// NameTag is the value of the instances' Name tag.
 	NameTag string
-	// BootTimeout is how long a cell may take from launch to a ready kubelet.
-	BootTimeout time.Duration
-	Clock       clock.WithTicker
-	Log         *slog.Logger
+	// Pools are the standby cells to keep.
+	Pools []Pool
+	// Template names what cells are made of: image, cloud-init, settings. A
+	// standby cell of another template is replaced.
+	Template string
+	Health   Health
+	// ListLag is the longest that the cloud's list lags behind a launch. 0 for
+	// a cloud whose list does not.
+	ListLag time.Duration
+	// SoonPoll is the least time between two calls for the cloud's list.
+	SoonPoll time.Duration
+	// Queues measures the work queue. Optional.
+	Queues workqueue.MetricsProvider
+	Clock  clock.WithTicker
+	Log    *slog.Logger
 }
 
 // workers is how many cells are moved along at the same time. A step waits for
@@ -64,40 +85,61 @@ type Config struct {
 const workers = 64
 
 // Controller moves every cell through its life. One worker handles a cell at a
-// time: it is the only writer of that cell's record.
+// time; while it is being launched, its group does.
 type Controller struct {
 	cfg    Config
 	queue  workqueue.TypedRateLimitingInterface[string]
 	polls  chan struct{} // asks the inventory for a fresh look
+	refill chan struct{} // asks for a look at the standby pools
 	failed chan error    // ends Run
 	ready  chan struct{}
+
+	launches     *gather[*entry]
+	terminations *gather[*entry]
+	ledger       ledger
+	born         time.Time      // when the store was new
+	running      sync.WaitGroup // what workers leave running
 
 	mu    sync.Mutex
 	cells map[string]*entry
 	byPod map[types.UID]string // live or not, until Gone
 	// named are the pods with a cell, by their names, which are reused.
 	named map[cache.ObjectName][]types.UID
-	look  look // the last look at the cloud
+	pools map[string]*pool
+	// standby are the cells that no pod has.
+	standby map[string]*entry
+	look    look // the last look at the cloud
 }
 
-// entry is a cell and what this process holds for it. The worker of the cell
-// writes; others read under Controller.mu.
+// entry is a cell and what this process holds for it. Fields that others than
+// the worker of the cell use are under Controller.mu, unless they say otherwise.
 type entry struct {
+	id       string
 	current  atomic.Pointer[Cell] // never modified, only replaced
 	writing  sync.Mutex           // held from reading current to replacing it
 	revision int64                // of the stored record; under writing
+	unsure   *Cell                // what was written if the lost answer was a yes; under writing
 
 	// ending, once set, is why the cell must end; podEnded as in Cell.
 	ending   string
 	podEnded bool
 	// binding is set when the worker has decided to show the pod.
 	binding bool
+	// launching is set while the cell is its group's, and terminating while a
+	// call that ends its instance is being made.
+	launching, terminating bool
+	// pod is whose cell it is: for a moment before the record says so.
+	pod apiv1.PodReference
 
-	api        *cellapi.Cell
-	session    *tunnel.Session
+	api        API
+	session    Session
+	connecting time.Time          // when this process began to connect
 	stopWait   context.CancelFunc // of the goroutine that waits for the kubelet
+	shown      bool               // api shows the pod
 	configured bool               // the agent has its configuration from this process
 	terminated time.Time          // when the cloud accepted the termination
+	seen       bool               // a look has shown the instance
+	told       bool               // Config.Interrupted was called
 	missing    time.Time          // since when looks at the cloud do not show the instance
 }
 
@@ -105,23 +147,32 @@ type entry struct {
 func (e *entry) cell() *Cell { return e.current.Load() }
 
 func newEntry(cell Cell, revision int64) *entry {
-	e := &entry{revision: revision}
+	e := &entry{id: cell.ID, pod: cell.Pod, revision: revision}
 	e.current.Store(&cell)
 	return e
 }
 
 // New returns a controller; Run starts it.
 func New(cfg Config) *Controller {
-	return &Controller{
-		cfg:    cfg,
-		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, 30*time.Second)),
-		polls:  make(chan struct{}, 1),
-		failed: make(chan error, 1),
-		ready:  make(chan struct{}),
-		cells:  map[string]*entry{},
-		byPod:  map[types.UID]string{},
-		named:  map[cache.ObjectName][]types.UID{},
+	c := &Controller{
+		cfg:          cfg,
+		queue:        workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, 30*time.Second), workqueue.TypedRateLimitingQueueConfig[string]{Name: "cells", MetricsProvider: cfg.Queues}),
+		polls:        make(chan struct{}, 1),
+		refill:       make(chan struct{}, 1),
+		failed:       make(chan error, 1),
+		ready:        make(chan struct{}),
+		launches:     newGather[*entry](),
+		terminations: newGather[*entry](),
+		cells:        map[string]*entry{},
+		byPod:        map[types.UID]string{},
+		named:        map[cache.ObjectName][]types.UID{},
+		pools:        map[string]*pool{},
+		standby:      map[string]*entry{},
 	}
+	for _, p := range cfg.Pools {
+		c.pools[p.Name] = &pool{Pool: p}
+	}
+	return c
 }
 
 const keyPrefix = "cells/"
@@ -130,13 +181,32 @@ const keyPrefix = "cells/"
 // bound shows its pod before its tunnel is dialled, so that its kubelet is never
 // told that the pod is gone. Call it once, before Run.
 func (c *Controller) Load(ctx context.Context) error {
+	if err := c.loadBorn(ctx); err != nil {
+		return err
+	}
+	if err := c.ledger.load(ctx, c.cfg.Store); err != nil {
+		return err
+	}
 	err := c.cfg.Store.List(ctx, keyPrefix, func(key string, data []byte, revision int64) error {
 		var cell Cell
 		if err := json.Unmarshal(data, &cell); err != nil {
 			return fmt.Errorf("read the stored cell %s: %w", key, err)
 		}
-		c.reserve(cell)
-		c.cells[cell.ID] = newEntry(cell, revision)
+		e := newEntry(cell, revision)
+		if other := c.cells[c.byPod[cell.Pod.UID]]; other != nil {
+			// A write whose answer was lost came through late: its cell is the
+			// one that got less far.
+			if order(other.cell().Phase) >= order(cell.Phase) {
+				other, e = e, other
+			}
+			other.pod, other.ending = apiv1.PodReference{}, "another cell has its pod"
+			c.cells[other.id] = other
+			c.cells[e.id] = e
+			c.byPod[cell.Pod.UID] = e.id
+			return nil
+		}
+		c.reserve(e)
+		c.cells[cell.ID] = e
 		return nil
 	})
 	if err != nil {
@@ -148,14 +218,27 @@ func (c *Controller) Load(ctx context.Context) error {
 	return nil
 }
 
+const bornKey = "born"
+
+// loadBorn reads when the store was new. Instances that are older were launched
+// by a Kip whose store was lost.
+func (c *Controller) loadBorn(ctx context.Context) error {
+	revision, err := c.cfg.Store.Get(ctx, bornKey, &c.born)
+	if err != nil || revision != 0 {
+		return err
+	}
+	c.born = c.cfg.Clock.Now()
+	_, err = c.cfg.Store.Put(ctx, bornKey, c.born, 0)
+	return err
+}
+
 // Run moves cells until ctx ends, or until the store has failed for good. Cells
 // go on running without it.
 func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var wg sync.WaitGroup
 	for range workers {
-		wg.Go(func() {
+		c.running.Go(func() {
 			for {
 				id, shutdown := c.queue.Get()
 				if shutdown {
@@ -166,7 +249,27 @@ func (c *Controller) Run(ctx context.Context) error {
 			}
 		})
 	}
-	wg.Go(func() { c.takeInventory(ctx) })
+	terminating := make(chan struct{}, terminateCalls)
+	for _, loop := range []func(){
+		func() { c.takeInventory(ctx) },
+		func() { c.checkHealth(ctx) },
+		func() { c.fillPools(ctx) },
+		func() { c.hearInterruptions(ctx) },
+		func() { c.launches.run(ctx, func(entries []*entry) { c.launchAll(ctx, entries) }) },
+		func() {
+			c.terminations.run(ctx, func(entries []*entry) {
+				for group := range slices.Chunk(entries, terminateMost) {
+					terminating <- struct{}{}
+					c.running.Go(func() {
+						c.terminateAll(ctx, group)
+						<-terminating
+					})
+				}
+			})
+		},
+	} {
+		c.running.Go(loop)
+	}
 	close(c.ready)
 
 	var err error
@@ -176,12 +279,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	cancel()
 	c.queue.ShutDown()
-	wg.Wait()
+	c.running.Wait()
 	c.mu.Lock()
-	entries := make([]*entry, 0, len(c.cells))
-	for _, e := range c.cells {
-		entries = append(entries, e)
-	}
+	entries := slices.Collect(maps.Values(c.cells))
 	c.mu.Unlock()
 	for _, e := range entries {
 		c.disconnect(e)
@@ -192,52 +292,97 @@ func (c *Controller) Run(ctx context.Context) error {
 // Ready is closed when cells are being moved.
 func (c *Controller) Ready() <-chan struct{} { return c.ready }
 
-// Request asks for a cell for a pod. The offers come best first, and at least
-// one. It returns when the request is stored. A pod that has a cell that is not
-// Gone gets no other: ErrHasCell.
-func (c *Controller) Request(ctx context.Context, pod apiv1.PodReference, attempt int, seen time.Time, offers []Offer) (Cell, error) {
-	if len(offers) == 0 {
-		return Cell{}, fmt.Errorf("request a cell for pod %s: no offers", pod)
-	}
-	now := c.cfg.Clock.Now()
-	cell := Cell{ID: newID(), Pod: pod, Phase: apiv1.Requested, Attempt: attempt, Offers: offers, Reason: offers[0].Reason}
-	cell.step(apiv1.StepSeen, seen)
-	cell.step(apiv1.StepPlaced, now)
-
-	c.mu.Lock()
-	if _, has := c.byPod[pod.UID]; has {
-		c.mu.Unlock()
-		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", pod, ErrHasCell)
-	}
-	c.reserve(cell) // while it is being stored
-	c.mu.Unlock()
-
-	revision, err := c.cfg.Store.Put(ctx, keyPrefix+cell.ID, cell, 0)
-	c.mu.Lock()
-	if err != nil {
-		c.unreserve(cell)
-		c.mu.Unlock()
-		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", pod, err)
-	}
-	c.cells[cell.ID] = newEntry(cell, revision)
-	c.mu.Unlock()
-	c.cfg.Changed(cell)
-	c.queue.Add(cell.ID)
-	return cell, nil
+// Request is what a pod asks for.
+type Request struct {
+	Pod     apiv1.PodReference
+	Attempt int
+	// Seen is when Kip first saw the pod.
+	Seen time.Time
+	// Offers come best first; there is at least one.
+	Offers []Offer
+	// Special says that the pod asks for what only a launch can give, so that no
+	// standby cell fits.
+	Special bool
+	// HealthyTimeout is as in Cell.
+	HealthyTimeout *time.Duration
 }
 
-// reserve notes, under mu, that a cell is its pod's.
-func (c *Controller) reserve(cell Cell) {
-	c.byPod[cell.Pod.UID] = cell.ID
-	name := nameOf(cell.Pod)
-	c.named[name] = append(c.named[name], cell.Pod.UID)
+// Request asks for a cell for a pod, and takes a standby cell where there is one
+// of the type that the pod would get. It returns when the request is stored. A pod
+// that has a cell that is not Gone gets no other: ErrHasCell.
+func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
+	if len(r.Offers) == 0 {
+		return Cell{}, fmt.Errorf("request a cell for pod %s: no offers", r.Pod)
+	}
+	c.mu.Lock()
+	if _, has := c.byPod[r.Pod.UID]; has {
+		c.mu.Unlock()
+		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, ErrHasCell)
+	}
+	if e := c.takeStandby(r); e != nil {
+		c.mu.Unlock()
+		return c.give(ctx, e, r)
+	}
+	cell := Cell{
+		ID: newID("cell-"), Pod: r.Pod, Phase: apiv1.Requested, Attempt: r.Attempt, Offers: r.Offers, Reason: r.Offers[0].Reason,
+		HealthyTimeout: r.HealthyTimeout, Template: c.cfg.Template,
+	}
+	cell.step(apiv1.StepSeen, r.Seen)
+	cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())
+	e := newEntry(cell, 0)
+	c.reserve(e) // while it is being stored
+	c.mu.Unlock()
+	return cell, c.store(ctx, e)
+}
+
+// store writes the record of a new cell, which is reserved, and starts its life.
+func (c *Controller) store(ctx context.Context, e *entry) error {
+	e.writing.Lock()
+	defer e.writing.Unlock()
+	cell := e.cell()
+	revision, err := c.cfg.Store.Put(ctx, keyPrefix+e.id, cell, 0)
+	c.mu.Lock()
+	if refusedWrite(err) {
+		c.unreserve(e)
+		c.mu.Unlock()
+		c.fail(err)
+		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)
+	}
+	c.cells[e.id] = e
+	if err != nil {
+		// It may be stored all the same: the cell's worker finds out.
+		e.unsure, e.ending = cell, "the store did not answer"
+		c.mu.Unlock()
+		c.queue.AddRateLimited(e.id)
+		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)
+	}
+	e.revision = revision
+	c.mu.Unlock()
+	c.cfg.Changed(*cell)
+	c.queue.Add(e.id)
+	return nil
+}
+
+// reserve notes, under mu, whose a cell is.
+func (c *Controller) reserve(e *entry) {
+	if e.pod.UID == "" {
+		c.standby[e.id] = e
+		return
+	}
+	c.byPod[e.pod.UID] = e.id
+	name := nameOf(e.pod)
+	c.named[name] = append(c.named[name], e.pod.UID)
 }
 
 // unreserve undoes reserve, under mu.
-func (c *Controller) unreserve(cell Cell) {
-	delete(c.byPod, cell.Pod.UID)
-	name := nameOf(cell.Pod)
-	c.named[name] = slices.DeleteFunc(c.named[name], func(uid types.UID) bool { return uid == cell.Pod.UID })
+func (c *Controller) unreserve(e *entry) {
+	delete(c.standby, e.id)
+	if e.pod.UID == "" {
+		return
+	}
+	delete(c.byPod, e.pod.UID)
+	name := nameOf(e.pod)
+	c.named[name] = slices.DeleteFunc(c.named[name], func(uid types.UID) bool { return uid == e.pod.UID })
 	if len(c.named[name]) == 0 {
 		delete(c.named, name)
 	}
@@ -269,7 +414,7 @@ func (c *Controller) Release(uid types.UID, why string, podEnded bool) {
 		return
 	}
 	e.ending, e.podEnded = why, podEnded
-	c.queue.Add(e.cell().ID)
+	c.queue.Add(e.id)
 }
 
 // ReleaseUnbound lets a pod's cell go if its kubelet cannot have seen the pod
@@ -381,21 +526,35 @@ func (c *Controller) process(ctx context.Context, id string) {
 	again, err := c.advance(ctx, e)
 	switch {
 	case ctx.Err() != nil:
-	case errors.Is(err, store.ErrConflict):
-		// Somebody else writes our records: two Kips with one identity. To go
-		// on would double instances.
-		select {
-		case c.failed <- err:
-		default:
-		}
+	case errors.Is(err, errMoved):
+		c.queue.Add(id)
 	case err != nil:
-		c.cfg.Log.Warn("a cell's step failed, it is tried again", "cell", id, "pod", e.cell().Pod.String(), "phase", e.cell().Phase, "err", err)
-		c.queue.AddRateLimited(id)
+		c.failedStep(e, err)
 	case again > 0:
 		c.queue.Forget(id)
 		c.queue.AddAfter(id, again)
 	default:
 		c.queue.Forget(id)
+	}
+}
+
+// failedStep has a step tried again, or ends Run where that would be wrong.
+func (c *Controller) failedStep(e *entry, err error) {
+	if refusedWrite(err) {
+		// Somebody else writes our records: two Kips with one identity. To go
+		// on would double instances.
+		c.fail(err)
+		return
+	}
+	c.cfg.Log.Warn("a cell's step failed, it is tried again", "cell", e.id, "pod", e.cell().Pod.String(), "phase", e.cell().Phase, "err", err)
+	c.queue.AddRateLimited(e.id)
+}
+
+// fail ends Run.
+func (c *Controller) fail(err error) {
+	select {
+	case c.failed <- err:
+	default:
 	}
 }
 
@@ -416,7 +575,7 @@ func (c *Controller) stepOf(p apiv1.Phase) func(context.Context, *entry) (time.D
 	case apiv1.Requested:
 		return c.request
 	case apiv1.Launching:
-		return c.launch
+		return c.resume
 	case apiv1.Booting:
 		return c.join
 	case apiv1.Ready:
@@ -431,24 +590,6 @@ func (c *Controller) stepOf(p apiv1.Phase) func(context.Context, *entry) (time.D
 	return func(context.Context, *entry) (time.Duration, error) {
 		return 0, fmt.Errorf("a stored cell has the unknown phase %q", p)
 	}
-}
-
-// save changes the record: first in the store, then here.
-func (c *Controller) save(ctx context.Context, e *entry, change func(*Cell) error) error {
-	e.writing.Lock()
-	defer e.writing.Unlock()
-	cell := e.cell().clone()
-	if err := change(&cell); err != nil {
-		return err
-	}
-	revision, err := c.cfg.Store.Put(ctx, keyPrefix+cell.ID, cell, e.revision)
-	if err != nil {
-		return err
-	}
-	e.revision = revision
-	e.current.Store(&cell)
-	c.cfg.Changed(cell)
-	return nil
 }
 
 // endingOf returns why the cell must end, or "".
@@ -471,7 +612,7 @@ func (c *Controller) end(e *entry, why string) {
 func (c *Controller) disconnect(e *entry) {
 	c.mu.Lock()
 	session, stopWait, api := e.session, e.stopWait, e.api
-	e.session, e.stopWait, e.api, e.configured = nil, nil, nil, false
+	e.session, e.stopWait, e.api, e.shown, e.configured = nil, nil, nil, false, false
 	c.mu.Unlock()
 	if stopWait != nil {
 		stopWait()
@@ -480,7 +621,7 @@ func (c *Controller) disconnect(e *entry) {
 		session.Close()
 	}
 	if api != nil {
-		c.cfg.CellAPI.RemoveCell(e.cell().ID)
+		c.cfg.APIs.RemoveCell(e.id)
 	}
 }
 
@@ -493,12 +634,21 @@ func (c *Controller) agentConfig(cell *Cell) agentapi.Config {
 	}
 }
 
+const (
+	normal  = corev1.EventTypeNormal
+	warning = corev1.EventTypeWarning
+)
+
 // warn reports an event of type Warning on the cell's pod.
 func (c *Controller) warn(cell *Cell, reason, format string, args ...any) {
-	c.cfg.Event(cell.Pod, corev1.EventTypeWarning, reason, fmt.Sprintf(format, args...))
+	c.report(cell, warning, reason, fmt.Sprintf(format, args...))
 }
 
-// tell reports an event of type Normal on the cell's pod.
-func (c *Controller) tell(cell *Cell, reason, format string, args ...any) {
-	c.cfg.Event(cell.Pod, corev1.EventTypeNormal, reason, fmt.Sprintf(format, args...))
+// report reports an event on the cell's pod; in the log, where it has none.
+func (c *Controller) report(cell *Cell, kind, reason, message string) {
+	if cell.Pod.UID == "" {
+		c.cfg.Log.Info(message, "cell", cell.ID, "standby", cell.Standby, "reason", reason)
+		return
+	}
+	c.cfg.Event(cell.Pod, kind, reason, message)
 }

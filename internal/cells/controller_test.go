@@ -51,34 +51,36 @@ func newModelCloud() *modelCloud {
 func (*modelCloud) Name() string                                              { return "model" }
 func (*modelCloud) Catalogue(context.Context) ([]catalog.InstanceType, error) { return nil, nil }
 
-func (m *modelCloud) Launch(_ context.Context, r cloud.LaunchRequest) (cloud.Instance, error) {
+func (m *modelCloud) Launch(_ context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.launches = append(m.launches, r.InstanceType)
-	if !strings.Contains(string(r.UserData), r.Tags[cloud.TagCell]) {
-		return cloud.Instance{}, fmt.Errorf("%w: user data of another cell", cloud.ErrRefused)
-	}
 	var err error
 	if m.fail != nil {
 		var started bool
 		if err, started = m.fail(r); err != nil && !started {
-			return cloud.Instance{}, err
+			return nil, err
 		}
 	}
-	id, known := m.byToken[r.Token]
-	if !known {
-		id = fmt.Sprintf("i-%d", len(m.byToken))
-		m.byToken[r.Token] = id
-		m.instances[id] = cloud.Instance{
-			ID: id, InstanceType: r.InstanceType, State: cloud.Running, Tags: r.Tags,
-			// Nobody listens there: these tests end before a cell joins.
-			ManagementIP: netip.AddrFrom4([4]byte{127, 0, 0, 2}), PodIP: netip.AddrFrom4([4]byte{127, 0, 0, 3}),
+	var list []cloud.Instance
+	for n, machine := range r.Machines {
+		if !strings.Contains(string(machine.UserData), machine.Tags[cloud.TagCell]) {
+			return nil, fmt.Errorf("%w: user data of another cell", cloud.ErrRefused)
 		}
+		token := fmt.Sprint(r.Token, n)
+		id, known := m.byToken[token]
+		if !known {
+			id = fmt.Sprintf("i-%d", len(m.byToken))
+			m.byToken[token] = id
+			m.instances[id] = cloud.Instance{
+				ID: id, InstanceType: r.InstanceType, State: cloud.Running, Tags: machine.Tags, Launched: time.Now(),
+				// Nobody listens there: these tests end before a cell joins.
+				ManagementIP: netip.AddrFrom4([4]byte{127, 0, 0, 2}), PodIP: netip.AddrFrom4([4]byte{127, 0, 0, 3}),
+			}
+		}
+		list = append(list, m.instances[id])
 	}
-	if err != nil {
-		return cloud.Instance{}, err
-	}
-	return m.instances[id], nil
+	return list, err
 }
 
 func (m *modelCloud) List(_ context.Context, owner string) (list []cloud.Instance, err error) {
@@ -112,6 +114,8 @@ func (m *modelCloud) running() []string {
 	defer m.mu.Unlock()
 	return slices.Sorted(maps.Keys(m.instances))
 }
+
+const soonPoll = 50 * time.Millisecond
 
 // world is one Kip's cells on a model cloud and a real store.
 type world struct {
@@ -164,8 +168,11 @@ func (w *world) start() {
 		w.Fatal(err)
 	}
 	w.cells = New(Config{
-		NodeName: "kip-0", ControllerID: "me", Cloud: w.cloud, Store: w.store, Tunnels: dialer, CellAPI: api, CAHash: authority.Hash(),
-		Unavailable: func(t, _ string, _ bool) { w.note(func() { w.cooled = append(w.cooled, t) }) },
+		NodeName: "kip-0", ControllerID: "me", Cloud: w.cloud, Store: w.store, Tunnels: OverTunnels(dialer), APIs: ServedBy(api), CAHash: authority.Hash(),
+		Cool:        func(o Offer, _ error) { w.note(func() { w.cooled = append(w.cooled, o.InstanceType) }) },
+		Unavailable: func(Offer) bool { return false },
+		Silent:      func(Cell, time.Time) {},
+		Interrupted: func(Cell) {},
 		Event: func(_ apiv1.PodReference, kind, reason, _ string) {
 			w.note(func() { w.events = append(w.events, kind+" "+reason) })
 		},
@@ -177,7 +184,7 @@ func (w *world) start() {
 				}
 			})
 		},
-		ClusterDomain: "cluster.local", BootTimeout: time.Hour, Clock: clock.RealClock{}, Log: log,
+		ClusterDomain: "cluster.local", SoonPoll: soonPoll, Clock: clock.RealClock{}, Log: log,
 	})
 	if err := w.cells.Load(w.Context()); err != nil {
 		w.Fatal(err)
@@ -240,9 +247,9 @@ func (w *world) request(pod string, offers ...string) Cell {
 	w.Helper()
 	var list []Offer
 	for _, o := range offers {
-		list = append(list, Offer{InstanceType: o, Zone: "z", PricePerHour: 1})
+		list = append(list, Offer{InstanceType: o, Zone: "z", PricePerHour: 1, BootTimeout: time.Hour})
 	}
-	cell, err := w.cells.Request(w.Context(), ref(pod), 1, time.Now(), list)
+	cell, err := w.cells.Request(w.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offers: list})
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -256,7 +263,7 @@ func TestACellIsLaunchedOnceAndTerminatedWhenItsPodLetsGo(t *testing.T) {
 	if got := w.cloud.running(); len(got) != 1 {
 		t.Fatalf("instances %v, want one", got)
 	}
-	if _, err := w.cells.Request(t.Context(), ref("a"), 2, time.Now(), []Offer{{InstanceType: "nano"}}); !errors.Is(err, ErrHasCell) {
+	if _, err := w.cells.Request(t.Context(), Request{Pod: ref("a"), Attempt: 2, Offers: []Offer{{InstanceType: "nano"}}}); !errors.Is(err, ErrHasCell) {
 		t.Fatalf("a second cell for the pod: %v, want ErrHasCell", err)
 	}
 	w.cells.Release(ref("a").UID, "done", false)
@@ -282,7 +289,7 @@ func TestWithoutCapacityTheNextOfferIsTriedAtOnce(t *testing.T) {
 		return nil, false
 	}
 	w.request("a", "nano", "small", "large")
-	w.until("booting", w.reached("a", apiv1.Booting))
+	w.until("booting, and said so", func() bool { return w.reached("a", apiv1.Booting)() && len(w.events) == 3 })
 	cell, _ := w.cells.ForPod(ref("a").UID)
 	if cell.Offer().InstanceType != "large" || !slices.Equal(w.cooled, []string{"nano", "small"}) {
 		t.Fatalf("launched %s; remembered %v", cell.Offer(), w.cooled)
@@ -296,7 +303,7 @@ func TestACellThatNoOfferCanServeIsGoneAndSaysWhy(t *testing.T) {
 	w := newWorld(t)
 	w.cloud.fail = func(cloud.LaunchRequest) (error, bool) { return cloud.ErrQuota, false }
 	w.request("a", "nano", "small")
-	w.until("gone", w.reached("a", apiv1.Gone))
+	w.until("gone, and said so", func() bool { return w.reached("a", apiv1.Gone)() && len(w.events) == 2 })
 	if len(w.cloud.launches) != 2 || len(w.cells.List()) != 0 {
 		t.Fatalf("%d launches, cells %v", len(w.cloud.launches), w.cells.List())
 	}
@@ -491,14 +498,15 @@ func TestTwoWritersOfOneRecordEndTheController(t *testing.T) {
 	}
 }
 
-func TestThePhasesFormALineThatOnlyGoesForward(t *testing.T) {
-	order := []apiv1.Phase{apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Ready, apiv1.Bound, apiv1.Draining, apiv1.Terminating, apiv1.Gone}
-	for i, from := range order {
-		for j, to := range order {
+func TestThePhasesFormALineWithTwoWaysBack(t *testing.T) {
+	phases := []apiv1.Phase{apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Ready, apiv1.Bound, apiv1.Draining, apiv1.Terminating, apiv1.Gone}
+	back := map[string]bool{"Launching → Requested": true, "Ready → Booting": true}
+	for i, from := range phases {
+		for j, to := range phases {
 			cell := Cell{ID: "c", Phase: from}
 			err := cell.enter(to)
-			if j < i && err == nil {
-				t.Errorf("%s → %s goes back", from, to)
+			if j < i && (err == nil) != back[fmt.Sprintf("%s → %s", from, to)] {
+				t.Errorf("%s → %s goes back: %v", from, to, err)
 			}
 			if j == i+1 && err != nil {
 				t.Errorf("%s → %s: %v", from, to, err)
@@ -507,23 +515,23 @@ func TestThePhasesFormALineThatOnlyGoesForward(t *testing.T) {
 	}
 }
 
-func TestTheLaunchTokenNamesOneAttemptOnOneOffer(t *testing.T) {
-	base := Cell{Pod: ref("a"), Attempt: 1, Offers: []Offer{{InstanceType: "nano", Zone: "z"}}}
+func TestTheLaunchTokenNamesOneGroupOnOneOffer(t *testing.T) {
+	base := Cell{Launch: &Launch{ID: "launch-a", Cells: 2}, Offers: []Offer{{InstanceType: "nano", Zone: "z"}}}
 	token := base.launchToken("me")
 	if len(token) > 64 {
 		t.Fatalf("%d characters; EC2 takes 64", len(token))
 	}
-	if base.launchToken("me") != token {
+	if other := base.clone(); other.launchToken("me") != token {
 		t.Fatal("the same launch has two tokens")
 	}
 	other := map[string]string{"controller": base.launchToken("you")}
 	for name, change := range map[string]func(*Cell){
-		"pod":     func(c *Cell) { c.Pod = ref("b") },
-		"cell":    func(c *Cell) { c.ID = "cell-other" },
-		"attempt": func(c *Cell) { c.Attempt = 2 },
-		"type":    func(c *Cell) { c.Offers[0].InstanceType = "small" },
-		"zone":    func(c *Cell) { c.Offers[0].Zone = "y" },
-		"spot":    func(c *Cell) { c.Offers[0].Spot = true },
+		"launch": func(c *Cell) { c.Launch.ID = "launch-b" },
+		"size":   func(c *Cell) { c.Launch.Cells = 3 },
+		"type":   func(c *Cell) { c.Offers[0].InstanceType = "small" },
+		"zone":   func(c *Cell) { c.Offers[0].Zone = "y" },
+		"subnet": func(c *Cell) { c.Offers[0].Subnet = "s" },
+		"spot":   func(c *Cell) { c.Offers[0].Spot = true },
 	} {
 		c := base.clone()
 		change(&c)

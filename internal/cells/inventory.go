@@ -6,19 +6,18 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // How often the cloud's list is asked for: one call serves all cells.
 const (
 	idlePoll = 15 * time.Second
-	// soonPoll is the least time between two calls that cells ask for, so that
-	// a burst of them costs one call.
-	soonPoll = 50 * time.Millisecond
 	// orphanAge is how long an instance must be seen without a cell before it
 	// is terminated; a list may be older than the record beside it.
 	orphanAge = 10 * time.Second
 	// missingAge is how long looks must not have shown a cell's instance
-	// before it counts as gone; a list may lag behind a launch.
+	// before it counts as gone; a list may lag behind a launch, EC2's by a few
+	// seconds.
 	missingAge = 20 * time.Second
 	// silentAge is the same for a cell whose tunnel is down too.
 	silentAge = 4 * time.Second
@@ -28,12 +27,13 @@ const (
 type look struct {
 	began time.Time
 	byID  map[string]cloud.Instance
-	byPod map[string]map[string]bool // pod UID → instance IDs
-}
-
-func (l look) instance(id string) (cloud.Instance, bool) {
-	i, ok := l.byID[id]
-	return i, ok
+	byPod map[types.UID][]string // instance IDs
+	// byCell has the instance of a cell: the one that the record names, where
+	// there are several.
+	byCell map[string]string
+	// strangers are standby cells of a Kip whose store was lost: which pods
+	// they run, if any, nobody knows.
+	strangers []string
 }
 
 func (c *Controller) lastLook() look {
@@ -54,7 +54,7 @@ func (c *Controller) pollSoon() {
 // ctx ends.
 func (c *Controller) takeInventory(ctx context.Context) {
 	orphans := map[string]time.Time{} // instance → first seen without a cell
-	idle := c.cfg.Clock.NewTicker(idlePoll)
+	idle := c.cfg.Clock.NewTicker(c.cfg.Health.pollInterval())
 	defer idle.Stop()
 	for {
 		began := c.cfg.Clock.Now()
@@ -77,20 +77,18 @@ func (c *Controller) takeInventory(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.cfg.Clock.After(soonPoll):
+		case <-c.cfg.Clock.After(c.cfg.SoonPoll):
 		}
 	}
 }
 
 func (c *Controller) compare(ctx context.Context, began time.Time, list []cloud.Instance, orphans map[string]time.Time) {
-	seen := look{began: began, byID: make(map[string]cloud.Instance, len(list)), byPod: map[string]map[string]bool{}}
+	seen := look{began: began, byID: make(map[string]cloud.Instance, len(list)), byPod: map[types.UID][]string{}, byCell: make(map[string]string, len(list))}
 	for _, i := range list {
 		seen.byID[i.ID] = i
-		if uid := i.Tags[cloud.TagPodUID]; uid != "" {
-			if seen.byPod[uid] == nil {
-				seen.byPod[uid] = map[string]bool{}
-			}
-			seen.byPod[uid][i.ID] = true
+		seen.byCell[i.Tags[cloud.TagCell]] = i.ID
+		if uid := types.UID(i.Tags[cloud.TagPodUID]); uid != "" {
+			seen.byPod[uid] = append(seen.byPod[uid], i.ID)
 		}
 	}
 	type lost struct {
@@ -101,38 +99,42 @@ func (c *Controller) compare(ctx context.Context, began time.Time, list []cloud.
 	owned := map[string]bool{}     // instances that a cell has
 	launching := map[string]bool{} // cells whose instance is not known yet
 	c.mu.Lock()
-	c.look = seen
 	for _, e := range c.cells {
 		cell := e.cell()
 		if cell.Instance == nil {
 			launching[cell.ID] = true
-			if cell.Phase == apiv1.Requested {
+			if cell.Phase == apiv1.Requested || cell.Phase == apiv1.Terminating {
 				c.queue.Add(cell.ID) // it may wait for this look
 			}
 			continue
 		}
 		id := cell.Instance.ID
 		owned[id] = true
-		_, there := seen.byID[id]
+		i, there := seen.byID[id]
+		if there {
+			seen.byCell[cell.ID] = id
+			e.seen, e.missing = true, time.Time{}
+		}
 		switch {
-		case cell.Phase == apiv1.Terminating || !cell.Instance.PodIP.IsValid():
+		case cell.Phase == apiv1.Terminating || !cell.Instance.PodIP.IsValid(), cell.Stopped && i.State != cell.Instance.State:
 			c.queue.Add(cell.ID)
-		case there:
-			e.missing = time.Time{}
-		case !cell.Live():
+		case there, !cell.Live():
 		case e.missing.IsZero():
 			e.missing = began
-		case began.Sub(e.missing) >= missingAge, began.Sub(e.missing) >= silentAge && e.session != nil && !e.session.Connected():
+		case began.Sub(e.missing) >= c.cfg.Health.missingTimeout(e.session != nil && !e.session.Connected()):
 			vanished = append(vanished, lost{e, id})
 		}
 	}
+	for _, i := range list {
+		if !owned[i.ID] && !launching[i.Tags[cloud.TagCell]] && i.Tags[cloud.TagPodUID] == "" && i.Launched.Before(c.born) {
+			seen.strangers = append(seen.strangers, i.ID)
+		}
+	}
+	c.look = seen
 	c.mu.Unlock()
 
 	for _, v := range vanished {
-		cell := v.e.cell()
-		c.warn(cell, "CellLost", "Instance %s of cell %s is no longer in the cloud's list", v.id, cell.ID)
-		c.end(v.e, "instance "+v.id+" vanished")
-		c.queue.Add(cell.ID)
+		c.lose(v.e, "instance "+v.id+" is no longer in the cloud's list")
 	}
 
 	for id := range orphans {
@@ -153,8 +155,12 @@ func (c *Controller) compare(ctx context.Context, began time.Time, list []cloud.
 			continue
 		}
 		c.cfg.Log.Warn("terminate an instance that has our tags and no cell", "instance", i.ID, "cell", i.Tags[cloud.TagCell])
-		if err := c.cfg.Cloud.Terminate(ctx, i.ID); err != nil {
+		err := c.cfg.Cloud.Terminate(ctx, i.ID)
+		if err != nil {
 			c.cfg.Log.Warn("terminate an orphan", "instance", i.ID, "err", err)
+		}
+		if c.cfg.Swept != nil {
+			c.cfg.Swept(err)
 		}
 	}
 }

@@ -33,15 +33,17 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	if why, _ := c.endingOf(e); why != "" {
 		return 0, c.startTerminating(ctx, e, why)
 	}
-	deadline := e.cell().StepTime(apiv1.StepLaunched).Add(c.cfg.BootTimeout)
-	left := deadline.Sub(c.cfg.Clock.Now())
+	if _, ends := c.interrupted(e); ends {
+		return 0, nil
+	}
+	left, what := c.bootTime(e.cell())
 	if left <= 0 {
-		why := fmt.Sprintf("cell %s on %s was not ready within %s: %s", e.cell().ID, e.cell().Instance.ID, c.cfg.BootTimeout, waitsFor(e))
+		why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, waitsFor(e))
 		c.warn(e.cell(), "CellNotReady", "%s; it is terminated and another is tried", why)
 		return 0, c.startTerminating(ctx, e, why)
 	}
 	if !e.cell().Instance.ManagementIP.IsValid() || !e.cell().Instance.PodIP.IsValid() {
-		if found, ok := c.lastLook().instance(e.cell().Instance.ID); ok && found.ManagementIP.IsValid() && found.PodIP.IsValid() {
+		if found, ok := c.lastLook().byID[e.cell().Instance.ID]; ok && found.ManagementIP.IsValid() && found.PodIP.IsValid() {
 			if err := c.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil }); err != nil {
 				return 0, err
 			}
@@ -62,6 +64,19 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 		cell.step(apiv1.StepReady, c.cfg.Clock.Now())
 		return cell.enter(apiv1.Ready)
 	})
+}
+
+// readyTimeout is how long a kubelet may take from the join: it needs about a
+// second, on a machine that is being started perhaps ten.
+const readyTimeout = 2 * time.Minute
+
+// bootTime is how much time a booting cell has left, and for what.
+func (c *Controller) bootTime(cell *Cell) (left time.Duration, what string) {
+	from, limit, what := cell.StepTime(apiv1.StepJoined), readyTimeout, "ready"
+	if from.IsZero() || cell.launched().After(from) { // or started anew
+		from, limit, what = cell.launched(), cell.Offer().BootTimeout, "joined"
+	}
+	return from.Add(limit).Sub(c.cfg.Clock.Now()), what
 }
 
 // waitsFor says what a booting cell has not done yet.
@@ -93,31 +108,33 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 		}
 		allocatable := capacity.DeepCopy()
 		allocatable[corev1.ResourceMemory] = *resource.NewQuantity(offer.MemoryBytes-c.cfg.ReservedMemoryBytes, resource.BinarySI)
-		api := c.cfg.CellAPI.AddCell(e.cell().ID, cellapi.CellInfo{Capacity: capacity, Allocatable: allocatable, NodeIP: e.cell().Instance.ManagementIP})
-		if phase := e.cell().Phase; phase == apiv1.Bound || phase == apiv1.Draining {
-			// Before the tunnel: a kubelet that asks must never hear that its
-			// pod is not there, or it kills it.
-			pod := e.cell().Pod
-			if err := api.Bind(pod.Namespace, pod.Name, pod.UID); err != nil {
-				return err
-			}
+		api := c.cfg.APIs.AddCell(e.id, cellapi.CellInfo{Capacity: capacity, Allocatable: allocatable, NodeIP: e.cell().Instance.ManagementIP})
+		c.mu.Lock()
+		e.api = api
+		c.mu.Unlock()
+		// Before the tunnel: a kubelet that asks must never hear that its pod is
+		// not there, or it kills it.
+		if err := e.show(); err != nil {
+			return err
 		}
-		id := e.cell().ID
 		session, err := c.dial(ctx, e, api)
 		if err != nil {
 			return err
 		}
 		wait, stop := context.WithCancel(ctx)
-		go func() {
+		c.running.Go(func() {
 			select {
 			case <-api.NodeReady():
-				c.queue.Add(id)
+				c.queue.Add(e.id)
 			case <-wait.Done():
 			}
-		}()
+		})
 		c.mu.Lock()
-		e.api, e.session, e.stopWait = api, session, stop
+		e.session, e.stopWait, e.connecting = session, stop, c.cfg.Clock.Now()
 		c.mu.Unlock()
+	}
+	if err := e.show(); err != nil {
+		return err
 	}
 	if !e.session.Connected() {
 		c.mu.Lock()
@@ -129,7 +146,7 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 		return nil
 	}
 	if err := c.configure(ctx, e); err != nil {
-		return fmt.Errorf("configure cell %s: %w", e.cell().ID, err)
+		return fmt.Errorf("configure cell %s: %w", e.id, err)
 	}
 	c.mu.Lock()
 	e.configured = true
@@ -144,8 +161,19 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 	return nil
 }
 
+// show lets the kubelet of a bound cell see its pod.
+func (e *entry) show() error {
+	cell := e.cell()
+	if e.shown || cell.Phase != apiv1.Bound && cell.Phase != apiv1.Draining {
+		return nil
+	}
+	err := e.api.Bind(cell.Pod.Namespace, cell.Pod.Name, cell.Pod.UID)
+	e.shown = err == nil
+	return err
+}
+
 // dial starts the tunnel to the cell.
-func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (*tunnel.Session, error) {
+func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (Session, error) {
 	cell := e.cell()
 	target := tunnel.Target{
 		CellID: cell.ID, Addr: netip.AddrPortFrom(cell.Instance.ManagementIP, agentapi.Port), KeyHash: cell.KeyHash,

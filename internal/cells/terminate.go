@@ -2,11 +2,21 @@ package cells
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 )
+
+// terminateAgain is how long an instance may still be shown after the cloud has
+// accepted its end; EC2 takes under a minute, with a hung shutdown some more.
+const terminateAgain = 3 * time.Minute
+
+// terminateMost is how many instances one call ends; EC2 takes 1,000.
+const terminateMost = 500
+
+// terminateCalls is how many calls that end instances are made at a time, so that
+// one that hangs holds nobody up.
+const terminateCalls = 4
 
 // startTerminating stores that the instance must go.
 func (c *Controller) startTerminating(ctx context.Context, e *entry, why string) error {
@@ -22,51 +32,86 @@ func (c *Controller) startTerminating(ctx context.Context, e *entry, why string)
 // then may another cell run the pod.
 func (c *Controller) terminate(ctx context.Context, e *entry) (time.Duration, error) {
 	c.disconnect(e)
-	id := e.cell().Instance.ID
-	if e.terminated.IsZero() {
-		call, cancel := context.WithTimeout(ctx, launchTimeout)
-		err := c.cfg.Cloud.Terminate(call, id)
-		cancel()
-		if err != nil {
-			return 0, fmt.Errorf("terminate instance %s: %w", id, err)
-		}
-		e.terminated = c.cfg.Clock.Now()
-	}
 	look := c.lastLook()
-	_, there := look.instance(id)
-	if look.began.After(e.terminated) && !there {
-		return 0, c.gone(ctx, e, e.cell().Reason)
+	if e.cell().Instance == nil {
+		return c.findAbandoned(ctx, e, look)
 	}
-	if look.began.After(e.terminated.Add(terminateAgain)) {
-		e.terminated = time.Time{} // accepted, yet there: ask again
+	_, there := look.byID[e.cell().Instance.ID]
+	c.mu.Lock()
+	// The first time, or when it was accepted and the instance is there yet.
+	if !e.terminating && (e.terminated.IsZero() || there && look.began.After(e.terminated.Add(terminateAgain))) {
+		e.terminating = true
+		c.terminations.add(e)
+	}
+	// What no look has ever shown may be too young to be in the list.
+	gone := !e.terminating && look.began.After(e.terminated) && !there && (e.seen || look.began.Sub(e.cell().launched()) >= c.cfg.ListLag)
+	c.mu.Unlock()
+	if gone {
+		return 0, c.gone(ctx, e, e.cell().Reason)
 	}
 	c.pollSoon()
 	return time.Second, nil
 }
 
-// terminateAgain is how long an instance may still be shown after the cloud has
-// accepted its end; EC2 takes under a minute, with a hung shutdown some more.
-const terminateAgain = 3 * time.Minute
+// findAbandoned looks for an instance of a cell whose launch was given up. A list
+// may lag behind a launch.
+func (c *Controller) findAbandoned(ctx context.Context, e *entry, look look) (time.Duration, error) {
+	if id, ok := look.byCell[e.id]; ok {
+		found := look.byID[id]
+		return 0, c.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil })
+	}
+	if look.began.Sub(e.cell().StepTime(apiv1.StepEnded)) >= c.cfg.ListLag+time.Second {
+		return 0, c.gone(ctx, e, e.cell().Reason)
+	}
+	c.pollSoon()
+	return time.Second, nil
+}
+
+// terminateAll ends the instances of the cells that have come together.
+func (c *Controller) terminateAll(ctx context.Context, entries []*entry) {
+	ids := make([]string, len(entries))
+	for n, e := range entries {
+		ids[n] = e.cell().Instance.ID
+	}
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	err := c.cfg.Cloud.Terminate(call, ids...)
+	cancel()
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil && len(entries) > 1 {
+		// One that cannot be ended must not keep the others.
+		half := len(entries) / 2
+		c.terminateAll(ctx, entries[:half])
+		c.terminateAll(ctx, entries[half:])
+		return
+	}
+	now := c.cfg.Clock.Now()
+	c.mu.Lock()
+	for _, e := range entries {
+		e.terminating = false
+		if err == nil {
+			e.terminated = now
+		}
+	}
+	c.mu.Unlock()
+	for _, e := range entries {
+		if err != nil {
+			c.warn(e.cell(), "CellNotTerminated", "Instance %s of cell %s could not be terminated: %v; it is tried again", ids[0], e.id, err)
+			c.failedStep(e, err)
+			continue
+		}
+		c.queue.Add(e.id)
+	}
+	c.pollSoon()
+}
 
 // gone removes the record of a cell that has no instance.
 func (c *Controller) gone(ctx context.Context, e *entry, why string) error {
 	c.disconnect(e)
-	e.writing.Lock()
-	defer e.writing.Unlock()
-	cell := e.cell().clone()
-	cell.Reason, cell.Token = why, ""
-	cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())
-	if err := cell.enter(apiv1.Gone); err != nil {
-		return err
-	}
-	if err := c.cfg.Store.Delete(ctx, keyPrefix+cell.ID, e.revision); err != nil {
-		return err
-	}
-	e.current.Store(&cell)
-	c.mu.Lock()
-	delete(c.cells, cell.ID)
-	c.unreserve(cell)
-	c.mu.Unlock()
-	c.cfg.Changed(cell)
-	return nil
+	return c.save(ctx, e, func(cell *Cell) error {
+		cell.Reason, cell.Token = why, ""
+		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())
+		return cell.enter(apiv1.Gone)
+	})
 }

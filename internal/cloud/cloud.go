@@ -25,13 +25,16 @@ type Cloud interface {
 	// their prices. The result is not modified afterwards.
 	Catalogue(ctx context.Context) ([]catalog.InstanceType, error)
 
-	// Launch starts one instance. It is idempotent by Request.Token: a second
-	// call with the same token returns the instance of the first and starts
-	// none, also after a crash of the caller. Instance addresses may still be
-	// unset when the cloud assigns them later; List then reports them.
+	// Launch starts one instance for each of r.Machines, which differ in nothing
+	// that costs money, in as few calls as the cloud allows. It is idempotent by
+	// r.Token: a second call with the same token returns the instances of the
+	// first and starts none, also after a crash of the caller. The result has
+	// an instance for each machine, in their order; one with an empty ID was
+	// not started, for lack of capacity. Addresses may still be unset when the
+	// cloud assigns them later; List then reports them.
 	// An error for which Refused holds means that nothing was started; after
 	// any other the outcome is unknown and the call is to be repeated.
-	Launch(ctx context.Context, r LaunchRequest) (Instance, error)
+	Launch(ctx context.Context, r LaunchRequest) ([]Instance, error)
 
 	// List returns every instance that carries the tags of this owner (see
 	// TagOwner), in any state short of gone. It may lag behind Launch.
@@ -59,6 +62,10 @@ const (
 	TagNameTag = "KipNametag"
 )
 
+// MaxLaunch is the most machines of one LaunchRequest. A cloud whose own limit
+// is lower splits the request.
+const MaxLaunch = 50
+
 // LaunchRequest says what to launch.
 type LaunchRequest struct {
 	// Token makes the launch idempotent; at most 64 ASCII characters (EC2's
@@ -66,11 +73,43 @@ type LaunchRequest struct {
 	Token        string
 	InstanceType string
 	Zone         string
-	Spot         bool
+	// Subnet is set where the offering has one.
+	Subnet string
+	Spot   bool
+	// Machines are from 1 to MaxLaunch.
+	Machines []Machine
+}
+
+// Machine is what one instance of a launch has of its own.
+type Machine struct {
 	// UserData is handed to the machine unchanged. It holds no key.
 	UserData []byte
 	// Tags include TagOwner and TagCell.
 	Tags map[string]string
+}
+
+// Stopper is a cloud that can stop an instance, which then costs only its disk,
+// and start it again with the same disk. Addresses may change.
+type Stopper interface {
+	// Stop is idempotent; the instances are Stopped when List says so.
+	Stop(ctx context.Context, ids ...string) error
+	// Start is idempotent. ErrCapacity when there is none for it now.
+	Start(ctx context.Context, ids ...string) error
+}
+
+// Interrupter is a cloud that takes instances back after a notice, and says so.
+type Interrupter interface {
+	// Interruptions calls notice for each instance that the cloud is going to
+	// take back, at least once, until ctx ends. It returns early with an error
+	// when it can no longer tell.
+	Interruptions(ctx context.Context, notice func(Interruption)) error
+}
+
+// Interruption announces that the cloud takes an instance back.
+type Interruption struct {
+	InstanceID string
+	At         time.Time // when the instance ends
+	Reason     string    // the cloud's words
 }
 
 // State of an instance, as far as Kip cares.
@@ -80,6 +119,8 @@ const (
 	Pending     State = "pending"
 	Running     State = "running"
 	Terminating State = "terminating"
+	Stopping    State = "stopping"
+	Stopped     State = "stopped"
 )
 
 // Instance is one machine.
@@ -87,6 +128,7 @@ type Instance struct {
 	ID           string            `json:"id"`
 	InstanceType string            `json:"instanceType"`
 	Zone         string            `json:"zone,omitempty"`
+	Subnet       string            `json:"subnet,omitempty"`
 	Spot         bool              `json:"spot,omitempty"`
 	State        State             `json:"state"`
 	ManagementIP netip.Addr        `json:"managementIP"` // where the agent listens
@@ -119,19 +161,30 @@ func Refused(err error) bool {
 	return false
 }
 
-// CapacityError says of what, and where, a cloud has no capacity now.
+// CapacityError says of what, and where, a cloud has no capacity now. An empty
+// field stands for all: a subnet without free addresses can take no type.
 type CapacityError struct {
-	InstanceType, Zone string
-	Spot               bool
-	Err                error
+	InstanceType, Zone, Subnet string
+	// Spot is nil where it does not matter.
+	Spot *bool
+	Err  error
 }
 
 func (e *CapacityError) Error() string {
-	kind := "on-demand"
-	if e.Spot {
-		kind = "spot"
+	what := "instances"
+	if e.InstanceType != "" {
+		what = e.InstanceType
 	}
-	return fmt.Sprintf("no %s capacity for %s in %s: %v", kind, e.InstanceType, e.Zone, e.Err)
+	if e.Spot != nil {
+		what = map[bool]string{false: "on-demand ", true: "spot "}[*e.Spot] + what
+	}
+	where := ""
+	for _, place := range []string{e.Zone, e.Subnet} {
+		if place != "" {
+			where += " in " + place
+		}
+	}
+	return fmt.Sprintf("no capacity for %s%s: %v", what, where, e.Err)
 }
 
 func (e *CapacityError) Unwrap() []error { return []error{ErrCapacity, e.Err} }

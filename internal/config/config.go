@@ -110,10 +110,10 @@ type EtcdInternal struct {
 
 // EtcdClient is an etcd cluster that runs elsewhere.
 type EtcdClient struct {
-	Endpoints []string `key:"endpoints" doc:"Addresses such as https://etcd-0:2379."`
-	CertFile  string   `key:"certFile" doc:"Client certificate, PEM. With keyFile."`
+	Endpoints []string `key:"endpoints" doc:"Addresses such as https://etcd-0:2379: all with https, which is TLS, or all with http."`
+	CertFile  string   `key:"certFile" doc:"Client certificate, PEM. With keyFile, and https endpoints."`
 	KeyFile   string   `key:"keyFile" doc:"The client certificate's key, PEM."`
-	CAFile    string   `key:"caFile" doc:"CA of the cluster's certificates, PEM."`
+	CAFile    string   `key:"caFile" doc:"CA of the cluster's certificates, PEM. With https endpoints. Default: the host's CAs."`
 }
 
 // Cells are the machines that pods run on.
@@ -122,13 +122,14 @@ type Cells struct {
 	DefaultInstanceType    string              `key:"defaultInstanceType" doc:"Instance type of pods that name neither resources nor a type. Required."`
 	DefaultVolumeSize      resource.Quantity   `key:"defaultVolumeSize" default:"5Gi" clouds:"aws,gce,azure" doc:"Size of a cell's root disk, at least 1Gi."`
 	ReservedMemory         resource.Quantity   `key:"reservedMemory" default:"64Mi" doc:"What a cell's kernel and agent need of its memory: added to what the pod needs when an instance type is chosen."`
-	StandbyCells           []StandbyCells      `key:"standbyCells" doc:"Cells that are kept ready for the next pods."`
+	StandbyCells           []StandbyCells      `key:"standbyCells" doc:"Pools of cells that are kept for the next pods. Two pools that differ in nothing but their count are an error."`
+	MaxAttempts            int                 `key:"maxAttempts" default:"5" doc:"How many cells in a row may fail to start for one pod before the pod is marked Failed; 0 = no bound."`
 	CloudInitFile          string              `key:"cloudInitFile" doc:"A cloud-init file that is merged into each cell's user data."`
 	Itzo                   Itzo                `key:"itzo" doc:"The agent on cells."`
 	ExtraCIDRs             []netip.Prefix      `key:"extraCIDRs" clouds:"aws,gce,azure" doc:"Networks that may reach cells, besides the cells' own."`
 	ExtraSecurityGroups    []string            `key:"extraSecurityGroups" clouds:"aws,gce,azure" doc:"Security groups that are attached to each cell."`
 	Nametag                string              `key:"nametag" doc:"Word in the names of all that Kip makes in the cloud: at most 24 lower-case letters, digits and dashes, a letter first. Default: the controller ID."`
-	StatusInterval         time.Duration       `key:"statusInterval" default:"5" doc:"How often a cell's status is looked at."`
+	StatusInterval         time.Duration       `key:"statusInterval" default:"5" doc:"How often Kip looks for cells that it has not heard of. It asks them nothing: changes of a pod's status arrive by themselves, at once."`
 	Healthcheck            Healthcheck         `key:"healthcheck" doc:"When a cell counts as lost: by status or by cloudAPI, not both. Default: status."`
 	PrivateIPOnly          bool                `key:"privateIPOnly" default:"false" clouds:"aws,gce,azure" doc:"Cells get no public address."`
 	CellConfig             map[string]string   `key:"cellConfig" doc:"Settings that are handed to cells."`
@@ -140,9 +141,11 @@ type Cells struct {
 // StandbyCells is a pool of cells that wait for pods.
 type StandbyCells struct {
 	InstanceType string `key:"instanceType" doc:"Instance type. Required."`
-	Count        int    `key:"count" default:"0" doc:"How many are kept ready."`
+	Count        int    `key:"count" default:"0" doc:"How many are kept, 0 or more."`
+	Zone         string `key:"zone" doc:"Zone of the pool. Default: wherever the type is cheapest and available."`
 	Spot         bool   `key:"spot" default:"false" doc:"Launch as spot."`
-	Dedicated    bool   `key:"dedicated" default:"false" doc:"Launch on dedicated hosts."`
+	Dedicated    bool   `key:"dedicated" default:"false" doc:"Launch on dedicated hosts. Not with spot."`
+	Stopped      bool   `key:"stopped" default:"false" doc:"Keep them stopped, where the cloud can: they cost their disks only, take a boot to start, and hold no capacity. Not with spot: EC2 cannot stop the spot instances that cells are."`
 }
 
 // Itzo is the agent on cells.
@@ -153,19 +156,19 @@ type Itzo struct {
 
 // Healthcheck has exactly one field set.
 type Healthcheck struct {
-	Status   *HealthcheckStatus   `key:"status" doc:"Ask the cell."`
-	CloudAPI *HealthcheckCloudAPI `key:"cloudAPI" doc:"Ask the cloud whether the instance runs: for links to cells that break often."`
+	Status   *HealthcheckStatus   `key:"status" doc:"By the lease that the cell's kubelet renews."`
+	CloudAPI *HealthcheckCloudAPI `key:"cloudAPI" doc:"By the cloud's list of instances: for links to cells that break often."`
 }
 
-// HealthcheckStatus asks the cell.
+// HealthcheckStatus believes the cell.
 type HealthcheckStatus struct {
-	HealthyTimeout time.Duration `key:"healthyTimeout" default:"90" doc:"A cell that was not heard of for so long is lost."`
+	HealthyTimeout time.Duration `key:"healthyTimeout" default:"90" doc:"A cell that was not heard of for so long is lost. A healthy one is heard of every 10 seconds: less than 15 loses it too."`
 }
 
-// HealthcheckCloudAPI asks the cloud.
+// HealthcheckCloudAPI believes the cloud.
 type HealthcheckCloudAPI struct {
-	Interval       time.Duration `key:"interval" default:"60" doc:"How often the cloud is asked, at least 10."`
-	HealthyTimeout time.Duration `key:"healthyTimeout" default:"180" doc:"A cell that the cloud does not show for so long is lost."`
+	Interval       time.Duration `key:"interval" default:"60" doc:"How often the cloud is asked at least; 10 or more."`
+	HealthyTimeout time.Duration `key:"healthyTimeout" default:"180" doc:"A cell that the cloud does not show for so long is lost: more than interval."`
 }
 
 // Kubelet is what the virtual node says of itself.

@@ -53,8 +53,10 @@ cells:
   standbyCells:
   - instanceType: t3.nano
     count: 2
+    zone: us-gov-west-1a
     spot: true
-  - {instanceType: m5.large, dedicated: true}
+  - {instanceType: m5.large, dedicated: true, stopped: true}
+  maxAttempts: 7
   cloudInitFile: /etc/kip/cloudinit.yaml
   itzo:
     version: v1.0.1
@@ -121,6 +123,7 @@ func TestDefaults(t *testing.T) {
 			DefaultInstanceType: "nano",
 			DefaultVolumeSize:   resource.MustParse("5Gi"),
 			ReservedMemory:      resource.MustParse("64Mi"),
+			MaxAttempts:         5,
 			StatusInterval:      5 * time.Second,
 			Healthcheck:         Healthcheck{Status: &HealthcheckStatus{HealthyTimeout: 90 * time.Second}},
 		},
@@ -147,7 +150,8 @@ func TestEveryKeyIsRead(t *testing.T) {
 			DefaultInstanceType:    "t3.nano",
 			DefaultVolumeSize:      resource.MustParse("15Gi"),
 			ReservedMemory:         resource.MustParse("128Mi"),
-			StandbyCells:           []StandbyCells{{InstanceType: "t3.nano", Count: 2, Spot: true}, {InstanceType: "m5.large", Dedicated: true}},
+			StandbyCells:           []StandbyCells{{InstanceType: "t3.nano", Count: 2, Zone: "us-gov-west-1a", Spot: true}, {InstanceType: "m5.large", Dedicated: true, Stopped: true}},
+			MaxAttempts:            7,
 			CloudInitFile:          "/etc/kip/cloudinit.yaml",
 			Itzo:                   Itzo{Version: "v1.0.1", URL: "https://example.com/itzo"},
 			ExtraCIDRs:             []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("2001:db8::/32")},
@@ -181,15 +185,24 @@ func TestOtherForms(t *testing.T) {
 		"a key without a value is as if not there": {least + "  nametag:\n  statusInterval:\nkubelet:\n  cpu:\netcd:\n", func(c *Config) bool {
 			return c.Cells.StatusInterval == 5*time.Second && c.Kubelet.CPU == nil && c.Etcd.Internal.DataDir == "/opt/kip/data"
 		}},
-		"JSON":             {`{"cloud": {"local": {"cidr": "10.9.0.0/24"}}, "cells": {"defaultInstanceType": "nano"}}`, func(c *Config) bool { return c.Cloud.Local.CIDR.String() == "10.9.0.0/24" }},
-		"comments, a ---":  {"# mine\n---\n" + least, func(c *Config) bool { return c.Cells.DefaultInstanceType == "nano" }},
-		"an alias":         {"cloud: {local: {stateDir: &d /srv, rootDir: *d}}\ncells: {defaultInstanceType: nano}", func(c *Config) bool { return c.Cloud.Local.RootDir == "/srv" }},
-		"gce":              {"cloud: {gce: {projectID: p, zone: us-west1-a, credentials: {clientEmail: a@b, privateKey: k}}}\ncells: {defaultInstanceType: n1}", func(c *Config) bool { return c.Cloud.GCE.Credentials.PrivateKey.Reveal() == "k" }},
-		"azure":            {"cloud: {azure: {subscriptionID: s, location: East US, resourceGroup: g}}\ncells: {defaultInstanceType: B1s}", func(c *Config) bool { return c.Cloud.Azure.Location == "East US" }},
-		"any region":       {"cloud: {aws: {region: RegionOne, endpointURL: 'https://x'}}\ncells: {defaultInstanceType: m1}", func(c *Config) bool { return c.Cloud.AWS.Region == "RegionOne" }},
-		"no region":        {"cloud: {aws: {}}\ncells: {defaultInstanceType: m1}", func(c *Config) bool { return c.Cloud.AWS.Region == "" }},
-		"an external etcd": {least + "etcd: {client: {endpoints: ['https://a:2379'], certFile: c, keyFile: k, caFile: a}}", func(c *Config) bool { return c.Etcd.Client.CAFile == "a" }},
-		"status by itself": {least + "  healthcheck: {status: {healthyTimeout: 10}}", func(c *Config) bool { return c.Cells.Healthcheck.Status.HealthyTimeout == 10*time.Second }},
+		"JSON":                            {`{"cloud": {"local": {"cidr": "10.9.0.0/24"}}, "cells": {"defaultInstanceType": "nano"}}`, func(c *Config) bool { return c.Cloud.Local.CIDR.String() == "10.9.0.0/24" }},
+		"comments, a ---":                 {"# mine\n---\n" + least, func(c *Config) bool { return c.Cells.DefaultInstanceType == "nano" }},
+		"an alias":                        {"cloud: {local: {stateDir: &d /srv, rootDir: *d}}\ncells: {defaultInstanceType: nano}", func(c *Config) bool { return c.Cloud.Local.RootDir == "/srv" }},
+		"gce":                             {"cloud: {gce: {projectID: p, zone: us-west1-a, credentials: {clientEmail: a@b, privateKey: k}}}\ncells: {defaultInstanceType: n1}", func(c *Config) bool { return c.Cloud.GCE.Credentials.PrivateKey.Reveal() == "k" }},
+		"azure":                           {"cloud: {azure: {subscriptionID: s, location: East US, resourceGroup: g}}\ncells: {defaultInstanceType: B1s}", func(c *Config) bool { return c.Cloud.Azure.Location == "East US" }},
+		"any region":                      {"cloud: {aws: {region: RegionOne, endpointURL: 'https://x'}}\ncells: {defaultInstanceType: m1}", func(c *Config) bool { return c.Cloud.AWS.Region == "RegionOne" }},
+		"no region":                       {"cloud: {aws: {}}\ncells: {defaultInstanceType: m1}", func(c *Config) bool { return c.Cloud.AWS.Region == "" }},
+		"an external etcd":                {least + "etcd: {client: {endpoints: ['https://a:2379'], certFile: c, keyFile: k, caFile: a}}", func(c *Config) bool { return c.Etcd.Client.CAFile == "a" }},
+		"an etcd without TLS":             {least + "etcd: {client: {endpoints: ['http://127.0.0.1:2379', 'http://[::1]:2379/']}}", func(c *Config) bool { return len(c.Etcd.Client.Endpoints) == 2 }},
+		"an etcd whose CA the host knows": {least + "etcd: {client: {endpoints: ['https://a:2379']}}", func(c *Config) bool { return c.Etcd.Client.CAFile == "" }},
+		"no bound to attempts":            {least + "  maxAttempts: 0", func(c *Config) bool { return c.Cells.MaxAttempts == 0 }},
+		"a running and a stopped pool of a type": {least + "  standbyCells: [{instanceType: nano, count: 1}, {instanceType: nano, zone: local, count: 1}, {instanceType: nano, count: 9, stopped: true}]", func(c *Config) bool {
+			return len(c.Cells.StandbyCells) == 3 && c.Cells.StandbyCells[2].Stopped && c.Cells.StandbyCells[1].Zone == "local"
+		}},
+		"pools in zones": {"cloud: {gce: {}}\ncells: {defaultInstanceType: n1, standbyCells: [{instanceType: n1, zone: us-west1-a}, {instanceType: n1, zone: us-west1-b}]}", func(c *Config) bool {
+			return c.Cells.StandbyCells[1].Zone == "us-west1-b"
+		}},
+		"status by itself": {least + "  healthcheck: {status: {healthyTimeout: 15}}", func(c *Config) bool { return c.Cells.Healthcheck.Status.HealthyTimeout == 15*time.Second }},
 		"cloudAPI defaults": {least + "  healthcheck: {cloudAPI: }", func(c *Config) bool {
 			return *c.Cells.Healthcheck.CloudAPI == HealthcheckCloudAPI{time.Minute, 3 * time.Minute}
 		}},
@@ -261,6 +274,13 @@ func TestErrors(t *testing.T) {
 		{"no state folder", "cloud: {local: {stateDir: ''}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.stateDir: there is no value: this key is required`},
 
 		{"etcd endpoint", least + "etcd:\n  client:\n    endpoints:\n    - https://a:2379\n    - b:2379", `p.yaml:9: etcd.client.endpoints[1]: "b:2379" is not valid: want a URL such as https://etcd-0:2379`},
+		{"etcd endpoint without a port", least + "etcd: {client: {endpoints: ['https://etcd-0']}}", `p.yaml:5: etcd.client.endpoints[0]: "https://etcd-0" is not valid: want a URL such as https://etcd-0:2379`},
+		{"etcd endpoint with a path", least + "etcd: {client: {endpoints: ['https://etcd-0:2379/v3']}}", `p.yaml:5: etcd.client.endpoints[0]: "https://etcd-0:2379/v3" is not valid: want a URL such as https://etcd-0:2379`},
+		{"etcd endpoints with and without TLS", least + "etcd: {client: {endpoints: ['https://a:2379', 'http://b:2379']}}", `p.yaml:5: etcd.client.endpoints[1]: "http://b:2379" is not valid: want https, as in the endpoints before it`},
+		{"etcd certificate without TLS", least + "etcd: {client: {endpoints: ['http://a:2379'], certFile: c, keyFile: k}}", "p.yaml:5: etcd.client.certFile: the etcd.client.endpoints are http, without TLS: want https, or no etcd.client.certFile\n" +
+			"p.yaml:5: etcd.client.keyFile: the etcd.client.endpoints are http, without TLS: want https, or no etcd.client.keyFile"},
+		{"etcd CA without TLS", least + "etcd: {client: {endpoints: ['http://a:2379'], caFile: c}}", "p.yaml:5: etcd.client.caFile: the etcd.client.endpoints are http, without TLS: want https, or no etcd.client.caFile"},
+		{"etcd key without a certificate", least + "etcd: {client: {endpoints: ['https://a:2379'], keyFile: k}}", `p.yaml:5: etcd.client.certFile: there is no value: etcd.client.keyFile needs it`},
 		{"etcd certificate without a key", least + "etcd: {client: {endpoints: ['https://a:2379'], certFile: c}}", `p.yaml:5: etcd.client.keyFile: there is no value: etcd.client.certFile needs it`},
 		{"etcd CA without endpoints", least + "etcd: {client: {caFile: c}}", `p.yaml:5: etcd.client.caFile: there are no etcd.client.endpoints to use it with`},
 		{"no data folder", least + "etcd: {internal: {dataDir: ''}}", `p.yaml:5: etcd.internal.dataDir: there is no value: this key is required`},
@@ -274,6 +294,11 @@ func TestErrors(t *testing.T) {
 		{"standby cells", least + "  standbyCells:\n  - count: -1\n    spot: true\n    dedicated: true", "p.yaml:6: cells.standbyCells[0].count: \"-1\" is not valid: want 0 or more\n" +
 			"p.yaml:6: cells.standbyCells[0].instanceType: there is no value: this key is required\n" +
 			"p.yaml:8: cells.standbyCells[0].dedicated: spot is true too: want only one of them"},
+		{"stopped spot", least + "  standbyCells: [{instanceType: x, spot: true, stopped: true}]", `p.yaml:5: cells.standbyCells[0].stopped: spot is true too: want only one of them`},
+		{"the same pool twice", least + "  standbyCells:\n  - {instanceType: x, count: 1}\n  - {instanceType: y}\n  - {instanceType: x, count: 2}", `p.yaml:8: cells.standbyCells[2]: differs from cells.standbyCells[0] in nothing but the count: want one pool, with the sum of their counts`},
+		{"zone of the local cloud", least + "  standbyCells: [{instanceType: x, zone: us-east-1a}]", `p.yaml:5: cells.standbyCells[0].zone: "us-east-1a" is not valid: want local, the only zone of cloud.local`},
+		{"zone that is not GCE's", "cloud: {gce: {zone: us-west1-a}}\ncells: {defaultInstanceType: n1, standbyCells: [{instanceType: n1, zone: us-west1-b}]}", `p.yaml:2: cells.standbyCells[0].zone: "us-west1-b" is not valid: want us-west1-a, which is cloud.gce.zone`},
+		{"fewer attempts than none", least + "  maxAttempts: -1", `p.yaml:5: cells.maxAttempts: "-1" is not valid: want 0, for no bound, or more`},
 		{"empty security group", least + "  extraSecurityGroups: [sg-1, '']", `p.yaml:5: cells.extraSecurityGroups[1]: there is no value: this key is required`},
 		{"itzo URL", least + "  itzo: {url: x}", `p.yaml:5: cells.itzo.url: "x" is not valid: want a URL such as https://example.com/itzo`},
 		{"mirror", least + "  registryMirrors: {docker.io: [mirror]}", `p.yaml:5: cells.registryMirrors.docker.io[0]: "mirror" is not valid: want a URL such as http://10.110.0.1:5000`},
@@ -283,6 +308,7 @@ func TestErrors(t *testing.T) {
 		{"no health timeout", least + "  healthcheck: {status: {healthyTimeout: 0}}", `p.yaml:5: cells.healthcheck.status.healthyTimeout: "0" is not valid: want a number of seconds above 0`},
 		{"cloud asked too often", least + "  healthcheck: {cloudAPI: {interval: 9.5}}", `p.yaml:5: cells.healthcheck.cloudAPI.interval: "9.5" is not valid: want at least 10 seconds`},
 		{"no cloud timeout", least + "  healthcheck: {cloudAPI: {healthyTimeout: -1}}", `p.yaml:5: cells.healthcheck.cloudAPI.healthyTimeout: "-1" is not valid: want a number of seconds above 0`},
+		{"lost before the cloud is asked again", least + "  healthcheck: {cloudAPI: {interval: 30, healthyTimeout: 30}}", `p.yaml:5: cells.healthcheck.cloudAPI.healthyTimeout: "30" is not valid: want more than cells.healthcheck.cloudAPI.interval, 30 seconds`},
 
 		{"negative capacity", least + "kubelet:\n  capacity:\n    cpu: -1", `p.yaml:7: kubelet.capacity.cpu: "-1" is not valid: want 0 or more`},
 		{"part of a pod", least + "kubelet: {capacity: {pods: 0.5}}", `p.yaml:5: kubelet.capacity.pods: "500m" is not valid: want a whole number`},
@@ -329,6 +355,7 @@ p.yaml:7: kubelet.capacity.cpu: "z" is not valid: want a quantity such as 5Gi or
 func TestWarnings(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"deprecated", least + "kubelet:\n  cpu: 5\n  pods: 7", "p.yaml:6: kubelet.cpu: is deprecated: use kubelet.capacity.cpu\np.yaml:7: kubelet.pods: is deprecated: use kubelet.capacity.pods"},
+		{"healthy cells are lost", least + "  healthcheck: {status: {healthyTimeout: 14}}", "p.yaml:5: cells.healthcheck.status.healthyTimeout: healthy cells are lost too, since one is heard of every 10 seconds only: want at least 15"},
 		{"Fargate", "cloud: {aws: {ecsClusterName: x}}\ncells: {defaultInstanceType: x}", "p.yaml:1: cloud.aws.ecsClusterName: is deprecated: Fargate is not supported"},
 		{"another cloud's keys", least + "  privateIPOnly: true\n  useCloudParameterStore: true", "p.yaml:5: cells.privateIPOnly: has no effect with cloud.local\np.yaml:6: cells.useCloudParameterStore: has no effect with cloud.local"},
 		{"one etcd too many", least + "etcd:\n  internal: {dataDir: /d}\n  client: {endpoints: ['https://a:2379']}", "p.yaml:6: etcd.internal: is not used, since there are etcd.client.endpoints"},
@@ -362,6 +389,16 @@ func TestCheckCloudSaysWhatTheBuildHas(t *testing.T) {
 	}
 	if err := c.CheckCloud("local", "aws"); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestCheckStoppedNamesThePoolsOfACloudThatCannotStop(t *testing.T) {
+	c, _ := parsed(t, least+"  standbyCells:\n  - {instanceType: nano}\n  - instanceType: nano\n    stopped: true\n")
+	if err := c.CheckStopped(true); err != nil {
+		t.Errorf("error %v, though the cloud can", err)
+	}
+	if err := c.CheckStopped(false); err == nil || err.Error() != "provider.yaml:8: cells.standbyCells[1].stopped: cloud.local cannot stop instances in this build: want false" {
+		t.Errorf("error %v", err)
 	}
 }
 
@@ -408,6 +445,8 @@ func TestSecretsAreNeverShown(t *testing.T) {
 		"credentials":        "cloud: {gce: {credentials: " + secret + "}}",
 		"half of the pair":   "cloud: {aws: {secretAccessKey: " + secret + "}}",
 		"no YAML after":      "cloud: {aws: {secretAccessKey: '" + secret,
+		"an etcd endpoint":   least + "etcd: {client: {endpoints: ['https://kip:" + secret + "@etcd-0:2379']}}",
+		"no etcd endpoint":   least + "etcd: {client: {endpoints: ['kip:" + secret + "@etcd-0']}}",
 		"the same key twice": "cloud: {aws: {secretAccessKey: " + secret + ", secretAccessKey: " + secret + "}}",
 	} {
 		if _, _, err := Parse("p.yaml", []byte(text)); err == nil {

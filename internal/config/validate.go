@@ -15,6 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/elotl/kip/internal/catalog"
 )
 
 // Load reads and checks a provider.yaml, and whether the files that it names are
@@ -73,6 +75,18 @@ func (c *Config) CheckCloud(built ...string) error {
 	return &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: "this cloud is not in this build yet: want " + strings.Join(built, " or ")}
 }
 
+// CheckStopped returns an *Error for each pool of standby cells that is to be kept
+// stopped, joined, unless the cloud that is configured can stop instances.
+func (c *Config) CheckStopped(can bool) error {
+	var errs []*Error
+	for i, s := range c.Cells.StandbyCells {
+		if key := fmt.Sprintf("cells.standbyCells[%d].stopped", i); s.Stopped && !can {
+			errs = append(errs, &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: "cloud." + c.Cloud.Name() + " cannot stop instances in this build: want false"})
+		}
+	}
+	return joined(errs)
+}
+
 // bad notes that the value of a key is wrong, unless that key, or one around it,
 // already has an error: what follows from that is noise.
 func (d *decoder) bad(key, format string, args ...any) {
@@ -114,6 +128,7 @@ func (d *decoder) validate(c *Config) {
 	d.cloud(c.Cloud)
 	d.etcd(c.Etcd)
 	d.cells(&c.Cells)
+	d.standbyCells(c)
 	d.kubelet(&c.Kubelet)
 	id := c.Testing.ControllerID
 	d.check(id == "" || lowerID.MatchString(id), "testing.controllerID", id, "at most 63 lower-case letters, digits and dashes")
@@ -175,18 +190,38 @@ func isURL(s string) bool {
 }
 
 func (d *decoder) etcd(e Etcd) {
-	for i, endpoint := range e.Client.Endpoints {
-		d.check(isURL(endpoint), fmt.Sprintf("etcd.client.endpoints[%d]", i), endpoint, "a URL such as https://etcd-0:2379")
-	}
-	d.together("etcd.client.certFile", e.Client.CertFile != "", "etcd.client.keyFile", e.Client.KeyFile != "")
-	switch {
-	case len(e.Client.Endpoints) == 0:
-		d.require("etcd.internal.dataDir", e.Internal.DataDir)
-		for key, file := range map[string]string{"etcd.client.certFile": e.Client.CertFile, "etcd.client.keyFile": e.Client.KeyFile, "etcd.client.caFile": e.Client.CAFile} {
-			if file != "" {
-				d.bad(key, "there are no etcd.client.endpoints to use it with")
-			}
+	c := e.Client
+	var first string // scheme of the endpoints
+	for i, endpoint := range c.Endpoints {
+		key := fmt.Sprintf("etcd.client.endpoints[%d]", i)
+		u, err := url.Parse(endpoint)
+		if strings.Contains(endpoint, "@") {
+			d.bad(key, "there is a user name in it: want a URL such as https://etcd-0:2379; etcd is told who asks by etcd.client.certFile")
+			continue // without the value: there may be a password in it
 		}
+		if err != nil || !isURL(endpoint) || u.Port() == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
+			d.check(false, key, endpoint, "a URL such as https://etcd-0:2379")
+			continue
+		}
+		first = cmp.Or(first, u.Scheme)
+		if u.Scheme != first {
+			d.bad(key, "%s is not valid: want %s, as in the endpoints before it", quote(endpoint), first)
+		}
+	}
+	d.together("etcd.client.certFile", c.CertFile != "", "etcd.client.keyFile", c.KeyFile != "")
+	files := map[string]string{"etcd.client.certFile": c.CertFile, "etcd.client.keyFile": c.KeyFile, "etcd.client.caFile": c.CAFile}
+	for key, file := range files {
+		switch {
+		case file == "":
+		case len(c.Endpoints) == 0:
+			d.bad(key, "there are no etcd.client.endpoints to use it with")
+		case first == "http":
+			d.bad(key, "the etcd.client.endpoints are http, without TLS: want https, or no %s", key)
+		}
+	}
+	switch {
+	case len(c.Endpoints) == 0:
+		d.require("etcd.internal.dataDir", e.Internal.DataDir)
 	case d.has("etcd.internal"):
 		d.warn("etcd.internal", "is not used, since there are etcd.client.endpoints")
 	}
@@ -199,14 +234,7 @@ func (d *decoder) cells(c *Cells) {
 	d.check(c.StatusInterval > 0, "cells.statusInterval", seconds(c.StatusInterval), "a number of seconds above 0")
 	d.check(c.Nametag == "" || len(c.Nametag) <= 24 && dns952.MatchString(c.Nametag), "cells.nametag", c.Nametag,
 		"at most 24 lower-case letters, digits and dashes, a letter first and no dash last")
-	for i, s := range c.StandbyCells {
-		key := fmt.Sprintf("cells.standbyCells[%d]", i)
-		d.require(key+".instanceType", s.InstanceType)
-		d.check(s.Count >= 0, key+".count", fmt.Sprint(s.Count), "0 or more")
-		if s.Spot && s.Dedicated {
-			d.bad(key+".dedicated", "spot is true too: want only one of them")
-		}
-	}
+	d.check(c.MaxAttempts >= 0, "cells.maxAttempts", fmt.Sprint(c.MaxAttempts), "0, for no bound, or more")
 	for i, group := range c.ExtraSecurityGroups {
 		d.require(fmt.Sprintf("cells.extraSecurityGroups[%d]", i), group)
 	}
@@ -233,11 +261,53 @@ func (d *decoder) cells(c *Cells) {
 		setDefaults(reflect.ValueOf(h.Status).Elem())
 	}
 	if s := h.Status; s != nil {
-		d.check(s.HealthyTimeout > 0, "cells.healthcheck.status.healthyTimeout", seconds(s.HealthyTimeout), "a number of seconds above 0")
+		const key = "cells.healthcheck.status.healthyTimeout"
+		d.check(s.HealthyTimeout > 0, key, seconds(s.HealthyTimeout), "a number of seconds above 0")
+		if s.HealthyTimeout < silence {
+			d.warn(key, "healthy cells are lost too, since one is heard of every 10 seconds only: want at least %v", silence.Seconds())
+		}
 	}
 	if a := h.CloudAPI; a != nil {
 		d.check(a.Interval >= 10*time.Second, "cells.healthcheck.cloudAPI.interval", seconds(a.Interval), "at least 10 seconds")
-		d.check(a.HealthyTimeout > 0, "cells.healthcheck.cloudAPI.healthyTimeout", seconds(a.HealthyTimeout), "a number of seconds above 0")
+		const key = "cells.healthcheck.cloudAPI.healthyTimeout"
+		d.check(a.HealthyTimeout > 0, key, seconds(a.HealthyTimeout), "a number of seconds above 0")
+		// Otherwise each cell would be lost before the cloud is asked again.
+		d.check(a.HealthyTimeout > a.Interval, key, seconds(a.HealthyTimeout), fmt.Sprintf("more than cells.healthcheck.cloudAPI.interval, %v seconds", a.Interval.Seconds()))
+	}
+}
+
+// silence is for how long nothing may be heard of a healthy cell: its kubelet renews
+// its lease every 10 seconds (a quarter of the 40 that the lease lasts), and may be late.
+const silence = 15 * time.Second
+
+// standbyCells checks the pools of standby cells.
+func (d *decoder) standbyCells(c *Config) {
+	pools := map[StandbyCells]int{}
+	for i, s := range c.Cells.StandbyCells {
+		key := fmt.Sprintf("cells.standbyCells[%d]", i)
+		d.require(key+".instanceType", s.InstanceType)
+		d.check(s.Count >= 0, key+".count", fmt.Sprint(s.Count), "0 or more")
+		if s.Spot && s.Dedicated {
+			d.bad(key+".dedicated", "spot is true too: want only one of them")
+		}
+		if s.Spot && s.Stopped {
+			d.bad(key+".stopped", "spot is true too: want only one of them")
+		}
+		switch {
+		case s.Zone == "":
+		case c.Cloud.Local != nil:
+			d.check(s.Zone == catalog.LocalZone, key+".zone", s.Zone, catalog.LocalZone+", the only zone of cloud.local")
+		case c.Cloud.GCE != nil && c.Cloud.GCE.Zone != "":
+			d.check(s.Zone == c.Cloud.GCE.Zone, key+".zone", s.Zone, c.Cloud.GCE.Zone+", which is cloud.gce.zone")
+		}
+		// Which of two counts is meant, or their sum, cannot be known.
+		pool := s
+		pool.Count = 0
+		if first, twice := pools[pool]; twice && s.InstanceType != "" {
+			d.bad(key, "differs from cells.standbyCells[%d] in nothing but the count: want one pool, with the sum of their counts", first)
+		} else {
+			pools[pool] = i
+		}
 	}
 }
 

@@ -38,13 +38,36 @@ const (
 	Dedicated LaunchType = "dedicated" // on a host that no other account shares
 )
 
+// words say how a machine is launched: "offered …".
+func (t LaunchType) words() string {
+	return map[LaunchType]string{OnDemand: "on demand", Spot: "as spot", Dedicated: "on dedicated hosts"}[t]
+}
+
+// either says all launch types: "spot or on-demand".
+func either(types []LaunchType, words func(LaunchType) string) string {
+	all := make([]string, len(types))
+	for i, t := range types {
+		all[i] = words(t)
+	}
+	return strings.Join(all, " or ")
+}
+
+// HealthyTimeout is for how long a cell may not be heard of before it counts as lost.
+type HealthyTimeout struct {
+	// Never is true when the cell is never terminated for being unhealthy.
+	Never bool
+	// After is at least a second, or 0 with Never.
+	After time.Duration
+}
+
 // Annotations are a pod's annotations with Prefix, parsed. The zero value of a
 // field, or nil, means that the pod does not have that annotation.
 type Annotations struct {
 	// InstanceType is the name of a type, or a pattern of names with "*".
 	InstanceType string
-	// LaunchType is OnDemand without the annotation.
-	LaunchType LaunchType
+	// LaunchTypes are different ones, the preferred first: a later one is for when
+	// no offering of the earlier ones fits and is available. nil means OnDemand.
+	LaunchTypes []LaunchType
 	// VolumeSizeBytes is the root disk's least size, rounded up to GiB.
 	VolumeSizeBytes int64
 	// PrivateIPOnly, when set, overrides cells.privateIPOnly.
@@ -55,9 +78,8 @@ type Annotations struct {
 	// InstanceProfile is the name or ARN of an AWS instance profile, or the
 	// e-mail address of a GCE service account.
 	InstanceProfile string
-	// HealthyTimeout, when set, overrides cells.healthcheck; zero or less means
-	// that the cell is never terminated for being unhealthy.
-	HealthyTimeout *time.Duration
+	// HealthyTimeout, when set, overrides the timeout of cells.healthcheck.
+	HealthyTimeout *HealthyTimeout
 	// CloudRoutes are routed to the cell by the cloud's network.
 	CloudRoutes []netip.Prefix
 	// ImageOverlayRootfs, when set, says whether images are mounted (true) or
@@ -75,9 +97,15 @@ var annotationKinds = map[string]struct {
 		a.InstanceType = v
 		return v != "" && !strings.ContainsAny(v, " \t\n,")
 	}},
-	AnnotationLaunchType: {"on-demand, spot or dedicated", func(a *Annotations, v string) bool {
-		a.LaunchType = LaunchType(strings.ToLower(v))
-		return slices.Contains([]LaunchType{OnDemand, Spot, Dedicated}, a.LaunchType)
+	AnnotationLaunchType: {"on-demand, spot or dedicated, or several in order of preference such as spot,on-demand", func(a *Annotations, v string) bool {
+		for word := range strings.SplitSeq(v, ",") {
+			t := LaunchType(strings.ToLower(strings.TrimSpace(word)))
+			if t != OnDemand && t != Spot && t != Dedicated || slices.Contains(a.LaunchTypes, t) {
+				return false
+			}
+			a.LaunchTypes = append(a.LaunchTypes, t)
+		}
+		return true
 	}},
 	AnnotationVolumeSize: {"a quantity above 0 such as 20Gi", func(a *Annotations, v string) bool {
 		const gib = 1 << 30
@@ -112,15 +140,18 @@ var annotationKinds = map[string]struct {
 		a.InstanceProfile = v
 		return v != "" && !strings.ContainsAny(v, " \t\n,")
 	}},
-	AnnotationHealthyTimeout: {"a number of seconds such as 90; 0 or less: never", func(a *Annotations, v string) bool {
+	AnnotationHealthyTimeout: {"a number of seconds such as 90, at least 1; 0 or less: never", func(a *Annotations, v string) bool {
 		const most = 365 * 24 * 3600 // a year; far larger ones overflow a Duration
 		s, err := strconv.ParseFloat(v, 64)
-		if err != nil || !(math.Abs(s) <= most) {
+		switch {
+		case err != nil:
 			return false
+		case s <= 0:
+			a.HealthyTimeout = &HealthyTimeout{Never: true}
+			return true
 		}
-		d := time.Duration(s * float64(time.Second))
-		a.HealthyTimeout = &d
-		return true
+		a.HealthyTimeout = &HealthyTimeout{After: time.Duration(s * float64(time.Second))}
+		return s >= 1 && s <= most // of no number, neither holds
 	}},
 	AnnotationCloudRoute: {"CIDRs such as 10.20.0.0/16, separated by spaces", func(a *Annotations, v string) bool {
 		for cidr := range strings.FieldsSeq(v) {
@@ -161,7 +192,7 @@ func parseBool(to **bool, v string) bool {
 // joins one *InvalidAnnotationError for each that is unknown or invalid, in the
 // order of their names.
 func ParseAnnotations(annotations map[string]string) (Annotations, error) {
-	parsed := Annotations{LaunchType: OnDemand}
+	var parsed Annotations
 	var invalid []*InvalidAnnotationError
 	for name, v := range annotations {
 		if !strings.HasPrefix(name, Prefix) {

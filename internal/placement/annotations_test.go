@@ -11,17 +11,16 @@ import (
 
 func TestAnnotationsAreParsed(t *testing.T) {
 	yes, no := true, false
-	ninety, never := 90500*time.Millisecond, -1*time.Second
 	for _, c := range []struct {
 		name        string
 		annotations map[string]string
 		want        Annotations
 	}{
-		{"none", nil, Annotations{LaunchType: OnDemand}},
-		{"others' are left alone", map[string]string{"example.com/x": "y", "prometheus.io/scrape": "true", "service.elotl.co/x": "y"}, Annotations{LaunchType: OnDemand}},
+		{"none", nil, Annotations{}},
+		{"others' are left alone", map[string]string{"example.com/x": "y", "prometheus.io/scrape": "true", "service.elotl.co/x": "y"}, Annotations{}},
 		{"all", map[string]string{
 			AnnotationInstanceType:       " c5.* ",
-			AnnotationLaunchType:         "SPOT",
+			AnnotationLaunchType:         "SPOT, on-demand",
 			AnnotationVolumeSize:         "10.2Gi",
 			AnnotationPrivateIPOnly:      "true",
 			AnnotationSecurityGroups:     "sg-1, sg-2",
@@ -30,13 +29,15 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			AnnotationCloudRoute:         "10.20.0.0/16  10.30.0.0/16",
 			AnnotationImageOverlayRootfs: "false",
 		}, Annotations{
-			InstanceType: "c5.*", LaunchType: Spot, VolumeSizeBytes: 11 * gib, PrivateIPOnly: &yes, SecurityGroups: []string{"sg-1", "sg-2"},
-			InstanceProfile: "arn:aws:iam::11123456:instance-profile/s3", HealthyTimeout: &ninety,
+			InstanceType: "c5.*", LaunchTypes: []LaunchType{Spot, OnDemand}, VolumeSizeBytes: 11 * gib, PrivateIPOnly: &yes, SecurityGroups: []string{"sg-1", "sg-2"},
+			InstanceProfile: "arn:aws:iam::11123456:instance-profile/s3", HealthyTimeout: &HealthyTimeout{After: 90500 * time.Millisecond},
 			CloudRoutes:        []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("10.30.0.0/16")},
 			ImageOverlayRootfs: &no,
 		}},
-		{"never unhealthy", map[string]string{AnnotationHealthyTimeout: "-1"}, Annotations{LaunchType: OnDemand, HealthyTimeout: &never}},
-		{"whole GiB stay", map[string]string{AnnotationVolumeSize: "10Gi"}, Annotations{LaunchType: OnDemand, VolumeSizeBytes: 10 * gib}},
+		{"never unhealthy", map[string]string{AnnotationHealthyTimeout: "-1"}, Annotations{HealthyTimeout: &HealthyTimeout{Never: true}}},
+		{"never unhealthy, by 0", map[string]string{AnnotationHealthyTimeout: "0.0"}, Annotations{HealthyTimeout: &HealthyTimeout{Never: true}}},
+		{"one launch type", map[string]string{AnnotationLaunchType: " dedicated"}, Annotations{LaunchTypes: []LaunchType{Dedicated}}},
+		{"whole GiB stay", map[string]string{AnnotationVolumeSize: "10Gi"}, Annotations{VolumeSizeBytes: 10 * gib}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := ParseAnnotations(c.annotations)
@@ -54,7 +55,11 @@ func TestInvalidAnnotations(t *testing.T) {
 		{"pod.elotl.co/task-role", "x", "annotation pod.elotl.co/task-role is unknown: "},
 		{AnnotationInstanceType, "", `annotation pod.elotl.co/instance-type: "" is not valid: want the name of an instance type, or a pattern with * such as c5.*`},
 		{AnnotationInstanceType, "c5.large m5.large", "is not valid: want the name of"},
-		{AnnotationLaunchType, "sport", `annotation pod.elotl.co/launch-type: "sport" is not valid: want on-demand, spot or dedicated`},
+		{AnnotationLaunchType, "sport", `annotation pod.elotl.co/launch-type: "sport" is not valid: want on-demand, spot or dedicated, or several in order of preference such as spot,on-demand`},
+		{AnnotationLaunchType, "", `"" is not valid: want on-demand`},
+		{AnnotationLaunchType, "spot,", `"spot," is not valid: want on-demand`},
+		{AnnotationLaunchType, "spot on-demand", `"spot on-demand" is not valid: want on-demand`},
+		{AnnotationLaunchType, "spot,Spot", `"spot,Spot" is not valid: want on-demand`},
 		{AnnotationVolumeSize, "big", `"big" is not valid: want a quantity above 0 such as 20Gi`},
 		{AnnotationVolumeSize, "-1Gi", `"-1Gi" is not valid`},
 		{AnnotationVolumeSize, "1e-999999999", `"1e-999999999" is not valid`},
@@ -66,6 +71,8 @@ func TestInvalidAnnotations(t *testing.T) {
 		{AnnotationInstanceProfile, " ", "want the name or ARN"},
 		{AnnotationHealthyTimeout, "90s", `want a number of seconds such as 90`},
 		{AnnotationHealthyTimeout, "NaN", `want a number of seconds`},
+		{AnnotationHealthyTimeout, "0.5", `want a number of seconds such as 90, at least 1; 0 or less: never`},
+		{AnnotationHealthyTimeout, "1e-12", `want a number of seconds`},
 		{AnnotationHealthyTimeout, "1e300", `want a number of seconds`},
 		{AnnotationCloudRoute, "10.20.0.0", `"10.20.0.0" is not valid: want CIDRs such as 10.20.0.0/16, separated by spaces`},
 		{AnnotationCloudRoute, "10.20.0.1/16", "want CIDRs"},

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/elotl/kip/internal/spelling"
@@ -78,8 +79,11 @@ func (e *UnplaceableError) Error() string {
 type NoCapacityError struct {
 	// Need is what the pod needs, for people.
 	Need string
-	// Types are the names of the types that fit, cheapest first.
+	// Types are the names of the types that fit, cheapest first; with several
+	// LaunchTypes, those of the first of them first.
 	Types []string
+	// LaunchTypes are how the pod may be launched, as it prefers it.
+	LaunchTypes []LaunchType
 }
 
 func (e *NoCapacityError) Error() string {
@@ -88,10 +92,14 @@ func (e *NoCapacityError) Error() string {
 	if len(e.Types) > most {
 		names += fmt.Sprintf(" and %d more", len(e.Types)-most)
 	}
-	if len(e.Types) == 1 {
-		return fmt.Sprintf("no capacity now for %s, the only type that may be chosen for %s", names, e.Need)
+	how := ""
+	if len(e.LaunchTypes) > 0 && !slices.Equal(e.LaunchTypes, []LaunchType{OnDemand}) { // on demand goes without saying
+		how = " " + either(e.LaunchTypes, LaunchType.words)
 	}
-	return fmt.Sprintf("no capacity now for any of the %s that fit %s: %s", types(len(e.Types)), e.Need, names)
+	if len(e.Types) == 1 {
+		return fmt.Sprintf("no capacity now%s for %s, the only type that may be chosen for %s", how, names, e.Need)
+	}
+	return fmt.Sprintf("no capacity now%s for any of the %s that fit %s: %s", how, types(len(e.Types)), e.Need, names)
 }
 
 func types(n int) string {

@@ -12,7 +12,7 @@ import (
 // in the plural; of says how far the rejected types are from
 // passing, "" where there is nothing to say.
 type check struct {
-	fails func(s *size, r *row) bool // r is nil where the type is not offered
+	fails func(s *size, rows []*row) bool // the type's rows in the markets of the choice
 	words string
 	of    func(rejected []int) string
 }
@@ -21,11 +21,14 @@ type check struct {
 // and counts each at the first check that it fails.
 func (c *choice) unplaceable() *UnplaceableError {
 	e := &UnplaceableError{Need: c.need.text(c.config.ReservedMemoryBytes)}
-	offered := make(map[int]*row)
-	for i := range c.market.rows {
-		offered[c.market.rows[i].typ] = &c.market.rows[i]
+	offered := make(map[int][]*row)
+	for _, m := range c.markets {
+		for i := range m.rows {
+			typ := m.rows[i].typ
+			offered[typ] = append(offered[typ], &m.rows[i])
+		}
 	}
-	checks := c.checks()
+	checks := c.checks(offered)
 	rejected := make([][]int, len(checks))
 	for typ := range c.types {
 		if c.only >= 0 && c.only != typ || !c.names.match(c.types[typ].Name) {
@@ -55,8 +58,8 @@ func (c *choice) unplaceable() *UnplaceableError {
 
 // checks are in the order in which people think of them: what kind of machine,
 // where, and only then how large. Together they are what search asks, so each type
-// that does not fit fails one of them.
-func (c *choice) checks() []check {
+// that does not fit fails one of them. offered are the rows of each type.
+func (c *choice) checks(offered map[int][]*row) []check {
 	largest := func(size func(typ int) int64, text func(int64) string) func([]int) string {
 		return func(rejected []int) string {
 			at := slices.MaxFunc(rejected, func(a, b int) int { return cmp.Compare(size(a), size(b)) })
@@ -69,12 +72,12 @@ func (c *choice) checks() []check {
 	archs := c.constraint.archOnly()
 	checks := []check{
 		{
-			words: "are not offered " + map[LaunchType]string{OnDemand: "on demand", Spot: "as spot", Dedicated: "on dedicated hosts"}[c.launchType],
-			fails: func(_ *size, r *row) bool { return r == nil },
+			words: "are not offered " + either(launchTypes(c.markets), LaunchType.words),
+			fails: func(_ *size, rows []*row) bool { return len(rows) == 0 },
 		},
 		{
 			words: "have an architecture that the pod cannot run on",
-			fails: func(s *size, _ *row) bool {
+			fails: func(s *size, _ []*row) bool {
 				arch := c.archs[s.arch]
 				return c.arch != "" && c.arch != arch || !archs.allows(arch, "")
 			},
@@ -84,14 +87,16 @@ func (c *choice) checks() []check {
 		},
 		{
 			words: "have no offering in a zone where the pod may run",
-			fails: func(s *size, r *row) bool {
-				return !c.offered(r, s)
+			fails: func(s *size, rows []*row) bool {
+				return !slices.ContainsFunc(rows, func(r *row) bool { return c.offered(r, s) })
 			},
 			of: func(rejected []int) string {
 				return "offered in " + list(rejected, func(typ int) []string {
 					var zones []string
-					for _, o := range c.types[typ].Offerings {
-						zones = append(zones, o.Zone)
+					for _, r := range offered[typ] {
+						for _, o := range r.offers {
+							zones = append(zones, c.zones[o.zone])
+						}
 					}
 					return zones
 				})
@@ -100,7 +105,7 @@ func (c *choice) checks() []check {
 	}
 	disk := check{
 		words: "have too small a disk",
-		fails: func(s *size, _ *row) bool {
+		fails: func(s *size, _ []*row) bool {
 			return s.disk < c.least.disk || !c.anySize && !c.anyDisk && s.disk == math.MaxInt64
 		},
 		of: func(rejected []int) string {
@@ -118,11 +123,11 @@ func (c *choice) checks() []check {
 	return append(checks,
 		check{
 			words: "have no " + string(c.need.hugePages),
-			fails: func(*size, *row) bool { return c.need.hugePages != "" },
+			fails: func(*size, []*row) bool { return c.need.hugePages != "" },
 		},
 		check{
 			words: "have too few GPUs",
-			fails: func(s *size, _ *row) bool { return s.gpus < c.need.gpus },
+			fails: func(s *size, _ []*row) bool { return s.gpus < c.need.gpus },
 			of: largest(func(typ int) (n int64) {
 				for _, g := range c.types[typ].GPUs {
 					n += g.Count
@@ -132,12 +137,12 @@ func (c *choice) checks() []check {
 		},
 		check{
 			words: "have too little cpu",
-			fails: func(s *size, _ *row) bool { return s.milliCPU < c.need.milliCPU },
+			fails: func(s *size, _ []*row) bool { return s.milliCPU < c.need.milliCPU },
 			of:    largest(func(typ int) int64 { return c.types[typ].MilliCPU }, cpuText),
 		},
 		check{
 			words: "have too little memory",
-			fails: func(s *size, _ *row) bool { return s.memory < c.need.memory },
+			fails: func(s *size, _ []*row) bool { return s.memory < c.need.memory },
 			of:    largest(func(typ int) int64 { return c.types[typ].MemoryBytes }, bytesText),
 		},
 		disk,

@@ -13,7 +13,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 )
 
@@ -41,6 +43,9 @@ func randomCatalogue(rng *rand.Rand, n int) []catalog.InstanceType {
 			price := float64(1+rng.IntN(40)) / 20
 			if rng.IntN(5) > 0 {
 				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, PricePerHour: price})
+			}
+			if rng.IntN(5) == 0 {
+				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, Subnet: "s" + zone, PricePerHour: price})
 			}
 			if rng.IntN(2) > 0 {
 				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, Spot: true, PricePerHour: price / 4})
@@ -89,8 +94,13 @@ func randomPod(rng *rand.Rand, types []catalog.InstanceType) *corev1.Pod {
 	if rng.IntN(4) == 0 {
 		pod.Spec.Overhead = resources("cpu=100m", "memory=128Mi")
 	}
-	if rng.IntN(4) == 0 {
+	switch rng.IntN(8) {
+	case 0, 1:
 		pod.Annotations[AnnotationLaunchType] = "spot"
+	case 2, 3:
+		pod.Annotations[AnnotationLaunchType] = "spot,on-demand"
+	case 4:
+		pod.Annotations[AnnotationLaunchType] = "on-demand,dedicated,spot"
 	}
 	switch rng.IntN(10) {
 	case 0, 1:
@@ -145,8 +155,9 @@ type oracleCandidate struct {
 	cost float64
 }
 
-// oracle looks at every offering of every type and sorts all that fit.
-func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod) []oracleCandidate {
+// oracle looks at every offering of every type and sorts all that fit and are spot, or
+// are not.
+func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot bool) []oracleCandidate {
 	cpu, memory := oracleNeed(pod, corev1.ResourceCPU), oracleNeed(pod, corev1.ResourceMemory)
 	disk, gpus := oracleNeed(pod, corev1.ResourceEphemeralStorage), oracleNeed(pod, resourceGPU)
 	named, arch := pod.Annotations[AnnotationInstanceType], pod.Spec.NodeSelector[corev1.LabelArchStable]
@@ -201,7 +212,7 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod) []orac
 		}
 		for _, o := range t.Offerings {
 			zone := pod.Spec.NodeSelector[corev1.LabelTopologyZone]
-			if o.Spot != (pod.Annotations[AnnotationLaunchType] == "spot") || zone != "" && zone != o.Zone {
+			if o.Spot != spot || zone != "" && zone != o.Zone {
 				continue
 			}
 			cost := o.PricePerHour
@@ -213,13 +224,39 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod) []orac
 	}
 	slices.SortFunc(all, func(a, b oracleCandidate) int {
 		return cmp.Or(cmp.Compare(a.cost, b.cost), cmp.Compare(a.t.MilliCPU, b.t.MilliCPU), cmp.Compare(a.t.MemoryBytes, b.t.MemoryBytes),
-			cmp.Compare(a.t.Name, b.t.Name), cmp.Compare(a.o.Zone, b.o.Zone))
+			cmp.Compare(a.t.Name, b.t.Name), cmp.Compare(a.o.Zone, b.o.Zone), cmp.Compare(a.o.Subnet, b.o.Subnet))
 	})
 	return all
 }
 
+// oracleCandidates are those that are available, at most MaxCandidates of them, and
+// whether any would fit if it were.
+func oracleCandidates(types []catalog.InstanceType, config Config, pod *corev1.Pod, unavailable func(capacity.Offering) bool) (all []oracleCandidate, fits bool) {
+	of := func(spot bool) []oracleCandidate {
+		fitting := oracle(types, config, pod, spot)
+		fits = fits || len(fitting) > 0
+		return slices.DeleteFunc(fitting, func(c oracleCandidate) bool {
+			return unavailable(capacity.Offering{InstanceType: c.t.Name, Zone: c.o.Zone, Subnet: c.o.Subnet, Spot: spot})
+		})
+	}
+	var first, second []oracleCandidate
+	switch pod.Annotations[AnnotationLaunchType] {
+	case "spot":
+		first = of(true)
+	case "spot,on-demand":
+		first, second = of(true), of(false)
+	case "on-demand,dedicated,spot":
+		first, second = of(false), of(true)
+	default:
+		first = of(false)
+	}
+	second = second[:min(len(second), max(fallbackCandidates, MaxCandidates-len(first)))]
+	first = first[:min(len(first), MaxCandidates-min(len(second), fallbackCandidates))]
+	return append(first, second...), fits
+}
+
 func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
-	var placed, unplaceable, noCapacity int
+	var placed, fellBack, full, unplaceable, noCapacity int
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		types := randomCatalogue(rng, 1+rng.IntN(60))
@@ -237,13 +274,14 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 				pod.Spec = corev1.PodSpec{Containers: []corev1.Container{{}}, NodeSelector: pod.Spec.NodeSelector}
 			}
 			out := rng.IntN(4) // of four zones and markets, how many are out
-			unavailable := func(typ, zone string, spot bool) bool {
-				return (len(typ)+int(typ[0])+int(zone[0]))%4 < out || out == 3 && typ[0] != 'a'
+			unavailable := func(o capacity.Offering) bool {
+				n := len(o.InstanceType) + int(o.InstanceType[0]) + int(o.Zone[0]) + len(o.Subnet)
+				if o.Spot {
+					n += 2
+				}
+				return n%4 < out || out == 3 && o.InstanceType[0] != 'a'
 			}
-			want := oracle(types, config, pod)
-			fits := len(want)
-			want = slices.DeleteFunc(want, func(c oracleCandidate) bool { return unavailable(c.t.Name, c.o.Zone, c.o.Spot) })
-			want = want[:min(MaxCandidates, len(want))]
+			want, fits := oracleCandidates(types, config, pod, unavailable)
 
 			got, err := p.Candidates(pod, unavailable)
 			where := fmt.Sprintf("seed %d, pod %d", seed, i)
@@ -253,6 +291,12 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 			switch {
 			case len(want) > 0:
 				placed++
+				if last := want[len(want)-1]; want[0].o.Spot != last.o.Spot {
+					fellBack++
+					if len(want) == MaxCandidates {
+						full++
+					}
+				}
 				if err != nil || len(got) != len(want) {
 					t.Fatalf("%s: %d candidates, %v, want %d", where, len(got), err, len(want))
 				}
@@ -261,7 +305,7 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 						t.Fatalf("%s: candidate %d is %+v, want %s, %+v at %v", where, j, got[j], w.t.Name, w.o, w.cost)
 					}
 				}
-			case fits > 0:
+			case fits:
 				noCapacity++
 				if !errors.As(err, &n) {
 					t.Fatalf("%s: error %v, want a NoCapacityError", where, err)
@@ -286,23 +330,23 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 		}
 	}
 	// The generator must reach each outcome, or the comparison proves nothing.
-	if placed < 1000 || unplaceable < 100 || noCapacity < 100 {
-		t.Errorf("only %d placed, %d unplaceable, %d without capacity", placed, unplaceable, noCapacity)
+	if placed < 1000 || fellBack < 500 || full < 100 || unplaceable < 100 || noCapacity < 100 {
+		t.Errorf("only %d placed, of them %d with a fall-back and %d of these with all that are allowed; %d unplaceable, %d without capacity", placed, fellBack, full, unplaceable, noCapacity)
 	}
 }
 
 // largeCatalogue has the shape of a large cloud's: families of types that double in
 // size and price, each in six zones, on demand and as spot.
-func largeCatalogue() []catalog.InstanceType {
+func largeCatalogue(n int) []catalog.InstanceType {
 	rng := rand.New(rand.NewPCG(1, 1))
 	var types []catalog.InstanceType
-	for family := 0; len(types) < 1400; family++ {
+	for family := 0; len(types) < n; family++ {
 		perCPU := 1 + rng.Float64()
 		perGiB := 0.004 + 0.002*rng.Float64()
 		memory := []int64{2, 4, 8}[family%3] * gib
 		arch := []string{"amd64", "amd64", "arm64"}[rng.IntN(3)]
-		for n := range int64(9) {
-			t := catalog.InstanceType{Name: fmt.Sprintf("f%d.%dxlarge", family, n), MilliCPU: 1000 << n, MemoryBytes: memory << n, Arch: arch}
+		for double := range int64(9) {
+			t := catalog.InstanceType{Name: fmt.Sprintf("f%d.%dxlarge", family, double), MilliCPU: 1000 << double, MemoryBytes: memory << double, Arch: arch}
 			if family%50 == 0 {
 				t.BaselineMilliCPU = t.MilliCPU / 5
 			}
@@ -314,15 +358,21 @@ func largeCatalogue() []catalog.InstanceType {
 			types = append(types, t)
 		}
 	}
-	return types[:1400]
+	return types[:n]
 }
 
-// BenchmarkCandidates is on the catalogue of a large cloud, of which a fifth is out
-// of capacity.
+// BenchmarkCandidates is on the catalogue of a large cloud, of which a fifth of the
+// families is out of capacity on demand in one zone, and one zone has no spot at all.
 func BenchmarkCandidates(b *testing.B) {
-	types := largeCatalogue()
+	types := largeCatalogue(800)
 	p := placer(b, types, Config{DefaultInstanceType: types[0].Name, DefaultArch: "amd64", ReservedMemoryBytes: 64 << 20, DefaultDiskBytes: 5 * gib})
-	fifth := func(typ, _ string, _ bool) bool { return typ[len(typ)-8]%5 == 0 }
+	shortages := capacity.New(clock.RealClock{})
+	shortages.Mark(capacity.Shortage{Zone: "c", Spot: new(true)})
+	for i, t := range types {
+		if i/9%5 == 0 {
+			shortages.Mark(capacity.Shortage{InstanceType: t.Name, Zone: "a", Spot: new(false)})
+		}
+	}
 	for _, c := range []struct {
 		name string
 		pod  *corev1.Pod
@@ -331,6 +381,7 @@ func BenchmarkCandidates(b *testing.B) {
 		{"limits", &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{container(resources("cpu=500m", "memory=256Mi"), resources("cpu=1", "memory=1Gi"))}}}},
 		{"large", podOf("cpu=32", "memory=120Gi")},
 		{"spot", annotated(podOf("cpu=1", "memory=1Gi"), AnnotationLaunchType, "spot")},
+		{"spot,on-demand", annotated(podOf("cpu=1", "memory=1Gi"), AnnotationLaunchType, "spot,on-demand")},
 		{"zone", selecting(podOf("cpu=1", "memory=1Gi"), corev1.LabelTopologyZone, "b")},
 		{"pattern", annotated(podOf("cpu=1", "memory=1Gi"), AnnotationInstanceType, "f1*.*")},
 		{"exact", annotated(podOf("cpu=1", "memory=1Gi"), AnnotationInstanceType, types[11].Name)},
@@ -339,7 +390,7 @@ func BenchmarkCandidates(b *testing.B) {
 			b.ReportAllocs()
 			start := cpuTime(b)
 			for b.Loop() {
-				if _, err := p.Candidates(c.pod, fifth); err != nil {
+				if _, err := p.Candidates(c.pod, shortages.Unavailable); err != nil {
 					b.Fatal(err)
 				}
 			}

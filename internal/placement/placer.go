@@ -9,13 +9,21 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/spelling"
 )
 
-// MaxCandidates is how many candidates a choice returns at most. Whoever has
-// tried them all has learnt what is unavailable, and asks again.
-const MaxCandidates = 16
+// MaxCandidates is how many candidates a choice returns at most: enough that one
+// zone, or one type, that is out does not use them all up, and few enough
+// to be stored with each cell. Whoever has tried them all has learnt what is
+// unavailable, and asks again.
+const MaxCandidates = 20
+
+// fallbackCandidates is how many of them are kept for each launch type that a pod
+// falls back to. Otherwise a pod that takes spot, and on-demand where there is none,
+// would be given nothing but spot as long as any was left to try.
+const fallbackCandidates = 5
 
 // creditPerCPUHour is what a burstable type is charged for a CPU, in dollars an
 // hour, above its baseline: EC2's price of a vCPU-hour in unlimited mode.
@@ -41,8 +49,8 @@ type Config struct {
 
 // Candidate is one way to launch a machine for a pod.
 type Candidate struct {
-	// InstanceType shares its slices with the catalogue.
-	InstanceType catalog.InstanceType
+	// InstanceType is the catalogue's own: it must not be changed.
+	InstanceType *catalog.InstanceType
 	Offering     catalog.Offering
 	// CostPerHour is what candidates are ordered by, in dollars: the offering's
 	// price and, of a burstable type, what the pod's CPU costs above its baseline.
@@ -56,16 +64,20 @@ type Candidate struct {
 type Placer struct {
 	config Config
 	// types is sorted by name.
-	types           []catalog.InstanceType
-	archs, zones    []string // what the indices in size and offer stand for
-	onDemand, spots market
+	types                      []catalog.InstanceType
+	archs, zones               []string // what the indices in size and offer stand for
+	onDemand, spots, dedicated market
+	// byDefault is where pods that do not say how they are launched look.
+	byDefault []*market
 	// defaultType is the index of DefaultInstanceType in types, or -1.
 	defaultType int
 }
 
-// market is the types that can be had on demand, or as spot, in order of price.
-// Sizes lie close together, apart from the rest, since each choice looks at all.
+// market is the types that can be had by one launch type, in order of price. Sizes
+// lie close together, apart from the rest, since each choice looks at all.
 type market struct {
+	launchType LaunchType
+
 	sizes []size
 	rows  []row // the rest of the same types
 }
@@ -82,7 +94,7 @@ type size struct {
 type row struct {
 	typ      int
 	baseline int64   // all of the CPU where the type is not burstable
-	offers   []offer // in order of price, then zone
+	offers   []offer // in order of price, then zone, then subnet
 }
 
 type offer struct {
@@ -94,6 +106,9 @@ type offer struct {
 // New prepares the choice. The catalogue must not be changed afterwards.
 func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 	p := &Placer{config: config, types: slices.Clone(catalogue), defaultType: -1}
+	p.onDemand.launchType, p.spots.launchType = OnDemand, Spot
+	p.dedicated.launchType = Dedicated // of which no catalogue has any
+	p.byDefault = []*market{&p.onDemand}
 	slices.SortFunc(p.types, func(a, b catalog.InstanceType) int { return strings.Compare(a.Name, b.Name) })
 	for i := range p.types {
 		t := &p.types[i]
@@ -144,9 +159,20 @@ func (p *Placer) offersOf(t *catalog.InstanceType, spot bool) ([]offer, error) {
 		offers = append(offers, offer{price: o.PricePerHour, zone: indexIn(&p.zones, o.Zone), index: i})
 	}
 	slices.SortFunc(offers, func(a, b offer) int {
-		return cmp.Or(cmp.Compare(a.price, b.price), strings.Compare(p.zones[a.zone], p.zones[b.zone]))
+		return cmp.Or(cmp.Compare(a.price, b.price), strings.Compare(p.zones[a.zone], p.zones[b.zone]),
+			strings.Compare(t.Offerings[a.index].Subnet, t.Offerings[b.index].Subnet))
 	})
 	return offers, nil
+}
+
+func (p *Placer) market(t LaunchType) *market {
+	switch t {
+	case Spot:
+		return &p.spots
+	case Dedicated:
+		return &p.dedicated
+	}
+	return &p.onDemand
 }
 
 func (p *Placer) sizeOf(typ int) size {
@@ -190,22 +216,30 @@ func (p *Placer) nearest(name string) string {
 }
 
 // Candidates returns the offerings that a pod can be launched on, cheapest first
-// (of equal cost: the smaller type, then by name, then by zone), at most
-// MaxCandidates. What unavailable reports to have no capacity is left out; nil
-// leaves nothing out.
+// (of equal cost: the smaller type, then by name, zone and subnet), at most
+// MaxCandidates. Where a pod names several launch types, all candidates of the first
+// come before those of the next. What unavailable reports to have no capacity is left
+// out; nil leaves nothing out.
 //
 // The errors are *InvalidAnnotationError (several may be joined),
 // *UnplaceableError and *NoCapacityError.
-func (p *Placer) Candidates(pod *corev1.Pod, unavailable func(instanceType, zone string, spot bool) bool) ([]Candidate, error) {
+func (p *Placer) Candidates(pod *corev1.Pod, unavailable func(capacity.Offering) bool) ([]Candidate, error) {
 	c, err := p.choiceFor(pod)
 	if err != nil {
 		return nil, err
 	}
-	found := c.search(unavailable)
+	fitting, available := 0, 0
+	searched := make([]found, 0, len(c.markets))
+	for _, m := range c.markets {
+		f := c.search(m, unavailable)
+		fitting += f.fitting
+		available += len(f.best)
+		searched = append(searched, f)
+	}
 	switch {
-	case len(found.best) > 0:
-		return c.candidates(found), nil
-	case found.fitting > 0:
+	case available > 0:
+		return c.candidates(searched, min(available, MaxCandidates)), nil
+	case fitting > 0:
 		return nil, c.noCapacity()
 	default:
 		return nil, c.unplaceable()
@@ -215,10 +249,10 @@ func (p *Placer) Candidates(pod *corev1.Pod, unavailable func(instanceType, zone
 // choice is all that a pod says about its machine, ready to be compared.
 type choice struct {
 	*Placer
-	// market is where the types are offered as the pod wants to be launched.
-	market     *market
-	need       need
-	launchType LaunchType
+	// markets are where the types are offered as the pod wants to be launched, in
+	// its order of preference.
+	markets []*market
+	need    need
 	// only is the index of the one type that may be chosen, or -1.
 	only int
 	// names is what a type's name must match.
@@ -248,12 +282,12 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &choice{Placer: p, market: &p.onDemand, need: needOf(pod), launchType: annotations.LaunchType, only: -1, constraint: constraintOf(&pod.Spec)}
-	switch c.launchType {
-	case Spot:
-		c.market = &p.spots
-	case Dedicated:
-		c.market = &market{} // no catalogue has dedicated hosts
+	c := &choice{Placer: p, markets: p.byDefault, need: needOf(pod), only: -1, constraint: constraintOf(&pod.Spec)}
+	if annotations.LaunchTypes != nil {
+		c.markets = make([]*market, len(annotations.LaunchTypes))
+		for i, t := range annotations.LaunchTypes {
+			c.markets[i] = p.market(t)
+		}
 	}
 	switch name := annotations.InstanceType; {
 	case strings.Contains(name, "*"):
@@ -304,12 +338,13 @@ type candidate struct {
 	row, offer int32
 }
 
-// before is the order of candidates.
-func (c *choice) before(a, b candidate) bool {
+// before is the order of candidates of one market. Subnets of a zone are looked at in
+// their order, and so stay in it.
+func (c *choice) before(m *market, a, b candidate) bool {
 	if a.cost != b.cost { // nearly always
 		return a.cost < b.cost
 	}
-	r, q := &c.market.rows[a.row], &c.market.rows[b.row]
+	r, q := &m.rows[a.row], &m.rows[b.row]
 	s, t := &c.types[r.typ], &c.types[q.typ]
 	return cmp.Or(
 		cmp.Compare(s.MilliCPU, t.MilliCPU),
@@ -321,17 +356,17 @@ func (c *choice) before(a, b candidate) bool {
 
 // found is the outcome of a search.
 type found struct {
+	market  *market
 	best    []candidate // in order
 	fitting int         // types that fit, available or not
 	skipped candidate   // the cheapest of what fits but is unavailable
 	skips   bool        // whether there is such a one
 }
 
-// search looks at all types once. Only offerings of the cheapest are looked at,
-// since rows are in order of price, and a price is never above the cost.
-func (c *choice) search(unavailable func(instanceType, zone string, spot bool) bool) found {
-	m := c.market
-	f := found{best: make([]candidate, 0, MaxCandidates)}
+// search looks at all types of a market once. Only offerings of the cheapest are
+// looked at, since rows are in order of price, and a price is never above the cost.
+func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) found {
+	f := found{market: m, best: make([]candidate, 0, MaxCandidates)}
 	dearest := math.Inf(1) // the cost of the last of the best, once they are MaxCandidates
 	for i := range m.sizes {
 		s := &m.sizes[i]
@@ -352,16 +387,16 @@ func (c *choice) search(unavailable func(instanceType, zone string, spot bool) b
 				continue
 			}
 			next := candidate{cost: o.price + extra, row: int32(i), offer: int32(j)}
-			if next.cost > dearest || next.cost == dearest && !c.before(next, f.best[MaxCandidates-1]) {
+			if next.cost > dearest || next.cost == dearest && !c.before(m, next, f.best[MaxCandidates-1]) {
 				continue
 			}
-			if unavailable != nil && unavailable(c.types[r.typ].Name, c.zones[o.zone], c.launchType == Spot) {
-				if !f.skips || c.before(next, f.skipped) {
+			if unavailable != nil && unavailable(c.offering(m, r, o)) {
+				if !f.skips || c.before(m, next, f.skipped) {
 					f.skipped, f.skips = next, true
 				}
 				continue
 			}
-			f.best = c.insert(f.best, next)
+			f.best = c.insert(m, f.best, next)
 			if len(f.best) == MaxCandidates {
 				dearest = f.best[MaxCandidates-1].cost
 			}
@@ -370,14 +405,19 @@ func (c *choice) search(unavailable func(instanceType, zone string, spot bool) b
 	return f
 }
 
+func (c *choice) offering(m *market, r *row, o offer) capacity.Offering {
+	t := &c.types[r.typ]
+	return capacity.Offering{InstanceType: t.Name, Zone: c.zones[o.zone], Subnet: t.Offerings[o.index].Subnet, Spot: m.launchType == Spot}
+}
+
 // insert puts a candidate in its place among the best, of which it drops the
 // last when they are too many.
-func (c *choice) insert(best []candidate, next candidate) []candidate {
+func (c *choice) insert(m *market, best []candidate, next candidate) []candidate {
 	if len(best) < MaxCandidates {
 		best = append(best, next)
 	}
 	at := len(best) - 1
-	for ; at > 0 && c.before(next, best[at-1]); at-- {
+	for ; at > 0 && c.before(m, next, best[at-1]); at-- {
 		best[at] = best[at-1]
 	}
 	best[at] = next
@@ -415,46 +455,77 @@ func (c *choice) credits(r *row) float64 {
 	return 0
 }
 
-// candidates writes out what a search found.
-func (c *choice) candidates(f found) []Candidate {
-	out := make([]Candidate, len(f.best))
-	why, rank := c.why(f.fitting), 0
-	for i, b := range f.best {
-		r := &c.market.rows[b.row]
-		t := &c.types[r.typ]
-		out[i] = Candidate{InstanceType: *t, Offering: t.Offerings[r.offers[b.offer].index], CostPerHour: b.cost}
-		// Offerings of one type have one reason.
-		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
-			out[i].Reason = out[j].Reason
-			continue
+// candidates writes out n of what was found, market by market.
+func (c *choice) candidates(searched []found, n int) []Candidate {
+	out := make([]Candidate, 0, n)
+	for i, f := range searched {
+		room := n - len(out)
+		for _, later := range searched[i+1:] {
+			room -= min(fallbackCandidates, len(later.best))
 		}
-		rank++
-		out[i].Reason = c.reason(rank, f.skips && c.before(f.skipped, b), r, why)
+		f.best = f.best[:min(room, len(f.best))]
+		fallback := ""
+		if i > 0 {
+			fallback = f.market.launchType.words() + ", the fall-back from " + either(launchTypes(c.markets[:i]), func(t LaunchType) string { return string(t) }) + ": "
+		}
+		out = c.write(out, f, fallback)
 	}
 	return out
 }
 
-// why is the part of the reason that all candidates share.
-func (c *choice) why(fitting int) string {
+// write appends what was found in one market. Each reason begins with the given words.
+func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
+	why, rank, first := c.why(f), 0, len(out)
+	for i, b := range f.best {
+		r := &f.market.rows[b.row]
+		t := &c.types[r.typ]
+		next := Candidate{InstanceType: t, Offering: t.Offerings[r.offers[b.offer].index], CostPerHour: b.cost}
+		// Offerings of one type have one reason.
+		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
+			next.Reason = out[first+j].Reason
+		} else {
+			rank++
+			next.Reason = begin + c.reason(rank, f.skips && c.before(f.market, f.skipped, b), r, why)
+		}
+		out = append(out, next)
+	}
+	return out
+}
+
+// why is the part of the reason that all candidates of a market share.
+func (c *choice) why(f found) string {
 	if c.only >= 0 {
 		return ""
 	}
-	s := " of " + types(fitting)
+	s := " of " + types(f.fitting)
 	if c.names != nil {
 		s += " named " + strings.Join(c.names, "*")
 	}
-	if c.launchType == Spot {
+	if f.market.launchType == Spot {
 		s += " offered as spot"
 	}
-	if fitting == 1 {
+	if f.fitting == 1 {
 		return s + " that fits " + c.need.text(c.config.ReservedMemoryBytes)
 	}
 	return s + " that fit " + c.need.text(c.config.ReservedMemoryBytes)
 }
 
+func launchTypes(markets []*market) []LaunchType {
+	all := make([]LaunchType, len(markets))
+	for i, m := range markets {
+		all[i] = m.launchType
+	}
+	return all
+}
+
 // ranks of candidates, by type.
-var ranks = [MaxCandidates + 1]string{"", "cheapest", "2nd cheapest", "3rd cheapest", "4th cheapest", "5th cheapest", "6th cheapest", "7th cheapest", "8th cheapest",
-	"9th cheapest", "10th cheapest", "11th cheapest", "12th cheapest", "13th cheapest", "14th cheapest", "15th cheapest", "16th cheapest"}
+var ranks = func() (ranks [MaxCandidates + 1]string) {
+	for n := range ranks {
+		ranks[n] = fmt.Sprintf("%dth cheapest", n) // right up to 20
+	}
+	ranks[1], ranks[2], ranks[3] = "cheapest", "2nd cheapest", "3rd cheapest"
+	return ranks
+}()
 
 func (c *choice) reason(rank int, skipped bool, r *row, why string) string {
 	var text string
@@ -479,27 +550,30 @@ func (c *choice) reason(rank int, skipped bool, r *row, why string) string {
 
 // noCapacity is the error when types fit and none is available.
 func (c *choice) noCapacity() *NoCapacityError {
-	var fitting []candidate
-	m := c.market
-	for i := range m.rows {
-		s, r := &m.sizes[i], &m.rows[i]
-		if c.short(s) < 0 || !c.picks(s) {
-			continue
+	e := &NoCapacityError{Need: c.need.text(c.config.ReservedMemoryBytes), LaunchTypes: launchTypes(c.markets)}
+	for _, m := range c.markets {
+		var fitting []candidate
+		for i := range m.rows {
+			s, r := &m.sizes[i], &m.rows[i]
+			if c.short(s) < 0 || !c.picks(s) {
+				continue
+			}
+			// Offers are in order of price: the first is the type's cheapest.
+			if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(s, o.zone) }); j >= 0 {
+				fitting = append(fitting, candidate{cost: r.offers[j].price + c.credits(r), row: int32(i), offer: int32(j)})
+			}
 		}
-		// Offers are in order of price: the first is the type's cheapest.
-		if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(s, o.zone) }); j >= 0 {
-			fitting = append(fitting, candidate{cost: r.offers[j].price + c.credits(r), row: int32(i), offer: int32(j)})
+		slices.SortFunc(fitting, func(a, b candidate) int {
+			if c.before(m, a, b) {
+				return -1
+			}
+			return 1
+		})
+		for _, f := range fitting {
+			if name := c.types[m.rows[f.row].typ].Name; !slices.Contains(e.Types, name) {
+				e.Types = append(e.Types, name)
+			}
 		}
-	}
-	slices.SortFunc(fitting, func(a, b candidate) int {
-		if c.before(a, b) {
-			return -1
-		}
-		return 1
-	})
-	e := &NoCapacityError{Need: c.need.text(c.config.ReservedMemoryBytes)}
-	for _, f := range fitting {
-		e.Types = append(e.Types, c.types[m.rows[f.row].typ].Name)
 	}
 	return e
 }

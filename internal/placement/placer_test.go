@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 )
 
@@ -94,11 +96,14 @@ func placer(t testing.TB, catalogue []catalog.InstanceType, c Config) *Placer {
 	return p
 }
 
-// names are "TYPE/ZONE", with "/spot" of what is spot.
+// names are "TYPE/ZONE", with "/SUBNET" where there is one and "/spot" of what is spot.
 func names(cs []Candidate) string {
 	var s []string
 	for _, c := range cs {
 		n := c.InstanceType.Name + "/" + c.Offering.Zone
+		if c.Offering.Subnet != "" {
+			n += "/" + c.Offering.Subnet
+		}
 		if c.Offering.Spot {
 			n += "/spot"
 		}
@@ -201,7 +206,7 @@ func TestNothingElseIsACandidate(t *testing.T) {
 
 func TestReasonsSayRankCapacityAndCredits(t *testing.T) {
 	p := placer(t, shop(), Config{DefaultArch: "amd64"})
-	got, err := p.Candidates(podOf("cpu=500m", "memory=6Gi"), func(typ, zone string, spot bool) bool { return typ == "m.large" && zone == "a" })
+	got, err := p.Candidates(podOf("cpu=500m", "memory=6Gi"), func(o capacity.Offering) bool { return o.InstanceType == "m.large" && o.Zone == "a" })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +288,7 @@ func TestUnplaceable(t *testing.T) {
 
 func TestNoCapacityIsToldApartFromUnplaceable(t *testing.T) {
 	p := placer(t, catalog.Local("amd64"), Config{})
-	none := func(string, string, bool) bool { return true }
+	none := func(capacity.Offering) bool { return true }
 	_, err := p.Candidates(podOf("cpu=2"), none)
 	var n *NoCapacityError
 	if !errors.As(err, &n) {
@@ -307,14 +312,149 @@ func TestNoCapacityIsToldApartFromUnplaceable(t *testing.T) {
 
 func TestUnavailableOfferingsAreLeftOut(t *testing.T) {
 	p := placer(t, shop(), Config{DefaultArch: "amd64"})
-	got, err := p.Candidates(podOf("cpu=1", "memory=6Gi"), func(typ, zone string, spot bool) bool {
-		if spot {
-			t.Errorf("asked for spot %s, which the pod does not want", typ)
+	got, err := p.Candidates(podOf("cpu=1", "memory=6Gi"), func(o capacity.Offering) bool {
+		if o.Spot {
+			t.Errorf("asked for %+v, which the pod does not want", o)
 		}
-		return typ == "t.large" || zone == "a"
+		return o.InstanceType == "t.large" || o.Zone == "a"
 	})
 	if err != nil || names(got) != "m.large/b m.large/c g.xlarge/b g.8xlarge/b" {
 		t.Errorf("candidates %s, %v", names(got), err)
+	}
+}
+
+// spotShop is a shop with more spot offerings, in other zones than on demand.
+func spotShop() []catalog.InstanceType {
+	types := shop()
+	for i, t := range types {
+		switch t.Name {
+		case "m.large", "d.large":
+			types[i].Offerings = append(t.Offerings, catalog.Offering{Zone: "b", Spot: true, PricePerHour: 0.04})
+		case "g.xlarge":
+			types[i].Offerings = []catalog.Offering{{Zone: "c", Spot: true, PricePerHour: 0.2}}
+		}
+	}
+	return types
+}
+
+func TestAPodFallsBackInItsOrderOfPreference(t *testing.T) {
+	p := placer(t, spotShop(), Config{DefaultArch: "amd64", DefaultInstanceType: "t.large"})
+	spotIsOut := func(o capacity.Offering) bool { return o.Spot }
+	for _, c := range []struct {
+		name, launchType string
+		pod              *corev1.Pod
+		unavailable      func(capacity.Offering) bool
+		want             string
+		reasons          []string // of the first of each launch type
+	}{
+		{"spot first, each in order of price", "spot,on-demand", podOf("memory=6Gi"), nil,
+			"d.large/b/spot m.large/b/spot g.xlarge/c/spot t.large/a t.large/b m.large/a m.large/b m.large/c d.large/a g.8xlarge/b",
+			[]string{"cheapest of 3 types offered as spot that fit memory 6Gi", "on demand, the fall-back from spot: cheapest of 4 types that fit memory 6Gi"}},
+		{"spot is out", "spot,on-demand", podOf("memory=6Gi"), spotIsOut,
+			"t.large/a t.large/b m.large/a m.large/b m.large/c d.large/a g.8xlarge/b",
+			[]string{"on demand, the fall-back from spot: cheapest of 4 types that fit memory 6Gi"}},
+		{"no type that fits is offered as spot", "spot,on-demand", podOf("memory=30Gi"), nil,
+			"g.8xlarge/b", []string{"on demand, the fall-back from spot: cheapest of 1 type that fits memory 30Gi"}},
+		{"no fall-back is needed", "spot,on-demand", podOf("memory=12Gi", "cpu=4"), func(o capacity.Offering) bool { return !o.Spot },
+			"g.xlarge/c/spot", []string{"cheapest of 1 type offered as spot that fits cpu 4, memory 12Gi"}},
+		{"the other way about", "on-demand,spot", podOf("memory=12Gi"), nil,
+			"g.8xlarge/b g.xlarge/c/spot", []string{"cheapest of 1 type that fits memory 12Gi", "as spot, the fall-back from on-demand: cheapest of 1 type offered as spot that fits memory 12Gi"}},
+		{"what nobody sells is passed over", "dedicated, spot, on-demand", podOf("memory=12Gi"), nil,
+			"g.xlarge/c/spot g.8xlarge/b", []string{"as spot, the fall-back from dedicated: cheapest of 1 type offered as spot that fits memory 12Gi",
+				"on demand, the fall-back from dedicated or spot: cheapest of 1 type that fits memory 12Gi"}},
+		{"a named type", "spot,on-demand", annotated(podOf("cpu=1"), AnnotationInstanceType, "c.large"), nil,
+			"c.large/a/spot c.large/a c.large/b", []string{"named by pod.elotl.co/instance-type", "on demand, the fall-back from spot: named by pod.elotl.co/instance-type"}},
+		{"the zone counts for both", "spot,on-demand", selecting(podOf("memory=6Gi"), corev1.LabelTopologyZone, "c"), nil, "g.xlarge/c/spot m.large/c", nil},
+		{"none is asked for where the pod does not say", "", podOf("memory=30Gi"), nil, "g.8xlarge/b", []string{"cheapest of 1 type that fits memory 30Gi"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.launchType != "" {
+				name := c.pod.Annotations[AnnotationInstanceType]
+				annotated(c.pod, AnnotationLaunchType, c.launchType)
+				if name != "" {
+					c.pod.Annotations[AnnotationInstanceType] = name
+				}
+			}
+			got, err := p.Candidates(c.pod, c.unavailable)
+			if err != nil || names(got) != c.want {
+				t.Fatalf("candidates %s, %v\nwant      %s", names(got), err, c.want)
+			}
+			for i, next := range got {
+				if len(c.reasons) > 0 && (i == 0 || next.Offering.Spot != got[i-1].Offering.Spot) {
+					if next.Reason != c.reasons[0] {
+						t.Errorf("candidate %d: reason %q\nwant %q", i, next.Reason, c.reasons[0])
+					}
+					c.reasons = c.reasons[1:]
+				}
+			}
+			if len(c.reasons) > 0 {
+				t.Errorf("nothing for the reasons %q", c.reasons)
+			}
+		})
+	}
+}
+
+func TestErrorsSayEachLaunchTypeThatWasTried(t *testing.T) {
+	p := placer(t, spotShop(), Config{DefaultArch: "amd64"})
+	none := func(capacity.Offering) bool { return true }
+	for _, c := range []struct {
+		launchType string
+		pod        *corev1.Pod
+		want       string
+	}{
+		{"spot,on-demand", podOf("memory=6Gi"), "no capacity now as spot or on demand for any of the 5 types that fit memory 6Gi: d.large, m.large, g.xlarge, t.large, g.8xlarge"},
+		{"spot", podOf("memory=6Gi"), "no capacity now as spot for any of the 3 types that fit memory 6Gi: d.large, m.large, g.xlarge"},
+		{"spot,dedicated", podOf("memory=30Gi"), "needs memory 30Gi: 7 types considered: 3 are not offered as spot or on dedicated hosts, 4 have too little memory (largest: g.xlarge with 16Gi)"},
+		{"spot,on-demand", podOf("memory=300Gi"), "needs memory 300Gi: 7 types considered: 1 has an architecture that the pod cannot run on (arm64), 6 have too little memory (largest: g.8xlarge with 128Gi)"},
+		{"spot", selecting(podOf("cpu=1"), corev1.LabelTopologyZone, "d"), "needs cpu 1: 7 types considered: 3 are not offered as spot, 4 have no offering in a zone where the pod may run (offered in a, b, c)"},
+	} {
+		_, err := p.Candidates(annotated(c.pod, AnnotationLaunchType, c.launchType), none)
+		if err == nil || err.Error() != c.want {
+			t.Errorf("%s: got %v\nwant %s", c.launchType, err, c.want)
+		}
+	}
+}
+
+func TestAFallbackIsAmongTheCandidatesHoweverManyComeBefore(t *testing.T) {
+	var types []catalog.InstanceType
+	for i := range 40 {
+		types = append(types, catalog.InstanceType{Name: fmt.Sprintf("t%02d", i), MilliCPU: 1000, MemoryBytes: gib, Arch: "amd64", Offerings: []catalog.Offering{
+			{Zone: "a", PricePerHour: float64(i)}, {Zone: "a", Spot: true, PricePerHour: float64(i) / 2},
+		}})
+	}
+	got, err := placer(t, types, Config{}).Candidates(annotated(podOf("cpu=1"), AnnotationLaunchType, "spot,on-demand"), nil)
+	if err != nil || len(got) != MaxCandidates {
+		t.Fatalf("%d candidates, %v, want %d", len(got), err, MaxCandidates)
+	}
+	for i, c := range got {
+		rank, spot := i, true
+		if at := MaxCandidates - fallbackCandidates; i >= at {
+			rank, spot = i-at, false
+		}
+		if want := types[rank].Name; c.InstanceType.Name != want || c.Offering.Spot != spot {
+			t.Errorf("candidate %d is %s, want %s, spot %t", i, names(got[i:i+1]), want, spot)
+		}
+	}
+	if want := "15th cheapest of 40 types offered as spot that fit cpu 1"; got[14].Reason != want {
+		t.Errorf("reason %q, want %q", got[14].Reason, want)
+	}
+}
+
+func TestEachSubnetIsACandidate(t *testing.T) {
+	p := placer(t, []catalog.InstanceType{{Name: "x", MilliCPU: 1000, MemoryBytes: gib, Offerings: []catalog.Offering{
+		{Zone: "b", Subnet: "s3", PricePerHour: 1}, {Zone: "a", Subnet: "s2", PricePerHour: 1}, {Zone: "a", Subnet: "s1", PricePerHour: 1}, {Zone: "a", Subnet: "s1", Spot: true, PricePerHour: 0.5},
+	}}}, Config{})
+	var asked []capacity.Offering
+	got, err := p.Candidates(annotated(podOf("cpu=1"), AnnotationLaunchType, "spot,on-demand"), func(o capacity.Offering) bool {
+		asked = append(asked, o)
+		return o.Subnet == "s1" && !o.Spot
+	})
+	if want := "x/a/s1/spot x/a/s2 x/b/s3"; err != nil || names(got) != want {
+		t.Errorf("candidates %s, %v, want %s", names(got), err, want)
+	}
+	want := []capacity.Offering{{InstanceType: "x", Zone: "a", Subnet: "s1", Spot: true}, {InstanceType: "x", Zone: "a", Subnet: "s1"}, {InstanceType: "x", Zone: "a", Subnet: "s2"}, {InstanceType: "x", Zone: "b", Subnet: "s3"}}
+	if !slices.Equal(asked, want) {
+		t.Errorf("asked about %+v\nwant %+v", asked, want)
 	}
 }
 

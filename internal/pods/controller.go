@@ -23,7 +23,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Config of a Controller. All fields are required.
+// Config of a Controller. All fields are required unless they say otherwise.
 type Config struct {
 	// Pods are those bound to the virtual node, listed as the node.
 	Pods cache.SharedIndexInformer
@@ -36,13 +36,18 @@ type Config struct {
 	Event func(pod apiv1.PodReference, kind, reason, message string)
 	// Forget is told of pods that no longer exist.
 	Forget func(uid types.UID)
+	// MaxAttempts is how many cells in a row may be launched for a pod and not
+	// become ready before the pod is Failed; 0 for no bound.
+	MaxAttempts int
+	// Queues measures the work queue. Optional.
+	Queues workqueue.MetricsProvider
 	Clock  clock.WithTicker
 	Log    *slog.Logger
 }
 
 // Cells is what this package needs of package cells.
 type Cells interface {
-	Request(ctx context.Context, pod apiv1.PodReference, attempt int, seen time.Time, offers []cells.Offer) (cells.Cell, error)
+	Request(ctx context.Context, r cells.Request) (cells.Cell, error)
 	Release(uid types.UID, why string, podEnded bool)
 	ReleaseUnbound(uid types.UID, why string) bool
 	ForPod(uid types.UID) (cells.Cell, bool)
@@ -84,13 +89,21 @@ type waiting struct {
 	// What placement reads of a pod and can change.
 	generation  int64
 	annotations map[string]string
+
+	failures    int       // cells in a row that were launched and not ready
+	ran         bool      // a kubelet has had the pod
+	silent      time.Time // when its cell was last found silent
+	interrupted time.Time // when the cloud takes its instance; zero if it does not
+	told        string    // what was last reported of the interruption
 }
 
 // New returns a controller; Run starts it.
 func New(cfg Config) (*Controller, error) {
 	c := &Controller{
-		cfg:   cfg,
-		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[cache.ObjectName](100*time.Millisecond, time.Minute)),
+		cfg: cfg,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[cache.ObjectName](100*time.Millisecond, time.Minute),
+			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "pods", MetricsProvider: cfg.Queues}),
 		ready: make(chan struct{}),
 		pods:  map[types.UID]*waiting{},
 	}
@@ -117,11 +130,53 @@ func New(cfg Config) (*Controller, error) {
 	return c, nil
 }
 
-// CellChanged wakes the pod of a cell. It does not block.
+// CellChanged learns from the end of a pod's cell, and wakes the pod. It does not
+// block.
 func (c *Controller) CellChanged(cell cells.Cell) {
-	if cell.Phase == apiv1.Gone {
-		c.queue.Add(cache.ObjectName{Namespace: cell.Pod.Namespace, Name: cell.Pod.Name})
+	if cell.Phase != apiv1.Gone || cell.Pod.UID == "" {
+		return
 	}
+	bound := !cell.StepTime(apiv1.StepBound).IsZero()
+	c.note(cell.Pod.UID, func(w *waiting) {
+		switch {
+		case bound:
+			w.ran, w.failures = true, 0
+		case cell.Instance != nil && cell.Interrupted.IsZero():
+			w.failures++
+		}
+		w.interrupted = time.Time{}
+	})
+	c.queue.Add(nameOf(cell))
+}
+
+// CellSilent is told of a bound cell that has not been heard of for a while, again
+// and again as long as it is silent. It does not block.
+func (c *Controller) CellSilent(cell cells.Cell, _ time.Time) {
+	c.note(cell.Pod.UID, func(w *waiting) { w.silent = c.cfg.Clock.Now() })
+	c.queue.Add(nameOf(cell))
+}
+
+// CellInterrupted is told of a bound cell that the cloud takes back. It does not
+// block.
+func (c *Controller) CellInterrupted(cell cells.Cell) {
+	c.note(cell.Pod.UID, func(w *waiting) { w.interrupted = cell.Interrupted })
+	c.queue.Add(nameOf(cell))
+}
+
+func nameOf(cell cells.Cell) cache.ObjectName {
+	return cache.ObjectName{Namespace: cell.Pod.Namespace, Name: cell.Pod.Name}
+}
+
+// note changes what is known about a pod that exists.
+func (c *Controller) note(uid types.UID, change func(*waiting)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.pods[uid]
+	if w == nil {
+		w = &waiting{seen: c.cfg.Clock.Now()}
+		c.pods[uid] = w
+	}
+	change(w)
 }
 
 // Run reconciles until ctx ends.
@@ -196,8 +251,11 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		c.cfg.Cells.Release(pod.UID, "the pod has "+string(pod.Status.Phase), true)
 		return 0, nil
 	}
-	if _, has := c.cfg.Cells.ForPod(pod.UID); has {
-		return 0, nil
+	if cell, has := c.cfg.Cells.ForPod(pod.UID); has {
+		if !cell.Live() || cell.Phase != apiv1.Bound {
+			return 0, nil
+		}
+		return c.attend(ctx, pod)
 	}
 	return c.request(ctx, pod)
 }
@@ -229,13 +287,16 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		w.until = time.Time{} // it may fit now
 	}
 	w.generation, w.annotations = pod.Generation, pod.Annotations
-	until, attempt, seen := w.until, w.attempts+1, w.seen
+	until, attempt, seen, failures, ran := w.until, w.attempts+1, w.seen, w.failures, w.ran
 	c.mu.Unlock()
+	if (ran || started(pod)) && pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
+		return 0, c.fail(ctx, pod, "CellLost", "The cell that ran the pod was lost, and the pod's restartPolicy is Never")
+	}
+	if c.cfg.MaxAttempts > 0 && failures >= c.cfg.MaxAttempts {
+		return 0, c.fail(ctx, pod, "CellsNotReady", fmt.Sprintf("%d cells in a row were launched for the pod and none became ready (cells.maxAttempts)", failures))
+	}
 	if until.After(now) {
 		return until.Sub(now), nil
-	}
-	if started(pod) && pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
-		return 0, c.fail(ctx, pod, "CellLost", "The cell that ran the pod was lost, and the pod's restartPolicy is Never")
 	}
 
 	offers, err := c.cfg.Place(pod)
@@ -252,7 +313,15 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		c.waits(pod, reason, err.Error(), now.Add(wait))
 		return wait, nil
 	}
-	cell, err := c.cfg.Cells.Request(ctx, ref, attempt, seen, offers)
+	r := cells.Request{Pod: ref, Attempt: attempt, Seen: seen, Offers: offers}
+	if a, err := placement.ParseAnnotations(pod.Annotations); err == nil { // else Place has said so
+		r.Special = special(a)
+		if t := a.HealthyTimeout; t != nil {
+			after := t.After // 0 when never
+			r.HealthyTimeout = &after
+		}
+	}
+	cell, err := c.cfg.Cells.Request(ctx, r)
 	switch {
 	case errors.Is(err, cells.ErrHasCell):
 		return 0, nil
@@ -263,8 +332,18 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	c.mu.Lock()
 	w.attempts, w.why, w.until = attempt, "", now.Add(backoff(attempt)) // of the next attempt, if this cell fails
 	c.mu.Unlock()
+	if cell.Standby != "" {
+		c.cfg.Event(ref, corev1.EventTypeNormal, "StandbyCellTaken", fmt.Sprintf("Standby cell %s is %s: %s", cell.ID, cell.Offer(), offers[0].Reason))
+		return 0, nil
+	}
 	c.cfg.Event(ref, corev1.EventTypeNormal, "CellRequested", fmt.Sprintf("Cell %s will be %s: %s", cell.ID, offers[0], offers[0].Reason))
 	return 0, nil
+}
+
+// special says that the annotations ask for what only a launch can give.
+func special(a placement.Annotations) bool {
+	return a.VolumeSizeBytes > 0 || a.PrivateIPOnly != nil || len(a.SecurityGroups) > 0 || a.InstanceProfile != "" ||
+		len(a.CloudRoutes) > 0 || a.ImageOverlayRootfs != nil || slices.Contains(a.LaunchTypes, placement.Dedicated)
 }
 
 // waits records and reports why a pod has no cell, once for each reason.
@@ -341,10 +420,10 @@ func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message 
 			s.State, s.Ready = corev1.ContainerState{Terminated: t}, false
 		}
 	}
-	for i := range pod.Status.Conditions {
-		if k := &pod.Status.Conditions[i]; k.Type == corev1.PodReady || k.Type == corev1.ContainersReady {
-			k.Status, k.Reason, k.LastTransitionTime = corev1.ConditionFalse, "PodFailed", now
-		}
+	notReady(pod, now, "PodFailed", message)
+	if reason == "CellLost" {
+		// So that a Job's podFailurePolicy can tell this from a failure of its own.
+		setCondition(pod, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: reason, Message: message, LastTransitionTime: now})
 	}
 	// The version that was read goes along: whoever wrote since is not overwritten.
 	_, err := c.cfg.Client.Pods(pod.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{})

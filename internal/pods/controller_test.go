@@ -32,7 +32,8 @@ type modelCells struct {
 	released []string
 }
 
-func (m *modelCells) Request(_ context.Context, pod apiv1.PodReference, attempt int, _ time.Time, offers []cells.Offer) (cells.Cell, error) {
+func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, error) {
+	pod, attempt, offers := r.Pod, r.Attempt, r.Offers
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if _, has := m.cells[pod.UID]; has {

@@ -18,6 +18,8 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"google.golang.org/grpc"
 )
 
 // root is the prefix of all that Kip writes, so that an external etcd can be
@@ -48,7 +50,13 @@ func OpenEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 		return nil, errors.Join(err, unlock())
 	}
 	stop := s.close
-	s.close = func() error { return errors.Join(stop(), unlock()) }
+	s.close = func() error {
+		err := stop()
+		if s.death.fatal.Load() { // what is left of etcd still has the folder
+			return err
+		}
+		return errors.Join(err, unlock())
+	}
 	return s, nil
 }
 
@@ -80,8 +88,6 @@ func openEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 		}
 	} else {
 		cfg.LogLevel = "error"
-		cfg.AutoCompactionMode = embed.CompactorModePeriodic
-		cfg.AutoCompactionRetention = "5m"
 		// One snapshot a thousand writes keeps the log, and so the start after
 		// a crash, short; the default of 10,000 is meant for busy clusters.
 		cfg.SnapshotCount = 1000
@@ -90,7 +96,11 @@ func openEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 		cfg.TickMs, cfg.ElectionMs = 10, 100
 	}
 	cfg.Dir = filepath.Join(dir, "etcd")
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	if r := cfg.AutoCompactionRetention; r == "" || r == "0" { // etcd's default: never
+		cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, "5m"
+	}
+	death := &death{dead: make(chan struct{})}
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(zapcore.NewNopCore(), zap.WithFatalHook(death), zap.WithPanicHook(death)))
 	// etcd wants a listener for peers, of which there are none: a socket that
 	// only root may open.
 	socket := filepath.Join(dir, "peer.sock")
@@ -109,14 +119,32 @@ func openEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "http", Host: "localhost:2379"}}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 
-	e, err := embed.StartEtcd(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("start etcd in %s: %w", cfg.Dir, err)
+	// On a goroutine of its own: if etcd dies in it, it never returns.
+	type started struct {
+		e   *embed.Etcd
+		err error
+	}
+	start := make(chan started, 1)
+	go func() {
+		e, err := embed.StartEtcd(cfg)
+		start <- started{e, err}
+	}()
+	var e *embed.Etcd
+	select {
+	case s := <-start:
+		if s.err != nil {
+			return nil, fmt.Errorf("start etcd in %s: %w", cfg.Dir, s.err)
+		}
+		e = s.e
+	case <-death.dead:
+		return nil, fmt.Errorf("start etcd in %s: %w", cfg.Dir, death.err)
 	}
 	ready := time.NewTimer(startTimeout)
 	defer ready.Stop()
 	select {
 	case <-e.Server.ReadyNotify():
+	case <-death.dead:
+		return nil, fmt.Errorf("start etcd in %s: %w", cfg.Dir, death.err)
 	case err := <-e.Err():
 		e.Close()
 		return nil, fmt.Errorf("start etcd in %s: %w", cfg.Dir, err)
@@ -128,14 +156,41 @@ func openEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 		return nil, ctx.Err()
 	}
 	client := v3client.New(e.Server)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-e.Server.StopNotify():
+			death.because(errors.New("etcd has stopped"))
+		case err := <-e.Err():
+			death.because(fmt.Errorf("etcd has stopped: %w", err))
+		case <-death.dead:
+		}
+	}()
 	return &Store{
-		client: client, prefix: root, done: e.Server.StopNotify(),
+		backend: etcd{client: client, timeout: requestTimeout, death: death, room: roomIn(cfg.Dir)},
+		prefix:  root, done: death.dead, death: death, embedded: e.Server,
 		close: func() error {
-			err := client.Close()
-			if errors.Is(err, context.Canceled) { // what closing a client within the process says
-				err = nil
+			// After a death its goroutines are parked where they were, with
+			// their locks: closing it would wait for ever.
+			var err error
+			closed := make(chan struct{})
+			go func() {
+				defer close(closed)
+				if err = client.Close(); errors.Is(err, context.Canceled) { // what closing a client within the process says
+					err = nil
+				}
+				e.Close()
+				<-watched
+			}()
+			select {
+			case <-closed:
+			case <-death.dead:
+				if death.fatal.Load() {
+					return death.err
+				}
+				<-closed
 			}
-			e.Close()
 			return err
 		},
 	}, nil
@@ -147,11 +202,22 @@ type External struct {
 	CertFile, KeyFile, CAFile string
 }
 
+// openTimeout bounds the first request to an external etcd, with the
+// connection: whoever has set a wrong address or certificate waits for it.
+const openTimeout = 5 * time.Second
+
 // OpenExternal connects to an existing etcd cluster and checks that it answers.
 func OpenExternal(ctx context.Context, x External) (*Store, error) {
+	if len(x.Endpoints) == 0 {
+		return nil, errors.New("etcd.client.endpoints is empty: give it the addresses of an etcd, as in https://10.0.0.1:2379")
+	}
+	if (x.CertFile == "") != (x.KeyFile == "") {
+		return nil, fmt.Errorf("etcd.client.certFile is %q and keyFile is %q: set both or neither", x.CertFile, x.KeyFile)
+	}
 	cfg := clientv3.Config{
-		Endpoints: x.Endpoints, DialTimeout: requestTimeout, Logger: zap.NewNop(),
+		Endpoints: x.Endpoints, Logger: zap.NewNop(),
 		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(keepLastError)},
 	}
 	if x.CertFile != "" || x.CAFile != "" {
 		t, err := transport.TLSInfo{CertFile: x.CertFile, KeyFile: x.KeyFile, TrustedCAFile: x.CAFile}.ClientConfig()
@@ -165,9 +231,12 @@ func OpenExternal(ctx context.Context, x External) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to etcd at %v: %w", x.Endpoints, err)
 	}
-	s := &Store{client: client, prefix: root, close: client.Close, done: make(chan struct{})}
+	s := &Store{backend: etcd{client: client, timeout: requestTimeout}, prefix: root, close: client.Close, shared: client}
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
 	if err := s.Healthy(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("connect to etcd at %v: %w", x.Endpoints, err), client.Close())
+		err = fmt.Errorf("connect to etcd at %v: %w; check etcd.client.endpoints (https or http too), certFile, keyFile and caFile", x.Endpoints, err)
+		return nil, errors.Join(err, client.Close())
 	}
 	return s, nil
 }

@@ -6,104 +6,249 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 )
 
 // ErrConflict: the record is not at the revision that the writer has seen.
 var ErrConflict = errors.New("the stored record was changed by another writer")
 
-// requestTimeout bounds one request to etcd: far above what a healthy disk
-// needs, below what anybody would wait for.
-const requestTimeout = 10 * time.Second
+// ErrNoSpace: the disk of an embedded etcd is full, or etcd's database has
+// reached its quota. Nothing was written, and writes work again by themselves
+// once there is room, unless Done is closed: then it was too late to refuse.
+var ErrNoSpace = errors.New("no space for the store")
+
+// ErrNotLeader: the write came through a fenced view whose holder is no longer
+// the leader. Nothing was written.
+var ErrNotLeader = errors.New("this process no longer leads; another one may write to the store")
+
+// MaxChanges is the most that one Apply takes. etcd takes 128 operations a
+// transaction (its --max-txn-ops); the rest is for the fence and to spare.
+const MaxChanges = 100
 
 // Store keeps JSON records under keys. Every write is a compare-and-swap on the
-// record's revision, and has reached the disk when it returns.
+// record's revision, and has reached the disk when it returns. After an error
+// other than ErrConflict, ErrNotLeader and ErrNoSpace it is not known whether the write was
+// done: etcd may have done it and the answer was lost.
 type Store struct {
-	client *clientv3.Client
-	prefix string
-	close  func() error
-	done   <-chan struct{}
+	backend backend
+	prefix  string
+	fence   *fence
+	close   func() error
+	done    <-chan struct{}
+	// of an embedded etcd
+	death    *death
+	embedded *etcdserver.EtcdServer
+	shared   *clientv3.Client // of an external etcd
+}
+
+// backend is what a Store needs of etcd. Its keys are whole keys.
+type backend interface {
+	// read returns the records from key to before end, or that at key if end is
+	// empty, in order of key. It may stop after some; more then says so. at is
+	// the revision that was read, 0 asks for the latest.
+	read(ctx context.Context, key, end string, at int64) (p page, err error)
+	// write does all of the writes or none. It is done if every record is at its
+	// revision and the fence, if there is one, stands.
+	write(ctx context.Context, op string, writes []write, f *fence) (outcome, error)
+}
+
+type page struct {
+	records []record
+	at      int64
+	more    bool
+}
+
+type record struct {
+	key      string
+	value    []byte
+	revision int64
+}
+
+// write puts value at key, or deletes the record if value is nil.
+type write struct {
+	key      string
+	value    []byte
+	revision int64
+}
+
+type outcome struct {
+	done     bool
+	revision int64   // of the store, after the write
+	found    []int64 // if not done: the revision of each record, 0 for none
+	fenced   bool    // if not done: because the fence has fallen
+}
+
+// fence is a key that must have been created at a revision for a write to be
+// done.
+type fence struct {
+	key     string
+	created int64
 }
 
 // Get reads the record at key into v and returns its revision; 0 means that
 // there is none, and leaves v alone.
 func (s *Store) Get(ctx context.Context, key string, v any) (revision int64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	r, err := s.client.Get(ctx, s.prefix+key)
+	p, err := s.backend.read(ctx, s.prefix+key, "", 0)
 	if err != nil {
 		return 0, fmt.Errorf("read %s from the store: %w", key, err)
 	}
-	if len(r.Kvs) == 0 {
+	if len(p.records) == 0 {
 		return 0, nil
 	}
-	if err := json.Unmarshal(r.Kvs[0].Value, v); err != nil {
+	if err := json.Unmarshal(p.records[0].value, v); err != nil {
 		return 0, fmt.Errorf("read %s from the store: %w", key, err)
 	}
-	return r.Kvs[0].ModRevision, nil
+	return p.records[0].revision, nil
+}
+
+// Change is one write of an Apply.
+type Change struct {
+	Key      string
+	Value    any   // what to write; nil deletes the record
+	Revision int64 // that the record must have, 0 for none
+}
+
+// Apply does all changes in one transaction, or none of them, and returns the
+// revision that the written records then have. ErrConflict, naming the key, if
+// a record is not at its revision; but the deletion of a record that is not
+// there is no error. A key may be changed once, and there may be MaxChanges.
+// etcd refuses a transaction above 1.5 MiB.
+func (s *Store) Apply(ctx context.Context, changes ...Change) (revision int64, err error) {
+	return s.apply(ctx, "apply", changes)
 }
 
 // Put writes v at key if the record there has the given revision, 0 for a new
 // record, and returns the new revision. ErrConflict if it has another one.
 func (s *Store) Put(ctx context.Context, key string, v any, revision int64) (int64, error) {
-	data, err := json.Marshal(v)
-	if err != nil {
-		return 0, fmt.Errorf("write %s to the store: %w", key, err)
+	if v == nil {
+		return 0, fmt.Errorf("write %s to the store: the value is nil", key)
 	}
-	return s.swap(ctx, "write", key, revision, clientv3.OpPut(s.prefix+key, string(data)))
+	return s.apply(ctx, "put", []Change{{Key: key, Value: v, Revision: revision}})
 }
 
 // Delete removes the record at key if it has the given revision. ErrConflict if
 // it has another one; a record that is not there is no error.
 func (s *Store) Delete(ctx context.Context, key string, revision int64) error {
-	_, err := s.swap(ctx, "delete", key, revision, clientv3.OpDelete(s.prefix+key))
-	if errors.Is(err, ErrConflict) {
-		if now, getErr := s.Get(ctx, key, new(json.RawMessage)); getErr == nil && now == 0 {
-			return nil
-		}
-	}
+	_, err := s.apply(ctx, "delete", []Change{{Key: key, Revision: revision}})
 	return err
 }
 
-func (s *Store) swap(ctx context.Context, verb, key string, revision int64, op clientv3.Op) (int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	r, err := s.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.ModRevision(s.prefix+key), "=", revision)).
-		Then(op).
-		Commit()
-	if err != nil {
-		return 0, fmt.Errorf("%s %s in the store: %w", verb, key, err)
+func (s *Store) apply(ctx context.Context, op string, changes []Change) (int64, error) {
+	if len(changes) == 0 {
+		return 0, nil
 	}
-	if !r.Succeeded {
-		return 0, fmt.Errorf("%s %s in the store at revision %d: %w", verb, key, revision, ErrConflict)
+	if len(changes) > MaxChanges {
+		return 0, fmt.Errorf("%s %d changes to the store: the most is %d", op, len(changes), MaxChanges)
 	}
-	return r.Header.Revision, nil
+	writes := make([]write, len(changes))
+	seen := make(map[string]bool, len(changes))
+	for i, c := range changes {
+		if seen[c.Key] {
+			return 0, fmt.Errorf("%s %s in the store: it is changed twice in one transaction", op, c.Key)
+		}
+		seen[c.Key] = true
+		writes[i] = write{key: s.prefix + c.Key, revision: c.Revision}
+		if c.Value == nil {
+			continue
+		}
+		if data, ok := c.Value.(raw); ok {
+			writes[i].value = data
+			continue
+		}
+		var err error
+		if writes[i].value, err = json.Marshal(c.Value); err != nil {
+			return 0, fmt.Errorf("%s %s in the store: %w", op, c.Key, err)
+		}
+	}
+	for {
+		o, err := s.backend.write(ctx, op, writes, s.fence)
+		if err != nil {
+			return 0, fmt.Errorf("%s %s in the store: %w", op, describe(changes), err)
+		}
+		if o.done {
+			return o.revision, nil
+		}
+		if o.fenced {
+			return 0, fmt.Errorf("%s %s in the store: %w", op, describe(changes), ErrNotLeader)
+		}
+		// Try again without the deletions of what is gone already. This ends: a
+		// write is set to revision 0 once.
+		again := false
+		for i := range writes {
+			w := &writes[i]
+			if o.found[i] == w.revision {
+				continue
+			}
+			if w.value != nil || o.found[i] != 0 {
+				return 0, fmt.Errorf("%s %s in the store at revision %d, it is at %d: %w", op, changes[i].Key, changes[i].Revision, o.found[i], ErrConflict)
+			}
+			w.revision, again = 0, true
+		}
+		if !again {
+			return 0, fmt.Errorf("%s %s in the store: etcd refused it without a reason", op, describe(changes))
+		}
+	}
+}
+
+func describe(changes []Change) string {
+	if len(changes) == 1 {
+		return changes[0].Key
+	}
+	return fmt.Sprintf("%s and %d more", changes[0].Key, len(changes)-1)
 }
 
 // List calls each for every record whose key begins with prefix, in order of
-// key. The key has no store prefix. An error of each ends the listing.
+// key, as they were at one revision. The key has no store prefix. An error of
+// each ends the listing.
 func (s *Store) List(ctx context.Context, prefix string, each func(key string, data []byte, revision int64) error) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	r, err := s.client.Get(ctx, s.prefix+prefix, clientv3.WithPrefix())
-	if err != nil {
+	var stopped error
+	err := s.scan(ctx, s.prefix+prefix, 0, func(r record) error {
+		stopped = each(strings.TrimPrefix(r.key, s.prefix), r.value, r.revision)
+		return stopped
+	})
+	if err != nil && stopped == nil {
 		return fmt.Errorf("list %s in the store: %w", prefix, err)
 	}
-	for _, kv := range r.Kvs {
-		if err := each(strings.TrimPrefix(string(kv.Key), s.prefix), kv.Value, kv.ModRevision); err != nil {
+	return stopped
+}
+
+// scan calls each for the records under a whole prefix, a page at a time, all
+// as of one revision, 0 for the latest.
+func (s *Store) scan(ctx context.Context, prefix string, at int64, each func(record) error) error {
+	end := prefixEnd(prefix)
+	for from := prefix; ; {
+		p, err := s.backend.read(ctx, from, end, at)
+		if err != nil {
 			return err
 		}
+		at = p.at
+		for _, r := range p.records {
+			if err := each(r); err != nil {
+				return err
+			}
+		}
+		if !p.more {
+			return nil
+		}
+		from = p.records[len(p.records)-1].key + "\x00"
 	}
-	return nil
+}
+
+// prefixEnd is the first key after all that begin with prefix, which is not
+// empty and ends in no 0xff: no UTF-8 text does.
+func prefixEnd(prefix string) string {
+	last := len(prefix) - 1
+	return prefix[:last] + string([]byte{prefix[last] + 1})
 }
 
 // Within returns a view of the store under a further prefix, which ends in "/".
-// Closing the view closes nothing.
+// It keeps the fence. Closing the view closes nothing.
 func (s *Store) Within(prefix string) *Store {
-	return &Store{client: s.client, prefix: s.prefix + prefix, close: func() error { return nil }, done: s.done}
+	v := *s
+	v.prefix, v.close = s.prefix+prefix, func() error { return nil }
+	return &v
 }
 
 // Healthy returns an error unless a linearised read works.
@@ -112,8 +257,35 @@ func (s *Store) Healthy(ctx context.Context) error {
 	return err
 }
 
-// Done is closed when an embedded etcd has stopped, for whatever reason.
+// Done is closed when an embedded etcd has stopped, for whatever reason, which
+// Err tells. A process cannot start it again: it should end, and be restarted.
 func (s *Store) Done() <-chan struct{} { return s.done }
+
+// Err is why Done was closed, nil before.
+func (s *Store) Err() error {
+	select {
+	case <-s.done:
+		return s.death.err
+	default:
+		return nil
+	}
+}
+
+// Shared returns the client of an external etcd and a prefix for keys that
+// belong to this view but are none of its records. ok is false if no other
+// process can have this store open, as with an embedded etcd.
+func (s *Store) Shared() (client *clientv3.Client, prefix string, ok bool) {
+	return s.shared, "/kip/leader/" + strings.TrimPrefix(s.prefix, root), s.shared != nil
+}
+
+// Fenced returns a view of a Shared store in which every write, in its own
+// transaction, requires that the whole key was created at the given revision;
+// ErrNotLeader if not.
+func (s *Store) Fenced(key string, created int64) *Store {
+	v := s.Within("")
+	v.fence = &fence{key, created}
+	return v
+}
 
 // Close releases the client and stops an embedded etcd.
 func (s *Store) Close() error { return s.close() }

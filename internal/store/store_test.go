@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-type record struct{ Name string }
+type item struct{ Name string }
 
 func open(t *testing.T, dir string) *Store {
 	t.Helper()
@@ -31,7 +31,7 @@ func TestRecordsSurviveARestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rev, err := s.Put(t.Context(), "cells/a", record{"a"}, 0)
+	rev, err := s.Put(t.Context(), "cells/a", item{"a"}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func TestRecordsSurviveARestart(t *testing.T) {
 	}
 
 	s = open(t, dir)
-	var got record
+	var got item
 	again, err := s.Get(t.Context(), "cells/a", &got)
 	if err != nil || again != rev || got.Name != "a" {
 		t.Fatalf("after a restart: revision %d (want %d), %+v, %v", again, rev, got, err)
@@ -53,7 +53,7 @@ func TestASecondKipOnTheSameFolderIsRefusedAndHarmless(t *testing.T) {
 	if _, err := OpenEmbedded(t.Context(), dir, ""); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
 		t.Fatalf("the second: %v, want who has the folder", err)
 	}
-	if _, err := s.Put(t.Context(), "x", record{"1"}, 0); err != nil {
+	if _, err := s.Put(t.Context(), "x", item{"1"}, 0); err != nil {
 		t.Fatalf("the first no longer works: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "peer.sock")); err != nil {
@@ -79,18 +79,18 @@ func TestNobodyElseCanReachTheEmbeddedEtcd(t *testing.T) {
 func TestOnlyTheWriterThatSawTheLatestRevisionWins(t *testing.T) {
 	s := open(t, t.TempDir())
 	ctx := t.Context()
-	first, err := s.Put(ctx, "x", record{"1"}, 0)
+	first, err := s.Put(ctx, "x", item{"1"}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Put(ctx, "x", record{"2"}, 0); !errors.Is(err, ErrConflict) {
+	if _, err := s.Put(ctx, "x", item{"2"}, 0); !errors.Is(err, ErrConflict) {
 		t.Fatalf("a second create: %v, want ErrConflict", err)
 	}
-	second, err := s.Put(ctx, "x", record{"3"}, first)
+	second, err := s.Put(ctx, "x", item{"3"}, first)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Put(ctx, "x", record{"4"}, first); !errors.Is(err, ErrConflict) {
+	if _, err := s.Put(ctx, "x", item{"4"}, first); !errors.Is(err, ErrConflict) {
 		t.Fatalf("a write at an old revision: %v, want ErrConflict", err)
 	}
 	if err := s.Delete(ctx, "x", first); !errors.Is(err, ErrConflict) {
@@ -108,11 +108,11 @@ func TestListSeesOnlyItsPrefix(t *testing.T) {
 	s := open(t, t.TempDir())
 	w := s.Within("k/")
 	for i := range 3 {
-		if _, err := w.Put(t.Context(), fmt.Sprintf("cells/%d", i), record{fmt.Sprint(i)}, 0); err != nil {
+		if _, err := w.Put(t.Context(), fmt.Sprintf("cells/%d", i), item{fmt.Sprint(i)}, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.Put(t.Context(), "cells/other", record{"other"}, 0); err != nil {
+	if _, err := s.Put(t.Context(), "cells/other", item{"other"}, 0); err != nil {
 		t.Fatal(err)
 	}
 	var keys []string
@@ -129,10 +129,10 @@ func TestListSeesOnlyItsPrefix(t *testing.T) {
 
 func TestStoredGarbageIsAnErrorThatNamesTheKey(t *testing.T) {
 	s := open(t, t.TempDir())
-	if _, err := s.client.Put(t.Context(), root+"bad", "{"); err != nil {
+	if _, err := s.backend.(etcd).client.Put(t.Context(), root+"bad", "{"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Get(t.Context(), "bad", &record{}); err == nil {
+	if _, err := s.Get(t.Context(), "bad", &item{}); err == nil {
 		t.Fatal("garbage was read without an error")
 	}
 }

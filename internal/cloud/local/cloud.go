@@ -16,7 +16,11 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-var _ cloud.Cloud = (*Cloud)(nil)
+var (
+	_ cloud.Cloud       = (*Cloud)(nil)
+	_ cloud.Stopper     = (*Cloud)(nil)
+	_ cloud.Interrupter = (*Cloud)(nil)
+)
 
 // Cloud launches and ends machines on this host. One process at a time has the
 // Cloud of a state folder.
@@ -40,13 +44,17 @@ type Cloud struct {
 }
 
 // machine is one machine from its record's first line to its last. Cloud.mu
-// guards what can change: rec, err and process.
+// guards what can change: rec, settled, err and process.
+//
+//	Pending ⇄ Stopped ← Stopping
+//	   ↓                   ↑
+//	Running ───────────────┘     and from each of them: Terminating
 type machine struct {
 	id  string
 	rec record
-	// launched is closed when the launch has succeeded or failed with err.
-	launched chan struct{}
-	err      error
+	// settled is open while the machine is Pending or Stopping.
+	settled chan struct{}
+	err     error // of the launch
 	// gone is closed when nothing of the machine is left.
 	gone chan struct{}
 	// process is set while init runs.
@@ -60,9 +68,19 @@ func (m *machine) instance() cloud.Instance {
 	return i
 }
 
-// New opens the cloud in cfg.StateDir: it adopts the machines that run and
-// removes what is left of those that do not, half-made ones included, so that
-// their tokens launch afresh. It fails with ErrInUse if another process has it.
+// settle tells who waits that the machine is Pending or Stopping no more. The
+// caller holds Cloud.mu.
+func (m *machine) settle() {
+	select {
+	case <-m.settled:
+	default:
+		close(m.settled)
+	}
+}
+
+// New opens the cloud in cfg.StateDir: it adopts the machines that run, stops
+// those that were being stopped or started, and removes what is left of those
+// that ended, half-made ones included, so that their tokens launch afresh. It fails with ErrInUse if another process has it.
 func New(cfg Config) (_ *Cloud, err error) {
 	if cfg, err = cfg.withDefaults(); err != nil {
 		return nil, fmt.Errorf("local cloud: %w", err)
@@ -121,15 +139,15 @@ func (c *Cloud) recover() error {
 			all = append(all, stored{id: id, err: errNoRecord})
 		}
 	}
-	var ending []*machine
+	var recovering []*machine
 	for _, s := range all {
-		m := &machine{id: s.id, rec: s.rec, launched: make(chan struct{}), gone: make(chan struct{})}
-		close(m.launched)
+		m := &machine{id: s.id, rec: s.rec, settled: make(chan struct{}), gone: make(chan struct{})}
 		if s.err != nil {
 			c.cfg.Log.Warn("a machine's record cannot be read; removing the machine", "instance", s.id, "err", s.err)
 			m.rec = record{Instance: cloud.Instance{ID: s.id}}
 		}
-		if m.rec.Instance.State == cloud.Running {
+		state := &m.rec.Instance.State
+		if *state == cloud.Running {
 			m.process, err = m.rec.Process.open()
 			if err != nil && !errors.Is(err, errGone) {
 				return err
@@ -138,12 +156,19 @@ func (c *Cloud) recover() error {
 		c.mu.Lock()
 		c.machines[s.id] = m
 		c.lastSlot = max(c.lastSlot, m.rec.Slot)
-		if m.process != nil {
+		switch {
+		case m.process != nil:
+			m.settle()
 			c.tokens[m.rec.Token] = m
-		} else {
-			c.cfg.Log.Info("removing a machine that does not run", "instance", s.id, "state", m.rec.Instance.State)
-			m.rec.Instance.State = cloud.Terminating
-			ending = append(ending, m)
+		case *state == cloud.Stopped || *state == cloud.Stopping:
+			// Stopped by its record it may still have begun to start.
+			*state = cloud.Stopping
+			c.tokens[m.rec.Token] = m
+			recovering = append(recovering, m)
+		default:
+			c.cfg.Log.Info("removing a machine that does not run", "instance", s.id, "state", *state)
+			*state = cloud.Terminating
+			recovering = append(recovering, m)
 		}
 		c.mu.Unlock()
 		c.wg.Go(func() { c.own(m) })
@@ -151,9 +176,9 @@ func (c *Cloud) recover() error {
 	// Nothing of a half-made machine is left when New returns, or else,
 	// should the kernel not let go of it, soon after.
 	timeout := c.cfg.Clock.After(5 * time.Second)
-	for _, m := range ending {
+	for _, m := range recovering {
 		select {
-		case <-m.gone:
+		case <-m.settled:
 		case <-timeout:
 			return nil
 		}
@@ -221,12 +246,7 @@ func (c *Cloud) Terminate(ctx context.Context, ids ...string) error {
 		if m == nil {
 			continue
 		}
-		select {
-		case <-m.launched:
-		case <-ctx.Done():
-			return fmt.Errorf("terminate %s: %w", id, ctx.Err())
-		}
-		if err := c.terminate(m); err != nil {
+		if err := c.unless(ctx, m, []cloud.State{cloud.Pending}, func() error { return c.terminate(m) }); err != nil {
 			return fmt.Errorf("terminate %s: %w", id, err)
 		}
 		waiting = append(waiting, m)
@@ -245,24 +265,63 @@ func (c *Cloud) Terminate(ctx context.Context, ids ...string) error {
 
 var errClosed = errors.New("local cloud is closed")
 
-func (c *Cloud) terminate(m *machine) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// unless waits until the machine is in none of the states, which are some of
+// Pending and Stopping, and then runs f with mu held.
+func (c *Cloud) unless(ctx context.Context, m *machine, states []cloud.State, f func() error) error {
+	for {
+		c.mu.Lock()
+		if !slices.Contains(states, m.rec.Instance.State) {
+			defer c.mu.Unlock()
+			return f()
+		}
+		settled := m.settled
+		c.mu.Unlock()
+		select {
+		case <-settled:
+		case <-c.ctx.Done():
+			return errClosed
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// enter puts the machine into a state in which it ends, or stops, first in its
+// record. The caller holds mu.
+func (c *Cloud) enter(m *machine, s cloud.State) error {
 	if c.closed {
 		return errClosed
 	}
-	if m.process == nil {
-		return nil // ending already
+	rec := m.rec
+	rec.Instance.State = s
+	if err := rec.write(c.cfg.machineDir(m.id)); err != nil {
+		return err
 	}
-	m.rec.Instance.State = cloud.Terminating
-	if err := m.rec.write(c.cfg.machineDir(m.rec.Instance.ID)); err != nil {
+	m.rec = rec
+	return nil
+}
+
+// terminate begins a machine's end. The caller holds mu.
+func (c *Cloud) terminate(m *machine) error {
+	was := m.rec.Instance.State
+	if was == cloud.Terminating {
+		return nil
+	}
+	if err := c.enter(m, cloud.Terminating); err != nil {
 		return err
 	}
 	c.cfg.reached("terminating")
-	return c.hierarchies.kill(c.cfg.Bridge, m.id, m.process)
+	switch was {
+	case cloud.Running:
+		return c.hierarchies.kill(c.cfg.Bridge, m.id, m.process)
+	case cloud.Stopped:
+		c.wg.Go(func() { c.own(m) })
+	}
+	return nil // while it stops, it has its goroutine
 }
 
-// own is the goroutine that a machine has from its launch to its end.
+// own is the goroutine that a machine has from a boot to its end, or until it
+// is stopped.
 func (c *Cloud) own(m *machine) {
 	c.mu.Lock()
 	p := m.process
@@ -285,7 +344,7 @@ func (c *Cloud) own(m *machine) {
 	}
 	c.mu.Lock()
 	m.process = nil
-	if m.rec.Instance.State != cloud.Terminating {
+	if m.rec.Instance.State == cloud.Running {
 		log.Warn("a machine ended by itself", "how", how, "cell", m.rec.Instance.Tags[cloud.TagCell])
 		m.rec.Instance.State = cloud.Terminating
 	}
@@ -294,16 +353,32 @@ func (c *Cloud) own(m *machine) {
 	c.end(m)
 }
 
-// end removes what is left of a machine, until nothing is.
+// end removes what is left of a machine, until nothing is, or only what a
+// stopped one keeps.
 func (c *Cloud) end(m *machine) {
-	c.mu.Lock()
-	p, token := m.rec.Process, m.rec.Token
-	c.mu.Unlock()
 	pause := 100 * time.Millisecond
 	for {
+		c.mu.Lock()
+		p, stops := m.rec.Process, m.rec.Instance.State == cloud.Stopping
+		c.mu.Unlock()
 		ctx, cancel := context.WithTimeout(c.ctx, 10*time.Second)
-		err := destroy(ctx, c.cfg, c.hierarchies, m.id, p)
+		var err error
+		if stops {
+			err = halt(ctx, c.cfg, c.hierarchies, m.id, p)
+		} else {
+			err = destroy(ctx, c.cfg, c.hierarchies, m.id, p)
+		}
 		cancel()
+		if stops && err == nil {
+			c.cfg.reached("halted")
+			var rests bool
+			if rests, err = c.rest(m); rests {
+				return
+			}
+			if err == nil {
+				continue // it has been terminated meanwhile
+			}
+		}
 		if err == nil {
 			break
 		}
@@ -320,9 +395,11 @@ func (c *Cloud) end(m *machine) {
 	}
 	c.mu.Lock()
 	delete(c.machines, m.id)
-	if c.tokens[token] == m {
+	if token := m.rec.Token; c.tokens[token] == m {
 		delete(c.tokens, token)
 	}
+	m.rec.Instance.State = cloud.Terminating
+	m.settle()
 	c.mu.Unlock()
 	close(m.gone)
 }

@@ -138,6 +138,7 @@ func usablePath(field, p string) (string, error) {
 	return abs, nil
 }
 
+func (c Config) interruptionsDir() string     { return filepath.Join(c.StateDir, "interruptions") }
 func (c Config) machinesDir() string          { return filepath.Join(c.StateDir, "machines") }
 func (c Config) machineDir(id string) string  { return filepath.Join(c.machinesDir(), id) }
 func (c Config) consolePath(id string) string { return filepath.Join(c.machineDir(id), "console.log") }

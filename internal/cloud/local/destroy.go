@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// destroy removes all of one machine that is on the host, its record last. It
-// needs nothing but the ID, and is repeated until it succeeds.
-func destroy(ctx context.Context, cfg Config, hs hierarchies, id string, p process) error {
+// halt ends what runs of one machine and removes all but its folder. It needs
+// nothing but the ID, and is repeated until it succeeds.
+func halt(ctx context.Context, cfg Config, hs hierarchies, id string, p process) error {
 	h, err := p.open()
 	if err == nil {
 		err = hs.kill(cfg.Bridge, id, h)
@@ -39,11 +39,17 @@ func destroy(ctx context.Context, cfg Config, hs hierarchies, id string, p proce
 	if err := unplug(linkName(id)); err != nil {
 		return err
 	}
-	dir := cfg.machineDir(id)
-	if err := unmountUnder(dir); err != nil {
+	return unmountUnder(cfg.machineDir(id))
+}
+
+// destroy removes all of one machine that is on the host, its record last. Like
+// halt it is repeated until it succeeds.
+func destroy(ctx context.Context, cfg Config, hs hierarchies, id string, p process) error {
+	if err := halt(ctx, cfg, hs, id, p); err != nil {
 		return err
 	}
 	cfg.reached("unplugged")
+	dir := cfg.machineDir(id)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -141,7 +147,7 @@ func destroyAll(ctx context.Context, cfg Config) error {
 	if err := hs.removeRoot(cfg.Bridge); err != nil {
 		return err
 	}
-	for _, p := range []string{cfg.machinesDir(), bridgeRecord(cfg)} {
+	for _, p := range []string{cfg.machinesDir(), cfg.interruptionsDir(), bridgeRecord(cfg)} {
 		if err := os.RemoveAll(p); err != nil {
 			return err
 		}

@@ -13,7 +13,9 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -23,11 +25,44 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-// Launch starts a machine. It returns when the machine's init runs.
-func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Instance, error) {
+// single is one machine of a LaunchRequest.
+type single struct {
+	cloud.LaunchRequest
+	cloud.Machine
+	token string
+}
+
+// Launch starts the machines at the same time. It returns when their inits run.
+func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
+	instances := make([]cloud.Instance, len(r.Machines))
+	errs := make([]error, len(r.Machines))
+	var wg sync.WaitGroup
+	for n, m := range r.Machines {
+		one := single{LaunchRequest: r, Machine: m, token: r.Token + "/" + strconv.Itoa(n)}
+		wg.Go(func() { instances[n], errs[n] = c.launchOne(ctx, one) })
+	}
+	wg.Wait()
+	started := 0
+	for n, err := range errs {
+		switch {
+		case err == nil:
+			started++
+		case errors.Is(err, cloud.ErrCapacity):
+			instances[n] = cloud.Instance{}
+		default:
+			return nil, err
+		}
+	}
+	if started == 0 {
+		return nil, errs[0]
+	}
+	return instances, nil
+}
+
+func (c *Cloud) launchOne(ctx context.Context, r single) (cloud.Instance, error) {
 	t, err := c.check(r)
 	if err != nil {
-		return cloud.Instance{}, fmt.Errorf("launch: %w", err)
+		return cloud.Instance{}, fmt.Errorf("launch: %w: %w", cloud.ErrRefused, err)
 	}
 	m, first, err := c.claim(r)
 	if err != nil {
@@ -37,26 +72,19 @@ func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Instan
 		defer c.wg.Done()
 		c.launch(ctx, m, t, r.UserData)
 	}
-	select {
-	case <-m.launched:
-	case <-ctx.Done():
-		return cloud.Instance{}, fmt.Errorf("launch %s: %w", m.id, ctx.Err())
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	i := m.instance()
-	if m.err != nil {
-		return cloud.Instance{}, fmt.Errorf("launch %s: %w", i.ID, m.err)
+	var i cloud.Instance
+	if err := c.unless(ctx, m, []cloud.State{cloud.Pending}, func() error { i = m.instance(); return m.err }); err != nil {
+		return cloud.Instance{}, fmt.Errorf("launch %s: %w", m.id, err)
 	}
 	if i.InstanceType != r.InstanceType || i.Zone != r.Zone || i.Spot != r.Spot {
 		return cloud.Instance{}, fmt.Errorf("launch: token %q has launched %s as %s (zone %q, spot %t) and cannot launch %s (zone %q, spot %t)",
-			r.Token, i.ID, i.InstanceType, i.Zone, i.Spot, r.InstanceType, r.Zone, r.Spot)
+			r.token, i.ID, i.InstanceType, i.Zone, i.Spot, r.InstanceType, r.Zone, r.Spot)
 	}
 	return i, nil
 }
 
 // check refuses requests that can never succeed.
-func (c *Cloud) check(r cloud.LaunchRequest) (catalog.InstanceType, error) {
+func (c *Cloud) check(r single) (catalog.InstanceType, error) {
 	t, ok := c.cfg.instanceType(r.InstanceType)
 	if !ok {
 		var names []string
@@ -82,13 +110,13 @@ func (c *Cloud) check(r cloud.LaunchRequest) (catalog.InstanceType, error) {
 
 // claim returns the machine of the token, and whether it is this caller who
 // has to launch it. If so it has added to c.wg.
-func (c *Cloud) claim(r cloud.LaunchRequest) (m *machine, first bool, err error) {
+func (c *Cloud) claim(r single) (m *machine, first bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return nil, false, errClosed
 	}
-	if m := c.tokens[r.Token]; m != nil {
+	if m := c.tokens[r.token]; m != nil {
 		return m, false, nil
 	}
 	used := make(map[uint32]bool, len(c.machines))
@@ -97,17 +125,17 @@ func (c *Cloud) claim(r cloud.LaunchRequest) (m *machine, first bool, err error)
 	}
 	slot, err := c.network.free(func(s uint32) bool { return used[s] }, c.lastSlot)
 	if err != nil {
-		return nil, false, &cloud.CapacityError{InstanceType: r.InstanceType, Zone: r.Zone, Spot: r.Spot,
+		return nil, false, &cloud.CapacityError{InstanceType: r.InstanceType, Zone: r.Zone, Spot: &r.Spot,
 			Err: fmt.Errorf("%w (cidr %s, %d machines)", err, c.cfg.CIDR, len(c.machines))}
 	}
 	c.lastSlot = slot
 	var random [8]byte
 	rand.Read(random[:])
 	m = &machine{
-		id:       "i-" + hex.EncodeToString(random[:]),
-		launched: make(chan struct{}), gone: make(chan struct{}),
+		id:      "i-" + hex.EncodeToString(random[:]),
+		settled: make(chan struct{}), gone: make(chan struct{}),
 		rec: record{
-			Token: r.Token,
+			Token: r.token,
 			Slot:  slot,
 			Instance: cloud.Instance{
 				InstanceType: r.InstanceType, Zone: r.Zone, Spot: r.Spot,
@@ -121,45 +149,52 @@ func (c *Cloud) claim(r cloud.LaunchRequest) (m *machine, first bool, err error)
 	}
 	m.rec.Instance.ID = m.id
 	c.machines[m.id] = m
-	c.tokens[r.Token] = m
+	c.tokens[r.token] = m
 	c.wg.Add(1)
 	return m, true, nil
 }
 
-// launch makes the machine, or nothing of it, and hands it to its goroutine.
-// The outcome is in m.err when m.launched is closed.
+// launch makes the machine, or nothing of it, and hands it to its goroutine. It
+// is Pending until then; the outcome is in m.err.
 func (c *Cloud) launch(ctx context.Context, m *machine, t catalog.InstanceType, userData []byte) {
-	rec := m.rec // ours alone until launched is closed
+	rec := m.rec // ours alone while it is Pending
 	started := c.cfg.Clock.Now()
-	h, err := c.start(ctx, &rec, t, userData)
-	c.mu.Lock()
-	m.rec = rec
+	h, err := c.make(ctx, &rec, t, userData)
 	if err == nil {
-		m.process = h
-		c.cfg.Log.InfoContext(ctx, "launched a machine", "instance", rec.Instance.ID, "cell", rec.Instance.Tags[cloud.TagCell],
+		c.cfg.Log.InfoContext(ctx, "launched a machine", "instance", m.id, "cell", rec.Instance.Tags[cloud.TagCell],
 			"type", t.Name, "address", rec.Instance.ManagementIP, "took", c.cfg.Clock.Since(started).Round(time.Millisecond))
-	} else {
-		m.err = err
-		m.rec.Instance.State = cloud.Terminating
-		delete(c.tokens, rec.Token) // the next attempt starts afresh
+		c.runs(m, rec, h)
+		return
 	}
+	c.mu.Lock()
+	m.rec.Process, m.err = rec.Process, err
+	delete(c.tokens, rec.Token) // the next attempt starts afresh
 	c.mu.Unlock()
-	c.wg.Go(func() { c.own(m) })
-	if err != nil {
-		select {
-		case <-m.gone:
-		case <-c.ctx.Done():
-		case <-ctx.Done():
-		}
+	c.wg.Go(func() { c.end(m) })
+	select {
+	case <-m.gone:
+	case <-c.ctx.Done():
+	case <-ctx.Done():
 	}
-	close(m.launched)
+	c.mu.Lock()
+	m.rec.Instance.State = cloud.Terminating
+	m.settle()
+	c.mu.Unlock()
 }
 
-// start takes all steps of a launch. After an error no process runs, but other
+// runs notes that a machine is up and gives it its goroutine.
+func (c *Cloud) runs(m *machine, rec record, h *handle) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m.rec, m.process = rec, h
+	m.settle()
+	c.wg.Go(func() { c.own(m) })
+}
+
+// make takes all steps of a launch. After an error no process runs, but other
 // traces may be there.
-func (c *Cloud) start(ctx context.Context, rec *record, t catalog.InstanceType, userData []byte) (_ *handle, err error) {
-	i := &rec.Instance
-	dir := c.cfg.machineDir(i.ID)
+func (c *Cloud) make(ctx context.Context, rec *record, t catalog.InstanceType, userData []byte) (*handle, error) {
+	dir := c.cfg.machineDir(rec.Instance.ID)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the machine's folder: %w", err)
 	}
@@ -168,7 +203,14 @@ func (c *Cloud) start(ctx context.Context, rec *record, t catalog.InstanceType, 
 		return nil, fmt.Errorf("record the machine: %w", err)
 	}
 	c.cfg.reached("recorded")
+	return c.boot(ctx, rec, t, func() error { return c.populate(rec.Instance, userData) })
+}
 
+// boot starts the machine; fill makes its folder ready meanwhile. After an error
+// no process runs, but other traces may be there.
+func (c *Cloud) boot(ctx context.Context, rec *record, t catalog.InstanceType, fill func() error) (_ *handle, err error) {
+	i := &rec.Instance
+	dir := c.cfg.machineDir(i.ID)
 	// The process first: while its runtime comes up, the rest is made.
 	p, err := c.spawn(i.ID)
 	if err != nil {
@@ -181,7 +223,7 @@ func (c *Cloud) start(ctx context.Context, rec *record, t catalog.InstanceType, 
 		}
 	}()
 	c.cfg.reached("spawned")
-	if err := c.populate(*i, userData); err != nil {
+	if err := fill(); err != nil {
 		return nil, fmt.Errorf("fill the machine's folder: %w", err)
 	}
 	c.cfg.reached("populated")

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -47,8 +48,10 @@ func TestMain(m *testing.M) {
 // crash is a Kip that dies at a step; it returns only if it did not get there.
 func crash(step, does string) error {
 	cfg := testConfig()
+	var armed atomic.Bool
+	armed.Store(does == "launch" || does == "terminate")
 	cfg.reached = func(s string) {
-		if s == step {
+		if s == step && armed.Load() {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 			select {}
 		}
@@ -57,14 +60,24 @@ func crash(step, does string) error {
 	if err != nil {
 		return err
 	}
-	i, err := c.Launch(context.Background(), request("crash"))
+	i, err := launchOne(context.Background(), c, request("crash"))
 	if err != nil {
 		return err
 	}
-	if does == "terminate" {
-		if err := c.Terminate(context.Background(), i.ID); err != nil {
-			return err
+	switch does {
+	case "terminate":
+		err = c.Terminate(context.Background(), i.ID)
+	case "stop":
+		armed.Store(true)
+		err = c.Stop(context.Background(), i.ID)
+	case "start":
+		if err = c.Stop(context.Background(), i.ID); err == nil {
+			armed.Store(true)
+			err = c.Start(context.Background(), i.ID)
 		}
+	}
+	if err != nil {
+		return err
 	}
 	return fmt.Errorf("never reached %q", step)
 }
@@ -172,14 +185,23 @@ func open(t testing.TB, cfg Config) *Cloud {
 
 func request(token string) cloud.LaunchRequest {
 	return cloud.LaunchRequest{
-		Token: token, InstanceType: "nano", Zone: "local", UserData: []byte("#cloud-config\nkip: {}\n"),
-		Tags: map[string]string{cloud.TagOwner: "me", cloud.TagCell: "cell-" + token},
+		Token: token, InstanceType: "nano", Zone: "local",
+		Machines: []cloud.Machine{{UserData: []byte("#cloud-config\nkip: {}\n"), Tags: map[string]string{cloud.TagOwner: "me", cloud.TagCell: "cell-" + token}}},
 	}
+}
+
+// launchOne launches the only machine of a request.
+func launchOne(ctx context.Context, c *Cloud, r cloud.LaunchRequest) (cloud.Instance, error) {
+	list, err := c.Launch(ctx, r)
+	if err != nil {
+		return cloud.Instance{}, err
+	}
+	return list[0], nil
 }
 
 func launch(t testing.TB, c *Cloud, r cloud.LaunchRequest) cloud.Instance {
 	t.Helper()
-	i, err := c.Launch(context.Background(), r)
+	i, err := launchOne(context.Background(), c, r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,7 +295,7 @@ func TestMachineShowsItsType(t *testing.T) {
 			{"its name", "hostname; cat /etc/hostname", i.ID + "\n" + i.ID},
 			{"itself in hosts", "grep " + i.ID + " /etc/hosts", i.ManagementIP.String() + " " + i.ID},
 			{"the nameserver", "cat /etc/resolv.conf", "nameserver 10.119.0.1"},
-			{"its user data", "cat /var/lib/cloud/seed/user-data", strings.TrimSpace(string(r.UserData))},
+			{"its user data", "cat /var/lib/cloud/seed/user-data", strings.TrimSpace(string(r.Machines[0].UserData))},
 			{"its user data closed to others", "stat -c %a:%u /var/lib/cloud/seed/user-data", "400:0"},
 			{"its memory", "grep MemTotal /proc/meminfo | grep -o '[0-9]*'", strconv.FormatInt(typ.MemoryBytes/1024, 10)},
 			{"no swap", "grep -c / /proc/swaps || true", "0"},
@@ -363,7 +385,7 @@ func TestOneTokenLaunchesOneMachine(t *testing.T) {
 	var wg sync.WaitGroup
 	for n := range callers {
 		wg.Go(func() {
-			i, err := c.Launch(context.Background(), request("same"))
+			i, err := launchOne(context.Background(), c, request("same"))
 			if err != nil {
 				t.Error(err)
 			}
@@ -379,7 +401,7 @@ func TestOneTokenLaunchesOneMachine(t *testing.T) {
 	}
 	other := request("same")
 	other.InstanceType = "xlarge"
-	if _, err := c.Launch(context.Background(), other); err == nil || !strings.Contains(err.Error(), "cannot launch xlarge") {
+	if _, err := launchOne(context.Background(), c, other); err == nil || !strings.Contains(err.Error(), "cannot launch xlarge") {
 		t.Errorf("the same token for another type: %v", err)
 	}
 	if l, err := c.List(context.Background(), "someone else"); err != nil || len(l) > 0 {
@@ -395,7 +417,7 @@ func TestTenMachinesAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for k := range n {
 		wg.Go(func() {
-			i, err := c.Launch(context.Background(), request(strconv.Itoa(k)))
+			i, err := launchOne(context.Background(), c, request(strconv.Itoa(k)))
 			if err != nil {
 				t.Error(err)
 			}
@@ -693,7 +715,7 @@ func TestFailedLaunchSaysWhyAndLeavesNothing(t *testing.T) {
 			cfg := host(t)
 			c := open(t, cfg)
 			tc.spoil(t, cfg)
-			_, err := c.Launch(context.Background(), request("a"))
+			_, err := launchOne(context.Background(), c, request("a"))
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error is %v, want one with %q", err, tc.want)
 			}
@@ -716,7 +738,7 @@ func TestCancelledLaunchLeavesNothing(t *testing.T) {
 				}
 			}
 			c := open(t, cfg)
-			if _, err := c.Launch(ctx, request("a")); !errors.Is(err, context.Canceled) {
+			if _, err := launchOne(ctx, c, request("a")); !errors.Is(err, context.Canceled) {
 				t.Fatalf("error is %v", err)
 			}
 			within(t, "clean-up", func() error {
@@ -738,7 +760,7 @@ func TestNoAddressLeftIsNoCapacity(t *testing.T) {
 	for n := range 5 {
 		last = launch(t, c, request(strconv.Itoa(n)))
 	}
-	_, err := c.Launch(context.Background(), request("one too many"))
+	_, err := launchOne(context.Background(), c, request("one too many"))
 	var capacity *cloud.CapacityError
 	if !errors.As(err, &capacity) || capacity.InstanceType != "nano" || capacity.Zone != "local" {
 		t.Fatalf("error is %v", err)
@@ -761,7 +783,7 @@ func TestOneProcessHasTheCloud(t *testing.T) {
 		t.Errorf("Destroy while it is open: %v", err)
 	}
 	_ = c.Close()
-	if _, err := c.Launch(context.Background(), request("a")); err == nil {
+	if _, err := launchOne(context.Background(), c, request("a")); err == nil {
 		t.Error("launched on a closed cloud")
 	}
 	open(t, cfg)
@@ -808,7 +830,7 @@ func BenchmarkLaunchAndTerminate(b *testing.B) {
 	var launching, terminating time.Duration
 	for n := 0; b.Loop(); n++ {
 		start := time.Now()
-		i, err := c.Launch(ctx, request(strconv.Itoa(n)))
+		i, err := launchOne(ctx, c, request(strconv.Itoa(n)))
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -1,0 +1,66 @@
+package cells
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/tunnel"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Tunnels connects to cells.
+type Tunnels interface {
+	// Keep is tunnel.Dialer's.
+	Keep(ctx context.Context, t tunnel.Target, cellAPI http.Handler, onSpend tunnel.OnSpend) (Session, error)
+}
+
+// Session is a tunnel to one cell; *tunnel.Session says what its methods do.
+type Session interface {
+	Ready() <-chan struct{}
+	Connected() bool
+	LastHeard() time.Time
+	LastError() error
+	RoundTripper() http.RoundTripper
+	Close()
+}
+
+var _ Session = (*tunnel.Session)(nil)
+
+// APIs serves cells the Kubernetes API that they see.
+type APIs interface {
+	AddCell(id string, info cellapi.CellInfo) API
+	RemoveCell(id string)
+}
+
+// API is what one cell sees of Kubernetes; *cellapi.Cell says what its methods
+// do.
+type API interface {
+	http.Handler
+	Bind(namespace, name string, uid types.UID) error
+	NodeReady() <-chan struct{}
+	LastHeartbeat() time.Time
+}
+
+var _ API = (*cellapi.Cell)(nil)
+
+// OverTunnels are the tunnels of a dialer.
+func OverTunnels(d *tunnel.Dialer) Tunnels { return dialer{d} }
+
+type dialer struct{ *tunnel.Dialer }
+
+func (d dialer) Keep(ctx context.Context, t tunnel.Target, cellAPI http.Handler, onSpend tunnel.OnSpend) (Session, error) {
+	s, err := d.Dialer.Keep(ctx, t, cellAPI, onSpend)
+	if err != nil {
+		return nil, err // not s: an interface around nil is not nil
+	}
+	return s, nil
+}
+
+// ServedBy are the APIs of a cell API server.
+func ServedBy(s *cellapi.Server) APIs { return server{s} }
+
+type server struct{ *cellapi.Server }
+
+func (s server) AddCell(id string, info cellapi.CellInfo) API { return s.Server.AddCell(id, info) }

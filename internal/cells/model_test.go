@@ -1,0 +1,220 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/tunnel"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+)
+
+// modelLinks are the tunnels and the APIs of cells whose agents and kubelets do at
+// once what is asked of them, until they are cut off.
+type modelLinks struct {
+	mu    sync.Mutex
+	cells map[string]*modelLink
+	// boots is false for machines on which no agent comes up.
+	boots func(cell string) bool
+}
+
+var (
+	_ Tunnels = (*modelLinks)(nil)
+	_ APIs    = (*modelLinks)(nil)
+	_ Session = (*modelLink)(nil)
+	_ API     = (*modelLink)(nil)
+)
+
+func (m *modelLinks) AddCell(id string, _ cellapi.CellInfo) API {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l := &modelLink{ready: make(chan struct{}), nodeReady: make(chan struct{})}
+	m.cells[id] = l
+	return l
+}
+
+func (*modelLinks) RemoveCell(string) {}
+
+func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, _ http.Handler, spend tunnel.OnSpend) (Session, error) {
+	l := m.of(t.CellID)
+	l.onState = t.OnState
+	if m.boots != nil && !m.boots(t.CellID) {
+		return l, nil
+	}
+	go func() {
+		for spend(ctx, "key of "+t.CellID) != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			time.Sleep(time.Second)
+		}
+		l.set(true, nil)
+		close(l.ready)
+		close(l.nodeReady)
+	}()
+	return l, nil
+}
+
+func (m *modelLinks) of(id string) *modelLink {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.cells[id]
+}
+
+type modelLink struct {
+	ready, nodeReady chan struct{}
+	onState          func(bool, error)
+
+	mu        sync.Mutex
+	connected bool
+	heard     time.Time // the last sign of life; zero: now
+	bound     []types.UID
+	err       error
+}
+
+func (l *modelLink) set(connected bool, err error) {
+	l.mu.Lock()
+	l.connected, l.err = connected, err
+	l.heard = time.Time{}
+	if !connected {
+		l.heard = time.Now()
+	}
+	l.mu.Unlock()
+	l.onState(connected, err)
+}
+
+func (l *modelLink) Ready() <-chan struct{}                       { return l.ready }
+func (l *modelLink) NodeReady() <-chan struct{}                   { return l.nodeReady }
+func (l *modelLink) LastHeard() time.Time                         { return l.LastHeartbeat() }
+func (l *modelLink) Close()                                       {}
+func (l *modelLink) RoundTripper() http.RoundTripper              { return l }
+func (l *modelLink) ServeHTTP(http.ResponseWriter, *http.Request) {}
+func (l *modelLink) RoundTrip(*http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(""))}, nil
+}
+
+func (l *modelLink) Connected() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.connected
+}
+
+func (l *modelLink) LastError() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+func (l *modelLink) LastHeartbeat() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.heard.IsZero() {
+		return time.Now()
+	}
+	return l.heard
+}
+
+func (l *modelLink) Bind(_, _ string, uid types.UID) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.bound = append(l.bound, uid)
+	return nil
+}
+
+// bubble is a Kip's cells in a bubble of virtual time.
+type bubble struct {
+	*world
+	links *modelLinks
+	cfg   Config
+}
+
+// inBubble runs f with a Kip whose Config it may change first.
+func inBubble(t *testing.T, change func(*Config), hook func(op, key string) error, f func(t *testing.T, b *bubble)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{
+			world: &world{T: t, cloud: newModelCloud(), store: store.Memory(hook), phases: map[string][]apiv1.Phase{}, waker: make(chan struct{}, 1)},
+			links: &modelLinks{cells: map[string]*modelLink{}},
+		}
+		b.cfg = Config{
+			NodeName: "kip-0", ControllerID: "me", Cloud: b.cloud, Store: b.store, Tunnels: b.links, APIs: b.links,
+			Cool:        func(o Offer, _ error) { b.note(func() { b.cooled = append(b.cooled, o.InstanceType) }) },
+			Unavailable: func(Offer) bool { return false },
+			Event: func(_ apiv1.PodReference, kind, reason, message string) {
+				b.note(func() { b.events = append(b.events, kind+" "+reason+": "+message) })
+			},
+			SaveLogs: func(context.Context, apiv1.PodReference, http.RoundTripper) error { return nil },
+			Changed: func(c Cell) {
+				b.note(func() { b.phases[c.Pod.Name] = append(b.phases[c.Pod.Name], c.Phase) })
+			},
+			Silent: func(c Cell, _ time.Time) {
+				b.note(func() { b.events = append(b.events, "silent "+c.Pod.Name) })
+			},
+			Interrupted: func(c Cell) { b.note(func() { b.events = append(b.events, "interrupted "+c.Pod.Name) }) },
+			SoonPoll:    time.Second, Health: Health{HealthyTimeout: 90 * time.Second, Check: 5 * time.Second},
+			Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler),
+		}
+		if change != nil {
+			change(&b.cfg)
+		}
+		b.run()
+		f(t, b)
+		b.stop()
+	})
+}
+
+func (b *bubble) run() {
+	b.Helper()
+	b.cells = New(b.cfg)
+	if err := b.cells.Load(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(b.Context())
+	done := make(chan error, 1)
+	go func() { done <- b.cells.Run(ctx) }()
+	b.stop = func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			b.Errorf("the controller ended with %v", err)
+		}
+	}
+}
+
+// later lets time pass, and what follows from it come to rest.
+func (b *bubble) later(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// phase of the pod's cell; "" without one.
+func (b *bubble) phase(pod string) apiv1.Phase {
+	cell, _ := b.cells.ForPod(ref(pod).UID)
+	return cell.Phase
+}
+
+// said returns the events in which all words stand.
+func (b *bubble) said(words ...string) (found []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+next:
+	for _, e := range b.events {
+		for _, w := range words {
+			if !strings.Contains(e, w) {
+				continue next
+			}
+		}
+		found = append(found, e)
+	}
+	return found
+}

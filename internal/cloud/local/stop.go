@@ -1,0 +1,172 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// Stop ends the machines' processes, as when a machine's power is cut, and
+// returns when they are Stopped: what is left is the folder, with the disk, the
+// addresses and the record. It is idempotent. When ctx ends first, the work goes
+// on. A machine that is not there is refused.
+func (c *Cloud) Stop(ctx context.Context, ids ...string) error {
+	machines, err := c.find(ids)
+	if err != nil {
+		return fmt.Errorf("stop: %w", err)
+	}
+	for _, m := range machines {
+		if err := c.unless(ctx, m, []cloud.State{cloud.Pending}, func() error { return c.stop(m) }); err != nil {
+			return fmt.Errorf("stop %s: %w", m.id, err)
+		}
+	}
+	for _, m := range machines {
+		if err := c.unless(ctx, m, []cloud.State{cloud.Stopping}, func() error { return nil }); err != nil {
+			return fmt.Errorf("stop %s: %w", m.id, err)
+		}
+	}
+	return nil
+}
+
+// find returns the machines of a call, each once.
+func (c *Cloud) find(ids []string) ([]*machine, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var found []*machine
+	for _, id := range ids {
+		m := c.machines[id]
+		if m == nil {
+			return nil, noMachine(id)
+		}
+		if !slices.Contains(found, m) {
+			found = append(found, m)
+		}
+	}
+	return found, nil
+}
+
+func noMachine(id string) error {
+	return fmt.Errorf("%w: there is no machine %s", cloud.ErrRefused, id)
+}
+
+// stop begins to stop a machine. The caller holds mu.
+func (c *Cloud) stop(m *machine) error {
+	switch m.rec.Instance.State {
+	case cloud.Running:
+	case cloud.Terminating:
+		return noMachine(m.id)
+	default:
+		return nil
+	}
+	if err := c.enter(m, cloud.Stopping); err != nil {
+		return err
+	}
+	m.settled = make(chan struct{})
+	c.cfg.reached("stopping")
+	return c.hierarchies.kill(c.cfg.Bridge, m.id, m.process)
+}
+
+// rest notes that a machine has stopped. It says false for one that is not to
+// rest: it was terminated meanwhile.
+func (c *Cloud) rest(m *machine) (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m.rec.Instance.State != cloud.Stopping {
+		return false, nil
+	}
+	rec := m.rec
+	rec.Instance.State, rec.Process = cloud.Stopped, process{}
+	if err := rec.write(c.cfg.machineDir(m.id)); err != nil {
+		return false, fmt.Errorf("record that the machine has stopped: %w", err)
+	}
+	c.cfg.reached("stopped")
+	m.rec = rec
+	m.settle()
+	return true, nil
+}
+
+// Start boots stopped machines again, with the same disk, addresses and user
+// data, all at the same time, and returns when their inits run. It is
+// idempotent. A machine that is not there, or whose type is not in the catalogue
+// any more, is refused. One that cannot be started is Stopped again.
+func (c *Cloud) Start(ctx context.Context, ids ...string) error {
+	machines, err := c.find(ids)
+	if err != nil {
+		return fmt.Errorf("start: %w", err)
+	}
+	errs := make([]error, len(machines))
+	var wg sync.WaitGroup
+	for n, m := range machines {
+		wg.Go(func() {
+			if err := c.start(ctx, m); err != nil {
+				errs[n] = fmt.Errorf("start %s: %w", m.id, err)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (c *Cloud) start(ctx context.Context, m *machine) error {
+	var rec record // ours alone while the machine is Pending
+	ours := false
+	err := c.unless(ctx, m, []cloud.State{cloud.Pending, cloud.Stopping}, func() error {
+		switch m.rec.Instance.State {
+		case cloud.Running:
+			return nil
+		case cloud.Terminating:
+			return noMachine(m.id)
+		}
+		if c.closed {
+			return errClosed
+		}
+		rec, ours = m.rec, true
+		m.rec.Instance.State, m.settled = cloud.Pending, make(chan struct{})
+		c.wg.Add(1)
+		return nil
+	})
+	if err != nil || !ours {
+		return err
+	}
+	defer c.wg.Done()
+	started := c.cfg.Clock.Now()
+	// On disk it is Stopped until it runs: whoever finds it half-started only
+	// has to halt it.
+	h, err := c.restart(ctx, &rec)
+	if err == nil {
+		c.cfg.Log.InfoContext(ctx, "started a machine", "instance", m.id, "cell", rec.Instance.Tags[cloud.TagCell],
+			"type", rec.Instance.InstanceType, "took", c.cfg.Clock.Since(started).Round(time.Millisecond))
+		c.runs(m, rec, h)
+		return nil
+	}
+	c.mu.Lock()
+	m.rec.Process, m.rec.Instance.State = rec.Process, cloud.Stopping
+	c.mu.Unlock()
+	c.wg.Go(func() { c.end(m) })
+	return err
+}
+
+// restart takes all steps of a start.
+func (c *Cloud) restart(ctx context.Context, rec *record) (*handle, error) {
+	t, ok := c.cfg.instanceType(rec.Instance.InstanceType)
+	if !ok {
+		return nil, fmt.Errorf("%w: instance type %s is no longer in the catalogue", cloud.ErrRefused, rec.Instance.InstanceType)
+	}
+	return c.boot(ctx, rec, t, func() error {
+		// The overlay's scratch folder has the mark of an overlay that was not
+		// flushed, with which the kernel refuses to mount it again. All that the
+		// machine wrote is there nevertheless, unless the host crashed.
+		work := filepath.Join(c.cfg.machineDir(rec.Instance.ID), "work")
+		if err := os.RemoveAll(work); err != nil {
+			return err
+		}
+		return os.Mkdir(work, 0o755)
+	})
+}

@@ -1,0 +1,134 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// silenceFresh is how long it counts that a cell was found silent; it is
+	// said again every few seconds.
+	silenceFresh = 15 * time.Second
+	// evictionRetry is the wait after an eviction that a disruption budget
+	// forbade.
+	evictionRetry = 5 * time.Second
+	// evictionMargin is left of the notice when the pod's grace period ends: to
+	// report its end.
+	evictionMargin = 5 * time.Second
+)
+
+// attend does for a pod on a bound cell what its kubelet cannot.
+func (c *Controller) attend(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
+	now := c.cfg.Clock.Now()
+	c.mu.Lock()
+	var w waiting
+	if known := c.pods[pod.UID]; known != nil {
+		w = *known
+	}
+	c.mu.Unlock()
+	if !w.silent.IsZero() && now.Sub(w.silent) < silenceFresh {
+		if err := c.markSilent(ctx, pod); err != nil {
+			return 0, err
+		}
+	}
+	if w.interrupted.After(now) {
+		return c.moveAway(ctx, pod, w.interrupted)
+	}
+	return 0, nil
+}
+
+// markSilent takes a pod that cannot be reached out of its Services. Its kubelet
+// puts it back when it is heard again.
+func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) error {
+	ready := slices.ContainsFunc(pod.Status.Conditions, func(k corev1.PodCondition) bool {
+		return k.Type == corev1.PodReady && k.Status == corev1.ConditionTrue
+	})
+	if !ready {
+		return nil
+	}
+	const message = "Kip hears nothing of the pod's cell; it may be cut off and still run"
+	changed := pod.DeepCopy()
+	for i := range changed.Status.Conditions {
+		if k := &changed.Status.Conditions[i]; k.Type == corev1.PodReady {
+			k.Status, k.Reason, k.Message, k.LastTransitionTime = corev1.ConditionFalse, "CellSilent", message, metav1.NewTime(c.cfg.Clock.Now())
+		}
+	}
+	_, err := c.cfg.Client.Pods(pod.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("mark pod %s as not ready: %w", apiv1.Ref(pod), err)
+	}
+	if err == nil {
+		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, "CellSilent", message)
+	}
+	return nil
+}
+
+// moveAway ends a pod in good order before the cloud takes its instance: its
+// controller then makes another, which gets a cell at once. A pod without a
+// controller would be lost that way; it runs to the end of the notice.
+func (c *Controller) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time) (time.Duration, error) {
+	ref := apiv1.Ref(pod)
+	if metav1.GetControllerOf(pod) == nil {
+		c.tellOnce(pod, "InterruptedPodStays", fmt.Sprintf("No controller would replace the pod, so it is not evicted: it runs until %s, and then as its restartPolicy says", at.UTC().Format(time.RFC3339)))
+		return 0, nil
+	}
+	grace := int64(corev1.DefaultTerminationGracePeriodSeconds)
+	if g := pod.Spec.TerminationGracePeriodSeconds; g != nil {
+		grace = *g
+	}
+	left := at.Sub(c.cfg.Clock.Now())
+	grace = min(grace, max(1, int64((left-evictionMargin)/time.Second)))
+	err := c.cfg.Client.Pods(pod.Namespace).EvictV1(ctx, &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace},
+		DeleteOptions: &metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &pod.UID}},
+	})
+	switch {
+	case err == nil:
+		c.cfg.Event(ref, corev1.EventTypeNormal, "Evicted", fmt.Sprintf("The cloud takes the pod's instance back at %s; its controller replaces it", at.UTC().Format(time.RFC3339)))
+		return 0, nil
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return 0, nil // it is gone, or another of its name is there
+	case apierrors.IsTooManyRequests(err):
+		c.tellOnce(pod, "EvictionBlocked", fmt.Sprintf("A disruption budget forbids to move the pod before its instance is taken at %s; it is tried again: %v", at.UTC().Format(time.RFC3339), err))
+		return min(left, evictionRetry), nil
+	}
+	return 0, fmt.Errorf("evict pod %s from an instance that the cloud takes back: %w", ref, err)
+}
+
+// tellOnce reports something of an interruption, unless it was the last thing
+// that was.
+func (c *Controller) tellOnce(pod *corev1.Pod, reason, message string) {
+	told := false
+	c.note(pod.UID, func(w *waiting) { told, w.told = w.told == reason, reason })
+	if !told {
+		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, message)
+	}
+}
+
+// notReady says in the pod's conditions that it no longer is.
+func notReady(pod *corev1.Pod, now metav1.Time, reason, message string) {
+	for i := range pod.Status.Conditions {
+		if k := &pod.Status.Conditions[i]; k.Type == corev1.PodReady || k.Type == corev1.ContainersReady {
+			k.Status, k.Reason, k.Message, k.LastTransitionTime = corev1.ConditionFalse, reason, message, now
+		}
+	}
+}
+
+// setCondition adds a condition, or replaces the one of its type.
+func setCondition(pod *corev1.Pod, condition corev1.PodCondition) {
+	for i := range pod.Status.Conditions {
+		if pod.Status.Conditions[i].Type == condition.Type {
+			pod.Status.Conditions[i] = condition
+			return
+		}
+	}
+	pod.Status.Conditions = append(pod.Status.Conditions, condition)
+}
