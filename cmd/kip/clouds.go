@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloud/remote"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/store"
@@ -26,8 +27,11 @@ import (
 
 // openCloud returns the one cloud that provider.yaml names.
 func openCloud(cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
-	if err := cfg.CheckCloud("local"); err != nil {
+	if err := cfg.CheckCloud("local", "sim"); err != nil {
 		return nil, err
+	}
+	if s := cfg.Cloud.Sim; s != nil {
+		return remote.Dial("sim", s.Socket), nil
 	}
 	l := cfg.Cloud.Local
 	return local.New(local.Config{

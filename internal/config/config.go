@@ -31,9 +31,10 @@ type Cloud struct {
 	AWS   *AWS   `key:"aws" doc:"Cells are EC2 instances."`
 	GCE   *GCE   `key:"gce" doc:"Cells are Compute Engine instances."`
 	Azure *Azure `key:"azure" doc:"Cells are Azure virtual machines."`
+	Sim   *Sim   `key:"sim" doc:"Cells are simulated, for benchmarks and trials: no container runs."`
 }
 
-// Name is the key of the cloud that is set: local, aws, gce or azure.
+// Name is the key of the cloud that is set: local, aws, gce, azure or sim.
 func (c Cloud) Name() string {
 	switch {
 	case c.Local != nil:
@@ -44,8 +45,15 @@ func (c Cloud) Name() string {
 		return "gce"
 	case c.Azure != nil:
 		return "azure"
+	case c.Sim != nil:
+		return "sim"
 	}
 	return ""
+}
+
+// Sim is a simulated cloud.
+type Sim struct {
+	Socket string `key:"socket" doc:"Unix socket on which the simulated cloud is served. Required."`
 }
 
 // Local is the cloud on this host.

@@ -219,7 +219,7 @@ func TestErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"empty", "", "p.yaml:1: the file is empty: want at least cloud and cells.defaultInstanceType"},
 		{"comments only", "# nothing\n", "p.yaml:1: the file is empty: want at least cloud and cells.defaultInstanceType"},
-		{"null", "---\n", "p.yaml:1: cells.defaultInstanceType: there is no value: this key is required\np.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure"},
+		{"null", "---\n", "p.yaml:1: cells.defaultInstanceType: there is no value: this key is required\np.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure, sim"},
 		{"a text", "hello", "p.yaml:1: a single value is not valid: want keys and values: apiVersion, kind, cloud, etcd, cells, kubelet, testing"},
 		{"no YAML", "a:\n  b: [", "p.yaml:2: no valid YAML: did not find expected node content"},
 		{"a tab", "cells:\n\tnametag: x", "p.yaml:2: no valid YAML: found character that cannot start any token"},
@@ -236,7 +236,7 @@ func TestErrors(t *testing.T) {
 		{"duplicate section", least + "cells: {}", "p.yaml:5: cells: this key is there twice: first on line 3"},
 		{"duplicate name", least + "  cellConfig: {a: b, a: c}", "p.yaml:5: cells.cellConfig.a: this key is there twice: first on line 5"},
 
-		{"section that is a text", "cloud: local\ncells: {defaultInstanceType: nano}", "p.yaml:1: cloud: a single value is not valid: want keys and values: local, aws, gce, azure"},
+		{"section that is a text", "cloud: local\ncells: {defaultInstanceType: nano}", "p.yaml:1: cloud: a single value is not valid: want keys and values: local, aws, gce, azure, sim"},
 		{"section that is a list", "cloud: {local: }\ncells: [a]", "p.yaml:2: cells: a list is not valid: want keys and values: " + strings.Join(keysOf(reflect.TypeFor[Cells]()), ", ")},
 		{"number for a text", least + "  nametag: 7", `p.yaml:5: cells.nametag: "7" is not valid: want a text: put it in quotes`},
 		{"list for a text", least + "  nametag: [a]", `p.yaml:5: cells.nametag: a list is not valid: want a text`},
@@ -259,8 +259,8 @@ func TestErrors(t *testing.T) {
 
 		{"apiVersion", "apiVersion: v2\n" + least, `p.yaml:1: apiVersion: "v2" is not valid: want v1`},
 		{"kind", "kind: Config\n" + least, `p.yaml:1: kind: "Config" is not valid: want serverConfig`},
-		{"no cloud", "cloud: {}\ncells: {defaultInstanceType: nano}", `p.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure`},
-		{"two clouds", "cloud:\n  local:\n  aws:\ncells: {defaultInstanceType: nano}", `p.yaml:1: cloud: local and aws are there: want exactly one of local, aws, gce, azure`},
+		{"no cloud", "cloud: {}\ncells: {defaultInstanceType: nano}", `p.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure, sim`},
+		{"two clouds", "cloud:\n  local:\n  aws:\ncells: {defaultInstanceType: nano}", `p.yaml:1: cloud: local and aws are there: want exactly one of local, aws, gce, azure, sim`},
 		{"FILL_IN", "cloud: {azure: {subscriptionID: FILL_IN, location: x, resourceGroup: g}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.azure.subscriptionID: FILL_IN is a placeholder: replace it, or remove the key`},
 		{"region", "cloud: {aws: {region: us-east-1a}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.aws.region: "us-east-1a" is not valid: want a region such as us-east-1`},
 		{"endpoint", "cloud: {aws: {endpointURL: ec2.example.com}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.aws.endpointURL: "ec2.example.com" is not valid: want a URL such as https://ec2.example.com`},

@@ -155,6 +155,9 @@ func (d *decoder) cloud(c Cloud) {
 		d.check(ifName.MatchString(l.Bridge), "cloud.local.bridge", l.Bridge, "the name of a network device: at most 15 letters, digits, dots, dashes and underscores")
 		d.check(l.CIDR.Addr().Is4() && l.CIDR.Bits() >= 8 && l.CIDR.Bits() <= 28, "cloud.local.cidr", l.CIDR.String(), "an IPv4 network from /8 to /28")
 	}
+	if c.Sim != nil {
+		d.require("cloud.sim.socket", c.Sim.Socket)
+	}
 	if a := c.AWS; a != nil {
 		d.check(a.Region == "" || a.EndpointURL != "" || awsRegion.MatchString(a.Region), "cloud.aws.region", a.Region, "a region such as us-east-1")
 		d.check(a.EndpointURL == "" || isURL(a.EndpointURL), "cloud.aws.endpointURL", a.EndpointURL, "a URL such as https://ec2.example.com")

@@ -8,9 +8,11 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/elotl/kip/test/harness"
@@ -66,4 +68,23 @@ func startKip(t *testing.T) {
 	if err := world.StartKip(context.Background()); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// reconfigure starts Kip with other settings under "cells", until restore is
+// called or the test ends.
+func reconfigure(t *testing.T, cells map[string]any) (restore func()) {
+	t.Helper()
+	undo, err := world.Reconfigure(t.Context(), func(provider map[string]any) {
+		maps.Copy(provider["cells"].(map[string]any), cells)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore = sync.OnceFunc(func() {
+		if err := undo(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(restore)
+	return restore
 }

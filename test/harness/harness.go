@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
 )
 
 // Node is the virtual node's name.
@@ -228,6 +229,35 @@ func (w *World) StartKip(ctx context.Context) error {
 		}
 		return exec.CommandContext(ctx, w.Tool("kipctl"), "version", "--socket", w.Socket).Run() == nil, nil
 	})
+}
+
+// Reconfigure starts Kip again with a changed provider.yaml, and returns what
+// puts the old one back.
+func (w *World) Reconfigure(ctx context.Context, change func(provider map[string]any)) (restore func(context.Context) error, err error) {
+	path := filepath.Join(w.State, "provider.yaml")
+	before, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	provider := map[string]any{}
+	if err := yaml.Unmarshal(before, &provider); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	change(provider)
+	after, err := yaml.Marshal(provider)
+	if err != nil {
+		return nil, err
+	}
+	restart := func(ctx context.Context, config []byte) error {
+		if err := w.KillKip(ctx); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, config, 0o600); err != nil {
+			return err
+		}
+		return w.StartKip(ctx)
+	}
+	return func(ctx context.Context) error { return restart(ctx, before) }, restart(ctx, after)
 }
 
 // Tool is the path of a program that was built.

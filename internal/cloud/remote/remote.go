@@ -1,0 +1,213 @@
+package remote
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// Paths of the protocol: JSON by POST, an answer each. Interruptions answers with
+// a line for each notice, without an end.
+const (
+	pathCatalogue     = "/v1/catalogue"
+	pathLaunch        = "/v1/launch"
+	pathList          = "/v1/list"
+	pathTerminate     = "/v1/terminate"
+	pathInterruptions = "/v1/interruptions"
+)
+
+// failure is an error with what a caller decides on.
+type failure struct {
+	Cause    string    `json:"cause"` // a key of causes; "" is none of them
+	Message  string    `json:"message"`
+	Capacity *shortage `json:"capacity,omitempty"`
+}
+
+type shortage struct {
+	InstanceType, Zone, Subnet string
+	Spot                       *bool
+}
+
+var causes = map[string]error{
+	"quota": cloud.ErrQuota, "throttled": cloud.ErrThrottled, "unauthorised": cloud.ErrUnauthorised, "refused": cloud.ErrRefused, "capacity": cloud.ErrCapacity,
+}
+
+func failureOf(err error) failure {
+	f := failure{Message: err.Error()}
+	for cause, is := range causes {
+		if errors.Is(err, is) {
+			f.Cause = cause
+		}
+	}
+	var c *cloud.CapacityError
+	if errors.As(err, &c) {
+		f.Capacity = &shortage{c.InstanceType, c.Zone, c.Subnet, c.Spot}
+	}
+	return f
+}
+
+func (f failure) error() error {
+	text := errors.New(f.Message)
+	if c := f.Capacity; c != nil {
+		return &cloud.CapacityError{InstanceType: c.InstanceType, Zone: c.Zone, Subnet: c.Subnet, Spot: c.Spot, Err: text}
+	}
+	if is := causes[f.Cause]; is != nil {
+		return fmt.Errorf("%w: %w", is, text)
+	}
+	return text
+}
+
+// Handler serves a cloud.
+func Handler(c cloud.Cloud) http.Handler {
+	mux := http.NewServeMux()
+	serve(mux, pathCatalogue, func(ctx context.Context, _ struct{}) ([]catalog.InstanceType, error) { return c.Catalogue(ctx) })
+	serve(mux, pathLaunch, c.Launch)
+	serve(mux, pathList, c.List)
+	serve(mux, pathTerminate, func(ctx context.Context, ids []string) (struct{}, error) { return struct{}{}, c.Terminate(ctx, ids...) })
+	if source, ok := c.(cloud.Interrupter); ok {
+		mux.HandleFunc("POST "+pathInterruptions, func(w http.ResponseWriter, r *http.Request) {
+			out := json.NewEncoder(w)
+			_ = http.NewResponseController(w).Flush()
+			_ = source.Interruptions(r.Context(), func(i cloud.Interruption) {
+				if out.Encode(i) == nil {
+					_ = http.NewResponseController(w).Flush()
+				}
+			}) // its end is the end of the answer
+		})
+	}
+	return mux
+}
+
+func serve[In, Out any](mux *http.ServeMux, path string, call func(context.Context, In) (Out, error)) {
+	mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
+		var in In
+		if err := json.NewDecoder(r.Body).Decode(&in); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		out, err := call(r.Context(), in)
+		w.Header().Set("Content-Type", "application/json")
+		if err != nil {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			_ = json.NewEncoder(w).Encode(failureOf(err)) // whoever asked is gone
+			return
+		}
+		_ = json.NewEncoder(w).Encode(out)
+	})
+}
+
+// Cloud is the client of a Handler.
+type Cloud struct {
+	name   string
+	client *http.Client
+}
+
+var (
+	_ cloud.Cloud       = (*Cloud)(nil)
+	_ cloud.Interrupter = (*Cloud)(nil)
+)
+
+// Dial returns the cloud that is served on a unix socket. It connects when it is
+// first asked something.
+func Dial(name, socket string) *Cloud {
+	return &Cloud{name: name, client: &http.Client{Transport: &http.Transport{
+		MaxIdleConnsPerHost: 16,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", socket)
+		},
+	}}}
+}
+
+// Name is what Dial was given.
+func (c *Cloud) Name() string { return c.name }
+
+// Catalogue is as in cloud.Cloud.
+func (c *Cloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
+	return ask[[]catalog.InstanceType](ctx, c, pathCatalogue, struct{}{})
+}
+
+// Launch is as in cloud.Cloud.
+func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
+	return ask[[]cloud.Instance](ctx, c, pathLaunch, r)
+}
+
+// List is as in cloud.Cloud.
+func (c *Cloud) List(ctx context.Context, owner string) ([]cloud.Instance, error) {
+	return ask[[]cloud.Instance](ctx, c, pathList, owner)
+}
+
+// Terminate is as in cloud.Cloud.
+func (c *Cloud) Terminate(ctx context.Context, ids ...string) error {
+	_, err := ask[struct{}](ctx, c, pathTerminate, ids)
+	return err
+}
+
+// Interruptions is as in cloud.Interrupter.
+func (c *Cloud) Interruptions(ctx context.Context, notice func(cloud.Interruption)) error {
+	resp, err := c.post(ctx, pathInterruptions, struct{}{})
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	for in := json.NewDecoder(resp.Body); ; {
+		var i cloud.Interruption
+		if err := in.Decode(&i); err != nil {
+			return fmt.Errorf("hear the interruptions of cloud %s: %w", c.name, err)
+		}
+		notice(i)
+	}
+}
+
+func ask[Out any](ctx context.Context, c *Cloud, path string, in any) (out Out, err error) {
+	resp, err := c.post(ctx, path, in)
+	if err != nil {
+		return out, err
+	}
+	defer resp.Body.Close()
+	return out, json.NewDecoder(resp.Body).Decode(&out)
+}
+
+func (c *Cloud) post(ctx context.Context, path string, in any) (*http.Response, error) {
+	body, err := json.Marshal(in)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://cloud"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := c.client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("ask cloud %s: %w", c.name, err)
+	}
+	switch resp.StatusCode {
+	case http.StatusOK:
+		return resp, nil
+	case http.StatusUnprocessableEntity:
+		defer resp.Body.Close()
+		var f failure
+		if err := json.NewDecoder(resp.Body).Decode(&f); err != nil {
+			return nil, fmt.Errorf("read the answer of cloud %s: %w", c.name, err)
+		}
+		return nil, f.error()
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+	return nil, fmt.Errorf("cloud %s answered %s: %s", c.name, resp.Status, bytes.TrimSpace(text))
+}
+
+// Close drops the connections.
+func (c *Cloud) Close() error {
+	c.client.CloseIdleConnections()
+	return nil
+}

@@ -1,0 +1,101 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// standby returns the cells that no pod has.
+func standby(ctx context.Context) (map[string]apiv1.Cell, error) {
+	list, err := world.Dynamic.Resource(apiv1.Resource).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	cells := map[string]apiv1.Cell{}
+	for _, item := range list.Items {
+		cell, err := asCell(&item)
+		if err != nil {
+			return nil, err
+		}
+		if cell.Status.Pod.Name == "" {
+			cells[cell.Name] = *cell
+		}
+	}
+	return cells, nil
+}
+
+// waitStandby waits for a full pool of ready cells and returns them.
+func (s *space) waitStandby(n int) (ready map[string]apiv1.Cell) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("%d standby cells are ready", n), func(ctx context.Context) (err error) {
+		if ready, err = standby(ctx); err != nil {
+			return err
+		}
+		for name, cell := range ready {
+			if cell.Status.Phase != apiv1.Ready {
+				return fmt.Errorf("cell %s is %s (%s)", name, cell.Status.Phase, cell.Status.Waiting)
+			}
+		}
+		if len(ready) != n {
+			return fmt.Errorf("there are %d", len(ready))
+		}
+		return nil
+	})
+	return ready
+}
+
+// Not parallel: it starts Kip with other settings.
+func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
+	s := newSpace(t)
+	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "nano", "count": 2}}})
+	kept := s.waitStandby(2)
+
+	s.apply(sleeper("a"))
+	s.waitReady("a")
+	taken := s.cellOf("a")
+	if _, was := kept[taken.Name]; !was {
+		t.Fatalf("pod a runs on cell %s, none of the standby cells", taken.Name)
+	}
+	s.waitEvent("a", "StandbyCellTaken", taken.Name)
+	again := s.waitStandby(2)
+	if _, is := again[taken.Name]; is {
+		t.Fatalf("cell %s runs a pod and is on standby", taken.Name)
+	}
+
+	// A pod of another size gets a cell of its own.
+	s.apply(bare("b", `  containers:
+  - {name: main, image: "busybox:1.36", command: [sleep, "1000"], resources: {requests: {memory: 900Mi}}}
+`))
+	s.waitReady("b")
+	if _, is := again[s.cellOf("b").Name]; is {
+		t.Fatal("a pod that needs more was put on a standby cell")
+	}
+
+	// Kip dies; the pool neither grows nor shrinks, nor does the pod notice.
+	killKip(t)
+	startKip(t)
+	after := s.waitStandby(2)
+	for name := range after {
+		if _, was := again[name]; !was {
+			t.Errorf("standby cell %s is new after a restart", name)
+		}
+	}
+	if got := s.cellOf("a"); got.Name != taken.Name {
+		t.Errorf("pod a moved to cell %s", got.Name)
+	}
+
+	restore()
+	s.eventually("the standby cells are gone", func(ctx context.Context) error {
+		left, err := standby(ctx)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("%d are left", len(left))
+		}
+		return err
+	})
+}
