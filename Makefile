@@ -117,7 +117,7 @@ lint: ## formatting, vet and staticcheck
 
 .PHONY: docs
 docs: ## write the reference pages that are generated from code
-	$(GO) test ./internal/config -run TestReference -update
+	$(GO) test ./internal/config ./internal/metrics -run TestReference -update
 
 ##### clean
 

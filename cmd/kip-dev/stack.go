@@ -19,8 +19,8 @@ import (
 // place are the flags that say where on this machine a stack is. Two with
 // different state folders, bridges and CIDRs can run side by side.
 type place struct {
-	state, bin, cellRoot, bridge, cidr, serviceCIDR, node string
-	noFsync, verbose                                      bool
+	state, bin, cellRoot, bridge, cidr, serviceCIDR, node, auditLog string
+	noFsync, verbose                                                bool
 }
 
 func (p *place) add(fs *pflag.FlagSet) {
@@ -32,6 +32,7 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.StringVar(&p.serviceCIDR, "service-cidr", "10.96.0.0/16", "`addresses` of Services")
 	fs.StringVar(&p.node, "node", "kip-0", "`name` of the virtual node; its rights are those of deploy/rbac.yaml")
 	fs.BoolVar(&p.noFsync, "no-fsync", false, "etcd does not wait for the disk: for tests")
+	fs.StringVar(&p.auditLog, "audit-log", "", "`file` to which the API server appends who asked it for what: for benchmarks; it stays after the end")
 	fs.BoolVarP(&p.verbose, "verbose", "v", false, "log more")
 }
 
@@ -62,7 +63,7 @@ func (p *place) options(command string) (stack.Options, error) {
 	}
 	return stack.Options{
 		State: p.state, Bin: bin, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR,
-		Node: p.node, NoFsync: p.noFsync, Verbose: p.verbose, Command: command,
+		Node: p.node, NoFsync: p.noFsync, AuditLog: p.auditLog, Verbose: p.verbose, Command: command,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"time"
 
@@ -35,20 +36,22 @@ type apiServer struct {
 }
 
 // connect makes the clients and reads which cluster this is.
-func connect(ctx context.Context, o options) (*apiServer, error) {
+func connect(ctx context.Context, o options, measured func(client string) func(http.RoundTripper) http.RoundTripper) (*apiServer, error) {
 	own, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+		return nil, fmt.Errorf("read %s: %w", o.credentials(), err)
 	}
 	own.QPS, own.Burst = o.qps, o.burst
 	own.UserAgent = "kip"
 	if err := rest.LoadTLSFiles(own); err != nil {
-		return nil, fmt.Errorf("read the kubeconfig's certificates: %w", err)
+		return nil, fmt.Errorf("read the certificates of %s: %w", o.credentials(), err)
 	}
 	// The API server's Node authorizer then lets Kip read only what belongs to
 	// the pods of its node.
 	node := rest.CopyConfig(own)
 	node.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + o.nodeName, Groups: []string{"system:nodes"}}
+	own.Wrap(measured("kip"))
+	node.Wrap(measured("node"))
 	a := &apiServer{ownConfig: own, nodeConfig: node}
 	if a.asKip, err = kubernetes.NewForConfig(own); err != nil {
 		return nil, err

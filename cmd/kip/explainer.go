@@ -2,12 +2,17 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/control"
@@ -32,7 +37,7 @@ var _ control.Explainer = (*explainer)(nil)
 
 // Why puts together what Kip knows of where a pod stands. Events are not Kip's to
 // read: who asks adds them.
-func (x *explainer) Why(_ context.Context, namespace, name string) (control.Explanation, error) {
+func (x *explainer) Why(ctx context.Context, namespace, name string) (control.Explanation, error) {
 	obj, exists, err := x.pods.GetStore().GetByKey(namespace + "/" + name)
 	if err != nil {
 		return control.Explanation{}, err
@@ -50,6 +55,9 @@ func (x *explainer) Why(_ context.Context, namespace, name string) (control.Expl
 		e.Cell = &c
 		if e.Waiting == "" {
 			e.Waiting = x.waiting(pod, cell)
+		}
+		if cell.Phase == apiv1.Booting && c.Tunnel != nil && c.Tunnel.Connected {
+			c.Agent = x.agent(ctx, cell)
 		}
 	}
 	return e, nil
@@ -73,12 +81,8 @@ func (x *explainer) placement(pod *corev1.Pod) *control.Placement {
 	candidates, err := x.placer.Candidates(pod, x.shortages.Unavailable)
 	p := &control.Placement{}
 	for _, c := range candidates {
-		launch := "On-Demand"
-		if c.Offering.Spot {
-			launch = "Spot"
-		}
 		p.Candidates = append(p.Candidates, control.Candidate{
-			InstanceType: c.InstanceType.Name, Zone: c.Offering.Zone, LaunchType: launch,
+			InstanceType: c.InstanceType.Name, Zone: c.Offering.Zone, LaunchType: launchType(c.Offering.Spot),
 			PricePerHour: apiv1.Price(c.Offering.PricePerHour), Why: c.Reason,
 		})
 	}
@@ -124,4 +128,74 @@ func (x *explainer) cell(c cells.Cell) control.Cell {
 		}
 	}
 	return shown
+}
+
+// agentTimeout bounds the question to the agent of a cell that is not ready.
+const agentTimeout = 2 * time.Second
+
+// agent asks the agent of a cell how the parts of its system fare.
+func (x *explainer) agent(ctx context.Context, cell cells.Cell) *control.Agent {
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	link, err := x.cells.RoundTripper(cell.Pod.UID)
+	if err != nil {
+		return &control.Agent{Error: err.Error()}
+	}
+	return askAgent(ctx, link, cell.ID)
+}
+
+func askAgent(ctx context.Context, link http.RoundTripper, cell string) *control.Agent {
+	failed := func(err error) *control.Agent {
+		return &control.Agent{Error: fmt.Sprintf("ask the agent of cell %s: %v", cell, err)}
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+cell+agentapi.PathStatus, nil)
+	if err != nil {
+		return failed(err)
+	}
+	resp, err := link.RoundTrip(req)
+	if err != nil {
+		return failed(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return failed(errors.New(resp.Status))
+	}
+	var status agentapi.Status
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&status); err != nil {
+		return failed(err)
+	}
+	a := &control.Agent{}
+	for _, c := range status.Components {
+		a.Components = append(a.Components, control.Component{Name: c.Name, PID: c.PID, Restarts: c.Restarts, Waiting: c.Waiting})
+	}
+	return a
+}
+
+// Standby returns how the standby pools fare.
+func (x *explainer) Standby(context.Context) ([]control.Pool, error) {
+	var list []control.Pool
+	for _, s := range x.cells.Standby() {
+		list = append(list, control.Pool{Name: s.Name, Want: s.Want, Ready: s.Ready, Booting: s.Booting, Why: s.Why})
+	}
+	return list, nil
+}
+
+// Capacity returns what is out of capacity now.
+func (x *explainer) Capacity(context.Context) ([]control.Shortage, error) {
+	var list []control.Shortage
+	for _, s := range x.shortages.List() {
+		one := control.Shortage{InstanceType: s.InstanceType, Zone: s.Zone, Subnet: s.Subnet, Until: s.Until, Why: s.Why}
+		if s.Spot != nil {
+			one.LaunchType = launchType(*s.Spot)
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+func launchType(spot bool) string {
+	if spot {
+		return "Spot"
+	}
+	return "On-Demand"
 }

@@ -7,8 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // provider is the only name that --provider takes; manifests of the original
@@ -29,6 +31,7 @@ type options struct {
 	nodeIP         string
 	kubeletPort    int
 	clientCA       string
+	metricsAddr    string
 	qps            float32
 	burst          int
 	verbosity      int
@@ -46,6 +49,7 @@ func (o *options) add(f *pflag.FlagSet) {
 	f.StringVar(&o.nodeIP, "node-ip", os.Getenv("VKUBELET_POD_IP"), "`address` at which the API server reaches Kip's kubelet port; default $VKUBELET_POD_IP, then this host's own address")
 	f.IntVar(&o.kubeletPort, "kubelet-port", intEnv("KUBELET_PORT", 10250), "`port` for logs, exec, attach, port-forward and stats; default $KUBELET_PORT, then 10250")
 	f.StringVar(&o.clientCA, "client-ca-file", "", "`file` with the CA of client certificates that the kubelet port accepts; default: none, only tokens that the API server reviews")
+	f.StringVar(&o.metricsAddr, "metrics-addr", ":10255", "`address` of /metrics, /healthz and /readyz; 0 for none")
 	f.Float32Var(&o.qps, "kube-api-qps", 200, "requests a second to the API server")
 	f.IntVar(&o.burst, "kube-api-burst", 400, "requests at once to the API server")
 	f.IntVar(&o.verbosity, "v", 0, "0 logs what an operator needs, 1 and more everything")
@@ -94,6 +98,15 @@ func (o *options) complete() error {
 	if o.provider != provider {
 		return fmt.Errorf("--provider is %q: the only provider is %q", o.provider, provider)
 	}
+	if problems := validation.IsDNS1123Subdomain(o.nodeName); len(problems) > 0 {
+		return fmt.Errorf("--nodename is %q, which is no name of a node: %s", o.nodeName, strings.Join(problems, "; "))
+	}
+	if !(o.qps > 0) { // NaN neither
+		return fmt.Errorf("--kube-api-qps is %v: it must be above 0", o.qps)
+	}
+	if o.burst < 1 {
+		return fmt.Errorf("--kube-api-burst is %d: it must be above 0", o.burst)
+	}
 	if v := os.Getenv("KUBELET_PORT"); v != "" && strconv.Itoa(o.kubeletPort) != v {
 		if _, err := strconv.Atoi(v); err != nil {
 			return fmt.Errorf("KUBELET_PORT is %q: it must be a port number", v)
@@ -117,7 +130,19 @@ func (o *options) complete() error {
 			}
 		}
 	}
-	return nil
+	f, err := os.Open(o.providerConfig)
+	if err != nil {
+		return fmt.Errorf("--provider-config is %q, and Kip does not start without it: %w", o.providerConfig, err)
+	}
+	return f.Close()
+}
+
+// credentials names what Kip reaches the API server with, for errors.
+func (o *options) credentials() string {
+	if o.kubeconfig == "" {
+		return "the pod's service account, since there is no --kubeconfig"
+	}
+	return fmt.Sprintf("the kubeconfig %s (--kubeconfig, $KUBECONFIG)", o.kubeconfig)
 }
 
 func fileExists(path string) bool {

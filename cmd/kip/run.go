@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/elotl/kip/internal/capacity"
@@ -22,6 +24,8 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/control"
+	"github.com/elotl/kip/internal/leader"
+	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
@@ -60,7 +64,15 @@ func run(ctx context.Context, o options) error {
 		log.Warn("provider.yaml", "warning", key+" has no effect in this build")
 	}
 
-	api, err := connect(ctx, o)
+	k := &kip{options: o, cfg: cfg, clock: clock.RealClock{}, log: log}
+	k.metrics = metrics.New(metrics.Config{
+		Cells:   func() []cells.Cell { return ofLeader(k, func(l *leading) []cells.Cell { return l.cells.List() }) },
+		Tunnels: func() int { return ofLeader(k, func(l *leading) int { return l.cells.Connected() }) },
+		Waiting: func() int { return ofLeader(k, func(l *leading) int { return l.pods.WaitingPods() }) },
+		Ledger:  func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
+		Clock:   k.clock, Log: log,
+	})
+	api, err := connect(ctx, o, k.metrics.WrapTransport)
 	if err != nil {
 		return err
 	}
@@ -70,16 +82,125 @@ func run(ctx context.Context, o options) error {
 	}
 	log.Info("starting", "version", version.String(), "node", o.nodeName, "controller", controllerID)
 
-	st, err := openStore(ctx, cfg)
+	c := cfg.Etcd.Client
+	st, err := store.Open(ctx, cfg.Etcd.Internal.DataDir, cfg.Etcd.Internal.ConfigFile,
+		store.External{Endpoints: c.Endpoints, CertFile: c.CertFile, KeyFile: c.KeyFile, CAFile: c.CAFile})
 	if err != nil {
 		return err
 	}
-	err = runWith(ctx, o, cfg, api, controllerID, st.Within(controllerID+"/"), log)
+	k.store = st.Observed(k.metrics.StoreObserver)
+	err = k.run(ctx, api, controllerID)
 	if ctx.Err() != nil {
 		log.Info("stopped; pods go on running on their cells")
 		err = nil
 	}
 	return errors.Join(err, st.Close())
+}
+
+// kip is one process of Kip: it leads, or stands by until it does.
+type kip struct {
+	options options
+	cfg     *config.Config
+	clock   clock.WithTicker
+	log     *slog.Logger
+	metrics *metrics.Metrics
+	store   *store.Store
+	leading atomic.Pointer[leading]
+}
+
+// leading is what runs in the one process of several that leads.
+type leading struct {
+	cells *cells.Controller
+	pods  *pods.Controller
+	ready []metrics.Check
+}
+
+// ofLeader asks what only a process that leads can answer.
+func ofLeader[T any](k *kip, ask func(*leading) T) (answer T) {
+	if l := k.leading.Load(); l != nil {
+		answer = ask(l)
+	}
+	return answer
+}
+
+// resignTimeout bounds the handing over to another replica, which otherwise waits
+// for the lease to run out.
+const resignTimeout = 3 * time.Second
+
+// run serves metrics and health, waits until this process leads, and then does
+// Kip's work. Whatever ends ends the rest.
+func (k *kip) run(ctx context.Context, api *apiServer, controllerID string) error {
+	own := k.store.Within(controllerID + "/")
+	all, ctx := errgroup.WithContext(ctx)
+	all.Go(func() error { return k.serveMetrics(ctx) })
+	all.Go(func() error { own.Maintain(ctx, k.log); return nil })
+	all.Go(func() error { return watchStore(ctx, k.store) })
+	all.Go(func() (err error) {
+		host, err := os.Hostname()
+		if err != nil {
+			return err
+		}
+		leadership, err := leader.Elect(ctx, own, fmt.Sprintf("%s (process %d)", host, os.Getpid()), k.log)
+		if err != nil {
+			return err
+		}
+		defer func() {
+			resign, cancel := context.WithTimeout(context.WithoutCancel(ctx), resignTimeout)
+			defer cancel()
+			err = errors.Join(err, leadership.Resign(resign))
+		}()
+		work, stop := context.WithCancelCause(ctx)
+		defer stop(nil)
+		go func() {
+			select {
+			case <-leadership.Lost():
+				stop(errors.New("this process no longer leads: another Kip may"))
+			case <-work.Done():
+			}
+		}()
+		st := leadership.Store()
+		if err := st.Migrate(work); err != nil {
+			return err
+		}
+		err = k.lead(work, api, controllerID, st)
+		if lost := context.Cause(work); err == nil && ctx.Err() == nil && lost != nil {
+			err = lost
+		}
+		return err
+	})
+	return all.Wait()
+}
+
+// serveMetrics serves metrics, health and readiness until ctx ends.
+func (k *kip) serveMetrics(ctx context.Context) error {
+	if k.options.metricsAddr == "0" {
+		return nil
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", k.options.metricsAddr)
+	if err != nil {
+		return fmt.Errorf("serve metrics on --metrics-addr: %w", err)
+	}
+	ready := []metrics.Check{{Name: "store", Func: k.store.Healthy}}
+	for _, name := range []string{"pods", "node"} {
+		ready = append(ready, metrics.Check{Name: name, Func: func(ctx context.Context) error {
+			// A process that stands by is ready to.
+			return ofLeader(k, func(l *leading) error {
+				for _, c := range l.ready {
+					if c.Name == name {
+						return c.Func(ctx)
+					}
+				}
+				return nil
+			})
+		}})
+	}
+	server := &http.Server{Handler: k.metrics.Handler(nil, ready), ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(k.log.Handler(), slog.LevelDebug)}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(l); ctx.Err() == nil {
+		return fmt.Errorf("serve metrics: %w", err)
+	}
+	return nil
 }
 
 // withoutEffect lists the keys that are set and that this build does not act on.
@@ -97,24 +218,19 @@ func withoutEffect(cfg *config.Config) (keys []string) {
 	return keys
 }
 
-func openStore(ctx context.Context, cfg *config.Config) (*store.Store, error) {
-	if c := cfg.Etcd.Client; len(c.Endpoints) > 0 {
-		return store.OpenExternal(ctx, store.External{Endpoints: c.Endpoints, CertFile: c.CertFile, KeyFile: c.KeyFile, CAFile: c.CAFile})
-	}
-	return store.OpenEmbedded(ctx, cfg.Etcd.Internal.DataDir, cfg.Etcd.Internal.ConfigFile)
-}
-
-func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer, controllerID string, st *store.Store, log *slog.Logger) error {
-	real := clock.RealClock{}
+// lead does Kip's work until ctx ends.
+func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st *store.Store) error {
+	o, cfg, real, log := k.options, k.cfg, k.clock, k.log
 	authority, err := loadAuthority(ctx, st, real)
 	if err != nil {
 		return err
 	}
-	machines, err := openCloud(cfg, log)
+	bare, err := openCloud(cfg, log)
 	if err != nil {
 		return err
 	}
-	if c, ok := machines.(interface{ Close() error }); ok {
+	machines := k.metrics.Cloud(bare)
+	if c, ok := bare.(interface{ Close() error }); ok {
 		defer func() {
 			if err := c.Close(); err != nil {
 				log.Warn("close the cloud", "err", err)
@@ -180,9 +296,15 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 		Unavailable: func(o cells.Offer) bool {
 			return shortages.Unavailable(capacity.Offering{InstanceType: o.InstanceType, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot})
 		},
-		Event:       events,
-		SaveLogs:    logSaver(podInformer, logs),
-		Changed:     func(c cells.Cell) { mirror.Changed(c); podLoop.CellChanged(c) },
+		Event:    events,
+		SaveLogs: logSaver(podInformer, logs),
+		Changed: func(c cells.Cell) {
+			k.metrics.CellChanged(c)
+			mirror.Changed(c)
+			podLoop.CellChanged(c)
+		},
+		Swept:       k.metrics.Swept,
+		Queues:      k.metrics.WorkqueueProvider(),
 		Silent:      func(c cells.Cell, since time.Time) { podLoop.CellSilent(c, since) },
 		Interrupted: func(c cells.Cell) { podLoop.CellInterrupted(c) },
 		ClusterDNS:  dns, ClusterDomain: o.clusterDomain, ReservedMemoryBytes: reserved, RegistryMirrors: cfg.Cells.RegistryMirrors,
@@ -196,8 +318,8 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 				log.Warn("remove the saved logs of a pod", "uid", uid, "err", err)
 			}
 		},
-		MaxAttempts: cfg.Cells.MaxAttempts,
-		Clock:       real, Log: log,
+		MaxAttempts: cfg.Cells.MaxAttempts, Queues: k.metrics.WorkqueueProvider(),
+		Clock: real, Log: log,
 	})
 	if err != nil {
 		return err
@@ -254,6 +376,22 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 		return errors.Join(err, listener.Close())
 	}
 	known := cellLoop.List()
+	k.metrics.Known(known)
+	synced := func(context.Context) error {
+		if !podInformer.HasSynced() {
+			return errors.New("the pods of the node are not listed yet")
+		}
+		return nil
+	}
+	registered := func(context.Context) error {
+		select {
+		case <-virtual.Ready():
+			return nil
+		default:
+			return fmt.Errorf("node %s is not registered yet", o.nodeName)
+		}
+	}
+	k.leading.Store(&leading{cells: cellLoop, pods: podLoop, ready: []metrics.Check{{Name: "pods", Func: synced}, {Name: "node", Func: registered}}})
 
 	// All that runs, in one list. Whatever ends ends the rest.
 	all, ctx := errgroup.WithContext(ctx)
@@ -267,7 +405,6 @@ func runWith(ctx context.Context, o options, cfg *config.Config, api *apiServer,
 		"kubelet port": func(ctx context.Context) error { return port.Serve(ctx, listener) },
 		"local socket": socket.Run,
 		"saved logs":   func(ctx context.Context) error { return sweepLogs(ctx, logs, podInformer, real, log) },
-		"store":        func(ctx context.Context) error { return watchStore(ctx, st) },
 		"shortages":    unavailable.keep,
 	} {
 		all.Go(func() error {
@@ -306,7 +443,7 @@ func watchStore(ctx context.Context, st *store.Store) error {
 	case <-ctx.Done():
 		return nil
 	case <-st.Done():
-		return errors.New("etcd has stopped")
+		return fmt.Errorf("etcd has stopped: %w", st.Err())
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/control"
 )
 
 func getCells(k *kipctl) *cobra.Command {
@@ -189,6 +191,59 @@ func (k *kipctl) age(t metav1.Time) string {
 		return "<unknown>"
 	}
 	return duration.HumanDuration(k.clock.Since(t.Time))
+}
+
+func getStandby(k *kipctl) *cobra.Command {
+	return &cobra.Command{
+		Use:   "standby",
+		Short: "List the standby pools, from Kip's local socket",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			path, _ := k.socketPath()
+			pools, err := control.NewClient(path).Standby(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return k.print(pools, func(w io.Writer) error {
+				if len(pools) == 0 {
+					fmt.Fprintln(k.err, "No standby pools: provider.yaml has no cells.standbyCells.")
+					return nil
+				}
+				t := table(w, "NAME", "WANT", "READY", "BOOTING", "WHY")
+				for _, p := range pools {
+					t.row(p.Name, strconv.Itoa(p.Want), strconv.Itoa(p.Ready), strconv.Itoa(p.Booting), p.Why)
+				}
+				return t.w.Flush()
+			})
+		},
+	}
+}
+
+func getCapacity(k *kipctl) *cobra.Command {
+	return &cobra.Command{
+		Use:   "capacity",
+		Short: "List what the cloud is out of, from Kip's local socket",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			path, _ := k.socketPath()
+			shortages, err := control.NewClient(path).Capacity(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return k.print(shortages, func(w io.Writer) error {
+				if len(shortages) == 0 {
+					fmt.Fprintln(k.err, "Nothing is known to be out of capacity.")
+					return nil
+				}
+				t := table(w, "TYPE", "ZONE", "SUBNET", "LAUNCH", "TRIED AGAIN IN", "WHY")
+				for _, s := range shortages {
+					all := func(s string) string { return cmp.Or(s, "all") }
+					t.row(all(s.InstanceType), all(s.Zone), all(s.Subnet), all(s.LaunchType), duration.HumanDuration(s.Until.Sub(k.clock.Now())), s.Why)
+				}
+				return t.w.Flush()
+			})
+		},
+	}
 }
 
 // rows writes a table as kubectl does.

@@ -38,7 +38,7 @@ type kipctl struct {
 func newRoot(k *kipctl, name string) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "kipctl",
-		Short:         "Show what Kip does: cells, their pods, and why",
+		Short:         "Show what Kip does: cells, their pods, and why; back it up, and clean up after it",
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: name},
 		SilenceUsage:  true,
 		SilenceErrors: false,
@@ -59,12 +59,16 @@ func newRoot(k *kipctl, name string) *cobra.Command {
 	flags.StringVar(&k.socket, "socket", "", "Kip's local socket, a `file` (default: $"+socketEnv+", else "+defaultSocket+")")
 	flags.StringVarP(&k.output, "output", "o", "table", "`format` of the output: table, json or yaml")
 
-	get := &cobra.Command{Use: "get", Short: "List cells, or the pods on virtual nodes", Args: cobra.NoArgs,
+	get := &cobra.Command{Use: "get", Short: "List cells, the pods on virtual nodes, standby pools, or what is out of capacity", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return fmt.Errorf("say what to get: %q or %q", cmd.CommandPath()+" cells", cmd.CommandPath()+" pods")
+			var all []string
+			for _, what := range cmd.Commands() {
+				all = append(all, fmt.Sprintf("%q", what.CommandPath()))
+			}
+			return fmt.Errorf("say what to get: %s", strings.Join(all, ", "))
 		}}
-	get.AddCommand(getCells(k), getPods(k))
-	root.AddCommand(get, why(k), showVersion(k))
+	get.AddCommand(getCells(k), getPods(k), getStandby(k), getCapacity(k))
+	root.AddCommand(get, why(k), showVersion(k), backup(k), restore(k), cleanup(k))
 	return root
 }
 

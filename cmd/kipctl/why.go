@@ -115,6 +115,9 @@ func (k *kipctl) explanation(out io.Writer, e *control.Explanation) error {
 		if c.Tunnel != nil {
 			line("Connection", k.connection(c.Tunnel))
 		}
+		if c.Agent != nil {
+			line("Agent", agent(c.Agent))
+		}
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -138,6 +141,28 @@ func (k *kipctl) connection(t *control.Tunnel) string {
 		words = append(words, "last heard "+duration.HumanDuration(k.clock.Since(*t.LastHeard))+" ago")
 	}
 	return strings.Join(words, "; ")
+}
+
+// agent says how the parts of a cell's system fare.
+func agent(a *control.Agent) string {
+	words := nonEmpty(a.Error)
+	for _, c := range a.Components {
+		text := c.Name + " runs"
+		if c.PID == 0 {
+			text = c.Name + " does not run"
+		}
+		switch {
+		case c.Restarts == 1:
+			text += " (restarted once)"
+		case c.Restarts > 1:
+			text += fmt.Sprintf(" (restarted %d times)", c.Restarts)
+		}
+		if c.Waiting != "" {
+			text += ": " + c.Waiting
+		}
+		words = append(words, text)
+	}
+	return orNone(strings.Join(words, "; "))
 }
 
 func (k *kipctl) steps(w io.Writer, e *control.Explanation) {

@@ -62,6 +62,10 @@ type Options struct {
 	NoFsync bool
 	// NodeName is the virtual node, whose kubelet port gets a certificate.
 	NodeName string
+	// AuditLog, if it is set, is the file to which the API server appends a line of
+	// JSON for each stage of each request, with who asked for what: for benchmarks.
+	// It is outside of what the cluster removes.
+	AuditLog string
 	Log      *slog.Logger
 }
 
@@ -164,9 +168,15 @@ func (c *Cluster) start(ctx context.Context) error {
 		return errors.Join(err, listener.Close())
 	}
 	c.opts.Log.Debug("etcd is ready", "after", time.Since(began))
-	c.apiserver = c.run(running, "kube-apiserver", func(ctx context.Context) error {
-		return runAPIServer(ctx, c.apiserverArgs(etcd, bridge.Addr().(*net.TCPAddr)), listener)
-	})
+	args := c.apiserverArgs(etcd, bridge.Addr().(*net.TCPAddr))
+	if c.opts.AuditLog != "" {
+		audit, err := c.auditArgs()
+		if err != nil {
+			return errors.Join(err, listener.Close())
+		}
+		args = append(args, audit...)
+	}
+	c.apiserver = c.run(running, "kube-apiserver", func(ctx context.Context) error { return runAPIServer(ctx, args, listener) })
 	if err := c.ready(ctx); err != nil {
 		return err
 	}

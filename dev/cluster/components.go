@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 
 	"github.com/spf13/pflag"
 	"go.etcd.io/etcd/server/v3/embed"
@@ -106,6 +107,28 @@ func (c *Cluster) apiserverArgs(etcd string, bridge *net.TCPAddr) []string {
 		// This host has routes to pods, and none to Services.
 		"--enable-aggregator-routing=true",
 	}
+}
+
+// auditPolicy logs who asked for what and the answer's code, without bodies,
+// once the answer is there or, for a watch, has begun.
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules: [{level: Metadata}]
+`
+
+// auditArgs are the flags for Options.AuditLog.
+func (c *Cluster) auditArgs() ([]string, error) {
+	policy := c.files.path("pki/audit-policy.yaml")
+	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
+		return nil, fmt.Errorf("write the audit policy: %w", err)
+	}
+	return []string{
+		"--audit-policy-file=" + policy,
+		"--audit-log-path=" + c.opts.AuditLog,
+		// Megabytes: one file, however long the run.
+		"--audit-log-maxsize=100000",
+	}, nil
 }
 
 func (c *Cluster) controllerManagerArgs() []string {

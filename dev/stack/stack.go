@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -53,6 +54,7 @@ type Options struct {
 	ServiceCIDR netip.Prefix
 	Node        string // name of the virtual node
 	NoFsync     bool   // etcd does not wait for the disk
+	AuditLog    string // file for who asked the API server for what; none when empty
 	Verbose     bool   // Kip logs everything
 	Command     string // what the user typed, for whoever meets the lock
 	Log         *slog.Logger
@@ -83,7 +85,11 @@ func (e *HostError) Error() string {
 // Open claims the state folder. It fails with *lock.HeldError when another
 // process has it, and with *HostError when this machine lacks something.
 func Open(o Options) (*Stack, error) {
-	for _, p := range []*string{&o.State, &o.Bin, &o.CellRoot} {
+	paths := []*string{&o.State, &o.Bin, &o.CellRoot}
+	if o.AuditLog != "" {
+		paths = append(paths, &o.AuditLog)
+	}
+	for _, p := range paths {
 		abs, err := filepath.Abs(*p)
 		if err != nil {
 			return nil, fmt.Errorf("folder %s: %w", *p, err)
@@ -186,7 +192,7 @@ func (s *Stack) StartCluster(ctx context.Context) error {
 	var err error
 	s.Cluster, err = cluster.Start(ctx, cluster.Options{
 		StateDir: s.opts.State, Address: s.address, ServiceCIDR: s.opts.ServiceCIDR,
-		NoFsync: s.opts.NoFsync, NodeName: s.opts.Node, Log: s.opts.Log,
+		NoFsync: s.opts.NoFsync, NodeName: s.opts.Node, AuditLog: s.opts.AuditLog, Log: s.opts.Log,
 	})
 	return err
 }
@@ -273,6 +279,7 @@ func (s *Stack) KipCommand() (path string, args, env []string) {
 		"--nodename=" + s.opts.Node,
 		"--node-ip=" + s.address.String(),
 		"--client-ca-file=" + s.Cluster.ClientCA(),
+		"--metrics-addr=" + net.JoinHostPort(s.address.String(), "10255"),
 		"--disable-taint",
 	}
 	if s.opts.Verbose {

@@ -80,6 +80,14 @@ func (a *api) get(path string) (json.RawMessage, bool) {
 	return b, ok
 }
 
+// forget removes an object, and that a collection was watched.
+func (a *api) forget(object, collection string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.objects, object)
+	delete(a.watched, collection)
+}
+
 func (a *api) pod() *corev1.Pod {
 	b, _ := a.get("/api/v1/namespaces/default/pods/hello")
 	var p corev1.Pod
@@ -235,7 +243,7 @@ func TestACellRunsAPod(t *testing.T) {
 	step("root built")
 	place := local.Config{
 		StateDir: filepath.Join(dir, "cloud"), RootDir: root, Bridge: "kipagent0", CIDR: netip.MustParsePrefix("10.118.0.0/16"), Log: log,
-		Catalogue: []catalog.InstanceType{{Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "local"}}}},
+		Catalogue: []catalog.InstanceType{{Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, DiskBytes: 2 << 30, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "local"}}}},
 	}
 	machines, err := local.New(place)
 	must(err)
@@ -271,15 +279,21 @@ func TestACellRunsAPod(t *testing.T) {
 	server := &api{t: t, objects: map[string]json.RawMessage{}, watched: map[string]bool{}, changed: make(chan struct{})}
 	dialer, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: authority, Log: log})
 	must(err)
-	session, err := dialer.Keep(ctx, tunnel.Target{CellID: "c-1", Addr: netip.AddrPortFrom(m.ManagementIP, agentapi.Port), Token: token},
-		server, func(context.Context, string) error { return nil })
-	must(err)
-	defer session.Close()
-	select {
-	case <-session.Ready():
-	case <-ctx.Done():
-		t.Fatal(session.LastError())
+	var session *tunnel.Session
+	keyHash := "" // of the key that the token is spent on
+	connect := func(token pki.Token) {
+		t.Helper()
+		session, err = dialer.Keep(ctx, tunnel.Target{CellID: "c-1", Addr: netip.AddrPortFrom(m.ManagementIP, agentapi.Port), Token: token, KeyHash: keyHash},
+			server, func(_ context.Context, hash string) error { keyHash = hash; return nil })
+		must(err)
+		t.Cleanup(session.Close)
+		select {
+		case <-session.Ready():
+		case <-ctx.Done():
+			t.Fatal(session.LastError())
+		}
 	}
+	connect(token)
 	step("joined")
 
 	call := func(method, path string, body any) (int, string) {
@@ -319,7 +333,7 @@ func TestACellRunsAPod(t *testing.T) {
 		code, _ := call(http.MethodGet, agentapi.PathKubelet+"/healthz", nil)
 		return code == http.StatusOK
 	})
-	wait("node ready", func() bool {
+	nodeReady := func() bool {
 		b, ok := server.get("/api/v1/nodes/kip-0")
 		var n corev1.Node
 		if !ok || json.Unmarshal(b, &n) != nil {
@@ -331,12 +345,34 @@ func TestACellRunsAPod(t *testing.T) {
 			}
 		}
 		return false
-	})
-	wait("kubelet watches its pods", func() bool {
+	}
+	watchesPods := func() bool {
 		server.mu.Lock()
 		defer server.mu.Unlock()
 		return server.watched["/api/v1/pods"]
-	})
+	}
+	wait("node ready", nodeReady)
+	wait("kubelet watches its pods", watchesPods)
+
+	// A machine that boots a second time is the same cell: it has its key and
+	// its certificate, and what it was told.
+	session.Close()
+	must(machines.Stop(ctx, m.ID))
+	server.forget("/api/v1/nodes/kip-0", "/api/v1/pods")
+	restarted := time.Now()
+	must(machines.Start(ctx, m.ID))
+	spent := keyHash
+	connect(pki.Token{})
+	if keyHash != spent || spent == "" {
+		t.Errorf("the cell joined a second time: its key is %q, was %q", keyHash, spent)
+	}
+	step("connected again, without a token, %s after its start", time.Since(restarted))
+	wait("node ready again, without a word from Kip", nodeReady)
+	wait("kubelet watches its pods again", watchesPods)
+	if code, text := call(http.MethodPut, agentapi.PathConfig, config); code != http.StatusOK {
+		t.Fatal(code, text)
+	}
+
 	server.put("/api/v1/namespaces/default/pods/hello", &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"},
 		ObjectMeta: metav1.ObjectMeta{Name: "hello", Namespace: "default", UID: "0b2a2a3e-6a5c-4d7e-9a6a-1f0e6cfa7d11", CreationTimestamp: metav1.Now()},

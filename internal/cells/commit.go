@@ -33,10 +33,16 @@ func (c *Controller) commit(ctx context.Context, entries []*entry, change func(n
 		e.writing.Lock()
 		defer e.writing.Unlock()
 	}
-	for _, e := range entries {
-		if err := c.settle(ctx, e); err != nil {
+	var moved error
+	for _, e := range entries { // all of them: what was written of one was written of all
+		if err := c.settle(ctx, e); errors.Is(err, errMoved) {
+			moved = err
+		} else if err != nil {
 			return err
 		}
+	}
+	if moved != nil {
+		return moved
 	}
 	now := c.cfg.Clock.Now()
 	after := make([]*Cell, len(entries))
@@ -67,7 +73,7 @@ func (c *Controller) commit(ctx context.Context, entries []*entry, change func(n
 	}
 	revision, err := c.cfg.Store.Apply(ctx, changes...)
 	if err != nil {
-		if !refusedWrite(err) {
+		if !notWritten(err) {
 			for n, e := range entries {
 				e.unsure = after[n]
 			}
@@ -84,10 +90,13 @@ func (c *Controller) commit(ctx context.Context, entries []*entry, change func(n
 	return nil
 }
 
-// refusedWrite says that the store has surely not written.
+// refusedWrite says that somebody else writes our records.
 func refusedWrite(err error) bool {
 	return errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrNotLeader)
 }
+
+// notWritten says that the store has surely not written.
+func notWritten(err error) bool { return refusedWrite(err) || errors.Is(err, store.ErrNoSpace) }
 
 // adopt makes a stored record the current one. The caller holds e.writing.
 func (c *Controller) adopt(e *entry, cell *Cell, revision int64) {

@@ -342,10 +342,12 @@ func (c *Controller) store(ctx context.Context, e *entry) error {
 	cell := e.cell()
 	revision, err := c.cfg.Store.Put(ctx, keyPrefix+e.id, cell, 0)
 	c.mu.Lock()
-	if refusedWrite(err) {
+	if notWritten(err) {
 		c.unreserve(e)
 		c.mu.Unlock()
-		c.fail(err)
+		if refusedWrite(err) {
+			c.fail(err)
+		}
 		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)
 	}
 	c.cells[e.id] = e
@@ -490,6 +492,18 @@ func (c *Controller) Link(id string) (Link, bool) {
 		return Link{}, false
 	}
 	return Link{Connected: e.session.Connected(), LastHeard: e.session.LastHeard(), LastError: e.session.LastError()}, true
+}
+
+// Connected is how many cells this process is connected to.
+func (c *Controller) Connected() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.cells {
+		if e.session != nil && e.session.Connected() {
+			n++
+		}
+	}
+	return n
 }
 
 // WaitsFor says what a cell that is not bound yet waits for.

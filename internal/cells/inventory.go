@@ -58,7 +58,9 @@ func (c *Controller) takeInventory(ctx context.Context) {
 	defer idle.Stop()
 	for {
 		began := c.cfg.Clock.Now()
-		list, err := c.cfg.Cloud.List(ctx, c.cfg.ControllerID)
+		call, cancel := context.WithTimeout(ctx, callTimeout)
+		list, err := c.cfg.Cloud.List(call, c.cfg.ControllerID)
+		cancel()
 		if err != nil {
 			if ctx.Err() != nil {
 				return
@@ -115,9 +117,10 @@ func (c *Controller) compare(ctx context.Context, began time.Time, list []cloud.
 			seen.byCell[cell.ID] = id
 			e.seen, e.missing = true, time.Time{}
 		}
-		switch {
-		case cell.Phase == apiv1.Terminating || !cell.Instance.PodIP.IsValid(), cell.Stopped && i.State != cell.Instance.State:
+		if cell.Phase == apiv1.Terminating || !cell.Instance.PodIP.IsValid() || cell.Stopped && i.State != cell.Instance.State {
 			c.queue.Add(cell.ID)
+		}
+		switch {
 		case there, !cell.Live():
 		case e.missing.IsZero():
 			e.missing = began
@@ -155,7 +158,9 @@ func (c *Controller) compare(ctx context.Context, began time.Time, list []cloud.
 			continue
 		}
 		c.cfg.Log.Warn("terminate an instance that has our tags and no cell", "instance", i.ID, "cell", i.Tags[cloud.TagCell])
-		err := c.cfg.Cloud.Terminate(ctx, i.ID)
+		call, cancel := context.WithTimeout(ctx, callTimeout)
+		err := c.cfg.Cloud.Terminate(call, i.ID)
+		cancel()
 		if err != nil {
 			c.cfg.Log.Warn("terminate an orphan", "instance", i.ID, "err", err)
 		}

@@ -63,7 +63,9 @@ func (c *Controller) nobodyElseRuns(ctx context.Context, e *entry) (bool, error)
 		return true, nil
 	}
 	c.warn(cell, "CellUnknown", "Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it", other)
-	if err := c.cfg.Cloud.Terminate(ctx, other...); err != nil {
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if err := c.cfg.Cloud.Terminate(call, other...); err != nil {
 		return false, fmt.Errorf("terminate %v, which may run the same pod: %w", other, err)
 	}
 	return false, nil
@@ -243,6 +245,12 @@ func (c *Controller) launched(cell *Cell, instance cloud.Instance) (outcome, err
 	}
 	cell.Instance, cell.Reason, cell.Offers = &instance, offer.Reason, cell.Offers[:1]
 	cell.step(apiv1.StepLaunched, c.cfg.Clock.Now())
+	if instance.State == cloud.Terminating {
+		// A launch that is sent again is answered with what it once started.
+		cell.Reason, cell.Token = "instance "+instance.ID+" has ended before its launch was known", ""
+		cell.step(apiv1.StepEnded, c.cfg.Clock.Now())
+		return outcome{warning, "CellLost", "Cell " + cell.ID + " is lost: " + cell.Reason}, cell.enter(apiv1.Terminating)
+	}
 	return outcome{normal, "CellLaunched", fmt.Sprintf("Launched instance %s (%s) as cell %s", instance.ID, offer, cell.ID)}, cell.enter(apiv1.Booting)
 }
 

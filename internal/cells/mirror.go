@@ -25,6 +25,9 @@ const LabelController = "kip.elotl.co/controller"
 // faster, and the API server is shared.
 const mirrorDelay = 150 * time.Millisecond
 
+// mirrorWorkers is how many cells are written at the same time.
+const mirrorWorkers = 8
+
 // Mirror writes cells to the Cell resource, for people. Kip never reads it back,
 // but to remove what an earlier run left.
 type Mirror struct {
@@ -68,20 +71,31 @@ func (m *Mirror) Run(ctx context.Context, known []Cell) error {
 	m.adopt(ctx)
 	stop := context.AfterFunc(ctx, m.queue.ShutDown)
 	defer stop()
-	for {
-		id, shutdown := m.queue.Get()
-		if shutdown {
-			return nil
-		}
-		if err := m.write(ctx, id); err != nil {
-			if ctx.Err() == nil {
-				m.log.Warn("mirror a cell", "cell", id, "err", err)
-				m.queue.AddRateLimited(id)
+	var wg sync.WaitGroup
+	for range mirrorWorkers {
+		wg.Go(func() {
+			for {
+				id, shutdown := m.queue.Get()
+				if shutdown {
+					return
+				}
+				m.process(ctx, id)
+				m.queue.Done(id)
 			}
-		} else {
-			m.queue.Forget(id)
-		}
-		m.queue.Done(id)
+		})
+	}
+	wg.Wait()
+	return nil
+}
+
+func (m *Mirror) process(ctx context.Context, id string) {
+	err := m.write(ctx, id)
+	switch {
+	case err == nil:
+		m.queue.Forget(id)
+	case ctx.Err() == nil:
+		m.log.Warn("mirror a cell", "cell", id, "err", err)
+		m.queue.AddRateLimited(id)
 	}
 }
 

@@ -259,6 +259,16 @@ func (c *Controller) countStandby(gone Cell) {
 	}
 }
 
+// EmptyPools ends the standby cells and makes no others, until the process ends.
+func (c *Controller) EmptyPools() {
+	c.mu.Lock()
+	for _, p := range c.pools {
+		p.Count, p.why = 0, ""
+	}
+	c.mu.Unlock()
+	c.refillSoon()
+}
+
 // StandbyState is how a pool fares.
 type StandbyState struct {
 	Name                 string

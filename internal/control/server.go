@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -16,14 +17,18 @@ import (
 	"github.com/elotl/kip/internal/version"
 )
 
-// Config of a Server. All fields are required.
+// Config of a Server. All fields are required, unless they say otherwise.
 type Config struct {
 	// Dir is where the socket is made; it must exist.
 	Dir string
 	// Version of Kip.
 	Version   string
 	Explainer Explainer
-	Log       *slog.Logger
+	// Backup writes a backup of the store. Optional: without it none is served.
+	Backup func(ctx context.Context, w io.Writer) error
+	// Cleaner is optional: without it nothing can be changed through the socket.
+	Cleaner Cleaner
+	Log     *slog.Logger
 }
 
 // Server serves the local socket. Make it with New.
@@ -40,7 +45,16 @@ func New(c Config) (*Server, error) {
 	s := &Server{c: c, mux: http.NewServeMux()}
 	s.mux.HandleFunc("GET "+PathVersion, s.version)
 	s.mux.HandleFunc("GET "+PathWhy, s.why)
-	s.mux.HandleFunc("GET "+PathCells, s.cells)
+	s.mux.HandleFunc("GET "+PathCells, func(w http.ResponseWriter, r *http.Request) { list(s, w, r, c.Explainer.Cells) })
+	s.mux.HandleFunc("GET "+PathStandby, func(w http.ResponseWriter, r *http.Request) { list(s, w, r, c.Explainer.Standby) })
+	s.mux.HandleFunc("GET "+PathCapacity, func(w http.ResponseWriter, r *http.Request) { list(s, w, r, c.Explainer.Capacity) })
+	if c.Backup != nil {
+		s.mux.HandleFunc("GET "+PathBackup, s.backup)
+	}
+	if c.Cleaner != nil {
+		s.mux.HandleFunc("GET "+PathCleanup, s.holdings)
+		s.mux.HandleFunc("POST "+PathCleanup, s.clean)
+	}
 	return s, nil
 }
 
@@ -120,12 +134,76 @@ func (s *Server) why(w http.ResponseWriter, r *http.Request) {
 	s.answer(w, e, err)
 }
 
-func (s *Server) cells(w http.ResponseWriter, r *http.Request) {
-	list, err := s.c.Explainer.Cells(r.Context())
-	if list == nil {
-		list = []Cell{}
+func list[T any](s *Server, w http.ResponseWriter, r *http.Request, of func(context.Context) ([]T, error)) {
+	all, err := of(r.Context())
+	if all == nil {
+		all = []T{}
 	}
-	s.answer(w, list, err)
+	s.answer(w, all, err)
+}
+
+// backup streams. Its first bytes settle the status, so that what goes wrong
+// later is told in a trailer.
+func (s *Server) backup(w http.ResponseWriter, r *http.Request) {
+	out := &firstWrite{ResponseWriter: w}
+	err := s.c.Backup(r.Context(), out)
+	switch {
+	case err == nil:
+	case !out.begun:
+		s.answer(w, nil, err)
+	default:
+		s.c.Log.Warn("a backup was cut off", "err", err)
+		w.Header().Set(http.TrailerPrefix+BackupError, err.Error())
+	}
+}
+
+// firstWrite knows whether an answer has begun.
+type firstWrite struct {
+	http.ResponseWriter
+	begun bool
+}
+
+func (f *firstWrite) Write(p []byte) (int, error) {
+	if !f.begun {
+		f.Header().Set("Content-Type", "application/x-ndjson")
+		f.begun = true
+	}
+	return f.ResponseWriter.Write(p)
+}
+
+func (s *Server) holdings(w http.ResponseWriter, r *http.Request) {
+	h, err := s.c.Cleaner.Holdings(r.Context())
+	s.answer(w, h, err)
+}
+
+// clean streams what a cleanup does, until it is done or whoever asked for it
+// goes away.
+func (s *Server) clean(w http.ResponseWriter, r *http.Request) {
+	timeout, err := time.ParseDuration(r.FormValue("timeout"))
+	if err != nil || timeout <= 0 {
+		s.write(w, http.StatusBadRequest, problem{fmt.Sprintf("timeout is %q: it must be a duration above 0, such as 10m", r.FormValue("timeout"))})
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(r.Context(), timeout, fmt.Errorf("the cleanup has not ended within %s", timeout))
+	defer cancel()
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	out, flush := json.NewEncoder(w), http.NewResponseController(w)
+	send := func(p Progress) {
+		p.Time = time.Now().UTC()
+		if err := errors.Join(out.Encode(p), flush.Flush()); err != nil {
+			s.c.Log.Debug("local socket: nobody hears of the cleanup", "err", err)
+		}
+	}
+	h, err := s.c.Cleaner.Clean(ctx, func(message string) {
+		s.c.Log.Info("cleanup", "step", message)
+		send(Progress{Message: message})
+	})
+	last := Progress{Holdings: &h}
+	if err != nil {
+		s.c.Log.Error("cleanup", "err", err)
+		last.Error = err.Error()
+	}
+	send(last)
 }
 
 func (s *Server) answer(w http.ResponseWriter, v any, err error) {

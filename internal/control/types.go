@@ -3,12 +3,14 @@ package control
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
-// Paths of the API. All are asked with GET.
+// Paths of the API. All are asked with GET, and change nothing then.
 const (
 	// PathVersion returns a Version.
 	PathVersion = "/v1/version"
@@ -16,7 +18,20 @@ const (
 	PathWhy = "/v1/why"
 	// PathCells returns a list of Cell.
 	PathCells = "/v1/cells"
+	// PathStandby returns a list of Pool.
+	PathStandby = "/v1/standby"
+	// PathCapacity returns a list of Shortage.
+	PathCapacity = "/v1/capacity"
+	// PathBackup streams a backup of the store. One that is cut off, for a
+	// reason that may stand in the trailer BackupError, is worth nothing.
+	PathBackup = "/v1/backup"
+	// PathCleanup returns the Holdings. POST ends them and streams Progress, a
+	// line each.
+	PathCleanup = "/v1/cleanup"
 )
+
+// BackupError is the HTTP trailer that says why a backup was cut off.
+const BackupError = "Kip-Error"
 
 // SocketName is the socket's name in its folder.
 const SocketName = "kip.sock"
@@ -28,6 +43,19 @@ type Explainer interface {
 	Why(ctx context.Context, namespace, pod string) (Explanation, error)
 	// Cells returns every cell of this Kip, in any order.
 	Cells(ctx context.Context) ([]Cell, error)
+	// Standby returns the standby pools, in order of name.
+	Standby(ctx context.Context) ([]Pool, error)
+	// Capacity returns what is known to be out of capacity now.
+	Capacity(ctx context.Context) ([]Shortage, error)
+}
+
+// Cleaner ends what this Kip has made.
+type Cleaner interface {
+	// Holdings says what there is, and changes nothing.
+	Holdings(ctx context.Context) (Holdings, error)
+	// Clean ends it, and tells what it waits for by say. It returns what there
+	// is afterwards, and an error if that is not nothing.
+	Clean(ctx context.Context, say func(string)) (Holdings, error)
 }
 
 // ErrNotFound says that what was asked for is not known here.
@@ -97,6 +125,117 @@ type Cell struct {
 	// Tunnel is Kip's connection to the cell; nil when there is none yet, or
 	// when it is not known.
 	Tunnel *Tunnel `json:"tunnel,omitempty"`
+	// Agent is what a booting cell's agent says; nil when it was not asked.
+	Agent *Agent `json:"agent,omitempty"`
+}
+
+// Agent is how the parts of a cell's system fare.
+type Agent struct {
+	Components []Component `json:"components,omitempty"`
+	// Error is why the agent could not be asked.
+	Error string `json:"error,omitempty"`
+}
+
+// Component is one process that the agent supervises.
+type Component struct {
+	Name string `json:"name"`
+	// PID is 0 when it does not run.
+	PID      int `json:"pid"`
+	Restarts int `json:"restarts,omitempty"`
+	// Waiting says what a component that does not run waits for.
+	Waiting string `json:"waiting,omitempty"`
+}
+
+// Pool is how a standby pool fares.
+type Pool struct {
+	Name    string `json:"name"`
+	Want    int    `json:"want"`
+	Ready   int    `json:"ready"`
+	Booting int    `json:"booting"`
+	// Why says why it is not full; empty when it only takes time.
+	Why string `json:"why,omitempty"`
+}
+
+// Shortage is what is out of capacity. An empty field stands for all.
+type Shortage struct {
+	InstanceType string `json:"instanceType,omitempty"`
+	Zone         string `json:"zone,omitempty"`
+	Subnet       string `json:"subnet,omitempty"`
+	// LaunchType is Spot or On-Demand.
+	LaunchType string `json:"launchType,omitempty"`
+	// Until is when it is tried again.
+	Until time.Time `json:"until"`
+	// Why is the cloud's reason.
+	Why string `json:"why,omitempty"`
+}
+
+// Holdings are what one Kip has in the cloud, in the cluster and in its store.
+type Holdings struct {
+	// Node is the virtual node, NodeExists whether the cluster has its object
+	// and NodeLease whether it has its lease.
+	Node       string `json:"node"`
+	NodeExists bool   `json:"nodeExists"`
+	NodeLease  bool   `json:"nodeLease"`
+	// Pods bound to the node: NAMESPACE/POD.
+	Pods []string `json:"pods"`
+	// Cells: the name and what it does or waits for.
+	Cells []string `json:"cells"`
+	// Instances that the cloud lists for this Kip: the ID, and the cell.
+	Instances []string `json:"instances"`
+	// CellResources are the objects of kind Cell of this Kip.
+	CellResources []string `json:"cellResources"`
+	// Records are those of the store, counted by the first part of their keys.
+	// They are not part of what Clean ends.
+	Records map[string]int `json:"records"`
+	// Store is where the records are, and how they are removed.
+	Store string `json:"store"`
+}
+
+// Left names what there is of all that Clean ends; empty if there is nothing.
+func (h Holdings) Left() []string {
+	var left []string
+	for _, part := range []struct {
+		what  string
+		names []string
+	}{{"instance", h.Instances}, {"cell", h.Cells}, {"pod", h.Pods}, {"Cell resource", h.CellResources}} {
+		if len(part.names) > 0 {
+			left = append(left, fmt.Sprintf("%s (%s)", Count(len(part.names), part.what), Some(part.names)))
+		}
+	}
+	if h.NodeExists {
+		left = append(left, "node "+h.Node)
+	}
+	if h.NodeLease {
+		left = append(left, "the lease of node "+h.Node)
+	}
+	return left
+}
+
+// Count says how many there are of a thing.
+func Count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// Some joins the first names of a list that may be long.
+func Some(names []string) string {
+	const most = 5
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return strings.Join(names, ", ")
+}
+
+// Progress is a line of the answer to a POST at PathCleanup. The last has
+// Holdings, or Error, or both; all others have Message.
+type Progress struct {
+	Time    time.Time `json:"time"`
+	Message string    `json:"message,omitempty"`
+	// Holdings is what is left.
+	Holdings *Holdings `json:"holdings,omitempty"`
+	Error    string    `json:"error,omitempty"`
 }
 
 // Tunnel is how the connection to a cell fares.

@@ -76,8 +76,9 @@ type Controller struct {
 	queue workqueue.TypedRateLimitingInterface[cache.ObjectName]
 	ready chan struct{}
 
-	mu   sync.Mutex
-	pods map[types.UID]*waiting
+	mu     sync.Mutex
+	pods   map[types.UID]*waiting
+	paused string // why no cells are requested, if set
 }
 
 // waiting is what is known about a pod between its cells.
@@ -107,16 +108,11 @@ func New(cfg Config) (*Controller, error) {
 		ready: make(chan struct{}),
 		pods:  map[types.UID]*waiting{},
 	}
-	enqueue := func(obj any) {
-		if name, err := cache.DeletionHandlingObjectToName(obj); err == nil {
-			c.queue.Add(name)
-		}
-	}
 	if _, err := cfg.Pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    enqueue,
-		UpdateFunc: func(_, obj any) { enqueue(obj) },
+		AddFunc:    c.enqueue,
+		UpdateFunc: func(_, obj any) { c.enqueue(obj) },
 		DeleteFunc: func(obj any) {
-			enqueue(obj)
+			c.enqueue(obj)
 			if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = last.Obj
 			}
@@ -128,6 +124,12 @@ func New(cfg Config) (*Controller, error) {
 		return nil, fmt.Errorf("watch pods: %w", err)
 	}
 	return c, nil
+}
+
+func (c *Controller) enqueue(obj any) {
+	if name, err := cache.DeletionHandlingObjectToName(obj); err == nil {
+		c.queue.Add(name)
+	}
 }
 
 // CellChanged learns from the end of a pod's cell, and wakes the pod. It does not
@@ -181,6 +183,7 @@ func (c *Controller) note(uid types.UID, change func(*waiting)) {
 
 // Run reconciles until ctx ends.
 func (c *Controller) Run(ctx context.Context) error {
+	defer c.queue.ShutDown()
 	if !cache.WaitForCacheSync(ctx.Done(), c.cfg.Pods.HasSynced) {
 		return nil
 	}
@@ -287,13 +290,17 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		w.until = time.Time{} // it may fit now
 	}
 	w.generation, w.annotations = pod.Generation, pod.Annotations
-	until, attempt, seen, failures, ran := w.until, w.attempts+1, w.seen, w.failures, w.ran
+	until, attempt, seen, failures, ran, paused := w.until, w.attempts+1, w.seen, w.failures, w.ran, c.paused
 	c.mu.Unlock()
 	if (ran || started(pod)) && pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
 		return 0, c.fail(ctx, pod, "CellLost", "The cell that ran the pod was lost, and the pod's restartPolicy is Never")
 	}
 	if c.cfg.MaxAttempts > 0 && failures >= c.cfg.MaxAttempts {
 		return 0, c.fail(ctx, pod, "CellsNotReady", fmt.Sprintf("%d cells in a row were launched for the pod and none became ready (cells.maxAttempts)", failures))
+	}
+	if paused != "" {
+		c.waits(pod, "Paused", paused, time.Time{})
+		return 0, nil
 	}
 	if until.After(now) {
 		return until.Sub(now), nil
@@ -442,6 +449,18 @@ func (c *Controller) Waiting(uid types.UID) string {
 		return w.why
 	}
 	return ""
+}
+
+// WaitingPods is how many pods have no cell, for a reason that was reported.
+func (c *Controller) WaitingPods() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, w := range c.pods {
+		if w.why != "" {
+			n++
+		}
+	}
+	return n
 }
 
 func (c *Controller) forget(uid types.UID) {

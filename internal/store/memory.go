@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -66,6 +67,9 @@ func (m *memory) read(ctx context.Context, key, end string, _ int64) (page, erro
 func (m *memory) write(ctx context.Context, op string, writes []write, f *fence) (outcome, error) {
 	if err := ctx.Err(); err != nil {
 		return outcome{}, err
+	}
+	if f != nil {
+		return outcome{}, errors.New("a store in memory knows no fence")
 	}
 	keys := make([]string, len(writes))
 	for i, w := range writes {

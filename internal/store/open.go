@@ -26,6 +26,15 @@ import (
 // shared; the version in it is that of the schema.
 const root = "/kip/v1/"
 
+// Open opens the store of a Kip: that of an existing etcd cluster if x has
+// endpoints, else one of its own in dir, as OpenEmbedded and OpenExternal do.
+func Open(ctx context.Context, dir, configFile string, x External) (*Store, error) {
+	if len(x.Endpoints) > 0 {
+		return OpenExternal(ctx, x)
+	}
+	return OpenEmbedded(ctx, dir, configFile)
+}
+
 // startTimeout bounds the start of an embedded etcd: replaying its log takes
 // well under a second a gigabyte.
 const startTimeout = time.Minute

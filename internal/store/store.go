@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/etcdserver"
@@ -35,6 +36,7 @@ type Store struct {
 	backend backend
 	prefix  string
 	fence   *fence
+	observe func(op string, took time.Duration, err error)
 	close   func() error
 	done    <-chan struct{}
 	// of an embedded etcd
@@ -135,7 +137,25 @@ func (s *Store) Delete(ctx context.Context, key string, revision int64) error {
 	return err
 }
 
+// Observed returns a view that tells of each of its writes: which method it was
+// (put, delete, apply), how long it took, and how it ended.
+func (s *Store) Observed(observe func(op string, took time.Duration, err error)) *Store {
+	v := s.Within("")
+	v.observe = observe
+	return v
+}
+
 func (s *Store) apply(ctx context.Context, op string, changes []Change) (int64, error) {
+	if s.observe == nil || len(changes) == 0 {
+		return s.write(ctx, op, changes)
+	}
+	began := time.Now()
+	revision, err := s.write(ctx, op, changes)
+	s.observe(op, time.Since(began), err)
+	return revision, err
+}
+
+func (s *Store) write(ctx context.Context, op string, changes []Change) (int64, error) {
 	if len(changes) == 0 {
 		return 0, nil
 	}
@@ -250,6 +270,9 @@ func (s *Store) Within(prefix string) *Store {
 	v.prefix, v.close = s.prefix+prefix, func() error { return nil }
 	return &v
 }
+
+// Prefix is what the keys of this view begin with in etcd; it ends in "/".
+func (s *Store) Prefix() string { return s.prefix }
 
 // Healthy returns an error unless a linearised read works.
 func (s *Store) Healthy(ctx context.Context) error {

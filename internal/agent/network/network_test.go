@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/vishvananda/netlink"
@@ -247,6 +248,47 @@ func TestPreparingAnswersForThePodAndNoLongerForAnEarlierOne(t *testing.T) {
 		if b, err := os.ReadFile("/proc/sys/net/" + key); err != nil || strings.TrimSpace(string(b)) != want {
 			t.Errorf("%s is %q, %v", key, b, err)
 		}
+	}
+}
+
+func TestThePodIsStillAnsweredForAfterTheLinkWasDown(t *testing.T) {
+	machine(t)
+	if err := Prepare(podIP, nodeIP); err != nil {
+		t.Fatal(err)
+	}
+	peer, err := netlink.LinkByName("peer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	up, err := netlink.LinkByName("up")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The kernel deals with a lost carrier in its own time, in order.
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for step, set := range []func(netlink.Link) error{netlink.LinkSetUp, netlink.LinkSetDown, netlink.LinkSetUp} {
+		if err := set(peer); err != nil {
+			t.Fatal(err)
+		}
+		deadline := time.Now().Add(30 * time.Second)
+		for {
+			link, err := netlink.LinkByName("up")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if (link.Attrs().OperState == netlink.OperUp) == (step != 1) {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("the uplink stays %s", link.Attrs().OperState)
+			}
+			<-tick.C
+		}
+	}
+	proxies, err := netlink.NeighProxyList(up.Attrs().Index, unix.AF_INET)
+	if err != nil || len(proxies) != 1 || !proxies[0].IP.Equal(podIP.AsSlice()) {
+		t.Errorf("answers for %v, %v", proxies, err)
 	}
 }
 

@@ -46,7 +46,12 @@ func Prepare(podIP, nodeIP netip.Addr) error {
 			return fmt.Errorf("remove the proxy neighbour %s of an earlier pod address: %w", n.IP, err)
 		}
 	}
-	proxy := &netlink.Neigh{LinkIndex: uplink.Attrs().Index, Family: unix.AF_INET, Flags: netlink.NTF_PROXY, IP: podIP.AsSlice()}
+	proxy := &netlink.Neigh{
+		LinkIndex: uplink.Attrs().Index, Family: unix.AF_INET, Flags: netlink.NTF_PROXY, IP: podIP.AsSlice(),
+		// Or the entry goes when the link loses its carrier, and the pod could
+		// not be found any more once it is back.
+		State: netlink.NUD_PERMANENT,
+	}
 	if err := netlink.NeighSet(proxy); err != nil {
 		return fmt.Errorf("answer for %s on %s: %w", podIP, name, err)
 	}

@@ -28,7 +28,8 @@ type Cloud struct {
 	cfg         Config
 	hierarchies hierarchies
 	network     network
-	bridge      int // the device's index
+	bridge      int    // the device's index
+	mkfs        string // makes disks; "" where that cannot be done
 	unlock      func()
 
 	// ctx ends with Close; it bounds the goroutines that own machines.
@@ -107,9 +108,13 @@ func New(cfg Config) (_ *Cloud, err error) {
 		return nil, fmt.Errorf("local cloud: %w", err)
 	}
 	raiseLimits(cfg.Log)
+	mkfs, err := findMkfs()
+	if err != nil {
+		cfg.Log.Warn("machines can fill the host's disk: theirs have no limit", "err", err)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Cloud{
-		cfg: cfg, hierarchies: hs, network: network{cfg.CIDR}, unlock: unlock,
+		cfg: cfg, hierarchies: hs, network: network{cfg.CIDR}, mkfs: mkfs, unlock: unlock,
 		ctx: ctx, cancel: cancel,
 		machines: map[string]*machine{}, tokens: map[string]*machine{},
 	}

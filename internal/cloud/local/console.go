@@ -62,7 +62,7 @@ func readTail(path string) ([]byte, error) {
 // ConsoleOutput returns the last 64 KiB that a machine wrote to its console.
 func (c *Cloud) ConsoleOutput(_ context.Context, id string) ([]byte, error) {
 	if !instanceID.MatchString(id) {
-		return nil, fmt.Errorf("console of %q: not an instance ID: want i- and 16 hexadecimal digits", id)
+		return nil, fmt.Errorf("console: %w", notAnID(id))
 	}
 	b, err := readTail(c.cfg.consolePath(id))
 	if err != nil {

@@ -39,7 +39,11 @@ func halt(ctx context.Context, cfg Config, hs hierarchies, id string, p process)
 	if err := unplug(linkName(id)); err != nil {
 		return err
 	}
-	return unmountUnder(cfg.machineDir(id))
+	dir := cfg.machineDir(id)
+	if err := unmountUnder(dir); err != nil {
+		return err
+	}
+	return freeDisk(ctx, cfg.Clock, dir)
 }
 
 // destroy removes all of one machine that is on the host, its record last. Like
@@ -157,7 +161,8 @@ func destroyAll(ctx context.Context, cfg Config) error {
 
 // Leftovers names everything on this host that belongs to the cloud in
 // cfg.StateDir and should not be there when it has no machine: processes,
-// cgroups, network devices (the bridge included), mounts, folders. It changes
+// cgroups, network devices (the bridge included), mounts, loop devices, folders.
+// It changes
 // nothing and needs no Cloud.
 func Leftovers(ctx context.Context, cfg Config) ([]string, error) {
 	cfg, err := cfg.withDefaults()
@@ -212,6 +217,13 @@ func Leftovers(ctx context.Context, cfg Config) ([]string, error) {
 	}
 	for _, m := range mounts {
 		found = append(found, "mount "+m)
+	}
+	loops, err := loopsOf(cfg.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range loops {
+		found = append(found, "loop device "+l)
 	}
 	slices.Sort(found)
 	return found, ctx.Err()

@@ -33,7 +33,7 @@ func Interrupt(cfg Config, id string, at time.Time) error {
 		return err
 	}
 	if !instanceID.MatchString(id) {
-		return fmt.Errorf("interrupt %q: not an instance ID: want i- and 16 hexadecimal digits", id)
+		return fmt.Errorf("interrupt: %w", notAnID(id))
 	}
 	if _, err := os.Stat(cfg.machineDir(id)); err != nil {
 		return fmt.Errorf("interrupt %s: there is no such machine: %w", id, err)

@@ -203,7 +203,7 @@ func (c *Cloud) make(ctx context.Context, rec *record, t catalog.InstanceType, u
 		return nil, fmt.Errorf("record the machine: %w", err)
 	}
 	c.cfg.reached("recorded")
-	return c.boot(ctx, rec, t, func() error { return c.populate(rec.Instance, userData) })
+	return c.boot(ctx, rec, t, func() error { return c.populate(ctx, rec.Instance, t.DiskBytes, userData) })
 }
 
 // boot starts the machine; fill makes its folder ready meanwhile. After an error
@@ -284,15 +284,20 @@ func (c *Cloud) spec(i cloud.Instance, t catalog.InstanceType) spec {
 
 // populate fills the machine's folder: what its root adds to RootDir, and its
 // disk.
-func (c *Cloud) populate(i cloud.Instance, userData []byte) error {
+func (c *Cloud) populate(ctx context.Context, i cloud.Instance, diskBytes int64, userData []byte) error {
 	dir := c.cfg.machineDir(i.ID)
+	if c.mkfs != "" && diskBytes > 0 {
+		if err := c.makeDisk(ctx, i.ID, diskBytes); err != nil {
+			return fmt.Errorf("make a disk of %d bytes: %w", diskBytes, err)
+		}
+	}
 	for _, d := range []struct {
 		path string
 		mode os.FileMode
 	}{
 		{"root", 0o755}, {"work", 0o755}, {"upper", 0o755}, {"upper/etc", 0o755}, {"upper/tmp", 0o777 | os.ModeSticky},
 		{"upper/var", 0o755}, {"upper/var/lib", 0o755}, {"upper/var/lib/cloud", 0o755}, {"upper/var/lib/cloud/seed", 0o700},
-		{"disk", 0o755}, {filepath.Join("disk", diskName(diskDirs[0])), 0o755}, {filepath.Join("disk", diskName(diskDirs[1])), 0o755},
+		{"disk", 0o755},
 	} {
 		p := filepath.Join(dir, d.path)
 		if err := os.Mkdir(p, d.mode); err != nil {

@@ -98,7 +98,7 @@ echo "exit=$?"
 func testDir() string { return filepath.Join(os.TempDir(), "kip-local-test") }
 
 var testTypes = []catalog.InstanceType{
-	{Name: "nano", MilliCPU: 250, MemoryBytes: 256 << 20, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "local"}}},
+	{Name: "nano", MilliCPU: 250, MemoryBytes: 256 << 20, DiskBytes: 64 << 20, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "local"}}},
 	{Name: "xlarge", MilliCPU: 4000, MemoryBytes: 3 << 30, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "local"}}},
 }
 

@@ -26,8 +26,8 @@ type record struct {
 const recordName = "record.json"
 
 // write replaces the record in dir in one step. It does not sync: the record
-// must survive the death of this process, and the death of the host ends the
-// machine anyway. A record that a host's crash left half-written reads as an
+// must survive the death of this process, and a crash of the host ends the
+// machine anyway, unless it is stopped. A record that a host's crash left half-written reads as an
 // error, and its machine is removed by the folder's name.
 func (r record) write(dir string) error {
 	data, err := json.MarshalIndent(r, "", "  ")

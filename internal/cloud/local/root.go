@@ -15,8 +15,8 @@ import (
 // namespace mount these only where it can see one that nothing covers.
 const hidden = "/dev/.kip"
 
-// diskDirs are the directories of a machine that lie straight on the host's
-// disk: overlay mounts cannot be stacked on the overlay that the root is.
+// diskDirs are the directories of a machine that lie straight on a disk, its own
+// or the host's: overlay mounts cannot be stacked on the overlay that the root is.
 var diskDirs = []string{"/var/lib/containerd", "/var/lib/kubelet"}
 
 func diskName(dir string) string { return filepath.Base(dir) }
@@ -34,6 +34,7 @@ func (s spec) root() error {
 	s.devices(b)
 	s.hardware(b)
 	s.cgroups(b)
+	s.disk(b)
 	for _, d := range diskDirs {
 		b.bind(filepath.Join(s.Dir, "disk", diskName(d)), d)
 	}
@@ -42,6 +43,26 @@ func (s spec) root() error {
 		return b.err
 	}
 	return s.enter(b.root)
+}
+
+// disk makes the directories that diskDirs are shown from: on the machine's own
+// disk, if it has one, else on the host's.
+func (s spec) disk(b *build) {
+	dir := filepath.Join(s.Dir, "disk")
+	b.do("mount the disk for", diskDirs[0], func(string) error {
+		image := filepath.Join(s.Dir, diskImage)
+		if _, err := os.Stat(image); err == nil {
+			if err := mountDisk(image, dir); err != nil {
+				return err
+			}
+		}
+		for _, d := range diskDirs {
+			if err := os.MkdirAll(filepath.Join(dir, diskName(d)), 0o755); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // enter makes root the root and lets go of the host's.
@@ -162,8 +183,8 @@ func (b *build) do(what, path string, f func(target string) error) {
 func (b *build) overlay(lower, upper, work string) {
 	b.do("mount the overlay of "+lower+" and "+upper+" on", "/", func(target string) error {
 		options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, work)
-		// Volatile: ending a machine does not flush the host's disk, and
-		// nothing of its root is ever used again.
+		// Volatile: ending a machine does not flush the host's disk. What it
+		// wrote is used again only if it was stopped, and see restart for that.
 		err := unix.Mount("overlay", target, "overlay", 0, options+",volatile")
 		if errors.Is(err, unix.EINVAL) { // before Linux 5.10
 			err = unix.Mount("overlay", target, "overlay", 0, options)

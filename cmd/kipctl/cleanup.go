@@ -1,0 +1,95 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/elotl/kip/internal/control"
+)
+
+func cleanup(k *kipctl) *cobra.Command {
+	var yes bool
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "cleanup --yes",
+		Short: "End all pods, cells and instances of this Kip, and remove its node: before Kip is uninstalled",
+		Long: "End all that this Kip has made, and prove that nothing is left.\n\n" +
+			"It DELETES EVERY POD on Kip's virtual node, each with its grace period and without regard to\n" +
+			"PodDisruptionBudgets; pods of a Deployment and the like wait for another node. It terminates every\n" +
+			"cell, standby cells too, and every instance in the cloud that has this Kip's tags, and removes the\n" +
+			"Cell resources, the node and its lease.\n\n" +
+			"Without --yes it says what there is and changes nothing. It can be interrupted and run again: until\n" +
+			"then Kip stays as it is, makes no cells, and its node takes no pods. To keep Kip after all, restart\n" +
+			"it and `kubectl uncordon` the node. What is left in Kip's store is for you to remove. The exit\n" +
+			"status is not 0 if anything is left, or if it is not known whether anything is.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if timeout <= 0 {
+				return fmt.Errorf("--timeout is %s: it must be above 0", timeout)
+			}
+			path, _ := k.socketPath()
+			client := control.NewClient(path)
+			if !yes {
+				h, err := client.Holdings(cmd.Context())
+				if err != nil {
+					return err
+				}
+				if err := k.print(h, func(w io.Writer) error { return holdings(w, h) }); err != nil {
+					return err
+				}
+				if len(h.Left()) == 0 {
+					fmt.Fprintln(k.err, "There is nothing to clean up.")
+					return nil
+				}
+				return errors.New("nothing was done: --yes ends all of this, and deletes the pods")
+			}
+			h, err := client.Cleanup(cmd.Context(), timeout, func(p control.Progress) {
+				fmt.Fprintf(k.err, "%s %s\n", p.Time.Local().Format(time.TimeOnly), p.Message)
+			})
+			if h.Node != "" {
+				if err := k.print(h, func(w io.Writer) error { return holdings(w, h) }); err != nil {
+					return err
+				}
+			}
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(k.err, "Clean: nothing of this Kip is left in the cloud or in the cluster. It makes nothing new until it is\n"+
+				"started again: stop it, and remove it.\n")
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "do it")
+	cmd.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "how `long` it may take")
+	return cmd
+}
+
+// holdings writes what there is of a Kip.
+func holdings(w io.Writer, h control.Holdings) error {
+	t := table(w, "WHAT", "COUNT", "NAMES")
+	for _, part := range []struct {
+		what  string
+		names []string
+	}{{"pods", h.Pods}, {"cells", h.Cells}, {"instances", h.Instances}, {"Cell resources", h.CellResources}} {
+		t.row(part.what, strconv.Itoa(len(part.names)), cmp.Or(control.Some(part.names), "-"))
+	}
+	there := func(is bool) string {
+		if is {
+			return "there"
+		}
+		return "gone"
+	}
+	t.row("node", there(h.NodeExists), h.Node)
+	t.row("node lease", there(h.NodeLease), h.Node)
+	if err := t.w.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\nRecords of Kip's store, which stay: %s\nThey are %s\n", counted(h.Records), h.Store)
+	return err
+}

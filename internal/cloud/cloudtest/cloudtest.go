@@ -1,0 +1,489 @@
+package cloudtest
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// Subject is a cloud to be tested.
+type Subject struct {
+	// New returns a cloud that shows no instance to any of Owners, and ends it
+	// with t.
+	New func(t *testing.T) cloud.Cloud
+	// Bubble runs each test: testing/synctest.Test for a cloud on virtual time.
+	// Without it, tests wait in real time.
+	Bubble func(t *testing.T, test func(*testing.T))
+	// Offering picks what is launched; the cheapest when nil.
+	Offering func([]catalog.InstanceType) (catalog.InstanceType, catalog.Offering)
+	// UserData is given to each machine.
+	UserData []byte
+	// Patience is how long a cloud may take to show what was done; five minutes
+	// when 0.
+	Patience time.Duration
+	// ForgetsTokens is for a cloud that forgets a token with its instances.
+	ForgetsTokens bool
+}
+
+// Owners are the values of cloud.TagOwner that the tests use.
+var Owners = []string{"cloudtest-a", "cloudtest-b"}
+
+// Run tests a cloud.
+func Run(t *testing.T, s Subject) {
+	if s.Bubble == nil {
+		s.Bubble = func(t *testing.T, test func(*testing.T)) { test(t) }
+	}
+	if s.Offering == nil {
+		s.Offering = Cheapest
+	}
+	s.Patience = cmp.Or(s.Patience, 5*time.Minute)
+	for _, test := range []struct {
+		name string
+		run  func(*trial)
+	}{
+		{"has a name and something to sell", catalogue},
+		{"launches an instance for each machine, in their order", launchesInOrder},
+		{"launches once for a token", launchesOnce},
+		{"launches once for a token used by many at a time", launchesOnceAtATime},
+		{"launches nothing anew when the instances of a token have ended", remembersTokens},
+		{"launches nothing when a token is used for another request", refusesOtherRequests},
+		{"refuses bad requests, having started nothing", refusesBadRequests},
+		{"lists the instances of the owner only", listsByOwner},
+		{"terminates, again and again", terminatesRepeatedly},
+		{"terminates what it knows among what it does not know", terminatesUnknown},
+		{"gives each answer to its caller alone", sharesNothing},
+		{"does nothing when the context has ended", heedsContext},
+		{"stops and starts", stopsAndStarts},
+		{"watches for interruptions until the context ends", watchesInterruptions},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s.Bubble(t, func(t *testing.T) {
+				test.run(&trial{T: t, Subject: s, cloud: s.New(t)})
+			})
+		})
+	}
+}
+
+// Cheapest is what costs least.
+func Cheapest(types []catalog.InstanceType) (catalog.InstanceType, catalog.Offering) {
+	var best catalog.InstanceType
+	var offering catalog.Offering
+	for _, t := range types {
+		for _, o := range t.Offerings {
+			if best.Name == "" || o.PricePerHour < offering.PricePerHour {
+				best, offering = t, o
+			}
+		}
+	}
+	return best, offering
+}
+
+// trial is one test of one cloud.
+type trial struct {
+	*testing.T
+	Subject
+	cloud  cloud.Cloud
+	tokens int
+}
+
+// request is for n machines, with a token of its own.
+func (t *trial) request(owner string, n int) cloud.LaunchRequest {
+	t.Helper()
+	types, err := t.cloud.Catalogue(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	typ, offering := t.Offering(types)
+	t.tokens++
+	r := cloud.LaunchRequest{
+		Token: fmt.Sprintf("cloudtest-%d-%d", time.Now().UnixNano(), t.tokens), InstanceType: typ.Name,
+		Zone: offering.Zone, Subnet: offering.Subnet, Spot: offering.Spot,
+	}
+	for i := range n {
+		r.Machines = append(r.Machines, cloud.Machine{UserData: t.UserData, Tags: map[string]string{
+			cloud.TagOwner: owner, cloud.TagCell: fmt.Sprintf("cell-%d-%d", t.tokens, i), cloud.TagName: "Kip's cloud tests",
+		}})
+	}
+	return r
+}
+
+func (t *trial) launch(r cloud.LaunchRequest) []cloud.Instance {
+	t.Helper()
+	got, err := t.cloud.Launch(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// A cloud that costs money is left empty, whatever the test found.
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		t.cloud.Terminate(ctx, ids(got)...)
+	})
+	if len(got) != len(r.Machines) {
+		t.Fatalf("launched %d machines; got %d instances", len(r.Machines), len(got))
+	}
+	for i, instance := range got {
+		if instance.ID == "" {
+			t.Fatalf("machine %d was not started; the tests need a cloud with capacity for it", i)
+		}
+	}
+	return got
+}
+
+func (t *trial) list(owner string) []cloud.Instance {
+	t.Helper()
+	list, err := t.cloud.List(t.Context(), owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(list, func(a, b cloud.Instance) int { return cmp.Compare(a.ID, b.ID) })
+	return list
+}
+
+func ids(list []cloud.Instance) []string {
+	var all []string
+	for _, i := range list {
+		if i.ID != "" {
+			all = append(all, i.ID)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// eventually waits until the owner's list is as wanted.
+func (t *trial) eventually(owner, what string, wanted func([]cloud.Instance) bool) []cloud.Instance {
+	t.Helper()
+	deadline := time.Now().Add(t.Patience)
+	for {
+		list := t.list(owner)
+		if wanted(list) {
+			return list
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v the list of %s is not %s: %+v", t.Patience, owner, what, list)
+		}
+		// Of a cloud there is no other news than the next list.
+		select {
+		case <-time.After(t.Patience / 300):
+		case <-t.Context().Done():
+			t.Fatal(t.Context().Err())
+		}
+	}
+}
+
+func (t *trial) eventuallyRunning(owner string, want []string) []cloud.Instance {
+	t.Helper()
+	return t.eventually(owner, fmt.Sprintf("%v, running, with addresses", want), func(list []cloud.Instance) bool {
+		for _, i := range list {
+			if i.State != cloud.Running || !i.ManagementIP.IsValid() || !i.PodIP.IsValid() {
+				return false
+			}
+		}
+		return slices.Equal(ids(list), want)
+	})
+}
+
+func (t *trial) eventuallyEmpty(owner string) {
+	t.Helper()
+	t.eventually(owner, "empty", func(list []cloud.Instance) bool { return len(list) == 0 })
+}
+
+func (t *trial) terminate(ids ...string) {
+	t.Helper()
+	if err := t.cloud.Terminate(t.Context(), ids...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func catalogue(t *trial) {
+	if t.cloud.Name() == "" {
+		t.Error("the cloud has no name")
+	}
+	types, err := t.cloud.Catalogue(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(types) == 0 {
+		t.Fatal("the catalogue is empty")
+	}
+	seen := map[string]bool{}
+	for _, typ := range types {
+		if typ.Name == "" || seen[typ.Name] || typ.MilliCPU <= 0 || typ.MemoryBytes <= 0 || typ.Arch == "" || len(typ.Offerings) == 0 {
+			t.Errorf("type %q is there twice or lacks something: %+v", typ.Name, typ)
+		}
+		seen[typ.Name] = true
+		for _, o := range typ.Offerings {
+			if o.Zone == "" || !(o.PricePerHour >= 0) {
+				t.Errorf("type %s has the offering %+v", typ.Name, o)
+			}
+		}
+	}
+}
+
+func launchesInOrder(t *trial) {
+	r := t.request(Owners[0], 3)
+	got := t.launch(r)
+	wanted := map[string]cloud.Machine{}
+	check := func(i cloud.Instance) {
+		t.Helper()
+		if i.InstanceType != r.InstanceType || i.Zone != r.Zone || i.Subnet != r.Subnet || i.Spot != r.Spot {
+			t.Errorf("requested %+v; got %+v", r, i)
+		}
+		if i.Launched.IsZero() {
+			t.Errorf("instance %s does not say when it was launched", i.ID)
+		}
+		for k, v := range wanted[i.ID].Tags {
+			if i.Tags[k] != v {
+				t.Errorf("instance %s has the tag %s=%q: want %q", i.ID, k, i.Tags[k], v)
+			}
+		}
+	}
+	for n, i := range got {
+		if _, twice := wanted[i.ID]; twice {
+			t.Fatalf("two machines have the ID %s", i.ID)
+		}
+		wanted[i.ID] = r.Machines[n]
+		check(i)
+	}
+	addresses := map[any]string{}
+	for _, i := range t.eventuallyRunning(Owners[0], ids(got)) {
+		check(i)
+		for _, a := range []any{i.ManagementIP, i.PodIP} {
+			if other := addresses[a]; other != "" && other != i.ID {
+				t.Errorf("instances %s and %s have the address %s", other, i.ID, a)
+			}
+			addresses[a] = i.ID
+		}
+	}
+}
+
+func launchesOnce(t *trial) {
+	r := t.request(Owners[0], 2)
+	first := t.launch(r)
+	for range 3 {
+		if again := t.launch(r); !slices.EqualFunc(first, again, func(a, b cloud.Instance) bool { return a.ID == b.ID }) {
+			t.Fatalf("the same token launched %v and then %v", ids(first), ids(again))
+		}
+	}
+	r2 := t.request(Owners[0], 1)
+	second := t.launch(r2)
+	t.eventuallyRunning(Owners[0], ids(append(second, first...)))
+}
+
+func launchesOnceAtATime(t *trial) {
+	r := t.request(Owners[0], 2)
+	var wg sync.WaitGroup
+	got := make([][]cloud.Instance, 5)
+	for n := range got {
+		wg.Go(func() {
+			for range 20 {
+				var err error
+				if got[n], err = t.cloud.Launch(t.Context(), r); err == nil {
+					return
+				} else if cloud.Refused(err) {
+					t.Errorf("a repeated launch was refused: %v", err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	first := t.launch(r)
+	for _, g := range got {
+		if !slices.Equal(ids(g), ids(first)) {
+			t.Errorf("the same token launched %v and %v", ids(first), ids(g))
+		}
+	}
+	t.eventuallyRunning(Owners[0], ids(first))
+}
+
+func remembersTokens(t *trial) {
+	if t.ForgetsTokens {
+		t.Skip("this cloud forgets a token with its instances")
+	}
+	r := t.request(Owners[0], 1)
+	first := t.launch(r)
+	t.eventuallyRunning(Owners[0], ids(first))
+	t.terminate(ids(first)...)
+	t.eventuallyEmpty(Owners[0])
+	if again := t.launch(r); !slices.Equal(ids(again), ids(first)) {
+		t.Errorf("the token of %v, which have ended, launched %v", ids(first), ids(again))
+	}
+	// What a list does not show now might still come: another launch, whose
+	// end is awaited, shows that time has passed.
+	t.eventuallyRunning(Owners[0], ids(t.launch(t.request(Owners[0], 1))))
+}
+
+func refusesOtherRequests(t *trial) {
+	r := t.request(Owners[0], 1)
+	first := t.launch(r)
+	other := t.request(Owners[0], 2)
+	other.Token = r.Token
+	if got, err := t.cloud.Launch(t.Context(), other); err == nil {
+		t.Errorf("the token of %v was good for another request: %v", ids(first), ids(got))
+	}
+	t.eventuallyRunning(Owners[0], ids(append(t.launch(t.request(Owners[0], 1)), first...)))
+}
+
+func refusesBadRequests(t *trial) {
+	good := t.request(Owners[0], 1)
+	for _, bad := range []struct {
+		what  string
+		spoil func(*cloud.LaunchRequest)
+	}{
+		{"no token", func(r *cloud.LaunchRequest) { r.Token = "" }},
+		{"an unknown type", func(r *cloud.LaunchRequest) { r.InstanceType = "no-such-type" }},
+		{"an unknown zone", func(r *cloud.LaunchRequest) { r.Zone = "no-such-zone" }},
+		{"no machine", func(r *cloud.LaunchRequest) { r.Machines = nil }},
+		{"too many machines", func(r *cloud.LaunchRequest) {
+			for len(r.Machines) <= cloud.MaxLaunch {
+				r.Machines = append(r.Machines, r.Machines[0])
+			}
+		}},
+	} {
+		r := good
+		r.Token = fmt.Sprintf("%s-%s", good.Token, bad.what)[:min(64, len(good.Token)+1+len(bad.what))]
+		r.Machines = slices.Clone(good.Machines)
+		bad.spoil(&r)
+		got, err := t.cloud.Launch(t.Context(), r)
+		if err == nil || !cloud.Refused(err) {
+			t.Errorf("a request with %s got %v, %v: want a refusal", bad.what, ids(got), err)
+		}
+		t.terminate(ids(got)...)
+	}
+	t.eventuallyRunning(Owners[0], ids(t.launch(good)))
+}
+
+func listsByOwner(t *trial) {
+	a, b := t.launch(t.request(Owners[0], 2)), t.launch(t.request(Owners[1], 1))
+	t.eventuallyRunning(Owners[0], ids(a))
+	t.eventuallyRunning(Owners[1], ids(b))
+	if list := t.list("cloudtest-nobody"); len(list) != 0 {
+		t.Errorf("an owner of nothing is shown %v", ids(list))
+	}
+	t.terminate(ids(a)...)
+	t.eventuallyEmpty(Owners[0])
+	t.eventuallyRunning(Owners[1], ids(b))
+}
+
+func terminatesRepeatedly(t *trial) {
+	got := t.launch(t.request(Owners[0], 2))
+	t.eventuallyRunning(Owners[0], ids(got))
+	t.terminate(ids(got)...)
+	t.terminate(ids(got)...)
+	t.eventuallyEmpty(Owners[0])
+	t.terminate(ids(got)...)
+	t.terminate()
+}
+
+func terminatesUnknown(t *trial) {
+	got := t.launch(t.request(Owners[0], 2))
+	t.eventuallyRunning(Owners[0], ids(got))
+	const unknown = "i-0123456789abcdef0"
+	t.terminate(unknown)
+	t.terminate(got[0].ID, unknown, got[1].ID)
+	t.eventuallyEmpty(Owners[0])
+}
+
+func sharesNothing(t *trial) {
+	r := t.request(Owners[0], 1)
+	got := t.launch(r)
+	cell := got[0].Tags[cloud.TagCell]
+	got[0].Tags[cloud.TagCell] = "changed"
+	r.Machines[0].Tags[cloud.TagCell] = "changed"
+	list := t.eventuallyRunning(Owners[0], ids(got))
+	if was := list[0].Tags[cloud.TagCell]; was != cell {
+		t.Errorf("a caller has changed the tag of an instance from %q to %q", cell, was)
+	}
+	list[0].Tags[cloud.TagCell] = "changed"
+	if was := t.list(Owners[0])[0].Tags[cloud.TagCell]; was != cell {
+		t.Errorf("a caller has changed the tag of a listed instance from %q to %q", cell, was)
+	}
+}
+
+func heedsContext(t *trial) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	r := t.request(Owners[0], 1)
+	if got, err := t.cloud.Launch(ended, r); err == nil {
+		t.Errorf("a launch whose context has ended launched %v", ids(got))
+	} else if cloud.Refused(err) {
+		t.Errorf("a launch whose context has ended was refused, which says too much: %v", err)
+	}
+	if _, err := t.cloud.List(ended, Owners[0]); err == nil {
+		t.Error("a list whose context has ended was answered")
+	}
+	// Whatever the launch did, repeating it finds it.
+	t.eventuallyRunning(Owners[0], ids(t.launch(r)))
+}
+
+func stopsAndStarts(t *trial) {
+	s, ok := t.cloud.(cloud.Stopper)
+	if !ok {
+		t.Skip("this cloud stops no instances")
+	}
+	r := t.request(Owners[0], 2)
+	if r.Spot {
+		t.Skip("the offering is spot")
+	}
+	got := t.launch(r)
+	t.eventuallyRunning(Owners[0], ids(got))
+	for range 2 {
+		if err := s.Stop(t.Context(), ids(got)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.eventually(Owners[0], "stopped", func(list []cloud.Instance) bool {
+		return len(list) == 2 && list[0].State == cloud.Stopped && list[1].State == cloud.Stopped
+	})
+	for range 2 {
+		if err := s.Start(t.Context(), got[0].ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.eventually(Owners[0], "one running and one stopped", func(list []cloud.Instance) bool {
+		for _, i := range list {
+			want := cloud.Stopped
+			if i.ID == got[0].ID {
+				want = cloud.Running
+			}
+			if i.State != want || want == cloud.Running && !i.ManagementIP.IsValid() {
+				return false
+			}
+		}
+		return len(list) == 2
+	})
+	t.terminate(ids(got)...)
+	t.eventuallyEmpty(Owners[0])
+}
+
+func watchesInterruptions(t *trial) {
+	w, ok := t.cloud.(cloud.Interrupter)
+	if !ok {
+		t.Skip("this cloud interrupts no instances")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Interruptions(ctx, func(cloud.Interruption) {}) }()
+	// A launch gives the watch time to fail, if it is going to.
+	t.eventuallyRunning(Owners[0], ids(t.launch(t.request(Owners[0], 1))))
+	select {
+	case err := <-ended:
+		t.Fatalf("the watch ended by itself: %v", err)
+	default:
+	}
+	cancel()
+	select {
+	case <-ended:
+	case <-time.After(t.Patience):
+		t.Fatal("the watch goes on though its context has ended")
+	}
+}

@@ -1,0 +1,61 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// limited skips on hosts that cannot make disks.
+func limited(t testing.TB) {
+	t.Helper()
+	if _, err := findMkfs(); err != nil {
+		t.Skipf("machines' disks have no limit on this host: %v", err)
+	}
+}
+
+func TestMachineIsHeldToItsDisk(t *testing.T) {
+	limited(t)
+	cfg := host(t)
+	c := open(t, cfg)
+	full, other := launch(t, c, request("full")), launch(t, c, request("other"))
+	const fill = "dd if=/dev/zero of=/var/lib/kubelet/big bs=1M count=%d 2>&1 | grep -c 'No space left' || true"
+	if got := run(t, full.ManagementIP, fmt.Sprintf(fill, 100)); got != "1" {
+		t.Errorf("100 MiB on a disk of 64: %q", got)
+	}
+	if got := run(t, full.ManagementIP, "df -k /var/lib/containerd | tail -1 | awk '{print ($2 <= 65536), ($4 < 1024)}'"); got != "1 1" {
+		t.Errorf("at most 64 MiB, and less than one of it free: %q", got)
+	}
+	if got := run(t, other.ManagementIP, fmt.Sprintf(fill, 40)); got != "0" {
+		t.Errorf("40 MiB on another disk of 64: %q", got)
+	}
+	// It is still full when it comes back, and can be mended.
+	stop(t, c, full.ID)
+	start(t, c, full.ID)
+	if got := run(t, full.ManagementIP, "df -k /var/lib/kubelet | tail -1 | awk '{print ($4 < 1024)}'"); got != "1" {
+		t.Errorf("less than 1 MiB free after a boot: %q", got)
+	}
+	run(t, full.ManagementIP, "rm /var/lib/kubelet/big")
+	if got := run(t, full.ManagementIP, fmt.Sprintf(fill, 40)); got != "0" {
+		t.Errorf("40 MiB on the emptied disk: %q", got)
+	}
+	left, err := Leftovers(context.Background(), cfg)
+	if err != nil || strings.Count(strings.Join(left, "\n"), "loop device loop") != 2 {
+		t.Errorf("left of two machines with disks: %q, %v", left, err)
+	}
+}
+
+func TestDiskWithoutLimitIsTheHosts(t *testing.T) {
+	cfg := host(t)
+	c := open(t, cfg)
+	c.mkfs = ""
+	i := launch(t, c, request("a"))
+	writeEverywhere(t, i)
+	if got := run(t, i.ManagementIP, "df -m /var/lib/kubelet | tail -1 | awk '{print ($2 > 100)}'"); got != "1" {
+		t.Errorf("more than 100 MiB: %q", got)
+	}
+	stop(t, c, i.ID)
+	start(t, c, i.ID)
+	readEverywhere(t, i)
+}

@@ -1,0 +1,328 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// Kind is a kind of call.
+type Kind string
+
+const (
+	KindCatalogue     Kind = "catalogue"
+	KindLaunch        Kind = "launch"
+	KindList          Kind = "list"
+	KindTerminate     Kind = "terminate"
+	KindStop          Kind = "stop"
+	KindStart         Kind = "start"
+	KindInterruptions Kind = "interruptions"
+	// AnyKind stands for all kinds.
+	AnyKind Kind = ""
+)
+
+func (k Kind) validate(field string) error {
+	switch k {
+	case KindCatalogue, KindLaunch, KindList, KindTerminate, KindStop, KindStart, KindInterruptions, AnyKind:
+		return nil
+	}
+	return fmt.Errorf("%s has the key %q: want a kind of call", field, k)
+}
+
+// Call is a call as it arrives. What it holds must not be modified.
+type Call struct {
+	Kind Kind
+	// N counts the calls of this kind from 1, Total all calls.
+	N, Total int
+	Time     time.Time
+	Launch   *cloud.LaunchRequest // of a launch
+	IDs      []string             // of a termination, a stop, a start
+	Owner    string               // of a list
+}
+
+// Fault is what goes wrong with a call; the zero value is nothing. A call goes
+// through its parts in their order.
+type Fault struct {
+	// Delay is added to the call's latency.
+	Delay time.Duration
+	// HangBefore lets the call do nothing until its ctx ends.
+	HangBefore bool
+	// Before is the answer; the call has no effect.
+	Before error
+	// Then is called when the call has had its effect, and before its answer is
+	// under way: the moment to kill the caller at.
+	Then func()
+	// HangAfter keeps the answer back until the call's ctx ends.
+	HangAfter bool
+	// After takes the place of the answer.
+	After error
+}
+
+func (f Fault) none() bool {
+	return f.Delay == 0 && !f.HangBefore && f.Before == nil && f.Then == nil && !f.HangAfter && f.After == nil
+}
+
+// FaultRates are the shares of calls that meet each fault by chance; their sum
+// is at most 1.
+type FaultRates struct {
+	Failed     float64 // answered with an error of no known cause; nothing done
+	LostBefore float64 // the connection breaks before the effect
+	LostAfter  float64 // the connection breaks after the effect
+	HangBefore float64 // hangs until ctx ends; nothing done
+	HangAfter  float64 // has its effect, then hangs until ctx ends
+}
+
+func (r FaultRates) validate(field string) error {
+	sum := 0.0
+	for _, p := range []float64{r.Failed, r.LostBefore, r.LostAfter, r.HangBefore, r.HangAfter} {
+		if err := share(field, p); err != nil {
+			return err
+		}
+		sum += p
+	}
+	return share("the sum of "+field, sum)
+}
+
+// Faults that happen by chance answer with these.
+var (
+	ErrInternal = errors.New("InternalError: an internal error has occurred")
+	ErrLost     = errors.New("connection reset by the cloud")
+	errClosed   = errors.New("the simulated cloud is closed")
+)
+
+func (r FaultRates) fault(x float64) Fault {
+	for _, c := range []struct {
+		p float64
+		f Fault
+	}{
+		{r.Failed, Fault{Before: ErrInternal}},
+		{r.LostBefore, Fault{Before: ErrLost}},
+		{r.LostAfter, Fault{After: ErrLost}},
+		{r.HangBefore, Fault{HangBefore: true}},
+		{r.HangAfter, Fault{HangAfter: true}},
+	} {
+		if x < c.p {
+			return c.f
+		}
+		x -= c.p
+	}
+	return Fault{}
+}
+
+// Outcome is how a call ended.
+type Outcome string
+
+const (
+	OK           Outcome = "ok"
+	Partial      Outcome = "partial"   // a launch that started not all
+	NoCapacity   Outcome = "capacity"  // the others below started nothing, but for Lost
+	OverQuota    Outcome = "quota"     //
+	Throttled    Outcome = "throttled" //
+	Unauthorised Outcome = "unauthorised"
+	Refused      Outcome = "refused" // any other definite no
+	Failed       Outcome = "failed"  // the caller cannot know that nothing was done
+	Lost         Outcome = "lost"    // done, but the caller was not told
+)
+
+// errPartial marks a launch as Partial within the package; no caller sees it.
+var errPartial = errors.New("partial")
+
+func outcome(err error, done bool) Outcome {
+	switch {
+	case err == nil:
+		return OK
+	case errors.Is(err, errPartial):
+		return Partial
+	case done:
+		return Lost
+	case errors.Is(err, cloud.ErrCapacity):
+		return NoCapacity
+	case errors.Is(err, cloud.ErrQuota):
+		return OverQuota
+	case errors.Is(err, cloud.ErrThrottled):
+		return Throttled
+	case errors.Is(err, cloud.ErrUnauthorised):
+		return Unauthorised
+	case errors.Is(err, cloud.ErrRefused):
+		return Refused
+	}
+	return Failed
+}
+
+// planned is a fault of one call to come.
+type planned struct {
+	kind  Kind
+	n     int
+	fault Fault
+}
+
+// FailNth makes f happen to the nth call of the kind from now on, 1 being the
+// next; with AnyKind, to the nth of all calls.
+func (c *Cloud) FailNth(kind Kind, n int, f Fault) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.planned = append(c.planned, planned{kind, c.counts[kind] + n, f})
+}
+
+// do takes a call from its arrival to its answer. effect runs with c.mu held, at
+// most once, and is where the call does what it does.
+func (c *Cloud) do(ctx context.Context, call Call, effect func(now time.Time) error) error {
+	call, f, latency := c.arrive(call)
+	if c.cfg.Fault != nil {
+		if hooked := c.cfg.Fault(call); !hooked.none() {
+			f = hooked
+		}
+	}
+	done := false
+	err := func() error {
+		if err := c.pause(ctx, latency/2+f.Delay); err != nil {
+			return err
+		}
+		if f.HangBefore {
+			return c.hang(ctx)
+		}
+		if f.Before != nil {
+			return f.Before
+		}
+		err := c.serve(call, effect)
+		done = err == nil || errors.Is(err, errPartial)
+		if f.Then != nil {
+			f.Then()
+		}
+		if f.HangAfter {
+			return c.hang(ctx)
+		}
+		if late := c.pause(ctx, latency-latency/2); late != nil {
+			return late
+		}
+		if f.After != nil {
+			return f.After
+		}
+		return err
+	}()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls[CallKey{call.Kind, outcome(err, done)}]++
+	if errors.Is(err, errPartial) {
+		return nil
+	}
+	return err
+}
+
+// arrive counts a call and draws what happens to it.
+func (c *Cloud) arrive(call Call) (Call, Fault, time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.counts[call.Kind]++
+	c.counts[AnyKind]++
+	call.N, call.Total, call.Time = c.counts[call.Kind], c.counts[AnyKind], c.clock.Now()
+
+	r := c.rand("call", string(call.Kind), call.N)
+	latency := ofKind(c.knobs.Latency, call.Kind).draw(r)
+	f := ofKind(c.knobs.Faults, call.Kind).fault(r.Float64())
+	left := c.planned[:0]
+	for _, p := range c.planned {
+		if p.kind == call.Kind && p.n == call.N || p.kind == AnyKind && p.n == call.Total {
+			f = p.fault
+		} else {
+			left = append(left, p)
+		}
+	}
+	c.planned = left
+	return call, f, latency
+}
+
+func ofKind[T any](m map[Kind]T, k Kind) T {
+	if v, ok := m[k]; ok {
+		return v
+	}
+	return m[AnyKind]
+}
+
+// serve gives the call its effect, unless the caller may not have it.
+func (c *Cloud) serve(call Call, effect func(now time.Time) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.clock.Now()
+	switch {
+	case c.closed:
+		return errClosed
+	case c.knobs.Unauthorised:
+		return fmt.Errorf("%w: AuthFailure: the credentials are not valid", cloud.ErrUnauthorised)
+	}
+	if err := c.take(call.Kind, "request", c.knobs.RateLimits[call.Kind].Requests, 1, now); err != nil {
+		return err
+	}
+	return effect(now)
+}
+
+// takeResources takes the tokens for n machines.
+func (c *Cloud) takeResources(kind Kind, n int, now time.Time) error {
+	return c.take(kind, "resource", c.knobs.RateLimits[kind].Resources, n, now)
+}
+
+type bucketKey struct {
+	kind Kind
+	what string
+}
+
+type bucket struct {
+	Bucket
+	tokens float64
+	filled time.Time
+}
+
+func (c *Cloud) take(kind Kind, what string, limit Bucket, n int, now time.Time) error {
+	if limit == (Bucket{}) {
+		return nil
+	}
+	key := bucketKey{kind, what}
+	b := c.buckets[key]
+	if b == nil || b.Bucket != limit {
+		b = &bucket{limit, limit.Capacity, now}
+		c.buckets[key] = b
+	}
+	// Tokens come once a second, not bit by bit.
+	if seconds := math.Floor(now.Sub(b.filled).Seconds()); seconds > 0 {
+		b.tokens = min(b.Capacity, b.tokens+seconds*b.Refill)
+		b.filled = b.filled.Add(time.Duration(seconds) * time.Second)
+	}
+	if b.tokens < float64(n) {
+		return fmt.Errorf("%w: RequestLimitExceeded: the %s bucket of %s has %g tokens of %d needed", cloud.ErrThrottled, what, kind, b.tokens, n)
+	}
+	b.tokens -= float64(n)
+	return nil
+}
+
+// pause waits, and says why it did not wait to the end.
+func (c *Cloud) pause(ctx context.Context, d time.Duration) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if d <= 0 {
+		return nil
+	}
+	t := c.clock.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C():
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.ctx.Done():
+		return errClosed
+	}
+}
+
+func (c *Cloud) hang(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.ctx.Done():
+		return errClosed
+	}
+}

@@ -1,0 +1,232 @@
+package sim
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// launched is what a token stands for.
+type launched struct {
+	fingerprint [sha256.Size]byte // of the request
+	machines    []*machine        // nil where there was no capacity
+	use         int               // counts how often the token was used anew
+}
+
+// known says whether the token still stands for its machines.
+func (l *launched) known(now time.Time, life time.Duration) bool {
+	var last time.Time
+	for _, m := range l.machines {
+		switch {
+		case m == nil:
+		case m.Ended.IsZero():
+			return true
+		case m.Ended.After(last):
+			last = m.Ended
+		}
+	}
+	return now.Before(last.Add(life))
+}
+
+// Launch implements cloud.Cloud.
+//
+// A token is known for Knobs.TokenLife. A repeated call is answered with the same
+// machines as they are now, those that have ended included: they are Terminating
+// and have no addresses. The same token with another request is refused. A
+// request that started nothing leaves its token unused.
+func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
+	r.Machines = slices.Clone(r.Machines)
+	for i := range r.Machines {
+		m := &r.Machines[i]
+		m.UserData, m.Tags = slices.Clone(m.UserData), maps.Clone(m.Tags)
+	}
+	o := offer{r.InstanceType, r.Zone, r.Subnet, r.Spot}
+	var started []cloud.Instance
+	err := c.do(ctx, Call{Kind: KindLaunch, Launch: &r}, func(now time.Time) (err error) {
+		started, err = c.launch(r, o, now)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("launch %d of %s: %w", len(r.Machines), o, err)
+	}
+	return started, nil
+}
+
+func (c *Cloud) launch(r cloud.LaunchRequest, o offer, now time.Time) ([]cloud.Instance, error) {
+	if err := checkToken(r.Token); err != nil {
+		return nil, fmt.Errorf("%w: %w", cloud.ErrRefused, err)
+	}
+	sum, err := fingerprint(r)
+	if err != nil {
+		return nil, err
+	}
+	if l := c.tokens[r.Token]; l != nil && l.known(now, c.knobs.tokenLife()) {
+		if l.fingerprint != sum {
+			return nil, fmt.Errorf("%w: IdempotentParameterMismatch: token %q was used for another request", cloud.ErrRefused, r.Token)
+		}
+		return l.answer()
+	}
+
+	price, err := c.checkRequest(r, o)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", cloud.ErrRefused, err)
+	}
+	if err := c.takeResources(KindLaunch, len(r.Machines), now); err != nil {
+		return nil, err
+	}
+	vcpus := c.shop.vcpus[o.instanceType]
+	if err := c.checkQuotas(o, len(r.Machines), vcpus); err != nil {
+		return nil, err
+	}
+	room, short := c.room(o, true)
+	if room <= 0 {
+		return nil, short
+	}
+
+	l := &launched{fingerprint: sum, machines: make([]*machine, len(r.Machines))}
+	if before := c.tokens[r.Token]; before != nil {
+		l.use = before.use + 1
+	}
+	c.tokens[r.Token] = l
+	// Which of them find room is the cloud's affair, so callers must not count
+	// on the first ones.
+	order := c.rand("places", r.Token, l.use).Perm(len(r.Machines))
+	lucky := order[:min(room, len(order))]
+	slices.Sort(lucky)
+	for _, n := range lucky {
+		l.machines[n] = c.create(r, l, n, o, price, vcpus, now)
+	}
+	return l.answer()
+}
+
+func (l *launched) answer() ([]cloud.Instance, error) {
+	answer := make([]cloud.Instance, len(l.machines))
+	partial := false
+	for n, m := range l.machines {
+		if m == nil {
+			partial = true
+			continue
+		}
+		answer[n] = m.public()
+	}
+	if partial {
+		return answer, errPartial
+	}
+	return answer, nil
+}
+
+func fingerprint(r cloud.LaunchRequest) ([sha256.Size]byte, error) {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return [sha256.Size]byte{}, fmt.Errorf("compare the request with the one that its token stands for: %w", err)
+	}
+	return sha256.Sum256(text), nil
+}
+
+const maxToken = 64 // of cloud.LaunchRequest
+
+func checkToken(token string) error {
+	if token == "" || len(token) > maxToken {
+		return fmt.Errorf("Token %q has %d characters: want 1 to %d", token, len(token), maxToken)
+	}
+	for _, r := range token {
+		if r >= 0x80 {
+			return fmt.Errorf("Token %q has the character %q: want ASCII only", token, r)
+		}
+	}
+	return nil
+}
+
+// checkRequest refuses what can never succeed, and returns the price.
+func (c *Cloud) checkRequest(r cloud.LaunchRequest, o offer) (float64, error) {
+	price, ok := c.shop.prices[o]
+	_, sold := c.shop.vcpus[o.instanceType]
+	switch {
+	case !sold:
+		return 0, fmt.Errorf("InstanceType is %q: want one of the catalogue", o.instanceType)
+	case !ok:
+		return 0, fmt.Errorf("%s is not offered: want an offering of the type in the catalogue", o)
+	case len(r.Machines) < 1 || len(r.Machines) > cloud.MaxLaunch:
+		return 0, fmt.Errorf("Machines are %d: want 1 to %d", len(r.Machines), cloud.MaxLaunch)
+	}
+	for n, m := range r.Machines {
+		if m.Tags[cloud.TagOwner] == "" {
+			return 0, fmt.Errorf("Machines[%d].Tags have no %s: without it List never shows the instance", n, cloud.TagOwner)
+		}
+	}
+	return price, nil
+}
+
+// checkQuotas says whether n more machines exceed a quota.
+func (c *Cloud) checkQuotas(o offer, n int, vcpus int64) error {
+	for _, q := range c.knobs.Quotas {
+		applies := func(o offer) bool { return matches(q.Types, o.instanceType) && (q.Spot == nil || *q.Spot == o.spot) }
+		if !applies(o) {
+			continue
+		}
+		var sum holding
+		for other, h := range c.held {
+			if applies(other) {
+				sum.instances += h.instances
+				sum.vcpus += h.vcpus
+			}
+		}
+		if more := int64(n) * vcpus; q.VCPUs > 0 && sum.vcpus+more > q.VCPUs {
+			return fmt.Errorf("%w: VcpuLimitExceeded: %q allows %d vCPUs; %d are in use and %d are requested", cloud.ErrQuota, q.Name, q.VCPUs, sum.vcpus, more)
+		}
+		if q.Instances > 0 && sum.instances+n > q.Instances {
+			return fmt.Errorf("%w: InstanceLimitExceeded: %q allows %d instances; %d run and %d are requested", cloud.ErrQuota, q.Name, q.Instances, sum.instances, n)
+		}
+	}
+	return nil
+}
+
+var (
+	errInsufficient = errors.New("InsufficientInstanceCapacity")
+	errNoAddress    = errors.New("InsufficientFreeAddressesInSubnet")
+)
+
+// room returns for how many machines there is room, and what is short when that
+// is none.
+func (c *Cloud) room(o offer, addresses bool) (int, error) {
+	n, short := cloud.MaxLaunch, error(nil)
+	bound := func(free int, e *cloud.CapacityError) {
+		if free < n {
+			n, short = free, e
+		}
+	}
+	for _, p := range c.knobs.Capacity {
+		if !p.has(o) {
+			continue
+		}
+		free := p.Instances
+		for other, h := range c.held {
+			if p.has(other) {
+				free -= h.instances
+			}
+		}
+		bound(free, &cloud.CapacityError{InstanceType: p.InstanceType, Zone: p.Zone, Subnet: p.Subnet, Spot: clonePointer(p.Spot), Err: errInsufficient})
+	}
+	if addresses {
+		if most, ok := c.knobs.SubnetAddresses[o.subnet]; ok {
+			bound(most-c.addresses[o.subnet], &cloud.CapacityError{Zone: o.zone, Subnet: o.subnet, Err: errNoAddress})
+		}
+		bound(c.plan.free(), &cloud.CapacityError{Err: errNoAddress})
+	}
+	return n, short
+}
+
+func clonePointer(b *bool) *bool {
+	if b == nil {
+		return nil
+	}
+	v := *b
+	return &v
+}

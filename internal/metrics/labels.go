@@ -1,0 +1,192 @@
+package metrics
+
+import apiv1 "github.com/elotl/kip/api/v1"
+
+// label is a label as the reference describes it. All values come from a set that
+// is closed, or as small as the catalogue: where the set is in the code, it is in
+// values.
+type label struct {
+	name, doc string
+	values    []value
+}
+
+type value struct{ name, doc string }
+
+// EndReason is why a cell ended.
+type EndReason string
+
+const (
+	EndPodEnded       EndReason = "pod_ended"       // the pod ran to its end
+	EndPodDeleted     EndReason = "pod_deleted"     // the pod was deleted
+	EndNotLaunched    EndReason = "not_launched"    // the cloud started nothing
+	EndNotReady       EndReason = "not_ready"       // it did not join, or its kubelet was not ready, in time
+	EndLost           EndReason = "lost"            // its instance vanished or fell silent
+	EndInterrupted    EndReason = "interrupted"     // the cloud took it back
+	EndStandbyRetired EndReason = "standby_retired" // its standby pool no longer wanted it
+	EndOther          EndReason = "other"           // a bound cell was let go, and nobody said why
+)
+
+// EndReasons are all there are.
+var EndReasons = []EndReason{EndPodEnded, EndPodDeleted, EndNotLaunched, EndNotReady, EndLost, EndInterrupted, EndStandbyRetired, EndOther}
+
+// Phases of a cell's life between its steps.
+const (
+	phasePlacing     = "placing"
+	phaseLaunching   = "launching"
+	phaseJoining     = "joining"
+	phaseStarting    = "starting"
+	phaseStandby     = "standby"
+	phaseBinding     = "binding"
+	phaseRunning     = "running"
+	phaseSavingLogs  = "saving_logs"
+	phaseTerminating = "terminating"
+)
+
+const (
+	outcomeSuccess   = "success"
+	outcomeFailed    = "failed"
+	outcomeCancelled = "cancelled"
+
+	stageBound   = "bound"
+	stageRunning = "running"
+
+	sourceLaunched = "launched"
+	sourceStandby  = "standby"
+
+	standbyBooting  = "booting"
+	standbyReady    = "ready"
+	standbyStopping = "stopping"
+	standbyStopped  = "stopped"
+
+	resultHit  = "hit"
+	resultMiss = "miss"
+
+	launchOnDemand = "on-demand"
+	launchSpot     = "spot"
+
+	errorNone         = ""
+	errorCapacity     = "capacity"
+	errorQuota        = "quota"
+	errorThrottled    = "throttled"
+	errorUnauthorised = "unauthorised"
+	errorRefused      = "refused"
+	errorCancelled    = "cancelled"
+	errorUnknown      = "unknown"
+
+	resultSuccess  = "success"
+	resultConflict = "conflict"
+	resultError    = "error"
+
+	codeError = "<error>"
+	other     = "other"
+)
+
+// SweepResult is what became of an instance that has Kip's tags and no cell.
+type SweepResult string
+
+const (
+	SweepOrphan     SweepResult = "orphan"     // found for the first time
+	SweepTerminated SweepResult = "terminated" // the cloud has accepted its end
+	SweepFailed     SweepResult = "failed"     // the cloud has not; it is tried again
+)
+
+// livePhases are those in which a cell exists, in the order of its life.
+var livePhases = []apiv1.Phase{apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Ready, apiv1.Bound, apiv1.Draining, apiv1.Terminating}
+
+var (
+	labelInstanceType = &label{name: "instance_type", doc: "A type of the cloud's catalogue."}
+	labelZone         = &label{name: "zone", doc: "A zone of the cloud's catalogue."}
+	labelLaunchType   = &label{name: "launch_type", doc: "How the instance is bought.", values: []value{
+		{launchOnDemand, ""}, {launchSpot, ""},
+	}}
+	// A start of a stopped instance names only IDs, so the cloud's error has to
+	// tell the rest.
+	labelShortLaunchType = &label{name: "launch_type", doc: "How the instance would have been bought.", values: []value{
+		{launchOnDemand, ""}, {launchSpot, ""}, {"", "the cloud did not say, as it may for the start of a stopped instance"},
+	}}
+	labelDurationPhase = &label{name: "phase", doc: "What was going on, between two of the steps that a Cell lists.", values: []value{
+		{phasePlacing, "from seen to placed, first attempts only"},
+		{phaseLaunching, "from placed to launched"},
+		{phaseJoining, "from launched to joined"},
+		{phaseStarting, "from joined to ready"},
+		{phaseStandby, "from ready to seen: a standby cell waits for a pod"},
+		{phaseBinding, "from ready, or from seen for a standby cell, to bound"},
+		{phaseRunning, "from bound to ended"},
+		{phaseSavingLogs, "from ended to logsSaved"},
+		{phaseTerminating, "from ended, or logsSaved, to terminated"},
+	}}
+	labelOutcome = &label{name: "outcome", doc: "How the phase ended.", values: []value{
+		{outcomeSuccess, "the next step was reached"},
+		{outcomeFailed, "the cell ended instead, for a fault"},
+		{outcomeCancelled, "the cell ended instead, since nobody wanted it any more"},
+	}}
+	labelStage = &label{name: "stage", doc: "How far the pod had come.", values: []value{
+		{stageBound, "its kubelet may see it"},
+		{stageRunning, "its kubelet says that it runs"},
+	}}
+	labelSource = &label{name: "source", doc: "Where the cell came from.", values: []value{
+		{sourceLaunched, "launched for the pod"}, {sourceStandby, "taken from a standby pool"},
+	}}
+	labelEndReason = &label{name: "reason", doc: "Why it ended.", values: []value{
+		{string(EndPodEnded), "the pod ran to its end"},
+		{string(EndPodDeleted), "the pod was deleted"},
+		{string(EndNotLaunched), "the cloud started nothing"},
+		{string(EndNotReady), "it did not join, or its kubelet was not ready, in time"},
+		{string(EndLost), "its instance vanished or fell silent"},
+		{string(EndInterrupted), "the cloud took it back"},
+		{string(EndStandbyRetired), "its standby pool no longer wanted it"},
+		{string(EndOther), "anything else"},
+	}}
+	labelCellPhase = &label{name: "phase", doc: "The phase of the Cell, as `kubectl get cells` shows it.", values: phaseValues()}
+	labelState     = &label{name: "state", doc: "What the standby cell does.", values: []value{
+		{standbyBooting, "it is being launched, or started"},
+		{standbyReady, "it can take a pod at once"},
+		{standbyStopping, "it is being stopped"},
+		{standbyStopped, "it costs its disk, and a start when it is taken"},
+	}}
+	labelRequestResult = &label{name: "result", doc: "Where the cell came from.", values: []value{
+		{resultHit, "a standby pool had one"}, {resultMiss, "it had to be launched"},
+	}}
+	labelCall = &label{name: "call", doc: "The kind of call.", values: []value{
+		{callCatalogue, ""}, {callLaunch, ""}, {callList, ""}, {callTerminate, ""}, {callStop, ""}, {callStart, ""},
+	}}
+	labelError = &label{name: "error", doc: "The class of error.", values: []value{
+		{errorNone, "none; a Launch that got fewer instances than it asked for is one too"},
+		{errorCapacity, "no capacity"},
+		{errorQuota, "a quota is exceeded"},
+		{errorThrottled, "too many calls"},
+		{errorUnauthorised, "credentials or rights are missing"},
+		{errorRefused, "any other definite no"},
+		{errorCancelled, "Kip gave the call up itself, as when it stops"},
+		{errorUnknown, "anything else, time-outs included: the outcome is not known"},
+	}}
+	labelSweepResult = &label{name: "result", doc: "What became of the instance.", values: []value{
+		{string(SweepOrphan), "found for the first time"},
+		{string(SweepTerminated), "the cloud has accepted its end"},
+		{string(SweepFailed), "the cloud has not; it is tried again"},
+	}}
+	labelOperation = &label{name: "operation", doc: "The kind of write.", values: []value{
+		{"put", "one record"}, {"delete", "one record"}, {"apply", "several records in one transaction"}, {other, ""},
+	}}
+	labelWriteResult = &label{name: "result", doc: "How the write ended.", values: []value{
+		{resultSuccess, ""},
+		{resultConflict, "nothing was written: another writer was faster, or another Kip leads"},
+		{resultError, "it is not known whether it was written"},
+	}}
+	labelVersion           = &label{name: "version", doc: "Kip's version."}
+	labelKubernetesVersion = &label{name: "kubernetes_version", doc: "The release whose kubelet runs on cells."}
+	labelGoVersion         = &label{name: "go_version", doc: "The release of Go that built it."}
+	labelQueue             = &label{name: "name", doc: "A work queue of Kip, such as cells or pods."}
+	labelClient            = &label{name: "client", doc: "As whom Kip asks: as itself, or as its virtual node."}
+	labelVerb              = &label{name: "verb", doc: "The HTTP method, or WATCH.", values: []value{
+		{"GET", ""}, {"WATCH", "its duration is the time until it is open"}, {"POST", ""}, {"PUT", ""}, {"PATCH", ""}, {"DELETE", ""}, {other, ""},
+	}}
+	labelCode = &label{name: "code", doc: "The HTTP status of the response, or `" + codeError + "` where none came."}
+)
+
+func phaseValues() (values []value) {
+	for _, p := range livePhases {
+		values = append(values, value{name: string(p)})
+	}
+	return values
+}

@@ -1,0 +1,234 @@
+package metrics
+
+import (
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/version"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+)
+
+// Config of Metrics. The functions are called at each scrape, from any goroutine;
+// what one of them would have told is left out where it is nil.
+type Config struct {
+	// Cells returns all cells that are not Gone.
+	Cells func() []cells.Cell
+	// Tunnels returns how many cells are connected.
+	Tunnels func() int
+	// Waiting returns how many pods have no cell and a reason for it.
+	Waiting func() int
+	// Ledger returns what all cells have cost until now, those that are gone
+	// included. It must not decrease, also not over restarts.
+	Ledger func() []Cost
+	// EndReason says why a cell ends. Where it is nil, or returns none of
+	// EndReasons, the cell's steps tell, as well as they can.
+	EndReason func(cells.Cell) EndReason
+	Clock     clock.PassiveClock // required
+	Log       *slog.Logger       // required
+}
+
+// Cost is what cells of one kind have cost.
+type Cost = cells.Cost
+
+// Metrics has all metrics of one Kip, in a registry of its own. Its methods are
+// safe for concurrent use and do not block.
+type Metrics struct {
+	cfg      Config
+	registry *prometheus.Registry
+	families families
+
+	phaseDuration   *prometheus.HistogramVec
+	podStart        *prometheus.HistogramVec
+	cellsEnded      *prometheus.CounterVec
+	standbyRequests *prometheus.CounterVec
+	sweep           *prometheus.CounterVec
+
+	cloudCalls         *prometheus.HistogramVec
+	cloudCapacity      *prometheus.CounterVec
+	cloudInterruptions prometheus.Counter
+
+	queueDepth, queueUnfinished, queueLongest *prometheus.GaugeVec
+	queueAdds, queueRetries                   *prometheus.CounterVec
+	queueLatency, queueWork                   *prometheus.HistogramVec
+	restRequests                              *prometheus.CounterVec
+	restDuration                              *prometheus.HistogramVec
+	storeWrites                               *prometheus.HistogramVec
+
+	mu      sync.Mutex
+	tracked map[string]tracked // by cell ID
+	// again are pods that have had a cell before and were started then, in two
+	// generations, so that they are forgotten some time.
+	again, againOld map[types.UID]struct{}
+}
+
+// Buckets of histograms, in seconds.
+var (
+	// A local cell joins in tens of milliseconds, a cloud's in a minute, bare
+	// metal in a quarter of an hour; pods run for days.
+	lifeBuckets = []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 3600, 6 * 3600, 24 * 3600}
+	// A call is given a minute.
+	callBuckets = []float64{.001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+	// The store has ten seconds; a disk that syncs well needs a millisecond.
+	storeBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
+	queueBuckets = []float64{.0001, .001, .005, .01, .05, .1, .5, 1, 5, 10, 30, 60, 120}
+)
+
+// Native histograms, for the servers that ask for them: at most this many buckets
+// for a series, each at most a tenth wider than the one before.
+const (
+	nativeFactor  = 1.1
+	nativeBuckets = 100
+	nativeReset   = time.Hour
+)
+
+// New returns metrics that count from zero.
+func New(cfg Config) *Metrics {
+	return newWith(cfg, prometheus.NewRegistry())
+}
+
+func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
+	m := &Metrics{cfg: cfg, registry: registry, tracked: map[string]tracked{}, again: map[types.UID]struct{}{}}
+	f := &m.families
+	f.registry = registry
+
+	f.section = "Cells"
+	m.phaseDuration = f.histogram("kip_cell_phase_duration_seconds",
+		"Time from one step of a cell's life to the next, observed when the next is reached.", lifeBuckets,
+		labelDurationPhase, labelInstanceType, labelLaunchType, labelOutcome)
+	m.podStart = f.histogram("kip_pod_start_duration_seconds",
+		"Time from Kip's first sight of a pod until its start has reached a stage, all attempts included. Only the first start of a pod counts.", lifeBuckets,
+		labelStage, labelSource, labelInstanceType, labelLaunchType)
+	m.cellsEnded = f.counter("kip_cells_ended_total",
+		"Cells that are gone.", labelInstanceType, labelLaunchType, labelEndReason)
+	cellsDesc := f.scraped(gauge, "kip_cells", "Cells that exist now.", labelCellPhase)
+	ageDesc := f.scraped(gauge, "kip_cells_oldest_age_seconds", "Time since the last step of the cell that has waited longest in its phase; 0 without one.", labelCellPhase)
+	waitingDesc := f.scraped(gauge, "kip_pods_waiting", "Pods that have no cell, for a reason that their events tell.")
+	tunnelsDesc := f.scraped(gauge, "kip_tunnels_connected", "Cells that Kip has a connection to.")
+
+	f.section = "Standby cells"
+	standbyDesc := f.scraped(gauge, "kip_standby_cells", "Cells that wait for a pod.", labelInstanceType, labelState)
+	m.standbyRequests = f.counter("kip_standby_requests_total",
+		"Cells that pods have asked for. Without standby pools all are misses.", labelRequestResult)
+
+	f.section = "Cost"
+	secondsDesc := f.scraped(counter, "kip_cell_seconds_total", "Time that instances have run since Kip's state began, also before this process; those that run now up to now.", labelInstanceType, labelLaunchType)
+	dollarsDesc := f.scraped(counter, "kip_cell_cost_dollars_total", "The same in US dollars, by the price at which each cell was chosen.", labelInstanceType, labelLaunchType)
+
+	f.section = "Cloud"
+	m.cloudCalls = f.histogram("kip_cloud_call_duration_seconds",
+		"Calls to the cloud and how long they took.", callBuckets, labelCall, labelError)
+	m.cloudCapacity = f.counter("kip_cloud_capacity_errors_total",
+		"Calls for which the cloud had no capacity, or not for all instances of the call.", labelInstanceType, labelZone, labelShortLaunchType)
+	m.cloudInterruptions = f.counter("kip_cloud_interruption_notices_total",
+		"Notices that the cloud takes an instance back. A cloud may repeat them.").WithLabelValues()
+	m.sweep = f.counter("kip_sweep_instances_total",
+		"Instances with Kip's tags that no cell has, by what became of them.", labelSweepResult)
+
+	f.section = "Inside Kip"
+	m.storeWrites = f.histogram("kip_store_write_duration_seconds",
+		"Writes to the store and how long they took.", storeBuckets, labelOperation, labelWriteResult)
+	build := f.gauge("kip_build_info", "Always 1; the labels tell what runs.", labelVersion, labelKubernetesVersion, labelGoVersion)
+	m.queueDepth = f.gauge("workqueue_depth", "Items that wait in a work queue.", labelQueue)
+	m.queueAdds = f.counter("workqueue_adds_total", "Items that were added to a work queue.", labelQueue)
+	m.queueLatency = f.histogram("workqueue_queue_duration_seconds", "Time that items wait in a work queue.", queueBuckets, labelQueue)
+	m.queueWork = f.histogram("workqueue_work_duration_seconds", "Time that one item takes.", queueBuckets, labelQueue)
+	m.queueUnfinished = f.gauge("workqueue_unfinished_work_seconds", "Time that the items in work have taken so far, summed.", labelQueue)
+	m.queueLongest = f.gauge("workqueue_longest_running_processor_seconds", "Time that the longest item in work has taken so far.", labelQueue)
+	m.queueRetries = f.counter("workqueue_retries_total", "Items that were added again with a back-off.", labelQueue)
+	m.restRequests = f.counter("rest_client_requests_total", "Requests to the API server.", labelClient, labelVerb, labelCode)
+	m.restDuration = f.histogram("rest_client_request_duration_seconds", "Time from a request to the API server until its response begins.", callBuckets, labelClient, labelVerb)
+
+	// Where the labels are known, an increase from nothing is seen as one.
+	for _, r := range labelSweepResult.values {
+		m.sweep.WithLabelValues(r.name)
+	}
+	for _, r := range labelRequestResult.values {
+		m.standbyRequests.WithLabelValues(r.name)
+	}
+	build.WithLabelValues(version.String(), version.Kubernetes, runtime.Version()).Set(1)
+	registry.MustRegister(
+		&scrape{cfg: cfg, cells: cellsDesc, age: ageDesc, standby: standbyDesc, waiting: waitingDesc, tunnels: tunnelsDesc, seconds: secondsDesc, dollars: dollarsDesc},
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	return m
+}
+
+// kind is a Prometheus type, as the reference and the exposition name it.
+type kind string
+
+const (
+	counter   kind = "counter"
+	gauge     kind = "gauge"
+	histogram kind = "histogram"
+)
+
+// family is one metric as the reference lists it.
+type family struct {
+	section, name string
+	kind          kind
+	help          string
+	labels        []*label
+}
+
+// unit is what the values of a family are, which by Prometheus' conventions its
+// name tells.
+func (f family) unit() string {
+	switch name := strings.TrimSuffix(f.name, "_total"); {
+	case strings.HasSuffix(name, "_seconds"):
+		return "seconds"
+	case strings.HasSuffix(name, "_dollars"):
+		return "US dollars"
+	}
+	return "number"
+}
+
+// families makes metrics and remembers what it made, so that the reference cannot
+// differ.
+type families struct {
+	registry *prometheus.Registry
+	section  string
+	list     []family
+}
+
+func (f *families) add(k kind, name, help string, labels []*label) []string {
+	f.list = append(f.list, family{f.section, name, k, help, labels})
+	names := make([]string, len(labels))
+	for i, l := range labels {
+		names[i] = l.name
+	}
+	return names
+}
+
+func (f *families) histogram(name, help string, buckets []float64, labels ...*label) *prometheus.HistogramVec {
+	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: name, Help: help, Buckets: buckets,
+		NativeHistogramBucketFactor: nativeFactor, NativeHistogramMaxBucketNumber: nativeBuckets, NativeHistogramMinResetDuration: nativeReset,
+	}, f.add(histogram, name, help, labels))
+	f.registry.MustRegister(v)
+	return v
+}
+
+func (f *families) counter(name, help string, labels ...*label) *prometheus.CounterVec {
+	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, f.add(counter, name, help, labels))
+	f.registry.MustRegister(v)
+	return v
+}
+
+func (f *families) gauge(name, help string, labels ...*label) *prometheus.GaugeVec {
+	v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, f.add(gauge, name, help, labels))
+	f.registry.MustRegister(v)
+	return v
+}
+
+// scraped describes a family whose values are read at the scrape.
+func (f *families) scraped(k kind, name, help string, labels ...*label) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, f.add(k, name, help, labels), nil)
+}

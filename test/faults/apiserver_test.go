@@ -1,0 +1,290 @@
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// apiServer is the part of a Kubernetes API server that concerns the pods of one
+// node: resource versions, preconditions, graceful deletion, watches that lag.
+type apiServer struct {
+	w *world
+
+	mu      sync.Mutex
+	version int64
+	pods    map[cache.ObjectName]*corev1.Pod // never modified, only replaced
+	log     []watch.Event                    // all changes, in order
+	at      []time.Time                      // when each was made
+	more    chan struct{}                    // closed and replaced when log grows
+	cut     chan struct{}                    // closed and replaced to end all watches
+	lag     time.Duration                    // of watches
+	ended   map[types.UID]time.Time          // when a pod became terminal or went
+	writes  int
+	// fail is asked before and after the effect of each write.
+	fail func(after bool) error
+}
+
+func newAPIServer(w *world) *apiServer {
+	return &apiServer{
+		w: w, pods: map[cache.ObjectName]*corev1.Pod{}, more: make(chan struct{}), cut: make(chan struct{}), ended: map[types.UID]time.Time{},
+		fail: func(bool) error { return nil },
+	}
+}
+
+const namespace = "ns"
+
+func nameOf(p *corev1.Pod) cache.ObjectName {
+	return cache.ObjectName{Namespace: p.Namespace, Name: p.Name}
+}
+
+func terminal(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+}
+
+// list returns the pods, in order of name.
+func (s *apiServer) list() []*corev1.Pod {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]*corev1.Pod, 0, len(s.pods))
+	for _, p := range s.pods {
+		list = append(list, p)
+	}
+	slices.SortFunc(list, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+func (s *apiServer) get(name cache.ObjectName) *corev1.Pod {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pods[name]
+}
+
+var podResource = corev1.Resource("pods")
+
+// change replaces a pod by what edit makes of it, nil for nothing; with s.mu held
+// it is the only way in which pods change.
+func (s *apiServer) change(kind watch.EventType, before, after *corev1.Pod) {
+	s.version++
+	s.writes++
+	after.ResourceVersion = strconv.FormatInt(s.version, 10)
+	if kind == watch.Deleted {
+		delete(s.pods, nameOf(after))
+	} else {
+		s.pods[nameOf(after)] = after
+	}
+	if before != nil && terminal(before) && before.Status.Phase != after.Status.Phase {
+		s.w.violate("invariant 3: pod %s went from %s to %s", after.Name, before.Status.Phase, after.Status.Phase)
+	}
+	if _, known := s.ended[after.UID]; !known && (kind == watch.Deleted || terminal(after)) {
+		s.ended[after.UID] = time.Now()
+	}
+	s.log, s.at = append(s.log, watch.Event{Type: kind, Object: after}), append(s.at, time.Now())
+	close(s.more)
+	s.more = make(chan struct{})
+}
+
+// edit changes one pod of a UID, if it is there, with preconditions.
+func (s *apiServer) edit(name cache.ObjectName, pre *metav1.Preconditions, edit func(p *corev1.Pod) watch.EventType) error {
+	s.mu.Lock()
+	fail := s.fail
+	s.mu.Unlock()
+	if err := fail(false); err != nil {
+		return err
+	}
+	if err := s.do(name, pre, edit); err != nil {
+		return err
+	}
+	return fail(true)
+}
+
+func (s *apiServer) do(name cache.ObjectName, pre *metav1.Preconditions, edit func(p *corev1.Pod) watch.EventType) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.pods[name]
+	if before == nil {
+		return apierrors.NewNotFound(podResource, name.Name)
+	}
+	if pre != nil && (pre.UID != nil && *pre.UID != before.UID || pre.ResourceVersion != nil && *pre.ResourceVersion != before.ResourceVersion) {
+		return apierrors.NewConflict(podResource, name.Name, errors.New("precondition failed"))
+	}
+	after := before.DeepCopy()
+	if kind := edit(after); kind != "" {
+		s.change(kind, before, after)
+	}
+	return nil
+}
+
+func (s *apiServer) create(p *corev1.Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pods[nameOf(p)] != nil {
+		return
+	}
+	s.change(watch.Added, nil, p)
+}
+
+// remove is DELETE.
+func (s *apiServer) remove(name cache.ObjectName, o metav1.DeleteOptions) error {
+	return s.edit(name, o.Preconditions, func(p *corev1.Pod) watch.EventType {
+		grace := int64(30)
+		if g := p.Spec.TerminationGracePeriodSeconds; g != nil {
+			grace = *g
+		}
+		if o.GracePeriodSeconds != nil {
+			grace = *o.GracePeriodSeconds
+		}
+		if grace == 0 {
+			return watch.Deleted
+		}
+		end := metav1.NewTime(time.Now().Add(time.Duration(grace) * time.Second))
+		if p.DeletionTimestamp != nil && !end.Before(p.DeletionTimestamp) {
+			return ""
+		}
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &end, &grace
+		return watch.Modified
+	})
+}
+
+// client is a client of the API server that dies with its Kip.
+type client struct {
+	s    *apiServer
+	dead func() error
+	corev1client.PodInterface
+}
+
+func (c client) Pods(string) corev1client.PodInterface { return c }
+
+func (c client) UpdateStatus(_ context.Context, pod *corev1.Pod, _ metav1.UpdateOptions) (*corev1.Pod, error) {
+	if err := c.dead(); err != nil {
+		return nil, err
+	}
+	pre := &metav1.Preconditions{UID: &pod.UID}
+	if pod.ResourceVersion != "" {
+		pre.ResourceVersion = &pod.ResourceVersion
+	}
+	return nil, c.s.edit(nameOf(pod), pre, func(p *corev1.Pod) watch.EventType {
+		pod.Status.DeepCopyInto(&p.Status)
+		return watch.Modified
+	})
+}
+
+func (c client) Delete(_ context.Context, name string, o metav1.DeleteOptions) error {
+	if err := c.dead(); err != nil {
+		return err
+	}
+	return c.s.remove(cache.ObjectName{Namespace: namespace, Name: name}, o)
+}
+
+func (c client) EvictV1(_ context.Context, e *policyv1.Eviction) error {
+	if err := c.dead(); err != nil {
+		return err
+	}
+	return c.s.remove(cache.ObjectName{Namespace: e.Namespace, Name: e.Name}, *e.DeleteOptions)
+}
+
+// listerWatcher feeds an informer.
+type listerWatcher struct{ *cache.ListWatch }
+
+func (listerWatcher) IsWatchListSemanticsUnSupported() bool { return true }
+
+func (s *apiServer) listerWatcher() cache.ListerWatcher {
+	return listerWatcher{&cache.ListWatch{
+		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			list := &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.FormatInt(s.version, 10)}}
+			for _, p := range s.pods {
+				list.Items = append(list.Items, *p)
+			}
+			return list, nil
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			from, err := strconv.ParseInt(o.ResourceVersion, 10, 64)
+			if err != nil {
+				return nil, fmt.Errorf("watch from %q: %w", o.ResourceVersion, err)
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			f := &feed{events: make(chan watch.Event), stopped: make(chan struct{})}
+			go f.run(ctx, s, int(from), s.cut)
+			return f, nil
+		},
+	}}
+}
+
+// feed is one watch: change n has resource version n.
+type feed struct {
+	events  chan watch.Event
+	stopped chan struct{}
+	once    sync.Once
+}
+
+func (f *feed) ResultChan() <-chan watch.Event { return f.events }
+func (f *feed) Stop()                          { f.once.Do(func() { close(f.stopped) }) }
+
+func (f *feed) run(ctx context.Context, s *apiServer, next int, cut <-chan struct{}) {
+	defer close(f.events)
+	wait := func(c <-chan struct{}) bool {
+		select {
+		case <-c:
+			return true
+		case <-ctx.Done():
+		case <-f.stopped:
+		case <-cut:
+		}
+		return false
+	}
+	for {
+		s.mu.Lock()
+		more, lag, log, at := s.more, s.lag, s.log, s.at
+		s.mu.Unlock()
+		if next == len(log) {
+			if !wait(more) {
+				return
+			}
+			continue
+		}
+		if late := time.Until(at[next].Add(lag)); late > 0 {
+			due, stop := context.WithTimeout(ctx, late)
+			ok := wait(due.Done())
+			stop()
+			if !ok || ctx.Err() != nil {
+				return
+			}
+		}
+		select {
+		case f.events <- log[next]:
+			next++
+		case <-ctx.Done():
+			return
+		case <-f.stopped:
+			return
+		case <-cut:
+			return
+		}
+	}
+}
+
+// cutWatches ends all watches; informers watch again.
+func (s *apiServer) cutWatches() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.cut)
+	s.cut = make(chan struct{})
+}

@@ -1,0 +1,557 @@
+package faults
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/tunnel"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/yaml"
+)
+
+// How long things take on a machine and on the way to it.
+const (
+	dialTime       = 5 * time.Millisecond
+	kubeletStart   = time.Second
+	containerStart = 300 * time.Millisecond
+	containerStop  = time.Second
+	heartbeat      = 10 * time.Second // of a kubelet's lease
+	// noticed is how long a broken connection goes unnoticed: tunnel's ping
+	// interval and time limit.
+	noticed = 15 * time.Second
+	retry   = time.Second // of what failed
+)
+
+// machine is an instance with its agent and kubelet. world.mu guards it.
+type machine struct {
+	w     *world
+	id    string
+	cell  string
+	token string
+	addr  netip.Addr
+	key   string
+	wake  chan struct{}
+
+	up         bool // it has booted and runs
+	cutOff     bool
+	joined     bool
+	configured bool
+	started    time.Time // when its kubelet was up; zero when it is not
+	session    *session  // whose connection it has; it may be broken and not noticed
+
+	pod      types.UID // that it was given, for good
+	name     cache.ObjectName
+	running  bool // the pod's containers run
+	exit     *int // asks the containers to exit with it
+	status   corev1.PodPhase
+	restarts int32
+	over     bool // the pod has run to its end here
+}
+
+// boot is what runs in an instance.
+func (w *world) boot(ctx context.Context, i cloud.Instance, data []byte) {
+	var u map[string]agentapi.UserData
+	if err := yaml.Unmarshal(data, &u); err != nil {
+		w.violate("user data of instance %s: %v", i.ID, err)
+		return
+	}
+	w.mu.Lock()
+	m := w.machines[i.ID]
+	if m == nil {
+		m = &machine{w: w, id: i.ID, cell: u["kip"].CellID, token: u["kip"].Token, key: "key of " + i.ID, wake: make(chan struct{}, 1)}
+		w.machines[i.ID] = m
+	}
+	m.addr, m.up, m.started = i.ManagementIP, true, time.Time{}
+	w.linksChanged()
+	w.mu.Unlock()
+	m.live(ctx)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m.up, m.running, m.session, m.started = false, false, nil, time.Time{}
+	w.linksChanged()
+}
+
+// poke has the machine's kubelet look again.
+func (m *machine) poke() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// live is the machine's kubelet.
+func (m *machine) live(ctx context.Context) {
+	for ctx.Err() == nil {
+		if m.w.spins() && !sleep(ctx, retry) {
+			return
+		}
+		again := m.step(ctx)
+		if again > 0 {
+			t := time.NewTimer(again)
+			select {
+			case <-ctx.Done():
+			case <-m.wake:
+			case <-t.C:
+			}
+			t.Stop()
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-m.wake:
+		}
+	}
+}
+
+// step does what the kubelet has to do now. It returns after how long to look
+// again; 0 is when something changes.
+func (m *machine) step(ctx context.Context) time.Duration {
+	w := m.w
+	w.mu.Lock()
+	configured, up := m.configured, !m.started.IsZero()
+	w.mu.Unlock()
+	if !configured {
+		return 0
+	}
+	if !up {
+		if !sleep(ctx, kubeletStart) {
+			return 0
+		}
+		w.mu.Lock()
+		m.started = time.Now()
+		w.mu.Unlock()
+	}
+	m.containers()
+
+	// What the kubelet sees of Kubernetes.
+	w.mu.Lock()
+	s := m.session
+	if s == nil || !s.flows() {
+		w.mu.Unlock()
+		return 0
+	}
+	api := s.api
+	name, uid := api.pod, api.uid
+	if uid == "" && m.running {
+		w.mu.Unlock()
+		w.violate("a restart of Kip disturbs no pod: the kubelet of cell %s was told that its pod is gone", m.cell)
+		return 0
+	}
+	w.mu.Unlock()
+	api.nodeReady()
+	if uid == "" {
+		return 0
+	}
+	pod := api.kip.seenPod(name, uid)
+	w.mu.Lock()
+	m.pod, m.name = uid, name
+	w.mu.Unlock()
+	switch {
+	case pod == nil: // it was deleted by force
+		if m.running && !sleep(ctx, containerStop) {
+			return 0
+		}
+		w.mu.Lock()
+		m.running, m.over = false, true
+		w.mu.Unlock()
+		return 0
+	case pod.DeletionTimestamp != nil:
+		if m.running && !sleep(ctx, containerStop) {
+			return 0
+		}
+		w.mu.Lock()
+		m.running = false
+		if !m.over {
+			m.over, m.status = true, corev1.PodFailed
+		}
+		w.mu.Unlock()
+	case terminal(pod) && !m.running && !m.over: // it ended elsewhere
+		return 0
+	case !m.running && !m.over:
+		if !sleep(ctx, containerStart) {
+			return 0
+		}
+		w.starts(m, uid)
+	}
+	return m.report(ctx, pod)
+}
+
+// containers lets the pod's containers exit, and start again if they are to.
+func (m *machine) containers() {
+	m.w.mu.Lock()
+	defer m.w.mu.Unlock()
+	if m.exit == nil || !m.running {
+		return
+	}
+	code := *m.exit
+	m.exit = nil
+	policy := m.w.policies[m.pod]
+	switch {
+	case policy == corev1.RestartPolicyAlways, policy == corev1.RestartPolicyOnFailure && code != 0:
+		m.restarts++
+	case code == 0:
+		m.running, m.over, m.status = false, true, corev1.PodSucceeded
+	default:
+		m.running, m.over, m.status = false, true, corev1.PodFailed
+	}
+}
+
+// starts is the moment at which a machine runs a pod.
+func (w *world) starts(m *machine, uid types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, other := range w.machines {
+		if other != m && other.up && other.running && other.pod == uid {
+			w.violateLocked("invariant 1: cell %s starts pod %s, which cell %s runs", m.cell, uid, other.cell)
+		}
+	}
+	if m.up {
+		m.running, m.status = true, corev1.PodRunning
+		w.ran[uid]++
+	}
+}
+
+// report sends the pod's status, and the deletion of a deleted pod that has ended.
+func (m *machine) report(ctx context.Context, pod *corev1.Pod) time.Duration {
+	w := m.w
+	w.mu.Lock()
+	s, status, restarts, id := m.session, m.status, m.restarts, "containerd://"+m.id
+	flows := s != nil && s.flows() && s.kip.alive() == nil
+	w.mu.Unlock()
+	if !flows {
+		return retry
+	}
+	send := func(p *corev1.Pod) watch.EventType {
+		ready := corev1.ConditionFalse
+		c := corev1.ContainerStatus{Name: "main", ContainerID: id, RestartCount: restarts}
+		if status == corev1.PodRunning {
+			ready = corev1.ConditionTrue
+			c.State.Running, c.Ready = &corev1.ContainerStateRunning{}, true
+		} else {
+			c.State.Terminated = &corev1.ContainerStateTerminated{}
+		}
+		if len(p.Status.ContainerStatuses) == 1 && p.Status.Phase == status && p.Status.ContainerStatuses[0].RestartCount == restarts &&
+			p.Status.ContainerStatuses[0].ContainerID == id && len(p.Status.Conditions) > 0 && p.Status.Conditions[0].Status == ready {
+			return ""
+		}
+		p.Status.Phase, p.Status.ContainerStatuses = status, []corev1.ContainerStatus{c}
+		p.Status.Conditions = append([]corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}, others(p.Status.Conditions)...)
+		return watch.Modified
+	}
+	if send(pod.DeepCopy()) != "" {
+		if err := w.api.edit(m.name, &metav1.Preconditions{UID: &m.pod}, send); err != nil {
+			return retry
+		}
+	}
+	if pod.DeletionTimestamp != nil {
+		zero := int64(0)
+		if err := w.api.remove(m.name, metav1.DeleteOptions{GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &m.pod}}); err != nil {
+			return retry
+		}
+	}
+	return 0
+}
+
+func others(list []corev1.PodCondition) (kept []corev1.PodCondition) {
+	for _, c := range list {
+		if c.Type != corev1.PodReady {
+			kept = append(kept, c)
+		}
+	}
+	return kept
+}
+
+// cellAPI is what a cell sees of Kubernetes, as package cellapi serves it.
+type cellAPI struct {
+	http.Handler // nobody asks it
+	kip          *kip
+	id           string
+	ready        chan struct{}
+
+	// Under world.mu.
+	isReady bool
+	pod     cache.ObjectName
+	uid     types.UID
+	beat    time.Time
+	session *session
+}
+
+var _ cells.API = (*cellAPI)(nil)
+
+type cellAPIs struct{ k *kip }
+
+func (a cellAPIs) AddCell(id string, _ cellapi.CellInfo) cells.API {
+	a.k.w.mu.Lock()
+	defer a.k.w.mu.Unlock()
+	api := &cellAPI{kip: a.k, id: id, ready: make(chan struct{})}
+	a.k.apis[id] = api
+	return api
+}
+
+func (a cellAPIs) RemoveCell(id string) {
+	a.k.w.mu.Lock()
+	defer a.k.w.mu.Unlock()
+	delete(a.k.apis, id)
+}
+
+func (a *cellAPI) NodeReady() <-chan struct{} { return a.ready }
+
+func (a *cellAPI) nodeReady() {
+	a.kip.w.mu.Lock()
+	defer a.kip.w.mu.Unlock()
+	if !a.isReady {
+		a.isReady = true
+		close(a.ready)
+	}
+}
+
+func (a *cellAPI) Bind(namespace, name string, uid types.UID) error {
+	w := a.kip.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, other := range a.kip.apis {
+		if other != a && other.uid == uid {
+			w.violateLocked("invariant 1: pod %s is shown to cell %s and to cell %s", uid, a.id, other.id)
+		}
+	}
+	if a.uid != "" && a.uid != uid {
+		w.violateLocked("a cell runs one pod: cell %s has %s and is given %s", a.id, a.uid, uid)
+		return errors.New("a cell runs one pod only")
+	}
+	a.pod, a.uid = cache.ObjectName{Namespace: namespace, Name: name}, uid
+	if a.session != nil && a.session.machine != nil {
+		a.session.machine.poke()
+	}
+	return nil
+}
+
+// LastHeartbeat has no timer behind it: a kubelet that is connected renews its
+// lease each ten seconds.
+func (a *cellAPI) LastHeartbeat() time.Time {
+	a.kip.w.mu.Lock()
+	defer a.kip.w.mu.Unlock()
+	if s := a.session; s != nil && s.flows() && !s.machine.started.IsZero() {
+		started := s.machine.started
+		a.beat = started.Add(time.Since(started) / heartbeat * heartbeat)
+	}
+	return a.beat
+}
+
+// tunnels connects to machines.
+type tunnels struct{ k *kip }
+
+func (t tunnels) Keep(ctx context.Context, target tunnel.Target, api http.Handler, onSpend tunnel.OnSpend) (cells.Session, error) {
+	s := &session{kip: t.k, target: target, api: api.(*cellAPI), onSpend: onSpend, ready: make(chan struct{}), done: make(chan struct{})}
+	s.ctx, s.cancel = context.WithCancel(ctx)
+	t.k.w.mu.Lock()
+	s.api.session = s
+	t.k.w.mu.Unlock()
+	go s.run()
+	return s, nil
+}
+
+// session is a tunnel to one machine.
+type session struct {
+	kip     *kip
+	target  tunnel.Target
+	api     *cellAPI
+	onSpend tunnel.OnSpend
+	ctx     context.Context
+	cancel  context.CancelFunc
+	ready   chan struct{}
+	done    chan struct{}
+	once    sync.Once
+
+	// Under world.mu.
+	machine   *machine // while connected
+	connected bool
+	heard     time.Time
+	err       error
+}
+
+// flows says that bytes get through; under world.mu.
+func (s *session) flows() bool {
+	return s.connected && s.machine.up && !s.machine.cutOff && s.machine.session == s
+}
+
+func (s *session) Ready() <-chan struct{} { return s.ready }
+func (s *session) Close()                 { s.cancel(); <-s.done }
+func (s *session) Connected() bool        { return locked(s, func() bool { return s.connected }) }
+func (s *session) LastHeard() time.Time   { return locked(s, func() time.Time { return s.heard }) }
+func (s *session) LastError() error       { return locked(s, func() error { return s.err }) }
+
+func locked[T any](s *session, f func() T) T {
+	s.kip.w.mu.Lock()
+	defer s.kip.w.mu.Unlock()
+	return f()
+}
+
+func (s *session) run() {
+	defer close(s.done)
+	for s.ctx.Err() == nil {
+		wait, changed, err := s.connect()
+		if err == nil {
+			s.target.OnState(true, nil)
+			s.hold()
+			err, wait = errors.New("the cell was silent"), 0
+		}
+		s.kip.w.mu.Lock()
+		s.api.freezeBeat()
+		s.connected, s.machine, s.err = false, nil, err
+		s.kip.w.mu.Unlock()
+		s.target.OnState(false, err)
+		if wait > 0 {
+			sleep(s.ctx, wait)
+			continue
+		}
+		select {
+		case <-changed:
+		case <-s.ctx.Done():
+		}
+	}
+}
+
+// freezeBeat notes the last heartbeat of a connection that ends; under world.mu.
+func (a *cellAPI) freezeBeat() {
+	if s := a.session; s != nil && s.flows() && !s.machine.started.IsZero() {
+		a.beat = s.machine.started.Add(time.Since(s.machine.started) / heartbeat * heartbeat)
+	}
+}
+
+// connect joins the machine if need be. After an error it returns how long to
+// wait, or what to wait for.
+func (s *session) connect() (wait time.Duration, changed <-chan struct{}, _ error) {
+	w := s.kip.w
+	if !sleep(s.ctx, dialTime) {
+		return 0, nil, s.ctx.Err()
+	}
+	w.mu.Lock()
+	changed = w.links
+	var m *machine
+	for _, other := range w.machines {
+		if other.up && !other.cutOff && other.addr == s.target.Addr.Addr() {
+			m = other
+		}
+	}
+	if m == nil {
+		w.mu.Unlock()
+		return 0, changed, errors.New("no route to host")
+	}
+	joined, key := m.joined, m.key
+	w.mu.Unlock()
+	switch {
+	case m.cell != s.target.CellID:
+		return 0, changed, fmt.Errorf("the machine is cell %s", m.cell)
+	case !joined && (s.target.Token.IsZero() || s.target.Token.Reveal() != m.token):
+		return 0, changed, errors.New("the machine has not joined and the token is spent")
+	case s.target.KeyHash != "" && s.target.KeyHash != key:
+		return 0, changed, tunnel.ErrKeyChanged
+	}
+	if s.target.KeyHash == "" {
+		if err := s.onSpend(s.ctx, key); err != nil {
+			return retry, nil, fmt.Errorf("record the cell's key: %w", err)
+		}
+		s.target.KeyHash = key
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !m.up || m.cutOff {
+		return 0, changed, errors.New("connection reset")
+	}
+	m.joined = true
+	m.session, s.machine, s.connected, s.heard, s.err = s, m, true, time.Now(), nil
+	s.once.Do(func() { close(s.ready) })
+	m.poke()
+	return 0, changed, nil
+}
+
+// hold returns when the connection has broken and that was noticed, or the
+// session ends.
+func (s *session) hold() {
+	w := s.kip.w
+	for {
+		w.mu.Lock()
+		changed, flows, ours := w.links, s.flows(), s.machine.up && s.machine.session == s
+		w.mu.Unlock()
+		if !ours { // the other end was started anew: it resets what it does not know
+			sleep(s.ctx, noticed)
+			return
+		}
+		if flows {
+			select {
+			case <-changed:
+			case <-s.ctx.Done():
+				return
+			}
+			continue
+		}
+		if !sleep(s.ctx, noticed) {
+			return
+		}
+		w.mu.Lock()
+		flows = s.flows()
+		w.mu.Unlock()
+		if !flows {
+			return
+		}
+	}
+}
+
+// RoundTripper leads to the agent.
+func (s *session) RoundTripper() http.RoundTripper { return agent{s} }
+
+type agent struct{ s *session }
+
+func (a agent) RoundTrip(r *http.Request) (*http.Response, error) {
+	s, w := a.s, a.s.kip.w
+	for {
+		w.mu.Lock()
+		changed, flows := w.links, s.flows()
+		if flows {
+			m := s.machine
+			if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, agentapi.PathConfig) {
+				m.configured = true
+				m.poke()
+			}
+			w.mu.Unlock()
+			return &http.Response{StatusCode: http.StatusOK, Status: "200 OK", Body: io.NopCloser(bytes.NewReader(nil))}, nil
+		}
+		connected := s.connected
+		w.mu.Unlock()
+		if !connected {
+			return nil, errors.New("the cell is not connected")
+		}
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		case <-s.ctx.Done():
+			return nil, s.ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,505 @@
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// event is one step of a history. What its numbers mean depends on what there is
+// when it is played, so that a history stays one when events are taken out of it.
+type event struct {
+	kind string
+	a, b uint32
+	t    time.Duration
+}
+
+func (e event) String() string {
+	return fmt.Sprintf("{%q, %d, %d, %d}, // %s", e.kind, e.a, e.b, int64(e.t), e.t)
+}
+
+// kinds are the events and how often each comes.
+var kinds = []struct {
+	kind   string
+	weight int
+	play   func(w *world, e event)
+}{
+	{"wait", 40, (*world).pass},
+	{"create", 12, func(w *world, e event) { w.createPod(e.a, e.b) }},
+	{"burst", 2, func(w *world, e event) {
+		for n := range 3 + e.a%4 {
+			w.createPod(e.a+n, e.b)
+		}
+	}},
+	{"delete", 7, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.deletePod(p, nil) }) }},
+	{"delete by force", 2, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.deletePod(p, new(int64(0))) }) }},
+	{"exit", 6, func(w *world, e event) { w.exitPod(e.a, int(e.b%2)) }},
+	{"annotate", 1, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.annotate(p, e.b) }) }},
+	{"kill", 4, func(w *world, e event) { w.killFor(e) }},
+	{"kill at", 8, func(w *world, e event) { w.arm(int(1+e.a%12), e.b%2 == 1) }},
+	{"cloud fault", 9, (*world).failCloud},
+	{"cloud faults", 2, func(w *world, e event) { w.toggle("cloud faults", e) }},
+	{"store fault", 4, (*world).failStore},
+	{"store faults", 1, func(w *world, e event) { w.toggle("store faults", e) }},
+	{"api faults", 1, func(w *world, e event) { w.toggle("api faults", e) }},
+	{"watch lag", 1, func(w *world, e event) { w.setLag(e) }},
+	{"watches end", 1, func(w *world, _ event) { w.api.cutWatches() }},
+	{"capacity", 5, (*world).setCapacity},
+	{"vanish", 2, func(w *world, e event) { w.strike(e.a, w.cloud.Vanish) }},
+	{"interrupt", 2, func(w *world, e event) { w.strike(e.a, w.cloud.Interrupt) }},
+	{"notices end", 1, func(w *world, _ event) { w.cloud.CutInterruptions(errors.New("the queue was deleted")) }},
+	{"cut off", 5, func(w *world, e event) { w.cutOff(e) }},
+	{"heal", 3, func(w *world, _ event) { w.healLinks(0) }},
+	{"list lag", 2, (*world).setListLag},
+	{"slow boots", 1, func(w *world, e event) { w.toggle("slow boots", e) }},
+	{"slow ends", 1, func(w *world, e event) { w.toggle("slow ends", e) }},
+	{"late calls", 1, func(w *world, e event) { w.toggle("late calls", e) }},
+	{"unauthorised", 1, func(w *world, e event) { w.toggle("unauthorised", e) }},
+	{"throttling", 1, func(w *world, e event) { w.toggle("throttling", e) }},
+}
+
+// history draws n events.
+func history(r *rand.Rand, n int) []event {
+	total := 0
+	for _, k := range kinds {
+		total += k.weight
+	}
+	list := make([]event, n)
+	for i := range list {
+		x := r.IntN(total)
+		for _, k := range kinds {
+			if x -= k.weight; x < 0 {
+				list[i] = event{kind: k.kind, a: r.Uint32(), b: r.Uint32(), t: duration(r)}
+				break
+			}
+		}
+	}
+	return list
+}
+
+// duration is mostly short, since that is where races are, and sometimes as long
+// as what Kip waits for.
+func duration(r *rand.Rand) time.Duration {
+	most := []time.Duration{10 * time.Millisecond, 200 * time.Millisecond, time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second, 2 * time.Minute, 8 * time.Minute}
+	return time.Duration(r.Int64N(int64(most[min(r.IntN(len(most)), r.IntN(len(most)))]))) + 1
+}
+
+// draw makes the setting of a history.
+func draw(r *rand.Rand) setting {
+	s := setting{seed: r.Uint64(), cloudAPI: r.IntN(4) == 0, movingAddr: r.IntN(2) == 0, maxTries: []int{0, 0, 3, 10}[r.IntN(4)]}
+	if r.IntN(2) == 0 {
+		s.pools = append(s.pools, poolOf{"small", 1 + r.IntN(3), r.IntN(3) == 0})
+	}
+	s.knobs = sim.Knobs{
+		Pending:     sim.Distribution{Median: 2 * time.Second, Spread: 1.5},
+		BootTimes:   []sim.BootTime{{Distribution: sim.Distribution{Median: 10 * time.Second, Spread: 1.5}}},
+		Termination: sim.Distribution{Median: 10 * time.Second, Spread: 1.5},
+		Stopping:    sim.Distribution{Median: 10 * time.Second, Spread: 1.5},
+		Latency:     map[sim.Kind]sim.Distribution{sim.KindLaunch: {Median: 500 * time.Millisecond, Spread: 1.5}, sim.AnyKind: {Median: 100 * time.Millisecond, Spread: 1.5}},
+		ListLag:     sim.Distribution{Median: 500 * time.Millisecond, Spread: 1.5},
+	}
+	if r.IntN(3) == 0 {
+		s.knobs.AddressDelay = sim.Distribution{Median: time.Second, Spread: 2}
+	}
+	return s
+}
+
+// pass lets time pass; nothing may be written meanwhile if nothing is under way.
+func (w *world) pass(e event) {
+	w.rest()
+	if e.t > time.Second && w.settled() && w.untouched() {
+		w.quiet(e.t)
+		return
+	}
+	time.Sleep(e.t)
+}
+
+// untouched says that nothing is planned to go wrong later.
+func (w *world) untouched() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.armed == nil && len(w.cloudFail) == 0 && !w.noticed && time.Since(w.lastEvent) > 20*time.Second
+}
+
+func (w *world) createPod(a, b uint32) {
+	policy := []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}[a%3]
+	w.addPod(policy, sizes[b%uint32(len(sizes))], a%5 != 0, int64(1+b%30))
+}
+
+// sizes are what pods ask for; nothing fits a huge one.
+var sizes = []string{"small", "small", "small", "small", "small", "large", "large", "spot", "spot", "huge"}
+
+func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool, grace int64) types.UID {
+	if len(w.api.list()) >= 12 {
+		return ""
+	}
+	w.mu.Lock()
+	w.serial++
+	// Names are reused, as those of a StatefulSet are.
+	name, uid := fmt.Sprintf("pod-%d", w.serial%16), types.UID(fmt.Sprintf("uid-%d", w.serial))
+	w.policies[uid], w.created[uid] = policy, time.Now()
+	w.mu.Unlock()
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid, Labels: map[string]string{"size": size}, CreationTimestamp: metav1.Now()},
+		Spec:       corev1.PodSpec{NodeName: "kip-0", RestartPolicy: policy, TerminationGracePeriodSeconds: &grace, Containers: []corev1.Container{{Name: "main"}}},
+		Status:     corev1.PodStatus{Phase: corev1.PodPending},
+	}
+	if controlled {
+		p.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "job", UID: "job", Controller: new(true)}}
+	}
+	w.api.create(p)
+	return uid
+}
+
+func (w *world) withPod(a uint32, do func(*corev1.Pod)) {
+	if list := w.api.list(); len(list) > 0 {
+		do(list[int(a)%len(list)])
+	}
+}
+
+func (w *world) deletePod(p *corev1.Pod, grace *int64) {
+	_ = w.api.remove(nameOf(p), metav1.DeleteOptions{GracePeriodSeconds: grace, Preconditions: &metav1.Preconditions{UID: &p.UID}})
+}
+
+func (w *world) annotate(p *corev1.Pod, b uint32) {
+	_ = w.api.edit(nameOf(p), &metav1.Preconditions{UID: &p.UID}, func(p *corev1.Pod) watch.EventType {
+		p.Annotations = map[string]string{"example.com/note": fmt.Sprint(b)}
+		if p.Labels["size"] == "huge" {
+			p.Labels = map[string]string{"size": "small"}
+		}
+		return watch.Modified
+	})
+}
+
+// exitPod has the containers of a pod that runs exit.
+func (w *world) exitPod(a uint32, code int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var list []*machine
+	for _, m := range w.machines {
+		if m.up && m.running {
+			list = append(list, m)
+		}
+	}
+	if len(list) == 0 {
+		return
+	}
+	slices.SortFunc(list, func(a, b *machine) int { return strings.Compare(string(a.pod), string(b.pod)) })
+	m := list[int(a)%len(list)]
+	m.exit = &code
+	m.poke()
+}
+
+func (w *world) killFor(e event) {
+	w.mu.Lock()
+	w.downtime = e.t
+	w.mu.Unlock()
+	w.kill()
+}
+
+func (w *world) arm(n int, after bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.armed = &failpoint{w.points + n, after}
+}
+
+func (w *world) failCloud(e event) {
+	kinds := []sim.Kind{sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStop, sim.KindStart, sim.AnyKind}
+	faults := []sim.Fault{
+		{Before: sim.ErrInternal}, {Before: sim.ErrLost}, {After: sim.ErrLost}, {HangBefore: true}, {HangAfter: true},
+		{Before: cloud.ErrThrottled}, {Before: cloud.ErrQuota}, {Before: cloud.ErrUnauthorised}, {Before: cloud.ErrCapacity},
+		{Before: fmt.Errorf("%w: bad subnet", cloud.ErrRefused)}, {Delay: e.t},
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	kind := kinds[e.a%uint32(len(kinds))]
+	for range 1 + e.b/1000%3 { // sometimes several in a row
+		w.cloudFail = append(w.cloudFail, cloudFault{kind, int(1 + e.b%3), faults[e.b/10%uint32(len(faults))]})
+	}
+}
+
+var errStore = errors.New("etcdserver: request timed out")
+
+// failStore has one of the next writes fail, or its answer lost. None is slow: who
+// waits for a mutex is not at rest for synctest, and Kip holds some while it writes.
+func (w *world) failStore(e event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	left := int(1 + e.a%4)
+	w.storeFail = func(op string) (before, after error) {
+		if op == "applied" {
+			left--
+		}
+		switch {
+		case e.b%2 == 0 && left == 1 && op != "applied":
+			left--
+			w.troubled(time.Now())
+			return errStore, nil
+		case e.b%2 == 1 && left == 0 && op == "applied":
+			w.troubled(time.Now())
+			return nil, errStore
+		}
+		return nil, nil
+	}
+}
+
+// toggle begins or ends a fault that lasts.
+func (w *world) toggle(what string, e event) {
+	w.mu.Lock()
+	on := !w.lasting[what]
+	w.mu.Unlock()
+	w.set(what, on, e)
+}
+
+func (w *world) set(what string, on bool, e event) {
+	knobs := func(change func(*sim.Knobs)) {
+		if err := w.cloud.Change(change); err != nil {
+			panic(err)
+		}
+	}
+	switch what {
+	case "cloud faults":
+		knobs(func(k *sim.Knobs) {
+			k.Faults = nil
+			if on {
+				k.Faults = map[sim.Kind]sim.FaultRates{sim.AnyKind: {Failed: 0.1, LostBefore: 0.1, LostAfter: 0.2, HangBefore: 0.02, HangAfter: 0.05}}
+			}
+		})
+	case "unauthorised":
+		knobs(func(k *sim.Knobs) { k.Unauthorised = on })
+	case "throttling":
+		knobs(func(k *sim.Knobs) {
+			k.RateLimits = nil
+			if on {
+				k.RateLimits = map[sim.Kind]sim.RateLimit{}
+				for _, kind := range []sim.Kind{sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStart, sim.KindStop} {
+					k.RateLimits[kind] = sim.RateLimit{Requests: sim.Bucket{Capacity: 2, Refill: 0.2}}
+				}
+			}
+		})
+	case "slow boots":
+		knobs(func(k *sim.Knobs) {
+			k.BootTimes = slices.Clone(w.knobs.BootTimes)
+			if on {
+				k.BootTimes[0].Never, k.BootTimes[0].Median = 0.3, time.Minute
+			}
+		})
+	case "slow ends":
+		knobs(func(k *sim.Knobs) {
+			k.Termination, k.TerminationLost = w.knobs.Termination, 0
+			if on {
+				k.Termination.Median, k.TerminationLost = terminationMax/4, 0.3
+			}
+		})
+	}
+	if what == "api faults" {
+		w.api.mu.Lock()
+		r := rand.New(rand.NewPCG(uint64(e.a), uint64(e.b)))
+		w.api.fail = func(after bool) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if !w.lasting["api faults"] || r.IntN(5) != 0 || after != (r.IntN(2) == 0) {
+				return nil
+			}
+			return errors.New("apiserver: the server is currently unable to handle the request")
+		}
+		w.api.mu.Unlock()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch what {
+	case "store faults":
+		r := rand.New(rand.NewPCG(uint64(e.a), uint64(e.b)))
+		w.storeFail = func(string) (before, after error) {
+			switch {
+			case !on:
+			case r.IntN(5) == 0:
+				before = errStore
+			case r.IntN(5) == 0:
+				after = errStore
+			}
+			return before, after
+		}
+	case "late calls":
+		w.late = on
+	}
+	if on {
+		w.lasting[what] = true
+	} else if w.lasting[what] {
+		delete(w.lasting, what)
+		w.troubled(time.Now())
+	}
+}
+
+func (w *world) setLag(e event) {
+	w.api.mu.Lock()
+	defer w.api.mu.Unlock()
+	w.api.lag = 0
+	if e.a%2 == 0 {
+		w.api.lag = e.t % (5 * time.Second)
+	}
+}
+
+func (w *world) setCapacity(e event) {
+	pools := []sim.Pool{{InstanceType: "small"}, {InstanceType: "small", Zone: "a"}, {InstanceType: "small", Spot: new(true)}, {InstanceType: "large"}, {}}
+	p := pools[e.a%uint32(len(pools))]
+	n := int(e.b%5) - 1
+	w.cloud.SetCapacity(p, n)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	key := fmt.Sprintf("capacity %d", e.a%uint32(len(pools)))
+	if delete(w.short, key); n >= 0 {
+		w.short[key] = p
+	}
+	w.troubled(time.Now())
+}
+
+func (w *world) setListLag(e event) {
+	lag := []sim.Distribution{{}, {Median: 500 * time.Millisecond, Spread: 1.5}, {Median: 3 * time.Second}, {Median: listLag - time.Second}}[e.a%4]
+	if err := w.cloud.Change(func(k *sim.Knobs) {
+		k.ListLag = lag
+		k.StaleLists, k.StaleBy = 0, 0
+		if e.b%3 == 0 {
+			k.StaleLists, k.StaleBy = 0.3, min(e.t, listLag-lag.Median-time.Second)
+			k.StaleBy = max(k.StaleBy, 0)
+		}
+	}); err != nil {
+		panic(err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.troubled(time.Now().Add(listLag))
+}
+
+// strike hits an instance that exists.
+func (w *world) strike(a uint32, do func(...string) error) {
+	truth := w.cloud.Truth()
+	if len(truth) == 0 {
+		return
+	}
+	_ = do(truth[int(a)%len(truth)].ID) // it may end at this moment
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.noticed = true
+	w.troubled(time.Now())
+}
+
+// cutOff breaks the link to a machine, or to all; for a while, or until heal.
+func (w *world) cutOff(e event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var list []*machine
+	for _, m := range w.machines {
+		if m.up && !m.cutOff {
+			list = append(list, m)
+		}
+	}
+	if len(list) == 0 {
+		return
+	}
+	slices.SortFunc(list, func(a, b *machine) int { return strings.Compare(a.id, b.id) })
+	cut := list
+	if e.b%6 != 0 {
+		n := int(e.a) % len(list)
+		cut = list[n : n+1]
+	}
+	for _, m := range cut {
+		if s := m.session; s != nil {
+			s.api.freezeBeat()
+		}
+		m.cutOff = true
+	}
+	w.lasting["cut off"] = true
+	w.linksChanged()
+	if e.b%4 != 1 {
+		go func() {
+			if sleep(w.ctx, e.t) {
+				w.healLinks(0)
+			}
+		}()
+	}
+}
+
+func (w *world) healLinks(time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range w.machines {
+		m.cutOff = false
+	}
+	if w.lasting["cut off"] {
+		delete(w.lasting, "cut off")
+		w.troubled(time.Now())
+	}
+	w.linksChanged()
+}
+
+// calmDown ends all faults.
+func (w *world) calmDown() {
+	w.mu.Lock()
+	lasting := make([]string, 0, len(w.lasting))
+	for what := range w.lasting {
+		lasting = append(lasting, what)
+	}
+	w.armed, w.cloudFail = nil, nil
+	for _, p := range w.short {
+		w.cloud.SetCapacity(p, -1)
+	}
+	clear(w.short)
+	w.mu.Unlock()
+	for _, what := range lasting {
+		w.set(what, false, event{})
+	}
+	w.healLinks(0)
+	w.setLag(event{a: 1})
+	w.setListLag(event{a: 1, b: 1})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.storeFail = func(string) (error, error) { return nil, nil }
+	close(w.revive)
+	w.revive = make(chan struct{})
+	w.troubled(time.Now())
+}
+
+// restartWithout starts Kip again without standby pools.
+func (w *world) restartWithout() {
+	w.mu.Lock()
+	w.pools = nil
+	w.mu.Unlock()
+	w.kill()
+}
+
+// traceHandler writes what Kip logs, with the virtual time.
+type traceHandler struct {
+	w     *world
+	attrs []slog.Attr
+}
+
+func (h *traceHandler) Enabled(context.Context, slog.Level) bool { return true }
+func (h *traceHandler) WithGroup(string) slog.Handler            { return h }
+func (h *traceHandler) WithAttrs(a []slog.Attr) slog.Handler {
+	return &traceHandler{h.w, append(slices.Clip(h.attrs), a...)}
+}
+
+func (h *traceHandler) Handle(_ context.Context, r slog.Record) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%12s %s", time.Since(h.w.began).Round(time.Millisecond), r.Message)
+	each := func(a slog.Attr) bool { fmt.Fprintf(&b, " %s=%v", a.Key, a.Value); return true }
+	for _, a := range h.attrs {
+		each(a)
+	}
+	r.Attrs(each)
+	fmt.Println(b.String())
+	return nil
+}

@@ -1,0 +1,149 @@
+package faults
+
+import (
+	"flag"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/cryptotest"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+var (
+	seedFlag  = flag.Uint64("seed", envUint("FAULTS_SEED", 0), "the seed of the first history; 0 takes one from the clock")
+	stepsFlag = flag.Uint64("steps", envUint("STEPS", 100_000), "how many steps to play")
+	oneFlag   = flag.Bool("one", false, "play one history only: that of -seed")
+	verbose   = flag.Bool("trace", false, "print what Kip logs, with the virtual time")
+)
+
+func TestMain(m *testing.M) {
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // informers' complaints of watches that end
+	os.Exit(m.Run())
+}
+
+func envUint(name string, otherwise uint64) uint64 {
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		panic(fmt.Sprintf("%s is %q: want a number", name, text))
+	}
+	return n
+}
+
+// perHistory is how many steps a history has.
+const perHistory = 250
+
+// TestRandomHistories plays random histories. A step is one event, after which
+// everything that can happen without time passing has happened, and all
+// invariants are checked.
+func TestRandomHistories(t *testing.T) {
+	seed, steps := *seedFlag, *stepsFlag
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	if testing.Short() {
+		steps = min(steps, 10*perHistory)
+	}
+	began, virtual, played, histories := time.Now(), time.Duration(0), uint64(0), 0
+	for ; played < steps; seed++ {
+		r := rand.New(rand.NewPCG(seed, 0))
+		s, events := draw(r), history(r, perHistory)
+		violations, took := play(t, seed, s, events)
+		virtual += took
+		if len(violations) > 0 {
+			fmt.Fprintf(os.Stderr, "seed %d breaks, a shorter history is searched for %s: %s\n", seed, shrinkTime, violations[0])
+			report, events := shrink(t, seed, s, events, violations)
+			t.Fatalf("seed %d breaks:\n  %s\nreplay: go test ./test/faults -run TestRandomHistories -seed %d -one [-trace]\npools %+v, health by the cloud %t, moving addresses %t, at most %d attempts\nhistory, as short as it was got (%d events):\n%s",
+				seed, strings.Join(report, "\n  "), seed, s.pools, s.cloudAPI, s.movingAddr, s.maxTries, len(events), lines(events))
+		}
+		played += uint64(len(events))
+		histories++
+		if *oneFlag {
+			break
+		}
+	}
+	t.Logf("%d steps in %d histories, %s of virtual time, in %s", played, histories, virtual.Round(time.Minute), time.Since(began).Round(time.Millisecond))
+}
+
+func lines(events []event) string {
+	var b strings.Builder
+	for _, e := range events {
+		fmt.Fprintf(&b, "\t%s\n", e)
+	}
+	return b.String()
+}
+
+// play plays a history in a world of its own and returns what it violates.
+func play(t *testing.T, seed uint64, s setting, events []event) (violations []string, took time.Duration) {
+	t.Helper()
+	cryptotest.SetGlobalRandom(t, seed)
+	synctest.Test(t, func(*testing.T) {
+		w := newWorld(s)
+		w.rest()
+		for _, e := range events {
+			w.play(e)
+			w.rest()
+			if violations = w.check(); len(violations) > 0 {
+				break
+			}
+		}
+		if len(violations) == 0 {
+			w.finish()
+			violations = w.check()
+		}
+		if len(violations) > 0 {
+			violations = append(violations, w.describe())
+		}
+		took = time.Since(w.began)
+		w.close()
+	})
+	return violations, took
+}
+
+func (w *world) play(e event) {
+	if *verbose {
+		fmt.Printf("%12s ====== %s\n", time.Since(w.began).Round(time.Millisecond), e)
+	}
+	for _, k := range kinds {
+		if k.kind == e.kind {
+			k.play(w, e)
+		}
+	}
+	if e.kind != "wait" {
+		w.mu.Lock()
+		w.lastEvent = time.Now()
+		w.mu.Unlock()
+	}
+}
+
+// shrinkTime bounds the search for a shorter history.
+const shrinkTime = time.Minute
+
+// shrink takes out of a history what is not needed to break the same.
+func shrink(t *testing.T, seed uint64, s setting, events []event, violations []string) ([]string, []event) {
+	if *verbose {
+		return violations, events
+	}
+	end := time.Now().Add(shrinkTime)
+	for size := len(events) / 2; size > 0; size /= 2 {
+		for from := 0; from < len(events) && time.Now().Before(end); {
+			shorter := append(append([]event(nil), events[:from]...), events[min(from+size, len(events)):]...)
+			if again, _ := play(t, seed, s, shorter); len(again) > 0 {
+				violations, events = again, shorter
+			} else {
+				from += size
+			}
+		}
+	}
+	return violations, events
+}

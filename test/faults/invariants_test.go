@@ -1,0 +1,360 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// What Kip's own constants add up to.
+const (
+	callTimeout    = time.Minute      // cells: of a call whose answer never comes
+	cellBackoff    = 30 * time.Second // cells: longest wait before a failed step is tried again
+	podBackoff     = time.Minute      // pods: the same
+	drainTimeout   = 30 * time.Second // cells: for the logs of a cell that is silent
+	terminateAgain = 3 * time.Minute  // cells: before a termination that came to nothing is repeated
+	overdue        = time.Minute      // pods: after the grace period of a pod that is not deleted
+	orphanTime     = 15*time.Second + 10*time.Second + 15*time.Second
+	pollTime       = 15 * time.Second // cells: between two looks at the cloud
+	terminationMax = time.Minute      // of the simulated cloud: how long an instance runs on
+	attemptBackoff = 5 * time.Minute  // pods: longest wait between two cells for a pod
+	readyTimeout   = 2 * time.Minute  // cells: from the join to a ready kubelet
+
+	// outliveBound is how long an instance may run on after the end of its pod,
+	// counted from the last fault if that is later: whatever Kip was waiting for,
+	// the logs, a termination that came to nothing and is repeated.
+	outliveBound = callTimeout + max(cellBackoff, podBackoff) + drainTimeout + terminateAgain + listLag + 2*pollTime + terminationMax
+	// reasonBound is how long a pod may be without a cell and without a reason.
+	reasonBound = podBackoff + 30*time.Second
+	// reachBound is how long a pod may take to a bound cell when there is capacity
+	// and nothing fails: the cell that it waits for is lost first, then the longest
+	// wait for another.
+	reachBound = bootTimeout + readyTimeout + outliveBound + attemptBackoff + bootTimeout
+)
+
+// check looks at all invariants. The world rests.
+func (w *world) check() []string {
+	truth := w.cloud.Truth()
+	podList := w.api.list()
+	w.api.mu.Lock()
+	endings := maps.Clone(w.api.ended)
+	w.api.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now, calm := time.Now(), w.calm()
+	k := w.kip
+
+	// 1. At most one cell runs a pod: seen at each start, and here.
+	runs := map[types.UID]string{}
+	for _, m := range w.machines {
+		if !m.up || !m.running {
+			continue
+		}
+		if other := runs[m.pod]; other != "" {
+			w.violateLocked("invariant 1: cells %s and %s both run pod %s", other, m.cell, m.pod)
+		}
+		runs[m.pod] = m.cell
+	}
+
+	// 2. No instance outlives its pod.
+	for _, i := range truth {
+		cell := i.Tags[cloud.TagCell]
+		var needless time.Time
+		switch a := w.books.cells[cell]; {
+		case a == nil:
+			if needless = w.books.removed[cell]; needless.Before(i.Launched) {
+				needless = i.Launched
+			}
+		case a.cell.Pod.UID != "":
+			ended, over := endings[a.cell.Pod.UID]
+			if !over {
+				continue
+			}
+			needless = ended
+		default:
+			continue // of a standby pool
+		}
+		if calm.After(needless) {
+			needless = calm
+		}
+		if now.Sub(needless) > outliveBound {
+			w.violateLocked("invariant 2: instance %s of cell %s (%s) is %s %s after the end of its pod", i.ID, cell, w.phaseOf(cell), i.State, now.Sub(needless))
+		}
+	}
+
+	// 3 is checked where pods change.
+
+	// 4. Every pod reaches a cell or has a reason.
+	if k != nil && k.up {
+		for _, p := range podList {
+			if terminal(p) || p.DeletionTimestamp != nil || runs[p.UID] != "" {
+				continue
+			}
+			if a := w.boundTo(p.UID); a != nil {
+				continue
+			}
+			since := w.created[p.UID]
+			for _, t := range []time.Time{calm, w.lastBound[p.UID]} {
+				if t.After(since) {
+					since = t
+				}
+			}
+			if now.Sub(since) <= reasonBound {
+				continue
+			}
+			reported := slices.ContainsFunc(w.reports[p.UID], func(r report) bool { return r.at.After(w.lastBound[p.UID]) })
+			if _, has := k.cells.ForPod(p.UID); !has && !reported && k.pods.Waiting(p.UID) == "" {
+				w.violateLocked("invariant 4: pod %s has no cell and no reason for %s", p.Name, now.Sub(since))
+			}
+			if now.Sub(since) > reachBound && k.pods.Waiting(p.UID) == "" && !slices.ContainsFunc(w.reports[p.UID], func(r report) bool { return r.kind == corev1.EventTypeWarning && r.at.After(since) }) {
+				w.violateLocked("invariant 4: pod %s has reached no cell in %s, and nothing was reported", p.Name, now.Sub(since))
+			}
+		}
+	}
+
+	// 5. The cost counter. While Kip does not know whether a write was done, it
+	// cannot know what it changed.
+	if k != nil && k.up && !w.lasting["store faults"] && now.Sub(w.storeTrouble) > cellBackoff+callTimeout {
+		want := w.books.costs(now)
+		for _, got := range k.cells.Costs() {
+			key := fmt.Sprint(got.InstanceType, got.Spot)
+			if d := math.Abs(got.Seconds - want[key].Seconds); d > slack {
+				w.violateLocked("invariant 5: %s costs %.3f s by Kip's counter, %.3f s by its cells", key, got.Seconds, want[key].Seconds)
+			}
+			if d := math.Abs(got.Dollars - want[key].Dollars); d > slack/3600+1e-9 {
+				w.violateLocked("invariant 5: %s costs %.6f $ by Kip's counter, %.6f $ by its cells", key, got.Dollars, want[key].Dollars)
+			}
+			delete(want, key)
+		}
+		for key, c := range want {
+			if c.Seconds > slack {
+				w.violateLocked("invariant 5: %s costs nothing by Kip's counter, %.3f s by its cells", key, c.Seconds)
+			}
+		}
+	}
+	return slices.Clone(w.violations)
+}
+
+// slack is how far two sums of seconds may differ by their rounding.
+const slack = 0.01
+
+func (w *world) phaseOf(cell string) apiv1.Phase {
+	if a := w.books.cells[cell]; a != nil {
+		return a.cell.Phase
+	}
+	return "no record"
+}
+
+// boundTo returns the bound cell of a pod.
+func (w *world) boundTo(uid types.UID) *account {
+	for _, a := range w.books.cells {
+		if a.cell.Pod.UID == uid && a.cell.Phase == apiv1.Bound {
+			return a
+		}
+	}
+	return nil
+}
+
+// settled says that nothing is under way: each pod runs where it should, or has
+// ended and has no cell, and the pools are full.
+func (w *world) settled() bool {
+	podList, truth := w.api.list(), map[string]cloud.State{}
+	for _, i := range w.cloud.Truth() {
+		truth[i.ID] = i.State
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.kip == nil || !w.kip.up || len(w.lasting) > 0 || time.Since(w.trouble) < podBackoff {
+		return false
+	}
+	bound, idle := map[types.UID]string{}, 0
+	for _, a := range w.books.cells {
+		if i := a.cell.Instance; i == nil || truth[i.ID] != i.State && truth[i.ID] != cloud.Running {
+			return false
+		}
+		switch {
+		case a.cell.Phase == apiv1.Bound:
+			bound[a.cell.Pod.UID] = a.cell.ID
+		case a.cell.Pod.UID == "" && a.cell.Phase == apiv1.Ready:
+			idle++
+			if w.stoppable(a.cell) && (a.cell.Instance.State != cloud.Stopped || !a.cell.Stopped) {
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	want := 0
+	for _, p := range w.pools {
+		want += p.count
+	}
+	if idle != want {
+		return false
+	}
+	runs := map[string]bool{}
+	for _, m := range w.machines {
+		if m.up && m.running && !m.cutOff && m.exit == nil {
+			runs[m.cell] = true
+		}
+	}
+	for _, p := range podList {
+		cell := bound[p.UID]
+		switch {
+		case p.DeletionTimestamp != nil:
+			return false
+		case terminal(p):
+			if cell != "" {
+				return false
+			}
+		case p.Labels["size"] == "huge" && cell == "":
+		case p.Status.Phase != corev1.PodRunning || !runs[cell] || !ready(p):
+			return false
+		}
+		delete(bound, p.UID)
+	}
+	return len(bound) == 0
+}
+
+func ready(p *corev1.Pod) bool {
+	return len(p.Status.Conditions) > 0 && p.Status.Conditions[0].Status == corev1.ConditionTrue
+}
+
+func (w *world) stoppable(c cells.Cell) bool {
+	return slices.ContainsFunc(w.pools, func(p poolOf) bool { return p.instanceType == c.Standby && p.stopped })
+}
+
+// quiet lets time pass in a settled world, and checks that nothing is written.
+func (w *world) quiet(d time.Duration) {
+	w.mu.Lock()
+	writes := w.writes
+	w.mu.Unlock()
+	w.api.mu.Lock()
+	apiWrites := w.api.writes
+	w.api.mu.Unlock()
+	time.Sleep(d)
+	w.rest()
+	w.api.mu.Lock()
+	apiWrites = w.api.writes - apiWrites
+	w.api.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if writes = w.writes - writes; writes+apiWrites > 0 {
+		w.violateLocked("invariant 6: in %s in which nothing changed, Kip wrote %d times to its store and %d times to the API server", d, writes, apiWrites)
+	}
+}
+
+// await lets time pass until ok, at most for a while.
+func (w *world) await(most time.Duration, ok func() bool) bool {
+	for end := time.Now().Add(most); ; {
+		w.rest()
+		if ok() {
+			return true
+		}
+		if !time.Now().Before(end) {
+			return false
+		}
+		time.Sleep(time.Second)
+	}
+}
+
+// finish ends a history well: the faults are over, every pod gets what it needs,
+// an hour of nothing is quiet, and when the pods are deleted nothing is left.
+func (w *world) finish() {
+	w.calmDown()
+	if !w.await(reachBound, w.settled) {
+		w.violate("not settled %s after the last fault: %s", reachBound, w.describe())
+	}
+	w.check()
+	if w.failed() {
+		return
+	}
+	w.quiet(time.Hour)
+	w.check()
+	w.restartWithout()
+	for _, p := range w.api.list() {
+		w.deletePod(p, nil)
+	}
+	if !w.await(overdue+outliveBound, w.empty) {
+		w.violate("something is left %s after the last pod was deleted: %s", overdue+outliveBound, w.describe())
+	}
+	w.check()
+	err := w.store.List(context.Background(), "", func(key string, _ []byte, _ int64) error {
+		if !slices.Contains([]string{"born", "ledger"}, key) {
+			w.violate("the store still has %s", key)
+		}
+		return nil
+	})
+	if err != nil {
+		w.violate("%v", err)
+	}
+}
+
+func (w *world) failed() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.violations) > 0
+}
+
+// empty says that nothing is left of what was.
+func (w *world) empty() bool {
+	truth, pods := w.cloud.Truth(), w.api.list()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(truth) == 0 && len(pods) == 0 && len(w.books.cells) == 0 && w.kip != nil && len(w.kip.apis) == 0
+}
+
+// describe says what there is, for people.
+func (w *world) describe() string {
+	truth, pods := w.cloud.Truth(), w.api.list()
+	w.mu.Lock()
+	k, ids := w.kip, slices.Sorted(maps.Keys(w.books.cells))
+	up := k != nil && k.up
+	w.mu.Unlock()
+	links := map[string]string{}
+	for _, id := range ids {
+		if up {
+			l, ok := k.cells.Link(id)
+			links[id] = fmt.Sprintf("link %t connected %t (%v), it waits for: %s", ok, l.Connected, l.LastError, k.cells.WaitsFor(id))
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n  now %s, kip up %t, lasting faults %v, trouble until %s", time.Since(w.began), w.kip != nil && w.kip.up, w.lasting, w.trouble.Sub(w.began))
+	for _, p := range pods {
+		fmt.Fprintf(&b, "\n  pod %s %s %s policy %s deleted %v conditions %v", p.Name, p.UID, p.Status.Phase, p.Spec.RestartPolicy, p.DeletionTimestamp, p.Status.Conditions)
+		if w.kip != nil && w.kip.up {
+			fmt.Fprintf(&b, " waiting %q", w.kip.pods.Waiting(p.UID))
+		}
+		if r := w.reports[p.UID]; len(r) > 0 {
+			for _, r := range r[max(0, len(r)-6):] {
+				fmt.Fprintf(&b, "; %s at %s", r.reason, r.at.Sub(w.began).Round(time.Millisecond))
+			}
+		}
+	}
+	for _, id := range ids {
+		a := w.books.cells[id]
+		fmt.Fprintf(&b, "\n  cell %s %s pod %s standby %q stopped %t reason %q", id, a.cell.Phase, a.cell.Pod.Name, a.cell.Standby, a.cell.Stopped, a.cell.Reason)
+		if a.cell.Instance != nil {
+			fmt.Fprintf(&b, " on %s", a.cell.Instance.ID)
+		}
+		fmt.Fprintf(&b, ", %s", links[id])
+	}
+	for _, i := range truth {
+		fmt.Fprintf(&b, "\n  instance %s of cell %s is %s", i.ID, i.Tags[cloud.TagCell], i.State)
+		if m := w.machines[i.ID]; m != nil {
+			fmt.Fprintf(&b, ", up %t cut off %t joined %t configured %t pod %s running %t over %t", m.up, m.cutOff, m.joined, m.configured, m.name.Name, m.running, m.over)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,727 @@
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing/synctest"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/pods"
+	"github.com/elotl/kip/internal/store"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+)
+
+// setting is what a history is played with: the shape of the cloud and of Kip's
+// configuration.
+type setting struct {
+	pools      []poolOf
+	cloudAPI   bool // health by the cloud's list
+	movingAddr bool // a stopped machine gets new addresses when it starts
+	maxTries   int
+	knobs      sim.Knobs
+	seed       uint64
+}
+
+type poolOf struct {
+	instanceType string
+	count        int
+	stopped      bool
+}
+
+const (
+	listLag     = 20 * time.Second // as cmd/kip has it for real clouds
+	bootTimeout = 5 * time.Minute
+	restartTime = time.Second // from Kip's death to its next start
+)
+
+// catalogue is what the simulated cloud sells.
+var catalogue = []catalog.InstanceType{
+	{Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64", Offerings: []catalog.Offering{
+		{Zone: "a", PricePerHour: 0.10}, {Zone: "b", PricePerHour: 0.11}, {Zone: "a", Spot: true, PricePerHour: 0.03},
+	}},
+	{Name: "large", MilliCPU: 2000, MemoryBytes: 2 << 30, Arch: "amd64", Offerings: []catalog.Offering{
+		{Zone: "a", PricePerHour: 0.20}, {Zone: "b", PricePerHour: 0.22},
+	}},
+}
+
+func offersOf(instanceType string, spot bool) (list []cells.Offer) {
+	for _, t := range catalogue {
+		for _, o := range t.Offerings {
+			if t.Name == instanceType && o.Spot == spot {
+				list = append(list, cells.Offer{
+					InstanceType: t.Name, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot, PricePerHour: o.PricePerHour,
+					MilliCPU: t.MilliCPU, MemoryBytes: t.MemoryBytes, DiskBytes: 1 << 30, BootTimeout: bootTimeout, Reason: "the cheapest that fits",
+				})
+			}
+		}
+	}
+	return list
+}
+
+// world is everything around Kip, and the Kip that runs in it now.
+type world struct {
+	setting
+	cloud *sim.Cloud
+	api   *apiServer
+	store *store.Store
+	ctx   context.Context // ends with the world
+	end   context.CancelFunc
+	began time.Time
+	log   *slog.Logger
+
+	// faults, changed by events
+	downtime time.Duration // of the next death
+
+	mu           sync.Mutex
+	violations   []string
+	kip          *kip // nil while none runs
+	supervisor   chan struct{}
+	revive       chan struct{} // closed when Kip's downtime is to end at once
+	machines     map[string]*machine
+	links        chan struct{} // closed and replaced when what can reach whom changes
+	policies     map[types.UID]corev1.RestartPolicy
+	created      map[types.UID]time.Time
+	ran          map[types.UID]int // how often a pod's containers were started
+	reports      map[types.UID][]report
+	lastBound    map[types.UID]time.Time
+	trouble      time.Time // when the last fault was over, as far as is known
+	lasting      map[string]bool
+	points       int
+	writing      map[string]int // the point of a write under way, by its keys
+	armed        *failpoint
+	storeFail    func(op string) (before, after error)
+	cloudFail    []cloudFault
+	late         bool // calls go on when their caller has died
+	writes       int
+	storeTrouble time.Time // when the answer of a write was last lost
+	short        map[string]sim.Pool
+	noticed      bool // an instance may be lost later: an interruption was announced
+	lastEvent    time.Time
+	serial       int
+	moment       time.Time
+	atMoment     int // what happened at that moment
+	books        books
+}
+
+type report struct {
+	at           time.Time
+	kind, reason string
+}
+
+// failpoint kills Kip at the nth write or call to the cloud, before or after its
+// effect.
+type failpoint struct {
+	n     int
+	after bool
+}
+
+// cloudFault happens to the nth call of a kind from now.
+type cloudFault struct {
+	kind  sim.Kind
+	n     int
+	fault sim.Fault
+}
+
+func newWorld(s setting) *world {
+	w := &world{
+		setting: s, began: time.Now(), downtime: restartTime, machines: map[string]*machine{}, links: make(chan struct{}), policies: map[types.UID]corev1.RestartPolicy{},
+		created: map[types.UID]time.Time{}, ran: map[types.UID]int{}, reports: map[types.UID][]report{}, lastBound: map[types.UID]time.Time{}, lasting: map[string]bool{},
+		writing: map[string]int{}, short: map[string]sim.Pool{},
+		trouble: time.Now(), supervisor: make(chan struct{}), revive: make(chan struct{}), books: newBooks(),
+		storeFail: func(string) (error, error) { return nil, nil },
+	}
+	w.log = slog.New(slog.DiscardHandler)
+	if *verbose {
+		w.log = slog.New(&traceHandler{w: w})
+	}
+	w.api = newAPIServer(w)
+	w.store = store.Memory(w.onWrite)
+	k := s.knobs
+	k.StoppedKeepsAddresses = !s.movingAddr
+	var err error
+	w.cloud, err = sim.New(sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log})
+	if err != nil {
+		panic(err)
+	}
+	w.ctx, w.end = context.WithCancel(context.Background())
+	go w.supervise()
+	return w
+}
+
+// close ends the world; nothing of it runs on.
+func (w *world) close() {
+	w.kill()
+	w.end()
+	<-w.supervisor
+	_ = w.cloud.Close()
+}
+
+func (w *world) violate(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.violateLocked(format, args...)
+}
+
+func (w *world) violateLocked(format string, args ...any) {
+	if len(w.violations) < 20 {
+		w.violations = append(w.violations, fmt.Sprintf("%v: ", time.Since(w.began).Round(time.Millisecond))+fmt.Sprintf(format, args...))
+	}
+}
+
+func (w *world) linksChanged() {
+	close(w.links)
+	w.links = make(chan struct{})
+	for _, m := range w.machines {
+		m.poke()
+	}
+}
+
+// kip is one life of the process.
+type kip struct {
+	w        *world
+	ctx      context.Context
+	cancel   context.CancelFunc
+	informer cache.SharedIndexInformer
+	cells    *cells.Controller
+	pods     *pods.Controller
+	apis     map[string]*cellAPI // under world.mu
+	up       bool                // its loops run; under world.mu
+}
+
+var errDead = errors.New("this Kip is dead")
+
+// alive returns an error once the process is dead.
+func (k *kip) alive() error {
+	if k.ctx.Err() != nil {
+		return errDead
+	}
+	return nil
+}
+
+// kill is a crash: from here on the process writes nothing and calls nobody.
+func (w *world) kill() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.killLocked()
+}
+
+func (w *world) killLocked() {
+	if w.kip != nil {
+		w.kip.cancel()
+	}
+	w.trouble = time.Now()
+}
+
+// supervise starts Kip again whenever it has died, as a Deployment does.
+func (w *world) supervise() {
+	defer close(w.supervisor)
+	for w.ctx.Err() == nil {
+		k := &kip{w: w, apis: map[string]*cellAPI{}}
+		k.ctx, k.cancel = context.WithCancel(w.ctx)
+		w.mu.Lock()
+		w.kip = k
+		w.mu.Unlock()
+		err := k.run()
+		killed := errors.Is(err, errDead) || err == nil
+		k.cancel()
+		w.mu.Lock()
+		if !killed && err != nil && (errors.Is(err, store.ErrConflict) || len(w.lasting) == 0 && time.Since(w.trouble) > time.Minute) {
+			w.violateLocked("Kip ended by itself: %v", err)
+		}
+		w.kip, w.trouble = nil, time.Now()
+		down, revive := w.downtime, w.revive
+		w.downtime = restartTime
+		w.mu.Unlock()
+		t := time.NewTimer(down)
+		select {
+		case <-t.C:
+		case <-revive:
+		case <-w.ctx.Done():
+		}
+		t.Stop()
+		w.mu.Lock()
+		w.trouble = time.Now()
+		w.mu.Unlock()
+	}
+}
+
+// run wires Kip as cmd/kip does.
+func (k *kip) run() error {
+	w := k.w
+	shortages := capacity.New(clock.RealClock{})
+	unavailable := func(o cells.Offer) bool {
+		return shortages.Unavailable(capacity.Offering{InstanceType: o.InstanceType, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot})
+	}
+	available := func(all []cells.Offer) []cells.Offer { return slices.DeleteFunc(all, unavailable) }
+	event := func(pod apiv1.PodReference, kind, reason, message string) {
+		if k.alive() != nil {
+			return
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.reports[pod.UID] = append(w.reports[pod.UID], report{time.Now(), kind, reason})
+		w.log.Debug("event", "pod", pod.Name, "reason", reason, "message", message)
+	}
+	var pools []cells.Pool
+	for _, p := range w.pools {
+		pools = append(pools, cells.Pool{Name: p.instanceType, Count: p.count, Stopped: p.stopped, Offers: func() ([]cells.Offer, error) {
+			if list := available(offersOf(p.instanceType, false)); len(list) > 0 {
+				return list, nil
+			}
+			return nil, cloud.ErrCapacity
+		}})
+	}
+	k.informer = cache.NewSharedIndexInformer(w.api.listerWatcher(), &corev1.Pod{}, 0, cache.Indexers{})
+	health := cells.Health{HealthyTimeout: 90 * time.Second, Check: 5 * time.Second}
+	if w.cloudAPI {
+		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
+	}
+	k.cells = cells.New(cells.Config{
+		NodeName: "kip-0", ControllerID: owner, Cloud: handle{k}, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k}, CAHash: "ca",
+		Cool: func(o cells.Offer, err error) {
+			s := capacity.Shortage{InstanceType: o.InstanceType, Zone: o.Zone, Subnet: o.Subnet, Spot: &o.Spot}
+			if e, ok := errors.AsType[*cloud.CapacityError](err); ok {
+				s = capacity.Shortage{InstanceType: e.InstanceType, Zone: e.Zone, Subnet: e.Subnet, Spot: e.Spot}
+			}
+			shortages.Mark(s)
+		},
+		Unavailable: unavailable, Event: event, SaveLogs: saveLogs,
+		Changed:       func(c cells.Cell) { k.pods.CellChanged(c) },
+		Silent:        func(c cells.Cell, since time.Time) { k.pods.CellSilent(c, since) },
+		Interrupted:   func(c cells.Cell) { k.pods.CellInterrupted(c) },
+		ClusterDomain: "cluster.local", NameTag: "kip", Pools: pools, Template: "t1", Health: health, ListLag: listLag, SoonPoll: time.Second,
+		Clock: clock.RealClock{}, Log: w.log,
+	})
+	var err error
+	k.pods, err = pods.New(pods.Config{
+		Pods: k.informer, Client: client{s: w.api, dead: k.alive}, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
+		Place: func(p *corev1.Pod) ([]cells.Offer, error) {
+			var list []cells.Offer
+			switch p.Labels["size"] {
+			case "spot":
+				list = append(offersOf("small", true), offersOf("small", false)...)
+			case "small":
+				list = append(offersOf("small", false), offersOf("large", false)...)
+			case "large":
+				list = offersOf("large", false)
+			default:
+				return nil, &placement.UnplaceableError{Need: "cpu 1000"}
+			}
+			if list = available(list); len(list) == 0 {
+				return nil, &placement.NoCapacityError{Need: "cpu 1", Types: []string{"small", "large"}}
+			}
+			return list, nil
+		},
+		Clock: clock.RealClock{}, Log: w.log,
+	})
+	if err != nil {
+		return err
+	}
+	poke := func(any) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, m := range w.machines {
+			m.poke()
+		}
+	}
+	if _, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: poke, UpdateFunc: func(_, o any) { poke(o) }, DeleteFunc: poke}); err != nil {
+		return err
+	}
+	if err := k.cells.Load(k.ctx); err != nil {
+		k.cancel()
+		// A process would end here; these end their goroutines.
+		return errors.Join(err, k.cells.Run(k.ctx), k.pods.Run(k.ctx))
+	}
+	var running sync.WaitGroup
+	var failure error
+	for _, loop := range []func() error{
+		func() error { k.informer.RunWithContext(k.ctx); return nil },
+		func() error {
+			cache.WaitForCacheSync(k.ctx.Done(), k.informer.HasSynced)
+			return k.cells.Run(k.ctx)
+		},
+		func() error { return k.pods.Run(k.ctx) },
+	} {
+		running.Go(func() {
+			if err := loop(); err != nil && k.ctx.Err() == nil {
+				w.mu.Lock()
+				failure = err
+				w.mu.Unlock()
+			}
+			w.mu.Lock()
+			failed := failure != nil
+			w.mu.Unlock()
+			if failed {
+				k.stop()
+			}
+		})
+	}
+	w.mu.Lock()
+	k.up = true
+	w.mu.Unlock()
+	running.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if failure != nil && errors.Is(failure, store.ErrConflict) {
+		w.violateLocked("Kip ended by itself: %v", failure)
+	}
+	return failure
+}
+
+// stop ends a life whose part has failed.
+func (k *kip) stop() { k.cancel() }
+
+func saveLogs(ctx context.Context, _ apiv1.PodReference, cell http.RoundTripper) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://cell/kubelet/containerLogs", nil)
+	if err != nil {
+		return err
+	}
+	_, err = cell.RoundTrip(r)
+	return err
+}
+
+// seenPod is the pod as the cell API shows it: from the informer, and from the API
+// server itself where the informer has none.
+func (k *kip) seenPod(name cache.ObjectName, uid types.UID) *corev1.Pod {
+	if o, ok, err := k.informer.GetStore().GetByKey(name.String()); err == nil && ok && o.(*corev1.Pod).UID == uid {
+		return o.(*corev1.Pod)
+	}
+	if p := k.w.api.get(name); p != nil && p.UID == uid {
+		return p
+	}
+	return nil
+}
+
+const owner = "me"
+
+// point is passed at each write and at each call to the cloud, before and after
+// its effect; an error is Kip's death there.
+func (w *world) point(n int, after bool) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.kip == nil || w.kip.ctx.Err() != nil {
+		return errDead
+	}
+	if w.armed != nil && w.armed.n == n && w.armed.after == after {
+		w.armed = nil
+		w.killLocked()
+		return errDead
+	}
+	return nil
+}
+
+func (w *world) nextPoint() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.points++
+	return w.points
+}
+
+// onWrite is the store's hook.
+func (w *world) onWrite(op, key string) error {
+	before, after := w.storeFault(op)
+	if op != "applied" {
+		n := w.nextPoint()
+		w.mu.Lock()
+		w.writing[key] = n
+		w.mu.Unlock()
+		if err := w.point(n, false); err != nil {
+			return err
+		}
+		return before
+	}
+	w.mu.Lock()
+	n := w.writing[key]
+	w.writes++
+	if after != nil {
+		w.storeTrouble = time.Now()
+	}
+	w.mu.Unlock()
+	for k := range strings.SplitSeq(key, ",") {
+		w.audit(k)
+	}
+	if err := w.point(n, true); err != nil {
+		return err
+	}
+	return after
+}
+
+func (w *world) storeFault(op string) (before, after error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.storeFail(op)
+}
+
+// onCall is the cloud's hook.
+func (w *world) onCall(c sim.Call) (f sim.Fault) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range w.cloudFail {
+		p := &w.cloudFail[i]
+		if p.kind != sim.AnyKind && p.kind != c.Kind || p.n <= 0 {
+			continue
+		}
+		if p.n--; p.n == 0 {
+			f = p.fault
+			w.troubled(time.Now())
+			if f.HangBefore || f.HangAfter {
+				w.troubled(time.Now().Add(callTimeout))
+			}
+		}
+	}
+	w.cloudFail = slices.DeleteFunc(w.cloudFail, func(p cloudFault) bool { return p.n <= 0 })
+	return f
+}
+
+// troubled notes a fault that is over at a time; under mu.
+func (w *world) troubled(until time.Time) {
+	if until.After(w.trouble) {
+		w.trouble = until
+	}
+}
+
+// calm is since when nothing has gone wrong.
+func (w *world) calm() time.Time {
+	if len(w.lasting) > 0 || w.kip == nil || !w.kip.up || w.trouble.After(time.Now()) {
+		return time.Now()
+	}
+	return w.trouble
+}
+
+// handle is the cloud as one Kip has it: it dies with it.
+type handle struct{ k *kip }
+
+var (
+	_ cloud.Cloud       = handle{}
+	_ cloud.Stopper     = handle{}
+	_ cloud.Interrupter = handle{}
+)
+
+func (h handle) call(ctx context.Context, do func(ctx context.Context) error) error {
+	if err := h.k.alive(); err != nil {
+		return err
+	}
+	w := h.k.w
+	n := w.nextPoint()
+	if err := w.point(n, false); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	late := w.late
+	w.mu.Unlock()
+	var err error
+	if late {
+		// The request is on its way: that its sender dies does not stop it.
+		answer := make(chan error, 1)
+		detached, cancel := context.WithTimeout(w.ctx, lateTime)
+		go func() {
+			defer cancel()
+			answer <- do(detached)
+		}()
+		select {
+		case err = <-answer:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	} else {
+		err = do(ctx)
+	}
+	if dead := w.point(n, true); dead != nil {
+		return dead
+	}
+	return err
+}
+
+// lateTime bounds how long a request may be under way when its sender has died.
+const lateTime = 10 * time.Second
+
+func (h handle) Name() string { return "sim" }
+func (h handle) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
+	return h.k.w.cloud.Catalogue(ctx)
+}
+
+func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) (list []cloud.Instance, err error) {
+	var answer []cloud.Instance
+	err = h.call(ctx, func(ctx context.Context) (err error) {
+		list, err := h.k.w.cloud.Launch(ctx, r)
+		h.k.w.mu.Lock()
+		defer h.k.w.mu.Unlock()
+		answer = list
+		return err
+	})
+	h.k.w.mu.Lock()
+	defer h.k.w.mu.Unlock()
+	return answer, err
+}
+
+func (h handle) List(ctx context.Context, owner string) ([]cloud.Instance, error) {
+	var answer []cloud.Instance
+	err := h.call(ctx, func(ctx context.Context) (err error) {
+		list, err := h.k.w.cloud.List(ctx, owner)
+		h.k.w.mu.Lock()
+		defer h.k.w.mu.Unlock()
+		answer = list
+		return err
+	})
+	h.k.w.mu.Lock()
+	defer h.k.w.mu.Unlock()
+	return answer, err
+}
+
+func (h handle) Terminate(ctx context.Context, ids ...string) error {
+	return h.call(ctx, func(ctx context.Context) error { return h.k.w.cloud.Terminate(ctx, ids...) })
+}
+
+func (h handle) Stop(ctx context.Context, ids ...string) error {
+	return h.call(ctx, func(ctx context.Context) error { return h.k.w.cloud.Stop(ctx, ids...) })
+}
+
+func (h handle) Start(ctx context.Context, ids ...string) error {
+	return h.call(ctx, func(ctx context.Context) error { return h.k.w.cloud.Start(ctx, ids...) })
+}
+
+func (h handle) Interruptions(ctx context.Context, notice func(cloud.Interruption)) error {
+	if err := h.k.alive(); err != nil {
+		return err
+	}
+	return h.k.w.cloud.Interruptions(ctx, notice)
+}
+
+// books are kept beside Kip's own, from the records that reach the store.
+type books struct {
+	cells   map[string]*account
+	closed  map[string]cells.Cost // by type and spot
+	removed map[string]time.Time  // when a cell's record went
+	pods    map[string]types.UID  // the last pod of a cell
+}
+
+type account struct {
+	cell    cells.Cell
+	seconds float64   // before the last stop
+	from    time.Time // since when it runs; zero when it does not
+	price   float64
+}
+
+func newBooks() books {
+	return books{cells: map[string]*account{}, closed: map[string]cells.Cost{}, removed: map[string]time.Time{}, pods: map[string]types.UID{}}
+}
+
+const cellPrefix = "cells/"
+
+// audit enters what a write has made of a record.
+func (w *world) audit(key string) {
+	i := strings.LastIndex(key, cellPrefix)
+	if i < 0 {
+		return
+	}
+	key = key[i:]
+	var raw json.RawMessage
+	revision, err := w.store.Get(context.Background(), key, &raw)
+	if err != nil {
+		panic(err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	id, now := strings.TrimPrefix(key, cellPrefix), time.Now()
+	b := &w.books
+	a := b.cells[id]
+	if revision == 0 {
+		if a == nil {
+			return
+		}
+		if a.running() {
+			a.seconds += now.Sub(a.from).Seconds()
+		}
+		if a.seconds > 0 {
+			o := a.cell.Offer()
+			k := fmt.Sprint(o.InstanceType, o.Spot)
+			sum := b.closed[k]
+			b.closed[k] = cells.Cost{InstanceType: o.InstanceType, Spot: o.Spot, Seconds: sum.Seconds + a.seconds, Dollars: sum.Dollars + a.seconds/3600*a.price}
+		}
+		delete(b.cells, id)
+		b.removed[id] = now
+		return
+	}
+	var cell cells.Cell
+	if err := json.Unmarshal(raw, &cell); err != nil {
+		panic(err)
+	}
+	if a == nil {
+		a = &account{}
+		b.cells[id] = a
+	}
+	was := a.cell
+	a.cell, a.price = cell, cell.Offer().PricePerHour
+	switch runs := cell.Instance != nil && !cell.Stopped; {
+	case runs && !a.running():
+		a.from = cell.Instance.Launched
+		if was.Stopped {
+			a.from = now
+		}
+	case !runs && a.running():
+		a.seconds += now.Sub(a.from).Seconds()
+		a.from = time.Time{}
+	}
+	if cell.Pod.UID != "" {
+		b.pods[id] = cell.Pod.UID
+	}
+	if cell.Phase == apiv1.Bound && was.Phase != apiv1.Bound {
+		w.lastBound[cell.Pod.UID] = now
+	}
+}
+
+func (a *account) running() bool { return !a.from.IsZero() }
+
+// costs are what Costs should say.
+func (b *books) costs(now time.Time) map[string]cells.Cost {
+	sums := maps.Clone(b.closed)
+	for _, a := range b.cells {
+		seconds := a.seconds
+		if a.running() {
+			seconds += now.Sub(a.from).Seconds()
+		}
+		if seconds == 0 {
+			continue
+		}
+		o := a.cell.Offer()
+		k := fmt.Sprint(o.InstanceType, o.Spot)
+		sum := sums[k]
+		sums[k] = cells.Cost{InstanceType: o.InstanceType, Spot: o.Spot, Seconds: sum.Seconds + seconds, Dollars: sum.Dollars + seconds/3600*a.price}
+	}
+	return sums
+}
+
+// spins says that so much happens at one moment that it will not end: virtual time
+// then never moves on.
+func (w *world) spins() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if now := time.Now(); !now.Equal(w.moment) {
+		w.moment, w.atMoment = now, 0
+	}
+	if w.atMoment++; w.atMoment == 100_000 {
+		w.violateLocked("a loop without end: nothing waits, and no time passes")
+	}
+	return w.atMoment >= 100_000
+}
+
+// rest lets everything that can happen now happen.
+func (w *world) rest() { synctest.Wait() }
