@@ -165,6 +165,9 @@ func (c *cleaner) Clean(ctx context.Context, say func(string)) (control.Holdings
 	if err := c.mayDeleteNode(ctx); err != nil {
 		return control.Holdings{}, fmt.Errorf("nothing was done: %w", err)
 	}
+	if h, err := c.Holdings(ctx); err == nil && len(h.Left()) == 0 {
+		say("there is nothing to clean up; making sure of it")
+	}
 	say("no new cells: Kip is paused until it is started again")
 	c.pause("Kip is being cleaned up (kipctl cleanup): it makes no cells until it is started again")
 	c.cells.EmptyPools()

@@ -318,7 +318,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 				log.Warn("remove the saved logs of a pod", "uid", uid, "err", err)
 			}
 		},
-		MaxAttempts: cfg.Cells.MaxAttempts, Queues: k.metrics.WorkqueueProvider(),
+		MaxAttempts: cfg.Cells.MaxAttempts, Running: k.metrics.PodRunning, Queues: k.metrics.WorkqueueProvider(),
 		Clock: real, Log: log,
 	})
 	if err != nil {

@@ -84,13 +84,17 @@ func (k *kipctl) restore(ctx context.Context, backup, providerConfig, node strin
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(k.restoreTo(ctx, st.Within(id+"/"), f, overwrite), st.Close()); err != nil {
+	dropped, err := k.restoreTo(ctx, st.Within(id+"/"), f, overwrite)
+	if err = errors.Join(err, st.Close()); err != nil {
 		return fmt.Errorf("%s: %w", backup, err)
 	}
 	fmt.Fprintf(k.out, "Restored %s (records: %s), taken %s (%s ago), schema %d, into the store of controller %s.\n",
 		backup, records(summary.Keys), summary.Time.UTC().Format(time.RFC3339), duration.HumanDuration(k.clock.Since(summary.Time)), summary.Schema, id)
+	if dropped > 0 {
+		fmt.Fprintf(k.out, "%d of its cells, on standby or being launched, were taken out: what has become of them since is not known.\n", dropped)
+	}
 	fmt.Fprintln(k.out, "Start Kip now. It takes up the cells that still run. Cells that have ended since are found missing, and\n"+
-		"their pods get others; instances that were launched since are terminated when they were seen twice.")
+		"their pods get others; instances that no record names are terminated, whatever they run.")
 	return nil
 }
 
@@ -110,11 +114,12 @@ func (k *kipctl) controllerID(ctx context.Context, cfg *config.Config, node stri
 	return cells.ControllerID(string(ns.UID), node), nil
 }
 
-// restoreTo restores into a view, when no Kip uses it.
-func (k *kipctl) restoreTo(ctx context.Context, st *store.Store, f io.ReadSeeker, overwrite bool) error {
+// restoreTo restores into a view, when no Kip uses it, and returns how many cells
+// were not worth it.
+func (k *kipctl) restoreTo(ctx context.Context, st *store.Store, f io.ReadSeeker, overwrite bool) (dropped int, err error) {
 	host, err := os.Hostname()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	waiting, cancel := context.WithTimeout(ctx, leaderWait)
 	defer cancel()
@@ -122,15 +127,19 @@ func (k *kipctl) restoreTo(ctx context.Context, st *store.Store, f io.ReadSeeker
 	turn, err := leader.Elect(waiting, st, fmt.Sprintf("kipctl restore on %s", host), log)
 	if err != nil {
 		if waiting.Err() != nil && ctx.Err() == nil {
-			return fmt.Errorf("a Kip uses this store (its name is above): stop all of its replicas first: %w", err)
+			return 0, fmt.Errorf("a Kip uses this store (its name is above): stop all of its replicas first: %w", err)
 		}
-		return err
+		return 0, err
 	}
 	if _, err = f.Seek(0, io.SeekStart); err == nil {
 		err = turn.Store().Restore(ctx, f, overwrite)
 	}
-	resigned := turn.Resign(context.WithoutCancel(ctx))
-	return errors.Join(err, resigned)
+	if err == nil {
+		if dropped, err = cells.Restored(ctx, turn.Store(), k.clock.Now()); err != nil {
+			err = fmt.Errorf("restore it again, with --overwrite, before Kip is started: %w", err)
+		}
+	}
+	return dropped, errors.Join(err, turn.Resign(context.WithoutCancel(ctx)))
 }
 
 // records counts the records of a store for people, by the first part of their

@@ -58,7 +58,7 @@ func (c *Controller) watch(ctx context.Context, e *entry) (time.Duration, error)
 		return left, nil
 	}
 	return 0, c.save(ctx, e, func(cell *Cell) error {
-		cell.Reason, cell.PodEnded = why, podEnded
+		cell.Reason, cell.PodEnded, cell.Cause = why, podEnded, c.causeOf(e)
 		cell.step(apiv1.StepEnded, c.cfg.Clock.Now())
 		return cell.enter(apiv1.Draining)
 	})

@@ -49,6 +49,8 @@ type Cell struct {
 	KeyHash string `json:"keyHash,omitempty"`
 	// Reason says why the cell waits, or why it ended.
 	Reason string `json:"reason,omitempty"`
+	// Cause is the kind of Reason for which the cell ends; empty before.
+	Cause Cause `json:"cause,omitempty"`
 	// PodEnded is true when the cell ends because its pod did, so that the
 	// container logs are worth saving.
 	PodEnded bool `json:"podEnded,omitempty"`
@@ -56,6 +58,20 @@ type Cell struct {
 	BilledSeconds float64      `json:"billedSeconds,omitempty"`
 	Steps         []apiv1.Step `json:"steps,omitempty"`
 }
+
+// Cause is a kind of end.
+type Cause string
+
+const (
+	CausePodEnded       Cause = "pod_ended"       // the pod ran to its end
+	CausePodDeleted     Cause = "pod_deleted"     // the pod was deleted
+	CauseNotLaunched    Cause = "not_launched"    // the cloud started nothing
+	CauseNotReady       Cause = "not_ready"       // it did not join, or its kubelet was not ready, in time
+	CauseLost           Cause = "lost"            // its instance vanished or fell silent
+	CauseInterrupted    Cause = "interrupted"     // the cloud took it back
+	CauseStandbyRetired Cause = "standby_retired" // its standby pool no longer wanted it
+	CauseOther          Cause = "other"           // Kip let it go for a reason of its own
+)
 
 // Launch is one call to the cloud, which launches a group of cells of the same
 // offer. A group is stored, sent and resolved as a whole, so that after a crash

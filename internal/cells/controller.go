@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -122,6 +123,7 @@ type entry struct {
 
 	// ending, once set, is why the cell must end; podEnded as in Cell.
 	ending   string
+	cause    Cause
 	podEnded bool
 	// binding is set when the worker has decided to show the pod.
 	binding bool
@@ -415,7 +417,10 @@ func (c *Controller) Release(uid types.UID, why string, podEnded bool) {
 	if !ok || e.ending != "" {
 		return
 	}
-	e.ending, e.podEnded = why, podEnded
+	e.ending, e.podEnded, e.cause = why, podEnded, CausePodDeleted
+	if podEnded {
+		e.cause = CausePodEnded
+	}
 	c.queue.Add(e.id)
 }
 
@@ -433,8 +438,8 @@ func (c *Controller) ReleaseUnbound(uid types.UID, why string) bool {
 		return false
 	}
 	if e.ending == "" {
-		e.ending = why
-		c.queue.Add(e.cell().ID)
+		e.ending, e.cause = why, CausePodDeleted
+		c.queue.Add(e.id)
 	}
 	return true
 }
@@ -613,13 +618,11 @@ func (c *Controller) endingOf(e *entry) (why string, podEnded bool) {
 	return e.ending, e.podEnded
 }
 
-// end marks the cell as ending for a reason of its own.
-func (c *Controller) end(e *entry, why string) {
+// causeOf returns why the cell must end, in kind.
+func (c *Controller) causeOf(e *entry) Cause {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e.ending == "" {
-		e.ending = why
-	}
+	return cmp.Or(e.cause, CauseOther)
 }
 
 // disconnect closes what this process holds for a cell.

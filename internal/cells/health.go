@@ -161,11 +161,13 @@ func (c *Controller) whySilent(e *entry) string {
 
 // lose ends a cell that is lost. Its pod gets another only when the cloud has
 // confirmed the end of this one, which may come back until then.
-func (c *Controller) lose(e *entry, why string) {
+func (c *Controller) lose(e *entry, why string) { c.endFor(e, CauseLost, why) }
+
+func (c *Controller) endFor(e *entry, cause Cause, why string) {
 	c.mu.Lock()
 	lost := e.ending == ""
 	if lost {
-		e.ending = why
+		e.ending, e.cause = why, cause
 	}
 	c.mu.Unlock()
 	if lost {

@@ -71,7 +71,7 @@ func (c *Controller) interrupted(e *entry) (time.Duration, bool) {
 	}
 	left := cell.Interrupted.Sub(c.cfg.Clock.Now())
 	if cell.Phase != apiv1.Bound || left <= 0 {
-		c.lose(e, "the cloud took its instance back")
+		c.endFor(e, CauseInterrupted, "the cloud took its instance back")
 		return 0, true
 	}
 	if !e.told {

@@ -40,10 +40,18 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	if left <= 0 {
 		why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, waitsFor(e))
 		c.warn(e.cell(), "CellNotReady", "%s; it is terminated and another is tried", why)
+		c.mu.Lock()
+		e.cause = CauseNotReady
+		c.mu.Unlock()
 		return 0, c.startTerminating(ctx, e, why)
 	}
 	if !e.cell().Instance.ManagementIP.IsValid() || !e.cell().Instance.PodIP.IsValid() {
-		if found, ok := c.lastLook().byID[e.cell().Instance.ID]; ok && found.ManagementIP.IsValid() && found.PodIP.IsValid() {
+		look, launched := c.lastLook(), e.cell().launched()
+		// What an instance had before it was stopped is of no use.
+		if found, ok := look.byID[e.cell().Instance.ID]; ok && look.began.After(launched) && found.ManagementIP.IsValid() && found.PodIP.IsValid() {
+			if launched.After(found.Launched) {
+				found.Launched = launched // when it was started again, which not every cloud tells
+			}
 			if err := c.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil }); err != nil {
 				return 0, err
 			}

@@ -247,7 +247,7 @@ func (c *Controller) launched(cell *Cell, instance cloud.Instance) (outcome, err
 	cell.step(apiv1.StepLaunched, c.cfg.Clock.Now())
 	if instance.State == cloud.Terminating {
 		// A launch that is sent again is answered with what it once started.
-		cell.Reason, cell.Token = "instance "+instance.ID+" has ended before its launch was known", ""
+		cell.Reason, cell.Token, cell.Cause = "instance "+instance.ID+" has ended before its launch was known", "", CauseLost
 		cell.step(apiv1.StepEnded, c.cfg.Clock.Now())
 		return outcome{warning, "CellLost", "Cell " + cell.ID + " is lost: " + cell.Reason}, cell.enter(apiv1.Terminating)
 	}
@@ -265,7 +265,7 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 	}
 	cell.Launch, cell.Token = nil, ""
 	if len(left) == 0 {
-		cell.Reason = fmt.Sprintf("%s: %v", offer, refusal)
+		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v", offer, refusal), CauseNotLaunched
 		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())
 		return outcome{warning, reason, cell.Reason + "; no other type fits now"}, cell.enter(apiv1.Gone)
 	}
@@ -275,7 +275,7 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 
 // abandoned ends a cell of which nobody knows whether it has an instance.
 func (c *Controller) abandoned(cell *Cell, err error) (outcome, error) {
-	cell.Reason, cell.Token = fmt.Sprintf("%s: %v", cell.Offer(), err), ""
+	cell.Reason, cell.Token, cell.Cause = fmt.Sprintf("%s: %v", cell.Offer(), err), "", CauseNotLaunched
 	cell.step(apiv1.StepEnded, c.cfg.Clock.Now())
 	return outcome{warning, "CellNotLaunched", cell.Reason + "; it is given up, and another is tried when the cloud surely has no instance of it"}, cell.enter(apiv1.Terminating)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -198,7 +199,7 @@ func (c *Controller) fill(ctx context.Context) {
 		}
 	}
 	for _, e := range surplus {
-		e.ending = "its standby pool does not want it any more"
+		e.ending, e.cause = "its standby pool does not want it any more", CauseStandbyRetired
 		c.queue.Add(e.id)
 	}
 	c.mu.Unlock()
@@ -354,6 +355,7 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 	return 0, c.save(ctx, e, func(cell *Cell) error {
 		cell.Stopped = false
 		cell.Instance.State, cell.Instance.Launched = cloud.Running, c.cfg.Clock.Now()
+		cell.Instance.ManagementIP, cell.Instance.PodIP = netip.Addr{}, netip.Addr{} // they may have changed
 		return cell.enter(apiv1.Booting)
 	})
 }

@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -21,7 +22,7 @@ const terminateCalls = 4
 // startTerminating stores that the instance must go.
 func (c *Controller) startTerminating(ctx context.Context, e *entry, why string) error {
 	return c.save(ctx, e, func(cell *Cell) error {
-		cell.Reason, cell.Token = why, ""
+		cell.Reason, cell.Token, cell.Cause = why, "", cmp.Or(cell.Cause, c.causeOf(e))
 		cell.step(apiv1.StepEnded, c.cfg.Clock.Now())
 		return cell.enter(apiv1.Terminating)
 	})
@@ -110,7 +111,7 @@ func (c *Controller) terminateAll(ctx context.Context, entries []*entry) {
 func (c *Controller) gone(ctx context.Context, e *entry, why string) error {
 	c.disconnect(e)
 	return c.save(ctx, e, func(cell *Cell) error {
-		cell.Reason, cell.Token = why, ""
+		cell.Reason, cell.Token, cell.Cause = why, "", cmp.Or(cell.Cause, c.causeOf(e))
 		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())
 		return cell.enter(apiv1.Gone)
 	})

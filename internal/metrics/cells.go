@@ -188,36 +188,34 @@ func (m *Metrics) phaseEndedBy(c *cells.Cell, n int) (phase, outcome string) {
 		phase = phaseLaunching
 	}
 	switch reason := m.endReason(c); {
-	case reason == EndNotLaunched, reason == EndNotReady, reason == EndLost, reason == EndInterrupted:
+	case reason == cells.CauseNotLaunched, reason == cells.CauseNotReady, reason == cells.CauseLost, reason == cells.CauseInterrupted:
 		return phase, outcomeFailed
-	case phase == phaseRunning && (reason == EndPodEnded || reason == EndPodDeleted):
+	case phase == phaseRunning && (reason == cells.CausePodEnded || reason == cells.CausePodDeleted):
 		return phase, outcomeSuccess
 	}
 	return phase, outcomeCancelled
 }
 
 // endReason says why a cell ends, or has ended.
-func (m *Metrics) endReason(c *cells.Cell) EndReason {
-	if m.cfg.EndReason != nil {
-		if r := m.cfg.EndReason(*c); slices.Contains(EndReasons, r) {
-			return r
-		}
+func (m *Metrics) endReason(c *cells.Cell) cells.Cause {
+	if r := cells.Cause(c.Cause); slices.Contains(causes, r) {
+		return r
 	}
 	switch {
 	case c.PodEnded:
-		return EndPodEnded
+		return cells.CausePodEnded
 	case !c.Interrupted.IsZero():
-		return EndInterrupted
+		return cells.CauseInterrupted
 	case !hasStep(c.Steps, apiv1.StepLaunched):
-		return EndNotLaunched
+		return cells.CauseNotLaunched
 	case hasStep(c.Steps, apiv1.StepBound):
-		return EndOther
+		return cells.CauseOther
 	case !hasStep(c.Steps, apiv1.StepReady):
-		return EndNotReady
+		return cells.CauseNotReady
 	case c.Pod.UID == "":
-		return EndStandbyRetired
+		return cells.CauseStandbyRetired
 	}
-	return EndOther
+	return cells.CauseOther
 }
 
 func hasStep(steps []apiv1.Step, name string) bool {

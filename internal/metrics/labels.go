@@ -1,6 +1,9 @@
 package metrics
 
-import apiv1 "github.com/elotl/kip/api/v1"
+import (
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
+)
 
 // label is a label as the reference describes it. All values come from a set that
 // is closed, or as small as the catalogue: where the set is in the code, it is in
@@ -12,22 +15,11 @@ type label struct {
 
 type value struct{ name, doc string }
 
-// EndReason is why a cell ended.
-type EndReason string
-
-const (
-	EndPodEnded       EndReason = "pod_ended"       // the pod ran to its end
-	EndPodDeleted     EndReason = "pod_deleted"     // the pod was deleted
-	EndNotLaunched    EndReason = "not_launched"    // the cloud started nothing
-	EndNotReady       EndReason = "not_ready"       // it did not join, or its kubelet was not ready, in time
-	EndLost           EndReason = "lost"            // its instance vanished or fell silent
-	EndInterrupted    EndReason = "interrupted"     // the cloud took it back
-	EndStandbyRetired EndReason = "standby_retired" // its standby pool no longer wanted it
-	EndOther          EndReason = "other"           // a bound cell was let go, and nobody said why
-)
-
-// EndReasons are all there are.
-var EndReasons = []EndReason{EndPodEnded, EndPodDeleted, EndNotLaunched, EndNotReady, EndLost, EndInterrupted, EndStandbyRetired, EndOther}
+// causes are all there are.
+var causes = []cells.Cause{
+	cells.CausePodEnded, cells.CausePodDeleted, cells.CauseNotLaunched, cells.CauseNotReady, cells.CauseLost,
+	cells.CauseInterrupted, cells.CauseStandbyRetired, cells.CauseOther,
+}
 
 // Phases of a cell's life between its steps.
 const (
@@ -128,14 +120,14 @@ var (
 		{sourceLaunched, "launched for the pod"}, {sourceStandby, "taken from a standby pool"},
 	}}
 	labelEndReason = &label{name: "reason", doc: "Why it ended.", values: []value{
-		{string(EndPodEnded), "the pod ran to its end"},
-		{string(EndPodDeleted), "the pod was deleted"},
-		{string(EndNotLaunched), "the cloud started nothing"},
-		{string(EndNotReady), "it did not join, or its kubelet was not ready, in time"},
-		{string(EndLost), "its instance vanished or fell silent"},
-		{string(EndInterrupted), "the cloud took it back"},
-		{string(EndStandbyRetired), "its standby pool no longer wanted it"},
-		{string(EndOther), "anything else"},
+		{string(cells.CausePodEnded), "the pod ran to its end"},
+		{string(cells.CausePodDeleted), "the pod was deleted"},
+		{string(cells.CauseNotLaunched), "the cloud started nothing"},
+		{string(cells.CauseNotReady), "it did not join, or its kubelet was not ready, in time"},
+		{string(cells.CauseLost), "its instance vanished or fell silent"},
+		{string(cells.CauseInterrupted), "the cloud took it back"},
+		{string(cells.CauseStandbyRetired), "its standby pool no longer wanted it"},
+		{string(cells.CauseOther), "anything else"},
 	}}
 	labelCellPhase = &label{name: "phase", doc: "The phase of the Cell, as `kubectl get cells` shows it.", values: phaseValues()}
 	labelState     = &label{name: "state", doc: "What the standby cell does.", values: []value{

@@ -27,11 +27,8 @@ type Config struct {
 	// Ledger returns what all cells have cost until now, those that are gone
 	// included. It must not decrease, also not over restarts.
 	Ledger func() []Cost
-	// EndReason says why a cell ends. Where it is nil, or returns none of
-	// EndReasons, the cell's steps tell, as well as they can.
-	EndReason func(cells.Cell) EndReason
-	Clock     clock.PassiveClock // required
-	Log       *slog.Logger       // required
+	Clock  clock.PassiveClock // required
+	Log    *slog.Logger       // required
 }
 
 // Cost is what cells of one kind have cost.

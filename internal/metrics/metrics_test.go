@@ -210,26 +210,27 @@ func TestACellThatEndsEarlyFailsInThePhaseItWasIn(t *testing.T) {
 		had            []string
 		last           string
 		change         func(*cells.Cell)
-		said           EndReason // by Config.EndReason
+		said           cells.Cause // by Config.cells.Cause
 		phase, outcome string
-		reason         EndReason
+		reason         cells.Cause
 	}{
-		{"nothing launched", start, apiv1.StepTerminated, nil, "", phaseLaunching, outcomeFailed, EndNotLaunched},
-		{"launch given up", start, apiv1.StepEnded, nil, "", phaseLaunching, outcomeFailed, EndNotLaunched},
-		{"deleted while launching", start, apiv1.StepTerminated, nil, EndPodDeleted, phaseLaunching, outcomeCancelled, EndPodDeleted},
-		{"never joined", boot, apiv1.StepEnded, nil, "", phaseJoining, outcomeFailed, EndNotReady},
-		{"kubelet never ready", append(slices.Clip(boot), apiv1.StepJoined), apiv1.StepEnded, nil, "", phaseStarting, outcomeFailed, EndNotReady},
-		{"let go when ready", ready, apiv1.StepEnded, nil, "", phaseBinding, outcomeCancelled, EndOther},
-		{"lost", bound, apiv1.StepEnded, nil, EndLost, phaseRunning, outcomeFailed, EndLost},
-		{"interrupted", bound, apiv1.StepEnded, func(c *cells.Cell) { c.Interrupted = t0 }, "", phaseRunning, outcomeFailed, EndInterrupted},
-		{"pod deleted", bound, apiv1.StepEnded, nil, EndPodDeleted, phaseRunning, outcomeSuccess, EndPodDeleted},
-		{"nobody said why", bound, apiv1.StepEnded, nil, "nonsense", phaseRunning, outcomeCancelled, EndOther},
+		{"nothing launched", start, apiv1.StepTerminated, nil, "", phaseLaunching, outcomeFailed, cells.CauseNotLaunched},
+		{"launch given up", start, apiv1.StepEnded, nil, "", phaseLaunching, outcomeFailed, cells.CauseNotLaunched},
+		{"deleted while launching", start, apiv1.StepTerminated, nil, cells.CausePodDeleted, phaseLaunching, outcomeCancelled, cells.CausePodDeleted},
+		{"never joined", boot, apiv1.StepEnded, nil, "", phaseJoining, outcomeFailed, cells.CauseNotReady},
+		{"kubelet never ready", append(slices.Clip(boot), apiv1.StepJoined), apiv1.StepEnded, nil, "", phaseStarting, outcomeFailed, cells.CauseNotReady},
+		{"let go when ready", ready, apiv1.StepEnded, nil, "", phaseBinding, outcomeCancelled, cells.CauseOther},
+		{"lost", bound, apiv1.StepEnded, nil, cells.CauseLost, phaseRunning, outcomeFailed, cells.CauseLost},
+		{"interrupted", bound, apiv1.StepEnded, func(c *cells.Cell) { c.Interrupted = t0 }, "", phaseRunning, outcomeFailed, cells.CauseInterrupted},
+		{"pod deleted", bound, apiv1.StepEnded, nil, cells.CausePodDeleted, phaseRunning, outcomeSuccess, cells.CausePodDeleted},
+		{"nobody said why", bound, apiv1.StepEnded, nil, "nonsense", phaseRunning, outcomeCancelled, cells.CauseOther},
 		{"standby retired", []string{apiv1.StepPlaced, apiv1.StepLaunched, apiv1.StepJoined, apiv1.StepReady}, apiv1.StepEnded,
-			func(c *cells.Cell) { c.Standby, c.Pod = "pool", apiv1.PodReference{} }, "", phaseStandby, outcomeCancelled, EndStandbyRetired},
+			func(c *cells.Cell) { c.Standby, c.Pod = "pool", apiv1.PodReference{} }, "", phaseStandby, outcomeCancelled, cells.CauseStandbyRetired},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			f := newFixture(t, func(c *Config) { c.EndReason = func(cells.Cell) EndReason { return tc.said } })
+			f := newFixture(t, nil)
 			l := f.life("a", true)
+			l.cell.Cause = tc.said
 			if tc.change != nil {
 				tc.change(&l.cell)
 			}
@@ -872,13 +873,13 @@ func TestTheReferenceIsWhatIsServed(t *testing.T) {
 }
 
 func TestEveryEndReasonIsListed(t *testing.T) {
-	for _, r := range EndReasons {
+	for _, r := range causes {
 		if !slices.ContainsFunc(labelEndReason.values, func(v value) bool { return v.name == string(r) }) {
 			t.Errorf("%s is not listed", r)
 		}
 	}
-	if len(EndReasons) != len(labelEndReason.values) {
-		t.Errorf("%d reasons, %d listed", len(EndReasons), len(labelEndReason.values))
+	if len(causes) != len(labelEndReason.values) {
+		t.Errorf("%d reasons, %d listed", len(causes), len(labelEndReason.values))
 	}
 }
 

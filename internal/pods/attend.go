@@ -7,6 +7,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,7 +27,7 @@ const (
 )
 
 // attend does for a pod on a bound cell what its kubelet cannot.
-func (c *Controller) attend(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
+func (c *Controller) attend(ctx context.Context, pod *corev1.Pod, cell cells.Cell) (time.Duration, error) {
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
 	var w waiting
@@ -34,10 +35,16 @@ func (c *Controller) attend(ctx context.Context, pod *corev1.Pod) (time.Duration
 		w = *known
 	}
 	c.mu.Unlock()
+	if pod.Status.Phase == corev1.PodRunning && c.cfg.Running != nil {
+		c.cfg.Running(cell, now)
+	}
 	if !w.silent.IsZero() && now.Sub(w.silent) < silenceFresh {
 		if err := c.markSilent(ctx, pod); err != nil {
 			return 0, err
 		}
+		// Once each time that it was found silent: its kubelet, when it is back,
+		// says that the pod is ready, and must not be contradicted.
+		c.note(pod.UID, func(w *waiting) { w.silent = time.Time{} })
 	}
 	if w.interrupted.After(now) {
 		return c.moveAway(ctx, pod, w.interrupted)

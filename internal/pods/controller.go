@@ -39,6 +39,8 @@ type Config struct {
 	// MaxAttempts is how many cells in a row may be launched for a pod and not
 	// become ready before the pod is Failed; 0 for no bound.
 	MaxAttempts int
+	// Running is told, once or more, that a pod runs on its cell. Optional.
+	Running func(cell cells.Cell, at time.Time)
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
 	Clock  clock.WithTicker
@@ -258,7 +260,7 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		if !cell.Live() || cell.Phase != apiv1.Bound {
 			return 0, nil
 		}
-		return c.attend(ctx, pod)
+		return c.attend(ctx, pod, cell)
 	}
 	return c.request(ctx, pod)
 }

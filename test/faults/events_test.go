@@ -130,7 +130,7 @@ func (w *world) pass(e event) {
 func (w *world) untouched() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.armed == nil && len(w.cloudFail) == 0 && !w.noticed && time.Since(w.lastEvent) > 20*time.Second
+	return w.armed == nil && len(w.cloudFail) == 0 && time.Now().After(w.strikes) && time.Since(w.lastEvent) > 20*time.Second
 }
 
 func (w *world) createPod(a, b uint32) {
@@ -383,6 +383,10 @@ func (w *world) setListLag(e event) {
 	w.troubled(time.Now().Add(listLag))
 }
 
+// noticeTime is longer than what the simulated cloud announces an interruption
+// ahead.
+const noticeTime = 2*time.Minute + time.Second
+
 // strike hits an instance that exists.
 func (w *world) strike(a uint32, do func(...string) error) {
 	truth := w.cloud.Truth()
@@ -392,7 +396,7 @@ func (w *world) strike(a uint32, do func(...string) error) {
 	_ = do(truth[int(a)%len(truth)].ID) // it may end at this moment
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.noticed = true
+	w.strikes = time.Now().Add(noticeTime)
 	w.troubled(time.Now())
 }
 

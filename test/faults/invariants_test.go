@@ -271,6 +271,10 @@ func (w *world) await(most time.Duration, ok func() bool) bool {
 // an hour of nothing is quiet, and when the pods are deleted nothing is left.
 func (w *world) finish() {
 	w.calmDown()
+	w.mu.Lock()
+	strikes := w.strikes
+	w.mu.Unlock()
+	time.Sleep(time.Until(strikes))
 	if !w.await(reachBound, w.settled) {
 		w.violate("not settled %s after the last fault: %s", reachBound, w.describe())
 	}

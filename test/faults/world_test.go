@@ -113,7 +113,7 @@ type world struct {
 	writes       int
 	storeTrouble time.Time // when the answer of a write was last lost
 	short        map[string]sim.Pool
-	noticed      bool // an instance may be lost later: an interruption was announced
+	strikes      time.Time // until when an announced interruption may come
 	lastEvent    time.Time
 	serial       int
 	moment       time.Time

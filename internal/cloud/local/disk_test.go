@@ -2,9 +2,14 @@ package local
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
 )
 
 // limited skips on hosts that cannot make disks.
@@ -55,6 +60,37 @@ func TestDiskWithoutLimitIsTheHosts(t *testing.T) {
 	if got := run(t, i.ManagementIP, "df -m /var/lib/kubelet | tail -1 | awk '{print ($2 > 100)}'"); got != "1" {
 		t.Errorf("more than 100 MiB: %q", got)
 	}
+	stop(t, c, i.ID)
+	start(t, c, i.ID)
+	readEverywhere(t, i)
+}
+
+// While the kernel still has a machine's disk, it has not stopped: mounted a
+// second time the disk would be destroyed.
+func TestMachineIsStoppedWhenItsDiskIsFree(t *testing.T) {
+	limited(t)
+	cfg := host(t)
+	c := open(t, cfg)
+	i := launch(t, c, request("a"))
+	writeEverywhere(t, i)
+	loops, err := loopsOf(cfg.machineDir(i.ID))
+	if err != nil || len(loops) != 1 {
+		t.Fatalf("loop devices of one machine: %q, %v", loops, err)
+	}
+	held, err := os.Open("/dev/" + loops[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := c.Stop(ctx, i.ID); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("stopped with its disk in use: %v", err)
+	}
+	if got := only(t, c); got.State != cloud.Stopping {
+		t.Errorf("its disk is in use: %+v", got)
+	}
+	held.Close()
 	stop(t, c, i.ID)
 	start(t, c, i.ID)
 	readEverywhere(t, i)

@@ -300,6 +300,34 @@ func TestTerminationWinsOverStopAndStart(t *testing.T) {
 	onlyBridgeIsLeft(t, cfg)
 }
 
+func TestMachineThatIsTerminatedWhileItStopsIsGone(t *testing.T) {
+	cfg := host(t)
+	var c *Cloud
+	var id string
+	terminated := make(chan error, 1)
+	cfg.reached = func(s string) {
+		if s == "halted" {
+			go func() { terminated <- c.Terminate(context.Background(), id) }()
+			within(t, "termination", func() error {
+				if i := only(t, c); i.State != cloud.Terminating {
+					return fmt.Errorf("listed: %+v", i)
+				}
+				return nil
+			})
+		}
+	}
+	c = open(t, cfg)
+	id = launch(t, c, request("a")).ID
+	stop(t, c, id)
+	if err := <-terminated; err != nil {
+		t.Error(err)
+	}
+	if l := list(t, c); len(l) > 0 {
+		t.Errorf("listed: %q", l)
+	}
+	onlyBridgeIsLeft(t, cfg)
+}
+
 func TestDestroyEndsStoppedMachines(t *testing.T) {
 	cfg := host(t)
 	c := open(t, cfg)

@@ -1,0 +1,324 @@
+package faults
+
+import (
+	"flag"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/cryptotest"
+	"testing/synctest"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud/sim"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+var pointFlag = flag.Int("point", 0, "kill Kip at this write or call only")
+
+// scenario is a short story that ends well, also if Kip is killed in it.
+type scenario struct {
+	name  string
+	pools []poolOf
+	story func(s *stage)
+}
+
+// stage is a world in which a scenario is played.
+type stage struct {
+	*world
+	lost bool // a condition was never met
+}
+
+const patience = 15 * time.Minute
+
+// until waits for a condition.
+func (s *stage) until(what string, ok func() bool) {
+	if s.lost {
+		return
+	}
+	if !s.await(patience, ok) {
+		s.lost = true
+		s.violate("never: %s: %s", what, s.describe())
+	}
+}
+
+// soon waits for a condition that a death of Kip may keep from ever being met.
+func (s *stage) soon(ok func() bool) { s.await(30*time.Second, ok) }
+
+func (s *stage) phase(uid types.UID) corev1.PodPhase {
+	for _, p := range s.api.list() {
+		if p.UID == uid {
+			return p.Status.Phase
+		}
+	}
+	return ""
+}
+
+func (s *stage) runs(uids ...types.UID) func() bool {
+	return func() bool {
+		for _, uid := range uids {
+			if s.phase(uid) != corev1.PodRunning {
+				return false
+			}
+		}
+		return true
+	}
+}
+
+// cellIs says that the pod's cell has reached a phase.
+func (s *stage) cellIs(uid types.UID, phase apiv1.Phase) func() bool {
+	return func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, a := range s.books.cells {
+			if a.cell.Pod.UID == uid && a.cell.Phase == phase {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+func (s *stage) delete(uids ...types.UID) {
+	for _, p := range s.api.list() {
+		for _, uid := range uids {
+			if p.UID == uid {
+				s.deletePod(p, nil)
+			}
+		}
+	}
+}
+
+func (s *stage) exit(uid types.UID, code int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.machines {
+		if m.up && m.running && m.pod == uid {
+			m.exit = &code
+			m.poke()
+		}
+	}
+}
+
+func (s *stage) machineOf(uid types.UID) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.machines {
+		if m.up && m.running && m.pod == uid {
+			return m.id
+		}
+	}
+	return ""
+}
+
+func (s *stage) pod(policy corev1.RestartPolicy, size string) types.UID {
+	return s.addPod(policy, size, true, 5)
+}
+
+func (s *stage) gone(uids ...types.UID) func() bool {
+	return func() bool {
+		for _, uid := range uids {
+			if s.phase(uid) != "" {
+				return false
+			}
+		}
+		return true
+	}
+}
+
+// deletedIn deletes a pod when its cell is in a phase.
+func deletedIn(phase apiv1.Phase) scenario {
+	return scenario{name: "a pod is deleted while its cell is " + string(phase), story: func(s *stage) {
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.soon(s.cellIs(uid, phase))
+		s.delete(uid)
+		s.until("the pod is gone", s.gone(uid))
+	}}
+}
+
+var scenarios = []scenario{
+	{name: "a pod runs to its end", story: func(s *stage) {
+		uid := s.pod(corev1.RestartPolicyNever, "small")
+		s.until("it runs", s.runs(uid))
+		s.exit(uid, 0)
+		s.until("it has succeeded", func() bool { return s.phase(uid) == corev1.PodSucceeded })
+		s.until("its cell is gone", func() bool { return len(s.cloud.Truth()) == 0 })
+	}},
+	{name: "a pod is deleted while it runs", story: func(s *stage) {
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(uid))
+		s.delete(uid)
+		s.until("the pod is gone", s.gone(uid))
+	}},
+	deletedIn(apiv1.Requested), deletedIn(apiv1.Launching), deletedIn(apiv1.Booting), deletedIn(apiv1.Ready), deletedIn(apiv1.Bound),
+	{name: "a burst finds room for a part of it", story: func(s *stage) {
+		s.cloud.SetCapacity(sim.Pool{InstanceType: "small", Zone: "a"}, 2)
+		s.cloud.SetCapacity(sim.Pool{InstanceType: "small", Zone: "b"}, 1)
+		var uids []types.UID
+		for range 5 {
+			uids = append(uids, s.pod(corev1.RestartPolicyAlways, "small"))
+		}
+		s.until("all run", s.runs(uids...))
+	}},
+	{name: "a standby cell is taken", pools: []poolOf{{"small", 2, false}}, story: func(s *stage) {
+		s.until("the pool is full", s.settled)
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(uid))
+		s.until("the pool is full again", s.settled)
+	}},
+	{name: "a stopped standby cell is taken", pools: []poolOf{{"small", 1, true}}, story: func(s *stage) {
+		s.until("the pool is full", s.settled)
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(uid))
+		s.until("the pool is full again", s.settled)
+	}},
+	{name: "a cell that is lost is replaced", story: func(s *stage) {
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(uid))
+		first := s.machineOf(uid)
+		_ = s.cloud.Vanish(first)
+		s.until("it runs elsewhere", func() bool { m := s.machineOf(uid); return m != "" && m != first && s.settled() })
+	}},
+	{name: "a cell that is cut off for ever is replaced", story: func(s *stage) {
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(uid))
+		first := s.machineOf(uid)
+		s.mu.Lock()
+		s.machines[first].cutOff = true
+		s.linksChanged()
+		s.mu.Unlock()
+		s.until("it runs elsewhere", func() bool { m := s.machineOf(uid); return m != "" && m != first && s.settled() })
+	}},
+	{name: "a lost pod that may not be restarted fails", story: func(s *stage) {
+		uid := s.pod(corev1.RestartPolicyNever, "small")
+		s.until("it runs", s.runs(uid))
+		_ = s.cloud.Vanish(s.machineOf(uid))
+		s.until("it has failed", func() bool { return s.phase(uid) == corev1.PodFailed })
+	}},
+	{name: "the cloud takes an instance back", story: func(s *stage) {
+		uid := s.pod(corev1.RestartPolicyAlways, "spot")
+		s.until("it runs", s.runs(uid))
+		_ = s.cloud.Interrupt(s.machineOf(uid))
+		s.until("the pod was moved away", s.gone(uid))
+	}},
+	{name: "the next offer is tried when there is no capacity", story: func(s *stage) {
+		s.cloud.SetCapacity(sim.Pool{InstanceType: "small"}, 0)
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(uid))
+	}},
+	{name: "there is capacity again after a while", story: func(s *stage) {
+		s.cloud.SetCapacity(sim.Pool{}, 0)
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		time.Sleep(time.Minute)
+		s.cloud.SetCapacity(sim.Pool{}, -1)
+		s.until("it runs", s.runs(uid))
+	}},
+	{name: "the answer to a launch is lost", story: func(s *stage) {
+		s.cloud.FailNth(sim.KindLaunch, 1, sim.Fault{After: sim.ErrLost})
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(uid))
+	}},
+	{name: "a machine never boots", story: func(s *stage) {
+		boots := s.knobs.BootTimes
+		s.change(func(k *sim.Knobs) { k.BootTimes = []sim.BootTime{{Never: 1}} })
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.soon(s.cellIs(uid, apiv1.Booting))
+		s.change(func(k *sim.Knobs) { k.BootTimes = boots })
+		s.until("it runs", s.runs(uid))
+	}},
+}
+
+func (w *world) change(change func(*sim.Knobs)) {
+	if err := w.cloud.Change(change); err != nil {
+		panic(err)
+	}
+}
+
+// perform plays a scenario with a death at one point, 0 for none, and returns what
+// is violated and how many points there were.
+func perform(t *testing.T, sc scenario, f failpoint) (violations []string, points int) {
+	t.Helper()
+	cryptotest.SetGlobalRandom(t, 1)
+	synctest.Test(t, func(*testing.T) {
+		w := newWorld(setting{seed: 1, pools: sc.pools, movingAddr: true, knobs: sim.Knobs{
+			Pending:     sim.Distribution{Median: time.Second},
+			BootTimes:   []sim.BootTime{{Distribution: sim.Distribution{Median: 5 * time.Second}}},
+			Termination: sim.Distribution{Median: 3 * time.Second},
+			Stopping:    sim.Distribution{Median: 3 * time.Second},
+			Latency:     map[sim.Kind]sim.Distribution{sim.AnyKind: {Median: 100 * time.Millisecond}},
+			ListLag:     sim.Distribution{Median: 700 * time.Millisecond},
+		}})
+		if f.n > 0 {
+			w.armed = &f
+		}
+		s := &stage{world: w}
+		sc.story(s)
+		violations = w.check()
+		if len(violations) == 0 {
+			w.mu.Lock()
+			points = w.points
+			w.mu.Unlock()
+			w.finish()
+			violations = w.check()
+		}
+		if f.n == 0 && len(violations) == 0 {
+			violations = w.comparesWithTheBill()
+		}
+		w.close()
+	})
+	return violations, points
+}
+
+// comparesWithTheBill checks the cost counter against what the cloud asks for. Kip
+// counts until it knows that an instance has ended.
+func (w *world) comparesWithTheBill() []string {
+	instances, seconds := 0, 0.0
+	for _, c := range w.cloud.Bill() {
+		instances += c.Instances
+		seconds += c.Time.Seconds()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	counted := 0.0
+	for _, c := range w.books.costs(time.Now()) {
+		counted += c.Seconds
+	}
+	if late := counted - seconds; late < -0.01 || late > float64(instances)*20+0.01 {
+		w.violateLocked("Kip counts %.1f s, the cloud bills %.1f s for %d instances", counted, seconds, instances)
+	}
+	return w.violations
+}
+
+// TestKipIsKilledAtEveryWriteAndEveryCloudCall counts the writes and the calls to
+// the cloud of each scenario, and plays it again for each of them twice: Kip is
+// killed before it, and after its effect.
+func TestKipIsKilledAtEveryWriteAndEveryCloudCall(t *testing.T) {
+	deaths := 0
+	for _, sc := range scenarios {
+		t.Run(strings.ReplaceAll(sc.name, " ", "_"), func(t *testing.T) {
+			violations, points := perform(t, sc, failpoint{})
+			if len(violations) > 0 {
+				t.Fatalf("%s, and Kip is not killed:\n  %s", sc.name, strings.Join(violations, "\n  "))
+			}
+			step := 1
+			if testing.Short() {
+				step = 5
+			}
+			for n := 1; n <= points; n += step {
+				if *pointFlag != 0 && n != *pointFlag {
+					continue
+				}
+				for _, after := range []bool{false, true} {
+					if violations, _ := perform(t, sc, failpoint{n, after}); len(violations) > 0 {
+						t.Fatalf("%s, and Kip is killed %s write or call %d of %d:\n  %s\nreplay: go test ./test/faults -run '%s' -point %d [-trace]",
+							sc.name, map[bool]string{false: "before", true: "after"}[after], n, points, strings.Join(violations, "\n  "), t.Name(), n)
+					}
+					deaths++
+				}
+			}
+			t.Logf("%d writes and calls", points)
+		})
+	}
+	t.Log(fmt.Sprint(deaths, " deaths"))
+}
