@@ -90,11 +90,15 @@ $(BIN)/pause: cmd/pause/pause.c | announce
 ##### check
 
 .PHONY: test
-test: build lint unit e2e ## everything that is checked; as root
+test: build lint unit faults e2e ## everything that is checked; as root
 
 .PHONY: unit
 unit: ## tests without root and without Kubernetes' own code
 	$(GO) test -race -short -timeout 3m $(UNIT)
+
+.PHONY: faults
+faults: ## random histories of faults in virtual time, and Kip killed at every write; STEPS=5000000 FAULTS_SEED=42
+	$(GO) test -count=1 -cpu 1 -timeout 24h -v ./test/faults
 
 .PHONY: e2e
 e2e: build ## tests with real machines and real kubelets on the local cloud; as root
@@ -102,8 +106,15 @@ e2e: build ## tests with real machines and real kubelets on the local cloud; as 
 	KIP_BIN=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -parallel 4 -timeout 30m ./test/e2e/...
 
 .PHONY: bench
-bench: build ## measure, one line a figure; as root
-	KIP_BIN=$(CURDIR)/$(BIN) $(GO) run ./test/bench
+bench: build bench-tools ## measure, one line a figure (ARGS='-only real' and so on); as root
+	KIP_BIN=$(CURDIR)/$(BIN) KIP_BENCH_TOOLS=$(CURDIR)/.kip/bench $(GO) run ./test/bench $(ARGS)
+
+# Karpenter, to be measured beside Kip, in a module of its own.
+.PHONY: bench-tools
+bench-tools:
+	@mkdir -p .kip/bench
+	@for p in karpenter=sigs.k8s.io/karpenter/kwok kwok=sigs.k8s.io/kwok/cmd/kwok side-by-side=.; do \
+		CGO_ENABLED=0 $(SHOW) "building $${p%%=*}" $(GO) -C test/bench/karpenter build -trimpath -o $(CURDIR)/.kip/bench/$${p%%=*} $${p#*=}; done
 
 # As the programs are built, so that what they are made of is compiled once.
 CHECK := CGO_ENABLED=0 GOFLAGS="$(GOFLAGS) -trimpath -tags=$(ITZO_TAGS)"

@@ -21,6 +21,7 @@ import (
 type place struct {
 	state, bin, cellRoot, bridge, cidr, serviceCIDR, node, auditLog string
 	noFsync, verbose                                                bool
+	kipArgs                                                         []string
 }
 
 func (p *place) add(fs *pflag.FlagSet) {
@@ -34,6 +35,7 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.BoolVar(&p.noFsync, "no-fsync", false, "etcd does not wait for the disk: for tests")
 	fs.StringVar(&p.auditLog, "audit-log", "", "`file` to which the API server appends who asked it for what: for benchmarks; it stays after the end")
 	fs.BoolVarP(&p.verbose, "verbose", "v", false, "log more")
+	fs.StringArrayVar(&p.kipArgs, "kip-arg", nil, "further `argument` of Kip; may be given several times")
 }
 
 func (p *place) options(command string) (stack.Options, error) {
@@ -63,7 +65,7 @@ func (p *place) options(command string) (stack.Options, error) {
 	}
 	return stack.Options{
 		State: p.state, Bin: bin, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR,
-		Node: p.node, NoFsync: p.noFsync, AuditLog: p.auditLog, Verbose: p.verbose, Command: command,
+		Node: p.node, NoFsync: p.noFsync, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}, nil
 }

@@ -32,9 +32,9 @@ const (
 	// betweenLooks is the least time between the two looks at the cloud that
 	// prove that nothing is left; a list that lags asks for more.
 	betweenLooks = 2 * time.Second
-	// lastPods is how long pods may take to go when the node is gone: no cell
+	// lastPodsTime is how long pods may take to go when the node is gone: no cell
 	// runs them any more. What stays is held by somebody's finalizer.
-	lastPods = 30 * time.Second
+	lastPodsTime = 30 * time.Second
 	// lastLook bounds the report when the time for all else is up.
 	lastLook = 15 * time.Second
 )
@@ -174,6 +174,9 @@ func (c *cleaner) Clean(ctx context.Context, say func(string)) (control.Holdings
 	failed := c.clean(ctx, say)
 
 	if ctx.Err() != nil {
+		if cause := context.Cause(ctx); errors.Is(cause, context.Canceled) {
+			return control.Holdings{}, cause // nobody is left to hear
+		}
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 		defer cancel()
 		ctx = last
@@ -215,10 +218,10 @@ func (c *cleaner) clean(ctx context.Context, say func(string)) error {
 		return err
 	}
 	say("node " + c.node + " is gone")
-	// DaemonSets ignore a cordon and make pods until the node is gone.
-	bounded, cancel := context.WithTimeoutCause(ctx, lastPods, fmt.Errorf("pods have not gone within %s, although no cell runs them", lastPods))
+	// Those of DaemonSets.
+	bounded, cancel := context.WithTimeoutCause(ctx, lastPodsTime, fmt.Errorf("pods have not gone within %s, although no cell runs them", lastPodsTime))
 	defer cancel()
-	if err := c.until(bounded, say, c.deletePods); err != nil && ctx.Err() != nil {
+	if err := c.until(bounded, say, c.lastPods); err != nil && ctx.Err() != nil {
 		return err
 	} else if err != nil {
 		say(err.Error()) // what is left is reported; the rest can go all the same
@@ -227,18 +230,22 @@ func (c *cleaner) clean(ctx context.Context, say func(string)) error {
 }
 
 // until takes a step each second until it waits for nothing. It says what it
-// waits for when that begins, and every few seconds.
+// waits for when that begins, and every few seconds, and of what fails the first
+// time at once.
 func (c *cleaner) until(ctx context.Context, say func(string), step func(context.Context) (waits string, err error)) error {
 	var said time.Time
+	failed := ""
 	for {
 		waits, err := step(ctx)
+		news := false
 		if err != nil {
 			waits = err.Error() + "; it is tried again"
+			news, failed = waits != failed, waits
 		}
 		if waits == "" {
 			return nil
 		}
-		if now := c.clock.Now(); ctx.Err() == nil && now.Sub(said) >= cleanupSay {
+		if now := c.clock.Now(); ctx.Err() == nil && (news || now.Sub(said) >= cleanupSay) {
 			say(waits)
 			said = now
 		}
@@ -262,14 +269,32 @@ func (c *cleaner) cordon(ctx context.Context) (string, error) {
 
 // emptying returns a step that deletes the pods and waits until there is no cell,
 // and then until the cloud has shown no instance twice. An instance without a cell
-// is terminated when it was seen twice.
+// is terminated when it was seen twice. Pods that come after the cordon are those of
+// DaemonSets, which ignore it and make others for each that is deleted: unless they
+// have a cell, they wait until the node is gone.
 func (c *cleaner) emptying(say func(string)) func(context.Context) (string, error) {
 	empty := 0
+	var early map[types.UID]bool // the pods of before
 	var looked time.Time
 	seen := map[string]bool{}
 	return func(ctx context.Context) (string, error) {
-		waits, deleteErr := c.deletePods(ctx)
-		if all := c.cells.List(); len(all) > 0 {
+		all := c.cells.List()
+		withCell := map[types.UID]bool{}
+		for _, cell := range all {
+			withCell[cell.Pod.UID] = true
+		}
+		pods, err := c.pods()
+		if err != nil {
+			return "", err
+		}
+		if early == nil {
+			early = map[types.UID]bool{}
+			for _, pod := range pods {
+				early[pod.UID] = true
+			}
+		}
+		waits, deleteErr := c.deletePods(ctx, slices.DeleteFunc(pods, func(p *corev1.Pod) bool { return !early[p.UID] && !withCell[p.UID] }))
+		if len(all) > 0 {
 			empty, looked = 0, c.clock.Now()
 			var names []string
 			for _, cell := range all {
@@ -317,12 +342,17 @@ func (c *cleaner) emptying(say func(string)) func(context.Context) (string, erro
 	}
 }
 
-// deletePods deletes the pods of the node, with their grace period, as the node.
-func (c *cleaner) deletePods(ctx context.Context) (waits string, err error) {
+// lastPods deletes all pods of a node that is gone.
+func (c *cleaner) lastPods(ctx context.Context) (string, error) {
 	pods, err := c.pods()
 	if err != nil {
 		return "", err
 	}
+	return c.deletePods(ctx, pods)
+}
+
+// deletePods deletes pods of the node, with their grace period, as the node.
+func (c *cleaner) deletePods(ctx context.Context, pods []*corev1.Pod) (waits string, err error) {
 	var names []string
 	var errs []error
 	for _, pod := range pods {

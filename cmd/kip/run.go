@@ -135,40 +135,57 @@ func (k *kip) run(ctx context.Context, api *apiServer, controllerID string) erro
 	all.Go(func() error { return k.serveMetrics(ctx) })
 	all.Go(func() error { own.Maintain(ctx, k.log); return nil })
 	all.Go(func() error { return watchStore(ctx, k.store) })
-	all.Go(func() (err error) {
-		host, err := os.Hostname()
-		if err != nil {
-			return err
-		}
-		leadership, err := leader.Elect(ctx, own, fmt.Sprintf("%s (process %d)", host, os.Getpid()), k.log)
-		if err != nil {
-			return err
-		}
-		defer func() {
-			resign, cancel := context.WithTimeout(context.WithoutCancel(ctx), resignTimeout)
-			defer cancel()
-			err = errors.Join(err, leadership.Resign(resign))
-		}()
-		work, stop := context.WithCancelCause(ctx)
-		defer stop(nil)
-		go func() {
-			select {
-			case <-leadership.Lost():
-				stop(errors.New("this process no longer leads: another Kip may"))
-			case <-work.Done():
+	all.Go(func() error {
+		for {
+			err := k.turn(ctx, api, controllerID, own)
+			// One that another has followed begins afresh, in a new process. While
+			// the store does not answer nobody follows: this one goes on saying so,
+			// and leads again.
+			if !errors.Is(err, errDeposed) || own.Healthy(ctx) == nil {
+				return err
 			}
-		}()
-		st := leadership.Store()
-		if err := st.Migrate(work); err != nil {
-			return err
+			k.log.Warn("the store does not answer; pods go on running on their cells until this process leads again", "err", err)
 		}
-		err = k.lead(work, api, controllerID, st)
-		if lost := context.Cause(work); err == nil && ctx.Err() == nil && lost != nil {
-			err = lost
-		}
-		return err
 	})
 	return all.Wait()
+}
+
+// errDeposed: the lease of the leader has run out.
+var errDeposed = errors.New("this process no longer leads: another Kip may")
+
+// turn waits until this process leads, and does Kip's work as long as it does.
+func (k *kip) turn(ctx context.Context, api *apiServer, controllerID string, own *store.Store) (err error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	leadership, err := leader.Elect(ctx, own, fmt.Sprintf("%s (process %d)", host, os.Getpid()), k.log)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		resign, cancel := context.WithTimeout(context.WithoutCancel(ctx), resignTimeout)
+		defer cancel()
+		err = errors.Join(err, leadership.Resign(resign))
+	}()
+	work, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() {
+		select {
+		case <-leadership.Lost():
+			stop(errDeposed)
+		case <-work.Done():
+		}
+	}()
+	st := leadership.Store()
+	err = st.Migrate(work)
+	if err == nil {
+		err = k.lead(work, api, controllerID, st)
+	}
+	if context.Cause(work) == errDeposed {
+		return errors.Join(errDeposed, err)
+	}
+	return err
 }
 
 // serveMetrics serves metrics, health and readiness until ctx ends.
@@ -392,6 +409,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		}
 	}
 	k.leading.Store(&leading{cells: cellLoop, pods: podLoop, ready: []metrics.Check{{Name: "pods", Func: synced}, {Name: "node", Func: registered}}})
+	defer k.leading.Store(nil)
 
 	// All that runs, in one list. Whatever ends ends the rest.
 	all, ctx := errgroup.WithContext(ctx)

@@ -57,6 +57,9 @@ func cleanup(k *kipctl) *cobra.Command {
 					return err
 				}
 			}
+			if cmd.Context().Err() != nil {
+				return fmt.Errorf("interrupted: Kip makes no cells and its node takes no pods; run it again, or restart Kip and uncordon the node: %w", err)
+			}
 			if err != nil {
 				return err
 			}

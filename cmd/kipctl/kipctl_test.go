@@ -171,6 +171,7 @@ func run(t *testing.T, c *cluster, args ...string) result {
 			}
 			return c, nil
 		},
+		leaderWait: time.Second,
 	}
 	root := newRoot(k, "kipctl")
 	root.SetArgs(args)
@@ -202,26 +203,32 @@ func TestOutput(t *testing.T) {
 			if got.failed != nil || got.err != "" {
 				t.Fatalf("kipctl %s: %v, stderr %q", args, got.failed, got.err)
 			}
-			golden := filepath.Join("testdata", name+".golden")
-			if *update {
-				if err := os.WriteFile(golden, []byte(got.out), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got.out != string(want) {
-				t.Errorf("kipctl %s printed\n%s\nwant\n%s", args, got.out, want)
-			}
+			golden(t, name, got.out)
 		})
+	}
+}
+
+// golden compares what was printed with a file.
+func golden(t *testing.T, name, printed string) {
+	t.Helper()
+	file := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.WriteFile(file, []byte(printed), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if printed != string(want) {
+		t.Errorf("printed\n%s\nwant\n%s", printed, want)
 	}
 }
 
 func TestErrorsAreClearAndFail(t *testing.T) {
 	for args, want := range map[string]string{
-		"get":                           `say what to get: "kipctl get cells" or "kipctl get pods"`,
+		"get":                           `say what to get: "kipctl get capacity", "kipctl get cells", "kipctl get pods", "kipctl get standby"`,
 		"get cells nope":                `cell "nope" not found`,
 		"get pods nope":                 `pod "nope" not found on a virtual node in namespace "default"`,
 		"get pods elsewhere":            `pod "elsewhere" not found on a virtual node`,
@@ -236,7 +243,16 @@ func TestErrorsAreClearAndFail(t *testing.T) {
 		"why nope":                      "get pod default/nope",
 		"why elsewhere":                 "not a virtual node",
 		"why web --socket /none/k.sock": "no Kip serves this socket: /none/k.sock",
-		"version --socket /none/k.sock": "no Kip serves this socket: /none/k.sock",
+		"version --socket /none/k.sock": "no Kip serves this socket: /none/k.sock: start Kip, or name its socket",
+
+		"get standby --socket /none/k.sock":   "no Kip serves this socket: /none/k.sock",
+		"get capacity --socket /none/k.sock":  "no Kip serves this socket: /none/k.sock",
+		"backup -f /none/b --socket /none/k":  "/none/b is not written",
+		"cleanup --socket /none/k.sock":       "no Kip serves this socket: /none/k.sock",
+		"cleanup --yes --timeout 0s":          "--timeout is 0s: it must be above 0",
+		"restore":                             "name one backup: FILE; got 0 arguments",
+		"restore b":                           "--provider-config must name Kip's provider.yaml",
+		"restore b --provider-config /none/p": "--provider-config: read the configuration: open /none/p",
 	} {
 		got := run(t, testCluster(t), strings.Fields(args)...)
 		if got.failed == nil || !strings.Contains(got.err, want) || got.out != "" && !strings.Contains(args, "nodes") {
@@ -275,7 +291,8 @@ func (explainer) Why(_ context.Context, namespace, pod string) (control.Explanat
 	return control.Explanation{
 		Pod: apiv1.PodReference{Namespace: "default", Name: "large", UID: "u"}, Node: "kip-0", PodPhase: "Pending", Waiting: "capacity",
 		Cell: &control.Cell{Name: "c-large", Status: apiv1.CellStatus{Phase: apiv1.Booting, InstanceType: "c5.large", Zone: "us-east-1a", PricePerHour: "0.085"},
-			Tunnel: &control.Tunnel{Error: "connection refused", LastHeard: &heard}},
+			Tunnel: &control.Tunnel{Error: "connection refused", LastHeard: &heard},
+			Agent:  &control.Agent{Components: []control.Component{{Name: "containerd", PID: 7, Restarts: 1}, {Name: "kubelet", Waiting: "waiting for containerd"}}}},
 		Placement: &control.Placement{
 			Need: "cpu 2, memory 3Gi",
 			Candidates: []control.Candidate{
@@ -290,11 +307,27 @@ func (explainer) Why(_ context.Context, namespace, pod string) (control.Explanat
 
 func (explainer) Cells(context.Context) ([]control.Cell, error) { return nil, nil }
 
-// socket serves explainer and names it in the environment.
-func socket(t *testing.T) {
+func (explainer) Standby(context.Context) ([]control.Pool, error) {
+	return []control.Pool{{Name: "large", Want: 3, Ready: 2, Booting: 1}, {Name: "small/spot", Want: 1, Why: "small/spot has no capacity now"}}, nil
+}
+
+func (explainer) Capacity(context.Context) ([]control.Shortage, error) {
+	return []control.Shortage{
+		{Subnet: "subnet-1", Until: now.Add(20 * time.Second), Why: "no free addresses"},
+		{InstanceType: "c5.large", Zone: "us-east-1a", LaunchType: "Spot", Until: now.Add(150 * time.Second), Why: "none left"},
+	}, nil
+}
+
+// socket serves explainer, and what else change adds, and names it in the
+// environment.
+func socket(t *testing.T, change ...func(*control.Config)) {
 	t.Helper()
 	dir := t.TempDir()
-	s, err := control.New(control.Config{Dir: dir, Version: "v9.9.9", Explainer: explainer{}, Log: slog.New(slog.DiscardHandler)})
+	c := control.Config{Dir: dir, Version: "v9.9.9", Explainer: explainer{}, Log: slog.New(slog.DiscardHandler)}
+	for _, f := range change {
+		f(&c)
+	}
+	s, err := control.New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -324,22 +357,24 @@ func TestWhyAsksTheSocketFirst(t *testing.T) {
 	if got.failed != nil {
 		t.Fatal(got.failed)
 	}
-	golden := filepath.Join("testdata", "why-socket.golden")
-	if *update {
-		if err := os.WriteFile(golden, []byte(got.out), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.out != string(want) {
-		t.Errorf("printed\n%s\nwant\n%s", got.out, want)
-	}
+	golden(t, "why-socket", got.out)
 	// A pod of another Kip: the API server knows it.
 	if got := run(t, testCluster(t), "why", "boots"); got.failed != nil || !strings.Contains(got.out, "c-boots-2") {
 		t.Errorf("why boots: %+v", got)
+	}
+}
+
+func TestPoolsAndShortagesComeFromTheSocket(t *testing.T) {
+	socket(t)
+	for _, what := range []string{"standby", "capacity"} {
+		got := run(t, nil, "get", what)
+		if got.failed != nil || got.err != "" {
+			t.Errorf("get %s: %+v", what, got)
+		}
+		golden(t, "get-"+what, got.out)
+	}
+	if got := run(t, nil, "get", "capacity", "-o", "json"); got.failed != nil || !strings.Contains(got.out, `"launchType": "Spot"`) {
+		t.Errorf("as JSON: %+v", got)
 	}
 }
 

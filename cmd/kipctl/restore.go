@@ -23,8 +23,8 @@ import (
 	"github.com/elotl/kip/internal/store"
 )
 
-// leaderWait is how long restore waits for its turn on an external etcd: longer
-// than the lease of a Kip that was killed, which is 8 seconds.
+// leaderWait is longer than the lease of a Kip that was killed, which is 8 seconds
+// (package leader).
 const leaderWait = 15 * time.Second
 
 func restore(k *kipctl) *cobra.Command {
@@ -121,7 +121,7 @@ func (k *kipctl) restoreTo(ctx context.Context, st *store.Store, f io.ReadSeeker
 	if err != nil {
 		return 0, err
 	}
-	waiting, cancel := context.WithTimeout(ctx, leaderWait)
+	waiting, cancel := context.WithTimeout(ctx, k.leaderWait)
 	defer cancel()
 	log := slog.New(slog.NewTextHandler(k.err, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	turn, err := leader.Elect(waiting, st, fmt.Sprintf("kipctl restore on %s", host), log)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,6 +31,8 @@ type kipctl struct {
 	clock    clock.PassiveClock
 	// connect makes the clients of the Kubernetes API.
 	connect func(clientcmd.ClientConfig) (*cluster, error)
+	// leaderWait is how long restore waits for its turn on an external etcd.
+	leaderWait time.Duration
 
 	kubeconfig, context, namespace string
 	socket, output                 string

@@ -52,11 +52,12 @@ type Options struct {
 	Bridge      string       // network device
 	CIDR        netip.Prefix // its addresses; the first is the host's
 	ServiceCIDR netip.Prefix
-	Node        string // name of the virtual node
-	NoFsync     bool   // etcd does not wait for the disk
-	AuditLog    string // file for who asked the API server for what; none when empty
-	Verbose     bool   // Kip logs everything
-	Command     string // what the user typed, for whoever meets the lock
+	Node        string   // name of the virtual node
+	NoFsync     bool     // etcd does not wait for the disk
+	AuditLog    string   // file for who asked the API server for what; none when empty
+	Verbose     bool     // Kip logs everything
+	KipArgs     []string // further arguments of Kip
+	Command     string   // what the user typed, for whoever meets the lock
 	Log         *slog.Logger
 }
 
@@ -285,6 +286,7 @@ func (s *Stack) KipCommand() (path string, args, env []string) {
 	if s.opts.Verbose {
 		args = append(args, "--v=1")
 	}
+	args = append(args, s.opts.KipArgs...)
 	return filepath.Join(s.opts.Bin, "kip"), args, []string{
 		"APISERVER_CERT_LOCATION=" + cert, "APISERVER_KEY_LOCATION=" + key, markVariable + "=" + s.opts.State,
 	}

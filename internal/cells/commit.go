@@ -149,6 +149,9 @@ func (c *Controller) settle(ctx context.Context, e *entry) error {
 		e.unsure = nil
 		return nil
 	case revision == 0 && e.unsure.Phase == apiv1.Gone, revision != 0 && bytes.Equal(stored, written):
+		if err := c.loadLedger(ctx); err != nil { // its cost went into it
+			return err
+		}
 		c.adopt(e, e.unsure, revision)
 		return errMoved
 	}
@@ -195,6 +198,12 @@ func (l *ledger) load(ctx context.Context, st *store.Store) error {
 	}
 	l.known, l.revision, l.costs = true, revision, costs
 	return nil
+}
+
+func (c *Controller) loadLedger(ctx context.Context) error {
+	c.ledger.Lock()
+	defer c.ledger.Unlock()
+	return c.ledger.load(ctx, c.cfg.Store)
 }
 
 // with returns the sums with some more.

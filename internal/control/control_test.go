@@ -1,9 +1,11 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -22,6 +24,9 @@ type answers struct {
 	why   map[string]Explanation
 	cells []Cell
 	err   error
+
+	pools     []Pool
+	shortages []Shortage
 }
 
 func (a answers) Why(_ context.Context, namespace, pod string) (Explanation, error) {
@@ -32,12 +37,20 @@ func (a answers) Why(_ context.Context, namespace, pod string) (Explanation, err
 	return e, a.err
 }
 
-func (a answers) Cells(context.Context) ([]Cell, error) { return a.cells, a.err }
+func (a answers) Cells(context.Context) ([]Cell, error)        { return a.cells, a.err }
+func (a answers) Standby(context.Context) ([]Pool, error)      { return a.pools, a.err }
+func (a answers) Capacity(context.Context) ([]Shortage, error) { return a.shortages, a.err }
 
 // run serves in dir until the test ends or stop is called.
 func run(t *testing.T, dir string, a answers) (stop func()) {
 	t.Helper()
-	s, err := New(Config{Dir: dir, Version: "v1.2.3", Explainer: a, Log: slog.New(slog.DiscardHandler)})
+	return serve(t, Config{Dir: dir, Version: "v1.2.3", Explainer: a, Log: slog.New(slog.DiscardHandler)})
+}
+
+func serve(t *testing.T, c Config) (stop func()) {
+	t.Helper()
+	dir := c.Dir
+	s, err := New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +87,9 @@ func TestClientAndServerSpeakTheSame(t *testing.T) {
 		Events:    []Event{{Time: heard, Count: 2, Type: "Normal", Reason: "Pulling", Message: "m"}},
 	}
 	dir := t.TempDir()
-	run(t, dir, answers{why: map[string]Explanation{"ns/p": want}, cells: []Cell{cell}})
+	pools := []Pool{{Name: "small", Want: 2, Ready: 1, Booting: 1, Why: "quota"}}
+	shortages := []Shortage{{InstanceType: "small", Zone: "z", LaunchType: "Spot", Until: heard, Why: "none left"}}
+	run(t, dir, answers{why: map[string]Explanation{"ns/p": want}, cells: []Cell{cell}, pools: pools, shortages: shortages})
 	c := NewClient(filepath.Join(dir, SocketName))
 
 	if v, err := c.Version(t.Context()); err != nil || v.Version != "v1.2.3" || v.Kubernetes == "" || v.Go == "" {
@@ -85,6 +100,12 @@ func TestClientAndServerSpeakTheSame(t *testing.T) {
 	}
 	if got, err := c.Cells(t.Context()); err != nil || !reflect.DeepEqual(got, []Cell{cell}) {
 		t.Errorf("Cells: %+v, %v", got, err)
+	}
+	if got, err := c.Standby(t.Context()); err != nil || !reflect.DeepEqual(got, pools) {
+		t.Errorf("Standby: %+v, %v", got, err)
+	}
+	if got, err := c.Capacity(t.Context()); err != nil || !reflect.DeepEqual(got, shortages) {
+		t.Errorf("Capacity: %+v, %v", got, err)
 	}
 	if _, err := c.Why(t.Context(), "ns", "other"); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "ns/other") {
 		t.Errorf("Why of an unknown pod: %v", err)
@@ -151,10 +172,13 @@ func TestASocketThatNobodyServesIsReplacedAndOneThatIsServedIsNot(t *testing.T) 
 	}
 }
 
-func TestNothingCanBeChangedThroughTheSocket(t *testing.T) {
+func TestNothingCanBeChangedThroughASocketWithoutACleaner(t *testing.T) {
 	dir := t.TempDir()
 	run(t, dir, answers{})
 	c := NewClient(filepath.Join(dir, SocketName))
+	if _, err := c.Cleanup(t.Context(), time.Minute, func(Progress) {}); err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "another version") {
+		t.Errorf("Cleanup: %v", err)
+	}
 	for _, method := range []string{"POST", "PUT", "PATCH", "DELETE"} {
 		r, err := http.NewRequestWithContext(t.Context(), method, "http://kip"+PathCells, nil)
 		if err != nil {
@@ -180,5 +204,125 @@ func TestAFolderWithALongNameHoldsASocketToo(t *testing.T) {
 	stop()
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
 		t.Errorf("after the end the folder holds %v, %v", entries, err)
+	}
+}
+
+// cleaner does what a test says.
+type cleaner func(ctx context.Context, say func(string)) (Holdings, error)
+
+func (c cleaner) Holdings(ctx context.Context) (Holdings, error) { return c(ctx, nil) }
+func (c cleaner) Clean(ctx context.Context, say func(string)) (Holdings, error) {
+	return c(ctx, say)
+}
+
+func client(t *testing.T, c Config) *Client {
+	t.Helper()
+	c.Dir, c.Version, c.Explainer, c.Log = t.TempDir(), "v1.2.3", answers{}, slog.New(slog.DiscardHandler)
+	serve(t, c)
+	return NewClient(filepath.Join(c.Dir, SocketName))
+}
+
+func TestABackupThatIsCutOffIsAnErrorWithItsReason(t *testing.T) {
+	large := strings.Repeat("x", 1<<20)
+	for name, test := range map[string]struct {
+		backup func(context.Context, io.Writer) error
+		want   string // in the error
+	}{
+		"whole": {backup: func(_ context.Context, w io.Writer) error {
+			_, err := io.WriteString(w, large)
+			return err
+		}},
+		"refused": {want: "etcd is away", backup: func(context.Context, io.Writer) error { return errors.New("etcd is away") }},
+		"cut off with a reason": {want: "etcd has died", backup: func(_ context.Context, w io.Writer) error {
+			_, err := io.WriteString(w, large)
+			return errors.Join(err, errors.New("etcd has died"))
+		}},
+		"cut off early with a reason": {want: "etcd has died", backup: func(_ context.Context, w io.Writer) error {
+			_, err := io.WriteString(w, "x")
+			return errors.Join(err, errors.New("etcd has died"))
+		}},
+		"cut off by a crash": {want: "unexpected EOF", backup: func(_ context.Context, w io.Writer) error {
+			if _, err := io.WriteString(w, large); err != nil {
+				return err
+			}
+			panic(http.ErrAbortHandler)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got bytes.Buffer
+			err := client(t, Config{Backup: test.backup}).Backup(t.Context(), &got)
+			if test.want == "" && (err != nil || got.String() != large) {
+				t.Errorf("%d bytes, %v", got.Len(), err)
+			}
+			if test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("%d bytes, %v; want an error with %q", got.Len(), err, test.want)
+			}
+		})
+	}
+}
+
+func TestACleanupIsToldAsItGoesAndWhatIsLeftComesLast(t *testing.T) {
+	left := Holdings{Node: "kip-0", NodeExists: true, Cells: []string{"c-1"}, Records: map[string]int{"ca": 1}, Store: "in a folder"}
+	heard := make(chan struct{})
+	c := client(t, Config{Cleaner: cleaner(func(_ context.Context, say func(string)) (Holdings, error) {
+		if say == nil {
+			return left, nil
+		}
+		say("one")
+		<-heard // the line is not held back until the end
+		say("two")
+		return left, errors.New("left: 1 cell")
+	})})
+	if got, err := c.Holdings(t.Context()); err != nil || !reflect.DeepEqual(got, left) {
+		t.Errorf("Holdings: %+v, %v", got, err)
+	}
+	var lines []string
+	got, err := c.Cleanup(t.Context(), time.Minute, func(p Progress) {
+		if lines = append(lines, p.Message); len(lines) == 1 {
+			close(heard)
+		}
+	})
+	if err == nil || err.Error() != "left: 1 cell" || !reflect.DeepEqual(got, left) || strings.Join(lines, " ") != "one two" {
+		t.Errorf("Cleanup: %+v, %v, lines %q", got, err, lines)
+	}
+	want := "1 cell (c-1); node kip-0"
+	if got := strings.Join(got.Left(), "; "); got != want {
+		t.Errorf("left: %q, want %q", got, want)
+	}
+}
+
+func TestACleanupEndsWithItsTimeAndWithWhoAskedForIt(t *testing.T) {
+	ended := make(chan error, 1)
+	c := client(t, Config{Cleaner: cleaner(func(ctx context.Context, say func(string)) (Holdings, error) {
+		say("waiting")
+		<-ctx.Done()
+		ended <- context.Cause(ctx)
+		return Holdings{Node: "kip-0"}, context.Cause(ctx)
+	})})
+	if h, err := c.Cleanup(t.Context(), time.Millisecond, func(Progress) {}); err == nil || !strings.Contains(err.Error(), "within 1ms") || h.Node != "kip-0" {
+		t.Errorf("after its time: %+v, %v", h, err)
+	}
+	<-ended
+	ctx, cancel := context.WithCancel(t.Context())
+	if _, err := c.Cleanup(ctx, time.Hour, func(Progress) { cancel() }); err == nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("interrupted: %v", err)
+	}
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Kip was told %v", err)
+	}
+	for _, timeout := range []time.Duration{0, -time.Second} {
+		if _, err := c.Cleanup(t.Context(), timeout, func(Progress) {}); err == nil || !strings.Contains(err.Error(), "timeout") {
+			t.Errorf("timeout %s: %v", timeout, err)
+		}
+	}
+}
+
+func TestAKipThatEndsInACleanupHasNotSaidThatItIsDone(t *testing.T) {
+	c := client(t, Config{Cleaner: cleaner(func(_ context.Context, say func(string)) (Holdings, error) {
+		say("waiting")
+		panic(http.ErrAbortHandler)
+	})})
+	if _, err := c.Cleanup(t.Context(), time.Minute, func(Progress) {}); err == nil || !strings.Contains(err.Error(), "has not said how") {
+		t.Errorf("Cleanup: %v", err)
 	}
 }

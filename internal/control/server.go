@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -43,6 +44,10 @@ func New(c Config) (*Server, error) {
 		return nil, errors.New("local socket: Dir, Version, Explainer and Log must be set")
 	}
 	s := &Server{c: c, mux: http.NewServeMux()}
+	// Who may open the socket may read Kip's memory anyway.
+	s.mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	s.mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	s.mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	s.mux.HandleFunc("GET "+PathVersion, s.version)
 	s.mux.HandleFunc("GET "+PathWhy, s.why)
 	s.mux.HandleFunc("GET "+PathCells, func(w http.ResponseWriter, r *http.Request) { list(s, w, r, c.Explainer.Cells) })
@@ -146,6 +151,7 @@ func list[T any](s *Server, w http.ResponseWriter, r *http.Request, of func(cont
 // later is told in a trailer.
 func (s *Server) backup(w http.ResponseWriter, r *http.Request) {
 	out := &firstWrite{ResponseWriter: w}
+	w.Header().Set("Content-Type", "application/x-ndjson")
 	err := s.c.Backup(r.Context(), out)
 	switch {
 	case err == nil:
@@ -153,7 +159,13 @@ func (s *Server) backup(w http.ResponseWriter, r *http.Request) {
 		s.answer(w, nil, err)
 	default:
 		s.c.Log.Warn("a backup was cut off", "err", err)
+		// Sent out before the end, or a short answer would have a length and no
+		// trailer.
+		flushed := http.NewResponseController(w).Flush()
 		w.Header().Set(http.TrailerPrefix+BackupError, err.Error())
+		if flushed != nil {
+			s.c.Log.Debug("local socket: nobody hears of the cut off backup", "err", flushed)
+		}
 	}
 }
 
@@ -164,10 +176,7 @@ type firstWrite struct {
 }
 
 func (f *firstWrite) Write(p []byte) (int, error) {
-	if !f.begun {
-		f.Header().Set("Content-Type", "application/x-ndjson")
-		f.begun = true
-	}
+	f.begun = true
 	return f.ResponseWriter.Write(p)
 }
 

@@ -71,6 +71,10 @@ func newDialer(cfg DialerConfig, l limits) (*Dialer, error) {
 		},
 		handshakes: make(chan struct{}, maxHandshakes),
 	}
+	// Otherwise each connection registers itself in a pool of the whole process.
+	if err := http2.ConfigureServer(d.base, d.server); err != nil {
+		return nil, fmt.Errorf("set up HTTP/2: %w", err)
+	}
 	if d.dial == nil {
 		var nd net.Dialer
 		d.dial = func(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {

@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
@@ -18,6 +19,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/test/harness"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,13 +42,29 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := bench(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
+	only := flag.String("only", "", "parts to measure, separated by commas: real, scale, peers; default all")
+	cells := flag.Int("cells", 10_000, "how many hollow cells the part scale keeps alive")
+	flag.Parse()
+	for _, part := range []struct {
+		name string
+		run  func(context.Context) error
+	}{
+		{"real", real},
+		{"scale", func(ctx context.Context) error { return scale(ctx, *cells) }},
+		{"peers", peers},
+	} {
+		if *only != "" && !slices.Contains(strings.Split(*only, ","), part.name) {
+			continue
+		}
+		if err := part.run(ctx); err != nil {
+			fmt.Fprintf(os.Stderr, "bench %s: %v\n", part.name, err)
+			os.Exit(1)
+		}
 	}
 }
 
-func bench(ctx context.Context) (err error) {
+// real measures Kip with real kubelets.
+func real(ctx context.Context) (err error) {
 	w, err := harness.Start(ctx, harness.Options{Name: "kipbench0", CIDR: "10.112.0.0/16", Stderr: os.Stderr})
 	if err != nil {
 		return err
@@ -61,6 +79,8 @@ func bench(ctx context.Context) (err error) {
 		{"requests", b.requests},
 		{"idle cells", b.idleCells},
 		{"watches", b.watches},
+		{"a burst of cold cells", b.coldBurst},
+		{"standby cells", b.standby},
 	} {
 		fmt.Fprintln(os.Stderr, "measuring", step.what)
 		if err := step.run(ctx); err != nil {
@@ -86,6 +106,15 @@ type bed struct{ *harness.World }
 // start makes a pod that runs until it is deleted, and returns how long it took
 // from the request to the status Running.
 func (b bed) start(ctx context.Context, name, image string) (time.Duration, error) {
+	return b.startWith(ctx, name, image, "1")
+}
+
+// startSmall is the same for a pod that fits the smallest type.
+func (b bed) startSmall(ctx context.Context, name, image string) (time.Duration, error) {
+	return b.startWith(ctx, name, image, "100m")
+}
+
+func (b bed) startWith(ctx context.Context, name, image, cpu string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	pods := b.Admin.CoreV1().Pods(metav1.NamespaceDefault)
@@ -107,7 +136,7 @@ func (b bed) start(ctx context.Context, name, image string) (time.Duration, erro
 			TerminationGracePeriodSeconds: &grace,
 			Containers: []corev1.Container{{
 				Name: "main", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Command: command,
-				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}},
+				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}},
 			}},
 		},
 	}, metav1.CreateOptions{}); err != nil {
@@ -335,6 +364,94 @@ func (b bed) watches(ctx context.Context) error {
 	print("api_watches_2_cells", few, "watches")
 	print("api_watches_20_cells", many, "watches")
 	return nil
+}
+
+// coldPods is how many pods coldBurst starts at once.
+const coldPods = 30
+
+// coldBurst starts many pods at once, each on a machine that is not there yet.
+func (b bed) coldBurst(ctx context.Context) error {
+	if err := b.endAll(ctx); err != nil {
+		return err
+	}
+	began := time.Now()
+	all, ctx2 := errgroup.WithContext(ctx)
+	for i := range coldPods {
+		all.Go(func() error {
+			_, err := b.start(ctx2, fmt.Sprintf("cold-%d", i), presentImage)
+			return err
+		})
+	}
+	if err := all.Wait(); err != nil {
+		return err
+	}
+	print(fmt.Sprintf("cold_%d_pods_seconds", coldPods), time.Since(began).Seconds(), "s")
+	return b.endAll(ctx)
+}
+
+// endAll deletes all pods and waits until no cell is left.
+func (b bed) endAll(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	grace := int64(0)
+	if err := b.Admin.CoreV1().Pods(metav1.NamespaceDefault).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &grace}, metav1.ListOptions{}); err != nil {
+		return err
+	}
+	return wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		list, err := b.Dynamic.Resource(apiv1.Resource).List(ctx, metav1.ListOptions{})
+		return err == nil && len(list.Items) == 0, err
+	})
+}
+
+// standbyPool is how many cells standby keeps ready.
+const standbyPool = 3
+
+// standby measures pods that take a cell which is ready for them.
+func (b bed) standby(ctx context.Context) error {
+	restore, err := b.Reconfigure(ctx, func(provider map[string]any) {
+		provider["cells"].(map[string]any)["standbyCells"] = []any{map[string]any{"instanceType": "nano", "count": standbyPool}}
+	})
+	if err != nil {
+		return err
+	}
+	full := func(ctx context.Context) (bool, error) {
+		list, err := b.Dynamic.Resource(apiv1.Resource).List(ctx, metav1.ListOptions{})
+		ready := 0
+		for _, item := range list.Items {
+			pod, _, err := unstructured.NestedString(item.Object, "status", "pod", "name")
+			if err != nil {
+				return false, err
+			}
+			phase, _, err := unstructured.NestedString(item.Object, "status", "phase")
+			if err != nil {
+				return false, err
+			}
+			if pod == "" && phase == string(apiv1.Ready) {
+				ready++
+			}
+		}
+		return ready == standbyPool, err
+	}
+	var took []float64
+	for i := range runs {
+		if err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, patience, true, full); err != nil {
+			return fmt.Errorf("wait for %d standby cells: %w", standbyPool, err)
+		}
+		if err := sleep(ctx, time.Second); err != nil { // what has just booted comes to rest
+			return err
+		}
+		name := fmt.Sprintf("standby-%d", i)
+		d, err := b.startSmall(ctx, name, presentImage)
+		if err != nil {
+			return err
+		}
+		took = append(took, d.Seconds())
+		if _, err := b.end(ctx, name); err != nil {
+			return err
+		}
+	}
+	print("standby_start_seconds", median(took), "s")
+	return restore(ctx)
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

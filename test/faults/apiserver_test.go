@@ -188,6 +188,14 @@ func (c client) Delete(_ context.Context, name string, o metav1.DeleteOptions) e
 	if err := c.dead(); err != nil {
 		return err
 	}
+	w := c.s.w
+	w.mu.Lock()
+	for _, m := range w.machines {
+		if o.Preconditions == nil || o.Preconditions.UID == nil || m.up && m.running && m.pod == *o.Preconditions.UID {
+			w.violateLocked("Kip deletes no pod that may run: pod %s, while cell %s runs", name, m.cell)
+		}
+	}
+	w.mu.Unlock()
 	return c.s.remove(cache.ObjectName{Namespace: namespace, Name: name}, o)
 }
 

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
@@ -232,7 +233,9 @@ func (w *world) starts(m *machine, uid types.UID) {
 	}
 	if m.up {
 		m.running, m.status = true, corev1.PodRunning
-		w.ran[uid]++
+		if w.ran[uid]++; w.ran[uid] > 1 && w.policies[uid] == corev1.RestartPolicyNever {
+			w.violateLocked("a pod that may not be restarted runs once: pod %s is started again by cell %s", uid, m.cell)
+		}
 	}
 }
 
@@ -370,6 +373,9 @@ func (t tunnels) Keep(ctx context.Context, target tunnel.Target, api http.Handle
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	t.k.w.mu.Lock()
 	s.api.session = s
+	if a := t.k.w.books.cells[target.CellID]; a != nil && s.api.uid == "" && (a.cell.Phase == apiv1.Bound || a.cell.Phase == apiv1.Draining) {
+		t.k.w.violateLocked("a restart of Kip disturbs no pod: bound cell %s is dialled before its pod is shown", target.CellID)
+	}
 	t.k.w.mu.Unlock()
 	go s.run()
 	return s, nil
@@ -482,6 +488,9 @@ func (s *session) connect() (wait time.Duration, changed <-chan struct{}, _ erro
 	defer w.mu.Unlock()
 	if !m.up || m.cutOff {
 		return 0, changed, errors.New("connection reset")
+	}
+	if a := w.books.cells[m.cell]; !joined && (a == nil || a.cell.KeyHash != key) {
+		w.violateLocked("a token is spent in the store first: cell %s joins and its key is not recorded", m.cell)
 	}
 	m.joined = true
 	m.session, s.machine, s.connected, s.heard, s.err = s, m, true, time.Now(), nil

@@ -130,7 +130,7 @@ func (w *world) pass(e event) {
 func (w *world) untouched() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.armed == nil && len(w.cloudFail) == 0 && time.Now().After(w.strikes) && time.Since(w.lastEvent) > 20*time.Second
+	return w.deadly == (failpoint{}) && len(w.cloudFail) == 0 && time.Now().After(w.strikes) && time.Since(w.lastEvent) > 20*time.Second
 }
 
 func (w *world) createPod(a, b uint32) {
@@ -212,7 +212,7 @@ func (w *world) killFor(e event) {
 func (w *world) arm(n int, after bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.armed = &failpoint{w.points + n, after}
+	w.deadly = failpoint{w.points + n, after}
 }
 
 func (w *world) failCloud(e event) {
@@ -456,7 +456,7 @@ func (w *world) calmDown() {
 	for what := range w.lasting {
 		lasting = append(lasting, what)
 	}
-	w.armed, w.cloudFail = nil, nil
+	w.deadly, w.cloudFail = failpoint{}, nil
 	for _, p := range w.short {
 		w.cloud.SetCapacity(p, -1)
 	}

@@ -20,6 +20,7 @@ var (
 	seedFlag  = flag.Uint64("seed", envUint("FAULTS_SEED", 0), "the seed of the first history; 0 takes one from the clock")
 	stepsFlag = flag.Uint64("steps", envUint("STEPS", 100_000), "how many steps to play")
 	oneFlag   = flag.Bool("one", false, "play one history only: that of -seed")
+	shrinkFor = flag.Duration("shrink", time.Minute, "how long to search for a shorter history that breaks the same")
 	verbose   = flag.Bool("trace", false, "print what Kip logs, with the virtual time")
 )
 
@@ -61,7 +62,7 @@ func TestRandomHistories(t *testing.T) {
 		violations, took := play(t, seed, s, events)
 		virtual += took
 		if len(violations) > 0 {
-			fmt.Fprintf(os.Stderr, "seed %d breaks, a shorter history is searched for %s: %s\n", seed, shrinkTime, violations[0])
+			fmt.Fprintf(os.Stderr, "seed %d breaks, a shorter history is searched for %s: %s\n", seed, *shrinkFor, violations[0])
 			report, events := shrink(t, seed, s, events, violations)
 			t.Fatalf("seed %d breaks:\n  %s\nreplay: go test ./test/faults -run TestRandomHistories -seed %d -one [-trace]\npools %+v, health by the cloud %t, moving addresses %t, at most %d attempts\nhistory, as short as it was got (%d events):\n%s",
 				seed, strings.Join(report, "\n  "), seed, s.pools, s.cloudAPI, s.movingAddr, s.maxTries, len(events), lines(events))
@@ -87,6 +88,7 @@ func lines(events []event) string {
 func play(t *testing.T, seed uint64, s setting, events []event) (violations []string, took time.Duration) {
 	t.Helper()
 	cryptotest.SetGlobalRandom(t, seed)
+	defer watchdog(fmt.Sprintf("seed %d", seed))()
 	synctest.Test(t, func(*testing.T) {
 		w := newWorld(s)
 		w.rest()
@@ -110,6 +112,13 @@ func play(t *testing.T, seed uint64, s setting, events []event) (violations []st
 	return violations, took
 }
 
+// watchdog ends the test when a world comes to no end in real time: something in it
+// spins, so that its time stands still. It returns what calls that off.
+func watchdog(what string) (stop func()) {
+	t := time.AfterFunc(2*time.Minute, func() { panic(what + " spins or deadlocks: look for the goroutines that are not durably blocked") })
+	return func() { t.Stop() }
+}
+
 func (w *world) play(e event) {
 	if *verbose {
 		fmt.Printf("%12s ====== %s\n", time.Since(w.began).Round(time.Millisecond), e)
@@ -126,15 +135,12 @@ func (w *world) play(e event) {
 	}
 }
 
-// shrinkTime bounds the search for a shorter history.
-const shrinkTime = time.Minute
-
 // shrink takes out of a history what is not needed to break the same.
 func shrink(t *testing.T, seed uint64, s setting, events []event, violations []string) ([]string, []event) {
 	if *verbose {
 		return violations, events
 	}
-	end := time.Now().Add(shrinkTime)
+	end := time.Now().Add(*shrinkFor)
 	for size := len(events) / 2; size > 0; size /= 2 {
 		for from := 0; from < len(events) && time.Now().Before(end); {
 			shorter := append(append([]event(nil), events[:from]...), events[min(from+size, len(events)):]...)

@@ -66,6 +66,16 @@ func (w *world) check() []string {
 		runs[m.pod] = m.cell
 	}
 
+	// Of that: a cell has one instance, ever. The sweep of orphans would hide it.
+	instances := map[string]string{}
+	for _, i := range truth {
+		cell := i.Tags[cloud.TagCell]
+		if other := instances[cell]; other != "" {
+			w.violateLocked("invariant 2: cell %s has instances %s and %s", cell, other, i.ID)
+		}
+		instances[cell] = i.ID
+	}
+
 	// 2. No instance outlives its pod.
 	for _, i := range truth {
 		cell := i.Tags[cloud.TagCell]

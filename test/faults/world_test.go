@@ -38,6 +38,7 @@ type setting struct {
 	maxTries   int
 	knobs      sim.Knobs
 	seed       uint64
+	armed      failpoint // from the start; none if zero
 }
 
 type poolOf struct {
@@ -106,7 +107,7 @@ type world struct {
 	lasting      map[string]bool
 	points       int
 	writing      map[string]int // the point of a write under way, by its keys
-	armed        *failpoint
+	deadly       failpoint      // the next; none if zero
 	storeFail    func(op string) (before, after error)
 	cloudFail    []cloudFault
 	late         bool // calls go on when their caller has died
@@ -142,7 +143,7 @@ type cloudFault struct {
 
 func newWorld(s setting) *world {
 	w := &world{
-		setting: s, began: time.Now(), downtime: restartTime, machines: map[string]*machine{}, links: make(chan struct{}), policies: map[types.UID]corev1.RestartPolicy{},
+		setting: s, deadly: s.armed, began: time.Now(), downtime: restartTime, machines: map[string]*machine{}, links: make(chan struct{}), policies: map[types.UID]corev1.RestartPolicy{},
 		created: map[types.UID]time.Time{}, ran: map[types.UID]int{}, reports: map[types.UID][]report{}, lastBound: map[types.UID]time.Time{}, lasting: map[string]bool{},
 		writing: map[string]int{}, short: map[string]sim.Pool{},
 		trouble: time.Now(), supervisor: make(chan struct{}), revive: make(chan struct{}), books: newBooks(),
@@ -420,8 +421,8 @@ func (w *world) point(n int, after bool) error {
 	if w.kip == nil || w.kip.ctx.Err() != nil {
 		return errDead
 	}
-	if w.armed != nil && w.armed.n == n && w.armed.after == after {
-		w.armed = nil
+	if w.deadly == (failpoint{n, after}) {
+		w.deadly = failpoint{}
 		w.killLocked()
 		return errDead
 	}

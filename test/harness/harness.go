@@ -47,9 +47,10 @@ type World struct {
 	Admin             kubernetes.Interface
 	Dynamic           dynamic.Interface
 
-	dev  *exec.Cmd
-	log  string
-	done chan error
+	dev    *exec.Cmd
+	log    string
+	done   chan error
+	kipRun exec.Cmd // how its Kip is run: path, arguments and environment
 }
 
 // Options of a world. Worlds with different names, bridges and networks can run
@@ -58,6 +59,14 @@ type Options struct {
 	Name   string // of the bridge, and of the state folder
 	CIDR   string
 	Stderr io.Writer
+	// KipArgs are further arguments of Kip.
+	KipArgs []string
+	// AuditLog is a file for who asked the API server for what. Optional.
+	AuditLog string
+	// ClusterOnly starts no Kip.
+	ClusterOnly bool
+	// Fsync lets the cluster's etcd wait for the disk, as outside tests.
+	Fsync bool
 }
 
 // Start brings a world up. Its state is under .kip/ in the repository's folder.
@@ -85,7 +94,19 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	}
 	defer log.Close()
 	w.dev = exec.Command(filepath.Join(w.Bin, "kip-dev"), "up", "--state", w.State, "--cell-root", filepath.Join(root, ".kip", "cell-root"),
-		"--bridge", o.Name, "--cidr", o.CIDR, "--no-fsync", "--verbose", "--ready-file", ready)
+		"--bridge", o.Name, "--cidr", o.CIDR, "--verbose", "--ready-file", ready)
+	if o.ClusterOnly {
+		w.dev.Args[1] = "cluster"
+	}
+	if !o.Fsync {
+		w.dev.Args = append(w.dev.Args, "--no-fsync")
+	}
+	for _, arg := range o.KipArgs {
+		w.dev.Args = append(w.dev.Args, "--kip-arg", arg)
+	}
+	if o.AuditLog != "" {
+		w.dev.Args = append(w.dev.Args, "--audit-log", o.AuditLog)
+	}
 	w.dev.Stdout, w.dev.Stderr = log, log
 	// A test that panics or is killed must not leave a control plane behind.
 	w.dev.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
@@ -129,8 +150,17 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	if w.Dynamic, err = dynamic.NewForConfig(w.Config); err != nil {
 		return nil, err
 	}
+	if w.kipRun, err = w.kipCommand(); err != nil {
+		return nil, err
+	}
+	if o.ClusterOnly {
+		return w, nil
+	}
 	return w, w.NodeReady(ctx)
 }
+
+// ClusterPID is the process of the control plane.
+func (w *World) ClusterPID() int { return w.dev.Process.Pid }
 
 // repository is the folder with go.mod, from the folder that a test runs in.
 func repository() (string, error) {

@@ -34,6 +34,12 @@ type single struct {
 
 // Launch starts the machines at the same time. It returns when their inits run.
 func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
+	if n := len(r.Machines); n < 1 || n > cloud.MaxLaunch {
+		return nil, fmt.Errorf("launch: %w: %d machines: want from 1 to %d", cloud.ErrRefused, n, cloud.MaxLaunch)
+	}
+	if err := c.sameGroup(r); err != nil {
+		return nil, err
+	}
 	instances := make([]cloud.Instance, len(r.Machines))
 	errs := make([]error, len(r.Machines))
 	var wg sync.WaitGroup
@@ -57,6 +63,18 @@ func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Inst
 		return nil, errs[0]
 	}
 	return instances, nil
+}
+
+// sameGroup refuses a token that has launched another number of machines.
+func (c *Cloud) sameGroup(r cloud.LaunchRequest) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range c.machines {
+		if had := m.rec.Group; had != len(r.Machines) && strings.HasPrefix(m.rec.Token, r.Token+"/") {
+			return fmt.Errorf("launch: %w: token %q has launched %d machines and cannot launch %d", cloud.ErrRefused, r.Token, had, len(r.Machines))
+		}
+	}
+	return nil
 }
 
 func (c *Cloud) launchOne(ctx context.Context, r single) (cloud.Instance, error) {
@@ -136,6 +154,7 @@ func (c *Cloud) claim(r single) (m *machine, first bool, err error) {
 		settled: make(chan struct{}), gone: make(chan struct{}),
 		rec: record{
 			Token: r.token,
+			Group: len(r.Machines),
 			Slot:  slot,
 			Instance: cloud.Instance{
 				InstanceType: r.InstanceType, Zone: r.Zone, Spot: r.Spot,

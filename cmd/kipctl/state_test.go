@@ -1,0 +1,303 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/control"
+	"github.com/elotl/kip/internal/leader"
+	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/store/storetest"
+)
+
+// someStore has a CA, a cell that runs a pod, and one on standby.
+func someStore(t *testing.T) *store.Store {
+	t.Helper()
+	st := store.Memory(nil)
+	for key, v := range map[string]any{
+		"ca": "secret", "born": now.Add(-time.Hour),
+		"cells/cell-1": cells.Cell{ID: "cell-1", Phase: apiv1.Bound, Pod: apiv1.PodReference{Namespace: "ns", Name: "p", UID: "u"}},
+		"cells/cell-2": cells.Cell{ID: "cell-2", Phase: apiv1.Ready, Standby: "small"},
+	} {
+		if _, err := st.Put(t.Context(), key, v, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return st
+}
+
+func backedUp(t *testing.T) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := someStore(t).Backup(t.Context(), &b, now.Add(-2*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func serving(backup func(context.Context, io.Writer) error) func(*control.Config) {
+	return func(c *control.Config) { c.Backup = backup }
+}
+
+func TestABackupIsWrittenWholeOrNotAtAll(t *testing.T) {
+	whole := backedUp(t)
+	for name, test := range map[string]struct {
+		sent []byte
+		err  error
+		want string // in the error
+	}{
+		"whole":           {sent: whole},
+		"cut off":         {sent: whole[:len(whole)/2], err: errors.New("etcd has died"), want: "etcd has died"},
+		"without its end": {sent: whole[:len(whole)/2], want: "there is no trailer"},
+		"damaged":         {sent: bytes.Replace(whole, []byte(`"key":"ca"`), []byte(`"key":"cb"`), 1), want: "damaged"},
+		"nothing":         {err: errors.New("etcd is away"), want: "etcd is away"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			socket(t, serving(func(_ context.Context, w io.Writer) error {
+				if len(test.sent) > 0 {
+					if _, err := w.Write(test.sent); err != nil {
+						return err
+					}
+				}
+				return test.err
+			}))
+			dir := t.TempDir()
+			file := filepath.Join(dir, "kip.backup")
+			got := run(t, nil, "backup", "-f", file)
+			entries, err := os.ReadDir(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if test.want != "" {
+				if got.failed == nil || !strings.Contains(got.err, test.want) || len(entries) != 0 {
+					t.Errorf("%+v; the folder holds %v", got, entries)
+				}
+				if got := run(t, nil, "backup"); got.failed == nil || !strings.Contains(got.err, test.want) {
+					t.Errorf("to standard output: %v, %q", got.failed, got.err)
+				}
+				return
+			}
+			written, err := os.ReadFile(file)
+			if got.failed != nil || err != nil || !bytes.Equal(written, whole) || len(entries) != 1 {
+				t.Fatalf("%+v, %v; the folder holds %v", got, err, entries)
+			}
+			if info, err := os.Stat(file); err != nil || info.Mode() != fs.FileMode(0o600) {
+				t.Errorf("its mode is %v, %v", info.Mode(), err)
+			}
+			if !strings.Contains(got.err, "born 1, ca 1, cells 2") {
+				t.Errorf("said %q", got.err)
+			}
+			if got := run(t, nil, "backup"); got.failed != nil || got.out != string(whole) || got.err != "" {
+				t.Errorf("to standard output: %v, %q, %d bytes", got.failed, got.err, len(got.out))
+			}
+		})
+	}
+}
+
+func TestProgressIsSaidEveryTwoSeconds(t *testing.T) {
+	c := clocktesting.NewFakePassiveClock(now)
+	var out, said bytes.Buffer
+	p := &progress{to: &out, say: &said, clock: c, last: now}
+	for second := range 5 {
+		c.SetTime(now.Add(time.Duration(second) * time.Second))
+		if n, err := p.Write(make([]byte, 1<<20)); n != 1<<20 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	if said.String() != "3.0 MiB…\n5.0 MiB…\n" || out.Len() != 5<<20 {
+		t.Errorf("said %q of %d bytes", said.String(), out.Len())
+	}
+}
+
+// place is where a Kip that does not run has its files.
+type place struct{ config, backup, data string }
+
+func newPlace(t *testing.T, more string) place {
+	t.Helper()
+	dir := t.TempDir()
+	p := place{filepath.Join(dir, "provider.yaml"), filepath.Join(dir, "kip.backup"), filepath.Join(dir, "data")}
+	text := fmt.Sprintf("apiVersion: v1\nkind: serverConfig\ncloud:\n  local:\n    stateDir: %s\n    rootDir: %s\netcd:\n  internal:\n    dataDir: %s\ncells:\n  defaultInstanceType: nano\n%s",
+		dir, dir, p.data, more)
+	for file, data := range map[string][]byte{p.config: []byte(text), p.backup: backedUp(t)} {
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return p
+}
+
+// open opens the store as the Kip of a controller does.
+func (p place) open(t *testing.T, id string) *store.Store {
+	t.Helper()
+	st, err := store.OpenEmbedded(t.Context(), p.data, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { st.Close() })
+	return st.Within(id + "/")
+}
+
+func TestARestoredStoreIsThatOfThisClustersKip(t *testing.T) {
+	p := newPlace(t, "")
+	c := &cluster{kube: fake.NewClientset(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "the-cluster"}})}
+	restore := []string{"restore", p.backup, "--provider-config", p.config, "--node", "kip-7"}
+	got := run(t, c, restore...)
+	id := cells.ControllerID("the-cluster", "kip-7")
+	if got.failed != nil {
+		t.Fatalf("%+v", got)
+	}
+	for _, words := range []string{"born 1, ca 1, cells 2", "taken 2026-07-01T10:00:00Z (120m ago)", "schema 1", id, "1 of its cells", "Start Kip now"} {
+		if !strings.Contains(got.out, words) {
+			t.Errorf("printed %q, which lacks %q", got.out, words)
+		}
+	}
+	again := run(t, c, restore...)
+	if again.failed == nil || !strings.Contains(again.err, "overwrite was not asked for") {
+		t.Errorf("into a store that is not empty: %+v", again)
+	}
+	if got := run(t, c, append(restore, "--overwrite")...); got.failed != nil {
+		t.Errorf("with --overwrite: %+v", got)
+	}
+
+	st := p.open(t, id)
+	var keys []string
+	if err := st.List(t.Context(), "", func(key string, _ []byte, _ int64) error {
+		keys = append(keys, key)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Join(keys, " ") != "born ca cells/cell-1" { // not the one on standby
+		t.Errorf("the store holds %q", keys)
+	}
+	var born time.Time
+	if _, err := st.Get(t.Context(), "born", &born); err != nil || !born.Equal(now) {
+		t.Errorf("what no record names is unknown from %s on, want %s; %v", born, now, err)
+	}
+	if got := run(t, c, append(restore, "--overwrite")...); got.failed == nil || !strings.Contains(got.err, "in use by another Kip") {
+		t.Errorf("while a Kip runs: %+v", got)
+	}
+}
+
+func TestAFixedControllerNeedsNoCluster(t *testing.T) {
+	p := newPlace(t, "testing:\n  controllerID: fixed\n")
+	got := run(t, nil, "restore", p.backup, "--provider-config", p.config)
+	if got.failed != nil || !strings.Contains(got.out, "controller fixed") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestAnEtcdThatAKipUsesIsNotRestored(t *testing.T) {
+	server := storetest.Serve(t, nil)
+	endpoint := "http://" + server.Endpoint
+	p := newPlace(t, "testing:\n  controllerID: fixed\n")
+	text, err := os.ReadFile(p.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = bytes.Replace(text, []byte("  internal:\n    dataDir: "+p.data), []byte("  client:\n    endpoints: ["+endpoint+"]"), 1)
+	if err := os.WriteFile(p.config, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	st, err := store.OpenExternal(t.Context(), store.External{Endpoints: []string{endpoint}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	leads, err := leader.Elect(t.Context(), st.Within("fixed/"), "kip-of-the-test", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore := []string{"restore", p.backup, "--provider-config", p.config}
+	got := run(t, nil, restore...)
+	if got.failed == nil || !strings.Contains(got.err, "stop all of its replicas") || !strings.Contains(got.err, "kip-of-the-test") {
+		t.Errorf("while a Kip leads: %+v", got)
+	}
+	if revision, err := st.Within("fixed/").Get(t.Context(), "ca", new(string)); revision != 0 || err != nil {
+		t.Errorf("something was written: %d, %v", revision, err)
+	}
+	if err := leads.Resign(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, nil, restore...); got.failed != nil {
+		t.Errorf("when it has stopped: %+v", got)
+	}
+	var ca string
+	if _, err := st.Within("fixed/").Get(t.Context(), "ca", &ca); ca != "secret" || err != nil {
+		t.Errorf("the CA is %q, %v", ca, err)
+	}
+}
+
+func TestABackupThatIsNotWholeTouchesNothing(t *testing.T) {
+	p := newPlace(t, "testing:\n  controllerID: fixed\n")
+	if err := os.Truncate(p.backup, 100); err != nil {
+		t.Fatal(err)
+	}
+	got := run(t, nil, "restore", p.backup, "--provider-config", p.config, "--overwrite")
+	if _, err := os.Stat(p.data); got.failed == nil || !strings.Contains(got.err, "no trailer") || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%+v; the store's folder: %v", got, err)
+	}
+}
+
+// kip is a Kip to clean up after: what it has, and how a cleanup of it ends.
+type kip struct {
+	has, left control.Holdings
+	err       error
+}
+
+func (k kip) Holdings(context.Context) (control.Holdings, error) { return k.has, nil }
+
+func (k kip) Clean(ctx context.Context, say func(string)) (control.Holdings, error) {
+	if until, ok := ctx.Deadline(); !ok || time.Until(until) > 5*time.Minute {
+		return k.has, fmt.Errorf("the time limit is %v", until)
+	}
+	say("waiting for 1 cell: cell-1 Terminating (the cloud to end it)")
+	return k.left, k.err
+}
+
+func TestACleanupShowsWhatItDoesAndFailsIfAnythingIsLeft(t *testing.T) {
+	has := control.Holdings{Node: "kip-0", NodeExists: true, NodeLease: true, Pods: []string{"ns/p"}, Cells: []string{"cell-1 Bound (pod ns/p)"},
+		Instances: []string{"i-1 of cell-1"}, CellResources: []string{"cell-1"}, Records: map[string]int{"ca": 1, "cells": 1}, Store: "in /data: remove the folder, or its volume"}
+	clean := control.Holdings{Node: "kip-0", Records: map[string]int{"ca": 1}, Store: has.Store}
+
+	socket(t, func(c *control.Config) { c.Cleaner = kip{has: has, left: clean} })
+	asked := run(t, nil, "cleanup")
+	if asked.failed == nil || !strings.Contains(asked.err, "--yes") {
+		t.Errorf("without --yes: %+v", asked)
+	}
+	golden(t, "cleanup-asked", asked.out)
+	done := run(t, nil, "cleanup", "--yes", "--timeout", "5m")
+	if done.failed != nil || !strings.Contains(done.err, "cell-1 Terminating") || !strings.Contains(done.err, "Clean:") {
+		t.Errorf("with --yes: %+v", done)
+	}
+	golden(t, "cleanup-done", done.out)
+
+	socket(t, func(c *control.Config) {
+		c.Cleaner = kip{has: has, left: has, err: errors.New("left: 1 instance (i-1 of cell-1)")}
+	})
+	if got := run(t, nil, "cleanup", "--yes", "--timeout", "5m"); got.failed == nil || !strings.Contains(got.err, "left: 1 instance (i-1") || got.out != asked.out {
+		t.Errorf("with something left: %+v", got)
+	}
+
+	socket(t, func(c *control.Config) { c.Cleaner = kip{has: clean} })
+	if got := run(t, nil, "cleanup"); got.failed != nil || !strings.Contains(got.err, "nothing to clean up") {
+		t.Errorf("of a clean Kip: %+v", got)
+	}
+}

@@ -1,0 +1,16 @@
+package local
+
+import (
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/cloudtest"
+)
+
+func TestKeepsWhatCloudsPromise(t *testing.T) {
+	cloudtest.Run(t, cloudtest.Subject{
+		New:      func(t *testing.T) cloud.Cloud { return open(t, host(t)) },
+		UserData: []byte("#cloud-config\n"), Patience: time.Minute, ForgetsTokens: true,
+	})
+}

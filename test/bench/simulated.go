@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/remote"
+	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/hollow"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// simulated is a world whose Kip launches hollow cells in a simulated cloud. Both
+// run in this process, so that Kip's own shows what Kip costs.
+type simulated struct {
+	bed
+	fleet    *hollow.Fleet
+	launches *arrivals
+	stop     func() error
+}
+
+// arrivals notes when the launch of each pod's instance reached the cloud.
+type arrivals struct {
+	cloud.Cloud
+	cloud.Interrupter
+
+	mu sync.Mutex
+	at map[types.UID]time.Time
+}
+
+// Launch is the cloud's.
+func (a *arrivals) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
+	now := time.Now()
+	a.mu.Lock()
+	for _, m := range r.Machines {
+		if uid := types.UID(m.Tags[cloud.TagPodUID]); a.at[uid].IsZero() {
+			a.at[uid] = now
+		}
+	}
+	a.mu.Unlock()
+	return a.Cloud.Launch(ctx, r)
+}
+
+// of returns when the pod's launch arrived; zero if it has not.
+func (a *arrivals) of(uid types.UID) time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.at[uid]
+}
+
+// simulate starts such a world. Its machines boot in the given time, more or
+// less; at once if it is 0.
+func simulate(ctx context.Context, boot time.Duration, o harness.Options) (s *simulated, err error) {
+	var undo []func() error
+	s = &simulated{stop: func() error {
+		var errs []error
+		for n := len(undo) - 1; n >= 0; n-- {
+			errs = append(errs, undo[n]())
+		}
+		return errors.Join(errs...)
+	}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.stop())
+		}
+	}()
+	// One listener for all cells: a process may not have files for one each.
+	port, err := hollow.Share(netip.MustParseAddrPort("0.0.0.0:6421"))
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, port.Close)
+	if s.fleet, err = hollow.New(hollow.Config{Listen: port.Listen, Watches: hollow.KubeletWatches}); err != nil {
+		return nil, err
+	}
+	undo = append(undo, s.fleet.Close)
+	machines, err := sim.New(sim.Config{
+		Catalogue: catalog.Local("amd64"), Boot: s.fleet.Boot,
+		Knobs: sim.Knobs{BootTimes: []sim.BootTime{{Distribution: sim.Distribution{Median: boot, Spread: 1.3}}}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, machines.Close)
+	s.launches = &arrivals{Cloud: machines, Interrupter: machines, at: map[types.UID]time.Time{}}
+	dir, err := os.MkdirTemp("", "kip-bench-")
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, func() error { return os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "cloud.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	server := &http.Server{Handler: remote.Handler(s.launches), ReadHeaderTimeout: time.Minute}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	undo = append(undo, func() error {
+		err := server.Close()
+		if end := <-served; !errors.Is(end, http.ErrServerClosed) {
+			err = errors.Join(err, end)
+		}
+		return err
+	})
+	// What thousands of pods need at once is for the API server to say.
+	o.KipArgs = append(o.KipArgs, "--kube-api-qps=5000", "--kube-api-burst=10000")
+	w, err := harness.Start(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, w.Stop)
+	s.bed = bed{w}
+	if _, err := w.Reconfigure(ctx, func(provider map[string]any) {
+		provider["cloud"] = map[string]any{"sim": map[string]any{"socket": socket}}
+		provider["kubelet"] = map[string]any{"capacity": map[string]any{"cpu": "100000", "memory": "400Ti", "pods": "100000"}}
+	}); err != nil {
+		return nil, fmt.Errorf("start Kip on the simulated cloud: %w", err)
+	}
+	return s, w.NodeReady(ctx)
+}

@@ -1,0 +1,682 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud/local"
+)
+
+// within waits until check returns nil, for longer than a step takes: for what
+// Kip waits for itself.
+func (s *space) within(d time.Duration, what string, check func(context.Context) error) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(s.Context(), d)
+	defer cancel()
+	if err := poll(ctx, check); err != nil {
+		s.Fatalf("%s: %v", what, err)
+	}
+}
+
+// lossPatience is patience after what Kip itself waits for before it gives a
+// silent cell up.
+const lossPatience = 90*time.Second + patience
+
+// localCloud is what of the world's cloud is seen from outside of its Kip.
+func localCloud() local.Config {
+	return local.Config{StateDir: filepath.Join(world.State, "cloud")}
+}
+
+// children are the machine's parts: the processes that its init has started and
+// not ended, by name.
+func (m machine) children() (map[string]int, error) {
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil, err
+	}
+	pids := map[string]int{}
+	for _, path := range stats {
+		stat, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		// The name is in parentheses, and may hold some; state and parent follow.
+		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+		if len(fields) < 2 || fields[1] != strconv.Itoa(m.pid) || fields[0] == "Z" {
+			continue
+		}
+		args, err := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+		if err != nil {
+			continue
+		}
+		name, _, _ := strings.Cut(string(args), "\x00")
+		if pids[filepath.Base(name)], err = strconv.Atoi(filepath.Base(filepath.Dir(path))); err != nil {
+			return nil, err
+		}
+	}
+	return pids, nil
+}
+
+// kill ends the machine at once, as if its plug was pulled: its init is itzo.
+func (m machine) kill(s *space) {
+	s.Helper()
+	if err := syscall.Kill(m.pid, syscall.SIGKILL); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// ended tells when the machine's last breath was, once.
+func (m machine) ended(s *space) <-chan time.Time {
+	s.Helper()
+	fd, err := unix.PidfdOpen(m.pid, 0)
+	if err != nil {
+		s.Fatalf("follow the machine of cell %s: %v", m.cell.Name, err)
+	}
+	ended := make(chan time.Time, 1)
+	go func() {
+		defer unix.Close(fd)
+		for s.Context().Err() == nil {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 1000)
+			if n > 0 {
+				ended <- time.Now()
+				return
+			}
+			if err != nil && !errors.Is(err, unix.EINTR) {
+				return
+			}
+		}
+	}()
+	return ended
+}
+
+// cut takes the machine's network cable out of the bridge, and returns what puts
+// it back.
+func (m machine) cut(s *space) (mend func()) {
+	s.Helper()
+	side, err := local.Inspect(localCloud(), m.cell.Status.InstanceID)
+	if err != nil {
+		s.Fatal(err)
+	}
+	port, err := netlink.LinkByName(side.Device)
+	if err != nil {
+		s.Fatal(err)
+	}
+	bridge, err := netlink.LinkByName(world.Bridge)
+	if err != nil {
+		s.Fatal(err)
+	}
+	if err := netlink.LinkSetNoMaster(port); err != nil {
+		s.Fatal(err)
+	}
+	return func() {
+		if err := netlink.LinkSetMaster(port, bridge); err != nil {
+			s.Fatal(err)
+		}
+	}
+}
+
+// fillDisk leaves nothing of the machine's disk. The file system promises all of
+// it to a file; on the host that takes no room.
+func (m machine) fillDisk(s *space) {
+	s.Helper()
+	f, err := os.Create(m.path("/var/lib/kubelet/big"))
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer f.Close()
+	for { // what runs there writes too
+		var disk unix.Statfs_t
+		if err := unix.Fstatfs(int(f.Fd()), &disk); err != nil {
+			s.Fatal(err)
+		}
+		if disk.Bavail == 0 {
+			return
+		}
+		info, err := f.Stat()
+		if err != nil {
+			s.Fatal(err)
+		}
+		if err := unix.Fallocate(int(f.Fd()), 0, info.Size(), int64(disk.Bavail)*disk.Bsize); err != nil && !errors.Is(err, unix.ENOSPC) {
+			s.Fatalf("fill the disk of cell %s: %v", m.cell.Name, err)
+		}
+	}
+}
+
+// interrupt gives notice that the machine is taken back.
+func (m machine) interrupt(s *space, at time.Time) {
+	s.Helper()
+	if err := local.Interrupt(localCloud(), m.cell.Status.InstanceID, at); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// firstContainer is a pod's first container, as its status has it.
+func firstContainer(pod *corev1.Pod) corev1.ContainerStatus {
+	if len(pod.Status.ContainerStatuses) == 0 {
+		return corev1.ContainerStatus{}
+	}
+	return pod.Status.ContainerStatuses[0]
+}
+
+// waitMoved waits until a pod that ran on a machine is Ready on another one,
+// proves that it was given that only after the first had ended, and returns both.
+func (s *space) waitMoved(before *corev1.Pod, from machine, ended <-chan time.Time) (*corev1.Pod, machine) {
+	s.Helper()
+	var after *corev1.Pod
+	s.within(lossPatience, "pod "+before.Name+" is Ready on another cell", func(ctx context.Context) (err error) {
+		if after, err = s.pod(ctx, before.Name); err != nil {
+			return err
+		}
+		if after.UID != before.UID {
+			return errors.New("it is another pod")
+		}
+		if c := firstContainer(after); !isReady(after) || c.ContainerID == firstContainer(before).ContainerID || c.State.Running == nil {
+			return fmt.Errorf("it is %s", states(after))
+		}
+		return nil
+	})
+	to := s.machine(before.Name)
+	if to.cell.Status.InstanceID == from.cell.Status.InstanceID {
+		s.Fatalf("pod %s has another container on the same machine", before.Name)
+	}
+	var end time.Time
+	select {
+	case end = <-ended:
+	default:
+		s.Fatalf("pod %s runs on cell %s while the machine of cell %s lives", before.Name, to.cell.Name, from.cell.Name)
+	}
+	for _, step := range to.cell.Status.Steps {
+		if step.Name == apiv1.StepPlaced && !step.Time.After(end) {
+			s.Errorf("cell %s was requested at %s, when the machine of cell %s lived: it ended at %s", to.cell.Name, step.Time, from.cell.Name, end)
+		}
+	}
+	return after, to
+}
+
+// podsOf are the pods with a label app, without those that are being deleted.
+func (s *space) podsOf(ctx context.Context, app string) ([]corev1.Pod, error) {
+	list, err := world.Admin.CoreV1().Pods(s.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }), nil
+}
+
+// waitPodOf waits until a controller has a Ready pod other than one of this name.
+func (s *space) waitPodOf(app, other string) *corev1.Pod {
+	s.Helper()
+	var found *corev1.Pod
+	s.within(lossPatience, "a ready pod of "+app+" other than "+strconv.Quote(other), func(ctx context.Context) error {
+		pods, err := s.podsOf(ctx, app)
+		if err != nil {
+			return err
+		}
+		var seen []string
+		for i := range pods {
+			if p := &pods[i]; p.Name != other && isReady(p) {
+				found = p
+				return nil
+			}
+			seen = append(seen, fmt.Sprintf("%s is %s: %s", pods[i].Name, pods[i].Status.Phase, states(&pods[i])))
+		}
+		return fmt.Errorf("its pods are %q", seen)
+	})
+	return found
+}
+
+// deployment keeps one pod; spec is indented by six.
+func deployment(name, spec string) string {
+	return `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: ` + name + `}
+spec:
+  selector: {matchLabels: {app: ` + name + `}}
+  template:
+    metadata: {labels: {app: ` + name + `}}
+    spec:
+      nodeSelector: {type: virtual-kubelet}
+` + spec
+}
+
+const sleeps = `      terminationGracePeriodSeconds: 1
+      containers:
+      - {name: main, image: 'busybox:1.36', command: [sh, -c, 'trap "exit 0" TERM; echo started; while :; do sleep 0.1; done']}
+`
+
+// waitCellGone waits until nothing is left of a cell, on the host neither.
+func (s *space) waitCellGone(m machine) {
+	s.Helper()
+	s.eventually("cell "+m.cell.Name+" is gone", func(ctx context.Context) error {
+		cells, err := s.cells(ctx)
+		if err != nil {
+			return err
+		}
+		for _, c := range cells {
+			if c.Name == m.cell.Name {
+				return fmt.Errorf("it is %s (%s)", c.Status.Phase, c.Status.Reason)
+			}
+		}
+		if _, err := local.Inspect(localCloud(), m.cell.Status.InstanceID); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("its instance is still there (%v)", err)
+		}
+		return nil
+	})
+}
+
+func TestAPodGoesOnWhenItsKubeletOrContainerdIsKilled(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(sleeper("a"))
+	before := s.waitReady("a")
+	m := s.machine("a")
+	for _, part := range []string{"kubelet", "containerd"} {
+		var old int
+		s.eventually(part+" runs", func(context.Context) error {
+			all, err := m.children()
+			if old = all[part]; err == nil && old == 0 {
+				err = fmt.Errorf("the machine's processes are %v", all)
+			}
+			return err
+		})
+		if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		s.eventually(part+" runs again", func(context.Context) error {
+			all, err := m.children()
+			if now := all[part]; err == nil && (now == 0 || now == old) {
+				err = fmt.Errorf("%s was process %d, the machine's processes are %v", part, old, all)
+			}
+			return err
+		})
+		// A kubelet that adds a container to the pod has looked at what runs of it.
+		s.eventually("a container is added", func(context.Context) error {
+			_, code, errs := s.try("debug", "a", "--image=busybox:1.36", "--container=after-"+part, "--", "sleep", "3600")
+			if code != 0 {
+				return errors.New(errs)
+			}
+			return nil
+		})
+		s.waitPod("a", "runs the container that was added", func(p *corev1.Pod) bool {
+			return slices.ContainsFunc(p.Status.EphemeralContainerStatuses, func(c corev1.ContainerStatus) bool {
+				return c.Name == "after-"+part && c.State.Running != nil
+			})
+		})
+		unmoved(s, firstContainer(before).ContainerID, "a")
+	}
+	if log := s.kubectl("logs", "a"); log != "started\n" {
+		t.Errorf("the log is %q", log)
+	}
+	if now := s.machine("a"); now.pid != m.pid || now.cell.Name != m.cell.Name {
+		t.Errorf("the pod moved from cell %s to %s", m.cell.Name, now.cell.Name)
+	}
+}
+
+func TestAMachineThatDiesIsReplacedAsThePodsRestartPolicySays(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(sleeper("always"))
+	s.apply(bare("never", `  restartPolicy: Never
+  containers:
+  - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
+`))
+	s.apply(`apiVersion: batch/v1
+kind: Job
+metadata: {name: job}
+spec:
+  template:
+    metadata: {labels: {app: job}}
+    spec:
+      nodeSelector: {type: virtual-kubelet}
+      terminationGracePeriodSeconds: 1
+      restartPolicy: Never
+      containers:
+      - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
+`)
+	always, never, job := s.waitReady("always"), s.waitReady("never"), s.waitPodOf("job", "")
+	machines := map[string]machine{}
+	for _, pod := range []string{"always", "never", job.Name} {
+		machines[pod] = s.machine(pod)
+	}
+	ended := machines["always"].ended(s)
+	for _, m := range machines {
+		m.kill(s)
+	}
+
+	after, _ := s.waitMoved(always, machines["always"], ended)
+	s.waitEvent("always", "CellLost", "")
+	s.eventually("exec in pod always", s.execTrue("always"))
+	wasLost(s, after)
+
+	failed := s.waitPod("never", "has Failed", hasPhase(corev1.PodFailed))
+	if failed.UID != never.UID || failed.Status.Reason != "CellLost" || !isDisrupted(failed) || isReady(failed) {
+		t.Errorf("pod never has reason %q, conditions %+v", failed.Status.Reason, failed.Status.Conditions)
+	}
+	if x := firstContainer(failed).State.Terminated; x == nil || x.Reason != "ContainerStatusUnknown" || x.ExitCode != 137 {
+		t.Errorf("pod never is %s", states(failed))
+	}
+
+	other := s.waitPodOf("job", job.Name)
+	lost := s.waitPod(job.Name, "has Failed", hasPhase(corev1.PodFailed))
+	if lost.Status.Reason != "CellLost" || !isDisrupted(lost) {
+		t.Errorf("the Job's first pod has reason %q, conditions %+v", lost.Status.Reason, lost.Status.Conditions)
+	}
+	s.eventually("exec in the Job's second pod", s.execTrue(other.Name))
+	for _, m := range machines {
+		s.waitCellGone(m)
+	}
+}
+
+// wasLost checks what a kubelet makes of a pod that ran on another machine.
+func wasLost(s *space, pod *corev1.Pod) {
+	s.Helper()
+	c := firstContainer(pod)
+	if last := c.LastTerminationState.Terminated; c.RestartCount != 1 || last == nil || last.Reason != "ContainerStatusUnknown" || last.ExitCode != 137 {
+		s.Errorf("pod %s has %d restarts and the last state %+v, want 1 and ContainerStatusUnknown, 137", pod.Name, c.RestartCount, last)
+	}
+}
+
+func isDisrupted(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == "CellLost"
+	})
+}
+
+// Two pods are cut off for two minutes: one may be silent for 90 seconds, as is
+// the default, the other for five minutes.
+func TestACutNetworkIsOutlivedOrEndsTheCell(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(sleeper("short"))
+	s.apply(strings.Replace(webServer("long", "", "well"), "{name: long}", `{name: long, labels: {app: web}, annotations: {pod.elotl.co/healthcheck-healthy-timeout: "300"}}`, 1))
+	s.apply(`apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
+`)
+	short, long := s.waitReady("short"), s.waitReady("long")
+	a, b := s.machine("short"), s.machine("long")
+	s.eventually("pod long is an endpoint", s.endpoints(1))
+	ended := a.ended(s)
+
+	began := time.Now()
+	a.cut(s)
+	mend := b.cut(s)
+	for _, name := range []string{"short", "long"} {
+		silent := func(pod *corev1.Pod) bool {
+			return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+				return c.Type == corev1.PodReady && c.Status == corev1.ConditionFalse && c.Reason == "CellSilent"
+			})
+		}
+		s.within(lossPatience, "pod "+name+" is not ready", func(ctx context.Context) error {
+			pod, err := s.pod(ctx, name)
+			if err == nil && !silent(pod) {
+				err = fmt.Errorf("its conditions are %+v", pod.Status.Conditions)
+			}
+			return err
+		})
+		s.waitEvent(name, "CellSilent", "")
+	}
+	t.Logf("not ready after %s", time.Since(began).Round(time.Second))
+	s.eventually("pod long is no endpoint", s.endpoints(0))
+
+	after, _ := s.waitMoved(short, a, ended)
+	t.Logf("on another cell after %s", time.Since(began).Round(time.Second))
+	s.waitEvent("short", "CellLost", "it is cut off, while its instance runs")
+	wasLost(s, after)
+	s.waitCellGone(a)
+
+	s.within(lossPatience, "two minutes have passed", func(ctx context.Context) error {
+		if out := 2*time.Minute - time.Since(began); out > 0 {
+			return fmt.Errorf("%s are left", out)
+		}
+		return nil
+	})
+	if pod, err := s.pod(t.Context(), "long"); err != nil || isReady(pod) || pod.Status.Phase != corev1.PodRunning {
+		t.Errorf("after two minutes pod long is %+v, %v", pod.Status, err)
+	}
+	mend()
+	unmoved(s, firstContainer(long).ContainerID, "long")
+	s.eventually("pod long is an endpoint again", s.endpoints(1))
+	if now := s.machine("long"); now.cell.Name != b.cell.Name {
+		t.Errorf("pod long moved from cell %s to %s", b.cell.Name, now.cell.Name)
+	}
+}
+
+// endpoints checks how many ready endpoints Service web has.
+func (s *space) endpoints(want int) func(context.Context) error {
+	return func(ctx context.Context) error {
+		list, err := world.Admin.DiscoveryV1().EndpointSlices(s.ns).List(ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=web"})
+		if err != nil {
+			return err
+		}
+		n := 0
+		for _, slice := range list.Items {
+			for _, e := range slice.Endpoints {
+				if e.Conditions.Ready != nil && *e.Conditions.Ready {
+					n++
+				}
+			}
+		}
+		if n != want {
+			return fmt.Errorf("%d endpoints are ready, want %d", n, want)
+		}
+		return nil
+	}
+}
+
+func TestAFullDiskEvictsThePodWhichIsReplaced(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(deployment("d", sleeps))
+	first := s.waitPodOf("d", "")
+	m := s.machine(first.Name)
+	m.fillDisk(s)
+	evicted := s.waitPod(first.Name, "has Failed", hasPhase(corev1.PodFailed))
+	if evicted.Status.Reason != "Evicted" || !strings.Contains(evicted.Status.Message, "ephemeral-storage") {
+		t.Errorf("the pod failed for %q: %s", evicted.Status.Reason, evicted.Status.Message)
+	}
+	s.waitCellGone(m)
+	second := s.waitPodOf("d", first.Name)
+	s.eventually("exec in the second pod", s.execTrue(second.Name))
+	if log := s.kubectl("logs", first.Name); log != "started\n" {
+		t.Errorf("the log of the evicted pod is %q", log)
+	}
+}
+
+func TestAMachineThatDiesWhileItBootsIsReplaced(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(sleeper("a"))
+	var side local.HostSide
+	var cell apiv1.Cell
+	s.eventually("the machine boots", func(ctx context.Context) error {
+		cells, err := s.cells(ctx)
+		if err != nil {
+			return err
+		}
+		if len(cells) != 1 || cells[0].Status.InstanceID == "" {
+			return fmt.Errorf("the cells are %+v", cells)
+		}
+		cell = cells[0]
+		side, err = local.Inspect(localCloud(), cell.Status.InstanceID)
+		if err == nil && side.PID == 0 {
+			err = fmt.Errorf("it is %s", side.State)
+		}
+		return err
+	})
+	m := machine{cell: cell, pid: side.PID}
+	m.kill(s)
+	t.Logf("killed when its cell was %s", cell.Status.Phase)
+	s.within(lossPatience, "another cell runs the pod", func(ctx context.Context) error {
+		cells, err := s.cells(ctx)
+		if err != nil {
+			return err
+		}
+		if len(cells) != 1 || cells[0].Name == cell.Name || cells[0].Status.Phase != apiv1.Bound {
+			return fmt.Errorf("the cells are %+v", cells)
+		}
+		return nil
+	})
+	pod := s.waitReady("a")
+	s.eventually("exec", s.execTrue("a"))
+	if c := firstContainer(pod); c.RestartCount != 0 {
+		t.Errorf("a pod that had not begun has %d restarts", c.RestartCount)
+	}
+	s.waitEvent("a", "CellLost", "")
+	s.waitCellGone(m)
+}
+
+// Not parallel: it starts Kip with other settings.
+func TestAStandbyCellThatDiesOrIsTakenBackIsReplaced(t *testing.T) {
+	s := newSpace(t)
+	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "nano", "count": 1}}})
+	only := func() machine {
+		for _, cell := range s.waitStandby(1) {
+			side, err := local.Inspect(localCloud(), cell.Status.InstanceID)
+			if err != nil || side.PID == 0 {
+				t.Fatalf("the machine of standby cell %s is %+v, %v", cell.Name, side, err)
+			}
+			return machine{cell: cell, pid: side.PID}
+		}
+		panic("none")
+	}
+	replaced := func(m machine) {
+		t.Helper()
+		s.eventually("standby cell "+m.cell.Name+" is gone", func(ctx context.Context) error {
+			all, err := standby(ctx)
+			if _, is := all[m.cell.Name]; err == nil && is {
+				err = fmt.Errorf("it is %s", all[m.cell.Name].Status.Phase)
+			}
+			return err
+		})
+		if next := only(); next.cell.Status.InstanceID == m.cell.Status.InstanceID {
+			t.Fatalf("cells %s and %s have the same machine", m.cell.Name, next.cell.Name)
+		}
+		s.waitCellGone(m)
+	}
+	first := only()
+	first.kill(s)
+	replaced(first)
+
+	second := only()
+	at := time.Now().Add(local.DefaultNotice)
+	second.interrupt(s, at)
+	replaced(second)
+	if !time.Now().Before(at) {
+		t.Errorf("the standby cell was not replaced before it was taken, at %s", at)
+	}
+	s.apply(sleeper("a"))
+	s.waitReady("a")
+
+	restore()
+	s.eventually("the standby cells are gone", func(ctx context.Context) error {
+		left, err := standby(ctx)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("%d are left", len(left))
+		}
+		return err
+	})
+}
+
+// Three machines are taken back: of a pod whose controller makes another, of one
+// that may not be evicted, and of one that nobody would make again.
+func TestAnInterruptionMovesWhatCanMoveWithinItsNotice(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(deployment("free", `      terminationGracePeriodSeconds: 20
+      containers:
+      - name: main
+        image: busybox:1.36
+        command: [sh, -c, 'trap "echo told; sleep 1; echo saved; exit 0" TERM; echo started; while :; do sleep 0.1; done']
+        lifecycle: {preStop: {exec: {command: [sh, -c, 'echo preStop > /proc/1/fd/1']}}}
+`))
+	s.apply(deployment("held", sleeps))
+	s.apply(`apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: held}
+spec: {minAvailable: 1, selector: {matchLabels: {app: held}}}
+`)
+	s.apply(sleeper("bare"))
+	free, held, alone := s.waitPodOf("free", ""), s.waitPodOf("held", ""), s.waitReady("bare")
+	s.eventually("the disruption budget counts its pod", func(ctx context.Context) error {
+		budget, err := world.Admin.PolicyV1().PodDisruptionBudgets(s.ns).Get(ctx, "held", metav1.GetOptions{})
+		if err == nil && budget.Status.CurrentHealthy != 1 {
+			err = fmt.Errorf("it counts %d", budget.Status.CurrentHealthy)
+		}
+		return err
+	})
+	freeOn, heldOn, aloneOn := s.machine(free.Name), s.machine(held.Name), s.machine("bare")
+	freeEnded, heldEnded, aloneEnded := freeOn.ended(s), heldOn.ended(s), aloneOn.ended(s)
+	type output struct {
+		text string
+		err  error
+	}
+	logs := make(chan output, 1)
+	follow := s.command(t.Context(), "logs", "--follow", free.Name)
+	go func() {
+		out, errs, err := run(follow)
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, errs)
+		}
+		logs <- output{out, err}
+	}()
+
+	at := time.Now().Add(45 * time.Second)
+	for _, m := range []machine{freeOn, heldOn, aloneOn} {
+		m.interrupt(s, at)
+	}
+
+	s.waitEvent(free.Name, "Interrupted", freeOn.cell.Status.InstanceID)
+	s.waitEvent(free.Name, "Evicted", "")
+	s.waitEvent(held.Name, "EvictionBlocked", "")
+	s.waitEvent("bare", "InterruptedPodStays", "")
+	next := s.waitPodOf("free", free.Name)
+	if on := s.machine(next.Name); on.cell.Status.InstanceID == freeOn.cell.Status.InstanceID {
+		t.Error("the replacement is on the machine that is taken")
+	}
+	for _, c := range next.Status.Conditions {
+		if c.Type == corev1.PodReady && !c.LastTransitionTime.Time.Before(at) {
+			t.Errorf("the replacement was ready at %s, the machine was taken at %s", c.LastTransitionTime, at)
+		}
+	}
+	if got := <-logs; got.err != nil || got.text != "started\npreStop\ntold\nsaved\n" {
+		t.Errorf("the log of the pod that moved is %q, %v", got.text, got.err)
+	}
+	s.waitCellGone(freeOn)
+	if end := <-freeEnded; !end.Before(at) {
+		t.Errorf("the machine of the pod that moved ended at %s, not before it was taken at %s", end, at)
+	}
+	// Until the end of the notice the others run.
+	for pod, ended := range map[string]<-chan time.Time{held.Name: heldEnded, "bare": aloneEnded} {
+		select {
+		case end := <-ended:
+			if end.Before(at) {
+				t.Errorf("the machine of pod %s ended at %s, before it was taken at %s", pod, end, at)
+			}
+			t.Fatalf("the test was too slow to see pod %s run", pod)
+		default:
+			s.eventually("exec in pod "+pod, s.execTrue(pod))
+		}
+	}
+	s.waitMoved(held, heldOn, heldEnded)
+	s.waitMoved(alone, aloneOn, aloneEnded)
+	s.waitCellGone(heldOn)
+	s.waitCellGone(aloneOn)
+}

@@ -1,0 +1,281 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloud/remote"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/test/harness"
+)
+
+// shortDir is a folder whose path leaves room for the name of a socket.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kip-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// runKip starts a Kip in the place of the world's, which is dead, with a
+// provider.yaml that differs in what change does. It ends with the test.
+func runKip(t *testing.T, change func(provider map[string]any), args ...string) *harness.Kip {
+	t.Helper()
+	if pid, err := world.KipPID(); err != nil || pid != 0 {
+		t.Fatalf("the world's Kip runs, as process %d (%v)", pid, err)
+	}
+	dir := shortDir(t)
+	data, err := os.ReadFile(filepath.Join(world.State, "provider.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	provider := map[string]any{}
+	if err := yaml.Unmarshal(data, &provider); err != nil {
+		t.Fatal(err)
+	}
+	if change != nil {
+		change(provider)
+	}
+	if data, err = yaml.Marshal(provider); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "provider.yaml")
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k, err := world.RunKip(filepath.Join(dir, "kip.log"), append([]string{"--provider-config=" + file}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := k.Signal(syscall.SIGKILL); err != nil {
+			t.Error(err)
+		}
+		<-k.Done()
+		if log, err := os.ReadFile(k.Log); t.Failed() {
+			t.Logf("the end of the log of Kip, process %d (%v):\n%s", k.PID, err, log[max(0, len(log)-6000):])
+		}
+	})
+	return k
+}
+
+func (s *space) waitLeads(k *harness.Kip) {
+	s.Helper()
+	s.waitLogs(k, "this Kip leads")
+}
+
+func (s *space) waitLogs(k *harness.Kip, text string) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("Kip, process %d, logs %q", k.PID, text), func(context.Context) error {
+		select {
+		case <-k.Done():
+			return fmt.Errorf("it ended: %v", k.Err())
+		default:
+		}
+		logged, err := k.Logs(text)
+		if err == nil && !logged {
+			err = errors.New("it does not")
+		}
+		return err
+	})
+}
+
+// waitReadyz waits until a Kip's readiness is as wanted: code, and what is said.
+func (s *space) waitReadyz(k *harness.Kip, code int, texts ...string) (body string) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("Kip, process %d, answers %d to /readyz", k.PID, code), func(ctx context.Context) error {
+		got, text, err := k.Get(ctx, "/readyz?verbose")
+		if err != nil {
+			return err
+		}
+		body = text
+		if got != code || slices.ContainsFunc(texts, func(t string) bool { return !strings.Contains(text, t) }) {
+			return fmt.Errorf("it answers %d: %s; want %d with %q", got, text, code, texts)
+		}
+		return nil
+	})
+	return body
+}
+
+// waitEnd waits until a Kip has ended.
+func (s *space) waitEnd(k *harness.Kip) error {
+	s.Helper()
+	s.eventually(fmt.Sprintf("Kip, process %d, ends", k.PID), func(context.Context) error {
+		select {
+		case <-k.Done():
+			return nil
+		default:
+			return errors.New("it runs")
+		}
+	})
+	return k.Err()
+}
+
+func signal(t *testing.T, k *harness.Kip, sig syscall.Signal) {
+	t.Helper()
+	if err := k.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// watchedCloud is this host's cloud as one Kip sees it, with a record of what that
+// Kip changes.
+type watchedCloud struct {
+	*local.Cloud
+	mu      sync.Mutex
+	changes []string
+}
+
+func (c *watchedCloud) changed(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.changes = append(c.changes, time.Now().Format(time.StampMilli)+" "+what)
+}
+
+func (c *watchedCloud) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
+	c.changed("launch " + r.Token)
+	return c.Cloud.Launch(ctx, r)
+}
+
+func (c *watchedCloud) Terminate(ctx context.Context, ids ...string) error {
+	c.changed(fmt.Sprint("terminate ", ids))
+	return c.Cloud.Terminate(ctx, ids...)
+}
+
+func (c *watchedCloud) made() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.changes)
+}
+
+var (
+	_ cloud.Cloud       = (*watchedCloud)(nil)
+	_ cloud.Interrupter = (*watchedCloud)(nil)
+)
+
+// openCloud opens the world's cloud in this process, as something that several
+// Kips can share, like any cloud but the local one. The world's Kip must be dead.
+func openCloud(t *testing.T) *local.Cloud {
+	t.Helper()
+	cfg, _, err := config.Load(filepath.Join(world.State, "provider.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := cfg.Cloud.Local
+	c, err := local.New(local.Config{
+		StateDir: l.StateDir, RootDir: l.RootDir, Bridge: l.Bridge, CIDR: l.CIDR, Log: slog.New(slog.DiscardHandler),
+		LauncherPath: world.Tool("kip"), LauncherArgs: []string{local.MachineCommand},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// serveTo serves the cloud to one Kip.
+func serveTo(t *testing.T, c *local.Cloud) (w *watchedCloud, socket string) {
+	t.Helper()
+	w, socket = &watchedCloud{Cloud: c}, filepath.Join(shortDir(t), "cloud.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: remote.Handler(w), ReadHeaderTimeout: patience}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+	return w, socket
+}
+
+// counting is a pod that writes 0, 1, 2, … a line each 100 ms.
+func counting(name string) string {
+	return bare(name, `  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'trap "exit 0" TERM; i=0; while :; do echo $i; i=$((i+1)); sleep 0.1; done']
+`)
+}
+
+// counts proves that a counting pod has left nothing out, and returns how far it is.
+func (s *space) counts(name string) int {
+	s.Helper()
+	lines := strings.Fields(s.kubectl("logs", name))
+	for i, line := range lines {
+		if line != fmt.Sprint(i) {
+			s.Fatalf("line %d of pod %s is %q", i, name, line)
+		}
+	}
+	return len(lines)
+}
+
+// allUnmoved proves that pods run in the containers that they had.
+func (s *space) allUnmoved(before map[string]*corev1.Pod) {
+	s.Helper()
+	for name, pod := range before {
+		unmoved(s, firstContainer(pod).ContainerID, name)
+	}
+}
+
+// nodeIsReady says that the virtual node is Ready.
+func nodeIsReady(s *space) bool {
+	s.Helper()
+	node, err := world.Admin.CoreV1().Nodes().Get(s.Context(), harness.Node, metav1.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// machinesOnDisk are the instances of which this host has something.
+func machinesOnDisk() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(world.State, "cloud", "machines"))
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, e := range entries {
+		ids = append(ids, e.Name())
+	}
+	return ids, nil
+}

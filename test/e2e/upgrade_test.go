@@ -1,0 +1,165 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/test/harness"
+)
+
+// Not parallel: it ends Kip and starts it, as an upgrade does.
+func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
+	s := newSpace(t)
+	before := map[string]*corev1.Pod{}
+	s.apply(counting("counter"))
+	for i := range 6 {
+		s.apply(sleeper(fmt.Sprint("kept-", i)))
+	}
+	before["counter"] = s.waitReady("counter")
+	for i := range 6 {
+		name := fmt.Sprint("kept-", i)
+		before[name] = s.waitReady(name)
+	}
+
+	// The world's Kip knows no end but a crash, so one like it takes its place:
+	// same store, same cloud, same arguments.
+	killKip(t)
+	k := runKip(t, nil)
+	s.waitKip(k)
+
+	// Two at a time come, and every second goes again, as soon as it is there
+	// or before, until all upgrades are over.
+	ctx, stop := context.WithCancel(t.Context())
+	var churn sync.WaitGroup
+	var mu sync.Mutex
+	kept, deleted := map[string]bool{}, map[string]bool{}
+	for worker := range 2 {
+		churn.Go(func() {
+			for n := 0; n < 5 || ctx.Err() == nil && n < 12; n++ {
+				if err := s.churn(ctx, worker, n, func(name string, stays bool) {
+					mu.Lock()
+					defer mu.Unlock()
+					if stays {
+						kept[name] = true
+					} else {
+						deleted[name] = true
+					}
+				}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for range 2 {
+		s.eventually("pods come and go", func(context.Context) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if len(kept)+len(deleted) < 2 {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		signal(t, k, syscall.SIGTERM)
+		if err := s.waitEnd(k); err != nil {
+			t.Errorf("a Kip that was told to end ended with %v", err)
+		}
+		k = runKip(t, nil)
+		s.waitKip(k)
+	}
+	stop()
+	churn.Wait()
+	t.Logf("%d pods were created, %d of them deleted", len(kept)+len(deleted), len(deleted))
+
+	for name := range kept {
+		if c := firstContainer(s.waitReady(name)); c.RestartCount != 0 {
+			t.Errorf("pod %s was started %d times again", name, c.RestartCount)
+		}
+	}
+	for name := range deleted {
+		s.waitGone(name)
+	}
+	s.allUnmoved(before)
+	s.counts("counter")
+	cells, err := s.cells(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := len(before) + len(kept); len(cells) != want {
+		t.Errorf("there are %d cells for %d pods", len(cells), want)
+	}
+	all := maps.Clone(kept)
+	for name := range before {
+		all[name] = true
+	}
+	s.kubectl("delete", "pods", "--all", "--wait=false")
+	for name := range all {
+		s.waitGone(name)
+	}
+	instances, err := machinesOnDisk()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(instances) > 0 {
+		t.Errorf("instances are left: %v", instances)
+	}
+	signal(t, k, syscall.SIGTERM)
+	if err := s.waitEnd(k); err != nil {
+		t.Errorf("Kip ended with %v", err)
+	}
+}
+
+// waitKip waits until a Kip has taken up its work.
+func (s *space) waitKip(k *harness.Kip) {
+	s.Helper()
+	s.waitLeads(k)
+	s.waitReadyz(k, 200, "[+]node ok")
+}
+
+// churn makes a pod that stays, or one that is deleted: at once, or when it runs.
+func (s *space) churn(ctx context.Context, worker, n int, tell func(name string, stays bool)) error {
+	// Not cut short by the end of the churning: it is told of what was done.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	name := fmt.Sprintf("churned-%d-%d", worker, n)
+	var pod corev1.Pod
+	if err := yaml.Unmarshal([]byte(sleeper(name)), &pod); err != nil {
+		return err
+	}
+	pods := world.Admin.CoreV1().Pods(s.ns)
+	// The default service account's admission may lag.
+	if _, err := pods.Create(ctx, &pod, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create pod %s: %w", name, err)
+	}
+	stays := n%3 == 0
+	tell(name, stays)
+	if n%3 != 1 { // else it goes while it waits for its cell
+		if err := poll(ctx, func(ctx context.Context) error {
+			pod, err := s.pod(ctx, name)
+			if err == nil && !isReady(pod) {
+				err = fmt.Errorf("pod %s is %s", name, pod.Status.Phase)
+			}
+			return err
+		}); err != nil {
+			return fmt.Errorf("wait until pod %s is ready: %w", name, err)
+		}
+	}
+	if stays {
+		return nil
+	}
+	if err := pods.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete pod %s: %w", name, err)
+	}
+	return nil
+}
