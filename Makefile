@@ -98,7 +98,7 @@ unit: ## tests without root and without Kubernetes' own code
 
 .PHONY: faults
 faults: ## random histories of faults in virtual time, and Kip killed at every write; STEPS=5000000 FAULTS_SEED=42
-	$(GO) test -count=1 -cpu 1 -timeout 24h -v ./test/faults
+	$(GO) test -count=1 -timeout 24h -v ./test/faults
 
 .PHONY: e2e
 e2e: build ## tests with real machines and real kubelets on the local cloud; as root

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/elotl/kip/internal/cloud/local"
@@ -19,6 +20,10 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == local.MachineCommand {
 		local.MachineMain(os.Args[2:])
 		return
+	}
+	// Thousands of cells cost Kip more memory than processor.
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

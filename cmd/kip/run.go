@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cellapi"
@@ -105,7 +106,8 @@ type kip struct {
 	log     *slog.Logger
 	metrics *metrics.Metrics
 	store   *store.Store
-	leading atomic.Pointer[leading]
+	elected atomic.Bool             // it is this process's turn
+	leading atomic.Pointer[leading] // set a little later, when it has begun
 }
 
 // leading is what runs in the one process of several that leads.
@@ -168,6 +170,8 @@ func (k *kip) turn(ctx context.Context, api *apiServer, controllerID string, own
 		defer cancel()
 		err = errors.Join(err, leadership.Resign(resign))
 	}()
+	k.elected.Store(true)
+	defer k.elected.Store(false)
 	work, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	go func() {
@@ -201,6 +205,9 @@ func (k *kip) serveMetrics(ctx context.Context) error {
 	for _, name := range []string{"pods", "node"} {
 		ready = append(ready, metrics.Check{Name: name, Func: func(ctx context.Context) error {
 			// A process that stands by is ready to.
+			if k.elected.Load() && k.leading.Load() == nil {
+				return errors.New("Kip has not begun its work yet")
+			}
 			return ofLeader(k, func(l *leading) error {
 				for _, c := range l.ready {
 					if c.Name == name {
@@ -380,8 +387,15 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 	if err != nil {
 		return fmt.Errorf("listen for the API server: %w", err)
 	}
+	nodeLoop := newStoppable(func(ctx context.Context) error { return after(ctx, podInformer.HasSynced, virtual.Run) })
 	socket, err := control.New(control.Config{
 		Dir: cfg.Etcd.Internal.DataDir, Version: version.String(), Log: log,
+		Backup: backup(st, real),
+		Cleaner: &cleaner{
+			node: o.nodeName, controllerID: controllerID, pods: listed(podInformer), pause: podLoop.Pause, cells: cellLoop, status: mirror.Status,
+			cloud: machines, listLag: pace(machines).listLag, asKip: api.asKip, asNode: api.asNode, resources: api.ownDynamic.Resource(apiv1.Resource),
+			store: st, storeHint: storeHint(cfg, st.Prefix()), stopNode: nodeLoop.Stop, clock: real,
+		},
 		Explainer: &explainer{
 			node: o.nodeName, pods: podInformer, cells: cellLoop, loop: podLoop, mirror: mirror, placer: placer, shortages: shortages,
 		},
@@ -419,7 +433,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		"cells":        func(ctx context.Context) error { return after(ctx, podInformer.HasSynced, cellLoop.Run) },
 		"cell mirror":  func(ctx context.Context) error { return mirror.Run(ctx, known) },
 		"pods":         func(ctx context.Context) error { return whenRegistered(ctx, virtual, podLoop.Run) },
-		"virtual node": func(ctx context.Context) error { return after(ctx, podInformer.HasSynced, virtual.Run) },
+		"virtual node": nodeLoop.Run,
 		"kubelet port": func(ctx context.Context) error { return port.Serve(ctx, listener) },
 		"local socket": socket.Run,
 		"saved logs":   func(ctx context.Context) error { return sweepLogs(ctx, logs, podInformer, real, log) },

@@ -17,7 +17,7 @@ import (
 
 // nodeHistory is how many changes of a cell's node are kept: one kubelet and one
 // kube-proxy watch it.
-const nodeHistory = 8
+const nodeHistory = 2
 
 // cellNode is the Node that a cell's kubelet believes to be. Identity, labels,
 // annotations and spec are those of the real virtual node; what the kubelet adds to

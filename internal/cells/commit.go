@@ -77,7 +77,9 @@ func (c *Controller) commit(ctx context.Context, entries []*entry, change func(n
 			for n, e := range entries {
 				e.unsure = after[n]
 			}
-			c.ledger.known = c.ledger.known && entered == nil
+			if entered != nil {
+				c.ledger.known = false
+			}
 		}
 		return err
 	}

@@ -54,9 +54,10 @@ type Config struct {
 	// Interrupted is called when the cloud takes the instance of a bound cell
 	// back, once in the life of this process. It must not block.
 	Interrupted func(Cell)
-	// Swept is told of each instance that was terminated since no cell had it.
-	// Optional.
-	Swept func(err error)
+	// Orphan is told of each instance that is first seen without a cell, and
+	// Swept of each termination of one. Optional.
+	Orphan func()
+	Swept  func(err error)
 
 	ClusterDNS          []netip.Addr
 	ClusterDomain       string
@@ -140,7 +141,6 @@ type entry struct {
 	shown      bool               // api shows the pod
 	configured bool               // the agent has its configuration from this process
 	terminated time.Time          // when the cloud accepted the termination
-	seen       bool               // a look has shown the instance
 	told       bool               // Config.Interrupted was called
 	missing    time.Time          // since when looks at the cloud do not show the instance
 }

@@ -115,13 +115,13 @@ func (c *Controller) compare(ctx context.Context, began time.Time, list []cloud.
 		i, there := seen.byID[id]
 		if there {
 			seen.byCell[cell.ID] = id
-			e.seen, e.missing = true, time.Time{}
+			e.missing = time.Time{}
 		}
 		if cell.Phase == apiv1.Terminating || !cell.Instance.PodIP.IsValid() || cell.Stopped && i.State != cell.Instance.State {
 			c.queue.Add(cell.ID)
 		}
 		switch {
-		case there, !cell.Live():
+		case there, !cell.Live(), began.Sub(cell.launched()) < c.cfg.ListLag: // the list need not show it yet
 		case e.missing.IsZero():
 			e.missing = began
 		case began.Sub(e.missing) >= c.cfg.Health.missingTimeout(e.session != nil && !e.session.Connected()):
@@ -152,6 +152,9 @@ func (c *Controller) compare(ctx context.Context, began time.Time, list []cloud.
 		first, known := orphans[i.ID]
 		if !known {
 			orphans[i.ID] = began
+			if c.cfg.Orphan != nil {
+				c.cfg.Orphan()
+			}
 			continue
 		}
 		if began.Sub(first) < orphanAge {

@@ -29,6 +29,12 @@ const (
 // request hands a cell to be launched with others, as soon as nobody else can be
 // running its pod.
 func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, error) {
+	c.mu.Lock()
+	launching := e.launching
+	c.mu.Unlock()
+	if launching {
+		return 0, nil // it is its group's, which may be storing the launch, and gives it back
+	}
 	if why, _ := c.endingOf(e); why != "" {
 		return 0, c.gone(ctx, e, why)
 	}

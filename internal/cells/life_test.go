@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -13,6 +14,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/store"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 func keep(count int) func(*Config) {
@@ -436,6 +438,66 @@ func TestAFencedKipEnds(t *testing.T) {
 		stop()
 		if !b.Failed() {
 			t.Fatal("it went on")
+		}
+	})
+}
+
+// stopping is a model cloud that can stop instances.
+type stopping struct{ *modelCloud }
+
+func (s stopping) set(state cloud.State, ids []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range ids {
+		if i, ok := s.instances[id]; ok {
+			i.State = state
+			s.instances[id] = i
+		}
+	}
+	return nil
+}
+
+func (s stopping) Stop(_ context.Context, ids ...string) error  { return s.set(cloud.Stopped, ids) }
+func (s stopping) Start(_ context.Context, ids ...string) error { return s.set(cloud.Running, ids) }
+
+func TestAStoppedStandbyCellCostsNothingAndBootsForItsPod(t *testing.T) {
+	inBubble(t, func(c *Config) {
+		keep(1)(c)
+		c.Pools[0].Stopped = true
+		c.Cloud = stopping{c.Cloud.(*modelCloud)}
+	}, nil, func(t *testing.T, b *bubble) {
+		b.later(time.Minute)
+		cells := b.cells.List()
+		if len(cells) != 1 || !cells[0].Stopped || cells[0].Phase != apiv1.Ready || b.cloud.instances["i-0"].State != cloud.Stopped {
+			t.Fatalf("%+v, instances %v", cells, b.cloud.instances)
+		}
+		before := b.cells.Costs()[0].Seconds
+		b.later(time.Hour)
+		if after := b.cells.Costs()[0].Seconds; after != before || after > 60 {
+			t.Fatalf("it has cost %v seconds, %v an hour later", before, after)
+		}
+		b.stop() // a restart leaves it stopped
+		b.run()
+		b.later(time.Minute)
+		if b.cloud.instances["i-0"].State != cloud.Stopped {
+			t.Fatal("a restart of Kip has started it")
+		}
+		b.request("a", "nano")
+		b.later(time.Minute)
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		if cell.Phase != apiv1.Bound || cell.Instance.ID != "i-0" || cell.Stopped || b.cloud.instances["i-0"].State != cloud.Running {
+			t.Fatalf("%+v", cell)
+		}
+		if got := b.links.of(cell.ID).bound; !slices.Equal(got, []types.UID{ref("a").UID}) {
+			t.Fatalf("it shows %v", got)
+		}
+		if n := len(b.cloud.running()); n != 2 {
+			t.Fatalf("%d instances, want one for the pod and one on standby", n)
+		}
+		b.cells.Release(ref("a").UID, "done", false)
+		b.later(time.Minute)
+		if b.phase("a") != "" || len(b.cloud.running()) != 1 {
+			t.Fatalf("it is %q, instances %v", b.phase("a"), b.cloud.running())
 		}
 	})
 }

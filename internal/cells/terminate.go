@@ -44,8 +44,9 @@ func (c *Controller) terminate(ctx context.Context, e *entry) (time.Duration, er
 		e.terminating = true
 		c.terminations.add(e)
 	}
-	// What no look has ever shown may be too young to be in the list.
-	gone := !e.terminating && look.began.After(e.terminated) && !there && (e.seen || look.began.Sub(e.cell().launched()) >= c.cfg.ListLag)
+	// A young one may not be in the list yet; nor may it again, since one answer of
+	// the cloud may be older than the last.
+	gone := !e.terminating && look.began.After(e.terminated) && !there && look.began.Sub(e.cell().launched()) >= c.cfg.ListLag
 	c.mu.Unlock()
 	if gone {
 		return 0, c.gone(ctx, e, e.cell().Reason)

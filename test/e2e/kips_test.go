@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -86,9 +87,27 @@ func runKip(t *testing.T, change func(provider map[string]any), args ...string) 
 	return k
 }
 
+// waitLeads waits until a Kip that shares its etcd leads.
 func (s *space) waitLeads(k *harness.Kip) {
 	s.Helper()
 	s.waitLogs(k, "this Kip leads")
+}
+
+// waitWorks waits until a Kip with an etcd of its own does its work.
+func (s *space) waitWorks(k *harness.Kip, socket string) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("Kip, process %d, answers on its socket", k.PID), func(ctx context.Context) error {
+		select {
+		case <-k.Done():
+			return fmt.Errorf("it ended: %v", k.Err())
+		default:
+		}
+		if _, errs, err := run(exec.CommandContext(ctx, world.Tool("kipctl"), "version", "--socket", socket)); err != nil {
+			return fmt.Errorf("%w: %s", err, errs)
+		}
+		return nil
+	})
+	s.waitReadyz(k, 200, "[+]node ok")
 }
 
 func (s *space) waitLogs(k *harness.Kip, text string) {

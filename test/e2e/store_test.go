@@ -95,12 +95,11 @@ func TestAFullDiskUnderKipStopsNothingThatRuns(t *testing.T) {
 	k := runKip(t, func(provider map[string]any) {
 		provider["etcd"] = map[string]any{"internal": map[string]any{"dataDir": filepath.Join(disk, "data")}}
 	})
-	s.waitLeads(k)
+	s.waitWorks(k, filepath.Join(disk, "data", "kip.sock"))
 	s.apply(counting("a"))
 	s.apply(sleeper("deleted"))
 	before := map[string]*corev1.Pod{"a": s.waitReady("a")}
 	s.waitReady("deleted")
-	s.waitReadyz(k, 200)
 
 	ballast := filepath.Join(disk, "ballast")
 	f, err := os.Create(ballast)

@@ -15,8 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
-
-	"github.com/elotl/kip/test/harness"
 )
 
 // Not parallel: it ends Kip and starts it, as an upgrade does.
@@ -37,7 +35,7 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 	// same store, same cloud, same arguments.
 	killKip(t)
 	k := runKip(t, nil)
-	s.waitKip(k)
+	s.waitWorks(k, world.Socket)
 
 	// Two at a time come, and every second goes again, as soon as it is there
 	// or before, until all upgrades are over.
@@ -76,7 +74,7 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 			t.Errorf("a Kip that was told to end ended with %v", err)
 		}
 		k = runKip(t, nil)
-		s.waitKip(k)
+		s.waitWorks(k, world.Socket)
 	}
 	stop()
 	churn.Wait()
@@ -120,13 +118,6 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 	}
 }
 
-// waitKip waits until a Kip has taken up its work.
-func (s *space) waitKip(k *harness.Kip) {
-	s.Helper()
-	s.waitLeads(k)
-	s.waitReadyz(k, 200, "[+]node ok")
-}
-
 // churn makes a pod that stays, or one that is deleted: at once, or when it runs.
 func (s *space) churn(ctx context.Context, worker, n int, tell func(name string, stays bool)) error {
 	// Not cut short by the end of the churning: it is told of what was done.
@@ -138,7 +129,6 @@ func (s *space) churn(ctx context.Context, worker, n int, tell func(name string,
 		return err
 	}
 	pods := world.Admin.CoreV1().Pods(s.ns)
-	// The default service account's admission may lag.
 	if _, err := pods.Create(ctx, &pod, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create pod %s: %w", name, err)
 	}

@@ -53,6 +53,7 @@ type machine struct {
 	cutOff     bool
 	joined     bool
 	configured bool
+	stuck      bool      // its kubelet does not end its pod
 	started    time.Time // when its kubelet was up; zero when it is not
 	session    *session  // whose connection it has; it may be broken and not noticed
 
@@ -180,6 +181,8 @@ func (m *machine) step(ctx context.Context) time.Duration {
 		w.mu.Lock()
 		m.running, m.over = false, true
 		w.mu.Unlock()
+		return 0
+	case pod.DeletionTimestamp != nil && m.stuck:
 		return 0
 	case pod.DeletionTimestamp != nil:
 		if m.running && !sleep(ctx, containerStop) {

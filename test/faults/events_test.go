@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -62,6 +63,8 @@ var kinds = []struct {
 	{"notices end", 1, func(w *world, _ event) { w.cloud.CutInterruptions(errors.New("the queue was deleted")) }},
 	{"cut off", 5, func(w *world, e event) { w.cutOff(e) }},
 	{"heal", 3, func(w *world, _ event) { w.healLinks(0) }},
+	{"stuck", 1, func(w *world, e event) { w.stick(e.a) }},
+	{"stray", 1, func(w *world, e event) { w.stray() }},
 	{"list lag", 2, (*world).setListLag},
 	{"slow boots", 1, func(w *world, e event) { w.toggle("slow boots", e) }},
 	{"slow ends", 1, func(w *world, e event) { w.toggle("slow ends", e) }},
@@ -200,6 +203,30 @@ func (w *world) exitPod(a uint32, code int) {
 	m := list[int(a)%len(list)]
 	m.exit = &code
 	m.poke()
+}
+
+// stick has a kubelet never again end its pod, while it renews its lease.
+func (w *world) stick(a uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for n, id := range slices.Sorted(maps.Keys(w.machines)) {
+		if n == int(a)%len(w.machines) {
+			w.machines[id].stuck = true
+		}
+	}
+}
+
+// stray lets an instance of ours appear that no cell has.
+func (w *world) stray() {
+	w.mu.Lock()
+	w.serial++
+	id := fmt.Sprintf("cell-stray-%d", w.serial)
+	w.mu.Unlock()
+	go func() { // there may be no capacity
+		_, _ = w.cloud.Launch(w.ctx, cloud.LaunchRequest{
+			Token: id, InstanceType: "small", Zone: "a", Machines: []cloud.Machine{{Tags: map[string]string{cloud.TagOwner: owner, cloud.TagCell: id}}},
+		})
+	}()
 }
 
 func (w *world) killFor(e event) {
@@ -343,13 +370,23 @@ func (w *world) set(what string, on bool, e event) {
 	}
 }
 
+// longestLag is how far a watch may lag behind.
+const longestLag = 40 * time.Second
+
 func (w *world) setLag(e event) {
-	w.api.mu.Lock()
-	defer w.api.mu.Unlock()
-	w.api.lag = 0
+	lag := time.Duration(0)
 	if e.a%2 == 0 {
-		w.api.lag = e.t % (5 * time.Second)
+		lag = e.t % longestLag
 	}
+	w.api.mu.Lock()
+	w.api.lag = lag
+	w.api.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if delete(w.lasting, "watch lag"); lag > 0 {
+		w.lasting["watch lag"] = true
+	}
+	w.troubled(time.Now().Add(longestLag))
 }
 
 func (w *world) setCapacity(e event) {

@@ -639,9 +639,16 @@ func (w *world) audit(key string) {
 	if err != nil {
 		panic(err)
 	}
+	id, now := strings.TrimPrefix(key, cellPrefix), time.Now()
+	if revision == 0 {
+		for _, i := range w.cloud.Truth() {
+			if i.Tags[cloud.TagCell] == id {
+				w.violate("invariant 2: the record of cell %s goes while its instance %s is %s", id, i.ID, i.State)
+			}
+		}
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	id, now := strings.TrimPrefix(key, cellPrefix), time.Now()
 	b := &w.books
 	a := b.cells[id]
 	if revision == 0 {
