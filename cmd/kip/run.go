@@ -201,7 +201,7 @@ func (k *kip) serveMetrics(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("serve metrics on --metrics-addr: %w", err)
 	}
-	ready := []metrics.Check{{Name: "store", Func: k.store.Healthy}}
+	ready := []metrics.Check{{Name: "store", Func: k.store.Ready}}
 	for _, name := range []string{"pods", "node"} {
 		ready = append(ready, metrics.Check{Name: name, Func: func(ctx context.Context) error {
 			// A process that stands by is ready to.

@@ -69,10 +69,19 @@ func TestWritesFailOnAFullDiskAndWorkAgainWhenThereIsRoom(t *testing.T) {
 	if got := contents(t, s); got != "a=1" {
 		t.Fatalf("on a full disk the store reads %q", got)
 	}
+	if err := s.Ready(t.Context()); !errors.Is(err, ErrNoSpace) {
+		t.Fatalf("on a full disk the store is ready: %v", err)
+	}
+	if err := s.Healthy(t.Context()); err != nil {
+		t.Fatalf("on a full disk the store cannot be read: %v", err)
+	}
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
 	put(t, s, "a", "2", first)
+	if err := s.Ready(t.Context()); err != nil {
+		t.Fatalf("with room again the store is not ready: %v", err)
+	}
 }
 
 // TestKipSurvivesItsEtcdsDeath fills the disk under an etcd that is not held
@@ -193,6 +202,9 @@ func TestMaintainClearsTheSpaceAlarm(t *testing.T) {
 	if _, err := s.Put(t.Context(), "b", item{"small"}, 0); !errors.Is(err, ErrNoSpace) {
 		t.Fatalf("a small write after the alarm: %v", err)
 	}
+	if err := s.Ready(t.Context()); !errors.Is(err, ErrNoSpace) {
+		t.Fatalf("after the alarm the store is ready: %v", err)
+	}
 	before, err := s.embeddedStatus(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -206,6 +218,9 @@ func TestMaintainClearsTheSpaceAlarm(t *testing.T) {
 	}
 	t.Logf("the database had %d KiB, now %d", before.DbSize>>10, after.DbSize>>10)
 	put(t, s, "b", "small", 0)
+	if err := s.Ready(t.Context()); err != nil {
+		t.Fatalf("after the alarm is cleared the store is not ready: %v", err)
+	}
 	var got item
 	if _, err := s.Get(t.Context(), "a", &got); err != nil || got.Name != value {
 		t.Fatalf("the record did not survive: %v", err)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 )
@@ -278,6 +279,24 @@ func (s *Store) Prefix() string { return s.prefix }
 func (s *Store) Healthy(ctx context.Context) error {
 	_, err := s.Get(ctx, "healthy", new(json.RawMessage))
 	return err
+}
+
+// Ready returns an error unless a linearised read works and, where etcd is
+// embedded, there is room for a write: else ErrNoSpace. It writes nothing.
+func (s *Store) Ready(ctx context.Context) error {
+	if e, ok := s.backend.(etcd); ok && e.room != nil {
+		if err := e.room(); err != nil {
+			return err
+		}
+	}
+	if s.embedded != nil {
+		for _, a := range s.embedded.Alarms() {
+			if a.Alarm == etcdserverpb.AlarmType_NOSPACE {
+				return fmt.Errorf("%w: the database of etcd is at its quota: raise quota-backend-bytes in etcd.internal.configFile", ErrNoSpace)
+			}
+		}
+	}
+	return s.Healthy(ctx)
 }
 
 // Done is closed when an embedded etcd has stopped, for whatever reason, which

@@ -484,7 +484,8 @@ func (s *space) endpoints(want int) func(context.Context) error {
 func TestAFullDiskEvictsThePodWhichIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(deployment("d", sleeps))
+	// With exit status 0 it would count as Succeeded, which is the kubelet's way.
+	s.apply(deployment("d", strings.Replace(sleeps, "exit 0", "exit 3", 1)))
 	first := s.waitPodOf("d", "")
 	m := s.machine(first.Name)
 	m.fillDisk(s)

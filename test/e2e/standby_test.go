@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud/local"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -98,4 +99,31 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// Not parallel: it starts Kip with other settings.
+func TestAStoppedStandbyCellStartsForItsPod(t *testing.T) {
+	s := newSpace(t)
+	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "nano", "count": 1, "stopped": true}}})
+	kept := s.waitStandby(1)
+	s.eventually("its machine has no process", func(context.Context) error {
+		for _, cell := range kept {
+			side, err := local.Inspect(localCloud(), cell.Status.InstanceID)
+			if err != nil {
+				return err
+			}
+			if side.PID != 0 {
+				return fmt.Errorf("instance %s is %s, process %d", cell.Status.InstanceID, side.State, side.PID)
+			}
+		}
+		return nil
+	})
+	s.apply(sleeper("a"))
+	s.waitReady("a")
+	if _, was := kept[s.cellOf("a").Name]; !was {
+		t.Fatalf("pod a runs on cell %s, not on the standby cell", s.cellOf("a").Name)
+	}
+	restore()
+	s.kubectl("delete", "pod", "a", "--wait=false")
+	s.waitGone("a")
 }

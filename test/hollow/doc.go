@@ -9,7 +9,7 @@
 //   - it makes a key, joins once, serves the agent's HTTP API and, below it, the
 //     few paths of a kubelet that Kip reads;
 //   - with its configuration it reads its node, reports it ready, and goes on to
-//     report it and to renew its lease, each every ten seconds, as Kip configures
+//     report it and to renew its lease, as often as Kip configures
 //     its kubelets;
 //   - it watches its pods in one request (sendInitialEvents), "runs" the pod that
 //     it is shown, reports its status, and ends and deletes it as a kubelet does.

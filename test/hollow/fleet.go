@@ -19,10 +19,13 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-// interval is how often a kubelet renews its lease and reports its node: what Kip
-// configures (nodeStatusReportFrequency, and a quarter of
-// nodeLeaseDurationSeconds).
-const interval = 10 * time.Second
+// How often a kubelet renews its lease, and reports its node when nothing of it has
+// changed: what Kip configures (a quarter of nodeLeaseDurationSeconds, and
+// nodeStatusReportFrequency).
+const (
+	leaseInterval = 10 * time.Second
+	nodeInterval  = 5 * time.Minute
+)
 
 // Config is what a [Fleet] is made of. Its zero value works.
 type Config struct {
@@ -36,7 +39,7 @@ type Config struct {
 	// Listen opens the port of a cell's agent: nil is a TCP listener for each.
 	Listen func(addr netip.AddrPort) (net.Listener, error)
 	// LeaseInterval and NodeInterval are how often a cell renews its lease and
-	// reports its node's status; 0 is 10 s each.
+	// reports its node's status; 0 is 10 s and 5 minutes.
 	LeaseInterval, NodeInterval time.Duration
 	// StartTime is what a pod takes from being seen to Running; a pod that takes
 	// any is reported Pending before.
@@ -96,8 +99,8 @@ func New(cfg Config) (*Fleet, error) {
 		value *time.Duration
 		unset time.Duration
 	}{
-		{"LeaseInterval", &cfg.LeaseInterval, interval},
-		{"NodeInterval", &cfg.NodeInterval, interval},
+		{"LeaseInterval", &cfg.LeaseInterval, leaseInterval},
+		{"NodeInterval", &cfg.NodeInterval, nodeInterval},
 		{"StartTime", &cfg.StartTime, 0},
 		{"StopTime", &cfg.StopTime, 0},
 	} {

@@ -57,7 +57,7 @@ func Kubelet(c agentapi.Config, f Files) ([]byte, error) {
 		"registerNode": true,
 		"configMapAndSecretChangeDetectionStrategy": "Watch",
 		"nodeStatusUpdateFrequency":                 "10s",
-		"nodeStatusReportFrequency":                 "10s",
+		"nodeStatusReportFrequency":                 "5m", // or when it changes; the lease is the heartbeat
 		"nodeLeaseDurationSeconds":                  40,
 
 		// Containers.
