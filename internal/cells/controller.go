@@ -545,10 +545,8 @@ func (c *Controller) process(ctx context.Context, id string) {
 	again, err := c.advance(ctx, e)
 	switch {
 	case ctx.Err() != nil:
-	case errors.Is(err, errMoved):
-		c.queue.Add(id)
 	case err != nil:
-		c.failedStep(e, err)
+		c.again(e, err)
 	case again > 0:
 		c.queue.Forget(id)
 		c.queue.AddAfter(id, again)
@@ -557,8 +555,12 @@ func (c *Controller) process(ctx context.Context, id string) {
 	}
 }
 
-// failedStep has a step tried again, or ends Run where that would be wrong.
-func (c *Controller) failedStep(e *entry, err error) {
+// again has a step that failed tried again, or ends Run where that would be wrong.
+func (c *Controller) again(e *entry, err error) {
+	if errors.Is(err, errMoved) {
+		c.queue.Add(e.id)
+		return
+	}
 	if refusedWrite(err) {
 		// Somebody else writes our records: two Kips with one identity. To go
 		// on would double instances.

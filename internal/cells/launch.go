@@ -100,9 +100,11 @@ func (c *Controller) launchAll(ctx context.Context, entries []*entry) {
 			})
 			if err != nil {
 				for _, e := range group {
-					c.landed(e)
+					c.mu.Lock()
+					e.launching = false
+					c.mu.Unlock()
+					c.again(e, err)
 				}
-				c.failedStep(group[0], err)
 				continue
 			}
 			c.running.Go(func() { c.send(ctx, group, false) })

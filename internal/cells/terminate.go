@@ -100,7 +100,7 @@ func (c *Controller) terminateAll(ctx context.Context, entries []*entry) {
 	for _, e := range entries {
 		if err != nil {
 			c.warn(e.cell(), "CellNotTerminated", "Instance %s of cell %s could not be terminated: %v; it is tried again", ids[0], e.id, err)
-			c.failedStep(e, err)
+			c.again(e, err)
 			continue
 		}
 		c.queue.Add(e.id)

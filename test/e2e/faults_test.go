@@ -331,7 +331,15 @@ func TestAPodGoesOnWhenItsKubeletOrContainerdIsKilled(t *testing.T) {
 func TestAMachineThatDiesIsReplacedAsThePodsRestartPolicySays(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(sleeper("always"))
+	s.apply(bare("always", `  initContainers:
+  - {name: first, image: 'busybox:1.36', command: [touch, /d/made], volumeMounts: [{name: d, mountPath: /d}]}
+  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'test -f /d/made || exit 9; trap "exit 0" TERM; touch /d/mine; while :; do sleep 0.1; done']
+    volumeMounts: [{name: d, mountPath: /d}]
+  volumes: [{name: d, emptyDir: {}}]
+`))
 	s.apply(bare("never", `  restartPolicy: Never
   containers:
   - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
@@ -350,6 +358,7 @@ spec:
       - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
 `)
 	always, never, job := s.waitReady("always"), s.waitReady("never"), s.waitPodOf("job", "")
+	s.kubectl("exec", "always", "--", "touch", "/d/lost")
 	machines := map[string]machine{}
 	for _, pod := range []string{"always", "never", job.Name} {
 		machines[pod] = s.machine(pod)
@@ -362,6 +371,10 @@ spec:
 	after, _ := s.waitMoved(always, machines["always"], ended)
 	s.waitEvent("always", "CellLost", "")
 	s.eventually("exec in pod always", s.execTrue("always"))
+	// The init container has run again, on another disk.
+	if files := s.kubectl("exec", "always", "--", "ls", "/d"); files != "made\nmine\n" {
+		t.Errorf("the pod's volume holds %q", files)
+	}
 	wasLost(s, after)
 
 	failed := s.waitPod("never", "has Failed", hasPhase(corev1.PodFailed))

@@ -274,6 +274,15 @@ func (s *space) allUnmoved(before map[string]*corev1.Pod) {
 	}
 }
 
+// deleteAll deletes pods and waits until they and their cells are gone.
+func (s *space) deleteAll(names ...string) {
+	s.Helper()
+	s.kubectl(slices.Concat([]string{"delete", "--wait=false", "pod"}, names)...)
+	for _, name := range names {
+		s.waitGone(name)
+	}
+}
+
 // nodeIsReady says that the virtual node is Ready.
 func nodeIsReady(s *space) bool {
 	s.Helper()

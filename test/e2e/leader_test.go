@@ -141,8 +141,6 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 		unmoved(s, firstContainer(before).ContainerID, "a")
 		s.counts("a")
 		s.waitReadyz(standby.Kip, 200)
-		s.kubectl("delete", "pod", pod, "--wait=false")
-		s.waitGone(pod)
 	}
 
 	turn("SIGTERM", "b", func() { signal(t, leader.Kip, syscall.SIGTERM) })
@@ -187,12 +185,7 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 	unmoved(s, firstContainer(before).ContainerID, "a")
 	s.counts("a")
 
-	for _, name := range []string{"a", "e", "f"} {
-		s.kubectl("delete", "pod", name, "--wait=false")
-	}
-	for _, name := range []string{"a", "e", "f"} {
-		s.waitGone(name)
-	}
+	s.deleteAll("a", "b", "c", "d", "e", "f")
 	signal(t, standby.Kip, syscall.SIGTERM)
 	if err := s.waitEnd(standby.Kip); err != nil {
 		t.Errorf("the last Kip ended with %v", err)

@@ -66,12 +66,7 @@ func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
 	default:
 	}
 
-	for _, name := range []string{"a", "created"} {
-		s.kubectl("delete", "pod", name, "--wait=false")
-	}
-	for _, name := range []string{"a", "created"} {
-		s.waitGone(name)
-	}
+	s.deleteAll("a", "created")
 	signal(t, k, syscall.SIGTERM)
 	if err := s.waitEnd(k); err != nil {
 		t.Errorf("Kip ended with %v", err)
@@ -139,12 +134,7 @@ func TestAFullDiskUnderKipStopsNothingThatRuns(t *testing.T) {
 	s.waitGone("deleted")
 	s.allUnmoved(before)
 	s.counts("a")
-	for _, name := range []string{"a", "created"} {
-		s.kubectl("delete", "pod", name, "--wait=false")
-	}
-	for _, name := range []string{"a", "created"} {
-		s.waitGone(name)
-	}
+	s.deleteAll("a", "created")
 	signal(t, k, syscall.SIGTERM)
 	if err := s.waitEnd(k); err != nil {
 		t.Errorf("Kip ended with %v", err)
