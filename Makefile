@@ -103,7 +103,7 @@ faults: ## random histories of faults in virtual time, and Kip killed at every w
 .PHONY: e2e
 e2e: build ## tests with real machines and real kubelets on the local cloud; as root
 	$(GO) test -race -count=1 -timeout 5m ./internal/cloud/local
-	KIP_BIN=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -parallel 4 -timeout 30m ./test/e2e/...
+	KIP_BIN=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -parallel 8 -timeout 30m ./test/e2e/...
 
 .PHONY: bench
 bench: build bench-tools ## measure, one line a figure (ARGS='-only real' and so on); as root

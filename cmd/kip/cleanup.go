@@ -198,7 +198,7 @@ func (c *cleaner) Clean(ctx context.Context, say func(string)) (control.Holdings
 func (c *cleaner) mayDeleteNode(ctx context.Context) error {
 	err := c.asKip.CoreV1().Nodes().Delete(ctx, c.node, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
 	if apierrors.IsForbidden(err) {
-		return fmt.Errorf("Kip may not delete its node: apply deploy/rbac.yaml of this version: %w", err)
+		return fmt.Errorf("this Kip may not delete its node: apply deploy/rbac.yaml of this version: %w", err)
 	}
 	return nil // whatever else is wrong shows when it matters
 }

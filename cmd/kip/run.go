@@ -206,7 +206,7 @@ func (k *kip) serveMetrics(ctx context.Context) error {
 		ready = append(ready, metrics.Check{Name: name, Func: func(ctx context.Context) error {
 			// A process that stands by is ready to.
 			if k.elected.Load() && k.leading.Load() == nil {
-				return errors.New("Kip has not begun its work yet")
+				return errors.New("the work has not begun yet")
 			}
 			return ofLeader(k, func(l *leading) error {
 				for _, c := range l.ready {

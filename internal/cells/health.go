@@ -153,10 +153,14 @@ func (c *Controller) whySilent(e *entry) string {
 		return "the cloud no longer shows its instance"
 	case i.State != cloud.Running:
 		return fmt.Sprintf("its instance is %s", i.State)
-	case e.session != nil && e.session.LastError() != nil:
-		return "it is cut off, while its instance runs: " + e.session.LastError().Error()
 	}
-	return "it is cut off, while its instance runs"
+	const why = "it is cut off, while its instance runs"
+	if e.session != nil {
+		if err := e.session.LastError(); err != nil {
+			return why + ": " + err.Error()
+		}
+	}
+	return why
 }
 
 // lose ends a cell that is lost. Its pod gets another only when the cloud has

@@ -388,7 +388,8 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 		c.cfg.Cells.Release(pod.UID, why, false)
 		return 0, nil // the cell wakes the pod when it is gone
 	}
-	if _, has := c.cfg.Cells.ForPod(pod.UID); has && started(pod) {
+	// A cell that was bound may run the pod, also if nothing was heard of that.
+	if cell, has := c.cfg.Cells.ForPod(pod.UID); has && (started(pod) || !cell.StepTime(apiv1.StepBound).IsZero()) {
 		return 0, nil // a lost or overdue cell: wait until the cloud has confirmed its end
 	}
 	zero := int64(0)

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 )
 
 // root is the prefix of all that Kip writes, so that an external etcd can be
@@ -215,6 +216,11 @@ type External struct {
 // connection: whoever has set a wrong address or certificate waits for it.
 const openTimeout = 5 * time.Second
 
+// reconnect is the pause between two attempts to reach an etcd that does not
+// answer. grpc's own grows to two minutes, which Kip would be late after an
+// outage.
+var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second}
+
 // OpenExternal connects to an existing etcd cluster and checks that it answers.
 func OpenExternal(ctx context.Context, x External) (*Store, error) {
 	if len(x.Endpoints) == 0 {
@@ -226,7 +232,10 @@ func OpenExternal(ctx context.Context, x External) (*Store, error) {
 	cfg := clientv3.Config{
 		Endpoints: x.Endpoints, Logger: zap.NewNop(),
 		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
-		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(keepLastError)},
+		DialOptions: []grpc.DialOption{
+			grpc.WithChainUnaryInterceptor(keepLastError),
+			grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: openTimeout}),
+		},
 	}
 	if x.CertFile != "" || x.CAFile != "" {
 		t, err := transport.TLSInfo{CertFile: x.CertFile, KeyFile: x.KeyFile, TrustedCAFile: x.CAFile}.ClientConfig()

@@ -289,7 +289,7 @@ func (s *simulated) kipMetric(ctx context.Context, name string) (float64, error)
 				return strconv.ParseFloat(value, 64)
 			}
 		}
-		return 0, fmt.Errorf("Kip has no metric %s", name)
+		return 0, fmt.Errorf("there is no metric %s of Kip", name)
 	}
 	return 0, fmt.Errorf("node %s has no address", harness.Node)
 }

@@ -266,11 +266,19 @@ func (s *space) counts(name string) int {
 	return len(lines)
 }
 
-// allUnmoved proves that pods run in the containers that they had.
+// allUnmoved proves that pods run in the containers that they had, and were ready
+// all the time.
 func (s *space) allUnmoved(before map[string]*corev1.Pod) {
 	s.Helper()
+	since := func(pod *corev1.Pod) metav1.Time {
+		i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
+		return pod.Status.Conditions[i].LastTransitionTime
+	}
 	for name, pod := range before {
 		unmoved(s, firstContainer(pod).ContainerID, name)
+		if was, is := since(pod), since(s.waitReady(name)); !is.Equal(&was) {
+			s.Errorf("pod %s was ready since %s, and is since %s", name, was, is)
+		}
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/elotl/kip/internal/store/storetest"
 	"github.com/elotl/kip/test/harness"
@@ -121,7 +122,7 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 	s.waitReadyz(leader.Kip, 200)
 
 	s.apply(counting("a"))
-	before := s.waitReady("a")
+	before := map[string]*corev1.Pod{"a": s.waitReady("a")}
 	s.eventually("exec", s.execTrue("a"))
 	// turn ends the leader's turn, has a pod created meanwhile, and returns when
 	// the standby has made up for all.
@@ -138,7 +139,7 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 			t.Errorf("%s: the standby led after %s, want %s at most", how, led, takeover)
 		}
 		s.waitReady(pod)
-		unmoved(s, firstContainer(before).ContainerID, "a")
+		s.allUnmoved(before)
 		s.counts("a")
 		s.waitReadyz(standby.Kip, 200)
 	}
@@ -165,7 +166,7 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 	})
 	s.waitGone("gone")
 	s.apply(sleeper("e"))
-	e := s.waitReady("e")
+	before["e"] = s.waitReady("e")
 	s.apply(sleeper("f"))
 	did := leader.cloud.made()
 	if len(standby.cloud.made()) == 0 {
@@ -181,8 +182,7 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 		t.Errorf("a Kip that leads no more did this to the cloud: %v", slices.Clone(all[len(did):]))
 	}
 	s.waitReady("f")
-	unmoved(s, firstContainer(e).ContainerID, "e")
-	unmoved(s, firstContainer(before).ContainerID, "a")
+	s.allUnmoved(before)
 	s.counts("a")
 
 	s.deleteAll("a", "b", "c", "d", "e", "f")

@@ -3,7 +3,9 @@ package faults
 import (
 	"flag"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/cryptotest"
 	"testing/synctest"
@@ -222,6 +224,29 @@ var scenarios = []scenario{
 		s.setLag(event{a: 1})
 		time.Sleep(2 * longestLag)
 		s.until("it has still succeeded", func() bool { return s.phase(uid) == corev1.PodSucceeded })
+	}},
+	{name: "a pod is deleted while the launch of its group is being stored", story: func(s *stage) {
+		var uids []types.UID
+		for range 5 {
+			uids = append(uids, s.pod(corev1.RestartPolicyAlways, "small"))
+		}
+		var once sync.Once
+		s.mu.Lock()
+		s.beforeWrite = func(op string) {
+			if op == "apply" {
+				once.Do(func() {
+					s.delete(uids[:2]...)
+					// Whoever hears of it comes as far as the locks of this write
+					// let him: virtual time cannot pass here.
+					for range 10_000 {
+						runtime.Gosched()
+					}
+				})
+			}
+		}
+		s.mu.Unlock()
+		s.until("the deleted are gone", s.gone(uids[:2]...))
+		s.until("the others run", s.runs(uids[2:]...))
 	}},
 	{name: "the cloud takes an instance back", story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyAlways, "spot")

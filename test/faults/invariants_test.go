@@ -358,6 +358,9 @@ func (w *world) describe() string {
 	}
 	for _, id := range ids {
 		a := w.books.cells[id]
+		if a == nil {
+			continue // it went meanwhile
+		}
 		fmt.Fprintf(&b, "\n  cell %s %s pod %s standby %q stopped %t reason %q", id, a.cell.Phase, a.cell.Pod.Name, a.cell.Standby, a.cell.Stopped, a.cell.Reason)
 		if a.cell.Instance != nil {
 			fmt.Fprintf(&b, " on %s", a.cell.Instance.ID)

@@ -109,6 +109,7 @@ type world struct {
 	writing      map[string]int // the point of a write under way, by its keys
 	deadly       failpoint      // the next; none if zero
 	storeFail    func(op string) (before, after error)
+	beforeWrite  func(op string) // called without a lock; nil for nothing
 	cloudFail    []cloudFault
 	late         bool // calls go on when their caller has died
 	writes       int
@@ -443,7 +444,11 @@ func (w *world) onWrite(op, key string) error {
 		n := w.nextPoint()
 		w.mu.Lock()
 		w.writing[key] = n
+		meanwhile := w.beforeWrite
 		w.mu.Unlock()
+		if meanwhile != nil {
+			meanwhile(op)
+		}
 		if err := w.point(n, false); err != nil {
 			return err
 		}

@@ -181,13 +181,12 @@ type RateLimit struct {
 	Requests, Resources Bucket
 }
 
-// EC2RateLimits returns what an AWS account has in a Region by default. Both
+// EC2RateLimits returns about what an AWS account has in a Region by default. Both
 // buckets are refilled once a second, and a call that finds too few tokens is
 // answered RequestLimitExceeded. Source: AWS, "Request throttling for the Amazon
-// EC2 API" (EC2 developer guide), tables of request and of resource token
-// buckets: RunInstances 5 and 2 a second, 1000 and 2; StartInstances 5 and 2,
-// 1000 and 2; TerminateInstances 100 and 5, 1000 and 20; StopInstances, a mutating
-// call, 50 and 5, 1000 and 20; Describe calls with a filter 100 and 20.
+// EC2 API" (EC2 developer guide), for the resource buckets of RunInstances (1000
+// and 2 a second) and TerminateInstances (1000 and 20) and for Describe calls with
+// a filter (100 and 20). The other numbers are of the same size, unconfirmed.
 func EC2RateLimits() map[Kind]RateLimit {
 	return map[Kind]RateLimit{
 		KindLaunch:    {Requests: Bucket{5, 2}, Resources: Bucket{1000, 2}},

@@ -134,11 +134,11 @@ const maxToken = 64 // of cloud.LaunchRequest
 
 func checkToken(token string) error {
 	if token == "" || len(token) > maxToken {
-		return fmt.Errorf("Token %q has %d characters: want 1 to %d", token, len(token), maxToken)
+		return fmt.Errorf("token %q has %d characters: want 1 to %d", token, len(token), maxToken)
 	}
 	for _, r := range token {
 		if r >= 0x80 {
-			return fmt.Errorf("Token %q has the character %q: want ASCII only", token, r)
+			return fmt.Errorf("token %q has the character %q: want ASCII only", token, r)
 		}
 	}
 	return nil
@@ -154,7 +154,7 @@ func (c *Cloud) checkRequest(r cloud.LaunchRequest, o offer) (float64, error) {
 	case !ok:
 		return 0, fmt.Errorf("%s is not offered: want an offering of the type in the catalogue", o)
 	case len(r.Machines) < 1 || len(r.Machines) > cloud.MaxLaunch:
-		return 0, fmt.Errorf("Machines are %d: want 1 to %d", len(r.Machines), cloud.MaxLaunch)
+		return 0, fmt.Errorf("the machines are %d: want 1 to %d", len(r.Machines), cloud.MaxLaunch)
 	}
 	for n, m := range r.Machines {
 		if m.Tags[cloud.TagOwner] == "" {
