@@ -150,11 +150,11 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	if w.Dynamic, err = dynamic.NewForConfig(w.Config); err != nil {
 		return nil, err
 	}
-	if w.kipRun, err = w.kipCommand(); err != nil {
-		return nil, err
-	}
 	if o.ClusterOnly {
 		return w, nil
+	}
+	if w.kipRun, err = w.kipCommand(); err != nil {
+		return nil, err
 	}
 	return w, w.NodeReady(ctx)
 }
