@@ -171,7 +171,10 @@ func (k *kip) turn(ctx context.Context, api *apiServer, controllerID string, own
 		err = errors.Join(err, leadership.Resign(resign))
 	}()
 	k.elected.Store(true)
-	defer k.elected.Store(false)
+	defer func() {
+		k.elected.Store(false)
+		k.leading.Store(nil)
+	}()
 	work, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	go func() {
