@@ -405,11 +405,14 @@ func (w *world) setCapacity(e event) {
 
 func (w *world) setListLag(e event) {
 	lag := []sim.Distribution{{}, {Median: 500 * time.Millisecond, Spread: 1.5}, {Median: 3 * time.Second}, {Median: listLag - time.Second}}[e.a%4]
+	// What was launched under a longer lag keeps it; with the staleness of an answer
+	// it may not come to more than Kip is told.
+	w.slowestList = max(w.slowestList, lag.Median)
 	if err := w.cloud.Change(func(k *sim.Knobs) {
 		k.ListLag = lag
 		k.StaleLists, k.StaleBy = 0, 0
 		if e.b%3 == 0 {
-			k.StaleLists, k.StaleBy = 0.3, min(e.t, listLag-lag.Median-time.Second)
+			k.StaleLists, k.StaleBy = 0.3, min(e.t, listLag-w.slowestList-time.Second)
 			k.StaleBy = max(k.StaleBy, 0)
 		}
 	}); err != nil {

@@ -89,7 +89,8 @@ type world struct {
 	log   *slog.Logger
 
 	// faults, changed by events
-	downtime time.Duration // of the next death
+	downtime    time.Duration // of the next death
+	slowestList time.Duration // the longest median of the list's lag so far
 
 	mu           sync.Mutex
 	violations   []string
