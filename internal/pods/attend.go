@@ -44,7 +44,7 @@ func (c *Controller) attend(ctx context.Context, pod *corev1.Pod, cell cells.Cel
 		}
 		// Once each time that it was found silent: its kubelet, when it is back,
 		// says that the pod is ready, and must not be contradicted.
-		c.note(pod.UID, func(w *waiting) { w.silent = time.Time{} })
+		c.note(apiv1.Ref(pod), func(w *waiting) { w.silent = time.Time{} })
 	}
 	if w.interrupted.After(now) {
 		return c.moveAway(ctx, pod, w.interrupted)
@@ -114,7 +114,7 @@ func (c *Controller) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time
 // that was.
 func (c *Controller) tellOnce(pod *corev1.Pod, reason, message string) {
 	told := false
-	c.note(pod.UID, func(w *waiting) { told, w.told = w.told == reason, reason })
+	c.note(apiv1.Ref(pod), func(w *waiting) { told, w.told = w.told == reason, reason })
 	if !told {
 		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, message)
 	}

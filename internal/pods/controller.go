@@ -141,7 +141,7 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 		return
 	}
 	bound := !cell.StepTime(apiv1.StepBound).IsZero()
-	c.note(cell.Pod.UID, func(w *waiting) {
+	c.note(cell.Pod, func(w *waiting) {
 		switch {
 		case bound:
 			w.ran, w.failures = true, 0
@@ -156,14 +156,14 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 // CellSilent is told of a bound cell that has not been heard of for a while, again
 // and again as long as it is silent. It does not block.
 func (c *Controller) CellSilent(cell cells.Cell, _ time.Time) {
-	c.note(cell.Pod.UID, func(w *waiting) { w.silent = c.cfg.Clock.Now() })
+	c.note(cell.Pod, func(w *waiting) { w.silent = c.cfg.Clock.Now() })
 	c.queue.Add(nameOf(cell))
 }
 
 // CellInterrupted is told of a bound cell that the cloud takes back. It does not
 // block.
 func (c *Controller) CellInterrupted(cell cells.Cell) {
-	c.note(cell.Pod.UID, func(w *waiting) { w.interrupted = cell.Interrupted })
+	c.note(cell.Pod, func(w *waiting) { w.interrupted = cell.Interrupted })
 	c.queue.Add(nameOf(cell))
 }
 
@@ -171,16 +171,29 @@ func nameOf(cell cells.Cell) cache.ObjectName {
 	return cache.ObjectName{Namespace: cell.Pod.Namespace, Name: cell.Pod.Name}
 }
 
-// note changes what is known about a pod that exists.
-func (c *Controller) note(uid types.UID, change func(*waiting)) {
+// note changes what is known about a pod, if it exists.
+func (c *Controller) note(pod apiv1.PodReference, change func(*waiting)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w := c.pods[uid]
-	if w == nil {
-		w = &waiting{seen: c.cfg.Clock.Now()}
-		c.pods[uid] = w
+	if w := c.known(pod); w != nil {
+		change(w)
 	}
-	change(w)
+}
+
+// known is what is known about a pod; nil if it is not there any more: what was
+// noted then would be kept for ever. The caller holds mu, without which the pod
+// could be forgotten between the look and the note.
+func (c *Controller) known(pod apiv1.PodReference) *waiting {
+	w := c.pods[pod.UID]
+	if w == nil {
+		here, err := c.get(cache.ObjectName{Namespace: pod.Namespace, Name: pod.Name})
+		if err != nil || here == nil || here.UID != pod.UID {
+			return nil
+		}
+		w = &waiting{seen: c.cfg.Clock.Now()}
+		c.pods[pod.UID] = w
+	}
+	return w
 }
 
 // Run reconciles until ctx ends.
@@ -283,10 +296,10 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	ref := apiv1.Ref(pod)
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
-	w, known := c.pods[pod.UID]
-	if !known {
-		w = &waiting{seen: now}
-		c.pods[pod.UID] = w
+	w := c.known(ref)
+	if w == nil {
+		c.mu.Unlock()
+		return 0, nil
 	}
 	if w.why != "" && (w.generation != pod.Generation || !maps.Equal(w.annotations, pod.Annotations)) {
 		w.until = time.Time{} // it may fit now
@@ -358,9 +371,11 @@ func special(a placement.Annotations) bool {
 // waits records and reports why a pod has no cell, once for each reason.
 func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time) {
 	c.mu.Lock()
-	w := c.pods[pod.UID]
-	changed := w.why != why
-	w.why, w.until = why, until
+	w := c.known(apiv1.Ref(pod))
+	changed := w != nil && w.why != why
+	if w != nil {
+		w.why, w.until = why, until
+	}
 	c.mu.Unlock()
 	if changed {
 		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, why)

@@ -403,3 +403,23 @@ func TestAPodThatIsDeletedWhileNobodyWatchesIsForgotten(t *testing.T) {
 		t.Fatalf("still known: %v; forgotten: %v", h.c.pods, h.forgotten)
 	}
 }
+
+func TestNothingIsKeptOfAPodThatGoesWhileItIsLookedAt(t *testing.T) {
+	h := newHarness(t)
+	p := pod("a")
+	h.place = func(*corev1.Pod) ([]cells.Offer, error) {
+		// It is deleted just now.
+		if err := h.informer.GetStore().Delete(p); err != nil {
+			t.Fatal(err)
+		}
+		h.c.forget(p.UID)
+		return nil, errors.New("no")
+	}
+	h.put(p)
+	h.must("a")
+	h.c.CellChanged(cells.Cell{ID: "cell-a", Pod: apiv1.Ref(p), Phase: apiv1.Gone})
+	h.c.CellSilent(cells.Cell{ID: "cell-a", Pod: apiv1.Ref(p)}, time.Time{})
+	if len(h.c.pods) != 0 {
+		t.Fatalf("still known: %v", h.c.pods)
+	}
+}
