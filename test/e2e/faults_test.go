@@ -411,6 +411,8 @@ func isDisrupted(pod *corev1.Pod) bool {
 	})
 }
 
+// Nothing is said of the evicted pod's log: on a full disk the kubelet collects
+// dead containers, sometimes before Kip has saved it.
 func TestAFullDiskEvictsThePodWhichIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -426,9 +428,6 @@ func TestAFullDiskEvictsThePodWhichIsReplaced(t *testing.T) {
 	s.waitCellGone(m)
 	second := s.waitPodOf("d", first.Name)
 	s.eventually("exec in the second pod", s.execTrue(second.Name))
-	if log := s.kubectl("logs", first.Name); log != "started\n" {
-		t.Errorf("the log of the evicted pod is %q", log)
-	}
 }
 
 func TestAMachineThatDiesWhileItBootsIsReplaced(t *testing.T) {
