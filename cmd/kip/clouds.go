@@ -94,7 +94,7 @@ func offer(t catalog.InstanceType, o catalog.Offering, defaultDisk int64, reason
 }
 
 // standbyPools are the pools of cells.standbyCells.
-func standbyPools(cfg *config.Config, file string, machines cloud.Cloud, catalogue []catalog.InstanceType, shortages *capacity.Shortages, disk int64) ([]cells.Pool, error) {
+func standbyPools(cfg *config.Config, file string, machines cloud.Cloud, catalogue []catalog.InstanceType, unavailable func(cells.Offer) bool, disk int64) ([]cells.Pool, error) {
 	_, stops := machines.(cloud.Stopper)
 	if err := cfg.CheckStopped(stops); err != nil {
 		return nil, err
@@ -129,9 +129,7 @@ func standbyPools(cfg *config.Config, file string, machines cloud.Cloud, catalog
 		}
 		slices.SortStableFunc(all, func(a, b cells.Offer) int { return cmp.Compare(a.PricePerHour, b.PricePerHour) })
 		pools = append(pools, cells.Pool{Name: name, Count: s.Count, Stopped: s.Stopped, Offers: func() ([]cells.Offer, error) {
-			left := slices.DeleteFunc(slices.Clone(all), func(o cells.Offer) bool {
-				return shortages.Unavailable(capacity.Offering{InstanceType: o.InstanceType, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot})
-			})
+			left := slices.DeleteFunc(slices.Clone(all), unavailable)
 			if len(left) == 0 {
 				return nil, fmt.Errorf("%s has no capacity now: %w", name, cloud.ErrCapacity)
 			}
@@ -176,6 +174,11 @@ func (s *storedShortages) mark(o cells.Offer, err error) {
 	case s.changed <- struct{}{}:
 	default:
 	}
+}
+
+// unavailable says that an offer is known not to be served now.
+func (s *storedShortages) unavailable(o cells.Offer) bool {
+	return s.shortages.Unavailable(capacity.Offering{InstanceType: o.InstanceType, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot})
 }
 
 // keep stores the shortages until ctx ends. One that is not stored costs a launch

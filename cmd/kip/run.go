@@ -19,7 +19,6 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
@@ -286,7 +285,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		candidates, err := placer.Candidates(pod, shortages.Unavailable)
 		return offers(candidates, disk), err
 	}
-	pools, err := standbyPools(cfg, o.providerConfig, machines, catalogue, shortages, disk)
+	pools, err := standbyPools(cfg, o.providerConfig, machines, catalogue, unavailable.unavailable, disk)
 	if err != nil {
 		return err
 	}
@@ -318,13 +317,11 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 	var podLoop *pods.Controller
 	cellLoop := cells.New(cells.Config{
 		NodeName: o.nodeName, ControllerID: controllerID, Cloud: machines, Store: st, Tunnels: cells.OverTunnels(tunnels), APIs: cells.ServedBy(cellAPI),
-		CAHash: authority.Hash(),
-		Cool:   unavailable.mark,
-		Unavailable: func(o cells.Offer) bool {
-			return shortages.Unavailable(capacity.Offering{InstanceType: o.InstanceType, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot})
-		},
-		Event:    events,
-		SaveLogs: logSaver(podInformer, logs),
+		CAHash:      authority.Hash(),
+		Cool:        unavailable.mark,
+		Unavailable: unavailable.unavailable,
+		Event:       events,
+		SaveLogs:    logSaver(podInformer, logs),
 		Changed: func(c cells.Cell) {
 			k.metrics.CellChanged(c)
 			mirror.Changed(c)

@@ -204,7 +204,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	// Pods that went while nobody looked have no event any more; their cells do.
 	for _, cell := range c.cfg.Cells.List() {
-		c.queue.Add(cache.ObjectName{Namespace: cell.Pod.Namespace, Name: cell.Pod.Name})
+		c.queue.Add(nameOf(cell))
 	}
 	var wg sync.WaitGroup
 	for range workers {
