@@ -6,6 +6,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -18,7 +19,12 @@ import (
 	"github.com/elotl/kip/test/harness"
 )
 
-const cidr = "10.111.0.0/16"
+// bridge and cidr are the network of the cells. Another one lets two runs of the
+// tests go side by side.
+var (
+	bridge = cmp.Or(os.Getenv("KIP_E2E_BRIDGE"), "kipe2e0")
+	cidr   = cmp.Or(os.Getenv("KIP_E2E_CIDR"), "10.111.0.0/16")
+)
 
 // world is the one cluster that all tests share; each has a namespace.
 var world *harness.World
@@ -26,7 +32,7 @@ var world *harness.World
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
 		var err error
-		if world, err = harness.Start(context.Background(), harness.Options{Name: "kipe2e0", CIDR: cidr, Stderr: os.Stderr}); err != nil {
+		if world, err = harness.Start(context.Background(), harness.Options{Name: bridge, CIDR: cidr, Stderr: os.Stderr}); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
