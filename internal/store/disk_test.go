@@ -277,12 +277,16 @@ func TestMaintainGivesSpaceBackOnlyWhenItIsWorthIt(t *testing.T) {
 	if _, err := s.backend.(etcd).client.Compact(t.Context(), p.at, clientv3.WithCompactPhysical()); err != nil { // what etcd does every five minutes
 		t.Fatal(err)
 	}
-	s.embedded.Backend().ForceCommit()
-	if err := s.maintain(t.Context(), log); err != nil {
-		t.Fatal(err)
-	}
-	if now := size(); now > full/2 {
-		t.Fatalf("the database had %d MiB, and still has %d", full>>20, now>>20)
+	// The pages are free once no earlier read transaction is open: etcd's own
+	// last a moment.
+	for deadline := time.Now().Add(time.Minute); size() > full/2; {
+		if time.Now().After(deadline) {
+			t.Fatalf("the database had %d MiB, and still has %d", full>>20, size()>>20)
+		}
+		s.embedded.Backend().ForceCommit()
+		if err := s.maintain(t.Context(), log); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

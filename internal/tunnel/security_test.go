@@ -677,31 +677,36 @@ func TestConnectionsThatSayNothingKeepNobodyOut(t *testing.T) {
 }
 
 func TestSlowConnectionsAreClosed(t *testing.T) {
-	w := newWorld(t)
-	w.limits.handshake, w.limits.join = 50*time.Millisecond, 50*time.Millisecond
-	m := w.start(t.TempDir(), "", says("agent"))
-	for name, dial := range map[string]func() (net.Conn, error){
-		"says nothing": func() (net.Conn, error) { return net.Dial("tcp", m.addr.String()) },
-		"says half of a hello": func() (net.Conn, error) {
-			c, err := net.Dial("tcp", m.addr.String())
+	dial := func(addr netip.AddrPort) (net.Conn, error) { return net.Dial("tcp", addr.String()) }
+	// The limit that is not tried is long, or a slow machine would meet that one.
+	for name, c := range map[string]struct {
+		handshake, join time.Duration
+		dial            func(*world, netip.AddrPort) (net.Conn, error)
+	}{
+		"says nothing": {50 * time.Millisecond, time.Hour, func(_ *world, addr netip.AddrPort) (net.Conn, error) { return dial(addr) }},
+		"says half of a hello": {50 * time.Millisecond, time.Hour, func(_ *world, addr netip.AddrPort) (net.Conn, error) {
+			c, err := dial(addr)
 			if err == nil {
 				_, err = c.Write([]byte{22, 3, 1, 0, 200, 1})
 			}
 			return c, err
-		},
-		"is Kip, and offers nothing": func() (net.Conn, error) {
-			return tls.Dial("tcp", m.addr.String(), kipTLS(t, w.authority, protoJoin))
-		},
+		}},
+		"is Kip, and offers nothing": {time.Hour, 50 * time.Millisecond, func(w *world, addr netip.AddrPort) (net.Conn, error) {
+			return tls.Dial("tcp", addr.String(), kipTLS(t, w.authority, protoJoin))
+		}},
 	} {
-		c, err := dial()
+		w := newWorld(t)
+		w.limits.handshake, w.limits.join = c.handshake, c.join
+		m := w.start(t.TempDir(), "", says("agent"))
+		conn, err := c.dial(w, m.addr)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
-		if err := c.SetReadDeadline(time.Now().Add(testPatience)); err != nil {
+		defer conn.Close()
+		if err := conn.SetReadDeadline(time.Now().Add(testPatience)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.Read(make([]byte, 1)); err == nil || isTimeout(err) {
+		if _, err := conn.Read(make([]byte, 1)); err == nil || isTimeout(err) {
 			t.Errorf("one that %s is kept: %v", name, err)
 		}
 	}
