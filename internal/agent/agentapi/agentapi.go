@@ -3,7 +3,11 @@
 // Both ends import it; it imports neither.
 package agentapi
 
-import "net/netip"
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"net/netip"
+)
 
 // Port is where itzo listens on the management address, TCP, TLS 1.3 only.
 const Port = 6421
@@ -28,6 +32,9 @@ const (
 	PathConfig = "/v1/config"
 	// PathStatus returns a Status.
 	PathStatus = "/v1/status"
+	// PathFirewall takes a Firewall by PUT. itzo answers 200 when it is in force,
+	// and with that the pod may start. GET returns a FirewallStatus.
+	PathFirewall = "/v1/firewall"
 	// PathKubelet is the prefix of the reverse proxy into the cell's kubelet:
 	// GET /kubelet/containerLogs/… and so on, upgrades (SPDY, WebSocket)
 	// included.
@@ -64,4 +71,55 @@ type Component struct {
 	Restarts int    `json:"restarts"`
 	// Waiting says what a component that does not run waits for.
 	Waiting string `json:"waiting,omitempty"`
+}
+
+// Firewall is what the pod of a cell may send and receive. It names the pod by its
+// address; a second PUT replaces the first as a whole.
+type Firewall struct {
+	// Pod is whose rules these are, namespace/name, for people who look.
+	Pod   string     `json:"pod"`
+	PodIP netip.Addr `json:"podIP"`
+	// AllowMetadata lets the pod reach the cloud's metadata service.
+	AllowMetadata bool      `json:"allowMetadata,omitempty"`
+	Ingress       Direction `json:"ingress"`
+	Egress        Direction `json:"egress"`
+}
+
+// Direction is what may come to the pod, or what it may reach.
+type Direction struct {
+	// Isolated says that only what Allowed lists may pass; else everything may.
+	Isolated bool      `json:"isolated,omitempty"`
+	Allowed  []Allowed `json:"allowed,omitempty"`
+}
+
+// Allowed are connections that may be made, those of each address with each port.
+type Allowed struct {
+	// Any is true for every address; Addresses are those otherwise, disjoint
+	// and sorted.
+	Any       bool           `json:"any,omitempty"`
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	// AnyPort is true for every port of every protocol; Ports are those
+	// otherwise, disjoint and sorted.
+	AnyPort bool    `json:"anyPort,omitempty"`
+	Ports   []Ports `json:"ports,omitempty"`
+}
+
+// Ports are the ports of one protocol from First to Last, of the destination.
+type Ports struct {
+	Protocol string `json:"protocol"` // TCP, UDP or SCTP
+	First    uint16 `json:"first"`
+	Last     uint16 `json:"last"`
+}
+
+// FirewallStatus is what a cell's firewall has in force.
+type FirewallStatus struct {
+	// Digest is of the Firewall in force, "" before the first: nothing of the
+	// pod's passes then.
+	Digest string `json:"digest"`
+}
+
+// Digest tells one encoded Firewall from another.
+func Digest(firewall []byte) string {
+	sum := sha256.Sum256(firewall)
+	return hex.EncodeToString(sum[:])
 }
