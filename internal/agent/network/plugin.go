@@ -1,6 +1,7 @@
 package network
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
@@ -28,7 +30,14 @@ type conf struct {
 	types.NetConf
 	PodIP  netip.Addr `json:"podIP"`
 	NodeIP netip.Addr `json:"nodeIP"`
+	// Gates below GateDir must be open before the pod has its interface.
+	GateDir string   `json:"gateDir"`
+	Gates   []string `json:"gates"`
 }
+
+// gateWait bounds how long an ADD waits for its gates. The kubelet tries again,
+// and says in an Event of the pod what was waited for.
+const gateWait = 20 * time.Second
 
 func parse(stdin []byte) (conf, error) {
 	var c conf
@@ -72,6 +81,11 @@ func add(args *skel.CmdArgs) error {
 	c, err := parse(args.StdinData)
 	if err != nil {
 		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), gateWait)
+	defer cancel()
+	if err := Wait(ctx, c.GateDir, c.Gates...); err != nil {
+		return types.NewError(types.ErrTryAgainLater, "the pod's network is not ready", err.Error())
 	}
 	result, err := connect(args, c)
 	if err != nil {
