@@ -41,6 +41,13 @@ func (a *Agent) writeContainerdConfig() error {
 	return a.write(configs.ContainerdConfig, []byte(configs.Containerd(a.host, a.binDir(), pause)), 0o644)
 }
 
+// gateDir holds the gates that a pod's network waits for. They end with the
+// machine.
+func (a *Agent) gateDir() string { return filepath.Join(a.o.RunDir, "gates") }
+
+// gates must be open before a pod has its network.
+var gates = []string{}
+
 // configFile keeps the last configuration.
 func (a *Agent) configFile() string { return filepath.Join(a.o.StateDir, "config.json") }
 
@@ -76,7 +83,7 @@ func (a *Agent) apply(c agentapi.Config) error {
 	if err := a.writeHosts(c.RegistryMirrors); err != nil {
 		return err
 	}
-	cni, err := configs.CNI(c)
+	cni, err := configs.CNI(c, a.gateDir(), gates)
 	if err != nil {
 		return err
 	}

@@ -10,15 +10,18 @@ import (
 // CNIPlugin is the file name of itzo as a CNI plugin (package network).
 const CNIPlugin = "itzo-cni"
 
-// CNI renders the CNI configuration: the one pod of the cell has one address.
-func CNI(c agentapi.Config) ([]byte, error) {
+// CNI renders the CNI configuration: the one pod of the cell has one address, and
+// gets it when the gates below gateDir are open (network.Wait).
+func CNI(c agentapi.Config, gateDir string, gates []string) ([]byte, error) {
 	b, err := json.MarshalIndent(map[string]any{
 		"cniVersion": "1.0.0",
 		"name":       "kip",
 		"plugins": []any{map[string]any{
-			"type":   CNIPlugin,
-			"podIP":  c.PodIP,
-			"nodeIP": c.NodeIP,
+			"type":    CNIPlugin,
+			"podIP":   c.PodIP,
+			"nodeIP":  c.NodeIP,
+			"gateDir": gateDir,
+			"gates":   gates,
 		}},
 	}, "", "  ")
 	if err != nil {

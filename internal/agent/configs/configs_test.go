@@ -103,7 +103,7 @@ func TestOtherFilesAreAsReviewed(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "kubeconfig.json", b)
-	if b, err = CNI(config()); err != nil {
+	if b, err = CNI(config(), "/run/itzo/gates", []string{"policy"}); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "cni.json", b)
