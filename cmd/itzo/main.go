@@ -13,6 +13,7 @@ import (
 func main() {
 	os.Exit(command.Main(map[string]func() int{
 		"kubelet":       components.Kubelet,
+		"kube-proxy":    components.KubeProxy,
 		"containerd":    components.Containerd,
 		"import-images": components.ImportImages,
 		"stop-pods":     components.StopPods,

@@ -225,6 +225,10 @@ func (s *Stack) BuildCellRoot(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("find busybox: %w", err)
 	}
+	nft, err := exec.LookPath("nft")
+	if err != nil {
+		return fmt.Errorf("find nft, which writes the rules of Services (Debian's package nftables has it): %w", err)
+	}
 	certificates := cellimage.HostCertificates
 	if _, err := os.Stat(certificates); errors.Is(err, fs.ErrNotExist) {
 		certificates = "" // the cells then pull from our registry only
@@ -232,7 +236,7 @@ func (s *Stack) BuildCellRoot(ctx context.Context) error {
 	bin := func(name string) string { return filepath.Join(s.opts.Bin, name) }
 	return cellimage.Build(ctx, cellimage.Options{
 		Dir: s.opts.CellRoot, Itzo: bin("itzo"), ItzoLite: bin("itzo-lite"), Runc: bin("runc"), Pause: bin("pause"),
-		Busybox: busybox, Certificates: certificates,
+		Busybox: busybox, Nft: nft, Certificates: certificates,
 	})
 }
 

@@ -58,6 +58,8 @@ type Options struct {
 	Listen string
 	// APIListen is where, on loopback, the kubelet finds its API server.
 	APIListen string
+	// ProxyMetrics is where, on loopback, kube-proxy serves its metrics.
+	ProxyMetrics string
 	// Self is the executable that is the shim and the CNI plugin, Components
 	// the one that is the kubelet and containerd; they may be the same.
 	Self, Components string
@@ -87,6 +89,7 @@ func (o *Options) defaults() {
 	// machine one. What guards the port is mutual TLS, not its address.
 	set(&o.Listen, fmt.Sprintf(":%d", agentapi.Port))
 	set(&o.APIListen, localapi.Address)
+	set(&o.ProxyMetrics, configs.KubeProxyMetrics)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -111,15 +114,48 @@ type Agent struct {
 
 	mu      sync.Mutex
 	config  *agentapi.Config // the one in force
-	kubelet *kubelet         // nil before the first configuration
+	kubelet *component       // nil before the first configuration
+	proxy   *component       // kube-proxy, likewise
 	running context.Context  // of the components; nil before Run and after
 }
 
-// kubelet is a running kubelet with the configuration of its start.
-type kubelet struct {
+// component is a part that runs with a configuration of Kip.
+type component struct {
 	process *supervise.Process
-	stop    context.CancelFunc
-	done    chan struct{}
+	config  []byte // its file, where another one is what starts it again
+	cancel  context.CancelFunc
+	tasks   sync.WaitGroup
+}
+
+// startComponent runs p, and what goes with it, until it or everything is
+// stopped. The caller holds the lock.
+func (a *Agent) startComponent(p *supervise.Process, config []byte, with ...func(context.Context)) *component {
+	ctx, cancel := context.WithCancel(a.running)
+	c := &component{process: p, config: config, cancel: cancel}
+	c.tasks.Go(func() {
+		defer p.Close()
+		p.Run(ctx)
+	})
+	for _, task := range with {
+		c.tasks.Go(func() { task(ctx) })
+	}
+	return c
+}
+
+// stop ends the component, which may be nil.
+func (c *component) stop() {
+	if c != nil {
+		c.cancel()
+		c.tasks.Wait()
+	}
+}
+
+// status reports how the component, which may be nil, fares.
+func (c *component) status(name string) agentapi.Component {
+	if c == nil {
+		return agentapi.Component{Name: name, Waiting: "waiting for its configuration from Kip"}
+	}
+	return c.process.Status()
 }
 
 // New reads the user data and prepares everything short of starting it.
@@ -184,8 +220,8 @@ func (a *Agent) env() []string {
 // binDir holds itzo's other names, for those who look programs up by name.
 func (a *Agent) binDir() string { return filepath.Join(a.o.RunDir, "bin") }
 
-// Run runs the agent until ctx ends, then stops its parts in order: the kubelet,
-// as PID 1 the pod, containerd.
+// Run runs the agent until ctx ends, then stops its parts in order: the kubelet
+// and kube-proxy, as PID 1 the pod, containerd.
 func (a *Agent) Run(ctx context.Context) error {
 	lis, err := net.Listen("tcp", a.o.Listen)
 	if err != nil {
@@ -253,20 +289,14 @@ func (a *Agent) begin(running context.Context) error {
 	return a.apply(c)
 }
 
-// end stops the kubelet, for good.
+// end stops the kubelet and kube-proxy, for good.
 func (a *Agent) end() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.running = nil
-	a.stopKubelet()
-}
-
-func (a *Agent) stopKubelet() {
-	if a.kubelet != nil {
-		a.kubelet.stop()
-		<-a.kubelet.done
-		a.kubelet = nil
-	}
+	a.kubelet.stop()
+	a.proxy.stop()
+	a.kubelet, a.proxy = nil, nil
 }
 
 // startKubelet starts a kubelet that runs until it or everything is stopped.
@@ -287,14 +317,7 @@ func (a *Agent) startKubelet(c agentapi.Config) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := context.WithCancel(a.running)
-	k := &kubelet{process: p, stop: stop, done: make(chan struct{})}
-	go func() {
-		defer close(k.done)
-		defer p.Close()
-		p.Run(ctx)
-	}()
-	a.kubelet = k
+	a.kubelet = a.startComponent(p, nil)
 	return nil
 }
 

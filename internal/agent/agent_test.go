@@ -47,11 +47,14 @@ type machine struct {
 	mu       sync.Mutex
 	prepared []agentapi.Config
 	fail     error // of the next Prepare
+
+	proxyMetrics string // address of kube-proxy's metrics
 }
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	m := &machine{t: t, root: t.TempDir()}
+	// Nothing listens there: kube-proxy never gets ready.
+	m := &machine{t: t, root: t.TempDir(), proxyMetrics: "127.0.0.1:1"}
 	authority, err := pki.New(time.Now)
 	if err != nil {
 		t.Fatal(err)
@@ -70,6 +73,7 @@ component() {
 case "$*" in
 "--config=/etc/containerd/config.toml") component containerd ;;
 "--config=/var/lib/kubelet/config.yaml "*) component kubelet ;;
+"--config=/var/lib/kube-proxy/config.yaml") component kube-proxy ;;
 import-images*) until [ -e `+m.root+`/serving ]; do sleep 0.01; done; did "imported ${2##*/}" ;;
 stop-pods*) did "pods stopped" ;;
 *) did "unknown: $*"; exit 1 ;;
@@ -104,7 +108,7 @@ func (m *machine) agent(init bool) *Agent {
 	m.t.Helper()
 	a, err := New(Options{
 		Root: m.root, UserData: m.path("user-data"), StateDir: m.path("state"), RunDir: m.path("run"), LogDir: m.path("log"),
-		PauseArchive: m.path("pause.tar"), Listen: "127.0.0.1:0", APIListen: "127.0.0.1:0",
+		PauseArchive: m.path("pause.tar"), Listen: "127.0.0.1:0", APIListen: "127.0.0.1:0", ProxyMetrics: m.proxyMetrics,
 		Self: m.path("itzo"), Components: m.path("itzo"), Init: init, Version: "v1",
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Prepare: func(c agentapi.Config) error {
@@ -169,10 +173,10 @@ func status(t *testing.T, a *Agent) (containerd, kubelet agentapi.Component) {
 	if err := json.NewDecoder(w.Body).Decode(&s); err != nil {
 		t.Fatal(err)
 	}
-	if s.CellID != "c-1" || s.Version != "v1" || len(s.Components) != 2 {
+	if s.CellID != "c-1" || s.Version != "v1" || len(s.Components) != 3 || s.Components[1].Name != "kube-proxy" {
 		t.Fatalf("status %+v", s)
 	}
-	return s.Components[0], s.Components[1]
+	return s.Components[0], s.Components[2]
 }
 
 func config() agentapi.Config {
@@ -206,7 +210,7 @@ func TestTheKubeletStartsOnceConfiguredAndContainerdHasItsImage(t *testing.T) {
 		c, k := status(t, a)
 		return c.PID != 0 && k.PID != 0 && c.Waiting+k.Waiting == ""
 	})
-	for _, f := range []string{configs.ContainerdConfig, configs.CNIConfFile, configs.KubeletConfig, configs.Kubeconfig, configs.RegistryDir + "/docker.io/hosts.toml", "run/bin/containerd-shim-runc-v2", "run/bin/itzo-cni"} {
+	for _, f := range []string{configs.ContainerdConfig, configs.CNIConfFile, configs.KubeletConfig, configs.KubeProxyConfig, configs.Kubeconfig, configs.RegistryDir + "/docker.io/hosts.toml", "run/bin/containerd-shim-runc-v2", "run/bin/itzo-cni"} {
 		if _, err := os.Stat(m.path(f)); err != nil {
 			t.Error(err)
 		}
@@ -286,9 +290,9 @@ func TestThePartsStopInOrder(t *testing.T) {
 		init bool
 		want []string
 	}{
-		{true, []string{"kubelet stopped", "pods stopped", "containerd stopped"}},
+		{true, []string{"kubelet stopped", "kube-proxy stopped", "pods stopped", "containerd stopped"}},
 		// On an ordinary machine the pod outlives the agent.
-		{false, []string{"kubelet stopped", "containerd stopped"}},
+		{false, []string{"kubelet stopped", "kube-proxy stopped", "containerd stopped"}},
 	} {
 		t.Run(fmt.Sprintf("init=%t", c.init), func(t *testing.T) {
 			m := newMachine(t)
@@ -296,7 +300,9 @@ func TestThePartsStopInOrder(t *testing.T) {
 			a := m.agent(c.init)
 			stop := m.run(a)
 			put(t, a, config())
-			eventually(t, "both run", func() bool { return m.didIt("kubelet started")() && m.didIt("containerd started")() })
+			eventually(t, "both run", func() bool {
+				return m.didIt("kubelet started")() && m.didIt("kube-proxy started")() && m.didIt("containerd started")()
+			})
 			before := len(m.did())
 			stop()
 			if got := m.did()[before:]; !slices.Equal(got, c.want) {

@@ -59,14 +59,11 @@ func (a *Agent) getStatus(w http.ResponseWriter, _ *http.Request) {
 
 // Status reports how the cell's parts fare.
 func (a *Agent) Status() agentapi.Status {
-	k := agentapi.Component{Name: "kubelet", Waiting: "waiting for its configuration from Kip"}
 	a.mu.Lock()
-	if a.kubelet != nil {
-		k = a.kubelet.process.Status()
-	}
+	proxy, kubelet := a.proxy.status("kube-proxy"), a.kubelet.status("kubelet")
 	a.mu.Unlock()
 	return agentapi.Status{
 		CellID: a.user.CellID, Version: a.o.Version,
-		Components: []agentapi.Component{a.containerd.Status(), k},
+		Components: []agentapi.Component{a.containerd.Status(), proxy, kubelet},
 	}
 }

@@ -46,7 +46,7 @@ func (a *Agent) writeContainerdConfig() error {
 func (a *Agent) gateDir() string { return filepath.Join(a.o.RunDir, "gates") }
 
 // gates must be open before a pod has its network.
-var gates = []string{}
+var gates = []string{servicesGate}
 
 // configFile keeps the last configuration.
 func (a *Agent) configFile() string { return filepath.Join(a.o.StateDir, "config.json") }
@@ -91,6 +91,10 @@ func (a *Agent) apply(c agentapi.Config) error {
 	if err != nil {
 		return err
 	}
+	proxy, err := configs.KubeProxy(c)
+	if err != nil {
+		return err
+	}
 	kubeconfig, err := configs.KubeconfigFile(a.api.URL(), a.pki.Files)
 	if err != nil {
 		return err
@@ -102,12 +106,17 @@ func (a *Agent) apply(c agentapi.Config) error {
 		{configs.CNIConfFile, cni},
 		{configs.KubeletConfig, kubelet},
 		{configs.Kubeconfig, kubeconfig},
+		{configs.KubeProxyConfig, proxy},
 	} {
 		if err := a.write(f.path, f.content, 0o600); err != nil {
 			return err
 		}
 	}
-	a.stopKubelet()
+	if err := a.serveServices(proxy); err != nil {
+		return err
+	}
+	a.kubelet.stop()
+	a.kubelet = nil
 	if err := a.startKubelet(c); err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -51,7 +52,8 @@ func TestKubeletFollowsSharedKinds(t *testing.T) {
 				named := func(k *sharedKind, name string) apiObject {
 					o := k.new()
 					o.SetName(name)
-					if k.name != "Namespace" && k.name != "RuntimeClass" && k.name != "CSIDriver" {
+					o.SetLabels(map[string]string{discoveryv1.LabelServiceName: "web"})
+					if k.name != "Namespace" && k.name != "RuntimeClass" && k.name != "CSIDriver" && k.name != "ServiceCIDR" {
 						o.SetNamespace("shop")
 					}
 					return o
@@ -66,11 +68,16 @@ func TestKubeletFollowsSharedKinds(t *testing.T) {
 					eventually(t, k.name+" that was there is seen", func() bool { return mir.has(key(first.GetNamespace(), "first")) })
 					h.up.put(second)
 					eventually(t, "a new "+k.name+" is seen", func() bool { return mir.has(key(second.GetNamespace(), "second")) })
-					first.SetLabels(map[string]string{"changed": "yes"})
+					// Labels that every kind keeps.
+					label := map[string]string{"Service": labelServiceProxyName, "EndpointSlice": discoveryv1.LabelServiceName}[k.name]
+					if label == "" {
+						label = "changed"
+					}
+					first.SetLabels(map[string]string{label: "yes"})
 					h.up.put(first)
 					eventually(t, "a change of a "+k.name+" is seen", func() bool {
 						o, ok, _ := mir.GetByKey(key(first.GetNamespace(), "first"))
-						return ok && o.(apiObject).GetLabels()["changed"] == "yes"
+						return ok && o.(apiObject).GetLabels()[label] == "yes"
 					})
 					h.up.remove(second)
 					eventually(t, "a deletion of a "+k.name+" is seen", func() bool { return !mir.has(key(second.GetNamespace(), "second")) })
@@ -125,7 +132,7 @@ func TestSelectorsOfAKubeProxy(t *testing.T) {
 func TestUpstreamWatchesDoNotGrowWithCells(t *testing.T) {
 	h := newHouse(t)
 	h.up.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "settings"}})
-	const base = 8 // six shared kinds, the virtual node, the pods
+	const base = 9 // seven shared kinds, the virtual node, the pods
 	eventually(t, "the constant watches are open", func() bool { return h.up.watches() == base })
 	var ids []string
 	for i := range 5 {

@@ -331,6 +331,9 @@ func (c *collection) adopt(o any) (*object, error) {
 		return nil, fmt.Errorf("collect %s: got a %T", c.kind.name, o)
 	}
 	a.SetManagedFields(nil)
+	if c.kind.slim != nil {
+		c.kind.slim(a)
+	}
 	return newObject(c.kind, a)
 }
 

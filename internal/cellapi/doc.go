@@ -12,8 +12,10 @@
 //   - pods holds the pod that [Cell.Bind] named, or nothing. Reads come from
 //     Kip's informer; status, get and delete go to the API server after a check
 //     of the pod's UID;
-//   - services, endpointslices, runtimeclasses, csidrivers, networkpolicies and
-//     namespaces come from one upstream watch a kind, whatever the number of cells;
+//   - services, endpointslices, servicecidrs, runtimeclasses, csidrivers,
+//     networkpolicies and namespaces come from one upstream watch a kind, whatever
+//     the number of cells. Of services and endpointslices a cell is shown what its
+//     kubelet and kube-proxy read, and of large Services some of the endpoints;
 //   - secrets and configmaps are those that the pod names, each watched upstream
 //     once and shared; claims and volumes are those that the pod names, fetched
 //     when asked (the Node authorizer allows no watch on them);

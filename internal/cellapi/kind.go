@@ -27,6 +27,8 @@ type kind struct {
 	name       string // Kind, as in Service
 	new        func() apiObject
 	selectable func(apiObject) fields.Set // fields beside metadata.name and metadata.namespace; may be nil
+	slim       func(apiObject)            // drops what no cell reads, before the object is stored; may be nil
+	labels     string                     // selector of the watch on the API server; "" for all objects
 }
 
 func (k *kind) gvk() schema.GroupVersionKind {
@@ -100,6 +102,7 @@ func sharedKinds() []*sharedKind {
 				s := o.(*corev1.Service)
 				return fields.Set{"spec.clusterIP": s.Spec.ClusterIP, "spec.type": string(s.Spec.Type)}
 			},
+			slim: slimService,
 		}, client: core},
 		{kind: kind{
 			resource: nodev1.SchemeGroupVersion.WithResource("runtimeclasses"), name: "RuntimeClass",
@@ -111,8 +114,14 @@ func sharedKinds() []*sharedKind {
 		}, client: func(c kubernetes.Interface) rest.Interface { return c.StorageV1().RESTClient() }},
 		{kind: kind{
 			resource: discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), name: "EndpointSlice",
-			new: func() apiObject { return &discoveryv1.EndpointSlice{} },
+			new: func() apiObject { return &discoveryv1.EndpointSlice{} }, slim: slimEndpointSlice,
+			// What kube-proxy asks for: those of headless Services are for DNS.
+			labels: "!" + corev1.IsHeadlessService,
 		}, own: true, client: func(c kubernetes.Interface) rest.Interface { return c.DiscoveryV1().RESTClient() }},
+		{kind: kind{
+			resource: networkingv1.SchemeGroupVersion.WithResource("servicecidrs"), name: "ServiceCIDR",
+			new: func() apiObject { return &networkingv1.ServiceCIDR{} },
+		}, own: true, client: func(c kubernetes.Interface) rest.Interface { return c.NetworkingV1().RESTClient() }},
 		{kind: kind{
 			resource: networkingv1.SchemeGroupVersion.WithResource("networkpolicies"), name: "NetworkPolicy",
 			new: func() apiObject { return &networkingv1.NetworkPolicy{} },

@@ -25,8 +25,8 @@ type Config struct {
 	NodeName string
 	// Node reaches the API server as the user system:node:<NodeName>.
 	Node *rest.Config
-	// Own reaches the API server as Kip: for endpointslices, networkpolicies and
-	// namespaces, which a node may not read.
+	// Own reaches the API server as Kip: for endpointslices, servicecidrs,
+	// networkpolicies and namespaces, which a node may not read.
 	Own *rest.Config
 	// Pods informs of the pods of this node, all of them. Its owner runs it. Its
 	// objects are only read.

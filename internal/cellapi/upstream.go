@@ -77,7 +77,7 @@ func (src *source) run(ctx context.Context, s *Server, namespace, name string, s
 		}
 	}
 	ask := func(options metav1.ListOptions) *rest.Request {
-		options.FieldSelector = selector.String()
+		options.FieldSelector, options.LabelSelector = selector.String(), src.kind.labels
 		return src.client.Get().
 			NamespaceIfScoped(namespace, namespace != "").
 			Resource(src.kind.resource.Resource).

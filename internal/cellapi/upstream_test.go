@@ -203,7 +203,7 @@ func authorize(r apiRequest) error {
 	}
 	read := slices.Contains([]string{"get", "list", "watch"}, r.verb)
 	switch r.resource {
-	case "endpointslices", "networkpolicies", "namespaces":
+	case "endpointslices", "servicecidrs", "networkpolicies", "namespaces":
 		if r.user != "" || !read {
 			return no("only Kip reads this")
 		}

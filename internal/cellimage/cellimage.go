@@ -32,7 +32,7 @@ import (
 
 // layout is part of what a tree is named by: raise it when the code below makes
 // another tree of the same inputs.
-const layout = "1"
+const layout = "2"
 
 // epoch is the time of every file, so that equal inputs make equal trees.
 var epoch = time.Unix(0, 0)
@@ -44,7 +44,7 @@ const lockRetry = 50 * time.Millisecond
 // authorities in one file.
 const HostCertificates = "/etc/ssl/certs/ca-certificates.crt"
 
-// Options say what goes into the tree. All programs are static executables.
+// Options say what goes into the tree. All programs but Nft are static executables.
 type Options struct {
 	// Dir is the root tree's path. It is a symbolic link to a tree beside it
 	// that is named by a hash of the inputs; machines that run on an older tree
@@ -55,6 +55,9 @@ type Options struct {
 	Itzo, ItzoLite string
 	Runc           string
 	Busybox        string
+	// Nft writes kube-proxy's rules. It alone may be a dynamic executable: the
+	// libraries that it needs on this host come with it.
+	Nft string
 	// Pause is the program of the pause image.
 	Pause string
 	// Certificates is a PEM file of certificate authorities, for pulls from
@@ -70,7 +73,11 @@ func Build(ctx context.Context, o Options) error {
 		return fmt.Errorf("build the cell's root: %w", err)
 	}
 	o.Dir = dir
-	sum, err := o.hash()
+	in, err := o.inputs(ctx)
+	if err != nil {
+		return fmt.Errorf("build the cell's root: %w", err)
+	}
+	sum, err := hash(in)
 	if err != nil {
 		return fmt.Errorf("build the cell's root: %w", err)
 	}
@@ -81,7 +88,7 @@ func Build(ctx context.Context, o Options) error {
 	defer unlock()
 	tree := o.Dir + "-" + sum
 	if _, err := os.Stat(tree); errors.Is(err, fs.ErrNotExist) {
-		if err := o.assemble(ctx, tree); err != nil {
+		if err := o.assemble(ctx, in, tree); err != nil {
 			return fmt.Errorf("build the cell's root %s: %w", tree, err)
 		}
 	} else if err != nil {
@@ -123,37 +130,59 @@ func lock(ctx context.Context, dir string) (unlock func(), err error) {
 	}
 }
 
-// inputs are the files that the tree is made of, by their place in it. Those
-// with no place go into an archive.
-func (o Options) inputs() []struct{ option, from, to string } {
-	return []struct{ option, from, to string }{
-		{"Itzo", o.Itzo, "bin/itzo-components"},
-		{"ItzoLite", o.ItzoLite, "bin/itzo"},
-		{"Runc", o.Runc, "usr/bin/runc"},
-		{"Busybox", o.Busybox, "bin/busybox"},
-		{"Pause", o.Pause, ""},
-		{"Certificates", o.Certificates, "etc/ssl/certs/ca-certificates.crt"},
+// input is a file that the tree is made of, by its place in it. One with no place
+// goes into an archive.
+type input struct {
+	option, from, to string
+	mode             fs.FileMode
+}
+
+// inputs are the files that the tree is made of.
+func (o Options) inputs(ctx context.Context) ([]input, error) {
+	in := []input{
+		{"Itzo", o.Itzo, "bin/itzo-components", 0o755},
+		{"ItzoLite", o.ItzoLite, "bin/itzo", 0o755},
+		{"Runc", o.Runc, "usr/bin/runc", 0o755},
+		{"Busybox", o.Busybox, "bin/busybox", 0o755},
+		{"Nft", o.Nft, "usr/sbin/nft", 0o755},
+		{"Pause", o.Pause, "", 0},
 	}
+	var errs []error
+	for _, i := range in {
+		if i.from == "" {
+			errs = append(errs, fmt.Errorf("%s: no file given", i.option))
+		} else if _, err := os.Stat(i.from); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", i.option, err))
+		}
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	if o.Certificates != "" {
+		in = append(in, input{"Certificates", o.Certificates, "etc/ssl/certs/ca-certificates.crt", 0o644})
+	}
+	libraries, err := sharedLibraries(ctx, o.Nft)
+	if err != nil {
+		return nil, fmt.Errorf("Nft: %w", err)
+	}
+	for _, l := range libraries {
+		in = append(in, input{"Nft", l, strings.TrimPrefix(l, "/"), 0o755})
+	}
+	return in, nil
 }
 
 // hash names the tree: 16 hex digits of a hash of all that it is made of.
-func (o Options) hash() (string, error) {
+func hash(inputs []input) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, layout, configs.PauseImage, runtime.GOARCH)
 	var errs []error
-	for _, in := range o.inputs() {
-		if in.from == "" {
-			if in.option != "Certificates" {
-				errs = append(errs, fmt.Errorf("%s: no file given", in.option))
-			}
-			continue
-		}
+	for _, in := range inputs {
 		file := sha256.New()
 		if err := readInto(file, in.from); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", in.option, err))
 			continue
 		}
-		fmt.Fprintf(h, "%s %x\n", in.option, file.Sum(nil))
+		fmt.Fprintf(h, "%s %s %x\n", in.option, in.to, file.Sum(nil))
 	}
 	return hex.EncodeToString(h.Sum(nil)[:8]), errors.Join(errs...)
 }
@@ -195,7 +224,7 @@ var files = map[string]string{
 }
 
 // assemble makes the tree under a name of its own and then gives it its name.
-func (o Options) assemble(ctx context.Context, tree string) (err error) {
+func (o Options) assemble(ctx context.Context, in []input, tree string) (err error) {
 	if err := os.MkdirAll(filepath.Dir(tree), 0o755); err != nil {
 		return err
 	}
@@ -221,15 +250,11 @@ func (o Options) assemble(ctx context.Context, tree string) (err error) {
 			return err
 		}
 	}
-	for _, in := range o.inputs() {
-		if in.to == "" || in.from == "" {
+	for _, in := range in {
+		if in.to == "" {
 			continue
 		}
-		mode := fs.FileMode(0o755)
-		if in.option == "Certificates" {
-			mode = 0o644
-		}
-		if err := copyFile(in.from, filepath.Join(tmp, in.to), mode); err != nil {
+		if err := copyFile(in.from, filepath.Join(tmp, in.to), in.mode); err != nil {
 			return err
 		}
 	}

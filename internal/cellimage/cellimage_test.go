@@ -33,7 +33,7 @@ func options(t *testing.T) Options {
 	}
 	return Options{
 		Dir:  filepath.Join(t.TempDir(), "cells", "root"),
-		Itzo: file("itzo", "whole"), ItzoLite: file("itzo-lite", "small"), Runc: file("runc", "runc"), Pause: file("pause", "pause"),
+		Itzo: file("itzo", "whole"), ItzoLite: file("itzo-lite", "small"), Runc: file("runc", "runc"), Pause: file("pause", "pause"), Nft: file("nft", "nft"),
 		Busybox:      file("busybox", "#!/bin/sh\necho bin/sh\necho usr/bin/wc\necho usr/bin/runc\necho sbin/init\necho ../../escape\n"),
 		Certificates: file("certs", "PEM"),
 	}
@@ -95,7 +95,7 @@ func TestTheTreeHoldsEveryProgramUnderItsNames(t *testing.T) {
 	tree := build(t, o)
 	for p, want := range map[string]string{
 		"bin/itzo": "small", "bin/itzo-components": "whole", "bin/kubelet": "whole", "bin/containerd": "whole",
-		"usr/bin/runc": "runc", "etc/ssl/certs/ca-certificates.crt": "PEM",
+		"usr/bin/runc": "runc", "usr/sbin/nft": "nft", "etc/ssl/certs/ca-certificates.crt": "PEM",
 	} {
 		if got, err := os.ReadFile(filepath.Join(tree, p)); err != nil || string(got) != want {
 			t.Errorf("%s: %q, %v; want %q", p, got, err, want)
@@ -235,7 +235,7 @@ func TestAFailedBuildNamesItsCauseAndLeavesTheOldTree(t *testing.T) {
 	bad := o
 	bad.Runc, bad.Pause = filepath.Join(t.TempDir(), "none"), ""
 	err := Build(t.Context(), bad)
-	if err == nil || !strings.Contains(err.Error(), "Runc: open ") || !strings.Contains(err.Error(), "Pause: no file given") {
+	if err == nil || !strings.Contains(err.Error(), "Runc: stat ") || !strings.Contains(err.Error(), "Pause: no file given") {
 		t.Errorf("error %v", err)
 	}
 	bad = o

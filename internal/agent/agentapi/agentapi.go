@@ -26,7 +26,7 @@ type UserData struct {
 // Paths of the HTTP API that itzo serves.
 const (
 	// PathConfig takes a Config by PUT. itzo answers 200 when it has written
-	// the configuration and started containerd and the kubelet; a second PUT
+	// the configuration and started containerd, kube-proxy and the kubelet; a second PUT
 	// with an equal Config changes nothing. A different one restarts the
 	// kubelet, never the pod.
 	PathConfig = "/v1/config"
@@ -66,7 +66,7 @@ type Status struct {
 
 // Component is one process that itzo supervises.
 type Component struct {
-	Name     string `json:"name"` // containerd, kubelet
+	Name     string `json:"name"` // containerd, kube-proxy, kubelet
 	PID      int    `json:"pid"`  // 0 when it does not run
 	Restarts int    `json:"restarts"`
 	// Waiting says what a component that does not run waits for.

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/pelletier/go-toml/v2"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"sigs.k8s.io/yaml"
 
@@ -82,6 +83,23 @@ func TestKubeletConfigIsAsReviewedAndHasNoUnknownKey(t *testing.T) {
 	}
 	if typed.Address != "127.0.0.1" || typed.Authentication.Anonymous.Enabled == nil || *typed.Authentication.Anonymous.Enabled {
 		t.Error("the kubelet's server is open")
+	}
+}
+
+func TestKubeProxyConfigIsAsReviewedAndHasNoUnknownKey(t *testing.T) {
+	b, err := KubeProxy(config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var typed kubeproxyv1alpha1.KubeProxyConfiguration
+	if err := yaml.UnmarshalStrict(b, &typed); err != nil {
+		t.Errorf("kube-proxy would refuse it: %v", err)
+	}
+	golden(t, "kube-proxy.yaml", b)
+	for _, address := range []string{typed.MetricsBindAddress, typed.HealthzBindAddress} {
+		if !strings.HasPrefix(address, "127.0.0.1:") {
+			t.Errorf("%s is open to the cell's neighbours", address)
+		}
 	}
 }
 

@@ -21,6 +21,7 @@ const (
 	KubeletRoot      = "/var/lib/kubelet"
 	KubeletConfig    = KubeletRoot + "/config.yaml"
 	Kubeconfig       = KubeletRoot + "/kubeconfig"
+	KubeProxyConfig  = "/var/lib/kube-proxy/config.yaml"
 )
 
 // disabledPlugins are those containerd plugins that no cell uses. Each costs

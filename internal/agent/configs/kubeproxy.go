@@ -1,0 +1,64 @@
+package configs
+
+import (
+	"fmt"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+)
+
+// KubeProxyMetrics is where kube-proxy serves its metrics, on loopback: they tell
+// when it has written its rules.
+const KubeProxyMetrics = "127.0.0.1:10249"
+
+// PodInterfaces is what the names of the cell's ends of pods' veths begin with
+// (package network).
+const PodInterfaces = "pod"
+
+// KubeProxy renders kube-proxy's configuration file.
+func KubeProxy(c agentapi.Config) ([]byte, error) {
+	// A map, for the reason that Kubelet has. A test decodes it strictly.
+	b, err := yaml.Marshal(map[string]any{
+		"apiVersion":       "kubeproxy.config.k8s.io/v1alpha1",
+		"kind":             "KubeProxyConfiguration",
+		"hostnameOverride": c.NodeName,
+		// The family of the node's addresses, and what it takes for its own.
+		"bindAddress": c.NodeIP.String(),
+		"clientConnection": map[string]any{
+			"kubeconfig": Kubeconfig,
+			// Smaller and cheaper to decode than JSON.
+			"contentType":        "application/vnd.kubernetes.protobuf",
+			"acceptContentTypes": "application/vnd.kubernetes.protobuf,application/json",
+		},
+		"mode": "nftables",
+		"nftables": map[string]any{
+			// How soon a failed write is tried again.
+			"syncPeriod": "5s",
+			// The pod of a cold cell waits for the first write, which comes no
+			// sooner than this after a first look that found too little.
+			"minSyncPeriod": "100ms",
+		},
+		// What comes from the pod keeps its address on the way to a Service.
+		"detectLocalMode": "InterfaceNamePrefix",
+		"detectLocal":     map[string]any{"interfaceNamePrefix": PodInterfaces},
+		// Loopback: nothing of the cell's own is offered to its neighbours.
+		"metricsBindAddress": KubeProxyMetrics,
+		"healthzBindAddress": "127.0.0.1:10256",
+		"enableProfiling":    false,
+		// The kernel's values stay: a machine that is a namespace may not set
+		// them, and one pod needs no more.
+		"conntrack": map[string]any{
+			"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
+		},
+		// The informers' resync, for which nothing here has a use.
+		"configSyncPeriod": "12h",
+	})
+	if err != nil {
+		return nil, fmt.Errorf("render kube-proxy's configuration: %w", err)
+	}
+	return b, nil
+}
+
+// KubeProxyArgs are kube-proxy's arguments.
+func KubeProxyArgs() []string { return []string{"--config=" + KubeProxyConfig} }

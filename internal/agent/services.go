@@ -1,0 +1,106 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agent/network"
+	"github.com/elotl/kip/internal/agent/supervise"
+)
+
+const (
+	// servicesGate opens when kube-proxy has written its rules for the first
+	// time since the agent started: a pod does not start before its Services work.
+	servicesGate = "services"
+	// syncPoll is how often kube-proxy is asked until then.
+	syncPoll = 50 * time.Millisecond
+	// syncAnswer bounds one such question.
+	syncAnswer = 2 * time.Second
+)
+
+// syncedMetric is the time, in Unix seconds, at which kube-proxy last wrote its
+// rules; 0 or absent before. Cells have IPv4 only.
+const syncedMetric = `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} `
+
+// serveServices starts kube-proxy, or starts it again when its configuration is
+// another one. The caller holds the lock.
+func (a *Agent) serveServices(config []byte) error {
+	if a.proxy != nil && bytes.Equal(a.proxy.config, config) {
+		return nil
+	}
+	a.proxy.stop()
+	a.proxy = nil
+	if err := network.Close(a.gateDir(), servicesGate); err != nil {
+		return err
+	}
+	p, err := a.process(supervise.Spec{Name: "kube-proxy", Args: configs.KubeProxyArgs()})
+	if err != nil {
+		return err
+	}
+	a.proxy = a.startComponent(p, config, a.openServices)
+	return nil
+}
+
+// openServices opens the gate once kube-proxy has written its rules. They outlive
+// kube-proxy, so the gate stays open when it ends.
+func (a *Agent) openServices(ctx context.Context) {
+	client := &http.Client{Timeout: syncAnswer, Transport: &http.Transport{MaxIdleConnsPerHost: 1}}
+	defer client.CloseIdleConnections()
+	began := a.o.Clock.Now()
+	for {
+		synced, err := rulesWritten(ctx, client, a.o.ProxyMetrics)
+		if synced {
+			if err = network.Open(a.gateDir(), servicesGate); err == nil {
+				a.o.Log.Info("Services work", "after", a.o.Clock.Since(began).Round(time.Millisecond))
+				return
+			}
+			a.o.Log.Error("let pods know that Services work", "err", err)
+		} else if err != nil && ctx.Err() == nil {
+			a.o.Log.Debug("kube-proxy does not say whether Services work", "err", err)
+		}
+		timer := a.o.Clock.NewTimer(syncPoll)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C():
+		}
+	}
+}
+
+// rulesWritten asks kube-proxy's metrics at address whether it has written its rules.
+func rulesWritten(ctx context.Context, client *http.Client, address string) (bool, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+	if err != nil {
+		return false, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return false, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return false, fmt.Errorf("kube-proxy's metrics: %s", resp.Status)
+	}
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		if value, ok := strings.CutPrefix(lines.Text(), syncedMetric); ok {
+			at, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				return false, fmt.Errorf("kube-proxy's metrics: %w", err)
+			}
+			// To its end, so that the connection can be used again.
+			_, err = io.Copy(io.Discard, resp.Body)
+			return at > 0, err
+		}
+	}
+	return false, lines.Err()
+}
