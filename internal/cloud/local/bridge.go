@@ -56,6 +56,9 @@ func EnsureBridge(ctx context.Context, cfg Config) error {
 func bridgeRecord(cfg Config) string { return filepath.Join(cfg.StateDir, "bridge.json") }
 
 func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
+	if cfg.guest() {
+		return hostBridge(cfg)
+	}
 	plan := network{cfg.CIDR}
 	link, err := ownBridge(cfg)
 	if err != nil {
@@ -93,16 +96,9 @@ func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
 		}
 	}
 	want := &net.IPNet{IP: plan.gateway().AsSlice(), Mask: net.CIDRMask(cfg.CIDR.Bits(), 32)}
-	addrs, err := netlink.AddrList(link, unix.AF_INET)
+	found, err := hasAddress(cfg, link, want)
 	if err != nil {
-		return 0, fmt.Errorf("addresses of bridge %s: %w", cfg.Bridge, err)
-	}
-	found := false
-	for _, a := range addrs {
-		if a.IPNet.String() != want.String() {
-			return 0, fmt.Errorf("bridge %s has address %s, want %s: end its machines (Destroy) before changing cidr", cfg.Bridge, a.IPNet, want)
-		}
-		found = true
+		return 0, err
 	}
 	if !found {
 		if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: want}); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -114,6 +110,35 @@ func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
 	}
 	warnOfFirewall(ctx, cfg)
 	return link.Attrs().Index, nil
+}
+
+// hasAddress says whether the bridge has its address. Another one is an error.
+func hasAddress(cfg Config, link netlink.Link, want *net.IPNet) (found bool, err error) {
+	addrs, err := netlink.AddrList(link, unix.AF_INET)
+	if err != nil {
+		return false, fmt.Errorf("addresses of bridge %s: %w", cfg.Bridge, err)
+	}
+	for _, a := range addrs {
+		if a.IPNet.String() != want.String() {
+			return false, fmt.Errorf("bridge %s has address %s, want %s: end its machines (Destroy) before changing cidr", cfg.Bridge, a.IPNet, want)
+		}
+		found = true
+	}
+	return found, nil
+}
+
+// hostBridge returns the index of the bridge that a guest's machines are on.
+func hostBridge(cfg Config) (index int, err error) {
+	link, err := netlink.LinkByName(cfg.Bridge)
+	if err != nil {
+		return 0, fmt.Errorf("look for bridge %s, on which group %s is a guest: %w", cfg.Bridge, cfg.Group, err)
+	}
+	want := &net.IPNet{IP: network{cfg.CIDR}.gateway().AsSlice(), Mask: net.CIDRMask(cfg.CIDR.Bits(), 32)}
+	found, err := hasAddress(cfg, link, want)
+	if err == nil && !found {
+		err = fmt.Errorf("bridge %s, on which group %s is a guest, has no address: want %s", cfg.Bridge, cfg.Group, want)
+	}
+	return link.Attrs().Index, err
 }
 
 // ownBridge returns our bridge, nil when there is none, or an error when the

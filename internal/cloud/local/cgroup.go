@@ -118,28 +118,28 @@ func unescapeMount(s string) string {
 }
 
 // cgroupRoot is the directory, in every hierarchy, under which the machines of
-// a bridge are. It lies at the top and not under this process's own cgroup, so
+// a cloud are. It lies at the top and not under this process's own cgroup, so
 // that a service supervisor that stops Kip's cgroup does not stop machines.
-func (h hierarchy) cgroupRoot(bridge string) string {
-	return filepath.Join(h.Mount, "kip-"+bridge)
+func (h hierarchy) cgroupRoot(group string) string {
+	return filepath.Join(h.Mount, "kip-"+group)
 }
 
-func (h hierarchy) cgroup(bridge, id string) string {
-	return filepath.Join(h.cgroupRoot(bridge), id)
+func (h hierarchy) cgroup(group, id string) string {
+	return filepath.Join(h.cgroupRoot(group), id)
 }
 
 // create makes the machine's cgroup in every hierarchy and sets its limits.
-func (hs hierarchies) create(bridge, id string, t catalog.InstanceType) error {
+func (hs hierarchies) create(group, id string, t catalog.InstanceType) error {
 	for _, h := range hs {
-		if err := h.create(bridge, id, t, hs.pureV2()); err != nil {
+		if err := h.create(group, id, t, hs.pureV2()); err != nil {
 			return fmt.Errorf("cgroup of %s in %s: %w", id, h.Mount, err)
 		}
 	}
 	return nil
 }
 
-func (h hierarchy) create(bridge, id string, t catalog.InstanceType, pureV2 bool) error {
-	root, dir := h.cgroupRoot(bridge), h.cgroup(bridge, id)
+func (h hierarchy) create(group, id string, t catalog.InstanceType, pureV2 bool) error {
+	root, dir := h.cgroupRoot(group), h.cgroup(group, id)
 	if pureV2 {
 		if err := delegate(h.Mount); err != nil {
 			return err
@@ -255,9 +255,9 @@ func inherit(dir, name string) error {
 }
 
 // attach moves a process into the machine's cgroups.
-func (hs hierarchies) attach(bridge, id string, pid int) error {
+func (hs hierarchies) attach(group, id string, pid int) error {
 	for _, h := range hs {
-		path := filepath.Join(h.cgroup(bridge, id), "cgroup.procs")
+		path := filepath.Join(h.cgroup(group, id), "cgroup.procs")
 		if err := os.WriteFile(path, []byte(strconv.Itoa(pid)), 0); err != nil {
 			return fmt.Errorf("move process %d into %s: %w", pid, path, err)
 		}
@@ -301,12 +301,12 @@ func processes(dir string) []int {
 
 // remove ends whatever is in the machine's cgroups and removes them. It returns
 // when they are gone or ctx ends.
-func (hs hierarchies) remove(ctx context.Context, clk clock.Clock, bridge, id string) error {
+func (hs hierarchies) remove(ctx context.Context, clk clock.Clock, group, id string) error {
 	pause := time.Millisecond
 	for {
 		var last error
 		for _, h := range hs {
-			if err := h.remove(h.cgroup(bridge, id)); err != nil {
+			if err := h.remove(h.cgroup(group, id)); err != nil {
 				last = err
 			}
 		}
@@ -352,21 +352,21 @@ func (h hierarchy) thaw(dir string) {
 }
 
 // kill ends a machine by its init, with which the kernel ends all others.
-func (hs hierarchies) kill(bridge, id string, init *handle) error {
+func (hs hierarchies) kill(group, id string, init *handle) error {
 	if err := init.kill(); err != nil {
 		return err
 	}
 	for _, h := range hs {
-		h.thaw(h.cgroup(bridge, id))
+		h.thaw(h.cgroup(group, id))
 	}
 	return nil
 }
 
 // removeRoot removes the empty directory above the machines'.
-func (hs hierarchies) removeRoot(bridge string) error {
+func (hs hierarchies) removeRoot(group string) error {
 	for _, h := range hs {
-		if err := unix.Rmdir(h.cgroupRoot(bridge)); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("remove cgroup %s: %w", h.cgroupRoot(bridge), err)
+		if err := unix.Rmdir(h.cgroupRoot(group)); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("remove cgroup %s: %w", h.cgroupRoot(group), err)
 		}
 	}
 	return nil

@@ -139,7 +139,7 @@ func (c *Cloud) recover() error {
 	for _, s := range all {
 		known[s.id] = true
 	}
-	for _, id := range c.hierarchies.machines(c.cfg.Bridge) {
+	for _, id := range c.hierarchies.machines(c.cfg.Group) {
 		if !known[id] {
 			all = append(all, stored{id: id, err: errNoRecord})
 		}
@@ -318,7 +318,7 @@ func (c *Cloud) terminate(m *machine) error {
 	c.cfg.reached("terminating")
 	switch was {
 	case cloud.Running:
-		return c.hierarchies.kill(c.cfg.Bridge, m.id, m.process)
+		return c.hierarchies.kill(c.cfg.Group, m.id, m.process)
 	case cloud.Stopped:
 		c.wg.Go(func() { c.own(m) })
 	}

@@ -32,12 +32,17 @@ type Config struct {
 	// Default: /bin/itzo cell.
 	Init []string
 	// Bridge is the network device that joins host and machines; at most 15
-	// characters. Default: kip0. It also names the machines' cgroups, so two
-	// clouds on one host need two names.
+	// characters. Default: kip0.
 	Bridge string
+	// Group names the machines' cgroups, so two clouds on one host need two
+	// names. Default: that of Bridge. A cloud with another name is a guest on
+	// the bridge of a cloud with the same CIDR: it neither makes nor removes
+	// the bridge, and its machines have addresses that the other's never get.
+	Group string
 	// CIDR is the IPv4 network of the bridge, between /8 and /28. Its first
 	// address is the host's; the lower half is for management addresses, the
-	// upper half for pods. Default: 10.110.0.0/16.
+	// upper half for pods. The last sixteenth of each half is left to a guest.
+	// Default: 10.110.0.0/16.
 	CIDR netip.Prefix
 	// Nameservers are written into the machines' resolv.conf. With none,
 	// a look-up in a machine fails at once rather than after a time-out.
@@ -61,6 +66,7 @@ type Config struct {
 
 var (
 	bridgeName = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]{0,14}$`)
+	groupName  = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]{0,31}$`)
 	instanceID = regexp.MustCompile(`^i-[0-9a-f]{16}$`)
 )
 
@@ -78,6 +84,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if !bridgeName.MatchString(c.Bridge) {
 		return c, fmt.Errorf("bridge %q: want a letter followed by at most 14 letters, digits, - or _", c.Bridge)
+	}
+	if c.Group == "" {
+		c.Group = c.Bridge
+	}
+	if !groupName.MatchString(c.Group) {
+		return c, fmt.Errorf("group %q: want a letter followed by at most 31 letters, digits, - or _", c.Group)
 	}
 	if !c.CIDR.IsValid() {
 		c.CIDR = netip.MustParsePrefix("10.110.0.0/16")
@@ -136,6 +148,37 @@ func usablePath(field, p string) (string, error) {
 		return "", fmt.Errorf("%s %q: want a path without comma, colon and backslash", field, abs)
 	}
 	return abs, nil
+}
+
+// guest says that the bridge is another cloud's.
+func (c Config) guest() bool { return c.Group != c.Bridge }
+
+// GuestAddress is the address of the n-th machine, from 0, that a guest launches
+// on this bridge, in an empty state folder.
+func (c Config) GuestAddress(n int) (netip.Addr, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	first, count := network{c.CIDR}.slots(true)
+	if n < 0 || n >= int(count) {
+		return netip.Addr{}, fmt.Errorf("cidr %s has room for %d machines of a guest, and not for number %d", c.CIDR, count, n+1)
+	}
+	return network{c.CIDR}.management(first + uint32(n)), nil
+}
+
+// GuestPods is the part of the bridge's network that is for what is in a guest's
+// machines.
+func (c Config) GuestPods() (netip.Prefix, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	n := network{c.CIDR}
+	if n.reserve() == 0 {
+		return netip.Prefix{}, fmt.Errorf("cidr %s has no room for a guest: want a larger network, such as 10.110.0.0/16", c.CIDR)
+	}
+	return netip.PrefixFrom(n.pod(n.half()-n.reserve()), c.CIDR.Bits()+5), nil
 }
 
 func (c Config) interruptionsDir() string     { return filepath.Join(c.StateDir, "interruptions") }

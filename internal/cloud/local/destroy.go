@@ -21,7 +21,7 @@ import (
 func halt(ctx context.Context, cfg Config, hs hierarchies, id string, p process) error {
 	h, err := p.open()
 	if err == nil {
-		err = hs.kill(cfg.Bridge, id, h)
+		err = hs.kill(cfg.Group, id, h)
 		if err == nil {
 			_, err = h.wait(ctx)
 		}
@@ -32,7 +32,7 @@ func halt(ctx context.Context, cfg Config, hs hierarchies, id string, p process)
 	if err != nil {
 		return fmt.Errorf("end process %d: %w", p.PID, err)
 	}
-	if err := hs.remove(ctx, cfg.Clock, cfg.Bridge, id); err != nil {
+	if err := hs.remove(ctx, cfg.Clock, cfg.Group, id); err != nil {
 		return err
 	}
 	cfg.reached("killed")
@@ -104,8 +104,10 @@ func destroyAll(ctx context.Context, cfg Config) error {
 		return err
 	}
 	// First of all: what bears the name of another cloud is not touched.
-	if _, err := ownBridge(cfg); err != nil {
-		return err
+	if !cfg.guest() {
+		if _, err := ownBridge(cfg); err != nil {
+			return err
+		}
 	}
 	all, err := readAll(cfg)
 	if err != nil {
@@ -115,7 +117,7 @@ func destroyAll(ctx context.Context, cfg Config) error {
 	for _, s := range all {
 		processes[s.id] = s.rec.Process // unset where the record is unreadable
 	}
-	for _, id := range hs.machines(cfg.Bridge) {
+	for _, id := range hs.machines(cfg.Group) {
 		if _, ok := processes[id]; !ok {
 			processes[id] = process{}
 		}
@@ -148,7 +150,7 @@ func destroyAll(ctx context.Context, cfg Config) error {
 			return err
 		}
 	}
-	if err := hs.removeRoot(cfg.Bridge); err != nil {
+	if err := hs.removeRoot(cfg.Group); err != nil {
 		return err
 	}
 	for _, p := range []string{cfg.machinesDir(), cfg.interruptionsDir(), bridgeRecord(cfg)} {
@@ -176,7 +178,7 @@ func Leftovers(ctx context.Context, cfg Config) ([]string, error) {
 	var found []string
 	pids := map[int]bool{}
 	for _, h := range hs {
-		root := h.cgroupRoot(cfg.Bridge)
+		root := h.cgroupRoot(cfg.Group)
 		for _, pid := range processes(root) {
 			pids[pid] = true
 		}
@@ -230,10 +232,10 @@ func Leftovers(ctx context.Context, cfg Config) ([]string, error) {
 }
 
 // machines returns the IDs that have a cgroup.
-func (hs hierarchies) machines(bridge string) []string {
+func (hs hierarchies) machines(group string) []string {
 	var ids []string
 	for _, h := range hs {
-		entries, err := os.ReadDir(h.cgroupRoot(bridge))
+		entries, err := os.ReadDir(h.cgroupRoot(group))
 		if err != nil {
 			continue // there is none
 		}
@@ -292,7 +294,7 @@ func ourLinks(cfg Config) ([]netlink.Link, error) {
 	var ours []netlink.Link
 	bridge := -1
 	for _, l := range links {
-		if l.Attrs().Name != cfg.Bridge {
+		if l.Attrs().Name != cfg.Bridge || cfg.guest() {
 			continue
 		}
 		if owner, err := bridgeOwner(cfg, l); err == nil && owner == cfg.StateDir {

@@ -150,7 +150,7 @@ func (c *Cloud) take(m *machine) error {
 	defer c.mu.Unlock()
 	switch m.rec.Instance.State {
 	case cloud.Running:
-		return c.hierarchies.kill(c.cfg.Bridge, m.id, m.process)
+		return c.hierarchies.kill(c.cfg.Group, m.id, m.process)
 	case cloud.Stopped:
 		return c.terminate(m)
 	}

@@ -141,7 +141,7 @@ func (c *Cloud) claim(r single) (m *machine, first bool, err error) {
 	for _, m := range c.machines {
 		used[m.rec.Slot] = true
 	}
-	slot, err := c.network.free(func(s uint32) bool { return used[s] }, c.lastSlot)
+	slot, err := c.network.free(c.cfg.guest(), func(s uint32) bool { return used[s] }, c.lastSlot)
 	if err != nil {
 		return nil, false, &cloud.CapacityError{InstanceType: r.InstanceType, Zone: r.Zone, Spot: &r.Spot,
 			Err: fmt.Errorf("%w (cidr %s, %d machines)", err, c.cfg.CIDR, len(c.machines))}
@@ -246,7 +246,7 @@ func (c *Cloud) boot(ctx context.Context, rec *record, t catalog.InstanceType, f
 		return nil, fmt.Errorf("fill the machine's folder: %w", err)
 	}
 	c.cfg.reached("populated")
-	if err := c.hierarchies.create(c.cfg.Bridge, i.ID, t); err != nil {
+	if err := c.hierarchies.create(c.cfg.Group, i.ID, t); err != nil {
 		return nil, err
 	}
 	c.cfg.reached("limited")
@@ -261,7 +261,7 @@ func (c *Cloud) boot(ctx context.Context, rec *record, t catalog.InstanceType, f
 		return nil, fmt.Errorf("%w%s", err, p.verdict())
 	}
 	p.handle.child = true
-	if err := c.hierarchies.attach(c.cfg.Bridge, i.ID, p.pid); err != nil {
+	if err := c.hierarchies.attach(c.cfg.Group, i.ID, p.pid); err != nil {
 		return nil, err
 	}
 	c.cfg.reached("attached")
@@ -288,7 +288,7 @@ func (c *Cloud) spec(i cloud.Instance, t catalog.InstanceType) spec {
 		Cores: cores(t), MemoryBytes: t.MemoryBytes, PureV2: c.hierarchies.pureV2(),
 	}
 	for _, h := range c.hierarchies {
-		g := machineGroup{Host: h.cgroup(c.cfg.Bridge, i.ID), Name: filepath.Base(h.Mount)}
+		g := machineGroup{Host: h.cgroup(c.cfg.Group, i.ID), Name: filepath.Base(h.Mount)}
 		for _, name := range h.Controllers {
 			// Where one hierarchy holds several controllers, each can also be
 			// found under its own name.

@@ -40,7 +40,7 @@ func TestSlotsAreAllGivenOutOnceBeforeOneIsReused(t *testing.T) {
 	last := uint32(4)
 	var order []uint32
 	for {
-		slot, err := n.free(isUsed, last)
+		slot, err := n.free(false, isUsed, last)
 		if errors.Is(err, errNoAddress) {
 			break
 		}
@@ -55,8 +55,56 @@ func TestSlotsAreAllGivenOutOnceBeforeOneIsReused(t *testing.T) {
 		t.Errorf("slots in order: %v, want %v", order, want)
 	}
 	delete(used, 3)
-	if slot, err := n.free(isUsed, last); slot != 3 || err != nil {
+	if slot, err := n.free(false, isUsed, last); slot != 3 || err != nil {
 		t.Errorf("slot %d, %v; want 3, the only free one", slot, err)
+	}
+}
+
+func TestAGuestsAddressesAreNobodyElses(t *testing.T) {
+	for cidr, want := range map[string]struct{ pods, first string }{
+		"10.110.0.0/16":  {"10.110.248.0/21", "10.110.120.0"},
+		"192.168.7.0/24": {"192.168.7.248/29", "192.168.7.120"},
+	} {
+		cfg := Config{StateDir: "/var/lib/kip", CIDR: netip.MustParsePrefix(cidr)}
+		pods, err := cfg.GuestPods()
+		if err != nil || pods.String() != want.pods {
+			t.Errorf("%s: pods of a guest in %s, %v; want %s", cidr, pods, err, want.pods)
+		}
+		first, err := cfg.GuestAddress(0)
+		if err != nil || first.String() != want.first {
+			t.Errorf("%s: a guest's first machine has %s, %v; want %s", cidr, first, err, want.first)
+		}
+		// Every slot of the owner and of the guest, once.
+		n := network{cfg.CIDR}
+		seen := map[netip.Addr]bool{n.gateway(): true}
+		for _, guest := range []bool{false, true} {
+			used := map[uint32]bool{}
+			last := uint32(0)
+			for {
+				slot, err := n.free(guest, func(s uint32) bool { return used[s] }, last)
+				if err != nil {
+					break
+				}
+				used[slot], last = true, slot
+				if seen[n.management(slot)] || pods.Contains(n.management(slot)) || !cfg.CIDR.Contains(n.management(slot)) {
+					t.Fatalf("%s: guest %t: slot %d has %s", cidr, guest, slot, n.management(slot))
+				}
+				seen[n.management(slot)] = true
+				if !guest && pods.Contains(n.pod(slot)) {
+					t.Fatalf("%s: the pod of slot %d has %s, which is a guest's", cidr, slot, n.pod(slot))
+				}
+			}
+			if len(used) == 0 {
+				t.Errorf("%s: guest %t: no address", cidr, guest)
+			}
+		}
+	}
+	small := Config{StateDir: "/var/lib/kip", CIDR: netip.MustParsePrefix("10.110.0.0/28")}
+	if _, err := small.GuestPods(); err == nil {
+		t.Error("16 addresses are enough for a guest's pods")
+	}
+	if _, err := small.GuestAddress(0); err == nil {
+		t.Error("16 addresses are enough for a guest")
 	}
 }
 

@@ -70,7 +70,7 @@ func (c *Cloud) stop(m *machine) error {
 	}
 	m.settled = make(chan struct{})
 	c.cfg.reached("stopping")
-	return c.hierarchies.kill(c.cfg.Bridge, m.id, m.process)
+	return c.hierarchies.kill(c.cfg.Group, m.id, m.process)
 }
 
 // rest notes that a machine has stopped. It says false for one that is not to
