@@ -10,11 +10,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,6 +65,8 @@ type Options struct {
 	// Certificates is a PEM file of certificate authorities, for pulls from
 	// registries; empty for none.
 	Certificates string
+	// Programs are more programs, by their path in the tree.
+	Programs map[string]string
 }
 
 // Build makes the tree, or finds that it is there already. It is atomic: Dir
@@ -146,6 +150,9 @@ func (o Options) inputs(ctx context.Context) ([]input, error) {
 		{"Busybox", o.Busybox, "bin/busybox", 0o755},
 		{"Nft", o.Nft, "usr/sbin/nft", 0o755},
 		{"Pause", o.Pause, "", 0},
+	}
+	for _, to := range slices.Sorted(maps.Keys(o.Programs)) {
+		in = append(in, input{"Programs[" + to + "]", o.Programs[to], to, 0o755})
 	}
 	var errs []error
 	for _, i := range in {
