@@ -39,7 +39,7 @@ const apiPort = 6443
 // pollInterval is how often a condition of the starting cluster is looked at.
 const pollInterval = 50 * time.Millisecond
 
-// tokenLifetime of Kip's service account token, in seconds: longer than any run.
+// tokenLifetime of service accounts' tokens, in seconds: longer than any run.
 const tokenLifetime = int64(365 * 24 * 60 * 60)
 
 // Kip's service account; deploy/rbac.yaml gives it its rights.
@@ -81,6 +81,8 @@ type Cluster struct {
 	apiserver *component
 	failed    chan error
 	log       *os.File
+	ca        *certs.Authority
+	server    string // URL of the API server on the bridge
 }
 
 // files are what a cluster leaves for others to read.
@@ -128,6 +130,32 @@ func (c *Cluster) KubeletCertificate() (cert, key string) {
 // one that the API server shows to the kubelet port.
 func (c *Cluster) ClientCA() string { return c.files.cert("ca") }
 
+// Server is the URL of the API server for machines on the bridge.
+func (c *Cluster) Server() string { return c.server }
+
+// Identity is what a node needs to be one: whom it trusts, who it is towards the
+// API server, and who it is when the API server calls.
+type Identity struct {
+	CA              []byte // PEM
+	Client, Serving certs.Pair
+}
+
+// NodeIdentity makes the identity of a node.
+func (c *Cluster) NodeIdentity(name string, ip netip.Addr) (Identity, error) {
+	own, err := c.ca.Pair()
+	if err != nil {
+		return Identity{}, err
+	}
+	subject := certs.Subject{Name: "system:node:" + name, Groups: []string{"system:nodes"}}
+	client, err := c.ca.Issue(subject)
+	if err != nil {
+		return Identity{}, err
+	}
+	subject.Hosts = []string{ip.String(), name}
+	serving, err := c.ca.Issue(subject)
+	return Identity{CA: own.Cert, Client: client, Serving: serving}, err
+}
+
 // LogFile is the path of the log of all components.
 func (c *Cluster) LogFile() string { return c.files.path("control-plane.log") }
 
@@ -147,15 +175,14 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := c.openLog(); err != nil {
 		return err
 	}
-	bridge, err := listen.On(ctx, c.opts.Address, apiPort)
+	// One port, since Service kubernetes has one. The loopback address comes
+	// first: the API server also calls itself there.
+	listeners, err := listen.OnAll(ctx, apiPort, netip.AddrFrom4([4]byte{127, 0, 0, 1}), c.opts.Address)
 	if err != nil {
 		return err
 	}
-	loopback, err := listen.On(ctx, netip.AddrFrom4([4]byte{127, 0, 0, 1}), apiPort)
-	if err != nil {
-		return errors.Join(err, bridge.Close())
-	}
-	// The loopback address comes first: the API server also calls itself there.
+	loopback, bridge := listeners[0], listeners[1]
+	c.server = "https://" + bridge.Addr().String()
 	listener := listen.Join(loopback, bridge)
 	if err := c.writeCredentials(loopback.Addr().String()); err != nil {
 		return errors.Join(err, listener.Close())
@@ -188,7 +215,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if _, err := manifest.Apply(ctx, c.admin, "kip-dev", deploy.RBAC); err != nil {
 		return fmt.Errorf("give Kip its rights: %w", err)
 	}
-	if err := c.writeKipKubeconfig(ctx); err != nil {
+	if err := c.ServiceAccountKubeconfig(ctx, kipNamespace, kipServiceAccount, c.KipKubeconfig()); err != nil {
 		return err
 	}
 	if err := c.defaultServiceAccount(ctx); err != nil {
@@ -269,6 +296,7 @@ func (c *Cluster) writeCredentials(server string) error {
 	if err != nil {
 		return err
 	}
+	c.ca = ca
 	first, err := firstServiceAddress(c.opts.ServiceCIDR)
 	if err != nil {
 		return err
@@ -367,19 +395,20 @@ func writeKubeconfig(path, server string, ca []byte, user clientcmdapi.AuthInfo)
 	return nil
 }
 
-// writeKipKubeconfig writes the kubeconfig of Kip's service account.
-func (c *Cluster) writeKipKubeconfig(ctx context.Context) error {
+// ServiceAccountKubeconfig writes a kubeconfig of a service account, whose token
+// outlives any run.
+func (c *Cluster) ServiceAccountKubeconfig(ctx context.Context, namespace, name, path string) error {
 	client, err := kubernetes.NewForConfig(c.admin)
 	if err != nil {
 		return err
 	}
 	seconds := tokenLifetime
-	token, err := client.CoreV1().ServiceAccounts(kipNamespace).CreateToken(ctx, kipServiceAccount,
+	token, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, name,
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("request a token for service account %s/%s: %w", kipNamespace, kipServiceAccount, err)
+		return fmt.Errorf("request a token for service account %s/%s: %w", namespace, name, err)
 	}
-	return writeKubeconfig(c.KipKubeconfig(), c.admin.Host, c.admin.CAData, clientcmdapi.AuthInfo{Token: token.Status.Token})
+	return writeKubeconfig(path, c.admin.Host, c.admin.CAData, clientcmdapi.AuthInfo{Token: token.Status.Token})
 }
 
 // ready waits until the API server says that it is.

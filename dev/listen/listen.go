@@ -27,6 +27,41 @@ func On(ctx context.Context, addr netip.Addr, preferred uint16) (net.Listener, e
 	return l, nil
 }
 
+// attempts at finding a port that is free on several addresses.
+const attempts = 16
+
+// OnAll listens on one port of all addresses, the first of which chooses it: the
+// preferred one, or another that is free on all of them when that is taken on
+// one.
+func OnAll(ctx context.Context, preferred uint16, addrs ...netip.Addr) ([]net.Listener, error) {
+	var last error
+	for range attempts {
+		var lc net.ListenConfig
+		var all []net.Listener
+		port := preferred
+		for _, addr := range addrs {
+			l, err := lc.Listen(ctx, "tcp", netip.AddrPortFrom(addr, port).String())
+			if err != nil {
+				last = fmt.Errorf("listen on %s: %w", addr, err)
+				break
+			}
+			all = append(all, l)
+			port = l.Addr().(*net.TCPAddr).AddrPort().Port()
+		}
+		if len(all) == len(addrs) {
+			return all, nil
+		}
+		for _, l := range all {
+			last = errors.Join(last, l.Close())
+		}
+		if !errors.Is(last, syscall.EADDRINUSE) {
+			break
+		}
+		preferred = 0
+	}
+	return nil, last
+}
+
 // Joined accepts what any of its listeners accepts. Its address is that of the
 // first.
 type Joined struct {

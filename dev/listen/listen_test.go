@@ -36,6 +36,40 @@ func TestOnNamesAnAddressThatThisHostDoesNotHave(t *testing.T) {
 	}
 }
 
+func TestOnAllTakesOnePortThatIsFreeOnEachAddress(t *testing.T) {
+	other := netip.MustParseAddr("127.0.0.2")
+	// Free on the first address and taken on the second.
+	taken, err := On(t.Context(), other, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { taken.Close() })
+	preferred := taken.Addr().(*net.TCPAddr).AddrPort().Port()
+	all, err := OnAll(t.Context(), preferred, loopback, other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range all {
+		t.Cleanup(func() { l.Close() })
+	}
+	if len(all) != 2 {
+		t.Fatalf("%d listeners, want 2", len(all))
+	}
+	a, b := all[0].Addr().(*net.TCPAddr).AddrPort(), all[1].Addr().(*net.TCPAddr).AddrPort()
+	if a.Addr() != loopback || b.Addr() != other || a.Port() != b.Port() || a.Port() == preferred {
+		t.Errorf("listening on %s and %s; port %d was taken", a, b, preferred)
+	}
+	// The first listener of the attempt that failed is closed.
+	again, err := net.Listen("tcp", netip.AddrPortFrom(loopback, preferred).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Close()
+	if all, err := OnAll(t.Context(), 0, loopback, netip.MustParseAddr("192.0.2.1")); err == nil {
+		t.Errorf("listening on 192.0.2.1 (TEST-NET-1) succeeded: %v", all)
+	}
+}
+
 func TestJoinedServesEveryAddressUntilClosed(t *testing.T) {
 	a, b := open(t, 0), open(t, 0)
 	j := Join(a, b)
