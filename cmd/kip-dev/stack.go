@@ -26,7 +26,7 @@ type place struct {
 
 func (p *place) add(fs *pflag.FlagSet) {
 	fs.StringVar(&p.state, "state", ".kip", "`folder` for everything that is written; only logs and the root of the cells stay there after the end")
-	fs.StringVar(&p.bin, "bin", "", "`folder` of kip, itzo, itzo-lite, runc and pause; default: that of kip-dev")
+	fs.StringVar(&p.bin, "bin", "", "`folder` of the programs that `make build` builds; default: that of kip-dev")
 	fs.StringVar(&p.cellRoot, "cell-root", "", "`folder` of the root that all cells start from, made where it is missing or outdated; default: cell-root in the state folder")
 	fs.StringVar(&p.bridge, "bridge", "kip0", "network `device` that cells and the control plane are on")
 	fs.StringVar(&p.cidr, "cidr", "10.110.0.0/16", "`addresses` on the bridge; the first is the control plane's")
@@ -129,7 +129,7 @@ func clusterCommand() *cobra.Command {
 	var ready string
 	cmd := &cobra.Command{
 		Use:   "cluster",
-		Short: "Start only the control plane, and stay up until SIGTERM or Ctrl-C",
+		Short: "Start only the control plane, with its DNS, and stay up until SIGTERM or Ctrl-C",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o, err := p.options("kip-dev cluster")

@@ -109,7 +109,7 @@ func (r *run) start(ctx context.Context) error {
 	if err := phase("building the root of the cells", r.stack.BuildCellRoot); err != nil {
 		return err
 	}
-	if err := phase("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler", r.stack.StartCluster); err != nil {
+	if err := phase("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and CoreDNS", r.stack.StartCluster); err != nil {
 		return err
 	}
 	if err := phase("starting the registry, with image busybox:1.36", r.stack.StartRegistry); err != nil {
@@ -122,7 +122,10 @@ func (r *run) start(ctx context.Context) error {
 		if err := r.stack.StartKip(); err != nil {
 			return err
 		}
-		return r.stack.NodeReady(ctx)
+		if err := r.stack.NodeReady(ctx); err != nil {
+			return err
+		}
+		return r.stack.DNSReady(ctx)
 	})
 }
 
@@ -190,6 +193,13 @@ func (r *run) showLogs() {
 	}
 	if r.stack.Kip != nil {
 		logs = append(logs, r.stack.KipLog())
+	}
+	if r.stack.DNS != nil {
+		select {
+		case <-r.stack.DNS.Done():
+			logs = append(logs, r.stack.DNSLog())
+		default:
+		}
 	}
 	for _, log := range logs {
 		fmt.Fprintf(r.Out, "the last lines of %s:\n%s\n", relative(log), stack.Tail(log, logLines))

@@ -65,8 +65,11 @@ func (r *run) up(ctx context.Context, o UpOptions) error {
 	if err := r.clean(ctx); err != nil {
 		return err
 	}
-	if err := r.stack.StartCluster(ctx); err != nil || o.ClusterOnly {
+	if err := r.stack.StartCluster(ctx); err != nil {
 		return err
+	}
+	if o.ClusterOnly {
+		return r.stack.DNSReady(ctx)
 	}
 	if err := r.stack.BuildCellRoot(ctx); err != nil {
 		return err
@@ -74,8 +77,10 @@ func (r *run) up(ctx context.Context, o UpOptions) error {
 	if err := r.stack.StartRegistry(ctx); err != nil {
 		return err
 	}
-	_, err := r.stack.WriteProviderConfig()
-	return err
+	if _, err := r.stack.WriteProviderConfig(); err != nil {
+		return err
+	}
+	return r.stack.DNSReady(ctx)
 }
 
 func (r *run) ready(o UpOptions, took time.Duration) error {

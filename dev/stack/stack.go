@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/elotl/kip/dev/child"
 	"github.com/elotl/kip/dev/cluster"
+	"github.com/elotl/kip/dev/dns"
 	"github.com/elotl/kip/dev/host"
 	"github.com/elotl/kip/dev/leftovers"
 	"github.com/elotl/kip/dev/listen"
@@ -47,7 +49,7 @@ const ExampleImage = "library/busybox:1.36"
 // Options say where a stack is and what it is made of.
 type Options struct {
 	State       string       // folder for everything that is written
-	Bin         string       // folder of kip, itzo, itzo-lite, runc and pause
+	Bin         string       // folder of the programs
 	CellRoot    string       // the cells' root; made where it is missing or outdated
 	Bridge      string       // network device
 	CIDR        netip.Prefix // its addresses; the first is the host's
@@ -68,6 +70,7 @@ type Stack struct {
 	address netip.Addr
 
 	Cluster  *cluster.Cluster
+	DNS      *dns.Server
 	Registry *registry.Registry
 	Kip      *child.Process
 }
@@ -142,7 +145,7 @@ func (s *Stack) KipRecord() string { return s.path("kip.json") }
 // stays; what others put there is not ours to remove.
 var thrownAway = []string{
 	"pki", "etcd", "registry", "kip", "cloud", "kip.json", "provider.yaml",
-	"kubeconfig", "kip.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig",
+	"Corefile", "coredns.json", "coredns.kubeconfig", "kubeconfig", "kip.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig",
 }
 
 // Clean ends and removes what an earlier run left, however it ended. It says
@@ -152,8 +155,10 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := child.KillRecorded(ctx, s.KipRecord()); err != nil {
-		return found, fmt.Errorf("clean up after an earlier run: %w", err)
+	for _, record := range []string{s.KipRecord(), s.path("coredns.json")} {
+		if err := child.KillRecorded(ctx, record); err != nil {
+			return found, fmt.Errorf("clean up after an earlier run: %w", err)
+		}
 	}
 	if err := local.Destroy(ctx, s.cloud()); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
@@ -161,7 +166,7 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 	if err := s.removeState(); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
-	for _, log := range []string{s.KipLog(), s.path("control-plane.log")} {
+	for _, log := range []string{s.KipLog(), s.DNSLog(), s.path("control-plane.log")} {
 		if err := os.Remove(log); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return found, fmt.Errorf("remove an earlier run's log: %w", err)
 		}
@@ -185,17 +190,28 @@ func (s *Stack) removeState() error {
 	return nil
 }
 
-// StartCluster makes the bridge and starts the control plane on it.
+// StartCluster makes the bridge and starts the control plane on it, with its DNS.
 func (s *Stack) StartCluster(ctx context.Context) error {
 	if err := local.EnsureBridge(ctx, s.cloud()); err != nil {
 		return err
 	}
-	var err error
+	clusterIP, err := dns.ClusterIP(s.opts.ServiceCIDR)
+	if err != nil {
+		return err
+	}
+	var upstream []netip.AddrPort
+	var upstreamErr error
+	var asked sync.WaitGroup
+	asked.Go(func() { upstream, upstreamErr = dns.Upstream(ctx, s.address, clusterIP) })
 	s.Cluster, err = cluster.Start(ctx, cluster.Options{
 		StateDir: s.opts.State, Address: s.address, ServiceCIDR: s.opts.ServiceCIDR,
 		NoFsync: s.opts.NoFsync, NodeName: s.opts.Node, AuditLog: s.opts.AuditLog, Log: s.opts.Log,
 	})
-	return err
+	asked.Wait()
+	if err := errors.Join(err, upstreamErr); err != nil {
+		return err
+	}
+	return s.startDNS(ctx, clusterIP, upstream)
 }
 
 // StartRegistry starts the registry on the bridge and pushes the example image.
@@ -372,6 +388,8 @@ func (s *Stack) Failed(ctx context.Context) error {
 		return nil
 	case err := <-s.Cluster.Failed():
 		return err
+	case <-s.DNS.Done():
+		return s.DNS.End()
 	case err := <-registry:
 		return err
 	case <-kip:
@@ -392,6 +410,9 @@ func (s *Stack) Stop(ctx context.Context) error {
 	if s.Registry != nil {
 		errs = append(errs, s.Registry.Stop())
 	}
+	if s.DNS != nil {
+		errs = append(errs, s.DNS.Stop(ctx))
+	}
 	if s.Cluster != nil {
 		errs = append(errs, s.Cluster.Stop(ctx))
 	}
@@ -399,7 +420,7 @@ func (s *Stack) Stop(ctx context.Context) error {
 	if err := s.removeState(); err != nil {
 		errs = append(errs, fmt.Errorf("empty the state folder: %w", err))
 	}
-	s.Kip, s.Registry, s.Cluster = nil, nil, nil
+	s.Kip, s.Registry, s.DNS, s.Cluster = nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
