@@ -6,6 +6,8 @@ SHELL := /bin/bash
 
 # Arguments of `make run`, such as ARGS=--once.
 ARGS ?=
+# Ordinary nodes of `make run`, beside the virtual one.
+NODES ?= 0
 GO ?= go
 BIN := bin
 
@@ -38,12 +40,13 @@ UNIT = $(shell $(GO) list -f '{{.ImportPath}} {{join .Deps " "}}' ./... | awk '!
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  make run ARGS=--once  the same, but end after the example'
+	@echo '  make run NODES=1      with an ordinary node beside Kip'"'"'s'
 
 ##### run
 
 .PHONY: run
 run: build ## a control plane, Kip and an example pod on a cell, on this machine; as root
-	@exec $(BIN)/kip-dev run $(ARGS)
+	@exec $(BIN)/kip-dev run --nodes=$(NODES) $(ARGS)
 
 .PHONY: stop
 stop: build ## end and remove what a killed run left on this machine; as root
@@ -51,7 +54,7 @@ stop: build ## end and remove what a killed run left on this machine; as root
 
 ##### build
 
-PROGRAMS := kip kipctl itzo itzo-lite kip-dev runc pause coredns
+PROGRAMS := kip kipctl itzo itzo-lite kip-dev kip-node runc pause coredns ptp host-local
 
 .PHONY: build
 build: prerequisites announce $(PROGRAMS:%=$(BIN)/%) $(BIN)/kubectl ## all programs, into bin/
@@ -69,7 +72,7 @@ announce:
 .PHONY: FORCE
 FORCE:
 
-$(BIN)/kip $(BIN)/kipctl $(BIN)/kip-dev: $(BIN)/%: FORCE | announce
+$(BIN)/kip $(BIN)/kipctl $(BIN)/kip-dev $(BIN)/kip-node: $(BIN)/%: FORCE | announce
 	@$(BUILD) -o $@ ./cmd/$*
 
 $(BIN)/itzo $(BIN)/itzo-lite: $(BIN)/%: FORCE | announce
@@ -80,9 +83,15 @@ $(BIN)/runc: FORCE | announce
 	@CGO_ENABLED=1 $(SHOW) "building $@" $(GO) -C internal/cellimage/runc build -trimpath -tags seccomp,netgo,osusergo \
 		-ldflags '-s -w -extldflags "-static"' -o $(CURDIR)/$@ github.com/opencontainers/runc
 
-# In a module of its own.
+# In modules of their own.
 $(BIN)/coredns: FORCE | announce
 	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C dev/dns/coredns build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .
+
+$(BIN)/ptp: CNI := main
+$(BIN)/host-local: CNI := ipam
+$(BIN)/ptp $(BIN)/host-local: $(BIN)/%: FORCE | announce
+	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C internal/cellimage/cni build -trimpath -ldflags '-s -w' \
+		-o $(CURDIR)/$@ github.com/containernetworking/plugins/plugins/$(CNI)/$*
 
 # For machines that have none.
 $(BIN)/kubectl: | announce

@@ -20,6 +20,7 @@ import (
 // different state folders, bridges and CIDRs can run side by side.
 type place struct {
 	state, bin, cellRoot, bridge, cidr, serviceCIDR, node, auditLog string
+	nodes                                                           int
 	noFsync, verbose                                                bool
 	kipArgs                                                         []string
 }
@@ -32,6 +33,7 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.StringVar(&p.cidr, "cidr", "10.110.0.0/16", "`addresses` on the bridge; the first is the control plane's")
 	fs.StringVar(&p.serviceCIDR, "service-cidr", "10.96.0.0/16", "`addresses` of Services")
 	fs.StringVar(&p.node, "node", "kip-0", "`name` of the virtual node; its rights are those of deploy/rbac.yaml")
+	fs.IntVar(&p.nodes, "nodes", 0, "`number` of ordinary nodes beside the virtual one: machines like cells with upstream's kubelet")
 	fs.BoolVar(&p.noFsync, "no-fsync", false, "etcd does not wait for the disk: for tests")
 	fs.StringVar(&p.auditLog, "audit-log", "", "`file` to which the API server appends who asked it for what: for benchmarks; it stays after the end")
 	fs.BoolVarP(&p.verbose, "verbose", "v", false, "log more")
@@ -65,7 +67,7 @@ func (p *place) options(command string) (stack.Options, error) {
 	}
 	return stack.Options{
 		State: p.state, Bin: bin, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR,
-		Node: p.node, NoFsync: p.noFsync, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
+		Node: p.node, Nodes: p.nodes, NoFsync: p.noFsync, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}, nil
 }

@@ -133,11 +133,11 @@ func (c *Cluster) ClientCA() string { return c.files.cert("ca") }
 // Server is the URL of the API server for machines on the bridge.
 func (c *Cluster) Server() string { return c.server }
 
-// Identity is what a node needs to be one: whom it trusts, who it is towards the
-// API server, and who it is when the API server calls.
+// Identity is what a node needs to be one: whom it trusts, who its kubelet and
+// its kube-proxy are towards the API server, and who it is when that calls.
 type Identity struct {
-	CA              []byte // PEM
-	Client, Serving certs.Pair
+	CA                     []byte // PEM
+	Client, Proxy, Serving certs.Pair
 }
 
 // NodeIdentity makes the identity of a node.
@@ -153,7 +153,11 @@ func (c *Cluster) NodeIdentity(name string, ip netip.Addr) (Identity, error) {
 	}
 	subject.Hosts = []string{ip.String(), name}
 	serving, err := c.ca.Issue(subject)
-	return Identity{CA: own.Cert, Client: client, Serving: serving}, err
+	if err != nil {
+		return Identity{}, err
+	}
+	proxy, err := c.ca.Issue(certs.Subject{Name: "system:kube-proxy"})
+	return Identity{CA: own.Cert, Client: client, Proxy: proxy, Serving: serving}, err
 }
 
 // LogFile is the path of the log of all components.

@@ -109,6 +109,11 @@ func (r *run) start(ctx context.Context) error {
 	if err := phase("building the root of the cells", r.stack.BuildCellRoot); err != nil {
 		return err
 	}
+	if r.Stack.Nodes > 0 {
+		if err := phase("building the root of ordinary nodes", r.stack.BuildNodeRoot); err != nil {
+			return err
+		}
+	}
 	if err := phase("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and CoreDNS", r.stack.StartCluster); err != nil {
 		return err
 	}
@@ -118,11 +123,21 @@ func (r *run) start(ctx context.Context) error {
 	if _, err := r.stack.WriteProviderConfig(); err != nil {
 		return err
 	}
-	return phase(fmt.Sprintf("starting Kip, until node %s is Ready", r.Stack.Node), func(ctx context.Context) error {
+	what := fmt.Sprintf("starting Kip, until node %s is Ready", r.Stack.Node)
+	if r.Stack.Nodes > 0 {
+		what = fmt.Sprintf("starting Kip and ordinary nodes, until node %s and %d more are Ready", r.Stack.Node, r.Stack.Nodes)
+	}
+	return phase(what, func(ctx context.Context) error {
 		if err := r.stack.StartKip(); err != nil {
 			return err
 		}
+		if err := r.stack.StartNodes(ctx); err != nil {
+			return err
+		}
 		if err := r.stack.NodeReady(ctx); err != nil {
+			return err
+		}
+		if err := r.stack.NodesReady(ctx); err != nil {
 			return err
 		}
 		return r.stack.DNSReady(ctx)

@@ -68,16 +68,27 @@ func (r *run) up(ctx context.Context, o UpOptions) error {
 	if err := r.stack.StartCluster(ctx); err != nil {
 		return err
 	}
-	if o.ClusterOnly {
+	if o.ClusterOnly && o.Stack.Nodes == 0 {
 		return r.stack.DNSReady(ctx)
-	}
-	if err := r.stack.BuildCellRoot(ctx); err != nil {
-		return err
 	}
 	if err := r.stack.StartRegistry(ctx); err != nil {
 		return err
 	}
-	if _, err := r.stack.WriteProviderConfig(); err != nil {
+	if !o.ClusterOnly {
+		if err := r.stack.BuildCellRoot(ctx); err != nil {
+			return err
+		}
+		if _, err := r.stack.WriteProviderConfig(); err != nil {
+			return err
+		}
+	}
+	if err := r.stack.BuildNodeRoot(ctx); err != nil {
+		return err
+	}
+	if err := r.stack.StartNodes(ctx); err != nil {
+		return err
+	}
+	if err := r.stack.NodesReady(ctx); err != nil {
 		return err
 	}
 	return r.stack.DNSReady(ctx)

@@ -34,6 +34,7 @@ import (
 	"github.com/elotl/kip/dev/registry"
 	"github.com/elotl/kip/internal/cellimage"
 	"github.com/elotl/kip/internal/cloud/local"
+	kipnode "github.com/elotl/kip/internal/node"
 )
 
 // registryPort is preferred; another is taken when it is not free.
@@ -55,6 +56,7 @@ type Options struct {
 	CIDR        netip.Prefix // its addresses; the first is the host's
 	ServiceCIDR netip.Prefix
 	Node        string   // name of the virtual node
+	Nodes       int      // how many ordinary nodes there are beside it
 	NoFsync     bool     // etcd does not wait for the disk
 	AuditLog    string   // file for who asked the API server for what; none when empty
 	Verbose     bool     // Kip logs everything
@@ -68,6 +70,7 @@ type Stack struct {
 	opts    Options
 	lock    *lock.Lock
 	address netip.Addr
+	nodes   *local.Cloud // of ordinary nodes; nil when there are none
 
 	Cluster  *cluster.Cluster
 	DNS      *dns.Server
@@ -107,6 +110,14 @@ func Open(o Options) (*Stack, error) {
 		return nil, fmt.Errorf("the cells' network %s and the Services' %s overlap: choose others with --cidr or --service-cidr", o.CIDR, o.ServiceCIDR)
 	}
 	s := &Stack{opts: o}
+	if o.Nodes < 0 {
+		return nil, fmt.Errorf("--nodes %d: want the number of ordinary nodes, from 0", o.Nodes)
+	}
+	if o.Nodes > 0 {
+		if _, err := podCIDR(s.nodesCloud(), o.Nodes-1); err != nil {
+			return nil, err
+		}
+	}
 	gateway, err := s.cloud().Gateway()
 	if err != nil {
 		return nil, err
@@ -144,7 +155,7 @@ func (s *Stack) KipRecord() string { return s.path("kip.json") }
 // understand it (the logs) and what makes the next one faster (the cells' root)
 // stays; what others put there is not ours to remove.
 var thrownAway = []string{
-	"pki", "etcd", "registry", "kip", "cloud", "kip.json", "provider.yaml",
+	"pki", "etcd", "registry", "kip", "cloud", "nodes", "kip.json", "provider.yaml",
 	"Corefile", "coredns.json", "coredns.kubeconfig", "kubeconfig", "kip.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig",
 }
 
@@ -159,6 +170,9 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 		if err := child.KillRecorded(ctx, record); err != nil {
 			return found, fmt.Errorf("clean up after an earlier run: %w", err)
 		}
+	}
+	if err := s.stopNodes(ctx); err != nil {
+		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
 	if err := local.Destroy(ctx, s.cloud()); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
@@ -237,23 +251,32 @@ func (s *Stack) StartRegistry(ctx context.Context) error {
 // BuildCellRoot makes the tree that all cells start from, where it is missing
 // or made of other programs.
 func (s *Stack) BuildCellRoot(ctx context.Context) error {
+	o, err := s.rootOptions()
+	if err != nil {
+		return err
+	}
+	return cellimage.Build(ctx, o)
+}
+
+// rootOptions are what a cell's root is made of.
+func (s *Stack) rootOptions() (cellimage.Options, error) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
-		return fmt.Errorf("find busybox: %w", err)
+		return cellimage.Options{}, fmt.Errorf("find busybox: %w", err)
 	}
 	nft, err := exec.LookPath("nft")
 	if err != nil {
-		return fmt.Errorf("find nft, which writes the rules of Services (Debian's package nftables has it): %w", err)
+		return cellimage.Options{}, fmt.Errorf("find nft, which writes the rules of Services (Debian's package nftables has it): %w", err)
 	}
 	certificates := cellimage.HostCertificates
 	if _, err := os.Stat(certificates); errors.Is(err, fs.ErrNotExist) {
 		certificates = "" // the cells then pull from our registry only
 	}
 	bin := func(name string) string { return filepath.Join(s.opts.Bin, name) }
-	return cellimage.Build(ctx, cellimage.Options{
+	return cellimage.Options{
 		Dir: s.opts.CellRoot, Itzo: bin("itzo"), ItzoLite: bin("itzo-lite"), Runc: bin("runc"), Pause: bin("pause"),
 		Busybox: busybox, Nft: nft, Certificates: certificates,
-	})
+	}, nil
 }
 
 // providerConfig is the provider.yaml of a stack.
@@ -301,15 +324,20 @@ func (s *Stack) KipCommand() (path string, args, env []string) {
 		"--node-ip=" + s.address.String(),
 		"--client-ca-file=" + s.Cluster.ClientCA(),
 		"--metrics-addr=" + net.JoinHostPort(s.address.String(), "10255"),
-		"--disable-taint",
+	}
+	env = []string{"APISERVER_CERT_LOCATION=" + cert, "APISERVER_KEY_LOCATION=" + key, markVariable + "=" + s.opts.State}
+	if s.opts.Nodes == 0 {
+		args = append(args, "--disable-taint")
+	} else {
+		// Pods that do not choose go to ordinary nodes; those that choose Kip
+		// need no toleration, with ordinary nodes or without.
+		env = append(env, kipnode.TaintEffectEnv+"="+string(corev1.TaintEffectPreferNoSchedule))
 	}
 	if s.opts.Verbose {
 		args = append(args, "--v=1")
 	}
 	args = append(args, s.opts.KipArgs...)
-	return filepath.Join(s.opts.Bin, "kip"), args, []string{
-		"APISERVER_CERT_LOCATION=" + cert, "APISERVER_KEY_LOCATION=" + key, markVariable + "=" + s.opts.State,
-	}
+	return filepath.Join(s.opts.Bin, "kip"), args, env
 }
 
 // StartKip starts Kip. It can be called again when Kip has ended.
@@ -342,22 +370,9 @@ func (s *Stack) NodeReady(ctx context.Context) error {
 			}
 			return false, nil
 		}
-		// A controller takes the taint of a new node away when it is Ready; the
-		// scheduler looks at the taint.
-		for _, t := range node.Spec.Taints {
-			if t.Key == corev1.TaintNodeNotReady {
-				state = "it is not Ready"
-				return false, nil
-			}
-		}
-		for _, c := range node.Status.Conditions {
-			if c.Type == corev1.NodeReady {
-				state = fmt.Sprintf("Ready is %s: %s", c.Status, c.Message)
-				return c.Status == corev1.ConditionTrue, nil
-			}
-		}
-		state = "it has no condition Ready"
-		return false, nil
+		var ready bool
+		ready, state = takesPods(node)
+		return ready, nil
 	})
 	if err != nil {
 		return fmt.Errorf("wait for node %s (%s): %w", s.opts.Node, state, err)
@@ -405,6 +420,7 @@ func (s *Stack) Stop(ctx context.Context) error {
 	if s.Kip != nil {
 		errs = append(errs, s.Kip.Stop(ctx))
 	}
+	errs = append(errs, s.stopNodes(ctx))
 	// The machines go once Kip cannot launch more, and while the bridge is
 	// still used: it goes with them in the end.
 	if s.Registry != nil {
@@ -433,6 +449,15 @@ func (s *Stack) Leftovers(ctx context.Context) ([]string, error) {
 	found, err := local.Leftovers(ctx, s.cloud())
 	if err != nil {
 		return nil, fmt.Errorf("look for leftovers: %w", err)
+	}
+	nodes, err := local.Leftovers(ctx, s.nodesCloud())
+	if err != nil {
+		return nil, fmt.Errorf("look for leftovers: %w", err)
+	}
+	for _, what := range nodes {
+		if !slices.Contains(found, what) {
+			found = append(found, what)
+		}
 	}
 	pids, err := child.Marked(markVariable + "=" + s.opts.State)
 	if err != nil {

@@ -32,7 +32,7 @@ var world *harness.World
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
 		var err error
-		if world, err = harness.Start(context.Background(), harness.Options{Name: bridge, CIDR: cidr, Stderr: os.Stderr}); err != nil {
+		if world, err = harness.Start(context.Background(), harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Stderr: os.Stderr}); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -63,6 +64,8 @@ type Options struct {
 	KipArgs []string
 	// AuditLog is a file for who asked the API server for what. Optional.
 	AuditLog string
+	// Nodes is how many ordinary nodes there are beside the virtual one: node-1…
+	Nodes int
 	// ClusterOnly starts no Kip.
 	ClusterOnly bool
 	// Fsync lets the cluster's etcd wait for the disk, as outside tests.
@@ -95,6 +98,9 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	defer log.Close()
 	w.dev = exec.Command(filepath.Join(w.Bin, "kip-dev"), "up", "--state", w.State, "--cell-root", filepath.Join(root, ".kip", "cell-root"),
 		"--bridge", o.Name, "--cidr", o.CIDR, "--verbose", "--ready-file", ready)
+	if o.Nodes > 0 {
+		w.dev.Args = append(w.dev.Args, "--nodes", strconv.Itoa(o.Nodes))
+	}
 	if o.ClusterOnly {
 		w.dev.Args[1] = "cluster"
 	}

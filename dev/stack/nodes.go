@@ -1,0 +1,239 @@
+package stack
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/elotl/kip/dev/dns"
+	"github.com/elotl/kip/dev/node"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cellimage"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/local"
+)
+
+const (
+	// nodeInit is the first process of an ordinary node's machine, in its root.
+	nodeInit = "bin/kip-node"
+	// podBits is the size of a node's part of the network: 254 pods, of which the
+	// kubelet takes 110.
+	podBits = 24
+	// nodeDisk is how large a node's disk seems, in bytes; it takes up what is
+	// written.
+	nodeDisk = 32 << 30
+	// nodeMemory is the most that a node gets, in bytes; it is a limit, which is
+	// not set aside.
+	nodeMemory = 8 << 30
+)
+
+// nodeName is the name of the i-th ordinary node, from 0.
+func nodeName(i int) string { return fmt.Sprintf("node-%d", i+1) }
+
+// nodesCloud is where the machines of ordinary nodes are: beside the cells, on
+// their bridge, and in another folder, so that Kip sees nothing of them.
+func (s *Stack) nodesCloud() local.Config {
+	return local.Config{
+		StateDir: s.path("nodes"), RootDir: s.nodeRoot(), Init: []string{"/" + nodeInit},
+		Bridge: s.opts.Bridge, Group: s.opts.Bridge + "-nodes", CIDR: s.opts.CIDR, Log: s.opts.Log,
+		LauncherPath: filepath.Join(s.opts.Bin, "kip"),
+		Catalogue: []catalog.InstanceType{{
+			Name: "node", MilliCPU: int64(runtime.NumCPU()) * 1000, MemoryBytes: nodeMemory, DiskBytes: nodeDisk, Arch: runtime.GOARCH,
+			Offerings: []catalog.Offering{{Zone: catalog.LocalZone}},
+		}},
+	}
+}
+
+// nodeRoot is the tree that ordinary nodes start from, beside that of the cells.
+func (s *Stack) nodeRoot() string { return filepath.Join(filepath.Dir(s.opts.CellRoot), "node-root") }
+
+// podCIDR is the i-th node's part of the network.
+func podCIDR(cfg local.Config, i int) (netip.Prefix, error) {
+	all, err := cfg.GuestPods()
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	room := 0
+	if all.Bits() <= podBits {
+		room = 1 << (podBits - all.Bits())
+	}
+	if i >= room {
+		return netip.Prefix{}, fmt.Errorf("the network %s has room for %d ordinary nodes, and not for %d: ask for fewer with --nodes, or choose a larger --cidr", cfg.CIDR, room, i+1)
+	}
+	a := all.Addr().As4()
+	n := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3])
+	n += uint32(i) << (32 - podBits)
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}), podBits), nil
+}
+
+// BuildNodeRoot makes the tree that ordinary nodes start from, if there are any.
+func (s *Stack) BuildNodeRoot(ctx context.Context) error {
+	if s.opts.Nodes == 0 {
+		return nil
+	}
+	o, err := s.rootOptions()
+	if err != nil {
+		return err
+	}
+	o.Dir = s.nodeRoot()
+	o.Programs = map[string]string{nodeInit: filepath.Join(s.opts.Bin, "kip-node")}
+	for _, plugin := range []string{"ptp", "host-local"} {
+		o.Programs[filepath.Join(node.PluginDir, plugin)] = filepath.Join(s.opts.Bin, plugin)
+	}
+	return cellimage.Build(ctx, o)
+}
+
+// StartNodes launches the machines of the ordinary nodes. It does not wait until
+// they are Ready: NodesReady does.
+func (s *Stack) StartNodes(ctx context.Context) error {
+	if s.opts.Nodes == 0 {
+		return nil
+	}
+	cfg := s.nodesCloud()
+	machines, err := local.New(cfg)
+	if err != nil {
+		return fmt.Errorf("start ordinary nodes: %w", err)
+	}
+	s.nodes = machines
+	for i := range s.opts.Nodes {
+		if err := s.startNode(ctx, cfg, i); err != nil {
+			return fmt.Errorf("start ordinary node %s: %w", nodeName(i), err)
+		}
+	}
+	return nil
+}
+
+func (s *Stack) startNode(ctx context.Context, cfg local.Config, i int) error {
+	name := nodeName(i)
+	ip, err := cfg.GuestAddress(i)
+	if err != nil {
+		return err
+	}
+	pods, err := podCIDR(cfg, i)
+	if err != nil {
+		return err
+	}
+	clusterDNS, err := dns.ClusterIP(s.opts.ServiceCIDR)
+	if err != nil {
+		return err
+	}
+	pki, err := s.Cluster.NodeIdentity(name, ip)
+	if err != nil {
+		return err
+	}
+	mirror := []string{"http://" + s.Registry.Address()}
+	userData, err := json.Marshal(node.Config{
+		Name: name, IP: ip, PodCIDR: pods, ClusterDNS: clusterDNS, ClusterDomain: dns.Domain, Server: s.Cluster.Server(),
+		Mirrors: map[string][]string{"docker.io": mirror, "_default": mirror},
+		PKI: node.PKI{
+			CA: pki.CA, ClientCert: pki.Client.Cert, ClientKey: pki.Client.Key,
+			ProxyCert: pki.Proxy.Cert, ProxyKey: pki.Proxy.Key, ServingCert: pki.Serving.Cert, ServingKey: pki.Serving.Key,
+		},
+	})
+	if err != nil {
+		return err
+	}
+	// One after the other, so that each has the address that it is told.
+	launched, err := s.nodes.Launch(ctx, cloud.LaunchRequest{
+		Token: name, InstanceType: "node", Zone: catalog.LocalZone,
+		Machines: []cloud.Machine{{Tags: map[string]string{cloud.TagOwner: "kip-dev", cloud.TagName: name}, UserData: userData}},
+	})
+	if err != nil {
+		return err
+	}
+	if got := launched[0].ManagementIP; got != ip {
+		return fmt.Errorf("its machine has address %s, and its certificate %s", got, ip)
+	}
+	return nil
+}
+
+// NodesReady waits until the ordinary nodes are Ready and take pods.
+func (s *Stack) NodesReady(ctx context.Context) error {
+	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
+	if err != nil {
+		return err
+	}
+	for i := range s.opts.Nodes {
+		state := "there is no such node"
+		err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+			select {
+			case err := <-s.Cluster.Failed():
+				return false, err
+			default:
+			}
+			n, err := client.CoreV1().Nodes().Get(ctx, nodeName(i), metav1.GetOptions{})
+			if err != nil {
+				if !apierrors.IsNotFound(err) {
+					state = err.Error()
+				}
+				return false, nil
+			}
+			var ready bool
+			ready, state = takesPods(n)
+			return ready, nil
+		})
+		if err != nil {
+			return fmt.Errorf("wait for ordinary node %s (%s): %w; its machine's last words:\n%s", nodeName(i), state, err, s.nodeConsole(i))
+		}
+	}
+	return nil
+}
+
+// takesPods says whether a node is Ready for the scheduler too, and if not, why.
+func takesPods(n *corev1.Node) (bool, string) {
+	// A controller takes the taint of a new node away when it is Ready; the
+	// scheduler looks at the taint.
+	for _, t := range n.Spec.Taints {
+		if t.Key == corev1.TaintNodeNotReady {
+			return false, "it is not Ready"
+		}
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue, fmt.Sprintf("Ready is %s: %s", c.Status, c.Message)
+		}
+	}
+	return false, "it has no condition Ready"
+}
+
+// nodeConsole is the end of what a node's machine and its parts have logged.
+func (s *Stack) nodeConsole(i int) string {
+	machines, err := s.nodes.List(context.Background(), "kip-dev")
+	if err != nil {
+		return err.Error()
+	}
+	for _, m := range machines {
+		if m.Tags[cloud.TagName] == nodeName(i) {
+			dir := filepath.Join(s.path("nodes"), "machines", m.ID)
+			return Tail(filepath.Join(dir, "console.log"), 10) + "\n" + Tail(filepath.Join(dir, "upper/var/log/kubelet.log"), 10)
+		}
+	}
+	return "it has ended"
+}
+
+// stopNodes ends the ordinary nodes and removes their machines.
+func (s *Stack) stopNodes(ctx context.Context) error {
+	if s.nodes != nil {
+		if err := s.nodes.Close(); err != nil {
+			return err
+		}
+		s.nodes = nil
+	}
+	if _, err := os.Stat(s.path("nodes")); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return local.Destroy(ctx, s.nodesCloud())
+}

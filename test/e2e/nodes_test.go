@@ -1,0 +1,227 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ordinaryNode is the world's node beside the virtual one.
+const ordinaryNode = "node-1"
+
+// elsewhere is a pod as any other: it says nothing of where it runs.
+func elsewhere(manifest string) string {
+	return strings.Replace(manifest, "nodeSelector: {type: virtual-kubelet}\n  ", "", 1)
+}
+
+// names asks the cluster's DNS as a pod's resolver does, at its own address.
+func names(network string) *net.Resolver {
+	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		slices, err := world.Admin.DiscoveryV1().EndpointSlices("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kube-dns"})
+		if err != nil {
+			return nil, err
+		}
+		if len(slices.Items) != 1 || len(slices.Items[0].Endpoints) != 1 {
+			return nil, fmt.Errorf("Service kube-dns has the endpoints %v, want one", slices.Items)
+		}
+		var d net.Dialer
+		return d.DialContext(ctx, network, net.JoinHostPort(slices.Items[0].Endpoints[0].Addresses[0], "53"))
+	}}
+}
+
+func TestTheClusterDNSKnowsServicesAndNothingElse(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	dns, err := world.Admin.CoreV1().Services("kube-system").Get(t.Context(), "kube-dns", metav1.GetOptions{})
+	if err != nil || dns.Spec.ClusterIP != "10.96.0.10" {
+		t.Fatalf("Service kube-dns has %v, %v; want the tenth address", dns, err)
+	}
+	for _, network := range []string{"udp", "tcp"} {
+		if got, err := names(network).LookupHost(t.Context(), "kubernetes.default.svc.cluster.local."); err != nil || len(got) != 1 || got[0] != "10.96.0.1" {
+			t.Errorf("%s: Service kubernetes is at %v, %v; want 10.96.0.1", network, got, err)
+		}
+	}
+	if got, err := names("udp").LookupAddr(t.Context(), "10.96.0.10"); err != nil || len(got) != 1 || got[0] != "kube-dns.kube-system.svc.cluster.local." {
+		t.Errorf("10.96.0.10 is %v, %v; want kube-dns", got, err)
+	}
+	var missing *net.DNSError
+	if got, err := names("udp").LookupHost(t.Context(), "nobody."+s.ns+".svc.cluster.local."); !errors.As(err, &missing) || !missing.IsNotFound {
+		t.Errorf("a Service that is not there is at %v, %v", got, err)
+	}
+	// A headless one has its pods' addresses, when they are Ready.
+	s.apply("apiVersion: v1\nkind: Service\nmetadata: {name: h}\nspec: {clusterIP: None, selector: {app: h}, ports: [{port: 8080}]}\n")
+	s.apply(strings.Replace(webServer("server", "", "found"), "name: server", "name: server, labels: {app: h}", 1))
+	pod := s.waitReady("server")
+	s.eventually("the headless Service has its pod's address", func(ctx context.Context) error {
+		got, err := names("udp").LookupHost(ctx, "h."+s.ns+".svc.cluster.local.")
+		if err != nil {
+			return err
+		}
+		if len(got) != 1 || got[0] != pod.Status.PodIP {
+			return fmt.Errorf("it has %v, want %s", got, pod.Status.PodIP)
+		}
+		return nil
+	})
+}
+
+func TestPodsOnAnOrdinaryNodeAndOnACellReachEachOther(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(elsewhere(webServer("plain", "", "plain")))
+	s.apply(webServer("cell", "", "cell"))
+	plain, cell := s.waitReady("plain"), s.waitReady("cell")
+	if plain.Spec.NodeName != ordinaryNode || cell.Spec.NodeName == ordinaryNode {
+		t.Fatalf("the pod that does not choose is on %s, the one that chooses Kip on %s", plain.Spec.NodeName, cell.Spec.NodeName)
+	}
+	for from, to := range map[string]*corev1.Pod{"plain": cell, "cell": plain} {
+		if got := s.kubectl("exec", from, "--", "wget", "-qO-", fmt.Sprintf("http://%s:8080/", to.Status.PodIP)); got != to.Name+"\n" {
+			t.Errorf("from %s: %q, want %q", from, got, to.Name)
+		}
+	}
+	// A second pod of the node, beside the first.
+	s.apply(elsewhere(sleeper("neighbour")))
+	s.waitReady("neighbour")
+	if got := s.kubectl("exec", "neighbour", "--", "wget", "-qO-", fmt.Sprintf("http://%s:8080/", plain.Status.PodIP)); got != "plain\n" {
+		t.Errorf("from the neighbour: %q", got)
+	}
+	s.eventually("the neighbour's log", func(context.Context) error {
+		if got := s.kubectl("logs", "neighbour"); got != "started\n" {
+			return fmt.Errorf("it is %q", got)
+		}
+		return nil
+	})
+}
+
+// A stack of its own, without Kip, which is killed.
+func TestNothingOfAKilledStackIsLeftAfterClean(t *testing.T) {
+	t.Parallel()
+	// Beside the world's, and as far from those of other runs of the tests.
+	network, err := netip.ParsePrefix(cidr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := network.Addr().As4()
+	a[1] += 100
+	device := bridge + "k"
+	dir := filepath.Join(filepath.Dir(world.State), device)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ready := filepath.Join(t.TempDir(), "ready")
+	place := []string{
+		"--state", filepath.Join(dir, "state"), "--cell-root", filepath.Join(filepath.Dir(world.State), "cell-root"),
+		"--bridge", device, "--cidr", netip.PrefixFrom(netip.AddrFrom4(a), network.Bits()).String(), "--nodes", "1",
+	}
+	clean := func(ctx context.Context) string {
+		out, err := exec.CommandContext(ctx, world.Tool("kip-dev"), append([]string{"clean"}, place...)...).CombinedOutput()
+		if err != nil {
+			t.Errorf("kip-dev clean: %v\n%s", err, out)
+		}
+		return string(out)
+	}
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.Command(world.Tool("kip-dev"), append([]string{"cluster", "--no-fsync", "--ready-file", ready}, place...)...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it is dead, but for a test that failed early
+		clean(context.Background())
+		if !t.Failed() {
+			if err := os.RemoveAll(dir); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	if err := poll(ctx, func(context.Context) error {
+		select {
+		case err := <-ended:
+			ended <- err
+			return fmt.Errorf("kip-dev ended: %v; its log is %s", err, log.Name())
+		default:
+		}
+		_, err := os.Stat(ready)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	// What cannot end by itself is a machine's.
+	if got := clean(t.Context()); !strings.Contains(got, "process") || !strings.Contains(got, "network device") {
+		t.Errorf("the first clean says %q: where is the node's machine?", got)
+	}
+	if got := clean(t.Context()); got != "" {
+		t.Errorf("the second clean finds %q", got)
+	}
+	if _, err := net.InterfaceByName(device); err == nil {
+		t.Errorf("the bridge %s is still there", device)
+	}
+}
+
+func TestAServiceOfACellIsReachedByNameFromAnOrdinaryNodeAndOnItsPort(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply("apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: NodePort, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}\n")
+	s.apply(strings.Replace(webServer("server", "", "served"), "name: server", "name: server, labels: {app: web}", 1))
+	s.apply(elsewhere(sleeper("plain")))
+	s.waitReady("server")
+	s.waitReady("plain")
+	// The name goes to Service kube-dns and the answer to Service web: both are
+	// kube-proxy's on the node.
+	s.eventually("the Service answers on the node", func(context.Context) error {
+		if got, _, errs := s.try("exec", "plain", "--", "wget", "-qO-", "http://web/"); got != "served\n" {
+			return fmt.Errorf("%q %s", got, errs)
+		}
+		return nil
+	})
+	service, err := world.Admin.CoreV1().Services(s.ns).Get(t.Context(), "web", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node, err := world.Admin.CoreV1().Nodes().Get(t.Context(), ordinaryNode, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := fmt.Sprintf("http://%s:%d/", node.Status.Addresses[0].Address, service.Spec.Ports[0].NodePort)
+	s.eventually("the node's port answers", func(ctx context.Context) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if got, err := io.ReadAll(resp.Body); err != nil || string(got) != "served\n" {
+			return fmt.Errorf("%q, %v", got, err)
+		}
+		return nil
+	})
+}
