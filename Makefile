@@ -51,7 +51,7 @@ stop: build ## end and remove what a killed run left on this machine; as root
 
 ##### build
 
-PROGRAMS := kip kipctl itzo itzo-lite kip-dev runc pause
+PROGRAMS := kip kipctl itzo itzo-lite kip-dev runc portmap pause
 
 .PHONY: build
 build: prerequisites announce $(PROGRAMS:%=$(BIN)/%) $(BIN)/kubectl ## all programs, into bin/
@@ -79,6 +79,11 @@ $(BIN)/itzo $(BIN)/itzo-lite: $(BIN)/%: FORCE | announce
 $(BIN)/runc: FORCE | announce
 	@CGO_ENABLED=1 $(SHOW) "building $@" $(GO) -C internal/cellimage/runc build -trimpath -tags seccomp,netgo,osusergo \
 		-ldflags '-s -w -extldflags "-static"' -o $(CURDIR)/$@ github.com/opencontainers/runc
+
+# The CNI plugin for hostPorts.
+$(BIN)/portmap: FORCE | announce
+	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C internal/cellimage/portmap build -trimpath -ldflags '-s -w' \
+		-o $(CURDIR)/$@ github.com/containernetworking/plugins/plugins/meta/portmap
 
 # For machines that have none.
 $(BIN)/kubectl: | announce

@@ -235,7 +235,7 @@ func (s *Stack) BuildCellRoot(ctx context.Context) error {
 	}
 	bin := func(name string) string { return filepath.Join(s.opts.Bin, name) }
 	return cellimage.Build(ctx, cellimage.Options{
-		Dir: s.opts.CellRoot, Itzo: bin("itzo"), ItzoLite: bin("itzo-lite"), Runc: bin("runc"), Pause: bin("pause"),
+		Dir: s.opts.CellRoot, Itzo: bin("itzo"), ItzoLite: bin("itzo-lite"), Runc: bin("runc"), Portmap: bin("portmap"), Pause: bin("pause"),
 		Busybox: busybox, Nft: nft, Certificates: certificates,
 	})
 }

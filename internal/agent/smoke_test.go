@@ -238,7 +238,7 @@ func TestACellRunsAPod(t *testing.T) {
 
 	root := filepath.Join(dir, "root")
 	must(cellimage.Build(ctx, cellimage.Options{
-		Dir: root, Itzo: bin + "/itzo", ItzoLite: bin + "/itzo-lite", Runc: bin + "/runc", Busybox: "/usr/bin/busybox", Nft: "/usr/sbin/nft", Pause: bin + "/pause",
+		Dir: root, Itzo: bin + "/itzo", ItzoLite: bin + "/itzo-lite", Runc: bin + "/runc", Portmap: bin + "/portmap", Busybox: "/usr/bin/busybox", Nft: "/usr/sbin/nft", Pause: bin + "/pause",
 	}))
 	step("root built")
 	place := local.Config{

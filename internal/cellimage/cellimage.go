@@ -54,7 +54,9 @@ type Options struct {
 	// containerd.
 	Itzo, ItzoLite string
 	Runc           string
-	Busybox        string
+	// Portmap is the CNI plugin for hostPorts.
+	Portmap string
+	Busybox string
 	// Nft writes kube-proxy's rules. It alone may be a dynamic executable: the
 	// libraries that it needs on this host come with it.
 	Nft string
@@ -143,6 +145,7 @@ func (o Options) inputs(ctx context.Context) ([]input, error) {
 		{"Itzo", o.Itzo, "bin/itzo-components", 0o755},
 		{"ItzoLite", o.ItzoLite, "bin/itzo", 0o755},
 		{"Runc", o.Runc, "usr/bin/runc", 0o755},
+		{"Portmap", o.Portmap, strings.TrimPrefix(configs.CNIPluginDir, "/") + "/portmap", 0o755},
 		{"Busybox", o.Busybox, "bin/busybox", 0o755},
 		{"Nft", o.Nft, "usr/sbin/nft", 0o755},
 		{"Pause", o.Pause, "", 0},
