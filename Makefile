@@ -54,7 +54,7 @@ stop: build ## end and remove what a killed run left on this machine; as root
 
 ##### build
 
-PROGRAMS := kip kipctl itzo itzo-lite kip-dev kip-node runc pause coredns ptp host-local
+PROGRAMS := kip kipctl itzo itzo-lite kip-dev kip-node runc pause coredns ptp host-local portmap
 
 .PHONY: build
 build: prerequisites announce $(PROGRAMS:%=$(BIN)/%) $(BIN)/kubectl ## all programs, into bin/
@@ -89,7 +89,8 @@ $(BIN)/coredns: FORCE | announce
 
 $(BIN)/ptp: CNI := main
 $(BIN)/host-local: CNI := ipam
-$(BIN)/ptp $(BIN)/host-local: $(BIN)/%: FORCE | announce
+$(BIN)/portmap: CNI := meta
+$(BIN)/ptp $(BIN)/host-local $(BIN)/portmap: $(BIN)/%: FORCE | announce
 	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C internal/cellimage/cni build -trimpath -ldflags '-s -w' \
 		-o $(CURDIR)/$@ github.com/containernetworking/plugins/plugins/$(CNI)/$*
 

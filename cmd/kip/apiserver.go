@@ -9,6 +9,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cellapi"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
@@ -128,26 +129,42 @@ func podsOf(informer cache.SharedIndexInformer) []*corev1.Pod {
 	return list
 }
 
-// clusterDNS returns the address that pods ask for names: the one given, else
-// that of the usual Service, else none.
-func (a *apiServer) clusterDNS(ctx context.Context, given string, log *slog.Logger) ([]netip.Addr, error) {
+// dnsService is the Service that pods ask for names, as kubeadm and the clouds
+// name it.
+const dnsService = "kube-dns"
+
+// clusterDNS returns what tells the address that pods ask for names: the one
+// given, else that of the usual Service as the cell API sees it, else none.
+func (a *apiServer) clusterDNS(ctx context.Context, given string, cellAPI *cellapi.Server, log *slog.Logger) (func() []netip.Addr, error) {
 	if given != "" {
 		addr, err := netip.ParseAddr(given)
-		return []netip.Addr{addr}, err
+		return func() []netip.Addr { return []netip.Addr{addr} }, err
 	}
-	service, err := a.asNode.CoreV1().Services(metav1.NamespaceSystem).Get(ctx, "kube-dns", metav1.GetOptions{})
+	// The first answer, for as long as the cell API does not know the Services yet.
+	var first []netip.Addr
+	service, err := a.asNode.CoreV1().Services(metav1.NamespaceSystem).Get(ctx, dnsService, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		log.Warn("there is no Service kube-system/kube-dns and no --cluster-dns: pods with dnsPolicy ClusterFirst get their cell's resolver")
-		return nil, nil
+		log.Warn("there is no Service kube-system/kube-dns and no --cluster-dns: until there is, pods with dnsPolicy ClusterFirst get their cell's resolver")
 	case err != nil:
 		return nil, fmt.Errorf("find the cluster's DNS: %w", err)
+	default:
+		addr, err := netip.ParseAddr(service.Spec.ClusterIP)
+		if err != nil {
+			return nil, fmt.Errorf("the cluster IP of Service kube-system/%s is %q: give --cluster-dns", dnsService, service.Spec.ClusterIP)
+		}
+		first = []netip.Addr{addr}
 	}
-	addr, err := netip.ParseAddr(service.Spec.ClusterIP)
-	if err != nil {
-		return nil, fmt.Errorf("the cluster IP of Service kube-system/kube-dns is %q: give --cluster-dns", service.Spec.ClusterIP)
-	}
-	return []netip.Addr{addr}, nil
+	return func() []netip.Addr {
+		addr, known := cellAPI.ClusterIP(metav1.NamespaceSystem, dnsService)
+		switch {
+		case !known:
+			return first
+		case !addr.IsValid():
+			return nil
+		}
+		return []netip.Addr{addr}
+	}, nil
 }
 
 // eventRecorder returns what reports to the owners of pods, as the node.

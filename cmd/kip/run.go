@@ -306,7 +306,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 	if err != nil {
 		return err
 	}
-	dns, err := api.clusterDNS(ctx, o.clusterDNS, log)
+	dns, err := api.clusterDNS(ctx, o.clusterDNS, cellAPI, log)
 	if err != nil {
 		return err
 	}

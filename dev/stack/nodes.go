@@ -89,7 +89,7 @@ func (s *Stack) BuildNodeRoot(ctx context.Context) error {
 		return err
 	}
 	o.Dir = s.nodeRoot()
-	o.Programs = map[string]string{nodeInit: filepath.Join(s.opts.Bin, "kip-node")}
+	o.Programs[nodeInit] = filepath.Join(s.opts.Bin, "kip-node")
 	for _, plugin := range []string{"ptp", "host-local"} {
 		o.Programs[filepath.Join(node.PluginDir, plugin)] = filepath.Join(s.opts.Bin, plugin)
 	}

@@ -264,18 +264,19 @@ func (s *Stack) rootOptions() (cellimage.Options, error) {
 	if err != nil {
 		return cellimage.Options{}, fmt.Errorf("find busybox: %w", err)
 	}
-	nft, err := exec.LookPath("nft")
+	programs, err := cellimage.HostPrograms()
 	if err != nil {
-		return cellimage.Options{}, fmt.Errorf("find nft, which writes the rules of Services (Debian's package nftables has it): %w", err)
+		return cellimage.Options{}, err
 	}
 	certificates := cellimage.HostCertificates
 	if _, err := os.Stat(certificates); errors.Is(err, fs.ErrNotExist) {
 		certificates = "" // the cells then pull from our registry only
 	}
 	bin := func(name string) string { return filepath.Join(s.opts.Bin, name) }
+	programs[cellimage.Portmap] = bin("portmap")
 	return cellimage.Options{
 		Dir: s.opts.CellRoot, Itzo: bin("itzo"), ItzoLite: bin("itzo-lite"), Runc: bin("runc"), Pause: bin("pause"),
-		Busybox: busybox, Nft: nft, Certificates: certificates,
+		Busybox: busybox, Certificates: certificates, Programs: programs,
 	}, nil
 }
 

@@ -237,8 +237,11 @@ func TestACellRunsAPod(t *testing.T) {
 	}
 
 	root := filepath.Join(dir, "root")
+	programs, err := cellimage.HostPrograms()
+	must(err)
+	programs[cellimage.Portmap] = bin + "/portmap"
 	must(cellimage.Build(ctx, cellimage.Options{
-		Dir: root, Itzo: bin + "/itzo", ItzoLite: bin + "/itzo-lite", Runc: bin + "/runc", Busybox: "/usr/bin/busybox", Nft: "/usr/sbin/nft", Pause: bin + "/pause",
+		Dir: root, Itzo: bin + "/itzo", ItzoLite: bin + "/itzo-lite", Runc: bin + "/runc", Busybox: "/usr/bin/busybox", Pause: bin + "/pause", Programs: programs,
 	}))
 	step("root built")
 	place := local.Config{

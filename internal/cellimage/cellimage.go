@@ -46,7 +46,8 @@ const lockRetry = 50 * time.Millisecond
 // authorities in one file.
 const HostCertificates = "/etc/ssl/certs/ca-certificates.crt"
 
-// Options say what goes into the tree. All programs but Nft are static executables.
+// Options say what goes into the tree. All programs that have a field of their own
+// are static executables.
 type Options struct {
 	// Dir is the root tree's path. It is a symbolic link to a tree beside it
 	// that is named by a hash of the inputs; machines that run on an older tree
@@ -57,15 +58,14 @@ type Options struct {
 	Itzo, ItzoLite string
 	Runc           string
 	Busybox        string
-	// Nft writes kube-proxy's rules. It alone may be a dynamic executable: the
-	// libraries that it needs on this host come with it.
-	Nft string
 	// Pause is the program of the pause image.
 	Pause string
 	// Certificates is a PEM file of certificate authorities, for pulls from
 	// registries; empty for none.
 	Certificates string
-	// Programs are more programs, by their path in the tree.
+	// Programs are more programs, by their path in the tree: Portmap, what
+	// HostPrograms found, and what else a machine is to have. They may be dynamic
+	// executables: the libraries that they need on this host come with them.
 	Programs map[string]string
 }
 
@@ -148,7 +148,6 @@ func (o Options) inputs(ctx context.Context) ([]input, error) {
 		{"ItzoLite", o.ItzoLite, "bin/itzo", 0o755},
 		{"Runc", o.Runc, "usr/bin/runc", 0o755},
 		{"Busybox", o.Busybox, "bin/busybox", 0o755},
-		{"Nft", o.Nft, "usr/sbin/nft", 0o755},
 		{"Pause", o.Pause, "", 0},
 	}
 	for _, to := range slices.Sorted(maps.Keys(o.Programs)) {
@@ -168,12 +167,18 @@ func (o Options) inputs(ctx context.Context) ([]input, error) {
 	if o.Certificates != "" {
 		in = append(in, input{"Certificates", o.Certificates, "etc/ssl/certs/ca-certificates.crt", 0o644})
 	}
-	libraries, err := sharedLibraries(ctx, o.Nft)
-	if err != nil {
-		return nil, fmt.Errorf("Nft: %w", err)
-	}
-	for _, l := range libraries {
-		in = append(in, input{"Nft", l, strings.TrimPrefix(l, "/"), 0o755})
+	seen := map[string]bool{}
+	for _, to := range slices.Sorted(maps.Keys(o.Programs)) {
+		libraries, err := sharedLibraries(ctx, o.Programs[to])
+		if err != nil {
+			return nil, fmt.Errorf("Programs[%s]: %w", to, err)
+		}
+		for _, l := range libraries {
+			if !seen[l] {
+				seen[l] = true
+				in = append(in, input{"Programs[" + to + "]", l, strings.TrimPrefix(l, "/"), 0o755})
+			}
+		}
 	}
 	return in, nil
 }

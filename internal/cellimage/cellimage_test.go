@@ -33,9 +33,10 @@ func options(t *testing.T) Options {
 	}
 	return Options{
 		Dir:  filepath.Join(t.TempDir(), "cells", "root"),
-		Itzo: file("itzo", "whole"), ItzoLite: file("itzo-lite", "small"), Runc: file("runc", "runc"), Pause: file("pause", "pause"), Nft: file("nft", "nft"),
+		Itzo: file("itzo", "whole"), ItzoLite: file("itzo-lite", "small"), Runc: file("runc", "runc"), Pause: file("pause", "pause"),
 		Busybox:      file("busybox", "#!/bin/sh\necho bin/sh\necho usr/bin/wc\necho usr/bin/runc\necho sbin/init\necho ../../escape\n"),
 		Certificates: file("certs", "PEM"),
+		Programs:     map[string]string{"usr/sbin/nft": file("nft", "nft"), Portmap: file("portmap", "portmap")},
 	}
 }
 
@@ -95,7 +96,8 @@ func TestTheTreeHoldsEveryProgramUnderItsNames(t *testing.T) {
 	tree := build(t, o)
 	for p, want := range map[string]string{
 		"bin/itzo": "small", "bin/itzo-components": "whole", "bin/kubelet": "whole", "bin/containerd": "whole",
-		"usr/bin/runc": "runc", "usr/sbin/nft": "nft", "etc/ssl/certs/ca-certificates.crt": "PEM",
+		"usr/bin/runc": "runc", "usr/sbin/nft": "nft", "opt/cni/bin/portmap": "portmap",
+		"etc/ssl/certs/ca-certificates.crt": "PEM",
 	} {
 		if got, err := os.ReadFile(filepath.Join(tree, p)); err != nil || string(got) != want {
 			t.Errorf("%s: %q, %v; want %q", p, got, err, want)

@@ -57,7 +57,7 @@ func TestNftRunsInTheTree(t *testing.T) {
 		t.Skip("chroot needs root")
 	}
 	o := options(t)
-	o.Nft = dynamic(t, "nft")
+	o.Programs = map[string]string{"usr/sbin/nft": dynamic(t, "nft")}
 	tree := build(t, o)
 	cmd := exec.Command("/usr/sbin/nft", "--version")
 	cmd.Env = []string{}

@@ -59,7 +59,9 @@ type Config struct {
 	Orphan func()
 	Swept  func(err error)
 
-	ClusterDNS          []netip.Addr
+	// ClusterDNS returns where pods ask for names, now; nil for nowhere. A cell is
+	// told when it joins, and again if it changes before its pod is there.
+	ClusterDNS          func() []netip.Addr
 	ClusterDomain       string
 	ReservedMemoryBytes int64
 	RegistryMirrors     map[string][]string
@@ -140,6 +142,7 @@ type entry struct {
 	stopWait   context.CancelFunc // of the goroutine that waits for the kubelet
 	shown      bool               // api shows the pod
 	configured bool               // the agent has its configuration from this process
+	dns        []netip.Addr       // of that configuration
 	terminated time.Time          // when the cloud accepted the termination
 	told       bool               // Config.Interrupted was called
 	missing    time.Time          // since when looks at the cloud do not show the instance
@@ -644,11 +647,19 @@ func (c *Controller) disconnect(e *entry) {
 	}
 }
 
+// clusterDNS is where pods ask for names.
+func (c *Controller) clusterDNS() []netip.Addr {
+	if c.cfg.ClusterDNS == nil {
+		return nil
+	}
+	return c.cfg.ClusterDNS()
+}
+
 // agentConfig is what a cell is told after it has joined.
-func (c *Controller) agentConfig(cell *Cell) agentapi.Config {
+func (c *Controller) agentConfig(cell *Cell, dns []netip.Addr) agentapi.Config {
 	return agentapi.Config{
 		NodeName: c.cfg.NodeName, NodeIP: cell.Instance.ManagementIP, PodIP: cell.Instance.PodIP,
-		ClusterDNS: c.cfg.ClusterDNS, ClusterDomain: c.cfg.ClusterDomain,
+		ClusterDNS: dns, ClusterDomain: c.cfg.ClusterDomain,
 		ReservedMemoryBytes: c.cfg.ReservedMemoryBytes, RegistryMirrors: c.cfg.RegistryMirrors,
 	}
 }

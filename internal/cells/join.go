@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"slices"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -150,14 +151,15 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 		c.mu.Unlock()
 		return nil
 	}
-	if e.configured {
+	dns := c.clusterDNS()
+	if bound := e.cell().Pod.UID != ""; e.configured && (bound || slices.Equal(e.dns, dns)) {
 		return nil
 	}
-	if err := c.configure(ctx, e); err != nil {
+	if err := c.configure(ctx, e, dns); err != nil {
 		return fmt.Errorf("configure cell %s: %w", e.id, err)
 	}
 	c.mu.Lock()
-	e.configured = true
+	e.configured, e.dns = true, dns
 	c.mu.Unlock()
 	if e.cell().StepTime(apiv1.StepJoined).IsZero() {
 		return c.save(ctx, e, func(cell *Cell) error {
@@ -210,8 +212,8 @@ func (c *Controller) spend(ctx context.Context, e *entry, keyHash string) error 
 }
 
 // configure hands the agent its configuration.
-func (c *Controller) configure(ctx context.Context, e *entry) error {
-	body, err := json.Marshal(c.agentConfig(e.cell()))
+func (c *Controller) configure(ctx context.Context, e *entry, dns []netip.Addr) error {
+	body, err := json.Marshal(c.agentConfig(e.cell(), dns))
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,12 @@ func CNI(c agentapi.Config, gateDir string, gates []string) ([]byte, error) {
 			"nodeIP":  c.NodeIP,
 			"gateDir": gateDir,
 			"gates":   gates,
+		}, map[string]any{
+			// Upstream's: hostPorts of the pod, on the management address.
+			"type":         "portmap",
+			"capabilities": map[string]any{"portMappings": true},
+			"backend":      "nftables",
+			"snat":         true,
 		}},
 	}, "", "  ")
 	if err != nil {

@@ -17,6 +17,7 @@ const (
 	ContainerdConfig = "/etc/containerd/config.toml"
 	RegistryDir      = "/etc/containerd/certs.d"
 	CNIConfDir       = "/etc/cni/net.d"
+	CNIPluginDir     = "/opt/cni/bin" // of plugins that are not itzo
 	CNIConfFile      = CNIConfDir + "/10-kip.conflist"
 	KubeletRoot      = "/var/lib/kubelet"
 	KubeletConfig    = KubeletRoot + "/config.yaml"
@@ -89,7 +90,7 @@ func Containerd(h Host, binDir, pause string) string {
 	p("  stats_collect_period = '60s'")
 	p("  stats_retention_period = '2m'")
 	p("  [plugins.'io.containerd.cri.v1.runtime'.cni]")
-	p("    bin_dirs = [%q]", binDir)
+	p("    bin_dirs = [%q, %q]", binDir, CNIPluginDir)
 	p("    conf_dir = %q", CNIConfDir)
 	p("    max_conf_num = 1")
 	p("    use_internal_loopback = true")

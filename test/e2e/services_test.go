@@ -1,0 +1,448 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// labelled gives a pod of a manifest the label app.
+func labelled(manifest, name, app string) string {
+	return strings.Replace(manifest, "{name: "+name+"}", "{name: "+name+", labels: {app: "+app+"}}", 1)
+}
+
+// answerer is a pod that answers HTTP on port 8080 with its name, and UDP on port
+// 9000.
+func answerer(name, app, spec string) string {
+	return labelled(bare(name, spec+`  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'mkdir /tmp/www; echo `+name+` > /tmp/www/index.html; udpsvd -E 0.0.0.0 9000 echo `+name+` & exec httpd -f -p 8080 -h /tmp/www']
+    readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
+`), name, app)
+}
+
+// service makes a Service in front of the pods with the label app, port 80 and 81.
+func (s *space) service(name, app string, change func(*corev1.ServiceSpec)) *corev1.Service {
+	s.Helper()
+	spec := corev1.ServiceSpec{
+		Selector: map[string]string{"app": app},
+		Ports: []corev1.ServicePort{
+			{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)},
+			{Name: "udp", Port: 81, TargetPort: intstr.FromInt32(9000), Protocol: corev1.ProtocolUDP},
+		},
+	}
+	if change != nil {
+		change(&spec)
+	}
+	svc, err := world.Admin.CoreV1().Services(s.ns).Create(s.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return svc
+}
+
+// fetch gets http://address from within a pod; "" when nothing answers.
+func (s *space) fetch(pod, address string) string {
+	s.Helper()
+	// busybox' wget has no working timeout: the pod's own clock ends it.
+	out, _, _ := s.try("exec", pod, "--", "timeout", "3", "wget", "-qO-", "http://"+address+"/")
+	return strings.TrimSpace(out)
+}
+
+// answersAll waits until all of the wanted, and nobody else, have answered.
+func (s *space) answersAll(what string, ask func() string, want ...string) {
+	s.Helper()
+	seen := map[string]bool{}
+	s.eventually(fmt.Sprintf("%s is answered by %v", what, want), func(context.Context) error {
+		if got := ask(); got != "" {
+			seen[got] = true
+		}
+		for _, w := range want {
+			if !seen[w] {
+				return fmt.Errorf("those that answered are %v", seen)
+			}
+		}
+		return nil
+	})
+	if len(seen) != len(want) {
+		s.Fatalf("%s was answered by %v, want %v", what, seen, want)
+	}
+}
+
+// fromHost gets http://address from this host; "" when nothing answers.
+func fromHost(address string) string {
+	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + address + "/")
+	if err != nil {
+		return ""
+	}
+	defer resp.Body.Close()
+	b, _ := io.ReadAll(resp.Body)
+	return strings.TrimSpace(string(b))
+}
+
+// udpFromHost sends a datagram and returns the answer; "" when there is none.
+func udpFromHost(address string) string {
+	conn, err := net.Dial("udp", address)
+	if err != nil {
+		return ""
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(time.Second))
+	if _, err := conn.Write([]byte("who\n")); err != nil {
+		return ""
+	}
+	b := make([]byte, 64)
+	n, err := conn.Read(b)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b[:n]))
+}
+
+func at(ip string, port int32) string { return net.JoinHostPort(ip, strconv.Itoa(int(port))) }
+
+func TestAServiceReachesItsPodsOnOtherCells(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	web := s.service("web", "web", func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeNodePort })
+	sticky := s.service("sticky", "web", func(spec *corev1.ServiceSpec) { spec.SessionAffinity = corev1.ServiceAffinityClientIP })
+	alone := s.service("alone", "none", nil)
+	for _, name := range []string{"a", "b"} {
+		s.apply(answerer(name, "web", ""))
+	}
+	s.apply(sleeper("client"))
+	client, a := s.waitReady("client"), s.waitReady("a")
+	s.waitReady("b")
+
+	s.answersAll("the cluster IP, from a third cell", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a", "b")
+	s.answersAll("the cluster IP, from one of its own pods", func() string { return s.fetch("a", web.Spec.ClusterIP) }, "a", "b")
+	s.answersAll("UDP, from a third cell", func() string {
+		out, _, _ := s.try("exec", "client", "--", "sh", "-c", "echo who | timeout 2 nc -u "+web.Spec.ClusterIP+" 81")
+		return strings.TrimSpace(out)
+	}, "a", "b")
+
+	node := web.Spec.Ports[0].NodePort
+	for what, ip := range map[string]string{"of a cell of the Service": a.Status.HostIP, "of another cell": client.Status.HostIP} {
+		s.answersAll("the node port "+what, func() string { return fromHost(at(ip, node)) }, "a", "b")
+	}
+
+	first := s.fetch("client", sticky.Spec.ClusterIP)
+	for range 8 {
+		if got := s.fetch("client", sticky.Spec.ClusterIP); got != first || got == "" {
+			t.Fatalf("with session affinity %q answered after %q", got, first)
+		}
+	}
+	if got := s.fetch("client", alone.Spec.ClusterIP); got != "" {
+		t.Fatalf("a Service without pods was answered by %q", got)
+	}
+
+	// A pod that goes is no longer asked, one that comes is.
+	s.kubectl("delete", "pod", "b", "--wait=false")
+	s.apply(answerer("c", "web", ""))
+	s.waitReady("c")
+	s.waitGone("b")
+	s.answersAll("the cluster IP after a change", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a", "c")
+}
+
+func TestAPodReachesItselfThroughItsService(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	web := s.service("web", "web", nil)
+	s.apply(answerer("a", "web", ""))
+	s.waitReady("a")
+	s.answersAll("the cluster IP, from its only pod", func() string { return s.fetch("a", web.Spec.ClusterIP) }, "a")
+}
+
+// The rules are there before the pod is: its first process, once, without a try
+// again.
+func TestAPodsServicesWorkFromItsFirstMoment(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	web := s.service("web", "web", nil)
+	s.apply(answerer("a", "web", ""))
+	s.waitReady("a")
+	s.eventually("pod a is an endpoint", func(ctx context.Context) error {
+		list, err := world.Admin.DiscoveryV1().EndpointSlices(s.ns).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=web"})
+		if err != nil {
+			return err
+		}
+		for _, slice := range list.Items {
+			for _, e := range slice.Endpoints {
+				if e.Conditions.Ready != nil && *e.Conditions.Ready {
+					return nil
+				}
+			}
+		}
+		return errors.New("it is not")
+	})
+	s.apply(bare("once", `  restartPolicy: Never
+  containers:
+  - {name: main, image: 'busybox:1.36', command: [wget, -qO-, 'http://`+web.Spec.ClusterIP+`/']}
+`))
+	s.waitPod("once", "has Succeeded", hasPhase(corev1.PodSucceeded))
+}
+
+func TestAPodReachesTheAPIServerByItsServiceWithItsToken(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(sleeper("client"))
+	s.waitReady("client")
+	script := `wget --no-check-certificate -qO- --header "Authorization: Bearer $(cat /var/run/secrets/kubernetes.io/serviceaccount/token)" ` +
+		`https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT/version`
+	var out, errs string
+	s.eventually("the API server answers a pod", func(context.Context) error {
+		out, _, errs = s.try("exec", "client", "--", "timeout", "5", "sh", "-c", script)
+		if !strings.Contains(out, `"gitVersion"`) {
+			return fmt.Errorf("the answer is %q (%s)", out, errs)
+		}
+		return nil
+	})
+}
+
+func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(labelled(bare("a", `  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'mkdir /tmp/www; echo a > /tmp/www/index.html; udpsvd -E 0.0.0.0 9000 echo a & exec httpd -f -p 8080 -h /tmp/www']
+    readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
+    ports:
+    - {containerPort: 8080, hostPort: 7080}
+    - {containerPort: 9000, hostPort: 7090, protocol: UDP}
+    - {containerPort: 8080, hostPort: 7081, hostIP: 127.0.0.9}
+`), "a", "web"))
+	s.apply(sleeper("client"))
+	pod := s.waitReady("a")
+	s.waitReady("client")
+	ip := pod.Status.HostIP
+	s.answersAll("the hostPort, from this host", func() string { return fromHost(at(ip, 7080)) }, "a")
+	s.answersAll("the hostPort, from another cell", func() string { return s.fetch("client", at(ip, 7080)) }, "a")
+	s.answersAll("the hostPort, from the pod itself", func() string { return s.fetch("a", at(ip, 7080)) }, "a")
+	s.answersAll("the UDP hostPort", func() string { return udpFromHost(at(ip, 7090)) }, "a")
+	if got := fromHost(at(ip, 7081)); got != "" {
+		t.Errorf("a hostPort of hostIP 127.0.0.9 was answered on %s by %q", ip, got)
+	}
+	if got := fromHost(at(ip, 8080)); got != "" {
+		t.Errorf("the container's port was answered on the cell's address by %q", got)
+	}
+}
+
+func TestAHostNetworkPodReachesServices(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	web := s.service("web", "web", nil)
+	host := s.service("host", "host", nil)
+	s.apply(answerer("a", "web", ""))
+	s.apply(answerer("h", "host", "  hostNetwork: true\n"))
+	s.waitReady("a")
+	s.waitReady("h")
+	s.answersAll("a Service, from a pod with hostNetwork", func() string { return s.fetch("h", web.Spec.ClusterIP) }, "a")
+	s.answersAll("the Service of a pod with hostNetwork", func() string { return s.fetch("a", host.Spec.ClusterIP) }, "h")
+}
+
+// A cell is part of the one virtual node: what runs on another cell is local.
+func TestInternalTrafficPolicyLocalMeansTheVirtualNode(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	local := corev1.ServiceInternalTrafficPolicyLocal
+	web := s.service("web", "web", func(spec *corev1.ServiceSpec) { spec.InternalTrafficPolicy = &local })
+	// An endpoint on another node, which nobody may be sent to.
+	elsewhere, ready, port, name := "another-node", true, int32(8080), "http"
+	if _, err := world.Admin.DiscoveryV1().EndpointSlices(s.ns).Create(s.Context(), &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "elsewhere", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, NodeName: &elsewhere, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.apply(answerer("a", "web", ""))
+	s.apply(sleeper("client"))
+	s.waitReady("a")
+	s.waitReady("client")
+	s.answersAll("the cluster IP", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a")
+	for range 8 {
+		if got := s.fetch("client", web.Spec.ClusterIP); got != "a" {
+			t.Fatalf("a request went to another node: %q", got)
+		}
+	}
+}
+
+// kubeProxy is the process of a machine's kube-proxy, 0 when there is none.
+func (m machine) kubeProxy(t *testing.T) int {
+	t.Helper()
+	mine, err := os.Readlink(m.netns())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range all {
+		line, err := os.ReadFile(file)
+		if err != nil || !strings.HasPrefix(string(line), "kube-proxy\x00") {
+			continue // it has ended, or is another one
+		}
+		if ns, _ := os.Readlink(filepath.Join(filepath.Dir(file), "ns/net")); ns != mine {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pid
+	}
+	return 0
+}
+
+func TestServicesGoOnWhenKubeProxyIsKilled(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	web := s.service("web", "web", nil)
+	s.apply(answerer("a", "web", ""))
+	s.apply(sleeper("client"))
+	s.waitReady("a")
+	s.waitReady("client")
+	s.answersAll("the cluster IP", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a")
+	m := s.machine("client")
+	killed := m.kubeProxy(t)
+	if killed == 0 {
+		t.Fatal("no kube-proxy runs on the cell")
+	}
+	process, err := os.FindProcess(killed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.fetch("client", web.Spec.ClusterIP); got != "a" {
+		t.Fatalf("just after kube-proxy was killed %q answered", got)
+	}
+	s.eventually("another kube-proxy runs", func(context.Context) error {
+		if pid := m.kubeProxy(t); pid == 0 || pid == killed {
+			return fmt.Errorf("it is process %d", pid)
+		}
+		return nil
+	})
+	// It has the pods that came since.
+	s.apply(answerer("b", "web", ""))
+	s.waitReady("b")
+	s.answersAll("the cluster IP, after a change", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a", "b")
+}
+
+// kubeDNS returns the Service that pods ask for names, which it makes, with a small
+// server behind it, where there is none; real says that there was one.
+func (s *space) kubeDNS() (ip string, real bool) {
+	s.Helper()
+	svc, err := world.Admin.CoreV1().Services(metav1.NamespaceSystem).Get(s.Context(), "kube-dns", metav1.GetOptions{})
+	if err == nil {
+		return svc.Spec.ClusterIP, true
+	}
+	if !apierrors.IsNotFound(err) {
+		s.Fatal(err)
+	}
+	s.apply(bare("dns", `  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'echo "well-known.`+s.ns+`.svc.cluster.local 192.0.2.7" > /tmp/names; exec dnsd -c /tmp/names -p 5353']
+`))
+	pod := s.waitReady("dns")
+	svc, err = world.Admin.CoreV1().Services(metav1.NamespaceSystem).Create(s.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "kube-dns"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() {
+		if err := world.Admin.CoreV1().Services(metav1.NamespaceSystem).Delete(context.Background(), "kube-dns", metav1.DeleteOptions{}); err != nil {
+			s.Error(err)
+		}
+	})
+	ready, port, udp, name := true, int32(5353), corev1.ProtocolUDP, "dns"
+	slices := world.Admin.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem)
+	if _, err := slices.Create(s.Context(), &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "kube-dns-e2e", Labels: map[string]string{discoveryv1.LabelServiceName: "kube-dns"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &udp}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{pod.Status.PodIP}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+	}, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() {
+		if err := slices.Delete(context.Background(), "kube-dns-e2e", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			s.Error(err)
+		}
+	})
+	return svc.Spec.ClusterIP, false
+}
+
+// Not parallel: it may make the cluster's DNS, which every pod's resolv.conf shows.
+func TestPodsFindServicesByName(t *testing.T) {
+	s := newSpace(t)
+	ip, real := s.kubeDNS()
+	s.apply(labelled(sleeper("client"), "client", "client"))
+	s.apply(bare("own", `  dnsPolicy: None
+  dnsConfig: {nameservers: [192.0.2.53], searches: [example.org], options: [{name: ndots, value: "2"}]}
+  containers:
+  - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
+`))
+	s.waitReady("client")
+	s.waitReady("own")
+	conf := s.kubectl("exec", "client", "--", "cat", "/etc/resolv.conf")
+	for _, want := range []string{"nameserver " + ip + "\n", "search " + s.ns + ".svc.cluster.local svc.cluster.local cluster.local", "ndots:5"} {
+		if !strings.Contains(conf, want) {
+			t.Errorf("resolv.conf of a pod with dnsPolicy ClusterFirst lacks %q:\n%s", want, conf)
+		}
+	}
+	if conf := s.kubectl("exec", "own", "--", "cat", "/etc/resolv.conf"); conf != "search example.org\nnameserver 192.0.2.53\noptions ndots:2\n" {
+		t.Errorf("resolv.conf of a pod with dnsPolicy None is\n%s", conf)
+	}
+	lookup := func(name, want string) {
+		t.Helper()
+		s.eventually(name+" is found", func(context.Context) error {
+			out, _, errs := s.try("exec", "client", "--", "nslookup", name)
+			if !strings.Contains(out, want) {
+				return fmt.Errorf("the answer is %q %q, want %q in it", out, errs, want)
+			}
+			return nil
+		})
+	}
+	if !real {
+		lookup("well-known."+s.ns+".svc.cluster.local", "192.0.2.7")
+		return
+	}
+	web := s.service("web", "web", nil)
+	s.service("headless", "web", func(spec *corev1.ServiceSpec) { spec.ClusterIP = corev1.ClusterIPNone })
+	s.service("other", "", func(spec *corev1.ServiceSpec) {
+		*spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "kubernetes.default.svc.cluster.local"}
+	})
+	s.apply(answerer("a", "web", ""))
+	a := s.waitReady("a")
+	lookup("web."+s.ns+".svc.cluster.local", web.Spec.ClusterIP)
+	lookup("headless."+s.ns+".svc.cluster.local", a.Status.PodIP)
+	lookup("other."+s.ns+".svc.cluster.local", "kubernetes.default.svc.cluster.local")
+	if got := s.fetch("client", "web"); got != "a" {
+		t.Errorf("http://web/ was answered by %q", got)
+	}
+}
