@@ -43,7 +43,7 @@ func TestAGuestAndTheOwnerOfABridgeLeaveEachOtherAlone(t *testing.T) {
 
 	// A new start of the owner, which removes machines that it does not know.
 	_ = owner.Close()
-	owner = open(t, cfg)
+	open(t, cfg)
 	if got := run(t, mine.ManagementIP, "hostname"); got != mine.ID {
 		t.Errorf("after a new start of the owner the guest's machine says %q", got)
 	}
