@@ -81,7 +81,7 @@ func Posted(seed uint64, namespace, name, node string) *corev1.Pod {
 	if f.chance(0.2) {
 		annotate(f.Rand, pod)
 	}
-	for range 1 + f.IntN(4) {
+	for range 2 + f.IntN(7) {
 		f.change(reflect.ValueOf(&pod.Spec).Elem(), "", 0)
 	}
 	f.mount(pod)
