@@ -94,6 +94,10 @@ $(BIN)/ptp $(BIN)/host-local $(BIN)/portmap: $(BIN)/%: FORCE | announce
 	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C internal/cellimage/cni build -trimpath -ldflags '-s -w' \
 		-o $(CURDIR)/$@ github.com/containernetworking/plugins/plugins/$(CNI)/$*
 
+# For the end-to-end tests.
+$(BIN)/metrics-server: FORCE | announce
+	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C test/metricsserver build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/metrics-server/cmd/metrics-server
+
 # For machines that have none.
 $(BIN)/kubectl: | announce
 	@ln -sf kip-dev $@
@@ -118,7 +122,7 @@ faults: ## random histories of faults in virtual time, and Kip killed at every w
 	FAULTS_SEED=$(FAULTS_SEED) $(GO) test -count=1 -timeout 24h -v ./test/faults
 
 .PHONY: e2e
-e2e: build ## tests with real machines and real kubelets on the local cloud; as root
+e2e: build $(BIN)/metrics-server ## tests with real machines and real kubelets on the local cloud; as root
 	$(GO) test -race -count=1 -timeout 5m ./internal/cloud/local
 	KIP_BIN=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -parallel 8 -timeout 30m ./test/e2e/...
 

@@ -31,6 +31,7 @@ import (
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/podlogs"
 	"github.com/elotl/kip/internal/pods"
+	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
 	"github.com/elotl/kip/internal/version"
@@ -379,7 +380,10 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 	if err != nil {
 		return err
 	}
-	port, err := kubeletPort(ctx, o, api, authority, address, podInformer, cellLoop, podLoop, logs, healthy, log)
+	podStats := stats.New(stats.Config{
+		NodeName: o.nodeName, Cells: statsCells(cellLoop), Gathered: k.metrics.StatsGathered, Clock: clock.RealClock{}, Log: log,
+	})
+	port, err := kubeletPort(ctx, o, api, authority, address, podInformer, cellLoop, podLoop, logs, podStats, healthy, log)
 	if err != nil {
 		return err
 	}
@@ -434,6 +438,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		"cell mirror":  func(ctx context.Context) error { return mirror.Run(ctx, known) },
 		"pods":         func(ctx context.Context) error { return whenRegistered(ctx, virtual, podLoop.Run) },
 		"virtual node": nodeLoop.Run,
+		"pod stats":    podStats.Run,
 		"kubelet port": func(ctx context.Context) error { return port.Serve(ctx, listener) },
 		"local socket": socket.Run,
 		"saved logs":   func(ctx context.Context) error { return sweepLogs(ctx, logs, podInformer, real, log) },
@@ -523,7 +528,7 @@ func (o *options) address() (netip.Addr, error) {
 }
 
 func kubeletPort(ctx context.Context, o options, api *apiServer, authority *pki.Authority, address netip.Addr, podInformer cache.SharedIndexInformer,
-	cellLoop *cells.Controller, podLoop *pods.Controller, logs *podlogs.Saver, healthy func(context.Context) error, log *slog.Logger,
+	cellLoop *cells.Controller, podLoop *pods.Controller, logs *podlogs.Saver, podStats *stats.Stats, healthy func(context.Context) error, log *slog.Logger,
 ) (*node.Port, error) {
 	var certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	if certFile, keyFile := os.Getenv(node.CertFileEnv), os.Getenv(node.KeyFileEnv); certFile != "" || keyFile != "" {
@@ -545,7 +550,7 @@ func kubeletPort(ctx context.Context, o options, api *apiServer, authority *pki.
 	}
 	return node.NewPort(node.PortConfig{
 		NodeName: o.nodeName, Reviews: api.asKip, ClientCA: clientCA, Certificate: certificate,
-		Cells: wayToCells{pods: podInformer, cells: cellLoop, loop: podLoop}, Logs: logs,
+		Cells: wayToCells{pods: podInformer, cells: cellLoop, loop: podLoop}, Logs: logs, Stats: podStats,
 		Pods: func() []*corev1.Pod { return podsOf(podInformer) }, Healthy: healthy, Log: log,
 	})
 }

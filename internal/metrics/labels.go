@@ -3,6 +3,7 @@ package metrics
 import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/stats"
 )
 
 // label is a label as the reference describes it. All values come from a set that
@@ -164,6 +165,16 @@ var (
 		{resultSuccess, ""},
 		{resultConflict, "nothing was written: another writer was faster, or another Kip leads"},
 		{resultError, "it is not known whether it was written"},
+	}}
+	labelEndpoint = &label{name: "endpoint", doc: "What the kubelet port was asked for.", values: []value{
+		{"summary", "`/stats/summary`"}, {"resource", "`/metrics/resource`"}, {"cadvisor", "`/metrics/cadvisor`"}, {"probes", "`/metrics/probes`"},
+	}}
+	labelMiss = &label{name: "reason", doc: "Why the cell is not in the answer.", values: []value{
+		{string(stats.NotConnected), "there was no tunnel to it"},
+		{string(stats.TimedOut), "it did not answer in time"},
+		{string(stats.Failed), "it answered with an error, or the tunnel broke"},
+		{string(stats.Invalid), "its answer could not be parsed"},
+		{string(stats.TooLarge), "its answer was too large, or all cells' together"},
 	}}
 	labelVersion           = &label{name: "version", doc: "Kip's version."}
 	labelKubernetesVersion = &label{name: "kubernetes_version", doc: "The release whose kubelet runs on cells."}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/version"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -57,6 +58,8 @@ type Metrics struct {
 	restRequests                              *prometheus.CounterVec
 	restDuration                              *prometheus.HistogramVec
 	storeWrites                               *prometheus.HistogramVec
+	statsGathered                             *prometheus.HistogramVec
+	statsMissed                               *prometheus.CounterVec
 
 	mu      sync.Mutex
 	tracked map[string]tracked // by cell ID
@@ -128,6 +131,12 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	m.sweep = f.counter("kip_sweep_instances_total",
 		"Instances with Kip's tags that no cell has, by what became of them.", labelSweepResult)
 
+	f.section = "Pods' metrics"
+	m.statsGathered = f.histogram("kip_stats_gathering_duration_seconds",
+		"Gatherings of what the pods use, from all cells, and how long they took.", callBuckets, labelEndpoint)
+	m.statsMissed = f.counter("kip_stats_cells_missed_total",
+		"Cells that a gathering had to do without.", labelEndpoint, labelMiss)
+
 	f.section = "Inside Kip"
 	m.storeWrites = f.histogram("kip_store_write_duration_seconds",
 		"Writes to the store and how long they took.", storeBuckets, labelOperation, labelWriteResult)
@@ -145,6 +154,11 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	// Where the labels are known, an increase from nothing is seen as one.
 	for _, r := range labelSweepResult.values {
 		m.sweep.WithLabelValues(r.name)
+	}
+	for _, e := range stats.Endpoints {
+		for _, why := range stats.Misses {
+			m.statsMissed.WithLabelValues(e, string(why))
+		}
 	}
 	for _, r := range labelRequestResult.values {
 		m.standbyRequests.WithLabelValues(r.name)

@@ -27,6 +27,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -591,6 +592,17 @@ func TestStoreWritesAndSweeps(t *testing.T) {
 	f.want(t, "kip_store_write_duration_seconds", map[string]string{
 		"operation=put,result=success": "1 0.002", "operation=apply,result=conflict": "2 0.002", "operation=delete,result=error": "1 1", "operation=other,result=success": "1 1",
 	})
+	f.StatsGathered("resource", 2*time.Second, map[stats.Miss]int{stats.TimedOut: 3})
+	f.StatsGathered("resource", time.Second, nil)
+	f.want(t, "kip_stats_gathering_duration_seconds", map[string]string{"endpoint=resource": "2 3"})
+	want := map[string]string{}
+	for _, e := range stats.Endpoints {
+		for _, why := range stats.Misses {
+			want["endpoint="+e+",reason="+string(why)] = "0"
+		}
+	}
+	want["endpoint=resource,reason=timeout"] = "3"
+	f.want(t, "kip_stats_cells_missed_total", want)
 	f.Sweep(SweepOrphan, 3)
 	f.Swept(nil)
 	f.Swept(nil)
@@ -752,6 +764,7 @@ func everything(t *testing.T) *fixture {
 	idle := f.life("b", true)
 	idle.cell.Pod, idle.cell.Standby = apiv1.PodReference{}, "pool"
 	f.cells = []cells.Cell{idle.cell}
+	f.StatsGathered("resource", time.Second, nil)
 	inner := &testCloud{took: func() {}, err: cloud.ErrCapacity}
 	c := f.Cloud(struct {
 		*testCloud

@@ -30,6 +30,10 @@ import (
 // DefaultPort is the kubelet's.
 const DefaultPort = 10250
 
+// StatsPaths are where metrics-server, Prometheus and others ask a kubelet what
+// the pods of its node use.
+var StatsPaths = []string{"/stats/summary", "/metrics/resource", "/metrics/cadvisor", "/metrics/probes"}
+
 // Cells finds the cell of a pod.
 type Cells interface {
 	// RoundTripper is the way to the agent on the pod's cell; the requests
@@ -80,6 +84,8 @@ type PortConfig struct {
 	Certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	Cells       Cells
 	Logs        SavedLogs
+	// Stats answers for StatsPaths.
+	Stats http.Handler
 	// Pods are those bound to the node.
 	Pods func() []*corev1.Pod
 	// Healthy says why Kip cannot do its work now, or nil.
@@ -97,8 +103,8 @@ type Port struct {
 // NewPort checks the configuration. It has no effect outside.
 func NewPort(c PortConfig) (*Port, error) {
 	if c.NodeName == "" || c.Reviews == nil || c.Certificate == nil || c.Cells == nil || c.Logs == nil ||
-		c.Pods == nil || c.Healthy == nil || c.Log == nil {
-		return nil, errors.New("kubelet port: NodeName, Reviews, Certificate, Cells, Logs, Pods, Healthy and Log must be set")
+		c.Stats == nil || c.Pods == nil || c.Healthy == nil || c.Log == nil {
+		return nil, errors.New("kubelet port: NodeName, Reviews, Certificate, Cells, Logs, Stats, Pods, Healthy and Log must be set")
 	}
 	gate, err := newGate(c.NodeName, c.Reviews, c.ClientCA)
 	if err != nil {
@@ -124,6 +130,9 @@ func NewPort(c PortConfig) (*Port, error) {
 	running := p.pods(func(pod *corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning })
 	p.mux.HandleFunc("GET /runningpods", running)
 	p.mux.HandleFunc("GET /runningpods/{$}", running)
+	for _, path := range StatsPaths {
+		p.mux.Handle("GET "+path, c.Stats)
+	}
 	p.mux.HandleFunc("GET /healthz", p.healthz)
 	p.mux.HandleFunc("GET /healthz/{$}", p.healthz)
 	return p, nil

@@ -220,6 +220,7 @@ func serveWith(t *testing.T, itzo http.HandlerFunc, ca func(*authority) (dynamic
 			"lister":  {"get pods", "get healthz"},
 			"nobody":  {},
 			"metrics": {"get metrics"},
+			"stats":   {"get stats"},
 		}},
 		cells: &fakeCells{}, health: &state{},
 	}
@@ -245,6 +246,7 @@ func serveWith(t *testing.T, itzo http.HandlerFunc, ca func(*authority) (dynamic
 		NodeName: testNode, Reviews: client, ClientCA: clientCA,
 		Certificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return serving, nil },
 		Cells:       f.cells, Logs: fakeLogs{}, Healthy: f.health.healthy,
+		Stats: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "stats of %s", r.URL.Path) }),
 		Pods: func() []*corev1.Pod {
 			return []*corev1.Pod{pod("a", corev1.PodRunning), pod("b", corev1.PodPending)}
 		},
@@ -307,6 +309,42 @@ func (f *fixture) do(t *testing.T, token, method, path string) (int, string) {
 
 func says(text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, text) }
+}
+
+// What a pod uses is not for all who may reach the port, nor for who may reach
+// its pods: the kubelet has a right of its own for each of the two kinds.
+func TestStatsNeedTheirOwnRights(t *testing.T) {
+	f := serve(t, says("from the cell"))
+	for path, may := range map[string]string{
+		"/stats/summary": "stats", "/stats/summary?only_cpu_and_memory=true": "stats",
+		"/metrics/resource": "metrics", "/metrics/cadvisor": "metrics", "/metrics/probes": "metrics",
+	} {
+		for _, user := range []string{"stats", "metrics", "reader", "nobody", ""} {
+			want := http.StatusForbidden
+			switch user {
+			case may:
+				want = http.StatusOK
+			case "":
+				want = http.StatusUnauthorized
+			}
+			code, body := f.do(t, user, "GET", path)
+			if name, _, _ := strings.Cut(path, "?"); code != want || (code == http.StatusOK) != (body == "stats of "+name) {
+				t.Errorf("GET %s as %q: %d %s, want %d", path, user, code, body, want)
+			}
+		}
+		if code, _ := f.do(t, may, "POST", path); code != http.StatusForbidden {
+			t.Errorf("POST %s with the right to read: %d", path, code)
+		}
+	}
+	f.api.mu.Lock()
+	defer f.api.mu.Unlock()
+	for _, spec := range f.api.asked {
+		a := spec.ResourceAttributes
+		if a == nil || a.Resource != "nodes" || a.Name != testNode || a.Namespace != "" || a.Group != "" ||
+			a.Subresource != "stats" && a.Subresource != "metrics" {
+			t.Errorf("asked for %+v", a)
+		}
+	}
 }
 
 func TestThePortIsNeverOpen(t *testing.T) {

@@ -79,8 +79,10 @@ func withLimits(pod *corev1.Pod) *corev1.Pod {
 			delete(sum, name)
 		}
 	}
+	// A copy, since overhead is added to it in place, and quantities of many digits
+	// are pointers: the pod is everybody's.
 	out.Spec.Resources = &corev1.ResourceRequirements{
-		Requests: raise(raise(pod.Spec.Resources.Requests, pod.Spec.Resources.Limits), sum),
+		Requests: raise(raise(pod.Spec.Resources.Requests, pod.Spec.Resources.Limits), sum).DeepCopy(),
 	}
 	return out
 }

@@ -1,0 +1,186 @@
+package stats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+)
+
+// gather asks all cells. What one of them does not answer is not in the answer.
+func (src *source) gather(ctx context.Context) (*answer, map[Miss]int, error) {
+	s := src.s
+	bounded, cancel := context.WithTimeout(ctx, gatherTimeout)
+	defer cancel()
+	cells := s.c.Cells()
+	// Those that answered the last time come first, so that the others wait in
+	// nobody's way.
+	slices.SortStableFunc(cells, func(a, b Cell) int {
+		switch was, is := src.missed[a.ID], src.missed[b.ID]; {
+		case was == is:
+			return 0
+		case is:
+			return -1
+		}
+		return 1
+	})
+	m := src.merging.begin()
+	counts := map[Miss]int{}
+	missed := map[string]bool{}
+	var mu sync.Mutex
+	miss := func(c *Cell, why Miss, err error) {
+		mu.Lock()
+		counts[why]++
+		missed[c.ID] = true
+		mu.Unlock()
+		s.c.Log.Debug("a cell did not tell what its pod uses", "cell", c.ID, "pod", c.Namespace+"/"+c.Pod, "path", src.path, "why", string(why), "err", err)
+	}
+	var asked errgroup.Group
+	asked.SetLimit(maxInFlight)
+	for i := range cells {
+		c := &cells[i]
+		if c.RoundTripper == nil {
+			miss(c, NotConnected, nil)
+			continue
+		}
+		asked.Go(func() error {
+			if err := src.ask(bounded, c, m); err != nil {
+				miss(c, whyOf(err), err)
+			}
+			return nil
+		})
+	}
+	_ = asked.Wait() // no cell's error is one of the gathering
+	src.missed = missed
+	if ctx.Err() != nil {
+		return nil, nil, ctx.Err()
+	}
+	a, err := m.end(s.c.Clock.Now(), cells)
+	return a, counts, err
+}
+
+var (
+	errInvalid  = errors.New("the answer cannot be parsed")
+	errTooLarge = errors.New("the answer is too large")
+)
+
+func whyOf(err error) Miss {
+	switch {
+	case errors.Is(err, errInvalid):
+		return Invalid
+	case errors.Is(err, errTooLarge):
+		return TooLarge
+	case errors.Is(err, context.DeadlineExceeded):
+		return TimedOut
+	}
+	return Failed
+}
+
+// ask asks one cell's kubelet, and has its answer merged.
+func (src *source) ask(all context.Context, c *Cell, m merger) error {
+	ctx, cancel := context.WithTimeout(all, cellTimeout)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://cell"+agentapi.PathKubelet+src.path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.RoundTripper.RoundTrip(r)
+	if err != nil {
+		return within(ctx, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("the kubelet answered %s", resp.Status)
+	}
+	body, release, err := src.s.reading.readAll(resp.Body)
+	defer release()
+	if err != nil {
+		return within(ctx, err)
+	}
+	select {
+	case src.s.parsing <- struct{}{}:
+		defer func() { <-src.s.parsing }()
+	case <-all.Done(): // the cell has done its part in time
+		return all.Err()
+	}
+	if m.held() > maxHeld {
+		return fmt.Errorf("%w: all cells together", errTooLarge)
+	}
+	return m.add(c, body)
+}
+
+// within says of an error that time was up, where that is the cause: not every
+// transport's error does.
+func within(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
+	return err
+}
+
+// budget bounds the memory of what is being read.
+type budget struct {
+	most    int64
+	used    atomic.Int64
+	buffers sync.Pool // of *[]byte
+}
+
+// firstBuffer holds most answers but those of cAdvisor, and keptBuffer most of
+// those.
+const firstBuffer, keptBuffer = 16 << 10, 256 << 10
+
+func (b *budget) take(n int) bool {
+	if b.used.Add(int64(n)) <= b.most {
+		return true
+	}
+	b.used.Add(-int64(n))
+	return false
+}
+
+// readAll reads r to its end, if it is not too large. What it returns is valid
+// until release, which must be called in any case.
+func (b *budget) readAll(r io.Reader) (body []byte, release func(), err error) {
+	buf, _ := b.buffers.Get().(*[]byte)
+	if buf == nil {
+		first := make([]byte, firstBuffer)
+		buf = &first
+	}
+	if !b.take(len(*buf)) {
+		b.buffers.Put(buf)
+		return nil, func() {}, fmt.Errorf("%w: %d bytes of all cells are being read", errTooLarge, b.most)
+	}
+	release = func() {
+		b.used.Add(-int64(len(*buf)))
+		if len(*buf) <= keptBuffer {
+			b.buffers.Put(buf)
+		}
+	}
+	n := 0
+	for {
+		if n == len(*buf) {
+			if n >= maxBody {
+				return nil, release, fmt.Errorf("%w: it has more than %d bytes", errTooLarge, maxBody)
+			}
+			if !b.take(n) {
+				return nil, release, fmt.Errorf("%w: %d bytes of all cells are being read", errTooLarge, b.most)
+			}
+			*buf = append(*buf, make([]byte, n)...)[:2*n]
+		}
+		m, err := r.Read((*buf)[n:])
+		n += m
+		if err == io.EOF {
+			return (*buf)[:n], release, nil
+		}
+		if err != nil {
+			return nil, release, err
+		}
+	}
+}

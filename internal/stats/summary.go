@@ -1,0 +1,165 @@
+package stats
+
+import (
+	"encoding/json"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+)
+
+const (
+	summaryName      = "summary"
+	summaryPath      = "/stats/summary"
+	onlyCPUParameter = "only_cpu_and_memory"
+	onlyCPU          = "?" + onlyCPUParameter + "=true"
+)
+
+// summaries merges summaries; between gatherings it keeps the node's CPU time.
+type summaries struct {
+	node  string
+	since time.Time
+	cpu   count // nanoseconds
+}
+
+func newSummaries(node string, since time.Time) *summaries {
+	return &summaries{node: node, since: since}
+}
+
+func (s *summaries) begin() merger { return &summaryMerger{summaries: s} }
+
+// summaryMerger merges the summaries of one gathering.
+type summaryMerger struct {
+	*summaries
+	size atomic.Int64
+
+	mu   sync.Mutex
+	pods pile
+	sum  statsapi.NodeStats
+}
+
+func (m *summaryMerger) held() int { return int(m.size.Load()) }
+
+func (m *summaryMerger) add(c *Cell, body []byte) error {
+	var s statsapi.Summary
+	if err := json.Unmarshal(body, &s); err != nil {
+		return fmt.Errorf("%w: %w", errInvalid, err)
+	}
+	var pod []byte
+	for i := range s.Pods {
+		if ref := s.Pods[i].PodRef; ref.Namespace != c.Namespace || ref.Name != c.Pod || ref.UID != string(c.UID) {
+			continue
+		}
+		var err error
+		if pod, err = json.Marshal(&s.Pods[i]); err != nil {
+			return fmt.Errorf("%w: %w", errInvalid, err)
+		}
+		break // a cell has one pod
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if pod != nil {
+		if !m.pods.empty() {
+			pod = append([]byte{','}, pod...)
+		}
+		m.size.Add(int64(m.pods.add(pod)))
+	}
+	m.addNode(c, &s.Node)
+	return nil
+}
+
+// addNode adds, under mu, what a cell has of what can be summed: not its network
+// and its faults, which count from its start, nor what depends on the machine.
+func (m *summaryMerger) addNode(c *Cell, n *statsapi.NodeStats) {
+	if n.CPU != nil {
+		if m.sum.CPU == nil {
+			m.sum.CPU = &statsapi.CPUStats{}
+		}
+		latest(&m.sum.CPU.Time, n.CPU.Time)
+		plus(&m.sum.CPU.UsageNanoCores, n.CPU.UsageNanoCores)
+		if v := n.CPU.UsageCoreNanoSeconds; v != nil {
+			m.cpu.add(c.ID, float64(*v))
+		}
+	}
+	if n.Memory != nil {
+		if m.sum.Memory == nil {
+			m.sum.Memory = &statsapi.MemoryStats{}
+		}
+		latest(&m.sum.Memory.Time, n.Memory.Time)
+		plus(&m.sum.Memory.AvailableBytes, n.Memory.AvailableBytes)
+		plus(&m.sum.Memory.UsageBytes, n.Memory.UsageBytes)
+		plus(&m.sum.Memory.WorkingSetBytes, n.Memory.WorkingSetBytes)
+		plus(&m.sum.Memory.RSSBytes, n.Memory.RSSBytes)
+	}
+	if n.Swap != nil {
+		if m.sum.Swap == nil {
+			m.sum.Swap = &statsapi.SwapStats{}
+		}
+		latest(&m.sum.Swap.Time, n.Swap.Time)
+		plus(&m.sum.Swap.SwapAvailableBytes, n.Swap.SwapAvailableBytes)
+		plus(&m.sum.Swap.SwapUsageBytes, n.Swap.SwapUsageBytes)
+	}
+	plusFs(&m.sum.Fs, n.Fs)
+	if n.Runtime != nil {
+		if m.sum.Runtime == nil {
+			m.sum.Runtime = &statsapi.RuntimeStats{}
+		}
+		plusFs(&m.sum.Runtime.ImageFs, n.Runtime.ImageFs)
+		plusFs(&m.sum.Runtime.ContainerFs, n.Runtime.ContainerFs)
+	}
+}
+
+func plusFs(sum **statsapi.FsStats, n *statsapi.FsStats) {
+	if n == nil {
+		return
+	}
+	if *sum == nil {
+		*sum = &statsapi.FsStats{}
+	}
+	latest(&(*sum).Time, n.Time)
+	plus(&(*sum).AvailableBytes, n.AvailableBytes)
+	plus(&(*sum).CapacityBytes, n.CapacityBytes)
+	plus(&(*sum).UsedBytes, n.UsedBytes)
+	plus(&(*sum).InodesFree, n.InodesFree)
+	plus(&(*sum).Inodes, n.Inodes)
+	plus(&(*sum).InodesUsed, n.InodesUsed)
+}
+
+func plus(sum **uint64, v *uint64) {
+	if v == nil {
+		return
+	}
+	if *sum == nil {
+		*sum = new(uint64)
+	}
+	if **sum+*v < **sum {
+		return // only a cell that lies has so much
+	}
+	**sum += *v
+}
+
+func latest(t *metav1.Time, u metav1.Time) {
+	if t.Before(&u) {
+		*t = u
+	}
+}
+
+func (m *summaryMerger) end(_ time.Time, cells []Cell) (*answer, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.cpu.forget(cells)
+	m.sum.NodeName, m.sum.StartTime = m.node, metav1.NewTime(m.since)
+	if m.sum.CPU != nil {
+		total := uint64(m.cpu.total)
+		m.sum.CPU.UsageCoreNanoSeconds = &total
+	}
+	node, err := json.Marshal(&m.sum)
+	if err != nil {
+		return nil, fmt.Errorf("write the summary of the node: %w", err)
+	}
+	head := append(append([]byte(`{"node":`), node...), `,"pods":[`...)
+	return &answer{contentType: "application/json", parts: []part{{head, &m.pods}, {head: []byte("]}")}}}, nil
+}
