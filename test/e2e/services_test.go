@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/dns/dnsmessage"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -34,7 +36,7 @@ func answerer(name, app, spec string) string {
 	return labelled(bare(name, spec+`  containers:
   - name: main
     image: busybox:1.36
-    command: [sh, -c, 'mkdir /tmp/www; echo `+name+` > /tmp/www/index.html; udpsvd -E 0.0.0.0 9000 echo `+name+` & exec httpd -f -p 8080 -h /tmp/www']
+    command: [sh, -c, 'mkdir /tmp/www; echo `+name+` > /tmp/www/index.html; while :; do nc -u -l -p 9000 -e echo `+name+`; done & exec httpd -f -p 8080 -h /tmp/www']
     readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
 `), name, app)
 }
@@ -224,7 +226,7 @@ func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
 	s.apply(labelled(bare("a", `  containers:
   - name: main
     image: busybox:1.36
-    command: [sh, -c, 'mkdir /tmp/www; echo a > /tmp/www/index.html; udpsvd -E 0.0.0.0 9000 echo a & exec httpd -f -p 8080 -h /tmp/www']
+    command: [sh, -c, 'mkdir /tmp/www; echo a > /tmp/www/index.html; while :; do nc -u -l -p 9000 -e echo a; done & exec httpd -f -p 8080 -h /tmp/www']
     readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
     ports:
     - {containerPort: 8080, hostPort: 7080}
@@ -351,6 +353,46 @@ func TestServicesGoOnWhenKubeProxyIsKilled(t *testing.T) {
 	s.answersAll("the cluster IP, after a change", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a", "b")
 }
 
+// nameServer answers all questions for IPv4 addresses with 192.0.2.7, on this
+// host's address on the bridge, until the test ends.
+func (s *space) nameServer() netip.AddrPort {
+	s.Helper()
+	network, err := netip.ParsePrefix(cidr)
+	if err != nil {
+		s.Fatal(err)
+	}
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(network.Addr().Next(), 0)))
+	if err != nil {
+		s.Fatal(err)
+	}
+	done := make(chan struct{})
+	s.Cleanup(func() { conn.Close(); <-done })
+	go func() {
+		defer close(done)
+		b := make([]byte, 512)
+		for {
+			n, from, err := conn.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			var m dnsmessage.Message
+			if m.Unpack(b[:n]) != nil || len(m.Questions) != 1 {
+				continue
+			}
+			m.Response, m.Authoritative, m.Additionals = true, true, nil
+			if q := m.Questions[0]; q.Type == dnsmessage.TypeA {
+				m.Answers = []dnsmessage.Resource{{
+					Header: dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class, TTL: 1}, Body: &dnsmessage.AResource{A: [4]byte{192, 0, 2, 7}},
+				}}
+			}
+			if out, err := m.Pack(); err == nil {
+				_, _ = conn.WriteToUDPAddrPort(out, from)
+			}
+		}
+	}()
+	return netip.MustParseAddrPort(conn.LocalAddr().String())
+}
+
 // kubeDNS returns the Service that pods ask for names, which it makes, with a small
 // server behind it, where there is none; real says that there was one.
 func (s *space) kubeDNS() (ip string, real bool) {
@@ -362,12 +404,7 @@ func (s *space) kubeDNS() (ip string, real bool) {
 	if !apierrors.IsNotFound(err) {
 		s.Fatal(err)
 	}
-	s.apply(bare("dns", `  containers:
-  - name: main
-    image: busybox:1.36
-    command: [sh, -c, 'echo "well-known.`+s.ns+`.svc.cluster.local 192.0.2.7" > /tmp/names; exec dnsd -c /tmp/names -p 5353']
-`))
-	pod := s.waitReady("dns")
+	server := s.nameServer()
 	svc, err = world.Admin.CoreV1().Services(metav1.NamespaceSystem).Create(s.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "kube-dns"},
 		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP}}},
@@ -380,12 +417,12 @@ func (s *space) kubeDNS() (ip string, real bool) {
 			s.Error(err)
 		}
 	})
-	ready, port, udp, name := true, int32(5353), corev1.ProtocolUDP, "dns"
+	ready, port, udp, name := true, int32(server.Port()), corev1.ProtocolUDP, "dns"
 	slices := world.Admin.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem)
 	if _, err := slices.Create(s.Context(), &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: "kube-dns-e2e", Labels: map[string]string{discoveryv1.LabelServiceName: "kube-dns"}},
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &udp}},
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{pod.Status.PodIP}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{server.Addr().String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
 	}, metav1.CreateOptions{}); err != nil {
 		s.Fatal(err)
 	}
