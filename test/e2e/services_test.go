@@ -7,17 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,13 +33,12 @@ func labelled(manifest, name, app string) string {
 	return strings.Replace(manifest, "{name: "+name+"}", "{name: "+name+", labels: {app: "+app+"}}", 1)
 }
 
-// answerer is a pod that answers HTTP on port 8080 with its name, and UDP on port
-// 9000.
+// answerer is a pod that answers HTTP on port 8080 with its name.
 func answerer(name, app, spec string) string {
 	return labelled(bare(name, spec+`  containers:
   - name: main
     image: busybox:1.36
-    command: [sh, -c, 'mkdir /tmp/www; echo `+name+` > /tmp/www/index.html; while :; do nc -u -l -p 9000 -e echo `+name+`; done & exec httpd -f -p 8080 -h /tmp/www']
+    command: [sh, -c, 'mkdir /tmp/www; echo `+name+` > /tmp/www/index.html; exec httpd -f -p 8080 -h /tmp/www']
     readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
 `), name, app)
 }
@@ -101,8 +103,84 @@ func fromHost(address string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// udpFromHost sends a datagram and returns the answer; "" when there is none.
-func udpFromHost(address string) string {
+// inside runs f in a pod's network namespace: the image of these pods has nothing
+// that speaks UDP.
+func (s *space) inside(pod string, f func() error) {
+	s.Helper()
+	home, err := os.Open("/proc/self/ns/net")
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer home.Close()
+	there, err := os.Open(filepath.Join("/proc", strconv.Itoa(s.process(pod)), "ns/net"))
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer there.Close()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET)
+		if err == nil {
+			// Back, and not left to die: see machine.dialHere.
+			err = errors.Join(f(), unix.Setns(int(home.Fd()), unix.CLONE_NEWNET))
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		s.Fatal(err)
+	}
+}
+
+// process is one of a pod's, on this host.
+func (s *space) process(pod string) int {
+	s.Helper()
+	instance := s.cellOf(pod).Status.InstanceID
+	pid := 0
+	for _, root := range []string{"/sys/fs/cgroup/memory", "/sys/fs/cgroup"} {
+		_ = filepath.WalkDir(filepath.Join(root, "kip-"+bridge, instance, "kubepods"), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.Name() != "cgroup.procs" || pid != 0 {
+				return nil
+			}
+			data, err := os.ReadFile(path)
+			if first, _, ok := strings.Cut(string(data), "\n"); err == nil && ok {
+				pid, _ = strconv.Atoi(first)
+			}
+			return nil
+		})
+	}
+	if pid == 0 {
+		s.Fatalf("no process of pod %s is found below the cgroup of %s", pod, instance)
+	}
+	return pid
+}
+
+// answerUDP answers on port 9000 of a pod with its name, until the test ends.
+func (s *space) answerUDP(pod string) {
+	s.Helper()
+	var conn net.PacketConn
+	s.inside(pod, func() (err error) {
+		conn, err = net.ListenPacket("udp4", ":9000")
+		return err
+	})
+	done := make(chan struct{})
+	s.Cleanup(func() { conn.Close(); <-done })
+	go func() {
+		defer close(done)
+		b := make([]byte, 64)
+		for {
+			_, from, err := conn.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = conn.WriteTo([]byte(pod+"\n"), from)
+		}
+	}()
+}
+
+// askUDP sends a datagram and returns the answer; "" when there is none.
+func askUDP(address string) string {
 	conn, err := net.Dial("udp", address)
 	if err != nil {
 		return ""
@@ -137,9 +215,11 @@ func TestAServiceReachesItsPodsOnOtherCells(t *testing.T) {
 
 	s.answersAll("the cluster IP, from a third cell", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a", "b")
 	s.answersAll("the cluster IP, from one of its own pods", func() string { return s.fetch("a", web.Spec.ClusterIP) }, "a", "b")
-	s.answersAll("UDP, from a third cell", func() string {
-		out, _, _ := s.try("exec", "client", "--", "sh", "-c", "echo who | timeout 2 nc -u "+web.Spec.ClusterIP+" 81")
-		return strings.TrimSpace(out)
+	s.answerUDP("a")
+	s.answerUDP("b")
+	s.answersAll("UDP, from a third cell", func() (answer string) {
+		s.inside("client", func() error { answer = askUDP(at(web.Spec.ClusterIP, 81)); return nil })
+		return answer
 	}, "a", "b")
 
 	node := web.Spec.Ports[0].NodePort
@@ -226,7 +306,7 @@ func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
 	s.apply(labelled(bare("a", `  containers:
   - name: main
     image: busybox:1.36
-    command: [sh, -c, 'mkdir /tmp/www; echo a > /tmp/www/index.html; while :; do nc -u -l -p 9000 -e echo a; done & exec httpd -f -p 8080 -h /tmp/www']
+    command: [sh, -c, 'mkdir /tmp/www; echo a > /tmp/www/index.html; exec httpd -f -p 8080 -h /tmp/www']
     readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
     ports:
     - {containerPort: 8080, hostPort: 7080}
@@ -240,7 +320,8 @@ func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
 	s.answersAll("the hostPort, from this host", func() string { return fromHost(at(ip, 7080)) }, "a")
 	s.answersAll("the hostPort, from another cell", func() string { return s.fetch("client", at(ip, 7080)) }, "a")
 	s.answersAll("the hostPort, from the pod itself", func() string { return s.fetch("a", at(ip, 7080)) }, "a")
-	s.answersAll("the UDP hostPort", func() string { return udpFromHost(at(ip, 7090)) }, "a")
+	s.answerUDP("a")
+	s.answersAll("the UDP hostPort", func() string { return askUDP(at(ip, 7090)) }, "a")
 	if got := fromHost(at(ip, 7081)); got != "" {
 		t.Errorf("a hostPort of hostIP 127.0.0.9 was answered on %s by %q", ip, got)
 	}
