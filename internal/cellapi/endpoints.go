@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 )
@@ -117,19 +118,45 @@ type view struct {
 	number     int
 	users      int
 	collection *collection
-	shown      map[string]map[string]shownSlice // by Service and slice
+	shown      map[string]map[string]rendered // by Service and slice
 }
 
-// shownSlice is the part of a slice that a view has: whole, or the endpoints at
-// these indexes.
+// rendered is what a view shows of a slice, and what it was made from last.
+type rendered struct {
+	*object
+	from shownSlice
+}
+
+// shownSlice is the part of a slice that a view is to have: whole, or the endpoints
+// at these indexes.
 type shownSlice struct {
 	of      *sourceSlice
 	whole   bool
 	indexes []int32
 }
 
-func (s shownSlice) equal(o shownSlice) bool {
-	return s.of == o.of && s.whole == o.whole && slices.Equal(s.indexes, o.indexes)
+// is says that o shows just this. A slice of which other endpoints have changed is
+// no news to a view.
+func (s shownSlice) is(o rendered) bool {
+	if s.of == o.from.of && s.whole == o.from.whole && slices.Equal(s.indexes, o.from.indexes) {
+		return true
+	}
+	if s.whole {
+		return false // it has changed, or it was shown in part
+	}
+	from, has := s.of.slice(), o.apiObject.(*discoveryv1.EndpointSlice)
+	if !equality.Semantic.DeepEqual(from.Ports, has.Ports) || !maps.Equal(from.Labels, has.Labels) {
+		return false
+	}
+	if len(s.indexes) != len(has.Endpoints) {
+		return false
+	}
+	for i, index := range s.indexes {
+		if !equality.Semantic.DeepEqual(from.Endpoints[index], has.Endpoints[i]) {
+			return false
+		}
+	}
+	return true
 }
 
 func newEndpoints(k *kind, nodeName string, salt uint64) *endpoints {
@@ -446,25 +473,31 @@ func (e *endpoints) restart(v *view) {
 
 // compose returns all that a view shows, each slice at its own version.
 func (e *endpoints) compose(v *view) []*object {
-	v.shown = make(map[string]map[string]shownSlice, len(e.services))
+	v.shown = make(map[string]map[string]rendered, len(e.services))
 	objects := make([]*object, 0, len(e.owner))
 	for _, svc := range e.services {
-		part := e.part(v, svc)
-		v.shown[svc.key] = part
-		for _, s := range part {
-			objects = append(objects, e.render(s, s.of.whole.rv))
+		shown := map[string]rendered{}
+		for k, s := range e.part(v, svc) {
+			shown[k] = rendered{e.render(s, s.of.whole.rv), s}
+			objects = append(objects, shown[k].object)
 		}
+		v.shown[svc.key] = shown
 	}
 	return objects
 }
 
 // show brings a Service's slices in a view up to date, as of the upstream version rv.
 func (e *endpoints) show(v *view, svc *endpointsOf, rv uint64) {
-	before, want := v.shown[svc.key], e.part(v, svc)
+	shown, want := v.shown[svc.key], e.part(v, svc)
+	if shown == nil {
+		shown = map[string]rendered{}
+		v.shown[svc.key] = shown
+	}
 	next := max(rv<<subBits, v.collection.version()+1)
 	for _, k := range slices.Sorted(maps.Keys(want)) {
 		s := want[k]
-		if old, had := before[k]; had && old.equal(s) {
+		if old, had := shown[k]; had && s.is(old) {
+			shown[k] = rendered{old.object, s} // the older slice need not be kept
 			continue
 		}
 		o := s.of.whole
@@ -472,31 +505,33 @@ func (e *endpoints) show(v *view, svc *endpointsOf, rv uint64) {
 			o = e.render(s, next)
 		}
 		v.collection.put(o)
+		shown[k] = rendered{o, s}
 		next = max(next, o.rv) + 1
 	}
-	for _, k := range slices.Sorted(maps.Keys(before)) {
+	for _, k := range slices.Sorted(maps.Keys(shown)) {
 		if _, still := want[k]; !still {
-			v.collection.remove(before[k].of.whole.at(next))
+			v.collection.remove(shown[k].at(next))
+			delete(shown, k)
 			next++
 		}
 	}
-	if v.shown[svc.key] = want; len(want) == 0 {
+	if len(shown) == 0 {
 		delete(v.shown, svc.key)
 	}
 }
 
 // render makes the object for a part of a slice.
 func (e *endpoints) render(s shownSlice, rv uint64) *object {
-	if s.whole {
-		if s.of.whole.rv == rv {
-			return s.of.whole
-		}
-		return s.of.whole.at(rv)
+	if s.whole && s.of.whole.rv == rv {
+		return s.of.whole
 	}
 	from := s.of.slice()
-	part := make([]discoveryv1.Endpoint, len(s.indexes))
-	for i, index := range s.indexes {
-		part[i] = from.Endpoints[index]
+	part := from.Endpoints
+	if !s.whole {
+		part = make([]discoveryv1.Endpoint, len(s.indexes))
+		for i, index := range s.indexes {
+			part[i] = from.Endpoints[index]
+		}
 	}
 	c := *from // all but the endpoints is shared, and never changed
 	c.Endpoints = part
