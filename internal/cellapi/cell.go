@@ -40,6 +40,7 @@ type Cell struct {
 	lease  *owned
 	csi    *owned
 	pods   *collection // the bound pod, if any
+	slices *collection // the EndpointSlices that it is shown
 
 	passed   *rate.Limiter
 	events   *rate.Limiter
@@ -62,6 +63,7 @@ func newCell(s *Server, id string, info CellInfo) *Cell {
 		lease:    newOwned(s, leaseKind, corev1.NamespaceNodeLease),
 		csi:      newOwned(s, csiNodeKind, ""),
 		pods:     newCollection(podKind, podHistory),
+		slices:   s.endpoints.acquire(id),
 		passed:   rate.NewLimiter(passedRate, passedBurst),
 		events:   rate.NewLimiter(eventRate, eventBurst),
 		refusals: rate.NewLimiter(refusalRate, refusalBurst),
@@ -87,6 +89,7 @@ func (c *Cell) Node() *corev1.Node { return c.node.node() }
 func (c *Cell) remove() {
 	c.end()
 	c.unbind()
+	c.server.endpoints.release(c.id)
 }
 
 // ask is a request that was understood.
@@ -252,6 +255,9 @@ func (c *Cell) serveShared(w http.ResponseWriter, r *http.Request, a *ask, src *
 	rd := &reader{
 		collection: src.collection, clock: c.server.clock, namespace: a.Namespace,
 		missed: src.lastError.refusal, lifetime: c.lifetime,
+	}
+	if a.resource == endpointSlices {
+		rd.collection = c.slices
 	}
 	if src.kind.name == "Namespace" {
 		// The request's namespace is the object itself.

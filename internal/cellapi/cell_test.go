@@ -53,6 +53,9 @@ func TestKubeletFollowsSharedKinds(t *testing.T) {
 					o := k.new()
 					o.SetName(name)
 					o.SetLabels(map[string]string{discoveryv1.LabelServiceName: "web"})
+					if s, ok := o.(*discoveryv1.EndpointSlice); ok {
+						s.AddressType = discoveryv1.AddressTypeIPv4
+					}
 					if k.name != "Namespace" && k.name != "RuntimeClass" && k.name != "CSIDriver" && k.name != "ServiceCIDR" {
 						o.SetNamespace("shop")
 					}

@@ -227,6 +227,27 @@ func (c *collection) replace(objects []*object, rv uint64) {
 	c.rv = rv
 }
 
+// restart makes objects, as of rv, the content of the collection without telling
+// what is different: every watch before has expired.
+func (c *collection) restart(objects []*object, rv uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.objects, c.sorted = make(map[string]*object, len(objects)), nil
+	for _, o := range objects {
+		c.objects[key(o.GetNamespace(), o.GetName())] = o
+	}
+	c.know(rv)
+	c.forget()
+	c.signal()
+}
+
+// version is that of the whole collection; 0 when it knows nothing yet.
+func (c *collection) version() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rv
+}
+
 // get returns an object, nil when there is none.
 func (c *collection) get(k string) *object {
 	c.mu.Lock()

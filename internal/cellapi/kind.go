@@ -114,7 +114,7 @@ func sharedKinds() []*sharedKind {
 		}, client: func(c kubernetes.Interface) rest.Interface { return c.StorageV1().RESTClient() }},
 		{kind: kind{
 			resource: discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), name: "EndpointSlice",
-			new: func() apiObject { return &discoveryv1.EndpointSlice{} }, slim: slimEndpointSlice,
+			new: func() apiObject { return &discoveryv1.EndpointSlice{} },
 			// What kube-proxy asks for: those of headless Services are for DNS.
 			labels: "!" + corev1.IsHeadlessService,
 		}, own: true, client: func(c kubernetes.Interface) rest.Interface { return c.DiscoveryV1().RESTClient() }},

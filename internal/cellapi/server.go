@@ -47,7 +47,8 @@ type Server struct {
 	raw      *passer // as the node
 	pods     cache.SharedIndexInformer
 
-	shared map[schema.GroupVersionResource]*source
+	shared    map[schema.GroupVersionResource]*source
+	endpoints *endpoints // instead of the collection of EndpointSlices
 
 	virtual      atomic.Pointer[corev1.Node] // the real virtual node
 	virtualError lastError
@@ -127,7 +128,9 @@ func New(cfg Config) (*Server, error) {
 			collection: newCollection(&k.kind, sharedHistory), lastError: &lastError{},
 		}
 	}
-	s.version.Store(uint64(s.clock.Now().UnixMicro()))
+	started := uint64(s.clock.Now().UnixMicro())
+	s.version.Store(started)
+	s.endpoints = newEndpoints(s.shared[endpointSlices].kind, s.nodeName, started)
 	s.lifetime, s.end = context.WithCancel(context.Background())
 	return s, nil
 }
@@ -189,8 +192,15 @@ func (s *Server) Run(ctx context.Context) error {
 			s.log.Warn("pod handler not removed", "error", err)
 		}
 	}()
-	for _, src := range s.shared {
-		s.start(func() { src.run(s.lifetime, s, "", "", src.collection) })
+	for resource, src := range s.shared {
+		var store cache.ReflectorStore = src.collection
+		switch resource {
+		case services:
+			store = serviceFeed{src.collection, s.endpoints}
+		case endpointSlices:
+			store = s.endpoints
+		}
+		s.start(func() { src.run(s.lifetime, s, "", "", store) })
 	}
 	node := &source{kind: nodeKind, client: s.node.CoreV1().RESTClient(), lastError: &s.virtualError}
 	s.start(func() { node.run(s.lifetime, s, "", s.nodeName, virtualNode{s}) })

@@ -4,9 +4,13 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-var services = corev1.SchemeGroupVersion.WithResource("services")
+var (
+	services       = corev1.SchemeGroupVersion.WithResource("services")
+	endpointSlices = discoveryv1.SchemeGroupVersion.WithResource("endpointslices")
+)
 
 // ClusterIP returns a Service's cluster IP, the zero address when it has none or
 // is not there. It is false as long as the Services are not known.

@@ -1,8 +1,6 @@
 package cellapi
 
 import (
-	"maps"
-
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,19 +33,10 @@ func slimService(o apiObject) {
 	s.Status = corev1.ServiceStatus{LoadBalancer: s.Status.LoadBalancer}
 }
 
-func slimEndpointSlice(o apiObject) {
-	s := o.(*discoveryv1.EndpointSlice)
+func slimEndpointSlice(s *discoveryv1.EndpointSlice) {
 	slimMeta(&s.ObjectMeta, discoveryv1.LabelServiceName, corev1.IsHeadlessService)
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		s.Endpoints[i] = discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: e.Conditions, NodeName: e.NodeName, Hints: e.Hints}
 	}
-}
-
-// clone of what slimEndpointSlice left, with other endpoints.
-func withEndpoints(s *discoveryv1.EndpointSlice, endpoints []discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
-	c := *s
-	c.Labels = maps.Clone(s.Labels)
-	c.Endpoints = endpoints
-	return &c
 }

@@ -1,5 +1,5 @@
-// Module cni pins the standard CNI plugins: portmap of cells, all of ordinary nodes.
-// It is a module of its own because nothing here imports them: they are programs.
+// Module cni pins the standard CNI plugins of ordinary nodes and cells. It is a module of
+// its own because nothing here imports them: they are programs.
 module github.com/elotl/kip/internal/cellimage/cni
 
 go 1.26.8
