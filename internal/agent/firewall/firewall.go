@@ -32,7 +32,8 @@ func New(dir string, nft func(ctx context.Context, args ...string) (output strin
 	return &Firewall{nft: nft, file: filepath.Join(dir, "firewall.nft")}
 }
 
-var inForce = regexp.MustCompile(`chain ` + digestChain + `([0-9a-f]{64}) `)
+// inForce finds, in what nft lists, the name of the chain that says what is in force.
+var inForce = regexp.MustCompile(`(?m)^table inet kip \{(?:[^\n]|\n[^}])*?chain ` + digestChain + `([0-9a-f]{64}) `)
 
 // Begin closes the firewall, unless it is there already: then the agent, and not
 // the machine, has started anew, and what was in force is. It says which. Once it
@@ -43,8 +44,8 @@ func (f *Firewall) Begin(ctx context.Context) (digest string, err error) {
 	if f.begun {
 		return f.digest, nil
 	}
-	// Without the sets' elements, of which there may be many.
-	if out, err := f.nft(ctx, "--terse", "list", "table", "inet", "kip"); err == nil {
+	// The chains by their names, without what is in them.
+	if out, err := f.nft(ctx, "list", "chains", "inet"); err == nil {
 		if m := inForce.FindStringSubmatch(out); m != nil {
 			f.begun, f.digest = true, m[1]
 			return f.digest, nil
