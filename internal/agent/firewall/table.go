@@ -83,7 +83,7 @@ func rendered(fw *agentapi.Firewall, digest string) []byte {
 	line("\tchain to_cell {")
 	if fw != nil {
 		line("\t\tct state established,related accept")
-		line("\t\tmeta l4proto { icmp, ipv6-icmp } accept")
+		line("\t\tmeta l4proto { 1, 58 } accept") // ICMP: a cell has no /etc/protocols
 		line("\t\tip saddr %s reject with icmpx admin-prohibited", fw.PodIP)
 	}
 	line("\t\tdrop\n\t}")
