@@ -537,25 +537,3 @@ func (f namespaceFollower) Delete(o runtime.Object) {
 	f.index.RemoveNamespace(o.(*corev1.Namespace).Name)
 	f.changed()
 }
-
-// Counts are for metrics.
-type Counts struct {
-	// Cells have a pod; of those, InForce have had rules from this process, or
-	// were found to have them, and Isolated a policy selects.
-	Cells, InForce, Isolated int
-	// WatchesPods says that the cluster's pods are being watched.
-	WatchesPods bool
-}
-
-// Counts returns how many firewalls there are.
-func (c *Controller) Counts() Counts {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n := Counts{Cells: len(c.cells), Isolated: c.index.Isolates(), WatchesPods: c.peers != nil}
-	for id := range c.cells {
-		if a := c.agents[id]; a != nil && a.digest != "" {
-			n.InForce++
-		}
-	}
-	return n
-}
