@@ -178,12 +178,13 @@ func TestNetworkPoliciesDecideWhoReachesAPod(t *testing.T) {
 func TestNetworkPoliciesDecideWhatAPodReaches(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	host := hostIP(t)
-	heard := listenUDP(t, netip.AddrPortFrom(host, 53))
+	resolver := netip.MustParseAddr("192.0.2.53") // reached by way of the host, which has another one
+	giveHost(t, resolver)
+	heard := listenUDP(t, netip.AddrPortFrom(resolver, 53))
 	s.apply(ports("client", "{role: client}") + "---\n" + ports("server", "{app: server}") + "---\n" + ports("other", "{}"))
 	client, server, other := s.waitReady("client"), s.waitReady("server"), s.waitReady("other")
 	asks := func() bool {
-		_, _, _ = s.try("exec", "client", "--", "timeout", "2", "nslookup", "kip.test", host.String())
+		_, _, _ = s.try("exec", "client", "--", "timeout", "2", "nslookup", "kip.test", resolver.String())
 		return heard.of(client.Status.PodIP) > 0
 	}
 
@@ -379,14 +380,14 @@ func TestPoliciesHoldWhileKipIsAway(t *testing.T) {
 // metadataIP is where clouds have their metadata service.
 const metadataIP = "169.254.169.254"
 
-// serveMetadata puts a metadata service on the cells' link.
-func serveMetadata(t *testing.T) {
+// giveHost puts an address on the cells' link, which cells reach by their gateway.
+func giveHost(t *testing.T, ip netip.Addr) {
 	t.Helper()
 	link, err := netlink.LinkByName(bridge)
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr, err := netlink.ParseAddr(metadataIP + "/32")
+	addr, err := netlink.ParseAddr(ip.String() + "/32")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -398,6 +399,12 @@ func serveMetadata(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// serveMetadata puts a metadata service on the cells' link.
+func serveMetadata(t *testing.T) {
+	t.Helper()
+	giveHost(t, netip.MustParseAddr(metadataIP))
 	l, err := net.Listen("tcp", metadataIP+":80")
 	if err != nil {
 		t.Fatal(err)
