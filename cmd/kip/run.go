@@ -24,6 +24,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/control"
+	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/leader"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
@@ -314,6 +315,14 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 	events, stopEvents := api.eventRecorder(ctx, o.nodeName)
 	defer stopEvents()
 
+	asKipProtobuf, err := api.protobuf()
+	if err != nil {
+		return err
+	}
+	firewalls := isolation.New(isolation.Config{
+		Pods: podInformer, Client: asKipProtobuf, Shared: cellAPI, AllowsMetadata: allowsMetadata, Event: events,
+		Queues: k.metrics.WorkqueueProvider(), Clock: real, Log: log,
+	})
 	mirror := cells.NewMirror(api.ownDynamic, o.nodeName, controllerID, log)
 	var podLoop *pods.Controller
 	cellLoop := cells.New(cells.Config{
@@ -327,6 +336,11 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 			k.metrics.CellChanged(c)
 			mirror.Changed(c)
 			podLoop.CellChanged(c)
+			isolate(firewalls, c)
+		},
+		Connected: func(c cells.Cell, agent http.RoundTripper) {
+			isolate(firewalls, c)
+			firewalls.Connected(c.ID, agent)
 		},
 		Swept:       k.metrics.Swept,
 		Queues:      k.metrics.WorkqueueProvider(),
@@ -434,6 +448,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 	for name, runs := range map[string]func(context.Context) error{
 		"pod informer": func(ctx context.Context) error { podInformer.RunWithContext(ctx); return nil },
 		"cell API":     cellAPI.Run,
+		"firewalls":    func(ctx context.Context) error { return after(ctx, podInformer.HasSynced, firewalls.Run) },
 		"cells":        func(ctx context.Context) error { return after(ctx, podInformer.HasSynced, cellLoop.Run) },
 		"cell mirror":  func(ctx context.Context) error { return mirror.Run(ctx, known) },
 		"pods":         func(ctx context.Context) error { return whenRegistered(ctx, virtual, podLoop.Run) },

@@ -20,6 +20,7 @@ import (
 	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/cloudinit"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agent/firewall"
 	"github.com/elotl/kip/internal/agent/localapi"
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/supervise"
@@ -63,6 +64,8 @@ type Options struct {
 	// Self is the executable that is the shim and the CNI plugin, Components
 	// the one that is the kubelet and containerd; they may be the same.
 	Self, Components string
+	// Nft is the program that changes the kernel's packet filter.
+	Nft string
 	// Init says that this is PID 1: it reaps orphans, has cgroups to itself,
 	// and the pods end with it.
 	Init    bool
@@ -90,6 +93,7 @@ func (o *Options) defaults() {
 	set(&o.Listen, fmt.Sprintf(":%d", agentapi.Port))
 	set(&o.APIListen, localapi.Address)
 	set(&o.ProxyMetrics, configs.KubeProxyMetrics)
+	set(&o.Nft, nftPath())
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -109,6 +113,7 @@ type Agent struct {
 	containerd *supervise.Process
 	cell       *tunnel.Cell
 	api        *localapi.Endpoint
+	firewall   *firewall.Firewall
 	// imported is closed when containerd serves and has the pause image.
 	imported chan struct{}
 
@@ -178,6 +183,7 @@ func New(o Options) (*Agent, error) {
 	if err := a.writeContainerdConfig(); err != nil {
 		return nil, err
 	}
+	a.firewall = firewall.New(o.RunDir, a.nft)
 	a.containerd, err = a.process(supervise.Spec{Name: "containerd", Args: []string{"--config=" + configs.ContainerdConfig}})
 	if err != nil {
 		return nil, err
@@ -254,6 +260,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	all.Go(func() { defer close(containerdDone); a.containerd.Run(containerdCtx) })
 	all.Go(func() { a.importPause(containerdCtx) })
 
+	if err := a.guard(background); err != nil {
+		// Tried again before anything of a pod's may start: see apply.
+		a.o.Log.Error("close the firewall", "err", err)
+	}
 	if err := a.begin(background); err != nil {
 		// Kip sends the configuration again; what is stored is for its absence.
 		a.o.Log.Error("continue with the stored configuration", "err", err)

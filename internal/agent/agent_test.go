@@ -79,8 +79,21 @@ stop-pods*) did "pods stopped" ;;
 *) did "unknown: $*"; exit 1 ;;
 esac
 `, 0o755)
+	m.file("nft", strings.ReplaceAll(nftScript, "ROOT", m.root), 0o755)
 	return m
 }
+
+// nftScript keeps what it was last told in the file "loaded", and fails as long as
+// there is a file "nft-fails".
+const nftScript = `#!/bin/sh
+cd ROOT
+[ ! -e nft-fails ] || { echo "no such kernel" >&2; exit 1; }
+case "$1" in
+list) cat loaded ;;
+-f) cp "$2" loaded ;;
+*) echo "unknown: $*" >&2; exit 1 ;;
+esac
+`
 
 func (m *machine) path(name string) string { return filepath.Join(m.root, name) }
 
@@ -109,7 +122,7 @@ func (m *machine) agent(init bool) *Agent {
 	a, err := New(Options{
 		Root: m.root, UserData: m.path("user-data"), StateDir: m.path("state"), RunDir: m.path("run"), LogDir: m.path("log"),
 		PauseArchive: m.path("pause.tar"), Listen: "127.0.0.1:0", APIListen: "127.0.0.1:0", ProxyMetrics: m.proxyMetrics,
-		Self: m.path("itzo"), Components: m.path("itzo"), Init: init, Version: "v1",
+		Self: m.path("itzo"), Components: m.path("itzo"), Nft: m.path("nft"), Init: init, Version: "v1",
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Prepare: func(c agentapi.Config) error {
 			m.mu.Lock()

@@ -19,6 +19,8 @@ func (a *Agent) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("PUT "+agentapi.PathConfig, a.putConfig)
 	mux.HandleFunc("GET "+agentapi.PathStatus, a.getStatus)
+	mux.HandleFunc("PUT "+agentapi.PathFirewall, a.putFirewall)
+	mux.HandleFunc("GET "+agentapi.PathFirewall, a.getFirewall)
 	mux.Handle(agentapi.PathKubelet+"/", a.pki.KubeletProxy(agentapi.PathKubelet, a.o.Log))
 	return mux
 }

@@ -46,7 +46,7 @@ func (a *Agent) writeContainerdConfig() error {
 func (a *Agent) gateDir() string { return filepath.Join(a.o.RunDir, "gates") }
 
 // gates must be open before a pod has its network.
-var gates = []string{servicesGate}
+var gates = []string{policyGate, servicesGate}
 
 // configFile keeps the last configuration.
 func (a *Agent) configFile() string { return filepath.Join(a.o.StateDir, "config.json") }
@@ -69,6 +69,9 @@ func (a *Agent) storedConfig() (agentapi.Config, error) {
 func (a *Agent) apply(c agentapi.Config) error {
 	if a.config != nil && a.kubelet != nil && reflect.DeepEqual(*a.config, c) {
 		return nil
+	}
+	if err := a.guard(a.running); err != nil {
+		return err // no kubelet, so no pod, without it
 	}
 	if err := a.o.Prepare(c); err != nil {
 		return fmt.Errorf("prepare the network for the pod: %w", err)

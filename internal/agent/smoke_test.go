@@ -357,6 +357,12 @@ func TestACellRunsAPod(t *testing.T) {
 	wait("node ready", nodeReady)
 	wait("kubelet watches its pods", watchesPods)
 
+	rules := agentapi.Firewall{Pod: "default/hello", PodIP: m.PodIP}
+	if code, text := call(http.MethodPut, agentapi.PathFirewall, rules); code != http.StatusOK {
+		t.Fatal(code, text)
+	}
+	step("firewall in force")
+
 	// A machine that boots a second time is the same cell: it has its key and
 	// its certificate, and what it was told.
 	session.Close()
@@ -373,6 +379,13 @@ func TestACellRunsAPod(t *testing.T) {
 	wait("node ready again, without a word from Kip", nodeReady)
 	wait("kubelet watches its pods again", watchesPods)
 	if code, text := call(http.MethodPut, agentapi.PathConfig, config); code != http.StatusOK {
+		t.Fatal(code, text)
+	}
+	// Rules are of a boot: others may be right by now.
+	if code, text := call(http.MethodGet, agentapi.PathFirewall, nil); code != http.StatusOK || !strings.Contains(text, `""`) {
+		t.Errorf("the firewall of an earlier boot is in force: %d %s", code, text)
+	}
+	if code, text := call(http.MethodPut, agentapi.PathFirewall, rules); code != http.StatusOK {
 		t.Fatal(code, text)
 	}
 

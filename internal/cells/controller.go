@@ -48,6 +48,9 @@ type Config struct {
 	// Changed is called after each change of a cell, also when it is Gone. It
 	// must not block.
 	Changed func(Cell)
+	// Connected is called after each connection to a cell's agent that has its
+	// configuration. It must not block. Optional.
+	Connected func(cell Cell, agent http.RoundTripper)
 	// Silent is called when a bound cell has not been heard of for a while, and
 	// again as long as it is silent. It must not block.
 	Silent func(cell Cell, since time.Time)
@@ -141,8 +144,9 @@ type entry struct {
 	connecting time.Time          // when this process began to connect
 	stopWait   context.CancelFunc // of the goroutine that waits for the kubelet
 	shown      bool               // api shows the pod
-	configured bool               // the agent has its configuration from this process
+	configured bool               // the agent has its configuration, on this connection
 	dns        []netip.Addr       // of that configuration
+	breaks     int                // how often the session has not been connected
 	terminated time.Time          // when the cloud accepted the termination
 	told       bool               // Config.Interrupted was called
 	missing    time.Time          // since when looks at the cloud do not show the instance

@@ -145,22 +145,24 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 	if err := e.show(); err != nil {
 		return err
 	}
-	if !e.session.Connected() {
-		c.mu.Lock()
-		e.configured = false
-		c.mu.Unlock()
-		return nil
-	}
+	connected := e.session.Connected()
+	c.mu.Lock()
+	e.configured = e.configured && connected
+	configured, breaks := e.configured, e.breaks
+	c.mu.Unlock()
 	dns := c.clusterDNS()
-	if bound := e.cell().Pod.UID != ""; e.configured && (bound || slices.Equal(e.dns, dns)) {
+	if bound := e.cell().Pod.UID != ""; !connected || configured && (bound || slices.Equal(e.dns, dns)) {
 		return nil
 	}
 	if err := c.configure(ctx, e, dns); err != nil {
 		return fmt.Errorf("configure cell %s: %w", e.id, err)
 	}
 	c.mu.Lock()
-	e.configured, e.dns = true, dns
+	e.configured, e.dns = e.breaks == breaks, dns // else the break has queued the cell again
 	c.mu.Unlock()
+	if c.cfg.Connected != nil {
+		c.cfg.Connected(*e.cell(), e.session.RoundTripper())
+	}
 	if e.cell().StepTime(apiv1.StepJoined).IsZero() {
 		return c.save(ctx, e, func(cell *Cell) error {
 			cell.Token = ""
@@ -187,7 +189,17 @@ func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (Sess
 	cell := e.cell()
 	target := tunnel.Target{
 		CellID: cell.ID, Addr: netip.AddrPortFrom(cell.Instance.ManagementIP, agentapi.Port), KeyHash: cell.KeyHash,
-		OnState: func(bool, error) { c.queue.Add(cell.ID) },
+		OnState: func(connected bool, _ error) {
+			if !connected {
+				// Noted here: by the time that the worker looks, it may be
+				// connected again, to an agent that has started anew.
+				c.mu.Lock()
+				e.configured = false
+				e.breaks++
+				c.mu.Unlock()
+			}
+			c.queue.Add(cell.ID)
+		},
 	}
 	if cell.Token != "" {
 		var err error

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -507,6 +508,50 @@ func TestAStoppedStandbyCellCostsNothingAndBootsForItsPod(t *testing.T) {
 		b.later(time.Minute)
 		if b.phase("a") != "" || len(b.cloud.running()) != 1 {
 			t.Fatalf("it is %q, instances %v", b.phase("a"), b.cloud.running())
+		}
+	})
+}
+
+// An agent that has started anew may have lost what it was told: each connection
+// is told of, also when the break before it was too short for the cell's worker to
+// see.
+func TestEveryConnectionToAnAgentIsToldOf(t *testing.T) {
+	var mu sync.Mutex
+	told := map[string]int{}
+	inBubble(t, func(c *Config) {
+		c.Connected = func(cell Cell, agent http.RoundTripper) {
+			mu.Lock()
+			defer mu.Unlock()
+			if agent == nil {
+				t.Error("no way to the agent")
+			}
+			told[cell.Pod.Name]++
+		}
+	}, nil, func(t *testing.T, b *bubble) {
+		times := func() int {
+			mu.Lock()
+			defer mu.Unlock()
+			return told["a"]
+		}
+		b.request("a", "nano")
+		b.later(10 * time.Second)
+		if n := times(); n != 1 {
+			t.Fatalf("told of %d connections, want 1", n)
+		}
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		l := b.links.of(cell.ID)
+		l.onState(false, errors.New("cut")) // and connected again at once
+		l.onState(true, nil)
+		b.later(10 * time.Second)
+		if n := times(); n != 2 {
+			t.Fatalf("told of %d connections, want 2", n)
+		}
+		l.set(false, errors.New("cut"))
+		b.later(time.Second)
+		l.set(true, nil)
+		b.later(10 * time.Second)
+		if n := times(); n != 3 {
+			t.Fatalf("told of %d connections, want 3", n)
 		}
 	})
 }

@@ -27,6 +27,7 @@ const (
 	AnnotationHealthyTimeout     = Prefix + "healthcheck-healthy-timeout"
 	AnnotationCloudRoute         = Prefix + "cloud-route"
 	AnnotationImageOverlayRootfs = Prefix + "image-overlay-rootfs"
+	AnnotationAllowMetadata      = Prefix + "allow-metadata"
 )
 
 // LaunchType is how an instance is bought.
@@ -85,6 +86,8 @@ type Annotations struct {
 	// ImageOverlayRootfs, when set, says whether images are mounted (true) or
 	// extracted.
 	ImageOverlayRootfs *bool
+	// AllowMetadata, when true, lets the pod reach the cloud's metadata service.
+	AllowMetadata *bool
 }
 
 // annotationKinds are the known annotations: what each allows, and how it is
@@ -165,6 +168,9 @@ var annotationKinds = map[string]struct {
 	}},
 	AnnotationImageOverlayRootfs: {"true or false", func(a *Annotations, v string) bool {
 		return parseBool(&a.ImageOverlayRootfs, v)
+	}},
+	AnnotationAllowMetadata: {"true or false", func(a *Annotations, v string) bool {
+		return parseBool(&a.AllowMetadata, v)
 	}},
 }
 

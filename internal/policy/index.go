@@ -89,22 +89,6 @@ func (x *Index) DependsOnPods(name types.NamespacedName) bool {
 	return false
 }
 
-// Isolated says whether a policy selects this subject.
-func (x *Index) Isolated(name types.NamespacedName) bool {
-	s := x.subjects[name]
-	return s != nil && len(s.policies) > 0
-}
-
-// Isolates returns how many subjects are selected by a policy.
-func (x *Index) Isolates() (n int) {
-	for _, s := range x.subjects {
-		if len(s.policies) > 0 {
-			n++
-		}
-	}
-	return n
-}
-
 func (p *policy) rules() []*rule { return append(slices.Clip(p.ingress.rules), p.egress.rules...) }
 
 func (p *policy) needsPods() bool { return slices.ContainsFunc(p.rules(), (*rule).needsPods) }

@@ -76,8 +76,8 @@ func TestKipMayReadOnlyWhatItsPodsUse(t *testing.T) {
 			_, err := asNode.CoreV1().Secrets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 			return err
 		}(),
-		"all pods as itself": func() error {
-			_, err := asKip.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+		"the logs of a pod as itself": func() error {
+			_, err := asKip.CoreV1().Pods(s.ns).GetLogs("a", &corev1.PodLogOptions{}).DoRaw(ctx)
 			return err
 		}(),
 		"an unbound token as the node": func() error {

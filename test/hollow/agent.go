@@ -20,8 +20,8 @@ const (
 	nodeMemoryBytes, podMemoryBytes = 48 << 20, 32 << 20
 )
 
-// maxConfig bounds a configuration, as itzo does.
-const maxConfig = 1 << 20
+// maxConfig and maxFirewall bound what Kip sends, as itzo does.
+const maxConfig, maxFirewall = 1 << 20, 8 << 20
 
 // ServeHTTP is the agent's HTTP API, and the kubelet's below agentapi.PathKubelet.
 func (m *machine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -33,6 +33,13 @@ func (m *machine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		m.putConfig(w, r)
 	case r.Method == http.MethodGet && path == agentapi.PathStatus:
 		answerJSON(w, m.agentStatus())
+	case r.Method == http.MethodPut && path == agentapi.PathFirewall:
+		m.putFirewall(w, r)
+	case r.Method == http.MethodGet && path == agentapi.PathFirewall:
+		m.mu.Lock()
+		digest := m.firewall
+		m.mu.Unlock()
+		answerJSON(w, agentapi.FirewallStatus{Digest: digest})
 	default:
 		http.NotFound(w, r)
 	}
@@ -41,6 +48,18 @@ func (m *machine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func answerJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", jsonBody)
 	_ = json.NewEncoder(w).Encode(v) // a client that is gone needs no answer
+}
+
+// putFirewall notes what is in force. A hollow pod sends no packets.
+func (m *machine) putFirewall(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxFirewall))
+	if err != nil {
+		http.Error(w, fmt.Sprintf("read the firewall's rules: %v", err), http.StatusBadRequest)
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.firewall = agentapi.Digest(body)
 }
 
 func (m *machine) putConfig(w http.ResponseWriter, r *http.Request) {

@@ -43,9 +43,11 @@ type machine struct {
 	end     context.CancelCauseFunc // ends this life
 	forget  bool                    // before the next life
 	config  *agentapi.Config        // from Kip, nil before
-	arrived chan struct{}           // closed when config is set
-	pod     *workload               // nil without one
-	gone    types.UID               // of the pod that was here and is deleted
+	// firewall is the digest of the rules in force, "" before.
+	firewall string
+	arrived  chan struct{} // closed when config is set
+	pod      *workload     // nil without one
+	gone     types.UID     // of the pod that was here and is deleted
 }
 
 // run lives one agent's life after another until ctx ends, or nothing can be
@@ -116,7 +118,7 @@ func (m *machine) begin(end context.CancelCauseFunc) error {
 	defer m.mu.Unlock()
 	m.end = end
 	if m.forget {
-		m.forget, m.config, m.pod = false, nil, nil
+		m.forget, m.config, m.firewall, m.pod = false, nil, "", nil
 		m.gone = ""
 		m.fleet.pods(m, false)
 		if err := os.RemoveAll(m.dir); err != nil {

@@ -97,6 +97,12 @@ var rules = append([]rule{
 			return false
 		},
 	},
+	{
+		says: "internal/policy imports no client and does no I/O: what a NetworkPolicy means is tested by itself, against an oracle",
+		breaks: func(dir, imports string, ownPackage bool) bool {
+			return within(dir, "internal/policy") && !ownPackage && isClient(imports)
+		},
+	},
 }, directions()...)
 
 // direction says which of our own packages some of our own may import: all but
@@ -160,6 +166,17 @@ func directions() []rule {
 		{
 			of: []string{"internal/agent"}, not: kipOnly,
 			why: "itzo runs on another machine than Kip and shares with it only their contract (agentapi) and the tunnel",
+		},
+		{
+			of: []string{"internal/policy"}, only: []string{"internal/agent/agentapi"},
+			why: "what a NetworkPolicy means is a pure function of the cluster, in the words of the contract with cells",
+		},
+		{
+			of: []string{"internal/isolation"},
+			not: []string{
+				"internal/pods", "internal/node", "internal/cells", "internal/cloud", "internal/store", "internal/tunnel", "internal/placement", "internal/config",
+			},
+			why: "a firewall is given its cell and the way to it",
 		},
 		{
 			of: []string{"internal/agent/agentapi"}, only: nil, not: []string{"internal", "api"},

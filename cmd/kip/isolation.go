@@ -1,0 +1,35 @@
+package main
+
+import (
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/isolation"
+	"github.com/elotl/kip/internal/placement"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// isolate tells what keeps firewalls of a cell.
+func isolate(firewalls *isolation.Controller, c cells.Cell) {
+	switch {
+	case !c.Live():
+		firewalls.Gone(c.ID)
+	case c.Pod.UID != "" && c.Instance != nil && c.Instance.PodIP.IsValid():
+		firewalls.Bound(isolation.Cell{ID: c.ID, Pod: c.Pod, PodIP: c.Instance.PodIP})
+	}
+}
+
+// allowsMetadata says whether a pod asks for the metadata service. One whose
+// annotations are not valid does not; placement has said so.
+func allowsMetadata(annotations map[string]string) bool {
+	a, err := placement.ParseAnnotations(annotations)
+	return err == nil && a.AllowMetadata != nil && *a.AllowMetadata
+}
+
+// protobuf returns a client as Kip itself for kinds of which there are many.
+func (a *apiServer) protobuf() (kubernetes.Interface, error) {
+	own := rest.CopyConfig(a.ownConfig)
+	own.ContentType = runtime.ContentTypeProtobuf
+	own.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	return kubernetes.NewForConfig(own)
+}

@@ -1,0 +1,121 @@
+package firewall
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+)
+
+// Firewall is the table of one cell.
+type Firewall struct {
+	nft  func(ctx context.Context, args ...string) (output string, err error)
+	file string
+
+	mu     sync.Mutex // one change of the table at a time
+	begun  bool
+	digest string
+}
+
+// New returns a firewall that has not begun. nft runs the program of that name and
+// returns what it printed, also when it failed; what is loaded is left in dir for
+// people to see.
+func New(dir string, nft func(ctx context.Context, args ...string) (output string, err error)) *Firewall {
+	return &Firewall{nft: nft, file: filepath.Join(dir, "firewall.nft")}
+}
+
+// inForce finds, in what nft lists, the name of the chain that says what is in force.
+var inForce = regexp.MustCompile(`(?m)^table inet kip \{(?:[^\n]|\n[^}])*?chain ` + digestChain + `([0-9a-f]{64}) `)
+
+// Begin closes the firewall, unless it is there already: then the agent, and not
+// the machine, has started anew, and what was in force is. It says which. Once it
+// has succeeded, it does nothing more.
+func (f *Firewall) Begin(ctx context.Context) (digest string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.begun {
+		return f.digest, nil
+	}
+	// The chains by their names, without what is in them.
+	if out, err := f.nft(ctx, "list", "chains", "inet"); err == nil {
+		if m := inForce.FindStringSubmatch(out); m != nil {
+			f.begun, f.digest = true, m[1]
+			return f.digest, nil
+		}
+	}
+	if err := f.load(ctx, closed); err != nil {
+		return "", fmt.Errorf("close the firewall: %w", err)
+	}
+	f.begun, f.digest = true, ""
+	return "", nil
+}
+
+// Digest says which rules are in force, "" for none: it is closed.
+func (f *Firewall) Digest() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.digest
+}
+
+// ErrInvalid is what is wrong with rules that nobody can bring into force.
+type ErrInvalid struct{ error }
+
+func (e ErrInvalid) Unwrap() error { return e.error }
+
+// Apply brings encoded rules for the pod with this address into force, in place of
+// those before them, at once for all packets. When it fails, those before go on.
+// The error is an ErrInvalid if the rules are to blame.
+func (f *Firewall) Apply(ctx context.Context, podIP string, encoded []byte) error {
+	var fw agentapi.Firewall
+	// Unknown keys are refused, unlike elsewhere: what a newer Kip means by them
+	// may be what keeps somebody out.
+	d := json.NewDecoder(bytes.NewReader(encoded))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&fw); err != nil {
+		return ErrInvalid{fmt.Errorf("the firewall's rules are not valid JSON: %w", err)}
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return ErrInvalid{fmt.Errorf("the firewall's rules are not one JSON object")}
+	}
+	if err := validate(fw); err != nil {
+		return ErrInvalid{err}
+	}
+	if fw.PodIP.String() != podIP {
+		return ErrInvalid{fmt.Errorf("podIP %s: the pod of this cell has %q", fw.PodIP, podIP)}
+	}
+	digest := agentapi.Digest(encoded)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.begun && f.digest == digest {
+		return nil
+	}
+	if err := f.load(ctx, rendered(&fw, digest)); err != nil {
+		f.digest = "" // what is in force, nobody knows: those before, most likely
+		return fmt.Errorf("bring the firewall's rules into force: %w", err)
+	}
+	f.begun, f.digest = true, digest
+	return nil
+}
+
+// load runs a program of nft, which takes effect as a whole or not at all.
+func (f *Firewall) load(ctx context.Context, program []byte) error {
+	next := f.file + ".new"
+	if err := os.WriteFile(next, program, 0o600); err != nil {
+		return err
+	}
+	if out, err := f.nft(ctx, "-f", next); err != nil {
+		if out = strings.TrimSpace(out); out != "" {
+			return fmt.Errorf("nft: %w: %s", err, out)
+		}
+		return fmt.Errorf("nft: %w", err)
+	}
+	return os.Rename(next, f.file)
+}

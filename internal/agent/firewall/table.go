@@ -1,0 +1,209 @@
+package firewall
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+)
+
+// closed is the table before there are rules for the pod.
+var closed = rendered(nil, "")
+
+// digestChain begins the name of a chain without rules, whose name says which
+// rules are in force: the table itself is the one record that cannot be wrong.
+const digestChain = "digest_"
+
+// The addresses of metadata services. Something on the network behind them
+// hands credentials to whoever asks.
+//
+//	169.254.169.254, fd00:ec2::254  EC2, GCE, Azure and others
+//	fd20:ce::254                    GCE, IPv6
+//	169.254.170.2, 169.254.170.23, fd00:ec2::23  credentials of ECS tasks and EKS pods
+//	168.63.129.16                   Azure's WireServer, on two of its ports
+//
+// The first is also the resolver of GCE: names may be asked for.
+const metadataRules = `		meta l4proto { tcp, udp } th dport 53 return
+		ip daddr { 169.254.169.254, 169.254.170.2, 169.254.170.23 } reject with icmpx admin-prohibited
+		ip6 daddr { fd00:ec2::254, fd00:ec2::23, fd20:ce::254 } reject with icmpx admin-prohibited
+		ip daddr 168.63.129.16 tcp dport { 80, 32526 } reject with icmpx admin-prohibited
+`
+
+// rendered is the table for these rules, for none when it is nil, as a program of
+// nft that replaces what there was.
+func rendered(fw *agentapi.Firewall, digest string) []byte {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("table inet kip")
+	line("delete table inet kip")
+	line("table inet kip {")
+	if fw != nil {
+		line("\tchain %s%s {\n\t}", digestChain, digest)
+		addressSets(&b, "ingress", fw.Ingress)
+		addressSets(&b, "egress", fw.Egress)
+	}
+
+	line("\tchain metadata {\n%s\t}", metadataRules)
+	if fw != nil {
+		directionChain(&b, "ingress", "saddr", fw.Ingress)
+		directionChain(&b, "egress", "daddr", fw.Egress)
+	}
+
+	metadata := "\t\tjump metadata\n"
+	if fw != nil && fw.AllowMetadata {
+		metadata = ""
+	}
+	line("\tchain from_pod {")
+	if fw == nil {
+		line("\t\tdrop")
+	} else {
+		line("\t\tmeta nfproto ipv6 drop")
+		line("\t\tip saddr != %s drop", fw.PodIP)
+		b.WriteString(metadata)
+		line("\t\tct state established,related return")
+		line("\t\toifname \"pod*\" return") // to itself, by way of a Service
+		if fw.Egress.Isolated {
+			line("\t\tgoto egress")
+		}
+	}
+	line("\t}")
+	line("\tchain to_pod {")
+	if fw == nil {
+		line("\t\tdrop")
+	} else {
+		line("\t\tct state established,related return")
+		line("\t\tiifname \"pod*\" return")
+		if fw.Ingress.Isolated {
+			line("\t\tgoto ingress")
+		}
+	}
+	line("\t}")
+	line("\tchain to_cell {")
+	if fw != nil {
+		line("\t\tct state established,related accept")
+		line("\t\tmeta l4proto { 1, 58 } accept") // ICMP: a cell has no /etc/protocols
+		line("\t\tip saddr %s reject with icmpx admin-prohibited", fw.PodIP)
+	}
+	line("\t\tdrop\n\t}")
+
+	line("\tchain forward {\n\t\ttype filter hook forward priority filter; policy accept;")
+	line("\t\tiifname \"pod*\" jump from_pod\n\t\toifname \"pod*\" jump to_pod\n\t}")
+	line("\tchain input {\n\t\ttype filter hook input priority filter; policy accept;")
+	line("\t\tiifname \"pod*\" goto to_cell")
+	// Whatever route_localnet is set for, a neighbour does not get at loopback.
+	line("\t\tiifname != \"lo\" ip daddr 127.0.0.0/8 ct state new drop\n\t}")
+	line("\tchain output {\n\t\ttype filter hook output priority filter; policy accept;")
+	b.WriteString(metadata)
+	line("\t}\n}")
+	return []byte(b.String())
+}
+
+// families of addresses, as nft calls them.
+var families = []struct {
+	suffix, setType, match string
+	has                    func(netip.Addr) bool
+}{
+	{"v4", "ipv4_addr", "ip", netip.Addr.Is4},
+	{"v6", "ipv6_addr", "ip6", netip.Addr.Is6},
+}
+
+func addressSets(b *strings.Builder, name string, d agentapi.Direction) {
+	for i, a := range d.Allowed {
+		for _, f := range families {
+			first := true
+			for _, p := range a.Addresses {
+				if !f.has(p.Addr()) {
+					continue
+				}
+				if first {
+					fmt.Fprintf(b, "\tset %s%d%s {\n\t\ttype %s\n\t\tflags interval\n\t\telements = { ", name, i, f.suffix, f.setType)
+				} else {
+					b.WriteString(", ")
+				}
+				first = false
+				if p.IsSingleIP() {
+					b.WriteString(p.Addr().String())
+				} else {
+					b.WriteString(p.String())
+				}
+			}
+			if !first {
+				b.WriteString(" }\n\t}\n")
+			}
+		}
+	}
+}
+
+// directionChain returns, for what is allowed, to the chain that asked.
+func directionChain(b *strings.Builder, name, address string, d agentapi.Direction) {
+	if !d.Isolated {
+		return
+	}
+	fmt.Fprintf(b, "\tchain %s {\n", name)
+	for i, a := range d.Allowed {
+		var peers []string
+		if a.Any {
+			peers = []string{""}
+		}
+		for _, f := range families {
+			if slices.ContainsFunc(a.Addresses, func(p netip.Prefix) bool { return f.has(p.Addr()) }) {
+				peers = append(peers, fmt.Sprintf("%s %s @%s%d%s ", f.match, address, name, i, f.suffix))
+			}
+		}
+		for _, peer := range peers {
+			if a.AnyPort {
+				fmt.Fprintf(b, "\t\t%sreturn\n", peer)
+				continue
+			}
+			for _, protocol := range protocols {
+				var ranges []string
+				for _, p := range a.Ports {
+					switch {
+					case p.Protocol != protocol:
+					case p.First == p.Last:
+						ranges = append(ranges, fmt.Sprint(p.First))
+					default:
+						ranges = append(ranges, fmt.Sprintf("%d-%d", p.First, p.Last))
+					}
+				}
+				if len(ranges) > 0 {
+					fmt.Fprintf(b, "\t\t%s%s dport { %s } return\n", peer, strings.ToLower(protocol), strings.Join(ranges, ", "))
+				}
+			}
+		}
+	}
+	b.WriteString("\t\tdrop\n\t}\n")
+}
+
+var protocols = []string{"SCTP", "TCP", "UDP"}
+
+// validate refuses what Kip would not send.
+func validate(fw agentapi.Firewall) error {
+	if !fw.PodIP.Is4() {
+		return fmt.Errorf("podIP %q must be an IPv4 address", fw.PodIP)
+	}
+	for n, d := range []agentapi.Direction{fw.Ingress, fw.Egress} {
+		for i, a := range d.Allowed {
+			field := fmt.Sprintf("%s.allowed[%d]", []string{"ingress", "egress"}[n], i)
+			if a.Any && len(a.Addresses) > 0 {
+				return fmt.Errorf("%s: any address, and addresses: only one of them", field)
+			}
+			for _, p := range a.Addresses {
+				if !p.IsValid() || p != p.Masked() || p.Addr().Is4In6() {
+					return fmt.Errorf("%s.addresses: %q must be a network, without bits beyond its length", field, p)
+				}
+			}
+			if a.AnyPort == (len(a.Ports) > 0) {
+				return fmt.Errorf("%s: any port, or ports: one of them", field)
+			}
+			for _, p := range a.Ports {
+				if !slices.Contains(protocols, p.Protocol) || p.First > p.Last {
+					return fmt.Errorf("%s.ports: %s %d-%d must be TCP, UDP or SCTP, and a range", field, p.Protocol, p.First, p.Last)
+				}
+			}
+		}
+	}
+	return nil
+}

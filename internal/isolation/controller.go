@@ -1,0 +1,539 @@
+package isolation
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/policy"
+)
+
+const (
+	// workers is how many agents are told at the same time.
+	workers = 16
+	// pushTimeout bounds one such call: ten thousand peers take 0.2 s.
+	pushTimeout = 30 * time.Second
+	// pace is the least time between two sets of rules for one cell, so that a
+	// burst of pods that others let in does not become a burst for each of them.
+	pace = 500 * time.Millisecond
+	// patience is how long a pod waits in silence.
+	patience = 5 * time.Second
+	// linger is how long the cluster's pods are still watched when nobody asks
+	// for them any more: the next pod of the same kind may be about to start.
+	linger = time.Minute
+)
+
+// The kinds that are followed.
+var (
+	policies   = networkingv1.SchemeGroupVersion.WithResource("networkpolicies")
+	namespaces = corev1.SchemeGroupVersion.WithResource("namespaces")
+)
+
+// Config of a Controller. All fields are required unless they say otherwise.
+type Config struct {
+	// Pods informs of the pods of this node. Its owner runs it.
+	Pods cache.SharedIndexInformer
+	// Client reaches the API server as Kip, for the cluster's pods.
+	Client kubernetes.Interface
+	// Shared are the watches on NetworkPolicies and namespaces.
+	Shared Shared
+	// AllowsMetadata says whether a pod's annotations ask for the metadata service.
+	AllowsMetadata func(annotations map[string]string) bool
+	// Event reports to the pod's owner.
+	Event func(pod apiv1.PodReference, kind, reason, message string)
+	// Queues measures the work queue. Optional.
+	Queues workqueue.MetricsProvider
+	Clock  clock.WithTicker
+	Log    *slog.Logger
+}
+
+// Shared are watches that others keep; *cellapi.Server says what its methods do.
+type Shared interface {
+	Follow(ctx context.Context, resource schema.GroupVersionResource, f cellapi.Follower) error
+	Refusal(resource schema.GroupVersionResource) error
+}
+
+var _ Shared = (*cellapi.Server)(nil)
+
+// Cell is a cell with a pod.
+type Cell struct {
+	ID    string
+	Pod   apiv1.PodReference
+	PodIP netip.Addr
+}
+
+// Controller keeps the firewalls. Run starts it.
+type Controller struct {
+	cfg   Config
+	queue workqueue.TypedRateLimitingInterface[string]
+	needs chan struct{} // whether the cluster's pods are needed may have changed
+
+	mu     sync.Mutex
+	index  *policy.Index
+	known  map[schema.GroupVersionResource]bool
+	peers  *clusterPods // nil while they are not watched
+	cells  map[string]*cell
+	byPod  map[types.UID]*cell
+	owners map[types.NamespacedName]*cell // whose pod is the subject of that name
+	agents map[string]*agent
+}
+
+// cell is what is known of a cell with a pod.
+type cell struct {
+	Cell
+	since time.Time // when the pod and the agent were both there
+	// allowMetadata and seen are of the pod as last seen.
+	allowMetadata, seen bool
+	told                string // the last Event
+}
+
+// agent is the way to a cell's agent, and what it has in force.
+type agent struct {
+	http.RoundTripper
+	// asked is false until this connection's agent has said what it has in force.
+	asked  bool
+	digest string
+	pushed time.Time // when rules were last handed over
+}
+
+// New returns a controller that has not started.
+func New(cfg Config) *Controller {
+	return &Controller{
+		cfg: cfg,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, 30*time.Second),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: "firewalls", MetricsProvider: cfg.Queues}),
+		needs: make(chan struct{}, 1),
+		index: policy.NewIndex(), known: map[schema.GroupVersionResource]bool{},
+		cells: map[string]*cell{}, byPod: map[types.UID]*cell{}, owners: map[types.NamespacedName]*cell{}, agents: map[string]*agent{},
+	}
+}
+
+// Run keeps firewalls until ctx ends. They stay as they are without it.
+func (c *Controller) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	registration, err := c.cfg.Pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { c.podSeen(o) },
+		UpdateFunc: func(_, o any) { c.podSeen(o) },
+	})
+	if err != nil && ctx.Err() != nil {
+		return nil // the informer, too, has been stopped
+	}
+	if err != nil {
+		return fmt.Errorf("follow the pods of the node: %w", err)
+	}
+	var running sync.WaitGroup
+	failed := make(chan error, 2)
+	for resource, f := range map[schema.GroupVersionResource]cellapi.Follower{policies: policyFollower{c}, namespaces: namespaceFollower{c}} {
+		running.Go(func() {
+			if err := c.cfg.Shared.Follow(ctx, resource, f); err != nil {
+				failed <- err
+			}
+		})
+	}
+	running.Go(func() { c.watchPods(ctx) })
+	for range workers {
+		running.Go(func() {
+			for {
+				id, shutdown := c.queue.Get()
+				if shutdown {
+					return
+				}
+				c.process(ctx, id)
+				c.queue.Done(id)
+			}
+		})
+	}
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	cancel()
+	c.queue.ShutDown()
+	running.Wait()
+	return errors.Join(err, c.cfg.Pods.RemoveEventHandler(registration))
+}
+
+// Bound tells of a cell that has a pod, as often as one likes. It does not block.
+func (c *Controller) Bound(b Cell) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cells[b.ID] != nil {
+		return
+	}
+	x := &cell{Cell: b}
+	if c.agents[b.ID] != nil {
+		x.since = c.cfg.Clock.Now()
+	}
+	c.cells[b.ID], c.byPod[b.Pod.UID] = x, x
+	if o, there, err := c.cfg.Pods.GetStore().GetByKey(b.Pod.Namespace + "/" + b.Pod.Name); err == nil && there {
+		c.see(o.(*corev1.Pod))
+	}
+	c.queue.Add(b.ID)
+}
+
+// Connected tells that a new connection to a cell's agent is up: what the agent
+// has in force is to be seen. It does not block.
+func (c *Controller) Connected(cellID string, way http.RoundTripper) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.agents[cellID] = &agent{RoundTripper: way}
+	if x := c.cells[cellID]; x != nil && x.since.IsZero() {
+		x.since = c.cfg.Clock.Now()
+	}
+	c.queue.Forget(cellID)
+	c.queue.Add(cellID)
+}
+
+// Gone tells that a cell has let its pod go. It does not block.
+func (c *Controller) Gone(cellID string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.agents, cellID)
+	x := c.cells[cellID]
+	if x == nil {
+		return
+	}
+	delete(c.cells, cellID)
+	if c.byPod[x.Pod.UID] == x {
+		delete(c.byPod, x.Pod.UID)
+	}
+	if name := x.name(); c.owners[name] == x { // else another pod has the name
+		delete(c.owners, name)
+		c.index.RemoveSubject(name)
+		c.changed()
+	}
+	c.queue.Forget(cellID)
+}
+
+func (x *cell) name() types.NamespacedName {
+	return types.NamespacedName{Namespace: x.Pod.Namespace, Name: x.Pod.Name}
+}
+
+func (c *Controller) podSeen(o any) {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.see(pod)
+}
+
+// see notes a state of a pod of this node. The lock is held.
+func (c *Controller) see(pod *corev1.Pod) {
+	x := c.byPod[pod.UID]
+	if x == nil {
+		return
+	}
+	allow := c.cfg.AllowsMetadata(pod.Annotations)
+	if !x.seen || x.allowMetadata != allow {
+		x.seen, x.allowMetadata = true, allow
+		c.queue.Add(x.ID)
+	}
+	c.owners[x.name()] = x
+	c.index.SetSubject(policy.PodOf(pod))
+	c.changed()
+}
+
+// changed sees to the cells whose rules may have changed. The lock is held.
+func (c *Controller) changed() {
+	for _, name := range c.index.Changed() {
+		if x := c.owners[name]; x != nil {
+			c.queue.Add(x.ID)
+		}
+	}
+	if c.index.NeedsPods() != (c.peers != nil) {
+		select {
+		case c.needs <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// all sees to all cells. The lock is held.
+func (c *Controller) all() {
+	for id := range c.cells {
+		c.queue.Add(id)
+	}
+}
+
+// unknown says what the rules of a cell depend on and Kip does not know, "" for
+// nothing. The lock is held.
+func (c *Controller) unknown(x *cell) string {
+	for _, resource := range []schema.GroupVersionResource{policies, namespaces} {
+		if !c.known[resource] {
+			return notKnown(resource.Resource, c.cfg.Shared.Refusal(resource))
+		}
+	}
+	if c.index.DependsOnPods(x.name()) && !c.peers.synced() {
+		return notKnown("pods, which a NetworkPolicy of this pod asks for,", c.peers.refusal())
+	}
+	return ""
+}
+
+func notKnown(what string, refusal error) string {
+	if refusal != nil {
+		return fmt.Sprintf("Kip may not list %s of the cluster: %v", what, refusal)
+	}
+	return fmt.Sprintf("Kip has not listed the %s of the cluster yet", what)
+}
+
+// process hands the agent of a cell its rules, if they are others than those in
+// force.
+func (c *Controller) process(ctx context.Context, id string) {
+	c.mu.Lock()
+	x, a := c.cells[id], c.agents[id]
+	if x == nil || a == nil || !x.seen || c.owners[x.name()] != x {
+		c.mu.Unlock()
+		return // whatever is missing, its arrival comes back here
+	}
+	if !a.asked {
+		c.mu.Unlock()
+		digest, err := inForce(ctx, id, a)
+		if err != nil {
+			c.failed(ctx, x, err)
+			return
+		}
+		c.mu.Lock()
+		a.asked, a.digest = true, digest
+	}
+	missing := c.unknown(x)
+	if missing != "" {
+		c.wait(x, a, missing)
+		// Rules in force stay until better is known, unless it never will be:
+		// pods that Kip may not list are nobody's peers.
+		if a.digest == "" || !c.known[policies] || !c.known[namespaces] || c.peers.refusal() == nil {
+			c.mu.Unlock()
+			return
+		}
+	}
+	if now := c.cfg.Clock.Now(); now.Before(a.pushed.Add(pace)) {
+		c.queue.AddAfter(id, a.pushed.Add(pace).Sub(now))
+		c.mu.Unlock()
+		return
+	}
+	ingress, egress, _ := c.index.Rules(x.name())
+	fw := agentapi.Firewall{
+		Pod: x.name().String(), PodIP: x.PodIP, AllowMetadata: x.allowMetadata, Ingress: ingress, Egress: egress,
+	}
+	was := a.digest
+	c.mu.Unlock()
+
+	// The slices of rules are never changed, only replaced.
+	encoded, err := json.Marshal(fw)
+	if err != nil {
+		c.failed(ctx, x, err)
+		return
+	}
+	digest := agentapi.Digest(encoded)
+	if digest == was {
+		c.queue.Forget(id)
+		return
+	}
+	if err := push(ctx, id, a, encoded); err != nil {
+		c.mu.Lock()
+		a.asked = false // an answer that was lost may have been a yes
+		c.mu.Unlock()
+		c.failed(ctx, x, err)
+		return
+	}
+	c.mu.Lock()
+	a.digest, a.pushed = digest, c.cfg.Clock.Now()
+	c.mu.Unlock()
+	c.queue.Forget(id)
+	c.cfg.Log.Debug("firewall in force", "cell", id, "pod", fw.Pod, "ingress_isolated", ingress.Isolated, "egress_isolated", egress.Isolated, "bytes", len(encoded))
+}
+
+// wait reports what a pod waits for, if it has waited for long. The lock is held.
+func (c *Controller) wait(x *cell, a *agent, missing string) {
+	if left := patience - c.cfg.Clock.Since(x.since); left > 0 {
+		c.queue.AddAfter(x.ID, left)
+		return
+	}
+	message := "The pod's network waits for NetworkPolicies: " + missing
+	if a.digest != "" {
+		message = "NetworkPolicies are not followed: " + missing
+	}
+	c.tell(x, "NetworkPolicyUnknown", message)
+}
+
+// tell reports to the pod's owner, each thing once. The lock is held.
+func (c *Controller) tell(x *cell, reason, message string) {
+	if x.told == message {
+		return
+	}
+	x.told = message
+	c.cfg.Log.Warn(message, "pod", x.Pod.Namespace+"/"+x.Pod.Name, "cell", x.ID)
+	c.cfg.Event(x.Pod, corev1.EventTypeWarning, reason, message)
+}
+
+// failed tries a cell again later. What the agent says itself is for the pod's
+// owner; that it cannot be reached others tell.
+func (c *Controller) failed(ctx context.Context, x *cell, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	c.cfg.Log.Debug("firewall not in force, it is tried again", "cell", x.ID, "err", err)
+	if errors.As(err, new(refused)) {
+		c.mu.Lock()
+		c.tell(x, "FirewallFailed", fmt.Sprintf("The firewall of cell %s cannot be set, which the pod's network waits for: %v", x.ID, err))
+		c.mu.Unlock()
+	}
+	c.queue.AddRateLimited(x.ID)
+}
+
+// refused is an agent's answer that is no.
+type refused struct{ error }
+
+func inForce(ctx context.Context, cellID string, way http.RoundTripper) (string, error) {
+	var s agentapi.FirewallStatus
+	body, err := call(ctx, http.MethodGet, cellID, way, nil)
+	if err != nil {
+		return "", fmt.Errorf("ask which rules are in force: %w", err)
+	}
+	if err := json.Unmarshal(body, &s); err != nil {
+		return "", fmt.Errorf("ask which rules are in force: %w", err)
+	}
+	return s.Digest, nil
+}
+
+func push(ctx context.Context, cellID string, way http.RoundTripper, encoded []byte) error {
+	_, err := call(ctx, http.MethodPut, cellID, way, encoded)
+	return err
+}
+
+// maxAnswer bounds what is read of an agent's answer, in bytes.
+const maxAnswer = 4 << 10
+
+func call(ctx context.Context, method, cellID string, way http.RoundTripper, body []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, "https://"+cellID+agentapi.PathFirewall, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := way.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if resp.StatusCode != http.StatusOK {
+		err := fmt.Errorf("the agent answered %s: %s", resp.Status, bytes.TrimSpace(answer))
+		if resp.StatusCode == http.StatusServiceUnavailable {
+			return nil, err // it is starting
+		}
+		return nil, refused{err}
+	}
+	return answer, err
+}
+
+// policyFollower takes the NetworkPolicies.
+type policyFollower struct{ *Controller }
+
+func (f policyFollower) Replace(objects []runtime.Object) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	gone := map[types.NamespacedName]bool{}
+	for _, name := range f.index.Policies() {
+		gone[name] = true
+	}
+	for _, o := range objects {
+		p := o.(*networkingv1.NetworkPolicy)
+		delete(gone, types.NamespacedName{Namespace: p.Namespace, Name: p.Name})
+		f.set(p)
+	}
+	for name := range gone {
+		f.index.RemovePolicy(name)
+	}
+	f.know(policies)
+}
+
+// know declares that a kind is known. The lock is held.
+func (c *Controller) know(resource schema.GroupVersionResource) {
+	if !c.known[resource] {
+		c.known[resource] = true
+		c.all()
+	}
+	c.changed()
+}
+
+func (f policyFollower) set(p *networkingv1.NetworkPolicy) {
+	if err := f.index.SetPolicy(p); err != nil {
+		f.cfg.Log.Warn("a NetworkPolicy cannot be read as a whole: what is not read allows nothing", "err", err)
+	}
+}
+
+func (f policyFollower) Set(o runtime.Object) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.set(o.(*networkingv1.NetworkPolicy))
+	f.changed()
+}
+
+func (f policyFollower) Delete(o runtime.Object) {
+	p := o.(*networkingv1.NetworkPolicy)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.index.RemovePolicy(types.NamespacedName{Namespace: p.Namespace, Name: p.Name})
+	f.changed()
+}
+
+// namespaceFollower takes the namespaces.
+type namespaceFollower struct{ *Controller }
+
+func (f namespaceFollower) Replace(objects []runtime.Object) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	gone := map[string]bool{}
+	for _, name := range f.index.Namespaces() {
+		gone[name] = true
+	}
+	for _, o := range objects {
+		ns := o.(*corev1.Namespace)
+		delete(gone, ns.Name)
+		f.index.SetNamespace(ns.Name, ns.Labels)
+	}
+	for name := range gone {
+		f.index.RemoveNamespace(name)
+	}
+	f.know(namespaces)
+}
+
+func (f namespaceFollower) Set(o runtime.Object) {
+	ns := o.(*corev1.Namespace)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.index.SetNamespace(ns.Name, ns.Labels)
+	f.changed()
+}
+
+func (f namespaceFollower) Delete(o runtime.Object) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.index.RemoveNamespace(o.(*corev1.Namespace).Name)
+	f.changed()
+}

@@ -1,0 +1,517 @@
+package isolation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/yaml"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/cellapi"
+)
+
+func TestMain(m *testing.M) {
+	// The last of these sleeps until the real time is over that of a bubble.
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
+	m.Run()
+}
+
+// shared are watches that tell what a test tells them.
+type shared struct {
+	mu        sync.Mutex
+	followers map[schema.GroupVersionResource]cellapi.Follower
+	refusals  map[schema.GroupVersionResource]error
+}
+
+func (s *shared) Follow(ctx context.Context, resource schema.GroupVersionResource, f cellapi.Follower) error {
+	s.mu.Lock()
+	s.followers[resource] = f
+	s.mu.Unlock()
+	<-ctx.Done()
+	return nil
+}
+
+func (s *shared) Refusal(resource schema.GroupVersionResource) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refusals[resource]
+}
+
+// agentOf is a cell's agent: it has in force what it was told last.
+type agentOf struct {
+	mu     sync.Mutex
+	force  []byte // nil before the first
+	puts   int
+	fails  error // of the connection
+	answer int   // to a PUT, if not 0
+}
+
+func (a *agentOf) RoundTrip(r *http.Request) (*http.Response, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.fails != nil {
+		return nil, a.fails
+	}
+	answer := func(code int, text string) (*http.Response, error) {
+		return &http.Response{StatusCode: code, Status: fmt.Sprint(code), Body: io.NopCloser(strings.NewReader(text))}, nil
+	}
+	if r.URL.Path != agentapi.PathFirewall {
+		return answer(http.StatusNotFound, "not found")
+	}
+	if r.Method == http.MethodGet {
+		digest := ""
+		if a.force != nil {
+			digest = agentapi.Digest(a.force)
+		}
+		return answer(http.StatusOK, fmt.Sprintf(`{"digest":%q}`, digest))
+	}
+	a.puts++
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	if a.answer != 0 {
+		return answer(a.answer, "no such kernel")
+	}
+	a.force = body
+	return answer(http.StatusOK, "")
+}
+
+// now is what the agent has in force, and how often it was told.
+func (a *agentOf) now() (fw *agentapi.Firewall, puts int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.force == nil {
+		return nil, a.puts
+	}
+	fw = new(agentapi.Firewall)
+	if err := json.Unmarshal(a.force, fw); err != nil {
+		panic(err)
+	}
+	return fw, a.puts
+}
+
+// world is a controller in a bubble, with a cluster around it.
+type world struct {
+	*testing.T
+	kip    *Controller
+	client *fake.Clientset
+	shared *shared
+	agents map[string]*agentOf
+	stop   func()
+
+	mu     sync.Mutex
+	events []string
+	denied bool // to list the cluster's pods
+}
+
+func inWorld(t *testing.T, f func(w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{T: t, client: fake.NewClientset(), agents: map[string]*agentOf{}}
+		list := func(clienttesting.Action) (bool, runtime.Object, error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.denied {
+				return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("RBAC says no"))
+			}
+			return false, nil, nil
+		}
+		w.client.PrependReactor("list", "pods", list)
+		w.run()
+		f(w)
+		w.stop()
+	})
+}
+
+func (w *world) run() {
+	w.shared = &shared{followers: map[schema.GroupVersionResource]cellapi.Follower{}, refusals: map[schema.GroupVersionResource]error{}}
+	// The node's pods are another watch than the cluster's.
+	informer := informers.NewSharedInformerFactory(nodeClient(w), 0).Core().V1().Pods().Informer()
+	w.kip = New(Config{
+		Pods: informer, Client: w.client, Shared: w.shared,
+		AllowsMetadata: func(a map[string]string) bool { return a["metadata"] == "yes" },
+		Event: func(pod apiv1.PodReference, kind, reason, message string) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.events = append(w.events, pod.Name+" "+kind+" "+reason+" "+message)
+		},
+		Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler),
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { informer.RunWithContext(ctx) })
+	cache.WaitForCacheSync(ctx.Done(), informer.HasSynced)
+	running.Go(func() {
+		if err := w.kip.Run(ctx); err != nil {
+			w.Error(err)
+		}
+	})
+	w.stop = sync.OnceFunc(func() { cancel(); running.Wait() })
+	w.Cleanup(w.stop)
+	synctest.Wait()
+}
+
+// nodeClient shows the pods of w's cluster that are on the node.
+func nodeClient(w *world) *fake.Clientset {
+	pods, err := w.client.Tracker().List(corev1.SchemeGroupVersion.WithResource("pods"), corev1.SchemeGroupVersion.WithKind("Pod"), "")
+	if err != nil {
+		w.Fatal(err)
+	}
+	var here []runtime.Object
+	for i := range pods.(*corev1.PodList).Items {
+		if p := &pods.(*corev1.PodList).Items[i]; p.Spec.NodeName != "" {
+			here = append(here, p.DeepCopy())
+		}
+	}
+	return fake.NewClientset(here...)
+}
+
+func (w *world) pod(name, ip string, labels map[string]string, node string) *corev1.Pod {
+	w.Helper()
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: name, UID: types.UID("uid of " + name), Labels: labels},
+		Spec:       corev1.PodSpec{NodeName: node},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: ip}}},
+	}
+	if err := w.client.Tracker().Add(p); err != nil {
+		w.Fatal(err)
+	}
+	return p
+}
+
+// cell makes a cell with a pod of the name, which this process has seen.
+func (w *world) cell(name string) *agentOf {
+	w.Helper()
+	p := w.pod(name, "10.0.0.9", nil, "kip-0")
+	if err := w.kip.cfg.Pods.GetStore().Add(p); err != nil {
+		w.Fatal(err)
+	}
+	w.agents[name] = &agentOf{}
+	w.bind(name)
+	return w.agents[name]
+}
+
+func (w *world) bind(name string) {
+	w.kip.Connected("cell-"+name, w.agents[name])
+	w.kip.Bound(Cell{
+		ID: "cell-" + name, PodIP: netip.MustParseAddr("10.0.0.9"),
+		Pod: apiv1.PodReference{Namespace: "a", Name: name, UID: types.UID("uid of " + name)},
+	})
+}
+
+func (w *world) policies(texts ...string) {
+	w.Helper()
+	var all []runtime.Object
+	for i, text := range texts {
+		p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint(i)}}
+		if err := yaml.UnmarshalStrict([]byte(text), &p.Spec); err != nil {
+			w.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	w.shared.followers[policies].Replace(all)
+}
+
+func (w *world) namespaces() {
+	w.shared.followers[namespaces].Replace([]runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "a"}}})
+}
+
+// later lets time pass, and all that happens in it happen.
+func (w *world) later(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func (w *world) told(what string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.ContainsFunc(w.events, func(e string) bool { return strings.Contains(e, what) })
+}
+
+// watching says whether the cluster's pods are being watched.
+func (w *world) watching() bool {
+	w.kip.mu.Lock()
+	defer w.kip.mu.Unlock()
+	return w.kip.peers != nil
+}
+
+// lists are how often the cluster's pods were asked for.
+func (w *world) lists() (n int) {
+	for _, a := range w.client.Actions() {
+		if a.Matches("list", "pods") || a.Matches("watch", "pods") {
+			n++
+		}
+	}
+	return n
+}
+
+const (
+	denyAll  = `{podSelector: {}, policyTypes: [Ingress, Egress]}`
+	fromWebs = `{podSelector: {}, policyTypes: [Ingress], ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}`
+)
+
+func TestAPodGetsItsFirstRulesWhenAllIsKnown(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.cell("p")
+		w.later(time.Second)
+		w.namespaces()
+		w.later(time.Second)
+		if fw, _ := a.now(); fw != nil {
+			t.Fatalf("rules without policies being known: %+v", fw)
+		}
+		w.shared.mu.Lock()
+		w.shared.refusals[policies] = errors.New("forbidden")
+		w.shared.mu.Unlock()
+		w.later(patience)
+		if !w.told("p Warning NetworkPolicyUnknown The pod's network waits for NetworkPolicies: Kip may not list networkpolicies of the cluster: forbidden") {
+			t.Errorf("events %q", w.events)
+		}
+		w.policies(denyAll)
+		w.later(0)
+		if fw, puts := a.now(); fw == nil || !fw.Ingress.Isolated || !fw.Egress.Isolated || fw.PodIP.String() != "10.0.0.9" || fw.Pod != "a/p" || puts != 1 {
+			t.Errorf("rules %+v after %d calls", fw, puts)
+		}
+		if w.lists() > 0 {
+			t.Error("the cluster's pods were asked for, and no policy does")
+		}
+	})
+}
+
+func TestNothingIsSentWhenNothingChanges(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.cell("p")
+		w.namespaces()
+		w.policies()
+		w.later(time.Second)
+		if fw, puts := a.now(); fw == nil || fw.Ingress.Isolated || puts != 1 {
+			t.Fatalf("rules %+v after %d calls", fw, puts)
+		}
+		w.policies(`{podSelector: {matchLabels: {app: other}}}`) // not this pod's
+		w.bind("p")                                              // a new connection
+		w.later(time.Minute)
+		if _, puts := a.now(); puts != 1 {
+			t.Errorf("%d calls", puts)
+		}
+		// Another Kip.
+		w.stop()
+		w.run()
+		w.bind("p")
+		w.namespaces()
+		w.policies()
+		w.later(time.Minute)
+		if _, puts := a.now(); puts != 1 {
+			t.Errorf("%d calls after a restart of Kip", puts)
+		}
+		// An agent that has lost them.
+		a.mu.Lock()
+		a.force = nil
+		a.mu.Unlock()
+		w.bind("p")
+		w.later(time.Second)
+		if fw, puts := a.now(); fw == nil || puts != 2 {
+			t.Errorf("rules %+v after %d calls", fw, puts)
+		}
+	})
+}
+
+func TestTheClustersPodsAreWatchedOnlyWhileAPolicyAsksForThem(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.pod("web", "10.0.0.1", map[string]string{"app": "web"}, "")
+		a := w.cell("p")
+		w.namespaces()
+		w.policies()
+		w.later(time.Second)
+		if w.lists() > 0 {
+			t.Fatal("the cluster's pods were asked for without a policy")
+		}
+		w.policies(fromWebs)
+		w.later(time.Second)
+		fw, _ := a.now()
+		if len(fw.Ingress.Allowed) != 1 || fmt.Sprint(fw.Ingress.Allowed[0].Addresses) != "[10.0.0.1/32]" {
+			t.Fatalf("rules %+v", fw.Ingress)
+		}
+		w.pod("web2", "10.0.0.4", map[string]string{"app": "web"}, "")
+		w.later(time.Second)
+		if fw, _ = a.now(); fmt.Sprint(fw.Ingress.Allowed[0].Addresses) != "[10.0.0.1/32 10.0.0.4/32]" {
+			t.Fatalf("rules %+v", fw.Ingress)
+		}
+		w.policies()
+		w.later(linger / 2)
+		w.policies(fromWebs)
+		w.later(linger)
+		if !w.watching() {
+			t.Fatal("the watch did not last")
+		}
+		w.policies()
+		w.later(linger + time.Second)
+		if w.watching() {
+			t.Error("the watch goes on for nobody")
+		}
+		before := w.lists()
+		w.policies(fromWebs)
+		w.later(time.Second)
+		if fw, _ = a.now(); w.lists() == before || len(fw.Ingress.Allowed) != 1 {
+			t.Errorf("after the watch began again: %+v", fw.Ingress)
+		}
+	})
+}
+
+func TestWithoutTheRightToListPodsTheirRulesLetNobodyIn(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.denied = true
+		w.pod("web", "10.0.0.1", map[string]string{"app": "web"}, "")
+		old := w.cell("old")
+		w.namespaces()
+		w.policies()
+		w.later(time.Second)
+		w.policies(fromWebs)
+		w.later(time.Second)
+		next := w.cell("next")
+		w.later(patience + time.Second)
+		if fw, _ := old.now(); !fw.Ingress.Isolated || len(fw.Ingress.Allowed) > 0 {
+			t.Errorf("a running pod: %+v", fw.Ingress)
+		}
+		if fw, _ := next.now(); fw != nil {
+			t.Errorf("a new pod is let through with %+v", fw)
+		}
+		for _, event := range []string{"old Warning NetworkPolicyUnknown NetworkPolicies are not followed", "next Warning NetworkPolicyUnknown The pod's network waits"} {
+			if !w.told(event) || !w.told("RBAC says no") {
+				t.Errorf("no event %q: %q", event, w.events)
+			}
+		}
+		w.mu.Lock()
+		w.denied = false
+		w.mu.Unlock()
+		w.later(time.Minute)
+		for name, a := range map[string]*agentOf{"old": old, "next": next} {
+			if fw, _ := a.now(); fw == nil || len(fw.Ingress.Allowed) != 1 {
+				t.Errorf("%s: %+v", name, fw)
+			}
+		}
+	})
+}
+
+func TestABurstOfPeersIsHandedOverInFewParts(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.cell("p")
+		w.namespaces()
+		w.policies(fromWebs)
+		w.later(time.Second)
+		_, before := a.now()
+		const pods = 100
+		for i := range pods {
+			w.pod(fmt.Sprint("web", i), fmt.Sprint("10.0.1.", i), map[string]string{"app": "web"}, "")
+			w.later(10 * time.Millisecond)
+		}
+		w.later(pace)
+		fw, puts := a.now()
+		// 100 addresses, as networks.
+		if got := fmt.Sprint(fw.Ingress.Allowed[0].Addresses); got != "[10.0.1.0/26 10.0.1.64/27 10.0.1.96/30]" {
+			t.Errorf("rules %s", got)
+		}
+		if puts-before > 4 {
+			t.Errorf("%d calls for a second of changes", puts-before)
+		}
+	})
+}
+
+func TestAnAgentThatFailsIsTriedAgainAndItsRefusalIsTold(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.namespaces()
+		w.policies()
+		a := w.cell("p")
+		a.mu.Lock()
+		a.fails = errors.New("broken pipe")
+		a.mu.Unlock()
+		w.later(time.Minute)
+		if w.told("broken pipe") {
+			t.Errorf("a connection that breaks is no news of the pod: %q", w.events)
+		}
+		a.mu.Lock()
+		a.fails, a.answer = nil, http.StatusInternalServerError
+		a.mu.Unlock()
+		w.later(time.Minute)
+		if !w.told("p Warning FirewallFailed") || !w.told("no such kernel") || len(w.events) != 1 {
+			t.Errorf("events %q", w.events)
+		}
+		a.mu.Lock()
+		a.answer = 0
+		a.mu.Unlock()
+		w.later(time.Minute)
+		if fw, _ := a.now(); fw == nil {
+			t.Error("it is not tried again")
+		}
+	})
+}
+
+func TestTheMetadataAnnotationIsFollowed(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.cell("p")
+		w.namespaces()
+		w.policies()
+		w.later(time.Second)
+		if fw, _ := a.now(); fw.AllowMetadata {
+			t.Error("allowed, and nobody asked for it")
+		}
+		p := w.pod("q", "10.0.0.9", nil, "kip-0")
+		p.UID, p.Name, p.Annotations = "uid of p", "p", map[string]string{"metadata": "yes"}
+		w.kip.podSeen(p)
+		w.later(time.Second)
+		if fw, _ := a.now(); !fw.AllowMetadata {
+			t.Error("not allowed")
+		}
+	})
+}
+
+func TestAnOldCellsEndLeavesTheRulesOfAPodOfTheSameName(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.namespaces()
+		w.policies()
+		w.cell("p")
+		w.later(time.Second)
+		next := &agentOf{}
+		p := w.pod("other", "10.0.0.10", nil, "kip-0")
+		p.Name, p.UID = "p", "second"
+		if err := w.kip.cfg.Pods.GetStore().Update(p); err != nil {
+			t.Fatal(err)
+		}
+		w.kip.Connected("cell-second", next)
+		w.kip.Bound(Cell{ID: "cell-second", PodIP: netip.MustParseAddr("10.0.0.10"), Pod: apiv1.PodReference{Namespace: "a", Name: "p", UID: "second"}})
+		w.kip.Gone("cell-p")
+		w.policies(denyAll)
+		w.later(time.Second)
+		if fw, _ := next.now(); fw == nil || !fw.Ingress.Isolated || fw.PodIP.String() != "10.0.0.10" {
+			t.Errorf("rules %+v", fw)
+		}
+		w.kip.Gone("cell-second")
+		if n := len(w.kip.cells) + len(w.kip.agents) + len(w.kip.byPod) + len(w.kip.owners); n > 0 {
+			t.Errorf("%d entries are left", n)
+		}
+	})
+}

@@ -1,0 +1,489 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/placement"
+)
+
+// lost is how long a packet that should be dropped is waited for.
+const lost = time.Second
+
+// hostIP is the address of the bridge, where the test itself is a neighbour of all
+// cells and pods.
+func hostIP(t *testing.T) netip.Addr {
+	t.Helper()
+	p, err := netip.ParsePrefix(cidr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Addr().Next()
+}
+
+// ports is a pod that serves TCP on 8080 ("web"), 8081 and 8082, and what it is
+// sent, back, on 7000.
+func ports(name, labels string) string {
+	return "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + ", labels: " + labels + "}\nspec:\n  " + onKip + `  containers:
+  - name: main
+    image: busybox:1.36
+    ports: [{name: web, containerPort: 8080}]
+    command:
+    - sh
+    - -c
+    - |
+      mkdir /tmp/www; echo hello > /tmp/www/index.html
+      for p in 8080 8081; do httpd -p $p -h /tmp/www; done
+      nc -ll -p 7000 -e cat &
+      exec httpd -f -p 8082 -h /tmp/www
+    readinessProbe: {tcpSocket: {port: 8082}, periodSeconds: 1}
+`
+}
+
+// reached returns which of the targets, IP:port, a pod can connect to.
+func (s *space) reached(ctx context.Context, pod string, targets ...string) ([]string, error) {
+	cmd := s.command(ctx, "exec", pod, "--", "sh", "-c",
+		`for t; do if nc -w 1 ${t%:*} ${t##*:} </dev/null >/dev/null 2>&1; then echo $t; fi; done`, "sh")
+	cmd.Args = append(cmd.Args, targets...)
+	out, errs, err := run(cmd)
+	if err != nil {
+		return nil, fmt.Errorf("exec in %s: %w: %s", pod, err, errs)
+	}
+	return strings.Fields(out), nil
+}
+
+// reaches waits until a pod reaches those of an address' ports, and no others.
+func (s *space) reaches(what, pod string, ip string, want ...string) {
+	s.Helper()
+	var targets, wanted []string
+	for _, port := range []string{"8080", "8081", "8082"} {
+		targets = append(targets, ip+":"+port)
+		if slices.Contains(want, port) {
+			wanted = append(wanted, ip+":"+port)
+		}
+	}
+	s.eventually(what+": what "+pod+" reaches", func(ctx context.Context) error {
+		got, err := s.reached(ctx, pod, targets...)
+		if err == nil && !slices.Equal(got, wanted) {
+			err = fmt.Errorf("it reaches %q, want %q", got, wanted)
+		}
+		return err
+	})
+}
+
+func (s *space) policy(name, spec string) {
+	s.Helper()
+	s.apply("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: " + name + "}\nspec: " + spec + "\n")
+}
+
+// dial connects from the host, and hears its own words.
+func dial(ctx context.Context, address string, patience time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	if err := echo(c, patience); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func echo(c net.Conn, patience time.Duration) error {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	if _, err := c.Write([]byte("hello\n")); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(c, make([]byte, 6))
+	return err
+}
+
+func TestNetworkPoliciesDecideWhoReachesAPod(t *testing.T) {
+	t.Parallel()
+	s, other := newSpace(t), newSpace(t)
+	s.apply(ports("server", "{app: server}") + "---\n" + ports("friend", "{role: friend}") + "---\n" + ports("stranger", "{role: stranger}"))
+	other.apply(ports("foreign", "{role: friend}"))
+	server, stranger := s.waitReady("server"), s.waitReady("stranger")
+	s.waitReady("friend")
+	foreign := other.waitReady("foreign")
+	if _, err := world.Admin.CoreV1().Namespaces().Patch(t.Context(), other.ns, types.MergePatchType, []byte(`{"metadata":{"labels":{"team":"x"}}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ip := server.Status.PodIP
+	for _, c := range []struct {
+		what, rules                string
+		friend, stranger, outsider []string // the ports of the server that they reach
+	}{
+		{"no policy", "", []string{"8080", "8081", "8082"}, []string{"8080", "8081", "8082"}, []string{"8080", "8081", "8082"}},
+		{"default deny", "{podSelector: {}, policyTypes: [Ingress]}", nil, nil, nil},
+		{
+			"podSelector and a named port",
+			"{podSelector: {matchLabels: {app: server}}, ingress: [{from: [{podSelector: {matchLabels: {role: friend}}}], ports: [{port: web}]}]}",
+			[]string{"8080"}, nil, nil,
+		},
+		{
+			"namespaceSelector and a range of ports",
+			"{podSelector: {matchLabels: {app: server}}, ingress: [{from: [{namespaceSelector: {matchLabels: {team: x}}}], ports: [{port: 8081, endPort: 8082}]}]}",
+			nil, nil, []string{"8081", "8082"},
+		},
+		{
+			"both selectors of one peer, and of two",
+			`{podSelector: {matchLabels: {app: server}}, ingress: [
+			  {from: [{namespaceSelector: {matchLabels: {team: x}}, podSelector: {matchLabels: {role: stranger}}}]},
+			  {from: [{namespaceSelector: {matchLabels: {team: x}}}, {podSelector: {matchLabels: {role: stranger}}}], ports: [{port: 8082}]}]}`,
+			nil, []string{"8082"}, []string{"8082"},
+		},
+		{
+			"ipBlock and except",
+			"{podSelector: {matchLabels: {app: server}}, ingress: [{from: [{ipBlock: {cidr: " + cidr + ", except: [" + stranger.Status.PodIP + "/32]}}]}]}",
+			[]string{"8080", "8081", "8082"}, nil, []string{"8080", "8081", "8082"},
+		},
+		{"another pod's", "{podSelector: {matchLabels: {app: none}}}", []string{"8080", "8081", "8082"}, []string{"8080", "8081", "8082"}, []string{"8080", "8081", "8082"}},
+	} {
+		if c.rules != "" {
+			s.policy("it", c.rules)
+		}
+		s.reaches(c.what, "friend", ip, c.friend...)
+		s.reaches(c.what, "stranger", ip, c.stranger...)
+		other.reaches(c.what, "foreign", ip, c.outsider...)
+		if c.what == "default deny" {
+			// Of this namespace only; and the kubelet's probes are not the network's.
+			s.reaches(c.what, "friend", foreign.Status.PodIP, "8080", "8081", "8082")
+			s.kubectl("wait", "pod/server", "--for=condition=Ready", "--timeout=5s")
+		}
+	}
+}
+
+func TestNetworkPoliciesDecideWhatAPodReaches(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	resolver := netip.MustParseAddr("192.0.2.53") // reached by way of the host, which has another one
+	giveHost(t, resolver)
+	heard := listenUDP(t, netip.AddrPortFrom(resolver, 53))
+	s.apply(ports("client", "{role: client}") + "---\n" + ports("server", "{app: server}") + "---\n" + ports("other", "{}"))
+	client, server, other := s.waitReady("client"), s.waitReady("server"), s.waitReady("other")
+	asks := func() bool {
+		_, _, _ = s.try("exec", "client", "--", "timeout", "2", "nslookup", "kip.test", resolver.String())
+		return heard.of(client.Status.PodIP) > 0
+	}
+
+	s.policy("egress", "{podSelector: {matchLabels: {role: client}}, policyTypes: [Egress]}")
+	s.reaches("denied", "client", server.Status.PodIP)
+	if asks() {
+		t.Error("the resolver was asked, against the policy")
+	}
+	s.reaches("denied, but itself", "client", client.Status.PodIP, "8080", "8081", "8082")
+	s.reaches("not denied to others", "other", client.Status.PodIP, "8080", "8081", "8082")
+
+	s.policy("egress", `{podSelector: {matchLabels: {role: client}}, policyTypes: [Egress], egress: [
+	  {ports: [{protocol: UDP, port: 53}, {protocol: TCP, port: 53}]}, {to: [{podSelector: {matchLabels: {app: server}}}], ports: [{port: web}, {port: 8082}]}]}`)
+	s.reaches("allowed", "client", server.Status.PodIP, "8080", "8082")
+	s.reaches("another", "client", other.Status.PodIP)
+	s.eventually("the resolver is asked", func(context.Context) error {
+		if !asks() {
+			return errors.New("no packet has come")
+		}
+		return nil
+	})
+	// A pod that gets the label is a peer from then on.
+	s.kubectl("label", "pod", "other", "app=server")
+	s.reaches("one more server", "client", other.Status.PodIP, "8080", "8082")
+	s.kubectl("delete", "networkpolicy", "egress")
+	s.reaches("no policy", "client", server.Status.PodIP, "8080", "8081", "8082")
+}
+
+// heard are the packets, or connections, that have come to a port, by their source.
+type heard struct {
+	mu   sync.Mutex
+	from map[string]int
+}
+
+func (h *heard) of(ip string) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.from[ip]
+}
+
+func (h *heard) count(from netip.AddrPort) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.from[from.Addr().Unmap().String()]++
+}
+
+func listenUDP(t *testing.T, at netip.AddrPort) *heard {
+	t.Helper()
+	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &heard{from: map[string]int{}}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for b := make([]byte, 1500); ; {
+			_, from, err := c.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			h.count(from)
+		}
+	}()
+	t.Cleanup(func() { c.Close(); <-done })
+	return h
+}
+
+func listenTCP(t *testing.T, at netip.AddrPort) *heard {
+	t.Helper()
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &heard{from: map[string]int{}}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.AcceptTCP()
+			if err != nil {
+				return
+			}
+			h.count(c.RemoteAddr().(*net.TCPAddr).AddrPort())
+			c.Close()
+		}
+	}()
+	t.Cleanup(func() { l.Close(); <-done })
+	return h
+}
+
+func TestAPolicyHoldsForThePodsFirstPacket(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	host := hostIP(t)
+	sink := listenTCP(t, netip.AddrPortFrom(host, 9999))
+	s.policy("deny", "{podSelector: {matchLabels: {app: eager}}, policyTypes: [Egress]}")
+	// From its first instruction on.
+	eager := func(name, app string) string {
+		return "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + ", labels: {app: " + app + "}}\nspec:\n  " + onKip + `  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'while :; do nc -w 1 ` + host.String() + ` 9999 </dev/null >/dev/null 2>&1; echo tried; sleep 0.1; done']
+`
+	}
+	s.apply(eager("held", "eager") + "---\n" + eager("free", "free"))
+	tried := func(pod string, times int) {
+		s.Helper()
+		s.eventually(pod+" tries", func(context.Context) error {
+			if n := strings.Count(s.kubectl("logs", pod), "tried"); n < times {
+				return fmt.Errorf("%d times so far", n)
+			}
+			return nil
+		})
+	}
+	held, free := s.waitReady("held"), s.waitReady("free")
+	tried("held", 5)
+	tried("free", 5)
+	if n := sink.of(free.Status.PodIP); n == 0 {
+		t.Fatal("no connection of the pod without a policy came: the test hears nothing")
+	}
+	if n := sink.of(held.Status.PodIP); n > 0 {
+		t.Fatalf("%d connections of the pod came, against the policy", n)
+	}
+	s.kubectl("delete", "networkpolicy", "deny")
+	s.eventually("they come without the policy", func(context.Context) error {
+		if sink.of(held.Status.PodIP) == 0 {
+			return errors.New("none has come")
+		}
+		return nil
+	})
+}
+
+func TestAConnectionThatIsUpOutlivesAPolicy(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(ports("server", "{}"))
+	address := s.waitReady("server").Status.PodIP + ":7000"
+	old, err := dial(t.Context(), address, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	s.policy("deny", "{podSelector: {}}")
+	s.eventually("new connections are refused", func(ctx context.Context) error {
+		c, err := dial(ctx, address, lost)
+		if err == nil {
+			c.Close()
+			return errors.New("one is let in")
+		}
+		return nil
+	})
+	if err := echo(old, patience); err != nil {
+		t.Errorf("the one that was up is cut: %v", err)
+	}
+}
+
+// Not parallel: it kills the Kip that all tests share.
+func TestPoliciesHoldWhileKipIsAway(t *testing.T) {
+	s := newSpace(t)
+	s.apply(ports("denied", "{app: denied}") + "---\n" + ports("open", "{app: open}"))
+	s.policy("deny", "{podSelector: {matchLabels: {app: denied}}}")
+	denied, open := s.waitReady("denied").Status.PodIP+":7000", s.waitReady("open").Status.PodIP+":7000"
+	is := func(what, address string, want bool) {
+		s.Helper()
+		s.eventually(what, func(ctx context.Context) error {
+			wait := lost
+			if want {
+				wait = patience
+			}
+			c, err := dial(ctx, address, wait)
+			if err == nil {
+				c.Close()
+			}
+			if (err == nil) != want {
+				return fmt.Errorf("reached %t, want %t (%v)", err == nil, want, err)
+			}
+			return nil
+		})
+	}
+	is("denied before", denied, false)
+	is("open before", open, true)
+	killKip(t)
+	s.kubectl("delete", "networkpolicy", "deny")
+	s.policy("deny", "{podSelector: {matchLabels: {app: open}}}")
+	is("denied without Kip", denied, false)
+	is("open without Kip", open, true)
+	startKip(t)
+	is("what changed meanwhile: allowed", denied, true)
+	is("what changed meanwhile: denied", open, false)
+}
+
+// metadataIP is where clouds have their metadata service.
+const metadataIP = "169.254.169.254"
+
+// giveHost puts an address on the cells' link, which cells reach by their gateway.
+func giveHost(t *testing.T, ip netip.Addr) {
+	t.Helper()
+	link, err := netlink.LinkByName(bridge)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, err := netlink.ParseAddr(ip.String() + "/32")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.AddrAdd(link, addr); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := netlink.AddrDel(link, addr); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// serveMetadata puts a metadata service on the cells' link.
+func serveMetadata(t *testing.T) {
+	t.Helper()
+	giveHost(t, netip.MustParseAddr(metadataIP))
+	l, err := net.Listen("tcp", metadataIP+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "credentials") })}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = server.Serve(l) }()
+	t.Cleanup(func() { server.Close(); <-done })
+}
+
+func TestOnlyAPodThatAsksReachesTheMetadataService(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	serveMetadata(t)
+	asks := strings.Replace(sleeper("asks"), "{name: asks}", "{name: asks, annotations: {"+placement.AnnotationAllowMetadata+": \"true\"}}", 1)
+	host := strings.Replace(sleeper("host"), "spec:\n", "spec:\n  hostNetwork: true\n", 1)
+	s.apply(sleeper("plain") + "---\n" + asks + "---\n" + host)
+	for _, pod := range []string{"plain", "asks", "host"} {
+		s.waitReady(pod)
+	}
+	get := func(pod string) error {
+		got, err := s.reached(t.Context(), pod, metadataIP+":80")
+		if err == nil && len(got) == 0 {
+			err = errors.New("it does not answer")
+		}
+		return err
+	}
+	s.eventually("the pod that asks reaches it", func(context.Context) error { return get("asks") })
+	for _, pod := range []string{"plain", "host"} {
+		if got, err := s.reached(t.Context(), pod, metadataIP+":80"); err != nil || len(got) > 0 {
+			t.Errorf("pod %s reaches the metadata service: %q, %v", pod, got, err)
+		}
+	}
+	for _, pod := range []string{"plain", "host"} {
+		s.kubectl("annotate", "pod", pod, placement.AnnotationAllowMetadata+"=true")
+		s.eventually("pod "+pod+" reaches it once it asks", func(context.Context) error { return get(pod) })
+	}
+	s.kubectl("annotate", "pod", "asks", placement.AnnotationAllowMetadata+"-")
+	s.eventually("a pod that no longer asks", func(context.Context) error {
+		got, err := s.reached(t.Context(), "asks", metadataIP+":80")
+		if err == nil && len(got) > 0 {
+			err = errors.New("it still reaches it")
+		}
+		return err
+	})
+}
+
+func TestAPodDoesNotReachItsCellsManagementPlane(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(sleeper("a") + "---\n" + sleeper("b"))
+	s.waitReady("a")
+	s.waitReady("b")
+	own, others := s.cellOf("a").Status.ManagementIP, s.cellOf("b").Status.ManagementIP
+	agent := fmt.Sprint(":", agentapi.Port)
+	// The agent is there, for a neighbour.
+	for _, ip := range []string{own, others} {
+		c, err := net.DialTimeout("tcp", ip+agent, patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	var targets []string
+	for _, ip := range []string{own, others} {
+		// The agent, the kubelet's API for it, the kubelet, its health, kube-proxy's metrics and health.
+		for _, port := range []string{agent, ":6422", ":10250", ":10248", ":10249", ":10256"} {
+			targets = append(targets, ip+port)
+		}
+	}
+	got, err := s.reached(t.Context(), "a", targets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Another cell's agent refuses in the TLS handshake whoever is not Kip: see
+	// TestCellRefusesAllButKip. Where Kip is, a cell cannot know.
+	if want := []string{others + agent}; !slices.Equal(got, want) {
+		t.Errorf("the pod reaches %q, want %q only", got, want)
+	}
+	// It is the firewall that refuses: a ping is answered.
+	s.kubectl("exec", "a", "--", "ping", "-c1", "-W5", own)
+}
