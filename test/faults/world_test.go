@@ -316,7 +316,7 @@ func (k *kip) run() error {
 	var err error
 	k.pods, err = pods.New(pods.Config{
 		Pods: k.informer, Client: client{s: w.api, dead: k.alive}, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
-		Place: func(p *corev1.Pod) ([]cells.Offer, error) {
+		Place: func(p *corev1.Pod, _ string) ([]cells.Offer, error) {
 			var list []cells.Offer
 			switch p.Labels["size"] {
 			case "spot":
