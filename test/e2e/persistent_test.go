@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -115,7 +114,7 @@ func TestAStatefulSetKeepsItsDataWhenItsPodAndItsCellEnd(t *testing.T) {
 	}
 	// Its machine dies.
 	s.in("db-0", "echo more >> /data/f; sync")
-	s.killCell("db-0")
+	s.machine("db-0").kill(s)
 	s.waitEvent("db-0", "CellLost", "")
 	s.waitPod("db-0", "runs again on another cell", func(p *corev1.Pod) bool {
 		return isReady(p) && (p.UID != second.UID || p.Status.ContainerStatuses[0].ContainerID != second.Status.ContainerStatuses[0].ContainerID)
@@ -126,24 +125,6 @@ func TestAStatefulSetKeepsItsDataWhenItsPodAndItsCellEnd(t *testing.T) {
 	s.kubectl("delete", "statefulset", "db")
 	s.kubectl("delete", "pvc", "data-db-0")
 	s.noVolumes(pv)
-}
-
-// killCell ends the machine of a pod under it.
-func (s *space) killCell(pod string) {
-	s.Helper()
-	instance := s.cellOf(pod).Status.InstanceID
-	procs, err := filepath.Glob("/sys/fs/cgroup/*/kip-" + world.Bridge + "/" + instance)
-	if v2, _ := filepath.Glob("/sys/fs/cgroup/kip-" + world.Bridge + "/" + instance); len(v2) > 0 {
-		procs = v2
-	}
-	if err != nil || len(procs) == 0 {
-		s.Fatalf("the cgroups of %s: %v, %v", instance, procs, err)
-	}
-	// Its first process is the one with the least number, and all others end with it.
-	out, err := exec.Command("sh", "-c", "kill -KILL $(sort -n "+procs[0]+"/cgroup.procs | head -1)").CombinedOutput()
-	if err != nil {
-		s.Fatalf("kill machine %s: %v: %s", instance, err, out)
-	}
 }
 
 func TestASecondPodOfAClaimWaitsUntilTheFirstIsGone(t *testing.T) {
