@@ -8,3 +8,8 @@ import _ "embed"
 //
 //go:embed rbac.yaml
 var RBAC []byte
+
+// StorageClass is for claims whose volumes are disks of Kip's cloud.
+//
+//go:embed storageclass.yaml
+var StorageClass []byte

@@ -32,10 +32,12 @@ import (
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/podlogs"
 	"github.com/elotl/kip/internal/pods"
+	"github.com/elotl/kip/internal/provisioner"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
 	"github.com/elotl/kip/internal/version"
+	"github.com/elotl/kip/internal/volumes"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -257,7 +259,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 	if err != nil {
 		return err
 	}
-	machines := k.metrics.Cloud(bare)
+	machines, disks := k.metrics.Cloud(bare), k.metrics.Disks(bare)
 	if c, ok := bare.(interface{ Close() error }); ok {
 		defer func() {
 			if err := c.Close(); err != nil {
@@ -283,8 +285,8 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 	}
 	shortages := unavailable.shortages
 	disk := cfg.Cells.DefaultVolumeSize.Value()
-	place := func(pod *corev1.Pod) ([]cells.Offer, error) {
-		candidates, err := placer.Candidates(pod, shortages.Unavailable)
+	place := func(pod *corev1.Pod, zone string) ([]cells.Offer, error) {
+		candidates, err := placer.Candidates(placement.InZone(pod, zone), shortages.Unavailable)
 		return offers(candidates, disk), err
 	}
 	pools, err := standbyPools(cfg, o.providerConfig, machines, catalogue, unavailable.unavailable, disk)
@@ -326,7 +328,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 	mirror := cells.NewMirror(api.ownDynamic, o.nodeName, controllerID, log)
 	var podLoop *pods.Controller
 	cellLoop := cells.New(cells.Config{
-		NodeName: o.nodeName, ControllerID: controllerID, Cloud: machines, Store: st, Tunnels: cells.OverTunnels(tunnels), APIs: cells.ServedBy(cellAPI),
+		NodeName: o.nodeName, ControllerID: controllerID, Cloud: machines, Disks: disks, Store: st, Tunnels: cells.OverTunnels(tunnels), APIs: cells.ServedBy(cellAPI),
 		CAHash:      authority.Hash(),
 		Cool:        unavailable.mark,
 		Unavailable: unavailable.unavailable,
@@ -351,7 +353,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		ListLag: pace(machines).listLag, SoonPoll: pace(machines).soonPoll, Clock: real, Log: log,
 	})
 	podLoop, err = pods.New(pods.Config{
-		Pods: podInformer, Client: api.asNode.CoreV1(), Cells: cellLoop, Place: place, Event: events,
+		Pods: podInformer, Client: api.asNode.CoreV1(), Cells: cellLoop, Volumes: volumes.Resolver{Client: api.asKip.CoreV1(), HasDisks: disks != nil}.Disks, Place: place, Event: events,
 		Forget: func(uid types.UID) {
 			if err := logs.Remove(uid); err != nil {
 				log.Warn("remove the saved logs of a pod", "uid", uid, "err", err)
@@ -458,6 +460,16 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		"local socket": socket.Run,
 		"saved logs":   func(ctx context.Context) error { return sweepLogs(ctx, logs, podInformer, real, log) },
 		"shortages":    unavailable.keep,
+		"provisioner": func(ctx context.Context) error {
+			if disks == nil {
+				<-ctx.Done()
+				return nil
+			}
+			return provisioner.New(provisioner.Config{
+				Node: o.nodeName, ControllerID: controllerID, NameTag: cmp.Or(cfg.Cells.Nametag, controllerID), Disks: disks, Zones: zones(catalogue),
+				Client: api.asKip, Log: log,
+			}).Run(ctx)
+		},
 	} {
 		all.Go(func() error {
 			if err := runs(ctx); err != nil && ctx.Err() == nil {
@@ -568,6 +580,23 @@ func kubeletPort(ctx context.Context, o options, api *apiServer, authority *pki.
 		Cells: wayToCells{pods: podInformer, cells: cellLoop, loop: podLoop}, Logs: logs, Stats: podStats,
 		Pods: func() []*corev1.Pod { return podsOf(podInformer) }, Healthy: healthy, Log: log,
 	})
+}
+
+// zones are where the catalogue has offerings, that of the cheapest one first.
+func zones(types []catalog.InstanceType) (all []string) {
+	var offerings []catalog.Offering
+	for _, t := range types {
+		offerings = append(offerings, t.Offerings...)
+	}
+	slices.SortStableFunc(offerings, func(a, b catalog.Offering) int {
+		return cmp.Or(cmp.Compare(a.PricePerHour, b.PricePerHour), cmp.Compare(a.Zone, b.Zone))
+	})
+	for _, o := range offerings {
+		if !slices.Contains(all, o.Zone) {
+			all = append(all, o.Zone)
+		}
+	}
+	return all
 }
 
 // location is the zone and the region of the virtual node: the one zone that the

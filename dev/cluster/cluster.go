@@ -219,6 +219,9 @@ func (c *Cluster) start(ctx context.Context) error {
 	if _, err := manifest.Apply(ctx, c.admin, "kip-dev", deploy.RBAC); err != nil {
 		return fmt.Errorf("give Kip its rights: %w", err)
 	}
+	if _, err := manifest.Apply(ctx, c.admin, "kip-dev", deploy.StorageClass); err != nil {
+		return fmt.Errorf("make the StorageClass of Kip's disks: %w", err)
+	}
 	if err := c.ServiceAccountKubeconfig(ctx, kipNamespace, kipServiceAccount, c.KipKubeconfig()); err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/cloudinit"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agent/disks"
 	"github.com/elotl/kip/internal/agent/firewall"
 	"github.com/elotl/kip/internal/agent/localapi"
 	"github.com/elotl/kip/internal/agent/network"
@@ -109,6 +110,7 @@ type Agent struct {
 	user   agentapi.UserData
 	pki    *localapi.PKI
 	reaper *supervise.Reaper
+	disks  *disks.Set
 
 	containerd *supervise.Process
 	cell       *tunnel.Cell
@@ -176,7 +178,7 @@ func New(o Options) (*Agent, error) {
 	}
 	log := o.Log // the tunnel names the cell itself
 	o.Log = log.With("cell", user.CellID)
-	a := &Agent{o: o, user: user, host: host, reaper: supervise.NewReaper(o.Log), imported: make(chan struct{})}
+	a := &Agent{o: o, user: user, host: host, reaper: supervise.NewReaper(o.Log), disks: disks.New(o.Root, o.Log), imported: make(chan struct{})}
 	if a.pki, err = localapi.NewPKI(filepath.Join(o.RunDir, "pki"), o.Clock.Now()); err != nil {
 		return nil, err
 	}

@@ -2,12 +2,14 @@ package agent
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 
 	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agent/disks"
 )
 
 // maxConfigBytes bounds the body of a PUT of the configuration.
@@ -18,6 +20,7 @@ const maxConfigBytes = 1 << 20
 func (a *Agent) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("PUT "+agentapi.PathConfig, a.putConfig)
+	mux.HandleFunc("PUT "+agentapi.PathDisks, a.putDisks)
 	mux.HandleFunc("GET "+agentapi.PathStatus, a.getStatus)
 	mux.HandleFunc("PUT "+agentapi.PathFirewall, a.putFirewall)
 	mux.HandleFunc("GET "+agentapi.PathFirewall, a.getFirewall)
@@ -50,6 +53,27 @@ func (a *Agent) putConfig(w http.ResponseWriter, r *http.Request) {
 	}
 	if err := a.apply(c); err != nil {
 		a.o.Log.Error("apply Kip's configuration", "err", err)
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}
+
+func (a *Agent) putDisks(w http.ResponseWriter, r *http.Request) {
+	var d agentapi.Disks
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxConfigBytes)).Decode(&d); err != nil {
+		http.Error(w, fmt.Sprintf("the list of disks is not valid JSON: %v", err), http.StatusBadRequest)
+		return
+	}
+	if err := disks.Validate(d.Disks); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	err := a.disks.Apply(d.Disks)
+	switch {
+	case err == nil:
+	case errors.Is(err, disks.ErrNotYet), errors.Is(err, disks.ErrInUse):
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+	default:
+		a.o.Log.Error("bring the cell's disks into place", "err", err)
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}
 }

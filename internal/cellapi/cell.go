@@ -214,7 +214,7 @@ func (c *Cell) serve(w http.ResponseWriter, r *http.Request) error {
 		return c.serveReference(w, r, a, configMapKind)
 	case claims:
 		return c.serveClaim(w, r, a)
-	case volumes:
+	case persistentVolumes:
 		return c.serveVolume(w, r, a)
 	case serviceAccounts:
 		return c.serveToken(w, r, a)
@@ -228,11 +228,11 @@ func (c *Cell) serve(w http.ResponseWriter, r *http.Request) error {
 }
 
 var (
-	claims          = corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
-	volumes         = corev1.SchemeGroupVersion.WithResource("persistentvolumes")
-	serviceAccounts = corev1.SchemeGroupVersion.WithResource("serviceaccounts")
-	coreEvents      = corev1.SchemeGroupVersion.WithResource("events")
-	groupEvents     = schema.GroupVersionResource{Group: "events.k8s.io", Version: "v1", Resource: "events"}
+	claims            = corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
+	persistentVolumes = corev1.SchemeGroupVersion.WithResource("persistentvolumes")
+	serviceAccounts   = corev1.SchemeGroupVersion.WithResource("serviceaccounts")
+	coreEvents        = corev1.SchemeGroupVersion.WithResource("events")
+	groupEvents       = schema.GroupVersionResource{Group: "events.k8s.io", Version: "v1", Resource: "events"}
 )
 
 // read answers get, list and watch with rd.

@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/rest"
+
+	"github.com/elotl/kip/internal/volumes"
 )
 
 // passWithin limits one request that is passed to the API server.
@@ -314,8 +316,24 @@ func (c *Cell) serveVolume(w http.ResponseWriter, r *http.Request, a *ask) error
 		case err != nil:
 			return err
 		case pvc.Spec.VolumeName == a.Name:
-			return c.pass(w, r, a, body{}, nil)
+			return c.showVolume(w, r, a)
 		}
 	}
 	return c.forbidden(a, "no claim of its pod is bound to it")
+}
+
+// showVolume answers with a volume as the cell's kubelet is to see it: one on a
+// disk of the cloud, which Kip has attached, is a local volume there.
+func (c *Cell) showVolume(w http.ResponseWriter, r *http.Request, a *ask) error {
+	f, ok := accepted(r.Header)
+	if !ok {
+		return notAcceptable()
+	}
+	pv, err := c.server.node.CoreV1().PersistentVolumes().Get(r.Context(), a.Name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	pv.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PersistentVolume")) // a client leaves it out
+	writeObject(w, f, http.StatusOK, volumes.OnCell(pv))
+	return nil
 }

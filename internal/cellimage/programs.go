@@ -17,6 +17,10 @@ var Portmap = strings.TrimPrefix(configs.CNIPluginDir, "/") + "/portmap"
 // path in the tree.
 var hostPrograms = []struct{ to, name, purpose, packages string }{
 	{"usr/sbin/nft", "nft", "writes the rules of Services and NetworkPolicies", "nftables"},
+	// In front of what busybox has of the same name.
+	{"usr/sbin/blkid", "blkid", "tells a kubelet whether a disk is blank", "util-linux"},
+	{"usr/sbin/fsck", "e2fsck", "checks the file systems of disks", "e2fsprogs"},
+	{"usr/sbin/mkfs.ext4", "mke2fs", "makes the file systems of disks", "e2fsprogs"},
 }
 
 // HostPrograms finds the programs of this host that a tree needs, by their path in

@@ -10,6 +10,9 @@ import (
 // bind gives the cell its pod, once and for good. A standby cell without one is
 // kept connected until it is taken.
 func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) {
+	if ready, again, err := c.attach(ctx, e); err != nil || !ready {
+		return again, err
+	}
 	// From here on the kubelet may see the pod: whoever wants to let the cell
 	// go must know, so the decision is made under the lock that they take.
 	c.mu.Lock()

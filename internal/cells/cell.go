@@ -37,6 +37,8 @@ type Cell struct {
 	// Stopped is true while the instance of a standby cell is, or is being,
 	// stopped.
 	Stopped bool `json:"stopped,omitempty"`
+	// Disks are those of the pod's volumes.
+	Disks []Disk `json:"disks,omitempty"`
 	// HealthyTimeout is the pod's own time limit for a silent cell; nil for the
 	// configured one, 0 or less for none.
 	HealthyTimeout *time.Duration `json:"healthyTimeout,omitempty"`
@@ -187,6 +189,7 @@ func (c *Cell) step(name string, at time.Time) {
 func (c Cell) clone() Cell {
 	c.Offers = slices.Clone(c.Offers)
 	c.Steps = slices.Clone(c.Steps)
+	c.Disks = slices.Clone(c.Disks)
 	if c.Instance != nil {
 		i := *c.Instance
 		c.Instance = &i

@@ -31,9 +31,11 @@ type Config struct {
 	NodeName     string
 	ControllerID string
 	Cloud        cloud.Cloud
-	Store        *store.Store
-	Tunnels      Tunnels
-	APIs         APIs
+	// Disks are the cloud's; nil where it has none.
+	Disks   cloud.Disks
+	Store   *store.Store
+	Tunnels Tunnels
+	APIs    APIs
 	// CAHash goes into user data, so that a cell knows its Kip.
 	CAHash string
 	// Cool is told of each offer that the cloud did not serve, and Unavailable
@@ -110,6 +112,8 @@ type Controller struct {
 	mu    sync.Mutex
 	cells map[string]*entry
 	byPod map[types.UID]string // live or not, until Gone
+	// byDisk has the cell that a disk was last promised to.
+	byDisk map[string]*entry
 	// named are the pods with a cell, by their names, which are reused.
 	named map[cache.ObjectName][]types.UID
 	pools map[string]*pool
@@ -138,6 +142,8 @@ type entry struct {
 	launching, terminating bool
 	// pod is whose cell it is: for a moment before the record says so.
 	pod apiv1.PodReference
+	// disks are those of pod; under mu.
+	disks []Disk
 
 	api        API
 	session    Session
@@ -147,6 +153,8 @@ type entry struct {
 	configured bool               // the agent has its configuration, on this connection
 	dns        []netip.Addr       // of that configuration
 	breaks     int                // how often the session has not been connected
+	disksShown bool               // the agent has the disks from this process
+	diskTold   string             // what was last reported of the disks
 	terminated time.Time          // when the cloud accepted the termination
 	told       bool               // Config.Interrupted was called
 	missing    time.Time          // since when looks at the cloud do not show the instance
@@ -156,7 +164,7 @@ type entry struct {
 func (e *entry) cell() *Cell { return e.current.Load() }
 
 func newEntry(cell Cell, revision int64) *entry {
-	e := &entry{id: cell.ID, pod: cell.Pod, revision: revision}
+	e := &entry{id: cell.ID, pod: cell.Pod, disks: cell.Disks, revision: revision}
 	e.current.Store(&cell)
 	return e
 }
@@ -174,6 +182,7 @@ func New(cfg Config) *Controller {
 		terminations: newGather[*entry](),
 		cells:        map[string]*entry{},
 		byPod:        map[types.UID]string{},
+		byDisk:       map[string]*entry{},
 		named:        map[cache.ObjectName][]types.UID{},
 		pools:        map[string]*pool{},
 		standby:      map[string]*entry{},
@@ -212,6 +221,7 @@ func (c *Controller) Load(ctx context.Context) error {
 			c.cells[other.id] = other
 			c.cells[e.id] = e
 			c.byPod[cell.Pod.UID] = e.id
+			c.claim(e)
 			return nil
 		}
 		c.reserve(e)
@@ -309,6 +319,8 @@ type Request struct {
 	Seen time.Time
 	// Offers come best first; there is at least one.
 	Offers []Offer
+	// Disks are those of the pod's volumes, all in the zone of each offer.
+	Disks []Disk
 	// Special says that the pod asks for what only a launch can give, so that no
 	// standby cell fits.
 	Special bool
@@ -318,7 +330,9 @@ type Request struct {
 
 // Request asks for a cell for a pod, and takes a standby cell where there is one
 // of the type that the pod would get. It returns when the request is stored. A pod
-// that has a cell that is not Gone gets no other: ErrHasCell.
+// that has a cell that is not Gone gets no other: ErrHasCell. Nor does one with a
+// disk that the cell of another pod has, as long as that is not ending:
+// *DiskInUseError.
 func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	if len(r.Offers) == 0 {
 		return Cell{}, fmt.Errorf("request a cell for pod %s: no offers", r.Pod)
@@ -328,13 +342,17 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 		c.mu.Unlock()
 		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, ErrHasCell)
 	}
+	if err := c.claimed(r.Disks); err != nil {
+		c.mu.Unlock()
+		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, err)
+	}
 	if e := c.takeStandby(r); e != nil {
 		c.mu.Unlock()
 		return c.give(ctx, e, r)
 	}
 	cell := Cell{
 		ID: newID("cell-"), Pod: r.Pod, Phase: apiv1.Requested, Attempt: r.Attempt, Offers: r.Offers, Reason: r.Offers[0].Reason,
-		HealthyTimeout: r.HealthyTimeout, Template: c.cfg.Template,
+		HealthyTimeout: r.HealthyTimeout, Template: c.cfg.Template, Disks: r.Disks,
 	}
 	cell.step(apiv1.StepSeen, r.Seen)
 	cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())
@@ -381,6 +399,7 @@ func (c *Controller) reserve(e *entry) {
 		return
 	}
 	c.byPod[e.pod.UID] = e.id
+	c.claim(e)
 	name := nameOf(e.pod)
 	c.named[name] = append(c.named[name], e.pod.UID)
 }
@@ -392,6 +411,7 @@ func (c *Controller) unreserve(e *entry) {
 		return
 	}
 	delete(c.byPod, e.pod.UID)
+	c.unclaim(e)
 	name := nameOf(e.pod)
 	c.named[name] = slices.DeleteFunc(c.named[name], func(uid types.UID) bool { return uid == e.pod.UID })
 	if len(c.named[name]) == 0 {
@@ -638,7 +658,7 @@ func (c *Controller) causeOf(e *entry) Cause {
 func (c *Controller) disconnect(e *entry) {
 	c.mu.Lock()
 	session, stopWait, api := e.session, e.stopWait, e.api
-	e.session, e.stopWait, e.api, e.shown, e.configured = nil, nil, nil, false, false
+	e.session, e.stopWait, e.api, e.shown, e.configured, e.disksShown = nil, nil, nil, false, false, false
 	c.mu.Unlock()
 	if stopWait != nil {
 		stopWait()

@@ -12,7 +12,7 @@ import (
 const drainTimeout = 30 * time.Second
 
 // drain saves what must outlive the cell: the logs of a pod that ran to its
-// end. A cell that cannot be reached is terminated without; its pod's event
+// end, and what is on its disks. A cell that cannot be reached is terminated without; its pod's event
 // says so.
 func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error) {
 	if e.cell().PodEnded {
@@ -25,6 +25,15 @@ func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error)
 		}
 		if err != nil {
 			c.warn(e.cell(), "LogsNotSaved", "The logs of cell %s could not be saved before it was terminated: %v", e.cell().ID, err)
+		}
+	}
+	if len(e.cell().Disks) > 0 && c.cfg.Disks != nil {
+		err := c.detach(ctx, e)
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+		if err != nil {
+			c.cfg.Log.Warn("disks are freed with the instance, since they could not be before", "cell", e.id, "pod", e.cell().Pod.String(), "err", err)
 		}
 	}
 	return 0, c.startTerminating(ctx, e, e.cell().Reason)

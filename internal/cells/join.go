@@ -157,6 +157,12 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 	if err := c.configure(ctx, e, dns); err != nil {
 		return fmt.Errorf("configure cell %s: %w", e.id, err)
 	}
+	if cell := e.cell(); cell.Phase == apiv1.Bound && len(cell.Disks) > 0 {
+		// A machine that was started anew has its devices, not their paths.
+		if err := c.putDisks(ctx, e, diskIDs(cell.Disks)); err != nil {
+			return fmt.Errorf("hand cell %s its disks: %w", e.id, err)
+		}
+	}
 	c.mu.Lock()
 	e.configured, e.dns = e.breaks == breaks, dns // else the break has queued the cell again
 	c.mu.Unlock()

@@ -27,6 +27,9 @@ type modelLinks struct {
 	cells map[string]*modelLink
 	// boots is false for machines on which no agent comes up.
 	boots func(cell string) bool
+	// agents answers requests to agents; binds is told when a pod is shown.
+	agents func(*http.Request) *http.Response
+	binds  func(cell string)
 }
 
 var (
@@ -39,7 +42,7 @@ var (
 func (m *modelLinks) AddCell(id string, _ cellapi.CellInfo) API {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l := &modelLink{ready: make(chan struct{}), nodeReady: make(chan struct{})}
+	l := &modelLink{id: id, all: m, ready: make(chan struct{}), nodeReady: make(chan struct{})}
 	m.cells[id] = l
 	return l
 }
@@ -73,6 +76,8 @@ func (m *modelLinks) of(id string) *modelLink {
 }
 
 type modelLink struct {
+	id               string
+	all              *modelLinks
 	ready, nodeReady chan struct{}
 	onState          func(bool, error)
 
@@ -100,7 +105,10 @@ func (l *modelLink) LastHeard() time.Time                         { return l.Las
 func (l *modelLink) Close()                                       {}
 func (l *modelLink) RoundTripper() http.RoundTripper              { return l }
 func (l *modelLink) ServeHTTP(http.ResponseWriter, *http.Request) {}
-func (l *modelLink) RoundTrip(*http.Request) (*http.Response, error) {
+func (l *modelLink) RoundTrip(r *http.Request) (*http.Response, error) {
+	if l.all.agents != nil {
+		return l.all.agents(r), nil
+	}
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(""))}, nil
 }
 
@@ -129,6 +137,9 @@ func (l *modelLink) Bind(_, _ string, uid types.UID) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.bound = append(l.bound, uid)
+	if l.all.binds != nil {
+		l.all.binds(l.id)
+	}
 	return nil
 }
 

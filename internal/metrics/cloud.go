@@ -17,10 +17,16 @@ const (
 	callTerminate = "terminate"
 	callStop      = "stop"
 	callStart     = "start"
+
+	callCreateDisk = "createDisk"
+	callDeleteDisk = "deleteDisk"
+	callListDisks  = "listDisks"
+	callAttachDisk = "attachDisk"
+	callDetachDisk = "detachDisk"
 )
 
 // Cloud returns c with its calls measured. It is a cloud.Stopper and a
-// cloud.Interrupter exactly where c is; what else c can do, such as being closed,
+// cloud.Interrupter exactly where c is; its disks are for Disks; what else c can do, such as being closed,
 // is only to be had from c itself.
 func (m *Metrics) Cloud(c cloud.Cloud) cloud.Cloud {
 	measured := &measuredCloud{Cloud: c, m: m}
@@ -58,6 +64,7 @@ var (
 	_ cloud.Cloud       = (*measuredCloud)(nil)
 	_ cloud.Stopper     = measuredStopper{}
 	_ cloud.Interrupter = measuredInterrupter{}
+	_ cloud.Disks       = measuredDisks{}
 )
 
 func (c *measuredCloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
@@ -139,6 +146,56 @@ func (i measuredInterrupter) Interruptions(ctx context.Context, notice func(clou
 	})
 }
 
+// Disks returns the disks of a cloud with their calls measured; nil for a cloud
+// without.
+func (m *Metrics) Disks(c cloud.Cloud) cloud.Disks {
+	d, ok := c.(cloud.Disks)
+	if !ok {
+		return nil
+	}
+	return measuredDisks{d, m}
+}
+
+type measuredDisks struct {
+	disks cloud.Disks
+	m     *Metrics
+}
+
+func (d measuredDisks) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
+	began := d.m.cfg.Clock.Now()
+	disk, err := d.disks.CreateDisk(ctx, r)
+	d.m.called(ctx, callCreateDisk, began, err)
+	return disk, err
+}
+
+func (d measuredDisks) DeleteDisk(ctx context.Context, id string) error {
+	began := d.m.cfg.Clock.Now()
+	err := d.disks.DeleteDisk(ctx, id)
+	d.m.called(ctx, callDeleteDisk, began, err)
+	return err
+}
+
+func (d measuredDisks) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
+	began := d.m.cfg.Clock.Now()
+	list, err := d.disks.ListDisks(ctx, owner)
+	d.m.called(ctx, callListDisks, began, err)
+	return list, err
+}
+
+func (d measuredDisks) AttachDisk(ctx context.Context, id, instance string) error {
+	began := d.m.cfg.Clock.Now()
+	err := d.disks.AttachDisk(ctx, id, instance)
+	d.m.called(ctx, callAttachDisk, began, err)
+	return err
+}
+
+func (d measuredDisks) DetachDisk(ctx context.Context, id, instance string) error {
+	began := d.m.cfg.Clock.Now()
+	err := d.disks.DetachDisk(ctx, id, instance)
+	d.m.called(ctx, callDetachDisk, began, err)
+	return err
+}
+
 func (m *Metrics) called(ctx context.Context, call string, began time.Time, err error) {
 	m.cloudCalls.WithLabelValues(call, errorClass(ctx, err)).Observe(m.cfg.Clock.Since(began).Seconds())
 }
@@ -156,6 +213,10 @@ func errorClass(ctx context.Context, err error) string {
 		return errorThrottled
 	case errors.Is(err, cloud.ErrUnauthorised):
 		return errorUnauthorised
+	case errors.Is(err, cloud.ErrInUse):
+		return errorInUse
+	case errors.Is(err, cloud.ErrNotFound):
+		return errorNotFound
 	case errors.Is(err, cloud.ErrRefused):
 		return errorRefused
 	case errors.Is(ctx.Err(), context.Canceled):

@@ -63,6 +63,8 @@ const (
 	errorThrottled    = "throttled"
 	errorUnauthorised = "unauthorised"
 	errorRefused      = "refused"
+	errorInUse        = "in_use"
+	errorNotFound     = "not_found"
 	errorCancelled    = "cancelled"
 	errorUnknown      = "unknown"
 
@@ -142,6 +144,7 @@ var (
 	}}
 	labelCall = &label{name: "call", doc: "The kind of call.", values: []value{
 		{callCatalogue, ""}, {callLaunch, ""}, {callList, ""}, {callTerminate, ""}, {callStop, ""}, {callStart, ""},
+		{callCreateDisk, ""}, {callDeleteDisk, ""}, {callListDisks, ""}, {callAttachDisk, ""}, {callDetachDisk, ""},
 	}}
 	labelError = &label{name: "error", doc: "The class of error.", values: []value{
 		{errorNone, "none; a Launch that got fewer instances than it asked for is one too"},
@@ -149,6 +152,7 @@ var (
 		{errorQuota, "a quota is exceeded"},
 		{errorThrottled, "too many calls"},
 		{errorUnauthorised, "credentials or rights are missing"},
+		{errorInUse, "a disk is in use"}, {errorNotFound, "there is no such disk or instance"},
 		{errorRefused, "any other definite no"},
 		{errorCancelled, "Kip gave the call up itself, as when it stops"},
 		{errorUnknown, "anything else, time-outs included: the outcome is not known"},

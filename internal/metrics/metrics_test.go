@@ -522,8 +522,8 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		})
 	}
 	slices.Sort(interfaces)
-	if known := []string{"Cloud", "Interrupter", "Stopper"}; !slices.Equal(interfaces, known) {
-		t.Errorf("package cloud has the interfaces %v, and Metrics.Cloud knows of %v", interfaces, known)
+	if known := []string{"Cloud", "Disks", "Interrupter", "Stopper"}; !slices.Equal(interfaces, known) {
+		t.Errorf("package cloud has the interfaces %v, and Metrics.Cloud and Metrics.Disks know of %v", interfaces, known)
 	}
 }
 
@@ -545,6 +545,51 @@ func TestAQueueIsMeasuredByItsName(t *testing.T) {
 	f.want(t, "workqueue_queue_duration_seconds", map[string]string{"name=cells": "1 2"})
 	f.want(t, "workqueue_work_duration_seconds", map[string]string{"name=cells": "1 3"})
 	f.want(t, "workqueue_retries_total", map[string]string{"name=cells": "1"})
+}
+
+// brokenDisks is a cloud whose disks fail.
+type brokenDisks struct {
+	*testCloud
+	err error
+}
+
+func (d brokenDisks) CreateDisk(context.Context, cloud.DiskRequest) (cloud.Disk, error) {
+	return cloud.Disk{ID: "made"}, d.err
+}
+func (d brokenDisks) DeleteDisk(context.Context, string) error { return d.err }
+func (d brokenDisks) ListDisks(context.Context, string) ([]cloud.Disk, error) {
+	return []cloud.Disk{{ID: "listed"}}, d.err
+}
+func (d brokenDisks) AttachDisk(context.Context, string, string) error { return d.err }
+func (d brokenDisks) DetachDisk(context.Context, string, string) error { return d.err }
+
+func TestCallsAboutDisksAreMeasured(t *testing.T) {
+	f := newFixture(t, nil)
+	if d := f.Disks(&testCloud{}); d != nil {
+		t.Errorf("a cloud without disks has %v", d)
+	}
+	for class, err := range map[string]error{
+		errorNone: nil, errorInUse: &cloud.InUseError{Disk: "d", Instance: "i"}, errorNotFound: cloud.ErrNotFound,
+	} {
+		d := f.Disks(brokenDisks{&testCloud{}, err})
+		disk, got := d.CreateDisk(t.Context(), cloud.DiskRequest{})
+		list, listed := d.ListDisks(t.Context(), "me")
+		for _, e := range []error{got, listed, d.DeleteDisk(t.Context(), "d"), d.AttachDisk(t.Context(), "d", "i"), d.DetachDisk(t.Context(), "d", "i")} {
+			if !errors.Is(e, err) {
+				t.Errorf("%s: passed on as %v", class, e)
+			}
+		}
+		if disk.ID != "made" || len(list) != 1 || list[0].ID != "listed" {
+			t.Errorf("%s: passed on %v and %v", class, disk, list)
+		}
+	}
+	want := map[string]string{}
+	for _, call := range []string{callCreateDisk, callDeleteDisk, callListDisks, callAttachDisk, callDetachDisk} {
+		for _, class := range []string{errorNone, errorInUse, errorNotFound} {
+			want["call="+call+",error="+class] = "1 0"
+		}
+	}
+	f.want(t, "kip_cloud_call_duration_seconds", want)
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

@@ -13,6 +13,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,8 +31,10 @@ type Config struct {
 	// Client acts as the node.
 	Client corev1client.PodsGetter
 	Cells  Cells
-	// Place returns the offers for a pod, best first.
-	Place func(*corev1.Pod) ([]cells.Offer, error)
+	// Volumes returns the disks of a pod's volumes. Optional: no pod has any.
+	Volumes func(context.Context, *corev1.Pod) ([]volumes.Disk, error)
+	// Place returns the offers for a pod, best first; in a zone, if one is given.
+	Place func(pod *corev1.Pod, zone string) ([]cells.Offer, error)
 	// Event reports to the pod's owner.
 	Event func(pod apiv1.PodReference, kind, reason, message string)
 	// Forget is told of pods that no longer exist.
@@ -321,7 +324,14 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		return until.Sub(now), nil
 	}
 
-	offers, err := c.cfg.Place(pod)
+	var disks []volumes.Disk
+	if c.cfg.Volumes != nil {
+		var err error
+		if disks, err = c.cfg.Volumes(ctx, pod); err != nil {
+			return c.waitsForVolume(pod, err)
+		}
+	}
+	offers, err := c.cfg.Place(pod, zoneOf(disks))
 	if err != nil {
 		wait, reason := unplaceableRetry, "Unplaceable"
 		var annotation *placement.InvalidAnnotationError
@@ -335,7 +345,7 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		c.waits(pod, reason, err.Error(), now.Add(wait))
 		return wait, nil
 	}
-	r := cells.Request{Pod: ref, Attempt: attempt, Seen: seen, Offers: offers}
+	r := cells.Request{Pod: ref, Attempt: attempt, Seen: seen, Offers: offers, Disks: disksOf(disks)}
 	if a, err := placement.ParseAnnotations(pod.Annotations); err == nil { // else Place has said so
 		r.Special = special(a)
 		if t := a.HealthyTimeout; t != nil {
@@ -344,7 +354,11 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		}
 	}
 	cell, err := c.cfg.Cells.Request(ctx, r)
+	var inUse *cells.DiskInUseError
 	switch {
+	case errors.As(err, &inUse):
+		c.waits(pod, "VolumeInUse", inUse.Error(), now.Add(volumeRetry))
+		return volumeRetry, nil
 	case errors.Is(err, cells.ErrHasCell):
 		return 0, nil
 	case err != nil:

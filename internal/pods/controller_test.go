@@ -14,6 +14,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,6 +30,8 @@ type modelCells struct {
 	mu       sync.Mutex
 	cells    map[types.UID]cells.Cell
 	requests []string
+	disks    []cells.Disk // of the last request
+	refuse   error        // of a request
 	released []string
 }
 
@@ -39,6 +42,10 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 	if _, has := m.cells[pod.UID]; has {
 		return cells.Cell{}, cells.ErrHasCell
 	}
+	if m.refuse != nil {
+		return cells.Cell{}, m.refuse
+	}
+	m.disks = r.Disks
 	cell := cells.Cell{ID: fmt.Sprintf("cell-%d", len(m.requests)), Pod: pod, Phase: apiv1.Requested, Attempt: attempt, Offers: offers}
 	m.cells[pod.UID] = cell
 	m.requests = append(m.requests, fmt.Sprintf("%s#%d", pod.UID, attempt))
@@ -118,6 +125,9 @@ type harness struct {
 	events    []string
 	forgotten []types.UID
 	place     func(*corev1.Pod) ([]cells.Offer, error)
+	zone      string // that was asked for last
+	disks     []volumes.Disk
+	volumeErr error
 }
 
 func newHarness(t *testing.T) *harness {
@@ -131,10 +141,11 @@ func newHarness(t *testing.T) *harness {
 	h.informer = cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, nil)
 	c, err := New(Config{
 		Pods: h.informer, Client: podsGetter{h.client}, Cells: h.cells,
-		Place:  func(p *corev1.Pod) ([]cells.Offer, error) { return h.place(p) },
-		Event:  func(_ apiv1.PodReference, kind, reason, _ string) { h.events = append(h.events, kind+" "+reason) },
-		Forget: func(uid types.UID) { h.forgotten = append(h.forgotten, uid) },
-		Clock:  h.clock, Log: slog.New(slog.DiscardHandler),
+		Place:   func(p *corev1.Pod, zone string) ([]cells.Offer, error) { h.zone = zone; return h.place(p) },
+		Volumes: func(context.Context, *corev1.Pod) ([]volumes.Disk, error) { return h.disks, h.volumeErr },
+		Event:   func(_ apiv1.PodReference, kind, reason, _ string) { h.events = append(h.events, kind+" "+reason) },
+		Forget:  func(uid types.UID) { h.forgotten = append(h.forgotten, uid) },
+		Clock:   h.clock, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -1,11 +1,9 @@
 package faults
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -57,6 +55,8 @@ type machine struct {
 	started    time.Time // when its kubelet was up; zero when it is not
 	session    *session  // whose connection it has; it may be broken and not noticed
 
+	devices map[string]bool // the disks that its agent has been told of
+
 	pod      types.UID // that it was given, for good
 	name     cache.ObjectName
 	running  bool // the pod's containers run
@@ -86,6 +86,8 @@ func (w *world) boot(ctx context.Context, i cloud.Instance, data []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	m.up, m.running, m.session, m.started = false, false, nil, time.Time{}
+	m.devices = nil
+	w.unmountAll(m)
 	w.linksChanged()
 }
 
@@ -234,7 +236,7 @@ func (w *world) starts(m *machine, uid types.UID) {
 			w.violateLocked("invariant 1: cell %s starts pod %s, which cell %s runs", m.cell, uid, other.cell)
 		}
 	}
-	if m.up {
+	if m.up && w.mountLocked(m, uid) {
 		m.running, m.status = true, corev1.PodRunning
 		if w.ran[uid]++; w.ran[uid] > 1 && w.policies[uid] == corev1.RestartPolicyNever {
 			w.violateLocked("a pod that may not be restarted runs once: pod %s is started again by cell %s", uid, m.cell)
@@ -542,6 +544,7 @@ type agent struct{ s *session }
 func (a agent) RoundTrip(r *http.Request) (*http.Response, error) {
 	s, w := a.s, a.s.kip.w
 	for {
+		attached := w.attached()
 		w.mu.Lock()
 		changed, flows := w.links, s.flows()
 		if flows {
@@ -550,8 +553,12 @@ func (a agent) RoundTrip(r *http.Request) (*http.Response, error) {
 				m.configured = true
 				m.poke()
 			}
+			code := http.StatusOK
+			if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, agentapi.PathDisks) {
+				code = m.putDisks(r, attached)
+			}
 			w.mu.Unlock()
-			return &http.Response{StatusCode: http.StatusOK, Status: "200 OK", Body: io.NopCloser(bytes.NewReader(nil))}, nil
+			return answer(code), nil
 		}
 		connected := s.connected
 		w.mu.Unlock()

@@ -138,6 +138,11 @@ func (w *world) untouched() bool {
 
 func (w *world) createPod(a, b uint32) {
 	policy := []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}[a%3]
+	if a%7 == 0 {
+		w.mu.Lock()
+		w.nextDisk = w.disks[(a/7)%diskCount]
+		w.mu.Unlock()
+	}
 	w.addPod(policy, sizes[b%uint32(len(sizes))], a%5 != 0, int64(1+b%30))
 }
 
@@ -153,9 +158,13 @@ func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool
 	// Names are reused, as those of a StatefulSet are.
 	name, uid := fmt.Sprintf("pod-%d", w.serial%16), types.UID(fmt.Sprintf("uid-%d", w.serial))
 	w.policies[uid], w.created[uid] = policy, time.Now()
+	labels := map[string]string{"size": size}
+	if w.nextDisk != "" {
+		labels[diskLabel], w.diskOf[uid], w.nextDisk = w.nextDisk, w.nextDisk, ""
+	}
 	w.mu.Unlock()
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid, Labels: map[string]string{"size": size}, CreationTimestamp: metav1.Now()},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid, Labels: labels, CreationTimestamp: metav1.Now()},
 		Spec:       corev1.PodSpec{NodeName: "kip-0", RestartPolicy: policy, TerminationGracePeriodSeconds: &grace, Containers: []corev1.Container{{Name: "main"}}},
 		Status:     corev1.PodStatus{Phase: corev1.PodPending},
 	}
@@ -180,7 +189,8 @@ func (w *world) annotate(p *corev1.Pod, b uint32) {
 	_ = w.api.edit(nameOf(p), &metav1.Preconditions{UID: &p.UID}, func(p *corev1.Pod) watch.EventType {
 		p.Annotations = map[string]string{"example.com/note": fmt.Sprint(b)}
 		if p.Labels["size"] == "huge" {
-			p.Labels = map[string]string{"size": "small"}
+			p.Labels = maps.Clone(p.Labels)
+			p.Labels["size"] = "small"
 		}
 		return watch.Modified
 	})

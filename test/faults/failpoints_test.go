@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -345,7 +346,7 @@ func (w *world) compareWithTheBill() []string {
 // killed before it, and after its effect.
 func TestKipIsKilledAtEveryWriteAndEveryCloudCall(t *testing.T) {
 	deaths := 0
-	for _, sc := range scenarios {
+	for _, sc := range slices.Concat(scenarios, diskScenarios) {
 		t.Run(strings.ReplaceAll(sc.name, " ", "_"), func(t *testing.T) {
 			violations, points := perform(t, sc, failpoint{})
 			if len(violations) > 0 {

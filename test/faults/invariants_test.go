@@ -46,6 +46,7 @@ const (
 func (w *world) check() []string {
 	truth := w.cloud.Truth()
 	podList := w.api.list()
+	disks, torn := w.cloud.Disks(), w.cloud.TornDisks()
 	w.api.mu.Lock()
 	endings := maps.Clone(w.api.ended)
 	w.api.mu.Unlock()
@@ -67,14 +68,18 @@ func (w *world) check() []string {
 	}
 
 	// Of that: a cell has one instance, ever. The sweep of orphans would hide it.
-	instances := map[string]string{}
+	instances, cellOf := map[string]string{}, map[string]string{}
 	for _, i := range truth {
 		cell := i.Tags[cloud.TagCell]
+		cellOf[i.ID] = cell
 		if other := instances[cell]; other != "" {
 			w.violateLocked("invariant 2: cell %s has instances %s and %s", cell, other, i.ID)
 		}
 		instances[cell] = i.ID
 	}
+
+	// A disk is on one machine, with a record, and is not torn off.
+	w.checkDisksLocked(slices.DeleteFunc(disks, func(d cloud.Disk) bool { return d.ID == w.foreign }), torn, cellOf)
 
 	// 2. No instance outlives its pod.
 	for _, i := range truth {
@@ -227,6 +232,7 @@ func (w *world) settled() bool {
 				return false
 			}
 		case p.Labels["size"] == "huge" && cell == "":
+		case cell == "" && w.waitsForDiskLocked(p):
 		case p.Status.Phase != corev1.PodRunning || !runs[cell] || !ready(p):
 			return false
 		}
@@ -321,10 +327,10 @@ func (w *world) failed() bool {
 
 // empty says that nothing is left of what was.
 func (w *world) empty() bool {
-	truth, pods := w.cloud.Truth(), w.api.list()
+	truth, pods, attached := w.cloud.Truth(), w.api.list(), w.attached()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(truth) == 0 && len(pods) == 0 && len(w.books.cells) == 0 && w.kip != nil && len(w.kip.apis) == 0
+	return len(truth) == 0 && len(attached) == 0 && len(pods) == 0 && len(w.books.cells) == 0 && w.kip != nil && len(w.kip.apis) == 0
 }
 
 // describe says what there is, for people.

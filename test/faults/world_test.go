@@ -81,18 +81,24 @@ func offersOf(instanceType string, spot bool) (list []cells.Offer) {
 type world struct {
 	setting
 	cloud *sim.Cloud
+	disks []string // of the cloud, by their IDs
 	api   *apiServer
-	store *store.Store
-	ctx   context.Context // ends with the world
-	end   context.CancelFunc
-	began time.Time
-	log   *slog.Logger
+
+	mounted mounts
+	store   *store.Store
+	ctx     context.Context // ends with the world
+	end     context.CancelFunc
+	began   time.Time
+	log     *slog.Logger
 
 	// faults, changed by events
 	downtime    time.Duration // of the next death
 	slowestList time.Duration // the longest median of the list's lag so far
 
 	mu           sync.Mutex
+	diskOf       map[types.UID]string
+	nextDisk     string // of the next pod
+	foreign      string // attached by somebody else
 	violations   []string
 	kip          *kip // nil while none runs
 	supervisor   chan struct{}
@@ -150,6 +156,7 @@ func newWorld(s setting) *world {
 		writing: map[string]int{}, short: map[string]sim.Pool{},
 		trouble: time.Now(), supervisor: make(chan struct{}), revive: make(chan struct{}), books: newBooks(),
 		storeFail: func(string) (error, error) { return nil, nil },
+		diskOf:    map[types.UID]string{}, mounted: mounts{of: map[string]string{}},
 	}
 	w.log = slog.New(slog.DiscardHandler)
 	if *verbose {
@@ -160,10 +167,11 @@ func newWorld(s setting) *world {
 	k := s.knobs
 	k.StoppedKeepsAddresses = !s.movingAddr
 	var err error
-	w.cloud, err = sim.New(sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log})
+	w.cloud, err = sim.New(sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log, Mounted: w.mounted.has})
 	if err != nil {
 		panic(err)
 	}
+	w.makeDisks()
 	w.ctx, w.end = context.WithCancel(context.Background())
 	go w.supervise()
 	return w
@@ -298,7 +306,7 @@ func (k *kip) run() error {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
 	k.cells = cells.New(cells.Config{
-		NodeName: "kip-0", ControllerID: owner, Cloud: handle{k}, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k}, CAHash: "ca",
+		NodeName: "kip-0", ControllerID: owner, Cloud: handle{k}, Disks: handle{k}, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k}, CAHash: "ca",
 		Cool: func(o cells.Offer, err error) {
 			s := capacity.Shortage{InstanceType: o.InstanceType, Zone: o.Zone, Subnet: o.Subnet, Spot: &o.Spot}
 			if e, ok := errors.AsType[*cloud.CapacityError](err); ok {
@@ -316,7 +324,8 @@ func (k *kip) run() error {
 	var err error
 	k.pods, err = pods.New(pods.Config{
 		Pods: k.informer, Client: client{s: w.api, dead: k.alive}, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
-		Place: func(p *corev1.Pod) ([]cells.Offer, error) {
+		Volumes: w.volumesOf,
+		Place: func(p *corev1.Pod, zone string) ([]cells.Offer, error) {
 			var list []cells.Offer
 			switch p.Labels["size"] {
 			case "spot":
@@ -328,6 +337,7 @@ func (k *kip) run() error {
 			default:
 				return nil, &placement.UnplaceableError{Need: "cpu 1000"}
 			}
+			list = slices.DeleteFunc(list, func(o cells.Offer) bool { return zone != "" && o.Zone != zone })
 			if list = available(list); len(list) == 0 {
 				return nil, &placement.NoCapacityError{Need: "cpu 1", Types: []string{"small", "large"}}
 			}

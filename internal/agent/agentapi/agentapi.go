@@ -30,6 +30,10 @@ const (
 	// with an equal Config changes nothing. A different one restarts the
 	// kubelet, never the pod.
 	PathConfig = "/v1/config"
+	// PathDisks takes Disks by PUT. itzo answers 200 when each of them is at its
+	// DiskPath and no other is mounted any more, and 503 as long as that is not so,
+	// with the reason; the PUT is then to be repeated.
+	PathDisks = "/v1/disks"
 	// PathStatus returns a Status.
 	PathStatus = "/v1/status"
 	// PathFirewall takes a Firewall by PUT. itzo answers 200 when it is in force,
@@ -56,6 +60,17 @@ type Config struct {
 	// asked before it. The key "_default" is for all hosts not named.
 	RegistryMirrors map[string][]string `json:"registryMirrors,omitempty"`
 }
+
+// Disks are all that the cell is to have, by their IDs.
+type Disks struct {
+	Disks []string `json:"disks"`
+}
+
+// DiskDir is where a cell has the devices of its disks.
+const DiskDir = "/dev/kip"
+
+// DiskPath is the device of a disk on its cell.
+func DiskPath(id string) string { return DiskDir + "/" + id }
 
 // Status is how a cell's parts fare.
 type Status struct {

@@ -61,6 +61,9 @@ func Run(t *testing.T, s Subject) {
 		{"gives each answer to its caller alone", sharesNothing},
 		{"does nothing when the context has ended", heedsContext},
 		{"stops and starts", stopsAndStarts},
+		{"makes a disk once for a token, and removes it", makesDisks},
+		{"gives a disk to one instance at a time", attachesDisks},
+		{"frees the disks of an instance that ends", freesDisks},
 		{"watches for interruptions until the context ends", watchesInterruptions},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -144,6 +144,11 @@ func (c *Cloud) recover() error {
 			all = append(all, stored{id: id, err: errNoRecord})
 		}
 	}
+	if err := recoverDisks(c.ctx, c.cfg, func(id string) bool {
+		return slices.ContainsFunc(all, func(s stored) bool { return s.id == id })
+	}); err != nil {
+		return err
+	}
 	var recovering []*machine
 	for _, s := range all {
 		m := &machine{id: s.id, rec: s.rec, settled: make(chan struct{}), gone: make(chan struct{})}

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	"k8s.io/utils/clock"
 
@@ -62,6 +63,8 @@ type Config struct {
 	// reached is told each named step of a launch or an end; tests use it to
 	// die there.
 	reached func(step string)
+	// disks is held while the disks in StateDir are read or changed.
+	disks *sync.Mutex
 }
 
 var (
@@ -119,6 +122,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}
+	}
+	if c.disks == nil {
+		c.disks = new(sync.Mutex)
 	}
 	if c.reached == nil {
 		c.reached = func(string) {}

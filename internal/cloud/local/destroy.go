@@ -43,7 +43,10 @@ func halt(ctx context.Context, cfg Config, hs hierarchies, id string, p process)
 	if err := unmountUnder(dir); err != nil {
 		return err
 	}
-	return freeDisk(ctx, cfg.Clock, dir)
+	if err := freeDisk(ctx, cfg.Clock, dir); err != nil {
+		return err
+	}
+	return freeDisks(ctx, cfg, id)
 }
 
 // destroy removes all of one machine that is on the host, its record last. Like
@@ -77,7 +80,7 @@ func destroy(ctx context.Context, cfg Config, hs hierarchies, id string, p proce
 }
 
 // Destroy ends all machines of cfg.StateDir and removes them, the bridge and
-// all that Leftovers would name. It needs no Cloud and trusts no record; it
+// all that Leftovers would name, and the disks with their data. It needs no Cloud and trusts no record; it
 // fails with ErrInUse while a process has the cloud open.
 func Destroy(ctx context.Context, cfg Config) error {
 	cfg, err := cfg.withDefaults()
@@ -153,7 +156,7 @@ func destroyAll(ctx context.Context, cfg Config) error {
 	if err := hs.removeRoot(cfg.Group); err != nil {
 		return err
 	}
-	for _, p := range []string{cfg.machinesDir(), cfg.interruptionsDir(), bridgeRecord(cfg)} {
+	for _, p := range []string{cfg.machinesDir(), cfg.disksDir(), cfg.interruptionsDir(), bridgeRecord(cfg)} {
 		if err := os.RemoveAll(p); err != nil {
 			return err
 		}

@@ -88,7 +88,7 @@ func mountDisk(image, dir string) error {
 		if err != nil {
 			return fmt.Errorf("find a free loop device: %w", err)
 		}
-		node, loop, err := openLoop(n, filepath.Dir(image))
+		node, loop, err := openLoop(n, filepath.Dir(image), os.O_RDWR)
 		if err != nil {
 			return fmt.Errorf("open loop device %d: %w", n, err)
 		}
@@ -109,17 +109,16 @@ func mountDisk(image, dir string) error {
 
 // openLoop opens a loop device. Where /dev does not follow the kernel, as in a
 // container, it makes a node in dir.
-func openLoop(n int, dir string) (path string, f *os.File, err error) {
+func openLoop(n int, dir string, flags int) (path string, f *os.File, err error) {
 	path = "/dev/loop" + strconv.Itoa(n)
-	if f, err = os.OpenFile(path, os.O_RDWR, 0); !errors.Is(err, fs.ErrNotExist) {
+	if f, err = os.OpenFile(path, flags, 0); !errors.Is(err, fs.ErrNotExist) {
 		return path, f, err
 	}
 	path = filepath.Join(dir, "loop"+strconv.Itoa(n))
-	const major = 7
-	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(major, uint32(n)))); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, uint32(n)))); err != nil && !errors.Is(err, unix.EEXIST) {
 		return path, nil, err
 	}
-	f, err = os.OpenFile(path, os.O_RDWR, 0)
+	f, err = os.OpenFile(path, flags, 0)
 	return path, f, err
 }
 

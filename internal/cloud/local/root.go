@@ -104,6 +104,7 @@ func (s spec) devices(b *build) {
 	} {
 		b.device("/dev/"+d.name, d.mode, unix.Mkdev(d.major, d.minor))
 	}
+	b.do("make", deviceDir, func(target string) error { return os.MkdirAll(target, 0o755) })
 	b.mount("devpts", "/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5")
 	b.mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777")
 	b.mount("mqueue", "/dev/mqueue", "mqueue", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")

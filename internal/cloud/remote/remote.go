@@ -22,13 +22,25 @@ const (
 	pathList          = "/v1/list"
 	pathTerminate     = "/v1/terminate"
 	pathInterruptions = "/v1/interruptions"
+	pathCreateDisk    = "/v1/disks/create"
+	pathDeleteDisk    = "/v1/disks/delete"
+	pathListDisks     = "/v1/disks/list"
+	pathAttachDisk    = "/v1/disks/attach"
+	pathDetachDisk    = "/v1/disks/detach"
 )
+
+// diskOf names a disk and an instance.
+type diskOf struct {
+	Disk     string `json:"disk"`
+	Instance string `json:"instance"`
+}
 
 // failure is an error with what a caller decides on.
 type failure struct {
 	Cause    string    `json:"cause"` // a key of causes; "" is none of them
 	Message  string    `json:"message"`
 	Capacity *shortage `json:"capacity,omitempty"`
+	InUse    *diskOf   `json:"inUse,omitempty"`
 }
 
 type shortage struct {
@@ -38,6 +50,7 @@ type shortage struct {
 
 var causes = map[string]error{
 	"quota": cloud.ErrQuota, "throttled": cloud.ErrThrottled, "unauthorised": cloud.ErrUnauthorised, "refused": cloud.ErrRefused, "capacity": cloud.ErrCapacity,
+	"in use": cloud.ErrInUse, "not found": cloud.ErrNotFound,
 }
 
 func failureOf(err error) failure {
@@ -51,6 +64,10 @@ func failureOf(err error) failure {
 	if errors.As(err, &c) {
 		f.Capacity = &shortage{c.InstanceType, c.Zone, c.Subnet, c.Spot}
 	}
+	var u *cloud.InUseError
+	if errors.As(err, &u) {
+		f.InUse = &diskOf{u.Disk, u.Instance}
+	}
 	return f
 }
 
@@ -58,6 +75,9 @@ func (f failure) error() error {
 	text := errors.New(f.Message)
 	if c := f.Capacity; c != nil {
 		return &cloud.CapacityError{InstanceType: c.InstanceType, Zone: c.Zone, Subnet: c.Subnet, Spot: c.Spot, Err: text}
+	}
+	if u := f.InUse; u != nil {
+		return fmt.Errorf("%w: %w", &cloud.InUseError{Disk: u.Disk, Instance: u.Instance}, text)
 	}
 	if is := causes[f.Cause]; is != nil {
 		return fmt.Errorf("%w: %w", is, text)
@@ -72,6 +92,17 @@ func Handler(c cloud.Cloud) http.Handler {
 	serve(mux, pathLaunch, c.Launch)
 	serve(mux, pathList, c.List)
 	serve(mux, pathTerminate, func(ctx context.Context, ids []string) (struct{}, error) { return struct{}{}, c.Terminate(ctx, ids...) })
+	if d, ok := c.(cloud.Disks); ok {
+		serve(mux, pathCreateDisk, d.CreateDisk)
+		serve(mux, pathDeleteDisk, func(ctx context.Context, id string) (struct{}, error) { return struct{}{}, d.DeleteDisk(ctx, id) })
+		serve(mux, pathListDisks, d.ListDisks)
+		serve(mux, pathAttachDisk, func(ctx context.Context, of diskOf) (struct{}, error) {
+			return struct{}{}, d.AttachDisk(ctx, of.Disk, of.Instance)
+		})
+		serve(mux, pathDetachDisk, func(ctx context.Context, of diskOf) (struct{}, error) {
+			return struct{}{}, d.DetachDisk(ctx, of.Disk, of.Instance)
+		})
+	}
 	if source, ok := c.(cloud.Interrupter); ok {
 		mux.HandleFunc("POST "+pathInterruptions, func(w http.ResponseWriter, r *http.Request) {
 			out := json.NewEncoder(w)
@@ -113,6 +144,7 @@ type Cloud struct {
 var (
 	_ cloud.Cloud       = (*Cloud)(nil)
 	_ cloud.Interrupter = (*Cloud)(nil)
+	_ cloud.Disks       = (*Cloud)(nil)
 )
 
 // Dial returns the cloud that is served on a unix socket. It connects when it is
@@ -165,6 +197,34 @@ func (c *Cloud) Interruptions(ctx context.Context, notice func(cloud.Interruptio
 		}
 		notice(i)
 	}
+}
+
+// CreateDisk is as in cloud.Disks.
+func (c *Cloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
+	return ask[cloud.Disk](ctx, c, pathCreateDisk, r)
+}
+
+// DeleteDisk is as in cloud.Disks.
+func (c *Cloud) DeleteDisk(ctx context.Context, id string) error {
+	_, err := ask[struct{}](ctx, c, pathDeleteDisk, id)
+	return err
+}
+
+// ListDisks is as in cloud.Disks.
+func (c *Cloud) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
+	return ask[[]cloud.Disk](ctx, c, pathListDisks, owner)
+}
+
+// AttachDisk is as in cloud.Disks.
+func (c *Cloud) AttachDisk(ctx context.Context, id, instance string) error {
+	_, err := ask[struct{}](ctx, c, pathAttachDisk, diskOf{id, instance})
+	return err
+}
+
+// DetachDisk is as in cloud.Disks.
+func (c *Cloud) DetachDisk(ctx context.Context, id, instance string) error {
+	_, err := ask[struct{}](ctx, c, pathDetachDisk, diskOf{id, instance})
+	return err
 }
 
 func ask[Out any](ctx context.Context, c *Cloud, path string, in any) (out Out, err error) {

@@ -21,13 +21,19 @@ const (
 	KindStop          Kind = "stop"
 	KindStart         Kind = "start"
 	KindInterruptions Kind = "interruptions"
+	KindCreateDisk    Kind = "createDisk"
+	KindDeleteDisk    Kind = "deleteDisk"
+	KindListDisks     Kind = "listDisks"
+	KindAttachDisk    Kind = "attachDisk"
+	KindDetachDisk    Kind = "detachDisk"
 	// AnyKind stands for all kinds.
 	AnyKind Kind = ""
 )
 
 func (k Kind) validate(field string) error {
 	switch k {
-	case KindCatalogue, KindLaunch, KindList, KindTerminate, KindStop, KindStart, KindInterruptions, AnyKind:
+	case KindCatalogue, KindLaunch, KindList, KindTerminate, KindStop, KindStart, KindInterruptions,
+		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, AnyKind:
 		return nil
 	}
 	return fmt.Errorf("%s has the key %q: want a kind of call", field, k)

@@ -20,6 +20,7 @@ var (
 	_ cloud.Cloud       = (*Cloud)(nil)
 	_ cloud.Stopper     = (*Cloud)(nil)
 	_ cloud.Interrupter = (*Cloud)(nil)
+	_ cloud.Disks       = (*Cloud)(nil)
 )
 
 // Cloud is a simulated cloud. It is safe for concurrent use.
@@ -56,6 +57,10 @@ type Cloud struct {
 	changed  chan struct{} // closed and replaced when there is news for streams
 	streams  int           // counts what CutInterruptions ended
 	cutCause error
+
+	disks     []*disk      // in the order of their creation
+	disksMade int          // ever
+	torn      []cloud.Disk // detached while in use
 }
 
 type holding struct {

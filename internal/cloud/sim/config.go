@@ -40,6 +40,10 @@ type Config struct {
 	// Knobs.Faults are; a zero Fault leaves the call to those. It may block.
 	Fault func(Call) Fault
 
+	// Mounted says that an instance uses a disk: for TornDisks. Optional. It is
+	// called with the cloud locked and must not call it.
+	Mounted func(disk, instance string) bool
+
 	// ManagementCIDR and PodCIDR are where addresses are taken from, the same
 	// offset in both, unique among the machines that hold one. By default
 	// 127.64.0.0/10, which can be listened on without further ado on Linux, and

@@ -279,6 +279,7 @@ func (c *Cloud) end(m *machine, now time.Time, cause Cause) {
 	m.cancelEvents(false)
 	c.halt(m, now)
 	c.freeAddress(m)
+	c.freeDisks(m.ID)
 	m.userData = nil
 	m.State, m.Ended, m.Cause = cloud.Terminating, now, cause
 	c.history = append(c.history, m.Instance)

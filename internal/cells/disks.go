@@ -1,0 +1,234 @@
+package cells
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// Disk is a disk of the cloud that a cell's pod has as a volume. The record of a
+// cell names its disks from the first: what may be attached to its instance is
+// stored before anything is.
+type Disk struct {
+	ID string `json:"id"`
+	// Volume is its PersistentVolume.
+	Volume string `json:"volume"`
+}
+
+// diskPoll is how often a disk that is not free, or not there, is asked for again.
+const diskPoll = 250 * time.Millisecond
+
+// DiskInUseError: a disk of the request is another pod's.
+type DiskInUseError struct {
+	Disk Disk
+	Pod  apiv1.PodReference
+}
+
+func (e *DiskInUseError) Error() string {
+	return fmt.Sprintf("volume %s (%s) is used by pod %s: a disk is on one machine at a time, and each pod has its own", e.Disk.Volume, e.Disk.ID, e.Pod)
+}
+
+// claimed returns an error for the first disk that a cell has which is not on its
+// way out. The caller holds mu.
+func (c *Controller) claimed(disks []Disk) error {
+	for _, d := range disks {
+		if e := c.byDisk[d.ID]; e != nil && e.ending == "" && e.cell().Live() {
+			return &DiskInUseError{Disk: d, Pod: e.pod}
+		}
+	}
+	return nil
+}
+
+// claim notes whose disks those of a reserved cell are. The caller holds mu.
+func (c *Controller) claim(e *entry) {
+	for _, d := range e.disks {
+		if other := c.byDisk[d.ID]; other == nil || e.cell().Live() { // of two, it is not that which ends
+			c.byDisk[d.ID] = e
+		}
+	}
+}
+
+// unclaim undoes claim. The caller holds mu.
+func (c *Controller) unclaim(e *entry) {
+	for _, d := range e.disks {
+		if c.byDisk[d.ID] == e {
+			delete(c.byDisk, d.ID)
+		}
+	}
+}
+
+// attach gives a cell that is ready its disks, before its kubelet sees the pod.
+// It returns true when all are devices of the machine, or when there is something
+// else to be done with the cell first.
+func (c *Controller) attach(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+	cell := e.cell()
+	if len(cell.Disks) == 0 || cell.Stopped || e.disksShown {
+		return true, 0, nil
+	}
+	if why, _ := c.endingOf(e); why != "" {
+		return true, 0, nil
+	}
+	if err := c.connect(ctx, e); err != nil {
+		return false, 0, err
+	}
+	if _, ends := c.interrupted(e); ends {
+		return true, 0, nil
+	}
+	if c.cfg.Disks == nil {
+		return false, 0, fmt.Errorf("cell %s has disks, and cloud %s has none", e.id, c.cfg.Cloud.Name())
+	}
+	for _, d := range cell.Disks {
+		call, cancel := context.WithTimeout(ctx, callTimeout)
+		err := c.cfg.Disks.AttachDisk(call, d.ID, cell.Instance.ID)
+		cancel()
+		var inUse *cloud.InUseError
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return false, 0, ctx.Err()
+		case errors.As(err, &inUse):
+			c.tellDisk(e, "VolumeInUse", fmt.Sprintf("Volume %s waits until %s no longer has it", d.Volume, c.userOf(inUse.Instance)))
+			return false, diskPoll, nil
+		default:
+			c.tellDisk(e, "FailedAttachVolume", fmt.Sprintf("Volume %s: %v; it is tried again", d.Volume, err))
+			return false, 0, fmt.Errorf("attach volume %s: %w", d.Volume, err)
+		}
+	}
+	if !e.session.Connected() {
+		return false, 0, nil // the tunnel wakes the cell
+	}
+	if err := c.putDisks(ctx, e, diskIDs(cell.Disks)); err != nil {
+		if errors.Is(err, errNotYet) {
+			c.tellDisk(e, "FailedAttachVolume", fmt.Sprintf("Its cell does not show the device of a volume yet: %v", err))
+			return false, diskPoll, nil
+		}
+		return false, 0, fmt.Errorf("hand cell %s its disks: %w", e.id, err)
+	}
+	e.disksShown = true
+	c.report(cell, normal, "SuccessfulAttachVolume", "Attached to cell "+e.id+": "+volumeNames(cell.Disks))
+	return true, 0, nil
+}
+
+// userOf says whose instance has a disk, for people.
+func (c *Controller) userOf(instance string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.cells {
+		if cell := e.cell(); cell.Instance != nil && cell.Instance.ID == instance && cell.Pod.UID != "" {
+			return fmt.Sprintf("the cell of pod %s (%s)", cell.Pod, cell.Phase)
+		}
+	}
+	return "instance " + instance
+}
+
+// tellDisk reports something about a cell's disks, unless it was the last thing
+// that was. It is called by the cell's worker alone.
+func (c *Controller) tellDisk(e *entry, reason, message string) {
+	if told := reason + message; e.diskTold != told {
+		e.diskTold = told
+		c.report(e.cell(), warning, reason, message)
+	}
+}
+
+func volumeNames(disks []Disk) string {
+	var text string
+	for i, d := range disks {
+		if i > 0 {
+			text += ", "
+		}
+		text += d.Volume
+	}
+	return text
+}
+
+func diskIDs(disks []Disk) []string {
+	ids := make([]string, 0, len(disks))
+	for _, d := range disks {
+		ids = append(ids, d.ID)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// errNotYet: the agent has understood, and is not done.
+var errNotYet = errors.New("it is not done yet")
+
+// putDisks tells the agent which disks its cell is to have.
+func (c *Controller) putDisks(ctx context.Context, e *entry, ids []string) error {
+	body, err := json.Marshal(agentapi.Disks{Disks: ids})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, configTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, "https://"+e.id+agentapi.PathDisks, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := e.session.RoundTripper().RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+	switch resp.StatusCode {
+	case http.StatusOK:
+		return nil
+	case http.StatusServiceUnavailable:
+		return fmt.Errorf("%w: %s", errNotYet, bytes.TrimSpace(text))
+	}
+	return fmt.Errorf("the agent answered %s: %s", resp.Status, bytes.TrimSpace(text))
+}
+
+// detach takes the disks from a cell that is being drained: they are unmounted by
+// the agent, so that all is written, and then free for another cell before the
+// instance is gone. A disk that cannot be unmounted is left to the end of the
+// instance, which frees it as surely, and is never torn off.
+func (c *Controller) detach(ctx context.Context, e *entry) error {
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	if err := c.connect(ctx, e); err != nil && e.session == nil {
+		return err
+	}
+	// Where the pod's containers have ended, or soon will have, it is worth a wait.
+	cause := e.cell().Cause
+	patient := cause == CausePodEnded || cause == CausePodDeleted
+	if !e.session.Connected() {
+		// After a restart of Kip it may still be dialling; a cell that is lost is
+		// not waited for.
+		if !patient {
+			return ErrNotConnected
+		}
+		select {
+		case <-e.session.Ready():
+		case <-ctx.Done():
+			return ErrNotConnected
+		}
+	}
+	for {
+		err := c.putDisks(ctx, e, nil)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, errNotYet) || !patient || !c.sleep(ctx, diskPoll) {
+			return fmt.Errorf("unmount %s: %w", volumeNames(e.cell().Disks), err)
+		}
+	}
+	for _, d := range e.cell().Disks {
+		if err := c.cfg.Disks.DetachDisk(ctx, d.ID, e.cell().Instance.ID); err != nil {
+			return fmt.Errorf("detach volume %s: %w", d.Volume, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,207 @@
+package cells
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// modelDisks are the disks of a model cloud. They write down what is done with
+// them, agents' part included.
+type modelDisks struct {
+	cloud.Disks
+	cloud *modelCloud
+
+	mu     sync.Mutex
+	holder map[string]string
+	did    []string
+	busy   bool // agents cannot unmount
+	fail   error
+}
+
+func (d *modelDisks) note(format string, args ...any) {
+	if s := fmt.Sprintf(format, args...); len(d.did) == 0 || d.did[len(d.did)-1] != s {
+		d.did = append(d.did, s)
+	}
+}
+
+func (d *modelDisks) AttachDisk(_ context.Context, id, instance string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	running := d.cloud.running()
+	if d.fail != nil {
+		return d.fail
+	}
+	if has := d.holder[id]; has != "" && has != instance && slices.Contains(running, has) {
+		return &cloud.InUseError{Disk: id, Instance: has}
+	}
+	if !slices.Contains(running, instance) {
+		return cloud.ErrNotFound
+	}
+	d.holder[id] = instance
+	d.note("attach %s %s", id, instance)
+	return nil
+}
+
+func (d *modelDisks) DetachDisk(_ context.Context, id, instance string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.holder[id] == instance {
+		delete(d.holder, id)
+	}
+	d.note("detach %s %s", id, instance)
+	return nil
+}
+
+// agents answers for the agents of all cells.
+func (d *modelDisks) agents(r *http.Request) *http.Response {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	code := http.StatusOK
+	if r.URL.Path == agentapi.PathDisks {
+		var list agentapi.Disks
+		if err := json.NewDecoder(r.Body).Decode(&list); err != nil {
+			panic(err)
+		}
+		if len(list.Disks) == 0 && d.busy {
+			code = http.StatusServiceUnavailable
+		} else {
+			d.note("agent has %v", list.Disks)
+		}
+	}
+	return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(""))}
+}
+
+func (d *modelDisks) done() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.did)
+}
+
+func withDisks(t *testing.T, f func(t *testing.T, b *bubble, d *modelDisks)) {
+	d := &modelDisks{holder: map[string]string{}}
+	inBubble(t, func(c *Config) {
+		d.cloud = c.Cloud.(*modelCloud)
+		c.Disks = d
+		links := c.APIs.(*modelLinks)
+		links.agents = d.agents
+		links.binds = func(id string) { d.mu.Lock(); d.note("shown"); d.mu.Unlock() }
+	}, nil, func(t *testing.T, b *bubble) { f(t, b, d) })
+}
+
+func (b *bubble) requestDisk(pod, disk string) error {
+	_, err := b.cells.Request(b.Context(), Request{
+		Pod: ref(pod), Attempt: 1, Seen: time.Now(), Disks: []Disk{{ID: disk, Volume: "pv-" + disk}},
+		Offers: []Offer{{InstanceType: "nano", Zone: "z", PricePerHour: 1, BootTimeout: time.Minute}},
+	})
+	return err
+}
+
+func TestDisksAreThereBeforeThePodAndGoAfterIt(t *testing.T) {
+	for name, restart := range map[string]bool{"": false, "with a restart in between": true} {
+		t.Run(name, func(t *testing.T) {
+			withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
+				if err := b.requestDisk("a", "d"); err != nil {
+					t.Fatal(err)
+				}
+				b.later(10 * time.Second)
+				if restart {
+					b.stop()
+					b.run()
+					b.later(10 * time.Second)
+				}
+				if got := b.phase("a"); got != apiv1.Bound {
+					t.Fatalf("the cell is %s; it was said %q", got, b.said())
+				}
+				b.cells.Release(ref("a").UID, "done", true)
+				b.later(10 * time.Second)
+				want := []string{"attach d i-0", "agent has [d]", "shown", "agent has []", "detach d i-0"}
+				if restart { // it is shown before its agent is told anything, or its kubelet would miss it
+					want = []string{"attach d i-0", "agent has [d]", "shown", "agent has [d]", "agent has []", "detach d i-0"}
+				}
+				if got := d.done(); !slices.Equal(got, want) {
+					t.Errorf("done %q: want %q", got, want)
+				}
+				if left := b.cloud.running(); len(left) != 0 {
+					t.Errorf("%v are left", left)
+				}
+			})
+		})
+	}
+}
+
+func TestADiskIsOnePodsAtATime(t *testing.T) {
+	withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
+		if err := b.requestDisk("a", "d"); err != nil {
+			t.Fatal(err)
+		}
+		var inUse *DiskInUseError
+		if err := b.requestDisk("b", "d"); !errors.As(err, &inUse) || inUse.Pod != ref("a") {
+			t.Errorf("a second pod got %v: want a DiskInUseError that names the first", err)
+		}
+		b.later(10 * time.Second)
+		if err := b.requestDisk("b", "d"); !errors.As(err, &inUse) {
+			t.Errorf("a second pod got %v while the first is bound", err)
+		}
+		// It ends, and its file systems cannot be unmounted: it is free with its end.
+		d.mu.Lock()
+		d.busy = true
+		d.mu.Unlock()
+		b.cells.Release(ref("a").UID, "done", true)
+		b.later(time.Second)
+		if err := b.requestDisk("b", "d"); err != nil {
+			t.Fatalf("a second pod while the first ends: %v", err)
+		}
+		b.later(10 * time.Second)
+		if got := b.phase("b"); got != apiv1.Ready {
+			t.Errorf("the second cell is %s: want Ready, without its disk", got)
+		}
+		if said := b.said("Warning VolumeInUse", "pv-d", "ns/a"); len(said) != 1 {
+			t.Errorf("that the volume is in use was said as %q", said)
+		}
+		b.later(time.Minute)
+		if got := b.phase("b"); got != apiv1.Bound {
+			t.Errorf("the second cell is %s: want Bound", got)
+		}
+		for _, did := range d.done() {
+			if did == "detach d i-0" {
+				t.Error("a disk was detached while it was mounted")
+			}
+		}
+	})
+}
+
+func TestAPodThatIsDeletedWhileItsDiskCannotBeAttachedIsLetGo(t *testing.T) {
+	withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
+		d.fail = errors.New("internal error")
+		if err := b.requestDisk("a", "d"); err != nil {
+			t.Fatal(err)
+		}
+		b.later(time.Minute)
+		if got := b.phase("a"); got != apiv1.Ready {
+			t.Fatalf("the cell is %s: want Ready", got)
+		}
+		if said := b.said("Warning FailedAttachVolume", "internal error"); len(said) != 1 {
+			t.Errorf("why it is not attached was said as %q", said)
+		}
+		if !b.cells.ReleaseUnbound(ref("a").UID, "deleted") {
+			t.Fatal("a cell that waits for its disk counts as bound")
+		}
+		b.later(10 * time.Second)
+		if left := b.cloud.running(); len(left) != 0 {
+			t.Errorf("%v are left", left)
+		}
+	})
+}

@@ -1,0 +1,86 @@
+package cloud
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Disks is a cloud with disks that outlive instances: what PersistentVolumes are
+// made of. All methods are safe for concurrent use and return promptly when ctx
+// ends; what was begun may then be done or not, and is to be repeated.
+type Disks interface {
+	// CreateDisk makes a blank disk. It is idempotent by r.Token: a second call
+	// with the same token returns the disk of the first, also after a crash of
+	// the caller, as long as that disk exists.
+	CreateDisk(ctx context.Context, r DiskRequest) (Disk, error)
+
+	// DeleteDisk removes a disk and its data for good. It is idempotent: an
+	// unknown ID is no error. ErrInUse while an instance has the disk.
+	DeleteDisk(ctx context.Context, id string) error
+
+	// ListDisks returns every disk that carries the tags of this owner.
+	ListDisks(ctx context.Context, owner string) ([]Disk, error)
+
+	// AttachDisk makes a disk a block device of a running instance. It returns
+	// when the instance has the disk, which its system may be shown a little
+	// later. It is idempotent. A disk has at most one instance: while another
+	// has it the error is an *InUseError. ErrNotFound for a disk or a running
+	// instance that is not there.
+	//
+	// The instance knows the device by the disk's ID: there is a link below
+	// /dev/disk/by-id whose name ends in it, or it is the device's serial number.
+	AttachDisk(ctx context.Context, id, instance string) error
+
+	// DetachDisk takes a disk from an instance and returns when that is done. It
+	// is idempotent: a disk that the instance does not have is no error. The
+	// caller sees to it that no file system of the disk is mounted; a cloud that
+	// can tell answers ErrInUse otherwise, and changes nothing.
+	//
+	// The end of an instance also frees its disks, with all that was written: from
+	// the moment that List no longer shows it, another can have them. They are
+	// never deleted with it.
+	DetachDisk(ctx context.Context, id, instance string) error
+}
+
+// DiskRequest says what disk to make.
+type DiskRequest struct {
+	// Token makes the call idempotent; as in LaunchRequest.
+	Token string
+	// SizeBytes is the least size, above 0; a cloud may round it up.
+	SizeBytes int64
+	// Zone is where the instances are that can have it.
+	Zone string
+	// Tags include TagOwner.
+	Tags map[string]string
+}
+
+// Disk is one disk.
+type Disk struct {
+	ID        string            `json:"id"`
+	SizeBytes int64             `json:"sizeBytes"`
+	Zone      string            `json:"zone,omitempty"`
+	Tags      map[string]string `json:"tags,omitempty"`
+	// Instance is the one that has the disk, or is being given it; "" for none.
+	Instance string `json:"instance,omitempty"`
+}
+
+// TagVolume names the PersistentVolume of a disk.
+const TagVolume = "KipVolume"
+
+// Causes of errors about disks; match with errors.Is.
+var (
+	// ErrInUse: somebody has the disk. Every *InUseError matches it.
+	ErrInUse = errors.New("the disk is in use")
+	// ErrNotFound: there is no such disk, or no such running instance.
+	ErrNotFound = errors.New("not found in the cloud")
+)
+
+// InUseError says which instance has a disk.
+type InUseError struct{ Disk, Instance string }
+
+func (e *InUseError) Error() string {
+	return fmt.Sprintf("disk %s is attached to instance %s", e.Disk, e.Instance)
+}
+
+func (e *InUseError) Unwrap() error { return ErrInUse }

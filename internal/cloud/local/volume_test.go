@@ -1,0 +1,199 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+func newDisk(t *testing.T, c *Cloud, token string) string {
+	t.Helper()
+	d, err := c.CreateDisk(t.Context(), cloud.DiskRequest{Token: token, SizeBytes: 64 << 20, Zone: c.cfg.Catalogue[0].Offerings[0].Zone, Tags: map[string]string{cloud.TagOwner: "me"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.ID
+}
+
+func holderOf(t *testing.T, c *Cloud, id string) string {
+	t.Helper()
+	list, err := c.ListDisks(t.Context(), "me")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range list {
+		if d.ID == id {
+			return d.Instance
+		}
+	}
+	t.Fatalf("disk %s is not listed: %+v", id, list)
+	return ""
+}
+
+func TestDiskIsADeviceOfOneMachineAndKeepsItsData(t *testing.T) {
+	limited(t)
+	cfg := host(t)
+	c := open(t, cfg)
+	a, b := launch(t, c, request("a")), launch(t, c, request("b"))
+	id := newDisk(t, c, "disk")
+	device := deviceDir + "/" + deviceName(id)
+	if err := c.AttachDisk(t.Context(), id, a.ID); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, a.ManagementIP, "stat -c %F "+device); got != "block special file" {
+		t.Fatalf("the device in the machine is a %q", got)
+	}
+	if out, err := exec.Command(c.mkfs, "-q", "-F", cfg.diskFile(id)).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	run(t, a.ManagementIP, "mkdir -p /mnt/v && mount -t ext4 "+device+" /mnt/v && echo kept > /mnt/v/f")
+
+	// It is mounted, so it stays, also in the records.
+	if err := c.DetachDisk(t.Context(), id, a.ID); !errors.Is(err, cloud.ErrInUse) {
+		t.Errorf("detached while it is mounted: %v: want ErrInUse", err)
+	}
+	if has := holderOf(t, c, id); has != a.ID {
+		t.Errorf("%q has the disk: want %s", has, a.ID)
+	}
+	// A file system that was not unmounted, since its machine was killed.
+	if err := c.Terminate(t.Context(), a.ID); err != nil {
+		t.Fatal(err)
+	}
+	if has := holderOf(t, c, id); has != "" {
+		t.Errorf("%s, which is gone, has the disk", has)
+	}
+	if err := c.AttachDisk(t.Context(), id, b.ID); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, b.ManagementIP, "mkdir -p /mnt/v && mount -t ext4 "+device+" /mnt/v && cat /mnt/v/f && busybox umount /mnt/v"); got != "kept" {
+		t.Errorf("read %q on the other machine", got)
+	}
+	if err := c.DetachDisk(t.Context(), id, b.ID); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, b.ManagementIP, "ls "+deviceDir+" | busybox wc -l"); got != "0" {
+		t.Errorf("%s devices are left in the machine", got)
+	}
+	if loops, err := cfg.loopsOfDisk(id); err != nil || len(loops) != 0 {
+		t.Errorf("loop devices of a detached disk: %v, %v", loops, err)
+	}
+}
+
+// A machine that has made a link of the folder of its disks must not have the
+// host's files changed.
+func TestMachineCannotLeadItsDevicesOutside(t *testing.T) {
+	limited(t)
+	cfg := host(t)
+	c := open(t, cfg)
+	i := launch(t, c, request("a"))
+	outside := t.TempDir()
+	run(t, i.ManagementIP, "busybox rmdir /dev/disk/by-id && busybox ln -s "+outside+" /dev/disk/by-id")
+	id := newDisk(t, c, "disk")
+	if err := c.AttachDisk(t.Context(), id, i.ID); err == nil {
+		t.Error("attached to a folder that leads outside")
+	}
+	if left, err := os.ReadDir(outside); err != nil || len(left) != 0 {
+		t.Errorf("outside of the machine: %v, %v", left, err)
+	}
+}
+
+// Wherever Kip dies, the same calls by the next one do what was asked for, and
+// nothing is left of what was not.
+func TestDisksSurviveAKillAtEveryStep(t *testing.T) {
+	limited(t)
+	for _, step := range []string{"disk file", "disk recorded", "disk attaching", "disk looped", "disk attached", "disk unlooped", "disk detached", "disk record removed"} {
+		t.Run(step, func(t *testing.T) {
+			cfg := host(t)
+			died := errors.New("died")
+			killed := cfg
+			killed.reached = func(s string) {
+				if s == step {
+					panic(died)
+				}
+			}
+			c := open(t, killed)
+			i := launch(t, c, request("a"))
+			life := func(c *Cloud) (err error) {
+				defer func() {
+					if r := recover(); r == died {
+						err = died
+					} else if r != nil {
+						panic(r)
+					}
+				}()
+				id := newDisk(t, c, "disk")
+				if err := c.AttachDisk(t.Context(), id, i.ID); err != nil {
+					return err
+				}
+				if err := c.DetachDisk(t.Context(), id, i.ID); err != nil {
+					return err
+				}
+				return c.DeleteDisk(t.Context(), id)
+			}
+			if err := life(c); !errors.Is(err, died) {
+				t.Fatalf("it did not die at %s: %v", step, err)
+			}
+			if err := c.Close(); err != nil {
+				t.Fatal(err)
+			}
+			c = open(t, cfg)
+			if err := life(c); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Terminate(t.Context(), i.ID); err != nil {
+				t.Fatal(err)
+			}
+			// A disk of which the killed one could not tell is no data yet.
+			left, err := os.ReadDir(cfg.disksDir())
+			if err != nil || len(left) != 0 {
+				t.Errorf("left of all disks: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+func TestDisksOfAMachineThatVanishedAreFreedAtTheNextStart(t *testing.T) {
+	limited(t)
+	cfg := host(t)
+	c := open(t, cfg)
+	i := launch(t, c, request("a"))
+	id := newDisk(t, c, "disk")
+	if err := c.AttachDisk(t.Context(), id, i.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	// Meanwhile its folder and all that runs of it go, as in a crash of the host.
+	hs, err := hostHierarchies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err := readRecord(cfg.machineDir(i.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	apart := cfg
+	apart.StateDir = strings.TrimSuffix(cfg.StateDir, "/") + "-other" // halt frees disks
+	if apart, err = apart.withDefaults(); err != nil {
+		t.Fatal(err)
+	}
+	if err := halt(ctx, apart, hs, i.ID, rec.Process); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(cfg.machineDir(i.ID)); err != nil {
+		t.Fatal(err)
+	}
+	c = open(t, cfg)
+	if has := holderOf(t, c, id); has != "" {
+		t.Errorf("%s, which is gone, has the disk", has)
+	}
+}

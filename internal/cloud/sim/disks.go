@@ -1,0 +1,191 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// disk is one disk. c.mu guards all of it.
+type disk struct {
+	cloud.Disk
+	token string
+}
+
+func (d *disk) public() cloud.Disk {
+	p := d.Disk
+	p.Tags = maps.Clone(p.Tags)
+	return p
+}
+
+// CreateDisk implements cloud.Disks. The token is forgotten with the disk.
+func (c *Cloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
+	r.Tags = maps.Clone(r.Tags)
+	var made cloud.Disk
+	err := c.do(ctx, Call{Kind: KindCreateDisk}, func(time.Time) error {
+		switch {
+		case r.Token == "":
+			return fmt.Errorf("%w: token is empty", cloud.ErrRefused)
+		case r.SizeBytes <= 0:
+			return fmt.Errorf("%w: size is %d bytes: want more than 0", cloud.ErrRefused, r.SizeBytes)
+		case r.Tags[cloud.TagOwner] == "":
+			return fmt.Errorf("%w: tag %s is missing", cloud.ErrRefused, cloud.TagOwner)
+		case !c.shop.hasZone(r.Zone):
+			return fmt.Errorf("%w: InvalidZone.NotFound: there is no zone %q", cloud.ErrRefused, r.Zone)
+		}
+		for _, d := range c.disks {
+			if d.token != r.Token {
+				continue
+			}
+			if d.SizeBytes != r.SizeBytes || d.Zone != r.Zone {
+				return fmt.Errorf("%w: IdempotentParameterMismatch: token %q has made %s", cloud.ErrRefused, r.Token, d.ID)
+			}
+			made = d.public()
+			return nil
+		}
+		c.disksMade++
+		d := &disk{token: r.Token, Disk: cloud.Disk{
+			ID: fmt.Sprintf("vol-%017x", c.rand("disk", r.Token, c.disksMade).Uint64()), SizeBytes: r.SizeBytes, Zone: r.Zone, Tags: r.Tags,
+		}}
+		c.disks = append(c.disks, d)
+		made = d.public()
+		return nil
+	})
+	if err != nil {
+		return cloud.Disk{}, fmt.Errorf("create a disk: %w", err)
+	}
+	return made, nil
+}
+
+func (s *shop) hasZone(zone string) bool {
+	for _, t := range s.types {
+		for _, o := range t.Offerings {
+			if o.Zone == zone {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (c *Cloud) findDisk(id string) *disk {
+	for _, d := range c.disks {
+		if d.ID == id {
+			return d
+		}
+	}
+	return nil
+}
+
+// DeleteDisk implements cloud.Disks.
+func (c *Cloud) DeleteDisk(ctx context.Context, id string) error {
+	err := c.do(ctx, Call{Kind: KindDeleteDisk, IDs: []string{id}}, func(time.Time) error {
+		d := c.findDisk(id)
+		if d == nil {
+			return nil
+		}
+		if d.Instance != "" {
+			return &cloud.InUseError{Disk: id, Instance: d.Instance}
+		}
+		c.disks = slices.DeleteFunc(c.disks, func(o *disk) bool { return o == d })
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("delete disk %s: %w", id, err)
+	}
+	return nil
+}
+
+// ListDisks implements cloud.Disks; it is never late.
+func (c *Cloud) ListDisks(ctx context.Context, owner string) (list []cloud.Disk, err error) {
+	err = c.do(ctx, Call{Kind: KindListDisks, Owner: owner}, func(time.Time) error {
+		list = nil
+		for _, d := range c.disks {
+			if d.Tags[cloud.TagOwner] == owner {
+				list = append(list, d.public())
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the disks of %s in %s: %w", owner, c.cfg.Name, err)
+	}
+	return list, nil
+}
+
+// AttachDisk implements cloud.Disks.
+func (c *Cloud) AttachDisk(ctx context.Context, id, instance string) error {
+	err := c.do(ctx, Call{Kind: KindAttachDisk, IDs: []string{id, instance}}, func(now time.Time) error {
+		d, m := c.findDisk(id), c.find(instance, now)
+		switch {
+		case d == nil:
+			return fmt.Errorf("%w: InvalidVolume.NotFound: there is no disk %s", cloud.ErrNotFound, id)
+		case d.Instance == instance:
+			return nil
+		case d.Instance != "":
+			return &cloud.InUseError{Disk: id, Instance: d.Instance}
+		case m == nil || m.State != cloud.Running:
+			return fmt.Errorf("%w: IncorrectInstanceState: no instance %s runs", cloud.ErrNotFound, instance)
+		case m.Zone != d.Zone:
+			return fmt.Errorf("%w: InvalidVolume.ZoneMismatch: the disk is in %s, the instance in %s", cloud.ErrRefused, d.Zone, m.Zone)
+		}
+		d.Instance = instance
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("attach disk %s to %s: %w", id, instance, err)
+	}
+	return nil
+}
+
+// DetachDisk implements cloud.Disks. A disk of which Config.Mounted says that the
+// instance uses it is torn off all the same, as clouds do; History of that is in
+// TornDisks.
+func (c *Cloud) DetachDisk(ctx context.Context, id, instance string) error {
+	err := c.do(ctx, Call{Kind: KindDetachDisk, IDs: []string{id, instance}}, func(time.Time) error {
+		d := c.findDisk(id)
+		if d == nil || d.Instance != instance {
+			return nil
+		}
+		if c.cfg.Mounted != nil && c.cfg.Mounted(id, instance) {
+			c.torn = append(c.torn, d.public())
+		}
+		d.Instance = ""
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("detach disk %s from %s: %w", id, instance, err)
+	}
+	return nil
+}
+
+// freeDisks takes the disks from a machine that has ended.
+func (c *Cloud) freeDisks(instance string) {
+	for _, d := range c.disks {
+		if d.Instance == instance {
+			d.Instance = ""
+		}
+	}
+}
+
+// Disks returns the disks as they truly are.
+func (c *Cloud) Disks() []cloud.Disk {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []cloud.Disk
+	for _, d := range c.disks {
+		all = append(all, d.public())
+	}
+	return all
+}
+
+// TornDisks returns the disks that were detached while their instance used them.
+func (c *Cloud) TornDisks() []cloud.Disk {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.torn)
+}

@@ -1,0 +1,45 @@
+package pods
+
+import (
+	"errors"
+	"time"
+
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/volumes"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// volumeRetry is how often a pod's volumes are looked at while it waits for them:
+// nodes may not watch claims and volumes.
+const volumeRetry = 2 * time.Second
+
+// waitsForVolume says why a pod gets no cell before its volumes can be had.
+func (c *Controller) waitsForVolume(pod *corev1.Pod, err error) (time.Duration, error) {
+	reason := "VolumeNotReady"
+	var notReady *volumes.NotReadyError
+	var unsupported *volumes.UnsupportedError
+	switch {
+	case errors.As(err, &unsupported):
+		reason = "VolumeUnsupported"
+	case !errors.As(err, &notReady):
+		return 0, err
+	}
+	c.waits(pod, reason, err.Error(), c.cfg.Clock.Now().Add(volumeRetry))
+	return volumeRetry, nil
+}
+
+// zoneOf is where disks are, which are all in one zone; "" for none.
+func zoneOf(disks []volumes.Disk) string {
+	for _, d := range disks {
+		return d.Zone
+	}
+	return ""
+}
+
+func disksOf(list []volumes.Disk) []cells.Disk {
+	var disks []cells.Disk
+	for _, d := range list {
+		disks = append(disks, cells.Disk{ID: d.ID, Volume: d.Volume})
+	}
+	return disks
+}

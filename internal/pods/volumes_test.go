@@ -1,0 +1,54 @@
+package pods
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/volumes"
+)
+
+func TestAPodWaitsForItsVolumesWithoutACell(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a"))
+	h.volumeErr = &volumes.UnsupportedError{Volume: "v", Why: "no"}
+	for range 2 {
+		if again := h.must("a"); again != volumeRetry {
+			t.Errorf("looked at again after %s, want %s", again, volumeRetry)
+		}
+	}
+	h.clock.Step(volumeRetry)
+	h.volumeErr = &volumes.NotReadyError{Volume: "v", Why: "not bound"}
+	h.must("a")
+	h.want("requests", h.cells.requests)
+	h.want("events", h.events, "Warning VolumeUnsupported", "Warning VolumeNotReady")
+
+	h.clock.Step(volumeRetry)
+	h.volumeErr = errors.New("the API server is down")
+	if _, err := h.reconcile("a"); err == nil {
+		t.Error("an error that is nobody's fault is not tried again")
+	}
+	h.volumeErr, h.disks = nil, []volumes.Disk{{ID: "disk-1", Volume: "pvc-1", Zone: "b"}}
+	h.must("a")
+	h.want("requests", h.cells.requests, "uid-a#1")
+	if want := []cells.Disk{{ID: "disk-1", Volume: "pvc-1"}}; !slices.Equal(h.cells.disks, want) || h.zone != "b" {
+		t.Errorf("requested with %v in zone %q: want %v in b", h.cells.disks, h.zone, want)
+	}
+}
+
+func TestAPodWhoseDiskIsUsedWaitsUntilItIsFree(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a"))
+	h.disks = []volumes.Disk{{ID: "disk-1", Volume: "pvc-1"}}
+	h.cells.refuse = fmt.Errorf("request: %w", &cells.DiskInUseError{Disk: cells.Disk{ID: "disk-1", Volume: "pvc-1"}, Pod: apiv1.PodReference{Namespace: "ns", Name: "b"}})
+	h.must("a")
+	h.must("a")
+	h.want("events", h.events, "Warning VolumeInUse")
+	h.cells.refuse = nil
+	h.clock.Step(volumeRetry)
+	h.must("a")
+	h.want("requests", h.cells.requests, "uid-a#1")
+}

@@ -1,0 +1,4 @@
+// Package provisioner makes the disks of claims whose StorageClass names Kip's
+// driver, and removes them when their volume's reclaim policy says so. It acts for
+// one virtual node: a cluster may have several Kips. It attaches nothing.
+package provisioner

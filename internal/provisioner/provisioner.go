@@ -1,0 +1,177 @@
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/volumes"
+)
+
+// Config of a Provisioner. All fields are required.
+type Config struct {
+	// Node is the virtual node for which disks are made.
+	Node string
+	// ControllerID owns them in the cloud.
+	ControllerID string
+	// NameTag is for people who read the bill.
+	NameTag string
+	Disks   cloud.Disks
+	// Zones are where the cloud has instances, the preferred one first.
+	Zones []string
+	// Client acts as Kip: nodes may not do any of this.
+	Client kubernetes.Interface
+	Log    *slog.Logger
+}
+
+// Provisioner makes and removes disks.
+type Provisioner struct{ cfg Config }
+
+var (
+	_ controller.BlockProvisioner = (*Provisioner)(nil)
+	_ controller.Qualifier        = (*Provisioner)(nil)
+	_ controller.DeletionGuard    = (*Provisioner)(nil)
+)
+
+// New returns a provisioner; Run starts it.
+func New(cfg Config) *Provisioner { return &Provisioner{cfg} }
+
+const (
+	// Between two tries of a claim or a volume.
+	firstRetry, longestRetry = time.Second, 2 * time.Minute
+	// parameterZone of a StorageClass is where its disks are.
+	parameterZone = "zone"
+	// selectedNode is the scheduler's choice for a claim that waits for its first
+	// consumer.
+	selectedNode = "volume.kubernetes.io/selected-node"
+)
+
+// Run provisions until ctx ends.
+func (p *Provisioner) Run(ctx context.Context) error {
+	controller.NewProvisionController(ctx, p.cfg.Client, volumes.Driver, p,
+		controller.LeaderElection(false), // Kip leads, or does not run this
+		controller.AddFinalizer(true),    // else a volume that is deleted before its claim leaves its disk behind
+		controller.FailedProvisionThreshold(0), controller.FailedDeleteThreshold(0),
+		controller.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, longestRetry)),
+	).Run(ctx)
+	return nil
+}
+
+// ShouldProvision says whether a claim is for this node: the scheduler has chosen
+// it. A claim of a class that binds immediately has no node, and is nobody's.
+func (p *Provisioner) ShouldProvision(_ context.Context, claim *corev1.PersistentVolumeClaim) bool {
+	return claim.Annotations[selectedNode] == p.cfg.Node
+}
+
+// ShouldDelete says whether a volume's disk is this node's.
+func (p *Provisioner) ShouldDelete(_ context.Context, pv *corev1.PersistentVolume) bool {
+	return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == volumes.Driver && pv.Spec.CSI.VolumeAttributes[volumes.AttributeNode] == p.cfg.Node
+}
+
+// SupportsBlock says that claims may have the device itself.
+func (p *Provisioner) SupportsBlock(context.Context) bool { return false }
+
+// Provision makes the disk of a claim. It is idempotent by the volume's name, which
+// follows from the claim's UID.
+func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptions) (*corev1.PersistentVolume, controller.ProvisioningState, error) {
+	zone, err := p.check(o)
+	if err != nil {
+		return nil, controller.ProvisioningFinished, err
+	}
+	size := o.PVC.Spec.Resources.Requests[corev1.ResourceStorage]
+	disk, err := p.cfg.Disks.CreateDisk(ctx, cloud.DiskRequest{
+		Token: o.PVName, SizeBytes: size.Value(), Zone: zone,
+		Tags: map[string]string{
+			cloud.TagOwner: p.cfg.ControllerID, cloud.TagVolume: o.PVName, cloud.TagNamespace: o.PVC.Namespace, cloud.TagNameTag: p.cfg.NameTag,
+			cloud.TagName: "Kip volume " + p.cfg.NameTag + " " + o.PVC.Namespace + "/" + o.PVC.Name,
+		},
+	})
+	switch {
+	case cloud.Refused(err):
+		return nil, controller.ProvisioningFinished, err
+	case err != nil: // it may have been made
+		return nil, controller.ProvisioningInBackground, err
+	}
+	p.cfg.Log.Info("made a disk", "disk", disk.ID, "volume", o.PVName, "claim", o.PVC.Namespace+"/"+o.PVC.Name, "bytes", disk.SizeBytes, "zone", disk.Zone)
+	filesystem := corev1.PersistentVolumeFilesystem
+	mode := o.PVC.Spec.VolumeMode
+	if mode == nil {
+		mode = &filesystem
+	}
+	source := &corev1.CSIPersistentVolumeSource{
+		Driver: volumes.Driver, VolumeHandle: disk.ID,
+		VolumeAttributes: map[string]string{volumes.AttributeZone: disk.Zone, volumes.AttributeNode: p.cfg.Node},
+	}
+	if *mode == filesystem {
+		source.FSType = volumes.FileSystem
+	}
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: o.PVName},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(disk.SizeBytes, resource.BinarySI)},
+			AccessModes:                   o.PVC.Spec.AccessModes,
+			PersistentVolumeReclaimPolicy: *o.StorageClass.ReclaimPolicy,
+			MountOptions:                  o.StorageClass.MountOptions,
+			VolumeMode:                    mode,
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: source},
+			// The virtual node stands for machines in many zones, so it has no zone of
+			// its own to select by; the zone is in the attributes, for placement.
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{p.cfg.Node}}},
+			}}}},
+		},
+	}, controller.ProvisioningFinished, nil
+}
+
+// check refuses what cannot be made, and returns the zone of what can.
+func (p *Provisioner) check(o controller.ProvisionOptions) (zone string, err error) {
+	if len(p.cfg.Zones) == 0 {
+		return "", errors.New("the cloud has no zones")
+	}
+	zone = p.cfg.Zones[0]
+	for key, value := range o.StorageClass.Parameters {
+		switch {
+		case key != parameterZone:
+			return "", fmt.Errorf("StorageClass %s: parameters.%s is unknown: want %s, or none", o.StorageClass.Name, key, parameterZone)
+		case !slices.Contains(p.cfg.Zones, value):
+			return "", fmt.Errorf("StorageClass %s: parameters.%s is %q: want one of %s", o.StorageClass.Name, key, value, strings.Join(p.cfg.Zones, ", "))
+		}
+		zone = value
+	}
+	for _, mode := range o.PVC.Spec.AccessModes {
+		if mode != corev1.ReadWriteOnce && mode != corev1.ReadWriteOncePod {
+			return "", fmt.Errorf("spec.accessModes has %s: a disk is on one machine at a time, want ReadWriteOnce or ReadWriteOncePod", mode)
+		}
+	}
+	switch {
+	case o.PVC.Spec.Selector != nil:
+		return "", errors.New("spec.selector is set: a disk that is made for the claim has nothing to select by")
+	case o.PVC.Spec.DataSource != nil || o.PVC.Spec.DataSourceRef != nil:
+		return "", errors.New("spec.dataSource is set: disks are made blank, not of snapshots or other claims")
+	}
+	return zone, nil
+}
+
+// Delete removes the disk of a volume that is released, with its data.
+func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) error {
+	if !p.ShouldDelete(ctx, pv) {
+		return &controller.IgnoredError{Reason: "it is the disk of another Kip"}
+	}
+	if err := p.cfg.Disks.DeleteDisk(ctx, pv.Spec.CSI.VolumeHandle); err != nil {
+		return err // while its cell ends it is in use, and is tried again
+	}
+	p.cfg.Log.Info("removed a disk", "disk", pv.Spec.CSI.VolumeHandle, "volume", pv.Name)
+	return nil
+}

@@ -1,0 +1,127 @@
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/volumes"
+)
+
+func provisioner(t *testing.T) (*Provisioner, *sim.Cloud) {
+	t.Helper()
+	c, err := sim.New(sim.Config{Catalogue: []catalog.InstanceType{{
+		Name: "nano", MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "a"}, {Zone: "b"}},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return New(Config{Node: "kip-0", ControllerID: "me", NameTag: "tag", Disks: c, Zones: []string{"a", "b"}, Log: slog.New(slog.DiscardHandler)}), c
+}
+
+func options(change ...func(*controller.ProvisionOptions)) controller.ProvisionOptions {
+	o := controller.ProvisionOptions{
+		PVName: "pvc-1", SelectedNodeName: "kip-0",
+		StorageClass: &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "kip"}, ReclaimPolicy: ptr.To(corev1.PersistentVolumeReclaimRetain), MountOptions: []string{"noatime"}},
+		PVC: &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		}},
+	}
+	for _, f := range change {
+		f(&o)
+	}
+	return o
+}
+
+func TestAClaimGetsOneDiskHoweverOftenItIsTried(t *testing.T) {
+	p, c := provisioner(t)
+	// The first answer is lost.
+	c.FailNth(sim.KindCreateDisk, 1, sim.Fault{After: sim.ErrLost})
+	if _, state, err := p.Provision(t.Context(), options()); err == nil || state != controller.ProvisioningInBackground {
+		t.Errorf("a lost answer is %s, %v: want it to be in the background", state, err)
+	}
+	var pv *corev1.PersistentVolume
+	for range 2 {
+		var err error
+		if pv, _, err = p.Provision(t.Context(), options()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	disks := c.Disks()
+	if len(disks) != 1 || disks[0].Tags[cloud.TagOwner] != "me" || disks[0].Tags[cloud.TagVolume] != "pvc-1" || disks[0].Zone != "a" || disks[0].SizeBytes != 1<<30 {
+		t.Fatalf("made %+v", disks)
+	}
+	s := pv.Spec
+	if s.CSI == nil || s.CSI.Driver != volumes.Driver || s.CSI.VolumeHandle != disks[0].ID || s.CSI.FSType != "ext4" || s.CSI.VolumeAttributes["zone"] != "a" || s.CSI.VolumeAttributes["node"] != "kip-0" {
+		t.Errorf("the source is %+v", s.CSI)
+	}
+	if s.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain || len(s.MountOptions) != 1 || s.Capacity.Storage().Value() != 1<<30 || *s.VolumeMode != corev1.PersistentVolumeFilesystem {
+		t.Errorf("the volume is %+v", s)
+	}
+	if r := s.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]; r.Key != corev1.LabelHostname || r.Values[0] != "kip-0" {
+		t.Errorf("it selects nodes by %+v", r)
+	}
+}
+
+func TestWhatCannotBeMadeIsRefusedForGood(t *testing.T) {
+	for want, spoil := range map[string]func(*controller.ProvisionOptions){
+		`StorageClass kip: parameters.size is unknown: want zone`: func(o *controller.ProvisionOptions) { o.StorageClass.Parameters = map[string]string{"size": "1"} },
+		`parameters.zone is "c": want one of a, b`:                func(o *controller.ProvisionOptions) { o.StorageClass.Parameters = map[string]string{"zone": "c"} },
+		`spec.accessModes has ReadWriteMany`: func(o *controller.ProvisionOptions) {
+			o.PVC.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+		},
+		`spec.selector is set`:   func(o *controller.ProvisionOptions) { o.PVC.Spec.Selector = &metav1.LabelSelector{} },
+		`spec.dataSource is set`: func(o *controller.ProvisionOptions) { o.PVC.Spec.DataSource = &corev1.TypedLocalObjectReference{} },
+	} {
+		p, c := provisioner(t)
+		_, state, err := p.Provision(t.Context(), options(spoil))
+		if err == nil || !strings.Contains(err.Error(), want) || state != controller.ProvisioningFinished || len(c.Disks()) != 0 {
+			t.Errorf("got %s, %v, disks %v: want %q, and no disk", state, err, c.Disks(), want)
+		}
+	}
+	p, c := provisioner(t)
+	pv, _, err := p.Provision(t.Context(), options(func(o *controller.ProvisionOptions) { o.StorageClass.Parameters = map[string]string{"zone": "b"} }))
+	if err != nil || pv.Spec.CSI.VolumeAttributes["zone"] != "b" || c.Disks()[0].Zone != "b" {
+		t.Errorf("zone b: %v, %v", c.Disks(), err)
+	}
+}
+
+func TestOneKipLeavesTheDisksOfAnotherAlone(t *testing.T) {
+	p, c := provisioner(t)
+	ctx := context.Background()
+	for node, want := range map[string]bool{"kip-0": true, "kip-1": false, "": false} {
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{selectedNode: node}}}
+		if got := p.ShouldProvision(ctx, claim); got != want {
+			t.Errorf("a claim for node %q is ours: %t, want %t", node, got, want)
+		}
+	}
+	pv, _, err := p.Provision(ctx, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := pv.DeepCopy()
+	other.Spec.CSI.VolumeAttributes[volumes.AttributeNode] = "kip-1"
+	var ignored *controller.IgnoredError
+	if err := p.Delete(ctx, other); !errors.As(err, &ignored) || len(c.Disks()) != 1 {
+		t.Errorf("deleting another's: %v, %d disks left", err, len(c.Disks()))
+	}
+	for range 2 {
+		if err := p.Delete(ctx, pv); err != nil || len(c.Disks()) != 0 {
+			t.Errorf("deleting ours: %v, %d disks left", err, len(c.Disks()))
+		}
+	}
+}

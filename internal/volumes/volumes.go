@@ -1,0 +1,45 @@
+package volumes
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+)
+
+// Driver is the name of Kip's own disks: the provisioner of their StorageClasses
+// and the driver of their PersistentVolumes, the same for all Kips of a cluster.
+const Driver = "disk.kip.elotl.co"
+
+// Attributes of a PersistentVolume on a disk of the cloud.
+const (
+	// AttributeZone is where the disk is.
+	AttributeZone = "zone"
+	// AttributeNode is the virtual node whose Kip has the disk.
+	AttributeNode = "node"
+)
+
+// FileSystem is what disks are formatted with: what cells have the tools for.
+const FileSystem = "ext4"
+
+// OnCell returns a volume as the kubelet of its pod's cell sees it. One that is on
+// a disk of the cloud is a local volume there, at the device that Kip attached: the
+// kubelet checks it, formats it if it is blank, mounts it and does all else that
+// it does with volumes. Any other is returned as it is.
+func OnCell(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
+	if !ours(pv) {
+		return pv
+	}
+	shown := pv.DeepCopy()
+	format := pv.Spec.CSI.FSType
+	if format == "" {
+		format = FileSystem
+	}
+	shown.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{
+		Local: &corev1.LocalVolumeSource{Path: agentapi.DiskPath(pv.Spec.CSI.VolumeHandle), FSType: &format},
+	}
+	return shown
+}
+
+func ours(pv *corev1.PersistentVolume) bool {
+	return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == Driver
+}

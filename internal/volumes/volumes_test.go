@@ -1,0 +1,160 @@
+package volumes
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/ptr"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+)
+
+// filled returns a source of which only one field is set, to an empty value.
+func filled[S any](field int) (s S, kind string) {
+	v := reflect.ValueOf(&s).Elem()
+	f := v.Field(field)
+	f.Set(reflect.New(f.Type().Elem()))
+	kind, _, _ = strings.Cut(v.Type().Field(field).Tag.Get("json"), ",")
+	return s, kind
+}
+
+// Each kind that Kubernetes has is decided on: a new one shows up here.
+func TestEachKindOfVolumeWorksOrSaysWhyNot(t *testing.T) {
+	inlineWorks := map[string]bool{"emptyDir": true, "configMap": true, "secret": true, "projected": true, "downwardAPI": true, "hostPath": true, "nfs": true, "image": true}
+	asClaims := map[string]bool{"persistentVolumeClaim": true, "ephemeral": true}
+	persistentWorks := map[string]bool{"local": true, "hostPath": true, "nfs": true}
+	checked := func(t *testing.T, kind string, works bool, err error) {
+		t.Helper()
+		var unsupported *UnsupportedError
+		if works != (err == nil) || err != nil && !errors.As(err, &unsupported) {
+			t.Errorf("%s: %v: want it to work: %t", kind, err, works)
+		}
+		if err != nil && (unsupported.Volume != "v" || unsupported.Why == "") {
+			t.Errorf("%s: %+v does not name the volume and the reason", kind, unsupported)
+		}
+	}
+	for i := range reflect.TypeFor[corev1.VolumeSource]().NumField() {
+		source, kind := filled[corev1.VolumeSource](i)
+		if asClaims[kind] {
+			continue
+		}
+		checked(t, kind, inlineWorks[kind], checkInline(&corev1.Volume{Name: "v", VolumeSource: source}))
+	}
+	for i := range reflect.TypeFor[corev1.PersistentVolumeSource]().NumField() {
+		source, kind := filled[corev1.PersistentVolumeSource](i)
+		checked(t, kind, persistentWorks[kind], checkPersistent("v", &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source}}, true))
+	}
+	if err := checkInline(&corev1.Volume{Name: "v"}); err != nil {
+		t.Errorf("a volume without a source is an emptyDir: %v", err)
+	}
+}
+
+func onDisk(name, disk, zone string) *corev1.PersistentVolume {
+	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
+		NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{}},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+			Driver: Driver, VolumeHandle: disk, FSType: "ext4", VolumeAttributes: map[string]string{AttributeZone: zone},
+		}},
+	}}
+}
+
+func TestAKubeletSeesADiskAsALocalVolume(t *testing.T) {
+	pv := onDisk("pv", "disk-1", "a")
+	shown := OnCell(pv)
+	if l := shown.Spec.Local; l == nil || shown.Spec.CSI != nil || l.Path != agentapi.DiskPath("disk-1") || *l.FSType != "ext4" || shown.Spec.NodeAffinity == nil || shown.Name != "pv" {
+		t.Errorf("shown as %+v", shown.Spec)
+	}
+	if pv.Spec.CSI == nil {
+		t.Error("the volume was changed")
+	}
+	other := onDisk("pv", "vol-1", "a")
+	other.Spec.CSI.Driver = "ebs.csi.aws.com"
+	if OnCell(other) != other {
+		t.Error("the volume of another driver is changed")
+	}
+}
+
+func claimed(name, volume string, change ...func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
+	c := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: volume},
+		Status:     corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+	}
+	for _, f := range change {
+		f(c)
+	}
+	return c
+}
+
+func TestThePodsDisksAreThoseOfItsClaims(t *testing.T) {
+	use := func(name, claim string) corev1.Volume {
+		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}
+	}
+	ephemeral := corev1.Volume{Name: "e", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}
+	own := func(c *corev1.PersistentVolumeClaim) {
+		c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "uid", Controller: ptr.To(true)}}
+	}
+	foreign := onDisk("foreign", "vol-1", "a")
+	foreign.Spec.CSI.Driver = "ebs.csi.aws.com"
+	xfs := onDisk("xfs", "disk-9", "a")
+	xfs.Spec.CSI.FSType = "xfs"
+	client := fake.NewClientset(
+		onDisk("pv-1", "disk-1", "a"), onDisk("pv-2", "disk-2", "a"), onDisk("pv-3", "disk-3", "b"), foreign, xfs,
+		claimed("one", "pv-1"), claimed("again", "pv-1"), claimed("two", "pv-2"), claimed("elsewhere", "pv-3"), claimed("foreign", "foreign"), claimed("xfs", "xfs"),
+		claimed("nowhere", "pv-none"), claimed("p-e", "pv-2", own),
+		claimed("pending", "", func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimPending }),
+		claimed("lost", "pv-1", func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimLost }),
+	)
+	for name, tc := range map[string]struct {
+		volumes     []corev1.Volume
+		without     bool // the cloud has no disks
+		want        []Disk
+		notReady    string
+		unsupported string
+	}{
+		"none":                    {},
+		"one":                     {volumes: []corev1.Volume{use("v", "one")}, want: []Disk{{"disk-1", "pv-1", "a"}}},
+		"two":                     {volumes: []corev1.Volume{use("v", "one"), use("w", "two")}, want: []Disk{{"disk-1", "pv-1", "a"}, {"disk-2", "pv-2", "a"}}},
+		"one twice":               {volumes: []corev1.Volume{use("v", "one"), use("w", "again")}, want: []Disk{{"disk-1", "pv-1", "a"}}},
+		"its own":                 {volumes: []corev1.Volume{ephemeral}, want: []Disk{{"disk-2", "pv-2", "a"}}},
+		"two zones":               {volumes: []corev1.Volume{use("v", "one"), use("w", "elsewhere")}, unsupported: "volume w cannot work on a cell: its disk is in zone b"},
+		"another driver":          {volumes: []corev1.Volume{use("v", "foreign")}, unsupported: "ebs.csi.aws.com"},
+		"another file system":     {volumes: []corev1.Volume{use("v", "xfs")}, unsupported: `"xfs"`},
+		"a cloud without disks":   {volumes: []corev1.Volume{use("v", "one")}, without: true, unsupported: "has none"},
+		"no claim":                {volumes: []corev1.Volume{use("v", "missing")}, notReady: "there is no PersistentVolumeClaim missing"},
+		"not bound":               {volumes: []corev1.Volume{use("v", "pending")}, notReady: "PersistentVolumeClaim pending is Pending"},
+		"lost":                    {volumes: []corev1.Volume{use("v", "lost")}, notReady: "is Lost"},
+		"no volume":               {volumes: []corev1.Volume{use("v", "nowhere")}, notReady: "there is no PersistentVolume pv-none"},
+		"unsupported and missing": {volumes: []corev1.Volume{use("v", "missing"), {Name: "w", VolumeSource: corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{}}}}, unsupported: "volume w"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "uid"}, Spec: corev1.PodSpec{Volumes: tc.volumes}}
+			got, err := Resolver{Client: client.CoreV1(), HasDisks: !tc.without}.Disks(t.Context(), pod)
+			var notReady *NotReadyError
+			var unsupported *UnsupportedError
+			switch {
+			case tc.notReady != "":
+				if !errors.As(err, &notReady) || !strings.Contains(err.Error(), tc.notReady) {
+					t.Errorf("got %v: want a NotReadyError with %q", err, tc.notReady)
+				}
+			case tc.unsupported != "":
+				if !errors.As(err, &unsupported) || !strings.Contains(err.Error(), tc.unsupported) {
+					t.Errorf("got %v: want an UnsupportedError with %q", err, tc.unsupported)
+				}
+			case err != nil || !reflect.DeepEqual(got, tc.want):
+				t.Errorf("got %v, %v: want %v", got, err, tc.want)
+			}
+		})
+	}
+	// A claim of the name that an ephemeral volume's would have is somebody else's.
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: types.UID("another")}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{ephemeral}}}
+	if got, err := (Resolver{Client: client.CoreV1(), HasDisks: true}).Disks(t.Context(), pod); err == nil {
+		t.Errorf("got %v of another pod's claim", got)
+	}
+}

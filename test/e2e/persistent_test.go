@@ -1,0 +1,300 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// claim is a claim on a disk of the local cloud.
+func claim(name, more string) string {
+	return "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: " + name + "}\nspec: {storageClassName: kip, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}" + more + "}\n---\n"
+}
+
+// withVolume is a sleeper with a volume at /data; volume is its source, in braces.
+func withVolume(name, volume string) string {
+	return sleeper(name) + "    volumeMounts: [{name: data, mountPath: /data}]\n  volumes: [{name: data, " + volume + "}]\n"
+}
+
+func (s *space) in(pod, script string) string {
+	s.Helper()
+	return strings.TrimSpace(s.kubectl("exec", pod, "--", "sh", "-c", script))
+}
+
+// volumeOf returns the volume of a claim that is bound.
+func (s *space) volumeOf(name string) *corev1.PersistentVolume {
+	s.Helper()
+	pvc, err := world.Admin.CoreV1().PersistentVolumeClaims(s.ns).Get(s.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	pv, err := world.Admin.CoreV1().PersistentVolumes().Get(s.Context(), pvc.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return pv
+}
+
+// diskFiles are the disks of the local cloud that there are for a volume.
+func diskFiles(t *testing.T, pv *corev1.PersistentVolume) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(world.State, "cloud", "disks", pv.Spec.CSI.VolumeHandle, "disk.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// noVolumes waits until all volumes of the namespace, and their disks, are gone.
+func (s *space) noVolumes(pvs ...*corev1.PersistentVolume) {
+	s.Helper()
+	s.eventually("the volumes and their disks are gone", func(ctx context.Context) error {
+		for _, pv := range pvs {
+			if _, err := world.Admin.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("volume %s is still there (%v)", pv.Name, err)
+			}
+			if files := diskFiles(s.T, pv); len(files) > 0 {
+				return fmt.Errorf("%v is still there", files)
+			}
+		}
+		return nil
+	})
+}
+
+const database = `apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db}
+spec:
+  serviceName: db
+  replicas: 1
+  selector: {matchLabels: {app: db}}
+  template:
+    metadata: {labels: {app: db}}
+    spec:
+      nodeSelector: {type: virtual-kubelet}
+      terminationGracePeriodSeconds: 2
+      containers:
+      - name: main
+        image: busybox:1.36
+        command: [sh, -c, 'trap "exit 0" TERM; date >> /data/starts; sync; while :; do sleep 0.1; done']
+        volumeMounts: [{name: data, mountPath: /data}]
+  volumeClaimTemplates:
+  - metadata: {name: data}
+    spec: {storageClassName: kip, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}
+`
+
+func TestAStatefulSetKeepsItsDataWhenItsPodAndItsCellEnd(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(database)
+	first := s.waitReady("db-0")
+	if got := s.in("db-0", "grep -c ' /data ext4 ' /proc/mounts"); got != "1" {
+		t.Errorf("/data is mounted as ext4 %s times", got)
+	}
+	pv := s.volumeOf("data-db-0")
+	if pv.Spec.CSI == nil || pv.Spec.CSI.Driver != "disk.kip.elotl.co" || len(diskFiles(t, pv)) != 1 {
+		t.Fatalf("the volume is %+v with %v", pv.Spec.PersistentVolumeSource, diskFiles(t, pv))
+	}
+	s.in("db-0", "echo precious > /data/f")
+
+	// The pod ends in good order.
+	s.kubectl("delete", "pod", "db-0")
+	second := s.waitPod("db-0", "is another and Ready", func(p *corev1.Pod) bool { return p.UID != first.UID && isReady(p) })
+	if got := s.in("db-0", "cat /data/f; wc -l < /data/starts"); got != "precious\n2" {
+		t.Errorf("after the pod: %q", got)
+	}
+	// Its machine dies.
+	s.in("db-0", "echo more >> /data/f; sync")
+	s.machine("db-0").kill(s)
+	s.waitEvent("db-0", "CellLost", "")
+	s.waitPod("db-0", "runs again on another cell", func(p *corev1.Pod) bool {
+		return isReady(p) && (p.UID != second.UID || p.Status.ContainerStatuses[0].ContainerID != second.Status.ContainerStatuses[0].ContainerID)
+	})
+	if got := s.in("db-0", "cat /data/f; wc -l < /data/starts"); got != "precious\nmore\n3" {
+		t.Errorf("after the cell: %q", got)
+	}
+	s.kubectl("delete", "statefulset", "db")
+	s.kubectl("delete", "pvc", "data-db-0")
+	s.noVolumes(pv)
+}
+
+func TestASecondPodOfAClaimWaitsUntilTheFirstIsGone(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	const source = "persistentVolumeClaim: {claimName: data}"
+	s.apply(claim("data", "") + withVolume("a", source))
+	s.waitReady("a")
+	s.in("a", "echo mine > /data/f")
+	s.apply(withVolume("b", source))
+	s.waitEvent("b", "VolumeInUse", s.ns+"/a")
+	if pod, err := s.pod(t.Context(), "b"); err != nil || pod.Status.Phase != corev1.PodPending {
+		t.Errorf("pod b is %s (%v)", pod.Status.Phase, err)
+	}
+	cells, err := s.cells(t.Context())
+	if err != nil || len(cells) != 1 {
+		t.Errorf("%d cells for one pod that may run (%v)", len(cells), err)
+	}
+	s.kubectl("delete", "pod", "a", "--wait=false")
+	s.waitReady("b")
+	if got := s.in("b", "cat /data/f"); got != "mine" {
+		t.Errorf("the second pod reads %q", got)
+	}
+	pv := s.volumeOf("data")
+	s.kubectl("delete", "pod", "b")
+	s.kubectl("delete", "pvc", "data")
+	s.noVolumes(pv)
+}
+
+func TestAnEphemeralVolumeLivesAndEndsWithItsPod(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(strings.Replace(withVolume("a", "ephemeral: {volumeClaimTemplate: {spec: {storageClassName: kip, accessModes: [ReadWriteOncePod], resources: {requests: {storage: 64Mi}}}}}"),
+		"spec:\n", "spec:\n  securityContext: {runAsUser: 1000, runAsGroup: 1000, fsGroup: 2000}\n", 1))
+	s.waitReady("a")
+	// The group of the pod owns it, or the user could not write.
+	if got := s.in("a", "touch /data/f && stat -c %g /data/f"); got != "2000" {
+		t.Errorf("the group of a new file is %s", got)
+	}
+	pv := s.volumeOf("a-data")
+	s.kubectl("delete", "pod", "a", "--wait=false")
+	s.waitGone("a")
+	s.noVolumes(pv)
+}
+
+func TestARetainedVolumeKeepsItsDisk(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(claim("data", "") + withVolume("a", "persistentVolumeClaim: {claimName: data}"))
+	s.waitReady("a")
+	pv := s.volumeOf("data")
+	s.kubectl("patch", "pv", pv.Name, "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
+	s.kubectl("delete", "pod", "a", "--wait=false")
+	s.waitGone("a")
+	s.kubectl("delete", "pvc", "data")
+	s.eventually("the volume is released", func(ctx context.Context) error {
+		now, err := world.Admin.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
+		if err == nil && now.Status.Phase != corev1.VolumeReleased {
+			err = errors.New("it is " + string(now.Status.Phase))
+		}
+		return err
+	})
+	if len(diskFiles(t, pv)) != 1 {
+		t.Error("its disk is gone")
+	}
+	s.kubectl("patch", "pv", pv.Name, "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+	s.noVolumes(pv)
+}
+
+func TestVolumesOfTheMachineItselfAreTheKubelets(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	local := "local-" + s.ns
+	s.apply(withVolume("host", "hostPath: {path: /var/tmp/host, type: DirectoryOrCreate}"))
+	t.Cleanup(func() {
+		_ = world.Admin.CoreV1().PersistentVolumes().Delete(context.Background(), local, metav1.DeleteOptions{})
+	})
+	s.apply(`apiVersion: v1
+kind: PersistentVolume
+metadata: {name: ` + local + `}
+spec:
+  capacity: {storage: 1Gi}
+  accessModes: [ReadWriteOnce]
+  storageClassName: ` + local + `
+  local: {path: /var/tmp}
+  nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [kip-0]}]}]}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: local}
+spec: {storageClassName: ` + local + `, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
+---
+` + withVolume("local", "persistentVolumeClaim: {claimName: local}"))
+	for _, name := range []string{"host", "local"} {
+		s.waitReady(name)
+		if got := s.in(name, "echo x > /data/f && cat /data/f"); got != "x" {
+			t.Errorf("pod %s reads %q", name, got)
+		}
+	}
+}
+
+func TestAVolumeThatCannotWorkIsSaidAtOnceAndLaunchesNothing(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(withVolume("a", "csi: {driver: secrets-store.csi.k8s.io, readOnly: true}"))
+	s.waitEvent("a", "VolumeUnsupported", "secrets-store.csi.k8s.io")
+	s.apply(withVolume("b", "iscsi: {targetPortal: 10.0.0.1, iqn: iqn.2001-04.com.example:x, lun: 0}"))
+	s.waitEvent("b", "VolumeUnsupported", "volume data cannot work on a cell: cells have no iSCSI initiator")
+	if err := s.noCells(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"a", "b"} {
+		if pod, err := s.pod(t.Context(), name); err != nil || pod.Status.Phase != corev1.PodPending {
+			t.Errorf("pod %s is %s (%v)", name, pod.Status.Phase, err)
+		}
+	}
+}
+
+// A claim that is bound later lets its pod go on.
+func TestAPodOnTheNodeWaitsForItsClaim(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	// Put on the node by hand: no scheduler has waited for the claim.
+	s.apply(strings.Replace(withVolume("a", "persistentVolumeClaim: {claimName: data}"), "nodeSelector: {type: virtual-kubelet}", "nodeName: kip-0", 1))
+	s.waitEvent("a", "VolumeNotReady", "there is no PersistentVolumeClaim data")
+	s.apply(strings.Replace(claim("data", ""), "metadata: {name: data}", "metadata: {name: data, annotations: {volume.kubernetes.io/selected-node: kip-0}}", 1))
+	s.waitReady("a")
+	pv := s.volumeOf("data")
+	s.kubectl("delete", "pod", "a", "--wait=false")
+	s.waitGone("a")
+	s.kubectl("delete", "pvc", "data")
+	s.noVolumes(pv)
+}
+
+// Not parallel: it kills the Kip that all tests share.
+func TestVolumesSurviveAKillOfKipBetweenTheirSteps(t *testing.T) {
+	s := newSpace(t)
+	s.apply(claim("data", "") + withVolume("a", "persistentVolumeClaim: {claimName: data}"))
+	for _, step := range []func(){
+		func() {},
+		func() {
+			s.eventually("the claim is bound", func(ctx context.Context) error {
+				pvc, err := world.Admin.CoreV1().PersistentVolumeClaims(s.ns).Get(ctx, "data", metav1.GetOptions{})
+				if err == nil && pvc.Status.Phase != corev1.ClaimBound {
+					err = errors.New("it is " + string(pvc.Status.Phase))
+				}
+				return err
+			})
+		},
+		func() { s.waitPhaseReached("a", "Ready") },
+	} {
+		step()
+		killKip(t)
+		startKip(t)
+	}
+	s.waitReady("a")
+	s.in("a", "echo kept > /data/f")
+	pv := s.volumeOf("data")
+	// While it is dead the pod ends, and another wants the volume.
+	killKip(t)
+	s.kubectl("delete", "pod", "a", "--wait=false")
+	s.apply(withVolume("b", "persistentVolumeClaim: {claimName: data}"))
+	startKip(t)
+	s.waitReady("b")
+	if got := s.in("b", "cat /data/f"); got != "kept" {
+		t.Errorf("pod b reads %q", got)
+	}
+	s.kubectl("delete", "pod", "b", "--wait=false")
+	s.kubectl("delete", "pvc", "data", "--wait=false")
+	killKip(t)
+	startKip(t)
+	s.noVolumes(pv)
+}
