@@ -137,6 +137,9 @@ func (s *Stack) makeBridges(ctx context.Context) error {
 	return nil
 }
 
+// peerLog is the path of the log of a Kip after the first. It outlives the run.
+func (s *Stack) peerLog(node string) string { return s.path(node + ".kip.log") }
+
 // peers are the further virtual nodes and the addresses of their kubelet ports.
 func (s *Stack) peers() map[string]netip.Addr {
 	peers := map[string]netip.Addr{}
@@ -197,6 +200,6 @@ func (s *Stack) start(k *kip) error {
 	}
 	path, args, env := s.command(k)
 	var err error
-	k.process, err = child.Start(child.Spec{Path: path, Args: args, Env: env, LogFile: k.path("kip.log"), Record: k.path("kip.json")})
+	k.process, err = child.Start(child.Spec{Path: path, Args: args, Env: env, LogFile: s.peerLog(k.node), Record: k.path("kip.json")})
 	return err
 }

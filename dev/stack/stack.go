@@ -58,6 +58,7 @@ type Options struct {
 	Node        string   // name of the virtual node
 	Nodes       int      // how many ordinary nodes there are beside it
 	Kips        int      // how many Kips; those after the first have nodes, bridges and parts of CIDR of their own
+	DefaultType string   // instance type of pods that ask for nothing
 	Images      string   // folder with images for the registry, an OCI layout; none when empty
 	NoFsync     bool     // etcd does not wait for the disk
 	AuditLog    string   // file for who asked the API server for what; none when empty
@@ -182,7 +183,11 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 	if err := s.removeState(); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
-	for _, log := range []string{s.KipLog(), s.DNSLog(), s.path("control-plane.log")} {
+	logs, err := filepath.Glob(s.peerLog("*"))
+	if err != nil {
+		return found, fmt.Errorf("clean up after an earlier run: %w", err)
+	}
+	for _, log := range append(logs, s.KipLog(), s.DNSLog(), s.path("control-plane.log")) {
 		if err := os.Remove(log); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return found, fmt.Errorf("remove an earlier run's log: %w", err)
 		}
@@ -306,7 +311,7 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 			"stateDir": k.path("cloud"), "rootDir": s.opts.CellRoot, "bridge": k.bridge, "cidr": k.cidr.String(),
 		}},
 		"etcd":  map[string]any{"internal": map[string]any{"dataDir": k.path("kip")}},
-		"cells": map[string]any{"defaultInstanceType": "nano", "registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror}},
+		"cells": map[string]any{"defaultInstanceType": s.opts.DefaultType, "registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror}},
 		// More than any test asks for: what fits is for placement to say, not
 		// for the scheduler.
 		"kubelet": map[string]any{"capacity": map[string]any{"cpu": "1000", "memory": "4Ti", "pods": "1000"}},
