@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -44,6 +45,12 @@ func (o options) dir(names ...string) string {
 func (o options) results() string { return o.dir(o.mode, "results.json") }
 func (o options) published(mode string) string {
 	return filepath.Join(o.root, "test", "conformance", "results", mode+".json")
+}
+
+func init() {
+	// Children get a death signal when the thread that started them ends: as long
+	// as main is bound to it, that is the one that lives as long as the program.
+	runtime.LockOSThread()
 }
 
 func main() {

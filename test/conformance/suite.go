@@ -81,8 +81,9 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 	}
 	defer log.Close()
 	cmd := s.command(specs)
-	// A group of its own, so that ginkgo's own processes end with it.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// A group of its own, so that ginkgo's own processes end with it; and an end when
+	// this process is killed.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	read, write, err := os.Pipe()
 	if err != nil {
 		return err
