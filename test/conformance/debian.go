@@ -26,10 +26,11 @@ var (
 	full = tree{name: "debian", variant: "essential", packages: []string{
 		"curl", "bind9-dnsutils", "netcat-openbsd", "iproute2", "iptables", "iputils-ping", "nginx-light", "procps",
 	}}
-	// busybox is small, and its shell is bash: busybox's drops environment variables
-	// with a dash in their names, which upstream's image, built otherwise, keeps.
+	// busybox is small. Some specs want environment variables with a dash in their
+	// names, which Debian's busybox shell drops and upstream's keeps, and call sh;
+	// another wants what busybox's shell says of an error, and calls /bin/sh.
 	busybox = tree{name: "busybox", variant: "extract", packages: []string{"bash", "busybox", "libc-bin", "libc6"}, hooks: []string{
-		`ln -sf bash "$1/usr/bin/sh"`,
+		`mkdir -p "$1/usr/local/bin" && ln -s ../../bin/bash "$1/usr/local/bin/sh"`,
 		`for a in $(chroot "$1" /usr/bin/busybox --list); do [ -e "$1/usr/bin/$a" ] || ln -s busybox "$1/usr/bin/$a"; done`,
 	}}
 )

@@ -20,12 +20,12 @@ import (
 	"github.com/elotl/kip/test/harness"
 )
 
-// Modes, by what they give to kip-dev.
-var modes = map[string][]string{
-	// The only nodes are kip-0 and kip-1.
-	// Most specs' pods ask for nothing: they get as much of
-	// this machine as ordinary nodes would give them.
-	"kip": {"--kips=2", "--default-type=small"},
+// modes, by what they are for the harness.
+var modes = map[string]harness.Options{
+	// Most pods of the specs ask for nothing. A small cell gives them less of this
+	// machine than an ordinary node does, and enough to start in seconds.
+	"kip":   {DevArgs: []string{"--kips=2", "--default-type=small"}},
+	"nodes": {DevArgs: []string{"--nodes=2"}, ClusterOnly: true},
 }
 
 // restarts of a cluster that ended, before the run gives up.
@@ -35,6 +35,7 @@ type options struct {
 	mode, bridge, cidr string
 	choice             choice
 	subset, publish    bool
+	dump               bool
 	procs              int
 	root               string // of the repository
 }
@@ -76,6 +77,7 @@ func command(ctx context.Context, args []string) error {
 	fs.StringVar(&o.bridge, "bridge", "kipconf0", "network `device` of the cluster; two runs need two")
 	fs.StringVar(&o.cidr, "cidr", "10.113.0.0/16", "`addresses` on the bridge")
 	fs.BoolVar(&o.publish, "publish", false, "copy the results into test/conformance/results and write the page, and run nothing")
+	fs.BoolVar(&o.dump, "dump", false, "let the suite say much of the cluster where a spec fails; two minutes each")
 	list := fs.Bool("list", false, "print the names of the specs that would run")
 	writeSpecs := fs.Bool("specs", false, "write specs.txt as e2e.test lists them")
 	writePage := fs.Bool("page", false, "write docs/conformance.md")
@@ -85,7 +87,7 @@ func command(ctx context.Context, args []string) error {
 	if fs.NArg() > 0 {
 		return fmt.Errorf("%q: want flags only", fs.Args())
 	}
-	if modes[o.mode] == nil {
+	if _, known := modes[o.mode]; !known {
 		return fmt.Errorf("-mode is %q: want %s", o.mode, strings.Join(slices.Sorted(maps.Keys(modes)), " or "))
 	}
 	if choices[o.choice.only] == nil {
@@ -199,9 +201,10 @@ func (o options) run(ctx context.Context, chosen []string, results Results, file
 
 // round runs specs on one cluster, until they have ended or it has.
 func (o options) round(ctx context.Context, specs []string, images, name string, tell func(outcome)) (err error) {
-	world, err := harness.Start(ctx, harness.Options{
-		Name: o.bridge, CIDR: o.cidr, Stderr: os.Stderr, DevArgs: append([]string{"--images=" + images}, modes[o.mode]...),
-	})
+	h := modes[o.mode]
+	h.Name, h.CIDR, h.Stderr = o.bridge, o.cidr, os.Stderr
+	h.DevArgs = append([]string{"--images=" + images}, h.DevArgs...)
+	world, err := harness.Start(ctx, h)
 	if err != nil {
 		return err
 	}
@@ -211,7 +214,7 @@ func (o options) round(ctx context.Context, specs []string, images, name string,
 		}
 	}()
 	s := suite{
-		tools: o.dir("bin"), kubeconfig: world.Kubeconfig, kubectl: world.Tool("kubectl"), procs: o.procs,
+		tools: o.dir("bin"), kubeconfig: world.Kubeconfig, kubectl: world.Tool("kubectl"), procs: o.procs, dump: o.dump,
 		log: o.dir(o.mode, "logs", name+".log"), ended: world.Ended(),
 	}
 	fmt.Printf("all that the suite says: %s\n", s.log)

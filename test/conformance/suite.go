@@ -31,6 +31,7 @@ type suite struct {
 	kubeconfig string
 	kubectl    string
 	procs      int
+	dump       bool   // much is said of the cluster where a spec fails
 	log        string // file that gets all that ginkgo prints
 	// ended is closed when the cluster is gone: what fails then says nothing.
 	ended <-chan struct{}
@@ -65,7 +66,7 @@ func (s suite) command(specs []string) *exec.Cmd {
 	args = append(args, focusArguments(specs)...)
 	args = append(args, filepath.Join(s.tools, "e2e.test"), "--",
 		"--provider=skeleton", "--kubeconfig="+s.kubeconfig, "--kubectl-path="+s.kubectl,
-		"--dump-logs-on-failure=true", "--disable-log-dump=true", "--allowed-not-ready-nodes=0", "--minStartupPods=0")
+		"--dump-logs-on-failure="+strconv.FormatBool(s.dump), "--disable-log-dump=true", "--allowed-not-ready-nodes=0", "--minStartupPods=0")
 	return exec.Command(filepath.Join(s.tools, "ginkgo"), args...)
 }
 
@@ -133,7 +134,8 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 		var n news
 		select {
 		case n, open = <-all:
-			if n.outcome.spec != "" {
+			// What this run interrupts to end itself has no result.
+			if n.outcome.spec != "" && (ctx.Err() == nil || n.outcome.State != "interrupted") {
 				told++
 				tell(n.outcome)
 				hang.Reset(quiet)
