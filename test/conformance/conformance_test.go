@@ -202,15 +202,15 @@ func TestThePageIsUpToDate(t *testing.T) {
 func TestThePageSaysWhatPassesAndWhyTheRestDoesNot(t *testing.T) {
 	const four = "[sig-node] Fourth [Conformance]"
 	nodes := Results{Specs: map[string]Result{one: {State: passed}, two: {State: passed}, three: {State: passed}}}
-	kip := Results{Specs: map[string]Result{one: {State: passed}, two: {State: "failed", Failure: "boom `x`\nmore"}, three: {State: "failed"}}}
+	kip := Results{Specs: map[string]Result{one: {State: passed}, two: {State: "failed", Failure: "boom `x`\nmore " + strings.Repeat("é", 200)}, three: {State: "failed"}}}
 	text := page([]string{one, two, three, four}, nodes, kip, map[string]Reason{three: {Spec: three, Nature: true, Why: "a pod\nalone", Change: "nothing."}})
 	if first, _, _ := strings.Cut(text, "\n"); first != "Conformance "+Release+": ordinary nodes 3 of 4, Kip 1 of 4" {
 		t.Errorf("the first line is %q", first)
 	}
 	for _, want := range []string{
 		"- " + escape(three) + "\n  - Why: a pod alone\n  - What would change it: nothing.",
-		"- " + escape(two) + "\n  - Why: not known yet; it says: `boom 'x'`",
-		"1 have not run with Kip yet",
+		"- " + escape(two) + "\n  - Why: not known yet; it says: `boom 'x' more éé",
+		"1 have not run with Kip yet, 1 not with ordinary nodes",
 		"### node: ordinary nodes 1 of 2, Kip 1 of 2",
 		"| " + escape(two) + " | passed | failed |",
 	} {

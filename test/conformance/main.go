@@ -173,7 +173,7 @@ func (o options) run(ctx context.Context, chosen []string, results Results, file
 		}
 		fmt.Printf("%8s  %3d left  %-11s %5.0fs  %s\n", time.Since(began).Truncate(time.Second), len(left), out.State, out.Seconds, out.spec)
 		if out.Failure != "" {
-			fmt.Println("          " + firstLine(out.Failure))
+			fmt.Println("          " + shortened(out.Failure))
 		}
 	}
 	for n := 1; len(left) > 0; n++ {

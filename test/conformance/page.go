@@ -69,13 +69,17 @@ The images that the tests name are stand-ins, built from Kubernetes' sources and
 original names. One bears a text of the original: the image kitten says of itself that it is Alpine Linux, for which a test of
 image volumes looks.
 `)
-	var failing, missing []string
+	var failing []string
+	missing, missingNodes := 0, 0
 	for _, s := range specs {
 		switch r, ran := kip.Specs[s]; {
 		case !ran:
-			missing = append(missing, s)
+			missing++
 		case r.State != passed:
 			failing = append(failing, s)
+		}
+		if _, ran := nodes.Specs[s]; !ran {
+			missingNodes++
 		}
 	}
 	fmt.Fprintf(&b, "\n## What does not pass with Kip\n\n")
@@ -98,7 +102,7 @@ image volumes looks.
 				}
 			}
 			if !known {
-				r.Why, r.Change = "not known yet; it says: `"+firstLine(kip.Specs[s].Failure)+"`", "a look into it."
+				r.Why, r.Change = "not known yet; it says: `"+shortened(kip.Specs[s].Failure)+"`", "a look into it."
 			}
 			fmt.Fprintf(&b, "- %s\n  - Why: %s\n  - What would change it: %s\n", escape(s), oneLine(r.Why), oneLine(r.Change))
 		}
@@ -106,8 +110,8 @@ image volumes looks.
 			b.WriteString("\n")
 		}
 	}
-	if len(missing) > 0 {
-		fmt.Fprintf(&b, "\n%d have not run with Kip yet: in the list below they have no result.\n", len(missing))
+	if missing+missingNodes > 0 {
+		fmt.Fprintf(&b, "\n%d have not run with Kip yet, %d not with ordinary nodes: in the list below they have no result.\n", missing, missingNodes)
 	}
 	b.WriteString("\n## All\n")
 	areas := map[string][]string{}
@@ -137,7 +141,11 @@ func escape(text string) string { return markdown.Replace(text) }
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-func firstLine(text string) string {
-	line, _, _ := strings.Cut(text, "\n")
-	return strings.ReplaceAll(line, "`", "'")
+// shortened is the beginning of what a spec said, in one line.
+func shortened(text string) string {
+	text = strings.ReplaceAll(oneLine(text), "`", "'")
+	if most := 200; len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + " …"
+	}
+	return text
 }
