@@ -58,6 +58,7 @@ type Options struct {
 	Node        string   // name of the virtual node
 	Nodes       int      // how many ordinary nodes there are beside it
 	Kips        int      // how many Kips; those after the first have nodes, bridges and parts of CIDR of their own
+	CPUs        int      // what the scheduler may place on a virtual node
 	DefaultType string   // instance type of pods that ask for nothing
 	Images      string   // folder with images for the registry, an OCI layout; none when empty
 	NoFsync     bool     // etcd does not wait for the disk
@@ -314,7 +315,7 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 		"cells": map[string]any{"defaultInstanceType": s.opts.DefaultType, "registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror}},
 		// More than any test asks for: what fits is for placement to say, not
 		// for the scheduler.
-		"kubelet": map[string]any{"capacity": map[string]any{"cpu": "1000", "memory": "4Ti", "pods": "1000"}},
+		"kubelet": map[string]any{"capacity": map[string]any{"cpu": s.opts.CPUs, "memory": "4Ti", "pods": "1000"}},
 	})
 	if err != nil {
 		return nil, err

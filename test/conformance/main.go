@@ -24,7 +24,9 @@ import (
 var modes = map[string]harness.Options{
 	// Most pods of the specs ask for nothing. A small cell gives them less of this
 	// machine than an ordinary node does, and enough to start in seconds.
-	"kip":   {DevArgs: []string{"--kips=2", "--default-type=small"}},
+	// A spec fills the nodes with one pod each, which then must fit a cell: a
+	// virtual node says that it has the CPUs that an ordinary one has here.
+	"kip":   {DevArgs: []string{"--kips=2", "--default-type=small", fmt.Sprintf("--cpus=%d", runtime.NumCPU())}},
 	"nodes": {DevArgs: []string{"--nodes=2"}, ClusterOnly: true},
 }
 
