@@ -38,9 +38,9 @@ UNIT = $(shell $(GO) list -f '{{.ImportPath}} {{join .Deps " "}}' ./... | awk '!
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo '  make run ARGS=--once  the same, but end after the example'
-	@echo '  make run NODES=1      with an ordinary node beside Kip'"'"'s'
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  make run ARGS=--once     the same, but end after the example'
+	@echo '  make run NODES=1         with an ordinary node beside Kip'"'"'s'
 
 ##### run
 
@@ -136,6 +136,40 @@ bench-tools:
 	@mkdir -p .kip/bench
 	@for p in karpenter=sigs.k8s.io/karpenter/kwok kwok=sigs.k8s.io/kwok/cmd/kwok side-by-side=.; do \
 		CGO_ENABLED=0 $(SHOW) "building $${p%%=*}" $(GO) -C test/bench/karpenter build -trimpath -o $(CURDIR)/.kip/bench/$${p%%=*} $${p#*=}; done
+
+# Upstream's conformance tests, the programs in their images, and the runner, in a
+# module of their own.
+CONFORMANCE_PROGRAMS := ginkgo=github.com/onsi/ginkgo/v2/ginkgo agnhost=k8s.io/kubernetes/test/images/agnhost \
+	nnp=k8s.io/kubernetes/test/images/nonewprivs sample-apiserver=k8s.io/sample-apiserver etcd=go.etcd.io/etcd/server/v3
+CONFORMANCE_BUILD = CGO_ENABLED=0 $(SHOW) "building $(1)" $(GO) -C test/conformance/upstream
+.PHONY: conformance-tools
+conformance-tools:
+	@hack/prerequisites mmdebstrap
+	@for p in $(CONFORMANCE_PROGRAMS); do \
+		$(call CONFORMANCE_BUILD,$${p%%=*}) build -trimpath -ldflags "-s -w $(K8S_LDFLAGS)" -o $(CURDIR)/.kip/conformance/bin/$${p%%=*} $${p#*=}; done
+	@$(call CONFORMANCE_BUILD,e2e.test) test -c -trimpath -ldflags "-s -w $(K8S_LDFLAGS)" -o $(CURDIR)/.kip/conformance/bin/e2e.test k8s.io/kubernetes/test/e2e
+
+# Not go run, which would stand between it and signals.
+CONFORMANCE = @$(GO) build -trimpath -o .kip/conformance/bin/conformance ./test/conformance && exec .kip/conformance/bin/conformance
+
+# Specs that have passed are not run again, so the same command goes on after a kill.
+MODE ?= kip
+.PHONY: conformance
+conformance: build conformance-tools ## upstream's conformance tests (MODE=nodes, ONLY=failed|missing|all, FOCUS=, SHARD=k/n, SERIAL=1, PROCS=); as root
+	$(CONFORMANCE) -mode=$(MODE) $(if $(ONLY),-only=$(ONLY)) $(if $(FOCUS),-focus='$(FOCUS)') $(if $(SHARD),-shard=$(SHARD)) \
+		$(if $(SERIAL),-procs=1,$(if $(PROCS),-procs=$(PROCS))) $(ARGS)
+
+.PHONY: conformance-subset
+conformance-subset: build conformance-tools ## those of them that are run for each change, with Kip; as root
+	$(CONFORMANCE) -subset $(ARGS)
+
+.PHONY: conformance-publish
+conformance-publish: ## take the results of this machine into the repository, and write docs/conformance.md
+	$(CONFORMANCE) -publish
+
+.PHONY: conformance-page
+conformance-page: ## write docs/conformance.md from the results and reasons in test/conformance
+	$(CONFORMANCE) -page
 
 # As the programs are built, so that what they are made of is compiled once.
 CHECK := CGO_ENABLED=0 GOFLAGS="$(GOFLAGS) -trimpath -tags=$(ITZO_TAGS)"

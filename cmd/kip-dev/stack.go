@@ -19,10 +19,10 @@ import (
 // place are the flags that say where on this machine a stack is. Two with
 // different state folders, bridges and CIDRs can run side by side.
 type place struct {
-	state, bin, cellRoot, bridge, cidr, serviceCIDR, node, auditLog string
-	nodes                                                           int
-	noFsync, verbose                                                bool
-	kipArgs                                                         []string
+	state, bin, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType string
+	kips, nodes, cpus                                                                    int
+	noFsync, verbose                                                                     bool
+	kipArgs                                                                              []string
 }
 
 func (p *place) add(fs *pflag.FlagSet) {
@@ -34,6 +34,10 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.StringVar(&p.serviceCIDR, "service-cidr", "10.96.0.0/16", "`addresses` of Services")
 	fs.StringVar(&p.node, "node", "kip-0", "`name` of the virtual node; its rights are those of deploy/rbac.yaml")
 	fs.IntVar(&p.nodes, "nodes", 0, "`number` of ordinary nodes beside the virtual one: machines like cells with upstream's kubelet")
+	fs.IntVar(&p.kips, "kips", 1, "how many Kips: the second has a node kip-1, and a bridge and a half of the addresses of its own")
+	fs.IntVar(&p.cpus, "cpus", 1000, "how many CPUs the scheduler may place on a virtual node")
+	fs.StringVar(&p.defaultType, "default-type", "nano", "instance `type` of pods that ask for no resources")
+	fs.StringVar(&p.images, "images", "", "`folder` with images for the registry: an OCI layout whose index names them")
 	fs.BoolVar(&p.noFsync, "no-fsync", false, "etcd does not wait for the disk: for tests")
 	fs.StringVar(&p.auditLog, "audit-log", "", "`file` to which the API server appends who asked it for what: for benchmarks; it stays after the end")
 	fs.BoolVarP(&p.verbose, "verbose", "v", false, "log more")
@@ -67,7 +71,7 @@ func (p *place) options(command string) (stack.Options, error) {
 	}
 	return stack.Options{
 		State: p.state, Bin: bin, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR,
-		Node: p.node, Nodes: p.nodes, NoFsync: p.noFsync, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
+		Node: p.node, Kips: p.kips, Nodes: p.nodes, CPUs: p.cpus, DefaultType: p.defaultType, Images: p.images, NoFsync: p.noFsync, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}, nil
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -71,6 +72,24 @@ func connect(ctx context.Context, o options, measured func(client string) func(h
 	return a, nil
 }
 
+// putCRD makes a definition what it is to be, however many Kips do so at once.
+func putCRD(ctx context.Context, crds apiextensionsclient.CustomResourceDefinitionInterface, want *apiextensionsv1.CustomResourceDefinition) error {
+	return retry.OnError(retry.DefaultBackoff, func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }, func() error {
+		have, err := crds.Get(ctx, want.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			_, err = crds.Create(ctx, want, metav1.CreateOptions{})
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		update := want.DeepCopy()
+		update.ResourceVersion = have.ResourceVersion
+		_, err = crds.Update(ctx, update, metav1.UpdateOptions{})
+		return err
+	})
+}
+
 // installCRD makes the API server serve the Cell resource.
 func (a *apiServer) installCRD(ctx context.Context, log *slog.Logger) error {
 	client, err := apiextensionsclient.NewForConfig(a.ownConfig)
@@ -82,17 +101,7 @@ func (a *apiServer) installCRD(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	have, err := crds.Get(ctx, want.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		if _, err = crds.Create(ctx, want, metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
-			err = nil // another Kip made it
-		}
-	case err == nil:
-		want.ResourceVersion = have.ResourceVersion
-		_, err = crds.Update(ctx, want, metav1.UpdateOptions{})
-	}
-	if err != nil {
+	if err := putCRD(ctx, crds, want); err != nil {
 		return fmt.Errorf("install the definition of %s: %w", want.Name, err)
 	}
 	log.Debug("waiting for the API server to serve cells")

@@ -62,6 +62,9 @@ type Options struct {
 	NoFsync bool
 	// NodeName is the virtual node, whose kubelet port gets a certificate.
 	NodeName string
+	// Peers are further virtual nodes, with the addresses of their kubelet ports.
+	// One service account serves all.
+	Peers map[string]netip.Addr
 	// AuditLog, if it is set, is the file to which the API server appends a line of
 	// JSON for each stage of each request, with who asked for what: for benchmarks.
 	// It is outside of what the cluster removes.
@@ -222,6 +225,15 @@ func (c *Cluster) start(ctx context.Context) error {
 	if _, err := manifest.Apply(ctx, c.admin, "kip-dev", deploy.StorageClass); err != nil {
 		return fmt.Errorf("make the StorageClass of Kip's disks: %w", err)
 	}
+	for node := range c.opts.Peers {
+		rights, err := rightsFor(node)
+		if err == nil {
+			_, err = manifest.Apply(ctx, c.admin, "kip-dev", rights)
+		}
+		if err != nil {
+			return fmt.Errorf("give Kip the rights of node %s: %w", node, err)
+		}
+	}
 	if err := c.ServiceAccountKubeconfig(ctx, kipNamespace, kipServiceAccount, c.KipKubeconfig()); err != nil {
 		return err
 	}
@@ -326,7 +338,7 @@ func (c *Cluster) writeCredentials(server string) error {
 		"apiserver": {ca, certs.Subject{Name: "kube-apiserver", Hosts: []string{
 			"127.0.0.1", address, first.String(), "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
 		}}},
-		"kubelet-server":     {ca, certs.Subject{Name: "system:node:" + c.opts.NodeName, Groups: []string{"system:nodes"}, Hosts: []string{address, "127.0.0.1", c.opts.NodeName}}},
+		"kubelet-server":     {ca, certs.Subject{Name: "system:node:" + c.opts.NodeName, Groups: []string{"system:nodes"}, Hosts: c.kubeletHosts()}},
 		"kubelet-client":     {ca, certs.Subject{Name: kubeletClient, Groups: []string{"system:masters"}}},
 		"front-proxy":        {frontProxy, certs.Subject{Name: "front-proxy-client"}},
 		"admin":              {ca, certs.Subject{Name: "kubernetes-admin", Groups: []string{"system:masters"}}},

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
@@ -93,6 +94,39 @@ func (r *Registry) Push(ctx context.Context, repositoryAndTag string, image v1.I
 	}
 	return nil
 }
+
+// PushLayout makes all images of an OCI layout available, under the names that its
+// index gives them in the annotation org.opencontainers.image.ref.name, such as
+// registry.k8s.io/pause:3.10: without the host, since cells ask this registry for
+// the images of every host.
+func (r *Registry) PushLayout(ctx context.Context, dir string) error {
+	index, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		return fmt.Errorf("read the images in %s: %w", dir, err)
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return fmt.Errorf("read the images in %s: %w", dir, err)
+	}
+	for _, d := range manifest.Manifests {
+		full := d.Annotations[RefName]
+		ref, err := name.NewTag(full)
+		if err != nil {
+			return fmt.Errorf("images in %s: annotation %s of %s is %q: want a name with a tag, such as registry.k8s.io/pause:3.10: %w", dir, RefName, d.Digest, full, err)
+		}
+		image, err := index.Image(d.Digest)
+		if err != nil {
+			return fmt.Errorf("read image %s in %s: %w", full, dir, err)
+		}
+		if err := r.Push(ctx, ref.RepositoryStr()+":"+ref.TagStr(), image); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// RefName is the annotation with an image's name in an OCI layout.
+const RefName = "org.opencontainers.image.ref.name"
 
 // Stop ends the registry. Pulls that run are broken off: their cells are gone.
 func (r *Registry) Stop() error { return r.server.Close() }

@@ -128,7 +128,7 @@ func (r *run) start(ctx context.Context) error {
 		what = fmt.Sprintf("starting Kip and ordinary nodes, until node %s and %d more are Ready", r.Stack.Node, r.Stack.Nodes)
 	}
 	return phase(what, func(ctx context.Context) error {
-		if err := r.stack.StartKip(); err != nil {
+		if err := errors.Join(r.stack.StartKip(), r.stack.StartPeers()); err != nil {
 			return err
 		}
 		if err := r.stack.StartNodes(ctx); err != nil {

@@ -48,7 +48,7 @@ func nodeName(i int) string { return fmt.Sprintf("node-%d", i+1) }
 func (s *Stack) nodesCloud() local.Config {
 	return local.Config{
 		StateDir: s.path("nodes"), RootDir: s.nodeRoot(), Init: []string{"/" + nodeInit},
-		Bridge: s.opts.Bridge, Group: s.opts.Bridge + "-nodes", CIDR: s.opts.CIDR, Log: s.opts.Log,
+		Bridge: s.opts.Bridge, Group: s.opts.Bridge + "-nodes", CIDR: s.kips[0].cidr, Log: s.opts.Log,
 		LauncherPath: filepath.Join(s.opts.Bin, "kip"),
 		Catalogue: []catalog.InstanceType{{
 			Name: "node", MilliCPU: int64(runtime.NumCPU()) * 1000, MemoryBytes: nodeMemory, DiskBytes: nodeDisk, Arch: runtime.GOARCH,

@@ -57,6 +57,10 @@ type Options struct {
 	ServiceCIDR netip.Prefix
 	Node        string   // name of the virtual node
 	Nodes       int      // how many ordinary nodes there are beside it
+	Kips        int      // how many Kips; those after the first have nodes, bridges and parts of CIDR of their own
+	CPUs        int      // what the scheduler may place on a virtual node
+	DefaultType string   // instance type of pods that ask for nothing
+	Images      string   // folder with images for the registry, an OCI layout; none when empty
 	NoFsync     bool     // etcd does not wait for the disk
 	AuditLog    string   // file for who asked the API server for what; none when empty
 	Verbose     bool     // Kip logs everything
@@ -71,6 +75,7 @@ type Stack struct {
 	lock    *lock.Lock
 	address netip.Addr
 	nodes   *local.Cloud // of ordinary nodes; nil when there are none
+	kips    []*kip       // Kip, below, is the process of the first
 
 	Cluster  *cluster.Cluster
 	DNS      *dns.Server
@@ -93,8 +98,10 @@ func (e *HostError) Error() string {
 // process has it, and with *HostError when this machine lacks something.
 func Open(o Options) (*Stack, error) {
 	paths := []*string{&o.State, &o.Bin, &o.CellRoot}
-	if o.AuditLog != "" {
-		paths = append(paths, &o.AuditLog)
+	for _, p := range []*string{&o.AuditLog, &o.Images} {
+		if *p != "" {
+			paths = append(paths, p)
+		}
 	}
 	for _, p := range paths {
 		abs, err := filepath.Abs(*p)
@@ -109,7 +116,11 @@ func Open(o Options) (*Stack, error) {
 	if o.CIDR.Overlaps(o.ServiceCIDR) {
 		return nil, fmt.Errorf("the cells' network %s and the Services' %s overlap: choose others with --cidr or --service-cidr", o.CIDR, o.ServiceCIDR)
 	}
-	s := &Stack{opts: o}
+	kips, err := plan(o)
+	if err != nil {
+		return nil, err
+	}
+	s := &Stack{opts: o, kips: kips, address: kips[0].address}
 	if o.Nodes < 0 {
 		return nil, fmt.Errorf("--nodes %d: want the number of ordinary nodes, from 0", o.Nodes)
 	}
@@ -118,11 +129,6 @@ func Open(o Options) (*Stack, error) {
 			return nil, err
 		}
 	}
-	gateway, err := s.cloud().Gateway()
-	if err != nil {
-		return nil, err
-	}
-	s.address = gateway
 	if err := os.MkdirAll(o.State, 0o700); err != nil {
 		return nil, fmt.Errorf("make the state folder: %w", err)
 	}
@@ -135,10 +141,8 @@ func Open(o Options) (*Stack, error) {
 
 func (s *Stack) path(name string) string { return filepath.Join(s.opts.State, name) }
 
-// cloud is what the local cloud keeps, seen from outside of Kip.
-func (s *Stack) cloud() local.Config {
-	return local.Config{StateDir: s.path("cloud"), Bridge: s.opts.Bridge, CIDR: s.opts.CIDR, Log: s.opts.Log}
-}
+// cloud is what the first Kip's local cloud keeps, seen from outside of Kip.
+func (s *Stack) cloud() local.Config { return s.opts.cloudOf(s.kips[0]) }
 
 // Address is this machine's address on the bridge.
 func (s *Stack) Address() netip.Addr { return s.address }
@@ -155,7 +159,7 @@ func (s *Stack) KipRecord() string { return s.path("kip.json") }
 // understand it (the logs) and what makes the next one faster (the cells' root)
 // stays; what others put there is not ours to remove.
 var thrownAway = []string{
-	"pki", "etcd", "registry", "kip", "cloud", "nodes", "kip.json", "provider.yaml",
+	"pki", "etcd", "registry", "kip", "cloud", "nodes", "kip.json", "provider.yaml", peersFolder,
 	"Corefile", "coredns.json", "coredns.kubeconfig", "kubeconfig", "kip.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig",
 }
 
@@ -174,13 +178,17 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 	if err := s.stopNodes(ctx); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
-	if err := local.Destroy(ctx, s.cloud()); err != nil {
+	if err := errors.Join(s.killPeers(ctx), s.destroyClouds(ctx)); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
 	if err := s.removeState(); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
-	for _, log := range []string{s.KipLog(), s.DNSLog(), s.path("control-plane.log")} {
+	logs, err := filepath.Glob(s.peerLog("*"))
+	if err != nil {
+		return found, fmt.Errorf("clean up after an earlier run: %w", err)
+	}
+	for _, log := range append(logs, s.KipLog(), s.DNSLog(), s.path("control-plane.log")) {
 		if err := os.Remove(log); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return found, fmt.Errorf("remove an earlier run's log: %w", err)
 		}
@@ -195,6 +203,16 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 	return found, nil
 }
 
+// destroyClouds ends and removes all machines and bridges.
+func (s *Stack) destroyClouds(ctx context.Context) error {
+	clouds, err := s.peerClouds()
+	errs := []error{err}
+	for _, c := range append(clouds, s.cloud()) {
+		errs = append(errs, local.Destroy(ctx, c))
+	}
+	return errors.Join(errs...)
+}
+
 func (s *Stack) removeState() error {
 	for _, name := range thrownAway {
 		if err := os.RemoveAll(s.path(name)); err != nil {
@@ -206,7 +224,7 @@ func (s *Stack) removeState() error {
 
 // StartCluster makes the bridge and starts the control plane on it, with its DNS.
 func (s *Stack) StartCluster(ctx context.Context) error {
-	if err := local.EnsureBridge(ctx, s.cloud()); err != nil {
+	if err := s.makeBridges(ctx); err != nil {
 		return err
 	}
 	clusterIP, err := dns.ClusterIP(s.opts.ServiceCIDR)
@@ -219,7 +237,7 @@ func (s *Stack) StartCluster(ctx context.Context) error {
 	asked.Go(func() { upstream, upstreamErr = dns.Upstream(ctx, s.address, clusterIP) })
 	s.Cluster, err = cluster.Start(ctx, cluster.Options{
 		StateDir: s.opts.State, Address: s.address, ServiceCIDR: s.opts.ServiceCIDR,
-		NoFsync: s.opts.NoFsync, NodeName: s.opts.Node, AuditLog: s.opts.AuditLog, Log: s.opts.Log,
+		NoFsync: s.opts.NoFsync, NodeName: s.opts.Node, Peers: s.peers(), AuditLog: s.opts.AuditLog, Log: s.opts.Log,
 	})
 	asked.Wait()
 	if err := errors.Join(err, upstreamErr); err != nil {
@@ -228,7 +246,8 @@ func (s *Stack) StartCluster(ctx context.Context) error {
 	return s.startDNS(ctx, clusterIP, upstream)
 }
 
-// StartRegistry starts the registry on the bridge and pushes the example image.
+// StartRegistry starts the registry on the bridge and pushes the example image and
+// those of Options.Images.
 func (s *Stack) StartRegistry(ctx context.Context) error {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
@@ -245,7 +264,10 @@ func (s *Stack) StartRegistry(ctx context.Context) error {
 	if s.Registry, err = registry.Start(l, s.path("registry"), s.opts.Log); err != nil {
 		return err
 	}
-	return s.Registry.Push(ctx, ExampleImage, image)
+	if err := s.Registry.Push(ctx, ExampleImage, image); err != nil || s.opts.Images == "" {
+		return err
+	}
+	return s.Registry.PushLayout(ctx, s.opts.Images)
 }
 
 // BuildCellRoot makes the tree that all cells start from, where it is missing
@@ -280,20 +302,20 @@ func (s *Stack) rootOptions() (cellimage.Options, error) {
 	}, nil
 }
 
-// providerConfig is the provider.yaml of a stack.
-func (s *Stack) providerConfig() ([]byte, error) {
+// providerConfig is the provider.yaml of a Kip.
+func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 	mirror := []string{"http://" + s.Registry.Address()}
 	data, err := yaml.Marshal(map[string]any{
 		"apiVersion": "v1",
 		"kind":       "serverConfig",
 		"cloud": map[string]any{"local": map[string]any{
-			"stateDir": s.path("cloud"), "rootDir": s.opts.CellRoot, "bridge": s.opts.Bridge, "cidr": s.opts.CIDR.String(),
+			"stateDir": k.path("cloud"), "rootDir": s.opts.CellRoot, "bridge": k.bridge, "cidr": k.cidr.String(),
 		}},
-		"etcd":  map[string]any{"internal": map[string]any{"dataDir": s.path("kip")}},
-		"cells": map[string]any{"defaultInstanceType": "nano", "registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror}},
+		"etcd":  map[string]any{"internal": map[string]any{"dataDir": k.path("kip")}},
+		"cells": map[string]any{"defaultInstanceType": s.opts.DefaultType, "registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror}},
 		// More than any test asks for: what fits is for placement to say, not
 		// for the scheduler.
-		"kubelet": map[string]any{"capacity": map[string]any{"cpu": "1000", "memory": "4Ti", "pods": "1000"}},
+		"kubelet": map[string]any{"capacity": map[string]any{"cpu": s.opts.CPUs, "memory": "4Ti", "pods": "1000"}},
 	})
 	if err != nil {
 		return nil, err
@@ -301,30 +323,37 @@ func (s *Stack) providerConfig() ([]byte, error) {
 	return append([]byte("# Written by kip-dev, for this run.\n"), data...), nil
 }
 
-// WriteProviderConfig writes Kip's provider.yaml and returns its path.
+// WriteProviderConfig writes the provider.yaml of the first Kip and returns its
+// path; a test may change it before Kip is started again.
 func (s *Stack) WriteProviderConfig() (string, error) {
-	data, err := s.providerConfig()
-	if err != nil {
-		return "", fmt.Errorf("make provider.yaml: %w", err)
-	}
-	p := s.path("provider.yaml")
-	if err := os.WriteFile(p, data, 0o600); err != nil {
-		return "", fmt.Errorf("write provider.yaml: %w", err)
-	}
-	return p, nil
+	return s.kips[0].path("provider.yaml"), s.writeProviderConfig(s.kips[0])
 }
 
-// KipCommand is how Kip is run in this stack: its path and arguments, and what
+func (s *Stack) writeProviderConfig(k *kip) error {
+	data, err := s.providerConfig(k)
+	if err != nil {
+		return fmt.Errorf("make provider.yaml of %s: %w", k.node, err)
+	}
+	if err := os.MkdirAll(k.dir, 0o700); err != nil {
+		return fmt.Errorf("make the folder of %s: %w", k.node, err)
+	}
+	if err := os.WriteFile(k.path("provider.yaml"), data, 0o600); err != nil {
+		return fmt.Errorf("write provider.yaml: %w", err)
+	}
+	return nil
+}
+
+// command is how a Kip is run in this stack: its path and arguments, and what
 // its environment has besides.
-func (s *Stack) KipCommand() (path string, args, env []string) {
+func (s *Stack) command(k *kip) (path string, args, env []string) {
 	cert, key := s.Cluster.KubeletCertificate()
 	args = []string{
 		"--kubeconfig=" + s.Cluster.KipKubeconfig(),
-		"--provider-config=" + s.path("provider.yaml"),
-		"--nodename=" + s.opts.Node,
-		"--node-ip=" + s.address.String(),
+		"--provider-config=" + k.path("provider.yaml"),
+		"--nodename=" + k.node,
+		"--node-ip=" + k.address.String(),
 		"--client-ca-file=" + s.Cluster.ClientCA(),
-		"--metrics-addr=" + net.JoinHostPort(s.address.String(), "10255"),
+		"--metrics-addr=" + net.JoinHostPort(k.address.String(), "10255"),
 	}
 	env = []string{"APISERVER_CERT_LOCATION=" + cert, "APISERVER_KEY_LOCATION=" + key, markVariable + "=" + s.opts.State}
 	if s.opts.Nodes == 0 {
@@ -341,16 +370,30 @@ func (s *Stack) KipCommand() (path string, args, env []string) {
 	return filepath.Join(s.opts.Bin, "kip"), args, env
 }
 
-// StartKip starts Kip. It can be called again when Kip has ended.
+// StartKip starts the first Kip. It can be called again when that has ended.
 func (s *Stack) StartKip() error {
-	path, args, env := s.KipCommand()
+	path, args, env := s.command(s.kips[0])
 	var err error
 	s.Kip, err = child.Start(child.Spec{Path: path, Args: args, Env: env, LogFile: s.KipLog(), Record: s.KipRecord()})
 	return err
 }
 
-// NodeReady waits until the virtual node is Ready and takes pods, or Kip ends.
+// NodeReady waits until the virtual nodes of all Kips are Ready and take pods, or
+// a Kip ends.
 func (s *Stack) NodeReady(ctx context.Context) error {
+	for _, k := range s.kips {
+		process := k.process
+		if k == s.kips[0] {
+			process = s.Kip
+		}
+		if err := s.nodeReady(ctx, k.node, process); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Stack) nodeReady(ctx context.Context, name string, kip *child.Process) error {
 	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
 	if err != nil {
 		return err
@@ -358,13 +401,13 @@ func (s *Stack) NodeReady(ctx context.Context) error {
 	state := "there is no such node"
 	err = wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		select {
-		case <-s.Kip.Done():
-			return false, fmt.Errorf("kip ended: %w", endOf(s.Kip))
+		case <-kip.Done():
+			return false, fmt.Errorf("kip ended: %w", endOf(kip))
 		case err := <-s.Cluster.Failed():
 			return false, err
 		default:
 		}
-		node, err := client.CoreV1().Nodes().Get(ctx, s.opts.Node, metav1.GetOptions{})
+		node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			if !apierrors.IsNotFound(err) {
 				state = err.Error()
@@ -376,7 +419,7 @@ func (s *Stack) NodeReady(ctx context.Context) error {
 		return ready, nil
 	})
 	if err != nil {
-		return fmt.Errorf("wait for node %s (%s): %w", s.opts.Node, state, err)
+		return fmt.Errorf("wait for node %s (%s): %w", name, state, err)
 	}
 	return nil
 }
@@ -399,6 +442,10 @@ func (s *Stack) Failed(ctx context.Context) error {
 	if s.Registry != nil {
 		registry = s.Registry.Failed()
 	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	peer := make(chan error, 1)
+	go func() { peer <- s.peerEnded(ctx) }()
 	select {
 	case <-ctx.Done():
 		return nil
@@ -407,6 +454,8 @@ func (s *Stack) Failed(ctx context.Context) error {
 	case <-s.DNS.Done():
 		return s.DNS.End()
 	case err := <-registry:
+		return err
+	case err := <-peer:
 		return err
 	case <-kip:
 		return fmt.Errorf("kip ended: %w", endOf(s.Kip))
@@ -422,6 +471,7 @@ func (s *Stack) Stop(ctx context.Context) error {
 		errs = append(errs, s.Kip.Stop(ctx))
 	}
 	errs = append(errs, s.stopNodes(ctx))
+	errs = append(errs, s.stopPeers(ctx))
 	// The machines go once Kip cannot launch more, and while the bridge is
 	// still used: it goes with them in the end.
 	if s.Registry != nil {
@@ -433,7 +483,7 @@ func (s *Stack) Stop(ctx context.Context) error {
 	if s.Cluster != nil {
 		errs = append(errs, s.Cluster.Stop(ctx))
 	}
-	errs = append(errs, local.Destroy(ctx, s.cloud()))
+	errs = append(errs, s.destroyClouds(ctx))
 	if err := s.removeState(); err != nil {
 		errs = append(errs, fmt.Errorf("empty the state folder: %w", err))
 	}
@@ -447,17 +497,20 @@ func (s *Stack) Close() error { return s.lock.Release() }
 // Leftovers names what is on this machine of a stack in this folder, when none
 // should run: processes, cgroups, network devices, mounts.
 func (s *Stack) Leftovers(ctx context.Context) ([]string, error) {
-	found, err := local.Leftovers(ctx, s.cloud())
+	clouds, err := s.peerClouds()
 	if err != nil {
 		return nil, fmt.Errorf("look for leftovers: %w", err)
 	}
-	nodes, err := local.Leftovers(ctx, s.nodesCloud())
-	if err != nil {
-		return nil, fmt.Errorf("look for leftovers: %w", err)
-	}
-	for _, what := range nodes {
-		if !slices.Contains(found, what) {
-			found = append(found, what)
+	var found []string
+	for _, c := range append(clouds, s.cloud(), s.nodesCloud()) {
+		left, err := local.Leftovers(ctx, c)
+		if err != nil {
+			return nil, fmt.Errorf("look for leftovers: %w", err)
+		}
+		for _, what := range left {
+			if !slices.Contains(found, what) {
+				found = append(found, what)
+			}
 		}
 	}
 	pids, err := child.Marked(markVariable + "=" + s.opts.State)

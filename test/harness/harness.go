@@ -51,6 +51,7 @@ type World struct {
 	dev    *exec.Cmd
 	log    string
 	done   chan error
+	ended  chan struct{}
 	kipRun exec.Cmd // how its Kip is run: path, arguments and environment
 }
 
@@ -60,6 +61,8 @@ type Options struct {
 	Name   string // of the bridge, and of the state folder
 	CIDR   string
 	Stderr io.Writer
+	// DevArgs are further arguments of kip-dev.
+	DevArgs []string
 	// KipArgs are further arguments of Kip.
 	KipArgs []string
 	// AuditLog is a file for who asked the API server for what. Optional.
@@ -74,12 +77,12 @@ type Options struct {
 
 // Start brings a world up. Its state is under .kip/ in the repository's folder.
 func Start(ctx context.Context, o Options) (_ *World, err error) {
-	root, err := repository()
+	root, err := Repository()
 	if err != nil {
 		return nil, err
 	}
 	w := &World{
-		State: filepath.Join(root, ".kip", o.Name), Bin: filepath.Join(root, "bin"), Bridge: o.Name, done: make(chan error, 1),
+		State: filepath.Join(root, ".kip", o.Name), Bin: filepath.Join(root, "bin"), Bridge: o.Name, done: make(chan error, 1), ended: make(chan struct{}),
 	}
 	w.Kubeconfig, w.KipKubeconfig = filepath.Join(w.State, "kubeconfig"), filepath.Join(w.State, "kip.kubeconfig")
 	w.Socket = filepath.Join(w.State, "kip", "kip.sock")
@@ -107,6 +110,7 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	if !o.Fsync {
 		w.dev.Args = append(w.dev.Args, "--no-fsync")
 	}
+	w.dev.Args = append(w.dev.Args, o.DevArgs...)
 	for _, arg := range o.KipArgs {
 		w.dev.Args = append(w.dev.Args, "--kip-arg", arg)
 	}
@@ -127,6 +131,7 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 		started <- err
 		if err == nil {
 			w.done <- w.dev.Wait()
+			close(w.ended)
 		}
 	}()
 	if err := <-started; err != nil {
@@ -165,11 +170,14 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	return w, w.NodeReady(ctx)
 }
 
+// Ended is closed when the control plane has ended, for whatever reason.
+func (w *World) Ended() <-chan struct{} { return w.ended }
+
 // ClusterPID is the process of the control plane.
 func (w *World) ClusterPID() int { return w.dev.Process.Pid }
 
-// repository is the folder with go.mod, from the folder that a test runs in.
-func repository() (string, error) {
+// Repository is the folder with go.mod, from the folder that a test runs in.
+func Repository() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err

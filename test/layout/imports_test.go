@@ -50,11 +50,11 @@ func isClient(imports string) bool {
 // rules of imports. All but the last come from other packages than our own.
 var rules = append([]rule{
 	{
-		says: "only internal/agent/components, cmd/itzo, dev/ and cmd/kip-dev import k8s.io/kubernetes: " +
+		says: "only internal/agent/components, cmd/itzo, dev/, cmd/kip-dev and test/conformance/upstream, a module of its own, import k8s.io/kubernetes: " +
 			"it takes minutes to build and costs each process 10 MB and 35 ms before main, and its packages promise no stability",
 		tests: true,
 		breaks: func(dir, imports string, _ bool) bool {
-			return within(imports, "k8s.io/kubernetes") && !withinAny(dir, "internal/agent/components", "cmd/itzo", "dev", "cmd/kip-dev")
+			return within(imports, "k8s.io/kubernetes") && !withinAny(dir, "internal/agent/components", "cmd/itzo", "dev", "cmd/kip-dev", "test/conformance/upstream")
 		},
 	},
 	{
@@ -231,6 +231,8 @@ func TestBreachesAreFound(t *testing.T) {
 		"the kubelet in the agent's own package":     {"internal/agent/agent.go", "k8s.io/kubernetes/cmd/kubelet/app", "only internal/agent/components"},
 		"also in a test":                             {"internal/cells/x_test.go", "k8s.io/kubernetes/pkg/apis/core", "only internal/agent/components"},
 		"the kubelet where it belongs":               {"internal/agent/components/kubelet.go", "k8s.io/kubernetes/cmd/kubelet/app", ""},
+		"upstream's tests where they belong":         {"test/conformance/upstream/upstream.go", "k8s.io/kubernetes/test/e2e", ""},
+		"upstream's tests beside that":               {"test/conformance/main.go", "k8s.io/kubernetes/test/e2e", "only internal/agent/components"},
 		"the control plane where it belongs":         {"dev/cluster/components.go", "k8s.io/kubernetes/cmd/kube-apiserver/app", ""},
 		"a folder whose name only begins alike":      {"cmd/itzo-lite/main.go", "k8s.io/kubernetes/cmd/kubelet/app", "only internal/agent/components"},
 		"a module whose name only begins alike":      {"internal/cells/x.go", "k8s.io/kubernetes-csi/x", ""},

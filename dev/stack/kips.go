@@ -1,0 +1,205 @@
+package stack
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/bits"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/elotl/kip/dev/child"
+	"github.com/elotl/kip/internal/cloud/local"
+)
+
+// kip is one Kip of a stack: a virtual node with a state folder and a local cloud
+// of its own. The first has the stack's own folder, the others folders in it.
+type kip struct {
+	node   string
+	dir    string
+	bridge string
+	cidr   netip.Prefix
+	// address is this machine's on the bridge: where its kubelet port is.
+	address netip.Addr
+	process *child.Process
+}
+
+func (k *kip) path(name string) string { return filepath.Join(k.dir, name) }
+
+// plan says where each of n Kips is. They share the stack's network in equal
+// parts; one alone has all of it.
+func plan(o Options) ([]*kip, error) {
+	if o.Kips < 1 || o.Kips > 9 {
+		return nil, fmt.Errorf("--kips is %d: it must be from 1 to 9", o.Kips)
+	}
+	parts := bits.Len(uint(o.Kips - 1)) // so many bits number them
+	if o.CIDR.Bits()+parts > 28 {
+		return nil, fmt.Errorf("--cidr %s is too small for %d Kips: each needs a /28 of it", o.CIDR, o.Kips)
+	}
+	var kips []*kip
+	for i := range o.Kips {
+		k := &kip{node: o.Node, dir: o.State, bridge: o.Bridge, cidr: part(o.CIDR, parts, i)}
+		if i > 0 {
+			k.node = strings.TrimSuffix(o.Node, "-0") + "-" + strconv.Itoa(i)
+			k.dir = filepath.Join(o.State, peersFolder, k.node)
+			k.bridge += "-" + strconv.Itoa(i)
+		}
+		var err error
+		if k.address, err = o.cloudOf(k).Gateway(); err != nil {
+			return nil, err
+		}
+		kips = append(kips, k)
+	}
+	return kips, nil
+}
+
+// part is the i-th of the 2^n equal parts of an IPv4 network.
+func part(p netip.Prefix, n, i int) netip.Prefix {
+	b := p.Masked().Addr().As4()
+	address := uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
+	address += uint32(i) << (32 - p.Bits() - n)
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(address >> 24), byte(address >> 16), byte(address >> 8), byte(address)}), p.Bits()+n)
+}
+
+// cloudOf is what a Kip's local cloud keeps, seen from outside of Kip.
+func (o Options) cloudOf(k *kip) local.Config {
+	return local.Config{StateDir: k.path("cloud"), Bridge: k.bridge, CIDR: k.cidr, Log: o.Log}
+}
+
+// peersFolder, in the state folder, has a folder for each Kip but the first.
+const peersFolder = "peers"
+
+// peerClouds are the clouds of all Kips but the first that the state folder holds,
+// also those of an earlier run that had more.
+func (s *Stack) peerClouds() ([]local.Config, error) {
+	entries, err := os.ReadDir(s.path(peersFolder))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var clouds []local.Config
+	for _, e := range entries {
+		dir := filepath.Join(s.path(peersFolder), e.Name(), "cloud")
+		data, err := os.ReadFile(filepath.Join(dir, "bridge.json"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it never had one, or it is removed
+		}
+		if err != nil {
+			return nil, err
+		}
+		var record struct {
+			Bridge string
+			CIDR   netip.Prefix
+		}
+		if err := json.Unmarshal(data, &record); err != nil {
+			return nil, fmt.Errorf("read the record of the bridge of %s: %w", e.Name(), err)
+		}
+		clouds = append(clouds, local.Config{StateDir: dir, Bridge: record.Bridge, CIDR: record.CIDR, Log: s.opts.Log})
+	}
+	return clouds, nil
+}
+
+// killPeers ends the Kips but the first that a killed run left.
+func (s *Stack) killPeers(ctx context.Context) error {
+	records, err := filepath.Glob(filepath.Join(s.path(peersFolder), "*", "kip.json"))
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
+		if err := child.KillRecorded(ctx, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeBridges makes the bridges of all Kips and lets this machine pass packets from
+// one to another, and from no other device.
+func (s *Stack) makeBridges(ctx context.Context) error {
+	for _, k := range s.kips {
+		if err := local.EnsureBridge(ctx, s.opts.cloudOf(k)); err != nil {
+			return err
+		}
+		if len(s.kips) == 1 {
+			return nil
+		}
+		if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+k.bridge+"/forwarding", []byte("1\n"), 0); err != nil {
+			return fmt.Errorf("let packets pass from bridge %s: %w", k.bridge, err)
+		}
+	}
+	return nil
+}
+
+// peerLog is the path of the log of a Kip after the first. It outlives the run.
+func (s *Stack) peerLog(node string) string { return s.path(node + ".kip.log") }
+
+// peers are the further virtual nodes and the addresses of their kubelet ports.
+func (s *Stack) peers() map[string]netip.Addr {
+	peers := map[string]netip.Addr{}
+	for _, k := range s.kips[1:] {
+		peers[k.node] = k.address
+	}
+	return peers
+}
+
+// StartPeers starts all Kips but the first.
+func (s *Stack) StartPeers() error {
+	for _, k := range s.kips[1:] {
+		if err := s.start(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stopPeers ends all Kips but the first.
+func (s *Stack) stopPeers(ctx context.Context) error {
+	var errs []error
+	for _, k := range s.kips[1:] {
+		if k.process != nil {
+			errs = append(errs, k.process.Stop(ctx))
+			k.process = nil
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// peerEnded waits until a Kip after the first ends, and says which. It returns nil
+// when ctx ends first.
+func (s *Stack) peerEnded(ctx context.Context) error {
+	ended := make(chan error, len(s.kips))
+	for _, k := range s.kips[1:] {
+		if p := k.process; p != nil {
+			go func() {
+				select {
+				case <-p.Done():
+					ended <- fmt.Errorf("kip of node %s ended: %w", k.node, endOf(p))
+				case <-ctx.Done():
+				}
+			}()
+		}
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+func (s *Stack) start(k *kip) error {
+	if err := s.writeProviderConfig(k); err != nil {
+		return err
+	}
+	path, args, env := s.command(k)
+	var err error
+	k.process, err = child.Start(child.Spec{Path: path, Args: args, Env: env, LogFile: s.peerLog(k.node), Record: k.path("kip.json")})
+	return err
+}

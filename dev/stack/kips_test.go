@@ -1,0 +1,32 @@
+package stack
+
+import (
+	"net/netip"
+	"testing"
+)
+
+func TestKipsShareTheNetworkInEqualParts(t *testing.T) {
+	o := Options{State: "/state", Node: "kip-0", Bridge: "kip0", CIDR: netip.MustParsePrefix("10.110.0.0/16")}
+	for n, want := range map[int][]string{
+		1: {"kip-0 /state kip0 10.110.0.0/16 10.110.0.1"},
+		2: {"kip-0 /state kip0 10.110.0.0/17 10.110.0.1", "kip-1 /state/peers/kip-1 kip0-1 10.110.128.0/17 10.110.128.1"},
+		3: {"kip-0 /state kip0 10.110.0.0/18 10.110.0.1", "kip-1 /state/peers/kip-1 kip0-1 10.110.64.0/18 10.110.64.1", "kip-2 /state/peers/kip-2 kip0-2 10.110.128.0/18 10.110.128.1"},
+	} {
+		o.Kips = n
+		kips, err := plan(o)
+		if err != nil || len(kips) != n {
+			t.Errorf("%d Kips are %v, %v", n, kips, err)
+			continue
+		}
+		for i, k := range kips {
+			if got := k.node + " " + k.dir + " " + k.bridge + " " + k.cidr.String() + " " + k.address.String(); got != want[i] {
+				t.Errorf("Kip %d of %d is %s, want %s", i, n, got, want[i])
+			}
+		}
+	}
+	for _, bad := range []Options{{Kips: 0, CIDR: o.CIDR}, {Kips: 10, CIDR: o.CIDR}, {Kips: 2, CIDR: netip.MustParsePrefix("10.110.0.0/28")}} {
+		if kips, err := plan(bad); err == nil {
+			t.Errorf("%d Kips in %s are %v, want an error", bad.Kips, bad.CIDR, kips)
+		}
+	}
+}

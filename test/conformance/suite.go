@@ -1,0 +1,175 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// quiet is how long no spec may end before the suite is taken to hang: no spec of
+// conformance has a time limit so long.
+const quiet = 25 * time.Minute
+
+// farewell is how long an interrupted suite may clean up.
+const farewell = 3 * time.Minute
+
+var errQuiet = fmt.Errorf("no spec has ended for %s", quiet)
+
+// suite is one run of e2e.test over some specs.
+type suite struct {
+	tools      string // folder of ginkgo and e2e.test
+	kubeconfig string
+	kubectl    string
+	procs      int
+	dump       bool   // much is said of the cluster where a spec fails
+	log        string // file that gets all that ginkgo prints
+	// ended is closed when the cluster is gone: what fails then says nothing.
+	ended <-chan struct{}
+}
+
+// focusArguments names exactly these specs, in arguments that the kernel takes:
+// one may have 128 KiB.
+func focusArguments(specs []string) []string {
+	var args, group []string
+	size := 0
+	flush := func() {
+		if len(group) > 0 {
+			args = append(args, "--focus=(?:"+strings.Join(group, "|")+")")
+		}
+		group, size = nil, 0
+	}
+	for _, s := range specs {
+		quoted := regexp.QuoteMeta(s)
+		if size+len(quoted) > 64<<10 {
+			flush()
+		}
+		group = append(group, quoted)
+		size += len(quoted) + 1
+	}
+	flush()
+	return args
+}
+
+// command is the ginkgo that runs the specs.
+func (s suite) command(specs []string) *exec.Cmd {
+	args := []string{"-v", "--no-color", "--timeout=24h", "--keep-going", "--procs=" + strconv.Itoa(s.procs)}
+	args = append(args, focusArguments(specs)...)
+	args = append(args, filepath.Join(s.tools, "e2e.test"), "--",
+		"--provider=skeleton", "--kubeconfig="+s.kubeconfig, "--kubectl-path="+s.kubectl,
+		"--dump-logs-on-failure="+strconv.FormatBool(s.dump), "--disable-log-dump=true", "--allowed-not-ready-nodes=0", "--minStartupPods=0")
+	return exec.Command(filepath.Join(s.tools, "ginkgo"), args...)
+}
+
+// run runs the specs and tells how each ended, as it ends. That specs fail is no
+// error of run; it fails when the suite could not run to its end.
+func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) error {
+	if err := os.MkdirAll(filepath.Dir(s.log), 0o755); err != nil {
+		return err
+	}
+	log, err := os.Create(s.log)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := s.command(specs)
+	// A group of its own, so that ginkgo's own processes end with it; and an end when
+	// this process is killed.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	read, write, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer read.Close()
+	cmd.Stdout, cmd.Stderr = write, write
+	err = cmd.Start()
+	write.Close()
+	if err != nil {
+		return fmt.Errorf("start ginkgo (is it built? `make conformance`): %w", err)
+	}
+
+	type news struct {
+		outcome outcome
+		err     error
+	}
+	all := make(chan news)
+	go func() {
+		defer close(all)
+		r := &reader{known: specs, tell: func(o outcome) { all <- news{outcome: o} }}
+		in := bufio.NewReader(io.TeeReader(read, log))
+		for {
+			line, err := in.ReadString('\n')
+			if err == nil {
+				r.line(line)
+				continue
+			}
+			// A line without an end was cut off, and is not to be believed.
+			r.end()
+			if !errors.Is(err, io.EOF) {
+				all <- news{err: fmt.Errorf("read what ginkgo prints: %w", err)}
+			}
+			return
+		}
+	}()
+
+	signal := func(sig syscall.Signal) { _ = syscall.Kill(-cmd.Process.Pid, sig) } // it may have ended
+	hang := time.NewTimer(quiet)
+	defer hang.Stop()
+	var kill <-chan time.Time
+	var why error
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	var exit error
+	done, ended, told := ctx.Done(), s.ended, 0
+	for open := true; open; {
+		var n news
+		select {
+		case n, open = <-all:
+			// What this run interrupts to end itself has no result.
+			if n.outcome.spec != "" && (ctx.Err() == nil || n.outcome.State != "interrupted") {
+				told++
+				tell(n.outcome)
+				hang.Reset(quiet)
+			}
+			why = errors.Join(why, n.err)
+		case <-done:
+			done, why = nil, context.Cause(ctx)
+			signal(syscall.SIGINT)
+			kill = time.After(farewell)
+		case <-hang.C:
+			why = errQuiet
+			signal(syscall.SIGINT)
+			kill = time.After(farewell)
+		case <-ended:
+			ended, why = nil, errClusterEnded
+			signal(syscall.SIGKILL)
+		case exit = <-exited:
+			// What a spec left, such as a kubectl, may hold the pipe open.
+			exited, kill = nil, time.After(time.Second)
+		case <-kill:
+			signal(syscall.SIGKILL)
+		}
+	}
+	if exited != nil {
+		exit = <-exited
+	}
+	if why != nil {
+		return why
+	}
+	// Its exit status is 1 when specs fail, which they told.
+	if exit != nil && told == 0 {
+		return fmt.Errorf("ginkgo ended and no spec had run: %w; see %s", exit, s.log)
+	}
+	return nil
+}
+
+var errClusterEnded = errors.New("the cluster ended")
