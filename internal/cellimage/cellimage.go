@@ -34,7 +34,7 @@ import (
 
 // layout is part of what a tree is named by: raise it when the code below makes
 // another tree of the same inputs.
-const layout = "2"
+const layout = "3"
 
 // epoch is the time of every file, so that equal inputs make equal trees.
 var epoch = time.Unix(0, 0)
@@ -230,9 +230,12 @@ var files = map[string]string{
 	"etc/nsswitch.conf": "hosts: files dns\n",
 	"etc/hosts":         "127.0.0.1 localhost\n::1 localhost\n",
 	"etc/hostname":      "cell\n",
-	"etc/resolv.conf":   "",
-	"etc/machine-id":    "",
-	"etc/os-release":    "NAME=\"Kip cell\"\nID=kip\nPRETTY_NAME=\"Kip cell\"\n",
+	// By it nft names protocols. Where it prints numbers a kube-proxy that starts
+	// again takes its own rules for others, and removes them.
+	"etc/protocols":   "ip 0 IP\nicmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n",
+	"etc/resolv.conf": "",
+	"etc/machine-id":  "",
+	"etc/os-release":  "NAME=\"Kip cell\"\nID=kip\nPRETTY_NAME=\"Kip cell\"\n",
 }
 
 // assemble makes the tree under a name of its own and then gives it its name.
