@@ -171,7 +171,7 @@ func (o Options) inputs(ctx context.Context) ([]input, error) {
 	for _, to := range slices.Sorted(maps.Keys(o.Programs)) {
 		libraries, err := sharedLibraries(ctx, o.Programs[to])
 		if err != nil {
-			return nil, fmt.Errorf("Programs[%s]: %w", to, err)
+			return nil, fmt.Errorf("option Programs[%s]: %w", to, err)
 		}
 		for _, l := range libraries {
 			if !seen[l] {

@@ -116,7 +116,7 @@ func (s *Stats) Run(ctx context.Context) error {
 	return nil
 }
 
-var errNotRunning = errors.New("Kip is starting or stopping")
+var errNotRunning = errors.New("statistics are not served: Kip is starting or stopping")
 
 // ServeHTTP answers a request for one of the paths of a kubelet.
 func (s *Stats) ServeHTTP(w http.ResponseWriter, r *http.Request) {

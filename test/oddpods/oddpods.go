@@ -32,7 +32,7 @@ func Any(seed uint64) *corev1.Pod {
 	filler := randfill.NewWithSeed(int64(seed)).NilChance(0.3).NumElements(0, 3).MaxDepth(12).Funcs(
 		func(q *resource.Quantity, _ randfill.Continue) { *q = quantity(r) },
 		func(t *metav1.Time, c randfill.Continue) { *t = metav1.Unix(c.Int63n(1<<40)-(1<<39), 0) },
-		func(f *metav1.FieldsV1, _ randfill.Continue) { f.Raw = []byte("{}") },
+		func(f *metav1.FieldsV1, _ randfill.Continue) { *f = *metav1.NewFieldsV1("{}") },
 		func(l *corev1.ResourceList, c randfill.Continue) {
 			*l = corev1.ResourceList{}
 			for range c.Intn(4) {
