@@ -56,6 +56,8 @@ type machine struct {
 	session    *session  // whose connection it has; it may be broken and not noticed
 
 	devices map[string]bool // the disks that its agent has been told of
+	// released are those that it was told to let go of.
+	released map[string]bool
 
 	pod      types.UID // that it was given, for good
 	name     cache.ObjectName
@@ -86,7 +88,7 @@ func (w *world) boot(ctx context.Context, i cloud.Instance, data []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	m.up, m.running, m.session, m.started = false, false, nil, time.Time{}
-	m.devices = nil
+	m.devices, m.released = nil, nil
 	w.unmountAll(m)
 	w.linksChanged()
 }

@@ -68,6 +68,9 @@ func (w *world) mountLocked(m *machine, uid types.UID) bool {
 	}
 	w.mounted.Lock()
 	defer w.mounted.Unlock()
+	if m.released[disk] {
+		return false // the cell is being drained: the kubelet finds no device any more
+	}
 	if !m.devices[disk] {
 		w.violateLocked("a pod is shown when its disks are there: cell %s starts pod %s without %s", m.cell, uid, disk)
 		return false
@@ -116,6 +119,15 @@ func (m *machine) putDisks(r *http.Request, attached map[string]string) (code in
 		if m.w.mounted.of[d] == m.id {
 			delete(m.w.mounted.of, d)
 		}
+	}
+	if m.released == nil {
+		m.released = map[string]bool{}
+	}
+	for d := range m.devices {
+		m.released[d] = true
+	}
+	for d := range wanted {
+		delete(m.released, d)
 	}
 	m.devices = wanted
 	return http.StatusOK
