@@ -10,13 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/elotl/kip/dev/dns"
 	"github.com/elotl/kip/dev/node"
@@ -162,31 +157,9 @@ func (s *Stack) startNode(ctx context.Context, cfg local.Config, i int) error {
 
 // NodesReady waits until the ordinary nodes are Ready and take pods.
 func (s *Stack) NodesReady(ctx context.Context) error {
-	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
-	if err != nil {
-		return err
-	}
 	for i := range s.opts.Nodes {
-		state := "there is no such node"
-		err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-			select {
-			case err := <-s.Cluster.Failed():
-				return false, err
-			default:
-			}
-			n, err := client.CoreV1().Nodes().Get(ctx, nodeName(i), metav1.GetOptions{})
-			if err != nil {
-				if !apierrors.IsNotFound(err) {
-					state = err.Error()
-				}
-				return false, nil
-			}
-			var ready bool
-			ready, state = takesPods(n)
-			return ready, nil
-		})
-		if err != nil {
-			return fmt.Errorf("wait for ordinary node %s (%s): %w; its machine's last words:\n%s", nodeName(i), state, err, s.nodeConsole(i))
+		if err := s.nodeReady(ctx, nodeName(i), nil); err != nil {
+			return fmt.Errorf("%w; its machine's last words:\n%s", err, s.nodeConsole(i))
 		}
 	}
 	return nil

@@ -393,7 +393,13 @@ func (s *Stack) NodeReady(ctx context.Context) error {
 	return nil
 }
 
+// nodeReady waits until a node is Ready and takes pods, or the Kip that has it
+// ends, which is nil for an ordinary node.
 func (s *Stack) nodeReady(ctx context.Context, name string, kip *child.Process) error {
+	var ended <-chan struct{}
+	if kip != nil {
+		ended = kip.Done()
+	}
 	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
 	if err != nil {
 		return err
@@ -401,7 +407,7 @@ func (s *Stack) nodeReady(ctx context.Context, name string, kip *child.Process) 
 	state := "there is no such node"
 	err = wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		select {
-		case <-kip.Done():
+		case <-ended:
 			return false, fmt.Errorf("kip ended: %w", endOf(kip))
 		case err := <-s.Cluster.Failed():
 			return false, err
