@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"math/rand/v2"
@@ -370,6 +371,15 @@ func (a *Agent) stopPods(ctx context.Context) {
 // command runs one of the components' short commands, which bound their own
 // time, and returns the beginning of its output. It is killed when ctx ends.
 func (a *Agent) command(ctx context.Context, args ...string) (string, error) {
+	return a.run(ctx, commandOutput, a.o.Components, append([]string{"itzo"}, args...)...)
+}
+
+// commandOutput bounds what is read of a short command's output, in bytes.
+const commandOutput = 2048
+
+// run runs a program with these arguments, its name first, and returns the first
+// bytes of its output, at most limit. It is killed when ctx ends.
+func (a *Agent) run(ctx context.Context, limit int64, path string, args ...string) (string, error) {
 	out, err := os.CreateTemp(a.o.RunDir, "output-")
 	if err != nil {
 		return "", err
@@ -377,11 +387,10 @@ func (a *Agent) command(ctx context.Context, args ...string) (string, error) {
 	defer os.Remove(out.Name())
 	defer out.Close()
 	cmd := &exec.Cmd{
-		Path: a.o.Components, Args: append([]string{"itzo"}, args...), Env: a.env(), Stdout: out, Stderr: out, Dir: "/",
+		Path: path, Args: args, Env: a.env(), Stdout: out, Stderr: out, Dir: "/",
 		SysProcAttr: &unix.SysProcAttr{Setpgid: true},
 	}
 	err = a.reaper.Run(ctx, cmd)
-	text := make([]byte, 2048)
-	n, _ := out.ReadAt(text, 0)
-	return string(text[:n]), err
+	text, read := io.ReadAll(io.NewSectionReader(out, 0, limit))
+	return string(text), errors.Join(err, read)
 }

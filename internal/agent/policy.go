@@ -7,11 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"os/exec"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/firewall"
@@ -85,22 +82,7 @@ func (a *Agent) getFirewall(w http.ResponseWriter, _ *http.Request) {
 func (a *Agent) nft(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, nftTimeout)
 	defer cancel()
-	out, err := os.CreateTemp(a.o.RunDir, "output-")
-	if err != nil {
-		return "", err
-	}
-	defer os.Remove(out.Name())
-	defer out.Close()
-	cmd := &exec.Cmd{
-		Path: a.o.Nft, Args: append([]string{"nft"}, args...), Env: a.env(), Stdout: out, Stderr: out, Dir: "/",
-		SysProcAttr: &unix.SysProcAttr{Setpgid: true},
-	}
-	err = a.reaper.Run(ctx, cmd)
-	if _, seek := out.Seek(0, io.SeekStart); seek != nil {
-		return "", errors.Join(err, seek)
-	}
-	text, read := io.ReadAll(io.LimitReader(out, nftOutput))
-	return string(text), errors.Join(err, read)
+	return a.run(ctx, nftOutput, a.o.Nft, append([]string{"nft"}, args...)...)
 }
 
 // nftPath finds the program nft.
