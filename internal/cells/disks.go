@@ -38,11 +38,12 @@ func (e *DiskInUseError) Error() string {
 	return fmt.Sprintf("volume %s (%s) is used by pod %s: a disk is on one machine at a time, and each pod has its own", e.Disk.Volume, e.Disk.ID, e.Pod)
 }
 
-// claimed returns an error for the first disk that a cell has which is not on its
-// way out. The caller holds mu.
+// claimed returns an error for the first disk that a cell has whose record does
+// not say that it ends. That it is to end is not enough: a Kip that starts from the
+// records would have two live cells for one disk. The caller holds mu.
 func (c *Controller) claimed(disks []Disk) error {
 	for _, d := range disks {
-		if e := c.byDisk[d.ID]; e != nil && e.ending == "" && e.cell().Live() {
+		if e := c.byDisk[d.ID]; e != nil && e.cell().Live() {
 			return &DiskInUseError{Disk: d, Pod: e.pod}
 		}
 	}

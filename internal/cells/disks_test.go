@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -91,6 +92,12 @@ func (d *modelDisks) done() []string {
 }
 
 func withDisks(t *testing.T, f func(t *testing.T, b *bubble, d *modelDisks)) {
+	t.Helper()
+	withDisksAndStore(t, nil, f)
+}
+
+func withDisksAndStore(t *testing.T, hook func(op, key string) error, f func(t *testing.T, b *bubble, d *modelDisks)) {
+	t.Helper()
 	d := &modelDisks{holder: map[string]string{}}
 	inBubble(t, func(c *Config) {
 		d.cloud = c.Cloud.(*modelCloud)
@@ -98,7 +105,7 @@ func withDisks(t *testing.T, f func(t *testing.T, b *bubble, d *modelDisks)) {
 		links := c.APIs.(*modelLinks)
 		links.agents = d.agents
 		links.binds = func(id string) { d.mu.Lock(); d.note("shown"); d.mu.Unlock() }
-	}, nil, func(t *testing.T, b *bubble) { f(t, b, d) })
+	}, hook, func(t *testing.T, b *bubble) { f(t, b, d) })
 }
 
 func (b *bubble) requestDisk(pod, disk string) error {
@@ -181,6 +188,46 @@ func TestADiskIsOnePodsAtATime(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A cell that is to end, and whose record does not say so yet, is a live one to
+// the next Kip.
+func TestADiskIsAPodsUntilTheRecordOfItsCellSaysThatItEnds(t *testing.T) {
+	for name, op := range map[string]string{"its request got no answer": "applied", "its end cannot be stored": "put"} {
+		t.Run(name, func(t *testing.T) {
+			var failing atomic.Bool
+			hook := func(did, key string) error {
+				if failing.Load() && did == op && strings.HasPrefix(key, keyPrefix) {
+					return errors.New("request timed out")
+				}
+				return nil
+			}
+			withDisksAndStore(t, hook, func(t *testing.T, b *bubble, d *modelDisks) {
+				failing.Store(op == "applied")
+				if err := b.requestDisk("a", "d"); (err != nil) != failing.Load() {
+					t.Fatalf("the request for the first pod: %v", err)
+				}
+				failing.Store(true)
+				b.cells.Release(ref("a").UID, "done", true)
+				var inUse *DiskInUseError
+				if err := b.requestDisk("b", "d"); !errors.As(err, &inUse) || inUse.Pod != ref("a") {
+					t.Errorf("a second pod got %v: want a DiskInUseError that names the first", err)
+				}
+				b.stop()
+				failing.Store(false)
+				b.run()
+				b.cells.Release(ref("a").UID, "done", true)
+				b.later(time.Minute)
+				if err := b.requestDisk("b", "d"); err != nil {
+					t.Errorf("a second pod when the first cell is gone: %v", err)
+				}
+				b.later(10 * time.Second)
+				if got := b.phase("b"); got != apiv1.Bound {
+					t.Errorf("the second cell is %s: want Bound", got)
+				}
+			})
+		})
+	}
 }
 
 func TestAPodThatIsDeletedWhileItsDiskCannotBeAttachedIsLetGo(t *testing.T) {

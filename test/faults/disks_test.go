@@ -37,6 +37,13 @@ func (m *mounts) has(disk, instance string) bool {
 	return m.of[disk] == instance
 }
 
+// mountedOn says which machine has mounted a disk.
+func (w *world) mountedOn(disk string) string {
+	w.mounted.Lock()
+	defer w.mounted.Unlock()
+	return w.mounted.of[disk]
+}
+
 // makeDisks makes the disks; the world has not begun.
 func (w *world) makeDisks() {
 	for n := range diskCount {
@@ -150,6 +157,18 @@ func (w *world) checkDisksLocked(disks, torn []cloud.Disk, instances map[string]
 	for _, d := range torn {
 		w.violateLocked("a disk is never detached while it is mounted: %s was taken from %s", d.ID, d.Instance)
 	}
+	holder := map[string]string{}
+	for id, a := range w.books.cells {
+		for _, d := range a.cell.Disks {
+			if !a.cell.Live() {
+				continue
+			}
+			if other := holder[d.ID]; other != "" {
+				w.violateLocked("a disk is one cell's: the records of %s and %s both have %s, and neither ends", id, other, d.ID)
+			}
+			holder[d.ID] = id
+		}
+	}
 	for _, d := range disks {
 		if d.Instance == "" {
 			continue
@@ -173,7 +192,7 @@ func (w *world) checkDisksLocked(disks, torn []cloud.Disk, instances map[string]
 	}
 }
 
-// diskFree says that no pod has a disk but one that waits for it.
+// waitsForDiskLocked says that another cell has a pod's disk.
 func (w *world) waitsForDiskLocked(p *corev1.Pod) bool {
 	disk := p.Labels[diskLabel]
 	if disk == "" {

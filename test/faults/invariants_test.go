@@ -335,7 +335,7 @@ func (w *world) empty() bool {
 
 // describe says what there is, for people.
 func (w *world) describe() string {
-	truth, pods := w.cloud.Truth(), w.api.list()
+	truth, pods, disks := w.cloud.Truth(), w.api.list(), w.cloud.Disks()
 	w.mu.Lock()
 	k, ids := w.kip, slices.Sorted(maps.Keys(w.books.cells))
 	up := k != nil && k.up
@@ -358,7 +358,7 @@ func (w *world) describe() string {
 		}
 		if r := w.reports[p.UID]; len(r) > 0 {
 			for _, r := range r[max(0, len(r)-6):] {
-				fmt.Fprintf(&b, "; %s at %s", r.reason, r.at.Sub(w.began).Round(time.Millisecond))
+				fmt.Fprintf(&b, "; %s at %s: %s", r.reason, r.at.Sub(w.began).Round(time.Millisecond), r.message)
 			}
 		}
 	}
@@ -371,7 +371,10 @@ func (w *world) describe() string {
 		if a.cell.Instance != nil {
 			fmt.Fprintf(&b, " on %s", a.cell.Instance.ID)
 		}
-		fmt.Fprintf(&b, ", %s", links[id])
+		fmt.Fprintf(&b, ", disks %v, %s", a.cell.Disks, links[id])
+	}
+	for _, d := range disks {
+		fmt.Fprintf(&b, "\n  disk %s is on %q, mounted on %q", d.ID, d.Instance, w.mountedOn(d.ID))
 	}
 	for _, i := range truth {
 		fmt.Fprintf(&b, "\n  instance %s of cell %s is %s", i.ID, i.Tags[cloud.TagCell], i.State)

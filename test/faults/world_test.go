@@ -131,8 +131,8 @@ type world struct {
 }
 
 type report struct {
-	at           time.Time
-	kind, reason string
+	at                    time.Time
+	kind, reason, message string
 }
 
 // failpoint kills Kip at the nth write or call to the cloud, before or after its
@@ -288,7 +288,7 @@ func (k *kip) run() error {
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.reports[pod.UID] = append(w.reports[pod.UID], report{time.Now(), kind, reason})
+		w.reports[pod.UID] = append(w.reports[pod.UID], report{time.Now(), kind, reason, message})
 		w.log.Debug("event", "pod", pod.Name, "reason", reason, "message", message)
 	}
 	var pools []cells.Pool
