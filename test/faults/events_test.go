@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -413,11 +414,16 @@ func (w *world) setCapacity(e event) {
 	w.troubled(time.Now())
 }
 
+// slowest is what a distribution stays under but once in some millions.
+func slowest(d sim.Distribution) time.Duration {
+	return time.Duration(float64(d.Median) * math.Pow(max(d.Spread, 1), 5))
+}
+
 func (w *world) setListLag(e event) {
 	lag := []sim.Distribution{{}, {Median: 500 * time.Millisecond, Spread: 1.5}, {Median: 3 * time.Second}, {Median: listLag - time.Second}}[e.a%4]
 	// What was launched under a longer lag keeps it; with the staleness of an answer
 	// it may not come to more than Kip is told.
-	w.slowestList = max(w.slowestList, lag.Median)
+	w.slowestList = max(w.slowestList, slowest(lag))
 	if err := w.cloud.Change(func(k *sim.Knobs) {
 		k.ListLag = lag
 		k.StaleLists, k.StaleBy = 0, 0

@@ -93,7 +93,7 @@ type world struct {
 
 	// faults, changed by events
 	downtime    time.Duration // of the next death
-	slowestList time.Duration // the longest median of the list's lag so far
+	slowestList time.Duration // the longest lag of the list so far
 
 	mu           sync.Mutex
 	diskOf       map[types.UID]string
@@ -151,7 +151,7 @@ type cloudFault struct {
 
 func newWorld(s setting) *world {
 	w := &world{
-		setting: s, deadly: s.armed, began: time.Now(), downtime: restartTime, machines: map[string]*machine{}, links: make(chan struct{}), policies: map[types.UID]corev1.RestartPolicy{},
+		setting: s, slowestList: slowest(s.knobs.ListLag), deadly: s.armed, began: time.Now(), downtime: restartTime, machines: map[string]*machine{}, links: make(chan struct{}), policies: map[types.UID]corev1.RestartPolicy{},
 		created: map[types.UID]time.Time{}, ran: map[types.UID]int{}, reports: map[types.UID][]report{}, lastBound: map[types.UID]time.Time{}, lasting: map[string]bool{},
 		writing: map[string]int{}, short: map[string]sim.Pool{},
 		trouble: time.Now(), supervisor: make(chan struct{}), revive: make(chan struct{}), books: newBooks(),

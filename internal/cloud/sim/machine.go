@@ -80,6 +80,9 @@ func (c *Cloud) show(m *machine, now time.Time) {
 		v.from = later(v.from, m.views[n-1].from)
 		oldest := now.Add(-c.knobs.StaleBy)
 		for len(m.views) > 1 && !m.views[1].from.After(oldest) {
+			// Should StaleBy be raised, an answer may ask further back: what was
+			// shown by then is never hidden again.
+			m.views[1].from = m.views[0].from
 			m.views = m.views[1:]
 		}
 	}

@@ -95,6 +95,20 @@ func TestALaterListMayBeOlder(t *testing.T) {
 	})
 }
 
+// What a list has long shown it does not hide because answers may be older from
+// now on.
+func TestAListThatBecomesStaleShowsWhatWasLongThere(t *testing.T) {
+	inBubble(t, Config{Knobs: Knobs{BootTimes: []BootTime{{Distribution: always(time.Minute)}}}}, func(t *testing.T, c *Cloud) {
+		got := launch(t, c, request("1", 1))
+		pass(time.Hour) // it has booted since, and its history is forgotten
+		ok(t, c.Stop(ctx, got[0].ID))
+		ok(t, c.Change(func(k *Knobs) { k.StaleLists, k.StaleBy = 1, time.Hour-time.Second }))
+		if n := len(list(t, c)); n != 1 {
+			t.Errorf("the list shows %d instances as of a second after the launch: want 1", n)
+		}
+	})
+}
+
 func TestCallsDoNotKnowANewMachineYet(t *testing.T) {
 	inBubble(t, Config{Knobs: Knobs{UnknownFor: always(time.Second)}}, func(t *testing.T, c *Cloud) {
 		got := launch(t, c, request("1", 1))
