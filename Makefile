@@ -108,7 +108,7 @@ $(BIN)/pause: cmd/pause/pause.c | announce
 ##### check
 
 .PHONY: test
-test: build lint unit faults e2e ## everything that is checked; as root
+test: build lint unit faults e2e conformance-subset ## everything that is checked; as root
 
 .PHONY: unit
 unit: ## tests without root and without Kubernetes' own code

@@ -21,7 +21,7 @@ import (
 type place struct {
 	state, bin, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType string
 	kips, nodes, cpus                                                                    int
-	noFsync, verbose                                                                     bool
+	noFsync, verbose, serviceProxy                                                       bool
 	kipArgs                                                                              []string
 }
 
@@ -35,6 +35,7 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.StringVar(&p.node, "node", "kip-0", "`name` of the virtual node; its rights are those of deploy/rbac.yaml")
 	fs.IntVar(&p.nodes, "nodes", 0, "`number` of ordinary nodes beside the virtual one: machines like cells with upstream's kubelet")
 	fs.IntVar(&p.kips, "kips", 1, "how many Kips: the second has a node kip-1, and a bridge and a half of the addresses of its own")
+	fs.BoolVar(&p.serviceProxy, "service-proxy", false, "run kube-proxy on this machine, so that NodePorts answer at the virtual nodes' addresses; it writes nftables rules that go at the end")
 	fs.IntVar(&p.cpus, "cpus", 1000, "how many CPUs the scheduler may place on a virtual node")
 	fs.StringVar(&p.defaultType, "default-type", "nano", "instance `type` of pods that ask for no resources")
 	fs.StringVar(&p.images, "images", "", "`folder` with images for the registry: an OCI layout whose index names them")
@@ -71,7 +72,7 @@ func (p *place) options(command string) (stack.Options, error) {
 	}
 	return stack.Options{
 		State: p.state, Bin: bin, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR,
-		Node: p.node, Kips: p.kips, Nodes: p.nodes, CPUs: p.cpus, DefaultType: p.defaultType, Images: p.images, NoFsync: p.noFsync, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
+		Node: p.node, Kips: p.kips, Nodes: p.nodes, CPUs: p.cpus, ServiceProxy: p.serviceProxy, DefaultType: p.defaultType, Images: p.images, NoFsync: p.noFsync, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}, nil
 }

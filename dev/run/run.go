@@ -140,6 +140,9 @@ func (r *run) start(ctx context.Context) error {
 		if err := r.stack.NodesReady(ctx); err != nil {
 			return err
 		}
+		if err := r.stack.StartProxy(ctx); err != nil {
+			return err
+		}
 		return r.stack.DNSReady(ctx)
 	})
 }

@@ -121,13 +121,13 @@ func (s *Stack) killPeers(ctx context.Context) error {
 }
 
 // makeBridges makes the bridges of all Kips and lets this machine pass packets from
-// one to another, and from no other device.
+// one to another, and back to one by its kube-proxy, and from no other device.
 func (s *Stack) makeBridges(ctx context.Context) error {
 	for _, k := range s.kips {
 		if err := local.EnsureBridge(ctx, s.opts.cloudOf(k)); err != nil {
 			return err
 		}
-		if len(s.kips) == 1 {
+		if len(s.kips) == 1 && !s.opts.ServiceProxy {
 			return nil
 		}
 		if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+k.bridge+"/forwarding", []byte("1\n"), 0); err != nil {

@@ -49,24 +49,25 @@ const ExampleImage = "library/busybox:1.36"
 
 // Options say where a stack is and what it is made of.
 type Options struct {
-	State       string       // folder for everything that is written
-	Bin         string       // folder of the programs
-	CellRoot    string       // the cells' root; made where it is missing or outdated
-	Bridge      string       // network device
-	CIDR        netip.Prefix // its addresses; the first is the host's
-	ServiceCIDR netip.Prefix
-	Node        string   // name of the virtual node
-	Nodes       int      // how many ordinary nodes there are beside it
-	Kips        int      // how many Kips; those after the first have nodes, bridges and parts of CIDR of their own
-	CPUs        int      // what the scheduler may place on a virtual node
-	DefaultType string   // instance type of pods that ask for nothing
-	Images      string   // folder with images for the registry, an OCI layout; none when empty
-	NoFsync     bool     // etcd does not wait for the disk
-	AuditLog    string   // file for who asked the API server for what; none when empty
-	Verbose     bool     // Kip logs everything
-	KipArgs     []string // further arguments of Kip
-	Command     string   // what the user typed, for whoever meets the lock
-	Log         *slog.Logger
+	State        string       // folder for everything that is written
+	Bin          string       // folder of the programs
+	CellRoot     string       // the cells' root; made where it is missing or outdated
+	Bridge       string       // network device
+	CIDR         netip.Prefix // its addresses; the first is the host's
+	ServiceCIDR  netip.Prefix
+	Node         string   // name of the virtual node
+	Nodes        int      // how many ordinary nodes there are beside it
+	Kips         int      // how many Kips; those after the first have nodes, bridges and parts of CIDR of their own
+	CPUs         int      // what the scheduler may place on a virtual node
+	ServiceProxy bool     // kube-proxy runs on this machine, for NodePorts at the virtual nodes' addresses
+	DefaultType  string   // instance type of pods that ask for nothing
+	Images       string   // folder with images for the registry, an OCI layout; none when empty
+	NoFsync      bool     // etcd does not wait for the disk
+	AuditLog     string   // file for who asked the API server for what; none when empty
+	Verbose      bool     // Kip logs everything
+	KipArgs      []string // further arguments of Kip
+	Command      string   // what the user typed, for whoever meets the lock
+	Log          *slog.Logger
 }
 
 // Stack is what runs, or is left, in one state folder.
@@ -75,7 +76,8 @@ type Stack struct {
 	lock    *lock.Lock
 	address netip.Addr
 	nodes   *local.Cloud // of ordinary nodes; nil when there are none
-	kips    []*kip       // Kip, below, is the process of the first
+	proxy   *child.Process
+	kips    []*kip // Kip, below, is the process of the first
 
 	Cluster  *cluster.Cluster
 	DNS      *dns.Server
@@ -175,7 +177,7 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 			return found, fmt.Errorf("clean up after an earlier run: %w", err)
 		}
 	}
-	if err := s.stopNodes(ctx); err != nil {
+	if err := errors.Join(s.stopProxy(ctx), s.stopNodes(ctx)); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
 	if err := errors.Join(s.killPeers(ctx), s.destroyClouds(ctx)); err != nil {
@@ -188,7 +190,7 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
-	for _, log := range append(logs, s.KipLog(), s.DNSLog(), s.path("control-plane.log")) {
+	for _, log := range append(logs, s.KipLog(), s.DNSLog(), s.ProxyLog(), s.path("control-plane.log")) {
 		if err := os.Remove(log); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return found, fmt.Errorf("remove an earlier run's log: %w", err)
 		}
@@ -450,6 +452,10 @@ func (s *Stack) Failed(ctx context.Context) error {
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	var proxy <-chan struct{}
+	if s.proxy != nil {
+		proxy = s.proxy.Done()
+	}
 	peer := make(chan error, 1)
 	go func() { peer <- s.peerEnded(ctx) }()
 	select {
@@ -463,6 +469,8 @@ func (s *Stack) Failed(ctx context.Context) error {
 		return err
 	case err := <-peer:
 		return err
+	case <-proxy:
+		return fmt.Errorf("kube-proxy ended: %w; its last words:\n%s", endOf(s.proxy), Tail(s.ProxyLog(), 5))
 	case <-kip:
 		return fmt.Errorf("kip ended: %w", endOf(s.Kip))
 	}
@@ -476,8 +484,7 @@ func (s *Stack) Stop(ctx context.Context) error {
 	if s.Kip != nil {
 		errs = append(errs, s.Kip.Stop(ctx))
 	}
-	errs = append(errs, s.stopNodes(ctx))
-	errs = append(errs, s.stopPeers(ctx))
+	errs = append(errs, s.stopNodes(ctx), s.stopPeers(ctx), s.stopProxy(ctx))
 	// The machines go once Kip cannot launch more, and while the bridge is
 	// still used: it goes with them in the end.
 	if s.Registry != nil {
@@ -507,7 +514,10 @@ func (s *Stack) Leftovers(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for leftovers: %w", err)
 	}
-	var found []string
+	found, err := s.proxyLeftovers(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look for leftovers: %w", err)
+	}
 	for _, c := range append(clouds, s.cloud(), s.nodesCloud()) {
 		left, err := local.Leftovers(ctx, c)
 		if err != nil {
