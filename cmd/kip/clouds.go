@@ -35,7 +35,7 @@ func openCloud(cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
 	}
 	l := cfg.Cloud.Local
 	return local.New(local.Config{
-		StateDir: l.StateDir, RootDir: l.RootDir, Bridge: l.Bridge, CIDR: l.CIDR, Log: log.With("cloud", "local"),
+		StateDir: l.StateDir, RootDir: l.RootDir, Bridge: l.Bridge, CIDR: l.CIDR, Nameservers: l.Nameservers, Log: log.With("cloud", "local"),
 	})
 }
 

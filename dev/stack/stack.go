@@ -312,6 +312,7 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 		"kind":       "serverConfig",
 		"cloud": map[string]any{"local": map[string]any{
 			"stateDir": k.path("cloud"), "rootDir": s.opts.CellRoot, "bridge": k.bridge, "cidr": k.cidr.String(),
+			"nameservers": []string{s.address.String()}, // CoreDNS
 		}},
 		"etcd":  map[string]any{"internal": map[string]any{"dataDir": k.path("kip")}},
 		"cells": map[string]any{"defaultInstanceType": s.opts.DefaultType, "registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror}},

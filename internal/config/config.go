@@ -58,10 +58,11 @@ type Sim struct {
 
 // Local is the cloud on this host.
 type Local struct {
-	StateDir string       `key:"stateDir" default:"/opt/kip/local" doc:"Folder with the machines' records and disks."`
-	RootDir  string       `key:"rootDir" default:"/opt/kip/cell-root" doc:"Folder with the root file system that all cells share, read-only."`
-	Bridge   string       `key:"bridge" default:"kip0" doc:"Name of the network bridge that cells are attached to. Kip makes it."`
-	CIDR     netip.Prefix `key:"cidr" default:"10.110.0.0/16" doc:"IPv4 addresses of cells and their pods; the first is the host's. Must not be in use elsewhere."`
+	StateDir    string       `key:"stateDir" default:"/opt/kip/local" doc:"Folder with the machines' records and disks."`
+	RootDir     string       `key:"rootDir" default:"/opt/kip/cell-root" doc:"Folder with the root file system that all cells share, read-only."`
+	Bridge      string       `key:"bridge" default:"kip0" doc:"Name of the network bridge that cells are attached to. Kip makes it."`
+	CIDR        netip.Prefix `key:"cidr" default:"10.110.0.0/16" doc:"IPv4 addresses of cells and their pods; the first is the host's. Must not be in use elsewhere."`
+	Nameservers []netip.Addr `key:"nameservers" doc:"Name servers of the cells, for images' registries and for pods with dnsPolicy Default. Without any, a look-up fails at once."`
 }
 
 // AWS is Amazon EC2.

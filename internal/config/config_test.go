@@ -185,6 +185,9 @@ func TestOtherForms(t *testing.T) {
 		"a key without a value is as if not there": {least + "  nametag:\n  statusInterval:\nkubelet:\n  cpu:\netcd:\n", func(c *Config) bool {
 			return c.Cells.StatusInterval == 5*time.Second && c.Kubelet.CPU == nil && c.Etcd.Internal.DataDir == "/opt/kip/data"
 		}},
+		"name servers": {"cloud: {local: {nameservers: [10.0.0.1, '2001:db8::1']}}\ncells: {defaultInstanceType: x}", func(c *Config) bool {
+			return len(c.Cloud.Local.Nameservers) == 2 && c.Cloud.Local.Nameservers[1].String() == "2001:db8::1"
+		}},
 		"JSON":                            {`{"cloud": {"local": {"cidr": "10.9.0.0/24"}}, "cells": {"defaultInstanceType": "nano"}}`, func(c *Config) bool { return c.Cloud.Local.CIDR.String() == "10.9.0.0/24" }},
 		"comments, a ---":                 {"# mine\n---\n" + least, func(c *Config) bool { return c.Cells.DefaultInstanceType == "nano" }},
 		"an alias":                        {"cloud: {local: {stateDir: &d /srv, rootDir: *d}}\ncells: {defaultInstanceType: nano}", func(c *Config) bool { return c.Cloud.Local.RootDir == "/srv" }},
@@ -271,6 +274,7 @@ func TestErrors(t *testing.T) {
 		{"bridge", "cloud: {local: {bridge: a-bridge-with-a-long-name}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.bridge: "a-bridge-with-a-long-name" is not valid: want the name of a network device: at most 15 letters, digits, dots, dashes and underscores`},
 		{"IPv6 for cells", "cloud: {local: {cidr: '2001:db8::/64'}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.cidr: "2001:db8::/64" is not valid: want an IPv4 network from /8 to /28`},
 		{"no room for cells", "cloud: {local: {cidr: 10.0.0.0/30}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.cidr: "10.0.0.0/30" is not valid: want an IPv4 network from /8 to /28`},
+		{"name of a name server", "cloud: {local: {nameservers: [10.0.0.1, dns.example.com]}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.nameservers[1]: "dns.example.com" is not valid: want an IP address such as 10.20.0.1`},
 		{"no state folder", "cloud: {local: {stateDir: ''}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.stateDir: there is no value: this key is required`},
 
 		{"etcd endpoint", least + "etcd:\n  client:\n    endpoints:\n    - https://a:2379\n    - b:2379", `p.yaml:9: etcd.client.endpoints[1]: "b:2379" is not valid: want a URL such as https://etcd-0:2379`},

@@ -274,12 +274,13 @@ var (
 	typeDuration = reflect.TypeFor[time.Duration]()
 	typeQuantity = reflect.TypeFor[resource.Quantity]()
 	typePrefix   = reflect.TypeFor[netip.Prefix]()
+	typeAddr     = reflect.TypeFor[netip.Addr]()
 	typeCapacity = reflect.TypeFor[corev1.ResourceList]()
 )
 
 func isScalar(t reflect.Type) bool {
 	switch t {
-	case typeQuantity, typePrefix:
+	case typeQuantity, typePrefix, typeAddr:
 		return true
 	}
 	switch t.Kind() {
@@ -298,6 +299,8 @@ func wanted(t reflect.Type) string {
 		return "a quantity such as 5Gi or 500m"
 	case typePrefix:
 		return "a CIDR such as 10.20.0.0/16"
+	case typeAddr:
+		return "an IP address such as 10.20.0.1"
 	case typeCapacity:
 		return "names of resources and their quantities"
 	}
@@ -373,6 +376,13 @@ func (d *decoder) scalar(key string, n *yaml.Node, v reflect.Value) {
 			return
 		}
 		v.Set(reflect.ValueOf(q))
+	case t == typeAddr:
+		a, err := netip.ParseAddr(n.Value)
+		if err != nil || a.Zone() != "" {
+			bad("")
+			return
+		}
+		v.Set(reflect.ValueOf(a))
 	case t == typePrefix:
 		p, err := netip.ParsePrefix(n.Value)
 		switch {

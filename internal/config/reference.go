@@ -48,6 +48,8 @@ func kindOf(t reflect.Type) string {
 		return "quantity"
 	case typePrefix:
 		return "CIDR"
+	case typeAddr:
+		return "IP address"
 	case typeCapacity:
 		return "quantity by resource"
 	}

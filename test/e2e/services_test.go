@@ -536,8 +536,13 @@ func TestPodsFindServicesByName(t *testing.T) {
   containers:
   - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
 `))
-	s.waitReady("client")
-	s.waitReady("own")
+	s.apply(bare("default", `  dnsPolicy: Default
+  containers:
+  - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
+`))
+	for _, pod := range []string{"client", "own", "default"} {
+		s.waitReady(pod)
+	}
 	conf := s.kubectl("exec", "client", "--", "cat", "/etc/resolv.conf")
 	for _, want := range []string{"nameserver " + ip + "\n", "search " + s.ns + ".svc.cluster.local svc.cluster.local cluster.local", "ndots:5"} {
 		if !strings.Contains(conf, want) {
@@ -546,6 +551,10 @@ func TestPodsFindServicesByName(t *testing.T) {
 	}
 	if conf := s.kubectl("exec", "own", "--", "cat", "/etc/resolv.conf"); conf != "search example.org\nnameserver 192.0.2.53\noptions ndots:2\n" {
 		t.Errorf("resolv.conf of a pod with dnsPolicy None is\n%s", conf)
+	}
+	// That of its machine, which provider.yaml says.
+	if conf := s.kubectl("exec", "default", "--", "cat", "/etc/resolv.conf"); !strings.HasPrefix(conf, "nameserver ") || strings.Contains(conf, ip) || strings.Contains(conf, "search "+s.ns) {
+		t.Errorf("resolv.conf of a pod with dnsPolicy Default is\n%s", conf)
 	}
 	lookup := func(name, want string) {
 		t.Helper()
