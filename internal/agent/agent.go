@@ -100,7 +100,13 @@ func (o *Options) defaults() {
 		o.Clock = clock.RealClock{}
 	}
 	if o.Prepare == nil {
-		o.Prepare = func(c agentapi.Config) error { return network.Prepare(c.PodIP, c.NodeIP) }
+		o.Prepare = func(c agentapi.Config) error {
+			err := network.Prepare(c.PodIP, c.NodeIP)
+			if err == nil && c.PodIPv6.IsValid() {
+				err = network.PrepareIPv6(c.PodIPv6, c.NodeIPv6)
+			}
+			return err
+		}
 	}
 }
 

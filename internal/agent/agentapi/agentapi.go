@@ -51,6 +51,8 @@ type Config struct {
 	NodeName      string       `json:"nodeName"`
 	NodeIP        netip.Addr   `json:"nodeIP"` // the management address
 	PodIP         netip.Addr   `json:"podIP"`
+	NodeIPv6      netip.Addr   `json:"nodeIPv6,omitzero"` // these two together, or neither
+	PodIPv6       netip.Addr   `json:"podIPv6,omitzero"`
 	ClusterDNS    []netip.Addr `json:"clusterDNS,omitempty"`
 	ClusterDomain string       `json:"clusterDomain"`
 	// ReservedMemoryBytes is kept from the pod for kernel and agent; the same
@@ -89,11 +91,13 @@ type Component struct {
 }
 
 // Firewall is what the pod of a cell may send and receive. It names the pod by its
-// address; a second PUT replaces the first as a whole.
+// addresses; a second PUT replaces the first as a whole.
 type Firewall struct {
 	// Pod is whose rules these are, namespace/name, for people who look.
 	Pod   string     `json:"pod"`
 	PodIP netip.Addr `json:"podIP"`
+	// PodIPv6 is the pod's IPv6 address; without one no IPv6 packet of the pod's passes.
+	PodIPv6 netip.Addr `json:"podIPv6,omitzero"`
 	// AllowMetadata lets the pod reach the cloud's metadata service.
 	AllowMetadata bool      `json:"allowMetadata,omitempty"`
 	Ingress       Direction `json:"ingress"`

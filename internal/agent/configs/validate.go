@@ -3,6 +3,7 @@ package configs
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"regexp"
 
 	"github.com/elotl/kip/internal/agent/agentapi"
@@ -26,6 +27,17 @@ func Validate(c agentapi.Config) error {
 	}
 	if c.PodIP.IsValid() && c.PodIP == c.NodeIP {
 		bad("podIP: %s is the machine's own address (nodeIP); the pod needs another", c.PodIP)
+	}
+	if c.NodeIPv6.IsValid() != c.PodIPv6.IsValid() {
+		bad("nodeIPv6 %q and podIPv6 %q: want both, or neither", c.NodeIPv6, c.PodIPv6)
+	}
+	for field, a := range map[string]netip.Addr{"nodeIPv6": c.NodeIPv6, "podIPv6": c.PodIPv6} {
+		if a.IsValid() && (!a.Is6() || a.Is4In6() || a.Zone() != "" || !a.IsGlobalUnicast()) {
+			bad("%s: %q is not an IPv6 address that can be routed to", field, a)
+		}
+	}
+	if c.PodIPv6.IsValid() && c.PodIPv6 == c.NodeIPv6 {
+		bad("podIPv6: %s is the machine's own address (nodeIPv6); the pod needs another", c.PodIPv6)
 	}
 	for i, a := range c.ClusterDNS {
 		if !a.IsValid() {

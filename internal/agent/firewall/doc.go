@@ -10,7 +10,7 @@
 //   - in force: Kip's rules for the pod, and the guard;
 //   - no table: the agent has not begun.
 //
-// The guard is what holds for every pod. It may send from its own address only,
+// The guard is what holds for every pod. It may send from its own addresses only,
 // begin no connection to the cell's own network namespace (the agent, the kubelet,
 // kube-proxy, what else listens there), and ask no metadata service unless Kip's
 // rules allow it.

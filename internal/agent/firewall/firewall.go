@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -70,10 +71,11 @@ type ErrInvalid struct{ error }
 
 func (e ErrInvalid) Unwrap() error { return e.error }
 
-// Apply brings encoded rules for the pod with this address into force, in place of
-// those before them, at once for all packets. When it fails, those before go on.
+// Apply brings encoded rules for the pod with these addresses into force, in place of
+// those before them, at once for all packets. podIPv6 is the zero address where the
+// pod has none. When it fails, those before go on.
 // The error is an ErrInvalid if the rules are to blame.
-func (f *Firewall) Apply(ctx context.Context, podIP string, encoded []byte) error {
+func (f *Firewall) Apply(ctx context.Context, podIP, podIPv6 netip.Addr, encoded []byte) error {
 	var fw agentapi.Firewall
 	// Unknown keys are refused, unlike elsewhere: what a newer Kip means by them
 	// may be what keeps somebody out.
@@ -88,8 +90,11 @@ func (f *Firewall) Apply(ctx context.Context, podIP string, encoded []byte) erro
 	if err := validate(fw); err != nil {
 		return ErrInvalid{err}
 	}
-	if fw.PodIP.String() != podIP {
+	if fw.PodIP != podIP {
 		return ErrInvalid{fmt.Errorf("podIP %s: the pod of this cell has %q", fw.PodIP, podIP)}
+	}
+	if fw.PodIPv6 != podIPv6 {
+		return ErrInvalid{fmt.Errorf("podIPv6 %s: the pod of this cell has %q", fw.PodIPv6, podIPv6)}
 	}
 	digest := agentapi.Digest(encoded)
 	f.mu.Lock()

@@ -59,7 +59,10 @@ func sample() agentapi.Firewall {
 
 func TestTheTableIsAsReviewed(t *testing.T) {
 	fw := sample()
-	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, strings.Repeat("0", 64))} {
+	dual := sample()
+	dual.PodIPv6 = netip.MustParseAddr(podIPv6)
+	zeros := strings.Repeat("0", 64)
+	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, zeros), "dual.nft": rendered(&dual, zeros)} {
 		path := filepath.Join("testdata", name)
 		if *update {
 			if err := os.WriteFile(path, got, 0o644); err != nil {
@@ -88,13 +91,16 @@ func TestRulesThatNobodyCanMeanAreRefused(t *testing.T) {
 		{`{}`, "podIP"},
 		{`{"podIP":"fd00::1"}`, "IPv4"},
 		{`{"podIP":"10.9.128.3"}`, podIP},
+		{`{"podIP":"10.9.128.2","podIPv6":"fd00:9:80::2"}`, "podIPv6 fd00:9:80::2"},
+		{`{"podIP":"10.9.128.2","podIPv6":"fe80::2"}`, "podIPv6"},
+		{`{"podIP":"10.9.128.2","podIPv6":"10.9.128.2"}`, "podIPv6"},
 		{`{"podIP":"10.9.128.2","ingress":{"allowed":[{"any":true,"addresses":["10.0.0.0/8"],"anyPort":true}]}}`, "ingress.allowed[0]"},
 		{`{"podIP":"10.9.128.2","egress":{"allowed":[{"any":true}]}}`, "egress.allowed[0]"},
 		{`{"podIP":"10.9.128.2","egress":{"allowed":[{"addresses":["10.0.0.1/8"],"anyPort":true}]}}`, "10.0.0.1/8"},
 		{`{"podIP":"10.9.128.2","egress":{"allowed":[{"any":true,"ports":[{"protocol":"tcp dport 1 accept; #","first":1,"last":1}]}]}}`, "TCP, UDP or SCTP"},
 		{`{"podIP":"10.9.128.2","egress":{"allowed":[{"any":true,"ports":[{"protocol":"TCP","first":2,"last":1}]}]}}`, "2-1"},
 	} {
-		err := f.Apply(t.Context(), podIP, []byte(c.rules))
+		err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, []byte(c.rules))
 		if !errors.As(err, new(ErrInvalid)) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", c.rules, err)
 		}
@@ -116,18 +122,18 @@ func TestAfterAFailureNothingCountsAsInForce(t *testing.T) {
 	}
 	rules := encoded(t, sample())
 	for range 2 { // equal ones are loaded once
-		if err := f.Apply(t.Context(), podIP, rules); err != nil || f.Digest() != agentapi.Digest(rules) || loads != 2 {
+		if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, rules); err != nil || f.Digest() != agentapi.Digest(rules) || loads != 2 {
 			t.Fatal(err, f.Digest(), loads)
 		}
 	}
 	fail = errors.New("exit status 1")
 	other := sample()
 	other.AllowMetadata = true
-	if err := f.Apply(t.Context(), podIP, encoded(t, other)); !errors.Is(err, fail) || !strings.Contains(err.Error(), "kernel says no") || errors.As(err, new(ErrInvalid)) {
+	if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, encoded(t, other)); !errors.Is(err, fail) || !strings.Contains(err.Error(), "kernel says no") || errors.As(err, new(ErrInvalid)) {
 		t.Errorf("error %v", err)
 	}
 	fail = nil
-	if err := f.Apply(t.Context(), podIP, rules); err != nil || loads != 4 {
+	if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, rules); err != nil || loads != 4 {
 		t.Errorf("the rules that were in force before may not be any more: %v after %d loads", err, loads)
 	}
 }
@@ -272,7 +278,7 @@ func (n *net3) apply(f *Firewall, change func(*agentapi.Firewall)) {
 	n.Helper()
 	fw := agentapi.Firewall{PodIP: netip.MustParseAddr(podIP)}
 	change(&fw)
-	if err := f.Apply(n.Context(), podIP, encoded(n, fw)); err != nil {
+	if err := f.Apply(n.Context(), fw.PodIP, fw.PodIPv6, encoded(n, fw)); err != nil {
 		n.Fatal(err)
 	}
 }

@@ -36,6 +36,14 @@ const metadataRules = `		meta l4proto { tcp, udp } th dport 53 return
 func rendered(fw *agentapi.Firewall, digest string) []byte {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	// onlyIPv6 drops what has another IPv6 address than the pod's, all if it has none.
+	onlyIPv6 := func(side string, fw *agentapi.Firewall) {
+		if fw.PodIPv6.IsValid() {
+			line("\t\tip6 %s != %s drop", side, fw.PodIPv6)
+		} else {
+			line("\t\tmeta nfproto ipv6 drop")
+		}
+	}
 	line("table inet kip")
 	line("delete table inet kip")
 	line("table inet kip {")
@@ -59,7 +67,7 @@ func rendered(fw *agentapi.Firewall, digest string) []byte {
 	if fw == nil {
 		line("\t\tdrop")
 	} else {
-		line("\t\tmeta nfproto ipv6 drop")
+		onlyIPv6("saddr", fw)
 		line("\t\tip saddr != %s drop", fw.PodIP)
 		b.WriteString(metadata)
 		line("\t\tct state established,related return")
@@ -73,6 +81,7 @@ func rendered(fw *agentapi.Firewall, digest string) []byte {
 	if fw == nil {
 		line("\t\tdrop")
 	} else {
+		onlyIPv6("daddr", fw)
 		line("\t\tct state established,related return")
 		line("\t\tiifname \"pod*\" return")
 		if fw.Ingress.Isolated {
@@ -83,8 +92,14 @@ func rendered(fw *agentapi.Firewall, digest string) []byte {
 	line("\tchain to_cell {")
 	if fw != nil {
 		line("\t\tct state established,related accept")
-		line("\t\tmeta l4proto { 1, 58 } accept") // ICMP: a cell has no /etc/protocols
+		line("\t\tmeta l4proto 1 accept") // ICMP: a cell has no /etc/protocols
 		line("\t\tip saddr %s reject with icmpx admin-prohibited", fw.PodIP)
+		if fw.PodIPv6.IsValid() {
+			// Echoes, and what neighbours are found by. Never a router's advertisement
+			// or redirect: the cell would send its own traffic by way of the pod.
+			line("\t\tip6 saddr { ::, %s, fe80::/10 } icmpv6 type { 128, 135, 136 } accept", fw.PodIPv6)
+			line("\t\tip6 saddr %s reject with icmpx admin-prohibited", fw.PodIPv6)
+		}
 	}
 	line("\t\tdrop\n\t}")
 
@@ -183,6 +198,9 @@ var protocols = []string{"SCTP", "TCP", "UDP"}
 func validate(fw agentapi.Firewall) error {
 	if !fw.PodIP.Is4() {
 		return fmt.Errorf("podIP %q must be an IPv4 address", fw.PodIP)
+	}
+	if a := fw.PodIPv6; a.IsValid() && (!a.Is6() || a.Is4In6() || a.Zone() != "" || !a.IsGlobalUnicast()) {
+		return fmt.Errorf("podIPv6 %q must be an IPv6 address that can be routed to", a)
 	}
 	for n, d := range []agentapi.Direction{fw.Ingress, fw.Egress} {
 		for i, a := range d.Allowed {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -30,6 +31,9 @@ type conf struct {
 	types.NetConf
 	PodIP  netip.Addr `json:"podIP"`
 	NodeIP netip.Addr `json:"nodeIP"`
+	// PodIPv6 and NodeIPv6 are there together, or not at all: then the pod has no IPv6.
+	PodIPv6  netip.Addr `json:"podIPv6,omitzero"`
+	NodeIPv6 netip.Addr `json:"nodeIPv6,omitzero"`
 	// Gates below GateDir must be open before the pod has its interface.
 	GateDir string   `json:"gateDir"`
 	Gates   []string `json:"gates"`
@@ -48,7 +52,37 @@ func parse(stdin []byte) (conf, error) {
 		return c, types.NewError(types.ErrInvalidNetworkConfig, "network configuration",
 			fmt.Sprintf("podIP %q and nodeIP %q must be IPv4 addresses", c.PodIP, c.NodeIP))
 	}
+	if six := []netip.Addr{c.PodIPv6, c.NodeIPv6}; slices.ContainsFunc(six, netip.Addr.IsValid) && !allIPv6(six) {
+		return c, types.NewError(types.ErrInvalidNetworkConfig, "network configuration",
+			fmt.Sprintf("podIPv6 %q and nodeIPv6 %q must both be IPv6 addresses, or be left out", c.PodIPv6, c.NodeIPv6))
+	}
 	return c, nil
+}
+
+func allIPv6(all []netip.Addr) bool {
+	return !slices.ContainsFunc(all, func(a netip.Addr) bool { return !a.Is6() || a.Is4In6() })
+}
+
+// way is how the pod is reached by one of its addresses, and gets out.
+type way struct{ pod, node, gateway netip.Addr }
+
+// ways are those of the families that the pod has.
+func (c conf) ways() []way {
+	all := []way{{c.PodIP, c.NodeIP, gateway}}
+	if c.PodIPv6.IsValid() {
+		all = append(all, way{c.PodIPv6, c.NodeIPv6, gateway6})
+	}
+	return all
+}
+
+// whole is the network of this one address.
+func whole(ip netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())}
+}
+
+// anywhere is the network of all addresses of a family.
+func anywhere(ip netip.Addr) net.IPNet {
+	return net.IPNet{IP: make(net.IP, ip.BitLen()/8), Mask: net.CIDRMask(0, ip.BitLen())}
 }
 
 // Plugin runs the CNI plugin: the command is in the environment, the
@@ -129,59 +163,88 @@ func connect(args *skel.CmdArgs, c conf) (*current.Result, error) {
 		return nil, fmt.Errorf("look up %s in the pod: %w", args.IfName, err)
 	}
 
-	// Both ends know the other's hardware address for good: no ARP between them.
-	podNet := &net.IPNet{IP: c.PodIP.AsSlice(), Mask: net.CIDRMask(32, 32)}
-	gwNet := &net.IPNet{IP: gateway.AsSlice(), Mask: net.CIDRMask(32, 32)}
-	for _, step := range []struct {
+	type step struct {
 		what string
 		do   func() error
-	}{
-		{"give the pod its address", func() error { return inPod.AddrAdd(inner, &netlink.Addr{IPNet: podNet}) }},
-		{"bring the pod's interface up", func() error { return inPod.LinkSetUp(inner) }},
-		{"bring the cell's interface up", func() error { return netlink.LinkSetUp(outer) }},
-		{"make the cell known to the pod", func() error {
-			return inPod.NeighSet(permanent(inner, gateway, outer.Attrs().HardwareAddr))
-		}},
-		{"make the pod known to the cell", func() error {
-			return netlink.NeighSet(permanent(outer, c.PodIP, inner.Attrs().HardwareAddr))
-		}},
-		{"route the pod to the cell", func() error {
-			return inPod.RouteAdd(&netlink.Route{LinkIndex: inner.Attrs().Index, Dst: gwNet, Scope: netlink.SCOPE_LINK})
-		}},
-		{"make the cell the pod's gateway", func() error {
-			return inPod.RouteAdd(&netlink.Route{LinkIndex: inner.Attrs().Index, Gw: gateway.AsSlice()})
-		}},
-		// Replace: the route of an older sandbox of the pod may be there still.
-		// The source address is what the pod sees of the kubelet's probes.
-		{"route the cell to the pod", func() error {
-			return netlink.RouteReplace(&netlink.Route{
-				LinkIndex: outer.Attrs().Index, Dst: podNet, Scope: netlink.SCOPE_LINK, Src: c.NodeIP.AsSlice(),
-			})
-		}},
-		// The pod may send from its own address only.
-		{"turn source validation on", func() error { return sysctl("net/ipv4/conf/"+name+"/rp_filter", "1") }},
-	} {
-		if err := step.do(); err != nil {
-			return nil, fmt.Errorf("%s (%s, %s): %w", step.what, c.PodIP, name, err)
+	}
+	six := c.PodIPv6.IsValid()
+	steps := []step{
+		{"see to IPv6 in the pod", func() error { return within(pod, func() error { return setIPv6(args.IfName, six) }) }},
+		{"see to IPv6 in the cell", func() error { return setIPv6(name, six) }},
+	}
+	for _, w := range c.ways() {
+		steps = append(steps, step{"give the pod its address " + w.pod.String(), func() error {
+			address := &netlink.Addr{IPNet: whole(w.pod)}
+			if w.pod.Is6() {
+				// Nobody else on this link can have it: there is nothing to detect.
+				address.Flags = unix.IFA_F_NODAD
+			}
+			return inPod.AddrAdd(inner, address)
+		}})
+	}
+	steps = append(steps,
+		step{"bring the pod's interface up", func() error { return inPod.LinkSetUp(inner) }},
+		step{"bring the cell's interface up", func() error { return netlink.LinkSetUp(outer) }},
+	)
+	for _, w := range c.ways() {
+		steps = append(steps, []step{
+			// Both ends know the other's hardware address for good: no ARP between them.
+			{"make the cell known to the pod", func() error {
+				return inPod.NeighSet(permanent(inner, w.gateway, outer.Attrs().HardwareAddr))
+			}},
+			{"make the pod known to the cell", func() error {
+				return netlink.NeighSet(permanent(outer, w.pod, inner.Attrs().HardwareAddr))
+			}},
+			{"route the pod to the cell", func() error {
+				return inPod.RouteAdd(&netlink.Route{LinkIndex: inner.Attrs().Index, Dst: whole(w.gateway), Scope: netlink.SCOPE_LINK})
+			}},
+			{"make the cell the pod's gateway", func() error {
+				return inPod.RouteAdd(&netlink.Route{LinkIndex: inner.Attrs().Index, Gw: w.gateway.AsSlice()})
+			}},
+			// Replace: the route of an older sandbox of the pod may be there still.
+			// The source address is what the pod sees of the kubelet's probes.
+			{"route the cell to the pod", func() error {
+				return netlink.RouteReplace(&netlink.Route{
+					LinkIndex: outer.Attrs().Index, Dst: whole(w.pod), Scope: netlink.SCOPE_LINK, Src: w.node.AsSlice(),
+				})
+			}},
+		}...)
+	}
+	// The pod may send from its own address only; for IPv6 the firewall sees to it.
+	steps = append(steps, step{"turn source validation on", func() error { return sysctl("net/ipv4/conf/"+name+"/rp_filter", "1") }})
+	for _, s := range steps {
+		if err := s.do(); err != nil {
+			return nil, fmt.Errorf("%s (%s, %s): %w", s.what, c.PodIP, name, err)
 		}
 	}
-	return &current.Result{
+	result := &current.Result{
 		CNIVersion: current.ImplementedSpecVersion,
 		Interfaces: []*current.Interface{
 			{Name: name, Mac: outer.Attrs().HardwareAddr.String(), Mtu: attrs.MTU},
 			{Name: args.IfName, Mac: inner.Attrs().HardwareAddr.String(), Mtu: attrs.MTU, Sandbox: args.Netns},
 		},
-		IPs:    []*current.IPConfig{{Interface: current.Int(1), Address: *podNet, Gateway: gateway.AsSlice()}},
-		Routes: []*types.Route{{Dst: net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, GW: gateway.AsSlice()}},
-		DNS:    c.DNS,
-	}, nil
+		DNS: c.DNS,
+	}
+	for _, w := range c.ways() {
+		result.IPs = append(result.IPs, &current.IPConfig{Interface: current.Int(1), Address: *whole(w.pod), Gateway: w.gateway.AsSlice()})
+		result.Routes = append(result.Routes, &types.Route{Dst: anywhere(w.pod), GW: w.gateway.AsSlice()})
+	}
+	return result, nil
 }
 
 func permanent(link netlink.Link, ip netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
 	return &netlink.Neigh{
-		LinkIndex: link.Attrs().Index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT,
+		LinkIndex: link.Attrs().Index, Family: family(ip), State: netlink.NUD_PERMANENT,
 		IP: ip.AsSlice(), HardwareAddr: mac,
 	}
+}
+
+// family is that of an address, as the kernel counts them.
+func family(ip netip.Addr) int {
+	if ip.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
 }
 
 // del removes the veth, and with it all that add made. It is idempotent and
@@ -214,14 +277,14 @@ func check(args *skel.CmdArgs) error {
 	if err != nil {
 		return fmt.Errorf("look up %s: %w", name, err)
 	}
-	routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: link.Attrs().Index}, netlink.RT_FILTER_OIF)
-	if err != nil {
-		return fmt.Errorf("list the routes through %s: %w", name, err)
-	}
-	for _, r := range routes {
-		if r.Dst != nil && r.Dst.IP.Equal(c.PodIP.AsSlice()) {
-			return nil
+	for _, w := range c.ways() {
+		routes, err := netlink.RouteListFiltered(family(w.pod), &netlink.Route{LinkIndex: link.Attrs().Index}, netlink.RT_FILTER_OIF)
+		if err != nil {
+			return fmt.Errorf("list the routes through %s: %w", name, err)
+		}
+		if !slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Dst != nil && r.Dst.IP.Equal(w.pod.AsSlice()) }) {
+			return fmt.Errorf("no route to %s through %s", w.pod, name)
 		}
 	}
-	return fmt.Errorf("no route to %s through %s", c.PodIP, name)
+	return nil
 }

@@ -31,10 +31,23 @@ func Prepare(podIP, nodeIP netip.Addr) error {
 			return err
 		}
 	}
+	if err := answerFor(uplink, unix.AF_INET, podIP); err != nil {
+		return err
+	}
+	if err := announce(uplink, podIP); err != nil {
+		return fmt.Errorf("announce %s on %s: %w", podIP, name, err)
+	}
+	return nil
+}
+
+// answerFor makes the machine answer on its uplink for the pod's address, and for
+// no earlier one of that family.
+func answerFor(uplink netlink.Link, family int, podIP netip.Addr) error {
+	name := uplink.Attrs().Name
 	// Clouds that route by address need no proxy neighbour; where machines share
-	// a link, peers ask for the pod's address by ARP. One entry, not proxy_arp:
+	// a link, peers ask for the pod's address by ARP or NDP. One entry, not proxy_arp:
 	// the machine answers for nothing else.
-	old, err := netlink.NeighProxyList(uplink.Attrs().Index, unix.AF_INET)
+	old, err := netlink.NeighProxyList(uplink.Attrs().Index, family)
 	if err != nil {
 		return fmt.Errorf("list proxy neighbours of %s: %w", name, err)
 	}
@@ -47,7 +60,7 @@ func Prepare(podIP, nodeIP netip.Addr) error {
 		}
 	}
 	proxy := &netlink.Neigh{
-		LinkIndex: uplink.Attrs().Index, Family: unix.AF_INET, Flags: netlink.NTF_PROXY, IP: podIP.AsSlice(),
+		LinkIndex: uplink.Attrs().Index, Family: family, Flags: netlink.NTF_PROXY, IP: podIP.AsSlice(),
 		// Or the entry goes when the link loses its carrier, and the pod could
 		// not be found any more once it is back.
 		State: netlink.NUD_PERMANENT,
@@ -55,15 +68,12 @@ func Prepare(podIP, nodeIP netip.Addr) error {
 	if err := netlink.NeighSet(proxy); err != nil {
 		return fmt.Errorf("answer for %s on %s: %w", podIP, name, err)
 	}
-	if err := announce(uplink, podIP); err != nil {
-		return fmt.Errorf("announce %s on %s: %w", podIP, name, err)
-	}
 	return nil
 }
 
 // uplinkOf returns the interface that has the machine's address.
 func uplinkOf(nodeIP netip.Addr) (netlink.Link, error) {
-	addrs, err := netlink.AddrList(nil, unix.AF_INET)
+	addrs, err := netlink.AddrList(nil, family(nodeIP))
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
