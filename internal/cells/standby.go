@@ -356,6 +356,7 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 		cell.Stopped = false
 		cell.Instance.State, cell.Instance.Launched = cloud.Running, c.cfg.Clock.Now()
 		cell.Instance.ManagementIP, cell.Instance.PodIP = netip.Addr{}, netip.Addr{} // they may have changed
+		cell.Instance.ManagementIPv6, cell.Instance.PodIPv6 = netip.Addr{}, netip.Addr{}
 		return cell.enter(apiv1.Booting)
 	})
 }

@@ -125,16 +125,19 @@ const (
 
 // Instance is one machine.
 type Instance struct {
-	ID           string            `json:"id"`
-	InstanceType string            `json:"instanceType"`
-	Zone         string            `json:"zone,omitempty"`
-	Subnet       string            `json:"subnet,omitempty"`
-	Spot         bool              `json:"spot,omitempty"`
-	State        State             `json:"state"`
-	ManagementIP netip.Addr        `json:"managementIP"` // where the agent listens
-	PodIP        netip.Addr        `json:"podIP"`        // routable address of its pod
-	Launched     time.Time         `json:"launched"`
-	Tags         map[string]string `json:"tags,omitempty"`
+	ID           string     `json:"id"`
+	InstanceType string     `json:"instanceType"`
+	Zone         string     `json:"zone,omitempty"`
+	Subnet       string     `json:"subnet,omitempty"`
+	Spot         bool       `json:"spot,omitempty"`
+	State        State      `json:"state"`
+	ManagementIP netip.Addr `json:"managementIP"` // where the agent listens
+	PodIP        netip.Addr `json:"podIP"`        // routable address of its pod
+	// ManagementIPv6 and PodIPv6 are the same in IPv6: both, or none.
+	ManagementIPv6 netip.Addr        `json:"managementIPv6,omitzero"`
+	PodIPv6        netip.Addr        `json:"podIPv6,omitzero"`
+	Launched       time.Time         `json:"launched"`
+	Tags           map[string]string `json:"tags,omitempty"`
 }
 
 // Causes that a caller decides on; match with errors.Is. ErrCapacity is matched

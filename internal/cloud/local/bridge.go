@@ -105,6 +105,9 @@ func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
 			return 0, fmt.Errorf("give bridge %s address %s: %w", cfg.Bridge, want, err)
 		}
 	}
+	if err := bridgeIPv6(cfg, link); err != nil {
+		return 0, err
+	}
 	if err := netlink.LinkSetUp(link); err != nil {
 		return 0, fmt.Errorf("bring bridge %s up: %w", cfg.Bridge, err)
 	}
@@ -137,6 +140,12 @@ func hostBridge(cfg Config) (index int, err error) {
 	found, err := hasAddress(cfg, link, want)
 	if err == nil && !found {
 		err = fmt.Errorf("bridge %s, on which group %s is a guest, has no address: want %s", cfg.Bridge, cfg.Group, want)
+	}
+	if err == nil && cfg.IPv6CIDR.IsValid() {
+		found, err = hasAddressIPv6(cfg, link)
+		if err == nil && !found {
+			err = fmt.Errorf("bridge %s, on which group %s is a guest, has no IPv6 address: want %s", cfg.Bridge, cfg.Group, cfg.networkIPv6().gateway())
+		}
 	}
 	return link.Attrs().Index, err
 }

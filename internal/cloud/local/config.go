@@ -22,7 +22,7 @@ const MachineCommand = "local-machine"
 
 // Config says where machines live and what they are made of. StateDir has no
 // default; New also needs RootDir. Destroy, Leftovers and EnsureBridge look at
-// StateDir, Bridge and CIDR only.
+// StateDir, Bridge, CIDR and IPv6CIDR only.
 type Config struct {
 	// StateDir is the folder that holds all records and the machines' disks.
 	// It is made if missing. It must not lie on an overlay file system.
@@ -45,6 +45,10 @@ type Config struct {
 	// upper half for pods. The last sixteenth of each half is left to a guest.
 	// Default: 10.110.0.0/16.
 	CIDR netip.Prefix
+	// IPv6CIDR is the IPv6 network of the bridge, between /16 and /96. Each machine,
+	// pod and the host has the same place in it as in CIDR. Default: none, and
+	// IPv6 is turned off on the bridge and in the machines.
+	IPv6CIDR netip.Prefix
 	// Nameservers are written into the machines' resolv.conf. With none,
 	// a look-up in a machine fails at once rather than after a time-out.
 	Nameservers []netip.Addr
@@ -99,6 +103,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if !c.CIDR.Addr().Is4() || c.CIDR.Bits() < 8 || c.CIDR.Bits() > 28 || c.CIDR != c.CIDR.Masked() {
 		return c, fmt.Errorf("cidr %q: want an IPv4 network between /8 and /28 with no host bits set, such as 10.110.0.0/16", c.CIDR)
+	}
+	if err := c.checkIPv6(); err != nil {
+		return c, err
 	}
 	if len(c.Init) == 0 {
 		c.Init = []string{"/bin/itzo", "cell"}

@@ -167,6 +167,7 @@ func (c *Cloud) claim(r single) (m *machine, first bool, err error) {
 		},
 	}
 	m.rec.Instance.ID = m.id
+	c.cfg.addressIPv6(&m.rec.Instance, slot)
 	c.machines[m.id] = m
 	c.tokens[r.token] = m
 	c.wg.Add(1)
@@ -286,6 +287,9 @@ func (c *Cloud) spec(i cloud.Instance, t catalog.InstanceType) spec {
 		ID: i.ID, Dir: c.cfg.machineDir(i.ID), RootDir: c.cfg.RootDir, Init: c.cfg.Init,
 		Address: netip.PrefixFrom(i.ManagementIP, c.cfg.CIDR.Bits()), Gateway: c.network.gateway(),
 		Cores: cores(t), MemoryBytes: t.MemoryBytes, PureV2: c.hierarchies.pureV2(),
+	}
+	if i.ManagementIPv6.IsValid() {
+		s.AddressIPv6, s.GatewayIPv6 = netip.PrefixFrom(i.ManagementIPv6, c.cfg.IPv6CIDR.Bits()), c.cfg.networkIPv6().gateway()
 	}
 	for _, h := range c.hierarchies {
 		g := machineGroup{Host: h.cgroup(c.cfg.Group, i.ID), Name: filepath.Base(h.Mount)}

@@ -31,6 +31,8 @@ type spec struct {
 	Init        []string       `json:"init"`
 	Address     netip.Prefix   `json:"address"`
 	Gateway     netip.Addr     `json:"gateway"`
+	AddressIPv6 netip.Prefix   `json:"addressIPv6,omitzero"`
+	GatewayIPv6 netip.Addr     `json:"gatewayIPv6,omitzero"`
 	Cores       int            `json:"cores"`
 	MemoryBytes int64          `json:"memoryBytes"`
 	Cgroups     []machineGroup `json:"cgroups"`
@@ -134,11 +136,19 @@ func (s spec) network() error {
 	if err := netlink.AddrAdd(eth, &netlink.Addr{IPNet: addr}); err != nil {
 		return fmt.Errorf("give eth0 address %s: %w", addr, err)
 	}
+	if err := s.networkIPv6(eth); err != nil {
+		return err
+	}
 	if err := netlink.LinkSetUp(eth); err != nil {
 		return fmt.Errorf("bring eth0 up: %w", err)
 	}
-	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Gw: s.Gateway.AsSlice()}); err != nil {
-		return fmt.Errorf("route by %s: %w", s.Gateway, err)
+	for _, gateway := range []netip.Addr{s.Gateway, s.GatewayIPv6} {
+		if !gateway.IsValid() {
+			continue
+		}
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Gw: gateway.AsSlice()}); err != nil {
+			return fmt.Errorf("route by %s: %w", gateway, err)
+		}
 	}
 	// Through the host's /proc still: net entries follow the reader's namespace.
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1\n"), 0); err != nil {

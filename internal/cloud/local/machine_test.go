@@ -247,7 +247,7 @@ func run(t testing.TB, ip netip.Addr, script string) string {
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	var out []byte
 	within(t, "run in machine "+ip.String(), func() error {
-		resp, err := client.Post(fmt.Sprintf("http://%s:8080/cgi-bin/run", ip), "text/plain", strings.NewReader(script))
+		resp, err := client.Post(fmt.Sprintf("http://%s/cgi-bin/run", netip.AddrPortFrom(ip, 8080)), "text/plain", strings.NewReader(script))
 		if err != nil {
 			return err
 		}

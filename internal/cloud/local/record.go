@@ -17,7 +17,7 @@ type record struct {
 	Instance cloud.Instance `json:"instance"`
 	Token    string         `json:"token"` // of the launch, "/" and the machine's place in it
 	Group    int            `json:"group"` // how many machines the launch has
-	// Slot is the machine's place in the network; both addresses follow from it.
+	// Slot is the machine's place in the network; its addresses follow from it.
 	Slot uint32 `json:"slot"`
 	// Process is the machine's init as the host sees it; unset until it was
 	// started.

@@ -92,7 +92,7 @@ func (c *Cloud) rest(m *machine) (bool, error) {
 	return true, nil
 }
 
-// Start boots stopped machines again, with the same disk, addresses and user
+// Start boots stopped machines again, with the same disk, IPv4 addresses and user
 // data, all at the same time, and returns when their inits run. It is
 // idempotent. A machine that is not there, or whose type is not in the catalogue
 // any more, is refused. One that cannot be started is Stopped again.
@@ -159,6 +159,7 @@ func (c *Cloud) restart(ctx context.Context, rec *record) (*handle, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: instance type %s is no longer in the catalogue", cloud.ErrRefused, rec.Instance.InstanceType)
 	}
+	c.cfg.addressIPv6(&rec.Instance, rec.Slot) // the network may be another than at its launch
 	return c.boot(ctx, rec, t, func() error {
 		// The overlay's scratch folder has the mark of an overlay that was not
 		// flushed, with which the kernel refuses to mount it again. All that the
