@@ -77,6 +77,8 @@ type CellStatus struct {
 	ManagementIP string `json:"managementIP,omitempty"`
 	// IP is the pod's address, routable around the cell.
 	IP string `json:"ip,omitempty"`
+	// IPv6 is the pod's IPv6 address, if it has one.
+	IPv6 string `json:"ipv6,omitempty"`
 	// Steps are the moments at which the cell entered each phase, and those
 	// of the steps between (seen, placed, launched, joined, ready, bound, …),
 	// oldest first.

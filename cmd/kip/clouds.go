@@ -35,9 +35,12 @@ func openCloud(cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
 	}
 	l := cfg.Cloud.Local
 	return local.New(local.Config{
-		StateDir: l.StateDir, RootDir: l.RootDir, Bridge: l.Bridge, CIDR: l.CIDR, Nameservers: l.Nameservers, Log: log.With("cloud", "local"),
+		StateDir: l.StateDir, RootDir: l.RootDir, Bridge: l.Bridge, CIDR: l.CIDR, IPv6CIDR: l.IPv6CIDR, Nameservers: l.Nameservers, Log: log.With("cloud", "local"),
 	})
 }
+
+// givesIPv6 says that the configured cloud's cells have IPv6 addresses, too.
+func givesIPv6(c config.Cloud) bool { return c.Local != nil && c.Local.IPv6CIDR.IsValid() }
 
 // tempo is how a cloud's list is to be asked for.
 type tempo struct{ listLag, soonPoll time.Duration }

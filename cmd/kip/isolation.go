@@ -15,7 +15,7 @@ func isolate(firewalls *isolation.Controller, c cells.Cell) {
 	case !c.Live():
 		firewalls.Gone(c.ID)
 	case c.Pod.UID != "" && c.Instance != nil && c.Instance.PodIP.IsValid():
-		firewalls.Bound(isolation.Cell{ID: c.ID, Pod: c.Pod, PodIP: c.Instance.PodIP})
+		firewalls.Bound(isolation.Cell{ID: c.ID, Pod: c.Pod, PodIP: c.Instance.PodIP, PodIPv6: c.Instance.PodIPv6})
 	}
 }
 

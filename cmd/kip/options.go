@@ -46,7 +46,7 @@ func (o *options) add(f *pflag.FlagSet) {
 	f.StringVar(&o.clusterDNS, "cluster-dns", "", "`address` of the cluster's DNS service for pods; default: the cluster IP of service kube-system/kube-dns, none if there is no such service")
 	f.StringVar(&o.clusterDomain, "cluster-domain", "cluster.local", "the cluster's DNS `domain`")
 	f.BoolVar(&o.disableTaint, "disable-taint", false, "do not taint the virtual node")
-	f.StringVar(&o.nodeIP, "node-ip", os.Getenv("VKUBELET_POD_IP"), "`address` at which the API server reaches Kip's kubelet port; default $VKUBELET_POD_IP, then this host's own address")
+	f.StringVar(&o.nodeIP, "node-ip", os.Getenv("VKUBELET_POD_IP"), "`address` at which the API server reaches Kip's kubelet port, or one of each family, parted by a comma, the API server's first; default $VKUBELET_POD_IP, then this host's own address")
 	f.IntVar(&o.kubeletPort, "kubelet-port", intEnv("KUBELET_PORT", 10250), "`port` for logs, exec, attach, port-forward and stats; default $KUBELET_PORT, then 10250")
 	f.StringVar(&o.clientCA, "client-ca-file", "", "`file` with the CA of client certificates that the kubelet port accepts; default: none, only tokens that the API server reviews")
 	f.StringVar(&o.metricsAddr, "metrics-addr", ":10255", "`address` of /metrics, /healthz and /readyz; 0 for none")
@@ -115,13 +115,11 @@ func (o *options) complete() error {
 	if o.kubeletPort < 1 || o.kubeletPort > 65535 {
 		return fmt.Errorf("--kubelet-port is %d: it must be from 1 to 65535", o.kubeletPort)
 	}
-	for flag, v := range map[string]string{"--cluster-dns": o.clusterDNS, "--node-ip": o.nodeIP} {
-		if v == "" {
-			continue
-		}
-		if _, err := netip.ParseAddr(v); err != nil {
-			return fmt.Errorf("%s is %q: it must be an IP address", flag, v)
-		}
+	if _, err := netip.ParseAddr(o.clusterDNS); o.clusterDNS != "" && err != nil {
+		return fmt.Errorf("--cluster-dns is %q: it must be an IP address", o.clusterDNS)
+	}
+	if _, err := parseNodeIP(o.nodeIP); o.nodeIP != "" && err != nil {
+		return err
 	}
 	if o.kubeconfig == "" {
 		if home, err := os.UserHomeDir(); err == nil {
@@ -163,4 +161,25 @@ func (o *options) logger() (*slog.Logger, error) {
 		return slog.New(slog.NewJSONHandler(os.Stderr, h)), nil
 	}
 	return nil, fmt.Errorf("--log-format is %q: it must be text or json", o.logFormat)
+}
+
+// parseNodeIP reads the value of --node-ip.
+func parseNodeIP(v string) ([]netip.Addr, error) {
+	var all []netip.Addr
+	for one := range strings.SplitSeq(v, ",") {
+		a, err := netip.ParseAddr(one)
+		if err != nil || len(all) == 2 || len(all) == 1 && all[0].Is4() == a.Is4() {
+			return nil, fmt.Errorf("--node-ip is %q: it must be an IP address, or one of each family, parted by a comma", v)
+		}
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+// second is the second of addresses, the zero one where there is none.
+func second(addresses []netip.Addr) netip.Addr {
+	if len(addresses) > 1 {
+		return addresses[1]
+	}
+	return netip.Addr{}
 }

@@ -306,7 +306,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		return err
 	}
 	podInformer := api.podInformer(o.nodeName)
-	cellAPI, err := cellapi.New(cellapi.Config{NodeName: o.nodeName, Node: api.nodeConfig, Own: api.ownConfig, Pods: podInformer, Log: log})
+	cellAPI, err := cellapi.New(cellapi.Config{NodeName: o.nodeName, Node: api.nodeConfig, Own: api.ownConfig, Pods: podInformer, IPv6: givesIPv6(cfg.Cloud), Log: log})
 	if err != nil {
 		return err
 	}
@@ -366,7 +366,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		return err
 	}
 
-	address, err := o.address()
+	addresses, err := o.addresses()
 	if err != nil {
 		return err
 	}
@@ -390,7 +390,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 	zone, region := location(catalogue)
 	virtual, err := node.New(node.Config{
 		Name: o.nodeName, Own: api.asKip, Node: api.asNode, Capacity: cfg.Kubelet.Capacity, Labels: cfg.Kubelet.Labels, Taint: taint,
-		Zone: zone, Region: region, Arch: runtime.GOARCH, InternalIP: address, Port: uint16(o.kubeletPort),
+		Zone: zone, Region: region, Arch: runtime.GOARCH, InternalIP: addresses[0], SecondIP: second(addresses), Port: uint16(o.kubeletPort),
 		Version: version.String(), Healthy: healthy, Log: log,
 	})
 	if err != nil {
@@ -399,11 +399,11 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 	podStats := stats.New(stats.Config{
 		NodeName: o.nodeName, Cells: statsCells(cellLoop), Gathered: k.metrics.StatsGathered, Clock: clock.RealClock{}, Log: log,
 	})
-	port, err := kubeletPort(ctx, o, api, authority, address, podInformer, cellLoop, podLoop, logs, podStats, healthy, log)
+	port, err := kubeletPort(ctx, o, api, authority, addresses, podInformer, cellLoop, podLoop, logs, podStats, healthy, log)
 	if err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", net.JoinHostPort(address.String(), strconv.Itoa(o.kubeletPort)))
+	listener, err := net.Listen("tcp", net.JoinHostPort(addresses[0].String(), strconv.Itoa(o.kubeletPort)))
 	if err != nil {
 		return fmt.Errorf("listen for the API server: %w", err)
 	}
@@ -537,24 +537,24 @@ func loadAuthority(ctx context.Context, st *store.Store, clock clock.PassiveCloc
 	return authority, nil
 }
 
-// address is where the API server reaches this Kip.
-func (o *options) address() (netip.Addr, error) {
+// addresses are where the API server reaches this Kip: one, or one of each family.
+func (o *options) addresses() ([]netip.Addr, error) {
 	if o.nodeIP != "" {
-		return netip.ParseAddr(o.nodeIP)
+		return parseNodeIP(o.nodeIP)
 	}
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("find this host's address: %w", err)
+		return nil, fmt.Errorf("find this host's address: %w", err)
 	}
 	for _, a := range addrs {
 		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().IsGlobalUnicast() {
-			return p.Addr(), nil
+			return []netip.Addr{p.Addr()}, nil
 		}
 	}
-	return netip.Addr{}, errors.New("this host has no address but the loopback's: give --node-ip")
+	return nil, errors.New("this host has no address but the loopback's: give --node-ip")
 }
 
-func kubeletPort(ctx context.Context, o options, api *apiServer, authority *pki.Authority, address netip.Addr, podInformer cache.SharedIndexInformer,
+func kubeletPort(ctx context.Context, o options, api *apiServer, authority *pki.Authority, addresses []netip.Addr, podInformer cache.SharedIndexInformer,
 	cellLoop *cells.Controller, podLoop *pods.Controller, logs *podlogs.Saver, podStats *stats.Stats, healthy func(context.Context) error, log *slog.Logger,
 ) (*node.Port, error) {
 	var certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
@@ -565,7 +565,7 @@ func kubeletPort(ctx context.Context, o options, api *apiServer, authority *pki.
 		}
 		certificate = files.GetCertificate
 	} else {
-		own, err := authority.Server([]string{o.nodeName}, []netip.Addr{address})
+		own, err := authority.Server([]string{o.nodeName}, addresses)
 		if err != nil {
 			return nil, err
 		}

@@ -115,7 +115,11 @@ func (a *Agent) apply(c agentapi.Config) error {
 			return err
 		}
 	}
-	if err := a.serveServices(proxy); err != nil {
+	families := []string{"IPv4"}
+	if c.NodeIPv6.IsValid() {
+		families = append(families, "IPv6")
+	}
+	if err := a.serveServices(proxy, families...); err != nil {
 		return err
 	}
 	a.kubelet.stop()

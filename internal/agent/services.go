@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -27,12 +26,12 @@ const (
 )
 
 // syncedMetric is the time, in Unix seconds, at which kube-proxy last wrote its
-// rules; 0 or absent before. Cells have IPv4 only.
-const syncedMetric = `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} `
+// rules of a family; 0 or absent before.
+const syncedMetric = `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=%q} `
 
 // serveServices starts kube-proxy, or starts it again when its configuration is
-// another one. The caller holds the lock.
-func (a *Agent) serveServices(config []byte) error {
+// another one. Services are to work in families. The caller holds the lock.
+func (a *Agent) serveServices(config []byte, families ...string) error {
 	if a.proxy != nil && bytes.Equal(a.proxy.config, config) {
 		return nil
 	}
@@ -45,18 +44,18 @@ func (a *Agent) serveServices(config []byte) error {
 	if err != nil {
 		return err
 	}
-	a.proxy = a.startComponent(p, config, a.openServices)
+	a.proxy = a.startComponent(p, config, func(ctx context.Context) { a.openServices(ctx, families) })
 	return nil
 }
 
 // openServices opens the gate once kube-proxy has written its rules. They outlive
 // kube-proxy, so the gate stays open when it ends.
-func (a *Agent) openServices(ctx context.Context) {
+func (a *Agent) openServices(ctx context.Context, families []string) {
 	client := &http.Client{Timeout: syncAnswer, Transport: &http.Transport{MaxIdleConnsPerHost: 1}}
 	defer client.CloseIdleConnections()
 	began := a.o.Clock.Now()
 	for {
-		synced, err := rulesWritten(ctx, client, a.o.ProxyMetrics)
+		synced, err := rulesWritten(ctx, client, a.o.ProxyMetrics, families)
 		if synced {
 			if err = network.Open(a.gateDir(), servicesGate); err == nil {
 				a.o.Log.Info("Services work", "after", a.o.Clock.Since(began).Round(time.Millisecond))
@@ -76,8 +75,9 @@ func (a *Agent) openServices(ctx context.Context) {
 	}
 }
 
-// rulesWritten asks kube-proxy's metrics at address whether it has written its rules.
-func rulesWritten(ctx context.Context, client *http.Client, address string) (bool, error) {
+// rulesWritten asks kube-proxy's metrics at address whether it has written its rules
+// of all families.
+func rulesWritten(ctx context.Context, client *http.Client, address string, families []string) (bool, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
 	if err != nil {
 		return false, err
@@ -90,17 +90,22 @@ func rulesWritten(ctx context.Context, client *http.Client, address string) (boo
 	if resp.StatusCode != http.StatusOK {
 		return false, fmt.Errorf("kube-proxy's metrics: %s", resp.Status)
 	}
-	lines := bufio.NewScanner(resp.Body)
+	lines := bufio.NewScanner(resp.Body) // to its end, so that the connection can be used again
+	written := 0
 	for lines.Scan() {
-		if value, ok := strings.CutPrefix(lines.Text(), syncedMetric); ok {
+		for _, family := range families {
+			value, ok := strings.CutPrefix(lines.Text(), fmt.Sprintf(syncedMetric, family))
+			if !ok {
+				continue
+			}
 			at, err := strconv.ParseFloat(value, 64)
 			if err != nil {
 				return false, fmt.Errorf("kube-proxy's metrics: %w", err)
 			}
-			// To its end, so that the connection can be used again.
-			_, err = io.Copy(io.Discard, resp.Body)
-			return at > 0, err
+			if at > 0 {
+				written++
+			}
 		}
 	}
-	return false, lines.Err()
+	return lines.Err() == nil && written == len(families), lines.Err()
 }

@@ -44,11 +44,19 @@ func TestTheGateOfServicesOpensWhenKubeProxyHasWrittenItsRules(t *testing.T) {
 		"kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"} 1.7e+09\n",
 	} {
 		text.Store(not)
-		if open, err := rulesWritten(t.Context(), http.DefaultClient, address); open || err != nil {
+		if open, err := rulesWritten(t.Context(), http.DefaultClient, address, []string{"IPv4"}); open || err != nil {
 			t.Errorf("%q: %t, %v", not, open, err)
 		}
 		if _, err := os.Stat(gate); err == nil {
 			t.Fatalf("the gate is open with %q", not)
+		}
+	}
+	both := []string{"IPv4", "IPv6"}
+	one := "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"} 1.7e+09\n"
+	for written, want := range map[string]bool{one: false, one + strings.Replace(one, "IPv6", "IPv4", 1): true} {
+		text.Store(written)
+		if open, err := rulesWritten(t.Context(), http.DefaultClient, address, both); open != want || err != nil {
+			t.Errorf("two families, and %q: %t, %v", written, open, err)
 		}
 	}
 	text.Store("# HELP x\nkubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"} 1.7e+09\nmore 1\n")

@@ -46,6 +46,7 @@ var caps = []int{1 << 62, 512, 256, 128, 64, 32, 16, 8, 4, minShown}
 type endpoints struct {
 	kind     *kind
 	nodeName string
+	ipv6     bool // slices of IPv6 are of use
 	budget   int
 	salt     uint64 // where this process's versions of partial views begin
 
@@ -159,9 +160,9 @@ func (s shownSlice) is(o rendered) bool {
 	return true
 }
 
-func newEndpoints(k *kind, nodeName string, salt uint64) *endpoints {
+func newEndpoints(k *kind, nodeName string, ipv6 bool, salt uint64) *endpoints {
 	return &endpoints{
-		kind: k, nodeName: nodeName, budget: endpointBudget, salt: salt%(1<<(subBits-1)-1) + 1,
+		kind: k, nodeName: nodeName, ipv6: ipv6, budget: endpointBudget, salt: salt%(1<<(subBits-1)-1) + 1,
 		services: map[string]*endpointsOf{}, owner: map[string]string{}, local: map[string]bool{},
 		totals: make([]int, len(caps)), views: map[int]*view{},
 	}
@@ -221,8 +222,9 @@ func (e *endpoints) adopt(o any) (slice *sourceSlice, service string, seen uint6
 	slice = &sourceSlice{key: key(s.Namespace, s.Name)}
 	slice.whole, err = e.object(s, seen<<subBits|e.epoch)
 	service = key(s.Namespace, s.Labels[discoveryv1.LabelServiceName])
-	if s.Labels[discoveryv1.LabelServiceName] == "" || s.AddressType != discoveryv1.AddressTypeIPv4 {
-		service = "" // kube-proxy has no use for it; cells have IPv4 only
+	usable := s.AddressType == discoveryv1.AddressTypeIPv4 || e.ipv6 && s.AddressType == discoveryv1.AddressTypeIPv6
+	if s.Labels[discoveryv1.LabelServiceName] == "" || !usable {
+		service = "" // kube-proxy has no use for it
 	}
 	return slice, service, seen, err
 }

@@ -43,7 +43,7 @@ type fleet struct {
 }
 
 func newFleet(t testing.TB, objects ...any) *fleet {
-	f := &fleet{endpoints: newEndpoints(&sharedKindOf(endpointSlices).kind, nodeName, 7), t: t, seen: map[string]*collection{}, rv: 1000}
+	f := &fleet{endpoints: newEndpoints(&sharedKindOf(endpointSlices).kind, nodeName, false, 7), t: t, seen: map[string]*collection{}, rv: 1000}
 	used := map[uint64]bool{}
 	for i := 0; len(used) < views; i++ {
 		id := fmt.Sprintf("cell-%d", i)
@@ -359,6 +359,19 @@ func TestSlicesThatNoCellUsesAreNotShown(t *testing.T) {
 	}
 }
 
+func TestSlicesOfIPv6AreShownWhereCellsHaveIt(t *testing.T) {
+	six := sliceOf("web", "six", 3, 0, 3)
+	six.AddressType = discoveryv1.AddressTypeIPv6
+	f := newFleet(t)
+	f.ipv6 = true
+	if err := f.Replace([]any{six, sliceOf("web", "four", 5, 20, 3)}, "2000"); err != nil {
+		t.Fatal(err)
+	}
+	if objects, _, _ := f.seen[f.cells[0]].snapshot(); len(objects) != 2 {
+		t.Errorf("%d slices are shown", len(objects))
+	}
+}
+
 func TestAnotherProcessDoesNotGoOnWithAPartOfThisOne(t *testing.T) {
 	var all []any
 	for i := 0; i < 2000; i += 100 {
@@ -372,7 +385,7 @@ func TestAnotherProcessDoesNotGoOnWithAPartOfThisOne(t *testing.T) {
 	}
 	f := newFleet(t, copies()...)
 	g := newFleet(t)
-	g.endpoints = newEndpoints(f.kind, nodeName, 8)
+	g.endpoints = newEndpoints(f.kind, nodeName, false, 8)
 	_, was, _ := f.seen[f.cells[0]].snapshot()
 	c := g.endpoints.acquire(f.cells[0])
 	if err := g.endpoints.Replace(copies(), "1000"); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -50,8 +51,10 @@ func newCellNode(s *Server, info CellInfo) *cellNode {
 			Addresses:   []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: s.nodeName}},
 		},
 	}
-	if info.NodeIP.IsValid() {
-		n.status.Addresses = append(n.status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: info.NodeIP.String()})
+	for _, ip := range []netip.Addr{info.NodeIP, info.NodeIPv6} {
+		if ip.IsValid() {
+			n.status.Addresses = append(n.status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
+		}
 	}
 	for _, t := range []corev1.NodeConditionType{corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeReady} {
 		n.status.Conditions = append(n.status.Conditions, corev1.NodeCondition{

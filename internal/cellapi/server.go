@@ -31,6 +31,8 @@ type Config struct {
 	// Pods informs of the pods of this node, all of them. Its owner runs it. Its
 	// objects are only read.
 	Pods cache.SharedIndexInformer
+	// IPv6 says that cells have IPv6 addresses: they are shown IPv6 EndpointSlices.
+	IPv6 bool
 	// Log takes what happens; nil drops it.
 	Log *slog.Logger
 	// Clock is the time; nil is the real one.
@@ -72,8 +74,8 @@ type CellInfo struct {
 	// Capacity and Allocatable fill the node's status until the kubelet sends
 	// its own. "pods" is the kubelet's default of 110 when absent.
 	Capacity, Allocatable corev1.ResourceList
-	// NodeIP is the cell's management address.
-	NodeIP netip.Addr
+	// NodeIP is the cell's management address, NodeIPv6 that of IPv6 if it has one.
+	NodeIP, NodeIPv6 netip.Addr
 }
 
 // New returns a server that has not started. It fails on a configuration that
@@ -130,7 +132,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	started := uint64(s.clock.Now().UnixMicro())
 	s.version.Store(started)
-	s.endpoints = newEndpoints(s.shared[endpointSlices].kind, s.nodeName, started)
+	s.endpoints = newEndpoints(s.shared[endpointSlices].kind, s.nodeName, cfg.IPv6, started)
 	s.lifetime, s.end = context.WithCancel(context.Background())
 	return s, nil
 }

@@ -683,6 +683,7 @@ func (c *Controller) clusterDNS() []netip.Addr {
 func (c *Controller) agentConfig(cell *Cell, dns []netip.Addr) agentapi.Config {
 	return agentapi.Config{
 		NodeName: c.cfg.NodeName, NodeIP: cell.Instance.ManagementIP, PodIP: cell.Instance.PodIP,
+		NodeIPv6: cell.Instance.ManagementIPv6, PodIPv6: cell.Instance.PodIPv6,
 		ClusterDNS: dns, ClusterDomain: c.cfg.ClusterDomain,
 		ReservedMemoryBytes: c.cfg.ReservedMemoryBytes, RegistryMirrors: c.cfg.RegistryMirrors,
 	}

@@ -117,7 +117,7 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 		}
 		allocatable := capacity.DeepCopy()
 		allocatable[corev1.ResourceMemory] = *resource.NewQuantity(offer.MemoryBytes-c.cfg.ReservedMemoryBytes, resource.BinarySI)
-		api := c.cfg.APIs.AddCell(e.id, cellapi.CellInfo{Capacity: capacity, Allocatable: allocatable, NodeIP: e.cell().Instance.ManagementIP})
+		api := c.cfg.APIs.AddCell(e.id, cellapi.CellInfo{Capacity: capacity, Allocatable: allocatable, NodeIP: e.cell().Instance.ManagementIP, NodeIPv6: e.cell().Instance.ManagementIPv6})
 		c.mu.Lock()
 		e.api = api
 		c.mu.Unlock()

@@ -188,6 +188,9 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		if i.PodIP.IsValid() {
 			s.IP = i.PodIP.String()
 		}
+		if i.PodIPv6.IsValid() {
+			s.IPv6 = i.PodIPv6.String()
+		}
 	}
 	return s
 }

@@ -62,6 +62,7 @@ type Local struct {
 	RootDir     string       `key:"rootDir" default:"/opt/kip/cell-root" doc:"Folder with the root file system that all cells share, read-only."`
 	Bridge      string       `key:"bridge" default:"kip0" doc:"Name of the network bridge that cells are attached to. Kip makes it."`
 	CIDR        netip.Prefix `key:"cidr" default:"10.110.0.0/16" doc:"IPv4 addresses of cells and their pods; the first is the host's. Must not be in use elsewhere."`
+	IPv6CIDR    netip.Prefix `key:"ipv6CIDR" doc:"IPv6 addresses of cells and their pods, which have both then: for clusters with Services of both families. Such as fd10:110::/64; from /16 to /96. Default: no IPv6."`
 	Nameservers []netip.Addr `key:"nameservers" doc:"Name servers of the cells, for images' registries and for pods with dnsPolicy Default. Without any, a look-up fails at once."`
 }
 

@@ -273,6 +273,8 @@ func TestErrors(t *testing.T) {
 		{"no location", "cloud: {azure: {subscriptionID: s, resourceGroup: g}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.azure.location: there is no value: this key is required`},
 		{"bridge", "cloud: {local: {bridge: a-bridge-with-a-long-name}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.bridge: "a-bridge-with-a-long-name" is not valid: want the name of a network device: at most 15 letters, digits, dots, dashes and underscores`},
 		{"IPv6 for cells", "cloud: {local: {cidr: '2001:db8::/64'}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.cidr: "2001:db8::/64" is not valid: want an IPv4 network from /8 to /28`},
+		{"IPv4 for IPv6", "cloud: {local: {ipv6CIDR: 10.0.0.0/8}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.ipv6CIDR: "10.0.0.0/8" is not valid: want an IPv6 network from /16 to /96, such as fd10:110::/64`},
+		{"little IPv6", "cloud: {local: {ipv6CIDR: 'fd00::/112'}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.ipv6CIDR: "fd00::/112" is not valid: want an IPv6 network from /16 to /96, such as fd10:110::/64`},
 		{"no room for cells", "cloud: {local: {cidr: 10.0.0.0/30}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.cidr: "10.0.0.0/30" is not valid: want an IPv4 network from /8 to /28`},
 		{"name of a name server", "cloud: {local: {nameservers: [10.0.0.1, dns.example.com]}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.nameservers[1]: "dns.example.com" is not valid: want an IP address such as 10.20.0.1`},
 		{"no state folder", "cloud: {local: {stateDir: ''}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.stateDir: there is no value: this key is required`},

@@ -154,6 +154,10 @@ func (d *decoder) cloud(c Cloud) {
 		d.require("cloud.local.rootDir", l.RootDir)
 		d.check(ifName.MatchString(l.Bridge), "cloud.local.bridge", l.Bridge, "the name of a network device: at most 15 letters, digits, dots, dashes and underscores")
 		d.check(l.CIDR.Addr().Is4() && l.CIDR.Bits() >= 8 && l.CIDR.Bits() <= 28, "cloud.local.cidr", l.CIDR.String(), "an IPv4 network from /8 to /28")
+		if six := l.IPv6CIDR; six.IsValid() {
+			good := six.Addr().Is6() && !six.Addr().Is4In6() && six.Addr().IsGlobalUnicast() && six.Bits() >= 16 && six.Bits() <= 96
+			d.check(good, "cloud.local.ipv6CIDR", six.String(), "an IPv6 network from /16 to /96, such as fd10:110::/64")
+		}
 	}
 	if c.Sim != nil {
 		d.require("cloud.sim.socket", c.Sim.Socket)

@@ -81,6 +81,8 @@ type Cell struct {
 	ID    string
 	Pod   apiv1.PodReference
 	PodIP netip.Addr
+	// PodIPv6 is the zero address where the pod has none.
+	PodIPv6 netip.Addr
 }
 
 // Controller keeps the firewalls. Run starts it.
@@ -336,7 +338,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 	}
 	ingress, egress, _ := c.index.Rules(x.name())
 	fw := agentapi.Firewall{
-		Pod: x.name().String(), PodIP: x.PodIP, AllowMetadata: x.allowMetadata, Ingress: ingress, Egress: egress,
+		Pod: x.name().String(), PodIP: x.PodIP, PodIPv6: x.PodIPv6, AllowMetadata: x.allowMetadata, Ingress: ingress, Egress: egress,
 	}
 	was := a.digest
 	c.mu.Unlock()

@@ -79,6 +79,8 @@ type Config struct {
 	// InternalIP and Port are where the API server finds the kubelet port.
 	InternalIP netip.Addr
 	Port       uint16
+	// SecondIP is its address of the other family. Optional.
+	SecondIP netip.Addr
 	// Version of Kip.
 	Version string
 	// Features that the node declares. Optional: CellFeatures.
@@ -111,6 +113,9 @@ type Node struct {
 func New(c Config) (*Node, error) {
 	if problems := validation.IsDNS1123Subdomain(c.Name); len(problems) > 0 {
 		return nil, fmt.Errorf("node name %q: %s", c.Name, strings.Join(problems, "; "))
+	}
+	if c.SecondIP.IsValid() && (c.SecondIP.IsUnspecified() || c.SecondIP.Is4() == c.InternalIP.Is4()) {
+		return nil, fmt.Errorf("second IP of node %s: %q is no address of the other family than that of %s", c.Name, c.SecondIP, c.InternalIP)
 	}
 	if !c.InternalIP.IsValid() || c.InternalIP.IsUnspecified() {
 		return nil, fmt.Errorf("internal IP of node %s: %q is not an address at which the API server can reach it", c.Name, c.InternalIP)
@@ -344,16 +349,17 @@ func (n *Node) object(registered *corev1.Node, ready corev1.NodeCondition) *core
 		c.LastTransitionTime = n.transition(c, registered.Status.Conditions)
 		conditions = append(conditions, c)
 	}
+	addresses := []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: n.c.InternalIP.String()}}
+	if n.c.SecondIP.IsValid() {
+		addresses = append(addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: n.c.SecondIP.String()})
+	}
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.c.Name, UID: registered.UID},
 		Status: corev1.NodeStatus{
 			Capacity:    n.c.Capacity.DeepCopy(),
 			Allocatable: n.c.Capacity.DeepCopy(),
 			Conditions:  conditions,
-			Addresses: []corev1.NodeAddress{
-				{Type: corev1.NodeInternalIP, Address: n.c.InternalIP.String()},
-				{Type: corev1.NodeHostName, Address: n.c.Name},
-			},
+			Addresses:   append(addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: n.c.Name}),
 			DaemonEndpoints: corev1.NodeDaemonEndpoints{
 				KubeletEndpoint: corev1.DaemonEndpoint{Port: int32(n.c.Port)},
 			},

@@ -455,6 +455,7 @@ func TestConfigurationErrorsNameTheFieldAndTheValue(t *testing.T) {
 		says   []string
 	}{
 		"name":     {func(c *Config) { c.Name = "Kip_0" }, []string{`"Kip_0"`, "node name"}},
+		"second":   {func(c *Config) { c.SecondIP = netip.MustParseAddr("10.0.0.8") }, []string{"second IP", "10.0.0.8", "other family"}},
 		"address":  {func(c *Config) { c.InternalIP = netip.IPv4Unspecified() }, []string{"internal IP", "0.0.0.0"}},
 		"port":     {func(c *Config) { c.Port = 0 }, []string{"port", "65535"}},
 		"capacity": {func(c *Config) { delete(c.Capacity, "pods") }, []string{"capacity", "pods"}},

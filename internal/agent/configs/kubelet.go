@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"sigs.k8s.io/yaml"
 
@@ -125,6 +126,14 @@ func addrs(in []netip.Addr) []string {
 	return out
 }
 
+// nodeIPs are the machine's addresses, that of the first family first.
+func nodeIPs(c agentapi.Config) []netip.Addr {
+	if c.NodeIPv6.IsValid() {
+		return []netip.Addr{c.NodeIP, c.NodeIPv6}
+	}
+	return []netip.Addr{c.NodeIP}
+}
+
 // KubeletArgs are the kubelet's arguments beside its configuration file: what
 // has no key there.
 func KubeletArgs(c agentapi.Config) []string {
@@ -136,7 +145,7 @@ func KubeletArgs(c agentapi.Config) []string {
 		"--hostname-override=" + c.NodeName,
 		// Without it the kubelet resolves its host name, for 10 s a sync where
 		// no DNS server answers.
-		"--node-ip=" + c.NodeIP.String(),
+		"--node-ip=" + strings.Join(addrs(nodeIPs(c)), ","),
 		// cAdvisor's reading of cgroup figures: the metrics pipeline asks every
 		// 15 s or more seldom.
 		"--housekeeping-interval=15s",

@@ -23,7 +23,8 @@ func KubeProxy(c agentapi.Config) ([]byte, error) {
 		"apiVersion":       "kubeproxy.config.k8s.io/v1alpha1",
 		"kind":             "KubeProxyConfiguration",
 		"hostnameOverride": c.NodeName,
-		// The family of the node's addresses, and what it takes for its own.
+		// The node's first family, and what it takes for its own address in it; the
+		// other one it reads from its Node.
 		"bindAddress": c.NodeIP.String(),
 		"clientConnection": map[string]any{
 			"kubeconfig": Kubeconfig,
