@@ -20,6 +20,7 @@ import (
 // different state folders, bridges and CIDRs can run side by side.
 type place struct {
 	state, bin, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType string
+	ipv6CIDR, serviceIPv6CIDR                                                            string
 	kips, nodes, cpus                                                                    int
 	noFsync, verbose, serviceProxy                                                       bool
 	kipArgs                                                                              []string
@@ -32,6 +33,8 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.StringVar(&p.bridge, "bridge", "kip0", "network `device` that cells and the control plane are on")
 	fs.StringVar(&p.cidr, "cidr", "10.110.0.0/16", "`addresses` on the bridge; the first is the control plane's")
 	fs.StringVar(&p.serviceCIDR, "service-cidr", "10.96.0.0/16", "`addresses` of Services")
+	fs.StringVar(&p.ipv6CIDR, "ipv6-cidr", "", "IPv6 `addresses` on the bridge, such as fd10:110::/64; the cluster is dual-stack then")
+	fs.StringVar(&p.serviceIPv6CIDR, "service-ipv6-cidr", "fd10:96::/112", "IPv6 `addresses` of Services, where the cluster is dual-stack")
 	fs.StringVar(&p.node, "node", "kip-0", "`name` of the virtual node; its rights are those of deploy/rbac.yaml")
 	fs.IntVar(&p.nodes, "nodes", 0, "`number` of ordinary nodes beside the virtual one: machines like cells with upstream's kubelet")
 	fs.IntVar(&p.kips, "kips", 1, "how many Kips: the second has a node kip-1, and a bridge and a half of the addresses of its own")
@@ -54,6 +57,15 @@ func (p *place) options(command string) (stack.Options, error) {
 	if err != nil {
 		return stack.Options{}, fmt.Errorf("--service-cidr: %w; want a network such as 10.96.0.0/16", err)
 	}
+	var ipv6CIDR, serviceIPv6CIDR netip.Prefix
+	if p.ipv6CIDR != "" {
+		if ipv6CIDR, err = netip.ParsePrefix(p.ipv6CIDR); err != nil {
+			return stack.Options{}, fmt.Errorf("--ipv6-cidr: %w; want a network such as fd10:110::/64", err)
+		}
+		if serviceIPv6CIDR, err = netip.ParsePrefix(p.serviceIPv6CIDR); err != nil {
+			return stack.Options{}, fmt.Errorf("--service-ipv6-cidr: %w; want a network such as fd10:96::/112", err)
+		}
+	}
 	bin := p.bin
 	if bin == "" {
 		self, err := os.Executable()
@@ -71,7 +83,7 @@ func (p *place) options(command string) (stack.Options, error) {
 		level = slog.LevelDebug
 	}
 	return stack.Options{
-		State: p.state, Bin: bin, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR,
+		State: p.state, Bin: bin, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR, IPv6CIDR: ipv6CIDR, ServiceIPv6CIDR: serviceIPv6CIDR,
 		Node: p.node, Kips: p.kips, Nodes: p.nodes, CPUs: p.cpus, ServiceProxy: p.serviceProxy, DefaultType: p.defaultType, Images: p.images, NoFsync: p.noFsync, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}, nil

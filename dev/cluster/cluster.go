@@ -58,6 +58,8 @@ type Options struct {
 	Address netip.Addr
 	// ServiceCIDR is where Services get their addresses.
 	ServiceCIDR netip.Prefix
+	// ServiceIPv6CIDR is where they get those of IPv6 if the cluster is dual-stack.
+	ServiceIPv6CIDR netip.Prefix
 	// NoFsync lets etcd answer before its data is on the disk: for tests.
 	NoFsync bool
 	// NodeName is the virtual node, whose kubelet port gets a certificate.

@@ -75,12 +75,20 @@ func (c *Cluster) startEtcd(ctx context.Context) (string, error) {
 	}
 }
 
+// serviceRanges are the Services' networks, one of each family.
+func (c *Cluster) serviceRanges() string {
+	if c.opts.ServiceIPv6CIDR.IsValid() {
+		return c.opts.ServiceCIDR.String() + "," + c.opts.ServiceIPv6CIDR.String()
+	}
+	return c.opts.ServiceCIDR.String()
+}
+
 func (c *Cluster) apiserverArgs(etcd string, bridge *net.TCPAddr) []string {
 	f := c.files
 	return []string{
 		"--etcd-servers=" + etcd,
 		"--advertise-address=" + bridge.IP.String(),
-		"--service-cluster-ip-range=" + c.opts.ServiceCIDR.String(),
+		"--service-cluster-ip-range=" + c.serviceRanges(),
 		"--tls-cert-file=" + f.cert("apiserver"),
 		"--tls-private-key-file=" + f.key("apiserver"),
 		"--client-ca-file=" + f.cert("ca"),

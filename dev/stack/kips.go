@@ -26,6 +26,8 @@ type kip struct {
 	cidr   netip.Prefix
 	// address is this machine's on the bridge: where its kubelet port is.
 	address netip.Addr
+	// ipv6 are the bridge's IPv6 addresses, if there are any, the first this machine's.
+	ipv6    netip.Prefix
 	process *child.Process
 }
 
@@ -43,7 +45,7 @@ func plan(o Options) ([]*kip, error) {
 	}
 	var kips []*kip
 	for i := range o.Kips {
-		k := &kip{node: o.Node, dir: o.State, bridge: o.Bridge, cidr: part(o.CIDR, parts, i)}
+		k := &kip{node: o.Node, dir: o.State, bridge: o.Bridge, cidr: part(o.CIDR, parts, i), ipv6: o.IPv6CIDR}
 		if i > 0 {
 			k.node = strings.TrimSuffix(o.Node, "-0") + "-" + strconv.Itoa(i)
 			k.dir = filepath.Join(o.State, peersFolder, k.node)
@@ -58,6 +60,31 @@ func plan(o Options) ([]*kip, error) {
 	return kips, nil
 }
 
+// nodeIP is the value of Kip's flag of that name.
+func (k *kip) nodeIP() string {
+	if k.ipv6.IsValid() {
+		return k.address.String() + "," + k.ipv6.Masked().Addr().Next().String()
+	}
+	return k.address.String()
+}
+
+// checkIPv6 says whether a dual-stack cluster can be had.
+func (o Options) checkIPv6() error {
+	switch {
+	case o.IPv6CIDR.IsValid() != o.ServiceIPv6CIDR.IsValid():
+		return fmt.Errorf("--ipv6-cidr is %q and --service-ipv6-cidr is %q: want both, or none", o.IPv6CIDR, o.ServiceIPv6CIDR)
+	case !o.IPv6CIDR.IsValid():
+		return nil
+	case o.Kips > 1:
+		return fmt.Errorf("--ipv6-cidr is %s and --kips is %d: want one Kip; several share no IPv6 network", o.IPv6CIDR, o.Kips)
+	case !o.ServiceIPv6CIDR.Addr().Is6():
+		return fmt.Errorf("--service-ipv6-cidr is %s: want an IPv6 network such as fd10:96::/112", o.ServiceIPv6CIDR)
+	case o.IPv6CIDR.Overlaps(o.ServiceIPv6CIDR):
+		return fmt.Errorf("the cells' network %s and the Services' %s overlap: choose others with --ipv6-cidr or --service-ipv6-cidr", o.IPv6CIDR, o.ServiceIPv6CIDR)
+	}
+	return nil
+}
+
 // part is the i-th of the 2^n equal parts of an IPv4 network.
 func part(p netip.Prefix, n, i int) netip.Prefix {
 	b := p.Masked().Addr().As4()
@@ -68,7 +95,7 @@ func part(p netip.Prefix, n, i int) netip.Prefix {
 
 // cloudOf is what a Kip's local cloud keeps, seen from outside of Kip.
 func (o Options) cloudOf(k *kip) local.Config {
-	return local.Config{StateDir: k.path("cloud"), Bridge: k.bridge, CIDR: k.cidr, Log: o.Log}
+	return local.Config{StateDir: k.path("cloud"), Bridge: k.bridge, CIDR: k.cidr, IPv6CIDR: k.ipv6, Log: o.Log}
 }
 
 // peersFolder, in the state folder, has a folder for each Kip but the first.

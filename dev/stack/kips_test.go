@@ -2,6 +2,7 @@ package stack
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 )
 
@@ -27,6 +28,30 @@ func TestKipsShareTheNetworkInEqualParts(t *testing.T) {
 	for _, bad := range []Options{{Kips: 0, CIDR: o.CIDR}, {Kips: 10, CIDR: o.CIDR}, {Kips: 2, CIDR: netip.MustParsePrefix("10.110.0.0/28")}} {
 		if kips, err := plan(bad); err == nil {
 			t.Errorf("%d Kips in %s are %v, want an error", bad.Kips, bad.CIDR, kips)
+		}
+	}
+}
+
+func TestADualStackClusterHasOneKipAndTwoNetworksOfEachFamily(t *testing.T) {
+	cells, services := netip.MustParsePrefix("fd10:110::/64"), netip.MustParsePrefix("fd10:96::/112")
+	good := Options{State: "/state", Node: "kip-0", Bridge: "kip0", CIDR: netip.MustParsePrefix("10.110.0.0/16"), Kips: 1, IPv6CIDR: cells, ServiceIPv6CIDR: services}
+	kips, err := plan(good)
+	if err != nil || good.checkIPv6() != nil {
+		t.Fatal(err, good.checkIPv6())
+	}
+	if got := kips[0].nodeIP(); got != "10.110.0.1,fd10:110::1" {
+		t.Errorf("--node-ip is %s", got)
+	}
+	for field, spoil := range map[string]func(*Options){
+		"--service-ipv6-cidr":         func(o *Options) { o.ServiceIPv6CIDR = netip.Prefix{} },
+		"--kips":                      func(o *Options) { o.Kips = 2 },
+		"want an IPv6 network":        func(o *Options) { o.ServiceIPv6CIDR = netip.MustParsePrefix("10.96.0.0/16") },
+		"overlap: choose others with": func(o *Options) { o.ServiceIPv6CIDR = netip.MustParsePrefix("fd10:110::/112") },
+	} {
+		o := good
+		spoil(&o)
+		if err := o.checkIPv6(); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
 		}
 	}
 }

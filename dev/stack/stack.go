@@ -68,6 +68,10 @@ type Options struct {
 	KipArgs      []string // further arguments of Kip
 	Command      string   // what the user typed, for whoever meets the lock
 	Log          *slog.Logger
+
+	// IPv6CIDR are the bridge's IPv6 addresses, ServiceIPv6CIDR those of Services:
+	// both where the cluster is dual-stack, else none. Ordinary nodes have IPv4 only.
+	IPv6CIDR, ServiceIPv6CIDR netip.Prefix
 }
 
 // Stack is what runs, or is left, in one state folder.
@@ -117,6 +121,9 @@ func Open(o Options) (*Stack, error) {
 	}
 	if o.CIDR.Overlaps(o.ServiceCIDR) {
 		return nil, fmt.Errorf("the cells' network %s and the Services' %s overlap: choose others with --cidr or --service-cidr", o.CIDR, o.ServiceCIDR)
+	}
+	if err := o.checkIPv6(); err != nil {
+		return nil, err
 	}
 	kips, err := plan(o)
 	if err != nil {
@@ -238,7 +245,7 @@ func (s *Stack) StartCluster(ctx context.Context) error {
 	var asked sync.WaitGroup
 	asked.Go(func() { upstream, upstreamErr = dns.Upstream(ctx, s.address, clusterIP) })
 	s.Cluster, err = cluster.Start(ctx, cluster.Options{
-		StateDir: s.opts.State, Address: s.address, ServiceCIDR: s.opts.ServiceCIDR,
+		StateDir: s.opts.State, Address: s.address, ServiceCIDR: s.opts.ServiceCIDR, ServiceIPv6CIDR: s.opts.ServiceIPv6CIDR,
 		NoFsync: s.opts.NoFsync, NodeName: s.opts.Node, Peers: s.peers(), AuditLog: s.opts.AuditLog, Log: s.opts.Log,
 	})
 	asked.Wait()
@@ -307,15 +314,19 @@ func (s *Stack) rootOptions() (cellimage.Options, error) {
 // providerConfig is the provider.yaml of a Kip.
 func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 	mirror := []string{"http://" + s.Registry.Address()}
+	cloud := map[string]any{
+		"stateDir": k.path("cloud"), "rootDir": s.opts.CellRoot, "bridge": k.bridge, "cidr": k.cidr.String(),
+		"nameservers": []string{s.address.String()}, // CoreDNS
+	}
+	if k.ipv6.IsValid() {
+		cloud["ipv6CIDR"] = k.ipv6.String()
+	}
 	data, err := yaml.Marshal(map[string]any{
 		"apiVersion": "v1",
 		"kind":       "serverConfig",
-		"cloud": map[string]any{"local": map[string]any{
-			"stateDir": k.path("cloud"), "rootDir": s.opts.CellRoot, "bridge": k.bridge, "cidr": k.cidr.String(),
-			"nameservers": []string{s.address.String()}, // CoreDNS
-		}},
-		"etcd":  map[string]any{"internal": map[string]any{"dataDir": k.path("kip")}},
-		"cells": map[string]any{"defaultInstanceType": s.opts.DefaultType, "registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror}},
+		"cloud":      map[string]any{"local": cloud},
+		"etcd":       map[string]any{"internal": map[string]any{"dataDir": k.path("kip")}},
+		"cells":      map[string]any{"defaultInstanceType": s.opts.DefaultType, "registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror}},
 		// More than any test asks for: what fits is for placement to say, not
 		// for the scheduler.
 		"kubelet": map[string]any{"capacity": map[string]any{"cpu": s.opts.CPUs, "memory": "4Ti", "pods": "1000"}},
@@ -354,7 +365,7 @@ func (s *Stack) command(k *kip) (path string, args, env []string) {
 		"--kubeconfig=" + s.Cluster.KipKubeconfig(),
 		"--provider-config=" + k.path("provider.yaml"),
 		"--nodename=" + k.node,
-		"--node-ip=" + k.address.String(),
+		"--node-ip=" + k.nodeIP(),
 		"--client-ca-file=" + s.Cluster.ClientCA(),
 		"--metrics-addr=" + net.JoinHostPort(k.address.String(), "10255"),
 	}
