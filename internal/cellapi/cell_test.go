@@ -210,7 +210,8 @@ func TestNodeOfACellIsItsOwn(t *testing.T) {
 	if pods := n.Status.Allocatable[corev1.ResourcePods]; pods.Value() < 1 {
 		t.Errorf("allocatable pods %s: the kubelet would refuse its pod", pods.String())
 	}
-	if !slices.Contains(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "10.0.0.5"}) {
+	if !slices.Contains(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "10.0.0.5"}) ||
+		!slices.Contains(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "fd00::5"}) {
 		t.Errorf("addresses %v lack the cell's", n.Status.Addresses)
 	}
 

@@ -172,6 +172,7 @@ var info = CellInfo{
 	Capacity:    corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourceMemory: resource.MustParse("4Gi")},
 	Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1900m"), corev1.ResourceMemory: resource.MustParse("3Gi")},
 	NodeIP:      netip.MustParseAddr("10.0.0.5"),
+	NodeIPv6:    netip.MustParseAddr("fd00::5"),
 }
 
 // join makes the machine a cell of the house.

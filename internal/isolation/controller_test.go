@@ -220,7 +220,7 @@ func (w *world) cell(name string) *agentOf {
 func (w *world) bind(name string) {
 	w.kip.Connected("cell-"+name, w.agents[name])
 	w.kip.Bound(Cell{
-		ID: "cell-" + name, PodIP: netip.MustParseAddr("10.0.0.9"),
+		ID: "cell-" + name, PodIP: netip.MustParseAddr("10.0.0.9"), PodIPv6: netip.MustParseAddr("fd00::9"),
 		Pod: apiv1.PodReference{Namespace: "a", Name: name, UID: types.UID("uid of " + name)},
 	})
 }
@@ -294,7 +294,7 @@ func TestAPodGetsItsFirstRulesWhenAllIsKnown(t *testing.T) {
 		}
 		w.policies(denyAll)
 		w.later(0)
-		if fw, puts := a.now(); fw == nil || !fw.Ingress.Isolated || !fw.Egress.Isolated || fw.PodIP.String() != "10.0.0.9" || fw.Pod != "a/p" || puts != 1 {
+		if fw, puts := a.now(); fw == nil || !fw.Ingress.Isolated || !fw.Egress.Isolated || fw.PodIP.String() != "10.0.0.9" || fw.PodIPv6.String() != "fd00::9" || fw.Pod != "a/p" || puts != 1 {
 			t.Errorf("rules %+v after %d calls", fw, puts)
 		}
 		if w.lists() > 0 {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -162,11 +163,21 @@ func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 		change func(*agentapi.Config)
 		want   []string
 	}{
-		"no node name":    {func(c *agentapi.Config) { c.NodeName = "" }, []string{`nodeName: ""`}},
-		"node name flag":  {func(c *agentapi.Config) { c.NodeName = "kip --x" }, []string{`nodeName: "kip --x"`}},
-		"no node IP":      {func(c *agentapi.Config) { c.NodeIP = netip.Addr{} }, []string{"nodeIP:"}},
-		"IPv6 pod IP":     {func(c *agentapi.Config) { c.PodIP = netip.MustParseAddr("fd00::1") }, []string{`podIP: "fd00::1"`, "IPv4"}},
-		"same address":    {func(c *agentapi.Config) { c.PodIP = c.NodeIP }, []string{"podIP: 10.110.0.2", "own address"}},
+		"no node name":   {func(c *agentapi.Config) { c.NodeName = "" }, []string{`nodeName: ""`}},
+		"node name flag": {func(c *agentapi.Config) { c.NodeName = "kip --x" }, []string{`nodeName: "kip --x"`}},
+		"no node IP":     {func(c *agentapi.Config) { c.NodeIP = netip.Addr{} }, []string{"nodeIP:"}},
+		"IPv6 pod IP":    {func(c *agentapi.Config) { c.PodIP = netip.MustParseAddr("fd00::1") }, []string{`podIP: "fd00::1"`, "IPv4"}},
+		"same address":   {func(c *agentapi.Config) { c.PodIP = c.NodeIP }, []string{"podIP: 10.110.0.2", "own address"}},
+		"half IPv6":      {func(c *agentapi.Config) { c.PodIPv6 = netip.MustParseAddr("fd00::2") }, []string{`podIPv6 "fd00::2"`, "both, or neither"}},
+		"link-local pod": {func(c *agentapi.Config) {
+			c.NodeIPv6, c.PodIPv6 = netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fe80::2")
+		}, []string{`podIPv6: "fe80::2"`}},
+		"IPv4 for IPv6": {func(c *agentapi.Config) {
+			c.NodeIPv6, c.PodIPv6 = netip.MustParseAddr("::ffff:10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+		}, []string{`nodeIPv6: "::ffff:10.0.0.1"`, `podIPv6: "10.0.0.2"`}},
+		"same IPv6 address": {func(c *agentapi.Config) {
+			c.NodeIPv6, c.PodIPv6 = netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::1")
+		}, []string{"podIPv6: fd00::1", "own address"}},
 		"bad DNS":         {func(c *agentapi.Config) { c.ClusterDNS = []netip.Addr{{}} }, []string{"clusterDNS[0]"}},
 		"bad domain":      {func(c *agentapi.Config) { c.ClusterDomain = "a b" }, []string{`clusterDomain: "a b"`}},
 		"negative memory": {func(c *agentapi.Config) { c.ReservedMemoryBytes = -1 }, []string{"reservedMemoryBytes: -1"}},
@@ -185,6 +196,26 @@ func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestACellWithIPv6TellsItsPartsBothAddresses(t *testing.T) {
+	c := config()
+	four, err := CNI(c, "/gates", nil)
+	if err != nil || strings.Contains(string(four), "IPv6") || !slices.Contains(KubeletArgs(c), "--node-ip=10.110.0.2") {
+		t.Errorf("without IPv6: %v, %s, %v", KubeletArgs(c), four, err)
+	}
+	c.NodeIPv6, c.PodIPv6 = netip.MustParseAddr("fd10:110::2"), netip.MustParseAddr("fd10:110::8002")
+	if err := Validate(c); err != nil {
+		t.Error(err)
+	}
+	both, err := CNI(c, "/gates", nil)
+	if err != nil || !strings.Contains(string(both), `"podIPv6": "fd10:110::8002"`) || !strings.Contains(string(both), `"nodeIPv6": "fd10:110::2"`) {
+		t.Errorf("%s, %v", both, err)
+	}
+	// The kubelet reports the addresses of its pod in the order of its own.
+	if args := KubeletArgs(c); !slices.Contains(args, "--node-ip=10.110.0.2,fd10:110::2") {
+		t.Errorf("the kubelet gets %v", args)
 	}
 }
 

@@ -259,7 +259,14 @@ func launchesInOrder(t *trial) {
 	addresses := map[any]string{}
 	for _, i := range t.eventuallyRunning(Owners[0], ids(got)) {
 		check(i)
-		for _, a := range []any{i.ManagementIP, i.PodIP} {
+		if i.ManagementIPv6.IsValid() != i.PodIPv6.IsValid() {
+			t.Errorf("instance %s has one IPv6 address: %v and %v", i.ID, i.ManagementIPv6, i.PodIPv6)
+		}
+		all := []any{i.ManagementIP, i.PodIP}
+		if i.PodIPv6.IsValid() {
+			all = append(all, i.ManagementIPv6, i.PodIPv6)
+		}
+		for _, a := range all {
 			if other := addresses[a]; other != "" && other != i.ID {
 				t.Errorf("instances %s and %s have the address %s", other, i.ID, a)
 			}

@@ -10,7 +10,11 @@ import (
 
 func TestKeepsWhatCloudsPromise(t *testing.T) {
 	cloudtest.Run(t, cloudtest.Subject{
-		New:      func(t *testing.T) cloud.Cloud { return open(t, host(t)) },
+		New: func(t *testing.T) cloud.Cloud {
+			cfg := host(t)
+			cfg.IPv6CIDR = testIPv6
+			return open(t, cfg)
+		},
 		UserData: []byte("#cloud-config\n"), Patience: time.Minute, ForgetsTokens: true,
 	})
 }

@@ -111,11 +111,29 @@ func TestMachinesReachEachOtherByIPv6(t *testing.T) {
 	if err != nil || len(found) != 2 || found[0].ManagementIPv6 != a.ManagementIPv6 && found[0].ManagementIPv6 != b.ManagementIPv6 {
 		t.Errorf("found again: %+v, %v", found, err)
 	}
+	stop(t, c, a.ID, b.ID)
+	start(t, c, a.ID)
+	if got := run(t, a.ManagementIPv6, "hostname"); got != a.ID {
+		t.Errorf("host asks %s of the machine that was stopped: %q, want %q", a.ManagementIPv6, got, a.ID)
+	}
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
 	cfg.IPv6CIDR = netip.Prefix{}
-	open(t, cfg)
+	c = open(t, cfg)
+	start(t, c, b.ID) // after the network has gone
+	if got := run(t, b.ManagementIP, "grep -vc ' lo$' /proc/net/if_inet6 || true"); got != "0" {
+		t.Errorf("the machine still has %s IPv6 addresses", got)
+	}
+	found, err = c.List(t.Context(), "me")
+	if err != nil || len(found) != 2 {
+		t.Fatal(found, err)
+	}
+	for _, i := range found {
+		if want := i.ID == a.ID; i.ManagementIPv6.IsValid() != want || i.PodIPv6.IsValid() != want {
+			t.Errorf("of the machines, only the one that was started before has IPv6: %+v", i)
+		}
+	}
 	if all := addressesOf(t, cfg); len(all) > 0 {
 		t.Errorf("the bridge still has %v", all)
 	}
