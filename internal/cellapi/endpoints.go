@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sort"
 	"strconv"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -67,7 +68,7 @@ var (
 	_ cache.ResourceVersionUpdater = (*endpoints)(nil)
 )
 
-// endpointsOf a Service.
+// endpointsOf a Service, those of one family: a part of them must have some of each.
 type endpointsOf struct {
 	key    string
 	slices map[string]*sourceSlice
@@ -160,6 +161,9 @@ func (s shownSlice) is(o rendered) bool {
 	return true
 }
 
+// ofIPv6 ends the key of a Service's IPv6 endpoints; no Service's name ends so.
+const ofIPv6 = " IPv6"
+
 func newEndpoints(k *kind, nodeName string, ipv6 bool, salt uint64) *endpoints {
 	return &endpoints{
 		kind: k, nodeName: nodeName, ipv6: ipv6, budget: endpointBudget, salt: salt%(1<<(subBits-1)-1) + 1,
@@ -222,6 +226,9 @@ func (e *endpoints) adopt(o any) (slice *sourceSlice, service string, seen uint6
 	slice = &sourceSlice{key: key(s.Namespace, s.Name)}
 	slice.whole, err = e.object(s, seen<<subBits|e.epoch)
 	service = key(s.Namespace, s.Labels[discoveryv1.LabelServiceName])
+	if s.AddressType == discoveryv1.AddressTypeIPv6 {
+		service += ofIPv6
+	}
 	usable := s.AddressType == discoveryv1.AddressTypeIPv4 || e.ipv6 && s.AddressType == discoveryv1.AddressTypeIPv6
 	if s.Labels[discoveryv1.LabelServiceName] == "" || !usable {
 		service = "" // kube-proxy has no use for it
@@ -364,9 +371,11 @@ func (e *endpoints) prefer(service string, local bool) {
 	} else {
 		delete(e.local, service)
 	}
-	if svc := e.services[service]; svc != nil && e.known && svc.count > caps[e.level] {
-		for _, v := range e.views {
-			e.show(v, svc, e.rv)
+	for _, family := range []string{"", ofIPv6} {
+		if svc := e.services[service+family]; svc != nil && e.known && svc.count > caps[e.level] {
+			for _, v := range e.views {
+				e.show(v, svc, e.rv)
+			}
 		}
 	}
 }
@@ -567,7 +576,7 @@ func (e *endpoints) part(v *view, svc *endpointsOf) map[string]shownSlice {
 			}
 		}
 	}
-	if e.local[svc.key] {
+	if e.local[strings.TrimSuffix(svc.key, ofIPv6)] {
 		// Half for the node's own, where a policy wants those only.
 		take(limit/2, func(s spot) bool { return s.here && s.grade == ready })
 	}

@@ -372,6 +372,53 @@ func TestSlicesOfIPv6AreShownWhereCellsHaveIt(t *testing.T) {
 	}
 }
 
+func TestAPartOfAServiceHasEndpointsOfBothFamilies(t *testing.T) {
+	f := newFleet(t)
+	f.ipv6 = true
+	var all []any
+	for i := 0; i < 4000; i += 100 {
+		four, six := sliceOf("web", fmt.Sprintf("four-%d", i), uint64(i+1), i, 100), sliceOf("web", fmt.Sprintf("six-%d", i), uint64(i+2), i, 100)
+		six.AddressType = discoveryv1.AddressTypeIPv6
+		for j := range six.Endpoints {
+			six.Endpoints[j].Addresses = []string{fmt.Sprintf("fd00::%x", i+j)}
+		}
+		all = append(all, four, six)
+	}
+	if err := f.Replace(all, "9000"); err != nil {
+		t.Fatal(err)
+	}
+	node := nodeName
+	here := all[1].(*discoveryv1.EndpointSlice).DeepCopy() // of IPv6
+	here.ResourceVersion = "9001"
+	for j := range here.Endpoints[:4] {
+		here.Endpoints[j].NodeName = &node
+	}
+	if err := f.Update(here); err != nil {
+		t.Fatal(err)
+	}
+	f.prefer(key(here.Namespace, "web"), true)
+	for _, cell := range f.cells {
+		objects, _, _ := f.seen[cell].snapshot()
+		count := map[discoveryv1.AddressType]int{}
+		local := 0
+		for _, o := range objects {
+			s := o.apiObject.(*discoveryv1.EndpointSlice)
+			count[s.AddressType] += len(s.Endpoints)
+			for _, e := range s.Endpoints {
+				if s.AddressType == discoveryv1.AddressTypeIPv6 && e.NodeName != nil && *e.NodeName == nodeName {
+					local++
+				}
+			}
+		}
+		if want := caps[f.level]; count[discoveryv1.AddressTypeIPv4] != want || count[discoveryv1.AddressTypeIPv6] != want {
+			t.Fatalf("cell %s sees %v endpoints, want %d of each family", cell, count, want)
+		}
+		if local < 4 {
+			t.Fatalf("cell %s sees %d of the IPv6 endpoints on its own node", cell, local)
+		}
+	}
+}
+
 func TestAnotherProcessDoesNotGoOnWithAPartOfThisOne(t *testing.T) {
 	var all []any
 	for i := 0; i < 2000; i += 100 {
