@@ -91,10 +91,14 @@ func rulesWritten(ctx context.Context, client *http.Client, address string, fami
 		return false, fmt.Errorf("kube-proxy's metrics: %s", resp.Status)
 	}
 	lines := bufio.NewScanner(resp.Body) // to its end, so that the connection can be used again
+	metrics := make([]string, len(families))
+	for i, family := range families {
+		metrics[i] = fmt.Sprintf(syncedMetric, family)
+	}
 	written := 0
 	for lines.Scan() {
-		for _, family := range families {
-			value, ok := strings.CutPrefix(lines.Text(), fmt.Sprintf(syncedMetric, family))
+		for _, metric := range metrics {
+			value, ok := strings.CutPrefix(lines.Text(), metric)
 			if !ok {
 				continue
 			}

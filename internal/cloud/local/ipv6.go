@@ -164,6 +164,13 @@ func refuseOverlapIPv6(cfg Config) error {
 // networkIPv6 gives eth0 its IPv6 address and way out, or turns IPv6 off on it.
 func (s spec) networkIPv6(eth netlink.Link) error {
 	on := s.AddressIPv6.IsValid()
+	if on {
+		// A host that is set to have none may hand that on to new namespaces, and
+		// kube-proxy goes by it.
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("0\n"), 0); err != nil {
+			return fmt.Errorf("turn IPv6 on: %w", err)
+		}
+	}
 	if err := settleIPv6("eth0", on); err != nil || !on {
 		return err
 	}
