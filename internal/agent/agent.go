@@ -61,8 +61,8 @@ type Options struct {
 	Listen string
 	// APIListen is where, on loopback, the kubelet finds its API server.
 	APIListen string
-	// ProxyMetrics is where, on loopback, kube-proxy serves its metrics.
-	ProxyMetrics string
+	// ProxyHealth is where, on loopback, kube-proxy serves its health.
+	ProxyHealth string
 	// Self is the executable that is the shim and the CNI plugin, Components
 	// the one that is the kubelet and containerd; they may be the same.
 	Self, Components string
@@ -94,7 +94,7 @@ func (o *Options) defaults() {
 	// machine one. What guards the port is mutual TLS, not its address.
 	set(&o.Listen, fmt.Sprintf(":%d", agentapi.Port))
 	set(&o.APIListen, localapi.Address)
-	set(&o.ProxyMetrics, configs.KubeProxyMetrics)
+	set(&o.ProxyHealth, configs.KubeProxyHealth)
 	set(&o.Nft, nftPath())
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
@@ -122,24 +122,22 @@ type Agent struct {
 
 	mu      sync.Mutex
 	config  *agentapi.Config // the one in force
-	kubelet *component       // nil before the first configuration
-	proxy   *component       // kube-proxy, likewise
+	kubelet *component       // with kube-proxy; nil before the first configuration
 	running context.Context  // of the components; nil before Run and after
 }
 
 // component is a part that runs with a configuration of Kip.
 type component struct {
 	process *supervise.Process
-	config  []byte // its file, where another one is what starts it again
 	cancel  context.CancelFunc
 	tasks   sync.WaitGroup
 }
 
 // startComponent runs p, and what goes with it, until it or everything is
 // stopped. The caller holds the lock.
-func (a *Agent) startComponent(p *supervise.Process, config []byte, with ...func(context.Context)) *component {
+func (a *Agent) startComponent(p *supervise.Process, with ...func(context.Context)) *component {
 	ctx, cancel := context.WithCancel(a.running)
-	c := &component{process: p, config: config, cancel: cancel}
+	c := &component{process: p, cancel: cancel}
 	c.tasks.Go(func() {
 		defer p.Close()
 		p.Run(ctx)
@@ -230,7 +228,7 @@ func (a *Agent) env() []string {
 func (a *Agent) binDir() string { return filepath.Join(a.o.RunDir, "bin") }
 
 // Run runs the agent until ctx ends, then stops its parts in order: the kubelet
-// and kube-proxy, as PID 1 the pod, containerd.
+// with kube-proxy, as PID 1 the pod, containerd.
 func (a *Agent) Run(ctx context.Context) error {
 	lis, err := net.Listen("tcp", a.o.Listen)
 	if err != nil {
@@ -302,19 +300,21 @@ func (a *Agent) begin(running context.Context) error {
 	return a.apply(c)
 }
 
-// end stops the kubelet and kube-proxy, for good.
+// end stops the kubelet, and kube-proxy with it, for good.
 func (a *Agent) end() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.running = nil
 	a.kubelet.stop()
-	a.proxy.stop()
-	a.kubelet, a.proxy = nil, nil
+	a.kubelet = nil
 }
 
-// startKubelet starts a kubelet that runs until it or everything is stopped.
-// The caller holds the lock.
+// startKubelet starts a kubelet, with kube-proxy in its process, that runs until it
+// or everything is stopped. The caller holds the lock.
 func (a *Agent) startKubelet(c agentapi.Config) error {
+	if err := network.Close(a.gateDir(), servicesGate); err != nil {
+		return err
+	}
 	p, err := a.process(supervise.Spec{
 		Name: "kubelet", Args: configs.KubeletArgs(c),
 		WaitsFor: "containerd and its pause image",
@@ -330,7 +330,7 @@ func (a *Agent) startKubelet(c agentapi.Config) error {
 	if err != nil {
 		return err
 	}
-	a.kubelet = a.startComponent(p, nil)
+	a.kubelet = a.startComponent(p, a.openServices)
 	return nil
 }
 

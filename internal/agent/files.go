@@ -115,9 +115,6 @@ func (a *Agent) apply(c agentapi.Config) error {
 			return err
 		}
 	}
-	if err := a.serveServices(proxy); err != nil {
-		return err
-	}
 	a.kubelet.stop()
 	a.kubelet = nil
 	if err := a.startKubelet(c); err != nil {

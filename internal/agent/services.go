@@ -1,53 +1,30 @@
 package agent
 
 import (
-	"bufio"
-	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
-	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/network"
-	"github.com/elotl/kip/internal/agent/supervise"
 )
 
 const (
 	// servicesGate opens when kube-proxy has written its rules for the first
-	// time since the agent started: a pod does not start before its Services work.
+	// time since the kubelet was started: a pod does not start before its Services
+	// work.
 	servicesGate = "services"
 	// syncPoll is how often kube-proxy is asked until then.
 	syncPoll = 50 * time.Millisecond
 	// syncAnswer bounds one such question.
 	syncAnswer = 2 * time.Second
+	// maxHealthBytes bounds what is read of an answer.
+	maxHealthBytes = 64 << 10
 )
 
-// syncedMetric is the time, in Unix seconds, at which kube-proxy last wrote its
-// rules; 0 or absent before. Cells have IPv4 only.
-const syncedMetric = `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} `
-
-// serveServices starts kube-proxy, or starts it again when its configuration is
-// another one. The caller holds the lock.
-func (a *Agent) serveServices(config []byte) error {
-	if a.proxy != nil && bytes.Equal(a.proxy.config, config) {
-		return nil
-	}
-	a.proxy.stop()
-	a.proxy = nil
-	if err := network.Close(a.gateDir(), servicesGate); err != nil {
-		return err
-	}
-	p, err := a.process(supervise.Spec{Name: "kube-proxy", Args: configs.KubeProxyArgs()})
-	if err != nil {
-		return err
-	}
-	a.proxy = a.startComponent(p, config, a.openServices)
-	return nil
-}
+// serviceFamily is the IP family in which Services work on cells.
+const serviceFamily = "IPv4"
 
 // openServices opens the gate once kube-proxy has written its rules. They outlive
 // kube-proxy, so the gate stays open when it ends.
@@ -56,7 +33,7 @@ func (a *Agent) openServices(ctx context.Context) {
 	defer client.CloseIdleConnections()
 	began := a.o.Clock.Now()
 	for {
-		synced, err := rulesWritten(ctx, client, a.o.ProxyMetrics)
+		synced, err := rulesWritten(ctx, client, a.o.ProxyHealth)
 		if synced {
 			if err = network.Open(a.gateDir(), servicesGate); err == nil {
 				a.o.Log.Info("Services work", "after", a.o.Clock.Since(began).Round(time.Millisecond))
@@ -76,9 +53,11 @@ func (a *Agent) openServices(ctx context.Context) {
 	}
 }
 
-// rulesWritten asks kube-proxy's metrics at address whether it has written its rules.
+// rulesWritten asks kube-proxy's health at address whether it has written its rules.
+// Its metrics tell that, too, but they are the kubelet's as well, some hundred
+// kilobytes.
 func rulesWritten(ctx context.Context, client *http.Client, address string) (bool, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/livez", nil)
 	if err != nil {
 		return false, err
 	}
@@ -87,20 +66,18 @@ func rulesWritten(ctx context.Context, client *http.Client, address string) (boo
 		return false, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return false, fmt.Errorf("kube-proxy's metrics: %s", resp.Status)
+	// Unhealthy is who is late with later rules: the first ones are written.
+	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusServiceUnavailable {
+		return false, fmt.Errorf("kube-proxy's health: %s", resp.Status)
 	}
-	lines := bufio.NewScanner(resp.Body)
-	for lines.Scan() {
-		if value, ok := strings.CutPrefix(lines.Text(), syncedMetric); ok {
-			at, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				return false, fmt.Errorf("kube-proxy's metrics: %w", err)
-			}
-			// To its end, so that the connection can be used again.
-			_, err = io.Copy(io.Discard, resp.Body)
-			return at > 0, err
-		}
+	var health struct {
+		// By IP family; only families whose rules have been written are there.
+		Status map[string]struct {
+			LastUpdated time.Time `json:"lastUpdated"`
+		} `json:"status"`
 	}
-	return false, lines.Err()
+	if err := json.NewDecoder(http.MaxBytesReader(nil, resp.Body, maxHealthBytes)).Decode(&health); err != nil {
+		return false, fmt.Errorf("kube-proxy's health: %w", err)
+	}
+	return !health.Status[serviceFamily].LastUpdated.IsZero(), nil
 }
