@@ -64,8 +64,9 @@ type Options struct {
 	// ProxyHealth is where, on loopback, kube-proxy serves its health.
 	ProxyHealth string
 	// Self is the executable that is the shim and the CNI plugin, Components
-	// the one that is the kubelet and containerd; they may be the same.
-	Self, Components string
+	// the one that is the kubelet, Containerd the one that is containerd and what
+	// asks it; they may be the same.
+	Self, Components, Containerd string
 	// Nft is the program that changes the kernel's packet filter.
 	Nft string
 	// Init says that this is PID 1: it reaps orphans, has cgroups to itself,
@@ -185,7 +186,7 @@ func New(o Options) (*Agent, error) {
 		return nil, err
 	}
 	a.firewall = firewall.New(o.RunDir, a.nft)
-	a.containerd, err = a.process(supervise.Spec{Name: "containerd", Args: []string{"--config=" + configs.ContainerdConfig}})
+	a.containerd, err = a.process(supervise.Spec{Name: "containerd", Path: a.o.Containerd, Args: []string{"--config=" + configs.ContainerdConfig}})
 	if err != nil {
 		return nil, err
 	}
@@ -201,7 +202,7 @@ func New(o Options) (*Agent, error) {
 	return a, nil
 }
 
-// process prepares a supervised component, which is a name of a.o.Components.
+// process prepares a supervised component, whose path the caller has set.
 func (a *Agent) process(s supervise.Spec) (*supervise.Process, error) {
 	if err := os.MkdirAll(a.o.LogDir, 0o755); err != nil {
 		return nil, fmt.Errorf("make the folder of logs: %w", err)
@@ -210,7 +211,7 @@ func (a *Agent) process(s supervise.Spec) (*supervise.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Path, s.Env, s.StopTimeout, s.Log = a.o.Components, a.env(), stopTimeout, log
+	s.Env, s.StopTimeout, s.Log = a.env(), stopTimeout, log
 	return supervise.New(s, supervise.Options{Reaper: a.reaper, Clock: a.o.Clock, Jitter: rand.Float64, Log: a.o.Log}), nil
 }
 
@@ -316,7 +317,7 @@ func (a *Agent) startKubelet(c agentapi.Config) error {
 		return err
 	}
 	p, err := a.process(supervise.Spec{
-		Name: "kubelet", Args: configs.KubeletArgs(c),
+		Name: "kubelet", Path: a.o.Components, Args: configs.KubeletArgs(c),
 		WaitsFor: "containerd and its pause image",
 		Ready: func(ctx context.Context) error {
 			select {
@@ -368,10 +369,10 @@ func (a *Agent) stopPods(ctx context.Context) {
 	}
 }
 
-// command runs one of the components' short commands, which bound their own
+// command runs one of the short commands that ask containerd, which bound their own
 // time, and returns the beginning of its output. It is killed when ctx ends.
 func (a *Agent) command(ctx context.Context, args ...string) (string, error) {
-	return a.run(ctx, commandOutput, a.o.Components, append([]string{"itzo"}, args...)...)
+	return a.run(ctx, commandOutput, a.o.Containerd, append([]string{"itzo"}, args...)...)
 }
 
 // commandOutput bounds what is read of a short command's output, in bytes.
