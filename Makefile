@@ -54,7 +54,7 @@ stop: build ## end and remove what a killed run left on this machine; as root
 
 ##### build
 
-PROGRAMS := kip kipctl itzo itzo-lite kip-dev kip-node runc pause coredns ptp host-local portmap
+PROGRAMS := kip kipctl itzo itzo-containerd itzo-lite kip-dev kip-node runc pause coredns ptp host-local portmap
 
 .PHONY: build
 build: prerequisites announce $(PROGRAMS:%=$(BIN)/%) $(BIN)/kubectl ## all programs, into bin/
@@ -75,7 +75,7 @@ FORCE:
 $(BIN)/kip $(BIN)/kipctl $(BIN)/kip-dev $(BIN)/kip-node: $(BIN)/%: FORCE | announce
 	@$(BUILD) -o $@ ./cmd/$*
 
-$(BIN)/itzo $(BIN)/itzo-lite: $(BIN)/%: FORCE | announce
+$(BIN)/itzo $(BIN)/itzo-containerd $(BIN)/itzo-lite: $(BIN)/%: FORCE | announce
 	@$(BUILD) -tags $(ITZO_TAGS) -o $@ ./cmd/$*
 
 # runc wants C for the seccomp filters that pods ask for.

@@ -4,18 +4,19 @@
 package main
 
 import (
+	"maps"
 	"os"
 
 	"github.com/elotl/kip/internal/agent/command"
 	"github.com/elotl/kip/internal/agent/components"
+	"github.com/elotl/kip/internal/agent/containerd"
 )
 
 func main() {
-	os.Exit(command.Main(map[string]func() int{
-		"kubelet":       components.Kubelet,
-		"kube-proxy":    components.KubeProxy,
-		"containerd":    components.Containerd,
-		"import-images": components.ImportImages,
-		"stop-pods":     components.StopPods,
-	}))
+	programs := map[string]func() int{
+		"kubelet":    components.Kubelet,
+		"kube-proxy": components.KubeProxy,
+	}
+	maps.Copy(programs, containerd.Programs)
+	os.Exit(command.Main(programs))
 }

@@ -42,15 +42,18 @@ func openCloud(cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
 // givesIPv6 says that the configured cloud's cells have IPv6 addresses, too.
 func givesIPv6(c config.Cloud) bool { return c.Local != nil && c.Local.IPv6CIDR.IsValid() }
 
-// tempo is how a cloud's list is to be asked for.
-type tempo struct{ listLag, soonPoll time.Duration }
+// tempo is how a cloud's list is to be asked for, and how soon it launches anew what
+// a pod has taken from a standby pool.
+type tempo struct{ listLag, soonPoll, refillDelay time.Duration }
 
 // pace returns the tempo of a cloud. The list of the local cloud costs nothing and
 // never lags. Those of the others are eventually consistent: EC2's shows an
-// instance within seconds of its launch, and its describe calls are throttled.
+// instance within seconds of its launch, and its describe calls are throttled. The
+// local cloud's machines are all on the processors of one host: the pod starts
+// first, within some 1.5 s.
 func pace(c cloud.Cloud) tempo {
 	if c.Name() == "local" {
-		return tempo{soonPoll: 50 * time.Millisecond}
+		return tempo{soonPoll: 50 * time.Millisecond, refillDelay: 2 * time.Second}
 	}
 	return tempo{listLag: 20 * time.Second, soonPoll: time.Second}
 }

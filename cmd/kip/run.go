@@ -350,7 +350,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		Interrupted: func(c cells.Cell) { podLoop.CellInterrupted(c) },
 		ClusterDNS:  dns, ClusterDomain: o.clusterDomain, ReservedMemoryBytes: reserved, RegistryMirrors: cfg.Cells.RegistryMirrors,
 		NameTag: cmp.Or(cfg.Cells.Nametag, controllerID), Pools: pools, Template: template(cfg, authority.Hash()), Health: health(cfg),
-		ListLag: pace(machines).listLag, SoonPoll: pace(machines).soonPoll, Clock: real, Log: log,
+		ListLag: pace(machines).listLag, SoonPoll: pace(machines).soonPoll, RefillDelay: pace(machines).refillDelay, Clock: real, Log: log,
 	})
 	podLoop, err = pods.New(pods.Config{
 		Pods: podInformer, Client: api.asNode.CoreV1(), Cells: cellLoop, Volumes: volumes.Resolver{Client: api.asKip.CoreV1(), HasDisks: disks != nil}.Disks, Place: place, Event: events,

@@ -22,8 +22,10 @@ import (
 )
 
 const (
-	// components is the program that is the kubelet, containerd and kube-proxy.
+	// components is the program that is the kubelet and kube-proxy.
 	components = "/bin/itzo-components"
+	// containerdProgram is the one that is containerd, and asks it.
+	containerdProgram = "/bin/itzo-containerd"
 	// shim is the program that is containerd's shim.
 	shim = "/bin/itzo"
 	// pauseArchive is the image of pods' sandboxes.
@@ -49,11 +51,11 @@ func Run(ctx context.Context, c Config, log *slog.Logger) error {
 	if err := n.write(); err != nil {
 		return err
 	}
-	containerd, err := n.part(supervise.Spec{Name: "containerd", Args: []string{"--config=" + configs.ContainerdConfig}})
+	containerd, err := n.part(supervise.Spec{Name: "containerd", Path: containerdProgram, Args: []string{"--config=" + configs.ContainerdConfig}})
 	if err != nil {
 		return err
 	}
-	kubelet, err := n.part(supervise.Spec{Name: "kubelet", Args: c.kubeletArgs(), WaitsFor: "containerd and its pause image", Ready: func(ctx context.Context) error {
+	kubelet, err := n.part(supervise.Spec{Name: "kubelet", Path: components, Args: c.kubeletArgs(), WaitsFor: "containerd and its pause image", Ready: func(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -64,7 +66,7 @@ func Run(ctx context.Context, c Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	proxy, err := n.part(supervise.Spec{Name: "kube-proxy", Args: []string{"--config=" + proxyConfig}})
+	proxy, err := n.part(supervise.Spec{Name: "kube-proxy", Path: components, Args: []string{"--config=" + proxyConfig}})
 	if err != nil {
 		return err
 	}
@@ -114,13 +116,13 @@ func (n *node) env() []string {
 	return []string{"PATH=" + binDir + ":" + os.Getenv("PATH"), "HOME=/root"}
 }
 
-// part prepares a supervised process.
+// part prepares a supervised process, whose path the caller has set.
 func (n *node) part(s supervise.Spec) (*supervise.Process, error) {
 	log, err := supervise.OpenLog(filepath.Join(logDir, s.Name+".log"), logBytes)
 	if err != nil {
 		return nil, err
 	}
-	s.Path, s.Env, s.StopTimeout, s.Log = components, n.env(), stopTimeout, log
+	s.Env, s.StopTimeout, s.Log = n.env(), stopTimeout, log
 	return supervise.New(s, supervise.Options{Reaper: n.reaper, Clock: clock.RealClock{}, Jitter: rand.Float64, Log: n.log}), nil
 }
 
@@ -128,7 +130,7 @@ func (n *node) part(s supervise.Spec) (*supervise.Process, error) {
 func (n *node) importPause(ctx context.Context) {
 	for ctx.Err() == nil {
 		cmd := &exec.Cmd{
-			Path: components, Args: []string{"import-images", pauseArchive}, Env: n.env(), Stdout: os.Stderr, Stderr: os.Stderr, Dir: "/",
+			Path: containerdProgram, Args: []string{"import-images", pauseArchive}, Env: n.env(), Stdout: os.Stderr, Stderr: os.Stderr, Dir: "/",
 			SysProcAttr: &unix.SysProcAttr{Setpgid: true},
 		}
 		err := n.reaper.Run(ctx, cmd)

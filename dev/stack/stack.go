@@ -306,7 +306,7 @@ func (s *Stack) rootOptions() (cellimage.Options, error) {
 	bin := func(name string) string { return filepath.Join(s.opts.Bin, name) }
 	programs[cellimage.Portmap] = bin("portmap")
 	return cellimage.Options{
-		Dir: s.opts.CellRoot, Itzo: bin("itzo"), ItzoLite: bin("itzo-lite"), Runc: bin("runc"), Pause: bin("pause"),
+		Dir: s.opts.CellRoot, Itzo: bin("itzo"), ItzoContainerd: bin("itzo-containerd"), ItzoLite: bin("itzo-lite"), Runc: bin("runc"), Pause: bin("pause"),
 		Busybox: busybox, Certificates: certificates, Programs: programs,
 	}, nil
 }

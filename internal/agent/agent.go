@@ -61,11 +61,12 @@ type Options struct {
 	Listen string
 	// APIListen is where, on loopback, the kubelet finds its API server.
 	APIListen string
-	// ProxyMetrics is where, on loopback, kube-proxy serves its metrics.
-	ProxyMetrics string
+	// ProxyHealth is where, on loopback, kube-proxy serves its health.
+	ProxyHealth string
 	// Self is the executable that is the shim and the CNI plugin, Components
-	// the one that is the kubelet and containerd; they may be the same.
-	Self, Components string
+	// the one that is the kubelet, Containerd the one that is containerd and what
+	// asks it; they may be the same.
+	Self, Components, Containerd string
 	// Nft is the program that changes the kernel's packet filter.
 	Nft string
 	// Init says that this is PID 1: it reaps orphans, has cgroups to itself,
@@ -94,7 +95,7 @@ func (o *Options) defaults() {
 	// machine one. What guards the port is mutual TLS, not its address.
 	set(&o.Listen, fmt.Sprintf(":%d", agentapi.Port))
 	set(&o.APIListen, localapi.Address)
-	set(&o.ProxyMetrics, configs.KubeProxyMetrics)
+	set(&o.ProxyHealth, configs.KubeProxyHealth)
 	set(&o.Nft, nftPath())
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
@@ -128,24 +129,22 @@ type Agent struct {
 
 	mu      sync.Mutex
 	config  *agentapi.Config // the one in force
-	kubelet *component       // nil before the first configuration
-	proxy   *component       // kube-proxy, likewise
+	kubelet *component       // with kube-proxy; nil before the first configuration
 	running context.Context  // of the components; nil before Run and after
 }
 
 // component is a part that runs with a configuration of Kip.
 type component struct {
 	process *supervise.Process
-	config  []byte // its file, where another one is what starts it again
 	cancel  context.CancelFunc
 	tasks   sync.WaitGroup
 }
 
 // startComponent runs p, and what goes with it, until it or everything is
 // stopped. The caller holds the lock.
-func (a *Agent) startComponent(p *supervise.Process, config []byte, with ...func(context.Context)) *component {
+func (a *Agent) startComponent(p *supervise.Process, with ...func(context.Context)) *component {
 	ctx, cancel := context.WithCancel(a.running)
-	c := &component{process: p, config: config, cancel: cancel}
+	c := &component{process: p, cancel: cancel}
 	c.tasks.Go(func() {
 		defer p.Close()
 		p.Run(ctx)
@@ -193,7 +192,7 @@ func New(o Options) (*Agent, error) {
 		return nil, err
 	}
 	a.firewall = firewall.New(o.RunDir, a.nft)
-	a.containerd, err = a.process(supervise.Spec{Name: "containerd", Args: []string{"--config=" + configs.ContainerdConfig}})
+	a.containerd, err = a.process(supervise.Spec{Name: "containerd", Path: a.o.Containerd, Args: []string{"--config=" + configs.ContainerdConfig}})
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +208,7 @@ func New(o Options) (*Agent, error) {
 	return a, nil
 }
 
-// process prepares a supervised component, which is a name of a.o.Components.
+// process prepares a supervised component, whose path the caller has set.
 func (a *Agent) process(s supervise.Spec) (*supervise.Process, error) {
 	if err := os.MkdirAll(a.o.LogDir, 0o755); err != nil {
 		return nil, fmt.Errorf("make the folder of logs: %w", err)
@@ -218,7 +217,7 @@ func (a *Agent) process(s supervise.Spec) (*supervise.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Path, s.Env, s.StopTimeout, s.Log = a.o.Components, a.env(), stopTimeout, log
+	s.Env, s.StopTimeout, s.Log = a.env(), stopTimeout, log
 	return supervise.New(s, supervise.Options{Reaper: a.reaper, Clock: a.o.Clock, Jitter: rand.Float64, Log: a.o.Log}), nil
 }
 
@@ -236,7 +235,7 @@ func (a *Agent) env() []string {
 func (a *Agent) binDir() string { return filepath.Join(a.o.RunDir, "bin") }
 
 // Run runs the agent until ctx ends, then stops its parts in order: the kubelet
-// and kube-proxy, as PID 1 the pod, containerd.
+// with kube-proxy, as PID 1 the pod, containerd.
 func (a *Agent) Run(ctx context.Context) error {
 	lis, err := net.Listen("tcp", a.o.Listen)
 	if err != nil {
@@ -308,21 +307,23 @@ func (a *Agent) begin(running context.Context) error {
 	return a.apply(c)
 }
 
-// end stops the kubelet and kube-proxy, for good.
+// end stops the kubelet, and kube-proxy with it, for good.
 func (a *Agent) end() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.running = nil
 	a.kubelet.stop()
-	a.proxy.stop()
-	a.kubelet, a.proxy = nil, nil
+	a.kubelet = nil
 }
 
-// startKubelet starts a kubelet that runs until it or everything is stopped.
-// The caller holds the lock.
+// startKubelet starts a kubelet, with kube-proxy in its process, that runs until it
+// or everything is stopped. The caller holds the lock.
 func (a *Agent) startKubelet(c agentapi.Config) error {
+	if err := network.Close(a.gateDir(), servicesGate); err != nil {
+		return err
+	}
 	p, err := a.process(supervise.Spec{
-		Name: "kubelet", Args: configs.KubeletArgs(c),
+		Name: "kubelet", Path: a.o.Components, Args: configs.KubeletArgs(c),
 		WaitsFor: "containerd and its pause image",
 		Ready: func(ctx context.Context) error {
 			select {
@@ -336,7 +337,7 @@ func (a *Agent) startKubelet(c agentapi.Config) error {
 	if err != nil {
 		return err
 	}
-	a.kubelet = a.startComponent(p, nil)
+	a.kubelet = a.startComponent(p, func(ctx context.Context) { a.openServices(ctx, serviceFamilies(c)) })
 	return nil
 }
 
@@ -374,10 +375,10 @@ func (a *Agent) stopPods(ctx context.Context) {
 	}
 }
 
-// command runs one of the components' short commands, which bound their own
+// command runs one of the short commands that ask containerd, which bound their own
 // time, and returns the beginning of its output. It is killed when ctx ends.
 func (a *Agent) command(ctx context.Context, args ...string) (string, error) {
-	return a.run(ctx, commandOutput, a.o.Components, append([]string{"itzo"}, args...)...)
+	return a.run(ctx, commandOutput, a.o.Containerd, append([]string{"itzo"}, args...)...)
 }
 
 // commandOutput bounds what is read of a short command's output, in bytes.

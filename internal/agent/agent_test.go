@@ -48,13 +48,13 @@ type machine struct {
 	prepared []agentapi.Config
 	fail     error // of the next Prepare
 
-	proxyMetrics string // address of kube-proxy's metrics
+	proxyHealth string // address of kube-proxy's health
 }
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	// Nothing listens there: kube-proxy never gets ready.
-	m := &machine{t: t, root: t.TempDir(), proxyMetrics: "127.0.0.1:1"}
+	m := &machine{t: t, root: t.TempDir(), proxyHealth: "127.0.0.1:1"}
 	authority, err := pki.New(time.Now)
 	if err != nil {
 		t.Fatal(err)
@@ -72,8 +72,7 @@ component() {
 }
 case "$*" in
 "--config=/etc/containerd/config.toml") component containerd ;;
-"--config=/var/lib/kubelet/config.yaml "*) component kubelet ;;
-"--config=/var/lib/kube-proxy/config.yaml") component kube-proxy ;;
+"--kube-proxy-config=/var/lib/kube-proxy/config.yaml --config=/var/lib/kubelet/config.yaml "*) component kubelet ;;
 import-images*) until [ -e `+m.root+`/serving ]; do sleep 0.01; done; did "imported ${2##*/}" ;;
 stop-pods*) did "pods stopped" ;;
 *) did "unknown: $*"; exit 1 ;;
@@ -121,8 +120,8 @@ func (m *machine) agent(init bool) *Agent {
 	m.t.Helper()
 	a, err := New(Options{
 		Root: m.root, UserData: m.path("user-data"), StateDir: m.path("state"), RunDir: m.path("run"), LogDir: m.path("log"),
-		PauseArchive: m.path("pause.tar"), Listen: "127.0.0.1:0", APIListen: "127.0.0.1:0", ProxyMetrics: m.proxyMetrics,
-		Self: m.path("itzo"), Components: m.path("itzo"), Nft: m.path("nft"), Init: init, Version: "v1",
+		PauseArchive: m.path("pause.tar"), Listen: "127.0.0.1:0", APIListen: "127.0.0.1:0", ProxyHealth: m.proxyHealth,
+		Self: m.path("itzo"), Components: m.path("itzo"), Containerd: m.path("itzo"), Nft: m.path("nft"), Init: init, Version: "v1",
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Prepare: func(c agentapi.Config) error {
 			m.mu.Lock()
@@ -186,10 +185,10 @@ func status(t *testing.T, a *Agent) (containerd, kubelet agentapi.Component) {
 	if err := json.NewDecoder(w.Body).Decode(&s); err != nil {
 		t.Fatal(err)
 	}
-	if s.CellID != "c-1" || s.Version != "v1" || len(s.Components) != 3 || s.Components[1].Name != "kube-proxy" {
+	if s.CellID != "c-1" || s.Version != "v1" || len(s.Components) != 2 {
 		t.Fatalf("status %+v", s)
 	}
-	return s.Components[0], s.Components[2]
+	return s.Components[0], s.Components[1]
 }
 
 func config() agentapi.Config {
@@ -303,9 +302,9 @@ func TestThePartsStopInOrder(t *testing.T) {
 		init bool
 		want []string
 	}{
-		{true, []string{"kubelet stopped", "kube-proxy stopped", "pods stopped", "containerd stopped"}},
+		{true, []string{"kubelet stopped", "pods stopped", "containerd stopped"}},
 		// On an ordinary machine the pod outlives the agent.
-		{false, []string{"kubelet stopped", "kube-proxy stopped", "containerd stopped"}},
+		{false, []string{"kubelet stopped", "containerd stopped"}},
 	} {
 		t.Run(fmt.Sprintf("init=%t", c.init), func(t *testing.T) {
 			m := newMachine(t)
@@ -314,7 +313,7 @@ func TestThePartsStopInOrder(t *testing.T) {
 			stop := m.run(a)
 			put(t, a, config())
 			eventually(t, "both run", func() bool {
-				return m.didIt("kubelet started")() && m.didIt("kube-proxy started")() && m.didIt("containerd started")()
+				return m.didIt("kubelet started")() && m.didIt("containerd started")()
 			})
 			before := len(m.did())
 			stop()

@@ -86,10 +86,10 @@ func (a *Agent) getStatus(w http.ResponseWriter, _ *http.Request) {
 // Status reports how the cell's parts fare.
 func (a *Agent) Status() agentapi.Status {
 	a.mu.Lock()
-	proxy, kubelet := a.proxy.status("kube-proxy"), a.kubelet.status("kubelet")
+	kubelet := a.kubelet.status("kubelet")
 	a.mu.Unlock()
 	return agentapi.Status{
 		CellID: a.user.CellID, Version: a.o.Version,
-		Components: []agentapi.Component{a.containerd.Status(), proxy, kubelet},
+		Components: []agentapi.Component{a.containerd.Status(), kubelet},
 	}
 }

@@ -115,13 +115,6 @@ func (a *Agent) apply(c agentapi.Config) error {
 			return err
 		}
 	}
-	families := []string{"IPv4"}
-	if c.NodeIPv6.IsValid() {
-		families = append(families, "IPv6")
-	}
-	if err := a.serveServices(proxy, families...); err != nil {
-		return err
-	}
 	a.kubelet.stop()
 	a.kubelet = nil
 	if err := a.startKubelet(c); err != nil {

@@ -1,51 +1,36 @@
 package agent
 
 import (
-	"bufio"
-	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
-	"strconv"
-	"strings"
+	"slices"
 	"time"
 
-	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/network"
-	"github.com/elotl/kip/internal/agent/supervise"
 )
 
 const (
 	// servicesGate opens when kube-proxy has written its rules for the first
-	// time since the agent started: a pod does not start before its Services work.
+	// time since the kubelet was started: a pod does not start before its Services
+	// work.
 	servicesGate = "services"
 	// syncPoll is how often kube-proxy is asked until then.
 	syncPoll = 50 * time.Millisecond
 	// syncAnswer bounds one such question.
 	syncAnswer = 2 * time.Second
+	// maxHealthBytes bounds what is read of an answer.
+	maxHealthBytes = 64 << 10
 )
 
-// syncedMetric is the time, in Unix seconds, at which kube-proxy last wrote its
-// rules of a family; 0 or absent before.
-const syncedMetric = `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=%q} `
-
-// serveServices starts kube-proxy, or starts it again when its configuration is
-// another one. Services are to work in families. The caller holds the lock.
-func (a *Agent) serveServices(config []byte, families ...string) error {
-	if a.proxy != nil && bytes.Equal(a.proxy.config, config) {
-		return nil
+// serviceFamilies are the IP families in which Services are to work on a cell.
+func serviceFamilies(c agentapi.Config) []string {
+	if c.NodeIPv6.IsValid() {
+		return []string{"IPv4", "IPv6"}
 	}
-	a.proxy.stop()
-	a.proxy = nil
-	if err := network.Close(a.gateDir(), servicesGate); err != nil {
-		return err
-	}
-	p, err := a.process(supervise.Spec{Name: "kube-proxy", Args: configs.KubeProxyArgs()})
-	if err != nil {
-		return err
-	}
-	a.proxy = a.startComponent(p, config, func(ctx context.Context) { a.openServices(ctx, families) })
-	return nil
+	return []string{"IPv4"}
 }
 
 // openServices opens the gate once kube-proxy has written its rules. They outlive
@@ -55,7 +40,7 @@ func (a *Agent) openServices(ctx context.Context, families []string) {
 	defer client.CloseIdleConnections()
 	began := a.o.Clock.Now()
 	for {
-		synced, err := rulesWritten(ctx, client, a.o.ProxyMetrics, families)
+		synced, err := rulesWritten(ctx, client, a.o.ProxyHealth, families)
 		if synced {
 			if err = network.Open(a.gateDir(), servicesGate); err == nil {
 				a.o.Log.Info("Services work", "after", a.o.Clock.Since(began).Round(time.Millisecond))
@@ -75,10 +60,12 @@ func (a *Agent) openServices(ctx context.Context, families []string) {
 	}
 }
 
-// rulesWritten asks kube-proxy's metrics at address whether it has written its rules
+// rulesWritten asks kube-proxy's health at address whether it has written its rules
 // of all families.
+// Its metrics tell that, too, but they are the kubelet's as well, some hundred
+// kilobytes.
 func rulesWritten(ctx context.Context, client *http.Client, address string, families []string) (bool, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/livez", nil)
 	if err != nil {
 		return false, err
 	}
@@ -87,29 +74,19 @@ func rulesWritten(ctx context.Context, client *http.Client, address string, fami
 		return false, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return false, fmt.Errorf("kube-proxy's metrics: %s", resp.Status)
+	// Unhealthy is who is late with later rules: the first ones are written.
+	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusServiceUnavailable {
+		return false, fmt.Errorf("kube-proxy's health: %s", resp.Status)
 	}
-	lines := bufio.NewScanner(resp.Body) // to its end, so that the connection can be used again
-	metrics := make([]string, len(families))
-	for i, family := range families {
-		metrics[i] = fmt.Sprintf(syncedMetric, family)
+	var health struct {
+		// By IP family; only families whose rules have been written are there.
+		Status map[string]struct {
+			LastUpdated time.Time `json:"lastUpdated"`
+		} `json:"status"`
 	}
-	written := 0
-	for lines.Scan() {
-		for _, metric := range metrics {
-			value, ok := strings.CutPrefix(lines.Text(), metric)
-			if !ok {
-				continue
-			}
-			at, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				return false, fmt.Errorf("kube-proxy's metrics: %w", err)
-			}
-			if at > 0 {
-				written++
-			}
-		}
+	if err := json.NewDecoder(http.MaxBytesReader(nil, resp.Body, maxHealthBytes)).Decode(&health); err != nil {
+		return false, fmt.Errorf("kube-proxy's health: %w", err)
 	}
-	return lines.Err() == nil && written == len(families), lines.Err()
+	late := func(family string) bool { return health.Status[family].LastUpdated.IsZero() }
+	return !slices.ContainsFunc(families, late), nil
 }

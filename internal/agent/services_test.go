@@ -11,79 +11,105 @@ import (
 	"testing"
 )
 
-// proxyMetrics serves what text is as kube-proxy's metrics.
-func proxyMetrics(t *testing.T) (address string, text *atomic.Value) {
+// proxyHealth serves what the answer is as kube-proxy's health, with status 503 when
+// it says that it is not healthy.
+func proxyHealth(t *testing.T) (address string, answer *atomic.Value) {
 	t.Helper()
-	text = &atomic.Value{}
-	text.Store("")
+	answer = &atomic.Value{}
+	answer.Store(`{"healthy":true}`)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/metrics" {
+		if r.URL.Path != "/livez" {
 			http.NotFound(w, r)
 			return
 		}
-		_, _ = io.WriteString(w, text.Load().(string))
+		text := answer.Load().(string)
+		if strings.Contains(text, `"healthy":false`) {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		_, _ = io.WriteString(w, text)
 	}))
 	t.Cleanup(server.Close)
-	return strings.TrimPrefix(server.URL, "http://"), text
+	return strings.TrimPrefix(server.URL, "http://"), answer
 }
 
 func TestTheGateOfServicesOpensWhenKubeProxyHasWrittenItsRules(t *testing.T) {
-	m := newMachine(t)
-	address, text := proxyMetrics(t)
-	m.proxyMetrics = address
-	gate := filepath.Join(m.path("run"), "gates", servicesGate)
-	m.file("run/gates/"+servicesGate, "", 0o600) // of an earlier run of the machine
-	a := m.agent(false)
-	m.run(a)
-	if w := put(t, a, config()); w.Code != http.StatusOK {
-		t.Fatalf("%d %s", w.Code, w.Body)
-	}
-	for _, not := range []string{
-		"", "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"} 0\n",
-		"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family=\"IPv4\"} 1.7e+09\n",
-		"kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"} 1.7e+09\n",
+	for _, written := range []string{
+		`{"lastUpdated":"2026-11-21T13:00:00Z","healthy":true,"status":{"IPv4":{"lastUpdated":"2026-11-21T12:00:00Z","healthy":true}}}`,
+		// Later ones are late.
+		`{"lastUpdated":"2026-11-21T12:00:00Z","healthy":false,"status":{"IPv4":{"lastUpdated":"2026-11-21T12:00:00Z","healthy":false}}}`,
 	} {
-		text.Store(not)
-		if open, err := rulesWritten(t.Context(), http.DefaultClient, address, []string{"IPv4"}); open || err != nil {
-			t.Errorf("%q: %t, %v", not, open, err)
+		m := newMachine(t)
+		address, answer := proxyHealth(t)
+		m.proxyHealth = address
+		m.file("serving", "", 0o444)
+		gate := filepath.Join(m.path("run"), "gates", servicesGate)
+		m.file("run/gates/"+servicesGate, "", 0o600) // of an earlier run of the machine
+		a := m.agent(false)
+		m.run(a)
+		if w := put(t, a, config()); w.Code != http.StatusOK {
+			t.Fatalf("%d %s", w.Code, w.Body)
 		}
-		if _, err := os.Stat(gate); err == nil {
-			t.Fatalf("the gate is open with %q", not)
-		}
-	}
-	both := []string{"IPv4", "IPv6"}
-	one := "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"} 1.7e+09\n"
-	for written, want := range map[string]bool{one: false, one + strings.Replace(one, "IPv6", "IPv4", 1): true} {
-		text.Store(written)
-		if open, err := rulesWritten(t.Context(), http.DefaultClient, address, both); open != want || err != nil {
-			t.Errorf("two families, and %q: %t, %v", written, open, err)
-		}
-	}
-	text.Store("# HELP x\nkubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"} 1.7e+09\nmore 1\n")
-	eventually(t, "the gate is open", func() bool { _, err := os.Stat(gate); return err == nil })
-}
-
-func TestAnotherConfigurationOfTheKubeletLeavesKubeProxyAlone(t *testing.T) {
-	m := newMachine(t)
-	a := m.agent(false)
-	m.run(a)
-	proxy := func() int {
-		for _, c := range a.Status().Components {
-			if c.Name == "kube-proxy" {
-				return c.PID
+		for _, not := range []string{
+			`{}`,
+			// Healthy is a kube-proxy from its start on.
+			`{"lastUpdated":"2026-11-21T13:00:00Z","currentTime":"2026-11-21T13:00:00Z","healthy":true}`,
+			`{"lastUpdated":"2026-11-21T13:00:00Z","healthy":true,"status":{"IPv6":{"lastUpdated":"2026-11-21T12:00:00Z","healthy":true}}}`,
+		} {
+			answer.Store(not)
+			if open, err := rulesWritten(t.Context(), http.DefaultClient, address, []string{"IPv4"}); open || err != nil {
+				t.Errorf("%s: %t, %v", not, open, err)
+			}
+			if _, err := os.Stat(gate); err == nil {
+				t.Fatalf("the gate is open with %s", not)
 			}
 		}
-		return 0
+		answer.Store("nonsense")
+		if open, err := rulesWritten(t.Context(), http.DefaultClient, address, []string{"IPv4"}); open || err == nil {
+			t.Errorf("nonsense is an answer: %t, %v", open, err)
+		}
+		answer.Store(written)
+		eventually(t, "the gate is open", func() bool { _, err := os.Stat(gate); return err == nil })
 	}
+}
+
+func TestTheRulesOfADualStackCellAreWrittenWhenThoseOfBothFamiliesAre(t *testing.T) {
+	address, answer := proxyHealth(t)
+	for text, want := range map[string]bool{
+		`{"status":{"IPv4":{"lastUpdated":"2026-11-21T12:00:00Z"}}}`:                                               false,
+		`{"status":{"IPv6":{"lastUpdated":"2026-11-21T12:00:00Z"}}}`:                                               false,
+		`{"status":{"IPv4":{"lastUpdated":"2026-11-21T12:00:00Z"},"IPv6":{"lastUpdated":"2026-11-21T12:00:00Z"}}}`: true,
+	} {
+		answer.Store(text)
+		if open, err := rulesWritten(t.Context(), http.DefaultClient, address, []string{"IPv4", "IPv6"}); open != want || err != nil {
+			t.Errorf("%s: %t, %v", text, open, err)
+		}
+	}
+}
+
+func TestAnotherConfigurationStartsKubeProxyAgainAndClosesItsGate(t *testing.T) {
+	m := newMachine(t)
+	address, answer := proxyHealth(t)
+	m.proxyHealth = address
+	m.file("serving", "", 0o444)
+	gate := filepath.Join(m.path("run"), "gates", servicesGate)
+	a := m.agent(false)
+	m.run(a)
+	const written = `{"status":{"IPv4":{"lastUpdated":"2026-11-21T12:00:00Z"}}}`
+	answer.Store(written)
 	put(t, a, config())
-	eventually(t, "kube-proxy runs", func() bool { return proxy() != 0 })
-	first := proxy()
+	eventually(t, "the gate is open", func() bool { _, err := os.Stat(gate); return err == nil })
+	eventually(t, "the kubelet runs", func() bool { _, k := status(t, a); return k.PID != 0 })
+	_, first := status(t, a)
+	answer.Store(`{}`)
 	other := config()
-	other.ReservedMemoryBytes = 1 << 20
-	if w := put(t, a, other); w.Code != http.StatusOK || proxy() != first {
-		t.Errorf("%d, pid %d was %d", w.Code, proxy(), first)
-	}
 	other.NodeName = "kip-1"
-	put(t, a, other)
-	eventually(t, "another kube-proxy", func() bool { pid := proxy(); return pid != 0 && pid != first })
+	if w := put(t, a, other); w.Code != http.StatusOK {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	if _, err := os.Stat(gate); err == nil {
+		t.Error("the gate is open before the new rules are written")
+	}
+	eventually(t, "another one runs", func() bool { _, k := status(t, a); return k.PID != 0 && k.PID != first.PID })
+	answer.Store(written)
+	eventually(t, "the gate is open again", func() bool { _, err := os.Stat(gate); return err == nil })
 }

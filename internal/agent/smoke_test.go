@@ -219,7 +219,7 @@ func glob(pattern string) []string {
 func TestACellRunsAPod(t *testing.T) {
 	bin := os.Getenv("KIP_BIN")
 	if os.Geteuid() != 0 || bin == "" {
-		t.Skip("needs root, and KIP_BIN=folder with itzo, itzo-lite, runc, pause")
+		t.Skip("needs root, and KIP_BIN=folder with itzo, itzo-containerd, itzo-lite, runc, pause")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -241,7 +241,7 @@ func TestACellRunsAPod(t *testing.T) {
 	must(err)
 	programs[cellimage.Portmap] = bin + "/portmap"
 	must(cellimage.Build(ctx, cellimage.Options{
-		Dir: root, Itzo: bin + "/itzo", ItzoLite: bin + "/itzo-lite", Runc: bin + "/runc", Busybox: "/usr/bin/busybox", Pause: bin + "/pause", Programs: programs,
+		Dir: root, Itzo: bin + "/itzo", ItzoContainerd: bin + "/itzo-containerd", ItzoLite: bin + "/itzo-lite", Runc: bin + "/runc", Busybox: "/usr/bin/busybox", Pause: bin + "/pause", Programs: programs,
 	}))
 	step("root built")
 	place := local.Config{

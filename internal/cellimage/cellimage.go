@@ -53,11 +53,11 @@ type Options struct {
 	// that is named by a hash of the inputs; machines that run on an older tree
 	// keep it.
 	Dir string
-	// Itzo is the whole itzo, ItzoLite the one without the kubelet and
-	// containerd.
-	Itzo, ItzoLite string
-	Runc           string
-	Busybox        string
+	// Itzo is the whole itzo, ItzoContainerd the one without the kubelet, ItzoLite
+	// the one also without containerd.
+	Itzo, ItzoContainerd, ItzoLite string
+	Runc                           string
+	Busybox                        string
 	// Pause is the program of the pause image.
 	Pause string
 	// Certificates is a PEM file of certificate authorities, for pulls from
@@ -145,6 +145,7 @@ type input struct {
 func (o Options) inputs(ctx context.Context) ([]input, error) {
 	in := []input{
 		{"Itzo", o.Itzo, "bin/itzo-components", 0o755},
+		{"ItzoContainerd", o.ItzoContainerd, "bin/itzo-containerd", 0o755},
 		{"ItzoLite", o.ItzoLite, "bin/itzo", 0o755},
 		{"Runc", o.Runc, "usr/bin/runc", 0o755},
 		{"Busybox", o.Busybox, "bin/busybox", 0o755},
@@ -291,7 +292,7 @@ func (o Options) links(ctx context.Context, root string) error {
 		"sbin/init":   "/bin/itzo",
 		"var/run":     "../run",
 		"etc/mtab":    "/proc/self/mounts",
-		"bin/kubelet": "itzo-components", "bin/containerd": "itzo-components",
+		"bin/kubelet": "itzo-components", "bin/containerd": "itzo-containerd",
 	}
 	out, err := exec.CommandContext(ctx, o.Busybox, "--list-full").Output()
 	if err != nil {

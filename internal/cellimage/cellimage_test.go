@@ -33,7 +33,7 @@ func options(t *testing.T) Options {
 	}
 	return Options{
 		Dir:  filepath.Join(t.TempDir(), "cells", "root"),
-		Itzo: file("itzo", "whole"), ItzoLite: file("itzo-lite", "small"), Runc: file("runc", "runc"), Pause: file("pause", "pause"),
+		Itzo: file("itzo", "whole"), ItzoContainerd: file("itzo-containerd", "middle"), ItzoLite: file("itzo-lite", "small"), Runc: file("runc", "runc"), Pause: file("pause", "pause"),
 		Busybox:      file("busybox", "#!/bin/sh\necho bin/sh\necho usr/bin/wc\necho usr/bin/runc\necho sbin/init\necho ../../escape\n"),
 		Certificates: file("certs", "PEM"),
 		Programs:     map[string]string{"usr/sbin/nft": file("nft", "nft"), Portmap: file("portmap", "portmap")},
@@ -95,7 +95,8 @@ func TestTheTreeHoldsEveryProgramUnderItsNames(t *testing.T) {
 	o := options(t)
 	tree := build(t, o)
 	for p, want := range map[string]string{
-		"bin/itzo": "small", "bin/itzo-components": "whole", "bin/kubelet": "whole", "bin/containerd": "whole",
+		"bin/itzo": "small", "bin/itzo-components": "whole", "bin/kubelet": "whole",
+		"bin/itzo-containerd": "middle", "bin/containerd": "middle",
 		"usr/bin/runc": "runc", "usr/sbin/nft": "nft", "opt/cni/bin/portmap": "portmap",
 		"etc/ssl/certs/ca-certificates.crt": "PEM",
 	} {

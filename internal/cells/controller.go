@@ -74,6 +74,9 @@ type Config struct {
 	NameTag string
 	// Pools are the standby cells to keep.
 	Pools []Pool
+	// RefillDelay is how long a pool waits once one of its cells is taken. Where
+	// machines share processors, one that boots slows the start of that pod.
+	RefillDelay time.Duration
 	// Template names what cells are made of: image, cloud-init, settings. A
 	// standby cell of another template is replaced.
 	Template string

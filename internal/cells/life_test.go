@@ -70,6 +70,35 @@ func TestEachPodOfABurstGetsAStandbyCellOrOneOfItsOwn(t *testing.T) {
 	})
 }
 
+func TestAPoolIsRefilledOnceThePodHasHadItsTimeToStart(t *testing.T) {
+	slowly := func(c *Config) {
+		keep(2)(c)
+		c.RefillDelay = 2 * time.Second
+	}
+	inBubble(t, slowly, nil, func(t *testing.T, b *bubble) {
+		b.later(10 * time.Second)
+		for i, step := range []struct {
+			take  string
+			after time.Duration
+			want  int
+		}{
+			{"a", 1900 * time.Millisecond, 2},
+			{"b", 1900 * time.Millisecond, 2}, // one that is taken meanwhile has its time, too
+			{"", 200 * time.Millisecond, 4},
+			{"c", 1900 * time.Millisecond, 4},
+			{"", 200 * time.Millisecond, 5},
+		} {
+			if step.take != "" {
+				b.request(step.take, "nano")
+			}
+			b.later(step.after)
+			if n := len(b.cloud.running()); n != step.want {
+				t.Errorf("step %d: %d instances, want %d", i, n, step.want)
+			}
+		}
+	})
+}
+
 func TestAStandbyCellIsTakenOnlyForWhatItIs(t *testing.T) {
 	inBubble(t, keep(1), nil, func(t *testing.T, b *bubble) {
 		b.later(10 * time.Second)

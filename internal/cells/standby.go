@@ -83,6 +83,11 @@ func (c *Controller) takeStandby(r Request) *entry {
 	delete(c.standby, best.id)
 	best.pod, best.disks = r.Pod, r.Disks
 	c.reserve(best)
+	if p := c.pools[best.cell().Standby]; p != nil {
+		if until := c.cfg.Clock.Now().Add(c.cfg.RefillDelay); until.After(p.until) {
+			p.until = until
+		}
+	}
 	return best
 }
 
@@ -145,17 +150,31 @@ func (c *Controller) refillSoon() {
 
 // fillPools keeps the standby pools full until ctx ends.
 func (c *Controller) fillPools(ctx context.Context) {
-	ticker := c.cfg.Clock.NewTicker(poolCheck)
-	defer ticker.Stop()
 	for {
 		c.fill(ctx)
+		timer := c.cfg.Clock.NewTimer(c.nextFill())
 		select {
 		case <-ctx.Done():
+			timer.Stop()
 			return
-		case <-ticker.C():
+		case <-timer.C():
 		case <-c.refill:
+			timer.Stop()
 		}
 	}
+}
+
+// nextFill is the time until the pools are to be looked at again, unasked.
+func (c *Controller) nextFill() time.Duration {
+	now, next := c.cfg.Clock.Now(), poolCheck
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.pools {
+		if wait := p.until.Sub(now); wait > 0 {
+			next = min(next, wait)
+		}
+	}
+	return next
 }
 
 // fill makes what the pools lack and ends what they have too many of. It is the

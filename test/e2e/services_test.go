@@ -383,7 +383,8 @@ func TestInternalTrafficPolicyLocalMeansTheVirtualNode(t *testing.T) {
 	}
 }
 
-// kubeProxy is the process of a machine's kube-proxy, 0 when there is none.
+// kubeProxy is the process of a machine's kube-proxy, which is its kubelet's, 0 when
+// there is none.
 func (m machine) kubeProxy(t *testing.T) int {
 	t.Helper()
 	mine, err := os.Readlink(m.netns())
@@ -396,7 +397,7 @@ func (m machine) kubeProxy(t *testing.T) int {
 	}
 	for _, file := range all {
 		line, err := os.ReadFile(file)
-		if err != nil || !strings.HasPrefix(string(line), "kube-proxy\x00") {
+		if err != nil || !strings.HasPrefix(string(line), "kubelet\x00--kube-proxy-config=") {
 			continue // it has ended, or is another one
 		}
 		if ns, _ := os.Readlink(filepath.Join(filepath.Dir(file), "ns/net")); ns != mine {

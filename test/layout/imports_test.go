@@ -126,7 +126,7 @@ func directions() []rule {
 			why: "a package does not know which program it is in, and nothing that ships knows the development cluster",
 		},
 		{
-			of: []string{"cmd/kip", "cmd/kipctl", "cmd/itzo", "cmd/itzo-lite"}, not: []string{"dev", "test"},
+			of: []string{"cmd/kip", "cmd/kipctl", "cmd/itzo", "cmd/itzo-containerd", "cmd/itzo-lite"}, not: []string{"dev", "test"},
 			why: "what ships does not contain the development cluster",
 		},
 		{
@@ -293,6 +293,10 @@ var links = []linked{
 	{
 		of: []string{"cmd/kip", "cmd/kipctl", "cmd/itzo-lite"}, not: []string{"k8s.io/kubernetes", "k8s.io/kubectl", module + "/dev"},
 		says: "what runs beside the cluster, and what a cell starts often, does not link Kubernetes' own code or the development cluster",
+	},
+	{
+		of: []string{"cmd/itzo-containerd"}, not: []string{"k8s.io/kubernetes", "k8s.io/client-go/kubernetes", module + "/dev"},
+		says: "a cell's containerd, and what asks it at each start, is without what Kubernetes' packages make before main",
 	},
 	{
 		of: []string{"cmd/itzo-lite"}, not: []string{"k8s.io/client-go", "go.etcd.io"},

@@ -32,9 +32,12 @@ import (
 // SystemCgroup is where a machine's own parts run, beside /kubepods.
 const SystemCgroup = "system"
 
-// componentsName is the file beside a small itzo that holds the kubelet and
-// containerd.
-const componentsName = "itzo-components"
+// Files beside a small itzo: what holds the kubelet, and what holds containerd
+// without it.
+const (
+	componentsName = "itzo-components"
+	containerdName = "itzo-containerd"
+)
 
 // shimProgram is the name by which containerd looks for the shim.
 const shimProgram = "containerd-shim-runc-v2"
@@ -82,6 +85,15 @@ func choose(args []string, all map[string]func() int) (program string, rest []st
 	return "", args
 }
 
+// beside returns the file of this name beside itzo, or other if there is none.
+func beside(itzo, name, other string) string {
+	path := filepath.Join(filepath.Dir(itzo), name)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return other
+	}
+	return path
+}
+
 func printVersion() int {
 	fmt.Println(version.String())
 	return 0
@@ -104,7 +116,8 @@ func runCell(log *slog.Logger) error {
 	flags := flag.NewFlagSet("itzo cell", flag.ExitOnError)
 	flags.StringVar(&o.UserData, "user-data", cloudinit.SeedFile, "`file` with the machine's user data")
 	flags.StringVar(&o.Listen, "listen", "", "`address` where Kip finds the agent (default: port 6421 of all addresses)")
-	flags.StringVar(&o.Components, "components", "", "`executable` that is the kubelet and containerd (default: "+componentsName+" beside itzo, else itzo)")
+	flags.StringVar(&o.Components, "components", "", "`executable` that is the kubelet (default: "+componentsName+" beside itzo, else itzo)")
+	flags.StringVar(&o.Containerd, "containerd", "", "`executable` that is containerd (default: "+containerdName+" beside itzo, else that of the kubelet)")
 	_ = flags.Parse(os.Args[1:]) // ExitOnError
 	if flags.NArg() > 0 {
 		return fmt.Errorf("itzo cell takes no arguments: %q", flags.Args())
@@ -114,10 +127,10 @@ func runCell(log *slog.Logger) error {
 		return fmt.Errorf("find itzo's own executable: %w", err)
 	}
 	if o.Components == "" {
-		o.Components = filepath.Join(filepath.Dir(o.Self), componentsName)
-		if _, err := os.Stat(o.Components); errors.Is(err, fs.ErrNotExist) {
-			o.Components = o.Self
-		}
+		o.Components = beside(o.Self, componentsName, o.Self)
+	}
+	if o.Containerd == "" {
+		o.Containerd = beside(o.Self, containerdName, o.Components)
 	}
 	if o.Init {
 		if err := cgroups.Enter(SystemCgroup); err != nil {

@@ -135,9 +135,10 @@ func nodeIPs(c agentapi.Config) []netip.Addr {
 }
 
 // KubeletArgs are the kubelet's arguments beside its configuration file: what
-// has no key there.
+// has no key there. The first one makes it run kube-proxy, too.
 func KubeletArgs(c agentapi.Config) []string {
 	return []string{
+		KubeProxyFlag + KubeProxyConfig,
 		"--config=" + KubeletConfig,
 		"--kubeconfig=" + Kubeconfig,
 		"--root-dir=" + KubeletRoot,

@@ -8,9 +8,13 @@ import (
 	"github.com/elotl/kip/internal/agent/agentapi"
 )
 
-// KubeProxyMetrics is where kube-proxy serves its metrics, on loopback: they tell
-// when it has written its rules.
-const KubeProxyMetrics = "127.0.0.1:10249"
+// KubeProxyHealth is where kube-proxy serves its health, on loopback: it tells when
+// it has written its rules.
+const KubeProxyHealth = "127.0.0.1:10256"
+
+// KubeProxyFlag, with its file after it, is the first argument of a kubelet in
+// whose process kube-proxy is to run.
+const KubeProxyFlag = "--kube-proxy-config="
 
 // PodInterfaces is what the names of the cell's ends of pods' veths begin with
 // (package network).
@@ -44,8 +48,8 @@ func KubeProxy(c agentapi.Config) ([]byte, error) {
 		"detectLocalMode": "InterfaceNamePrefix",
 		"detectLocal":     map[string]any{"interfaceNamePrefix": PodInterfaces},
 		// Loopback: nothing of the cell's own is offered to its neighbours.
-		"metricsBindAddress": KubeProxyMetrics,
-		"healthzBindAddress": "127.0.0.1:10256",
+		"metricsBindAddress": "127.0.0.1:10249",
+		"healthzBindAddress": KubeProxyHealth,
 		"enableProfiling":    false,
 		// The kernel's values stay: a machine that is a namespace may not set
 		// them, and one pod needs no more.
@@ -60,6 +64,3 @@ func KubeProxy(c agentapi.Config) ([]byte, error) {
 	}
 	return b, nil
 }
-
-// KubeProxyArgs are kube-proxy's arguments.
-func KubeProxyArgs() []string { return []string{"--config=" + KubeProxyConfig} }
