@@ -348,12 +348,12 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		Queues:      k.metrics.WorkqueueProvider(),
 		Silent:      func(c cells.Cell, since time.Time) { podLoop.CellSilent(c, since) },
 		Interrupted: func(c cells.Cell) { podLoop.CellInterrupted(c) },
-		ClusterDNS:  dns, ClusterDomain: o.clusterDomain, ReservedMemoryBytes: reserved, RegistryMirrors: cfg.Cells.RegistryMirrors,
+		ClusterDNS:  dns, ClusterDomain: o.clusterDomain, ReservedMemoryBytes: reserved, RegistryMirrors: cfg.Cells.RegistryMirrors, HasPlugins: len(cfg.Cells.CSIDrivers) > 0,
 		NameTag: cmp.Or(cfg.Cells.Nametag, controllerID), Pools: pools, Template: template(cfg, authority.Hash()), Health: health(cfg),
 		ListLag: pace(machines).listLag, SoonPoll: pace(machines).soonPoll, Clock: real, Log: log,
 	})
 	podLoop, err = pods.New(pods.Config{
-		Pods: podInformer, Client: api.asNode.CoreV1(), Cells: cellLoop, Volumes: volumes.Resolver{Client: api.asKip.CoreV1(), HasDisks: disks != nil}.Disks, Place: place, Event: events,
+		Pods: podInformer, Client: api.asNode.CoreV1(), Cells: cellLoop, Volumes: volumes.Resolver{Client: api.asKip.CoreV1(), HasDisks: disks != nil, Drivers: api.csiDrivers(cfg)}.Needs, Place: place, Event: events,
 		Forget: func(uid types.UID) {
 			if err := logs.Remove(uid); err != nil {
 				log.Warn("remove the saved logs of a pod", "uid", uid, "err", err)

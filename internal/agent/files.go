@@ -90,6 +90,12 @@ func (a *Agent) apply(c agentapi.Config) error {
 	if err != nil {
 		return err
 	}
+	if c.Plugins {
+		// Before the kubelet, which looks for it again only after a while.
+		if err := os.MkdirAll(filepath.Join(a.o.Root, configs.StaticPodDir), 0o700); err != nil {
+			return fmt.Errorf("make the folder of static pods: %w", err)
+		}
+	}
 	kubelet, err := configs.Kubelet(c, a.pki.Files)
 	if err != nil {
 		return err
