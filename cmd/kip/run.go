@@ -413,7 +413,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		Backup: backup(st, real),
 		Cleaner: &cleaner{
 			node: o.nodeName, controllerID: controllerID, pods: listed(podInformer), pause: podLoop.Pause, cells: cellLoop, status: mirror.Status,
-			cloud: machines, listLag: pace(machines).listLag, asKip: api.asKip, asNode: api.asNode, resources: api.ownDynamic.Resource(apiv1.Resource),
+			cloud: machines, disks: disks, listLag: pace(machines).listLag, asKip: api.asKip, asNode: api.asNode, resources: api.ownDynamic.Resource(apiv1.Resource),
 			store: st, storeHint: storeHint(cfg, st.Prefix()), stopNode: nodeLoop.Stop, clock: real,
 		},
 		Explainer: &explainer{
