@@ -91,7 +91,7 @@ func (p *Provisioner) ShouldDelete(_ context.Context, pv *corev1.PersistentVolum
 }
 
 // SupportsBlock says that claims may have the device itself.
-func (p *Provisioner) SupportsBlock(context.Context) bool { return false }
+func (p *Provisioner) SupportsBlock(context.Context) bool { return true }
 
 // Provision makes the disk of a claim. It is idempotent by the volume's name, which
 // follows from the claim's UID.

@@ -73,6 +73,11 @@ func TestAKubeletSeesADiskAsALocalVolume(t *testing.T) {
 	if pv.Spec.CSI == nil {
 		t.Error("the volume was changed")
 	}
+	block := corev1.PersistentVolumeBlock
+	pv.Spec.VolumeMode, pv.Spec.CSI.FSType = &block, ""
+	if l := OnCell(pv).Spec.Local; l == nil || l.Path != agentapi.DiskPath("disk-1") || l.FSType != nil {
+		t.Errorf("a block volume is shown as %+v", l)
+	}
 	other := onDisk("pv", "vol-1", "a")
 	other.Spec.CSI.Driver = "ebs.csi.aws.com"
 	if OnCell(other) != other {
