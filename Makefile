@@ -98,6 +98,9 @@ $(BIN)/ptp $(BIN)/host-local $(BIN)/portmap: $(BIN)/%: FORCE | announce
 $(BIN)/metrics-server: FORCE | announce
 	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C test/metricsserver build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/metrics-server/cmd/metrics-server
 
+$(BIN)/csidriver: FORCE | announce
+	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) build -trimpath -ldflags '-s -w' -o $@ ./test/csidriver
+
 # For machines that have none.
 $(BIN)/kubectl: | announce
 	@ln -sf kip-dev $@
@@ -122,7 +125,7 @@ faults: ## random histories of faults in virtual time, and Kip killed at every w
 	FAULTS_SEED=$(FAULTS_SEED) $(GO) test -count=1 -timeout 24h -v ./test/faults
 
 .PHONY: e2e
-e2e: build $(BIN)/metrics-server ## tests with real machines and real kubelets on the local cloud; as root
+e2e: build $(BIN)/metrics-server $(BIN)/csidriver ## tests with real machines and real kubelets on the local cloud; as root
 	$(GO) test -race -count=1 -timeout 5m ./internal/cloud/local
 	KIP_BIN=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -parallel 8 -timeout 30m ./test/e2e/...
 

@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/internal/store"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
@@ -51,6 +52,7 @@ type cleaner struct {
 	}
 	status        func(cells.Cell) apiv1.CellStatus
 	cloud         cloud.Cloud
+	disks         cloud.Disks // nil where the cloud has none
 	listLag       time.Duration
 	asKip, asNode kubernetes.Interface
 	resources     dynamic.ResourceInterface // the Cell resources
@@ -86,7 +88,7 @@ func listed(informer cache.SharedIndexInformer) func() ([]*corev1.Pod, error) {
 
 // Holdings says what there is of this Kip.
 func (c *cleaner) Holdings(ctx context.Context) (control.Holdings, error) {
-	h := control.Holdings{Node: c.node, Store: c.storeHint, Records: map[string]int{}, Pods: []string{}, Cells: []string{}, Instances: []string{}, CellResources: []string{}}
+	h := control.Holdings{Node: c.node, Store: c.storeHint, Records: map[string]int{}, Pods: []string{}, Cells: []string{}, Instances: []string{}, CellResources: []string{}, Disks: []string{}}
 	// What cannot be asked must not be reported as nothing.
 	var errs []error
 	pods, err := c.pods()
@@ -106,6 +108,15 @@ func (c *cleaner) Holdings(ctx context.Context) (control.Holdings, error) {
 	for _, i := range instances {
 		h.Instances = append(h.Instances, fmt.Sprintf("%s of %s", i.ID, i.Tags[cloud.TagCell]))
 	}
+	if c.disks != nil {
+		disks, err := c.disks.ListDisks(ctx, c.controllerID)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("list the disks of cloud %s: %w", c.cloud.Name(), err))
+		}
+		for _, d := range disks {
+			h.Disks = append(h.Disks, fmt.Sprintf("%s of %s: %s", d.ID, resource.NewQuantity(d.SizeBytes, resource.BinarySI), d.Tags[cloud.TagName]))
+		}
+	}
 	if h.CellResources, err = c.cellResources(ctx); err != nil {
 		errs = append(errs, err)
 	}
@@ -122,7 +133,7 @@ func (c *cleaner) Holdings(ctx context.Context) (control.Holdings, error) {
 	}); err != nil {
 		errs = append(errs, err)
 	}
-	for _, names := range [][]string{h.Pods, h.Cells, h.Instances, h.CellResources} {
+	for _, names := range [][]string{h.Pods, h.Cells, h.Instances, h.CellResources, h.Disks} {
 		slices.Sort(names)
 	}
 	return h, errors.Join(errs...)

@@ -220,6 +220,29 @@ func (w worldCloud) Terminate(_ context.Context, ids ...string) error {
 	return nil
 }
 
+// worldDisks has one disk, and can do nothing but tell of it.
+type worldDisks struct{ cloud.Disks }
+
+func (worldDisks) ListDisks(_ context.Context, owner string) ([]cloud.Disk, error) {
+	if owner != "me" {
+		return nil, fmt.Errorf("the disks of %q are listed", owner)
+	}
+	return []cloud.Disk{{ID: "disk-1", SizeBytes: 64 << 20, Tags: map[string]string{cloud.TagName: "Kip volume me ns/data"}}}, nil
+}
+
+func TestACleanupTellsOfDisksAndLeavesThem(t *testing.T) {
+	w := newKipWorld(t)
+	c := w.cleaner()
+	c.disks = worldDisks{} // whose deletion would be a nil pointer
+	h, err := c.Clean(t.Context(), func(string) {})
+	if err != nil || len(h.Left()) != 0 {
+		t.Fatalf("left %q, %v: want nothing", h.Left(), err)
+	}
+	if want := []string{"disk-1 of 64Mi: Kip volume me ns/data"}; !slices.Equal(h.Disks, want) {
+		t.Errorf("the disks are %q: want %q", h.Disks, want)
+	}
+}
+
 func (w *kipWorld) cleaner() *cleaner {
 	return &cleaner{
 		node: "kip-0", controllerID: "me",

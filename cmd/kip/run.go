@@ -348,12 +348,12 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		Queues:      k.metrics.WorkqueueProvider(),
 		Silent:      func(c cells.Cell, since time.Time) { podLoop.CellSilent(c, since) },
 		Interrupted: func(c cells.Cell) { podLoop.CellInterrupted(c) },
-		ClusterDNS:  dns, ClusterDomain: o.clusterDomain, ReservedMemoryBytes: reserved, RegistryMirrors: cfg.Cells.RegistryMirrors,
+		ClusterDNS:  dns, ClusterDomain: o.clusterDomain, ReservedMemoryBytes: reserved, RegistryMirrors: cfg.Cells.RegistryMirrors, HasPlugins: len(cfg.Cells.CSIDrivers) > 0,
 		NameTag: cmp.Or(cfg.Cells.Nametag, controllerID), Pools: pools, Template: template(cfg, authority.Hash()), Health: health(cfg),
 		ListLag: pace(machines).listLag, SoonPoll: pace(machines).soonPoll, RefillDelay: pace(machines).refillDelay, Clock: real, Log: log,
 	})
 	podLoop, err = pods.New(pods.Config{
-		Pods: podInformer, Client: api.asNode.CoreV1(), Cells: cellLoop, Volumes: volumes.Resolver{Client: api.asKip.CoreV1(), HasDisks: disks != nil}.Disks, Place: place, Event: events,
+		Pods: podInformer, Client: api.asNode.CoreV1(), Cells: cellLoop, Volumes: volumes.Resolver{Client: api.asKip.CoreV1(), HasDisks: disks != nil, Drivers: api.csiDrivers(cfg)}.Needs, Place: place, Event: events,
 		Forget: func(uid types.UID) {
 			if err := logs.Remove(uid); err != nil {
 				log.Warn("remove the saved logs of a pod", "uid", uid, "err", err)
@@ -413,7 +413,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		Backup: backup(st, real),
 		Cleaner: &cleaner{
 			node: o.nodeName, controllerID: controllerID, pods: listed(podInformer), pause: podLoop.Pause, cells: cellLoop, status: mirror.Status,
-			cloud: machines, listLag: pace(machines).listLag, asKip: api.asKip, asNode: api.asNode, resources: api.ownDynamic.Resource(apiv1.Resource),
+			cloud: machines, disks: disks, listLag: pace(machines).listLag, asKip: api.asKip, asNode: api.asNode, resources: api.ownDynamic.Resource(apiv1.Resource),
 			store: st, storeHint: storeHint(cfg, st.Prefix()), stopNode: nodeLoop.Stop, clock: real,
 		},
 		Explainer: &explainer{

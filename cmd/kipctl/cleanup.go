@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -63,7 +64,7 @@ func cleanup(k *kipctl) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(k.err, "Clean: nothing of this Kip is left in the cloud or in the cluster. It makes nothing new until it is\n"+
+			fmt.Fprintf(k.err, "Clean: nothing of this Kip is left in the cloud, but the disks of volumes, or in the cluster. It makes nothing new until it is\n"+
 				"started again: stop it, and remove it.\n")
 			return nil
 		},
@@ -92,6 +93,12 @@ func holdings(w io.Writer, h control.Holdings) error {
 	t.row("node lease", there(h.NodeLease), h.Node)
 	if err := t.w.Flush(); err != nil {
 		return err
+	}
+	if len(h.Disks) > 0 {
+		if _, err := fmt.Fprintf(w, "\nDisks of volumes, which stay with their data:\n  %s\n"+
+			"Delete their claims while Kip runs, or remove them in the cloud.\n", strings.Join(h.Disks, "\n  ")); err != nil {
+			return err
+		}
 	}
 	_, err := fmt.Fprintf(w, "\nRecords of Kip's store, which stay: %s\nThey are %s\n", counted(h.Records), h.Store)
 	return err

@@ -274,7 +274,7 @@ func (k kip) Clean(ctx context.Context, say func(string)) (control.Holdings, err
 
 func TestACleanupShowsWhatItDoesAndFailsIfAnythingIsLeft(t *testing.T) {
 	has := control.Holdings{Node: "kip-0", NodeExists: true, NodeLease: true, Pods: []string{"ns/p"}, Cells: []string{"cell-1 Bound (pod ns/p)"},
-		Instances: []string{"i-1 of cell-1"}, CellResources: []string{"cell-1"}, Records: map[string]int{"ca": 1, "cells": 1}, Store: "in /data: remove the folder, or its volume"}
+		Instances: []string{"i-1 of cell-1"}, CellResources: []string{"cell-1"}, Disks: []string{"disk-1 of 64Mi: Kip volume me ns/data"}, Records: map[string]int{"ca": 1, "cells": 1}, Store: "in /data: remove the folder, or its volume"}
 	clean := control.Holdings{Node: "kip-0", Records: map[string]int{"ca": 1}, Store: has.Store}
 
 	socket(t, func(c *control.Config) { c.Cleaner = kip{has: has, left: clean} })

@@ -25,6 +25,7 @@ import (
 	"github.com/elotl/kip/internal/agent/firewall"
 	"github.com/elotl/kip/internal/agent/localapi"
 	"github.com/elotl/kip/internal/agent/network"
+	"github.com/elotl/kip/internal/agent/plugins"
 	"github.com/elotl/kip/internal/agent/supervise"
 	"github.com/elotl/kip/internal/tunnel"
 )
@@ -119,6 +120,8 @@ type Agent struct {
 	pki    *localapi.PKI
 	reaper *supervise.Reaper
 	disks  *disks.Set
+	// plugins are those of CSI drivers.
+	plugins *plugins.Set
 
 	containerd *supervise.Process
 	cell       *tunnel.Cell
@@ -184,7 +187,7 @@ func New(o Options) (*Agent, error) {
 	}
 	log := o.Log // the tunnel names the cell itself
 	o.Log = log.With("cell", user.CellID)
-	a := &Agent{o: o, user: user, host: host, reaper: supervise.NewReaper(o.Log), disks: disks.New(o.Root, o.Log), imported: make(chan struct{})}
+	a := &Agent{o: o, user: user, host: host, reaper: supervise.NewReaper(o.Log), disks: disks.New(o.Root, o.Log), plugins: plugins.New(o.Root, o.Log), imported: make(chan struct{})}
 	if a.pki, err = localapi.NewPKI(filepath.Join(o.RunDir, "pki"), o.Clock.Now()); err != nil {
 		return nil, err
 	}

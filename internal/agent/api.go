@@ -10,6 +10,7 @@ import (
 	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/disks"
+	"github.com/elotl/kip/internal/agent/plugins"
 )
 
 // maxConfigBytes bounds the body of a PUT of the configuration.
@@ -21,6 +22,7 @@ func (a *Agent) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("PUT "+agentapi.PathConfig, a.putConfig)
 	mux.HandleFunc("PUT "+agentapi.PathDisks, a.putDisks)
+	mux.HandleFunc("PUT "+agentapi.PathPlugins, a.putPlugins)
 	mux.HandleFunc("GET "+agentapi.PathStatus, a.getStatus)
 	mux.HandleFunc("PUT "+agentapi.PathFirewall, a.putFirewall)
 	mux.HandleFunc("GET "+agentapi.PathFirewall, a.getFirewall)
@@ -74,6 +76,27 @@ func (a *Agent) putDisks(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 	default:
 		a.o.Log.Error("bring the cell's disks into place", "err", err)
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}
+
+func (a *Agent) putPlugins(w http.ResponseWriter, r *http.Request) {
+	var p agentapi.Plugins
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxConfigBytes)).Decode(&p); err != nil {
+		http.Error(w, fmt.Sprintf("the list of plugins is not valid JSON: %v", err), http.StatusBadRequest)
+		return
+	}
+	if err := plugins.Validate(p.Plugins); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	err := a.plugins.Apply(p.Plugins)
+	switch {
+	case err == nil:
+	case errors.Is(err, plugins.ErrInUse):
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+	default:
+		a.o.Log.Error("give the kubelet its plugins", "err", err)
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}
 }

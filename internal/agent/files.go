@@ -12,6 +12,7 @@ import (
 
 	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agent/disks"
 )
 
 // shimName is the file that containerd looks for to run io.containerd.runc.v2.
@@ -25,7 +26,7 @@ func (a *Agent) writeContainerdConfig() error {
 	if err := os.MkdirAll(a.binDir(), 0o755); err != nil {
 		return fmt.Errorf("make the folder of links: %w", err)
 	}
-	for name, target := range map[string]string{shimName: a.o.Self, configs.CNIPlugin: a.o.Self} {
+	for name, target := range map[string]string{shimName: a.o.Self, configs.CNIPlugin: a.o.Self, disks.LosetupProgram: a.o.Self} {
 		path := filepath.Join(a.binDir(), name)
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("link %s: %w", name, err)
@@ -89,6 +90,12 @@ func (a *Agent) apply(c agentapi.Config) error {
 	cni, err := configs.CNI(c, a.gateDir(), gates)
 	if err != nil {
 		return err
+	}
+	if c.Plugins {
+		// Before the kubelet, which looks for it again only after a while.
+		if err := os.MkdirAll(filepath.Join(a.o.Root, configs.StaticPodDir), 0o700); err != nil {
+			return fmt.Errorf("make the folder of static pods: %w", err)
+		}
 	}
 	kubelet, err := configs.Kubelet(c, a.pki.Files)
 	if err != nil {

@@ -52,6 +52,7 @@ type Cell struct {
 	mu       sync.Mutex
 	pod      *binding
 	reported []string // names of events that this cell made, newest last
+	trouble  string   // the last warning about a plugin
 }
 
 var _ http.Handler = (*Cell)(nil)
@@ -278,6 +279,9 @@ func (c *Cell) serveReference(w http.ResponseWriter, r *http.Request, a *ask, k 
 		return err
 	}
 	ref := c.reference(refKey{kind: k, namespace: a.Namespace, name: a.Name})
+	if ref == nil && k == secretKind && a.Verb == "get" {
+		return c.serveVolumeSecret(w, r, a)
+	}
 	if ref == nil {
 		return c.forbidden(a, "its pod does not name it")
 	}

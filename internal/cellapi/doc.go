@@ -18,8 +18,11 @@
 //     kubelet and kube-proxy read, and of large Services some of the endpoints;
 //   - secrets and configmaps are those that the pod names, each watched upstream
 //     once and shared; claims and volumes are those that the pod names, fetched
-//     when asked (the Node authorizer allows no watch on them);
+//     when asked (the Node authorizer allows no watch on them), and so are the
+//     secrets that CSI volumes name for the node;
 //   - tokens are those of the pod's service account, bound to the pod;
+//   - the node plugins of CSI drivers are static pods of the kubelet, and nobody
+//     else's: mirror pods are refused, and events about them are kept here;
 //   - events are those about the pod. Events about the node are acknowledged and
 //     dropped: every cell's kubelet would announce its own start, disk and
 //     readiness in the name of the one virtual node;

@@ -14,14 +14,16 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
 )
 
 // reportedEvents is how many of its latest events a cell may still change. A
 // kubelet changes an event when it recurs, and makes a new one when it cannot.
 const reportedEvents = 128
 
-// serveEvent passes on events about the pod. Those about the node are acknowledged
-// and dropped.
+// serveEvent passes on events about the pod. Those about the node and about plugins
+// are acknowledged and dropped.
 func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error {
 	if a.Subresource != "" || (a.Verb != "create" && a.Verb != "patch") {
 		return c.forbidden(a, "it may only report events")
@@ -54,17 +56,13 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	sent.GetObjectKind().SetGroupVersionKind(a.resource.GroupVersion().WithKind("Event"))
 
 	if about.Kind == "Node" && about.Name == c.server.nodeName && a.Namespace == metav1.NamespaceDefault {
-		f, ok := accepted(r.Header)
-		if !ok {
-			return notAcceptable()
-		}
-		sent.SetNamespace(a.Namespace)
-		sent.SetUID(uuid.NewUUID())
-		sent.SetCreationTimestamp(metav1.NewTime(c.server.clock.Now().Truncate(1e9)))
-		writeObject(w, f, http.StatusCreated, sent)
-		return nil
+		return c.acknowledge(w, r, a, sent)
 	}
 	b := c.bound()
+	if isPod := b != nil && about.UID == b.uid; about.Kind == "Pod" && !isPod && about.Namespace == a.Namespace && agentapi.IsPluginPod(about.Namespace, about.Name) {
+		c.notePlugin(sent)
+		return c.acknowledge(w, r, a, sent)
+	}
 	if b == nil || about.Kind != "Pod" || about.Namespace != b.namespace || about.Name != b.name || about.UID != b.uid || a.Namespace != b.namespace {
 		return c.forbidden(a, "only events about its own pod")
 	}
@@ -78,6 +76,19 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 		}
 		return nil
 	})
+}
+
+// acknowledge answers as if an event had been made.
+func (c *Cell) acknowledge(w http.ResponseWriter, r *http.Request, a *ask, event apiObject) error {
+	f, ok := accepted(r.Header)
+	if !ok {
+		return notAcceptable()
+	}
+	event.SetNamespace(a.Namespace)
+	event.SetUID(uuid.NewUUID())
+	event.SetCreationTimestamp(metav1.NewTime(c.server.clock.Now().Truncate(1e9)))
+	writeObject(w, f, http.StatusCreated, event)
+	return nil
 }
 
 // recurring are the fields of an event that change when it recurs. What it is

@@ -280,6 +280,8 @@ func (c *Cell) servePod(w http.ResponseWriter, r *http.Request, a *ask) error {
 	switch {
 	case a.Subresource == "" && (a.Verb == "list" || a.Verb == "watch"):
 		return c.readPods(w, r, a)
+	case a.Subresource == "" && a.Verb == "create":
+		return c.refuseMirror(r, a)
 	case a.Subresource == "" && a.Verb == "get":
 		return c.passPodGet(w, r, a)
 	case a.Subresource == "" && a.Verb == "delete":

@@ -13,6 +13,9 @@ func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) 
 	if ready, again, err := c.attach(ctx, e); err != nil || !ready {
 		return again, err
 	}
+	if ready, again, err := c.plug(ctx, e); err != nil || !ready {
+		return again, err
+	}
 	// From here on the kubelet may see the pod: whoever wants to let the cell
 	// go must know, so the decision is made under the lock that they take.
 	c.mu.Lock()

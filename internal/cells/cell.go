@@ -39,6 +39,8 @@ type Cell struct {
 	Stopped bool `json:"stopped,omitempty"`
 	// Disks are those of the pod's volumes.
 	Disks []Disk `json:"disks,omitempty"`
+	// Plugins are those of the CSI drivers of the pod's volumes.
+	Plugins []Plugin `json:"plugins,omitempty"`
 	// HealthyTimeout is the pod's own time limit for a silent cell; nil for the
 	// configured one, 0 or less for none.
 	HealthyTimeout *time.Duration `json:"healthyTimeout,omitempty"`
@@ -190,6 +192,7 @@ func (c Cell) clone() Cell {
 	c.Offers = slices.Clone(c.Offers)
 	c.Steps = slices.Clone(c.Steps)
 	c.Disks = slices.Clone(c.Disks)
+	c.Plugins = slices.Clone(c.Plugins)
 	if c.Instance != nil {
 		i := *c.Instance
 		c.Instance = &i

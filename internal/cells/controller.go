@@ -70,6 +70,8 @@ type Config struct {
 	ClusterDomain       string
 	ReservedMemoryBytes int64
 	RegistryMirrors     map[string][]string
+	// HasPlugins says that cells may be given plugins.
+	HasPlugins bool
 	// NameTag is the value of the instances' Name tag.
 	NameTag string
 	// Pools are the standby cells to keep.
@@ -157,10 +159,13 @@ type entry struct {
 	dns        []netip.Addr       // of that configuration
 	breaks     int                // how often the session has not been connected
 	disksShown bool               // the agent has the disks from this process
-	diskTold   string             // what was last reported of the disks
+	diskTold   string             // what was last reported of the disks and plugins
 	terminated time.Time          // when the cloud accepted the termination
 	told       bool               // Config.Interrupted was called
 	missing    time.Time          // since when looks at the cloud do not show the instance
+
+	pluginsSent time.Time // when the agent had the plugins from this process
+	plugged     bool      // the kubelet knows their drivers
 }
 
 // cell is the record as it is now.
@@ -324,6 +329,8 @@ type Request struct {
 	Offers []Offer
 	// Disks are those of the pod's volumes, all in the zone of each offer.
 	Disks []Disk
+	// Plugins are those of the CSI drivers of the pod's volumes.
+	Plugins []Plugin
 	// Special says that the pod asks for what only a launch can give, so that no
 	// standby cell fits.
 	Special bool
@@ -355,7 +362,7 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	}
 	cell := Cell{
 		ID: newID("cell-"), Pod: r.Pod, Phase: apiv1.Requested, Attempt: r.Attempt, Offers: r.Offers, Reason: r.Offers[0].Reason,
-		HealthyTimeout: r.HealthyTimeout, Template: c.cfg.Template, Disks: r.Disks,
+		HealthyTimeout: r.HealthyTimeout, Template: c.cfg.Template, Disks: r.Disks, Plugins: r.Plugins,
 	}
 	cell.step(apiv1.StepSeen, r.Seen)
 	cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())
@@ -689,6 +696,7 @@ func (c *Controller) agentConfig(cell *Cell, dns []netip.Addr) agentapi.Config {
 		NodeIPv6: cell.Instance.ManagementIPv6, PodIPv6: cell.Instance.PodIPv6,
 		ClusterDNS: dns, ClusterDomain: c.cfg.ClusterDomain,
 		ReservedMemoryBytes: c.cfg.ReservedMemoryBytes, RegistryMirrors: c.cfg.RegistryMirrors,
+		Plugins: c.cfg.HasPlugins || len(cell.Plugins) > 0,
 	}
 }
 

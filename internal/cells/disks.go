@@ -166,13 +166,18 @@ var errNotYet = errors.New("it is not done yet")
 
 // putDisks tells the agent which disks its cell is to have.
 func (c *Controller) putDisks(ctx context.Context, e *entry, ids []string) error {
-	body, err := json.Marshal(agentapi.Disks{Disks: ids})
+	return c.put(ctx, e, agentapi.PathDisks, agentapi.Disks{Disks: ids})
+}
+
+// put tells the agent what is to be. The error is errNotYet as long as it is not.
+func (c *Controller) put(ctx context.Context, e *entry, path string, what any) error {
+	body, err := json.Marshal(what)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, configTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPut, "https://"+e.id+agentapi.PathDisks, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, "https://"+e.id+path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
@@ -192,23 +197,22 @@ func (c *Controller) putDisks(ctx context.Context, e *entry, ids []string) error
 	return fmt.Errorf("the agent answered %s: %s", resp.Status, bytes.TrimSpace(text))
 }
 
-// detach takes the disks from a cell that is being drained: they are unmounted by
-// the agent, so that all is written, and then free for another cell before the
-// instance is gone. A disk that cannot be unmounted is left to the end of the
-// instance, which frees it as surely, and is never torn off.
-func (c *Controller) detach(ctx context.Context, e *entry) error {
-	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
-	defer cancel()
+// patient says that a cell's containers have ended, or soon will have, so that it is
+// worth a wait what becomes of its volumes.
+func (*Controller) patient(e *entry) bool {
+	cause := e.cell().Cause
+	return cause == CausePodEnded || cause == CausePodDeleted
+}
+
+// reach waits until a cell that is being drained is connected, if it is worth it.
+func (c *Controller) reach(ctx context.Context, e *entry) error {
 	if err := c.connect(ctx, e); err != nil && e.session == nil {
 		return err
 	}
-	// Where the pod's containers have ended, or soon will have, it is worth a wait.
-	cause := e.cell().Cause
-	patient := cause == CausePodEnded || cause == CausePodDeleted
 	if !e.session.Connected() {
 		// After a restart of Kip it may still be dialling; a cell that is lost is
 		// not waited for.
-		if !patient {
+		if !c.patient(e) {
 			return ErrNotConnected
 		}
 		select {
@@ -217,12 +221,25 @@ func (c *Controller) detach(ctx context.Context, e *entry) error {
 			return ErrNotConnected
 		}
 	}
+	return nil
+}
+
+// detach takes the disks from a cell that is being drained: they are unmounted by
+// the agent, so that all is written, and then free for another cell before the
+// instance is gone. A disk that cannot be unmounted is left to the end of the
+// instance, which frees it as surely, and is never torn off.
+func (c *Controller) detach(ctx context.Context, e *entry) error {
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	if err := c.reach(ctx, e); err != nil {
+		return err
+	}
 	for {
 		err := c.putDisks(ctx, e, nil)
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, errNotYet) || !patient || !c.sleep(ctx, diskPoll) {
+		if !errors.Is(err, errNotYet) || !c.patient(e) || !c.sleep(ctx, diskPoll) {
 			return fmt.Errorf("unmount %s: %w", volumeNames(e.cell().Disks), err)
 		}
 	}

@@ -27,6 +27,15 @@ func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error)
 			c.warn(e.cell(), "LogsNotSaved", "The logs of cell %s could not be saved before it was terminated: %v", e.cell().ID, err)
 		}
 	}
+	if len(e.cell().Plugins) > 0 {
+		err := c.unplug(ctx, e)
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+		if err != nil {
+			c.warn(e.cell(), "VolumeNotUnmounted", "Cell %s is terminated, and its kubelet has not let go of the volumes of %s: %v", e.id, driverNames(e.cell().Plugins), err)
+		}
+	}
 	if len(e.cell().Disks) > 0 && c.cfg.Disks != nil {
 		err := c.detach(ctx, e)
 		if ctx.Err() != nil {

@@ -41,6 +41,8 @@ type API interface {
 	Bind(namespace, name string, uid types.UID) error
 	NodeReady() <-chan struct{}
 	LastHeartbeat() time.Time
+	CSIDrivers() (registered []string, known bool)
+	PluginTrouble() string
 }
 
 var _ API = (*cellapi.Cell)(nil)

@@ -30,6 +30,10 @@ type modelLinks struct {
 	// agents answers requests to agents; binds is told when a pod is shown.
 	agents func(*http.Request) *http.Response
 	binds  func(cell string)
+	// drivers are those that kubelets have registered; trouble is what they say of
+	// the plugins.
+	drivers func() (registered []string, known bool)
+	trouble func() string
 }
 
 var (
@@ -110,6 +114,21 @@ func (l *modelLink) RoundTrip(r *http.Request) (*http.Response, error) {
 		return l.all.agents(r), nil
 	}
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(""))}, nil
+}
+
+// CSIDrivers are known where drivers says them.
+func (l *modelLink) CSIDrivers() ([]string, bool) {
+	if l.all.drivers == nil {
+		return nil, false
+	}
+	return l.all.drivers()
+}
+
+func (l *modelLink) PluginTrouble() string {
+	if l.all.trouble == nil {
+		return ""
+	}
+	return l.all.trouble()
 }
 
 func (l *modelLink) Connected() bool {

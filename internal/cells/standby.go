@@ -98,7 +98,7 @@ func (c *Controller) give(ctx context.Context, e *entry, r Request) (Cell, error
 		if cell.Phase != apiv1.Ready {
 			return fmt.Errorf("standby cell %s is %s", cell.ID, cell.Phase)
 		}
-		cell.Pod, cell.Attempt, cell.HealthyTimeout, cell.Disks = r.Pod, r.Attempt, r.HealthyTimeout, r.Disks
+		cell.Pod, cell.Attempt, cell.HealthyTimeout, cell.Disks, cell.Plugins = r.Pod, r.Attempt, r.HealthyTimeout, r.Disks, r.Plugins
 		cell.Reason = "a standby cell of " + cell.Standby + ": " + r.Offers[0].Reason
 		cell.step(apiv1.StepSeen, r.Seen)
 		cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())

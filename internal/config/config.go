@@ -145,7 +145,14 @@ type Cells struct {
 	CellConfig             map[string]string   `key:"cellConfig" doc:"Settings that are handed to cells."`
 	DefaultIAMPermissions  string              `key:"defaultIAMPermissions" clouds:"aws" doc:"Instance profile (name or ARN) of cells whose pod names none."`
 	UseCloudParameterStore bool                `key:"useCloudParameterStore" default:"false" clouds:"aws" doc:"Hand settings to cells by SSM parameters, not by user data."`
+	CSIDrivers             []CSIDriver         `key:"csiDrivers" doc:"CSI drivers whose volumes work on cells: those that need no attaching (attachRequired: false in their CSIDriver). Their node plugins, privileged containers as a rule, run on the cells of pods that have such volumes."`
 	RegistryMirrors        map[string][]string `key:"registryMirrors" doc:"For an image host such as docker.io, the URLs that cells ask first. The host _default stands for all that are not named."`
+}
+
+// CSIDriver is a CSI driver whose node plugin runs on cells.
+type CSIDriver struct {
+	Name      string `key:"name" doc:"Name of the driver, such as nfs.csi.k8s.io. Required."`
+	DaemonSet string `key:"daemonSet" doc:"The DaemonSet with its node plugin, as namespace/name. Required."`
 }
 
 // StandbyCells is a pool of cells that wait for pods.

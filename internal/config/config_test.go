@@ -301,6 +301,13 @@ func TestErrors(t *testing.T) {
 			"p.yaml:6: cells.standbyCells[0].instanceType: there is no value: this key is required\n" +
 			"p.yaml:8: cells.standbyCells[0].dedicated: spot is true too: want only one of them"},
 		{"stopped spot", least + "  standbyCells: [{instanceType: x, spot: true, stopped: true}]", `p.yaml:5: cells.standbyCells[0].stopped: spot is true too: want only one of them`},
+		{"CSI drivers", least + "  csiDrivers:\n  - {name: nfs.csi.k8s.io, daemonSet: kube-system/csi-nfs-node}\n  - {name: NFS, daemonSet: csi-nfs-node}\n  - {name: disk.kip.elotl.co, daemonSet: a/b}\n  - {}\n  - {name: nfs.csi.k8s.io, daemonSet: a/b}",
+			"p.yaml:7: cells.csiDrivers[1].daemonSet: \"csi-nfs-node\" is not valid: want a namespace and a name such as kube-system/csi-nfs-node\n" +
+				"p.yaml:7: cells.csiDrivers[1].name: \"NFS\" is not valid: want the name of a CSI driver such as nfs.csi.k8s.io\n" +
+				"p.yaml:8: cells.csiDrivers[2].name: disk.kip.elotl.co is Kip's own, and needs no plugin: want another driver\n" +
+				"p.yaml:9: cells.csiDrivers[3].daemonSet: there is no value: this key is required\n" +
+				"p.yaml:9: cells.csiDrivers[3].name: there is no value: this key is required\n" +
+				"p.yaml:10: cells.csiDrivers[4].name: nfs.csi.k8s.io is there already: cells.csiDrivers[0] has it"},
 		{"the same pool twice", least + "  standbyCells:\n  - {instanceType: x, count: 1}\n  - {instanceType: y}\n  - {instanceType: x, count: 2}", `p.yaml:8: cells.standbyCells[2]: differs from cells.standbyCells[0] in nothing but the count: want one pool, with the sum of their counts`},
 		{"zone of the local cloud", least + "  standbyCells: [{instanceType: x, zone: us-east-1a}]", `p.yaml:5: cells.standbyCells[0].zone: "us-east-1a" is not valid: want local, the only zone of cloud.local`},
 		{"zone that is not GCE's", "cloud: {gce: {zone: us-west1-a}}\ncells: {defaultInstanceType: n1, standbyCells: [{instanceType: n1, zone: us-west1-b}]}", `p.yaml:2: cells.standbyCells[0].zone: "us-west1-b" is not valid: want us-west1-a, which is cloud.gce.zone`},

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/volumes"
 )
 
 // Load reads and checks a provider.yaml, and whether the files that it names are
@@ -259,6 +260,8 @@ func (d *decoder) cells(c *Cells) {
 		}
 	}
 
+	d.csiDrivers(c.CSIDrivers)
+
 	h := &c.Healthcheck
 	switch {
 	case h.Status != nil && h.CloudAPI != nil:
@@ -280,6 +283,28 @@ func (d *decoder) cells(c *Cells) {
 		d.check(a.HealthyTimeout > 0, key, seconds(a.HealthyTimeout), "a number of seconds above 0")
 		// Otherwise each cell would be lost before the cloud is asked again.
 		d.check(a.HealthyTimeout > a.Interval, key, seconds(a.HealthyTimeout), fmt.Sprintf("more than cells.healthcheck.cloudAPI.interval, %v seconds", a.Interval.Seconds()))
+	}
+}
+
+// csiDrivers checks the CSI drivers that cells have.
+func (d *decoder) csiDrivers(drivers []CSIDriver) {
+	first := map[string]int{}
+	for i, driver := range drivers {
+		key := fmt.Sprintf("cells.csiDrivers[%d]", i)
+		d.require(key+".name", driver.Name)
+		// 63 is the most that CSI allows.
+		d.check(driver.Name == "" || len(driver.Name) <= 63 && len(validation.IsDNS1123Subdomain(driver.Name)) == 0, key+".name", driver.Name, "the name of a CSI driver such as nfs.csi.k8s.io")
+		if driver.Name == volumes.Driver {
+			d.bad(key+".name", "%s is Kip's own, and needs no plugin: want another driver", volumes.Driver)
+		}
+		d.require(key+".daemonSet", driver.DaemonSet)
+		namespace, name, _ := strings.Cut(driver.DaemonSet, "/")
+		d.check(driver.DaemonSet == "" || len(validation.IsDNS1123Label(namespace)) == 0 && len(validation.IsDNS1123Subdomain(name)) == 0, key+".daemonSet", driver.DaemonSet, "a namespace and a name such as kube-system/csi-nfs-node")
+		if n, twice := first[driver.Name]; twice && driver.Name != "" {
+			d.bad(key+".name", "%s is there already: cells.csiDrivers[%d] has it", driver.Name, n)
+		} else {
+			first[driver.Name] = i
+		}
 	}
 }
 

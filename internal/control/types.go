@@ -184,6 +184,9 @@ type Holdings struct {
 	Instances []string `json:"instances"`
 	// CellResources are the objects of kind Cell of this Kip.
 	CellResources []string `json:"cellResources"`
+	// Disks of PersistentVolumes in the cloud: the ID, its size, its volume and
+	// claim. They hold data, and are not part of what Clean ends.
+	Disks []string `json:"disks"`
 	// Records are those of the store, counted by the first part of their keys.
 	// They are not part of what Clean ends.
 	Records map[string]int `json:"records"`

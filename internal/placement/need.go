@@ -55,6 +55,26 @@ func needOf(pod *corev1.Pod) need {
 	return n
 }
 
+// With returns the pod as it is to be placed when its machine runs something else
+// beside it, such as the node plugins of its volumes. A pod that asks for nothing
+// still does. Of the result, only the spec is for use; the pod is not changed.
+func With(pod *corev1.Pod, requests corev1.ResourceList) *corev1.Pod {
+	if len(requests) == 0 || needOf(pod).none() {
+		return pod
+	}
+	placed := *pod // shallow, down to what is changed
+	placed.Spec.Overhead = pod.Spec.Overhead.DeepCopy()
+	if placed.Spec.Overhead == nil {
+		placed.Spec.Overhead = corev1.ResourceList{}
+	}
+	for name, q := range requests {
+		sum := placed.Spec.Overhead[name]
+		sum.Add(q)
+		placed.Spec.Overhead[name] = sum
+	}
+	return &placed
+}
+
 // withLimits returns the pod with requests raised to limits where those are
 // higher: the pod itself where none is. It changes nothing of it; of another
 // result, only the spec is set.

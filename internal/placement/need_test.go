@@ -82,3 +82,23 @@ func TestBytesAreWrittenAsPeopleWriteThem(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatRunsBesideThePodCountsWithIt(t *testing.T) {
+	const mi = 1 << 20
+	extra := resources("cpu=10m", "memory=20Mi")
+	small := &corev1.Pod{Spec: corev1.PodSpec{Overhead: resources("memory=1Mi"), Containers: []corev1.Container{container(resources("cpu=100m"), resources("memory=8Mi"))}}}
+	before := small.DeepCopy()
+	if got, want := needOf(With(small, extra)), (need{milliCPU: 110, memory: 29 * mi}); got != want {
+		t.Errorf("needs %+v: want %+v", got, want)
+	}
+	if !small.Spec.Overhead.Memory().Equal(*before.Spec.Overhead.Memory()) || len(small.Spec.Overhead) != 1 {
+		t.Errorf("the pod was changed: %v", small.Spec.Overhead)
+	}
+	nothing := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{}}}}
+	if got := needOf(With(nothing, extra)); !got.none() {
+		t.Errorf("a pod that asks for nothing needs %+v: it is to get the default type", got)
+	}
+	if With(small, nil) != small {
+		t.Error("a pod with nothing beside it is copied")
+	}
+}

@@ -31,8 +31,8 @@ type Config struct {
 	// Client acts as the node.
 	Client corev1client.PodsGetter
 	Cells  Cells
-	// Volumes returns the disks of a pod's volumes. Optional: no pod has any.
-	Volumes func(context.Context, *corev1.Pod) ([]volumes.Disk, error)
+	// Volumes returns what a pod's volumes need. Optional: no pod has any.
+	Volumes func(context.Context, *corev1.Pod) (volumes.Needs, error)
 	// Place returns the offers for a pod, best first; in a zone, if one is given.
 	Place func(pod *corev1.Pod, zone string) ([]cells.Offer, error)
 	// Event reports to the pod's owner.
@@ -324,14 +324,14 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		return until.Sub(now), nil
 	}
 
-	var disks []volumes.Disk
+	var needs volumes.Needs
 	if c.cfg.Volumes != nil {
 		var err error
-		if disks, err = c.cfg.Volumes(ctx, pod); err != nil {
+		if needs, err = c.cfg.Volumes(ctx, pod); err != nil {
 			return c.waitsForVolume(pod, err)
 		}
 	}
-	offers, err := c.cfg.Place(pod, zoneOf(disks))
+	offers, err := c.cfg.Place(withPlugins(pod, needs), zoneOf(needs))
 	if err != nil {
 		wait, reason := unplaceableRetry, "Unplaceable"
 		var annotation *placement.InvalidAnnotationError
@@ -345,7 +345,7 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		c.waits(pod, reason, err.Error(), now.Add(wait))
 		return wait, nil
 	}
-	r := cells.Request{Pod: ref, Attempt: attempt, Seen: seen, Offers: offers, Disks: disksOf(disks)}
+	r := cells.Request{Pod: ref, Attempt: attempt, Seen: seen, Offers: offers, Disks: disksOf(needs), Plugins: pluginsOf(needs)}
 	if a, err := placement.ParseAnnotations(pod.Annotations); err == nil { // else Place has said so
 		r.Special = special(a)
 		if t := a.HealthyTimeout; t != nil {

@@ -30,8 +30,9 @@ type modelCells struct {
 	mu       sync.Mutex
 	cells    map[types.UID]cells.Cell
 	requests []string
-	disks    []cells.Disk // of the last request
-	refuse   error        // of a request
+	disks    []cells.Disk   // of the last request
+	plugins  []cells.Plugin // likewise
+	refuse   error          // of a request
 	released []string
 }
 
@@ -45,7 +46,7 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 	if m.refuse != nil {
 		return cells.Cell{}, m.refuse
 	}
-	m.disks = r.Disks
+	m.disks, m.plugins = r.Disks, r.Plugins
 	cell := cells.Cell{ID: fmt.Sprintf("cell-%d", len(m.requests)), Pod: pod, Phase: apiv1.Requested, Attempt: attempt, Offers: offers}
 	m.cells[pod.UID] = cell
 	m.requests = append(m.requests, fmt.Sprintf("%s#%d", pod.UID, attempt))
@@ -126,7 +127,8 @@ type harness struct {
 	forgotten []types.UID
 	place     func(*corev1.Pod) ([]cells.Offer, error)
 	zone      string // that was asked for last
-	disks     []volumes.Disk
+	placed    *corev1.Pod
+	needs     volumes.Needs
 	volumeErr error
 }
 
@@ -141,8 +143,8 @@ func newHarness(t *testing.T) *harness {
 	h.informer = cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, nil)
 	c, err := New(Config{
 		Pods: h.informer, Client: podsGetter{h.client}, Cells: h.cells,
-		Place:   func(p *corev1.Pod, zone string) ([]cells.Offer, error) { h.zone = zone; return h.place(p) },
-		Volumes: func(context.Context, *corev1.Pod) ([]volumes.Disk, error) { return h.disks, h.volumeErr },
+		Place:   func(p *corev1.Pod, zone string) ([]cells.Offer, error) { h.zone, h.placed = zone, p; return h.place(p) },
+		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return h.needs, h.volumeErr },
 		Event:   func(_ apiv1.PodReference, kind, reason, _ string) { h.events = append(h.events, kind+" "+reason) },
 		Forget:  func(uid types.UID) { h.forgotten = append(h.forgotten, uid) },
 		Clock:   h.clock, Log: slog.New(slog.DiscardHandler),

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -29,16 +30,32 @@ func (c *Controller) waitsForVolume(pod *corev1.Pod, err error) (time.Duration, 
 }
 
 // zoneOf is where disks are, which are all in one zone; "" for none.
-func zoneOf(disks []volumes.Disk) string {
-	for _, d := range disks {
+func zoneOf(needs volumes.Needs) string {
+	for _, d := range needs.Disks {
 		return d.Zone
 	}
 	return ""
 }
 
-func disksOf(list []volumes.Disk) []cells.Disk {
+// withPlugins is the pod with what the plugins of its volumes take of its machine.
+func withPlugins(pod *corev1.Pod, needs volumes.Needs) *corev1.Pod {
+	for _, p := range needs.Plugins {
+		pod = placement.With(pod, p.Requests)
+	}
+	return pod
+}
+
+func pluginsOf(needs volumes.Needs) []cells.Plugin {
+	var plugins []cells.Plugin
+	for _, p := range needs.Plugins {
+		plugins = append(plugins, cells.Plugin{Driver: p.Driver, Pod: p.Pod})
+	}
+	return plugins
+}
+
+func disksOf(needs volumes.Needs) []cells.Disk {
 	var disks []cells.Disk
-	for _, d := range list {
+	for _, d := range needs.Disks {
 		disks = append(disks, cells.Disk{ID: d.ID, Volume: d.Volume})
 	}
 	return disks

@@ -9,6 +9,8 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/volumes"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 func TestAPodWaitsForItsVolumesWithoutACell(t *testing.T) {
@@ -31,7 +33,7 @@ func TestAPodWaitsForItsVolumesWithoutACell(t *testing.T) {
 	if _, err := h.reconcile("a"); err == nil {
 		t.Error("an error that is nobody's fault is not tried again")
 	}
-	h.volumeErr, h.disks = nil, []volumes.Disk{{ID: "disk-1", Volume: "pvc-1", Zone: "b"}}
+	h.volumeErr, h.needs.Disks = nil, []volumes.Disk{{ID: "disk-1", Volume: "pvc-1", Zone: "b"}}
 	h.must("a")
 	h.want("requests", h.cells.requests, "uid-a#1")
 	if want := []cells.Disk{{ID: "disk-1", Volume: "pvc-1"}}; !slices.Equal(h.cells.disks, want) || h.zone != "b" {
@@ -42,7 +44,7 @@ func TestAPodWaitsForItsVolumesWithoutACell(t *testing.T) {
 func TestAPodWhoseDiskIsUsedWaitsUntilItIsFree(t *testing.T) {
 	h := newHarness(t)
 	h.put(pod("a"))
-	h.disks = []volumes.Disk{{ID: "disk-1", Volume: "pvc-1"}}
+	h.needs.Disks = []volumes.Disk{{ID: "disk-1", Volume: "pvc-1"}}
 	h.cells.refuse = fmt.Errorf("request: %w", &cells.DiskInUseError{Disk: cells.Disk{ID: "disk-1", Volume: "pvc-1"}, Pod: apiv1.PodReference{Namespace: "ns", Name: "b"}})
 	h.must("a")
 	h.must("a")
@@ -51,4 +53,19 @@ func TestAPodWhoseDiskIsUsedWaitsUntilItIsFree(t *testing.T) {
 	h.clock.Step(volumeRetry)
 	h.must("a")
 	h.want("requests", h.cells.requests, "uid-a#1")
+}
+
+func TestThePluginsOfAPodsVolumesAreItsCells(t *testing.T) {
+	h := newHarness(t)
+	p := pod("a")
+	p.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("100Mi")}}}}
+	h.put(p)
+	h.needs.Plugins = []volumes.Plugin{{Driver: "nfs", Pod: []byte("{}"), Requests: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("20Mi")}}}
+	h.must("a")
+	if len(h.cells.plugins) != 1 || h.cells.plugins[0].Driver != "nfs" || string(h.cells.plugins[0].Pod) != "{}" {
+		t.Errorf("requested with %+v", h.cells.plugins)
+	}
+	if got := h.placed.Spec.Overhead.Memory().String(); got != "20Mi" {
+		t.Errorf("placed with %s beside the pod: want 20Mi", got)
+	}
 }

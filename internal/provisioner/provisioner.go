@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -60,12 +61,21 @@ const (
 
 // Run provisions until ctx ends.
 func (p *Provisioner) Run(ctx context.Context) error {
-	controller.NewProvisionController(ctx, p.cfg.Client, volumes.Driver, p,
+	claims, pvs, run, err := p.watch()
+	if err != nil {
+		return err
+	}
+	c := controller.NewProvisionController(ctx, p.cfg.Client, volumes.Driver, p,
+		controller.ClaimsInformer(claims), controller.VolumesInformer(pvs),
 		controller.LeaderElection(false), // Kip leads, or does not run this
 		controller.AddFinalizer(true),    // else a volume that is deleted before its claim leaves its disk behind
 		controller.FailedProvisionThreshold(0), controller.FailedDeleteThreshold(0),
 		controller.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, longestRetry)),
-	).Run(ctx)
+	)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() { run(ctx) })
+	c.Run(ctx)
 	return nil
 }
 
@@ -81,7 +91,7 @@ func (p *Provisioner) ShouldDelete(_ context.Context, pv *corev1.PersistentVolum
 }
 
 // SupportsBlock says that claims may have the device itself.
-func (p *Provisioner) SupportsBlock(context.Context) bool { return false }
+func (p *Provisioner) SupportsBlock(context.Context) bool { return true }
 
 // Provision makes the disk of a claim. It is idempotent by the volume's name, which
 // follows from the claim's UID.

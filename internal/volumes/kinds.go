@@ -16,12 +16,6 @@ func (e *UnsupportedError) Error() string {
 	return fmt.Sprintf("volume %s cannot work on a cell: %s", e.Volume, e.Why)
 }
 
-// noPlugin is why the volumes of CSI drivers do not work: nothing but the pod, its
-// kubelet and containerd runs on a cell.
-func noPlugin(driver string) string {
-	return fmt.Sprintf("the node plugin of CSI driver %s, which is a pod of a DaemonSet on other nodes, does not run on cells", driver)
-}
-
 // inPod are the sources of a pod's own volumes that the cell's kubelet makes by
 // itself, and persistentInPod those of PersistentVolumes, by the names of their
 // fields in JSON.
@@ -74,10 +68,10 @@ func claimOf(pod *corev1.Pod, v *corev1.Volume) string {
 
 // checkInline returns an *UnsupportedError for a volume of a pod that is no claim
 // and cannot work.
-func checkInline(v *corev1.Volume) error {
+func (d Drivers) checkInline(v *corev1.Volume) error {
 	switch kind := kindOf(v.VolumeSource); {
 	case v.CSI != nil:
-		return &UnsupportedError{v.Name, noPlugin(v.CSI.Driver)}
+		return d.check(v.Name, v.CSI.Driver)
 	case kind == "" || inPod[kind]: // no source at all is an emptyDir
 		return nil
 	default:
@@ -87,7 +81,7 @@ func checkInline(v *corev1.Volume) error {
 
 // checkPersistent does the same for the volume that a claim is bound to. disks
 // says that the cloud has disks.
-func checkPersistent(name string, pv *corev1.PersistentVolume, disks bool) error {
+func (d Drivers) checkPersistent(name string, pv *corev1.PersistentVolume, disks bool) error {
 	kind := kindOf(pv.Spec.PersistentVolumeSource)
 	switch {
 	case ours(pv) && !disks:
@@ -97,7 +91,7 @@ func checkPersistent(name string, pv *corev1.PersistentVolume, disks bool) error
 	case ours(pv):
 		return nil
 	case pv.Spec.CSI != nil:
-		return &UnsupportedError{name, fmt.Sprintf("PersistentVolume %s: %s", pv.Name, noPlugin(pv.Spec.CSI.Driver))}
+		return d.check(name, pv.Spec.CSI.Driver)
 	case inPersistent[kind]:
 		return nil
 	}

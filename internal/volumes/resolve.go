@@ -3,6 +3,7 @@ package volumes
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,47 +36,77 @@ type Resolver struct {
 	Client Client
 	// HasDisks says that the cloud has disks.
 	HasDisks bool
+	Drivers  Drivers
 }
 
-// Disks returns the disks that a pod needs on its machine. The error is an
+// Needs is what a pod's machine must have for its volumes.
+type Needs struct {
+	Disks   []Disk
+	Plugins []Plugin
+}
+
+// Needs returns what a pod's volumes need on its machine. The error is an
 // *UnsupportedError or a *NotReadyError where the pod must wait.
-func (r Resolver) Disks(ctx context.Context, pod *corev1.Pod) ([]Disk, error) {
+func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 	// What can be told without a question first, for the pod waits for nothing then.
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		if claimOf(pod, v) != "" {
 			continue
 		}
-		if err := checkInline(v); err != nil {
-			return nil, err
+		if err := r.Drivers.checkInline(v); err != nil {
+			return Needs{}, err
 		}
 	}
-	var disks []Disk
+	var needs Needs
 	seen := map[string]bool{}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		name := claimOf(pod, v)
-		if name == "" {
+		driver := ""
+		if v.CSI != nil {
+			driver = v.CSI.Driver
+		}
+		if name := claimOf(pod, v); name != "" {
+			pv, err := r.volumeOf(ctx, pod, v, name)
+			if err != nil {
+				return Needs{}, err
+			}
+			if err := r.Drivers.checkPersistent(v.Name, pv, r.HasDisks); err != nil {
+				return Needs{}, err
+			}
+			switch {
+			case ours(pv):
+				if err := needs.add(v.Name, pv); err != nil {
+					return Needs{}, err
+				}
+			case pv.Spec.CSI != nil:
+				driver = pv.Spec.CSI.Driver
+			}
+		}
+		if driver == "" || seen[driver] {
 			continue
 		}
-		pv, err := r.volumeOf(ctx, pod, v, name)
+		seen[driver] = true
+		plugin, err := r.Drivers.plugin(ctx, v.Name, driver)
 		if err != nil {
-			return nil, err
+			return Needs{}, err
 		}
-		if err := checkPersistent(v.Name, pv, r.HasDisks); err != nil {
-			return nil, err
-		}
-		if !ours(pv) || seen[pv.Spec.CSI.VolumeHandle] {
-			continue
-		}
-		seen[pv.Spec.CSI.VolumeHandle] = true
-		disk := Disk{ID: pv.Spec.CSI.VolumeHandle, Volume: pv.Name, Zone: pv.Spec.CSI.VolumeAttributes[AttributeZone]}
-		if len(disks) > 0 && disks[0].Zone != disk.Zone {
-			return nil, &UnsupportedError{v.Name, fmt.Sprintf("its disk is in zone %s, and that of PersistentVolume %s in %s: no machine can have both", disk.Zone, disks[0].Volume, disks[0].Zone)}
-		}
-		disks = append(disks, disk)
+		needs.Plugins = append(needs.Plugins, plugin)
 	}
-	return disks, nil
+	return needs, nil
+}
+
+// add adds the disk of a volume, once.
+func (n *Needs) add(name string, pv *corev1.PersistentVolume) error {
+	disk := Disk{ID: pv.Spec.CSI.VolumeHandle, Volume: pv.Name, Zone: pv.Spec.CSI.VolumeAttributes[AttributeZone]}
+	switch {
+	case slices.ContainsFunc(n.Disks, func(d Disk) bool { return d.ID == disk.ID }):
+		return nil
+	case len(n.Disks) > 0 && n.Disks[0].Zone != disk.Zone:
+		return &UnsupportedError{name, fmt.Sprintf("its disk is in zone %s, and that of PersistentVolume %s in %s: no machine can have both", disk.Zone, n.Disks[0].Volume, n.Disks[0].Zone)}
+	}
+	n.Disks = append(n.Disks, disk)
+	return nil
 }
 
 // volumeOf returns the volume that a claim is bound to.

@@ -1,6 +1,8 @@
 package volumes
 
 import (
+	"cmp"
+
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/elotl/kip/internal/agent/agentapi"
@@ -24,19 +26,18 @@ const FileSystem = "ext4"
 // OnCell returns a volume as the kubelet of its pod's cell sees it. One that is on
 // a disk of the cloud is a local volume there, at the device that Kip attached: the
 // kubelet checks it, formats it if it is blank, mounts it and does all else that
-// it does with volumes. Any other is returned as it is.
+// it does with volumes, or maps it for the pod if it is a block volume. Any other is returned as it is.
 func OnCell(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	if !ours(pv) {
 		return pv
 	}
 	shown := pv.DeepCopy()
-	format := pv.Spec.CSI.FSType
-	if format == "" {
-		format = FileSystem
+	local := &corev1.LocalVolumeSource{Path: agentapi.DiskPath(pv.Spec.CSI.VolumeHandle)}
+	if mode := pv.Spec.VolumeMode; mode == nil || *mode == corev1.PersistentVolumeFilesystem {
+		format := cmp.Or(pv.Spec.CSI.FSType, FileSystem)
+		local.FSType = &format
 	}
-	shown.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{
-		Local: &corev1.LocalVolumeSource{Path: agentapi.DiskPath(pv.Spec.CSI.VolumeHandle), FSType: &format},
-	}
+	shown.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{Local: local}
 	return shown
 }
 

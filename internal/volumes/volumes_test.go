@@ -44,13 +44,13 @@ func TestEachKindOfVolumeWorksOrSaysWhyNot(t *testing.T) {
 		if asClaims[kind] {
 			continue
 		}
-		checked(t, kind, inlineWorks[kind], checkInline(&corev1.Volume{Name: "v", VolumeSource: source}))
+		checked(t, kind, inlineWorks[kind], Drivers{}.checkInline(&corev1.Volume{Name: "v", VolumeSource: source}))
 	}
 	for i := range reflect.TypeFor[corev1.PersistentVolumeSource]().NumField() {
 		source, kind := filled[corev1.PersistentVolumeSource](i)
-		checked(t, kind, persistentWorks[kind], checkPersistent("v", &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source}}, true))
+		checked(t, kind, persistentWorks[kind], Drivers{}.checkPersistent("v", &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source}}, true))
 	}
-	if err := checkInline(&corev1.Volume{Name: "v"}); err != nil {
+	if err := (Drivers{}).checkInline(&corev1.Volume{Name: "v"}); err != nil {
 		t.Errorf("a volume without a source is an emptyDir: %v", err)
 	}
 }
@@ -72,6 +72,11 @@ func TestAKubeletSeesADiskAsALocalVolume(t *testing.T) {
 	}
 	if pv.Spec.CSI == nil {
 		t.Error("the volume was changed")
+	}
+	block := corev1.PersistentVolumeBlock
+	pv.Spec.VolumeMode, pv.Spec.CSI.FSType = &block, ""
+	if l := OnCell(pv).Spec.Local; l == nil || l.Path != agentapi.DiskPath("disk-1") || l.FSType != nil {
+		t.Errorf("a block volume is shown as %+v", l)
 	}
 	other := onDisk("pv", "vol-1", "a")
 	other.Spec.CSI.Driver = "ebs.csi.aws.com"
@@ -135,7 +140,7 @@ func TestThePodsDisksAreThoseOfItsClaims(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "uid"}, Spec: corev1.PodSpec{Volumes: tc.volumes}}
-			got, err := Resolver{Client: client.CoreV1(), HasDisks: !tc.without}.Disks(t.Context(), pod)
+			got, err := Resolver{Client: client.CoreV1(), HasDisks: !tc.without}.Needs(t.Context(), pod)
 			var notReady *NotReadyError
 			var unsupported *UnsupportedError
 			switch {
@@ -147,14 +152,14 @@ func TestThePodsDisksAreThoseOfItsClaims(t *testing.T) {
 				if !errors.As(err, &unsupported) || !strings.Contains(err.Error(), tc.unsupported) {
 					t.Errorf("got %v: want an UnsupportedError with %q", err, tc.unsupported)
 				}
-			case err != nil || !reflect.DeepEqual(got, tc.want):
+			case err != nil || !reflect.DeepEqual(got, Needs{Disks: tc.want}):
 				t.Errorf("got %v, %v: want %v", got, err, tc.want)
 			}
 		})
 	}
 	// A claim of the name that an ephemeral volume's would have is somebody else's.
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: types.UID("another")}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{ephemeral}}}
-	if got, err := (Resolver{Client: client.CoreV1(), HasDisks: true}).Disks(t.Context(), pod); err == nil {
+	if got, err := (Resolver{Client: client.CoreV1(), HasDisks: true}).Needs(t.Context(), pod); err == nil {
 		t.Errorf("got %v of another pod's claim", got)
 	}
 }

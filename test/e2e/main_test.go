@@ -31,8 +31,13 @@ var world *harness.World
 
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
-		var err error
-		if world, err = harness.Start(context.Background(), harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Stderr: os.Stderr}); err != nil {
+		images, err := csiImages()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(images)
+		if world, err = harness.Start(context.Background(), harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Stderr: os.Stderr, DevArgs: []string{"--images", images}}); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}

@@ -298,3 +298,47 @@ func TestVolumesSurviveAKillOfKipBetweenTheirSteps(t *testing.T) {
 	startKip(t)
 	s.noVolumes(pv)
 }
+
+// withDevice is a sleeper with a block volume at /dev/data.
+func withDevice(name string) string {
+	return sleeper(name) + "    volumeDevices: [{name: data, devicePath: /dev/data}]\n  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]\n"
+}
+
+func TestABlockVolumeIsADeviceThatKeepsItsBytes(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(strings.Replace(claim("data", ""), "spec: {", "spec: {volumeMode: Block, ", 1) + withDevice("a"))
+	s.waitReady("a")
+	if got := s.in("a", "test -b /dev/data && blockdev --getsize64 /dev/data"); got != "67108864" {
+		t.Errorf("the device has %s bytes", got)
+	}
+	s.in("a", "echo precious | dd of=/dev/data bs=512 seek=9 conv=sync,fsync 2>/dev/null")
+	pv := s.volumeOf("data")
+	if pv.Spec.CSI.FSType != "" || *pv.Spec.VolumeMode != corev1.PersistentVolumeBlock {
+		t.Errorf("the volume is %+v", pv.Spec)
+	}
+	const read = "dd if=/dev/data bs=512 skip=9 count=1 2>/dev/null | head -n 1"
+	// Its pod ends; then the machine of the next dies.
+	s.kubectl("delete", "pod", "a", "--wait=false")
+	s.waitGone("a")
+	s.apply(withDevice("b"))
+	s.waitReady("b")
+	if got := s.in("b", read); got != "precious" {
+		t.Errorf("after the pod: %q", got)
+	}
+	first, err := s.pod(t.Context(), "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.machine("b").kill(s)
+	s.waitPod("b", "runs again on another cell", func(p *corev1.Pod) bool {
+		return isReady(p) && p.Status.ContainerStatuses[0].ContainerID != first.Status.ContainerStatuses[0].ContainerID
+	})
+	if got := s.in("b", read); got != "precious" {
+		t.Errorf("after the cell: %q", got)
+	}
+	s.kubectl("delete", "pod", "b", "--wait=false")
+	s.waitGone("b")
+	s.kubectl("delete", "pvc", "data")
+	s.noVolumes(pv)
+}

@@ -362,6 +362,10 @@ func (a *cellAPI) Bind(namespace, name string, uid types.UID) error {
 
 // LastHeartbeat has no timer behind it: a kubelet that is connected renews its
 // lease each ten seconds.
+// No pod of the histories has CSI volumes.
+func (a *cellAPI) CSIDrivers() ([]string, bool) { return nil, false }
+func (a *cellAPI) PluginTrouble() string        { return "" }
+
 func (a *cellAPI) LastHeartbeat() time.Time {
 	a.kip.w.mu.Lock()
 	defer a.kip.w.mu.Unlock()

@@ -58,12 +58,12 @@ func (w *world) makeDisks() {
 }
 
 // volumes are as the claims of a pod would say.
-func (w *world) volumesOf(_ context.Context, p *corev1.Pod) ([]volumes.Disk, error) {
+func (w *world) volumesOf(_ context.Context, p *corev1.Pod) (volumes.Needs, error) {
 	disk := p.Labels[diskLabel]
 	if disk == "" {
-		return nil, nil
+		return volumes.Needs{}, nil
 	}
-	return []volumes.Disk{{ID: disk, Volume: "pv-" + disk, Zone: diskZone}}, nil
+	return volumes.Needs{Disks: []volumes.Disk{{ID: disk, Volume: "pv-" + disk, Zone: diskZone}}}, nil
 }
 
 // mountLocked is what a kubelet does with a pod's disk before it starts the pod;

@@ -6,7 +6,9 @@ package agentapi
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"net/netip"
+	"strings"
 )
 
 // Port is where itzo listens on the management address, TCP, TLS 1.3 only.
@@ -34,6 +36,10 @@ const (
 	// DiskPath and no other is mounted any more, and 503 as long as that is not so,
 	// with the reason; the PUT is then to be repeated.
 	PathDisks = "/v1/disks"
+	// PathPlugins takes Plugins by PUT. itzo answers 200 when the kubelet has been
+	// given each of them, and when no volume of a driver that is not among them is
+	// there any more; 503 as long as one is. The PUT is then to be repeated.
+	PathPlugins = "/v1/plugins"
 	// PathStatus returns a Status.
 	PathStatus = "/v1/status"
 	// PathFirewall takes a Firewall by PUT. itzo answers 200 when it is in force,
@@ -61,6 +67,8 @@ type Config struct {
 	// RegistryMirrors maps an image host (docker.io) to base URLs that are
 	// asked before it. The key "_default" is for all hosts not named.
 	RegistryMirrors map[string][]string `json:"registryMirrors,omitempty"`
+	// Plugins says that the cell may be given Plugins.
+	Plugins bool `json:"plugins,omitempty"`
 }
 
 // Disks are all that the cell is to have, by their IDs.
@@ -73,6 +81,32 @@ const DiskDir = "/dev/kip"
 
 // DiskPath is the device of a disk on its cell.
 func DiskPath(id string) string { return DiskDir + "/" + id }
+
+// Plugins are all node plugins of CSI drivers that the cell is to run.
+type Plugins struct {
+	Plugins []Plugin `json:"plugins"`
+}
+
+// Plugin is the node plugin of one CSI driver.
+type Plugin struct {
+	Driver string `json:"driver"`
+	// Pod is a static pod in PluginNamespace, of the name that PluginPod says.
+	Pod json.RawMessage `json:"pod"`
+}
+
+// PluginNamespace is where the pods of plugins are. Nobody but the cell's kubelet
+// knows of them.
+const PluginNamespace = "kube-system"
+
+// PluginPod is the name of a driver's static pod; the kubelet appends the node's.
+func PluginPod(driver string) string { return pluginPrefix + driver }
+
+const pluginPrefix = "csi-plugin-"
+
+// IsPluginPod says whether a pod that a kubelet speaks of is that of a plugin.
+func IsPluginPod(namespace, name string) bool {
+	return namespace == PluginNamespace && strings.HasPrefix(name, pluginPrefix)
+}
 
 // Status is how a cell's parts fare.
 type Status struct {

@@ -24,6 +24,7 @@ import (
 	"github.com/elotl/kip/internal/agent/cgroups"
 	"github.com/elotl/kip/internal/agent/cloudinit"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agent/disks"
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/shim"
 	"github.com/elotl/kip/internal/version"
@@ -48,6 +49,8 @@ var programs = map[string]func() int{
 	"version":         printVersion,
 	shimProgram:       shim.Run,
 	configs.CNIPlugin: network.Plugin,
+
+	disks.LosetupProgram: disks.Losetup,
 }
 
 // Main runs one of itzo's programs and returns its exit code. components are

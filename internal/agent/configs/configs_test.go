@@ -104,6 +104,24 @@ func TestKubeProxyConfigIsAsReviewedAndHasNoUnknownKey(t *testing.T) {
 	}
 }
 
+func TestAKubeletHasStaticPodsOnlyWhereThereArePlugins(t *testing.T) {
+	for _, plugins := range []bool{false, true} {
+		c := config()
+		c.Plugins = plugins
+		b, err := Kubelet(c, files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var typed kubeletv1beta1.KubeletConfiguration
+		if err := yaml.UnmarshalStrict(b, &typed); err != nil {
+			t.Errorf("the kubelet would refuse it: %v", err)
+		}
+		if (typed.StaticPodPath == StaticPodDir) != plugins || (typed.MaxPods > maxPods) != plugins {
+			t.Errorf("with plugins %t: static pods in %q, at most %d pods", plugins, typed.StaticPodPath, typed.MaxPods)
+		}
+	}
+}
+
 func TestKubeletWithoutClusterDNSHasNone(t *testing.T) {
 	c := config()
 	c.ClusterDNS, c.ClusterDomain = nil, ""

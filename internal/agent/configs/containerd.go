@@ -23,6 +23,7 @@ const (
 	KubeletConfig    = KubeletRoot + "/config.yaml"
 	Kubeconfig       = KubeletRoot + "/kubeconfig"
 	KubeProxyConfig  = "/var/lib/kube-proxy/config.yaml"
+	StaticPodDir     = "/etc/kubernetes/manifests"
 )
 
 // disabledPlugins are those containerd plugins that no cell uses. Each costs

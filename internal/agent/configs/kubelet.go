@@ -25,6 +25,9 @@ const KubeletPort = 10250
 // in the kubelet's books: the cell API never shows the kubelet a second pod.
 const maxPods = 4
 
+// maxPlugins is how many CSI drivers the volumes of one pod can be of.
+const maxPlugins = 16
+
 // Kubelet renders the kubelet's configuration file.
 func Kubelet(c agentapi.Config, f Files) ([]byte, error) {
 	// A map and not the API type: k8s.io/kubelet would bring a good part of the
@@ -104,6 +107,10 @@ func Kubelet(c agentapi.Config, f Files) ([]byte, error) {
 		"fileCheckFrequency":          "1h",
 		"httpCheckFrequency":          "1h",
 		"cpuManagerReconcilePeriod":   "1m",
+	}
+	if c.Plugins {
+		cfg["staticPodPath"] = StaticPodDir
+		cfg["maxPods"] = maxPods + maxPlugins
 	}
 	if c.ClusterDomain != "" {
 		cfg["clusterDomain"] = c.ClusterDomain

@@ -155,6 +155,9 @@ func (s *Set) hide(path string) error {
 		return fmt.Errorf("look at %s: %w", path, err)
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+		if mapped, err := s.mapped(st.Rdev); err != nil || mapped != "" {
+			return errors.Join(err, fmt.Errorf("%w: %s", ErrInUse, mapped))
+		}
 		mounts, err := s.mountsOf(st.Rdev)
 		if err != nil {
 			return err
@@ -185,6 +188,25 @@ func (s *Set) hide(path string) error {
 	}
 	s.log.Info("a disk is let go of", "path", path)
 	return os.Remove(path)
+}
+
+// blockVolumes is where a kubelet maps the devices of block volumes of kind local,
+// a file for each pod (pkg/volume/local).
+const blockVolumes = "var/lib/kubelet/plugins/kubernetes.io~local-volume/volumeDevices"
+
+// mapped returns where a kubelet has mapped a device for a pod, "" if it has not.
+func (s *Set) mapped(device uint64) (string, error) {
+	paths, err := filepath.Glob(filepath.Join(s.root, blockVolumes, "*", "*"))
+	if err != nil {
+		return "", err
+	}
+	for _, path := range paths {
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == device {
+			return path, nil
+		}
+	}
+	return "", nil
 }
 
 // mountsOf returns where file systems of a device are mounted, the latest last.

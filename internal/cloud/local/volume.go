@@ -433,7 +433,8 @@ func (c Config) loopsOfDisk(id string) ([]diskLoop, error) {
 	if err != nil {
 		return nil, err
 	}
-	var nested, own []diskLoop
+	var own []diskLoop
+	holds := map[uint64][]int{} // loop devices by the device that is their file
 	for _, path := range backing {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -443,10 +444,23 @@ func (c Config) loopsOfDisk(id string) ([]diskLoop, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read the number of %s: %w", path, err)
 		}
-		switch file := strings.TrimSpace(string(text)); {
-		case file == c.diskFile(id):
+		if strings.TrimSpace(string(text)) == c.diskFile(id) {
 			own = append(own, diskLoop{n: n})
-		case filepath.Base(file) == deviceName(id):
+			continue
+		}
+		// Its path is one in the machine: it does not say which device it is.
+		_, loop, err := openLoop(n, c.diskDir(id), os.O_RDONLY)
+		if err != nil {
+			continue
+		}
+		info, err := unix.IoctlLoopGetStatus64(int(loop.Fd()))
+		if closed := loop.Close(); err == nil && closed == nil && info.Rdevice != 0 {
+			holds[info.Rdevice] = append(holds[info.Rdevice], n)
+		}
+	}
+	var nested []diskLoop
+	for _, l := range own {
+		for _, n := range holds[unix.Mkdev(loopMajor, uint32(l.n))] {
 			nested = append(nested, diskLoop{n: n, nested: true})
 		}
 	}

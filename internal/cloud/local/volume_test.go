@@ -3,11 +3,15 @@ package local
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -87,6 +91,56 @@ func TestDiskIsADeviceOfOneMachineAndKeepsItsData(t *testing.T) {
 
 // A machine that has made a link of the folder of its disks must not have the
 // host's files changed.
+// A kubelet holds the device of a block volume open by a loop device of it, which
+// outlives a machine that is killed.
+func TestALoopDeviceOfADisksDeviceIsFreedWithIt(t *testing.T) {
+	limited(t)
+	cfg := host(t)
+	c := open(t, cfg)
+	a := launch(t, c, request("a"))
+	id := newDisk(t, c, "disk")
+	if err := c.AttachDisk(t.Context(), id, a.ID); err != nil {
+		t.Fatal(err)
+	}
+	n, err := cfg.loop(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, device, err := openLoop(n, t.TempDir(), os.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	free, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, holder, err := openLoop(free, t.TempDir(), os.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(unix.IoctlLoopConfigure(int(holder.Fd()), &unix.LoopConfig{Fd: uint32(device.Fd())}), holder.Close(), device.Close()); err != nil {
+		t.Fatal(err)
+	}
+	loops, err := cfg.loopsOfDisk(id)
+	if want := []diskLoop{{free, true}, {n, false}}; err != nil || !slices.Equal(loops, want) {
+		t.Errorf("the loop devices of the disk are %+v (%v): want %+v", loops, err, want)
+	}
+	if err := c.DetachDisk(t.Context(), id, a.ID); err != nil {
+		t.Error(err)
+	}
+	if left, err := cfg.loopsOfDisk(id); err != nil || len(left) != 0 {
+		t.Errorf("left: %+v (%v)", left, err)
+	}
+	if _, err := os.Stat(fmt.Sprintf("/sys/block/loop%d/loop/backing_file", free)); !os.IsNotExist(err) {
+		t.Errorf("loop device %d is in use (%v)", free, err)
+	}
+}
+
 func TestMachineCannotLeadItsDevicesOutside(t *testing.T) {
 	limited(t)
 	cfg := host(t)

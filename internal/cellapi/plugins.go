@@ -1,0 +1,142 @@
+package cellapi
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/internal/volumes"
+)
+
+// maxTrouble bounds what is kept of a kubelet's message about a plugin, in bytes.
+const maxTrouble = 512
+
+// CSIDrivers returns the CSI drivers that the cell's kubelet has registered, by its
+// CSINode. A kubelet makes that once: it is not known of one that did before this
+// process.
+func (c *Cell) CSIDrivers() (registered []string, known bool) {
+	o := c.csi.current()
+	if o == nil {
+		return nil, false
+	}
+	node, ok := o.apiObject.(*storagev1.CSINode)
+	if !ok {
+		return nil, false
+	}
+	for _, d := range node.Spec.Drivers {
+		registered = append(registered, d.Name)
+	}
+	return registered, true
+}
+
+// PluginTrouble is the last warning of the cell's kubelet about the node plugin of a
+// CSI driver, of those with the same reason the one that says most; "" for none.
+func (c *Cell) PluginTrouble() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.trouble
+}
+
+// notePlugin notes what an event says of a plugin. No object of the cluster stands
+// for a plugin, so the event goes nowhere else.
+func (c *Cell) notePlugin(event apiObject) {
+	var kind, reason, message string
+	switch e := event.(type) {
+	case *corev1.Event:
+		kind, reason, message = e.Type, e.Reason, e.Message
+	case *eventsv1.Event:
+		kind, reason, message = e.Type, e.Reason, e.Note
+	}
+	if kind != corev1.EventTypeWarning {
+		return
+	}
+	trouble := reason + ": " + message
+	trouble = trouble[:min(len(trouble), maxTrouble)]
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// A kubelet that has said why it failed goes on to say that it failed.
+	if c.trouble == trouble || strings.HasPrefix(c.trouble, reason+": ") && len(trouble) < len(c.trouble) {
+		return
+	}
+	c.trouble = trouble
+	c.server.log.Warn("a node plugin does not fare well", "cell", c.id, "reason", reason, "message", message)
+}
+
+// boundVolumes calls f with each volume that a claim of the pod is bound to, until
+// it returns true.
+func (c *Cell) boundVolumes(ctx context.Context, f func(*corev1.PersistentVolume) bool) error {
+	pod, gone := c.lastPod()
+	if pod == nil || gone {
+		return nil
+	}
+	for claim := range referencesOf(pod).claims {
+		if !c.names(pod.Namespace, claim) || !c.passed.AllowN(c.server.clock.Now(), 1) {
+			continue
+		}
+		pvc, err := c.server.node.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, claim, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || err == nil && pvc.Spec.VolumeName == "" {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		pv, err := c.server.node.CoreV1().PersistentVolumes().Get(ctx, pvc.Spec.VolumeName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		// Both sides must say so: anybody who makes claims can name a volume.
+		if ref := pv.Spec.ClaimRef; ref == nil || ref.Namespace != pvc.Namespace || ref.Name != pvc.Name || ref.UID != pvc.UID {
+			continue
+		}
+		if f(pv) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// serveVolumeSecret passes the get of a Secret that a CSI volume of the pod names
+// for the node: to stage, to publish or to expand it there. It may be in any
+// namespace.
+func (c *Cell) serveVolumeSecret(w http.ResponseWriter, r *http.Request, a *ask) error {
+	named := false
+	err := c.boundVolumes(r.Context(), func(pv *corev1.PersistentVolume) bool {
+		csi := pv.Spec.CSI
+		if csi == nil || csi.Driver == volumes.Driver {
+			return false
+		}
+		named = slices.ContainsFunc([]*corev1.SecretReference{csi.NodeStageSecretRef, csi.NodePublishSecretRef, csi.NodeExpandSecretRef},
+			func(ref *corev1.SecretReference) bool {
+				return ref != nil && ref.Namespace == a.Namespace && ref.Name == a.Name
+			})
+		return named
+	})
+	if err != nil {
+		return fmt.Errorf("look for a volume of the pod that names secret %s: %w", key(a.Namespace, a.Name), err)
+	}
+	if !named {
+		return c.forbidden(a, "its pod does not name it")
+	}
+	return c.pass(w, r, a, body{}, nil)
+}
+
+// refuseMirror answers a kubelet that wants to make a mirror pod of the static pod
+// of a plugin: it does each time that it looks at that.
+func (c *Cell) refuseMirror(r *http.Request, a *ask) error {
+	pod, err := decodeBody[*corev1.Pod](r)
+	if err != nil || pod.Annotations[corev1.MirrorPodAnnotationKey] == "" {
+		return c.forbidden(a, "")
+	}
+	return apierrors.NewForbidden(podKind.groupResource(), pod.Name, fmt.Errorf("the plugins of a cell are nobody's pods"))
+}

@@ -1,0 +1,110 @@
+package cells
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/elotl/kip/internal/agent/agentapi"
+)
+
+// Plugin is the node plugin of a CSI driver that a cell's pod has volumes of. It is
+// part of the record: what a cell runs does not change when its DaemonSet does,
+// since a mount may live in the plugin's processes.
+type Plugin struct {
+	Driver string `json:"driver"`
+	// Pod is the static pod, as in agentapi.Plugin.
+	Pod json.RawMessage `json:"pod"`
+}
+
+const (
+	// pluginPoll is how often a plugin that has not registered is looked for.
+	pluginPoll = 100 * time.Millisecond
+	// pluginSilence is how long a plugin may take to register before its pod is
+	// told, where its kubelet says nothing: most of it is the pull of its images.
+	pluginSilence = 20 * time.Second
+)
+
+// plug gives a cell that is ready its plugins, before its kubelet sees the pod. It
+// returns true when the kubelet knows their drivers, or when there is something
+// else to be done with the cell first.
+func (c *Controller) plug(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+	cell := e.cell()
+	if len(cell.Plugins) == 0 || cell.Stopped || e.plugged {
+		return true, 0, nil
+	}
+	if why, _ := c.endingOf(e); why != "" {
+		return true, 0, nil
+	}
+	if err := c.connect(ctx, e); err != nil {
+		return false, 0, err
+	}
+	if _, ends := c.interrupted(e); ends {
+		return true, 0, nil
+	}
+	if !e.session.Connected() {
+		return false, 0, nil // the tunnel wakes the cell
+	}
+	if e.pluginsSent.IsZero() {
+		if err := c.putPlugins(ctx, e, cell.Plugins); err != nil {
+			c.tellDisk(e, "CSIDriverNotReady", fmt.Sprintf("Its cell does not take the node plugins of %s: %v; it is tried again", driverNames(cell.Plugins), err))
+			return false, 0, fmt.Errorf("give cell %s its plugins: %w", e.id, err)
+		}
+		e.pluginsSent = c.cfg.Clock.Now()
+	}
+	// Where this process was not told what is registered, an earlier one may have
+	// been. The kubelet waits for a driver by itself; it only takes longer.
+	registered, known := e.api.CSIDrivers()
+	if missing := slices.DeleteFunc(slices.Clone(cell.Plugins), func(p Plugin) bool { return slices.Contains(registered, p.Driver) }); known && len(missing) > 0 {
+		trouble := e.api.PluginTrouble()
+		if trouble == "" && c.cfg.Clock.Since(e.pluginsSent) >= pluginSilence {
+			trouble = "they have not registered with its kubelet"
+		}
+		if trouble != "" {
+			c.tellDisk(e, "CSIDriverNotReady", fmt.Sprintf("The node plugins of %s do not run on the pod's cell yet: %s", driverNames(missing), trouble))
+		}
+		return false, pluginPoll, nil
+	}
+	e.plugged = true
+	return true, 0, nil
+}
+
+// unplug waits until the kubelet of a cell that is being drained has let go of all
+// CSI volumes: what a driver has not written yet would be lost with the machine.
+func (c *Controller) unplug(ctx context.Context, e *entry) error {
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	if err := c.reach(ctx, e); err != nil {
+		return err
+	}
+	for {
+		err := c.putPlugins(ctx, e, nil)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, errNotYet) || !c.patient(e) || !c.sleep(ctx, pluginPoll) {
+			return err
+		}
+	}
+}
+
+// putPlugins tells the agent which plugins its cell is to have.
+func (c *Controller) putPlugins(ctx context.Context, e *entry, list []Plugin) error {
+	body := agentapi.Plugins{Plugins: []agentapi.Plugin{}}
+	for _, p := range list {
+		body.Plugins = append(body.Plugins, agentapi.Plugin(p))
+	}
+	return c.put(ctx, e, agentapi.PathPlugins, body)
+}
+
+func driverNames(list []Plugin) string {
+	var names []string
+	for _, p := range list {
+		names = append(names, p.Driver)
+	}
+	return "CSI driver " + strings.Join(names, ", ")
+}
