@@ -127,7 +127,8 @@ faults: ## random histories of faults in virtual time, and Kip killed at every w
 .PHONY: e2e
 e2e: build $(BIN)/metrics-server $(BIN)/csidriver ## tests with real machines and real kubelets on the local cloud; as root
 	$(GO) test -race -count=1 -timeout 5m ./internal/cloud/local
-	KIP_BIN=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -parallel 8 -timeout 30m ./test/e2e/...
+	@# One world after the other.
+	KIP_BIN=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -p 1 -parallel 8 -timeout 30m ./test/e2e/...
 
 .PHONY: bench
 bench: build bench-tools ## measure, one line a figure (ARGS='-only real' and so on); as root
