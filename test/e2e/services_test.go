@@ -383,6 +383,51 @@ func TestInternalTrafficPolicyLocalMeansTheVirtualNode(t *testing.T) {
 	}
 }
 
+// A client is in the zone of its virtual node, which is the label that the cloud's
+// zones give it.
+func TestTopologyHintsKeepRequestsInTheZone(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(answerer("a", "web", ""))
+	s.apply(sleeper("client"))
+	s.waitReady("a")
+	s.waitReady("client")
+	node, err := world.Admin.CoreV1().Nodes().Get(s.Context(), "kip-0", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	zone := node.Labels[corev1.LabelTopologyZone]
+	if zone == "" {
+		t.Fatalf("node kip-0 has no label %s: %v", corev1.LabelTopologyZone, node.Labels)
+	}
+	pod, err := s.pod(s.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := s.service("zonal", "nobody", nil) // its endpoints are those below
+	ready, port, name := true, int32(8080), "http"
+	endpoint := func(address, zone string) discoveryv1.Endpoint {
+		return discoveryv1.Endpoint{
+			Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+			Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}},
+		}
+	}
+	if _, err := world.Admin.DiscoveryV1().EndpointSlices(s.ns).Create(s.Context(), &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "zonal-by-hand", Labels: map[string]string{discoveryv1.LabelServiceName: "zonal"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+		// Nobody is at the other's addresses: a request that went there would have no answer.
+		Endpoints: []discoveryv1.Endpoint{endpoint(pod.Status.PodIP, zone), endpoint("192.0.2.1", "elsewhere"), endpoint("192.0.2.2", "elsewhere"), endpoint("192.0.2.3", "elsewhere")},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.answersAll("the cluster IP", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a")
+	for range 12 {
+		if got := s.fetch("client", web.Spec.ClusterIP); got != "a" {
+			t.Fatalf("a request left the zone: %q", got)
+		}
+	}
+}
+
 // kubeProxy is the process of a machine's kube-proxy, which is its kubelet's, 0 when
 // there is none.
 func (m machine) kubeProxy(t *testing.T) int {
