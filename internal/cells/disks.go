@@ -76,14 +76,8 @@ func (c *Controller) attach(ctx context.Context, e *entry) (ready bool, again ti
 	if len(cell.Disks) == 0 || cell.Stopped || e.disksShown {
 		return true, 0, nil
 	}
-	if why, _ := c.endingOf(e); why != "" {
-		return true, 0, nil
-	}
-	if err := c.connect(ctx, e); err != nil {
-		return false, 0, err
-	}
-	if _, ends := c.interrupted(e); ends {
-		return true, 0, nil
+	if stays, err := c.stays(ctx, e); !stays {
+		return err == nil, 0, err
 	}
 	if c.cfg.Disks == nil {
 		return false, 0, fmt.Errorf("cell %s has disks, and cloud %s has none", e.id, c.cfg.Cloud.Name())
@@ -118,6 +112,19 @@ func (c *Controller) attach(ctx context.Context, e *entry) (ready bool, again ti
 	e.disksShown = true
 	c.report(cell, normal, "SuccessfulAttachVolume", "Attached to cell "+e.id+": "+volumeNames(cell.Disks))
 	return true, 0, nil
+}
+
+// stays connects a cell that is to be given something for its pod. It returns false
+// when the cell is to end first, or with an error.
+func (c *Controller) stays(ctx context.Context, e *entry) (bool, error) {
+	if why, _ := c.endingOf(e); why != "" {
+		return false, nil
+	}
+	if err := c.connect(ctx, e); err != nil {
+		return false, err
+	}
+	_, ends := c.interrupted(e)
+	return !ends, nil
 }
 
 // userOf says whose instance has a disk, for people.

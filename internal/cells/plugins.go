@@ -37,14 +37,8 @@ func (c *Controller) plug(ctx context.Context, e *entry) (ready bool, again time
 	if len(cell.Plugins) == 0 || cell.Stopped || e.plugged {
 		return true, 0, nil
 	}
-	if why, _ := c.endingOf(e); why != "" {
-		return true, 0, nil
-	}
-	if err := c.connect(ctx, e); err != nil {
-		return false, 0, err
-	}
-	if _, ends := c.interrupted(e); ends {
-		return true, 0, nil
+	if stays, err := c.stays(ctx, e); !stays {
+		return err == nil, 0, err
 	}
 	if !e.session.Connected() {
 		return false, 0, nil // the tunnel wakes the cell

@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
-	"strings"
 	"sync"
 	"testing"
 
@@ -37,26 +35,8 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		defer os.RemoveAll(images)
-		if world, err = harness.Start(context.Background(), harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Stderr: os.Stderr, DevArgs: []string{"--images", images}}); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		code := m.Run()
-		if err := world.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, "after the tests:", err)
-			code = 1
-		}
-		if code != 0 {
-			fmt.Fprintf(os.Stderr, "the logs are in %s\n", world.State)
-			return code
-		}
-		// It says what Stop has left, and removes the logs.
-		clean := exec.Command(world.Tool("kip-dev"), "clean", "--state", world.State, "--bridge", world.Bridge, "--cidr", cidr)
-		if out, err := clean.CombinedOutput(); err != nil || strings.Contains(string(out), "removed") {
-			fmt.Fprintf(os.Stderr, "after the tests something was left: %v\n%s", err, out)
-			code = 1
-		}
-		return code
+		o := harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Stderr: os.Stderr, DevArgs: []string{"--images", images}}
+		return harness.Main(o, &world, m.Run)
 	}())
 }
 

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -37,30 +36,8 @@ const patience = time.Minute
 var world *harness.World
 
 func TestMain(m *testing.M) {
-	os.Exit(func() int {
-		var err error
-		o := harness.Options{Name: bridge, CIDR: cidr, Stderr: os.Stderr, DevArgs: []string{"--ipv6-cidr", ipv6CIDR}}
-		if world, err = harness.Start(context.Background(), o); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		code := m.Run()
-		if err := world.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, "after the tests:", err)
-			code = 1
-		}
-		if code != 0 {
-			fmt.Fprintf(os.Stderr, "the logs are in %s\n", world.State)
-			return code
-		}
-		// It says what Stop has left, and removes the logs.
-		clean := exec.Command(world.Tool("kip-dev"), "clean", "--state", world.State, "--bridge", world.Bridge, "--cidr", cidr)
-		if out, err := clean.CombinedOutput(); err != nil || strings.Contains(string(out), "removed") {
-			fmt.Fprintf(os.Stderr, "after the tests something was left: %v\n%s", err, out)
-			code = 1
-		}
-		return code
-	}())
+	o := harness.Options{Name: bridge, CIDR: cidr, Stderr: os.Stderr, DevArgs: []string{"--ipv6-cidr", ipv6CIDR}}
+	os.Exit(harness.Main(o, &world, m.Run))
 }
 
 // space is a namespace of a test's own.
