@@ -306,8 +306,8 @@ func TestAPodGoesOnWhenItsKubeletOrContainerdIsKilled(t *testing.T) {
 			return err
 		})
 		// A kubelet that adds a container to the pod has looked at what runs of it.
-		s.eventually("a container is added", func(context.Context) error {
-			_, code, errs := s.try("debug", "a", "--image=busybox:1.36", "--container=after-"+part, "--", "sleep", "3600")
+		s.eventually("a container is added", func(ctx context.Context) error {
+			_, code, errs := s.attempt(ctx, "debug", "a", "--image=busybox:1.36", "--container=after-"+part, "--", "sleep", "3600")
 			if code != 0 {
 				return errors.New(errs)
 			}

@@ -24,7 +24,11 @@ import (
 
 // patience is how long anything may take on a busy machine. No test asserts a
 // duration; this only keeps a broken one from hanging.
-const patience = 1 * time.Minute
+const patience = 2 * time.Minute
+
+// attempt is how long one of several attempts may take: what hangs, such as a
+// request to a Kip that is paused, would else use up the patience of all.
+const attempt = 15 * time.Second
 
 // space is a namespace of a test's own, with what is in it.
 type space struct {
@@ -94,10 +98,21 @@ func (s *space) kubectl(args ...string) string {
 	return out
 }
 
-// try runs kubectl and returns its output and exit code.
+// try runs kubectl once and returns its output and exit code.
 func (s *space) try(args ...string) (stdout string, code int, stderr string) {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	return s.tryFor(s.Context(), patience, args...)
+}
+
+// attempt runs kubectl as one of several attempts.
+func (s *space) attempt(ctx context.Context, args ...string) (stdout string, code int, stderr string) {
+	s.Helper()
+	return s.tryFor(ctx, attempt, args...)
+}
+
+func (s *space) tryFor(ctx context.Context, limit time.Duration, args ...string) (stdout string, code int, stderr string) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	out, errs, err := run(s.command(ctx, args...))
 	var exit *exec.ExitError
@@ -106,6 +121,8 @@ func (s *space) try(args ...string) (stdout string, code int, stderr string) {
 		return out, 0, errs
 	case errors.As(err, &exit):
 		return out, exit.ExitCode(), errs
+	case ctx.Err() != nil:
+		return out, -1, errs + ctx.Err().Error()
 	}
 	s.Fatalf("kubectl %s: %v", strings.Join(args, " "), err)
 	return
@@ -228,9 +245,9 @@ func (s *space) waitPhaseReached(name string, phase apiv1.Phase) {
 
 // execTrue checks that a command can be run in a pod.
 func (s *space) execTrue(name string) func(context.Context) error {
-	return func(context.Context) error {
-		if _, code, errs := s.try("exec", name, "--", "true"); code != 0 {
-			return errors.New(errs)
+	return func(ctx context.Context) error {
+		if _, code, errs := s.attempt(ctx, "exec", name, "--", "true"); code != 0 {
+			return fmt.Errorf("kubectl exec ended with %d: %s", code, errs)
 		}
 		return nil
 	}

@@ -26,10 +26,6 @@ import (
 	"github.com/elotl/kip/test/harness"
 )
 
-// takeover is within what a standby Kip leads after the leader has died: the
-// lease of 8 s, its end as etcd notices it, and Kip's start.
-const takeover = 15 * time.Second
-
 // secureEtcd is an etcd that serves and asks for certificates.
 type secureEtcd struct {
 	*storetest.Etcd
@@ -135,9 +131,6 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 		led := time.Since(began)
 		s.eventually("exec", s.execTrue("a"))
 		t.Logf("%s: the standby led after %.1f s, exec worked after %.1f s", how, led.Seconds(), time.Since(began).Seconds())
-		if led > takeover {
-			t.Errorf("%s: the standby led after %s, want %s at most", how, led, takeover)
-		}
 		s.waitReady(pod)
 		s.allUnmoved(before)
 		s.counts("a")

@@ -194,8 +194,8 @@ func TestAServiceOfACellIsReachedByNameFromAnOrdinaryNodeAndOnItsPort(t *testing
 	s.waitReady("plain")
 	// The name goes to Service kube-dns and the answer to Service web: both are
 	// kube-proxy's on the node.
-	s.eventually("the Service answers on the node", func(context.Context) error {
-		if got, _, errs := s.try("exec", "plain", "--", "wget", "-qO-", "http://web/"); got != "served\n" {
+	s.eventually("the Service answers on the node", func(ctx context.Context) error {
+		if got, _, errs := s.attempt(ctx, "exec", "plain", "--", "wget", "-qO-", "http://web/"); got != "served\n" {
 			return fmt.Errorf("%q %s", got, errs)
 		}
 		return nil

@@ -604,8 +604,8 @@ func TestPodsFindServicesByName(t *testing.T) {
 	}
 	lookup := func(name, want string) {
 		t.Helper()
-		s.eventually(name+" is found", func(context.Context) error {
-			out, _, errs := s.try("exec", "client", "--", "nslookup", name)
+		s.eventually(name+" is found", func(ctx context.Context) error {
+			out, _, errs := s.attempt(ctx, "exec", "client", "--", "nslookup", name)
 			if !strings.Contains(out, want) {
 				return fmt.Errorf("the answer is %q %q, want %q in it", out, errs, want)
 			}
