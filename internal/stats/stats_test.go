@@ -417,14 +417,15 @@ func TestCellsThatDidNotAnswerAreAskedLast(t *testing.T) {
 	var mu sync.Mutex
 	var asked []string
 	f := newFixture(t)
-	for i := range maxInFlight + 10 {
+	const bad, room = 5, 100
+	for i := range maxInFlight + room + bad {
 		c := Cell{ID: fmt.Sprintf("cell-%03d", i), Namespace: "default", Pod: fmt.Sprint(i)}
 		good := says(usage(c.Pod, 1, begin))
 		c.RoundTripper = tripper(func(r *http.Request) (*http.Response, error) {
 			mu.Lock()
 			asked = append(asked, c.ID)
 			mu.Unlock()
-			if i < 5 {
+			if i < bad {
 				return nil, errors.New("the tunnel broke")
 			}
 			return good(r)
@@ -434,9 +435,9 @@ func TestCellsThatDidNotAnswerAreAskedLast(t *testing.T) {
 	f.get(t, "/metrics/resource")
 	asked = nil
 	f.fresh(t, "/metrics/resource")
-	// The last five can have begun only when there was room for them.
-	for i, id := range asked[:10] {
-		if id < "cell-005" {
+	// The last can have begun only when as many had ended as there was no room for.
+	for i, id := range asked[:room] {
+		if id < fmt.Sprintf("cell-%03d", bad) {
 			t.Errorf("%s was asked as the %d. of %d", id, i+1, len(asked))
 		}
 	}

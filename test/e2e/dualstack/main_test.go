@@ -30,7 +30,7 @@ var (
 )
 
 // patience is how long anything may take on a busy machine.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // world is the one cluster that all tests share; each has a namespace.
 var world *harness.World
