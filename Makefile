@@ -113,9 +113,15 @@ $(BIN)/pause: cmd/pause/pause.c | announce
 .PHONY: test
 test: build lint unit faults e2e conformance-subset ## everything that is checked; as root
 
+# A test that fails is run once more, by itself. What passes only then is named at
+# the end: a bug to be mended, of Kip or of the test.
+TEST = $(GO) tool -modfile=hack/tools/go.mod gotestsum --format $(or $(TEST_FORMAT),testname) --format-hide-empty-pkg \
+	--hide-summary=skipped --rerun-fails=1 --rerun-fails-max-failures=2
+
 .PHONY: unit
+unit: TEST_FORMAT = pkgname
 unit: ## tests without root and without Kubernetes' own code
-	$(GO) test -race -short -timeout 3m $(UNIT)
+	$(TEST) --packages '$(UNIT)' -- -race -short -timeout 3m
 
 # The same histories each time, so that a check says something of the change that
 # it checks; 0 takes others.
@@ -126,12 +132,9 @@ faults: ## random histories of faults in virtual time, and Kip killed at every w
 
 .PHONY: e2e
 e2e: build $(BIN)/metrics-server $(BIN)/csidriver ## tests with real machines and real kubelets on the local cloud; as root
-	$(GO) test -race -count=1 -timeout 5m ./internal/cloud/local
-	@# One world after the other. A test of real machines that fails is run once
-	@# more, in a world of its own: what passes only then is named as a flake, which
-	@# is a bug to be mended, of Kip or of the test.
-	KIP_BIN=$(CURDIR)/$(BIN) $(GO) tool -modfile=hack/tools/go.mod gotestsum --format testname --packages ./test/e2e/... \
-		--rerun-fails=1 --rerun-fails-max-failures=2 -- -tags e2e -count=1 -p 1 -parallel 8 -timeout 30m
+	$(TEST) --packages ./internal/cloud/local -- -race -count=1 -timeout 5m
+	@# One world after the other.
+	KIP_BIN=$(CURDIR)/$(BIN) $(TEST) --packages './test/e2e/...' -- -tags e2e -count=1 -p 1 -parallel 8 -timeout 30m
 
 .PHONY: bench
 bench: build bench-tools ## measure, one line a figure (ARGS='-only real' and so on); as root
