@@ -331,18 +331,22 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 			return c.waitsForVolume(pod, err)
 		}
 	}
-	offers, err := c.cfg.Place(withPlugins(pod, needs), zoneOf(needs))
+	zone := zoneOf(needs)
+	offers, err := c.cfg.Place(withPlugins(pod, needs), zone)
 	if err != nil {
-		wait, reason := unplaceableRetry, "Unplaceable"
+		wait, reason, why := unplaceableRetry, "Unplaceable", err.Error()
+		if zone != "" {
+			why += fmt.Sprintf("; the disks of its volumes are in zone %s", zone)
+		}
 		var annotation *placement.InvalidAnnotationError
 		var capacity *placement.NoCapacityError
 		switch {
 		case errors.As(err, &annotation):
-			reason = "InvalidAnnotation"
+			reason, why = "InvalidAnnotation", err.Error()
 		case errors.As(err, &capacity):
 			reason, wait = "NoCapacity", backoff(attempt)
 		}
-		c.waits(pod, reason, err.Error(), now.Add(wait))
+		c.waits(pod, reason, why, now.Add(wait))
 		return wait, nil
 	}
 	r := cells.Request{Pod: ref, Attempt: attempt, Seen: seen, Offers: offers, Disks: disksOf(needs), Plugins: pluginsOf(needs)}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -38,6 +39,17 @@ func TestAPodWaitsForItsVolumesWithoutACell(t *testing.T) {
 	h.want("requests", h.cells.requests, "uid-a#1")
 	if want := []cells.Disk{{ID: "disk-1", Volume: "pvc-1"}}; !slices.Equal(h.cells.disks, want) || h.zone != "b" {
 		t.Errorf("requested with %v in zone %q: want %v in b", h.cells.disks, h.zone, want)
+	}
+}
+
+func TestAPodThatFitsNothingIsToldWhereItsDiskIs(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a"))
+	h.needs.Disks = []volumes.Disk{{ID: "disk-1", Volume: "pvc-1", Zone: "b"}}
+	h.place = func(*corev1.Pod) ([]cells.Offer, error) { return nil, errors.New("no instance type fits") }
+	h.must("a")
+	if why := h.c.Waiting(pod("a").UID); !strings.HasSuffix(why, "no instance type fits; the disks of its volumes are in zone b") {
+		t.Errorf("the pod waits for %q", why)
 	}
 }
 
