@@ -143,19 +143,18 @@ func appendField(b []byte, number, size int) []byte {
 	return binary.AppendUvarint(b, uint64(size))
 }
 
-// object is one version of one object. It never changes, and is written in each
-// format at most once however many cells read it.
+// object is one version of one object. It never changes. Where many cells read it,
+// it is written in each format at most once.
 type object struct {
 	apiObject
-	rv    uint64
-	forms [formats]form
+	rv uint64
+	// mu guards forms, and the object while it is written: a quantity keeps its
+	// text.
+	mu    sync.Mutex
+	forms *[formats]*form // nil where one cell reads it, once or twice
 }
 
-type form struct {
-	once        sync.Once
-	whole, item []byte
-	err         error
-}
+type form struct{ whole, item []byte }
 
 // newObject takes over o, which must not be changed by anyone from here on and
 // must carry a resource version.
@@ -165,20 +164,39 @@ func newObject(k *kind, o apiObject) (*object, error) {
 		return nil, fmt.Errorf("%s %s: resourceVersion %q is not a number", k.name, key(o.GetNamespace(), o.GetName()), o.GetResourceVersion())
 	}
 	o.GetObjectKind().SetGroupVersionKind(k.gvk())
-	return &object{apiObject: o, rv: rv}, nil
+	object := &object{apiObject: o, rv: rv}
+	if !k.ofOneCell {
+		object.forms = new([formats]*form)
+	}
+	return object, nil
 }
 
 // at returns a copy of the object that carries another resource version.
 func (o *object) at(rv uint64) *object {
 	c := o.DeepCopyObject().(apiObject)
 	c.SetResourceVersion(strconv.FormatUint(rv, 10))
-	return &object{apiObject: c, rv: rv}
+	other := &object{apiObject: c, rv: rv}
+	if o.forms != nil {
+		other.forms = new([formats]*form)
+	}
+	return other
 }
 
 func (o *object) form(f format) (*form, error) {
-	e := &o.forms[f]
-	e.once.Do(func() { e.whole, e.item, e.err = encodeParts(f, o.apiObject) })
-	return e, e.err
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.forms != nil && o.forms[f] != nil {
+		return o.forms[f], nil
+	}
+	whole, item, err := encodeParts(f, o.apiObject)
+	if err != nil {
+		return nil, err
+	}
+	e := &form{whole, item}
+	if o.forms != nil {
+		o.forms[f] = e
+	}
+	return e, nil
 }
 
 // listPieces returns a list in the format f as pieces to be written one after

@@ -149,7 +149,7 @@ func TestAcceptedFormat(t *testing.T) {
 // All who read a version of an object are given the same bytes.
 func TestObjectIsEncodedOnce(t *testing.T) {
 	for f := range formats {
-		o := sample(t, podKind, "p")
+		o := sample(t, secretKind, "p")
 		var readers sync.WaitGroup
 		first := make([]*byte, 64)
 		for i := range first {
@@ -159,7 +159,7 @@ func TestObjectIsEncodedOnce(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				pieces, err := listPieces(f, podKind, []*object{o}, 1)
+				pieces, err := listPieces(f, secretKind, []*object{o}, 1)
 				if err != nil {
 					t.Error(err)
 					return

@@ -29,6 +29,7 @@ type kind struct {
 	selectable func(apiObject) fields.Set // fields beside metadata.name and metadata.namespace; may be nil
 	slim       func(apiObject)            // drops what no cell reads, before the object is stored; may be nil
 	labels     string                     // selector of the watch on the API server; "" for all objects
+	ofOneCell  bool                       // each object is read by one cell: what was written of it is not kept
 }
 
 func (k *kind) gvk() schema.GroupVersionKind {
@@ -54,19 +55,19 @@ func (k *kind) fields(o apiObject) fields.Set {
 
 var (
 	nodeKind = &kind{
-		resource: corev1.SchemeGroupVersion.WithResource("nodes"), name: "Node",
+		resource: corev1.SchemeGroupVersion.WithResource("nodes"), name: "Node", ofOneCell: true,
 		new: func() apiObject { return &corev1.Node{} },
 	}
 	leaseKind = &kind{
-		resource: coordinationv1.SchemeGroupVersion.WithResource("leases"), name: "Lease",
+		resource: coordinationv1.SchemeGroupVersion.WithResource("leases"), name: "Lease", ofOneCell: true,
 		new: func() apiObject { return &coordinationv1.Lease{} },
 	}
 	csiNodeKind = &kind{
-		resource: storagev1.SchemeGroupVersion.WithResource("csinodes"), name: "CSINode",
+		resource: storagev1.SchemeGroupVersion.WithResource("csinodes"), name: "CSINode", ofOneCell: true,
 		new: func() apiObject { return &storagev1.CSINode{} },
 	}
 	podKind = &kind{
-		resource: corev1.SchemeGroupVersion.WithResource("pods"), name: "Pod",
+		resource: corev1.SchemeGroupVersion.WithResource("pods"), name: "Pod", ofOneCell: true,
 		new: func() apiObject { return &corev1.Pod{} },
 		selectable: func(o apiObject) fields.Set {
 			return fields.Set{"spec.nodeName": o.(*corev1.Pod).Spec.NodeName}

@@ -33,7 +33,7 @@ type cellNode struct {
 	current     *corev1.Node      // as composed last, nil before the virtual node is known
 	labels      map[string]string // the kubelet's own
 	annotations map[string]string // the kubelet's own
-	status      corev1.NodeStatus
+	status      corev1.NodeStatus // shared with the nodes that were composed of it
 	// shown says that the kubelet has read this node. A patch from before that
 	// was made against the node of an earlier process, and would be wrong here.
 	shown   bool
@@ -95,8 +95,9 @@ func (n *cellNode) composeLocked(virtual *corev1.Node) {
 			Labels:            merged(n.labels, virtual.Labels),
 			Annotations:       merged(n.annotations, virtual.Annotations),
 		},
-		Spec:   *virtual.Spec.DeepCopy(),
-		Status: *n.status.DeepCopy(),
+		// Neither is ever changed, only replaced.
+		Spec:   virtual.Spec,
+		Status: n.status,
 	}
 	if n.current != nil {
 		node.ResourceVersion = n.current.ResourceVersion
@@ -171,7 +172,7 @@ func (n *cellNode) change(status bool, edit func(*corev1.Node) (*corev1.Node, er
 	n.labels = without(next.Labels, virtual.Labels)
 	n.annotations = without(next.Annotations, virtual.Annotations)
 	if status {
-		n.status = *next.Status.DeepCopy()
+		n.status = next.Status
 		n.heard = n.server.clock.Now()
 		for _, c := range n.status.Conditions {
 			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && !n.isReady {

@@ -20,7 +20,7 @@ const (
 	// a pod: before every real one.
 	unboundVersion = 1
 	// podHistory is how many changes of the pod are kept.
-	podHistory = 4
+	podHistory = 2
 	// bindingSettles is how long after binding the API server's Node authorizer
 	// may not have heard of the pod.
 	bindingSettles = 10 * time.Second
