@@ -40,7 +40,7 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.IntVar(&p.kips, "kips", 1, "how many Kips: the second has a node kip-1, and a bridge and a half of the addresses of its own")
 	fs.BoolVar(&p.serviceProxy, "service-proxy", false, "run kube-proxy on this machine, so that NodePorts answer at the virtual nodes' addresses; it writes nftables rules that go at the end")
 	fs.IntVar(&p.cpus, "cpus", 1000, "how many CPUs the scheduler may place on a virtual node")
-	fs.StringVar(&p.defaultType, "default-type", "nano", "instance `type` of pods that ask for no resources")
+	fs.StringVar(&p.defaultType, "default-type", "small", "instance `type` of pods that ask for no resources")
 	fs.StringVar(&p.images, "images", "", "`folder` with images for the registry: an OCI layout whose index names them")
 	fs.BoolVar(&p.noFsync, "no-fsync", false, "etcd does not wait for the disk: for tests")
 	fs.StringVar(&p.auditLog, "audit-log", "", "`file` to which the API server appends who asked it for what: for benchmarks; it stays after the end")
