@@ -476,7 +476,7 @@ func TestAMachineThatDiesWhileItBootsIsReplaced(t *testing.T) {
 // Not parallel: it starts Kip with other settings.
 func TestAStandbyCellThatDiesOrIsTakenBackIsReplaced(t *testing.T) {
 	s := newSpace(t)
-	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "nano", "count": 1}}})
+	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "small", "count": 1}}})
 	only := func() machine {
 		for _, cell := range s.waitStandby(1) {
 			side, err := local.Inspect(localCloud(), cell.Status.InstanceID)

@@ -54,7 +54,7 @@ func (s *space) waitStandby(n int) (ready map[string]apiv1.Cell) {
 // Not parallel: it starts Kip with other settings.
 func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 	s := newSpace(t)
-	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "nano", "count": 2}}})
+	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "small", "count": 2}}})
 	kept := s.waitStandby(2)
 
 	s.apply(sleeper("a"))
@@ -71,7 +71,7 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 
 	// A pod of another size gets a cell of its own.
 	s.apply(bare("b", `  containers:
-  - {name: main, image: "busybox:1.36", command: [sleep, "1000"], resources: {requests: {memory: 900Mi}}}
+  - {name: main, image: "busybox:1.36", command: [sleep, "1000"], resources: {requests: {memory: 1500Mi}}}
 `))
 	s.waitReady("b")
 	if _, is := again[s.cellOf("b").Name]; is {
@@ -104,7 +104,7 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 // Not parallel: it starts Kip with other settings.
 func TestAStoppedStandbyCellStartsForItsPod(t *testing.T) {
 	s := newSpace(t)
-	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "nano", "count": 1, "stopped": true}}})
+	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "small", "count": 1, "stopped": true}}})
 	kept := s.waitStandby(1)
 	s.eventually("its machine has no process", func(context.Context) error {
 		for _, cell := range kept {
