@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -96,7 +97,18 @@ func (s *Stack) FollowJob(ctx context.Context, namespace, job string, began time
 	pods.Start(ctx.Done())
 	events.Start(ctx.Done())
 	followed := make(chan struct{})
-	go func() { defer close(followed); cellInformer.RunWithContext(ctx) }()
+	go func() {
+		defer close(followed)
+		// The resource is new, and an informer that is told so lists again only after
+		// seconds.
+		served := func(ctx context.Context) (bool, error) {
+			_, err := cells.List(ctx, metav1.ListOptions{Limit: 1})
+			return err == nil, nil
+		}
+		if wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, served) == nil {
+			cellInformer.RunWithContext(ctx)
+		}
+	}()
 	defer func() { stop(); <-followed; pods.Shutdown(); events.Shutdown() }()
 
 	failed := make(chan error, 1)
