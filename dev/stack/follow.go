@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -103,7 +104,7 @@ func (s *Stack) FollowJob(ctx context.Context, namespace, job string, began time
 		// seconds.
 		served := func(ctx context.Context) (bool, error) {
 			_, err := cells.List(ctx, metav1.ListOptions{Limit: 1})
-			return err == nil, nil
+			return !apierrors.IsNotFound(err), nil // any other error is the informer's to tell
 		}
 		if wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, served) == nil {
 			cellInformer.RunWithContext(ctx)
