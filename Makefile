@@ -32,9 +32,11 @@ ITZO_TAGS := no_btrfs,no_zfs,no_devmapper
 SHOW := hack/with-progress
 BUILD = CGO_ENABLED=0 $(SHOW) "building $@" $(GO) build -trimpath -ldflags "$(LDFLAGS)"
 
-# The packages that do not link Kubernetes' own code: the others take minutes.
-# Tests that need more of the machine than a user has say so themselves.
-UNIT = $(shell $(GO) list -f '{{.ImportPath}} {{join .Deps " "}}' ./... | awk '!/ k8s\.io\/kubernetes\// {print $$1}')
+# The packages that do not link Kubernetes' own code, and those that do, which take
+# minutes to compile with -race. Empty if they cannot be listed, which tally notices.
+PACKAGES = $(GO) list -f '{{.ImportPath}} {{join .Deps " "}}' ./...
+UNIT = $(shell $(PACKAGES) | awk '!/ k8s\.io\/kubernetes\// {print $$1}')
+LINK_KUBERNETES = $(shell $(PACKAGES) | awk '/ k8s\.io\/kubernetes\// {print $$1}')
 
 .PHONY: help
 help: ## list the targets
@@ -94,7 +96,14 @@ $(BIN)/ptp $(BIN)/host-local $(BIN)/portmap: $(BIN)/%: FORCE | announce
 	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C internal/cellimage/cni build -trimpath -ldflags '-s -w' \
 		-o $(CURDIR)/$@ github.com/containernetworking/plugins/plugins/$(CNI)/$*
 
-# For the end-to-end tests.
+# For the end-to-end tests. Compiled as the unit tests are.
+$(BIN)/race/kip: FORCE | announce
+	@CGO_ENABLED=1 $(SHOW) "building $@" $(GO) build -race -ldflags "$(LDFLAGS)" -o $@ ./cmd/kip
+
+.PHONY: older
+older: | announce
+	@hack/older '-s -w -X $(MODULE)/internal/version.Version=v0.0.0-older $(K8S_LDFLAGS)' '$(ITZO_TAGS)'
+
 $(BIN)/metrics-server: FORCE | announce
 	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C test/metricsserver build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/metrics-server/cmd/metrics-server
 
@@ -110,31 +119,50 @@ $(BIN)/pause: cmd/pause/pause.c | announce
 
 ##### check
 
+# Each stage, and that they leave no test out. Minutes of each: CONTRIBUTING.md.
+STAGES := build lint unit unit-kubernetes faults fuzz e2e tutorial conformance-subset
 .PHONY: test
-test: build lint unit faults e2e conformance-subset ## everything that is checked; as root
+test: ## everything that is checked; as root
+	@hack/prerequisites --test
+	@rm -rf .kip/checks
+	@MAKE='$(MAKE)' hack/stages $(STAGES) tally
 
-# A test that fails is run once more, by itself. What passes only then is named at
-# the end: a bug to be mended, of Kip or of the test.
-TEST = $(GO) tool -modfile=hack/tools/go.mod gotestsum --format $(or $(TEST_FORMAT),testname) --format-hide-empty-pkg \
-	--hide-summary=skipped --rerun-fails=1 --rerun-fails-max-failures=2
+.PHONY: tally
+tally: ## whether the stages of make test have run every test of the tree
+	@$(GO) run ./test/tally -all .kip/checks
 
 .PHONY: unit
-unit: TEST_FORMAT = pkgname
 unit: ## tests without root and without Kubernetes' own code
-	$(TEST) --packages '$(UNIT)' -- -race -short -timeout 3m
+	@FORMAT=pkgname hack/run-tests unit . '' '$(UNIT)' -race -short -timeout 5m
+	@FORMAT=pkgname hack/run-tests unit-karpenter test/bench/karpenter '' ./... -timeout 3m
+
+# Compiled as the programs are, so without -race: with it Kubernetes is compiled again.
+.PHONY: unit-kubernetes
+unit-kubernetes: ## tests of the packages that link Kubernetes' own code
+	@CGO_ENABLED=0 FORMAT=pkgname hack/run-tests unit-kubernetes . '$(ITZO_TAGS)' '$(LINK_KUBERNETES)' -trimpath -timeout 5m
 
 # The same histories each time, so that a check says something of the change that
 # it checks; 0 takes others.
 FAULTS_SEED ?= 1
 .PHONY: faults
 faults: ## random histories of faults in virtual time, and Kip killed at every write; STEPS=5000000 FAULTS_SEED=0
-	FAULTS_SEED=$(FAULTS_SEED) $(GO) test -count=1 -timeout 24h -v ./test/faults
+	@FAULTS_SEED=$(FAULTS_SEED) hack/run-tests faults . '' ./test/faults -count=1 -timeout 24h
+
+# Seconds for each target.
+FUZZTIME ?= 20
+.PHONY: fuzz
+fuzz: ## each fuzz target for FUZZTIME seconds
+	@mkdir -p .kip && hack/fuzz $(FUZZTIME)
 
 .PHONY: e2e
-e2e: build $(BIN)/metrics-server $(BIN)/csidriver ## tests with real machines and real kubelets on the local cloud; as root
-	$(TEST) --packages ./internal/cloud/local -- -race -count=1 -timeout 5m
+e2e: build $(BIN)/metrics-server $(BIN)/csidriver $(BIN)/race/kip older ## tests with real machines and real kubelets on the local cloud, and a Kip that tells of data races; as root
+	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests e2e-parts . '' './internal/cloud/local ./internal/agent' -race -count=1 -timeout 10m
 	@# One world after the other.
-	KIP_BIN=$(CURDIR)/$(BIN) $(TEST) --packages './test/e2e/...' -- -tags e2e -count=1 -p 1 -parallel 8 -timeout 30m
+	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests e2e . e2e './test/e2e ./test/e2e/dualstack' -race -count=1 -p 1 -parallel 8 -timeout 30m
+
+.PHONY: tutorial
+tutorial: build ## the README's first command and the tutorial, as a new user types them; as root
+	@hack/run-tests tutorial . e2e ./test/e2e/tutorial -race -count=1 -timeout 20m
 
 .PHONY: bench
 bench: build bench-tools ## measure, one line a figure (ARGS='-only real' and so on); as root
@@ -181,15 +209,15 @@ conformance-publish: ## take the results of this machine into the repository, an
 conformance-page: ## write docs/conformance.md from the results and reasons in test/conformance
 	$(CONFORMANCE) -page
 
-# As the programs are built, so that what they are made of is compiled once.
-CHECK := CGO_ENABLED=0 GOFLAGS="$(GOFLAGS) -trimpath -tags=$(ITZO_TAGS)"
+# As the programs are built, so that what they are made of is compiled once; with the
+# files that only end-to-end tests have.
+CHECK := CGO_ENABLED=0 GOFLAGS="$(GOFLAGS) -trimpath -tags=$(ITZO_TAGS),e2e"
 
 .PHONY: lint
 lint: ## formatting, vet and staticcheck
 	@bad=$$(gofmt -l $$(git ls-files '*.go' 2>/dev/null || find . -name '*.go')); if [ -n "$$bad" ]; then echo "not formatted: $$bad"; exit 1; fi
-	$(CHECK) $(GO) vet ./...
-	$(CHECK) $(GO) tool -modfile=hack/tools/go.mod staticcheck ./...
-	CGO_ENABLED=0 $(GO) vet -tags e2e ./test/...
+	$(CHECK) $(SHOW) "go vet" $(GO) vet ./...
+	$(CHECK) $(SHOW) "staticcheck" $(GO) tool -modfile=hack/tools/go.mod staticcheck ./...
 
 .PHONY: docs
 docs: ## write the reference pages that are generated from code

@@ -19,16 +19,17 @@ import (
 // place are the flags that say where on this machine a stack is. Two with
 // different state folders, bridges and CIDRs can run side by side.
 type place struct {
-	state, bin, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType string
-	ipv6CIDR, serviceIPv6CIDR                                                            string
-	kips, nodes, cpus                                                                    int
-	noFsync, verbose, serviceProxy                                                       bool
-	kipArgs                                                                              []string
+	state, bin, kip, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType string
+	ipv6CIDR, serviceIPv6CIDR                                                                 string
+	kips, nodes, cpus                                                                         int
+	noFsync, verbose, serviceProxy                                                            bool
+	kipArgs                                                                                   []string
 }
 
 func (p *place) add(fs *pflag.FlagSet) {
 	fs.StringVar(&p.state, "state", ".kip", "`folder` for everything that is written; only logs and the root of the cells stay there after the end")
 	fs.StringVar(&p.bin, "bin", "", "`folder` of the programs that `make build` builds; default: that of kip-dev")
+	fs.StringVar(&p.kip, "kip", "", "Kip's `program`: another build of it; default: that in the folder of the programs")
 	fs.StringVar(&p.cellRoot, "cell-root", "", "`folder` of the root that all cells start from, made where it is missing or outdated; default: cell-root in the state folder")
 	fs.StringVar(&p.bridge, "bridge", "kip0", "network `device` that cells and the control plane are on")
 	fs.StringVar(&p.cidr, "cidr", "10.110.0.0/16", "`addresses` on the bridge; the first is the control plane's")
@@ -83,7 +84,7 @@ func (p *place) options(command string) (stack.Options, error) {
 		level = slog.LevelDebug
 	}
 	return stack.Options{
-		State: p.state, Bin: bin, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR, IPv6CIDR: ipv6CIDR, ServiceIPv6CIDR: serviceIPv6CIDR,
+		State: p.state, Bin: bin, Kip: p.kip, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR, IPv6CIDR: ipv6CIDR, ServiceIPv6CIDR: serviceIPv6CIDR,
 		Node: p.node, Kips: p.kips, Nodes: p.nodes, CPUs: p.cpus, ServiceProxy: p.serviceProxy, DefaultType: p.defaultType, Images: p.images, NoFsync: p.noFsync, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}, nil

@@ -2,6 +2,7 @@ package stack
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,6 +52,7 @@ const ExampleImage = "library/busybox:1.36"
 type Options struct {
 	State        string       // folder for everything that is written
 	Bin          string       // folder of the programs
+	Kip          string       // Kip's program; that in Bin when empty
 	CellRoot     string       // the cells' root; made where it is missing or outdated
 	Bridge       string       // network device
 	CIDR         netip.Prefix // its addresses; the first is the host's
@@ -104,7 +106,7 @@ func (e *HostError) Error() string {
 // process has it, and with *HostError when this machine lacks something.
 func Open(o Options) (*Stack, error) {
 	paths := []*string{&o.State, &o.Bin, &o.CellRoot}
-	for _, p := range []*string{&o.AuditLog, &o.Images} {
+	for _, p := range []*string{&o.AuditLog, &o.Images, &o.Kip} {
 		if *p != "" {
 			paths = append(paths, p)
 		}
@@ -381,7 +383,7 @@ func (s *Stack) command(k *kip) (path string, args, env []string) {
 		args = append(args, "--v=1")
 	}
 	args = append(args, s.opts.KipArgs...)
-	return filepath.Join(s.opts.Bin, "kip"), args, env
+	return cmp.Or(s.opts.Kip, filepath.Join(s.opts.Bin, "kip")), args, env
 }
 
 // StartKip starts the first Kip. It can be called again when that has ended.

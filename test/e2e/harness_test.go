@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -223,24 +222,6 @@ func hasPhase(phase corev1.PodPhase) func(*corev1.Pod) bool {
 func (s *space) waitReady(name string) *corev1.Pod {
 	s.Helper()
 	return s.waitPod(name, "is Ready", isReady)
-}
-
-// waitPhaseReached waits until the pod's cell has got at least so far.
-func (s *space) waitPhaseReached(name string, phase apiv1.Phase) {
-	s.Helper()
-	order := []apiv1.Phase{apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Ready, apiv1.Bound}
-	s.eventually(fmt.Sprintf("the cell of pod %s is %s", name, phase), func(ctx context.Context) error {
-		cells, err := s.cells(ctx)
-		if err != nil {
-			return err
-		}
-		for _, c := range cells {
-			if c.Status.Pod.Name == name && slices.Index(order, c.Status.Phase) >= slices.Index(order, phase) {
-				return nil
-			}
-		}
-		return errors.New("it is not")
-	})
 }
 
 // execTrue checks that a command can be run in a pod.

@@ -49,10 +49,35 @@ func shortDir(t *testing.T) string {
 // provider.yaml that differs in what change does. It ends with the test.
 func runKip(t *testing.T, change func(provider map[string]any), args ...string) *harness.Kip {
 	t.Helper()
+	return runKipBy(t, world.RunKip, change, args...)
+}
+
+// runKipBy is runKip, started by run.
+func runKipBy(t *testing.T, run func(log string, args ...string) (*harness.Kip, error), change func(provider map[string]any), args ...string) *harness.Kip {
+	t.Helper()
 	if pid, err := world.KipPID(); err != nil || pid != 0 {
 		t.Fatalf("the world's Kip runs, as process %d (%v)", pid, err)
 	}
-	dir := shortDir(t)
+	file := providerFile(t, change)
+	k, err := run(filepath.Join(filepath.Dir(file), "kip.log"), append([]string{"--provider-config=" + file}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := k.Signal(syscall.SIGKILL); err != nil {
+			t.Error(err)
+		}
+		<-k.Done()
+		if log, err := os.ReadFile(k.Log); t.Failed() {
+			t.Logf("the end of the log of Kip, process %d (%v):\n%s", k.PID, err, log[max(0, len(log)-6000):])
+		}
+	})
+	return k
+}
+
+// providerFile writes the world's provider.yaml as changed, into a folder of its own.
+func providerFile(t *testing.T, change func(provider map[string]any)) (file string) {
+	t.Helper()
 	data, err := os.ReadFile(filepath.Join(world.State, "provider.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -67,24 +92,11 @@ func runKip(t *testing.T, change func(provider map[string]any), args ...string) 
 	if data, err = yaml.Marshal(provider); err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(dir, "provider.yaml")
+	file = filepath.Join(shortDir(t), "provider.yaml")
 	if err := os.WriteFile(file, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	k, err := world.RunKip(filepath.Join(dir, "kip.log"), append([]string{"--provider-config=" + file}, args...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := k.Signal(syscall.SIGKILL); err != nil {
-			t.Error(err)
-		}
-		<-k.Done()
-		if log, err := os.ReadFile(k.Log); t.Failed() {
-			t.Logf("the end of the log of Kip, process %d (%v):\n%s", k.PID, err, log[max(0, len(log)-6000):])
-		}
-	})
-	return k
+	return file
 }
 
 // waitLeads waits until a Kip that shares its etcd leads.
@@ -170,6 +182,37 @@ type watchedCloud struct {
 	*local.Cloud
 	mu      sync.Mutex
 	changes []string
+	hold    func(ctx context.Context, moment moment, launched []cloud.Instance) // nil for nothing
+}
+
+// moment is one at which a call to the cloud can be held.
+type moment string
+
+const (
+	beforeList   moment = "before a list"
+	beforeLaunch moment = "before a launch"
+	afterLaunch  moment = "before the answer to a launch"
+)
+
+func (c *watchedCloud) at(ctx context.Context, m moment, launched []cloud.Instance) {
+	c.mu.Lock()
+	hold := c.hold
+	c.mu.Unlock()
+	if hold != nil {
+		hold(ctx, m, launched)
+	}
+}
+
+// holding lets hold be called at each moment, instead of what was before.
+func (c *watchedCloud) holding(hold func(context.Context, moment, []cloud.Instance)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hold = hold
+}
+
+func (c *watchedCloud) List(ctx context.Context, owner string) ([]cloud.Instance, error) {
+	c.at(ctx, beforeList, nil)
+	return c.Cloud.List(ctx, owner)
 }
 
 func (c *watchedCloud) changed(what string) {
@@ -180,7 +223,11 @@ func (c *watchedCloud) changed(what string) {
 
 func (c *watchedCloud) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
 	c.changed("launch " + r.Token)
-	return c.Cloud.Launch(ctx, r)
+	c.at(ctx, beforeLaunch, nil)
+	// It takes effect also if whoever sent it has died.
+	launched, err := c.Cloud.Launch(context.WithoutCancel(ctx), r)
+	c.at(ctx, afterLaunch, launched)
+	return launched, err
 }
 
 func (c *watchedCloud) Terminate(ctx context.Context, ids ...string) error {

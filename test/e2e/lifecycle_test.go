@@ -163,12 +163,13 @@ func TestAnEphemeralContainerJoinsARunningPod(t *testing.T) {
 	s := newSpace(t)
 	s.apply(sleeper("a"))
 	s.waitReady("a")
-	s.kubectl("debug", "a", "--image=busybox:1.36", "--target=main", "--container=look", "--", "sh", "-c", "ps | grep -c 'echo started'; sleep 3600")
+	// The expression does not match the command that it is in.
+	s.kubectl("debug", "a", "--image=busybox:1.36", "--target=main", "--container=look", "--", "sh", "-c", "ps | grep -c '[e]cho started'; sleep 3600")
 	s.waitPod("a", "has its ephemeral container", func(p *corev1.Pod) bool {
 		return len(p.Status.EphemeralContainerStatuses) == 1 && p.Status.EphemeralContainerStatuses[0].State.Running != nil
 	})
 	s.eventually("it sees the other container's processes", func(context.Context) error {
-		if log := strings.TrimSpace(s.kubectl("logs", "a", "-c", "look")); log == "" || log == "0" {
+		if log := strings.TrimSpace(s.kubectl("logs", "a", "-c", "look")); log != "1" {
 			return fmt.Errorf("it counts %q", log)
 		}
 		return nil

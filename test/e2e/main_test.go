@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		defer os.RemoveAll(images)
-		o := harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Stderr: os.Stderr, DevArgs: []string{"--images", images}}
+		o := harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Race: true, Stderr: os.Stderr, DevArgs: []string{"--images", images}}
 		return harness.Main(o, &world, m.Run)
 	}())
 }

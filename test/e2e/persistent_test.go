@@ -13,6 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	apiv1 "github.com/elotl/kip/api/v1"
 )
 
 // claim is a claim on a disk of the local cloud.
@@ -274,7 +276,7 @@ func TestVolumesSurviveAKillOfKipBetweenTheirSteps(t *testing.T) {
 				return err
 			})
 		},
-		func() { s.waitPhaseReached("a", "Ready") },
+		func() { s.waitPhase("a", apiv1.Booting) },
 	} {
 		step()
 		killKip(t)

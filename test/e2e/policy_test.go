@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -178,11 +177,12 @@ func TestNetworkPoliciesDecideWhoReachesAPod(t *testing.T) {
 func TestNetworkPoliciesDecideWhatAPodReaches(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	resolver := netip.MustParseAddr("192.0.2.53") // reached by way of the host, which has another one
-	giveHost(t, resolver)
-	heard := listenUDP(t, netip.AddrPortFrom(resolver, 53))
+	resolver := netip.MustParseAddr("192.0.2.53")
+	host := newLinkHost(t, resolver)
+	heard := host.listenUDP(t, 53)
 	s.apply(ports("client", "{role: client}") + "---\n" + ports("server", "{app: server}") + "---\n" + ports("other", "{}"))
 	client, server, other := s.waitReady("client"), s.waitReady("server"), s.waitReady("other")
+	host.neighbourOf(s, "client")
 	asks := func() bool {
 		_, _, _ = s.try("exec", "client", "--", "timeout", "2", "nslookup", "kip.test", resolver.String())
 		return heard.of(client.Status.PodIP) > 0
@@ -231,12 +231,14 @@ func (h *heard) count(from netip.AddrPort) {
 	h.from[from.Addr().Unmap().String()]++
 }
 
-func listenUDP(t *testing.T, at netip.AddrPort) *heard {
+// listenUDP counts the packets that come to a port of the host.
+func (l *linkHost) listenUDP(t *testing.T, port uint16) *heard {
 	t.Helper()
-	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
-	if err != nil {
-		t.Fatal(err)
-	}
+	var c *net.UDPConn
+	l.listen(t, func() (err error) {
+		c, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(l.ip, port)))
+		return err
+	})
 	h := &heard{from: map[string]int{}}
 	done := make(chan struct{})
 	go func() {
@@ -380,51 +382,33 @@ func TestPoliciesHoldWhileKipIsAway(t *testing.T) {
 // metadataIP is where clouds have their metadata service.
 const metadataIP = "169.254.169.254"
 
-// giveHost puts an address on the cells' link, which cells reach by their gateway.
-func giveHost(t *testing.T, ip netip.Addr) {
-	t.Helper()
-	link, err := netlink.LinkByName(bridge)
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr, err := netlink.ParseAddr(ip.String() + "/32")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.AddrAdd(link, addr); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := netlink.AddrDel(link, addr); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 // serveMetadata puts a metadata service on the cells' link.
-func serveMetadata(t *testing.T) {
+func serveMetadata(t *testing.T) *linkHost {
 	t.Helper()
-	giveHost(t, netip.MustParseAddr(metadataIP))
-	l, err := net.Listen("tcp", metadataIP+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := newLinkHost(t, netip.MustParseAddr(metadataIP))
+	var l net.Listener
+	host.listen(t, func() (err error) {
+		l, err = net.Listen("tcp", metadataIP+":80")
+		return err
+	})
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "credentials") })}
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(l) }()
 	t.Cleanup(func() { server.Close(); <-done })
+	return host
 }
 
 func TestOnlyAPodThatAsksReachesTheMetadataService(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	serveMetadata(t)
+	service := serveMetadata(t)
 	asks := strings.Replace(sleeper("asks"), "{name: asks}", "{name: asks, annotations: {"+placement.AnnotationAllowMetadata+": \"true\"}}", 1)
 	host := strings.Replace(sleeper("host"), "spec:\n", "spec:\n  hostNetwork: true\n", 1)
 	s.apply(sleeper("plain") + "---\n" + asks + "---\n" + host)
 	for _, pod := range []string{"plain", "asks", "host"} {
 		s.waitReady(pod)
 	}
+	service.neighbourOf(s, "plain", "asks", "host")
 	get := func(pod string) error {
 		got, err := s.reached(t.Context(), pod, metadataIP+":80")
 		if err == nil && len(got) == 0 {

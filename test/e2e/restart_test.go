@@ -3,10 +3,22 @@
 package e2e
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/test/harness"
 )
 
 // Not parallel: it kills the Kip that all tests share. Parallel tests are
@@ -53,16 +65,183 @@ func TestKipCatchesUpWithWhatHappenedWhileItWasDead(t *testing.T) {
 	s.waitReady("b")
 }
 
-// Kip is killed while it launches: nothing is lost and nothing doubled.
+// Kip is killed while it launches, in each phase of the cell: nothing is lost and
+// nothing doubled. The cloud's calls are held so that the phase is the wanted one,
+// and the dead Kip's store proves that it was. Ready is that of a standby cell,
+// which waits there; the other cells pass it at once.
 func TestAKilledLaunchIsTakenUpAgain(t *testing.T) {
 	s := newSpace(t)
-	for i, phase := range []apiv1.Phase{apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Ready} {
-		name := "p" + string(rune('a'+i))
+	killKip(t)
+	w, socket := serveTo(t, openCloud(t))
+	data := filepath.Join(shortDir(t), "data")
+	start := func(standby int) *harness.Kip {
+		t.Helper()
+		return runKip(t, func(provider map[string]any) {
+			provider["cloud"] = map[string]any{"sim": map[string]any{"socket": socket}}
+			provider["etcd"] = map[string]any{"internal": map[string]any{"dataDir": data}}
+			if standby > 0 {
+				provider["cells"].(map[string]any)["standbyCells"] = []any{map[string]any{"instanceType": "small", "count": standby}}
+			}
+		})
+	}
+	// die kills a Kip, and proves that it had one cell in that phase and none in another.
+	die := func(k *harness.Kip, phase apiv1.Phase) {
+		t.Helper()
+		signal(t, k, syscall.SIGKILL)
+		<-k.Done()
+		if got := storedPhases(t, data); !slices.Equal(got, []apiv1.Phase{phase}) {
+			t.Fatalf("Kip was killed when its cells were %v, want one that is %s", got, phase)
+		}
+	}
+	for _, at := range []struct {
+		phase  apiv1.Phase
+		moment moment // of the call that is held until Kip is dead
+		freeze bool   // the machine is held, and not the call
+	}{
+		{apiv1.Requested, beforeList, false},
+		{apiv1.Launching, beforeLaunch, false},
+		{apiv1.Launching, afterLaunch, false},
+		{apiv1.Booting, afterLaunch, true},
+	} {
+		name := strings.ReplaceAll(fmt.Sprintf("%s %s", strings.ToLower(string(at.phase)), at.moment), " ", "-")
+		t.Logf("Kip is killed when a cell is %s, %s", at.phase, at.moment)
+		held, dead := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		frozen := 0
+		w.holding(func(ctx context.Context, m moment, launched []cloud.Instance) {
+			if m != at.moment {
+				return
+			}
+			if at.freeze {
+				once.Do(func() {
+					for _, i := range launched {
+						side, err := local.Inspect(localCloud(), i.ID)
+						if err == nil {
+							frozen, err = side.PID, syscall.Kill(side.PID, syscall.SIGSTOP)
+						}
+						if err != nil {
+							t.Errorf("freeze instance %s: %v", i.ID, err)
+						}
+					}
+					close(held)
+				})
+				return
+			}
+			once.Do(func() { close(held) })
+			select {
+			case <-dead:
+			case <-ctx.Done():
+			}
+		})
+		k := start(0)
 		s.apply(sleeper(name))
-		s.waitPhaseReached(name, phase)
-		killKip(t)
-		startKip(t)
+		s.eventually(fmt.Sprintf("the moment %s", at.moment), func(context.Context) error {
+			select {
+			case <-held:
+				return nil
+			default:
+				return errors.New("it has not come")
+			}
+		})
+		s.waitPhase(name, at.phase)
+		die(k, at.phase)
+		close(dead)
+		w.holding(nil)
+		if at.freeze {
+			if err := syscall.Kill(frozen, syscall.SIGCONT); err != nil {
+				t.Errorf("let the machine go on: %v", err)
+			}
+		}
+		k = start(0)
 		s.waitReady(name)
 		s.cellOf(name)
+		s.oneInstance()
+		s.deleteAll(name)
+		signal(t, k, syscall.SIGTERM)
+		if err := s.waitEnd(k); err != nil {
+			t.Error(err)
+		}
 	}
+
+	k := start(1)
+	kept := s.waitStandby(1)
+	die(k, apiv1.Ready)
+	s.apply(sleeper("ready"))
+	k = start(1)
+	s.waitReady("ready")
+	if cell := s.cellOf("ready").Name; len(kept) != 1 || kept[cell].Name == "" {
+		t.Errorf("the pod runs on cell %s; the one that was ready when Kip died is %v", cell, kept)
+	}
+	s.deleteAll("ready")
+	signal(t, k, syscall.SIGTERM)
+	if err := s.waitEnd(k); err != nil {
+		t.Error(err)
+	}
+	k = start(0) // without a pool
+	s.eventually("no machine is left", func(context.Context) error {
+		left, err := machinesOnDisk()
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("%v are", left)
+		}
+		return err
+	})
+	signal(t, k, syscall.SIGTERM)
+	if err := s.waitEnd(k); err != nil {
+		t.Error(err)
+	}
+}
+
+// oneInstance proves that this host has one machine.
+func (s *space) oneInstance() {
+	s.Helper()
+	if machines, err := machinesOnDisk(); err != nil || len(machines) != 1 {
+		s.Errorf("the instances are %v, %v; want one", machines, err)
+	}
+}
+
+// waitPhase waits until the pod's cell is in a phase, and in no later one.
+func (s *space) waitPhase(name string, phase apiv1.Phase) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("the cell of pod %s is %s", name, phase), func(ctx context.Context) error {
+		cells, err := s.cells(ctx)
+		if err != nil {
+			return err
+		}
+		for _, c := range cells {
+			if c.Status.Pod.Name == name && c.Status.Phase == phase {
+				return nil
+			}
+		}
+		return fmt.Errorf("the cells are %+v", cells)
+	})
+}
+
+// storedPhases are those of the cells in the store of a Kip that is dead.
+func storedPhases(t *testing.T, dir string) (phases []apiv1.Phase) {
+	t.Helper()
+	st, err := store.OpenEmbedded(t.Context(), dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := st.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := st.List(t.Context(), "", func(key string, data []byte, _ int64) error {
+		if !strings.Contains(key, "cells/") {
+			return nil
+		}
+		var cell struct {
+			Phase apiv1.Phase `json:"phase"`
+		}
+		if err := json.Unmarshal(data, &cell); err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+		phases = append(phases, cell.Phase)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return phases
 }

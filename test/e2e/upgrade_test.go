@@ -4,8 +4,14 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -15,11 +21,73 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/internal/cellimage"
+	"github.com/elotl/kip/test/harness"
 )
 
-// Not parallel: it ends Kip and starts it, as an upgrade does.
+// older is the folder of the programs of an older Kip and its agent.
+func older(t *testing.T) string {
+	t.Helper()
+	root, err := harness.Repository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(root, ".git")); errors.Is(err, fs.ErrNotExist) {
+		t.Skip("this is no git checkout, so there is no older Kip to upgrade from")
+	}
+	bin := filepath.Join(root, ".kip", "older", "bin")
+	if _, err := os.Stat(filepath.Join(bin, "itzo-lite")); err != nil {
+		t.Fatalf("the older Kip is not built (%v): hack/older, which make e2e runs", err)
+	}
+	return bin
+}
+
+// olderRoot makes the root of cells with the older agent.
+func olderRoot(t *testing.T, older string) string {
+	t.Helper()
+	programs, err := cellimage.HostPrograms()
+	if err != nil {
+		t.Fatal(err)
+	}
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs[cellimage.Portmap] = world.Tool("portmap")
+	root := filepath.Join(t.TempDir(), "root")
+	agent := func(name string) string { return filepath.Join(older, name) }
+	if err := cellimage.Build(t.Context(), cellimage.Options{
+		Dir: root, Itzo: agent("itzo"), ItzoContainerd: agent("itzo-containerd"), ItzoLite: agent("itzo-lite"),
+		Runc: world.Tool("runc"), Pause: world.Tool("pause"), Busybox: busybox, Programs: programs,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+// Not parallel: it ends Kip and starts it, as an upgrade does. The first is an older
+// one, on cells with an older agent; the others are this one.
 func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 	s := newSpace(t)
+	bin := older(t)
+	root, data := olderRoot(t, bin), filepath.Join(shortDir(t), "data")
+	// The world's Kip knows no end but a crash, and a newer store than an older one
+	// may read: one like it takes its place, with a store of its own.
+	killKip(t)
+	upgraded := func(provider map[string]any) {
+		provider["etcd"] = map[string]any{"internal": map[string]any{"dataDir": data}}
+	}
+	k := runKipBy(t, func(log string, args ...string) (*harness.Kip, error) {
+		return world.RunKipOf(filepath.Join(bin, "kip"), log, args...)
+	}, func(provider map[string]any) {
+		upgraded(provider)
+		provider["cloud"].(map[string]any)["local"].(map[string]any)["rootDir"] = root
+	})
+	socket := filepath.Join(data, "kip.sock")
+	s.waitWorks(k, socket)
+	olderVersion := kipVersion(t, socket)
+
 	before := map[string]*corev1.Pod{}
 	s.apply(counting("counter"))
 	for i := range 6 {
@@ -30,12 +98,6 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 		name := fmt.Sprint("kept-", i)
 		before[name] = s.waitReady(name)
 	}
-
-	// The world's Kip knows no end but a crash, so one like it takes its place:
-	// same store, same cloud, same arguments.
-	killKip(t)
-	k := runKip(t, nil)
-	s.waitWorks(k, world.Socket)
 
 	// Two at a time come, and two of three go again, when they run or before,
 	// until all upgrades are over.
@@ -75,8 +137,11 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 		if err := s.waitEnd(k); err != nil {
 			t.Errorf("a Kip that was told to end ended with %v", err)
 		}
-		k = runKip(t, nil)
-		s.waitWorks(k, world.Socket)
+		k = runKip(t, upgraded)
+		s.waitWorks(k, socket)
+		if now := kipVersion(t, socket); now == olderVersion {
+			t.Errorf("before and after the upgrade Kip is %s", now)
+		}
 	}
 	stop()
 	churn.Wait()
@@ -111,6 +176,20 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 	if err := s.waitEnd(k); err != nil {
 		t.Errorf("Kip ended with %v", err)
 	}
+}
+
+// kipVersion is what a Kip says that it is.
+func kipVersion(t *testing.T, socket string) string {
+	t.Helper()
+	out, errs, err := run(exec.CommandContext(t.Context(), world.Tool("kipctl"), "version", "--socket", socket, "-o", "json"))
+	if err != nil {
+		t.Fatalf("kipctl version: %v: %s", err, errs)
+	}
+	var v map[string]any
+	if err := json.Unmarshal([]byte(out), &v); err != nil {
+		t.Fatalf("kipctl version printed %q: %v", out, err)
+	}
+	return fmt.Sprint(v["kip"])
 }
 
 // churn makes a pod that stays, or one that is deleted: at once, or when it runs.

@@ -50,6 +50,7 @@ type World struct {
 
 	dev    *exec.Cmd
 	log    string
+	races  string // what the names of the files begin with that tell of data races
 	done   chan error
 	ended  chan struct{}
 	kipRun exec.Cmd // how its Kip is run: path, arguments and environment
@@ -73,6 +74,8 @@ type Options struct {
 	ClusterOnly bool
 	// Fsync lets the cluster's etcd wait for the disk, as outside tests.
 	Fsync bool
+	// Race runs bin/race/kip, a Kip that tells of data races. See Races.
+	Race bool
 }
 
 // Start brings a world up. Its state is under .kip/ in the repository's folder.
@@ -93,7 +96,10 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	if err := os.Remove(ready); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	w.log = filepath.Join(filepath.Dir(w.State), o.Name+".log")
+	w.log, w.races = filepath.Join(filepath.Dir(w.State), o.Name+".log"), filepath.Join(filepath.Dir(w.State), o.Name+".race")
+	if err := w.forgetRaces(); err != nil {
+		return nil, err
+	}
 	log, err := os.Create(w.log)
 	if err != nil {
 		return nil, err
@@ -109,6 +115,11 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	}
 	if !o.Fsync {
 		w.dev.Args = append(w.dev.Args, "--no-fsync")
+	}
+	if o.Race {
+		w.dev.Args = append(w.dev.Args, "--kip", filepath.Join(w.Bin, "race", "kip"))
+		// Its end is not held up: a race is told of when it is seen.
+		w.dev.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0 log_path="+w.races)
 	}
 	w.dev.Args = append(w.dev.Args, o.DevArgs...)
 	for _, arg := range o.KipArgs {

@@ -49,6 +49,11 @@ func (w *World) kipCommand() (exec.Cmd, error) {
 // over the world's. Its metrics have a port of their own. It is killed when the
 // test's process ends.
 func (w *World) RunKip(log string, args ...string) (*Kip, error) {
+	return w.RunKipOf(w.kipRun.Path, log, args...)
+}
+
+// RunKipOf is RunKip with another build of Kip.
+func (w *World) RunKipOf(program, log string, args ...string) (*Kip, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -59,8 +64,8 @@ func (w *World) RunKip(log string, args ...string) (*Kip, error) {
 		return nil, err
 	}
 	k := &Kip{Log: log, Metrics: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), done: make(chan struct{})}
-	cmd := exec.Command(w.kipRun.Path)
-	cmd.Args = slices.Concat(w.kipRun.Args, []string{"--metrics-addr=" + k.Metrics}, args)
+	cmd := exec.Command(program)
+	cmd.Args = slices.Concat([]string{program}, w.kipRun.Args[1:], []string{"--metrics-addr=" + k.Metrics}, args)
 	cmd.Env, cmd.Stdout, cmd.Stderr = w.kipRun.Env, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	started := make(chan error)

@@ -36,7 +36,7 @@ const patience = 2 * time.Minute
 var world *harness.World
 
 func TestMain(m *testing.M) {
-	o := harness.Options{Name: bridge, CIDR: cidr, Stderr: os.Stderr, DevArgs: []string{"--ipv6-cidr", ipv6CIDR}}
+	o := harness.Options{Name: bridge, CIDR: cidr, Race: true, Stderr: os.Stderr, DevArgs: []string{"--ipv6-cidr", ipv6CIDR}}
 	os.Exit(harness.Main(o, &world, m.Run))
 }
 

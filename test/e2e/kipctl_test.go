@@ -1,0 +1,202 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/test/harness"
+)
+
+// kipctl runs kipctl against a Kip's socket, in the test's namespace.
+func (s *space) kipctl(socket string, args ...string) (stdout, stderr string, err error) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	defer cancel()
+	return run(exec.CommandContext(ctx, world.Tool("kipctl"),
+		append(args, "--kubeconfig", world.Kubeconfig, "--socket", socket, "--namespace", s.ns)...))
+}
+
+// tells runs kipctl and returns what it prints.
+func (s *space) tells(socket string, args ...string) string {
+	s.Helper()
+	out, errs, err := s.kipctl(socket, args...)
+	if err != nil {
+		s.Fatalf("kipctl %s: %v\n%s%s", strings.Join(args, " "), err, out, errs)
+	}
+	return out
+}
+
+func TestKipctlShowsCellsPodsPoolsAndCapacity(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.apply(sleeper("a") + "---\n" + sleeper("b"))
+	s.waitReady("a")
+	s.waitReady("b")
+	cell := s.cellOf("a")
+	row := func(text, first string) []string {
+		for line := range strings.Lines(text) {
+			if f := strings.Fields(line); len(f) > 0 && f[0] == first {
+				return f
+			}
+		}
+		return nil
+	}
+	// The mirror of a cell may be a moment late.
+	s.eventually("kipctl get cells shows that pod a runs", func(context.Context) error {
+		out := s.tells(world.Socket, "get", "cells")
+		if f := row(out, cell.Name); !slices.Contains(f, "Bound") || !slices.Contains(f, s.ns+"/a") || !slices.Contains(f, "small") {
+			return fmt.Errorf("the row of cell %s is %q in\n%s", cell.Name, f, out)
+		}
+		return nil
+	})
+	if out := s.tells(world.Socket, "get", "cells", cell.Name); row(out, cell.Name) == nil || row(out, s.cellOf("b").Name) != nil {
+		t.Errorf("kipctl get cells %s prints\n%s", cell.Name, out)
+	}
+	if out := s.tells(world.Socket, "get", "pods"); !slices.Contains(row(out, "a"), cell.Name) || row(out, "b") == nil {
+		t.Errorf("kipctl get pods prints\n%s", out)
+	}
+	var pods struct{ Items []corev1.Pod }
+	if out := s.tells(world.Socket, "get", "pods", "-o", "json"); json.Unmarshal([]byte(out), &pods) != nil || len(pods.Items) != 2 {
+		t.Errorf("kipctl get pods -o json prints\n%s", out)
+	}
+	if out := s.tells(world.Socket, "why", "a"); !strings.Contains(out, cell.Name) || !strings.Contains(out, "small") {
+		t.Errorf("kipctl why a prints\n%s", out)
+	}
+	for _, what := range []string{"standby", "capacity"} {
+		if _, errs, err := s.kipctl(world.Socket, "get", what); err != nil {
+			t.Errorf("kipctl get %s: %v: %s", what, err, errs)
+		}
+	}
+	for _, wrong := range [][]string{{"get", "cells", "none"}, {"get", "nothing"}, {"why", "nobody"}} {
+		if out, errs, err := s.kipctl(world.Socket, wrong...); err == nil || errs == "" {
+			t.Errorf("kipctl %s is well: %q, %q", strings.Join(wrong, " "), out, errs)
+		}
+	}
+}
+
+// Not parallel: it ends the world's Kip, and another loses its store and removes the
+// node.
+func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
+	s := newSpace(t)
+	killKip(t)
+	dir := shortDir(t)
+	data, backup := filepath.Join(dir, "data"), filepath.Join(dir, "kip.backup")
+	socket := filepath.Join(data, "kip.sock")
+	own := func(provider map[string]any) {
+		provider["etcd"] = map[string]any{"internal": map[string]any{"dataDir": data}}
+	}
+	file := providerFile(t, own)
+	k := runKip(t, own)
+	s.waitWorks(k, socket)
+	s.apply(counting("kept"))
+	before := map[string]*corev1.Pod{"kept": s.waitReady("kept")}
+	s.tells(socket, "backup", "-f", backup)
+	if info, err := os.Stat(backup); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the backup is %v, %v; want a file that nobody else reads", info, err)
+	}
+	s.apply(sleeper("later"))
+	later := s.waitReady("later")
+
+	restore := func(args ...string) (string, error) {
+		out, errs, err := s.kipctl(socket, append([]string{"restore", backup, "--provider-config", file, "--node", harness.Node}, args...)...)
+		return out + errs, err
+	}
+	if text, err := restore(); err == nil {
+		t.Fatalf("a backup was restored into the store of a Kip that runs: %s", text)
+	}
+	signal(t, k, syscall.SIGKILL)
+	<-k.Done()
+	if text, err := restore(); err == nil || !strings.Contains(text, "--overwrite") {
+		t.Fatalf("a store with records was replaced (%v): %s", err, text)
+	}
+	// The volume is lost.
+	if err := os.RemoveAll(data); err != nil {
+		t.Fatal(err)
+	}
+	whole, err := os.ReadFile(backup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(backup, whole[:len(whole)-10], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := restore(); err == nil {
+		t.Fatalf("a backup that was cut off is restored: %s", text)
+	}
+	if err := os.WriteFile(backup, whole, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := restore(); err != nil {
+		t.Fatalf("restore: %v: %s", err, text)
+	}
+	k = runKip(t, own)
+	s.waitWorks(k, socket)
+	s.within(lossPatience, "the pod of which the backup knows nothing runs again", func(ctx context.Context) error {
+		pod, err := s.pod(ctx, "later")
+		if err == nil && (!isReady(pod) || firstContainer(pod).ContainerID == firstContainer(later).ContainerID) {
+			err = fmt.Errorf("it is %s", states(pod))
+		}
+		return err
+	})
+	s.eventually("exec in the pod that the backup has", s.execTrue("kept"))
+	s.allUnmoved(before)
+	s.counts("kept")
+
+	out, errs, err := s.kipctl(socket, "cleanup")
+	if err == nil || !strings.Contains(errs, "--yes") {
+		t.Errorf("cleanup without --yes: %v: %s", err, errs)
+	}
+	for _, name := range []string{s.ns + "/kept", s.ns + "/later", s.cellOf("kept").Name, harness.Node} {
+		if !strings.Contains(out, name) {
+			t.Errorf("cleanup does not name %s:\n%s", name, out)
+		}
+	}
+	s.allUnmoved(before)
+	if _, errs, err := s.kipctl(socket, "cleanup", "--yes"); err != nil || !strings.Contains(errs, "Clean") {
+		t.Fatalf("cleanup --yes: %v: %s", err, errs)
+	}
+	for _, name := range []string{"kept", "later"} {
+		if _, err := s.pod(t.Context(), name); !apierrors.IsNotFound(err) {
+			t.Errorf("after the cleanup pod %s: %v", name, err)
+		}
+	}
+	if err := s.noCells(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if left, err := machinesOnDisk(); err != nil || len(left) > 0 {
+		t.Errorf("after the cleanup instances are left: %v, %v", left, err)
+	}
+	if _, err := world.Admin.CoreV1().Nodes().Get(t.Context(), harness.Node, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("after the cleanup the node: %v", err)
+	}
+	if _, errs, err := s.kipctl(socket, "cleanup"); err != nil || !strings.Contains(errs, "nothing to clean up") {
+		t.Errorf("a second cleanup: %v: %s", err, errs)
+	}
+	signal(t, k, syscall.SIGTERM)
+	if err := s.waitEnd(k); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(socket); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket of a Kip that has ended: %v", err)
+	}
+	startKip(t)
+	if err := world.NodeReady(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
