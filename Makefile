@@ -190,7 +190,8 @@ conformance-tools:
 # Not go run, which would stand between it and signals.
 CONFORMANCE = @$(GO) build -trimpath -o .kip/conformance/bin/conformance ./test/conformance && exec .kip/conformance/bin/conformance
 
-# Specs that have passed are not run again, so the same command goes on after a kill.
+# Specs that have passed on this commit are not run again, so the same command goes
+# on after a kill. A crash of Kip fails it; nothing is run again by itself.
 MODE ?= kip
 .PHONY: conformance
 conformance: build conformance-tools ## upstream's conformance tests (MODE=nodes, ONLY=failed|missing|all, FOCUS=, SHARD=k/n, SERIAL=1, PROCS=); as root
@@ -198,11 +199,11 @@ conformance: build conformance-tools ## upstream's conformance tests (MODE=nodes
 		$(if $(SERIAL),-procs=1,$(if $(PROCS),-procs=$(PROCS))) $(ARGS)
 
 .PHONY: conformance-subset
-conformance-subset: build conformance-tools ## those of them that are run for each change, with Kip; as root
+conformance-subset: build conformance-tools ## those of them that are run for each change, each once, with Kip; as root
 	$(CONFORMANCE) -subset $(ARGS)
 
 .PHONY: conformance-publish
-conformance-publish: ## take the results of this machine into the repository, and write docs/conformance.md
+conformance-publish: ## take the results of this machine, all of one clean commit, into the repository and docs/conformance.md
 	$(CONFORMANCE) -publish
 
 .PHONY: conformance-page

@@ -55,23 +55,26 @@ func TestReadsTheListOfARelease(t *testing.T) {
 }
 
 func TestChoosesByResultFocusAndShard(t *testing.T) {
-	specs := []string{"a", "b", "c", "d"}
-	results := Results{Specs: map[string]Result{"a": {State: passed}, "b": {State: "failed"}, "c": {State: "skipped"}}}
+	specs := []string{"a", "b", "c", "d", "e"}
+	results := Results{Runs: []Run{{Commit: "old"}, {Commit: "new"}}, Specs: map[string]Result{
+		"a": {Attempt: Attempt{State: passed, Run: 1}}, "b": {Attempt: Attempt{State: "failed", Run: 1}},
+		"c": {Attempt: Attempt{State: "skipped"}}, "e": {Attempt: Attempt{State: passed}},
+	}}
 	for name, tc := range map[string]struct {
 		c    choice
 		want string
 	}{
-		"what has not passed": {choice{}, "bcd"},
-		"what has failed":     {choice{only: "failed"}, "bc"},
-		"what never ran":      {choice{only: "missing"}, "d"},
-		"all":                 {choice{only: "all"}, "abcd"},
-		"some by name":        {choice{only: "all", focus: regexp.MustCompile("a|d")}, "ad"},
-		"the second of two":   {choice{only: "all", shard: shard{2, 2}}, "bd"},
+		"what has not passed here": {choice{}, "bcde"},
+		"what has failed":          {choice{only: "failed"}, "bc"},
+		"what never ran here":      {choice{only: "missing"}, "cde"},
+		"all":                      {choice{only: "all"}, "abcde"},
+		"some by name":             {choice{only: "all", focus: regexp.MustCompile("a|d")}, "ad"},
+		"the second of two":        {choice{only: "all", shard: shard{2, 2}}, "bd"},
 	} {
 		if tc.c.shard.n == 0 {
 			tc.c.shard = shard{1, 1}
 		}
-		if got := strings.Join(tc.c.from(specs, results), ""); got != tc.want {
+		if got := strings.Join(tc.c.from(specs, results, "new"), ""); got != tc.want {
 			t.Errorf("%s: chose %s, want %s", name, got, tc.want)
 		}
 	}
@@ -79,7 +82,7 @@ func TestChoosesByResultFocusAndShard(t *testing.T) {
 	specs = lines(specList)
 	var all []string
 	for k := range 7 {
-		all = append(all, choice{only: "all", shard: shard{k + 1, 7}}.from(specs, results)...)
+		all = append(all, choice{only: "all", shard: shard{k + 1, 7}}.from(specs, results, "new")...)
 	}
 	slices.Sort(all)
 	if !slices.Equal(all, specs) {
@@ -96,31 +99,6 @@ func TestAShardIsKOfN(t *testing.T) {
 	var s shard
 	if err := s.Set("2/3"); err != nil || s != (shard{2, 3}) {
 		t.Errorf("2/3 is %v, %v", s, err)
-	}
-}
-
-func TestResultsOutliveTheirProcess(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "kip", "results.json")
-	r, err := loadResults(file, "kip")
-	if err != nil || len(r.Specs) != 0 {
-		t.Fatalf("without a file: %v, %v", r, err)
-	}
-	r.add(one, Result{State: "failed", Failure: "so"})
-	r.add(one, Result{State: passed, Seconds: 2})
-	r.add(two, Result{State: passed})
-	r.add(two, Result{State: passed})
-	if err := r.save(file); err != nil {
-		t.Fatal(err)
-	}
-	got, err := loadResults(file, "kip")
-	if err != nil || got.Specs[one] != (Result{State: passed, Seconds: 2, Attempts: 2}) || got.Specs[two].Attempts != 1 {
-		t.Errorf("read %+v, %v; want %+v", got, err, r)
-	}
-	if got.passing([]string{one, two, three}) != 2 {
-		t.Errorf("%d of %+v pass, want 2", got.passing([]string{one, two, three}), got)
-	}
-	if _, err := loadResults(file, "nodes"); err == nil {
-		t.Error("the results of another mode are taken")
 	}
 }
 
@@ -201,16 +179,41 @@ func TestThePageIsUpToDate(t *testing.T) {
 
 func TestThePageSaysWhatPassesAndWhyTheRestDoesNot(t *testing.T) {
 	const four = "[sig-node] Fourth [Conformance]"
-	nodes := Results{Specs: map[string]Result{one: {State: passed}, two: {State: passed}, three: {State: passed}}}
-	kip := Results{Specs: map[string]Result{one: {State: passed}, two: {State: "failed", Failure: "boom `x`\nmore " + strings.Repeat("é", 200)}, three: {State: "failed"}}}
-	text := page([]string{one, two, three, four}, nodes, kip, map[string]Reason{three: {Spec: three, Nature: true, Why: "a pod\nalone", Change: "nothing."}})
-	if first, _, _ := strings.Cut(text, "\n"); first != "Conformance "+Release+": ordinary nodes 3 of 4, Kip 1 of 4" {
+	runs := []Run{{
+		Commit:  "c0ffee",
+		Date:    "2026-11-21T10:00:00Z",
+		Flags:   "-mode=x -procs=3",
+		Specs:   4,
+		Seconds: 90,
+		Ended:   "kip-1 | crashed",
+	}, {Commit: "beef"}}
+	nodes := Results{Mode: "nodes", Runs: runs, Specs: map[string]Result{
+		one:   {Attempt{State: passed}, 3, []Attempt{{State: "failed", Failure: "at first", Run: 1}, {State: "failed", Failure: "then"}}},
+		two:   {Attempts: 1, Attempt: Attempt{State: passed}},
+		three: {Attempts: 1, Attempt: Attempt{State: "skipped", Failure: "not on this platform"}},
+	}}
+	kip := Results{Mode: "kip", Runs: runs, Specs: map[string]Result{
+		one:   {Attempts: 1, Attempt: Attempt{State: passed}},
+		two:   {Attempts: 1, Attempt: Attempt{State: "failed", Failure: "boom `x`\nmore " + strings.Repeat("é", 200)}},
+		three: {Attempts: 1, Attempt: Attempt{State: "failed"}},
+	}}
+	reasons := map[string]Reason{three: {Spec: three, Nature: true, Why: "a pod\nalone", Change: "nothing."}}
+	text := page([]string{one, two, three, four}, nodes, kip, reasons)
+	if first, _, _ := strings.Cut(text, "\n"); first != "Conformance "+Release+": ordinary nodes 2 of 4, Kip 1 of 4" {
 		t.Errorf("the first line is %q", first)
 	}
 	for _, want := range []string{
 		"- " + escape(three) + "\n  - Why: a pod alone\n  - What would change it: nothing.",
-		"- " + escape(two) + "\n  - Why: not known yet; it says: `boom 'x' more éé",
-		"1 have not run with Kip yet, 1 not with ordinary nodes",
+		"- " + escape(two) + "\n  - Why: not known yet; failed, `boom 'x' more éé",
+		"| commit | c0ffee | c0ffee |",
+		`2026-11-21T10:00:00Z: -mode=x -procs=3; 4 specs in 1m30s; ended: kip-1 \| crashed`,
+		"| attempts in all | 5 | 3 |",
+		"| specs that needed more than one attempt | 1 | 0 |",
+		"| specs that have not run | 1 | 1 |",
+		"- " + escape(one) + ": passed, attempts 3; the first failure of which is known, on beef: failed, `at first`",
+		"- " + escape(three) + ": skipped, `not on this platform`",
+		"| " + escape(one) + " | passed, attempts 3 | passed |",
+		"| " + escape(four) + " | not run | not run |",
 		"### node: ordinary nodes 1 of 2, Kip 1 of 2",
 		"| " + escape(two) + " | passed | failed |",
 	} {

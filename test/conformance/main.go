@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -30,8 +31,8 @@ var modes = map[string]harness.Options{
 	"nodes": {DevArgs: []string{"--nodes=2"}, ClusterOnly: true},
 }
 
-// restarts of a cluster that ended, before the run gives up.
-const restarts = 5
+// kipsOf says how many Kips a mode has.
+var kipsOf = map[string]int{"kip": 2}
 
 type options struct {
 	mode, bridge, cidr string
@@ -71,10 +72,10 @@ func command(ctx context.Context, args []string) error {
 	o := options{choice: choice{shard: shard{1, 1}}}
 	fs := flag.NewFlagSet("conformance", flag.ContinueOnError)
 	fs.StringVar(&o.mode, "mode", "kip", "`nodes`: "+strings.Join(slices.Sorted(maps.Keys(modes)), " or "))
-	fs.StringVar(&o.choice.only, "only", "", "`which` by the results so far: failed, missing or all; default: all that have not passed")
+	fs.StringVar(&o.choice.only, "only", "", "`which` by the results so far: failed, missing or all; default: all that have not passed on this commit")
 	focus := fs.String("focus", "", "only specs whose names match this `expression`")
 	fs.Var(&o.choice.shard, "shard", "only the k-th of n `parts`, as k/n")
-	fs.BoolVar(&o.subset, "subset", false, "only what subset.txt lists, afresh, with results of their own")
+	fs.BoolVar(&o.subset, "subset", false, "only what subset.txt lists, afresh, each once, with results of their own")
 	fs.IntVar(&o.procs, "procs", 3, "how many specs at once; those that must be alone are")
 	fs.StringVar(&o.bridge, "bridge", "kipconf0", "network `device` of the cluster; two runs need two")
 	fs.StringVar(&o.cidr, "cidr", "10.113.0.0/16", "`addresses` on the bridge")
@@ -120,17 +121,21 @@ func command(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	chosen := o.choice.from(lines(specList), results)
+	commit, warning := o.commit(ctx)
+	chosen := o.choice.from(lines(specList), results, commit)
 	if *list {
 		fmt.Println(strings.Join(chosen, "\n"))
 		return nil
 	}
-	return o.run(ctx, chosen, results, o.results())
+	if len(chosen) == 0 {
+		fmt.Printf("nothing to run: %d of %d have passed; ONLY=all runs them again\n", results.passing(lines(specList)), len(lines(specList)))
+		return nil
+	}
+	fmt.Print(warning)
+	return o.run(ctx, commit, chosen, &results, o.results())
 }
 
-// runSubset runs the subset from its beginning, and keeps its results apart. What
-// fails runs once more, on a new cluster and one at a time, and is named if it passes then: some of upstream's
-// specs have time limits that a busy machine misses.
+// runSubset runs the subset from its beginning, and keeps its results apart.
 func (o options) runSubset(ctx context.Context) error {
 	file := o.dir(o.mode, "subset.json")
 	if err := os.RemoveAll(file); err != nil {
@@ -140,37 +145,13 @@ func (o options) runSubset(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	chosen := lines(subsetList)
-	err = o.run(ctx, chosen, results, file)
-	var failed *failedError
-	if !errors.As(err, &failed) {
-		return err
-	}
-	fmt.Printf("%v; once more, one at a time:\n", err)
-	o.procs = 1
-	if err := o.run(ctx, failed.specs, results, file); err != nil {
-		return err
-	}
-	fmt.Printf("FLAKY: these passed only the second time:\n  %s\n", strings.Join(failed.specs, "\n  "))
-	return nil
+	commit, warning := o.commit(ctx)
+	fmt.Print(warning)
+	return o.run(ctx, commit, lines(subsetList), &results, file)
 }
 
-// failedError: the suite ran to its end, and these did not pass.
-type failedError struct{ specs []string }
-
-func (e *failedError) Error() string { return fmt.Sprintf("%d specs did not pass", len(e.specs)) }
-
-// run runs the chosen specs until each has ended, on a cluster that it starts, and
-// again on another one if that ends. Each result is kept as it comes.
-func (o options) run(ctx context.Context, chosen []string, results Results, file string) error {
-	if len(chosen) == 0 {
-		fmt.Printf("nothing to run: %d of %d have passed; ONLY=all runs them again\n", results.passing(lines(specList)), len(lines(specList)))
-		return nil
-	}
-	tested, err := o.commit(ctx)
-	if err != nil {
-		return err
-	}
+// run runs the chosen specs on a cluster that it starts.
+func (o options) run(ctx context.Context, commit string, chosen []string, results *Results, file string) error {
 	source, err := o.kubernetes(ctx)
 	if err != nil {
 		return err
@@ -179,83 +160,152 @@ func (o options) run(ctx context.Context, chosen []string, results Results, file
 	if err != nil {
 		return err
 	}
+	return o.record(ctx, commit, chosen, results, file, func(ctx context.Context, specs []string, tell func(outcome)) error {
+		return o.onCluster(ctx, specs, dir, tell)
+	})
+}
+
+// record runs specs by run, and keeps each result as it comes. It fails when a spec
+// does not pass or is left out.
+func (o options) record(ctx context.Context, commit string, chosen []string, results *Results, file string,
+	run func(context.Context, []string, func(outcome)) error) error {
 	began, left := time.Now(), slices.Clone(chosen)
-	fmt.Printf("%d specs, mode %s, %d at once\n", len(left), o.mode, o.procs)
-	tell := func(out outcome) {
+	results.Runs = append(results.Runs, Run{
+		Commit: commit,
+		Date:   began.UTC().Format(time.RFC3339),
+		Flags:  o.flags(),
+		Specs:  len(chosen),
+		Ended:  interrupted,
+	})
+	n := len(results.Runs) - 1
+	save := func() error {
+		results.Runs[n].Seconds = time.Since(began).Truncate(time.Second).Seconds()
+		return results.save(file)
+	}
+	if err := save(); err != nil {
+		return err
+	}
+	fmt.Printf("%d specs, %s\n", len(left), o.flags())
+	err := run(ctx, slices.Clone(chosen), func(out outcome) {
 		i := slices.Index(left, out.spec)
 		if i < 0 {
 			return // the suite told twice
 		}
 		left = slices.Delete(left, i, i+1)
-		out.Kip = tested
-		results.add(out.spec, out.Result)
-		if err := results.save(file); err != nil {
+		out.Run = n
+		results.add(out.spec, out.Attempt)
+		if err := save(); err != nil {
 			fmt.Fprintln(os.Stderr, "conformance:", err)
 		}
 		fmt.Printf("%8s  %3d left  %-11s %5.0fs  %s\n", time.Since(began).Truncate(time.Second), len(left), out.State, out.Seconds, out.spec)
 		if out.Failure != "" {
 			fmt.Println("          " + shortened(out.Failure))
 		}
+	})
+	switch {
+	case err == nil && len(left) > 0 && ctx.Err() != nil:
+		return errors.Join(fmt.Errorf("interrupted, with %d specs left; the next run goes on with them", len(left)), save())
+	case err == nil && len(left) > 0:
+		err = fmt.Errorf("the suite ended and left out %d of %d specs, such as %q", len(left), len(chosen), left[0])
 	}
-	for n := 1; len(left) > 0; n++ {
-		before := len(left)
-		err := o.round(ctx, left, dir, fmt.Sprintf("%s-%d", time.Now().Format("0102-150405"), n), tell)
-		switch {
-		case ctx.Err() != nil:
-			return fmt.Errorf("interrupted, with %d specs left; the next run goes on with them", len(left))
-		case err != nil && (n > restarts || !errors.Is(err, errClusterEnded) && !errors.Is(err, errQuiet)):
-			return err
-		case err != nil:
-			fmt.Fprintf(os.Stderr, "conformance: %v; going on with the %d specs that are left\n", err, len(left))
-		case len(left) == before:
-			return fmt.Errorf("the suite ended and left out %d specs, such as %q: is specs.txt of its release?", len(left), left[0])
-		}
+	results.Runs[n].Ended = complete
+	if err != nil {
+		results.Runs[n].Ended = shortened(err.Error())
 	}
-	did := results.passing(chosen)
-	all := lines(specList)
+	if err := errors.Join(err, save()); err != nil {
+		return err
+	}
+	did, all := results.passing(chosen), lines(specList)
 	fmt.Printf("%d of these %d passed, in %s; %d of %d so far; results: %s\n", did, len(chosen), time.Since(began).Truncate(time.Second), results.passing(all), len(all), file)
 	if did < len(chosen) {
-		return &failedError{slices.DeleteFunc(slices.Clone(chosen), func(spec string) bool { return results.passing([]string{spec}) == 1 })}
+		failed := slices.DeleteFunc(slices.Clone(chosen), func(spec string) bool { return results.Specs[spec].State == passed })
+		return fmt.Errorf("%d of %d specs did not pass:\n  %s", len(failed), len(chosen), strings.Join(failed, "\n  "))
 	}
 	return nil
 }
 
-// round runs specs on one cluster, until they have ended or it has.
-func (o options) round(ctx context.Context, specs []string, images, name string, tell func(outcome)) (err error) {
+// flags are all that has an influence on a run.
+func (o options) flags() string {
+	args := []string{"-mode=" + o.mode}
+	if o.subset {
+		args = append(args, "-subset")
+	}
+	if o.choice.only != "" {
+		args = append(args, "-only="+o.choice.only)
+	}
+	if f := o.choice.focus; f != nil && f.String() != "" {
+		args = append(args, fmt.Sprintf("-focus=%q", f))
+	}
+	if o.choice.shard.n > 1 {
+		args = append(args, "-shard="+o.choice.shard.String())
+	}
+	args = append(args, fmt.Sprintf("-procs=%d", o.procs), fmt.Sprintf("-dump=%t", o.dump))
+	return strings.Join(args, " ") + "; kip-dev " + strings.Join(modes[o.mode].DevArgs, " ")
+}
+
+// onCluster runs specs on a cluster of their own. It fails when the cluster or a Kip
+// does, and then keeps their logs.
+func (o options) onCluster(ctx context.Context, specs []string, images string, tell func(outcome)) error {
 	h := modes[o.mode]
 	h.Name, h.CIDR, h.Stderr = o.bridge, o.cidr, os.Stderr
 	h.DevArgs = append([]string{"--images=" + images}, h.DevArgs...)
+	now := time.Now().UTC().Format("20060102-150405")
+	state, crash := filepath.Join(o.root, ".kip", o.bridge), o.dir(o.mode, "crash-"+now)
 	world, err := harness.Start(ctx, h)
+	if err == nil {
+		err = o.onWorld(ctx, world, specs, o.dir(o.mode, "logs", now+".log"), tell)
+	}
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = nil // somebody asked for the end
+	}
+	if err != nil {
+		// At once, since this process may be killed while the cluster stops.
+		err = errors.Join(err, keepLogs(state, crash))
+	}
+	if world != nil {
+		err = errors.Join(err, world.Stop())
+	}
+	if err = errors.Join(err, panics(state)); err != nil {
+		err = errors.Join(err, keepLogs(state, crash))
+		fmt.Fprintf(os.Stderr, "conformance: the logs of this cluster are kept in %s\n", crash)
+	}
+	return err
+}
+
+func (o options) onWorld(ctx context.Context, world *harness.World, specs []string, log string, tell func(outcome)) error {
+	kips, err := readKips(world.State, kipsOf[o.mode])
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if stopErr := world.Stop(); !errors.Is(err, errClusterEnded) {
-			err = errors.Join(err, stopErr)
-		}
-	}()
-	s := suite{
-		tools: o.dir("bin"), kubeconfig: world.Kubeconfig, kubectl: world.Tool("kubectl"), procs: o.procs, dump: o.dump,
-		log: o.dir(o.mode, "logs", name+".log"), ended: world.Ended(),
-	}
-	fmt.Printf("all that the suite says: %s\n", s.log)
-	// What fails while the cluster ends is not kept.
-	return s.run(ctx, slices.Clone(specs), func(out outcome) {
-		select {
-		case <-world.Ended():
-		default:
-			tell(out)
+	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	crashed := make(chan struct{})
+	var crash error
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		if crash = kips.watch(watching, world.Ended(), tick.C); crash != nil {
+			close(crashed)
 		}
 	})
-}
-
-// commit is what is tested.
-func (o options) commit(ctx context.Context) (string, error) {
-	out, err := o.output(ctx, "git", "describe", "--always", "--dirty", "--abbrev=12")
-	if err != nil {
-		return "", fmt.Errorf("ask which commit this is: %w", err)
+	s := suite{
+		tools:      o.dir("bin"),
+		kubeconfig: world.Kubeconfig,
+		kubectl:    world.Tool("kubectl"),
+		procs:      o.procs,
+		dump:       o.dump,
+		log:        log,
+		crashed:    crashed,
 	}
-	return out, nil
+	fmt.Printf("all that the suite says: %s\n", s.log)
+	err = s.run(ctx, specs, tell)
+	stop()
+	watch.Wait()
+	if crash != nil {
+		return crash
+	}
+	return err
 }
 
 // kubernetes is the folder of the module k8s.io/kubernetes.
@@ -290,17 +340,29 @@ func (o options) writeSpecs(ctx context.Context) error {
 	return os.WriteFile(filepath.Join(o.root, "test", "conformance", "specs.txt"), []byte(strings.Join(names, "\n")+"\n"), 0o644)
 }
 
-// publishResults copies the results of all modes that have some, and writes the page.
+// publishResults copies the results of all modes that have some, and writes the
+// page. It copies none when one mode's cannot be published.
 func (o options) publishResults() error {
+	publish := map[string]Results{}
 	for mode := range modes {
 		o.mode = mode
 		results, err := loadResults(o.results(), mode)
 		if err != nil {
 			return err
 		}
-		if len(results.Specs) == 0 {
+		same, err := results.isIn(o.published(mode))
+		if err != nil {
+			return err
+		}
+		if same || len(results.Specs) == 0 {
 			continue
 		}
+		if err := results.checkAll(lines(specList)); err != nil {
+			return fmt.Errorf("%w; or move %s away, to publish the other mode alone", err, o.results())
+		}
+		publish[mode] = results
+	}
+	for mode, results := range publish {
 		if err := results.save(o.published(mode)); err != nil {
 			return err
 		}
@@ -316,6 +378,9 @@ func (o options) page() (string, error) {
 	}
 	kip, err := loadResults(o.published("kip"), "kip")
 	if err != nil {
+		return "", err
+	}
+	if err := errors.Join(nodes.check(), kip.check()); err != nil {
 		return "", err
 	}
 	reasons, err := readReasons(reasonList, specs)

@@ -9,7 +9,7 @@ import (
 // outcome is one spec's end as ginkgo tells it.
 type outcome struct {
 	spec string
-	Result
+	Attempt
 }
 
 // reader understands what ginkgo prints with -v, line by line, as it is printed:
@@ -68,7 +68,7 @@ func (r *reader) line(line string) {
 		if state == "" {
 			state = passed
 		}
-		r.ended, r.header = &outcome{spec: r.begun, Result: Result{State: state, Seconds: seconds}}, true
+		r.ended, r.header = &outcome{spec: r.begun, Attempt: Attempt{State: state, Seconds: seconds}}, true
 		return
 	}
 	if r.ended == nil {

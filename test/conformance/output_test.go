@@ -33,13 +33,13 @@ func TestOutcomesAreReadAsTheyAreTold(t *testing.T) {
 		want []outcome
 	}{
 		"several at once": {"testdata/parallel.txt", []outcome{
-			{spec: one, Result: Result{State: passed, Seconds: 4.523}},
-			{spec: two, Result: Result{State: "failed", Seconds: 12.001, Failure: "Timed out after 10s.\nExpected\n<int>: 1\nto equal\n<int>: 2"}},
-			{spec: three, Result: Result{State: "skipped", Seconds: 0.1, Failure: "not on this platform"}},
+			{spec: one, Attempt: Attempt{State: passed, Seconds: 4.523}},
+			{spec: two, Attempt: Attempt{State: "failed", Seconds: 12.001, Failure: "Timed out after 10s.\nExpected\n<int>: 1\nto equal\n<int>: 2"}},
+			{spec: three, Attempt: Attempt{State: "skipped", Seconds: 0.1, Failure: "not on this platform"}},
 		}},
 		"one at a time": {"testdata/serial.txt", []outcome{
-			{spec: one, Result: Result{State: passed, Seconds: 4.523}},
-			{spec: two, Result: Result{State: "panicked", Seconds: 1, Failure: "Test Panicked"}},
+			{spec: one, Attempt: Attempt{State: passed, Seconds: 4.523}},
+			{spec: two, Attempt: Attempt{State: "panicked", Seconds: 1, Failure: "Test Panicked"}},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -3,8 +3,11 @@ package main
 import (
 	_ "embed"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"sigs.k8s.io/yaml"
 )
@@ -70,49 +73,15 @@ The images that the tests name are stand-ins, built from Kubernetes' sources and
 original names. One bears a text of the original: the image kitten says of itself that it is Alpine Linux, for which a test of
 image volumes looks.
 `)
-	var failing []string
-	missing, missingNodes := 0, 0
-	for _, s := range specs {
-		switch r, ran := kip.Specs[s]; {
-		case !ran:
-			missing++
-		case r.State != passed:
-			failing = append(failing, s)
-		}
-		if _, ran := nodes.Specs[s]; !ran {
-			missingNodes++
-		}
-	}
-	fmt.Fprintf(&b, "\n## What does not pass with Kip\n\n")
-	if len(failing) == 0 {
-		b.WriteString("Nothing of what has run.\n")
-	}
-	for _, nature := range []bool{true, false} {
-		some := false
+	b.WriteString("\n## Runs\n\n")
+	writeRuns(&b, specs, nodes, kip)
+	b.WriteString("\n## What does not pass with Kip\n\n")
+	writeFailing(&b, specs, kip, reasons)
+	if failing := notPassing(specs, nodes); len(failing) > 0 {
+		b.WriteString("\n## What does not pass with ordinary nodes\n\n")
 		for _, s := range failing {
-			r, known := reasons[s]
-			if r.Nature != nature {
-				continue
-			}
-			if !some {
-				some = true
-				if nature {
-					b.WriteString("By the nature of one pod a machine:\n\n")
-				} else {
-					b.WriteString("For other reasons:\n\n")
-				}
-			}
-			if !known {
-				r.Why, r.Change = "not known yet; it says: `"+shortened(kip.Specs[s].Failure)+"`", "a look into it."
-			}
-			fmt.Fprintf(&b, "- %s\n  - Why: %s\n  - What would change it: %s\n", escape(s), oneLine(r.Why), oneLine(r.Change))
+			fmt.Fprintf(&b, "- %s: %s\n", escape(s), said(nodes.Specs[s].Attempt))
 		}
-		if some {
-			b.WriteString("\n")
-		}
-	}
-	if missing+missingNodes > 0 {
-		fmt.Fprintf(&b, "\n%d have not run with Kip yet, %d not with ordinary nodes: in the list below they have no result.\n", missing, missingNodes)
 	}
 	b.WriteString("\n## All\n")
 	areas := map[string][]string{}
@@ -129,10 +98,126 @@ image volumes looks.
 		fmt.Fprintf(&b, "\n### %s: ordinary nodes %d of %d, Kip %d of %d\n\n| spec | nodes | Kip |\n| --- | --- | --- |\n",
 			a, nodes.passing(areas[a]), len(areas[a]), kip.passing(areas[a]), len(areas[a]))
 		for _, s := range areas[a] {
-			fmt.Fprintf(&b, "| %s | %s | %s |\n", escape(s), nodes.Specs[s].State, kip.Specs[s].State)
+			fmt.Fprintf(&b, "| %s | %s | %s |\n", escape(s), nodes.cell(s), kip.cell(s))
 		}
 	}
 	return b.String()
+}
+
+// cell is a spec's in the page's list.
+func (r Results) cell(spec string) string {
+	switch result, ran := r.Specs[spec]; {
+	case !ran:
+		return "not run"
+	case result.Attempts > 1:
+		return fmt.Sprintf("%s, attempts %d", result.State, result.Attempts)
+	default:
+		return result.State
+	}
+}
+
+// notPassing are the specs that ran and did not pass.
+func notPassing(specs []string, r Results) []string {
+	var out []string
+	for _, s := range specs {
+		if result, ran := r.Specs[s]; ran && result.State != passed {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// said is how an attempt ended.
+func said(a Attempt) string {
+	if a.Failure == "" {
+		return a.State
+	}
+	return a.State + ", `" + shortened(a.Failure) + "`"
+}
+
+// writeRuns says how the results came about.
+func writeRuns(b *strings.Builder, specs []string, nodes, kip Results) {
+	b.WriteString(`An attempt is one end of a spec. Nothing is run again by itself: each attempt after the first was somebody's command. What has
+not passed keeps its count on the next commit.
+
+| | ordinary nodes | Kip |
+| --- | --- | --- |
+`)
+	row := func(name string, of func(Results) string) {
+		fmt.Fprintf(b, "| %s | %s | %s |\n", name, of(nodes), of(kip))
+	}
+	row("commit", func(r Results) string { return strings.Join(slices.Sorted(maps.Keys(r.commits())), ", ") })
+	row("runs on it", func(r Results) string {
+		var runs []string
+		for _, run := range r.Runs {
+			// Runs on other commits have nothing left here but first failures, below.
+			if r.commits()[run.Commit] == 0 {
+				continue
+			}
+			text := fmt.Sprintf("%s: %s; %d specs", run.Date, run.Flags, run.Specs)
+			if run.Seconds > 0 {
+				text += fmt.Sprintf(" in %s", time.Duration(run.Seconds)*time.Second)
+			}
+			runs = append(runs, escape(oneLine(text+"; ended: "+run.Ended)))
+		}
+		return strings.Join(runs, "<br>")
+	})
+	row("attempts in all", func(r Results) string {
+		n := 0
+		for _, result := range r.Specs {
+			n += result.Attempts
+		}
+		return strconv.Itoa(n)
+	})
+	row("specs that needed more than one attempt", func(r Results) string { return strconv.Itoa(len(r.again(specs))) })
+	row("specs that have not run", func(r Results) string { return strconv.Itoa(len(specs) - len(r.Specs)) })
+	for _, r := range []Results{nodes, kip} {
+		again := r.again(specs)
+		if len(again) == 0 {
+			continue
+		}
+		fmt.Fprintf(b, "\nMore than one attempt, %s:\n\n", map[string]string{"nodes": "ordinary nodes", "kip": "Kip"}[r.Mode])
+		for _, s := range again {
+			result := r.Specs[s]
+			fmt.Fprintf(b, "- %s: %s, attempts %d", escape(s), result.State, result.Attempts)
+			if first, failed := result.firstFailure(); failed {
+				fmt.Fprintf(b, "; the first failure of which is known, on %s: %s", r.Runs[first.Run].Commit, said(first))
+			}
+			b.WriteString("\n")
+		}
+	}
+}
+
+// again are the specs that ran more than once.
+func (r Results) again(specs []string) []string {
+	return slices.DeleteFunc(slices.Clone(specs), func(s string) bool { return r.Specs[s].Attempts < 2 })
+}
+
+// writeFailing says what does not pass with Kip, and why.
+func writeFailing(b *strings.Builder, specs []string, kip Results, reasons map[string]Reason) {
+	failing := notPassing(specs, kip)
+	if len(failing) == 0 {
+		b.WriteString("Nothing of what has run.\n")
+	}
+	for _, nature := range []bool{true, false} {
+		of := slices.DeleteFunc(slices.Clone(failing), func(s string) bool { return reasons[s].Nature != nature })
+		switch {
+		case len(of) == 0:
+			continue
+		case nature:
+			b.WriteString("By the nature of one pod a machine:\n\n")
+		default:
+			b.WriteString("For other reasons:\n\n")
+		}
+		for _, s := range of {
+			r, known := reasons[s]
+			if !known {
+				r.Why, r.Change = "not known yet; "+said(kip.Specs[s].Attempt), "a look into it."
+			}
+			fmt.Fprintf(b, "- %s\n  - Why: %s\n  - What would change it: %s\n", escape(s), oneLine(r.Why), oneLine(r.Change))
+		}
+		b.WriteString("\n")
+	}
 }
 
 var markdown = strings.NewReplacer("|", `\|`, "<", "&lt;", ">", "&gt;", "*", `\*`, "_", `\_`, "[", `\[`, "]", `\]`)

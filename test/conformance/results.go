@@ -1,35 +1,80 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 )
 
 // passed is the state of a spec that did; the others are ginkgo's: failed,
 // timedout, panicked, interrupted, skipped.
 const passed = "passed"
 
-// Result is what became of a spec when it last ran.
-type Result struct {
-	State string `json:"state"`
-	// Seconds that it took.
+// How a run ends that does not fail. A run that was killed stays interrupted.
+const (
+	complete    = "complete"
+	interrupted = "interrupted"
+)
+
+// Run is one command that ran specs.
+type Run struct {
+	// Commit is what was tested; see tree.
+	Commit string `json:"commit"`
+	// Date is its beginning, in UTC.
+	Date string `json:"date"`
+	// Flags are all that has an influence, also those that nobody gave.
+	Flags string `json:"flags"`
+	// Specs says how many were chosen.
+	Specs   int     `json:"specs"`
 	Seconds float64 `json:"seconds"`
-	// Attempts says how often it ran until it passed, or so far.
-	Attempts int `json:"attempts"`
+	// Ended is complete, interrupted, or what went wrong.
+	Ended string `json:"ended"`
+}
+
+// Attempt is one end of a spec.
+type Attempt struct {
+	State   string  `json:"state"`
+	Seconds float64 `json:"seconds"`
 	// Failure is what it said, shortened.
 	Failure string `json:"failure,omitempty"`
-	// Kip is the commit that was tested.
-	Kip string `json:"kip"`
+	// Run is its index in Results.Runs.
+	Run int `json:"run"`
+}
+
+// Result is what became of a spec when it last ran.
+type Result struct {
+	Attempt
+	// Attempts says how often it ran, with this one.
+	Attempts int `json:"attempts"`
+	// History has the attempts before this one, the first first.
+	History []Attempt `json:"history,omitempty"`
+}
+
+// maxHistory bounds Result.History; the first one and the last ones are kept.
+const maxHistory = 10
+
+// firstFailure is the first attempt that did not pass, if its end was kept.
+func (r Result) firstFailure() (Attempt, bool) {
+	for _, a := range append(slices.Clone(r.History), r.Attempt) {
+		if a.State != passed {
+			return a, true
+		}
+	}
+	return Attempt{}, false
 }
 
 // Results are those of one mode, by the names of the specs.
 type Results struct {
 	Release string            `json:"release"`
 	Mode    string            `json:"mode"`
+	Runs    []Run             `json:"runs"`
 	Specs   map[string]Result `json:"specs"`
 }
 
@@ -49,17 +94,32 @@ func loadResults(path, mode string) (Results, error) {
 	if r.Release != Release || r.Mode != mode {
 		return r, fmt.Errorf("the results in %s are of %s, %s; want %s, %s: move the file away", path, r.Release, r.Mode, Release, mode)
 	}
+	for spec, result := range r.Specs {
+		for _, a := range append(slices.Clone(result.History), result.Attempt) {
+			if a.Run < 0 || a.Run >= len(r.Runs) {
+				return r, fmt.Errorf("the results in %s do not say which run %q is of, as those of an older runner: move the file away", path, spec)
+			}
+		}
+	}
 	return r, nil
 }
 
+// commit is what a spec last ran on.
+func (r Results) commit(spec string) string { return r.Runs[r.Specs[spec].Run].Commit }
+
 // add notes how a spec ended.
-func (r Results) add(spec string, now Result) {
-	now.Attempts = 1
-	// A spec that had passed is run again only afresh.
-	if before, ran := r.Specs[spec]; ran && before.State != passed {
-		now.Attempts = before.Attempts + 1
+func (r Results) add(spec string, now Attempt) {
+	result := Result{Attempt: now, Attempts: 1}
+	// Only what had passed starts afresh, and only on another commit: otherwise running
+	// it until it passes would leave no trace.
+	if before, ran := r.Specs[spec]; ran && (before.State != passed || r.commit(spec) == r.Runs[now.Run].Commit) {
+		result.Attempts = before.Attempts + 1
+		result.History = append(slices.Clone(before.History), before.Attempt)
+		if len(result.History) > maxHistory {
+			result.History = slices.Delete(result.History, 1, 2)
+		}
 	}
-	r.Specs[spec] = now
+	r.Specs[spec] = result
 }
 
 // passing says how many of the specs have passed.
@@ -73,16 +133,74 @@ func (r Results) passing(specs []string) int {
 	return n
 }
 
+// commits counts the results by commit.
+func (r Results) commits() map[string]int {
+	commits := map[string]int{}
+	for spec := range r.Specs {
+		commits[r.commit(spec)]++
+	}
+	return commits
+}
+
+// check refuses results that cannot be published: what they are of could not be
+// had again.
+func (r Results) check() error {
+	commits := r.commits()
+	var of []string
+	bad := len(commits) > 1
+	for _, c := range slices.Sorted(maps.Keys(commits)) {
+		of = append(of, fmt.Sprintf("%d of %s", commits[c], c))
+		bad = bad || c == noCommit || strings.HasSuffix(c, dirty)
+	}
+	if bad {
+		return fmt.Errorf("the results of mode %[1]s are %[2]s, and must be of one commit without changes: in a clean checkout, "+
+			"`make conformance MODE=%[1]s ONLY=missing` runs all that has not run on its commit", r.Mode, strings.Join(of, ", "))
+	}
+	return nil
+}
+
+// checkAll refuses results that cannot be published, or lack some of the specs.
+func (r Results) checkAll(specs []string) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	for _, s := range specs {
+		if _, ran := r.Specs[s]; !ran {
+			return fmt.Errorf("the results of mode %[1]s (%[2]s) are of %[3]d of %[4]d specs: on that commit, `make conformance MODE=%[1]s ONLY=missing` runs the rest",
+				r.Mode, strings.Join(slices.Sorted(maps.Keys(r.commits())), ", "), len(r.Specs), len(specs))
+		}
+	}
+	return nil
+}
+
+func (r Results) encode() ([]byte, error) {
+	data, err := json.MarshalIndent(r, "", " ")
+	return append(data, '\n'), err
+}
+
+// isIn says whether a file holds just these results.
+func (r Results) isIn(path string) (bool, error) {
+	data, err := r.encode()
+	if err != nil {
+		return false, err
+	}
+	there, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return bytes.Equal(there, data), err
+}
+
 // save writes the results so that a kill leaves the old ones or the new ones.
 func (r Results) save(path string) error {
-	data, err := json.MarshalIndent(r, "", " ")
+	data, err := r.encode()
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("keep the results: %w", err)
 	}
-	if err := os.WriteFile(path+".new", append(data, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(path+".new", data, 0o644); err != nil {
 		return fmt.Errorf("keep the results: %w", err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {

@@ -90,20 +90,22 @@ type choice struct {
 	shard shard
 }
 
-// choices are what only can be: which specs, by their result so far.
-var choices = map[string]func(result Result, ran bool) bool{
-	"":        func(r Result, ran bool) bool { return !ran || r.State != passed },
-	"failed":  func(r Result, ran bool) bool { return ran && r.State != passed },
-	"missing": func(_ Result, ran bool) bool { return !ran },
-	"all":     func(Result, bool) bool { return true },
+// choices are what only can be: which specs, by their result so far and whether
+// it is of the commit that is there now.
+var choices = map[string]func(result Result, ran, here bool) bool{
+	"":        func(r Result, _, here bool) bool { return !here || r.State != passed },
+	"failed":  func(r Result, ran, _ bool) bool { return ran && r.State != passed },
+	"missing": func(_ Result, _, here bool) bool { return !here },
+	"all":     func(Result, bool, bool) bool { return true },
 }
 
-// from returns those of the specs that are to be run.
-func (c choice) from(specs []string, results Results) []string {
+// from returns those of the specs that are to be run on a commit.
+func (c choice) from(specs []string, results Results, commit string) []string {
 	var out []string
 	for i, s := range specs {
 		r, ran := results.Specs[s]
-		if i%c.shard.n == c.shard.k-1 && choices[c.only](r, ran) && (c.focus == nil || c.focus.MatchString(s)) {
+		here := ran && results.commit(s) == commit
+		if i%c.shard.n == c.shard.k-1 && choices[c.only](r, ran, here) && (c.focus == nil || c.focus.MatchString(s)) {
 			out = append(out, s)
 		}
 	}

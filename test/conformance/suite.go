@@ -23,7 +23,10 @@ const quiet = 25 * time.Minute
 // farewell is how long an interrupted suite may clean up.
 const farewell = 3 * time.Minute
 
-var errQuiet = fmt.Errorf("no spec has ended for %s", quiet)
+var (
+	errQuiet   = fmt.Errorf("no spec has ended for %s", quiet)
+	errCrashed = errors.New("the cluster crashed")
+)
 
 // suite is one run of e2e.test over some specs.
 type suite struct {
@@ -33,8 +36,8 @@ type suite struct {
 	procs      int
 	dump       bool   // much is said of the cluster where a spec fails
 	log        string // file that gets all that ginkgo prints
-	// ended is closed when the cluster is gone: what fails then says nothing.
-	ended <-chan struct{}
+	// crashed is closed when the cluster or a Kip is gone, which ends the suite at once.
+	crashed <-chan struct{}
 }
 
 // focusArguments names exactly these specs, in arguments that the kernel takes:
@@ -129,13 +132,13 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
 	var exit error
-	done, ended, told := ctx.Done(), s.ended, 0
+	done, crashed, told := ctx.Done(), s.crashed, 0
 	for open := true; open; {
 		var n news
 		select {
 		case n, open = <-all:
 			// What this run interrupts to end itself has no result.
-			if n.outcome.spec != "" && (ctx.Err() == nil || n.outcome.State != "interrupted") {
+			if n.outcome.spec != "" && (ctx.Err() == nil || n.outcome.State != interrupted) {
 				told++
 				tell(n.outcome)
 				hang.Reset(quiet)
@@ -149,8 +152,8 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 			why = errQuiet
 			signal(syscall.SIGINT)
 			kill = time.After(farewell)
-		case <-ended:
-			ended, why = nil, errClusterEnded
+		case <-crashed:
+			crashed, why = nil, errCrashed
 			signal(syscall.SIGKILL)
 		case exit = <-exited:
 			// What a spec left, such as a kubectl, may hold the pipe open.
@@ -171,5 +174,3 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 	}
 	return nil
 }
-
-var errClusterEnded = errors.New("the cluster ended")

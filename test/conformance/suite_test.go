@@ -59,10 +59,10 @@ func TestASuiteEndsWithItsContextAndItsCluster(t *testing.T) {
 		}
 	})
 	t.Run("cluster", func(t *testing.T) {
-		ended := make(chan struct{})
+		crashed := make(chan struct{})
 		s := ginkgo(t, "trap '' INT TERM\n"+oneHasPassed+"while :; do sleep 0.01; done\n")
-		s.ended = ended
-		if err := s.run(t.Context(), []string{one}, func(outcome) { close(ended) }); !errors.Is(err, errClusterEnded) {
+		s.crashed = crashed
+		if err := s.run(t.Context(), []string{one}, func(outcome) { close(crashed) }); !errors.Is(err, errCrashed) {
 			t.Errorf("it ended with %v", err)
 		}
 	})
