@@ -271,6 +271,17 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 	if err != nil {
 		return fmt.Errorf("read the catalogue of cloud %s: %w", machines.Name(), err)
 	}
+	provision := func(ctx context.Context) error { <-ctx.Done(); return nil }
+	if disks != nil { // first, as it asks for
+		p, err := provisioner.New(ctx, provisioner.Config{
+			Node: o.nodeName, ControllerID: controllerID, NameTag: cmp.Or(cfg.Cells.Nametag, controllerID), Disks: disks, Zones: zones(catalogue),
+			Client: api.asKip, Log: log,
+		})
+		if err != nil {
+			return err
+		}
+		provision = p.Run
+	}
 	reserved := cfg.Cells.ReservedMemory.Value()
 	placer, err := placement.New(catalogue, placement.Config{
 		DefaultInstanceType: cfg.Cells.DefaultInstanceType, DefaultArch: runtime.GOARCH,
@@ -460,16 +471,7 @@ func (k *kip) lead(ctx context.Context, api *apiServer, controllerID string, st 
 		"local socket": socket.Run,
 		"saved logs":   func(ctx context.Context) error { return sweepLogs(ctx, logs, podInformer, real, log) },
 		"shortages":    unavailable.keep,
-		"provisioner": func(ctx context.Context) error {
-			if disks == nil {
-				<-ctx.Done()
-				return nil
-			}
-			return provisioner.New(provisioner.Config{
-				Node: o.nodeName, ControllerID: controllerID, NameTag: cmp.Or(cfg.Cells.Nametag, controllerID), Disks: disks, Zones: zones(catalogue),
-				Client: api.asKip, Log: log,
-			}).Run(ctx)
-		},
+		"provisioner":  provision,
 	} {
 		all.Go(func() error {
 			if err := runs(ctx); err != nil && ctx.Err() == nil {

@@ -39,7 +39,7 @@ func TestAClaimThatIsExpandedIsToldThatItIsNot(t *testing.T) {
 		volume("pv-theirs", "kip-1", volumes.Driver), claim("theirs", "2Gi", "1Gi"),
 		volume("pv-foreign", "kip-0", "nfs.csi.k8s.io"), claim("foreign", "2Gi", "1Gi"),
 	)
-	p := New(Config{Node: "kip-0", Client: client})
+	p := &Provisioner{cfg: Config{Node: "kip-0", Client: client}}
 	claims, _, run, err := p.watch()
 	if err != nil {
 		t.Fatal(err)

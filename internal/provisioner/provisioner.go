@@ -38,7 +38,11 @@ type Config struct {
 }
 
 // Provisioner makes and removes disks.
-type Provisioner struct{ cfg Config }
+type Provisioner struct {
+	cfg        Config
+	controller *controller.ProvisionController
+	watching   func(context.Context)
+}
 
 var (
 	_ controller.BlockProvisioner = (*Provisioner)(nil)
@@ -46,8 +50,25 @@ var (
 	_ controller.DeletionGuard    = (*Provisioner)(nil)
 )
 
-// New returns a provisioner; Run starts it.
-func New(cfg Config) *Provisioner { return &Provisioner{cfg} }
+// New returns a provisioner, whose events are sent until ctx ends; Run starts it. It
+// must be called before anything encodes objects of the API: the library registers
+// types in client-go's scheme, which is read without a lock.
+func New(ctx context.Context, cfg Config) (*Provisioner, error) {
+	p := &Provisioner{cfg: cfg}
+	claims, pvs, run, err := p.watch()
+	if err != nil {
+		return nil, err
+	}
+	p.watching = run
+	p.controller = controller.NewProvisionController(ctx, cfg.Client, volumes.Driver, p,
+		controller.ClaimsInformer(claims), controller.VolumesInformer(pvs),
+		controller.LeaderElection(false), // Kip leads, or does not run this
+		controller.AddFinalizer(true),    // else a volume that is deleted before its claim leaves its disk behind
+		controller.FailedProvisionThreshold(0), controller.FailedDeleteThreshold(0),
+		controller.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, longestRetry)),
+	)
+	return p, nil
+}
 
 const (
 	// Between two tries of a claim or a volume.
@@ -61,21 +82,10 @@ const (
 
 // Run provisions until ctx ends.
 func (p *Provisioner) Run(ctx context.Context) error {
-	claims, pvs, run, err := p.watch()
-	if err != nil {
-		return err
-	}
-	c := controller.NewProvisionController(ctx, p.cfg.Client, volumes.Driver, p,
-		controller.ClaimsInformer(claims), controller.VolumesInformer(pvs),
-		controller.LeaderElection(false), // Kip leads, or does not run this
-		controller.AddFinalizer(true),    // else a volume that is deleted before its claim leaves its disk behind
-		controller.FailedProvisionThreshold(0), controller.FailedDeleteThreshold(0),
-		controller.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, longestRetry)),
-	)
 	var watching sync.WaitGroup
 	defer watching.Wait()
-	watching.Go(func() { run(ctx) })
-	c.Run(ctx)
+	watching.Go(func() { p.watching(ctx) })
+	p.controller.Run(ctx)
 	return nil
 }
 

@@ -29,7 +29,7 @@ func provisioner(t *testing.T) (*Provisioner, *sim.Cloud) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	return New(Config{Node: "kip-0", ControllerID: "me", NameTag: "tag", Disks: c, Zones: []string{"a", "b"}, Log: slog.New(slog.DiscardHandler)}), c
+	return &Provisioner{cfg: Config{Node: "kip-0", ControllerID: "me", NameTag: "tag", Disks: c, Zones: []string{"a", "b"}, Log: slog.New(slog.DiscardHandler)}}, c
 }
 
 func options(change ...func(*controller.ProvisionOptions)) controller.ProvisionOptions {

@@ -179,7 +179,7 @@ func (s *Store) restore(ctx context.Context, lines []line, overwrite bool) error
 		return err
 	}
 	if marker == 0 && len(stored) > 0 && !overwrite {
-		return fmt.Errorf("it has %d records: overwrite was not asked for", len(stored))
+		return fmt.Errorf("it has %d records, which are replaced only with --overwrite", len(stored))
 	}
 
 	// Batches of changes, each with room for the marker.
