@@ -169,7 +169,7 @@ func TestARestoredStoreIsThatOfThisClustersKip(t *testing.T) {
 		}
 	}
 	again := run(t, c, restore...)
-	if again.failed == nil || !strings.Contains(again.err, "overwrite was not asked for") {
+	if again.failed == nil || !strings.Contains(again.err, "which are replaced only with --overwrite") {
 		t.Errorf("into a store that is not empty: %+v", again)
 	}
 	if got := run(t, c, append(restore, "--overwrite")...); got.failed != nil {
