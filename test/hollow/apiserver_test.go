@@ -161,7 +161,8 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.echo(w, r, func(token map[string]any) {
 			s.note("create tokens of " + parts[5])
 			seconds := token["spec"].(map[string]any)["expirationSeconds"].(float64)
-			token["status"] = map[string]any{"token": "secret", "expirationTimestamp": time.Now().Add(time.Duration(seconds) * time.Second).Format(time.RFC3339)}
+			until := time.Now().Add(time.Duration(seconds) * time.Second)
+			token["status"] = map[string]any{"token": "secret", "expirationTimestamp": until.Format(time.RFC3339)}
 		})
 	case r.Method == http.MethodGet && !isPod:
 		s.read(w, r, parts[len(parts)-1])

@@ -25,6 +25,8 @@ type Ask struct {
 const (
 	byKubelet   = "kubelet"
 	byKubeProxy = "kube-proxy"
+
+	noVolumes = "no benchmark has volumes of a cloud's or a driver's"
 )
 
 // Asks is what a real cell asks for the life of a pod with a service account token,
@@ -59,10 +61,10 @@ func Asks() []Ask {
 		{By: byKubelet, Verb: "delete", Resource: "pods", When: "once: its containers have ended"},
 
 		{By: byKubelet, Verb: "patch", Resource: "events", When: "an event recurs", Skipped: "no hollow event does"},
-		{By: byKubelet, Verb: "get", Resource: "persistentvolumeclaims", When: "for each that the pod names", Skipped: "no benchmark has volumes"},
-		{By: byKubelet, Verb: "get", Resource: "persistentvolumes", When: "for each claim", Skipped: "no benchmark has volumes"},
-		{By: byKubelet, Verb: "update", Resource: "csinodes.storage.k8s.io", When: "a CSI driver comes or goes", Skipped: "no benchmark has volumes"},
-		{By: byKubelet, Verb: "create", Resource: "pods", When: "there is a plugin of a CSI driver", Skipped: "no benchmark has volumes"},
+		{By: byKubelet, Verb: "get", Resource: "persistentvolumeclaims", When: "for each that the pod names", Skipped: noVolumes},
+		{By: byKubelet, Verb: "get", Resource: "persistentvolumes", When: "for each claim", Skipped: noVolumes},
+		{By: byKubelet, Verb: "update", Resource: "csinodes.storage.k8s.io", When: "a CSI driver comes or goes", Skipped: noVolumes},
+		{By: byKubelet, Verb: "create", Resource: "pods", When: "there is a plugin of a CSI driver", Skipped: noVolumes},
 	}
 }
 

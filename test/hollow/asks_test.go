@@ -67,7 +67,8 @@ func TestAWholeCellAsksWhatARealOneDoes(t *testing.T) {
 				t.Errorf("%s: %d times in the pod's life of an hour, want %d", what, n, want)
 			}
 		}
-		if gets, patches := c.made(Ask{By: byKubelet, Verb: "get", Resource: "pods"}), c.made(Ask{By: byKubelet, Verb: "patch", Resource: "pods/status"}); gets != patches {
+		gets := c.made(Ask{By: byKubelet, Verb: "get", Resource: "pods"})
+		if patches := c.made(Ask{By: byKubelet, Verb: "patch", Resource: "pods/status"}); gets != patches {
 			t.Errorf("the pod is read %d times and its status patched %d times", gets, patches)
 		}
 		if drivers, known := c.api.CSIDrivers(); !known || len(drivers) != 0 {
@@ -115,21 +116,22 @@ func TestATokenIsAskedForAgainUntilItIsThere(t *testing.T) {
 }
 
 func TestReferencesOfAPod(t *testing.T) {
+	named := func(name string) corev1.LocalObjectReference { return corev1.LocalObjectReference{Name: name} }
 	from := func(config, secret string) *corev1.EnvVarSource {
 		if config != "" {
-			return &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: config}}}
+			return &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: named(config)}}
 		}
-		return &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: secret}}}
+		return &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: named(secret)}}
 	}
 	pod := newPod("p", withToken)
 	pod.Spec.InitContainers[0].Env = []corev1.EnvVar{{Name: "A", Value: "a"}, {Name: "B", ValueFrom: from("c1", "")}}
 	pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "A", ValueFrom: from("", "s1")}, {Name: "B", ValueFrom: from("c1", "")}}
 	pod.Spec.Containers[1].EnvFrom = []corev1.EnvFromSource{
-		{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "c2"}}},
-		{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "s2"}}},
+		{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: named("c2")}},
+		{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: named("s2")}},
 	}
 	pod.Spec.Volumes = append(pod.Spec.Volumes,
-		corev1.Volume{Name: "c", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "c3"}}}},
+		corev1.Volume{Name: "c", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: named("c3")}}},
 		corev1.Volume{Name: "s", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "s3"}}},
 		corev1.Volume{Name: "e", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 	)
@@ -138,7 +140,10 @@ func TestReferencesOfAPod(t *testing.T) {
 		got = append(got, r.resource+"/"+r.name)
 	}
 	slices.Sort(got)
-	want := []string{"configmaps/c1", "configmaps/c2", "configmaps/c3", "configmaps/kube-root-ca.crt", "secrets/pull", "secrets/s1", "secrets/s2", "secrets/s3"}
+	want := []string{
+		"configmaps/c1", "configmaps/c2", "configmaps/c3", "configmaps/kube-root-ca.crt",
+		"secrets/pull", "secrets/s1", "secrets/s2", "secrets/s3",
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

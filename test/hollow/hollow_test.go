@@ -232,7 +232,8 @@ func (c *cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // askOf says what a request is, as [Asks] does.
 func askOf(t testing.TB, r *http.Request) Ask {
-	info, err := (&request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}).NewRequestInfo(r)
+	paths := request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
+	info, err := paths.NewRequestInfo(r)
 	if err != nil {
 		t.Errorf("%s %s: %v", r.Method, r.URL, err)
 		return Ask{}

@@ -300,7 +300,10 @@ func (k *kubelet) reportNode() error {
 			{Names: []string{"kip.elotl.co/pause@sha256:" + hollowDigest, "kip.elotl.co/pause:1"}, SizeBytes: 300 << 10},
 			{Names: []string{"registry.example/hollow@sha256:" + hollowDigest, "registry.example/hollow:1"}, SizeBytes: 1 << 20},
 		},
-		"runtimeHandlers": []corev1.NodeRuntimeHandler{{Features: &corev1.NodeRuntimeHandlerFeatures{}}, {Name: "runc", Features: &corev1.NodeRuntimeHandlerFeatures{}}},
+		"runtimeHandlers": []corev1.NodeRuntimeHandler{
+			{Features: &corev1.NodeRuntimeHandlerFeatures{}},
+			{Name: "runc", Features: &corev1.NodeRuntimeHandlerFeatures{}},
+		},
 	}}
 	if err := k.ask(k.ctx, http.MethodPatch, k.nodePath()+"/status", mergePatch, patch, nil); err != nil {
 		k.m.log.Debug("node not reported", "err", err)

@@ -62,8 +62,9 @@ func (k *kubelet) createCSINode() {
 			TypeMeta: metav1.TypeMeta{Kind: "CSINode", APIVersion: "storage.k8s.io/v1"},
 			ObjectMeta: metav1.ObjectMeta{
 				Name: k.nodeName, OwnerReferences: k.owned(),
-				Annotations: map[string]string{"storage.alpha.kubernetes.io/migrated-plugins": "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,kubernetes.io/azure-file," +
-					"kubernetes.io/cinder,kubernetes.io/gce-pd,kubernetes.io/portworx-volume,kubernetes.io/vsphere-volume"},
+				Annotations: map[string]string{"storage.alpha.kubernetes.io/migrated-plugins": "kubernetes.io/aws-ebs," +
+					"kubernetes.io/azure-disk,kubernetes.io/azure-file,kubernetes.io/cinder,kubernetes.io/gce-pd," +
+					"kubernetes.io/portworx-volume,kubernetes.io/vsphere-volume"},
 			},
 			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{}},
 		}, nil))
@@ -95,7 +96,8 @@ func (k *kubelet) createLease() {
 // announceNode is what both parts tell of their start.
 func (k *kubelet) announceNode() {
 	now := k.clock.Now()
-	k.try("event not reported", k.askAs(k.ctx, byKubeProxy, http.MethodPost, "/apis/events.k8s.io/v1/namespaces/default/events", jsonBody, eventsv1.Event{
+	const path = "/apis/events.k8s.io/v1/namespaces/" + metav1.NamespaceDefault + "/events"
+	k.try("event not reported", k.askAs(k.ctx, byKubeProxy, http.MethodPost, path, jsonBody, eventsv1.Event{
 		TypeMeta:   metav1.TypeMeta{Kind: "Event", APIVersion: "events.k8s.io/v1"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: k.eventName(k.nodeName)},
 		EventTime:  metav1.NewMicroTime(now), ReportingController: byKubeProxy, ReportingInstance: k.nodeName,
@@ -231,9 +233,8 @@ func tokenOf(pod *corev1.Pod) int64 {
 // names and has a token made. Then the pod goes on.
 func (k *kubelet) prepare(w *workload) {
 	for _, r := range w.references {
-		k.spawn(func() {
-			k.follow(w.lifetime, watch{by: byKubelet, path: "/api/v1/namespaces/" + w.namespace + "/" + r.resource, fields: "metadata.name=" + r.name}, nil)
-		})
+		path := "/api/v1/namespaces/" + w.namespace + "/" + r.resource
+		k.spawn(func() { k.follow(w.lifetime, watch{by: byKubelet, path: path, fields: "metadata.name=" + r.name}, nil) })
 	}
 	for w.tokenSeconds > 0 && k.requestToken(w) != nil {
 		// No pod starts without.
@@ -252,7 +253,8 @@ func (k *kubelet) prepare(w *workload) {
 // requestToken has a token made, and plans the next.
 func (k *kubelet) requestToken(w *workload) error {
 	var made authenticationv1.TokenRequest
-	if err := k.ask(w.lifetime, http.MethodPost, "/api/v1/namespaces/"+w.namespace+"/serviceaccounts/"+w.serviceAccount+"/token", jsonBody,
+	path := "/api/v1/namespaces/" + w.namespace + "/serviceaccounts/" + w.serviceAccount + "/token"
+	if err := k.ask(w.lifetime, http.MethodPost, path, jsonBody,
 		authenticationv1.TokenRequest{
 			TypeMeta: metav1.TypeMeta{Kind: "TokenRequest", APIVersion: "authentication.k8s.io/v1"},
 			Spec: authenticationv1.TokenRequestSpec{
