@@ -75,8 +75,9 @@ func field(path string, names ...string) (float64, error) {
 	}
 	for _, name := range names {
 		for line := range strings.SplitSeq(string(data), "\n") {
-			if value, ok := strings.CutPrefix(line, name+" "); ok {
-				return strconv.ParseFloat(value, 64)
+			// /proc/meminfo has a unit after it.
+			if f := strings.Fields(line); len(f) > 1 && f[0] == name {
+				return strconv.ParseFloat(f[1], 64)
 			}
 		}
 	}

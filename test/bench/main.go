@@ -31,7 +31,7 @@ import (
 )
 
 const (
-	runs     = 7                // of each start and end; the median is printed
+	runs     = 7                // of each start and end
 	idle     = 60 * time.Second // of looking at idle cells
 	patience = 5 * time.Minute
 	// presentImage is on every cell from the start: the pause image.
@@ -45,10 +45,19 @@ func main() {
 	defer stop()
 	only := flag.String("only", "", "parts to measure, separated by commas: real, scale, peers; default all")
 	cells := flag.Int("cells", 10_000, "how many hollow cells the part scale keeps alive")
+	pairs := flag.Int("pairs", 3, "how many times the part peers measures Kip and Karpenter, in turns")
 	flag.Parse()
+	if *pairs < 1 {
+		fmt.Fprintf(os.Stderr, "bench: -pairs is %d: want 1 or more\n", *pairs)
+		os.Exit(2)
+	}
 	if least := singles + burst; *cells < least {
 		fmt.Fprintf(os.Stderr, "bench: -cells is %d: want %d or more, which are there after the first figures\n", *cells, least)
 		os.Exit(2)
+	}
+	if err := conditions(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+		os.Exit(1)
 	}
 	for _, part := range []struct {
 		name string
@@ -56,21 +65,24 @@ func main() {
 	}{
 		{"real", real},
 		{"scale", func(ctx context.Context) error { return scale(ctx, *cells) }},
-		{"peers", peers},
+		{"peers", func(ctx context.Context) error { return peers(ctx, *pairs) }},
 	} {
 		if *only != "" && !slices.Contains(strings.Split(*only, ","), part.name) {
 			continue
 		}
+		began := time.Now()
+		progress("part %s begins", part.name)
 		if err := part.run(ctx); err != nil {
 			fmt.Fprintf(os.Stderr, "bench %s: %v\n", part.name, err)
 			os.Exit(1)
 		}
+		progress("part %s took %s", part.name, time.Since(began).Round(time.Second))
 	}
 }
 
 // real measures Kip with real kubelets.
 func real(ctx context.Context) (err error) {
-	w, err := harness.Start(ctx, harness.Options{Name: "kipbench0", CIDR: "10.112.0.0/16", Stderr: os.Stderr})
+	w, err := harness.Start(ctx, harness.Options{Name: "kipbench0", CIDR: "10.112.0.0/16", Stderr: os.Stderr, Fsync: true})
 	if err != nil {
 		return err
 	}
@@ -87,22 +99,12 @@ func real(ctx context.Context) (err error) {
 		{"a burst of cold cells", b.coldBurst},
 		{"standby cells", b.standby},
 	} {
-		fmt.Fprintln(os.Stderr, "measuring", step.what)
+		progress("measuring %s", step.what)
 		if err := step.run(ctx); err != nil {
 			return fmt.Errorf("measure %s: %w", step.what, err)
 		}
 	}
 	return nil
-}
-
-func print(name string, value float64, unit string) {
-	fmt.Printf("bench %s %s %s\n", name, strconv.FormatFloat(value, 'g', 6, 64), unit)
-}
-
-func median(values []float64) float64 {
-	slices.Sort(values)
-	n := len(values)
-	return (values[(n-1)/2] + values[n/2]) / 2
 }
 
 // bed is where it is measured.
@@ -207,9 +209,9 @@ func (b bed) startsAndEnds(ctx context.Context) error {
 			ends = append(ends, took.Seconds())
 		}
 	}
-	print("cold_start_seconds", median(present), "s")
-	print("cold_start_with_pull_seconds", median(pulled), "s")
-	print("delete_to_gone_seconds", median(ends), "s")
+	printAll("cold_start_seconds", present, "s")
+	printAll("cold_start_with_pull_seconds", pulled, "s")
+	printAll("delete_to_gone_seconds", ends, "s")
 	return nil
 }
 
@@ -322,8 +324,8 @@ func (b bed) idleCells(ctx context.Context) error {
 		}
 		memory = append(memory, bytes)
 	}
-	print("cell_idle_memory_bytes", median(memory), "B")
-	print("cell_idle_cpu_cores", median(cpu), "cores")
+	printAll("cell_idle_memory_bytes", memory, "B")
+	printAll("cell_idle_cpu_cores", cpu, "cores")
 	pid, err := b.KipPID()
 	if err != nil {
 		return err
@@ -455,7 +457,7 @@ func (b bed) standbyOf(ctx context.Context, figure, typ, cpu string) error {
 			return err
 		}
 	}
-	print(figure, median(took), "s")
+	printAll(figure, took, "s")
 	return restore(ctx)
 }
 

@@ -17,9 +17,15 @@ import (
 // peerPods is how many pods both products provide for.
 const peerPods = 500
 
+// peerQPS and peerBurst limit the requests of both products' own clients: Kip's
+// defaults, five times Karpenter's. What Kip passes on for its cells is not limited so.
+const peerQPS, peerBurst = 1000, 2000
+
 // measured is what test/bench/karpenter prints of one product.
 type measured struct {
+	BoundSeconds    float64 `json:"bound_seconds"`
 	WallSeconds     float64 `json:"wall_seconds"`
+	LostPods        int     `json:"lost_pods"`
 	OtherCPUSeconds float64 `json:"other_cpu_seconds"`
 	Processes       map[string]struct {
 		CPUSeconds      float64 `json:"cpu_seconds"`
@@ -47,9 +53,21 @@ func (m measured) requests(words ...string) (n float64) {
 	return n
 }
 
-// peers measures Karpenter with its kwok provider and then Kip with hollow cells,
-// one machine a pod, each on a fresh cluster of the same kind.
-func peers(ctx context.Context) error {
+// kipFirst says which product is measured first in a pair: they take turns.
+func kipFirst(pair int) bool { return pair%2 == 0 }
+
+// ratios are those of pairs.
+func ratios(these, those []float64) (all []float64) {
+	for i := range these {
+		all = append(all, these[i]/those[i])
+	}
+	return all
+}
+
+// peers measures Kip with hollow cells and Karpenter with its kwok provider, one
+// machine a pod, so many times, in turns, each on a fresh cluster of the same kind.
+// What fails ends it: no run is left out.
+func peers(ctx context.Context, pairs int) error {
 	tools := os.Getenv("KIP_BENCH_TOOLS")
 	if tools == "" {
 		return errors.New("KIP_BENCH_TOOLS is not set: `make bench` builds karpenter and kwok into that folder")
@@ -59,32 +77,75 @@ func peers(ctx context.Context) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	karpenter, err := measureKarpenter(ctx, tools, filepath.Join(dir, "karpenter-audit.log"))
-	if err != nil {
-		return fmt.Errorf("measure karpenter: %w", err)
+	note("both products may ask the API server %d times a second, %d at once", peerQPS, peerBurst)
+	type product struct {
+		name    string
+		measure func(ctx context.Context, tools, audit string) (measured, error)
+		runs    []measured
 	}
-	kip, err := measureKip(ctx, tools, filepath.Join(dir, "kip-audit.log"))
-	if err != nil {
-		return fmt.Errorf("measure kip: %w", err)
+	kip, karpenter := &product{name: "kip", measure: measureKip}, &product{name: "karpenter", measure: measureKarpenter}
+	for pair := range pairs {
+		order := []*product{kip, karpenter}
+		if !kipFirst(pair) {
+			order = []*product{karpenter, kip}
+		}
+		for _, p := range order {
+			progress("measuring %s, run %d of %d", p.name, pair+1, pairs)
+			m, err := p.measure(ctx, tools, filepath.Join(dir, fmt.Sprintf("%s-%d-audit.log", p.name, pair)))
+			if err != nil {
+				return fmt.Errorf("measure %s, run %d: %w", p.name, pair+1, err)
+			}
+			p.runs = append(p.runs, m)
+		}
 	}
-	for _, figure := range []struct {
+	figures := []struct {
 		name, unit     string
-		kip, karpenter float64
+		kip, karpenter func(measured) float64
+		noRatio        bool
 	}{
-		{"wall", "s", kip.WallSeconds, karpenter.WallSeconds},
-		{"cpu", "s", kip.Processes["kip"].CPUSeconds, karpenter.Processes["karpenter"].CPUSeconds},
-		{"control_plane_cpu", "s", kip.Processes["control-plane"].CPUSeconds, karpenter.Processes["control-plane"].CPUSeconds},
-		{"memory", "B", kip.Processes["kip"].PeakMemoryBytes, karpenter.Processes["karpenter"].PeakMemoryBytes},
-		{"api_requests", "requests", kip.requests("kip"), karpenter.requests("karpenter", "kwok")},
-		{"other_cpu", "s", kip.OtherCPUSeconds, karpenter.OtherCPUSeconds},
-	} {
-		print("kip_500_"+figure.name, figure.kip, figure.unit)
-		print("karpenter_500_"+figure.name, figure.karpenter, figure.unit)
-		if figure.name != "other_cpu" {
-			print("karpenter_ratio_"+figure.name, figure.kip/figure.karpenter, "")
+		{name: "wall", unit: "s", kip: measured.wall, karpenter: measured.wall},
+		{name: "bound", unit: "s", kip: measured.bound, karpenter: measured.bound, noRatio: true},
+		{name: "cpu", unit: "s", kip: cpuOf("kip"), karpenter: cpuOf("karpenter")},
+		{name: "control_plane_cpu", unit: "s", kip: cpuOf("control-plane"), karpenter: cpuOf("control-plane")},
+		{name: "memory", unit: "B", kip: memoryOf("kip"), karpenter: memoryOf("karpenter")},
+		{name: "api_requests", unit: "requests", kip: requestsOf("kip"), karpenter: requestsOf("karpenter", "kwok")},
+		{name: "api_requests_without_kwok", unit: "requests", kip: requestsOf("kip"), karpenter: requestsOf("karpenter")},
+		{name: "other_cpu", unit: "s", kip: measured.otherCPU, karpenter: measured.otherCPU, noRatio: true},
+		{name: "lost_pods", unit: "pods", kip: measured.lost, karpenter: measured.lost, noRatio: true},
+	}
+	for _, f := range figures {
+		of := func(p *product, figure func(measured) float64) (values []float64) {
+			for i, m := range p.runs {
+				values = append(values, figure(m))
+				note("run %d: %s_%d_%s %s %s", i+1, p.name, peerPods, f.name, number(figure(m)), f.unit)
+			}
+			return values
+		}
+		these, those := of(kip, f.kip), of(karpenter, f.karpenter)
+		printAll(fmt.Sprintf("kip_%d_%s", peerPods, f.name), these, f.unit)
+		printAll(fmt.Sprintf("karpenter_%d_%s", peerPods, f.name), those, f.unit)
+		if !f.noRatio {
+			printAll("karpenter_ratio_"+f.name, ratios(these, those), "")
 		}
 	}
 	return nil
+}
+
+func (m measured) wall() float64     { return m.WallSeconds }
+func (m measured) bound() float64    { return m.BoundSeconds }
+func (m measured) otherCPU() float64 { return m.OtherCPUSeconds }
+func (m measured) lost() float64     { return float64(m.LostPods) }
+
+func cpuOf(process string) func(measured) float64 {
+	return func(m measured) float64 { return m.Processes[process].CPUSeconds }
+}
+
+func memoryOf(process string) func(measured) float64 {
+	return func(m measured) float64 { return m.Processes[process].PeakMemoryBytes }
+}
+
+func requestsOf(words ...string) func(measured) float64 {
+	return func(m measured) float64 { return m.requests(words...) }
 }
 
 func measureKarpenter(ctx context.Context, tools, audit string) (m measured, err error) {
@@ -94,11 +155,15 @@ func measureKarpenter(ctx context.Context, tools, audit string) (m measured, err
 	}
 	defer func() { err = errors.Join(err, w.Stop()) }()
 	return drive(ctx, tools, w, audit,
-		"--karpenter", filepath.Join(tools, "karpenter"), "--kwok", filepath.Join(tools, "kwok"))
+		"--karpenter", filepath.Join(tools, "karpenter"), "--kwok", filepath.Join(tools, "kwok"),
+		"--karpenter-qps", strconv.Itoa(peerQPS), "--karpenter-burst", strconv.Itoa(peerBurst))
 }
 
 func measureKip(ctx context.Context, tools, audit string) (m measured, err error) {
-	s, err := simulate(ctx, 0, harness.Options{Name: "kippeer0", CIDR: "10.115.0.0/16", Stderr: os.Stderr, AuditLog: audit, Fsync: true})
+	s, err := simulate(ctx, 0, harness.Options{
+		Name: "kippeer0", CIDR: "10.115.0.0/16", Stderr: os.Stderr, AuditLog: audit, Fsync: true,
+		KipArgs: []string{fmt.Sprintf("--kube-api-qps=%d", peerQPS), fmt.Sprintf("--kube-api-burst=%d", peerBurst)},
+	})
 	if err != nil {
 		return m, err
 	}

@@ -22,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -42,7 +43,7 @@ const (
 
 // scale measures Kip with many cells, none of which runs a container.
 func scale(ctx context.Context, cells int) (err error) {
-	s, err := simulate(ctx, cloudBoot, harness.Options{Name: "kipscale0", CIDR: "10.114.0.0/16", Stderr: os.Stderr})
+	s, err := simulate(ctx, cloudBoot, harness.Options{Name: "kipscale0", CIDR: "10.114.0.0/16", Stderr: os.Stderr, Fsync: true})
 	if err != nil {
 		return err
 	}
@@ -52,9 +53,17 @@ func scale(ctx context.Context, cells int) (err error) {
 		return err
 	}
 	print("api_watches_0_cells", watches, "watches")
-	for _, step := range []func(context.Context) error{s.single, s.burst, func(ctx context.Context) error { return s.many(ctx, cells) }} {
-		if err := step(ctx); err != nil {
-			return err
+	for _, step := range []struct {
+		what string
+		run  func(context.Context) error
+	}{
+		{"pods one at a time", s.single},
+		{"a burst", s.burst},
+		{fmt.Sprintf("%d cells", cells), func(ctx context.Context) error { return s.many(ctx, cells) }},
+	} {
+		progress("measuring %s", step.what)
+		if err := step.run(ctx); err != nil {
+			return fmt.Errorf("measure %s: %w", step.what, err)
 		}
 	}
 	return nil
@@ -67,7 +76,6 @@ func podOnKip(name string) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
 			NodeName: harness.Node, TerminationGracePeriodSeconds: &grace,
-			AutomountServiceAccountToken: new(bool),
 			Containers: []corev1.Container{{
 				Name: "main", Image: presentImage,
 				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m")}},
@@ -93,8 +101,8 @@ func (s *simulated) single(ctx context.Context) error {
 		}
 		took = append(took, s.launches.of(pod.UID).Sub(began).Seconds())
 	}
+	printAll("intent_p50_seconds", took, "s")
 	slices.Sort(took)
-	print("intent_p50_seconds", took[len(took)/2], "s")
 	print("intent_p99_seconds", took[len(took)*99/100], "s")
 	return s.running(ctx, singles)
 }
@@ -109,6 +117,7 @@ func (s *simulated) burst(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	started := time.Now()
 	if err := s.StartKip(ctx); err != nil {
 		return err
 	}
@@ -135,6 +144,7 @@ func (s *simulated) burst(ctx context.Context) error {
 	slices.Sort(running)
 	print("burst_1000_intents_seconds", last.Sub(seen).Seconds(), "s")
 	print("burst_1000_intent_p50_seconds", running[len(running)/2], "s")
+	print("burst_1000_intents_from_start_seconds", last.Sub(started).Seconds(), "s")
 	return nil
 }
 
@@ -181,22 +191,34 @@ func (s *simulated) create(ctx context.Context, name string, n int) ([]types.UID
 	return uids, all.Wait()
 }
 
-// running waits until so many pods run, as their cells see it.
+// running waits until so many pods run, first as their cells see it, then as the API
+// server shows all of them.
 func (s *simulated) running(ctx context.Context, want int) error {
 	ctx, cancel := context.WithTimeout(ctx, scalePatience)
 	defer cancel()
 	said := time.Now()
-	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) {
+	if err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) {
 		up, running := s.fleet.Count()
 		if time.Since(said) > 10*time.Second {
 			said = time.Now()
-			fmt.Fprintf(os.Stderr, "  %d of %d pods run, %d cells are up\n", running, want, up)
+			progress("  %d of %d pods run, %d cells are up", running, want, up)
 		}
 		return running >= want, nil
+	}); err != nil {
+		return err
+	}
+	notRunning := fields.OneTermNotEqualSelector("status.phase", string(corev1.PodRunning)).String()
+	return wait.PollUntilContextCancel(ctx, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		list, err := s.Admin.CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: notRunning, Limit: 1})
+		if err != nil {
+			return false, err
+		}
+		return len(list.Items) == 0, nil
 	})
 }
 
-// many measures Kip with many cells, when nothing happens and when pods change.
+// many measures Kip with many cells: when nothing happens, when metrics-server is all
+// that asks, and when pods change.
 func (s *simulated) many(ctx context.Context, cells int) error {
 	began := time.Now()
 	if _, err := s.create(ctx, "many", cells-singles-burst); err != nil {
@@ -234,7 +256,11 @@ func (s *simulated) many(ctx context.Context, cells int) error {
 		return err
 	}
 	print(name+"goroutines", goroutines, "goroutines")
+	if err := s.scrapedIdle(ctx, name, pid); err != nil {
+		return err
+	}
 
+	progress("measuring %d status changes a second", busyRate)
 	busy, stop := context.WithTimeout(ctx, idle)
 	defer stop()
 	var changed atomic.Int64
@@ -259,6 +285,62 @@ func (s *simulated) many(ctx context.Context, cells int) error {
 	print(name+"busy_cpu_cores", cores, "cores")
 	print(name+"busy_changes_per_second", float64(changed.Load())/idle.Seconds(), "/s")
 	return nil
+}
+
+// scrapeEvery is how often metrics-server asks by default.
+const scrapeEvery = 15 * time.Second
+
+// scrapedIdle measures idle cells while Kip's kubelet port is asked what their pods
+// use, as metrics-server asks it, but through the API server.
+func (s *simulated) scrapedIdle(ctx context.Context, name string, pid int) error {
+	progress("measuring scrapes")
+	var took, pods []float64
+	scraping, stop := context.WithCancel(ctx)
+	defer stop()
+	done := make(chan error, 1)
+	go func() {
+		for {
+			began := time.Now()
+			text, err := s.Admin.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes/" + harness.Node + "/proxy/metrics/resource").DoRaw(scraping)
+			if scraping.Err() != nil {
+				done <- nil
+				return
+			}
+			if err != nil {
+				done <- fmt.Errorf("scrape the kubelet port: %w", err)
+				return
+			}
+			took, pods = append(took, time.Since(began).Seconds()), append(pods, scraped(string(text)))
+			if sleep(scraping, scrapeEvery-time.Since(began)) != nil {
+				done <- nil
+				return
+			}
+		}
+	}()
+	cores, err := coresOf(ctx, pid, idle)
+	stop()
+	if err := errors.Join(err, <-done); err != nil {
+		return err
+	}
+	bytes, err := residentBytes(pid)
+	if err != nil {
+		return err
+	}
+	print(name+"scraped_cpu_cores", cores, "cores")
+	print(name+"scraped_memory_bytes", bytes, "B")
+	printAll(name+"scrape_seconds", took, "s")
+	printAll(name+"scrape_pods", pods, "pods")
+	return nil
+}
+
+// scraped counts the pods that an answer of /metrics/resource is about.
+func scraped(text string) (pods float64) {
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "pod_cpu_usage_seconds_total{") {
+			pods++
+		}
+	}
+	return pods
 }
 
 // kipMetric reads a metric without labels from Kip.

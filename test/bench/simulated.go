@@ -81,7 +81,7 @@ func simulate(ctx context.Context, boot time.Duration, o harness.Options) (s *si
 		return nil, err
 	}
 	undo = append(undo, port.Close)
-	if s.fleet, err = hollow.New(hollow.Config{Listen: port.Listen, Watches: hollow.KubeletWatches}); err != nil {
+	if s.fleet, err = hollow.New(hollow.Config{Listen: port.Listen, Whole: true}); err != nil {
 		return nil, err
 	}
 	undo = append(undo, s.fleet.Close)
@@ -114,8 +114,6 @@ func simulate(ctx context.Context, boot time.Duration, o harness.Options) (s *si
 		}
 		return err
 	})
-	// What thousands of pods need at once is for the API server to say.
-	o.KipArgs = append(o.KipArgs, "--kube-api-qps=5000", "--kube-api-burst=10000")
 	w, err := harness.Start(ctx, o)
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	corevalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -35,6 +36,7 @@ type apiServer struct {
 	changed chan struct{}
 	// requests counts what was asked but reads, by verb and resource.
 	requests map[string]int
+	noTokens bool
 }
 
 type change struct {
@@ -149,11 +151,62 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.patchStatus(w, r, parts[3]+"/"+parts[5])
 	case r.Method == http.MethodDelete && isPod && len(parts) == 6:
 		s.delete(w, r, parts[3]+"/"+parts[5])
+	case r.Method == http.MethodGet && isPod && len(parts) == 6:
+		s.get(w, parts[3]+"/"+parts[5])
+	case r.Method == http.MethodPost && len(parts) == 5 && parts[4] == "events":
+		s.echo(w, r, func(e map[string]any) { s.note("create events of " + e["reason"].(string)) })
+	case r.Method == http.MethodPost && len(parts) == 7 && parts[6] == "token" && !s.hasTokens():
+		s.fail(w, http.StatusInternalServerError, metav1.StatusReasonInternalError, "no tokens today")
+	case r.Method == http.MethodPost && len(parts) == 7 && parts[6] == "token":
+		s.echo(w, r, func(token map[string]any) {
+			s.note("create tokens of " + parts[5])
+			seconds := token["spec"].(map[string]any)["expirationSeconds"].(float64)
+			until := time.Now().Add(time.Duration(seconds) * time.Second)
+			token["status"] = map[string]any{"token": "secret", "expirationTimestamp": until.Format(time.RFC3339)}
+		})
 	case r.Method == http.MethodGet && !isPod:
 		s.read(w, r, parts[len(parts)-1])
 	default:
 		http.Error(w, "not served", http.StatusMethodNotAllowed)
 	}
+}
+
+func (s *apiServer) setTokens(has bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.noTokens = !has
+}
+
+func (s *apiServer) hasTokens() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.noTokens
+}
+
+func (s *apiServer) note(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.requests[what]++
+}
+
+// echo answers a creation with what was sent, after add.
+func (s *apiServer) echo(w http.ResponseWriter, r *http.Request, add func(map[string]any)) {
+	object := map[string]any{}
+	if err := json.NewDecoder(r.Body).Decode(&object); err != nil {
+		s.t.Errorf("%s: %v", r.URL.Path, err)
+	}
+	add(object)
+	answer(w, http.StatusCreated, object)
+}
+
+func (s *apiServer) get(w http.ResponseWriter, key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if pod := s.pods[key]; pod != nil {
+		answer(w, http.StatusOK, pod)
+		return
+	}
+	s.fail(w, http.StatusNotFound, metav1.StatusReasonNotFound, "no such pod")
 }
 
 func (s *apiServer) fail(w http.ResponseWriter, code int, reason metav1.StatusReason, message string) {
@@ -296,5 +349,6 @@ func kindOf(resource string) string {
 	return map[string]string{
 		"pods": "Pod", "nodes": "Node", "services": "Service", "endpointslices": "EndpointSlice", "namespaces": "Namespace",
 		"runtimeclasses": "RuntimeClass", "csidrivers": "CSIDriver", "networkpolicies": "NetworkPolicy",
+		"servicecidrs": "ServiceCIDR", "configmaps": "ConfigMap", "secrets": "Secret",
 	}[resource]
 }

@@ -14,8 +14,13 @@
 //   - it watches its pods in one request (sendInitialEvents), "runs" the pod that
 //     it is shown, reports its status, and ends and deletes it as a kubelet does.
 //
-// It reads no Secret, ConfigMap or Service and reports no events; how many watches
-// beside the pods' a cell holds open is [Config.Watches].
+// With [Config.Whole] it makes all requests that a real cell's kubelet and kube-proxy
+// make, as often and in the same order: [Asks] lists them, and what is left out. Its
+// node's status and its pod's are about as large as real ones. These differ still:
+// all of what it sends is in JSON, where kube-proxy's one event is protobuf; a patch of
+// a pod's status is the whole status and not what differs; no image is pulled, so that
+// there are neither its events nor the node's report of it; the node is reported
+// once at the start where it takes a real one two or three reports until it is ready.
 //
 // Two annotations of a pod say how long it runs and how it ends:
 // [AnnotationRunSeconds] and [AnnotationExitCode].

@@ -47,23 +47,16 @@ type Config struct {
 	// StopTime is what a pod takes to end when it is deleted, at most its grace
 	// period.
 	StopTime time.Duration
-	// Watches are the paths of what each cell watches beside its pods, such as
-	// [KubeletWatches]. Each costs both ends goroutines and memory.
-	Watches []string
+	// Whole says that cells make all requests that real ones make, with all their
+	// watches: see [Asks]. Otherwise they make those only that a pod lives by,
+	// which is enough for tests of what becomes of pods.
+	Whole bool
 	// Faults says what is wrong with an instance when it boots; nil is nothing.
 	Faults func(i cloud.Instance) Faults
 	// Clock is the time; nil is the real one.
 	Clock clock.WithDelayedExecution
 	// Log takes what happens; nil drops it.
 	Log *slog.Logger
-}
-
-// KubeletWatches are what a kubelet watches beside its pods, whatever they are.
-var KubeletWatches = []string{
-	"/api/v1/services",
-	"/api/v1/nodes",
-	"/apis/node.k8s.io/v1/runtimeclasses",
-	"/apis/storage.k8s.io/v1/csidrivers",
 }
 
 // Faults are what an instance does not do.

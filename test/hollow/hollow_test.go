@@ -22,6 +22,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -175,6 +177,14 @@ type cell struct {
 	mu      sync.Mutex
 	keyHash string
 	asked   map[string]int // requests of the cell, by method and path
+	asks    map[Ask]int    // the same, by client, verb and resource
+}
+
+// made counts the requests of a kind.
+func (c *cell) made(a Ask) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.asks[Ask{By: a.By, Verb: a.Verb, Resource: a.Resource}]
 }
 
 func userDataOf(t testing.TB, u agentapi.UserData) []byte {
@@ -212,8 +222,31 @@ func (c *cell) boot() {
 func (c *cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	c.asked[r.Method+" "+r.URL.Path]++
+	if c.asks == nil {
+		c.asks = map[Ask]int{}
+	}
+	c.asks[askOf(c.w.t, r)]++
 	c.mu.Unlock()
 	c.api.ServeHTTP(w, r)
+}
+
+// askOf says what a request is, as [Asks] does.
+func askOf(t testing.TB, r *http.Request) Ask {
+	paths := request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
+	info, err := paths.NewRequestInfo(r)
+	if err != nil {
+		t.Errorf("%s %s: %v", r.Method, r.URL, err)
+		return Ask{}
+	}
+	by, _, _ := strings.Cut(r.UserAgent(), "/")
+	a := Ask{By: by, Verb: info.Verb, Resource: info.Resource}
+	if info.APIGroup != "" {
+		a.Resource += "." + info.APIGroup
+	}
+	if info.Subresource != "" {
+		a.Resource += "/" + info.Subresource
+	}
+	return a
 }
 
 func (c *cell) count(what string) int {
@@ -499,13 +532,13 @@ func TestAgentAndKubeletAnswer(t *testing.T) {
 }
 
 func TestHeartbeatsGoOn(t *testing.T) {
-	inBubble(t, Config{Watches: KubeletWatches}, func(t *testing.T, w *world) {
+	inBubble(t, Config{Whole: true}, func(t *testing.T, w *world) {
 		c := w.ready(1)
 		time.Sleep(10*time.Minute + 5*time.Second)
 		// Every 10 s, or 5 minutes, and up to 4 % more; and those of the start.
 		for what, want := range map[string][2]int{
 			"PUT /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/kip-0": {57, 62},
-			"PATCH /api/v1/nodes/kip-0/status":                                         {2, 4},
+			"PATCH /api/v1/nodes/kip-0/status":                                         {3, 5},
 		} {
 			if n := c.count(what); n < want[0] || n > want[1] {
 				t.Errorf("%s: %d times in ten minutes, want from %d to %d", what, n, want[0], want[1])
@@ -515,9 +548,13 @@ func TestHeartbeatsGoOn(t *testing.T) {
 			t.Errorf("the last heartbeat is %v old", age)
 		}
 		// A watch lasts 5 to 10 minutes.
-		for _, what := range append([]string{"/api/v1/pods"}, KubeletWatches...) {
-			if n := c.count("GET " + what); n < 2 || n > 3 {
-				t.Errorf("%s: watched %d times in ten minutes", what, n)
+		for _, watch := range Asks() {
+			n := c.made(watch)
+			if watch.Verb != "watch" || strings.HasPrefix(watch.When, "as long as the pod") {
+				continue
+			}
+			if n < 2 || n > 3 {
+				t.Errorf("%s: %s watched %d times in ten minutes", watch.Resource, watch.By, n)
 			}
 		}
 	})

@@ -38,10 +38,11 @@ const (
 type job int
 
 const (
-	renewing  job = iota
-	reporting     // the node
-	stepping      // the pod's next step
-	retrying      // the pod's report
+	renewing   job = iota
+	reporting      // the node
+	stepping       // the pod's next step
+	retrying       // the pod's report
+	refreshing     // the pod's token
 	jobs
 )
 
@@ -81,20 +82,30 @@ func (k *kubelet) run() {
 	k.m.mu.Lock()
 	k.nodeName = k.m.config.NodeName
 	k.m.mu.Unlock()
+	if k.whole() {
+		for _, w := range otherWatches() {
+			k.spawn(func() { k.follow(k.ctx, w, nil) })
+		}
+		k.createNode()
+	}
 	for k.register() != nil {
 		if !k.pause() {
 			return
 		}
 	}
+	if k.whole() {
+		k.spawn(k.announceNode)
+		k.createCSINode()
+		k.createLease()
+	}
 	k.renew()
 	k.later(reporting, k.m.fleet.cfg.NodeInterval, k.report)
 	k.resume()
-	for _, path := range k.m.fleet.cfg.Watches {
-		k.spawn(func() { k.follow(path, nil, func(watched) error { return nil }) })
-	}
 	pods := podWatch{k: k}
-	k.follow("/api/v1/pods", url.Values{"fieldSelector": {"spec.nodeName=" + k.nodeName}}, pods.see)
+	k.follow(k.ctx, podsWatch, pods.see)
 }
+
+func (k *kubelet) whole() bool { return k.m.fleet.cfg.Whole }
 
 // pause waits before something is tried again.
 func (k *kubelet) pause() bool { return sleep(k.ctx, k.clock, retryAfter) }
@@ -175,11 +186,17 @@ const (
 	jsonBody   = "application/json"
 )
 
-// send sends a request. The caller closes the body of the answer, which is a
-// success if there is no error.
-func (k *kubelet) send(ctx context.Context, method, path string, query url.Values, mediaType string, body any) (*http.Response, error) {
+// userAgents are as long as client-go makes them.
+var userAgents = map[string]string{
+	byKubelet:   "kubelet/v0.0.0 (linux/" + runtime.GOARCH + ") kubernetes/hollow0",
+	byKubeProxy: "kube-proxy/v0.0.0 (linux/" + runtime.GOARCH + ") kubernetes/hollow0",
+}
+
+// send sends a request of one of the cell's parts. The caller closes the body of
+// the answer, which is a success if there is no error.
+func (k *kubelet) send(ctx context.Context, by, accept, method, path string, query url.Values, mediaType string, body any) (*http.Response, error) {
 	req := (&http.Request{
-		Method: method, Header: http.Header{"Accept": {jsonBody}, "User-Agent": {"hollow-kubelet"}},
+		Method: method, Header: http.Header{"Accept": {accept}, "User-Agent": {userAgents[by]}, "Accept-Encoding": {"gzip"}},
 		URL: &url.URL{Scheme: "https", Host: "kip", Path: path, RawQuery: query.Encode()},
 	}).WithContext(ctx)
 	if body != nil {
@@ -202,11 +219,16 @@ func (k *kubelet) send(ctx context.Context, method, path string, query url.Value
 	return nil, fmt.Errorf("%s %s: %w", method, path, &answerError{resp.StatusCode, string(text)})
 }
 
-// ask sends a request and reads the answer into into, unless that is nil.
+// ask sends a request of the kubelet's and reads the answer into into, unless that
+// is nil.
 func (k *kubelet) ask(ctx context.Context, method, path, mediaType string, body, into any) error {
+	return k.askAs(ctx, byKubelet, method, path, mediaType, body, into)
+}
+
+func (k *kubelet) askAs(ctx context.Context, by, method, path, mediaType string, body, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	resp, err := k.send(ctx, method, path, nil, mediaType, body)
+	resp, err := k.send(ctx, by, jsonBody, method, path, nil, mediaType, body)
 	if err != nil {
 		return err
 	}
@@ -223,6 +245,9 @@ func (k *kubelet) ask(ctx context.Context, method, path, mediaType string, body,
 	return nil
 }
 
+// hollowDigest is as long as one.
+const hollowDigest = "0000000000000000000000000000000000000000000000000000000000000000"
+
 func (k *kubelet) nodePath() string { return "/api/v1/nodes/" + k.nodeName }
 
 // register reads the node and reports it.
@@ -230,6 +255,12 @@ func (k *kubelet) register() error {
 	if err := k.ask(k.ctx, http.MethodGet, k.nodePath(), "", nil, nil); err != nil {
 		k.m.log.Debug("node not read", "err", err)
 		return err
+	}
+	if k.whole() {
+		if err := k.labelNode(); err != nil {
+			k.m.log.Debug("node not labelled", "err", err)
+			return err
+		}
 	}
 	return k.reportNode()
 }
@@ -259,8 +290,19 @@ func (k *kubelet) reportNode() error {
 		},
 		"nodeInfo": corev1.NodeSystemInfo{
 			MachineID: k.m.instanceID, SystemUUID: k.m.instanceID, BootID: k.m.instanceID,
+			KernelVersion: "0.0.0-hollow", OSImage: "a hollow cell",
 			KubeletVersion: "v0.0.0-hollow", ContainerRuntimeVersion: "hollow://0",
 			OperatingSystem: "linux", Architecture: runtime.GOARCH,
+		},
+		"daemonEndpoints": corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: 10250}},
+		// Of two images, one of them the pod's, whether it is there yet or not.
+		"images": []corev1.ContainerImage{
+			{Names: []string{"kip.elotl.co/pause@sha256:" + hollowDigest, "kip.elotl.co/pause:1"}, SizeBytes: 300 << 10},
+			{Names: []string{"registry.example/hollow@sha256:" + hollowDigest, "registry.example/hollow:1"}, SizeBytes: 1 << 20},
+		},
+		"runtimeHandlers": []corev1.NodeRuntimeHandler{
+			{Features: &corev1.NodeRuntimeHandlerFeatures{}},
+			{Name: "runc", Features: &corev1.NodeRuntimeHandlerFeatures{}},
 		},
 	}}
 	if err := k.ask(k.ctx, http.MethodPatch, k.nodePath()+"/status", mergePatch, patch, nil); err != nil {
@@ -281,7 +323,7 @@ func (k *kubelet) renew() {
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &k.nodeName, LeaseDurationSeconds: &seconds, RenewTime: &now},
 	}
 	var stored struct{ Metadata struct{ UID types.UID } }
-	path := "/apis/coordination.k8s.io/v1/namespaces/" + corev1.NamespaceNodeLease + "/leases/" + k.nodeName
+	path := leasesPath + "/" + k.nodeName
 	if err := k.ask(k.ctx, http.MethodPut, path, jsonBody, lease, &stored); err != nil {
 		k.m.log.Debug("lease not renewed", "err", err)
 		return
@@ -305,53 +347,52 @@ func (k *kubelet) renew() {
 // unknownLease is the UID of no lease.
 const unknownLease types.UID = "unknown"
 
-// watched is one event of a watch.
-type watched struct {
-	Type   string          `json:"type"`
-	Object json.RawMessage `json:"object"`
-}
-
 // errRelist says that a watch cannot go on from where it was.
 var errRelist = errors.New("the watch begins anew")
 
-// follow watches a list until the kubelet ends: at first, and when it must, from
-// its objects on, which a bookmark ends, else from where it was.
-func (k *kubelet) follow(path string, query url.Values, see func(watched) error) {
+// follow watches until its context ends: at first, and when it must, from the
+// objects on, which a bookmark ends, else from where it was. see may be nil.
+func (k *kubelet) follow(ctx context.Context, w watch, see func(watched) error) {
 	version := ""
-	for k.ctx.Err() == nil {
+	for ctx.Err() == nil {
 		began := k.clock.Now()
-		err := k.watch(path, query, &version, see)
+		err := k.watch(ctx, w, &version, see)
 		switch {
 		case err == nil && k.clock.Since(began) >= retryAfter:
 			continue // its time was over
 		case err == nil:
+			k.m.log.Debug("watch ended at once", "path", w.path)
 		case errors.Is(err, errRelist), refused(err) == http.StatusGone, refused(err) == http.StatusGatewayTimeout:
 			version = ""
 		case refused(err) == 0, refused(err) == http.StatusTooManyRequests:
 			// Not connected, or told to repeat: from where it was.
+			k.m.log.Debug("watch broke off", "path", w.path, "err", err)
 		default:
-			k.m.log.Debug("not watched", "path", path, "err", err)
+			k.m.log.Debug("not watched", "path", w.path, "err", err)
 		}
-		if !k.pause() {
+		if !sleep(ctx, k.clock, retryAfter) {
 			return
 		}
 	}
 }
 
 // watch is one request of follow.
-func (k *kubelet) watch(path string, query url.Values, version *string, see func(watched) error) error {
-	// As long as client-go's: 5 to 10 minutes.
-	q := url.Values{"watch": {"true"}, "allowWatchBookmarks": {"true"}, "timeoutSeconds": {strconv.Itoa(300 + rand.IntN(300))}}
-	for name, values := range query {
-		q[name] = values
+func (k *kubelet) watch(ctx context.Context, w watch, version *string, see func(watched) error) error {
+	if see == nil {
+		see = func(watched) error { return nil }
 	}
+	q := w.query(k.nodeName)
+	q.Set("watch", "true")
+	q.Set("allowWatchBookmarks", "true")
+	// As long as client-go's: 5 to 10 minutes.
+	q.Set("timeoutSeconds", strconv.Itoa(300+rand.IntN(300)))
 	if *version == "" {
 		q.Set("sendInitialEvents", "true")
 		q.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
 	} else {
 		q.Set("resourceVersion", *version)
 	}
-	resp, err := k.send(k.ctx, http.MethodGet, path, q, "", nil)
+	resp, err := k.send(ctx, w.by, w.accept(), http.MethodGet, w.path, q, "", nil)
 	if err != nil {
 		return err
 	}
@@ -363,40 +404,27 @@ func (k *kubelet) watch(path string, query url.Values, version *string, see func
 			return err
 		}
 	}
-	in := newLines(resp.Body)
+	in := newEvents(resp.Body, w.protobuf)
 	defer in.release()
 	for {
-		line, err := in.next()
+		e, err := in.next()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("watch %s: %w", path, err)
-		}
-		var e watched
-		if err := json.Unmarshal(line, &e); err != nil {
-			return fmt.Errorf("watch %s: read an event: %w", path, err)
+			return fmt.Errorf("watch %s: %w", w.path, err)
 		}
 		if e.Type == "ERROR" {
-			return fmt.Errorf("watch %s: %s: %w", path, e.Object, errRelist)
+			return fmt.Errorf("watch %s: %q: %w", w.path, e.Object, errRelist)
 		}
-		var object struct {
-			Metadata struct {
-				ResourceVersion string
-				Annotations     map[string]string
-			}
-		}
-		if err := json.Unmarshal(e.Object, &object); err != nil {
-			return fmt.Errorf("watch %s: read an object: %w", path, err)
-		}
-		if e.Type == "BOOKMARK" && object.Metadata.Annotations[metav1.InitialEventsAnnotationKey] == "true" {
+		if e.initialEnd {
 			complete, e.Type = true, listed
 		}
 		if err := see(e); err != nil {
 			return err
 		}
 		if complete {
-			*version = object.Metadata.ResourceVersion
+			*version = e.version
 		}
 	}
 }

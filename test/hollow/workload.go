@@ -54,9 +54,40 @@ type workload struct {
 	// pod's resource version of the latest report.
 	changes, reported int
 	version           string
+
+	// What follows is of a whole cell only.
+
+	references     []reference
+	serviceAccount string
+	tokenSeconds   int64  // of the token that its volumes ask for, 0 for none
+	seenVersion    string // the pod's resource version when it was seen first
+	// lifetime is until the pod is lost, or the kubelet ends.
+	lifetime context.Context
+	end      context.CancelFunc
 }
 
-type container struct{ name, image string }
+type container struct {
+	name, image string
+	resources   *corev1.ResourceRequirements // nil on a cell that is not whole
+	mounts      []corev1.VolumeMountStatus
+}
+
+// keep has the workload know what a whole cell asks and reports of the pod.
+func (w *workload) keep(pod *corev1.Pod) {
+	w.references, w.tokenSeconds = referencesOf(pod), tokenOf(pod)
+	w.serviceAccount, w.seenVersion = pod.Spec.ServiceAccountName, pod.ResourceVersion
+	for i, c := range pod.Spec.Containers {
+		w.containers[i].resources = c.Resources.DeepCopy()
+		for _, m := range c.VolumeMounts {
+			status := corev1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly}
+			if m.ReadOnly {
+				mode := corev1.RecursiveReadOnlyDisabled
+				status.RecursiveReadOnly = &mode
+			}
+			w.containers[i].mounts = append(w.containers[i].mounts, status)
+		}
+	}
+}
 
 func newWorkload(pod *corev1.Pod, now time.Time) (*workload, error) {
 	w := &workload{
@@ -64,10 +95,10 @@ func newWorkload(pod *corev1.Pod, now time.Time) (*workload, error) {
 		seen: now, readyAt: now,
 	}
 	for _, c := range pod.Spec.InitContainers {
-		w.init = append(w.init, container{c.Name, c.Image})
+		w.init = append(w.init, container{name: c.Name, image: c.Image})
 	}
 	for _, c := range pod.Spec.Containers {
-		w.containers = append(w.containers, container{c.Name, c.Image})
+		w.containers = append(w.containers, container{name: c.Name, image: c.Image})
 	}
 	var errs []error
 	if text, ok := pod.Annotations[AnnotationRunSeconds]; ok {
@@ -127,10 +158,19 @@ func (k *kubelet) lose(uid types.UID) {
 		m.mu.Unlock()
 		return
 	}
+	w := m.pod
 	m.pod, m.gone = nil, uid
+	ran, end := w.phase == running, w.end
 	m.mu.Unlock()
+	if ran {
+		k.announce(w, w.containers, "Killing")
+	}
+	if end != nil {
+		end()
+	}
 	k.never(stepping)
 	k.never(retrying)
+	k.never(refreshing)
 	m.fleet.pods(m, false)
 }
 
@@ -142,19 +182,26 @@ func (k *kubelet) observe(pod *corev1.Pod) {
 		m.mu.Unlock()
 		return // an event from before
 	}
-	w := m.pod
+	w, prepare := m.pod, false
 	if w == nil || w.uid != pod.UID {
 		var err error
 		if w, err = newWorkload(pod, now); err != nil {
 			m.log.Warn("pod runs as if it had no such annotation", "pod", pod.Namespace+"/"+pod.Name, "err", err)
 		}
 		m.pod = w
+		if k.whole() {
+			w.keep(pod)
+			w.lifetime, w.end = context.WithCancel(k.ctx)
+		}
 		switch {
 		case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
 			// Ended before this agent forgot it.
 			w.phase, w.finished = ended, now
 		case pod.DeletionTimestamp != nil:
 			w.phase, w.started, w.finished = ended, now, now
+		case k.whole():
+			w.changes++
+			prepare = true
 		case m.fleet.cfg.StartTime > 0:
 			w.changes++
 			k.later(stepping, m.fleet.cfg.StartTime, k.step)
@@ -176,6 +223,9 @@ func (k *kubelet) observe(pod *corev1.Pod) {
 	}
 	m.mu.Unlock()
 	k.settle()
+	if prepare {
+		k.spawn(func() { k.prepare(w) })
+	}
 }
 
 // resume goes on with the pod that ran when the agent was restarted.
@@ -184,8 +234,12 @@ func (k *kubelet) resume() {
 	m.mu.Lock()
 	w := m.pod
 	if w != nil {
+		if k.whole() {
+			w.lifetime, w.end = context.WithCancel(k.ctx)
+			k.spawn(func() { k.prepare(w) })
+		}
 		switch {
-		case w.deleted && !w.stopped, w.phase == starting:
+		case w.deleted && !w.stopped, w.phase == starting && !k.whole():
 			k.later(stepping, 0, k.step)
 		case w.phase == running && w.runs > 0:
 			k.later(stepping, max(0, w.started.Add(w.runs).Sub(k.clock.Now())), k.step)
@@ -206,6 +260,7 @@ func (k *kubelet) step() {
 		case w.deleted:
 			k.stopLocked(w, now)
 		case w.phase == starting:
+			k.announce(w, append(w.init[:len(w.init):len(w.init)], w.containers...), "Pulled", "Created", "Started")
 			k.startLocked(w, now)
 		case w.phase == running:
 			k.finishLocked(w, now)
@@ -238,6 +293,9 @@ func (k *kubelet) finishLocked(w *workload, now time.Time) {
 // stopLocked ends the containers of a deleted pod.
 func (k *kubelet) stopLocked(w *workload, now time.Time) {
 	if w.phase != ended {
+		if w.phase == running {
+			k.announce(w, w.containers, "Killing")
+		}
 		if w.phase == starting {
 			w.started = now
 		}
@@ -285,6 +343,11 @@ func (k *kubelet) reportPod(ctx context.Context) (string, error) {
 	if news {
 		var stored struct {
 			Metadata struct{ ResourceVersion string }
+		}
+		if k.whole() {
+			if err := k.ask(ctx, http.MethodGet, path, "", nil, nil); err != nil {
+				return "", k.unlessGone(w, err)
+			}
 		}
 		patch := map[string]any{"metadata": map[string]any{"uid": w.uid}, "status": status}
 		if err := k.ask(ctx, http.MethodPatch, path+"/status", mergePatch, patch, &stored); err != nil {
@@ -368,7 +431,11 @@ func (m *machine) statusLocked(w *workload) corev1.PodStatus {
 	for _, c := range w.containers {
 		s := corev1.ContainerStatus{
 			Name: c.name, Image: c.image, ImageID: c.image, ContainerID: m.containerID(c.name, w.restartCount),
-			Ready: w.ready, RestartCount: w.restartCount,
+			Ready: w.ready, RestartCount: w.restartCount, Resources: c.resources, VolumeMounts: c.mounts,
+		}
+		if c.resources != nil {
+			s.AllocatedResources = c.resources.Requests
+			s.User = &corev1.ContainerUser{Linux: &corev1.LinuxContainerUser{SupplementalGroups: []int64{0}}}
 		}
 		up := w.phase == running
 		s.Started = &up

@@ -123,7 +123,7 @@ func (k *karpenter) start(ctx context.Context) error {
 		"METRICS_PORT=0", // any; it cannot be bound to an address
 		fmt.Sprintf("HEALTH_PROBE_PORT=%d", healthPort),
 		fmt.Sprintf("KUBE_CLIENT_QPS=%d", k.clientQPS),
-		fmt.Sprintf("KUBE_CLIENT_BURST=%d", k.clientQPS+k.clientQPS/2),
+		fmt.Sprintf("KUBE_CLIENT_BURST=%d", k.clientBurst),
 		"LOG_LEVEL=error",
 	}); err != nil {
 		return err

@@ -32,6 +32,7 @@ type options struct {
 	kubeconfig, auditLog string
 	karpenter, kwok      string
 	clientQPS            int
+	clientBurst          int
 	pods                 int
 	nodeSelector         map[string]string
 	untilRunning         bool
@@ -126,7 +127,8 @@ func parse(args []string) (options, error) {
 	fs.StringVar(&o.auditLog, "audit-log", "", "audit log `file` of the API server, as kip-dev --audit-log writes it")
 	fs.StringVar(&o.karpenter, "karpenter", "", "`program` sigs.k8s.io/karpenter/kwok; without it, what already runs is measured")
 	fs.StringVar(&o.kwok, "kwok", "", "`program` sigs.k8s.io/kwok/cmd/kwok")
-	fs.IntVar(&o.clientQPS, "karpenter-qps", 2000, "`requests` a second that Karpenter allows itself (its own default: 200); half as many again in a burst")
+	fs.IntVar(&o.clientQPS, "karpenter-qps", 200, "`requests` a second that Karpenter allows itself; its own default")
+	fs.IntVar(&o.clientBurst, "karpenter-burst", 300, "`requests` at once that Karpenter allows itself; its own default")
 	fs.IntVar(&o.pods, "pods", 500, "`number` of pods")
 	fs.StringVar(&until, "until", until, "`state` of all pods in which the window ends: bound or running")
 	fs.DurationVar(&o.timeout, "timeout", 15*time.Minute, "`time` for all but cleaning up")
@@ -166,6 +168,8 @@ func parse(args []string) (options, error) {
 		return o, fmt.Errorf("--pods=%d: want at least 1", o.pods)
 	case o.clientQPS < 1:
 		return o, fmt.Errorf("--karpenter-qps=%d: want at least 1", o.clientQPS)
+	case o.clientBurst < o.clientQPS:
+		return o, fmt.Errorf("--karpenter-burst=%d: want at least as many as --karpenter-qps, %d", o.clientBurst, o.clientQPS)
 	}
 	return o, nil
 }

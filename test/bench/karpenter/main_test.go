@@ -12,17 +12,18 @@ func TestFlagsThatMakeNoSenseAreRefused(t *testing.T) {
 		t.Fatalf("got %+v, %v", o, err)
 	}
 	for flag, want := range map[string]string{
-		"--process=kip":      "name=pid",
-		"--process=kip=0":    "name=pid",
-		"--process==7":       "name=pid",
-		"--node-selector=x":  "label=value",
-		"--until=later":      "bound or running",
-		"--pods=0":           "at least 1",
-		"--karpenter-qps=0":  "at least 1",
-		"--karpenter=/bin/k": "both or neither",
-		"--kubeconfig=":      "--kubeconfig",
-		"--audit-log=":       "--audit-log",
-		"more":               `"more"`,
+		"--process=kip":       "name=pid",
+		"--process=kip=0":     "name=pid",
+		"--process==7":        "name=pid",
+		"--node-selector=x":   "label=value",
+		"--until=later":       "bound or running",
+		"--pods=0":            "at least 1",
+		"--karpenter-qps=0":   "at least 1",
+		"--karpenter-burst=1": "at least as many",
+		"--karpenter=/bin/k":  "both or neither",
+		"--kubeconfig=":       "--kubeconfig",
+		"--audit-log=":        "--audit-log",
+		"more":                `"more"`,
 	} {
 		if _, err := parse(append(good, flag)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want an error with %q", flag, err, want)

@@ -152,7 +152,7 @@ func (c *cluster) serviceAccount(ctx context.Context) error {
 }
 
 func (m measure) deployment() *appsv1.Deployment {
-	replicas, grace, token := int32(m.pods), int64(0), false
+	replicas, grace := int32(m.pods), int64(0)
 	labels := map[string]string{"app": name}
 	return &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -164,7 +164,6 @@ func (m measure) deployment() *appsv1.Deployment {
 				Spec: corev1.PodSpec{
 					NodeSelector:                  m.nodeSelector,
 					TerminationGracePeriodSeconds: &grace,
-					AutomountServiceAccountToken:  &token,
 					Containers: []corev1.Container{{
 						Name: "main", Image: "kip.elotl.co/pause:1", ImagePullPolicy: corev1.PullIfNotPresent,
 						Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(podCPU)}},
