@@ -22,7 +22,7 @@ type place struct {
 	state, bin, kip, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType string
 	ipv6CIDR, serviceIPv6CIDR                                                                 string
 	kips, nodes, cpus                                                                         int
-	noFsync, verbose, serviceProxy                                                            bool
+	noFsync, upstreamLimits, verbose, serviceProxy                                            bool
 	kipArgs                                                                                   []string
 }
 
@@ -44,6 +44,7 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.StringVar(&p.defaultType, "default-type", "small", "instance `type` of pods that ask for no resources")
 	fs.StringVar(&p.images, "images", "", "`folder` with images for the registry: an OCI layout whose index names them")
 	fs.BoolVar(&p.noFsync, "no-fsync", false, "etcd does not wait for the disk: for tests")
+	fs.BoolVar(&p.upstreamLimits, "upstream-limits", false, "let the controller manager and the scheduler ask no more of the API server than by default: for benchmarks")
 	fs.StringVar(&p.auditLog, "audit-log", "", "`file` to which the API server appends who asked it for what: for benchmarks; it stays after the end")
 	fs.BoolVarP(&p.verbose, "verbose", "v", false, "log more")
 	fs.StringArrayVar(&p.kipArgs, "kip-arg", nil, "further `argument` of Kip; may be given several times")
@@ -85,7 +86,7 @@ func (p *place) options(command string) (stack.Options, error) {
 	}
 	return stack.Options{
 		State: p.state, Bin: bin, Kip: p.kip, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR, IPv6CIDR: ipv6CIDR, ServiceIPv6CIDR: serviceIPv6CIDR,
-		Node: p.node, Kips: p.kips, Nodes: p.nodes, CPUs: p.cpus, ServiceProxy: p.serviceProxy, DefaultType: p.defaultType, Images: p.images, NoFsync: p.noFsync, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
+		Node: p.node, Kips: p.kips, Nodes: p.nodes, CPUs: p.cpus, ServiceProxy: p.serviceProxy, DefaultType: p.defaultType, Images: p.images, NoFsync: p.noFsync, UpstreamLimits: p.upstreamLimits, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}, nil
 }

@@ -62,6 +62,9 @@ type Options struct {
 	ServiceIPv6CIDR netip.Prefix
 	// NoFsync lets etcd answer before its data is on the disk: for tests.
 	NoFsync bool
+	// UpstreamLimits leaves the controller manager and the scheduler the limits on
+	// their requests that they have by default: for benchmarks.
+	UpstreamLimits bool
 	// NodeName is the virtual node, whose kubelet port gets a certificate.
 	NodeName string
 	// Peers are further virtual nodes, with the addresses of their kubelet ports.

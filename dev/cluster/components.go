@@ -141,31 +141,31 @@ func (c *Cluster) auditArgs() ([]string, error) {
 
 func (c *Cluster) controllerManagerArgs() []string {
 	f := c.files
-	return []string{
-		"--kubeconfig=" + f.path("controller-manager.kubeconfig"),
+	return append(c.clientLimits(),
+		"--kubeconfig="+f.path("controller-manager.kubeconfig"),
 		"--leader-elect=false",
 		"--secure-port=0",
 		"--use-service-account-credentials=true",
-		"--service-account-private-key-file=" + f.key("service-account"),
-		"--root-ca-file=" + f.cert("ca"),
-		"--cluster-signing-cert-file=" + f.cert("ca"),
-		"--cluster-signing-key-file=" + f.key("ca"),
-		// The default of 20 a second makes the start four seconds longer.
-		"--kube-api-qps=500",
-		"--kube-api-burst=1000",
+		"--service-account-private-key-file="+f.key("service-account"),
+		"--root-ca-file="+f.cert("ca"),
+		"--cluster-signing-cert-file="+f.cert("ca"),
+		"--cluster-signing-key-file="+f.key("ca"),
 		// A third of the default, for those who wait for it.
 		"--horizontal-pod-autoscaler-sync-period=5s",
+	)
+}
+
+// clientLimits let the components ask more than by default, which is 20 requests a
+// second for the controller manager and makes the start four seconds longer.
+func (c *Cluster) clientLimits() []string {
+	if c.opts.UpstreamLimits {
+		return nil
 	}
+	return []string{"--kube-api-qps=500", "--kube-api-burst=1000"}
 }
 
 func (c *Cluster) schedulerArgs() []string {
-	return []string{
-		"--kubeconfig=" + c.files.path("scheduler.kubeconfig"),
-		"--leader-elect=false",
-		"--secure-port=0",
-		"--kube-api-qps=500",
-		"--kube-api-burst=1000",
-	}
+	return append(c.clientLimits(), "--kubeconfig="+c.files.path("scheduler.kubeconfig"), "--leader-elect=false", "--secure-port=0")
 }
 
 // parse gives args to the flags of a component, as its own command line would.

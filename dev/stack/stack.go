@@ -57,19 +57,21 @@ type Options struct {
 	Bridge       string       // network device
 	CIDR         netip.Prefix // its addresses; the first is the host's
 	ServiceCIDR  netip.Prefix
-	Node         string   // name of the virtual node
-	Nodes        int      // how many ordinary nodes there are beside it
-	Kips         int      // how many Kips; those after the first have nodes, bridges and parts of CIDR of their own
-	CPUs         int      // what the scheduler may place on a virtual node
-	ServiceProxy bool     // kube-proxy runs on this machine, for NodePorts at the virtual nodes' addresses
-	DefaultType  string   // instance type of pods that ask for nothing
-	Images       string   // folder with images for the registry, an OCI layout; none when empty
-	NoFsync      bool     // etcd does not wait for the disk
-	AuditLog     string   // file for who asked the API server for what; none when empty
-	Verbose      bool     // Kip logs everything
-	KipArgs      []string // further arguments of Kip
-	Command      string   // what the user typed, for whoever meets the lock
-	Log          *slog.Logger
+	Node         string // name of the virtual node
+	Nodes        int    // how many ordinary nodes there are beside it
+	Kips         int    // how many Kips; those after the first have nodes, bridges and parts of CIDR of their own
+	CPUs         int    // what the scheduler may place on a virtual node
+	ServiceProxy bool   // kube-proxy runs on this machine, for NodePorts at the virtual nodes' addresses
+	DefaultType  string // instance type of pods that ask for nothing
+	Images       string // folder with images for the registry, an OCI layout; none when empty
+	NoFsync      bool   // etcd does not wait for the disk
+	// UpstreamLimits: the cluster's components may ask no more than by default.
+	UpstreamLimits bool
+	AuditLog       string   // file for who asked the API server for what; none when empty
+	Verbose        bool     // Kip logs everything
+	KipArgs        []string // further arguments of Kip
+	Command        string   // what the user typed, for whoever meets the lock
+	Log            *slog.Logger
 
 	// IPv6CIDR are the bridge's IPv6 addresses, ServiceIPv6CIDR those of Services:
 	// both where the cluster is dual-stack, else none. Ordinary nodes have IPv4 only.
@@ -248,7 +250,7 @@ func (s *Stack) StartCluster(ctx context.Context) error {
 	asked.Go(func() { upstream, upstreamErr = dns.Upstream(ctx, s.address, clusterIP) })
 	s.Cluster, err = cluster.Start(ctx, cluster.Options{
 		StateDir: s.opts.State, Address: s.address, ServiceCIDR: s.opts.ServiceCIDR, ServiceIPv6CIDR: s.opts.ServiceIPv6CIDR,
-		NoFsync: s.opts.NoFsync, NodeName: s.opts.Node, Peers: s.peers(), AuditLog: s.opts.AuditLog, Log: s.opts.Log,
+		NoFsync: s.opts.NoFsync, UpstreamLimits: s.opts.UpstreamLimits, NodeName: s.opts.Node, Peers: s.peers(), AuditLog: s.opts.AuditLog, Log: s.opts.Log,
 	})
 	asked.Wait()
 	if err := errors.Join(err, upstreamErr); err != nil {

@@ -21,6 +21,10 @@ const peerPods = 500
 // defaults, five times Karpenter's. What Kip passes on for its cells is not limited so.
 const peerQPS, peerBurst = 1000, 2000
 
+// peerCluster is how both clusters differ from those of the other parts: their
+// scheduler and controller manager have the limits of a user's cluster.
+var peerCluster = []string{"--upstream-limits"}
+
 // measured is what test/bench/karpenter prints of one product.
 type measured struct {
 	BoundSeconds    float64 `json:"bound_seconds"`
@@ -149,7 +153,7 @@ func requestsOf(words ...string) func(measured) float64 {
 }
 
 func measureKarpenter(ctx context.Context, tools, audit string) (m measured, err error) {
-	w, err := harness.Start(ctx, harness.Options{Name: "kippeer0", CIDR: "10.115.0.0/16", Stderr: os.Stderr, AuditLog: audit, ClusterOnly: true, Fsync: true})
+	w, err := harness.Start(ctx, harness.Options{Name: "kippeer0", CIDR: "10.115.0.0/16", Stderr: os.Stderr, AuditLog: audit, ClusterOnly: true, Fsync: true, DevArgs: peerCluster})
 	if err != nil {
 		return m, err
 	}
@@ -161,7 +165,7 @@ func measureKarpenter(ctx context.Context, tools, audit string) (m measured, err
 
 func measureKip(ctx context.Context, tools, audit string) (m measured, err error) {
 	s, err := simulate(ctx, 0, harness.Options{
-		Name: "kippeer0", CIDR: "10.115.0.0/16", Stderr: os.Stderr, AuditLog: audit, Fsync: true,
+		Name: "kippeer0", CIDR: "10.115.0.0/16", Stderr: os.Stderr, AuditLog: audit, Fsync: true, DevArgs: peerCluster,
 		KipArgs: []string{fmt.Sprintf("--kube-api-qps=%d", peerQPS), fmt.Sprintf("--kube-api-burst=%d", peerBurst)},
 	})
 	if err != nil {

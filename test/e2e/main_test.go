@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -24,6 +25,9 @@ var (
 	cidr   = cmp.Or(os.Getenv("KIP_E2E_CIDR"), "10.111.0.0/16")
 )
 
+// auditLog is where the API server writes who asked it for what.
+var auditLog = filepath.Join(os.TempDir(), bridge+"-audit.log")
+
 // world is the one cluster that all tests share; each has a namespace.
 var world *harness.World
 
@@ -35,7 +39,8 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		defer os.RemoveAll(images)
-		o := harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Race: true, Stderr: os.Stderr, DevArgs: []string{"--images", images}}
+		defer os.Remove(auditLog)
+		o := harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Race: true, Stderr: os.Stderr, AuditLog: auditLog, DevArgs: []string{"--images", images}}
 		return harness.Main(o, &world, m.Run)
 	}())
 }
