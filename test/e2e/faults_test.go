@@ -202,10 +202,17 @@ func (s *space) waitMoved(before *corev1.Pod, from machine, ended <-chan time.Ti
 	default:
 		s.Fatalf("pod %s runs on cell %s while the machine of cell %s lives", before.Name, to.cell.Name, from.cell.Name)
 	}
+	placed := 0
 	for _, step := range to.cell.Status.Steps {
-		if step.Name == apiv1.StepPlaced && !step.Time.After(end) {
+		if step.Name != apiv1.StepPlaced {
+			continue
+		}
+		if placed++; !step.Time.After(end) {
 			s.Errorf("cell %s was requested at %s, when the machine of cell %s lived: it ended at %s", to.cell.Name, step.Time, from.cell.Name, end)
 		}
+	}
+	if placed != 1 {
+		s.Errorf("cell %s was placed %d times: %+v", to.cell.Name, placed, to.cell.Status.Steps)
 	}
 	return after, to
 }

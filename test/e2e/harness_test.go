@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -256,6 +257,25 @@ func (s *space) cells(ctx context.Context) ([]apiv1.Cell, error) {
 func asCell(u *unstructured.Unstructured) (*apiv1.Cell, error) {
 	var cell apiv1.Cell
 	return &cell, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &cell)
+}
+
+// noOtherCells proves that only the named pods have cells. A Cell is shown a moment
+// late, so it looks when a pod that comes later has its own and runs.
+func (s *space) noOtherCells(pods ...string) {
+	s.Helper()
+	s.apply(sleeper("later"))
+	s.waitReady("later")
+	cells, err := s.cells(s.Context())
+	if err != nil {
+		s.Fatal(err)
+	}
+	for _, c := range cells {
+		if name := c.Status.Pod.Name; name != "later" && !slices.Contains(pods, name) {
+			s.Errorf("pod %s has cell %s, which is %s", name, c.Name, c.Status.Phase)
+		}
+	}
+	s.kubectl("delete", "pod", "later", "--wait=false")
+	s.waitGone("later")
 }
 
 func (s *space) noCells(ctx context.Context) error {

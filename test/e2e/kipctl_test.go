@@ -42,21 +42,23 @@ func (s *space) tells(socket string, args ...string) string {
 	return out
 }
 
-func TestKipctlShowsCellsPodsPoolsAndCapacity(t *testing.T) {
+// row returns the words of a table's row that begins with one.
+func row(text, first string) []string {
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); len(f) > 0 && f[0] == first {
+			return f
+		}
+	}
+	return nil
+}
+
+func TestKipctlShowsCellsAndPods(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	s.apply(sleeper("a") + "---\n" + sleeper("b"))
 	s.waitReady("a")
 	s.waitReady("b")
 	cell := s.cellOf("a")
-	row := func(text, first string) []string {
-		for line := range strings.Lines(text) {
-			if f := strings.Fields(line); len(f) > 0 && f[0] == first {
-				return f
-			}
-		}
-		return nil
-	}
 	// The mirror of a cell may be a moment late.
 	s.eventually("kipctl get cells shows that pod a runs", func(context.Context) error {
 		out := s.tells(world.Socket, "get", "cells")
@@ -77,11 +79,6 @@ func TestKipctlShowsCellsPodsPoolsAndCapacity(t *testing.T) {
 	}
 	if out := s.tells(world.Socket, "why", "a"); !strings.Contains(out, cell.Name) || !strings.Contains(out, "small") {
 		t.Errorf("kipctl why a prints\n%s", out)
-	}
-	for _, what := range []string{"standby", "capacity"} {
-		if _, errs, err := s.kipctl(world.Socket, "get", what); err != nil {
-			t.Errorf("kipctl get %s: %v: %s", what, err, errs)
-		}
 	}
 	for _, wrong := range [][]string{{"get", "cells", "none"}, {"get", "nothing"}, {"why", "nobody"}} {
 		if out, errs, err := s.kipctl(world.Socket, wrong...); err == nil || errs == "" {
@@ -106,6 +103,7 @@ func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
 	s.waitWorks(k, socket)
 	s.apply(counting("kept"))
 	before := map[string]*corev1.Pod{"kept": s.waitReady("kept")}
+	counted := s.counts("kept", 0)
 	s.tells(socket, "backup", "-f", backup)
 	if info, err := os.Stat(backup); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the backup is %v, %v; want a file that nobody else reads", info, err)
@@ -156,7 +154,7 @@ func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
 	})
 	s.eventually("exec in the pod that the backup has", s.execTrue("kept"))
 	s.allUnmoved(before)
-	s.counts("kept")
+	s.counts("kept", counted)
 
 	out, errs, err := s.kipctl(socket, "cleanup")
 	if err == nil || !strings.Contains(errs, "--yes") {

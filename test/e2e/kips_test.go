@@ -235,6 +235,26 @@ func (c *watchedCloud) Terminate(ctx context.Context, ids ...string) error {
 	return c.Cloud.Terminate(ctx, ids...)
 }
 
+func (c *watchedCloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
+	c.changed("create disk " + r.Token)
+	return c.Cloud.CreateDisk(ctx, r)
+}
+
+func (c *watchedCloud) DeleteDisk(ctx context.Context, id string) error {
+	c.changed("delete disk " + id)
+	return c.Cloud.DeleteDisk(ctx, id)
+}
+
+func (c *watchedCloud) AttachDisk(ctx context.Context, id, instance string) error {
+	c.changed("attach disk " + id)
+	return c.Cloud.AttachDisk(ctx, id, instance)
+}
+
+func (c *watchedCloud) DetachDisk(ctx context.Context, id, instance string) error {
+	c.changed("detach disk " + id)
+	return c.Cloud.DetachDisk(ctx, id, instance)
+}
+
 func (c *watchedCloud) made() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -244,6 +264,7 @@ func (c *watchedCloud) made() []string {
 var (
 	_ cloud.Cloud       = (*watchedCloud)(nil)
 	_ cloud.Interrupter = (*watchedCloud)(nil)
+	_ cloud.Disks       = (*watchedCloud)(nil)
 )
 
 // openCloud opens the world's cloud in this process, as something that several
@@ -301,16 +322,23 @@ func counting(name string) string {
 `)
 }
 
-// counts proves that a counting pod has left nothing out, and returns how far it is.
-func (s *space) counts(name string) int {
+// counts waits until a counting pod is further than it was, proves that it has left
+// nothing out, and returns how far it is.
+func (s *space) counts(name string, was int) (now int) {
 	s.Helper()
-	lines := strings.Fields(s.kubectl("logs", name))
-	for i, line := range lines {
-		if line != fmt.Sprint(i) {
-			s.Fatalf("line %d of pod %s is %q", i, name, line)
+	s.eventually(fmt.Sprintf("pod %s counts on from %d", name, was), func(context.Context) error {
+		lines := strings.Fields(s.kubectl("logs", name))
+		for i, line := range lines {
+			if line != fmt.Sprint(i) {
+				s.Fatalf("line %d of pod %s is %q", i, name, line)
+			}
 		}
-	}
-	return len(lines)
+		if now = len(lines); now <= was {
+			return fmt.Errorf("it is at %d", now)
+		}
+		return nil
+	})
+	return now
 }
 
 // allUnmoved proves that pods run in the containers that they had, and were ready

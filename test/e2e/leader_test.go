@@ -122,8 +122,10 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 	s.eventually("exec", s.execTrue("a"))
 	// turn ends the leader's turn, has a pod created meanwhile, and returns when
 	// the standby has made up for all.
+	counted := 0
 	turn := func(how, pod string, end func()) {
 		t.Helper()
+		counted = s.counts("a", counted)
 		began := time.Now()
 		end()
 		s.apply(sleeper(pod))
@@ -133,7 +135,7 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 		t.Logf("%s: the standby led after %.1f s, exec worked after %.1f s", how, led.Seconds(), time.Since(began).Seconds())
 		s.waitReady(pod)
 		s.allUnmoved(before)
-		s.counts("a")
+		counted = s.counts("a", counted)
 		s.waitReadyz(standby.Kip, 200)
 	}
 
@@ -176,7 +178,7 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 	}
 	s.waitReady("f")
 	s.allUnmoved(before)
-	s.counts("a")
+	s.counts("a", counted)
 
 	s.deleteAll("a", "b", "c", "d", "e", "f")
 	signal(t, standby.Kip, syscall.SIGTERM)

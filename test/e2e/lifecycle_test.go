@@ -92,11 +92,7 @@ func TestACrashingContainerBacksOff(t *testing.T) {
 func TestHooksAndTheGracePeriodAreHonoured(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	// The hooks report to a second pod, since their own is gone at the end.
-	s.apply(bare("ear", `  containers:
-  - {name: main, image: 'busybox:1.36', command: [sh, -c, 'while :; do nc -l -p 9000; done']}
-`))
-	ear := s.waitReady("ear").Status.PodIP
+	ear := s.ear()
 	s.apply(strings.Replace(bare("a", fmt.Sprintf(`  containers:
   - name: main
     image: busybox:1.36
@@ -107,24 +103,53 @@ func TestHooksAndTheGracePeriodAreHonoured(t *testing.T) {
 `, ear)), "terminationGracePeriodSeconds: 2", "terminationGracePeriodSeconds: 20", 1))
 	s.waitReady("a")
 	s.kubectl("delete", "pod", "a")
-	s.eventually("all three were heard, in order", func(context.Context) error {
-		if log := s.kubectl("logs", "ear"); log != "postStart\npreStop\nterm\n" {
+	s.hears("postStart\npreStop\nterm\n")
+	s.waitGone("a")
+}
+
+// ear is a pod that hears what others tell at its port 9000, also when they are gone.
+// It returns its address.
+func (s *space) ear() string {
+	s.Helper()
+	s.apply(bare("ear", `  containers:
+  - {name: main, image: 'busybox:1.36', command: [sh, -c, 'while :; do nc -l -p 9000; done']}
+`))
+	return s.waitReady("ear").Status.PodIP
+}
+
+// hears waits until the ear has heard exactly this.
+func (s *space) hears(words string) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("%q is heard", words), func(context.Context) error {
+		if log := s.kubectl("logs", "ear"); log != words {
 			return fmt.Errorf("heard %q", log)
 		}
 		return nil
 	})
-	s.waitGone("a")
 }
 
 func TestAPodThatIgnoresItsEndIsKilledAfterItsGracePeriod(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(bare("a", `  containers:
-  - {name: main, image: 'busybox:1.36', command: [sh, -c, 'trap "" TERM; while :; do sleep 1; done']}
-`))
+	ear := s.ear()
+	s.apply(strings.Replace(bare("a", fmt.Sprintf(`  containers:
+  - name: main
+    image: busybox:1.36
+    command:
+    - sh
+    - -c
+    - |
+      trap "told=yes" TERM
+      while [ -z "$told" ]; do sleep 0.1; done
+      echo told | nc -w 1 %[1]s 9000
+      sleep 1
+      echo on | nc -w 1 %[1]s 9000
+      while :; do sleep 0.1; done
+`, ear)), "terminationGracePeriodSeconds: 2", "terminationGracePeriodSeconds: 6", 1))
 	s.waitReady("a")
 	s.kubectl("delete", "pod", "a", "--wait=false")
 	s.waitGone("a")
+	s.hears("told\non\n")
 }
 
 func TestActiveDeadlineSecondsEndsThePod(t *testing.T) {

@@ -329,7 +329,7 @@ spec:
       containers:
       - name: main
         image: busybox:1.36
-        command: [sh, -c, 'while [ ! -e /work ]; do sleep 0.5; done; while :; do :; done']
+        command: [sh, -c, 'while [ ! -e /work ]; do sleep 0.5; done; held=$(head -c 20000000 /dev/zero | tr "\0" x); while :; do :; done']
         resources: {requests: {cpu: 100m}, limits: {cpu: 200m}}
 ---
 apiVersion: autoscaling/v2
@@ -379,7 +379,7 @@ spec:
 		if len(line) != 2 {
 			return fmt.Errorf("the pods are %v", used)
 		}
-		if err := errors.Join(atLeast(line[0], "50m"), atLeast(line[1], "0")); err != nil {
+		if err := errors.Join(atLeast(line[0], "50m"), atLeast(line[1], "16Mi")); err != nil {
 			return err
 		}
 		if used, err = s.top("node"); err != nil {

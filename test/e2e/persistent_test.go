@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -141,10 +143,7 @@ func TestASecondPodOfAClaimWaitsUntilTheFirstIsGone(t *testing.T) {
 	if pod, err := s.pod(t.Context(), "b"); err != nil || pod.Status.Phase != corev1.PodPending {
 		t.Errorf("pod b is %s (%v)", pod.Status.Phase, err)
 	}
-	cells, err := s.cells(t.Context())
-	if err != nil || len(cells) != 1 {
-		t.Errorf("%d cells for one pod that may run (%v)", len(cells), err)
-	}
+	s.noOtherCells("a")
 	s.kubectl("delete", "pod", "a", "--wait=false")
 	s.waitReady("b")
 	if got := s.in("b", "cat /data/f"); got != "mine" {
@@ -189,6 +188,13 @@ func TestARetainedVolumeKeepsItsDisk(t *testing.T) {
 		}
 		return err
 	})
+	// Whoever removes disks has seen it when one that comes later is gone.
+	s.apply(claim("later", "") + withVolume("b", "persistentVolumeClaim: {claimName: later}"))
+	s.waitReady("b")
+	later := s.volumeOf("later")
+	s.kubectl("delete", "pod", "b")
+	s.kubectl("delete", "pvc", "later")
+	s.noVolumes(later)
 	if len(diskFiles(t, pv)) != 1 {
 		t.Error("its disk is gone")
 	}
@@ -222,9 +228,15 @@ spec: {storageClassName: ` + local + `, accessModes: [ReadWriteOnce], resources:
 ` + withVolume("local", "persistentVolumeClaim: {claimName: local}"))
 	for _, name := range []string{"host", "local"} {
 		s.waitReady(name)
-		if got := s.in(name, "echo x > /data/f && cat /data/f"); got != "x" {
-			t.Errorf("pod %s reads %q", name, got)
+		s.in(name, "echo of "+name+" > /data/f")
+	}
+	for name, file := range map[string]string{"host": "/var/tmp/host/f", "local": "/var/tmp/f"} {
+		if text, err := os.ReadFile(s.machine(name).path(file)); err != nil || string(text) != "of "+name+"\n" {
+			t.Errorf("%s of the machine of pod %s has %q, %v", file, name, text, err)
 		}
+	}
+	if _, err := os.Stat("/var/tmp/host"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("/var/tmp/host of this host: %v; want none", err)
 	}
 }
 
@@ -235,9 +247,7 @@ func TestAVolumeThatCannotWorkIsSaidAtOnceAndLaunchesNothing(t *testing.T) {
 	s.waitEvent("a", "VolumeUnsupported", "secrets-store.csi.k8s.io")
 	s.apply(withVolume("b", "iscsi: {targetPortal: 10.0.0.1, iqn: iqn.2001-04.com.example:x, lun: 0}"))
 	s.waitEvent("b", "VolumeUnsupported", "volume data cannot work on a cell: cells have no iSCSI initiator")
-	if err := s.noCells(t.Context()); err != nil {
-		t.Error(err)
-	}
+	s.noOtherCells()
 	for _, name := range []string{"a", "b"} {
 		if pod, err := s.pod(t.Context(), name); err != nil || pod.Status.Phase != corev1.PodPending {
 			t.Errorf("pod %s is %s (%v)", name, pod.Status.Phase, err)

@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -65,6 +66,9 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 	}
 	s.waitEvent("a", "StandbyCellTaken", taken.Name)
 	again := s.waitStandby(2)
+	if out := s.tells(world.Socket, "get", "standby"); !slices.Equal(row(out, "small"), []string{"small", "2", "2", "0"}) {
+		t.Errorf("kipctl get standby prints\n%s", out)
+	}
 	if _, is := again[taken.Name]; is {
 		t.Fatalf("cell %s runs a pod and is on standby", taken.Name)
 	}
@@ -81,11 +85,22 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 	// Kip dies; the pool neither grows nor shrinks, nor does the pod notice.
 	killKip(t)
 	startKip(t)
+	// What the dead Kip left in the API is there at once; what the new one does with
+	// it is seen when a pod takes a cell.
+	s.apply(sleeper("c"))
+	s.waitReady("c")
+	third := s.cellOf("c").Name
+	if _, was := again[third]; !was {
+		t.Errorf("pod c runs on cell %s, which is new after a restart: the standby cells were %v", third, again)
+	}
 	after := s.waitStandby(2)
-	for name := range after {
-		if _, was := again[name]; !was {
-			t.Errorf("standby cell %s is new after a restart", name)
+	for name := range again {
+		if _, is := after[name]; !is && name != third {
+			t.Errorf("standby cell %s is gone after a restart", name)
 		}
+	}
+	if machines, err := machinesOnDisk(); err != nil || len(machines) != 5 {
+		t.Errorf("the instances are %v (%v), want those of pods a, b and c and of two standby cells", machines, err)
 	}
 	if got := s.cellOf("a"); got.Name != taken.Name {
 		t.Errorf("pod a moved to cell %s", got.Name)

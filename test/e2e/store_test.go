@@ -14,6 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/test/harness"
 )
 
 // Not parallel: another Kip than the world's serves the node.
@@ -27,7 +30,7 @@ func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
 	s.apply(sleeper("deleted"))
 	before := map[string]*corev1.Pod{"a": s.waitReady("a")}
 	s.waitReady("deleted")
-	m := s.machine("a")
+	m, counted := s.machine("a"), s.counts("a", 0)
 	s.waitReadyz(k, 200)
 
 	// Longer than the lease of a leader.
@@ -40,6 +43,19 @@ func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
 	}
 	s.apply(sleeper("created"))
 	s.kubectl("delete", "pod", "deleted", "--wait=false")
+	// The node stays Ready since Kip goes on saying so, and not since nobody has
+	// missed it yet.
+	renewed := s.leaseRenewed()
+	for range 2 {
+		s.eventually("the node's lease is renewed", func(context.Context) error {
+			now := s.leaseRenewed()
+			if !now.After(renewed) {
+				return fmt.Errorf("it was at %s", renewed)
+			}
+			renewed = now
+			return nil
+		})
+	}
 	s.eventually("the outage is over", func(context.Context) error {
 		if err := syscall.Kill(m.pid, 0); err != nil {
 			t.Fatalf("the machine of pod a: %v", err)
@@ -59,7 +75,7 @@ func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
 	s.waitGone("deleted")
 	t.Logf("%.1f s after etcd was back all was done", time.Since(again).Seconds())
 	s.allUnmoved(before)
-	s.counts("a")
+	s.counts("a", counted)
 	select {
 	case <-k.Done():
 		t.Errorf("Kip ended: %v", k.Err())
@@ -71,6 +87,16 @@ func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
 	if err := s.waitEnd(k); err != nil {
 		t.Errorf("Kip ended with %v", err)
 	}
+}
+
+// leaseRenewed is when the node last said that it lives.
+func (s *space) leaseRenewed() time.Time {
+	s.Helper()
+	lease, err := world.Admin.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(s.Context(), harness.Node, metav1.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return lease.Spec.RenewTime.Time
 }
 
 // Not parallel: another Kip than the world's serves the node.
@@ -95,6 +121,7 @@ func TestAFullDiskUnderKipStopsNothingThatRuns(t *testing.T) {
 	s.apply(sleeper("deleted"))
 	before := map[string]*corev1.Pod{"a": s.waitReady("a")}
 	s.waitReady("deleted")
+	counted := s.counts("a", 0)
 
 	ballast := filepath.Join(disk, "ballast")
 	f, err := os.Create(ballast)
@@ -133,7 +160,7 @@ func TestAFullDiskUnderKipStopsNothingThatRuns(t *testing.T) {
 	s.waitReady("created")
 	s.waitGone("deleted")
 	s.allUnmoved(before)
-	s.counts("a")
+	s.counts("a", counted)
 	s.deleteAll("a", "created")
 	signal(t, k, syscall.SIGTERM)
 	if err := s.waitEnd(k); err != nil {

@@ -46,9 +46,7 @@ func TestPodsThatCannotRunSayWhy(t *testing.T) {
 			t.Errorf("pod %s: %v, %v; want Pending", name, pod.Status.Phase, err)
 		}
 	}
-	if err := s.noCells(t.Context()); err != nil {
-		t.Error(err)
-	}
+	s.noOtherCells()
 }
 
 func TestAnImageThatDoesNotExistIsTriedOnTheSameCell(t *testing.T) {

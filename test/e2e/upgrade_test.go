@@ -94,6 +94,7 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 		s.apply(sleeper(fmt.Sprint("kept-", i)))
 	}
 	before["counter"] = s.waitReady("counter")
+	counted := s.counts("counter", 0)
 	for i := range 6 {
 		name := fmt.Sprint("kept-", i)
 		before[name] = s.waitReady(name)
@@ -156,7 +157,7 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 		s.waitGone(name)
 	}
 	s.allUnmoved(before)
-	s.counts("counter")
+	s.counts("counter", counted)
 	cells, err := s.cells(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -30,7 +30,7 @@ func Main(o Options, world **World, run func() int) int {
 		code = max(code, 1)
 	}
 	if code == 0 { // else tests have failed that say what is left
-		if err := w.Empty(context.Background()); err != nil {
+		if err := errors.Join(w.Empty(context.Background()), w.noStrays()); err != nil {
 			fail("%v", err)
 		}
 	}
@@ -76,6 +76,24 @@ func (w *World) Empty(ctx context.Context) error {
 	})
 	if err != nil {
 		return fmt.Errorf("left:%s: %w", left, err)
+	}
+	return nil
+}
+
+// stray is what Kip logs when it ends an instance that it has launched and does not
+// know: a leak, or a pod's second cell, which it mends.
+const stray = "terminate an instance that has our tags and no cell"
+
+// noStrays fails if the world's own Kip had to end such an instance.
+func (w *World) noStrays() error {
+	log, err := os.ReadFile(filepath.Join(w.State, "kip.log"))
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, stray) {
+			return fmt.Errorf("Kip had launched an instance that it did not know: %s", strings.TrimSpace(line))
+		}
 	}
 	return nil
 }

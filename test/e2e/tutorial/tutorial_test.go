@@ -44,6 +44,8 @@ type step struct {
 	// again are the block's lines that are run until they print it: those which
 	// tell of something that takes a moment.
 	again string
+	// rows is how many lines with a word they print in the end.
+	rows map[string]int
 }
 
 var steps = []step{
@@ -54,7 +56,7 @@ var steps = []step{
 		begins: "kubectl logs web", fails: []string{`kubectl exec web -- sh -c 'exit 7'`},
 		shows: []string{`(?m)^serving$`, `httpd -f -p 8080`, `(?m)^7$`, `(?m)^hello from web$`},
 	},
-	{begins: "kubectl apply -f - <<'END'\napiVersion: apps/v1", shows: []string{`deployment "sleepers" successfully rolled out`, `(?s)(sleepers-\S+.*){3}`, `deployment.apps/sleepers scaled`}},
+	{begins: "kubectl apply -f - <<'END'\napiVersion: apps/v1", shows: []string{`deployment "sleepers" successfully rolled out`, `(?s)(sleepers-\S+.*){3}`, `deployment.apps/sleepers scaled`}, again: "kipctl get cells\n", rows: map[string]int{"sleepers-": 1}},
 	{begins: "kubectl run huge", shows: []string{`pod/huge created`, `900Gi`, `Warning +\S+ .*kip`}, again: "kipctl why huge\nkubectl describe pod huge\n"},
 	{begins: "kubectl delete pod web huge", shows: []string{`pod "web" deleted`, `pod "huge" deleted`, `deployment.apps "sleepers" deleted`}},
 }
@@ -131,18 +133,18 @@ func TestTheTutorialDoesWhatItSays(t *testing.T) {
 		if s.again != "" && !strings.Contains(block, s.again) {
 			t.Fatalf("block %d of docs/first-pod.md does not have the lines %q", i+2, s.again)
 		}
+		latest := text
 		wait(t, "what "+s.begins+" shows", func() error {
-			for _, want := range s.shows {
-				if !regexp.MustCompile(want).MatchString(text) {
-					if s.again == "" {
-						t.Fatalf("it does not show %s:\n%s", want, text)
-					}
-					more, _ := bash(t, root, preamble+s.again)
-					text += more
-					return fmt.Errorf("it does not show %s:\n%s", want, text)
-				}
+			missing := s.missing(text, latest)
+			if missing == nil {
+				return nil
 			}
-			return nil
+			if s.again == "" {
+				t.Fatalf("%v:\n%s", missing, text)
+			}
+			latest, _ = bash(t, root, preamble+s.again)
+			text += latest
+			return fmt.Errorf("%w:\n%s", missing, text)
 		})
 		if t.Failed() {
 			break
@@ -168,6 +170,27 @@ func TestTheTutorialDoesWhatItSays(t *testing.T) {
 	if text, err := clean.CombinedOutput(); err != nil || strings.Contains(string(text), "removed") {
 		t.Errorf("something was left: %v\n%s", err, text)
 	}
+}
+
+// missing says what of a step's is not in all that was printed, or in the latest.
+func (s step) missing(all, latest string) error {
+	for _, want := range s.shows {
+		if !regexp.MustCompile(want).MatchString(all) {
+			return fmt.Errorf("it does not show %s", want)
+		}
+	}
+	for word, want := range s.rows {
+		got := 0
+		for line := range strings.Lines(latest) {
+			if strings.Contains(line, word) {
+				got++
+			}
+		}
+		if got != want {
+			return fmt.Errorf("it shows %d lines with %s, want %d", got, word, want)
+		}
+	}
+	return nil
 }
 
 // bash runs a script as somebody types it: a command that fails does not end it. It
