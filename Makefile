@@ -68,7 +68,7 @@ prerequisites: ## install what this machine lacks, where that is possible
 .PHONY: announce
 announce:
 	@mkdir -p $(BIN)
-	@[ -x $(BIN)/kip-dev ] || echo 'building Kip, a kubelet, containerd and a control plane: the first time takes some 10 minutes on two cores'
+	@[ -x $(BIN)/kip-dev ] || echo 'building Kip, a kubelet, containerd and a control plane: the first time takes some 12 minutes on two cores'
 
 # Go itself knows what has to be built again, so the rules always ask it.
 .PHONY: FORCE

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -33,8 +34,10 @@ func older(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(filepath.Join(root, ".git")); errors.Is(err, fs.ErrNotExist) {
-		t.Skip("this is no git checkout, so there is no older Kip to upgrade from")
+	if why, err := os.ReadFile(filepath.Join(root, ".kip", "older", "why")); err == nil {
+		t.Skip(strings.TrimSpace(string(why)))
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
 	}
 	bin := filepath.Join(root, ".kip", "older", "bin")
 	if _, err := os.Stat(filepath.Join(bin, "itzo-lite")); err != nil {
