@@ -1,4 +1,3 @@
-
 // A whole cell against a small stand-in for Kip and its API: needs root, the
 // local cloud, and the programs of a cell in the folder that KIP_BIN names.
 
