@@ -146,11 +146,11 @@ func dieOnAFullDisk(t *testing.T, dir string) {
 
 func TestAStalledEtcdAnswersNobodyForLong(t *testing.T) {
 	s := open(t, t.TempDir())
+	revision := put(t, s, "a", "1", 0)
 	b := s.backend.(etcd)
 	patient := b
 	b.timeout = 50 * time.Millisecond
 	s.backend = b
-	revision := put(t, s, "a", "1", 0)
 
 	// What a commit that waits for the disk holds.
 	tx := s.embedded.Backend().BatchTx()
