@@ -18,7 +18,18 @@ import (
 
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/store/storetest"
+	"go.uber.org/goleak"
 )
+
+// endpointVar makes this process one that leads, on the etcd that it names.
+const endpointVar = "LEADER_TEST_ENDPOINT"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(endpointVar) != "" {
+		os.Exit(m.Run()) // it reads its input until it ends
+	}
+	goleak.VerifyTestMain(m)
+}
 
 var silent = slog.New(slog.DiscardHandler)
 
@@ -284,7 +295,6 @@ func TestAnEmbeddedEtcdLeadsAtOnce(t *testing.T) {
 // TestAnotherTakesOver kills, pauses and stops a leading process and tells how
 // long nobody led. The process is this test, run again.
 func TestAnotherTakesOver(t *testing.T) {
-	const endpointVar = "LEADER_TEST_ENDPOINT"
 	if endpoint := os.Getenv(endpointVar); endpoint != "" {
 		lead(t, endpoint)
 		return
