@@ -231,16 +231,17 @@ func (worldDisks) ListDisks(_ context.Context, owner string) ([]cloud.Disk, erro
 }
 
 func TestACleanupTellsOfDisksAndLeavesThem(t *testing.T) {
-	w := newKipWorld(t)
-	c := w.cleaner()
-	c.disks = worldDisks{} // whose deletion would be a nil pointer
-	h, err := c.Clean(t.Context(), func(string) {})
-	if err != nil || len(h.Left()) != 0 {
-		t.Fatalf("left %q, %v: want nothing", h.Left(), err)
-	}
-	if want := []string{"disk-1 of 64Mi: Kip volume me ns/data"}; !slices.Equal(h.Disks, want) {
-		t.Errorf("the disks are %q: want %q", h.Disks, want)
-	}
+	inWorld(t, func(t *testing.T, w *kipWorld) {
+		c := w.cleaner()
+		c.disks = worldDisks{} // whose deletion would be a nil pointer
+		h, err := c.Clean(t.Context(), func(string) {})
+		if err != nil || len(h.Left()) != 0 {
+			t.Fatalf("left %q, %v: want nothing", h.Left(), err)
+		}
+		if want := []string{"disk-1 of 64Mi: Kip volume me ns/data"}; !slices.Equal(h.Disks, want) {
+			t.Errorf("the disks are %q: want %q", h.Disks, want)
+		}
+	})
 }
 
 func (w *kipWorld) cleaner() *cleaner {

@@ -157,8 +157,16 @@ type result struct {
 	failed   error
 }
 
+// TestMain hides the socket that who runs the tests may have named.
+func TestMain(m *testing.M) {
+	if err := os.Unsetenv(socketEnv); err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
 // run runs a command against c, with no socket unless args or the environment
-// name one.
+// name one. Nobody serves the default one, which is shown as in earnest.
 func run(t *testing.T, c *cluster, args ...string) result {
 	t.Helper()
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
@@ -171,12 +179,14 @@ func run(t *testing.T, c *cluster, args ...string) result {
 			}
 			return c, nil
 		},
-		leaderWait: time.Second,
+		fallbackSocket: filepath.Join(t.TempDir(), control.SocketName),
+		leaderWait:     time.Second,
 	}
 	root := newRoot(k, "kipctl")
 	root.SetArgs(args)
 	err := root.ExecuteContext(t.Context())
-	return result{out.String(), stderr.String(), err}
+	shown := strings.NewReplacer(k.fallbackSocket, defaultSocket)
+	return result{shown.Replace(out.String()), shown.Replace(stderr.String()), err}
 }
 
 func TestOutput(t *testing.T) {

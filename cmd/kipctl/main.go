@@ -18,7 +18,15 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	root := newRoot(&kipctl{out: os.Stdout, err: os.Stderr, clock: clock.RealClock{}, connect: connect, leaderWait: leaderWait}, displayName(os.Args[0]))
+	k := &kipctl{
+		out:            os.Stdout,
+		err:            os.Stderr,
+		clock:          clock.RealClock{},
+		connect:        connect,
+		fallbackSocket: defaultSocket,
+		leaderWait:     leaderWait,
+	}
+	root := newRoot(k, displayName(os.Args[0]))
 	if err := root.ExecuteContext(ctx); err != nil {
 		os.Exit(1) // the error has been printed
 	}

@@ -31,6 +31,8 @@ type kipctl struct {
 	clock    clock.PassiveClock
 	// connect makes the clients of the Kubernetes API.
 	connect func(clientcmd.ClientConfig) (*cluster, error)
+	// fallbackSocket is the socket to ask where nobody names one.
+	fallbackSocket string
 	// leaderWait is how long restore waits for its turn on an external etcd.
 	leaderWait time.Duration
 
@@ -59,7 +61,7 @@ func newRoot(k *kipctl, name string) *cobra.Command {
 	flags.StringVar(&k.kubeconfig, "kubeconfig", "", "kubeconfig `file` (default: $KUBECONFIG, else ~/.kube/config)")
 	flags.StringVar(&k.context, "context", "", "`name` of the kubeconfig's context to use")
 	flags.StringVarP(&k.namespace, "namespace", "n", "", "`namespace` of the pods (default: the context's)")
-	flags.StringVar(&k.socket, "socket", "", "Kip's local socket, a `file` (default: $"+socketEnv+", else "+defaultSocket+")")
+	flags.StringVar(&k.socket, "socket", "", "Kip's local socket, a `file` (default: $"+socketEnv+", else "+k.fallbackSocket+")")
 	flags.StringVarP(&k.output, "output", "o", "table", "`format` of the output: table, json or yaml")
 
 	get := &cobra.Command{Use: "get", Short: "List cells, the pods on virtual nodes, standby pools, or what is out of capacity", Args: cobra.NoArgs,
@@ -100,7 +102,7 @@ func (k *kipctl) podNamespace() (string, error) {
 // socketPath is the socket to ask, and whether the user named it.
 func (k *kipctl) socketPath() (path string, named bool) {
 	path = cmp.Or(k.socket, os.Getenv(socketEnv))
-	return cmp.Or(path, defaultSocket), path != ""
+	return cmp.Or(path, k.fallbackSocket), path != ""
 }
 
 // print writes v as --output says; table writes the table.

@@ -185,10 +185,13 @@ func TestWaitingSaysForWhat(t *testing.T) {
 		{func(s *Story) { s.Pod(at(0), pulling) }, "container main: ImagePullBackOff: no such image"},
 		{func(s *Story) { s.Pod(at(0), pod(corev1.PodSucceeded)) }, "the cell to be terminated"},
 	}
-	s, _ := tell(func(*Story) {})
 	for i, tt := range tests {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			tt.see(s)
+			s, _ := tell(func(s *Story) {
+				for _, before := range tests[:i+1] {
+					before.see(s)
+				}
+			})
 			if got := s.Waiting(); got != tt.want {
 				t.Errorf("waiting for %q, want %q", got, tt.want)
 			}

@@ -215,7 +215,8 @@ func TestTheKubeletStartsOnceConfiguredAndContainerdHasItsImage(t *testing.T) {
 	}
 	m.file("serving", "", 0o444)
 	eventually(t, "the kubelet starts", m.didIt("kubelet started"))
-	if did := m.did(); slices.Index(did, "imported pause.tar") > slices.Index(did, "kubelet started") {
+	did := m.did()
+	if imported, started := slices.Index(did, "imported pause.tar"), slices.Index(did, "kubelet started"); imported < 0 || started < imported {
 		t.Errorf("order: %q", did)
 	}
 	eventually(t, "both are reported to run", func() bool {
@@ -268,9 +269,13 @@ func TestARegistryFileOfSomebodyElseIsKept(t *testing.T) {
 	m.run(a)
 	mine := configs.RegistryDir + "/quay.io/hosts.toml"
 	m.file(mine, "server = \"https://quay.io\"\n", 0o644)
-	put(t, a, config())
-	if _, err := os.Stat(m.path(mine)); err != nil {
-		t.Error(err)
+	if w := put(t, a, config()); w.Code != http.StatusOK {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	for _, f := range []string{mine, configs.RegistryDir + "/docker.io/hosts.toml"} {
+		if _, err := os.Stat(m.path(f)); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

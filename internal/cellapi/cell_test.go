@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	goruntime "runtime"
 	"slices"
 	"strings"
@@ -138,6 +139,7 @@ func TestUpstreamWatchesDoNotGrowWithCells(t *testing.T) {
 	const base = 9 // seven shared kinds, the virtual node, the pods
 	eventually(t, "the constant watches are open", func() bool { return h.up.watches() == base })
 	var ids []string
+	var first *mirror // of the ConfigMap
 	for i := range 5 {
 		m := newMachine(t, fmt.Sprintf("c%d", i))
 		c := m.join(h)
@@ -152,6 +154,9 @@ func TestUpstreamWatchesDoNotGrowWithCells(t *testing.T) {
 		h.bindNew(c, pod)
 		mir := follow(t, client.CoreV1().RESTClient(), configMapKind, "shop", fields.OneTermEqualSelector("metadata.name", "settings"))
 		eventually(t, "a cell has its ConfigMap", func() bool { return mir.has("shop/settings") })
+		if first == nil {
+			first = mir
+		}
 		if got := h.up.watches(); got != base+1 {
 			t.Errorf("%d watches on the API server with %d cells, want %d", got, i+1, base+1)
 		}
@@ -159,6 +164,13 @@ func TestUpstreamWatchesDoNotGrowWithCells(t *testing.T) {
 	for _, id := range ids[1:] {
 		h.server.RemoveCell(id)
 	}
+	// A watch that is given up ends a little later: that it goes on is seen by what it
+	// brings.
+	h.up.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "settings"}, Data: map[string]string{"colour": "red"}})
+	eventually(t, "the cell that is left has the ConfigMap's change", func() bool {
+		o, ok, _ := first.GetByKey("shop/settings")
+		return ok && o.(*corev1.ConfigMap).Data["colour"] == "red"
+	})
 	if got := h.up.watchesOf("configmaps", "settings"); got != 1 {
 		t.Errorf("%d watches of the ConfigMap while one cell needs it, want 1", got)
 	}
@@ -400,7 +412,9 @@ func TestLeaseAndCSINodeOfACell(t *testing.T) {
 // What a kubelet sees of pods, from waiting for one to the end of it.
 func TestPodsOfACell(t *testing.T) {
 	h := newHouse(t)
-	stranger := h.up.put(podOn("stranger"))
+	other := h.server.AddCell("c2", info)
+	stranger := h.bindNew(other, podOn("stranger"))
+	eventually(t, "the other cell has its pod", func() bool { p, _ := other.lastPod(); return p != nil })
 	m := newMachine(t, "c1")
 	c := m.join(h)
 	mir := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", onNode)
@@ -423,11 +437,17 @@ func TestPodsOfACell(t *testing.T) {
 	again := podOn("web")
 	again.UID = "second"
 	h.up.put(again)
-	eventually(t, "the informer has the second pod", func() bool {
-		o, ok, _ := h.server.pods.GetStore().GetByKey("shop/web")
-		return ok && o.(*corev1.Pod).UID == "second"
-	})
-	if mir.has("shop/web") || mir.has("shop/stranger") || stranger == nil {
+	// Pods are handled in the order of their changes: with this one the second pod is.
+	stranger = stranger.DeepCopy()
+	stranger.Labels = map[string]string{"after": "the second pod"}
+	h.up.put(stranger)
+	eventually(t, "the second pod has been handled", func() bool { p, _ := other.lastPod(); return p.Labels["after"] != "" })
+	code, _, body := get(context.Background(), c, "/api/v1/pods?fieldSelector="+url.QueryEscape(onNode.String()))
+	var list corev1.PodList
+	if err := json.Unmarshal(body, &list); err != nil || code != http.StatusOK || len(list.Items) != 0 {
+		t.Errorf("pods of others are listed: %d %s", code, body)
+	}
+	if mir.has("shop/web") || mir.has("shop/stranger") {
 		t.Errorf("pods of others are seen: %v", mir.ListKeys())
 	}
 	if mir.synced() != 1 {
@@ -1453,17 +1473,25 @@ func TestWatchEndsWithItsClientCellAndServer(t *testing.T) {
 		}()
 		return done
 	}
+	// What has not begun would end by itself.
+	begun := func(c *Cell, ctx context.Context) chan struct{} {
+		t.Helper()
+		started := make(chan struct{})
+		done := serve(startedWriter{sync.OnceFunc(func() { close(started) })}, c, ctx)
+		closed(t, "the watch begins", started)
+		return done
+	}
 	c := h.server.AddCell("c1", info)
 	eventually(t, "the node is there", func() bool { return c.Node() != nil })
 	closed(t, "a watch of a broken connection ends", serve(failing{httptest.NewRecorder()}, c, context.Background()))
 	ctx, cancel := context.WithCancel(context.Background())
-	left := serve(httptest.NewRecorder(), c, ctx)
+	left := begun(c, ctx)
 	cancel()
 	closed(t, "a watch that the client left ends", left)
-	removed := serve(httptest.NewRecorder(), c, context.Background())
+	removed := begun(c, context.Background())
 	h.server.RemoveCell("c1")
 	closed(t, "a watch of a removed cell ends", removed)
-	stopped := serve(httptest.NewRecorder(), h.server.AddCell("c2", info), context.Background())
+	stopped := begun(h.server.AddCell("c2", info), context.Background())
 	h.stop()
 	closed(t, "a watch ends with the server", stopped)
 }

@@ -144,7 +144,7 @@ type follower struct {
 	open   bool
 }
 
-func (f *follower) step(c *collection, cut bool) {
+func (f *follower) step(c *collection, rng *rand.Rand, cut bool) {
 	if cut {
 		f.open = false
 	}
@@ -169,7 +169,7 @@ func (f *follower) step(c *collection, cut bool) {
 		return
 	}
 	// Take some of them only: a connection may break anywhere.
-	take := rand.IntN(len(events) + 1)
+	take := rng.IntN(len(events) + 1)
 	for _, e := range events[:take] {
 		f.next++
 		switch f.filter.seen(e) {
@@ -186,8 +186,9 @@ func (f *follower) step(c *collection, cut bool) {
 // Random changes, relists included, against clients that break off and resume at
 // any point: each ends with what the collection holds and its filter lets through.
 func TestCollectionFollowersAgreeWithIt(t *testing.T) {
-	for round := range 200 {
-		c := newCollection(secretKind, 1+round%20)
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		c := newCollection(secretKind, 1+int(seed%20))
 		rv := uint64(10)
 		c.replace(nil, rv)
 		truth := map[string]*corev1.Secret{}
@@ -198,58 +199,60 @@ func TestCollectionFollowersAgreeWithIt(t *testing.T) {
 			{filter: &filter{kind: secretKind, labels: labels.Everything(), fields: fields.OneTermEqualSelector("metadata.name", "s1")}},
 		}
 		change := func() *corev1.Secret {
-			rv += 1 + rand.Uint64N(3)
-			colour := []string{"red", "blue"}[rand.IntN(2)]
-			s := secretAt(fmt.Sprintf("s%d", rand.IntN(4)), rv, map[string]string{"colour": colour})
+			rv += 1 + rng.Uint64N(3)
+			colour := []string{"red", "blue"}[rng.IntN(2)]
+			s := secretAt(fmt.Sprintf("s%d", rng.IntN(4)), rv, map[string]string{"colour": colour})
 			truth[s.Name] = s
 			return s
 		}
+		names := func() []string { return slices.Sorted(maps.Keys(truth)) }
 		for range 100 {
-			switch rand.IntN(6) {
+			switch rng.IntN(6) {
 			case 0, 1, 2:
 				if err := c.Add(change().DeepCopy()); err != nil {
-					t.Fatal(err)
+					t.Fatalf("seed %d: %v", seed, err)
 				}
 			case 3:
-				for name, s := range truth {
-					rv++
-					gone := s.DeepCopy()
-					gone.ResourceVersion = strconv.FormatUint(rv, 10)
-					delete(truth, name)
-					if err := c.Delete(gone); err != nil {
-						t.Fatal(err)
-					}
+				if len(truth) == 0 {
 					break
 				}
+				name := names()[rng.IntN(len(truth))]
+				rv++
+				gone := truth[name].DeepCopy()
+				gone.ResourceVersion = strconv.FormatUint(rv, 10)
+				delete(truth, name)
+				if err := c.Delete(gone); err != nil {
+					t.Fatalf("seed %d: %v", seed, err)
+				}
 			case 4: // the watch upstream was lost for a while
-				for range rand.IntN(4) {
+				for range rng.IntN(4) {
 					change()
 				}
-				for name := range truth {
-					if rand.IntN(3) == 0 {
+				for _, name := range names() {
+					if rng.IntN(3) == 0 {
 						delete(truth, name)
 						rv++
 					}
 				}
 				var list []any
-				for _, s := range truth {
-					list = append(list, s.DeepCopy())
+				for _, name := range names() {
+					list = append(list, truth[name].DeepCopy())
 				}
 				rv++
 				if err := c.Replace(list, strconv.FormatUint(rv, 10)); err != nil {
-					t.Fatal(err)
+					t.Fatalf("seed %d: %v", seed, err)
 				}
 			case 5:
 				rv++
 				c.UpdateResourceVersion(strconv.FormatUint(rv, 10))
 			}
 			for _, f := range followers {
-				f.step(c, rand.IntN(4) == 0)
+				f.step(c, rng, rng.IntN(4) == 0)
 			}
 		}
 		for i, f := range followers {
 			for settled := 0; settled < 50; settled++ {
-				f.step(c, false)
+				f.step(c, rng, false)
 				if f.open {
 					if events, _, _, ok := c.since(f.next); ok && len(events) == 0 {
 						break
@@ -267,7 +270,7 @@ func TestCollectionFollowersAgreeWithIt(t *testing.T) {
 				}
 			}
 			if !maps.Equal(f.copy, want) {
-				t.Fatalf("round %d, follower %d has %v, want %v", round, i, f.copy, want)
+				t.Fatalf("seed %d, follower %d has %v, want %v", seed, i, f.copy, want)
 			}
 		}
 	}

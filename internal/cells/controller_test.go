@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -74,7 +76,6 @@ func (m *modelCloud) Launch(_ context.Context, r cloud.LaunchRequest) ([]cloud.I
 			m.byToken[token] = id
 			m.instances[id] = cloud.Instance{
 				ID: id, InstanceType: r.InstanceType, State: cloud.Running, Tags: machine.Tags, Launched: time.Now(),
-				// Nobody listens there: these tests end before a cell joins.
 				ManagementIP: netip.AddrFrom4([4]byte{127, 0, 0, 2}), PodIP: netip.AddrFrom4([4]byte{127, 0, 0, 3}),
 			}
 		}
@@ -155,7 +156,12 @@ func (w *world) start() {
 		w.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	dialer, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: authority, Log: log})
+	dialer, err := tunnel.NewDialer(tunnel.DialerConfig{
+		Authority: authority,
+		Log:       log,
+		// The addresses of modelCloud's instances are this host's own.
+		Dial: func(context.Context, netip.AddrPort) (net.Conn, error) { return nil, syscall.ECONNREFUSED },
+	})
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -351,45 +357,6 @@ func TestAPodThatGoesWhileItsLaunchIsUncertainLeavesNoInstance(t *testing.T) {
 	}
 }
 
-func TestARestartAtEachPhaseNeitherLosesNorDoubles(t *testing.T) {
-	for _, phase := range []apiv1.Phase{apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Terminating} {
-		t.Run(string(phase), func(t *testing.T) {
-			w := newWorld(t)
-			if phase == apiv1.Launching {
-				w.cloud.fail = func(cloud.LaunchRequest) (error, bool) { return errors.New("timeout"), true }
-			}
-			if phase == apiv1.Terminating {
-				w.cloud.linger = true
-			}
-			if phase == apiv1.Requested {
-				w.stop() // what is requested now is stored, and nobody moves it
-			}
-			w.request("a", "nano")
-			if phase == apiv1.Terminating {
-				w.until("booting", w.reached("a", apiv1.Booting))
-				w.cells.Release(ref("a").UID, "done", false)
-			}
-			w.until(string(phase), w.reached("a", phase))
-			w.stop()
-			w.cloud.mu.Lock()
-			w.cloud.fail, w.cloud.linger = nil, false
-			w.cloud.mu.Unlock()
-			w.start()
-			if phase != apiv1.Terminating {
-				w.until("booting", w.reached("a", apiv1.Booting))
-				if got := w.cloud.running(); len(got) != 1 {
-					t.Fatalf("instances %v, want one", got)
-				}
-				w.cells.Release(ref("a").UID, "done", false)
-			}
-			w.until("gone", w.reached("a", apiv1.Gone))
-			if got := w.cloud.running(); len(got) != 0 {
-				t.Fatalf("instances %v are left", got)
-			}
-		})
-	}
-}
-
 func TestACellIsGoneOnlyWhenTheCloudNoLongerShowsIt(t *testing.T) {
 	w := newWorld(t)
 	w.cloud.linger = true
@@ -499,17 +466,24 @@ func TestTwoWritersOfOneRecordEndTheController(t *testing.T) {
 }
 
 func TestThePhasesFormALineWithTwoWaysBack(t *testing.T) {
-	phases := []apiv1.Phase{apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Ready, apiv1.Bound, apiv1.Draining, apiv1.Terminating, apiv1.Gone}
-	back := map[string]bool{"Launching → Requested": true, "Ready → Booting": true}
-	for i, from := range phases {
-		for j, to := range phases {
+	// Besides, a phase may be entered again.
+	allowed := map[apiv1.Phase][]apiv1.Phase{
+		apiv1.Requested:   {apiv1.Launching, apiv1.Gone},
+		apiv1.Launching:   {apiv1.Requested, apiv1.Booting, apiv1.Terminating, apiv1.Gone},
+		apiv1.Booting:     {apiv1.Ready, apiv1.Terminating},
+		apiv1.Ready:       {apiv1.Booting, apiv1.Bound, apiv1.Terminating},
+		apiv1.Bound:       {apiv1.Draining, apiv1.Terminating},
+		apiv1.Draining:    {apiv1.Terminating},
+		apiv1.Terminating: {apiv1.Gone},
+		apiv1.Gone:        nil,
+	}
+	for from, to := range allowed {
+		for phase := range allowed {
 			cell := Cell{ID: "c", Phase: from}
-			err := cell.enter(to)
-			if j < i && (err == nil) != back[fmt.Sprintf("%s → %s", from, to)] {
-				t.Errorf("%s → %s goes back: %v", from, to, err)
-			}
-			if j == i+1 && err != nil {
-				t.Errorf("%s → %s: %v", from, to, err)
+			err := cell.enter(phase)
+			want := phase == from || slices.Contains(to, phase)
+			if (err == nil) != want || (cell.Phase == phase) != want {
+				t.Errorf("%s → %s: %v, and the cell is %s; allowed %t", from, phase, err, cell.Phase, want)
 			}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -388,9 +389,76 @@ func TestAnInterruptedCellIsToldOnceAndEndsWithTheNotice(t *testing.T) {
 	})
 }
 
+func TestARestartAtEachPhaseNeitherLosesNorDoubles(t *testing.T) {
+	phases := []apiv1.Phase{
+		apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Ready, apiv1.Bound, apiv1.Draining, apiv1.Terminating,
+	}
+	for _, phase := range phases {
+		t.Run(string(phase), func(t *testing.T) {
+			// The first Kip stores nothing more once it has stored the phase; what
+			// it does then, nobody learns.
+			var dead atomic.Bool
+			hook := func(_, key string) error {
+				if dead.Load() && strings.Contains(key, keyPrefix) {
+					return errors.New("this Kip is dead")
+				}
+				return nil
+			}
+			dies := func(c *Config) {
+				changed, once := c.Changed, sync.Once{}
+				c.Changed = func(cell Cell) {
+					changed(cell)
+					if cell.Phase == phase {
+						once.Do(func() { dead.Store(true) })
+					}
+				}
+			}
+			inBubble(t, dies, hook, func(t *testing.T, b *bubble) {
+				b.request("a", "nano")
+				b.later(10 * time.Second)
+				ends := order(phase) > order(apiv1.Bound)
+				if ends {
+					b.cloud.linger = true
+					b.cells.Release(ref("a").UID, "done", true)
+					b.later(10 * time.Second)
+				}
+				if got := b.phase("a"); got != phase || !dead.Load() {
+					t.Fatalf("the cell is %q", got)
+				}
+				b.stop()
+				dead.Store(false)
+				b.cloud.linger = false
+				began := time.Now()
+				b.run()
+				b.later(10 * time.Second)
+				if look := b.cells.lastLook(); look.began.Before(began) {
+					t.Fatal("the second Kip has not looked at the cloud")
+				}
+				if !ends {
+					cell, _ := b.cells.ForPod(ref("a").UID)
+					if cell.Phase != apiv1.Bound || !slices.Equal(b.cloud.running(), []string{cell.Instance.ID}) {
+						t.Fatalf("the cell is %+v, instances %v", cell, b.cloud.running())
+					}
+					if got := b.links.of(cell.ID).bound; !slices.Equal(got, []types.UID{ref("a").UID}) {
+						t.Errorf("it shows %v", got)
+					}
+					b.cells.Release(ref("a").UID, "done", true)
+					b.later(10 * time.Second)
+				}
+				if got := b.phase("a"); got != "" || len(b.cloud.running()) != 0 {
+					t.Errorf("the cell is %q, instances %v are left", got, b.cloud.running())
+				}
+				if n := len(b.cloud.byToken); n != 1 {
+					t.Errorf("%d instances were launched, by the calls %v", n, b.cloud.launches)
+				}
+			})
+		})
+	}
+}
+
 func TestAWriteWhoseAnswerIsLostIsNeitherRepeatedNorForgotten(t *testing.T) {
 	for _, done := range []bool{false, true} {
-		for n := 1; n <= 9; n++ {
+		for n := 1; n <= 11; n++ { // as many as there are
 			t.Run(fmt.Sprintf("write %d done %t", n, done), func(t *testing.T) {
 				var mu sync.Mutex
 				writes := 0
@@ -432,6 +500,9 @@ func TestAWriteWhoseAnswerIsLostIsNeitherRepeatedNorForgotten(t *testing.T) {
 						t.Fatalf("a record is left: %v", err)
 					}
 				})
+				if writes < n {
+					t.Errorf("there were %d writes only", writes)
+				}
 			})
 		}
 	}
@@ -467,16 +538,19 @@ func TestAFencedKipEnds(t *testing.T) {
 	inBubble(t, nil, hook, func(t *testing.T, b *bubble) {
 		b.later(time.Second)
 		fenced = true
-		stop := b.stop
-		b.stop = func() {} // it ends by itself
 		_, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Offers: []Offer{{InstanceType: "nano"}}})
 		if !errors.Is(err, store.ErrNotLeader) {
 			t.Fatal(err)
 		}
-		b.T = &testing.T{} // the error of Run is what is wanted
-		stop()
-		if !b.Failed() {
-			t.Fatal("it went on")
+		b.later(time.Minute)
+		select {
+		case err := <-b.ended:
+			b.stop = func() {}
+			if !errors.Is(err, store.ErrNotLeader) {
+				t.Errorf("it ended with %v", err)
+			}
+		default:
+			t.Error("it goes on")
 		}
 	})
 }

@@ -167,6 +167,7 @@ type bubble struct {
 	*world
 	links *modelLinks
 	cfg   Config
+	ended <-chan error // what Run returned
 }
 
 // inBubble runs f with a Kip whose Config it may change first.
@@ -211,11 +212,12 @@ func (b *bubble) run() {
 		b.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(b.Context())
-	done := make(chan error, 1)
-	go func() { done <- b.cells.Run(ctx) }()
+	ended := make(chan error, 1)
+	b.ended = ended
+	go func() { ended <- b.cells.Run(ctx) }()
 	b.stop = func() {
 		cancel()
-		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
 			b.Errorf("the controller ended with %v", err)
 		}
 	}

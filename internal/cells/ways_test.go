@@ -19,6 +19,7 @@ func (l link) RoundTripper() http.RoundTripper { return http.DefaultTransport }
 
 func TestWaysAreToBoundCellsAlone(t *testing.T) {
 	c := New(Config{})
+	t.Cleanup(c.queue.ShutDown) // which Run would do
 	for name, e := range map[string]struct {
 		phase   apiv1.Phase
 		session Session

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -39,7 +40,7 @@ import (
 func TestMain(m *testing.M) {
 	// The last of these sleeps until the real time is over that of a bubble.
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
-	m.Run()
+	goleak.VerifyTestMain(m)
 }
 
 // shared are watches that tell what a test tells them.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -17,7 +18,18 @@ import (
 
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/store/storetest"
+	"go.uber.org/goleak"
 )
+
+// endpointVar makes this process one that leads, on the etcd that it names.
+const endpointVar = "LEADER_TEST_ENDPOINT"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(endpointVar) != "" {
+		os.Exit(m.Run()) // it reads its input until it ends
+	}
+	goleak.VerifyTestMain(m)
+}
 
 var silent = slog.New(slog.DiscardHandler)
 
@@ -283,7 +295,6 @@ func TestAnEmbeddedEtcdLeadsAtOnce(t *testing.T) {
 // TestAnotherTakesOver kills, pauses and stops a leading process and tells how
 // long nobody led. The process is this test, run again.
 func TestAnotherTakesOver(t *testing.T) {
-	const endpointVar = "LEADER_TEST_ENDPOINT"
 	if endpoint := os.Getenv(endpointVar); endpoint != "" {
 		lead(t, endpoint)
 		return
@@ -314,24 +325,42 @@ func TestAnotherTakesOver(t *testing.T) {
 			defer func() { _ = child.Wait() }()
 			defer func() { _ = child.Process.Kill() }()
 			lines := bufio.NewScanner(out)
-			until := func(want string) {
+			until := func(want string) string {
 				t.Helper()
 				for lines.Scan() {
-					if strings.Contains(lines.Text(), want) {
-						return
+					if _, said, found := strings.Cut(lines.Text(), want); found {
+						return strings.TrimSpace(said)
 					}
 				}
 				t.Fatalf("the process never said %q: %v", want, lines.Err())
+				return ""
 			}
-			until("LEADS")
-			waits, wins := candidate(t, connect(t, etcd.Endpoint), "standby")
+			lease := until("LEADS")
+			standby := connect(t, etcd.Endpoint)
+			waits, wins := candidate(t, standby, "standby")
 			<-waits
 			began := time.Now()
 			if err := c.end(child.Process); err != nil {
 				t.Fatal(err)
 			}
-			l := <-wins
-			t.Logf("took over %s after %s", time.Since(began).Round(time.Millisecond), c.name)
+			won := make(chan *Leadership)
+			go func() {
+				l := <-wins
+				t.Logf("took over %s after %s", time.Since(began).Round(time.Millisecond), c.name)
+				won <- l
+			}()
+			if c.name == "a clean stop" {
+				for lines.Scan() { // to its end
+				}
+				if err := child.Wait(); err != nil {
+					t.Errorf("the process ended with %v", err)
+				}
+				// What is left of it would run out by itself, as after a kill.
+				if left := leases(t, standby); slices.Contains(left, lease) {
+					t.Errorf("its lease %s is left: %v", lease, left)
+				}
+			}
+			l := <-won
 			if _, err := l.Store().Put(t.Context(), c.name, item{"standby"}, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -353,13 +382,27 @@ func TestAnotherTakesOver(t *testing.T) {
 	}
 }
 
+// leases are those that etcd has granted, and that have not ended.
+func leases(t *testing.T, s *store.Store) (ids []string) {
+	t.Helper()
+	client, _, _ := s.Shared()
+	r, err := client.Leases(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range r.Leases {
+		ids = append(ids, fmt.Sprint(int64(l.ID)))
+	}
+	return ids
+}
+
 func lead(t *testing.T, endpoint string) {
 	stopped, stop := context.WithCancel(t.Context())
 	defer stop()
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM)
 	l := win(t, connect(t, endpoint), "child")
-	fmt.Println("LEADS")
+	fmt.Println("LEADS", int64(l.session.Lease()))
 	go func() {
 		if bufio.NewScanner(os.Stdin).Scan() {
 			_, err := l.Store().Put(t.Context(), "late", item{"child"}, 0)

@@ -440,11 +440,20 @@ func TestThePublishedClientCAIsReadBeforeTheFirstRequest(t *testing.T) {
 
 func TestOldTLSIsRefused(t *testing.T) {
 	f := serve(t, says(""))
+	conn, err := tls.Dial("tcp", f.addr, f.tls())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
 	old := f.tls()
-	old.MinVersion, old.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
+	old.MinVersion, old.MaxVersion = tls.VersionTLS11, tls.VersionTLS11
+	const protocolVersion tls.AlertError = 70 // of RFC 8446; the package's own type for it is not exported
+	var alert *net.OpError
 	if conn, err := tls.Dial("tcp", f.addr, old); err == nil {
 		conn.Close()
 		t.Error("TLS 1.1 was accepted")
+	} else if !errors.As(err, &alert) || alert.Op != "remote error" || alert.Err.Error() != protocolVersion.Error() {
+		t.Errorf("TLS 1.1 was answered with %v: want %v", err, protocolVersion)
 	}
 }
 

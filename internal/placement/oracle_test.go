@@ -149,6 +149,22 @@ func oracleNeed(pod *corev1.Pod, name corev1.ResourceName) int64 {
 	return max(running, starting) + amount(corev1.Container{Resources: corev1.ResourceRequirements{Requests: pod.Spec.Overhead}})
 }
 
+// named says whether a type is one of those that the pod's annotation names.
+func named(t *catalog.InstanceType, pod *corev1.Pod) bool {
+	switch name := pod.Annotations[AnnotationInstanceType]; name { // randomPod's patterns
+	case "", "*":
+		return true
+	case "a*":
+		return t.Name[0] == 'a'
+	case "*1.*":
+		return t.Name[1] == '1'
+	case "b0.*":
+		return t.Name[:3] == "b0."
+	default:
+		return t.Name == name
+	}
+}
+
 type oracleCandidate struct {
 	t    *catalog.InstanceType
 	o    catalog.Offering
@@ -160,12 +176,12 @@ type oracleCandidate struct {
 func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot bool) []oracleCandidate {
 	cpu, memory := oracleNeed(pod, corev1.ResourceCPU), oracleNeed(pod, corev1.ResourceMemory)
 	disk, gpus := oracleNeed(pod, corev1.ResourceEphemeralStorage), oracleNeed(pod, resourceGPU)
-	named, arch := pod.Annotations[AnnotationInstanceType], pod.Spec.NodeSelector[corev1.LabelArchStable]
+	arch := pod.Spec.NodeSelector[corev1.LabelArchStable]
 	only := ""
-	switch {
-	case named != "" && !strings.Contains(named, "*"):
-		only = named
-	case named == "" && cpu == 0 && memory == 0 && disk == 0 && gpus == 0:
+	switch name := pod.Annotations[AnnotationInstanceType]; {
+	case name != "" && !strings.Contains(name, "*"):
+		only = name
+	case name == "" && cpu == 0 && memory == 0 && disk == 0 && gpus == 0:
 		only = config.DefaultInstanceType
 	}
 	volume := int64(0)
@@ -186,19 +202,8 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 		if only != "" && t.Name != only || arch != "" && t.Arch != arch {
 			continue
 		}
-		switch named { // randomPod's patterns
-		case "a*":
-			if t.Name[0] != 'a' {
-				continue
-			}
-		case "*1.*":
-			if t.Name[1] != '1' {
-				continue
-			}
-		case "b0.*":
-			if t.Name[:3] != "b0." {
-				continue
-			}
+		if !named(t, pod) {
+			continue
 		}
 		typeDisk := t.DiskBytes
 		if typeDisk == 0 {
@@ -256,7 +261,7 @@ func oracleCandidates(types []catalog.InstanceType, config Config, pod *corev1.P
 }
 
 func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
-	var placed, fellBack, full, unplaceable, noCapacity int
+	var placed, fellBack, full, unplaceable, noCapacity, misnamed int
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		types := randomCatalogue(rng, 1+rng.IntN(60))
@@ -310,9 +315,10 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 				if !errors.As(err, &n) {
 					t.Fatalf("%s: error %v, want a NoCapacityError", where, err)
 				}
-			case errors.As(err, &invalid):
-				if invalid.Annotation != AnnotationInstanceType {
-					t.Fatalf("%s: %v", where, err)
+			case !slices.ContainsFunc(types, func(t catalog.InstanceType) bool { return named(&t, pod) }):
+				misnamed++
+				if !errors.As(err, &invalid) || invalid.Annotation != AnnotationInstanceType {
+					t.Fatalf("%s: error %v, want an InvalidAnnotationError of %s", where, err, AnnotationInstanceType)
 				}
 			default:
 				unplaceable++
@@ -330,8 +336,10 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 		}
 	}
 	// The generator must reach each outcome, or the comparison proves nothing.
-	if placed < 1000 || fellBack < 500 || full < 100 || unplaceable < 100 || noCapacity < 100 {
-		t.Errorf("only %d placed, of them %d with a fall-back and %d of these with all that are allowed; %d unplaceable, %d without capacity", placed, fellBack, full, unplaceable, noCapacity)
+	if placed < 1000 || fellBack < 500 || full < 100 || unplaceable < 100 || noCapacity < 100 || misnamed < 50 {
+		t.Errorf("only %d placed, of them %d with a fall-back and "+
+			"%d of these with all that are allowed; %d unplaceable, %d without capacity, %d name no type",
+			placed, fellBack, full, unplaceable, noCapacity, misnamed)
 	}
 }
 

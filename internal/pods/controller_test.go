@@ -152,6 +152,7 @@ func newHarness(t *testing.T) *harness {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.queue.ShutDown) // which Run would do
 	h.c = c
 	return h
 }

@@ -29,11 +29,21 @@ func passes(d agentapi.Direction, ip netip.Addr, protocol string, port uint16) b
 	})
 }
 
+// outcomes counts what the oracle has decided.
+type outcomes struct {
+	allowed, denied int // by a policy
+	named           int // of those allowed, by a port's name
+	foreign         int // of those allowed, by the selector of another namespace
+	excepted        int // of those denied, what a block holds and its except does not
+}
+
 // cluster is what the oracle knows: the objects, as they are in the API.
 type cluster struct {
 	namespaces map[string]map[string]string
 	pods       map[string]*corev1.Pod // by namespace/name
 	policies   map[string]*networkingv1.NetworkPolicy
+	*outcomes
+	rule outcomes // what the rule that is being looked at has decided by
 }
 
 func matches(s *metav1.LabelSelector, labels map[string]string) bool {
@@ -78,8 +88,24 @@ func (c *cluster) at(ip netip.Addr) (pods []*corev1.Pod) {
 // allows decides on one connection of a subject with an address, by what the API's
 // documentation says.
 func (c *cluster) allows(subject *corev1.Pod, egress bool, ip netip.Addr, protocol corev1.Protocol, port uint16) bool {
-	isolated := false
+	isolated, excepted := false, 0
 	if subject.Spec.HostNetwork {
+		return true
+	}
+	type ports = []networkingv1.NetworkPolicyPort
+	type peers = []networkingv1.NetworkPolicyPeer
+	lets := func(numbers ports, named *corev1.Pod, namespace string, from peers, only *corev1.Pod) bool {
+		c.rule = outcomes{}
+		if !c.portMatches(numbers, protocol, port, named) {
+			return false
+		}
+		if !c.peerMatches(namespace, from, ip, only) {
+			excepted += c.rule.excepted
+			return false
+		}
+		c.allowed++
+		c.named += c.rule.named
+		c.foreign += c.rule.foreign
 		return true
 	}
 	for _, p := range c.policies {
@@ -90,11 +116,11 @@ func (c *cluster) allows(subject *corev1.Pod, egress bool, ip netip.Addr, protoc
 			isolated = true
 			for _, r := range p.Spec.Egress {
 				// The pods at the address may each give a name another number.
-				if c.portMatches(r.Ports, protocol, port, nil) && c.peerMatches(p.Namespace, r.To, ip, nil) {
+				if lets(r.Ports, nil, p.Namespace, r.To, nil) {
 					return true
 				}
 				for _, dst := range c.at(ip) {
-					if c.portMatches(r.Ports, protocol, port, dst) && c.peerMatches(p.Namespace, r.To, ip, dst) {
+					if lets(r.Ports, dst, p.Namespace, r.To, dst) {
 						return true
 					}
 				}
@@ -103,11 +129,15 @@ func (c *cluster) allows(subject *corev1.Pod, egress bool, ip netip.Addr, protoc
 		if !egress && slices.Contains(p.Spec.PolicyTypes, networkingv1.PolicyTypeIngress) {
 			isolated = true
 			for _, r := range p.Spec.Ingress {
-				if c.portMatches(r.Ports, protocol, port, subject) && c.peerMatches(p.Namespace, r.From, ip, nil) {
+				if lets(r.Ports, subject, p.Namespace, r.From, nil) {
 					return true
 				}
 			}
 		}
+	}
+	if isolated {
+		c.denied++
+		c.excepted += min(excepted, 1)
 	}
 	return !isolated
 }
@@ -140,6 +170,7 @@ func (c *cluster) portMatches(ports []networkingv1.NetworkPolicyPort, protocol c
 			for _, container := range dst.Spec.Containers {
 				for _, named := range container.Ports {
 					if named.Name == p.Port.StrVal && named.Protocol == want && uint16(named.ContainerPort) == port {
+						c.rule.named = 1
 						return true
 					}
 				}
@@ -158,7 +189,9 @@ func (c *cluster) peerMatches(namespace string, peers []networkingv1.NetworkPoli
 		if b := peer.IPBlock; b != nil {
 			in := netip.MustParsePrefix(b.CIDR).Contains(ip)
 			for _, e := range b.Except {
-				in = in && !netip.MustParsePrefix(e).Contains(ip)
+				if in && netip.MustParsePrefix(e).Contains(ip) {
+					in, c.rule.excepted = false, 1
+				}
 			}
 			if in {
 				return true
@@ -179,6 +212,9 @@ func (c *cluster) peerMatches(namespace string, peers []networkingv1.NetworkPoli
 				}
 			}
 			if peer.PodSelector == nil || matches(peer.PodSelector, pod.Labels) {
+				if pod.Namespace != namespace {
+					c.rule.foreign = 1
+				}
 				return true
 			}
 		}
@@ -308,65 +344,88 @@ type history struct {
 }
 
 func TestWhatIsAllowedIsWhatTheAPIDocuments(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		h := &history{
-			cluster: cluster{map[string]map[string]string{}, map[string]*corev1.Pod{}, map[string]*networkingv1.NetworkPolicy{}},
-			index:   NewIndex(), subjects: map[string]*corev1.Pod{}, last: map[types.NamespacedName][2]agentapi.Direction{},
-		}
-		steps := map[string]func(*rapid.T){
-			"namespace": func(t *rapid.T) {
-				name, labels := rapid.SampledFrom(namespaceNames).Draw(t, "name"), drawLabels(t)
-				h.namespaces[name] = labels
-				h.index.SetNamespace(name, labels)
-			},
-			"no namespace": func(t *rapid.T) {
-				name := rapid.SampledFrom(namespaceNames).Draw(t, "name")
-				delete(h.namespaces, name)
-				h.index.RemoveNamespace(name)
-			},
-			"pod": func(t *rapid.T) {
-				p := drawPod(t)
-				h.pods[p.Namespace+"/"+p.Name] = p
-				h.index.SetPod(PodOf(p))
-			},
-			"no pod": func(t *rapid.T) {
-				ns, name := rapid.SampledFrom(namespaceNames).Draw(t, "namespace"), rapid.SampledFrom(podNames).Draw(t, "name")
-				delete(h.pods, ns+"/"+name)
-				h.index.RemovePod(types.NamespacedName{Namespace: ns, Name: name})
-			},
-			"policy": func(t *rapid.T) {
-				p := drawPolicy(t)
-				h.policies[p.Namespace+"/"+p.Name] = p
-				if err := h.index.SetPolicy(p); err != nil {
-					t.Fatal(err)
-				}
-			},
-			"no policy": func(t *rapid.T) {
-				ns, name := rapid.SampledFrom(namespaceNames).Draw(t, "namespace"), rapid.SampledFrom(podNames).Draw(t, "name")
-				delete(h.policies, ns+"/"+name)
-				h.index.RemovePolicy(types.NamespacedName{Namespace: ns, Name: name})
-			},
-			"subject": func(t *rapid.T) {
-				p := drawPod(t)
-				h.subjects[p.Namespace+"/"+p.Name] = p
-				h.index.SetSubject(PodOf(p))
-			},
-			"no subject": func(t *rapid.T) {
-				ns, name := rapid.SampledFrom(namespaceNames).Draw(t, "namespace"), rapid.SampledFrom(podNames).Draw(t, "name")
-				delete(h.subjects, ns+"/"+name)
-				delete(h.last, types.NamespacedName{Namespace: ns, Name: name})
-				h.index.RemoveSubject(types.NamespacedName{Namespace: ns, Name: name})
-			},
-			"": h.check,
-		}
-		// Most of what can go wrong takes some of each.
-		for range 6 {
-			for _, step := range []string{"namespace", "pod", "policy", "subject"} {
-				steps[step](t)
+	const histories = 300
+	var ran int
+	var decided outcomes
+	for ran < histories && !t.Failed() { // -short makes each Check a fifth
+		rapid.Check(t, func(t *rapid.T) {
+			ran++
+			playHistory(t, &decided)
+		})
+	}
+	t.Logf("%d histories: %+v", ran, decided)
+	// The histories must reach each outcome, or the comparison proves nothing.
+	if decided.allowed < 100_000 || decided.denied < 400_000 || decided.named < 30 || decided.foreign < 3000 || decided.excepted < 3000 {
+		t.Errorf("%d histories decided only %+v", ran, decided)
+	}
+}
+
+// playHistory plays one, and compares after each step.
+func playHistory(t *rapid.T, decided *outcomes) {
+	h := &history{
+		cluster: cluster{
+			namespaces: map[string]map[string]string{},
+			pods:       map[string]*corev1.Pod{},
+			policies:   map[string]*networkingv1.NetworkPolicy{},
+			outcomes:   decided,
+		},
+		index:    NewIndex(),
+		subjects: map[string]*corev1.Pod{},
+		last:     map[types.NamespacedName][2]agentapi.Direction{},
+	}
+	steps := map[string]func(*rapid.T){
+		"namespace": func(t *rapid.T) {
+			name, labels := rapid.SampledFrom(namespaceNames).Draw(t, "name"), drawLabels(t)
+			h.namespaces[name] = labels
+			h.index.SetNamespace(name, labels)
+		},
+		"no namespace": func(t *rapid.T) {
+			name := rapid.SampledFrom(namespaceNames).Draw(t, "name")
+			delete(h.namespaces, name)
+			h.index.RemoveNamespace(name)
+		},
+		"pod": func(t *rapid.T) {
+			p := drawPod(t)
+			h.pods[p.Namespace+"/"+p.Name] = p
+			h.index.SetPod(PodOf(p))
+		},
+		"no pod": func(t *rapid.T) {
+			ns, name := rapid.SampledFrom(namespaceNames).Draw(t, "namespace"), rapid.SampledFrom(podNames).Draw(t, "name")
+			delete(h.pods, ns+"/"+name)
+			h.index.RemovePod(types.NamespacedName{Namespace: ns, Name: name})
+		},
+		"policy": func(t *rapid.T) {
+			p := drawPolicy(t)
+			h.policies[p.Namespace+"/"+p.Name] = p
+			if err := h.index.SetPolicy(p); err != nil {
+				t.Fatal(err)
 			}
+		},
+		"no policy": func(t *rapid.T) {
+			ns, name := rapid.SampledFrom(namespaceNames).Draw(t, "namespace"), rapid.SampledFrom(podNames).Draw(t, "name")
+			delete(h.policies, ns+"/"+name)
+			h.index.RemovePolicy(types.NamespacedName{Namespace: ns, Name: name})
+		},
+		"subject": func(t *rapid.T) {
+			p := drawPod(t)
+			h.subjects[p.Namespace+"/"+p.Name] = p
+			h.index.SetSubject(PodOf(p))
+		},
+		"no subject": func(t *rapid.T) {
+			ns, name := rapid.SampledFrom(namespaceNames).Draw(t, "namespace"), rapid.SampledFrom(podNames).Draw(t, "name")
+			delete(h.subjects, ns+"/"+name)
+			delete(h.last, types.NamespacedName{Namespace: ns, Name: name})
+			h.index.RemoveSubject(types.NamespacedName{Namespace: ns, Name: name})
+		},
+		"": h.check,
+	}
+	// Most of what can go wrong takes some of each.
+	for range 6 {
+		for _, step := range []string{"namespace", "pod", "policy", "subject"} {
+			steps[step](t)
 		}
-		t.Repeat(steps)
-	})
+	}
+	t.Repeat(steps)
 }
 
 // check compares every subject's rules with the oracle, connection by connection,

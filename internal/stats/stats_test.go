@@ -84,13 +84,13 @@ type fixture struct {
 
 	mu     sync.Mutex
 	cells  []Cell
-	missed map[Miss]int // of the last gathering
+	missed map[string]map[Miss]int // of the last gathering of each endpoint
 	rounds int
 }
 
 func newFixture(tb testing.TB, cells ...Cell) *fixture {
 	tb.Helper()
-	f := &fixture{clock: clocktesting.NewFakeClock(begin), cells: cells}
+	f := &fixture{clock: clocktesting.NewFakeClock(begin), cells: cells, missed: map[string]map[Miss]int{}}
 	f.Stats = New(Config{
 		NodeName: "kip-0",
 		Cells: func() []Cell {
@@ -98,10 +98,11 @@ func newFixture(tb testing.TB, cells ...Cell) *fixture {
 			defer f.mu.Unlock()
 			return slices.Clone(f.cells)
 		},
-		Gathered: func(_ string, _ time.Duration, missed map[Miss]int) {
+		Gathered: func(endpoint string, _ time.Duration, missed map[Miss]int) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			f.missed, f.rounds = missed, f.rounds+1
+			f.missed[endpoint] = missed
+			f.rounds++
 		},
 		Clock: f.clock, Log: slog.New(slog.DiscardHandler),
 	})
@@ -388,8 +389,10 @@ func TestNoCellSpoilsTheRest(t *testing.T) {
 	if err := json.Unmarshal([]byte(f.get(t, "/stats/summary")), &s); err != nil || len(s.Pods) != 2 {
 		t.Errorf("%d pods, %v", len(s.Pods), err)
 	}
-	if !maps.Equal(f.missed, want) {
-		t.Errorf("missed %v, want %v", f.missed, want)
+	for _, endpoint := range []string{"resource", "cadvisor", "probes", "summary"} {
+		if got := f.missed[endpoint]; !maps.Equal(got, want) {
+			t.Errorf("%s missed %v, want %v", endpoint, got, want)
+		}
 	}
 	if used := f.reading.used.Load(); used != 0 {
 		t.Errorf("%d bytes are still being read", used)
@@ -600,7 +603,7 @@ func BenchmarkGather(b *testing.B) {
 					b.ReportMetric(float64(w.n)/1e6, "MB-answer")
 					b.ReportMetric(float64(held)/1e6, "MB-held")
 					missed := 0
-					for _, m := range f.missed {
+					for _, m := range f.missed[f.sources[path].endpoint] {
 						missed += m
 					}
 					b.ReportMetric(float64(missed), "missed")

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 )
 
@@ -84,10 +85,19 @@ func TestWritesFailOnAFullDiskAndWorkAgainWhenThereIsRoom(t *testing.T) {
 	}
 }
 
+// childDir makes this process one that fills the disk of the folder that it names.
+const childDir = "STORE_TEST_DIR"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childDir) != "" {
+		os.Exit(m.Run())
+	}
+	goleak.VerifyTestMain(m)
+}
+
 // TestKipSurvivesItsEtcdsDeath fills the disk under an etcd that is not held
 // back, in a process of its own: what is left of a dead etcd cannot be closed.
 func TestKipSurvivesItsEtcdsDeath(t *testing.T) {
-	const childDir = "STORE_TEST_DIR"
 	if dir := os.Getenv(childDir); dir != "" {
 		dieOnAFullDisk(t, dir)
 		return
@@ -146,11 +156,11 @@ func dieOnAFullDisk(t *testing.T, dir string) {
 
 func TestAStalledEtcdAnswersNobodyForLong(t *testing.T) {
 	s := open(t, t.TempDir())
+	revision := put(t, s, "a", "1", 0)
 	b := s.backend.(etcd)
 	patient := b
 	b.timeout = 50 * time.Millisecond
 	s.backend = b
-	revision := put(t, s, "a", "1", 0)
 
 	// What a commit that waits for the disk holds.
 	tx := s.embedded.Backend().BatchTx()

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -132,7 +133,18 @@ func TestStoredGarbageIsAnErrorThatNamesTheKey(t *testing.T) {
 	if _, err := s.backend.(etcd).client.Put(t.Context(), root+"bad", "{"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Get(t.Context(), "bad", &item{}); err == nil {
-		t.Fatal("garbage was read without an error")
+	if _, err := s.Get(t.Context(), "bad", &item{}); err == nil || !strings.Contains(err.Error(), "read bad from the store") {
+		t.Errorf("garbage was read: %v, want an error that names bad", err)
+	}
+	// A list is decoded by who asks for it: the key comes with each record, and the
+	// error is handed on.
+	err := s.List(t.Context(), "b", func(key string, data []byte, _ int64) error {
+		if err := json.Unmarshal(data, &item{}); err != nil {
+			return fmt.Errorf("decode %s: %w", key, err)
+		}
+		return nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "decode bad: ") {
+		t.Errorf("garbage was listed: %v, want an error that names bad", err)
 	}
 }

@@ -512,12 +512,25 @@ func TestNothingPassesWhileRulesAreReplaced(t *testing.T) {
 		}
 	}
 	n.apply(f, deny(0))
+	arrived := func() (packets uint64) {
+		n.in(n.cell, func() error {
+			l, err := netlink.LinkByName("up")
+			if err == nil {
+				packets = l.Attrs().Statistics.RxPackets
+			}
+			return err
+		})
+		return packets
+	}
+	before := arrived()
 	ctx, stop := context.WithCancel(t.Context())
 	sent := make(chan int)
 	go func() {
 		count := 0
-		for ; ctx.Err() == nil; count++ {
-			_, _ = source.Write([]byte("no"))
+		for ctx.Err() == nil {
+			if _, err := source.Write([]byte("no")); err == nil {
+				count++
+			}
 		}
 		sent <- count
 	}()
@@ -525,8 +538,12 @@ func TestNothingPassesWhileRulesAreReplaced(t *testing.T) {
 		n.apply(f, deny(i+1))
 	}
 	stop()
-	if count := <-sent; count < 1000 {
+	count := <-sent
+	if count < 1000 {
 		t.Fatalf("only %d packets were sent", count)
+	}
+	if reached := arrived() - before; reached < uint64(count) {
+		t.Fatalf("only %d of %d packets have reached the cell", reached, count)
 	}
 	if got := receive(lost); got > 0 {
 		t.Errorf("%d packets passed", got)

@@ -19,17 +19,34 @@ import (
 // what must hold whatever happens. It keeps its own account of each machine,
 // from answers and the clock alone.
 func TestRandomHistories(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		rapid.SyncTest(rt, func(rt *rapid.T) {
-			h := newHistory(rt)
-			defer h.c.Close()
-			rt.Repeat(map[string]func(*rapid.T){
-				"launch": h.launch, "repeat": h.repeat, "terminate": h.terminate, "stop": h.stop, "start": h.start,
-				"vanish": h.vanish, "interrupt": h.interrupt, "pass": h.pass, "capacity": h.capacity,
-				"": h.check,
-			})
-			h.settle(rt)
+	const histories = 600
+	ran, met := 0, map[string]int{}
+	for ran < histories && !t.Failed() { // -short makes each Check a fifth
+		rapid.Check(t, func(rt *rapid.T) {
+			ran++
+			playHistory(rt, met)
 		})
+	}
+	t.Logf("%d histories: %v", ran, met)
+	// The histories must reach each outcome, or they prove nothing.
+	for _, what := range []string{"launched", "launched in part", "no capacity", "no quota", "repeated", "interrupted"} {
+		if met[what] < 30 {
+			t.Errorf("%d histories met %q %d times only", ran, what, met[what])
+		}
+	}
+}
+
+func playHistory(rt *rapid.T, met map[string]int) {
+	rapid.SyncTest(rt, func(rt *rapid.T) {
+		h := newHistory(rt)
+		h.met = met
+		defer h.c.Close()
+		rt.Repeat(map[string]func(*rapid.T){
+			"launch": h.launch, "repeat": h.repeat, "terminate": h.terminate, "stop": h.stop, "start": h.start,
+			"vanish": h.vanish, "interrupt": h.interrupt, "pass": h.pass, "capacity": h.capacity,
+			"": h.check,
+		})
+		h.settle(rt)
 	})
 }
 
@@ -41,6 +58,7 @@ type history struct {
 	clouds []cloud.LaunchRequest // launched, by token
 	first  map[string][]string   // the IDs that each token got; "" for none
 	paid   map[string]*account
+	met    map[string]int
 	bound  int // the most that z1 may have held since its bound was last changed
 }
 
@@ -89,7 +107,16 @@ func (h *history) launch(rt *rapid.T) {
 		if !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) {
 			rt.Fatal(err)
 		}
+		if errors.Is(err, cloud.ErrQuota) {
+			h.met["no quota"]++
+		} else {
+			h.met["no capacity"]++
+		}
 		return
+	}
+	h.met["launched"]++
+	if slices.ContainsFunc(got, func(i cloud.Instance) bool { return i.ID == "" }) {
+		h.met["launched in part"]++
 	}
 	if len(got) != len(r.Machines) || len(ids(got)) == 0 {
 		rt.Fatalf("a launch of %d got %+v", len(r.Machines), got)
@@ -124,6 +151,7 @@ func (h *history) repeat(rt *rapid.T) {
 	if err != nil || !slices.Equal(all, h.first[r.Token]) || len(h.c.History()) != before {
 		rt.Fatalf("a repeated launch got %v, %v: want %v", all, err, h.first[r.Token])
 	}
+	h.met["repeated"]++
 }
 
 // some picks instances, dead ones too.
@@ -141,7 +169,14 @@ func (h *history) some(rt *rapid.T) []string {
 
 func (h *history) terminate(rt *rapid.T) { ok(rt, h.c.Terminate(ctx, h.some(rt)...)) }
 func (h *history) vanish(rt *rapid.T)    { h.c.Vanish(h.some(rt)[0]) }
-func (h *history) interrupt(rt *rapid.T) { h.c.Interrupt(h.some(rt)[0]) }
+
+func (h *history) interrupt(rt *rapid.T) {
+	id := h.some(rt)[0]
+	if a := h.paid[id]; a != nil && !a.since.IsZero() {
+		h.met["interrupted"]++
+	}
+	h.c.Interrupt(id)
+}
 
 func (h *history) stop(rt *rapid.T) {
 	if err := h.c.Stop(ctx, h.some(rt)...); err != nil && !errors.Is(err, cloud.ErrRefused) {
