@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -415,6 +416,24 @@ func TestCheckStoppedNamesThePoolsOfACloudThatCannotStop(t *testing.T) {
 	}
 }
 
+// wronglyGiven are files that have a secret by mistake, or where it is of no use.
+func wronglyGiven(secret string) map[string]string {
+	return map[string]string{
+		"misspelt key":       "cloud: {aws: {secretAcessKey: " + secret + "}}",
+		"in a wrong place":   "secretAccessKey: " + secret,
+		"no text":            "cloud: {aws: {secretAccessKey: [" + secret + "]}}",
+		"no key":             "cloud: {aws: " + secret + "}",
+		"an alias":           "cloud: {aws: {secretAccessKey: *" + secret + "}}",
+		"placeholder":        "cloud: {aws: {secretAccessKey: FILL_IN" + secret + "}}",
+		"credentials":        "cloud: {gce: {credentials: " + secret + "}}",
+		"half of the pair":   "cloud: {aws: {secretAccessKey: " + secret + "}}",
+		"no YAML after":      "cloud: {aws: {secretAccessKey: '" + secret,
+		"an etcd endpoint":   least + "etcd: {client: {endpoints: ['https://kip:" + secret + "@etcd-0:2379']}}",
+		"no etcd endpoint":   least + "etcd: {client: {endpoints: ['kip:" + secret + "@etcd-0']}}",
+		"the same key twice": "cloud: {aws: {secretAccessKey: " + secret + ", secretAccessKey: " + secret + "}}",
+	}
+}
+
 // TestSecretsAreNeverShown puts the same secret wherever it can be, rightly and by
 // mistake, and looks at all that is printed.
 func TestSecretsAreNeverShown(t *testing.T) {
@@ -448,20 +467,7 @@ func TestSecretsAreNeverShown(t *testing.T) {
 		t.Errorf("no secret prints as %q", got)
 	}
 
-	for name, text := range map[string]string{
-		"misspelt key":       "cloud: {aws: {secretAcessKey: " + secret + "}}",
-		"in a wrong place":   "secretAccessKey: " + secret,
-		"no text":            "cloud: {aws: {secretAccessKey: [" + secret + "]}}",
-		"no key":             "cloud: {aws: " + secret + "}",
-		"an alias":           "cloud: {aws: {secretAccessKey: *" + secret + "}}",
-		"placeholder":        "cloud: {aws: {secretAccessKey: FILL_IN" + secret + "}}",
-		"credentials":        "cloud: {gce: {credentials: " + secret + "}}",
-		"half of the pair":   "cloud: {aws: {secretAccessKey: " + secret + "}}",
-		"no YAML after":      "cloud: {aws: {secretAccessKey: '" + secret,
-		"an etcd endpoint":   least + "etcd: {client: {endpoints: ['https://kip:" + secret + "@etcd-0:2379']}}",
-		"no etcd endpoint":   least + "etcd: {client: {endpoints: ['kip:" + secret + "@etcd-0']}}",
-		"the same key twice": "cloud: {aws: {secretAccessKey: " + secret + ", secretAccessKey: " + secret + "}}",
-	} {
+	for name, text := range wronglyGiven(secret) {
 		if _, _, err := Parse("p.yaml", []byte(text)); err == nil {
 			t.Errorf("%s: no error", name)
 		} else {
@@ -527,17 +533,140 @@ func TestEveryKeyIsDocumented(t *testing.T) {
 	}
 }
 
+// mentions says whether a text is in a document.
+func mentions(n *yaml.Node, text string) bool {
+	return strings.Contains(n.Value, text) || strings.Contains(n.Tag, text) ||
+		slices.ContainsFunc(n.Content, func(child *yaml.Node) bool { return mentions(child, text) })
+}
+
+// onlySecret says whether a document has a text nowhere but in the values of keys that
+// are secret, or whose value cannot be right. What an alias repeats may be anywhere.
+func onlySecret(n *yaml.Node, text string) bool {
+	if n.Kind == yaml.AliasNode || strings.Contains(n.Value, text) || strings.Contains(n.Tag, text) {
+		return false
+	}
+	for i, child := range n.Content {
+		key := ""
+		if n.Kind == yaml.MappingNode && i%2 == 1 {
+			key = n.Content[i-1].Value
+		}
+		switch key {
+		case "secretAccessKey", "secretAcessKey", "clientSecret", "privateKey", "aws", "credentials":
+			if child.Kind == yaml.ScalarNode || child.Kind == yaml.SequenceNode {
+				continue
+			}
+		case "bootImageSpec", "cellConfig", "registryMirrors", "capacity", "labels": // the keys in them are anybody's
+			if mentions(child, text) {
+				return false
+			}
+		}
+		if !onlySecret(child, text) {
+			return false
+		}
+	}
+	return true
+}
+
+// errorsIn are the errors that Parse joined.
+func errorsIn(err error) (all []*Error) {
+	if err == nil {
+		return nil
+	}
+	for _, e := range err.(interface{ Unwrap() []error }).Unwrap() {
+		all = append(all, e.(*Error))
+	}
+	return all
+}
+
+// FuzzParse holds that what is accepted is valid, that what is not is told on clean
+// lines with their places, the same each time, and that no secret is shown.
 func FuzzParse(f *testing.F) {
-	for _, seed := range []string{least, full, "", "'': x", "a: &a [*a]", "cells: {standbyCells: [{}, null]}", "cloud: &c {local: *c}", "? [a]\n: b", "kubelet: {capacity: {cpu: 1e99}}", "kubelet: {capacity: {cpu: 1e-99999999}}", "<<: {a: b}"} {
+	const secret = "hunter2hunter2"
+	for _, seed := range []string{
+		least,
+		full,
+		"",
+		"'': x",
+		"a: &a [*a]",
+		"cells: {standbyCells: [{}, null]}",
+		"cloud: &c {local: *c}",
+		"? [a]\n: b",
+		"kubelet: {capacity: {cpu: 1e99}}",
+		"kubelet: {capacity: {cpu: 1e-99999999}}",
+		"<<: {a: b}",
+		least + "---\na: b\n",
+		"\"a\\nb\\e[31m\": 1",
+		least + "kubelet: {labels: {\"a\\nb\": x, \"a\\nb.c\": y}, capacity: {\"\\e\": -1, \"\\e.x\": 1}}\n",
+		least + "kubelet: {cpu: -1, capacity: {memory: -1}, labels: {\"\": \"\", a/b/c: \"\\e\"}}\n",
+		strings.Replace(least, "local: {}", "local: {cidr: 10.0.0.0/29}", 1),
+		least + "etcd: {client: {endpoints: [\"http://a\\n:1\"], caFile: x}}\n",
+		least + "  maxAttempts: -1\n",
+		least + "  standbyCells: [{instanceType: a, count: -1}]\n",
+		least + "kubelet: {capacity: {memory: -1}}\n",
+		least + "kubelet: {cpu: -1}\n",
+		least + "kubelet: {labels: {=: a, =.a: a, =.a.a: a, =.a.a.a: a, =.a.a.a.a: a, =.a.a.a.a.a: a}}\n",
+		least + "kubelet: {capacity: {=: 1, =.a: 1, =.a.a: 1, =.a.a.a: 1, =.a.a.a.a: 1, =.a.a.a.a.a: 1}}\n",
+		"cloud: {aws: {secretAccessKey: !!binary " + secret + "}}",
+		"cloud: {aws: {secretAccessKey: !" + secret + " x}}",
+		full[:len(full)/2] + "\x00",
+	} {
 		f.Add([]byte(seed))
 	}
+	for _, seed := range wronglyGiven(secret) {
+		f.Add([]byte(seed))
+	}
+	f.Add([]byte(strings.ReplaceAll(full, "very-secret", secret)))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		c, _, err := Parse("p.yaml", data)
+		c, warnings, err := Parse("p.yaml", data)
 		if (c == nil) == (err == nil) {
 			t.Fatalf("configuration %v and error %v", c, err)
 		}
-		if err == nil && (c.Cloud.Name() == "" || c.Cells.DefaultInstanceType == "" || c.Cells.StatusInterval <= 0) {
+		again, againWarnings, againErr := Parse("p.yaml", data)
+		if !reflect.DeepEqual(again, c) || !slices.Equal(againWarnings, warnings) || fmt.Sprint(againErr) != fmt.Sprint(err) {
+			t.Fatalf("%+v, %v, %v\nthe second time it is\n%+v, %v, %v", c, warnings, err, again, againWarnings, againErr)
+		}
+		said := errorsIn(err)
+		for _, w := range warnings {
+			e := Error(w)
+			said = append(said, &e)
+		}
+		last := 2
+		for _, end := range []string{"\n", "\r", "\u0085", "\u2028", "\u2029"} { // all that end a line in YAML
+			last += bytes.Count(data, []byte(end))
+		}
+		for _, e := range said {
+			if text := e.Error(); e.File != "p.yaml" || e.Line < 1 || e.Line > last || strings.ContainsAny(text, "\n\x1b") {
+				t.Fatalf("of %d lines at most: line %d, %q", last, e.Line, text)
+			}
+		}
+		var doc yaml.Node
+		if yaml.Unmarshal(data, &doc) != nil || onlySecret(&doc, secret) {
+			printed := fmt.Sprintf("%v %v %+v", err, warnings, c)
+			if c != nil && c.Cloud.AWS != nil {
+				printed += fmt.Sprintf("%+v %+v", *c.Cloud.AWS, c.Cloud)
+			}
+			if strings.Contains(printed, secret) {
+				t.Fatalf("the secret is shown: %s", printed)
+			}
+		}
+		if err != nil {
+			return
+		}
+		if c.Cloud.Name() == "" || c.Cells.DefaultInstanceType == "" || c.Cells.StatusInterval <= 0 || c.Cells.MaxAttempts < 0 {
 			t.Fatalf("accepted without what is required: %+v", c)
+		}
+		for _, pool := range c.Cells.StandbyCells {
+			if pool.Count < 0 || pool.InstanceType == "" {
+				t.Fatalf("accepted a pool %+v", pool)
+			}
+		}
+		if l := c.Cloud.Local; l != nil && (!l.CIDR.Addr().Is4() || l.CIDR.Bits() < 8 || l.CIDR.Bits() > 28) {
+			t.Fatalf("accepted the network %v", l.CIDR)
+		}
+		for name, q := range c.Kubelet.Capacity {
+			if q.Sign() < 0 {
+				t.Fatalf("accepted a capacity of %s %s", q.String(), name)
+			}
 		}
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strings"
 	"time"
+	"unicode"
 
 	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
@@ -33,7 +34,15 @@ func (e *Error) Error() string {
 	if e.Key == "" {
 		return fmt.Sprintf("%s:%d: %s", e.File, e.Line, e.Problem)
 	}
-	return fmt.Sprintf("%s:%d: %s: %s", e.File, e.Line, e.Key, e.Problem)
+	return fmt.Sprintf("%s:%d: %s: %s", e.File, e.Line, shownKey(e.Key), e.Problem)
+}
+
+// shownKey is a key for an error: in a file it may be any text.
+func shownKey(key string) string {
+	if len(key) > 200 || strings.ContainsFunc(key, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return quote(key)
+	}
+	return key
 }
 
 // Warning is something that is accepted, and does not do what one might expect.

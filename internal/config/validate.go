@@ -357,8 +357,9 @@ func (d *decoder) kubelet(k *Kubelet) {
 			k.Capacity[name] = *q
 		}
 	}
-	for name, q := range k.Capacity {
-		key := "kubelet.capacity." + string(name)
+	// In order, for an error about one name silences those about names that it begins.
+	for _, name := range slices.Sorted(maps.Keys(k.Capacity)) {
+		q, key := k.Capacity[name], "kubelet.capacity."+string(name)
 		for _, problem := range validation.IsQualifiedName(string(name)) {
 			d.bad(key, "%q is no name of a resource: %s", name, problem)
 		}
@@ -367,8 +368,8 @@ func (d *decoder) kubelet(k *Kubelet) {
 			d.check(false, key, q.String(), "a whole number")
 		}
 	}
-	for name, v := range k.Labels {
-		key := "kubelet.labels." + name
+	for _, name := range slices.Sorted(maps.Keys(k.Labels)) {
+		v, key := k.Labels[name], "kubelet.labels."+name
 		for _, problem := range validation.IsQualifiedName(name) {
 			d.bad(key, "%q is no name of a label: %s", name, problem)
 		}

@@ -1,6 +1,7 @@
 package podlogs
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -351,12 +353,23 @@ func (s toServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
+// FuzzSavedLogsNeverGrowBeyondTheirBound holds the bound of what is kept of a log, and
+// those that a query sets on what is shown of it.
 func FuzzSavedLogsNeverGrowBeyondTheirBound(f *testing.F) {
-	f.Add(at(1)+" hello\nwithout a time\n\n", int64(40), "tailLines=1&limitBytes=3")
-	f.Fuzz(func(t *testing.T, log string, max int64, query string) {
-		if max < 1 {
-			return
-		}
+	long := at(1) + " " + strings.Repeat("x", 300)
+	f.Add(at(1)+" hello\nwithout a time\n\n", uint16(1000), "tailLines=1&limitBytes=3")
+	f.Add(at(3)+" a\n"+at(2)+" b\n"+at(1)+" no end", uint16(1000), "timestamps=true")
+	f.Add(at(3)+" a\n"+at(2)+" b\n"+at(1)+" no end", uint16(1000), "tailLines=1")
+	f.Add(strings.Repeat(at(2)+" x\n", 9), uint16(80), "timestamps=true")
+	f.Add(strings.Repeat(at(2)+" x\n", 9), uint16(80), "tailLines=2")
+	f.Add(long, uint16(50), "sinceSeconds=1&timestamps=true")
+	f.Add(long+"\n"+at(0)+" short\n"+long, uint16(50), "tail=all&limitBytes=40")
+	f.Add("\n\n\n", uint16(0), "tailLines=2&tailLines=3&stream=All&sinceTime="+at(1))
+	for _, wrong := range []string{"tailLines=-1", "limitBytes=0", "sinceSeconds=0", "sinceSeconds=1&sinceTime=" + at(1), "sinceTime=x", "stream=Stdout", "tailLines=x"} {
+		f.Add(at(1)+" x\n", uint16(100), wrong)
+	}
+	f.Fuzz(func(t *testing.T, log string, room uint16, query string) {
+		max := int64(room) + 1
 		tail, err := readTail(strings.NewReader(log), max)
 		if err != nil {
 			t.Fatal(err)
@@ -366,13 +379,58 @@ func FuzzSavedLogsNeverGrowBeyondTheirBound(f *testing.F) {
 			kept += int64(len(l))
 		}
 		// One line may be longer, by the note that it was cut.
-		if kept > max && len(tail.lines) > 1 || kept != tail.bytes {
-			t.Errorf("kept %d bytes in %d lines of at most %d", kept, len(tail.lines), max)
+		if kept != tail.bytes || kept > max && len(tail.lines) > 1 || kept > max+64 {
+			t.Fatalf("kept %d bytes, by its own count %d, in %d lines of at most %d", kept, tail.bytes, len(tail.lines), max)
 		}
-		if int64(len(log)) <= max {
-			var b strings.Builder
-			if err := tail.write(&b, max, nil); err != nil || b.String() != log {
-				t.Errorf("a log that fits became %q, %v", b.String(), err)
+		var saved, broken bytes.Buffer
+		if err := tail.write(&saved, max, nil); err != nil {
+			t.Fatal(err)
+		}
+		if int64(len(log)) <= max && saved.String() != log {
+			t.Fatalf("a log that fits became %q", saved.String())
+		}
+		if len(tail.lines) > 0 {
+			if err := tail.write(&broken, max, errors.New("link down")); err != nil {
+				t.Fatal(err)
+			}
+			before := saved.String()
+			if !strings.HasSuffix(before, "\n") {
+				before += "\n" // a last line without an end gets one
+			}
+			said, whole := strings.CutPrefix(broken.String(), before)
+			stamp, text, _ := strings.Cut(said, " ")
+			if _, err := time.Parse(timeFormat, stamp); err != nil || !whole || text != "[kip: the rest of the log could not be read from the cell: link down]\n" {
+				t.Fatalf("a broken log became %q, without the break %q", broken.String(), saved.String())
+			}
+		}
+		q, err := url.ParseQuery(query)
+		if err != nil {
+			return
+		}
+		o, code, err := parseOptions(q)
+		if err != nil {
+			if code != http.StatusBadRequest && code != http.StatusUnprocessableEntity {
+				t.Fatalf("%q: %d, %v", query, code, err)
+			}
+			return
+		}
+		var shown bytes.Buffer
+		if err := write(&shown, bytes.NewReader(saved.Bytes()), o, noon); err != nil {
+			t.Fatal(err)
+		}
+		if o.LimitBytes != nil && int64(shown.Len()) > *o.LimitBytes {
+			t.Fatalf("%q shows %d bytes", query, shown.Len())
+		}
+		lines := int64(bytes.Count(shown.Bytes(), []byte("\n")))
+		if shown.Len() > 0 && !bytes.HasSuffix(shown.Bytes(), []byte("\n")) {
+			lines++
+		}
+		if o.TailLines != nil && lines > *o.TailLines {
+			t.Fatalf("%q shows %q", query, shown.String())
+		}
+		if all := o.LimitBytes == nil && o.SinceSeconds == nil && o.SinceTime == nil; all && o.Timestamps {
+			if !bytes.HasSuffix(saved.Bytes(), shown.Bytes()) || o.TailLines == nil && shown.Len() != saved.Len() {
+				t.Fatalf("%q shows %q of %q", query, shown.String(), saved.String())
 			}
 		}
 	})

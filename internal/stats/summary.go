@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"sync"
@@ -43,6 +44,10 @@ type summaryMerger struct {
 
 func (m *summaryMerger) held() int { return int(m.size.Load()) }
 
+// unreadableYears are in times that are written, and that nobody can read: with them the
+// summary of all is lost. A cell can have them, in another time zone than UTC.
+var unreadableYears = [][]byte{[]byte(`"10000-01-0`), []byte(`"-0001-12-3`)}
+
 func (m *summaryMerger) add(c *Cell, body []byte) error {
 	var s statsapi.Summary
 	if err := json.Unmarshal(body, &s); err != nil {
@@ -56,6 +61,11 @@ func (m *summaryMerger) add(c *Cell, body []byte) error {
 		var err error
 		if pod, err = json.Marshal(&s.Pods[i]); err != nil {
 			return fmt.Errorf("%w: %w", errInvalid, err)
+		}
+		for _, year := range unreadableYears {
+			if bytes.Contains(pod, year) {
+				return fmt.Errorf("%w: it has a time beyond the years 0 to 9999", errInvalid)
+			}
 		}
 		break // a cell has one pod
 	}
@@ -142,7 +152,7 @@ func plus(sum **uint64, v *uint64) {
 }
 
 func latest(t *metav1.Time, u metav1.Time) {
-	if t.Before(&u) {
+	if year := u.UTC().Year(); year >= 0 && year <= 9999 && t.Before(&u) { // others cannot be read
 		*t = u
 	}
 }

@@ -117,8 +117,11 @@ func (d *Dialer) Keep(ctx context.Context, t Target, cellAPI http.Handler, onSpe
 	if !t.Addr.IsValid() || t.Addr.Port() == 0 {
 		return nil, fmt.Errorf("keep a tunnel to cell %s: address %q: it must be an IP address and a port", t.CellID, t.Addr)
 	}
-	if cellAPI == nil || onSpend == nil {
-		return nil, fmt.Errorf("keep a tunnel to cell %s: it needs a handler and an OnSpend", t.CellID)
+	if cellAPI == nil {
+		return nil, fmt.Errorf("keep a tunnel to cell %s: it needs a handler", t.CellID)
+	}
+	if onSpend == nil {
+		return nil, fmt.Errorf("keep a tunnel to cell %s: it needs an OnSpend", t.CellID)
 	}
 	s := &Session{
 		dialer:  d,

@@ -98,7 +98,7 @@ func readMessage(r io.Reader, kind string) (message, error) {
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&m); err != nil {
-		return message{}, fmt.Errorf("not a message: %w", err)
+		return message{}, fmt.Errorf("not a message: %s", printable(err.Error())) // it may quote a key as long as the message
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return message{}, errors.New("not a message: there is more after it")
@@ -109,7 +109,7 @@ func readMessage(r io.Reader, kind string) (message, error) {
 	case kindRefusal:
 		return message{}, &refusedError{printable(m.Reason)}
 	}
-	return message{}, fmt.Errorf("a message %q came where %q belongs", printable(m.Kind), kind)
+	return message{}, errors.New(printable(fmt.Sprintf("where a message %q belongs came %q", kind, m.Kind)))
 }
 
 // printable is what may be shown of a text that is another's.

@@ -542,16 +542,22 @@ func TestABadTargetIsNamed(t *testing.T) {
 		target Target
 		api    http.Handler
 		spend  OnSpend
+		want   string
 	}{
-		"cell ID":    {Target{CellID: "C 1", Addr: good}, says(""), w.spend},
-		"no address": {Target{CellID: "c-1"}, says(""), w.spend},
-		"no port":    {Target{CellID: "c-1", Addr: netip.AddrPortFrom(good.Addr(), 0)}, says(""), w.spend},
-		"no handler": {Target{CellID: "c-1", Addr: good}, nil, w.spend},
-		"no OnSpend": {Target{CellID: "c-1", Addr: good}, says(""), nil},
+		"cell ID":    {Target{CellID: "C 1", Addr: good}, says(""), w.spend, `cell ID "C 1": it must be`},
+		"no address": {Target{CellID: "c-1"}, says(""), w.spend, `cell c-1: address "invalid AddrPort": it must be`},
+		"no port":    {Target{CellID: "c-1", Addr: netip.AddrPortFrom(good.Addr(), 0)}, says(""), w.spend, `cell c-1: address "127.0.0.1:0": it must be`},
+		"no handler": {Target{CellID: "c-1", Addr: good}, nil, w.spend, "cell c-1: it needs a handler"},
+		"no OnSpend": {Target{CellID: "c-1", Addr: good}, says(""), nil, "cell c-1: it needs an OnSpend"},
 	} {
-		if s, err := d.Keep(context.Background(), tc.target, tc.api, tc.spend); err == nil {
+		s, err := d.Keep(context.Background(), tc.target, tc.api, tc.spend)
+		if err == nil {
 			t.Errorf("%s: accepted", name)
 			s.Close()
+			continue
+		}
+		if !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, want %q", name, err, tc.want)
 		}
 	}
 }

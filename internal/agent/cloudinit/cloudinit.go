@@ -82,7 +82,8 @@ func Parse(doc []byte) (agentapi.UserData, error) {
 		case "token":
 			to = &u.Token
 		default:
-			errs = append(errs, fmt.Errorf("kip.%s: unknown key; known are cellID, caHash and token", key))
+			// Without the key: it may be a token that came to the wrong place.
+			errs = append(errs, fmt.Errorf("kip: an unknown key of %d characters; known are cellID, caHash and token", len(key)))
 			continue
 		}
 		if !isString {
@@ -102,11 +103,13 @@ func Parse(doc []byte) (agentapi.UserData, error) {
 }
 
 func check(u agentapi.UserData) (errs []error) {
-	if err := pki.CheckCellID(u.CellID); err != nil {
-		errs = append(errs, fmt.Errorf("kip.cellID: %w", err))
+	// Without the values: each may be a token that came to the wrong place.
+	if pki.CheckCellID(u.CellID) != nil {
+		errs = append(errs, fmt.Errorf("kip.cellID (%d characters): it must be 1 to 63 lower-case letters, digits and '-', and begin and end with a letter or digit",
+			len(u.CellID)))
 	}
 	if b, err := hex.DecodeString(u.CAHash); err != nil || len(b) != 32 || strings.ToLower(u.CAHash) != u.CAHash {
-		errs = append(errs, fmt.Errorf("kip.caHash: %q is not a SHA-256 in 64 lower-case hex digits", u.CAHash))
+		errs = append(errs, fmt.Errorf("kip.caHash (%d characters): it must be a SHA-256 in 64 lower-case hex digits", len(u.CAHash)))
 	}
 	if _, err := pki.ParseToken(u.Token); err != nil {
 		errs = append(errs, fmt.Errorf("kip.token: %w", err))
