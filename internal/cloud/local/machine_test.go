@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 func crash(step, does string) error {
 	cfg := testConfig()
 	var armed atomic.Bool
-	armed.Store(does == "launch" || does == "terminate")
+	armed.Store(does == "launch" || does == "terminate" || does == "disk")
 	cfg.reached = func(s string) {
 		if s == step && armed.Load() {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
@@ -75,6 +75,8 @@ func crash(step, does string) error {
 			armed.Store(true)
 			err = c.Start(context.Background(), i.ID)
 		}
+	case "disk":
+		err = diskLife(context.Background(), c, i.ID)
 	}
 	if err != nil {
 		return err
