@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -106,7 +107,11 @@ func (s *space) answersAll(what string, ask func() string, want ...string) {
 
 // fromHost gets http://address from this host; "" when nothing answers.
 func fromHost(address string) string {
-	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	return get(&http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}, address)
+}
+
+// get gets http://address by a client; "" when nothing answers.
+func get(client *http.Client, address string) string {
 	resp, err := client.Get("http://" + address + "/")
 	if err != nil {
 		return ""
@@ -345,11 +350,26 @@ func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
 	s.answersAll("the hostPort, from the pod itself", func() string { return s.fetch("a", at(ip, 7080)) }, "a")
 	s.answerUDP("a")
 	s.answersAll("the UDP hostPort", func() string { return askUDP(at(ip, 7090)) }, "a")
-	if got := fromHost(at(ip, 7081)); got != "" {
-		t.Errorf("a hostPort of hostIP 127.0.0.9 was answered on %s by %q", ip, got)
-	}
-	if got := fromHost(at(ip, 8080)); got != "" {
-		t.Errorf("the container's port was answered on the cell's address by %q", got)
+	// One with a hostIP is served there, in the machine, and nowhere else.
+	m := s.machine("a")
+	inMachine := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: m.dial}}
+	s.answersAll("the hostPort of hostIP 127.0.0.9, from the machine", func() string { return get(&inMachine, "127.0.0.9:7081") }, "a")
+	s.answersAll("the container's port on the pod's address", func() string { return fromHost(at(pod.Status.PodIP, 8080)) }, "a")
+	for what, address := range map[string]string{
+		"the hostPort of hostIP 127.0.0.9": at(ip, 7081),
+		"the container's port":             at(ip, 8080),
+	} {
+		for from, dial := range map[string]func(context.Context, string, string) (net.Conn, error){
+			"this host": new(net.Dialer).DialContext, "another cell": s.machine("client").dial,
+		} {
+			conn, err := dial(t.Context(), "tcp", address)
+			if err == nil {
+				conn.Close()
+			}
+			if !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("%s, at the cell's address from %s: %v; want it refused", what, from, err)
+			}
+		}
 	}
 }
 
