@@ -26,7 +26,7 @@ import (
 )
 
 // lost is how long a packet that should be dropped is waited for.
-const lost = time.Second
+const lost = 2 * time.Second
 
 // hostIP is the address of the bridge, where the test itself is a neighbour of all
 // cells and pods.
