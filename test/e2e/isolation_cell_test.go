@@ -475,12 +475,13 @@ func TestAHostNetworkPodGetsNothingFromItsMachinesPorts(t *testing.T) {
 	}
 
 	// Nobody but the agent listens to the outside; neighbours find no other door.
-	ports := []int{agentapi.Port}
-	if got, err := neighbour.openPorts(); err != nil || !slices.Equal(got, ports) {
-		t.Errorf("a machine listens to the outside at %v, %v; want %v, the agent's", got, err, ports)
-	}
-	if got, err := m.openPorts(); err != nil || !slices.Equal(got, ports) {
-		t.Errorf("a machine listens to the outside at %v, %v; want %v, the agent's", got, err, ports)
+	for _, at := range []machine{m, neighbour} {
+		if got, err := at.openPorts("tcp"); err != nil || !slices.Equal(got, []int{agentapi.Port}) {
+			t.Errorf("a machine listens to the outside at TCP ports %v, %v; want %d only, the agent's", got, err, agentapi.Port)
+		}
+		if got, err := at.openPorts("udp"); err != nil || len(got) > 0 {
+			t.Errorf("a machine listens to the outside at UDP ports %v, %v; want none", got, err)
+		}
 	}
 	for _, port := range []int{configs.KubeletPort, agentapi.Port + 1} {
 		address := net.JoinHostPort(neighbour.cell.Status.ManagementIP, strconv.Itoa(port))
@@ -557,12 +558,15 @@ func isRefusal(err error) bool {
 	return errors.As(err, &refused) && !(errors.As(err, &silence) && silence.Timeout())
 }
 
-// openPorts are the TCP ports on which anything in the machine listens on more
-// than loopback, in order.
-func (m machine) openPorts() ([]int, error) {
-	const listening = "0A" // TCP_LISTEN
+// openPorts are the ports of "tcp" or "udp" on which anything in the machine listens
+// on more than loopback, in order.
+func (m machine) openPorts(protocol string) ([]int, error) {
+	listening := map[string]string{
+		"tcp": "0A", // TCP_LISTEN
+		"udp": "07", // TCP_CLOSE: it is connected to nobody, and hears everybody
+	}[protocol]
 	var ports []int
-	for _, table := range []string{"tcp", "tcp6"} {
+	for _, table := range []string{protocol, protocol + "6"} {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", m.pid, table))
 		if err != nil {
 			return nil, err

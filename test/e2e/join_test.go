@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/net/http2"
 	"sigs.k8s.io/yaml"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -230,8 +231,9 @@ func arguments(t *testing.T) string {
 
 // Somebody with a CA of their own who knows all that is in the user data, the
 // spent token included, and dials the agent as Kip does.
+// Not parallel: Kip is killed in the end, so that its store can be read: with its
+// CA the same dialling is let in.
 func TestAForeignKipIsRefusedByARunningCell(t *testing.T) {
-	t.Parallel()
 	s := newSpace(t)
 	s.apply(sleeper("a"))
 	before := s.waitReady("a")
@@ -256,11 +258,70 @@ func TestAForeignKipIsRefusedByARunningCell(t *testing.T) {
 			}
 		})
 	}
+	// That Kip has looked at the cell and gone. One that does not look is for the cell
+	// to refuse.
+	for _, proto := range allALPN {
+		if answer, err := m.hears(t, foreign, proto); !isRefusal(err) {
+			t.Errorf("a foreign Kip that dials for %s hears %q, %v; want a refusal", proto, answer, err)
+		}
+	}
 	// No machine was disturbed, nor the tunnel.
 	if got := s.kubectl("exec", "a", "--", "echo", "well"); got != "well\n" {
 		t.Errorf("exec says %q", got)
 	}
 	unmoved(s, before.Status.ContainerStatuses[0].ContainerID, "a")
+
+	killKip(t)
+	kip := storedAuthority(t, m.cell.Status.ControllerID)
+	for _, proto := range allALPN {
+		answer, err := m.hears(t, kip, proto)
+		if proto == alpnJoin {
+			// It is not the authority that is refused: who has joined joins no more.
+			if !isRefusal(err) {
+				t.Errorf("Kip, which dials for %s, hears %q, %v; want a refusal", proto, answer, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("Kip, which dials for %s: %v; the refusals above show nothing", proto, err)
+		}
+	}
+	startKip(t)
+	unmoved(s, before.Status.ContainerStatuses[0].ContainerID, "a")
+}
+
+// hears dials a machine's agent as Kip does with an authority, says what Kip says
+// first, and returns what the agent says first.
+func (m machine) hears(t *testing.T, authority *pki.Authority, proto string) ([]byte, error) {
+	t.Helper()
+	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", m.agentAddress(t).String())
+	if err != nil {
+		t.Fatalf("the agent cannot be reached, so that it refuses shows nothing: %v", err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	tc := tls.Client(conn, asKip(authority, proto))
+	if err := tc.HandshakeContext(t.Context()); err != nil {
+		return nil, &handshakeError{err}
+	}
+	var first string // for the others the agent speaks first
+	switch proto {
+	case alpnHTTP1:
+		first = "GET " + agentapi.PathStatus + " HTTP/1.1\r\nHost: cell\r\n\r\n"
+	case alpnHTTP2:
+		first = http2.ClientPreface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00" // and no settings
+	}
+	if _, err := tc.Write([]byte(first)); err != nil {
+		return nil, &handshakeError{err}
+	}
+	answer := make([]byte, 64)
+	n, err := tc.Read(answer)
+	if err != nil {
+		return nil, &handshakeError{err}
+	}
+	return answer[:n], nil
 }
 
 // unmoved proves that a pod still runs, in the container that it had.

@@ -13,11 +13,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/internal/cloud/local"
 )
 
 // ordinaryNode is the world's node beside the virtual one.
@@ -172,9 +175,33 @@ func TestNothingOfAKilledStackIsLeftAfterClean(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-ended
-	// What cannot end by itself is a machine's.
-	if got := clean(t.Context()); !strings.Contains(got, "process") || !strings.Contains(got, "network device") {
-		t.Errorf("the first clean says %q: where is the node's machine?", got)
+	// What cannot end by itself is a machine's: the node's, with its first process.
+	nodes := local.Config{
+		StateDir: filepath.Join(dir, "state", "nodes"),
+		Bridge:   device,
+		Group:    device + "-nodes",
+		CIDR:     netip.PrefixFrom(netip.AddrFrom4(a), network.Bits()),
+	}
+	left, err := local.Leftovers(t.Context(), nodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, is := range map[string]func(string) bool{
+		"the node's process": func(s string) bool { return strings.HasPrefix(s, "process ") && strings.HasSuffix(s, " (kip-node)") },
+		"its machine's folder": func(s string) bool {
+			return strings.HasPrefix(s, "folder "+filepath.Join(nodes.StateDir, "machines")+"/")
+		},
+		"its network device": func(s string) bool { return strings.HasPrefix(s, "network device ") },
+	} {
+		if !slices.ContainsFunc(left, is) {
+			t.Errorf("a killed stack leaves %q: where is %s?", left, what)
+		}
+	}
+	if got := clean(t.Context()); !strings.HasPrefix(got, "removed ") {
+		t.Errorf("the first clean says %q", got)
+	}
+	if left, err := local.Leftovers(t.Context(), nodes); err != nil || len(left) > 0 {
+		t.Errorf("after the first clean the node has left %q, %v", left, err)
 	}
 	if got := clean(t.Context()); got != "" {
 		t.Errorf("the second clean finds %q", got)

@@ -10,22 +10,20 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
@@ -109,7 +107,11 @@ func (s *space) answersAll(what string, ask func() string, want ...string) {
 
 // fromHost gets http://address from this host; "" when nothing answers.
 func fromHost(address string) string {
-	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	return get(&http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}, address)
+}
+
+// get gets http://address by a client; "" when nothing answers.
+func get(client *http.Client, address string) string {
 	resp, err := client.Get("http://" + address + "/")
 	if err != nil {
 		return ""
@@ -348,11 +350,26 @@ func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
 	s.answersAll("the hostPort, from the pod itself", func() string { return s.fetch("a", at(ip, 7080)) }, "a")
 	s.answerUDP("a")
 	s.answersAll("the UDP hostPort", func() string { return askUDP(at(ip, 7090)) }, "a")
-	if got := fromHost(at(ip, 7081)); got != "" {
-		t.Errorf("a hostPort of hostIP 127.0.0.9 was answered on %s by %q", ip, got)
-	}
-	if got := fromHost(at(ip, 8080)); got != "" {
-		t.Errorf("the container's port was answered on the cell's address by %q", got)
+	// One with a hostIP is served there, in the machine, and nowhere else.
+	m := s.machine("a")
+	inMachine := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: m.dial}}
+	s.answersAll("the hostPort of hostIP 127.0.0.9, from the machine", func() string { return get(&inMachine, "127.0.0.9:7081") }, "a")
+	s.answersAll("the container's port on the pod's address", func() string { return fromHost(at(pod.Status.PodIP, 8080)) }, "a")
+	for what, address := range map[string]string{
+		"the hostPort of hostIP 127.0.0.9": at(ip, 7081),
+		"the container's port":             at(ip, 8080),
+	} {
+		for from, dial := range map[string]func(context.Context, string, string) (net.Conn, error){
+			"this host": new(net.Dialer).DialContext, "another cell": s.machine("client").dial,
+		} {
+			conn, err := dial(t.Context(), "tcp", address)
+			if err == nil {
+				conn.Close()
+			}
+			if !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("%s, at the cell's address from %s: %v; want it refused", what, from, err)
+			}
+		}
 	}
 }
 
@@ -504,91 +521,14 @@ func TestServicesGoOnWhenKubeProxyIsKilled(t *testing.T) {
 	s.answersAll("the cluster IP, after a change", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a", "b")
 }
 
-// nameServer answers all questions for IPv4 addresses with 192.0.2.7, on this
-// host's address on the bridge, until the test ends.
-func (s *space) nameServer() netip.AddrPort {
-	s.Helper()
-	network, err := netip.ParsePrefix(cidr)
-	if err != nil {
-		s.Fatal(err)
-	}
-	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(network.Addr().Next(), 0)))
-	if err != nil {
-		s.Fatal(err)
-	}
-	done := make(chan struct{})
-	s.Cleanup(func() { conn.Close(); <-done })
-	go func() {
-		defer close(done)
-		b := make([]byte, 512)
-		for {
-			n, from, err := conn.ReadFromUDPAddrPort(b)
-			if err != nil {
-				return
-			}
-			var m dnsmessage.Message
-			if m.Unpack(b[:n]) != nil || len(m.Questions) != 1 {
-				continue
-			}
-			m.Response, m.Authoritative, m.Additionals = true, true, nil
-			if q := m.Questions[0]; q.Type == dnsmessage.TypeA {
-				m.Answers = []dnsmessage.Resource{{
-					Header: dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class, TTL: 1}, Body: &dnsmessage.AResource{A: [4]byte{192, 0, 2, 7}},
-				}}
-			}
-			if out, err := m.Pack(); err == nil {
-				_, _ = conn.WriteToUDPAddrPort(out, from)
-			}
-		}
-	}()
-	return netip.MustParseAddrPort(conn.LocalAddr().String())
-}
-
-// kubeDNS returns the Service that pods ask for names, which it makes, with a small
-// server behind it, where there is none; real says that there was one.
-func (s *space) kubeDNS() (ip string, real bool) {
-	s.Helper()
-	svc, err := world.Admin.CoreV1().Services(metav1.NamespaceSystem).Get(s.Context(), "kube-dns", metav1.GetOptions{})
-	if err == nil {
-		return svc.Spec.ClusterIP, true
-	}
-	if !apierrors.IsNotFound(err) {
-		s.Fatal(err)
-	}
-	server := s.nameServer()
-	svc, err = world.Admin.CoreV1().Services(metav1.NamespaceSystem).Create(s.Context(), &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "kube-dns"},
-		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP}}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
-	s.Cleanup(func() {
-		if err := world.Admin.CoreV1().Services(metav1.NamespaceSystem).Delete(context.Background(), "kube-dns", metav1.DeleteOptions{}); err != nil {
-			s.Error(err)
-		}
-	})
-	ready, port, udp, name := true, int32(server.Port()), corev1.ProtocolUDP, "dns"
-	slices := world.Admin.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem)
-	if _, err := slices.Create(s.Context(), &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: "kube-dns-e2e", Labels: map[string]string{discoveryv1.LabelServiceName: "kube-dns"}},
-		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &udp}},
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{server.Addr().String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
-	}, metav1.CreateOptions{}); err != nil {
-		s.Fatal(err)
-	}
-	s.Cleanup(func() {
-		if err := slices.Delete(context.Background(), "kube-dns-e2e", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			s.Error(err)
-		}
-	})
-	return svc.Spec.ClusterIP, false
-}
-
-// Not parallel: it may make the cluster's DNS, which every pod's resolv.conf shows.
 func TestPodsFindServicesByName(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
-	ip, real := s.kubeDNS()
+	dns, err := world.Admin.CoreV1().Services(metav1.NamespaceSystem).Get(s.Context(), "kube-dns", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ip := dns.Spec.ClusterIP
 	s.apply(labelled(sleeper("client"), "client", "client"))
 	s.apply(bare("own", `  dnsPolicy: None
   dnsConfig: {nameservers: [192.0.2.53], searches: [example.org], options: [{name: ndots, value: "2"}]}
@@ -624,10 +564,6 @@ func TestPodsFindServicesByName(t *testing.T) {
 			}
 			return nil
 		})
-	}
-	if !real {
-		lookup("well-known."+s.ns+".svc.cluster.local", "192.0.2.7")
-		return
 	}
 	web := s.service("web", "web", nil)
 	s.service("headless", "web", func(spec *corev1.ServiceSpec) { spec.ClusterIP = corev1.ClusterIPNone })

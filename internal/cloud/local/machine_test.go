@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 func crash(step, does string) error {
 	cfg := testConfig()
 	var armed atomic.Bool
-	armed.Store(does == "launch" || does == "terminate")
+	armed.Store(does == "launch" || does == "terminate" || does == "disk")
 	cfg.reached = func(s string) {
 		if s == step && armed.Load() {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
@@ -75,6 +75,8 @@ func crash(step, does string) error {
 			armed.Store(true)
 			err = c.Start(context.Background(), i.ID)
 		}
+	case "disk":
+		err = diskLife(context.Background(), c, i.ID)
 	}
 	if err != nil {
 		return err
@@ -355,10 +357,12 @@ func TestMachineIsHeldToItsLimitsAndMaySubdivideThem(t *testing.T) {
 			t.Errorf("init is not in the machine's cgroup %s", name)
 		}
 	}
-	// More memory than the type has ends the process that asks for it.
-	out := run(t, i.ManagementIP, "dd if=/dev/zero of=/dev/null bs=400M count=1 2> /dev/null && echo fits || echo killed")
-	if out != "killed" {
-		t.Errorf("400 MB in a machine of 256 MB: %s", out)
+	// More memory than the type has ends the process that asks for it, by SIGKILL.
+	for megabytes, want := range map[int]string{100: "0", 400: "137"} {
+		out := run(t, i.ManagementIP, fmt.Sprintf("dd if=/dev/zero of=/dev/null bs=%dM count=1 2> /dev/null; echo $?", megabytes))
+		if out != want {
+			t.Errorf("a process with %d MB in a machine of 256 MB ends with %q, want %s", megabytes, out, want)
+		}
 	}
 }
 

@@ -16,9 +16,13 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
+func diskRequest(token string) cloud.DiskRequest {
+	return cloud.DiskRequest{Token: token, SizeBytes: 64 << 20, Zone: testTypes[0].Offerings[0].Zone, Tags: map[string]string{cloud.TagOwner: "me"}}
+}
+
 func newDisk(t *testing.T, c *Cloud, token string) string {
 	t.Helper()
-	d, err := c.CreateDisk(t.Context(), cloud.DiskRequest{Token: token, SizeBytes: 64 << 20, Zone: c.cfg.Catalogue[0].Offerings[0].Zone, Tags: map[string]string{cloud.TagOwner: "me"}})
+	d, err := c.CreateDisk(t.Context(), diskRequest(token))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,8 +93,6 @@ func TestDiskIsADeviceOfOneMachineAndKeepsItsData(t *testing.T) {
 	}
 }
 
-// A machine that has made a link of the folder of its disks must not have the
-// host's files changed.
 // A kubelet holds the device of a block volume open by a loop device of it, which
 // outlives a machine that is killed.
 func TestALoopDeviceOfADisksDeviceIsFreedWithIt(t *testing.T) {
@@ -141,6 +143,8 @@ func TestALoopDeviceOfADisksDeviceIsFreedWithIt(t *testing.T) {
 	}
 }
 
+// A machine that has made a link of the folder of its disks must not have the
+// host's files changed.
 func TestMachineCannotLeadItsDevicesOutside(t *testing.T) {
 	limited(t)
 	cfg := host(t)
@@ -157,6 +161,21 @@ func TestMachineCannotLeadItsDevicesOutside(t *testing.T) {
 	}
 }
 
+// diskLife is all that is done with a disk of a machine.
+func diskLife(ctx context.Context, c *Cloud, machine string) error {
+	d, err := c.CreateDisk(ctx, diskRequest("disk"))
+	if err != nil {
+		return err
+	}
+	if err := c.AttachDisk(ctx, d.ID, machine); err != nil {
+		return err
+	}
+	if err := c.DetachDisk(ctx, d.ID, machine); err != nil {
+		return err
+	}
+	return c.DeleteDisk(ctx, d.ID)
+}
+
 // Wherever Kip dies, the same calls by the next one do what was asked for, and
 // nothing is left of what was not.
 func TestDisksSurviveAKillAtEveryStep(t *testing.T) {
@@ -164,40 +183,13 @@ func TestDisksSurviveAKillAtEveryStep(t *testing.T) {
 	for _, step := range []string{"disk file", "disk recorded", "disk attaching", "disk looped", "disk attached", "disk unlooped", "disk detached", "disk record removed"} {
 		t.Run(step, func(t *testing.T) {
 			cfg := host(t)
-			died := errors.New("died")
-			killed := cfg
-			killed.reached = func(s string) {
-				if s == step {
-					panic(died)
-				}
+			die(t, step, "disk")
+			c := open(t, cfg)
+			i := launch(t, c, request("crash"))
+			if got := list(t, c); !slices.Equal(got, []string{i.ID}) {
+				t.Fatalf("machines: %q, want %s, which outlived the Kip that died", got, i.ID)
 			}
-			c := open(t, killed)
-			i := launch(t, c, request("a"))
-			life := func(c *Cloud) (err error) {
-				defer func() {
-					if r := recover(); r == died {
-						err = died
-					} else if r != nil {
-						panic(r)
-					}
-				}()
-				id := newDisk(t, c, "disk")
-				if err := c.AttachDisk(t.Context(), id, i.ID); err != nil {
-					return err
-				}
-				if err := c.DetachDisk(t.Context(), id, i.ID); err != nil {
-					return err
-				}
-				return c.DeleteDisk(t.Context(), id)
-			}
-			if err := life(c); !errors.Is(err, died) {
-				t.Fatalf("it did not die at %s: %v", step, err)
-			}
-			if err := c.Close(); err != nil {
-				t.Fatal(err)
-			}
-			c = open(t, cfg)
-			if err := life(c); err != nil {
+			if err := diskLife(t.Context(), c, i.ID); err != nil {
 				t.Fatal(err)
 			}
 			if err := c.Terminate(t.Context(), i.ID); err != nil {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agent/agentapi"
 )
 
 // server is a pod that serves its name on 8080, on all addresses.
@@ -107,10 +108,22 @@ func TestAPodHasAnAddressOfEachFamily(t *testing.T) {
 	}
 	urls := []string{at(podIPs(b)[0], 8080), at(podIPs(b)[1], 8080)}
 	s.reaches("another cell's pod", "a", urls, urls...)
-	// The cell is as close as its pod lets it: no new connection, by any address.
-	for _, ip := range hostIPs(a) {
-		if got, err := s.exec(t.Context(), "a", "sh", "-c", fmt.Sprintf("nc -w 2 %s 6421 </dev/null && echo open || echo closed", ip)); err != nil || !strings.Contains(got, "closed") {
-			t.Errorf("the pod reaches its cell's agent at %s: %q, %v", ip, got, err)
+	// The cell is as close as its pod lets it: no new connection, by any address. That of
+	// the other cell shows what the same words say where nothing is in the way.
+	const agent = `nc -w 5 "$1" "$2" </dev/null 2>&1 && echo open`
+	port := strconv.Itoa(agentapi.Port)
+	for n, want := range []string{"No route to host", "Permission denied"} { // how each family says that it is prohibited
+		own, other := hostIPs(a)[n], hostIPs(b)[n]
+		if c, err := net.DialTimeout("tcp", net.JoinHostPort(own, port), patience); err != nil {
+			t.Errorf("the agent at %s, from this host: %v", own, err)
+		} else {
+			c.Close()
+		}
+		if got, err := s.exec(t.Context(), "a", "sh", "-c", agent, "sh", other, port); err != nil || strings.TrimSpace(got) != "open" {
+			t.Errorf("the pod, of another cell's agent at %s: %q, %v", other, got, err)
+		}
+		if got, err := s.exec(t.Context(), "a", "sh", "-c", agent, "sh", own, port); err == nil || !strings.Contains(got, want) {
+			t.Errorf("the pod, of its cell's agent at %s: %q, %v; want %s", own, got, err, want)
 		}
 	}
 	cells, err := world.Dynamic.Resource(apiv1.Resource).List(t.Context(), metav1.ListOptions{})
