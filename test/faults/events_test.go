@@ -512,7 +512,10 @@ func (w *world) calmDown() {
 	for what := range w.lasting {
 		lasting = append(lasting, what)
 	}
-	w.deadly, w.cloudFail = failpoint{}, nil
+	w.cloudFail = nil
+	if w.armed == (failpoint{}) { // the death that a scenario is played for may come at its very end
+		w.deadly = failpoint{}
+	}
 	for _, p := range w.short {
 		w.cloud.SetCapacity(p, -1)
 	}

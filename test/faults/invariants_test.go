@@ -253,6 +253,7 @@ func (w *world) stoppable(c cells.Cell) bool {
 func (w *world) quiet(d time.Duration) {
 	w.mu.Lock()
 	writes := w.writes
+	w.idle = true
 	w.mu.Unlock()
 	w.api.mu.Lock()
 	apiWrites := w.api.writes
@@ -264,6 +265,7 @@ func (w *world) quiet(d time.Duration) {
 	w.api.mu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.idle = false
 	if writes = w.writes - writes; writes+apiWrites > 0 {
 		w.violateLocked("invariant 6: in %s in which nothing changed, Kip wrote %d times to its store and %d times to the API server", d, writes, apiWrites)
 	}
