@@ -55,12 +55,16 @@ func TestRandomHistories(t *testing.T) {
 	if testing.Short() {
 		steps = min(steps, 10*perHistory)
 	}
-	began, virtual, played, histories := time.Now(), time.Duration(0), uint64(0), 0
+	began, virtual, played, histories, live := time.Now(), time.Duration(0), uint64(0), 0, map[string]int{}
 	for ; played < steps; seed++ {
 		r := rand.New(rand.NewPCG(seed, 0))
-		s, events := draw(r), history(r, perHistory)
-		violations, took := play(t, seed, s, events)
-		virtual += took
+		s := draw(r)
+		events := history(r, perHistory, s.mild)
+		violations, told := play(t, seed, s, events)
+		virtual += told.took
+		for bound, n := range told.live {
+			live[bound] += n
+		}
 		if len(violations) > 0 {
 			fmt.Fprintf(os.Stderr, "seed %d breaks, a shorter history is searched for %s: %s\n", seed, *shrinkFor, violations[0])
 			report, events := shrink(t, seed, s, events, violations)
@@ -74,6 +78,30 @@ func TestRandomHistories(t *testing.T) {
 		}
 	}
 	t.Logf("%d steps in %d histories, %s of virtual time, in %s", played, histories, virtual.Round(time.Minute), time.Since(began).Round(time.Millisecond))
+	t.Logf("checks in which a bound could have been broken: %v", live)
+	if *oneFlag || played < wholeRun {
+		return
+	}
+	for bound, least := range leastLive {
+		if live[bound] < least {
+			t.Errorf("bound %q could have been broken in %d checks: want %d or more, see leastLive", bound, live[bound], least)
+		}
+	}
+}
+
+// What a run of so many steps must have seen.
+const wholeRun = 100_000
+
+// leastLive are the least checks, before the end of each history, in which a bound of
+// an invariant was over: nothing had gone wrong for so long, and there was a pod
+// that it is about. They are half of what is usual. A change that makes these fewer
+// lets the invariants prove less, and must say so here.
+var leastLive = map[string]int{"outlive": 80_000, "reason": 20_000, "reach": 8_000}
+
+// told is what is known of a history that was played.
+type told struct {
+	took time.Duration
+	live map[string]int
 }
 
 func lines(events []event) string {
@@ -85,7 +113,7 @@ func lines(events []event) string {
 }
 
 // play plays a history in a world of its own and returns what it violates.
-func play(t *testing.T, seed uint64, s setting, events []event) (violations []string, took time.Duration) {
+func play(t *testing.T, seed uint64, s setting, events []event) (violations []string, told told) {
 	t.Helper()
 	cryptotest.SetGlobalRandom(t, seed)
 	defer watchdog(fmt.Sprintf("seed %d", seed))()
@@ -106,10 +134,10 @@ func play(t *testing.T, seed uint64, s setting, events []event) (violations []st
 		if len(violations) > 0 {
 			violations = append(violations, w.describe())
 		}
-		took = time.Since(w.began)
+		told.took, told.live = time.Since(w.began), w.live
 		w.close()
 	})
-	return violations, took
+	return violations, told
 }
 
 // watchdog ends the test when a world comes to no end in real time: something in it

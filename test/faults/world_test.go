@@ -39,6 +39,7 @@ type setting struct {
 	knobs      sim.Knobs
 	seed       uint64
 	armed      failpoint // from the start; none if zero
+	mild       bool      // no fault lasts, and time passes between them
 }
 
 type poolOf struct {
@@ -109,8 +110,13 @@ type world struct {
 	created      map[types.UID]time.Time
 	ran          map[types.UID]int // how often a pod's containers were started
 	reports      map[types.UID][]report
-	lastBound    map[types.UID]time.Time
-	trouble      time.Time // when the last fault was over, as far as is known
+	lastCell     map[types.UID]time.Time // when a pod was last seen to have a cell
+	lastWaiting  map[types.UID]time.Time // when it last said why it has none
+	lastLive     map[types.UID]time.Time // one that was not ending
+	lastBound    map[types.UID]time.Time // and a bound one
+	live         map[string]int          // checks of the history in which a bound could have been broken
+	ending       bool                    // the history is over
+	trouble      time.Time               // when the last fault was over, as far as is known
 	lasting      map[string]bool
 	points       int
 	writing      map[string]int // the point of a write under way, by its keys
@@ -156,6 +162,7 @@ func newWorld(s setting) *world {
 	w := &world{
 		setting: s, slowestList: slowest(s.knobs.ListLag), deadly: s.armed, began: time.Now(), downtime: restartTime, machines: map[string]*machine{}, links: make(chan struct{}), policies: map[types.UID]corev1.RestartPolicy{},
 		created: map[types.UID]time.Time{}, ran: map[types.UID]int{}, reports: map[types.UID][]report{}, lastBound: map[types.UID]time.Time{}, lasting: map[string]bool{},
+		lastCell: map[types.UID]time.Time{}, lastWaiting: map[types.UID]time.Time{}, lastLive: map[types.UID]time.Time{}, live: map[string]int{},
 		writing: map[string]int{}, short: map[string]sim.Pool{},
 		trouble: time.Now(), supervisor: make(chan struct{}), revive: make(chan struct{}), books: newBooks(),
 		storeFail: func(string) (error, error) { return nil, nil },
@@ -694,6 +701,7 @@ func (w *world) audit(key string) {
 		}
 		delete(b.cells, id)
 		b.removed[id] = now
+		w.hadCell(a.cell, now)
 		return
 	}
 	var cell cells.Cell
@@ -705,6 +713,8 @@ func (w *world) audit(key string) {
 		b.cells[id] = a
 	}
 	was := a.cell
+	w.hadCell(was, now)
+	w.hadCell(cell, now)
 	a.cell, a.price = cell, cell.Offer().PricePerHour
 	switch runs := cell.Instance != nil && !cell.Stopped; {
 	case runs && !a.running():
@@ -719,8 +729,15 @@ func (w *world) audit(key string) {
 	if cell.Pod.UID != "" {
 		b.pods[id] = cell.Pod.UID
 	}
-	if cell.Phase == apiv1.Bound && was.Phase != apiv1.Bound {
-		w.lastBound[cell.Pod.UID] = now
+}
+
+// hadCell notes until when a pod had a cell, and a bound one.
+func (w *world) hadCell(c cells.Cell, now time.Time) {
+	if w.lastCell[c.Pod.UID] = now; c.Live() {
+		w.lastLive[c.Pod.UID] = now
+	}
+	if c.Phase == apiv1.Bound {
+		w.lastBound[c.Pod.UID] = now
 	}
 }
 
