@@ -3,6 +3,7 @@ package faults
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -318,7 +319,7 @@ func perform(t *testing.T, sc scenario, f failpoint) (violations []string, passe
 			violations = w.check()
 		}
 		if f.n == 0 && len(violations) == 0 {
-			violations = w.compareWithTheBill()
+			violations = w.compareWithTheBill(stopping, noticing, nil)
 		}
 		w.mu.Lock()
 		passed = w.passed
@@ -338,25 +339,58 @@ func (w *world) wasKilled() bool {
 	return w.killedAt != failpoint{}
 }
 
-// compareWithTheBill checks the cost counter against what the cloud asks for. Kip
-// counts until it knows that an instance has ended, but not while one is stopping.
-func (w *world) compareWithTheBill() []string {
-	instances, seconds := 0, 0.0
+// compareWithTheBill checks the cost counter against what the cloud asks for, by
+// type and spot. Kip counts each instance until it knows that it has ended, late by
+// most, but not while it is stopping, early by most; unknown instances it never had
+// a record of.
+func (w *world) compareWithTheBill(early, late time.Duration, unknown map[string]bool) []string {
+	type bounds struct{ seconds, leastSeconds, mostSeconds, leastDollars, mostDollars float64 }
+	billed := map[string]bounds{}
 	for _, c := range w.cloud.Bill() {
-		instances += c.Instances
-		seconds += c.Time.Seconds()
+		key, n := fmt.Sprint(c.InstanceType, c.Spot), float64(c.Instances)
+		b := billed[key]
+		b.seconds += c.Time.Seconds()
+		least, most := c.Time.Seconds()-n*early.Seconds()-slack, c.Time.Seconds()+n*late.Seconds()+slack
+		b.leastSeconds, b.mostSeconds = b.leastSeconds+least, b.mostSeconds+most
+		b.leastDollars, b.mostDollars = b.leastDollars+least/3600*c.PricePerHour, b.mostDollars+most/3600*c.PricePerHour
+		billed[key] = b
+	}
+	now := time.Now()
+	for _, i := range w.cloud.History() {
+		if !unknown[i.ID] {
+			continue
+		}
+		end := i.Ended
+		if end.IsZero() {
+			end = now
+		}
+		key := fmt.Sprint(i.InstanceType, i.Spot)
+		b := billed[key]
+		b.leastSeconds -= end.Sub(i.Launched).Seconds()
+		b.leastDollars -= end.Sub(i.Launched).Hours() * mostPrice
+		billed[key] = b
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	counted := 0.0
-	for _, c := range w.books.costs(time.Now()) {
-		counted += c.Seconds
+	counted := w.books.costs(now)
+	for _, key := range slices.Sorted(maps.Keys(counted)) {
+		if _, has := billed[key]; !has {
+			w.violateLocked("Kip counts %.1f s of %s, of which the cloud bills nothing", counted[key].Seconds, key)
+		}
 	}
-	if late := counted - seconds; late < -stopping.Seconds()*float64(instances)-0.01 || late > float64(instances)*noticing.Seconds() {
-		w.violateLocked("Kip counts %.1f s, the cloud bills %.1f s for %d instances", counted, seconds, instances)
+	for _, key := range slices.Sorted(maps.Keys(billed)) {
+		b, c := billed[key], counted[key]
+		if c.Seconds < b.leastSeconds || c.Seconds > b.mostSeconds {
+			w.violateLocked("Kip counts %.1f s of %s, the cloud bills %.1f s: want %.1f to %.1f", c.Seconds, key, b.seconds, b.leastSeconds, b.mostSeconds)
+		}
+		if c.Dollars < b.leastDollars || c.Dollars > b.mostDollars {
+			w.violateLocked("Kip counts %.5f $ of %s, the cloud bills %.1f s: want %.5f to %.5f $", c.Dollars, key, b.seconds, b.leastDollars, b.mostDollars)
+		}
 	}
 	return w.violations
 }
+
+const mostPrice = 0.22 // of the catalogue
 
 // TestKipIsKilledAtEveryWriteAndEveryCloudCall counts the writes and the calls to
 // the cloud of each scenario, and plays it again for each of them twice: Kip is

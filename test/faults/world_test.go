@@ -594,13 +594,14 @@ func (h handle) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	return h.k.w.cloud.Catalogue(ctx)
 }
 
-func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) (list []cloud.Instance, err error) {
-	var answer []cloud.Instance
-	err = h.call(ctx, func(ctx context.Context) (err error) {
-		list, err := h.k.w.cloud.Launch(ctx, r)
+// ask makes a call that has an answer; a late one may come when nobody waits.
+func ask[T any](ctx context.Context, h handle, do func(context.Context) (T, error)) (T, error) {
+	var answer T
+	err := h.call(ctx, func(ctx context.Context) error {
+		a, err := do(ctx)
 		h.k.w.mu.Lock()
 		defer h.k.w.mu.Unlock()
-		answer = list
+		answer = a
 		return err
 	})
 	h.k.w.mu.Lock()
@@ -608,18 +609,12 @@ func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) (list []cloud
 	return answer, err
 }
 
+func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
+	return ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.w.cloud.Launch(ctx, r) })
+}
+
 func (h handle) List(ctx context.Context, owner string) ([]cloud.Instance, error) {
-	var answer []cloud.Instance
-	err := h.call(ctx, func(ctx context.Context) (err error) {
-		list, err := h.k.w.cloud.List(ctx, owner)
-		h.k.w.mu.Lock()
-		defer h.k.w.mu.Unlock()
-		answer = list
-		return err
-	})
-	h.k.w.mu.Lock()
-	defer h.k.w.mu.Unlock()
-	return answer, err
+	return ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.w.cloud.List(ctx, owner) })
 }
 
 func (h handle) Terminate(ctx context.Context, ids ...string) error {
@@ -647,6 +642,7 @@ type books struct {
 	closed  map[string]cells.Cost // by type and spot
 	removed map[string]time.Time  // when a cell's record went
 	pods    map[string]types.UID  // the last pod of a cell
+	known   map[string]bool       // the instances that a record has had
 }
 
 type account struct {
@@ -657,7 +653,7 @@ type account struct {
 }
 
 func newBooks() books {
-	return books{cells: map[string]*account{}, closed: map[string]cells.Cost{}, removed: map[string]time.Time{}, pods: map[string]types.UID{}}
+	return books{cells: map[string]*account{}, closed: map[string]cells.Cost{}, removed: map[string]time.Time{}, pods: map[string]types.UID{}, known: map[string]bool{}}
 }
 
 const cellPrefix = "cells/"
@@ -725,6 +721,9 @@ func (w *world) audit(key string) {
 	case !runs && a.running():
 		a.seconds += now.Sub(a.from).Seconds()
 		a.from = time.Time{}
+	}
+	if cell.Instance != nil {
+		b.known[cell.Instance.ID] = true
 	}
 	if cell.Pod.UID != "" {
 		b.pods[id] = cell.Pod.UID
