@@ -55,7 +55,7 @@ func TestRandomHistories(t *testing.T) {
 	if testing.Short() {
 		steps = min(steps, 10*perHistory)
 	}
-	began, virtual, played, histories, live := time.Now(), time.Duration(0), uint64(0), 0, map[string]int{}
+	began, virtual, played, histories, live, plays := time.Now(), time.Duration(0), uint64(0), 0, map[string]int{}, map[string]int{}
 	for ; played < steps; seed++ {
 		r := rand.New(rand.NewPCG(seed, 0))
 		s := draw(r)
@@ -64,6 +64,9 @@ func TestRandomHistories(t *testing.T) {
 		virtual += told.took
 		for bound, n := range told.live {
 			live[bound] += n
+		}
+		for kind, n := range told.plays {
+			plays[kind] += n
 		}
 		if len(violations) > 0 {
 			fmt.Fprintf(os.Stderr, "seed %d breaks, a shorter history is searched for %s: %s\n", seed, *shrinkFor, violations[0])
@@ -78,9 +81,15 @@ func TestRandomHistories(t *testing.T) {
 		}
 	}
 	t.Logf("%d steps in %d histories, %s of virtual time, in %s", played, histories, virtual.Round(time.Minute), time.Since(began).Round(time.Millisecond))
+	t.Logf("events that had an effect: %v", plays)
 	t.Logf("checks in which a bound could have been broken: %v", live)
 	if *oneFlag || played < wholeRun {
 		return
+	}
+	for _, k := range kinds {
+		if plays[k.kind] < leastPlays {
+			t.Errorf("event %q had an effect %d times: want %d or more, see leastPlays", k.kind, plays[k.kind], leastPlays)
+		}
 	}
 	for bound, least := range leastLive {
 		if live[bound] < least {
@@ -88,6 +97,10 @@ func TestRandomHistories(t *testing.T) {
 		}
 	}
 }
+
+// leastPlays is how often each kind of event must have had an effect in a whole run:
+// one that never has tests nothing.
+const leastPlays = 100
 
 // What a run of so many steps must have seen.
 const wholeRun = 100_000
@@ -102,6 +115,8 @@ var leastLive = map[string]int{"outlive": 80_000, "reason": 20_000, "reach": 8_0
 type told struct {
 	took time.Duration
 	live map[string]int
+	// plays are the events that had an effect, by their kinds.
+	plays map[string]int
 }
 
 func lines(events []event) string {
@@ -137,7 +152,7 @@ func play(t *testing.T, seed uint64, s setting, events []event) (violations []st
 		if len(violations) > 0 {
 			violations = append(violations, w.describe())
 		}
-		told.took, told.live = time.Since(w.began), w.live
+		told.took, told.live, told.plays = time.Since(w.began), w.live, w.plays
 		w.close()
 	})
 	return violations, told
@@ -171,16 +186,27 @@ func (w *world) play(e event) {
 	if *verbose {
 		fmt.Printf("%12s ====== %s\n", time.Since(w.began).Round(time.Millisecond), e)
 	}
+	w.acted = true
 	for _, k := range kinds {
 		if k.kind == e.kind {
 			k.play(w, e)
 		}
+	}
+	if w.acted {
+		w.happened(e.kind)
 	}
 	if e.kind != "wait" {
 		w.mu.Lock()
 		w.lastEvent = time.Now()
 		w.mu.Unlock()
 	}
+}
+
+// happened counts an event that had an effect.
+func (w *world) happened(kind string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.plays[kind]++
 }
 
 // shrink takes out of a history what is not needed to break the same.

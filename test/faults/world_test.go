@@ -39,6 +39,7 @@ type setting struct {
 	knobs      sim.Knobs
 	seed       uint64
 	armed      failpoint // from the start; none if zero
+	reuse      bool      // the address that was freed last is given out next
 	mild       bool      // no fault lasts, and time passes between them
 }
 
@@ -115,6 +116,9 @@ type world struct {
 	lastLive     map[types.UID]time.Time // one that was not ending
 	lastBound    map[types.UID]time.Time // and a bound one
 	live         map[string]int          // checks of the history in which a bound could have been broken
+	acted        bool                    // the event that is played hits something
+	plays        map[string]int          // events that had an effect, by their kinds
+	unreadable   bool                    // the store, for the next Kip
 	ending       bool                    // the history is over
 	trouble      time.Time               // when the last fault was over, as far as is known
 	lasting      map[string]bool
@@ -162,7 +166,7 @@ func newWorld(s setting) *world {
 	w := &world{
 		setting: s, slowestList: slowest(s.knobs.ListLag), deadly: s.armed, began: time.Now(), downtime: restartTime, machines: map[string]*machine{}, links: make(chan struct{}), policies: map[types.UID]corev1.RestartPolicy{},
 		created: map[types.UID]time.Time{}, ran: map[types.UID]int{}, reports: map[types.UID][]report{}, lastBound: map[types.UID]time.Time{}, lasting: map[string]bool{},
-		lastCell: map[types.UID]time.Time{}, lastWaiting: map[types.UID]time.Time{}, lastLive: map[types.UID]time.Time{}, live: map[string]int{},
+		lastCell: map[types.UID]time.Time{}, lastWaiting: map[types.UID]time.Time{}, lastLive: map[types.UID]time.Time{}, live: map[string]int{}, plays: map[string]int{},
 		writing: map[string]int{}, short: map[string]sim.Pool{},
 		trouble: time.Now(), supervisor: make(chan struct{}), revive: make(chan struct{}), books: newBooks(),
 		storeFail: func(string) (error, error) { return nil, nil },
@@ -177,7 +181,7 @@ func newWorld(s setting) *world {
 	k := s.knobs
 	k.StoppedKeepsAddresses = !s.movingAddr
 	var err error
-	w.cloud, err = sim.New(sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log, Mounted: w.mounted.has})
+	w.cloud, err = sim.New(sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log, Mounted: w.mounted.has, ReuseAddresses: s.reuse})
 	if err != nil {
 		panic(err)
 	}
@@ -311,6 +315,11 @@ func (k *kip) run() error {
 		}})
 	}
 	k.informer = cache.NewSharedIndexInformer(w.api.listerWatcher(), &corev1.Pod{}, 0, cache.Indexers{})
+	// The library's own handler counts by a clock that is outside this bubble, and
+	// would sleep for decades.
+	if err := k.informer.SetWatchErrorHandler(func(*cache.Reflector, error) {}); err != nil {
+		panic(err)
+	}
 	health := cells.Health{HealthyTimeout: 90 * time.Second, Check: 5 * time.Second}
 	if w.cloudAPI {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
@@ -368,7 +377,18 @@ func (k *kip) run() error {
 	if _, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: poke, UpdateFunc: func(_, o any) { poke(o) }, DeleteFunc: poke}); err != nil {
 		return err
 	}
-	if err := k.cells.Load(k.ctx); err != nil {
+	load, unread := context.WithCancel(k.ctx)
+	w.mu.Lock()
+	if w.unreadable {
+		w.unreadable = false
+		w.plays["store unread"]++
+		w.troubled(time.Now())
+		unread()
+	}
+	w.mu.Unlock()
+	err = k.cells.Load(load)
+	unread()
+	if err != nil {
 		k.cancel()
 		// A process would end here; these end their goroutines.
 		return errors.Join(err, k.cells.Run(k.ctx), k.pods.Run(k.ctx))
@@ -446,6 +466,7 @@ func (w *world) point(n int, after bool) error {
 	f := failpoint{n, after}
 	if n > 0 && w.deadly == f {
 		w.deadly, w.killedAt = failpoint{}, f
+		w.plays["kill at"]++
 		w.killLocked()
 		return errDead
 	}
@@ -516,6 +537,7 @@ func (w *world) onCall(c sim.Call) (f sim.Fault) {
 			continue
 		}
 		if p.n--; p.n == 0 {
+			w.plays["cloud fault"]++
 			f = p.fault
 			w.troubled(time.Now())
 			if f.HangBefore || f.HangAfter {
@@ -576,14 +598,32 @@ func (h handle) call(ctx context.Context, do func(ctx context.Context) error) er
 		case err = <-answer:
 		case <-ctx.Done():
 			err = ctx.Err()
+			w.mu.Lock()
+			w.plays["late calls"]++
+			w.mu.Unlock()
 		}
 	} else {
 		err = do(ctx)
 	}
+	w.mu.Lock()
+	for what, causes := range lastingCauses {
+		if w.lasting[what] && slices.ContainsFunc(causes, func(cause error) bool { return errors.Is(err, cause) }) {
+			w.plays[what]++
+		}
+	}
+	w.mu.Unlock()
 	if dead := w.point(n, true); dead != nil {
 		return dead
 	}
 	return err
+}
+
+// lastingCauses are how the calls that meet a lasting fault of the cloud end.
+var lastingCauses = map[string][]error{
+	"cloud faults": {sim.ErrInternal, sim.ErrLost, context.DeadlineExceeded},
+	"unauthorised": {cloud.ErrUnauthorised},
+	"throttling":   {cloud.ErrThrottled},
+	"quota":        {cloud.ErrQuota},
 }
 
 // lateTime bounds how long a request may be under way when its sender has died.
