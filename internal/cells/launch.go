@@ -226,13 +226,13 @@ func (c *Controller) resolve(ctx context.Context, group []*entry, result func(n 
 			return err
 		})
 		switch {
-		case err == nil:
+		case err == nil, errors.Is(err, errMoved): // an earlier commit of the same worked
 			for n, e := range group {
-				c.report(e.cell(), outcomes[n].kind, outcomes[n].reason, outcomes[n].message)
+				if outcomes[n] != (outcome{}) {
+					c.report(e.cell(), outcomes[n].kind, outcomes[n].reason, outcomes[n].message)
+				}
 			}
 			return
-		case errors.Is(err, errMoved):
-			return // an earlier commit of the same worked
 		case refusedWrite(err):
 			c.fail(err)
 			return

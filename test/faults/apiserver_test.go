@@ -35,7 +35,11 @@ type apiServer struct {
 	cut     chan struct{}                    // closed and replaced to end all watches
 	lag     time.Duration                    // of watches
 	ended   map[types.UID]time.Time          // when a pod became terminal or went
-	writes  int
+	tooOld  bool                             // the next watch is answered 410
+	// failLists and blocked are how many lists fail, and how many evictions are
+	// forbidden.
+	failLists, blocked int
+	writes             int
 	// fail is asked before and after the effect of each write.
 	fail func(after bool) error
 }
@@ -203,7 +207,24 @@ func (c client) EvictV1(_ context.Context, e *policyv1.Eviction) error {
 	if err := c.dead(); err != nil {
 		return err
 	}
+	if c.s.takes(&c.s.blocked, "eviction blocked") {
+		return apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+	}
 	return c.s.remove(cache.ObjectName{Namespace: e.Namespace, Name: e.Name}, *e.DeleteOptions)
+}
+
+// takes says that one of some failures to come is now.
+func (s *apiServer) takes(left *int, kind string) bool {
+	s.mu.Lock()
+	taken := *left > 0
+	if taken {
+		*left--
+	}
+	s.mu.Unlock()
+	if taken {
+		s.w.happened(kind)
+	}
+	return taken
 }
 
 // listerWatcher feeds an informer.
@@ -214,6 +235,9 @@ func (listerWatcher) IsWatchListSemanticsUnSupported() bool { return true }
 func (s *apiServer) listerWatcher() cache.ListerWatcher {
 	return listerWatcher{&cache.ListWatch{
 		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+			if s.takes(&s.failLists, "list fails") {
+				return nil, errors.New("apiserver: the server is currently unable to handle the request")
+			}
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			list := &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.FormatInt(s.version, 10)}}
@@ -226,6 +250,14 @@ func (s *apiServer) listerWatcher() cache.ListerWatcher {
 			from, err := strconv.ParseInt(o.ResourceVersion, 10, 64)
 			if err != nil {
 				return nil, fmt.Errorf("watch from %q: %w", o.ResourceVersion, err)
+			}
+			s.mu.Lock()
+			old := s.tooOld
+			s.tooOld = false
+			s.mu.Unlock()
+			if old {
+				s.w.happened("watch too old")
+				return nil, apierrors.NewResourceExpired("too old resource version")
 			}
 			s.mu.Lock()
 			defer s.mu.Unlock()

@@ -173,12 +173,7 @@ func (w *world) checkDisksLocked(disks, torn []cloud.Disk, instances map[string]
 		if d.Instance == "" {
 			continue
 		}
-		cell, there := instances[d.Instance]
-		if !there {
-			w.violateLocked("no attachment outlives its instance: %s is on %s, which is gone", d.ID, d.Instance)
-			continue
-		}
-		a := w.books.cells[cell]
+		a := w.books.cells[instances[d.Instance]]
 		if a == nil {
 			continue // its instance is being ended
 		}
@@ -187,7 +182,7 @@ func (w *world) checkDisksLocked(disks, torn []cloud.Disk, instances map[string]
 			recorded = recorded || r.ID == d.ID
 		}
 		if !recorded {
-			w.violateLocked("an attachment is recorded before it is made: %s is on cell %s, whose record has %v", d.ID, cell, a.cell.Disks)
+			w.violateLocked("an attachment is recorded before it is made: %s is on cell %s, whose record has %v", d.ID, a.cell.ID, a.cell.Disks)
 		}
 	}
 }
@@ -212,16 +207,16 @@ func (w *world) waitsForDiskLocked(p *corev1.Pod) bool {
 
 var _ cloud.Disks = handle{}
 
-func (h handle) CreateDisk(ctx context.Context, r cloud.DiskRequest) (d cloud.Disk, err error) {
-	return d, h.call(ctx, func(ctx context.Context) error { _, err := h.k.w.cloud.CreateDisk(ctx, r); return err })
+func (h handle) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
+	return ask(ctx, h, func(ctx context.Context) (cloud.Disk, error) { return h.k.w.cloud.CreateDisk(ctx, r) })
 }
 
 func (h handle) DeleteDisk(ctx context.Context, id string) error {
 	return h.call(ctx, func(ctx context.Context) error { return h.k.w.cloud.DeleteDisk(ctx, id) })
 }
 
-func (h handle) ListDisks(ctx context.Context, owner string) (list []cloud.Disk, err error) {
-	return list, h.call(ctx, func(ctx context.Context) error { _, err := h.k.w.cloud.ListDisks(ctx, owner); return err })
+func (h handle) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
+	return ask(ctx, h, func(ctx context.Context) ([]cloud.Disk, error) { return h.k.w.cloud.ListDisks(ctx, owner) })
 }
 
 func (h handle) AttachDisk(ctx context.Context, id, instance string) error {

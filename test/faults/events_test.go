@@ -32,50 +32,63 @@ func (e event) String() string {
 	return fmt.Sprintf("{%q, %d, %d, %d}, // %s", e.kind, e.a, e.b, int64(e.t), e.t)
 }
 
-// kinds are the events and how often each comes.
-var kinds = []struct {
+// kind is a kind of event and how often it comes.
+type kind struct {
 	kind   string
 	weight int
 	play   func(w *world, e event)
-}{
-	{"wait", 40, (*world).pass},
-	{"create", 12, func(w *world, e event) { w.createPod(e.a, e.b) }},
+	lasts  bool // until it is played again
+}
+
+var kinds = []kind{
+	{"wait", 40, (*world).pass, false},
+	{"create", 12, func(w *world, e event) { w.createPod(e.a, e.b) }, false},
 	{"burst", 2, func(w *world, e event) {
 		for n := range 3 + e.a%4 {
 			w.createPod(e.a+n, e.b)
 		}
-	}},
-	{"delete", 7, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.deletePod(p, nil) }) }},
-	{"delete by force", 2, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.deletePod(p, new(int64(0))) }) }},
-	{"exit", 6, func(w *world, e event) { w.exitPod(e.a, int(e.b%2)) }},
-	{"annotate", 1, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.annotate(p, e.b) }) }},
-	{"kill", 4, func(w *world, e event) { w.killFor(e) }},
-	{"kill at", 8, func(w *world, e event) { w.arm(int(1+e.a%12), e.b%2 == 1) }},
-	{"cloud fault", 9, (*world).failCloud},
-	{"cloud faults", 2, func(w *world, e event) { w.toggle("cloud faults", e) }},
-	{"store fault", 4, (*world).failStore},
-	{"store faults", 1, func(w *world, e event) { w.toggle("store faults", e) }},
-	{"api faults", 1, func(w *world, e event) { w.toggle("api faults", e) }},
-	{"watch lag", 1, func(w *world, e event) { w.setLag(e) }},
-	{"watches end", 1, func(w *world, _ event) { w.api.cutWatches() }},
-	{"capacity", 5, (*world).setCapacity},
-	{"vanish", 2, func(w *world, e event) { w.strike(e.a, w.cloud.Vanish) }},
-	{"interrupt", 2, func(w *world, e event) { w.strike(e.a, w.cloud.Interrupt) }},
-	{"notices end", 1, func(w *world, _ event) { w.cloud.CutInterruptions(errors.New("the queue was deleted")) }},
-	{"cut off", 5, func(w *world, e event) { w.cutOff(e) }},
-	{"heal", 3, func(w *world, _ event) { w.healLinks(0) }},
-	{"stuck", 1, func(w *world, e event) { w.stick(e.a) }},
-	{"stray", 1, func(w *world, e event) { w.stray() }},
-	{"list lag", 2, (*world).setListLag},
-	{"slow boots", 1, func(w *world, e event) { w.toggle("slow boots", e) }},
-	{"slow ends", 1, func(w *world, e event) { w.toggle("slow ends", e) }},
-	{"late calls", 1, func(w *world, e event) { w.toggle("late calls", e) }},
-	{"unauthorised", 1, func(w *world, e event) { w.toggle("unauthorised", e) }},
-	{"throttling", 1, func(w *world, e event) { w.toggle("throttling", e) }},
+	}, false},
+	{"delete", 7, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.deletePod(p, nil) }) }, false},
+	{"delete by force", 2, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.deletePod(p, new(int64(0))) }) }, false},
+	{"exit", 6, func(w *world, e event) { w.exitPod(e.a, int(e.b%2)) }, false},
+	{"annotate", 1, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.annotate(p, e.b) }) }, false},
+	{"kill", 4, func(w *world, e event) { w.killFor(e) }, false},
+	{"kill at", 8, func(w *world, e event) { w.arm(int(1+e.a%12), e.b%2 == 1) }, false},
+	{"cloud fault", 9, (*world).failCloud, false},
+	{"cloud faults", 2, func(w *world, e event) { w.toggle("cloud faults", e) }, true},
+	{"store fault", 4, (*world).failStore, false},
+	{"store faults", 1, func(w *world, e event) { w.toggle("store faults", e) }, true},
+	{"api faults", 1, func(w *world, e event) { w.toggle("api faults", e) }, true},
+	{"watch lag", 1, func(w *world, e event) { w.setLag(e) }, true},
+	{"watches end", 1, func(w *world, _ event) { w.api.cutWatches() }, false},
+	{"capacity", 5, (*world).setCapacity, false},
+	{"vanish", 2, func(w *world, e event) { w.strike(e.a, w.cloud.Vanish) }, false},
+	{"interrupt", 2, func(w *world, e event) { w.strike(e.a, w.cloud.Interrupt) }, false},
+	{"watch too old", 1, func(w *world, _ event) { w.expireWatches(0) }, false},
+	{"list fails", 1, func(w *world, e event) { w.expireWatches(int(1 + e.a%3)) }, false},
+	{"eviction blocked", 2, func(w *world, e event) { w.blockEvictions(int(1 + e.a%3)) }, false},
+	{"store unread", 1, (*world).failLoad, false},
+	{"quota", 1, func(w *world, e event) { w.toggle("quota", e) }, true},
+	{"notices end", 1, func(w *world, _ event) { w.cloud.CutInterruptions(errors.New("the queue was deleted")) }, false},
+	{"cut off", 5, func(w *world, e event) { w.cutOff(e) }, false},
+	{"heal", 3, func(w *world, _ event) { w.acted = w.anyCutOff(); w.healLinks(0) }, false},
+	{"stuck", 1, func(w *world, e event) { w.stick(e.a) }, false},
+	{"stray", 1, func(w *world, e event) { w.stray() }, false},
+	{"list lag", 2, (*world).setListLag, false},
+	{"slow boots", 1, func(w *world, e event) { w.toggle("slow boots", e) }, true},
+	{"slow ends", 1, func(w *world, e event) { w.toggle("slow ends", e) }, true},
+	{"late calls", 1, func(w *world, e event) { w.toggle("late calls", e) }, true},
+	{"unauthorised", 1, func(w *world, e event) { w.toggle("unauthorised", e) }, true},
+	{"throttling", 1, func(w *world, e event) { w.toggle("throttling", e) }, true},
 }
 
-// history draws n events.
-func history(r *rand.Rand, n int) []event {
+// history draws n events. In a mild one nothing goes wrong for long, and it waits
+// longer: the bounds of the invariants are counted from the last fault.
+func history(r *rand.Rand, n int, mild bool) []event {
+	kinds := slices.Clone(kinds)
+	if mild {
+		kinds = slices.DeleteFunc(kinds, func(k kind) bool { return k.lasts })
+	}
 	total := 0
 	for _, k := range kinds {
 		total += k.weight
@@ -86,6 +99,9 @@ func history(r *rand.Rand, n int) []event {
 		for _, k := range kinds {
 			if x -= k.weight; x < 0 {
 				list[i] = event{kind: k.kind, a: r.Uint32(), b: r.Uint32(), t: duration(r)}
+				if mild && k.kind == "wait" && r.IntN(5) == 0 {
+					list[i].t = time.Duration(r.Int64N(int64(2 * reachBound)))
+				}
 				break
 			}
 		}
@@ -102,7 +118,7 @@ func duration(r *rand.Rand) time.Duration {
 
 // draw makes the setting of a history.
 func draw(r *rand.Rand) setting {
-	s := setting{seed: r.Uint64(), cloudAPI: r.IntN(4) == 0, movingAddr: r.IntN(2) == 0, maxTries: []int{0, 0, 3, 10}[r.IntN(4)]}
+	s := setting{mild: r.IntN(3) == 0, seed: r.Uint64(), cloudAPI: r.IntN(4) == 0, movingAddr: r.IntN(2) == 0, maxTries: []int{0, 0, 3, 10}[r.IntN(4)]}
 	if r.IntN(2) == 0 {
 		s.pools = append(s.pools, poolOf{"small", 1 + r.IntN(3), r.IntN(3) == 0})
 	}
@@ -117,6 +133,20 @@ func draw(r *rand.Rand) setting {
 	if r.IntN(3) == 0 {
 		s.knobs.AddressDelay = sim.Distribution{Median: time.Second, Spread: 2}
 	}
+	if r.IntN(3) == 0 {
+		s.knobs.UnknownFor = sim.Distribution{Median: 500 * time.Millisecond, Spread: 2}
+	}
+	if r.IntN(3) == 0 {
+		s.knobs.NoticesLost = 0.3
+	}
+	if s.reuse = r.IntN(3) == 0; r.IntN(3) == 0 {
+		tail := func(d sim.Distribution) sim.Distribution { d.Tail, d.TailFactor = 0.03, 4; return d }
+		s.knobs.Pending, s.knobs.Termination, s.knobs.Stopping = tail(s.knobs.Pending), tail(s.knobs.Termination), tail(s.knobs.Stopping)
+		s.knobs.BootTimes[0].Distribution, s.knobs.ListLag = tail(s.knobs.BootTimes[0].Distribution), tail(s.knobs.ListLag)
+		for kind, d := range s.knobs.Latency {
+			s.knobs.Latency[kind] = tail(d)
+		}
+	}
 	return s
 }
 
@@ -127,7 +157,11 @@ func (w *world) pass(e event) {
 		w.quiet(e.t)
 		return
 	}
-	time.Sleep(e.t)
+	for left := e.t; left > 0 && !w.failed(); left -= time.Minute {
+		time.Sleep(min(left, time.Minute))
+		w.rest()
+		w.check()
+	}
 }
 
 // untouched says that nothing is planned to go wrong later.
@@ -152,6 +186,7 @@ var sizes = []string{"small", "small", "small", "small", "small", "large", "larg
 
 func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool, grace int64) types.UID {
 	if len(w.api.list()) >= 12 {
+		w.acted = false
 		return ""
 	}
 	w.mu.Lock()
@@ -177,7 +212,8 @@ func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool
 }
 
 func (w *world) withPod(a uint32, do func(*corev1.Pod)) {
-	if list := w.api.list(); len(list) > 0 {
+	list := w.api.list()
+	if w.acted = len(list) > 0; w.acted {
 		do(list[int(a)%len(list)])
 	}
 }
@@ -207,7 +243,7 @@ func (w *world) exitPod(a uint32, code int) {
 			list = append(list, m)
 		}
 	}
-	if len(list) == 0 {
+	if w.acted = len(list) > 0; !w.acted {
 		return
 	}
 	slices.SortFunc(list, func(a, b *machine) int { return strings.Compare(string(a.pod), string(b.pod)) })
@@ -220,6 +256,7 @@ func (w *world) exitPod(a uint32, code int) {
 func (w *world) stick(a uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.acted = len(w.machines) > 0
 	for n, id := range slices.Sorted(maps.Keys(w.machines)) {
 		if n == int(a)%len(w.machines) {
 			w.machines[id].stuck = true
@@ -250,7 +287,7 @@ func (w *world) killFor(e event) {
 func (w *world) arm(n int, after bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.deadly = failpoint{w.points + n, after}
+	w.deadly, w.acted = failpoint{w.points + n, after}, false // not yet
 }
 
 func (w *world) failCloud(e event) {
@@ -263,6 +300,7 @@ func (w *world) failCloud(e event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	kind := kinds[e.a%uint32(len(kinds))]
+	w.acted = false            // not yet
 	for range 1 + e.b/1000%3 { // sometimes several in a row
 		w.cloudFail = append(w.cloudFail, cloudFault{kind, int(1 + e.b%3), faults[e.b/10%uint32(len(faults))]})
 	}
@@ -275,6 +313,7 @@ var errStore = errors.New("etcdserver: request timed out")
 func (w *world) failStore(e event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.acted = false // not yet
 	left := int(1 + e.a%4)
 	w.storeFail = func(op string) (before, after error) {
 		if op == "applied" {
@@ -283,9 +322,11 @@ func (w *world) failStore(e event) {
 		switch {
 		case e.b%2 == 0 && left == 1 && op != "applied":
 			left--
+			w.plays["store fault"]++
 			w.troubled(time.Now())
 			return errStore, nil
 		case e.b%2 == 1 && left == 0 && op == "applied":
+			w.plays["store fault"]++
 			w.troubled(time.Now())
 			return nil, errStore
 		}
@@ -297,6 +338,9 @@ func (w *world) failStore(e event) {
 func (w *world) toggle(what string, e event) {
 	w.mu.Lock()
 	on := !w.lasting[what]
+	// Some have an effect on what comes later only: it is counted there.
+	_, met := lastingCauses[what]
+	w.acted = on && !met && what != "store faults" && what != "api faults" && what != "late calls"
 	w.mu.Unlock()
 	w.set(what, on, e)
 }
@@ -315,6 +359,13 @@ func (w *world) set(what string, on bool, e event) {
 				k.Faults = map[sim.Kind]sim.FaultRates{sim.AnyKind: {Failed: 0.1, LostBefore: 0.1, LostAfter: 0.2, HangBefore: 0.02, HangAfter: 0.05}}
 			}
 		})
+	case "quota":
+		knobs(func(k *sim.Knobs) {
+			k.Quotas = nil
+			if on {
+				k.Quotas = []sim.Quota{{Name: "all", Instances: int(2 + e.a%4)}, {Name: "large", Types: "large", VCPUs: 2}}
+			}
+		})
 	case "unauthorised":
 		knobs(func(k *sim.Knobs) { k.Unauthorised = on })
 	case "throttling":
@@ -323,7 +374,7 @@ func (w *world) set(what string, on bool, e event) {
 			if on {
 				k.RateLimits = map[sim.Kind]sim.RateLimit{}
 				for _, kind := range []sim.Kind{sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStart, sim.KindStop} {
-					k.RateLimits[kind] = sim.RateLimit{Requests: sim.Bucket{Capacity: 2, Refill: 0.2}}
+					k.RateLimits[kind] = sim.RateLimit{Requests: sim.Bucket{Capacity: 2, Refill: 0.2}, Resources: sim.Bucket{Capacity: 3, Refill: 0.3}}
 				}
 			}
 		})
@@ -338,7 +389,7 @@ func (w *world) set(what string, on bool, e event) {
 		knobs(func(k *sim.Knobs) {
 			k.Termination, k.TerminationLost = w.knobs.Termination, 0
 			if on {
-				k.Termination.Median, k.TerminationLost = terminationMax/4, 0.3
+				k.Termination.Median, k.Termination.Tail, k.TerminationLost = terminationMax/4, 0, 0.3
 			}
 		})
 	}
@@ -351,6 +402,7 @@ func (w *world) set(what string, on bool, e event) {
 			if !w.lasting["api faults"] || r.IntN(5) != 0 || after != (r.IntN(2) == 0) {
 				return nil
 			}
+			w.plays["api faults"]++
 			return errors.New("apiserver: the server is currently unable to handle the request")
 		}
 		w.api.mu.Unlock()
@@ -367,6 +419,9 @@ func (w *world) set(what string, on bool, e event) {
 				before = errStore
 			case r.IntN(5) == 0:
 				after = errStore
+			}
+			if before != nil || after != nil {
+				w.plays["store faults"]++
 			}
 			return before, after
 		}
@@ -416,7 +471,7 @@ func (w *world) setCapacity(e event) {
 
 // slowest is what a distribution stays under but once in some millions.
 func slowest(d sim.Distribution) time.Duration {
-	return time.Duration(float64(d.Median) * math.Pow(max(d.Spread, 1), 5))
+	return time.Duration(float64(d.Median) * math.Pow(max(d.Spread, 1), 5) * max(d.TailFactor, 1))
 }
 
 func (w *world) setListLag(e event) {
@@ -446,10 +501,10 @@ const noticeTime = 2*time.Minute + time.Second
 // strike hits an instance that exists.
 func (w *world) strike(a uint32, do func(...string) error) {
 	truth := w.cloud.Truth()
-	if len(truth) == 0 {
+	if w.acted = len(truth) > 0; !w.acted {
 		return
 	}
-	_ = do(truth[int(a)%len(truth)].ID) // it may end at this moment
+	w.acted = do(truth[int(a)%len(truth)].ID) == nil // it may end at this moment
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.strikes = time.Now().Add(noticeTime)
@@ -466,7 +521,7 @@ func (w *world) cutOff(e event) {
 			list = append(list, m)
 		}
 	}
-	if len(list) == 0 {
+	if w.acted = len(list) > 0; !w.acted {
 		return
 	}
 	slices.SortFunc(list, func(a, b *machine) int { return strings.Compare(a.id, b.id) })
@@ -483,13 +538,47 @@ func (w *world) cutOff(e event) {
 	}
 	w.lasting["cut off"] = true
 	w.linksChanged()
-	if e.b%4 != 1 {
+	if e.b%4 != 1 || w.mild {
 		go func() {
 			if sleep(w.ctx, e.t) {
 				w.healLinks(0)
 			}
 		}()
 	}
+}
+
+func (w *world) anyCutOff() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lasting["cut off"]
+}
+
+// expireWatches ends the watches, and what was watched is too old: informers list
+// anew, which fails so often first.
+func (w *world) expireWatches(failures int) {
+	w.api.mu.Lock()
+	w.api.tooOld, w.api.failLists = true, failures
+	w.api.mu.Unlock()
+	w.api.cutWatches()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.acted = false                        // not yet
+	w.troubled(time.Now().Add(podBackoff)) // an informer's longest wait is shorter
+}
+
+// blockEvictions has a disruption budget forbid the next evictions.
+func (w *world) blockEvictions(n int) {
+	w.api.mu.Lock()
+	defer w.api.mu.Unlock()
+	w.api.blocked, w.acted = n, false
+}
+
+// failLoad kills Kip, and the next one cannot read its records.
+func (w *world) failLoad(e event) {
+	w.mu.Lock()
+	w.unreadable, w.acted = true, false
+	w.mu.Unlock()
+	w.killFor(e)
 }
 
 func (w *world) healLinks(time.Duration) {
@@ -512,7 +601,10 @@ func (w *world) calmDown() {
 	for what := range w.lasting {
 		lasting = append(lasting, what)
 	}
-	w.deadly, w.cloudFail = failpoint{}, nil
+	w.cloudFail, w.unreadable = nil, false
+	if w.armed == (failpoint{}) { // the death that a scenario is played for may come at its very end
+		w.deadly = failpoint{}
+	}
 	for _, p := range w.short {
 		w.cloud.SetCapacity(p, -1)
 	}
@@ -522,6 +614,9 @@ func (w *world) calmDown() {
 		w.set(what, false, event{})
 	}
 	w.healLinks(0)
+	w.api.mu.Lock()
+	w.api.failLists, w.api.blocked = 0, 0
+	w.api.mu.Unlock()
 	w.setLag(event{a: 1})
 	w.setListLag(event{a: 1, b: 1})
 	w.mu.Lock()

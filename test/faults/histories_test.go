@@ -55,12 +55,19 @@ func TestRandomHistories(t *testing.T) {
 	if testing.Short() {
 		steps = min(steps, 10*perHistory)
 	}
-	began, virtual, played, histories := time.Now(), time.Duration(0), uint64(0), 0
+	began, virtual, played, histories, live, plays := time.Now(), time.Duration(0), uint64(0), 0, map[string]int{}, map[string]int{}
 	for ; played < steps; seed++ {
 		r := rand.New(rand.NewPCG(seed, 0))
-		s, events := draw(r), history(r, perHistory)
-		violations, took := play(t, seed, s, events)
-		virtual += took
+		s := draw(r)
+		events := history(r, perHistory, s.mild)
+		violations, told := play(t, seed, s, events)
+		virtual += told.took
+		for bound, n := range told.live {
+			live[bound] += n
+		}
+		for kind, n := range told.plays {
+			plays[kind] += n
+		}
 		if len(violations) > 0 {
 			fmt.Fprintf(os.Stderr, "seed %d breaks, a shorter history is searched for %s: %s\n", seed, *shrinkFor, violations[0])
 			report, events := shrink(t, seed, s, events, violations)
@@ -74,6 +81,42 @@ func TestRandomHistories(t *testing.T) {
 		}
 	}
 	t.Logf("%d steps in %d histories, %s of virtual time, in %s", played, histories, virtual.Round(time.Minute), time.Since(began).Round(time.Millisecond))
+	t.Logf("events that had an effect: %v", plays)
+	t.Logf("checks in which a bound could have been broken: %v", live)
+	if *oneFlag || played < wholeRun {
+		return
+	}
+	for _, k := range kinds {
+		if plays[k.kind] < leastPlays {
+			t.Errorf("event %q had an effect %d times: want %d or more, see leastPlays", k.kind, plays[k.kind], leastPlays)
+		}
+	}
+	for bound, least := range leastLive {
+		if live[bound] < least {
+			t.Errorf("bound %q could have been broken in %d checks: want %d or more, see leastLive", bound, live[bound], least)
+		}
+	}
+}
+
+// leastPlays is how often each kind of event must have had an effect in a whole run:
+// one that never has tests nothing.
+const leastPlays = 100
+
+// What a run of so many steps must have seen.
+const wholeRun = 100_000
+
+// leastLive are the least checks, before the end of each history, in which a bound of
+// an invariant was over: nothing had gone wrong for so long, and there was a pod
+// that it is about. They are half of what is usual. A change that makes these fewer
+// lets the invariants prove less, and must say so here.
+var leastLive = map[string]int{"outlive": 80_000, "reason": 20_000, "reach": 8_000}
+
+// told is what is known of a history that was played.
+type told struct {
+	took time.Duration
+	live map[string]int
+	// plays are the events that had an effect, by their kinds.
+	plays map[string]int
 }
 
 func lines(events []event) string {
@@ -85,7 +128,7 @@ func lines(events []event) string {
 }
 
 // play plays a history in a world of its own and returns what it violates.
-func play(t *testing.T, seed uint64, s setting, events []event) (violations []string, took time.Duration) {
+func play(t *testing.T, seed uint64, s setting, events []event) (violations []string, told told) {
 	t.Helper()
 	cryptotest.SetGlobalRandom(t, seed)
 	defer watchdog(fmt.Sprintf("seed %d", seed))()
@@ -103,13 +146,33 @@ func play(t *testing.T, seed uint64, s setting, events []event) (violations []st
 			w.finish()
 			violations = w.check()
 		}
+		if s.mild && len(violations) == 0 {
+			violations = w.compareWithTheBill(slowStop, slowNotice, w.unknownInstances())
+		}
 		if len(violations) > 0 {
 			violations = append(violations, w.describe())
 		}
-		took = time.Since(w.began)
+		told.took, told.live, told.plays = time.Since(w.began), w.live, w.plays
 		w.close()
 	})
-	return violations, took
+	return violations, told
+}
+
+// How far Kip's counter may be off for each instance of a mild history. It stops
+// counting at most so long before an instance has stopped, and at most so long after
+// its end: Kip was down, a termination came to nothing.
+const slowStop, slowNotice = 2 * time.Minute, outliveBound + 8*time.Minute
+
+// unknownInstances are those that no record ever had: strays, and those that were
+// gone before Kip knew of them.
+func (w *world) unknownInstances() map[string]bool {
+	unknown := map[string]bool{}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, i := range w.cloud.History() {
+		unknown[i.ID] = !w.books.known[i.ID]
+	}
+	return unknown
 }
 
 // watchdog ends the test when a world comes to no end in real time: something in it
@@ -123,16 +186,27 @@ func (w *world) play(e event) {
 	if *verbose {
 		fmt.Printf("%12s ====== %s\n", time.Since(w.began).Round(time.Millisecond), e)
 	}
+	w.acted = true
 	for _, k := range kinds {
 		if k.kind == e.kind {
 			k.play(w, e)
 		}
+	}
+	if w.acted {
+		w.happened(e.kind)
 	}
 	if e.kind != "wait" {
 		w.mu.Lock()
 		w.lastEvent = time.Now()
 		w.mu.Unlock()
 	}
+}
+
+// happened counts an event that had an effect.
+func (w *world) happened(kind string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.plays[kind]++
 }
 
 // shrink takes out of a history what is not needed to break the same.

@@ -81,7 +81,27 @@ func (w *world) check() []string {
 	// A disk is on one machine, with a record, and is not torn off.
 	w.checkDisksLocked(slices.DeleteFunc(disks, func(d cloud.Disk) bool { return d.ID == w.foreign }), torn, cellOf)
 
+	latest := func(first time.Time, others ...time.Time) time.Time {
+		for _, t := range others {
+			if t.After(first) {
+				first = t
+			}
+		}
+		return first
+	}
+	live := map[string]bool{}
+	defer func() {
+		for bound := range live {
+			if !w.ending {
+				w.live[bound]++
+			}
+		}
+	}()
+
 	// 2. No instance outlives its pod.
+	for _, ended := range endings {
+		live["outlive"] = live["outlive"] || now.Sub(latest(ended, calm)) > outliveBound
+	}
 	for _, i := range truth {
 		cell := i.Tags[cloud.TagCell]
 		var needless time.Time
@@ -99,9 +119,7 @@ func (w *world) check() []string {
 		default:
 			continue // of a standby pool
 		}
-		if calm.After(needless) {
-			needless = calm
-		}
+		needless = latest(needless, calm)
 		if now.Sub(needless) > outliveBound {
 			w.violateLocked("invariant 2: instance %s of cell %s (%s) is %s %s after the end of its pod", i.ID, cell, w.phaseOf(cell), i.State, now.Sub(needless))
 		}
@@ -112,27 +130,40 @@ func (w *world) check() []string {
 	// 4. Every pod reaches a cell or has a reason.
 	if k != nil && k.up {
 		for _, p := range podList {
-			if terminal(p) || p.DeletionTimestamp != nil || runs[p.UID] != "" {
+			if terminal(p) || p.DeletionTimestamp != nil {
 				continue
 			}
-			if a := w.boundTo(p.UID); a != nil {
+			if runs[p.UID] != "" || w.boundTo(p.UID) != nil {
+				w.lastCell[p.UID], w.lastLive[p.UID], w.lastBound[p.UID] = now, now, now
 				continue
 			}
-			since := w.created[p.UID]
-			for _, t := range []time.Time{calm, w.lastBound[p.UID]} {
-				if t.After(since) {
-					since = t
+			if cell, has := k.cells.ForPod(p.UID); has {
+				cell.Pod.UID = p.UID
+				w.hadCell(cell, now)
+			}
+			if k.pods.Waiting(p.UID) != "" {
+				w.lastWaiting[p.UID] = now
+			}
+			// A reason is of the end of the last cell or newer: an old one, or news
+			// that all is well, explains nothing.
+			explained := func(since time.Time) bool {
+				return k.pods.Waiting(p.UID) != "" || slices.ContainsFunc(w.reports[p.UID], func(r report) bool {
+					return r.kind == corev1.EventTypeWarning && !r.at.Before(since)
+				})
+			}
+			lost, unbound := latest(w.created[p.UID], w.lastCell[p.UID]), latest(w.created[p.UID], w.lastBound[p.UID])
+			if without := now.Sub(latest(lost, calm)); without > reasonBound {
+				live["reason"] = true
+				if !explained(latest(w.created[p.UID], w.lastLive[p.UID])) {
+					w.violateLocked("invariant 4: pod %s has no cell and no reason for %s", p.Name, without)
 				}
 			}
-			if now.Sub(since) <= reasonBound {
-				continue
-			}
-			reported := slices.ContainsFunc(w.reports[p.UID], func(r report) bool { return r.at.After(w.lastBound[p.UID]) })
-			if _, has := k.cells.ForPod(p.UID); !has && !reported && k.pods.Waiting(p.UID) == "" {
-				w.violateLocked("invariant 4: pod %s has no cell and no reason for %s", p.Name, now.Sub(since))
-			}
-			if now.Sub(since) > reachBound && k.pods.Waiting(p.UID) == "" && !slices.ContainsFunc(w.reports[p.UID], func(r report) bool { return r.kind == corev1.EventTypeWarning && r.at.After(since) }) {
-				w.violateLocked("invariant 4: pod %s has reached no cell in %s, and nothing was reported", p.Name, now.Sub(since))
+			if waits := now.Sub(latest(unbound, calm)); waits > reachBound {
+				live["reach"] = true
+				// It is counted anew from when there was no capacity.
+				if w.lastWaiting[p.UID].Before(now.Add(-reachBound)) && !explained(latest(unbound, calm)) {
+					w.violateLocked("invariant 4: pod %s has reached no cell in %s, and nothing was reported", p.Name, waits)
+				}
 			}
 		}
 	}
@@ -253,6 +284,7 @@ func (w *world) stoppable(c cells.Cell) bool {
 func (w *world) quiet(d time.Duration) {
 	w.mu.Lock()
 	writes := w.writes
+	w.idle = true
 	w.mu.Unlock()
 	w.api.mu.Lock()
 	apiWrites := w.api.writes
@@ -264,15 +296,17 @@ func (w *world) quiet(d time.Duration) {
 	w.api.mu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.idle = false
 	if writes = w.writes - writes; writes+apiWrites > 0 {
 		w.violateLocked("invariant 6: in %s in which nothing changed, Kip wrote %d times to its store and %d times to the API server", d, writes, apiWrites)
 	}
 }
 
-// await lets time pass until ok, at most for a while.
+// await lets time pass until ok, at most for a while, and checks all along.
 func (w *world) await(most time.Duration, ok func() bool) bool {
 	for end := time.Now().Add(most); ; {
 		w.rest()
+		w.check()
 		if ok() {
 			return true
 		}
@@ -288,6 +322,7 @@ func (w *world) await(most time.Duration, ok func() bool) bool {
 func (w *world) finish() {
 	w.calmDown()
 	w.mu.Lock()
+	w.ending = true
 	strikes := w.strikes
 	w.mu.Unlock()
 	time.Sleep(time.Until(strikes))

@@ -39,6 +39,8 @@ type setting struct {
 	knobs      sim.Knobs
 	seed       uint64
 	armed      failpoint // from the start; none if zero
+	reuse      bool      // the address that was freed last is given out next
+	mild       bool      // no fault lasts, and time passes between them
 }
 
 type poolOf struct {
@@ -109,12 +111,23 @@ type world struct {
 	created      map[types.UID]time.Time
 	ran          map[types.UID]int // how often a pod's containers were started
 	reports      map[types.UID][]report
-	lastBound    map[types.UID]time.Time
-	trouble      time.Time // when the last fault was over, as far as is known
+	lastCell     map[types.UID]time.Time // when a pod was last seen to have a cell
+	lastWaiting  map[types.UID]time.Time // when it last said why it has none
+	lastLive     map[types.UID]time.Time // one that was not ending
+	lastBound    map[types.UID]time.Time // and a bound one
+	live         map[string]int          // checks of the history in which a bound could have been broken
+	acted        bool                    // the event that is played hits something
+	plays        map[string]int          // events that had an effect, by their kinds
+	unreadable   bool                    // the store, for the next Kip
+	ending       bool                    // the history is over
+	trouble      time.Time               // when the last fault was over, as far as is known
 	lasting      map[string]bool
 	points       int
 	writing      map[string]int // the point of a write under way, by its keys
 	deadly       failpoint      // the next; none if zero
+	passed       []failpoint    // while Kip lived, but for those of quiet times
+	idle         bool           // nothing may be written now
+	killedAt     failpoint      // zero while no failpoint was deadly
 	storeFail    func(op string) (before, after error)
 	beforeWrite  func(op string) // called without a lock; nil for nothing
 	cloudFail    []cloudFault
@@ -153,6 +166,7 @@ func newWorld(s setting) *world {
 	w := &world{
 		setting: s, slowestList: slowest(s.knobs.ListLag), deadly: s.armed, began: time.Now(), downtime: restartTime, machines: map[string]*machine{}, links: make(chan struct{}), policies: map[types.UID]corev1.RestartPolicy{},
 		created: map[types.UID]time.Time{}, ran: map[types.UID]int{}, reports: map[types.UID][]report{}, lastBound: map[types.UID]time.Time{}, lasting: map[string]bool{},
+		lastCell: map[types.UID]time.Time{}, lastWaiting: map[types.UID]time.Time{}, lastLive: map[types.UID]time.Time{}, live: map[string]int{}, plays: map[string]int{},
 		writing: map[string]int{}, short: map[string]sim.Pool{},
 		trouble: time.Now(), supervisor: make(chan struct{}), revive: make(chan struct{}), books: newBooks(),
 		storeFail: func(string) (error, error) { return nil, nil },
@@ -167,7 +181,7 @@ func newWorld(s setting) *world {
 	k := s.knobs
 	k.StoppedKeepsAddresses = !s.movingAddr
 	var err error
-	w.cloud, err = sim.New(sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log, Mounted: w.mounted.has})
+	w.cloud, err = sim.New(sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log, Mounted: w.mounted.has, ReuseAddresses: s.reuse})
 	if err != nil {
 		panic(err)
 	}
@@ -301,6 +315,11 @@ func (k *kip) run() error {
 		}})
 	}
 	k.informer = cache.NewSharedIndexInformer(w.api.listerWatcher(), &corev1.Pod{}, 0, cache.Indexers{})
+	// The library's own handler counts by a clock that is outside this bubble, and
+	// would sleep for decades.
+	if err := k.informer.SetWatchErrorHandler(func(*cache.Reflector, error) {}); err != nil {
+		panic(err)
+	}
 	health := cells.Health{HealthyTimeout: 90 * time.Second, Check: 5 * time.Second}
 	if w.cloudAPI {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
@@ -358,7 +377,18 @@ func (k *kip) run() error {
 	if _, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: poke, UpdateFunc: func(_, o any) { poke(o) }, DeleteFunc: poke}); err != nil {
 		return err
 	}
-	if err := k.cells.Load(k.ctx); err != nil {
+	load, unread := context.WithCancel(k.ctx)
+	w.mu.Lock()
+	if w.unreadable {
+		w.unreadable = false
+		w.plays["store unread"]++
+		w.troubled(time.Now())
+		unread()
+	}
+	w.mu.Unlock()
+	err = k.cells.Load(load)
+	unread()
+	if err != nil {
 		k.cancel()
 		// A process would end here; these end their goroutines.
 		return errors.Join(err, k.cells.Run(k.ctx), k.pods.Run(k.ctx))
@@ -433,17 +463,27 @@ func (w *world) point(n int, after bool) error {
 	if w.kip == nil || w.kip.ctx.Err() != nil {
 		return errDead
 	}
-	if w.deadly == (failpoint{n, after}) {
-		w.deadly = failpoint{}
+	f := failpoint{n, after}
+	if n > 0 && w.deadly == f {
+		w.deadly, w.killedAt = failpoint{}, f
+		w.plays["kill at"]++
 		w.killLocked()
 		return errDead
+	}
+	if w.armed == (failpoint{}) && n > 0 {
+		w.passed = append(w.passed, f)
 	}
 	return nil
 }
 
+// nextPoint counts, but for what a quiet time has: how many looks at the cloud fit
+// into an hour depends on the order of goroutines.
 func (w *world) nextPoint() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.idle {
+		return 0
+	}
 	w.points++
 	return w.points
 }
@@ -497,6 +537,7 @@ func (w *world) onCall(c sim.Call) (f sim.Fault) {
 			continue
 		}
 		if p.n--; p.n == 0 {
+			w.plays["cloud fault"]++
 			f = p.fault
 			w.troubled(time.Now())
 			if f.HangBefore || f.HangAfter {
@@ -557,14 +598,32 @@ func (h handle) call(ctx context.Context, do func(ctx context.Context) error) er
 		case err = <-answer:
 		case <-ctx.Done():
 			err = ctx.Err()
+			w.mu.Lock()
+			w.plays["late calls"]++
+			w.mu.Unlock()
 		}
 	} else {
 		err = do(ctx)
 	}
+	w.mu.Lock()
+	for what, causes := range lastingCauses {
+		if w.lasting[what] && slices.ContainsFunc(causes, func(cause error) bool { return errors.Is(err, cause) }) {
+			w.plays[what]++
+		}
+	}
+	w.mu.Unlock()
 	if dead := w.point(n, true); dead != nil {
 		return dead
 	}
 	return err
+}
+
+// lastingCauses are how the calls that meet a lasting fault of the cloud end.
+var lastingCauses = map[string][]error{
+	"cloud faults": {sim.ErrInternal, sim.ErrLost, context.DeadlineExceeded},
+	"unauthorised": {cloud.ErrUnauthorised},
+	"throttling":   {cloud.ErrThrottled},
+	"quota":        {cloud.ErrQuota},
 }
 
 // lateTime bounds how long a request may be under way when its sender has died.
@@ -575,13 +634,14 @@ func (h handle) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	return h.k.w.cloud.Catalogue(ctx)
 }
 
-func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) (list []cloud.Instance, err error) {
-	var answer []cloud.Instance
-	err = h.call(ctx, func(ctx context.Context) (err error) {
-		list, err := h.k.w.cloud.Launch(ctx, r)
+// ask makes a call that has an answer; a late one may come when nobody waits.
+func ask[T any](ctx context.Context, h handle, do func(context.Context) (T, error)) (T, error) {
+	var answer T
+	err := h.call(ctx, func(ctx context.Context) error {
+		a, err := do(ctx)
 		h.k.w.mu.Lock()
 		defer h.k.w.mu.Unlock()
-		answer = list
+		answer = a
 		return err
 	})
 	h.k.w.mu.Lock()
@@ -589,18 +649,12 @@ func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) (list []cloud
 	return answer, err
 }
 
+func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
+	return ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.w.cloud.Launch(ctx, r) })
+}
+
 func (h handle) List(ctx context.Context, owner string) ([]cloud.Instance, error) {
-	var answer []cloud.Instance
-	err := h.call(ctx, func(ctx context.Context) (err error) {
-		list, err := h.k.w.cloud.List(ctx, owner)
-		h.k.w.mu.Lock()
-		defer h.k.w.mu.Unlock()
-		answer = list
-		return err
-	})
-	h.k.w.mu.Lock()
-	defer h.k.w.mu.Unlock()
-	return answer, err
+	return ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.w.cloud.List(ctx, owner) })
 }
 
 func (h handle) Terminate(ctx context.Context, ids ...string) error {
@@ -628,6 +682,7 @@ type books struct {
 	closed  map[string]cells.Cost // by type and spot
 	removed map[string]time.Time  // when a cell's record went
 	pods    map[string]types.UID  // the last pod of a cell
+	known   map[string]bool       // the instances that a record has had
 }
 
 type account struct {
@@ -638,7 +693,7 @@ type account struct {
 }
 
 func newBooks() books {
-	return books{cells: map[string]*account{}, closed: map[string]cells.Cost{}, removed: map[string]time.Time{}, pods: map[string]types.UID{}}
+	return books{cells: map[string]*account{}, closed: map[string]cells.Cost{}, removed: map[string]time.Time{}, pods: map[string]types.UID{}, known: map[string]bool{}}
 }
 
 const cellPrefix = "cells/"
@@ -682,6 +737,7 @@ func (w *world) audit(key string) {
 		}
 		delete(b.cells, id)
 		b.removed[id] = now
+		w.hadCell(a.cell, now)
 		return
 	}
 	var cell cells.Cell
@@ -693,6 +749,8 @@ func (w *world) audit(key string) {
 		b.cells[id] = a
 	}
 	was := a.cell
+	w.hadCell(was, now)
+	w.hadCell(cell, now)
 	a.cell, a.price = cell, cell.Offer().PricePerHour
 	switch runs := cell.Instance != nil && !cell.Stopped; {
 	case runs && !a.running():
@@ -704,11 +762,21 @@ func (w *world) audit(key string) {
 		a.seconds += now.Sub(a.from).Seconds()
 		a.from = time.Time{}
 	}
+	if cell.Instance != nil {
+		b.known[cell.Instance.ID] = true
+	}
 	if cell.Pod.UID != "" {
 		b.pods[id] = cell.Pod.UID
 	}
-	if cell.Phase == apiv1.Bound && was.Phase != apiv1.Bound {
-		w.lastBound[cell.Pod.UID] = now
+}
+
+// hadCell notes until when a pod had a cell, and a bound one.
+func (w *world) hadCell(c cells.Cell, now time.Time) {
+	if w.lastCell[c.Pod.UID] = now; c.Live() {
+		w.lastLive[c.Pod.UID] = now
+	}
+	if c.Phase == apiv1.Bound {
+		w.lastBound[c.Pod.UID] = now
 	}
 }
 
