@@ -66,7 +66,7 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 	}
 	s.waitEvent("a", "StandbyCellTaken", taken.Name)
 	again := s.waitStandby(2)
-	if out := s.tells(world.Socket, "get", "standby"); !slices.Equal(row(out, "small"), []string{"small", "2", "2", "0"}) {
+	if out := s.tells(world.Socket, "get", "standby"); !slices.Equal(row(out, "small"), []string{"small", "2", "2", "0", "<none>"}) {
 		t.Errorf("kipctl get standby prints\n%s", out)
 	}
 	if _, is := again[taken.Name]; is {
