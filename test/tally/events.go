@@ -23,14 +23,14 @@ type event struct {
 // ends are how tests ended.
 type ends struct {
 	passed, skipped, failed map[test]bool
-	subtests                int             // that passed, below those
+	subtests                map[test]bool   // that passed, below those
 	why                     map[test]string // what a test said that was skipped, subtests' too
 	skippedSubtests         []test
 	failedPackages          map[string]bool
 }
 
 func newEnds() *ends {
-	return &ends{passed: map[test]bool{}, skipped: map[test]bool{}, failed: map[test]bool{}, why: map[test]string{}, failedPackages: map[string]bool{}}
+	return &ends{passed: map[test]bool{}, subtests: map[test]bool{}, skipped: map[test]bool{}, failed: map[test]bool{}, why: map[test]string{}, failedPackages: map[string]bool{}}
 }
 
 // read adds what a file of events says.
@@ -76,7 +76,7 @@ func (e *ends) add(ev event, said map[test][]string) {
 		if top {
 			e.passed[t] = true
 		} else {
-			e.subtests++
+			e.subtests[t] = true
 		}
 	case "skip":
 		e.why[t] = "without a reason"

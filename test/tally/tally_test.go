@@ -123,6 +123,7 @@ func TestATestThatIsSkippedEverywhereFailsUnlessItIsListed(t *testing.T) {
 		"elsewhere it ran":        {append(here, there), lists{}, ""},
 		"it is nowhere":           {here[:1], listed, "1 ran in no target:\n  " + a + " TestTwo"},
 		"a subtest is":            {append([]string{there, says("skip", "TestTwo/sub")}, here[0]), lists{}, "TestTwo/sub: without a reason"},
+		"a subtest ran elsewhere": {append([]string{there, says("skip", "TestTwo/sub"), says("pass", "TestTwo/sub")}, here[0]), lists{}, ""},
 		"a list names none of it": {append(here, there), lists{skips: map[test]string{{a, "TestGone/sub"}: "was"}}, "not in the tree:\n  " + a + " TestGone"},
 	} {
 		t.Run(name, func(t *testing.T) {
