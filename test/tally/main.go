@@ -105,12 +105,6 @@ func inPackages(tags string, patterns []string) ([]test, error) {
 
 // oneRun says what a run executed, and fails when that is less than its packages have.
 func oneRun(stage string, want []test, ran *ends, l lists, out io.Writer) error {
-	var missing []string
-	for _, t := range want {
-		if !ran.passed[t] && !ran.skipped[t] && !ran.failed[t] && !l.quarantines(t) {
-			missing = append(missing, t.String())
-		}
-	}
 	fmt.Fprintf(out, "%s: %d of %d tests ran and passed, with %d subtests\n", stage, len(ran.passed), len(want), len(ran.subtests))
 	for _, t := range ran.skips() {
 		fmt.Fprintf(out, "%s: skipped %s: %s\n", stage, t, ran.why[t])
@@ -120,7 +114,17 @@ func oneRun(stage string, want []test, ran *ends, l lists, out io.Writer) error 
 			fmt.Fprintf(out, "%s: in quarantine since %s %s: %s\n", stage, q.since.Format(time.DateOnly), q.test, q.why)
 		}
 	}
-	return errors.Join(failures(ran), listed("did not run", missing))
+	return errors.Join(failures(ran), listed("did not run", missing(want, ran, l)))
+}
+
+// missing are the tests that came to no end, but for those in quarantine.
+func missing(want []test, ran *ends, l lists) (names []string) {
+	for _, t := range want {
+		if !ran.passed[t] && !ran.skipped[t] && !ran.failed[t] && !l.quarantines(t) {
+			names = append(names, t.String())
+		}
+	}
+	return names
 }
 
 func failures(ran *ends) error {
@@ -167,12 +171,7 @@ func everything(folder string, l lists, out io.Writer) error {
 }
 
 func compareAll(want []test, ran *ends, l lists, out io.Writer) error {
-	var missing, skipped []string
-	for _, t := range want {
-		if !ran.passed[t] && !ran.skipped[t] && !ran.failed[t] && !l.quarantines(t) {
-			missing = append(missing, t.String())
-		}
-	}
+	var skipped []string
 	needless := l.unknown(want)
 	for _, t := range ran.skips() {
 		if ran.passed[t] || ran.subtests[t] {
@@ -185,7 +184,7 @@ func compareAll(want []test, ran *ends, l lists, out io.Writer) error {
 		skipped = append(skipped, fmt.Sprintf("%s: %s", t, ran.why[t]))
 	}
 	fmt.Fprintf(out, "%d tests of %d in the tree ran and passed, with %d subtests\n", len(ran.passed), len(want), len(ran.subtests))
-	return errors.Join(failures(ran), listed("ran in no target", missing), listed("were skipped everywhere, and test/tally/skips.txt does not have them", skipped), needless)
+	return errors.Join(failures(ran), listed("ran in no target", missing(want, ran, l)), listed("were skipped everywhere, and test/tally/skips.txt does not have them", skipped), needless)
 }
 
 // fuzzTargets prints those of the module.
