@@ -15,7 +15,8 @@ func TestTheEmbeddedDefinitionIsTheGroupsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if crd.Name != Resource.Resource+"."+GroupVersion.Group || crd.Spec.Names.Kind != Kind || crd.Spec.Versions[0].Name != GroupVersion.Version {
+	if crd.Name != Resource.Resource+"."+GroupVersion.Group || crd.Spec.Names.Kind != Kind ||
+		crd.Spec.Versions[0].Name != GroupVersion.Version {
 		t.Fatalf("it defines %s, kind %s, version %s", crd.Name, crd.Spec.Names.Kind, crd.Spec.Versions[0].Name)
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloud/host"
 )
 
 func interruptCommand() *cobra.Command {
@@ -21,7 +21,7 @@ kubectl get cells -o wide names the instances.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			at := time.Now().Add(in)
-			if err := local.Interrupt(local.Config{StateDir: filepath.Join(state, "cloud")}, args[0], at); err != nil {
+			if err := host.Interrupt(host.Config{StateDir: filepath.Join(state, "cloud")}, args[0], at); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s is taken at %s\n", args[0], at.Format(time.TimeOnly))
@@ -29,6 +29,6 @@ kubectl get cells -o wide names the instances.`,
 		},
 	}
 	cmd.Flags().StringVar(&state, "state", ".kip", "`folder` of the running stack")
-	cmd.Flags().DurationVar(&in, "in", local.DefaultNotice, "how long before it is taken")
+	cmd.Flags().DurationVar(&in, "in", host.DefaultNotice, "how long before it is taken")
 	return cmd
 }

@@ -27,10 +27,12 @@ type place struct {
 }
 
 func (p *place) add(fs *pflag.FlagSet) {
-	fs.StringVar(&p.state, "state", ".kip", "`folder` for everything that is written; only logs and the root of the cells stay there after the end")
+	fs.StringVar(&p.state, "state", ".kip",
+		"`folder` for everything that is written; only logs and the root of the cells stay there after the end")
 	fs.StringVar(&p.bin, "bin", "", "`folder` of the programs that `make build` builds; default: that of kip-dev")
 	fs.StringVar(&p.kip, "kip", "", "Kip's `program`: another build of it; default: that in the folder of the programs")
-	fs.StringVar(&p.cellRoot, "cell-root", "", "`folder` of the root that all cells start from, made where it is missing or outdated; default: cell-root in the state folder")
+	fs.StringVar(&p.cellRoot, "cell-root", "",
+		"`folder` of the root that all cells start from, made where it is missing or outdated; default: cell-root in the state folder")
 	fs.StringVar(&p.bridge, "bridge", "kip0", "network `device` that cells and the control plane are on")
 	fs.StringVar(&p.cidr, "cidr", "10.110.0.0/16", "`addresses` on the bridge; the first is the control plane's")
 	fs.StringVar(&p.serviceCIDR, "service-cidr", "10.96.0.0/16", "`addresses` of Services")
@@ -39,13 +41,16 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.StringVar(&p.node, "node", "kip-0", "`name` of the virtual node; its rights are those of deploy/rbac.yaml")
 	fs.IntVar(&p.nodes, "nodes", 0, "`number` of ordinary nodes beside the virtual one: machines like cells with upstream's kubelet")
 	fs.IntVar(&p.kips, "kips", 1, "how many Kips: the second has a node kip-1, and a bridge and a half of the addresses of its own")
-	fs.BoolVar(&p.serviceProxy, "service-proxy", false, "run kube-proxy on this machine, so that NodePorts answer at the virtual nodes' addresses; it writes nftables rules that go at the end")
+	fs.BoolVar(&p.serviceProxy, "service-proxy", false,
+		"run kube-proxy on this machine, so that NodePorts answer at the virtual nodes' addresses; it writes nftables rules that go at the end")
 	fs.IntVar(&p.cpus, "cpus", 1000, "how many CPUs the scheduler may place on a virtual node")
 	fs.StringVar(&p.defaultType, "default-type", "small", "instance `type` of pods that ask for no resources")
 	fs.StringVar(&p.images, "images", "", "`folder` with images for the registry: an OCI layout whose index names them")
 	fs.BoolVar(&p.noFsync, "no-fsync", false, "etcd does not wait for the disk: for tests")
-	fs.BoolVar(&p.upstreamLimits, "upstream-limits", false, "let the controller manager and the scheduler ask no more of the API server than by default: for benchmarks")
-	fs.StringVar(&p.auditLog, "audit-log", "", "`file` to which the API server appends who asked it for what: for benchmarks; it stays after the end")
+	fs.BoolVar(&p.upstreamLimits, "upstream-limits", false,
+		"let the controller manager and the scheduler ask no more of the API server than by default: for benchmarks")
+	fs.StringVar(&p.auditLog, "audit-log", "",
+		"`file` to which the API server appends who asked it for what: for benchmarks; it stays after the end")
 	fs.BoolVarP(&p.verbose, "verbose", "v", false, "log more")
 	fs.StringArrayVar(&p.kipArgs, "kip-arg", nil, "further `argument` of Kip; may be given several times")
 }
@@ -85,8 +90,11 @@ func (p *place) options(command string) (stack.Options, error) {
 		level = slog.LevelDebug
 	}
 	return stack.Options{
-		State: p.state, Bin: bin, Kip: p.kip, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR, IPv6CIDR: ipv6CIDR, ServiceIPv6CIDR: serviceIPv6CIDR,
-		Node: p.node, Kips: p.kips, Nodes: p.nodes, CPUs: p.cpus, ServiceProxy: p.serviceProxy, DefaultType: p.defaultType, Images: p.images, NoFsync: p.noFsync, UpstreamLimits: p.upstreamLimits, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
+		State: p.state, Bin: bin, Kip: p.kip, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR, IPv6CIDR: ipv6CIDR,
+		ServiceIPv6CIDR: serviceIPv6CIDR,
+		Node:            p.node, Kips: p.kips, Nodes: p.nodes, CPUs: p.cpus, ServiceProxy: p.serviceProxy, DefaultType: p.defaultType,
+		Images:  p.images,
+		NoFsync: p.noFsync, UpstreamLimits: p.upstreamLimits, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}, nil
 }

@@ -5,20 +5,20 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime/debug"
 	"syscall"
 
-	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/kip"
 	"github.com/elotl/kip/internal/version"
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 )
 
 func main() {
-	// The local cloud starts its machines through this binary.
-	if len(os.Args) > 1 && os.Args[1] == local.MachineCommand {
-		local.MachineMain(os.Args[2:])
+	if kip.Child(os.Args[1:]) {
 		return
 	}
 	// Thousands of cells cost Kip more memory than processor.
@@ -41,7 +41,14 @@ func command() *cobra.Command {
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.complete(); err != nil {
+				return err
+			}
+			slog.SetDefault(o.Log)
+			klog.SetSlogLogger(o.Log)
+			return kip.Run(cmd.Context(), o.Options)
+		},
 	}
 	o.add(root.Flags())
 	root.AddCommand(

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/term"
 	"k8s.io/utils/clock"
 
-	"github.com/elotl/kip/internal/control"
+	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/store"
 )
 
@@ -33,7 +33,7 @@ func backup(k *kipctl) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
-			client := control.NewClient(path)
+			client := adminapi.NewClient(path)
 			if file == "" {
 				if f, ok := k.out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 					return errors.New("a backup holds secrets and is not for a terminal: give -f FILE, or redirect the output")
@@ -45,7 +45,8 @@ func backup(k *kipctl) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("%s is not written: %w", file, err)
 			}
-			fmt.Fprintf(k.err, "Wrote %s (records: %s), revision %d of the store, schema %d.\n", file, records(summary.Keys), summary.Revision, summary.Schema)
+			fmt.Fprintf(k.err, "Wrote %s (records: %s), revision %d of the store, schema %d.\n", file, records(summary.Keys), summary.Revision,
+				summary.Schema)
 			return nil
 		},
 	}
@@ -55,7 +56,7 @@ func backup(k *kipctl) *cobra.Command {
 
 // backupTo writes a backup under another name and gives it its own when it is
 // whole and on the disk.
-func (k *kipctl) backupTo(ctx context.Context, client *control.Client, file string) (summary store.Summary, err error) {
+func (k *kipctl) backupTo(ctx context.Context, client *adminapi.Client, file string) (summary store.Summary, err error) {
 	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*") // mode 0600
 	if err != nil {
 		return summary, err
@@ -76,7 +77,7 @@ func (k *kipctl) backupTo(ctx context.Context, client *control.Client, file stri
 }
 
 // copyBackup copies a backup to w and checks it on the way.
-func (k *kipctl) copyBackup(ctx context.Context, client *control.Client, w io.Writer) (store.Summary, error) {
+func (k *kipctl) copyBackup(ctx context.Context, client *adminapi.Client, w io.Writer) (store.Summary, error) {
 	check, checked := io.Pipe()
 	type result struct {
 		summary store.Summary

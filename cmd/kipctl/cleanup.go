@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/elotl/kip/internal/control"
+	"github.com/elotl/kip/internal/adminapi"
 )
 
 func cleanup(k *kipctl) *cobra.Command {
@@ -35,7 +35,7 @@ func cleanup(k *kipctl) *cobra.Command {
 				return fmt.Errorf("--timeout is %s: it must be above 0", timeout)
 			}
 			path, _ := k.socketPath()
-			client := control.NewClient(path)
+			client := adminapi.NewClient(path)
 			if !yes {
 				h, err := client.Holdings(cmd.Context())
 				if err != nil {
@@ -50,7 +50,7 @@ func cleanup(k *kipctl) *cobra.Command {
 				}
 				return errors.New("nothing was done: --yes ends all of this, and deletes the pods")
 			}
-			h, err := client.Cleanup(cmd.Context(), timeout, func(p control.Progress) {
+			h, err := client.Cleanup(cmd.Context(), timeout, func(p adminapi.Progress) {
 				fmt.Fprintf(k.err, "%s %s\n", p.Time.Local().Format(time.TimeOnly), p.Message)
 			})
 			if h.Node != "" {
@@ -64,8 +64,9 @@ func cleanup(k *kipctl) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(k.err, "Clean: nothing of this Kip is left in the cloud, but the disks of volumes, or in the cluster. It makes nothing new until it is\n"+
-				"started again: stop it, and remove it.\n")
+			fmt.Fprintf(k.err,
+				"Clean: nothing of this Kip is left in the cloud, but the disks of volumes, or in the cluster. It makes nothing new until it is\n"+
+					"started again: stop it, and remove it.\n")
 			return nil
 		},
 	}
@@ -75,13 +76,13 @@ func cleanup(k *kipctl) *cobra.Command {
 }
 
 // holdings writes what there is of a Kip.
-func holdings(w io.Writer, h control.Holdings) error {
+func holdings(w io.Writer, h adminapi.Holdings) error {
 	t := table(w, "WHAT", "COUNT", "NAMES")
 	for _, part := range []struct {
 		what  string
 		names []string
 	}{{"pods", h.Pods}, {"cells", h.Cells}, {"instances", h.Instances}, {"Cell resources", h.CellResources}} {
-		t.row(part.what, strconv.Itoa(len(part.names)), cmp.Or(control.Some(part.names), "-"))
+		t.row(part.what, strconv.Itoa(len(part.names)), cmp.Or(adminapi.Some(part.names), "-"))
 	}
 	there := func(is bool) string {
 		if is {

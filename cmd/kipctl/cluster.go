@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/control"
+	"github.com/elotl/kip/internal/adminapi"
 )
 
 // virtualNodes selects the nodes of Kip.
@@ -128,7 +128,7 @@ func (c *cluster) pods(ctx context.Context, namespace string) ([]corev1.Pod, err
 }
 
 // explain says of a pod what the Kubernetes API knows.
-func (c *cluster) explain(ctx context.Context, namespace, name string) (*control.Explanation, error) {
+func (c *cluster) explain(ctx context.Context, namespace, name string) (*adminapi.Explanation, error) {
 	pod, err := c.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
@@ -142,13 +142,13 @@ func (c *cluster) explain(ctx context.Context, namespace, name string) (*control
 			return nil, fmt.Errorf("pod %s/%s is on node %s, which is not a virtual node: Kip has no part in it", namespace, name, on)
 		}
 	}
-	e := &control.Explanation{Pod: apiv1.Ref(pod), Node: pod.Spec.NodeName, PodPhase: string(pod.Status.Phase)}
+	e := &adminapi.Explanation{Pod: apiv1.Ref(pod), Node: pod.Spec.NodeName, PodPhase: string(pod.Status.Phase)}
 	cells, err := c.cells(ctx)
 	if err != nil && !errors.Is(err, errNoCellResource) {
 		return nil, err
 	}
 	if own, ok := newestByPod(cells)[pod.UID]; ok {
-		e.Cell = &control.Cell{Name: own.Name, Status: own.Status}
+		e.Cell = &adminapi.Cell{Name: own.Name, Status: own.Status}
 	}
 	e.Waiting = waiting(pod, e.Cell)
 	if e.Events, err = c.events(ctx, namespace, pod.UID); err != nil {
@@ -161,22 +161,22 @@ func (c *cluster) explain(ctx context.Context, namespace, name string) (*control
 }
 
 // events are those about a pod, oldest first.
-func (c *cluster) events(ctx context.Context, namespace string, uid types.UID) ([]control.Event, error) {
+func (c *cluster) events(ctx context.Context, namespace string, uid types.UID) ([]adminapi.Event, error) {
 	about := fields.OneTermEqualSelector("involvedObject.uid", string(uid)).String()
 	list, err := c.kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: about})
 	if err != nil {
 		return nil, fmt.Errorf("list the events of pod %s in namespace %s: %w", uid, namespace, err)
 	}
-	events := make([]control.Event, 0, len(list.Items))
+	events := make([]adminapi.Event, 0, len(list.Items))
 	for i := range list.Items {
 		events = append(events, shortEvent(&list.Items[i]))
 	}
-	slices.SortStableFunc(events, func(a, b control.Event) int { return a.Time.Compare(b.Time) })
+	slices.SortStableFunc(events, func(a, b adminapi.Event) int { return a.Time.Compare(b.Time) })
 	return events, nil
 }
 
 // waiting is what a pod waits for, as far as it and its cell tell.
-func waiting(pod *corev1.Pod, c *control.Cell) string {
+func waiting(pod *corev1.Pod, c *adminapi.Cell) string {
 	if pod.Status.Phase != corev1.PodPending {
 		return ""
 	}
@@ -210,8 +210,8 @@ func waiting(pod *corev1.Pod, c *control.Cell) string {
 	return "its containers to start"
 }
 
-func shortEvent(e *corev1.Event) control.Event {
-	s := control.Event{Count: e.Count, Type: e.Type, Reason: e.Reason, Message: e.Message, Time: e.CreationTimestamp.Time}
+func shortEvent(e *corev1.Event) adminapi.Event {
+	s := adminapi.Event{Count: e.Count, Type: e.Type, Reason: e.Reason, Message: e.Message, Time: e.CreationTimestamp.Time}
 	switch {
 	case e.Series != nil:
 		s.Time, s.Count = e.Series.LastObservedTime.Time, e.Series.Count

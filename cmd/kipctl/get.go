@@ -16,7 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/control"
+	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/spelling"
 )
 
 func getCells(k *kipctl) *cobra.Command {
@@ -162,7 +163,8 @@ func (k *kipctl) podTable(w io.Writer, pods []corev1.Pod, cells map[types.UID]ce
 	t := table(w, columns...)
 	for _, p := range pods {
 		c := cells[p.UID]
-		row := []string{p.Name, podStatus(&p), c.Name, typeOf(c.Status), c.Status.PricePerHour, p.Status.PodIP, p.Spec.NodeName, k.age(p.CreationTimestamp)}
+		row := []string{p.Name, podStatus(&p), c.Name, typeOf(c.Status), c.Status.PricePerHour, p.Status.PodIP, p.Spec.NodeName,
+			k.age(p.CreationTimestamp)}
 		if namespace == "" {
 			row = append([]string{p.Namespace}, row...)
 		}
@@ -200,7 +202,7 @@ func getStandby(k *kipctl) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
-			pools, err := control.NewClient(path).Standby(cmd.Context())
+			pools, err := adminapi.NewClient(path).Standby(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -226,7 +228,7 @@ func getCapacity(k *kipctl) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
-			shortages, err := control.NewClient(path).Capacity(cmd.Context())
+			shortages, err := adminapi.NewClient(path).Capacity(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -257,7 +259,7 @@ func table(w io.Writer, columns ...string) rows {
 
 func (t rows) row(cells ...string) {
 	for i := range cells {
-		cells[i] = orNone(cells[i])
+		cells[i] = spelling.Printable(orNone(cells[i]))
 	}
 	fmt.Fprintln(t.w, strings.Join(cells, "\t")) // a failure stays in w until Flush
 }

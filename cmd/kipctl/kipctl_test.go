@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,7 +28,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/control"
+	"github.com/elotl/kip/internal/adminapi"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/*.golden from what the commands print")
@@ -45,7 +46,8 @@ func testPod(namespace, name, node string, status corev1.PodStatus) *corev1.Pod 
 }
 
 func waitingStatus(container, reason, message string) []corev1.ContainerStatus {
-	return []corev1.ContainerStatus{{Name: container, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}}}
+	return []corev1.ContainerStatus{{Name: container, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason,
+		Message: message}}}}
 }
 
 func testCell(name, namespace, pod string, s apiv1.CellStatus) *apiv1.Cell {
@@ -126,15 +128,19 @@ func testCluster(t *testing.T) *cluster {
 	}
 	var objects []runtime.Object
 	for _, c := range []*apiv1.Cell{
-		testCell("c-web", "default", "web", apiv1.CellStatus{Phase: apiv1.Bound, Attempt: 1, InstanceID: "i-1", InstanceType: "t3.nano", Zone: "us-east-1a",
+		testCell("c-web", "default", "web", apiv1.CellStatus{Phase: apiv1.Bound, Attempt: 1, InstanceID: "i-1", InstanceType: "t3.nano",
+			Zone:       "us-east-1a",
 			LaunchType: "On-Demand", PricePerHour: "0.0052", IP: "10.1.0.5", Reason: "cheapest of 40 that fit"}),
-		testCell("c-pulls", "default", "pulls", apiv1.CellStatus{Phase: apiv1.Bound, Attempt: 1, InstanceID: "i-3", InstanceType: "t3.nano", Zone: "us-east-1b",
+		testCell("c-pulls", "default", "pulls", apiv1.CellStatus{Phase: apiv1.Bound, Attempt: 1, InstanceID: "i-3", InstanceType: "t3.nano",
+			Zone:       "us-east-1b",
 			LaunchType: "Spot", PricePerHour: "0.0016"}),
 		testCell("c-boots-1", "default", "boots", apiv1.CellStatus{Phase: apiv1.Terminating, Attempt: 1}),
-		testCell("c-boots-2", "default", "boots", apiv1.CellStatus{Phase: apiv1.Booting, Attempt: 2, InstanceID: "i-2", InstanceType: "c5.large", Zone: "us-east-1a",
+		testCell("c-boots-2", "default", "boots", apiv1.CellStatus{Phase: apiv1.Booting, Attempt: 2, InstanceID: "i-2",
+			InstanceType: "c5.large", Zone: "us-east-1a",
 			LaunchType: "On-Demand", PricePerHour: "0.085", Reason: "no capacity for t3.nano", Steps: []apiv1.Step{
 				step("seen", 90*time.Second), step("placed", 89500*time.Millisecond), step("launched", 10*time.Second)}}),
-		testCell("c-leaving", "batch", "leaving", apiv1.CellStatus{Phase: apiv1.Draining, Attempt: 1, InstanceType: "m5.large", Zone: "us-east-1a", LaunchType: "On-Demand", PricePerHour: "0.096"}),
+		testCell("c-leaving", "batch", "leaving", apiv1.CellStatus{Phase: apiv1.Draining, Attempt: 1, InstanceType: "m5.large",
+			Zone: "us-east-1a", LaunchType: "On-Demand", PricePerHour: "0.096"}),
 	} {
 		u, err := runtime.DefaultUnstructuredConverter.ToUnstructured(c)
 		if err != nil {
@@ -162,7 +168,7 @@ func TestMain(m *testing.M) {
 	if err := os.Unsetenv(socketEnv); err != nil {
 		panic(err)
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // run runs a command against c, with no socket unless args or the environment
@@ -179,7 +185,7 @@ func run(t *testing.T, c *cluster, args ...string) result {
 			}
 			return c, nil
 		},
-		fallbackSocket: filepath.Join(t.TempDir(), control.SocketName),
+		fallbackSocket: filepath.Join(t.TempDir(), adminapi.SocketName),
 		leaderWait:     time.Second,
 	}
 	root := newRoot(k, "kipctl")
@@ -279,10 +285,12 @@ func TestAClusterWithoutKip(t *testing.T) {
 	if got := run(t, c, "get", "cells"); got.failed == nil || !strings.Contains(got.err, "no resource cells.kip.elotl.co") {
 		t.Errorf("get cells: %v, %q", got.failed, got.err)
 	}
-	if got := run(t, c, "get", "pods"); got.failed != nil || !strings.Contains(got.err, "Warning: cells are not shown") || !strings.Contains(got.out, "web") {
+	if got := run(t, c, "get", "pods"); got.failed != nil || !strings.Contains(got.err, "Warning: cells are not shown") ||
+		!strings.Contains(got.out, "web") {
 		t.Errorf("get pods: %v, %q, %q", got.failed, got.err, got.out)
 	}
-	if got := run(t, &cluster{kube: fake.NewClientset(), dynamic: c.dynamic}, "get", "pods", "-A"); got.failed != nil || got.out != "" || got.err != "No pods found on virtual nodes.\n" {
+	if got := run(t, &cluster{kube: fake.NewClientset(), dynamic: c.dynamic}, "get", "pods", "-A"); got.failed != nil || got.out != "" ||
+		got.err != "No pods found on virtual nodes.\n" {
 		t.Errorf("get pods without any: %+v", got)
 	}
 	if got := run(t, nil, "get", "cells"); got.failed == nil || !strings.Contains(got.err, "no cluster") {
@@ -293,36 +301,42 @@ func TestAClusterWithoutKip(t *testing.T) {
 // explainer is a Kip that knows one pod.
 type explainer struct{}
 
-func (explainer) Why(_ context.Context, namespace, pod string) (control.Explanation, error) {
+func (explainer) Why(_ context.Context, namespace, pod string) (adminapi.Explanation, error) {
 	if namespace+"/"+pod != "default/large" {
-		return control.Explanation{}, control.ErrNotFound
+		return adminapi.Explanation{}, adminapi.ErrNotFound
 	}
 	heard := now.Add(-3 * time.Second)
-	return control.Explanation{
+	return adminapi.Explanation{
 		Pod: apiv1.PodReference{Namespace: "default", Name: "large", UID: "u"}, Node: "kip-0", PodPhase: "Pending", Waiting: "capacity",
-		Cell: &control.Cell{Name: "c-large", Status: apiv1.CellStatus{Phase: apiv1.Booting, InstanceType: "c5.large", Zone: "us-east-1a", PricePerHour: "0.085"},
-			Tunnel: &control.Tunnel{Error: "connection refused", LastHeard: &heard},
-			Agent:  &control.Agent{Components: []control.Component{{Name: "containerd", PID: 7, Restarts: 1}, {Name: "kubelet", Waiting: "waiting for containerd"}}}},
-		Placement: &control.Placement{
-			Need: "cpu 2, memory 3Gi",
-			Candidates: []control.Candidate{
+		Cell: &adminapi.Cell{Name: "c-large", Status: apiv1.CellStatus{Phase: apiv1.Booting, InstanceType: "c5.large", Zone: "us-east-1a",
+			PricePerHour: "0.085"},
+			Tunnel: &adminapi.Tunnel{Error: "connection refused", LastHeard: &heard},
+			Agent: &adminapi.Agent{Components: []adminapi.Component{{Name: "containerd", PID: 7, Restarts: 1},
+				{Name: "kubelet", Waiting: "waiting for containerd"}}}},
+		Placement: &adminapi.Placement{
+			Need:    "cpu 2, memory 3Gi",
+			Standby: "cell-standby",
+			Candidates: []adminapi.Candidate{
 				{InstanceType: "c5.large", Zone: "us-east-1a", LaunchType: "On-Demand", PricePerHour: "0.085", Why: "cheapest"},
 				{InstanceType: "m5.large", Zone: "us-east-1a", LaunchType: "On-Demand", PricePerHour: "0.096"},
 			},
-			Rejected: []control.Rejection{{What: "t3.medium in us-east-1a", Why: "no capacity until 12:02"}, {What: "3 types", Why: "have too little memory"}},
+			Rejected: []adminapi.Rejection{{What: "t3.medium in us-east-1a", Why: "no capacity until 12:02"},
+				{What: "3 types", Why: "have too little memory"}},
 		},
-		Events: []control.Event{{Time: now.Add(-time.Minute), Count: 2, Type: "Warning", Reason: "NoCapacity", Message: "no capacity for t3.medium"}},
+		Events: []adminapi.Event{{Time: now.Add(-time.Minute), Count: 2, Type: "Warning", Reason: "NoCapacity",
+			Message: "no capacity for t3.medium"}},
 	}, nil
 }
 
-func (explainer) Cells(context.Context) ([]control.Cell, error) { return nil, nil }
+func (explainer) Cells(context.Context) ([]adminapi.Cell, error) { return nil, nil }
 
-func (explainer) Standby(context.Context) ([]control.Pool, error) {
-	return []control.Pool{{Name: "large", Want: 3, Ready: 2, Booting: 1}, {Name: "small/spot", Want: 1, Why: "small/spot has no capacity now"}}, nil
+func (explainer) Standby(context.Context) ([]adminapi.Pool, error) {
+	return []adminapi.Pool{{Name: "large", Want: 3, Ready: 2, Booting: 1},
+		{Name: "small/spot", Want: 1, Why: "small/spot has no capacity now"}}, nil
 }
 
-func (explainer) Capacity(context.Context) ([]control.Shortage, error) {
-	return []control.Shortage{
+func (explainer) Capacity(context.Context) ([]adminapi.Shortage, error) {
+	return []adminapi.Shortage{
 		{Subnet: "subnet-1", Until: now.Add(20 * time.Second), Why: "no free addresses"},
 		{InstanceType: "c5.large", Zone: "us-east-1a", LaunchType: "Spot", Until: now.Add(150 * time.Second), Why: "none left"},
 	}, nil
@@ -330,14 +344,14 @@ func (explainer) Capacity(context.Context) ([]control.Shortage, error) {
 
 // socket serves explainer, and what else change adds, and names it in the
 // environment.
-func socket(t *testing.T, change ...func(*control.Config)) {
+func socket(t *testing.T, change ...func(*adminapi.Config)) {
 	t.Helper()
 	dir := t.TempDir()
-	c := control.Config{Dir: dir, Version: "v9.9.9", Explainer: explainer{}, Log: slog.New(slog.DiscardHandler)}
+	c := adminapi.Config{Dir: dir, Version: "v9.9.9", Explainer: explainer{}, Log: slog.New(slog.DiscardHandler)}
 	for _, f := range change {
 		f(&c)
 	}
-	s, err := control.New(c)
+	s, err := adminapi.New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,10 +364,10 @@ func socket(t *testing.T, change ...func(*control.Config)) {
 			t.Error(err)
 		}
 	})
-	path := filepath.Join(dir, control.SocketName)
+	path := filepath.Join(dir, adminapi.SocketName)
 	t.Setenv(socketEnv, path)
 	for deadline := time.Now().Add(30 * time.Second); ; {
-		if _, err := control.NewClient(path).Version(t.Context()); err == nil {
+		if _, err := adminapi.NewClient(path).Version(t.Context()); err == nil {
 			return
 		} else if time.Now().After(deadline) {
 			t.Fatal(err)
@@ -389,7 +403,8 @@ func TestPoolsAndShortagesComeFromTheSocket(t *testing.T) {
 }
 
 func TestVersionShowsBothSides(t *testing.T) {
-	if got := run(t, nil, "version"); got.failed != nil || !strings.Contains(got.out, "kipctl: ") || !strings.Contains(got.out, "kip:    not asked: no Kip serves this socket: /opt/kip/data/kip.sock") {
+	if got := run(t, nil, "version"); got.failed != nil || !strings.Contains(got.out, "kipctl: ") ||
+		!strings.Contains(got.out, "kip:    not asked: no Kip serves this socket: /opt/kip/data/kip.sock") {
 		t.Errorf("without a socket: %+v", got)
 	}
 	socket(t)
@@ -399,7 +414,8 @@ func TestVersionShowsBothSides(t *testing.T) {
 }
 
 func TestAsAPluginItIsCalledKubectlKip(t *testing.T) {
-	for file, want := range map[string]string{"/usr/bin/kubectl-kip": "kubectl kip", "bin/kipctl": "kipctl", "kubectl-kip.exe": "kubectl kip"} {
+	for file, want := range map[string]string{"/usr/bin/kubectl-kip": "kubectl kip", "bin/kipctl": "kipctl",
+		"kubectl-kip.exe": "kubectl kip"} {
 		if got := displayName(file); got != want {
 			t.Errorf("%s is called %q, want %q", file, got, want)
 		}

@@ -89,9 +89,11 @@ func (k *kipctl) restore(ctx context.Context, backup, providerConfig, node strin
 		return fmt.Errorf("%s: %w", backup, err)
 	}
 	fmt.Fprintf(k.out, "Restored %s (records: %s), taken %s (%s ago), schema %d, into the store of controller %s.\n",
-		backup, records(summary.Keys), summary.Time.UTC().Format(time.RFC3339), duration.HumanDuration(k.clock.Since(summary.Time)), summary.Schema, id)
+		backup, records(summary.Keys), summary.Time.UTC().Format(time.RFC3339), duration.HumanDuration(k.clock.Since(summary.Time)),
+		summary.Schema, id)
 	if dropped > 0 {
-		fmt.Fprintf(k.out, "%d of its cells, on standby or being launched, were taken out: what has become of them since is not known.\n", dropped)
+		fmt.Fprintf(k.out, "%d of its cells, on standby or being launched, were taken out: what has become of them since is not known.\n",
+			dropped)
 	}
 	fmt.Fprintln(k.out, "Start Kip now. It takes up the cells that still run. Cells that have ended since are found missing, and\n"+
 		"their pods get others; instances that no record names are terminated, whatever they run.")

@@ -15,14 +15,14 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/yaml"
 
-	"github.com/elotl/kip/internal/control"
+	"github.com/elotl/kip/internal/adminapi"
 )
 
 const (
 	// socketEnv names the socket where --socket does not.
 	socketEnv = "KIP_SOCKET"
 	// defaultSocket is in the data folder that Kip's manifests use.
-	defaultSocket = "/opt/kip/data/" + control.SocketName
+	defaultSocket = "/opt/kip/data/" + adminapi.SocketName
 )
 
 // kipctl is what all commands share.
@@ -64,7 +64,8 @@ func newRoot(k *kipctl, name string) *cobra.Command {
 	flags.StringVar(&k.socket, "socket", "", "Kip's local socket, a `file` (default: $"+socketEnv+", else "+k.fallbackSocket+")")
 	flags.StringVarP(&k.output, "output", "o", "table", "`format` of the output: table, json or yaml")
 
-	get := &cobra.Command{Use: "get", Short: "List cells, the pods on virtual nodes, standby pools, or what is out of capacity", Args: cobra.NoArgs,
+	get := &cobra.Command{Use: "get", Short: "List cells, the pods on virtual nodes, standby pools, or what is out of capacity",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var all []string
 			for _, what := range cmd.Commands() {

@@ -20,8 +20,8 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/cells"
-	"github.com/elotl/kip/internal/control"
 	"github.com/elotl/kip/internal/leader"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/store/storetest"
@@ -52,8 +52,8 @@ func backedUp(t *testing.T) []byte {
 	return b.Bytes()
 }
 
-func serving(backup func(context.Context, io.Writer) error) func(*control.Config) {
-	return func(c *control.Config) { c.Backup = backup }
+func serving(backup func(context.Context, io.Writer) error) func(*adminapi.Config) {
+	return func(c *adminapi.Config) { c.Backup = backup }
 }
 
 func TestABackupIsWrittenWholeOrNotAtAll(t *testing.T) {
@@ -163,7 +163,8 @@ func TestARestoredStoreIsThatOfThisClustersKip(t *testing.T) {
 	if got.failed != nil {
 		t.Fatalf("%+v", got)
 	}
-	for _, words := range []string{"born 1, ca 1, cells 2", "taken 2026-07-01T10:00:00Z (120m ago)", "schema 1", id, "1 of its cells", "Start Kip now"} {
+	for _, words := range []string{"born 1, ca 1, cells 2", "taken 2026-07-01T10:00:00Z (120m ago)", "schema 1", id, "1 of its cells",
+		"Start Kip now"} {
 		if !strings.Contains(got.out, words) {
 			t.Errorf("printed %q, which lacks %q", got.out, words)
 		}
@@ -258,13 +259,13 @@ func TestABackupThatIsNotWholeTouchesNothing(t *testing.T) {
 
 // kip is a Kip to clean up after: what it has, and how a cleanup of it ends.
 type kip struct {
-	has, left control.Holdings
+	has, left adminapi.Holdings
 	err       error
 }
 
-func (k kip) Holdings(context.Context) (control.Holdings, error) { return k.has, nil }
+func (k kip) Holdings(context.Context) (adminapi.Holdings, error) { return k.has, nil }
 
-func (k kip) Clean(ctx context.Context, say func(string)) (control.Holdings, error) {
+func (k kip) Clean(ctx context.Context, say func(string)) (adminapi.Holdings, error) {
 	if until, ok := ctx.Deadline(); !ok || time.Until(until) > 5*time.Minute {
 		return k.has, fmt.Errorf("the time limit is %v", until)
 	}
@@ -273,11 +274,13 @@ func (k kip) Clean(ctx context.Context, say func(string)) (control.Holdings, err
 }
 
 func TestACleanupShowsWhatItDoesAndFailsIfAnythingIsLeft(t *testing.T) {
-	has := control.Holdings{Node: "kip-0", NodeExists: true, NodeLease: true, Pods: []string{"ns/p"}, Cells: []string{"cell-1 Bound (pod ns/p)"},
-		Instances: []string{"i-1 of cell-1"}, CellResources: []string{"cell-1"}, Disks: []string{"disk-1 of 64Mi: Kip volume me ns/data"}, Records: map[string]int{"ca": 1, "cells": 1}, Store: "in /data: remove the folder, or its volume"}
-	clean := control.Holdings{Node: "kip-0", Records: map[string]int{"ca": 1}, Store: has.Store}
+	has := adminapi.Holdings{Node: "kip-0", NodeExists: true, NodeLease: true, Pods: []string{"ns/p"},
+		Cells:     []string{"cell-1 Bound (pod ns/p)"},
+		Instances: []string{"i-1 of cell-1"}, CellResources: []string{"cell-1"}, Disks: []string{"disk-1 of 64Mi: Kip volume me ns/data"},
+		Records: map[string]int{"ca": 1, "cells": 1}, Store: "in /data: remove the folder, or its volume"}
+	clean := adminapi.Holdings{Node: "kip-0", Records: map[string]int{"ca": 1}, Store: has.Store}
 
-	socket(t, func(c *control.Config) { c.Cleaner = kip{has: has, left: clean} })
+	socket(t, func(c *adminapi.Config) { c.Cleaner = kip{has: has, left: clean} })
 	asked := run(t, nil, "cleanup")
 	if asked.failed == nil || !strings.Contains(asked.err, "--yes") {
 		t.Errorf("without --yes: %+v", asked)
@@ -289,14 +292,15 @@ func TestACleanupShowsWhatItDoesAndFailsIfAnythingIsLeft(t *testing.T) {
 	}
 	golden(t, "cleanup-done", done.out)
 
-	socket(t, func(c *control.Config) {
+	socket(t, func(c *adminapi.Config) {
 		c.Cleaner = kip{has: has, left: has, err: errors.New("left: 1 instance (i-1 of cell-1)")}
 	})
-	if got := run(t, nil, "cleanup", "--yes", "--timeout", "5m"); got.failed == nil || !strings.Contains(got.err, "left: 1 instance (i-1") || got.out != asked.out {
+	if got := run(t, nil, "cleanup", "--yes", "--timeout", "5m"); got.failed == nil || !strings.Contains(got.err, "left: 1 instance (i-1") ||
+		got.out != asked.out {
 		t.Errorf("with something left: %+v", got)
 	}
 
-	socket(t, func(c *control.Config) { c.Cleaner = kip{has: clean} })
+	socket(t, func(c *adminapi.Config) { c.Cleaner = kip{has: clean} })
 	if got := run(t, nil, "cleanup"); got.failed != nil || !strings.Contains(got.err, "nothing to clean up") {
 		t.Errorf("of a clean Kip: %+v", got)
 	}

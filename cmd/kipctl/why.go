@@ -14,7 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/control"
+	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/spelling"
 )
 
 func why(k *kipctl) *cobra.Command {
@@ -64,9 +65,9 @@ func (k *kipctl) podName(arg string) (namespace, pod string, err error) {
 }
 
 // explain asks the socket, and the Kubernetes API where that cannot tell.
-func (k *kipctl) explain(ctx context.Context, namespace, pod string) (*control.Explanation, error) {
+func (k *kipctl) explain(ctx context.Context, namespace, pod string) (*adminapi.Explanation, error) {
 	path, named := k.socketPath()
-	e, err := control.NewClient(path).Why(ctx, namespace, pod)
+	e, err := adminapi.NewClient(path).Why(ctx, namespace, pod)
 	switch {
 	case err == nil:
 		// Events are for the user to read, not for Kip: without a way to the
@@ -77,12 +78,12 @@ func (k *kipctl) explain(ctx context.Context, namespace, pod string) (*control.E
 			fmt.Fprintln(k.err, "Warning: without events:", err)
 		}
 		return &e, nil
-	case errors.Is(err, control.ErrNotFound): // another Kip may have it
+	case errors.Is(err, adminapi.ErrNotFound): // another Kip may have it
 	case named:
 		return nil, err
 	case errors.Is(err, fs.ErrPermission):
 		fmt.Fprintln(k.err, "Warning: showing what the Kubernetes API knows:", err)
-	case !errors.Is(err, control.ErrNoServer):
+	case !errors.Is(err, adminapi.ErrNoServer):
 		return nil, err
 	}
 	c, err := k.connect(k.config())
@@ -93,9 +94,9 @@ func (k *kipctl) explain(ctx context.Context, namespace, pod string) (*control.E
 }
 
 // explanation writes e for people.
-func (k *kipctl) explanation(out io.Writer, e *control.Explanation) error {
+func (k *kipctl) explanation(out io.Writer, e *adminapi.Explanation) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	line := func(name, value string) { fmt.Fprintf(w, "%s:\t%s\n", name, value) }
+	line := func(name, value string) { fmt.Fprintf(w, "%s:\t%s\n", name, spelling.Printable(value)) }
 	line("Pod", e.Pod.String())
 	line("Node", orNone(e.Node))
 	line("Phase", orNone(e.PodPhase))
@@ -107,7 +108,7 @@ func (k *kipctl) explanation(out io.Writer, e *control.Explanation) error {
 	} else {
 		line("Cell", fmt.Sprintf("%s, %s", c.Name, c.Status.Phase))
 		if t := typeOf(c.Status); t != "" {
-			line("Instance", strings.Join(nonEmpty(t, c.Status.Zone, price(c.Status.PricePerHour), c.Status.InstanceID), ", "))
+			line("Instance", strings.Join(adminapi.NonEmpty(t, c.Status.Zone, price(c.Status.PricePerHour), c.Status.InstanceID), ", "))
 		}
 		if c.Status.Reason != "" {
 			line("Reason", c.Status.Reason)
@@ -122,7 +123,7 @@ func (k *kipctl) explanation(out io.Writer, e *control.Explanation) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	for _, part := range []func(io.Writer, *control.Explanation){k.steps, k.placement, k.events} {
+	for _, part := range []func(io.Writer, *adminapi.Explanation){k.steps, k.placement, k.events} {
 		w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 		part(w, e)
 		if err := w.Flush(); err != nil {
@@ -132,10 +133,10 @@ func (k *kipctl) explanation(out io.Writer, e *control.Explanation) error {
 	return nil
 }
 
-func (k *kipctl) connection(t *control.Tunnel) string {
+func (k *kipctl) connection(t *adminapi.Tunnel) string {
 	words := []string{"up"}
 	if !t.Connected {
-		words = nonEmpty("down", t.Error)
+		words = adminapi.NonEmpty("down", t.Error)
 	}
 	if t.LastHeard != nil {
 		words = append(words, "last heard "+duration.HumanDuration(k.clock.Since(*t.LastHeard))+" ago")
@@ -144,8 +145,8 @@ func (k *kipctl) connection(t *control.Tunnel) string {
 }
 
 // agent says how the parts of a cell's system fare.
-func agent(a *control.Agent) string {
-	words := nonEmpty(a.Error)
+func agent(a *adminapi.Agent) string {
+	words := adminapi.NonEmpty(a.Error)
 	for _, c := range a.Components {
 		text := c.Name + " runs"
 		if c.PID == 0 {
@@ -165,7 +166,7 @@ func agent(a *control.Agent) string {
 	return orNone(strings.Join(words, "; "))
 }
 
-func (k *kipctl) steps(w io.Writer, e *control.Explanation) {
+func (k *kipctl) steps(w io.Writer, e *adminapi.Explanation) {
 	if e.Cell == nil || len(e.Cell.Status.Steps) == 0 {
 		return
 	}
@@ -176,12 +177,12 @@ func (k *kipctl) steps(w io.Writer, e *control.Explanation) {
 		if i > 0 {
 			took = fmt.Sprintf("+%.3fs", s.Time.Sub(before.Time.Time).Seconds())
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Time.UTC().Format(time.RFC3339), s.Name, took)
+		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Time.UTC().Format(time.RFC3339), spelling.Printable(string(s.Name)), took)
 		before = s
 	}
 }
 
-func (k *kipctl) placement(w io.Writer, e *control.Explanation) {
+func (k *kipctl) placement(w io.Writer, e *adminapi.Explanation) {
 	p := e.Placement
 	if p == nil {
 		return
@@ -190,18 +191,21 @@ func (k *kipctl) placement(w io.Writer, e *control.Explanation) {
 	if p.Need != "" {
 		fmt.Fprintf(w, "  needs %s\n", p.Need)
 	}
+	if p.Standby != "" {
+		fmt.Fprintf(w, "  standby cell %s would be taken\n", p.Standby)
+	}
 	for i, c := range p.Candidates {
 		fmt.Fprintf(w, "  %d. %s\t%s\t%s\t%s\t%s\n", i+1, c.InstanceType, c.Zone, c.LaunchType, price(c.PricePerHour), c.Why)
 	}
 	for _, r := range p.Rejected {
-		fmt.Fprintf(w, "  not %s: %s\n", r.What, r.Why)
+		fmt.Fprintf(w, "  not %s: %s\n", spelling.Printable(r.What), spelling.Printable(r.Why))
 	}
 	if p.Error != "" {
-		fmt.Fprintf(w, "  %s\n", p.Error)
+		fmt.Fprintf(w, "  %s\n", spelling.Printable(p.Error))
 	}
 }
 
-func (k *kipctl) events(w io.Writer, e *control.Explanation) {
+func (k *kipctl) events(w io.Writer, e *adminapi.Explanation) {
 	if len(e.Events) == 0 {
 		return
 	}
@@ -211,7 +215,7 @@ func (k *kipctl) events(w io.Writer, e *control.Explanation) {
 		if ev.Count > 1 {
 			age += fmt.Sprintf(" (x%d)", ev.Count)
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", age, ev.Type, ev.Reason, ev.Message)
+		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", age, spelling.Printable(ev.Type), spelling.Printable(ev.Reason), spelling.Printable(ev.Message))
 	}
 }
 
@@ -220,13 +224,4 @@ func price(perHour string) string {
 		return ""
 	}
 	return "$" + perHour + "/h"
-}
-
-func nonEmpty(words ...string) (kept []string) {
-	for _, w := range words {
-		if w != "" {
-			kept = append(kept, w)
-		}
-	}
-	return kept
 }

@@ -4,6 +4,7 @@
 package child
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,8 +14,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -26,10 +29,13 @@ type Spec struct {
 	Path string
 	Args []string // without the program's name
 	Env  []string // added to the parent's
+	Dir  string   // the folder that it runs in; the parent's when empty
 	// LogFile gets standard output and error; it is appended to.
 	LogFile string
-	// Record is the file that names the process while it runs.
+	// Record is the file that names the process while it runs; none when empty.
 	Record string
+	// Death is what the kernel sends it when the parent ends; SIGKILL when 0.
+	Death syscall.Signal
 }
 
 // Process is a child that was started.
@@ -38,6 +44,9 @@ type Process struct {
 	record string
 	done   chan struct{}
 	err    error
+
+	mu   sync.Mutex
+	sent []syscall.Signal
 }
 
 // record is what is kept of a process: its number, and when it started, in
@@ -47,8 +56,8 @@ type record struct {
 	Start uint64 `json:"start"`
 }
 
-// Start starts the process. The kernel kills it when the parent ends, also when
-// the parent is killed.
+// Start starts the process. The kernel kills it, or sends it Spec.Death, when the
+// parent ends, also when the parent is killed.
 func Start(s Spec) (*Process, error) {
 	log, err := os.OpenFile(s.LogFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -56,9 +65,9 @@ func Start(s Spec) (*Process, error) {
 	}
 	cmd := exec.Command(s.Path, s.Args...)
 	cmd.Env = append(os.Environ(), s.Env...)
-	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Dir, cmd.Stdout, cmd.Stderr = s.Dir, log, log
 	// A group of its own: Ctrl-C is for the parent, which stops it in order.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: cmp.Or(s.Death, syscall.SIGKILL)}
 	p := &Process{record: s.Record, done: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {
@@ -70,7 +79,9 @@ func Start(s Spec) (*Process, error) {
 		err := cmd.Start()
 		if err == nil {
 			p.pid = cmd.Process.Pid
-			err = writeRecord(s.Record, p.pid)
+			if s.Record != "" {
+				err = writeRecord(s.Record, p.pid)
+			}
 			if err != nil {
 				_ = cmd.Process.Kill()
 				_ = cmd.Wait()
@@ -80,7 +91,9 @@ func Start(s Spec) (*Process, error) {
 		if err == nil {
 			p.err = cmd.Wait()
 		}
-		_ = os.Remove(s.Record)
+		if s.Record != "" {
+			_ = os.Remove(s.Record)
+		}
 	}()
 	if err := <-started; err != nil {
 		<-p.done
@@ -98,15 +111,26 @@ func (p *Process) Done() <-chan struct{} { return p.done }
 // Err says how the process ended, nil for exit status 0. It is for after Done.
 func (p *Process) Err() error { return p.err }
 
-// Kill ends the process as a crash would, and waits for that.
-func (p *Process) Kill() error {
+// Signal sends a signal; that the process has ended is no error.
+func (p *Process) Signal(sig syscall.Signal) error {
 	select {
-	case <-p.done:
+	case <-p.done: // its number may be another's
 		return nil
 	default:
 	}
-	if err := syscall.Kill(p.pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-		return fmt.Errorf("kill process %d: %w", p.pid, err)
+	p.mu.Lock()
+	p.sent = append(p.sent, sig)
+	p.mu.Unlock()
+	if err := syscall.Kill(p.pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("send %s to process %d: %w", sig, p.pid, err)
+	}
+	return nil
+}
+
+// Kill ends the process as a crash would, and waits for that.
+func (p *Process) Kill() error {
+	if err := p.Signal(syscall.SIGKILL); err != nil {
+		return err
 	}
 	<-p.done
 	return nil
@@ -115,13 +139,8 @@ func (p *Process) Kill() error {
 // Stop asks the process to end, waits, and kills it when ctx ends first, which
 // is an error.
 func (p *Process) Stop(ctx context.Context) error {
-	select {
-	case <-p.done:
-		return nil
-	default:
-	}
-	if err := syscall.Kill(p.pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
-		return fmt.Errorf("stop process %d: %w", p.pid, err)
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		return err
 	}
 	select {
 	case <-p.done:
@@ -129,6 +148,21 @@ func (p *Process) Stop(ctx context.Context) error {
 	case <-ctx.Done():
 		return errors.Join(fmt.Errorf("process %d did not stop when it was asked to: killed", p.pid), p.Kill())
 	}
+}
+
+// Unasked says how the process ended, unless it had exit status 0, or died of a
+// signal that this Process sent it. It is for after Done: a program that dies of a
+// panic just before it is killed, or while it stops, has not ended well.
+func (p *Process) Unasked() error {
+	var exit *exec.ExitError
+	if errors.As(p.err, &exit) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if by := exit.Sys().(syscall.WaitStatus); by.Signaled() && slices.Contains(p.sent, by.Signal()) {
+			return nil
+		}
+	}
+	return p.err
 }
 
 // KillRecorded kills the process that a record of an earlier run names, if it
@@ -192,6 +226,32 @@ func Marked(variable string) ([]int, error) {
 				break
 			}
 		}
+	}
+	return pids, nil
+}
+
+// Of are the processes that a process has started and not yet seen end.
+func Of(parent int) ([]int, error) {
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, path := range stats {
+		stat, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		// The name is in parentheses, and may hold some; state and parent follow.
+		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+		if len(fields) < 2 || fields[1] != strconv.Itoa(parent) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err != nil {
+			return nil, err
+		}
+		pids = append(pids, pid)
 	}
 	return pids, nil
 }

@@ -23,9 +23,12 @@ func TestMain(m *testing.M) {
 	case "sleeper": // says that it runs, then waits for a signal
 		fmt.Println("running")
 		select {}
+	case "failing": // dies by itself, with a status of its own
+		os.Exit(66)
 	case "parent": // starts a sleeper, names it, and waits to be killed
 		dir := os.Getenv("CHILD_TEST_DIR")
-		p, err := Start(Spec{Path: os.Args[0], Env: []string{"CHILD_TEST_ROLE=sleeper"}, LogFile: filepath.Join(dir, "log"), Record: filepath.Join(dir, "record")})
+		p, err := Start(Spec{Path: os.Args[0], Env: []string{"CHILD_TEST_ROLE=sleeper"}, LogFile: filepath.Join(dir, "log"),
+			Record: filepath.Join(dir, "record")})
 		if err != nil {
 			fmt.Println(err)
 			os.Exit(1)
@@ -39,7 +42,8 @@ func TestMain(m *testing.M) {
 func start(t *testing.T, env ...string) (*Process, Spec) {
 	t.Helper()
 	dir := t.TempDir()
-	s := Spec{Path: os.Args[0], Env: append(env, "CHILD_TEST_ROLE=sleeper"), LogFile: filepath.Join(dir, "log"), Record: filepath.Join(dir, "record")}
+	s := Spec{Path: os.Args[0], Env: append(env, "CHILD_TEST_ROLE=sleeper"), LogFile: filepath.Join(dir, "log"),
+		Record: filepath.Join(dir, "record")}
 	p, err := Start(s)
 	if err != nil {
 		t.Fatal(err)
@@ -68,6 +72,9 @@ func noRecord(t *testing.T, s Spec) {
 
 func TestStopEndsTheProcessAndItsRecord(t *testing.T) {
 	p, s := start(t)
+	if pids, err := Of(os.Getpid()); err != nil || !slices.Contains(pids, p.PID()) {
+		t.Errorf("our processes are %v, %v; want %d among them", pids, err, p.PID())
+	}
 	if r, err := readRecord(s.Record); err != nil || r == nil || r.PID != p.PID() {
 		t.Errorf("record is %v, %v, want process %d", r, err, p.PID())
 	}
@@ -84,6 +91,37 @@ func TestStopEndsTheProcessAndItsRecord(t *testing.T) {
 	noRecord(t, s)
 	if err := p.Stop(t.Context()); err != nil {
 		t.Errorf("a second Stop: %v", err)
+	}
+}
+
+func TestOnlyTheEndThatWasAskedForIsAGoodEnd(t *testing.T) {
+	killed, _ := start(t)
+	if err := killed.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := killed.Unasked(); err != nil {
+		t.Errorf("one that was killed: %v", err)
+	}
+	foreign, _ := start(t)
+	if err := syscall.Kill(foreign.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-foreign.Done()
+	if foreign.Unasked() == nil {
+		t.Error("one that somebody else has killed ended as if it had been asked to")
+	}
+	dir := t.TempDir()
+	failed, err := Start(Spec{Path: os.Args[0], Env: []string{"CHILD_TEST_ROLE=failing"}, LogFile: filepath.Join(dir, "log")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-failed.Done()
+	if err := failed.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	if err := failed.Unasked(); !errors.As(err, &exit) || exit.ExitCode() != 66 {
+		t.Errorf("one that had died before it was killed: %v, want exit status 66", err)
 	}
 }
 

@@ -28,7 +28,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/elotl/kip/deploy"
-	"github.com/elotl/kip/dev/certs"
 	"github.com/elotl/kip/dev/listen"
 	"github.com/elotl/kip/dev/manifest"
 )
@@ -89,7 +88,7 @@ type Cluster struct {
 	apiserver *component
 	failed    chan error
 	log       *os.File
-	ca        *certs.Authority
+	ca        *Authority
 	server    string // URL of the API server on the bridge
 }
 
@@ -145,7 +144,7 @@ func (c *Cluster) Server() string { return c.server }
 // its kube-proxy are towards the API server, and who it is when that calls.
 type Identity struct {
 	CA                     []byte // PEM
-	Client, Proxy, Serving certs.Pair
+	Client, Proxy, Serving Pair
 }
 
 // NodeIdentity makes the identity of a node.
@@ -154,7 +153,7 @@ func (c *Cluster) NodeIdentity(name string, ip netip.Addr) (Identity, error) {
 	if err != nil {
 		return Identity{}, err
 	}
-	subject := certs.Subject{Name: "system:node:" + name, Groups: []string{"system:nodes"}}
+	subject := Subject{Name: "system:node:" + name, Groups: []string{"system:nodes"}}
 	client, err := c.ca.Issue(subject)
 	if err != nil {
 		return Identity{}, err
@@ -164,7 +163,7 @@ func (c *Cluster) NodeIdentity(name string, ip netip.Addr) (Identity, error) {
 	if err != nil {
 		return Identity{}, err
 	}
-	proxy, err := c.ca.Issue(certs.Subject{Name: "system:kube-proxy"})
+	proxy, err := c.ca.Issue(Subject{Name: "system:kube-proxy"})
 	return Identity{CA: own.Cert, Client: client, Proxy: proxy, Serving: serving}, err
 }
 
@@ -222,7 +221,10 @@ func (c *Cluster) start(ctx context.Context) error {
 	c.opts.Log.Debug("kube-apiserver is ready", "after", time.Since(began))
 	c.others = []*component{
 		c.run(running, "kube-scheduler", func(ctx context.Context) error { return runScheduler(ctx, c.schedulerArgs()) }),
-		c.run(running, "kube-controller-manager", func(ctx context.Context) error { return runControllerManager(ctx, c.controllerManagerArgs()) }),
+		c.run(running, "kube-controller-manager", func(ctx context.Context) error {
+			return runControllerManager(ctx,
+				c.controllerManagerArgs())
+		}),
 	}
 	if _, err := manifest.Apply(ctx, c.admin, "kip-dev", deploy.RBAC); err != nil {
 		return fmt.Errorf("give Kip its rights: %w", err)
@@ -304,7 +306,8 @@ func (c *Cluster) openLog() error {
 		return fmt.Errorf("open the log of the control plane: %w", err)
 	}
 	c.log = f
-	klog.SetLoggerWithOptions(logr.FromSlogHandler(slog.NewTextHandler(f, &slog.HandlerOptions{Level: slog.LevelInfo})), klog.ContextualLogger(true))
+	klog.SetLoggerWithOptions(logr.FromSlogHandler(slog.NewTextHandler(f, &slog.HandlerOptions{Level: slog.LevelInfo})),
+		klog.ContextualLogger(true))
 	return nil
 }
 
@@ -312,11 +315,11 @@ func (c *Cluster) openLog() error {
 // use them.
 func (c *Cluster) writeCredentials(server string) error {
 	now := time.Now()
-	ca, err := certs.NewAuthority("kubernetes", now)
+	ca, err := NewAuthority("kubernetes", now)
 	if err != nil {
 		return err
 	}
-	frontProxy, err := certs.NewAuthority("front-proxy", now)
+	frontProxy, err := NewAuthority("front-proxy", now)
 	if err != nil {
 		return err
 	}
@@ -325,7 +328,7 @@ func (c *Cluster) writeCredentials(server string) error {
 	if err != nil {
 		return err
 	}
-	for name, a := range map[string]*certs.Authority{"ca": ca, "front-proxy-ca": frontProxy} {
+	for name, a := range map[string]*Authority{"ca": ca, "front-proxy-ca": frontProxy} {
 		p, err := a.Pair()
 		if err != nil {
 			return err
@@ -335,20 +338,21 @@ func (c *Cluster) writeCredentials(server string) error {
 		}
 	}
 	address := c.opts.Address.String()
-	pairs := map[string]certs.Pair{}
+	pairs := map[string]Pair{}
 	for name, issue := range map[string]struct {
-		by      *certs.Authority
-		subject certs.Subject
+		by      *Authority
+		subject Subject
 	}{
-		"apiserver": {ca, certs.Subject{Name: "kube-apiserver", Hosts: []string{
-			"127.0.0.1", address, first.String(), "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
+		"apiserver": {ca, Subject{Name: "kube-apiserver", Hosts: []string{
+			"127.0.0.1", address, first.String(), "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
+			"kubernetes.default.svc.cluster.local",
 		}}},
-		"kubelet-server":     {ca, certs.Subject{Name: "system:node:" + c.opts.NodeName, Groups: []string{"system:nodes"}, Hosts: c.kubeletHosts()}},
-		"kubelet-client":     {ca, certs.Subject{Name: kubeletClient, Groups: []string{"system:masters"}}},
-		"front-proxy":        {frontProxy, certs.Subject{Name: "front-proxy-client"}},
-		"admin":              {ca, certs.Subject{Name: "kubernetes-admin", Groups: []string{"system:masters"}}},
-		"controller-manager": {ca, certs.Subject{Name: "system:kube-controller-manager"}},
-		"scheduler":          {ca, certs.Subject{Name: "system:kube-scheduler"}},
+		"kubelet-server":     {ca, Subject{Name: "system:node:" + c.opts.NodeName, Groups: []string{"system:nodes"}, Hosts: c.kubeletHosts()}},
+		"kubelet-client":     {ca, Subject{Name: kubeletClient, Groups: []string{"system:masters"}}},
+		"front-proxy":        {frontProxy, Subject{Name: "front-proxy-client"}},
+		"admin":              {ca, Subject{Name: "kubernetes-admin", Groups: []string{"system:masters"}}},
+		"controller-manager": {ca, Subject{Name: "system:kube-controller-manager"}},
+		"scheduler":          {ca, Subject{Name: "system:kube-scheduler"}},
 	} {
 		p, err := issue.by.Issue(issue.subject)
 		if err != nil {
@@ -366,9 +370,11 @@ func (c *Cluster) writeCredentials(server string) error {
 	if err != nil {
 		return err
 	}
-	for file, user := range map[string]string{"kubeconfig": "admin", "controller-manager.kubeconfig": "controller-manager", "scheduler.kubeconfig": "scheduler"} {
+	for file, user := range map[string]string{"kubeconfig": "admin", "controller-manager.kubeconfig": "controller-manager",
+		"scheduler.kubeconfig": "scheduler"} {
 		p := pairs[user]
-		if err := writeKubeconfig(c.files.path(file), "https://"+server, caPEM, clientcmdapi.AuthInfo{ClientCertificateData: p.Cert, ClientKeyData: p.Key}); err != nil {
+		if err := writeKubeconfig(c.files.path(file), "https://"+server, caPEM,
+			clientcmdapi.AuthInfo{ClientCertificateData: p.Cert, ClientKeyData: p.Key}); err != nil {
 			return err
 		}
 	}
@@ -395,10 +401,12 @@ func writeServiceAccountKeys(f files) error {
 	if err != nil {
 		return fmt.Errorf("encode the service account key: %w", err)
 	}
-	if err := os.WriteFile(f.key("service-account"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private}), 0o600); err != nil {
+	if err := os.WriteFile(f.key("service-account"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private}),
+		0o600); err != nil {
 		return fmt.Errorf("write the service account key: %w", err)
 	}
-	if err := os.WriteFile(filepath.Join(f.pki, "service-account.pub"), pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(f.pki, "service-account.pub"), pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}),
+		0o644); err != nil {
 		return fmt.Errorf("write the service account key: %w", err)
 	}
 	return nil

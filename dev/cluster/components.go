@@ -33,7 +33,8 @@ const maxSocketPath = 108
 func (c *Cluster) startEtcd(ctx context.Context) (string, error) {
 	client, peer := c.files.path("etcd/client.sock"), c.files.path("etcd/peer.sock")
 	if len(client) >= maxSocketPath {
-		return "", fmt.Errorf("state folder %s is too long: the socket of etcd in it would have a path of %d bytes, the most is %d", c.files.state, len(client), maxSocketPath-1)
+		return "", fmt.Errorf("state folder %s is too long: the socket of etcd in it would have a path of %d bytes, the most is %d",
+			c.files.state, len(client), maxSocketPath-1)
 	}
 	cfg := embed.NewConfig()
 	cfg.Dir = c.files.path("etcd/data")
@@ -202,7 +203,8 @@ func runControllerManager(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	known, disabled, aliases := controllermanager.KnownControllers(), controllermanager.ControllersDisabledByDefault(), controllermanager.ControllerAliases()
+	known, disabled, aliases := controllermanager.KnownControllers(), controllermanager.ControllersDisabledByDefault(),
+		controllermanager.ControllerAliases()
 	sets := s.Flags(known, disabled, aliases)
 	if err := parse("kube-controller-manager", sets, args); err != nil {
 		return err

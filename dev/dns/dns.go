@@ -47,7 +47,8 @@ func ClusterIP(services netip.Prefix) (netip.Addr, error) {
 		ip = ip.Next()
 	}
 	if !services.Contains(ip) {
-		return netip.Addr{}, fmt.Errorf("service CIDR %s has no tenth address for Service kube-dns: want a network such as 10.96.0.0/16", services)
+		return netip.Addr{}, fmt.Errorf("service CIDR %s has no tenth address for Service kube-dns: want a network such as 10.96.0.0/16",
+			services)
 	}
 	return ip, nil
 }

@@ -21,12 +21,13 @@ func TestNamesOutsideTheClusterAreNeverAskedOfOurselves(t *testing.T) {
 		resolv string
 		want   []string
 	}{
-		"none":              {"", nil},
-		"comments":          {"# nameserver 192.0.2.1\nsearch example\noptions ndots:5\n", nil},
-		"ours":              {"nameserver 10.110.0.1\nnameserver 10.96.0.10\nnameserver 192.0.2.1\n", []string{"192.0.2.1:53"}},
-		"local, IPv6":       {"nameserver 127.0.0.53\nnameserver fd00::1\n", []string{"127.0.0.53:53", "[fd00::1]:53"}},
-		"this host":         {"nameserver 0.0.0.0\n", []string{"127.0.0.1:53"}},
-		"three count":       {"nameserver 192.0.2.1\nnameserver 192.0.2.2\nnameserver 192.0.2.3\nnameserver 192.0.2.4\n", []string{"192.0.2.1:53", "192.0.2.2:53", "192.0.2.3:53"}},
+		"none":        {"", nil},
+		"comments":    {"# nameserver 192.0.2.1\nsearch example\noptions ndots:5\n", nil},
+		"ours":        {"nameserver 10.110.0.1\nnameserver 10.96.0.10\nnameserver 192.0.2.1\n", []string{"192.0.2.1:53"}},
+		"local, IPv6": {"nameserver 127.0.0.53\nnameserver fd00::1\n", []string{"127.0.0.53:53", "[fd00::1]:53"}},
+		"this host":   {"nameserver 0.0.0.0\n", []string{"127.0.0.1:53"}},
+		"three count": {"nameserver 192.0.2.1\nnameserver 192.0.2.2\nnameserver 192.0.2.3\nnameserver 192.0.2.4\n",
+			[]string{"192.0.2.1:53", "192.0.2.2:53", "192.0.2.3:53"}},
 		"what is no server": {"nameserver dns.example\nnameserver\n", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -43,7 +44,8 @@ func TestNamesOutsideTheClusterAreNeverAskedOfOurselves(t *testing.T) {
 
 func TestTheCorefileForwardsOnlyWhereThereIsAServer(t *testing.T) {
 	without := corefile(address, "/state/a b/kubeconfig", nil)
-	for _, want := range []string{".:53 {\n\tbind 10.110.0.1\n", "ready 10.110.0.1:8181\n", `kubeconfig "/state/a b/kubeconfig"`, "rcode NXDOMAIN", "disable success cluster.local"} {
+	for _, want := range []string{".:53 {\n\tbind 10.110.0.1\n", "ready 10.110.0.1:8181\n", `kubeconfig "/state/a b/kubeconfig"`,
+		"rcode NXDOMAIN", "disable success cluster.local"} {
 		if !strings.Contains(without, want) {
 			t.Errorf("no %q in\n%s", want, without)
 		}
@@ -51,8 +53,10 @@ func TestTheCorefileForwardsOnlyWhereThereIsAServer(t *testing.T) {
 	if strings.Contains(without, "forward") || strings.Contains(without, "loop") {
 		t.Errorf("it forwards to nobody:\n%s", without)
 	}
-	with := corefile(address, "/kubeconfig", []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:53"), netip.MustParseAddrPort("[fd00::1]:53")})
-	if !strings.Contains(with, "forward . 192.0.2.1:53 [fd00::1]:53 {") || !strings.Contains(with, "\tloop\n") || strings.Contains(with, "NXDOMAIN") {
+	with := corefile(address, "/kubeconfig", []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:53"),
+		netip.MustParseAddrPort("[fd00::1]:53")})
+	if !strings.Contains(with, "forward . 192.0.2.1:53 [fd00::1]:53 {") || !strings.Contains(with, "\tloop\n") ||
+		strings.Contains(with, "NXDOMAIN") {
 		t.Errorf("%s", with)
 	}
 }

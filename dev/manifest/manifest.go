@@ -41,7 +41,8 @@ func Parse(doc []byte) ([]*unstructured.Unstructured, error) {
 			continue // nothing but comments
 		}
 		if u.GetAPIVersion() == "" || u.GetKind() == "" || u.GetName() == "" {
-			return nil, fmt.Errorf("document %d: apiVersion %q, kind %q, metadata.name %q: all three are needed", n, u.GetAPIVersion(), u.GetKind(), u.GetName())
+			return nil, fmt.Errorf("document %d: apiVersion %q, kind %q, metadata.name %q: all three are needed", n, u.GetAPIVersion(),
+				u.GetKind(), u.GetName())
 		}
 		objects = append(objects, &u)
 	}

@@ -10,7 +10,8 @@ import (
 )
 
 func TestParseKeepsOrderAndSkipsComments(t *testing.T) {
-	objects, err := Parse([]byte("# licence\n---\napiVersion: v1\nkind: A\nmetadata: {name: one}\n---\n# nothing\n---\napiVersion: v1\nkind: B\nmetadata: {name: two}\n"))
+	objects,
+		err := Parse([]byte("# licence\n---\napiVersion: v1\nkind: A\nmetadata: {name: one}\n---\n# nothing\n---\napiVersion: v1\nkind: B\nmetadata: {name: two}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -117,7 +117,8 @@ func (c Config) kubelet() ([]byte, error) {
 		MakeIPTablesUtilChains: ptr.To(false),
 		// Where a machine cannot have a disk of its own it sees the host's, which
 		// others fill: upstream's 10 and 15 % would then end pods.
-		EvictionHard:                map[string]string{"memory.available": "100Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%"},
+		EvictionHard: map[string]string{"memory.available": "100Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%",
+			"imagefs.available": "1%"},
 		ImageGCHighThresholdPercent: ptr.To[int32](99),
 		ImageGCLowThresholdPercent:  ptr.To[int32](98),
 	}
@@ -172,7 +173,8 @@ func (c Config) cni(portmap bool) ([]byte, error) {
 		},
 	}}
 	if portmap {
-		plugins = append(plugins, map[string]any{"type": "portmap", "backend": "nftables", "snat": true, "capabilities": map[string]any{"portMappings": true}})
+		plugins = append(plugins, map[string]any{"type": "portmap", "backend": "nftables", "snat": true,
+			"capabilities": map[string]any{"portMappings": true}})
 	}
 	b, err := json.MarshalIndent(map[string]any{"cniVersion": "1.0.0", "name": "pods", "plugins": plugins}, "", "  ")
 	if err != nil {

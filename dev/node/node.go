@@ -51,18 +51,20 @@ func Run(ctx context.Context, c Config, log *slog.Logger) error {
 	if err := n.write(); err != nil {
 		return err
 	}
-	containerd, err := n.part(supervise.Spec{Name: "containerd", Path: containerdProgram, Args: []string{"--config=" + configs.ContainerdConfig}})
+	containerd, err := n.part(supervise.Spec{Name: "containerd", Path: containerdProgram,
+		Args: []string{"--config=" + configs.ContainerdConfig}})
 	if err != nil {
 		return err
 	}
-	kubelet, err := n.part(supervise.Spec{Name: "kubelet", Path: components, Args: c.kubeletArgs(), WaitsFor: "containerd and its pause image", Ready: func(ctx context.Context) error {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-n.imported:
-			return nil
-		}
-	}})
+	kubelet, err := n.part(supervise.Spec{Name: "kubelet", Path: components, Args: c.kubeletArgs(),
+		WaitsFor: "containerd and its pause image", Ready: func(ctx context.Context) error {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-n.imported:
+				return nil
+			}
+		}})
 	if err != nil {
 		return err
 	}

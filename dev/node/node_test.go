@@ -19,7 +19,8 @@ func config() Config {
 		ClusterDNS: netip.MustParseAddr("10.96.0.10"), ClusterDomain: "cluster.local", Server: "https://10.110.0.1:6443",
 		Mirrors: map[string][]string{"docker.io": {"http://10.110.0.1:5000"}},
 		PKI: PKI{
-			CA: []byte("ca"), ClientCert: []byte("client"), ClientKey: []byte("client key"), ProxyCert: []byte("proxy"), ProxyKey: []byte("proxy key"),
+			CA: []byte("ca"), ClientCert: []byte("client"), ClientKey: []byte("client key"), ProxyCert: []byte("proxy"),
+			ProxyKey:    []byte("proxy key"),
 			ServingCert: []byte("serving"), ServingKey: []byte("serving key"),
 		},
 	}
@@ -70,7 +71,8 @@ func TestKeysAreForTheirOwnerOnlyAndNotInOtherFiles(t *testing.T) {
 
 func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 	good := filepath.Join(t.TempDir(), "user-data")
-	if err := os.WriteFile(good, []byte(`{"name":"node-1","ip":"fd00::1","podCIDR":"10.110.248.0/30","server":"https://10.110.0.1:6443"}`), 0o600); err != nil {
+	if err := os.WriteFile(good, []byte(`{"name":"node-1","ip":"fd00::1","podCIDR":"10.110.248.0/30","server":"https://10.110.0.1:6443"}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	_, err := Read(good)

@@ -23,7 +23,8 @@ import (
 var directories = []struct {
 	path string
 	mode int64
-}{{"bin", 0o755}, {"dev", 0o755}, {"etc", 0o755}, {"proc", 0o555}, {"root", 0o700}, {"sys", 0o555}, {"tmp", 0o1777}, {"var", 0o755}, {"home", 0o755}}
+}{{"bin", 0o755}, {"dev", 0o755}, {"etc", 0o755}, {"proc", 0o555}, {"root", 0o700}, {"sys", 0o555}, {"tmp", 0o1777}, {"var", 0o755},
+	{"home", 0o755}}
 
 // files of the busybox image beside busybox itself.
 var files = []struct{ path, text string }{
@@ -97,7 +98,8 @@ func rootArchive(binary []byte, applets []string) ([]byte, error) {
 		if a == "busybox" {
 			continue
 		}
-		if err := add(&tar.Header{Typeflag: tar.TypeLink, Name: path.Join("bin", path.Base(a)), Linkname: "bin/busybox", Mode: 0o755}, nil); err != nil {
+		if err := add(&tar.Header{Typeflag: tar.TypeLink, Name: path.Join("bin", path.Base(a)), Linkname: "bin/busybox", Mode: 0o755},
+			nil); err != nil {
 			return nil, err
 		}
 	}

@@ -112,7 +112,8 @@ func (r *Registry) PushLayout(ctx context.Context, dir string) error {
 		full := d.Annotations[RefName]
 		ref, err := name.NewTag(full)
 		if err != nil {
-			return fmt.Errorf("images in %s: annotation %s of %s is %q: want a name with a tag, such as registry.k8s.io/pause:3.10: %w", dir, RefName, d.Digest, full, err)
+			return fmt.Errorf("images in %s: annotation %s of %s is %q: want a name with a tag, such as registry.k8s.io/pause:3.10: %w", dir,
+				RefName, d.Digest, full, err)
 		}
 		image, err := index.Image(d.Digest)
 		if err != nil {

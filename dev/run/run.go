@@ -83,7 +83,8 @@ func Example(ctx context.Context, o Options) (err error) {
 	case err != nil:
 		return err
 	}
-	fmt.Fprintf(o.Out, "ok: pod %s succeeded on cell %s in %.1fs; cell terminated; nothing left behind\n", exampleJob, outcome.Cell, took.Seconds())
+	fmt.Fprintf(o.Out, "ok: pod %s succeeded on cell %s in %.1fs; cell terminated; nothing left behind\n", exampleJob, outcome.Cell,
+		took.Seconds())
 	return nil
 }
 

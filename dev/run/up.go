@@ -129,10 +129,7 @@ func (r *run) keep(ctx context.Context, o UpOptions) error {
 		case <-o.Kill:
 			stop()
 			<-failed // what follows is no failure
-			if r.stack.Kip != nil {
-				err = r.stack.Kip.Kill()
-				r.stack.Kip = nil
-			}
+			err = r.stack.KillKip()
 		case <-o.StartKip:
 			stop()
 			<-failed

@@ -28,7 +28,8 @@ const patience = 5 * time.Second
 // FollowJob tells the story of a Job's pod until it is done, which is when its
 // cells are gone. The Job must be created after began; waiting is told why when
 // nothing happens for a while.
-func (s *Stack) FollowJob(ctx context.Context, namespace, job string, began time.Time, tell func(story.Step), waiting func(why string)) (story.Outcome, error) {
+func (s *Stack) FollowJob(ctx context.Context, namespace, job string, began time.Time, tell func(story.Step),
+	waiting func(why string)) (story.Outcome, error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())

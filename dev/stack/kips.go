@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/elotl/kip/dev/child"
+	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
 )
 
@@ -80,7 +81,8 @@ func (o Options) checkIPv6() error {
 	case !o.ServiceIPv6CIDR.Addr().Is6():
 		return fmt.Errorf("--service-ipv6-cidr is %s: want an IPv6 network such as fd10:96::/112", o.ServiceIPv6CIDR)
 	case o.IPv6CIDR.Overlaps(o.ServiceIPv6CIDR):
-		return fmt.Errorf("the cells' network %s and the Services' %s overlap: choose others with --ipv6-cidr or --service-ipv6-cidr", o.IPv6CIDR, o.ServiceIPv6CIDR)
+		return fmt.Errorf("the cells' network %s and the Services' %s overlap: choose others with --ipv6-cidr or --service-ipv6-cidr",
+			o.IPv6CIDR, o.ServiceIPv6CIDR)
 	}
 	return nil
 }
@@ -95,7 +97,7 @@ func part(p netip.Prefix, n, i int) netip.Prefix {
 
 // cloudOf is what a Kip's local cloud keeps, seen from outside of Kip.
 func (o Options) cloudOf(k *kip) local.Config {
-	return local.Config{StateDir: k.path("cloud"), Bridge: k.bridge, CIDR: k.cidr, IPv6CIDR: k.ipv6, Log: o.Log}
+	return local.Config{Config: host.Config{StateDir: k.path("cloud"), Bridge: k.bridge, CIDR: k.cidr, IPv6CIDR: k.ipv6, Log: o.Log}}
 }
 
 // peersFolder, in the state folder, has a folder for each Kip but the first.
@@ -128,7 +130,7 @@ func (s *Stack) peerClouds() ([]local.Config, error) {
 		if err := json.Unmarshal(data, &record); err != nil {
 			return nil, fmt.Errorf("read the record of the bridge of %s: %w", e.Name(), err)
 		}
-		clouds = append(clouds, local.Config{StateDir: dir, Bridge: record.Bridge, CIDR: record.CIDR, Log: s.opts.Log})
+		clouds = append(clouds, local.Config{Config: host.Config{StateDir: dir, Bridge: record.Bridge, CIDR: record.CIDR, Log: s.opts.Log}})
 	}
 	return clouds, nil
 }
@@ -151,7 +153,7 @@ func (s *Stack) killPeers(ctx context.Context) error {
 // one to another, and back to one by its kube-proxy, and from no other device.
 func (s *Stack) makeBridges(ctx context.Context) error {
 	for _, k := range s.kips {
-		if err := local.EnsureBridge(ctx, s.opts.cloudOf(k)); err != nil {
+		if err := host.EnsureBridge(ctx, s.opts.cloudOf(k).Config); err != nil {
 			return err
 		}
 		if len(s.kips) == 1 && !s.opts.ServiceProxy {
@@ -192,6 +194,9 @@ func (s *Stack) stopPeers(ctx context.Context) error {
 	for _, k := range s.kips[1:] {
 		if k.process != nil {
 			errs = append(errs, k.process.Stop(ctx))
+			if s.ready {
+				errs = append(errs, unasked(k.node, k.process))
+			}
 			k.process = nil
 		}
 	}

@@ -11,7 +11,8 @@ func TestKipsShareTheNetworkInEqualParts(t *testing.T) {
 	for n, want := range map[int][]string{
 		1: {"kip-0 /state kip0 10.110.0.0/16 10.110.0.1"},
 		2: {"kip-0 /state kip0 10.110.0.0/17 10.110.0.1", "kip-1 /state/peers/kip-1 kip0-1 10.110.128.0/17 10.110.128.1"},
-		3: {"kip-0 /state kip0 10.110.0.0/18 10.110.0.1", "kip-1 /state/peers/kip-1 kip0-1 10.110.64.0/18 10.110.64.1", "kip-2 /state/peers/kip-2 kip0-2 10.110.128.0/18 10.110.128.1"},
+		3: {"kip-0 /state kip0 10.110.0.0/18 10.110.0.1", "kip-1 /state/peers/kip-1 kip0-1 10.110.64.0/18 10.110.64.1",
+			"kip-2 /state/peers/kip-2 kip0-2 10.110.128.0/18 10.110.128.1"},
 	} {
 		o.Kips = n
 		kips, err := plan(o)
@@ -34,7 +35,8 @@ func TestKipsShareTheNetworkInEqualParts(t *testing.T) {
 
 func TestADualStackClusterHasOneKipAndTwoNetworksOfEachFamily(t *testing.T) {
 	cells, services := netip.MustParsePrefix("fd10:110::/64"), netip.MustParsePrefix("fd10:96::/112")
-	good := Options{State: "/state", Node: "kip-0", Bridge: "kip0", CIDR: netip.MustParsePrefix("10.110.0.0/16"), Kips: 1, IPv6CIDR: cells, ServiceIPv6CIDR: services}
+	good := Options{State: "/state", Node: "kip-0", Bridge: "kip0", CIDR: netip.MustParsePrefix("10.110.0.0/16"), Kips: 1, IPv6CIDR: cells,
+		ServiceIPv6CIDR: services}
 	kips, err := plan(good)
 	if err != nil || good.checkIPv6() != nil {
 		t.Fatal(err, good.checkIPv6())

@@ -15,10 +15,12 @@ import (
 
 	"github.com/elotl/kip/dev/dns"
 	"github.com/elotl/kip/dev/node"
+	"github.com/elotl/kip/image"
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/cellimage"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
 )
 
 const (
@@ -42,13 +44,14 @@ func nodeName(i int) string { return fmt.Sprintf("node-%d", i+1) }
 // their bridge, and in another folder, so that Kip sees nothing of them.
 func (s *Stack) nodesCloud() local.Config {
 	return local.Config{
-		StateDir: s.path("nodes"), RootDir: s.nodeRoot(), Init: []string{"/" + nodeInit},
-		Bridge: s.opts.Bridge, Group: s.opts.Bridge + "-nodes", CIDR: s.kips[0].cidr, Log: s.opts.Log,
-		LauncherPath: filepath.Join(s.opts.Bin, "kip"),
-		Catalogue: []catalog.InstanceType{{
-			Name: "node", MilliCPU: int64(runtime.NumCPU()) * 1000, MemoryBytes: nodeMemory, DiskBytes: nodeDisk, Arch: runtime.GOARCH,
-			Offerings: []catalog.Offering{{Zone: catalog.LocalZone}},
-		}},
+		Config: host.Config{
+			StateDir: s.path("nodes"), Bridge: s.opts.Bridge, Group: s.opts.Bridge + "-nodes", CIDR: s.kips[0].cidr, Log: s.opts.Log,
+			Catalogue: []catalog.InstanceType{{
+				Name: "node", MilliCPU: int64(runtime.NumCPU()) * 1000, MemoryBytes: nodeMemory, DiskBytes: nodeDisk, Arch: runtime.GOARCH,
+				Offerings: []catalog.Offering{{Zone: sizes.Zone}},
+			}},
+		},
+		RootDir: s.nodeRoot(), Init: []string{"/" + nodeInit}, LauncherPath: filepath.Join(s.opts.Bin, "kip"),
 	}
 }
 
@@ -66,7 +69,9 @@ func podCIDR(cfg local.Config, i int) (netip.Prefix, error) {
 		room = 1 << (podBits - all.Bits())
 	}
 	if i >= room {
-		return netip.Prefix{}, fmt.Errorf("the network %s has room for %d ordinary nodes, and not for %d: ask for fewer with --nodes, or choose a larger --cidr", cfg.CIDR, room, i+1)
+		return netip.Prefix{},
+			fmt.Errorf("the network %s has room for %d ordinary nodes, and not for %d: ask for fewer with --nodes, or choose a larger --cidr",
+				cfg.CIDR, room, i+1)
 	}
 	a := all.Addr().As4()
 	n := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3])
@@ -88,7 +93,7 @@ func (s *Stack) BuildNodeRoot(ctx context.Context) error {
 	for _, plugin := range []string{"ptp", "host-local"} {
 		o.Programs[filepath.Join(node.PluginDir, plugin)] = filepath.Join(s.opts.Bin, plugin)
 	}
-	return cellimage.Build(ctx, o)
+	return image.Build(ctx, o)
 }
 
 // StartNodes launches the machines of the ordinary nodes. It does not wait until
@@ -143,9 +148,10 @@ func (s *Stack) startNode(ctx context.Context, cfg local.Config, i int) error {
 	}
 	// One after the other, so that each has the address that it is told.
 	launched, err := s.nodes.Launch(ctx, cloud.LaunchRequest{
-		Token: name, InstanceType: "node", Zone: catalog.LocalZone,
-		Machines: []cloud.Machine{{Tags: map[string]string{cloud.TagOwner: "kip-dev", cloud.TagName: name}, UserData: userData}},
-	})
+		Token:      name,
+		LaunchSpec: cloud.LaunchSpec{InstanceType: "node", Zone: sizes.Zone},
+		Machines:   []cloud.Machine{{Tags: map[string]string{cloud.TagOwner: "kip-dev", cloud.TagName: name}, UserData: userData}},
+	}).All()
 	if err != nil {
 		return err
 	}
@@ -188,7 +194,7 @@ func (s *Stack) nodeConsole(i int) string {
 	if err != nil {
 		return err.Error()
 	}
-	for _, m := range machines {
+	for _, m := range machines.Instances {
 		if m.Tags[cloud.TagName] == nodeName(i) {
 			dir := filepath.Join(s.path("nodes"), "machines", m.ID)
 			return Tail(filepath.Join(dir, "console.log"), 10) + "\n" + Tail(filepath.Join(dir, "upper/var/log/kubelet.log"), 10)

@@ -28,12 +28,10 @@ import (
 	"github.com/elotl/kip/dev/child"
 	"github.com/elotl/kip/dev/cluster"
 	"github.com/elotl/kip/dev/dns"
-	"github.com/elotl/kip/dev/host"
 	"github.com/elotl/kip/dev/leftovers"
 	"github.com/elotl/kip/dev/listen"
-	"github.com/elotl/kip/dev/lock"
 	"github.com/elotl/kip/dev/registry"
-	"github.com/elotl/kip/internal/cellimage"
+	"github.com/elotl/kip/image"
 	"github.com/elotl/kip/internal/cloud/local"
 	kipnode "github.com/elotl/kip/internal/node"
 )
@@ -81,11 +79,12 @@ type Options struct {
 // Stack is what runs, or is left, in one state folder.
 type Stack struct {
 	opts    Options
-	lock    *lock.Lock
+	lock    *Lock
 	address netip.Addr
 	nodes   *local.Cloud // of ordinary nodes; nil when there are none
 	proxy   *child.Process
 	kips    []*kip // Kip, below, is the process of the first
+	ready   bool   // all Kips were up once, so that they can end well
 
 	Cluster  *cluster.Cluster
 	DNS      *dns.Server
@@ -94,7 +93,7 @@ type Stack struct {
 }
 
 // HostError says what this machine lacks.
-type HostError struct{ Problems []host.Problem }
+type HostError struct{ Problems []Problem }
 
 func (e *HostError) Error() string {
 	lines := []string{"this machine cannot run cells:"}
@@ -104,7 +103,7 @@ func (e *HostError) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Open claims the state folder. It fails with *lock.HeldError when another
+// Open claims the state folder. It fails with *HeldError when another
 // process has it, and with *HostError when this machine lacks something.
 func Open(o Options) (*Stack, error) {
 	paths := []*string{&o.State, &o.Bin, &o.CellRoot}
@@ -120,11 +119,12 @@ func Open(o Options) (*Stack, error) {
 		}
 		*p = abs
 	}
-	if problems := host.Check(o.State); len(problems) > 0 {
+	if problems := checkHost(o.State); len(problems) > 0 {
 		return nil, &HostError{Problems: problems}
 	}
 	if o.CIDR.Overlaps(o.ServiceCIDR) {
-		return nil, fmt.Errorf("the cells' network %s and the Services' %s overlap: choose others with --cidr or --service-cidr", o.CIDR, o.ServiceCIDR)
+		return nil, fmt.Errorf("the cells' network %s and the Services' %s overlap: choose others with --cidr or --service-cidr", o.CIDR,
+			o.ServiceCIDR)
 	}
 	if err := o.checkIPv6(); err != nil {
 		return nil, err
@@ -145,7 +145,7 @@ func Open(o Options) (*Stack, error) {
 	if err := os.MkdirAll(o.State, 0o700); err != nil {
 		return nil, fmt.Errorf("make the state folder: %w", err)
 	}
-	s.lock, err = lock.Acquire(s.path("lock"), lock.Holder{PID: os.Getpid(), Command: o.Command, Since: time.Now()})
+	s.lock, err = acquire(s.path("lock"), Holder{PID: os.Getpid(), Command: o.Command, Since: time.Now()})
 	if err != nil {
 		return nil, err
 	}
@@ -250,7 +250,8 @@ func (s *Stack) StartCluster(ctx context.Context) error {
 	asked.Go(func() { upstream, upstreamErr = dns.Upstream(ctx, s.address, clusterIP) })
 	s.Cluster, err = cluster.Start(ctx, cluster.Options{
 		StateDir: s.opts.State, Address: s.address, ServiceCIDR: s.opts.ServiceCIDR, ServiceIPv6CIDR: s.opts.ServiceIPv6CIDR,
-		NoFsync: s.opts.NoFsync, UpstreamLimits: s.opts.UpstreamLimits, NodeName: s.opts.Node, Peers: s.peers(), AuditLog: s.opts.AuditLog, Log: s.opts.Log,
+		NoFsync: s.opts.NoFsync, UpstreamLimits: s.opts.UpstreamLimits, NodeName: s.opts.Node, Peers: s.peers(), AuditLog: s.opts.AuditLog,
+		Log: s.opts.Log,
 	})
 	asked.Wait()
 	if err := errors.Join(err, upstreamErr); err != nil {
@@ -290,27 +291,28 @@ func (s *Stack) BuildCellRoot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return cellimage.Build(ctx, o)
+	return image.Build(ctx, o)
 }
 
 // rootOptions are what a cell's root is made of.
-func (s *Stack) rootOptions() (cellimage.Options, error) {
+func (s *Stack) rootOptions() (image.Options, error) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
-		return cellimage.Options{}, fmt.Errorf("find busybox: %w", err)
+		return image.Options{}, fmt.Errorf("find busybox: %w", err)
 	}
-	programs, err := cellimage.HostPrograms()
+	programs, err := image.HostPrograms()
 	if err != nil {
-		return cellimage.Options{}, err
+		return image.Options{}, err
 	}
-	certificates := cellimage.HostCertificates
+	certificates := image.HostCertificates
 	if _, err := os.Stat(certificates); errors.Is(err, fs.ErrNotExist) {
 		certificates = "" // the cells then pull from our registry only
 	}
 	bin := func(name string) string { return filepath.Join(s.opts.Bin, name) }
-	programs[cellimage.Portmap] = bin("portmap")
-	return cellimage.Options{
-		Dir: s.opts.CellRoot, Itzo: bin("itzo"), ItzoContainerd: bin("itzo-containerd"), ItzoLite: bin("itzo-lite"), Runc: bin("runc"), Pause: bin("pause"),
+	programs[image.Portmap] = bin("portmap")
+	return image.Options{
+		Dir: s.opts.CellRoot, Itzo: bin("itzo"), ItzoContainerd: bin("itzo-containerd"), ItzoLite: bin("itzo-lite"), Runc: bin("runc"),
+		Pause:   bin("pause"),
 		Busybox: busybox, Certificates: certificates, Programs: programs,
 	}, nil
 }
@@ -330,7 +332,8 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 		"kind":       "serverConfig",
 		"cloud":      map[string]any{"local": cloud},
 		"etcd":       map[string]any{"internal": map[string]any{"dataDir": k.path("kip")}},
-		"cells":      map[string]any{"defaultInstanceType": s.opts.DefaultType, "registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror}},
+		"cells": map[string]any{"defaultInstanceType": s.opts.DefaultType,
+			"registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror}},
 		// More than any test asks for: what fits is for placement to say, not
 		// for the scheduler.
 		"kubelet": map[string]any{"capacity": map[string]any{"cpu": s.opts.CPUs, "memory": "4Ti", "pods": "1000"}},
@@ -408,6 +411,7 @@ func (s *Stack) NodeReady(ctx context.Context) error {
 			return err
 		}
 	}
+	s.ready = true
 	return nil
 }
 
@@ -444,6 +448,25 @@ func (s *Stack) nodeReady(ctx context.Context, name string, kip *child.Process) 
 	})
 	if err != nil {
 		return fmt.Errorf("wait for node %s (%s): %w", name, state, err)
+	}
+	return nil
+}
+
+// KillKip ends the first Kip as a crash would, if it runs. That it had died by
+// itself a moment before is an error.
+func (s *Stack) KillKip() error {
+	if s.Kip == nil {
+		return nil
+	}
+	err := errors.Join(s.Kip.Kill(), unasked(s.kips[0].node, s.Kip))
+	s.Kip = nil
+	return err
+}
+
+// unasked says that a Kip has ended otherwise than as it was asked to.
+func unasked(node string, p *child.Process) error {
+	if err := p.Unasked(); err != nil {
+		return fmt.Errorf("kip of node %s did not end as it was asked to: %w", node, err)
 	}
 	return nil
 }
@@ -499,6 +522,9 @@ func (s *Stack) Stop(ctx context.Context) error {
 	var errs []error
 	if s.Kip != nil {
 		errs = append(errs, s.Kip.Stop(ctx))
+		if s.ready {
+			errs = append(errs, unasked(s.kips[0].node, s.Kip))
+		}
 	}
 	errs = append(errs, s.stopNodes(ctx), s.stopPeers(ctx), s.stopProxy(ctx))
 	// The machines go once Kip cannot launch more, and while the bridge is

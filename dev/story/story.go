@@ -186,7 +186,8 @@ type Outcome struct {
 
 // Outcome returns how the story ended.
 func (s *Story) Outcome() Outcome {
-	o := Outcome{Namespace: s.pod.Namespace, Pod: s.pod.Name, Container: s.pod.Spec.Containers[0].Name, Succeeded: s.pod.Status.Phase == corev1.PodSucceeded}
+	o := Outcome{Namespace: s.pod.Namespace, Pod: s.pod.Name, Container: s.pod.Spec.Containers[0].Name,
+		Succeeded: s.pod.Status.Phase == corev1.PodSucceeded}
 	last := 0
 	for name, c := range s.cells {
 		if c.Status.Attempt >= last {

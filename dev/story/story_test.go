@@ -52,7 +52,8 @@ func tell(f func(s *Story)) (*Story, []string) {
 func TestAPodsWayIsToldStepByStepWithItsTimes(t *testing.T) {
 	steps := []kipv1.Step{
 		step(kipv1.StepSeen, 0.1), step(kipv1.StepPlaced, 0.11), step(kipv1.StepLaunched, 0.2), step(kipv1.StepJoined, 0.8),
-		step(kipv1.StepReady, 1.3), step(kipv1.StepBound, 1.31), step(kipv1.StepEnded, 2.1), step(kipv1.StepLogsSaved, 2.2), step(kipv1.StepTerminated, 2.5),
+		step(kipv1.StepReady, 1.3), step(kipv1.StepBound, 1.31), step(kipv1.StepEnded, 2.1), step(kipv1.StepLogsSaved, 2.2),
+		step(kipv1.StepTerminated, 2.5),
 	}
 	s, lines := tell(func(s *Story) {
 		s.Cell(cell("c1", 1, kipv1.Launching, steps[:2]...)) // nobody knows yet whose this is
@@ -88,7 +89,8 @@ func TestAPodsWayIsToldStepByStepWithItsTimes(t *testing.T) {
 	if !s.Done() {
 		t.Error("not done")
 	}
-	if got, want := s.Outcome(), (Outcome{Namespace: "default", Pod: "hello-abcde", Container: "main", Cell: "c1", Succeeded: true}); got != want {
+	if got, want := s.Outcome(), (Outcome{Namespace: "default", Pod: "hello-abcde", Container: "main", Cell: "c1",
+		Succeeded: true}); got != want {
 		t.Errorf("outcome %+v, want %+v", got, want)
 	}
 }
@@ -137,10 +139,12 @@ func TestWarningsAndFailuresSayWhyOnceEach(t *testing.T) {
 			s.Event(at(1), event("Warning", "NoCapacity", "no capacity for nano"))
 		}
 		failed := pod(corev1.PodFailed)
-		failed.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Error", ExitCode: 3}}}}
+		failed.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main",
+			State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Error", ExitCode: 3}}}}
 		s.Pod(at(2), failed)
 	})
-	want := []string{"+0.00s pod hello-abcde created", "+1.00s ! NoCapacity: no capacity for nano", "+2.00s ! failed: container main: Error, exit code 3"}
+	want := []string{"+0.00s pod hello-abcde created", "+1.00s ! NoCapacity: no capacity for nano",
+		"+2.00s ! failed: container main: Error, exit code 3"}
 	if !slices.Equal(lines, want) {
 		t.Errorf("told:\n%s\nwant:\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))
 	}
@@ -173,7 +177,8 @@ func TestWaitingSaysForWhat(t *testing.T) {
 	unscheduled := pod(corev1.PodPending)
 	unscheduled.Spec.NodeName = ""
 	pulling := pod(corev1.PodPending)
-	pulling.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"}}}}
+	pulling.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main",
+		State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"}}}}
 	tests := []struct {
 		see  func(s *Story)
 		want string

@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/cloudinit"
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/disks"
@@ -27,6 +26,7 @@ import (
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/plugins"
 	"github.com/elotl/kip/internal/agent/supervise"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/tunnel"
 )
 
@@ -187,7 +187,8 @@ func New(o Options) (*Agent, error) {
 	}
 	log := o.Log // the tunnel names the cell itself
 	o.Log = log.With("cell", user.CellID)
-	a := &Agent{o: o, user: user, host: host, reaper: supervise.NewReaper(o.Log), disks: disks.New(o.Root, o.Log), plugins: plugins.New(o.Root, o.Log), imported: make(chan struct{})}
+	a := &Agent{o: o, user: user, host: host, reaper: supervise.NewReaper(o.Log), disks: disks.New(o.Root, o.Log),
+		plugins: plugins.New(o.Root, o.Log), imported: make(chan struct{})}
 	if a.pki, err = localapi.NewPKI(filepath.Join(o.RunDir, "pki"), o.Clock.Now()); err != nil {
 		return nil, err
 	}
@@ -195,7 +196,8 @@ func New(o Options) (*Agent, error) {
 		return nil, err
 	}
 	a.firewall = firewall.New(o.RunDir, a.nft)
-	a.containerd, err = a.process(supervise.Spec{Name: "containerd", Path: a.o.Containerd, Args: []string{"--config=" + configs.ContainerdConfig}})
+	a.containerd, err = a.process(supervise.Spec{Name: "containerd", Path: a.o.Containerd,
+		Args: []string{"--config=" + configs.ContainerdConfig}})
 	if err != nil {
 		return nil, err
 	}

@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/pki"
 )
 
@@ -209,7 +209,11 @@ func TestTheKubeletStartsOnceConfiguredAndContainerdHasItsImage(t *testing.T) {
 	if w := put(t, a, config()); w.Code != http.StatusOK {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
-	eventually(t, "it says what the kubelet waits for", func() bool { _, k := status(t, a); return strings.Contains(k.Waiting, "pause image") })
+	eventually(t, "it says what the kubelet waits for", func() bool {
+		_,
+			k := status(t, a)
+		return strings.Contains(k.Waiting, "pause image")
+	})
 	if slices.Contains(m.did(), "kubelet started") {
 		t.Fatal("the kubelet started before containerd had the pause image")
 	}
@@ -223,7 +227,8 @@ func TestTheKubeletStartsOnceConfiguredAndContainerdHasItsImage(t *testing.T) {
 		c, k := status(t, a)
 		return c.PID != 0 && k.PID != 0 && c.Waiting+k.Waiting == ""
 	})
-	for _, f := range []string{configs.ContainerdConfig, configs.CNIConfFile, configs.KubeletConfig, configs.KubeProxyConfig, configs.Kubeconfig, configs.RegistryDir + "/docker.io/hosts.toml", "run/bin/containerd-shim-runc-v2", "run/bin/itzo-cni"} {
+	for _, f := range []string{configs.ContainerdConfig, configs.CNIConfFile, configs.KubeletConfig, configs.KubeProxyConfig,
+		configs.Kubeconfig, configs.RegistryDir + "/docker.io/hosts.toml", "run/bin/containerd-shim-runc-v2", "run/bin/itzo-cni"} {
 		if _, err := os.Stat(m.path(f)); err != nil {
 			t.Error(err)
 		}

@@ -7,10 +7,10 @@ import (
 	"io"
 	"net/http"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/disks"
 	"github.com/elotl/kip/internal/agent/plugins"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // maxConfigBytes bounds the body of a PUT of the configuration.

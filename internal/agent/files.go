@@ -10,9 +10,9 @@ import (
 	"reflect"
 	"strings"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/disks"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // shimName is the file that containerd looks for to run io.containerd.runc.v2.

@@ -10,9 +10,9 @@ import (
 	"os/exec"
 	"time"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/firewall"
 	"github.com/elotl/kip/internal/agent/network"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 const (

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/network"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // isOpen says whether pods are let through.
@@ -86,7 +86,8 @@ func TestNoKubeletStartsWithoutTheFirewall(t *testing.T) {
 	m.file("nft-fails", "", 0o400)
 	a := m.agent(false)
 	m.run(a)
-	if w := put(t, a, config()); w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), "firewall") || !strings.Contains(w.Body.String(), "no such kernel") {
+	if w := put(t, a, config()); w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), "firewall") ||
+		!strings.Contains(w.Body.String(), "no such kernel") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	if _, k := status(t, a); k.PID != 0 || k.Waiting == "" {

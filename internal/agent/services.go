@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/network"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 const (

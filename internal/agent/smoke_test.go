@@ -20,15 +20,17 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/image"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/cellimage"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/tunnel"
@@ -38,7 +40,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "local-machine" {
 		local.MachineMain(os.Args[2:])
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // api is the least that a kubelet takes for an API server: one node, its lease,
@@ -139,7 +141,9 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			w.Write(b)
 			return
 		}
-		if i := strings.LastIndex(path, "/"); r.URL.Query().Get("watch") == "" && (strings.Contains(path, "/nodes/") || strings.Contains(path, "/leases/") || strings.Contains(path, "/pods/") || strings.Contains(path, "/csinodes/")) && i > 0 {
+		if i := strings.LastIndex(path, "/"); r.URL.Query().Get("watch") == "" &&
+			(strings.Contains(path, "/nodes/") || strings.Contains(path, "/leases/") || strings.Contains(path, "/pods/") ||
+				strings.Contains(path, "/csinodes/")) && i > 0 {
 			w.WriteHeader(http.StatusNotFound)
 			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`)
 			return
@@ -173,7 +177,8 @@ func (a *api) collection(w http.ResponseWriter, r *http.Request, path string) {
 		if items == nil {
 			items = []json.RawMessage{}
 		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"kind": kind, "apiVersion": version, "metadata": map[string]any{"resourceVersion": fmt.Sprint(rv)}, "items": items})
+		_ = json.NewEncoder(w).Encode(map[string]any{"kind": kind, "apiVersion": version,
+			"metadata": map[string]any{"resourceVersion": fmt.Sprint(rv)}, "items": items})
 		return
 	}
 	a.mu.Lock()
@@ -193,10 +198,12 @@ func (a *api) collection(w http.ResponseWriter, r *http.Request, path string) {
 			_ = json.NewEncoder(w).Encode(map[string]any{"type": event, "object": o})
 		}
 		if first && r.URL.Query().Get("sendInitialEvents") == "true" {
-			single := map[string]string{"nodes": "Node", "pods": "Pod", "services": "Service", "runtimeclasses": "RuntimeClass", "csidrivers": "CSIDriver", "configmaps": "ConfigMap", "secrets": "Secret"}[path[strings.LastIndex(path, "/")+1:]]
+			single := map[string]string{"nodes": "Node", "pods": "Pod", "services": "Service", "runtimeclasses": "RuntimeClass",
+				"csidrivers": "CSIDriver", "configmaps": "ConfigMap", "secrets": "Secret"}[path[strings.LastIndex(path, "/")+1:]]
 			_ = json.NewEncoder(w).Encode(map[string]any{"type": "BOOKMARK", "object": map[string]any{
 				"kind": single, "apiVersion": version,
-				"metadata": map[string]any{"resourceVersion": fmt.Sprint(rv), "annotations": map[string]string{metav1.InitialEventsAnnotationKey: "true"}},
+				"metadata": map[string]any{"resourceVersion": fmt.Sprint(rv),
+					"annotations": map[string]string{metav1.InitialEventsAnnotationKey: "true"}},
 			}})
 		}
 		first = false
@@ -235,16 +242,21 @@ func TestACellRunsAPod(t *testing.T) {
 	}
 
 	root := filepath.Join(dir, "root")
-	programs, err := cellimage.HostPrograms()
+	programs, err := image.HostPrograms()
 	must(err)
-	programs[cellimage.Portmap] = bin + "/portmap"
-	must(cellimage.Build(ctx, cellimage.Options{
-		Dir: root, Itzo: bin + "/itzo", ItzoContainerd: bin + "/itzo-containerd", ItzoLite: bin + "/itzo-lite", Runc: bin + "/runc", Busybox: "/usr/bin/busybox", Pause: bin + "/pause", Programs: programs,
+	programs[image.Portmap] = bin + "/portmap"
+	must(image.Build(ctx, image.Options{
+		Dir: root, Itzo: bin + "/itzo", ItzoContainerd: bin + "/itzo-containerd", ItzoLite: bin + "/itzo-lite", Runc: bin + "/runc",
+		Busybox: "/usr/bin/busybox", Pause: bin + "/pause", Programs: programs,
 	}))
 	step("root built")
 	place := local.Config{
-		StateDir: filepath.Join(dir, "cloud"), RootDir: root, Bridge: "kipagent0", CIDR: netip.MustParsePrefix("10.118.0.0/16"), Log: log,
-		Catalogue: []catalog.InstanceType{{Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, DiskBytes: 2 << 30, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "local"}}}},
+		Config: host.Config{
+			StateDir: filepath.Join(dir, "cloud"), Bridge: "kipagent0", CIDR: netip.MustParsePrefix("10.118.0.0/16"), Log: log,
+			Catalogue: []catalog.InstanceType{{Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, DiskBytes: 2 << 30, Arch: "amd64",
+				Offerings: []catalog.Offering{{Zone: "local"}}}},
+		},
+		RootDir: root,
 	}
 	machines, err := local.New(place)
 	must(err)
@@ -270,9 +282,9 @@ func TestACellRunsAPod(t *testing.T) {
 	user := fmt.Sprintf("#cloud-config\nkip:\n  cellID: c-1\n  caHash: \"%s\"\n  token: \"%s\"\n", authority.Hash(), token.Reveal())
 	began = time.Now()
 	launched, err := machines.Launch(ctx, cloud.LaunchRequest{
-		Token: "t1", InstanceType: "small", Zone: "local",
+		Token: "t1", LaunchSpec: cloud.LaunchSpec{InstanceType: "small", Zone: "local"},
 		Machines: []cloud.Machine{{UserData: []byte(user), Tags: map[string]string{cloud.TagOwner: "smoke", cloud.TagCell: "c-1"}}},
-	})
+	}).All()
 	must(err)
 	m := launched[0]
 	step("launched %s, %s, pod %s", m.ID, m.ManagementIP, m.PodIP)
@@ -284,7 +296,8 @@ func TestACellRunsAPod(t *testing.T) {
 	keyHash := "" // of the key that the token is spent on
 	connect := func(token pki.Token) {
 		t.Helper()
-		session, err = dialer.Keep(ctx, tunnel.Target{CellID: "c-1", Addr: netip.AddrPortFrom(m.ManagementIP, agentapi.Port), Token: token, KeyHash: keyHash},
+		session, err = dialer.Keep(ctx, tunnel.Target{CellID: "c-1", Addr: netip.AddrPortFrom(m.ManagementIP, agentapi.Port), Token: token,
+			KeyHash: keyHash},
 			server, func(_ context.Context, hash string) error { keyHash = hash; return nil })
 		must(err)
 		t.Cleanup(session.Close)
@@ -302,7 +315,7 @@ func TestACellRunsAPod(t *testing.T) {
 		must(err)
 		req, err := http.NewRequestWithContext(ctx, method, "http://cell"+path, bytes.NewReader(b))
 		must(err)
-		resp, err := session.RoundTripper().RoundTrip(req)
+		resp, err := session.Conn().RoundTrip(req)
 		if err != nil {
 			return 0, err.Error()
 		}
@@ -364,10 +377,10 @@ func TestACellRunsAPod(t *testing.T) {
 	// A machine that boots a second time is the same cell: it has its key and
 	// its certificate, and what it was told.
 	session.Close()
-	must(machines.Stop(ctx, m.ID))
+	must(machines.Stop(ctx, m.ID).Err())
 	server.forget("/api/v1/nodes/kip-0", "/api/v1/pods")
 	restarted := time.Now()
-	must(machines.Start(ctx, m.ID))
+	must(machines.Start(ctx, m.ID).Err())
 	spent := keyHash
 	connect(pki.Token{})
 	if keyHash != spent || spent == "" {
@@ -388,12 +401,15 @@ func TestACellRunsAPod(t *testing.T) {
 	}
 
 	server.put("/api/v1/namespaces/default/pods/hello", &corev1.Pod{
-		TypeMeta:   metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"},
-		ObjectMeta: metav1.ObjectMeta{Name: "hello", Namespace: "default", UID: "0b2a2a3e-6a5c-4d7e-9a6a-1f0e6cfa7d11", CreationTimestamp: metav1.Now()},
+		TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: "hello", Namespace: "default", UID: "0b2a2a3e-6a5c-4d7e-9a6a-1f0e6cfa7d11",
+			CreationTimestamp: metav1.Now()},
 		Spec: corev1.PodSpec{
 			NodeName: "kip-0", RestartPolicy: corev1.RestartPolicyAlways, DNSPolicy: corev1.DNSDefault,
-			TerminationGracePeriodSeconds: new(int64), EnableServiceLinks: new(bool), SchedulerName: "default-scheduler", SecurityContext: &corev1.PodSecurityContext{},
-			Containers: []corev1.Container{{Name: "main", Image: configs.PauseImage, ImagePullPolicy: corev1.PullNever, TerminationMessagePath: "/dev/termination-log", TerminationMessagePolicy: "File"}},
+			TerminationGracePeriodSeconds: new(int64), EnableServiceLinks: new(bool), SchedulerName: "default-scheduler",
+			SecurityContext: &corev1.PodSecurityContext{},
+			Containers: []corev1.Container{{Name: "main", Image: configs.PauseImage, ImagePullPolicy: corev1.PullNever,
+				TerminationMessagePath: "/dev/termination-log", TerminationMessagePolicy: "File"}},
 		},
 		Status: corev1.PodStatus{Phase: corev1.PodPending},
 	})

@@ -22,6 +22,8 @@ type Offering struct {
 	// Subnet is empty where the cloud has none to choose from.
 	Subnet string
 	Spot   bool
+	// Family is the one of catalog.InstanceType.
+	Family string
 }
 
 // Shortage says of what, and where, there is no capacity. An empty field stands for
@@ -30,10 +32,14 @@ type Offering struct {
 // everything.
 type Shortage struct {
 	InstanceType string `json:"instanceType,omitempty"`
-	Zone         string `json:"zone,omitempty"`
-	Subnet       string `json:"subnet,omitempty"`
+	// Family is that of types whose quota is used up.
+	Family string `json:"family,omitempty"`
+	Zone   string `json:"zone,omitempty"`
+	Subnet string `json:"subnet,omitempty"`
 	// Spot is nil where it does not matter.
 	Spot *bool `json:"spot,omitempty"`
+	// For is how long it lasts from when it was marked; 0 for Cooldown.
+	For time.Duration `json:"for,omitempty"`
 	// Until is when the shortage is over.
 	Until time.Time `json:"until"`
 	// Why is the cloud's reason, for people.
@@ -54,8 +60,9 @@ type Shortages struct {
 
 // key is what a Shortage says of where it holds. Its empty fields stand for all.
 type key struct {
-	instanceType, zone, subnet string
-	market                     market
+	instanceType, family, zone, subnet string
+
+	market market
 }
 
 type market uint8
@@ -77,7 +84,7 @@ func marketOf(isSpot *bool) market {
 }
 
 // shape is which fields of a key are not empty, a bit each. Offerings are looked up
-// once for each shape in use, of which there are at most 16 and mostly one or two.
+// once for each shape in use, of which there are at most 32 and mostly one or two.
 type shape uint8
 
 const (
@@ -85,6 +92,7 @@ const (
 	hasZone
 	hasSubnet
 	hasMarket
+	hasFamily
 )
 
 func (k key) shape() (s shape) {
@@ -99,6 +107,9 @@ func (k key) shape() (s shape) {
 	}
 	if k.market != anyMarket {
 		s |= hasMarket
+	}
+	if k.family != "" {
+		s |= hasFamily
 	}
 	return s
 }
@@ -117,12 +128,16 @@ func (s shape) key(o *Offering) (k key) {
 	if s&hasMarket != 0 {
 		k.market = marketOf(&o.Spot)
 	}
+	if s&hasFamily != 0 {
+		k.family = o.Family
+	}
 	return k
 }
 
 type mark struct {
-	until time.Time
-	why   string
+	until  time.Time
+	lasted time.Duration
+	why    string
 }
 
 // New returns an empty record.
@@ -130,27 +145,39 @@ func New(c clock.PassiveClock) *Shortages {
 	return &Shortages{clock: c, marked: map[key]mark{}}
 }
 
-// Mark notes a shortage and returns the time until which it counts, Cooldown from
-// now. The Until of what it is given is not read.
+// Longest bounds how long a shortage counts, whatever the cloud says: Azure's
+// longest was seen to be 23 hours.
+const Longest = 24 * time.Hour
+
+// lasts is how long a shortage counts.
+func (s Shortage) lasts() time.Duration {
+	if s.For <= 0 {
+		return Cooldown
+	}
+	return min(s.For, Longest)
+}
+
+// Mark notes a shortage and returns the time until which it counts: For from now,
+// or Cooldown. The Until of what it is given is not read.
 func (s *Shortages) Mark(shortage Shortage) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
-	shortage.Until = now.Add(Cooldown)
+	shortage.Until = now.Add(shortage.lasts())
 	s.put(shortage)
 	s.sweep(now)
 	return shortage.Until
 }
 
 // Load adds shortages that List returned earlier, before a restart perhaps. Those
-// that are over are left out, and none counts for longer than Cooldown from now: a
+// that are over are left out, and none counts from now for longer than it did at first: a
 // clock that was wrong when they were marked must not keep capacity away.
 func (s *Shortages) Load(shortages []Shortage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
 	for _, shortage := range shortages {
-		if latest := now.Add(Cooldown); shortage.Until.After(latest) {
+		if latest := now.Add(shortage.lasts()); shortage.Until.After(latest) {
 			shortage.Until = latest
 		}
 		s.put(shortage)
@@ -160,9 +187,10 @@ func (s *Shortages) Load(shortages []Shortage) {
 
 // put adds a shortage, unless the same is known to last longer.
 func (s *Shortages) put(shortage Shortage) {
-	k := key{instanceType: shortage.InstanceType, zone: shortage.Zone, subnet: shortage.Subnet, market: marketOf(shortage.Spot)}
+	k := key{instanceType: shortage.InstanceType, family: shortage.Family, zone: shortage.Zone, subnet: shortage.Subnet,
+		market: marketOf(shortage.Spot)}
 	if !shortage.Until.Before(s.marked[k].until) {
-		s.marked[k] = mark{until: shortage.Until, why: shortage.Why}
+		s.marked[k] = mark{until: shortage.Until, lasted: shortage.For, why: shortage.Why}
 	}
 }
 
@@ -208,14 +236,23 @@ func (s *Shortages) List() []Shortage {
 		if !now.Before(m.until) {
 			continue
 		}
-		shortage := Shortage{InstanceType: k.instanceType, Zone: k.zone, Subnet: k.subnet, Until: m.until, Why: m.why}
+		shortage := Shortage{
+			InstanceType: k.instanceType,
+			Family:       k.family,
+			Zone:         k.zone,
+			Subnet:       k.subnet,
+			For:          m.lasted,
+			Until:        m.until,
+			Why:          m.why,
+		}
 		if k.market != anyMarket {
 			shortage.Spot = new(k.market == spot)
 		}
 		list = append(list, shortage)
 	}
 	slices.SortFunc(list, func(a, b Shortage) int {
-		return cmp.Or(cmp.Compare(a.InstanceType, b.InstanceType), cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Subnet, b.Subnet), cmp.Compare(marketOf(a.Spot), marketOf(b.Spot)))
+		return cmp.Or(cmp.Compare(a.InstanceType, b.InstanceType), cmp.Compare(a.Family, b.Family), cmp.Compare(a.Zone, b.Zone),
+			cmp.Compare(a.Subnet, b.Subnet), cmp.Compare(marketOf(a.Spot), marketOf(b.Spot)))
 	})
 	return list
 }

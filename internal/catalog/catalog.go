@@ -2,9 +2,24 @@
 // only: it imports no client and does no I/O.
 package catalog
 
+import (
+	"cmp"
+	"time"
+)
+
+// BootTimeout is the BootTimeout of a type of which nothing else is known, such as a
+// virtual machine. EC2's were measured to answer 26 seconds after the launch
+// (github.com/brevdev/ec2-coldboot-research); the rest is for images, user data and a
+// busy day. The cells of one's own host boot in seconds, but share its processors: the
+// last of many waits for the others.
+const BootTimeout = 10 * time.Minute
+
 // InstanceType is one size of machine that a cloud sells.
 type InstanceType struct {
-	Name        string `json:"name"`
+	Name string `json:"name"`
+	// Family is what the cloud counts quotas by, in its own words; "" where it has
+	// none.
+	Family      string `json:"family,omitempty"`
 	MilliCPU    int64  `json:"milliCPU"`
 	MemoryBytes int64  `json:"memoryBytes"`
 	// BaselineMilliCPU is what a burstable type sustains; 0 for the others.
@@ -16,7 +31,16 @@ type InstanceType struct {
 	Arch      string     `json:"arch"`
 	GPUs      []GPU      `json:"gpus,omitempty"`
 	Offerings []Offering `json:"offerings"`
+	// BootTimeout is how long a machine may take from its launch until its kubelet
+	// is ready, before it counts as one that never will be; 0 where its cloud knows
+	// nothing of it. It is a limit, far above what is usual: giving up too early
+	// starts a machine again that was about to be ready, and again after it.
+	BootTimeout time.Duration `json:"bootTimeout,omitempty"`
 }
+
+// BootLimit is how long a machine of this type may take from its launch until its
+// kubelet is ready.
+func (t InstanceType) BootLimit() time.Duration { return cmp.Or(t.BootTimeout, BootTimeout) }
 
 // GPU is a model of accelerator and how many of it a type has.
 type GPU struct {
@@ -30,6 +54,8 @@ type Offering struct {
 	// Subnet is set where a zone has several to launch in.
 	Subnet string `json:"subnet,omitempty"`
 	Spot   bool   `json:"spot,omitempty"`
+	// Dedicated is an offering on hosts that no other account shares; not with Spot.
+	Dedicated bool `json:"dedicated,omitempty"`
 	// PricePerHour is in US dollars.
 	PricePerHour float64 `json:"pricePerHour"`
 }

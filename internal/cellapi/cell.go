@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 const (
@@ -28,7 +30,12 @@ const (
 	// twenty; one that crashes in a loop goes on at a few a minute.
 	eventRate, eventBurst = 1, 50
 	// refusalRate and refusalBurst limit the log lines about what a cell may not.
-	refusalRate, refusalBurst = 0.1, 5
+	refusalRate, refusalBurst = 1. / 60, 1
+	// writtenRate and writtenBurst limit the bytes that a cell may have stored.
+	writtenRate, writtenBurst = 16 << 10, 512 << 10
+	// eventBytesRate and eventBytesBurst limit those of its events, which the API
+	// server keeps for an hour.
+	eventBytesRate, eventBytesBurst = 1 << 10, 64 << 10
 )
 
 // Cell is the API of one cell: an [http.Handler] whose every request is taken to
@@ -39,12 +46,15 @@ type Cell struct {
 	node   *cellNode
 	lease  *owned
 	csi    *owned
-	pods   *collection // the bound pod, if any
-	slices *collection // the EndpointSlices that it is shown
+	pods   *watches.Collection // the bound pod, if any
+	slices *watches.Collection // the EndpointSlices that it is shown
 
-	passed   *rate.Limiter
-	events   *rate.Limiter
-	refusals *rate.Limiter
+	passed     *rate.Limiter
+	events     *rate.Limiter
+	written    *rate.Limiter // bytes
+	eventBytes *rate.Limiter
+	budget     *budget
+	refusals   *rate.Limiter
 
 	lifetime context.Context // until the cell is removed
 	end      context.CancelFunc
@@ -60,17 +70,20 @@ var _ http.Handler = (*Cell)(nil)
 func newCell(s *Server, id string, info CellInfo) *Cell {
 	c := &Cell{
 		server: s, id: id,
-		node:     newCellNode(s, info),
-		lease:    newOwned(s, leaseKind, corev1.NamespaceNodeLease),
-		csi:      newOwned(s, csiNodeKind, ""),
-		pods:     newCollection(podKind, podHistory),
-		slices:   s.endpoints.acquire(id),
-		passed:   rate.NewLimiter(passedRate, passedBurst),
-		events:   rate.NewLimiter(eventRate, eventBurst),
-		refusals: rate.NewLimiter(refusalRate, refusalBurst),
+		node:       newCellNode(s, info),
+		lease:      newOwned(s, leaseKind, corev1.NamespaceNodeLease),
+		csi:        newOwned(s, csiNodeKind, ""),
+		pods:       watches.NewCollection(podKind, podHistory),
+		slices:     s.endpoints.acquire(id),
+		passed:     rate.NewLimiter(passedRate, passedBurst),
+		events:     rate.NewLimiter(eventRate, eventBurst),
+		refusals:   rate.NewLimiter(refusalRate, refusalBurst),
+		written:    rate.NewLimiter(writtenRate, writtenBurst),
+		eventBytes: rate.NewLimiter(eventBytesRate, eventBytesBurst),
+		budget:     newBudget(),
 	}
 	c.lifetime, c.end = context.WithCancel(s.lifetime)
-	c.pods.startEmpty(unboundVersion)
+	c.pods.StartEmpty(unboundVersion)
 	return c
 }
 
@@ -85,6 +98,9 @@ func (c *Cell) LastHeartbeat() time.Time { return c.node.lastHeartbeat() }
 // Node returns the cell's own Node, its conditions and images as its kubelet
 // reported them. It is nil as long as the real virtual node is not known.
 func (c *Cell) Node() *corev1.Node { return c.node.node() }
+
+// Usage returns what the cell has asked since this process began.
+func (c *Cell) Usage() Usage { return c.budget.used() }
 
 // remove ends all that the cell has.
 func (c *Cell) remove() {
@@ -108,7 +124,7 @@ func (a *ask) String() string {
 		what += "." + a.APIGroup
 	}
 	if a.Name != "" {
-		what += " " + key(a.Namespace, a.Name)
+		what += " " + watches.Key(a.Namespace, a.Name)
 	} else if a.Namespace != "" {
 		what += " in namespace " + a.Namespace
 	}
@@ -171,17 +187,23 @@ func (c *Cell) forbidden(a *ask, why string) error {
 }
 
 func (c *Cell) refused(resource schema.GroupResource, name, message string) error {
-	if c.refusals.AllowN(c.server.clock.Now(), 1) {
-		c.server.log.Warn("cell asked for what it may not have", "cell", c.id, "message", message)
-	}
+	c.noteRefusal(message)
 	return apierrors.NewForbidden(resource, name, fmt.Errorf("%s", message))
 }
 
 // ServeHTTP answers one request of the cell.
 func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	r.Body = http.MaxBytesReader(w, r.Body, maxBody)
-	if err := c.serve(w, r); err != nil {
-		writeError(w, r, err)
+	out := &counted{ResponseWriter: w, cell: c}
+	defer out.charge()
+	err := c.budget.begin(c.server.clock.Now())
+	if err == nil {
+		err = c.serve(out, r)
+	}
+	if err != nil {
+		if status := statusOf(err); isRefusal(status.Code) {
+			c.noteRefusal(strings.ToLower(r.Method) + " " + r.URL.Path + ": " + status.Message)
+		}
+		writeError(out, r, err)
 	}
 }
 
@@ -197,21 +219,26 @@ func (c *Cell) serve(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if src := c.server.shared[a.resource]; src != nil {
+	done, err := c.admit(w, r, a)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if src := c.server.watches.Of(a.resource); src != nil {
 		return c.serveShared(w, r, a, src)
 	}
 	switch a.resource {
-	case nodeKind.resource:
+	case nodeKind.Resource:
 		return c.serveNode(w, r, a)
-	case leaseKind.resource:
+	case leaseKind.Resource:
 		return c.serveOwned(w, r, a, c.lease)
-	case csiNodeKind.resource:
+	case csiNodeKind.Resource:
 		return c.serveOwned(w, r, a, c.csi)
-	case podKind.resource:
+	case podKind.Resource:
 		return c.servePod(w, r, a)
-	case secretKind.resource:
+	case secretKind.Resource:
 		return c.serveReference(w, r, a, secretKind)
-	case configMapKind.resource:
+	case configMapKind.Resource:
 		return c.serveReference(w, r, a, configMapKind)
 	case claims:
 		return c.serveClaim(w, r, a)
@@ -249,18 +276,18 @@ func (c *Cell) read(w http.ResponseWriter, r *http.Request, rd *reader, a *ask) 
 }
 
 // serveShared answers from what all cells see.
-func (c *Cell) serveShared(w http.ResponseWriter, r *http.Request, a *ask, src *source) error {
+func (c *Cell) serveShared(w http.ResponseWriter, r *http.Request, a *ask, src *watches.Source) error {
 	if a.Subresource != "" || (a.Verb != "get" && a.Verb != "list" && a.Verb != "watch") {
 		return c.forbidden(a, a.Resource+" can only be read, whole")
 	}
 	rd := &reader{
-		collection: src.collection, clock: c.server.clock, namespace: a.Namespace,
-		missed: src.lastError.refusal, lifetime: c.lifetime,
+		collection: src.Collection, clock: c.server.clock, namespace: a.Namespace,
+		missed: src.Refusal, lifetime: c.lifetime,
 	}
-	if a.resource == endpointSlices {
+	if a.resource == watches.EndpointSlices {
 		rd.collection = c.slices
 	}
-	if src.kind.name == "Namespace" {
+	if src.Kind.Name == "Namespace" {
 		// The request's namespace is the object itself.
 		rd.namespace = ""
 	}
@@ -268,7 +295,7 @@ func (c *Cell) serveShared(w http.ResponseWriter, r *http.Request, a *ask, src *
 }
 
 // serveReference answers from the Secrets or ConfigMaps that the cell's pod names.
-func (c *Cell) serveReference(w http.ResponseWriter, r *http.Request, a *ask, k *kind) error {
+func (c *Cell) serveReference(w http.ResponseWriter, r *http.Request, a *ask, k *watches.Kind) error {
 	if a.Subresource != "" || (a.Verb != "get" && a.Verb != "list" && a.Verb != "watch") {
 		return c.forbidden(a, a.Resource+" can only be read")
 	}
@@ -278,7 +305,7 @@ func (c *Cell) serveReference(w http.ResponseWriter, r *http.Request, a *ask, k 
 	if err := c.knowsPod(r.Context()); err != nil {
 		return err
 	}
-	ref := c.reference(refKey{kind: k, namespace: a.Namespace, name: a.Name})
+	ref := c.reference(watches.Ref{Kind: k, Namespace: a.Namespace, Name: a.Name})
 	if ref == nil && k == secretKind && a.Verb == "get" {
 		return c.serveVolumeSecret(w, r, a)
 	}
@@ -286,8 +313,8 @@ func (c *Cell) serveReference(w http.ResponseWriter, r *http.Request, a *ask, k 
 		return c.forbidden(a, "its pod does not name it")
 	}
 	rd := &reader{
-		collection: ref.shared.collection, clock: c.server.clock, namespace: a.Namespace,
-		missed: ref.shared.lastError.refusal, lifetime: ref.lifetime,
+		collection: ref.shared.Collection, clock: c.server.clock, namespace: a.Namespace,
+		missed: ref.shared.Refusal, lifetime: ref.lifetime,
 	}
 	return c.read(w, r, rd, a)
 }

@@ -35,6 +35,8 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 var onNode = fields.OneTermEqualSelector("spec.nodeName", nodeName)
@@ -50,43 +52,43 @@ func TestKubeletFollowsSharedKinds(t *testing.T) {
 				m := newMachine(t, "c1")
 				m.join(h)
 				client := m.client(t, contentType)
-				named := func(k *sharedKind, name string) apiObject {
-					o := k.new()
+				named := func(k *watches.Kind, name string) watches.APIObject {
+					o := k.New()
 					o.SetName(name)
 					o.SetLabels(map[string]string{discoveryv1.LabelServiceName: "web"})
 					if s, ok := o.(*discoveryv1.EndpointSlice); ok {
 						s.AddressType = discoveryv1.AddressTypeIPv4
 					}
-					if k.name != "Namespace" && k.name != "RuntimeClass" && k.name != "CSIDriver" && k.name != "ServiceCIDR" {
+					if k.Name != "Namespace" && k.Name != "RuntimeClass" && k.Name != "CSIDriver" && k.Name != "ServiceCIDR" {
 						o.SetNamespace("shop")
 					}
 					return o
 				}
 				mirrors := map[string]*mirror{}
-				for _, k := range sharedKinds() {
+				for _, k := range watches.SharedKinds() {
 					h.up.put(named(k, "first"))
-					mirrors[k.name] = follow(t, k.client(client), &k.kind, "", fields.Everything())
+					mirrors[k.Name] = follow(t, k.Client(client), k, "", fields.Everything())
 				}
-				for _, k := range sharedKinds() {
-					mir, first, second := mirrors[k.name], named(k, "first"), named(k, "second")
-					eventually(t, k.name+" that was there is seen", func() bool { return mir.has(key(first.GetNamespace(), "first")) })
+				for _, k := range watches.SharedKinds() {
+					mir, first, second := mirrors[k.Name], named(k, "first"), named(k, "second")
+					eventually(t, k.Name+" that was there is seen", func() bool { return mir.has(watches.Key(first.GetNamespace(), "first")) })
 					h.up.put(second)
-					eventually(t, "a new "+k.name+" is seen", func() bool { return mir.has(key(second.GetNamespace(), "second")) })
+					eventually(t, "a new "+k.Name+" is seen", func() bool { return mir.has(watches.Key(second.GetNamespace(), "second")) })
 					// Labels that every kind keeps.
-					label := map[string]string{"Service": labelServiceProxyName, "EndpointSlice": discoveryv1.LabelServiceName}[k.name]
+					label := map[string]string{"Service": watches.LabelServiceProxyName, "EndpointSlice": discoveryv1.LabelServiceName}[k.Name]
 					if label == "" {
 						label = "changed"
 					}
 					first.SetLabels(map[string]string{label: "yes"})
 					h.up.put(first)
-					eventually(t, "a change of a "+k.name+" is seen", func() bool {
-						o, ok, _ := mir.GetByKey(key(first.GetNamespace(), "first"))
-						return ok && o.(apiObject).GetLabels()[label] == "yes"
+					eventually(t, "a change of a "+k.Name+" is seen", func() bool {
+						o, ok, _ := mir.GetByKey(watches.Key(first.GetNamespace(), "first"))
+						return ok && o.(watches.APIObject).GetLabels()[label] == "yes"
 					})
 					h.up.remove(second)
-					eventually(t, "a deletion of a "+k.name+" is seen", func() bool { return !mir.has(key(second.GetNamespace(), "second")) })
+					eventually(t, "a deletion of a "+k.Name+" is seen", func() bool { return !mir.has(watches.Key(second.GetNamespace(), "second")) })
 					if mir.synced() != 1 {
-						t.Errorf("%s was listed %d times, want once", k.name, mir.synced())
+						t.Errorf("%s was listed %d times, want once", k.Name, mir.synced())
 					}
 				}
 			})
@@ -104,7 +106,7 @@ func TestSelectorsOfAKubeProxy(t *testing.T) {
 	}
 	h.up.put(service("web", "10.1.0.1"))
 	h.up.put(service("headless", corev1.ClusterIPNone))
-	services := &sharedKinds()[0].kind
+	services := watches.SharedKinds()[0]
 	mir := follow(t, client.CoreV1().RESTClient(), services, "", fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone))
 	eventually(t, "the service is seen", func() bool { return mir.has("shop/web") })
 	if mir.has("shop/headless") {
@@ -145,9 +147,9 @@ func TestUpstreamWatchesDoNotGrowWithCells(t *testing.T) {
 		c := m.join(h)
 		ids = append(ids, m.id)
 		client := m.kubelet(t)
-		for _, k := range sharedKinds() {
-			mir := follow(t, k.client(client), &k.kind, "", fields.Everything())
-			eventually(t, "a cell has "+k.name, func() bool { return mir.synced() == 1 })
+		for _, k := range watches.SharedKinds() {
+			mir := follow(t, k.Client(client), k, "", fields.Everything())
+			eventually(t, "a cell has "+k.Name, func() bool { return mir.synced() == 1 })
 		}
 		pod := podOn(fmt.Sprintf("p%d", i))
 		pod.Spec.Containers[0].EnvFrom = pod.Spec.Containers[0].EnvFrom[1:] // the ConfigMap, which all share
@@ -269,10 +271,11 @@ func TestNodeOfACellIsItsOwn(t *testing.T) {
 	put := patched.DeepCopy()
 	put.Status.Capacity[corev1.ResourceCPU] = resource.MustParse("4")
 	put.Status.Images = nil
-	if _, err := k1.CoreV1().Nodes().UpdateStatus(ctx, put, metav1.UpdateOptions{}); err != nil {
+	inJSON := m1.client(t, runtime.ContentTypeJSON)
+	if _, err := inJSON.CoreV1().Nodes().UpdateStatus(ctx, put, metav1.UpdateOptions{}); err != nil {
 		t.Errorf("update the status: %v", err)
 	}
-	if _, err := k1.CoreV1().Nodes().UpdateStatus(ctx, put, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+	if _, err := inJSON.CoreV1().Nodes().UpdateStatus(ctx, put, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
 		t.Errorf("update from a stale version: %v, want Conflict", err)
 	}
 	// The main resource changes metadata only.
@@ -335,9 +338,9 @@ func TestNodeUpdatesThatCannotBe(t *testing.T) {
 		"another version": {types.StrategicMergePatchType, `{"metadata":{"resourceVersion":"1"}}`, apierrors.IsConflict},
 		"another name":    {types.StrategicMergePatchType, `{"metadata":{"name":"x"}}`, apierrors.IsBadRequest},
 		"no JSON":         {types.StrategicMergePatchType, `{`, apierrors.IsBadRequest},
-		"wrong type":      {types.MergePatchType, `{"status":{"capacity":7}}`, apierrors.IsBadRequest},
+		"wrong type":      {types.MergePatchType, `{"status":{"capacity":7}}`, apierrors.IsInvalid},
 		"JSON patch":      {types.JSONPatchType, `[]`, apierrors.IsUnsupportedMediaType},
-		"too large":       {types.StrategicMergePatchType, `{"metadata":{"annotations":{"a":"` + strings.Repeat("x", maxBody) + `"}}}`, apierrors.IsRequestEntityTooLargeError},
+		"too large":       {types.StrategicMergePatchType, `{"metadata":{"annotations":{"a":"` + strings.Repeat("x", 3<<20) + `"}}}`, apierrors.IsRequestEntityTooLargeError},
 	} {
 		if _, err := k.Patch(ctx, nodeName, tc.kind, []byte(tc.patch), metav1.PatchOptions{}, "status"); !tc.want(err) {
 			t.Errorf("%s: %v", name, err)
@@ -574,7 +577,7 @@ func TestRestartOfKip(t *testing.T) {
 			closed(t, "the node is ready", c.NodeReady())
 
 			later := h.bindNew(standby.handler.Load(), podOn("later"))
-			eventually(t, "the standby cell gets its pod", func() bool { return noPods.has(key(later.Namespace, later.Name)) })
+			eventually(t, "the standby cell gets its pod", func() bool { return noPods.has(watches.Key(later.Namespace, later.Name)) })
 		})
 	}
 }
@@ -787,7 +790,7 @@ func TestRefusalsRightAfterBindingAreTriedAgain(t *testing.T) {
 		defer mu.Unlock()
 		if what := r.verb + " " + r.resource; (r.resource == "secrets" || r.resource == "serviceaccounts" || what == "get pods") && refused[what] < 2 {
 			refused[what]++
-			return apierrors.NewForbidden(podKind.groupResource(), r.name, errors.New("no relationship found between node 'kip-0' and this object"))
+			return apierrors.NewForbidden(podKind.GroupResource(), r.name, errors.New("no relationship found between node 'kip-0' and this object"))
 		}
 		return nil
 	}
@@ -1068,13 +1071,17 @@ func TestClaimsAndVolumesOfThePod(t *testing.T) {
 	ctx := context.Background()
 	h := newHouse(t)
 	claim := func(name, volume string) *corev1.PersistentVolumeClaim {
-		return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: volume}}
+		return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("uid-" + name)}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: volume}}
+	}
+	volume := func(name, claim string) *corev1.PersistentVolume {
+		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
+			ClaimRef: &corev1.ObjectReference{Namespace: "shop", Name: claim, UID: types.UID("uid-" + claim)},
+		}}
 	}
 	h.up.put(claim("web-data", "pv-web"))
 	h.up.put(claim("other-data", "pv-other"))
-	for _, pv := range []string{"pv-web", "pv-other"} {
-		h.up.put(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: pv}})
-	}
+	h.up.put(volume("pv-web", "web-data"))
+	h.up.put(volume("pv-other", "other-data"))
 	m := newMachine(t, "c1")
 	h.bindNew(m.join(h), podOn("web"))
 	client := m.kubelet(t).CoreV1()
@@ -1090,6 +1097,59 @@ func TestClaimsAndVolumesOfThePod(t *testing.T) {
 	}
 	if _, err := client.PersistentVolumes().Get(ctx, "pv-other", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("another volume: %v, want Forbidden", err)
+	}
+
+	// Anybody who makes claims can name a volume: it must name the claim, too.
+	for name, change := range map[string]func(*corev1.ObjectReference){
+		"another claim's":                    func(ref *corev1.ObjectReference) { ref.Name, ref.UID = "other-data", "uid-other-data" },
+		"one's of another namespace":         func(ref *corev1.ObjectReference) { ref.Namespace = "bank" },
+		"an earlier claim's of the name":     func(ref *corev1.ObjectReference) { ref.UID = "uid-before" },
+		"one's that is reserved by its name": func(ref *corev1.ObjectReference) { ref.UID = "" },
+	} {
+		pv := volume("pv-web", "web-data")
+		change(pv.Spec.ClaimRef)
+		h.up.put(pv)
+		if _, err := client.PersistentVolumes().Get(ctx, "pv-web", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
+			t.Errorf("%s volume, which the pod's claim names: %v, want Forbidden", name, err)
+		}
+	}
+	pv := volume("pv-web", "web-data")
+	pv.Spec.ClaimRef = nil
+	h.up.put(pv)
+	if _, err := client.PersistentVolumes().Get(ctx, "pv-web", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("nobody's volume, which the pod's claim names: %v, want Forbidden", err)
+	}
+}
+
+func TestACellThatAsksTooMuchIsToldToAskAgainAlsoForItsVolumes(t *testing.T) {
+	ctx := context.Background()
+	h := newHouse(t)
+	h.up.put(&corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-data", UID: "uid-web-data"},
+		Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv-web"},
+	})
+	h.up.put(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-web"}, Spec: corev1.PersistentVolumeSpec{
+		ClaimRef: &corev1.ObjectReference{Namespace: "shop", Name: "web-data", UID: "uid-web-data"},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+			Driver: "nfs.csi.k8s.io", NodePublishSecretRef: &corev1.SecretReference{Namespace: "vault", Name: "mine"},
+		}},
+	}})
+	h.up.put(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "vault", Name: "mine"}})
+	c := h.server.AddCell("c1", info)
+	h.bindNew(c, podOn("web"))
+	paths := []string{
+		"/api/v1/persistentvolumes/pv-web", "/api/v1/namespaces/vault/secrets/mine", "/api/v1/namespaces/shop/persistentvolumeclaims/web-data",
+	}
+	for _, path := range paths {
+		if code, _, answer := get(ctx, c, path); code != http.StatusOK {
+			t.Errorf("%s: %d %s, want 200", path, code, answer)
+		}
+	}
+	c.passed.SetBurst(0) // as after all that it may ask
+	for _, path := range paths {
+		if code, header, answer := get(ctx, c, path); code != http.StatusTooManyRequests || header.Get("Retry-After") == "" {
+			t.Errorf("%s of a cell that has asked too much: %d %s, want 429 with Retry-After", path, code, answer)
+		}
 	}
 }
 
@@ -1225,7 +1285,7 @@ func TestOddRequestsAreRefused(t *testing.T) {
 		{"PUT", "/api/v1/nodes/kip-0/status", "application/json", []byte(`{"kind":"Pod","apiVersion":"v1"}`), 400},
 		{"PUT", "/api/v1/nodes/kip-0/status", "application/json", []byte(`nonsense`), 400},
 		{"PUT", "/api/v1/nodes/kip-0/status", "not a media type/", []byte(`{}`), 400},
-		{"PUT", "/api/v1/nodes/kip-0/status", "application/json", bytes.Repeat([]byte(" "), maxBody+1), 413},
+		{"PUT", "/api/v1/nodes/kip-0/status", "application/json", bytes.Repeat([]byte(" "), 3<<20+1), 413},
 	} {
 		code, _, b := do(ctx, c, tc.method, tc.path, tc.contentType, tc.body)
 		if code != tc.want {
@@ -1296,12 +1356,12 @@ func TestBookmarksAndTimeouts(t *testing.T) {
 	clk := clocktesting.NewFakeClock(time.Now())
 	h := newHouseAt(t, clk)
 	eventually(t, "services are known", func() bool {
-		return h.server.shared[sharedKinds()[0].resource].collection.ready(context.Background(), clk, 0)
+		return h.server.watches.Of(watches.Services).Collection.Ready(context.Background(), clk, 0)
 	})
 	m := newMachine(t, "c1")
 	m.join(h)
-	services := h.server.shared[sharedKinds()[0].resource].collection
-	_, rv, _ := services.snapshot()
+	services := h.server.watches.Of(watches.Services).Collection
+	_, rv, _ := services.Snapshot()
 	next := watchFrames(t, m, fmt.Sprintf("/api/v1/services?watch=true&allowWatchBookmarks=true&timeoutSeconds=90&resourceVersion=%d", rv))
 	eventually(t, "the watch waits", func() bool { return clk.Waiters() == 2 })
 	services.UpdateResourceVersion(fmt.Sprint(rv + 50))
@@ -1374,9 +1434,9 @@ func TestVersionsFromTheFuture(t *testing.T) {
 	clk := clocktesting.NewFakeClock(time.Now())
 	h := newHouseAt(t, clk)
 	c := h.server.AddCell("c1", info)
-	services := h.server.shared[sharedKinds()[0].resource].collection
-	closed(t, "services are known", services.synced)
-	_, rv, _ := services.snapshot()
+	services := h.server.watches.Of(watches.Services).Collection
+	eventually(t, "services are known", func() bool { return services.Ready(t.Context(), clock.RealClock{}, 0) })
+	_, rv, _ := services.Snapshot()
 	const watchList = "&watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
 	for _, tc := range []struct {
 		query  string
@@ -1446,8 +1506,8 @@ func TestSlowWatcherIsDropped(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := len(c.node.collection.events); n >= 2*nodeHistory {
-		t.Errorf("%d events are kept for a slow watcher", n)
+	if events, _, _, ok := c.node.collection.Since(0); ok {
+		t.Errorf("%d events are kept for a slow watcher", len(events))
 	}
 	close(w.letGo)
 	closed(t, "its watch ends", done)
@@ -1620,8 +1680,10 @@ func BenchmarkIdleCell(b *testing.B) {
 	tasks.Go(func() { _ = server.Run(ctx) })
 	defer tasks.Wait()
 	defer cancel()
-	for _, src := range server.shared {
-		<-src.collection.synced
+	for _, k := range watches.SharedKinds() {
+		if k.Resource != watches.EndpointSlices && !server.watches.Of(k.Resource).Collection.Ready(ctx, server.clock, time.Minute) {
+			b.Fatalf("%s are not known", k.Resource.Resource)
+		}
 	}
 	used := func() uint64 {
 		goruntime.GC()

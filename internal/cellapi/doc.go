@@ -20,10 +20,11 @@
 //     once and shared; claims and volumes are those that the pod names, fetched
 //     when asked (the Node authorizer allows no watch on them), and so are the
 //     secrets that CSI volumes name for the node;
-//   - tokens are those of the pod's service account, bound to the pod;
+//   - tokens are those of the pod's service account, bound to the pod, that its
+//     volumes ask for;
 //   - the node plugins of CSI drivers are static pods of the kubelet, and nobody
 //     else's: mirror pods are refused, and events about them are kept here;
-//   - events are those about the pod. Events about the node are acknowledged and
+//   - events are those about the pod, made anew in the kubelet's name. Events about the node are acknowledged and
 //     dropped: every cell's kubelet would announce its own start, disk and
 //     readiness in the name of the one virtual node;
 //   - resourceslices: a cell has none to delete, and is told so (404), or its
@@ -34,6 +35,11 @@
 // list of pods is ever empty because Kip does not know yet. A request that cannot
 // be answered truthfully waits, then gets 429 with Retry-After, on which client-go
 // repeats the same request and discards nothing.
+//
+// A cell may be hostile. What it sends is rebuilt from a shape, field by field, before
+// anything else is done with it, and held, stored and passed on only as that. Each
+// request is charged to the cell's budget first; no lock is held while what a cell
+// sent is read, applied or compared.
 //
 // Resource versions of shared kinds, referenced objects and the pod are the API
 // server's own, so that watches go on over a restart of Kip. Those of nodes, leases

@@ -8,13 +8,14 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/munnerz/goautoneg"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 // format is a media type that this API speaks.
@@ -23,7 +24,6 @@ type format int
 const (
 	formatJSON format = iota
 	formatProtobuf
-	formats
 )
 
 func (f format) mediaType() string {
@@ -143,76 +143,25 @@ func appendField(b []byte, number, size int) []byte {
 	return binary.AppendUvarint(b, uint64(size))
 }
 
-// object is one version of one object. It never changes. Where many cells read it,
-// it is written in each format at most once.
-type object struct {
-	apiObject
-	rv uint64
-	// mu guards forms, and the object while it is written: a quantity keeps its
-	// text.
-	mu    sync.Mutex
-	forms *[formats]*form // nil where one cell reads it, once or twice
-}
-
-type form struct{ whole, item []byte }
-
-// newObject takes over o, which must not be changed by anyone from here on and
-// must carry a resource version.
-func newObject(k *kind, o apiObject) (*object, error) {
-	rv, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
-	if err != nil {
-		return nil, fmt.Errorf("%s %s: resourceVersion %q is not a number", k.name, key(o.GetNamespace(), o.GetName()), o.GetResourceVersion())
-	}
-	o.GetObjectKind().SetGroupVersionKind(k.gvk())
-	object := &object{apiObject: o, rv: rv}
-	if !k.ofOneCell {
-		object.forms = new([formats]*form)
-	}
-	return object, nil
-}
-
-// at returns a copy of the object that carries another resource version.
-func (o *object) at(rv uint64) *object {
-	c := o.DeepCopyObject().(apiObject)
-	c.SetResourceVersion(strconv.FormatUint(rv, 10))
-	other := &object{apiObject: c, rv: rv}
-	if o.forms != nil {
-		other.forms = new([formats]*form)
-	}
-	return other
-}
-
-func (o *object) form(f format) (*form, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.forms != nil && o.forms[f] != nil {
-		return o.forms[f], nil
-	}
-	whole, item, err := encodeParts(f, o.apiObject)
-	if err != nil {
-		return nil, err
-	}
-	e := &form{whole, item}
-	if o.forms != nil {
-		o.forms[f] = e
-	}
-	return e, nil
+// formOf returns an object as it is written in the format f.
+func formOf(o *watches.Object, f format) (*watches.Form, error) {
+	return o.Form(int(f), func(a watches.APIObject) (whole, item []byte, err error) { return encodeParts(f, a) })
 }
 
 // listPieces returns a list in the format f as pieces to be written one after
 // another; the items' bytes are the shared ones.
-func listPieces(f format, k *kind, objects []*object, rv uint64) ([][]byte, error) {
+func listPieces(f format, k *watches.Kind, objects []*watches.Object, rv uint64) ([][]byte, error) {
 	version := strconv.FormatUint(rv, 10)
 	items := make([][]byte, len(objects))
 	for i, o := range objects {
-		e, err := o.form(f)
+		e, err := formOf(o, f)
 		if err != nil {
 			return nil, err
 		}
-		items[i] = e.item
+		items[i] = e.Item
 	}
 	if f == formatJSON {
-		apiVersion, kindName := k.listGVK().ToAPIVersionAndKind()
+		apiVersion, kindName := k.ListGVK().ToAPIVersionAndKind()
 		head := fmt.Sprintf(`{"kind":%q,"apiVersion":%q,"metadata":{"resourceVersion":%q},"items":[`, kindName, apiVersion, version)
 		pieces := make([][]byte, 0, 2*len(items)+2)
 		pieces = append(pieces, []byte(head))
@@ -227,7 +176,7 @@ func listPieces(f format, k *kind, objects []*object, rv uint64) ([][]byte, erro
 	meta := metav1.ListMeta{ResourceVersion: version}
 	m, err := meta.Marshal()
 	if err != nil {
-		return nil, fmt.Errorf("encode metadata of %s: %w", k.listGVK().Kind, err)
+		return nil, fmt.Errorf("encode metadata of %s: %w", k.ListGVK().Kind, err)
 	}
 	// Every list of the API has its metadata in field 1 and its items in field 2.
 	first := append(appendField(nil, 1, len(m)), m...)
@@ -238,7 +187,7 @@ func listPieces(f format, k *kind, objects []*object, rv uint64) ([][]byte, erro
 		size += len(lead) + len(item)
 		body = append(body, lead, item)
 	}
-	head, tail, err := protobufEnvelope(k.listGVK(), size)
+	head, tail, err := protobufEnvelope(k.ListGVK(), size)
 	if err != nil {
 		return nil, err
 	}

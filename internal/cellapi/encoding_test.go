@@ -16,24 +16,23 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
-func allKinds() []*kind {
-	kinds := []*kind{nodeKind, leaseKind, csiNodeKind, podKind, secretKind, configMapKind}
-	for _, k := range sharedKinds() {
-		kinds = append(kinds, &k.kind)
-	}
-	return kinds
+func allKinds() []*watches.Kind {
+	kinds := []*watches.Kind{nodeKind, leaseKind, csiNodeKind, podKind, secretKind, configMapKind}
+	return append(kinds, watches.SharedKinds()...)
 }
 
-func sample(t testing.TB, k *kind, name string) *object {
+func sample(t testing.TB, k *watches.Kind, name string) *watches.Object {
 	t.Helper()
-	o := k.new()
+	o := k.New()
 	o.SetName(name)
 	o.SetNamespace("some")
 	o.SetResourceVersion("42")
 	o.SetLabels(map[string]string{"a": "b"})
-	stored, err := newObject(k, o)
+	stored, err := watches.NewObject(k, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,10 +42,10 @@ func sample(t testing.TB, k *kind, name string) *object {
 // The library's own codecs read what is composed here by hand.
 func TestListsAndFramesDecode(t *testing.T) {
 	for _, k := range allKinds() {
-		for f := range formats {
-			t.Run(k.name+" "+f.mediaType(), func(t *testing.T) {
+		for f := range format(watches.Forms) {
+			t.Run(k.Name+" "+f.mediaType(), func(t *testing.T) {
 				for n := range 3 {
-					var objects []*object
+					var objects []*watches.Object
 					for i := range n {
 						objects = append(objects, sample(t, k, fmt.Sprintf("o%d", i)))
 					}
@@ -58,8 +57,8 @@ func TestListsAndFramesDecode(t *testing.T) {
 					if err != nil {
 						t.Fatalf("list of %d: %v", n, err)
 					}
-					if *gvk != k.listGVK() {
-						t.Errorf("the list is a %v, want %v", gvk, k.listGVK())
+					if *gvk != k.ListGVK() {
+						t.Errorf("the list is a %v, want %v", gvk, k.ListGVK())
 					}
 					accessor, err := meta.ListAccessor(list)
 					if err != nil || accessor.GetResourceVersion() != "77" {
@@ -71,9 +70,9 @@ func TestListsAndFramesDecode(t *testing.T) {
 					}
 					for i, item := range items {
 						// Items of a protobuf list carry no kind.
-						item.GetObjectKind().SetGroupVersionKind(k.gvk())
-						if !equality.Semantic.DeepEqual(item, objects[i].apiObject) {
-							t.Errorf("item %d is %v, want %v", i, item, objects[i].apiObject)
+						item.GetObjectKind().SetGroupVersionKind(k.GVK())
+						if !equality.Semantic.DeepEqual(item, objects[i].APIObject) {
+							t.Errorf("item %d is %v, want %v", i, item, objects[i].APIObject)
 						}
 					}
 				}
@@ -81,16 +80,16 @@ func TestListsAndFramesDecode(t *testing.T) {
 				o := sample(t, k, "one")
 				if k == secretKind {
 					// Sizes of more than one byte, and of more than two.
-					o.apiObject.(*corev1.Secret).Data = map[string][]byte{"big": make([]byte, 40_000)}
+					o.APIObject.(*corev1.Secret).Data = map[string][]byte{"big": make([]byte, 40_000)}
 				}
-				e, err := o.form(f)
+				e, err := formOf(o, f)
 				if err != nil {
 					t.Fatal(err)
 				}
 				var frames []byte
 				for range 2 {
-					frames = appendFrameHead(frames, f, watch.Modified, len(e.whole))
-					frames = append(frames, e.whole...)
+					frames = appendFrameHead(frames, f, watch.Modified, len(e.Whole))
+					frames = append(frames, e.Whole...)
 					frames = append(frames, frameTail(f)...)
 				}
 				serializer, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), f.mediaType())
@@ -113,9 +112,9 @@ func TestListsAndFramesDecode(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					got.GetObjectKind().SetGroupVersionKind(k.gvk())
-					if !equality.Semantic.DeepEqual(got, o.apiObject) {
-						t.Errorf("the frame holds %v, want %v", got, o.apiObject)
+					got.GetObjectKind().SetGroupVersionKind(k.GVK())
+					if !equality.Semantic.DeepEqual(got, o.APIObject) {
+						t.Errorf("the frame holds %v, want %v", got, o.APIObject)
 					}
 				}
 			})
@@ -148,26 +147,26 @@ func TestAcceptedFormat(t *testing.T) {
 
 // All who read a version of an object are given the same bytes.
 func TestObjectIsEncodedOnce(t *testing.T) {
-	for f := range formats {
+	for f := range format(watches.Forms) {
 		o := sample(t, secretKind, "p")
 		var readers sync.WaitGroup
 		first := make([]*byte, 64)
 		for i := range first {
 			readers.Go(func() {
-				e, err := o.form(f)
+				e, err := formOf(o, f)
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				pieces, err := listPieces(f, secretKind, []*object{o}, 1)
+				pieces, err := listPieces(f, secretKind, []*watches.Object{o}, 1)
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				if !slices.ContainsFunc(pieces, func(p []byte) bool { return &p[0] == &e.item[0] }) {
+				if !slices.ContainsFunc(pieces, func(p []byte) bool { return &p[0] == &e.Item[0] }) {
 					t.Error("a list holds a copy of the item")
 				}
-				first[i] = &e.whole[0]
+				first[i] = &e.Whole[0]
 			})
 		}
 		readers.Wait()
@@ -194,19 +193,19 @@ func BenchmarkServiceToThousandWatchers(b *testing.B) {
 	for i := range 20 {
 		service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{Name: fmt.Sprintf("port-%d", i), Port: int32(1000 + i)})
 	}
-	k := &sharedKinds()[0].kind
+	k := watches.SharedKinds()[0]
 	for _, shared := range []bool{true, false} {
 		b.Run(fmt.Sprintf("shared=%t", shared), func(b *testing.B) {
 			b.ReportAllocs()
 			out := &stream{w: discard{}, control: http.NewResponseController(discard{}), format: formatProtobuf, kind: k}
 			for b.Loop() {
-				o, err := newObject(k, service.DeepCopy())
+				o, err := watches.NewObject(k, service.DeepCopy())
 				if err != nil {
 					b.Fatal(err)
 				}
 				for range 1000 {
 					if !shared {
-						o = &object{apiObject: o.apiObject, rv: o.rv}
+						o = &watches.Object{APIObject: o.APIObject, RV: o.RV}
 					}
 					out.object(watch.Modified, o)
 					if !out.flush() {

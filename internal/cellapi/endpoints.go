@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 // A cell runs one pod; it must not pay for every endpoint of a large cluster. Up
@@ -45,7 +47,7 @@ var caps = []int{1 << 62, 512, 256, 128, 64, 32, 16, 8, 4, minShown}
 // endpoints holds the EndpointSlices of the cluster, and shows cells their part.
 // A reflector feeds it.
 type endpoints struct {
-	kind     *kind
+	kind     *watches.Kind
 	nodeName string
 	ipv6     bool // slices of IPv6 are of use
 	budget   int
@@ -79,11 +81,11 @@ type endpointsOf struct {
 // sourceSlice is a slice as the API server has it.
 type sourceSlice struct {
 	key   string
-	whole *object // what is shown of it where all of it is
+	whole *watches.Object // what is shown of it where all of it is
 }
 
 func (s *sourceSlice) slice() *discoveryv1.EndpointSlice {
-	return s.whole.apiObject.(*discoveryv1.EndpointSlice)
+	return s.whole.APIObject.(*discoveryv1.EndpointSlice)
 }
 
 // spot is the place of an endpoint on the ring.
@@ -119,13 +121,13 @@ func gradeOf(e *discoveryv1.Endpoint) grade {
 type view struct {
 	number     int
 	users      int
-	collection *collection
+	collection *watches.Collection
 	shown      map[string]map[string]rendered // by Service and slice
 }
 
 // rendered is what a view shows of a slice, and what it was made from last.
 type rendered struct {
-	*object
+	*watches.Object
 	from shownSlice
 }
 
@@ -146,7 +148,7 @@ func (s shownSlice) is(o rendered) bool {
 	if s.whole {
 		return false // it has changed, or it was shown in part
 	}
-	from, has := s.of.slice(), o.apiObject.(*discoveryv1.EndpointSlice)
+	from, has := s.of.slice(), o.APIObject.(*discoveryv1.EndpointSlice)
 	if !equality.Semantic.DeepEqual(from.Ports, has.Ports) || !maps.Equal(from.Labels, has.Labels) {
 		return false
 	}
@@ -164,7 +166,7 @@ func (s shownSlice) is(o rendered) bool {
 // ofIPv6 ends the key of a Service's IPv6 endpoints; no Service's name ends so.
 const ofIPv6 = " IPv6"
 
-func newEndpoints(k *kind, nodeName string, ipv6 bool, salt uint64) *endpoints {
+func newEndpoints(k *watches.Kind, nodeName string, ipv6 bool, salt uint64) *endpoints {
 	return &endpoints{
 		kind: k, nodeName: nodeName, ipv6: ipv6, budget: endpointBudget, salt: salt%(1<<(subBits-1)-1) + 1,
 		services: map[string]*endpointsOf{}, owner: map[string]string{}, local: map[string]bool{},
@@ -185,13 +187,13 @@ func hash64(s string) uint64 {
 }
 
 // acquire returns the collection that a cell reads. release gives it up.
-func (e *endpoints) acquire(cell string) *collection {
+func (e *endpoints) acquire(cell string) *watches.Collection {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	n := int(hash64(cell) % views)
 	v := e.views[n]
 	if v == nil {
-		v = &view{number: n, collection: newCollection(e.kind, viewHistory)}
+		v = &view{number: n, collection: watches.NewCollection(e.kind, viewHistory)}
 		e.views[n] = v
 		if e.known {
 			e.restart(v)
@@ -217,15 +219,15 @@ func (e *endpoints) release(cell string) {
 func (e *endpoints) adopt(o any) (slice *sourceSlice, service string, seen uint64, err error) {
 	s, ok := o.(*discoveryv1.EndpointSlice)
 	if !ok {
-		return nil, "", 0, fmt.Errorf("collect %s: got a %T", e.kind.name, o)
+		return nil, "", 0, fmt.Errorf("collect %s: got a %T", e.kind.Name, o)
 	}
 	if seen, err = strconv.ParseUint(s.ResourceVersion, 10, 64); err != nil {
-		return nil, "", 0, fmt.Errorf("collect %s: resourceVersion %q is not a number", e.kind.name, s.ResourceVersion)
+		return nil, "", 0, fmt.Errorf("collect %s: resourceVersion %q is not a number", e.kind.Name, s.ResourceVersion)
 	}
-	slimEndpointSlice(s)
-	slice = &sourceSlice{key: key(s.Namespace, s.Name)}
+	e.kind.Slim(s)
+	slice = &sourceSlice{key: watches.Key(s.Namespace, s.Name)}
 	slice.whole, err = e.object(s, seen<<subBits|e.epoch)
-	service = key(s.Namespace, s.Labels[discoveryv1.LabelServiceName])
+	service = watches.Key(s.Namespace, s.Labels[discoveryv1.LabelServiceName])
 	if s.AddressType == discoveryv1.AddressTypeIPv6 {
 		service += ofIPv6
 	}
@@ -237,9 +239,9 @@ func (e *endpoints) adopt(o any) (slice *sourceSlice, service string, seen uint6
 }
 
 // object takes over s, to be shown at a resource version.
-func (e *endpoints) object(s *discoveryv1.EndpointSlice, rv uint64) (*object, error) {
+func (e *endpoints) object(s *discoveryv1.EndpointSlice, rv uint64) (*watches.Object, error) {
 	s.ResourceVersion = strconv.FormatUint(rv, 10)
-	return newObject(e.kind, s)
+	return watches.NewObject(e.kind, s)
 }
 
 // Add implements [cache.ReflectorStore].
@@ -290,7 +292,7 @@ func (e *endpoints) Delete(o any) error {
 func (e *endpoints) Replace(list []any, resourceVersion string) error {
 	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil {
-		return fmt.Errorf("collect %s: resourceVersion %q of the list is not a number", e.kind.name, resourceVersion)
+		return fmt.Errorf("collect %s: resourceVersion %q of the list is not a number", e.kind.Name, resourceVersion)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -305,7 +307,7 @@ func (e *endpoints) Replace(list []any, resourceVersion string) error {
 		if service == "" {
 			continue
 		}
-		if old := before[service]; old != nil && old.slices[s.key] != nil && old.slices[s.key].whole.rv == s.whole.rv {
+		if old := before[service]; old != nil && old.slices[s.key] != nil && old.slices[s.key].whole.RV == s.whole.RV {
 			s = old.slices[s.key] // its encodings are made already
 		}
 		e.keep(s, service)
@@ -320,7 +322,7 @@ func (e *endpoints) Replace(list []any, resourceVersion string) error {
 		if partial {
 			e.restart(v)
 		} else {
-			v.collection.replace(e.compose(v), rv<<subBits)
+			v.collection.Become(e.compose(v), rv<<subBits)
 		}
 	}
 	return nil
@@ -357,7 +359,7 @@ func (e *endpoints) serviceSeen(s *corev1.Service) {
 	local := s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal ||
 		s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal ||
 		s.Spec.TrafficDistribution != nil && *s.Spec.TrafficDistribution == corev1.ServiceTrafficDistributionPreferSameNode
-	e.prefer(key(s.Namespace, s.Name), local)
+	e.prefer(watches.Key(s.Namespace, s.Name), local)
 }
 
 func (e *endpoints) prefer(service string, local bool) {
@@ -464,7 +466,7 @@ func (e *endpoints) renew() {
 	for _, svc := range e.services {
 		svc.ring = nil
 		for k, s := range svc.slices {
-			whole := s.whole.at(s.whole.rv>>subBits<<subBits | e.epoch)
+			whole := s.whole.At(s.whole.RV>>subBits<<subBits | e.epoch)
 			svc.slices[k] = &sourceSlice{key: k, whole: whole}
 		}
 	}
@@ -479,18 +481,18 @@ func (e *endpoints) restart(v *view) {
 		// nobody may go on from there.
 		rv += e.salt
 	}
-	v.collection.restart(objects, max(rv, v.collection.version()+1))
+	v.collection.Restart(objects, max(rv, v.collection.Version()+1))
 }
 
 // compose returns all that a view shows, each slice at its own version.
-func (e *endpoints) compose(v *view) []*object {
+func (e *endpoints) compose(v *view) []*watches.Object {
 	v.shown = make(map[string]map[string]rendered, len(e.services))
-	objects := make([]*object, 0, len(e.owner))
+	objects := make([]*watches.Object, 0, len(e.owner))
 	for _, svc := range e.services {
 		shown := map[string]rendered{}
 		for k, s := range e.part(v, svc) {
-			shown[k] = rendered{e.render(s, s.of.whole.rv), s}
-			objects = append(objects, shown[k].object)
+			shown[k] = rendered{e.render(s, s.of.whole.RV), s}
+			objects = append(objects, shown[k].Object)
 		}
 		v.shown[svc.key] = shown
 	}
@@ -504,24 +506,24 @@ func (e *endpoints) show(v *view, svc *endpointsOf, rv uint64) {
 		shown = map[string]rendered{}
 		v.shown[svc.key] = shown
 	}
-	next := max(rv<<subBits, v.collection.version()+1)
+	next := max(rv<<subBits, v.collection.Version()+1)
 	for _, k := range slices.Sorted(maps.Keys(want)) {
 		s := want[k]
 		if old, had := shown[k]; had && s.is(old) {
-			shown[k] = rendered{old.object, s} // the older slice need not be kept
+			shown[k] = rendered{old.Object, s} // the older slice need not be kept
 			continue
 		}
 		o := s.of.whole
-		if !s.whole || o.rv < next {
+		if !s.whole || o.RV < next {
 			o = e.render(s, next)
 		}
-		v.collection.put(o)
+		v.collection.Put(o)
 		shown[k] = rendered{o, s}
-		next = max(next, o.rv) + 1
+		next = max(next, o.RV) + 1
 	}
 	for _, k := range slices.Sorted(maps.Keys(shown)) {
 		if _, still := want[k]; !still {
-			v.collection.remove(shown[k].at(next))
+			v.collection.Remove(shown[k].At(next))
 			delete(shown, k)
 			next++
 		}
@@ -532,8 +534,8 @@ func (e *endpoints) show(v *view, svc *endpointsOf, rv uint64) {
 }
 
 // render makes the object for a part of a slice.
-func (e *endpoints) render(s shownSlice, rv uint64) *object {
-	if s.whole && s.of.whole.rv == rv {
+func (e *endpoints) render(s shownSlice, rv uint64) *watches.Object {
+	if s.whole && s.of.whole.RV == rv {
 		return s.of.whole
 	}
 	from := s.of.slice()
@@ -547,7 +549,7 @@ func (e *endpoints) render(s shownSlice, rv uint64) *object {
 	c := *from // all but the endpoints is shared, and never changed
 	c.Endpoints = part
 	c.ResourceVersion = strconv.FormatUint(rv, 10)
-	return &object{apiObject: &c, rv: rv}
+	return &watches.Object{APIObject: &c, RV: rv}
 }
 
 // part returns what a view has of a Service, by slice.
@@ -645,12 +647,12 @@ func (e *endpoints) spotsOf(s *sourceSlice) []spot {
 // serviceFeed is the collection of Services, which also tells what their
 // endpoints depend on.
 type serviceFeed struct {
-	*collection
+	*watches.Collection
 	endpoints *endpoints
 }
 
 func (f serviceFeed) Add(o any) error {
-	if err := f.collection.Add(o); err != nil {
+	if err := f.Collection.Add(o); err != nil {
 		return err
 	}
 	f.endpoints.serviceSeen(o.(*corev1.Service))
@@ -660,16 +662,16 @@ func (f serviceFeed) Add(o any) error {
 func (f serviceFeed) Update(o any) error { return f.Add(o) }
 
 func (f serviceFeed) Delete(o any) error {
-	if err := f.collection.Delete(o); err != nil {
+	if err := f.Collection.Delete(o); err != nil {
 		return err
 	}
 	m := o.(metav1.Object)
-	f.endpoints.prefer(key(m.GetNamespace(), m.GetName()), false)
+	f.endpoints.prefer(watches.Key(m.GetNamespace(), m.GetName()), false)
 	return nil
 }
 
 func (f serviceFeed) Replace(list []any, rv string) error {
-	if err := f.collection.Replace(list, rv); err != nil {
+	if err := f.Collection.Replace(list, rv); err != nil {
 		return err
 	}
 	for _, o := range list {

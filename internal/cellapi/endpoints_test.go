@@ -12,6 +12,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 // sliceOf makes a slice of a Service with n ready endpoints, from the given number on.
@@ -38,12 +40,12 @@ type fleet struct {
 	*endpoints
 	t     testing.TB
 	cells []string
-	seen  map[string]*collection
+	seen  map[string]*watches.Collection
 	rv    uint64
 }
 
 func newFleet(t testing.TB, objects ...any) *fleet {
-	f := &fleet{endpoints: newEndpoints(&sharedKindOf(endpointSlices).kind, nodeName, false, 7), t: t, seen: map[string]*collection{}, rv: 1000}
+	f := &fleet{endpoints: newEndpoints(sharedKindOf(watches.EndpointSlices), nodeName, false, 7), t: t, seen: map[string]*watches.Collection{}, rv: 1000}
 	used := map[uint64]bool{}
 	for i := 0; len(used) < views; i++ {
 		id := fmt.Sprintf("cell-%d", i)
@@ -59,9 +61,9 @@ func newFleet(t testing.TB, objects ...any) *fleet {
 	return f
 }
 
-func sharedKindOf(resource any) *sharedKind {
-	for _, k := range sharedKinds() {
-		if k.resource == resource {
+func sharedKindOf(resource any) *watches.Kind {
+	for _, k := range watches.SharedKinds() {
+		if k.Resource == resource {
 			return k
 		}
 	}
@@ -71,12 +73,12 @@ func sharedKindOf(resource any) *sharedKind {
 // addresses that a cell is shown of a Service.
 func (f *fleet) addresses(cell, service string) []string {
 	f.t.Helper()
-	objects, _, _ := f.seen[cell].snapshot()
+	objects, _, _ := f.seen[cell].Snapshot()
 	var all []string
 	for _, o := range objects {
-		s := o.apiObject.(*discoveryv1.EndpointSlice)
-		if s.ResourceVersion != strconv.FormatUint(o.rv, 10) {
-			f.t.Fatalf("%s says version %s and is stored as %d", s.Name, s.ResourceVersion, o.rv)
+		s := o.APIObject.(*discoveryv1.EndpointSlice)
+		if s.ResourceVersion != strconv.FormatUint(o.RV, 10) {
+			f.t.Fatalf("%s says version %s and is stored as %d", s.Name, s.ResourceVersion, o.RV)
 		}
 		if s.Labels[discoveryv1.LabelServiceName] != service {
 			continue
@@ -111,12 +113,12 @@ func (f *fleet) remove(s *discoveryv1.EndpointSlice) {
 func TestASmallClusterIsShownWholeAndSharesItsObjects(t *testing.T) {
 	f := newFleet(t, sliceOf("web", "web-1", 900, 0, 40), sliceOf("api", "api-1", 901, 100, 3))
 	f.add(sliceOf("web", "web-2", 0, 40, 40))
-	var first []*object
+	var first []*watches.Object
 	for _, cell := range f.cells {
 		if n := len(f.addresses(cell, "web")); n != 80 {
 			t.Fatalf("a cell is shown %d endpoints of 80", n)
 		}
-		objects, rv, _ := f.seen[cell].snapshot()
+		objects, rv, _ := f.seen[cell].Snapshot()
 		if rv != 1001<<subBits {
 			t.Fatalf("version %d: it is not the API server's", rv)
 		}
@@ -195,7 +197,7 @@ func TestAnEndpointThatComesOrGoesChangesFewViewsAndEachByOne(t *testing.T) {
 	before, at := map[string][]string{}, map[string]uint64{}
 	for _, cell := range f.cells {
 		before[cell] = f.addresses(cell, "big")
-		_, _, at[cell] = f.seen[cell].snapshot()
+		_, _, at[cell] = f.seen[cell].Snapshot()
 	}
 	changed := sliceOf("big", "big-0", 0, 0, 100)
 	no := false
@@ -203,7 +205,7 @@ func TestAnEndpointThatComesOrGoesChangesFewViewsAndEachByOne(t *testing.T) {
 	f.add(changed)
 	views, told := 0, 0
 	for _, cell := range f.cells {
-		if events, _, _, _ := f.seen[cell].since(at[cell]); len(events) > 0 {
+		if events, _, _, _ := f.seen[cell].Since(at[cell]); len(events) > 0 {
 			told++
 		}
 		now := f.addresses(cell, "big")
@@ -237,34 +239,34 @@ func TestAWatchOfAViewEndsWhereAListDoes(t *testing.T) {
 	cell := f.cells[3]
 	c := f.seen[cell]
 	have := map[string]uint64{}
-	objects, rv, next := c.snapshot()
+	objects, rv, next := c.Snapshot()
 	list := func() {
 		have = map[string]uint64{}
 		for _, o := range objects {
-			have[o.GetName()] = o.rv
+			have[o.GetName()] = o.RV
 		}
 	}
 	list()
 	follow := func() {
-		events, _, _, ok := c.since(next)
+		events, _, _, ok := c.Since(next)
 		if !ok {
-			objects, rv, next = c.snapshot()
+			objects, rv, next = c.Snapshot()
 			list()
 			return
 		}
 		for _, e := range events {
 			next++
-			if e.object.rv < rv {
-				t.Fatalf("version %d after %d", e.object.rv, rv)
+			if e.Object.RV < rv {
+				t.Fatalf("version %d after %d", e.Object.RV, rv)
 			}
-			rv = e.object.rv
-			if e.kind == watch.Deleted {
-				delete(have, e.object.GetName())
+			rv = e.Object.RV
+			if e.Kind == watch.Deleted {
+				delete(have, e.Object.GetName())
 			} else {
-				if have[e.object.GetName()] == e.object.rv {
-					t.Fatalf("%s is another one under the same version", e.object.GetName())
+				if have[e.Object.GetName()] == e.Object.RV {
+					t.Fatalf("%s is another one under the same version", e.Object.GetName())
 				}
-				have[e.object.GetName()] = e.object.rv
+				have[e.Object.GetName()] = e.Object.RV
 			}
 		}
 	}
@@ -288,12 +290,12 @@ func TestAWatchOfAViewEndsWhereAListDoes(t *testing.T) {
 	for i, step := range steps {
 		step()
 		follow()
-		now, version, _ := c.snapshot()
+		now, version, _ := c.Snapshot()
 		want := map[string]uint64{}
 		for _, o := range now {
-			want[o.GetName()] = o.rv
-			if o.rv > version {
-				t.Fatalf("step %d: %s has version %d, the list %d", i, o.GetName(), o.rv, version)
+			want[o.GetName()] = o.RV
+			if o.RV > version {
+				t.Fatalf("step %d: %s has version %d, the list %d", i, o.GetName(), o.RV, version)
 			}
 		}
 		if fmt.Sprint(have) != fmt.Sprint(want) {
@@ -353,7 +355,7 @@ func TestSlicesThatNoCellUsesAreNotShown(t *testing.T) {
 	six := sliceOf("web", "six", 3, 0, 3)
 	six.AddressType = discoveryv1.AddressTypeIPv6
 	f := newFleet(t, six, sliceOf("", "nobody's", 4, 10, 3), sliceOf("web", "four", 5, 20, 3))
-	objects, _, _ := f.seen[f.cells[0]].snapshot()
+	objects, _, _ := f.seen[f.cells[0]].Snapshot()
 	if len(objects) != 1 || objects[0].GetName() != "four" {
 		t.Errorf("%d slices are shown", len(objects))
 	}
@@ -367,7 +369,7 @@ func TestSlicesOfIPv6AreShownWhereCellsHaveIt(t *testing.T) {
 	if err := f.Replace([]any{six, sliceOf("web", "four", 5, 20, 3)}, "2000"); err != nil {
 		t.Fatal(err)
 	}
-	if objects, _, _ := f.seen[f.cells[0]].snapshot(); len(objects) != 2 {
+	if objects, _, _ := f.seen[f.cells[0]].Snapshot(); len(objects) != 2 {
 		t.Errorf("%d slices are shown", len(objects))
 	}
 }
@@ -396,13 +398,13 @@ func TestAPartOfAServiceHasEndpointsOfBothFamilies(t *testing.T) {
 	if err := f.Update(here); err != nil {
 		t.Fatal(err)
 	}
-	f.prefer(key(here.Namespace, "web"), true)
+	f.prefer(watches.Key(here.Namespace, "web"), true)
 	for _, cell := range f.cells {
-		objects, _, _ := f.seen[cell].snapshot()
+		objects, _, _ := f.seen[cell].Snapshot()
 		count := map[discoveryv1.AddressType]int{}
 		local := 0
 		for _, o := range objects {
-			s := o.apiObject.(*discoveryv1.EndpointSlice)
+			s := o.APIObject.(*discoveryv1.EndpointSlice)
 			count[s.AddressType] += len(s.Endpoints)
 			for _, e := range s.Endpoints {
 				if s.AddressType == discoveryv1.AddressTypeIPv6 && e.NodeName != nil && *e.NodeName == nodeName {
@@ -433,12 +435,12 @@ func TestAnotherProcessDoesNotGoOnWithAPartOfThisOne(t *testing.T) {
 	f := newFleet(t, copies()...)
 	g := newFleet(t)
 	g.endpoints = newEndpoints(f.kind, nodeName, false, 8)
-	_, was, _ := f.seen[f.cells[0]].snapshot()
+	_, was, _ := f.seen[f.cells[0]].Snapshot()
 	c := g.endpoints.acquire(f.cells[0])
 	if err := g.endpoints.Replace(copies(), "1000"); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := c.seek(was); ok {
+	if _, ok := c.Seek(was); ok {
 		t.Error("a watch goes on from a version of another process, which may have shown other endpoints")
 	}
 }

@@ -3,6 +3,7 @@ package cellapi
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 
@@ -12,10 +13,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/watches"
 )
 
 // reportedEvents is how many of its latest events a cell may still change. A
@@ -34,7 +35,7 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if a.Verb == "patch" {
 		return c.passEventPatch(w, r, a)
 	}
-	sent, err := decodeBody[apiObject](r)
+	sent, err := decodeBody[watches.APIObject](r, a.resource.GroupVersion().WithKind("Event"))
 	if err != nil {
 		return err
 	}
@@ -66,12 +67,15 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if b == nil || about.Kind != "Pod" || about.Namespace != b.namespace || about.Name != b.name || about.UID != b.uid || a.Namespace != b.namespace {
 		return c.forbidden(a, "only events about its own pod")
 	}
-	encoded, err := encode(formatJSON, sent)
+	encoded, err := encode(formatJSON, c.eventOf(sent, about))
 	if err != nil {
 		return err
 	}
+	if err := c.chargeEvent(encoded); err != nil {
+		return err
+	}
 	return c.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: encoded}, func(answer []byte) error {
-		if made, err := decode[apiObject](answer); err == nil {
+		if made, err := decode[watches.APIObject](answer); err == nil {
 			c.reports(made.GetName())
 		}
 		return nil
@@ -79,7 +83,7 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 }
 
 // acknowledge answers as if an event had been made.
-func (c *Cell) acknowledge(w http.ResponseWriter, r *http.Request, a *ask, event apiObject) error {
+func (c *Cell) acknowledge(w http.ResponseWriter, r *http.Request, a *ask, event watches.APIObject) error {
 	f, ok := accepted(r.Header)
 	if !ok {
 		return notAcceptable()
@@ -93,7 +97,68 @@ func (c *Cell) acknowledge(w http.ResponseWriter, r *http.Request, a *ask, event
 
 // recurring are the fields of an event that change when it recurs. What it is
 // about is not among them.
-var recurring = sets.New("count", "lastTimestamp", "message", "note", "series", "deprecatedCount", "deprecatedLastTimestamp")
+var recurring = map[string]shape{
+	"count": whole, "deprecatedCount": whole, "lastTimestamp": moment, "deprecatedLastTimestamp": moment,
+	"message": message(maxNote), "note": message(maxNote),
+	"series": fieldsOf(map[string]shape{"count": whole, "lastObservedTime": moment}),
+}
+
+const (
+	// maxEvent bounds an event, in bytes of JSON.
+	maxEvent = 8 << 10
+	// maxNote is the longest message: what the API server takes of events.k8s.io.
+	maxNote = 1 << 10
+)
+
+// chargeEvent takes what an event of the cell costs from its budget.
+func (c *Cell) chargeEvent(encoded []byte) error {
+	switch {
+	case len(encoded) > maxEvent:
+		return tooMuch("the event", len(encoded), maxEvent)
+	case !c.eventBytes.AllowN(c.server.clock.Now(), len(encoded)):
+		return overBudget("a cell reports %d bytes of events a second", eventBytesRate)
+	}
+	return nil
+}
+
+// eventOf makes an event anew of what a kubelet reports. It is told in the name of the
+// node's kubelet, whatever it says.
+func (c *Cell) eventOf(sent watches.APIObject, about corev1.ObjectReference) watches.APIObject {
+	meta := metav1.ObjectMeta{Name: cut(sent.GetName(), 253), Namespace: about.Namespace}
+	about = corev1.ObjectReference{
+		Kind: about.Kind, APIVersion: "v1", Namespace: about.Namespace, Name: about.Name, UID: about.UID,
+		ResourceVersion: cut(about.ResourceVersion, 32), FieldPath: cut(about.FieldPath, 256),
+	}
+	source := corev1.EventSource{Component: "kubelet", Host: c.server.nodeName}
+	switch e := sent.(type) {
+	case *eventsv1.Event:
+		made := &eventsv1.Event{
+			TypeMeta: e.TypeMeta, ObjectMeta: meta, Regarding: about, Reason: cut(e.Reason, 128), Note: cut(e.Note, maxNote), Type: typeOf(e.Type),
+			Action: cut(e.Action, 128), EventTime: e.EventTime, ReportingController: "kubelet", ReportingInstance: c.server.nodeName,
+			DeprecatedSource: source, DeprecatedFirstTimestamp: e.DeprecatedFirstTimestamp, DeprecatedLastTimestamp: e.DeprecatedLastTimestamp,
+			DeprecatedCount: e.DeprecatedCount, Series: e.Series,
+		}
+		if made.Action == "" {
+			made.Action = made.Reason
+		}
+		return made
+	case *corev1.Event:
+		return &corev1.Event{
+			TypeMeta: e.TypeMeta, ObjectMeta: meta, InvolvedObject: about, Reason: cut(e.Reason, 128), Message: cut(e.Message, maxNote), Type: typeOf(e.Type),
+			Source: source, FirstTimestamp: e.FirstTimestamp, LastTimestamp: e.LastTimestamp, Count: e.Count, EventTime: e.EventTime, Series: e.Series,
+			Action: cut(e.Action, 128), ReportingController: "kubelet", ReportingInstance: c.server.nodeName,
+		}
+	}
+	return sent
+}
+
+// typeOf is the type of an event: one that is not known is a warning.
+func typeOf(t string) string {
+	if t == corev1.EventTypeNormal {
+		return t
+	}
+	return corev1.EventTypeWarning
+}
 
 func (c *Cell) passEventPatch(w http.ResponseWriter, r *http.Request, a *ask) error {
 	b := c.bound()
@@ -109,14 +174,21 @@ func (c *Cell) passEventPatch(w http.ResponseWriter, r *http.Request, a *ask) er
 	if err := utiljson.Unmarshal(p.body, &change); err != nil || change == nil {
 		return apierrors.NewBadRequest(fmt.Sprintf("the patch is not a JSON object: %v", err))
 	}
-	for field := range change {
-		if !recurring.Has(field) {
-			return c.forbidden(a, fmt.Sprintf("field %q of an event does not change, these do: %q", field, sets.List(recurring)))
+	for k := range change {
+		if recurring[k] == nil {
+			return c.forbidden(a, fmt.Sprintf("field %q of an event does not change, these do: %q", cut(k, 64), slices.Sorted(maps.Keys(recurring))))
 		}
 	}
-	patched, err := json.Marshal(change)
+	made, err := fieldsOf(recurring)(nil, change)
+	if err != nil {
+		return err
+	}
+	patched, err := json.Marshal(made)
 	if err != nil {
 		return fmt.Errorf("encode the patch of event %s/%s: %w", a.Namespace, a.Name, err)
+	}
+	if err := c.chargeEvent(patched); err != nil {
+		return err
 	}
 	return c.pass(w, r, a, body{mediaType: string(p.kind), bytes: patched}, nil)
 }

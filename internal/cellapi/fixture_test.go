@@ -23,6 +23,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 // eventually waits until cond holds.
@@ -173,6 +175,8 @@ var info = CellInfo{
 	Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1900m"), corev1.ResourceMemory: resource.MustParse("3Gi")},
 	NodeIP:      netip.MustParseAddr("10.0.0.5"),
 	NodeIPv6:    netip.MustParseAddr("fd00::5"),
+	PodIP:       netip.MustParseAddr("10.0.128.5"),
+	PodIPv6:     netip.MustParseAddr("fd00::8005"),
 }
 
 // join makes the machine a cell of the house.
@@ -251,15 +255,15 @@ func (m *mirror) has(k string) bool {
 }
 
 // follow starts a reflector that ends with the test.
-func follow(t *testing.T, client rest.Interface, k *kind, namespace string, selector fields.Selector) *mirror {
+func follow(t *testing.T, client rest.Interface, k *watches.Kind, namespace string, selector fields.Selector) *mirror {
 	t.Helper()
 	m := &mirror{Store: cache.NewStore(cache.MetaNamespaceKeyFunc)}
-	lw := cache.NewListWatchFromClient(client, k.resource.Resource, namespace, selector)
+	lw := cache.NewListWatchFromClient(client, k.Resource.Resource, namespace, selector)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		cache.NewReflector(lw, k.new(), m, 0).RunWithContext(ctx)
+		cache.NewReflector(lw, k.New(), m, 0).RunWithContext(ctx)
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	return m
@@ -277,9 +281,16 @@ func podOn(name string) *corev1.Pod {
 			}}},
 			Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
 				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name + "-data"},
-			}}},
+			}}, tokenVolume("api", nil)},
 		},
 	}
+}
+
+// tokenVolume asks for a token for an audience.
+func tokenVolume(audience string, seconds *int64) corev1.Volume {
+	return corev1.Volume{Name: "token", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{
+		ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Audience: audience, ExpirationSeconds: seconds, Path: "token"},
+	}}}}}
 }
 
 // bindNew makes a pod on the API server and binds it to the cell.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -42,9 +43,11 @@ func lonely(f *testing.F) (*apiServer, *Cell) {
 	up.put(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "two-secret"}})
 	up.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "settings"}})
 	for _, name := range []string{"one", "two"} {
-		up.put(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-" + name}})
+		up.put(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-" + name}, Spec: corev1.PersistentVolumeSpec{
+			ClaimRef: &corev1.ObjectReference{Namespace: "shop", Name: name + "-data", UID: "claim"},
+		}})
 		up.put(&corev1.PersistentVolumeClaim{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name + "-data"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name + "-data", UID: "claim"},
 			Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv-" + name},
 		})
 	}
@@ -76,6 +79,8 @@ func lonely(f *testing.F) (*apiServer, *Cell) {
 	f.Cleanup(func() { cancel(); tasks.Wait() })
 	c := server.AddCell("c1", info)
 	c.passed, c.events, c.refusals = rate.NewLimiter(rate.Inf, 0), rate.NewLimiter(rate.Inf, 0), rate.NewLimiter(0, 0)
+	c.written, c.eventBytes = rate.NewLimiter(rate.Inf, 0), rate.NewLimiter(rate.Inf, 0)
+	c.budget.free()
 	if err := c.Bind("shop", "one", "uid-one"); err != nil {
 		f.Fatal(err)
 	}
@@ -256,6 +261,46 @@ func FuzzACellReachesWhatItsPodNames(f *testing.F) {
 		for _, asked := range up.asked(func(apiRequest) bool { return true }) {
 			if why := foreign(asked); why != "" {
 				t.Fatalf("%s: the API server was asked %+v: %s", said, asked, why)
+			}
+		}
+	})
+}
+
+// FuzzAStatusPatchOfACell patches a pod's status with anything: what comes through is
+// small, has no metadata but the UID, and no address but the cell's.
+func FuzzAStatusPatchOfACell(f *testing.F) {
+	for _, seed := range []string{
+		`{"metadata":{"uid":"u"},"status":{"phase":"Running","podIP":"10.0.128.5","podIPs":[{"ip":"10.0.128.5"}],"$setElementOrder/podIPs":[{"ip":"10.0.128.5"}]}}`,
+		`{"status":{"conditions":[{"type":"Ready","status":"True"},{"$patch":"delete","type":"PodScheduled"}],"$setElementOrder/conditions":[{"type":"Ready"}]}}`,
+		`{"status":{"containerStatuses":[{"name":"c","state":{"terminated":{"exitCode":1,"message":"m"}},"resources":{"limits":{"cpu":"1e99"}}}]}}`,
+		`{"metadata":{"annotations":{"a":"b"}},"$patch":"replace","status":{"podIP":"8.8.8.8","message":null,"hostIPs":[{"$patch":"replace"}]}}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	known := addresses{host: []netip.Addr{info.NodeIP}, pod: []netip.Addr{info.PodIP}}
+	f.Fuzz(func(t *testing.T, sent []byte) {
+		b, err := podStatusPatch(sent, "uid-one", known)
+		if err != nil {
+			return
+		}
+		var patch struct {
+			Metadata map[string]any
+			Status   corev1.PodStatus
+		}
+		decoder := json.NewDecoder(bytes.NewReader(b))
+		if err := decoder.Decode(&patch); err != nil {
+			t.Fatalf("%s is none of a status: %v", b, err)
+		}
+		if len(b) > 128<<10 || len(patch.Metadata) != 1 || patch.Metadata["uid"] != "uid-one" {
+			t.Fatalf("%d bytes, metadata %v", len(b), patch.Metadata)
+		}
+		s := patch.Status
+		if s.PodIP != "" && s.PodIP != info.PodIP.String() || s.HostIP != "" && s.HostIP != info.NodeIP.String() || len(s.ResourceClaimStatuses) > 0 || s.NominatedNodeName != "" {
+			t.Fatalf("it has %+v", s)
+		}
+		for _, c := range s.Conditions {
+			if !slices.Contains(kubeletConditions, string(c.Type)) {
+				t.Fatalf("it has the condition %q", c.Type)
 			}
 		}
 	})

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +15,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 // nodeHistory is how many changes of a cell's node are kept: one kubelet and one
@@ -26,14 +30,13 @@ const nodeHistory = 2
 type cellNode struct {
 	server     *Server
 	info       CellInfo
-	collection *collection
+	collection *watches.Collection
 	ready      chan struct{} // closed when the kubelet has reported Ready
 
-	mu          sync.Mutex
-	current     *corev1.Node      // as composed last, nil before the virtual node is known
-	labels      map[string]string // the kubelet's own
-	annotations map[string]string // the kubelet's own
-	status      corev1.NodeStatus // shared with the nodes that were composed of it
+	// mu is held for a moment each time, never while what a cell sent is read.
+	mu      sync.Mutex
+	current *composed // as composed last, nil before the virtual node is known
+	first   *said     // before that
 	// shown says that the kubelet has read this node. A patch from before that
 	// was made against the node of an earlier process, and would be wrong here.
 	shown   bool
@@ -41,28 +44,40 @@ type cellNode struct {
 	heard   time.Time // of the last heartbeat, status or lease
 }
 
+// said is what a cell's kubelet says of its node. It never changes.
+type said struct {
+	labels      map[string]string
+	annotations map[string]string
+	status      corev1.NodeStatus
+}
+
+// composed is a version of a cell's node and what it was made of. Neither changes.
+type composed struct {
+	node *corev1.Node
+	said *said
+}
+
 func newCellNode(s *Server, info CellInfo) *cellNode {
 	now := metav1.NewTime(s.clock.Now())
-	n := &cellNode{
-		server: s, info: info, collection: newCollection(nodeKind, nodeHistory), ready: make(chan struct{}),
-		status: corev1.NodeStatus{
-			Capacity:    withPods(info.Capacity),
-			Allocatable: withPods(info.Allocatable),
-			Addresses:   []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: s.nodeName}},
-		},
+	status := corev1.NodeStatus{
+		Capacity:    withPods(info.Capacity),
+		Allocatable: withPods(info.Allocatable),
+		Addresses:   []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: s.nodeName}},
 	}
 	for _, ip := range []netip.Addr{info.NodeIP, info.NodeIPv6} {
 		if ip.IsValid() {
-			n.status.Addresses = append(n.status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
+			status.Addresses = append(status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
 		}
 	}
 	for _, t := range []corev1.NodeConditionType{corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeReady} {
-		n.status.Conditions = append(n.status.Conditions, corev1.NodeCondition{
+		status.Conditions = append(status.Conditions, corev1.NodeCondition{
 			Type: t, Status: corev1.ConditionUnknown, LastHeartbeatTime: now, LastTransitionTime: now,
 			Reason: "NodeStatusNeverUpdated", Message: "the cell's kubelet has not reported yet",
 		})
 	}
-	return n
+	return &cellNode{
+		server: s, info: info, collection: watches.NewCollection(nodeKind, nodeHistory), ready: make(chan struct{}), first: &said{status: status},
+	}
 }
 
 // withPods returns resources with a number of pods: a kubelet that reads none
@@ -77,49 +92,69 @@ func withPods(resources corev1.ResourceList) corev1.ResourceList {
 
 // refresh merges what is new of the virtual node into this one.
 func (n *cellNode) refresh() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if virtual := n.server.virtual.Load(); virtual != nil {
-		n.composeLocked(virtual)
+	for {
+		virtual := n.server.virtual.Load()
+		if virtual == nil {
+			return
+		}
+		n.mu.Lock()
+		before := n.current
+		n.mu.Unlock()
+		is := n.first
+		if before != nil {
+			is = before.said
+		}
+		// A change that came between is of the same virtual node or a newer one.
+		if _, ok := n.become(before, is, virtual); ok {
+			return
+		}
 	}
 }
 
-// composeLocked makes the node anew and shows it to its watchers if it is
-// different. n.mu is held.
-func (n *cellNode) composeLocked(virtual *corev1.Node) {
+// become makes the node anew, of what the kubelet says and the virtual node, and
+// shows it to its watchers if it is different. It is false when the node is not
+// before any more.
+func (n *cellNode) become(before *composed, is *said, virtual *corev1.Node) (*corev1.Node, bool) {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:              n.server.nodeName,
 			UID:               virtual.UID,
 			CreationTimestamp: virtual.CreationTimestamp,
-			Labels:            merged(n.labels, virtual.Labels),
-			Annotations:       merged(n.annotations, virtual.Annotations),
+			Labels:            merged(is.labels, virtual.Labels),
+			Annotations:       merged(is.annotations, virtual.Annotations),
 		},
 		// Neither is ever changed, only replaced.
 		Spec:   virtual.Spec,
-		Status: n.status,
+		Status: is.status,
 	}
-	if n.current != nil {
-		node.ResourceVersion = n.current.ResourceVersion
-		node.TypeMeta = n.current.TypeMeta
-		if equality.Semantic.DeepEqual(node, n.current) {
-			return
-		}
+	same := false
+	if before != nil {
+		node.ResourceVersion = before.node.ResourceVersion
+		node.TypeMeta = before.node.TypeMeta
+		same = equality.Semantic.DeepEqual(node, before.node)
 	}
-	first := n.current == nil
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.current != before {
+		return nil, false
+	}
+	if same {
+		return before.node, true
+	}
 	rv := n.server.nextVersion()
 	node.ResourceVersion = fmt.Sprint(rv)
-	o, err := newObject(nodeKind, node)
+	o, err := watches.NewObject(nodeKind, node)
 	if err != nil {
-		n.server.log.Error("node of a cell not stored", "error", err)
-		return
+		n.server.log.Error("node of a cell not stored", "err", err)
+		return node, true
 	}
-	n.current = node
-	if first {
-		n.collection.replace([]*object{o}, rv)
-		return
+	n.current = &composed{node: node, said: is}
+	if before == nil {
+		n.collection.Become([]*watches.Object{o}, rv)
+		return node, true
 	}
-	n.collection.put(o)
+	n.collection.Put(o)
+	return node, true
 }
 
 // merged returns the union of both; where they differ, that of the virtual node
@@ -142,47 +177,72 @@ func without(all, virtual map[string]string) map[string]string {
 	return own
 }
 
+// changeAttempts is how often a change is made anew because the node has changed
+// meanwhile.
+const changeAttempts = 5
+
 // change applies edit to a copy of the node and keeps what a kubelet may change:
-// labels and annotations, and, with status, the status.
+// labels and annotations, and, with status, the status. What a cell sent is applied,
+// compared and measured without the lock.
 func (n *cellNode) change(status bool, edit func(*corev1.Node) (*corev1.Node, error)) (*corev1.Node, error) {
+	conflict := func(format string, args ...any) error {
+		return apierrors.NewConflict(nodeKind.GroupResource(), n.server.nodeName, fmt.Errorf(format, args...))
+	}
+	for range changeAttempts {
+		n.mu.Lock()
+		before, shown := n.current, n.shown
+		n.mu.Unlock()
+		virtual := n.server.virtual.Load()
+		switch {
+		case virtual == nil || before == nil:
+			return nil, notYet("node " + n.server.nodeName)
+		case !shown:
+			return nil, conflict("the node has not been read since Kip started; read it and apply the change to that")
+		}
+		next, err := edit(before.node.DeepCopy())
+		if err != nil {
+			return nil, err
+		}
+		switch current := before.node; {
+		case next.Name != current.Name:
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("metadata.name is %q, it must be %q", cut(next.Name, 64), current.Name))
+		case next.UID != "" && next.UID != current.UID:
+			return nil, conflict("metadata.uid is %q, the node's is %q", cut(string(next.UID), 64), current.UID)
+		case next.ResourceVersion != "" && next.ResourceVersion != current.ResourceVersion:
+			return nil, conflict("the object has been modified; please apply your changes to the latest version and try again")
+		}
+		said := *before.said
+		said.labels, said.annotations = without(next.Labels, virtual.Labels), without(next.Annotations, virtual.Annotations)
+		if status {
+			said.status = next.Status
+		}
+		if err := said.bounded(); err != nil {
+			return nil, err
+		}
+		node, ok := n.become(before, &said, virtual)
+		if !ok {
+			continue
+		}
+		if status {
+			n.reported(&said.status)
+		}
+		return node, nil
+	}
+	return nil, conflict("the node has changed %d times meanwhile; read it and apply the change to that", changeAttempts)
+}
+
+// reported notes that the kubelet has reported its node's status.
+func (n *cellNode) reported(status *corev1.NodeStatus) {
+	isReady := slices.ContainsFunc(status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	virtual := n.server.virtual.Load()
-	if virtual == nil || n.current == nil {
-		return nil, notYet("node " + n.server.nodeName)
+	n.heard = n.server.clock.Now()
+	if isReady && !n.isReady {
+		n.isReady = true
+		close(n.ready)
 	}
-	conflict := func(format string, args ...any) error {
-		return apierrors.NewConflict(nodeKind.groupResource(), n.server.nodeName, fmt.Errorf(format, args...))
-	}
-	if !n.shown {
-		return nil, conflict("the node has not been read since Kip started; read it and apply the change to that")
-	}
-	next, err := edit(n.current.DeepCopy())
-	if err != nil {
-		return nil, err
-	}
-	switch {
-	case next.Name != n.current.Name:
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("metadata.name is %q, it must be %q", next.Name, n.current.Name))
-	case next.UID != "" && next.UID != n.current.UID:
-		return nil, conflict("metadata.uid is %q, the node's is %q", next.UID, n.current.UID)
-	case next.ResourceVersion != "" && next.ResourceVersion != n.current.ResourceVersion:
-		return nil, conflict("the object has been modified; please apply your changes to the latest version and try again")
-	}
-	n.labels = without(next.Labels, virtual.Labels)
-	n.annotations = without(next.Annotations, virtual.Annotations)
-	if status {
-		n.status = next.Status
-		n.heard = n.server.clock.Now()
-		for _, c := range n.status.Conditions {
-			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && !n.isReady {
-				n.isReady = true
-				close(n.ready)
-			}
-		}
-	}
-	n.composeLocked(virtual)
-	return n.current, nil
 }
 
 // heartbeat notes that the kubelet lives.
@@ -208,8 +268,12 @@ func (n *cellNode) show() {
 // is not known.
 func (n *cellNode) node() *corev1.Node {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.current.DeepCopy()
+	current := n.current
+	n.mu.Unlock()
+	if current == nil {
+		return nil
+	}
+	return current.node.DeepCopy()
 }
 
 // serveNode answers all that is asked about nodes.
@@ -217,7 +281,7 @@ func (c *Cell) serveNode(w http.ResponseWriter, r *http.Request, a *ask) error {
 	if a.Name != "" && a.Name != c.server.nodeName {
 		return c.forbidden(a, "it sees only the node "+c.server.nodeName)
 	}
-	rd := &reader{collection: c.node.collection, clock: c.server.clock, missed: c.server.virtualError.refusal, lifetime: c.lifetime}
+	rd := &reader{collection: c.node.collection, clock: c.server.clock, missed: c.server.virtualNode.Refusal, lifetime: c.lifetime}
 	switch a.Verb {
 	case "get", "list", "watch":
 		if a.Subresource != "" {
@@ -230,10 +294,13 @@ func (c *Cell) serveNode(w http.ResponseWriter, r *http.Request, a *ask) error {
 		return c.read(w, r, rd, a)
 	case "create":
 		// A kubelet that is told so reads the node and goes on with that.
-		return apierrors.NewAlreadyExists(nodeKind.groupResource(), c.server.nodeName)
+		return apierrors.NewAlreadyExists(nodeKind.GroupResource(), c.server.nodeName)
 	case "patch":
 		patch, err := readPatch(r)
 		if err != nil {
+			return err
+		}
+		if patch.body, err = rebuilt(patch.body, nodeShape); err != nil {
 			return err
 		}
 		return c.changeNode(w, r, a, func(n *corev1.Node) (*corev1.Node, error) {
@@ -241,9 +308,24 @@ func (c *Cell) serveNode(w http.ResponseWriter, r *http.Request, a *ask) error {
 			return next, patch.apply(n, next)
 		})
 	case "update":
-		sent, err := decodeBody[*corev1.Node](r)
+		// In protobuf, quantities would be computed with before they are looked at.
+		t, err := bodyMediaType(r.Header)
+		if err != nil {
+			return apierrors.NewBadRequest(err.Error())
+		}
+		if t != runtime.ContentTypeJSON {
+			return unsupportedMediaType(t, runtime.ContentTypeJSON)
+		}
+		b, err := readBody(r)
 		if err != nil {
 			return err
+		}
+		if b, err = rebuilt(b, nodeShape); err != nil {
+			return err
+		}
+		sent := &corev1.Node{}
+		if err := json.Unmarshal(b, sent); err != nil {
+			return apierrors.NewBadRequest("decode the body: " + err.Error())
 		}
 		return c.changeNode(w, r, a, func(*corev1.Node) (*corev1.Node, error) { return sent, nil })
 	}
@@ -267,10 +349,10 @@ func (c *Cell) changeNode(w http.ResponseWriter, r *http.Request, a *ask, edit f
 }
 
 // jsonOf returns o in JSON as a patch is applied to.
-func jsonOf(o apiObject) ([]byte, error) {
+func jsonOf(o watches.APIObject) ([]byte, error) {
 	b, err := json.Marshal(o)
 	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", key(o.GetNamespace(), o.GetName()), err)
+		return nil, fmt.Errorf("encode %s: %w", watches.Key(o.GetNamespace(), o.GetName()), err)
 	}
 	return b, nil
 }

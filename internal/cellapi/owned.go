@@ -9,6 +9,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 // ownedHistory is how many changes of a cell's lease or CSINode are kept; nobody
@@ -19,27 +21,29 @@ const ownedHistory = 2
 // only here: its lease or its CSINode, named like the node.
 type owned struct {
 	server     *Server
-	kind       *kind
+	kind       *watches.Kind
 	namespace  string // "" for cluster scope
-	collection *collection
+	collection *watches.Collection
 
 	mu sync.Mutex // orders changes
 }
 
-func newOwned(s *Server, k *kind, namespace string) *owned {
-	o := &owned{server: s, kind: k, namespace: namespace, collection: newCollection(k, ownedHistory)}
-	o.collection.startEmpty(s.nextVersion())
+func newOwned(s *Server, k *watches.Kind, namespace string) *owned {
+	o := &owned{server: s, kind: k, namespace: namespace, collection: watches.NewCollection(k, ownedHistory)}
+	o.collection.StartEmpty(s.nextVersion())
 	return o
 }
 
-func (o *owned) current() *object { return o.collection.get(key(o.namespace, o.server.nodeName)) }
+func (o *owned) current() *watches.Object {
+	return o.collection.Get(watches.Key(o.namespace, o.server.nodeName))
+}
 
-// store stores next, which the caller gives away. o.mu is held.
-func (o *owned) store(next apiObject) error {
+// store stores next, which the caller gives away, in the place of old. It is false
+// when old is not the object any more. Nothing is computed under the lock.
+func (o *owned) store(old *watches.Object, next watches.APIObject) (bool, error) {
 	if next.GetName() != o.server.nodeName || next.GetNamespace() != o.namespace {
-		return apierrors.NewBadRequest(fmt.Sprintf("the object is %q, it must be %q", key(next.GetNamespace(), next.GetName()), key(o.namespace, o.server.nodeName)))
+		return false, apierrors.NewBadRequest(fmt.Sprintf("the object is %q, it must be %q", watches.Key(next.GetNamespace(), next.GetName()), watches.Key(o.namespace, o.server.nodeName)))
 	}
-	old := o.current()
 	if old == nil {
 		next.SetUID(uuid.NewUUID())
 		next.SetCreationTimestamp(metav1.NewTime(o.server.clock.Now().Truncate(1e9)))
@@ -52,24 +56,48 @@ func (o *owned) store(next apiObject) error {
 			conflict = "the object has been modified; please apply your changes to the latest version and try again"
 		}
 		if conflict != "" {
-			return apierrors.NewConflict(o.kind.groupResource(), o.server.nodeName, fmt.Errorf("%s", conflict))
+			return false, apierrors.NewConflict(o.kind.GroupResource(), o.server.nodeName, fmt.Errorf("%s", conflict))
 		}
 		next.SetUID(old.GetUID())
 		next.SetCreationTimestamp(old.GetCreationTimestamp())
 	}
 	next.SetManagedFields(nil)
-	next.SetResourceVersion(strconv.FormatUint(o.server.nextVersion(), 10))
-	stored, err := newObject(o.kind, next)
-	if err != nil {
-		return err
+	if err := boundedOwned(next); err != nil {
+		return false, err
 	}
-	o.collection.put(stored)
-	return nil
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.current() != old {
+		return false, nil
+	}
+	next.SetResourceVersion(strconv.FormatUint(o.server.nextVersion(), 10))
+	stored, err := watches.NewObject(o.kind, next)
+	if err != nil {
+		return false, err
+	}
+	o.collection.Put(stored)
+	return true, nil
+}
+
+// change makes of the object, nil when there is none, what edit says. edit is called
+// again, without a lock, when the object has changed meanwhile.
+func (o *owned) change(edit func(old *watches.Object) (watches.APIObject, error)) error {
+	for range changeAttempts {
+		old := o.current()
+		next, err := edit(old)
+		if err != nil {
+			return err
+		}
+		if stored, err := o.store(old, next); err != nil || stored {
+			return err
+		}
+	}
+	return apierrors.NewConflict(o.kind.GroupResource(), o.server.nodeName, fmt.Errorf("the object has changed %d times meanwhile", changeAttempts))
 }
 
 // serveOwned answers all that is asked about a lease or a CSINode.
 func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *owned) error {
-	what := o.kind.resource.Resource
+	what := o.kind.Resource.Resource
 	switch {
 	case a.Subresource != "":
 		return c.forbidden(a, what+" have no subresources here")
@@ -83,34 +111,30 @@ func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *own
 		return notAcceptable()
 	}
 	answer := func(code int) error {
-		e, err := o.current().form(f)
+		now := o.current()
+		if now == nil {
+			return apierrors.NewNotFound(o.kind.GroupResource(), c.server.nodeName) // deleted meanwhile
+		}
+		e, err := formOf(now, f)
 		if err != nil {
 			return err
 		}
-		writePieces(w, f, code, e.whole)
+		writePieces(w, f, code, e.Whole)
 		return nil
 	}
-	missing := apierrors.NewNotFound(o.kind.groupResource(), c.server.nodeName)
+	missing := apierrors.NewNotFound(o.kind.GroupResource(), c.server.nodeName)
 
 	switch a.Verb {
 	case "get", "list", "watch":
 		rd := &reader{collection: o.collection, clock: c.server.clock, namespace: o.namespace, lifetime: c.lifetime}
 		return c.read(w, r, rd, a)
 	case "create", "update":
-		sent, err := decodeBody[apiObject](r)
+		sent, err := decodeBody[watches.APIObject](r, o.kind.GVK())
 		if err != nil {
 			return err
 		}
-		if got, want := fmt.Sprintf("%T", sent), fmt.Sprintf("%T", o.kind.new()); got != want {
-			return apierrors.NewBadRequest(fmt.Sprintf("the body is a %s, it must be a %s", got, want))
-		}
-		o.mu.Lock()
-		defer o.mu.Unlock()
 		code := http.StatusOK
 		if a.Verb == "create" {
-			if o.current() != nil {
-				return apierrors.NewAlreadyExists(o.kind.groupResource(), c.server.nodeName)
-			}
 			code = http.StatusCreated
 			if sent.GetNamespace() == "" {
 				sent.SetNamespace(o.namespace)
@@ -118,7 +142,12 @@ func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *own
 		}
 		// An update of what does not exist makes it: a kubelet that outlived a
 		// restart of Kip renews the lease it had.
-		if err := o.store(sent); err != nil {
+		if err := o.change(func(old *watches.Object) (watches.APIObject, error) {
+			if a.Verb == "create" && old != nil {
+				return nil, apierrors.NewAlreadyExists(o.kind.GroupResource(), c.server.nodeName)
+			}
+			return sent.DeepCopyObject().(watches.APIObject), nil
+		}); err != nil {
 			return err
 		}
 		if o.kind == leaseKind {
@@ -130,17 +159,13 @@ func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *own
 		if err != nil {
 			return err
 		}
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		old := o.current()
-		if old == nil {
-			return missing
-		}
-		next := o.kind.new()
-		if err := p.apply(old.apiObject, next); err != nil {
-			return err
-		}
-		if err := o.store(next); err != nil {
+		if err := o.change(func(old *watches.Object) (watches.APIObject, error) {
+			if old == nil {
+				return nil, missing
+			}
+			next := o.kind.New()
+			return next, p.apply(old.APIObject, next)
+		}); err != nil {
 			return err
 		}
 		if o.kind == leaseKind {
@@ -154,7 +179,7 @@ func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *own
 		if old == nil {
 			return missing
 		}
-		o.collection.remove(old.at(c.server.nextVersion()))
+		o.collection.Remove(old.At(c.server.nextVersion()))
 		writeObject(w, f, http.StatusOK, success())
 		return nil
 	}

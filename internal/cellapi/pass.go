@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/rest"
 
 	"github.com/elotl/kip/internal/volumes"
@@ -55,13 +54,25 @@ type body struct {
 	bytes     []byte
 }
 
+// mayAsk counts a request to the API server for the cell. An error tells it to ask
+// again later.
+func (c *Cell) mayAsk() error {
+	if !c.passed.AllowN(c.server.clock.Now(), 1) {
+		return apierrors.NewTooManyRequests(fmt.Sprintf("cell %s asks more than %d times a second", c.id, passedRate), 1)
+	}
+	return nil
+}
+
 // askUpstream sends the request a of the cell on and returns the answer, whose body the
 // caller closes. Right after binding, a refusal is tried again: the API server's
 // Node authorizer hears of a binding a little later than everyone else.
 func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*http.Response, error) {
 	s := c.server
-	if !c.passed.AllowN(s.clock.Now(), 1) {
-		return nil, apierrors.NewTooManyRequests(fmt.Sprintf("cell %s asks more than %d times a second", c.id, passedRate), 1)
+	if err := c.mayAsk(); err != nil {
+		return nil, err
+	}
+	if size := len(b.bytes); size > 0 && !c.written.AllowN(s.clock.Now(), size) {
+		return nil, overBudget("a cell may have %d bytes a second stored", writtenRate)
 	}
 	u := *s.raw.base
 	u.Path = path.Join(u.Path, r.URL.Path)
@@ -85,7 +96,7 @@ func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*http.Res
 		}
 		resp, err := s.raw.client.Do(req)
 		if err != nil {
-			s.log.Warn("API server not reached for a cell", "cell", c.id, "request", a.String(), "error", err)
+			s.log.Warn("API server not reached for a cell", "cell", c.id, "request", a.String(), "err", err)
 			return nil, apierrors.NewServiceUnavailable("the API server cannot be reached")
 		}
 		if resp.StatusCode != http.StatusForbidden || !c.settling() {
@@ -137,6 +148,7 @@ func (c *Cell) pass(w http.ResponseWriter, r *http.Request, a *ask, b body, chec
 		}
 	}
 	w.WriteHeader(resp.StatusCode)
+	defer deadline(w)()
 	_, _ = w.Write(answer) // a client that is gone needs no answer
 	return nil
 }
@@ -148,7 +160,7 @@ func (c *Cell) ownPod(a *ask) (*binding, error) {
 		return nil, c.forbidden(a, "it sees only its own pod")
 	}
 	if _, gone := c.lastPod(); gone {
-		return nil, apierrors.NewNotFound(podKind.groupResource(), a.Name)
+		return nil, apierrors.NewNotFound(podKind.GroupResource(), a.Name)
 	}
 	return b, nil
 }
@@ -165,48 +177,14 @@ func (c *Cell) passPodGet(w http.ResponseWriter, r *http.Request, a *ask) error 
 		}
 		if pod.UID != b.uid {
 			// Another pod of the same name: the cell's own is gone.
-			return apierrors.NewNotFound(podKind.groupResource(), a.Name)
+			return apierrors.NewNotFound(podKind.GroupResource(), a.Name)
 		}
 		return nil
 	})
 }
 
 func podConflict(name string, got string, want types.UID) error {
-	return apierrors.NewConflict(podKind.groupResource(), name, fmt.Errorf("the pod's UID is %q here, the cell's pod is %q", got, want))
-}
-
-// passPodStatus passes a patch of the pod's status with the UID of the cell's pod
-// in it, so that the API server refuses it for any other.
-func (c *Cell) passPodStatus(w http.ResponseWriter, r *http.Request, a *ask) error {
-	b, err := c.ownPod(a)
-	if err != nil {
-		return err
-	}
-	p, err := readPatch(r)
-	if err != nil {
-		return err
-	}
-	var change map[string]any
-	if err := utiljson.Unmarshal(p.body, &change); err != nil || change == nil {
-		return apierrors.NewBadRequest(fmt.Sprintf("the patch is not a JSON object: %v", err))
-	}
-	metadata, isMap := change["metadata"].(map[string]any)
-	if _, present := change["metadata"]; present && !isMap {
-		return apierrors.NewBadRequest("metadata of the patch is not a JSON object")
-	}
-	if metadata == nil {
-		metadata = map[string]any{}
-		change["metadata"] = metadata
-	}
-	if uid, present := metadata["uid"]; present && uid != string(b.uid) {
-		return podConflict(a.Name, fmt.Sprint(uid), b.uid)
-	}
-	metadata["uid"] = string(b.uid)
-	patched, err := json.Marshal(change)
-	if err != nil {
-		return fmt.Errorf("encode the patch of pod %s/%s: %w", b.namespace, b.name, err)
-	}
-	return c.pass(w, r, a, body{mediaType: string(p.kind), bytes: patched}, nil)
+	return apierrors.NewConflict(podKind.GroupResource(), name, fmt.Errorf("the pod's UID is %q here, the cell's pod is %q", got, want))
 }
 
 // passPodDelete passes the deletion of the cell's pod, bound to its UID.
@@ -224,7 +202,7 @@ func (c *Cell) passPodDelete(w http.ResponseWriter, r *http.Request, a *ask) err
 	}
 	options := &metav1.DeleteOptions{}
 	if len(sent) > 0 {
-		if options, err = decode[*metav1.DeleteOptions](sent); err != nil {
+		if options, err = decodeOptions(sent); err != nil {
 			return err
 		}
 	}
@@ -243,6 +221,18 @@ func (c *Cell) passPodDelete(w http.ResponseWriter, r *http.Request, a *ask) err
 	return c.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: remade}, nil)
 }
 
+// decodeOptions decodes the options of a deletion, and nothing else.
+func decodeOptions(b []byte) (*metav1.DeleteOptions, error) {
+	gvk, err := kindOfBody(b)
+	if err != nil {
+		return nil, err
+	}
+	if gvk.Kind != "DeleteOptions" {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("the body is a %q, it must be DeleteOptions", cut(gvk.Kind, 64)))
+	}
+	return decode[*metav1.DeleteOptions](b)
+}
+
 // serveToken passes the request for a token of the pod's service account that is
 // bound to the pod.
 func (c *Cell) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error {
@@ -256,7 +246,7 @@ func (c *Cell) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if pod == nil || gone || a.Namespace != pod.Namespace || a.Name != pod.Spec.ServiceAccountName {
 		return c.forbidden(a, "only its pod's service account")
 	}
-	request, err := decodeBody[*authenticationv1.TokenRequest](r)
+	request, err := decodeBody[*authenticationv1.TokenRequest](r, authenticationv1.SchemeGroupVersion.WithKind("TokenRequest"))
 	if err != nil {
 		return err
 	}
@@ -264,7 +254,19 @@ func (c *Cell) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if ref := request.Spec.BoundObjectRef; ref == nil || *ref != want {
 		return c.forbidden(a, fmt.Sprintf("spec.boundObjectRef must be the pod %s", bindingID(pod.Namespace, pod.Name, pod.UID)))
 	}
-	b, err := encode(formatJSON, request)
+	may, err := c.mayHaveToken(r.Context(), pod, &request.Spec)
+	if err != nil {
+		return err
+	}
+	if !may {
+		return c.forbidden(a, fmt.Sprintf("no volume of its pod asks for a token for %q of %d seconds", request.Spec.Audiences, lifetimeOf(request.Spec.ExpirationSeconds)))
+	}
+	b, err := encode(formatJSON, &authenticationv1.TokenRequest{
+		TypeMeta: metav1.TypeMeta{Kind: "TokenRequest", APIVersion: authenticationv1.SchemeGroupVersion.String()},
+		Spec: authenticationv1.TokenRequestSpec{
+			Audiences: request.Spec.Audiences, ExpirationSeconds: request.Spec.ExpirationSeconds, BoundObjectRef: &want,
+		},
+	})
 	if err != nil {
 		return err
 	}
@@ -293,7 +295,9 @@ func (c *Cell) names(namespace, claim string) bool {
 	return c.pod != nil && c.pod.namespace == namespace && c.pod.claims.Has(claim)
 }
 
-// serveVolume passes the get of a volume that a claim of the pod is bound to.
+// serveVolume answers a get of a volume that a claim of the pod is bound to. The
+// cell's kubelet sees it its own way: one on a disk of the cloud, which Kip has
+// attached, is a local volume there.
 func (c *Cell) serveVolume(w http.ResponseWriter, r *http.Request, a *ask) error {
 	if a.Subresource != "" || a.Verb != "get" {
 		return c.forbidden(a, a.Resource+" can only be read, by name")
@@ -301,39 +305,24 @@ func (c *Cell) serveVolume(w http.ResponseWriter, r *http.Request, a *ask) error
 	if err := c.knowsPod(r.Context()); err != nil {
 		return err
 	}
-	pod, _ := c.lastPod()
-	if pod == nil {
+	if pod, _ := c.lastPod(); pod == nil {
 		return c.forbidden(a, "its pod does not name it")
 	}
-	for claim := range referencesOf(pod).claims {
-		if !c.names(pod.Namespace, claim) || !c.passed.AllowN(c.server.clock.Now(), 1) {
-			continue
-		}
-		pvc, err := c.server.node.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(r.Context(), claim, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
-			continue
-		case err != nil:
-			return err
-		case pvc.Spec.VolumeName == a.Name:
-			return c.showVolume(w, r, a)
-		}
+	var bound *corev1.PersistentVolume
+	if err := c.boundVolumes(r.Context(), a.Name, func(pv *corev1.PersistentVolume) bool {
+		bound = pv
+		return true
+	}); err != nil {
+		return err
 	}
-	return c.forbidden(a, "no claim of its pod is bound to it")
-}
-
-// showVolume answers with a volume as the cell's kubelet is to see it: one on a
-// disk of the cloud, which Kip has attached, is a local volume there.
-func (c *Cell) showVolume(w http.ResponseWriter, r *http.Request, a *ask) error {
+	if bound == nil {
+		return c.forbidden(a, "no claim of its pod is bound to it")
+	}
 	f, ok := accepted(r.Header)
 	if !ok {
 		return notAcceptable()
 	}
-	pv, err := c.server.node.CoreV1().PersistentVolumes().Get(r.Context(), a.Name, metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	pv.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PersistentVolume")) // a client leaves it out
-	writeObject(w, f, http.StatusOK, volumes.OnCell(pv))
+	bound.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PersistentVolume")) // a client leaves it out
+	writeObject(w, f, http.StatusOK, volumes.OnCell(bound))
 	return nil
 }

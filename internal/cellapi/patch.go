@@ -9,6 +9,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 // patch is a change to an object that lives here: a strategic merge patch, which
@@ -33,7 +35,7 @@ func readPatch(r *http.Request) (*patch, error) {
 
 // apply writes into next, an empty object of the same type, what the patch makes
 // of o.
-func (p *patch) apply(o, next apiObject) error {
+func (p *patch) apply(o, next watches.APIObject) error {
 	before, err := jsonOf(o)
 	if err != nil {
 		return err

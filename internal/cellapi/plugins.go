@@ -1,7 +1,10 @@
 package cellapi
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -12,8 +15,11 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/elotl/kip/internal/spelling"
 	"github.com/elotl/kip/internal/volumes"
+	"github.com/elotl/kip/internal/watches"
 )
 
 // maxTrouble bounds what is kept of a kubelet's message about a plugin, in bytes.
@@ -27,7 +33,7 @@ func (c *Cell) CSIDrivers() (registered []string, known bool) {
 	if o == nil {
 		return nil, false
 	}
-	node, ok := o.apiObject.(*storagev1.CSINode)
+	node, ok := o.APIObject.(*storagev1.CSINode)
 	if !ok {
 		return nil, false
 	}
@@ -47,7 +53,7 @@ func (c *Cell) PluginTrouble() string {
 
 // notePlugin notes what an event says of a plugin. No object of the cluster stands
 // for a plugin, so the event goes nowhere else.
-func (c *Cell) notePlugin(event apiObject) {
+func (c *Cell) notePlugin(event watches.APIObject) {
 	var kind, reason, message string
 	switch e := event.(type) {
 	case *corev1.Event:
@@ -59,7 +65,8 @@ func (c *Cell) notePlugin(event apiObject) {
 		return
 	}
 	trouble := reason + ": " + message
-	trouble = trouble[:min(len(trouble), maxTrouble)]
+	trouble = spelling.Printable(cut(trouble, maxTrouble))
+	reason = spelling.Printable(cut(reason, 128))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// A kubelet that has said why it failed goes on to say that it failed.
@@ -67,39 +74,40 @@ func (c *Cell) notePlugin(event apiObject) {
 		return
 	}
 	c.trouble = trouble
-	c.server.log.Warn("a node plugin does not fare well", "cell", c.id, "reason", reason, "message", message)
+	c.server.log.Warn("a node plugin does not fare well", "cell", c.id, "reason", reason, "message", trouble)
 }
 
 // boundVolumes calls f with each volume that a claim of the pod is bound to, until
-// it returns true.
-func (c *Cell) boundVolumes(ctx context.Context, f func(*corev1.PersistentVolume) bool) error {
+// it returns true. A name other than "" is of the only volume that is looked for.
+func (c *Cell) boundVolumes(ctx context.Context, name string, f func(*corev1.PersistentVolume) bool) error {
 	pod, gone := c.lastPod()
 	if pod == nil || gone {
 		return nil
 	}
+	core := c.server.node.CoreV1()
 	for claim := range referencesOf(pod).claims {
-		if !c.names(pod.Namespace, claim) || !c.passed.AllowN(c.server.clock.Now(), 1) {
+		if !c.names(pod.Namespace, claim) {
 			continue
 		}
-		pvc, err := c.server.node.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, claim, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) || err == nil && pvc.Spec.VolumeName == "" {
-			continue
-		}
-		if err != nil {
+		if err := c.mayAsk(); err != nil {
 			return err
 		}
-		pv, err := c.server.node.CoreV1().PersistentVolumes().Get(ctx, pvc.Spec.VolumeName, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
+		pvc, err := core.PersistentVolumeClaims(pod.Namespace).Get(ctx, claim, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
 			continue
-		}
-		if err != nil {
+		case err != nil:
 			return err
-		}
-		// Both sides must say so: anybody who makes claims can name a volume.
-		if ref := pv.Spec.ClaimRef; ref == nil || ref.Namespace != pvc.Namespace || ref.Name != pvc.Name || ref.UID != pvc.UID {
+		case name != "" && pvc.Spec.VolumeName != name:
 			continue
 		}
-		if f(pv) {
+		pv, err := volumes.OfClaim(ctx, core, pvc)
+		switch {
+		case errors.As(err, new(*volumes.UnboundError)), name == "" && apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			return err
+		case f(pv):
 			return nil
 		}
 	}
@@ -111,7 +119,7 @@ func (c *Cell) boundVolumes(ctx context.Context, f func(*corev1.PersistentVolume
 // namespace.
 func (c *Cell) serveVolumeSecret(w http.ResponseWriter, r *http.Request, a *ask) error {
 	named := false
-	err := c.boundVolumes(r.Context(), func(pv *corev1.PersistentVolume) bool {
+	err := c.boundVolumes(r.Context(), "", func(pv *corev1.PersistentVolume) bool {
 		csi := pv.Spec.CSI
 		if csi == nil || csi.Driver == volumes.Driver {
 			return false
@@ -123,7 +131,7 @@ func (c *Cell) serveVolumeSecret(w http.ResponseWriter, r *http.Request, a *ask)
 		return named
 	})
 	if err != nil {
-		return fmt.Errorf("look for a volume of the pod that names secret %s: %w", key(a.Namespace, a.Name), err)
+		return fmt.Errorf("look for a volume of the pod that names secret %s: %w", watches.Key(a.Namespace, a.Name), err)
 	}
 	if !named {
 		return c.forbidden(a, "its pod does not name it")
@@ -134,9 +142,29 @@ func (c *Cell) serveVolumeSecret(w http.ResponseWriter, r *http.Request, a *ask)
 // refuseMirror answers a kubelet that wants to make a mirror pod of the static pod
 // of a plugin: it does each time that it looks at that.
 func (c *Cell) refuseMirror(r *http.Request, a *ask) error {
-	pod, err := decodeBody[*corev1.Pod](r)
-	if err != nil || pod.Annotations[corev1.MirrorPodAnnotationKey] == "" {
+	body, err := readBody(r)
+	if err != nil {
+		return err
+	}
+	name, annotations, err := metadataOf(body)
+	if err != nil || annotations[corev1.MirrorPodAnnotationKey] == "" {
 		return c.forbidden(a, "")
 	}
-	return apierrors.NewForbidden(podKind.groupResource(), pod.Name, fmt.Errorf("the plugins of a cell are nobody's pods"))
+	return apierrors.NewForbidden(podKind.GroupResource(), cut(name, 253), fmt.Errorf("the plugins of a cell are nobody's pods"))
+}
+
+// metadataOf reads of an object, JSON or protobuf, only its name and annotations:
+// quantities, as a pod's, are computed with as they are read.
+func metadataOf(b []byte) (name string, annotations map[string]string, err error) {
+	var o metav1.PartialObjectMetadata // has its metadata where all objects have theirs
+	if rest, ok := bytes.CutPrefix(b, protobufMagic); ok {
+		var u runtime.Unknown
+		if err := u.Unmarshal(rest); err != nil {
+			return "", nil, err
+		}
+		err = o.Unmarshal(u.Raw)
+	} else {
+		err = json.Unmarshal(b, &o)
+	}
+	return o.Name, o.Annotations, err
 }

@@ -3,7 +3,9 @@ package cellapi
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -13,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 const (
@@ -21,6 +25,8 @@ const (
 	unboundVersion = 1
 	// podHistory is how many changes of the pod are kept.
 	podHistory = 2
+	// partingTime is how long watches on what a pod named outlive it.
+	partingTime = time.Second
 	// bindingSettles is how long after binding the API server's Node authorizer
 	// may not have heard of the pod.
 	bindingSettles = 10 * time.Second
@@ -38,13 +44,13 @@ type binding struct {
 	isKnown bool
 	gone    bool        // for good: a UID does not come back
 	current *corev1.Pod // last seen, also after it is gone; nil before
-	refs    map[refKey]*heldRef
+	refs    map[watches.Ref]*heldRef
 	claims  sets.Set[string]
 }
 
 // heldRef is a cell's use of a referenced object.
 type heldRef struct {
-	shared   *sharedRef
+	shared   *watches.Source
 	lifetime context.Context // as long as the pod names it
 	end      context.CancelFunc
 }
@@ -77,7 +83,7 @@ func (c *Cell) Bind(namespace, name string, uid types.UID) error {
 	}
 	c.pod = &binding{
 		namespace: namespace, name: name, uid: uid, at: s.clock.Now(),
-		known: make(chan struct{}), refs: map[refKey]*heldRef{}, claims: sets.New[string](),
+		known: make(chan struct{}), refs: map[watches.Ref]*heldRef{}, claims: sets.New[string](),
 	}
 	s.bound[uid] = c
 	s.startLocked(c.find)
@@ -109,7 +115,7 @@ func (c *Cell) find() {
 	case <-c.lifetime.Done():
 		return
 	}
-	if o, exists, err := s.pods.GetStore().GetByKey(key(b.namespace, b.name)); err == nil && exists {
+	if o, exists, err := s.pods.GetStore().GetByKey(watches.Key(b.namespace, b.name)); err == nil && exists {
 		if pod, ok := o.(*corev1.Pod); ok && pod.UID == b.uid {
 			c.show(pod)
 			return
@@ -132,7 +138,7 @@ func (c *Cell) find() {
 		if c.lifetime.Err() != nil {
 			return
 		}
-		s.log.Warn("bound pod not looked up, it is tried again", "cell", c.id, "pod", key(b.namespace, b.name), "error", err)
+		s.log.Warn("bound pod not looked up, retrying", "cell", c.id, "pod", watches.Key(b.namespace, b.name), "err", err)
 		select {
 		case <-s.clock.After(backoff.Step()):
 		case <-c.lifetime.Done():
@@ -150,19 +156,19 @@ func (c *Cell) show(pod *corev1.Pod) {
 		return
 	}
 	// The informer's objects belong to others.
-	o, err := newObject(podKind, pod.DeepCopy())
+	o, err := watches.NewObject(podKind, pod.DeepCopy())
 	if err != nil {
-		c.server.log.Error("pod not shown to its cell", "cell", c.id, "error", err)
+		c.server.log.Error("pod not shown to its cell", "cell", c.id, "err", err)
 		return
 	}
 	if b.current != nil {
-		if before, err := strconv.ParseUint(b.current.ResourceVersion, 10, 64); err == nil && o.rv <= before {
+		if before, err := strconv.ParseUint(b.current.ResourceVersion, 10, 64); err == nil && o.RV <= before {
 			return
 		}
 	}
-	b.current = o.apiObject.(*corev1.Pod)
+	b.current = o.APIObject.(*corev1.Pod)
 	c.refer(referencesOf(b.current))
-	c.pods.put(o)
+	c.pods.Put(o)
 	c.know()
 }
 
@@ -180,13 +186,25 @@ func (c *Cell) lose(resourceVersion string) {
 		c.server.log.Error("resource version of a deleted pod is not a number", "cell", c.id, "resourceVersion", resourceVersion)
 	}
 	if b.current == nil {
-		c.pods.startEmpty(max(rv, unboundVersion))
+		c.pods.StartEmpty(max(rv, unboundVersion))
 	} else {
-		c.pods.remove((&object{apiObject: b.current}).at(rv))
+		c.pods.Remove((&watches.Object{APIObject: b.current}).At(rv))
 	}
-	c.refer(references{})
+	// Its kubelet hears first that the pod is gone, and then does not ask again for
+	// what the pod named.
+	held := slices.Collect(maps.Values(b.refs))
+	c.referUntil(references{}, func(*heldRef) {})
+	c.server.start(func() {
+		select {
+		case <-c.server.clock.After(partingTime):
+		case <-c.lifetime.Done():
+		}
+		for _, h := range held {
+			h.end()
+		}
+	})
 	c.know()
-	c.server.log.Info("pod of a cell is gone", "cell", c.id, "pod", key(b.namespace, b.name))
+	c.server.log.Info("pod of a cell is gone", "cell", c.id, "pod", watches.Key(b.namespace, b.name))
 }
 
 // know declares that the pod's existence is known. c.mu is held.
@@ -198,26 +216,29 @@ func (c *Cell) know() {
 }
 
 // refer makes refs what the cell may read. c.mu is held.
-func (c *Cell) refer(refs references) {
+func (c *Cell) refer(refs references) { c.referUntil(refs, func(h *heldRef) { h.end() }) }
+
+// referUntil leaves it to end when watches end on what the cell may not read any more.
+func (c *Cell) referUntil(refs references, end func(*heldRef)) {
 	b := c.pod
-	wanted := sets.New[refKey]()
+	wanted := sets.New[watches.Ref]()
 	for name := range refs.secrets {
-		wanted.Insert(refKey{kind: secretKind, namespace: b.namespace, name: name})
+		wanted.Insert(watches.Ref{Kind: secretKind, Namespace: b.namespace, Name: name})
 	}
 	for name := range refs.configMaps {
-		wanted.Insert(refKey{kind: configMapKind, namespace: b.namespace, name: name})
+		wanted.Insert(watches.Ref{Kind: configMapKind, Namespace: b.namespace, Name: name})
 	}
 	for k := range wanted {
 		if b.refs[k] == nil {
-			held := &heldRef{shared: c.server.acquire(k)}
+			held := &heldRef{shared: c.server.watches.Acquire(k)}
 			held.lifetime, held.end = context.WithCancel(c.lifetime)
 			b.refs[k] = held
 		}
 	}
 	for k, held := range b.refs {
 		if !wanted.Has(k) {
-			held.end()
-			c.server.release(k)
+			end(held)
+			c.server.watches.Release(k)
 			delete(b.refs, k)
 		}
 	}
@@ -226,7 +247,7 @@ func (c *Cell) refer(refs references) {
 
 // reference returns the cell's use of a referenced object, nil when its pod does
 // not name it.
-func (c *Cell) reference(k refKey) *heldRef {
+func (c *Cell) reference(k watches.Ref) *heldRef {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.pod == nil {

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 const (
@@ -38,7 +40,7 @@ const (
 
 // reader answers get, list and watch from a collection.
 type reader struct {
-	collection *collection
+	collection *watches.Collection
 	clock      clock.Clock
 	// namespace narrows a list and watch, "" does not.
 	namespace string
@@ -51,7 +53,7 @@ type reader struct {
 
 // await waits until the collection is known.
 func (rd *reader) await(ctx context.Context) error {
-	if rd.collection.ready(ctx, rd.clock, patience) {
+	if rd.collection.Ready(ctx, rd.clock, patience) {
 		return nil
 	}
 	if rd.missed != nil {
@@ -59,7 +61,7 @@ func (rd *reader) await(ctx context.Context) error {
 			return err
 		}
 	}
-	return notYet(rd.collection.kind.resource.Resource)
+	return notYet(rd.collection.Kind.Resource.Resource)
 }
 
 func (rd *reader) get(w http.ResponseWriter, r *http.Request, name string) error {
@@ -70,21 +72,21 @@ func (rd *reader) get(w http.ResponseWriter, r *http.Request, name string) error
 	if err := rd.await(r.Context()); err != nil {
 		return err
 	}
-	o := rd.collection.get(key(rd.namespace, name))
+	o := rd.collection.Get(watches.Key(rd.namespace, name))
 	if o == nil {
-		return apierrors.NewNotFound(rd.collection.kind.groupResource(), name)
+		return apierrors.NewNotFound(rd.collection.Kind.GroupResource(), name)
 	}
-	e, err := o.form(f)
+	e, err := formOf(o, f)
 	if err != nil {
 		return err
 	}
-	writePieces(w, f, http.StatusOK, e.whole)
+	writePieces(w, f, http.StatusOK, e.Whole)
 	return nil
 }
 
 // filter says which objects a list or watch is about.
 type filter struct {
-	kind      *kind
+	kind      *watches.Kind
 	namespace string
 	labels    labels.Selector
 	fields    fields.Selector
@@ -92,17 +94,17 @@ type filter struct {
 }
 
 func (rd *reader) filter(o *internalversion.ListOptions) (*filter, error) {
-	fl := &filter{kind: rd.collection.kind, namespace: rd.namespace, labels: labels.Everything(), fields: fields.Everything()}
+	fl := &filter{kind: rd.collection.Kind, namespace: rd.namespace, labels: labels.Everything(), fields: fields.Everything()}
 	if o.LabelSelector != nil {
 		fl.labels = o.LabelSelector
 	}
 	if o.FieldSelector != nil {
 		fl.fields = o.FieldSelector
 	}
-	known := fl.kind.fields(fl.kind.new())
+	known := fl.kind.Fields(fl.kind.New())
 	for _, q := range fl.fields.Requirements() {
 		if _, ok := known[q.Field]; !ok {
-			return nil, apierrors.NewBadRequest(fmt.Sprintf("field label not supported for %s: %s", fl.kind.resource.Resource, q.Field))
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("field label not supported for %s: %s", fl.kind.Resource.Resource, q.Field))
 		}
 		if q.Operator != selection.Equals && q.Operator != selection.DoubleEquals && q.Operator != selection.NotEquals {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("operator not supported in a field selector: %s", q.Operator))
@@ -112,7 +114,7 @@ func (rd *reader) filter(o *internalversion.ListOptions) (*filter, error) {
 	return fl, nil
 }
 
-func (fl *filter) matches(o *object) bool {
+func (fl *filter) matches(o *watches.Object) bool {
 	switch {
 	case o == nil:
 		return false
@@ -123,16 +125,16 @@ func (fl *filter) matches(o *object) bool {
 	case !fl.labels.Empty() && !fl.labels.Matches(labels.Set(o.GetLabels())):
 		return false
 	}
-	return fl.fields.Empty() || fl.fields.Matches(fl.kind.fields(o.apiObject))
+	return fl.fields.Empty() || fl.fields.Matches(fl.kind.Fields(o.APIObject))
 }
 
 // seen returns how an event looks through the filter; "" means not at all.
-func (fl *filter) seen(e event) watch.EventType {
+func (fl *filter) seen(e watches.Event) watch.EventType {
 	if fl.all {
-		return e.kind
+		return e.Kind
 	}
-	before := fl.matches(e.previous)
-	after := e.kind != watch.Deleted && fl.matches(e.object)
+	before := fl.matches(e.Previous)
+	after := e.Kind != watch.Deleted && fl.matches(e.Object)
 	switch {
 	case before && after:
 		return watch.Modified
@@ -194,15 +196,15 @@ func (rd *reader) list(w http.ResponseWriter, r *http.Request) error {
 	if err := rd.await(r.Context()); err != nil {
 		return err
 	}
-	if current, ok := rd.collection.fresh(r.Context(), rd.clock, rv, freshness); !ok {
+	if current, ok := rd.collection.Fresh(r.Context(), rd.clock, rv, freshness); !ok {
 		return tooLarge(rv, current)
 	}
-	objects, current, _ := rd.collection.snapshot()
+	objects, current, _ := rd.collection.Snapshot()
 	if options.ResourceVersionMatch == metav1.ResourceVersionMatchExact && rv != current {
 		return expired(options.ResourceVersion, strconv.FormatUint(current, 10))
 	}
 	if !fl.all {
-		var matching []*object
+		var matching []*watches.Object
 		for _, o := range objects {
 			if fl.matches(o) {
 				matching = append(matching, o)
@@ -210,7 +212,7 @@ func (rd *reader) list(w http.ResponseWriter, r *http.Request) error {
 		}
 		objects = matching
 	}
-	pieces, err := listPieces(f, rd.collection.kind, objects, current)
+	pieces, err := listPieces(f, rd.collection.Kind, objects, current)
 	if err != nil {
 		return err
 	}
@@ -242,7 +244,7 @@ func (rd *reader) watch(w http.ResponseWriter, r *http.Request) error {
 	if err := rd.await(ctx); err != nil {
 		return err
 	}
-	current, isFresh := rd.collection.fresh(ctx, rd.clock, rv, freshness)
+	current, isFresh := rd.collection.Fresh(ctx, rd.clock, rv, freshness)
 
 	// What comes first: the objects, or the events since rv.
 	initial := rv == 0
@@ -252,22 +254,22 @@ func (rd *reader) watch(w http.ResponseWriter, r *http.Request) error {
 			return tooLarge(rv, current)
 		}
 	}
-	var objects []*object
+	var objects []*watches.Object
 	var next uint64
 	switch {
 	case initial || rv == 0:
-		objects, current, next = rd.collection.snapshot()
+		objects, current, next = rd.collection.Snapshot()
 		if !initial {
 			objects = nil
 		}
 	default:
-		if next, ok = rd.collection.seek(rv); !ok {
+		if next, ok = rd.collection.Seek(rv); !ok {
 			return expired(options.ResourceVersion, strconv.FormatUint(current, 10))
 		}
 		current = rv
 	}
 
-	out := &stream{w: w, control: http.NewResponseController(w), format: f, kind: rd.collection.kind}
+	out := &stream{w: w, control: http.NewResponseController(w), format: f, kind: rd.collection.Kind}
 	w.Header().Set("Content-Type", f.watchMediaType())
 	w.WriteHeader(http.StatusOK)
 	out.begin()
@@ -304,7 +306,7 @@ func (rd *reader) follow(ctx context.Context, out *stream, fl *filter, options *
 	}
 
 	for {
-		events, current, changed, ok := rd.collection.since(next)
+		events, current, changed, ok := rd.collection.Since(next)
 		if !ok {
 			out.begin()
 			out.failure(expired("the watch fell behind", strconv.FormatUint(current, 10)))
@@ -321,8 +323,8 @@ func (rd *reader) follow(ctx context.Context, out *stream, fl *filter, options *
 				}
 				// An object that no longer matches is shown as it is now: what
 				// a client needs of a deletion is the name and the version.
-				out.object(t, e.object)
-				told = e.object.rv
+				out.object(t, e.Object)
+				told = e.Object.RV
 			}
 			if !out.flush() {
 				return

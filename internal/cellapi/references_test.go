@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// pathsTo calls visit with the path and type's chain of every string in t.
+// stringPaths calls visit with the path and type's chain of every string in t.
 func stringPaths(t reflect.Type, path []string, parents []reflect.Type, visit func(path []string, parent reflect.Type)) {
 	if slices.Contains(parents, t) {
 		return // no type of a pod contains itself

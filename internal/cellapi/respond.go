@@ -1,21 +1,22 @@
 package cellapi
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 )
-
-// maxBody is the largest request that is read: what the API server takes by
-// default, 3 MiB.
-const maxBody = 3 << 20
 
 // statusOf returns err as the Status that a client is told.
 func statusOf(err error) *metav1.Status {
@@ -61,6 +62,7 @@ func writePieces(w http.ResponseWriter, f format, code int, pieces ...[]byte) {
 	w.Header().Set("Content-Type", f.mediaType())
 	w.Header().Set("Content-Length", strconv.Itoa(size))
 	w.WriteHeader(code)
+	defer deadline(w)()
 	for _, p := range pieces {
 		if _, err := w.Write(p); err != nil {
 			return
@@ -68,13 +70,27 @@ func writePieces(w http.ResponseWriter, f format, code int, pieces ...[]byte) {
 	}
 }
 
-// readBody reads the request's body, which the server has limited to maxBody.
+// deadline gives the client a time to take what is written from here to the call of
+// what it returns.
+func deadline(w http.ResponseWriter) (end func()) {
+	control := http.NewResponseController(w)
+	// The network's time is the real one. A writer that knows no deadline leaves
+	// it to the transport's own limits.
+	_ = control.SetWriteDeadline(time.Now().Add(writeWithin))
+	return func() {
+		if control.Flush() == nil {
+			_ = control.SetWriteDeadline(time.Time{})
+		}
+	}
+}
+
+// readBody reads the request's body, which is limited.
 func readBody(r *http.Request) ([]byte, error) {
 	b, err := io.ReadAll(r.Body)
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("the limit is %d bytes", maxBody))
+		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("the limit is %d bytes", tooLarge.Limit))
 	case err != nil:
 		return nil, apierrors.NewBadRequest("read the request's body: " + err.Error())
 	}
@@ -82,8 +98,8 @@ func readBody(r *http.Request) ([]byte, error) {
 }
 
 // decodeBody decodes the request's body, JSON or protobuf, into an object of the
-// type T.
-func decodeBody[T runtime.Object](r *http.Request) (T, error) {
+// type T, which is of one of these kinds.
+func decodeBody[T runtime.Object](r *http.Request, kinds ...schema.GroupVersionKind) (T, error) {
 	var none T
 	t, err := bodyMediaType(r.Header)
 	if err != nil {
@@ -96,7 +112,32 @@ func decodeBody[T runtime.Object](r *http.Request) (T, error) {
 	if err != nil {
 		return none, err
 	}
+	// Before it is decoded: another kind may have quantities in it, which are
+	// computed with as they are read.
+	gvk, err := kindOfBody(body)
+	if err != nil {
+		return none, err
+	}
+	if !slices.Contains(kinds, gvk) {
+		return none, apierrors.NewBadRequest(fmt.Sprintf("the body is a %q of %q, it must be one of %v", cut(gvk.Kind, 64), cut(gvk.GroupVersion().String(), 64), kinds))
+	}
 	return decode[T](body)
+}
+
+// kindOfBody reads only what kind of object b is, JSON or protobuf.
+func kindOfBody(b []byte) (schema.GroupVersionKind, error) {
+	if rest, ok := bytes.CutPrefix(b, protobufMagic); ok {
+		var u runtime.Unknown
+		if err := u.Unmarshal(rest); err != nil {
+			return schema.GroupVersionKind{}, apierrors.NewBadRequest("decode the body: " + err.Error())
+		}
+		return schema.FromAPIVersionAndKind(u.APIVersion, u.Kind), nil
+	}
+	var meta metav1.TypeMeta
+	if err := json.Unmarshal(b, &meta); err != nil {
+		return schema.GroupVersionKind{}, apierrors.NewBadRequest("decode the body: " + err.Error())
+	}
+	return meta.GroupVersionKind(), nil
 }
 
 // decode decodes b, JSON or protobuf, into an object of the type T.

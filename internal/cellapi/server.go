@@ -11,12 +11,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 // Config is what a [Server] is made of. All fields but Log and Clock are required.
@@ -33,6 +34,8 @@ type Config struct {
 	Pods cache.SharedIndexInformer
 	// IPv6 says that cells have IPv6 addresses: they are shown IPv6 EndpointSlices.
 	IPv6 bool
+	// Refused, if not nil, is called for each request that a cell is refused.
+	Refused func()
 	// Log takes what happens; nil drops it.
 	Log *slog.Logger
 	// Clock is the time; nil is the real one.
@@ -45,17 +48,18 @@ type Server struct {
 	nodeName string
 	log      *slog.Logger
 	clock    clock.Clock
+	refused  func()
 	node     kubernetes.Interface
 	raw      *passer // as the node
 	pods     cache.SharedIndexInformer
 
-	shared    map[schema.GroupVersionResource]*source
+	watches   *watches.Watches
 	endpoints *endpoints // instead of the collection of EndpointSlices
 
-	virtual      atomic.Pointer[corev1.Node] // the real virtual node
-	virtualError lastError
-	podsHandled  chan struct{} // closed when the pod handler has seen all pods
-	version      atomic.Uint64 // last resource version of objects that live here
+	virtual     atomic.Pointer[corev1.Node] // the real virtual node
+	virtualNode *watches.Source             // where that comes from
+	podsHandled chan struct{}               // closed when the pod handler has seen all pods
+	version     atomic.Uint64               // last resource version of objects that live here
 
 	lifetime context.Context // from New to the end of Run
 	end      context.CancelFunc
@@ -66,7 +70,6 @@ type Server struct {
 	pending []func() // tasks that Run starts
 	cells   map[string]*Cell
 	bound   map[types.UID]*Cell
-	refs    map[refKey]*sharedRef
 }
 
 // CellInfo is what Kip knows of a cell's machine before its kubelet reports it.
@@ -76,6 +79,9 @@ type CellInfo struct {
 	Capacity, Allocatable corev1.ResourceList
 	// NodeIP is the cell's management address, NodeIPv6 that of IPv6 if it has one.
 	NodeIP, NodeIPv6 netip.Addr
+	// PodIP is the address of the cell's pod, PodIPv6 that of IPv6 if it has one. A
+	// pod's status has no others, whatever the cell says.
+	PodIP, PodIPv6 netip.Addr
 }
 
 // New returns a server that has not started. It fails on a configuration that
@@ -95,12 +101,11 @@ func New(cfg Config) (*Server, error) {
 		nodeName:    cfg.NodeName,
 		log:         cfg.Log,
 		clock:       cfg.Clock,
+		refused:     cfg.Refused,
 		pods:        cfg.Pods,
-		shared:      map[schema.GroupVersionResource]*source{},
 		podsHandled: make(chan struct{}),
 		cells:       map[string]*Cell{},
 		bound:       map[types.UID]*Cell{},
-		refs:        map[refKey]*sharedRef{},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -120,19 +125,13 @@ func New(cfg Config) (*Server, error) {
 	if s.raw, err = newPasser(node); err != nil {
 		return nil, fmt.Errorf("cell API: client of node %s: %w", cfg.NodeName, err)
 	}
-	for _, k := range sharedKinds() {
-		client := s.node
-		if k.own {
-			client = own
-		}
-		s.shared[k.resource] = &source{
-			kind: &k.kind, client: k.client(client),
-			collection: newCollection(&k.kind, sharedHistory), lastError: &lastError{},
-		}
-	}
 	started := uint64(s.clock.Now().UnixMicro())
 	s.version.Store(started)
-	s.endpoints = newEndpoints(s.shared[endpointSlices].kind, s.nodeName, cfg.IPv6, started)
+	s.watches = watches.New(s.node, own, s.log)
+	s.endpoints = newEndpoints(s.watches.Of(watches.EndpointSlices).Kind, s.nodeName, cfg.IPv6, started)
+	s.watches.Feed(watches.Services, serviceFeed{s.watches.Of(watches.Services).Collection, s.endpoints})
+	s.watches.Feed(watches.EndpointSlices, s.endpoints)
+	s.virtualNode = s.watches.Watch(nodeKind, s.nodeName, virtualNode{s})
 	s.lifetime, s.end = context.WithCancel(context.Background())
 	return s, nil
 }
@@ -191,21 +190,10 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	defer func() {
 		if err := s.pods.RemoveEventHandler(registration); err != nil {
-			s.log.Warn("pod handler not removed", "error", err)
+			s.log.Warn("pod handler not removed", "err", err)
 		}
 	}()
-	for resource, src := range s.shared {
-		var store cache.ReflectorStore = src.collection
-		switch resource {
-		case services:
-			store = serviceFeed{src.collection, s.endpoints}
-		case endpointSlices:
-			store = s.endpoints
-		}
-		s.start(func() { src.run(s.lifetime, s, "", "", store) })
-	}
-	node := &source{kind: nodeKind, client: s.node.CoreV1().RESTClient(), lastError: &s.virtualError}
-	s.start(func() { node.run(s.lifetime, s, "", s.nodeName, virtualNode{s}) })
+	s.start(func() { _ = s.watches.Run(s.lifetime) }) // fails where it ran before
 
 	select {
 	case <-registration.HasSyncedChecker().Done():
@@ -234,6 +222,9 @@ func (s *Server) startLocked(task func()) {
 		go func() { defer s.tasks.Done(); task() }()
 	}
 }
+
+// Watches are what all cells are shown the objects of. The server runs them.
+func (s *Server) Watches() *watches.Watches { return s.watches }
 
 // nextVersion returns a resource version for an object that lives here.
 func (s *Server) nextVersion() uint64 { return s.version.Add(1) }

@@ -7,6 +7,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 // stream writes the frames of a watch. It has no buffer of its own: there are many
@@ -16,7 +18,7 @@ type stream struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	format  format
-	kind    *kind
+	kind    *watches.Kind
 	head    []byte // of the frame being written
 	err     error
 }
@@ -51,26 +53,26 @@ func (s *stream) frame(t watch.EventType, whole []byte) {
 	}
 }
 
-func (s *stream) object(t watch.EventType, o *object) {
-	e, err := o.form(s.format)
+func (s *stream) object(t watch.EventType, o *watches.Object) {
+	e, err := formOf(o, s.format)
 	if err != nil {
 		s.failure(err)
 		s.flush()
 		s.err = err
 		return
 	}
-	s.frame(t, e.whole)
+	s.frame(t, e.Whole)
 }
 
 // bookmark tells the client that it has seen all up to rv, and, at the end of the
 // initial events, that these were all of them.
 func (s *stream) bookmark(rv uint64, initialEnd bool) {
-	o := s.kind.new()
+	o := s.kind.New()
 	o.SetResourceVersion(strconv.FormatUint(rv, 10))
 	if initialEnd {
 		o.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
 	}
-	o.GetObjectKind().SetGroupVersionKind(s.kind.gvk())
+	o.GetObjectKind().SetGroupVersionKind(s.kind.GVK())
 	b, err := encode(s.format, o)
 	if err != nil {
 		s.err = err

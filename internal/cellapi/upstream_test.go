@@ -26,6 +26,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+
+	"github.com/elotl/kip/internal/watches"
 )
 
 const (
@@ -42,7 +44,7 @@ type apiServer struct {
 
 	mu       sync.Mutex
 	rv       uint64
-	objects  map[string]apiObject // resource/namespace/name
+	objects  map[string]watches.APIObject // resource/namespace/name
 	history  []apiEvent
 	changed  chan struct{}
 	requests []apiRequest
@@ -57,7 +59,7 @@ type apiServer struct {
 type apiEvent struct {
 	kind     watch.EventType
 	resource string
-	object   apiObject
+	object   watches.APIObject
 	rv       uint64
 }
 
@@ -68,7 +70,7 @@ type apiRequest struct {
 
 func newAPIServer(t testing.TB) *apiServer {
 	t.Helper()
-	s := &apiServer{t: t, rv: 100, objects: map[string]apiObject{}, changed: make(chan struct{}), watching: map[string]int{}}
+	s := &apiServer{t: t, rv: 100, objects: map[string]watches.APIObject{}, changed: make(chan struct{}), watching: map[string]int{}}
 	s.http = httptest.NewServer(s)
 	t.Cleanup(func() { s.http.CloseClientConnections(); s.http.Close() })
 	return s
@@ -81,7 +83,7 @@ func (s *apiServer) asNode() *rest.Config {
 
 func (s *apiServer) asKip() *rest.Config { return &rest.Config{Host: s.http.URL} }
 
-func resourceOf(o apiObject) string {
+func resourceOf(o watches.APIObject) string {
 	switch o.(type) {
 	case *corev1.Pod:
 		return "pods"
@@ -98,9 +100,9 @@ func resourceOf(o apiObject) string {
 	case *corev1.PersistentVolumeClaim:
 		return "persistentvolumeclaims"
 	}
-	for _, k := range sharedKinds() {
-		if fmt.Sprintf("%T", k.new()) == fmt.Sprintf("%T", o) {
-			return k.resource.Resource
+	for _, k := range watches.SharedKinds() {
+		if fmt.Sprintf("%T", k.New()) == fmt.Sprintf("%T", o) {
+			return k.Resource.Resource
 		}
 	}
 	panic(fmt.Sprintf("no resource for %T", o))
@@ -108,19 +110,19 @@ func resourceOf(o apiObject) string {
 
 func path3(resource, namespace, name string) string { return resource + "/" + namespace + "/" + name }
 
-func (s *apiServer) pathOf(o apiObject) string {
+func (s *apiServer) pathOf(o watches.APIObject) string {
 	return path3(resourceOf(o), o.GetNamespace(), o.GetName())
 }
 
 // put creates or changes an object and returns it as stored.
-func (s *apiServer) put(o apiObject) apiObject {
+func (s *apiServer) put(o watches.APIObject) watches.APIObject {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.putLocked(o)
 }
 
-func (s *apiServer) putLocked(o apiObject) apiObject {
-	o = o.DeepCopyObject().(apiObject)
+func (s *apiServer) putLocked(o watches.APIObject) watches.APIObject {
+	o = o.DeepCopyObject().(watches.APIObject)
 	p := s.pathOf(o)
 	s.rv++
 	o.SetResourceVersion(strconv.FormatUint(s.rv, 10))
@@ -139,28 +141,28 @@ func (s *apiServer) putLocked(o apiObject) apiObject {
 	return o
 }
 
-func (s *apiServer) remove(o apiObject) {
+func (s *apiServer) remove(o watches.APIObject) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.removeLocked(s.pathOf(o))
 }
 
 func (s *apiServer) removeLocked(p string) {
-	o := s.objects[p].DeepCopyObject().(apiObject)
+	o := s.objects[p].DeepCopyObject().(watches.APIObject)
 	delete(s.objects, p)
 	s.rv++
 	o.SetResourceVersion(strconv.FormatUint(s.rv, 10))
 	s.noteLocked(watch.Deleted, o)
 }
 
-func (s *apiServer) noteLocked(t watch.EventType, o apiObject) {
+func (s *apiServer) noteLocked(t watch.EventType, o watches.APIObject) {
 	s.history = append(s.history, apiEvent{t, resourceOf(o), o, s.rv})
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
 // get returns a stored object, nil when there is none.
-func (s *apiServer) get(resource, namespace, name string) apiObject {
+func (s *apiServer) get(resource, namespace, name string) watches.APIObject {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.objects[path3(resource, namespace, name)]
@@ -343,7 +345,7 @@ func (s *apiServer) answer(w http.ResponseWriter, r *http.Request, a apiRequest)
 		if err != nil {
 			return err
 		}
-		empty := old.DeepCopyObject().(apiObject)
+		empty := old.DeepCopyObject().(watches.APIObject)
 		after, err := strategicpatch.StrategicMergePatch(before, []byte(a.body), empty)
 		if err != nil {
 			return apierrors.NewBadRequest(err.Error())
@@ -352,7 +354,7 @@ func (s *apiServer) answer(w http.ResponseWriter, r *http.Request, a apiRequest)
 		if err != nil {
 			return apierrors.NewBadRequest(err.Error())
 		}
-		next := o.(apiObject)
+		next := o.(watches.APIObject)
 		if next.GetUID() != old.GetUID() {
 			return apierrors.NewConflict(schema.GroupResource{Resource: a.resource}, a.name, fmt.Errorf("UID mismatch"))
 		}
@@ -398,7 +400,7 @@ func (s *apiServer) listOrWatch(w http.ResponseWriter, r *http.Request, a apiReq
 	if err := metascheme.ParameterCodec.DecodeParameters(r.URL.Query(), metav1.SchemeGroupVersion, options); err != nil {
 		return apierrors.NewBadRequest(err.Error())
 	}
-	matches := func(resource string, o apiObject) bool {
+	matches := func(resource string, o watches.APIObject) bool {
 		if resource != a.resource || (a.namespace != "" && a.namespace != o.GetNamespace()) {
 			return false
 		}
@@ -479,7 +481,7 @@ func (s *apiServer) listOrWatch(w http.ResponseWriter, r *http.Request, a apiReq
 		if err != nil {
 			return err
 		}
-		bookmark := o.(apiObject)
+		bookmark := o.(watches.APIObject)
 		bookmark.SetResourceVersion(strconv.FormatUint(rv, 10))
 		bookmark.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
 		send(watch.Bookmark, bookmark)
@@ -509,9 +511,9 @@ func (s *apiServer) listOrWatch(w http.ResponseWriter, r *http.Request, a apiReq
 }
 
 func kindOf(resource string) string {
-	for _, k := range sharedKinds() {
-		if k.resource.Resource == resource {
-			return k.name
+	for _, k := range watches.SharedKinds() {
+		if k.Resource.Resource == resource {
+			return k.Name
 		}
 	}
 	return map[string]string{"pods": "Pod", "secrets": "Secret", "configmaps": "ConfigMap", "nodes": "Node"}[resource]

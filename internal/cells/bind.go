@@ -7,8 +7,8 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
-// bind gives the cell its pod, once and for good. A standby cell without one is
-// kept connected until it is taken.
+// bind gives the cell its pod, once and for good. A standby cell without a pod is
+// kept connected until a pod takes the cell.
 func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) {
 	if ready, again, err := c.attach(ctx, e); err != nil || !ready {
 		return again, err
@@ -16,8 +16,8 @@ func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) 
 	if ready, again, err := c.plug(ctx, e); err != nil || !ready {
 		return again, err
 	}
-	// From here on the kubelet may see the pod: whoever wants to let the cell
-	// go must know, so the decision is made under the lock that they take.
+	// From here on the kubelet may see the pod. Whoever lets the cell go must know:
+	// both decide under mu.
 	c.mu.Lock()
 	why, pod := e.ending, e.cell().Pod
 	e.binding = why == "" && pod.UID != ""

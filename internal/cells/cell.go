@@ -25,10 +25,14 @@ type Cell struct {
 	Attempt int                `json:"attempt"`
 	// Offers are what to launch, best first; the first is being used. An offer
 	// that the cloud cannot serve is dropped.
-	Offers   []Offer         `json:"offers"`
+	Offers []Offer `json:"offers"`
+	// Options are what the pod's annotations and the configuration ask of a launch,
+	// resolved when the cell was requested.
+	Options  Options         `json:"options,omitzero"`
 	Instance *cloud.Instance `json:"instance,omitempty"`
 	// Launch is the call to the cloud that the cell was, or is being, launched
-	// with; nil before.
+	// with; nil before. As long as its outcome is not known the call itself is
+	// stored under launches/ID.
 	Launch *Launch `json:"launch,omitempty"`
 	// Standby is the pool that the cell was made for, and Template what it was
 	// made of; empty for a cell that was made for a pod.
@@ -63,6 +67,9 @@ type Cell struct {
 	Steps         []apiv1.Step `json:"steps,omitempty"`
 }
 
+// Options are what a launch is given besides its offer.
+type Options = cloud.Options
+
 // Cause is a kind of end.
 type Cause string
 
@@ -84,8 +91,8 @@ type Launch struct {
 	ID    string `json:"id"`
 	Index int    `json:"index"` // of the cell in the group
 	Cells int    `json:"cells"` // in the group
-	// NameTag is the configured one when the launch was stored: a call that is
-	// sent again must not differ.
+	// NameTag is the configured one when the launch was stored: of launches that are
+	// stored without their call, as Kips before did, it is made again.
 	NameTag string `json:"nameTag"`
 }
 
@@ -95,6 +102,8 @@ type Offer struct {
 	Zone         string  `json:"zone"`
 	Subnet       string  `json:"subnet,omitempty"`
 	Spot         bool    `json:"spot,omitempty"`
+	Dedicated    bool    `json:"dedicated,omitempty"`
+	Family       string  `json:"family,omitempty"` // the type's, as in catalog.InstanceType
 	PricePerHour float64 `json:"pricePerHour"`
 	MilliCPU     int64   `json:"milliCPU"`
 	MemoryBytes  int64   `json:"memoryBytes"`
@@ -108,14 +117,27 @@ type Offer struct {
 // offering is what the cloud tells offers apart by.
 type offering struct {
 	instanceType, zone, subnet string
-	spot                       bool
+	market                     cloud.Market
 }
 
-func (o Offer) offering() offering { return offering{o.InstanceType, o.Zone, o.Subnet, o.Spot} }
+func (o Offer) offering() offering {
+	return offering{o.InstanceType, o.Zone, o.Subnet, o.Market()}
+}
+
+// Market is how the offer is bought.
+func (o Offer) Market() cloud.Market {
+	switch {
+	case o.Spot:
+		return cloud.Spot
+	case o.Dedicated:
+		return cloud.Dedicated
+	}
+	return cloud.OnDemand
+}
 
 func (o Offer) String() string {
-	if o.Spot {
-		return o.InstanceType + " (spot) in " + o.Zone
+	if m := o.Market(); m != cloud.OnDemand {
+		return o.InstanceType + " (" + string(m) + ") in " + o.Zone
 	}
 	return o.InstanceType + " in " + o.Zone
 }
@@ -220,7 +242,11 @@ func (c Cell) launched() time.Time {
 // ClientToken.
 func (c Cell) launchToken(controllerID string) string {
 	o := c.Offer()
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%d\n%s\n%s\n%s\n%t", controllerID, c.Launch.ID, c.Launch.Cells, o.InstanceType, o.Zone, o.Subnet, o.Spot))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%d\n%s\n%s\n%s\n%t",
+		controllerID, c.Launch.ID, c.Launch.Cells, o.InstanceType, o.Zone, o.Subnet, o.Spot))
+	if o.Dedicated {
+		sum = sha256.Sum256(append(sum[:], cloud.Dedicated...))
+	}
 	return hex.EncodeToString(sum[:])
 }
 

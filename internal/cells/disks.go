@@ -1,19 +1,16 @@
 package cells
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 )
 
 // Disk is a disk of the cloud that a cell's pod has as a volume. The record of a
@@ -35,12 +32,13 @@ type DiskInUseError struct {
 }
 
 func (e *DiskInUseError) Error() string {
-	return fmt.Sprintf("volume %s (%s) is used by pod %s: a disk is on one machine at a time, and each pod has its own", e.Disk.Volume, e.Disk.ID, e.Pod)
+	return fmt.Sprintf("volume %s (%s) is used by pod %s: a disk is on one machine at a time, and each pod has its own",
+		e.Disk.Volume, e.Disk.ID, e.Pod)
 }
 
-// claimed returns an error for the first disk that a cell has whose record does
-// not say that it ends. That it is to end is not enough: a Kip that starts from the
-// records would have two live cells for one disk. The caller holds mu.
+// claimed returns an error for the first disk that a live cell has. A cell that is
+// to end is live until its record says so: a Kip that starts from the records would
+// have two live cells for one disk. The caller holds mu.
 func (c *Controller) claimed(disks []Disk) error {
 	for _, d := range disks {
 		if e := c.byDisk[d.ID]; e != nil && e.cell().Live() {
@@ -53,7 +51,7 @@ func (c *Controller) claimed(disks []Disk) error {
 // claim notes whose disks those of a reserved cell are. The caller holds mu.
 func (c *Controller) claim(e *entry) {
 	for _, d := range e.disks {
-		if other := c.byDisk[d.ID]; other == nil || e.cell().Live() { // of two, it is not that which ends
+		if other := c.byDisk[d.ID]; other == nil || e.cell().Live() { // of two cells, the live one has the disk
 			c.byDisk[d.ID] = e
 		}
 	}
@@ -68,9 +66,9 @@ func (c *Controller) unclaim(e *entry) {
 	}
 }
 
-// attach gives a cell that is ready its disks, before its kubelet sees the pod.
-// It returns true when all are devices of the machine, or when there is something
-// else to be done with the cell first.
+// attach gives a ready cell its disks, before its kubelet sees the pod. It returns
+// true when all disks are devices of the machine. It returns true as well when
+// something else is to be done with the cell first.
 func (c *Controller) attach(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
 	cell := e.cell()
 	if len(cell.Disks) == 0 || cell.Stopped || e.disksShown {
@@ -92,10 +90,10 @@ func (c *Controller) attach(ctx context.Context, e *entry) (ready bool, again ti
 		case ctx.Err() != nil:
 			return false, 0, ctx.Err()
 		case errors.As(err, &inUse):
-			c.tellDisk(e, "VolumeInUse", fmt.Sprintf("Volume %s waits until %s no longer has it", d.Volume, c.userOf(inUse.Instance)))
+			c.tellDisk(e, events.VolumeInUse, fmt.Sprintf("Volume %s waits until %s no longer has it", d.Volume, c.userOf(inUse.Instance)))
 			return false, diskPoll, nil
 		default:
-			c.tellDisk(e, "FailedAttachVolume", fmt.Sprintf("Volume %s: %v; it is tried again", d.Volume, err))
+			c.tellDisk(e, events.FailedAttachVolume, fmt.Sprintf("Volume %s: %v; retrying", d.Volume, err))
 			return false, 0, fmt.Errorf("attach volume %s: %w", d.Volume, err)
 		}
 	}
@@ -103,14 +101,15 @@ func (c *Controller) attach(ctx context.Context, e *entry) (ready bool, again ti
 		return false, 0, nil // the tunnel wakes the cell
 	}
 	if err := c.putDisks(ctx, e, diskIDs(cell.Disks)); err != nil {
-		if errors.Is(err, errNotYet) {
-			c.tellDisk(e, "FailedAttachVolume", fmt.Sprintf("Its cell does not show the device of a volume yet: %v", err))
+		if errors.Is(err, agentapi.ErrNotYet) {
+			c.tellDisk(e, events.FailedAttachVolume, fmt.Sprintf("Its cell does not show the device of a volume yet: %v", err))
 			return false, diskPoll, nil
 		}
 		return false, 0, fmt.Errorf("hand cell %s its disks: %w", e.id, err)
 	}
 	e.disksShown = true
-	c.report(cell, normal, "SuccessfulAttachVolume", "Attached to cell "+e.id+": "+volumeNames(cell.Disks))
+	c.noteDisk(e, told{})
+	c.report(cell, normal, events.SuccessfulAttachVolume, "Attached to cell "+e.id+": "+volumeNames(cell.Disks))
 	return true, 0, nil
 }
 
@@ -142,10 +141,24 @@ func (c *Controller) userOf(instance string) string {
 // tellDisk reports something about a cell's disks, unless it was the last thing
 // that was. It is called by the cell's worker alone.
 func (c *Controller) tellDisk(e *entry, reason, message string) {
-	if told := reason + message; e.diskTold != told {
-		e.diskTold = told
+	if c.noteDisk(e, told{reason, message}) {
 		c.report(e.cell(), warning, reason, message)
 	}
+}
+
+// noteDisk keeps what a ready cell waits for, for WaitsFor, and tells observers of
+// it; false if that is known.
+func (c *Controller) noteDisk(e *entry, news told) bool {
+	if e.diskTold == news {
+		return false
+	}
+	c.mu.Lock()
+	e.diskTold = news
+	c.mu.Unlock()
+	e.writing.Lock() // the changes of a cell are told in their order
+	defer e.writing.Unlock()
+	c.observers.CellChanged(*e.cell())
+	return true
 }
 
 func volumeNames(disks []Disk) string {
@@ -168,57 +181,28 @@ func diskIDs(disks []Disk) []string {
 	return ids
 }
 
-// errNotYet: the agent has understood, and is not done.
-var errNotYet = errors.New("it is not done yet")
-
 // putDisks tells the agent which disks its cell is to have.
 func (c *Controller) putDisks(ctx context.Context, e *entry, ids []string) error {
-	return c.put(ctx, e, agentapi.PathDisks, agentapi.Disks{Disks: ids})
-}
-
-// put tells the agent what is to be. The error is errNotYet as long as it is not.
-func (c *Controller) put(ctx context.Context, e *entry, path string, what any) error {
-	body, err := json.Marshal(what)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, configTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPut, "https://"+e.id+path, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := e.session.RoundTripper().RoundTrip(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
-	switch resp.StatusCode {
-	case http.StatusOK:
-		return nil
-	case http.StatusServiceUnavailable:
-		return fmt.Errorf("%w: %s", errNotYet, bytes.TrimSpace(text))
-	}
-	return fmt.Errorf("the agent answered %s: %s", resp.Status, bytes.TrimSpace(text))
+	return e.agent().PutDisks(ctx, ids)
 }
 
-// patient says that a cell's containers have ended, or soon will have, so that it is
-// worth a wait what becomes of its volumes.
+// patient says that a cell's containers have ended, or soon will have. What is on
+// its volumes is then worth a wait.
 func (*Controller) patient(e *entry) bool {
 	cause := e.cell().Cause
 	return cause == CausePodEnded || cause == CausePodDeleted
 }
 
-// reach waits until a cell that is being drained is connected, if it is worth it.
+// reach waits until a cell that is being drained is connected, if that is worth a
+// wait.
 func (c *Controller) reach(ctx context.Context, e *entry) error {
 	if err := c.connect(ctx, e); err != nil && e.session == nil {
 		return err
 	}
 	if !e.session.Connected() {
-		// After a restart of Kip it may still be dialling; a cell that is lost is
-		// not waited for.
+		// After a restart, Kip may still be dialling. A lost cell is not waited for.
 		if !c.patient(e) {
 			return ErrNotConnected
 		}
@@ -231,10 +215,10 @@ func (c *Controller) reach(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// detach takes the disks from a cell that is being drained: they are unmounted by
-// the agent, so that all is written, and then free for another cell before the
-// instance is gone. A disk that cannot be unmounted is left to the end of the
-// instance, which frees it as surely, and is never torn off.
+// detach takes the disks from a cell that is being drained. The agent unmounts
+// them, so that all is written. They are then free for another cell before the
+// instance is gone. A disk that cannot be unmounted is never torn off: the end of
+// the instance frees the disk as surely.
 func (c *Controller) detach(ctx context.Context, e *entry) error {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
@@ -246,7 +230,7 @@ func (c *Controller) detach(ctx context.Context, e *entry) error {
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, errNotYet) || !c.patient(e) || !c.sleep(ctx, diskPoll) {
+		if !errors.Is(err, agentapi.ErrNotYet) || !c.patient(e) || !c.sleep(ctx, diskPoll) {
 			return fmt.Errorf("unmount %s: %w", volumeNames(e.cell().Disks), err)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 )
 
@@ -110,8 +110,16 @@ func withDisksAndStore(t *testing.T, hook func(op, key string) error, f func(t *
 
 func (b *bubble) requestDisk(pod, disk string) error {
 	_, err := b.cells.Request(b.Context(), Request{
-		Pod: ref(pod), Attempt: 1, Seen: time.Now(), Disks: []Disk{{ID: disk, Volume: "pv-" + disk}},
-		Offers: []Offer{{InstanceType: "nano", Zone: "z", PricePerHour: 1, BootTimeout: time.Minute}},
+		Pod:     ref(pod),
+		Attempt: 1,
+		Seen:    time.Now(),
+		Disks:   []Disk{{ID: disk, Volume: "pv-" + disk}},
+		Offers: []Offer{{
+			InstanceType: "nano",
+			Zone:         "z",
+			PricePerHour: 1,
+			BootTimeout:  time.Minute,
+		}},
 	})
 	return err
 }
@@ -174,6 +182,10 @@ func TestADiskIsOnePodsAtATime(t *testing.T) {
 		b.later(10 * time.Second)
 		if got := b.phase("b"); got != apiv1.Ready {
 			t.Errorf("the second cell is %s: want Ready, without its disk", got)
+		}
+		cell, _ := b.cells.ForPod(ref("b").UID)
+		if waits := b.cells.WaitsFor(cell.ID); !strings.Contains(waits, "pv-d waits until the cell of pod ns/a") {
+			t.Errorf("the second cell waits for %q: want the disk that the first has", waits)
 		}
 		if said := b.said("Warning VolumeInUse", "pv-d", "ns/a"); len(said) != 1 {
 			t.Errorf("that the volume is in use was said as %q", said)

@@ -7,6 +7,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 )
 
 // Health says when a cell that runs a pod counts as lost. One of two signs is
@@ -48,9 +49,9 @@ const (
 	// to 50 (node-monitor-grace-period) before it does the same to the pods of
 	// a node.
 	silentAfter = 40 * time.Second
-	// When more than this share of the ready cells, and at least so many, are
-	// silent at once, the fault is Kip's side: to end them all would be worse
-	// than to wait. The node controller's unhealthy-zone-threshold has the same
+	// When more than disruptionShare of the ready cells are silent at once, and at
+	// least disruptionLeast, the fault is on Kip's side. To end them all would be
+	// worse than to wait. The node controller's unhealthy-zone-threshold is the same
 	// share.
 	disruptionShare, disruptionLeast = 0.55, 3
 )
@@ -79,8 +80,8 @@ func (c *Controller) checkHealth(ctx context.Context) {
 	}
 }
 
-// checkLeases looks at every cell with a kubelet once. It returns whether so many are
-// silent that none is ended for it.
+// checkLeases looks at every cell with a kubelet once. It returns true when so many
+// are silent that no cell is ended for its silence.
 func (c *Controller) checkLeases(now, awake time.Time, wasDisrupted bool) bool {
 	type silence struct {
 		e     *entry
@@ -109,7 +110,8 @@ func (c *Controller) checkLeases(now, awake time.Time, wasDisrupted bool) bool {
 	disrupted := len(silent) >= disruptionLeast && float64(len(silent)) > disruptionShare*float64(ready)
 	if disrupted != wasDisrupted {
 		if disrupted {
-			c.cfg.Log.Error("most cells are silent: Kip's own network may be down, and no cell is ended for its silence until that is over", "silent", len(silent), "ready", ready)
+			c.cfg.Log.Error("most cells are silent: Kip's own network may be down, and no cell is ended for its silence until that is over",
+				"silent", len(silent), "ready", ready)
 		} else {
 			c.cfg.Log.Info("most cells are heard again", "silent", len(silent), "ready", ready)
 		}
@@ -117,7 +119,7 @@ func (c *Controller) checkLeases(now, awake time.Time, wasDisrupted bool) bool {
 	for _, s := range silent {
 		cell, quiet := s.e.cell(), now.Sub(s.since).Round(time.Second)
 		if cell.Phase == apiv1.Bound {
-			c.cfg.Silent(*cell, s.since)
+			c.observers.CellSilent(*cell, s.since)
 		}
 		if timeout := c.healthyTimeout(cell); !disrupted && !c.cfg.Health.CloudAPI && quiet >= timeout {
 			c.lose(s.e, fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet, c.whySilent(s.e)))
@@ -143,9 +145,9 @@ func (c *Controller) healthyTimeout(cell *Cell) time.Duration {
 
 // whySilent tells a cell that is cut off from one that has died.
 func (c *Controller) whySilent(e *entry) string {
+	i, there := c.inventory.last().byID[e.cell().Instance.ID]
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	i, there := c.look.byID[e.cell().Instance.ID]
 	switch {
 	case e.session != nil && e.session.Connected():
 		return "its agent answers, its kubelet does not"
@@ -163,8 +165,8 @@ func (c *Controller) whySilent(e *entry) string {
 	return why
 }
 
-// lose ends a cell that is lost. Its pod gets another only when the cloud has
-// confirmed the end of this one, which may come back until then.
+// lose ends a cell that is lost. The cell may come back until the cloud has
+// confirmed its end. Only then does the pod get another.
 func (c *Controller) lose(e *entry, why string) { c.endFor(e, CauseLost, why) }
 
 func (c *Controller) endFor(e *entry, cause Cause, why string) {
@@ -175,7 +177,7 @@ func (c *Controller) endFor(e *entry, cause Cause, why string) {
 	}
 	c.mu.Unlock()
 	if lost {
-		c.warn(e.cell(), "CellLost", "Cell %s is lost: %s", e.id, why)
+		c.warn(e.cell(), events.CellLost, "Cell %s is lost: %s", e.id, why)
 		c.queue.Add(e.id)
 	}
 }

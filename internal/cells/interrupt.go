@@ -7,16 +7,17 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 )
 
-// interruptionRetry is the wait before interruptions are listened to again after
-// an error: half a minute of a notice of two.
+// interruptionRetry is the wait after an error before Kip listens for interruptions
+// again. Of a notice of two minutes little is lost.
 const interruptionRetry = 5 * time.Second
 
 // hearInterruptions takes the cloud's notices until ctx ends.
 func (c *Controller) hearInterruptions(ctx context.Context) {
-	source, ok := c.cfg.Cloud.(cloud.Interrupter)
-	if !ok {
+	source := c.cfg.Cloud.Features().Interrupter
+	if source == nil {
 		return
 	}
 	for ctx.Err() == nil {
@@ -24,14 +25,13 @@ func (c *Controller) hearInterruptions(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		c.cfg.Log.Warn("listen for interruptions, it is tried again", "cloud", c.cfg.Cloud.Name(), "err", err)
+		c.cfg.Log.Warn("listen for interruptions, retrying", "cloud", c.cfg.Cloud.Name(), "err", err)
 		c.sleep(ctx, interruptionRetry)
 	}
 }
 
 // interrupt notes that the cloud takes an instance back. A cell without a pod is
-// replaced at once; a pod that runs is told to move, and its cell ends with the
-// notice.
+// replaced at once. A bound cell ends with the notice, and its pod moves before.
 func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 	c.mu.Lock()
 	var found *entry
@@ -53,30 +53,30 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 		if err == nil {
 			break
 		}
-		c.cfg.Log.Warn("store an interruption, it is tried again", "cell", found.id, "instance", i.InstanceID, "err", err)
+		c.cfg.Log.Warn("store an interruption, retrying", "cell", found.id, "instance", i.InstanceID, "err", err)
 		if refusedWrite(err) || !c.sleep(ctx, time.Second) {
 			return
 		}
 	}
-	c.warn(found.cell(), "Interrupted", "Cell %s will be lost: %s", found.id, why)
+	c.warn(found.cell(), events.Interrupted, "Cell %s will be lost: %s", found.id, why)
 	c.queue.Add(found.id)
 }
 
-// interrupted carries out what a notice asks for. It returns how long to wait for
-// its end.
-func (c *Controller) interrupted(e *entry) (time.Duration, bool) {
+// interrupted carries out what a notice asks for. It returns how long is left until
+// the instance is lost, 0 where no notice was given, and whether the cell ends now.
+func (c *Controller) interrupted(e *entry) (left time.Duration, ends bool) {
 	cell := e.cell()
 	if cell.Interrupted.IsZero() {
 		return 0, false
 	}
-	left := cell.Interrupted.Sub(c.cfg.Clock.Now())
+	left = cell.Interrupted.Sub(c.cfg.Clock.Now())
 	if cell.Phase != apiv1.Bound || left <= 0 {
 		c.endFor(e, CauseInterrupted, "the cloud took its instance back")
 		return 0, true
 	}
 	if !e.told {
 		e.told = true
-		c.cfg.Interrupted(*cell)
+		c.observers.CellInterrupted(*cell)
 	}
 	return left, true
 }

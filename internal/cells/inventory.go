@@ -2,6 +2,10 @@ package cells
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -9,21 +13,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// How often the cloud's list is asked for: one call serves all cells.
 const (
+	// idlePoll is how often the cloud's list is asked for at least: one call serves
+	// all cells.
 	idlePoll = 15 * time.Second
-	// orphanAge is how long an instance must be seen without a cell before it
-	// is terminated; a list may be older than the record beside it.
+	// orphanAge is how long an instance must be seen without a cell before the
+	// instance is terminated. A list may be older than the records.
 	orphanAge = 10 * time.Second
-	// missingAge is how long looks must not have shown a cell's instance
-	// before it counts as gone; a list may lag behind a launch, EC2's by a few
+	// missingAge is how long looks must not have shown a cell's instance before
+	// the instance counts as gone. A list may lag behind a launch, EC2's by a few
 	// seconds.
 	missingAge = 20 * time.Second
 	// silentAge is the same for a cell whose tunnel is down too.
 	silentAge = 4 * time.Second
 )
 
-// look is one answer of the cloud's list.
+// look is one answer of the cloud's list. It is never modified once it is shown.
 type look struct {
 	began time.Time
 	byID  map[string]cloud.Instance
@@ -34,12 +39,230 @@ type look struct {
 	// strangers are standby cells of a Kip whose store was lost: which pods
 	// they run, if any, nobody knows.
 	strangers []string
+	// missing are the zones that it does not cover.
+	missing []string
+	// blind is true as long as there is a zone that no look has covered.
+	blind bool
+	// ended are instances of cells that are surely gone: the cloud said so of them,
+	// or two complete looks did not show them.
+	ended map[string]bool
 }
 
-func (c *Controller) lastLook() look {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.look
+// covers says that the look would show an instance of the zone.
+func (l look) covers(zone string) bool { return cloud.Listing{Missing: l.missing}.Covers(zone) }
+
+// inventory is what the cloud has shown, and for how long it has shown it.
+type inventory struct {
+	health  Health
+	listLag time.Duration
+
+	mu     sync.Mutex
+	latest look
+	// blind are the zones that no look has covered yet; nil before the first.
+	blind map[string]bool
+	// missing has, by its instance, since when complete looks do not show that of a
+	// cell.
+	missing map[string]time.Time
+	// orphans has, by their IDs, when instances were first seen without a cell.
+	orphans map[string]time.Time
+}
+
+func newInventory(health Health, listLag time.Duration) *inventory {
+	return &inventory{
+		health:  health,
+		listLag: listLag,
+		missing: map[string]time.Time{},
+		orphans: map[string]time.Time{},
+	}
+}
+
+// last returns the last look at the cloud; the zero look before the first.
+func (v *inventory) last() look {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.latest
+}
+
+// known is a cell as it was when the cloud had answered.
+type known struct {
+	cell       *Cell
+	cutOff     bool      // its tunnel is down
+	addressed  bool      // its instance has all addresses that it needs
+	terminated time.Time // when the cloud accepted the termination; zero before
+}
+
+// absent is a cell whose instance a look does not show though it covers its zone.
+type absent struct {
+	cell  *Cell
+	twice bool // an earlier complete look did not show it either
+	due   bool // it is alive, and has been missing for as long as it may be
+}
+
+func (a absent) instance() string { return a.cell.Instance.ID }
+
+// findings are what follows from a look.
+type findings struct {
+	// wake are the cells that may have waited for the look.
+	wake []string
+	// absent are those of whose instances the cloud is to be asked.
+	absent []absent
+	// found are the instances without a cell that are seen for the first time, and
+	// orphans those that were seen for long enough to be ended.
+	found   int
+	orphans []cloud.Instance
+}
+
+// newLook makes a look of a listing. Instances of zones that the listing does not
+// cover and that no cell has are taken over from the last look: they may run a pod
+// still. The caller holds mu.
+func (v *inventory) newLook(began time.Time, listing cloud.Listing, owned map[string]bool) look {
+	seen := look{
+		began:   began,
+		byID:    make(map[string]cloud.Instance, len(listing.Instances)),
+		byPod:   map[types.UID][]string{},
+		byCell:  make(map[string]string, len(listing.Instances)),
+		missing: listing.Missing,
+		ended:   map[string]bool{},
+	}
+	add := func(i cloud.Instance) {
+		seen.byID[i.ID] = i
+		seen.byCell[i.Tags[cloud.TagCell]] = i.ID
+		if uid := types.UID(i.Tags[cloud.TagPodUID]); uid != "" {
+			seen.byPod[uid] = append(seen.byPod[uid], i.ID)
+		}
+	}
+	for _, i := range listing.Instances {
+		add(i)
+	}
+	for id, i := range v.latest.byID {
+		if _, there := seen.byID[id]; !there && !owned[id] && !listing.Covers(i.Zone) {
+			add(i)
+		}
+	}
+	if v.blind == nil {
+		v.blind = map[string]bool{}
+		for _, zone := range listing.Missing {
+			v.blind[zone] = true
+		}
+	}
+	maps.DeleteFunc(v.blind, func(zone string, _ bool) bool { return listing.Covers(zone) })
+	seen.blind = len(v.blind) > 0
+	return seen
+}
+
+// show makes a look of the cloud's answer to a call that began then, and compares
+// it with all cells that are there. The look is the last one only when adopt is
+// told of it. An instance that is older than born was launched by a Kip whose
+// store was lost.
+func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, born time.Time) (seen look, f findings) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	owned := map[string]bool{}     // instances that a cell has
+	launching := map[string]bool{} // cells whose instance is not known yet
+	for _, k := range cells {
+		if k.cell.Instance != nil {
+			owned[k.cell.Instance.ID] = true
+		} else {
+			launching[k.cell.ID] = true
+		}
+	}
+	seen = v.newLook(began, listing, owned)
+	missing := map[string]time.Time{}
+	for _, k := range cells {
+		v.look(&seen, &f, missing, listing, k)
+	}
+	v.missing = missing
+
+	orphans := map[string]time.Time{}
+	for id, first := range v.orphans {
+		if _, there := seen.byID[id]; there && !owned[id] {
+			orphans[id] = first // also while it is ending
+		}
+	}
+	for _, i := range seen.byID {
+		if !owned[i.ID] && !launching[i.Tags[cloud.TagCell]] && i.Tags[cloud.TagPodUID] == "" && i.Launched.Before(born) {
+			seen.strangers = append(seen.strangers, i.ID)
+		}
+	}
+	for _, i := range listing.Instances {
+		if owned[i.ID] || launching[i.Tags[cloud.TagCell]] || i.State == cloud.Terminating {
+			continue
+		}
+		switch first, before := orphans[i.ID]; {
+		case !before:
+			orphans[i.ID] = began
+			f.found++
+		case began.Sub(first) >= orphanAge:
+			f.orphans = append(f.orphans, i)
+		}
+	}
+	v.orphans = orphans
+	return seen, f
+}
+
+// look compares one cell with what is seen. The caller holds mu.
+func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, listing cloud.Listing, k known) {
+	cell := k.cell
+	if cell.Instance == nil {
+		if cell.Phase == apiv1.Requested || cell.Phase == apiv1.Terminating {
+			f.wake = append(f.wake, cell.ID) // it may wait for this look
+		}
+		return
+	}
+	id := cell.Instance.ID
+	i, there := seen.byID[id]
+	if there {
+		seen.byCell[cell.ID] = id
+	}
+	if cell.Phase == apiv1.Terminating || !k.addressed || cell.Stopped && i.State != cell.Instance.State {
+		f.wake = append(f.wake, cell.ID)
+	}
+	if there {
+		return
+	}
+	since, before := v.missing[id]
+	lags := seen.began.Sub(cell.launched()) < v.listLag // the list need not show it yet
+	notAsked := cell.Phase == apiv1.Terminating && (k.terminated.IsZero() || !seen.began.After(k.terminated))
+	if lags || notAsked || !listing.Covers(cell.Instance.Zone) {
+		if before {
+			missing[id] = since
+		}
+		return
+	}
+	a := absent{cell: cell, twice: before && seen.began.After(since)}
+	if !before {
+		since = seen.began
+	}
+	missing[id] = since
+	a.due = cell.Live() && a.twice && seen.began.Sub(since) >= v.health.missingTimeout(k.cutOff)
+	if a.due || cell.Phase == apiv1.Terminating {
+		f.absent = append(f.absent, a)
+	}
+}
+
+// adopt takes what the cloud said of the instances that a look does not show, by
+// their IDs, and makes the look the last one.
+func (v *inventory) adopt(seen look, asked []absent, states map[string]cloud.State) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, a := range asked {
+		id := a.instance()
+		switch state := states[id]; {
+		case state == cloud.Gone, state == cloud.Unknown && a.twice:
+			seen.ended[id] = true
+		case state != "" && state != cloud.Unknown:
+			delete(v.missing, id) // the list was wrong of it
+		}
+	}
+	v.latest = seen
+}
+
+// askAnew forgets since when looks do not show an instance: what counts is what they
+// show from now on.
+func (v *inventory) askAnew(id string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.missing, id)
 }
 
 // pollSoon asks for a fresh look; it does not wait for it.
@@ -53,7 +276,6 @@ func (c *Controller) pollSoon() {
 // takeInventory compares the cloud's list of our instances with the cells, until
 // ctx ends.
 func (c *Controller) takeInventory(ctx context.Context) {
-	orphans := map[string]time.Time{} // instance → first seen without a cell
 	idle := c.cfg.Clock.NewTicker(c.cfg.Health.pollInterval())
 	defer idle.Stop()
 	for {
@@ -67,7 +289,7 @@ func (c *Controller) takeInventory(ctx context.Context) {
 			}
 			c.cfg.Log.Warn("list our instances", "cloud", c.cfg.Cloud.Name(), "err", err)
 		} else {
-			c.compare(ctx, began, list, orphans)
+			c.compare(ctx, began, list)
 		}
 		select {
 		case <-ctx.Done():
@@ -84,91 +306,79 @@ func (c *Controller) takeInventory(ctx context.Context) {
 	}
 }
 
-func (c *Controller) compare(ctx context.Context, began time.Time, list []cloud.Instance, orphans map[string]time.Time) {
-	seen := look{began: began, byID: make(map[string]cloud.Instance, len(list)), byPod: map[types.UID][]string{}, byCell: make(map[string]string, len(list))}
-	for _, i := range list {
-		seen.byID[i.ID] = i
-		seen.byCell[i.Tags[cloud.TagCell]] = i.ID
-		if uid := types.UID(i.Tags[cloud.TagPodUID]); uid != "" {
-			seen.byPod[uid] = append(seen.byPod[uid], i.ID)
-		}
-	}
-	type lost struct {
-		e  *entry
-		id string
-	}
-	var vanished []lost
-	owned := map[string]bool{}     // instances that a cell has
-	launching := map[string]bool{} // cells whose instance is not known yet
+// compare takes an answer of the cloud, and acts on what follows from it.
+func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud.Listing) {
+	var cells []known
 	c.mu.Lock()
 	for _, e := range c.cells {
-		cell := e.cell()
-		if cell.Instance == nil {
-			launching[cell.ID] = true
-			if cell.Phase == apiv1.Requested || cell.Phase == apiv1.Terminating {
-				c.queue.Add(cell.ID) // it may wait for this look
-			}
-			continue
-		}
-		id := cell.Instance.ID
-		owned[id] = true
-		i, there := seen.byID[id]
-		if there {
-			seen.byCell[cell.ID] = id
-			e.missing = time.Time{}
-		}
-		if cell.Phase == apiv1.Terminating || !cell.Instance.PodIP.IsValid() || cell.Stopped && i.State != cell.Instance.State {
-			c.queue.Add(cell.ID)
-		}
-		switch {
-		case there, !cell.Live(), began.Sub(cell.launched()) < c.cfg.ListLag: // the list need not show it yet
-		case e.missing.IsZero():
-			e.missing = began
-		case began.Sub(e.missing) >= c.cfg.Health.missingTimeout(e.session != nil && !e.session.Connected()):
-			vanished = append(vanished, lost{e, id})
-		}
+		k := known{cell: e.cell(), cutOff: e.session != nil && !e.session.Connected(), terminated: e.terminated}
+		k.addressed = k.cell.Instance == nil || c.addressed(k.cell.Instance)
+		cells = append(cells, k)
 	}
-	for _, i := range list {
-		if !owned[i.ID] && !launching[i.Tags[cloud.TagCell]] && i.Tags[cloud.TagPodUID] == "" && i.Launched.Before(c.born) {
-			seen.strangers = append(seen.strangers, i.ID)
-		}
-	}
-	c.look = seen
 	c.mu.Unlock()
-
-	for _, v := range vanished {
-		c.lose(v.e, "instance "+v.id+" is no longer in the cloud's list")
+	seen, f := c.inventory.show(began, listing, cells, c.born)
+	c.inventory.adopt(seen, f.absent, c.describe(ctx, f.absent))
+	for _, id := range f.wake {
+		c.queue.Add(id)
 	}
-
-	for id := range orphans {
-		if _, there := seen.byID[id]; !there || owned[id] {
-			delete(orphans, id)
-		}
-	}
-	for _, i := range list {
-		if owned[i.ID] || launching[i.Tags[cloud.TagCell]] || i.State == cloud.Terminating {
+	for _, a := range f.absent {
+		if !a.due || !seen.ended[a.instance()] {
 			continue
 		}
-		first, known := orphans[i.ID]
-		if !known {
-			orphans[i.ID] = began
-			if c.cfg.Orphan != nil {
-				c.cfg.Orphan()
+		c.mu.Lock()
+		e := c.cells[a.cell.ID]
+		c.mu.Unlock()
+		if e != nil {
+			c.lose(e, "instance "+a.instance()+" is no longer in the cloud's list")
+		}
+	}
+	for range f.found {
+		c.observers.OrphanFound()
+	}
+	for _, i := range f.orphans {
+		c.endOrphan(ctx, i)
+	}
+}
+
+// describeMost is how many instances one call describes.
+const describeMost = 500
+
+// describe asks the cloud of each instance that a look does not show, and returns
+// their states; those of which it got no answer are left out.
+func (c *Controller) describe(ctx context.Context, asked []absent) map[string]cloud.State {
+	states := make(map[string]cloud.State, len(asked))
+	for group := range slices.Chunk(asked, describeMost) {
+		ids := make([]string, len(group))
+		for n, a := range group {
+			ids[n] = a.instance()
+		}
+		call, cancel := context.WithTimeout(ctx, callTimeout)
+		instances, err := c.cfg.Cloud.Describe(call, ids...)
+		cancel()
+		if err == nil && len(instances) != len(ids) {
+			err = fmt.Errorf("asked for %d instances and got %d", len(ids), len(instances))
+		}
+		if err != nil {
+			if ctx.Err() == nil {
+				c.cfg.Log.Warn("describe instances that the cloud's list does not show", "cloud", c.cfg.Cloud.Name(), "err", err)
 			}
 			continue
 		}
-		if began.Sub(first) < orphanAge {
-			continue
-		}
-		c.cfg.Log.Warn("terminate an instance that has our tags and no cell", "instance", i.ID, "cell", i.Tags[cloud.TagCell])
-		call, cancel := context.WithTimeout(ctx, callTimeout)
-		err := c.cfg.Cloud.Terminate(call, i.ID)
-		cancel()
-		if err != nil {
-			c.cfg.Log.Warn("terminate an orphan", "instance", i.ID, "err", err)
-		}
-		if c.cfg.Swept != nil {
-			c.cfg.Swept(err)
+		for n, i := range instances {
+			states[ids[n]] = i.State
 		}
 	}
+	return states
+}
+
+// endOrphan ends an instance that has our tags and no cell.
+func (c *Controller) endOrphan(ctx context.Context, i cloud.Instance) {
+	c.cfg.Log.Warn("terminate an instance that has our tags and no cell", "instance", i.ID, "cell", i.Tags[cloud.TagCell])
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := c.cfg.Cloud.Terminate(call, i.ID).Err()
+	if err != nil {
+		c.cfg.Log.Warn("terminate an orphan", "instance", i.ID, "err", err)
+	}
+	c.observers.OrphanEnded(err)
 }

@@ -21,7 +21,7 @@ func TestBothAddressesOfAnInstanceReachItsAgentAndItsCell(t *testing.T) {
 	if got := c.agentConfig(&Cell{Instance: &four}, nil); got.NodeIPv6.IsValid() || got.PodIPv6.IsValid() {
 		t.Errorf("without IPv6 the agent is told %+v", got)
 	}
-	mirror := &Mirror{}
+	mirror := &Mirror{waitsFor: func(string) string { return "" }}
 	if s := mirror.Status(Cell{Instance: &both}); s.IP != "10.0.128.2" || s.IPv6 != "fd00::8002" {
 		t.Errorf("the Cell says %q and %q", s.IP, s.IPv6)
 	}
@@ -32,7 +32,8 @@ func TestBothAddressesOfAnInstanceReachItsAgentAndItsCell(t *testing.T) {
 
 // Records of cells outlive the Kip that wrote them, and are written only if they change.
 func TestARecordWithoutIPv6IsWhatItWasBeforeThereWasAny(t *testing.T) {
-	const old = `{"id":"i-1","instanceType":"nano","state":"running","managementIP":"10.0.0.2","podIP":"10.0.128.2","launched":"2026-01-02T03:04:05Z"}`
+	const old = `{"id":"i-1","instanceType":"nano","state":"running",` +
+		`"managementIP":"10.0.0.2","podIP":"10.0.128.2","launched":"2026-01-02T03:04:05Z"}`
 	var i cloud.Instance
 	if err := json.Unmarshal([]byte(old), &i); err != nil || i.ManagementIPv6.IsValid() || i.PodIPv6.IsValid() {
 		t.Fatal(i, err)

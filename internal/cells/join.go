@@ -1,19 +1,18 @@
 package cells
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/netip"
 	"slices"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/tunnel"
 	corev1 "k8s.io/api/core/v1"
@@ -39,17 +38,18 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	}
 	left, what := c.bootTime(e.cell())
 	if left <= 0 {
-		why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, waitsFor(e))
-		c.warn(e.cell(), "CellNotReady", "%s; it is terminated and another is tried", why)
+		why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, e.waitsFor())
+		c.warn(e.cell(), events.CellNotReady, "%s; it is terminated and another is tried", why)
 		c.mu.Lock()
 		e.cause = CauseNotReady
 		c.mu.Unlock()
 		return 0, c.startTerminating(ctx, e, why)
 	}
-	if !e.cell().Instance.ManagementIP.IsValid() || !e.cell().Instance.PodIP.IsValid() {
-		look, launched := c.lastLook(), e.cell().launched()
+	if !c.addressed(e.cell().Instance) {
+		look, launched := c.inventory.last(), e.cell().launched()
 		// What an instance had before it was stopped is of no use.
-		if found, ok := look.byID[e.cell().Instance.ID]; ok && look.began.After(launched) && found.ManagementIP.IsValid() && found.PodIP.IsValid() {
+		found, there := look.byID[e.cell().Instance.ID]
+		if there && look.began.After(launched) && c.addressed(&found) {
 			if launched.After(found.Launched) {
 				found.Launched = launched // when it was started again, which not every cloud tells
 			}
@@ -75,6 +75,11 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	})
 }
 
+// addressed says that an instance has all the addresses that Kip needs.
+func (c *Controller) addressed(i *cloud.Instance) bool {
+	return i.ManagementIP.IsValid() && i.PodIP.IsValid() && i.DialIP(c.cfg.Cloud.Traits().DialPublic).IsValid()
+}
+
 // readyTimeout is how long a kubelet may take from the join: it needs about a
 // second, on a machine that is being started perhaps ten.
 const readyTimeout = 2 * time.Minute
@@ -88,24 +93,8 @@ func (c *Controller) bootTime(cell *Cell) (left time.Duration, what string) {
 	return from.Add(limit).Sub(c.cfg.Clock.Now()), what
 }
 
-// waitsFor says what a booting cell has not done yet.
-func waitsFor(e *entry) string {
-	switch {
-	case e.session == nil:
-		return "it has no address yet"
-	case !e.session.Connected():
-		if err := e.session.LastError(); err != nil {
-			return "its agent has not joined: " + err.Error()
-		}
-		return "its agent has not joined"
-	default:
-		return "its kubelet is not ready"
-	}
-}
-
-// connect sees to it that the cell's API and its tunnel are up in this process,
-// and that the agent has its configuration. It waits for nothing but the
-// latter's acknowledgement.
+// connect brings up the cell's API and its tunnel in this process, and gives the
+// agent its configuration. It waits for nothing but the agent's answer to that.
 func (c *Controller) connect(ctx context.Context, e *entry) error {
 	if e.session == nil {
 		offer := e.cell().Offer()
@@ -117,12 +106,19 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 		}
 		allocatable := capacity.DeepCopy()
 		allocatable[corev1.ResourceMemory] = *resource.NewQuantity(offer.MemoryBytes-c.cfg.ReservedMemoryBytes, resource.BinarySI)
-		api := c.cfg.APIs.AddCell(e.id, cellapi.CellInfo{Capacity: capacity, Allocatable: allocatable, NodeIP: e.cell().Instance.ManagementIP, NodeIPv6: e.cell().Instance.ManagementIPv6})
+		api := c.cfg.APIs.AddCell(e.id, cellapi.CellInfo{
+			Capacity:    capacity,
+			Allocatable: allocatable,
+			NodeIP:      e.cell().Instance.ManagementIP,
+			NodeIPv6:    e.cell().Instance.ManagementIPv6,
+			PodIP:       e.cell().Instance.PodIP,
+			PodIPv6:     e.cell().Instance.PodIPv6,
+		})
 		c.mu.Lock()
 		e.api = api
 		c.mu.Unlock()
-		// Before the tunnel: a kubelet that asks must never hear that its pod is
-		// not there, or it kills it.
+		// Before the tunnel: a kubelet that hears that its pod is not there kills
+		// the pod.
 		if err := e.show(); err != nil {
 			return err
 		}
@@ -166,9 +162,7 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 	c.mu.Lock()
 	e.configured, e.dns = e.breaks == breaks, dns // else the break has queued the cell again
 	c.mu.Unlock()
-	if c.cfg.Connected != nil {
-		c.cfg.Connected(*e.cell(), e.session.RoundTripper())
-	}
+	c.observers.CellConnected(*e.cell(), e.session.Conn())
 	if e.cell().StepTime(apiv1.StepJoined).IsZero() {
 		return c.save(ctx, e, func(cell *Cell) error {
 			cell.Token = ""
@@ -194,11 +188,13 @@ func (e *entry) show() error {
 func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (Session, error) {
 	cell := e.cell()
 	target := tunnel.Target{
-		CellID: cell.ID, Addr: netip.AddrPortFrom(cell.Instance.ManagementIP, agentapi.Port), KeyHash: cell.KeyHash,
+		CellID:  cell.ID,
+		Addr:    netip.AddrPortFrom(cell.Instance.DialIP(c.cfg.Cloud.Traits().DialPublic), agentapi.Port),
+		KeyHash: cell.KeyHash,
 		OnState: func(connected bool, _ error) {
 			if !connected {
-				// Noted here: by the time that the worker looks, it may be
-				// connected again, to an agent that has started anew.
+				// Noted here: when the worker looks, the session may be connected
+				// again, to an agent that has started anew.
 				c.mu.Lock()
 				e.configured = false
 				e.breaks++
@@ -217,8 +213,8 @@ func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (Sess
 }
 
 // spend records who spent the cell's token, before the certificate leaves Kip.
-// The token itself is kept until the first session with that certificate, since
-// a crash in between makes the same machine prove it once more.
+// The token is kept until the first session with that certificate: after a crash
+// in between, the same machine proves once more that it has the token.
 func (c *Controller) spend(ctx context.Context, e *entry, keyHash string) error {
 	return c.save(ctx, e, func(cell *Cell) error {
 		if cell.KeyHash != "" && cell.KeyHash != keyHash {
@@ -231,25 +227,51 @@ func (c *Controller) spend(ctx context.Context, e *entry, keyHash string) error 
 
 // configure hands the agent its configuration.
 func (c *Controller) configure(ctx context.Context, e *entry, dns []netip.Addr) error {
-	body, err := json.Marshal(c.agentConfig(e.cell(), dns))
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, configTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPut, "https://"+e.cell().ID+agentapi.PathConfig, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := e.session.RoundTripper().RoundTrip(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
-		return fmt.Errorf("the agent answered %s: %s", resp.Status, text)
-	}
-	return nil
+	return e.agent().PutConfig(ctx, c.agentConfig(e.cell(), dns))
 }
+
+// disconnect closes what this process holds for a cell.
+func (c *Controller) disconnect(e *entry) {
+	c.mu.Lock()
+	session, stopWait, api := e.session, e.stopWait, e.api
+	e.session, e.stopWait, e.api, e.shown, e.configured, e.disksShown = nil, nil, nil, false, false, false
+	c.mu.Unlock()
+	if stopWait != nil {
+		stopWait()
+	}
+	if session != nil {
+		session.Close()
+	}
+	if api != nil {
+		c.cfg.APIs.RemoveCell(e.id)
+	}
+}
+
+// clusterDNS is where pods ask for names.
+func (c *Controller) clusterDNS() []netip.Addr {
+	if c.cfg.ClusterDNS == nil {
+		return nil
+	}
+	return c.cfg.ClusterDNS()
+}
+
+// agentConfig is what a cell is told after it has joined.
+func (c *Controller) agentConfig(cell *Cell, dns []netip.Addr) agentapi.Config {
+	return agentapi.Config{
+		NodeName:            c.cfg.NodeName,
+		NodeIP:              cell.Instance.ManagementIP,
+		PodIP:               cell.Instance.PodIP,
+		NodeIPv6:            cell.Instance.ManagementIPv6,
+		PodIPv6:             cell.Instance.PodIPv6,
+		ClusterDNS:          dns,
+		ClusterDomain:       c.cfg.ClusterDomain,
+		ReservedMemoryBytes: c.cfg.ReservedMemoryBytes,
+		RegistryMirrors:     c.cfg.RegistryMirrors,
+		Plugins:             c.cfg.HasPlugins || len(cell.Plugins) > 0,
+	}
+}
+
+// agent is that of a cell with a session.
+func (e *entry) agent() agentapi.Client { return agentapi.Client{Conn: e.session.Conn()} }

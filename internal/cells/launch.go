@@ -2,15 +2,18 @@ package cells
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/store"
 	"sigs.k8s.io/yaml"
 )
 
@@ -26,78 +29,75 @@ const (
 	firstRetry, longestRetry = 200 * time.Millisecond, 15 * time.Second
 )
 
-// request hands a cell to be launched with others, as soon as nobody else can be
-// running its pod.
-func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, error) {
-	c.mu.Lock()
-	launching := e.launching
-	c.mu.Unlock()
-	if launching {
-		return 0, nil // it is its group's, which may be storing the launch, and gives it back
-	}
-	if why, _ := c.endingOf(e); why != "" {
-		return 0, c.gone(ctx, e, why)
-	}
-	if clear, err := c.nobodyElseRuns(ctx, e); err != nil || !clear {
-		c.pollSoon()
-		return time.Second, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !e.launching {
-		e.launching = true
-		c.launches.add(e)
-	}
-	return 0, nil
+// launchesPrefix is where the calls are stored whose outcome is not known yet.
+const launchesPrefix = "launches/"
+
+// launchVersion is that of launchRecord. A Kip that does not know a record's
+// version sends nothing of it.
+const launchVersion = 1
+
+// launchRecord is a call to the cloud, whole: whatever the configuration says by
+// then, what is sent again is this.
+type launchRecord struct {
+	Version int                 `json:"version"`
+	Request cloud.LaunchRequest `json:"request"`
 }
 
-// nobodyElseRuns says that the cloud shows no other instance that may run the
-// pod: one that a Kip launched whose store was lost would go on running it. It is
-// terminated first.
-func (c *Controller) nobodyElseRuns(ctx context.Context, e *entry) (bool, error) {
-	cell, look := e.cell(), c.lastLook()
-	if look.began.IsZero() {
-		return false, nil
-	}
-	other := slices.Clone(look.strangers)
-	for _, id := range look.byPod[cell.Pod.UID] {
-		if look.byID[id].Tags[cloud.TagCell] != cell.ID {
-			other = append(other, id)
+// launch is a stored call that is under way.
+type launch struct {
+	id       string
+	request  cloud.LaunchRequest
+	revision int64 // of its record; 0 where there is none
+	// group are the cells by their place in the request; nil where the outcome is
+	// known already.
+	group []*entry
+}
+
+// open returns the places whose outcome is not known.
+func (l *launch) open() (places []int) {
+	for n, e := range l.group {
+		if e != nil {
+			places = append(places, n)
 		}
 	}
-	if len(other) == 0 {
-		return true, nil
+	return places
+}
+
+func (l *launch) entries(places []int) []*entry {
+	all := make([]*entry, len(places))
+	for i, n := range places {
+		all[i] = l.group[n]
 	}
-	c.warn(cell, "CellUnknown", "Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it", other)
-	call, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	if err := c.cfg.Cloud.Terminate(call, other...); err != nil {
-		return false, fmt.Errorf("terminate %v, which may run the same pod: %w", other, err)
-	}
-	return false, nil
+	return all
+}
+
+// together is what the cells of one call have in common.
+type together struct {
+	offering
+	options string
 }
 
 // launchAll stores the intents to launch what has come together, a group for
 // each offering, and sends them.
 func (c *Controller) launchAll(ctx context.Context, entries []*entry) {
-	groups := map[offering][]*entry{}
+	groups := map[together][]*entry{}
 	for _, e := range entries {
 		if why, _ := c.endingOf(e); why != "" {
 			c.landed(e)
 			continue
 		}
-		o := e.cell().Offer().offering()
-		groups[o] = append(groups[o], e)
+		cell := e.cell()
+		options, err := json.Marshal(cell.Options)
+		if err != nil {
+			c.fail(fmt.Errorf("compare the options of cell %s: %w", e.id, err))
+			return
+		}
+		key := together{cell.Offer().offering(), string(options)}
+		groups[key] = append(groups[key], e)
 	}
 	for _, all := range groups {
 		for group := range slices.Chunk(all, cloud.MaxLaunch) {
-			launch := Launch{ID: newID("launch-"), Cells: len(group), NameTag: c.cfg.NameTag}
-			err := c.commit(ctx, group, func(n int, cell *Cell) error {
-				l := launch
-				l.Index = n
-				cell.Launch, cell.Token = &l, pki.NewToken().Reveal()
-				return cell.enter(apiv1.Launching)
-			})
+			l, err := c.storeLaunch(ctx, group)
 			if err != nil {
 				for _, e := range group {
 					c.mu.Lock()
@@ -107,9 +107,40 @@ func (c *Controller) launchAll(ctx context.Context, entries []*entry) {
 				}
 				continue
 			}
-			c.running.Go(func() { c.send(ctx, group, false) })
+			c.running.Go(func() { c.send(ctx, l, false) })
 		}
 	}
+}
+
+// storeLaunch resolves a call and stores it with the cells that it launches, all
+// in one transaction.
+func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, error) {
+	intent := Launch{ID: newID("launch-"), Cells: len(group), NameTag: c.cfg.NameTag}
+	cells := make([]Cell, len(group))
+	for n, e := range group {
+		own := intent
+		own.Index = n
+		cells[n] = e.cell().clone()
+		cells[n].Launch, cells[n].Token = &own, pki.NewToken().Reveal()
+	}
+	request, err := c.launchRequest(cells)
+	if err != nil {
+		return nil, err
+	}
+	record := store.Change{Key: launchesPrefix + intent.ID, Value: launchRecord{launchVersion, request}}
+	revision, err := c.commitWith(ctx, group, func(n int, cell *Cell) error {
+		// Not before: an earlier launch of the cell may be stored, its answer lost,
+		// and a member of that one waits for this cell by its ID.
+		c.mu.Lock()
+		group[n].launch = intent.ID
+		c.mu.Unlock()
+		cell.Launch, cell.Token = cells[n].Launch, cells[n].Token
+		return cell.enter(apiv1.Launching)
+	}, record)
+	if err != nil {
+		return nil, err
+	}
+	return &launch{id: intent.ID, request: request, revision: revision, group: group}, nil
 }
 
 // landed gives cells that were being launched back to their workers.
@@ -117,7 +148,7 @@ func (c *Controller) landed(entries ...*entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, e := range entries {
-		e.launching = false
+		e.launching, e.launch = false, ""
 		c.queue.Add(e.id)
 	}
 }
@@ -125,81 +156,203 @@ func (c *Controller) landed(entries ...*entry) {
 // resume sends a stored launch that nobody in this process is sending: an earlier
 // Kip may have sent it, or not.
 func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error) {
-	launch := e.cell().Launch
-	if launch == nil {
+	intent := e.cell().Launch
+	if intent == nil {
 		return 0, fmt.Errorf("cell %s is %s and its record has no launch", e.id, e.cell().Phase)
 	}
-	group := make([]*entry, launch.Cells)
+	l := &launch{id: intent.ID, group: make([]*entry, intent.Cells)}
+	var stored launchRecord
+	revision, err := c.cfg.Store.Get(ctx, launchesPrefix+intent.ID, &stored)
+	if err != nil {
+		return 0, err
+	}
+	switch {
+	case revision == 0:
+	case stored.Version != launchVersion || len(stored.Request.Machines) != intent.Cells:
+		return 0, fmt.Errorf("the stored launch %s has version %d and %d machines: this Kip knows version %d, and its cells are %d",
+			intent.ID, stored.Version, len(stored.Request.Machines), launchVersion, intent.Cells)
+	default:
+		l.request, l.revision = stored.Request, revision
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, other := range c.cells {
-		l := other.cell().Launch
-		if l == nil || l.ID != launch.ID || other.cell().Phase != apiv1.Launching {
+		cell := other.cell()
+		if cell.Launch == nil || cell.Launch.ID != intent.ID || cell.Phase != apiv1.Launching {
+			if other.launch == intent.ID {
+				// It was stored with this one, and does not know that yet: without it
+				// the outcome of its machine would be nobody's.
+				return time.Second, nil
+			}
 			continue
 		}
 		if other.launching {
 			return 0, nil // being sent
 		}
-		group[l.Index] = other
+		l.group[cell.Launch.Index] = other
 	}
-	if n := slices.Index(group, nil); n >= 0 {
-		return 0, fmt.Errorf("cell %d of %d of launch %s has no record", n, launch.Cells, launch.ID)
+	if l.group[intent.Index] != e {
+		return 0, fmt.Errorf("two cells have place %d of launch %s", intent.Index, intent.ID)
 	}
-	for _, member := range group {
-		member.launching = true
+	if revision == 0 {
+		if l.request, err = c.remadeRequest(l); err != nil {
+			c.running.Go(func() { c.abandon(ctx, e, err) })
+			e.launching = true
+			return 0, nil
+		}
 	}
-	c.running.Go(func() { c.send(ctx, group, true) })
+	for _, n := range l.open() {
+		l.group[n].launching = true
+	}
+	c.running.Go(func() { c.send(ctx, l, true) })
 	return 0, nil
 }
 
-// send sends a stored launch until its outcome is known and stored. Whether an
-// earlier call with it worked or not, the same token leads to the same instances;
-// so cells that must end are launched all the same, to learn what there is to
-// terminate. unsure says that a call may have been made whose outcome is unknown:
-// what the cloud refuses now it may then have started all the same.
-func (c *Controller) send(ctx context.Context, group []*entry, unsure bool) {
-	defer c.landed(group...)
-	offer := group[0].cell().Offer()
-	request, err := c.launchRequest(group)
-	if err != nil {
-		c.fail(err)
-		return
+// abandon gives up a launch that cannot be sent again, for one of its cells.
+func (c *Controller) abandon(ctx context.Context, e *entry, why error) {
+	l := &launch{group: []*entry{e}}
+	defer func() { c.landed(l.entries(l.open())...) }()
+	c.resolve(ctx, l, []int{0}, map[int]verdict{0: isAbandoned}, cloud.NotLaunched(1, why))
+}
+
+// remadeRequest is the call of a launch that is stored without it, as Kips before
+// did: made of the cells' records, as those made it.
+func (c *Controller) remadeRequest(l *launch) (cloud.LaunchRequest, error) {
+	cells := make([]Cell, len(l.group))
+	for n, e := range l.group {
+		if e == nil {
+			return cloud.LaunchRequest{}, fmt.Errorf("cell %d of %d of launch %s has no record", n, len(l.group), l.id)
+		}
+		cells[n] = *e.cell()
+	}
+	r, err := c.launchRequest(cells)
+	r.RootDiskBytes = 0 // which they did not ask for
+	return r, err
+}
+
+// verdict is what the answer to a launch means for one cell.
+type verdict string
+
+const (
+	isLaunched  verdict = "launched"
+	isRefused   verdict = "refused"   // there surely is no instance: the next offer
+	isForbidden verdict = "forbidden" // there surely is none, nor of any other offer
+	isAbandoned verdict = "abandoned" // nobody knows: it ends
+	isOpen      verdict = "open"      // the call is to be sent again
+)
+
+// judge reads the answer for one machine. unsure says that an earlier call may have
+// started it: what the cloud refuses now it may then have started all the same.
+func judge(r cloud.LaunchResult, unsure, giveUp bool) verdict {
+	switch {
+	case r.Err == nil:
+		return isLaunched
+	case cloud.Refused(r.Err) && !unsure && errors.Is(r.Err, cloud.ErrUnauthorised):
+		return isForbidden
+	case cloud.Refused(r.Err) && !unsure:
+		return isRefused
+	case cloud.Refused(r.Err), errors.Is(r.Err, cloud.ErrMismatch), giveUp && !errors.Is(r.Err, cloud.ErrThrottled):
+		return isAbandoned
+	}
+	return isOpen
+}
+
+// send sends a stored launch until the outcome of each machine is known and
+// stored. Whether an earlier call with it worked or not, the same token leads to the
+// same instances; so cells that must end are launched all the same, to learn what
+// there is to terminate. sent says that a call may have been made whose outcome is
+// unknown.
+func (c *Controller) send(ctx context.Context, l *launch, sent bool) {
+	defer func() { c.landed(l.entries(l.open())...) }()
+	offer := l.group[l.open()[0]].cell().Offer()
+	unsure := make([]bool, len(l.group))
+	for n := range unsure {
+		unsure[n] = sent
 	}
 	began, wait := c.cfg.Clock.Now(), firstRetry
 	for try := 1; ; try++ {
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		instances, err := c.cfg.Cloud.Launch(call, request)
+		results := c.cfg.Cloud.Launch(call, l.request)
 		cancel()
-		if err == nil && len(instances) != len(group) {
-			err = fmt.Errorf("the cloud answered a launch of %d with %d instances", len(group), len(instances))
-		}
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err == nil:
-			c.resolve(ctx, group, func(n int, cell *Cell) (outcome, error) { return c.launched(cell, instances[n]) })
-			return
-		case cloud.Refused(err) && !unsure:
-			c.cfg.Cool(offer, err)
-			c.resolve(ctx, group, func(_ int, cell *Cell) (outcome, error) { return c.refused(cell, err) })
-			return
-		case cloud.Refused(err), try >= giveUpTries && c.cfg.Clock.Since(began) >= giveUpAfter && !errors.Is(err, cloud.ErrThrottled):
-			c.cfg.Cool(offer, err)
-			c.resolve(ctx, group, func(_ int, cell *Cell) (outcome, error) { return c.abandoned(cell, err) })
+		if ctx.Err() != nil {
 			return
 		}
-		// Throttled calls did nothing; any other may have.
-		unsure = unsure || !errors.Is(err, cloud.ErrThrottled)
+		results = complete(results, len(l.group))
+		c.heardOfRights(results)
+		verdicts := map[int]verdict{}
+		var known []int
+		var failed error
+		for _, n := range l.open() {
+			verdicts[n] = judge(results[n], unsure[n], try >= giveUpTries && c.cfg.Clock.Since(began) >= giveUpAfter)
+			if verdicts[n] != isOpen {
+				known = append(known, n)
+				continue
+			}
+			unsure[n] = unsure[n] || !cloud.NothingDone(results[n].Err)
+			failed = results[n].Err
+		}
+		c.cool(offer, l, known, verdicts, results)
+		if len(known) > 0 && !c.resolve(ctx, l, known, verdicts, results) {
+			return
+		}
+		left := l.open()
+		if len(left) == 0 {
+			return
+		}
 		if try == 1 {
-			for _, e := range group {
-				c.warn(e.cell(), "LaunchDelayed", "%s: %v; it is tried again", offer, err)
+			for _, e := range l.entries(left) {
+				c.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offer, failed)
 			}
 		}
-		c.cfg.Log.Warn("launch cells, it is tried again", "offer", offer.String(), "cells", len(group), "try", try, "err", err)
-		if !c.sleep(ctx, wait) {
+		c.cfg.Log.Warn("launch cells, retrying", "offer", offer.String(), "cells", len(left), "try", try, "err", failed)
+		if !c.sleep(ctx, max(wait, retryAfter(failed))) {
 			return
 		}
 		wait = min(2*wait, longestRetry)
+	}
+}
+
+// complete sees to it that there is a result for each machine, and an instance in
+// each without an error.
+func complete(results cloud.LaunchResults, n int) cloud.LaunchResults {
+	if len(results) != n {
+		err := fmt.Errorf("the cloud answered a launch of %d with %d results", n, len(results))
+		return cloud.NotLaunched(n, errors.Join(err, results.Err()))
+	}
+	for i := range results {
+		if results[i].Err == nil && results[i].Instance.ID == "" {
+			results[i].Err = errors.New("the cloud answered with an instance without an ID")
+		}
+	}
+	return results
+}
+
+// longestRetryAfter bounds what a cloud may ask for between two tries of a launch.
+const longestRetryAfter = time.Minute
+
+// retryAfter is when a cloud says that a call is worth trying again; 0 if it does
+// not.
+func retryAfter(err error) time.Duration {
+	if e, ok := errors.AsType[*cloud.Error](err); ok {
+		return min(e.RetryAfter, longestRetryAfter)
+	}
+	return 0
+}
+
+// cool tells of what the cloud did not serve, each cause once.
+func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) {
+	told := map[string]bool{}
+	for _, n := range known {
+		err := results[n].Err
+		if v := verdicts[n]; v != isRefused && v != isAbandoned {
+			continue
+		}
+		// These two say nothing of what the cloud has.
+		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) || told[err.Error()] {
+			continue
+		}
+		told[err.Error()] = true
+		c.cfg.Shortages.Mark(offer, err)
 	}
 }
 
@@ -216,60 +369,76 @@ func (c *Controller) sleep(ctx context.Context, d time.Duration) bool {
 // outcome is what to report of a launch, once it is stored.
 type outcome struct{ kind, reason, message string }
 
-// resolve stores the outcome of a launch, for as long as it takes: nobody else
-// knows it.
-func (c *Controller) resolve(ctx context.Context, group []*entry, result func(n int, cell *Cell) (outcome, error)) {
+// resolve stores what became of some cells of a launch, for as long as it takes:
+// nobody else knows it. With the last of them the stored call goes. It returns
+// false if that could not be done.
+func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) bool {
+	group := l.entries(known)
 	outcomes := make([]outcome, len(group))
+	var more []store.Change
+	if l.revision != 0 && len(known) == len(l.open()) {
+		more = append(more, store.Change{Key: launchesPrefix + l.id, Revision: l.revision})
+	}
 	for wait := firstRetry; ; wait = min(2*wait, longestRetry) {
-		err := c.commit(ctx, group, func(n int, cell *Cell) (err error) {
-			outcomes[n], err = result(n, cell)
+		_, err := c.commitWith(ctx, group, func(i int, cell *Cell) (err error) {
+			n := known[i]
+			switch verdicts[n] {
+			case isLaunched:
+				outcomes[i], err = c.launched(cell, results[n].Instance)
+			case isRefused:
+				outcomes[i], err = c.refused(cell, results[n].Err)
+			case isForbidden:
+				outcomes[i], err = c.forbidden(cell)
+			default:
+				outcomes[i], err = c.abandoned(cell, results[n].Err)
+			}
 			return err
-		})
+		}, more...)
 		switch {
 		case err == nil, errors.Is(err, errMoved): // an earlier commit of the same worked
-			for n, e := range group {
-				if outcomes[n] != (outcome{}) {
-					c.report(e.cell(), outcomes[n].kind, outcomes[n].reason, outcomes[n].message)
+			for _, n := range known {
+				l.group[n] = nil
+			}
+			c.landed(group...)
+			for i, e := range group {
+				if outcomes[i] != (outcome{}) {
+					c.report(e.cell(), outcomes[i].kind, outcomes[i].reason, outcomes[i].message)
 				}
 			}
-			return
+			return true
 		case refusedWrite(err):
 			c.fail(err)
-			return
+			return false
 		}
-		c.cfg.Log.Warn("store the outcome of a launch, it is tried again", "cell", group[0].id, "cells", len(group), "err", err)
+		c.cfg.Log.Warn("store the outcome of a launch, retrying", "cell", group[0].id, "cells", len(group), "err", err)
 		if !c.sleep(ctx, wait) {
-			return
+			return false
 		}
 	}
 }
 
 func (c *Controller) launched(cell *Cell, instance cloud.Instance) (outcome, error) {
 	offer := cell.Offer()
-	if instance.ID == "" {
-		err := &cloud.CapacityError{InstanceType: offer.InstanceType, Zone: offer.Zone, Subnet: offer.Subnet, Spot: &offer.Spot, Err: errors.New("the cloud started fewer than were asked for")}
-		c.cfg.Cool(offer, err)
-		return c.refused(cell, err)
-	}
 	cell.Instance, cell.Reason, cell.Offers = &instance, offer.Reason, cell.Offers[:1]
 	cell.step(apiv1.StepLaunched, c.cfg.Clock.Now())
-	if instance.State == cloud.Terminating {
+	if instance.State == cloud.Terminating || instance.State == cloud.Gone {
 		// A launch that is sent again is answered with what it once started.
 		cell.Reason, cell.Token, cell.Cause = "instance "+instance.ID+" has ended before its launch was known", "", CauseLost
 		cell.step(apiv1.StepEnded, c.cfg.Clock.Now())
-		return outcome{warning, "CellLost", "Cell " + cell.ID + " is lost: " + cell.Reason}, cell.enter(apiv1.Terminating)
+		return outcome{warning, events.CellLost, "Cell " + cell.ID + " is lost: " + cell.Reason}, cell.enter(apiv1.Terminating)
 	}
-	return outcome{normal, "CellLaunched", fmt.Sprintf("Launched instance %s (%s) as cell %s", instance.ID, offer, cell.ID)}, cell.enter(apiv1.Booting)
+	return outcome{normal, events.CellLaunched, fmt.Sprintf("Launched instance %s (%s) as cell %s", instance.ID, offer, cell.ID)},
+		cell.enter(apiv1.Booting)
 }
 
 // refused moves a cell that the cloud has surely not launched to its next offer,
 // or to its end.
 func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 	offer := cell.Offer()
-	left := slices.DeleteFunc(slices.Clone(cell.Offers[1:]), c.cfg.Unavailable)
-	reason := "CellNotLaunched"
+	left := slices.DeleteFunc(slices.Clone(cell.Offers[1:]), c.cfg.Shortages.Unavailable)
+	reason := events.CellNotLaunched
 	if errors.Is(refusal, cloud.ErrCapacity) {
-		reason = "NoCapacity"
+		reason = events.NoCapacity
 	}
 	cell.Launch, cell.Token = nil, ""
 	if len(left) == 0 {
@@ -281,37 +450,53 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 	return outcome{warning, reason, fmt.Sprintf("%s: %v; trying %s", offer, refusal, left[0])}, cell.enter(apiv1.Requested)
 }
 
+// forbidden takes back the launch of a cell that Kip has no right to: it waits until
+// Kip may launch again.
+func (c *Controller) forbidden(cell *Cell) (outcome, error) {
+	cell.Launch, cell.Token = nil, ""
+	return outcome{}, cell.enter(apiv1.Requested)
+}
+
 // abandoned ends a cell of which nobody knows whether it has an instance.
 func (c *Controller) abandoned(cell *Cell, err error) (outcome, error) {
 	cell.Reason, cell.Token, cell.Cause = fmt.Sprintf("%s: %v", cell.Offer(), err), "", CauseNotLaunched
 	cell.step(apiv1.StepEnded, c.cfg.Clock.Now())
-	return outcome{warning, "CellNotLaunched", cell.Reason + "; it is given up, and another is tried when the cloud surely has no instance of it"}, cell.enter(apiv1.Terminating)
+	return outcome{warning, events.CellNotLaunched, cell.Reason +
+		"; it is given up, and another is tried when the cloud surely has no instance of it"}, cell.enter(apiv1.Terminating)
 }
 
-// launchRequest is the call of a stored launch, the same each time.
-func (c *Controller) launchRequest(group []*entry) (cloud.LaunchRequest, error) {
-	first := group[0].cell()
+// launchRequest resolves the call that launches cells of one offer and with the same
+// options.
+func (c *Controller) launchRequest(cells []Cell) (cloud.LaunchRequest, error) {
+	first := cells[0]
 	offer := first.Offer()
 	r := cloud.LaunchRequest{
-		Token: first.launchToken(c.cfg.ControllerID), InstanceType: offer.InstanceType, Zone: offer.Zone, Subnet: offer.Subnet, Spot: offer.Spot,
+		Token: first.launchToken(c.cfg.ControllerID),
+		LaunchSpec: cloud.LaunchSpec{
+			InstanceType:  offer.InstanceType,
+			Zone:          offer.Zone,
+			Subnet:        offer.Subnet,
+			Market:        offer.Market(),
+			RootDiskBytes: offer.DiskBytes,
+			Options:       first.Options,
+			Tags:          map[string]string{cloud.TagOwner: c.cfg.ControllerID, cloud.TagNameTag: first.Launch.NameTag},
+		},
 	}
-	for _, e := range group {
-		cell := e.cell()
+	for _, cell := range cells {
 		data, err := userData(agentapi.UserData{CellID: cell.ID, CAHash: c.cfg.CAHash, Token: cell.Token})
 		if err != nil {
 			return r, err
 		}
-		r.Machines = append(r.Machines, cloud.Machine{UserData: data, Tags: c.tags(cell)})
+		r.Machines = append(r.Machines, cloud.Machine{UserData: data, Tags: tags(cell)})
 	}
 	return r, nil
 }
 
-func (c *Controller) tags(cell *Cell) map[string]string {
+// tags are those of one machine.
+func tags(cell Cell) map[string]string {
 	tags := map[string]string{
-		cloud.TagOwner:   c.cfg.ControllerID,
-		cloud.TagCell:    cell.ID,
-		cloud.TagNameTag: cell.Launch.NameTag,
-		cloud.TagName:    "Kip cell " + cell.Launch.NameTag + " standby",
+		cloud.TagCell: cell.ID,
+		cloud.TagName: "Kip cell " + cell.Launch.NameTag + " standby",
 	}
 	// A standby cell that is taken while its launch is unknown keeps the tags
 	// that it was launched with: Pod is set no earlier than that is resolved.

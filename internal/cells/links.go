@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/tunnel"
 	"k8s.io/apimachinery/pkg/types"
@@ -22,7 +23,7 @@ type Session interface {
 	Connected() bool
 	LastHeard() time.Time
 	LastError() error
-	RoundTripper() http.RoundTripper
+	Conn() agentapi.Conn
 	Close()
 }
 

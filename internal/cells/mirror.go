@@ -31,8 +31,10 @@ const mirrorWorkers = 8
 // Mirror writes cells to the Cell resource, for people. Kip never reads it back,
 // but to remove what an earlier run left.
 type Mirror struct {
+	Unobserved
 	node, controllerID string
 	client             dynamic.ResourceInterface
+	waitsFor           func(id string) string
 	log                *slog.Logger
 	queue              workqueue.TypedRateLimitingInterface[string]
 
@@ -41,17 +43,25 @@ type Mirror struct {
 	created map[string]bool
 }
 
-// NewMirror returns a mirror of the cells of one Kip; Run writes it.
-func NewMirror(client dynamic.Interface, node, controllerID string, log *slog.Logger) *Mirror {
+var _ Observer = (*Mirror)(nil)
+
+// NewMirror returns a mirror of the cells of one Kip; Run writes it. waitsFor says
+// what a cell waits for.
+func NewMirror(client dynamic.Interface, node, controllerID string, waitsFor func(id string) string, log *slog.Logger) *Mirror {
 	return &Mirror{
-		node: node, controllerID: controllerID, client: client.Resource(apiv1.Resource), log: log,
-		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
-		latest: map[string]Cell{}, created: map[string]bool{},
+		node:         node,
+		controllerID: controllerID,
+		client:       client.Resource(apiv1.Resource),
+		waitsFor:     waitsFor,
+		log:          log,
+		queue:        workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
+		latest:       map[string]Cell{},
+		created:      map[string]bool{},
 	}
 }
 
-// Changed takes a cell to be written soon. It does not block.
-func (m *Mirror) Changed(cell Cell) {
+// CellChanged takes a cell to be written soon. It does not block.
+func (m *Mirror) CellChanged(cell Cell) {
 	m.mu.Lock()
 	m.latest[cell.ID] = cell
 	m.mu.Unlock()
@@ -66,7 +76,7 @@ func (m *Mirror) Changed(cell Cell) {
 func (m *Mirror) Run(ctx context.Context, known []Cell) error {
 	defer m.queue.ShutDown()
 	for _, cell := range known {
-		m.Changed(cell)
+		m.CellChanged(cell)
 	}
 	m.adopt(ctx)
 	stop := context.AfterFunc(ctx, m.queue.ShutDown)
@@ -173,9 +183,18 @@ func (m *Mirror) write(ctx context.Context, id string) error {
 func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 	offer := cell.Offer()
 	s := apiv1.CellStatus{
-		Phase: cell.Phase, Waiting: waiting(cell), Reason: cell.Reason, Pod: cell.Pod, Node: m.node, ControllerID: m.controllerID, Attempt: cell.Attempt,
-		InstanceType: offer.InstanceType, Zone: offer.Zone, LaunchType: "On-Demand",
-		PricePerHour: apiv1.Price(offer.PricePerHour), Steps: cell.Steps,
+		Phase:        cell.Phase,
+		Waiting:      m.waitsFor(cell.ID),
+		Reason:       cell.Reason,
+		Pod:          cell.Pod,
+		Node:         m.node,
+		ControllerID: m.controllerID,
+		Attempt:      cell.Attempt,
+		InstanceType: offer.InstanceType,
+		Zone:         offer.Zone,
+		LaunchType:   "On-Demand",
+		PricePerHour: apiv1.Price(offer.PricePerHour),
+		Steps:        cell.Steps,
 	}
 	if offer.Spot {
 		s.LaunchType = "Spot"
@@ -193,22 +212,4 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		}
 	}
 	return s
-}
-
-// waiting is what a cell waits for, as far as its record tells.
-func waiting(cell Cell) string {
-	switch cell.Phase {
-	case apiv1.Requested, apiv1.Launching:
-		return "the cloud"
-	case apiv1.Booting:
-		if cell.StepTime(apiv1.StepJoined).IsZero() {
-			return "its agent"
-		}
-		return "its kubelet"
-	case apiv1.Draining:
-		return "its pod's logs"
-	case apiv1.Terminating:
-		return "the cloud to end it"
-	}
-	return ""
 }

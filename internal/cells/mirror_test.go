@@ -2,21 +2,113 @@ package cells
 
 import (
 	"encoding/json"
+	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic/fake"
 )
 
 func TestTheMirrorTakesBackWhatACellNoLongerWaitsFor(t *testing.T) {
-	m := &Mirror{node: "kip-0"}
-	for phase, want := range map[apiv1.Phase]string{apiv1.Launching: `"waiting":"the cloud"`, apiv1.Booting: `"waiting":"its agent"`, apiv1.Bound: `"waiting":""`} {
-		patch, err := json.Marshal(m.Status(Cell{Phase: phase}))
+	waits := ""
+	m := &Mirror{node: "kip-0", waitsFor: func(string) string { return waits }}
+	for _, waits = range []string{"the cloud has not answered yet", ""} {
+		patch, err := json.Marshal(m.Status(Cell{Phase: apiv1.Launching}))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(string(patch), want) {
-			t.Errorf("the patch of a cell that is %s is %s, want %s in it", phase, patch, want)
+		if want := fmt.Sprintf(`"waiting":%q`, waits); !strings.Contains(string(patch), want) {
+			t.Errorf("the patch is %s, want %s in it", patch, want)
 		}
+	}
+}
+
+// mirrored is a mirror whose writes are made by hand.
+type mirrored struct {
+	*testing.T
+	*Mirror
+}
+
+func newMirrored(t *testing.T) mirrored {
+	kinds := map[schema.GroupVersionResource]string{apiv1.Resource: "CellList"}
+	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
+	m := mirrored{t, NewMirror(client, "kip-0", "me", func(string) string { return "" }, slog.New(slog.DiscardHandler))}
+	t.Cleanup(m.queue.ShutDown)
+	return m
+}
+
+// told tells of a change, and writes it.
+func (m mirrored) told(cell Cell) {
+	m.Helper()
+	m.CellChanged(cell)
+	if err := m.write(m.Context(), cell.ID); err != nil {
+		m.Fatal(err)
+	}
+}
+
+// phase is what the Cell resource says; "" where there is none.
+func (m mirrored) phase(id string) string {
+	m.Helper()
+	object, err := m.client.Get(m.Context(), id, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return ""
+	}
+	if err != nil {
+		m.Fatal(err)
+	}
+	phase, _, err := unstructured.NestedString(object.Object, "status", "phase")
+	if err != nil {
+		m.Fatal(err)
+	}
+	return phase
+}
+
+func TestTheMirrorFollowsACellToItsEnd(t *testing.T) {
+	m := newMirrored(t)
+	for _, phase := range []apiv1.Phase{apiv1.Requested, apiv1.Launching, apiv1.Bound} {
+		m.told(Cell{ID: "c", Phase: phase})
+		if got := m.phase("c"); got != string(phase) {
+			t.Fatalf("the resource says %q, want %s", got, phase)
+		}
+	}
+	m.told(Cell{ID: "c", Phase: apiv1.Gone})
+	if got := m.phase("c"); got != "" || len(m.latest) != 0 || len(m.created) != 0 {
+		t.Errorf("the resource says %q; %d cells are kept, %d as created", got, len(m.latest), len(m.created))
+	}
+}
+
+func TestAMirroredCellThatSomebodyDeletesComesBack(t *testing.T) {
+	m := newMirrored(t)
+	m.told(Cell{ID: "c", Phase: apiv1.Booting})
+	if err := m.client.Delete(t.Context(), "c", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	m.told(Cell{ID: "c", Phase: apiv1.Bound})
+	if got := m.phase("c"); got != string(apiv1.Bound) {
+		t.Errorf("the resource says %q, want Bound", got)
+	}
+}
+
+func TestTheMirrorRemovesWhatAnEarlierRunLeft(t *testing.T) {
+	m := newMirrored(t)
+	for _, id := range []string{"left", "there"} {
+		m.told(Cell{ID: id, Phase: apiv1.Bound})
+	}
+	m.latest, m.created = map[string]Cell{"there": {ID: "there", Phase: apiv1.Bound}}, map[string]bool{}
+	m.adopt(t.Context())
+	for _, id := range []string{"left", "there"} {
+		if err := m.write(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m.phase("left") != "" || m.phase("there") != string(apiv1.Bound) {
+		t.Errorf("left is %q, there is %q", m.phase("left"), m.phase("there"))
 	}
 }

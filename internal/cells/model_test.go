@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
@@ -46,7 +48,12 @@ var (
 func (m *modelLinks) AddCell(id string, _ cellapi.CellInfo) API {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l := &modelLink{id: id, all: m, ready: make(chan struct{}), nodeReady: make(chan struct{})}
+	l := &modelLink{
+		id:        id,
+		all:       m,
+		ready:     make(chan struct{}),
+		nodeReady: make(chan struct{}),
+	}
 	m.cells[id] = l
 	return l
 }
@@ -55,7 +62,7 @@ func (*modelLinks) RemoveCell(string) {}
 
 func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, _ http.Handler, spend tunnel.OnSpend) (Session, error) {
 	l := m.of(t.CellID)
-	l.onState = t.OnState
+	l.onState, l.addr = t.OnState, t.Addr
 	if m.boots != nil && !m.boots(t.CellID) {
 		return l, nil
 	}
@@ -84,6 +91,7 @@ type modelLink struct {
 	all              *modelLinks
 	ready, nodeReady chan struct{}
 	onState          func(bool, error)
+	addr             netip.AddrPort
 
 	mu        sync.Mutex
 	connected bool
@@ -107,7 +115,7 @@ func (l *modelLink) Ready() <-chan struct{}                       { return l.rea
 func (l *modelLink) NodeReady() <-chan struct{}                   { return l.nodeReady }
 func (l *modelLink) LastHeard() time.Time                         { return l.LastHeartbeat() }
 func (l *modelLink) Close()                                       {}
-func (l *modelLink) RoundTripper() http.RoundTripper              { return l }
+func (l *modelLink) Conn() agentapi.Conn                          { return l }
 func (l *modelLink) ServeHTTP(http.ResponseWriter, *http.Request) {}
 func (l *modelLink) RoundTrip(r *http.Request) (*http.Response, error) {
 	if l.all.agents != nil {
@@ -167,34 +175,42 @@ type bubble struct {
 	*world
 	links *modelLinks
 	cfg   Config
+	also  []Observer   // besides the world
 	ended <-chan error // what Run returned
 }
 
-// inBubble runs f with a Kip whose Config it may change first.
-func inBubble(t *testing.T, change func(*Config), hook func(op, key string) error, f func(t *testing.T, b *bubble)) {
+// inBubble runs f with a Kip whose Config it may change first, and that others may
+// observe also.
+func inBubble(t *testing.T, change func(*Config), hook func(op, key string) error, f func(t *testing.T, b *bubble), also ...Observer) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{
-			world: &world{T: t, cloud: newModelCloud(), store: store.Memory(hook), phases: map[string][]apiv1.Phase{}, waker: make(chan struct{}, 1)},
+			world: &world{
+				T:      t,
+				cloud:  newModelCloud(),
+				store:  store.Memory(hook),
+				phases: map[string][]apiv1.Phase{},
+				waker:  make(chan struct{}, 1),
+			},
 			links: &modelLinks{cells: map[string]*modelLink{}},
+			also:  also,
 		}
 		b.cfg = Config{
-			NodeName: "kip-0", ControllerID: "me", Cloud: b.cloud, Store: b.store, Tunnels: b.links, APIs: b.links,
-			Cool:        func(o Offer, _ error) { b.note(func() { b.cooled = append(b.cooled, o.InstanceType) }) },
-			Unavailable: func(Offer) bool { return false },
+			NodeName:     "kip-0",
+			ControllerID: "me",
+			Cloud:        b.cloud,
+			Store:        b.store,
+			Tunnels:      b.links,
+			APIs:         b.links,
+			Shortages:    b.world,
 			Event: func(_ apiv1.PodReference, kind, reason, message string) {
 				b.note(func() { b.events = append(b.events, kind+" "+reason+": "+message) })
 			},
-			SaveLogs: func(context.Context, apiv1.PodReference, http.RoundTripper) error { return nil },
-			Changed: func(c Cell) {
-				b.note(func() { b.phases[c.Pod.Name] = append(b.phases[c.Pod.Name], c.Phase) })
-			},
-			Silent: func(c Cell, _ time.Time) {
-				b.note(func() { b.events = append(b.events, "silent "+c.Pod.Name) })
-			},
-			Interrupted: func(c Cell) { b.note(func() { b.events = append(b.events, "interrupted "+c.Pod.Name) }) },
-			SoonPoll:    time.Second, Health: Health{HealthyTimeout: 90 * time.Second, Check: 5 * time.Second},
-			Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler),
+			SaveLogs: func(context.Context, apiv1.PodReference, agentapi.Conn) error { return nil },
+			SoonPoll: time.Second,
+			Health:   Health{HealthyTimeout: 90 * time.Second, Check: 5 * time.Second},
+			Clock:    clock.RealClock{},
+			Log:      slog.New(slog.DiscardHandler),
 		}
 		if change != nil {
 			change(&b.cfg)
@@ -208,6 +224,9 @@ func inBubble(t *testing.T, change func(*Config), hook func(op, key string) erro
 func (b *bubble) run() {
 	b.Helper()
 	b.cells = New(b.cfg)
+	for _, o := range append([]Observer{b.world}, b.also...) {
+		b.cells.Observe(o)
+	}
 	if err := b.cells.Load(b.Context()); err != nil {
 		b.Fatal(err)
 	}
@@ -250,3 +269,19 @@ next:
 	}
 	return found
 }
+
+// onChange is told of changes, onConnection of connections.
+type (
+	onChange struct {
+		Unobserved
+		told func(Cell)
+	}
+	onConnection struct {
+		Unobserved
+		told func(Cell, agentapi.Conn)
+	}
+)
+
+func (o onChange) CellChanged(cell Cell) { o.told(cell) }
+
+func (o onConnection) CellConnected(cell Cell, agent agentapi.Conn) { o.told(cell, agent) }

@@ -9,12 +9,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/events"
 )
 
-// Plugin is the node plugin of a CSI driver that a cell's pod has volumes of. It is
-// part of the record: what a cell runs does not change when its DaemonSet does,
-// since a mount may live in the plugin's processes.
+// Plugin is the node plugin of a CSI driver that a cell's pod has volumes of. The
+// record has it, so that a cell goes on running the same plugin when the DaemonSet
+// changes: a mount may live in the plugin's processes.
 type Plugin struct {
 	Driver string `json:"driver"`
 	// Pod is the static pod, as in agentapi.Plugin.
@@ -29,9 +30,9 @@ const (
 	pluginSilence = 20 * time.Second
 )
 
-// plug gives a cell that is ready its plugins, before its kubelet sees the pod. It
-// returns true when the kubelet knows their drivers, or when there is something
-// else to be done with the cell first.
+// plug gives a ready cell its plugins, before its kubelet sees the pod. It returns
+// true when the kubelet knows their drivers. It returns true as well when something
+// else is to be done with the cell first.
 func (c *Controller) plug(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
 	cell := e.cell()
 	if len(cell.Plugins) == 0 || cell.Stopped || e.plugged {
@@ -45,7 +46,8 @@ func (c *Controller) plug(ctx context.Context, e *entry) (ready bool, again time
 	}
 	if e.pluginsSent.IsZero() {
 		if err := c.putPlugins(ctx, e, cell.Plugins); err != nil {
-			c.tellDisk(e, "CSIDriverNotReady", fmt.Sprintf("Its cell does not take the node plugins of %s: %v; it is tried again", driverNames(cell.Plugins), err))
+			c.tellDisk(e, events.CSIDriverNotReady,
+				fmt.Sprintf("Its cell does not take the node plugins of %s: %v; retrying", driverNames(cell.Plugins), err))
 			return false, 0, fmt.Errorf("give cell %s its plugins: %w", e.id, err)
 		}
 		e.pluginsSent = c.cfg.Clock.Now()
@@ -53,17 +55,20 @@ func (c *Controller) plug(ctx context.Context, e *entry) (ready bool, again time
 	// Where this process was not told what is registered, an earlier one may have
 	// been. The kubelet waits for a driver by itself; it only takes longer.
 	registered, known := e.api.CSIDrivers()
-	if missing := slices.DeleteFunc(slices.Clone(cell.Plugins), func(p Plugin) bool { return slices.Contains(registered, p.Driver) }); known && len(missing) > 0 {
+	missing := slices.DeleteFunc(slices.Clone(cell.Plugins), func(p Plugin) bool { return slices.Contains(registered, p.Driver) })
+	if known && len(missing) > 0 {
 		trouble := e.api.PluginTrouble()
 		if trouble == "" && c.cfg.Clock.Since(e.pluginsSent) >= pluginSilence {
 			trouble = "they have not registered with its kubelet"
 		}
 		if trouble != "" {
-			c.tellDisk(e, "CSIDriverNotReady", fmt.Sprintf("The node plugins of %s do not run on the pod's cell yet: %s", driverNames(missing), trouble))
+			c.tellDisk(e, events.CSIDriverNotReady,
+				fmt.Sprintf("The node plugins of %s do not run on the pod's cell yet: %s", driverNames(missing), trouble))
 		}
 		return false, pluginPoll, nil
 	}
 	e.plugged = true
+	c.noteDisk(e, told{})
 	return true, 0, nil
 }
 
@@ -80,7 +85,7 @@ func (c *Controller) unplug(ctx context.Context, e *entry) error {
 		if err == nil {
 			return nil
 		}
-		if !errors.Is(err, errNotYet) || !c.patient(e) || !c.sleep(ctx, pluginPoll) {
+		if !errors.Is(err, agentapi.ErrNotYet) || !c.patient(e) || !c.sleep(ctx, pluginPoll) {
 			return err
 		}
 	}
@@ -88,11 +93,13 @@ func (c *Controller) unplug(ctx context.Context, e *entry) error {
 
 // putPlugins tells the agent which plugins its cell is to have.
 func (c *Controller) putPlugins(ctx context.Context, e *entry, list []Plugin) error {
-	body := agentapi.Plugins{Plugins: []agentapi.Plugin{}}
-	for _, p := range list {
-		body.Plugins = append(body.Plugins, agentapi.Plugin(p))
+	plugins := make([]agentapi.Plugin, len(list))
+	for i, p := range list {
+		plugins[i] = agentapi.Plugin(p)
 	}
-	return c.put(ctx, e, agentapi.PathPlugins, body)
+	ctx, cancel := context.WithTimeout(ctx, configTimeout)
+	defer cancel()
+	return e.agent().PutPlugins(ctx, plugins)
 }
 
 func driverNames(list []Plugin) string {

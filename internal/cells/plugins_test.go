@@ -12,7 +12,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // modelPlugins are the plugins of the cells of a model. Kubelets register their
@@ -90,8 +90,16 @@ func withPlugins(t *testing.T, f func(t *testing.T, b *bubble, p *modelPlugins))
 func (b *bubble) requestPlugin(pod string) {
 	b.Helper()
 	if _, err := b.cells.Request(b.Context(), Request{
-		Pod: ref(pod), Attempt: 1, Seen: time.Now(), Plugins: []Plugin{{Driver: "nfs", Pod: json.RawMessage(`{"a":1}`)}},
-		Offers: []Offer{{InstanceType: "nano", Zone: "z", PricePerHour: 1, BootTimeout: time.Minute}},
+		Pod:     ref(pod),
+		Attempt: 1,
+		Seen:    time.Now(),
+		Plugins: []Plugin{{Driver: "nfs", Pod: json.RawMessage(`{"a":1}`)}},
+		Offers: []Offer{{
+			InstanceType: "nano",
+			Zone:         "z",
+			PricePerHour: 1,
+			BootTimeout:  time.Minute,
+		}},
 	}); err != nil {
 		b.Fatal(err)
 	}
@@ -184,7 +192,15 @@ func TestACellWhoseVolumesCannotBeUnmountedEndsAndSaysSo(t *testing.T) {
 func TestOnlyACellThatMayHavePluginsIsToldSo(t *testing.T) {
 	withPlugins(t, func(t *testing.T, b *bubble, p *modelPlugins) {
 		if _, err := b.cells.Request(b.Context(), Request{
-			Pod: ref("a"), Attempt: 1, Seen: time.Now(), Offers: []Offer{{InstanceType: "nano", Zone: "z", PricePerHour: 1, BootTimeout: time.Minute}},
+			Pod:     ref("a"),
+			Attempt: 1,
+			Seen:    time.Now(),
+			Offers: []Offer{{
+				InstanceType: "nano",
+				Zone:         "z",
+				PricePerHour: 1,
+				BootTimeout:  time.Minute,
+			}},
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -15,11 +15,11 @@ import (
 // cells it took out. Call it at the end of a restore, before any controller loads
 // the records; if it fails, the restore is to be done again.
 //
-// Since the backup, a standby cell may have been given to a pod, and one that was
-// being launched may have been launched as something else: to take them up could
-// run a pod twice at a time, or two pods on one cell. Their instances, which no
-// record names then, are terminated before any pod that they may run gets another
-// cell; so are the standby cells that are younger than the backup.
+// Since the backup, a standby cell may have been given to a pod. A cell that was
+// being launched may have been launched as something else. To take them up could
+// run a pod twice at a time, or two pods on one cell. No record names their
+// instances then, nor those of standby cells that are younger than the backup. Such
+// an instance is terminated before any pod that it may run gets another cell.
 func Restored(ctx context.Context, st *store.Store, now time.Time) (dropped int, err error) {
 	var changes []store.Change
 	err = st.List(ctx, keyPrefix, func(key string, data []byte, revision int64) error {

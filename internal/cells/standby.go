@@ -1,8 +1,8 @@
 package cells
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,46 +13,30 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Pool is a number of cells of one kind that are kept ready for the next pods.
-type Pool struct {
-	Name  string
-	Count int
-	// Stopped keeps them stopped, where the cloud can: they cost a disk each,
-	// and a boot when they are taken.
-	Stopped bool
-	// Offers returns what can be launched for it now, best first, or why
-	// nothing can.
-	Offers func() ([]Offer, error)
-}
-
-// pool is a Pool and how it fares.
-type pool struct {
-	Pool
-	failures int       // cells in a row that did not become ready
-	until    time.Time // none is made before
-	why      string    // what was last reported
-}
-
-const (
-	// poolCheck is how often pools are looked at when nothing asks for it.
-	poolCheck = 5 * time.Second
-	// longestPoolBackoff bounds the wait after standby cells that failed.
-	longestPoolBackoff = 5 * time.Minute
-)
-
 // fits says that a standby cell is as good for the request as a new one.
 func (r Request) fits(cell *Cell) bool {
 	best, has := r.Offers[0], cell.Offer()
-	if r.Special || has.InstanceType != best.InstanceType || has.Spot != best.Spot || has.DiskBytes != best.DiskBytes {
+	if r.Special || has.InstanceType != best.InstanceType || has.Market() != best.Market() || has.DiskBytes != best.DiskBytes {
 		return false
 	}
 	return slices.ContainsFunc(r.Offers, func(o Offer) bool { return o.offering() == has.offering() })
 }
 
-// takeStandby promises a standby cell that fits to a pod: the one that is ready,
-// else the one that will be soonest. The caller holds mu.
-func (c *Controller) takeStandby(r Request) *entry {
-	if len(c.pools) == 0 {
+// WouldTake returns the standby cell that a request would be given now.
+func (c *Controller) WouldTake(r Request) (Cell, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.standbyFor(r)
+	if e == nil {
+		return Cell{}, false
+	}
+	return *e.cell(), true
+}
+
+// standbyFor returns the standby cell that fits a request best: one that is ready,
+// else the one that will be soonest; nil where there is none. The caller holds mu.
+func (c *Controller) standbyFor(r Request) *entry {
+	if c.pools.none() {
 		return nil
 	}
 	rank := func(cell *Cell) int {
@@ -77,17 +61,19 @@ func (c *Controller) takeStandby(r Request) *entry {
 			best = e
 		}
 	}
+	return best
+}
+
+// takeStandby promises a standby cell that fits to a pod. The caller holds mu.
+func (c *Controller) takeStandby(r Request) *entry {
+	best := c.standbyFor(r)
 	if best == nil {
 		return nil
 	}
 	delete(c.standby, best.id)
 	best.pod, best.disks = r.Pod, r.Disks
 	c.reserve(best)
-	if p := c.pools[best.cell().Standby]; p != nil {
-		if until := c.cfg.Clock.Now().Add(c.cfg.RefillDelay); until.After(p.until) {
-			p.until = until
-		}
-	}
+	c.pools.taken(best.cell().Standby)
 	return best
 }
 
@@ -152,7 +138,7 @@ func (c *Controller) refillSoon() {
 func (c *Controller) fillPools(ctx context.Context) {
 	for {
 		c.fill(ctx)
-		timer := c.cfg.Clock.NewTimer(c.nextFill())
+		timer := c.cfg.Clock.NewTimer(c.pools.next())
 		select {
 		case <-ctx.Done():
 			timer.Stop()
@@ -164,173 +150,82 @@ func (c *Controller) fillPools(ctx context.Context) {
 	}
 }
 
-// nextFill is the time until the pools are to be looked at again, unasked.
-func (c *Controller) nextFill() time.Duration {
-	now, next := c.cfg.Clock.Now(), poolCheck
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, p := range c.pools {
-		if wait := p.until.Sub(now); wait > 0 {
-			next = min(next, wait)
-		}
-	}
-	return next
-}
-
 // fill makes what the pools lack and ends what they have too many of. It is the
 // only place that does, so that no burst makes more than are wanted.
 func (c *Controller) fill(ctx context.Context) {
-	var surplus []*entry
-	lacking := map[string]int{}
 	c.mu.Lock()
-	current, outdated := map[string][]*entry{}, map[string][]*entry{}
-	ready := map[string]int{}
-	for _, e := range c.standby {
-		cell := e.cell()
-		if e.ending != "" || !cell.Live() {
-			continue
-		}
-		switch p := c.pools[cell.Standby]; {
-		case p == nil: // no longer wanted
-			surplus = append(surplus, e)
-		case cell.Template != c.cfg.Template:
-			outdated[cell.Standby] = append(outdated[cell.Standby], e)
-		default:
-			current[cell.Standby] = append(current[cell.Standby], e)
-			if cell.Phase == apiv1.Ready {
-				ready[cell.Standby]++
-			}
-		}
-	}
-	for name, p := range c.pools {
-		n := len(current[name])
-		if n > p.Count {
-			// The youngest of their boot are the least loss.
-			slices.SortFunc(current[name], func(a, b *entry) int {
-				return b.cell().StepTime(apiv1.StepPlaced).Compare(a.cell().StepTime(apiv1.StepPlaced))
-			})
-			surplus = append(surplus, current[name][:n-p.Count]...)
-		}
-		lacking[name] = p.Count - n
-		// The old go one by one as the new become ready, never before.
-		if old := outdated[name]; len(old) > 0 {
-			surplus = append(surplus, old[:min(len(old), max(0, ready[name]+len(old)-p.Count))]...)
-		}
-	}
-	for _, e := range surplus {
+	surplus, lacking := c.pools.plan(c.standbyNow())
+	for _, id := range surplus {
+		e := c.standby[id]
 		e.ending, e.cause = "its standby pool does not want it any more", CauseStandbyRetired
 		c.queue.Add(e.id)
 	}
 	c.mu.Unlock()
 	for name, n := range lacking {
-		if n > 0 {
-			c.makeStandby(ctx, c.pools[name], n)
-		}
+		c.makeStandby(ctx, name, n)
 	}
 }
 
 // makeStandby requests n cells for a pool.
-func (c *Controller) makeStandby(ctx context.Context, p *pool, n int) {
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	wait := now.Before(p.until)
-	c.mu.Unlock()
-	if wait {
+func (c *Controller) makeStandby(ctx context.Context, name string, n int) {
+	offers, err := c.pools.offers(name)
+	if errors.Is(err, errLater) {
 		return
 	}
-	offers, err := p.Offers()
 	for range n {
 		if err != nil || ctx.Err() != nil {
 			break
 		}
-		cell := Cell{ID: newID("cell-"), Phase: apiv1.Requested, Standby: p.Name, Template: c.cfg.Template, Offers: offers, Reason: "standby pool " + p.Name}
-		cell.step(apiv1.StepPlaced, now)
+		cell := Cell{
+			ID:       newID("cell-"),
+			Phase:    apiv1.Requested,
+			Standby:  name,
+			Template: c.cfg.Template,
+			Offers:   offers,
+			Options:  c.cfg.Options,
+			Reason:   "standby pool " + name,
+		}
+		cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())
 		e := newEntry(cell, 0)
 		c.mu.Lock()
 		c.reserve(e)
 		c.mu.Unlock()
 		err = c.store(ctx, e)
 	}
-	why := ""
-	if err != nil {
-		why = err.Error()
-	}
-	c.mu.Lock()
-	changed := p.why != why
-	p.why = why
-	c.mu.Unlock()
-	if changed && why != "" {
-		c.cfg.Log.Warn("a standby pool cannot be filled", "standby", p.Name, "err", why)
-	}
-}
-
-// countStandby counts standby cells that were gone before they were ready, so
-// that a pool that cannot work does not launch for ever at full speed. The caller
-// holds mu.
-func (c *Controller) countStandby(gone Cell) {
-	p := c.pools[gone.Standby]
-	switch {
-	case p == nil:
-	case !gone.StepTime(apiv1.StepReady).IsZero():
-		p.failures = 0
-	default:
-		p.failures++
-		p.until = c.cfg.Clock.Now().Add(min(time.Second<<min(p.failures-1, 30), longestPoolBackoff))
+	if c.pools.filled(name, err) && err != nil {
+		c.cfg.Log.Warn("a standby pool cannot be filled", "standby", name, "err", err)
 	}
 }
 
 // EmptyPools ends the standby cells and makes no others, until the process ends.
 func (c *Controller) EmptyPools() {
-	c.mu.Lock()
-	for _, p := range c.pools {
-		p.Count, p.why = 0, ""
-	}
-	c.mu.Unlock()
+	c.pools.empty()
 	c.refillSoon()
 }
 
-// StandbyState is how a pool fares.
-type StandbyState struct {
-	Name                 string
-	Want, Ready, Booting int
-	// Why says why it is not full; empty when it only takes time.
-	Why string
-}
-
 // Standby returns the pools' states, in order of name.
-func (c *Controller) Standby() []StandbyState {
+func (c *Controller) Standby() []StandbyState { return c.pools.states(c.standbyCells()) }
+
+// standbyCells are those that no pod has, and that are not to end.
+func (c *Controller) standbyCells() (list []*Cell) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	states := map[string]*StandbyState{}
-	var list []StandbyState
-	for name, p := range c.pools {
-		states[name] = &StandbyState{Name: name, Want: p.Count, Why: p.why}
-	}
+	return c.standbyNow()
+}
+
+// standbyNow is standbyCells under mu.
+func (c *Controller) standbyNow() (list []*Cell) {
 	for _, e := range c.standby {
-		cell := e.cell()
-		s := states[cell.Standby]
-		switch {
-		case s == nil || e.ending != "":
-		case cell.Phase == apiv1.Ready:
-			s.Ready++
-		case cell.Live():
-			s.Booting++
+		if cell := e.cell(); e.ending == "" && cell.Live() {
+			list = append(list, cell)
 		}
 	}
-	for _, s := range states {
-		list = append(list, *s)
-	}
-	slices.SortFunc(list, func(a, b StandbyState) int { return cmp.Compare(a.Name, b.Name) })
 	return list
 }
 
 // stops says that an idle standby cell is to be stopped.
 func (c *Controller) stops(cell *Cell) bool {
-	_, can := c.cfg.Cloud.(cloud.Stopper)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	p := c.pools[cell.Standby]
-	return can && p != nil && p.Stopped && cell.Pod.UID == ""
+	return c.cfg.Cloud.Features().Stopper != nil && c.pools.stops(cell.Standby) && cell.Pod.UID == ""
 }
 
 // stop begins to stop the instance of an idle standby cell.
@@ -352,11 +247,14 @@ func (c *Controller) stop(ctx context.Context, e *entry) (time.Duration, error) 
 // stopOrStart moves a stopped cell's instance to where it should be: stopped, or
 // running again for the pod that took it.
 func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, error) {
-	machines, id := c.cfg.Cloud.(cloud.Stopper), e.cell().Instance.ID
+	machines, id := c.cfg.Cloud.Features().Stopper, e.cell().Instance.ID
+	if machines == nil {
+		return 0, fmt.Errorf("cell %s is stopped, and cloud %s cannot start it", e.id, c.cfg.Cloud.Name())
+	}
 	c.disconnect(e)
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	look := c.lastLook()
+	look := c.inventory.last()
 	if e.cell().Pod.UID == "" {
 		if i, there := look.byID[id]; there && i.State == cloud.Stopped {
 			if e.cell().Instance.State != cloud.Stopped {
@@ -365,9 +263,9 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 			return 0, nil
 		}
 		c.pollSoon()
-		return time.Second, machines.Stop(call, id)
+		return time.Second, machines.Stop(call, id).Err()
 	}
-	if err := machines.Start(call, id); err != nil {
+	if err := machines.Start(call, id).Err(); err != nil {
 		c.lose(e, fmt.Sprintf("its instance could not be started: %v", err))
 		return 0, nil
 	}
@@ -375,7 +273,7 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 		cell.Stopped = false
 		cell.Instance.State, cell.Instance.Launched = cloud.Running, c.cfg.Clock.Now()
 		cell.Instance.ManagementIP, cell.Instance.PodIP = netip.Addr{}, netip.Addr{} // they may have changed
-		cell.Instance.ManagementIPv6, cell.Instance.PodIPv6 = netip.Addr{}, netip.Addr{}
+		cell.Instance.ManagementIPv6, cell.Instance.PodIPv6, cell.Instance.PublicIP = netip.Addr{}, netip.Addr{}, netip.Addr{}
 		return cell.enter(apiv1.Booting)
 	})
 }

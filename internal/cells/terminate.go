@@ -3,9 +3,12 @@ package cells
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 )
 
 // terminateAgain is how long an instance may still be shown after the cloud has
@@ -33,20 +36,19 @@ func (c *Controller) startTerminating(ctx context.Context, e *entry, why string)
 // then may another cell run the pod.
 func (c *Controller) terminate(ctx context.Context, e *entry) (time.Duration, error) {
 	c.disconnect(e)
-	look := c.lastLook()
-	if e.cell().Instance == nil {
+	look := c.inventory.last()
+	instance := e.cell().Instance
+	if instance == nil {
 		return c.findAbandoned(ctx, e, look)
 	}
-	_, there := look.byID[e.cell().Instance.ID]
+	_, there := look.byID[instance.ID]
 	c.mu.Lock()
 	// The first time, or when it was accepted and the instance is there yet.
 	if !e.terminating && (e.terminated.IsZero() || there && look.began.After(e.terminated.Add(terminateAgain))) {
 		e.terminating = true
 		c.terminations.add(e)
 	}
-	// A young one may not be in the list yet; nor may it again, since one answer of
-	// the cloud may be older than the last.
-	gone := !e.terminating && look.began.After(e.terminated) && !there && look.began.Sub(e.cell().launched()) >= c.cfg.ListLag
+	gone := !e.terminating && look.began.After(e.terminated) && look.ended[instance.ID]
 	c.mu.Unlock()
 	if gone {
 		return 0, c.gone(ctx, e, e.cell().Reason)
@@ -56,14 +58,24 @@ func (c *Controller) terminate(ctx context.Context, e *entry) (time.Duration, er
 }
 
 // findAbandoned looks for an instance of a cell whose launch was given up. A list
-// may lag behind a launch.
+// may lag behind a launch, and one answer may be older than the last: two complete
+// looks must not show it.
 func (c *Controller) findAbandoned(ctx context.Context, e *entry, look look) (time.Duration, error) {
 	if id, ok := look.byCell[e.id]; ok {
 		found := look.byID[id]
 		return 0, c.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil })
 	}
-	if look.began.Sub(e.cell().StepTime(apiv1.StepEnded)) >= c.cfg.ListLag+time.Second {
-		return 0, c.gone(ctx, e, e.cell().Reason)
+	cell := e.cell()
+	if look.covers(cell.Offer().Zone) && look.began.Sub(cell.StepTime(apiv1.StepEnded)) >= c.cfg.ListLag+time.Second {
+		c.mu.Lock()
+		first := e.unseen
+		if first.IsZero() {
+			e.unseen = look.began
+		}
+		c.mu.Unlock()
+		if !first.IsZero() && look.began.After(first) {
+			return 0, c.gone(ctx, e, cell.Reason)
+		}
 	}
 	c.pollSoon()
 	return time.Second, nil
@@ -76,30 +88,27 @@ func (c *Controller) terminateAll(ctx context.Context, entries []*entry) {
 		ids[n] = e.cell().Instance.ID
 	}
 	call, cancel := context.WithTimeout(ctx, callTimeout)
-	err := c.cfg.Cloud.Terminate(call, ids...)
+	results := c.cfg.Cloud.Terminate(call, ids...)
 	cancel()
 	if ctx.Err() != nil {
 		return
 	}
-	if err != nil && len(entries) > 1 {
-		// One that cannot be ended must not keep the others.
-		half := len(entries) / 2
-		c.terminateAll(ctx, entries[:half])
-		c.terminateAll(ctx, entries[half:])
-		return
+	if len(results) != len(ids) {
+		results = cloud.Each(fmt.Errorf("the cloud answered a termination of %d with %d results", len(ids), len(results)), ids...)
 	}
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
-	for _, e := range entries {
+	for n, e := range entries {
 		e.terminating = false
-		if err == nil {
+		if results[n].Err == nil {
 			e.terminated = now
+			c.inventory.askAnew(ids[n])
 		}
 	}
 	c.mu.Unlock()
-	for _, e := range entries {
-		if err != nil {
-			c.warn(e.cell(), "CellNotTerminated", "Instance %s of cell %s could not be terminated: %v; it is tried again", ids[0], e.id, err)
+	for n, e := range entries {
+		if err := results[n].Err; err != nil {
+			c.warn(e.cell(), events.CellNotTerminated, "Instance %s of cell %s could not be terminated: %v; retrying", ids[n], e.id, err)
 			c.again(e, err)
 			continue
 		}

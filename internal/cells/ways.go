@@ -1,17 +1,21 @@
 package cells
 
 import (
-	"net/http"
+	"errors"
+	"fmt"
+	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Way is the way to the agent of a cell that runs a pod.
 type Way struct {
 	Cell string
 	Pod  apiv1.PodReference
-	// RoundTripper is nil when the tunnel is down.
-	RoundTripper http.RoundTripper
+	// Conn is nil when the tunnel is down.
+	Conn agentapi.Conn
 }
 
 // Ways returns those to all bound cells.
@@ -26,9 +30,124 @@ func (c *Controller) Ways() []Way {
 		}
 		w := Way{Cell: cell.ID, Pod: cell.Pod}
 		if e.session != nil && e.session.Connected() {
-			w.RoundTripper = e.session.RoundTripper()
+			w.Conn = e.session.Conn()
 		}
 		ways = append(ways, w)
 	}
 	return ways
+}
+
+var (
+	ErrNoCell       = errors.New("the pod has no cell")
+	ErrNotConnected = errors.New("the cell is not connected")
+)
+
+// ForPod returns the cell of a pod.
+func (c *Controller) ForPod(uid types.UID) (Cell, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.cells[c.byPod[uid]]
+	if !ok {
+		return Cell{}, false
+	}
+	return *e.cell(), true
+}
+
+// List returns all cells that are not Gone.
+func (c *Controller) List() []Cell {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := make([]Cell, 0, len(c.cells))
+	for _, e := range c.cells {
+		list = append(list, *e.cell())
+	}
+	return list
+}
+
+// Conn leads to the agent of the pod's cell. ErrNoCell when the pod has
+// none, ErrNotConnected when its tunnel is down.
+func (c *Controller) Conn(uid types.UID) (agentapi.Conn, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.cells[c.byPod[uid]]
+	if !ok {
+		return nil, ErrNoCell
+	}
+	if e.session == nil || !e.session.Connected() {
+		return nil, fmt.Errorf("cell %s (%s): %w", e.cell().ID, e.cell().Phase, ErrNotConnected)
+	}
+	return e.session.Conn(), nil
+}
+
+// Link is how the connection to a cell fares.
+type Link struct {
+	Connected bool
+	LastHeard time.Time // zero if never
+	LastError error
+}
+
+// Link returns the state of a cell's connection; false when there is none yet.
+func (c *Controller) Link(id string) (Link, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.cells[id]
+	if !ok || e.session == nil {
+		return Link{}, false
+	}
+	return Link{Connected: e.session.Connected(), LastHeard: e.session.LastHeard(), LastError: e.session.LastError()}, true
+}
+
+// Connected is how many cells this process is connected to.
+func (c *Controller) Connected() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.cells {
+		if e.session != nil && e.session.Connected() {
+			n++
+		}
+	}
+	return n
+}
+
+// WaitsFor says what a cell waits for; "" if for nothing that Kip knows of.
+func (c *Controller) WaitsFor(id string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.cells[id]
+	if !ok {
+		return "it is gone"
+	}
+	return e.waitsFor()
+}
+
+// waitsFor says what the cell waits for. The caller is the cell's worker, or holds mu.
+func (e *entry) waitsFor() string {
+	switch e.cell().Phase {
+	case apiv1.Requested, apiv1.Launching:
+		return "the cloud has not answered yet"
+	case apiv1.Booting:
+		return e.bootsUntil()
+	case apiv1.Ready:
+		return e.diskTold.message
+	case apiv1.Draining:
+		return "its pod's logs and volumes are not saved yet"
+	case apiv1.Terminating:
+		return "the cloud has not ended it yet"
+	}
+	return ""
+}
+
+// bootsUntil says what a booting cell has not done yet.
+func (e *entry) bootsUntil() string {
+	switch {
+	case e.session == nil:
+		return "it has no address yet"
+	case !e.session.Connected():
+		if err := e.session.LastError(); err != nil {
+			return "its agent has not joined: " + err.Error()
+		}
+		return "its agent has not joined"
+	default:
+		return "its kubelet is not ready"
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // link is a session that is up or down.
@@ -14,8 +15,8 @@ type link struct {
 	up bool
 }
 
-func (l link) Connected() bool                 { return l.up }
-func (l link) RoundTripper() http.RoundTripper { return http.DefaultTransport }
+func (l link) Connected() bool     { return l.up }
+func (l link) Conn() agentapi.Conn { return http.DefaultTransport }
 
 func TestWaysAreToBoundCellsAlone(t *testing.T) {
 	c := New(Config{})
@@ -36,12 +37,50 @@ func TestWaysAreToBoundCellsAlone(t *testing.T) {
 	c.cells[standby.id] = standby
 	var got []string
 	for _, w := range c.Ways() {
-		if w.Cell != "cell-"+w.Pod.Name || (w.RoundTripper != nil) != (w.Pod.Name == "up") {
+		if w.Cell != "cell-"+w.Pod.Name || (w.Conn != nil) != (w.Pod.Name == "up") {
 			t.Errorf("%+v", w)
 		}
 		got = append(got, w.Pod.Name)
 	}
 	if slices.Sort(got); !slices.Equal(got, []string{"down", "new", "up"}) {
 		t.Errorf("the ways are to %v", got)
+	}
+}
+
+// changes count what an observer is told of a cell.
+type changes struct {
+	Unobserved
+	n int
+}
+
+func (o *changes) CellChanged(Cell) { o.n++ }
+
+func TestWhatACellWaitsForIsOfItsPhase(t *testing.T) {
+	c := New(Config{})
+	t.Cleanup(c.queue.ShutDown) // which Run would do
+	var seen changes
+	c.Observe(&seen)
+	for phase, want := range map[apiv1.Phase]string{
+		apiv1.Requested: "the cloud has not answered yet", apiv1.Launching: "the cloud has not answered yet",
+		apiv1.Booting: "its kubelet is not ready", apiv1.Ready: "a disk", apiv1.Bound: "",
+		apiv1.Draining: "its pod's logs and volumes are not saved yet", apiv1.Terminating: "the cloud has not ended it yet",
+	} {
+		e := newEntry(Cell{ID: "c", Phase: phase}, 0)
+		e.session = link{up: true}
+		c.cells[e.id] = e
+		c.noteDisk(e, told{"Reason", "a disk"})
+		if got := c.WaitsFor(e.id); got != want {
+			t.Errorf("a cell that is %s waits for %q, want %q", phase, got, want)
+		}
+		seen.n = 0
+		if c.noteDisk(e, told{"Reason", "a disk"}) || seen.n != 0 {
+			t.Errorf("observers are told %d times of what is known", seen.n)
+		}
+		if !c.noteDisk(e, told{}) || seen.n != 1 || phase == apiv1.Ready && c.WaitsFor(e.id) != "" {
+			t.Errorf("observers are told %d times that the wait is over, want once; it waits for %q", seen.n, c.WaitsFor(e.id))
+		}
+	}
+	if got := c.WaitsFor("other"); got != "it is gone" {
+		t.Errorf("a cell that nobody knows waits for %q", got)
 	}
 }

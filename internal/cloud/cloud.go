@@ -1,4 +1,4 @@
-// Package cloud is the narrow interface between Kip and whatever sells machines.
+// Package cloud is the contract between Kip and whatever sells machines.
 //
 // A cloud only translates: it launches, lists and terminates instances and says
 // what it sells. Retrying, state, batching, back-off and selection live above
@@ -7,9 +7,6 @@ package cloud
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/elotl/kip/internal/catalog"
@@ -21,6 +18,12 @@ type Cloud interface {
 	// Name is the key of this cloud in provider.yaml: "local", "aws", …
 	Name() string
 
+	// Traits say how this cloud is to be treated. They never change.
+	Traits() Traits
+
+	// Features are what this cloud can do besides. They never change.
+	Features() Features
+
 	// Catalogue returns the instance types that can be launched now, with
 	// their prices. The result is not modified afterwards.
 	Catalogue(ctx context.Context) ([]catalog.InstanceType, error)
@@ -28,73 +31,112 @@ type Cloud interface {
 	// Launch starts one instance for each of r.Machines, which differ in nothing
 	// that costs money, in as few calls as the cloud allows. It is idempotent by
 	// r.Token: a second call with the same token returns the instances of the
-	// first and starts none, also after a crash of the caller. The result has
-	// an instance for each machine, in their order; one with an empty ID was
-	// not started, for lack of capacity. Addresses may still be unset when the
-	// cloud assigns them later; List then reports them.
-	// An error for which Refused holds means that nothing was started; after
-	// any other the outcome is unknown and the call is to be repeated.
-	Launch(ctx context.Context, r LaunchRequest) ([]Instance, error)
+	// first and starts none, also after a crash of the caller. The same token with
+	// another request is refused with ErrMismatch, where the cloud can tell.
+	//
+	// There is a result for each machine, in their order; a request without
+	// machines has one. The callers' rights and limits are the same for all
+	// machines, capacity need not be. Addresses may still be unset when the cloud
+	// assigns them later; List then reports them.
+	Launch(ctx context.Context, r LaunchRequest) LaunchResults
 
-	// List returns every instance that carries the tags of this owner (see
-	// TagOwner), in any state short of gone. It may lag behind Launch.
-	List(ctx context.Context, owner string) ([]Instance, error)
+	// List returns the instances that carry the tags of this owner (see
+	// TagOwner), in any state short of gone, and says where it could not look. It
+	// may lag behind Launch by Traits.ListLag.
+	List(ctx context.Context, owner string) (Listing, error)
+
+	// Describe says of each ID, in their order, what the cloud knows of that
+	// instance: Gone only where the cloud is positive that it has ended for good,
+	// Unknown where the cloud does not know it, or not yet, or no longer.
+	Describe(ctx context.Context, ids ...string) ([]Instance, error)
 
 	// Terminate ends instances and removes all that belongs to them. It is
 	// idempotent: an unknown ID is no error. It may return before the
-	// instances are gone; they are gone when List no longer shows them.
-	Terminate(ctx context.Context, ids ...string) error
+	// instances are gone. There is a result for each ID, in their order.
+	Terminate(ctx context.Context, ids ...string) Results
 }
 
-// Tags that Kip puts on everything it makes in a cloud, in the launching call.
+// Traits say how a cloud is to be treated.
+type Traits struct {
+	// ListLag is the longest that List lags behind a launch; 0 for a cloud whose
+	// list does not.
+	ListLag time.Duration
+	// Poll is the least time between two calls of List.
+	Poll time.Duration
+	// RefillDelay is how long a standby pool waits once one of its cells is taken:
+	// where machines share processors, one that boots slows the start of that pod.
+	RefillDelay time.Duration
+	// Region is that of all zones; "" where a zone is all there is.
+	Region string
+	// IPv6 says that instances have addresses of both families.
+	IPv6 bool
+	// DialPublic says that Kip reaches instances at their public addresses, since it
+	// runs outside of their network.
+	DialPublic bool
+	// SharedUserData says that the machines of one call must share their user data
+	// and their tags, as on EC2.
+	SharedUserData bool
+	// CatalogueEvery is how often the catalogue is worth reading again; 0 for one
+	// that does not change.
+	CatalogueEvery time.Duration
+	// Budgets are what the cloud allows of each kind of call; none where there is
+	// no entry.
+	Budgets map[Call]Budget
+}
+
+// Call is a kind of call to a cloud.
+type Call string
+
+// Kinds of calls.
 const (
-	// TagOwner holds the controller's identity, derived from the cluster and
-	// the node name, so that a lost volume orphans nothing.
-	TagOwner = "KipControllerID"
-	// TagCell holds the cell's ID.
-	TagCell = "KipCell"
-	// TagNamespace and TagPod name the pod, for people who read the bill.
-	TagNamespace = "KipNamespace"
-	TagPod       = "KipPodName"
-	TagPodUID    = "KipPodUID"
-	// TagName and TagNameTag are for people too: cells.nametag.
-	TagName    = "Name"
-	TagNameTag = "KipNametag"
+	CallCatalogue     Call = "catalogue"
+	CallLaunch        Call = "launch"
+	CallList          Call = "list"
+	CallDescribe      Call = "describe"
+	CallTerminate     Call = "terminate"
+	CallStop          Call = "stop"
+	CallStart         Call = "start"
+	CallInterruptions Call = "interruptions"
+	CallCreateDisk    Call = "createDisk"
+	CallDeleteDisk    Call = "deleteDisk"
+	CallListDisks     Call = "listDisks"
+	CallAttachDisk    Call = "attachDisk"
+	CallDetachDisk    Call = "detachDisk"
 )
 
-// MaxLaunch is the most machines of one LaunchRequest. A cloud whose own limit
-// is lower splits the request.
-const MaxLaunch = 50
-
-// LaunchRequest says what to launch.
-type LaunchRequest struct {
-	// Token makes the launch idempotent; at most 64 ASCII characters (EC2's
-	// limit for a ClientToken).
-	Token        string
-	InstanceType string
-	Zone         string
-	// Subnet is set where the offering has one.
-	Subnet string
-	Spot   bool
-	// Machines are from 1 to MaxLaunch.
-	Machines []Machine
+// Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
+// and one of Resources for each instance.
+type Budget struct {
+	Requests  Bucket
+	Resources Bucket
 }
 
-// Machine is what one instance of a launch has of its own.
-type Machine struct {
-	// UserData is handed to the machine unchanged. It holds no key.
-	UserData []byte
-	// Tags include TagOwner and TagCell.
-	Tags map[string]string
+// Bucket is a token bucket. It is full at first. A zero Bucket is no bound.
+type Bucket struct {
+	Capacity float64
+	// Refill is how many tokens are added each whole second.
+	Refill float64
+}
+
+// Features are what a cloud can do besides: nil where it cannot. Whoever decorates
+// a cloud decorates them field by field.
+type Features struct {
+	Stopper     Stopper
+	Interrupter Interrupter
+	Disks       Disks
+	Console     Console
+	Parts       Parts
+	Tagger      Tagger
 }
 
 // Stopper is a cloud that can stop an instance, which then costs only its disk,
-// and start it again with the same disk. Addresses may change.
+// and start it again with the same disk. Addresses may change. There is a result
+// for each ID, in their order.
 type Stopper interface {
 	// Stop is idempotent; the instances are Stopped when List says so.
-	Stop(ctx context.Context, ids ...string) error
+	Stop(ctx context.Context, ids ...string) Results
 	// Start is idempotent. ErrCapacity when there is none for it now.
-	Start(ctx context.Context, ids ...string) error
+	Start(ctx context.Context, ids ...string) Results
 }
 
 // Interrupter is a cloud that takes instances back after a notice, and says so.
@@ -112,82 +154,48 @@ type Interruption struct {
 	Reason     string    // the cloud's words
 }
 
-// State of an instance, as far as Kip cares.
-type State string
+// Console is a cloud that keeps what machines write to their consoles.
+type Console interface {
+	// Console returns the end of it. ErrNotFound for an unknown instance.
+	Console(ctx context.Context, id string) ([]byte, error)
+}
 
+// Parts is a cloud that makes things beside an instance which can outlive it:
+// addresses, network interfaces, routes, groups, parameters.
+type Parts interface {
+	// ListParts returns those that carry the tags of this owner, as List does.
+	ListParts(ctx context.Context, owner string) ([]Part, error)
+	// DeleteParts is idempotent; a part that is in use is not deleted, and its
+	// result says so.
+	DeleteParts(ctx context.Context, ids ...string) Results
+}
+
+// Part is one thing beside an instance.
+type Part struct {
+	ID, Kind, Zone string
+	// Instance is the one that it belongs to; "" for none.
+	Instance string
+	Tags     map[string]string
+}
+
+// Tagger is a cloud that can tag instances after their launch. Such tags are for
+// people: nothing depends on them.
+type Tagger interface {
+	Tag(ctx context.Context, tags map[string]string, ids ...string) Results
+}
+
+// Tags that Kip puts on everything it makes in a cloud, in the launching call.
 const (
-	Pending     State = "pending"
-	Running     State = "running"
-	Terminating State = "terminating"
-	Stopping    State = "stopping"
-	Stopped     State = "stopped"
+	// TagOwner holds the controller's identity, derived from the cluster and
+	// the node name, so that a lost volume orphans nothing.
+	TagOwner = "KipControllerID"
+	// TagCell holds the cell's ID.
+	TagCell = "KipCell"
+	// TagNamespace and TagPod name the pod, for people who read the bill.
+	TagNamespace = "KipNamespace"
+	TagPod       = "KipPodName"
+	TagPodUID    = "KipPodUID"
+	// TagName and TagNameTag are for people too: cells.nametag.
+	TagName    = "Name"
+	TagNameTag = "KipNametag"
 )
-
-// Instance is one machine.
-type Instance struct {
-	ID           string     `json:"id"`
-	InstanceType string     `json:"instanceType"`
-	Zone         string     `json:"zone,omitempty"`
-	Subnet       string     `json:"subnet,omitempty"`
-	Spot         bool       `json:"spot,omitempty"`
-	State        State      `json:"state"`
-	ManagementIP netip.Addr `json:"managementIP"` // where the agent listens
-	PodIP        netip.Addr `json:"podIP"`        // routable address of its pod
-	// ManagementIPv6 and PodIPv6 are the same in IPv6: both, or none.
-	ManagementIPv6 netip.Addr        `json:"managementIPv6,omitzero"`
-	PodIPv6        netip.Addr        `json:"podIPv6,omitzero"`
-	Launched       time.Time         `json:"launched"`
-	Tags           map[string]string `json:"tags,omitempty"`
-}
-
-// Causes that a caller decides on; match with errors.Is. ErrCapacity is matched
-// by every *CapacityError.
-var (
-	ErrCapacity     = errors.New("no capacity")
-	ErrQuota        = errors.New("quota exceeded")
-	ErrThrottled    = errors.New("throttled by the cloud")
-	ErrUnauthorised = errors.New("not authorised by the cloud")
-	// ErrRefused is for every other definite no: the cloud understood the
-	// request and started nothing.
-	ErrRefused = errors.New("refused by the cloud")
-)
-
-// Refused says that err is a cloud's definite no: nothing was started. An error
-// that nobody classified is not one, since an answer may have been lost after
-// its effect.
-func Refused(err error) bool {
-	for _, no := range []error{ErrCapacity, ErrQuota, ErrUnauthorised, ErrRefused} {
-		if errors.Is(err, no) {
-			return true
-		}
-	}
-	return false
-}
-
-// CapacityError says of what, and where, a cloud has no capacity now. An empty
-// field stands for all: a subnet without free addresses can take no type.
-type CapacityError struct {
-	InstanceType, Zone, Subnet string
-	// Spot is nil where it does not matter.
-	Spot *bool
-	Err  error
-}
-
-func (e *CapacityError) Error() string {
-	what := "instances"
-	if e.InstanceType != "" {
-		what = e.InstanceType
-	}
-	if e.Spot != nil {
-		what = map[bool]string{false: "on-demand ", true: "spot "}[*e.Spot] + what
-	}
-	where := ""
-	for _, place := range []string{e.Zone, e.Subnet} {
-		if place != "" {
-			where += " in " + place
-		}
-	}
-	return fmt.Sprintf("no capacity for %s%s: %v", what, where, e.Err)
-}
-
-func (e *CapacityError) Unwrap() []error { return []error{ErrCapacity, e.Err} }

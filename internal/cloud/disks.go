@@ -68,13 +68,8 @@ type Disk struct {
 // TagVolume names the PersistentVolume of a disk.
 const TagVolume = "KipVolume"
 
-// Causes of errors about disks; match with errors.Is.
-var (
-	// ErrInUse: somebody has the disk. Every *InUseError matches it.
-	ErrInUse = errors.New("the disk is in use")
-	// ErrNotFound: there is no such disk, or no such running instance.
-	ErrNotFound = errors.New("not found in the cloud")
-)
+// ErrInUse: somebody has the disk. Every *InUseError matches it.
+var ErrInUse = errors.New("the disk is in use")
 
 // InUseError says which instance has a disk.
 type InUseError struct{ Disk, Instance string }

@@ -118,8 +118,9 @@ func TestDefaults(t *testing.T) {
 	want := Config{
 		APIVersion: "v1",
 		Kind:       "serverConfig",
-		Cloud:      Cloud{Local: &Local{StateDir: "/opt/kip/local", RootDir: "/opt/kip/cell-root", Bridge: "kip0", CIDR: netip.MustParsePrefix("10.110.0.0/16")}},
-		Etcd:       Etcd{Internal: EtcdInternal{DataDir: "/opt/kip/data"}},
+		Cloud: Cloud{Local: &Local{StateDir: "/opt/kip/local", RootDir: "/opt/kip/cell-root", Bridge: "kip0",
+			CIDR: netip.MustParsePrefix("10.110.0.0/16")}},
+		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/opt/kip/data"}},
 		Cells: Cells{
 			DefaultInstanceType: "nano",
 			DefaultVolumeSize:   resource.MustParse("5Gi"),
@@ -128,7 +129,8 @@ func TestDefaults(t *testing.T) {
 			StatusInterval:      5 * time.Second,
 			Healthcheck:         Healthcheck{Status: &HealthcheckStatus{HealthyTimeout: 90 * time.Second}},
 		},
-		Kubelet: Kubelet{Capacity: corev1.ResourceList{"cpu": resource.MustParse("20"), "memory": resource.MustParse("100Gi"), "pods": resource.MustParse("20")}},
+		Kubelet: Kubelet{Capacity: corev1.ResourceList{"cpu": resource.MustParse("20"), "memory": resource.MustParse("100Gi"),
+			"pods": resource.MustParse("20")}},
 	}
 	if got, want := asJSON(t, *c), asJSON(t, want); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -143,15 +145,17 @@ func TestEveryKeyIsRead(t *testing.T) {
 	want := Config{
 		APIVersion: "v1",
 		Kind:       "serverConfig",
-		Cloud: Cloud{AWS: &AWS{Region: "us-gov-west-1", AccessKeyID: "AKIAEXAMPLE", SecretAccessKey: "very-secret", VPCID: "vpc-1", SubnetID: "subnet-1",
+		Cloud: Cloud{AWS: &AWS{Region: "us-gov-west-1", AccessKeyID: "AKIAEXAMPLE", SecretAccessKey: "very-secret", VPCID: "vpc-1",
+			SubnetID:    "subnet-1",
 			EndpointURL: "https://ec2.example.com:8443", InsecureTLSSkipVerify: true}},
 		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/var/lib/kip", ConfigFile: "/etc/kip/etcd.yaml"}},
 		Cells: Cells{
-			BootImageSpec:          map[string]string{"owners": "689494258501"},
-			DefaultInstanceType:    "t3.nano",
-			DefaultVolumeSize:      resource.MustParse("15Gi"),
-			ReservedMemory:         resource.MustParse("128Mi"),
-			StandbyCells:           []StandbyCells{{InstanceType: "t3.nano", Count: 2, Zone: "us-gov-west-1a", Spot: true}, {InstanceType: "m5.large", Dedicated: true, Stopped: true}},
+			BootImageSpec:       map[string]string{"owners": "689494258501"},
+			DefaultInstanceType: "t3.nano",
+			DefaultVolumeSize:   resource.MustParse("15Gi"),
+			ReservedMemory:      resource.MustParse("128Mi"),
+			StandbyCells: []StandbyCells{{InstanceType: "t3.nano", Count: 2, Zone: "us-gov-west-1a", Spot: true},
+				{InstanceType: "m5.large", Dedicated: true, Stopped: true}},
 			MaxAttempts:            7,
 			CloudInitFile:          "/etc/kip/cloudinit.yaml",
 			Itzo:                   Itzo{Version: "v1.0.1", URL: "https://example.com/itzo"},
@@ -164,11 +168,13 @@ func TestEveryKeyIsRead(t *testing.T) {
 			CellConfig:             map[string]string{"itzoFlag-v": "5"},
 			DefaultIAMPermissions:  "arn:aws:iam::1:instance-profile/x",
 			UseCloudParameterStore: true,
-			RegistryMirrors:        map[string][]string{"docker.io": {"http://10.110.0.1:5000", "https://mirror.example.com"}, "_default": {"http://10.110.0.1:5000"}},
+			RegistryMirrors: map[string][]string{"docker.io": {"http://10.110.0.1:5000", "https://mirror.example.com"},
+				"_default": {"http://10.110.0.1:5000"}},
 		},
 		Kubelet: Kubelet{
-			Capacity: corev1.ResourceList{"cpu": resource.MustParse("100"), "memory": resource.MustParse("100Gi"), "pods": resource.MustParse("20"), "nvidia.com/gpu": resource.MustParse("8")},
-			Labels:   map[string]string{"team": "a", "example.com/tier": "1"},
+			Capacity: corev1.ResourceList{"cpu": resource.MustParse("100"), "memory": resource.MustParse("100Gi"),
+				"pods": resource.MustParse("20"), "nvidia.com/gpu": resource.MustParse("8")},
+			Labels: map[string]string{"team": "a", "example.com/tier": "1"},
 		},
 		Testing: Testing{ControllerID: "abc-123"},
 	}
@@ -182,31 +188,42 @@ func TestOtherForms(t *testing.T) {
 		text  string
 		holds func(*Config) bool
 	}{
-		"a cloud without keys is chosen": {"cloud:\n  local:\ncells: {defaultInstanceType: nano}", func(c *Config) bool { return c.Cloud.Local.Bridge == "kip0" }},
+		"a cloud without keys is chosen": {"cloud:\n  local:\ncells: {defaultInstanceType: nano}",
+			func(c *Config) bool { return c.Cloud.Local.Bridge == "kip0" }},
 		"a key without a value is as if not there": {least + "  nametag:\n  statusInterval:\nkubelet:\n  cpu:\netcd:\n", func(c *Config) bool {
 			return c.Cells.StatusInterval == 5*time.Second && c.Kubelet.CPU == nil && c.Etcd.Internal.DataDir == "/opt/kip/data"
 		}},
 		"name servers": {"cloud: {local: {nameservers: [10.0.0.1, '2001:db8::1']}}\ncells: {defaultInstanceType: x}", func(c *Config) bool {
 			return len(c.Cloud.Local.Nameservers) == 2 && c.Cloud.Local.Nameservers[1].String() == "2001:db8::1"
 		}},
-		"JSON":                            {`{"cloud": {"local": {"cidr": "10.9.0.0/24"}}, "cells": {"defaultInstanceType": "nano"}}`, func(c *Config) bool { return c.Cloud.Local.CIDR.String() == "10.9.0.0/24" }},
-		"comments, a ---":                 {"# mine\n---\n" + least, func(c *Config) bool { return c.Cells.DefaultInstanceType == "nano" }},
-		"an alias":                        {"cloud: {local: {stateDir: &d /srv, rootDir: *d}}\ncells: {defaultInstanceType: nano}", func(c *Config) bool { return c.Cloud.Local.RootDir == "/srv" }},
-		"gce":                             {"cloud: {gce: {projectID: p, zone: us-west1-a, credentials: {clientEmail: a@b, privateKey: k}}}\ncells: {defaultInstanceType: n1}", func(c *Config) bool { return c.Cloud.GCE.Credentials.PrivateKey.Reveal() == "k" }},
-		"azure":                           {"cloud: {azure: {subscriptionID: s, location: East US, resourceGroup: g}}\ncells: {defaultInstanceType: B1s}", func(c *Config) bool { return c.Cloud.Azure.Location == "East US" }},
-		"any region":                      {"cloud: {aws: {region: RegionOne, endpointURL: 'https://x'}}\ncells: {defaultInstanceType: m1}", func(c *Config) bool { return c.Cloud.AWS.Region == "RegionOne" }},
-		"no region":                       {"cloud: {aws: {}}\ncells: {defaultInstanceType: m1}", func(c *Config) bool { return c.Cloud.AWS.Region == "" }},
-		"an external etcd":                {least + "etcd: {client: {endpoints: ['https://a:2379'], certFile: c, keyFile: k, caFile: a}}", func(c *Config) bool { return c.Etcd.Client.CAFile == "a" }},
-		"an etcd without TLS":             {least + "etcd: {client: {endpoints: ['http://127.0.0.1:2379', 'http://[::1]:2379/']}}", func(c *Config) bool { return len(c.Etcd.Client.Endpoints) == 2 }},
-		"an etcd whose CA the host knows": {least + "etcd: {client: {endpoints: ['https://a:2379']}}", func(c *Config) bool { return c.Etcd.Client.CAFile == "" }},
-		"no bound to attempts":            {least + "  maxAttempts: 0", func(c *Config) bool { return c.Cells.MaxAttempts == 0 }},
-		"a running and a stopped pool of a type": {least + "  standbyCells: [{instanceType: nano, count: 1}, {instanceType: nano, zone: local, count: 1}, {instanceType: nano, count: 9, stopped: true}]", func(c *Config) bool {
+		"JSON": {`{"cloud": {"local": {"cidr": "10.9.0.0/24"}}, "cells": {"defaultInstanceType": "nano"}}`,
+			func(c *Config) bool { return c.Cloud.Local.CIDR.String() == "10.9.0.0/24" }},
+		"comments, a ---": {"# mine\n---\n" + least, func(c *Config) bool { return c.Cells.DefaultInstanceType == "nano" }},
+		"an alias": {"cloud: {local: {stateDir: &d /srv, rootDir: *d}}\ncells: {defaultInstanceType: nano}",
+			func(c *Config) bool { return c.Cloud.Local.RootDir == "/srv" }},
+		"gce": {"cloud: {gce: {projectID: p, zone: us-west1-a, credentials: {clientEmail: a@b, privateKey: k}}}\ncells: {defaultInstanceType: n1}", func(c *Config) bool { return c.Cloud.GCE.Credentials.PrivateKey.Reveal() == "k" }},
+		"azure": {"cloud: {azure: {subscriptionID: s, location: East US, resourceGroup: g}}\ncells: {defaultInstanceType: B1s}",
+			func(c *Config) bool { return c.Cloud.Azure.Location == "East US" }},
+		"any region": {"cloud: {aws: {region: RegionOne, endpointURL: 'https://x'}}\ncells: {defaultInstanceType: m1}",
+			func(c *Config) bool { return c.Cloud.AWS.Region == "RegionOne" }},
+		"no region": {"cloud: {aws: {}}\ncells: {defaultInstanceType: m1}",
+			func(c *Config) bool { return c.Cloud.AWS.Region == "" }},
+		"an external etcd": {least + "etcd: {client: {endpoints: ['https://a:2379'], certFile: c, keyFile: k, caFile: a}}",
+			func(c *Config) bool { return c.Etcd.Client.CAFile == "a" }},
+		"an etcd without TLS": {least + "etcd: {client: {endpoints: ['http://127.0.0.1:2379', 'http://[::1]:2379/']}}",
+			func(c *Config) bool { return len(c.Etcd.Client.Endpoints) == 2 }},
+		"an etcd whose CA the host knows": {least + "etcd: {client: {endpoints: ['https://a:2379']}}",
+			func(c *Config) bool { return c.Etcd.Client.CAFile == "" }},
+		"no bound to attempts": {least + "  maxAttempts: 0", func(c *Config) bool { return c.Cells.MaxAttempts == 0 }},
+		"a running and a stopped pool of a type": {least +
+			"  standbyCells: [{instanceType: nano, count: 1}, {instanceType: nano, zone: local, count: 1}, {instanceType: nano, count: 9, stopped: true}]", func(c *Config) bool {
 			return len(c.Cells.StandbyCells) == 3 && c.Cells.StandbyCells[2].Stopped && c.Cells.StandbyCells[1].Zone == "local"
 		}},
 		"pools in zones": {"cloud: {gce: {}}\ncells: {defaultInstanceType: n1, standbyCells: [{instanceType: n1, zone: us-west1-a}, {instanceType: n1, zone: us-west1-b}]}", func(c *Config) bool {
 			return c.Cells.StandbyCells[1].Zone == "us-west1-b"
 		}},
-		"status by itself": {least + "  healthcheck: {status: {healthyTimeout: 15}}", func(c *Config) bool { return c.Cells.Healthcheck.Status.HealthyTimeout == 15*time.Second }},
+		"status by itself": {least + "  healthcheck: {status: {healthyTimeout: 15}}",
+			func(c *Config) bool { return c.Cells.Healthcheck.Status.HealthyTimeout == 15*time.Second }},
 		"cloudAPI defaults": {least + "  healthcheck: {cloudAPI: }", func(c *Config) bool {
 			return *c.Cells.Healthcheck.CloudAPI == HealthcheckCloudAPI{time.Minute, 3 * time.Minute}
 		}},
@@ -223,8 +240,10 @@ func TestErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"empty", "", "p.yaml:1: the file is empty: want at least cloud and cells.defaultInstanceType"},
 		{"comments only", "# nothing\n", "p.yaml:1: the file is empty: want at least cloud and cells.defaultInstanceType"},
-		{"null", "---\n", "p.yaml:1: cells.defaultInstanceType: there is no value: this key is required\np.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure, sim"},
-		{"a text", "hello", "p.yaml:1: a single value is not valid: want keys and values: apiVersion, kind, cloud, etcd, cells, kubelet, testing"},
+		{"null", "---\n",
+			"p.yaml:1: cells.defaultInstanceType: there is no value: this key is required\np.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure, sim"},
+		{"a text", "hello",
+			"p.yaml:1: a single value is not valid: want keys and values: apiVersion, kind, cloud, etcd, cells, kubelet, testing"},
 		{"no YAML", "a:\n  b: [", "p.yaml:2: no valid YAML: did not find expected node content"},
 		{"a tab", "cells:\n\tnametag: x", "p.yaml:2: no valid YAML: found character that cannot start any token"},
 		{"two documents", least + "---\na: b\n", "p.yaml:5: a second document begins here: want one only"},
@@ -240,98 +259,162 @@ func TestErrors(t *testing.T) {
 		{"duplicate section", least + "cells: {}", "p.yaml:5: cells: this key is there twice: first on line 3"},
 		{"duplicate name", least + "  cellConfig: {a: b, a: c}", "p.yaml:5: cells.cellConfig.a: this key is there twice: first on line 5"},
 
-		{"section that is a text", "cloud: local\ncells: {defaultInstanceType: nano}", "p.yaml:1: cloud: a single value is not valid: want keys and values: local, aws, gce, azure, sim"},
-		{"section that is a list", "cloud: {local: }\ncells: [a]", "p.yaml:2: cells: a list is not valid: want keys and values: " + strings.Join(keysOf(reflect.TypeFor[Cells]()), ", ")},
+		{"section that is a text", "cloud: local\ncells: {defaultInstanceType: nano}",
+			"p.yaml:1: cloud: a single value is not valid: want keys and values: local, aws, gce, azure, sim"},
+		{"section that is a list", "cloud: {local: }\ncells: [a]", "p.yaml:2: cells: a list is not valid: want keys and values: " +
+			strings.Join(keysOf(reflect.TypeFor[Cells]()), ", ")},
 		{"number for a text", least + "  nametag: 7", `p.yaml:5: cells.nametag: "7" is not valid: want a text: put it in quotes`},
 		{"list for a text", least + "  nametag: [a]", `p.yaml:5: cells.nametag: a list is not valid: want a text`},
 		{"text for a bool", least + "  privateIPOnly: yes", `p.yaml:5: cells.privateIPOnly: "yes" is not valid: want true or false`},
 		{"text for a number", least + "  statusInterval: 5s", `p.yaml:5: cells.statusInterval: "5s" is not valid: want a number of seconds`},
 		{"no number", least + "  statusInterval: .nan", `p.yaml:5: cells.statusInterval: ".nan" is not valid: want a number of seconds`},
 		{"too many seconds", least + "  statusInterval: 1e20", `p.yaml:5: cells.statusInterval: "1e20" is not valid: want a number of seconds`},
-		{"fraction for a count", least + "  standbyCells: [{instanceType: x, count: 1.5}]", `p.yaml:5: cells.standbyCells[0].count: "1.5" is not valid: want a whole number`},
+		{"fraction for a count", least + "  standbyCells: [{instanceType: x, count: 1.5}]",
+			`p.yaml:5: cells.standbyCells[0].count: "1.5" is not valid: want a whole number`},
 		{"text for a list", least + "  extraCIDRs: 10.0.0.0/8", `p.yaml:5: cells.extraCIDRs: "10.0.0.0/8" is not valid: want a list`},
-		{"list item without a value", least + "  extraCIDRs:\n  -", `p.yaml:6: cells.extraCIDRs[0]: there is no value: want a CIDR such as 10.20.0.0/16`},
+		{"list item without a value", least + "  extraCIDRs:\n  -",
+			`p.yaml:6: cells.extraCIDRs[0]: there is no value: want a CIDR such as 10.20.0.0/16`},
 		{"list for a mapping", least + "  cellConfig: [a]", `p.yaml:5: cells.cellConfig: a list is not valid: want names, each with a text`},
 		{"name without a value", least + "  cellConfig:\n    a:", `p.yaml:6: cells.cellConfig.a: there is no value: want a text`},
-		{"number in a mapping of texts", least + "kubelet: {labels: {a: 1}}", `p.yaml:5: kubelet.labels.a: "1" is not valid: want a text: put it in quotes`},
-		{"bad quantity", least + "  reservedMemory: 64MB", `p.yaml:5: cells.reservedMemory: "64MB" is not valid: want a quantity such as 5Gi or 500m`},
-		{"quantity that takes for ever", least + "  reservedMemory: 1e-999999999", `p.yaml:5: cells.reservedMemory: "1e-999999999" is not valid: want a quantity such as 5Gi or 500m`},
-		{"bool for a quantity", least + "  reservedMemory: true", `p.yaml:5: cells.reservedMemory: "true" is not valid: want a quantity such as 5Gi or 500m`},
-		{"bad CIDR", least + "  extraCIDRs: [10.0.0.0]", `p.yaml:5: cells.extraCIDRs[0]: "10.0.0.0" is not valid: want a CIDR such as 10.20.0.0/16`},
-		{"CIDR with a host", least + "  extraCIDRs:\n  - 10.0.0.0/8\n  - 10.1.2.3/16", `p.yaml:7: cells.extraCIDRs[1]: "10.1.2.3/16" is not valid: want a CIDR such as 10.20.0.0/16: did you mean 10.1.0.0/16?`},
-		{"long value", least + "  statusInterval: " + strings.Repeat("x", 100), `p.yaml:5: cells.statusInterval: "` + strings.Repeat("x", 80) + `…" is not valid: want a number of seconds`},
+		{"number in a mapping of texts", least + "kubelet: {labels: {a: 1}}",
+			`p.yaml:5: kubelet.labels.a: "1" is not valid: want a text: put it in quotes`},
+		{"bad quantity", least + "  reservedMemory: 64MB",
+			`p.yaml:5: cells.reservedMemory: "64MB" is not valid: want a quantity such as 5Gi or 500m`},
+		{"quantity that takes for ever", least + "  reservedMemory: 1e-999999999",
+			`p.yaml:5: cells.reservedMemory: "1e-999999999" is not valid: want a quantity such as 5Gi or 500m`},
+		{"bool for a quantity", least + "  reservedMemory: true",
+			`p.yaml:5: cells.reservedMemory: "true" is not valid: want a quantity such as 5Gi or 500m`},
+		{"bad CIDR", least + "  extraCIDRs: [10.0.0.0]",
+			`p.yaml:5: cells.extraCIDRs[0]: "10.0.0.0" is not valid: want a CIDR such as 10.20.0.0/16`},
+		{"CIDR with a host", least + "  extraCIDRs:\n  - 10.0.0.0/8\n  - 10.1.2.3/16",
+			`p.yaml:7: cells.extraCIDRs[1]: "10.1.2.3/16" is not valid: want a CIDR such as 10.20.0.0/16: did you mean 10.1.0.0/16?`},
+		{"long value", least + "  statusInterval: " + strings.Repeat("x", 100), `p.yaml:5: cells.statusInterval: "` + strings.Repeat("x", 80) +
+			`…" is not valid: want a number of seconds`},
 
 		{"apiVersion", "apiVersion: v2\n" + least, `p.yaml:1: apiVersion: "v2" is not valid: want v1`},
 		{"kind", "kind: Config\n" + least, `p.yaml:1: kind: "Config" is not valid: want serverConfig`},
-		{"no cloud", "cloud: {}\ncells: {defaultInstanceType: nano}", `p.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure, sim`},
-		{"two clouds", "cloud:\n  local:\n  aws:\ncells: {defaultInstanceType: nano}", `p.yaml:1: cloud: local and aws are there: want exactly one of local, aws, gce, azure, sim`},
-		{"FILL_IN", "cloud: {azure: {subscriptionID: FILL_IN, location: x, resourceGroup: g}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.azure.subscriptionID: FILL_IN is a placeholder: replace it, or remove the key`},
-		{"region", "cloud: {aws: {region: us-east-1a}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.aws.region: "us-east-1a" is not valid: want a region such as us-east-1`},
-		{"endpoint", "cloud: {aws: {endpointURL: ec2.example.com}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.aws.endpointURL: "ec2.example.com" is not valid: want a URL such as https://ec2.example.com`},
-		{"half an access key", "cloud: {aws: {accessKeyID: a}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.aws.secretAccessKey: there is no value: cloud.aws.accessKeyID needs it`},
-		{"two credentials", "cloud: {gce: {credentialsFile: f, credentials: {clientEmail: e, privateKey: k}}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.gce.credentials: credentialsFile is there too: want only one of them`},
-		{"half of the credentials", "cloud:\n  gce:\n    credentials: {clientEmail: e}\ncells: {defaultInstanceType: x}", `p.yaml:3: cloud.gce.credentials.privateKey: there is no value: this key is required`},
-		{"no location", "cloud: {azure: {subscriptionID: s, resourceGroup: g}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.azure.location: there is no value: this key is required`},
-		{"bridge", "cloud: {local: {bridge: a-bridge-with-a-long-name}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.bridge: "a-bridge-with-a-long-name" is not valid: want the name of a network device: at most 15 letters, digits, dots, dashes and underscores`},
-		{"IPv6 for cells", "cloud: {local: {cidr: '2001:db8::/64'}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.cidr: "2001:db8::/64" is not valid: want an IPv4 network from /8 to /28`},
-		{"IPv4 for IPv6", "cloud: {local: {ipv6CIDR: 10.0.0.0/8}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.ipv6CIDR: "10.0.0.0/8" is not valid: want an IPv6 network from /16 to /96, such as fd10:110::/64`},
-		{"little IPv6", "cloud: {local: {ipv6CIDR: 'fd00::/112'}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.ipv6CIDR: "fd00::/112" is not valid: want an IPv6 network from /16 to /96, such as fd10:110::/64`},
-		{"no room for cells", "cloud: {local: {cidr: 10.0.0.0/30}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.cidr: "10.0.0.0/30" is not valid: want an IPv4 network from /8 to /28`},
-		{"name of a name server", "cloud: {local: {nameservers: [10.0.0.1, dns.example.com]}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.nameservers[1]: "dns.example.com" is not valid: want an IP address such as 10.20.0.1`},
-		{"no state folder", "cloud: {local: {stateDir: ''}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.stateDir: there is no value: this key is required`},
+		{"no cloud", "cloud: {}\ncells: {defaultInstanceType: nano}",
+			`p.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure, sim`},
+		{"two clouds", "cloud:\n  local:\n  aws:\ncells: {defaultInstanceType: nano}",
+			`p.yaml:1: cloud: local and aws are there: want exactly one of local, aws, gce, azure, sim`},
+		{"FILL_IN", "cloud: {azure: {subscriptionID: FILL_IN, location: x, resourceGroup: g}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.azure.subscriptionID: FILL_IN is a placeholder: replace it, or remove the key`},
+		{"region", "cloud: {aws: {region: us-east-1a}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.region: "us-east-1a" is not valid: want a region such as us-east-1`},
+		{"endpoint", "cloud: {aws: {endpointURL: ec2.example.com}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.endpointURL: "ec2.example.com" is not valid: want a URL such as https://ec2.example.com`},
+		{"half an access key", "cloud: {aws: {accessKeyID: a}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.secretAccessKey: there is no value: cloud.aws.accessKeyID needs it`},
+		{"two credentials", "cloud: {gce: {credentialsFile: f, credentials: {clientEmail: e, privateKey: k}}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.gce.credentials: credentialsFile is there too: want only one of them`},
+		{"half of the credentials", "cloud:\n  gce:\n    credentials: {clientEmail: e}\ncells: {defaultInstanceType: x}",
+			`p.yaml:3: cloud.gce.credentials.privateKey: there is no value: this key is required`},
+		{"no location", "cloud: {azure: {subscriptionID: s, resourceGroup: g}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.azure.location: there is no value: this key is required`},
+		{"bridge", "cloud: {local: {bridge: a-bridge-with-a-long-name}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.local.bridge: "a-bridge-with-a-long-name" is not valid: want the name of a network device: at most 15 letters, digits, dots, dashes and underscores`},
+		{"IPv6 for cells", "cloud: {local: {cidr: '2001:db8::/64'}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.local.cidr: "2001:db8::/64" is not valid: want an IPv4 network from /8 to /28`},
+		{"IPv4 for IPv6", "cloud: {local: {ipv6CIDR: 10.0.0.0/8}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.local.ipv6CIDR: "10.0.0.0/8" is not valid: want an IPv6 network from /16 to /96, such as fd10:110::/64`},
+		{"little IPv6", "cloud: {local: {ipv6CIDR: 'fd00::/112'}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.local.ipv6CIDR: "fd00::/112" is not valid: want an IPv6 network from /16 to /96, such as fd10:110::/64`},
+		{"no room for cells", "cloud: {local: {cidr: 10.0.0.0/30}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.local.cidr: "10.0.0.0/30" is not valid: want an IPv4 network from /8 to /28`},
+		{"name of a name server", "cloud: {local: {nameservers: [10.0.0.1, dns.example.com]}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.local.nameservers[1]: "dns.example.com" is not valid: want an IP address such as 10.20.0.1`},
+		{"no state folder", "cloud: {local: {stateDir: ''}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.local.stateDir: there is no value: this key is required`},
 
-		{"etcd endpoint", least + "etcd:\n  client:\n    endpoints:\n    - https://a:2379\n    - b:2379", `p.yaml:9: etcd.client.endpoints[1]: "b:2379" is not valid: want a URL such as https://etcd-0:2379`},
-		{"etcd endpoint without a port", least + "etcd: {client: {endpoints: ['https://etcd-0']}}", `p.yaml:5: etcd.client.endpoints[0]: "https://etcd-0" is not valid: want a URL such as https://etcd-0:2379`},
-		{"etcd endpoint with a path", least + "etcd: {client: {endpoints: ['https://etcd-0:2379/v3']}}", `p.yaml:5: etcd.client.endpoints[0]: "https://etcd-0:2379/v3" is not valid: want a URL such as https://etcd-0:2379`},
-		{"etcd endpoints with and without TLS", least + "etcd: {client: {endpoints: ['https://a:2379', 'http://b:2379']}}", `p.yaml:5: etcd.client.endpoints[1]: "http://b:2379" is not valid: want https, as in the endpoints before it`},
-		{"etcd certificate without TLS", least + "etcd: {client: {endpoints: ['http://a:2379'], certFile: c, keyFile: k}}", "p.yaml:5: etcd.client.certFile: the etcd.client.endpoints are http, without TLS: want https, or no etcd.client.certFile\n" +
-			"p.yaml:5: etcd.client.keyFile: the etcd.client.endpoints are http, without TLS: want https, or no etcd.client.keyFile"},
-		{"etcd CA without TLS", least + "etcd: {client: {endpoints: ['http://a:2379'], caFile: c}}", "p.yaml:5: etcd.client.caFile: the etcd.client.endpoints are http, without TLS: want https, or no etcd.client.caFile"},
-		{"etcd key without a certificate", least + "etcd: {client: {endpoints: ['https://a:2379'], keyFile: k}}", `p.yaml:5: etcd.client.certFile: there is no value: etcd.client.keyFile needs it`},
-		{"etcd certificate without a key", least + "etcd: {client: {endpoints: ['https://a:2379'], certFile: c}}", `p.yaml:5: etcd.client.keyFile: there is no value: etcd.client.certFile needs it`},
-		{"etcd CA without endpoints", least + "etcd: {client: {caFile: c}}", `p.yaml:5: etcd.client.caFile: there are no etcd.client.endpoints to use it with`},
+		{"etcd endpoint", least + "etcd:\n  client:\n    endpoints:\n    - https://a:2379\n    - b:2379",
+			`p.yaml:9: etcd.client.endpoints[1]: "b:2379" is not valid: want a URL such as https://etcd-0:2379`},
+		{"etcd endpoint without a port", least + "etcd: {client: {endpoints: ['https://etcd-0']}}",
+			`p.yaml:5: etcd.client.endpoints[0]: "https://etcd-0" is not valid: want a URL such as https://etcd-0:2379`},
+		{"etcd endpoint with a path", least + "etcd: {client: {endpoints: ['https://etcd-0:2379/v3']}}",
+			`p.yaml:5: etcd.client.endpoints[0]: "https://etcd-0:2379/v3" is not valid: want a URL such as https://etcd-0:2379`},
+		{"etcd endpoints with and without TLS", least + "etcd: {client: {endpoints: ['https://a:2379', 'http://b:2379']}}",
+			`p.yaml:5: etcd.client.endpoints[1]: "http://b:2379" is not valid: want https, as in the endpoints before it`},
+		{"etcd certificate without TLS", least + "etcd: {client: {endpoints: ['http://a:2379'], certFile: c, keyFile: k}}",
+			"p.yaml:5: etcd.client.certFile: the etcd.client.endpoints are http, without TLS: want https, or no etcd.client.certFile\n" +
+				"p.yaml:5: etcd.client.keyFile: the etcd.client.endpoints are http, without TLS: want https, or no etcd.client.keyFile"},
+		{"etcd CA without TLS", least + "etcd: {client: {endpoints: ['http://a:2379'], caFile: c}}",
+			"p.yaml:5: etcd.client.caFile: the etcd.client.endpoints are http, without TLS: want https, or no etcd.client.caFile"},
+		{"etcd key without a certificate", least + "etcd: {client: {endpoints: ['https://a:2379'], keyFile: k}}",
+			`p.yaml:5: etcd.client.certFile: there is no value: etcd.client.keyFile needs it`},
+		{"etcd certificate without a key", least + "etcd: {client: {endpoints: ['https://a:2379'], certFile: c}}",
+			`p.yaml:5: etcd.client.keyFile: there is no value: etcd.client.certFile needs it`},
+		{"etcd CA without endpoints", least + "etcd: {client: {caFile: c}}",
+			`p.yaml:5: etcd.client.caFile: there are no etcd.client.endpoints to use it with`},
 		{"no data folder", least + "etcd: {internal: {dataDir: ''}}", `p.yaml:5: etcd.internal.dataDir: there is no value: this key is required`},
 
-		{"no default type", "cloud: {local: }\ncells:\n  nametag: a", `p.yaml:2: cells.defaultInstanceType: there is no value: this key is required`},
+		{"no default type", "cloud: {local: }\ncells:\n  nametag: a",
+			`p.yaml:2: cells.defaultInstanceType: there is no value: this key is required`},
 		{"small volume", least + "  defaultVolumeSize: 1023Mi", `p.yaml:5: cells.defaultVolumeSize: "1023Mi" is not valid: want at least 1Gi`},
 		{"negative reserve", least + "  reservedMemory: -1", `p.yaml:5: cells.reservedMemory: "-1" is not valid: want a quantity of 0 or more`},
-		{"status interval 0", least + "  statusInterval: 0", `p.yaml:5: cells.statusInterval: "0" is not valid: want a number of seconds above 0`},
-		{"long nametag", least + "  nametag: abcdefghijklmnopqrstuvwxy", `p.yaml:5: cells.nametag: "abcdefghijklmnopqrstuvwxy" is not valid: want at most 24 lower-case letters, digits and dashes, a letter first and no dash last`},
-		{"nametag with a digit first", least + "  nametag: 1a", `p.yaml:5: cells.nametag: "1a" is not valid: want at most 24 lower-case letters, digits and dashes, a letter first and no dash last`},
-		{"standby cells", least + "  standbyCells:\n  - count: -1\n    spot: true\n    dedicated: true", "p.yaml:6: cells.standbyCells[0].count: \"-1\" is not valid: want 0 or more\n" +
-			"p.yaml:6: cells.standbyCells[0].instanceType: there is no value: this key is required\n" +
-			"p.yaml:8: cells.standbyCells[0].dedicated: spot is true too: want only one of them"},
-		{"stopped spot", least + "  standbyCells: [{instanceType: x, spot: true, stopped: true}]", `p.yaml:5: cells.standbyCells[0].stopped: spot is true too: want only one of them`},
-		{"CSI drivers", least + "  csiDrivers:\n  - {name: nfs.csi.k8s.io, daemonSet: kube-system/csi-nfs-node}\n  - {name: NFS, daemonSet: csi-nfs-node}\n  - {name: disk.kip.elotl.co, daemonSet: a/b}\n  - {}\n  - {name: nfs.csi.k8s.io, daemonSet: a/b}",
+		{"status interval 0", least + "  statusInterval: 0",
+			`p.yaml:5: cells.statusInterval: "0" is not valid: want a number of seconds above 0`},
+		{"long nametag", least + "  nametag: abcdefghijklmnopqrstuvwxy",
+			`p.yaml:5: cells.nametag: "abcdefghijklmnopqrstuvwxy" is not valid: want at most 24 lower-case letters, digits and dashes, a letter first and no dash last`},
+		{"nametag with a digit first", least + "  nametag: 1a",
+			`p.yaml:5: cells.nametag: "1a" is not valid: want at most 24 lower-case letters, digits and dashes, a letter first and no dash last`},
+		{"standby cells", least + "  standbyCells:\n  - count: -1\n    spot: true\n    dedicated: true",
+			"p.yaml:6: cells.standbyCells[0].count: \"-1\" is not valid: want 0 or more\n" +
+				"p.yaml:6: cells.standbyCells[0].instanceType: there is no value: this key is required\n" +
+				"p.yaml:8: cells.standbyCells[0].dedicated: spot is true too: want only one of them"},
+		{"stopped spot", least + "  standbyCells: [{instanceType: x, spot: true, stopped: true}]",
+			`p.yaml:5: cells.standbyCells[0].stopped: spot is true too: want only one of them`},
+		{"CSI drivers", least +
+			"  csiDrivers:\n  - {name: nfs.csi.k8s.io, daemonSet: kube-system/csi-nfs-node}\n  - {name: NFS, daemonSet: csi-nfs-node}\n  - {name: disk.kip.elotl.co, daemonSet: a/b}\n  - {}\n  - {name: nfs.csi.k8s.io, daemonSet: a/b}",
 			"p.yaml:7: cells.csiDrivers[1].daemonSet: \"csi-nfs-node\" is not valid: want a namespace and a name such as kube-system/csi-nfs-node\n" +
 				"p.yaml:7: cells.csiDrivers[1].name: \"NFS\" is not valid: want the name of a CSI driver such as nfs.csi.k8s.io\n" +
 				"p.yaml:8: cells.csiDrivers[2].name: disk.kip.elotl.co is Kip's own, and needs no plugin: want another driver\n" +
 				"p.yaml:9: cells.csiDrivers[3].daemonSet: there is no value: this key is required\n" +
 				"p.yaml:9: cells.csiDrivers[3].name: there is no value: this key is required\n" +
 				"p.yaml:10: cells.csiDrivers[4].name: nfs.csi.k8s.io is there already: cells.csiDrivers[0] has it"},
-		{"the same pool twice", least + "  standbyCells:\n  - {instanceType: x, count: 1}\n  - {instanceType: y}\n  - {instanceType: x, count: 2}", `p.yaml:8: cells.standbyCells[2]: differs from cells.standbyCells[0] in nothing but the count: want one pool, with the sum of their counts`},
-		{"zone of the local cloud", least + "  standbyCells: [{instanceType: x, zone: us-east-1a}]", `p.yaml:5: cells.standbyCells[0].zone: "us-east-1a" is not valid: want local, the only zone of cloud.local`},
-		{"zone that is not GCE's", "cloud: {gce: {zone: us-west1-a}}\ncells: {defaultInstanceType: n1, standbyCells: [{instanceType: n1, zone: us-west1-b}]}", `p.yaml:2: cells.standbyCells[0].zone: "us-west1-b" is not valid: want us-west1-a, which is cloud.gce.zone`},
-		{"fewer attempts than none", least + "  maxAttempts: -1", `p.yaml:5: cells.maxAttempts: "-1" is not valid: want 0, for no bound, or more`},
-		{"empty security group", least + "  extraSecurityGroups: [sg-1, '']", `p.yaml:5: cells.extraSecurityGroups[1]: there is no value: this key is required`},
+		{"the same pool twice", least +
+			"  standbyCells:\n  - {instanceType: x, count: 1}\n  - {instanceType: y}\n  - {instanceType: x, count: 2}",
+			`p.yaml:8: cells.standbyCells[2]: differs from cells.standbyCells[0] in nothing but the count: want one pool, with the sum of their counts`},
+		{"zone of the local cloud", least + "  standbyCells: [{instanceType: x, zone: us-east-1a}]",
+			`p.yaml:5: cells.standbyCells[0].zone: "us-east-1a" is not valid: want local, the only zone of cloud.local`},
+		{"zone that is not GCE's",
+			"cloud: {gce: {zone: us-west1-a}}\ncells: {defaultInstanceType: n1, standbyCells: [{instanceType: n1, zone: us-west1-b}]}",
+			`p.yaml:2: cells.standbyCells[0].zone: "us-west1-b" is not valid: want us-west1-a, which is cloud.gce.zone`},
+		{"fewer attempts than none", least + "  maxAttempts: -1",
+			`p.yaml:5: cells.maxAttempts: "-1" is not valid: want 0, for no bound, or more`},
+		{"empty security group", least + "  extraSecurityGroups: [sg-1, '']",
+			`p.yaml:5: cells.extraSecurityGroups[1]: there is no value: this key is required`},
 		{"itzo URL", least + "  itzo: {url: x}", `p.yaml:5: cells.itzo.url: "x" is not valid: want a URL such as https://example.com/itzo`},
-		{"mirror", least + "  registryMirrors: {docker.io: [mirror]}", `p.yaml:5: cells.registryMirrors.docker.io[0]: "mirror" is not valid: want a URL such as http://10.110.0.1:5000`},
-		{"no mirror", least + "  registryMirrors: {docker.io: []}", `p.yaml:5: cells.registryMirrors.docker.io: there is no value: want at least one URL`},
-		{"mirror of a URL", least + "  registryMirrors: {'https://docker.io': ['http://a']}", `p.yaml:5: cells.registryMirrors.https://docker.io: "https://docker.io" is not valid: want the name of an image host such as docker.io or registry.example.com:5000, or _default`},
-		{"two health checks", least + "  healthcheck:\n    status: {}\n    cloudAPI: {}", `p.yaml:5: cells.healthcheck: status and cloudAPI are there: want only one of them`},
-		{"no health timeout", least + "  healthcheck: {status: {healthyTimeout: 0}}", `p.yaml:5: cells.healthcheck.status.healthyTimeout: "0" is not valid: want a number of seconds above 0`},
-		{"cloud asked too often", least + "  healthcheck: {cloudAPI: {interval: 9.5}}", `p.yaml:5: cells.healthcheck.cloudAPI.interval: "9.5" is not valid: want at least 10 seconds`},
-		{"no cloud timeout", least + "  healthcheck: {cloudAPI: {healthyTimeout: -1}}", `p.yaml:5: cells.healthcheck.cloudAPI.healthyTimeout: "-1" is not valid: want a number of seconds above 0`},
-		{"lost before the cloud is asked again", least + "  healthcheck: {cloudAPI: {interval: 30, healthyTimeout: 30}}", `p.yaml:5: cells.healthcheck.cloudAPI.healthyTimeout: "30" is not valid: want more than cells.healthcheck.cloudAPI.interval, 30 seconds`},
+		{"mirror", least + "  registryMirrors: {docker.io: [mirror]}",
+			`p.yaml:5: cells.registryMirrors.docker.io[0]: "mirror" is not valid: want a URL such as http://10.110.0.1:5000`},
+		{"no mirror", least + "  registryMirrors: {docker.io: []}",
+			`p.yaml:5: cells.registryMirrors.docker.io: there is no value: want at least one URL`},
+		{"mirror of a URL", least + "  registryMirrors: {'https://docker.io': ['http://a']}",
+			`p.yaml:5: cells.registryMirrors.https://docker.io: "https://docker.io" is not valid: want the name of an image host such as docker.io or registry.example.com:5000, or _default`},
+		{"two health checks", least + "  healthcheck:\n    status: {}\n    cloudAPI: {}",
+			`p.yaml:5: cells.healthcheck: status and cloudAPI are there: want only one of them`},
+		{"no health timeout", least + "  healthcheck: {status: {healthyTimeout: 0}}",
+			`p.yaml:5: cells.healthcheck.status.healthyTimeout: "0" is not valid: want a number of seconds above 0`},
+		{"cloud asked too often", least + "  healthcheck: {cloudAPI: {interval: 9.5}}",
+			`p.yaml:5: cells.healthcheck.cloudAPI.interval: "9.5" is not valid: want at least 10 seconds`},
+		{"no cloud timeout", least + "  healthcheck: {cloudAPI: {healthyTimeout: -1}}",
+			`p.yaml:5: cells.healthcheck.cloudAPI.healthyTimeout: "-1" is not valid: want a number of seconds above 0`},
+		{"lost before the cloud is asked again", least + "  healthcheck: {cloudAPI: {interval: 30, healthyTimeout: 30}}",
+			`p.yaml:5: cells.healthcheck.cloudAPI.healthyTimeout: "30" is not valid: want more than cells.healthcheck.cloudAPI.interval, 30 seconds`},
 
 		{"negative capacity", least + "kubelet:\n  capacity:\n    cpu: -1", `p.yaml:7: kubelet.capacity.cpu: "-1" is not valid: want 0 or more`},
-		{"part of a pod", least + "kubelet: {capacity: {pods: 0.5}}", `p.yaml:5: kubelet.capacity.pods: "500m" is not valid: want a whole number`},
-		{"capacity of no resource", least + "kubelet: {capacity: {'a b': 1}}", `p.yaml:5: kubelet.capacity.a b: "a b" is no name of a resource: name part must consist of…`},
-		{"capacity twice", least + "kubelet: {cpu: 5, capacity: {cpu: 6}}", `p.yaml:5: kubelet.cpu: kubelet.capacity.cpu is there too: want only that`},
+		{"part of a pod", least + "kubelet: {capacity: {pods: 0.5}}",
+			`p.yaml:5: kubelet.capacity.pods: "500m" is not valid: want a whole number`},
+		{"capacity of no resource", least + "kubelet: {capacity: {'a b': 1}}",
+			`p.yaml:5: kubelet.capacity.a b: "a b" is no name of a resource: name part must consist of…`},
+		{"capacity twice", least + "kubelet: {cpu: 5, capacity: {cpu: 6}}",
+			`p.yaml:5: kubelet.cpu: kubelet.capacity.cpu is there too: want only that`},
 		{"negative old capacity", least + "kubelet: {cpu: -5}", `p.yaml:5: kubelet.cpu: "-5" is not valid: want 0 or more`},
-		{"label name", least + "kubelet: {labels: {'a/b/c': d}}", `p.yaml:5: kubelet.labels.a/b/c: "a/b/c" is no name of a label: a valid label key must consist of…`},
-		{"label value", least + "kubelet: {labels: {a: 'b c'}}", `p.yaml:5: kubelet.labels.a: "b c" is no value of a label: a valid label must be…`},
-		{"controller ID", least + "testing: {controllerID: A_b}", `p.yaml:5: testing.controllerID: "A_b" is not valid: want at most 63 lower-case letters, digits and dashes`},
+		{"label name", least + "kubelet: {labels: {'a/b/c': d}}",
+			`p.yaml:5: kubelet.labels.a/b/c: "a/b/c" is no name of a label: a valid label key must consist of…`},
+		{"label value", least + "kubelet: {labels: {a: 'b c'}}",
+			`p.yaml:5: kubelet.labels.a: "b c" is no value of a label: a valid label must be…`},
+		{"controller ID", least + "testing: {controllerID: A_b}",
+			`p.yaml:5: testing.controllerID: "A_b" is not valid: want at most 63 lower-case letters, digits and dashes`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			config, _, err := Parse("p.yaml", []byte(c.text))
@@ -353,7 +436,9 @@ func TestErrors(t *testing.T) {
 }
 
 func TestAllErrorsAreReportedAtOnceInOrder(t *testing.T) {
-	_, _, err := Parse("p.yaml", []byte("kind: x\ncloud: {local: {cidr: y}}\ncells:\n  statusInterval: -1\n  nametagg: a\n  privateIPOnly: 1\nkubelet: {capacity: {cpu: z}}\n"))
+	_, _,
+		err := Parse("p.yaml",
+		[]byte("kind: x\ncloud: {local: {cidr: y}}\ncells:\n  statusInterval: -1\n  nametagg: a\n  privateIPOnly: 1\nkubelet: {capacity: {cpu: z}}\n"))
 	want := `p.yaml:1: kind: "x" is not valid: want serverConfig
 p.yaml:2: cloud.local.cidr: "y" is not valid: want a CIDR such as 10.20.0.0/16
 p.yaml:3: cells.defaultInstanceType: there is no value: this key is required
@@ -368,11 +453,16 @@ p.yaml:7: kubelet.capacity.cpu: "z" is not valid: want a quantity such as 5Gi or
 
 func TestWarnings(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
-		{"deprecated", least + "kubelet:\n  cpu: 5\n  pods: 7", "p.yaml:6: kubelet.cpu: is deprecated: use kubelet.capacity.cpu\np.yaml:7: kubelet.pods: is deprecated: use kubelet.capacity.pods"},
-		{"healthy cells are lost", least + "  healthcheck: {status: {healthyTimeout: 14}}", "p.yaml:5: cells.healthcheck.status.healthyTimeout: healthy cells are lost too, since one is heard of every 10 seconds only: want at least 15"},
-		{"Fargate", "cloud: {aws: {ecsClusterName: x}}\ncells: {defaultInstanceType: x}", "p.yaml:1: cloud.aws.ecsClusterName: is deprecated: Fargate is not supported"},
-		{"another cloud's keys", least + "  privateIPOnly: true\n  useCloudParameterStore: true", "p.yaml:5: cells.privateIPOnly: has no effect with cloud.local\np.yaml:6: cells.useCloudParameterStore: has no effect with cloud.local"},
-		{"one etcd too many", least + "etcd:\n  internal: {dataDir: /d}\n  client: {endpoints: ['https://a:2379']}", "p.yaml:6: etcd.internal: is not used, since there are etcd.client.endpoints"},
+		{"deprecated", least + "kubelet:\n  cpu: 5\n  pods: 7",
+			"p.yaml:6: kubelet.cpu: is deprecated: use kubelet.capacity.cpu\np.yaml:7: kubelet.pods: is deprecated: use kubelet.capacity.pods"},
+		{"healthy cells are lost", least + "  healthcheck: {status: {healthyTimeout: 14}}",
+			"p.yaml:5: cells.healthcheck.status.healthyTimeout: healthy cells are lost too, since one is heard of every 10 seconds only: want at least 15"},
+		{"Fargate", "cloud: {aws: {ecsClusterName: x}}\ncells: {defaultInstanceType: x}",
+			"p.yaml:1: cloud.aws.ecsClusterName: is deprecated: Fargate is not supported"},
+		{"another cloud's keys", least + "  privateIPOnly: true\n  useCloudParameterStore: true",
+			"p.yaml:5: cells.privateIPOnly: has no effect with cloud.local\np.yaml:6: cells.useCloudParameterStore: has no effect with cloud.local"},
+		{"one etcd too many", least + "etcd:\n  internal: {dataDir: /d}\n  client: {endpoints: ['https://a:2379']}",
+			"p.yaml:6: etcd.internal: is not used, since there are etcd.client.endpoints"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, warnings, err := Parse("p.yaml", []byte(c.text))
@@ -398,7 +488,8 @@ func TestDeprecatedCapacityIsCopied(t *testing.T) {
 
 func TestCheckCloudSaysWhatTheBuildHas(t *testing.T) {
 	c, _ := parsed(t, full)
-	if err := c.CheckCloud("local"); err == nil || err.Error() != "provider.yaml:4: cloud.aws: this cloud is not in this build yet: want local" {
+	if err := c.CheckCloud("local"); err == nil ||
+		err.Error() != "provider.yaml:4: cloud.aws: this cloud is not in this build yet: want local" {
 		t.Errorf("error %v", err)
 	}
 	if err := c.CheckCloud("local", "aws"); err != nil {
@@ -411,7 +502,8 @@ func TestCheckStoppedNamesThePoolsOfACloudThatCannotStop(t *testing.T) {
 	if err := c.CheckStopped(true); err != nil {
 		t.Errorf("error %v, though the cloud can", err)
 	}
-	if err := c.CheckStopped(false); err == nil || err.Error() != "provider.yaml:8: cells.standbyCells[1].stopped: cloud.local cannot stop instances in this build: want false" {
+	if err := c.CheckStopped(false); err == nil ||
+		err.Error() != "provider.yaml:8: cells.standbyCells[1].stopped: cloud.local cannot stop instances in this build: want false" {
 		t.Errorf("error %v", err)
 	}
 }
@@ -474,7 +566,10 @@ func TestSecretsAreNeverShown(t *testing.T) {
 			shows(name, err.Error())
 		}
 	}
-	if _, _, err := Parse("p.yaml", []byte("cloud: {aws: {secretAccessKey: 12345678, accessKeyID: a}}\ncells: {defaultInstanceType: x}")); err == nil || strings.Contains(err.Error(), "1234") {
+	if _, _,
+		err := Parse("p.yaml",
+		[]byte("cloud: {aws: {secretAccessKey: 12345678, accessKeyID: a}}\ncells: {defaultInstanceType: x}")); err == nil ||
+		strings.Contains(err.Error(), "1234") {
 		t.Errorf("a secret that is a number: %v", err)
 	}
 }
@@ -492,7 +587,8 @@ func TestLoadNamesFilesThatCannotBeRead(t *testing.T) {
 	write(there, "")
 	write(path, least+"  cloudInitFile: "+there+"\netcd:\n  internal:\n    configFile: "+dir+"/missing\n")
 	_, _, err := Load(path)
-	if want := fmt.Sprintf("%s:8: etcd.internal.configFile: want a file that can be read: open %s/missing: no such file or directory", path, dir); err == nil || err.Error() != want {
+	if want := fmt.Sprintf("%s:8: etcd.internal.configFile: want a file that can be read: open %s/missing: no such file or directory", path,
+		dir); err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
 	write(path, least+"  cloudInitFile: "+there)

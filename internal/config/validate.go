@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
 	"github.com/elotl/kip/internal/volumes"
 )
 
@@ -73,7 +73,8 @@ func (c *Config) CheckCloud(built ...string) error {
 		return nil
 	}
 	key := "cloud." + name
-	return &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: "this cloud is not in this build yet: want " + strings.Join(built, " or ")}
+	return &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: "this cloud is not in this build yet: want " + strings.Join(built,
+		" or ")}
 }
 
 // CheckStopped returns an *Error for each pool of standby cells that is to be kept
@@ -82,7 +83,8 @@ func (c *Config) CheckStopped(can bool) error {
 	var errs []*Error
 	for i, s := range c.Cells.StandbyCells {
 		if key := fmt.Sprintf("cells.standbyCells[%d].stopped", i); s.Stopped && !can {
-			errs = append(errs, &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: "cloud." + c.Cloud.Name() + " cannot stop instances in this build: want false"})
+			errs = append(errs, &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: "cloud." + c.Cloud.Name() +
+				" cannot stop instances in this build: want false"})
 		}
 	}
 	return joined(errs)
@@ -153,8 +155,10 @@ func (d *decoder) cloud(c Cloud) {
 	if l := c.Local; l != nil {
 		d.require("cloud.local.stateDir", l.StateDir)
 		d.require("cloud.local.rootDir", l.RootDir)
-		d.check(ifName.MatchString(l.Bridge), "cloud.local.bridge", l.Bridge, "the name of a network device: at most 15 letters, digits, dots, dashes and underscores")
-		d.check(l.CIDR.Addr().Is4() && l.CIDR.Bits() >= 8 && l.CIDR.Bits() <= 28, "cloud.local.cidr", l.CIDR.String(), "an IPv4 network from /8 to /28")
+		d.check(ifName.MatchString(l.Bridge), "cloud.local.bridge", l.Bridge,
+			"the name of a network device: at most 15 letters, digits, dots, dashes and underscores")
+		d.check(l.CIDR.Addr().Is4() && l.CIDR.Bits() >= 8 && l.CIDR.Bits() <= 28, "cloud.local.cidr", l.CIDR.String(),
+			"an IPv4 network from /8 to /28")
 		if six := l.IPv6CIDR; six.IsValid() {
 			good := six.Addr().Is6() && !six.Addr().Is4In6() && six.Addr().IsGlobalUnicast() && six.Bits() >= 16 && six.Bits() <= 96
 			d.check(good, "cloud.local.ipv6CIDR", six.String(), "an IPv6 network from /16 to /96, such as fd10:110::/64")
@@ -164,7 +168,8 @@ func (d *decoder) cloud(c Cloud) {
 		d.require("cloud.sim.socket", c.Sim.Socket)
 	}
 	if a := c.AWS; a != nil {
-		d.check(a.Region == "" || a.EndpointURL != "" || awsRegion.MatchString(a.Region), "cloud.aws.region", a.Region, "a region such as us-east-1")
+		d.check(a.Region == "" || a.EndpointURL != "" || awsRegion.MatchString(a.Region), "cloud.aws.region", a.Region,
+			"a region such as us-east-1")
 		d.check(a.EndpointURL == "" || isURL(a.EndpointURL), "cloud.aws.endpointURL", a.EndpointURL, "a URL such as https://ec2.example.com")
 		d.together("cloud.aws.accessKeyID", a.AccessKeyID != "", "cloud.aws.secretAccessKey", a.SecretAccessKey != "")
 	}
@@ -282,7 +287,8 @@ func (d *decoder) cells(c *Cells) {
 		const key = "cells.healthcheck.cloudAPI.healthyTimeout"
 		d.check(a.HealthyTimeout > 0, key, seconds(a.HealthyTimeout), "a number of seconds above 0")
 		// Otherwise each cell would be lost before the cloud is asked again.
-		d.check(a.HealthyTimeout > a.Interval, key, seconds(a.HealthyTimeout), fmt.Sprintf("more than cells.healthcheck.cloudAPI.interval, %v seconds", a.Interval.Seconds()))
+		d.check(a.HealthyTimeout > a.Interval, key, seconds(a.HealthyTimeout),
+			fmt.Sprintf("more than cells.healthcheck.cloudAPI.interval, %v seconds", a.Interval.Seconds()))
 	}
 }
 
@@ -293,13 +299,15 @@ func (d *decoder) csiDrivers(drivers []CSIDriver) {
 		key := fmt.Sprintf("cells.csiDrivers[%d]", i)
 		d.require(key+".name", driver.Name)
 		// 63 is the most that CSI allows.
-		d.check(driver.Name == "" || len(driver.Name) <= 63 && len(validation.IsDNS1123Subdomain(driver.Name)) == 0, key+".name", driver.Name, "the name of a CSI driver such as nfs.csi.k8s.io")
+		d.check(driver.Name == "" || len(driver.Name) <= 63 && len(validation.IsDNS1123Subdomain(driver.Name)) == 0, key+".name", driver.Name,
+			"the name of a CSI driver such as nfs.csi.k8s.io")
 		if driver.Name == volumes.Driver {
 			d.bad(key+".name", "%s is Kip's own, and needs no plugin: want another driver", volumes.Driver)
 		}
 		d.require(key+".daemonSet", driver.DaemonSet)
 		namespace, name, _ := strings.Cut(driver.DaemonSet, "/")
-		d.check(driver.DaemonSet == "" || len(validation.IsDNS1123Label(namespace)) == 0 && len(validation.IsDNS1123Subdomain(name)) == 0, key+".daemonSet", driver.DaemonSet, "a namespace and a name such as kube-system/csi-nfs-node")
+		d.check(driver.DaemonSet == "" || len(validation.IsDNS1123Label(namespace)) == 0 && len(validation.IsDNS1123Subdomain(name)) == 0,
+			key+".daemonSet", driver.DaemonSet, "a namespace and a name such as kube-system/csi-nfs-node")
 		if n, twice := first[driver.Name]; twice && driver.Name != "" {
 			d.bad(key+".name", "%s is there already: cells.csiDrivers[%d] has it", driver.Name, n)
 		} else {
@@ -328,7 +336,7 @@ func (d *decoder) standbyCells(c *Config) {
 		switch {
 		case s.Zone == "":
 		case c.Cloud.Local != nil:
-			d.check(s.Zone == catalog.LocalZone, key+".zone", s.Zone, catalog.LocalZone+", the only zone of cloud.local")
+			d.check(s.Zone == sizes.Zone, key+".zone", s.Zone, sizes.Zone+", the only zone of cloud.local")
 		case c.Cloud.GCE != nil && c.Cloud.GCE.Zone != "":
 			d.check(s.Zone == c.Cloud.GCE.Zone, key+".zone", s.Zone, c.Cloud.GCE.Zone+", which is cloud.gce.zone")
 		}
@@ -346,7 +354,8 @@ func (d *decoder) standbyCells(c *Config) {
 func seconds(t time.Duration) string { return fmt.Sprint(t.Seconds()) }
 
 func (d *decoder) kubelet(k *Kubelet) {
-	for name, q := range map[corev1.ResourceName]*resource.Quantity{corev1.ResourceCPU: k.CPU, corev1.ResourceMemory: k.Memory, corev1.ResourcePods: k.Pods} {
+	for name, q := range map[corev1.ResourceName]*resource.Quantity{corev1.ResourceCPU: k.CPU, corev1.ResourceMemory: k.Memory,
+		corev1.ResourcePods: k.Pods} {
 		switch key := "kubelet." + string(name); {
 		case q == nil:
 		case d.has("kubelet.capacity." + string(name)):

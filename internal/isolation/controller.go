@@ -1,14 +1,11 @@
 package isolation
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net/http"
 	"net/netip"
 	"sync"
 	"time"
@@ -24,9 +21,10 @@ import (
 	"k8s.io/utils/clock"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agent/agentapi"
-	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/policy"
+	"github.com/elotl/kip/internal/watches"
 )
 
 const (
@@ -68,13 +66,13 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// Shared are watches that others keep; *cellapi.Server says what its methods do.
+// Shared are watches that others keep; *watches.Watches says what its methods do.
 type Shared interface {
-	Follow(ctx context.Context, resource schema.GroupVersionResource, f cellapi.Follower) error
+	Follow(ctx context.Context, resource schema.GroupVersionResource, f watches.Follower) error
 	Refusal(resource schema.GroupVersionResource) error
 }
 
-var _ Shared = (*cellapi.Server)(nil)
+var _ Shared = (*watches.Watches)(nil)
 
 // Cell is a cell with a pod.
 type Cell struct {
@@ -110,9 +108,9 @@ type cell struct {
 	told                string // the last Event
 }
 
-// agent is the way to a cell's agent, and what it has in force.
+// agent is the connection to a cell's agent, and what it has in force.
 type agent struct {
-	http.RoundTripper
+	conn agentapi.Conn
 	// asked is false until this connection's agent has said what it has in force.
 	asked  bool
 	digest string
@@ -123,7 +121,8 @@ type agent struct {
 func New(cfg Config) *Controller {
 	return &Controller{
 		cfg: cfg,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, 30*time.Second),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond,
+			30*time.Second),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "firewalls", MetricsProvider: cfg.Queues}),
 		needs: make(chan struct{}, 1),
 		index: policy.NewIndex(), known: map[schema.GroupVersionResource]bool{},
@@ -147,7 +146,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	var running sync.WaitGroup
 	failed := make(chan error, 2)
-	for resource, f := range map[schema.GroupVersionResource]cellapi.Follower{policies: policyFollower{c}, namespaces: namespaceFollower{c}} {
+	for resource, f := range map[schema.GroupVersionResource]watches.Follower{policies: policyFollower{c}, namespaces: namespaceFollower{c}} {
 		running.Go(func() {
 			if err := c.cfg.Shared.Follow(ctx, resource, f); err != nil {
 				failed <- err
@@ -190,17 +189,23 @@ func (c *Controller) Bound(b Cell) {
 	}
 	c.cells[b.ID], c.byPod[b.Pod.UID] = x, x
 	if o, there, err := c.cfg.Pods.GetStore().GetByKey(b.Pod.Namespace + "/" + b.Pod.Name); err == nil && there {
-		c.see(o.(*corev1.Pod))
+		pod := o.(*corev1.Pod)
+		c.see(pod)
+		// The cluster's pods may have been listed before the cell was known.
+		if peer := c.index.Pod(x.name()); peer != nil && pod.UID == b.Pod.UID {
+			c.index.SetPod(c.believed(peer, x))
+			c.changed()
+		}
 	}
 	c.queue.Add(b.ID)
 }
 
 // Connected tells that a new connection to a cell's agent is up: what the agent
 // has in force is to be seen. It does not block.
-func (c *Controller) Connected(cellID string, way http.RoundTripper) {
+func (c *Controller) Connected(cellID string, conn agentapi.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.agents[cellID] = &agent{RoundTripper: way}
+	c.agents[cellID] = &agent{conn: conn}
 	if x := c.cells[cellID]; x != nil && x.since.IsZero() {
 		x.since = c.cfg.Clock.Now()
 	}
@@ -313,13 +318,13 @@ func (c *Controller) process(ctx context.Context, id string) {
 	}
 	if !a.asked {
 		c.mu.Unlock()
-		digest, err := inForce(ctx, id, a)
+		inForce, err := a.inForce(ctx)
 		if err != nil {
-			c.failed(ctx, x, err)
+			c.failed(ctx, x, fmt.Errorf("ask which rules are in force: %w", err))
 			return
 		}
 		c.mu.Lock()
-		a.asked, a.digest = true, digest
+		a.asked, a.digest = true, inForce.Digest
 	}
 	missing := c.unknown(x)
 	if missing != "" {
@@ -354,7 +359,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 		c.queue.Forget(id)
 		return
 	}
-	if err := push(ctx, id, a, encoded); err != nil {
+	if err := a.push(ctx, encoded); err != nil {
 		c.mu.Lock()
 		a.asked = false // an answer that was lost may have been a yes
 		c.mu.Unlock()
@@ -365,7 +370,8 @@ func (c *Controller) process(ctx context.Context, id string) {
 	a.digest, a.pushed = digest, c.cfg.Clock.Now()
 	c.mu.Unlock()
 	c.queue.Forget(id)
-	c.cfg.Log.Debug("firewall in force", "cell", id, "pod", fw.Pod, "ingress_isolated", ingress.Isolated, "egress_isolated", egress.Isolated, "bytes", len(encoded))
+	c.cfg.Log.Debug("firewall in force", "cell", id, "pod", fw.Pod, "ingress_isolated", ingress.Isolated, "egress_isolated", egress.Isolated,
+		"bytes", len(encoded))
 }
 
 // wait reports what a pod waits for, if it has waited for long. The lock is held.
@@ -378,7 +384,7 @@ func (c *Controller) wait(x *cell, a *agent, missing string) {
 	if a.digest != "" {
 		message = "NetworkPolicies are not followed: " + missing
 	}
-	c.tell(x, "NetworkPolicyUnknown", message)
+	c.tell(x, events.NetworkPolicyUnknown, message)
 }
 
 // tell reports to the pod's owner, each thing once. The lock is held.
@@ -397,60 +403,26 @@ func (c *Controller) failed(ctx context.Context, x *cell, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	c.cfg.Log.Debug("firewall not in force, it is tried again", "cell", x.ID, "err", err)
-	if errors.As(err, new(refused)) {
+	c.cfg.Log.Debug("firewall not in force, retrying", "cell", x.ID, "err", err)
+	var refused *agentapi.StatusError
+	if errors.As(err, &refused) && !errors.Is(err, agentapi.ErrNotYet) { // else it is starting
 		c.mu.Lock()
-		c.tell(x, "FirewallFailed", fmt.Sprintf("The firewall of cell %s cannot be set, which the pod's network waits for: %v", x.ID, err))
+		c.tell(x, events.FirewallFailed, fmt.Sprintf("The firewall of cell %s cannot be set, which the pod's network waits for: %v", x.ID, err))
 		c.mu.Unlock()
 	}
 	c.queue.AddRateLimited(x.ID)
 }
 
-// refused is an agent's answer that is no.
-type refused struct{ error }
-
-func inForce(ctx context.Context, cellID string, way http.RoundTripper) (string, error) {
-	var s agentapi.FirewallStatus
-	body, err := call(ctx, http.MethodGet, cellID, way, nil)
-	if err != nil {
-		return "", fmt.Errorf("ask which rules are in force: %w", err)
-	}
-	if err := json.Unmarshal(body, &s); err != nil {
-		return "", fmt.Errorf("ask which rules are in force: %w", err)
-	}
-	return s.Digest, nil
-}
-
-func push(ctx context.Context, cellID string, way http.RoundTripper, encoded []byte) error {
-	_, err := call(ctx, http.MethodPut, cellID, way, encoded)
-	return err
-}
-
-// maxAnswer bounds what is read of an agent's answer, in bytes.
-const maxAnswer = 4 << 10
-
-func call(ctx context.Context, method, cellID string, way http.RoundTripper, body []byte) ([]byte, error) {
+func (a *agent) inForce(ctx context.Context) (agentapi.FirewallStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, "https://"+cellID+agentapi.PathFirewall, bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := way.RoundTrip(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	if resp.StatusCode != http.StatusOK {
-		err := fmt.Errorf("the agent answered %s: %s", resp.Status, bytes.TrimSpace(answer))
-		if resp.StatusCode == http.StatusServiceUnavailable {
-			return nil, err // it is starting
-		}
-		return nil, refused{err}
-	}
-	return answer, err
+	return agentapi.Client{Conn: a.conn}.Firewall(ctx)
+}
+
+func (a *agent) push(ctx context.Context, encoded []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
+	defer cancel()
+	return agentapi.Client{Conn: a.conn}.PutFirewall(ctx, encoded)
 }
 
 // policyFollower takes the NetworkPolicies.

@@ -33,8 +33,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agent/agentapi"
-	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/watches"
 )
 
 func TestMain(m *testing.M) {
@@ -46,11 +46,11 @@ func TestMain(m *testing.M) {
 // shared are watches that tell what a test tells them.
 type shared struct {
 	mu        sync.Mutex
-	followers map[schema.GroupVersionResource]cellapi.Follower
+	followers map[schema.GroupVersionResource]watches.Follower
 	refusals  map[schema.GroupVersionResource]error
 }
 
-func (s *shared) Follow(ctx context.Context, resource schema.GroupVersionResource, f cellapi.Follower) error {
+func (s *shared) Follow(ctx context.Context, resource schema.GroupVersionResource, f watches.Follower) error {
 	s.mu.Lock()
 	s.followers[resource] = f
 	s.mu.Unlock()
@@ -151,7 +151,7 @@ func inWorld(t *testing.T, f func(w *world)) {
 }
 
 func (w *world) run() {
-	w.shared = &shared{followers: map[schema.GroupVersionResource]cellapi.Follower{}, refusals: map[schema.GroupVersionResource]error{}}
+	w.shared = &shared{followers: map[schema.GroupVersionResource]watches.Follower{}, refusals: map[schema.GroupVersionResource]error{}}
 	// The node's pods are another watch than the cluster's.
 	informer := informers.NewSharedInformerFactory(nodeClient(w), 0).Core().V1().Pods().Informer()
 	w.kip = New(Config{
@@ -295,7 +295,8 @@ func TestAPodGetsItsFirstRulesWhenAllIsKnown(t *testing.T) {
 		}
 		w.policies(denyAll)
 		w.later(0)
-		if fw, puts := a.now(); fw == nil || !fw.Ingress.Isolated || !fw.Egress.Isolated || fw.PodIP.String() != "10.0.0.9" || fw.PodIPv6.String() != "fd00::9" || fw.Pod != "a/p" || puts != 1 {
+		if fw, puts := a.now(); fw == nil || !fw.Ingress.Isolated || !fw.Egress.Isolated || fw.PodIP.String() != "10.0.0.9" ||
+			fw.PodIPv6.String() != "fd00::9" || fw.Pod != "a/p" || puts != 1 {
 			t.Errorf("rules %+v after %d calls", fw, puts)
 		}
 		if w.lists() > 0 {
@@ -383,6 +384,43 @@ func TestTheClustersPodsAreWatchedOnlyWhileAPolicyAsksForThem(t *testing.T) {
 	})
 }
 
+// Whose pod says that it has another's address opens nobody's firewall to that.
+func TestAPodOnACellHasNoAddressButItsInstances(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.cell("p")
+		w.namespaces()
+		w.policies(fromWebs)
+		liar := w.pod("liar", "8.8.8.8", map[string]string{"app": "web"}, "kip-0")
+		liar.Status.PodIPs = append(liar.Status.PodIPs, corev1.PodIP{IP: "10.0.0.9"})
+		if err := w.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), liar, "a"); err != nil {
+			w.Fatal(err)
+		}
+		if err := w.kip.cfg.Pods.GetStore().Add(liar); err != nil {
+			w.Fatal(err)
+		}
+		allowed := func() string {
+			fw, _ := a.now()
+			return fmt.Sprint(fw.Ingress.Allowed)
+		}
+		w.later(time.Second)
+		w.agents["liar"] = &agentOf{}
+		w.bind("liar")
+		w.later(time.Second)
+		if got := allowed(); strings.Contains(got, "8.8.8.8") || !strings.Contains(got, "10.0.0.9/32") {
+			t.Errorf("the cell was bound after its pod was seen: %s is let in", got)
+		}
+		liar = liar.DeepCopy()
+		liar.Status.PodIPs = []corev1.PodIP{{IP: "8.8.4.4"}, {IP: "fd00::9"}}
+		if err := w.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), liar, "a"); err != nil {
+			w.Fatal(err)
+		}
+		w.later(time.Second)
+		if got := allowed(); strings.Contains(got, "8.8.4.4") || !strings.Contains(got, "fd00::9/128") {
+			t.Errorf("the status changed after the cell was bound: %s is let in", got)
+		}
+	})
+}
+
 func TestWithoutTheRightToListPodsTheirRulesLetNobodyIn(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.denied = true
@@ -401,7 +439,8 @@ func TestWithoutTheRightToListPodsTheirRulesLetNobodyIn(t *testing.T) {
 		if fw, _ := next.now(); fw != nil {
 			t.Errorf("a new pod is let through with %+v", fw)
 		}
-		for _, event := range []string{"old Warning NetworkPolicyUnknown NetworkPolicies are not followed", "next Warning NetworkPolicyUnknown The pod's network waits"} {
+		for _, event := range []string{"old Warning NetworkPolicyUnknown NetworkPolicies are not followed",
+			"next Warning NetworkPolicyUnknown The pod's network waits"} {
 			if !w.told(event) || !w.told("RBAC says no") {
 				t.Errorf("no event %q: %q", event, w.events)
 			}
@@ -466,7 +505,7 @@ func TestAnAgentThatFailsIsTriedAgainAndItsRefusalIsTold(t *testing.T) {
 		a.mu.Unlock()
 		w.later(time.Minute)
 		if fw, _ := a.now(); fw == nil {
-			t.Error("it is not tried again")
+			t.Error("it is not retried")
 		}
 	})
 }
@@ -503,7 +542,8 @@ func TestAnOldCellsEndLeavesTheRulesOfAPodOfTheSameName(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.kip.Connected("cell-second", next)
-		w.kip.Bound(Cell{ID: "cell-second", PodIP: netip.MustParseAddr("10.0.0.10"), Pod: apiv1.PodReference{Namespace: "a", Name: "p", UID: "second"}})
+		w.kip.Bound(Cell{ID: "cell-second", PodIP: netip.MustParseAddr("10.0.0.10"),
+			Pod: apiv1.PodReference{Namespace: "a", Name: "p", UID: "second"}})
 		w.kip.Gone("cell-p")
 		w.policies(denyAll)
 		w.later(time.Second)

@@ -145,7 +145,7 @@ func (p *clusterPods) attempt(err error) {
 		return
 	}
 	if err != nil {
-		p.c.cfg.Log.Warn("watch on the cluster's pods failed, it is tried again", "err", err)
+		p.c.cfg.Log.Warn("watch on the cluster's pods failed, retrying", "err", err)
 	}
 	var denied error
 	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
@@ -170,8 +170,24 @@ func (p *clusterPods) set(o any) error {
 	if !ok {
 		return fmt.Errorf("cluster's pods: got a %T", o)
 	}
-	p.c.index.SetPod(policy.PodOf(pod))
+	p.c.index.SetPod(p.c.believed(policy.PodOf(pod), p.c.byPod[pod.UID]))
 	return nil
+}
+
+// believed is what is believed of a pod: of one on a cell of this Kip no address but
+// those that Kip gave it. Its status comes from the cell. The lock is held.
+func (c *Controller) believed(pod *policy.Pod, on *cell) *policy.Pod {
+	if on == nil {
+		return pod
+	}
+	kept := *pod
+	kept.Addresses = nil
+	for _, addr := range pod.Addresses {
+		if addr == on.PodIP || addr == on.PodIPv6 {
+			kept.Addresses = append(kept.Addresses, addr)
+		}
+	}
+	return &kept
 }
 
 // change calls f with the index to itself, and sees to what it changed.

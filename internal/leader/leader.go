@@ -48,7 +48,7 @@ func Elect(ctx context.Context, st *store.Store, identity string, log *slog.Logg
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("become the leader: %w", ctx.Err())
 		}
-		log.Warn("become the leader; trying again", "err", err)
+		log.Warn("become the leader, retrying", "err", err)
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("become the leader: %w", ctx.Err())
@@ -58,7 +58,8 @@ func Elect(ctx context.Context, st *store.Store, identity string, log *slog.Logg
 }
 
 // campaign waits for one lease's turn. An error means that the lease is given up.
-func campaign(ctx context.Context, st *store.Store, client *clientv3.Client, prefix, identity string, log *slog.Logger) (l *Leadership, err error) {
+func campaign(ctx context.Context, st *store.Store, client *clientv3.Client, prefix, identity string, log *slog.Logger) (l *Leadership,
+	err error) {
 	granted, cancel := context.WithTimeout(ctx, ttl*time.Second)
 	lease, err := client.Grant(granted, ttl)
 	cancel()

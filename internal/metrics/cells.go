@@ -34,8 +34,7 @@ func (m *Metrics) Known(list []cells.Cell) {
 }
 
 // CellChanged observes the steps that a cell has taken since it was last told of;
-// it is meant for cells.Config.Changed. The changes of one cell are to be told in
-// their order.
+// the changes of one cell are to be told in their order.
 func (m *Metrics) CellChanged(c cells.Cell) {
 	gone := c.Phase == apiv1.Gone
 	m.mu.Lock()
@@ -241,9 +240,12 @@ func launchTypeOf(spot bool) string {
 	return launchOnDemand
 }
 
-// Swept tells that the end of an instance that has Kip's tags and no cell was
-// asked for; err is what the cloud answered. It is meant for cells.Config.Swept.
-func (m *Metrics) Swept(err error) {
+// OrphanFound tells of an instance that has Kip's tags and no cell.
+func (m *Metrics) OrphanFound() { m.Sweep(SweepOrphan, 1) }
+
+// OrphanEnded tells that the end of such an instance was asked for; err is what
+// the cloud answered.
+func (m *Metrics) OrphanEnded(err error) {
 	if err != nil {
 		m.Sweep(SweepFailed, 1)
 		return

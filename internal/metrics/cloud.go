@@ -3,6 +3,7 @@ package metrics
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/elotl/kip/internal/catalog"
@@ -11,49 +12,24 @@ import (
 
 // Kinds of calls to a cloud.
 const (
-	callCatalogue = "catalogue"
-	callLaunch    = "launch"
-	callList      = "list"
-	callTerminate = "terminate"
-	callStop      = "stop"
-	callStart     = "start"
+	callCatalogue = string(cloud.CallCatalogue)
+	callLaunch    = string(cloud.CallLaunch)
+	callList      = string(cloud.CallList)
+	callDescribe  = string(cloud.CallDescribe)
+	callTerminate = string(cloud.CallTerminate)
+	callStop      = string(cloud.CallStop)
+	callStart     = string(cloud.CallStart)
 
-	callCreateDisk = "createDisk"
-	callDeleteDisk = "deleteDisk"
-	callListDisks  = "listDisks"
-	callAttachDisk = "attachDisk"
-	callDetachDisk = "detachDisk"
+	callCreateDisk = string(cloud.CallCreateDisk)
+	callDeleteDisk = string(cloud.CallDeleteDisk)
+	callListDisks  = string(cloud.CallListDisks)
+	callAttachDisk = string(cloud.CallAttachDisk)
+	callDetachDisk = string(cloud.CallDetachDisk)
 )
 
-// Cloud returns c with its calls measured. It is a cloud.Stopper and a
-// cloud.Interrupter exactly where c is; its disks are for Disks; what else c can do, such as being closed,
-// is only to be had from c itself.
-func (m *Metrics) Cloud(c cloud.Cloud) cloud.Cloud {
-	measured := &measuredCloud{Cloud: c, m: m}
-	stops, canStop := c.(cloud.Stopper)
-	interrupts, canInterrupt := c.(cloud.Interrupter)
-	stopper := measuredStopper{stops, m}
-	interrupter := measuredInterrupter{interrupts, m}
-	switch {
-	case canStop && canInterrupt:
-		return struct {
-			cloud.Cloud
-			measuredStopper
-			measuredInterrupter
-		}{measured, stopper, interrupter}
-	case canStop:
-		return struct {
-			cloud.Cloud
-			measuredStopper
-		}{measured, stopper}
-	case canInterrupt:
-		return struct {
-			cloud.Cloud
-			measuredInterrupter
-		}{measured, interrupter}
-	}
-	return measured
-}
+// Cloud returns c with its calls, and those of its features, measured. What else c
+// can do, such as being closed, is only to be had from c itself.
+func (m *Metrics) Cloud(c cloud.Cloud) cloud.Cloud { return &measuredCloud{Cloud: c, m: m} }
 
 type measuredCloud struct {
 	cloud.Cloud
@@ -67,6 +43,20 @@ var (
 	_ cloud.Disks       = measuredDisks{}
 )
 
+func (c *measuredCloud) Features() cloud.Features {
+	f := c.Cloud.Features()
+	if f.Stopper != nil {
+		f.Stopper = measuredStopper{f.Stopper, c.m}
+	}
+	if f.Interrupter != nil {
+		f.Interrupter = measuredInterrupter{f.Interrupter, c.m}
+	}
+	if f.Disks != nil {
+		f.Disks = measuredDisks{f.Disks, c.m}
+	}
+	return f
+}
+
 func (c *measuredCloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	began := c.m.cfg.Clock.Now()
 	types, err := c.Cloud.Catalogue(ctx)
@@ -74,34 +64,44 @@ func (c *measuredCloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, 
 	return types, err
 }
 
-func (c *measuredCloud) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
+func (c *measuredCloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
 	began := c.m.cfg.Clock.Now()
-	instances, err := c.Cloud.Launch(ctx, r)
-	c.m.called(ctx, callLaunch, began, err)
-	short := errors.Is(err, cloud.ErrCapacity)
-	for i := range instances {
-		short = short || err == nil && instances[i].ID == ""
+	results := c.Cloud.Launch(ctx, r)
+	// A launch in part is an answer: what it lacks is counted as a shortage.
+	started := slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return r.Err == nil })
+	short := slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return errors.Is(r.Err, cloud.ErrCapacity) })
+	err := results.Err()
+	if started && short {
+		err = nil
 	}
+	c.m.called(ctx, callLaunch, began, err)
 	if short {
 		// By what was asked for, which comes from the catalogue: an error may
 		// name less.
-		c.m.cloudCapacity.WithLabelValues(r.InstanceType, r.Zone, launchTypeOf(r.Spot)).Inc()
+		c.m.cloudCapacity.WithLabelValues(r.InstanceType, r.Zone, launchTypeOf(r.Spot())).Inc()
 	}
-	return instances, err
+	return results
 }
 
-func (c *measuredCloud) List(ctx context.Context, owner string) ([]cloud.Instance, error) {
+func (c *measuredCloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
 	began := c.m.cfg.Clock.Now()
-	instances, err := c.Cloud.List(ctx, owner)
+	list, err := c.Cloud.List(ctx, owner)
 	c.m.called(ctx, callList, began, err)
-	return instances, err
+	return list, err
 }
 
-func (c *measuredCloud) Terminate(ctx context.Context, ids ...string) error {
+func (c *measuredCloud) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
 	began := c.m.cfg.Clock.Now()
-	err := c.Cloud.Terminate(ctx, ids...)
-	c.m.called(ctx, callTerminate, began, err)
-	return err
+	list, err := c.Cloud.Describe(ctx, ids...)
+	c.m.called(ctx, callDescribe, began, err)
+	return list, err
+}
+
+func (c *measuredCloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
+	began := c.m.cfg.Clock.Now()
+	results := c.Cloud.Terminate(ctx, ids...)
+	c.m.called(ctx, callTerminate, began, results.Err())
+	return results
 }
 
 type measuredStopper struct {
@@ -109,29 +109,27 @@ type measuredStopper struct {
 	m       *Metrics
 }
 
-func (s measuredStopper) Stop(ctx context.Context, ids ...string) error {
+func (s measuredStopper) Stop(ctx context.Context, ids ...string) cloud.Results {
 	began := s.m.cfg.Clock.Now()
-	err := s.stopper.Stop(ctx, ids...)
-	s.m.called(ctx, callStop, began, err)
-	return err
+	results := s.stopper.Stop(ctx, ids...)
+	s.m.called(ctx, callStop, began, results.Err())
+	return results
 }
 
-func (s measuredStopper) Start(ctx context.Context, ids ...string) error {
+func (s measuredStopper) Start(ctx context.Context, ids ...string) cloud.Results {
 	began := s.m.cfg.Clock.Now()
-	err := s.stopper.Start(ctx, ids...)
+	results := s.stopper.Start(ctx, ids...)
+	err := results.Err()
 	s.m.called(ctx, callStart, began, err)
 	if errors.Is(err, cloud.ErrCapacity) {
-		var short *cloud.CapacityError
-		if !errors.As(err, &short) {
-			short = &cloud.CapacityError{}
-		}
+		short := cloud.ScopeOf(err)
 		launchType := "" // which the error need not say
 		if short.Spot != nil {
 			launchType = launchTypeOf(*short.Spot)
 		}
 		s.m.cloudCapacity.WithLabelValues(short.InstanceType, short.Zone, launchType).Inc()
 	}
-	return err
+	return results
 }
 
 type measuredInterrupter struct {
@@ -144,16 +142,6 @@ func (i measuredInterrupter) Interruptions(ctx context.Context, notice func(clou
 		i.m.cloudInterruptions.Inc()
 		notice(n)
 	})
-}
-
-// Disks returns the disks of a cloud with their calls measured; nil for a cloud
-// without.
-func (m *Metrics) Disks(c cloud.Cloud) cloud.Disks {
-	d, ok := c.(cloud.Disks)
-	if !ok {
-		return nil
-	}
-	return measuredDisks{d, m}
 }
 
 type measuredDisks struct {
@@ -213,6 +201,8 @@ func errorClass(ctx context.Context, err error) string {
 		return errorThrottled
 	case errors.Is(err, cloud.ErrUnauthorised):
 		return errorUnauthorised
+	case errors.Is(err, cloud.ErrMismatch):
+		return errorMismatch
 	case errors.Is(err, cloud.ErrInUse):
 		return errorInUse
 	case errors.Is(err, cloud.ErrNotFound):

@@ -62,6 +62,7 @@ const (
 	errorQuota        = "quota"
 	errorThrottled    = "throttled"
 	errorUnauthorised = "unauthorised"
+	errorMismatch     = "mismatch"
 	errorRefused      = "refused"
 	errorInUse        = "in_use"
 	errorNotFound     = "not_found"
@@ -82,7 +83,7 @@ type SweepResult string
 const (
 	SweepOrphan     SweepResult = "orphan"     // found for the first time
 	SweepTerminated SweepResult = "terminated" // the cloud has accepted its end
-	SweepFailed     SweepResult = "failed"     // the cloud has not; it is tried again
+	SweepFailed     SweepResult = "failed"     // the cloud has not; retrying
 )
 
 // livePhases are those in which a cell exists, in the order of its life.
@@ -143,7 +144,7 @@ var (
 		{resultHit, "a standby pool had one"}, {resultMiss, "it had to be launched"},
 	}}
 	labelCall = &label{name: "call", doc: "The kind of call.", values: []value{
-		{callCatalogue, ""}, {callLaunch, ""}, {callList, ""}, {callTerminate, ""}, {callStop, ""}, {callStart, ""},
+		{callCatalogue, ""}, {callLaunch, ""}, {callList, ""}, {callDescribe, ""}, {callTerminate, ""}, {callStop, ""}, {callStart, ""},
 		{callCreateDisk, ""}, {callDeleteDisk, ""}, {callListDisks, ""}, {callAttachDisk, ""}, {callDetachDisk, ""},
 	}}
 	labelError = &label{name: "error", doc: "The class of error.", values: []value{
@@ -153,6 +154,7 @@ var (
 		{errorThrottled, "too many calls"},
 		{errorUnauthorised, "credentials or rights are missing"},
 		{errorInUse, "a disk is in use"}, {errorNotFound, "there is no such disk or instance"},
+		{errorMismatch, "a launch that was sent again differs from the first"},
 		{errorRefused, "any other definite no"},
 		{errorCancelled, "Kip gave the call up itself, as when it stops"},
 		{errorUnknown, "anything else, time-outs included: the outcome is not known"},
@@ -160,7 +162,7 @@ var (
 	labelSweepResult = &label{name: "result", doc: "What became of the instance.", values: []value{
 		{string(SweepOrphan), "found for the first time"},
 		{string(SweepTerminated), "the cloud has accepted its end"},
-		{string(SweepFailed), "the cloud has not; it is tried again"},
+		{string(SweepFailed), "the cloud has not; retrying"},
 	}}
 	labelOperation = &label{name: "operation", doc: "The kind of write.", values: []value{
 		{"put", "one record"}, {"delete", "one record"}, {"apply", "several records in one transaction"}, {other, ""},
@@ -171,7 +173,8 @@ var (
 		{resultError, "it is not known whether it was written"},
 	}}
 	labelEndpoint = &label{name: "endpoint", doc: "What the kubelet port was asked for.", values: []value{
-		{"summary", "`/stats/summary`"}, {"resource", "`/metrics/resource`"}, {"cadvisor", "`/metrics/cadvisor`"}, {"probes", "`/metrics/probes`"},
+		{"summary", "`/stats/summary`"}, {"resource", "`/metrics/resource`"}, {"cadvisor", "`/metrics/cadvisor`"},
+		{"probes", "`/metrics/probes`"},
 	}}
 	labelMiss = &label{name: "reason", doc: "Why the cell is not in the answer.", values: []value{
 		{string(stats.NotConnected), "there was no tunnel to it"},
@@ -186,7 +189,8 @@ var (
 	labelQueue             = &label{name: "name", doc: "A work queue of Kip, such as cells or pods."}
 	labelClient            = &label{name: "client", doc: "As whom Kip asks: as itself, or as its virtual node."}
 	labelVerb              = &label{name: "verb", doc: "The HTTP method, or WATCH.", values: []value{
-		{"GET", ""}, {"WATCH", "its duration is the time until it is open"}, {"POST", ""}, {"PUT", ""}, {"PATCH", ""}, {"DELETE", ""}, {other, ""},
+		{"GET", ""}, {"WATCH", "its duration is the time until it is open"}, {"POST", ""}, {"PUT", ""}, {"PATCH", ""}, {"DELETE", ""},
+		{other, ""},
 	}}
 	labelCode = &label{name: "code", doc: "The HTTP status of the response, or `" + codeError + "` where none came."}
 )

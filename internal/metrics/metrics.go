@@ -38,6 +38,8 @@ type Cost = cells.Cost
 // Metrics has all metrics of one Kip, in a registry of its own. Its methods are
 // safe for concurrent use and do not block.
 type Metrics struct {
+	cells.Unobserved
+
 	cfg      Config
 	registry *prometheus.Registry
 	families families
@@ -60,6 +62,7 @@ type Metrics struct {
 	storeWrites                               *prometheus.HistogramVec
 	statsGathered                             *prometheus.HistogramVec
 	statsMissed                               *prometheus.CounterVec
+	cellRefusals                              prometheus.Counter
 
 	mu      sync.Mutex
 	tracked map[string]tracked // by cell ID
@@ -108,9 +111,13 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	m.cellsEnded = f.counter("kip_cells_ended_total",
 		"Cells that are gone.", labelInstanceType, labelLaunchType, labelEndReason)
 	cellsDesc := f.scraped(gauge, "kip_cells", "Cells that exist now.", labelCellPhase)
-	ageDesc := f.scraped(gauge, "kip_cells_oldest_age_seconds", "Time since the last step of the cell that has waited longest in its phase; 0 without one.", labelCellPhase)
+	ageDesc := f.scraped(gauge, "kip_cells_oldest_age_seconds",
+		"Time since the last step of the cell that has waited longest in its phase; 0 without one.", labelCellPhase)
 	waitingDesc := f.scraped(gauge, "kip_pods_waiting", "Pods that have no cell, for a reason that their events tell.")
 	tunnelsDesc := f.scraped(gauge, "kip_tunnels_connected", "Cells that Kip has a connection to.")
+
+	m.cellRefusals = f.counter("kip_cell_requests_refused_total",
+		"Requests of cells to their API that were refused: what a kubelet does not ask, too much, or too often. A few are usual.").WithLabelValues()
 
 	f.section = "Standby cells"
 	standbyDesc := f.scraped(gauge, "kip_standby_cells", "Cells that wait for a pod.", labelInstanceType, labelState)
@@ -118,8 +125,11 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 		"Cells that pods have asked for. Without standby pools all are misses.", labelRequestResult)
 
 	f.section = "Cost"
-	secondsDesc := f.scraped(counter, "kip_cell_seconds_total", "Time that instances have run since Kip's state began, also before this process; those that run now up to now.", labelInstanceType, labelLaunchType)
-	dollarsDesc := f.scraped(counter, "kip_cell_cost_dollars_total", "The same in US dollars, by the price at which each cell was chosen.", labelInstanceType, labelLaunchType)
+	secondsDesc := f.scraped(counter, "kip_cell_seconds_total",
+		"Time that instances have run since Kip's state began, also before this process; those that run now up to now.", labelInstanceType,
+		labelLaunchType)
+	dollarsDesc := f.scraped(counter, "kip_cell_cost_dollars_total", "The same in US dollars, by the price at which each cell was chosen.",
+		labelInstanceType, labelLaunchType)
 
 	f.section = "Cloud"
 	m.cloudCalls = f.histogram("kip_cloud_call_duration_seconds",
@@ -149,7 +159,8 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	m.queueLongest = f.gauge("workqueue_longest_running_processor_seconds", "Time that the longest item in work has taken so far.", labelQueue)
 	m.queueRetries = f.counter("workqueue_retries_total", "Items that were added again with a back-off.", labelQueue)
 	m.restRequests = f.counter("rest_client_requests_total", "Requests to the API server.", labelClient, labelVerb, labelCode)
-	m.restDuration = f.histogram("rest_client_request_duration_seconds", "Time from a request to the API server until its response begins.", callBuckets, labelClient, labelVerb)
+	m.restDuration = f.histogram("rest_client_request_duration_seconds", "Time from a request to the API server until its response begins.",
+		callBuckets, labelClient, labelVerb)
 
 	// Where the labels are known, an increase from nothing is seen as one.
 	for _, r := range labelSweepResult.values {
@@ -165,7 +176,8 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	}
 	build.WithLabelValues(version.String(), version.Kubernetes, runtime.Version()).Set(1)
 	registry.MustRegister(
-		&scrape{cfg: cfg, cells: cellsDesc, age: ageDesc, standby: standbyDesc, waiting: waitingDesc, tunnels: tunnelsDesc, seconds: secondsDesc, dollars: dollarsDesc},
+		&scrape{cfg: cfg, cells: cellsDesc, age: ageDesc, standby: standbyDesc, waiting: waitingDesc, tunnels: tunnelsDesc,
+			seconds: secondsDesc, dollars: dollarsDesc},
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)

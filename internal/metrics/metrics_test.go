@@ -119,7 +119,8 @@ type life struct {
 }
 
 func (f *fixture) life(id string, spot bool) *life {
-	return &life{f, cells.Cell{ID: id, Attempt: 1, Phase: apiv1.Requested, Pod: apiv1.PodReference{Namespace: "ns", Name: id, UID: types.UID("pod-of-" + id)},
+	return &life{f, cells.Cell{ID: id, Attempt: 1, Phase: apiv1.Requested,
+		Pod:    apiv1.PodReference{Namespace: "ns", Name: id, UID: types.UID("pod-of-" + id)},
 		Offers: []cells.Offer{{InstanceType: "c5.large", Zone: "z", Spot: spot}}}}
 }
 
@@ -181,7 +182,8 @@ func TestWhatHappenedBeforeARestartIsNotObservedAgain(t *testing.T) {
 		steps(0, apiv1.Requested, apiv1.StepSeen).steps(time.Second, apiv1.Requested, apiv1.StepPlaced).
 		steps(2*time.Second, apiv1.Booting, apiv1.StepLaunched)
 	bound := before.life("b", false).
-		steps(0, apiv1.Requested, apiv1.StepSeen, apiv1.StepPlaced).steps(time.Second, apiv1.Bound, apiv1.StepLaunched, apiv1.StepJoined, apiv1.StepReady, apiv1.StepBound)
+		steps(0, apiv1.Requested, apiv1.StepSeen, apiv1.StepPlaced).steps(time.Second, apiv1.Bound, apiv1.StepLaunched, apiv1.StepJoined,
+		apiv1.StepReady, apiv1.StepBound)
 
 	after := newFixture(t, nil)
 	after.Known([]cells.Cell{l.cell, bound.cell})
@@ -217,12 +219,15 @@ func TestACellThatEndsEarlyFailsInThePhaseItWasIn(t *testing.T) {
 	}{
 		{"nothing launched", start, apiv1.StepTerminated, nil, "", phaseLaunching, outcomeFailed, cells.CauseNotLaunched},
 		{"launch given up", start, apiv1.StepEnded, nil, "", phaseLaunching, outcomeFailed, cells.CauseNotLaunched},
-		{"deleted while launching", start, apiv1.StepTerminated, nil, cells.CausePodDeleted, phaseLaunching, outcomeCancelled, cells.CausePodDeleted},
+		{"deleted while launching", start, apiv1.StepTerminated, nil, cells.CausePodDeleted, phaseLaunching, outcomeCancelled,
+			cells.CausePodDeleted},
 		{"never joined", boot, apiv1.StepEnded, nil, "", phaseJoining, outcomeFailed, cells.CauseNotReady},
-		{"kubelet never ready", append(slices.Clip(boot), apiv1.StepJoined), apiv1.StepEnded, nil, "", phaseStarting, outcomeFailed, cells.CauseNotReady},
+		{"kubelet never ready", append(slices.Clip(boot), apiv1.StepJoined), apiv1.StepEnded, nil, "", phaseStarting, outcomeFailed,
+			cells.CauseNotReady},
 		{"let go when ready", ready, apiv1.StepEnded, nil, "", phaseBinding, outcomeCancelled, cells.CauseOther},
 		{"lost", bound, apiv1.StepEnded, nil, cells.CauseLost, phaseRunning, outcomeFailed, cells.CauseLost},
-		{"interrupted", bound, apiv1.StepEnded, func(c *cells.Cell) { c.Interrupted = t0 }, "", phaseRunning, outcomeFailed, cells.CauseInterrupted},
+		{"interrupted", bound, apiv1.StepEnded, func(c *cells.Cell) { c.Interrupted = t0 }, "", phaseRunning, outcomeFailed,
+			cells.CauseInterrupted},
 		{"pod deleted", bound, apiv1.StepEnded, nil, cells.CausePodDeleted, phaseRunning, outcomeSuccess, cells.CausePodDeleted},
 		{"nobody said why", bound, apiv1.StepEnded, nil, "nonsense", phaseRunning, outcomeCancelled, cells.CauseOther},
 		{"standby retired", []string{apiv1.StepPlaced, apiv1.StepLaunched, apiv1.StepJoined, apiv1.StepReady}, apiv1.StepEnded,
@@ -283,7 +288,8 @@ func TestAStandbyCellStartsAPodFromWhenThePodWasSeen(t *testing.T) {
 	early.cell.Steps = []apiv1.Step{{Name: apiv1.StepReady, Time: metav1.NewMicroTime(t0.Add(100 * time.Second))}}
 	f.Known([]cells.Cell{early.cell})
 	early.steps(50*time.Second, apiv1.Ready, apiv1.StepSeen).steps(101*time.Second, apiv1.Bound, apiv1.StepBound)
-	if v := f.samples(t, "kip_cell_phase_duration_seconds"); v[spotLabels+",outcome=success,phase=binding"] != "2 1.2" || v[spotLabels+",outcome=success,phase=standby"] != "2 60" {
+	if v := f.samples(t, "kip_cell_phase_duration_seconds"); v[spotLabels+",outcome=success,phase=binding"] != "2 1.2" ||
+		v[spotLabels+",outcome=success,phase=standby"] != "2 60" {
 		t.Errorf("binding and standby are %v", v)
 	}
 }
@@ -327,7 +333,8 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	cell := func(phase apiv1.Phase, age time.Duration, change func(*cells.Cell)) {
 		l := f.life(fmt.Sprint(len(f.cells)), false)
 		l.cell.Phase = phase
-		l.cell.Steps = []apiv1.Step{{Name: apiv1.StepSeen, Time: metav1.NewMicroTime(t0)}, {Name: apiv1.StepPlaced, Time: metav1.NewMicroTime(t0.Add(time.Hour - age))}}
+		l.cell.Steps = []apiv1.Step{{Name: apiv1.StepSeen, Time: metav1.NewMicroTime(t0)},
+			{Name: apiv1.StepPlaced, Time: metav1.NewMicroTime(t0.Add(time.Hour - age))}}
 		if change != nil {
 			change(&l.cell)
 		}
@@ -349,10 +356,12 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	cell(apiv1.Ready, time.Second, standby(true, cloud.Stopped))
 
 	f.want(t, "kip_cells", map[string]string{
-		"phase=Requested": "0", "phase=Launching": "0", "phase=Booting": "1", "phase=Ready": "3", "phase=Bound": "3", "phase=Draining": "0", "phase=Terminating": "1",
+		"phase=Requested": "0", "phase=Launching": "0", "phase=Booting": "1", "phase=Ready": "3", "phase=Bound": "3", "phase=Draining": "0",
+		"phase=Terminating": "1",
 	})
 	f.want(t, "kip_cells_oldest_age_seconds", map[string]string{
-		"phase=Requested": "0", "phase=Launching": "0", "phase=Booting": "1", "phase=Ready": "1", "phase=Bound": "180", "phase=Draining": "0", "phase=Terminating": "1",
+		"phase=Requested": "0", "phase=Launching": "0", "phase=Booting": "1", "phase=Ready": "1", "phase=Bound": "180", "phase=Draining": "0",
+		"phase=Terminating": "1",
 	})
 	f.want(t, "kip_standby_cells", map[string]string{
 		"instance_type=c5.large,state=booting": "1", "instance_type=c5.large,state=ready": "1",
@@ -375,6 +384,7 @@ type testCloud struct {
 	took      func()
 	instances []cloud.Instance
 	err       error
+	features  cloud.Features
 }
 
 func (c *testCloud) Name() string { return "test" }
@@ -382,20 +392,43 @@ func (c *testCloud) Catalogue(context.Context) ([]catalog.InstanceType, error) {
 	c.took()
 	return []catalog.InstanceType{{Name: "c5.large"}}, c.err
 }
-func (c *testCloud) Launch(context.Context, cloud.LaunchRequest) ([]cloud.Instance, error) {
+func (c *testCloud) Launch(context.Context, cloud.LaunchRequest) cloud.LaunchResults {
+	c.took()
+	if c.err != nil {
+		return cloud.NotLaunched(1, c.err)
+	}
+	results := cloud.AllLaunched(c.instances...)
+	for n := range results {
+		if results[n].Instance.ID == "" {
+			results[n].Err = cloud.ErrCapacity
+		}
+	}
+	return results
+}
+func (c *testCloud) List(context.Context, string) (cloud.Listing, error) {
+	c.took()
+	return cloud.Listing{Instances: c.instances}, c.err
+}
+func (c *testCloud) Describe(context.Context, ...string) ([]cloud.Instance, error) {
 	c.took()
 	return c.instances, c.err
 }
-func (c *testCloud) List(context.Context, string) ([]cloud.Instance, error) {
+func (c *testCloud) Terminate(context.Context, ...string) cloud.Results {
 	c.took()
-	return c.instances, c.err
+	return cloud.Each(c.err, "i-1")
 }
-func (c *testCloud) Terminate(context.Context, ...string) error { c.took(); return c.err }
+func (c *testCloud) Features() cloud.Features { return c.features }
 
 type testStopper struct{ c *testCloud }
 
-func (s testStopper) Stop(context.Context, ...string) error  { s.c.took(); return s.c.err }
-func (s testStopper) Start(context.Context, ...string) error { s.c.took(); return s.c.err }
+func (s testStopper) Stop(context.Context, ...string) cloud.Results {
+	s.c.took()
+	return cloud.Each(s.c.err, "i-1")
+}
+func (s testStopper) Start(context.Context, ...string) cloud.Results {
+	s.c.took()
+	return cloud.Each(s.c.err, "i-1")
+}
 
 type testInterrupter struct{ c *testCloud }
 
@@ -408,63 +441,70 @@ func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Inte
 func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	f := newFixture(t, nil)
 	inner := &testCloud{took: func() { f.clock.Step(250 * time.Millisecond) }}
-	c := f.Cloud(struct {
-		*testCloud
-		testStopper
-		testInterrupter
-	}{inner, testStopper{inner}, testInterrupter{inner}})
+	inner.features = cloud.Features{Stopper: testStopper{inner}, Interrupter: testInterrupter{inner}}
+	c := f.Cloud(inner)
 	ctx := context.Background()
-	request := cloud.LaunchRequest{InstanceType: "c5.large", Zone: "z", Spot: true}
+	request := cloud.LaunchRequest{LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z", Market: cloud.Spot}}
 	launch := func(want error, instances ...cloud.Instance) {
 		t.Helper()
 		inner.err, inner.instances = want, instances
-		got, err := c.Launch(ctx, request)
-		if err != want || len(got) != len(instances) {
-			t.Errorf("launch gave %v, %v; the cloud %v, %v", got, err, instances, want)
+		got := c.Launch(ctx, request)
+		if want != nil && got.Err() != want || want == nil && len(got) != len(instances) {
+			t.Errorf("launch gave %v; the cloud %v, %v", got, instances, want)
 		}
 	}
 	launch(nil, cloud.Instance{ID: "i-1"})
 	launch(nil, cloud.Instance{ID: "i-1"}, cloud.Instance{}, cloud.Instance{}) // one call that was short
-	launch(&cloud.CapacityError{Err: cloud.ErrRefused})
+	launch(cloud.No(cloud.ErrCapacity, cloud.Scope{}, cloud.ErrRefused))
 	launch(cloud.ErrQuota)
 	launch(cloud.ErrUnauthorised)
 	launch(fmt.Errorf("wrapped: %w", cloud.ErrThrottled))
 	launch(cloud.ErrRefused)
+	launch(&cloud.Error{Cause: cloud.ErrMismatch})
 	launch(errors.New("what?"))
 	inner.err = nil
 	if types, err := c.Catalogue(ctx); err != nil || len(types) != 1 || c.Name() != "test" {
 		t.Errorf("catalogue gave %v, %v", types, err)
 	}
 	inner.instances = []cloud.Instance{{ID: "i-9"}}
-	if list, err := c.List(ctx, "me"); err != nil || len(list) != 1 {
+	if list, err := c.List(ctx, "me"); err != nil || len(list.Instances) != 1 {
 		t.Errorf("list gave %v, %v", list, err)
+	}
+	if list, err := c.Describe(ctx, "i-9"); err != nil || len(list) != 1 {
+		t.Errorf("describe gave %v, %v", list, err)
 	}
 	stopping, cancel := context.WithCancel(ctx)
 	cancel()
 	inner.err = context.Canceled
-	if err := c.Terminate(stopping, "i-1"); err != context.Canceled {
+	if err := c.Terminate(stopping, "i-1").Err(); err != context.Canceled {
 		t.Errorf("terminate gave %v", err)
 	}
 	inner.err = context.DeadlineExceeded
 	c.Terminate(ctx, "i-1")
 	inner.err = nil
-	c.(cloud.Stopper).Stop(ctx, "i-1")
+	c.Features().Stopper.Stop(ctx, "i-1")
 	onDemand := false
-	inner.err = &cloud.CapacityError{InstanceType: "m5.large", Zone: "y", Spot: &onDemand, Err: errors.New("none")}
-	if err := c.(cloud.Stopper).Start(ctx, "i-1"); err != inner.err {
+	inner.err = cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "m5.large", Zone: "y", Spot: &onDemand}, errors.New("none"))
+	if err := c.Features().Stopper.Start(ctx, "i-1").Err(); err != inner.err {
 		t.Errorf("start gave %v", err)
 	}
 	inner.err = errors.New("no longer")
 	var noticed []string
-	if err := c.(cloud.Interrupter).Interruptions(ctx, func(i cloud.Interruption) { noticed = append(noticed, i.InstanceID) }); err != inner.err || !slices.Equal(noticed, []string{"i-1", "i-2"}) {
+	if err := c.Features().Interrupter.Interruptions(ctx, func(i cloud.Interruption) {
+		noticed = append(noticed,
+			i.InstanceID)
+	}); err != inner.err || !slices.Equal(noticed, []string{"i-1", "i-2"}) {
 		t.Errorf("interruptions gave %v, %v", noticed, err)
 	}
 
 	f.want(t, "kip_cloud_call_duration_seconds", map[string]string{
-		"call=launch,error=": "2 0.5", "call=launch,error=capacity": "1 0.25", "call=launch,error=quota": "1 0.25", "call=launch,error=throttled": "1 0.25",
-		"call=launch,error=unauthorised": "1 0.25", "call=launch,error=refused": "1 0.25", "call=launch,error=unknown": "1 0.25",
-		"call=catalogue,error=": "1 0.25", "call=list,error=": "1 0.25", "call=terminate,error=cancelled": "1 0.25", "call=terminate,error=unknown": "1 0.25",
-		"call=stop,error=": "1 0.25", "call=start,error=capacity": "1 0.25",
+		"call=launch,error=": "2 0.5", "call=launch,error=capacity": "1 0.25", "call=launch,error=quota": "1 0.25",
+		"call=launch,error=throttled":    "1 0.25",
+		"call=launch,error=unauthorised": "1 0.25", "call=launch,error=refused": "1 0.25", "call=launch,error=mismatch": "1 0.25",
+		"call=describe,error=": "1 0.25", "call=launch,error=unknown": "1 0.25",
+		"call=catalogue,error=": "1 0.25", "call=list,error=": "1 0.25", "call=terminate,error=cancelled": "1 0.25",
+		"call=terminate,error=unknown": "1 0.25",
+		"call=stop,error=":             "1 0.25", "call=start,error=capacity": "1 0.25",
 	})
 	f.want(t, "kip_cloud_capacity_errors_total", map[string]string{
 		"instance_type=c5.large,launch_type=spot,zone=z": "2", "instance_type=m5.large,launch_type=on-demand,zone=y": "1",
@@ -475,33 +515,23 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 	f := newFixture(t, nil)
 	c := &testCloud{}
-	for name, inner := range map[string]cloud.Cloud{
-		"neither": c,
-		"stopper": struct {
-			*testCloud
-			testStopper
-		}{c, testStopper{c}},
-		"interrupter": struct {
-			*testCloud
-			testInterrupter
-		}{c, testInterrupter{c}},
-		"both": struct {
-			*testCloud
-			testStopper
-			testInterrupter
-		}{c, testStopper{c}, testInterrupter{c}},
+	for name, features := range map[string]cloud.Features{
+		"neither":     {},
+		"stopper":     {Stopper: testStopper{c}},
+		"interrupter": {Interrupter: testInterrupter{c}},
+		"both":        {Stopper: testStopper{c}, Interrupter: testInterrupter{c}},
+		"disks":       {Disks: brokenDisks{testCloud: c}},
 	} {
-		outer := f.Cloud(inner)
-		_, stops := inner.(cloud.Stopper)
-		_, stopsStill := outer.(cloud.Stopper)
-		_, interrupts := inner.(cloud.Interrupter)
-		_, interruptsStill := outer.(cloud.Interrupter)
-		if stops != stopsStill || interrupts != interruptsStill {
-			t.Errorf("%s: stops %t, then %t; interrupts %t, then %t", name, stops, stopsStill, interrupts, interruptsStill)
+		c.features = features
+		got := f.Cloud(c).Features()
+		if (got.Stopper != nil) != (features.Stopper != nil) || (got.Interrupter != nil) != (features.Interrupter != nil) ||
+			(got.Disks != nil) != (features.Disks != nil) {
+			t.Errorf("%s: %+v became %+v", name, features, got)
 		}
 	}
 
-	// A new optional interface of package cloud has to be passed on too.
+	// A new optional interface of package cloud has to be measured too. Console, Parts
+	// and Tagger are passed on as they are, until a cloud has them.
 	files, err := filepath.Glob("../cloud/*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -522,8 +552,8 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		})
 	}
 	slices.Sort(interfaces)
-	if known := []string{"Cloud", "Disks", "Interrupter", "Stopper"}; !slices.Equal(interfaces, known) {
-		t.Errorf("package cloud has the interfaces %v, and Metrics.Cloud and Metrics.Disks know of %v", interfaces, known)
+	if known := []string{"Cloud", "Console", "Disks", "Interrupter", "Parts", "Stopper", "Tagger"}; !slices.Equal(interfaces, known) {
+		t.Errorf("package cloud has the interfaces %v, and Metrics.Cloud knows of %v", interfaces, known)
 	}
 }
 
@@ -565,16 +595,14 @@ func (d brokenDisks) DetachDisk(context.Context, string, string) error { return 
 
 func TestCallsAboutDisksAreMeasured(t *testing.T) {
 	f := newFixture(t, nil)
-	if d := f.Disks(&testCloud{}); d != nil {
-		t.Errorf("a cloud without disks has %v", d)
-	}
 	for class, err := range map[string]error{
 		errorNone: nil, errorInUse: &cloud.InUseError{Disk: "d", Instance: "i"}, errorNotFound: cloud.ErrNotFound,
 	} {
-		d := f.Disks(brokenDisks{&testCloud{}, err})
+		d := f.Cloud(&testCloud{features: cloud.Features{Disks: brokenDisks{&testCloud{}, err}}}).Features().Disks
 		disk, got := d.CreateDisk(t.Context(), cloud.DiskRequest{})
 		list, listed := d.ListDisks(t.Context(), "me")
-		for _, e := range []error{got, listed, d.DeleteDisk(t.Context(), "d"), d.AttachDisk(t.Context(), "d", "i"), d.DetachDisk(t.Context(), "d", "i")} {
+		for _, e := range []error{got, listed, d.DeleteDisk(t.Context(), "d"), d.AttachDisk(t.Context(), "d", "i"),
+			d.DetachDisk(t.Context(), "d", "i")} {
 			if !errors.Is(e, err) {
 				t.Errorf("%s: passed on as %v", class, e)
 			}
@@ -635,7 +663,8 @@ func TestStoreWritesAndSweeps(t *testing.T) {
 	f.StoreObserver("delete", time.Second, errors.New("timeout"))
 	f.StoreObserver("cells/cell-x", time.Second, nil)
 	f.want(t, "kip_store_write_duration_seconds", map[string]string{
-		"operation=put,result=success": "1 0.002", "operation=apply,result=conflict": "2 0.002", "operation=delete,result=error": "1 1", "operation=other,result=success": "1 1",
+		"operation=put,result=success": "1 0.002", "operation=apply,result=conflict": "2 0.002", "operation=delete,result=error": "1 1",
+		"operation=other,result=success": "1 1",
 	})
 	f.StatsGathered("resource", 2*time.Second, map[stats.Miss]int{stats.TimedOut: 3})
 	f.StatsGathered("resource", time.Second, nil)
@@ -648,10 +677,14 @@ func TestStoreWritesAndSweeps(t *testing.T) {
 	}
 	want["endpoint=resource,reason=timeout"] = "3"
 	f.want(t, "kip_stats_cells_missed_total", want)
-	f.Sweep(SweepOrphan, 3)
-	f.Swept(nil)
-	f.Swept(nil)
-	f.Swept(errors.New("no"))
+	f.CellRefused()
+	f.want(t, "kip_cell_requests_refused_total", map[string]string{"": "1"})
+	for range 3 {
+		f.OrphanFound()
+	}
+	f.OrphanEnded(nil)
+	f.OrphanEnded(nil)
+	f.OrphanEnded(errors.New("no"))
 	f.want(t, "kip_sweep_instances_total", map[string]string{"result=orphan": "3", "result=terminated": "2", "result=failed": "1"})
 }
 
@@ -761,7 +794,8 @@ func TestMetricsAreServed(t *testing.T) {
 	f := newFixture(t, nil)
 	h := f.Handler(nil, nil)
 	w := get(h, "/metrics")
-	for _, want := range []string{"\nkip_build_info{", "\nkip_cells{phase=\"Bound\"} 0\n", "\ngo_goroutines ", "\nprocess_start_time_seconds "} {
+	for _, want := range []string{"\nkip_build_info{", "\nkip_cells{phase=\"Bound\"} 0\n", "\ngo_goroutines ",
+		"\nprocess_start_time_seconds "} {
 		if w.Code != 200 || !strings.Contains(w.Body.String(), want) {
 			t.Errorf("%d, and no %q", w.Code, want)
 		}
@@ -811,18 +845,15 @@ func everything(t *testing.T) *fixture {
 	f.cells = []cells.Cell{idle.cell}
 	f.StatsGathered("resource", time.Second, nil)
 	inner := &testCloud{took: func() {}, err: cloud.ErrCapacity}
-	c := f.Cloud(struct {
-		*testCloud
-		testStopper
-		testInterrupter
-	}{inner, testStopper{inner}, testInterrupter{inner}})
-	c.Launch(t.Context(), cloud.LaunchRequest{InstanceType: "c5.large", Zone: "z"})
+	inner.features = cloud.Features{Stopper: testStopper{inner}, Interrupter: testInterrupter{inner}}
+	c := f.Cloud(inner)
+	c.Launch(t.Context(), cloud.LaunchRequest{LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z"}})
 	c.Catalogue(t.Context())
 	c.List(t.Context(), "")
 	c.Terminate(t.Context())
-	c.(cloud.Stopper).Stop(t.Context())
-	c.(cloud.Stopper).Start(t.Context())
-	c.(cloud.Interrupter).Interruptions(t.Context(), func(cloud.Interruption) {})
+	c.Features().Stopper.Stop(t.Context())
+	c.Features().Stopper.Start(t.Context())
+	c.Features().Interrupter.Interruptions(t.Context(), func(cloud.Interruption) {})
 	p := f.WorkqueueProvider()
 	p.NewDepthMetric("q")
 	p.NewAddsMetric("q")
@@ -831,7 +862,10 @@ func everything(t *testing.T) *fixture {
 	p.NewUnfinishedWorkSecondsMetric("q")
 	p.NewLongestRunningProcessorSecondsMetric("q")
 	p.NewRetriesMetric("q")
-	f.WrapTransport("kip")(roundTripper(func(*http.Request) (*http.Response, error) { return nil, errors.New("no") })).RoundTrip(httptest.NewRequest("GET", "/", nil))
+	f.WrapTransport("kip")(roundTripper(func(*http.Request) (*http.Response, error) {
+		return nil,
+			errors.New("no")
+	})).RoundTrip(httptest.NewRequest("GET", "/", nil))
 	f.StoreObserver("put", 0, nil)
 	return f
 }
@@ -880,7 +914,8 @@ func TestTheReferenceIsWhatIsServed(t *testing.T) {
 					t.Errorf("%s has the label %s, which is not listed", name, pair.GetName())
 					continue
 				}
-				if d := l.labels[i]; d.doc == "" || len(d.values) > 0 && !slices.ContainsFunc(d.values, func(v value) bool { return v.name == pair.GetValue() }) {
+				if d := l.labels[i]; d.doc == "" || len(d.values) > 0 && !slices.ContainsFunc(d.values,
+					func(v value) bool { return v.name == pair.GetValue() }) {
 					t.Errorf("%s has %s=%q, which is not listed", name, d.name, pair.GetValue())
 				}
 			}
@@ -961,7 +996,8 @@ func TestReference(t *testing.T) {
 
 func TestManyAtOnce(t *testing.T) {
 	f := newFixture(t, nil)
-	all := []string{apiv1.StepSeen, apiv1.StepPlaced, apiv1.StepLaunched, apiv1.StepJoined, apiv1.StepReady, apiv1.StepBound, apiv1.StepEnded, apiv1.StepTerminated}
+	all := []string{apiv1.StepSeen, apiv1.StepPlaced, apiv1.StepLaunched, apiv1.StepJoined, apiv1.StepReady, apiv1.StepBound,
+		apiv1.StepEnded, apiv1.StepTerminated}
 	var wg sync.WaitGroup
 	for i := range 64 {
 		wg.Go(func() {
@@ -989,7 +1025,8 @@ func TestManyAtOnce(t *testing.T) {
 // BenchmarkCellChanged is a whole life of eight changes, each with a step; a
 // change is an eighth of it.
 func BenchmarkCellChanged(b *testing.B) {
-	all := []string{apiv1.StepSeen, apiv1.StepPlaced, apiv1.StepLaunched, apiv1.StepJoined, apiv1.StepReady, apiv1.StepBound, apiv1.StepEnded, apiv1.StepTerminated}
+	all := []string{apiv1.StepSeen, apiv1.StepPlaced, apiv1.StepLaunched, apiv1.StepJoined, apiv1.StepReady, apiv1.StepBound,
+		apiv1.StepEnded, apiv1.StepTerminated}
 	lifeOf := func(f *fixture) (snapshots []cells.Cell) {
 		l := f.life("cell-abcdefghijklmnop", false)
 		l.cell.PodEnded = true

@@ -13,9 +13,11 @@ import (
 type query struct{ title, doc, expr string }
 
 var queries = []query{
-	{"A cell that does not end", "Its instance costs money and nobody uses it. Clouds take under a minute to end one, with a hung shutdown a few.",
+	{"A cell that does not end",
+		"Its instance costs money and nobody uses it. Clouds take under a minute to end one, with a hung shutdown a few.",
 		`max by (phase) (kip_cells_oldest_age_seconds{phase=~"Draining|Terminating"}) > 900`},
-	{"Instances that leak", "Instances with Kip's tags and no cell that Kip fails to end; or Kip cannot see its instances at all, and so cannot find any.",
+	{"Instances that leak",
+		"Instances with Kip's tags and no cell that Kip fails to end; or Kip cannot see its instances at all, and so cannot find any.",
 		`sum(increase(kip_sweep_instances_total{result="failed"}[15m])) > 0
 or
 (sum(rate(kip_cloud_call_duration_seconds_count{call="list",error=""}[10m])) or vector(0)) == 0`},
@@ -48,7 +50,8 @@ native histograms for servers that ask for them.
 
 ` + "`/healthz`" + ` says whether Kip should be restarted and ` + "`/readyz`" + ` whether it does its
 work. Both answer 200 and ` + "`ok`" + `, or 500 and a line for each check, such as
-` + "`[-]store failed: …`" + `; ` + "`?verbose`" + ` shows the lines in any case. ` + fmt.Sprintf("A check has %s,\nso probes need a `timeoutSeconds` of %d.\n", checkTimeout, int(checkTimeout.Seconds())+1) + `
+` + "`[-]store failed: …`" + `; ` + "`?verbose`" + ` shows the lines in any case. ` +
+		fmt.Sprintf("A check has %s,\nso probes need a `timeoutSeconds` of %d.\n", checkTimeout, int(checkTimeout.Seconds())+1) + `
 Counters and histograms begin at zero when Kip starts, except for the cost, which is
 kept. A step of a cell that was reached while Kip was not running is not observed. The
 usual metrics of the process and of Go (` + "`process_*`, `go_*`" + `) are there too.

@@ -97,7 +97,8 @@ func (f *FileCertificate) load(v [2]fileVersion) error {
 // certificate, which in most clusters signs its clients too. It is nil if none
 // of them is there: then only tokens are accepted. A file or ConfigMap is
 // followed while the port serves.
-func ClientCA(ctx context.Context, file string, client kubernetes.Interface, clusterCA []byte, log *slog.Logger) (dynamiccertificates.CAContentProvider, error) {
+func ClientCA(ctx context.Context, file string, client kubernetes.Interface, clusterCA []byte,
+	log *slog.Logger) (dynamiccertificates.CAContentProvider, error) {
 	if file != "" {
 		ca, err := dynamiccertificates.NewDynamicCAContentFromFile("kubelet-client-ca", file)
 		if err != nil {

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // askedCell is a cell that notes what it is asked.
@@ -43,14 +43,15 @@ func FuzzNobodyReachesACellWithoutTheRight(f *testing.F) {
 		all = append(all, verb+" proxy", verb+" checkpoint")
 	}
 	all = append(all, beside...)
-	review := httptest.NewServer(&reviewer{may: map[string][]string{"beside": beside, "reader": {"get proxy"}, "runner": {"get proxy", "create proxy"}, "nobody": {}, "admin": all}})
+	review := httptest.NewServer(&reviewer{may: map[string][]string{"beside": beside, "reader": {"get proxy"},
+		"runner": {"get proxy", "create proxy"}, "nobody": {}, "admin": all}})
 	f.Cleanup(review.Close)
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: review.URL, QPS: -1})
 	if err != nil {
 		f.Fatal(err)
 	}
 	cell := &askedCell{}
-	cells := &fakeCells{way: cell}
+	cells := &fakeCells{conn: cell}
 	served := false
 	port, err := NewPort(PortConfig{
 		NodeName:    testNode,

@@ -182,7 +182,7 @@ func allLabels(c Config) (map[string]string, error) {
 func (n *Node) Ready() <-chan struct{} { return n.ready }
 
 // Run registers the node and keeps its lease and status until ctx ends. It does
-// not give up: what fails is logged and tried again. The node object stays. The
+// not give up: what fails is logged and retried. The node object stays. The
 // error is nil unless the node's name belongs to a node that is not Kip's.
 func (n *Node) Run(ctx context.Context) error {
 	ctx = vklog.WithLogger(ctx, vkLogger{ctx, n.c.Log.With("node", n.c.Name)})
@@ -199,7 +199,7 @@ func (n *Node) Run(ctx context.Context) error {
 		if n.c.Clock.Since(started) > most {
 			wait = first
 		}
-		n.c.Log.Error("the virtual node cannot be kept; trying again", "node", n.c.Name, "err", err, "in", wait)
+		n.c.Log.Error("the virtual node cannot be kept, retrying", "node", n.c.Name, "err", err, "in", wait)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -394,7 +394,8 @@ type observedNodes struct {
 	n *Node
 }
 
-func (o observedNodes) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, sub ...string) (*corev1.Node, error) {
+func (o observedNodes) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions,
+	sub ...string) (*corev1.Node, error) {
 	node, err := o.NodeInterface.Patch(ctx, name, pt, data, opts, sub...)
 	if err == nil {
 		o.n.observe(node)

@@ -203,7 +203,8 @@ func TestANewNodeIsMadeByKipAndKeptByTheNodeItself(t *testing.T) {
 	if len(got.Spec.Taints) != 1 || got.Spec.Taints[0].ToString() != "virtual-kubelet.io/provider=kip:NoSchedule" {
 		t.Errorf("taints %v", got.Spec.Taints)
 	}
-	if r := ready(got); r.Status != corev1.ConditionTrue || r.Reason != "KipReady" || r.LastHeartbeatTime.IsZero() || r.LastTransitionTime.IsZero() {
+	if r := ready(got); r.Status != corev1.ConditionTrue || r.Reason != "KipReady" || r.LastHeartbeatTime.IsZero() ||
+		r.LastTransitionTime.IsZero() {
 		t.Errorf("Ready condition %+v", r)
 	}
 	s := got.Status
@@ -291,7 +292,8 @@ func TestARestartThatChangesNothingRegistersNothing(t *testing.T) {
 }
 
 func TestRegistrationStartsOverWhenSomebodyElseWrote(t *testing.T) {
-	c := newCluster(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode, ResourceVersion: "7", Labels: map[string]string{"type": "virtual-kubelet"}}})
+	c := newCluster(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode, ResourceVersion: "7",
+		Labels: map[string]string{"type": "virtual-kubelet"}}})
 	conflicts := 0
 	c.own.PrependReactor("patch", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		if !strings.Contains(string(a.(clienttesting.PatchAction).GetPatch()), `"resourceVersion":"`) {

@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // DefaultPort is the kubelet's.
@@ -36,12 +36,12 @@ var StatsPaths = []string{"/stats/summary", "/metrics/resource", "/metrics/cadvi
 
 // Cells finds the cell of a pod.
 type Cells interface {
-	// RoundTripper is the way to the agent on the pod's cell; the requests
+	// Conn leads to the agent on the pod's cell; the requests
 	// that it takes have a path of package agentapi, and any host. uid may be
 	// empty; if it is not, it must be the pod's. The errors that the port
 	// distinguishes are ErrPodNotFound, *WaitingError and *EndedError; any
 	// other means that the cell cannot be reached now.
-	RoundTripper(namespace, name string, uid types.UID) (http.RoundTripper, error)
+	Conn(namespace, name string, uid types.UID) (agentapi.Conn, error)
 }
 
 // ErrPodNotFound says that no such pod is on this node.
@@ -243,17 +243,18 @@ func targetOf(what string, r *http.Request) (target, error) {
 	return t, nil
 }
 
-// path is the kubelet's, below the agent's prefix for it. A uid has been
-// checked by then, but the kubelet may check it again.
-func (t target) path() string {
+// url leads to the cell's kubelet. A uid has been checked by then, but the kubelet
+// may check it again.
+func (t target) url(query string) *url.URL {
 	segments := []string{t.what, t.namespace, t.pod}
 	for _, s := range []string{string(t.uid), t.container} {
 		if s != "" {
 			segments = append(segments, s)
 		}
 	}
-	u := url.URL{Path: agentapi.PathKubelet}
-	return u.JoinPath(segments...).Path
+	u := agentapi.KubeletURL(segments...)
+	u.RawQuery = query
+	return u
 }
 
 // toCell passes a request on to the kubelet of the pod's cell, as it is: what
@@ -269,17 +270,17 @@ func (p *Port) toCell(what string) http.HandlerFunc {
 			// Never the query: it holds the command.
 			p.c.Log.Info("into a pod", "what", what, "pod", t.namespace+"/"+t.pod, "container", t.container, "user", caller(r))
 		}
-		way, err := p.c.Cells.RoundTripper(t.namespace, t.pod, t.uid)
+		conn, err := p.c.Cells.Conn(t.namespace, t.pod, t.uid)
 		if err != nil {
 			p.noCell(w, r, t, err)
 			return
 		}
 		proxy := httputil.ReverseProxy{
-			Transport:     way,
+			Transport:     conn,
 			FlushInterval: -1,
 			Rewrite: func(out *httputil.ProxyRequest) {
-				out.Out.URL = &url.URL{Scheme: "http", Host: "cell", Path: t.path(), RawQuery: out.In.URL.RawQuery}
-				out.Out.Host = "cell"
+				out.Out.URL = t.url(out.In.URL.RawQuery)
+				out.Out.Host = out.Out.URL.Host
 				for _, h := range []string{"Authorization", "Cookie", "X-Forwarded-For", "Forwarded"} {
 					out.Out.Header.Del(h)
 				}
@@ -329,7 +330,7 @@ func (p *Port) lost(w http.ResponseWriter, r *http.Request, t target, cause erro
 		return
 	}
 	var ended *EndedError
-	if _, err := p.c.Cells.RoundTripper(t.namespace, t.pod, t.uid); errors.As(err, &ended) {
+	if _, err := p.c.Cells.Conn(t.namespace, t.pod, t.uid); errors.As(err, &ended) {
 		p.noCell(w, r, t, err)
 		return
 	}
@@ -352,7 +353,8 @@ func (p *Port) noCell(w http.ResponseWriter, r *http.Request, t target, err erro
 	case errors.As(err, &ended) && t.what == "containerLogs":
 		p.c.Logs.Serve(w, r, ended.UID, t.container)
 	case errors.As(err, &ended):
-		http.Error(w, fmt.Sprintf("pod %q has ended (phase %s) and its cell is gone: %s is not possible", t.pod, ended.Phase, t.what), http.StatusBadRequest)
+		http.Error(w, fmt.Sprintf("pod %q has ended (phase %s) and its cell is gone: %s is not possible", t.pod, ended.Phase, t.what),
+			http.StatusBadRequest)
 	default:
 		p.c.Log.Warn("a pod's cell cannot be reached", "pod", t.namespace+"/"+t.pod, "what", t.what, "err", err)
 		http.Error(w, fmt.Sprintf("the cell of pod %s/%s cannot be reached: %v", t.namespace, t.pod, err), http.StatusServiceUnavailable)

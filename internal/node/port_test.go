@@ -44,6 +44,8 @@ import (
 	clientcommand "k8s.io/client-go/tools/remotecommand"
 	servercommand "k8s.io/cri-streaming/pkg/streaming/remotecommand"
 	utilexec "k8s.io/utils/exec"
+
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // authority is a CA of the tests.
@@ -157,12 +159,12 @@ func (a *reviewer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // fakeCells leads to one server, or to an error.
 type fakeCells struct {
 	mu   sync.Mutex
-	way  http.RoundTripper
+	conn agentapi.Conn
 	errs []error // one for each call; the last stays
 	got  []string
 }
 
-func (c *fakeCells) RoundTripper(namespace, name string, uid types.UID) (http.RoundTripper, error) {
+func (c *fakeCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.got = append(c.got, fmt.Sprintf("%s/%s/%s", namespace, name, uid))
@@ -175,7 +177,7 @@ func (c *fakeCells) RoundTripper(namespace, name string, uid types.UID) (http.Ro
 			return nil, err
 		}
 	}
-	return c.way, nil
+	return c.conn, nil
 }
 
 // toServer sends every request to one address.
@@ -232,7 +234,7 @@ func serveWith(t *testing.T, itzo http.HandlerFunc, ca func(*authority) (dynamic
 	}
 	cell := httptest.NewServer(itzo)
 	t.Cleanup(cell.Close)
-	f.cells.way = toServer{cell.Listener.Addr().String()}
+	f.cells.conn = toServer{cell.Listener.Addr().String()}
 
 	clientCA, err := ca(f.ca)
 	if err != nil {
@@ -485,7 +487,7 @@ func TestRequestsReachTheKubeletOfThePodsCellUnchanged(t *testing.T) {
 			t.Errorf("%s %s: the answer became %d %q", c.method, c.path, code, body)
 			continue
 		}
-		if seen.Method != c.method || seen.URL.String() != "/kubelet"+c.path {
+		if seen.Method != c.method || seen.URL.String() != agentapi.PathKubelet+c.path {
 			t.Errorf("%s %s reached the cell as %s %s", c.method, c.path, seen.Method, seen.URL)
 		}
 		if got := f.cells.got[len(f.cells.got)-1]; got != c.cell {
@@ -594,7 +596,8 @@ func TestStoppingEndsOpenStreams(t *testing.T) {
 // command is a container's process that reads its input and exits with 7.
 type command struct{}
 
-func (command) ExecInContainer(_ context.Context, _, _, _ string, cmd []string, in io.Reader, out, _ io.WriteCloser, _ bool, _ <-chan servercommand.TerminalSize, _ time.Duration) error {
+func (command) ExecInContainer(_ context.Context, _, _, _ string, cmd []string, in io.Reader, out, _ io.WriteCloser, _ bool,
+	_ <-chan servercommand.TerminalSize, _ time.Duration) error {
 	text, err := io.ReadAll(in)
 	if err != nil {
 		return err

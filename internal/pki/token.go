@@ -38,7 +38,8 @@ func NewToken() Token {
 // ParseToken reads what Reveal returned. Its error does not repeat the text.
 func ParseToken(s string) (Token, error) {
 	b, err := base64.RawURLEncoding.Strict().DecodeString(s)
-	if err != nil || len(b) != tokenSize {
+	// The decoder skips line breaks.
+	if err != nil || len(b) != tokenSize || len(s) != base64.RawURLEncoding.EncodedLen(tokenSize) {
 		return Token{}, fmt.Errorf("join token (%d characters): it must be %d bytes in base64url without padding (%d characters)",
 			len(s), tokenSize, base64.RawURLEncoding.EncodedLen(tokenSize))
 	}

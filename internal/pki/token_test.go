@@ -29,7 +29,8 @@ func TestTokenSurvivesRevealAndParse(t *testing.T) {
 
 func TestParseTokenRefusesAndDoesNotRepeat(t *testing.T) {
 	good := NewToken().Reveal()
-	for _, s := range []string{"", "short", good + "=", good + "A", good[:42], strings.Repeat("A", 42) + "B", "!" + good[1:]} {
+	for _, s := range []string{"", "short", good + "=", good + "A", good[:42], strings.Repeat("A", 42) + "B", "!" + good[1:], good + "\n",
+		good[:9] + "\r\n" + good[9:]} {
 		_, err := ParseToken(s)
 		if err == nil {
 			t.Errorf("%q: parsed", s)

@@ -100,16 +100,17 @@ var annotationKinds = map[string]struct {
 		a.InstanceType = v
 		return v != "" && !strings.ContainsAny(v, " \t\n,")
 	}},
-	AnnotationLaunchType: {"on-demand, spot or dedicated, or several in order of preference such as spot,on-demand", func(a *Annotations, v string) bool {
-		for word := range strings.SplitSeq(v, ",") {
-			t := LaunchType(strings.ToLower(strings.TrimSpace(word)))
-			if t != OnDemand && t != Spot && t != Dedicated || slices.Contains(a.LaunchTypes, t) {
-				return false
+	AnnotationLaunchType: {"on-demand, spot or dedicated, or several in order of preference such as spot,on-demand",
+		func(a *Annotations, v string) bool {
+			for word := range strings.SplitSeq(v, ",") {
+				t := LaunchType(strings.ToLower(strings.TrimSpace(word)))
+				if t != OnDemand && t != Spot && t != Dedicated || slices.Contains(a.LaunchTypes, t) {
+					return false
+				}
+				a.LaunchTypes = append(a.LaunchTypes, t)
 			}
-			a.LaunchTypes = append(a.LaunchTypes, t)
-		}
-		return true
-	}},
+			return true
+		}},
 	AnnotationVolumeSize: {"a quantity above 0 such as 20Gi", func(a *Annotations, v string) bool {
 		const gib = 1 << 30
 		if !sizeForm.MatchString(v) {
@@ -129,20 +130,22 @@ var annotationKinds = map[string]struct {
 	AnnotationPrivateIPOnly: {"true or false", func(a *Annotations, v string) bool {
 		return parseBool(&a.PrivateIPOnly, v)
 	}},
-	AnnotationSecurityGroups: {"names or IDs of security groups (network tags on GCE), separated by commas", func(a *Annotations, v string) bool {
-		for group := range strings.SplitSeq(v, ",") {
-			group = strings.TrimSpace(group)
-			if group == "" || strings.ContainsAny(group, " \t\n") {
-				return false
+	AnnotationSecurityGroups: {"names or IDs of security groups (network tags on GCE), separated by commas",
+		func(a *Annotations, v string) bool {
+			for group := range strings.SplitSeq(v, ",") {
+				group = strings.TrimSpace(group)
+				if group == "" || strings.ContainsAny(group, " \t\n") {
+					return false
+				}
+				a.SecurityGroups = append(a.SecurityGroups, group)
 			}
-			a.SecurityGroups = append(a.SecurityGroups, group)
-		}
-		return true
-	}},
-	AnnotationInstanceProfile: {"the name or ARN of an instance profile, or the e-mail address of a service account", func(a *Annotations, v string) bool {
-		a.InstanceProfile = v
-		return v != "" && !strings.ContainsAny(v, " \t\n,")
-	}},
+			return true
+		}},
+	AnnotationInstanceProfile: {"the name or ARN of an instance profile, or the e-mail address of a service account",
+		func(a *Annotations, v string) bool {
+			a.InstanceProfile = v
+			return v != "" && !strings.ContainsAny(v, " \t\n,")
+		}},
 	AnnotationHealthyTimeout: {"a number of seconds such as 90, at least 1; 0 or less: never", func(a *Annotations, v string) bool {
 		const most = 365 * 24 * 3600 // a year; far larger ones overflow a Duration
 		s, err := strconv.ParseFloat(v, 64)

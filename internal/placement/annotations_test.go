@@ -17,7 +17,8 @@ func TestAnnotationsAreParsed(t *testing.T) {
 		want        Annotations
 	}{
 		{"none", nil, Annotations{}},
-		{"others' are left alone", map[string]string{"example.com/x": "y", "prometheus.io/scrape": "true", "service.elotl.co/x": "y"}, Annotations{}},
+		{"others' are left alone", map[string]string{"example.com/x": "y", "prometheus.io/scrape": "true", "service.elotl.co/x": "y"},
+			Annotations{}},
 		{"all", map[string]string{
 			AnnotationInstanceType:       " c5.* ",
 			AnnotationLaunchType:         "SPOT, on-demand",
@@ -29,7 +30,8 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			AnnotationCloudRoute:         "10.20.0.0/16  10.30.0.0/16",
 			AnnotationImageOverlayRootfs: "false",
 		}, Annotations{
-			InstanceType: "c5.*", LaunchTypes: []LaunchType{Spot, OnDemand}, VolumeSizeBytes: 11 * gib, PrivateIPOnly: &yes, SecurityGroups: []string{"sg-1", "sg-2"},
+			InstanceType: "c5.*", LaunchTypes: []LaunchType{Spot, OnDemand}, VolumeSizeBytes: 11 * gib, PrivateIPOnly: &yes,
+			SecurityGroups:  []string{"sg-1", "sg-2"},
 			InstanceProfile: "arn:aws:iam::11123456:instance-profile/s3", HealthyTimeout: &HealthyTimeout{After: 90500 * time.Millisecond},
 			CloudRoutes:        []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("10.30.0.0/16")},
 			ImageOverlayRootfs: &no,
@@ -50,12 +52,15 @@ func TestAnnotationsAreParsed(t *testing.T) {
 
 func TestInvalidAnnotations(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
-		{"pod.elotl.co/instance-typ", "c5.large", "annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, cloud-route, healthcheck-healthy-timeout, image-overlay-rootfs, instance-profile, instance-type, launch-type, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
+		{"pod.elotl.co/instance-typ", "c5.large",
+			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, cloud-route, healthcheck-healthy-timeout, image-overlay-rootfs, instance-profile, instance-type, launch-type, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
 		{"pod.elotl.co/", "x", "annotation pod.elotl.co/ is unknown: "},
 		{"pod.elotl.co/task-role", "x", "annotation pod.elotl.co/task-role is unknown: "},
-		{AnnotationInstanceType, "", `annotation pod.elotl.co/instance-type: "" is not valid: want the name of an instance type, or a pattern with * such as c5.*`},
+		{AnnotationInstanceType, "",
+			`annotation pod.elotl.co/instance-type: "" is not valid: want the name of an instance type, or a pattern with * such as c5.*`},
 		{AnnotationInstanceType, "c5.large m5.large", "is not valid: want the name of"},
-		{AnnotationLaunchType, "sport", `annotation pod.elotl.co/launch-type: "sport" is not valid: want on-demand, spot or dedicated, or several in order of preference such as spot,on-demand`},
+		{AnnotationLaunchType, "sport",
+			`annotation pod.elotl.co/launch-type: "sport" is not valid: want on-demand, spot or dedicated, or several in order of preference such as spot,on-demand`},
 		{AnnotationLaunchType, "", `"" is not valid: want on-demand`},
 		{AnnotationLaunchType, "spot,", `"spot," is not valid: want on-demand`},
 		{AnnotationLaunchType, "spot on-demand", `"spot on-demand" is not valid: want on-demand`},
@@ -99,7 +104,8 @@ func TestAllInvalidAnnotationsAreReportedInOrder(t *testing.T) {
 		t.Fatal("no error")
 	}
 	lines := strings.Split(err.Error(), "\n")
-	if len(lines) != 3 || !strings.Contains(lines[0], "cloud-route") || !strings.Contains(lines[1], "lunch-type") || !strings.Contains(lines[2], "volume-size") {
+	if len(lines) != 3 || !strings.Contains(lines[0], "cloud-route") || !strings.Contains(lines[1], "lunch-type") ||
+		!strings.Contains(lines[2], "volume-size") {
 		t.Errorf("got %q, want one line each, by name", lines)
 	}
 }

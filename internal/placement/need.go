@@ -80,7 +80,8 @@ func With(pod *corev1.Pod, requests corev1.ResourceList) *corev1.Pod {
 // result, only the spec is set.
 func withLimits(pod *corev1.Pod) *corev1.Pod {
 	above := func(c corev1.Container) bool { return exceeds(c.Resources.Limits, c.Resources.Requests) }
-	if !resource.IsPodLevelResourcesSet(pod) && !slices.ContainsFunc(pod.Spec.Containers, above) && !slices.ContainsFunc(pod.Spec.InitContainers, above) {
+	if !resource.IsPodLevelResourcesSet(pod) && !slices.ContainsFunc(pod.Spec.Containers, above) &&
+		!slices.ContainsFunc(pod.Spec.InitContainers, above) {
 		return pod
 	}
 	out := &corev1.Pod{Spec: pod.Spec} // shallow

@@ -49,21 +49,26 @@ func TestNeed(t *testing.T) {
 			Containers: []corev1.Container{container(resources("cpu=1"), nil)},
 		}, need{milliCPU: 1250, memory: 16 * mi}},
 		{"pod-level limit bounds the containers", corev1.PodSpec{
-			Resources:  &corev1.ResourceRequirements{Requests: resources("cpu=1"), Limits: resources("cpu=2")},
-			Containers: []corev1.Container{container(resources("cpu=500m"), resources("cpu=2")), container(resources("cpu=500m"), resources("cpu=2"))},
+			Resources: &corev1.ResourceRequirements{Requests: resources("cpu=1"), Limits: resources("cpu=2")},
+			Containers: []corev1.Container{container(resources("cpu=500m"), resources("cpu=2")),
+				container(resources("cpu=500m"), resources("cpu=2"))},
 		}, need{milliCPU: 2000}},
 		{"pod-level request without a limit does not", corev1.PodSpec{
 			Resources:  &corev1.ResourceRequirements{Requests: resources("cpu=1", "memory=32Mi")},
 			Containers: []corev1.Container{container(nil, resources("cpu=2", "memory=4Mi")), container(resources("cpu=1"), nil)},
 		}, need{milliCPU: 3000, memory: 32 * mi}},
 		{"what the pod level leaves out adds up over containers", corev1.PodSpec{
-			Resources:  &corev1.ResourceRequirements{Limits: resources("memory=64Mi")},
-			Overhead:   resources("memory=1Mi"),
-			Containers: []corev1.Container{container(resources("cpu=1", "nvidia.com/gpu=1"), nil), container(resources("cpu=1"), resources("nvidia.com/gpu=2"))},
+			Resources: &corev1.ResourceRequirements{Limits: resources("memory=64Mi")},
+			Overhead:  resources("memory=1Mi"),
+			Containers: []corev1.Container{container(resources("cpu=1", "nvidia.com/gpu=1"), nil),
+				container(resources("cpu=1"), resources("nvidia.com/gpu=2"))},
 		}, need{milliCPU: 2000, memory: 65 * mi, gpus: 3}},
-		{"parts of a milli-CPU are rounded up", corev1.PodSpec{Containers: []corev1.Container{container(resources("cpu=100u"), nil)}}, need{milliCPU: 1}},
-		{"ephemeral storage", corev1.PodSpec{Containers: []corev1.Container{container(resources("ephemeral-storage=1Mi"), resources("ephemeral-storage=2Mi"))}}, need{disk: 2 * mi}},
-		{"huge pages of size zero are none", corev1.PodSpec{Containers: []corev1.Container{container(resources("hugepages-2Mi=0"), nil)}}, need{}},
+		{"parts of a milli-CPU are rounded up", corev1.PodSpec{Containers: []corev1.Container{container(resources("cpu=100u"), nil)}},
+			need{milliCPU: 1}},
+		{"ephemeral storage", corev1.PodSpec{Containers: []corev1.Container{container(resources("ephemeral-storage=1Mi"),
+			resources("ephemeral-storage=2Mi"))}}, need{disk: 2 * mi}},
+		{"huge pages of size zero are none", corev1.PodSpec{Containers: []corev1.Container{container(resources("hugepages-2Mi=0"), nil)}},
+			need{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := needOf(&corev1.Pod{Spec: c.spec}); got != c.want {
@@ -86,7 +91,8 @@ func TestBytesAreWrittenAsPeopleWriteThem(t *testing.T) {
 func TestWhatRunsBesideThePodCountsWithIt(t *testing.T) {
 	const mi = 1 << 20
 	extra := resources("cpu=10m", "memory=20Mi")
-	small := &corev1.Pod{Spec: corev1.PodSpec{Overhead: resources("memory=1Mi"), Containers: []corev1.Container{container(resources("cpu=100m"), resources("memory=8Mi"))}}}
+	small := &corev1.Pod{Spec: corev1.PodSpec{Overhead: resources("memory=1Mi"),
+		Containers: []corev1.Container{container(resources("cpu=100m"), resources("memory=8Mi"))}}}
 	before := small.DeepCopy()
 	if got, want := needOf(With(small, extra)), (need{milliCPU: 110, memory: 29 * mi}); got != want {
 		t.Errorf("needs %+v: want %+v", got, want)

@@ -236,7 +236,8 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 
 // oracleCandidates are those that are available, at most MaxCandidates of them, and
 // whether any would fit if it were.
-func oracleCandidates(types []catalog.InstanceType, config Config, pod *corev1.Pod, unavailable func(capacity.Offering) bool) (all []oracleCandidate, fits bool) {
+func oracleCandidates(types []catalog.InstanceType, config Config, pod *corev1.Pod,
+	unavailable func(capacity.Offering) bool) (all []oracleCandidate, fits bool) {
 	of := func(spot bool) []oracleCandidate {
 		fitting := oracle(types, config, pod, spot)
 		fits = fits || len(fitting) > 0
@@ -354,7 +355,8 @@ func largeCatalogue(n int) []catalog.InstanceType {
 		memory := []int64{2, 4, 8}[family%3] * gib
 		arch := []string{"amd64", "amd64", "arm64"}[rng.IntN(3)]
 		for double := range int64(9) {
-			t := catalog.InstanceType{Name: fmt.Sprintf("f%d.%dxlarge", family, double), MilliCPU: 1000 << double, MemoryBytes: memory << double, Arch: arch}
+			t := catalog.InstanceType{Name: fmt.Sprintf("f%d.%dxlarge", family, double), MilliCPU: 1000 << double, MemoryBytes: memory << double,
+				Arch: arch}
 			if family%50 == 0 {
 				t.BaselineMilliCPU = t.MilliCPU / 5
 			}
@@ -373,7 +375,8 @@ func largeCatalogue(n int) []catalog.InstanceType {
 // families is out of capacity on demand in one zone, and one zone has no spot at all.
 func BenchmarkCandidates(b *testing.B) {
 	types := largeCatalogue(800)
-	p := placer(b, types, Config{DefaultInstanceType: types[0].Name, DefaultArch: "amd64", ReservedMemoryBytes: 64 << 20, DefaultDiskBytes: 5 * gib})
+	p := placer(b, types, Config{DefaultInstanceType: types[0].Name, DefaultArch: "amd64", ReservedMemoryBytes: 64 << 20,
+		DefaultDiskBytes: 5 * gib})
 	shortages := capacity.New(clock.RealClock{})
 	shortages.Mark(capacity.Shortage{Zone: "c", Spot: new(true)})
 	for i, t := range types {
@@ -386,7 +389,8 @@ func BenchmarkCandidates(b *testing.B) {
 		pod  *corev1.Pod
 	}{
 		{"small", podOf("cpu=500m", "memory=256Mi")},
-		{"limits", &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{container(resources("cpu=500m", "memory=256Mi"), resources("cpu=1", "memory=1Gi"))}}}},
+		{"limits", &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{container(resources("cpu=500m", "memory=256Mi"),
+			resources("cpu=1", "memory=1Gi"))}}}},
 		{"large", podOf("cpu=32", "memory=120Gi")},
 		{"spot", annotated(podOf("cpu=1", "memory=1Gi"), AnnotationLaunchType, "spot")},
 		{"spot,on-demand", annotated(podOf("cpu=1", "memory=1Gi"), AnnotationLaunchType, "spot,on-demand")},

@@ -106,8 +106,7 @@ type offer struct {
 // New prepares the choice. The catalogue must not be changed afterwards.
 func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 	p := &Placer{config: config, types: slices.Clone(catalogue), defaultType: -1}
-	p.onDemand.launchType, p.spots.launchType = OnDemand, Spot
-	p.dedicated.launchType = Dedicated // of which no catalogue has any
+	p.onDemand.launchType, p.spots.launchType, p.dedicated.launchType = OnDemand, Spot, Dedicated
 	p.byDefault = []*market{&p.onDemand}
 	slices.SortFunc(p.types, func(a, b catalog.InstanceType) int { return strings.Compare(a.Name, b.Name) })
 	for i := range p.types {
@@ -119,21 +118,17 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 		if t.Name == config.DefaultInstanceType {
 			p.defaultType = i
 		}
-		for _, spot := range []bool{false, true} {
-			offers, err := p.offersOf(t, spot)
+		for _, m := range []*market{&p.onDemand, &p.spots, &p.dedicated} {
+			offers, err := p.offersOf(t, m.launchType)
 			if err != nil {
 				return nil, err
-			}
-			m := &p.onDemand
-			if spot {
-				m = &p.spots
 			}
 			if len(offers) > 0 {
 				m.rows = append(m.rows, row{typ: i, baseline: cmp.Or(t.BaselineMilliCPU, t.MilliCPU), offers: offers})
 			}
 		}
 	}
-	for _, m := range []*market{&p.onDemand, &p.spots} {
+	for _, m := range []*market{&p.onDemand, &p.spots, &p.dedicated} {
 		slices.SortStableFunc(m.rows, func(a, b row) int { return cmp.Compare(a.offers[0].price, b.offers[0].price) })
 		for _, r := range m.rows {
 			s := p.sizeOf(r.typ)
@@ -142,19 +137,21 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 		}
 	}
 	if config.DefaultInstanceType != "" && p.defaultType < 0 {
-		return nil, fmt.Errorf("default instance type: this cloud has no type %q%s", config.DefaultInstanceType, p.meant(config.DefaultInstanceType))
+		return nil, fmt.Errorf("default instance type: this cloud has no type %q%s", config.DefaultInstanceType,
+			p.meant(config.DefaultInstanceType))
 	}
 	return p, nil
 }
 
-func (p *Placer) offersOf(t *catalog.InstanceType, spot bool) ([]offer, error) {
+func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, error) {
 	var offers []offer
 	for i, o := range t.Offerings {
-		if o.Spot != spot {
+		if launchTypeOf(o) != as {
 			continue
 		}
 		if !(o.PricePerHour >= 0) || math.IsInf(o.PricePerHour, 1) {
-			return nil, fmt.Errorf("catalogue: instance type %s costs %v an hour in zone %s: want a price of 0 or more", t.Name, o.PricePerHour, o.Zone)
+			return nil, fmt.Errorf("catalogue: instance type %s costs %v an hour in zone %s: want a price of 0 or more", t.Name, o.PricePerHour,
+				o.Zone)
 		}
 		offers = append(offers, offer{price: o.PricePerHour, zone: indexIn(&p.zones, o.Zone), index: i})
 	}
@@ -163,6 +160,16 @@ func (p *Placer) offersOf(t *catalog.InstanceType, spot bool) ([]offer, error) {
 			strings.Compare(t.Offerings[a.index].Subnet, t.Offerings[b.index].Subnet))
 	})
 	return offers, nil
+}
+
+func launchTypeOf(o catalog.Offering) LaunchType {
+	switch {
+	case o.Spot:
+		return Spot
+	case o.Dedicated:
+		return Dedicated
+	}
+	return OnDemand
 }
 
 func (p *Placer) market(t LaunchType) *market {
@@ -293,12 +300,14 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	case strings.Contains(name, "*"):
 		c.names = strings.Split(name, "*")
 		if !slices.ContainsFunc(p.types, func(t catalog.InstanceType) bool { return c.names.match(t.Name) }) {
-			return nil, &InvalidAnnotationError{Annotation: AnnotationInstanceType, Value: name, Allowed: "a pattern that the name of a type of this cloud matches"}
+			return nil, &InvalidAnnotationError{Annotation: AnnotationInstanceType, Value: name,
+				Allowed: "a pattern that the name of a type of this cloud matches"}
 		}
 	case name != "":
 		i, known := slices.BinarySearchFunc(p.types, name, func(t catalog.InstanceType, name string) int { return strings.Compare(t.Name, name) })
 		if !known {
-			return nil, &InvalidAnnotationError{Annotation: AnnotationInstanceType, Value: name, Allowed: "a type of this cloud", Nearest: p.nearest(name)}
+			return nil, &InvalidAnnotationError{Annotation: AnnotationInstanceType, Value: name, Allowed: "a type of this cloud",
+				Nearest: p.nearest(name)}
 		}
 		c.only, c.anySize = i, true
 	case c.need.none():
@@ -407,7 +416,8 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 
 func (c *choice) offering(m *market, r *row, o offer) capacity.Offering {
 	t := &c.types[r.typ]
-	return capacity.Offering{InstanceType: t.Name, Zone: c.zones[o.zone], Subnet: t.Offerings[o.index].Subnet, Spot: m.launchType == Spot}
+	return capacity.Offering{InstanceType: t.Name, Family: t.Family, Zone: c.zones[o.zone], Subnet: t.Offerings[o.index].Subnet,
+		Spot: m.launchType == Spot}
 }
 
 // insert puts a candidate in its place among the best, of which it drops the
@@ -466,7 +476,8 @@ func (c *choice) candidates(searched []found, n int) []Candidate {
 		f.best = f.best[:min(room, len(f.best))]
 		fallback := ""
 		if i > 0 {
-			fallback = f.market.launchType.words() + ", the fall-back from " + either(launchTypes(c.markets[:i]), func(t LaunchType) string { return string(t) }) + ": "
+			fallback = f.market.launchType.words() + ", the fall-back from " + either(launchTypes(c.markets[:i]),
+				func(t LaunchType) string { return string(t) }) + ": "
 		}
 		out = c.write(out, f, fallback)
 	}

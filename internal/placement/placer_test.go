@@ -14,6 +14,7 @@ import (
 
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
 )
 
 const gib = int64(1) << 30
@@ -77,13 +78,16 @@ func shop() []catalog.InstanceType {
 		return o
 	}
 	return []catalog.InstanceType{
-		{Name: "c.large", MilliCPU: 2000, MemoryBytes: 4 * gib, Arch: "amd64", Offerings: append(at(0.10, "a", "b"), catalog.Offering{Zone: "a", Spot: true, PricePerHour: 0.03})},
+		{Name: "c.large", MilliCPU: 2000, MemoryBytes: 4 * gib, Arch: "amd64",
+			Offerings: append(at(0.10, "a", "b"), catalog.Offering{Zone: "a", Spot: true, PricePerHour: 0.03})},
 		{Name: "m.large", MilliCPU: 2000, MemoryBytes: 8 * gib, Arch: "amd64", Offerings: at(0.12, "a", "b", "c")},
 		{Name: "arm.large", MilliCPU: 2000, MemoryBytes: 8 * gib, Arch: "arm64", Offerings: at(0.08, "a", "b")},
 		{Name: "t.large", MilliCPU: 2000, BaselineMilliCPU: 400, MemoryBytes: 8 * gib, Arch: "amd64", Offerings: at(0.09, "a", "b")},
 		{Name: "d.large", MilliCPU: 2000, MemoryBytes: 8 * gib, DiskBytes: 100 * gib, Arch: "amd64", Offerings: at(0.15, "a")},
-		{Name: "g.xlarge", MilliCPU: 4000, MemoryBytes: 16 * gib, Arch: "amd64", GPUs: []catalog.GPU{{Model: "t4", Count: 1}}, Offerings: at(0.50, "b")},
-		{Name: "g.8xlarge", MilliCPU: 32000, MemoryBytes: 128 * gib, Arch: "amd64", GPUs: []catalog.GPU{{Model: "t4", Count: 4}}, Offerings: at(4, "b")},
+		{Name: "g.xlarge", MilliCPU: 4000, MemoryBytes: 16 * gib, Arch: "amd64", GPUs: []catalog.GPU{{Model: "t4", Count: 1}},
+			Offerings: at(0.50, "b")},
+		{Name: "g.8xlarge", MilliCPU: 32000, MemoryBytes: 128 * gib, Arch: "amd64", GPUs: []catalog.GPU{{Model: "t4", Count: 4}},
+			Offerings: at(4, "b")},
 	}
 }
 
@@ -114,7 +118,7 @@ func names(cs []Candidate) string {
 
 func TestChoice(t *testing.T) {
 	local := Config{DefaultInstanceType: "nano", ReservedMemoryBytes: 64 << 20}
-	localTypes := catalog.Local("amd64")
+	localTypes := sizes.Types("amd64")
 	shopping := Config{DefaultInstanceType: "t.large", DefaultArch: "amd64", DefaultDiskBytes: 5 * gib}
 	for _, c := range []struct {
 		name   string
@@ -131,44 +135,64 @@ func TestChoice(t *testing.T) {
 		{"just what is left beside the cell's own need", localTypes, local, podOf("memory=192Mi"), "nano/local", ""},
 		{"no resources: the default", localTypes, local, podOf(), "nano/local", "the default instance type, since the pod asks for no resources"},
 		{"no resources, no default: the cheapest", localTypes, Config{}, podOf(), "nano/local", "cheapest of 7 types that fit no resources"},
-		{"only one fits", localTypes, local, podOf("cpu=8"), "2xlarge/local", "cheapest of 1 type that fits cpu 8, memory 0 (+64Mi for the cell)"},
-		{"exact type", localTypes, local, annotated(podOf(), AnnotationInstanceType, "large"), "large/local", "named by pod.elotl.co/instance-type"},
-		{"exact type, the default's name", localTypes, local, annotated(podOf(), AnnotationInstanceType, "nano"), "nano/local", "named by pod.elotl.co/instance-type"},
+		{"only one fits", localTypes, local, podOf("cpu=8"), "2xlarge/local",
+			"cheapest of 1 type that fits cpu 8, memory 0 (+64Mi for the cell)"},
+		{"exact type", localTypes, local, annotated(podOf(), AnnotationInstanceType, "large"), "large/local",
+			"named by pod.elotl.co/instance-type"},
+		{"exact type, the default's name", localTypes, local, annotated(podOf(), AnnotationInstanceType, "nano"), "nano/local",
+			"named by pod.elotl.co/instance-type"},
 		{"exact type whatever the resources", localTypes, local, annotated(podOf("cpu=4"), AnnotationInstanceType, "nano"), "nano/local",
 			"named by pod.elotl.co/instance-type, though too small for cpu 4, memory 0 (+64Mi for the cell)"},
-		{"pattern: the cheapest match that fits", localTypes, local, annotated(podOf("cpu=1"), AnnotationInstanceType, "*xlarge"), "xlarge/local 2xlarge/local",
+		{"pattern: the cheapest match that fits", localTypes, local, annotated(podOf("cpu=1"), AnnotationInstanceType, "*xlarge"),
+			"xlarge/local 2xlarge/local",
 			"cheapest of 2 types named *xlarge that fit cpu 1, memory 0 (+64Mi for the cell)"},
 		{"pattern without resources", localTypes, local, annotated(podOf(), AnnotationInstanceType, "m*"), "micro/local medium/local", ""},
 
-		{"the default's architecture", shop(), shopping, podOf("memory=6Gi"), "t.large/a t.large/b m.large/a m.large/b m.large/c d.large/a g.xlarge/b g.8xlarge/b", ""},
-		{"nodeSelector of an architecture", shop(), shopping, selecting(podOf("memory=6Gi"), corev1.LabelArchStable, "arm64"), "arm.large/a arm.large/b",
+		{"the default's architecture", shop(), shopping, podOf("memory=6Gi"),
+			"t.large/a t.large/b m.large/a m.large/b m.large/c d.large/a g.xlarge/b g.8xlarge/b", ""},
+		{"nodeSelector of an architecture", shop(), shopping, selecting(podOf("memory=6Gi"), corev1.LabelArchStable, "arm64"),
+			"arm.large/a arm.large/b",
 			"cheapest of 1 type that fits memory 6Gi"},
-		{"the old label of an architecture", shop(), shopping, selecting(podOf("memory=6Gi"), "beta.kubernetes.io/arch", "arm64"), "arm.large/a", ""},
-		{"affinity to an architecture", shop(), shopping, requiring(podOf("memory=6Gi"), term(expr(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "arm64", "amd64"))), "arm.large/a arm.large/b t.large/a", ""},
-		{"a named type needs no architecture", shop(), shopping, annotated(podOf(), AnnotationInstanceType, "arm.large"), "arm.large/a arm.large/b", ""},
-		{"zone", shop(), shopping, selecting(podOf("memory=6Gi"), corev1.LabelTopologyZone, "c"), "m.large/c", "cheapest of 1 type that fits memory 6Gi"},
-		{"not in a zone", shop(), shopping, requiring(podOf("memory=6Gi"), term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpNotIn, "a", "b"))), "m.large/c", ""},
+		{"the old label of an architecture", shop(), shopping, selecting(podOf("memory=6Gi"), "beta.kubernetes.io/arch", "arm64"),
+			"arm.large/a", ""},
+		{"affinity to an architecture", shop(), shopping, requiring(podOf("memory=6Gi"),
+			term(expr(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "arm64", "amd64"))), "arm.large/a arm.large/b t.large/a", ""},
+		{"a named type needs no architecture", shop(), shopping, annotated(podOf(), AnnotationInstanceType, "arm.large"),
+			"arm.large/a arm.large/b", ""},
+		{"zone", shop(), shopping, selecting(podOf("memory=6Gi"), corev1.LabelTopologyZone, "c"), "m.large/c",
+			"cheapest of 1 type that fits memory 6Gi"},
+		{"not in a zone", shop(), shopping, requiring(podOf("memory=6Gi"),
+			term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpNotIn, "a", "b"))), "m.large/c", ""},
 		{"either term", shop(), shopping, requiring(podOf("memory=6Gi"),
 			term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, "c"), expr(corev1.LabelArchStable, corev1.NodeSelectorOpExists)),
-			term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, "b"), expr(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "arm64"))), "arm.large/b m.large/c", ""},
+			term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, "b"), expr(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "arm64"))),
+			"arm.large/b m.large/c", ""},
 		{"selector and affinity together", shop(), shopping, selecting(requiring(podOf("memory=6Gi"),
 			term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, "a", "c"))), corev1.LabelTopologyZone, "c"), "m.large/c", ""},
 		{"other labels are the scheduler's business", shop(), shopping, selecting(requiring(podOf("memory=12Gi"),
 			term(expr("type", corev1.NodeSelectorOpIn, "virtual-kubelet"))), "type", "virtual-kubelet"), "g.xlarge/b g.8xlarge/b", ""},
 		{"a term without our labels allows all", shop(), shopping, requiring(podOf("memory=12Gi"),
-			term(expr("type", corev1.NodeSelectorOpIn, "x")), term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, "a"))), "g.xlarge/b g.8xlarge/b", ""},
+			term(expr("type", corev1.NodeSelectorOpIn, "x")), term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, "a"))),
+			"g.xlarge/b g.8xlarge/b", ""},
 
-		{"burstable is cheapest within its baseline", shop(), shopping, podOf("cpu=400m"), "t.large/a t.large/b c.large/a", "cheapest of 6 types that fit cpu 400m"},
-		{"credits above the baseline are priced", shop(), shopping, podOf("cpu=1600m"), "c.large/a c.large/b m.large/a m.large/b m.large/c d.large/a t.large/a t.large/b", ""},
-		{"spot", shop(), shopping, annotated(podOf("cpu=1"), AnnotationLaunchType, "Spot"), "c.large/a/spot", "cheapest of 1 type offered as spot that fits cpu 1"},
-		{"on demand, said aloud", shop(), shopping, annotated(podOf("memory=12Gi"), AnnotationLaunchType, "on-demand"), "g.xlarge/b g.8xlarge/b", ""},
-		{"GPU", shop(), shopping, &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{container(nil, resources("nvidia.com/gpu=1"))}}}, "g.xlarge/b g.8xlarge/b",
+		{"burstable is cheapest within its baseline", shop(), shopping, podOf("cpu=400m"), "t.large/a t.large/b c.large/a",
+			"cheapest of 6 types that fit cpu 400m"},
+		{"credits above the baseline are priced", shop(), shopping, podOf("cpu=1600m"),
+			"c.large/a c.large/b m.large/a m.large/b m.large/c d.large/a t.large/a t.large/b", ""},
+		{"spot", shop(), shopping, annotated(podOf("cpu=1"), AnnotationLaunchType, "Spot"), "c.large/a/spot",
+			"cheapest of 1 type offered as spot that fits cpu 1"},
+		{"on demand, said aloud", shop(), shopping, annotated(podOf("memory=12Gi"), AnnotationLaunchType, "on-demand"),
+			"g.xlarge/b g.8xlarge/b", ""},
+		{"GPU", shop(), shopping, &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{container(nil,
+			resources("nvidia.com/gpu=1"))}}}, "g.xlarge/b g.8xlarge/b",
 			"cheapest of 2 types that fit nvidia.com/gpu 1"},
 		{"GPUs of all containers", shop(), shopping, &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{
 			container(nil, resources("nvidia.com/gpu=1")), container(nil, resources("nvidia.com/gpu=1"))}}}, "g.8xlarge/b", ""},
 		{"a disk larger than the default", shop(), shopping, podOf("cpu=1", "ephemeral-storage=20Gi"), "d.large/a", ""},
-		{"a disk as large as the pod says", shop(), shopping, annotated(podOf("cpu=100m", "ephemeral-storage=20Gi"), AnnotationVolumeSize, "20Gi"), "t.large/a t.large/b c.large/a", ""},
-		{"a disk larger than the type's", shop(), shopping, annotated(podOf("cpu=100m", "memory=6Gi"), AnnotationVolumeSize, "200Gi"), "t.large/a t.large/b m.large/a m.large/b m.large/c g.xlarge/b", ""},
+		{"a disk as large as the pod says", shop(), shopping, annotated(podOf("cpu=100m", "ephemeral-storage=20Gi"), AnnotationVolumeSize,
+			"20Gi"), "t.large/a t.large/b c.large/a", ""},
+		{"a disk larger than the type's", shop(), shopping, annotated(podOf("cpu=100m", "memory=6Gi"), AnnotationVolumeSize, "200Gi"),
+			"t.large/a t.large/b m.large/a m.large/b m.large/c g.xlarge/b", ""},
 		{"other extended resources are nobody's", shop(), shopping, podOf("memory=12Gi", "example.com/licence=3"), "g.xlarge/b g.8xlarge/b", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -206,7 +230,10 @@ func TestNothingElseIsACandidate(t *testing.T) {
 
 func TestReasonsSayRankCapacityAndCredits(t *testing.T) {
 	p := placer(t, shop(), Config{DefaultArch: "amd64"})
-	got, err := p.Candidates(podOf("cpu=500m", "memory=6Gi"), func(o capacity.Offering) bool { return o.InstanceType == "m.large" && o.Zone == "a" })
+	got, err := p.Candidates(podOf("cpu=500m", "memory=6Gi"), func(o capacity.Offering) bool {
+		return o.InstanceType == "m.large" &&
+			o.Zone == "a"
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +257,7 @@ func TestReasonsSayRankCapacityAndCredits(t *testing.T) {
 func TestUnplaceable(t *testing.T) {
 	local := Config{DefaultInstanceType: "nano", ReservedMemoryBytes: 64 << 20}
 	shopping := Config{DefaultArch: "amd64", DefaultDiskBytes: 5 * gib}
-	localTypes := catalog.Local("amd64")
+	localTypes := sizes.Types("amd64")
 	for _, c := range []struct {
 		name   string
 		types  []catalog.InstanceType
@@ -250,7 +277,8 @@ func TestUnplaceable(t *testing.T) {
 			"needs hugepages-1Gi: 7 types considered: 7 have no hugepages-1Gi"},
 		{"fixed disks", localTypes, Config{}, podOf("ephemeral-storage=1Ti"),
 			"needs ephemeral-storage 1Ti: 7 types considered: 7 have too small a disk (largest: 2xlarge with 128Gi)"},
-		{"a disk larger than a named type's", localTypes, local, annotated(podOf(), AnnotationInstanceType, "nano", AnnotationVolumeSize, "100Gi"),
+		{"a disk larger than a named type's", localTypes, local, annotated(podOf(), AnnotationInstanceType, "nano", AnnotationVolumeSize,
+			"100Gi"),
 			"needs memory 0 (+64Mi for the cell), a disk of 100Gi: 1 type considered: 1 has too small a disk (largest: nano with 4Gi)"},
 		{"architecture", localTypes, local, selecting(podOf("cpu=1"), corev1.LabelArchStable, "arm64"),
 			"needs cpu 1, memory 0 (+64Mi for the cell): 7 types considered: 7 have an architecture that the pod cannot run on (amd64)"},
@@ -265,12 +293,14 @@ func TestUnplaceable(t *testing.T) {
 		{"an empty catalogue", nil, Config{}, podOf("cpu=1"), "needs cpu 1: 0 types considered: the cloud offers none"},
 		{"pattern", localTypes, local, annotated(podOf("cpu=2"), AnnotationInstanceType, "n*"),
 			"needs cpu 2, memory 0 (+64Mi for the cell): 1 type considered: 1 has too little cpu (largest: nano with 250m)"},
-		{"each for its own reason", shop(), shopping, selecting(podOf("cpu=2", "memory=6Gi", "ephemeral-storage=50Gi"), corev1.LabelTopologyZone, "b"),
+		{"each for its own reason", shop(), shopping, selecting(podOf("cpu=2", "memory=6Gi", "ephemeral-storage=50Gi"),
+			corev1.LabelTopologyZone, "b"),
 			"needs cpu 2, memory 6Gi, ephemeral-storage 50Gi: 7 types considered: 1 has an architecture that the pod cannot run on (arm64), " +
 				"1 has no offering in a zone where the pod may run (offered in a), 1 has too little memory (largest: c.large with 4Gi), " +
 				"4 have too small a disk (largest: g.8xlarge with 5Gi; pod.elotl.co/volume-size can ask for more)"},
 		{"more than can be counted", localTypes, Config{}, &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{
-			container(resources("cpu=9223372036854775807", "memory=9223372036854775807"), nil), container(resources("cpu=9223372036854775807", "memory=9223372036854775807"), nil)}}},
+			container(resources("cpu=9223372036854775807", "memory=9223372036854775807"), nil),
+			container(resources("cpu=9223372036854775807", "memory=9223372036854775807"), nil)}}},
 			"needs cpu 9223372036854775807m, memory 8589934592.0Gi: 7 types considered: 7 have too little cpu (largest: 2xlarge with 8)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -287,7 +317,7 @@ func TestUnplaceable(t *testing.T) {
 }
 
 func TestNoCapacityIsToldApartFromUnplaceable(t *testing.T) {
-	p := placer(t, catalog.Local("amd64"), Config{})
+	p := placer(t, sizes.Types("amd64"), Config{})
 	none := func(capacity.Offering) bool { return true }
 	_, err := p.Candidates(podOf("cpu=2"), none)
 	var n *NoCapacityError
@@ -297,7 +327,8 @@ func TestNoCapacityIsToldApartFromUnplaceable(t *testing.T) {
 	if want := "no capacity now for any of the 3 types that fit cpu 2: large, xlarge, 2xlarge"; n.Error() != want {
 		t.Errorf("got  %s\nwant %s", n, want)
 	}
-	if _, err := p.Candidates(podOf("cpu=1m"), none); err == nil || !strings.HasSuffix(err.Error(), ": nano, micro, small, medium, large and 2 more") {
+	if _, err := p.Candidates(podOf("cpu=1m"), none); err == nil ||
+		!strings.HasSuffix(err.Error(), ": nano, micro, small, medium, large and 2 more") {
 		t.Errorf("error %v, want the first five names", err)
 	}
 	_, err = p.Candidates(annotated(podOf("cpu=2"), AnnotationInstanceType, "large"), none)
@@ -349,7 +380,8 @@ func TestAPodFallsBackInItsOrderOfPreference(t *testing.T) {
 	}{
 		{"spot first, each in order of price", "spot,on-demand", podOf("memory=6Gi"), nil,
 			"d.large/b/spot m.large/b/spot g.xlarge/c/spot t.large/a t.large/b m.large/a m.large/b m.large/c d.large/a g.8xlarge/b",
-			[]string{"cheapest of 3 types offered as spot that fit memory 6Gi", "on demand, the fall-back from spot: cheapest of 4 types that fit memory 6Gi"}},
+			[]string{"cheapest of 3 types offered as spot that fit memory 6Gi",
+				"on demand, the fall-back from spot: cheapest of 4 types that fit memory 6Gi"}},
 		{"spot is out", "spot,on-demand", podOf("memory=6Gi"), spotIsOut,
 			"t.large/a t.large/b m.large/a m.large/b m.large/c d.large/a g.8xlarge/b",
 			[]string{"on demand, the fall-back from spot: cheapest of 4 types that fit memory 6Gi"}},
@@ -358,14 +390,19 @@ func TestAPodFallsBackInItsOrderOfPreference(t *testing.T) {
 		{"no fall-back is needed", "spot,on-demand", podOf("memory=12Gi", "cpu=4"), func(o capacity.Offering) bool { return !o.Spot },
 			"g.xlarge/c/spot", []string{"cheapest of 1 type offered as spot that fits cpu 4, memory 12Gi"}},
 		{"the other way about", "on-demand,spot", podOf("memory=12Gi"), nil,
-			"g.8xlarge/b g.xlarge/c/spot", []string{"cheapest of 1 type that fits memory 12Gi", "as spot, the fall-back from on-demand: cheapest of 1 type offered as spot that fits memory 12Gi"}},
+			"g.8xlarge/b g.xlarge/c/spot", []string{"cheapest of 1 type that fits memory 12Gi",
+				"as spot, the fall-back from on-demand: cheapest of 1 type offered as spot that fits memory 12Gi"}},
 		{"what nobody sells is passed over", "dedicated, spot, on-demand", podOf("memory=12Gi"), nil,
-			"g.xlarge/c/spot g.8xlarge/b", []string{"as spot, the fall-back from dedicated: cheapest of 1 type offered as spot that fits memory 12Gi",
+			"g.xlarge/c/spot g.8xlarge/b",
+			[]string{"as spot, the fall-back from dedicated: cheapest of 1 type offered as spot that fits memory 12Gi",
 				"on demand, the fall-back from dedicated or spot: cheapest of 1 type that fits memory 12Gi"}},
 		{"a named type", "spot,on-demand", annotated(podOf("cpu=1"), AnnotationInstanceType, "c.large"), nil,
-			"c.large/a/spot c.large/a c.large/b", []string{"named by pod.elotl.co/instance-type", "on demand, the fall-back from spot: named by pod.elotl.co/instance-type"}},
-		{"the zone counts for both", "spot,on-demand", selecting(podOf("memory=6Gi"), corev1.LabelTopologyZone, "c"), nil, "g.xlarge/c/spot m.large/c", nil},
-		{"none is asked for where the pod does not say", "", podOf("memory=30Gi"), nil, "g.8xlarge/b", []string{"cheapest of 1 type that fits memory 30Gi"}},
+			"c.large/a/spot c.large/a c.large/b", []string{"named by pod.elotl.co/instance-type",
+				"on demand, the fall-back from spot: named by pod.elotl.co/instance-type"}},
+		{"the zone counts for both", "spot,on-demand", selecting(podOf("memory=6Gi"), corev1.LabelTopologyZone, "c"), nil,
+			"g.xlarge/c/spot m.large/c", nil},
+		{"none is asked for where the pod does not say", "", podOf("memory=30Gi"), nil, "g.8xlarge/b",
+			[]string{"cheapest of 1 type that fits memory 30Gi"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.launchType != "" {
@@ -402,11 +439,15 @@ func TestErrorsSayEachLaunchTypeThatWasTried(t *testing.T) {
 		pod        *corev1.Pod
 		want       string
 	}{
-		{"spot,on-demand", podOf("memory=6Gi"), "no capacity now as spot or on demand for any of the 5 types that fit memory 6Gi: d.large, m.large, g.xlarge, t.large, g.8xlarge"},
+		{"spot,on-demand", podOf("memory=6Gi"),
+			"no capacity now as spot or on demand for any of the 5 types that fit memory 6Gi: d.large, m.large, g.xlarge, t.large, g.8xlarge"},
 		{"spot", podOf("memory=6Gi"), "no capacity now as spot for any of the 3 types that fit memory 6Gi: d.large, m.large, g.xlarge"},
-		{"spot,dedicated", podOf("memory=30Gi"), "needs memory 30Gi: 7 types considered: 3 are not offered as spot or on dedicated hosts, 4 have too little memory (largest: g.xlarge with 16Gi)"},
-		{"spot,on-demand", podOf("memory=300Gi"), "needs memory 300Gi: 7 types considered: 1 has an architecture that the pod cannot run on (arm64), 6 have too little memory (largest: g.8xlarge with 128Gi)"},
-		{"spot", selecting(podOf("cpu=1"), corev1.LabelTopologyZone, "d"), "needs cpu 1: 7 types considered: 3 are not offered as spot, 4 have no offering in a zone where the pod may run (offered in a, b, c)"},
+		{"spot,dedicated", podOf("memory=30Gi"),
+			"needs memory 30Gi: 7 types considered: 3 are not offered as spot or on dedicated hosts, 4 have too little memory (largest: g.xlarge with 16Gi)"},
+		{"spot,on-demand", podOf("memory=300Gi"),
+			"needs memory 300Gi: 7 types considered: 1 has an architecture that the pod cannot run on (arm64), 6 have too little memory (largest: g.8xlarge with 128Gi)"},
+		{"spot", selecting(podOf("cpu=1"), corev1.LabelTopologyZone, "d"),
+			"needs cpu 1: 7 types considered: 3 are not offered as spot, 4 have no offering in a zone where the pod may run (offered in a, b, c)"},
 	} {
 		_, err := p.Candidates(annotated(c.pod, AnnotationLaunchType, c.launchType), none)
 		if err == nil || err.Error() != c.want {
@@ -418,9 +459,10 @@ func TestErrorsSayEachLaunchTypeThatWasTried(t *testing.T) {
 func TestAFallbackIsAmongTheCandidatesHoweverManyComeBefore(t *testing.T) {
 	var types []catalog.InstanceType
 	for i := range 40 {
-		types = append(types, catalog.InstanceType{Name: fmt.Sprintf("t%02d", i), MilliCPU: 1000, MemoryBytes: gib, Arch: "amd64", Offerings: []catalog.Offering{
-			{Zone: "a", PricePerHour: float64(i)}, {Zone: "a", Spot: true, PricePerHour: float64(i) / 2},
-		}})
+		types = append(types, catalog.InstanceType{Name: fmt.Sprintf("t%02d", i), MilliCPU: 1000, MemoryBytes: gib, Arch: "amd64",
+			Offerings: []catalog.Offering{
+				{Zone: "a", PricePerHour: float64(i)}, {Zone: "a", Spot: true, PricePerHour: float64(i) / 2},
+			}})
 	}
 	got, err := placer(t, types, Config{}).Candidates(annotated(podOf("cpu=1"), AnnotationLaunchType, "spot,on-demand"), nil)
 	if err != nil || len(got) != MaxCandidates {
@@ -442,7 +484,8 @@ func TestAFallbackIsAmongTheCandidatesHoweverManyComeBefore(t *testing.T) {
 
 func TestEachSubnetIsACandidate(t *testing.T) {
 	p := placer(t, []catalog.InstanceType{{Name: "x", MilliCPU: 1000, MemoryBytes: gib, Offerings: []catalog.Offering{
-		{Zone: "b", Subnet: "s3", PricePerHour: 1}, {Zone: "a", Subnet: "s2", PricePerHour: 1}, {Zone: "a", Subnet: "s1", PricePerHour: 1}, {Zone: "a", Subnet: "s1", Spot: true, PricePerHour: 0.5},
+		{Zone: "b", Subnet: "s3", PricePerHour: 1}, {Zone: "a", Subnet: "s2", PricePerHour: 1}, {Zone: "a", Subnet: "s1", PricePerHour: 1},
+		{Zone: "a", Subnet: "s1", Spot: true, PricePerHour: 0.5},
 	}}}, Config{})
 	var asked []capacity.Offering
 	got, err := p.Candidates(annotated(podOf("cpu=1"), AnnotationLaunchType, "spot,on-demand"), func(o capacity.Offering) bool {
@@ -452,7 +495,8 @@ func TestEachSubnetIsACandidate(t *testing.T) {
 	if want := "x/a/s1/spot x/a/s2 x/b/s3"; err != nil || names(got) != want {
 		t.Errorf("candidates %s, %v, want %s", names(got), err, want)
 	}
-	want := []capacity.Offering{{InstanceType: "x", Zone: "a", Subnet: "s1", Spot: true}, {InstanceType: "x", Zone: "a", Subnet: "s1"}, {InstanceType: "x", Zone: "a", Subnet: "s2"}, {InstanceType: "x", Zone: "b", Subnet: "s3"}}
+	want := []capacity.Offering{{InstanceType: "x", Zone: "a", Subnet: "s1", Spot: true}, {InstanceType: "x", Zone: "a", Subnet: "s1"},
+		{InstanceType: "x", Zone: "a", Subnet: "s2"}, {InstanceType: "x", Zone: "b", Subnet: "s3"}}
 	if !slices.Equal(asked, want) {
 		t.Errorf("asked about %+v\nwant %+v", asked, want)
 	}
@@ -473,7 +517,7 @@ func TestTiesGoToTheSmallerThenByNameThenByZone(t *testing.T) {
 }
 
 func TestUnknownInstanceTypeSaysWhatWasMeant(t *testing.T) {
-	p := placer(t, catalog.Local("amd64"), Config{})
+	p := placer(t, sizes.Types("amd64"), Config{})
 	for value, want := range map[string]string{
 		"2xlrage":     `annotation pod.elotl.co/instance-type: "2xlrage" is not valid: want a type of this cloud; did you mean 2xlarge?`,
 		"c5.18xlarge": `annotation pod.elotl.co/instance-type: "c5.18xlarge" is not valid: want a type of this cloud`,
@@ -496,8 +540,9 @@ func TestNewRefusesAnImpossibleCatalogueOrDefault(t *testing.T) {
 		config Config
 		want   string
 	}{
-		"unknown default":  {catalog.Local("amd64"), Config{DefaultInstanceType: "nanno"}, `default instance type: this cloud has no type "nanno"; did you mean nano?`},
-		"the same twice":   {append(catalog.Local("amd64"), catalog.Local("amd64")[3]), Config{}, "instance type medium is there twice"},
+		"unknown default": {sizes.Types("amd64"), Config{DefaultInstanceType: "nanno"},
+			`default instance type: this cloud has no type "nanno"; did you mean nano?`},
+		"the same twice":   {append(sizes.Types("amd64"), sizes.Types("amd64")[3]), Config{}, "instance type medium is there twice"},
 		"negative price":   {priced(-1), Config{}, "instance type x costs -1 an hour in zone a"},
 		"no number":        {priced(math.NaN()), Config{}, "costs NaN an hour"},
 		"infinitely dear":  {priced(math.Inf(1)), Config{}, "costs +Inf an hour"},

@@ -21,6 +21,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 var noon = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -254,7 +256,8 @@ func TestOpenRemovesNothingFromAFolderThatIsNotItsOwn(t *testing.T) {
 	if err := errors.Join(os.Mkdir(filepath.Dir(precious), 0o700), os.WriteFile(precious, []byte("x"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), "folder of their own") {
+	if _, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)}); err == nil ||
+		!strings.Contains(err.Error(), "folder of their own") {
 		t.Errorf("Open: %v", err)
 	}
 	if _, err := os.Stat(precious); err != nil {
@@ -314,23 +317,23 @@ func TestFromCellAsksTheKubeletWithTimes(t *testing.T) {
 	cell := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked = append(asked, r.URL.String())
 		switch r.URL.Path {
-		case "/kubelet/containerLogs/ns/p/main":
+		case agentapi.PathKubelet + "/containerLogs/ns/p/main":
 			fmt.Fprintf(w, "%s hello\n", at(1))
-		case "/kubelet/containerLogs/ns/p/late":
+		case agentapi.PathKubelet + "/containerLogs/ns/p/late":
 			http.Error(w, "is waiting to start", http.StatusBadRequest)
 		default:
 			http.Error(w, "pod does not exist", http.StatusNotFound)
 		}
 	}))
 	defer cell.Close()
-	way := toServer{strings.TrimPrefix(cell.URL, "http://")}
+	conn := toServer{strings.TrimPrefix(cell.URL, "http://")}
 	s, _ := open(t, Config{})
-	err := s.Save(t.Context(), "ns", "p", "u", []string{"main", "late", "lost"}, FromCell(way, "ns", "p"))
+	err := s.Save(t.Context(), "ns", "p", "u", []string{"main", "late", "lost"}, FromCell(conn, "ns", "p"))
 	if err == nil || !strings.Contains(err.Error(), "container lost") || strings.Contains(err.Error(), "late") {
 		t.Errorf("Save: %v, want it to complain about lost alone", err)
 	}
-	if asked[0] != "/kubelet/containerLogs/ns/p/main?timestamps=true" ||
-		asked[1] != "/kubelet/containerLogs/ns/p/main?previous=true&timestamps=true" {
+	if asked[0] != agentapi.PathKubelet+"/containerLogs/ns/p/main?timestamps=true" ||
+		asked[1] != agentapi.PathKubelet+"/containerLogs/ns/p/main?previous=true&timestamps=true" {
 		t.Errorf("asked %q", asked)
 	}
 	if _, got := get(s, "u", "main", ""); got != "hello\n" {
@@ -365,7 +368,8 @@ func FuzzSavedLogsNeverGrowBeyondTheirBound(f *testing.F) {
 	f.Add(long, uint16(50), "sinceSeconds=1&timestamps=true")
 	f.Add(long+"\n"+at(0)+" short\n"+long, uint16(50), "tail=all&limitBytes=40")
 	f.Add("\n\n\n", uint16(0), "tailLines=2&tailLines=3&stream=All&sinceTime="+at(1))
-	for _, wrong := range []string{"tailLines=-1", "limitBytes=0", "sinceSeconds=0", "sinceSeconds=1&sinceTime=" + at(1), "sinceTime=x", "stream=Stdout", "tailLines=x"} {
+	for _, wrong := range []string{"tailLines=-1", "limitBytes=0", "sinceSeconds=0", "sinceSeconds=1&sinceTime=" + at(1), "sinceTime=x",
+		"stream=Stdout", "tailLines=x"} {
 		f.Add(at(1)+" x\n", uint16(100), wrong)
 	}
 	f.Fuzz(func(t *testing.T, log string, room uint16, query string) {
@@ -399,7 +403,8 @@ func FuzzSavedLogsNeverGrowBeyondTheirBound(f *testing.F) {
 			}
 			said, whole := strings.CutPrefix(broken.String(), before)
 			stamp, text, _ := strings.Cut(said, " ")
-			if _, err := time.Parse(timeFormat, stamp); err != nil || !whole || text != "[kip: the rest of the log could not be read from the cell: link down]\n" {
+			if _, err := time.Parse(timeFormat, stamp); err != nil || !whole ||
+				text != "[kip: the rest of the log could not be read from the cell: link down]\n" {
 				t.Fatalf("a broken log became %q, without the break %q", broken.String(), saved.String())
 			}
 		}

@@ -105,7 +105,8 @@ func Open(c Config) (*Saver, error) {
 		return nil, errors.New("saved logs: Dir and Log must be set")
 	}
 	if c.MaxBytesPerContainer < 0 || c.MaxBytesTotal < 0 {
-		return nil, fmt.Errorf("saved logs: MaxBytesPerContainer %d and MaxBytesTotal %d must not be negative", c.MaxBytesPerContainer, c.MaxBytesTotal)
+		return nil, fmt.Errorf("saved logs: MaxBytesPerContainer %d and MaxBytesTotal %d must not be negative", c.MaxBytesPerContainer,
+			c.MaxBytesTotal)
 	}
 	c.MaxBytesPerContainer = cmp.Or(c.MaxBytesPerContainer, DefaultMaxBytesPerContainer)
 	c.MaxBytesTotal = cmp.Or(c.MaxBytesTotal, DefaultMaxBytesTotal)

@@ -8,6 +8,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/events"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -65,7 +66,8 @@ func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) error {
 	changed := pod.DeepCopy()
 	for i := range changed.Status.Conditions {
 		if k := &changed.Status.Conditions[i]; k.Type == corev1.PodReady {
-			k.Status, k.Reason, k.Message, k.LastTransitionTime = corev1.ConditionFalse, "CellSilent", message, metav1.NewTime(c.cfg.Clock.Now())
+			k.Status, k.Reason, k.Message = corev1.ConditionFalse, events.CellSilent, message
+			k.LastTransitionTime = metav1.NewTime(c.cfg.Clock.Now())
 		}
 	}
 	_, err := c.cfg.Client.Pods(pod.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
@@ -73,7 +75,7 @@ func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) error {
 		return fmt.Errorf("mark pod %s as not ready: %w", apiv1.Ref(pod), err)
 	}
 	if err == nil {
-		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, "CellSilent", message)
+		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, events.CellSilent, message)
 	}
 	return nil
 }
@@ -82,9 +84,10 @@ func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) error {
 // controller then makes another, which gets a cell at once. A pod without a
 // controller would be lost that way; it runs to the end of the notice.
 func (c *Controller) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time) (time.Duration, error) {
-	ref := apiv1.Ref(pod)
+	ref, end := apiv1.Ref(pod), at.UTC().Format(time.RFC3339)
 	if metav1.GetControllerOf(pod) == nil {
-		c.tellOnce(pod, "InterruptedPodStays", fmt.Sprintf("No controller would replace the pod, so it is not evicted: it runs until %s, and then as its restartPolicy says", at.UTC().Format(time.RFC3339)))
+		c.tellOnce(pod, events.InterruptedPodStays,
+			"No controller would replace the pod, so it is not evicted: it runs until "+end+", and then as its restartPolicy says")
 		return 0, nil
 	}
 	grace := int64(corev1.DefaultTerminationGracePeriodSeconds)
@@ -99,12 +102,14 @@ func (c *Controller) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time
 	})
 	switch {
 	case err == nil:
-		c.cfg.Event(ref, corev1.EventTypeNormal, "Evicted", fmt.Sprintf("The cloud takes the pod's instance back at %s; its controller replaces it", at.UTC().Format(time.RFC3339)))
+		c.cfg.Event(ref, corev1.EventTypeNormal, events.Evicted,
+			fmt.Sprintf("The cloud takes the pod's instance back at %s; its controller replaces it", end))
 		return 0, nil
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return 0, nil // it is gone, or another of its name is there
 	case apierrors.IsTooManyRequests(err):
-		c.tellOnce(pod, "EvictionBlocked", fmt.Sprintf("A disruption budget forbids to move the pod before its instance is taken at %s; it is tried again: %v", at.UTC().Format(time.RFC3339), err))
+		c.tellOnce(pod, events.EvictionBlocked,
+			fmt.Sprintf("A disruption budget forbids to move the pod before its instance is taken at %s; retrying: %v", end, err))
 		return min(left, evictionRetry), nil
 	}
 	return 0, fmt.Errorf("evict pod %s from an instance that the cloud takes back: %w", ref, err)

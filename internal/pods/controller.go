@@ -12,7 +12,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
-	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,6 +35,9 @@ type Config struct {
 	Volumes func(context.Context, *corev1.Pod) (volumes.Needs, error)
 	// Place returns the offers for a pod, best first; in a zone, if one is given.
 	Place func(pod *corev1.Pod, zone string) ([]cells.Offer, error)
+	// Options are what a cell is launched with where its pod's annotations do not say
+	// otherwise.
+	Options cells.Options
 	// Event reports to the pod's owner.
 	Event func(pod apiv1.PodReference, kind, reason, message string)
 	// Forget is told of pods that no longer exist.
@@ -60,7 +63,10 @@ type Cells interface {
 	List() []cells.Cell
 }
 
-var _ Cells = (*cells.Controller)(nil)
+var (
+	_ Cells          = (*cells.Controller)(nil)
+	_ cells.Observer = (*Controller)(nil)
+)
 
 const (
 	workers = 32
@@ -77,6 +83,8 @@ const (
 
 // Controller reconciles pods with cells.
 type Controller struct {
+	cells.Unobserved
+
 	cfg   Config
 	queue workqueue.TypedRateLimitingInterface[cache.ObjectName]
 	ready chan struct{}
@@ -103,7 +111,7 @@ type waiting struct {
 	told        string    // what was last reported of the interruption
 }
 
-// New returns a controller; Run starts it.
+// New returns a controller; Run starts it. It is to observe the cells.
 func New(cfg Config) (*Controller, error) {
 	c := &Controller{
 		cfg: cfg,
@@ -116,15 +124,7 @@ func New(cfg Config) (*Controller, error) {
 	if _, err := cfg.Pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    c.enqueue,
 		UpdateFunc: func(_, obj any) { c.enqueue(obj) },
-		DeleteFunc: func(obj any) {
-			c.enqueue(obj)
-			if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = last.Obj
-			}
-			if pod, ok := obj.(*corev1.Pod); ok {
-				c.forget(pod.UID)
-			}
-		},
+		DeleteFunc: c.deleted,
 	}); err != nil {
 		return nil, fmt.Errorf("watch pods: %w", err)
 	}
@@ -134,6 +134,17 @@ func New(cfg Config) (*Controller, error) {
 func (c *Controller) enqueue(obj any) {
 	if name, err := cache.DeletionHandlingObjectToName(obj); err == nil {
 		c.queue.Add(name)
+	}
+}
+
+// deleted is told of a pod that has gone, perhaps while nobody watched.
+func (c *Controller) deleted(obj any) {
+	c.enqueue(obj)
+	if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = last.Obj
+	}
+	if pod, ok := obj.(*corev1.Pod); ok {
+		c.forget(pod.UID)
 	}
 }
 
@@ -237,7 +248,7 @@ func (c *Controller) process(ctx context.Context, name cache.ObjectName) {
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
-		c.cfg.Log.Warn("reconcile a pod, it is tried again", "pod", name.String(), "err", err)
+		c.cfg.Log.Warn("reconcile a pod, retrying", "pod", name.String(), "err", err)
 		c.queue.AddRateLimited(name)
 	case again > 0:
 		c.queue.Forget(name)
@@ -311,79 +322,54 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	until, attempt, seen, failures, ran, paused := w.until, w.attempts+1, w.seen, w.failures, w.ran, c.paused
 	c.mu.Unlock()
 	if (ran || started(pod)) && pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
-		return 0, c.fail(ctx, pod, "CellLost", "The cell that ran the pod was lost, and the pod's restartPolicy is Never")
+		return 0, c.fail(ctx, pod, events.CellLost, "The cell that ran the pod was lost, and the pod's restartPolicy is Never")
 	}
 	if c.cfg.MaxAttempts > 0 && failures >= c.cfg.MaxAttempts {
-		return 0, c.fail(ctx, pod, "CellsNotReady", fmt.Sprintf("%d cells in a row were launched for the pod and none became ready (cells.maxAttempts)", failures))
+		return 0, c.fail(ctx, pod, events.CellsNotReady,
+			fmt.Sprintf("%d cells in a row were launched for the pod and none became ready (cells.maxAttempts)", failures))
 	}
 	if paused != "" {
-		c.waits(pod, "Paused", paused, time.Time{})
+		c.waits(pod, events.Paused, paused, time.Time{})
 		return 0, nil
 	}
 	if until.After(now) {
 		return until.Sub(now), nil
 	}
 
-	var needs volumes.Needs
-	if c.cfg.Volumes != nil {
-		var err error
-		if needs, err = c.cfg.Volumes(ctx, pod); err != nil {
-			return c.waitsForVolume(pod, err)
-		}
-	}
-	zone := zoneOf(needs)
-	offers, err := c.cfg.Place(withPlugins(pod, needs), zone)
-	if err != nil {
-		wait, reason, why := unplaceableRetry, "Unplaceable", err.Error()
-		if zone != "" {
-			why += fmt.Sprintf("; the disks of its volumes are in zone %s", zone)
-		}
-		var annotation *placement.InvalidAnnotationError
-		var capacity *placement.NoCapacityError
-		switch {
-		case errors.As(err, &annotation):
-			reason, why = "InvalidAnnotation", err.Error()
-		case errors.As(err, &capacity):
-			reason, wait = "NoCapacity", backoff(attempt)
-		}
-		c.waits(pod, reason, why, now.Add(wait))
+	r, err := c.Choose(ctx, pod)
+	var unplaced *PlacementError
+	switch {
+	case errors.As(err, &unplaced):
+		reason, wait := unplaced.wait(attempt)
+		c.waits(pod, reason, err.Error(), now.Add(wait))
 		return wait, nil
+	case err != nil:
+		return c.waitsForVolume(pod, err)
 	}
-	r := cells.Request{Pod: ref, Attempt: attempt, Seen: seen, Offers: offers, Disks: disksOf(needs), Plugins: pluginsOf(needs)}
-	if a, err := placement.ParseAnnotations(pod.Annotations); err == nil { // else Place has said so
-		r.Special = special(a)
-		if t := a.HealthyTimeout; t != nil {
-			after := t.After // 0 when never
-			r.HealthyTimeout = &after
-		}
-	}
+	r.Attempt, r.Seen = attempt, seen
 	cell, err := c.cfg.Cells.Request(ctx, r)
 	var inUse *cells.DiskInUseError
 	switch {
 	case errors.As(err, &inUse):
-		c.waits(pod, "VolumeInUse", inUse.Error(), now.Add(volumeRetry))
+		c.waits(pod, events.VolumeInUse, inUse.Error(), now.Add(volumeRetry))
 		return volumeRetry, nil
 	case errors.Is(err, cells.ErrHasCell):
 		return 0, nil
 	case err != nil:
-		c.waits(pod, "CellNotRequested", err.Error(), time.Time{})
+		c.waits(pod, events.CellNotRequested, err.Error(), time.Time{})
 		return 0, err
 	}
 	c.mu.Lock()
 	w.attempts, w.why, w.until = attempt, "", now.Add(backoff(attempt)) // of the next attempt, if this cell fails
 	c.mu.Unlock()
 	if cell.Standby != "" {
-		c.cfg.Event(ref, corev1.EventTypeNormal, "StandbyCellTaken", fmt.Sprintf("Standby cell %s is %s: %s", cell.ID, cell.Offer(), offers[0].Reason))
+		c.cfg.Event(ref, corev1.EventTypeNormal, events.StandbyCellTaken,
+			fmt.Sprintf("Standby cell %s is %s: %s", cell.ID, cell.Offer(), r.Offers[0].Reason))
 		return 0, nil
 	}
-	c.cfg.Event(ref, corev1.EventTypeNormal, "CellRequested", fmt.Sprintf("Cell %s will be %s: %s", cell.ID, offers[0], offers[0].Reason))
+	c.cfg.Event(ref, corev1.EventTypeNormal, events.CellRequested,
+		fmt.Sprintf("Cell %s will be %s: %s", cell.ID, r.Offers[0], r.Offers[0].Reason))
 	return 0, nil
-}
-
-// special says that the annotations ask for what only a launch can give.
-func special(a placement.Annotations) bool {
-	return a.VolumeSizeBytes > 0 || a.PrivateIPOnly != nil || len(a.SecurityGroups) > 0 || a.InstanceProfile != "" ||
-		len(a.CloudRoutes) > 0 || a.ImageOverlayRootfs != nil || slices.Contains(a.LaunchTypes, placement.Dedicated)
 }
 
 // waits records and reports why a pod has no cell, once for each reason.
@@ -417,7 +403,7 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 			return left, nil
 		}
 		why := fmt.Sprintf("The pod was still there %s after its grace period; its cell is terminated", overdue)
-		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, "DeletionOverdue", why)
+		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, events.DeletionOverdue, why)
 		c.cfg.Cells.Release(pod.UID, why, false)
 		return 0, nil // the cell wakes the pod when it is gone
 	}
@@ -450,13 +436,20 @@ func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message 
 	pod = pod.DeepCopy()
 	pod.Status.Phase, pod.Status.Reason, pod.Status.Message = corev1.PodFailed, reason, message
 	now := metav1.NewTime(c.cfg.Clock.Now())
-	for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+	s := &pod.Status
+	for _, list := range [][]corev1.ContainerStatus{s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses} {
 		for i := range list {
 			s := &list[i]
 			if s.State.Terminated != nil {
 				continue
 			}
-			t := &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "ContainerStatusUnknown", Message: message, FinishedAt: now, ContainerID: s.ContainerID}
+			t := &corev1.ContainerStateTerminated{
+				ExitCode:    137,
+				Reason:      "ContainerStatusUnknown",
+				Message:     message,
+				FinishedAt:  now,
+				ContainerID: s.ContainerID,
+			}
 			if s.State.Running != nil {
 				t.StartedAt = s.State.Running.StartedAt
 			}
@@ -464,9 +457,15 @@ func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message 
 		}
 	}
 	notReady(pod, now, "PodFailed", message)
-	if reason == "CellLost" {
+	if reason == events.CellLost {
 		// So that a Job's podFailurePolicy can tell this from a failure of its own.
-		setCondition(pod, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: reason, Message: message, LastTransitionTime: now})
+		setCondition(pod, corev1.PodCondition{
+			Type:               corev1.DisruptionTarget,
+			Status:             corev1.ConditionTrue,
+			Reason:             reason,
+			Message:            message,
+			LastTransitionTime: now,
+		})
 	}
 	// The version that was read goes along: whoever wrote since is not overwritten.
 	_, err := c.cfg.Client.Pods(pod.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{})

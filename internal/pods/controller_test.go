@@ -16,11 +16,14 @@ import (
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	testclock "k8s.io/utils/clock/testing"
 )
@@ -47,7 +50,13 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 		return cells.Cell{}, m.refuse
 	}
 	m.disks, m.plugins = r.Disks, r.Plugins
-	cell := cells.Cell{ID: fmt.Sprintf("cell-%d", len(m.requests)), Pod: pod, Phase: apiv1.Requested, Attempt: attempt, Offers: offers}
+	cell := cells.Cell{
+		ID:      fmt.Sprintf("cell-%d", len(m.requests)),
+		Pod:     pod,
+		Phase:   apiv1.Requested,
+		Attempt: attempt,
+		Offers:  offers,
+	}
 	m.cells[pod.UID] = cell
 	m.requests = append(m.requests, fmt.Sprintf("%s#%d", pod.UID, attempt))
 	return cell, nil
@@ -134,20 +143,25 @@ type harness struct {
 
 func newHarness(t *testing.T) *harness {
 	h := &harness{
-		T: t, cells: &modelCells{cells: map[types.UID]cells.Cell{}}, client: fake.NewClientset(),
-		clock: testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
+		T:      t,
+		cells:  &modelCells{cells: map[types.UID]cells.Cell{}},
+		client: fake.NewClientset(),
+		clock:  testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
 		place: func(*corev1.Pod) ([]cells.Offer, error) {
 			return []cells.Offer{{InstanceType: "nano", Zone: "local", Reason: "cheapest"}}, nil
 		},
 	}
 	h.informer = cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, nil)
 	c, err := New(Config{
-		Pods: h.informer, Client: podsGetter{h.client}, Cells: h.cells,
+		Pods:    h.informer,
+		Client:  podsGetter{h.client},
+		Cells:   h.cells,
 		Place:   func(p *corev1.Pod, zone string) ([]cells.Offer, error) { h.zone, h.placed = zone, p; return h.place(p) },
 		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return h.needs, h.volumeErr },
 		Event:   func(_ apiv1.PodReference, kind, reason, _ string) { h.events = append(h.events, kind+" "+reason) },
 		Forget:  func(uid types.UID) { h.forgotten = append(h.forgotten, uid) },
-		Clock:   h.clock, Log: slog.New(slog.DiscardHandler),
+		Clock:   h.clock,
+		Log:     slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -207,8 +221,12 @@ func (h *harness) want(what string, got []string, want ...string) {
 func pod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)},
-		Spec:       corev1.PodSpec{NodeName: "kip-0", RestartPolicy: corev1.RestartPolicyAlways, Containers: []corev1.Container{{Name: "c"}}},
-		Status:     corev1.PodStatus{Phase: corev1.PodPending},
+		Spec: corev1.PodSpec{
+			NodeName:      "kip-0",
+			RestartPolicy: corev1.RestartPolicyAlways,
+			Containers:    []corev1.Container{{Name: "c"}},
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodPending},
 	}
 	for _, f := range change {
 		f(p)
@@ -226,7 +244,10 @@ func deletedAt(t time.Time) func(*corev1.Pod) {
 func running(p *corev1.Pod) {
 	p.Status.Phase = corev1.PodRunning
 	p.Status.ContainerStatuses = []corev1.ContainerStatus{{
-		Name: "c", Ready: true, ContainerID: "containerd://x", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}},
+		Name:        "c",
+		Ready:       true,
+		ContainerID: "containerd://x",
+		State:       corev1.ContainerState{Running: &corev1.ContainerStateRunning{}},
 	}}
 }
 
@@ -393,13 +414,16 @@ func TestALostCellIsReplacedAsTheRestartPolicyAllows(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := got.Status
-	if s.Phase != corev1.PodFailed || s.Reason != "CellLost" || s.ContainerStatuses[0].State.Terminated == nil || s.ContainerStatuses[0].Ready {
+	if s.Phase != corev1.PodFailed || s.Reason != "CellLost" ||
+		s.ContainerStatuses[0].State.Terminated == nil || s.ContainerStatuses[0].Ready {
 		t.Fatalf("status %+v, want Failed with a terminated container", s)
 	}
 }
 
 func TestBackoffGrowsToItsBound(t *testing.T) {
-	for attempt, want := range map[int]time.Duration{1: time.Second, 2: 2 * time.Second, 5: 16 * time.Second, 20: longestBackoff, 1000: longestBackoff} {
+	for attempt, want := range map[int]time.Duration{
+		1: time.Second, 2: 2 * time.Second, 5: 16 * time.Second, 20: longestBackoff, 1000: longestBackoff,
+	} {
 		if got := backoff(attempt); got != want {
 			t.Errorf("backoff(%d) = %s, want %s", attempt, got, want)
 		}
@@ -412,9 +436,15 @@ func TestAPodThatIsDeletedWhileNobodyWatchesIsForgotten(t *testing.T) {
 	p := pod("a")
 	h.put(p)
 	h.must("a")
-	h.c.forget(p.UID)
+	if len(h.c.pods) != 1 {
+		t.Fatalf("%d pods are known, so nothing can be forgotten", len(h.c.pods))
+	}
+	h.c.deleted(cache.DeletedFinalStateUnknown{Key: "ns/a", Obj: p}) // as the informer tells it, after a list
 	if len(h.c.pods) != 0 || !slices.Equal(h.forgotten, []types.UID{p.UID}) {
 		t.Fatalf("still known: %v; forgotten: %v", h.c.pods, h.forgotten)
+	}
+	if name, _ := h.c.queue.Get(); name != (cache.ObjectName{Namespace: "ns", Name: "a"}) {
+		t.Fatalf("%s is looked at, want the pod, whose cell is to be let go", name)
 	}
 }
 
@@ -435,5 +465,70 @@ func TestNothingIsKeptOfAPodThatGoesWhileItIsLookedAt(t *testing.T) {
 	h.c.CellSilent(cells.Cell{ID: "cell-a", Pod: apiv1.Ref(p)}, time.Time{})
 	if len(h.c.pods) != 0 {
 		t.Fatalf("still known: %v", h.c.pods)
+	}
+}
+
+// interrupted is a running pod on a cell that the cloud takes back in two minutes.
+func interrupted(h *harness) *corev1.Pod {
+	p := pod("a", running, func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "job", UID: "job", Controller: new(true)}}
+	})
+	h.put(p)
+	h.must("a")
+	h.cells.set(p.UID, func(c *cells.Cell) { c.Phase, c.Interrupted = apiv1.Bound, h.clock.Now().Add(2*time.Minute) })
+	cell, _ := h.cells.ForPod(p.UID)
+	h.c.CellInterrupted(cell)
+	h.events = nil
+	return p
+}
+
+func TestAnEvictionThatABudgetForbidsIsTriedAgainAndToldOnce(t *testing.T) {
+	h := newHarness(t)
+	tried, forbidden := 0, 2
+	h.client.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if a.GetSubresource() != "eviction" {
+			return false, nil, nil
+		}
+		if tried++; tried <= forbidden {
+			return true, nil, apierrors.NewTooManyRequests("a disruption budget", 0)
+		}
+		return true, nil, nil
+	})
+	interrupted(h)
+	for n := range forbidden {
+		again := h.must("a")
+		if again <= 0 || again >= 2*time.Minute {
+			t.Fatalf("after refusal %d it is tried again in %s: want a time within the notice", n+1, again)
+		}
+		h.clock.Step(again)
+	}
+	h.want("events", h.events, "Warning EvictionBlocked")
+	if again := h.must("a"); again != 0 || tried != forbidden+1 {
+		t.Fatalf("%d evictions, and another in %s: want %d and no other", tried, again, forbidden+1)
+	}
+	h.want("events", h.events, "Warning EvictionBlocked", "Normal Evicted")
+}
+
+func TestAPodIsEvictedWithTheGraceThatTheNoticeLeaves(t *testing.T) {
+	for left, want := range map[time.Duration]int64{2 * time.Minute: 30, 20 * time.Second: 15, 3 * time.Second: 1} {
+		h := newHarness(t)
+		var got []int64
+		h.client.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			e, ok := a.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction)
+			if !ok {
+				return false, nil, nil
+			}
+			if p := e.DeleteOptions.Preconditions; p == nil || p.UID == nil || *p.UID != "uid-a" {
+				t.Errorf("the eviction is of %+v: want this pod only", p)
+			}
+			got = append(got, *e.DeleteOptions.GracePeriodSeconds)
+			return true, nil, nil
+		})
+		interrupted(h)
+		h.clock.Step(2*time.Minute - left)
+		h.must("a")
+		if !slices.Equal(got, []int64{want}) {
+			t.Errorf("with %s left the pod was given %d s: want %d", left, got, want)
+		}
 	}
 }

@@ -6,8 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/elotl/kip/internal/capacity"
-	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/test/oddpods"
 )
@@ -15,7 +15,12 @@ import (
 // TestAnyPodGetsACellOrAReason has pods with anything in every field, also in
 // their status: the loop does not panic, and each pod gets a cell or a reason.
 func TestAnyPodGetsACellOrAReason(t *testing.T) {
-	placer, err := placement.New(catalog.Local("amd64"), placement.Config{DefaultInstanceType: "nano", DefaultArch: "amd64", ReservedMemoryBytes: 64 << 20, DefaultDiskBytes: 4 << 30})
+	placer, err := placement.New(sizes.Types("amd64"), placement.Config{
+		DefaultInstanceType: "nano",
+		DefaultArch:         "amd64",
+		ReservedMemoryBytes: 64 << 20,
+		DefaultDiskBytes:    4 << 30,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,10 @@ import (
 func TestWhilePausedNoCellIsRequestedAndDeletedPodsGo(t *testing.T) {
 	h := newHarness(t)
 	waiting := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "waiting", UID: "w"}}
-	ended := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ended", UID: "e"}, Status: corev1.PodStatus{Phase: corev1.PodSucceeded}}
+	ended := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ended", UID: "e"},
+		Status:     corev1.PodStatus{Phase: corev1.PodSucceeded},
+	}
 	h.put(waiting)
 	h.put(ended)
 	h.cells.set("e", func(c *cells.Cell) { c.ID, c.Phase, c.Pod = "cell-e", apiv1.Bound, apiv1.Ref(ended) })

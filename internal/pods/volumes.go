@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
@@ -16,12 +17,12 @@ const volumeRetry = 2 * time.Second
 
 // waitsForVolume says why a pod gets no cell before its volumes can be had.
 func (c *Controller) waitsForVolume(pod *corev1.Pod, err error) (time.Duration, error) {
-	reason := "VolumeNotReady"
+	reason := events.VolumeNotReady
 	var notReady *volumes.NotReadyError
 	var unsupported *volumes.UnsupportedError
 	switch {
 	case errors.As(err, &unsupported):
-		reason = "VolumeUnsupported"
+		reason = events.VolumeUnsupported
 	case !errors.As(err, &notReady):
 		return 0, err
 	}

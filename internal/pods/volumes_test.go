@@ -32,7 +32,7 @@ func TestAPodWaitsForItsVolumesWithoutACell(t *testing.T) {
 	h.clock.Step(volumeRetry)
 	h.volumeErr = errors.New("the API server is down")
 	if _, err := h.reconcile("a"); err == nil {
-		t.Error("an error that is nobody's fault is not tried again")
+		t.Error("an error that is nobody's fault is not retried")
 	}
 	h.volumeErr, h.needs.Disks = nil, []volumes.Disk{{ID: "disk-1", Volume: "pvc-1", Zone: "b"}}
 	h.must("a")
@@ -57,7 +57,10 @@ func TestAPodWhoseDiskIsUsedWaitsUntilItIsFree(t *testing.T) {
 	h := newHarness(t)
 	h.put(pod("a"))
 	h.needs.Disks = []volumes.Disk{{ID: "disk-1", Volume: "pvc-1"}}
-	h.cells.refuse = fmt.Errorf("request: %w", &cells.DiskInUseError{Disk: cells.Disk{ID: "disk-1", Volume: "pvc-1"}, Pod: apiv1.PodReference{Namespace: "ns", Name: "b"}})
+	h.cells.refuse = fmt.Errorf("request: %w", &cells.DiskInUseError{
+		Disk: cells.Disk{ID: "disk-1", Volume: "pvc-1"},
+		Pod:  apiv1.PodReference{Namespace: "ns", Name: "b"},
+	})
 	h.must("a")
 	h.must("a")
 	h.want("events", h.events, "Warning VolumeInUse")
@@ -70,9 +73,15 @@ func TestAPodWhoseDiskIsUsedWaitsUntilItIsFree(t *testing.T) {
 func TestThePluginsOfAPodsVolumesAreItsCells(t *testing.T) {
 	h := newHarness(t)
 	p := pod("a")
-	p.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("100Mi")}}}}
+	p.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
+		Requests: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("100Mi")},
+	}}}
 	h.put(p)
-	h.needs.Plugins = []volumes.Plugin{{Driver: "nfs", Pod: []byte("{}"), Requests: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("20Mi")}}}
+	h.needs.Plugins = []volumes.Plugin{{
+		Driver:   "nfs",
+		Pod:      []byte("{}"),
+		Requests: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("20Mi")},
+	}}
 	h.must("a")
 	if len(h.cells.plugins) != 1 || h.cells.plugins[0].Driver != "nfs" || string(h.cells.plugins[0].Pod) != "{}" {
 		t.Errorf("requested with %+v", h.cells.plugins)

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // Index holds policies, namespaces and pods, and says what is allowed to the pods
@@ -290,6 +290,9 @@ func (x *Index) SetPod(pod *Pod) {
 		x.count(r, pod.Name, pod, set, known)
 	}
 }
+
+// Pod returns a pod of the cluster, nil when it is not there. Nobody modifies one.
+func (x *Index) Pod(name types.NamespacedName) *Pod { return x.pods[name.Namespace][name] }
 
 // RemovePod forgets a pod of the cluster.
 func (x *Index) RemovePod(name types.NamespacedName) {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // policy is a NetworkPolicy, made ready to be evaluated.
@@ -90,7 +90,8 @@ func compile(p *networkingv1.NetworkPolicy, nextID func() int) (*policy, error) 
 		return nil, fail("spec.podSelector", err)
 	}
 	c.ingress.applies = len(p.Spec.PolicyTypes) == 0 || slices.Contains(p.Spec.PolicyTypes, networkingv1.PolicyTypeIngress)
-	c.egress.applies = len(p.Spec.PolicyTypes) == 0 && len(p.Spec.Egress) > 0 || slices.Contains(p.Spec.PolicyTypes, networkingv1.PolicyTypeEgress)
+	c.egress.applies = len(p.Spec.PolicyTypes) == 0 && len(p.Spec.Egress) > 0 ||
+		slices.Contains(p.Spec.PolicyTypes, networkingv1.PolicyTypeEgress)
 	var problems error
 	add := func(s *side, egress bool, field string, peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort) {
 		r := &rule{id: nextID(), policy: c, egress: egress, any: len(peers) == 0, anyPort: len(ports) == 0}

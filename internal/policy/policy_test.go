@@ -16,7 +16,7 @@ import (
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // passes says whether rules let a connection pass.
@@ -226,9 +226,10 @@ var (
 	namespaceNames = []string{"a", "b"}
 	podNames       = []string{"p", "q", "r"}
 	addresses      = []string{"10.0.0.1", "10.0.0.2", "10.0.0.66", "192.0.2.1", "fd00::1", "fd00::66"}
-	cidrs          = []string{"10.0.0.0/8", "10.0.0.0/24", "10.0.0.64/26", "10.0.0.2/32", "192.0.2.0/24", "fd00::/64", "fd00::40/122", "0.0.0.0/0"}
-	protocols      = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
-	ports          = []uint16{1, 80, 81, 82, 443, 8080, 65535}
+	cidrs          = []string{"10.0.0.0/8", "10.0.0.0/24", "10.0.0.64/26", "10.0.0.2/32", "192.0.2.0/24", "fd00::/64", "fd00::40/122",
+		"0.0.0.0/0"}
+	protocols = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
+	ports     = []uint16{1, 80, 81, 82, 443, 8080, 65535}
 )
 
 func drawLabels(t *rapid.T) map[string]string {
@@ -320,7 +321,8 @@ func drawPod(t *rapid.T) *corev1.Pod {
 	p.Namespace, p.Name = rapid.SampledFrom(namespaceNames).Draw(t, "namespace"), rapid.SampledFrom(podNames).Draw(t, "name")
 	p.Labels = drawLabels(t)
 	p.Spec.HostNetwork = rapid.IntRange(0, 7).Draw(t, "host network") == 0
-	p.Status.Phase = rapid.SampledFrom([]corev1.PodPhase{corev1.PodRunning, corev1.PodRunning, corev1.PodRunning, corev1.PodPending, corev1.PodSucceeded, corev1.PodFailed}).Draw(t, "phase")
+	p.Status.Phase = rapid.SampledFrom([]corev1.PodPhase{corev1.PodRunning, corev1.PodRunning, corev1.PodRunning, corev1.PodPending,
+		corev1.PodSucceeded, corev1.PodFailed}).Draw(t, "phase")
 	for _, ip := range rapid.SliceOfNDistinct(rapid.SampledFrom(addresses), 0, 2, rapid.ID).Draw(t, "addresses") {
 		p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: ip})
 	}
@@ -438,7 +440,8 @@ func (h *history) check(t *rapid.T) {
 		if !ok {
 			t.Fatalf("%s is no subject", name)
 		}
-		if was, before := h.last[name]; (!before || !reflect.DeepEqual(was, [2]agentapi.Direction{ingress, egress})) && !slices.Contains(told, name) {
+		if was, before := h.last[name]; (!before || !reflect.DeepEqual(was, [2]agentapi.Direction{ingress, egress})) &&
+			!slices.Contains(told, name) {
 			t.Fatalf("the rules of %s changed, and nobody was told", name)
 		}
 		h.last[name] = [2]agentapi.Direction{ingress, egress}
@@ -490,7 +493,8 @@ func policyOf(t testing.TB, text string) *networkingv1.NetworkPolicy {
 }
 
 func podOf(namespace, name, ip string, labels map[string]string, ports ...NamedPort) *Pod {
-	return &Pod{Name: types.NamespacedName{Namespace: namespace, Name: name}, Labels: labels, Addresses: []netip.Addr{netip.MustParseAddr(ip)}, Ports: ports}
+	return &Pod{Name: types.NamespacedName{Namespace: namespace, Name: name}, Labels: labels,
+		Addresses: []netip.Addr{netip.MustParseAddr(ip)}, Ports: ports}
 }
 
 func TestOnePolicyReadsAsItsRules(t *testing.T) {
@@ -556,12 +560,14 @@ spec: {podSelector: {}, ingress: [{from: [{podSelector: {matchLabels: {x: "1"}}}
 		want []types.NamespacedName
 	}{
 		{"a pod that nobody names", func() { x.SetPod(podOf("a", "p", "10.0.0.2", nil)) }, nil},
-		{"one that a policy of its namespace names", func() { x.SetPod(podOf("b", "p", "10.0.0.3", map[string]string{"x": "1"})) }, []types.NamespacedName{{Namespace: "b", Name: "s"}}},
+		{"one that a policy of its namespace names", func() { x.SetPod(podOf("b", "p", "10.0.0.3", map[string]string{"x": "1"})) },
+			[]types.NamespacedName{{Namespace: "b", Name: "s"}}},
 		{"the same again", func() { x.SetPod(podOf("b", "p", "10.0.0.3", map[string]string{"x": "1"})) }, nil},
 		{"another label, which no policy asks for", func() {
 			x.SetPod(podOf("b", "p", "10.0.0.3", map[string]string{"x": "1", "y": "1"}))
 		}, nil},
-		{"another address", func() { x.SetPod(podOf("b", "p", "10.0.0.4", map[string]string{"x": "1"})) }, []types.NamespacedName{{Namespace: "b", Name: "s"}}},
+		{"another address", func() { x.SetPod(podOf("b", "p", "10.0.0.4", map[string]string{"x": "1"})) },
+			[]types.NamespacedName{{Namespace: "b", Name: "s"}}},
 		{"its end", func() { x.RemovePod(types.NamespacedName{Namespace: "b", Name: "p"}) }, []types.NamespacedName{{Namespace: "b", Name: "s"}}},
 	} {
 		step.do()
@@ -599,7 +605,8 @@ func TestWhatCannotBeReadOfAPolicyAllowsNothing(t *testing.T) {
 func BenchmarkAPeerOfAThousandPodsChanges(b *testing.B) {
 	x := NewIndex()
 	x.SetNamespace("a", nil)
-	if err := x.SetPolicy(policyOf(b, "metadata: {namespace: a, name: p}\nspec: {podSelector: {}, ingress: [{from: [{podSelector: {}}]}]}")); err != nil {
+	if err := x.SetPolicy(policyOf(b,
+		"metadata: {namespace: a, name: p}\nspec: {podSelector: {}, ingress: [{from: [{podSelector: {}}]}]}")); err != nil {
 		b.Fatal(err)
 	}
 	pod := func(i int) *Pod {

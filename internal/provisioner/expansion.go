@@ -13,11 +13,9 @@ import (
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/volumes"
 )
-
-// reasonNotExpanded is the Event on a claim that asks for more than its disk has.
-const reasonNotExpanded = "VolumeNotExpanded"
 
 // expansions tells the owners of claims on this node's disks that ask for more than
 // they have that nobody will give it to them: Kubernetes only says that it waits
@@ -33,16 +31,17 @@ type expansions struct {
 func (p *Provisioner) watch() (claims, pvs cache.SharedIndexInformer, run func(context.Context), err error) {
 	factory := informers.NewSharedInformerFactory(p.cfg.Client, controller.DefaultResyncPeriod)
 	pvs, claims = factory.Core().V1().PersistentVolumes().Informer(), factory.Core().V1().PersistentVolumeClaims().Informer()
-	events := record.NewBroadcaster()
-	e := &expansions{p: p, volumes: pvs.GetStore(), recorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: volumes.Driver, Host: p.cfg.Node})}
+	broadcaster := record.NewBroadcaster()
+	e := &expansions{p: p, volumes: pvs.GetStore(), recorder: broadcaster.NewRecorder(scheme.Scheme,
+		corev1.EventSource{Component: volumes.Driver, Host: p.cfg.Node})}
 	if _, err := claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { e.look(nil, o) }, UpdateFunc: e.look,
 	}); err != nil {
 		return nil, nil, nil, fmt.Errorf("watch claims: %w", err)
 	}
 	return claims, pvs, func(ctx context.Context) {
-		defer events.Shutdown()
-		events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: p.cfg.Client.CoreV1().Events("")})
+		defer broadcaster.Shutdown()
+		broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: p.cfg.Client.CoreV1().Events("")})
 		var all sync.WaitGroup
 		defer all.Wait()
 		all.Go(func() { pvs.RunWithContext(ctx) })
@@ -59,7 +58,8 @@ func (e *expansions) look(before, now any) {
 		return
 	}
 	wants, has := claim.Spec.Resources.Requests[corev1.ResourceStorage], claim.Status.Capacity[corev1.ResourceStorage]
-	if old, ok := before.(*corev1.PersistentVolumeClaim); ok && old.Status.Phase == corev1.ClaimBound && wants.Equal(old.Spec.Resources.Requests[corev1.ResourceStorage]) {
+	if old, ok := before.(*corev1.PersistentVolumeClaim); ok && old.Status.Phase == corev1.ClaimBound &&
+		wants.Equal(old.Spec.Resources.Requests[corev1.ResourceStorage]) {
 		return // it was told
 	}
 	o, exists, err := e.volumes.GetByKey(claim.Spec.VolumeName)
@@ -67,7 +67,7 @@ func (e *expansions) look(before, now any) {
 		return
 	}
 	if pv, ok := o.(*corev1.PersistentVolume); ok && e.p.ShouldDelete(context.Background(), pv) {
-		e.recorder.Eventf(claim, corev1.EventTypeWarning, reasonNotExpanded,
+		e.recorder.Eventf(claim, corev1.EventTypeWarning, events.VolumeNotExpanded,
 			"The claim asks for %s and stays at %s: this Kip does not expand disks. Copy the data to a larger claim", wants.String(), has.String())
 	}
 }

@@ -20,9 +20,10 @@ import (
 func TestAClaimThatIsExpandedIsToldThatItIsNot(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	volume := func(name, node, driver string) *corev1.PersistentVolume {
-		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
-			CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeAttributes: map[string]string{volumes.AttributeNode: node}},
-		}}}
+		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeAttributes: map[string]string{volumes.AttributeNode: node}},
+			}}}
 	}
 	claim := func(name, wants, has string) *corev1.PersistentVolumeClaim {
 		return &corev1.PersistentVolumeClaim{
@@ -30,7 +31,8 @@ func TestAClaimThatIsExpandedIsToldThatItIsNot(t *testing.T) {
 			Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-" + name, Resources: corev1.VolumeResourceRequirements{
 				Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(wants)},
 			}},
-			Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(has)}},
+			Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound,
+				Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(has)}},
 		}
 	}
 	client := fake.NewClientset(
@@ -54,7 +56,7 @@ func TestAClaimThatIsExpandedIsToldThatItIsNot(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range events.Items {
-			if e.Reason != reasonNotExpanded || e.Type != corev1.EventTypeWarning {
+			if e.Reason != "VolumeNotExpanded" || e.Type != corev1.EventTypeWarning {
 				t.Errorf("told of %s: %s %s: %s", e.InvolvedObject.Name, e.Type, e.Reason, e.Message)
 			}
 			list = append(list, fmt.Sprintf("%s x%d: %s", e.InvolvedObject.Name, e.Count, e.Message))

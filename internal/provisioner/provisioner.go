@@ -105,7 +105,8 @@ func (p *Provisioner) SupportsBlock(context.Context) bool { return true }
 
 // Provision makes the disk of a claim. It is idempotent by the volume's name, which
 // follows from the claim's UID.
-func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptions) (*corev1.PersistentVolume, controller.ProvisioningState, error) {
+func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptions) (*corev1.PersistentVolume,
+	controller.ProvisioningState, error) {
 	zone, err := p.check(o)
 	if err != nil {
 		return nil, controller.ProvisioningFinished, err
@@ -124,7 +125,8 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 	case err != nil: // it may have been made
 		return nil, controller.ProvisioningInBackground, err
 	}
-	p.cfg.Log.Info("made a disk", "disk", disk.ID, "volume", o.PVName, "claim", o.PVC.Namespace+"/"+o.PVC.Name, "bytes", disk.SizeBytes, "zone", disk.Zone)
+	p.cfg.Log.Info("made a disk", "disk", disk.ID, "volume", o.PVName, "claim", o.PVC.Namespace+"/"+o.PVC.Name, "bytes", disk.SizeBytes,
+		"zone", disk.Zone)
 	filesystem := corev1.PersistentVolumeFilesystem
 	mode := o.PVC.Spec.VolumeMode
 	if mode == nil {
@@ -149,7 +151,8 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 			// The virtual node stands for machines in many zones, so it has no zone of
 			// its own to select by; the zone is in the attributes, for placement.
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{p.cfg.Node}}},
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn,
+					Values: []string{p.cfg.Node}}},
 			}}}},
 		},
 	}, controller.ProvisioningFinished, nil
@@ -166,7 +169,8 @@ func (p *Provisioner) check(o controller.ProvisionOptions) (zone string, err err
 		case key != parameterZone:
 			return "", fmt.Errorf("StorageClass %s: parameters.%s is unknown: want %s, or none", o.StorageClass.Name, key, parameterZone)
 		case !slices.Contains(p.cfg.Zones, value):
-			return "", fmt.Errorf("StorageClass %s: parameters.%s is %q: want one of %s", o.StorageClass.Name, key, value, strings.Join(p.cfg.Zones, ", "))
+			return "", fmt.Errorf("StorageClass %s: parameters.%s is %q: want one of %s", o.StorageClass.Name, key, value,
+				strings.Join(p.cfg.Zones, ", "))
 		}
 		zone = value
 	}

@@ -29,13 +29,15 @@ func provisioner(t *testing.T) (*Provisioner, *sim.Cloud) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	return &Provisioner{cfg: Config{Node: "kip-0", ControllerID: "me", NameTag: "tag", Disks: c, Zones: []string{"a", "b"}, Log: slog.New(slog.DiscardHandler)}}, c
+	return &Provisioner{cfg: Config{Node: "kip-0", ControllerID: "me", NameTag: "tag", Disks: c, Zones: []string{"a", "b"},
+		Log: slog.New(slog.DiscardHandler)}}, c
 }
 
 func options(change ...func(*controller.ProvisionOptions)) controller.ProvisionOptions {
 	o := controller.ProvisionOptions{
 		PVName: "pvc-1", SelectedNodeName: "kip-0",
-		StorageClass: &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "kip"}, ReclaimPolicy: ptr.To(corev1.PersistentVolumeReclaimRetain), MountOptions: []string{"noatime"}},
+		StorageClass: &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "kip"},
+			ReclaimPolicy: ptr.To(corev1.PersistentVolumeReclaimRetain), MountOptions: []string{"noatime"}},
 		PVC: &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
@@ -62,14 +64,17 @@ func TestAClaimGetsOneDiskHoweverOftenItIsTried(t *testing.T) {
 		}
 	}
 	disks := c.Disks()
-	if len(disks) != 1 || disks[0].Tags[cloud.TagOwner] != "me" || disks[0].Tags[cloud.TagVolume] != "pvc-1" || disks[0].Zone != "a" || disks[0].SizeBytes != 1<<30 {
+	if len(disks) != 1 || disks[0].Tags[cloud.TagOwner] != "me" || disks[0].Tags[cloud.TagVolume] != "pvc-1" || disks[0].Zone != "a" ||
+		disks[0].SizeBytes != 1<<30 {
 		t.Fatalf("made %+v", disks)
 	}
 	s := pv.Spec
-	if s.CSI == nil || s.CSI.Driver != volumes.Driver || s.CSI.VolumeHandle != disks[0].ID || s.CSI.FSType != "ext4" || s.CSI.VolumeAttributes["zone"] != "a" || s.CSI.VolumeAttributes["node"] != "kip-0" {
+	if s.CSI == nil || s.CSI.Driver != volumes.Driver || s.CSI.VolumeHandle != disks[0].ID || s.CSI.FSType != "ext4" ||
+		s.CSI.VolumeAttributes["zone"] != "a" || s.CSI.VolumeAttributes["node"] != "kip-0" {
 		t.Errorf("the source is %+v", s.CSI)
 	}
-	if s.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain || len(s.MountOptions) != 1 || s.Capacity.Storage().Value() != 1<<30 || *s.VolumeMode != corev1.PersistentVolumeFilesystem {
+	if s.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain || len(s.MountOptions) != 1 ||
+		s.Capacity.Storage().Value() != 1<<30 || *s.VolumeMode != corev1.PersistentVolumeFilesystem {
 		t.Errorf("the volume is %+v", s)
 	}
 	if r := s.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]; r.Key != corev1.LabelHostname || r.Values[0] != "kip-0" {
@@ -79,8 +84,12 @@ func TestAClaimGetsOneDiskHoweverOftenItIsTried(t *testing.T) {
 
 func TestWhatCannotBeMadeIsRefusedForGood(t *testing.T) {
 	for want, spoil := range map[string]func(*controller.ProvisionOptions){
-		`StorageClass kip: parameters.size is unknown: want zone`: func(o *controller.ProvisionOptions) { o.StorageClass.Parameters = map[string]string{"size": "1"} },
-		`parameters.zone is "c": want one of a, b`:                func(o *controller.ProvisionOptions) { o.StorageClass.Parameters = map[string]string{"zone": "c"} },
+		`StorageClass kip: parameters.size is unknown: want zone`: func(o *controller.ProvisionOptions) {
+			o.StorageClass.Parameters = map[string]string{"size": "1"}
+		},
+		`parameters.zone is "c": want one of a, b`: func(o *controller.ProvisionOptions) {
+			o.StorageClass.Parameters = map[string]string{"zone": "c"}
+		},
 		`spec.accessModes has ReadWriteMany`: func(o *controller.ProvisionOptions) {
 			o.PVC.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 		},
@@ -94,7 +103,9 @@ func TestWhatCannotBeMadeIsRefusedForGood(t *testing.T) {
 		}
 	}
 	p, c := provisioner(t)
-	pv, _, err := p.Provision(t.Context(), options(func(o *controller.ProvisionOptions) { o.StorageClass.Parameters = map[string]string{"zone": "b"} }))
+	pv, _,
+		err := p.Provision(t.Context(),
+		options(func(o *controller.ProvisionOptions) { o.StorageClass.Parameters = map[string]string{"zone": "b"} }))
 	if err != nil || pv.Spec.CSI.VolumeAttributes["zone"] != "b" || c.Disks()[0].Zone != "b" {
 		t.Errorf("zone b: %v, %v", c.Disks(), err)
 	}

@@ -1,6 +1,24 @@
-// Package spelling finds the known word that was probably meant. It only
-// compares words: what they name is the caller's business.
+// Package spelling owns how words are shown and compared: it finds the known word
+// that was probably meant, and makes another's text fit for a terminal. What words
+// name is the caller's business.
 package spelling
+
+import (
+	"strings"
+	"unicode"
+)
+
+// Printable returns what may be shown of another's text, in a log or on a terminal:
+// what cannot be printed, escape sequences and marks of direction among it, becomes
+// a question mark.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) && r != unicode.ReplacementChar {
+			return r
+		}
+		return '?'
+	}, s)
+}
 
 // Nearest returns the word of known that differs least from word, or "" when
 // none is near enough to be a slip of the keyboard: more than a third of the

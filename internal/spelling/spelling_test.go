@@ -34,3 +34,17 @@ func TestDistanceCountsEdits(t *testing.T) {
 		}
 	}
 }
+
+func TestNoEscapeSequenceIsPrintable(t *testing.T) {
+	for text, want := range map[string]string{
+		"plain, ünïcode 世界":            "plain, ünïcode 世界",
+		"\x1b]0;title\x07\x1b[2Jgone":  "?]0;title??[2Jgone",
+		"one\nlevel=INFO two\r\tthree": "one?level=INFO two??three",
+		"\u009b31mC1 \u202eright":      "?31mC1 ?right",
+		"\xff\xfe broken":              "?? broken",
+	} {
+		if got := Printable(text); got != want {
+			t.Errorf("%q is printed as %q, want %q", text, got, want)
+		}
+	}
+}

@@ -5,14 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // gather asks all cells. What one of them does not answer is not in the answer.
@@ -41,13 +40,14 @@ func (src *source) gather(ctx context.Context) (*answer, map[Miss]int, error) {
 		counts[why]++
 		missed[c.ID] = true
 		mu.Unlock()
-		s.c.Log.Debug("a cell did not tell what its pod uses", "cell", c.ID, "pod", c.Namespace+"/"+c.Pod, "path", src.path, "why", string(why), "err", err)
+		s.c.Log.Debug("a cell did not tell what its pod uses", "cell", c.ID, "pod", c.Namespace+"/"+c.Pod, "path", src.path, "why", string(why),
+			"err", err)
 	}
 	var asked errgroup.Group
 	asked.SetLimit(maxInFlight)
 	for i := range cells {
 		c := &cells[i]
-		if c.RoundTripper == nil {
+		if c.Conn == nil {
 			miss(c, NotConnected, nil)
 			continue
 		}
@@ -88,19 +88,12 @@ func whyOf(err error) Miss {
 func (src *source) ask(all context.Context, c *Cell, m merger) error {
 	ctx, cancel := context.WithTimeout(all, cellTimeout)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://cell"+agentapi.PathKubelet+src.path, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := c.RoundTripper.RoundTrip(r)
+	answer, err := agentapi.Client{Conn: c.Conn}.Kubelet(ctx, src.path)
 	if err != nil {
 		return within(ctx, err)
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("the kubelet answered %s", resp.Status)
-	}
-	body, release, err := src.s.reading.readAll(resp.Body)
+	defer answer.Close()
+	body, release, err := src.s.reading.readAll(answer)
 	defer release()
 	if err != nil {
 		return within(ctx, err)

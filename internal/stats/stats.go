@@ -11,6 +11,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 const (
@@ -38,8 +40,8 @@ type Cell struct {
 	ID             string
 	Namespace, Pod string
 	UID            types.UID
-	// RoundTripper is the way to the agent, nil when the cell is not connected.
-	RoundTripper http.RoundTripper
+	// Conn leads to the agent; it is nil when the cell is not connected.
+	Conn agentapi.Conn
 }
 
 // Miss is why a cell is not in an answer.

@@ -27,6 +27,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -69,7 +71,7 @@ func respond(body io.Reader) (*http.Response, error) {
 // says answers each path with a text.
 func says(texts map[string]string) tripper {
 	return func(r *http.Request) (*http.Response, error) {
-		text, ok := texts[strings.TrimPrefix(r.URL.Path, "/kubelet")]
+		text, ok := texts[strings.TrimPrefix(r.URL.Path, agentapi.PathKubelet)]
 		if !ok {
 			return &http.Response{StatusCode: http.StatusNotFound, Status: "404 Not Found", Body: http.NoBody}, nil
 		}
@@ -179,14 +181,15 @@ func cell(tb testing.TB, pod string) Cell {
 	for path, text := range answers(tb) {
 		texts[path] = renamed(text, pod, c.UID)
 	}
-	c.RoundTripper = says(texts)
+	c.Conn = says(texts)
 	return c
 }
 
 func TestEachPodOfTheNodeIsInEachText(t *testing.T) {
 	f := newFixture(t, cell(t, "a"), cell(t, "b"), cell(t, "c"))
 	for path, names := range map[string][]string{
-		"/metrics/resource": {"container_cpu_usage_seconds_total", "container_memory_working_set_bytes", "container_start_time_seconds", "pod_cpu_usage_seconds_total"},
+		"/metrics/resource": {"container_cpu_usage_seconds_total", "container_memory_working_set_bytes", "container_start_time_seconds",
+			"pod_cpu_usage_seconds_total"},
 		"/metrics/cadvisor": {"container_cpu_usage_seconds_total", "container_network_receive_bytes_total", "container_spec_memory_limit_bytes"},
 		"/metrics/probes":   {"prober_probe_total", "prober_probe_duration_seconds"},
 	} {
@@ -238,7 +241,7 @@ node_memory_working_set_bytes 1e6 %d
 
 func TestTheNodesCPUTimeNeverShrinks(t *testing.T) {
 	a, b := Cell{ID: "1", Namespace: "default", Pod: "a"}, Cell{ID: "2", Namespace: "default", Pod: "b"}
-	a.RoundTripper, b.RoundTripper = says(usage("a", 10, begin)), says(usage("b", 5, begin.Add(-time.Second)))
+	a.Conn, b.Conn = says(usage("a", 10, begin)), says(usage("b", 5, begin.Add(-time.Second)))
 	f := newFixture(t, a, b)
 	want := func(cpu, memory float64, at time.Time) {
 		t.Helper()
@@ -247,25 +250,26 @@ func TestTheNodesCPUTimeNeverShrinks(t *testing.T) {
 		if m.GetCounter().GetValue() != cpu || m.GetTimestampMs() != at.UnixMilli() {
 			t.Errorf("the node has used %g s at %d, want %g s at %d", m.GetCounter().GetValue(), m.GetTimestampMs(), cpu, at.UnixMilli())
 		}
-		if got := families["node_memory_working_set_bytes"].GetMetric(); memory == 0 && got != nil || memory != 0 && got[0].GetGauge().GetValue() != memory {
+		if got := families["node_memory_working_set_bytes"].GetMetric(); memory == 0 && got != nil || memory != 0 &&
+			got[0].GetGauge().GetValue() != memory {
 			t.Errorf("the node uses %v bytes, want %g", got, memory)
 		}
 	}
 	want(15, 2e6, begin)
 	// One cell does not answer.
-	f.cells[1].RoundTripper = says(nil)
-	f.cells[0].RoundTripper = says(usage("a", 12, begin.Add(2*time.Second)))
+	f.cells[1].Conn = says(nil)
+	f.cells[0].Conn = says(usage("a", 12, begin.Add(2*time.Second)))
 	want(17, 1e6, begin.Add(2*time.Second))
 	// It does again, and has worked meanwhile; the other was restarted. The time
 	// does not go back.
-	f.cells[1].RoundTripper = says(usage("b", 9, begin.Add(time.Second)))
-	f.cells[0].RoundTripper = says(usage("a", 1, begin.Add(time.Second)))
+	f.cells[1].Conn = says(usage("b", 9, begin.Add(time.Second)))
+	f.cells[0].Conn = says(usage("a", 1, begin.Add(time.Second)))
 	want(22, 2e6, begin.Add(2*time.Second))
 	// One cell has ended.
 	f.cells = f.cells[1:]
 	want(22, 1e6, begin.Add(2*time.Second))
 	// A cell whose clock is ahead.
-	f.cells[0].RoundTripper = says(usage("b", 10, begin.Add(24*time.Hour)))
+	f.cells[0].Conn = says(usage("b", 10, begin.Add(24*time.Hour)))
 	want(23, 1e6, f.clock.Now().Add(maxAge))
 	// All have.
 	f.cells = nil
@@ -274,7 +278,7 @@ func TestTheNodesCPUTimeNeverShrinks(t *testing.T) {
 
 func TestACellSpeaksForItsOwnPodOnly(t *testing.T) {
 	evil := cell(t, "evil")
-	evil.RoundTripper = says(map[string]string{
+	evil.Conn = says(map[string]string{
 		"/metrics/resource": `# TYPE container_cpu_usage_seconds_total counter
 container_cpu_usage_seconds_total{container="main",namespace="default",pod="a"} 1e9 1
 container_cpu_usage_seconds_total{container="pod=\"evil\"namespace=\"default\"",namespace="default",pod="a"} 1e9 1
@@ -312,7 +316,7 @@ node_memory_working_set_bytes -1e30 1
 
 func TestTheTypeOfMostCellsIsTheFamilys(t *testing.T) {
 	evil := cell(t, "evil")
-	evil.RoundTripper = says(map[string]string{"/metrics/resource": `# TYPE container_memory_working_set_bytes counter
+	evil.Conn = says(map[string]string{"/metrics/resource": `# TYPE container_memory_working_set_bytes counter
 container_memory_working_set_bytes{container="main",namespace="default",pod="evil"} 7 1
 `})
 	f := newFixture(t, evil, cell(t, "a"), cell(t, "b"))
@@ -346,7 +350,7 @@ func TestNoCellSpoilsTheRest(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	defer stalls.Close()
-	bad := map[Miss][]http.RoundTripper{
+	bad := map[Miss][]agentapi.Conn{
 		NotConnected: {nil},
 		TimedOut:     {over(t, silent.Addr().String()), over(t, stalls.Listener.Addr().String())},
 		Failed: {
@@ -364,9 +368,9 @@ func TestNoCellSpoilsTheRest(t *testing.T) {
 	}
 	f := newFixture(t, cell(t, "a"), cell(t, "z"))
 	want := map[Miss]int{}
-	for why, ways := range bad {
-		for i, way := range ways {
-			f.cells = slices.Insert(f.cells, 1, Cell{ID: fmt.Sprint(why, i), Namespace: "default", Pod: "bad", RoundTripper: way})
+	for why, conns := range bad {
+		for i, conn := range conns {
+			f.cells = slices.Insert(f.cells, 1, Cell{ID: fmt.Sprint(why, i), Namespace: "default", Pod: "bad", Conn: conn})
 			want[why]++
 		}
 	}
@@ -407,8 +411,8 @@ type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, errors.New("the stream broke") }
 
-// over is the way to an agent at an address.
-func over(t *testing.T, addr string) http.RoundTripper {
+// over leads to an agent at an address.
+func over(t *testing.T, addr string) agentapi.Conn {
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", addr)
 	}}
@@ -424,7 +428,7 @@ func TestCellsThatDidNotAnswerAreAskedLast(t *testing.T) {
 	for i := range maxInFlight + room + bad {
 		c := Cell{ID: fmt.Sprintf("cell-%03d", i), Namespace: "default", Pod: fmt.Sprint(i)}
 		good := says(usage(c.Pod, 1, begin))
-		c.RoundTripper = tripper(func(r *http.Request) (*http.Response, error) {
+		c.Conn = tripper(func(r *http.Request) (*http.Response, error) {
 			mu.Lock()
 			asked = append(asked, c.ID)
 			mu.Unlock()
@@ -449,8 +453,8 @@ func TestCellsThatDidNotAnswerAreAskedLast(t *testing.T) {
 func TestScrapersShareOneGathering(t *testing.T) {
 	var asked atomic.Int32
 	began, goOn := make(chan struct{}), make(chan struct{})
-	good := cell(t, "a").RoundTripper
-	f := newFixture(t, Cell{ID: "1", Namespace: "default", Pod: "a", RoundTripper: tripper(func(r *http.Request) (*http.Response, error) {
+	good := cell(t, "a").Conn
+	f := newFixture(t, Cell{ID: "1", Namespace: "default", Pod: "a", Conn: tripper(func(r *http.Request) (*http.Response, error) {
 		if asked.Add(1) == 1 {
 			close(began)
 			<-goOn
@@ -536,7 +540,8 @@ func TestTheSummaryIsOfOneNode(t *testing.T) {
 		var names []string
 		for _, p := range s.Pods {
 			names = append(names, p.PodRef.Name)
-			if len(p.Containers) != 1 || *p.Containers[0].Memory.WorkingSetBytes != 516096 || *p.EphemeralStorage.UsedBytes != 32768 || *p.Network.RxBytes != 656 {
+			if len(p.Containers) != 1 || *p.Containers[0].Memory.WorkingSetBytes != 516096 || *p.EphemeralStorage.UsedBytes != 32768 ||
+				*p.Network.RxBytes != 656 {
 				t.Errorf("%s: the pod is %+v", path, p)
 			}
 		}
@@ -574,9 +579,9 @@ func BenchmarkGather(b *testing.B) {
 		for i := range cells {
 			c := &cells[i]
 			*c = Cell{ID: fmt.Sprint("cell-", i), Namespace: "default", Pod: fmt.Sprintf("pod-%05d", i), UID: types.UID(fmt.Sprint("uid-", i))}
-			c.RoundTripper = tripper(func(r *http.Request) (*http.Response, error) {
+			c.Conn = tripper(func(r *http.Request) (*http.Response, error) {
 				// Quicker than renamed, so that it counts less.
-				text := strings.ReplaceAll(texts[strings.TrimPrefix(r.URL.Path, "/kubelet")], `pod="a"`, `pod="`+c.Pod+`"`)
+				text := strings.ReplaceAll(texts[strings.TrimPrefix(r.URL.Path, agentapi.PathKubelet)], `pod="a"`, `pod="`+c.Pod+`"`)
 				if strings.HasPrefix(text, "{") {
 					text = renamed(text, c.Pod, c.UID)
 				}

@@ -112,7 +112,8 @@ func TestApplyTakesUpToMaxChanges(t *testing.T) {
 		if _, err := s.Apply(t.Context(), changes[:MaxChanges]...); !errors.Is(err, ErrConflict) {
 			t.Fatalf("again: %v, want ErrConflict", err)
 		}
-		if _, err := s.Apply(t.Context(), Change{"k", item{}, 0}, Change{"k", nil, 0}); err == nil || !strings.Contains(err.Error(), "k in the store: it is changed twice") {
+		if _, err := s.Apply(t.Context(), Change{"k", item{}, 0}, Change{"k", nil, 0}); err == nil ||
+			!strings.Contains(err.Error(), "k in the store: it is changed twice") {
 			t.Fatalf("one key twice: %v", err)
 		}
 		if _, err := s.Put(t.Context(), "k", nil, 0); err == nil {
@@ -209,4 +210,32 @@ func TestMemoryFromOutsideABubbleLetsItsTimePass(t *testing.T) {
 		case <-time.After(time.Hour):
 		}
 	})
+}
+
+func TestAReadOfMemoryFailsWithWhatItsHookSays(t *testing.T) {
+	fails := errors.New("cut off")
+	failing := ""
+	s := MemoryWith(nil, func(key string) error {
+		if key == failing {
+			return fails
+		}
+		return nil
+	}).Within("me/")
+	put(t, s, "a", "1", 0)
+	each := func(string, []byte, int64) error { return nil }
+	failing = "me/a"
+	var got item
+	if _, err := s.Get(t.Context(), "a", &got); !errors.Is(err, fails) {
+		t.Fatalf("Get: %v, want what the hook said", err)
+	}
+	if err := s.List(t.Context(), "", each); err != nil {
+		t.Fatalf("List of what does not fail: %v", err)
+	}
+	failing = "me/"
+	if err := s.List(t.Context(), "", each); !errors.Is(err, fails) {
+		t.Fatalf("List: %v, want what the hook said", err)
+	}
+	if _, err := s.Get(t.Context(), "a", &got); err != nil || got != (item{"1"}) {
+		t.Fatalf("Get of what does not fail: %v, %v", got, err)
+	}
 }

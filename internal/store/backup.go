@@ -131,7 +131,8 @@ func readBackup(r io.Reader) (h header, lines []line, err error) {
 			return h, nil, fmt.Errorf("line %d is neither a record nor the trailer: %w", len(lines)+2, err)
 		}
 		if got := hex.EncodeToString(sum.Sum(nil)); got != end.SHA256 || end.Records != len(lines) {
-			return h, nil, fmt.Errorf("it is damaged: it has %d records and SHA-256 %s, its trailer says %d and %s", len(lines), got, end.Records, end.SHA256)
+			return h, nil, fmt.Errorf("it is damaged: it has %d records and SHA-256 %s, its trailer says %d and %s", len(lines), got, end.Records,
+				end.SHA256)
 		}
 		if _, err := in.ReadByte(); !errors.Is(err, io.EOF) {
 			return h, nil, errors.New("it goes on after its trailer")

@@ -142,7 +142,8 @@ func TestABackupOfANewerKipIsRefused(t *testing.T) {
 	}
 	file := backup(t, s)
 	err := Memory(nil).Restore(t.Context(), bytes.NewReader(file), true)
-	if want := fmt.Sprintf("the backup has schema %d, and this Kip knows schemas up to %d", schemaVersion+1, schemaVersion); err == nil || !strings.Contains(err.Error(), want) {
+	if want := fmt.Sprintf("the backup has schema %d, and this Kip knows schemas up to %d", schemaVersion+1, schemaVersion); err == nil ||
+		!strings.Contains(err.Error(), want) {
 		t.Fatal(err)
 	}
 	file = []byte(strings.Replace(string(file), `"kipBackup":1`, `"kipBackup":2,"more":true`, 1))

@@ -165,7 +165,8 @@ func TestAStalledEtcdAnswersNobodyForLong(t *testing.T) {
 	// What a commit that waits for the disk holds.
 	tx := s.embedded.Backend().BatchTx()
 	tx.LockOutsideApply()
-	if _, err := s.Put(t.Context(), "a", item{"2"}, revision); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "put a in the store: etcd does not answer") {
+	if _, err := s.Put(t.Context(), "a", item{"2"}, revision); !errors.Is(err, context.DeadlineExceeded) ||
+		!strings.Contains(err.Error(), "put a in the store: etcd does not answer") {
 		t.Errorf("a write to a stalled etcd: %v", err)
 	}
 	tx.Unlock()
@@ -284,7 +285,8 @@ func TestMaintainGivesSpaceBackOnlyWhenItIsWorthIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.backend.(etcd).client.Compact(t.Context(), p.at, clientv3.WithCompactPhysical()); err != nil { // what etcd does every five minutes
+	if _, err := s.backend.(etcd).client.Compact(t.Context(), p.at,
+		clientv3.WithCompactPhysical()); err != nil { // what etcd does every five minutes
 		t.Fatal(err)
 	}
 	// The pages are free once no earlier read transaction is open: etcd's own

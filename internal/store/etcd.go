@@ -79,7 +79,8 @@ func (e etcd) write(ctx context.Context, _ string, writes []write, f *fence) (ou
 		return e.client.Txn(ctx).If(ifs...).Then(then...).Else(otherwise...).Commit()
 	})
 	if errors.Is(err, rpctypes.ErrNoSpace) {
-		return outcome{}, fmt.Errorf("%w: etcd's database has reached its quota; Kip clears old revisions from an embedded etcd by itself, so if this lasts, raise quota-backend-bytes in etcd.internal.configFile; an external etcd is for its operator to compact, defragment and disarm: %w", ErrNoSpace, err)
+		return outcome{},
+			fmt.Errorf("%w: etcd's database has reached its quota; Kip clears old revisions from an embedded etcd by itself, so if this lasts, raise quota-backend-bytes in etcd.internal.configFile; an external etcd is for its operator to compact, defragment and disarm: %w", ErrNoSpace, err)
 	}
 	if err != nil {
 		return outcome{}, err
@@ -155,7 +156,8 @@ func (l *lastError) get() error {
 }
 
 // keepLastError is called for each attempt.
-func keepLastError(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, o ...grpc.CallOption) error {
+func keepLastError(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
+	o ...grpc.CallOption) error {
 	err := invoke(ctx, method, req, reply, cc, o...)
 	if l, ok := ctx.Value(lastErrorKey{}).(*lastError); ok && err != nil {
 		l.mu.Lock()

@@ -56,7 +56,8 @@ func (a *authority) issue(t *testing.T, name string, c *x509.Certificate) (*x509
 	if err != nil {
 		t.Fatal(err)
 	}
-	for file, b := range map[string]*pem.Block{name + ".crt": {Type: "CERTIFICATE", Bytes: der}, name + ".key": {Type: "PRIVATE KEY", Bytes: keyDER}} {
+	for file, b := range map[string]*pem.Block{name + ".crt": {Type: "CERTIFICATE", Bytes: der}, name +
+		".key": {Type: "PRIVATE KEY", Bytes: keyDER}} {
 		if err := os.WriteFile(a.file(file), pem.EncodeToMemory(b), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +71,8 @@ func (a *authority) issue(t *testing.T, name string, c *x509.Certificate) (*x509
 
 func TestExternalOverTLS(t *testing.T) {
 	ours, theirs := newAuthority(t), newAuthority(t)
-	ours.issue(t, "server", &x509.Certificate{IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})
+	ours.issue(t, "server", &x509.Certificate{IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})
 	for _, a := range []*authority{ours, theirs} {
 		a.issue(t, "client", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	}
@@ -95,15 +97,20 @@ func TestExternalOverTLS(t *testing.T) {
 		err  string // empty: it works
 	}{
 		{"right", External{endpoints, ours.file("client.crt"), ours.file("client.key"), ours.file("ca.crt")}, ""},
-		{"wrong CA", External{endpoints, ours.file("client.crt"), ours.file("client.key"), theirs.file("ca.crt")}, "certificate signed by unknown authority"},
+		{"wrong CA", External{endpoints, ours.file("client.crt"), ours.file("client.key"), theirs.file("ca.crt")},
+			"certificate signed by unknown authority"},
 		// How the server's refusal looks depends on which packet comes first.
-		{"no certificate", External{Endpoints: endpoints, CAFile: ours.file("ca.crt")}, "check etcd.client.endpoints (https or http too), certFile"},
-		{"another's certificate", External{endpoints, theirs.file("client.crt"), theirs.file("client.key"), ours.file("ca.crt")}, "check etcd.client.endpoints (https or http too), certFile"},
+		{"no certificate", External{Endpoints: endpoints, CAFile: ours.file("ca.crt")},
+			"check etcd.client.endpoints (https or http too), certFile"},
+		{"another's certificate", External{endpoints, theirs.file("client.crt"), theirs.file("client.key"), ours.file("ca.crt")},
+			"check etcd.client.endpoints (https or http too), certFile"},
 		{"no TLS", External{Endpoints: []string{"http://" + server.Endpoint}}, "does not answer"},
 		{"no such file", External{endpoints, ours.file("client.crt"), ours.file("client.key"), "/nonexistent/ca.crt"}, "/nonexistent/ca.crt"},
-		{"a certificate without its key", External{Endpoints: endpoints, CertFile: ours.file("client.crt"), CAFile: ours.file("ca.crt")}, "keyFile"},
+		{"a certificate without its key", External{Endpoints: endpoints, CertFile: ours.file("client.crt"), CAFile: ours.file("ca.crt")},
+			"keyFile"},
 		{"nobody there", External{Endpoints: []string{gone.Addr().String()}}, "connection refused"},
-		{"nobody who answers", External{Endpoints: []string{"https://" + silent.Addr().String()}, CAFile: ours.file("ca.crt")}, "does not answer"},
+		{"nobody who answers", External{Endpoints: []string{"https://" + silent.Addr().String()}, CAFile: ours.file("ca.crt")},
+			"does not answer"},
 		{"no endpoint", External{}, "etcd.client.endpoints"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -140,7 +147,8 @@ func TestExternalWorksAgainWhenEtcdIsBack(t *testing.T) {
 	defer cancel()
 	_, err = s.Put(ctx, "a", item{"2"}, revision)
 	t.Log("a write while etcd is down:", err)
-	if err == nil || !strings.Contains(err.Error(), "put a in the store: etcd does not answer") || !strings.Contains(err.Error(), "connection refused") {
+	if err == nil || !strings.Contains(err.Error(), "put a in the store: etcd does not answer") ||
+		!strings.Contains(err.Error(), "connection refused") {
 		t.Fatalf("a write to an etcd that is down: %v", err)
 	}
 	if err := s.Healthy(ctx); err == nil {

@@ -28,7 +28,8 @@ func Inspect(r io.Reader) (Summary, error) {
 		s.Keys[i] = l.Key
 	}
 	if h.Schema > schemaVersion {
-		return s, fmt.Errorf("the backup has schema %d, and this Kip knows schemas up to %d: use the Kip that wrote it, or a newer one", h.Schema, schemaVersion)
+		return s, fmt.Errorf("the backup has schema %d, and this Kip knows schemas up to %d: use the Kip that wrote it, or a newer one",
+			h.Schema, schemaVersion)
 	}
 	return s, nil
 }

@@ -93,7 +93,8 @@ func (s *Store) maintain(ctx context.Context, log *slog.Logger) error {
 		return nil
 	}
 	if status.DbSize > status.DbSizeQuota/100*relieved {
-		return fmt.Errorf("%w: %d of the %d bytes of etcd's quota are in use by records: raise quota-backend-bytes in etcd.internal.configFile", ErrNoSpace, status.DbSize, status.DbSizeQuota)
+		return fmt.Errorf("%w: %d of the %d bytes of etcd's quota are in use by records: raise quota-backend-bytes in etcd.internal.configFile",
+			ErrNoSpace, status.DbSize, status.DbSizeQuota)
 	}
 	if _, err := ask(ctx, e, func(ctx context.Context) (*clientv3.AlarmResponse, error) {
 		return e.client.AlarmDisarm(ctx, &clientv3.AlarmMember{})

@@ -20,15 +20,24 @@ import (
 // the write is done and the writer does not know. Either error is in the chain
 // of what the method returns.
 func Memory(hook func(op, key string) error) *Store {
+	return MemoryWith(hook, func(string) error { return nil })
+}
+
+// MemoryWith is Memory with a hook for reads as well: before each it is called,
+// without a lock, with the key or the prefix that is read. If it returns an error,
+// the read fails with that.
+func MemoryWith(hook func(op, key string) error, read func(key string) error) *Store {
 	if hook == nil {
 		hook = func(string, string) error { return nil }
 	}
 	// A nil channel: in a bubble, one from outside would keep time from moving.
-	return &Store{backend: &memory{records: map[string]record{}, revision: 1, hook: hook}, prefix: root, close: func() error { return nil }}
+	return &Store{backend: &memory{records: map[string]record{}, revision: 1, hook: hook, reads: read}, prefix: root,
+		close: func() error { return nil }}
 }
 
 type memory struct {
-	hook func(op, key string) error
+	hook  func(op, key string) error
+	reads func(key string) error
 
 	mu       sync.Mutex
 	records  map[string]record
@@ -40,6 +49,9 @@ var _ backend = (*memory)(nil)
 // read returns all there is in one page, so nobody asks it for an old revision.
 func (m *memory) read(ctx context.Context, key, end string, _ int64) (page, error) {
 	if err := ctx.Err(); err != nil {
+		return page{}, err
+	}
+	if err := m.reads(strings.TrimPrefix(key, root)); err != nil {
 		return page{}, err
 	}
 	m.mu.Lock()

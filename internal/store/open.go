@@ -79,7 +79,8 @@ func lock(dir string) (unlock func() error, err error) {
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		holder, _ := io.ReadAll(io.LimitReader(f, 32))
-		err = fmt.Errorf("etcd.internal.dataDir %s is in use by another Kip (process %s): stop it, or give this one a folder of its own: %w", dir, bytes.TrimSpace(holder), err)
+		err = fmt.Errorf("etcd.internal.dataDir %s is in use by another Kip (process %s): stop it, or give this one a folder of its own: %w",
+			dir, bytes.TrimSpace(holder), err)
 		return nil, errors.Join(err, f.Close())
 	}
 	// Only for the message above; who holds the lock is for the kernel to say.
@@ -115,7 +116,8 @@ func openEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 	// only root may open.
 	socket := filepath.Join(dir, "peer.sock")
 	if len(socket) >= maxSocketPath {
-		return nil, fmt.Errorf("etcd.internal.dataDir %s is too long: a socket in it would have a path of %d bytes, the most is %d", dir, len(socket), maxSocketPath-1)
+		return nil, fmt.Errorf("etcd.internal.dataDir %s is too long: a socket in it would have a path of %d bytes, the most is %d", dir,
+			len(socket), maxSocketPath-1)
 	}
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove the old peer socket: %w", err)
@@ -253,7 +255,8 @@ func OpenExternal(ctx context.Context, x External) (*Store, error) {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	if err := s.Healthy(ctx); err != nil {
-		err = fmt.Errorf("connect to etcd at %v: %w; check etcd.client.endpoints (https or http too), certFile, keyFile and caFile", x.Endpoints, err)
+		err = fmt.Errorf("connect to etcd at %v: %w; check etcd.client.endpoints (https or http too), certFile, keyFile and caFile",
+			x.Endpoints, err)
 		return nil, errors.Join(err, client.Close())
 	}
 	return s, nil

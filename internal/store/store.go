@@ -203,7 +203,8 @@ func (s *Store) write(ctx context.Context, op string, changes []Change) (int64, 
 				continue
 			}
 			if w.value != nil || o.found[i] != 0 {
-				return 0, fmt.Errorf("%s %s in the store at revision %d, it is at %d: %w", op, changes[i].Key, changes[i].Revision, o.found[i], ErrConflict)
+				return 0, fmt.Errorf("%s %s in the store at revision %d, it is at %d: %w", op, changes[i].Key, changes[i].Revision, o.found[i],
+					ErrConflict)
 			}
 			w.revision, again = 0, true
 		}

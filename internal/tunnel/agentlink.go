@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2"
+
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // agentLink is a session's HTTP/2 connection for requests to the agent. It is
@@ -34,13 +36,13 @@ type dialing struct {
 	err  error // valid after done
 }
 
-// RoundTripper sends requests to the agent's HTTP API, whatever host their URLs
-// name. It waits for the session to be ready until the request's context ends,
+// Conn sends requests to the agent's HTTP API, whatever host their URLs name. It waits for the session to be ready until the request's
+// context ends,
 // but at most ten seconds, and then fails with ErrNotConnected. A request with
 // "Connection: Upgrade" gets a connection of its own, and its response, if that
 // is 101, a Body that is an io.ReadWriteCloser, as httputil.ReverseProxy and
 // others expect.
-func (s *Session) RoundTripper() http.RoundTripper {
+func (s *Session) Conn() agentapi.Conn {
 	return roundTripFunc(func(req *http.Request) (*http.Response, error) {
 		if err := s.waitReady(req.Context()); err != nil {
 			closeBody(req)

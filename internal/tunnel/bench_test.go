@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/pki"
 )
 
@@ -163,7 +163,7 @@ func BenchmarkIdleSession(b *testing.B) {
 		took := time.Since(began)
 		idle, gIdle := usage()
 		for _, s := range sessions {
-			if _, _, err := tryGet(s.RoundTripper(), "/"); err != nil {
+			if _, _, err := tryGet(s.Conn(), "/"); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -191,7 +191,7 @@ func BenchmarkRequest(b *testing.B) {
 	<-s.Ready()
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, _, err := tryGet(s.RoundTripper(), "/"); err != nil {
+		if _, _, err := tryGet(s.Conn(), "/"); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -144,7 +144,8 @@ type unreachableError struct{ error }
 func (e unreachableError) Unwrap() error { return e.error }
 
 // connect dials the cell for one protocol; verify judges who answers.
-func (d *Dialer) connect(ctx context.Context, all *conns, addr netip.AddrPort, proto string, verify func(tls.ConnectionState) error) (*tls.Conn, *conn, error) {
+func (d *Dialer) connect(ctx context.Context, all *conns, addr netip.AddrPort, proto string,
+	verify func(tls.ConnectionState) error) (*tls.Conn, *conn, error) {
 	dialCtx, cancel := context.WithTimeout(ctx, d.limits.connect)
 	nc, err := d.dial(dialCtx, addr)
 	cancel()

@@ -146,7 +146,8 @@ func fixedAuthority(f *testing.F, n byte) *pki.Authority {
 func fixedIdentity(f *testing.F, n byte) *identity {
 	f.Helper()
 	dir := f.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, keyFile), encodedKey(f, fixedKey(f, n), map[string]string{headerCell: "c-1"}), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, keyFile), encodedKey(f, fixedKey(f, n), map[string]string{headerCell: "c-1"}),
+		0o600); err != nil {
 		f.Fatal(err)
 	}
 	id, err := openIdentity(dir, "c-1")

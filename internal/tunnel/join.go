@@ -10,9 +10,9 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"unicode"
 
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/spelling"
 )
 
 // A join is four messages, on a connection on which the cell already knows Kip
@@ -114,12 +114,7 @@ func readMessage(r io.Reader, kind string) (message, error) {
 
 // printable is what may be shown of a text that is another's.
 func printable(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) && r != unicode.ReplacementChar {
-			return r
-		}
-		return '?'
-	}, s)
+	s = spelling.Printable(s)
 	if len(s) > maxReason {
 		s = strings.ToValidUTF8(s[:maxReason], "") + "…"
 	}

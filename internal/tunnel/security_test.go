@@ -24,7 +24,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/pki"
 )
 
@@ -166,7 +166,7 @@ func TestCellRefusesAllButKip(t *testing.T) {
 	if !s.Connected() {
 		t.Error("the attempts broke Kip's own connection")
 	}
-	if status, _ := get(t, s.RoundTripper(), "/"); status != 200 {
+	if status, _ := get(t, s.Conn(), "/"); status != 200 {
 		t.Error("Kip gets no answer any more")
 	}
 }
@@ -273,14 +273,16 @@ func TestKipRefusesAllButTheCell(t *testing.T) {
 		"Kip's own certificate":           {cfg: server(kipTLS(t, w.authority).Certificates[0]), joined: true},
 		"TLS 1.2":                         {cfg: tls12, joined: true},
 		"no protocol":                     {cfg: noProto, joined: true},
-		"a join: nothing proven":          {cfg: own, serve: write(request(message{Kind: kindRequest, CellID: "c-1", Request: csr})), says: unproven},
-		"a join: no JSON":                 {cfg: server(anybody), serve: write(append([]byte{0, 0, 0, 3}, "abc"...))},
-		"a join: an endless message":      {cfg: server(anybody), serve: write(append([]byte{0xff, 0xff, 0xff, 0xff}, make([]byte, 64<<10)...))},
-		"a join: another message":         {cfg: server(anybody), serve: write(request(message{Kind: kindDone}))},
-		"a join: a refusal":               {cfg: server(anybody), serve: write(request(message{Kind: kindRefusal, Reason: "\x1b[31mno"}))},
-		"a join: reads and hangs up":      {cfg: server(anybody), serve: func(c *tls.Conn) { _, _ = c.Read(make([]byte, 1)) }},
-		"a join: the offer mirrored":      {cfg: own, serve: func(c *tls.Conn) { mirror(t, c, csr) }, says: unproven},
-		"a join: proves with wrong token": {cfg: own, serve: func(c *tls.Conn) { proveWith(t, c, pki.NewToken(), roleCell, csr) }, says: unproven},
+		"a join: nothing proven": {cfg: own, serve: write(request(message{Kind: kindRequest, CellID: "c-1", Request: csr})),
+			says: unproven},
+		"a join: no JSON":            {cfg: server(anybody), serve: write(append([]byte{0, 0, 0, 3}, "abc"...))},
+		"a join: an endless message": {cfg: server(anybody), serve: write(append([]byte{0xff, 0xff, 0xff, 0xff}, make([]byte, 64<<10)...))},
+		"a join: another message":    {cfg: server(anybody), serve: write(request(message{Kind: kindDone}))},
+		"a join: a refusal":          {cfg: server(anybody), serve: write(request(message{Kind: kindRefusal, Reason: "\x1b[31mno"}))},
+		"a join: reads and hangs up": {cfg: server(anybody), serve: func(c *tls.Conn) { _, _ = c.Read(make([]byte, 1)) }},
+		"a join: the offer mirrored": {cfg: own, serve: func(c *tls.Conn) { mirror(t, c, csr) }, says: unproven},
+		"a join: proves with wrong token": {cfg: own, serve: func(c *tls.Conn) { proveWith(t, c, pki.NewToken(), roleCell, csr) },
+			says: unproven},
 		"a join: a key not the connection": {
 			cfg:   server(anybody),
 			serve: func(c *tls.Conn) { proveWith(t, c, w.token, roleCell, csr) },
@@ -348,7 +350,8 @@ func proveWith(t *testing.T, c *tls.Conn, token pki.Token, role string, csr []by
 		t.Error(err)
 		return
 	}
-	if err := writeMessage(c, message{Kind: kindRequest, CellID: m.CellID, Request: csr, Proof: prove(token, role, m.CellID, ch, csr)}); err != nil {
+	if err := writeMessage(c, message{Kind: kindRequest, CellID: m.CellID, Request: csr,
+		Proof: prove(token, role, m.CellID, ch, csr)}); err != nil {
 		t.Error(err)
 	}
 	_, _ = io.Copy(io.Discard, c)
@@ -532,7 +535,8 @@ func TestManInTheMiddleIsRefused(t *testing.T) {
 		t.Run(fmt.Sprintf("stolen certificate %v", stolen), func(t *testing.T) {
 			w := newWorld(t)
 			m := w.start(t.TempDir(), "", says("agent"))
-			toCell := &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{selfSigned(t, &x509.Certificate{Subject: pkix.Name{CommonName: "kip"}})}}
+			toCell := &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{selfSigned(t,
+				&x509.Certificate{Subject: pkix.Name{CommonName: "kip"}})}}
 			if stolen {
 				toCell = kipTLS(t, w.authority)
 			}
@@ -680,7 +684,7 @@ func TestConnectionsThatSayNothingKeepNobodyOut(t *testing.T) {
 		}
 		defer c.Close()
 	}
-	if status, _ := get(t, s.RoundTripper(), "/"); status != 200 || !s.Connected() {
+	if status, _ := get(t, s.Conn(), "/"); status != 200 || !s.Connected() {
 		t.Error("Kip was turned away")
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/pki"
 )
 
@@ -33,7 +33,7 @@ func TestJoinThenRequestsGoBothWays(t *testing.T) {
 	if !s.Connected() || s.LastError() != nil || s.Err() != nil || s.LastHeard().IsZero() {
 		t.Errorf("connected %v, last error %v, error %v, heard %v", s.Connected(), s.LastError(), s.Err(), s.LastHeard())
 	}
-	if status, body := get(t, s.RoundTripper(), "/v1/status"); status != 200 || body != "agent /v1/status over HTTP/2.0" {
+	if status, body := get(t, s.Conn(), agentapi.PathStatus); status != 200 || body != "agent "+agentapi.PathStatus+" over HTTP/2.0" {
 		t.Errorf("Kip got %d %q", status, body)
 	}
 	if status, body := get(t, m.RoundTripper(), "/api/v1/pods"); status != 200 || body != "cell API /api/v1/pods over HTTP/2.0" {
@@ -54,7 +54,7 @@ func TestSessionEndsWithNothingLeft(t *testing.T) {
 	api := newWatchable()
 	s := w.keep(w.dialer(w.authority), w.target(m.addr), api)
 	wait(t, "ready", s.Ready())
-	get(t, s.RoundTripper(), "/")
+	get(t, s.Conn(), "/")
 	lines, _ := watch(t, m.RoundTripper())
 	s.Close()
 	if len(api.ended) != 1 {
@@ -66,7 +66,7 @@ func TestSessionEndsWithNothingLeft(t *testing.T) {
 	if _, err := lines.ReadString('\n'); err == nil {
 		t.Error("the cell's watch goes on")
 	}
-	if _, _, err := tryGet(s.RoundTripper(), "/"); !errors.Is(err, ErrNotConnected) {
+	if _, _, err := tryGet(s.Conn(), "/"); !errors.Is(err, ErrNotConnected) {
 		t.Errorf("a request after Close: %v", err)
 	}
 	s.conns.mu.Lock()
@@ -145,7 +145,7 @@ func TestRestartedAgentIsTheSameCell(t *testing.T) {
 	default:
 		t.Error("the restarted agent does not know that it has joined")
 	}
-	if _, body := get(t, s.RoundTripper(), "/"); body != "agent again / over HTTP/2.0" {
+	if _, body := get(t, s.Conn(), "/"); body != "agent again / over HTTP/2.0" {
 		t.Errorf("got %q", body)
 	}
 	if _, body := get(t, m.RoundTripper(), "/"); body != "cell API / over HTTP/2.0" {
@@ -265,8 +265,8 @@ func TestRequestsWithoutAConnectionFail(t *testing.T) {
 	}{
 		"of the cell":                      {m.RoundTripper(), context.Background()},
 		"of the cell, with no time":        {m.RoundTripper(), ended},
-		"of Kip":                           {s.RoundTripper(), context.Background()},
-		"of Kip, with no time for waiting": {s.RoundTripper(), ended},
+		"of Kip":                           {s.Conn(), context.Background()},
+		"of Kip, with no time for waiting": {s.Conn(), ended},
 	} {
 		body := &closeNoter{Reader: strings.NewReader("x")}
 		req, err := http.NewRequestWithContext(tc.ctx, http.MethodPost, "http://x/", body)
@@ -297,7 +297,7 @@ func TestWatchComesLineByLine(t *testing.T) {
 		on *watchable
 	}{
 		"of the cell": {m.RoundTripper(), api},
-		"of Kip":      {s.RoundTripper(), m.handler.(*watchable)},
+		"of Kip":      {s.Conn(), m.handler.(*watchable)},
 	} {
 		lines, stop := watch(t, tc.rt)
 		for i := range 100 {
@@ -334,7 +334,7 @@ func TestManyRequestsAtOnce(t *testing.T) {
 	m := w.start(t.TempDir(), "", together())
 	s := w.keep(w.dialer(w.authority), w.target(m.addr), together())
 	wait(t, "ready", s.Ready())
-	for name, rt := range map[string]http.RoundTripper{"of Kip": s.RoundTripper(), "of the cell": m.RoundTripper()} {
+	for name, rt := range map[string]http.RoundTripper{"of Kip": s.Conn(), "of the cell": m.RoundTripper()} {
 		got := make(chan error, n)
 		for i := range n {
 			go func() {
@@ -390,7 +390,7 @@ func TestBothEndsNoticeABrokenConnectionAndReconnect(t *testing.T) {
 			st.next("connected", isConnected)
 			for range 3 {
 				fromKip, _ := watch(t, m.RoundTripper())
-				fromCell, _ := watch(t, s.RoundTripper())
+				fromCell, _ := watch(t, s.Conn())
 				api.lines <- "before"
 				if got, err := fromKip.ReadString('\n'); err != nil || got != "before\n" {
 					t.Fatalf("%q, %v", got, err)
@@ -445,7 +445,7 @@ func TestUpgradesPassAReverseProxy(t *testing.T) {
 	wait(t, "ready", s.Ready())
 	front := httptest.NewServer(&httputil.ReverseProxy{
 		Rewrite:   func(r *httputil.ProxyRequest) {},
-		Transport: s.RoundTripper(),
+		Transport: s.Conn(),
 	})
 	defer front.Close()
 	for _, proto := range []string{"websocket", "SPDY/3.1"} {
@@ -454,7 +454,7 @@ func TestUpgradesPassAReverseProxy(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		fmt.Fprintf(c, "GET /kubelet/exec HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", proto)
+		fmt.Fprintf(c, "GET %s/exec HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", agentapi.PathKubelet, proto)
 		r := bufio.NewReader(c)
 		resp, err := http.ReadResponse(r, nil)
 		if err != nil {
@@ -475,7 +475,7 @@ func TestUpgradesPassAReverseProxy(t *testing.T) {
 	}
 	// A plain request beside it is multiplexed, and what is no upgrade is
 	// answered as such.
-	if status, body := get(t, s.RoundTripper(), "/"); status != http.StatusUpgradeRequired {
+	if status, body := get(t, s.Conn(), "/"); status != http.StatusUpgradeRequired {
 		t.Errorf("%d %s", status, body)
 	}
 	// The upgraded connections end with the session.
@@ -495,7 +495,7 @@ func TestUpgradeEndsWhenTheCellIsSilent(t *testing.T) {
 	}
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", "websocket")
-	resp, err := s.RoundTripper().RoundTrip(req)
+	resp, err := s.Conn().RoundTrip(req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -524,7 +524,7 @@ func TestUpgradeThatIsRefusedIsAnAnswer(t *testing.T) {
 	}
 	req.Header.Set("Connection", "keep-alive, Upgrade")
 	req.Header.Set("Upgrade", "SPDY/3.1")
-	resp, err := s.RoundTripper().RoundTrip(req)
+	resp, err := s.Conn().RoundTrip(req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -546,7 +546,8 @@ func TestABadTargetIsNamed(t *testing.T) {
 	}{
 		"cell ID":    {Target{CellID: "C 1", Addr: good}, says(""), w.spend, `cell ID "C 1": it must be`},
 		"no address": {Target{CellID: "c-1"}, says(""), w.spend, `cell c-1: address "invalid AddrPort": it must be`},
-		"no port":    {Target{CellID: "c-1", Addr: netip.AddrPortFrom(good.Addr(), 0)}, says(""), w.spend, `cell c-1: address "127.0.0.1:0": it must be`},
+		"no port": {Target{CellID: "c-1", Addr: netip.AddrPortFrom(good.Addr(), 0)}, says(""), w.spend,
+			`cell c-1: address "127.0.0.1:0": it must be`},
 		"no handler": {Target{CellID: "c-1", Addr: good}, nil, w.spend, "cell c-1: it needs a handler"},
 		"no OnSpend": {Target{CellID: "c-1", Addr: good}, says(""), nil, "cell c-1: it needs an OnSpend"},
 	} {

@@ -17,10 +17,11 @@ func (e *UnsupportedError) Error() string {
 }
 
 // inPod are the sources of a pod's own volumes that the cell's kubelet makes by
-// itself, and persistentInPod those of PersistentVolumes, by the names of their
+// itself, and inPersistent those of PersistentVolumes, by the names of their
 // fields in JSON.
 var (
-	inPod        = map[string]bool{"emptyDir": true, "configMap": true, "secret": true, "projected": true, "downwardAPI": true, "hostPath": true, "nfs": true, "image": true}
+	inPod = map[string]bool{"emptyDir": true, "configMap": true, "secret": true, "projected": true, "downwardAPI": true,
+		"hostPath": true, "nfs": true, "image": true}
 	inPersistent = map[string]bool{"local": true, "hostPath": true, "nfs": true}
 	// whys are for kinds that have a better reason than that Kubernetes or the
 	// cell has no code for them.
@@ -87,7 +88,8 @@ func (d Drivers) checkPersistent(name string, pv *corev1.PersistentVolume, disks
 	case ours(pv) && !disks:
 		return &UnsupportedError{name, "PersistentVolume " + pv.Name + " is on a disk of a cloud, and the cloud of this Kip has none"}
 	case ours(pv) && pv.Spec.CSI.FSType != "" && pv.Spec.CSI.FSType != FileSystem:
-		return &UnsupportedError{name, fmt.Sprintf("PersistentVolume %s has the file system %q: cells have the tools for %s", pv.Name, pv.Spec.CSI.FSType, FileSystem)}
+		return &UnsupportedError{name, fmt.Sprintf("PersistentVolume %s has the file system %q: cells have the tools for %s", pv.Name,
+			pv.Spec.CSI.FSType, FileSystem)}
 	case ours(pv):
 		return nil
 	case pv.Spec.CSI != nil:

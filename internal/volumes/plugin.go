@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/resource"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // Plugin is the node plugin of a CSI driver, as a cell runs it.
@@ -55,14 +55,17 @@ func (d Drivers) plugin(ctx context.Context, volume, driver string) (Plugin, err
 	case err != nil:
 		return Plugin{}, fmt.Errorf("read CSIDriver %s: %w", driver, err)
 	case object.Spec.AttachRequired == nil || *object.Spec.AttachRequired:
-		return Plugin{}, &UnsupportedError{volume, fmt.Sprintf("CSIDriver %s has spec.attachRequired: true, and nobody attaches its volumes to cells, "+
-			"which are one node to Kubernetes: use a StorageClass with the provisioner %s, or a driver that needs no attaching", driver, Driver)}
+		return Plugin{},
+			&UnsupportedError{volume, fmt.Sprintf("CSIDriver %s has spec.attachRequired: true, and nobody attaches its volumes to cells, "+
+				"which are one node to Kubernetes: use a StorageClass with the provisioner %s, or a driver that needs no attaching", driver, Driver)}
 	}
 	name := d.DaemonSets[driver]
 	set, err := d.DaemonSet(ctx, name)
 	switch {
 	case apierrors.IsNotFound(err):
-		return Plugin{}, &NotReadyError{volume, fmt.Sprintf("there is no DaemonSet %s with the node plugin of CSI driver %s: see cells.csiDrivers in provider.yaml", name, driver)}
+		return Plugin{},
+			&NotReadyError{volume,
+				fmt.Sprintf("there is no DaemonSet %s with the node plugin of CSI driver %s: see cells.csiDrivers in provider.yaml", name, driver)}
 	case err != nil:
 		return Plugin{}, fmt.Errorf("read DaemonSet %s: %w", name, err)
 	}
@@ -160,7 +163,8 @@ func withoutReferences(c *corev1.Container) error {
 		switch {
 		case from == nil || from.SecretKeyRef == nil && from.ConfigMapKeyRef == nil:
 			env = append(env, e)
-		case from.SecretKeyRef != nil && !optional(from.SecretKeyRef.Optional), from.ConfigMapKeyRef != nil && !optional(from.ConfigMapKeyRef.Optional):
+		case from.SecretKeyRef != nil && !optional(from.SecretKeyRef.Optional), from.ConfigMapKeyRef != nil &&
+			!optional(from.ConfigMapKeyRef.Optional):
 			return fmt.Errorf("has the variable %s of container %s from a Secret or ConfigMap, and plugins on cells are given nothing of the Kubernetes API", e.Name, c.Name)
 		}
 	}

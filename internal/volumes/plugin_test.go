@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 func daemonSet(change ...func(*corev1.PodSpec)) *appsv1.DaemonSet {
@@ -26,9 +26,11 @@ func daemonSet(change ...func(*corev1.PodSpec)) *appsv1.DaemonSet {
 		ServiceAccountName: "nfs", DeprecatedServiceAccount: "nfs", PriorityClassName: "system-node-critical", SchedulerName: "default-scheduler",
 		NodeSelector: map[string]string{"a": "b"}, Affinity: &corev1.Affinity{}, Tolerations: []corev1.Toleration{{}},
 		ImagePullSecrets: []corev1.LocalObjectReference{{Name: "registry"}},
-		Volumes:          []corev1.Volume{{Name: "host", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet"}}}},
+		Volumes: []corev1.Volume{{Name: "host",
+			VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet"}}}},
 		Containers: []corev1.Container{{Name: "driver", Image: "nfs:1", Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("20Mi")}, Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("300Mi")},
+			Requests: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("20Mi")},
+			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("300Mi")},
 		}}},
 	}
 	for _, f := range change {
@@ -65,8 +67,9 @@ func TestThePodsPluginsAreThoseOfItsVolumes(t *testing.T) {
 	inline := func(name, driver string) corev1.Volume {
 		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: driver}}}
 	}
-	claim := corev1.Volume{Name: "c", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "claim"}}}
-	pv := onDisk("pv", "share", "")
+	claim := corev1.Volume{Name: "c",
+		VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "claim"}}}
+	pv := boundTo("claim", onDisk("pv", "share", ""))
 	pv.Spec.CSI.Driver = "nfs.csi.k8s.io"
 	client := fake.NewClientset(pv, claimed("claim", "pv"))
 	no := ptr.To(false)
@@ -76,15 +79,19 @@ func TestThePodsPluginsAreThoseOfItsVolumes(t *testing.T) {
 		plugins             int
 		notReady, unsupport string
 	}{
-		"inline":           {drivers: of(daemonSet(), driver(no)), volumes: []corev1.Volume{inline("v", "nfs.csi.k8s.io")}, plugins: 1},
-		"a claim":          {drivers: of(daemonSet(), driver(no)), volumes: []corev1.Volume{claim}, plugins: 1},
-		"both":             {drivers: of(daemonSet(), driver(no)), volumes: []corev1.Volume{inline("v", "nfs.csi.k8s.io"), claim, inline("w", "nfs.csi.k8s.io")}, plugins: 1},
-		"not configured":   {drivers: of(daemonSet(), driver(no)), volumes: []corev1.Volume{inline("v", "smb.csi.k8s.io")}, unsupport: "CSI driver smb.csi.k8s.io has no node plugin on cells"},
-		"attached":         {drivers: of(daemonSet(), driver(ptr.To(true))), volumes: []corev1.Volume{claim}, unsupport: "CSIDriver nfs.csi.k8s.io has spec.attachRequired: true"},
-		"attached, unsaid": {drivers: of(daemonSet(), driver(nil)), volumes: []corev1.Volume{claim}, unsupport: "CSIDriver nfs.csi.k8s.io has spec.attachRequired: true"},
-		"not installed":    {drivers: of(daemonSet(), nil), volumes: []corev1.Volume{claim}, notReady: "there is no CSIDriver nfs.csi.k8s.io"},
-		"no DaemonSet":     {drivers: of(nil, driver(no)), volumes: []corev1.Volume{claim}, notReady: "there is no DaemonSet sys/nfs-node"},
-		"none":             {drivers: of(nil, nil)},
+		"inline":  {drivers: of(daemonSet(), driver(no)), volumes: []corev1.Volume{inline("v", "nfs.csi.k8s.io")}, plugins: 1},
+		"a claim": {drivers: of(daemonSet(), driver(no)), volumes: []corev1.Volume{claim}, plugins: 1},
+		"both": {drivers: of(daemonSet(), driver(no)), volumes: []corev1.Volume{inline("v", "nfs.csi.k8s.io"), claim,
+			inline("w", "nfs.csi.k8s.io")}, plugins: 1},
+		"not configured": {drivers: of(daemonSet(), driver(no)), volumes: []corev1.Volume{inline("v", "smb.csi.k8s.io")},
+			unsupport: "CSI driver smb.csi.k8s.io has no node plugin on cells"},
+		"attached": {drivers: of(daemonSet(), driver(ptr.To(true))), volumes: []corev1.Volume{claim},
+			unsupport: "CSIDriver nfs.csi.k8s.io has spec.attachRequired: true"},
+		"attached, unsaid": {drivers: of(daemonSet(), driver(nil)), volumes: []corev1.Volume{claim},
+			unsupport: "CSIDriver nfs.csi.k8s.io has spec.attachRequired: true"},
+		"not installed": {drivers: of(daemonSet(), nil), volumes: []corev1.Volume{claim}, notReady: "there is no CSIDriver nfs.csi.k8s.io"},
+		"no DaemonSet":  {drivers: of(nil, driver(no)), volumes: []corev1.Volume{claim}, notReady: "there is no DaemonSet sys/nfs-node"},
+		"none":          {drivers: of(nil, nil)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}, Spec: corev1.PodSpec{Volumes: tc.volumes}}
@@ -117,12 +124,17 @@ func TestAPluginIsAStaticPodThatAsksTheAPINothing(t *testing.T) {
 	optional := ptr.To(true)
 	set := daemonSet(func(s *corev1.PodSpec) {
 		s.Volumes = append(s.Volumes,
-			corev1.Volume{Name: "secret", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "s", Optional: optional}}},
+			corev1.Volume{Name: "secret", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "s",
+				Optional: optional}}},
 			corev1.Volume{Name: "map", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{Optional: optional}}},
 			corev1.Volume{Name: "all", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
-				{Secret: &corev1.SecretProjection{Optional: optional}}, {DownwardAPI: &corev1.DownwardAPIProjection{}}, {ConfigMap: &corev1.ConfigMapProjection{Optional: optional}},
+				{Secret: &corev1.SecretProjection{Optional: optional}}, {DownwardAPI: &corev1.DownwardAPIProjection{}},
+				{ConfigMap: &corev1.ConfigMapProjection{Optional: optional}},
 			}}}},
-			corev1.Volume{Name: "one", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{Secret: &corev1.SecretProjection{Optional: optional}}}}}},
+			corev1.Volume{Name: "one",
+				VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+					{Secret: &corev1.SecretProjection{Optional: optional}},
+				}}}},
 		)
 		s.Containers[0].Env = []corev1.EnvVar{
 			{Name: "NODE", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}},
@@ -139,15 +151,18 @@ func TestAPluginIsAStaticPodThatAsksTheAPINothing(t *testing.T) {
 	if err := json.Unmarshal(plugin.Pod, &pod); err != nil {
 		t.Fatal(err)
 	}
-	if !agentapi.IsPluginPod(pod.Namespace, pod.Name) || pod.Name != agentapi.PluginPod("nfs.csi.k8s.io") || pod.Kind != "Pod" || pod.APIVersion != "v1" {
+	if !agentapi.IsPluginPod(pod.Namespace, pod.Name) || pod.Name != agentapi.PluginPod("nfs.csi.k8s.io") || pod.Kind != "Pod" ||
+		pod.APIVersion != "v1" {
 		t.Errorf("it is %s %s %s/%s", pod.APIVersion, pod.Kind, pod.Namespace, pod.Name)
 	}
 	s := pod.Spec
-	if s.ServiceAccountName != "" || s.DeprecatedServiceAccount != "" || s.ImagePullSecrets != nil || s.NodeSelector != nil || s.Affinity != nil || s.PriorityClassName != "" || !s.HostNetwork {
+	if s.ServiceAccountName != "" || s.DeprecatedServiceAccount != "" || s.ImagePullSecrets != nil || s.NodeSelector != nil ||
+		s.Affinity != nil || s.PriorityClassName != "" || !s.HostNetwork {
 		t.Errorf("its spec is %+v", s)
 	}
 	for _, v := range s.Volumes {
-		if v.Secret != nil || v.ConfigMap != nil || v.Projected != nil && (len(v.Projected.Sources) != 1 || v.Projected.Sources[0].DownwardAPI == nil) {
+		if v.Secret != nil || v.ConfigMap != nil || v.Projected != nil &&
+			(len(v.Projected.Sources) != 1 || v.Projected.Sources[0].DownwardAPI == nil) {
 			t.Errorf("volume %s is %+v", v.Name, v.VolumeSource)
 		}
 	}
@@ -163,10 +178,14 @@ func TestAPluginIsAStaticPodThatAsksTheAPINothing(t *testing.T) {
 			s.Volumes[0].VolumeSource = corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "keys"}}
 		},
 		"ConfigMap settings": func(s *corev1.PodSpec) {
-			s.Volumes[0].VolumeSource = corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}
+			s.Volumes[0].VolumeSource = corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+				LocalObjectReference: corev1.LocalObjectReference{Name: "settings"},
+			}}
 		},
 		"a service account's token": func(s *corev1.PodSpec) {
-			s.Volumes[0].VolumeSource = corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}}}}
+			s.Volumes[0].VolumeSource = corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+				{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}},
+			}}}
 		},
 		"kind persistentVolumeClaim": func(s *corev1.PodSpec) {
 			s.Volumes[0].VolumeSource = corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}}

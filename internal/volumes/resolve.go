@@ -2,6 +2,7 @@ package volumes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -103,7 +104,8 @@ func (n *Needs) add(name string, pv *corev1.PersistentVolume) error {
 	case slices.ContainsFunc(n.Disks, func(d Disk) bool { return d.ID == disk.ID }):
 		return nil
 	case len(n.Disks) > 0 && n.Disks[0].Zone != disk.Zone:
-		return &UnsupportedError{name, fmt.Sprintf("its disk is in zone %s, and that of PersistentVolume %s in %s: no machine can have both", disk.Zone, n.Disks[0].Volume, n.Disks[0].Zone)}
+		return &UnsupportedError{name, fmt.Sprintf("its disk is in zone %s, and that of PersistentVolume %s in %s: no machine can have both",
+			disk.Zone, n.Disks[0].Volume, n.Disks[0].Zone)}
 	}
 	n.Disks = append(n.Disks, disk)
 	return nil
@@ -122,15 +124,49 @@ func (r Resolver) volumeOf(ctx context.Context, pod *corev1.Pod, v *corev1.Volum
 	case claim.DeletionTimestamp != nil:
 		return nil, &NotReadyError{v.Name, fmt.Sprintf("PersistentVolumeClaim %s is being deleted", name)}
 	case claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName == "":
-		return nil, &NotReadyError{v.Name, fmt.Sprintf("PersistentVolumeClaim %s is %s, not bound to a volume: `kubectl describe pvc %s` says why. A claim that waits for its first consumer needs a pod that the scheduler has placed",
-			name, claim.Status.Phase, name)}
+		return nil,
+			&NotReadyError{v.Name,
+				fmt.Sprintf("PersistentVolumeClaim %s is %s, not bound to a volume: `kubectl describe pvc %s` says why. A claim that waits for its first consumer needs a pod that the scheduler has placed",
+					name, claim.Status.Phase, name)}
 	}
-	pv, err := r.Client.PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	pv, err := OfClaim(ctx, r.Client, claim)
+	var unbound *UnboundError
 	switch {
+	case errors.As(err, &unbound):
+		return nil, &NotReadyError{v.Name, unbound.Error()}
 	case apierrors.IsNotFound(err):
 		return nil, &NotReadyError{v.Name, "there is no PersistentVolume " + claim.Spec.VolumeName}
 	case err != nil:
 		return nil, fmt.Errorf("read volume %s: %w", claim.Spec.VolumeName, err)
+	}
+	return pv, nil
+}
+
+// UnboundError is of a claim and a volume that are not bound to each other.
+type UnboundError struct{ Claim, Volume string }
+
+func (e *UnboundError) Error() string {
+	if e.Volume == "" {
+		return fmt.Sprintf("PersistentVolumeClaim %s has no volume", e.Claim)
+	}
+	return fmt.Sprintf("PersistentVolume %s, which PersistentVolumeClaim %s names, does not name it in its claimRef", e.Volume, e.Claim)
+}
+
+// OfClaim reads the volume that a claim is bound to. Both must say so, or the error
+// is an *UnboundError: anybody who makes claims can name a volume. Other errors are
+// those of the API server.
+func OfClaim(ctx context.Context, client corev1client.PersistentVolumesGetter,
+	claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolume, error) {
+	name := claim.Spec.VolumeName
+	if name == "" {
+		return nil, &UnboundError{Claim: claim.Name}
+	}
+	pv, err := client.PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	if ref := pv.Spec.ClaimRef; ref == nil || ref.Namespace != claim.Namespace || ref.Name != claim.Name || ref.UID != claim.UID {
+		return nil, &UnboundError{Claim: claim.Name, Volume: name}
 	}
 	return pv, nil
 }

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/ptr"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // filled returns a source of which only one field is set, to an empty value.
@@ -26,7 +26,8 @@ func filled[S any](field int) (s S, kind string) {
 
 // Each kind that Kubernetes has is decided on: a new one shows up here.
 func TestEachKindOfVolumeWorksOrSaysWhyNot(t *testing.T) {
-	inlineWorks := map[string]bool{"emptyDir": true, "configMap": true, "secret": true, "projected": true, "downwardAPI": true, "hostPath": true, "nfs": true, "image": true}
+	inlineWorks := map[string]bool{"emptyDir": true, "configMap": true, "secret": true, "projected": true, "downwardAPI": true,
+		"hostPath": true, "nfs": true, "image": true}
 	asClaims := map[string]bool{"persistentVolumeClaim": true, "ephemeral": true}
 	persistentWorks := map[string]bool{"local": true, "hostPath": true, "nfs": true}
 	checked := func(t *testing.T, kind string, works bool, err error) {
@@ -48,7 +49,8 @@ func TestEachKindOfVolumeWorksOrSaysWhyNot(t *testing.T) {
 	}
 	for i := range reflect.TypeFor[corev1.PersistentVolumeSource]().NumField() {
 		source, kind := filled[corev1.PersistentVolumeSource](i)
-		checked(t, kind, persistentWorks[kind], Drivers{}.checkPersistent("v", &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source}}, true))
+		checked(t, kind, persistentWorks[kind], Drivers{}.checkPersistent("v",
+			&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source}}, true))
 	}
 	if err := (Drivers{}).checkInline(&corev1.Volume{Name: "v"}); err != nil {
 		t.Errorf("a volume without a source is an emptyDir: %v", err)
@@ -67,7 +69,8 @@ func onDisk(name, disk, zone string) *corev1.PersistentVolume {
 func TestAKubeletSeesADiskAsALocalVolume(t *testing.T) {
 	pv := onDisk("pv", "disk-1", "a")
 	shown := OnCell(pv)
-	if l := shown.Spec.Local; l == nil || shown.Spec.CSI != nil || l.Path != agentapi.DiskPath("disk-1") || *l.FSType != "ext4" || shown.Spec.NodeAffinity == nil || shown.Name != "pv" {
+	if l := shown.Spec.Local; l == nil || shown.Spec.CSI != nil || l.Path != agentapi.DiskPath("disk-1") || *l.FSType != "ext4" ||
+		shown.Spec.NodeAffinity == nil || shown.Name != "pv" {
 		t.Errorf("shown as %+v", shown.Spec)
 	}
 	if pv.Spec.CSI == nil {
@@ -85,9 +88,15 @@ func TestAKubeletSeesADiskAsALocalVolume(t *testing.T) {
 	}
 }
 
+// boundTo binds a volume to a claim.
+func boundTo(claim string, pv *corev1.PersistentVolume) *corev1.PersistentVolume {
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: claim, UID: types.UID("uid of " + claim)}
+	return pv
+}
+
 func claimed(name, volume string, change ...func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 	c := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid of " + name)},
 		Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: volume},
 		Status:     corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
 	}
@@ -99,7 +108,8 @@ func claimed(name, volume string, change ...func(*corev1.PersistentVolumeClaim))
 
 func TestThePodsDisksAreThoseOfItsClaims(t *testing.T) {
 	use := func(name, claim string) corev1.Volume {
-		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}
+		return corev1.Volume{Name: name,
+			VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}
 	}
 	ephemeral := corev1.Volume{Name: "e", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}
 	own := func(c *corev1.PersistentVolumeClaim) {
@@ -110,9 +120,12 @@ func TestThePodsDisksAreThoseOfItsClaims(t *testing.T) {
 	xfs := onDisk("xfs", "disk-9", "a")
 	xfs.Spec.CSI.FSType = "xfs"
 	client := fake.NewClientset(
-		onDisk("pv-1", "disk-1", "a"), onDisk("pv-2", "disk-2", "a"), onDisk("pv-3", "disk-3", "b"), foreign, xfs,
-		claimed("one", "pv-1"), claimed("again", "pv-1"), claimed("two", "pv-2"), claimed("elsewhere", "pv-3"), claimed("foreign", "foreign"), claimed("xfs", "xfs"),
-		claimed("nowhere", "pv-none"), claimed("p-e", "pv-2", own),
+		boundTo("one", onDisk("pv-1", "disk-1", "a")), boundTo("two", onDisk("pv-2", "disk-2", "a")),
+		boundTo("elsewhere", onDisk("pv-3", "disk-3", "b")),
+		boundTo("p-e", onDisk("pv-4", "disk-4", "a")), onDisk("pv-5", "disk-5", "a"), boundTo("foreign", foreign), boundTo("xfs", xfs),
+		claimed("one", "pv-1"), claimed("thief", "pv-1"), claimed("early", "pv-5"), claimed("two", "pv-2"), claimed("elsewhere", "pv-3"),
+		claimed("foreign", "foreign"), claimed("xfs", "xfs"),
+		claimed("nowhere", "pv-none"), claimed("p-e", "pv-4", own),
 		claimed("pending", "", func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimPending }),
 		claimed("lost", "pv-1", func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimLost }),
 	)
@@ -123,20 +136,26 @@ func TestThePodsDisksAreThoseOfItsClaims(t *testing.T) {
 		notReady    string
 		unsupported string
 	}{
-		"none":                    {},
-		"one":                     {volumes: []corev1.Volume{use("v", "one")}, want: []Disk{{"disk-1", "pv-1", "a"}}},
-		"two":                     {volumes: []corev1.Volume{use("v", "one"), use("w", "two")}, want: []Disk{{"disk-1", "pv-1", "a"}, {"disk-2", "pv-2", "a"}}},
-		"one twice":               {volumes: []corev1.Volume{use("v", "one"), use("w", "again")}, want: []Disk{{"disk-1", "pv-1", "a"}}},
-		"its own":                 {volumes: []corev1.Volume{ephemeral}, want: []Disk{{"disk-2", "pv-2", "a"}}},
-		"two zones":               {volumes: []corev1.Volume{use("v", "one"), use("w", "elsewhere")}, unsupported: "volume w cannot work on a cell: its disk is in zone b"},
-		"another driver":          {volumes: []corev1.Volume{use("v", "foreign")}, unsupported: "ebs.csi.aws.com"},
-		"another file system":     {volumes: []corev1.Volume{use("v", "xfs")}, unsupported: `"xfs"`},
-		"a cloud without disks":   {volumes: []corev1.Volume{use("v", "one")}, without: true, unsupported: "has none"},
-		"no claim":                {volumes: []corev1.Volume{use("v", "missing")}, notReady: "there is no PersistentVolumeClaim missing"},
-		"not bound":               {volumes: []corev1.Volume{use("v", "pending")}, notReady: "PersistentVolumeClaim pending is Pending"},
-		"lost":                    {volumes: []corev1.Volume{use("v", "lost")}, notReady: "is Lost"},
-		"no volume":               {volumes: []corev1.Volume{use("v", "nowhere")}, notReady: "there is no PersistentVolume pv-none"},
-		"unsupported and missing": {volumes: []corev1.Volume{use("v", "missing"), {Name: "w", VolumeSource: corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{}}}}, unsupported: "volume w"},
+		"none": {},
+		"one":  {volumes: []corev1.Volume{use("v", "one")}, want: []Disk{{"disk-1", "pv-1", "a"}}},
+		"two": {volumes: []corev1.Volume{use("v", "one"), use("w", "two")},
+			want: []Disk{{"disk-1", "pv-1", "a"}, {"disk-2", "pv-2", "a"}}},
+		"one twice": {volumes: []corev1.Volume{use("v", "one"), use("w", "one")}, want: []Disk{{"disk-1", "pv-1", "a"}}},
+		"its own":   {volumes: []corev1.Volume{ephemeral}, want: []Disk{{"disk-4", "pv-4", "a"}}},
+		"two zones": {volumes: []corev1.Volume{use("v", "one"), use("w", "elsewhere")},
+			unsupported: "volume w cannot work on a cell: its disk is in zone b"},
+		"another driver":        {volumes: []corev1.Volume{use("v", "foreign")}, unsupported: "ebs.csi.aws.com"},
+		"another file system":   {volumes: []corev1.Volume{use("v", "xfs")}, unsupported: `"xfs"`},
+		"a cloud without disks": {volumes: []corev1.Volume{use("v", "one")}, without: true, unsupported: "has none"},
+		"no claim":              {volumes: []corev1.Volume{use("v", "missing")}, notReady: "there is no PersistentVolumeClaim missing"},
+		"not bound":             {volumes: []corev1.Volume{use("v", "pending")}, notReady: "PersistentVolumeClaim pending is Pending"},
+		"lost":                  {volumes: []corev1.Volume{use("v", "lost")}, notReady: "is Lost"},
+		"no volume":             {volumes: []corev1.Volume{use("v", "nowhere")}, notReady: "there is no PersistentVolume pv-none"},
+		"another claim's volume": {volumes: []corev1.Volume{use("v", "thief")},
+			notReady: "PersistentVolume pv-1, which PersistentVolumeClaim thief names"},
+		"nobody's volume": {volumes: []corev1.Volume{use("v", "early")}, notReady: "does not name it in its claimRef"},
+		"unsupported and missing": {volumes: []corev1.Volume{use("v", "missing"),
+			{Name: "w", VolumeSource: corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{}}}}, unsupported: "volume w"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "uid"}, Spec: corev1.PodSpec{Volumes: tc.volumes}}
@@ -158,7 +177,8 @@ func TestThePodsDisksAreThoseOfItsClaims(t *testing.T) {
 		})
 	}
 	// A claim of the name that an ephemeral volume's would have is somebody else's.
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: types.UID("another")}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{ephemeral}}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: types.UID("another")},
+		Spec: corev1.PodSpec{Volumes: []corev1.Volume{ephemeral}}}
 	if got, err := (Resolver{Client: client.CoreV1(), HasDisks: true}).Needs(t.Context(), pod); err == nil {
 		t.Errorf("got %v of another pod's claim", got)
 	}

@@ -176,7 +176,8 @@ func (b bed) end(ctx context.Context, name string) (time.Duration, error) {
 	}); err != nil {
 		return 0, fmt.Errorf("find the cell of pod %s: %w", name, err)
 	}
-	events, err := cells.Watch(ctx, metav1.ListOptions{ResourceVersion: version, FieldSelector: fields.OneTermEqualSelector("metadata.name", cell).String()})
+	events, err := cells.Watch(ctx, metav1.ListOptions{ResourceVersion: version,
+		FieldSelector: fields.OneTermEqualSelector("metadata.name", cell).String()})
 	if err != nil {
 		return 0, err
 	}
@@ -396,7 +397,8 @@ func (b bed) endAll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	grace := int64(0)
-	if err := b.Admin.CoreV1().Pods(metav1.NamespaceDefault).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &grace}, metav1.ListOptions{}); err != nil {
+	if err := b.Admin.CoreV1().Pods(metav1.NamespaceDefault).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &grace},
+		metav1.ListOptions{}); err != nil {
 		return err
 	}
 	return wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {

@@ -153,7 +153,8 @@ func requestsOf(words ...string) func(measured) float64 {
 }
 
 func measureKarpenter(ctx context.Context, tools, audit string) (m measured, err error) {
-	w, err := harness.Start(ctx, harness.Options{Name: "kippeer0", CIDR: "10.115.0.0/16", Stderr: os.Stderr, AuditLog: audit, ClusterOnly: true, Fsync: true, DevArgs: peerCluster})
+	w, err := harness.Start(ctx, harness.Options{Name: "kippeer0", CIDR: "10.115.0.0/16", Stderr: os.Stderr, AuditLog: audit,
+		ClusterOnly: true, Fsync: true, DevArgs: peerCluster})
 	if err != nil {
 		return m, err
 	}

@@ -279,8 +279,11 @@ func (s *simulated) many(ctx context.Context, cells int) error {
 	if err := errors.Join(err, <-done); err != nil {
 		return err
 	}
-	if err := failed.Load(); err != nil && busy.Err() == nil {
+	if err := failed.Load(); err != nil {
 		return fmt.Errorf("change a pod's status: %w", *err)
+	}
+	if least := int64(0.95 * busyRate * idle.Seconds()); changed.Load() < least {
+		return fmt.Errorf("%d status changes were made in %s: want %d or more, or Kip is not as busy as the figure says", changed.Load(), idle, least)
 	}
 	print(name+"busy_cpu_cores", cores, "cores")
 	print(name+"busy_changes_per_second", float64(changed.Load())/idle.Seconds(), "/s")

@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
 	"github.com/elotl/kip/internal/cloud/remote"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/test/harness"
@@ -33,18 +33,17 @@ type simulated struct {
 // arrivals notes when the launch of each pod's instance reached the cloud.
 type arrivals struct {
 	cloud.Cloud
-	cloud.Interrupter
 
 	mu sync.Mutex
 	at map[types.UID]time.Time
 }
 
 // Launch is the cloud's.
-func (a *arrivals) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
+func (a *arrivals) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
 	now := time.Now()
 	a.mu.Lock()
-	for _, m := range r.Machines {
-		if uid := types.UID(m.Tags[cloud.TagPodUID]); a.at[uid].IsZero() {
+	for n := range r.Machines {
+		if uid := types.UID(r.TagsOf(n)[cloud.TagPodUID]); a.at[uid].IsZero() {
 			a.at[uid] = now
 		}
 	}
@@ -86,14 +85,14 @@ func simulate(ctx context.Context, boot time.Duration, o harness.Options) (s *si
 	}
 	undo = append(undo, s.fleet.Close)
 	machines, err := sim.New(sim.Config{
-		Catalogue: catalog.Local("amd64"), Boot: s.fleet.Boot,
+		Catalogue: sizes.Types("amd64"), Boot: s.fleet.Boot,
 		Knobs: sim.Knobs{BootTimes: []sim.BootTime{{Distribution: sim.Distribution{Median: boot, Spread: 1.3}}}},
 	})
 	if err != nil {
 		return nil, err
 	}
 	undo = append(undo, machines.Close)
-	s.launches = &arrivals{Cloud: machines, Interrupter: machines, at: map[types.UID]time.Time{}}
+	s.launches = &arrivals{Cloud: machines, at: map[types.UID]time.Time{}}
 	dir, err := os.MkdirTemp("", "kip-bench-")
 	if err != nil {
 		return nil, err

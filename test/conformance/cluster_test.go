@@ -67,14 +67,19 @@ func TestTheLogsOfAClusterThatCrashedAreKept(t *testing.T) {
 		dev, ginkgo string
 		want        string // what the error says; nothing for none
 	}{
-		"it ends by itself":     {"echo ready >$ready; while [ ! -e $state/go ]; do sleep 0.01; done; echo boom; exit 0", loops, errClusterEnded.Error()},
-		"it does not start":     {"echo boom; exit 2", loops, "exit status 2"},
-		"a Kip panics":          {"echo 'panic: boom' >>$state/kip.log; trap 'exit 0' TERM; echo ready >$ready" + forever, oneHasPassed, "panic: boom"},
+		"it ends by itself": {"echo ready >$ready; while [ ! -e $state/go ]; do sleep 0.01; done; echo boom; exit 0", loops,
+			errClusterEnded.Error()},
+		"it does not start": {"echo boom; exit 2", loops, "exit status 2"},
+		"a Kip panics": {"echo 'panic: boom' >>$state/kip.log; trap 'exit 0' TERM; echo ready >$ready" + forever, oneHasPassed,
+			"panic: boom"},
+		"a Kip ends badly": {"trap \"echo 'kip: boom' >>$state/kip.log; exit 0\" TERM; echo ready >$ready" + forever, oneHasPassed,
+			"kip: boom"},
+		"the suite ends oddly":  {"trap 'echo boom; exit 0' TERM; echo ready >$ready" + forever, oneHasPassed + "exit 1\n", "exit status 1"},
 		"it does not stop well": {"trap 'echo boom; exit 3' TERM; echo ready >$ready" + forever, oneHasPassed, "exit status 3"},
 		"all is well":           {"trap 'exit 0' TERM; echo ready >$ready" + forever, oneHasPassed, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := options{root: t.TempDir(), mode: "nodes", procs: 1, bridge: "kipconf0"}
+			o := options{root: t.TempDir(), mode: "nodes", procs: 1, bridge: "kipconf0", cidr: "10.113.0.0/16"}
 			t.Chdir(o.root)
 			write(t, filepath.Join(o.root, "go.mod"), "module a")
 			script(t, filepath.Join(o.root, "bin", "kip-dev"), kipDev+tc.dev)
@@ -109,7 +114,7 @@ func TestTheLogsOfAClusterThatCrashedAreKept(t *testing.T) {
 		})
 	}
 	t.Run("but not of one that was interrupted", func(t *testing.T) {
-		o := options{root: t.TempDir(), mode: "nodes", procs: 1, bridge: "kipconf0"}
+		o := options{root: t.TempDir(), mode: "nodes", procs: 1, bridge: "kipconf0", cidr: "10.113.0.0/16"}
 		t.Chdir(o.root)
 		write(t, filepath.Join(o.root, "go.mod"), "module a")
 		script(t, filepath.Join(o.root, "bin", "kip-dev"), kipDev+"trap 'exit 0' TERM; echo ready >$ready"+forever)

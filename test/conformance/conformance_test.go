@@ -56,7 +56,7 @@ func TestReadsTheListOfARelease(t *testing.T) {
 
 func TestChoosesByResultFocusAndShard(t *testing.T) {
 	specs := []string{"a", "b", "c", "d", "e"}
-	results := Results{Runs: []Run{{Commit: "old"}, {Commit: "new"}}, Specs: map[string]Result{
+	results := Results{Runs: []Run{{Commit: "old", Ended: complete}, {Commit: "new", Ended: complete}}, Specs: map[string]Result{
 		"a": {Attempt: Attempt{State: passed, Run: 1}}, "b": {Attempt: Attempt{State: "failed", Run: 1}},
 		"c": {Attempt: Attempt{State: "skipped"}}, "e": {Attempt: Attempt{State: passed}},
 	}}
@@ -195,20 +195,22 @@ func TestThePageSaysWhatPassesAndWhyTheRestDoesNot(t *testing.T) {
 		two:   {Attempts: 1, Attempt: Attempt{State: passed}},
 		three: {Attempts: 1, Attempt: Attempt{State: "skipped", Failure: "not on this platform"}},
 	}}
-	kip := Results{Mode: "kip", Runs: runs, Specs: map[string]Result{
+	kip := Results{Mode: "kip", Runs: []Run{{Commit: "beef", Ended: complete}}, Specs: map[string]Result{
 		one:   {Attempts: 1, Attempt: Attempt{State: passed}},
 		two:   {Attempts: 1, Attempt: Attempt{State: "failed", Failure: "boom `x`\nmore " + strings.Repeat("é", 200)}},
 		three: {Attempts: 1, Attempt: Attempt{State: "failed"}},
 	}}
 	reasons := map[string]Reason{three: {Spec: three, Nature: true, Why: "a pod\nalone", Change: "nothing."}}
 	text := page([]string{one, two, three, four}, nodes, kip, reasons)
-	if first, _, _ := strings.Cut(text, "\n"); first != "Conformance "+Release+": ordinary nodes 2 of 4, Kip 1 of 4" {
+	if first, _, _ := strings.Cut(text, "\n"); first != "Conformance "+Release+": ordinary nodes 2 of 4, Kip 1 of 4"+
+		"; they are of different commits, ordinary nodes of c0ffee and Kip of beef; ordinary nodes: 1 specs have not run"+
+		"; ordinary nodes: 3 specs are in doubt, by how their run ended; Kip: 1 specs have not run" {
 		t.Errorf("the first line is %q", first)
 	}
 	for _, want := range []string{
 		"- " + escape(three) + "\n  - Why: a pod alone\n  - What would change it: nothing.",
 		"- " + escape(two) + "\n  - Why: not known yet; failed, `boom 'x' more éé",
-		"| commit | c0ffee | c0ffee |",
+		"| commit | c0ffee | beef |",
 		`2026-11-21T10:00:00Z: -mode=x -procs=3; 4 specs in 1m30s; ended: kip-1 \| crashed`,
 		"| attempts in all | 5 | 3 |",
 		"| specs that needed more than one attempt | 1 | 0 |",
@@ -253,7 +255,8 @@ func TestAnImagesFilesAreInItsArchive(t *testing.T) {
 		}
 		got = append(got, strings.TrimSpace(h.FileInfo().Mode().String()+" "+h.Name+" "+h.Linkname+string(text)))
 	}
-	want := []string{"drwxr-xr-x usr/", "drwxr-xr-x usr/bin/", "ugrwxr-xr-x usr/bin/program code", "Lrwxrwxrwx usr/bin/other program", "dtrwxrwxrwx tmp/", "-rw-r--r-- tmp/text hello"}
+	want := []string{"drwxr-xr-x usr/", "drwxr-xr-x usr/bin/", "ugrwxr-xr-x usr/bin/program code", "Lrwxrwxrwx usr/bin/other program",
+		"dtrwxrwxrwx tmp/", "-rw-r--r-- tmp/text hello"}
 	for i := range got {
 		if i == 3 {
 			got[i] = strings.Replace(got[i], "L---------", "Lrwxrwxrwx", 1) // a link's mode means nothing

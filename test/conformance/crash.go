@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"time"
+
+	"github.com/elotl/kip/test/harness"
 )
 
 var errClusterEnded = errors.New("the cluster ended by itself")
@@ -74,17 +76,28 @@ func (k kips) watch(ctx context.Context, cluster <-chan struct{}, tick <-chan ti
 	}
 }
 
-// panicked is what a Go program prints, or logs where it recovers.
-var panicked = regexp.MustCompile(`(?m)^(panic: |fatal error: ).*|.*(DATA RACE|panic serving|Observed a panic).*`)
+// ended is what a Kip prints when it ends badly, besides what harness.Amiss knows: at its
+// stop nobody else tells.
+var ended = regexp.MustCompile(`^(runtime: |unexpected fault address |kip: )`)
 
-// panics fails when the log of a Kip in the state folder tells of a panic or a race.
-func panics(state string) error {
+// amiss fails when the log of a Kip in the state folder tells of a panic, of a race, of
+// a bad end or of an instance that it did not know, or when fewer than n Kips have a log.
+// All their logs are read, so that none hides another's.
+func amiss(state string, n int) error {
 	logs, err := filepath.Glob(filepath.Join(state, "*kip.log"))
 	errs := []error{err}
+	if len(logs) < n {
+		errs = append(errs, fmt.Errorf("%s has the logs of %d Kips, want %d", state, len(logs), n))
+	}
 	for _, log := range logs {
 		data, err := os.ReadFile(log)
-		if found := panicked.Find(data); found != nil {
-			err = fmt.Errorf("%s, line %d: %s", log, 1+bytes.Count(data[:bytes.Index(data, found)], []byte("\n")), shortened(string(found)))
+		number := 0
+		for line := range strings.Lines(string(data)) {
+			number++
+			if ended.MatchString(line) || len(harness.Amiss([]byte(line))) > 0 {
+				err = fmt.Errorf("%s, line %d: %s", log, number, shortened(line))
+				break
+			}
 		}
 		errs = append(errs, err)
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/elotl/kip/test/harness"
 )
 
 // write makes a file and the folders above it.
@@ -81,24 +83,49 @@ func TestARunStartsWithAllItsKips(t *testing.T) {
 	}
 }
 
-func TestAPanicInALogOfAKipFails(t *testing.T) {
+func TestWhatIsAmissInALogOfAKipFails(t *testing.T) {
 	for text, want := range map[string]bool{
 		"": false,
-		"time=x level=INFO msg=\"the word panic: in a message\"\n":    false,
-		"time=x level=INFO\npanic: runtime error: index out of range": true,
-		"fatal error: all goroutines are asleep - deadlock!\n":        true,
-		"x\n==================\nWARNING: DATA RACE\nRead at 0x0\n":    true,
-		"time=x level=ERROR msg=\"Observed a panic\" panic=boom\n":    true,
-		"time=x level=DEBUG msg=\"http: panic serving 10.0.0.1:1\"\n": true,
+		"time=x level=INFO msg=\"the word panic: in a message\"\n":       false,
+		"time=x level=INFO\npanic: runtime error: index out of range":    true,
+		"fatal error: all goroutines are asleep - deadlock!\n":           true,
+		"x\n==================\nWARNING: DATA RACE\nRead at 0x0\n":       true,
+		"time=x level=ERROR msg=\"Observed a panic\" panic=boom\n":       true,
+		"x\nSIGSEGV: segmentation violation\n":                           true,
+		"runtime: program exceeds 10000-thread limit\n":                  true,
+		"time=x level=INFO\nkip: open the store: it is another's\n":      true,
+		"time=x level=INFO msg=\"kip: in a message\"\n":                  false,
+		"time=x level=DEBUG msg=\"http: panic serving 10.0.0.1:1\"\n":    true,
+		"time=x level=WARN msg=\"" + harness.Stray + "\" instance=i-1\n": true,
 	} {
 		for _, name := range []string{"kip.log", "kip-1.kip.log"} {
 			state := t.TempDir()
 			write(t, filepath.Join(state, "kip.log"), "fine\n")
 			write(t, filepath.Join(state, "control-plane.log"), "panic: another's\n")
 			write(t, filepath.Join(state, name), text)
-			if err := panics(state); (err != nil) != want || want && !strings.Contains(err.Error(), name) {
+			if err := amiss(state, 1); (err != nil) != want || want && !strings.Contains(err.Error(), name) {
 				t.Errorf("%s with %q: %v", name, text, err)
 			}
+		}
+	}
+}
+
+func TestThePanicsOfAllKipsAreTold(t *testing.T) {
+	state := t.TempDir()
+	write(t, filepath.Join(state, "kip.log"), "panic: the first's\n")
+	write(t, filepath.Join(state, "kip-1.kip.log"), "x\nfatal error: the second's\n")
+	if err := amiss(state, 2); err == nil || !strings.Contains(err.Error(), "line 1: panic: the first's") ||
+		!strings.Contains(err.Error(), "line 2: fatal error: the second's") {
+		t.Errorf("it says %v", err)
+	}
+}
+
+func TestAKipWithoutALogIsAmiss(t *testing.T) {
+	state := t.TempDir()
+	write(t, filepath.Join(state, "kip.log"), "fine\n")
+	for n, want := range map[int]bool{0: false, 1: false, 2: true} {
+		if err := amiss(state, n); (err != nil) != want || want && !strings.Contains(err.Error(), "logs of 1 Kips, want 2") {
+			t.Errorf("with %d Kips it says %v", n, err)
 		}
 	}
 }

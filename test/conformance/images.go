@@ -95,17 +95,20 @@ func images(tools, bin, source string) []image {
 	})
 	pets := func(name string) image {
 		html := filepath.Join(images, name, "html")
-		return image{names: []string{e2e + name + ":1.8"}, base: &full, entry: []string{"/agnhost"}, cmd: []string{"test-webserver"}, files: slices.Concat(agnhost, []file{
-			{path: name + ".jpg", mode: 0o644, from: filepath.Join(html, name+".jpg")},
-			{path: "data.json", mode: 0o644, from: filepath.Join(html, "data.json")},
-			// A spec looks into the image for the distribution that upstream's has.
-			{path: "etc/os-release", mode: 0o644, data: "NAME=\"Alpine Linux\"\nPRETTY_NAME=\"Stand-in for an image of Alpine Linux\"\n"},
-		})}
+		return image{names: []string{e2e + name + ":1.8"}, base: &full, entry: []string{"/agnhost"}, cmd: []string{"test-webserver"},
+			files: slices.Concat(agnhost, []file{
+				{path: name + ".jpg", mode: 0o644, from: filepath.Join(html, name+".jpg")},
+				{path: "data.json", mode: 0o644, from: filepath.Join(html, "data.json")},
+				// A spec looks into the image for the distribution that upstream's has.
+				{path: "etc/os-release", mode: 0o644, data: "NAME=\"Alpine Linux\"\nPRETTY_NAME=\"Stand-in for an image of Alpine Linux\"\n"},
+			})}
 	}
 	return []image{
-		{names: []string{e2e + "agnhost:2.63.0", e2e + "agnhost:2.55"}, base: &full, files: agnhost, entry: []string{"/agnhost"}, cmd: []string{"pause"}},
+		{names: []string{e2e + "agnhost:2.63.0", e2e + "agnhost:2.55"}, base: &full, files: agnhost, entry: []string{"/agnhost"},
+			cmd: []string{"pause"}},
 		pets("kitten"), pets("nautilus"),
-		{names: []string{e2e + "busybox:1.37.0-1"}, base: &busybox, files: slices.Concat(identities, []file{{path: "tmp", mode: 0o1777, dir: true}}), cmd: []string{"sh"}},
+		{names: []string{e2e + "busybox:1.37.0-1"}, base: &busybox, files: slices.Concat(identities,
+			[]file{{path: "tmp", mode: 0o1777, dir: true}}), cmd: []string{"sh"}},
 		{names: []string{e2e + "nginx:1.15-4", e2e + "nginx:1.27-0"}, base: &full, files: slices.Concat(identities, []file{
 			{path: "etc/nginx/nginx.conf", mode: 0o644, data: nginxConfig},
 		}), cmd: []string{"nginx"}},

@@ -40,6 +40,7 @@ type options struct {
 	subset, publish    bool
 	dump               bool
 	procs              int
+	limit              time.Duration
 	root               string // of the repository
 }
 
@@ -72,11 +73,13 @@ func command(ctx context.Context, args []string) error {
 	o := options{choice: choice{shard: shard{1, 1}}}
 	fs := flag.NewFlagSet("conformance", flag.ContinueOnError)
 	fs.StringVar(&o.mode, "mode", "kip", "`nodes`: "+strings.Join(slices.Sorted(maps.Keys(modes)), " or "))
-	fs.StringVar(&o.choice.only, "only", "", "`which` by the results so far: failed, missing or all; default: all that have not passed on this commit")
+	fs.StringVar(&o.choice.only, "only", "",
+		"`which` by the results so far: failed, missing or all; default: all that have not passed on this commit")
 	focus := fs.String("focus", "", "only specs whose names match this `expression`")
 	fs.Var(&o.choice.shard, "shard", "only the k-th of n `parts`, as k/n")
 	fs.BoolVar(&o.subset, "subset", false, "only what subset.txt lists, afresh, each once, with results of their own")
 	fs.IntVar(&o.procs, "procs", 3, "how many specs at once; those that must be alone are")
+	fs.DurationVar(&o.limit, "limit", 24*time.Hour, "how long it may take before it fails")
 	fs.StringVar(&o.bridge, "bridge", "kipconf0", "network `device` of the cluster; two runs need two")
 	fs.StringVar(&o.cidr, "cidr", "10.113.0.0/16", "`addresses` on the bridge")
 	fs.BoolVar(&o.publish, "publish", false, "copy the results into test/conformance/results and write the page, and run nothing")
@@ -98,6 +101,9 @@ func command(ctx context.Context, args []string) error {
 	}
 	if o.procs < 1 {
 		return fmt.Errorf("-procs is %d: it must be 1 or more", o.procs)
+	}
+	if o.limit <= 0 {
+		return fmt.Errorf("-limit is %s: it must be more than nothing, such as 30m", o.limit)
 	}
 	var err error
 	if o.choice.focus, err = regexp.Compile(*focus); err != nil {
@@ -128,6 +134,9 @@ func command(ctx context.Context, args []string) error {
 		return nil
 	}
 	if len(chosen) == 0 {
+		if err := results.checkEnds(commit); err != nil {
+			return fmt.Errorf("nothing to run of what was chosen, and %w", err)
+		}
 		fmt.Printf("nothing to run: %d of %d have passed; ONLY=all runs them again\n", results.passing(lines(specList)), len(lines(specList)))
 		return nil
 	}
@@ -160,6 +169,8 @@ func (o options) run(ctx context.Context, commit string, chosen []string, result
 	if err != nil {
 		return err
 	}
+	ctx, stop := context.WithTimeoutCause(ctx, o.limit, fmt.Errorf("%w: %s", errLimit, o.limit))
+	defer stop()
 	return o.record(ctx, commit, chosen, results, file, func(ctx context.Context, specs []string, tell func(outcome)) error {
 		return o.onCluster(ctx, specs, dir, tell)
 	})
@@ -179,6 +190,7 @@ func (o options) record(ctx context.Context, commit string, chosen []string, res
 	})
 	n := len(results.Runs) - 1
 	save := func() error {
+		results.Runs[n].Left = left
 		results.Runs[n].Seconds = time.Since(began).Truncate(time.Second).Seconds()
 		return results.save(file)
 	}
@@ -191,7 +203,7 @@ func (o options) record(ctx context.Context, commit string, chosen []string, res
 		if i < 0 {
 			return // the suite told twice
 		}
-		left = slices.Delete(left, i, i+1)
+		left = slices.Delete(slices.Clone(left), i, i+1)
 		out.Run = n
 		results.add(out.spec, out.Attempt)
 		if err := save(); err != nil {
@@ -203,7 +215,13 @@ func (o options) record(ctx context.Context, commit string, chosen []string, res
 		}
 	})
 	switch {
-	case err == nil && len(left) > 0 && ctx.Err() != nil:
+	case errors.Is(context.Cause(ctx), errLimit):
+		limit := fmt.Errorf("%w, with %d of %d specs left", context.Cause(ctx), len(left), len(chosen))
+		if err != nil && !errors.Is(err, errLimit) {
+			limit = errors.Join(limit, err)
+		}
+		err = limit
+	case err == nil && ctx.Err() != nil:
 		return errors.Join(fmt.Errorf("interrupted, with %d specs left; the next run goes on with them", len(left)), save())
 	case err == nil && len(left) > 0:
 		err = fmt.Errorf("the suite ended and left out %d of %d specs, such as %q", len(left), len(chosen), left[0])
@@ -216,7 +234,8 @@ func (o options) record(ctx context.Context, commit string, chosen []string, res
 		return err
 	}
 	did, all := results.passing(chosen), lines(specList)
-	fmt.Printf("%d of these %d passed, in %s; %d of %d so far; results: %s\n", did, len(chosen), time.Since(began).Truncate(time.Second), results.passing(all), len(all), file)
+	fmt.Printf("%d of these %d passed, in %s; %d of %d so far; results: %s\n", did, len(chosen), time.Since(began).Truncate(time.Second),
+		results.passing(all), len(all), file)
 	if did < len(chosen) {
 		failed := slices.DeleteFunc(slices.Clone(chosen), func(spec string) bool { return results.Specs[spec].State == passed })
 		return fmt.Errorf("%d of %d specs did not pass:\n  %s", len(failed), len(chosen), strings.Join(failed, "\n  "))
@@ -262,10 +281,12 @@ func (o options) onCluster(ctx context.Context, specs []string, images string, t
 		// At once, since this process may be killed while the cluster stops.
 		err = errors.Join(err, keepLogs(state, crash))
 	}
+	logs := 0 // of a cluster that did not start there may be fewer
 	if world != nil {
 		err = errors.Join(err, world.Stop())
+		logs = kipsOf[o.mode]
 	}
-	if err = errors.Join(err, panics(state)); err != nil {
+	if err = errors.Join(err, amiss(state, logs)); err != nil {
 		err = errors.Join(err, keepLogs(state, crash))
 		fmt.Fprintf(os.Stderr, "conformance: the logs of this cluster are kept in %s\n", crash)
 	}
@@ -316,7 +337,8 @@ func (o options) kubernetes(ctx context.Context) (string, error) {
 	}
 	version, dir, _ := strings.Cut(out, " ")
 	if version != Release {
-		return "", fmt.Errorf("go.mod has k8s.io/kubernetes %s, and these are the tests of %s: raise them in test/conformance too", version, Release)
+		return "", fmt.Errorf("go.mod has k8s.io/kubernetes %s, and these are the tests of %s: raise them in test/conformance too", version,
+			Release)
 	}
 	return dir, nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -20,6 +21,7 @@ type reader struct {
 
 	afterDelimiter bool
 	begun          string   // the spec that runs, where one runs at a time
+	underWay       []string // those that have begun and not ended, as far as ginkgo said so
 	ended          *outcome // whose text is read
 	header         bool     // the line before was ended's header
 	failure        []string
@@ -33,6 +35,10 @@ var (
 	whereFailed = regexp.MustCompile(`\[(?:It|BeforeEach|AfterEach|JustBeforeEach|JustAfterEach|BeforeAll|AfterAll|DeferCleanup(?: \([A-Za-z]+\))?)\] `)
 	failureLine = regexp.MustCompile(`^  \[(?:FAILED|TIMEDOUT|PANICKED|INTERRUPTED|ABORTED|SKIPPED)\] ?(.*)$`)
 )
+
+// runs ends the name of a spec that runs, in the reports of progress that ginkgo gives
+// when it is asked: with several at once it says nothing when one begins.
+const runs = " (Spec Runtime: "
 
 const delimiter = "------------------------------"
 
@@ -59,6 +65,12 @@ func (r *reader) line(line string) {
 		r.afterDelimiter = true
 		return
 	}
+	if name, _, reports := strings.Cut(line, runs); reports {
+		if s := r.spec(strings.TrimSpace(name)); s != "" {
+			r.begin(s)
+			return
+		}
+	}
 	afterDelimiter := r.afterDelimiter
 	r.afterDelimiter = false
 	if m := header.FindStringSubmatch(line); m != nil {
@@ -74,6 +86,7 @@ func (r *reader) line(line string) {
 	if r.ended == nil {
 		if s := r.spec(line); afterDelimiter && s != "" {
 			r.begun = s
+			r.begin(s)
 		}
 		return
 	}
@@ -94,6 +107,12 @@ func (r *reader) line(line string) {
 	}
 }
 
+func (r *reader) begin(spec string) {
+	if !slices.Contains(r.underWay, spec) {
+		r.underWay = append(r.underWay, spec)
+	}
+}
+
 // end tells of the spec that has ended, if one has.
 func (r *reader) end() {
 	if r.ended != nil && r.ended.spec != "" {
@@ -102,6 +121,7 @@ func (r *reader) end() {
 		}
 		r.tell(*r.ended)
 		r.begun = ""
+		r.underWay = slices.DeleteFunc(r.underWay, func(s string) bool { return s == r.ended.spec })
 	}
 	r.ended, r.failure, r.inFailure, r.header = nil, nil, false, false
 }

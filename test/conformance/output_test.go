@@ -69,7 +69,8 @@ func TestOutcomesAreReadAsTheyAreTold(t *testing.T) {
 }
 
 func TestALongFailureIsCutBetweenCharacters(t *testing.T) {
-	text := delimiter + "\n• [FAILED] [1.000 seconds]\n" + one + "\n\n  [FAILED] " + strings.Repeat("ü", maxFailure) + "\n  In [It] at: x.go:1\n" + delimiter + "\n"
+	text := delimiter + "\n• [FAILED] [1.000 seconds]\n" + one + "\n\n  [FAILED] " + strings.Repeat("ü", maxFailure) +
+		"\n  In [It] at: x.go:1\n" + delimiter + "\n"
 	got := read(text, []string{one})
 	if len(got) != 1 || len(got[0].Failure) > maxFailure || strings.Trim(got[0].Failure, "ü") != "" {
 		t.Errorf("told %+v, want a failure of at most %d bytes", got, maxFailure)

@@ -50,8 +50,29 @@ func readReasons(data []byte, specs []string) (map[string]Reason, error) {
 
 // summary is the page's first line.
 func summary(specs []string, nodes, kip Results) string {
-	return fmt.Sprintf("Conformance %s: ordinary nodes %d of %d, Kip %d of %d", Release, nodes.passing(specs), len(specs), kip.passing(specs), len(specs))
+	line := fmt.Sprintf("Conformance %s: ordinary nodes %d of %d, Kip %d of %d", Release, nodes.passing(specs), len(specs),
+		kip.passing(specs), len(specs))
+	if a, b := nodes.on(), kip.on(); a != b {
+		line += fmt.Sprintf("; they are of different commits, ordinary nodes of %s and Kip of %s", a, b)
+	}
+	for _, r := range []Results{nodes, kip} {
+		if lacks := len(specs) - len(r.Specs); lacks > 0 {
+			line += fmt.Sprintf("; %s: %d specs have not run", names[r.Mode], lacks)
+		}
+		for _, commit := range slices.Sorted(maps.Keys(r.commits())) {
+			if open := len(r.doubtful(commit)); open > 0 {
+				line += fmt.Sprintf("; %s: %d specs are in doubt, by how their run ended", names[r.Mode], open)
+			}
+		}
+	}
+	return line
 }
+
+// names are what the page calls the modes.
+var names = map[string]string{"nodes": "ordinary nodes", "kip": "Kip"}
+
+// on names the commits of the results.
+func (r Results) on() string { return strings.Join(slices.Sorted(maps.Keys(r.commits())), ", ") }
 
 // page is docs/conformance.md.
 func page(specs []string, nodes, kip Results, reasons map[string]Reason) string {
@@ -146,7 +167,7 @@ not passed keeps its count on the next commit.
 	row := func(name string, of func(Results) string) {
 		fmt.Fprintf(b, "| %s | %s | %s |\n", name, of(nodes), of(kip))
 	}
-	row("commit", func(r Results) string { return strings.Join(slices.Sorted(maps.Keys(r.commits())), ", ") })
+	row("commit", Results.on)
 	row("runs on it", func(r Results) string {
 		var runs []string
 		for _, run := range r.Runs {
@@ -176,7 +197,7 @@ not passed keeps its count on the next commit.
 		if len(again) == 0 {
 			continue
 		}
-		fmt.Fprintf(b, "\nMore than one attempt, %s:\n\n", map[string]string{"nodes": "ordinary nodes", "kip": "Kip"}[r.Mode])
+		fmt.Fprintf(b, "\nMore than one attempt, %s:\n\n", names[r.Mode])
 		for _, s := range again {
 			result := r.Specs[s]
 			fmt.Fprintf(b, "- %s: %s, attempts %d", escape(s), result.State, result.Attempts)

@@ -15,7 +15,10 @@ import (
 
 // passed is the state of a spec that did; the others are ginkgo's: failed,
 // timedout, panicked, interrupted, skipped.
-const passed = "passed"
+const (
+	passed  = "passed"
+	skipped = "skipped"
+)
 
 // How a run ends that does not fail. A run that was killed stays interrupted.
 const (
@@ -36,7 +39,12 @@ type Run struct {
 	Seconds float64 `json:"seconds"`
 	// Ended is complete, interrupted, or what went wrong.
 	Ended string `json:"ended"`
+	// Left are those of its specs that came to no end in it.
+	Left []string `json:"left,omitempty"`
 }
+
+// whole says that the run came to its end.
+func (r Run) whole() bool { return strings.HasPrefix(r.Ended, complete) }
 
 // Attempt is one end of a spec.
 type Attempt struct {
@@ -133,6 +141,63 @@ func (r Results) passing(specs []string) int {
 	return n
 }
 
+// doubtful are the specs of a commit, in order, whose results a run that did not end well
+// leaves open, and that have not been run since: what it left, and what it interrupted.
+// Where that is nothing, as with a panic that a log tells of at the end, it is all that it ran.
+func (r Results) doubtful(commit string) []string {
+	doubt := map[string]bool{}
+	for n, run := range r.Runs {
+		if run.Commit != commit || run.whole() {
+			continue
+		}
+		var open, ran []string
+		for spec, result := range r.Specs {
+			switch {
+			case result.Run > n:
+			case slices.Contains(run.Left, spec), result.Run == n && result.State == interrupted:
+				open = append(open, spec)
+			case result.Run == n:
+				ran = append(ran, spec)
+			}
+		}
+		if len(run.Left) == 0 && run.Ended != interrupted && !r.interrupts(n) {
+			open = ran
+		}
+		for _, spec := range open {
+			doubt[spec] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(doubt))
+}
+
+// interrupts says that the n-th run has interrupted a spec.
+func (r Results) interrupts(n int) bool {
+	for _, result := range r.Specs {
+		for _, a := range append(slices.Clone(result.History), result.Attempt) {
+			if a.Run == n && a.State == interrupted {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// checkEnds refuses results of a commit that a run which did not end well leaves in doubt.
+func (r Results) checkEnds(commit string) error {
+	open := r.doubtful(commit)
+	if len(open) == 0 {
+		return nil
+	}
+	var ends []string
+	for _, run := range r.Runs {
+		if run.Commit == commit && !run.whole() {
+			ends = append(ends, run.Ended)
+		}
+	}
+	return fmt.Errorf("the results of mode %[1]s on %[2]s are in doubt for %[3]d specs, such as %[4]q, since a run ended with: %[5]s: "+
+		"on that commit, `make conformance MODE=%[1]s` runs them", r.Mode, commit, len(open), open[0], strings.Join(ends, "; "))
+}
+
 // commits counts the results by commit.
 func (r Results) commits() map[string]int {
 	commits := map[string]int{}
@@ -159,10 +224,15 @@ func (r Results) check() error {
 	return nil
 }
 
-// checkAll refuses results that cannot be published, or lack some of the specs.
+// checkAll refuses results that cannot be published, lack some of the specs, or are in doubt.
 func (r Results) checkAll(specs []string) error {
 	if err := r.check(); err != nil {
 		return err
+	}
+	for commit := range r.commits() {
+		if err := r.checkEnds(commit); err != nil {
+			return err
+		}
 	}
 	for _, s := range specs {
 		if _, ran := r.Specs[s]; !ran {

@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -37,7 +39,8 @@ func TestResultsOutliveTheirProcess(t *testing.T) {
 
 func TestResultsOfAnOlderRunnerAreRefused(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "results.json")
-	old := `{"release": "` + Release + `", "mode": "kip", "specs": {"a": {"state": "passed", "seconds": 1, "attempts": 1, "kip": "01c11f76db77"}}}`
+	old := `{"release": "` + Release +
+		`", "mode": "kip", "specs": {"a": {"state": "passed", "seconds": 1, "attempts": 1, "kip": "01c11f76db77"}}}`
 	if err := os.WriteFile(file, []byte(old), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +87,7 @@ func TestEachAttemptIsCounted(t *testing.T) {
 func of(mode string, specs []string, commits ...string) Results {
 	r := Results{Release: Release, Mode: mode, Specs: map[string]Result{}}
 	for _, c := range commits {
-		r.Runs = append(r.Runs, Run{Commit: c})
+		r.Runs = append(r.Runs, Run{Commit: c, Ended: complete})
 	}
 	for i, s := range specs {
 		r.add(s, Attempt{State: passed, Run: min(i, len(commits)-1)})
@@ -94,16 +97,21 @@ func of(mode string, specs []string, commits ...string) Results {
 
 func TestOnlyResultsOfOneCleanCommitArePublished(t *testing.T) {
 	specs := lines(specList)
+	crashed := of("kip", specs, "aaaa")
+	crashed.Runs[0].Ended = "kip-1 ended by itself"
 	for name, tc := range map[string]struct {
 		results Results
 		says    []string // nothing where it is published
 		page    bool     // whether it is shown when it is in the repository
 	}{
-		"complete":         {results: of("kip", specs, "aaaa"), page: true},
-		"a dirty tree":     {results: of("kip", specs, "aaaa-dirty"), says: []string{"mode kip", "446 of aaaa-dirty", "MODE=kip"}},
-		"several commits":  {results: of("kip", specs, "aaaa", "bbbb"), says: []string{"mode kip", "1 of aaaa", "445 of bbbb", "MODE=kip"}},
-		"no checkout":      {results: of("kip", specs, noCommit), says: []string{"mode kip", "446 of unknown"}},
-		"specs never ran":  {results: of("kip", specs[:440], "aaaa"), says: []string{"mode kip", "aaaa", "440 of 446", "MODE=kip ONLY=missing"}, page: true},
+		"complete":        {results: of("kip", specs, "aaaa"), page: true},
+		"a dirty tree":    {results: of("kip", specs, "aaaa-dirty"), says: []string{"mode kip", "446 of aaaa-dirty", "MODE=kip"}},
+		"several commits": {results: of("kip", specs, "aaaa", "bbbb"), says: []string{"mode kip", "1 of aaaa", "445 of bbbb", "MODE=kip"}},
+		"no checkout":     {results: of("kip", specs, noCommit), says: []string{"mode kip", "446 of unknown"}},
+		"specs never ran": {results: of("kip", specs[:440], "aaaa"), says: []string{"mode kip", "aaaa", "440 of 446", "MODE=kip ONLY=missing"},
+			page: true},
+		"of a crash": {results: crashed, says: []string{"mode kip", "in doubt for 446 specs", "kip-1 ended by itself", "MODE=kip"},
+			page: true},
 		"of ordinary ones": {results: of("nodes", specs[:1], "aaaa"), says: []string{"mode nodes", "1 of 446"}, page: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -149,6 +157,52 @@ func TestOnlyResultsOfOneCleanCommitArePublished(t *testing.T) {
 	}
 }
 
+func TestWhatARunThatEndedBadlyLeavesOpenIsInDoubtUntilItIsRun(t *testing.T) {
+	const crash = "kip-1 ended by itself"
+	bad, good := Run{Commit: "a", Ended: crash}, Run{Commit: "a", Ended: complete}
+	type ends map[string][]Attempt
+	pass := func(run int) Attempt { return Attempt{State: passed, Run: run} }
+	left := func(ended string, specs ...string) Run { return Run{Commit: "a", Ended: ended, Left: specs} }
+	for name, tc := range map[string]struct {
+		runs []Run
+		ends ends
+		want []string
+	}{
+		"a whole run":                  {[]Run{good}, ends{one: {pass(0)}}, nil},
+		"one that says more":           {[]Run{{Commit: "a", Ended: complete + "; more"}}, ends{one: {pass(0)}}, nil},
+		"a crash at its end":           {[]Run{bad}, ends{one: {pass(0)}, two: {pass(0)}}, []string{two, one}},
+		"all was run since":            {[]Run{bad, good}, ends{one: {pass(0), pass(1)}}, nil},
+		"some was run since":           {[]Run{bad, good}, ends{one: {pass(0), pass(1)}, two: {pass(0)}}, []string{two}},
+		"a crash before":               {[]Run{good, bad}, ends{one: {pass(0)}}, nil},
+		"it passed before a crash":     {[]Run{good, left(crash, one)}, ends{one: {pass(0)}, two: {pass(0), pass(1)}}, []string{one}},
+		"and again since":              {[]Run{good, left(crash, one), good}, ends{one: {pass(0), pass(2)}, two: {pass(1)}}, nil},
+		"it was under way":             {[]Run{bad}, ends{one: {{State: interrupted}}, two: {pass(0)}}, []string{one}},
+		"it was under way, and ran":    {[]Run{bad, good}, ends{one: {{State: interrupted}, pass(1)}, two: {pass(0)}}, nil},
+		"a kill, and no result before": {[]Run{left(interrupted, one)}, ends{two: {pass(0)}}, nil},
+		"a kill, and one before":       {[]Run{good, left(interrupted, one)}, ends{one: {pass(0)}}, []string{one}},
+		"a kill after all":             {[]Run{left(interrupted)}, ends{one: {pass(0)}}, nil},
+		"another commit":               {[]Run{{Commit: "b", Ended: crash}, good}, ends{one: {pass(1)}}, nil},
+	} {
+		r := Results{Mode: "kip", Runs: tc.runs, Specs: map[string]Result{}}
+		for spec, attempts := range tc.ends {
+			for _, a := range attempts {
+				r.add(spec, a)
+			}
+		}
+		if got := r.doubtful("a"); !slices.Equal(got, tc.want) {
+			t.Errorf("%s: in doubt are %q, want %q", name, got, tc.want)
+		}
+		if err := r.checkEnds("a"); (err == nil) != (len(tc.want) == 0) {
+			t.Errorf("%s: the check says %v", name, err)
+		}
+		for _, spec := range tc.want {
+			if chosen := (choice{shard: shard{1, 1}}).from([]string{one, two}, r, "a"); !slices.Contains(chosen, spec) {
+				t.Errorf("%s: the next run chooses %q", name, chosen)
+			}
+		}
+	}
+}
+
 func TestARunSaysHowItEndedAndFailsUnlessAllPassed(t *testing.T) {
 	tells := func(end error, outcomes ...outcome) func(context.Context, []string, func(outcome)) error {
 		return func(_ context.Context, _ []string, tell func(outcome)) error {
@@ -161,6 +215,8 @@ func TestARunSaysHowItEndedAndFailsUnlessAllPassed(t *testing.T) {
 	pass := func(spec string) outcome { return outcome{spec, Attempt{State: passed}} }
 	over, stop := context.WithCancel(t.Context())
 	stop()
+	late, end := context.WithTimeoutCause(t.Context(), 0, fmt.Errorf("%w: 30m", errLimit))
+	defer end()
 	for name, tc := range map[string]struct {
 		ctx   context.Context
 		run   func(context.Context, []string, func(outcome)) error
@@ -178,8 +234,15 @@ func TestARunSaysHowItEndedAndFailsUnlessAllPassed(t *testing.T) {
 		"a crash":      {t.Context(), tells(errClusterEnded, pass(one)), errClusterEnded.Error(), errClusterEnded.Error(), 1},
 		"a crash after all": {t.Context(), tells(errClusterEnded, pass(one), pass(two)), errClusterEnded.Error(),
 			errClusterEnded.Error(), 2},
-		"silence":            {t.Context(), tells(errQuiet, pass(one)), errQuiet.Error(), errQuiet.Error(), 1},
-		"an interruption":    {over, tells(nil, pass(one)), "the next run goes on", interrupted, 1},
+		"silence":                   {t.Context(), tells(errQuiet, pass(one)), errQuiet.Error(), errQuiet.Error(), 1},
+		"an interruption":           {over, tells(nil, pass(one)), "the next run goes on", interrupted, 1},
+		"an interruption after all": {over, tells(nil, pass(one), pass(two)), "interrupted, with 0", interrupted, 2},
+		"too long": {late, tells(context.Cause(late), pass(one)), "longer than -limit lets it: 30m, with 1 of 2 specs left",
+			"longer than -limit", 1},
+		"too long to start": {late, tells(errors.New("no node is ready")), "no node is ready",
+			"longer than -limit lets it: 30m, with 2 of 2", 0},
+		"too long to stop": {late, tells(nil, pass(one), pass(two)), "longer than -limit lets it: 30m, with 0 of 2",
+			"longer than -limit", 2},
 		"a crash in its end": {over, tells(errClusterEnded, pass(one)), errClusterEnded.Error(), errClusterEnded.Error(), 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -201,7 +264,11 @@ func TestARunSaysHowItEndedAndFailsUnlessAllPassed(t *testing.T) {
 			if err != nil || len(got.Specs) != tc.kept || len(got.Runs) != 1 {
 				t.Fatalf("it kept %+v, %v", got, err)
 			}
-			if r := got.Runs[0]; r.Commit != "aaaa" || r.Specs != 2 || !strings.HasPrefix(r.Flags, "-mode=kip -only=all -procs=3 -dump=false; kip-dev --kips=2") ||
+			if r := got.Runs[0]; len(r.Left) != 2-tc.kept {
+				t.Errorf("its run left %q, and %d of 2 specs are kept", r.Left, tc.kept)
+			}
+			if r := got.Runs[0]; r.Commit != "aaaa" || r.Specs != 2 || !strings.HasPrefix(r.Flags,
+				"-mode=kip -only=all -procs=3 -dump=false; kip-dev --kips=2") ||
 				!strings.HasSuffix(r.Date, "Z") || !strings.Contains(r.Ended, tc.ended) {
 				t.Errorf("its run is %+v", r)
 			}
@@ -210,14 +277,15 @@ func TestARunSaysHowItEndedAndFailsUnlessAllPassed(t *testing.T) {
 	// A kill leaves what was told, of a run that was interrupted.
 	file := filepath.Join(t.TempDir(), "results.json")
 	results, _ := loadResults(file, "kip")
-	err := options{mode: "kip"}.record(t.Context(), "aaaa", []string{one, two}, &results, file, func(_ context.Context, _ []string, tell func(outcome)) error {
-		tell(pass(one))
-		got, err := loadResults(file, "kip")
-		if err != nil || got.Runs[0].Ended != interrupted || got.Specs[one].State != passed {
-			t.Errorf("while it runs the file has %+v, %v", got, err)
-		}
-		return errors.New("enough")
-	})
+	err := options{mode: "kip"}.record(t.Context(), "aaaa", []string{one, two}, &results, file,
+		func(_ context.Context, _ []string, tell func(outcome)) error {
+			tell(pass(one))
+			got, err := loadResults(file, "kip")
+			if err != nil || got.Runs[0].Ended != interrupted || got.Specs[one].State != passed {
+				t.Errorf("while it runs the file has %+v, %v", got, err)
+			}
+			return errors.New("enough")
+		})
 	if err == nil {
 		t.Error("its error is lost")
 	}

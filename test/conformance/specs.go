@@ -102,9 +102,10 @@ var choices = map[string]func(result Result, ran, here bool) bool{
 // from returns those of the specs that are to be run on a commit.
 func (c choice) from(specs []string, results Results, commit string) []string {
 	var out []string
+	doubtful := results.doubtful(commit)
 	for i, s := range specs {
 		r, ran := results.Specs[s]
-		here := ran && results.commit(s) == commit
+		here := ran && results.commit(s) == commit && !slices.Contains(doubtful, s)
 		if i%c.shard.n == c.shard.k-1 && choices[c.only](r, ran, here) && (c.focus == nil || c.focus.MatchString(s)) {
 			out = append(out, s)
 		}

@@ -23,9 +23,13 @@ const quiet = 25 * time.Minute
 // farewell is how long an interrupted suite may clean up.
 const farewell = 3 * time.Minute
 
+// lastWords is how long a suite may take to say which specs are under way.
+const lastWords = 2 * time.Second
+
 var (
 	errQuiet   = fmt.Errorf("no spec has ended for %s", quiet)
 	errCrashed = errors.New("the cluster crashed")
+	errLimit   = errors.New("the run took longer than -limit lets it")
 )
 
 // suite is one run of e2e.test over some specs.
@@ -73,7 +77,22 @@ func (s suite) command(specs []string) *exec.Cmd {
 	return exec.Command(filepath.Join(s.tools, "ginkgo"), args...)
 }
 
-// run runs the specs and tells how each ended, as it ends. That specs fail is no
+// ask asks the processes of ginkgo which spec each of them runs. Not ginkgo itself, which
+// does not know the signal.
+func ask(ginkgo int) {
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", ginkgo)) // none of a process that is gone
+	for _, list := range lists {
+		children, _ := os.ReadFile(list)
+		for pid := range strings.FieldsSeq(string(children)) {
+			if n, err := strconv.Atoi(pid); err == nil {
+				_ = syscall.Kill(n, syscall.SIGUSR1) // it may have ended
+			}
+		}
+	}
+}
+
+// run runs the specs and tells how each ended, as it ends. What had begun when the
+// suite ended was interrupted, unless somebody wanted that end. That specs fail is no
 // error of run; it fails when the suite could not run to its end.
 func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) error {
 	if err := os.MkdirAll(filepath.Dir(s.log), 0o755); err != nil {
@@ -101,8 +120,9 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 	}
 
 	type news struct {
-		outcome outcome
-		err     error
+		outcome  outcome
+		underWay []string // at its end
+		err      error
 	}
 	all := make(chan news)
 	go func() {
@@ -117,6 +137,7 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 			}
 			// A line without an end was cut off, and is not to be believed.
 			r.end()
+			all <- news{underWay: r.underWay}
 			if !errors.Is(err, io.EOF) {
 				all <- news{err: fmt.Errorf("read what ginkgo prints: %w", err)}
 			}
@@ -129,10 +150,11 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 	defer hang.Stop()
 	var kill <-chan time.Time
 	var why error
+	var underWay []string
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
 	var exit error
-	done, crashed, told := ctx.Done(), s.crashed, 0
+	done, crashed, told, bad := ctx.Done(), s.crashed, 0, 0
 	for open := true; open; {
 		var n news
 		select {
@@ -140,9 +162,13 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 			// What this run interrupts to end itself has no result.
 			if n.outcome.spec != "" && (ctx.Err() == nil || n.outcome.State != interrupted) {
 				told++
+				if n.outcome.State != passed && n.outcome.State != skipped {
+					bad++
+				}
 				tell(n.outcome)
 				hang.Reset(quiet)
 			}
+			underWay = append(underWay, n.underWay...)
 			why = errors.Join(why, n.err)
 		case <-done:
 			done, why = nil, context.Cause(ctx)
@@ -154,7 +180,12 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 			kill = time.After(farewell)
 		case <-crashed:
 			crashed, why = nil, errCrashed
-			signal(syscall.SIGKILL)
+			if s.procs == 1 { // it has said so
+				signal(syscall.SIGKILL)
+				continue
+			}
+			ask(cmd.Process.Pid)
+			kill = time.After(lastWords)
 		case exit = <-exited:
 			// What a spec left, such as a kubectl, may hold the pipe open.
 			exited, kill = nil, time.After(time.Second)
@@ -165,12 +196,36 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 	if exited != nil {
 		exit = <-exited
 	}
-	if why != nil {
-		return why
+	if why == nil {
+		why = s.judge(exit, told, bad)
 	}
-	// Its exit status is 1 when specs fail, which they told.
-	if exit != nil && told == 0 {
-		return fmt.Errorf("ginkgo ended and no spec had run: %w; see %s", exit, s.log)
+	if why != nil && ctx.Err() == nil {
+		for _, spec := range underWay {
+			tell(outcome{spec, Attempt{State: interrupted, Failure: shortened(why.Error())}})
+		}
 	}
-	return nil
+	return why
+}
+
+func status(exit error) string {
+	if exit == nil {
+		return "exit status 0"
+	}
+	return exit.Error()
+}
+
+// judge fails when ginkgo's exit status is not what the specs explain that it told of:
+// 1 when some did badly, 0 when none did. So do those of a suite whose own set-up or end
+// fails, that dies, or that does not find what it is to run.
+func (s suite) judge(exit error, told, bad int) error {
+	var code *exec.ExitError
+	switch {
+	case told == 0:
+		return fmt.Errorf("ginkgo ended and no spec had run: %s; see %s", status(exit), s.log)
+	case exit == nil && bad > 0:
+		return fmt.Errorf("ginkgo ended well though it told of %d specs that did not pass; see %s", bad, s.log)
+	case exit == nil || bad > 0 && errors.As(exit, &code) && code.ExitCode() == 1:
+		return nil
+	}
+	return fmt.Errorf("ginkgo ended with %w, which the %d specs of %d that did not pass do not explain; see %s", exit, bad, told, s.log)
 }

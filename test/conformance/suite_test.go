@@ -23,7 +23,7 @@ func ginkgo(t *testing.T, script string) suite {
 const oneHasPassed = "printf '%s\\n' '" + delimiter + "' '• [1.000 seconds]' '" + one + " [label]' '" + delimiter + "'\n"
 
 func TestTheSuiteTellsEachSpecAsItEnds(t *testing.T) {
-	s := ginkgo(t, oneHasPassed+"exit 1\n")
+	s := ginkgo(t, oneHasPassed)
 	var told []string
 	if err := s.run(t.Context(), []string{one, two}, func(o outcome) { told = append(told, o.spec+" "+o.State) }); err != nil {
 		t.Error(err)
@@ -44,6 +44,30 @@ func TestASuiteThatRunsNothingFails(t *testing.T) {
 	s.tools = filepath.Join(s.tools, "nowhere")
 	if err := s.run(t.Context(), []string{one}, func(outcome) {}); err == nil {
 		t.Error("a ginkgo that is not there runs")
+	}
+}
+
+func TestASuiteWhoseEndItsSpecsDoNotExplainFails(t *testing.T) {
+	oneHasFailed := strings.Replace(oneHasPassed, "• [1.000", "• [FAILED] [1.000", 1)
+	oneWasSkipped := strings.Replace(oneHasPassed, "• [1.000", "S [SKIPPED] [1.000", 1)
+	for script, fails := range map[string]string{
+		oneHasPassed:                              "",
+		oneHasPassed + "exit 1\n":                 "ended with exit status 1", // as when AfterSuite fails
+		oneHasPassed + "exit 197\n":               "ended with exit status 197",
+		oneHasPassed + "kill -KILL $$\n":          "ended with signal: killed",
+		oneHasFailed + "exit 1\n":                 "",
+		oneHasFailed:                              "ended well though",
+		oneHasFailed + "exit 2\n":                 "ended with exit status 2",
+		oneHasFailed + "kill -SEGV $$\n":          "ended with signal: segmentation fault",
+		oneWasSkipped:                             "", // the run fails, since it did not pass
+		oneWasSkipped + "exit 1\n":                "ended with exit status 1",
+		"echo Ran 0 of 7579 Specs in 1 seconds\n": "no spec had run: exit status 0",
+	} {
+		s := ginkgo(t, script)
+		err := s.run(t.Context(), []string{one, two}, func(outcome) {})
+		if (err == nil) != (fails == "") || err != nil && (!strings.Contains(err.Error(), fails) || !strings.Contains(err.Error(), s.log)) {
+			t.Errorf("%s: it ended with %v, want %q and its log", script, err, fails)
+		}
 	}
 }
 
@@ -72,4 +96,48 @@ func TestASuiteEndsWithItsContextAndItsCluster(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+func TestWhatWasUnderWayAtACrashWasInterrupted(t *testing.T) {
+	// In one write: what comes after the first spec's end may never be written.
+	twoBegins := strings.TrimSuffix(oneHasPassed, "\n") + " '" + two + " [label]'\n"
+	const forever = "while :; do sleep 0.01; done\n"
+	// As ginkgo's own processes do when they are asked.
+	const process = `process() {
+	sh -c 'trap "echo; echo \"  $1 (Spec Runtime: 1.2s)\"" USR1; : >$0.$2; while :; do sleep 0.01; done' $0 "$1" $2 &
+	while [ ! -e $0.$2 ]; do sleep 0.01; done
+}
+`
+	for name, tc := range map[string]struct {
+		script string
+		procs  int
+		want   []string
+	}{
+		"one at a time": {twoBegins + forever, 1, []string{one + " passed", two + " interrupted"}},
+		"between two":   {oneHasPassed + forever, 1, []string{one + " passed"}},
+		"several at once": {process + "process '" + two + "' 2; process '" + three + "' 3\n" + oneHasPassed + forever, 3, []string{
+			one + " passed", three + " interrupted", two + " interrupted"}},
+		"ginkgo dies": {twoBegins + "kill -KILL $$\n", 1, []string{one + " passed", two + " interrupted"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			crashed := make(chan struct{})
+			s := ginkgo(t, "trap '' INT TERM\n"+tc.script)
+			s.crashed, s.procs = crashed, tc.procs
+			var told []string
+			err := s.run(t.Context(), []string{one, two, three}, func(o outcome) {
+				told = append(told, o.spec+" "+o.State)
+				if o.State == interrupted && o.Failure == "" {
+					t.Errorf("%s does not say why", o.spec)
+				}
+				if strings.Contains(tc.script, forever) && len(told) == 1 {
+					close(crashed)
+				}
+			})
+			slices.Sort(told[1:])
+			slices.Sort(tc.want[1:])
+			if !slices.Equal(told, tc.want) {
+				t.Errorf("it ended with %v and told %q, want %q", err, told, tc.want)
+			}
+		})
+	}
 }

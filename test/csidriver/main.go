@@ -102,7 +102,8 @@ func (r registrar) GetInfo(context.Context, *registration.InfoRequest) (*registr
 	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: r.name, Endpoint: r.socket, SupportedVersions: []string{"1.0.0"}}, nil
 }
 
-func (r registrar) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+func (r registrar) NotifyRegistrationStatus(_ context.Context,
+	s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	if !s.PluginRegistered {
 		fmt.Fprintln(os.Stderr, "csidriver: the kubelet does not register the driver:", s.Error)
 		os.Exit(1) // to be started again, as registrars do

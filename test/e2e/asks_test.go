@@ -68,16 +68,16 @@ func asked(namespace string) (map[string]int, error) {
 func TestHollowCellsAskAllThatARealCellAsks(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.kubectl("create", "secret", "generic", "s", "--from-literal=a=b")
-	s.apply(bare("p", `  terminationGracePeriodSeconds: 5
+	s.Kubectl("create", "secret", "generic", "s", "--from-literal=a=b")
+	s.Apply(bare("p", `  terminationGracePeriodSeconds: 5
   containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'trap "exit 0" TERM; while :; do sleep 0.1; done']
     env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: a}}}]
 `))
-	s.waitReady("p")
-	s.kubectl("delete", "pod", "p")
+	s.WaitReady("p")
+	s.Kubectl("delete", "pod", "p")
 	s.waitGone("p")
 
 	want := map[string]bool{}
@@ -87,8 +87,8 @@ func TestHollowCellsAskAllThatARealCellAsks(t *testing.T) {
 		}
 	}
 	optional := map[string]bool{"patch events": true, "list pods": true, "list configmaps": true, "list secrets": true}
-	s.eventually("the audit log has what a real cell asks", func(context.Context) error {
-		got, err := asked(s.ns)
+	s.Eventually("the audit log has what a real cell asks", func(context.Context) error {
+		got, err := asked(s.NS)
 		if err != nil {
 			return err
 		}

@@ -30,6 +30,7 @@ import (
 
 	"github.com/elotl/kip/dev/registry"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // csiImage has test/csidriver.
@@ -195,7 +196,7 @@ spec:
 // are in namespace elsewhere.
 func (s *space) csiVolume(name, driver string, server *csiServer, elsewhere string) {
 	s.Helper()
-	s.cluster(strings.NewReplacer("NAME", name, "DRIVER", driver, "SERVER", server.url, "SPACE", s.ns, "ELSEWHERE", elsewhere).Replace(`apiVersion: v1
+	s.cluster(strings.NewReplacer("NAME", name, "DRIVER", driver, "SERVER", server.url, "SPACE", s.NS, "ELSEWHERE", elsewhere).Replace(`apiVersion: v1
 kind: PersistentVolume
 metadata: {name: SPACE-NAME}
 spec:
@@ -223,7 +224,7 @@ func (s *space) csiDrivers(names ...string) {
 	s.Helper()
 	var list []any
 	for _, name := range names {
-		list = append(list, map[string]any{"name": name, "daemonSet": s.ns + "/" + name})
+		list = append(list, map[string]any{"name": name, "daemonSet": s.NS + "/" + name})
 	}
 	reconfigure(s.T, map[string]any{"csiDrivers": list})
 }
@@ -231,7 +232,7 @@ func (s *space) csiDrivers(names ...string) {
 // install installs a driver until the test ends.
 func (s *space) install(driver, image, attach string) {
 	s.Helper()
-	s.apply(csiPlugin(driver, image, attach))
+	s.Apply(csiPlugin(driver, image, attach))
 	s.Cleanup(func() {
 		_ = world.Admin.StorageV1().CSIDrivers().Delete(context.Background(), driver, metav1.DeleteOptions{})
 	})
@@ -245,18 +246,19 @@ func TestVolumesOfACSIDriverWorkOnCells(t *testing.T) {
 	const driver = "net.csi.example.com"
 	s.csiDrivers(driver)
 	s.install(driver, csiImage, "false")
-	elsewhere.apply("apiVersion: v1\nkind: Secret\nmetadata: {name: stage}\nstringData: {stageword: sesame}\n---\n" +
+	elsewhere.Apply("apiVersion: v1\nkind: Secret\nmetadata: {name: stage}\nstringData: {stageword: sesame}\n---\n" +
 		"apiVersion: v1\nkind: Secret\nmetadata: {name: publish}\nstringData: {publishword: alohomora}\n")
-	s.apply("apiVersion: v1\nkind: Secret\nmetadata: {name: inline}\nstringData: {inlineword: friend}\n")
-	s.csiVolume("shared", driver, server, elsewhere.ns)
-	shared := s.ns + "-shared"
+	s.Apply("apiVersion: v1\nkind: Secret\nmetadata: {name: inline}\nstringData: {inlineword: friend}\n")
+	s.csiVolume("shared", driver, server, elsewhere.NS)
+	shared := s.NS + "-shared"
 	server.content[shared] = "from the server"
 
 	// Inline, with what a driver is told of the pod.
-	s.apply(withVolume("inline", "csi: {driver: "+driver+`, volumeAttributes: {server: "`+server.url+`"}, nodePublishSecretRef: {name: inline}}`))
-	s.apply(withVolume("first", "persistentVolumeClaim: {claimName: shared}"))
-	s.waitReady("inline")
-	s.waitReady("first")
+	s.Apply(withVolume("inline",
+		"csi: {driver: "+driver+`, volumeAttributes: {server: "`+server.url+`"}, nodePublishSecretRef: {name: inline}}`))
+	s.Apply(withVolume("first", "persistentVolumeClaim: {claimName: shared}"))
+	s.WaitReady("inline")
+	s.WaitReady("first")
 	for pod, wants := range map[string][]string{
 		"inline": {"friend", `"csi.storage.k8s.io/pod.name":"inline"`, `"csi.storage.k8s.io/ephemeral":"true"`, "serviceAccount.tokens", `vault`},
 		"first":  {"sesame", "alohomora", "from the server", `"colour":"red"`, `"csi.storage.k8s.io/pod.name":"first"`, "serviceAccount.tokens"},
@@ -279,12 +281,13 @@ func TestVolumesOfACSIDriverWorkOnCells(t *testing.T) {
 			t.Errorf("there is a pod %s/%s", p.Namespace, p.Name)
 		}
 	}
-	if node, err := world.Admin.StorageV1().CSINodes().Get(t.Context(), harness.Node, metav1.GetOptions{}); err == nil && len(node.Spec.Drivers) > 0 {
+	if node, err := world.Admin.StorageV1().CSINodes().Get(t.Context(), harness.Node, metav1.GetOptions{}); err == nil &&
+		len(node.Spec.Drivers) > 0 {
 		t.Errorf("the virtual node has %+v", node.Spec.Drivers)
 	} else if err != nil && !apierrors.IsNotFound(err) {
 		t.Error(err)
 	}
-	s.eventually("the figures are those of the pods", func(ctx context.Context) error {
+	s.Eventually("the figures are those of the pods", func(ctx context.Context) error {
 		for _, path := range []string{"/stats/summary", "/metrics/resource"} {
 			text, err := nodeRaw(ctx, path, "", "")
 			if err != nil {
@@ -297,8 +300,8 @@ func TestVolumesOfACSIDriverWorkOnCells(t *testing.T) {
 		return nil
 	})
 	cell := s.cellOf("first")
-	s.apply(sleeper("plain"))
-	s.waitReady("plain")
+	s.Apply(sleeper("plain"))
+	s.WaitReady("plain")
 	if in := s.plugins("plain"); len(in) > 0 {
 		t.Errorf("the cell of a pod without such volumes runs %v", in)
 	}
@@ -311,7 +314,7 @@ func TestVolumesOfACSIDriverWorkOnCells(t *testing.T) {
 	s.in("first", "echo of the first > /data/content")
 	killKip(t)
 	startKip(t)
-	s.kubectl("delete", "pod", "inline", "first", "--wait=false")
+	s.Kubectl("delete", "pod", "inline", "first", "--wait=false")
 	s.waitGone("first")
 	if got, n := server.has(shared); got != "of the first\n" || n != 1 {
 		t.Errorf("after its pod the server has %q, written %d times", got, n)
@@ -319,23 +322,24 @@ func TestVolumesOfACSIDriverWorkOnCells(t *testing.T) {
 	s.waitGone("inline")
 
 	// So does what one writes that runs to its end, the moment before it.
-	s.apply(strings.Replace(strings.Replace(withVolume("second", "persistentVolumeClaim: {claimName: shared}"),
-		`trap "exit 0" TERM; echo started; while :; do sleep 0.1; done`, `cat /data/content; echo of the second > /data/content`, 1), "spec:\n", "spec:\n  restartPolicy: Never\n", 1))
-	s.waitPod("second", "has Succeeded", hasPhase(corev1.PodSucceeded))
-	s.eventually("its cell is gone", s.noCellOf("second"))
+	s.Apply(strings.Replace(strings.Replace(withVolume("second", "persistentVolumeClaim: {claimName: shared}"),
+		`trap "exit 0" TERM; echo started; while :; do sleep 0.1; done`, `cat /data/content; echo of the second > /data/content`, 1), "spec:\n",
+		"spec:\n  restartPolicy: Never\n", 1))
+	s.WaitPod("second", "has Succeeded", namespace.HasPhase(corev1.PodSucceeded))
+	s.Eventually("its cell is gone", s.noCellOf("second"))
 	if got, n := server.has(shared); got != "of the second\n" || n != 2 {
 		t.Errorf("after the second pod the server has %q, written %d times", got, n)
 	}
-	if got := s.kubectl("logs", "second"); got != "of the first\n" {
+	if got := s.Kubectl("logs", "second"); got != "of the first\n" {
 		t.Errorf("the second pod read %q", got)
 	}
-	s.kubectl("delete", "pod", "second") // or its claim would stay
+	s.Kubectl("delete", "pod", "second") // or its claim would stay
 }
 
 // noCellOf checks that a pod, which may still be there, has no cell.
 func (s *space) noCellOf(pod string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		cells, err := s.cells(ctx)
+		cells, err := s.Cells(ctx)
 		if err != nil {
 			return err
 		}
@@ -361,7 +365,8 @@ func (s *space) plugins(pod string) []string {
 // Not parallel: it starts Kip anew.
 func TestACSIVolumeThatCannotWorkSaysWhy(t *testing.T) {
 	s := newSpace(t)
-	const attached, broken, missing, unnamed = "attached.csi.example.com", "broken.csi.example.com", "missing.csi.example.com", "unnamed.csi.example.com"
+	const attached, broken, missing, unnamed = "attached.csi.example.com", "broken.csi.example.com", "missing.csi.example.com",
+		"unnamed.csi.example.com"
 	s.csiDrivers(attached, broken, missing)
 	s.install(attached, csiImage, "true")
 	s.install(broken, "example.com/not-there:1", "false")
@@ -369,7 +374,7 @@ func TestACSIVolumeThatCannotWorkSaysWhy(t *testing.T) {
 		return withVolume(strings.Split(driver, ".")[0], "csi: {driver: "+driver+"}")
 	}
 	for _, driver := range []string{attached, broken, missing, unnamed} {
-		s.apply(inline(driver))
+		s.Apply(inline(driver))
 	}
 	s.waitEvent("unnamed", "VolumeUnsupported", "cells.csiDrivers")
 	s.waitEvent("attached", "VolumeUnsupported", "spec.attachRequired: true")
@@ -377,11 +382,9 @@ func TestACSIVolumeThatCannotWorkSaysWhy(t *testing.T) {
 	// This one has a cell, which has not the plugin's image.
 	s.waitEvent("broken", "CSIDriverNotReady", "example.com/not-there:1")
 	s.noOtherCells("broken")
-	for _, name := range []string{"attached", "broken", "missing", "unnamed"} {
-		if pod, err := s.pod(t.Context(), name); err != nil || pod.Status.Phase != corev1.PodPending {
-			t.Errorf("pod %s is %s (%v)", name, pod.Status.Phase, err)
-		}
+	if pod, err := s.Pod(t.Context(), "broken"); err != nil || pod.Status.Phase != corev1.PodPending {
+		t.Errorf("pod broken is %s (%v)", pod.Status.Phase, err)
 	}
-	s.kubectl("delete", "pod", "broken", "--wait=false")
+	s.Kubectl("delete", "pod", "broken", "--wait=false")
 	s.waitGone("broken")
 }

@@ -16,17 +16,17 @@ import (
 func TestACellWithoutIPv6HasNoSideDoor(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(sleeper("pod"))
-	s.apply(bare("machine", `  hostNetwork: true
+	s.Apply(sleeper("pod"))
+	s.Apply(bare("machine", `  hostNetwork: true
   containers:
   - {name: main, image: 'busybox:1.36', command: [sleep, "3600"]}
 `))
-	if pod := s.waitReady("pod"); len(pod.Status.PodIPs) != 1 || len(pod.Status.HostIPs) != 1 {
+	if pod := s.WaitReady("pod"); len(pod.Status.PodIPs) != 1 || len(pod.Status.HostIPs) != 1 {
 		t.Errorf("addresses %v of the pod, %v of its host", pod.Status.PodIPs, pod.Status.HostIPs)
 	}
-	s.waitReady("machine")
+	s.WaitReady("machine")
 	for _, name := range []string{"pod", "machine"} { // the second sees what its cell has
-		for line := range strings.Lines(s.kubectl("exec", name, "--", "cat", "/proc/net/if_inet6")) {
+		for line := range strings.Lines(s.Kubectl("exec", name, "--", "cat", "/proc/net/if_inet6")) {
 			if fields := strings.Fields(line); len(fields) < 6 || fields[5] != "lo" {
 				t.Errorf("%s has an IPv6 address: %s", name, line)
 			}

@@ -35,12 +35,14 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/localapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // machine is the machine of a pod's cell, as root on the host gets at it.
@@ -200,10 +202,10 @@ spec:
     - {name: config, mountPath: /config}
 `, name, placement.AnnotationInstanceType, t.instanceType, onKip)
 	}
-	s.apply(manifest)
+	s.Apply(manifest)
 	for i, t := range all {
 		name := string(rune('a' + i))
-		t.pod = s.waitReady(name)
+		t.pod = s.WaitReady(name)
 		t.machine = s.machine(name)
 		cfg, err := t.kubelet()
 		if err != nil {
@@ -222,25 +224,29 @@ func TestACellSeesItsOwnPodAndNothingOfAnother(t *testing.T) {
 	a, b := tenants(s)
 	for _, c := range []struct{ own, other *tenant }{{a, b}, {b, a}} {
 		t.Run(c.own.pod.Name, func(t *testing.T) {
+			for range looks {
+				c.own.seesItsOwn(t)
+				c.own.isRefused(t, c.other)
+			}
 			c.own.seesItsOwn(t)
-			c.own.isRefused(t, c.other)
 		})
 	}
 
 	// What was refused has not happened.
 	for _, was := range []*tenant{a, b} {
-		is, err := s.pod(t.Context(), was.pod.Name)
+		is, err := s.Pod(t.Context(), was.pod.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if is.UID != was.pod.UID || is.DeletionTimestamp != nil || is.Status.Phase != corev1.PodRunning || is.Status.Message != "" || !isReady(is) {
+		if is.UID != was.pod.UID || is.DeletionTimestamp != nil || is.Status.Phase != corev1.PodRunning || is.Status.Message != "" ||
+			!namespace.IsReady(is) {
 			t.Errorf("pod %s was changed: %s %q", is.Name, is.Status.Phase, is.Status.Message)
 		}
-		secret, err := world.Admin.CoreV1().Secrets(s.ns).Get(t.Context(), was.secret, metav1.GetOptions{})
+		secret, err := world.Admin.CoreV1().Secrets(s.NS).Get(t.Context(), was.secret, metav1.GetOptions{})
 		if err != nil || string(secret.Data["word"]) != "sesame-"+was.pod.Name {
 			t.Errorf("Secret %s was changed: %v", was.secret, err)
 		}
-		if err := s.execTrue(was.pod.Name)(t.Context()); err != nil {
+		if err := s.ExecTrue(was.pod.Name)(t.Context()); err != nil {
 			t.Errorf("exec in pod %s: %v", was.pod.Name, err)
 		}
 	}
@@ -273,8 +279,9 @@ func (own *tenant) seesItsOwn(t *testing.T) {
 		options   metav1.ListOptions
 		want      []types.UID
 	}{
-		"all pods":                   {options: metav1.ListOptions{}, want: []types.UID{own.pod.UID}},
-		"the node's pods":            {options: metav1.ListOptions{FieldSelector: "spec.nodeName=" + harness.Node}, want: []types.UID{own.pod.UID}},
+		"all pods": {options: metav1.ListOptions{}, want: []types.UID{own.pod.UID}},
+		"the node's pods": {options: metav1.ListOptions{FieldSelector: "spec.nodeName=" + harness.Node},
+			want: []types.UID{own.pod.UID}},
 		"the namespace's pods":       {namespace: ns, want: []types.UID{own.pod.UID}},
 		"pods but its own":           {namespace: ns, options: metav1.ListOptions{FieldSelector: "metadata.name!=" + own.pod.Name}},
 		"another namespace's pods":   {namespace: metav1.NamespaceSystem},
@@ -296,7 +303,7 @@ func (own *tenant) seesItsOwn(t *testing.T) {
 
 	// The node is its own machine.
 	var size catalog.InstanceType
-	for _, it := range catalog.Local(runtime.GOARCH) {
+	for _, it := range sizes.Types(runtime.GOARCH) {
 		if it.Name == own.instanceType {
 			size = it
 		}
@@ -316,15 +323,25 @@ func (own *tenant) seesItsOwn(t *testing.T) {
 	if got := node.Status.Capacity.Memory().Value(); got != size.MemoryBytes {
 		t.Errorf("its node has %d bytes, a %s has %d", got, size.Name, size.MemoryBytes)
 	}
-	if address := (corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: own.cell.Status.ManagementIP}); !slices.Contains(node.Status.Addresses, address) {
+	if address := (corev1.NodeAddress{Type: corev1.NodeInternalIP,
+		Address: own.cell.Status.ManagementIP}); !slices.Contains(node.Status.Addresses, address) {
 		t.Errorf("its node's addresses are %v, without %s", node.Status.Addresses, address.Address)
 	}
 }
 
 func boundTo(pod *corev1.Pod) *authv1.TokenRequest {
-	return &authv1.TokenRequest{Spec: authv1.TokenRequestSpec{BoundObjectRef: &authv1.BoundObjectReference{
-		APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID,
-	}}}
+	return &authv1.TokenRequest{Spec: authv1.TokenRequestSpec{
+		// What the volume asks for that every pod is given.
+		ExpirationSeconds: new(int64(3607)),
+		BoundObjectRef:    &authv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+	}}
+}
+
+// with is boundTo with a change.
+func with(pod *corev1.Pod, change func(*authv1.TokenRequestSpec)) *authv1.TokenRequest {
+	r := boundTo(pod)
+	change(&r.Spec)
+	return r
 }
 
 // isRefused proves that the kubelet's credentials are good for nothing else: each
@@ -339,39 +356,53 @@ func (own *tenant) isRefused(t *testing.T, other *tenant) {
 	raw := func(path string) error { return core.RESTClient().Get().AbsPath(path).Do(ctx).Error() }
 	forged := []byte(`{"status":{"phase":"Failed","message":"forged"}}`)
 	for name, err := range map[string]error{
-		"the other pod's Secret":            only(core.Secrets(ns).Get(ctx, other.secret, get)),
-		"a Secret of no pod":                only(core.Secrets(ns).Get(ctx, "nobodys", get)),
-		"a Secret that does not exist":      only(core.Secrets(ns).Get(ctx, "missing", get)),
-		"its Secret's name elsewhere":       only(core.Secrets(metav1.NamespaceSystem).Get(ctx, own.secret, get)),
-		"the namespace's Secrets":           only(core.Secrets(ns).List(ctx, metav1.ListOptions{})),
-		"all Secrets":                       only(core.Secrets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})),
-		"a watch of the namespace's":        only(core.Secrets(ns).Watch(ctx, metav1.ListOptions{})),
-		"a watch of the other's Secret":     only(core.Secrets(ns).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + other.secret})),
-		"a change of its own Secret":        only(core.Secrets(ns).Patch(ctx, own.secret, types.MergePatchType, []byte(`{"stringData":{"word":"forged"}}`), metav1.PatchOptions{})),
-		"the other pod's ConfigMap":         only(core.ConfigMaps(ns).Get(ctx, "config-"+other.pod.Name, get)),
-		"the namespace's ConfigMaps":        only(core.ConfigMaps(ns).List(ctx, metav1.ListOptions{})),
-		"the other pod":                     only(core.Pods(ns).Get(ctx, other.pod.Name, get)),
-		"the other pod's status":            only(core.Pods(ns).Patch(ctx, other.pod.Name, types.StrategicMergePatchType, forged, metav1.PatchOptions{}, "status")),
-		"the end of the other pod":          core.Pods(ns).Delete(ctx, other.pod.Name, metav1.DeleteOptions{}),
-		"the end of all pods":               core.Pods(ns).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
-		"the spec of its own pod":           only(core.Pods(ns).Patch(ctx, own.pod.Name, types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"y"}}}`), metav1.PatchOptions{})),
-		"a pod of its making":               only(core.Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: other.pod.Spec}, metav1.CreateOptions{})),
-		"exec in the other pod":             core.RESTClient().Post().Namespace(ns).Resource("pods").Name(other.pod.Name).SubResource("exec").Do(ctx).Error(),
-		"the other pod's log":               only(core.Pods(ns).GetLogs(other.pod.Name, &corev1.PodLogOptions{}).DoRaw(ctx)),
-		"the other account's token":         token(other.account, boundTo(other.pod)),
-		"the other account's, for its pod":  token(other.account, boundTo(own.pod)),
-		"its account's, for the other pod":  token(own.account, boundTo(other.pod)),
-		"its account's token, unbound":      token(own.account, &authv1.TokenRequest{}),
-		"the namespace's default token":     token("default", boundTo(own.pod)),
-		"its service account":               only(core.ServiceAccounts(ns).Get(ctx, own.account, get)),
-		"another node":                      only(core.Nodes().Get(ctx, "kip-1", get)),
-		"the end of its node":               core.Nodes().Delete(ctx, harness.Node, metav1.DeleteOptions{}),
-		"all claims":                        only(core.PersistentVolumeClaims(ns).List(ctx, metav1.ListOptions{})),
-		"a change of a service":             only(core.Services("default").Patch(ctx, "kubernetes", types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})),
-		"another node's lease":              only(own.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, "kip-1", get)),
-		"the cluster's roles":               only(own.client.RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{})),
-		"a certificate request":             only(own.client.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})),
-		"a question about its rights":       only(own.client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authzv1.SelfSubjectAccessReview{}, metav1.CreateOptions{})),
+		"the other pod's Secret":       only(core.Secrets(ns).Get(ctx, other.secret, get)),
+		"a Secret of no pod":           only(core.Secrets(ns).Get(ctx, "nobodys", get)),
+		"a Secret that does not exist": only(core.Secrets(ns).Get(ctx, "missing", get)),
+		"its Secret's name elsewhere":  only(core.Secrets(metav1.NamespaceSystem).Get(ctx, own.secret, get)),
+		"the namespace's Secrets":      only(core.Secrets(ns).List(ctx, metav1.ListOptions{})),
+		"all Secrets":                  only(core.Secrets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})),
+		"a watch of the namespace's":   only(core.Secrets(ns).Watch(ctx, metav1.ListOptions{})),
+		"a watch of the other's Secret": only(core.Secrets(ns).Watch(ctx,
+			metav1.ListOptions{FieldSelector: "metadata.name=" + other.secret})),
+		"a change of its own Secret": only(core.Secrets(ns).Patch(ctx, own.secret, types.MergePatchType,
+			[]byte(`{"stringData":{"word":"forged"}}`), metav1.PatchOptions{})),
+		"the other pod's ConfigMap":  only(core.ConfigMaps(ns).Get(ctx, "config-"+other.pod.Name, get)),
+		"the namespace's ConfigMaps": only(core.ConfigMaps(ns).List(ctx, metav1.ListOptions{})),
+		"the other pod":              only(core.Pods(ns).Get(ctx, other.pod.Name, get)),
+		"the other pod's status": only(core.Pods(ns).Patch(ctx, other.pod.Name, types.StrategicMergePatchType, forged,
+			metav1.PatchOptions{}, "status")),
+		"the end of the other pod": core.Pods(ns).Delete(ctx, other.pod.Name, metav1.DeleteOptions{}),
+		"the end of all pods":      core.Pods(ns).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
+		"the spec of its own pod": only(core.Pods(ns).Patch(ctx, own.pod.Name, types.MergePatchType,
+			[]byte(`{"metadata":{"labels":{"x":"y"}}}`), metav1.PatchOptions{})),
+		"a pod of its making": only(core.Pods(ns).Create(ctx,
+			&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: other.pod.Spec}, metav1.CreateOptions{})),
+		"exec in the other pod": core.RESTClient().Post().Namespace(ns).Resource("pods").Name(other.pod.Name).
+			SubResource("exec").Do(ctx).Error(),
+		"the other pod's log":       only(core.Pods(ns).GetLogs(other.pod.Name, &corev1.PodLogOptions{}).DoRaw(ctx)),
+		"the other account's token": token(other.account, boundTo(other.pod)),
+		"its account's, for ten years": token(own.account, with(own.pod, func(s *authv1.TokenRequestSpec) {
+			s.ExpirationSeconds = new(int64(10 * 365 * 24 * 3600))
+		})),
+		"its account's, for another audience": token(own.account, with(own.pod, func(s *authv1.TokenRequestSpec) {
+			s.Audiences = []string{"vault"}
+		})),
+		"the other account's, for its pod": token(other.account, boundTo(own.pod)),
+		"its account's, for the other pod": token(own.account, boundTo(other.pod)),
+		"its account's token, unbound":     token(own.account, &authv1.TokenRequest{}),
+		"the namespace's default token":    token("default", boundTo(own.pod)),
+		"its service account":              only(core.ServiceAccounts(ns).Get(ctx, own.account, get)),
+		"another node":                     only(core.Nodes().Get(ctx, "kip-1", get)),
+		"the end of its node":              core.Nodes().Delete(ctx, harness.Node, metav1.DeleteOptions{}),
+		"all claims":                       only(core.PersistentVolumeClaims(ns).List(ctx, metav1.ListOptions{})),
+		"a change of a service": only(core.Services("default").Patch(ctx, "kubernetes", types.MergePatchType, []byte(`{}`),
+			metav1.PatchOptions{})),
+		"another node's lease":  only(own.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, "kip-1", get)),
+		"the cluster's roles":   only(own.client.RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{})),
+		"a certificate request": only(own.client.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})),
+		"a question about its rights": only(own.client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx,
+			&authzv1.SelfSubjectAccessReview{}, metav1.CreateOptions{})),
 		"the list of cells":                 raw("/apis/" + apiv1.GroupVersion.String() + "/cells"),
 		"the API server's metrics":          raw("/metrics"),
 		"the other pod, by the node's name": raw("/api/v1/nodes/" + harness.Node + "/proxy/pods"),
@@ -401,13 +432,13 @@ func (own *tenant) isRefused(t *testing.T, other *tenant) {
 func TestAHostNetworkPodGetsNothingFromItsMachinesPorts(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(bare("a", `  hostNetwork: true
+	s.Apply(bare("a", `  hostNetwork: true
   containers:
   - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
 `))
-	s.apply(sleeper("b"))
-	s.waitReady("a")
-	s.waitReady("b")
+	s.Apply(sleeper("b"))
+	s.WaitReady("a")
+	s.WaitReady("b")
 	m, neighbour := s.machine("a"), s.machine("b")
 
 	// What is dialled below from within the machine is dialled from where the
@@ -416,10 +447,10 @@ func TestAHostNetworkPodGetsNothingFromItsMachinesPorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := s.kubectl("exec", "a", "--", "readlink", "/proc/self/ns/net"); strings.TrimSpace(got) != namespace {
+	if got := s.Kubectl("exec", "a", "--", "readlink", "/proc/self/ns/net"); strings.TrimSpace(got) != namespace {
 		t.Fatalf("the pod is in %q, its machine in %q", got, namespace)
 	}
-	if out, code, _ := s.try("exec", "a", "--", "ls", "/run/itzo", configs.KubeletRoot); code == 0 {
+	if out, code, _ := s.Try("exec", "a", "--", "ls", "/run/itzo", configs.KubeletRoot); code == 0 {
 		t.Fatalf("the pod sees its machine's files: %s", out)
 	}
 
@@ -458,7 +489,8 @@ func TestAHostNetworkPodGetsNothingFromItsMachinesPorts(t *testing.T) {
 			t.Errorf("the agent with %s: answers %d, %v", name, code, err)
 		}
 		// The kubelet asks for a certificate without insisting, and then knows nobody.
-		for _, path := range []string{"/pods", "/healthz", "/metrics", "/runningpods/", "/configz", "/containerLogs/" + s.ns + "/a/main", "/exec/" + s.ns + "/a/main?command=id&output=1"} {
+		for _, path := range []string{"/pods", "/healthz", "/metrics", "/runningpods/", "/configz", "/containerLogs/" + s.NS + "/a/main",
+			"/exec/" + s.NS + "/a/main?command=id&output=1"} {
 			if code, err := m.get(t.Context(), kubelet, path, without.Clone()); !isRefusal(err) && code != http.StatusUnauthorized {
 				t.Errorf("the kubelet with %s: GET %s answers %d, %v; want 401", name, path, code, err)
 			}
@@ -468,7 +500,7 @@ func TestAHostNetworkPodGetsNothingFromItsMachinesPorts(t *testing.T) {
 	// The same as the pod itself would do it, in plain HTTP. What each says of that is
 	// known: it is they that refuse, and not the pod's wget.
 	for address, refusal := range map[string]string{api: "400 Bad Request", kubelet: "400 Bad Request", agent: "error getting response"} {
-		out, code, errs := s.try("exec", "a", "--", "timeout", "10", "wget", "-qO-", "http://"+address+"/pods")
+		out, code, errs := s.Try("exec", "a", "--", "timeout", "10", "wget", "-qO-", "http://"+address+"/pods")
 		if code == 0 || !strings.Contains(errs, refusal) {
 			t.Errorf("the pod gets %q from %s (exit %d: %s), want %s", out, address, code, errs, refusal)
 		}
@@ -499,7 +531,7 @@ func TestAHostNetworkPodGetsNothingFromItsMachinesPorts(t *testing.T) {
 			t.Errorf("another cell's agent with %s: answers %d, %v", name, code, err)
 		}
 	}
-	if err := s.execTrue("a")(t.Context()); err != nil {
+	if err := s.ExecTrue("a")(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

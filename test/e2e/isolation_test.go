@@ -19,7 +19,7 @@ import (
 // secrets makes two Secrets, one of which the pod named a uses.
 func secrets(s *space) {
 	s.Helper()
-	s.apply(`apiVersion: v1
+	s.Apply(`apiVersion: v1
 kind: Secret
 metadata: {name: mine}
 stringData: {word: sesame}
@@ -35,7 +35,7 @@ stringData: {word: secret}
     command: [sleep, infinity]
     env: [{name: WORD, valueFrom: {secretKeyRef: {name: mine, key: word}}}]
 `))
-	s.waitReady("a")
+	s.WaitReady("a")
 }
 
 func TestKipMayReadOnlyWhatItsPodsUse(t *testing.T) {
@@ -60,37 +60,46 @@ func TestKipMayReadOnlyWhatItsPodsUse(t *testing.T) {
 	}
 	ctx := t.Context()
 	get := func(c kubernetes.Interface, name string) error {
-		_, err := c.CoreV1().Secrets(s.ns).Get(ctx, name, metav1.GetOptions{})
+		_, err := c.CoreV1().Secrets(s.NS).Get(ctx, name, metav1.GetOptions{})
 		return err
 	}
-	if err := get(asNode, "mine"); err != nil {
-		t.Errorf("the node may not read its pod's Secret: %v", err)
-	}
-	if err := get(asNode, "other"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "no relationship found") {
-		t.Errorf("the node reads another Secret: %v", err)
-	}
-	for name, err := range map[string]error{
-		"its pod's Secret as itself": get(asKip, "mine"),
-		"a Secret as another node":   get(asOther, "mine"),
-		"all Secrets as the node": func() error {
-			_, err := asNode.CoreV1().Secrets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
-			return err
-		}(),
-		"the logs of a pod as itself": func() error {
-			_, err := asKip.CoreV1().Pods(s.ns).GetLogs("a", &corev1.PodLogOptions{}).DoRaw(ctx)
-			return err
-		}(),
-		"an unbound token as the node": func() error {
-			_, err := asNode.CoreV1().ServiceAccounts(s.ns).CreateToken(ctx, "default", &authv1.TokenRequest{}, metav1.CreateOptions{})
-			return err
-		}(),
-		"a pod of its own making": func() error {
-			_, err := asKip.CoreV1().Pods(s.ns).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "x"}}}}, metav1.CreateOptions{})
-			return err
-		}(),
-	} {
-		if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
-			t.Errorf("Kip has %s: %v, want Forbidden", name, err)
+	for range looks {
+		if err := get(asNode, "mine"); err != nil {
+			t.Errorf("the node may not read its pod's Secret: %v", err)
 		}
+		if _, err := asKip.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{}); err != nil {
+			t.Errorf("Kip may not read as itself what it needs: %v", err)
+		}
+		if err := get(asNode, "other"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "no relationship found") {
+			t.Errorf("the node reads another Secret: %v", err)
+		}
+		for name, err := range map[string]error{
+			"its pod's Secret as itself": get(asKip, "mine"),
+			"a Secret as another node":   get(asOther, "mine"),
+			"all Secrets as the node": func() error {
+				_, err := asNode.CoreV1().Secrets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+				return err
+			}(),
+			"the logs of a pod as itself": func() error {
+				_, err := asKip.CoreV1().Pods(s.NS).GetLogs("a", &corev1.PodLogOptions{}).DoRaw(ctx)
+				return err
+			}(),
+			"an unbound token as the node": func() error {
+				_, err := asNode.CoreV1().ServiceAccounts(s.NS).CreateToken(ctx, "default", &authv1.TokenRequest{}, metav1.CreateOptions{})
+				return err
+			}(),
+			"a pod of its own making": func() error {
+				_, err := asKip.CoreV1().Pods(s.NS).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "x"},
+					Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "x"}}}}, metav1.CreateOptions{})
+				return err
+			}(),
+		} {
+			if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+				t.Errorf("Kip has %s: %v, want Forbidden", name, err)
+			}
+		}
+	}
+	if err := get(asNode, "mine"); err != nil {
+		t.Errorf("the node may no longer read its pod's Secret: %v", err)
 	}
 }

@@ -30,11 +30,13 @@ import (
 	"sigs.k8s.io/yaml"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/cloudinit"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
+
+	"github.com/elotl/kip/test/namespace"
 )
 
 // What a connection to an agent is for, by ALPN: see the documentation of package
@@ -156,8 +158,8 @@ func (m machine) asks(t *testing.T, cfg *tls.Config) (int, error) {
 func TestUserDataHoldsNoKey(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(sleeper("a"))
-	s.waitReady("a")
+	s.Apply(sleeper("a"))
+	s.WaitReady("a")
 	m := s.machine("a")
 	ud, doc := m.userData(t)
 	if ud.CellID != m.cell.Name {
@@ -190,9 +192,9 @@ func TestUserDataHoldsNoKey(t *testing.T) {
 			t.Fatalf("a secret of %d characters is none", len(secret))
 		}
 		for name, text := range map[string]string{
-			"the Cell resource": s.kubectl("get", "cells", m.cell.Name, "-o", "json"),
-			"the pod":           s.kubectl("get", "pod", "a", "-o", "json"),
-			"its events":        s.kubectl("get", "events", "-o", "json"),
+			"the Cell resource": s.Kubectl("get", "cells", m.cell.Name, "-o", "json"),
+			"the pod":           s.Kubectl("get", "pod", "a", "-o", "json"),
+			"its events":        s.Kubectl("get", "events", "-o", "json"),
 			"Kip's log":         read(t, filepath.Join(world.State, "kip.log")),
 			"the console":       read(t, filepath.Join(world.State, "cloud", "machines", m.cell.Status.InstanceID, "console.log")),
 			"an argument":       arguments(t),
@@ -235,8 +237,8 @@ func arguments(t *testing.T) string {
 // CA the same dialling is let in.
 func TestAForeignKipIsRefusedByARunningCell(t *testing.T) {
 	s := newSpace(t)
-	s.apply(sleeper("a"))
-	before := s.waitReady("a")
+	s.Apply(sleeper("a"))
+	before := s.WaitReady("a")
 	m := s.machine("a")
 	foreign := foreignAuthority(t)
 	for name, target := range map[string]tunnel.Target{
@@ -266,7 +268,7 @@ func TestAForeignKipIsRefusedByARunningCell(t *testing.T) {
 		}
 	}
 	// No machine was disturbed, nor the tunnel.
-	if got := s.kubectl("exec", "a", "--", "echo", "well"); got != "well\n" {
+	if got := s.Kubectl("exec", "a", "--", "echo", "well"); got != "well\n" {
 		t.Errorf("exec says %q", got)
 	}
 	unmoved(s, before.Status.ContainerStatuses[0].ContainerID, "a")
@@ -327,10 +329,10 @@ func (m machine) hears(t *testing.T, authority *pki.Authority, proto string) ([]
 // unmoved proves that a pod still runs, in the container that it had.
 func unmoved(s *space, containerID, name string) {
 	s.Helper()
-	s.eventually("exec in pod "+name, s.execTrue(name))
-	after := s.waitReady(name)
+	s.Eventually("exec in pod "+name, s.ExecTrue(name))
+	after := s.WaitReady(name)
 	if c := after.Status.ContainerStatuses[0]; c.ContainerID != containerID || c.RestartCount != 0 {
-		s.Errorf("pod %s noticed: it was %s, it is %s", name, containerID, states(after))
+		s.Errorf("pod %s noticed: it was %s, it is %s", name, containerID, namespace.States(after))
 	}
 }
 
@@ -403,10 +405,10 @@ func (a *attempts) wasInVain(t *testing.T, session *tunnel.Session) {
 // CA in hand can it be told apart what opens a cell, and what does not.
 func TestASpentTokenOpensNothingEvenToItsCA(t *testing.T) {
 	s := newSpace(t)
-	s.apply(sleeper("a"))
-	s.apply(sleeper("b"))
-	before := s.waitReady("a")
-	s.waitReady("b")
+	s.Apply(sleeper("a"))
+	s.Apply(sleeper("b"))
+	before := s.WaitReady("a")
+	s.WaitReady("b")
 	m, neighbour := s.machine("a"), s.machine("b")
 	killKip(t)
 	kip := storedAuthority(t, m.cell.Status.ControllerID)
@@ -438,11 +440,14 @@ func TestASpentTokenOpensNothingEvenToItsCA(t *testing.T) {
 	stolen := neighbour.certificate(t)
 	own := m.certificate(t)
 	for name, cfg := range map[string]*tls.Config{
-		"no certificate":                         {},
-		"a foreign CA":                           {GetClientCertificate: foreign.Client().GetClientCertificate},
-		"a foreign CA, with Kip's in the chain":  {Certificates: []tls.Certificate{{Certificate: [][]byte{lazy.Certificate[0], kip.Certificate().Raw}, PrivateKey: lazy.PrivateKey}}},
-		"another cell's certificate":             {Certificates: []tls.Certificate{{Certificate: [][]byte{stolen.Certificate[0], kip.Certificate().Raw}, PrivateKey: stolen.PrivateKey}}},
-		"the cell's own certificate":             {Certificates: []tls.Certificate{{Certificate: [][]byte{own.Certificate[0], kip.Certificate().Raw}, PrivateKey: own.PrivateKey}}},
+		"no certificate": {},
+		"a foreign CA":   {GetClientCertificate: foreign.Client().GetClientCertificate},
+		"a foreign CA, with Kip's in the chain": {Certificates: []tls.Certificate{{Certificate: [][]byte{lazy.Certificate[0],
+			kip.Certificate().Raw}, PrivateKey: lazy.PrivateKey}}},
+		"another cell's certificate": {Certificates: []tls.Certificate{{Certificate: [][]byte{stolen.Certificate[0],
+			kip.Certificate().Raw}, PrivateKey: stolen.PrivateKey}}},
+		"the cell's own certificate": {Certificates: []tls.Certificate{{Certificate: [][]byte{own.Certificate[0],
+			kip.Certificate().Raw}, PrivateKey: own.PrivateKey}}},
 		"TLS 1.2":                                {GetClientCertificate: kip.Client().GetClientCertificate, MaxVersion: tls.VersionTLS12},
 		"Kip's certificate and no protocol":      {GetClientCertificate: kip.Client().GetClientCertificate, NextProtos: []string{}},
 		"Kip's certificate and another protocol": {GetClientCertificate: kip.Client().GetClientCertificate, NextProtos: []string{"http/0.9"}},
@@ -597,14 +602,14 @@ func serveSecond(t *testing.T, ud agentapi.UserData, l net.Listener) *tunnel.Cel
 func TestAManInTheMiddleIsRefusedOnBothSides(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(sleeper("a"))
-	s.apply(sleeper("b"))
-	before := s.waitReady("a")
-	s.waitReady("b")
+	s.Apply(sleeper("a"))
+	s.Apply(sleeper("b"))
+	before := s.WaitReady("a")
+	s.WaitReady("b")
 	m, neighbour := s.machine("a"), s.machine("b")
 	ud, _ := m.userData(t)
 	foreign := foreignAuthority(t)
-	if err := s.execTrue("a")(t.Context()); err != nil {
+	if err := s.ExecTrue("a")(t.Context()); err != nil {
 		t.Fatalf("exec, with nobody in the middle: %v", err)
 	}
 
@@ -614,13 +619,13 @@ func TestAManInTheMiddleIsRefusedOnBothSides(t *testing.T) {
 		"the certificate of a cell that it owns": neighbour.certificate(t),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &space{T: t, ns: s.ns}
+			s := &space{s.For(t)}
 			middle := &middle{machine: m, cert: cert}
 			middle.listen(t)
-			if s.execTrue("a")(t.Context()) == nil {
+			if s.ExecTrue("a")(t.Context()) == nil {
 				t.Error("exec works by way of who is in the middle")
 			}
-			s.eventually("Kip dials who is in the middle for its own connection", func(context.Context) error {
+			s.Eventually("Kip dials who is in the middle for its own connection", func(context.Context) error {
 				if seen := middle.protocols(); !slices.Contains(seen, alpnCellAPI) {
 					return fmt.Errorf("it dialled for %v", seen)
 				}
@@ -630,7 +635,7 @@ func TestAManInTheMiddleIsRefusedOnBothSides(t *testing.T) {
 		})
 	}
 	t.Run("a machine with the same user data", func(t *testing.T) {
-		s := &space{T: t, ns: s.ns}
+		s := &space{s.For(t)}
 		l := &counter{Listener: listenAt(t, m), accepted: make(chan struct{}, 64)}
 		second := serveSecond(t, ud, l)
 		for range 3 { // Kip's attempts: it dials once in each
@@ -640,7 +645,7 @@ func TestAManInTheMiddleIsRefusedOnBothSides(t *testing.T) {
 				t.Fatal("Kip does not dial it")
 			}
 		}
-		if s.execTrue("a")(t.Context()) == nil {
+		if s.ExecTrue("a")(t.Context()) == nil {
 			t.Error("exec works on a second machine")
 		}
 		select {

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // kipctl runs kipctl against a Kip's socket, in the test's namespace.
@@ -28,8 +29,8 @@ func (s *space) kipctl(socket string, args ...string) (stdout, stderr string, er
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.Context(), patience)
 	defer cancel()
-	return run(exec.CommandContext(ctx, world.Tool("kipctl"),
-		append(args, "--kubeconfig", world.Kubeconfig, "--socket", socket, "--namespace", s.ns)...))
+	return namespace.Run(exec.CommandContext(ctx, world.Tool("kipctl"),
+		append(args, "--kubeconfig", world.Kubeconfig, "--socket", socket, "--namespace", s.NS)...))
 }
 
 // tells runs kipctl and returns what it prints.
@@ -55,14 +56,14 @@ func row(text, first string) []string {
 func TestKipctlShowsCellsAndPods(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(sleeper("a") + "---\n" + sleeper("b"))
-	s.waitReady("a")
-	s.waitReady("b")
+	s.Apply(sleeper("a") + "---\n" + sleeper("b"))
+	s.WaitReady("a")
+	s.WaitReady("b")
 	cell := s.cellOf("a")
 	// The mirror of a cell may be a moment late.
-	s.eventually("kipctl get cells shows that pod a runs", func(context.Context) error {
+	s.Eventually("kipctl get cells shows that pod a runs", func(context.Context) error {
 		out := s.tells(world.Socket, "get", "cells")
-		if f := row(out, cell.Name); !slices.Contains(f, "Bound") || !slices.Contains(f, s.ns+"/a") || !slices.Contains(f, "small") {
+		if f := row(out, cell.Name); !slices.Contains(f, "Bound") || !slices.Contains(f, s.NS+"/a") || !slices.Contains(f, "small") {
 			return fmt.Errorf("the row of cell %s is %q in\n%s", cell.Name, f, out)
 		}
 		return nil
@@ -87,6 +88,48 @@ func TestKipctlShowsCellsAndPods(t *testing.T) {
 	}
 }
 
+// Not parallel: another Kip than the world's serves the node, with a cloud that runs
+// out of a type.
+func TestKipctlShowsWhatTheCloudIsOutOf(t *testing.T) {
+	s := newSpace(t)
+	killKip(t)
+	w, at := serveTo(t, openCloud(t))
+	data := filepath.Join(shortDir(t), "data")
+	socket := filepath.Join(data, "kip.sock")
+	k := runKip(t, func(provider map[string]any) {
+		provider["cloud"] = map[string]any{"sim": map[string]any{"socket": at}}
+		provider["etcd"] = map[string]any{"internal": map[string]any{"dataDir": data}}
+	})
+	s.waitWorks(k, socket)
+	asks := func(name string) string {
+		return bare(name, `  containers:
+  - {name: main, image: "busybox:1.36", command: [sleep, "1000"], resources: {requests: {cpu: 400m, memory: 300Mi}}}
+`)
+	}
+	s.Apply(asks("before"))
+	s.WaitReady("before")
+	first := s.cellOf("before").Status.InstanceType
+	if out, errs, err := s.kipctl(socket, "get", "capacity"); err != nil || out != "" || !strings.Contains(errs, "Nothing is known") {
+		t.Errorf("before, kipctl get capacity prints %q, %q (%v)", out, errs, err)
+	}
+	w.runOut(first)
+	s.Apply(asks("after"))
+	s.waitEvent("after", "NoCapacity", first)
+	s.WaitReady("after")
+	if got := s.cellOf("after").Status.InstanceType; got == first {
+		t.Errorf("the second pod is on a %s too, of which there is none", got)
+	}
+	out := s.tells(socket, "get", "capacity")
+	if f := row(out, first); len(f) < 6 || f[1] == "all" || !strings.Contains(out, "it is rehearsed") {
+		t.Errorf("kipctl get capacity prints\n%s", out)
+	}
+	s.deleteAll("before", "after")
+	signal(t, k, syscall.SIGTERM)
+	if err := s.waitEnd(k); err != nil {
+		t.Error(err)
+	}
+}
+
 // Not parallel: it ends the world's Kip, and another loses its store and removes the
 // node.
 func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
@@ -101,15 +144,15 @@ func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
 	file := providerFile(t, own)
 	k := runKip(t, own)
 	s.waitWorks(k, socket)
-	s.apply(counting("kept"))
-	before := map[string]*corev1.Pod{"kept": s.waitReady("kept")}
+	s.Apply(counting("kept"))
+	before := map[string]*corev1.Pod{"kept": s.WaitReady("kept")}
 	counted := s.counts("kept", 0)
 	s.tells(socket, "backup", "-f", backup)
 	if info, err := os.Stat(backup); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the backup is %v, %v; want a file that nobody else reads", info, err)
 	}
-	s.apply(sleeper("later"))
-	later := s.waitReady("later")
+	s.Apply(sleeper("later"))
+	later, stray := s.WaitReady("later"), s.cellOf("later").Status.InstanceID
 
 	restore := func(args ...string) (string, error) {
 		out, errs, err := s.kipctl(socket, append([]string{"restore", backup, "--provider-config", file, "--node", harness.Node}, args...)...)
@@ -144,15 +187,16 @@ func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
 		t.Fatalf("restore: %v: %s", err, text)
 	}
 	k = runKip(t, own)
+	k.Forgive(harness.Stray, stray) // the cell of which the backup knows nothing
 	s.waitWorks(k, socket)
 	s.within(lossPatience, "the pod of which the backup knows nothing runs again", func(ctx context.Context) error {
-		pod, err := s.pod(ctx, "later")
-		if err == nil && (!isReady(pod) || firstContainer(pod).ContainerID == firstContainer(later).ContainerID) {
-			err = fmt.Errorf("it is %s", states(pod))
+		pod, err := s.Pod(ctx, "later")
+		if err == nil && (!namespace.IsReady(pod) || firstContainer(pod).ContainerID == firstContainer(later).ContainerID) {
+			err = fmt.Errorf("it is %s", namespace.States(pod))
 		}
 		return err
 	})
-	s.eventually("exec in the pod that the backup has", s.execTrue("kept"))
+	s.Eventually("exec in the pod that the backup has", s.ExecTrue("kept"))
 	s.allUnmoved(before)
 	s.counts("kept", counted)
 
@@ -160,7 +204,7 @@ func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
 	if err == nil || !strings.Contains(errs, "--yes") {
 		t.Errorf("cleanup without --yes: %v: %s", err, errs)
 	}
-	for _, name := range []string{s.ns + "/kept", s.ns + "/later", s.cellOf("kept").Name, harness.Node} {
+	for _, name := range []string{s.NS + "/kept", s.NS + "/later", s.cellOf("kept").Name, harness.Node} {
 		if !strings.Contains(out, name) {
 			t.Errorf("cleanup does not name %s:\n%s", name, out)
 		}
@@ -170,11 +214,11 @@ func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
 		t.Fatalf("cleanup --yes: %v: %s", err, errs)
 	}
 	for _, name := range []string{"kept", "later"} {
-		if _, err := s.pod(t.Context(), name); !apierrors.IsNotFound(err) {
+		if _, err := s.Pod(t.Context(), name); !apierrors.IsNotFound(err) {
 			t.Errorf("after the cleanup pod %s: %v", name, err)
 		}
 	}
-	if err := s.noCells(t.Context()); err != nil {
+	if err := s.NoCells(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if left, err := machinesOnDisk(); err != nil || len(left) > 0 {

@@ -24,10 +24,12 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
 	"github.com/elotl/kip/internal/cloud/remote"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // shortDir is a folder whose path leaves room for the name of a socket.
@@ -53,7 +55,8 @@ func runKip(t *testing.T, change func(provider map[string]any), args ...string) 
 }
 
 // runKipBy is runKip, started by run.
-func runKipBy(t *testing.T, run func(log string, args ...string) (*harness.Kip, error), change func(provider map[string]any), args ...string) *harness.Kip {
+func runKipBy(t *testing.T, run func(log string, args ...string) (*harness.Kip, error), change func(provider map[string]any),
+	args ...string) *harness.Kip {
 	t.Helper()
 	if pid, err := world.KipPID(); err != nil || pid != 0 {
 		t.Fatalf("the world's Kip runs, as process %d (%v)", pid, err)
@@ -68,8 +71,11 @@ func runKipBy(t *testing.T, run func(log string, args ...string) (*harness.Kip, 
 			t.Error(err)
 		}
 		<-k.Done()
+		if err := k.Amiss(); err != nil {
+			t.Error(err)
+		}
 		if log, err := os.ReadFile(k.Log); t.Failed() {
-			t.Logf("the end of the log of Kip, process %d (%v):\n%s", k.PID, err, log[max(0, len(log)-6000):])
+			t.Logf("the end of the log of Kip, process %d (%v):\n%s", k.PID(), err, log[max(0, len(log)-6000):])
 		}
 	})
 	return k
@@ -108,13 +114,13 @@ func (s *space) waitLeads(k *harness.Kip) {
 // waitWorks waits until a Kip with an etcd of its own does its work.
 func (s *space) waitWorks(k *harness.Kip, socket string) {
 	s.Helper()
-	s.eventually(fmt.Sprintf("Kip, process %d, answers on its socket", k.PID), func(ctx context.Context) error {
+	s.Eventually(fmt.Sprintf("Kip, process %d, answers on its socket", k.PID()), func(ctx context.Context) error {
 		select {
 		case <-k.Done():
 			return fmt.Errorf("it ended: %v", k.Err())
 		default:
 		}
-		if _, errs, err := run(exec.CommandContext(ctx, world.Tool("kipctl"), "version", "--socket", socket)); err != nil {
+		if _, errs, err := namespace.Run(exec.CommandContext(ctx, world.Tool("kipctl"), "version", "--socket", socket)); err != nil {
 			return fmt.Errorf("%w: %s", err, errs)
 		}
 		return nil
@@ -124,7 +130,7 @@ func (s *space) waitWorks(k *harness.Kip, socket string) {
 
 func (s *space) waitLogs(k *harness.Kip, text string) {
 	s.Helper()
-	s.eventually(fmt.Sprintf("Kip, process %d, logs %q", k.PID, text), func(context.Context) error {
+	s.Eventually(fmt.Sprintf("Kip, process %d, logs %q", k.PID(), text), func(context.Context) error {
 		select {
 		case <-k.Done():
 			return fmt.Errorf("it ended: %v", k.Err())
@@ -141,7 +147,7 @@ func (s *space) waitLogs(k *harness.Kip, text string) {
 // waitReadyz waits until a Kip's readiness is as wanted: code, and what is said.
 func (s *space) waitReadyz(k *harness.Kip, code int, texts ...string) (body string) {
 	s.Helper()
-	s.eventually(fmt.Sprintf("Kip, process %d, answers %d to /readyz", k.PID, code), func(ctx context.Context) error {
+	s.Eventually(fmt.Sprintf("Kip, process %d, answers %d to /readyz", k.PID(), code), func(ctx context.Context) error {
 		got, text, err := k.Get(ctx, "/readyz?verbose")
 		if err != nil {
 			return err
@@ -158,7 +164,7 @@ func (s *space) waitReadyz(k *harness.Kip, code int, texts ...string) (body stri
 // waitEnd waits until a Kip has ended.
 func (s *space) waitEnd(k *harness.Kip) error {
 	s.Helper()
-	s.eventually(fmt.Sprintf("Kip, process %d, ends", k.PID), func(context.Context) error {
+	s.Eventually(fmt.Sprintf("Kip, process %d, ends", k.PID()), func(context.Context) error {
 		select {
 		case <-k.Done():
 			return nil
@@ -183,6 +189,7 @@ type watchedCloud struct {
 	mu      sync.Mutex
 	changes []string
 	hold    func(ctx context.Context, moment moment, launched []cloud.Instance) // nil for nothing
+	out     string                                                              // an instance type of which it has none
 }
 
 // moment is one at which a call to the cloud can be held.
@@ -210,7 +217,7 @@ func (c *watchedCloud) holding(hold func(context.Context, moment, []cloud.Instan
 	c.hold = hold
 }
 
-func (c *watchedCloud) List(ctx context.Context, owner string) ([]cloud.Instance, error) {
+func (c *watchedCloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
 	c.at(ctx, beforeList, nil)
 	return c.Cloud.List(ctx, owner)
 }
@@ -221,16 +228,28 @@ func (c *watchedCloud) changed(what string) {
 	c.changes = append(c.changes, time.Now().Format(time.StampMilli)+" "+what)
 }
 
-func (c *watchedCloud) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
-	c.changed("launch " + r.Token)
-	c.at(ctx, beforeLaunch, nil)
-	// It takes effect also if whoever sent it has died.
-	launched, err := c.Cloud.Launch(context.WithoutCancel(ctx), r)
-	c.at(ctx, afterLaunch, launched)
-	return launched, err
+// Features are those that are watched too.
+func (c *watchedCloud) Features() cloud.Features {
+	return cloud.Features{Interrupter: c.Cloud, Disks: c}
 }
 
-func (c *watchedCloud) Terminate(ctx context.Context, ids ...string) error {
+func (c *watchedCloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
+	c.changed("launch " + r.Token)
+	c.at(ctx, beforeLaunch, nil)
+	c.mu.Lock()
+	out := c.out
+	c.mu.Unlock()
+	if r.InstanceType == out {
+		none := cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: r.InstanceType, Zone: r.Zone}, errors.New("it is rehearsed"))
+		return cloud.NotLaunched(len(r.Machines), none)
+	}
+	// It takes effect also if whoever sent it has died.
+	results := c.Cloud.Launch(context.WithoutCancel(ctx), r)
+	c.at(ctx, afterLaunch, results.Instances())
+	return results
+}
+
+func (c *watchedCloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
 	c.changed(fmt.Sprint("terminate ", ids))
 	return c.Cloud.Terminate(ctx, ids...)
 }
@@ -255,6 +274,13 @@ func (c *watchedCloud) DetachDisk(ctx context.Context, id, instance string) erro
 	return c.Cloud.DetachDisk(ctx, id, instance)
 }
 
+// runOut lets it have no more instances of a type; "" ends that.
+func (c *watchedCloud) runOut(instanceType string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.out = instanceType
+}
+
 func (c *watchedCloud) made() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -262,9 +288,8 @@ func (c *watchedCloud) made() []string {
 }
 
 var (
-	_ cloud.Cloud       = (*watchedCloud)(nil)
-	_ cloud.Interrupter = (*watchedCloud)(nil)
-	_ cloud.Disks       = (*watchedCloud)(nil)
+	_ cloud.Cloud = (*watchedCloud)(nil)
+	_ cloud.Disks = (*watchedCloud)(nil)
 )
 
 // openCloud opens the world's cloud in this process, as something that several
@@ -277,8 +302,8 @@ func openCloud(t *testing.T) *local.Cloud {
 	}
 	l := cfg.Cloud.Local
 	c, err := local.New(local.Config{
-		StateDir: l.StateDir, RootDir: l.RootDir, Bridge: l.Bridge, CIDR: l.CIDR, Log: slog.New(slog.DiscardHandler),
-		LauncherPath: world.Tool("kip"), LauncherArgs: []string{local.MachineCommand},
+		Config:  host.Config{StateDir: l.StateDir, Bridge: l.Bridge, CIDR: l.CIDR, Log: slog.New(slog.DiscardHandler)},
+		RootDir: l.RootDir, LauncherPath: world.Tool("kip"), LauncherArgs: []string{local.MachineCommand},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -326,8 +351,8 @@ func counting(name string) string {
 // nothing out, and returns how far it is.
 func (s *space) counts(name string, was int) (now int) {
 	s.Helper()
-	s.eventually(fmt.Sprintf("pod %s counts on from %d", name, was), func(context.Context) error {
-		lines := strings.Fields(s.kubectl("logs", name))
+	s.Eventually(fmt.Sprintf("pod %s counts on from %d", name, was), func(context.Context) error {
+		lines := strings.Fields(s.Kubectl("logs", name))
 		for i, line := range lines {
 			if line != fmt.Sprint(i) {
 				s.Fatalf("line %d of pod %s is %q", i, name, line)
@@ -351,7 +376,7 @@ func (s *space) allUnmoved(before map[string]*corev1.Pod) {
 	}
 	for name, pod := range before {
 		unmoved(s, firstContainer(pod).ContainerID, name)
-		if was, is := since(pod), since(s.waitReady(name)); !is.Equal(&was) {
+		if was, is := since(pod), since(s.WaitReady(name)); !is.Equal(&was) {
 			s.Errorf("pod %s was ready since %s, and is since %s", name, was, is)
 		}
 	}
@@ -360,7 +385,7 @@ func (s *space) allUnmoved(before map[string]*corev1.Pod) {
 // deleteAll deletes pods and waits until they and their cells are gone.
 func (s *space) deleteAll(names ...string) {
 	s.Helper()
-	s.kubectl(slices.Concat([]string{"delete", "--wait=false", "pod"}, names)...)
+	s.Kubectl(slices.Concat([]string{"delete", "--wait=false", "pod"}, names)...)
 	for _, name := range names {
 		s.waitGone(name)
 	}

@@ -117,9 +117,9 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 	s.waitReadyz(standby.Kip, 200, "[+]store ok")
 	s.waitReadyz(leader.Kip, 200)
 
-	s.apply(counting("a"))
-	before := map[string]*corev1.Pod{"a": s.waitReady("a")}
-	s.eventually("exec", s.execTrue("a"))
+	s.Apply(counting("a"))
+	before := map[string]*corev1.Pod{"a": s.WaitReady("a")}
+	s.Eventually("exec", s.ExecTrue("a"))
 	// turn ends the leader's turn, has a pod created meanwhile, and returns when
 	// the standby has made up for all.
 	counted := 0
@@ -128,12 +128,12 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 		counted = s.counts("a", counted)
 		began := time.Now()
 		end()
-		s.apply(sleeper(pod))
+		s.Apply(sleeper(pod))
 		s.waitLeads(standby.Kip)
 		led := time.Since(began)
-		s.eventually("exec", s.execTrue("a"))
+		s.Eventually("exec", s.ExecTrue("a"))
 		t.Logf("%s: the standby led after %.1f s, exec worked after %.1f s", how, led.Seconds(), time.Since(began).Seconds())
-		s.waitReady(pod)
+		s.WaitReady(pod)
 		s.allUnmoved(before)
 		counted = s.counts("a", counted)
 		s.waitReadyz(standby.Kip, 200)
@@ -153,30 +153,34 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 	// A leader that is paused does not know that another leads, and goes on
 	// where it was. By then there is much that it could get wrong: pods and
 	// instances that it has never heard of, and others that it misses.
-	s.apply(sleeper("gone"))
-	s.waitReady("gone")
+	s.Apply(sleeper("gone"))
+	s.WaitReady("gone")
 	turn("SIGSTOP", "d", func() {
 		signal(t, leader.Kip, syscall.SIGSTOP)
-		s.kubectl("delete", "pod", "gone", "--wait=false")
+		s.Kubectl("delete", "pod", "gone", "--wait=false")
 	})
 	s.waitGone("gone")
-	s.apply(sleeper("e"))
-	before["e"] = s.waitReady("e")
-	s.apply(sleeper("f"))
+	s.Apply(sleeper("e"))
+	before["e"] = s.WaitReady("e")
+	s.Apply(sleeper("f"))
 	did := leader.cloud.made()
 	if len(standby.cloud.made()) == 0 {
 		t.Error("the leader is not seen to launch")
 	}
+	leader.Forgive("exit status 1")
 	signal(t, leader.Kip, syscall.SIGCONT)
 	if err := s.waitEnd(leader.Kip); err == nil {
 		t.Error("a Kip that leads no more ended without an error")
 	} else {
 		t.Log("the Kip that was paused ended with", err)
 	}
+	if said, err := leader.Logs("this process no longer leads"); err != nil || !said {
+		t.Errorf("the Kip that was paused did not end because it leads no more (%v): see %s", err, leader.Log)
+	}
 	if all := leader.cloud.made(); len(all) != len(did) {
 		t.Errorf("a Kip that leads no more did this to the cloud: %v", slices.Clone(all[len(did):]))
 	}
-	s.waitReady("f")
+	s.WaitReady("f")
 	s.allUnmoved(before)
 	s.counts("a", counted)
 

@@ -40,7 +40,8 @@ func TestMain(m *testing.M) {
 		}
 		defer os.RemoveAll(images)
 		defer os.Remove(auditLog)
-		o := harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Race: true, Stderr: os.Stderr, AuditLog: auditLog, DevArgs: []string{"--images", images}}
+		o := harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Race: true, Stderr: os.Stderr, AuditLog: auditLog,
+			DevArgs: []string{"--images", images}}
 		return harness.Main(o, &world, m.Run)
 	}())
 }

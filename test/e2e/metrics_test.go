@@ -10,12 +10,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -28,7 +25,9 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
+	"github.com/elotl/kip/dev/child"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // slowly is how long what is told in metrics may take: it is looked at each 10 s,
@@ -40,7 +39,7 @@ func (s *space) eventuallySlowly(what string, check func(context.Context) error)
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.Context(), slowly)
 	defer cancel()
-	if err := poll(ctx, check); err != nil {
+	if err := namespace.Poll(ctx, check); err != nil {
 		s.Fatalf("%s: %v", what, err)
 	}
 }
@@ -59,7 +58,7 @@ func TestTheKubeletPortTellsWhatPodsUse(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	for _, name := range []string{"a", "b"} {
-		s.apply(bare(name, `  containers:
+		s.Apply(bare(name, `  containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'trap "exit 0" TERM; while :; do sleep 0.1; done']
@@ -67,12 +66,13 @@ func TestTheKubeletPortTellsWhatPodsUse(t *testing.T) {
 `))
 	}
 	for _, name := range []string{"a", "b"} {
-		s.waitReady(name)
+		s.WaitReady(name)
 	}
 	for path, name := range map[string]string{
-		"/metrics/resource": "container_cpu_usage_seconds_total", "/metrics/cadvisor": "container_memory_working_set_bytes", "/metrics/probes": "prober_probe_total",
+		"/metrics/resource": "container_cpu_usage_seconds_total", "/metrics/cadvisor": "container_memory_working_set_bytes",
+		"/metrics/probes": "prober_probe_total",
 	} {
-		s.eventually(path+" has both pods", func(ctx context.Context) error {
+		s.Eventually(path+" has both pods", func(ctx context.Context) error {
 			text, err := nodeRaw(ctx, path, "", "")
 			if err != nil {
 				return err
@@ -81,7 +81,7 @@ func TestTheKubeletPortTellsWhatPodsUse(t *testing.T) {
 				found := false
 				for line := range strings.Lines(text) {
 					found = found || strings.HasPrefix(line, name+"{") && strings.Contains(line, `pod="`+pod+`"`) &&
-						strings.Contains(line, `namespace="`+s.ns+`"`) && (path == "/metrics/probes" || strings.Contains(line, `container="main"`))
+						strings.Contains(line, `namespace="`+s.NS+`"`) && (path == "/metrics/probes" || strings.Contains(line, `container="main"`))
 				}
 				if !found {
 					return fmt.Errorf("there is no %s of %s", name, pod)
@@ -94,7 +94,7 @@ func TestTheKubeletPortTellsWhatPodsUse(t *testing.T) {
 		})
 	}
 	for _, only := range []string{"", "true"} {
-		s.eventually("/stats/summary?only_cpu_and_memory="+only+" has both pods", func(ctx context.Context) error {
+		s.Eventually("/stats/summary?only_cpu_and_memory="+only+" has both pods", func(ctx context.Context) error {
 			text, err := nodeRaw(ctx, "/stats/summary", "only_cpu_and_memory", only)
 			if err != nil {
 				return err
@@ -108,7 +108,7 @@ func TestTheKubeletPortTellsWhatPodsUse(t *testing.T) {
 			}
 			have := map[string]bool{}
 			for _, p := range summary.Pods {
-				if p.PodRef.Namespace == s.ns && p.Memory != nil && p.Memory.WorkingSetBytes != nil {
+				if p.PodRef.Namespace == s.NS && p.Memory != nil && p.Memory.WorkingSetBytes != nil {
 					have[p.PodRef.Name] = true
 				}
 			}
@@ -185,7 +185,7 @@ func (s *space) cluster(manifest string) {
 	kubectl := func(ctx context.Context, args ...string) error {
 		cmd := world.Kubectl(ctx, append(args, "-f", "-")...)
 		cmd.Stdin = strings.NewReader(manifest)
-		if out, errs, err := run(cmd); err != nil {
+		if out, errs, err := namespace.Run(cmd); err != nil {
 			return fmt.Errorf("%v\n%s%s", err, out, errs)
 		}
 		return nil
@@ -215,10 +215,11 @@ func (s *space) runMetricsServer() {
 		s.Fatal(err)
 	}
 	address := prefix.Masked().Addr().Next().String() // the host's, on the bridge
-	fill := strings.NewReplacer("PORT", strconv.Itoa(port), "ADDRESS", address, "NAMESPACE", s.ns).Replace
-	s.apply(fill(metricsServerRights))
+	fill := strings.NewReplacer("PORT", strconv.Itoa(port), "ADDRESS", address, "NAMESPACE", s.NS).Replace
+	s.Apply(fill(metricsServerRights))
 	s.cluster(fill(metricsServerClusterRights))
-	token, err := world.Admin.CoreV1().ServiceAccounts(s.ns).CreateToken(s.Context(), "metrics-server", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := world.Admin.CoreV1().ServiceAccounts(s.NS).CreateToken(s.Context(), "metrics-server", &authenticationv1.TokenRequest{},
+		metav1.CreateOptions{})
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -232,45 +233,31 @@ func (s *space) runMetricsServer() {
 	}, kubeconfig); err != nil {
 		s.Fatal(err)
 	}
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		s.Fatal(err)
-	}
-	cmd := exec.Command(world.Tool("metrics-server"),
-		"--kubeconfig="+kubeconfig, "--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig,
-		"--bind-address="+address, "--secure-port="+strconv.Itoa(port), "--cert-dir="+dir,
+	log := filepath.Join(dir, "log")
+	server, err := child.Start(child.Spec{Path: world.Tool("metrics-server"), LogFile: log, Args: []string{
+		"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
+		"--bind-address=" + address, "--secure-port=" + strconv.Itoa(port), "--cert-dir=" + dir,
 		"--kubelet-preferred-address-types=InternalIP", "--kubelet-use-node-status-port",
-		"--kubelet-certificate-authority="+filepath.Join(world.State, "pki", "ca.crt"), "--metric-resolution=10s", "--kubelet-request-timeout=8s")
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	started, ended := make(chan error), make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // the kernel sends Pdeathsig when the thread ends
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			ended <- cmd.Wait()
-		}
-	}()
-	if err := <-started; err != nil {
+		"--kubelet-certificate-authority=" + filepath.Join(world.State, "pki", "ca.crt"), "--metric-resolution=10s",
+		"--kubelet-request-timeout=8s",
+	}})
+	if err != nil {
 		s.Fatalf("start metrics-server (is it built? `make bin/metrics-server`): %v", err)
 	}
 	s.Cleanup(func() {
-		_ = cmd.Process.Kill() // it may have ended
-		<-ended
-		if text, err := os.ReadFile(log.Name()); s.Failed() {
+		if err := errors.Join(server.Kill(), server.Unasked()); err != nil {
+			s.Errorf("metrics-server: %v", err)
+		}
+		if text, err := os.ReadFile(log); s.Failed() {
 			s.Logf("the log of metrics-server (%v):\n%s", err, text)
 		}
-		_ = log.Close()
 	})
 	// Its API is registered when it serves, and no longer: meanwhile no namespace
 	// could be deleted.
-	s.eventually("metrics-server listens", func(ctx context.Context) error {
+	s.Eventually("metrics-server listens", func(ctx context.Context) error {
 		select {
-		case err := <-ended:
-			ended <- err
-			s.Fatalf("metrics-server has ended: %v", err)
+		case <-server.Done():
+			s.Fatalf("metrics-server has ended: %v", server.Err())
 		default:
 		}
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(address, strconv.Itoa(port)))
@@ -280,14 +267,14 @@ func (s *space) runMetricsServer() {
 		return conn.Close()
 	})
 	s.cluster(fill(metricsAPIService))
-	s.eventually("the metrics API is served", func(ctx context.Context) error {
+	s.Eventually("the metrics API is served", func(ctx context.Context) error {
 		return world.Admin.CoreV1().RESTClient().Get().AbsPath("/apis/metrics.k8s.io/v1beta1").Do(ctx).Error()
 	})
 }
 
 // top returns the lines of `kubectl top` for a kind, by their first column.
 func (s *space) top(kind string) (map[string][]string, error) {
-	out, code, errs := s.try("top", kind, "--no-headers")
+	out, code, errs := s.Try("top", kind, "--no-headers")
 	if code != 0 {
 		return nil, errors.New(errs)
 	}
@@ -315,7 +302,7 @@ func atLeast(column, least string) error {
 func TestMetricsServerAndAutoscalerSeePodsOnCells(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(`apiVersion: apps/v1
+	s.Apply(`apiVersion: apps/v1
 kind: Deployment
 metadata: {name: d}
 spec:
@@ -343,7 +330,7 @@ spec:
 `)
 	s.runMetricsServer()
 	autoscaler := func(ctx context.Context) (*autoscalingv2.HorizontalPodAutoscaler, error) {
-		return world.Admin.AutoscalingV2().HorizontalPodAutoscalers(s.ns).Get(ctx, "d", metav1.GetOptions{})
+		return world.Admin.AutoscalingV2().HorizontalPodAutoscalers(s.NS).Get(ctx, "d", metav1.GetOptions{})
 	}
 	s.eventuallySlowly("the autoscaler knows the idle pod's CPU", func(ctx context.Context) error {
 		hpa, err := autoscaler(ctx)
@@ -358,7 +345,7 @@ spec:
 		return nil
 	})
 	pods := func(ctx context.Context) ([]corev1.Pod, error) {
-		list, err := world.Admin.CoreV1().Pods(s.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=d"})
+		list, err := world.Admin.CoreV1().Pods(s.NS).List(ctx, metav1.ListOptions{LabelSelector: "app=d"})
 		if err != nil {
 			return nil, err
 		}
@@ -369,7 +356,7 @@ spec:
 		t.Fatalf("%d pods, %v", len(list), err)
 	}
 	busy := list[0].Name
-	s.kubectl("exec", busy, "--", "touch", "/work")
+	s.Kubectl("exec", busy, "--", "touch", "/work")
 	s.eventuallySlowly("kubectl top shows the busy pod and the node", func(context.Context) error {
 		used, err := s.top("pod")
 		if err != nil {
@@ -398,11 +385,11 @@ spec:
 		}
 		running := 0
 		for i := range list {
-			if list[i].Spec.NodeName == harness.Node && isReady(&list[i]) {
+			if list[i].Spec.NodeName == harness.Node && namespace.IsReady(&list[i]) {
 				running++
 			}
 		}
-		cells, err := s.cells(ctx)
+		cells, err := s.Cells(ctx)
 		if err != nil {
 			return err
 		}

@@ -10,18 +10,19 @@ import (
 func TestPodsOnTwoCellsReachEachOtherByPodIP(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(webServer("server", "", "across"))
-	s.apply(sleeper("client"))
-	server, client := s.waitReady("server"), s.waitReady("client")
+	s.Apply(webServer("server", "", "across"))
+	s.Apply(sleeper("client"))
+	server, client := s.WaitReady("server"), s.WaitReady("client")
 	if server.Status.PodIP == client.Status.PodIP || server.Status.HostIP == client.Status.HostIP {
-		t.Fatalf("two pods share an address: %s on %s, %s on %s", server.Status.PodIP, server.Status.HostIP, client.Status.PodIP, client.Status.HostIP)
+		t.Fatalf("two pods share an address: %s on %s, %s on %s", server.Status.PodIP, server.Status.HostIP, client.Status.PodIP,
+			client.Status.HostIP)
 	}
 	url := fmt.Sprintf("http://%s:8080/", server.Status.PodIP)
-	if got := s.kubectl("exec", "client", "--", "wget", "-qO-", url); got != "across\n" {
+	if got := s.Kubectl("exec", "client", "--", "wget", "-qO-", url); got != "across\n" {
 		t.Fatalf("the client got %q", got)
 	}
 	// And itself, by its own address.
-	if got := s.kubectl("exec", "server", "--", "wget", "-qO-", url); got != "across\n" {
+	if got := s.Kubectl("exec", "server", "--", "wget", "-qO-", url); got != "across\n" {
 		t.Fatalf("the server got %q from itself", got)
 	}
 }
@@ -29,15 +30,15 @@ func TestPodsOnTwoCellsReachEachOtherByPodIP(t *testing.T) {
 func TestAHostNetworkPodHasTheCellsAddress(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(webServer("a", "  hostNetwork: true\n", "host"))
-	s.apply(sleeper("client"))
-	pod := s.waitReady("a")
+	s.Apply(webServer("a", "  hostNetwork: true\n", "host"))
+	s.Apply(sleeper("client"))
+	pod := s.WaitReady("a")
 	cell := s.cellOf("a")
 	if pod.Status.PodIP != cell.Status.ManagementIP || pod.Status.HostIP != cell.Status.ManagementIP {
 		t.Fatalf("pod IP %s, host IP %s; the cell's address is %s", pod.Status.PodIP, pod.Status.HostIP, cell.Status.ManagementIP)
 	}
-	s.waitReady("client")
-	if got := s.kubectl("exec", "client", "--", "wget", "-qO-", fmt.Sprintf("http://%s:8080/", pod.Status.PodIP)); got != "host\n" {
+	s.WaitReady("client")
+	if got := s.Kubectl("exec", "client", "--", "wget", "-qO-", fmt.Sprintf("http://%s:8080/", pod.Status.PodIP)); got != "host\n" {
 		t.Fatalf("the client got %q", got)
 	}
 }

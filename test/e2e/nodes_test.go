@@ -20,7 +20,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/elotl/kip/dev/child"
+	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
+
+	"github.com/elotl/kip/test/namespace"
 )
 
 // ordinaryNode is the world's node beside the virtual one.
@@ -34,7 +38,8 @@ func elsewhere(manifest string) string {
 // names asks the cluster's DNS as a pod's resolver does, at its own address.
 func names(network string) *net.Resolver {
 	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		slices, err := world.Admin.DiscoveryV1().EndpointSlices("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kube-dns"})
+		slices, err := world.Admin.DiscoveryV1().EndpointSlices("kube-system").List(ctx,
+			metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kube-dns"})
 		if err != nil {
 			return nil, err
 		}
@@ -54,23 +59,26 @@ func TestTheClusterDNSKnowsServicesAndNothingElse(t *testing.T) {
 		t.Fatalf("Service kube-dns has %v, %v; want the tenth address", dns, err)
 	}
 	for _, network := range []string{"udp", "tcp"} {
-		if got, err := names(network).LookupHost(t.Context(), "kubernetes.default.svc.cluster.local."); err != nil || len(got) != 1 || got[0] != "10.96.0.1" {
+		if got, err := names(network).LookupHost(t.Context(), "kubernetes.default.svc.cluster.local."); err != nil || len(got) != 1 ||
+			got[0] != "10.96.0.1" {
 			t.Errorf("%s: Service kubernetes is at %v, %v; want 10.96.0.1", network, got, err)
 		}
 	}
-	if got, err := names("udp").LookupAddr(t.Context(), "10.96.0.10"); err != nil || len(got) != 1 || got[0] != "kube-dns.kube-system.svc.cluster.local." {
+	if got, err := names("udp").LookupAddr(t.Context(), "10.96.0.10"); err != nil || len(got) != 1 ||
+		got[0] != "kube-dns.kube-system.svc.cluster.local." {
 		t.Errorf("10.96.0.10 is %v, %v; want kube-dns", got, err)
 	}
 	var missing *net.DNSError
-	if got, err := names("udp").LookupHost(t.Context(), "nobody."+s.ns+".svc.cluster.local."); !errors.As(err, &missing) || !missing.IsNotFound {
+	if got, err := names("udp").LookupHost(t.Context(), "nobody."+s.NS+".svc.cluster.local."); !errors.As(err, &missing) ||
+		!missing.IsNotFound {
 		t.Errorf("a Service that is not there is at %v, %v", got, err)
 	}
 	// A headless one has its pods' addresses, when they are Ready.
-	s.apply("apiVersion: v1\nkind: Service\nmetadata: {name: h}\nspec: {clusterIP: None, selector: {app: h}, ports: [{port: 8080}]}\n")
-	s.apply(strings.Replace(webServer("server", "", "found"), "name: server", "name: server, labels: {app: h}", 1))
-	pod := s.waitReady("server")
-	s.eventually("the headless Service has its pod's address", func(ctx context.Context) error {
-		got, err := names("udp").LookupHost(ctx, "h."+s.ns+".svc.cluster.local.")
+	s.Apply("apiVersion: v1\nkind: Service\nmetadata: {name: h}\nspec: {clusterIP: None, selector: {app: h}, ports: [{port: 8080}]}\n")
+	s.Apply(strings.Replace(webServer("server", "", "found"), "name: server", "name: server, labels: {app: h}", 1))
+	pod := s.WaitReady("server")
+	s.Eventually("the headless Service has its pod's address", func(ctx context.Context) error {
+		got, err := names("udp").LookupHost(ctx, "h."+s.NS+".svc.cluster.local.")
 		if err != nil {
 			return err
 		}
@@ -84,25 +92,25 @@ func TestTheClusterDNSKnowsServicesAndNothingElse(t *testing.T) {
 func TestPodsOnAnOrdinaryNodeAndOnACellReachEachOther(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(elsewhere(webServer("plain", "", "plain")))
-	s.apply(webServer("cell", "", "cell"))
-	plain, cell := s.waitReady("plain"), s.waitReady("cell")
+	s.Apply(elsewhere(webServer("plain", "", "plain")))
+	s.Apply(webServer("cell", "", "cell"))
+	plain, cell := s.WaitReady("plain"), s.WaitReady("cell")
 	if plain.Spec.NodeName != ordinaryNode || cell.Spec.NodeName == ordinaryNode {
 		t.Fatalf("the pod that does not choose is on %s, the one that chooses Kip on %s", plain.Spec.NodeName, cell.Spec.NodeName)
 	}
 	for from, to := range map[string]*corev1.Pod{"plain": cell, "cell": plain} {
-		if got := s.kubectl("exec", from, "--", "wget", "-qO-", fmt.Sprintf("http://%s:8080/", to.Status.PodIP)); got != to.Name+"\n" {
+		if got := s.Kubectl("exec", from, "--", "wget", "-qO-", fmt.Sprintf("http://%s:8080/", to.Status.PodIP)); got != to.Name+"\n" {
 			t.Errorf("from %s: %q, want %q", from, got, to.Name)
 		}
 	}
 	// A second pod of the node, beside the first.
-	s.apply(elsewhere(sleeper("neighbour")))
-	s.waitReady("neighbour")
-	if got := s.kubectl("exec", "neighbour", "--", "wget", "-qO-", fmt.Sprintf("http://%s:8080/", plain.Status.PodIP)); got != "plain\n" {
+	s.Apply(elsewhere(sleeper("neighbour")))
+	s.WaitReady("neighbour")
+	if got := s.Kubectl("exec", "neighbour", "--", "wget", "-qO-", fmt.Sprintf("http://%s:8080/", plain.Status.PodIP)); got != "plain\n" {
 		t.Errorf("from the neighbour: %q", got)
 	}
-	s.eventually("the neighbour's log", func(context.Context) error {
-		if got := s.kubectl("logs", "neighbour"); got != "started\n" {
+	s.Eventually("the neighbour's log", func(context.Context) error {
+		if got := s.Kubectl("logs", "neighbour"); got != "started\n" {
 			return fmt.Errorf("it is %q", got)
 		}
 		return nil
@@ -136,20 +144,16 @@ func TestNothingOfAKilledStackIsLeftAfterClean(t *testing.T) {
 		}
 		return string(out)
 	}
-	log, err := os.Create(filepath.Join(dir, "log"))
+	log := filepath.Join(dir, "log")
+	dev, err := child.Start(child.Spec{Path: world.Tool("kip-dev"),
+		Args: append([]string{"cluster", "--no-fsync", "--ready-file", ready}, place...), LogFile: log})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer log.Close()
-	cmd := exec.Command(world.Tool("kip-dev"), append([]string{"cluster", "--no-fsync", "--ready-file", ready}, place...)...)
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it is dead, but for a test that failed early
+		if err := dev.Kill(); err != nil { // it is dead, but for a test that failed early
+			t.Error(err)
+		}
 		clean(context.Background())
 		if !t.Failed() {
 			if err := os.RemoveAll(dir); err != nil {
@@ -159,11 +163,10 @@ func TestNothingOfAKilledStackIsLeftAfterClean(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
-	if err := poll(ctx, func(context.Context) error {
+	if err := namespace.Poll(ctx, func(context.Context) error {
 		select {
-		case err := <-ended:
-			ended <- err
-			return fmt.Errorf("kip-dev ended: %v; its log is %s", err, log.Name())
+		case <-dev.Done():
+			return fmt.Errorf("kip-dev ended: %v; its log is %s", dev.Err(), log)
 		default:
 		}
 		_, err := os.Stat(ready)
@@ -171,17 +174,16 @@ func TestNothingOfAKilledStackIsLeftAfterClean(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Process.Kill(); err != nil {
+	if err := errors.Join(dev.Kill(), dev.Unasked()); err != nil {
 		t.Fatal(err)
 	}
-	<-ended
 	// What cannot end by itself is a machine's: the node's, with its first process.
-	nodes := local.Config{
+	nodes := local.Config{Config: host.Config{
 		StateDir: filepath.Join(dir, "state", "nodes"),
 		Bridge:   device,
 		Group:    device + "-nodes",
 		CIDR:     netip.PrefixFrom(netip.AddrFrom4(a), network.Bits()),
-	}
+	}}
 	left, err := local.Leftovers(t.Context(), nodes)
 	if err != nil {
 		t.Fatal(err)
@@ -214,20 +216,20 @@ func TestNothingOfAKilledStackIsLeftAfterClean(t *testing.T) {
 func TestAServiceOfACellIsReachedByNameFromAnOrdinaryNodeAndOnItsPort(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply("apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: NodePort, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}\n")
-	s.apply(strings.Replace(webServer("server", "", "served"), "name: server", "name: server, labels: {app: web}", 1))
-	s.apply(elsewhere(sleeper("plain")))
-	s.waitReady("server")
-	s.waitReady("plain")
+	s.Apply("apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: NodePort, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}\n")
+	s.Apply(strings.Replace(webServer("server", "", "served"), "name: server", "name: server, labels: {app: web}", 1))
+	s.Apply(elsewhere(sleeper("plain")))
+	s.WaitReady("server")
+	s.WaitReady("plain")
 	// The name goes to Service kube-dns and the answer to Service web: both are
 	// kube-proxy's on the node.
-	s.eventually("the Service answers on the node", func(ctx context.Context) error {
-		if got, _, errs := s.attempt(ctx, "exec", "plain", "--", "wget", "-qO-", "http://web/"); got != "served\n" {
+	s.Eventually("the Service answers on the node", func(ctx context.Context) error {
+		if got, _, errs := s.Attempt(ctx, "exec", "plain", "--", "wget", "-qO-", "http://web/"); got != "served\n" {
 			return fmt.Errorf("%q %s", got, errs)
 		}
 		return nil
 	})
-	service, err := world.Admin.CoreV1().Services(s.ns).Get(t.Context(), "web", metav1.GetOptions{})
+	service, err := world.Admin.CoreV1().Services(s.NS).Get(t.Context(), "web", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +238,7 @@ func TestAServiceOfACellIsReachedByNameFromAnOrdinaryNodeAndOnItsPort(t *testing
 		t.Fatal(err)
 	}
 	url := fmt.Sprintf("http://%s:%d/", node.Status.Addresses[0].Address, service.Spec.Ports[0].NodePort)
-	s.eventually("the node's port answers", func(ctx context.Context) error {
+	s.Eventually("the node's port answers", func(ctx context.Context) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
 			return err

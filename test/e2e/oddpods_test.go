@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/oddpods"
 )
 
@@ -48,12 +49,12 @@ func TestPodsWithOddValuesEndInAStateWithAReason(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pods := world.Admin.CoreV1().Pods(s.ns)
+	pods := world.Admin.CoreV1().Pods(s.NS)
 	refused, total, reached := 0, 0, map[string]int{}
 	for total < most {
 		var admitted []*corev1.Pod
 		for ; len(admitted) < group && total+len(admitted) < most; seed++ {
-			pod, err := pods.Create(t.Context(), oddpods.Posted(seed, s.ns, fmt.Sprintf("odd-%d", seed), harness.Node), metav1.CreateOptions{})
+			pod, err := pods.Create(t.Context(), oddpods.Posted(seed, s.NS, fmt.Sprintf("odd-%d", seed), harness.Node), metav1.CreateOptions{})
 			switch {
 			case err == nil:
 				admitted = append(admitted, pod)
@@ -70,7 +71,7 @@ func TestPodsWithOddValuesEndInAStateWithAReason(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), oddPatience)
 		for _, pod := range admitted {
 			var how string
-			if err := poll(ctx, func(ctx context.Context) (err error) {
+			if err := namespace.Poll(ctx, func(ctx context.Context) (err error) {
 				how, err = s.settled(ctx, pod)
 				return err
 			}); err != nil {
@@ -84,7 +85,7 @@ func TestPodsWithOddValuesEndInAStateWithAReason(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if err := poll(ctx, func(ctx context.Context) error {
+		if err := namespace.Poll(ctx, func(ctx context.Context) error {
 			list, err := pods.List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return err
@@ -92,7 +93,7 @@ func TestPodsWithOddValuesEndInAStateWithAReason(t *testing.T) {
 			if len(list.Items) > 0 {
 				return fmt.Errorf("%d pods, one is %s", len(list.Items), list.Items[0].Name)
 			}
-			return s.noCells(ctx)
+			return s.NoCells(ctx)
 		}); err != nil {
 			t.Errorf("left after their deletion: %v", err)
 		}
@@ -122,7 +123,7 @@ func TestPodsWithOddValuesEndInAStateWithAReason(t *testing.T) {
 
 // settled says how a pod ended or why it waits, or that nobody says so yet.
 func (s *space) settled(ctx context.Context, pod *corev1.Pod) (string, error) {
-	now, err := s.pod(ctx, pod.Name)
+	now, err := s.Pod(ctx, pod.Name)
 	if err != nil {
 		return "", err
 	}
@@ -148,7 +149,7 @@ func (s *space) settled(ctx context.Context, pod *corev1.Pod) (string, error) {
 			return "Pending: a container runs", nil
 		}
 	}
-	events, err := world.Admin.CoreV1().Events(s.ns).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod.Name})
+	events, err := world.Admin.CoreV1().Events(s.NS).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod.Name})
 	if err != nil {
 		return "", err
 	}

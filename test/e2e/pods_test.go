@@ -4,18 +4,24 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 func TestAJobRunsOnACellOfItsOwnAndItsLogOutlivesTheCell(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(`apiVersion: batch/v1
+	s.Apply(`apiVersion: batch/v1
 kind: Job
 metadata: {name: j}
 spec:
@@ -29,9 +35,9 @@ spec:
         command: [sh, -c, 'echo hello from $(hostname)']
         resources: {requests: {cpu: 100m, memory: 32Mi}}
 `)
-	s.kubectl("wait", "--for=condition=complete", "job/j", "--timeout=120s")
-	s.eventually("the cell is gone", s.noCells)
-	if log := s.kubectl("logs", "job/j"); !strings.HasPrefix(log, "hello from j-") {
+	s.Kubectl("wait", "--for=condition=complete", "job/j", "--timeout=120s")
+	s.Eventually("the cell is gone", s.NoCells)
+	if log := s.Kubectl("logs", "job/j"); !strings.HasPrefix(log, "hello from j-") {
 		t.Fatalf("the log is %q", log)
 	}
 }
@@ -39,28 +45,29 @@ spec:
 func TestABarePodRunsOnTheCheapestTypeThatFits(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(bare("a", `  containers:
+	s.Apply(bare("a", `  containers:
   - name: main
     image: busybox:1.36
     command: [sleep, infinity]
     resources: {requests: {cpu: 400m, memory: 300Mi}}
 `))
-	pod := s.waitReady("a")
+	pod := s.WaitReady("a")
 	cell := s.cellOf("a")
-	if cell.Status.InstanceType != "micro" || cell.Status.Phase != "Bound" || cell.Status.Pod.UID != pod.UID || cell.Status.IP != pod.Status.PodIP {
+	if cell.Status.InstanceType != "micro" || cell.Status.Phase != "Bound" || cell.Status.Pod.UID != pod.UID ||
+		cell.Status.IP != pod.Status.PodIP {
 		t.Fatalf("the cell is %+v; the pod's address is %s", cell.Status, pod.Status.PodIP)
 	}
 	if !strings.Contains(cell.Status.Reason, "cheapest") {
 		t.Fatalf("the cell does not say why it is a micro: %q", cell.Status.Reason)
 	}
-	s.kubectl("delete", "pod", "a", "--wait=false")
+	s.Kubectl("delete", "pod", "a", "--wait=false")
 	s.waitGone("a")
 }
 
 func TestADeploymentIsScaledUpAndDown(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(`apiVersion: apps/v1
+	s.Apply(`apiVersion: apps/v1
 kind: Deployment
 metadata: {name: d}
 spec:
@@ -75,19 +82,19 @@ spec:
       - {name: main, image: 'busybox:1.36', command: [sh, -c, 'trap "exit 0" TERM; while :; do sleep 0.1; done']}
 `)
 	for _, n := range []int{3, 1} {
-		s.kubectl("scale", "deployment/d", fmt.Sprintf("--replicas=%d", n))
-		s.eventually(fmt.Sprintf("%d ready pods, each on its own cell", n), func(ctx context.Context) error {
-			pods, err := world.Admin.CoreV1().Pods(s.ns).List(ctx, metav1.ListOptions{})
+		s.Kubectl("scale", "deployment/d", fmt.Sprintf("--replicas=%d", n))
+		s.Eventually(fmt.Sprintf("%d ready pods, each on its own cell", n), func(ctx context.Context) error {
+			pods, err := world.Admin.CoreV1().Pods(s.NS).List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return err
 			}
 			ready := map[string]bool{}
 			for i := range pods.Items {
-				if isReady(&pods.Items[i]) {
+				if namespace.IsReady(&pods.Items[i]) {
 					ready[pods.Items[i].Name] = true
 				}
 			}
-			cells, err := s.cells(ctx)
+			cells, err := s.Cells(ctx)
 			if err != nil {
 				return err
 			}
@@ -106,16 +113,98 @@ spec:
 func TestAPodThatFailsOnceIsNotRunAgain(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(bare("a", `  restartPolicy: Never
+	s.Apply(bare("a", `  restartPolicy: Never
   containers:
   - {name: main, image: 'busybox:1.36', command: [sh, -c, 'echo so long; exit 3']}
 `))
-	pod := s.waitPod("a", "has Failed", hasPhase(corev1.PodFailed))
+	pod := s.WaitPod("a", "has Failed", namespace.HasPhase(corev1.PodFailed))
 	if code := pod.Status.ContainerStatuses[0].State.Terminated.ExitCode; code != 3 {
 		t.Fatalf("exit code %d, want 3", code)
 	}
-	s.eventually("the cell is gone", s.noCells)
-	if log := s.kubectl("logs", "a"); log != "so long\n" {
+	s.Eventually("the cell is gone", s.NoCells)
+	if log := s.Kubectl("logs", "a"); log != "so long\n" {
 		t.Fatalf("the log is %q", log)
 	}
+}
+
+// The DaemonSet asks for virtual nodes: its pod has the affinity to one node, and the
+// tolerations, that no pod of a Deployment has.
+func TestAPodOfADaemonSetRunsOnACellAndComesAgain(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.Apply(`apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: d}
+spec:
+  selector: {matchLabels: {app: d}}
+  template:
+    metadata: {labels: {app: d}}
+    spec:
+      nodeSelector: {type: virtual-kubelet}
+` + sleeps)
+	first := s.waitPodOf("d", "")
+	if first.Spec.NodeName != harness.Node || first.Spec.Affinity == nil {
+		t.Errorf("pod %s is on %q, with the affinity %v", first.Name, first.Spec.NodeName, first.Spec.Affinity)
+	}
+	m := s.machine(first.Name)
+	s.Kubectl("delete", "pod", first.Name, "--wait=false")
+	second := s.waitPodOf("d", first.Name)
+	s.waitCellGone(m)
+	if now := s.machine(second.Name); now.cell.Name == m.cell.Name {
+		t.Errorf("both pods had cell %s", m.cell.Name)
+	}
+	s.Eventually("exec in the second pod", s.ExecTrue(second.Name))
+	s.Eventually("the DaemonSet counts one pod, on one node", func(ctx context.Context) error {
+		d, err := world.Admin.AppsV1().DaemonSets(s.NS).Get(ctx, "d", metav1.GetOptions{})
+		if err == nil && (d.Status.DesiredNumberScheduled != 1 || d.Status.NumberReady != 1 || d.Status.NumberMisscheduled != 0) {
+			err = fmt.Errorf("it counts %+v", d.Status)
+		}
+		return err
+	})
+	s.Kubectl("delete", "daemonset", "d")
+	s.waitGone(second.Name)
+	s.noOtherCells()
+}
+
+func TestAFinalizerHoldsThePodAndNotItsCell(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.Apply(strings.Replace(sleeper("held"), "{name: held}", "{name: held, finalizers: [example.com/hold]}", 1))
+	let := func(ctx context.Context) error {
+		_, err := world.Admin.CoreV1().Pods(s.NS).Patch(ctx, "held", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
+			metav1.PatchOptions{})
+		return err
+	}
+	// Also for a test that fails, or its namespace would stay.
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := let(ctx); err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	})
+	before := s.WaitReady("held")
+	m := s.machine("held")
+	s.Kubectl("delete", "pod", "held", "--wait=false")
+	s.waitCellGone(m)
+	s.WaitPod("held", "has ended, and is held", func(p *corev1.Pod) bool {
+		return p.UID == before.UID && p.DeletionTimestamp != nil && p.Status.Phase == corev1.PodSucceeded
+	})
+	// It gets no other cell, while other pods do.
+	s.Never("the pod has a cell again", s.noCellOf("held"), func(ctx context.Context) error {
+		p, err := s.Pod(ctx, "held")
+		if err == nil && p.DeletionTimestamp == nil {
+			err = errors.New("the pod is not being deleted")
+		}
+		return err
+	})
+	s.Apply(sleeper("other"))
+	s.WaitReady("other")
+	if err := s.noCellOf("held")(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := let(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.waitGone("held")
 }

@@ -13,56 +13,126 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // Not parallel: it kills the Kip that all tests share. Parallel tests are
 // paused while it runs.
 func TestAPodDoesNotNoticeThatKipIsKilled(t *testing.T) {
 	s := newSpace(t)
-	s.apply(sleeper("a"))
-	before := s.waitReady("a")
+	s.Apply(sleeper("a"))
+	before := s.WaitReady("a")
 	instance := s.cellOf("a").Status.InstanceID
 
+	s.Eventually("exec works", s.ExecTrue("a"))
 	killKip(t)
-	if _, code, _ := s.try("exec", "a", "--", "true"); code == 0 {
-		t.Fatal("exec works without Kip: the test killed something else")
-	}
-	s.kubectl("annotate", "pod", "a", "while-away=yes")
+	s.Never("exec works without Kip: the test killed something else", func(ctx context.Context) error {
+		if s.ExecTrue("a")(ctx) == nil {
+			return errors.New("it does")
+		}
+		return nil
+	}, func(ctx context.Context) error {
+		_, err := s.Pod(ctx, "a")
+		return err
+	})
+	s.Kubectl("annotate", "pod", "a", "while-away=yes")
 	startKip(t)
 
-	s.eventually("exec works again", s.execTrue("a"))
-	after := s.waitReady("a")
+	s.Eventually("exec works again", s.ExecTrue("a"))
+	after := s.WaitReady("a")
 	b, a := before.Status.ContainerStatuses[0], after.Status.ContainerStatuses[0]
 	if a.ContainerID != b.ContainerID || a.RestartCount != 0 || after.UID != before.UID {
-		t.Fatalf("the pod noticed: %s, %s before", states(after), states(before))
+		t.Fatalf("the pod noticed: %s, %s before", namespace.States(after), namespace.States(before))
 	}
 	if got := s.cellOf("a").Status.InstanceID; got != instance {
 		t.Fatalf("the pod moved from %s to %s", instance, got)
 	}
-	if log := s.kubectl("logs", "a"); strings.Count(log, "started") != 1 {
+	if log := s.Kubectl("logs", "a"); strings.Count(log, "started") != 1 {
 		t.Fatalf("the log is %q", log)
 	}
-	s.kubectl("delete", "pod", "a", "--wait=false")
+	s.Kubectl("delete", "pod", "a", "--wait=false")
 	s.waitGone("a")
+}
+
+// Not parallel: it pauses the Kip that all tests share, for longer than pods' cells may
+// be silent. It is Kip that was away, and not they.
+func TestAPausedKipLosesNoPod(t *testing.T) {
+	s := newSpace(t)
+	// The pause is longer than that, and shorter than the 40 seconds after which
+	// Kubernetes takes a node for dead that does not renew its lease each 10.
+	const silence, pause = 20 * time.Second, 28 * time.Second
+	before := map[string]*corev1.Pod{}
+	for _, name := range []string{"a", "b"} {
+		s.Apply(strings.Replace(counting(name), "{name: "+name+"}",
+			fmt.Sprintf("{name: %s, annotations: {pod.elotl.co/healthcheck-healthy-timeout: %q}}", name, fmt.Sprint(silence.Seconds())), 1))
+	}
+	s.Apply(sleeper("deleted"))
+	s.WaitReady("deleted")
+	counted := map[string]int{}
+	for _, name := range []string{"a", "b"} {
+		before[name] = s.WaitReady(name)
+		counted[name] = s.counts(name, 0)
+	}
+	pid, err := world.KipPID()
+	if err != nil || pid == 0 {
+		t.Fatalf("the world's Kip is process %d, %v", pid, err)
+	}
+	s.Eventually("exec works", s.ExecTrue("a"))
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	goOn := sync.OnceFunc(func() {
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(goOn)
+	paused := time.Now()
+	s.Kubectl("delete", "pod", "deleted", "--wait=false")
+	s.Apply(sleeper("created"))
+	s.Eventually("the pause is over", func(ctx context.Context) error {
+		if err := s.noCellOf("created")(ctx); err != nil {
+			t.Fatalf("the test paused something else: %v", err)
+		}
+		if left := pause - time.Since(paused); left > 0 {
+			return fmt.Errorf("%s are left", left)
+		}
+		return nil
+	})
+	goOn()
+	s.WaitReady("created")
+	s.waitGone("deleted")
+	s.Eventually("exec works again", s.ExecTrue("a"))
+	s.allUnmoved(before)
+	for name, n := range counted {
+		s.counts(name, n)
+	}
+	if now, err := world.KipPID(); err != nil || now != pid {
+		t.Errorf("Kip was process %d and is %d (%v)", pid, now, err)
+	}
+	s.deleteAll("a", "b", "created")
 }
 
 // A pod that is deleted, and one that is made, while Kip is dead.
 func TestKipCatchesUpWithWhatHappenedWhileItWasDead(t *testing.T) {
 	s := newSpace(t)
-	s.apply(sleeper("a"))
-	s.waitReady("a")
+	s.Apply(sleeper("a"))
+	s.WaitReady("a")
 	killKip(t)
-	s.kubectl("delete", "pod", "a", "--force", "--grace-period=0")
-	s.apply(sleeper("b"))
+	s.Kubectl("delete", "pod", "a", "--force", "--grace-period=0")
+	s.Apply(sleeper("b"))
 	startKip(t)
 	s.waitGone("a")
-	s.waitReady("b")
+	s.WaitReady("b")
 }
 
 // Kip is killed while it launches, in each phase of the cell: nothing is lost and
@@ -115,7 +185,7 @@ func TestAKilledLaunchIsTakenUpAgain(t *testing.T) {
 			if at.freeze {
 				once.Do(func() {
 					for _, i := range launched {
-						side, err := local.Inspect(localCloud(), i.ID)
+						side, err := host.Inspect(localCloud(), i.ID)
 						if err == nil {
 							frozen, err = side.PID, syscall.Kill(side.PID, syscall.SIGSTOP)
 						}
@@ -134,8 +204,8 @@ func TestAKilledLaunchIsTakenUpAgain(t *testing.T) {
 			}
 		})
 		k := start(0)
-		s.apply(sleeper(name))
-		s.eventually(fmt.Sprintf("the moment %s", at.moment), func(context.Context) error {
+		s.Apply(sleeper(name))
+		s.Eventually(fmt.Sprintf("the moment %s", at.moment), func(context.Context) error {
 			select {
 			case <-held:
 				return nil
@@ -153,7 +223,7 @@ func TestAKilledLaunchIsTakenUpAgain(t *testing.T) {
 			}
 		}
 		k = start(0)
-		s.waitReady(name)
+		s.WaitReady(name)
 		s.cellOf(name)
 		s.oneInstance()
 		s.deleteAll(name)
@@ -166,9 +236,9 @@ func TestAKilledLaunchIsTakenUpAgain(t *testing.T) {
 	k := start(1)
 	kept := s.waitStandby(1)
 	die(k, apiv1.Ready)
-	s.apply(sleeper("ready"))
+	s.Apply(sleeper("ready"))
 	k = start(1)
-	s.waitReady("ready")
+	s.WaitReady("ready")
 	if cell := s.cellOf("ready").Name; len(kept) != 1 || kept[cell].Name == "" {
 		t.Errorf("the pod runs on cell %s; the one that was ready when Kip died is %v", cell, kept)
 	}
@@ -178,7 +248,7 @@ func TestAKilledLaunchIsTakenUpAgain(t *testing.T) {
 		t.Error(err)
 	}
 	k = start(0) // without a pool
-	s.eventually("no machine is left", func(context.Context) error {
+	s.Eventually("no machine is left", func(context.Context) error {
 		left, err := machinesOnDisk()
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("%v are", left)
@@ -202,8 +272,8 @@ func (s *space) oneInstance() {
 // waitPhase waits until the pod's cell is in a phase, and in no later one.
 func (s *space) waitPhase(name string, phase apiv1.Phase) {
 	s.Helper()
-	s.eventually(fmt.Sprintf("the cell of pod %s is %s", name, phase), func(ctx context.Context) error {
-		cells, err := s.cells(ctx)
+	s.Eventually(fmt.Sprintf("the cell of pod %s is %s", name, phase), func(ctx context.Context) error {
+		cells, err := s.Cells(ctx)
 		if err != nil {
 			return err
 		}

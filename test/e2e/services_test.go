@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/elotl/kip/test/namespace"
 )
 
 // labelled gives a pod of a manifest the label app.
@@ -58,7 +61,8 @@ func (s *space) service(name, app string, change func(*corev1.ServiceSpec)) *cor
 	if change != nil {
 		change(&spec)
 	}
-	svc, err := world.Admin.CoreV1().Services(s.ns).Create(s.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+	svc, err := world.Admin.CoreV1().Services(s.NS).Create(s.Context(),
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -69,7 +73,7 @@ func (s *space) service(name, app string, change func(*corev1.ServiceSpec)) *cor
 func (s *space) fetch(pod, address string) string {
 	s.Helper()
 	// busybox' wget has no working timeout: the pod's own clock ends it.
-	out, _, _ := s.try("exec", pod, "--", "timeout", "3", "wget", "-qO-", "http://"+address+"/")
+	out, _, _ := s.Try("exec", pod, "--", "timeout", "3", "wget", "-qO-", "http://"+address+"/")
 	return strings.TrimSpace(out)
 }
 
@@ -83,7 +87,7 @@ func (s *space) answersAll(what string, ask func() string, want ...string) {
 	if len(want) > 1 {
 		row = 4 * len(want)
 	}
-	s.eventually(fmt.Sprintf("%s is answered by %v and nobody else", what, want), func(context.Context) error {
+	s.Eventually(fmt.Sprintf("%s is answered by %v and nobody else", what, want), func(context.Context) error {
 		var got []string
 		for len(got) < row {
 			got = append(got, ask())
@@ -225,11 +229,11 @@ func TestAServiceReachesItsPodsOnOtherCells(t *testing.T) {
 	sticky := s.service("sticky", "web", func(spec *corev1.ServiceSpec) { spec.SessionAffinity = corev1.ServiceAffinityClientIP })
 	alone := s.service("alone", "none", nil)
 	for _, name := range []string{"a", "b"} {
-		s.apply(answerer(name, "web", ""))
+		s.Apply(answerer(name, "web", ""))
 	}
-	s.apply(sleeper("client"))
-	client, a := s.waitReady("client"), s.waitReady("a")
-	s.waitReady("b")
+	s.Apply(sleeper("client"))
+	client, a := s.WaitReady("client"), s.WaitReady("a")
+	s.WaitReady("b")
 
 	s.answersAll("the cluster IP, from a third cell", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a", "b")
 	s.answersAll("the cluster IP, from one of its own pods", func() string { return s.fetch("a", web.Spec.ClusterIP) }, "a", "b")
@@ -251,14 +255,22 @@ func TestAServiceReachesItsPodsOnOtherCells(t *testing.T) {
 			t.Fatalf("with session affinity %q answered after %q", got, first)
 		}
 	}
-	if got := s.fetch("client", alone.Spec.ClusterIP); got != "" {
-		t.Fatalf("a Service without pods was answered by %q", got)
-	}
+	s.Never("a Service without pods answers", func(context.Context) error {
+		if got := s.fetch("client", alone.Spec.ClusterIP); got != "" {
+			return fmt.Errorf("it was %q", got)
+		}
+		return nil
+	}, func(context.Context) error {
+		if got := s.fetch("client", web.Spec.ClusterIP); got == "" {
+			return errors.New("the Service with pods does not answer")
+		}
+		return nil
+	})
 
 	// A pod that goes is no longer asked, one that comes is.
-	s.kubectl("delete", "pod", "b", "--wait=false")
-	s.apply(answerer("c", "web", ""))
-	s.waitReady("c")
+	s.Kubectl("delete", "pod", "b", "--wait=false")
+	s.Apply(answerer("c", "web", ""))
+	s.WaitReady("c")
 	s.waitGone("b")
 	s.answersAll("the cluster IP after a change", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a", "c")
 }
@@ -267,8 +279,8 @@ func TestAPodReachesItselfThroughItsService(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	web := s.service("web", "web", nil)
-	s.apply(answerer("a", "web", ""))
-	s.waitReady("a")
+	s.Apply(answerer("a", "web", ""))
+	s.WaitReady("a")
 	s.answersAll("the cluster IP, from its only pod", func() string { return s.fetch("a", web.Spec.ClusterIP) }, "a")
 }
 
@@ -278,10 +290,11 @@ func TestAPodsServicesWorkFromItsFirstMoment(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	web := s.service("web", "web", nil)
-	s.apply(answerer("a", "web", ""))
-	s.waitReady("a")
-	s.eventually("pod a is an endpoint", func(ctx context.Context) error {
-		list, err := world.Admin.DiscoveryV1().EndpointSlices(s.ns).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=web"})
+	s.Apply(answerer("a", "web", ""))
+	s.WaitReady("a")
+	s.Eventually("pod a is an endpoint", func(ctx context.Context) error {
+		list, err := world.Admin.DiscoveryV1().EndpointSlices(s.NS).List(ctx,
+			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=web"})
 		if err != nil {
 			return err
 		}
@@ -294,21 +307,21 @@ func TestAPodsServicesWorkFromItsFirstMoment(t *testing.T) {
 		}
 		return errors.New("it is not")
 	})
-	s.apply(bare("once", `  restartPolicy: Never
+	s.Apply(bare("once", `  restartPolicy: Never
   containers:
   - {name: main, image: 'busybox:1.36', command: [wget, -qO-, 'http://`+web.Spec.ClusterIP+`/']}
 `))
-	s.waitPod("once", "has Succeeded", hasPhase(corev1.PodSucceeded))
+	s.WaitPod("once", "has Succeeded", namespace.HasPhase(corev1.PodSucceeded))
 }
 
 func TestAPodReachesTheAPIServerByItsServiceWithItsToken(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(sleeper("client"))
-	s.waitReady("client")
+	s.Apply(sleeper("client"))
+	s.WaitReady("client")
 	const mounted = "/var/run/secrets/kubernetes.io/serviceaccount/"
-	token, authority := s.kubectl("exec", "client", "--", "cat", mounted+"token"), s.kubectl("exec", "client", "--", "cat", mounted+"ca.crt")
-	address := strings.TrimSpace(s.kubectl("exec", "client", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT"))
+	token, authority := s.Kubectl("exec", "client", "--", "cat", mounted+"token"), s.Kubectl("exec", "client", "--", "cat", mounted+"ca.crt")
+	address := strings.TrimSpace(s.Kubectl("exec", "client", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT"))
 	config := &rest.Config{Host: "https://" + address, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAData: []byte(authority)}}
 	config.Dial = func(context.Context, string, string) (conn net.Conn, err error) {
 		// This image has no TLS that the API server takes: the test speaks it.
@@ -319,9 +332,9 @@ func TestAPodReachesTheAPIServerByItsServiceWithItsToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.eventually("the API server answers a pod", func(ctx context.Context) error {
+	s.Eventually("the API server answers a pod", func(ctx context.Context) error {
 		review, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-		if err == nil && review.Status.UserInfo.Username != "system:serviceaccount:"+s.ns+":default" {
+		if err == nil && review.Status.UserInfo.Username != "system:serviceaccount:"+s.NS+":default" {
 			err = fmt.Errorf("the pod is %q to it", review.Status.UserInfo.Username)
 		}
 		return err
@@ -331,7 +344,7 @@ func TestAPodReachesTheAPIServerByItsServiceWithItsToken(t *testing.T) {
 func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(labelled(bare("a", `  containers:
+	s.Apply(labelled(bare("a", `  containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'mkdir /tmp/www; echo a > /tmp/www/index.html; exec httpd -f -p 8080 -h /tmp/www']
@@ -341,9 +354,9 @@ func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
     - {containerPort: 9000, hostPort: 7090, protocol: UDP}
     - {containerPort: 8080, hostPort: 7081, hostIP: 127.0.0.9}
 `), "a", "web"))
-	s.apply(sleeper("client"))
-	pod := s.waitReady("a")
-	s.waitReady("client")
+	s.Apply(sleeper("client"))
+	pod := s.WaitReady("a")
+	s.WaitReady("client")
 	ip := pod.Status.HostIP
 	s.answersAll("the hostPort, from this host", func() string { return fromHost(at(ip, 7080)) }, "a")
 	s.answersAll("the hostPort, from another cell", func() string { return s.fetch("client", at(ip, 7080)) }, "a")
@@ -362,13 +375,22 @@ func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
 		for from, dial := range map[string]func(context.Context, string, string) (net.Conn, error){
 			"this host": new(net.Dialer).DialContext, "another cell": s.machine("client").dial,
 		} {
-			conn, err := dial(t.Context(), "tcp", address)
-			if err == nil {
-				conn.Close()
-			}
-			if !errors.Is(err, syscall.ECONNREFUSED) {
-				t.Errorf("%s, at the cell's address from %s: %v; want it refused", what, from, err)
-			}
+			s.Never(what+", at the cell's address from "+from, func(ctx context.Context) error {
+				conn, err := dial(ctx, "tcp", address)
+				if err == nil {
+					conn.Close()
+				}
+				if !errors.Is(err, syscall.ECONNREFUSED) {
+					return fmt.Errorf("%w; want it refused", cmp.Or(err, errors.New("it is connected")))
+				}
+				return nil
+			}, func(ctx context.Context) error {
+				conn, err := dial(ctx, "tcp", at(ip, 7080))
+				if err != nil {
+					return err
+				}
+				return conn.Close()
+			})
 		}
 	}
 }
@@ -378,10 +400,10 @@ func TestAHostNetworkPodReachesServices(t *testing.T) {
 	s := newSpace(t)
 	web := s.service("web", "web", nil)
 	host := s.service("host", "host", nil)
-	s.apply(answerer("a", "web", ""))
-	s.apply(answerer("h", "host", "  hostNetwork: true\n"))
-	s.waitReady("a")
-	s.waitReady("h")
+	s.Apply(answerer("a", "web", ""))
+	s.Apply(answerer("h", "host", "  hostNetwork: true\n"))
+	s.WaitReady("a")
+	s.WaitReady("h")
 	s.answersAll("a Service, from a pod with hostNetwork", func() string { return s.fetch("h", web.Spec.ClusterIP) }, "a")
 	s.answersAll("the Service of a pod with hostNetwork", func() string { return s.fetch("a", host.Spec.ClusterIP) }, "h")
 }
@@ -394,17 +416,18 @@ func TestInternalTrafficPolicyLocalMeansTheVirtualNode(t *testing.T) {
 	web := s.service("web", "web", func(spec *corev1.ServiceSpec) { spec.InternalTrafficPolicy = &local })
 	// An endpoint on another node, which nobody may be sent to.
 	elsewhere, ready, port, name := "another-node", true, int32(8080), "http"
-	if _, err := world.Admin.DiscoveryV1().EndpointSlices(s.ns).Create(s.Context(), &discoveryv1.EndpointSlice{
+	if _, err := world.Admin.DiscoveryV1().EndpointSlices(s.NS).Create(s.Context(), &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: "elsewhere", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, NodeName: &elsewhere, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, NodeName: &elsewhere,
+			Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.apply(answerer("a", "web", ""))
-	s.apply(sleeper("client"))
-	s.waitReady("a")
-	s.waitReady("client")
+	s.Apply(answerer("a", "web", ""))
+	s.Apply(sleeper("client"))
+	s.WaitReady("a")
+	s.WaitReady("client")
 	s.answersAll("the cluster IP", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a")
 	for range 8 {
 		if got := s.fetch("client", web.Spec.ClusterIP); got != "a" {
@@ -418,10 +441,10 @@ func TestInternalTrafficPolicyLocalMeansTheVirtualNode(t *testing.T) {
 func TestTopologyHintsKeepRequestsInTheZone(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(answerer("a", "web", ""))
-	s.apply(sleeper("client"))
-	s.waitReady("a")
-	s.waitReady("client")
+	s.Apply(answerer("a", "web", ""))
+	s.Apply(sleeper("client"))
+	s.WaitReady("a")
+	s.WaitReady("client")
 	node, err := world.Admin.CoreV1().Nodes().Get(s.Context(), "kip-0", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -430,7 +453,7 @@ func TestTopologyHintsKeepRequestsInTheZone(t *testing.T) {
 	if zone == "" {
 		t.Fatalf("node kip-0 has no label %s: %v", corev1.LabelTopologyZone, node.Labels)
 	}
-	pod, err := s.pod(s.Context(), "a")
+	pod, err := s.Pod(s.Context(), "a")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -442,11 +465,12 @@ func TestTopologyHintsKeepRequestsInTheZone(t *testing.T) {
 			Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}},
 		}
 	}
-	if _, err := world.Admin.DiscoveryV1().EndpointSlices(s.ns).Create(s.Context(), &discoveryv1.EndpointSlice{
+	if _, err := world.Admin.DiscoveryV1().EndpointSlices(s.NS).Create(s.Context(), &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: "zonal-by-hand", Labels: map[string]string{discoveryv1.LabelServiceName: "zonal"}},
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
 		// Nobody is at the other's addresses: a request that went there would have no answer.
-		Endpoints: []discoveryv1.Endpoint{endpoint(pod.Status.PodIP, zone), endpoint("192.0.2.1", "elsewhere"), endpoint("192.0.2.2", "elsewhere"), endpoint("192.0.2.3", "elsewhere")},
+		Endpoints: []discoveryv1.Endpoint{endpoint(pod.Status.PodIP, zone), endpoint("192.0.2.1", "elsewhere"),
+			endpoint("192.0.2.2", "elsewhere"), endpoint("192.0.2.3", "elsewhere")},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -491,10 +515,10 @@ func TestServicesGoOnWhenKubeProxyIsKilled(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	web := s.service("web", "web", nil)
-	s.apply(answerer("a", "web", ""))
-	s.apply(sleeper("client"))
-	s.waitReady("a")
-	s.waitReady("client")
+	s.Apply(answerer("a", "web", ""))
+	s.Apply(sleeper("client"))
+	s.WaitReady("a")
+	s.WaitReady("client")
 	s.answersAll("the cluster IP", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a")
 	m := s.machine("client")
 	killed := m.kubeProxy(t)
@@ -509,15 +533,15 @@ func TestServicesGoOnWhenKubeProxyIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.answersAll("the cluster IP, just after", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a")
-	s.eventually("another kube-proxy runs", func(context.Context) error {
+	s.Eventually("another kube-proxy runs", func(context.Context) error {
 		if pid := m.kubeProxy(t); pid == 0 || pid == killed {
 			return fmt.Errorf("it is process %d", pid)
 		}
 		return nil
 	})
 	// It has the pods that came since.
-	s.apply(answerer("b", "web", ""))
-	s.waitReady("b")
+	s.Apply(answerer("b", "web", ""))
+	s.WaitReady("b")
 	s.answersAll("the cluster IP, after a change", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a", "b")
 }
 
@@ -529,36 +553,39 @@ func TestPodsFindServicesByName(t *testing.T) {
 		t.Fatal(err)
 	}
 	ip := dns.Spec.ClusterIP
-	s.apply(labelled(sleeper("client"), "client", "client"))
-	s.apply(bare("own", `  dnsPolicy: None
+	s.Apply(labelled(sleeper("client"), "client", "client"))
+	s.Apply(bare("own", `  dnsPolicy: None
   dnsConfig: {nameservers: [192.0.2.53], searches: [example.org], options: [{name: ndots, value: "2"}]}
   containers:
   - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
 `))
-	s.apply(bare("default", `  dnsPolicy: Default
+	s.Apply(bare("default", `  dnsPolicy: Default
   containers:
   - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
 `))
 	for _, pod := range []string{"client", "own", "default"} {
-		s.waitReady(pod)
+		s.WaitReady(pod)
 	}
-	conf := s.kubectl("exec", "client", "--", "cat", "/etc/resolv.conf")
-	for _, want := range []string{"nameserver " + ip + "\n", "search " + s.ns + ".svc.cluster.local svc.cluster.local cluster.local", "ndots:5"} {
+	conf := s.Kubectl("exec", "client", "--", "cat", "/etc/resolv.conf")
+	for _, want := range []string{"nameserver " + ip + "\n", "search " + s.NS + ".svc.cluster.local svc.cluster.local cluster.local",
+		"ndots:5"} {
 		if !strings.Contains(conf, want) {
 			t.Errorf("resolv.conf of a pod with dnsPolicy ClusterFirst lacks %q:\n%s", want, conf)
 		}
 	}
-	if conf := s.kubectl("exec", "own", "--", "cat", "/etc/resolv.conf"); conf != "search example.org\nnameserver 192.0.2.53\noptions ndots:2\n" {
+	if conf := s.Kubectl("exec", "own", "--", "cat",
+		"/etc/resolv.conf"); conf != "search example.org\nnameserver 192.0.2.53\noptions ndots:2\n" {
 		t.Errorf("resolv.conf of a pod with dnsPolicy None is\n%s", conf)
 	}
 	// That of its machine, which provider.yaml says.
-	if conf := s.kubectl("exec", "default", "--", "cat", "/etc/resolv.conf"); !strings.HasPrefix(conf, "nameserver ") || strings.Contains(conf, ip) || strings.Contains(conf, "search "+s.ns) {
+	if conf := s.Kubectl("exec", "default", "--", "cat", "/etc/resolv.conf"); !strings.HasPrefix(conf, "nameserver ") ||
+		strings.Contains(conf, ip) || strings.Contains(conf, "search "+s.NS) {
 		t.Errorf("resolv.conf of a pod with dnsPolicy Default is\n%s", conf)
 	}
 	lookup := func(name, want string) {
 		t.Helper()
-		s.eventually(name+" is found", func(ctx context.Context) error {
-			out, _, errs := s.attempt(ctx, "exec", "client", "--", "nslookup", name)
+		s.Eventually(name+" is found", func(ctx context.Context) error {
+			out, _, errs := s.Attempt(ctx, "exec", "client", "--", "nslookup", name)
 			if !strings.Contains(out, want) {
 				return fmt.Errorf("the answer is %q %q, want %q in it", out, errs, want)
 			}
@@ -570,11 +597,11 @@ func TestPodsFindServicesByName(t *testing.T) {
 	s.service("other", "", func(spec *corev1.ServiceSpec) {
 		*spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "kubernetes.default.svc.cluster.local"}
 	})
-	s.apply(answerer("a", "web", ""))
-	a := s.waitReady("a")
-	lookup("web."+s.ns+".svc.cluster.local", web.Spec.ClusterIP)
-	lookup("headless."+s.ns+".svc.cluster.local", a.Status.PodIP)
-	lookup("other."+s.ns+".svc.cluster.local", "kubernetes.default.svc.cluster.local")
+	s.Apply(answerer("a", "web", ""))
+	a := s.WaitReady("a")
+	lookup("web."+s.NS+".svc.cluster.local", web.Spec.ClusterIP)
+	lookup("headless."+s.NS+".svc.cluster.local", a.Status.PodIP)
+	lookup("other."+s.NS+".svc.cluster.local", "kubernetes.default.svc.cluster.local")
 	if got := s.fetch("client", "web"); got != "a" {
 		t.Errorf("http://web/ was answered by %q", got)
 	}

@@ -9,8 +9,10 @@ import (
 	"testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloud/host"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/test/namespace"
 )
 
 // standby returns the cells that no pod has.
@@ -21,7 +23,7 @@ func standby(ctx context.Context) (map[string]apiv1.Cell, error) {
 	}
 	cells := map[string]apiv1.Cell{}
 	for _, item := range list.Items {
-		cell, err := asCell(&item)
+		cell, err := namespace.AsCell(&item)
 		if err != nil {
 			return nil, err
 		}
@@ -35,7 +37,7 @@ func standby(ctx context.Context) (map[string]apiv1.Cell, error) {
 // waitStandby waits for a full pool of ready cells and returns them.
 func (s *space) waitStandby(n int) (ready map[string]apiv1.Cell) {
 	s.Helper()
-	s.eventually(fmt.Sprintf("%d standby cells are ready", n), func(ctx context.Context) (err error) {
+	s.Eventually(fmt.Sprintf("%d standby cells are ready", n), func(ctx context.Context) (err error) {
 		if ready, err = standby(ctx); err != nil {
 			return err
 		}
@@ -58,8 +60,8 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "small", "count": 2}}})
 	kept := s.waitStandby(2)
 
-	s.apply(sleeper("a"))
-	s.waitReady("a")
+	s.Apply(sleeper("a"))
+	s.WaitReady("a")
 	taken := s.cellOf("a")
 	if _, was := kept[taken.Name]; !was {
 		t.Fatalf("pod a runs on cell %s, none of the standby cells", taken.Name)
@@ -74,10 +76,10 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 	}
 
 	// A pod of another size gets a cell of its own.
-	s.apply(bare("b", `  containers:
+	s.Apply(bare("b", `  containers:
   - {name: main, image: "busybox:1.36", command: [sleep, "1000"], resources: {requests: {memory: 1500Mi}}}
 `))
-	s.waitReady("b")
+	s.WaitReady("b")
 	if _, is := again[s.cellOf("b").Name]; is {
 		t.Fatal("a pod that needs more was put on a standby cell")
 	}
@@ -87,8 +89,8 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 	startKip(t)
 	// What the dead Kip left in the API is there at once; what the new one does with
 	// it is seen when a pod takes a cell.
-	s.apply(sleeper("c"))
-	s.waitReady("c")
+	s.Apply(sleeper("c"))
+	s.WaitReady("c")
 	third := s.cellOf("c").Name
 	if _, was := again[third]; !was {
 		t.Errorf("pod c runs on cell %s, which is new after a restart: the standby cells were %v", third, again)
@@ -107,7 +109,7 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 	}
 
 	restore()
-	s.eventually("the standby cells are gone", func(ctx context.Context) error {
+	s.Eventually("the standby cells are gone", func(ctx context.Context) error {
 		left, err := standby(ctx)
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("%d are left", len(left))
@@ -121,9 +123,9 @@ func TestAStoppedStandbyCellStartsForItsPod(t *testing.T) {
 	s := newSpace(t)
 	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "small", "count": 1, "stopped": true}}})
 	kept := s.waitStandby(1)
-	s.eventually("its machine has no process", func(context.Context) error {
+	s.Eventually("its machine has no process", func(context.Context) error {
 		for _, cell := range kept {
-			side, err := local.Inspect(localCloud(), cell.Status.InstanceID)
+			side, err := host.Inspect(localCloud(), cell.Status.InstanceID)
 			if err != nil {
 				return err
 			}
@@ -133,12 +135,12 @@ func TestAStoppedStandbyCellStartsForItsPod(t *testing.T) {
 		}
 		return nil
 	})
-	s.apply(sleeper("a"))
-	s.waitReady("a")
+	s.Apply(sleeper("a"))
+	s.WaitReady("a")
 	if _, was := kept[s.cellOf("a").Name]; !was {
 		t.Fatalf("pod a runs on cell %s, not on the standby cell", s.cellOf("a").Name)
 	}
 	restore()
-	s.kubectl("delete", "pod", "a", "--wait=false")
+	s.Kubectl("delete", "pod", "a", "--wait=false")
 	s.waitGone("a")
 }

@@ -23,10 +23,10 @@ func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
 	etcd := serveEtcd(t)
 	k := runKip(t, func(provider map[string]any) { etcd.use(t, provider) })
 	s.waitLeads(k)
-	s.apply(counting("a"))
-	s.apply(sleeper("deleted"))
-	before := map[string]*corev1.Pod{"a": s.waitReady("a")}
-	s.waitReady("deleted")
+	s.Apply(counting("a"))
+	s.Apply(sleeper("deleted"))
+	before := map[string]*corev1.Pod{"a": s.WaitReady("a")}
+	s.WaitReady("deleted")
 	m, counted := s.machine("a"), s.counts("a", 0)
 	s.waitReadyz(k, 200)
 
@@ -40,9 +40,9 @@ func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
 	if code, text, err := k.Get(t.Context(), "/healthz"); err != nil || code != 200 {
 		t.Errorf("/healthz answers %d: %s, %v; a Kip that is started again cannot do more", code, text, err)
 	}
-	s.apply(sleeper("created"))
-	s.kubectl("delete", "pod", "deleted", "--wait=false")
-	s.eventually("the outage is over", func(context.Context) error {
+	s.Apply(sleeper("created"))
+	s.Kubectl("delete", "pod", "deleted", "--wait=false")
+	s.Eventually("the outage is over", func(context.Context) error {
 		if err := syscall.Kill(m.pid, 0); err != nil {
 			t.Fatalf("the machine of pod a: %v", err)
 		}
@@ -57,7 +57,7 @@ func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
 	etcd.Start(t)
 	again := time.Now()
 	s.waitReadyz(k, 200)
-	s.waitReady("created")
+	s.WaitReady("created")
 	s.waitGone("deleted")
 	t.Logf("%.1f s after etcd was back all was done", time.Since(again).Seconds())
 	s.allUnmoved(before)
@@ -93,10 +93,10 @@ func TestAFullDiskUnderKipStopsNothingThatRuns(t *testing.T) {
 		provider["etcd"] = map[string]any{"internal": map[string]any{"dataDir": filepath.Join(disk, "data")}}
 	})
 	s.waitWorks(k, filepath.Join(disk, "data", "kip.sock"))
-	s.apply(counting("a"))
-	s.apply(sleeper("deleted"))
-	before := map[string]*corev1.Pod{"a": s.waitReady("a")}
-	s.waitReady("deleted")
+	s.Apply(counting("a"))
+	s.Apply(sleeper("deleted"))
+	before := map[string]*corev1.Pod{"a": s.WaitReady("a")}
+	s.WaitReady("deleted")
 	counted := s.counts("a", 0)
 
 	ballast := filepath.Join(disk, "ballast")
@@ -106,7 +106,7 @@ func TestAFullDiskUnderKipStopsNothingThatRuns(t *testing.T) {
 	}
 	defer f.Close()
 	var room unix.Statfs_t
-	s.eventually("the disk is full", func(context.Context) error {
+	s.Eventually("the disk is full", func(context.Context) error {
 		if err := unix.Statfs(disk, &room); err != nil {
 			return err
 		}
@@ -121,9 +121,9 @@ func TestAFullDiskUnderKipStopsNothingThatRuns(t *testing.T) {
 		return errors.Join(err, errors.New("there was room"))
 	})
 	t.Logf("/readyz says\n%s", s.waitReadyz(k, 500, "[-]store failed: ", "0 MiB left"))
-	s.apply(sleeper("created"))
+	s.Apply(sleeper("created"))
 	s.waitEvent("created", "CellNotRequested", "0 MiB left")
-	s.kubectl("delete", "pod", "deleted", "--wait=false")
+	s.Kubectl("delete", "pod", "deleted", "--wait=false")
 	s.allUnmoved(before) // exec works
 
 	if err := os.Remove(ballast); err != nil {
@@ -133,7 +133,7 @@ func TestAFullDiskUnderKipStopsNothingThatRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.waitReadyz(k, 200)
-	s.waitReady("created")
+	s.WaitReady("created")
 	s.waitGone("deleted")
 	s.allUnmoved(before)
 	s.counts("a", counted)

@@ -14,19 +14,22 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/elotl/kip/test/namespace"
 )
 
 func TestExecReturnsTheExitCodeAndPassesStreams(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(sleeper("a"))
-	s.waitReady("a")
-	if out, code, errs := s.try("exec", "a", "--", "sh", "-c", "echo out; echo err >&2; exit 7"); code != 7 || out != "out\n" || !strings.HasPrefix(errs, "err\n") {
+	s.Apply(sleeper("a"))
+	s.WaitReady("a")
+	if out, code, errs := s.Try("exec", "a", "--", "sh", "-c", "echo out; echo err >&2; exit 7"); code != 7 || out != "out\n" ||
+		!strings.HasPrefix(errs, "err\n") {
 		t.Errorf("exit %d, out %q, err %q; want 7, out, err", code, out, errs)
 	}
-	cmd := s.command(t.Context(), "exec", "-i", "a", "--", "md5sum")
+	cmd := s.Command(t.Context(), "exec", "-i", "a", "--", "md5sum")
 	cmd.Stdin = bytes.NewReader(bytes.Repeat([]byte("0123456789abcdef"), 1<<16)) // 1 MiB
-	out, errs, err := run(cmd)
+	out, errs, err := namespace.Run(cmd)
 	if err != nil || out != "14d785daab3823736c981ca82a750c98  -\n" {
 		t.Errorf("1 MiB through stdin: %q %q %v", out, errs, err)
 	}
@@ -35,29 +38,29 @@ func TestExecReturnsTheExitCodeAndPassesStreams(t *testing.T) {
 func TestLogsTakeTheirOptions(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(bare("a", `  containers:
+	s.Apply(bare("a", `  containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'for i in 1 2 3 4 5; do echo line $i; done; trap "exit 0" TERM; while [ ! -e /go ]; do sleep 0.1; done; echo line 6; while :; do sleep 0.1; done']
 `))
-	s.waitReady("a")
-	if got := s.kubectl("logs", "a", "--tail=2"); got != "line 4\nline 5\n" {
+	s.WaitReady("a")
+	if got := s.Kubectl("logs", "a", "--tail=2"); got != "line 4\nline 5\n" {
 		t.Errorf("--tail=2: %q", got)
 	}
-	if got := s.kubectl("logs", "a", "--limit-bytes=6"); got != "line 1" {
+	if got := s.Kubectl("logs", "a", "--limit-bytes=6"); got != "line 1" {
 		t.Errorf("--limit-bytes=6: %q", got)
 	}
 	stamped := regexp.MustCompile(`(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+\S+ line \d$`)
-	if got := s.kubectl("logs", "a", "--timestamps"); len(stamped.FindAllString(got, -1)) != 5 {
+	if got := s.Kubectl("logs", "a", "--timestamps"); len(stamped.FindAllString(got, -1)) != 5 {
 		t.Errorf("--timestamps: %q", got)
 	}
-	if got := s.kubectl("logs", "a", "--since-time=2100-01-01T00:00:00Z"); got != "" {
+	if got := s.Kubectl("logs", "a", "--since-time=2100-01-01T00:00:00Z"); got != "" {
 		t.Errorf("--since-time in the future: %q", got)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	follow := s.command(ctx, "logs", "-f", "a")
+	follow := s.Command(ctx, "logs", "-f", "a")
 	pipe, err := follow.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -68,13 +71,13 @@ func TestLogsTakeTheirOptions(t *testing.T) {
 	lines := bufio.NewScanner(pipe)
 	for i := 1; i <= 6; i++ {
 		if i == 6 {
-			s.kubectl("exec", "a", "--", "touch", "/go")
+			s.Kubectl("exec", "a", "--", "touch", "/go")
 		}
 		if !lines.Scan() || lines.Text() != fmt.Sprintf("line %d", i) {
 			t.Fatalf("followed %q, want line %d", lines.Text(), i)
 		}
 	}
-	s.kubectl("delete", "pod", "a", "--wait=false")
+	s.Kubectl("delete", "pod", "a", "--wait=false")
 	for lines.Scan() {
 		t.Errorf("one line too many: %q", lines.Text())
 	}
@@ -86,14 +89,14 @@ func TestLogsTakeTheirOptions(t *testing.T) {
 func TestAttachReachesTheContainersStdin(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(bare("a", `  restartPolicy: Never
+	s.Apply(bare("a", `  restartPolicy: Never
   containers:
   - {name: main, image: 'busybox:1.36', command: [sh, -c, 'read x; echo got $x'], stdin: true, stdinOnce: true}
 `))
-	s.waitReady("a")
-	cmd := s.command(t.Context(), "attach", "-i", "a")
+	s.WaitReady("a")
+	cmd := s.Command(t.Context(), "attach", "-i", "a")
 	cmd.Stdin = strings.NewReader("apples\n")
-	if out, errs, err := run(cmd); err != nil || !strings.Contains(out, "got apples") {
+	if out, errs, err := namespace.Run(cmd); err != nil || !strings.Contains(out, "got apples") {
 		t.Fatalf("attach: %q %q %v", out, errs, err)
 	}
 }
@@ -101,11 +104,11 @@ func TestAttachReachesTheContainersStdin(t *testing.T) {
 func TestPortForwardReachesThePod(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(webServer("a", "", "forwarded"))
-	s.waitReady("a")
+	s.Apply(webServer("a", "", "forwarded"))
+	s.WaitReady("a")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	cmd := s.command(ctx, "port-forward", "a", ":8080")
+	cmd := s.Command(ctx, "port-forward", "a", ":8080")
 	pipe, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -138,16 +141,16 @@ func TestPortForwardReachesThePod(t *testing.T) {
 func TestCopyGoesBothWays(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(sleeper("a"))
-	s.waitReady("a")
+	s.Apply(sleeper("a"))
+	s.WaitReady("a")
 	dir := t.TempDir()
 	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
 	data := bytes.Repeat([]byte("kip\n"), 1<<16)
 	if err := os.WriteFile(from, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.kubectl("cp", from, "a:/copied")
-	s.kubectl("cp", "a:/copied", to)
+	s.Kubectl("cp", from, "a:/copied")
+	s.Kubectl("cp", "a:/copied", to)
 	if got, err := os.ReadFile(to); err != nil || !bytes.Equal(got, data) {
 		t.Fatalf("%d bytes came back, %v; want %d", len(got), err, len(data))
 	}

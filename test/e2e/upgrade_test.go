@@ -23,8 +23,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/elotl/kip/internal/cellimage"
+	"github.com/elotl/kip/image"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // older is the folder of the programs of an older Kip and its agent.
@@ -49,7 +50,7 @@ func older(t *testing.T) string {
 // olderRoot makes the root of cells with the older agent.
 func olderRoot(t *testing.T, older string) string {
 	t.Helper()
-	programs, err := cellimage.HostPrograms()
+	programs, err := image.HostPrograms()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,10 +58,10 @@ func olderRoot(t *testing.T, older string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	programs[cellimage.Portmap] = world.Tool("portmap")
+	programs[image.Portmap] = world.Tool("portmap")
 	root := filepath.Join(t.TempDir(), "root")
 	agent := func(name string) string { return filepath.Join(older, name) }
-	if err := cellimage.Build(t.Context(), cellimage.Options{
+	if err := image.Build(t.Context(), image.Options{
 		Dir: root, Itzo: agent("itzo"), ItzoContainerd: agent("itzo-containerd"), ItzoLite: agent("itzo-lite"),
 		Runc: world.Tool("runc"), Pause: world.Tool("pause"), Busybox: busybox, Programs: programs,
 	}); err != nil {
@@ -92,15 +93,15 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 	olderVersion := kipVersion(t, socket)
 
 	before := map[string]*corev1.Pod{}
-	s.apply(counting("counter"))
+	s.Apply(counting("counter"))
 	for i := range 6 {
-		s.apply(sleeper(fmt.Sprint("kept-", i)))
+		s.Apply(sleeper(fmt.Sprint("kept-", i)))
 	}
-	before["counter"] = s.waitReady("counter")
+	before["counter"] = s.WaitReady("counter")
 	counted := s.counts("counter", 0)
 	for i := range 6 {
 		name := fmt.Sprint("kept-", i)
-		before[name] = s.waitReady(name)
+		before[name] = s.WaitReady(name)
 	}
 
 	// Two at a time come, and two of three go again, when they run or before,
@@ -129,7 +130,7 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 	// Also when the test gives up: what runs on must not report to it.
 	t.Cleanup(func() { stop(); churn.Wait() })
 	for upgrade := range 2 {
-		s.eventually("pods come and go", func(context.Context) error {
+		s.Eventually("pods come and go", func(context.Context) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if n := len(kept) + len(deleted); n < 3*(upgrade+1) {
@@ -152,7 +153,7 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 	t.Logf("%d pods were created, %d of them deleted", len(kept)+len(deleted), len(deleted))
 
 	for name := range kept {
-		if c := firstContainer(s.waitReady(name)); c.RestartCount != 0 {
+		if c := firstContainer(s.WaitReady(name)); c.RestartCount != 0 {
 			t.Errorf("pod %s was started %d times again", name, c.RestartCount)
 		}
 	}
@@ -161,7 +162,7 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 	}
 	s.allUnmoved(before)
 	s.counts("counter", counted)
-	cells, err := s.cells(t.Context())
+	cells, err := s.Cells(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +186,7 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 // kipVersion is what a Kip says that it is.
 func kipVersion(t *testing.T, socket string) string {
 	t.Helper()
-	out, errs, err := run(exec.CommandContext(t.Context(), world.Tool("kipctl"), "version", "--socket", socket, "-o", "json"))
+	out, errs, err := namespace.Run(exec.CommandContext(t.Context(), world.Tool("kipctl"), "version", "--socket", socket, "-o", "json"))
 	if err != nil {
 		t.Fatalf("kipctl version: %v: %s", err, errs)
 	}
@@ -206,16 +207,16 @@ func (s *space) churn(ctx context.Context, worker, n int, tell func(name string,
 	if err := yaml.Unmarshal([]byte(sleeper(name)), &pod); err != nil {
 		return err
 	}
-	pods := world.Admin.CoreV1().Pods(s.ns)
+	pods := world.Admin.CoreV1().Pods(s.NS)
 	if _, err := pods.Create(ctx, &pod, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create pod %s: %w", name, err)
 	}
 	stays := n%3 == 0
 	tell(name, stays)
 	if n%3 != 1 { // else it goes while it waits for its cell
-		if err := poll(ctx, func(ctx context.Context) error {
-			pod, err := s.pod(ctx, name)
-			if err == nil && !isReady(pod) {
+		if err := namespace.Poll(ctx, func(ctx context.Context) error {
+			pod, err := s.Pod(ctx, name)
+			if err == nil && !namespace.IsReady(pod) {
 				err = fmt.Errorf("pod %s is %s", name, pod.Status.Phase)
 			}
 			return err

@@ -19,7 +19,7 @@ import (
 func TestVolumesAreWhatAKubeletMakesOfThem(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.apply(`apiVersion: v1
+	s.Apply(`apiVersion: v1
 kind: ConfigMap
 metadata: {name: settings}
 data: {colour: red, shape: round}
@@ -59,10 +59,10 @@ stringData: {word: sesame}
   - {name: scratch, emptyDir: {}}
   - {name: memory, emptyDir: {medium: Memory, sizeLimit: 8Mi}}
 `))
-	pod := s.waitReady("a")
+	pod := s.WaitReady("a")
 	in := func(script string) string {
 		t.Helper()
-		return strings.TrimSpace(s.kubectl("exec", "a", "--", "sh", "-c", script))
+		return strings.TrimSpace(s.Kubectl("exec", "a", "--", "sh", "-c", script))
 	}
 	for script, want := range map[string]string{
 		"echo $IP":                                pod.Status.PodIP,
@@ -82,7 +82,7 @@ stringData: {word: sesame}
 			t.Errorf("%s: %q, want %q", script, got, want)
 		}
 	}
-	if out, code, errs := s.try("exec", "a", "--", "touch", "/frozen/g"); code == 0 || !strings.Contains(errs, "Read-only file system") {
+	if out, code, errs := s.Try("exec", "a", "--", "touch", "/frozen/g"); code == 0 || !strings.Contains(errs, "Read-only file system") {
 		t.Errorf("a write to a read-only mount: exit %d %s%s", code, out, errs)
 	}
 
@@ -97,7 +97,7 @@ stringData: {word: sesame}
 	if err != nil {
 		t.Fatalf("the API server refuses the pod's token: %v", err)
 	}
-	if got, want := me.Status.UserInfo.Username, "system:serviceaccount:"+s.ns+":default"; got != want {
+	if got, want := me.Status.UserInfo.Username, "system:serviceaccount:"+s.NS+":default"; got != want {
 		t.Errorf("the token is that of %s, want %s", got, want)
 	}
 	if got := me.Status.UserInfo.Extra["authentication.kubernetes.io/node-name"]; len(got) != 1 || got[0] != harness.Node {
@@ -105,9 +105,9 @@ stringData: {word: sesame}
 	}
 
 	// Changes reach the running pod; a subPath keeps what it had.
-	s.kubectl("patch", "configmap", "settings", "-p", `{"data":{"colour":"blue","shape":"square"}}`)
-	s.kubectl("patch", "secret", "password", "-p", `{"stringData":{"word":"alohomora"}}`)
-	s.eventually("the changes are in the pod", func(context.Context) error {
+	s.Kubectl("patch", "configmap", "settings", "-p", `{"data":{"colour":"blue","shape":"square"}}`)
+	s.Kubectl("patch", "secret", "password", "-p", `{"stringData":{"word":"alohomora"}}`)
+	s.Eventually("the changes are in the pod", func(context.Context) error {
 		if got := in("cat /settings/colour /password/word"); got != "bluealohomora" {
 			return fmt.Errorf("the pod sees %q", got)
 		}

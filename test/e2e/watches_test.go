@@ -47,7 +47,7 @@ func watches(t *testing.T) map[string]int {
 // Not parallel: it counts what all cells together cost the API server.
 func TestTwentyCellsCostTheAPIServerNoMoreWatchesThanTwo(t *testing.T) {
 	s := newSpace(t)
-	s.apply(`apiVersion: apps/v1
+	s.Apply(`apiVersion: apps/v1
 kind: Deployment
 metadata: {name: d}
 spec:
@@ -61,8 +61,8 @@ spec:
       containers: [{name: main, image: 'busybox:1.36', command: [sleep, infinity]}]
 `)
 	ready := func(n int) {
-		s.eventually(fmt.Sprintf("%d pods are ready", n), func(ctx context.Context) error {
-			d, err := world.Admin.AppsV1().Deployments(s.ns).Get(ctx, "d", metav1.GetOptions{})
+		s.Eventually(fmt.Sprintf("%d pods are ready", n), func(ctx context.Context) error {
+			d, err := world.Admin.AppsV1().Deployments(s.NS).Get(ctx, "d", metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
@@ -74,7 +74,7 @@ spec:
 	}
 	ready(2)
 	few := watches(t)
-	s.kubectl("scale", "deployment/d", "--replicas=20")
+	s.Kubectl("scale", "deployment/d", "--replicas=20")
 	ready(20)
 	many := watches(t)
 	// The pods name one ConfigMap, kube-root-ca.crt, which two cells name too:

@@ -36,10 +36,14 @@ type apiServer struct {
 	lag     time.Duration                    // of watches
 	ended   map[types.UID]time.Time          // when a pod became terminal or went
 	tooOld  bool                             // the next watch is answered 410
+	cutBy   string                           // the kind of event that ended all watches last
 	// failLists and blocked are how many lists fail, and how many evictions are
 	// forbidden.
 	failLists, blocked int
-	writes             int
+	writes             int // and the requests of Kip that changed nothing
+	// forbidden are the evictions that were refused last, until they are tried
+	// again.
+	forbidden map[types.UID]time.Time
 	// fail is asked before and after the effect of each write.
 	fail func(after bool) error
 }
@@ -47,7 +51,8 @@ type apiServer struct {
 func newAPIServer(w *world) *apiServer {
 	return &apiServer{
 		w: w, pods: map[cache.ObjectName]*corev1.Pod{}, more: make(chan struct{}), cut: make(chan struct{}), ended: map[types.UID]time.Time{},
-		fail: func(bool) error { return nil },
+		forbidden: map[types.UID]time.Time{},
+		fail:      func(bool) error { return nil },
 	}
 }
 
@@ -124,7 +129,8 @@ func (s *apiServer) do(name cache.ObjectName, pre *metav1.Preconditions, edit fu
 	if before == nil {
 		return apierrors.NewNotFound(podResource, name.Name)
 	}
-	if pre != nil && (pre.UID != nil && *pre.UID != before.UID || pre.ResourceVersion != nil && *pre.ResourceVersion != before.ResourceVersion) {
+	if pre != nil && (pre.UID != nil && *pre.UID != before.UID || pre.ResourceVersion != nil &&
+		*pre.ResourceVersion != before.ResourceVersion) {
 		return apierrors.NewConflict(podResource, name.Name, errors.New("precondition failed"))
 	}
 	after := before.DeepCopy()
@@ -134,14 +140,18 @@ func (s *apiServer) do(name cache.ObjectName, pre *metav1.Preconditions, edit fu
 	return nil
 }
 
-func (s *apiServer) create(p *corev1.Pod) {
+// create says whether there was none of the name.
+func (s *apiServer) create(p *corev1.Pod) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pods[nameOf(p)] != nil {
-		return
+		return false
 	}
 	s.change(watch.Added, nil, p)
+	return true
 }
+
+var errAPI = errors.New("apiserver: the server is currently unable to handle the request")
 
 // remove is DELETE.
 func (s *apiServer) remove(name cache.ObjectName, o metav1.DeleteOptions) error {
@@ -167,31 +177,52 @@ func (s *apiServer) remove(name cache.ObjectName, o metav1.DeleteOptions) error 
 
 // client is a client of the API server that dies with its Kip.
 type client struct {
-	s    *apiServer
-	dead func() error
+	s *apiServer
+	k *kip
 	corev1client.PodInterface
+}
+
+// request counts a request of Kip that writes, whatever comes of it.
+func (c client) request(do func() error) error {
+	c.k.running(c.k.ctx)
+	if err := c.k.alive(); err != nil {
+		return err
+	}
+	c.s.mu.Lock()
+	before := c.s.writes
+	c.s.mu.Unlock()
+	err := do()
+	c.s.mu.Lock()
+	if c.s.writes == before {
+		c.s.writes++
+	}
+	c.s.mu.Unlock()
+	if errors.Is(err, errAPI) {
+		c.s.w.happened("api faults")
+	}
+	return err
 }
 
 func (c client) Pods(string) corev1client.PodInterface { return c }
 
 func (c client) UpdateStatus(_ context.Context, pod *corev1.Pod, _ metav1.UpdateOptions) (*corev1.Pod, error) {
-	if err := c.dead(); err != nil {
-		return nil, err
-	}
 	pre := &metav1.Preconditions{UID: &pod.UID}
 	if pod.ResourceVersion != "" {
 		pre.ResourceVersion = &pod.ResourceVersion
 	}
-	return nil, c.s.edit(nameOf(pod), pre, func(p *corev1.Pod) watch.EventType {
-		pod.Status.DeepCopyInto(&p.Status)
-		return watch.Modified
+	return nil, c.request(func() error {
+		return c.s.edit(nameOf(pod), pre, func(p *corev1.Pod) watch.EventType {
+			pod.Status.DeepCopyInto(&p.Status)
+			return watch.Modified
+		})
 	})
 }
 
 func (c client) Delete(_ context.Context, name string, o metav1.DeleteOptions) error {
-	if err := c.dead(); err != nil {
-		return err
-	}
+	return c.request(func() error { return c.deletes(name, o) })
+}
+
+func (c client) deletes(name string, o metav1.DeleteOptions) error {
 	w := c.s.w
 	w.mu.Lock()
 	for _, m := range w.machines {
@@ -204,10 +235,22 @@ func (c client) Delete(_ context.Context, name string, o metav1.DeleteOptions) e
 }
 
 func (c client) EvictV1(_ context.Context, e *policyv1.Eviction) error {
-	if err := c.dead(); err != nil {
-		return err
+	return c.request(func() error { return c.evicts(e) })
+}
+
+func (c client) evicts(e *policyv1.Eviction) error {
+	uid := *e.DeleteOptions.Preconditions.UID
+	c.s.mu.Lock()
+	_, again := c.s.forbidden[uid]
+	delete(c.s.forbidden, uid)
+	c.s.mu.Unlock()
+	if again {
+		c.s.w.happened("eviction tried again")
 	}
 	if c.s.takes(&c.s.blocked, "eviction blocked") {
+		c.s.mu.Lock()
+		c.s.forbidden[uid] = time.Now()
+		c.s.mu.Unlock()
 		return apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
 	}
 	return c.s.remove(cache.ObjectName{Namespace: e.Namespace, Name: e.Name}, *e.DeleteOptions)
@@ -232,11 +275,12 @@ type listerWatcher struct{ *cache.ListWatch }
 
 func (listerWatcher) IsWatchListSemanticsUnSupported() bool { return true }
 
-func (s *apiServer) listerWatcher() cache.ListerWatcher {
+func (s *apiServer) listerWatcher(k *kip) cache.ListerWatcher {
 	return listerWatcher{&cache.ListWatch{
-		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
+			k.running(ctx)
 			if s.takes(&s.failLists, "list fails") {
-				return nil, errors.New("apiserver: the server is currently unable to handle the request")
+				return nil, errAPI
 			}
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -261,7 +305,7 @@ func (s *apiServer) listerWatcher() cache.ListerWatcher {
 			}
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			f := &feed{events: make(chan watch.Event), stopped: make(chan struct{})}
+			f := &feed{kip: k, events: make(chan watch.Event), stopped: make(chan struct{})}
 			go f.run(ctx, s, int(from), s.cut)
 			return f, nil
 		},
@@ -270,6 +314,7 @@ func (s *apiServer) listerWatcher() cache.ListerWatcher {
 
 // feed is one watch: change n has resource version n.
 type feed struct {
+	kip     *kip
 	events  chan watch.Event
 	stopped chan struct{}
 	once    sync.Once
@@ -280,6 +325,14 @@ func (f *feed) Stop()                          { f.once.Do(func() { close(f.stop
 
 func (f *feed) run(ctx context.Context, s *apiServer, next int, cut <-chan struct{}) {
 	defer close(f.events)
+	ended := func() {
+		s.mu.Lock()
+		by := s.cutBy
+		s.mu.Unlock()
+		if by != "" {
+			s.w.happened(by)
+		}
+	}
 	wait := func(c <-chan struct{}) bool {
 		select {
 		case <-c:
@@ -287,6 +340,7 @@ func (f *feed) run(ctx context.Context, s *apiServer, next int, cut <-chan struc
 		case <-ctx.Done():
 		case <-f.stopped:
 		case <-cut:
+			ended()
 		}
 		return false
 	}
@@ -307,7 +361,9 @@ func (f *feed) run(ctx context.Context, s *apiServer, next int, cut <-chan struc
 			if !ok || ctx.Err() != nil {
 				return
 			}
+			s.w.happened("watch lag")
 		}
+		f.kip.running(ctx)
 		select {
 		case f.events <- log[next]:
 			next++
@@ -316,15 +372,18 @@ func (f *feed) run(ctx context.Context, s *apiServer, next int, cut <-chan struc
 		case <-f.stopped:
 			return
 		case <-cut:
+			ended()
 			return
 		}
 	}
 }
 
-// cutWatches ends all watches; informers watch again.
-func (s *apiServer) cutWatches() {
+// cutWatches ends all watches; informers watch again. That one ended counts as an
+// event of a kind, if any.
+func (s *apiServer) cutWatches(kind string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.cutBy = kind
 	close(s.cut)
 	s.cut = make(chan struct{})
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
@@ -35,6 +35,8 @@ const (
 	// interval and time limit.
 	noticed = 15 * time.Second
 	retry   = time.Second // of what failed
+	// catchUp is how long what came while Kip was paused takes to be read.
+	catchUp = 2 * time.Second
 )
 
 // machine is an instance with its agent and kubelet. world.mu guards it.
@@ -52,6 +54,9 @@ type machine struct {
 	joined     bool
 	configured bool
 	stuck      bool      // its kubelet does not end its pod
+	kept       bool      // and has not ended it
+	hung       bool      // its kubelet does nothing at all
+	missed     bool      // and Kip has missed its lease
 	started    time.Time // when its kubelet was up; zero when it is not
 	session    *session  // whose connection it has; it may be broken and not noticed
 
@@ -139,7 +144,7 @@ func (m *machine) live(ctx context.Context) {
 func (m *machine) step(ctx context.Context) time.Duration {
 	w := m.w
 	w.mu.Lock()
-	configured, up := m.configured, !m.started.IsZero()
+	configured, up := m.configured && !m.hung, !m.started.IsZero()
 	w.mu.Unlock()
 	if !configured {
 		return 0
@@ -187,6 +192,12 @@ func (m *machine) step(ctx context.Context) time.Duration {
 		w.mu.Unlock()
 		return 0
 	case pod.DeletionTimestamp != nil && m.stuck:
+		w.mu.Lock()
+		if m.running && !m.kept {
+			m.kept = true
+			w.plays["stuck"]++
+		}
+		w.mu.Unlock()
 		return 0
 	case pod.DeletionTimestamp != nil:
 		if m.running && !sleep(ctx, containerStop) {
@@ -218,6 +229,7 @@ func (m *machine) containers() {
 	}
 	code := *m.exit
 	m.exit = nil
+	m.w.plays["exit"]++
 	policy := m.w.policies[m.pod]
 	switch {
 	case policy == corev1.RestartPolicyAlways, policy == corev1.RestartPolicyOnFailure && code != 0:
@@ -251,7 +263,7 @@ func (m *machine) report(ctx context.Context, pod *corev1.Pod) time.Duration {
 	w := m.w
 	w.mu.Lock()
 	s, status, restarts, id := m.session, m.status, m.restarts, "containerd://"+m.id
-	flows := s != nil && s.flows() && s.kip.alive() == nil
+	flows := s != nil && s.flows() && !m.hung && s.kip.alive() == nil
 	w.mu.Unlock()
 	if !flows {
 		return retry
@@ -280,7 +292,8 @@ func (m *machine) report(ctx context.Context, pod *corev1.Pod) time.Duration {
 	}
 	if pod.DeletionTimestamp != nil {
 		zero := int64(0)
-		if err := w.api.remove(m.name, metav1.DeleteOptions{GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &m.pod}}); err != nil {
+		if err := w.api.remove(m.name, metav1.DeleteOptions{GracePeriodSeconds: &zero,
+			Preconditions: &metav1.Preconditions{UID: &m.pod}}); err != nil {
 			return retry
 		}
 	}
@@ -360,18 +373,19 @@ func (a *cellAPI) Bind(namespace, name string, uid types.UID) error {
 	return nil
 }
 
-// LastHeartbeat has no timer behind it: a kubelet that is connected renews its
-// lease each ten seconds.
 // No pod of the histories has CSI volumes.
 func (a *cellAPI) CSIDrivers() ([]string, bool) { return nil, false }
 func (a *cellAPI) PluginTrouble() string        { return "" }
 
+// LastHeartbeat has no timer behind it: a kubelet that is connected renews its
+// lease each ten seconds.
 func (a *cellAPI) LastHeartbeat() time.Time {
 	a.kip.w.mu.Lock()
 	defer a.kip.w.mu.Unlock()
-	if s := a.session; s != nil && s.flows() && !s.machine.started.IsZero() {
-		started := s.machine.started
-		a.beat = started.Add(time.Since(started) / heartbeat * heartbeat)
+	a.freezeBeat()
+	if s := a.session; s != nil && s.flows() && s.machine.hung && !s.machine.missed && time.Since(a.beat) > 2*heartbeat {
+		s.machine.missed = true
+		a.kip.w.plays["kubelet hangs"]++
 	}
 	return a.beat
 }
@@ -433,8 +447,10 @@ func (s *session) run() {
 	for s.ctx.Err() == nil {
 		wait, changed, err := s.connect()
 		if err == nil {
+			s.kip.running(s.ctx)
 			s.target.OnState(true, nil)
 			s.hold()
+			s.kip.running(s.ctx)
 			err, wait = errors.New("the cell was silent"), 0
 		}
 		s.kip.w.mu.Lock()
@@ -453,9 +469,13 @@ func (s *session) run() {
 	}
 }
 
-// freezeBeat notes the last heartbeat of a connection that ends; under world.mu.
+// freezeBeat notes the last heartbeat, of a connection that ends or a Kip that stops
+// reading; under world.mu.
 func (a *cellAPI) freezeBeat() {
-	if s := a.session; s != nil && s.flows() && !s.machine.started.IsZero() {
+	if w := a.kip.w; w.paused != nil || time.Since(w.resumed) < catchUp {
+		return
+	}
+	if s := a.session; s != nil && s.flows() && !s.machine.started.IsZero() && !s.machine.hung {
 		a.beat = s.machine.started.Add(time.Since(s.machine.started) / heartbeat * heartbeat)
 	}
 }
@@ -467,6 +487,7 @@ func (s *session) connect() (wait time.Duration, changed <-chan struct{}, _ erro
 	if !sleep(s.ctx, dialTime) {
 		return 0, nil, s.ctx.Err()
 	}
+	s.kip.running(s.ctx)
 	w.mu.Lock()
 	changed = w.links
 	var m *machine
@@ -542,13 +563,14 @@ func (s *session) hold() {
 	}
 }
 
-// RoundTripper leads to the agent.
-func (s *session) RoundTripper() http.RoundTripper { return agent{s} }
+// Conn leads to the agent.
+func (s *session) Conn() agentapi.Conn { return agent{s} }
 
 type agent struct{ s *session }
 
 func (a agent) RoundTrip(r *http.Request) (*http.Response, error) {
 	s, w := a.s, a.s.kip.w
+	s.kip.running(r.Context())
 	for {
 		attached := w.attached()
 		w.mu.Lock()

@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -151,9 +154,10 @@ func (w *world) attached() map[string]string {
 	return at
 }
 
-// checkDisks looks at the invariants of disks; under mu. instances are those that
-// there truly are, by their IDs, with their cells.
-func (w *world) checkDisksLocked(disks, torn []cloud.Disk, instances map[string]string) {
+// checkDisksLocked looks at the invariants of disks; under mu. instances are those that
+// there truly are, by their IDs, with their cells. It returns how many attachments it
+// compared with a record.
+func (w *world) checkDisksLocked(disks, torn []cloud.Disk, instances map[string]string) (compared int) {
 	for _, d := range torn {
 		w.violateLocked("a disk is never detached while it is mounted: %s was taken from %s", d.ID, d.Instance)
 	}
@@ -178,6 +182,7 @@ func (w *world) checkDisksLocked(disks, torn []cloud.Disk, instances map[string]
 			continue // its instance is being ended
 		}
 		recorded := false
+		compared++
 		for _, r := range a.cell.Disks {
 			recorded = recorded || r.ID == d.ID
 		}
@@ -185,22 +190,23 @@ func (w *world) checkDisksLocked(disks, torn []cloud.Disk, instances map[string]
 			w.violateLocked("an attachment is recorded before it is made: %s is on cell %s, whose record has %v", d.ID, a.cell.ID, a.cell.Disks)
 		}
 	}
+	return compared
 }
 
-// waitsForDiskLocked says that another cell has a pod's disk.
-func (w *world) waitsForDiskLocked(p *corev1.Pod) bool {
+// waitsForDiskLocked returns the pod whose cell has a pod's disk; nil when none has.
+func (w *world) waitsForDiskLocked(p *corev1.Pod) *apiv1.PodReference {
 	disk := p.Labels[diskLabel]
 	if disk == "" {
-		return false
+		return nil
 	}
 	for _, a := range w.books.cells {
 		for _, r := range a.cell.Disks {
 			if r.ID == disk && a.cell.Pod.UID != p.UID {
-				return true
+				return &a.cell.Pod
 			}
 		}
 	}
-	return false
+	return nil
 }
 
 // The disks as one Kip has them: they die with it.
@@ -249,6 +255,9 @@ var diskScenarios = []scenario{
 		if s.phase(second) != corev1.PodPending {
 			s.violate("two pods have one disk: the second is %s", s.phase(second))
 		}
+		if s.alive() {
+			s.shows("the second waits for the disk", s.told(second, "VolumeInUse"))
+		}
 		s.delete(first)
 		s.until("the second runs", s.runs(second))
 	}},
@@ -256,7 +265,7 @@ var diskScenarios = []scenario{
 		uid := s.podOnDisk(corev1.RestartPolicyAlways, 0)
 		s.until("it runs", s.runs(uid))
 		first := s.machineOf(uid)
-		_ = s.cloud.Vanish(first)
+		s.shows("its instance vanishes", s.cloud.Vanish(first) == nil)
 		s.until("it runs elsewhere", func() bool { m := s.machineOf(uid); return m != "" && m != first && s.settled() })
 	}},
 	{name: "a disk is taken from a cell that is cut off for ever", story: func(s *stage) {
@@ -271,19 +280,27 @@ var diskScenarios = []scenario{
 	}},
 	{name: "a standby cell is given a disk", pools: []poolOf{{"small", 1, false}}, story: func(s *stage) {
 		s.until("the pool is full", s.settled)
+		standby := s.cloud.Truth()
 		uid := s.podOnDisk(corev1.RestartPolicyAlways, 0)
 		s.until("it runs", s.runs(uid))
+		on := s.machineOf(uid)
+		s.shows("its disk is mounted there", s.mountedOn(s.disks[0]) == on)
+		if s.alive() {
+			s.shows("the pod runs on a cell of the pool", slices.ContainsFunc(standby, func(i sim.Instance) bool { return i.ID == on }))
+		}
 	}},
 	{name: "a pod is deleted while its disk is another's", story: func(s *stage) {
 		other := s.cloud.Disks()[0].ID
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
 		s.until("another runs", s.runs(uid))
-		_ = s.cloud.AttachDisk(context.Background(), other, s.machineOf(uid)) // by a hand that is not Kip's
+		// By a hand that is not Kip's.
+		s.shows("the disk is attached elsewhere", s.cloud.AttachDisk(context.Background(), other, s.machineOf(uid)) == nil)
 		s.mu.Lock()
 		s.foreign = other
 		s.mu.Unlock()
 		waiting := s.podOnDisk(corev1.RestartPolicyAlways, 0)
 		s.soon(func() bool { return false })
+		s.shows("the pod does not run", s.phase(waiting) == corev1.PodPending)
 		s.delete(waiting)
 		s.until("it is gone", s.gone(waiting))
 	}},

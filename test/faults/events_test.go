@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"log/slog"
 	"maps"
 	"math"
@@ -42,14 +43,36 @@ type kind struct {
 
 var kinds = []kind{
 	{"wait", 40, (*world).pass, false},
-	{"create", 12, func(w *world, e event) { w.createPod(e.a, e.b) }, false},
-	{"burst", 2, func(w *world, e event) {
-		for n := range 3 + e.a%4 {
-			w.createPod(e.a+n, e.b)
+	{"create", 12, func(w *world, e event) {
+		if w.createPod(e.a, e.b) {
+			w.happened("create")
 		}
 	}, false},
-	{"delete", 7, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.deletePod(p, nil) }) }, false},
-	{"delete by force", 2, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.deletePod(p, new(int64(0))) }) }, false},
+	{"burst", 2, func(w *world, e event) {
+		made := 0
+		for n := range 3 + e.a%4 {
+			if w.createPod(e.a+n, e.b) {
+				made++
+			}
+		}
+		if made > 1 {
+			w.happened("burst")
+		}
+	}, false},
+	{"delete", 7, func(w *world, e event) {
+		w.withPod(e.a, func(p *corev1.Pod) {
+			if w.deletePod(p, nil) && p.DeletionTimestamp == nil {
+				w.happened("delete")
+			}
+		})
+	}, false},
+	{"delete by force", 2, func(w *world, e event) {
+		w.withPod(e.a, func(p *corev1.Pod) {
+			if w.deletePod(p, new(int64(0))) {
+				w.happened("delete by force")
+			}
+		})
+	}, false},
 	{"exit", 6, func(w *world, e event) { w.exitPod(e.a, int(e.b%2)) }, false},
 	{"annotate", 1, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.annotate(p, e.b) }) }, false},
 	{"kill", 4, func(w *world, e event) { w.killFor(e) }, false},
@@ -60,27 +83,44 @@ var kinds = []kind{
 	{"store faults", 1, func(w *world, e event) { w.toggle("store faults", e) }, true},
 	{"api faults", 1, func(w *world, e event) { w.toggle("api faults", e) }, true},
 	{"watch lag", 1, func(w *world, e event) { w.setLag(e) }, true},
-	{"watches end", 1, func(w *world, _ event) { w.api.cutWatches() }, false},
+	{"watches end", 1, func(w *world, _ event) { w.api.cutWatches("watches end") }, false},
 	{"capacity", 5, (*world).setCapacity, false},
-	{"vanish", 2, func(w *world, e event) { w.strike(e.a, w.cloud.Vanish) }, false},
+	{"vanish", 2, func(w *world, e event) {
+		if w.strike(e.a, w.cloud.Vanish) {
+			w.happened("vanish")
+		}
+	}, false},
 	{"interrupt", 2, func(w *world, e event) { w.strike(e.a, w.cloud.Interrupt) }, false},
 	{"watch too old", 1, func(w *world, _ event) { w.expireWatches(0) }, false},
 	{"list fails", 1, func(w *world, e event) { w.expireWatches(int(1 + e.a%3)) }, false},
 	{"eviction blocked", 2, func(w *world, e event) { w.blockEvictions(int(1 + e.a%3)) }, false},
 	{"store unread", 1, (*world).failLoad, false},
 	{"quota", 1, func(w *world, e event) { w.toggle("quota", e) }, true},
-	{"notices end", 1, func(w *world, _ event) { w.cloud.CutInterruptions(errors.New("the queue was deleted")) }, false},
+	{"notices end", 1, func(w *world, _ event) { w.cloud.CutInterruptions(errQueueGone) }, false},
 	{"cut off", 5, func(w *world, e event) { w.cutOff(e) }, false},
-	{"heal", 3, func(w *world, _ event) { w.acted = w.anyCutOff(); w.healLinks(0) }, false},
-	{"stuck", 1, func(w *world, e event) { w.stick(e.a) }, false},
+	{"heal", 3, func(w *world, _ event) {
+		if w.healLinks() {
+			w.happened("heal")
+		}
+	}, false},
+	{"stuck", 4, func(w *world, e event) { w.stick(e.a) }, false},
 	{"stray", 1, func(w *world, e event) { w.stray() }, false},
 	{"list lag", 2, (*world).setListLag, false},
 	{"slow boots", 1, func(w *world, e event) { w.toggle("slow boots", e) }, true},
 	{"slow ends", 1, func(w *world, e event) { w.toggle("slow ends", e) }, true},
-	{"late calls", 1, func(w *world, e event) { w.toggle("late calls", e) }, true},
+	{"late calls", 2, func(w *world, e event) { w.toggle("late calls", e) }, true},
 	{"unauthorised", 1, func(w *world, e event) { w.toggle("unauthorised", e) }, true},
 	{"throttling", 1, func(w *world, e event) { w.toggle("throttling", e) }, true},
+	{"partial list", 2, func(w *world, e event) { w.toggle("partial list", e) }, true},
+	{"termination refused", 2, func(w *world, e event) { w.toggle("termination refused", e) }, true},
+	{"store reads", 2, func(w *world, e event) { w.toggle("store reads", e) }, true},
+	{"kubelet hangs", 8, (*world).hangKubelet, false},
+	{"pause", 4, (*world).pauseKip, false},
+	{"blind zone", 1, func(w *world, e event) { w.toggle("blind zone", e) }, true},
 }
+
+// errQueueGone is why notices of interruptions end.
+var errQueueGone = errors.New("the queue was deleted")
 
 // history draws n events. In a mild one nothing goes wrong for long, and it waits
 // longer: the bounds of the invariants are counted from the last fault.
@@ -112,13 +152,15 @@ func history(r *rand.Rand, n int, mild bool) []event {
 // duration is mostly short, since that is where races are, and sometimes as long
 // as what Kip waits for.
 func duration(r *rand.Rand) time.Duration {
-	most := []time.Duration{10 * time.Millisecond, 200 * time.Millisecond, time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second, 2 * time.Minute, 8 * time.Minute}
+	most := []time.Duration{10 * time.Millisecond, 200 * time.Millisecond, time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second,
+		2 * time.Minute, 8 * time.Minute}
 	return time.Duration(r.Int64N(int64(most[min(r.IntN(len(most)), r.IntN(len(most)))]))) + 1
 }
 
 // draw makes the setting of a history.
 func draw(r *rand.Rand) setting {
-	s := setting{mild: r.IntN(3) == 0, seed: r.Uint64(), cloudAPI: r.IntN(4) == 0, movingAddr: r.IntN(2) == 0, maxTries: []int{0, 0, 3, 10}[r.IntN(4)]}
+	s := setting{mild: r.IntN(3) == 0, seed: r.Uint64(), cloudAPI: r.IntN(4) == 0, movingAddr: r.IntN(2) == 0,
+		maxTries: []int{0, 0, 3, 10}[r.IntN(4)]}
 	if r.IntN(2) == 0 {
 		s.pools = append(s.pools, poolOf{"small", 1 + r.IntN(3), r.IntN(3) == 0})
 	}
@@ -127,8 +169,9 @@ func draw(r *rand.Rand) setting {
 		BootTimes:   []sim.BootTime{{Distribution: sim.Distribution{Median: 10 * time.Second, Spread: 1.5}}},
 		Termination: sim.Distribution{Median: 10 * time.Second, Spread: 1.5},
 		Stopping:    sim.Distribution{Median: 10 * time.Second, Spread: 1.5},
-		Latency:     map[sim.Kind]sim.Distribution{sim.KindLaunch: {Median: 500 * time.Millisecond, Spread: 1.5}, sim.AnyKind: {Median: 100 * time.Millisecond, Spread: 1.5}},
-		ListLag:     sim.Distribution{Median: 500 * time.Millisecond, Spread: 1.5},
+		Latency: map[sim.Kind]sim.Distribution{sim.KindLaunch: {Median: 500 * time.Millisecond, Spread: 1.5},
+			sim.AnyKind: {Median: 100 * time.Millisecond, Spread: 1.5}},
+		ListLag: sim.Distribution{Median: 500 * time.Millisecond, Spread: 1.5},
 	}
 	if r.IntN(3) == 0 {
 		s.knobs.AddressDelay = sim.Distribution{Median: time.Second, Spread: 2}
@@ -171,22 +214,23 @@ func (w *world) untouched() bool {
 	return w.deadly == (failpoint{}) && len(w.cloudFail) == 0 && time.Now().After(w.strikes) && time.Since(w.lastEvent) > 20*time.Second
 }
 
-func (w *world) createPod(a, b uint32) {
+// createPod says whether there is a pod more.
+func (w *world) createPod(a, b uint32) bool {
 	policy := []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}[a%3]
 	if a%7 == 0 {
 		w.mu.Lock()
 		w.nextDisk = w.disks[(a/7)%diskCount]
 		w.mu.Unlock()
 	}
-	w.addPod(policy, sizes[b%uint32(len(sizes))], a%5 != 0, int64(1+b%30))
+	return w.addPod(policy, sizes[b%uint32(len(sizes))], a%5 != 0, int64(1+b%30)) != ""
 }
 
 // sizes are what pods ask for; nothing fits a huge one.
 var sizes = []string{"small", "small", "small", "small", "small", "large", "large", "spot", "spot", "huge"}
 
+// addPod makes a pod; it returns no UID when there are enough, or one of its name.
 func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool, grace int64) types.UID {
 	if len(w.api.list()) >= 12 {
-		w.acted = false
 		return ""
 	}
 	w.mu.Lock()
@@ -201,29 +245,32 @@ func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool
 	w.mu.Unlock()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid, Labels: labels, CreationTimestamp: metav1.Now()},
-		Spec:       corev1.PodSpec{NodeName: "kip-0", RestartPolicy: policy, TerminationGracePeriodSeconds: &grace, Containers: []corev1.Container{{Name: "main"}}},
-		Status:     corev1.PodStatus{Phase: corev1.PodPending},
+		Spec: corev1.PodSpec{NodeName: "kip-0", RestartPolicy: policy, TerminationGracePeriodSeconds: &grace,
+			Containers: []corev1.Container{{Name: "main"}}},
+		Status: corev1.PodStatus{Phase: corev1.PodPending},
 	}
 	if controlled {
 		p.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "job", UID: "job", Controller: new(true)}}
 	}
-	w.api.create(p)
+	if !w.api.create(p) {
+		return ""
+	}
 	return uid
 }
 
 func (w *world) withPod(a uint32, do func(*corev1.Pod)) {
-	list := w.api.list()
-	if w.acted = len(list) > 0; w.acted {
+	if list := w.api.list(); len(list) > 0 {
 		do(list[int(a)%len(list)])
 	}
 }
 
-func (w *world) deletePod(p *corev1.Pod, grace *int64) {
-	_ = w.api.remove(nameOf(p), metav1.DeleteOptions{GracePeriodSeconds: grace, Preconditions: &metav1.Preconditions{UID: &p.UID}})
+// deletePod says whether the API server took the request.
+func (w *world) deletePod(p *corev1.Pod, grace *int64) bool {
+	return w.api.remove(nameOf(p), metav1.DeleteOptions{GracePeriodSeconds: grace, Preconditions: &metav1.Preconditions{UID: &p.UID}}) == nil
 }
 
 func (w *world) annotate(p *corev1.Pod, b uint32) {
-	_ = w.api.edit(nameOf(p), &metav1.Preconditions{UID: &p.UID}, func(p *corev1.Pod) watch.EventType {
+	err := w.api.edit(nameOf(p), &metav1.Preconditions{UID: &p.UID}, func(p *corev1.Pod) watch.EventType {
 		p.Annotations = map[string]string{"example.com/note": fmt.Sprint(b)}
 		if p.Labels["size"] == "huge" {
 			p.Labels = maps.Clone(p.Labels)
@@ -231,6 +278,9 @@ func (w *world) annotate(p *corev1.Pod, b uint32) {
 		}
 		return watch.Modified
 	})
+	if err == nil {
+		w.happened("annotate")
+	}
 }
 
 // exitPod has the containers of a pod that runs exit.
@@ -243,7 +293,7 @@ func (w *world) exitPod(a uint32, code int) {
 			list = append(list, m)
 		}
 	}
-	if w.acted = len(list) > 0; !w.acted {
+	if len(list) == 0 {
 		return
 	}
 	slices.SortFunc(list, func(a, b *machine) int { return strings.Compare(string(a.pod), string(b.pod)) })
@@ -256,7 +306,6 @@ func (w *world) exitPod(a uint32, code int) {
 func (w *world) stick(a uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.acted = len(w.machines) > 0
 	for n, id := range slices.Sorted(maps.Keys(w.machines)) {
 		if n == int(a)%len(w.machines) {
 			w.machines[id].stuck = true
@@ -271,15 +320,23 @@ func (w *world) stray() {
 	id := fmt.Sprintf("cell-stray-%d", w.serial)
 	w.mu.Unlock()
 	go func() { // there may be no capacity
-		_, _ = w.cloud.Launch(w.ctx, cloud.LaunchRequest{
-			Token: id, InstanceType: "small", Zone: "a", Machines: []cloud.Machine{{Tags: map[string]string{cloud.TagOwner: owner, cloud.TagCell: id}}},
-		})
+		list, err := w.cloud.Launch(w.ctx, cloud.LaunchRequest{
+			Token:      id,
+			LaunchSpec: cloud.LaunchSpec{InstanceType: "small", Zone: "a"},
+			Machines:   []cloud.Machine{{Tags: map[string]string{cloud.TagOwner: owner, cloud.TagCell: id}}},
+		}).All()
+		if err == nil && len(list) == 1 {
+			w.happened("stray")
+		}
 	}()
 }
 
 func (w *world) killFor(e event) {
 	w.mu.Lock()
 	w.downtime = e.t
+	if e.kind == "kill" && w.kip != nil && w.kip.up && w.kip.ctx.Err() == nil {
+		w.plays["kill"]++
+	}
 	w.mu.Unlock()
 	w.kill()
 }
@@ -287,33 +344,61 @@ func (w *world) killFor(e event) {
 func (w *world) arm(n int, after bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.deadly, w.acted = failpoint{w.points + n, after}, false // not yet
+	w.deadly = failpoint{w.points + n, after}
 }
 
 func (w *world) failCloud(e event) {
-	kinds := []sim.Kind{sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStop, sim.KindStart, sim.AnyKind}
-	faults := []sim.Fault{
-		{Before: sim.ErrInternal}, {Before: sim.ErrLost}, {After: sim.ErrLost}, {HangBefore: true}, {HangAfter: true},
-		{Before: cloud.ErrThrottled}, {Before: cloud.ErrQuota}, {Before: cloud.ErrUnauthorised}, {Before: cloud.ErrCapacity},
-		{Before: fmt.Errorf("%w: bad subnet", cloud.ErrRefused)}, {Delay: e.t},
+	kinds := []sim.Kind{
+		sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStop, sim.KindStart, sim.AnyKind, sim.KindDescribe,
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	f := cloudFaults[e.b/10%uint32(len(cloudFaults))]
+	fault := f.fault
+	if f.name == "late" {
+		fault.Delay = e.t
+	}
 	kind := kinds[e.a%uint32(len(kinds))]
-	w.acted = false            // not yet
 	for range 1 + e.b/1000%3 { // sometimes several in a row
-		w.cloudFail = append(w.cloudFail, cloudFault{kind, int(1 + e.b%3), faults[e.b/10%uint32(len(faults))]})
+		w.cloudFail = append(w.cloudFail, cloudFault{kind, int(1 + e.b%3), f.name, fault})
 	}
 }
 
-var errStore = errors.New("etcdserver: request timed out")
+// errPlanned marks the answers of single calls that were to fail, which must not
+// count as those of a fault that lasts.
+var errPlanned = errors.New("planned")
+
+// cloudFaults are what happens to single calls to the cloud.
+var cloudFaults = []struct {
+	name  string
+	fault sim.Fault
+}{
+	{"internal error", sim.Fault{Before: fmt.Errorf("%w: %w", errPlanned, sim.ErrInternal)}},
+	{"lost before", sim.Fault{Before: fmt.Errorf("%w: %w", errPlanned, sim.ErrLost)}},
+	{"lost after", sim.Fault{After: fmt.Errorf("%w: %w", errPlanned, sim.ErrLost)}},
+	{"hangs before", sim.Fault{HangBefore: true}},
+	{"hangs after", sim.Fault{HangAfter: true}},
+	{"throttled", sim.Fault{Before: fmt.Errorf("%w: %w", errPlanned, cloud.ErrThrottled)}},
+	{"over quota", sim.Fault{Before: fmt.Errorf("%w: %w", errPlanned, cloud.ErrQuota)}},
+	{"unauthorised", sim.Fault{Before: fmt.Errorf("%w: %w", errPlanned, cloud.ErrUnauthorised)}},
+	{"no capacity", sim.Fault{Before: fmt.Errorf("%w: %w", errPlanned, cloud.ErrCapacity)}},
+	{"refused", sim.Fault{Before: fmt.Errorf("%w: %w: bad subnet", errPlanned, cloud.ErrRefused)}},
+	{"late", sim.Fault{}},
+}
+
+// storeError is what the store says when it fails by an event of a kind: it counts
+// when Kip is told.
+type storeError struct{ kind string }
+
+func (*storeError) Error() string { return "etcdserver: request timed out" }
+
+var errStore = &storeError{"store fault"}
 
 // failStore has one of the next writes fail, or its answer lost. None is slow: who
 // waits for a mutex is not at rest for synctest, and Kip holds some while it writes.
 func (w *world) failStore(e event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.acted = false // not yet
 	left := int(1 + e.a%4)
 	w.storeFail = func(op string) (before, after error) {
 		if op == "applied" {
@@ -322,11 +407,9 @@ func (w *world) failStore(e event) {
 		switch {
 		case e.b%2 == 0 && left == 1 && op != "applied":
 			left--
-			w.plays["store fault"]++
 			w.troubled(time.Now())
 			return errStore, nil
 		case e.b%2 == 1 && left == 0 && op == "applied":
-			w.plays["store fault"]++
 			w.troubled(time.Now())
 			return nil, errStore
 		}
@@ -338,9 +421,6 @@ func (w *world) failStore(e event) {
 func (w *world) toggle(what string, e event) {
 	w.mu.Lock()
 	on := !w.lasting[what]
-	// Some have an effect on what comes later only: it is counted there.
-	_, met := lastingCauses[what]
-	w.acted = on && !met && what != "store faults" && what != "api faults" && what != "late calls"
 	w.mu.Unlock()
 	w.set(what, on, e)
 }
@@ -378,6 +458,13 @@ func (w *world) set(what string, on bool, e event) {
 				}
 			}
 		})
+	case "blind zone":
+		knobs(func(k *sim.Knobs) {
+			k.BlindZones = nil
+			if on {
+				k.BlindZones = []string{[]string{"a", "b"}[e.a%2]}
+			}
+		})
 	case "slow boots":
 		knobs(func(k *sim.Knobs) {
 			k.BootTimes = slices.Clone(w.knobs.BootTimes)
@@ -402,8 +489,7 @@ func (w *world) set(what string, on bool, e event) {
 			if !w.lasting["api faults"] || r.IntN(5) != 0 || after != (r.IntN(2) == 0) {
 				return nil
 			}
-			w.plays["api faults"]++
-			return errors.New("apiserver: the server is currently unable to handle the request")
+			return errAPI
 		}
 		w.api.mu.Unlock()
 	}
@@ -416,15 +502,30 @@ func (w *world) set(what string, on bool, e event) {
 			switch {
 			case !on:
 			case r.IntN(5) == 0:
-				before = errStore
+				before = &storeError{what}
 			case r.IntN(5) == 0:
-				after = errStore
-			}
-			if before != nil || after != nil {
-				w.plays["store faults"]++
+				after = &storeError{what}
 			}
 			return before, after
 		}
+	case "store reads":
+		// A running Kip reads to learn what became of a write whose answer was lost.
+		r := rand.New(rand.NewPCG(uint64(e.a), uint64(e.b)))
+		w.storeFail = func(op string) (before, after error) {
+			if on && op == "applied" && r.IntN(4) == 0 {
+				after = &storeError{"store faults"}
+			}
+			return nil, after
+		}
+		w.readFail = func() error {
+			if on && r.IntN(2) == 0 {
+				return &storeError{what}
+			}
+			return nil
+		}
+		w.storeTrouble = time.Now()
+	case "partial list", "termination refused":
+		w.salt[what] = e.a
 	case "late calls":
 		w.late = on
 	}
@@ -433,6 +534,132 @@ func (w *world) set(what string, on bool, e event) {
 	} else if w.lasting[what] {
 		delete(w.lasting, what)
 		w.troubled(time.Now())
+	}
+}
+
+// hit says whether a fault that lasts is of an instance: of every other.
+func (w *world) hit(what, instance string) bool {
+	h := fnv.New32a()
+	_, _ = fmt.Fprint(h, instance, w.salt[what])
+	return w.lasting[what] && h.Sum32()%2 == 0
+}
+
+// omit takes living instances out of an answer of the cloud's list while that is
+// partial. Those that Kip is ending stay: Kip takes the absence of one for its end.
+func (w *world) omit(list []cloud.Instance) []cloud.Instance {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.lasting["partial list"] {
+		return list
+	}
+	return slices.DeleteFunc(list, func(i cloud.Instance) bool {
+		a := w.books.cells[i.Tags[cloud.TagCell]]
+		living := a != nil && a.cell.Live() && a.cell.Instance != nil && a.cell.Instance.ID == i.ID && i.State != cloud.Terminating
+		if !living || !w.hit("partial list", i.ID) {
+			return false
+		}
+		w.plays["partial list"]++
+		return true
+	})
+}
+
+// refuses says that the cloud lets one of these instances not be terminated: then
+// it does nothing to any of them.
+func (w *world) refuses(ids []string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range ids {
+		if w.hit("termination refused", id) {
+			w.plays["termination refused"]++
+			return fmt.Errorf("%w: OperationNotPermitted: instance %s may not be terminated", cloud.ErrRefused, id)
+		}
+	}
+	return nil
+}
+
+// hangKubelet stops a kubelet on a machine whose link is alive, for a while: it does
+// nothing, and renews no lease. The containers run on.
+func (w *world) hangKubelet(e event) {
+	w.mu.Lock()
+	var list []*machine
+	for _, m := range w.machines {
+		if m.up && !m.hung && !m.started.IsZero() {
+			list = append(list, m)
+		}
+	}
+	if len(list) == 0 {
+		w.mu.Unlock()
+		return
+	}
+	slices.SortFunc(list, func(a, b *machine) int { return strings.Compare(a.id, b.id) })
+	m := list[int(e.a)%len(list)]
+	if s := m.session; s != nil {
+		s.api.freezeBeat()
+	}
+	m.hung, m.missed = true, false
+	w.lasting["hung"] = true
+	w.mu.Unlock()
+	go func() {
+		if sleep(w.ctx, e.t) {
+			w.wakeKubelets(m)
+		}
+	}()
+}
+
+// wakeKubelets lets kubelets go on.
+func (w *world) wakeKubelets(list ...*machine) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range list {
+		m.hung = false
+		m.poke()
+	}
+	for _, m := range w.machines {
+		if m.up && m.hung {
+			return
+		}
+	}
+	if w.lasting["hung"] {
+		delete(w.lasting, "hung")
+		w.troubled(time.Now())
+	}
+}
+
+// pauseKip stops Kip for a while, as SIGSTOP does.
+func (w *world) pauseKip(e event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.paused != nil || w.kip == nil || !w.kip.up || w.kip.ctx.Err() != nil {
+		return
+	}
+	for _, a := range w.kip.apis {
+		a.freezeBeat()
+	}
+	over := make(chan struct{})
+	w.paused, w.held = over, false
+	w.lasting["pause"] = true
+	go func() {
+		if !sleep(w.ctx, e.t) {
+			return
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.paused == over {
+			w.resumeLocked()
+		}
+	}()
+}
+
+func (w *world) resumeLocked() {
+	if w.paused == nil {
+		return
+	}
+	close(w.paused)
+	w.paused, w.resumed = nil, time.Now()
+	delete(w.lasting, "pause")
+	w.troubled(time.Now())
+	if w.held {
+		w.plays["pause"]++
 	}
 }
 
@@ -456,7 +683,8 @@ func (w *world) setLag(e event) {
 }
 
 func (w *world) setCapacity(e event) {
-	pools := []sim.Pool{{InstanceType: "small"}, {InstanceType: "small", Zone: "a"}, {InstanceType: "small", Spot: new(true)}, {InstanceType: "large"}, {}}
+	pools := []sim.Pool{{InstanceType: "small"}, {InstanceType: "small", Zone: "a"}, {InstanceType: "small", Spot: new(true)},
+		{InstanceType: "large"}, {}}
 	p := pools[e.a%uint32(len(pools))]
 	n := int(e.b%5) - 1
 	w.cloud.SetCapacity(p, n)
@@ -475,7 +703,8 @@ func slowest(d sim.Distribution) time.Duration {
 }
 
 func (w *world) setListLag(e event) {
-	lag := []sim.Distribution{{}, {Median: 500 * time.Millisecond, Spread: 1.5}, {Median: 3 * time.Second}, {Median: listLag - time.Second}}[e.a%4]
+	lag := []sim.Distribution{{}, {Median: 500 * time.Millisecond, Spread: 1.5}, {Median: 3 * time.Second},
+		{Median: listLag - time.Second}}[e.a%4]
 	// What was launched under a longer lag keeps it; with the staleness of an answer
 	// it may not come to more than Kip is told.
 	w.slowestList = max(w.slowestList, slowest(lag))
@@ -491,6 +720,7 @@ func (w *world) setListLag(e event) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.lagging = e.a%4 != 0 || e.b%3 == 0
 	w.troubled(time.Now().Add(listLag))
 }
 
@@ -498,17 +728,20 @@ func (w *world) setListLag(e event) {
 // ahead.
 const noticeTime = 2*time.Minute + time.Second
 
-// strike hits an instance that exists.
-func (w *world) strike(a uint32, do func(...string) error) {
+// strike hits an instance that exists. It says whether one was hit that did not end
+// anyway.
+func (w *world) strike(a uint32, do func(...string) error) bool {
 	truth := w.cloud.Truth()
-	if w.acted = len(truth) > 0; !w.acted {
-		return
+	if len(truth) == 0 {
+		return false
 	}
-	w.acted = do(truth[int(a)%len(truth)].ID) == nil // it may end at this moment
+	i := truth[int(a)%len(truth)]
+	err := do(i.ID) // it may end at this moment
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.strikes = time.Now().Add(noticeTime)
 	w.troubled(time.Now())
+	return err == nil && i.State != cloud.Terminating
 }
 
 // cutOff breaks the link to a machine, or to all; for a while, or until heal.
@@ -521,7 +754,7 @@ func (w *world) cutOff(e event) {
 			list = append(list, m)
 		}
 	}
-	if w.acted = len(list) > 0; !w.acted {
+	if len(list) == 0 {
 		return
 	}
 	slices.SortFunc(list, func(a, b *machine) int { return strings.Compare(a.id, b.id) })
@@ -530,27 +763,26 @@ func (w *world) cutOff(e event) {
 		n := int(e.a) % len(list)
 		cut = list[n : n+1]
 	}
+	broken := false
 	for _, m := range cut {
 		if s := m.session; s != nil {
+			broken = broken || s.flows()
 			s.api.freezeBeat()
 		}
 		m.cutOff = true
+	}
+	if broken {
+		w.plays["cut off"]++
 	}
 	w.lasting["cut off"] = true
 	w.linksChanged()
 	if e.b%4 != 1 || w.mild {
 		go func() {
 			if sleep(w.ctx, e.t) {
-				w.healLinks(0)
+				w.healLinks()
 			}
 		}()
 	}
-}
-
-func (w *world) anyCutOff() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.lasting["cut off"]
 }
 
 // expireWatches ends the watches, and what was watched is too old: informers list
@@ -559,10 +791,9 @@ func (w *world) expireWatches(failures int) {
 	w.api.mu.Lock()
 	w.api.tooOld, w.api.failLists = true, failures
 	w.api.mu.Unlock()
-	w.api.cutWatches()
+	w.api.cutWatches("")
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.acted = false                        // not yet
 	w.troubled(time.Now().Add(podBackoff)) // an informer's longest wait is shorter
 }
 
@@ -570,21 +801,23 @@ func (w *world) expireWatches(failures int) {
 func (w *world) blockEvictions(n int) {
 	w.api.mu.Lock()
 	defer w.api.mu.Unlock()
-	w.api.blocked, w.acted = n, false
+	w.api.blocked = n
 }
 
 // failLoad kills Kip, and the next one cannot read its records.
 func (w *world) failLoad(e event) {
 	w.mu.Lock()
-	w.unreadable, w.acted = true, false
+	w.unreadable = true
 	w.mu.Unlock()
 	w.killFor(e)
 }
 
-func (w *world) healLinks(time.Duration) {
+// healLinks says whether a machine that runs was cut off.
+func (w *world) healLinks() (healed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, m := range w.machines {
+		healed = healed || m.up && m.cutOff
 		m.cutOff = false
 	}
 	if w.lasting["cut off"] {
@@ -592,6 +825,7 @@ func (w *world) healLinks(time.Duration) {
 		w.troubled(time.Now())
 	}
 	w.linksChanged()
+	return healed
 }
 
 // calmDown ends all faults.
@@ -609,11 +843,14 @@ func (w *world) calmDown() {
 		w.cloud.SetCapacity(p, -1)
 	}
 	clear(w.short)
+	w.resumeLocked()
+	machines := slices.Collect(maps.Values(w.machines))
 	w.mu.Unlock()
 	for _, what := range lasting {
 		w.set(what, false, event{})
 	}
-	w.healLinks(0)
+	w.healLinks()
+	w.wakeKubelets(machines...)
 	w.api.mu.Lock()
 	w.api.failLists, w.api.blocked = 0, 0
 	w.api.mu.Unlock()
@@ -621,7 +858,7 @@ func (w *world) calmDown() {
 	w.setListLag(event{a: 1, b: 1})
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.storeFail = func(string) (error, error) { return nil, nil }
+	w.storeFail, w.readFail = func(string) (error, error) { return nil, nil }, func() error { return nil }
 	close(w.revive)
 	w.revive = make(chan struct{})
 	w.troubled(time.Now())

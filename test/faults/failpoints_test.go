@@ -8,12 +8,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/cryptotest"
 	"testing/synctest"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -60,6 +62,54 @@ func (s *stage) soon(ok func() bool) {
 			return
 		}
 	}
+}
+
+// alive says that Kip is not to die in this play: only then is certain what it says.
+func (s *stage) alive() bool { return s.armed == (failpoint{}) }
+
+// shows fails a story that did not come to what it is about.
+func (s *stage) shows(what string, ok bool) {
+	if !ok && !s.lost {
+		s.violate("the story does not show: %s: %s", what, s.describe())
+	}
+}
+
+// called says that calls of a kind have ended so.
+func (s *stage) called(kind sim.Kind, outcomes ...sim.Outcome) bool {
+	calls := s.cloud.Calls()
+	return slices.ContainsFunc(outcomes, func(o sim.Outcome) bool { return calls[sim.CallKey{Kind: kind, Outcome: o}] > 0 })
+}
+
+// told says that Kip has reported something of a pod.
+func (s *stage) told(uid types.UID, reason string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.reports[uid], func(r report) bool { return r.reason == reason })
+}
+
+// atWrite does something once, as soon as a write makes a condition true; the returned
+// function says whether it did.
+func (s *stage) atWrite(ok func() bool, do func()) (done func() bool) {
+	var once sync.Once
+	var did atomic.Bool
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.afterWrite = func() {
+		if ok() {
+			once.Do(func() { did.Store(true); do() })
+		}
+	}
+	return did.Load
+}
+
+// instanceType returns that of an instance.
+func (s *stage) instanceType(id string) string {
+	for _, i := range s.cloud.Truth() {
+		if i.ID == id {
+			return i.InstanceType
+		}
+	}
+	return ""
 }
 
 func (s *stage) phase(uid types.UID) corev1.PodPhase {
@@ -146,9 +196,23 @@ func (s *stage) gone(uids ...types.UID) func() bool {
 // deletedIn deletes a pod when its cell is in a phase.
 func deletedIn(phase apiv1.Phase) scenario {
 	return scenario{name: "a pod is deleted while its cell is " + string(phase), story: func(s *stage) {
+		inPhase := func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			for _, a := range s.books.cells {
+				if a.cell.Phase == phase {
+					return true
+				}
+			}
+			return false
+		}
+		deleted := s.atWrite(inPhase, func() {
+			for _, p := range s.api.list() {
+				s.deletePod(p, nil)
+			}
+		})
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
-		s.soon(s.cellIs(uid, phase))
-		s.delete(uid)
+		s.until("its cell is "+string(phase), deleted)
 		s.until("the pod is gone", s.gone(uid))
 	}}
 }
@@ -176,24 +240,38 @@ var scenarios = []scenario{
 			uids = append(uids, s.pod(corev1.RestartPolicyAlways, "small"))
 		}
 		s.until("all run", s.runs(uids...))
+		if s.alive() {
+			s.shows("a launch starts a part of its group", s.called(sim.KindLaunch, sim.Partial))
+		}
+		s.shows("there is no room for all", s.called(sim.KindLaunch, sim.Partial, sim.NoCapacity))
 	}},
 	{name: "a standby cell is taken", pools: []poolOf{{"small", 2, false}}, story: func(s *stage) {
 		s.until("the pool is full", s.settled)
+		standby := s.cloud.Truth()
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
 		s.until("it runs", s.runs(uid))
+		on := s.machineOf(uid)
+		if s.alive() { // one that has just begun may not have them yet
+			s.shows("the pod runs on a cell of the pool", slices.ContainsFunc(standby, func(i sim.Instance) bool { return i.ID == on }))
+		}
 		s.until("the pool is full again", s.settled)
 	}},
 	{name: "a stopped standby cell is taken", pools: []poolOf{{"small", 1, true}}, story: func(s *stage) {
 		s.until("the pool is full", s.settled)
+		standby := s.cloud.Truth()
+		s.shows("the pool's instance is stopped", len(standby) == 1 && standby[0].State == cloud.Stopped)
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
 		s.until("it runs", s.runs(uid))
+		if s.alive() {
+			s.shows("it was started for the pod", s.called(sim.KindStart, sim.OK) && s.machineOf(uid) == standby[0].ID)
+		}
 		s.until("the pool is full again", s.settled)
 	}},
 	{name: "a cell that is lost is replaced", story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
 		s.until("it runs", s.runs(uid))
 		first := s.machineOf(uid)
-		_ = s.cloud.Vanish(first)
+		s.shows("its instance vanishes", s.cloud.Vanish(first) == nil)
 		s.until("it runs elsewhere", func() bool { m := s.machineOf(uid); return m != "" && m != first && s.settled() })
 	}},
 	{name: "a cell that is cut off for ever is replaced", story: func(s *stage) {
@@ -205,11 +283,49 @@ var scenarios = []scenario{
 		s.linksChanged()
 		s.mu.Unlock()
 		s.until("it runs elsewhere", func() bool { m := s.machineOf(uid); return m != "" && m != first && s.settled() })
+		if s.alive() {
+			s.shows("its pod was told that it is silent, and lost", s.told(uid, "CellSilent") && s.told(uid, "CellLost"))
+		}
+	}},
+	{name: "a cell whose kubelet hangs is replaced", story: func(s *stage) {
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(uid))
+		first := s.machineOf(uid)
+		s.mu.Lock()
+		if m := s.machines[first]; m.session != nil {
+			m.session.api.freezeBeat()
+		}
+		s.machines[first].hung = true
+		s.mu.Unlock()
+		s.until("it runs elsewhere", func() bool { m := s.machineOf(uid); return m != "" && m != first && s.settled() })
+		if s.alive() {
+			s.shows("its pod was told that its agent answers and its kubelet does not", s.explained(uid, "its agent answers, its kubelet does not"))
+		}
+	}},
+	{name: "a Kip that was paused ends no cell", story: func(s *stage) {
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(uid))
+		first := s.machineOf(uid)
+		s.pauseKip(event{t: 5 * time.Minute})
+		s.mu.Lock()
+		paused := s.paused != nil
+		s.mu.Unlock()
+		// It is not while it is dead.
+		s.shows("Kip is paused", paused || !s.alive())
+		time.Sleep(10 * time.Minute)
+		s.until("it is settled", s.settled)
+		s.shows("the pod runs where it did", s.machineOf(uid) == first && !s.told(uid, "CellLost"))
+		if s.alive() {
+			s.mu.Lock()
+			held := s.plays["pause"]
+			s.mu.Unlock()
+			s.shows("the pause held something up", held == 1)
+		}
 	}},
 	{name: "a lost pod that may not be restarted fails", story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyNever, "small")
 		s.until("it runs", s.runs(uid))
-		_ = s.cloud.Vanish(s.machineOf(uid))
+		s.shows("its instance vanishes", s.cloud.Vanish(s.machineOf(uid)) == nil)
 		s.until("it has failed", func() bool { return s.phase(uid) == corev1.PodFailed })
 	}},
 	{name: "a pod ends and its cell is lost before Kip has heard of it", story: func(s *stage) {
@@ -219,8 +335,12 @@ var scenarios = []scenario{
 		s.setLag(event{t: longestLag - 1})
 		s.exit(uid, 0)
 		time.Sleep(time.Second)
+		s.shows("it has ended", s.phase(uid) == corev1.PodSucceeded)
+		if s.alive() {
+			s.shows("Kip has not heard of it", s.seenPhase(uid) == corev1.PodRunning)
+		}
 		for _, i := range s.cloud.Truth() {
-			_ = s.cloud.Vanish(i.ID)
+			s.shows("its instance vanishes", s.cloud.Vanish(i.ID) == nil)
 		}
 		s.until("it has succeeded, and its cell is gone", func() bool { return s.phase(uid) == corev1.PodSucceeded && len(s.cloud.Truth()) == 0 })
 		s.setLag(event{a: 1})
@@ -234,9 +354,13 @@ var scenarios = []scenario{
 		}
 		var once sync.Once
 		s.mu.Lock()
+		stored := false
 		s.beforeWrite = func(op string) {
 			if op == "apply" {
 				once.Do(func() {
+					s.mu.Lock()
+					stored = true
+					s.mu.Unlock()
 					s.delete(uids[:2]...)
 					// Whoever hears of it comes as far as the locks of this write
 					// let him: virtual time cannot pass here.
@@ -249,22 +373,70 @@ var scenarios = []scenario{
 		s.mu.Unlock()
 		s.until("the deleted are gone", s.gone(uids[:2]...))
 		s.until("the others run", s.runs(uids[2:]...))
+		s.mu.Lock()
+		deleted := stored
+		s.mu.Unlock()
+		s.shows("the launch of a group is stored in one write, and two pods go in it", deleted)
 	}},
 	{name: "the cloud takes an instance back", story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyAlways, "spot")
 		s.until("it runs", s.runs(uid))
-		_ = s.cloud.Interrupt(s.machineOf(uid))
+		s.shows("its instance is taken back", s.cloud.Interrupt(s.machineOf(uid)) == nil)
 		s.until("the pod was moved away", s.gone(uid))
+		if s.alive() {
+			s.shows("the pod was evicted", s.told(uid, "Evicted"))
+		}
+	}},
+	{name: "an eviction that a disruption budget forbids is tried again", story: func(s *stage) {
+		uid := s.pod(corev1.RestartPolicyAlways, "spot")
+		s.until("it runs", s.runs(uid))
+		s.blockEvictions(3)
+		s.shows("its instance is taken back", s.cloud.Interrupt(s.machineOf(uid)) == nil)
+		s.until("the pod was moved away", s.gone(uid))
+		if s.alive() {
+			s.shows("the pod was evicted after three refusals", s.told(uid, "EvictionBlocked") && s.told(uid, "Evicted"))
+			s.mu.Lock()
+			again := s.plays["eviction tried again"]
+			s.mu.Unlock()
+			s.shows("the eviction was tried four times", again == 3)
+		}
+	}},
+	{name: "the cloud refuses for a while to end an instance", story: func(s *stage) {
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(uid))
+		on := s.machineOf(uid)
+		s.mu.Lock()
+		s.lasting["termination refused"] = true
+		for !s.hit("termination refused", on) {
+			s.salt["termination refused"]++
+		}
+		s.mu.Unlock()
+		s.delete(uid)
+		s.until("the pod is gone", s.gone(uid))
+		s.until("the cloud refuses again and again", func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.plays["termination refused"] >= 3
+		})
+		s.shows("the instance is there", s.instanceType(on) != "")
+		s.set("termination refused", false, event{})
+		s.until("the instance is gone", func() bool { return len(s.cloud.Truth()) == 0 })
 	}},
 	{name: "the next offer is tried when there is no capacity", story: func(s *stage) {
 		s.cloud.SetCapacity(sim.Pool{InstanceType: "small"}, 0)
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
 		s.until("it runs", s.runs(uid))
+		s.shows("the cloud had no small one", s.called(sim.KindLaunch, sim.NoCapacity))
+		s.shows("it runs on a large one", s.instanceType(s.machineOf(uid)) == "large")
 	}},
 	{name: "there is capacity again after a while", story: func(s *stage) {
 		s.cloud.SetCapacity(sim.Pool{}, 0)
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
 		time.Sleep(time.Minute)
+		s.shows("there was no capacity", s.called(sim.KindLaunch, sim.NoCapacity) && s.phase(uid) == corev1.PodPending)
+		if s.alive() {
+			s.shows("the pod was told so", s.told(uid, "NoCapacity"))
+		}
 		s.cloud.SetCapacity(sim.Pool{}, -1)
 		s.until("it runs", s.runs(uid))
 	}},
@@ -281,15 +453,15 @@ var scenarios = []scenario{
 		}
 		s.mu.Unlock()
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
-		told := func() bool {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return slices.ContainsFunc(s.reports[uid], func(r report) bool { return strings.Contains(r.message, "no other type fits now") })
-		}
+		told := func() bool { return s.explained(uid, "no other type fits now") }
 		s.soon(told)
 		if s.armed == (failpoint{}) && !told() { // a Kip that dies then says it no more
 			s.violate("nothing says why the pod's first cell was not launched: %s", s.describe())
 		}
+		s.mu.Lock()
+		answered := !lost
+		s.mu.Unlock()
+		s.shows("the store's answer was lost", !answered)
 		s.cloud.SetCapacity(sim.Pool{}, -1)
 		s.until("it runs", s.runs(uid))
 	}},
@@ -297,15 +469,42 @@ var scenarios = []scenario{
 		s.cloud.FailNth(sim.KindLaunch, 1, sim.Fault{After: sim.ErrLost})
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
 		s.until("it runs", s.runs(uid))
+		s.shows("an instance was launched of which Kip was not told", s.called(sim.KindLaunch, sim.Lost))
 	}},
 	{name: "a machine never boots", story: func(s *stage) {
 		boots := s.knobs.BootTimes
 		s.change(func(k *sim.Knobs) { k.BootTimes = []sim.BootTime{{Never: 1}} })
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
-		s.soon(s.cellIs(uid, apiv1.Booting))
+		s.until("it boots", s.cellIs(uid, apiv1.Booting))
 		s.change(func(k *sim.Knobs) { k.BootTimes = boots })
 		s.until("it runs", s.runs(uid))
+		s.shows("another machine was ended, and never booted", slices.ContainsFunc(s.cloud.History(), func(i sim.Instance) bool {
+			return i.Booted.IsZero() && (!i.Ended.IsZero() || i.State == cloud.Terminating)
+		}))
 	}},
+}
+
+// explained says that Kip has said something of a pod in these words.
+func (s *stage) explained(uid types.UID, words string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.reports[uid], func(r report) bool { return strings.Contains(r.message, words) })
+}
+
+// seenPhase is a pod's phase as Kip's informer has it.
+func (s *stage) seenPhase(uid types.UID) corev1.PodPhase {
+	s.mu.Lock()
+	k := s.kip
+	s.mu.Unlock()
+	if k == nil {
+		return ""
+	}
+	for _, o := range k.informer.GetStore().List() {
+		if p := o.(*corev1.Pod); p.UID == uid {
+			return p.Status.Phase
+		}
+	}
+	return ""
 }
 
 func (w *world) change(change func(*sim.Knobs)) {
@@ -419,11 +618,14 @@ func (w *world) compareWithTheBill(early, late time.Duration, unknown map[string
 	}
 	for _, key := range slices.Sorted(maps.Keys(billed)) {
 		b, c := billed[key], counted[key]
+		w.live["bill"]++
 		if c.Seconds < b.leastSeconds || c.Seconds > b.mostSeconds {
-			w.violateLocked("Kip counts %.1f s of %s, the cloud bills %.1f s: want %.1f to %.1f", c.Seconds, key, b.seconds, b.leastSeconds, b.mostSeconds)
+			w.violateLocked("Kip counts %.1f s of %s, the cloud bills %.1f s: want %.1f to %.1f", c.Seconds, key, b.seconds, b.leastSeconds,
+				b.mostSeconds)
 		}
 		if c.Dollars < b.leastDollars || c.Dollars > b.mostDollars {
-			w.violateLocked("Kip counts %.5f $ of %s, the cloud bills %.1f s: want %.5f to %.5f $", c.Dollars, key, b.seconds, b.leastDollars, b.mostDollars)
+			w.violateLocked("Kip counts %.5f $ of %s, the cloud bills %.1f s: want %.5f to %.5f $", c.Dollars, key, b.seconds, b.leastDollars,
+				b.mostDollars)
 		}
 	}
 	return w.violations
@@ -472,4 +674,4 @@ func TestKipIsKilledAtEveryWriteAndEveryCloudCall(t *testing.T) {
 // The least points at which to die of a scenario, and the least deaths in all. Both
 // are little below what they are: a change that makes the counts much smaller lets
 // this test prove less, and must say so here.
-const leastPoints, leastDeaths = 20, 2550
+const leastPoints, leastDeaths = 20, 2850

@@ -12,6 +12,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -19,7 +20,7 @@ import (
 // What Kip's own constants add up to.
 const (
 	callTimeout    = time.Minute      // cells: of a call whose answer never comes
-	cellBackoff    = 30 * time.Second // cells: longest wait before a failed step is tried again
+	cellBackoff    = 30 * time.Second // cells: longest wait before a failed step is retried
 	podBackoff     = time.Minute      // pods: the same
 	drainTimeout   = 30 * time.Second // cells: for the logs of a cell that is silent
 	terminateAgain = 3 * time.Minute  // cells: before a termination that came to nothing is repeated
@@ -29,6 +30,10 @@ const (
 	terminationMax = time.Minute      // of the simulated cloud: how long an instance runs on
 	attemptBackoff = 5 * time.Minute  // pods: longest wait between two cells for a pod
 	readyTimeout   = 2 * time.Minute  // cells: from the join to a ready kubelet
+
+	// evictionBound is when an eviction that was forbidden must have been tried again:
+	// pods waits for 5 s.
+	evictionBound = 10 * time.Second
 
 	// outliveBound is how long an instance may run on after the end of its pod,
 	// counted from the last fault if that is later: whatever Kip was waiting for,
@@ -48,7 +53,7 @@ func (w *world) check() []string {
 	podList := w.api.list()
 	disks, torn := w.cloud.Disks(), w.cloud.TornDisks()
 	w.api.mu.Lock()
-	endings := maps.Clone(w.api.ended)
+	endings, forbidden := maps.Clone(w.api.ended), maps.Clone(w.api.forbidden)
 	w.api.mu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -67,6 +72,12 @@ func (w *world) check() []string {
 		runs[m.pod] = m.cell
 	}
 
+	// Of that: a launch that is sent again is the one that was stored, though each
+	// life of Kip has another configuration.
+	if n := w.cloud.Calls()[sim.CallKey{Kind: sim.KindLaunch, Outcome: sim.Mismatch}]; n > 0 {
+		w.violateLocked("invariant 2: %d launches were sent again and differed from the first", n)
+	}
+
 	// Of that: a cell has one instance, ever. The sweep of orphans would hide it.
 	instances, cellOf := map[string]string{}, map[string]string{}
 	for _, i := range truth {
@@ -78,9 +89,6 @@ func (w *world) check() []string {
 		instances[cell] = i.ID
 	}
 
-	// A disk is on one machine, with a record, and is not torn off.
-	w.checkDisksLocked(slices.DeleteFunc(disks, func(d cloud.Disk) bool { return d.ID == w.foreign }), torn, cellOf)
-
 	latest := func(first time.Time, others ...time.Time) time.Time {
 		for _, t := range others {
 			if t.After(first) {
@@ -89,14 +97,17 @@ func (w *world) check() []string {
 		}
 		return first
 	}
-	live := map[string]bool{}
+	live := map[string]bool{} // by the bounds that this check could have seen broken
 	defer func() {
-		for bound := range live {
-			if !w.ending {
+		for bound, is := range live {
+			if is && !w.ending {
 				w.live[bound]++
 			}
 		}
 	}()
+
+	// A disk is on one machine, with a record, and is not torn off.
+	live["disks"] = w.checkDisksLocked(slices.DeleteFunc(disks, func(d cloud.Disk) bool { return d.ID == w.foreign }), torn, cellOf) > 0
 
 	// 2. No instance outlives its pod.
 	for _, ended := range endings {
@@ -121,7 +132,8 @@ func (w *world) check() []string {
 		}
 		needless = latest(needless, calm)
 		if now.Sub(needless) > outliveBound {
-			w.violateLocked("invariant 2: instance %s of cell %s (%s) is %s %s after the end of its pod", i.ID, cell, w.phaseOf(cell), i.State, now.Sub(needless))
+			w.violateLocked("invariant 2: instance %s of cell %s (%s) is %s %s after the end of its pod", i.ID, cell, w.phaseOf(cell), i.State,
+				now.Sub(needless))
 		}
 	}
 
@@ -168,9 +180,24 @@ func (w *world) check() []string {
 		}
 	}
 
+	// An eviction that was forbidden is tried again until the pod is gone, or its
+	// instance.
+	for _, p := range podList {
+		at, blocked := forbidden[p.UID]
+		a := w.boundTo(p.UID)
+		if !blocked || terminal(p) || p.DeletionTimestamp != nil || a == nil || !a.cell.Interrupted.After(now) || k == nil || !k.up {
+			continue
+		}
+		live["eviction"] = true
+		if waits := now.Sub(latest(at, calm)); waits > evictionBound {
+			w.violateLocked("an eviction that is forbidden is tried again: that of pod %s was not in %s", p.Name, waits)
+		}
+	}
+
 	// 5. The cost counter. While Kip does not know whether a write was done, it
 	// cannot know what it changed.
-	if k != nil && k.up && !w.lasting["store faults"] && now.Sub(w.storeTrouble) > cellBackoff+callTimeout {
+	if k != nil && k.up && !w.lasting["store faults"] && !w.lasting["store reads"] && w.paused == nil &&
+		now.Sub(w.storeTrouble) > cellBackoff+callTimeout {
 		want := w.books.costs(now)
 		for _, got := range k.cells.Costs() {
 			key := fmt.Sprint(got.InstanceType, got.Spot)
@@ -180,6 +207,7 @@ func (w *world) check() []string {
 			if d := math.Abs(got.Dollars - want[key].Dollars); d > slack/3600+1e-9 {
 				w.violateLocked("invariant 5: %s costs %.6f $ by Kip's counter, %.6f $ by its cells", key, got.Dollars, want[key].Dollars)
 			}
+			live["cost"] = live["cost"] || want[key].Seconds > slack
 			delete(want, key)
 		}
 		for key, c := range want {
@@ -262,8 +290,15 @@ func (w *world) settled() bool {
 			if cell != "" {
 				return false
 			}
-		case p.Labels["size"] == "huge" && cell == "":
-		case cell == "" && w.waitsForDiskLocked(p):
+		// Who waits has been told what for: else it has another look before it.
+		case cell == "" && p.Labels["size"] == "huge":
+			if !strings.Contains(w.kip.pods.Waiting(p.UID), "needs cpu 1000") {
+				return false
+			}
+		case cell == "" && w.waitsForDiskLocked(p) != nil:
+			if !strings.Contains(w.kip.pods.Waiting(p.UID), "is used by pod "+w.waitsForDiskLocked(p).String()+":") {
+				return false
+			}
 		case p.Status.Phase != corev1.PodRunning || !runs[cell] || !ready(p):
 			return false
 		}
@@ -283,7 +318,7 @@ func (w *world) stoppable(c cells.Cell) bool {
 // quiet lets time pass in a settled world, and checks that nothing is written.
 func (w *world) quiet(d time.Duration) {
 	w.mu.Lock()
-	writes := w.writes
+	writes, events := w.writes, len(w.said)
 	w.idle = true
 	w.mu.Unlock()
 	w.api.mu.Lock()
@@ -297,8 +332,10 @@ func (w *world) quiet(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.idle = false
-	if writes = w.writes - writes; writes+apiWrites > 0 {
-		w.violateLocked("invariant 6: in %s in which nothing changed, Kip wrote %d times to its store and %d times to the API server", d, writes, apiWrites)
+	w.live["quiet"]++
+	writes, said := w.writes-writes, w.said[events:]
+	if writes+len(said)+apiWrites > 0 {
+		w.violateLocked("invariant 6: in %s in which nothing changed, Kip wrote %d times to its store, Events %q, and %d times else to the API server", d, writes, said, apiWrites)
 	}
 }
 
@@ -385,9 +422,11 @@ func (w *world) describe() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var b strings.Builder
-	fmt.Fprintf(&b, "\n  now %s, kip up %t, lasting faults %v, trouble until %s", time.Since(w.began), w.kip != nil && w.kip.up, w.lasting, w.trouble.Sub(w.began))
+	fmt.Fprintf(&b, "\n  now %s, kip up %t, lasting faults %v, trouble until %s", time.Since(w.began), w.kip != nil && w.kip.up, w.lasting,
+		w.trouble.Sub(w.began))
 	for _, p := range pods {
-		fmt.Fprintf(&b, "\n  pod %s %s %s policy %s deleted %v conditions %v", p.Name, p.UID, p.Status.Phase, p.Spec.RestartPolicy, p.DeletionTimestamp, p.Status.Conditions)
+		fmt.Fprintf(&b, "\n  pod %s %s %s policy %s deleted %v conditions %v", p.Name, p.UID, p.Status.Phase, p.Spec.RestartPolicy,
+			p.DeletionTimestamp, p.Status.Conditions)
 		if w.kip != nil && w.kip.up {
 			fmt.Fprintf(&b, " waiting %q", w.kip.pods.Waiting(p.UID))
 		}
@@ -402,7 +441,8 @@ func (w *world) describe() string {
 		if a == nil {
 			continue // it went meanwhile
 		}
-		fmt.Fprintf(&b, "\n  cell %s %s pod %s standby %q stopped %t reason %q", id, a.cell.Phase, a.cell.Pod.Name, a.cell.Standby, a.cell.Stopped, a.cell.Reason)
+		fmt.Fprintf(&b, "\n  cell %s %s pod %s standby %q stopped %t reason %q", id, a.cell.Phase, a.cell.Pod.Name, a.cell.Standby,
+			a.cell.Stopped, a.cell.Reason)
 		if a.cell.Instance != nil {
 			fmt.Fprintf(&b, " on %s", a.cell.Instance.ID)
 		}
@@ -414,7 +454,8 @@ func (w *world) describe() string {
 	for _, i := range truth {
 		fmt.Fprintf(&b, "\n  instance %s of cell %s is %s", i.ID, i.Tags[cloud.TagCell], i.State)
 		if m := w.machines[i.ID]; m != nil {
-			fmt.Fprintf(&b, ", up %t cut off %t joined %t configured %t pod %s running %t over %t", m.up, m.cutOff, m.joined, m.configured, m.name.Name, m.running, m.over)
+			fmt.Fprintf(&b, ", up %t cut off %t joined %t configured %t pod %s running %t over %t", m.up, m.cutOff, m.joined, m.configured,
+				m.name.Name, m.running, m.over)
 		}
 	}
 	return b.String()

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
@@ -22,6 +22,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
+	"github.com/elotl/kip/internal/shop"
 	"github.com/elotl/kip/internal/store"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -50,7 +51,7 @@ type poolOf struct {
 }
 
 const (
-	listLag     = 20 * time.Second // as cmd/kip has it for real clouds
+	listLag     = 20 * time.Second // as internal/kip has it for real clouds
 	bootTimeout = 5 * time.Minute
 	restartTime = time.Second // from Kip's death to its next start
 )
@@ -103,6 +104,7 @@ type world struct {
 	foreign      string // attached by somebody else
 	violations   []string
 	kip          *kip // nil while none runs
+	lives        int  // of Kip, so far
 	supervisor   chan struct{}
 	revive       chan struct{} // closed when Kip's downtime is to end at once
 	machines     map[string]*machine
@@ -116,8 +118,16 @@ type world struct {
 	lastLive     map[types.UID]time.Time // one that was not ending
 	lastBound    map[types.UID]time.Time // and a bound one
 	live         map[string]int          // checks of the history in which a bound could have been broken
-	acted        bool                    // the event that is played hits something
-	plays        map[string]int          // events that had an effect, by their kinds
+	plays        map[string]int          // how often each kind of event had an effect
+	announced    map[string]bool         // instances whose interruption Kip was told of
+	salt         map[string]uint32       // which instances faults that last are of
+	readFail     func() error            // of the store
+	auditing     map[string]int          // the keys that are read for the books
+	lagging      bool                    // an event has made the list late
+	paused       chan struct{}           // closed when Kip goes on; nil while it does
+	held         bool                    // and that has held it up
+	resumed      time.Time               // when it went on last
+	said         []string                // the Events that Kip wrote
 	unreadable   bool                    // the store, for the next Kip
 	ending       bool                    // the history is over
 	trouble      time.Time               // when the last fault was over, as far as is known
@@ -130,6 +140,7 @@ type world struct {
 	killedAt     failpoint      // zero while no failpoint was deadly
 	storeFail    func(op string) (before, after error)
 	beforeWrite  func(op string) // called without a lock; nil for nothing
+	afterWrite   func()          // the same, when the books are made
 	cloudFail    []cloudFault
 	late         bool // calls go on when their caller has died
 	writes       int
@@ -159,29 +170,35 @@ type failpoint struct {
 type cloudFault struct {
 	kind  sim.Kind
 	n     int
+	name  string
 	fault sim.Fault
 }
 
 func newWorld(s setting) *world {
 	w := &world{
-		setting: s, slowestList: slowest(s.knobs.ListLag), deadly: s.armed, began: time.Now(), downtime: restartTime, machines: map[string]*machine{}, links: make(chan struct{}), policies: map[types.UID]corev1.RestartPolicy{},
-		created: map[types.UID]time.Time{}, ran: map[types.UID]int{}, reports: map[types.UID][]report{}, lastBound: map[types.UID]time.Time{}, lasting: map[string]bool{},
-		lastCell: map[types.UID]time.Time{}, lastWaiting: map[types.UID]time.Time{}, lastLive: map[types.UID]time.Time{}, live: map[string]int{}, plays: map[string]int{},
+		setting: s, slowestList: slowest(s.knobs.ListLag), deadly: s.armed, began: time.Now(), downtime: restartTime,
+		machines: map[string]*machine{}, links: make(chan struct{}), policies: map[types.UID]corev1.RestartPolicy{},
+		created: map[types.UID]time.Time{}, ran: map[types.UID]int{}, reports: map[types.UID][]report{}, lastBound: map[types.UID]time.Time{},
+		lasting:  map[string]bool{},
+		lastCell: map[types.UID]time.Time{}, lastWaiting: map[types.UID]time.Time{}, lastLive: map[types.UID]time.Time{},
+		live: map[string]int{}, plays: map[string]int{},
 		writing: map[string]int{}, short: map[string]sim.Pool{},
 		trouble: time.Now(), supervisor: make(chan struct{}), revive: make(chan struct{}), books: newBooks(),
-		storeFail: func(string) (error, error) { return nil, nil },
-		diskOf:    map[types.UID]string{}, mounted: mounts{of: map[string]string{}},
+		storeFail: func(string) (error, error) { return nil, nil }, readFail: func() error { return nil },
+		announced: map[string]bool{}, salt: map[string]uint32{}, auditing: map[string]int{},
+		diskOf: map[types.UID]string{}, mounted: mounts{of: map[string]string{}},
 	}
 	w.log = slog.New(slog.DiscardHandler)
 	if *verbose {
 		w.log = slog.New(&traceHandler{w: w})
 	}
 	w.api = newAPIServer(w)
-	w.store = store.Memory(w.onWrite)
+	w.store = store.MemoryWith(w.onWrite, w.onRead)
 	k := s.knobs
 	k.StoppedKeepsAddresses = !s.movingAddr
 	var err error
-	w.cloud, err = sim.New(sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log, Mounted: w.mounted.has, ReuseAddresses: s.reuse})
+	w.cloud, err = sim.New(sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log,
+		Mounted: w.mounted.has, ReuseAddresses: s.reuse})
 	if err != nil {
 		panic(err)
 	}
@@ -229,6 +246,7 @@ type kip struct {
 	pods     *pods.Controller
 	apis     map[string]*cellAPI // under world.mu
 	up       bool                // its loops run; under world.mu
+	life     int                 // counts them
 }
 
 var errDead = errors.New("this Kip is dead")
@@ -262,7 +280,10 @@ func (w *world) supervise() {
 		k := &kip{w: w, apis: map[string]*cellAPI{}}
 		k.ctx, k.cancel = context.WithCancel(w.ctx)
 		w.mu.Lock()
+		w.resumeLocked() // it was the last one that was paused
 		w.kip = k
+		w.lives++
+		k.life = w.lives
 		w.mu.Unlock()
 		err := k.run()
 		killed := errors.Is(err, errDead) || err == nil
@@ -288,14 +309,11 @@ func (w *world) supervise() {
 	}
 }
 
-// run wires Kip as cmd/kip does.
+// run wires Kip as internal/kip does.
 func (k *kip) run() error {
 	w := k.w
-	shortages := capacity.New(clock.RealClock{})
-	unavailable := func(o cells.Offer) bool {
-		return shortages.Unavailable(capacity.Offering{InstanceType: o.InstanceType, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot})
-	}
-	available := func(all []cells.Offer) []cells.Offer { return slices.DeleteFunc(all, unavailable) }
+	short := shortages{capacity.New(clock.RealClock{})}
+	available := func(all []cells.Offer) []cells.Offer { return slices.DeleteFunc(all, short.Unavailable) }
 	event := func(pod apiv1.PodReference, kind, reason, message string) {
 		if k.alive() != nil {
 			return
@@ -303,6 +321,8 @@ func (k *kip) run() error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.reports[pod.UID] = append(w.reports[pod.UID], report{time.Now(), kind, reason, message})
+		w.said = append(w.said, fmt.Sprintf("%v %s %s: %s", time.Since(w.began), pod.Name, reason, message))
+		w.plays["Event "+reason]++
 		w.log.Debug("event", "pod", pod.Name, "reason", reason, "message", message)
 	}
 	var pools []cells.Pool
@@ -314,7 +334,7 @@ func (k *kip) run() error {
 			return nil, cloud.ErrCapacity
 		}})
 	}
-	k.informer = cache.NewSharedIndexInformer(w.api.listerWatcher(), &corev1.Pod{}, 0, cache.Indexers{})
+	k.informer = cache.NewSharedIndexInformer(w.api.listerWatcher(k), &corev1.Pod{}, 0, cache.Indexers{})
 	// The library's own handler counts by a clock that is outside this bubble, and
 	// would sleep for decades.
 	if err := k.informer.SetWatchErrorHandler(func(*cache.Reflector, error) {}); err != nil {
@@ -325,24 +345,17 @@ func (k *kip) run() error {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
 	k.cells = cells.New(cells.Config{
-		NodeName: "kip-0", ControllerID: owner, Cloud: handle{k}, Disks: handle{k}, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k}, CAHash: "ca",
-		Cool: func(o cells.Offer, err error) {
-			s := capacity.Shortage{InstanceType: o.InstanceType, Zone: o.Zone, Subnet: o.Subnet, Spot: &o.Spot}
-			if e, ok := errors.AsType[*cloud.CapacityError](err); ok {
-				s = capacity.Shortage{InstanceType: e.InstanceType, Zone: e.Zone, Subnet: e.Subnet, Spot: e.Spot}
-			}
-			shortages.Mark(s)
-		},
-		Unavailable: unavailable, Event: event, SaveLogs: saveLogs,
-		Changed:       func(c cells.Cell) { k.pods.CellChanged(c) },
-		Silent:        func(c cells.Cell, since time.Time) { k.pods.CellSilent(c, since) },
-		Interrupted:   func(c cells.Cell) { k.pods.CellInterrupted(c) },
-		ClusterDomain: "cluster.local", NameTag: "kip", Pools: pools, Template: "t1", Health: health, ListLag: listLag, SoonPoll: time.Second,
-		Clock: clock.RealClock{}, Log: w.log,
+		NodeName: "kip-0", ControllerID: owner, Cloud: handle{k}, Disks: handle{k}, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
+		CAHash:    "ca",
+		Shortages: short, Event: event, SaveLogs: saveLogs,
+		ClusterDomain: "cluster.local", Pools: pools, Template: "t1", Health: health, ListLag: listLag, SoonPoll: time.Second,
+		// Each life has another configuration: what is sent again must not show it.
+		NameTag: fmt.Sprint("kip-", k.life), Options: cells.Options{InstanceProfile: fmt.Sprint("profile-", k.life)},
+		Clock: kipClock{k: k}, Log: w.log,
 	})
 	var err error
 	k.pods, err = pods.New(pods.Config{
-		Pods: k.informer, Client: client{s: w.api, dead: k.alive}, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
+		Pods: k.informer, Client: client{s: w.api, k: k}, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
 		Volumes: w.volumesOf,
 		Place: func(p *corev1.Pod, zone string) ([]cells.Offer, error) {
 			var list []cells.Offer
@@ -362,11 +375,12 @@ func (k *kip) run() error {
 			}
 			return list, nil
 		},
-		Clock: clock.RealClock{}, Log: w.log,
+		Clock: kipClock{k: k}, Log: w.log,
 	})
 	if err != nil {
 		return err
 	}
+	k.cells.Observe(k.pods)
 	poke := func(any) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -374,7 +388,8 @@ func (k *kip) run() error {
 			m.poke()
 		}
 	}
-	if _, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: poke, UpdateFunc: func(_, o any) { poke(o) }, DeleteFunc: poke}); err != nil {
+	if _, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: poke, UpdateFunc: func(_, o any) { poke(o) },
+		DeleteFunc: poke}); err != nil {
 		return err
 	}
 	load, unread := context.WithCancel(k.ctx)
@@ -429,16 +444,114 @@ func (k *kip) run() error {
 	return failure
 }
 
+// shortages are what the cloud did not serve in this life of Kip.
+type shortages struct{ known *capacity.Shortages }
+
+func (s shortages) Mark(o cells.Offer, answer error) {
+	s.known.Mark(shop.Shortage(o, answer))
+}
+
+func (s shortages) Unavailable(o cells.Offer) bool {
+	return s.known.Unavailable(shop.Offering(o))
+}
+
+// running waits while Kip is paused, at most until ctx ends. Whatever can wake Kip asks
+// it first; only what its work queues have put off goes on.
+func (k *kip) running(ctx context.Context) {
+	for {
+		k.w.mu.Lock()
+		paused := k.w.paused
+		if paused != nil {
+			k.w.held = true
+		}
+		k.w.mu.Unlock()
+		if paused == nil {
+			return
+		}
+		select {
+		case <-paused:
+		case <-k.ctx.Done():
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// kipClock is time itself, but for its timers, which are late when Kip is paused.
+type kipClock struct {
+	clock.RealClock
+	k *kip
+}
+
+func (c kipClock) After(d time.Duration) <-chan time.Time { return c.NewTimer(d).C() }
+
+func (c kipClock) NewTimer(d time.Duration) clock.Timer {
+	t := &lateTimer{k: c.k, c: make(chan time.Time, 1)}
+	t.start(d)
+	return t
+}
+
+func (c kipClock) NewTicker(d time.Duration) clock.Ticker {
+	t := &lateTimer{k: c.k, c: make(chan time.Time, 1), again: true}
+	t.start(d)
+	return lateTicker{t}
+}
+
+type lateTimer struct {
+	k     *kip
+	c     chan time.Time
+	again bool
+	stop  context.CancelFunc
+}
+
+func (t *lateTimer) start(d time.Duration) {
+	var ctx context.Context
+	ctx, t.stop = context.WithCancel(t.k.ctx)
+	go func() {
+		for sleep(ctx, d) {
+			t.k.running(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			select {
+			case t.c <- time.Now():
+			default:
+			}
+			if !t.again {
+				return
+			}
+		}
+	}()
+}
+
+func (t *lateTimer) C() <-chan time.Time { return t.c }
+
+func (t *lateTimer) Stop() bool {
+	t.stop()
+	return true
+}
+
+func (t *lateTimer) Reset(d time.Duration) bool {
+	t.stop()
+	t.start(d)
+	return true
+}
+
+type lateTicker struct{ t *lateTimer }
+
+func (t lateTicker) C() <-chan time.Time { return t.t.c }
+func (t lateTicker) Stop()               { t.t.stop() }
+
 // stop ends a life whose part has failed.
 func (k *kip) stop() { k.cancel() }
 
-func saveLogs(ctx context.Context, _ apiv1.PodReference, cell http.RoundTripper) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://cell/kubelet/containerLogs", nil)
+func saveLogs(ctx context.Context, _ apiv1.PodReference, agent agentapi.Conn) error {
+	log, err := agentapi.Client{Conn: agent}.Logs(ctx, "default", "pod", "main", false)
 	if err != nil {
 		return err
 	}
-	_, err = cell.RoundTrip(r)
-	return err
+	return log.Close()
 }
 
 // seenPod is the pod as the cell API shows it: from the informer, and from the API
@@ -490,11 +603,39 @@ func (w *world) nextPoint() int {
 
 // onWrite is the store's hook.
 func (w *world) onWrite(op, key string) error {
+	err := w.written(op, key)
+	w.met(err)
+	return err
+}
+
+// met counts a failure of the store of which Kip is told.
+func (w *world) met(err error) {
+	if e, ok := errors.AsType[*storeError](err); ok {
+		w.happened(e.kind)
+	}
+}
+
+// onRead fails no look of the books'. What counts is what a running Kip meets.
+func (w *world) onRead(key string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.auditing[key] > 0 {
+		return nil
+	}
+	err := w.readFail()
+	if err != nil && w.kip != nil && w.kip.up {
+		w.plays["store reads"]++
+	}
+	return err
+}
+
+func (w *world) written(op, key string) error {
 	before, after := w.storeFault(op)
 	if op != "applied" {
 		n := w.nextPoint()
 		w.mu.Lock()
 		w.writing[key] = n
+		w.writes++ // it may come to nothing, and costs a request all the same
 		meanwhile := w.beforeWrite
 		w.mu.Unlock()
 		if meanwhile != nil {
@@ -507,13 +648,18 @@ func (w *world) onWrite(op, key string) error {
 	}
 	w.mu.Lock()
 	n := w.writing[key]
-	w.writes++
 	if after != nil {
 		w.storeTrouble = time.Now()
 	}
 	w.mu.Unlock()
 	for k := range strings.SplitSeq(key, ",") {
 		w.audit(k)
+	}
+	w.mu.Lock()
+	now := w.afterWrite
+	w.mu.Unlock()
+	if now != nil {
+		now()
 	}
 	if err := w.point(n, true); err != nil {
 		return err
@@ -538,6 +684,8 @@ func (w *world) onCall(c sim.Call) (f sim.Fault) {
 		}
 		if p.n--; p.n == 0 {
 			w.plays["cloud fault"]++
+			w.plays["cloud fault: "+p.name]++
+			w.plays["cloud fault of "+string(c.Kind)]++
 			f = p.fault
 			w.troubled(time.Now())
 			if f.HangBefore || f.HangAfter {
@@ -578,6 +726,7 @@ func (h handle) call(ctx context.Context, do func(ctx context.Context) error) er
 		return err
 	}
 	w := h.k.w
+	h.k.running(h.k.ctx)
 	n := w.nextPoint()
 	if err := w.point(n, false); err != nil {
 		return err
@@ -592,22 +741,25 @@ func (h handle) call(ctx context.Context, do func(ctx context.Context) error) er
 		detached, cancel := context.WithTimeout(w.ctx, lateTime)
 		go func() {
 			defer cancel()
-			answer <- do(detached)
+			err := do(detached)
+			if err == nil && ctx.Err() != nil {
+				w.happened("late calls") // done for a sender that did not wait
+			}
+			answer <- err
 		}()
 		select {
 		case err = <-answer:
 		case <-ctx.Done():
 			err = ctx.Err()
-			w.mu.Lock()
-			w.plays["late calls"]++
-			w.mu.Unlock()
 		}
 	} else {
 		err = do(ctx)
 	}
+	h.k.running(h.k.ctx)
 	w.mu.Lock()
 	for what, causes := range lastingCauses {
-		if w.lasting[what] && slices.ContainsFunc(causes, func(cause error) bool { return errors.Is(err, cause) }) {
+		if w.lasting[what] && !errors.Is(err, errPlanned) && slices.ContainsFunc(causes,
+			func(cause error) bool { return errors.Is(err, cause) }) {
 			w.plays[what]++
 		}
 	}
@@ -620,7 +772,7 @@ func (h handle) call(ctx context.Context, do func(ctx context.Context) error) er
 
 // lastingCauses are how the calls that meet a lasting fault of the cloud end.
 var lastingCauses = map[string][]error{
-	"cloud faults": {sim.ErrInternal, sim.ErrLost, context.DeadlineExceeded},
+	"cloud faults": {sim.ErrInternal, sim.ErrLost},
 	"unauthorised": {cloud.ErrUnauthorised},
 	"throttling":   {cloud.ErrThrottled},
 	"quota":        {cloud.ErrQuota},
@@ -629,7 +781,11 @@ var lastingCauses = map[string][]error{
 // lateTime bounds how long a request may be under way when its sender has died.
 const lateTime = 10 * time.Second
 
-func (h handle) Name() string { return "sim" }
+func (h handle) Name() string         { return "sim" }
+func (h handle) Traits() cloud.Traits { return h.k.w.cloud.Traits() }
+func (h handle) Features() cloud.Features {
+	return cloud.Features{Stopper: h, Interrupter: h, Disks: h}
+}
 func (h handle) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	return h.k.w.cloud.Catalogue(ctx)
 }
@@ -649,31 +805,119 @@ func ask[T any](ctx context.Context, h handle, do func(context.Context) (T, erro
 	return answer, err
 }
 
-func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
-	return ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.w.cloud.Launch(ctx, r) })
+func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
+	w := h.k.w
+	results, err := ask(ctx, h, func(ctx context.Context) (cloud.LaunchResults, error) {
+		results := w.cloud.Launch(ctx, r)
+		return results, results.Err()
+	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	missing := 0
+	for _, one := range results {
+		if errors.Is(one.Err, cloud.ErrCapacity) && !errors.Is(one.Err, errPlanned) {
+			missing++
+		}
+	}
+	if missing > 0 {
+		w.plays["capacity"]++
+	}
+	if missing > 0 && missing < len(results) {
+		w.plays["partial group"]++
+	}
+	if err == nil && len(results) > 0 && w.lasting["slow boots"] {
+		w.plays["slow boots"]++
+	}
+	if err != nil && (results.Err() == nil || errors.Is(err, errDead)) {
+		return cloud.NotLaunched(len(r.Machines), err)
+	}
+	return results
 }
 
-func (h handle) List(ctx context.Context, owner string) ([]cloud.Instance, error) {
-	return ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.w.cloud.List(ctx, owner) })
+func (h handle) List(ctx context.Context, owner string) (cloud.Listing, error) {
+	w := h.k.w
+	listing, err := ask(ctx, h, func(ctx context.Context) (cloud.Listing, error) {
+		listing, err := w.cloud.List(ctx, owner)
+		if err == nil {
+			w.judge(listing, w.cloud.Truth())
+		}
+		return listing, err
+	})
+	listing.Instances = w.omit(listing.Instances)
+	return listing, err
 }
 
-func (h handle) Terminate(ctx context.Context, ids ...string) error {
-	return h.call(ctx, func(ctx context.Context) error { return h.k.w.cloud.Terminate(ctx, ids...) })
+// judge counts an answer of the cloud's list that is not true, because an event has
+// made it late or blind.
+func (w *world) judge(listing cloud.Listing, truth []sim.Instance) {
+	told := map[string]cloud.State{}
+	for _, i := range listing.Instances {
+		told[i.ID] = i.State
+	}
+	truth = slices.DeleteFunc(slices.Clone(truth), func(i sim.Instance) bool { return !listing.Covers(i.Zone) })
+	late := len(told) != len(truth) || slices.ContainsFunc(truth, func(i sim.Instance) bool { return told[i.ID] != i.State })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if late && w.lagging {
+		w.plays["list lag"]++
+	}
+	if !listing.Complete() {
+		w.plays["blind zone"]++
+	}
 }
 
-func (h handle) Stop(ctx context.Context, ids ...string) error {
-	return h.call(ctx, func(ctx context.Context) error { return h.k.w.cloud.Stop(ctx, ids...) })
+func (h handle) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
+	return ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.w.cloud.Describe(ctx, ids...) })
 }
 
-func (h handle) Start(ctx context.Context, ids ...string) error {
-	return h.call(ctx, func(ctx context.Context) error { return h.k.w.cloud.Start(ctx, ids...) })
+// each makes a call that names instances.
+func (h handle) each(ctx context.Context, ids []string, do func(context.Context, ...string) cloud.Results) cloud.Results {
+	return cloud.Each(h.call(ctx, func(ctx context.Context) error { return do(ctx, ids...).Err() }), ids...)
+}
+
+func (h handle) Terminate(ctx context.Context, ids ...string) cloud.Results {
+	w := h.k.w
+	results := h.each(ctx, ids, func(ctx context.Context, ids ...string) cloud.Results {
+		if err := w.refuses(ids); err != nil {
+			return cloud.Each(err, ids...)
+		}
+		return w.cloud.Terminate(ctx, ids...)
+	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if results.Err() == nil && w.lasting["slow ends"] {
+		w.plays["slow ends"]++
+	}
+	return results
+}
+
+func (h handle) Stop(ctx context.Context, ids ...string) cloud.Results {
+	return h.each(ctx, ids, h.k.w.cloud.Stop)
+}
+
+func (h handle) Start(ctx context.Context, ids ...string) cloud.Results {
+	return h.each(ctx, ids, h.k.w.cloud.Start)
 }
 
 func (h handle) Interruptions(ctx context.Context, notice func(cloud.Interruption)) error {
 	if err := h.k.alive(); err != nil {
 		return err
 	}
-	return h.k.w.cloud.Interruptions(ctx, notice)
+	w := h.k.w
+	err := w.cloud.Interruptions(ctx, func(i cloud.Interruption) {
+		h.k.running(h.k.ctx)
+		w.mu.Lock()
+		if !w.announced[i.InstanceID] {
+			w.announced[i.InstanceID] = true
+			w.plays["interrupt"]++
+		}
+		w.mu.Unlock()
+		notice(i)
+	})
+	if errors.Is(err, errQueueGone) {
+		w.happened("notices end")
+	}
+	return err
 }
 
 // books are kept beside Kip's own, from the records that reach the store.
@@ -693,7 +937,8 @@ type account struct {
 }
 
 func newBooks() books {
-	return books{cells: map[string]*account{}, closed: map[string]cells.Cost{}, removed: map[string]time.Time{}, pods: map[string]types.UID{}, known: map[string]bool{}}
+	return books{cells: map[string]*account{}, closed: map[string]cells.Cost{}, removed: map[string]time.Time{},
+		pods: map[string]types.UID{}, known: map[string]bool{}}
 }
 
 const cellPrefix = "cells/"
@@ -706,7 +951,13 @@ func (w *world) audit(key string) {
 	}
 	key = key[i:]
 	var raw json.RawMessage
+	w.mu.Lock()
+	w.auditing[key]++
+	w.mu.Unlock()
 	revision, err := w.store.Get(context.Background(), key, &raw)
+	w.mu.Lock()
+	w.auditing[key]--
+	w.mu.Unlock()
 	if err != nil {
 		panic(err)
 	}
@@ -733,7 +984,8 @@ func (w *world) audit(key string) {
 			o := a.cell.Offer()
 			k := fmt.Sprint(o.InstanceType, o.Spot)
 			sum := b.closed[k]
-			b.closed[k] = cells.Cost{InstanceType: o.InstanceType, Spot: o.Spot, Seconds: sum.Seconds + a.seconds, Dollars: sum.Dollars + a.seconds/3600*a.price}
+			b.closed[k] = cells.Cost{InstanceType: o.InstanceType, Spot: o.Spot, Seconds: sum.Seconds + a.seconds, Dollars: sum.Dollars +
+				a.seconds/3600*a.price}
 		}
 		delete(b.cells, id)
 		b.removed[id] = now
@@ -796,7 +1048,8 @@ func (b *books) costs(now time.Time) map[string]cells.Cost {
 		o := a.cell.Offer()
 		k := fmt.Sprint(o.InstanceType, o.Spot)
 		sum := sums[k]
-		sums[k] = cells.Cost{InstanceType: o.InstanceType, Spot: o.Spot, Seconds: sum.Seconds + seconds, Dollars: sum.Dollars + seconds/3600*a.price}
+		sums[k] = cells.Cost{InstanceType: o.InstanceType, Spot: o.Spot, Seconds: sum.Seconds + seconds, Dollars: sum.Dollars +
+			seconds/3600*a.price}
 	}
 	return sums
 }

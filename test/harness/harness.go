@@ -11,11 +11,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -27,6 +28,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/dev/child"
 )
 
 // Node is the virtual node's name.
@@ -48,12 +51,15 @@ type World struct {
 	Admin             kubernetes.Interface
 	Dynamic           dynamic.Interface
 
-	dev    *exec.Cmd
+	dev    *child.Process
 	log    string
-	races  string // what the names of the files begin with that tell of data races
-	done   chan error
-	ended  chan struct{}
+	cidr   netip.Prefix
+	races  string   // what the names of the files begin with that tell of data races
 	kipRun exec.Cmd // how its Kip is run: path, arguments and environment
+	kips   []*Kip   // those that RunKip ran
+	before []string // what was on the machine when no pod was
+
+	hadMachine, hadDisk atomic.Bool // see SawMachine
 }
 
 // Options of a world. Worlds with different names, bridges and networks can run
@@ -84,8 +90,9 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &World{
-		State: filepath.Join(root, ".kip", o.Name), Bin: filepath.Join(root, "bin"), Bridge: o.Name, done: make(chan error, 1), ended: make(chan struct{}),
+	w := &World{State: filepath.Join(root, ".kip", o.Name), Bin: filepath.Join(root, "bin"), Bridge: o.Name}
+	if w.cidr, err = netip.ParsePrefix(o.CIDR); err != nil {
+		return nil, err
 	}
 	w.Kubeconfig, w.KipKubeconfig = filepath.Join(w.State, "kubeconfig"), filepath.Join(w.State, "kip.kubeconfig")
 	w.Socket = filepath.Join(w.State, "kip", "kip.sock")
@@ -100,52 +107,39 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	if err := w.forgetRaces(); err != nil {
 		return nil, err
 	}
-	log, err := os.Create(w.log)
-	if err != nil {
+	if err := os.Remove(w.log); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	defer log.Close()
-	w.dev = exec.Command(filepath.Join(w.Bin, "kip-dev"), "up", "--state", w.State, "--cell-root", filepath.Join(root, ".kip", "cell-root"),
-		"--bridge", o.Name, "--cidr", o.CIDR, "--verbose", "--ready-file", ready)
+	dev := child.Spec{
+		Path: filepath.Join(w.Bin, "kip-dev"), LogFile: w.log,
+		// A test that panics or is killed must not leave a control plane behind.
+		Death: syscall.SIGTERM,
+		Args: []string{"up", "--state", w.State, "--cell-root", filepath.Join(root, ".kip", "cell-root"),
+			"--bridge", o.Name, "--cidr", o.CIDR, "--verbose", "--ready-file", ready},
+	}
 	if o.Nodes > 0 {
-		w.dev.Args = append(w.dev.Args, "--nodes", strconv.Itoa(o.Nodes))
+		dev.Args = append(dev.Args, "--nodes", strconv.Itoa(o.Nodes))
 	}
 	if o.ClusterOnly {
-		w.dev.Args[1] = "cluster"
+		dev.Args[0] = "cluster"
 	}
 	if !o.Fsync {
-		w.dev.Args = append(w.dev.Args, "--no-fsync")
+		dev.Args = append(dev.Args, "--no-fsync")
 	}
 	if o.Race {
-		w.dev.Args = append(w.dev.Args, "--kip", filepath.Join(w.Bin, "race", "kip"))
+		dev.Args = append(dev.Args, "--kip", filepath.Join(w.Bin, "race", "kip"))
 		// Its end is not held up: a race is told of when it is seen.
-		w.dev.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0 log_path="+w.races)
+		dev.Env = []string{"GORACE=atexit_sleep_ms=0 log_path=" + w.races}
 	}
-	w.dev.Args = append(w.dev.Args, o.DevArgs...)
+	dev.Args = append(dev.Args, o.DevArgs...)
 	for _, arg := range o.KipArgs {
-		w.dev.Args = append(w.dev.Args, "--kip-arg", arg)
+		dev.Args = append(dev.Args, "--kip-arg", arg)
 	}
 	if o.AuditLog != "" {
-		w.dev.Args = append(w.dev.Args, "--audit-log", o.AuditLog)
+		dev.Args = append(dev.Args, "--audit-log", o.AuditLog)
 	}
-	w.dev.Stdout, w.dev.Stderr = log, log
-	// A test that panics or is killed must not leave a control plane behind.
-	w.dev.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
 	fmt.Fprintf(o.Stderr, "starting a control plane and Kip on bridge %s; log: %s\n", o.Name, w.log)
-	started := make(chan error)
-	go func() {
-		// The kernel sends Pdeathsig when the thread that forked ends, so this
-		// one must live as long as the child.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := w.dev.Start()
-		started <- err
-		if err == nil {
-			w.done <- w.dev.Wait()
-			close(w.ended)
-		}
-	}()
-	if err := <-started; err != nil {
+	if w.dev, err = child.Start(dev); err != nil {
 		return nil, fmt.Errorf("start kip-dev (is everything built? `make build`): %w", err)
 	}
 	defer func() {
@@ -178,14 +172,24 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	if w.kipRun, err = w.kipCommand(); err != nil {
 		return nil, err
 	}
-	return w, w.NodeReady(ctx)
+	if err := w.NodeReady(ctx); err != nil {
+		return nil, err
+	}
+	w.before, err = w.onMachine(ctx)
+	return w, err
 }
 
-// Ended is closed when the control plane has ended, for whatever reason.
-func (w *World) Ended() <-chan struct{} { return w.ended }
+// Ended is closed when the control plane has ended, for whatever reason. It is nil
+// for a World that was not started.
+func (w *World) Ended() <-chan struct{} {
+	if w.dev == nil {
+		return nil
+	}
+	return w.dev.Done()
+}
 
 // ClusterPID is the process of the control plane.
-func (w *World) ClusterPID() int { return w.dev.Process.Pid }
+func (w *World) ClusterPID() int { return w.dev.PID() }
 
 // Repository is the folder with go.mod, from the folder that a test runs in.
 func Repository() (string, error) {
@@ -206,9 +210,8 @@ func Repository() (string, error) {
 func (w *World) wait(ctx context.Context, what string, check func(context.Context) (bool, error)) error {
 	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
 		select {
-		case err := <-w.done:
-			w.done <- err
-			return false, fmt.Errorf("kip-dev ended: %v", err)
+		case <-w.dev.Done():
+			return false, fmt.Errorf("kip-dev ended: %v", w.dev.Err())
 		default:
 		}
 		return check(ctx)
@@ -264,7 +267,7 @@ func (w *World) KipPID() (int, error) {
 
 // KillKip ends Kip with SIGKILL and waits until it is gone.
 func (w *World) KillKip(ctx context.Context) error {
-	if err := w.dev.Process.Signal(syscall.SIGUSR1); err != nil {
+	if err := w.dev.Signal(syscall.SIGUSR1); err != nil {
 		return err
 	}
 	return w.wait(ctx, "Kip is dead", func(context.Context) (bool, error) {
@@ -275,7 +278,7 @@ func (w *World) KillKip(ctx context.Context) error {
 
 // StartKip starts Kip again and waits until it answers.
 func (w *World) StartKip(ctx context.Context) error {
-	if err := w.dev.Process.Signal(syscall.SIGUSR2); err != nil {
+	if err := w.dev.Signal(syscall.SIGUSR2); err != nil {
 		return err
 	}
 	return w.wait(ctx, "Kip answers", func(ctx context.Context) (bool, error) {
@@ -325,17 +328,16 @@ func (w *World) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
 
 // Stop ends everything and says what was left behind.
 func (w *World) Stop() error {
-	if err := w.dev.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := w.dev.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
 	select {
-	case err := <-w.done:
-		w.done <- err
-		if err != nil {
+	case <-w.dev.Done():
+		if err := w.dev.Err(); err != nil {
 			return fmt.Errorf("kip-dev ended with %w; the end of %s:\n%s", err, w.log, tail(w.log))
 		}
 		return nil
 	case <-time.After(patience):
-		return errors.Join(fmt.Errorf("kip-dev did not end within %s; the end of %s:\n%s", patience, w.log, tail(w.log)), w.dev.Process.Kill())
+		return errors.Join(fmt.Errorf("kip-dev did not end within %s; the end of %s:\n%s", patience, w.log, tail(w.log)), w.dev.Kill())
 	}
 }

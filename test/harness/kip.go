@@ -9,22 +9,27 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"runtime"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
+	"sync"
+
+	"github.com/elotl/kip/dev/child"
 )
 
 // Kip is a process that a test runs itself, beside the world's own Kip or while
 // that is dead.
 type Kip struct {
-	PID     int
+	*child.Process
 	Log     string // the file with its standard output and error
 	Metrics string // host:port of /metrics, /healthz and /readyz
 
-	done chan struct{}
-	err  error
+	done  chan struct{}
+	amiss []string // once it has ended
+
+	mu       sync.Mutex
+	forgiven [][]string
 }
 
 // kipCommand is how the Kip that runs was started.
@@ -54,38 +59,75 @@ func (w *World) RunKip(log string, args ...string) (*Kip, error) {
 
 // RunKipOf is RunKip with another build of Kip.
 func (w *World) RunKipOf(program, log string, args ...string) (*Kip, error) {
-	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer out.Close()
 	port, err := FreePort()
 	if err != nil {
 		return nil, err
 	}
 	k := &Kip{Log: log, Metrics: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), done: make(chan struct{})}
-	cmd := exec.Command(program)
-	cmd.Args = slices.Concat([]string{program}, w.kipRun.Args[1:], []string{"--metrics-addr=" + k.Metrics}, args)
-	cmd.Env, cmd.Stdout, cmd.Stderr = w.kipRun.Env, out, out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	started := make(chan error)
-	go func() {
-		defer close(k.done)
-		runtime.LockOSThread() // as in Start
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		if err == nil {
-			k.PID = cmd.Process.Pid
-		}
-		started <- err
-		if err == nil {
-			k.err = cmd.Wait()
-		}
-	}()
-	if err := <-started; err != nil {
+	if k.Process, err = child.Start(child.Spec{
+		Path: program, Args: slices.Concat(w.kipRun.Args[1:], []string{"--metrics-addr=" + k.Metrics}, args), Env: w.kipRun.Env, LogFile: log,
+	}); err != nil {
 		return nil, fmt.Errorf("start a Kip of the test's own: %w", err)
 	}
+	w.kips = append(w.kips, k)
+	go func() {
+		defer close(k.done)
+		<-k.Process.Done()
+		k.amiss = k.look()
+	}()
 	return k, nil
+}
+
+// look says what is amiss with a Kip that has ended: how it ended, and what it logged.
+func (k *Kip) look() (amiss []string) {
+	if err := k.Unasked(); err != nil {
+		amiss = append(amiss, err.Error())
+	}
+	text, err := os.ReadFile(k.Log)
+	if err != nil {
+		amiss = append(amiss, err.Error())
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.DeleteFunc(append(amiss, Amiss(text)...), func(what string) bool {
+		return slices.ContainsFunc(k.forgiven, func(texts []string) bool {
+			return !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(what, text) })
+		})
+	})
+}
+
+// Forgive lets the Kip end, or log, what would be amiss and has this text in it, and
+// each of the others: what its test is about. It is for before the Kip ends.
+func (k *Kip) Forgive(text string, others ...string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.forgiven = append(k.forgiven, append([]string{text}, others...))
+}
+
+// Amiss is an error if the Kip, which has ended, did not end as it was told to, or
+// logged a crash or an instance that it did not know.
+func (k *Kip) Amiss() error {
+	if len(k.amiss) == 0 {
+		return nil
+	}
+	return fmt.Errorf("Kip, process %d: %s", k.PID(), strings.Join(k.amiss, "; "))
+}
+
+// crash is what a Go program prints, or logs where it recovers.
+var crash = regexp.MustCompile(`^(panic: |fatal error: |SIG[A-Z]+: )|DATA RACE|panic serving|Observed a panic`)
+
+// Stray is what Kip logs when it ends an instance that it has launched and does not
+// know: a leak, or a pod's second cell, which it mends.
+const Stray = "terminate an instance that has our tags and no cell"
+
+// Amiss are the lines of a Kip's log that tell of a crash or of a stray instance.
+func Amiss(log []byte) (lines []string) {
+	for line := range strings.Lines(string(log)) {
+		if crash.MatchString(line) || strings.Contains(line, Stray) {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	return lines
 }
 
 // FreePort is a TCP port that nobody listens on now.
@@ -97,24 +139,8 @@ func FreePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, l.Close()
 }
 
-// Signal sends a signal; that the process has ended is no error.
-func (k *Kip) Signal(sig syscall.Signal) error {
-	select {
-	case <-k.done: // its number may be another's
-		return nil
-	default:
-	}
-	if err := syscall.Kill(k.PID, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
-		return fmt.Errorf("send %s to Kip: %w", sig, err)
-	}
-	return nil
-}
-
-// Done is closed when the process has ended.
+// Done is closed when the process has ended and has been looked at.
 func (k *Kip) Done() <-chan struct{} { return k.done }
-
-// Err says how the process ended, nil for exit status 0. It is for after Done.
-func (k *Kip) Err() error { return k.err }
 
 // Logs says that its log contains a text.
 func (k *Kip) Logs(text string) (bool, error) {

@@ -1,22 +1,34 @@
 package harness
 
 import (
+	"bufio"
 	"context"
+	"debug/buildinfo"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/vishvananda/netlink"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/dev/child"
+	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/local"
 )
 
 // Main is a package's TestMain: it starts the world that all tests share, runs them
-// by run, ends the world and looks whether anything is left, or Kip had a data
-// race. It returns an exit code.
+// by run, looks whether anything is left, ends the world, looks once more, and at
+// how each Kip has ended and what it said. It returns an exit code.
 func Main(o Options, world **World, run func() int) int {
 	var err error
 	if *world, err = Start(context.Background(), o); err != nil {
@@ -24,21 +36,36 @@ func Main(o Options, world **World, run func() int) int {
 		return 1
 	}
 	w := *world
+	if o.Race {
+		if err := w.racesAreTold(); err != nil {
+			fmt.Fprintln(os.Stderr, errors.Join(err, w.Stop()))
+			return 1
+		}
+	}
 	code := run()
 	fail := func(format string, args ...any) {
 		fmt.Fprintf(os.Stderr, "after the tests: "+format+"\n", args...)
 		code = max(code, 1)
 	}
 	if code == 0 { // else tests have failed that say what is left
-		if err := errors.Join(w.Empty(context.Background()), w.noStrays()); err != nil {
+		// Before the end of the world, which sweeps everything away.
+		if err := errors.Join(w.Empty(context.Background()), w.noStrays(context.Background())); err != nil {
 			fail("%v", err)
 		}
 	}
 	if err := w.Stop(); err != nil {
 		fail("%v", err)
 	}
+	if err := w.wellEnded(); err != nil {
+		fail("%v", err)
+	}
 	if races, err := w.Races(); err != nil || races != "" {
 		fail("Kip had data races (%v):\n%s", err, races)
+	}
+	if o.AuditLog != "" {
+		if err := withinItsRights(o.AuditLog); err != nil {
+			fail("%v", err)
+		}
 	}
 	if code != 0 {
 		fmt.Fprintf(os.Stderr, "the logs are in %s\n", w.State)
@@ -52,26 +79,34 @@ func Main(o Options, world **World, run func() int) int {
 	return code
 }
 
-// Empty waits until there is no cell and no instance, and says which there are.
+// Empty waits until there is no cell, no instance and no disk, and says which there are.
 // It is for when all pods are gone and no pool of standby cells is configured.
 func (w *World) Empty(ctx context.Context) error {
 	left := ""
-	err := w.wait(ctx, "all cells and instances are gone", func(ctx context.Context) (bool, error) {
-		left = ""
+	err := w.wait(ctx, "all cells, instances and disks are gone", func(ctx context.Context) (bool, error) {
+		now := ""
 		cells, err := w.Dynamic.Resource(apiv1.Resource).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
 		}
 		for _, c := range cells.Items {
-			left += " cell " + c.GetName()
+			now += " cell " + c.GetName()
 		}
-		machines, err := os.ReadDir(filepath.Join(w.State, "cloud", "machines"))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
+		machines, err := within(filepath.Join(w.State, "cloud", "machines"), w.hadMachine.Load())
+		if err != nil {
 			return false, err
 		}
 		for _, m := range machines {
-			left += " instance " + m.Name()
+			now += " instance " + m
 		}
+		disks, err := within(filepath.Join(w.State, "cloud", "disks"), w.hadDisk.Load())
+		if err != nil {
+			return false, err
+		}
+		for _, d := range disks {
+			now += " disk " + d
+		}
+		left = now // else they are those of the look before
 		return left == "", nil
 	})
 	if err != nil {
@@ -80,20 +115,204 @@ func (w *World) Empty(ctx context.Context) error {
 	return nil
 }
 
-// stray is what Kip logs when it ends an instance that it has launched and does not
-// know: a leak, or a pod's second cell, which it mends.
-const stray = "terminate an instance that has our tags and no cell"
+// SawMachine tells that a pod has run, and SawDisk that a disk has been made: from then
+// on the cloud has folders for them, and Empty fails where it finds none.
+func (w *World) SawMachine() { w.hadMachine.Store(true) }
 
-// noStrays fails if the world's own Kip had to end such an instance.
-func (w *World) noStrays() error {
-	log, err := os.ReadFile(filepath.Join(w.State, "kip.log"))
+// SawDisk is SawMachine of disks.
+func (w *World) SawDisk() { w.hadDisk.Store(true) }
+
+// within lists a folder, which may be missing if nothing has been in it.
+func within(folder string, had bool) (names []string, err error) {
+	entries, err := os.ReadDir(folder)
+	if errors.Is(err, os.ErrNotExist) && !had {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("see what is left in %s, where something has been: %w", folder, err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, nil
+}
+
+// noStrays waits until nothing is on the machine that was not there before the
+// tests, but for the world itself, and says what is: what Empty cannot see.
+func (w *World) noStrays(ctx context.Context) error {
+	var strays []string
+	err := w.wait(ctx, "nothing of a cell or a test is on the machine", func(ctx context.Context) (bool, error) {
+		now, err := w.onMachine(ctx)
+		if err != nil {
+			return false, err // strays are those of the look before
+		}
+		strays = slices.DeleteFunc(now, func(what string) bool { return slices.Contains(w.before, what) })
+		return len(strays) == 0, nil
+	})
+	if err != nil {
+		return fmt.Errorf("left by the tests:\n  %s\n%w", strings.Join(strays, "\n  "), err)
+	}
+	return nil
+}
+
+// onMachine names what there is on this machine of the world's cells, of this process
+// and of the Kips that it ran: processes, cgroups, network devices, mounts (those that
+// keep network namespaces too), loop devices, folders.
+func (w *World) onMachine(ctx context.Context) ([]string, error) {
+	all, err := local.Leftovers(ctx, local.Config{Config: host.Config{StateDir: filepath.Join(w.State, "cloud"), Bridge: w.Bridge,
+		CIDR: w.cidr}})
+	if err != nil {
+		return nil, err
+	}
+	// That of all machines, which is made with the first.
+	all = slices.DeleteFunc(all, func(what string) bool {
+		return strings.HasPrefix(what, "cgroup ") && strings.HasSuffix(what, "/kip-"+w.Bridge)
+	})
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list network devices: %w", err)
+	}
+	bridge := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == w.Bridge })
+	for _, l := range links {
+		if bridge >= 0 && l.Attrs().MasterIndex == links[bridge].Attrs().Index {
+			all = append(all, "network device "+l.Attrs().Name)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		// Device, folder and type.
+		if f := strings.Fields(line); len(f) > 2 && (f[2] == "nsfs" || strings.HasPrefix(f[1], w.State+"/") ||
+			strings.HasPrefix(f[1], filepath.Join(os.TempDir(), "kip-"))) {
+			all = append(all, "mount "+f[1])
+		}
+	}
+	kip, err := w.KipPID()
+	if err != nil {
+		return nil, err
+	}
+	pids, err := child.Marked("KIP_DEV_STATE=" + w.State)
+	if err != nil {
+		return nil, err
+	}
+	own, err := child.Of(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range append(pids, own...) {
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		if err == nil && pid != kip { // else it ended meanwhile
+			all = append(all, fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(name))))
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}
+
+// wellEnded looks at how each Kip that the tests ran has ended, and at what each has
+// logged. How the world's own ended is kip-dev's to tell.
+func (w *World) wellEnded() error {
+	var errs []error
+	for _, k := range w.kips {
+		select {
+		case <-k.Done():
+			errs = append(errs, k.Amiss())
+		default:
+			errs = append(errs, fmt.Errorf("Kip, process %d, which a test ran, runs on (%v)", k.PID(), k.Kill()))
+		}
+	}
+	logs, err := filepath.Glob(filepath.Join(w.State, "*kip.log"))
+	if err != nil || len(logs) == 0 {
+		errs = append(errs, fmt.Errorf("no log of Kip is in %s (%v)", w.State, err))
+	}
+	for _, log := range logs {
+		text, err := os.ReadFile(log)
+		if amiss := Amiss(text); err != nil || len(amiss) > 0 {
+			errs = append(errs, fmt.Errorf("%s (%v) has\n  %s", log, err, strings.Join(amiss, "\n  ")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// withinItsRights fails if the API server refused Kip anything that it asked for as
+// itself: it has the rights of deploy/, which must be enough.
+func withinItsRights(auditLog string) error {
+	f, err := os.Open(auditLog)
 	if err != nil {
 		return err
 	}
-	for line := range strings.Lines(string(log)) {
-		if strings.Contains(line, stray) {
-			return fmt.Errorf("Kip had launched an instance that it did not know: %s", strings.TrimSpace(line))
+	defer f.Close()
+	refused, allowed := map[string]int{}, 0
+	for lines := bufio.NewReader(f); ; {
+		line, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			break // what is left has no end yet
 		}
+		if err != nil {
+			return err
+		}
+		var e struct {
+			Stage, Verb, UserAgent, RequestURI string
+			User                               struct{ Username string }
+			ImpersonatedUser                   *struct{ Username string }
+			ResponseStatus                     struct{ Code int }
+		}
+		if err := json.Unmarshal(line, &e); err != nil {
+			return fmt.Errorf("read %s: event %q: %w", auditLog, line, err)
+		}
+		// Tests borrow its account, to see what it may not do.
+		if e.User.Username != kipAccount || e.UserAgent != "kip" || e.ImpersonatedUser != nil || e.Stage != "ResponseComplete" {
+			continue
+		}
+		if e.ResponseStatus.Code == http.StatusForbidden {
+			refused[e.Verb+" "+e.RequestURI]++
+		} else {
+			allowed++
+		}
+	}
+	if len(refused) > 0 || allowed == 0 {
+		return fmt.Errorf("with the rights of deploy/rbac.yaml Kip was refused %v; of what it asked as itself %d requests were answered",
+			refused, allowed)
+	}
+	return nil
+}
+
+// kipAccount is Kip's service account.
+const kipAccount = "system:serviceaccount:kip-system:kip"
+
+// racesAreTold fails if the Kip that runs would tell of no data race.
+func (w *World) racesAreTold() error {
+	pid, err := w.KipPID()
+	if err != nil {
+		return err
+	}
+	return tellsOfRaces(filepath.Join("/proc", strconv.Itoa(pid)), w.races)
+}
+
+// tellsOfRaces fails if a process, which /proc has in this folder, is not built with
+// -race, or does not tell of data races in files that begin with log.
+func tellsOfRaces(proc, log string) error {
+	info, err := buildinfo.ReadFile(filepath.Join(proc, "exe"))
+	if err != nil {
+		return fmt.Errorf("see whether Kip is built with -race: %w", err)
+	}
+	if !slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		return fmt.Errorf("%s is built with %v: want -race=true, or it tells of no data race", filepath.Join(proc, "exe"), info.Settings)
+	}
+	environ, err := os.ReadFile(filepath.Join(proc, "environ"))
+	if err != nil {
+		return fmt.Errorf("see where Kip tells of data races: %w", err)
+	}
+	options := "not set"
+	for entry := range strings.SplitSeq(string(environ), "\x00") {
+		if value, is := strings.CutPrefix(entry, "GORACE="); is {
+			options = value
+		}
+	}
+	if !slices.Contains(strings.Fields(options), "log_path="+log) {
+		return fmt.Errorf("GORACE of Kip is %q: want log_path=%s, where its data races are looked for", options, log)
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // What a cell is said to use: an idle node, and a pod that does a little.
@@ -246,7 +246,8 @@ func (m *machine) metrics(w http.ResponseWriter) {
 				fmt.Fprintf(&b, "%s{container=%q,%s} "+format+" %d\n", name, c.name, labels, value, at)
 			}
 		}
-		each("container_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed by the container in core-seconds", "%g", cores(podMilliCPU, u.startedFor))
+		each("container_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed by the container in core-seconds", "%g",
+			cores(podMilliCPU, u.startedFor))
 		each("container_memory_working_set_bytes", "gauge", "Current working set of the container in bytes", "%d", podMemoryBytes)
 		each("container_start_time_seconds", "gauge", "Start time of the container since unix epoch in seconds", "%d", pod.started.Unix())
 		n := len(pod.containers)

@@ -249,7 +249,8 @@ func (s *apiServer) patchStatus(w http.ResponseWriter, r *http.Request, key stri
 		s.fail(w, http.StatusConflict, metav1.StatusReasonConflict, "another UID")
 		return
 	}
-	if errs := corevalidation.ValidateObjectMeta(&next.ObjectMeta, true, corevalidation.NameIsDNSSubdomain, field.NewPath("metadata")); len(errs) > 0 {
+	if errs := corevalidation.ValidateObjectMeta(&next.ObjectMeta, true, corevalidation.NameIsDNSSubdomain,
+		field.NewPath("metadata")); len(errs) > 0 {
 		s.t.Errorf("the patched pod: %v", errs)
 	}
 	for _, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed} {
@@ -300,7 +301,8 @@ func (s *apiServer) read(w http.ResponseWriter, r *http.Request, resource string
 	s.mu.Unlock()
 	meta := map[string]any{"resourceVersion": strconv.FormatInt(rv, 10)}
 	if q.Get("watch") == "" {
-		answer(w, http.StatusOK, map[string]any{"kind": kindOf(resource) + "List", "apiVersion": apiVersion(r.URL.Path), "metadata": meta, "items": items})
+		answer(w, http.StatusOK, map[string]any{"kind": kindOf(resource) + "List", "apiVersion": apiVersion(r.URL.Path), "metadata": meta,
+			"items": items})
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")

@@ -14,8 +14,8 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/cloudinit"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 )
 

@@ -29,7 +29,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/pki"
@@ -258,7 +258,7 @@ func (c *cell) count(what string) int {
 // dial makes the instance a cell of Kip and opens the tunnel to it.
 func (c *cell) dial(k *kip) {
 	c.w.t.Helper()
-	c.api = k.cells.AddCell(c.user.CellID, cellapi.CellInfo{NodeIP: c.instance.ManagementIP})
+	c.api = k.cells.AddCell(c.user.CellID, cellapi.CellInfo{NodeIP: c.instance.ManagementIP, PodIP: c.instance.PodIP})
 	target := tunnel.Target{
 		CellID: c.user.CellID, Addr: netip.AddrPortFrom(c.instance.ManagementIP, agentapi.Port),
 		Token: c.token, KeyHash: c.keyHash,
@@ -306,7 +306,7 @@ func (c *cell) do(method, path string, body any) (int, string) {
 	if err != nil {
 		c.w.t.Fatal(err)
 	}
-	resp, err := c.session.RoundTripper().RoundTrip(req)
+	resp, err := c.session.Conn().RoundTrip(req)
 	if err != nil {
 		c.w.t.Fatalf("%s %s: %v", method, path, err)
 	}
@@ -397,7 +397,8 @@ func TestPodRunsAndEndsAsOnAKubelet(t *testing.T) {
 		if len(s.InitContainerStatuses) != 1 || s.InitContainerStatuses[0].State.Terminated == nil {
 			t.Errorf("init container has not ended: %+v", s.InitContainerStatuses)
 		}
-		if len(s.ContainerStatuses) != 2 || s.ContainerStatuses[1].Name != "side" || s.ContainerStatuses[1].State.Running == nil || !s.ContainerStatuses[1].Ready {
+		if len(s.ContainerStatuses) != 2 || s.ContainerStatuses[1].Name != "side" || s.ContainerStatuses[1].State.Running == nil ||
+			!s.ContainerStatuses[1].Ready {
 			t.Errorf("containers do not run: %+v", s.ContainerStatuses)
 		}
 		if up, running := w.fleet.Count(); up != 1 || running != 1 {
@@ -410,7 +411,8 @@ func TestPodRunsAndEndsAsOnAKubelet(t *testing.T) {
 		if took := time.Since(asked); took < 5*time.Second {
 			t.Errorf("the pod was deleted after %v, it takes 5 s to stop", took)
 		}
-		if got, want := w.api.phases(pod.UID), []corev1.PodPhase{corev1.PodPending, corev1.PodRunning, corev1.PodSucceeded}; !slices.Equal(got, want) {
+		if got, want := w.api.phases(pod.UID), []corev1.PodPhase{corev1.PodPending, corev1.PodRunning, corev1.PodSucceeded}; !slices.Equal(got,
+			want) {
 			t.Errorf("the pod went through %v, want %v", got, want)
 		}
 		synctest.Wait()
@@ -493,7 +495,8 @@ func TestAgentAndKubeletAnswer(t *testing.T) {
 		if code, _ := c.get(agentapi.PathKubelet + "/healthz"); code != http.StatusServiceUnavailable {
 			t.Errorf("a kubelet without configuration answers %d", code)
 		}
-		if code, text := c.do(http.MethodPut, agentapi.PathConfig, agentapi.Config{}); code != http.StatusBadRequest || !strings.Contains(text, "nodeName") {
+		if code, text := c.do(http.MethodPut, agentapi.PathConfig, agentapi.Config{}); code != http.StatusBadRequest ||
+			!strings.Contains(text, "nodeName") {
 			t.Errorf("an empty configuration is answered %d: %s", code, text)
 		}
 		c.configure()
@@ -504,7 +507,8 @@ func TestAgentAndKubeletAnswer(t *testing.T) {
 		time.Sleep(100 * time.Second)
 
 		var status agentapi.Status
-		if _, text := c.get(agentapi.PathStatus); json.Unmarshal([]byte(text), &status) != nil || status.CellID != "c-1" || len(status.Components) != 2 {
+		if _, text := c.get(agentapi.PathStatus); json.Unmarshal([]byte(text), &status) != nil || status.CellID != "c-1" ||
+			len(status.Components) != 2 {
 			t.Errorf("status is %s", text)
 		}
 		for path, want := range map[string]struct {

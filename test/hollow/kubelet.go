@@ -107,7 +107,7 @@ func (k *kubelet) run() {
 
 func (k *kubelet) whole() bool { return k.m.fleet.cfg.Whole }
 
-// pause waits before something is tried again.
+// pause waits before a retry.
 func (k *kubelet) pause() bool { return sleep(k.ctx, k.clock, retryAfter) }
 
 // later does f after d, instead of what was planned under the same name.
@@ -194,7 +194,8 @@ var userAgents = map[string]string{
 
 // send sends a request of one of the cell's parts. The caller closes the body of
 // the answer, which is a success if there is no error.
-func (k *kubelet) send(ctx context.Context, by, accept, method, path string, query url.Values, mediaType string, body any) (*http.Response, error) {
+func (k *kubelet) send(ctx context.Context, by, accept, method, path string, query url.Values, mediaType string,
+	body any) (*http.Response, error) {
 	req := (&http.Request{
 		Method: method, Header: http.Header{"Accept": {accept}, "User-Agent": {userAgents[by]}, "Accept-Encoding": {"gzip"}},
 		URL: &url.URL{Scheme: "https", Host: "kip", Path: path, RawQuery: query.Encode()},

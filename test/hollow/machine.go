@@ -13,7 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/tunnel"
 )
 
@@ -143,7 +143,7 @@ func (m *machine) listen(ctx context.Context) (*port, error) {
 		if err == nil {
 			return p, nil
 		}
-		m.log.Warn("hollow cell cannot listen, it is tried again", "addr", m.addr.String(), "err", err)
+		m.log.Warn("hollow cell cannot listen, retrying", "addr", m.addr.String(), "err", err)
 		if !sleep(ctx, m.fleet.cfg.Clock, retryAfter) {
 			return nil, context.Cause(ctx)
 		}

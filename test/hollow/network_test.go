@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/net/nettest"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/tunnel"
@@ -169,7 +169,8 @@ func joinOverTCP(t *testing.T, listen func(netip.AddrPort) (net.Listener, error)
 		id := "c-" + ip.String()[strings.LastIndexByte(ip.String(), '.')+1:]
 		data := userDataOf(t, agentapi.UserData{CellID: id, CAHash: authority.Hash(), Token: token.Reveal()})
 		boots.Go(func() { fleet.Boot(ctx, cloud.Instance{ID: id, ManagementIP: ip}, data) })
-		session, err := dialer.Keep(ctx, tunnel.Target{CellID: id, Addr: netip.AddrPortFrom(ip, port), Token: token}, stubAPI{}, func(context.Context, string) error { return nil })
+		session, err := dialer.Keep(ctx, tunnel.Target{CellID: id, Addr: netip.AddrPortFrom(ip, port), Token: token}, stubAPI{},
+			func(context.Context, string) error { return nil })
 		if err != nil {
 			t.Fatal(err)
 		}

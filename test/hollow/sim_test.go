@@ -9,14 +9,14 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/pki"
 )
 
-// Boot is what the simulated cloud calls.
+// The simulated cloud boots hollow machines.
 func TestCellsLiveInTheSimulatedCloud(t *testing.T) {
 	inBubble(t, Config{KeepDisks: true}, func(t *testing.T, w *world) {
 		ctx := context.Background()
@@ -34,7 +34,7 @@ func TestCellsLiveInTheSimulatedCloud(t *testing.T) {
 		t.Cleanup(func() { machines.Close() })
 
 		cells := make([]*cell, 3)
-		request := cloud.LaunchRequest{Token: "t", InstanceType: "c5.large", Zone: "z1"}
+		request := cloud.LaunchRequest{Token: "t", LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z1"}}
 		for i := range cells {
 			c := &cell{w: w, token: pki.NewToken(), asked: map[string]int{}, states: make(chan error, 1000)}
 			c.user = agentapi.UserData{CellID: fmt.Sprintf("c-%d", i), CAHash: w.authority.Hash(), Token: c.token.Reveal()}
@@ -43,11 +43,12 @@ func TestCellsLiveInTheSimulatedCloud(t *testing.T) {
 				UserData: userDataOf(t, c.user), Tags: map[string]string{cloud.TagOwner: "me", cloud.TagCell: c.user.CellID},
 			})
 		}
-		if _, err := machines.Launch(ctx, request); err != nil {
+		if _, err := machines.Launch(ctx, request).All(); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Hour) // all have booted, and are seen
-		seen, err := machines.List(ctx, "me")
+		listing, err := machines.List(ctx, "me")
+		seen := listing.Instances
 		if err != nil || len(seen) != len(cells) {
 			t.Fatalf("%d instances, %v", len(seen), err)
 		}
@@ -66,11 +67,11 @@ func TestCellsLiveInTheSimulatedCloud(t *testing.T) {
 			c.await(connected)
 		}
 
-		if err := machines.Terminate(ctx, cells[0].instance.ID); err != nil {
+		if err := machines.Terminate(ctx, cells[0].instance.ID).Err(); err != nil {
 			t.Fatal(err)
 		}
 		cells[0].await(func(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) })
-		if err := machines.Stop(ctx, cells[1].instance.ID); err != nil {
+		if err := machines.Stop(ctx, cells[1].instance.ID).Err(); err != nil {
 			t.Fatal(err)
 		}
 		cells[1].await(func(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) })
@@ -78,7 +79,7 @@ func TestCellsLiveInTheSimulatedCloud(t *testing.T) {
 			t.Errorf("%d instances are up", up)
 		}
 		// With the same disk it is the same cell.
-		if err := machines.Start(ctx, cells[1].instance.ID); err != nil {
+		if err := machines.Start(ctx, cells[1].instance.ID).Err(); err != nil {
 			t.Fatal(err)
 		}
 		cells[1].await(connected)

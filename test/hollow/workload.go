@@ -306,7 +306,7 @@ func (k *kubelet) stopLocked(w *workload, now time.Time) {
 }
 
 // settle reports what is not reported of the pod, and deletes it when it has
-// stopped. What fails is tried again.
+// stopped. What fails is retried.
 func (k *kubelet) settle() {
 	m := k.m
 	m.mu.Lock()

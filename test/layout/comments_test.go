@@ -57,8 +57,10 @@ func uncommented(all []source) []string {
 			begins = "Command " + path.Base(dir) + " "
 		}
 		first := new(doc.Package).Synopsis(p.comment)
-		if !strings.HasPrefix(first, begins) && !(p.name == "main" && strings.HasPrefix(first, capital(path.Base(dir))+" ")) || !strings.HasSuffix(first, ".") || len(strings.Fields(first)) < leastWords {
-			out = append(out, fmt.Sprintf("%s: the package comment begins %q; want a sentence that begins %q, ends with a full stop and has %d words or more: %s",
+		named := strings.HasPrefix(first, begins) || p.name == "main" && strings.HasPrefix(first, capital(path.Base(dir))+" ")
+		if !named || !strings.HasSuffix(first, ".") || len(strings.Fields(first)) < leastWords {
+			const format = "%s: the package comment begins %q; want a sentence that begins %q, ends with a full stop and has %d words or more: %s"
+			out = append(out, fmt.Sprintf(format,
 				p.where, first, begins, leastWords, rule))
 		}
 	}
@@ -84,16 +86,36 @@ func TestPackagesWithoutARealCommentAreFound(t *testing.T) {
 		}},
 		"a command":             {files: fstest.MapFS{"cmd/b/main.go": {Data: []byte("// Command b prints the letters.\npackage main\n")}}},
 		"a command by its name": {files: fstest.MapFS{"cmd/b/main.go": {Data: []byte("// B prints the letters.\npackage main\n")}}},
-		"none":                  {files: fstest.MapFS{"a/a.go": {Data: []byte("package a\n")}}, want: []string{"package a has no package comment"}},
-		"detached":              {files: fstest.MapFS{"a/a.go": {Data: []byte("// Package a owns the letters.\n\npackage a\n")}}, want: []string{"no package comment"}},
+		"none": {
+			files: fstest.MapFS{"a/a.go": {Data: []byte("package a\n")}},
+			want:  []string{"package a has no package comment"},
+		},
+		"detached": {
+			files: fstest.MapFS{"a/a.go": {Data: []byte("// Package a owns the letters.\n\npackage a\n")}},
+			want:  []string{"no package comment"},
+		},
 		"only in a test": {files: fstest.MapFS{
 			"a/a.go": {Data: []byte("package a\n")}, "a/a_test.go": {Data: []byte("// Package a owns the letters.\npackage a\n")},
 		}, want: []string{"no package comment"}},
-		"only tests":                 {files: fstest.MapFS{"a/a_test.go": {Data: []byte("//go:build e2e\n\n// Package a proves the letters.\npackage a_test\n")}}},
-		"another package's":          {files: fstest.MapFS{"b/b.go": {Data: []byte("// Package a owns the letters.\npackage b\n")}}, want: []string{`begins "Package b "`}},
-		"a command's as a package's": {files: fstest.MapFS{"cmd/b/main.go": {Data: []byte("// Package main is the main package.\npackage main\n")}}, want: []string{`begins "Command b "`}},
-		"no sentence":                {files: fstest.MapFS{"a/a.go": {Data: []byte("// Package a owns the letters\npackage a\n")}}, want: []string{"full stop"}},
-		"a name only":                {files: fstest.MapFS{"a/a.go": {Data: []byte("// Package a letters.\npackage a\n")}}, want: []string{"4 words"}},
+		"only tests": {
+			files: fstest.MapFS{"a/a_test.go": {Data: []byte("//go:build e2e\n\n// Package a proves the letters.\npackage a_test\n")}},
+		},
+		"another package's": {
+			files: fstest.MapFS{"b/b.go": {Data: []byte("// Package a owns the letters.\npackage b\n")}},
+			want:  []string{`begins "Package b "`},
+		},
+		"a command's as a package's": {
+			files: fstest.MapFS{"cmd/b/main.go": {Data: []byte("// Package main is the main package.\npackage main\n")}},
+			want:  []string{`begins "Command b "`},
+		},
+		"no sentence": {
+			files: fstest.MapFS{"a/a.go": {Data: []byte("// Package a owns the letters\npackage a\n")}},
+			want:  []string{"full stop"},
+		},
+		"a name only": {
+			files: fstest.MapFS{"a/a.go": {Data: []byte("// Package a letters.\npackage a\n")}},
+			want:  []string{"4 words"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			all, err := sources(tc.files, parser.PackageClauseOnly|parser.ParseComments)

@@ -184,49 +184,81 @@ func TestMissingTestsAreFound(t *testing.T) {
 }
 
 var (
-	eventReason = regexp.MustCompile(`^[A-Z][a-z]+(?:[A-Z][a-z]+)*$`)
+	eventReason = regexp.MustCompile(`^[A-Z][A-Za-z]*[a-z]$`)
 	// tellers are the functions by which an Event is reported.
-	tellers = []string{"warn", "tell", "waits", "fail", "Event", "event"}
+	tellers = []string{"warn", "tell", "tellOnce", "tellDisk", "report", "waits", "fail", "Event", "Eventf", "event"}
+	// reporters are the packages that report Events.
+	reporters = []string{"internal/pods", "internal/cells", "internal/isolation", "internal/provisioner", "internal/kip"}
 )
 
-// eventReasons are the reasons of the Events that the files report: literals that
-// are passed to one who reports, or assigned to a variable called reason.
-func eventReasons(all []source) []string {
-	found := map[string]bool{}
-	literal := func(e ast.Expr) {
-		if l, ok := e.(*ast.BasicLit); ok && l.Kind == token.STRING {
-			if s, err := strconv.Unquote(l.Value); err == nil && eventReason.MatchString(s) {
-				found[s] = true
+// eventReasons are the reasons of Events: the constants of internal/events, each of
+// which is called as it reads.
+func eventReasons(all []source) (reasons, misspelt []string) {
+	for _, s := range all {
+		if s.dir() != "internal/events" || s.isTest() {
+			continue
+		}
+		for _, d := range s.file.Decls {
+			g, ok := d.(*ast.GenDecl)
+			if !ok || g.Tok != token.CONST {
+				continue
+			}
+			for _, spec := range g.Specs {
+				v := spec.(*ast.ValueSpec)
+				for i, id := range v.Names {
+					reason, ok := "", false
+					if i < len(v.Values) {
+						reason, ok = literalOf(v.Values[i])
+					}
+					if !ok || reason != id.Name {
+						misspelt = append(misspelt, fmt.Sprintf("%s:%d: constant %s is %q: a reason is called as it reads",
+							s.path, s.line(id.Pos()), id.Name, reason))
+						continue
+					}
+					reasons = append(reasons, reason)
+				}
 			}
 		}
 	}
+	slices.Sort(reasons)
+	return reasons, misspelt
+}
+
+// literalReasons returns the literals that are reasons of Events outside of
+// internal/events: those that a reporter passes to one who tells, or that it assigns
+// to a variable called reason, and any in its packages that reads like a known one.
+func literalReasons(all []source, known []string) []string {
+	var out []string
 	for _, s := range all {
-		if s.isTest() {
+		if s.isTest() || !withinAny(s.dir(), reporters...) {
 			continue
 		}
+		reported := map[token.Pos]bool{}
+		suspect := func(e ast.Expr) { reported[e.Pos()] = true }
 		ast.Inspect(s.file, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.CallExpr:
 				if f, ok := n.Fun.(*ast.SelectorExpr); ok && slices.Contains(tellers, f.Sel.Name) {
 					for _, a := range n.Args {
-						literal(a)
+						suspect(a)
 					}
 				}
 			case *ast.AssignStmt:
 				for i, to := range n.Lhs {
 					if id, ok := to.(*ast.Ident); ok && id.Name == "reason" && len(n.Lhs) == len(n.Rhs) {
-						literal(n.Rhs[i])
+						suspect(n.Rhs[i])
 					}
+				}
+			case *ast.BasicLit:
+				text, ok := literalOf(n)
+				if ok && (slices.Contains(known, text) || reported[n.Pos()] && eventReason.MatchString(text)) {
+					const rule = "reasons are constants of internal/events, where one sees them all"
+					out = append(out, fmt.Sprintf("%s:%d: %q is the reason of an Event: %s", s.path, s.line(n.Pos()), text, rule))
 				}
 			}
 			return true
 		})
 	}
-	var out []string
-	for r := range found {
-		out = append(out, r)
-	}
-	slices.Sort(out)
 	return out
 }
 
@@ -235,49 +267,59 @@ func unexplained(document string, reasons []string) []string {
 	var out []string
 	for _, r := range reasons {
 		if !strings.Contains(document, "\n| `"+r+"` |") {
-			out = append(out, fmt.Sprintf("Event reason %s has no row in docs/troubleshooting.md: each reason that Kip gives a user is explained there", r))
+			const rule = "each reason that Kip gives a user is explained there"
+			out = append(out, fmt.Sprintf("Event reason %s has no row in docs/troubleshooting.md: %s", r, rule))
 		}
 	}
 	return out
 }
 
 func TestEachEventReasonIsExplained(t *testing.T) {
-	var all []source
-	for _, s := range parsed(t, parser.SkipObjectResolution) {
-		if withinAny(s.dir(), "internal/cells", "internal/pods") {
-			all = append(all, s)
-		}
-	}
-	reasons := eventReasons(all)
-	for _, known := range []string{"CellRequested", "NoCapacity", "Unplaceable", "CellLost"} {
-		if !slices.Contains(reasons, known) {
-			t.Fatalf("reason %s is not found in the code (found: %v): the test no longer sees how Events are reported", known, reasons)
-		}
+	all := parsed(t, parser.SkipObjectResolution)
+	reasons, misspelt := eventReasons(all)
+	report(t, misspelt)
+	if !slices.Contains(reasons, "CellRequested") {
+		t.Fatalf("reason CellRequested is not among those of internal/events (%v): the test no longer sees them", reasons)
 	}
 	document, err := os.ReadFile(top(t) + "/docs/troubleshooting.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	report(t, unexplained(string(document), reasons))
+	report(t, literalReasons(all, reasons))
 }
 
-func TestUnexplainedReasonsAreFound(t *testing.T) {
-	all, err := sources(fstest.MapFS{"a/a.go": {Data: []byte(`package a
+func TestUnexplainedAndLiteralReasonsAreFound(t *testing.T) {
+	all, err := sources(fstest.MapFS{
+		"internal/events/events.go": {Data: []byte(`package events
+
+const (
+	OneReason = "OneReason"
+	Three     = "Three"
+	Four      = "Five"
+)
+`)},
+		"internal/pods/pods.go": {Data: []byte(`package pods
 
 func f() {
-	c.warn(x, "OneReason", "Not this: %s", y)
-	c.cfg.Event(x, kind, "TwoReason", "text")
-	reason := "Three"
-	wait, reason := 1, "FourReason"
+	c.warn(x, "NewReason", "Not this: %s", y)
+	c.cfg.Event(x, kind, events.OneReason, "text")
+	wait, reason := 1, "Another"
+	condition := Condition{Reason: "Three"}
 	log.Info("NotThis")
 }
-`)}}, 0)
+`)},
+		"internal/pods/pods_test.go": {Data: []byte("package pods\n\nvar x = \"OneReason\"\n")},
+		"internal/node/node.go":      {Data: []byte("package node\n\nvar x = \"Three\"\n")},
+	}, parser.SkipObjectResolution)
 	if err != nil {
 		t.Fatal(err)
 	}
-	reasons := eventReasons(all)
-	if want := []string{"FourReason", "OneReason", "Three", "TwoReason"}; !slices.Equal(reasons, want) {
+	reasons, misspelt := eventReasons(all)
+	if want := []string{"OneReason", "Three"}; !slices.Equal(reasons, want) {
 		t.Fatalf("found %v, want %v", reasons, want)
 	}
-	expect(t, unexplained("# x\n| `OneReason` | it is so |\n| `Three` | yes |\nTwoReason\n", reasons), "FourReason", "TwoReason")
+	expect(t, misspelt, `internal/events/events.go:6: constant Four is "Five"`)
+	expect(t, literalReasons(all, reasons), `internal/pods/pods.go:4: "NewReason"`, `:6: "Another"`, `:7: "Three"`)
+	expect(t, unexplained("# x\n| `OneReason` | it is so |\nThree\n", reasons), "Three")
 }

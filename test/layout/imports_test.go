@@ -50,11 +50,13 @@ func isClient(imports string) bool {
 // rules of imports. All but the last come from other packages than our own.
 var rules = append([]rule{
 	{
-		says: "only internal/agent/components, cmd/itzo, dev/, cmd/kip-dev and test/conformance/upstream, a module of its own, import k8s.io/kubernetes: " +
+		says: "only internal/agent/components, cmd/itzo, dev/, cmd/kip-dev and test/conformance/upstream, a module of its own, " +
+			"import k8s.io/kubernetes: " +
 			"it takes minutes to build and costs each process 10 MB and 35 ms before main, and its packages promise no stability",
 		tests: true,
 		breaks: func(dir, imports string, _ bool) bool {
-			return within(imports, "k8s.io/kubernetes") && !withinAny(dir, "internal/agent/components", "cmd/itzo", "dev", "cmd/kip-dev", "test/conformance/upstream")
+			users := []string{"internal/agent/components", "cmd/itzo", "dev", "cmd/kip-dev", "test/conformance/upstream"}
+			return within(imports, "k8s.io/kubernetes") && !withinAny(dir, users...)
 		},
 	},
 	{
@@ -65,7 +67,8 @@ var rules = append([]rule{
 		},
 	},
 	{
-		says:  "only internal/cloud/NAME imports that cloud's SDK: what the rest needs of a cloud is in internal/cloud, so that clouds stay exchangeable",
+		says: "only internal/cloud/NAME imports that cloud's SDK: what the rest needs of a cloud is in internal/cloud, " +
+			"so that clouds stay exchangeable",
 		tests: true,
 		breaks: func(dir, imports string, _ bool) bool {
 			for sdk, folder := range sdks {
@@ -103,7 +106,27 @@ var rules = append([]rule{
 			return within(dir, "internal/policy") && !ownPackage && isClient(imports)
 		},
 	},
+	{
+		says: "only cmd/kip imports internal/kip, which alone imports internal/cleanup and, with those who show it to people, " +
+			"internal/explain: these three know all of Kip, so what they are made of must not lean on them",
+		tests: true,
+		breaks: func(dir, imports string, ownPackage bool) bool {
+			for room, users := range knowAll {
+				if ownPackage && within(imports, room) && !within(dir, room) && !withinAny(dir, users...) {
+					return true
+				}
+			}
+			return false
+		},
+	},
 }, directions()...)
+
+// knowAll are the packages that know all of Kip, and who may import each.
+var knowAll = map[string][]string{
+	"internal/kip":     {"cmd/kip"},
+	"internal/cleanup": {"internal/kip"},
+	"internal/explain": {"internal/kip", "cmd/kipctl"},
+}
 
 // direction says which of our own packages some of our own may import: all but
 // those in not or, if only is set, none but those.
@@ -112,15 +135,17 @@ type direction struct {
 	why           string
 }
 
-// directions are the arrows between our packages: cmd → pods, node → cells →
-// cloud, store.
-func directions() []rule {
+// arrows are those between our packages: cmd → pods, node → cells → cloud, store.
+func arrows() []direction {
 	kipOnly := []string{
-		"internal/pods", "internal/node", "internal/cells", "internal/cellapi", "internal/cloud", "internal/store", "internal/placement",
-		"internal/capacity", "internal/catalog", "internal/config", "internal/control", "internal/podlogs", "internal/cellimage",
+		"internal/pods", "internal/node", "internal/cells", "internal/cellapi", "internal/watches", "internal/cloud", "internal/store",
+		"internal/placement", "internal/capacity", "internal/catalog", "internal/config", "internal/adminapi", "internal/podlogs", "image",
 	}
-	var out []rule
-	for _, d := range []direction{
+	return []direction{
+		{
+			of: []string{"cmd/kip"}, only: []string{"internal/kip", "internal/version"},
+			why: "a command is its flags; internal/kip puts the parts together",
+		},
 		{
 			of: []string{"internal", "api", "deploy", "examples"}, not: []string{"cmd", "dev", "test"},
 			why: "a package does not know which program it is in, and nothing that ships knows the development cluster",
@@ -130,26 +155,33 @@ func directions() []rule {
 			why: "what ships does not contain the development cluster",
 		},
 		{
-			of:  []string{"internal/node"},
-			not: []string{"internal/pods", "internal/cells", "internal/cellapi", "internal/cloud", "internal/store", "internal/tunnel", "internal/placement"},
+			of: []string{"internal/node"},
+			not: []string{
+				"internal/pods", "internal/cells", "internal/cellapi", "internal/cloud", "internal/store", "internal/tunnel", "internal/placement",
+			},
 			why: "the virtual node is given the way to a pod's cell by its caller",
 		},
 		{
-			of:  []string{"internal/pods"},
-			not: []string{"internal/node", "internal/cloud", "internal/store", "internal/tunnel", "internal/pki", "internal/cellapi", "internal/agent"},
+			of: []string{"internal/pods"},
+			not: []string{
+				"internal/node", "internal/cloud", "internal/store", "internal/tunnel", "internal/pki", "internal/cellapi", "internal/agent",
+			},
 			why: "pods asks for cells and lets them go; only cells touches clouds, the store and the tunnel",
 		},
 		{
-			of:  []string{"internal/cells"},
-			not: []string{"internal/pods", "internal/node", "internal/placement", "internal/capacity", "internal/config", "internal/podlogs", "internal/control"},
+			of: []string{"internal/cells"},
+			not: []string{
+				"internal/pods", "internal/node", "internal/placement", "internal/capacity", "internal/config", "internal/podlogs",
+				"internal/adminapi",
+			},
 			why: "cells decides nothing about pods: what to launch is handed to it",
 		},
 		{
-			of: []string{"internal/cellapi", "internal/tunnel", "internal/pki", "internal/store", "internal/podlogs", "internal/control"},
+			of: []string{"internal/cellapi", "internal/tunnel", "internal/pki", "internal/store", "internal/podlogs", "internal/adminapi"},
 			not: []string{
 				"internal/pods", "internal/node", "internal/cells", "internal/cloud", "internal/placement", "internal/capacity", "internal/config",
 			},
-			why: "these are parts that cells and cmd/kip put together; a part does not know who uses it",
+			why: "these are parts that cells and internal/kip put together; a part does not know who uses it",
 		},
 		{
 			of: []string{"internal/cellapi"}, not: []string{"internal/tunnel", "internal/store"},
@@ -160,6 +192,10 @@ func directions() []rule {
 			why: "the tunnel carries requests and decides nothing about them; what must be kept, its caller keeps",
 		},
 		{
+			of: []string{"internal/watches"}, not: []string{"internal", "api"},
+			why: "what is seen of the API server does not depend on who is shown it",
+		},
+		{
 			of: []string{"internal/cloud"}, only: []string{"internal/cloud", "internal/catalog"},
 			why: "a cloud only translates; state, retries and selection live above it, once",
 		},
@@ -168,23 +204,78 @@ func directions() []rule {
 			why: "itzo runs on another machine than Kip and shares with it only their contract (agentapi) and the tunnel",
 		},
 		{
-			of: []string{"internal/policy"}, only: []string{"internal/agent/agentapi"},
+			of: []string{"internal/policy"}, only: []string{"internal/agentapi"},
 			why: "what a NetworkPolicy means is a pure function of the cluster, in the words of the contract with cells",
 		},
 		{
 			of: []string{"internal/isolation"},
 			not: []string{
-				"internal/pods", "internal/node", "internal/cells", "internal/cloud", "internal/store", "internal/tunnel", "internal/placement", "internal/config",
+				"internal/pods", "internal/node", "internal/cells", "internal/cellapi", "internal/cloud", "internal/store", "internal/tunnel",
+				"internal/placement", "internal/config",
 			},
 			why: "a firewall is given its cell and the way to it",
 		},
 		{
-			of: []string{"internal/agent/agentapi"}, only: nil, not: []string{"internal", "api"},
+			of:  []string{"internal/cleanup", "internal/explain"},
+			not: []string{"internal/config", "internal/node", "internal/cellapi", "internal/tunnel", "internal/pki", "internal/podlogs"},
+			why: "what they look at is handed to them",
+		},
+		{
+			of: []string{"internal/explain"}, not: []string{"internal/cloud", "internal/store"},
+			why: "it tells what Kip knows, and asks nobody but the agent of a cell",
+		},
+		{
+			of: []string{"internal/events"}, not: []string{"internal", "api"},
+			why: "reasons are words; who reports them is not their business",
+		},
+		{
+			of: []string{"internal/agentapi"}, only: nil, not: []string{"internal", "api"},
 			why: "both ends import the contract between Kip and itzo, it imports neither",
 		},
-	} {
+		{
+			of: []string{"internal/config"}, only: []string{"internal/cloud/local/sizes", "internal/spelling", "internal/volumes"},
+			why: "provider.yaml is read by itself; what its keys do is the business of who is given them",
+		},
+		{
+			of: []string{"internal/leader"}, only: []string{"internal/store"},
+			why: "who leads is decided by the store alone",
+		},
+		{
+			of: []string{"internal/metrics"},
+			only: []string{
+				"api", "internal/catalog", "internal/cells", "internal/cloud", "internal/stats", "internal/store", "internal/version",
+			},
+			why: "what is counted is handed to it, and it asks nobody for more",
+		},
+		{
+			of: []string{"internal/provisioner"}, only: []string{"internal/cloud", "internal/events", "internal/volumes"},
+			why: "disks of claims outlive cells, and know none",
+		},
+		{
+			of: []string{"internal/shop"},
+			only: []string{
+				"internal/capacity", "internal/catalog", "internal/cells", "internal/cloud", "internal/placement", "internal/store",
+			},
+			why: "what may be launched does not depend on for whom",
+		},
+		{
+			of: []string{"internal/stats", "internal/volumes"}, only: []string{"internal/agentapi"},
+			why: "they speak of pods in Kubernetes' words and with agents in theirs; the way to a cell is handed to them",
+		},
+		{
+			of: []string{"internal/spelling", "internal/version"}, not: []string{"internal", "api"},
+			why: "anybody may use them, so they use nobody",
+		},
+	}
+}
+
+// directions are the arrows as rules.
+func directions() []rule {
+	var out []rule
+	for _, d := range arrows() {
 		out = append(out, rule{
-			says: fmt.Sprintf("dependencies point one way (cmd → pods, node → cells → cloud, store), so %s may not import this: %s", strings.Join(d.of, ", "), d.why),
+			says: fmt.Sprintf("dependencies point one way (cmd → kip → pods, node → cells → cloud, store), so %s may not import this: %s",
+				strings.Join(d.of, ", "), d.why),
 			breaks: func(dir, imports string, ownPackage bool) bool {
 				if !ownPackage || !withinAny(dir, d.of...) || withinAny(imports, dir) {
 					return false
@@ -218,6 +309,34 @@ func breaches(all []source) []string {
 	return out
 }
 
+// withoutArrow returns the rooms of internal that no arrow and no rule names.
+func withoutArrow(rooms []string) []string {
+	named := slices.Concat(pure, []string{"internal/kip"}) // the last knows all
+	for _, d := range arrows() {
+		named = append(named, d.of...)
+	}
+	return slices.DeleteFunc(rooms, func(r string) bool { return slices.Contains(named, r) })
+}
+
+func TestEachRoomHasADirection(t *testing.T) {
+	entries, err := os.ReadDir(top(t) + "/internal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rooms []string
+	for _, e := range entries {
+		if e.IsDir() {
+			rooms = append(rooms, "internal/"+e.Name())
+		}
+	}
+	for _, r := range withoutArrow(rooms) {
+		t.Errorf("no direction names %s: say what it may import, or must not", r)
+	}
+	if left := withoutArrow([]string{"internal/cells", "internal/new"}); !slices.Equal(left, []string{"internal/new"}) {
+		t.Errorf("of an old room and a new one, those without a direction are %v", left)
+	}
+}
+
 func TestImportsPointTheRightWay(t *testing.T) {
 	report(t, breaches(parsed(t, parser.ImportsOnly)))
 }
@@ -228,17 +347,35 @@ func TestBreachesAreFound(t *testing.T) {
 		file, imports string
 		want          string // of the violation; "" for none
 	}{
-		"the kubelet in the agent's own package":     {"internal/agent/agent.go", "k8s.io/kubernetes/cmd/kubelet/app", "only internal/agent/components"},
-		"also in a test":                             {"internal/cells/x_test.go", "k8s.io/kubernetes/pkg/apis/core", "only internal/agent/components"},
-		"the kubelet where it belongs":               {"internal/agent/components/kubelet.go", "k8s.io/kubernetes/cmd/kubelet/app", ""},
-		"upstream's tests where they belong":         {"test/conformance/upstream/upstream.go", "k8s.io/kubernetes/test/e2e", ""},
-		"upstream's tests beside that":               {"test/conformance/main.go", "k8s.io/kubernetes/test/e2e", "only internal/agent/components"},
-		"the control plane where it belongs":         {"dev/cluster/components.go", "k8s.io/kubernetes/cmd/kube-apiserver/app", ""},
-		"a folder whose name only begins alike":      {"cmd/itzo-lite/main.go", "k8s.io/kubernetes/cmd/kubelet/app", "only internal/agent/components"},
-		"a module whose name only begins alike":      {"internal/cells/x.go", "k8s.io/kubernetes-csi/x", ""},
-		"kubectl in what ships":                      {"cmd/kipctl/main.go", "k8s.io/kubectl/pkg/cmd", "k8s.io/kubectl"},
-		"an SDK above the clouds":                    {"internal/cells/launch.go", "github.com/aws/aws-sdk-go-v2/service/ec2", "that cloud's SDK"},
-		"an SDK in another cloud":                    {"internal/cloud/gce/gce.go", "github.com/Azure/azure-sdk-for-go/sdk/azcore", "that cloud's SDK"},
+		"the kubelet in the agent's own package": {
+			"internal/agent/agent.go", "k8s.io/kubernetes/cmd/kubelet/app",
+			"only internal/agent/components",
+		},
+		"also in a test": {
+			"internal/cells/x_test.go", "k8s.io/kubernetes/pkg/apis/core",
+			"only internal/agent/components",
+		},
+		"the kubelet where it belongs":       {"internal/agent/components/kubelet.go", "k8s.io/kubernetes/cmd/kubelet/app", ""},
+		"upstream's tests where they belong": {"test/conformance/upstream/upstream.go", "k8s.io/kubernetes/test/e2e", ""},
+		"upstream's tests beside that": {
+			"test/conformance/main.go", "k8s.io/kubernetes/test/e2e",
+			"only internal/agent/components",
+		},
+		"the control plane where it belongs": {"dev/cluster/components.go", "k8s.io/kubernetes/cmd/kube-apiserver/app", ""},
+		"a folder whose name only begins alike": {
+			"cmd/itzo-lite/main.go", "k8s.io/kubernetes/cmd/kubelet/app",
+			"only internal/agent/components",
+		},
+		"a module whose name only begins alike": {"internal/cells/x.go", "k8s.io/kubernetes-csi/x", ""},
+		"kubectl in what ships":                 {"cmd/kipctl/main.go", "k8s.io/kubectl/pkg/cmd", "k8s.io/kubectl"},
+		"an SDK above the clouds": {
+			"internal/cells/launch.go", "github.com/aws/aws-sdk-go-v2/service/ec2",
+			"that cloud's SDK",
+		},
+		"an SDK in another cloud": {
+			"internal/cloud/gce/gce.go", "github.com/Azure/azure-sdk-for-go/sdk/azcore",
+			"that cloud's SDK",
+		},
 		"an SDK in its cloud":                        {"internal/cloud/aws/aws.go", "github.com/aws/aws-sdk-go-v2/service/ec2", ""},
 		"a client in placement":                      {"internal/placement/placer.go", "k8s.io/client-go/tools/cache", "pure function"},
 		"a file in placement":                        {"internal/placement/placer.go", "os", "pure function"},
@@ -248,9 +385,17 @@ func TestBreachesAreFound(t *testing.T) {
 		"Kip's configuration in placement":           {"internal/placement/placer.go", kip + "internal/config", "pure function"},
 		"the catalogue in placement":                 {"internal/placement/placer.go", kip + "internal/catalog", ""},
 		"a file in a test of placement":              {"internal/placement/placer_test.go", "os", ""},
-		"a command in a package":                     {"internal/control/server.go", kip + "cmd/kip", "point one way"},
+		"a command in a package":                     {"internal/adminapi/server.go", kip + "cmd/kip", "point one way"},
 		"the development cluster in a package":       {"internal/store/open.go", kip + "dev/cluster", "point one way"},
-		"the development cluster in kip":             {"cmd/kip/run.go", kip + "dev/cluster", "does not contain the development cluster"},
+		"the development cluster in kipctl":          {"cmd/kipctl/run.go", kip + "dev/cluster", "does not contain the development cluster"},
+		"a part in the command":                      {"cmd/kip/main.go", kip + "internal/cells", "a command is its flags"},
+		"the wiring in the command":                  {"cmd/kip/main.go", kip + "internal/kip", ""},
+		"the wiring in a part":                       {"internal/node/node.go", kip + "internal/kip", "must not lean on them"},
+		"the explainer in the wiring":                {"internal/kip/socket.go", kip + "internal/explain", ""},
+		"the cleanup in another command":             {"cmd/kipctl/cleanup.go", kip + "internal/cleanup", "must not lean on them"},
+		"provider.yaml in the cleanup":               {"internal/cleanup/cleanup.go", kip + "internal/config", "is handed to them"},
+		"the cloud in the explainer":                 {"internal/explain/explain.go", kip + "internal/cloud", "asks nobody but the agent"},
+		"anything in the reasons":                    {"internal/events/events.go", kip + "internal/cells", "reasons are words"},
 		"the development cluster in kip-dev":         {"cmd/kip-dev/cluster.go", kip + "dev/cluster", ""},
 		"cells in a cloud":                           {"internal/cloud/local/cloud.go", kip + "internal/cells", "a cloud only translates"},
 		"the catalogue in a cloud":                   {"internal/cloud/local/cloud.go", kip + "internal/catalog", ""},
@@ -258,11 +403,18 @@ func TestBreachesAreFound(t *testing.T) {
 		"cells in pods":                              {"internal/pods/controller.go", kip + "internal/cells", ""},
 		"a cloud in pods":                            {"internal/pods/controller.go", kip + "internal/cloud", "only cells touches clouds"},
 		"cells in the node":                          {"internal/node/port.go", kip + "internal/cells", "by its caller"},
+		"the cell API in the watches":                {"internal/watches/follow.go", kip + "internal/cellapi", "who is shown it"},
 		"the tunnel in the cell API":                 {"internal/cellapi/server.go", kip + "internal/tunnel", "how a request came"},
 		"Kip's side in the agent":                    {"internal/agent/agent.go", kip + "internal/store", "another machine than Kip"},
 		"the tunnel in the agent":                    {"internal/agent/agent.go", kip + "internal/tunnel", ""},
 		"a test of the agent that launches machines": {"internal/agent/smoke_test.go", kip + "internal/cloud/local", ""},
-		"anything in the contract":                   {"internal/agent/agentapi/agentapi.go", kip + "internal/pki", "it imports neither"},
+		"cells in the configuration":                 {"internal/config/load.go", kip + "internal/cells", "provider.yaml is read by itself"},
+		"cells in the choice of the leader":          {"internal/leader/leader.go", kip + "internal/cells", "by the store alone"},
+		"pods in the metrics":                        {"internal/metrics/cells.go", kip + "internal/pods", "is handed to it"},
+		"cells in the provisioner":                   {"internal/provisioner/claims.go", kip + "internal/cells", "outlive cells"},
+		"cells in the stats":                         {"internal/stats/stats.go", kip + "internal/cells", "the way to a cell is handed"},
+		"anything in the spelling":                   {"internal/spelling/spelling.go", kip + "api/v1", "so they use nobody"},
+		"anything in the contract":                   {"internal/agentapi/agentapi.go", kip + "internal/pki", "it imports neither"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			all, err := sources(fstest.MapFS{tc.file: {Data: fmt.Appendf(nil, "package x\n\nimport _ %q\n", tc.imports)}}, parser.ImportsOnly)
@@ -349,7 +501,8 @@ func TestProgramsDoNotLinkWhatTheyMustNot(t *testing.T) {
 }
 
 func TestUnwantedDependenciesAreFound(t *testing.T) {
-	found := unwanted([]string{"fmt", "k8s.io/kubernetes/pkg/kubelet", "k8s.io/kubernetes-csi", "k8s.io/client-go"}, []string{"k8s.io/kubernetes", "k8s.io/client-go"})
+	dependencies := []string{"fmt", "k8s.io/kubernetes/pkg/kubelet", "k8s.io/kubernetes-csi", "k8s.io/client-go"}
+	found := unwanted(dependencies, []string{"k8s.io/kubernetes", "k8s.io/client-go"})
 	if want := []string{"k8s.io/kubernetes/pkg/kubelet", "k8s.io/client-go"}; !slices.Equal(found, want) {
 		t.Errorf("found %v, want %v", found, want)
 	}

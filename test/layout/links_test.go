@@ -100,7 +100,8 @@ func deadLinks(tree fs.FS) ([]string, error) {
 			line = codeSpan.ReplaceAllString(line, "")
 			for _, m := range append(inlineLink.FindAllStringSubmatch(line, -1), namedLink.FindAllStringSubmatch(line, -1)...) {
 				if why := dead(tree, texts, d, m[1]); why != "" {
-					out = append(out, fmt.Sprintf("%s:%d: link %s: %s: a link between files of this repository leads to one that is there, or a reader is lost", d, number, m[1], why))
+					const rule = "a link between files of this repository leads to one that is there, or a reader is lost"
+					out = append(out, fmt.Sprintf("%s:%d: link %s: %s: %s", d, number, m[1], why, rule))
 				}
 			}
 		})

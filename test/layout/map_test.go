@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
 )
 
 var codeInRow = regexp.MustCompile("`([^`]+)`")
@@ -32,6 +33,9 @@ func mapGaps(contributing string, tree fs.FS, folders []string) []string {
 			continue
 		}
 		for _, m := range codeInRow.FindAllStringSubmatch(cells[1], -1) {
+			if named[m[1]] {
+				out = append(out, fmt.Sprintf("%s has two rows in the table: whoever reads one misses the other", m[1]))
+			}
 			named[m[1]] = true
 			if info, err := fs.Stat(tree, path.Clean(m[1])); err != nil || !info.IsDir() {
 				out = append(out, fmt.Sprintf("%s is in the table and no folder: %s", m[1], rule))
@@ -67,8 +71,53 @@ func TestEachFolderIsOnTheMap(t *testing.T) {
 
 func TestGapsOfTheMapAreFound(t *testing.T) {
 	tree := fstest.MapFS{"a/b/b.go": {}, "c/c.go": {}, "d.go": {}}
-	expect(t, mapGaps("| `a` | letters |\n| `c`, `gone` | more |\n| `make c` | no folder |\n", tree, []string{"a/b", "c", "e/f"}),
-		"gone is in the table", "e/f is not in the table")
+	const table = "| `a` | letters |\n| `c`, `gone` | more |\n| `make c` | no folder |\n| `a` | again |\n"
+	expect(t, mapGaps(table, tree, []string{"a/b", "c", "e/f"}),
+		"gone is in the table", "a has two rows", "e/f is not in the table")
+}
+
+// nameInFile is a name and a link to the Go file that is said to declare it.
+var nameInFile = regexp.MustCompile("`(\\w+)`\\s+in\\s+\\[[^\\]]+\\]\\(([^)#]+\\.go)\\)")
+
+// misplaced returns the names that a document says are in a file that does not
+// declare them.
+func misplaced(document string, all []source) []string {
+	declares := map[string][]string{}
+	for _, s := range all {
+		for _, d := range declared(s) {
+			declares[s.path] = append(declares[s.path], d.names...)
+		}
+	}
+	var out []string
+	for _, m := range nameInFile.FindAllStringSubmatch(document, -1) {
+		if !slices.Contains(declares[m[2]], m[1]) {
+			out = append(out, fmt.Sprintf("%s is not declared in %s: a map that leads elsewhere is worse than none", m[1], m[2]))
+		}
+	}
+	return out
+}
+
+func TestTheMapNamesFilesThatHaveWhatItSays(t *testing.T) {
+	contributing, err := os.ReadFile(top(t) + "/CONTRIBUTING.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if nameInFile.FindStringIndex(string(contributing)) == nil {
+		t.Fatal("CONTRIBUTING.md names nothing in a file: this test does not see how it does")
+	}
+	report(t, misplaced(string(contributing), parsed(t, parser.ParseComments|parser.SkipObjectResolution)))
+}
+
+func TestMisplacedNamesAreFound(t *testing.T) {
+	all, err := sources(fstest.MapFS{
+		"a/a.go": {Data: []byte("package a\n\nfunc F() {}\n\nfunc (t T) m() {}\n\ntype T struct{}\n")},
+		"a/b.go": {Data: []byte("package a\n\nfunc g() {}\n")},
+	}, parser.ParseComments|parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, misplaced("`F` in [a](a/a.go), `m` in\n   [a](a/a.go), `g` in [a](a/a.go), `F` in [b](a/b.go), `F` in [c](a/c.go).", all),
+		"g is not declared in a/a.go", "F is not declared in a/b.go", "F is not declared in a/c.go")
 }
 
 var (
@@ -121,7 +170,8 @@ func TestDocumentsNameTargetsThatExist(t *testing.T) {
 }
 
 func TestMissingTargetsAreFound(t *testing.T) {
-	expect(t, missingTargets(map[string]string{"d.md": "`make run` or `make fly`, or\nmake do.\n```\nmake swim ARGS=1\n./make it\n```\n"}, "run: build\n\techo\n"),
+	document := "`make run` or `make fly`, or\nmake do.\n```\nmake swim ARGS=1\n./make it\n```\n"
+	expect(t, missingTargets(map[string]string{"d.md": document}, "run: build\n\techo\n"),
 		"make fly", "make swim")
 }
 
@@ -141,8 +191,8 @@ func TestTheLocalTypesAreDocumentedAsTheyAre(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := strings.Join(typeRows(catalog.Local("amd64")), "\n"); !strings.Contains(string(document), want) {
-		t.Errorf("docs/placement.md does not have the types of the local cloud as internal/catalog has them:\n%s", want)
+	if want := strings.Join(typeRows(sizes.Types("amd64")), "\n"); !strings.Contains(string(document), want) {
+		t.Errorf("docs/placement.md does not have the types of the local cloud as internal/cloud/local/sizes has them:\n%s", want)
 	}
 }
 

@@ -19,7 +19,8 @@ import (
 )
 
 // quantities are at the edges of what a quantity can be.
-var quantities = []string{"0", "1n", "1m", "100m", "1", "1500m", "64Mi", "1Gi", "9E", "9223372036854775807", "1e30", "-1", "-9E", "0.000000001", "1Ki"}
+var quantities = []string{"0", "1n", "1m", "100m", "1", "1500m", "64Mi", "1Gi", "9E", "9223372036854775807", "1e30", "-1", "-9E",
+	"0.000000001", "1Ki"}
 
 func quantity(r *rand.Rand) resource.Quantity {
 	return resource.MustParse(quantities[r.IntN(len(quantities))])
@@ -52,7 +53,8 @@ func random(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 0x6b6970
 func pick[T any](r *rand.Rand, list []T) T { return list[r.IntN(len(list))] }
 
 var resourceNames = []corev1.ResourceName{
-	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage, "nvidia.com/gpu", "hugepages-2Mi", "hugepages-1Gi", "example.com/thing", "",
+	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage, "nvidia.com/gpu", "hugepages-2Mi", "hugepages-1Gi",
+	"example.com/thing", "",
 }
 
 // annotate gives the pod annotations of Kip, right ones and wrong ones.
@@ -61,8 +63,10 @@ func annotate(r *rand.Rand, pod *corev1.Pod) {
 		if pod.Annotations == nil {
 			pod.Annotations = map[string]string{}
 		}
-		name := placement.Prefix + pick(r, []string{"instance-type", "launch-type", "volume-size", "healthy-timeout", "zone", "no-such-thing", ""})
-		pod.Annotations[name] = pick(r, []string{"", ",", "nano", "micro,small", "no*", "*", "spot", "1Gi", "-1", "9E", "5m", "local", "true", "\x00", strings.Repeat("x", 300)})
+		name := placement.Prefix + pick(r, []string{"instance-type", "launch-type", "volume-size", "healthy-timeout", "zone", "no-such-thing",
+			""})
+		pod.Annotations[name] = pick(r, []string{"", ",", "nano", "micro,small", "no*", "*", "spot", "1Gi", "-1", "9E", "5m", "local", "true",
+			"\x00", strings.Repeat("x", 300)})
 	}
 }
 
@@ -74,8 +78,9 @@ func Posted(seed uint64, namespace, name, node string) *corev1.Pod {
 	pod := &corev1.Pod{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		Spec: corev1.PodSpec{
-			Containers:    []corev1.Container{{Name: "main", Image: "busybox:1.36", Command: []string{"sleep", "5"}}},
-			RestartPolicy: pick(f.Rand, []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyNever, corev1.RestartPolicyOnFailure}),
+			Containers: []corev1.Container{{Name: "main", Image: "busybox:1.36", Command: []string{"sleep", "5"}}},
+			RestartPolicy: pick(f.Rand, []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyNever,
+				corev1.RestartPolicyOnFailure}),
 		},
 	}
 	if f.chance(0.2) {
@@ -88,7 +93,8 @@ func Posted(seed uint64, namespace, name, node string) *corev1.Pod {
 	grace := int64(1)
 	pod.Spec.TerminationGracePeriodSeconds = &grace
 	pod.Spec.NodeName, pod.Spec.SchedulingGates = node, nil
-	pod.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: pod.Annotations, Labels: map[string]string{"odd": fmt.Sprint(seed)}}
+	pod.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: pod.Annotations,
+		Labels: map[string]string{"odd": fmt.Sprint(seed)}}
 	return pod
 }
 
@@ -100,20 +106,21 @@ func (f *fill) chance(p float64) bool { return f.Float64() < p }
 // words are values of strings that mean something, by the name of their type or
 // else of their field.
 var words = map[string][]string{
-	"PullPolicy":                              {"Always", "IfNotPresent", "Never"},
-	"RestartPolicy":                           {"Always", "OnFailure", "Never"},
-	"ContainerRestartPolicy":                  {"Always", "Never", "OnFailure"},
-	"DNSPolicy":                               {"None", "Default", "ClusterFirst", "ClusterFirstWithHostNet"},
-	"URIScheme":                               {"HTTP", "HTTPS"},
-	"Protocol":                                {"TCP", "UDP", "SCTP"},
-	"StorageMedium":                           {"", "Memory", "HugePages", "HugePages-2Mi"},
-	"MountPropagationMode":                    {"None", "HostToContainer", "Bidirectional"},
-	"RecursiveReadOnlyMode":                   {"Disabled", "IfPossible", "Enabled"},
-	"TerminationMessagePolicy":                {"File", "FallbackToLogsOnError"},
-	"PreemptionPolicy":                        {"Never", "PreemptLowerPriority"},
-	"TaintEffect":                             {"NoSchedule", "PreferNoSchedule", "NoExecute"},
-	"TolerationOperator":                      {"Exists", "Equal"},
-	"HostPathType":                            {"", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice"},
+	"PullPolicy":               {"Always", "IfNotPresent", "Never"},
+	"RestartPolicy":            {"Always", "OnFailure", "Never"},
+	"ContainerRestartPolicy":   {"Always", "Never", "OnFailure"},
+	"DNSPolicy":                {"None", "Default", "ClusterFirst", "ClusterFirstWithHostNet"},
+	"URIScheme":                {"HTTP", "HTTPS"},
+	"Protocol":                 {"TCP", "UDP", "SCTP"},
+	"StorageMedium":            {"", "Memory", "HugePages", "HugePages-2Mi"},
+	"MountPropagationMode":     {"None", "HostToContainer", "Bidirectional"},
+	"RecursiveReadOnlyMode":    {"Disabled", "IfPossible", "Enabled"},
+	"TerminationMessagePolicy": {"File", "FallbackToLogsOnError"},
+	"PreemptionPolicy":         {"Never", "PreemptLowerPriority"},
+	"TaintEffect":              {"NoSchedule", "PreferNoSchedule", "NoExecute"},
+	"TolerationOperator":       {"Exists", "Equal"},
+	"HostPathType": {"", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket", "CharDevice",
+		"BlockDevice"},
 	"Capability":                              {"ALL", "NET_ADMIN", "SYS_ADMIN", "NO_SUCH"},
 	"SeccompProfileType":                      {"Unconfined", "RuntimeDefault", "Localhost"},
 	"AppArmorProfileType":                     {"Unconfined", "RuntimeDefault", "Localhost"},
@@ -135,12 +142,14 @@ var words = map[string][]string{
 	"ContainerRestartRuleAction":              {"Restart", "RestartAllContainers"},
 	"ContainerRestartRuleOnExitCodesOperator": {"In", "NotIn"},
 
-	"Image":                  {"busybox:1.36", "busybox:no-such-tag", "no.such.host.invalid/a:b", "UPPER/CASE", "busybox@sha256:" + strings.Repeat("0", 64), ":::"},
-	"MountPath":              {"/mnt", "/", "/dev", "/proc/x", "/a:b", "relative", "/etc/hosts", "/a/../b"},
-	"DevicePath":             {"/dev/x", "/dev/null"},
-	"SubPath":                {"", "a", "a/b", "..", "/abs"},
-	"SubPathExpr":            {"", "$(NO_SUCH)", "$(HOSTNAME)"},
-	"FieldPath":              {"metadata.name", "metadata.uid", "metadata.annotations['x']", "spec.nodeName", "status.podIP", "status.hostIPs", "spec.serviceAccountName"},
+	"Image": {"busybox:1.36", "busybox:no-such-tag", "no.such.host.invalid/a:b", "UPPER/CASE", "busybox@sha256:" +
+		strings.Repeat("0", 64), ":::"},
+	"MountPath":   {"/mnt", "/", "/dev", "/proc/x", "/a:b", "relative", "/etc/hosts", "/a/../b"},
+	"DevicePath":  {"/dev/x", "/dev/null"},
+	"SubPath":     {"", "a", "a/b", "..", "/abs"},
+	"SubPathExpr": {"", "$(NO_SUCH)", "$(HOSTNAME)"},
+	"FieldPath": {"metadata.name", "metadata.uid", "metadata.annotations['x']", "spec.nodeName", "status.podIP",
+		"status.hostIPs", "spec.serviceAccountName"},
 	"Resource":               {"limits.cpu", "limits.memory", "requests.ephemeral-storage", "requests.cpu"},
 	"ContainerName":          {"", "main", "nobody"},
 	"Path":                   {"a", "/a", "/etc", "/no/such/path", "a/b/../c", "/healthz", "..data"},
@@ -169,7 +178,8 @@ var words = map[string][]string{
 }
 
 // names are those of objects and of what is named in a pod.
-var names = []string{"a", "b", "no-such-object", "main", "kube-root-ca.crt", "kernel.shm_rmid_forced", "net.ipv4.ip_forward", "kernel.msgmax", strings.Repeat("n", 63), "with.dots", "UPPER", "x_y", ""}
+var names = []string{"a", "b", "no-such-object", "main", "kube-root-ca.crt", "kernel.shm_rmid_forced", "net.ipv4.ip_forward",
+	"kernel.msgmax", strings.Repeat("n", 63), "with.dots", "UPPER", "x_y", ""}
 
 // unions are structs of which one pointer is set, and no more.
 var unions = []reflect.Type{
@@ -178,7 +188,8 @@ var unions = []reflect.Type{
 }
 
 // kept are fields that a test sets itself, or that would be refused in any case.
-var kept = []string{"NodeName", "SchedulingGates", "EphemeralContainers", "TerminationGracePeriodSeconds", "Overhead", "DeprecatedServiceAccount", "Priority"}
+var kept = []string{"NodeName", "SchedulingGates", "EphemeralContainers", "TerminationGracePeriodSeconds", "Overhead",
+	"DeprecatedServiceAccount", "Priority"}
 
 // change sets one field somewhere below v, of which name is the field.
 func (f *fill) change(v reflect.Value, name string, depth int) {
@@ -266,7 +277,8 @@ func (f *fill) leaf(v reflect.Value, name string) bool {
 		*p = metav1.NewTime(time.Unix(f.Int64N(1<<33), 0))
 		return true
 	case *intstr.IntOrString:
-		*p = pick(f.Rand, []intstr.IntOrString{intstr.FromInt32(80), intstr.FromInt32(1), intstr.FromInt32(65535), intstr.FromString("http"), intstr.FromInt32(0)})
+		*p = pick(f.Rand, []intstr.IntOrString{intstr.FromInt32(80), intstr.FromInt32(1), intstr.FromInt32(65535), intstr.FromString("http"),
+			intstr.FromInt32(0)})
 		return true
 	}
 	switch v.Kind() {
@@ -299,7 +311,8 @@ func (f *fill) mount(pod *corev1.Pod) {
 	c := &pod.Spec.Containers[0]
 	for i, v := range pod.Spec.Volumes {
 		if v.Name != "" && f.chance(0.8) {
-			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: v.Name, MountPath: fmt.Sprintf("/volumes/%d", i), ReadOnly: f.chance(0.3)})
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: v.Name, MountPath: fmt.Sprintf("/volumes/%d", i),
+				ReadOnly: f.chance(0.3)})
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 
 	"github.com/elotl/kip/internal/capacity"
-	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
 	"github.com/elotl/kip/internal/placement"
 )
 
@@ -43,7 +43,8 @@ func TestASeedMakesOnePod(t *testing.T) {
 // them those that a new release adds.
 func TestEveryFieldIsChanged(t *testing.T) {
 	want := map[string]bool{}
-	for _, typ := range []reflect.Type{reflect.TypeFor[corev1.PodSpec](), reflect.TypeFor[corev1.Container](), reflect.TypeFor[corev1.VolumeSource](), reflect.TypeFor[corev1.PodSecurityContext]()} {
+	for _, typ := range []reflect.Type{reflect.TypeFor[corev1.PodSpec](), reflect.TypeFor[corev1.Container](),
+		reflect.TypeFor[corev1.VolumeSource](), reflect.TypeFor[corev1.PodSecurityContext]()} {
 		for i := range typ.NumField() {
 			want[typ.Name()+"."+typ.Field(i).Name] = true
 		}
@@ -79,7 +80,8 @@ func TestEveryFieldIsChanged(t *testing.T) {
 // TestPlacementAnswersForAnyPod has no pod make placement panic, hang, or answer
 // nothing.
 func TestPlacementAnswersForAnyPod(t *testing.T) {
-	placer, err := placement.New(catalog.Local("amd64"), placement.Config{DefaultInstanceType: "nano", DefaultArch: "amd64", ReservedMemoryBytes: 64 << 20, DefaultDiskBytes: 4 << 30})
+	placer, err := placement.New(sizes.Types("amd64"), placement.Config{DefaultInstanceType: "nano", DefaultArch: "amd64",
+		ReservedMemoryBytes: 64 << 20, DefaultDiskBytes: 4 << 30})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"strings"
 	"time"
@@ -22,15 +23,60 @@ type event struct {
 
 // ends are how tests ended.
 type ends struct {
-	passed, skipped, failed map[test]bool
-	subtests                map[test]bool   // that passed, below those
-	why                     map[test]string // what a test said that was skipped, subtests' too
-	skippedSubtests         []test
+	passed, skipped, failed map[test]bool   // subtests too
+	why                     map[test]string // what a test said that was skipped
 	failedPackages          map[string]bool
+	cached                  map[string]bool // packages that did not run: go test knew how they end
+	began                   map[test]bool   // benchmarks of a package that has not ended
 }
 
 func newEnds() *ends {
-	return &ends{passed: map[test]bool{}, subtests: map[test]bool{}, skipped: map[test]bool{}, failed: map[test]bool{}, why: map[test]string{}, failedPackages: map[string]bool{}}
+	return &ends{
+		passed:         map[test]bool{},
+		skipped:        map[test]bool{},
+		failed:         map[test]bool{},
+		why:            map[test]string{},
+		failedPackages: map[string]bool{},
+		cached:         map[string]bool{},
+		began:          map[test]bool{},
+	}
+}
+
+// add takes what another run did.
+func (e *ends) add(o *ends) {
+	maps.Copy(e.passed, o.passed)
+	maps.Copy(e.skipped, o.skipped)
+	maps.Copy(e.failed, o.failed)
+	maps.Copy(e.why, o.why)
+	maps.Copy(e.failedPackages, o.failedPackages)
+	maps.Copy(e.cached, o.cached)
+}
+
+// tops and parts count the tests that passed, and their subtests.
+func (e *ends) tops() (n int) {
+	for t := range e.passed {
+		if t == t.top() {
+			n++
+		}
+	}
+	return n
+}
+
+func (e *ends) parts() int { return len(e.passed) - e.tops() }
+
+// counts says of each test how many subtests came to an end. A skip counts: the list
+// of skips judges it.
+func (e *ends) counts() map[test]int {
+	all := maps.Clone(e.passed) // a subtest that ran twice is one
+	maps.Copy(all, e.skipped)
+	maps.Copy(all, e.failed)
+	counts := map[test]int{}
+	for t := range all {
+		if t != t.top() {
+			counts[t.top()]++
+		}
+	}
+	return counts
 }
 
 // read adds what a file of events says.
@@ -54,39 +100,42 @@ func (e *ends) read(file string) error {
 		if err := json.Unmarshal(line, &ev); err != nil {
 			return fmt.Errorf("read what ran: %s: line %d: %w", file, n, err)
 		}
-		e.add(ev, said)
+		e.event(ev, said)
 	}
 }
 
-func (e *ends) add(ev event, said map[test][]string) {
+func (e *ends) event(ev event, said map[test][]string) {
 	t := test{ev.Package, ev.Test}
 	if ev.Test == "" {
+		// go test tells no end of a benchmark that did well.
+		for b := range e.began {
+			if b.pkg == ev.Package && ev.Action == "pass" && !e.failed[b] && !e.skipped[b] {
+				e.passed[b] = true
+			}
+		}
 		if ev.Action == "fail" {
 			e.failedPackages[ev.Package] = true
 		}
+		if ev.Action == "output" && strings.HasPrefix(ev.Output, "ok ") && strings.Contains(ev.Output, "(cached)") {
+			e.cached[ev.Package] = true
+		}
 		return
 	}
-	top := !strings.Contains(ev.Test, "/")
 	switch ev.Action {
+	case "run":
+		if t.isBenchmark() {
+			e.began[t] = true
+		}
 	case "output":
 		if line := strings.TrimSpace(ev.Output); line != "" && !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(line, "--- ") {
 			said[t] = append(said[t], line)
 		}
 	case "pass":
-		if top {
-			e.passed[t] = true
-		} else {
-			e.subtests[t] = true
-		}
+		e.passed[t] = true
 	case "skip":
-		e.why[t] = "without a reason"
+		e.skipped[t], e.why[t] = true, "without a reason"
 		if words := said[t]; len(words) > 0 {
 			e.why[t] = words[len(words)-1]
-		}
-		if top {
-			e.skipped[t] = true
-		} else {
-			e.skippedSubtests = append(e.skippedSubtests, t)
 		}
 	case "fail":
 		e.failed[t] = true

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,8 +27,12 @@ func main() {
 
 const usage = `tally -quarantined               prints an expression for go test -skip
 tally -fuzz                      prints the fuzz targets
-tally [-tags T] FILE PACKAGE...  one run: FILE is what go test -json wrote
-tally -all FOLDER                all runs, FOLDER/*.json: each test of the tree in one of them
+tally -benchmarks                prints the packages that have benchmarks
+tally [-tags T] FILE PACKAGE...  one run: FILE, STAGE.json, is what go test -json wrote;
+                                 with -benchmarks it is one of benchmarks
+tally -all FOLDER                all runs, FOLDER/*.json: each test of the tree in one of them;
+                                 with -update it writes test/tally/subtests.txt of them,
+                                 with -shrink also where they have become fewer
 `
 
 func command(args []string, out io.Writer) error {
@@ -37,6 +42,9 @@ func command(args []string, out io.Writer) error {
 	tags := fs.String("tags", "", "build `tags` of the run")
 	fuzz := fs.Bool("fuzz", false, "print the fuzz targets of the module: package and name")
 	quarantined := fs.Bool("quarantined", false, "print an expression that matches the tests in quarantine")
+	benchmarks := fs.Bool("benchmarks", false, "the run is one of benchmarks; without a run, print the packages of the module that have some")
+	update := fs.Bool("update", false, "with -all: when none has failed, write how many subtests they have into test/tally/subtests.txt")
+	shrink := fs.Bool("shrink", false, "with -update: also where they are fewer than before")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -47,11 +55,13 @@ func command(args []string, out io.Writer) error {
 	switch {
 	case *fuzz:
 		return fuzzTargets(out)
+	case *benchmarks && fs.NArg() == 0:
+		return benchmarkPackages(out)
 	case *quarantined:
 		fmt.Fprintln(out, l.quarantineExpression())
 		return nil
 	case *all != "":
-		return everything(*all, l, out)
+		return everything(*all, *update, *shrink, l, out)
 	case fs.NArg() < 2:
 		fs.Usage()
 		return errors.New("want a file and packages")
@@ -59,6 +69,10 @@ func command(args []string, out io.Writer) error {
 	want, err := inPackages(*tags, fs.Args()[1:])
 	if err != nil {
 		return err
+	}
+	want = slices.DeleteFunc(want, func(t test) bool { return t.isBenchmark() != *benchmarks })
+	if len(want) == 0 {
+		return fmt.Errorf("the packages %s have no tests", strings.Join(fs.Args()[1:], " "))
 	}
 	ran := newEnds()
 	if err := ran.read(fs.Arg(0)); err != nil {
@@ -87,17 +101,14 @@ func inPackages(tags string, patterns []string) ([]test, error) {
 			return nil, fmt.Errorf("list the packages %s: %w", strings.Join(patterns, " "), err)
 		}
 		for _, file := range slices.Concat(p.TestGoFiles, p.XTestGoFiles) {
-			names, err := inFile(filepath.Join(p.Dir, file))
+			parsed, err := parse(filepath.Join(p.Dir, file))
 			if err != nil {
 				return nil, err
 			}
-			for _, name := range names {
+			for _, name := range inFile(parsed) {
 				want = append(want, test{p.ImportPath, name})
 			}
 		}
-	}
-	if len(want) == 0 {
-		return nil, fmt.Errorf("the packages %s have no tests", strings.Join(patterns, " "))
 	}
 	slices.SortFunc(want, compare)
 	return want, nil
@@ -105,16 +116,33 @@ func inPackages(tags string, patterns []string) ([]test, error) {
 
 // oneRun says what a run executed, and fails when that is less than its packages have.
 func oneRun(stage string, want []test, ran *ends, l lists, out io.Writer) error {
-	fmt.Fprintf(out, "%s: %d of %d tests ran and passed, with %d subtests\n", stage, len(ran.passed), len(want), len(ran.subtests))
+	fmt.Fprintf(out, "%s: %d of %d tests ran and passed, with %d subtests\n", stage, ran.tops(), len(want), ran.parts())
 	for _, t := range ran.skips() {
 		fmt.Fprintf(out, "%s: skipped %s: %s\n", stage, t, ran.why[t])
 	}
 	for _, q := range l.quarantine {
-		if slices.Contains(want, q.test) {
+		if slices.Contains(want, q.test.top()) {
 			fmt.Fprintf(out, "%s: in quarantine since %s %s: %s\n", stage, q.since.Format(time.DateOnly), q.test, q.why)
 		}
 	}
-	return errors.Join(failures(ran), listed("did not run", missing(want, ran, l)))
+	counted := l.miscounted(stage, ran)
+	if counted != nil && !l.has(stage) {
+		// A new stage: make tally fails, and make tally-update adds it.
+		fmt.Fprintf(out, "%s: %v\n", stage, counted)
+		counted = nil
+	}
+	return errors.Join(failures(ran), listed("did not run", missing(want, ran, l)), counted, unquarantined(ran, l))
+}
+
+// unquarantined fails when a test ran that is in quarantine: then its name there is wrong.
+func unquarantined(ran *ends, l lists) error {
+	var names []string
+	for _, q := range l.quarantine {
+		if ran.passed[q.test] || ran.failed[q.test] || ran.skipped[q.test] {
+			names = append(names, q.test.String())
+		}
+	}
+	return listed("ran, and are in test/tally/quarantine.txt", names)
 }
 
 // missing are the tests that came to no end, but for those in quarantine.
@@ -135,7 +163,8 @@ func failures(ran *ends) error {
 	for pkg := range ran.failedPackages {
 		failed = append(failed, pkg)
 	}
-	return listed("failed", failed)
+	return errors.Join(listed("failed", failed),
+		listed("were taken from go test's cache, and did not run: run them with -count=1", slices.Collect(maps.Keys(ran.cached))))
 }
 
 func listed(what string, names []string) error {
@@ -148,7 +177,7 @@ func listed(what string, names []string) error {
 
 // everything fails unless each test of the tree has run to its end in one of the
 // folder's files, or is in one of the lists.
-func everything(folder string, l lists, out io.Writer) error {
+func everything(folder string, update, shrink bool, l lists, out io.Writer) error {
 	root, err := repository()
 	if err != nil {
 		return err
@@ -161,30 +190,123 @@ func everything(folder string, l lists, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	ran := newEnds()
+	stages := map[string]*ends{}
 	for _, file := range files {
-		if err := ran.read(file); err != nil {
+		stage := strings.TrimSuffix(filepath.Base(file), ".json")
+		stages[stage] = newEnds()
+		if err := stages[stage].read(file); err != nil {
 			return err
 		}
 	}
-	return compareAll(want, ran, l, out)
+	if !update {
+		return compareAll(want, stages, l, out)
+	}
+	for stage, ran := range stages {
+		if err := failures(ran); err != nil {
+			return fmt.Errorf("%s: %w", stage, err)
+		}
+	}
+	after, kept := l.updated(want, stages, shrink)
+	if err := os.WriteFile(filepath.Join(root, "test", "tally", "subtests.txt"), []byte(subtestsFile(after)), 0o644); err != nil {
+		return err
+	}
+	return listed("ran with fewer subtests than before, and keep their lines; SHRINK=1 takes that away", kept)
 }
 
-func compareAll(want []test, ran *ends, l lists, out io.Writer) error {
+// updated is the list of subtests after stages have run. What did not pass in one, and
+// what other stages have, stays; so does, but with shrink, what became fewer, which kept
+// names. What the tree has no more goes.
+func (l lists) updated(tree []test, stages map[string]*ends, shrink bool) (all map[stageTest]subtests, kept []string) {
+	all = maps.Clone(l.subtests)
+	if all == nil {
+		all = map[stageTest]subtests{}
+	}
+	maps.DeleteFunc(all, func(t stageTest, _ subtests) bool { return !slices.Contains(tree, t.test) })
+	for stage, ran := range stages {
+		counts := l.counts(ran)
+		for t := range ran.passed {
+			at := stageTest{stage, t}
+			was, known := all[at]
+			n := counts[t]
+			switch {
+			case t != t.top() || !slices.Contains(tree, t) || n == was.n || was.chance && was.near(n) && n < was.n:
+			case n < was.n && !shrink:
+				kept = append(kept, fmt.Sprintf("%s: %d, want %s", at, n, was))
+			case n == 0 && known:
+				delete(all, at)
+			default:
+				all[at] = subtests{n, was.chance}
+			}
+		}
+	}
+	return all, kept
+}
+
+func compareAll(want []test, stages map[string]*ends, l lists, out io.Writer) error {
+	ran := newEnds()
+	var counted []error
+	for _, stage := range slices.Sorted(maps.Keys(stages)) {
+		ran.add(stages[stage])
+		counted = append(counted, l.miscounted(stage, stages[stage]))
+	}
+	stale := l.stale(ran)
+	for t := range l.subtests {
+		if stages[t.stage] == nil {
+			stale = append(stale, fmt.Sprintf("test/tally/subtests.txt: %s: there is no such stage", t))
+		}
+	}
 	var skipped []string
-	needless := l.unknown(want)
 	for _, t := range ran.skips() {
-		if ran.passed[t] || ran.subtests[t] {
+		if ran.passed[t] {
 			continue // elsewhere
 		}
-		if why, may := l.skips[t]; may {
-			fmt.Fprintf(out, "skipped, as test/tally/skips.txt allows: %s: %s (%s)\n", t, ran.why[t], why)
+		if s, may := l.skips[t]; may {
+			fmt.Fprintf(out, "skipped, as test/tally/skips.txt allows: %s: %s (%s)\n", t, ran.why[t], s.why)
 			continue
 		}
 		skipped = append(skipped, fmt.Sprintf("%s: %s", t, ran.why[t]))
 	}
-	fmt.Fprintf(out, "%d tests of %d in the tree ran and passed, with %d subtests\n", len(ran.passed), len(want), len(ran.subtests))
-	return errors.Join(failures(ran), listed("ran in no target", missing(want, ran, l)), listed("were skipped everywhere, and test/tally/skips.txt does not have them", skipped), needless)
+	fmt.Fprintf(out, "%d tests of %d in the tree ran and passed, with %d subtests\n", ran.tops(), len(want), ran.parts())
+	return errors.Join(
+		failures(ran),
+		listed("ran in no target", missing(want, ran, l)),
+		listed("were skipped everywhere, and test/tally/skips.txt does not have them", skipped),
+		errors.Join(counted...),
+		listed("are in a list and should not be", stale),
+		unquarantined(ran, l),
+		l.unknown(want))
+}
+
+// stale says which skips are none.
+func (l lists) stale(ran *ends) (names []string) {
+	for t, s := range l.skips {
+		switch {
+		case s.always && ran.passed[t]:
+			names = append(names, fmt.Sprintf("test/tally/skips.txt: %s: it ran, and is always skipped", t))
+		case !ran.passed[t] && !ran.skipped[t] && !ran.failed[t] && ran.passed[t.top()]:
+			names = append(names, fmt.Sprintf("test/tally/skips.txt: %s: there is no such subtest", t))
+		}
+	}
+	return names
+}
+
+// benchmarkPackages prints those of the module that have some.
+func benchmarkPackages(out io.Writer) error {
+	root, err := repository()
+	if err != nil {
+		return err
+	}
+	all, err := inTree(root)
+	var packages []string
+	for _, t := range all {
+		if t.isBenchmark() {
+			packages = append(packages, t.pkg)
+		}
+	}
+	for _, p := range slices.Compact(packages) {
+		fmt.Fprintln(out, p)
+	}
+	return err
 }
 
 // fuzzTargets prints those of the module.

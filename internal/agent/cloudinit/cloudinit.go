@@ -14,7 +14,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/pki"
 )
 
@@ -105,8 +105,9 @@ func Parse(doc []byte) (agentapi.UserData, error) {
 func check(u agentapi.UserData) (errs []error) {
 	// Without the values: each may be a token that came to the wrong place.
 	if pki.CheckCellID(u.CellID) != nil {
-		errs = append(errs, fmt.Errorf("kip.cellID (%d characters): it must be 1 to 63 lower-case letters, digits and '-', and begin and end with a letter or digit",
-			len(u.CellID)))
+		errs = append(errs,
+			fmt.Errorf("kip.cellID (%d characters): it must be 1 to 63 lower-case letters, digits and '-', and begin and end with a letter or digit",
+				len(u.CellID)))
 	}
 	if b, err := hex.DecodeString(u.CAHash); err != nil || len(b) != 32 || strings.ToLower(u.CAHash) != u.CAHash {
 		errs = append(errs, fmt.Errorf("kip.caHash (%d characters): it must be a SHA-256 in 64 lower-case hex digits", len(u.CAHash)))

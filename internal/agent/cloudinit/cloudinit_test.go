@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 const (

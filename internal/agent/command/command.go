@@ -61,7 +61,8 @@ func Main(components map[string]func() int) int {
 	program, args := choose(os.Args, all)
 	if program == "" {
 		names := slices.Sorted(maps.Keys(all))
-		fmt.Fprintf(os.Stderr, "usage: itzo PROGRAM [ARGUMENT…]\n\nPrograms, each with a command line of its own (--help):\n  %s\n", strings.Join(names, "\n  "))
+		fmt.Fprintf(os.Stderr, "usage: itzo PROGRAM [ARGUMENT…]\n\nPrograms, each with a command line of its own (--help):\n  %s\n",
+			strings.Join(names, "\n  "))
 		return 2
 	}
 	os.Args = args
@@ -120,7 +121,8 @@ func runCell(log *slog.Logger) error {
 	flags.StringVar(&o.UserData, "user-data", cloudinit.SeedFile, "`file` with the machine's user data")
 	flags.StringVar(&o.Listen, "listen", "", "`address` where Kip finds the agent (default: port 6421 of all addresses)")
 	flags.StringVar(&o.Components, "components", "", "`executable` that is the kubelet (default: "+componentsName+" beside itzo, else itzo)")
-	flags.StringVar(&o.Containerd, "containerd", "", "`executable` that is containerd (default: "+containerdName+" beside itzo, else that of the kubelet)")
+	flags.StringVar(&o.Containerd, "containerd", "",
+		"`executable` that is containerd (default: "+containerdName+" beside itzo, else that of the kubelet)")
 	_ = flags.Parse(os.Args[1:]) // ExitOnError
 	if flags.NArg() > 0 {
 		return fmt.Errorf("itzo cell takes no arguments: %q", flags.Args())

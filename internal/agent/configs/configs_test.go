@@ -15,7 +15,7 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -48,7 +48,8 @@ func config() agentapi.Config {
 	}
 }
 
-var files = Files{CA: "/pki/ca.crt", ClientCert: "/pki/client.crt", ClientKey: "/pki/client.key", ServingCert: "/pki/serving.crt", ServingKey: "/pki/serving.key"}
+var files = Files{CA: "/pki/ca.crt", ClientCert: "/pki/client.crt", ClientKey: "/pki/client.key", ServingCert: "/pki/serving.crt",
+	ServingKey: "/pki/serving.key"}
 
 func TestContainerdConfigIsAsReviewed(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -186,7 +187,8 @@ func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 		"no node IP":     {func(c *agentapi.Config) { c.NodeIP = netip.Addr{} }, []string{"nodeIP:"}},
 		"IPv6 pod IP":    {func(c *agentapi.Config) { c.PodIP = netip.MustParseAddr("fd00::1") }, []string{`podIP: "fd00::1"`, "IPv4"}},
 		"same address":   {func(c *agentapi.Config) { c.PodIP = c.NodeIP }, []string{"podIP: 10.110.0.2", "own address"}},
-		"half IPv6":      {func(c *agentapi.Config) { c.PodIPv6 = netip.MustParseAddr("fd00::2") }, []string{`podIPv6 "fd00::2"`, "both, or neither"}},
+		"half IPv6": {func(c *agentapi.Config) { c.PodIPv6 = netip.MustParseAddr("fd00::2") },
+			[]string{`podIPv6 "fd00::2"`, "both, or neither"}},
 		"link-local pod": {func(c *agentapi.Config) {
 			c.NodeIPv6, c.PodIPv6 = netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fe80::2")
 		}, []string{`podIPv6: "fe80::2"`}},
@@ -199,10 +201,14 @@ func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 		"bad DNS":         {func(c *agentapi.Config) { c.ClusterDNS = []netip.Addr{{}} }, []string{"clusterDNS[0]"}},
 		"bad domain":      {func(c *agentapi.Config) { c.ClusterDomain = "a b" }, []string{`clusterDomain: "a b"`}},
 		"negative memory": {func(c *agentapi.Config) { c.ReservedMemoryBytes = -1 }, []string{"reservedMemoryBytes: -1"}},
-		"mirror path":     {func(c *agentapi.Config) { c.RegistryMirrors = map[string][]string{"../x": {"http://m"}} }, []string{`registryMirrors: "../x"`}},
-		"mirror no URL":   {func(c *agentapi.Config) { c.RegistryMirrors = map[string][]string{"a": nil} }, []string{"registryMirrors[a]: no URL"}},
-		"mirror scheme":   {func(c *agentapi.Config) { c.RegistryMirrors = map[string][]string{"a": {"m:5000"}} }, []string{`"m:5000" is not a base URL`}},
-		"several":         {func(c *agentapi.Config) { c.NodeName, c.ReservedMemoryBytes = "_", -1 }, []string{"nodeName", "reservedMemoryBytes"}},
+		"mirror path": {func(c *agentapi.Config) { c.RegistryMirrors = map[string][]string{"../x": {"http://m"}} },
+			[]string{`registryMirrors: "../x"`}},
+		"mirror no URL": {func(c *agentapi.Config) { c.RegistryMirrors = map[string][]string{"a": nil} },
+			[]string{"registryMirrors[a]: no URL"}},
+		"mirror scheme": {func(c *agentapi.Config) { c.RegistryMirrors = map[string][]string{"a": {"m:5000"}} },
+			[]string{`"m:5000" is not a base URL`}},
+		"several": {func(c *agentapi.Config) { c.NodeName, c.ReservedMemoryBytes = "_", -1 },
+			[]string{"nodeName", "reservedMemoryBytes"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := config()
@@ -228,7 +234,8 @@ func TestACellWithIPv6TellsItsPartsBothAddresses(t *testing.T) {
 		t.Error(err)
 	}
 	both, err := CNI(c, "/gates", nil)
-	if err != nil || !strings.Contains(string(both), `"podIPv6": "fd10:110::8002"`) || !strings.Contains(string(both), `"nodeIPv6": "fd10:110::2"`) {
+	if err != nil || !strings.Contains(string(both), `"podIPv6": "fd10:110::8002"`) ||
+		!strings.Contains(string(both), `"nodeIPv6": "fd10:110::2"`) {
 		t.Errorf("%s, %v", both, err)
 	}
 	// The kubelet reports the addresses of its pod in the order of its own.

@@ -8,7 +8,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // Files of the machine's own small PKI (package localapi) that the kubelet reads.
@@ -164,10 +164,11 @@ func KubeletArgs(c agentapi.Config) []string {
 // API endpoint at server (https://127.0.0.1:6422).
 func KubeconfigFile(server string, f Files) ([]byte, error) {
 	b, err := json.Marshal(map[string]any{
-		"apiVersion":      "v1",
-		"kind":            "Config",
-		"clusters":        []any{map[string]any{"name": "cell", "cluster": map[string]any{"server": server, "certificate-authority": f.CA}}},
-		"users":           []any{map[string]any{"name": "kubelet", "user": map[string]any{"client-certificate": f.ClientCert, "client-key": f.ClientKey}}},
+		"apiVersion": "v1",
+		"kind":       "Config",
+		"clusters":   []any{map[string]any{"name": "cell", "cluster": map[string]any{"server": server, "certificate-authority": f.CA}}},
+		"users": []any{map[string]any{"name": "kubelet", "user": map[string]any{"client-certificate": f.ClientCert,
+			"client-key": f.ClientKey}}},
 		"contexts":        []any{map[string]any{"name": "cell", "context": map[string]any{"cluster": "cell", "user": "kubelet"}}},
 		"current-context": "cell",
 	})

@@ -5,7 +5,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // KubeProxyHealth is where kube-proxy serves its health, on loopback: it tells when
@@ -38,7 +38,7 @@ func KubeProxy(c agentapi.Config) ([]byte, error) {
 		},
 		"mode": "nftables",
 		"nftables": map[string]any{
-			// How soon a failed write is tried again.
+			// How soon a failed write is retried.
 			"syncPeriod": "5s",
 			// The pod of a cold cell waits for the first write, which comes no
 			// sooner than this after a first look that found too little.

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"regexp"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // nodeNames are DNS subdomains, as Kubernetes wants names of nodes.

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // machine is a root directory with a loop device, known there by its ID.
@@ -135,7 +135,8 @@ func TestDeviceIsFoundByLinkOrSerial(t *testing.T) {
 				return
 			}
 			var have, want unix.Stat_t
-			if err := errors.Join(unix.Stat(filepath.Join(root, agentapi.DiskPath(tc.id)), &have), unix.Stat(device, &want)); err != nil || have.Rdev != want.Rdev {
+			if err := errors.Join(unix.Stat(filepath.Join(root, agentapi.DiskPath(tc.id)), &have), unix.Stat(device, &want)); err != nil ||
+				have.Rdev != want.Rdev {
 				t.Errorf("shown is device %x: want %x (%v)", have.Rdev, want.Rdev, err)
 			}
 			if err := s.Apply(nil); err != nil {
@@ -147,7 +148,8 @@ func TestDeviceIsFoundByLinkOrSerial(t *testing.T) {
 
 func TestAnIDIsNoPath(t *testing.T) {
 	for _, id := range []string{"", "..", "../etc", "a/b", strings.Repeat("x", 129)} {
-		if err := New(t.TempDir(), slog.New(slog.DiscardHandler)).Apply([]string{"good", id}); err == nil || !strings.Contains(err.Error(), "disks[1]") {
+		if err := New(t.TempDir(), slog.New(slog.DiscardHandler)).Apply([]string{"good", id}); err == nil ||
+			!strings.Contains(err.Error(), "disks[1]") {
 			t.Errorf("%q: got %v: want an error that names disks[1]", id, err)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // Firewall is the table of one cell.

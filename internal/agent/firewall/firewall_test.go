@@ -23,7 +23,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -50,7 +50,8 @@ func sample() agentapi.Firewall {
 	return agentapi.Firewall{
 		Pod: "shop/web", PodIP: netip.MustParseAddr(podIP),
 		Ingress: agentapi.Direction{Isolated: true, Allowed: []agentapi.Allowed{
-			{Addresses: prefixes("10.0.0.0/24", "10.1.0.7/32", "fd00::/64"), Ports: []agentapi.Ports{span("TCP", 80, 80), span("TCP", 8000, 8080), span("UDP", 53, 53)}},
+			{Addresses: prefixes("10.0.0.0/24", "10.1.0.7/32", "fd00::/64"),
+				Ports: []agentapi.Ports{span("TCP", 80, 80), span("TCP", 8000, 8080), span("UDP", 53, 53)}},
 			{Any: true, Ports: []agentapi.Ports{span("SCTP", 0, 65535)}},
 		}},
 		Egress: agentapi.Direction{Isolated: true, Allowed: []agentapi.Allowed{{Addresses: prefixes("192.0.2.0/25"), AnyPort: true}}},
@@ -97,7 +98,8 @@ func TestRulesThatNobodyCanMeanAreRefused(t *testing.T) {
 		{`{"podIP":"10.9.128.2","ingress":{"allowed":[{"any":true,"addresses":["10.0.0.0/8"],"anyPort":true}]}}`, "ingress.allowed[0]"},
 		{`{"podIP":"10.9.128.2","egress":{"allowed":[{"any":true}]}}`, "egress.allowed[0]"},
 		{`{"podIP":"10.9.128.2","egress":{"allowed":[{"addresses":["10.0.0.1/8"],"anyPort":true}]}}`, "10.0.0.1/8"},
-		{`{"podIP":"10.9.128.2","egress":{"allowed":[{"any":true,"ports":[{"protocol":"tcp dport 1 accept; #","first":1,"last":1}]}]}}`, "TCP, UDP or SCTP"},
+		{`{"podIP":"10.9.128.2","egress":{"allowed":[{"any":true,"ports":[{"protocol":"tcp dport 1 accept; #","first":1,"last":1}]}]}}`,
+			"TCP, UDP or SCTP"},
 		{`{"podIP":"10.9.128.2","egress":{"allowed":[{"any":true,"ports":[{"protocol":"TCP","first":2,"last":1}]}]}}`, "2-1"},
 	} {
 		err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, []byte(c.rules))
@@ -122,14 +124,16 @@ func TestAfterAFailureNothingCountsAsInForce(t *testing.T) {
 	}
 	rules := encoded(t, sample())
 	for range 2 { // equal ones are loaded once
-		if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, rules); err != nil || f.Digest() != agentapi.Digest(rules) || loads != 2 {
+		if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, rules); err != nil || f.Digest() != agentapi.Digest(rules) ||
+			loads != 2 {
 			t.Fatal(err, f.Digest(), loads)
 		}
 	}
 	fail = errors.New("exit status 1")
 	other := sample()
 	other.AllowMetadata = true
-	if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, encoded(t, other)); !errors.Is(err, fail) || !strings.Contains(err.Error(), "kernel says no") || errors.As(err, new(ErrInvalid)) {
+	if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, encoded(t, other)); !errors.Is(err, fail) ||
+		!strings.Contains(err.Error(), "kernel says no") || errors.As(err, new(ErrInvalid)) {
 		t.Errorf("error %v", err)
 	}
 	fail = nil
@@ -291,16 +295,20 @@ func (n *net3) listen(ns netns.NsHandle, address string) {
 		if err != nil {
 			return err
 		}
-		n.Cleanup(func() { l.Close() })
-		go func() {
+		// A connection whose firewall has closed hears no end of its other side.
+		var answering sync.WaitGroup
+		ended, end := context.WithCancel(context.Background())
+		n.Cleanup(func() { l.Close(); end(); answering.Wait() })
+		answering.Go(func() {
 			for {
 				c, err := l.Accept()
 				if err != nil {
 					return
 				}
-				go func() { defer c.Close(); _, _ = io.Copy(c, c) }()
+				stop := context.AfterFunc(ended, func() { c.Close() })
+				answering.Go(func() { defer stop(); defer c.Close(); _, _ = io.Copy(c, c) })
 			}
-		}()
+		})
 		return nil
 	})
 }
@@ -424,7 +432,8 @@ func TestPacketsPassAsTheRulesSay(t *testing.T) {
 	n.apply(f, func(fw *agentapi.Firewall) {
 		fw.Ingress = agentapi.Direction{Isolated: true, Allowed: []agentapi.Allowed{{Addresses: prefixes(outsideIP + "/32"), Ports: tcp(79, 80)}}}
 		fw.Egress = agentapi.Direction{Isolated: true, Allowed: []agentapi.Allowed{
-			{Any: true, Ports: []agentapi.Ports{span("SCTP", 1, 1), span("TCP", 53, 53), span("UDP", 53, 53)}}, {Addresses: prefixes("10.9.0.64/26"), AnyPort: true},
+			{Any: true, Ports: []agentapi.Ports{span("SCTP", 1, 1), span("TCP", 53, 53), span("UDP", 53, 53)}},
+			{Addresses: prefixes("10.9.0.64/26"), AnyPort: true},
 		}}
 	})
 	expect("some allowed", in80, out53, outOther, probe, neighbour, ownLoopback, names)
@@ -508,7 +517,8 @@ func TestNothingPassesWhileRulesAreReplaced(t *testing.T) {
 	n.in(n.outside, func() (err error) { source, err = net.Dial("udp", podIP+":80"); return err })
 	deny := func(i int) func(*agentapi.Firewall) {
 		return func(fw *agentapi.Firewall) {
-			fw.Ingress = agentapi.Direction{Isolated: true, Allowed: []agentapi.Allowed{{Addresses: prefixes(fmt.Sprintf("192.0.2.%d/32", i)), AnyPort: true}}}
+			fw.Ingress = agentapi.Direction{Isolated: true, Allowed: []agentapi.Allowed{{Addresses: prefixes(fmt.Sprintf("192.0.2.%d/32", i)),
+				AnyPort: true}}}
 		}
 	}
 	n.apply(f, deny(0))

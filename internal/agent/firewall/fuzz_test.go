@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 var (
@@ -179,7 +179,8 @@ func FuzzApply(f *testing.F) {
 		for name, d := range map[string]agentapi.Direction{"ingress": fw.Ingress, "egress": fw.Egress} {
 			_, chain, isolated := strings.Cut(string(program), "\tchain "+name+" {\n")
 			chain, _, _ = strings.Cut(chain, "\t}\n")
-			if isolated != d.Isolated || isolated && !strings.HasSuffix(chain, "\t\tdrop\n") || isolated != strings.Contains(string(program), "\t\tgoto "+name+"\n") {
+			if isolated != d.Isolated || isolated && !strings.HasSuffix(chain, "\t\tdrop\n") ||
+				isolated != strings.Contains(string(program), "\t\tgoto "+name+"\n") {
 				t.Fatalf("%s, isolated: %v, is as in:\n%s", name, d.Isolated, program)
 			}
 			everything := slices.ContainsFunc(d.Allowed, func(a agentapi.Allowed) bool { return a.Any && a.AnyPort })

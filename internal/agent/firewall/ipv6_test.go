@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 const (
@@ -168,7 +168,8 @@ func TestThePodsIPv6PacketsPassAsTheRulesSay(t *testing.T) {
 	neighbour := attempt6{"a neighbour to the agent", n.outside, "", "[" + cellIPv6 + "]:6421"}
 	metadata := attempt6{"the pod to the metadata service", n.pod, podIPv6, "[fd00:ec2::254]:80"}
 	names := attempt6{"the pod to the resolver at that address", n.pod, podIPv6, "[fd00:ec2::254]:53"}
-	all := []attempt6{in80, in81, other80, inForged, out80, outOther, probe, spoof, agentPort, spoofAgent, linkLocal, neighbour, metadata, names}
+	all := []attempt6{in80, in81, other80, inForged, out80, outOther, probe, spoof, agentPort, spoofAgent, linkLocal, neighbour, metadata,
+		names}
 	apply := func(change func(*agentapi.Firewall)) {
 		n.apply(f, func(fw *agentapi.Firewall) { fw.PodIPv6 = netip.MustParseAddr(podIPv6); change(fw) })
 	}
@@ -189,7 +190,8 @@ func TestThePodsIPv6PacketsPassAsTheRulesSay(t *testing.T) {
 	n.expect6("egress denied", all, in80, in81, other80, probe, neighbour)
 	tcp := []agentapi.Ports{span("TCP", 79, 80)}
 	apply(func(fw *agentapi.Firewall) {
-		fw.Ingress = agentapi.Direction{Isolated: true, Allowed: []agentapi.Allowed{{Addresses: prefixes("10.0.0.0/8", outsideIPv6+"/128"), Ports: tcp}}}
+		fw.Ingress = agentapi.Direction{Isolated: true, Allowed: []agentapi.Allowed{{Addresses: prefixes("10.0.0.0/8", outsideIPv6+"/128"),
+			Ports: tcp}}}
 		fw.Egress = agentapi.Direction{Isolated: true, Allowed: []agentapi.Allowed{{Addresses: prefixes("fd00:9::70/124"), AnyPort: true}}}
 	})
 	n.expect6("some allowed", all, in80, outOther, probe, neighbour)

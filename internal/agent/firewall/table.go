@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // closed is the table before there are rules for the pod.

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -164,7 +166,8 @@ func TestWithoutKipTheKubeletGetsAStatus(t *testing.T) {
 	if err := json.NewDecoder(resp.Body).Decode(&status); err != nil {
 		t.Fatal(err)
 	}
-	if resp.StatusCode != http.StatusServiceUnavailable || status.Kind != "Status" || status.Reason != "ServiceUnavailable" || !strings.Contains(status.Message, "no connection") {
+	if resp.StatusCode != http.StatusServiceUnavailable || status.Kind != "Status" || status.Reason != "ServiceUnavailable" ||
+		!strings.Contains(status.Message, "no connection") {
 		t.Errorf("%d %+v", resp.StatusCode, status)
 	}
 }
@@ -177,7 +180,8 @@ func kubeletServer(t *testing.T, p *PKI, h http.Handler) string {
 		t.Fatal(err)
 	}
 	s := httptest.NewUnstartedServer(h)
-	s.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: p.roots, NextProtos: []string{"h2", "http/1.1"}}
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: p.roots,
+		NextProtos: []string{"h2", "http/1.1"}}
 	s.StartTLS()
 	t.Cleanup(s.Close)
 	return s.Listener.Addr().String()
@@ -201,14 +205,15 @@ func TestUpgradedConnectionsPassIntoTheKubelet(t *testing.T) {
 	}))
 	for _, protocol := range []string{"SPDY/3.1", "websocket"} {
 		t.Run(protocol, func(t *testing.T) {
-			itzo := httptest.NewServer(p.kubeletProxy("/kubelet", addr, quiet))
+			itzo := httptest.NewServer(p.kubeletProxy(agentapi.PathKubelet, addr, quiet))
 			defer itzo.Close()
 			conn, err := net.Dial("tcp", itzo.Listener.Addr().String())
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			fmt.Fprintf(conn, "POST /kubelet/exec/ns/pod/main?command=sh HTTP/1.1\r\nHost: cell\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", protocol)
+			fmt.Fprintf(conn, "POST %s/exec/ns/pod/main?command=sh HTTP/1.1\r\nHost: cell\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n",
+				agentapi.PathKubelet, protocol)
 			in := bufio.NewReader(conn)
 			resp, err := http.ReadResponse(in, nil)
 			if err != nil {
@@ -237,12 +242,12 @@ func TestLogsFlowWhileTheyAreWritten(t *testing.T) {
 			_ = http.NewResponseController(w).Flush()
 		}
 	}))
-	itzo := httptest.NewServer(p.kubeletProxy("/kubelet", addr, quiet))
+	itzo := httptest.NewServer(p.kubeletProxy(agentapi.PathKubelet, addr, quiet))
 	defer itzo.Close()
 	got := make(chan string)
 	go func() {
 		defer close(got)
-		resp, err := http.Get(itzo.URL + "/kubelet/containerLogs/ns/pod/main?follow=true")
+		resp, err := http.Get(itzo.URL + agentapi.PathKubelet + "/containerLogs/ns/pod/main?follow=true")
 		if err != nil {
 			t.Error(err)
 			return
@@ -273,7 +278,7 @@ func TestAKubeletThatDoesNotRunIsSaidSo(t *testing.T) {
 	addr := lis.Addr().String()
 	lis.Close()
 	w := httptest.NewRecorder()
-	p.kubeletProxy("/kubelet", addr, quiet).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/kubelet/healthz", nil))
+	p.kubeletProxy(agentapi.PathKubelet, addr, quiet).ServeHTTP(w, httptest.NewRequest(http.MethodGet, agentapi.PathKubelet+"/healthz", nil))
 	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "kubelet does not answer") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}

@@ -16,8 +16,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // Address is where the kubelet finds its API server.

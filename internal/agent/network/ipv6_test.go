@@ -39,7 +39,8 @@ func machine6(t *testing.T) {
 func pod6(t *testing.T, container string) *skel.CmdArgs {
 	t.Helper()
 	args := pod(t, container)
-	args.StdinData = fmt.Appendf(nil, `{"cniVersion":"1.0.0","name":"kip","type":"itzo-cni","podIP":%q,"nodeIP":%q,"podIPv6":%q,"nodeIPv6":%q}`,
+	args.StdinData = fmt.Appendf(nil,
+		`{"cniVersion":"1.0.0","name":"kip","type":"itzo-cni","podIP":%q,"nodeIP":%q,"podIPv6":%q,"nodeIPv6":%q}`,
 		podIP, nodeIP, podIPv6, nodeIPv6)
 	return args
 }
@@ -107,7 +108,8 @@ func TestAPodWithAnIPv6AddressIsReachedByItToo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(result.IPs) != 2 || result.IPs[0].Address.String() != podIP.String()+"/32" || result.IPs[1].Address.String() != podIPv6.String()+"/128" || len(result.Routes) != 2 {
+	if len(result.IPs) != 2 || result.IPs[0].Address.String() != podIP.String()+"/32" ||
+		result.IPs[1].Address.String() != podIPv6.String()+"/128" || len(result.Routes) != 2 {
 		t.Errorf("result %+v", result)
 	}
 	if device, src := routeTo(t, podIPv6); device != hostVeth("c1", "eth0") || !src.Equal(nodeIPv6.AsSlice()) {
@@ -205,7 +207,11 @@ func TestANeighbourFindsThePodsIPv6AddressAtItsMachine(t *testing.T) {
 	}
 	defer there.Close()
 	var lis net.Listener
-	if err := within(there, func() (err error) { lis, err = net.Listen("tcp", netip.AddrPortFrom(podIPv6, 80).String()); return err }); err != nil {
+	if err := within(there, func() (err error) {
+		lis, err = net.Listen("tcp",
+			netip.AddrPortFrom(podIPv6, 80).String())
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	defer lis.Close()

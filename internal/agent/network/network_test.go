@@ -47,8 +47,10 @@ func TestAVethIsNamedAfterItsContainerAndInterface(t *testing.T) {
 }
 
 func TestABadNetworkConfigurationIsRefused(t *testing.T) {
-	for _, stdin := range []string{``, `{`, `{}`, `{"podIP":"10.0.0.1"}`, `{"podIP":"fd00::1","nodeIP":"10.0.0.1"}`, `{"podIP":"x","nodeIP":"10.0.0.1"}`,
-		`{"podIP":"10.0.0.2","nodeIP":"10.0.0.1","podIPv6":"fd00::2"}`, `{"podIP":"10.0.0.2","nodeIP":"10.0.0.1","podIPv6":"10.0.0.3","nodeIPv6":"fd00::2"}`} {
+	for _, stdin := range []string{``, `{`, `{}`, `{"podIP":"10.0.0.1"}`, `{"podIP":"fd00::1","nodeIP":"10.0.0.1"}`,
+		`{"podIP":"x","nodeIP":"10.0.0.1"}`,
+		`{"podIP":"10.0.0.2","nodeIP":"10.0.0.1","podIPv6":"fd00::2"}`,
+		`{"podIP":"10.0.0.2","nodeIP":"10.0.0.1","podIPv6":"10.0.0.3","nodeIPv6":"fd00::2"}`} {
 		if _, err := parse([]byte(stdin)); err == nil {
 			t.Errorf("%q was taken", stdin)
 		}

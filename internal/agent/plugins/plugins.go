@@ -12,8 +12,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // Set is the plugins of one machine.
@@ -48,7 +48,8 @@ func Validate(list []agentapi.Plugin) error {
 			return fmt.Errorf("plugins[%d].pod is not a pod: %w", i, err)
 		}
 		if pod.Metadata.Namespace != agentapi.PluginNamespace || pod.Metadata.Name != agentapi.PluginPod(p.Driver) {
-			return fmt.Errorf("plugins[%d].pod is %s/%s: want %s/%s", i, pod.Metadata.Namespace, pod.Metadata.Name, agentapi.PluginNamespace, agentapi.PluginPod(p.Driver))
+			return fmt.Errorf("plugins[%d].pod is %s/%s: want %s/%s", i, pod.Metadata.Namespace, pod.Metadata.Name, agentapi.PluginNamespace,
+				agentapi.PluginPod(p.Driver))
 		}
 	}
 	return nil

@@ -10,12 +10,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 func plugin(driver, more string) agentapi.Plugin {
-	return agentapi.Plugin{Driver: driver, Pod: json.RawMessage(`{"metadata":{"namespace":"kube-system","name":"csi-plugin-` + driver + `"}` + more + `}`)}
+	return agentapi.Plugin{Driver: driver, Pod: json.RawMessage(`{"metadata":{"namespace":"kube-system","name":"csi-plugin-` + driver +
+		`"}` + more + `}`)}
 }
 
 func machine(t *testing.T) (*Set, string) {
@@ -112,11 +113,12 @@ func TestWhatIsNoPluginIsRefused(t *testing.T) {
 		plugin agentapi.Plugin
 		want   string
 	}{
-		"a path":       {plugin("../x", ""), `plugins[0].driver is "../x"`},
-		"no name":      {plugin("", ""), `plugins[0].driver is ""`},
-		"a long name":  {plugin(strings.Repeat("a", 64), ""), "plugins[0].driver"},
-		"no JSON":      {agentapi.Plugin{Driver: "nfs", Pod: json.RawMessage("{")}, "plugins[0].pod is not a pod"},
-		"another name": {agentapi.Plugin{Driver: "nfs", Pod: plugin("smb", "").Pod}, "plugins[0].pod is kube-system/csi-plugin-smb: want kube-system/csi-plugin-nfs"},
+		"a path":      {plugin("../x", ""), `plugins[0].driver is "../x"`},
+		"no name":     {plugin("", ""), `plugins[0].driver is ""`},
+		"a long name": {plugin(strings.Repeat("a", 64), ""), "plugins[0].driver"},
+		"no JSON":     {agentapi.Plugin{Driver: "nfs", Pod: json.RawMessage("{")}, "plugins[0].pod is not a pod"},
+		"another name": {agentapi.Plugin{Driver: "nfs", Pod: plugin("smb", "").Pod},
+			"plugins[0].pod is kube-system/csi-plugin-smb: want kube-system/csi-plugin-nfs"},
 	} {
 		s, root := machine(t)
 		if err := s.Apply([]agentapi.Plugin{tc.plugin}); err == nil || !strings.Contains(err.Error(), tc.want) {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
-	"github.com/elotl/kip/internal/agent/agentapi"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // Back-off between restarts: it doubles from firstDelay to maxDelay and starts

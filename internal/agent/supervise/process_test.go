@@ -120,7 +120,8 @@ func TestTheBackOffIsCappedAndVariesByHalf(t *testing.T) {
 }
 
 func TestTheBackOffStartsAfreshOnceTheComponentRanStably(t *testing.T) {
-	r := start(t, "echo >>$DIR/starts; n=$(wc -l <$DIR/starts); [ $n -lt 4 ] && exit 1; until [ -e $DIR/go ]; do sleep 0.01; done; exit 1", nil)
+	r := start(t, "echo >>$DIR/starts; n=$(wc -l <$DIR/starts); [ $n -lt 4 ] && exit 1; until [ -e $DIR/go ]; do sleep 0.01; done; exit 1",
+		nil)
 	for range 3 {
 		eventually(t, "waiting", func() bool { return r.clock.HasWaiters() && r.Status().PID == 0 })
 		r.clock.Step(maxDelay)

@@ -3,7 +3,9 @@ package cloudtest
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -28,6 +30,9 @@ type Subject struct {
 	// Patience is how long a cloud may take to show what was done; five minutes
 	// when 0.
 	Patience time.Duration
+	// ComparesRequests is for a cloud that compares all of a request with the one
+	// that its token was first used for, as EC2 does.
+	ComparesRequests bool
 	// ForgetsTokens is for a cloud that forgets a token with its instances.
 	ForgetsTokens bool
 }
@@ -56,6 +61,9 @@ func Run(t *testing.T, s Subject) {
 		{"launches nothing when a token is used for another request", refusesOtherRequests},
 		{"refuses bad requests, having started nothing", refusesBadRequests},
 		{"lists the instances of the owner only", listsByOwner},
+		{"describes what is there and what has ended", describes},
+		{"gives each instance the address that Kip dials", givesAddresses},
+		{"answers by instance", answersByInstance},
 		{"terminates, again and again", terminatesRepeatedly},
 		{"terminates what it knows among what it does not know", terminatesUnknown},
 		{"gives each answer to its caller alone", sharesNothing},
@@ -106,12 +114,16 @@ func (t *trial) request(owner string, n int) cloud.LaunchRequest {
 	typ, offering := t.Offering(types)
 	t.tokens++
 	r := cloud.LaunchRequest{
-		Token: fmt.Sprintf("cloudtest-%d-%d", time.Now().UnixNano(), t.tokens), InstanceType: typ.Name,
-		Zone: offering.Zone, Subnet: offering.Subnet, Spot: offering.Spot,
+		Token:      fmt.Sprintf("cloudtest-%d-%d", time.Now().UnixNano(), t.tokens),
+		LaunchSpec: cloud.LaunchSpec{InstanceType: typ.Name, Zone: offering.Zone, Subnet: offering.Subnet, Market: cloud.OnDemand},
 	}
+	if offering.Spot {
+		r.Market = cloud.Spot
+	}
+	r.Tags = map[string]string{cloud.TagOwner: owner, cloud.TagName: "Kip's cloud tests"}
 	for i := range n {
 		r.Machines = append(r.Machines, cloud.Machine{UserData: t.UserData, Tags: map[string]string{
-			cloud.TagOwner: owner, cloud.TagCell: fmt.Sprintf("cell-%d-%d", t.tokens, i), cloud.TagName: "Kip's cloud tests",
+			cloud.TagCell: fmt.Sprintf("cell-%d-%d", t.tokens, i),
 		}})
 	}
 	return r
@@ -119,7 +131,7 @@ func (t *trial) request(owner string, n int) cloud.LaunchRequest {
 
 func (t *trial) launch(r cloud.LaunchRequest) []cloud.Instance {
 	t.Helper()
-	got, err := t.cloud.Launch(t.Context(), r)
+	got, err := t.cloud.Launch(t.Context(), r).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,10 +154,14 @@ func (t *trial) launch(r cloud.LaunchRequest) []cloud.Instance {
 
 func (t *trial) list(owner string) []cloud.Instance {
 	t.Helper()
-	list, err := t.cloud.List(t.Context(), owner)
+	listing, err := t.cloud.List(t.Context(), owner)
 	if err != nil {
 		t.Fatal(err)
 	}
+	if !listing.Complete() {
+		t.Fatalf("the list of %s lacks the zones %v", owner, listing.Missing)
+	}
+	list := listing.Instances
 	slices.SortFunc(list, func(a, b cloud.Instance) int { return cmp.Compare(a.ID, b.ID) })
 	return list
 }
@@ -201,7 +217,7 @@ func (t *trial) eventuallyEmpty(owner string) {
 
 func (t *trial) terminate(ids ...string) {
 	t.Helper()
-	if err := t.cloud.Terminate(t.Context(), ids...); err != nil {
+	if err := t.cloud.Terminate(t.Context(), ids...).Err(); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -234,16 +250,16 @@ func catalogue(t *trial) {
 func launchesInOrder(t *trial) {
 	r := t.request(Owners[0], 3)
 	got := t.launch(r)
-	wanted := map[string]cloud.Machine{}
+	wanted := map[string]map[string]string{}
 	check := func(i cloud.Instance) {
 		t.Helper()
-		if i.InstanceType != r.InstanceType || i.Zone != r.Zone || i.Subnet != r.Subnet || i.Spot != r.Spot {
+		if i.InstanceType != r.InstanceType || i.Zone != r.Zone || i.Subnet != r.Subnet || i.Spot != r.Spot() {
 			t.Errorf("requested %+v; got %+v", r, i)
 		}
 		if i.Launched.IsZero() {
 			t.Errorf("instance %s does not say when it was launched", i.ID)
 		}
-		for k, v := range wanted[i.ID].Tags {
+		for k, v := range wanted[i.ID] {
 			if i.Tags[k] != v {
 				t.Errorf("instance %s has the tag %s=%q: want %q", i.ID, k, i.Tags[k], v)
 			}
@@ -253,7 +269,7 @@ func launchesInOrder(t *trial) {
 		if _, twice := wanted[i.ID]; twice {
 			t.Fatalf("two machines have the ID %s", i.ID)
 		}
-		wanted[i.ID] = r.Machines[n]
+		wanted[i.ID] = r.TagsOf(n)
 		check(i)
 	}
 	addresses := map[any]string{}
@@ -296,7 +312,7 @@ func launchesOnceAtATime(t *trial) {
 		wg.Go(func() {
 			for range 20 {
 				var err error
-				if got[n], err = t.cloud.Launch(t.Context(), r); err == nil {
+				if got[n], err = t.cloud.Launch(t.Context(), r).All(); err == nil {
 					return
 				} else if cloud.Refused(err) {
 					t.Errorf("a repeated launch was refused: %v", err)
@@ -335,10 +351,29 @@ func remembersTokens(t *trial) {
 func refusesOtherRequests(t *trial) {
 	r := t.request(Owners[0], 1)
 	first := t.launch(r)
-	other := t.request(Owners[0], 2)
-	other.Token = r.Token
-	if got, err := t.cloud.Launch(t.Context(), other); err == nil {
-		t.Errorf("the token of %v was good for another request: %v", ids(first), ids(got))
+	for what, change := range map[string]func(*cloud.LaunchRequest){
+		"number of machines":   func(r *cloud.LaunchRequest) { r.Machines = append(slices.Clip(r.Machines), r.Machines[0]) },
+		"user data":            func(r *cloud.LaunchRequest) { r.Machines[0].UserData = []byte("#cloud-config\n# changed\n") },
+		"tag":                  func(r *cloud.LaunchRequest) { r.Tags[cloud.TagNameTag] = "changed" },
+		"tag of a machine":     func(r *cloud.LaunchRequest) { r.Machines[0].Tags[cloud.TagPod] = "changed" },
+		"root disk":            func(r *cloud.LaunchRequest) { r.RootDiskBytes = 1 << 40 },
+		"image":                func(r *cloud.LaunchRequest) { r.Image = map[string]string{"name": "changed"} },
+		"security group":       func(r *cloud.LaunchRequest) { r.SecurityGroups = []string{"changed"} },
+		"instance profile":     func(r *cloud.LaunchRequest) { r.InstanceProfile = "changed" },
+		"choice of an address": func(r *cloud.LaunchRequest) { r.PrivateIPOnly = true },
+	} {
+		if !t.ComparesRequests && what != "number of machines" {
+			continue
+		}
+		other := r
+		other.Tags, other.Machines = maps.Clone(r.Tags), slices.Clone(r.Machines)
+		other.Machines[0].Tags = maps.Clone(r.Machines[0].Tags)
+		change(&other)
+		results := t.cloud.Launch(t.Context(), other)
+		if err := results.Err(); !errors.Is(err, cloud.ErrMismatch) || cloud.NothingDone(err) {
+			t.Errorf("the token of %v with another %s got %v, %v: want ErrMismatch, which does not say that nothing was done", ids(first), what,
+				ids(results.Instances()), err)
+		}
 	}
 	t.eventuallyRunning(Owners[0], ids(append(t.launch(t.request(Owners[0], 1)), first...)))
 }
@@ -363,7 +398,11 @@ func refusesBadRequests(t *trial) {
 		r.Token = fmt.Sprintf("%s-%s", good.Token, bad.what)[:min(64, len(good.Token)+1+len(bad.what))]
 		r.Machines = slices.Clone(good.Machines)
 		bad.spoil(&r)
-		got, err := t.cloud.Launch(t.Context(), r)
+		results := t.cloud.Launch(t.Context(), r)
+		got, err := results.Instances(), results.Err()
+		if len(results) != max(1, len(r.Machines)) {
+			t.Errorf("a request with %s got %d results for %d machines", bad.what, len(results), len(r.Machines))
+		}
 		if err == nil || !cloud.Refused(err) {
 			t.Errorf("a request with %s got %v, %v: want a refusal", bad.what, ids(got), err)
 		}
@@ -403,6 +442,79 @@ func terminatesUnknown(t *trial) {
 	t.eventuallyEmpty(Owners[0])
 }
 
+func describes(t *trial) {
+	const unknown = "i-0123456789abcdef0"
+	got := t.launch(t.request(Owners[0], 2))
+	t.eventuallyRunning(Owners[0], ids(got))
+	describe := func(ids ...string) (states []cloud.State) {
+		t.Helper()
+		all, err := t.cloud.Describe(t.Context(), ids...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(all) != len(ids) {
+			t.Fatalf("asked for %v; got %+v", ids, all)
+		}
+		for n, i := range all {
+			if i.ID != ids[n] {
+				t.Errorf("asked for %v; result %d is of %q", ids, n, i.ID)
+			}
+			states = append(states, i.State)
+		}
+		return states
+	}
+	if states := describe(got[1].ID, got[0].ID); states[0] != cloud.Running || states[1] != cloud.Running {
+		t.Errorf("two instances that run are described as %v", states)
+	}
+	if states := describe(unknown); states[0] != cloud.Unknown && states[0] != cloud.Gone {
+		t.Errorf("an instance that never was is described as %v", states)
+	}
+	describe()
+	t.terminate(got[0].ID)
+	t.eventuallyRunning(Owners[0], []string{got[1].ID})
+	deadline := time.Now().Add(t.Patience)
+	for states := describe(got[0].ID, got[1].ID); states[0] != cloud.Gone; states = describe(got[0].ID, got[1].ID) {
+		if states[1] != cloud.Running || time.Now().After(deadline) {
+			t.Fatalf("one that has ended and one that runs are described as %v", states)
+		}
+		<-time.After(t.Patience / 300)
+	}
+}
+
+func givesAddresses(t *trial) {
+	traits := t.cloud.Traits()
+	for _, i := range t.eventuallyRunning(Owners[0], ids(t.launch(t.request(Owners[0], 2)))) {
+		if !i.DialIP(traits.DialPublic).IsValid() {
+			t.Errorf("instance %s has no address for Kip: %+v", i.ID, i)
+		}
+		if i.ManagementIPv6.IsValid() != traits.IPv6 {
+			t.Errorf("instance %s has the IPv6 address %v: Traits.IPv6 is %t", i.ID, i.ManagementIPv6, traits.IPv6)
+		}
+	}
+}
+
+func answersByInstance(t *trial) {
+	got := t.launch(t.request(Owners[0], 2))
+	t.eventuallyRunning(Owners[0], ids(got))
+	all := []string{got[1].ID, got[0].ID}
+	check := func(what string, results cloud.Results) {
+		t.Helper()
+		if len(results) != len(all) {
+			t.Fatalf("%s of %v: %d results", what, all, len(results))
+		}
+		for n, r := range results {
+			if r.ID != all[n] || r.Err != nil {
+				t.Errorf("%s of %v: result %d is of %q: %v", what, all, n, r.ID, r.Err)
+			}
+		}
+	}
+	if s := t.cloud.Features().Stopper; s != nil && !got[0].Spot {
+		check("stop", s.Stop(t.Context(), all...))
+	}
+	check("termination", t.cloud.Terminate(t.Context(), all...))
+	t.eventuallyEmpty(Owners[0])
+}
+
 func sharesNothing(t *trial) {
 	r := t.request(Owners[0], 1)
 	got := t.launch(r)
@@ -423,7 +535,7 @@ func heedsContext(t *trial) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	r := t.request(Owners[0], 1)
-	if got, err := t.cloud.Launch(ended, r); err == nil {
+	if got, err := t.cloud.Launch(ended, r).All(); err == nil {
 		t.Errorf("a launch whose context has ended launched %v", ids(got))
 	} else if cloud.Refused(err) {
 		t.Errorf("a launch whose context has ended was refused, which says too much: %v", err)
@@ -436,18 +548,18 @@ func heedsContext(t *trial) {
 }
 
 func stopsAndStarts(t *trial) {
-	s, ok := t.cloud.(cloud.Stopper)
-	if !ok {
+	s := t.cloud.Features().Stopper
+	if s == nil {
 		t.Skip("this cloud stops no instances")
 	}
 	r := t.request(Owners[0], 2)
-	if r.Spot {
+	if r.Spot() {
 		t.Skip("the offering is spot")
 	}
 	got := t.launch(r)
 	t.eventuallyRunning(Owners[0], ids(got))
 	for range 2 {
-		if err := s.Stop(t.Context(), ids(got)...); err != nil {
+		if err := s.Stop(t.Context(), ids(got)...).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -455,7 +567,7 @@ func stopsAndStarts(t *trial) {
 		return len(list) == 2 && list[0].State == cloud.Stopped && list[1].State == cloud.Stopped
 	})
 	for range 2 {
-		if err := s.Start(t.Context(), got[0].ID); err != nil {
+		if err := s.Start(t.Context(), got[0].ID).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -476,8 +588,8 @@ func stopsAndStarts(t *trial) {
 }
 
 func watchesInterruptions(t *trial) {
-	w, ok := t.cloud.(cloud.Interrupter)
-	if !ok {
+	w := t.cloud.Features().Interrupter
+	if w == nil {
 		t.Skip("this cloud interrupts no instances")
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -10,8 +10,8 @@ import (
 // disks returns the cloud as one that has disks, or skips.
 func (t *trial) disks() cloud.Disks {
 	t.Helper()
-	d, ok := t.cloud.(cloud.Disks)
-	if !ok {
+	d := t.cloud.Features().Disks
+	if d == nil {
 		t.Skip("this cloud has no disks")
 	}
 	return d
@@ -136,7 +136,8 @@ func attachesDisks(t *trial) {
 	if has := t.holder(d, disk); has != b {
 		t.Errorf("%s has the disk: want %s", has, b)
 	}
-	for what, wrong := range map[string][2]string{"an unknown disk": {"disk-0123456789abcdef", a}, "an unknown instance": {t.createDisk(d, t.diskRequest(Owners[0])).ID, "i-0123456789abcdef0"}} {
+	for what, wrong := range map[string][2]string{"an unknown disk": {"disk-0123456789abcdef", a},
+		"an unknown instance": {t.createDisk(d, t.diskRequest(Owners[0])).ID, "i-0123456789abcdef0"}} {
 		if err := d.AttachDisk(t.Context(), wrong[0], wrong[1]); !errors.Is(err, cloud.ErrNotFound) {
 			t.Errorf("attached %s: %v: want ErrNotFound", what, err)
 		}

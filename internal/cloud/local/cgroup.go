@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud/host"
 )
 
 // maxProcesses bounds a machine's tasks, so that a fork bomb in one leaves the
@@ -66,7 +67,9 @@ func hostHierarchies() (hierarchies, error) {
 	if !hs.pureV2() {
 		for _, want := range []string{"cpu", "memory", "pids"} {
 			if !slices.ContainsFunc(hs, func(h hierarchy) bool { return h.has(want) }) {
-				return nil, fmt.Errorf("no cgroup v1 hierarchy with the %s controller is mounted: mount it, e.g. mount -t cgroup -o %s cgroup /sys/fs/cgroup/%s", want, want, want)
+				return nil,
+					fmt.Errorf("no cgroup v1 hierarchy with the %s controller is mounted: mount it, e.g. mount -t cgroup -o %s cgroup /sys/fs/cgroup/%s",
+						want, want, want)
 			}
 		}
 	}
@@ -84,7 +87,7 @@ func parseHierarchies(mountinfo []string) (hierarchies, error) {
 		if !ok || len(f) < 6 || len(g) < 3 || (g[0] != "cgroup" && g[0] != "cgroup2") {
 			continue
 		}
-		device, mount := f[2], unescapeMount(f[4])
+		device, mount := f[2], host.UnescapeMount(f[4])
 		if seen[device] {
 			continue
 		}
@@ -110,11 +113,6 @@ func parseHierarchies(mountinfo []string) (hierarchies, error) {
 		return nil, errors.New("no cgroup file system is mounted: mount -t cgroup2 none /sys/fs/cgroup")
 	}
 	return hs, nil
-}
-
-// unescapeMount undoes the octal escapes of mount tables.
-func unescapeMount(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
 // cgroupRoot is the directory, in every hierarchy, under which the machines of
@@ -232,7 +230,8 @@ func delegate(dir string) error {
 	for _, c := range have {
 		err := os.WriteFile(control, []byte("+"+c), 0)
 		if err != nil && slices.Contains([]string{"cpu", "memory", "pids"}, c) {
-			return fmt.Errorf("enable the %s controller in %s (processes in that cgroup itself prevent it: move them to a child): %w", c, control, err)
+			return fmt.Errorf("enable the %s controller in %s (processes in that cgroup itself prevent it: move them to a child): %w", c, control,
+				err)
 		}
 	}
 	return nil
@@ -351,17 +350,6 @@ func (h hierarchy) thaw(dir string) {
 	}
 }
 
-// kill ends a machine by its init, with which the kernel ends all others.
-func (hs hierarchies) kill(group, id string, init *handle) error {
-	if err := init.kill(); err != nil {
-		return err
-	}
-	for _, h := range hs {
-		h.thaw(h.cgroup(group, id))
-	}
-	return nil
-}
-
 // removeRoot removes the empty directory above the machines'.
 func (hs hierarchies) removeRoot(group string) error {
 	for _, h := range hs {
@@ -370,4 +358,22 @@ func (hs hierarchies) removeRoot(group string) error {
 		}
 	}
 	return nil
+}
+
+// machines returns the names of all cgroups of a group, which are the IDs of
+// machines.
+func (hs hierarchies) machines(group string) []string {
+	var ids []string
+	for _, h := range hs {
+		entries, err := os.ReadDir(h.cgroupRoot(group))
+		if err != nil {
+			continue // there is none
+		}
+		for _, e := range entries {
+			if e.IsDir() && !slices.Contains(ids, e.Name()) {
+				ids = append(ids, e.Name())
+			}
+		}
+	}
+	return ids
 }

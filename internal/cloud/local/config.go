@@ -2,18 +2,14 @@ package local
 
 import (
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
-	"strings"
-	"sync"
-
-	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
 )
 
 // MachineCommand is the first argument with which the launching binary is run
@@ -21,61 +17,25 @@ import (
 const MachineCommand = "local-machine"
 
 // Config says where machines live and what they are made of. StateDir has no
-// default; New also needs RootDir. Destroy, Leftovers and EnsureBridge look at
-// StateDir, Bridge, CIDR and IPv6CIDR only.
+// default; New also needs RootDir, and a StateDir that is not on an overlay file
+// system. Destroy and Leftovers look at what host's do.
 type Config struct {
-	// StateDir is the folder that holds all records and the machines' disks.
-	// It is made if missing. It must not lie on an overlay file system.
-	StateDir string
+	// Config is where machines live. Catalogue's default: those of sizes.Types
+	// that have no more CPUs than this host.
+	host.Config
 	// RootDir is the read-only tree that every machine's root starts from.
 	RootDir string
 	// Init is the command, inside the machine, that becomes its process 1.
 	// Default: /bin/itzo cell.
 	Init []string
-	// Bridge is the network device that joins host and machines; at most 15
-	// characters. Default: kip0.
-	Bridge string
-	// Group names the machines' cgroups, so two clouds on one host need two
-	// names. Default: that of Bridge. A cloud with another name is a guest on
-	// the bridge of a cloud with the same CIDR: it neither makes nor removes
-	// the bridge, and its machines have addresses that the other's never get.
-	Group string
-	// CIDR is the IPv4 network of the bridge, between /8 and /28. Its first
-	// address is the host's; the lower half is for management addresses, the
-	// upper half for pods. The last sixteenth of each half is left to a guest.
-	// Default: 10.110.0.0/16.
-	CIDR netip.Prefix
-	// IPv6CIDR is the IPv6 network of the bridge, between /16 and /96. Each machine,
-	// pod and the host has the same place in it as in CIDR. Default: none, and
-	// IPv6 is turned off on the bridge and in the machines.
-	IPv6CIDR netip.Prefix
 	// Nameservers are written into the machines' resolv.conf. With none,
 	// a look-up in a machine fails at once rather than after a time-out.
 	Nameservers []netip.Addr
-	// Catalogue is what can be launched. Default: those of catalog.Local that
-	// have no more CPUs than this host.
-	Catalogue []catalog.InstanceType
 	// LauncherPath and LauncherArgs are the command that calls MachineMain.
 	// Default: this very binary, with MachineCommand as its argument.
 	LauncherPath string
 	LauncherArgs []string
-	// Log defaults to slog.Default().
-	Log *slog.Logger
-	// Clock defaults to the real one.
-	Clock clock.Clock
-
-	// reached is told each named step of a launch or an end; tests use it to
-	// die there.
-	reached func(step string)
-	// disks is held while the disks in StateDir are read or changed.
-	disks *sync.Mutex
 }
-
-var (
-	bridgeName = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]{0,14}$`)
-	groupName  = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]{0,31}$`)
-	instanceID = regexp.MustCompile(`^i-[0-9a-f]{16}$`)
-)
 
 // possible leaves out the types with more CPUs than the host has: a kubelet that
 // is shown them cannot write them into a cpuset. Memory can be promised beyond
@@ -86,27 +46,6 @@ func possible(types []catalog.InstanceType, cpus int) []catalog.InstanceType {
 
 // withDefaults fills in what is left open and refuses what cannot work.
 func (c Config) withDefaults() (Config, error) {
-	if c.Bridge == "" {
-		c.Bridge = "kip0"
-	}
-	if !bridgeName.MatchString(c.Bridge) {
-		return c, fmt.Errorf("bridge %q: want a letter followed by at most 14 letters, digits, - or _", c.Bridge)
-	}
-	if c.Group == "" {
-		c.Group = c.Bridge
-	}
-	if !groupName.MatchString(c.Group) {
-		return c, fmt.Errorf("group %q: want a letter followed by at most 31 letters, digits, - or _", c.Group)
-	}
-	if !c.CIDR.IsValid() {
-		c.CIDR = netip.MustParsePrefix("10.110.0.0/16")
-	}
-	if !c.CIDR.Addr().Is4() || c.CIDR.Bits() < 8 || c.CIDR.Bits() > 28 || c.CIDR != c.CIDR.Masked() {
-		return c, fmt.Errorf("cidr %q: want an IPv4 network between /8 and /28 with no host bits set, such as 10.110.0.0/16", c.CIDR)
-	}
-	if err := c.checkIPv6(); err != nil {
-		return c, err
-	}
 	if len(c.Init) == 0 {
 		c.Init = []string{"/bin/itzo", "cell"}
 	}
@@ -122,87 +61,9 @@ func (c Config) withDefaults() (Config, error) {
 		c.LauncherArgs = []string{MachineCommand}
 	}
 	if len(c.Catalogue) == 0 {
-		c.Catalogue = possible(catalog.Local(runtime.GOARCH), runtime.NumCPU())
-	}
-	if c.Log == nil {
-		c.Log = slog.Default()
-	}
-	if c.Clock == nil {
-		c.Clock = clock.RealClock{}
-	}
-	if c.disks == nil {
-		c.disks = new(sync.Mutex)
-	}
-	if c.reached == nil {
-		c.reached = func(string) {}
+		c.Catalogue = possible(sizes.Types(runtime.GOARCH), runtime.NumCPU())
 	}
 	var err error
-	if c.StateDir, err = usablePath("stateDir", c.StateDir); err != nil {
-		return c, err
-	}
-	// The kernel's limit for a device's alias, less its final zero byte.
-	if n := len(c.alias()); n > 255 {
-		return c, fmt.Errorf("stateDir %q is %d characters too long", c.StateDir, n-255)
-	}
-	return c, nil
-}
-
-// usablePath returns p made absolute. Overlay mounts take paths in a
-// comma-and-colon-separated list, so those characters cannot be used.
-func usablePath(field, p string) (string, error) {
-	if p == "" {
-		return "", fmt.Errorf("%s is empty: want a folder", field)
-	}
-	abs, err := filepath.Abs(p)
-	if err != nil {
-		return "", fmt.Errorf("%s %q: %w", field, p, err)
-	}
-	if strings.ContainsAny(abs, ",:\\") {
-		return "", fmt.Errorf("%s %q: want a path without comma, colon and backslash", field, abs)
-	}
-	return abs, nil
-}
-
-// guest says that the bridge is another cloud's.
-func (c Config) guest() bool { return c.Group != c.Bridge }
-
-// GuestAddress is the address of the n-th machine, from 0, that a guest launches
-// on this bridge, in an empty state folder.
-func (c Config) GuestAddress(n int) (netip.Addr, error) {
-	c, err := c.withDefaults()
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	first, count := network{c.CIDR}.slots(true)
-	if n < 0 || n >= int(count) {
-		return netip.Addr{}, fmt.Errorf("cidr %s has room for %d machines of a guest, and not for number %d", c.CIDR, count, n+1)
-	}
-	return network{c.CIDR}.management(first + uint32(n)), nil
-}
-
-// GuestPods is the part of the bridge's network that is for what is in a guest's
-// machines.
-func (c Config) GuestPods() (netip.Prefix, error) {
-	c, err := c.withDefaults()
-	if err != nil {
-		return netip.Prefix{}, err
-	}
-	n := network{c.CIDR}
-	if n.reserve() == 0 {
-		return netip.Prefix{}, fmt.Errorf("cidr %s has no room for a guest: want a larger network, such as 10.110.0.0/16", c.CIDR)
-	}
-	return netip.PrefixFrom(n.pod(n.half()-n.reserve()), c.CIDR.Bits()+5), nil
-}
-
-func (c Config) interruptionsDir() string     { return filepath.Join(c.StateDir, "interruptions") }
-func (c Config) machinesDir() string          { return filepath.Join(c.StateDir, "machines") }
-func (c Config) machineDir(id string) string  { return filepath.Join(c.machinesDir(), id) }
-func (c Config) consolePath(id string) string { return filepath.Join(c.machineDir(id), "console.log") }
-func (c Config) instanceType(name string) (catalog.InstanceType, bool) {
-	for _, t := range c.Catalogue {
-		if t.Name == name {
-			return t, true
-		}
-	}
-	return catalog.InstanceType{}, false
+	c.Config, err = c.Config.WithDefaults()
+	return c, err
 }

@@ -10,11 +10,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/cloud/host"
 )
 
 // A machine's disk, below diskDirs, is an ext4 file system in a sparse file as
@@ -22,13 +21,10 @@ import (
 // own namespace, from a loop device that the kernel frees with the mount: when
 // the machine ends, in whatever way, neither is left.
 
-const diskImage = "disk.img"
-
-func (c Config) diskPath(id string) string { return filepath.Join(c.machineDir(id), diskImage) }
-
 // mkfsArgs make a file system that is quick to make and to drop. What protects
 // data from a crash of the host is left out: no machine outlives that.
-var mkfsArgs = []string{"-q", "-F", "-m", "0", "-O", "^has_journal,^resize_inode,sparse_super2", "-G", "256", "-E", "lazy_itable_init=1,nodiscard,num_backup_sb=0"}
+var mkfsArgs = []string{"-q", "-F", "-m", "0", "-O", "^has_journal,^resize_inode,sparse_super2", "-G", "256", "-E",
+	"lazy_itable_init=1,nodiscard,num_backup_sb=0"}
 
 // findMkfs returns the program that makes disks, or why there is none.
 func findMkfs() (string, error) {
@@ -54,9 +50,9 @@ func findMkfs() (string, error) {
 	return path, nil
 }
 
-// makeDisk makes the disk of a machine.
-func (c *Cloud) makeDisk(ctx context.Context, id string, size int64) error {
-	path := c.cfg.diskPath(id)
+// makeDisk makes the disk of the machine in dir.
+func (k *kind) makeDisk(ctx context.Context, dir string, size int64) error {
+	path := filepath.Join(dir, host.DiskImage)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -65,8 +61,8 @@ func (c *Cloud) makeDisk(ctx context.Context, id string, size int64) error {
 	if err != nil {
 		return err
 	}
-	if out, err := exec.CommandContext(ctx, c.mkfs, append(mkfsArgs, path)...).CombinedOutput(); err != nil {
-		return fmt.Errorf("%s %s: %w: %s", c.mkfs, path, err, bytes.TrimSpace(out))
+	if out, err := exec.CommandContext(ctx, k.mkfs, append(mkfsArgs, path)...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w: %s", k.mkfs, path, err, bytes.TrimSpace(out))
 	}
 	return nil
 }
@@ -120,48 +116,4 @@ func openLoop(n int, dir string, flags int) (path string, f *os.File, err error)
 	}
 	f, err = os.OpenFile(path, flags, 0)
 	return path, f, err
-}
-
-// loopsOf returns the loop devices of files under dir.
-func loopsOf(dir string) ([]string, error) {
-	backing, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		return nil, err
-	}
-	var loops []string
-	for _, path := range backing {
-		file, err := os.ReadFile(path)
-		if err != nil {
-			continue // freed meanwhile
-		}
-		if strings.HasPrefix(string(file), dir+"/") {
-			loops = append(loops, strings.Split(path, "/")[3])
-		}
-	}
-	return loops, nil
-}
-
-// freeDisk waits until no loop device has the machine's disk: the kernel
-// unmounts it some time after the machine's last process. Before, what the
-// machine wrote may not be there, and mounted once more it would be destroyed.
-func freeDisk(ctx context.Context, clk clock.Clock, dir string) error {
-	if _, err := os.Stat(filepath.Join(dir, diskImage)); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	pause := time.Millisecond
-	for {
-		loops, err := loopsOf(dir)
-		if err != nil {
-			return fmt.Errorf("look for the loop device of %s: %w", dir, err)
-		}
-		if len(loops) == 0 {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w: loop devices %v still have the disk in %s", ctx.Err(), loops, dir)
-		case <-clk.After(pause):
-		}
-		pause = min(2*pause, 100*time.Millisecond)
-	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/host"
 )
 
 // limited skips on hosts that cannot make disks.
@@ -22,7 +23,7 @@ func limited(t testing.TB) {
 
 func TestMachineIsHeldToItsDisk(t *testing.T) {
 	limited(t)
-	cfg := host(t)
+	cfg := testHost(t)
 	c := open(t, cfg)
 	full, other := launch(t, c, request("full")), launch(t, c, request("other"))
 	const fill = "dd if=/dev/zero of=/var/lib/kubelet/big bs=1M count=%d 2>&1 | grep -c 'No space left' || true"
@@ -52,9 +53,9 @@ func TestMachineIsHeldToItsDisk(t *testing.T) {
 }
 
 func TestDiskWithoutLimitIsTheHosts(t *testing.T) {
-	cfg := host(t)
+	cfg := testHost(t)
 	c := open(t, cfg)
-	c.mkfs = ""
+	c.kind.mkfs = ""
 	i := launch(t, c, request("a"))
 	writeEverywhere(t, i)
 	if got := run(t, i.ManagementIP, "df -m /var/lib/kubelet | tail -1 | awk '{print ($2 > 100)}'"); got != "1" {
@@ -69,11 +70,11 @@ func TestDiskWithoutLimitIsTheHosts(t *testing.T) {
 // second time the disk would be destroyed.
 func TestMachineIsStoppedWhenItsDiskIsFree(t *testing.T) {
 	limited(t)
-	cfg := host(t)
+	cfg := testHost(t)
 	c := open(t, cfg)
 	i := launch(t, c, request("a"))
 	writeEverywhere(t, i)
-	loops, err := loopsOf(cfg.machineDir(i.ID))
+	loops, err := host.LoopsOf(cfg.MachineDir(i.ID))
 	if err != nil || len(loops) != 1 {
 		t.Fatalf("loop devices of one machine: %q, %v", loops, err)
 	}
@@ -84,7 +85,7 @@ func TestMachineIsStoppedWhenItsDiskIsFree(t *testing.T) {
 	defer held.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	if err := c.Stop(ctx, i.ID); !errors.Is(err, context.DeadlineExceeded) {
+	if err := c.Stop(ctx, i.ID).Err(); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("stopped with its disk in use: %v", err)
 	}
 	if got := only(t, c); got.State != cloud.Stopping {

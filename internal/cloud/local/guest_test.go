@@ -11,7 +11,7 @@ import (
 )
 
 func TestAGuestAndTheOwnerOfABridgeLeaveEachOtherAlone(t *testing.T) {
-	cfg := host(t)
+	cfg := testHost(t)
 	ctx := context.Background()
 	guest := cfg
 	guest.StateDir, guest.Group = filepath.Join(testDir(), "guest"), cfg.Bridge+"-guest"

@@ -13,15 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/host"
 )
 
 // What can be done to a machine from its host side, and that it is what it says.
 func TestMachineCanBeBrokenFromTheHost(t *testing.T) {
-	cfg := host(t)
+	cfg := testHost(t)
 	c := open(t, cfg)
 	i := launch(t, c, request("a"))
 	run(t, i.ManagementIP, "echo hello > /srv/name")
-	side, err := Inspect(cfg, i.ID)
+	side, err := host.Inspect(cfg.Config, i.ID)
 	if err != nil || side.State != cloud.Running {
 		t.Fatalf("inspect: %+v, %v", side, err)
 	}
@@ -61,14 +62,14 @@ func TestMachineCanBeBrokenFromTheHost(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := Inspect(cfg, i.ID); !errors.Is(err, os.ErrNotExist) {
+	if _, err := host.Inspect(cfg.Config, i.ID); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("inspect what is gone: %v", err)
 	}
 	onlyBridgeIsLeft(t, cfg)
 
 	i = launch(t, c, request("b"))
 	stop(t, c, i.ID)
-	if side, err := Inspect(cfg, i.ID); err != nil || side.State != cloud.Stopped || side.PID != 0 {
+	if side, err := host.Inspect(cfg.Config, i.ID); err != nil || side.State != cloud.Stopped || side.PID != 0 {
 		t.Errorf("inspect a stopped machine: %+v, %v", side, err)
 	}
 }

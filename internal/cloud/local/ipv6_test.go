@@ -12,33 +12,6 @@ import (
 
 var testIPv6 = netip.MustParsePrefix("fd10:119::/64")
 
-func TestIPv6AddressesHaveThePlaceOfTheirFellows(t *testing.T) {
-	cfg := Config{StateDir: "/var/lib/kip", CIDR: netip.MustParsePrefix("10.110.0.0/16"), IPv6CIDR: testIPv6}
-	n := cfg.networkIPv6()
-	for what, got := range map[string]netip.Addr{"fd10:119::1": n.gateway(), "fd10:119::12c": n.management(300), "fd10:119::812c": n.pod(300)} {
-		if got.String() != what {
-			t.Errorf("%s, want %s", got, what)
-		}
-	}
-	guest, err := cfg.GuestAddressIPv6(0) // 10.110.120.0
-	if err != nil || guest.String() != "fd10:119::7800" {
-		t.Errorf("a guest's first machine has %s, %v", guest, err)
-	}
-	cfg.IPv6CIDR = netip.Prefix{}
-	if guest, err := cfg.GuestAddressIPv6(0); err != nil || guest.IsValid() {
-		t.Errorf("without IPv6 a guest's first machine has %s, %v", guest, err)
-	}
-}
-
-func TestANetworkThatIsNotForMachinesIsRefused(t *testing.T) {
-	for _, bad := range []string{"10.0.0.0/8", "::ffff:10.0.0.0/104", "fe80::/64", "ff00::/16", "fd00::/112", "fd00::1/64", "::/0"} {
-		cfg := Config{StateDir: "/var/lib/kip", IPv6CIDR: netip.MustParsePrefix(bad)}
-		if _, err := cfg.withDefaults(); err == nil || !strings.Contains(err.Error(), "ipv6CIDR") {
-			t.Errorf("%s: %v", bad, err)
-		}
-	}
-}
-
 // addressesOf are the IPv6 addresses of the bridge.
 func addressesOf(t *testing.T, cfg Config) (all []string) {
 	t.Helper()
@@ -62,7 +35,7 @@ func addressesOf(t *testing.T, cfg Config) (all []string) {
 
 // A link-local address would be a way around all that guards the IPv4 one.
 func TestWithoutAnIPv6NetworkThereIsNoIPv6(t *testing.T) {
-	cfg := host(t)
+	cfg := testHost(t)
 	c := open(t, cfg)
 	i := launch(t, c, request("a"))
 	if i.ManagementIPv6.IsValid() || i.PodIPv6.IsValid() {
@@ -77,11 +50,12 @@ func TestWithoutAnIPv6NetworkThereIsNoIPv6(t *testing.T) {
 }
 
 func TestMachinesReachEachOtherByIPv6(t *testing.T) {
-	cfg := host(t)
+	cfg := testHost(t)
 	cfg.IPv6CIDR = testIPv6
 	c := open(t, cfg)
 	a, b := launch(t, c, request("a")), launch(t, c, request("b"))
-	run(t, b.ManagementIP, "echo from b > /srv/name; echo 0 > /proc/sys/net/ipv6/conf/eth0/accept_dad; ip addr add "+b.PodIPv6.String()+"/128 dev eth0")
+	run(t, b.ManagementIP,
+		"echo from b > /srv/name; echo 0 > /proc/sys/net/ipv6/conf/eth0/accept_dad; ip addr add "+b.PodIPv6.String()+"/128 dev eth0")
 	for _, ip := range []netip.Addr{b.ManagementIPv6, b.PodIPv6} {
 		if got := run(t, a.ManagementIP, fmt.Sprintf("wget -q -O - http://[%s]:8080/name", ip)); got != "from b" {
 			t.Errorf("a asks %s: %q", ip, got)
@@ -90,7 +64,8 @@ func TestMachinesReachEachOtherByIPv6(t *testing.T) {
 			t.Errorf("host asks %s: %q, want %q", ip, got, b.ID)
 		}
 	}
-	if got := run(t, a.ManagementIP, "ip -6 route show default; cat /proc/sys/net/ipv6/conf/eth0/accept_ra"); !strings.Contains(got, "fd10:119::1") || !strings.HasSuffix(got, "0") {
+	if got := run(t, a.ManagementIP, "ip -6 route show default; cat /proc/sys/net/ipv6/conf/eth0/accept_ra"); !strings.Contains(got,
+		"fd10:119::1") || !strings.HasSuffix(got, "0") {
 		t.Errorf("the machine's way out, and whether it listens to routers: %q", got)
 	}
 	if all := addressesOf(t, cfg); !strings.Contains(strings.Join(all, " "), "fd10:119::1/64") {
@@ -107,7 +82,8 @@ func TestMachinesReachEachOtherByIPv6(t *testing.T) {
 		t.Errorf("another network: %v", err)
 	}
 	c = open(t, cfg)
-	found, err := c.List(t.Context(), "me")
+	listing, err := c.List(t.Context(), "me")
+	found := listing.Instances
 	if err != nil || len(found) != 2 || found[0].ManagementIPv6 != a.ManagementIPv6 && found[0].ManagementIPv6 != b.ManagementIPv6 {
 		t.Errorf("found again: %+v, %v", found, err)
 	}
@@ -125,7 +101,8 @@ func TestMachinesReachEachOtherByIPv6(t *testing.T) {
 	if got := run(t, b.ManagementIP, "grep -vc ' lo$' /proc/net/if_inet6 || true"); got != "0" {
 		t.Errorf("the machine still has %s IPv6 addresses", got)
 	}
-	found, err = c.List(t.Context(), "me")
+	listing, err = c.List(t.Context(), "me")
+	found = listing.Instances
 	if err != nil || len(found) != 2 {
 		t.Fatal(found, err)
 	}

@@ -1,229 +1,28 @@
 package local
 
 import (
-	"errors"
-	"net/netip"
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/host"
 )
 
-func TestAddressesFollowFromTheSlot(t *testing.T) {
-	for _, tc := range []struct {
-		cidr                     string
-		slot                     uint32
-		gateway, management, pod string
-	}{
-		{"10.110.0.0/16", 2, "10.110.0.1", "10.110.0.2", "10.110.128.2"},
-		{"10.110.0.0/16", 300, "10.110.0.1", "10.110.1.44", "10.110.129.44"},
-		{"192.168.7.16/28", 6, "192.168.7.17", "192.168.7.22", "192.168.7.30"},
-		{"10.0.0.0/8", 1<<23 - 2, "10.0.0.1", "10.127.255.254", "10.255.255.254"},
-	} {
-		n := network{netip.MustParsePrefix(tc.cidr)}
-		got := []string{n.gateway().String(), n.management(tc.slot).String(), n.pod(tc.slot).String()}
-		if want := []string{tc.gateway, tc.management, tc.pod}; !reflect.DeepEqual(got, want) {
-			t.Errorf("%s slot %d: %v, want %v", tc.cidr, tc.slot, got, want)
-		}
-	}
-}
-
-func TestSlotsAreAllGivenOutOnceBeforeOneIsReused(t *testing.T) {
-	n := network{netip.MustParsePrefix("10.0.0.0/28")}
-	used := map[uint32]bool{}
-	isUsed := func(s uint32) bool { return used[s] }
-	last := uint32(4)
-	var order []uint32
-	for {
-		slot, err := n.free(false, isUsed, last)
-		if errors.Is(err, errNoAddress) {
-			break
-		}
-		if err != nil || used[slot] {
-			t.Fatalf("slot %d given twice, or %v", slot, err)
-		}
-		used[slot], last = true, slot
-		order = append(order, slot)
-	}
-	// Not 0 (network), 1 (host), 7 (its pod would have the broadcast address).
-	if want := []uint32{5, 6, 2, 3, 4}; !reflect.DeepEqual(order, want) {
-		t.Errorf("slots in order: %v, want %v", order, want)
-	}
-	delete(used, 3)
-	if slot, err := n.free(false, isUsed, last); slot != 3 || err != nil {
-		t.Errorf("slot %d, %v; want 3, the only free one", slot, err)
-	}
-}
-
-func TestAGuestsAddressesAreNobodyElses(t *testing.T) {
-	for cidr, want := range map[string]struct{ pods, first string }{
-		"10.110.0.0/16":  {"10.110.248.0/21", "10.110.120.0"},
-		"192.168.7.0/24": {"192.168.7.248/29", "192.168.7.120"},
-	} {
-		cfg := Config{StateDir: "/var/lib/kip", CIDR: netip.MustParsePrefix(cidr)}
-		pods, err := cfg.GuestPods()
-		if err != nil || pods.String() != want.pods {
-			t.Errorf("%s: pods of a guest in %s, %v; want %s", cidr, pods, err, want.pods)
-		}
-		first, err := cfg.GuestAddress(0)
-		if err != nil || first.String() != want.first {
-			t.Errorf("%s: a guest's first machine has %s, %v; want %s", cidr, first, err, want.first)
-		}
-		// Every slot of the owner and of the guest, once.
-		n := network{cfg.CIDR}
-		seen := map[netip.Addr]bool{n.gateway(): true}
-		for _, guest := range []bool{false, true} {
-			used := map[uint32]bool{}
-			last := uint32(0)
-			for {
-				slot, err := n.free(guest, func(s uint32) bool { return used[s] }, last)
-				if err != nil {
-					break
-				}
-				used[slot], last = true, slot
-				if seen[n.management(slot)] || pods.Contains(n.management(slot)) || !cfg.CIDR.Contains(n.management(slot)) {
-					t.Fatalf("%s: guest %t: slot %d has %s", cidr, guest, slot, n.management(slot))
-				}
-				seen[n.management(slot)] = true
-				if !guest && pods.Contains(n.pod(slot)) {
-					t.Fatalf("%s: the pod of slot %d has %s, which is a guest's", cidr, slot, n.pod(slot))
-				}
-			}
-			if len(used) == 0 {
-				t.Errorf("%s: guest %t: no address", cidr, guest)
-			}
-		}
-	}
-	small := Config{StateDir: "/var/lib/kip", CIDR: netip.MustParsePrefix("10.110.0.0/28")}
-	if _, err := small.GuestPods(); err == nil {
-		t.Error("16 addresses are enough for a guest's pods")
-	}
-	if _, err := small.GuestAddress(0); err == nil {
-		t.Error("16 addresses are enough for a guest")
-	}
-}
-
-func TestConfigErrorsNameTheField(t *testing.T) {
-	good := Config{StateDir: "/var/lib/kip", Bridge: "kip1"}
-	for want, spoil := range map[string]func(*Config){
-		`stateDir is empty`:                            func(c *Config) { c.StateDir = "" },
-		`stateDir "/a:b": want a path without comma`:   func(c *Config) { c.StateDir = "/a:b" },
-		`bridge "kip-with-a-long-name": want a letter`: func(c *Config) { c.Bridge = "kip-with-a-long-name" },
-		`cidr "fd00::/64": want an IPv4 network`:       func(c *Config) { c.CIDR = netip.MustParsePrefix("fd00::/64") },
-		`cidr "10.0.0.0/30": want an IPv4 network`:     func(c *Config) { c.CIDR = netip.MustParsePrefix("10.0.0.0/30") },
-		`cidr "10.0.0.1/16": want an IPv4 network`:     func(c *Config) { c.CIDR = netip.MustParsePrefix("10.0.0.1/16") },
-		`init "itzo": want an absolute path`:           func(c *Config) { c.Init = []string{"itzo"} },
-		`characters too long`:                          func(c *Config) { c.StateDir = "/" + strings.Repeat("x", 240) },
-	} {
-		c := good
-		spoil(&c)
-		if _, err := c.withDefaults(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error is %v, want one with %q", err, want)
-		}
-	}
-	c, err := good.withDefaults()
+func TestConfigOfMachinesHasDefaultsAndErrorsThatNameTheField(t *testing.T) {
+	c, err := Config{Config: host.Config{StateDir: "/var/lib/kip"}}.withDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.CIDR.String() != "10.110.0.0/16" || !reflect.DeepEqual(c.Init, []string{"/bin/itzo", "cell"}) || len(c.Catalogue) == 0 {
+	if c.Bridge != "kip0" || !reflect.DeepEqual(c.Init, []string{"/bin/itzo", "cell"}) || len(c.Catalogue) == 0 {
 		t.Errorf("defaults: %+v", c)
 	}
-}
-
-func TestRecordReadsBackAsWritten(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "i-00112233445566ff")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
+	c.Init = []string{"itzo"}
+	if _, err := c.withDefaults(); err == nil || !strings.Contains(err.Error(), `init "itzo": want an absolute path`) {
+		t.Errorf("error is %v", err)
 	}
-	want := record{
-		Token: "tok", Slot: 7, Process: process{PID: 9, Started: 1234, BootID: "b"},
-		Instance: cloud.Instance{
-			ID: "i-00112233445566ff", InstanceType: "nano", Zone: "local", State: cloud.Running,
-			ManagementIP: netip.MustParseAddr("10.110.0.7"), PodIP: netip.MustParseAddr("10.110.128.7"),
-			Launched: time.Unix(1700000000, 5).UTC(), Tags: map[string]string{cloud.TagOwner: "me"},
-		},
-	}
-	if err := want.write(dir); err != nil {
-		t.Fatal(err)
-	}
-	got, err := readRecord(dir)
-	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("read %+v, %v; want %+v", got, err, want)
-	}
-}
-
-func TestEveryFolderIsListedAlsoWithoutAGoodRecord(t *testing.T) {
-	cfg := Config{StateDir: t.TempDir()}
-	if all, err := readAll(cfg); err != nil || len(all) != 0 {
-		t.Fatalf("empty state: %v, %v", all, err)
-	}
-	content := map[string]string{
-		"i-0000000000000001": `{"instance":{"id":"i-0000000000000001"}}`,
-		"i-0000000000000002": `{"instance":{"id":"i-0000000000000001"}}`, // copied there
-		"i-0000000000000003": `{"inst`,
-		"i-0000000000000004": "",
-		"lost+found":         "",
-	}
-	for name, c := range content {
-		if err := os.MkdirAll(cfg.machineDir(name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(cfg.machineDir(name), recordName), []byte(c), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.MkdirAll(cfg.machineDir("i-0000000000000005"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	all, err := readAll(cfg)
-	if err != nil || len(all) != 5 {
-		t.Fatalf("read %v, %v", all, err)
-	}
-	for n, s := range all {
-		if (s.err == nil) != (n == 0) {
-			t.Errorf("%s: error is %v", s.id, s.err)
-		}
-	}
-}
-
-func TestStartTimeIsFoundBehindAnyCommandName(t *testing.T) {
-	rest := " S 1 2 3 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 98765 4 5"
-	for _, command := range []string{"(sh)", "(a b)", "(x) R 1 (y)", "())"} {
-		got, err := startTime([]byte("12 " + command + rest))
-		if err != nil || got != 98765 {
-			t.Errorf("%s: %d, %v", command, got, err)
-		}
-	}
-	for _, bad := range []string{"", "12 sh S", "12 (sh) S 1 2"} {
-		if got, err := startTime([]byte(bad)); err == nil {
-			t.Errorf("%q: %d, want an error", bad, got)
-		}
-	}
-}
-
-func TestProcessIsOnlyItself(t *testing.T) {
-	self, err := identify(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, err := self.open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.close()
-	for what, p := range map[string]process{
-		"unset":           {},
-		"started earlier": {PID: self.PID, Started: self.Started - 1, BootID: self.BootID},
-		"of another boot": {PID: self.PID, Started: self.Started, BootID: "other"},
-	} {
-		if _, err := p.open(); !errors.Is(err, errGone) {
-			t.Errorf("%s: error is %v", what, err)
-		}
+	if _, err := (Config{}).withDefaults(); err == nil || !strings.Contains(err.Error(), "stateDir is empty") {
+		t.Errorf("error is %v", err)
 	}
 }
 
@@ -316,51 +115,5 @@ func TestLimitsOfAType(t *testing.T) {
 		if got := flat(tc.h.limits(typ, tc.pureV2)); got != tc.want {
 			t.Errorf("%+v: %s, want %s", tc.h, got, tc.want)
 		}
-	}
-}
-
-func TestDroppedForwardingIsSeen(t *testing.T) {
-	for rules, want := range map[string]bool{
-		"-P FORWARD ACCEPT\n":                                       false,
-		"-P FORWARD DROP\n-A FORWARD -j DOCKER-USER\n":              true,
-		"-P FORWARD DROP\n-A FORWARD -i kip0 -o kip0 -j ACCEPT\n":   false,
-		"-P FORWARD DROP\n-A FORWARD -i kip01 -o kip01 -j ACCEPT\n": true,
-	} {
-		if got := forwardDropped(rules, "kip0"); got != want {
-			t.Errorf("%q: %t, want %t", rules, got, want)
-		}
-	}
-}
-
-func TestConsoleKeepsItsEndAndGoesOn(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "console.log")
-	writer, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer writer.Close()
-	write := func(s string) {
-		if _, err := writer.WriteString(s); err != nil {
-			t.Fatal(err)
-		}
-		if err := boundConsole(path); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("short")
-	if b, err := os.ReadFile(path); err != nil || string(b) != "short" {
-		t.Fatalf("a short log became %q, %v", b, err)
-	}
-	write(strings.Repeat("x", maxConsole) + "the end")
-	write(", and on")
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(b) != keptConsole+len(", and on") || !strings.HasSuffix(string(b), "xthe end, and on") {
-		t.Errorf("%d bytes, ending in %q", len(b), b[max(0, len(b)-20):])
-	}
-	if err := boundConsole(path + "-of-a-machine-that-is-gone"); err != nil {
-		t.Error(err)
 	}
 }

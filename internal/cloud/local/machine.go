@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/cloud/host"
 )
 
 // File descriptors that a machine's first process is started with, besides
@@ -164,6 +166,27 @@ func dropKernelCapabilities() error {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
 			return fmt.Errorf("drop capability %s: %w", strconv.Itoa(int(c)), err)
 		}
+	}
+	return nil
+}
+
+// networkIPv6 gives eth0 its IPv6 address and way out, or turns IPv6 off on it.
+func (s spec) networkIPv6(eth netlink.Link) error {
+	on := s.AddressIPv6.IsValid()
+	if on {
+		// A host that is set to have none may hand that on to new namespaces, and
+		// kube-proxy goes by it.
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("0\n"), 0); err != nil {
+			return fmt.Errorf("turn IPv6 on: %w", err)
+		}
+	}
+	if err := host.SettleIPv6("eth0", on); err != nil || !on {
+		return err
+	}
+	address := &netlink.Addr{IPNet: &net.IPNet{IP: s.AddressIPv6.Addr().AsSlice(), Mask: net.CIDRMask(s.AddressIPv6.Bits(), 128)},
+		Flags: unix.IFA_F_NODAD}
+	if err := netlink.AddrAdd(eth, address); err != nil {
+		return fmt.Errorf("give eth0 address %s: %w", s.AddressIPv6, err)
 	}
 	return nil
 }

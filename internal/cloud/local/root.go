@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/cloud/host"
 )
 
 // hidden is where, in a machine, the files are that cover kernel entries. It
@@ -50,7 +52,7 @@ func (s spec) root() error {
 func (s spec) disk(b *build) {
 	dir := filepath.Join(s.Dir, "disk")
 	b.do("mount the disk for", diskDirs[0], func(string) error {
-		image := filepath.Join(s.Dir, diskImage)
+		image := filepath.Join(s.Dir, host.DiskImage)
 		if _, err := os.Stat(image); err == nil {
 			if err := mountDisk(image, dir); err != nil {
 				return err
@@ -185,12 +187,12 @@ func (b *build) overlay(lower, upper, work string) {
 	b.do("mount the overlay of "+lower+" and "+upper+" on", "/", func(target string) error {
 		options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, work)
 		// Volatile: ending a machine does not flush the host's disk. What it
-		// wrote is used again only if it was stopped, and see restart for that.
+		// wrote is used again only if it was stopped, and see refill for that.
 		err := unix.Mount("overlay", target, "overlay", 0, options+",volatile")
 		if errors.Is(err, unix.EINVAL) { // before Linux 5.10
 			err = unix.Mount("overlay", target, "overlay", 0, options)
 		}
-		return missing(err, "overlay")
+		return host.Missing(err, "overlay")
 	})
 }
 

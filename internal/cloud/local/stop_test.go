@@ -19,22 +19,22 @@ import (
 func only(t testing.TB, c *Cloud) cloud.Instance {
 	t.Helper()
 	l, err := c.List(context.Background(), "me")
-	if err != nil || len(l) != 1 {
+	if err != nil || len(l.Instances) != 1 {
 		t.Fatalf("listed: %+v, %v; want one machine", l, err)
 	}
-	return l[0]
+	return l.Instances[0]
 }
 
 func stop(t testing.TB, c *Cloud, ids ...string) {
 	t.Helper()
-	if err := c.Stop(context.Background(), ids...); err != nil {
+	if err := c.Stop(context.Background(), ids...).Err(); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func start(t testing.TB, c *Cloud, ids ...string) {
 	t.Helper()
-	if err := c.Start(context.Background(), ids...); err != nil {
+	if err := c.Start(context.Background(), ids...).Err(); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -47,7 +47,7 @@ func onlyFolderIsLeft(t testing.TB, cfg Config, id string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "folder " + cfg.machineDir(id)
+	want := "folder " + cfg.MachineDir(id)
 	if !slices.Contains(left, want) {
 		t.Errorf("left: %q, want %q too", left, want)
 	}
@@ -78,7 +78,7 @@ func readEverywhere(t testing.TB, i cloud.Instance) {
 }
 
 func TestStoppedMachineStartsWithItsDiskAndAddresses(t *testing.T) {
-	cfg := host(t)
+	cfg := testHost(t)
 	if err := os.WriteFile(filepath.Join(cfg.RootDir, "srv/name"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,8 @@ func TestStoppedMachineStartsWithItsDiskAndAddresses(t *testing.T) {
 	for round := range 3 {
 		stop(t, c, first.ID)
 		stop(t, c, first.ID, first.ID)
-		if i := only(t, c); i.State != cloud.Stopped || i.ManagementIP != first.ManagementIP || i.PodIP != first.PodIP || i.Tags[cloud.TagCell] != "cell-a" {
+		if i := only(t, c); i.State != cloud.Stopped || i.ManagementIP != first.ManagementIP || i.PodIP != first.PodIP ||
+			i.Tags[cloud.TagCell] != "cell-a" {
 			t.Fatalf("stopped: %+v, was %+v", i, first)
 		}
 		onlyFolderIsLeft(t, cfg, first.ID)
@@ -100,7 +101,7 @@ func TestStoppedMachineStartsWithItsDiskAndAddresses(t *testing.T) {
 		// The addresses are not for others.
 		if other := launch(t, c, request(fmt.Sprint("b", round))); other.ManagementIP == first.ManagementIP {
 			t.Fatalf("%s has the address of stopped %s", other.ID, first.ID)
-		} else if err := c.Terminate(context.Background(), other.ID); err != nil {
+		} else if err := c.Terminate(context.Background(), other.ID).Err(); err != nil {
 			t.Fatal(err)
 		}
 		start(t, c, first.ID)
@@ -119,11 +120,12 @@ func TestStoppedMachineStartsWithItsDiskAndAddresses(t *testing.T) {
 		boot = again
 	}
 	stop(t, c, first.ID)
-	if err := c.Terminate(context.Background(), first.ID); err != nil {
+	if err := c.Terminate(context.Background(), first.ID).Err(); err != nil {
 		t.Fatal(err)
 	}
 	onlyBridgeIsLeft(t, cfg)
-	for what, err := range map[string]error{"stop": c.Stop(context.Background(), first.ID), "start": c.Start(context.Background(), first.ID)} {
+	for what, err := range map[string]error{"stop": c.Stop(context.Background(), first.ID).Err(),
+		"start": c.Start(context.Background(), first.ID).Err()} {
 		if !errors.Is(err, cloud.ErrRefused) {
 			t.Errorf("%s what is gone: %v", what, err)
 		}
@@ -131,16 +133,16 @@ func TestStoppedMachineStartsWithItsDiskAndAddresses(t *testing.T) {
 }
 
 func TestStoppedMachineOutlivesKip(t *testing.T) {
-	cfg := host(t)
+	cfg := testHost(t)
 	c := open(t, cfg)
 	i := launch(t, c, request("a"))
 	writeEverywhere(t, i)
 	stop(t, c, i.ID)
 	_ = c.Close()
-	if err := c.Stop(context.Background(), i.ID); err != nil { // it is
+	if err := c.Stop(context.Background(), i.ID).Err(); err != nil { // it is
 		t.Error(err)
 	}
-	if err := c.Start(context.Background(), i.ID); err == nil {
+	if err := c.Start(context.Background(), i.ID).Err(); err == nil {
 		t.Error("started on a closed cloud")
 	}
 	c = open(t, cfg)
@@ -179,7 +181,7 @@ func TestKipThatDiesInStopOrStartLeavesAStoppedMachine(t *testing.T) {
 	} {
 		for _, step := range steps {
 			t.Run(does+" "+step, func(t *testing.T) {
-				cfg := host(t)
+				cfg := testHost(t)
 				die(t, step, does)
 				c := open(t, cfg)
 				i := only(t, c)
@@ -205,7 +207,7 @@ func TestKipThatDiesInStopOrStartLeavesAStoppedMachine(t *testing.T) {
 }
 
 func TestMachineThatCannotStartIsStoppedAgain(t *testing.T) {
-	cfg := host(t)
+	cfg := testHost(t)
 	c := open(t, cfg)
 	i := launch(t, c, request("a"))
 	writeEverywhere(t, i)
@@ -214,7 +216,7 @@ func TestMachineThatCannotStartIsStoppedAgain(t *testing.T) {
 	if err := os.Chmod(init, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Start(context.Background(), i.ID); err == nil || !strings.Contains(err.Error(), "run init /init") {
+	if err := c.Start(context.Background(), i.ID).Err(); err == nil || !strings.Contains(err.Error(), "run init /init") {
 		t.Errorf("error is %v", err)
 	}
 	stop(t, c, i.ID) // waits for what is left of the attempt
@@ -229,7 +231,7 @@ func TestMachineThatCannotStartIsStoppedAgain(t *testing.T) {
 	without := cfg
 	without.Catalogue = testTypes[1:]
 	c = open(t, without)
-	if err := c.Start(context.Background(), i.ID); !errors.Is(err, cloud.ErrRefused) || !strings.Contains(err.Error(), "nano") {
+	if err := c.Start(context.Background(), i.ID).Err(); !errors.Is(err, cloud.ErrRefused) || !strings.Contains(err.Error(), "nano") {
 		t.Errorf("start a machine whose type is gone: %v", err)
 	}
 	_ = c.Close()
@@ -241,10 +243,10 @@ func TestMachineThatCannotStartIsStoppedAgain(t *testing.T) {
 func TestCancelledStartLeavesAStoppedMachine(t *testing.T) {
 	for _, step := range []string{"spawned", "plugged"} {
 		t.Run(step, func(t *testing.T) {
-			cfg := host(t)
+			cfg := testHost(t)
 			ctx, cancel := context.WithCancel(context.Background())
 			launched := make(chan struct{})
-			cfg.reached = func(s string) {
+			cfg.Reached = func(s string) {
 				select {
 				case <-launched:
 					if s == step {
@@ -257,7 +259,7 @@ func TestCancelledStartLeavesAStoppedMachine(t *testing.T) {
 			i := launch(t, c, request("a"))
 			stop(t, c, i.ID)
 			close(launched)
-			if err := c.Start(ctx, i.ID); !errors.Is(err, context.Canceled) {
+			if err := c.Start(ctx, i.ID).Err(); !errors.Is(err, context.Canceled) {
 				t.Fatalf("error is %v", err)
 			}
 			start(t, c, i.ID)
@@ -269,7 +271,7 @@ func TestCancelledStartLeavesAStoppedMachine(t *testing.T) {
 }
 
 func TestTerminationWinsOverStopAndStart(t *testing.T) {
-	cfg := host(t)
+	cfg := testHost(t)
 	c := open(t, cfg)
 	ctx := context.Background()
 	for n := range 10 {
@@ -277,18 +279,18 @@ func TestTerminationWinsOverStopAndStart(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 2 {
 			wg.Go(func() {
-				if err := c.Stop(ctx, i.ID); err != nil && !errors.Is(err, cloud.ErrRefused) {
+				if err := c.Stop(ctx, i.ID).Err(); err != nil && !errors.Is(err, cloud.ErrRefused) {
 					t.Errorf("stop: %v", err)
 				}
 			})
 			wg.Go(func() {
-				if err := c.Start(ctx, i.ID); err != nil && !errors.Is(err, cloud.ErrRefused) {
+				if err := c.Start(ctx, i.ID).Err(); err != nil && !errors.Is(err, cloud.ErrRefused) {
 					t.Errorf("start: %v", err)
 				}
 			})
 		}
 		wg.Go(func() {
-			if err := c.Terminate(ctx, i.ID); err != nil {
+			if err := c.Terminate(ctx, i.ID).Err(); err != nil {
 				t.Errorf("terminate: %v", err)
 			}
 		})
@@ -301,13 +303,13 @@ func TestTerminationWinsOverStopAndStart(t *testing.T) {
 }
 
 func TestMachineThatIsTerminatedWhileItStopsIsGone(t *testing.T) {
-	cfg := host(t)
+	cfg := testHost(t)
 	var c *Cloud
 	var id string
 	terminated := make(chan error, 1)
-	cfg.reached = func(s string) {
+	cfg.Reached = func(s string) {
 		if s == "halted" {
-			go func() { terminated <- c.Terminate(context.Background(), id) }()
+			go func() { terminated <- c.Terminate(context.Background(), id).Err() }()
 			within(t, "termination", func() error {
 				if i := only(t, c); i.State != cloud.Terminating {
 					return fmt.Errorf("listed: %+v", i)
@@ -329,7 +331,7 @@ func TestMachineThatIsTerminatedWhileItStopsIsGone(t *testing.T) {
 }
 
 func TestDestroyEndsStoppedMachines(t *testing.T) {
-	cfg := host(t)
+	cfg := testHost(t)
 	c := open(t, cfg)
 	i := launch(t, c, request("a"))
 	stop(t, c, i.ID)
@@ -343,7 +345,7 @@ func TestDestroyEndsStoppedMachines(t *testing.T) {
 }
 
 func BenchmarkStopAndStart(b *testing.B) {
-	cfg := host(b)
+	cfg := testHost(b)
 	c := open(b, cfg)
 	i := launch(b, c, request("a"))
 	var stopping, starting time.Duration

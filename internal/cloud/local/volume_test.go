@@ -6,18 +6,20 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/host"
 )
 
 func diskRequest(token string) cloud.DiskRequest {
-	return cloud.DiskRequest{Token: token, SizeBytes: 64 << 20, Zone: testTypes[0].Offerings[0].Zone, Tags: map[string]string{cloud.TagOwner: "me"}}
+	return cloud.DiskRequest{Token: token, SizeBytes: 64 << 20, Zone: testTypes[0].Offerings[0].Zone,
+		Tags: map[string]string{cloud.TagOwner: "me"}}
 }
 
 func newDisk(t *testing.T, c *Cloud, token string) string {
@@ -46,7 +48,7 @@ func holderOf(t *testing.T, c *Cloud, id string) string {
 
 func TestDiskIsADeviceOfOneMachineAndKeepsItsData(t *testing.T) {
 	limited(t)
-	cfg := host(t)
+	cfg := testHost(t)
 	c := open(t, cfg)
 	a, b := launch(t, c, request("a")), launch(t, c, request("b"))
 	id := newDisk(t, c, "disk")
@@ -57,7 +59,7 @@ func TestDiskIsADeviceOfOneMachineAndKeepsItsData(t *testing.T) {
 	if got := run(t, a.ManagementIP, "stat -c %F "+device); got != "block special file" {
 		t.Fatalf("the device in the machine is a %q", got)
 	}
-	if out, err := exec.Command(c.mkfs, "-q", "-F", cfg.diskFile(id)).CombinedOutput(); err != nil {
+	if out, err := exec.Command(c.kind.mkfs, "-q", "-F", cfg.Disk(id).File).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	run(t, a.ManagementIP, "mkdir -p /mnt/v && mount -t ext4 "+device+" /mnt/v && echo kept > /mnt/v/f")
@@ -70,7 +72,7 @@ func TestDiskIsADeviceOfOneMachineAndKeepsItsData(t *testing.T) {
 		t.Errorf("%q has the disk: want %s", has, a.ID)
 	}
 	// A file system that was not unmounted, since its machine was killed.
-	if err := c.Terminate(t.Context(), a.ID); err != nil {
+	if err := c.Terminate(t.Context(), a.ID).Err(); err != nil {
 		t.Fatal(err)
 	}
 	if has := holderOf(t, c, id); has != "" {
@@ -79,7 +81,8 @@ func TestDiskIsADeviceOfOneMachineAndKeepsItsData(t *testing.T) {
 	if err := c.AttachDisk(t.Context(), id, b.ID); err != nil {
 		t.Fatal(err)
 	}
-	if got := run(t, b.ManagementIP, "mkdir -p /mnt/v && mount -t ext4 "+device+" /mnt/v && cat /mnt/v/f && busybox umount /mnt/v"); got != "kept" {
+	if got := run(t, b.ManagementIP,
+		"mkdir -p /mnt/v && mount -t ext4 "+device+" /mnt/v && cat /mnt/v/f && busybox umount /mnt/v"); got != "kept" {
 		t.Errorf("read %q on the other machine", got)
 	}
 	if err := c.DetachDisk(t.Context(), id, b.ID); err != nil {
@@ -88,7 +91,7 @@ func TestDiskIsADeviceOfOneMachineAndKeepsItsData(t *testing.T) {
 	if got := run(t, b.ManagementIP, "ls "+deviceDir+" | busybox wc -l"); got != "0" {
 		t.Errorf("%s devices are left in the machine", got)
 	}
-	if loops, err := cfg.loopsOfDisk(id); err != nil || len(loops) != 0 {
+	if loops, err := loopsOfDisk(cfg.Disk(id)); err != nil || len(loops) != 0 {
 		t.Errorf("loop devices of a detached disk: %v, %v", loops, err)
 	}
 }
@@ -97,14 +100,14 @@ func TestDiskIsADeviceOfOneMachineAndKeepsItsData(t *testing.T) {
 // outlives a machine that is killed.
 func TestALoopDeviceOfADisksDeviceIsFreedWithIt(t *testing.T) {
 	limited(t)
-	cfg := host(t)
+	cfg := testHost(t)
 	c := open(t, cfg)
 	a := launch(t, c, request("a"))
 	id := newDisk(t, c, "disk")
 	if err := c.AttachDisk(t.Context(), id, a.ID); err != nil {
 		t.Fatal(err)
 	}
-	n, err := cfg.loop(id)
+	n, err := loop(cfg.Disk(id))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,17 +128,18 @@ func TestALoopDeviceOfADisksDeviceIsFreedWithIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(unix.IoctlLoopConfigure(int(holder.Fd()), &unix.LoopConfig{Fd: uint32(device.Fd())}), holder.Close(), device.Close()); err != nil {
+	if err := errors.Join(unix.IoctlLoopConfigure(int(holder.Fd()), &unix.LoopConfig{Fd: uint32(device.Fd())}), holder.Close(),
+		device.Close()); err != nil {
 		t.Fatal(err)
 	}
-	loops, err := cfg.loopsOfDisk(id)
+	loops, err := loopsOfDisk(cfg.Disk(id))
 	if want := []diskLoop{{free, true}, {n, false}}; err != nil || !slices.Equal(loops, want) {
 		t.Errorf("the loop devices of the disk are %+v (%v): want %+v", loops, err, want)
 	}
 	if err := c.DetachDisk(t.Context(), id, a.ID); err != nil {
 		t.Error(err)
 	}
-	if left, err := cfg.loopsOfDisk(id); err != nil || len(left) != 0 {
+	if left, err := loopsOfDisk(cfg.Disk(id)); err != nil || len(left) != 0 {
 		t.Errorf("left: %+v (%v)", left, err)
 	}
 	if _, err := os.Stat(fmt.Sprintf("/sys/block/loop%d/loop/backing_file", free)); !os.IsNotExist(err) {
@@ -147,7 +151,7 @@ func TestALoopDeviceOfADisksDeviceIsFreedWithIt(t *testing.T) {
 // host's files changed.
 func TestMachineCannotLeadItsDevicesOutside(t *testing.T) {
 	limited(t)
-	cfg := host(t)
+	cfg := testHost(t)
 	c := open(t, cfg)
 	i := launch(t, c, request("a"))
 	outside := t.TempDir()
@@ -180,9 +184,10 @@ func diskLife(ctx context.Context, c *Cloud, machine string) error {
 // nothing is left of what was not.
 func TestDisksSurviveAKillAtEveryStep(t *testing.T) {
 	limited(t)
-	for _, step := range []string{"disk file", "disk recorded", "disk attaching", "disk looped", "disk attached", "disk unlooped", "disk detached", "disk record removed"} {
+	for _, step := range []string{"disk file", "disk recorded", "disk attaching", "disk looped", "disk attached", "disk unlooped",
+		"disk detached", "disk record removed"} {
 		t.Run(step, func(t *testing.T) {
-			cfg := host(t)
+			cfg := testHost(t)
 			die(t, step, "disk")
 			c := open(t, cfg)
 			i := launch(t, c, request("crash"))
@@ -192,11 +197,11 @@ func TestDisksSurviveAKillAtEveryStep(t *testing.T) {
 			if err := diskLife(t.Context(), c, i.ID); err != nil {
 				t.Fatal(err)
 			}
-			if err := c.Terminate(t.Context(), i.ID); err != nil {
+			if err := c.Terminate(t.Context(), i.ID).Err(); err != nil {
 				t.Fatal(err)
 			}
 			// A disk of which the killed one could not tell is no data yet.
-			left, err := os.ReadDir(cfg.disksDir())
+			left, err := os.ReadDir(filepath.Join(cfg.StateDir, "disks"))
 			if err != nil || len(left) != 0 {
 				t.Errorf("left of all disks: %v, %v", left, err)
 			}
@@ -206,7 +211,7 @@ func TestDisksSurviveAKillAtEveryStep(t *testing.T) {
 
 func TestDisksOfAMachineThatVanishedAreFreedAtTheNextStart(t *testing.T) {
 	limited(t)
-	cfg := host(t)
+	cfg := testHost(t)
 	c := open(t, cfg)
 	i := launch(t, c, request("a"))
 	id := newDisk(t, c, "disk")
@@ -219,23 +224,17 @@ func TestDisksOfAMachineThatVanishedAreFreedAtTheNextStart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	// Meanwhile its folder and all that runs of it go, as in a crash of the host.
-	hs, err := hostHierarchies()
+	side, err := host.Inspect(cfg.Config, i.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rec, err := readRecord(cfg.machineDir(i.ID))
-	if err != nil {
+	if err := unix.Kill(side.PID, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	apart := cfg
-	apart.StateDir = strings.TrimSuffix(cfg.StateDir, "/") + "-other" // halt frees disks
-	if apart, err = apart.withDefaults(); err != nil {
+	if err := c.kind.Clear(ctx, i.ID); err != nil {
 		t.Fatal(err)
 	}
-	if err := halt(ctx, apart, hs, i.ID, rec.Process); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.RemoveAll(cfg.machineDir(i.ID)); err != nil {
+	if err := os.RemoveAll(cfg.MachineDir(i.ID)); err != nil {
 		t.Fatal(err)
 	}
 	c = open(t, cfg)

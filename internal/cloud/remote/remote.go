@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
@@ -20,6 +21,7 @@ const (
 	pathCatalogue     = "/v1/catalogue"
 	pathLaunch        = "/v1/launch"
 	pathList          = "/v1/list"
+	pathDescribe      = "/v1/describe"
 	pathTerminate     = "/v1/terminate"
 	pathInterruptions = "/v1/interruptions"
 	pathCreateDisk    = "/v1/disks/create"
@@ -37,62 +39,96 @@ type diskOf struct {
 
 // failure is an error with what a caller decides on.
 type failure struct {
-	Cause    string    `json:"cause"` // a key of causes; "" is none of them
-	Message  string    `json:"message"`
-	Capacity *shortage `json:"capacity,omitempty"`
-	InUse    *diskOf   `json:"inUse,omitempty"`
+	Message string `json:"message"`
+	// Cause is a bare one where there is no Error.
+	Cause cloud.Cause `json:"cause,omitempty"`
+	Error *said       `json:"error,omitempty"`
+	InUse *diskOf     `json:"inUse,omitempty"`
 }
 
-type shortage struct {
-	InstanceType, Zone, Subnet string
-	Spot                       *bool
+// said is a cloud.Error without its text.
+type said struct {
+	Cause       cloud.Cause
+	Scope       cloud.Scope
+	RetryAfter  time.Duration
+	NothingDone bool
 }
 
-var causes = map[string]error{
-	"quota": cloud.ErrQuota, "throttled": cloud.ErrThrottled, "unauthorised": cloud.ErrUnauthorised, "refused": cloud.ErrRefused, "capacity": cloud.ErrCapacity,
-	"in use": cloud.ErrInUse, "not found": cloud.ErrNotFound,
-}
-
-func failureOf(err error) failure {
-	f := failure{Message: err.Error()}
-	for cause, is := range causes {
-		if errors.Is(err, is) {
-			f.Cause = cause
-		}
+// failureOf returns nil for no error.
+func failureOf(err error) *failure {
+	if err == nil {
+		return nil
 	}
-	var c *cloud.CapacityError
-	if errors.As(err, &c) {
-		f.Capacity = &shortage{c.InstanceType, c.Zone, c.Subnet, c.Spot}
+	f := &failure{Message: err.Error(), Cause: cloud.CauseOf(err)}
+	if e, ok := errors.AsType[*cloud.Error](err); ok {
+		f.Error = &said{e.Cause, e.Scope, e.RetryAfter, e.NothingDone}
 	}
-	var u *cloud.InUseError
-	if errors.As(err, &u) {
+	if u, ok := errors.AsType[*cloud.InUseError](err); ok {
 		f.InUse = &diskOf{u.Disk, u.Instance}
 	}
 	return f
 }
 
-func (f failure) error() error {
-	text := errors.New(f.Message)
-	if c := f.Capacity; c != nil {
-		return &cloud.CapacityError{InstanceType: c.InstanceType, Zone: c.Zone, Subnet: c.Subnet, Spot: c.Spot, Err: text}
+// failed is an error that was heard over the socket: it says what the other side
+// said, and no more.
+type failed struct {
+	text string
+	is   error
+}
+
+func (e *failed) Error() string { return e.text }
+func (e *failed) Unwrap() error { return e.is }
+
+func (f *failure) error() error {
+	switch {
+	case f == nil:
+		return nil
+	case f.Error != nil:
+		e := f.Error
+		return &failed{f.Message, &cloud.Error{Cause: e.Cause, Scope: e.Scope, RetryAfter: e.RetryAfter, NothingDone: e.NothingDone}}
+	case f.InUse != nil:
+		return &failed{f.Message, &cloud.InUseError{Disk: f.InUse.Disk, Instance: f.InUse.Instance}}
+	case f.Cause != "":
+		return &failed{f.Message, f.Cause}
 	}
-	if u := f.InUse; u != nil {
-		return fmt.Errorf("%w: %w", &cloud.InUseError{Disk: u.Disk, Instance: u.Instance}, text)
+	return errors.New(f.Message)
+}
+
+// launched and result are the answers by machine.
+type launched struct {
+	Instance cloud.Instance `json:"instance"`
+	Failure  *failure       `json:"failure,omitempty"`
+}
+
+type result struct {
+	ID      string   `json:"id"`
+	Failure *failure `json:"failure,omitempty"`
+}
+
+func tell(results cloud.Results) ([]result, error) {
+	all := make([]result, len(results))
+	for n, r := range results {
+		all[n] = result{r.ID, failureOf(r.Err)}
 	}
-	if is := causes[f.Cause]; is != nil {
-		return fmt.Errorf("%w: %w", is, text)
-	}
-	return text
+	return all, nil
 }
 
 // Handler serves a cloud.
 func Handler(c cloud.Cloud) http.Handler {
 	mux := http.NewServeMux()
 	serve(mux, pathCatalogue, func(ctx context.Context, _ struct{}) ([]catalog.InstanceType, error) { return c.Catalogue(ctx) })
-	serve(mux, pathLaunch, c.Launch)
+	serve(mux, pathLaunch, func(ctx context.Context, r cloud.LaunchRequest) ([]launched, error) {
+		results := c.Launch(ctx, r)
+		all := make([]launched, len(results))
+		for n, one := range results {
+			all[n] = launched{one.Instance, failureOf(one.Err)}
+		}
+		return all, nil
+	})
 	serve(mux, pathList, c.List)
-	serve(mux, pathTerminate, func(ctx context.Context, ids []string) (struct{}, error) { return struct{}{}, c.Terminate(ctx, ids...) })
-	if d, ok := c.(cloud.Disks); ok {
+	serve(mux, pathDescribe, func(ctx context.Context, ids []string) ([]cloud.Instance, error) { return c.Describe(ctx, ids...) })
+	serve(mux, pathTerminate, func(ctx context.Context, ids []string) ([]result, error) { return tell(c.Terminate(ctx, ids...)) })
+	if d := c.Features().Disks; d != nil {
 		serve(mux, pathCreateDisk, d.CreateDisk)
 		serve(mux, pathDeleteDisk, func(ctx context.Context, id string) (struct{}, error) { return struct{}{}, d.DeleteDisk(ctx, id) })
 		serve(mux, pathListDisks, d.ListDisks)
@@ -103,7 +139,7 @@ func Handler(c cloud.Cloud) http.Handler {
 			return struct{}{}, d.DetachDisk(ctx, of.Disk, of.Instance)
 		})
 	}
-	if source, ok := c.(cloud.Interrupter); ok {
+	if source := c.Features().Interrupter; source != nil {
 		mux.HandleFunc("POST "+pathInterruptions, func(w http.ResponseWriter, r *http.Request) {
 			out := json.NewEncoder(w)
 			_ = http.NewResponseController(w).Flush()
@@ -167,20 +203,49 @@ func (c *Cloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	return ask[[]catalog.InstanceType](ctx, c, pathCatalogue, struct{}{})
 }
 
+// Traits are those of a cloud that is far away: its list lags, and is not asked
+// for more often than once a second.
+func (c *Cloud) Traits() cloud.Traits {
+	return cloud.Traits{ListLag: 20 * time.Second, Poll: time.Second}
+}
+
+// Features are those that cross the socket: what is behind it must have them.
+func (c *Cloud) Features() cloud.Features { return cloud.Features{Interrupter: c, Disks: c} }
+
 // Launch is as in cloud.Cloud.
-func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
-	return ask[[]cloud.Instance](ctx, c, pathLaunch, r)
+func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
+	all, err := ask[[]launched](ctx, c, pathLaunch, r)
+	if err != nil {
+		return cloud.NotLaunched(len(r.Machines), err)
+	}
+	results := make(cloud.LaunchResults, len(all))
+	for n, one := range all {
+		results[n] = cloud.LaunchResult{Instance: one.Instance, Err: one.Failure.error()}
+	}
+	return results
 }
 
 // List is as in cloud.Cloud.
-func (c *Cloud) List(ctx context.Context, owner string) ([]cloud.Instance, error) {
-	return ask[[]cloud.Instance](ctx, c, pathList, owner)
+func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
+	return ask[cloud.Listing](ctx, c, pathList, owner)
+}
+
+// Describe is as in cloud.Cloud.
+func (c *Cloud) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
+	return ask[[]cloud.Instance](ctx, c, pathDescribe, ids)
 }
 
 // Terminate is as in cloud.Cloud.
-func (c *Cloud) Terminate(ctx context.Context, ids ...string) error {
-	_, err := ask[struct{}](ctx, c, pathTerminate, ids)
-	return err
+func (c *Cloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
+	all, err := ask[[]result](ctx, c, pathTerminate, ids)
+	if err != nil {
+		return cloud.Each(err, ids...)
+	}
+	results := make(cloud.Results, len(all))
+	for n, one := range all {
+		results[n] = cloud.Result{ID: one.ID, Err: one.Failure.error()}
+	}
+	return results
 }
 
 // Interruptions is as in cloud.Interrupter.

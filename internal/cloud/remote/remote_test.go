@@ -51,21 +51,31 @@ func overASocket(t *testing.T) (*Cloud, *sim.Cloud) {
 func TestKeepsWhatTheCloudBehindItPromises(t *testing.T) {
 	cloudtest.Run(t, cloudtest.Subject{
 		New:      func(t *testing.T) cloud.Cloud { c, _ := overASocket(t); return c },
-		UserData: []byte("#cloud-config\n"), Patience: 10 * time.Second,
+		UserData: []byte("#cloud-config\n"), ComparesRequests: true, Patience: 10 * time.Second,
 	})
 }
 
 func TestACauseCrossesTheSocket(t *testing.T) {
 	c, behind := overASocket(t)
 	ctx := context.Background()
-	r := cloud.LaunchRequest{Token: "t", InstanceType: "nano", Zone: "a", Machines: []cloud.Machine{{Tags: map[string]string{cloud.TagOwner: "me", cloud.TagCell: "cell-a"}}}}
+	r := cloud.LaunchRequest{
+		Token:      "t",
+		LaunchSpec: cloud.LaunchSpec{InstanceType: "nano", Zone: "a", Tags: map[string]string{cloud.TagOwner: "me", cloud.TagCell: "cell-a"}},
+		Machines:   []cloud.Machine{{}},
+	}
 	behind.SetCapacity(sim.Pool{Zone: "a"}, 0)
-	_, err := c.Launch(ctx, r)
-	var none *cloud.CapacityError
-	if !errors.As(err, &none) || none.Zone != "a" || none.InstanceType != "" || none.Spot != nil {
+	if err := c.Launch(ctx, r).Err(); !errors.Is(err, cloud.ErrCapacity) || !cloud.Refused(err) ||
+		cloud.ScopeOf(err) != (cloud.Scope{Zone: "a"}) {
 		t.Errorf("without capacity: %v", err)
 	}
-	for kind, want := range map[string]error{"quota": cloud.ErrQuota, "throttled": cloud.ErrThrottled, "unauthorised": cloud.ErrUnauthorised, "refused": cloud.ErrRefused} {
+	said := &cloud.Error{Cause: cloud.ErrThrottled, Scope: cloud.Scope{Account: true}, RetryAfter: time.Minute, Err: errors.New("slow down")}
+	var heard *cloud.Error
+	if err := failureOf(said).error(); !errors.As(err, &heard) || err.Error() != said.Error() || heard.RetryAfter != time.Minute ||
+		cloud.NothingDone(err) {
+		t.Errorf("%v became %v", said, err)
+	}
+	for kind, want := range map[string]error{"quota": cloud.ErrQuota, "throttled": cloud.ErrThrottled, "unauthorised": cloud.ErrUnauthorised,
+		"refused": cloud.ErrRefused, "mismatch": cloud.ErrMismatch, "not found": cloud.ErrNotFound} {
 		if got := failureOf(want).error(); !errors.Is(got, want) {
 			t.Errorf("%s became %v", kind, got)
 		}

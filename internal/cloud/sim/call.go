@@ -11,28 +11,29 @@ import (
 )
 
 // Kind is a kind of call.
-type Kind string
+type Kind = cloud.Call
 
 const (
-	KindCatalogue     Kind = "catalogue"
-	KindLaunch        Kind = "launch"
-	KindList          Kind = "list"
-	KindTerminate     Kind = "terminate"
-	KindStop          Kind = "stop"
-	KindStart         Kind = "start"
-	KindInterruptions Kind = "interruptions"
-	KindCreateDisk    Kind = "createDisk"
-	KindDeleteDisk    Kind = "deleteDisk"
-	KindListDisks     Kind = "listDisks"
-	KindAttachDisk    Kind = "attachDisk"
-	KindDetachDisk    Kind = "detachDisk"
+	KindCatalogue     = cloud.CallCatalogue
+	KindLaunch        = cloud.CallLaunch
+	KindList          = cloud.CallList
+	KindDescribe      = cloud.CallDescribe
+	KindTerminate     = cloud.CallTerminate
+	KindStop          = cloud.CallStop
+	KindStart         = cloud.CallStart
+	KindInterruptions = cloud.CallInterruptions
+	KindCreateDisk    = cloud.CallCreateDisk
+	KindDeleteDisk    = cloud.CallDeleteDisk
+	KindListDisks     = cloud.CallListDisks
+	KindAttachDisk    = cloud.CallAttachDisk
+	KindDetachDisk    = cloud.CallDetachDisk
 	// AnyKind stands for all kinds.
 	AnyKind Kind = ""
 )
 
-func (k Kind) validate(field string) error {
+func checkKind(field string, k Kind) error {
 	switch k {
-	case KindCatalogue, KindLaunch, KindList, KindTerminate, KindStop, KindStart, KindInterruptions,
+	case KindCatalogue, KindLaunch, KindList, KindDescribe, KindTerminate, KindStop, KindStart, KindInterruptions,
 		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, AnyKind:
 		return nil
 	}
@@ -46,7 +47,7 @@ type Call struct {
 	N, Total int
 	Time     time.Time
 	Launch   *cloud.LaunchRequest // of a launch
-	IDs      []string             // of a termination, a stop, a start
+	IDs      []string             // of a termination, a stop, a start, a description
 	Owner    string               // of a list
 }
 
@@ -98,6 +99,7 @@ var (
 	ErrInternal = errors.New("InternalError: an internal error has occurred")
 	ErrLost     = errors.New("connection reset by the cloud")
 	errClosed   = errors.New("the simulated cloud is closed")
+	errAuth     = cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("AuthFailure: the credentials are not valid"))
 )
 
 func (r FaultRates) fault(x float64) Fault {
@@ -129,9 +131,10 @@ const (
 	OverQuota    Outcome = "quota"     //
 	Throttled    Outcome = "throttled" //
 	Unauthorised Outcome = "unauthorised"
-	Refused      Outcome = "refused" // any other definite no
-	Failed       Outcome = "failed"  // the caller cannot know that nothing was done
-	Lost         Outcome = "lost"    // done, but the caller was not told
+	Mismatch     Outcome = "mismatch" // the token was used for another request
+	Refused      Outcome = "refused"  // any other definite no
+	Failed       Outcome = "failed"   // the caller cannot know that nothing was done
+	Lost         Outcome = "lost"     // done, but the caller was not told
 )
 
 // errPartial marks a launch as Partial within the package; no caller sees it.
@@ -153,6 +156,8 @@ func outcome(err error, done bool) Outcome {
 		return Throttled
 	case errors.Is(err, cloud.ErrUnauthorised):
 		return Unauthorised
+	case errors.Is(err, cloud.ErrMismatch):
+		return Mismatch
 	case errors.Is(err, cloud.ErrRefused):
 		return Refused
 	}
@@ -258,7 +263,7 @@ func (c *Cloud) serve(call Call, effect func(now time.Time) error) error {
 	case c.closed:
 		return errClosed
 	case c.knobs.Unauthorised:
-		return fmt.Errorf("%w: AuthFailure: the credentials are not valid", cloud.ErrUnauthorised)
+		return errAuth
 	}
 	if err := c.take(call.Kind, "request", c.knobs.RateLimits[call.Kind].Requests, 1, now); err != nil {
 		return err
@@ -298,7 +303,8 @@ func (c *Cloud) take(kind Kind, what string, limit Bucket, n int, now time.Time)
 		b.filled = b.filled.Add(time.Duration(seconds) * time.Second)
 	}
 	if b.tokens < float64(n) {
-		return fmt.Errorf("%w: RequestLimitExceeded: the %s bucket of %s has %g tokens of %d needed", cloud.ErrThrottled, what, kind, b.tokens, n)
+		return cloud.No(cloud.ErrThrottled, cloud.Scope{Account: true},
+			fmt.Errorf("RequestLimitExceeded: the %s bucket of %s has %g tokens of %d needed", what, kind, b.tokens, n))
 	}
 	b.tokens -= float64(n)
 	return nil

@@ -19,7 +19,7 @@ func TestRateLimitsAreTokenBucketsFilledEachSecond(t *testing.T) {
 		burst := func() (answered int) {
 			for {
 				n++
-				_, err := c.Launch(ctx, request(fmt.Sprint(n), 1))
+				_, err := try(ctx, c, request(fmt.Sprint(n), 1))
 				if err != nil {
 					if !errors.Is(err, cloud.ErrThrottled) || cloud.Refused(err) {
 						t.Fatalf("got %v: want ErrThrottled", err)
@@ -61,29 +61,29 @@ func TestRateLimitsAreTokenBucketsFilledEachSecond(t *testing.T) {
 
 func TestResourceLimitsCountInstances(t *testing.T) {
 	inBubble(t, Config{Knobs: Knobs{RateLimits: map[Kind]RateLimit{
-		KindLaunch:    {Resources: Bucket{100, 2}},
-		KindTerminate: {Resources: Bucket{10, 20}},
+		KindLaunch:    {Resources: Bucket{Capacity: 100, Refill: 2}},
+		KindTerminate: {Resources: Bucket{Capacity: 10, Refill: 20}},
 	}}}, func(t *testing.T, c *Cloud) {
 		first := request("1", 50)
 		launch(t, c, first)
 		got := launch(t, c, request("2", 49))
-		if _, err := c.Launch(ctx, request("3", 2)); !errors.Is(err, cloud.ErrThrottled) {
+		if _, err := try(ctx, c, request("3", 2)); !errors.Is(err, cloud.ErrThrottled) {
 			t.Errorf("the 101st instance got %v: want ErrThrottled", err)
 		}
 		launch(t, c, first) // a repeated launch takes nothing
 		launch(t, c, request("3", 1))
 		pass(time.Second)
-		if _, err := c.Launch(ctx, request("4", 3)); !errors.Is(err, cloud.ErrThrottled) {
+		if _, err := try(ctx, c, request("4", 3)); !errors.Is(err, cloud.ErrThrottled) {
 			t.Errorf("three instances a second later got %v: want ErrThrottled", err)
 		}
 		launch(t, c, request("4", 2))
 
-		if err := c.Terminate(ctx, ids(got)[:11]...); !errors.Is(err, cloud.ErrThrottled) || len(c.Truth()) != 102 {
+		if err := c.Terminate(ctx, ids(got)[:11]...).Err(); !errors.Is(err, cloud.ErrThrottled) || len(c.Truth()) != 102 {
 			t.Errorf("terminating 11 got %v and left %d: want ErrThrottled and 102", err, len(c.Truth()))
 		}
-		ok(t, c.Terminate(ctx, ids(got)[:10]...))
+		ok(t, c.Terminate(ctx, ids(got)[:10]...).Err())
 		ok(t, c.Change(func(k *Knobs) { delete(k.RateLimits, KindTerminate) }))
-		ok(t, c.Terminate(ctx, ids(got)...))
+		ok(t, c.Terminate(ctx, ids(got)...).Err())
 	})
 }
 
@@ -124,7 +124,7 @@ func TestFaults(t *testing.T) {
 					ctx, cancel := context.WithTimeout(ctx, time.Minute)
 					defer cancel()
 					began := time.Now()
-					got, err := c.Launch(ctx, request("1", 2))
+					got, err := try(ctx, c, request("1", 2))
 					if !errors.Is(err, test.err) || (err == nil) != (len(got) == 2) {
 						t.Errorf("got %v, %v: want %v", ids(got), err, test.err)
 					}
@@ -147,14 +147,14 @@ func TestFaults(t *testing.T) {
 // after the effect: the context that ends is the caller's.
 func TestACallerCanBeKilledAtAnyCall(t *testing.T) {
 	work := func(ctx context.Context, c *Cloud) error {
-		got, err := c.Launch(ctx, request("1", 1))
+		got, err := try(ctx, c, request("1", 1))
 		if err != nil {
 			return err
 		}
 		if _, err := c.List(ctx, owner); err != nil {
 			return err
 		}
-		return c.Terminate(ctx, ids(got)...)
+		return c.Terminate(ctx, ids(got)...).Err()
 	}
 	for n, want := range []struct{ before, after int }{{0, 1}, {1, 1}, {1, 0}} {
 		for _, after := range []bool{false, true} {
@@ -179,7 +179,8 @@ func TestACallerCanBeKilledAtAnyCall(t *testing.T) {
 					run = want.after
 				}
 				if got := len(c.Truth()); got != run || len(calls) != n+1 {
-					t.Errorf("killed at call %d (after its effect: %t): %d instances after %d calls: want %d after %d", n+1, after, got, len(calls), run, n+1)
+					t.Errorf("killed at call %d (after its effect: %t): %d instances after %d calls: want %d after %d", n+1, after, got, len(calls), run,
+						n+1)
 				}
 				if calls[0].Kind != KindLaunch || calls[0].Launch.Token != "1" || calls[0].N != 1 {
 					t.Errorf("the first call was told as %+v", calls[0])
@@ -212,7 +213,7 @@ func TestFaultsByChanceAreAsFrequentAsSaidAndTheSameForASeed(t *testing.T) {
 			for n := range 2000 {
 				ctx, cancel := context.WithTimeout(ctx, time.Second)
 				before := len(c.machines)
-				_, err := c.Launch(ctx, request(fmt.Sprint(n), 1))
+				_, err := try(ctx, c, request(fmt.Sprint(n), 1))
 				cancel()
 				effect := len(c.machines) > before
 				done = append(done, effect)
@@ -270,11 +271,11 @@ func TestRevokedCredentialsRefuseEverything(t *testing.T) {
 		}
 		for name, call := range map[string]func() error{
 			"catalogue":     func() error { _, err := c.Catalogue(ctx); return err },
-			"launch":        func() error { _, err := c.Launch(ctx, request("2", 1)); return err },
+			"launch":        func() error { _, err := try(ctx, c, request("2", 1)); return err },
 			"list":          func() error { _, err := c.List(ctx, owner); return err },
-			"terminate":     func() error { return c.Terminate(ctx, got[0].ID) },
-			"stop":          func() error { return c.Stop(ctx, got[0].ID) },
-			"start":         func() error { return c.Start(ctx, got[0].ID) },
+			"terminate":     func() error { return c.Terminate(ctx, got[0].ID).Err() },
+			"stop":          func() error { return c.Stop(ctx, got[0].ID).Err() },
+			"start":         func() error { return c.Start(ctx, got[0].ID).Err() },
 			"interruptions": func() error { return c.Interruptions(ctx, func(cloud.Interruption) {}) },
 		} {
 			if err := call(); !errors.Is(err, cloud.ErrUnauthorised) || !cloud.Refused(err) {
@@ -293,7 +294,7 @@ func TestCloseEndsCallsUnderWay(t *testing.T) {
 	inBubble(t, Config{Knobs: Knobs{Latency: map[Kind]Distribution{KindList: always(time.Hour)}}}, func(t *testing.T, c *Cloud) {
 		c.FailNth(KindLaunch, 1, Fault{HangBefore: true})
 		errs := make(chan error, 3)
-		go func() { _, err := c.Launch(ctx, request("1", 1)); errs <- err }()
+		go func() { _, err := try(ctx, c, request("1", 1)); errs <- err }()
 		go func() { _, err := c.List(ctx, owner); errs <- err }()
 		go func() { errs <- c.Interruptions(ctx, func(cloud.Interruption) {}) }()
 		synctest.Wait()
@@ -303,7 +304,7 @@ func TestCloseEndsCallsUnderWay(t *testing.T) {
 				t.Errorf("got %v: want errClosed", err)
 			}
 		}
-		if err := c.Terminate(ctx); !errors.Is(err, errClosed) {
+		if err := c.Terminate(ctx, "i-1").Err(); !errors.Is(err, errClosed) {
 			t.Errorf("a later call got %v: want errClosed", err)
 		}
 	})

@@ -40,7 +40,8 @@ type Cloud struct {
 
 	machines []*machine // in the order of their launches, until no list shows them
 	byID     map[string]*machine
-	history  []Instance // those that have ended
+	ended    map[string]bool // those that no list will show again
+	history  []Instance      // those that have ended
 	tokens   map[string]*launched
 
 	held      map[offer]*holding // what takes capacity and quota
@@ -73,6 +74,9 @@ func New(cfg Config) (*Cloud, error) {
 	if cfg.Name == "" {
 		cfg.Name = "sim"
 	}
+	if cfg.Traits == nil {
+		cfg.Traits = &cloud.Traits{ListLag: 20 * time.Second, Poll: time.Second, Budgets: cfg.RateLimits}
+	}
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
@@ -99,7 +103,7 @@ func New(cfg Config) (*Cloud, error) {
 	c := &Cloud{
 		cfg: cfg, clock: cfg.Clock, log: cfg.Log,
 		knobs: cfg.Knobs.clone(), shop: shop, plan: plan,
-		byID: map[string]*machine{}, tokens: map[string]*launched{},
+		byID: map[string]*machine{}, ended: map[string]bool{}, tokens: map[string]*launched{},
 		held: map[offer]*holding{}, addresses: map[string]int{}, charges: map[chargeKey]*charge{},
 		counts: map[Kind]int{}, calls: map[CallKey]int{}, buckets: map[bucketKey]*bucket{},
 		changed: make(chan struct{}),
@@ -164,6 +168,14 @@ func (c *Cloud) SetCatalogue(types []catalog.InstanceType) error {
 // Name implements cloud.Cloud.
 func (c *Cloud) Name() string { return c.cfg.Name }
 
+// Traits implements cloud.Cloud.
+func (c *Cloud) Traits() cloud.Traits { return *c.cfg.Traits }
+
+// Features implements cloud.Cloud.
+func (c *Cloud) Features() cloud.Features {
+	return cloud.Features{Stopper: c, Interrupter: c, Disks: c}
+}
+
 // Catalogue implements cloud.Cloud.
 func (c *Cloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	var types []catalog.InstanceType
@@ -179,8 +191,8 @@ func (c *Cloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 
 // List implements cloud.Cloud. It is as late as Knobs.ListLag and
 // Knobs.StaleLists make it.
-func (c *Cloud) List(ctx context.Context, owner string) ([]cloud.Instance, error) {
-	var list []cloud.Instance
+func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
+	var list cloud.Listing
 	err := c.do(ctx, Call{Kind: KindList, Owner: owner}, func(now time.Time) error {
 		if owner == "" {
 			return fmt.Errorf("%w: owner is empty: want the value of tag %s", cloud.ErrRefused, cloud.TagOwner)
@@ -190,20 +202,57 @@ func (c *Cloud) List(ctx context.Context, owner string) ([]cloud.Instance, error
 			asOf = now.Add(-c.knobs.StaleBy)
 		}
 		c.forget(now)
+		list = cloud.Listing{Missing: slices.Clone(c.knobs.BlindZones)}
 		for _, m := range c.machines {
-			if m.Tags[cloud.TagOwner] != owner {
+			if m.Tags[cloud.TagOwner] != owner || !list.Covers(m.Zone) {
 				continue
 			}
 			if v := m.seen(asOf); v != nil && !v.gone {
-				list = append(list, clone(v.instance))
+				list.Instances = append(list.Instances, clone(v.instance))
 			}
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list the instances of %s in %s: %w", owner, c.cfg.Name, err)
+		return cloud.Listing{}, fmt.Errorf("list the instances of %s in %s: %w", owner, c.cfg.Name, err)
 	}
 	return list, nil
+}
+
+// Describe implements cloud.Cloud. It is as late as Knobs.ListLag makes it, and
+// knows a machine for good once a list has shown it.
+func (c *Cloud) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
+	ids = slices.Clone(ids)
+	var answer []cloud.Instance
+	err := c.do(ctx, Call{Kind: KindDescribe, IDs: ids}, func(now time.Time) error {
+		answer = nil
+		for _, id := range ids {
+			answer = append(answer, c.describe(id, now))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("describe %v: %w", ids, err)
+	}
+	return answer, nil
+}
+
+func (c *Cloud) describe(id string, now time.Time) cloud.Instance {
+	if c.ended[id] {
+		return cloud.Instance{ID: id, State: cloud.Gone}
+	}
+	m := c.byID[id]
+	if m == nil || now.Before(m.known) || slices.Contains(c.knobs.BlindZones, m.Zone) {
+		return cloud.Instance{ID: id, State: cloud.Unknown}
+	}
+	switch v := m.seen(now); {
+	case v == nil:
+		return cloud.Instance{ID: id, State: cloud.Unknown}
+	case v.gone:
+		return cloud.Instance{ID: id, State: cloud.Gone}
+	default:
+		return clone(v.instance)
+	}
 }
 
 // forget drops the machines that no list will show again.
@@ -214,6 +263,7 @@ func (c *Cloud) forget(now time.Time) {
 			return false
 		}
 		delete(c.byID, m.ID)
+		c.ended[m.ID] = true
 		return true
 	})
 }

@@ -44,6 +44,10 @@ type Config struct {
 	// called with the cloud locked and must not call it.
 	Mounted func(disk, instance string) bool
 
+	// Traits are what the cloud says of itself; Kip's usual ones of a cloud whose
+	// list lags when nil.
+	Traits *cloud.Traits
+
 	// ManagementCIDR and PodCIDR are where addresses are taken from, the same
 	// offset in both, unique among the machines that hold one. By default
 	// 127.64.0.0/10, which can be listened on without further ado on Linux, and
@@ -88,8 +92,10 @@ type Knobs struct {
 	// that a later answer may be older than an earlier one.
 	StaleLists float64
 	StaleBy    time.Duration
-	// UnknownFor is how long after a launch Terminate, Stop and Start do not
-	// know the machine yet; Terminate then does nothing.
+	// BlindZones are where List cannot look, and of which Describe knows nothing.
+	BlindZones []string
+	// UnknownFor is how long after a launch Describe, Terminate, Stop and Start do
+	// not know the machine yet; Terminate then does nothing.
 	UnknownFor Distribution
 
 	// Capacity bounds the machines of each pool; a launch needs room in all
@@ -132,7 +138,7 @@ type BootTime struct {
 	Never float64
 }
 
-// Pool is a set of offerings. As in cloud.CapacityError, an empty field stands
+// Pool is a set of offerings. As in cloud.Scope, an empty field stands
 // for all, and so does a nil Spot.
 type Pool struct {
 	InstanceType, Zone, Subnet string
@@ -165,25 +171,21 @@ type Capacity struct {
 type Quota struct {
 	Name  string // for the error
 	Types string // as BootTime.Types
-	Spot  *bool  // both when nil
+	// Family is that of catalog.InstanceType; "" is all.
+	Family string
+	Spot   *bool // both when nil
 	// VCPUs and Instances are no bound when 0.
 	VCPUs     int64
 	Instances int
 }
 
-// Bucket is a token bucket. It is full at first. A zero Bucket is no bound.
-type Bucket struct {
-	Capacity float64
-	// Refill is how many tokens are added each whole second.
-	Refill float64
-}
+// Bucket is a token bucket.
+type Bucket = cloud.Bucket
 
 // RateLimit bounds the calls of a kind: each takes a token of Requests, and one
 // of Resources for each machine that it names. A repeated launch takes none of
 // those.
-type RateLimit struct {
-	Requests, Resources Bucket
-}
+type RateLimit = cloud.Budget
 
 // EC2RateLimits returns about what an AWS account has in a Region by default. Both
 // buckets are refilled once a second, and a call that finds too few tokens is
@@ -193,12 +195,13 @@ type RateLimit struct {
 // a filter (100 and 20). The other numbers are of the same size, unconfirmed.
 func EC2RateLimits() map[Kind]RateLimit {
 	return map[Kind]RateLimit{
-		KindLaunch:    {Requests: Bucket{5, 2}, Resources: Bucket{1000, 2}},
-		KindStart:     {Requests: Bucket{5, 2}, Resources: Bucket{1000, 2}},
-		KindTerminate: {Requests: Bucket{100, 5}, Resources: Bucket{1000, 20}},
-		KindStop:      {Requests: Bucket{50, 5}, Resources: Bucket{1000, 20}},
-		KindList:      {Requests: Bucket{100, 20}},
-		KindCatalogue: {Requests: Bucket{100, 20}},
+		KindLaunch:    {Requests: Bucket{Capacity: 5, Refill: 2}, Resources: Bucket{Capacity: 1000, Refill: 2}},
+		KindStart:     {Requests: Bucket{Capacity: 5, Refill: 2}, Resources: Bucket{Capacity: 1000, Refill: 2}},
+		KindTerminate: {Requests: Bucket{Capacity: 100, Refill: 5}, Resources: Bucket{Capacity: 1000, Refill: 20}},
+		KindStop:      {Requests: Bucket{Capacity: 50, Refill: 5}, Resources: Bucket{Capacity: 1000, Refill: 20}},
+		KindList:      {Requests: Bucket{Capacity: 100, Refill: 20}},
+		KindDescribe:  {Requests: Bucket{Capacity: 100, Refill: 20}},
+		KindCatalogue: {Requests: Bucket{Capacity: 100, Refill: 20}},
 	}
 }
 
@@ -236,6 +239,7 @@ func (k Knobs) clone() Knobs {
 	k.BootTimes, k.Capacity, k.Quotas = slices.Clone(k.BootTimes), slices.Clone(k.Capacity), slices.Clone(k.Quotas)
 	k.Latency, k.SubnetAddresses = maps.Clone(k.Latency), maps.Clone(k.SubnetAddresses)
 	k.RateLimits, k.Faults = maps.Clone(k.RateLimits), maps.Clone(k.Faults)
+	k.BlindZones = slices.Clone(k.BlindZones)
 	return k
 }
 
@@ -268,15 +272,15 @@ func (k Knobs) validate() error {
 		check(share(field+".Never", b.Never))
 	}
 	for kind, d := range k.Latency {
-		check(kind.validate("Latency"))
+		check(checkKind("Latency", kind))
 		check(d.validate(fmt.Sprintf("Latency[%s]", kind)))
 	}
 	for kind, f := range k.Faults {
-		check(kind.validate("Faults"))
+		check(checkKind("Faults", kind))
 		check(f.validate(fmt.Sprintf("Faults[%s]", kind)))
 	}
 	for kind, l := range k.RateLimits {
-		check(kind.validate("RateLimits"))
+		check(checkKind("RateLimits", kind))
 		for name, b := range map[string]Bucket{"Requests": l.Requests, "Resources": l.Resources} {
 			if !(b.Capacity >= 0) || !(b.Refill >= 0) || math.IsInf(b.Capacity+b.Refill, 0) || b.Capacity == 0 && b.Refill > 0 {
 				bad("RateLimits[%s].%s is %+v: want a capacity above 0 and a refill of 0 or more, or neither", kind, name, b)
@@ -369,6 +373,7 @@ func (o offer) String() string {
 type shop struct {
 	types  []catalog.InstanceType
 	vcpus  map[string]int64
+	family map[string]string
 	prices map[offer]float64 // dollars an hour
 }
 
@@ -376,12 +381,13 @@ func newShop(types []catalog.InstanceType) (*shop, error) {
 	if len(types) == 0 {
 		return nil, errors.New("Catalogue is empty: want at least one instance type")
 	}
-	s := &shop{types: slices.Clone(types), vcpus: map[string]int64{}, prices: map[offer]float64{}}
+	s := &shop{types: slices.Clone(types), vcpus: map[string]int64{}, family: map[string]string{}, prices: map[offer]float64{}}
 	for i, t := range types {
 		if _, twice := s.vcpus[t.Name]; twice || t.Name == "" {
 			return nil, fmt.Errorf("Catalogue[%d].Name is %q: want a name that no other type has", i, t.Name)
 		}
 		s.vcpus[t.Name] = (t.MilliCPU + 999) / 1000
+		s.family[t.Name] = t.Family
 		for n, o := range t.Offerings {
 			if !(o.PricePerHour >= 0) {
 				return nil, fmt.Errorf("Catalogue[%d].Offerings[%d].PricePerHour of %s is %v: want 0 or more", i, n, t.Name, o.PricePerHour)

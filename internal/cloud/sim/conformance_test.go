@@ -25,7 +25,7 @@ func TestKeepsWhatCloudsPromise(t *testing.T) {
 				Offering: func(types []catalog.InstanceType) (catalog.InstanceType, catalog.Offering) {
 					return types[0], types[0].Offerings[0]
 				},
-				UserData: []byte("#cloud-config\n"),
+				UserData: []byte("#cloud-config\n"), ComparesRequests: true,
 			})
 		})
 	}

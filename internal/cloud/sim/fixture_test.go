@@ -57,7 +57,7 @@ func newCloud(t testing.TB, cfg Config) *Cloud {
 }
 
 func request(token string, n int) cloud.LaunchRequest {
-	r := cloud.LaunchRequest{Token: token, InstanceType: "c5.large", Zone: "z1", Subnet: "s1"}
+	r := cloud.LaunchRequest{Token: token, LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z1", Subnet: "s1"}}
 	for i := range n {
 		r.Machines = append(r.Machines, cloud.Machine{
 			UserData: fmt.Appendf(nil, "%s/%d", token, i),
@@ -68,13 +68,25 @@ func request(token string, n int) cloud.LaunchRequest {
 }
 
 func spot(r cloud.LaunchRequest) cloud.LaunchRequest {
-	r.Spot = true
+	r.Market = cloud.Spot
 	return r
+}
+
+// try launches: an error if nothing was started, else what was, with a zero Instance
+// for each machine without capacity.
+func try(ctx context.Context, c *Cloud, r cloud.LaunchRequest) ([]cloud.Instance, error) {
+	results := c.Launch(ctx, r)
+	for _, one := range results {
+		if one.Err == nil {
+			return results.Instances(), nil
+		}
+	}
+	return nil, results.Err()
 }
 
 func launch(t testing.TB, c *Cloud, r cloud.LaunchRequest) []cloud.Instance {
 	t.Helper()
-	got, err := c.Launch(ctx, r)
+	got, err := try(ctx, c, r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +110,7 @@ func list(t testing.TB, c *Cloud) []cloud.Instance {
 	t.Helper()
 	l, err := c.List(ctx, owner)
 	ok(t, err)
-	return l
+	return l.Instances
 }
 
 func ids(l []cloud.Instance) []string {

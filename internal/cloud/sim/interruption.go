@@ -44,7 +44,7 @@ func (c *Cloud) interruptions(ctx context.Context, tell func(cloud.Interruption)
 		case c.closed:
 			end = errClosed
 		case c.knobs.Unauthorised:
-			end = fmt.Errorf("%w: AuthFailure: the credentials are no longer valid", cloud.ErrUnauthorised)
+			end = errAuth
 		case stream != c.streams:
 			end = c.cutCause
 		}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 type launched struct {
 	fingerprint [sha256.Size]byte // of the request
 	machines    []*machine        // nil where there was no capacity
+	short       error             // why some are nil
 	use         int               // counts how often the token was used anew
 }
 
@@ -41,35 +41,35 @@ func (l *launched) known(now time.Time, life time.Duration) bool {
 // machines as they are now, those that have ended included: they are Terminating
 // and have no addresses. The same token with another request is refused. A
 // request that started nothing leaves its token unused.
-func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) ([]cloud.Instance, error) {
-	r.Machines = slices.Clone(r.Machines)
-	for i := range r.Machines {
-		m := &r.Machines[i]
-		m.UserData, m.Tags = slices.Clone(m.UserData), maps.Clone(m.Tags)
+func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
+	text, err := json.Marshal(r) // a copy that is ours
+	if err != nil {
+		return cloud.NotLaunched(len(r.Machines), fmt.Errorf("read the request: %w", err))
 	}
-	o := offer{r.InstanceType, r.Zone, r.Subnet, r.Spot}
-	var started []cloud.Instance
-	err := c.do(ctx, Call{Kind: KindLaunch, Launch: &r}, func(now time.Time) (err error) {
-		started, err = c.launch(r, o, now)
+	var own cloud.LaunchRequest
+	if err := json.Unmarshal(text, &own); err != nil {
+		return cloud.NotLaunched(len(r.Machines), fmt.Errorf("read the request: %w", err))
+	}
+	o := offer{own.InstanceType, own.Zone, own.Subnet, own.Spot()}
+	var results cloud.LaunchResults
+	err = c.do(ctx, Call{Kind: KindLaunch, Launch: &own}, func(now time.Time) (err error) {
+		results, err = c.launch(own, sha256.Sum256(text), o, now)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("launch %d of %s: %w", len(r.Machines), o, err)
+		return cloud.NotLaunched(len(own.Machines), fmt.Errorf("launch %d of %s: %w", len(own.Machines), o, err))
 	}
-	return started, nil
+	return results
 }
 
-func (c *Cloud) launch(r cloud.LaunchRequest, o offer, now time.Time) ([]cloud.Instance, error) {
+func (c *Cloud) launch(r cloud.LaunchRequest, sum [sha256.Size]byte, o offer, now time.Time) (cloud.LaunchResults, error) {
 	if err := checkToken(r.Token); err != nil {
 		return nil, fmt.Errorf("%w: %w", cloud.ErrRefused, err)
 	}
-	sum, err := fingerprint(r)
-	if err != nil {
-		return nil, err
-	}
 	if l := c.tokens[r.Token]; l != nil && l.known(now, c.knobs.tokenLife()) {
 		if l.fingerprint != sum {
-			return nil, fmt.Errorf("%w: IdempotentParameterMismatch: token %q was used for another request", cloud.ErrRefused, r.Token)
+			return nil,
+				&cloud.Error{Cause: cloud.ErrMismatch, Err: fmt.Errorf("IdempotentParameterMismatch: token %q was used for another request", r.Token)}
 		}
 		return l.answer()
 	}
@@ -90,7 +90,7 @@ func (c *Cloud) launch(r cloud.LaunchRequest, o offer, now time.Time) ([]cloud.I
 		return nil, short
 	}
 
-	l := &launched{fingerprint: sum, machines: make([]*machine, len(r.Machines))}
+	l := &launched{fingerprint: sum, machines: make([]*machine, len(r.Machines)), short: short}
 	if before := c.tokens[r.Token]; before != nil {
 		l.use = before.use + 1
 	}
@@ -106,28 +106,21 @@ func (c *Cloud) launch(r cloud.LaunchRequest, o offer, now time.Time) ([]cloud.I
 	return l.answer()
 }
 
-func (l *launched) answer() ([]cloud.Instance, error) {
-	answer := make([]cloud.Instance, len(l.machines))
+func (l *launched) answer() (cloud.LaunchResults, error) {
+	answer := make(cloud.LaunchResults, len(l.machines))
 	partial := false
 	for n, m := range l.machines {
 		if m == nil {
 			partial = true
+			answer[n].Err = l.short
 			continue
 		}
-		answer[n] = m.public()
+		answer[n].Instance = m.public()
 	}
 	if partial {
 		return answer, errPartial
 	}
 	return answer, nil
-}
-
-func fingerprint(r cloud.LaunchRequest) ([sha256.Size]byte, error) {
-	text, err := json.Marshal(r)
-	if err != nil {
-		return [sha256.Size]byte{}, fmt.Errorf("compare the request with the one that its token stands for: %w", err)
-	}
-	return sha256.Sum256(text), nil
 }
 
 const maxToken = 64 // of cloud.LaunchRequest
@@ -153,12 +146,14 @@ func (c *Cloud) checkRequest(r cloud.LaunchRequest, o offer) (float64, error) {
 		return 0, fmt.Errorf("InstanceType is %q: want one of the catalogue", o.instanceType)
 	case !ok:
 		return 0, fmt.Errorf("%s is not offered: want an offering of the type in the catalogue", o)
+	case o.spot != (r.Market == cloud.Spot) || r.Market == cloud.Dedicated:
+		return 0, fmt.Errorf("the market is %q: want one that the type is offered in", r.Market)
 	case len(r.Machines) < 1 || len(r.Machines) > cloud.MaxLaunch:
 		return 0, fmt.Errorf("the machines are %d: want 1 to %d", len(r.Machines), cloud.MaxLaunch)
 	}
-	for n, m := range r.Machines {
-		if m.Tags[cloud.TagOwner] == "" {
-			return 0, fmt.Errorf("Machines[%d].Tags have no %s: without it List never shows the instance", n, cloud.TagOwner)
+	for n := range r.Machines {
+		if r.TagsOf(n)[cloud.TagOwner] == "" {
+			return 0, fmt.Errorf("the tags of machine %d have no %s: without it List never shows the instance", n, cloud.TagOwner)
 		}
 	}
 	return price, nil
@@ -167,7 +162,10 @@ func (c *Cloud) checkRequest(r cloud.LaunchRequest, o offer) (float64, error) {
 // checkQuotas says whether n more machines exceed a quota.
 func (c *Cloud) checkQuotas(o offer, n int, vcpus int64) error {
 	for _, q := range c.knobs.Quotas {
-		applies := func(o offer) bool { return matches(q.Types, o.instanceType) && (q.Spot == nil || *q.Spot == o.spot) }
+		applies := func(o offer) bool {
+			return matches(q.Types, o.instanceType) && (q.Family == "" || q.Family == c.shop.family[o.instanceType]) &&
+				(q.Spot == nil || *q.Spot == o.spot)
+		}
 		if !applies(o) {
 			continue
 		}
@@ -179,13 +177,24 @@ func (c *Cloud) checkQuotas(o offer, n int, vcpus int64) error {
 			}
 		}
 		if more := int64(n) * vcpus; q.VCPUs > 0 && sum.vcpus+more > q.VCPUs {
-			return fmt.Errorf("%w: VcpuLimitExceeded: %q allows %d vCPUs; %d are in use and %d are requested", cloud.ErrQuota, q.Name, q.VCPUs, sum.vcpus, more)
+			return cloud.No(cloud.ErrQuota, q.scope(), fmt.Errorf("VcpuLimitExceeded: %q allows %d vCPUs; %d are in use and %d are requested",
+				q.Name, q.VCPUs, sum.vcpus, more))
 		}
 		if q.Instances > 0 && sum.instances+n > q.Instances {
-			return fmt.Errorf("%w: InstanceLimitExceeded: %q allows %d instances; %d run and %d are requested", cloud.ErrQuota, q.Name, q.Instances, sum.instances, n)
+			return cloud.No(cloud.ErrQuota, q.scope(), fmt.Errorf("InstanceLimitExceeded: %q allows %d instances; %d run and %d are requested",
+				q.Name, q.Instances, sum.instances, n))
 		}
 	}
 	return nil
+}
+
+// scope is what an error says of the quota: nothing where it is for a pattern of
+// types, which no cloud can name.
+func (q Quota) scope() cloud.Scope {
+	if q.Types != "" {
+		return cloud.Scope{}
+	}
+	return cloud.Scope{Family: q.Family, Spot: clonePointer(q.Spot), Account: q.Family == ""}
 }
 
 var (
@@ -197,9 +206,9 @@ var (
 // is none.
 func (c *Cloud) room(o offer, addresses bool) (int, error) {
 	n, short := cloud.MaxLaunch, error(nil)
-	bound := func(free int, e *cloud.CapacityError) {
+	bound := func(free int, scope cloud.Scope, err error) {
 		if free < n {
-			n, short = free, e
+			n, short = free, cloud.No(cloud.ErrCapacity, scope, err)
 		}
 	}
 	for _, p := range c.knobs.Capacity {
@@ -212,13 +221,13 @@ func (c *Cloud) room(o offer, addresses bool) (int, error) {
 				free -= h.instances
 			}
 		}
-		bound(free, &cloud.CapacityError{InstanceType: p.InstanceType, Zone: p.Zone, Subnet: p.Subnet, Spot: clonePointer(p.Spot), Err: errInsufficient})
+		bound(free, cloud.Scope{InstanceType: p.InstanceType, Zone: p.Zone, Subnet: p.Subnet, Spot: clonePointer(p.Spot)}, errInsufficient)
 	}
 	if addresses {
 		if most, ok := c.knobs.SubnetAddresses[o.subnet]; ok {
-			bound(most-c.addresses[o.subnet], &cloud.CapacityError{Zone: o.zone, Subnet: o.subnet, Err: errNoAddress})
+			bound(most-c.addresses[o.subnet], cloud.Scope{Zone: o.zone, Subnet: o.subnet}, errNoAddress)
 		}
-		bound(c.plan.free(), &cloud.CapacityError{Err: errNoAddress})
+		bound(c.plan.free(), cloud.Scope{Account: true}, errNoAddress)
 	}
 	return n, short
 }

@@ -16,21 +16,25 @@ func TestCapacityIsFiniteAndSaysOfWhat(t *testing.T) {
 		pool  Pool
 		spot  bool // what is launched
 		bound bool // whether the pool bounds it
-		want  cloud.CapacityError
+		want  cloud.Scope
 	}{
-		"of a type":        {Pool{InstanceType: "c5.large"}, false, true, cloud.CapacityError{InstanceType: "c5.large"}},
-		"of a zone":        {Pool{Zone: "z1"}, true, true, cloud.CapacityError{Zone: "z1"}},
-		"of a subnet":      {Pool{Subnet: "s1"}, false, true, cloud.CapacityError{Subnet: "s1"}},
-		"of spot":          {Pool{InstanceType: "c5.large", Zone: "z1", Spot: pointer(true)}, true, true, cloud.CapacityError{InstanceType: "c5.large", Zone: "z1", Spot: pointer(true)}},
-		"of one offering":  {Pool{"c5.large", "z1", "s1", pointer(false)}, false, true, cloud.CapacityError{InstanceType: "c5.large", Zone: "z1", Subnet: "s1", Spot: pointer(false)}},
-		"not of spot":      {Pool{Spot: pointer(true)}, false, false, cloud.CapacityError{}},
-		"of another type":  {Pool{InstanceType: "m5.xlarge"}, false, false, cloud.CapacityError{}},
-		"of another place": {Pool{Zone: "z1", Subnet: "s2"}, false, false, cloud.CapacityError{}},
+		"of a type":   {Pool{InstanceType: "c5.large"}, false, true, cloud.Scope{InstanceType: "c5.large"}},
+		"of a zone":   {Pool{Zone: "z1"}, true, true, cloud.Scope{Zone: "z1"}},
+		"of a subnet": {Pool{Subnet: "s1"}, false, true, cloud.Scope{Subnet: "s1"}},
+		"of spot": {Pool{InstanceType: "c5.large", Zone: "z1", Spot: pointer(true)}, true, true,
+			cloud.Scope{InstanceType: "c5.large", Zone: "z1", Spot: pointer(true)}},
+		"of one offering": {Pool{"c5.large", "z1", "s1", pointer(false)}, false, true,
+			cloud.Scope{InstanceType: "c5.large", Zone: "z1", Subnet: "s1", Spot: pointer(false)}},
+		"not of spot":      {Pool{Spot: pointer(true)}, false, false, cloud.Scope{}},
+		"of another type":  {Pool{InstanceType: "m5.xlarge"}, false, false, cloud.Scope{}},
+		"of another place": {Pool{Zone: "z1", Subnet: "s2"}, false, false, cloud.Scope{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, Config{Knobs: Knobs{Capacity: []Capacity{{test.pool, 3}}}}, func(t *testing.T, c *Cloud) {
 				first, second, third := request("1", 2), request("2", 4), request("3", 1)
-				first.Spot, second.Spot, third.Spot = test.spot, test.spot, test.spot
+				if test.spot {
+					first, second, third = spot(first), spot(second), spot(third)
+				}
 				launch(t, c, first)
 				got := launch(t, c, second)
 				if n := len(ids(got)); len(got) != 4 || test.bound && n != 1 || !test.bound && n != 4 {
@@ -41,27 +45,28 @@ func TestCapacityIsFiniteAndSaysOfWhat(t *testing.T) {
 						t.Errorf("instance %d is cell %s: want %s", i, instance.Tags[cloud.TagCell], want)
 					}
 				}
-				_, err := c.Launch(ctx, third)
+				_, err := try(ctx, c, third)
 				if !test.bound {
 					ok(t, err)
 					return
 				}
-				var short *cloud.CapacityError
+				var short *cloud.Error
 				if !errors.As(err, &short) || !errors.Is(err, cloud.ErrCapacity) || !cloud.Refused(err) {
 					t.Fatalf("got %v: want a capacity error", err)
 				}
-				short.Err = nil
-				if !reflect.DeepEqual(*short, test.want) {
-					t.Errorf("short of %+v: want %+v", *short, test.want)
+				if !reflect.DeepEqual(short.Scope, test.want) {
+					t.Errorf("short of %+v: want %+v", short.Scope, test.want)
 				}
 				// What ends makes room, and the token that failed is unused.
-				ok(t, c.Terminate(ctx, ids(got)...))
+				ok(t, c.Terminate(ctx, ids(got)...).Err())
 				if n := len(ids(launch(t, c, third))); n != 1 {
 					t.Errorf("started %d when there was room again", n)
 				}
 				c.SetCapacity(test.pool, -1)
 				fourth := request("4", 50)
-				fourth.Spot = test.spot
+				if test.spot {
+					fourth = spot(fourth)
+				}
 				if n := len(ids(launch(t, c, fourth))); n != 50 {
 					t.Errorf("started %d of 50 without a bound", n)
 				}
@@ -78,9 +83,9 @@ func TestASubnetRunsOutOfAddresses(t *testing.T) {
 		}
 		other := request("2", 1)
 		other.InstanceType = "m5.xlarge"
-		_, err := c.Launch(ctx, other)
-		var short *cloud.CapacityError
-		if !errors.As(err, &short) || short.InstanceType != "" || short.Zone != "z1" || short.Subnet != "s1" || short.Spot != nil {
+		_, err := try(ctx, c, other)
+		var short *cloud.Error
+		if !errors.As(err, &short) || short.Scope != (cloud.Scope{Zone: "z1", Subnet: "s1"}) {
 			t.Fatalf("got %v: want one for every type in subnet s1", err)
 		}
 		other.Subnet = "s2"
@@ -106,17 +111,17 @@ func TestQuotasRefuseTheWholeRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, Config{Knobs: Knobs{Quotas: []Quota{test.quota}}}, func(t *testing.T, c *Cloud) {
 				if test.n < 50 {
-					_, err := c.Launch(ctx, request("too many", test.n+1))
+					_, err := try(ctx, c, request("too many", test.n+1))
 					if !errors.Is(err, cloud.ErrQuota) || !cloud.Refused(err) || len(c.Truth()) != 0 {
 						t.Fatalf("got %v and %d instances: want ErrQuota and none", err, len(c.Truth()))
 					}
 				}
 				got := launch(t, c, request("just enough", test.n))
 				if test.n < 50 {
-					if _, err := c.Launch(ctx, request("one more", 1)); !errors.Is(err, cloud.ErrQuota) {
+					if _, err := try(ctx, c, request("one more", 1)); !errors.Is(err, cloud.ErrQuota) {
 						t.Fatalf("got %v: want ErrQuota", err)
 					}
-					ok(t, c.Terminate(ctx, got[0].ID))
+					ok(t, c.Terminate(ctx, got[0].ID).Err())
 				}
 				launch(t, c, request("one more", 1))
 			})
@@ -140,11 +145,11 @@ func TestATokenStandsForItsInstancesUntilItExpires(t *testing.T) {
 
 		other := request("token", 3)
 		other.Machines[1].UserData = []byte("other")
-		if _, err := c.Launch(ctx, other); !errors.Is(err, cloud.ErrRefused) {
-			t.Errorf("the token with another request got %v: want ErrRefused", err)
+		if _, err := try(ctx, c, other); !errors.Is(err, cloud.ErrMismatch) {
+			t.Errorf("the token with another request got %v: want ErrMismatch", err)
 		}
 
-		ok(t, c.Terminate(ctx, ids(first)...))
+		ok(t, c.Terminate(ctx, ids(first)...).Err())
 		pass(time.Minute + time.Hour - time.Second)
 		late := launch(t, c, r)
 		for n, i := range late {
@@ -180,7 +185,7 @@ func TestBadRequestsAreRefusedByField(t *testing.T) {
 		} {
 			r := request("token", 2)
 			spoil(&r)
-			if got, err := c.Launch(ctx, r); !errors.Is(err, cloud.ErrRefused) || got != nil {
+			if got, err := try(ctx, c, r); !errors.Is(err, cloud.ErrRefused) || got != nil {
 				t.Errorf("%s: got %v, %v: want ErrRefused", name, got, err)
 			}
 		}
@@ -225,12 +230,12 @@ func TestAddressesAreTheOwnOfWhoHoldsThem(t *testing.T) {
 			if n := len(ids(got)); n != 6 {
 				t.Fatalf("a /29 had %d addresses", n)
 			}
-			_, err := c.Launch(ctx, request("2", 1))
-			var short *cloud.CapacityError
-			if !errors.As(err, &short) || *short != (cloud.CapacityError{Err: errNoAddress}) {
+			_, err := try(ctx, c, request("2", 1))
+			var short *cloud.Error
+			if !errors.As(err, &short) || short.Scope != (cloud.Scope{Account: true}) || !errors.Is(err, errNoAddress) {
 				t.Errorf("got %v: want a shortage of everything", err)
 			}
-			ok(t, c.Terminate(ctx, ids(got)[2]))
+			ok(t, c.Terminate(ctx, ids(got)[2]).Err())
 			launch(t, c, request("2", 1))
 		})
 	})

@@ -152,7 +152,7 @@ func (c *Cloud) create(r cloud.LaunchRequest, l *launched, n int, o offer, price
 	m := &machine{offer: o, vcpus: vcpus, userData: r.Machines[n].UserData, events: map[*event]bool{}}
 	m.Instance = Instance{Token: r.Token, Instance: cloud.Instance{
 		ID: c.newID(l, r.Token, n), InstanceType: o.instanceType, Zone: o.zone, Subnet: o.subnet, Spot: o.spot,
-		Launched: now, Tags: r.Machines[n].Tags,
+		Launched: now, Tags: r.TagsOf(n),
 	}}
 	fate := c.rand("fate", m.ID, 0)
 	m.known = now.Add(c.knobs.UnknownFor.draw(fate))
@@ -300,7 +300,7 @@ func (c *Cloud) find(id string, now time.Time) *machine {
 }
 
 // Terminate implements cloud.Cloud. The instances run on for Knobs.Termination.
-func (c *Cloud) Terminate(ctx context.Context, ids ...string) error {
+func (c *Cloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
 	ids = slices.Clone(ids)
 	err := c.do(ctx, Call{Kind: KindTerminate, IDs: ids}, func(now time.Time) error {
 		if err := c.takeResources(KindTerminate, len(ids), now); err != nil {
@@ -314,9 +314,9 @@ func (c *Cloud) Terminate(ctx context.Context, ids ...string) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("terminate %v: %w", ids, err)
+		err = fmt.Errorf("terminate %v: %w", ids, err)
 	}
-	return nil
+	return cloud.Each(err, ids...)
 }
 
 func (c *Cloud) terminate(m *machine, now time.Time) {
@@ -338,7 +338,7 @@ func (c *Cloud) terminate(m *machine, now time.Time) {
 // Stop implements cloud.Stopper. As in EC2, only machines that are Running can
 // be stopped, and a spot machine cannot; a refusal is for all that the call
 // names.
-func (c *Cloud) Stop(ctx context.Context, ids ...string) error {
+func (c *Cloud) Stop(ctx context.Context, ids ...string) cloud.Results {
 	ids = slices.Clone(ids)
 	err := c.do(ctx, Call{Kind: KindStop, IDs: ids}, func(now time.Time) error {
 		machines, err := c.findAll(ids, now, func(m *machine) bool { return m.State == cloud.Stopping || m.State == cloud.Stopped },
@@ -363,9 +363,9 @@ func (c *Cloud) Stop(ctx context.Context, ids ...string) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("stop %v: %w", ids, err)
+		err = fmt.Errorf("stop %v: %w", ids, err)
 	}
-	return nil
+	return cloud.Each(err, ids...)
 }
 
 // findAll returns the machines of a call, each once, without those for which
@@ -406,7 +406,7 @@ func (c *Cloud) stop(m *machine, now time.Time) {
 
 // Start implements cloud.Stopper. Without capacity, or quota, for all that the
 // call names none is started.
-func (c *Cloud) Start(ctx context.Context, ids ...string) error {
+func (c *Cloud) Start(ctx context.Context, ids ...string) cloud.Results {
 	ids = slices.Clone(ids)
 	err := c.do(ctx, Call{Kind: KindStart, IDs: ids}, func(now time.Time) error {
 		machines, err := c.findAll(ids, now, func(m *machine) bool { return m.State == cloud.Pending || m.State == cloud.Running },
@@ -431,9 +431,9 @@ func (c *Cloud) Start(ctx context.Context, ids ...string) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("start %v: %w", ids, err)
+		err = fmt.Errorf("start %v: %w", ids, err)
 	}
-	return nil
+	return cloud.Each(err, ids...)
 }
 
 // claim says whether there is room for all of the stopped machines at once: it

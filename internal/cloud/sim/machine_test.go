@@ -24,7 +24,8 @@ func mustPrefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 // TestListsLagBehindTheTruth follows one machine by the second.
 func TestListsLagBehindTheTruth(t *testing.T) {
 	inBubble(t, Config{Knobs: Knobs{
-		ListLag: always(2 * time.Second), Pending: always(3 * time.Second), AddressDelay: always(time.Second), Termination: always(5 * time.Second),
+		ListLag: always(2 * time.Second), Pending: always(3 * time.Second), AddressDelay: always(time.Second),
+		Termination: always(5 * time.Second),
 	}}, func(t *testing.T, c *Cloud) {
 		if i := launch(t, c, request("1", 1))[0]; i.State != cloud.Pending || i.ManagementIP.IsValid() {
 			t.Errorf("launched %+v: want it pending, without addresses", i)
@@ -42,7 +43,7 @@ func TestListsLagBehindTheTruth(t *testing.T) {
 		var got []string
 		for second := range 20 {
 			if second == 10 {
-				ok(t, c.Terminate(ctx, c.Truth()[0].ID))
+				ok(t, c.Terminate(ctx, c.Truth()[0].ID).Err())
 			}
 			got = append(got, fmt.Sprintf("%d %d %s", second, len(c.Truth()), seen()))
 			pass(time.Second)
@@ -80,7 +81,7 @@ func TestALaterListMayBeOlder(t *testing.T) {
 		if len(list(t, c)) != 1 {
 			t.Error("a minute later it is not shown")
 		}
-		ok(t, c.Terminate(ctx, got[0].ID))
+		ok(t, c.Terminate(ctx, got[0].ID).Err())
 		counts = map[int]int{}
 		for range 100 {
 			counts[len(list(t, c))]++
@@ -101,7 +102,7 @@ func TestAListThatBecomesStaleShowsWhatWasLongThere(t *testing.T) {
 	inBubble(t, Config{Knobs: Knobs{BootTimes: []BootTime{{Distribution: always(time.Minute)}}}}, func(t *testing.T, c *Cloud) {
 		got := launch(t, c, request("1", 1))
 		pass(time.Hour) // it has booted since, and its history is forgotten
-		ok(t, c.Stop(ctx, got[0].ID))
+		ok(t, c.Stop(ctx, got[0].ID).Err())
 		ok(t, c.Change(func(k *Knobs) { k.StaleLists, k.StaleBy = 1, time.Hour-time.Second }))
 		if n := len(list(t, c)); n != 1 {
 			t.Errorf("the list shows %d instances as of a second after the launch: want 1", n)
@@ -112,12 +113,12 @@ func TestAListThatBecomesStaleShowsWhatWasLongThere(t *testing.T) {
 func TestCallsDoNotKnowANewMachineYet(t *testing.T) {
 	inBubble(t, Config{Knobs: Knobs{UnknownFor: always(time.Second)}}, func(t *testing.T, c *Cloud) {
 		got := launch(t, c, request("1", 1))
-		ok(t, c.Terminate(ctx, got[0].ID))
-		if err := c.Stop(ctx, got[0].ID); !errors.Is(err, cloud.ErrRefused) || len(c.Truth()) != 1 {
+		ok(t, c.Terminate(ctx, got[0].ID).Err())
+		if err := c.Stop(ctx, got[0].ID).Err(); !errors.Is(err, cloud.ErrRefused) || len(c.Truth()) != 1 {
 			t.Errorf("a stop too early got %v and left %d: want ErrRefused and 1", err, len(c.Truth()))
 		}
 		pass(time.Second)
-		ok(t, c.Terminate(ctx, got[0].ID))
+		ok(t, c.Terminate(ctx, got[0].ID).Err())
 		if len(c.Truth()) != 0 {
 			t.Error("it runs on")
 		}
@@ -127,12 +128,12 @@ func TestCallsDoNotKnowANewMachineYet(t *testing.T) {
 func TestTerminationsComeToNothing(t *testing.T) {
 	inBubble(t, Config{Seed: 5, Knobs: Knobs{TerminationLost: 0.5}}, func(t *testing.T, c *Cloud) {
 		got := ids(launch(t, c, request("1", 50)))
-		ok(t, c.Terminate(ctx, got...))
+		ok(t, c.Terminate(ctx, got...).Err())
 		if n := len(c.Truth()); n < 10 || n > 40 {
 			t.Errorf("%d of 50 run on: want about half", n)
 		}
 		for range 100 {
-			ok(t, c.Terminate(ctx, got...))
+			ok(t, c.Terminate(ctx, got...).Err())
 		}
 		if n := len(c.Truth()); n != 0 {
 			t.Errorf("%d run on after a hundred terminations", n)
@@ -167,17 +168,17 @@ func TestBootRunsInAMachineAsLongAsIt(t *testing.T) {
 	}{
 		"terminated": {Knobs{Termination: always(20 * time.Second)}, func(t *testing.T, c *Cloud, id string) {
 			pass(time.Minute)
-			ok(t, c.Terminate(ctx, id))
+			ok(t, c.Terminate(ctx, id).Err())
 			pass(time.Minute)
 		}, []string{"10s boot 1/0 running true", "1m20s end 1/0"}},
 		"terminated before it has booted": {Knobs{}, func(t *testing.T, c *Cloud, id string) {
 			pass(9 * time.Second)
-			ok(t, c.Terminate(ctx, id))
+			ok(t, c.Terminate(ctx, id).Err())
 			pass(time.Minute)
 		}, nil},
 		"terminating before it has booted": {Knobs{Termination: always(time.Minute)}, func(t *testing.T, c *Cloud, id string) {
 			pass(2 * time.Second)
-			ok(t, c.Terminate(ctx, id))
+			ok(t, c.Terminate(ctx, id).Err())
 			pass(30 * time.Second)
 			if i := c.Truth()[0]; i.State != cloud.Terminating {
 				t.Errorf("half a minute after its termination it is %+v", i)
@@ -185,7 +186,7 @@ func TestBootRunsInAMachineAsLongAsIt(t *testing.T) {
 		}, nil},
 		"stopped before it has booted": {Knobs{Stopping: always(time.Minute)}, func(t *testing.T, c *Cloud, id string) {
 			pass(5 * time.Second)
-			ok(t, c.Stop(ctx, id))
+			ok(t, c.Stop(ctx, id).Err())
 			pass(time.Hour)
 		}, nil},
 		"without addresses at first": {Knobs{AddressDelay: always(15 * time.Second)}, func(t *testing.T, c *Cloud, id string) {
@@ -193,9 +194,9 @@ func TestBootRunsInAMachineAsLongAsIt(t *testing.T) {
 		}, []string{"15s boot 1/0 running true", "1m0s end 1/0"}},
 		"stopped and started": {Knobs{Stopping: always(5 * time.Second)}, func(t *testing.T, c *Cloud, id string) {
 			pass(time.Minute)
-			ok(t, c.Stop(ctx, id))
+			ok(t, c.Stop(ctx, id).Err())
 			pass(time.Minute)
-			ok(t, c.Start(ctx, id))
+			ok(t, c.Start(ctx, id).Err())
 			pass(time.Minute)
 		}, []string{"10s boot 1/0 running true", "1m5s end 1/0", "2m10s boot 1/0 running true", "3m0s end 1/0"}},
 		"vanished": {Knobs{}, func(t *testing.T, c *Cloud, id string) {
@@ -241,14 +242,14 @@ func TestStoppedMachinesTakeNoCapacityAndCostNothing(t *testing.T) {
 			}}, func(t *testing.T, c *Cloud) {
 				first := launch(t, c, request("1", 1))[0]
 				pass(time.Hour)
-				ok(t, c.Stop(ctx, first.ID))
+				ok(t, c.Stop(ctx, first.ID).Err())
 				if state := list(t, c)[0].State; state != cloud.Stopping {
 					t.Errorf("it is %s: want it stopping", state)
 				}
-				if err := c.Start(ctx, first.ID); !errors.Is(err, cloud.ErrRefused) {
+				if err := c.Start(ctx, first.ID).Err(); !errors.Is(err, cloud.ErrRefused) {
 					t.Errorf("a start while it stops got %v: want ErrRefused", err)
 				}
-				if _, err := c.Launch(ctx, request("2", 1)); !errors.Is(err, cloud.ErrCapacity) {
+				if _, err := try(ctx, c, request("2", 1)); !errors.Is(err, cloud.ErrCapacity) {
 					t.Errorf("a launch while it stops got %v: want ErrCapacity", err)
 				}
 				pass(time.Minute)
@@ -260,14 +261,15 @@ func TestStoppedMachinesTakeNoCapacityAndCostNothing(t *testing.T) {
 				if second.ManagementIP == first.ManagementIP {
 					t.Errorf("a new machine has the address of one that is stopped")
 				}
-				var short *cloud.CapacityError
-				if err := c.Start(ctx, first.ID); !errors.As(err, &short) || short.Zone != "z1" || c.Truth()[0].State != cloud.Stopped {
+				var short *cloud.Error
+				if err := c.Start(ctx, first.ID).Err(); !errors.As(err, &short) || short.Scope.Zone != "z1" || c.Truth()[0].State != cloud.Stopped {
 					t.Errorf("a start without capacity got %v: want a shortage in z1", err)
 				}
 				pass(time.Hour)
-				ok(t, c.Terminate(ctx, second.ID))
-				ok(t, c.Start(ctx, first.ID))
-				if again := list(t, c)[0]; again.State != cloud.Running || !again.ManagementIP.IsValid() || (again.ManagementIP == first.ManagementIP) != keep {
+				ok(t, c.Terminate(ctx, second.ID).Err())
+				ok(t, c.Start(ctx, first.ID).Err())
+				if again := list(t, c)[0]; again.State != cloud.Running || !again.ManagementIP.IsValid() ||
+					(again.ManagementIP == first.ManagementIP) != keep {
 					t.Errorf("it started as %+v and was %+v; keeps its addresses: %t", again, first, keep)
 				}
 				pass(time.Hour)
@@ -280,51 +282,52 @@ func TestStoppedMachinesTakeNoCapacityAndCostNothing(t *testing.T) {
 }
 
 func TestWhatCannotBeStopped(t *testing.T) {
-	inBubble(t, Config{Knobs: Knobs{Pending: always(time.Second), Termination: always(time.Second), Stopping: always(time.Second)}}, func(t *testing.T, c *Cloud) {
-		spot := launch(t, c, spot(request("spot", 1)))[0].ID
-		good := launch(t, c, request("on-demand", 2))
-		if err := c.Stop(ctx, good[0].ID); !errors.Is(err, cloud.ErrRefused) {
-			t.Errorf("stopping what is pending got %v: want ErrRefused", err)
-		}
-		pass(time.Second)
-		for _, bad := range []string{spot, "i-unknown"} {
-			if err := c.Stop(ctx, good[0].ID, bad); !errors.Is(err, cloud.ErrRefused) {
-				t.Errorf("stopping %s got %v: want ErrRefused", bad, err)
+	inBubble(t, Config{Knobs: Knobs{Pending: always(time.Second), Termination: always(time.Second), Stopping: always(time.Second)}},
+		func(t *testing.T, c *Cloud) {
+			spot := launch(t, c, spot(request("spot", 1)))[0].ID
+			good := launch(t, c, request("on-demand", 2))
+			if err := c.Stop(ctx, good[0].ID).Err(); !errors.Is(err, cloud.ErrRefused) {
+				t.Errorf("stopping what is pending got %v: want ErrRefused", err)
 			}
-		}
-		if err := c.Start(ctx, "i-unknown"); !errors.Is(err, cloud.ErrRefused) {
-			t.Errorf("starting what is unknown got %v: want ErrRefused", err)
-		}
-		for _, i := range c.Truth() {
-			if i.State != cloud.Running {
-				t.Errorf("a refused call has stopped %+v", i)
+			pass(time.Second)
+			for _, bad := range []string{spot, "i-unknown"} {
+				if err := c.Stop(ctx, good[0].ID, bad).Err(); !errors.Is(err, cloud.ErrRefused) {
+					t.Errorf("stopping %s got %v: want ErrRefused", bad, err)
+				}
 			}
-		}
-		ok(t, c.Stop(ctx, good[0].ID, good[0].ID))
-		ok(t, c.Terminate(ctx, good[1].ID))
-		if err := c.Stop(ctx, good[1].ID); !errors.Is(err, cloud.ErrRefused) {
-			t.Errorf("stopping what is terminating got %v: want ErrRefused", err)
-		}
-		pass(time.Second)
-		ok(t, c.Terminate(ctx, good[0].ID)) // stopped by now
-		pass(time.Second)
-		if !equal(trueIDs(c), []string{spot}) {
-			t.Errorf("%v exist: want %s", trueIDs(c), spot)
-		}
-	})
+			if err := c.Start(ctx, "i-unknown").Err(); !errors.Is(err, cloud.ErrRefused) {
+				t.Errorf("starting what is unknown got %v: want ErrRefused", err)
+			}
+			for _, i := range c.Truth() {
+				if i.State != cloud.Running {
+					t.Errorf("a refused call has stopped %+v", i)
+				}
+			}
+			ok(t, c.Stop(ctx, good[0].ID, good[0].ID).Err())
+			ok(t, c.Terminate(ctx, good[1].ID).Err())
+			if err := c.Stop(ctx, good[1].ID).Err(); !errors.Is(err, cloud.ErrRefused) {
+				t.Errorf("stopping what is terminating got %v: want ErrRefused", err)
+			}
+			pass(time.Second)
+			ok(t, c.Terminate(ctx, good[0].ID).Err()) // stopped by now
+			pass(time.Second)
+			if !equal(trueIDs(c), []string{spot}) {
+				t.Errorf("%v exist: want %s", trueIDs(c), spot)
+			}
+		})
 }
 
 func TestStartOfManyIsAllOrNothing(t *testing.T) {
 	inBubble(t, Config{}, func(t *testing.T, c *Cloud) {
 		got := ids(launch(t, c, request("1", 3)))
-		ok(t, c.Stop(ctx, got...))
+		ok(t, c.Stop(ctx, got...).Err())
 		for name, bound := range map[string]func(k *Knobs){
 			"capacity":  func(k *Knobs) { k.Capacity = []Capacity{{Pool{}, 2}} },
 			"addresses": func(k *Knobs) { k.SubnetAddresses = map[string]int{"s1": 2} },
 			"quota":     func(k *Knobs) { k.Quotas = []Quota{{VCPUs: 5}} },
 		} {
 			ok(t, c.Change(func(k *Knobs) { *k = Knobs{}; bound(k) }))
-			if err := c.Start(ctx, got...); !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) {
+			if err := c.Start(ctx, got...).Err(); !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) {
 				t.Errorf("%s: starting three with room for two got %v", name, err)
 			}
 			for _, i := range c.Truth() {
@@ -332,8 +335,8 @@ func TestStartOfManyIsAllOrNothing(t *testing.T) {
 					t.Errorf("%s: a start that failed left %+v", name, i)
 				}
 			}
-			ok(t, c.Start(ctx, got[:2]...)) // so nothing was kept back
-			ok(t, c.Stop(ctx, got[:2]...))
+			ok(t, c.Start(ctx, got[:2]...).Err()) // so nothing was kept back
+			ok(t, c.Stop(ctx, got[:2]...).Err())
 		}
 	})
 }
@@ -504,7 +507,7 @@ func TestWorksOnASteppedClock(t *testing.T) {
 			t.Fatalf("a minute later it is %+v, and %q", got, b.log)
 		}
 		done := make(chan error, 1)
-		go func() { done <- c.Terminate(ctx, i.ID) }()
+		go func() { done <- c.Terminate(ctx, i.ID).Err() }()
 		for range 2 {
 			synctest.Wait()
 			clock.Step(500 * time.Millisecond)
@@ -512,7 +515,8 @@ func TestWorksOnASteppedClock(t *testing.T) {
 		ok(t, <-done)
 		clock.Step(time.Minute)
 		synctest.Wait()
-		want := Charge{InstanceType: "c5.large", Zone: "z1", PricePerHour: 0.08, Instances: 1, Time: 70500 * time.Millisecond, Dollars: 0.08 * 70.5 / 3600}
+		want := Charge{InstanceType: "c5.large", Zone: "z1", PricePerHour: 0.08, Instances: 1, Time: 70500 * time.Millisecond,
+			Dollars: 0.08 * 70.5 / 3600}
 		got := c.Bill()[0]
 		if math.Abs(got.Dollars-want.Dollars) > 1e-12 {
 			t.Errorf("charged %v dollars: want %v", got.Dollars, want.Dollars)
@@ -538,12 +542,14 @@ func TestBadKnobsAreNamed(t *testing.T) {
 		"BootTimes[0].Never":              func(c *Config) { c.BootTimes = []BootTime{{Never: 1.1}} },
 		`Latency has the key "lunch"`:     func(c *Config) { c.Latency = map[Kind]Distribution{"lunch": {}} },
 		"the sum of Faults[list]":         func(c *Config) { c.Faults = map[Kind]FaultRates{KindList: {Failed: 0.6, LostAfter: 0.6}} },
-		"RateLimits[list].Requests":       func(c *Config) { c.RateLimits = map[Kind]RateLimit{KindList: {Requests: Bucket{0, 1}}} },
-		"Capacity[0].Instances":           func(c *Config) { c.Capacity = []Capacity{{Pool{}, -1}} },
-		`SubnetAddresses["s1"]`:           func(c *Config) { c.SubnetAddresses = map[string]int{"s1": -1} },
-		"Quotas[0]":                       func(c *Config) { c.Quotas = []Quota{{VCPUs: -1}} },
-		"StaleLists":                      func(c *Config) { c.StaleLists = math.NaN() },
-		"SpotMTBF":                        func(c *Config) { c.SpotMTBF = -1 },
+		"RateLimits[list].Requests": func(c *Config) {
+			c.RateLimits = map[Kind]RateLimit{KindList: {Requests: Bucket{Capacity: 0, Refill: 1}}}
+		},
+		"Capacity[0].Instances": func(c *Config) { c.Capacity = []Capacity{{Pool{}, -1}} },
+		`SubnetAddresses["s1"]`: func(c *Config) { c.SubnetAddresses = map[string]int{"s1": -1} },
+		"Quotas[0]":             func(c *Config) { c.Quotas = []Quota{{VCPUs: -1}} },
+		"StaleLists":            func(c *Config) { c.StaleLists = math.NaN() },
+		"SpotMTBF":              func(c *Config) { c.SpotMTBF = -1 },
 	} {
 		cfg := Config{Catalogue: forSale()}
 		spoil(&cfg)

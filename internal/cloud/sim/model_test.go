@@ -101,8 +101,11 @@ func (h *history) launch(rt *rapid.T) {
 	r := request(fmt.Sprint("t", len(h.clouds)), rapid.IntRange(1, 6).Draw(rt, "machines"))
 	typ := rapid.SampledFrom(forSale()).Draw(rt, "type")
 	o := rapid.SampledFrom(typ.Offerings).Draw(rt, "offering")
-	r.InstanceType, r.Zone, r.Subnet, r.Spot = typ.Name, o.Zone, o.Subnet, o.Spot
-	got, err := h.c.Launch(ctx, r)
+	r.InstanceType, r.Zone, r.Subnet = typ.Name, o.Zone, o.Subnet
+	if o.Spot {
+		r = spot(r)
+	}
+	got, err := try(ctx, h.c, r)
 	if err != nil {
 		if !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) {
 			rt.Fatal(err)
@@ -143,7 +146,7 @@ func (h *history) repeat(rt *rapid.T) {
 	}
 	r := rapid.SampledFrom(h.clouds).Draw(rt, "request")
 	before := len(h.c.History())
-	got, err := h.c.Launch(ctx, r)
+	got, err := try(ctx, h.c, r)
 	var all []string
 	for _, i := range got {
 		all = append(all, i.ID)
@@ -167,7 +170,7 @@ func (h *history) some(rt *rapid.T) []string {
 	return rapid.SliceOfN(rapid.SampledFrom(all), 1, 5).Draw(rt, "instances")
 }
 
-func (h *history) terminate(rt *rapid.T) { ok(rt, h.c.Terminate(ctx, h.some(rt)...)) }
+func (h *history) terminate(rt *rapid.T) { ok(rt, h.c.Terminate(ctx, h.some(rt)...).Err()) }
 func (h *history) vanish(rt *rapid.T)    { h.c.Vanish(h.some(rt)[0]) }
 
 func (h *history) interrupt(rt *rapid.T) {
@@ -179,13 +182,13 @@ func (h *history) interrupt(rt *rapid.T) {
 }
 
 func (h *history) stop(rt *rapid.T) {
-	if err := h.c.Stop(ctx, h.some(rt)...); err != nil && !errors.Is(err, cloud.ErrRefused) {
+	if err := h.c.Stop(ctx, h.some(rt)...).Err(); err != nil && !errors.Is(err, cloud.ErrRefused) {
 		rt.Fatal(err)
 	}
 }
 
 func (h *history) start(rt *rapid.T) {
-	if err := h.c.Start(ctx, h.some(rt)...); err != nil && !cloud.Refused(err) {
+	if err := h.c.Start(ctx, h.some(rt)...).Err(); err != nil && !cloud.Refused(err) {
 		rt.Fatal(err)
 	}
 }
@@ -291,7 +294,7 @@ func (h *history) check(rt *rapid.T) {
 
 	l, err := h.c.List(ctx, owner)
 	ok(rt, err)
-	for _, i := range l {
+	for _, i := range l.Instances {
 		if h.paid[i.ID] == nil {
 			rt.Fatalf("the list shows %+v, which was never launched", i)
 		}
@@ -307,10 +310,10 @@ func (h *history) settle(rt *rapid.T) {
 	for _, i := range h.c.Truth() {
 		truth = append(truth, i.Instance)
 	}
-	if l, err := h.c.List(ctx, owner); err != nil || !reflect.DeepEqual(l, truth) {
+	if l, err := h.c.List(ctx, owner); err != nil || !reflect.DeepEqual(l.Instances, truth) {
 		rt.Fatalf("after an hour the list is %+v, %v: want %+v", l, err, truth)
 	}
-	ok(rt, h.c.Terminate(ctx, ids(truth)...))
+	ok(rt, h.c.Terminate(ctx, ids(truth)...).Err())
 	pass(time.Hour)
 	if n := len(h.c.Truth()); n != 0 {
 		rt.Fatalf("%d exist after their termination", n)

@@ -365,7 +365,8 @@ func (k *karpenter) remove(ctx context.Context) error {
 	for _, r := range resources {
 		errs = append(errs, k.removeAll(ctx, r))
 	}
-	errs = append(errs, k.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	errs = append(errs, k.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).DeleteCollection(ctx, metav1.DeleteOptions{},
+		metav1.ListOptions{}))
 	client, err := apiextensions.NewForConfig(k.config)
 	if err != nil {
 		return errors.Join(append(errs, err)...)
@@ -402,7 +403,8 @@ func (k *karpenter) removeAll(ctx context.Context, r schema.GroupVersionResource
 		return fmt.Errorf("list %s: %w", r.Resource, err)
 	}
 	for _, item := range list.Items {
-		if _, err := client.Patch(ctx, item.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		if _, err := client.Patch(ctx, item.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
+			metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("take the finalizers of %s %s away: %w", r.Resource, item.GetName(), err)
 		}
 	}

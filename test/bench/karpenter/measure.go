@@ -198,7 +198,8 @@ func (m measure) await(ctx context.Context) (*pods, error) {
 		return len(seen.nodes) == m.pods && (!m.untilRunning || len(seen.running) == m.pods), nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("wait for the pods (%d of %d bound, %d running, %d lost): %w", len(seen.nodes), m.pods, len(seen.running), len(seen.lost), err)
+		return nil, fmt.Errorf("wait for the pods (%d of %d bound, %d running, %d lost): %w", len(seen.nodes), m.pods, len(seen.running),
+			len(seen.lost), err)
 	}
 	return seen, nil
 }

@@ -9,7 +9,8 @@ import (
 
 func TestPodsThatAreLostDoNotCount(t *testing.T) {
 	pod := func(name, node string, phase corev1.PodPhase) *corev1.Pod {
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Phase: phase}}
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{NodeName: node},
+			Status: corev1.PodStatus{Phase: phase}}
 	}
 	going := pod("c", "n3", corev1.PodRunning)
 	going.DeletionTimestamp = &metav1.Time{}
@@ -32,7 +33,8 @@ func TestPodsThatAreLostDoNotCount(t *testing.T) {
 	} {
 		p.see(see.pod, see.deleted)
 		if len(p.nodes) != see.bound || len(p.running) != see.running || len(p.lost) != see.lost {
-			t.Fatalf("after %s on %q, %s, deleted %t: got %+v, want %d bound, %d running, %d lost", see.pod.Name, see.pod.Spec.NodeName, see.pod.Status.Phase, see.deleted, *p, see.bound, see.running, see.lost)
+			t.Fatalf("after %s on %q, %s, deleted %t: got %+v, want %d bound, %d running, %d lost", see.pod.Name, see.pod.Spec.NodeName,
+				see.pod.Status.Phase, see.deleted, *p, see.bound, see.running, see.lost)
 		}
 	}
 }

@@ -10,17 +10,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/elotl/kip/dev/child"
+	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/local"
 	"github.com/elotl/kip/test/harness"
 )
 
@@ -50,14 +53,17 @@ type step struct {
 
 var steps = []step{
 	{begins: "export KUBECONFIG=", shows: []string{`(?m)^kip-0 +Ready `}},
-	{begins: "kubectl apply -f - <<'END'\napiVersion: v1\nkind: Pod", shows: []string{`pod/web condition met`, `(?m)^pod/web .* Running `, `(?m)^cell\S*/cell-\S+ .*web.*micro`}},
+	{begins: "kubectl apply -f - <<'END'\napiVersion: v1\nkind: Pod",
+		shows: []string{`pod/web condition met`, `(?m)^pod/web .* Running `, `(?m)^cell\S*/cell-\S+ .*web.*micro`}},
 	{begins: "kipctl why web", shows: []string{`micro`, `cell-`}},
 	{
 		begins: "kubectl logs web", fails: []string{`kubectl exec web -- sh -c 'exit 7'`},
 		shows: []string{`(?m)^serving$`, `httpd -f -p 8080`, `(?m)^7$`, `(?m)^hello from web$`},
 	},
-	{begins: "kubectl apply -f - <<'END'\napiVersion: apps/v1", shows: []string{`deployment "sleepers" successfully rolled out`, `(?s)(sleepers-\S+.*){3}`, `deployment.apps/sleepers scaled`}, again: "kipctl get cells\n", rows: map[string]int{"sleepers-": 1}},
-	{begins: "kubectl run huge", shows: []string{`pod/huge created`, `900Gi`, `Warning +\S+ .*kip`}, again: "kipctl why huge\nkubectl describe pod huge\n"},
+	{begins: "kubectl apply -f - <<'END'\napiVersion: apps/v1", shows: []string{`deployment "sleepers" successfully rolled out`,
+		`(?s)(sleepers-\S+.*){3}`, `deployment.apps/sleepers scaled`}, again: "kipctl get cells\n", rows: map[string]int{"sleepers-": 1}},
+	{begins: "kubectl run huge", shows: []string{`pod/huge created`, `900Gi`, `Warning +\S+ .*kip`},
+		again: "kipctl why huge\nkubectl describe pod huge\n"},
 	{begins: "kubectl delete pod web huge", shows: []string{`pod "web" deleted`, `pod "huge" deleted`, `deployment.apps "sleepers" deleted`}},
 }
 
@@ -71,6 +77,9 @@ func blocks(page string) (all []string) {
 	}
 	return all
 }
+
+// example is what `make run` shows of the example's pod.
+var example = []string{"seen", "placed", "launched", "joined", "ready", "bound", "running", "succeeded", "terminated", "kubectl logs hello"}
 
 // TestTheTutorialDoesWhatItSays runs `make run`, and meanwhile what the page tells
 // to type in a second terminal; then it presses Ctrl-C.
@@ -92,27 +101,8 @@ func TestTheTutorialDoesWhatItSays(t *testing.T) {
 		t.Fatalf("docs/first-pod.md has %d blocks, want make run and %d more; the first is %q", len(commands), len(steps), commands[0])
 	}
 
-	out := filepath.Join(t.TempDir(), "run.log")
-	run := start(t, root, out, "make", "run", fmt.Sprintf("ARGS=--state=%s --bridge=%s --cidr=%s", state, bridge, cidr))
-	said := func() string {
-		text, err := os.ReadFile(out)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(text)
-	}
-	wait(t, "make run is up", func() error {
-		select {
-		case <-run.ended:
-			t.Fatalf("make run ended: %v\n%s", run.err, said())
-		default:
-		}
-		if !strings.Contains(said(), "Kip is up.") {
-			return errors.New("it is not:\n" + said())
-		}
-		return nil
-	})
-	for _, what := range []string{"seen", "placed", "launched", "joined", "ready", "bound", "running", "succeeded", "terminated", "kubectl logs hello"} {
+	run, said := runUntil(t, root, "Kip is up.")
+	for _, what := range example {
 		if !strings.Contains(said(), what) {
 			t.Errorf("make run does not say %q:\n%s", what, said())
 		}
@@ -151,24 +141,175 @@ func TestTheTutorialDoesWhatItSays(t *testing.T) {
 		}
 	}
 
-	if err := syscall.Kill(-run.pid, syscall.SIGINT); err != nil { // as a terminal sends it
+	if err := syscall.Kill(-run.PID(), syscall.SIGINT); err != nil { // as a terminal sends it
 		t.Fatal(err)
 	}
 	wait(t, "make run ends", func() error {
 		select {
-		case <-run.ended:
+		case <-run.Done():
 			return nil
 		default:
 			return errors.New("it does not:\n" + said())
 		}
 	})
 	if !strings.Contains(said(), "stopped; nothing left behind") {
-		t.Errorf("make run ended with %v and said\n%s", run.err, said())
+		t.Errorf("make run ended with %v and said\n%s", run.Err(), said())
 	}
-	clean := exec.Command(filepath.Join(root, "bin", "kip-dev"), "clean", "--state", state, "--bridge", bridge, "--cidr", cidr)
-	clean.Dir = root
-	if text, err := clean.CombinedOutput(); err != nil || strings.Contains(string(text), "removed") {
-		t.Errorf("something was left: %v\n%s", err, text)
+	noneCrashed(t, root)
+	if text := stop(t, root); strings.Contains(text, "removed") {
+		t.Errorf("something was left:\n%s", text)
+	}
+}
+
+// args are those of `make run` and `make stop`.
+func args(more ...string) string {
+	return "ARGS=" + strings.Join(append([]string{"--state=" + state, "--bridge=" + bridge, "--cidr=" + cidr}, more...), " ")
+}
+
+// stop runs `make stop` and returns what it prints.
+func stop(t *testing.T, root string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "make", "stop", args())
+	cmd.Dir = root
+	text, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("make stop: %v\n%s", err, text)
+	}
+	return string(text)
+}
+
+// noneCrashed looks at what the Kip of a run that has ended logged.
+func noneCrashed(t *testing.T, root string) {
+	t.Helper()
+	log, err := os.ReadFile(filepath.Join(root, state, "kip.log"))
+	if err != nil {
+		t.Error(err)
+	}
+	if amiss := harness.Amiss(log); len(amiss) > 0 {
+		t.Errorf("Kip's log has %q", amiss)
+	}
+}
+
+// runUntil starts `make run` with more variables of make's, waits until it says
+// something, and returns it and what reads all that it has said.
+func runUntil(t *testing.T, root, until string, variables ...string) (run *child.Process, said func() string) {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "run.log")
+	run = start(t, root, out, append([]string{"run", args()}, variables...)...)
+	said = func() string {
+		text, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	wait(t, "make run says "+until, func() error {
+		select {
+		case <-run.Done():
+			t.Fatalf("make run ended: %v\n%s", run.Err(), said())
+		default:
+		}
+		if !strings.Contains(said(), until) {
+			return errors.New("it does not:\n" + said())
+		}
+		return nil
+	})
+	return run, said
+}
+
+// TestARunWithANodeEndsAfterTheExample runs what the page says of NODES=1 and of
+// ARGS=--once together.
+func TestARunWithANodeEndsAfterTheExample(t *testing.T) {
+	root, err := harness.Repository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tells(t, root, "docs/first-pod.md", "`make run ARGS=--once` ends here instead", "`make run NODES=1` adds an ordinary node, `node-1`")
+	tells(t, root, "README.md", "\nmake run NODES=1 ")
+	out := filepath.Join(t.TempDir(), "run.log")
+	run := start(t, root, out, "run", "NODES=1", args("--once"))
+	<-run.Done()
+	text, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := string(text)
+	if run.Err() != nil {
+		t.Errorf("it ended with %v", run.Err())
+	}
+	for _, what := range append(slices.Clone(example), `until node kip-0 and 1 more are Ready`, `(?m)^ok: pod hello succeeded on cell cell-\S+ .*; cell terminated; nothing left behind$`) {
+		if !regexp.MustCompile(what).MatchString(said) {
+			t.Errorf("it does not show %s", what)
+		}
+	}
+	if strings.Contains(said, "Kip is up.") {
+		t.Error("it stays up")
+	}
+	if t.Failed() {
+		t.Log(said)
+	}
+	noneCrashed(t, root)
+	if text := stop(t, root); strings.Contains(text, "removed") {
+		t.Errorf("something was left:\n%s", text)
+	}
+}
+
+// TestMakeStopRemovesWhatAKilledRunLeft kills a run with a pod and a node.
+func TestMakeStopRemovesWhatAKilledRunLeft(t *testing.T) {
+	root, err := harness.Repository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tells(t, root, "docs/first-pod.md", "If it was killed instead, the next `make run` clears\nup, or `make stop` does.")
+	run, said := runUntil(t, root, "Kip is up.", "NODES=1")
+	kubectl := "bin/kubectl --kubeconfig " + state + "/kubeconfig "
+	text, failed := bash(t, root, kubectl+"get nodes\n"+kubectl+"run left --image busybox:1.36 --overrides '{\"spec\":{\"nodeSelector\":{\"type\":\"virtual-kubelet\"}}}' -- sleep 1000\n"+
+		kubectl+"wait --for=condition=Ready pod/left --timeout=2m\n")
+	if failed != nil || !regexp.MustCompile(`(?m)^node-1 +Ready `).MatchString(text) || !strings.Contains(text, "pod/left condition met") {
+		t.Errorf("%q failed:\n%s\n%s", failed, text, said())
+	}
+	pids, err := child.Of(run.PID())
+	if err != nil || len(pids) != 1 {
+		t.Fatalf("make has the processes %v, %v; want kip-dev", pids, err)
+	}
+	if err := syscall.Kill(pids[0], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-run.Done()
+	here := local.Config{Config: host.Config{StateDir: filepath.Join(root, state, "cloud"), Bridge: bridge, CIDR: netip.MustParsePrefix(cidr)}}
+	left, err := local.Leftovers(t.Context(), here)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []string{"process ", "folder ", "network device ", "cgroup "} {
+		if !slices.ContainsFunc(left, func(what string) bool { return strings.HasPrefix(what, kind) }) {
+			t.Errorf("a killed run leaves %q, and no %s: what is removed?", left, kind)
+		}
+	}
+	if text := stop(t, root); !regexp.MustCompile(`(?m)^removed what an earlier run left: .*process`).MatchString(text) {
+		t.Errorf("make stop says %q", text)
+	}
+	if left, err := local.Leftovers(t.Context(), here); err != nil || len(left) > 0 {
+		t.Errorf("after make stop there are %q, %v", left, err)
+	}
+	if text := stop(t, root); strings.Contains(text, "removed") {
+		t.Errorf("make stop, once more, says %q", text)
+	}
+}
+
+// tells fails if a document does not have these words: the tests here do what it says.
+func tells(t *testing.T, root, document string, words ...string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, document))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range words {
+		if !strings.Contains(string(text), w) {
+			t.Errorf("%s does not say %q", document, w)
+		}
 	}
 }
 
@@ -236,46 +377,24 @@ func wait(t *testing.T, what string, check func() error) {
 	}
 }
 
-// process is a command in a process group of its own.
-type process struct {
-	pid   int
-	ended chan struct{}
-	err   error // once it has ended
-}
-
-// start starts a command that ends with the test, at the latest.
-func start(t *testing.T, dir, log string, name string, args ...string) *process {
+// start starts make in a process group of its own, which ends with the test, at the
+// latest.
+func start(t *testing.T, dir, log string, args ...string) *child.Process {
 	t.Helper()
-	file, err := os.Create(log)
+	name, err := exec.LookPath("make")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close()
-	cmd := exec.Command(name, args...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, file, file
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	p := &process{ended: make(chan struct{})}
-	started := make(chan error)
-	go func() {
-		defer close(p.ended)
-		runtime.LockOSThread() // the kernel sends Pdeathsig when the thread ends
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			p.err = cmd.Wait()
-		}
-	}()
-	if err := <-started; err != nil {
+	p, err := child.Start(child.Spec{Path: name, Args: args, Dir: dir, LogFile: log, Death: syscall.SIGTERM})
+	if err != nil {
 		t.Fatal(err)
 	}
-	p.pid = cmd.Process.Pid
 	t.Cleanup(func() {
 		select {
-		case <-p.ended:
+		case <-p.Done():
 		default:
-			_ = syscall.Kill(-p.pid, syscall.SIGINT) // it may have ended meanwhile
-			<-p.ended
+			_ = syscall.Kill(-p.PID(), syscall.SIGINT) // it may have ended meanwhile
+			<-p.Done()
 		}
 	})
 	return p

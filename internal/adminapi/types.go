@@ -1,0 +1,275 @@
+package adminapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+// Paths of the API. All are asked with GET, and change nothing then.
+const (
+	// PathVersion returns a Version.
+	PathVersion = "/v1/version"
+	// PathWhy returns an Explanation; the query has namespace and pod.
+	PathWhy = "/v1/why"
+	// PathCells returns a list of Cell.
+	PathCells = "/v1/cells"
+	// PathStandby returns a list of Pool.
+	PathStandby = "/v1/standby"
+	// PathCapacity returns a list of Shortage.
+	PathCapacity = "/v1/capacity"
+	// PathBackup streams a backup of the store. One that is cut off, for a
+	// reason that may stand in the trailer BackupError, is worth nothing.
+	PathBackup = "/v1/backup"
+	// PathCleanup returns the Holdings. POST ends them and streams Progress, a
+	// line each.
+	PathCleanup = "/v1/cleanup"
+)
+
+// BackupError is the HTTP trailer that says why a backup was cut off.
+const BackupError = "Kip-Error"
+
+// SocketName is the socket's name in its folder.
+const SocketName = "kip.sock"
+
+// Explainer knows what the socket tells.
+type Explainer interface {
+	// Why explains where a pod stands. The error is ErrNotFound for a pod that
+	// is not on this Kip's node.
+	Why(ctx context.Context, namespace, pod string) (Explanation, error)
+	// Cells returns every cell of this Kip, in any order.
+	Cells(ctx context.Context) ([]Cell, error)
+	// Standby returns the standby pools, in order of name.
+	Standby(ctx context.Context) ([]Pool, error)
+	// Capacity returns what is known to be out of capacity now.
+	Capacity(ctx context.Context) ([]Shortage, error)
+}
+
+// Cleaner ends what this Kip has made.
+type Cleaner interface {
+	// Holdings says what there is, and changes nothing.
+	Holdings(ctx context.Context) (Holdings, error)
+	// Clean ends it, and tells what it waits for by say. It returns what there
+	// is afterwards, and an error if that is not nothing.
+	Clean(ctx context.Context, say func(string)) (Holdings, error)
+}
+
+// ErrNotFound says that what was asked for is not known here.
+var ErrNotFound = errors.New("not found")
+
+// Version is what runs behind the socket.
+type Version struct {
+	Version string `json:"version"`
+	// Kubernetes is the release of the kubelet on the cells.
+	Kubernetes string `json:"kubernetes"`
+	Go         string `json:"go"`
+}
+
+// Explanation says where a pod stands and why.
+type Explanation struct {
+	Pod apiv1.PodReference `json:"pod"`
+	// Node is the virtual node that the pod is bound to.
+	Node string `json:"node,omitempty"`
+	// PodPhase is the pod's phase in the API.
+	PodPhase string `json:"podPhase,omitempty"`
+	// Waiting says what the pod waits for; empty when it waits for nothing.
+	Waiting string `json:"waiting,omitempty"`
+	// Cell is the pod's cell; nil when it has none.
+	Cell *Cell `json:"cell,omitempty"`
+	// Placement is what was chosen for the pod's cell or, where it has none, would
+	// be now; nil when it is not known.
+	Placement *Placement `json:"placement,omitempty"`
+	// Events on the pod, oldest first.
+	Events []Event `json:"events,omitempty"`
+}
+
+// Placement is a choice among instance types.
+type Placement struct {
+	// Need is what the pod needs, with what the cell takes itself.
+	Need string `json:"need,omitempty"`
+	// Standby is the standby cell that the pod would take; "" for none.
+	Standby string `json:"standby,omitempty"`
+	// Candidates would be tried in this order, cheapest first. Of a cell that is
+	// launched there is one.
+	Candidates []Candidate `json:"candidates,omitempty"`
+	// Rejected types do not fit, or are not to be had now.
+	Rejected []Rejection `json:"rejected,omitempty"`
+	// Error is why there is no candidate, or why the pod cannot be placed.
+	Error string `json:"error,omitempty"`
+}
+
+// Candidate is one way to launch a cell.
+type Candidate struct {
+	InstanceType string `json:"instanceType"`
+	Zone         string `json:"zone,omitempty"`
+	LaunchType   string `json:"launchType,omitempty"`
+	// PricePerHour is in US dollars, as decimal text.
+	PricePerHour string `json:"pricePerHour,omitempty"`
+	// Why says what speaks for it.
+	Why string `json:"why,omitempty"`
+}
+
+// Rejection is why some types were not chosen.
+type Rejection struct {
+	// What was rejected: a type ("c5.large in us-east-1a"), or how many
+	// ("3 types").
+	What string `json:"what"`
+	Why  string `json:"why"`
+}
+
+// Cell is a cell with what Kip alone knows of it.
+type Cell struct {
+	Name   string           `json:"name"`
+	Status apiv1.CellStatus `json:"status"`
+	// Tunnel is Kip's connection to the cell; nil when there is none yet, or
+	// when it is not known.
+	Tunnel *Tunnel `json:"tunnel,omitempty"`
+	// Agent is what a booting cell's agent says; nil when it was not asked.
+	Agent *Agent `json:"agent,omitempty"`
+}
+
+// Agent is how the parts of a cell's system fare.
+type Agent struct {
+	Components []Component `json:"components,omitempty"`
+	// Error is why the agent could not be asked.
+	Error string `json:"error,omitempty"`
+}
+
+// Component is one process that the agent supervises.
+type Component struct {
+	Name string `json:"name"`
+	// PID is 0 when it does not run.
+	PID      int `json:"pid"`
+	Restarts int `json:"restarts,omitempty"`
+	// Waiting says what a component that does not run waits for.
+	Waiting string `json:"waiting,omitempty"`
+}
+
+// Pool is how a standby pool fares.
+type Pool struct {
+	Name    string `json:"name"`
+	Want    int    `json:"want"`
+	Ready   int    `json:"ready"`
+	Booting int    `json:"booting"`
+	// Why says why it is not full; empty when it only takes time.
+	Why string `json:"why,omitempty"`
+}
+
+// Shortage is what is out of capacity. An empty field stands for all.
+type Shortage struct {
+	InstanceType string `json:"instanceType,omitempty"`
+	Zone         string `json:"zone,omitempty"`
+	Subnet       string `json:"subnet,omitempty"`
+	// LaunchType is Spot or On-Demand.
+	LaunchType string `json:"launchType,omitempty"`
+	// Until is when launches of it are tried again.
+	Until time.Time `json:"until"`
+	// Why is the cloud's reason.
+	Why string `json:"why,omitempty"`
+}
+
+// Holdings are what one Kip has in the cloud, in the cluster and in its store.
+type Holdings struct {
+	// Node is the virtual node, NodeExists whether the cluster has its object
+	// and NodeLease whether it has its lease.
+	Node       string `json:"node"`
+	NodeExists bool   `json:"nodeExists"`
+	NodeLease  bool   `json:"nodeLease"`
+	// Pods bound to the node: NAMESPACE/POD.
+	Pods []string `json:"pods"`
+	// Cells: the name and what it does or waits for.
+	Cells []string `json:"cells"`
+	// Instances that the cloud lists for this Kip: the ID, and the cell.
+	Instances []string `json:"instances"`
+	// CellResources are the objects of kind Cell of this Kip.
+	CellResources []string `json:"cellResources"`
+	// Disks of PersistentVolumes in the cloud: the ID, its size, its volume and
+	// claim. They hold data, and are not part of what Clean ends.
+	Disks []string `json:"disks"`
+	// Records are those of the store, counted by the first part of their keys.
+	// They are not part of what Clean ends.
+	Records map[string]int `json:"records"`
+	// Store is where the records are, and how they are removed.
+	Store string `json:"store"`
+}
+
+// Left names what there is of all that Clean ends; empty if there is nothing.
+func (h Holdings) Left() []string {
+	var left []string
+	for _, part := range []struct {
+		what  string
+		names []string
+	}{{"instance", h.Instances}, {"cell", h.Cells}, {"pod", h.Pods}, {"Cell resource", h.CellResources}} {
+		if len(part.names) > 0 {
+			left = append(left, fmt.Sprintf("%s (%s)", Count(len(part.names), part.what), Some(part.names)))
+		}
+	}
+	if h.NodeExists {
+		left = append(left, "node "+h.Node)
+	}
+	if h.NodeLease {
+		left = append(left, "the lease of node "+h.Node)
+	}
+	return left
+}
+
+// Count says how many there are of a thing.
+func Count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// Some joins the first names of a list that may be long.
+func Some(names []string) string {
+	const most = 5
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return strings.Join(names, ", ")
+}
+
+// Progress is a line of the answer to a POST at PathCleanup. The last has
+// Holdings, or Error, or both; all others have Message.
+type Progress struct {
+	Time    time.Time `json:"time"`
+	Message string    `json:"message,omitempty"`
+	// Holdings is what is left.
+	Holdings *Holdings `json:"holdings,omitempty"`
+	Error    string    `json:"error,omitempty"`
+}
+
+// Tunnel is how the connection to a cell fares.
+type Tunnel struct {
+	Connected bool `json:"connected"`
+	// LastHeard is when the cell last gave a sign of life; nil if never.
+	LastHeard *time.Time `json:"lastHeard,omitempty"`
+	// Error is the last thing that went wrong.
+	Error string `json:"error,omitempty"`
+}
+
+// Event is a Kubernetes Event on a pod, in short.
+type Event struct {
+	// Time is when it last happened.
+	Time    time.Time `json:"time"`
+	Count   int32     `json:"count,omitempty"`
+	Type    string    `json:"type"`
+	Reason  string    `json:"reason"`
+	Message string    `json:"message"`
+}
+
+// problem is the body of an answer that is an error.
+type problem struct {
+	Error string `json:"error"`
+}
+
+// NonEmpty leaves out the words that are empty.
+func NonEmpty(words ...string) []string {
+	return slices.DeleteFunc(words, func(w string) bool { return w == "" })
+}

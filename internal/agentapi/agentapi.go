@@ -1,0 +1,178 @@
+// Package agentapi owns what Kip and itzo, the agent on a cell, agree on: user data,
+// the port, the HTTP API that itzo serves to Kip on the tunnel, and the client by
+// which all of Kip asks it. It must not touch either end: both import it.
+package agentapi
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"net/netip"
+	"strings"
+)
+
+// Port is where itzo listens on the management address, TCP, TLS 1.3 only.
+const Port = 6421
+
+// UserData is what a machine is told when it is launched, under the key "kip"
+// of a #cloud-config document. It holds no key: whoever reads it after the join
+// holds nothing.
+type UserData struct {
+	CellID string `json:"cellID"`
+	// CAHash is the lower-case hex SHA-256 of Kip's CA certificate (DER).
+	CAHash string `json:"caHash"`
+	// Token is the one-time join token, 32 random bytes, base64url without padding.
+	Token string `json:"token"`
+}
+
+// Paths of the HTTP API that itzo serves.
+const (
+	// PathConfig takes a Config by PUT. itzo answers 200 when it has written
+	// the configuration and started containerd, kube-proxy and the kubelet; a second PUT
+	// with an equal Config changes nothing. A different one restarts the
+	// kubelet, never the pod.
+	PathConfig = "/v1/config"
+	// PathDisks takes Disks by PUT. itzo answers 200 when each of them is at its
+	// DiskPath and no other is mounted any more, and 503 as long as that is not so,
+	// with the reason; the PUT is then to be repeated.
+	PathDisks = "/v1/disks"
+	// PathPlugins takes Plugins by PUT. itzo answers 200 when the kubelet has been
+	// given each of them, and when no volume of a driver that is not among them is
+	// there any more; 503 as long as one is. The PUT is then to be repeated.
+	PathPlugins = "/v1/plugins"
+	// PathStatus returns a Status.
+	PathStatus = "/v1/status"
+	// PathFirewall takes a Firewall by PUT. itzo answers 200 when it is in force,
+	// and with that the pod may start. GET returns a FirewallStatus.
+	PathFirewall = "/v1/firewall"
+	// PathKubelet is the prefix of the reverse proxy into the cell's kubelet:
+	// GET /kubelet/containerLogs/… and so on, upgrades (SPDY, WebSocket)
+	// included.
+	PathKubelet = "/kubelet"
+)
+
+// Config is what Kip tells a cell after it has joined.
+type Config struct {
+	// NodeName is the virtual node that the kubelet registers as.
+	NodeName      string       `json:"nodeName"`
+	NodeIP        netip.Addr   `json:"nodeIP"` // the management address
+	PodIP         netip.Addr   `json:"podIP"`
+	NodeIPv6      netip.Addr   `json:"nodeIPv6,omitzero"` // these two together, or neither
+	PodIPv6       netip.Addr   `json:"podIPv6,omitzero"`
+	ClusterDNS    []netip.Addr `json:"clusterDNS,omitempty"`
+	ClusterDomain string       `json:"clusterDomain"`
+	// ReservedMemoryBytes is kept from the pod for kernel and agent; the same
+	// number that placement adds to a pod's need.
+	ReservedMemoryBytes int64 `json:"reservedMemoryBytes"`
+	// RegistryMirrors maps an image host (docker.io) to base URLs that are
+	// asked before it. The key "_default" is for all hosts not named.
+	RegistryMirrors map[string][]string `json:"registryMirrors,omitempty"`
+	// Plugins says that the cell may be given Plugins.
+	Plugins bool `json:"plugins,omitempty"`
+}
+
+// Disks are all that the cell is to have, by their IDs.
+type Disks struct {
+	Disks []string `json:"disks"`
+}
+
+// DiskDir is where a cell has the devices of its disks.
+const DiskDir = "/dev/kip"
+
+// DiskPath is the device of a disk on its cell.
+func DiskPath(id string) string { return DiskDir + "/" + id }
+
+// Plugins are all node plugins of CSI drivers that the cell is to run.
+type Plugins struct {
+	Plugins []Plugin `json:"plugins"`
+}
+
+// Plugin is the node plugin of one CSI driver.
+type Plugin struct {
+	Driver string `json:"driver"`
+	// Pod is a static pod in PluginNamespace, of the name that PluginPod says.
+	Pod json.RawMessage `json:"pod"`
+}
+
+// PluginNamespace is where the pods of plugins are. Nobody but the cell's kubelet
+// knows of them.
+const PluginNamespace = "kube-system"
+
+// PluginPod is the name of a driver's static pod; the kubelet appends the node's.
+func PluginPod(driver string) string { return pluginPrefix + driver }
+
+const pluginPrefix = "csi-plugin-"
+
+// IsPluginPod says whether a pod that a kubelet speaks of is that of a plugin.
+func IsPluginPod(namespace, name string) bool {
+	return namespace == PluginNamespace && strings.HasPrefix(name, pluginPrefix)
+}
+
+// Status is how a cell's parts fare.
+type Status struct {
+	CellID     string      `json:"cellID"`
+	Version    string      `json:"version"`
+	Components []Component `json:"components"`
+}
+
+// Component is one process that itzo supervises.
+type Component struct {
+	Name     string `json:"name"` // containerd, kubelet
+	PID      int    `json:"pid"`  // 0 when it does not run
+	Restarts int    `json:"restarts"`
+	// Waiting says what a component that does not run waits for.
+	Waiting string `json:"waiting,omitempty"`
+}
+
+// Firewall is what the pod of a cell may send and receive. It names the pod by its
+// addresses; a second PUT replaces the first as a whole.
+type Firewall struct {
+	// Pod is whose rules these are, namespace/name, for people who look.
+	Pod   string     `json:"pod"`
+	PodIP netip.Addr `json:"podIP"`
+	// PodIPv6 is the pod's IPv6 address; without one no IPv6 packet of the pod's passes.
+	PodIPv6 netip.Addr `json:"podIPv6,omitzero"`
+	// AllowMetadata lets the pod reach the cloud's metadata service.
+	AllowMetadata bool      `json:"allowMetadata,omitempty"`
+	Ingress       Direction `json:"ingress"`
+	Egress        Direction `json:"egress"`
+}
+
+// Direction is what may come to the pod, or what it may reach.
+type Direction struct {
+	// Isolated says that only what Allowed lists may pass; else everything may.
+	Isolated bool      `json:"isolated,omitempty"`
+	Allowed  []Allowed `json:"allowed,omitempty"`
+}
+
+// Allowed are connections that may be made, those of each address with each port.
+type Allowed struct {
+	// Any is true for every address; Addresses are those otherwise, disjoint
+	// and sorted.
+	Any       bool           `json:"any,omitempty"`
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	// AnyPort is true for every port of every protocol; Ports are those
+	// otherwise, disjoint and sorted.
+	AnyPort bool    `json:"anyPort,omitempty"`
+	Ports   []Ports `json:"ports,omitempty"`
+}
+
+// Ports are the ports of one protocol from First to Last, of the destination.
+type Ports struct {
+	Protocol string `json:"protocol"` // TCP, UDP or SCTP
+	First    uint16 `json:"first"`
+	Last     uint16 `json:"last"`
+}
+
+// FirewallStatus is what a cell's firewall has in force.
+type FirewallStatus struct {
+	// Digest is of the Firewall in force, "" before the first: nothing of the
+	// pod's passes then.
+	Digest string `json:"digest"`
+}
+
+// Digest tells one encoded Firewall from another.
+func Digest(firewall []byte) string {
+	sum := sha256.Sum256(firewall)
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,219 @@
+package agentapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"unicode"
+)
+
+// Conn carries requests to the agent of one cell, whatever host their URLs name.
+// A tunnel.Session has one.
+type Conn = http.RoundTripper
+
+// Client asks the agent at the other end of Conn. The agent is not believed: of
+// what it answers no more is read than the limits below. How long an answer may
+// take says the context.
+type Client struct{ Conn Conn }
+
+const (
+	// maxAnswer bounds an answer that is read as a whole, in bytes.
+	maxAnswer = 64 << 10
+	// maxText bounds what a refusal may say, in bytes.
+	maxText = 1 << 10
+)
+
+// ErrNotYet is a refusal that says: the agent has understood, and is not done. The
+// same request is to be sent again.
+var ErrNotYet = errors.New("the agent is not done yet")
+
+// ErrTooLarge is an answer longer than any that an agent of ours gives.
+var ErrTooLarge = fmt.Errorf("it has more than %d bytes", maxAnswer)
+
+// StatusError is an answer with another status than 200.
+type StatusError struct {
+	Method, Path string
+	Code         int    // of HTTP
+	Text         string // what the agent says, cut, valid UTF-8
+}
+
+func (e *StatusError) Error() string {
+	who := "the agent"
+	if below(e.Path, PathKubelet) {
+		who = "the cell's kubelet"
+	}
+	text := strings.TrimSpace(fmt.Sprintf("%s answered %s %s with %d %s", who, e.Method, e.Path, e.Code, http.StatusText(e.Code)))
+	if e.Text != "" {
+		text += ": " + e.Text
+	}
+	return text
+}
+
+// Is makes a StatusError with 503 an ErrNotYet.
+func (e *StatusError) Is(target error) bool {
+	return target == ErrNotYet && e.Code == http.StatusServiceUnavailable
+}
+
+// AnswerError is an answer with status 200 that is not what was asked for.
+type AnswerError struct {
+	Method, Path string
+	Err          error
+}
+
+func (e *AnswerError) Error() string {
+	return fmt.Sprintf("read the agent's answer to %s %s: %v", e.Method, e.Path, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *AnswerError) Unwrap() error { return e.Err }
+
+// PutConfig hands the agent its configuration.
+func (c Client) PutConfig(ctx context.Context, config Config) error {
+	return c.put(ctx, PathConfig, config)
+}
+
+// PutDisks tells the agent which disks its cell is to have: none but those with
+// these IDs. The error is ErrNotYet as long as that is not so.
+func (c Client) PutDisks(ctx context.Context, ids []string) error {
+	return c.put(ctx, PathDisks, Disks{Disks: ids})
+}
+
+// PutPlugins tells the agent which plugins its cell is to run, and no others. The
+// error is ErrNotYet as long as a volume of another is there.
+func (c Client) PutPlugins(ctx context.Context, plugins []Plugin) error {
+	if plugins == nil {
+		plugins = []Plugin{}
+	}
+	return c.put(ctx, PathPlugins, Plugins{Plugins: plugins})
+}
+
+// PutFirewall hands the agent an encoded Firewall. Its Digest is what Firewall
+// tells from then on.
+func (c Client) PutFirewall(ctx context.Context, encoded []byte) error {
+	return c.send(ctx, PathFirewall, encoded)
+}
+
+// Firewall returns what is in force.
+func (c Client) Firewall(ctx context.Context) (FirewallStatus, error) {
+	var s FirewallStatus
+	err := c.get(ctx, PathFirewall, &s)
+	return s, err
+}
+
+// Status returns how the cell's parts fare.
+func (c Client) Status(ctx context.Context) (Status, error) {
+	var s Status
+	err := c.get(ctx, PathStatus, &s)
+	return s, err
+}
+
+// Logs returns the log of a container, a time before each line, from the cell's
+// kubelet; previous is that of the container before the last restart. The answer
+// has no bound but the caller's.
+func (c Client) Logs(ctx context.Context, namespace, pod, container string, previous bool) (io.ReadCloser, error) {
+	query := url.Values{"timestamps": {"true"}}
+	if previous {
+		query.Set("previous", "true")
+	}
+	u := root.JoinPath("containerLogs", namespace, pod, container)
+	return c.Kubelet(ctx, u.EscapedPath()+"?"+query.Encode())
+}
+
+// Kubelet asks the cell's kubelet for what is at a path, which begins with / and
+// may have a query. The answer has no bound but the caller's.
+func (c Client) Kubelet(ctx context.Context, path string) (io.ReadCloser, error) {
+	return c.do(ctx, http.MethodGet, PathKubelet+path, nil)
+}
+
+// KubeletURL leads to what is below these segments of a path in the cell's kubelet,
+// and nowhere else.
+func KubeletURL(segments ...string) *url.URL {
+	return &url.URL{Scheme: scheme, Host: host, Path: PathKubelet + root.JoinPath(segments...).Path}
+}
+
+// There is one host on a Conn, and what is encrypted is the Conn's business.
+const scheme, host = "http", "cell"
+
+var root = &url.URL{Path: "/"}
+
+func below(path, prefix string) bool { return path == prefix || strings.HasPrefix(path, prefix+"/") }
+
+func (c Client) put(ctx context.Context, path string, what any) error {
+	body, err := json.Marshal(what)
+	if err != nil {
+		return err
+	}
+	return c.send(ctx, path, body)
+}
+
+// send puts a body. What the agent says beside its yes is not read.
+func (c Client) send(ctx context.Context, path string, body []byte) error {
+	answer, err := c.do(ctx, http.MethodPut, path, body)
+	if err != nil {
+		return err
+	}
+	return answer.Close()
+}
+
+func (c Client) get(ctx context.Context, path string, into any) error {
+	answer, err := c.do(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return err
+	}
+	defer answer.Close()
+	text, err := io.ReadAll(io.LimitReader(answer, maxAnswer+1))
+	if err == nil && len(text) > maxAnswer {
+		err = ErrTooLarge
+	}
+	if err == nil {
+		err = json.Unmarshal(text, into)
+	}
+	if err != nil {
+		return &AnswerError{Method: http.MethodGet, Path: path, Err: err}
+	}
+	return nil
+}
+
+// do sends one request. The answer is one with status 200, and must be closed.
+func (c Client) do(ctx context.Context, method, path string, body []byte) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, method, scheme+"://"+host+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := c.Conn.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp.Body, nil
+	}
+	defer resp.Body.Close()
+	// A refusal whose text does not come is still that refusal.
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxText))
+	return nil, &StatusError{
+		Method: method,
+		Path:   req.URL.Path,
+		Code:   resp.StatusCode,
+		Text:   printable(strings.TrimSpace(string(text))),
+	}
+}
+
+// printable is what may be shown of an agent's text, as spelling.Printable says, which
+// the contract does not import.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) && r != unicode.ReplacementChar {
+			return r
+		}
+		return '?'
+	}, s)
+}

@@ -1,0 +1,217 @@
+package cellapi
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/elotl/kip/internal/spelling"
+)
+
+// What a cell may ask: a kubelet and a kube-proxy that start anew ask some fifty
+// requests and thirty watches, an idle one a request in ten seconds.
+const (
+	askedRate, askedBurst = 20, 400
+	// sentRate and sentBurst limit the bytes of bodies, charged before they are read.
+	sentRate, sentBurst = 32 << 10, 2 << 20
+	// answeredRate and answeredBurst limit the bytes of answers. A list may be as
+	// large as the cluster makes it: what it takes beyond the burst is owed.
+	answeredRate, answeredBurst = 1 << 20, 64 << 20
+	// chargedAtOnce are the bytes of an answer after which they are charged.
+	chargedAtOnce = 64 << 10
+	// openRequests are answered at the same time, openWatches beside them, and one
+	// for each object that the pod names.
+	openRequests, openWatches = 32, 128
+	// bodiesHeld are the bytes of bodies that are in memory at the same time.
+	bodiesHeld = 512 << 10
+)
+
+// bodyLimit is the largest body that is read for a resource; 0 for what is only read.
+func bodyLimit(a *ask) int64 {
+	switch a.resource {
+	case podKind.Resource:
+		if a.Subresource == "status" {
+			return 192 << 10 // with what is left out of it
+		}
+		if a.Verb == "create" {
+			return 256 << 10 // a mirror pod
+		}
+		return 8 << 10
+	case nodeKind.Resource:
+		return 128 << 10
+	case csiNodeKind.Resource:
+		return 16 << 10
+	case coreEvents, groupEvents:
+		return 64 << 10
+	case leaseKind.Resource, serviceAccounts:
+		return 8 << 10
+	}
+	return 0
+}
+
+// budget is what a cell may still ask. Each request is charged before anything of it
+// is read, whatever its answer.
+type budget struct {
+	asked, sent, answered *rate.Limiter
+
+	mu             sync.Mutex
+	open, watching int
+	bodies         int64
+	usage          Usage
+}
+
+// Usage is what a cell has asked of this process.
+type Usage struct {
+	Requests, Refused uint64
+	// Sent are the bytes of its bodies, Answered those of its answers.
+	Sent, Answered uint64
+}
+
+func newBudget() *budget {
+	return &budget{
+		asked:    rate.NewLimiter(askedRate, askedBurst),
+		sent:     rate.NewLimiter(sentRate, sentBurst),
+		answered: rate.NewLimiter(answeredRate, answeredBurst),
+	}
+}
+
+// overBudget asks a cell to ask less.
+func overBudget(format string, args ...any) error {
+	return apierrors.NewTooManyRequests(fmt.Sprintf(format, args...), 1)
+}
+
+// begin charges a request of which nothing is known yet.
+func (b *budget) begin(now time.Time) error {
+	b.mu.Lock()
+	b.usage.Requests++
+	b.mu.Unlock()
+	if !b.asked.AllowN(now, 1) {
+		return overBudget("a cell may ask %d times a second", askedRate)
+	}
+	return nil
+}
+
+// take charges what a request is going to hold, and returns what gives that back.
+func (b *budget) take(now time.Time, watch bool, bytes int64, watches int) (done func(), refusal error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case watch && b.watching >= watches:
+		return nil, overBudget("a cell has at most %d watches", watches)
+	case !watch && b.open >= openRequests:
+		return nil, overBudget("a cell has at most %d requests open", openRequests)
+	case b.bodies+bytes > bodiesHeld:
+		return nil, overBudget("a cell's requests are at most %d bytes at the same time", bodiesHeld)
+	case bytes > 0 && !b.sent.AllowN(now, int(bytes)):
+		return nil, overBudget("a cell may send %d bytes a second", sentRate)
+	}
+	n := &b.open
+	if watch {
+		n = &b.watching
+	}
+	*n++
+	b.bodies += bytes
+	b.usage.Sent += uint64(bytes)
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		*n--
+		b.bodies -= bytes
+	}, nil
+}
+
+// owes says whether the cell was answered more than it may be.
+func (b *budget) owes(now time.Time) bool { return b.answered.TokensAt(now) < 0 }
+
+// wrote charges bytes of an answer.
+func (b *budget) wrote(now time.Time, bytes int) {
+	b.answered.ReserveN(now, min(bytes, answeredBurst))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.usage.Answered += uint64(bytes)
+}
+
+func (b *budget) refused() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.usage.Refused++
+}
+
+func (b *budget) used() Usage {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.usage
+}
+
+// counted charges what is written, in parts, and what is left at its end.
+type counted struct {
+	http.ResponseWriter
+	cell  *Cell
+	bytes int // not charged yet
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(p)
+	if c.bytes += n; c.bytes >= chargedAtOnce {
+		c.charge()
+	}
+	return n, err
+}
+
+func (c *counted) charge() {
+	c.cell.budget.wrote(c.cell.server.clock.Now(), c.bytes)
+	c.bytes = 0
+}
+
+// Unwrap lets [http.ResponseController] reach what is written to.
+func (c *counted) Unwrap() http.ResponseWriter { return c.ResponseWriter }
+
+// admit charges a request that was understood, and limits its body.
+func (c *Cell) admit(w http.ResponseWriter, r *http.Request, a *ask) (done func(), err error) {
+	most, now := bodyLimit(a), c.server.clock.Now()
+	bytes := r.ContentLength
+	switch {
+	case bytes > most && most > 0:
+		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("the limit is %d bytes", most))
+	case bytes < 0 || bytes > most:
+		bytes = most
+	}
+	watches := openWatches
+	c.mu.Lock()
+	if c.pod != nil {
+		watches += len(c.pod.refs)
+	}
+	c.mu.Unlock()
+	// A lease says that the cell lives, whatever else it does.
+	if a.resource != leaseKind.Resource && c.budget.owes(now) {
+		return nil, overBudget("a cell is answered %d bytes a second", answeredRate)
+	}
+	done, err = c.budget.take(now, a.Verb == "watch", bytes, watches)
+	r.Body = http.MaxBytesReader(w, r.Body, most)
+	return done, err
+}
+
+// noteRefusal counts a refusal, and tells of them once a minute.
+func (c *Cell) noteRefusal(why string) {
+	c.budget.refused()
+	if c.server.refused != nil {
+		c.server.refused()
+	}
+	if c.refusals.AllowN(c.server.clock.Now(), 1) {
+		used := c.budget.used()
+		c.server.log.Warn("cell was refused what it may not have", "cell", c.id, "message", spelling.Printable(why), "refused", used.Refused, "requests", used.Requests)
+	}
+}
+
+// isRefusal says whether an answer is one that a kubelet is not given.
+func isRefusal(code int32) bool {
+	switch code {
+	case http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity, http.StatusTooManyRequests:
+		return true
+	}
+	return false
+}

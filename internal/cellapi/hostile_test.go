@@ -1,0 +1,622 @@
+package cellapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/time/rate"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+
+	"github.com/elotl/kip/internal/watches"
+)
+
+const strategic = "application/strategic-merge-patch+json"
+
+// What root on a cell may write to its pod is what a kubelet owns of the status, and
+// bounded; of addresses, those of its instance.
+func TestAPodsStatusFromItsCellIsRebuilt(t *testing.T) {
+	ctx := context.Background()
+	h := newHouse(t)
+	c := h.server.AddCell("c1", info)
+	pod := podOn("web")
+	pod.Status.Conditions = []corev1.PodCondition{{Type: "example.com/gate", Status: corev1.ConditionTrue, Reason: "TheirOwn"}}
+	pod.Status.NominatedNodeName = "theirs"
+	pod = h.bindNew(c, pod)
+	closed(t, "the pod is known", c.bound().known)
+	patch := func(contentType, body string) (int, string) {
+		code, _, answer := do(ctx, c, http.MethodPatch, "/api/v1/namespaces/shop/pods/web/status", contentType, []byte(body))
+		return code, string(answer)
+	}
+	stored := func() *corev1.Pod { return h.up.get("pods", "shop", "web").(*corev1.Pod) }
+	long := strings.Repeat("x", 200<<10)
+	containers := func(n int, more string) string {
+		return `[` + strings.TrimSuffix(strings.Repeat(`{"name":"c","ready":true`+more+`},`, n), ",") + `]`
+	}
+
+	before := stored()
+	for name, tc := range map[string]struct{ body, field string }{
+		"an annotation":                {`{"metadata":{"annotations":{"pod.elotl.co/instance-type":"2xlarge"}}}`, "metadata.annotations"},
+		"a finalizer":                  {`{"metadata":{"finalizers":["example.com/stay"]},"status":{"phase":"Running"}}`, "metadata.finalizers"},
+		"a label":                      {`{"metadata":{"uid":"` + string(pod.UID) + `","labels":{"app":"bank"}}}`, "metadata.labels"},
+		"metadata for another":         {`{"metadata":{"$patch":"replace"}}`, "metadata.$patch"},
+		"a spec":                       {`{"spec":{"activeDeadlineSeconds":1}}`, "spec"},
+		"the whole":                    {`{"$patch":"replace","status":{}}`, "$patch"},
+		"another's address":            {`{"status":{"podIP":"8.8.8.8"}}`, "status.podIP"},
+		"another's addresses":          {`{"status":{"podIPs":[{"ip":"10.0.128.5"},{"ip":"8.8.8.8"}]}}`, "status.podIPs[1].ip"},
+		"its host's address":           {`{"status":{"podIP":"10.0.0.5"}}`, "status.podIP"},
+		"another host":                 {`{"status":{"hostIP":"10.0.0.6"}}`, "status.hostIP"},
+		"other hosts":                  {`{"status":{"hostIPs":[{"ip":"10.0.0.6"}]}}`, "status.hostIPs[0].ip"},
+		"no address":                   {`{"status":{"podIP":"\u001b[2J"}}`, "status.podIP"},
+		"a list's directive":           {`{"status":{"conditions":[{"$patch":"replace"}]}}`, "status.conditions[0].$patch"},
+		"others' conditions":           {`{"status":{"conditions":null}}`, "status.conditions"},
+		"no phase":                     {`{"status":{"phase":"` + long[:2000] + `"}}`, "status.phase"},
+		"a quantity that costs":        {`{"status":{"containerStatuses":` + containers(1, `,"allocatedResources":{"cpu":"1e1500000000"}`) + `}}`, "cpu"},
+		"a status that is a list":      {`{"status":[]}`, "status"},
+		"no status":                    {`{"status":null}`, "status"},
+		"containers without end":       {`{"status":{"containerStatuses":` + containers(300, ``) + `}}`, "status.containerStatuses"},
+		"containers that are large":    {`{"status":{"containerStatuses":` + containers(80, `,"image":"`+long[:1000]+`"`) + `}}`, "status.containerStatuses"},
+		"an image's name without end":  {`{"status":{"initContainerStatuses":` + containers(1, `,"image":"`+long[:2000]+`"`) + `}}`, "status.initContainerStatuses[0].image"},
+		"mounts without end":           {`{"status":{"containerStatuses":` + containers(1, `,"volumeMounts":[`+strings.Repeat(`{"name":"a"},`, 999)+`{}]`) + `}}`, "volumeMounts"},
+		"a resource of its own naming": {`{"status":{"allocatedResources":{"example.com/a":"1e1500000000","cpu":"1e1500000000"}}}`, "status.allocatedResources.cpu"},
+	} {
+		if code, answer := patch(strategic, tc.body); code != http.StatusUnprocessableEntity || !strings.Contains(answer, tc.field) {
+			t.Errorf("%s: %d %.300s, want 422 that names %s", name, code, answer, tc.field)
+		}
+	}
+	if code, answer := patch(strategic, `{"status":{"message":"`+strings.Repeat(long, 20)+`"}}`); code != http.StatusRequestEntityTooLarge {
+		t.Errorf("4 MB: %d %.300s, want 413", code, answer)
+	}
+	if code, answer := patch("application/merge-patch+json", `{"status":{"conditions":[]}}`); code != http.StatusUnsupportedMediaType {
+		t.Errorf("a merge patch, which replaces others' conditions: %d %.300s, want 415", code, answer)
+	}
+	if after := stored(); after.ResourceVersion != before.ResourceVersion {
+		t.Fatalf("the API server's pod has changed:\n%v\n%v", before, after)
+	}
+
+	// What is not the kubelet's is left out, what is too long to read is cut.
+	code, answer := patch(strategic, `{"status":{"nominatedNodeName":"mine","resourceClaimStatuses":[{"name":"x"}],"madeUp":"`+long[:9000]+`","$retainKeys":["phase"],
+		"allocatedResources":{"example.com/a":"1","cpu":"1"},
+		"message":"`+long[:9000]+`","conditions":[{"type":"example.com/gate","status":"False"},{"type":"Ready","status":"True","lastProbeTime":null}]}}`)
+	if code != http.StatusOK {
+		t.Fatalf("what can be made a status: %d %.300s", code, answer)
+	}
+	got := stored().Status
+	slices.SortFunc(got.Conditions, func(a, b corev1.PodCondition) int { return strings.Compare(string(a.Type), string(b.Type)) })
+	if len(got.Conditions) != 2 || got.Conditions[0].Type != corev1.PodReady || got.Conditions[1].Reason != "TheirOwn" || got.Conditions[1].Status != corev1.ConditionTrue {
+		t.Errorf("conditions are %+v, want the other controller's as it was, and Ready", got.Conditions)
+	}
+	if got.NominatedNodeName != "theirs" || len(got.Message) != maxMessage || len(got.ResourceClaimStatuses) != 0 || len(got.AllocatedResources) != 1 {
+		t.Errorf("status is %+v", got)
+	}
+	for _, r := range h.up.asked(func(r apiRequest) bool { return r.verb == "patch" }) {
+		if strings.Contains(r.body, "madeUp") || strings.Contains(r.body, "$retainKeys") || strings.Contains(r.body, "replace") {
+			t.Errorf("passed on: %s", r.body)
+		}
+	}
+}
+
+// A kubelet's own patches lose nothing: those of a pod's life are made as its status
+// manager makes them.
+func TestAKubeletsStatusPatchesComeThroughWhole(t *testing.T) {
+	ctx := context.Background()
+	h := newHouse(t)
+	c := h.server.AddCell("c1", info)
+	pod := podOn("web")
+	gate := corev1.PodCondition{Type: "example.com/gate", Status: corev1.ConditionTrue}
+	pod.Status.Conditions = []corev1.PodCondition{gate}
+	pod = h.bindNew(c, pod)
+	closed(t, "the pod is known", c.bound().known)
+	now := metav1.Now().Rfc3339Copy()
+
+	pending := corev1.PodStatus{
+		Phase: corev1.PodPending, StartTime: &now, HostIP: "10.0.0.5", HostIPs: []corev1.HostIP{{IP: "10.0.0.5"}, {IP: "fd00::5"}}, QOSClass: corev1.PodQOSBurstable, ObservedGeneration: 1,
+		Conditions: []corev1.PodCondition{gate, {Type: corev1.PodResizeInProgress, Status: corev1.ConditionTrue}, {Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: "ContainersNotReady", LastTransitionTime: now}},
+		ContainerStatuses: []corev1.ContainerStatus{{
+			Name: "main", Image: "busybox", Started: ptr.To(false),
+			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}},
+		}},
+	}
+	running := *pending.DeepCopy()
+	running.Phase, running.PodIP, running.PodIPs = corev1.PodRunning, "10.0.128.5", []corev1.PodIP{{IP: "10.0.128.5"}, {IP: "fd00::8005"}}
+	running.Conditions = []corev1.PodCondition{gate, {Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: now, ObservedGeneration: 2}}
+	running.ContainerStatuses = []corev1.ContainerStatus{{
+		Name: "main", Ready: true, RestartCount: 2, Image: "docker.io/library/busybox:1", ImageID: "docker.io/library/busybox@sha256:e1234", ContainerID: "containerd://abc", Started: ptr.To(true),
+		State:                    corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now}},
+		LastTerminationState:     corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled", Message: "m", StartedAt: now, FinishedAt: now, ContainerID: "containerd://def"}},
+		AllocatedResources:       corev1.ResourceList{"cpu": info.Capacity["cpu"], "example.com/gpu": info.Capacity["cpu"]},
+		Resources:                &corev1.ResourceRequirements{Limits: corev1.ResourceList{"memory": info.Capacity["memory"]}},
+		VolumeMounts:             []corev1.VolumeMountStatus{{Name: "data", MountPath: "/data", ReadOnly: true, RecursiveReadOnly: ptr.To(corev1.RecursiveReadOnlyDisabled)}},
+		User:                     &corev1.ContainerUser{Linux: &corev1.LinuxContainerUser{UID: 1, GID: 2, SupplementalGroups: []int64{3}}},
+		AllocatedResourcesStatus: []corev1.ResourceStatus{{Name: "example.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "g0", Health: corev1.ResourceHealthStatusHealthy}}}},
+		StopSignal:               ptr.To(corev1.SIGTERM),
+	}}
+	ended := *running.DeepCopy()
+	ended.Phase, ended.PodIP, ended.PodIPs, ended.Reason, ended.Message = corev1.PodFailed, "", nil, "Evicted", "why"
+
+	old := pod.Status
+	for _, next := range []corev1.PodStatus{pending, running, ended} {
+		from, err := json.Marshal(corev1.Pod{Status: old})
+		if err != nil {
+			t.Fatal(err)
+		}
+		to, err := json.Marshal(corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: pod.UID}, Status: next})
+		if err != nil {
+			t.Fatal(err)
+		}
+		patch, err := strategicpatch.CreateTwoWayMergePatch(from, to, corev1.Pod{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if code, _, answer := do(ctx, c, http.MethodPatch, "/api/v1/namespaces/shop/pods/web/status", strategic, patch); code != http.StatusOK {
+			t.Fatalf("%s:\n%s\n%d %s", next.Phase, patch, code, answer)
+		}
+		got, err := json.Marshal(h.up.get("pods", "shop", "web").(*corev1.Pod).Status)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := json.Marshal(next)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != string(want) {
+			t.Fatalf("%s: the API server has\n%s\nwant\n%s\npatch\n%s", next.Phase, got, want, patch)
+		}
+		old = next
+	}
+}
+
+// While what a cell sent is being applied, however long that takes, nothing of it or
+// of others is held up: not the health check, another cell, or a change of the virtual node.
+func TestNothingWaitsWhileWhatACellSentIsApplied(t *testing.T) {
+	h := newHouse(t)
+	c1, c2 := h.server.AddCell("c1", info), h.server.AddCell("c2", info)
+	eventually(t, "the node is there", func() bool { return c1.Node() != nil })
+	c1.node.show()
+	entered, release, changed := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(changed)
+		n, err := c1.node.change(true, func(n *corev1.Node) (*corev1.Node, error) {
+			select {
+			case <-entered:
+			default:
+				close(entered)
+			}
+			<-release
+			n.Status.Phase = "Applied"
+			n.ResourceVersion = ""
+			return n, nil
+		})
+		if err != nil || n.Status.Phase != "Applied" || n.Labels["zone"] != "b" {
+			t.Errorf("the change came to %v, %v", n, err)
+		}
+	}()
+	leased := make(chan struct{})
+	holding := make(chan struct{})
+	go func() {
+		defer close(leased)
+		if err := c1.lease.change(func(*watches.Object) (watches.APIObject, error) {
+			close(holding)
+			<-release
+			l := &coordinationv1.Lease{}
+			l.Name, l.Namespace = nodeName, corev1.NamespaceNodeLease
+			return l, nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}()
+	<-entered
+	<-holding
+	others := make(chan struct{})
+	go func() {
+		defer close(others)
+		var all sync.WaitGroup
+		for i := range 64 {
+			all.Go(func() {
+				c1.node.heartbeat()
+				_, _ = c1.LastHeartbeat(), c1.Node()
+				_, _ = c2.LastHeartbeat(), c2.Node()
+				h.server.AddCell(fmt.Sprint("more-", i), info)
+				_ = c1.lease.current()
+				_, _ = c1.CSIDrivers()
+			})
+		}
+		all.Wait()
+	}()
+	closed(t, "everybody else goes on", others)
+	v := virtual()
+	v.Labels["zone"] = "b"
+	h.up.put(v)
+	eventually(t, "the virtual node's change reaches all cells", func() bool {
+		return c1.Node().Labels["zone"] == "b" && c2.Node().Labels["zone"] == "b"
+	})
+	close(release)
+	closed(t, "the change is made of the node as it is", changed)
+	closed(t, "the lease is made", leased)
+}
+
+// What root on a cell says of its machine costs little to read, and little to keep.
+func TestWhatACellSaysOfItsNodeIsBounded(t *testing.T) {
+	ctx := context.Background()
+	h := newHouse(t)
+	c := h.server.AddCell("c1", info)
+	eventually(t, "the node is there", func() bool { return c.Node() != nil })
+	c.node.show()
+	const node = "/api/v1/nodes/" + nodeName
+	const leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+	const csiNodes = "/apis/storage.k8s.io/v1/csinodes"
+	ask := func(method, path, contentType, body string) (int, string) {
+		c.budget.free()
+		code, _, answer := do(ctx, c, method, path, contentType, []byte(body))
+		return code, string(answer)
+	}
+	many := func(n int, of string) string {
+		var all []string
+		for i := range n {
+			all = append(all, strings.ReplaceAll(of, "#", fmt.Sprint(i)))
+		}
+		return "[" + strings.Join(all, ",") + "]"
+	}
+	cell := string(c.Node().Status.Capacity.Cpu().String())
+	for what, tc := range map[string]struct {
+		body string
+		code int
+	}{
+		"an exponent that is written out": {`{"status":{"capacity":{"cpu":"1e1500000000"}}}`, 422},
+		"one below zero":                  {`{"status":{"allocatable":{"cpu":"1e-1500000000"}}}`, 422},
+		"digits without end":              {`{"status":{"capacity":{"memory":"` + strings.Repeat("9", 1<<14) + `"}}}`, 422},
+		"a number without quotes":         {`{"status":{"capacity":{"cpu":1e300}}}`, 422},
+		"resources without end":           {`{"status":{"capacity":{` + strings.Trim(many(200, `"r#":"1"`), "[]") + `}}}`, 422},
+		"conditions without end":          {`{"status":{"conditions":` + many(1000, `{"type":"t#"}`) + `}}`, 422},
+		"addresses without end":           {`{"status":{"addresses":` + many(1000, `{"address":"#","type":"t"}`) + `}}`, 422},
+		"images without end":              {`{"status":{"images":` + many(1000, `{"names":["#"]}`) + `}}`, 422},
+		"labels without end":              {`{"metadata":{"labels":{` + strings.Trim(many(1000, `"l#":"1"`), "[]") + `}}}`, 422},
+		"200,000 conditions":              {`{"status":{"conditions":` + many(200_000, `{"type":"t#"}`) + `}}`, 413},
+		"more than is kept of a node":     {`{"metadata":{"annotations":{` + strings.Trim(many(12, `"a#":"`+strings.Repeat("x", 8000)+`"`), "[]") + `}}}`, 413},
+		"1.2 MB":                          {`{"metadata":{"annotations":{"a":"` + strings.Repeat("x", 1_200_000) + `"}}}`, 413},
+	} {
+		for _, contentType := range []string{strategic, "application/merge-patch+json"} {
+			if code, answer := ask(http.MethodPatch, node+"/status", contentType, tc.body); code != tc.code {
+				t.Errorf("%s as %s: %d %.200s, want %d", what, contentType, code, answer, tc.code)
+			}
+		}
+	}
+	for _, tc := range []struct{ what, method, path, contentType, body string }{
+		{"a node in the lease's place", http.MethodPost, leases, "application/json", `{"kind":"Node","apiVersion":"v1","metadata":{"name":"kip-0"},"status":{"capacity":{"cpu":"1e1500000000"}}}`},
+		{"a pod in an event's place", http.MethodPost, "/api/v1/namespaces/shop/events", "application/json", `{"kind":"Pod","apiVersion":"v1","spec":{"overhead":{"cpu":"1e1500000000"}}}`},
+		{"a node in protobuf", http.MethodPut, node + "/status", "application/vnd.kubernetes.protobuf", "k8s\x00"},
+		{"a mirror pod that costs", http.MethodPost, "/api/v1/namespaces/shop/pods", "application/json",
+			`{"kind":"Pod","apiVersion":"v1","metadata":{"annotations":{"kubernetes.io/config.mirror":"x"}},"spec":{"overhead":{"cpu":"1e1500000000"}}}`},
+	} {
+		if code, answer := ask(tc.method, tc.path, tc.contentType, tc.body); code < 400 || code > 415 {
+			t.Errorf("%s: %d %.200s, want a refusal", tc.what, code, answer)
+		}
+	}
+	if got := c.Node().Status.Capacity.Cpu().String(); got != cell {
+		t.Errorf("its capacity is %s, want %s", got, cell)
+	}
+
+	images := `{"status":{"images":` + many(60, `{"names":["registry.example.com/#@sha256:`+strings.Repeat("0", 64)+`","i:#","j:#","k:#","l:#"],"sizeBytes":1}`) + `}}`
+	if code, answer := ask(http.MethodPatch, node+"/status", strategic, images); code != http.StatusOK || len(c.Node().Status.Images) != 0 {
+		t.Errorf("more images than are kept: %d %.200s, want 200 and none of them", code, answer)
+	}
+
+	// As much as is taken, and with each version something else.
+	for _, tc := range []struct{ path, body string }{
+		{leases, `{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"kip-0"}}`},
+		{csiNodes, `{"kind":"CSINode","apiVersion":"storage.k8s.io/v1","metadata":{"name":"kip-0"},"spec":{"drivers":[]}}`},
+	} {
+		if code, answer := ask(http.MethodPost, tc.path, "application/json", tc.body); code != http.StatusCreated {
+			t.Fatalf("%d %s", code, answer)
+		}
+	}
+	before := heap()
+	taken, refused := 0, 0
+	for i := range 60 {
+		for _, size := range []int{1_200_000, 30_000, 3_000} {
+			blob := fmt.Sprintf(`{"metadata":{"annotations":{"a":"%d%s","b":"%s"}}}`, i, strings.Repeat("x", size/4), strings.Repeat("y", min(size/4, 8000)))
+			for _, path := range []string{node + "/status", leases + "/" + nodeName, csiNodes + "/" + nodeName} {
+				switch code, answer := ask(http.MethodPatch, path, "application/merge-patch+json", blob); code {
+				case http.StatusOK:
+					taken++
+				case http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
+					refused++
+				default:
+					t.Fatalf("%d %.200s", code, answer)
+				}
+			}
+		}
+	}
+	if held := int(heap() - before); held > 256<<10 || taken < 180 || refused < 180 {
+		t.Errorf("%d bytes are held of a cell after %d changes (%d refused), want at most 256 KiB", held, taken, refused)
+	}
+}
+
+// heap is what is in use of it.
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// free lifts the limits that are not what is tried.
+func (b *budget) free() {
+	for _, l := range []*rate.Limiter{b.asked, b.sent, b.answered} {
+		l.SetLimit(rate.Inf)
+	}
+}
+
+// A cell has the tokens that volumes of its pod ask for, and lives no longer by them.
+func TestTokensAreThoseOfThePodsVolumes(t *testing.T) {
+	ctx := context.Background()
+	h := newHouse(t)
+	h.up.put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "inline.csi"}, Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "inline"}}}})
+	h.up.put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "claimed.csi"}, Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "claimed", ExpirationSeconds: ptr.To(int64(7200))}}}})
+	h.up.put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "another.csi"}, Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "another"}}}})
+	h.up.put(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-data", UID: "claim"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}})
+	h.up.put(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
+		ClaimRef:               &corev1.ObjectReference{Namespace: "shop", Name: "web-data", UID: "claim"},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "claimed.csi"}},
+	}})
+	c, bare := h.server.AddCell("c1", info), h.server.AddCell("c2", info)
+	web := podOn("web")
+	web.Spec.Volumes = append(web.Spec.Volumes, tokenVolume("sts.amazonaws.com", ptr.To(int64(86400))), tokenVolume("", ptr.To(int64(3607))),
+		corev1.Volume{Name: "inline", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "inline.csi"}}})
+	web = h.bindNew(c, web)
+	none := podOn("none")
+	none.Spec.AutomountServiceAccountToken, none.Spec.Volumes = ptr.To(false), nil
+	none = h.bindNew(bare, none)
+	closed(t, "the pod is known", c.bound().known)
+	closed(t, "the other pod is known", bare.bound().known)
+	eventually(t, "the drivers are known", func() bool { return h.server.watches.Of(csiDrivers).Collection.Get("another.csi") != nil })
+
+	ask := func(c *Cell, pod *corev1.Pod, seconds *int64, audiences ...string) int {
+		request := tokenFor(pod)
+		request.TypeMeta = metav1.TypeMeta{Kind: "TokenRequest", APIVersion: "authentication.k8s.io/v1"}
+		request.Labels = map[string]string{"more": "x"}
+		request.Spec.Audiences, request.Spec.ExpirationSeconds = audiences, seconds
+		b, err := json.Marshal(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code, _, _ := do(ctx, c, http.MethodPost, "/api/v1/namespaces/shop/serviceaccounts/clerk/token", "application/json", b)
+		return code
+	}
+	for _, tc := range []struct {
+		audiences []string
+		seconds   int64 // 0 for unsaid
+		code      int
+	}{
+		{[]string{"api"}, 0, 201},
+		{[]string{"api"}, 3600, 201},
+		{nil, 3607, 201},
+		{[]string{"sts.amazonaws.com"}, 86400, 201},
+		{[]string{"inline"}, 0, 201},
+		{[]string{"claimed"}, 7200, 201},
+		{[]string{"api"}, 315360000, 403},
+		{[]string{"api"}, 3607, 403},
+		{nil, 86400, 403},
+		{nil, 0, 403},
+		{[]string{"another"}, 0, 403},
+		{[]string{"vault"}, 3600, 403},
+		{[]string{"api", "vault"}, 3600, 403},
+		{[]string{"claimed"}, 86400, 403},
+	} {
+		seconds := &tc.seconds
+		if tc.seconds == 0 {
+			seconds = nil
+		}
+		if code := ask(c, web, seconds, tc.audiences...); code != tc.code {
+			t.Errorf("a token for %q of %d s: %d, want %d", tc.audiences, tc.seconds, code, tc.code)
+		}
+		if code := ask(bare, none, seconds, tc.audiences...); code != http.StatusForbidden {
+			t.Errorf("a token for %q of a pod that has none: %d, want 403", tc.audiences, code)
+		}
+	}
+	for _, r := range h.up.asked(func(r apiRequest) bool { return r.resource == "serviceaccounts" }) {
+		if strings.Contains(r.body, "more") {
+			t.Errorf("passed on: %s", r.body)
+		}
+	}
+}
+
+// What root on a cell reports is a kubelet's event about its pod, small, and rare.
+func TestEventsOfAHostileCellAreMadeAnew(t *testing.T) {
+	ctx := context.Background()
+	clk := clocktesting.NewFakeClock(time.Now())
+	h := newHouseAt(t, clk)
+	c := h.server.AddCell("c1", info)
+	pod := h.bindNew(c, podOn("web"))
+	post := func(name, message string) int {
+		e := &corev1.Event{
+			TypeMeta:       metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},
+			ObjectMeta:     metav1.ObjectMeta{Name: name, Annotations: map[string]string{"a": "b"}, Finalizers: []string{"example.com/stay"}},
+			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "shop", Name: "web", UID: pod.UID, FieldPath: strings.Repeat("f", 9000)},
+			Source:         corev1.EventSource{Component: "default-scheduler", Host: "other"}, ReportingController: "default-scheduler",
+			Reason: strings.Repeat("R", 9000), Message: message, Type: "Fatal", Related: &corev1.ObjectReference{Kind: "Node", Name: "other"},
+		}
+		b, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code, _, _ := do(ctx, c, http.MethodPost, "/api/v1/namespaces/shop/events", "application/json", b)
+		return code
+	}
+	if code := post("web.0", strings.Repeat("x", 1_200_000)); code != http.StatusRequestEntityTooLarge {
+		t.Errorf("1.2 MB: %d, want 413", code)
+	}
+	if code := post("web.1", strings.Repeat("ü", 10_000)); code != http.StatusCreated {
+		t.Fatalf("20 KB: %d", code)
+	}
+	got := h.up.get("events", "shop", "web.1").(*corev1.Event)
+	if len(got.Message) > maxNote || len(got.Reason) > 128 || len(got.InvolvedObject.FieldPath) > 256 || got.Annotations != nil || got.Finalizers != nil || got.Related != nil ||
+		got.Source.Component != "kubelet" || got.Source.Host != nodeName || got.ReportingController != "kubelet" || got.Type != corev1.EventTypeWarning {
+		t.Errorf("stored: %+v", got)
+	}
+	patch := func(body string) int {
+		code, _, _ := do(ctx, c, http.MethodPatch, "/api/v1/namespaces/shop/events/web.1", strategic, []byte(body))
+		return code
+	}
+	if code := patch(`{"count":2,"message":"` + strings.Repeat("y", 10_000) + `"}`); code != http.StatusOK {
+		t.Errorf("the event recurs: %d", code)
+	}
+	if got := h.up.get("events", "shop", "web.1").(*corev1.Event); got.Count != 2 || len(got.Message) != maxNote {
+		t.Errorf("stored: count %d, a message of %d bytes", got.Count, len(got.Message))
+	}
+	for _, body := range []string{`{"count":"x"}`, `{"series":[]}`, `{"message":{}}`} {
+		if code := patch(body); code != http.StatusUnprocessableEntity {
+			t.Errorf("%s: %d, want 422", body, code)
+		}
+	}
+	// As long as it likes: what is stored is a kilobyte a second, beside the burst.
+	const seconds = 600
+	for i := range 10 * seconds {
+		clk.Step(time.Second / 10)
+		post(fmt.Sprint("more.", i), strings.Repeat("z", 10_000))
+	}
+	size := 0
+	for _, r := range h.up.asked(func(r apiRequest) bool { return r.resource == "events" }) {
+		size += len(r.body)
+	}
+	if size > seconds*eventBytesRate+eventBytesBurst || size == 0 {
+		t.Errorf("%d bytes of events were stored in %d s", size, seconds)
+	}
+}
+
+// Each request is charged before its body is read, also one that is refused, and what
+// a cell asks costs no other.
+func TestACellsRequestsAreChargedBeforeTheyAreRead(t *testing.T) {
+	ctx := context.Background()
+	clk := clocktesting.NewFakeClock(time.Now())
+	h := newHouseAt(t, clk)
+	c1, c2 := h.server.AddCell("c1", info), h.server.AddCell("c2", info)
+	h.bindNew(c1, podOn("one"))
+	h.bindNew(c2, podOn("two"))
+
+	// Bodies that never come are held to a number, and none of them is read before.
+	const path = "/api/v1/namespaces/shop/pods/one/status"
+	var held sync.WaitGroup
+	var answered sync.Map
+	release := make(chan struct{})
+	var reading atomic.Int32
+	for i := range 1000 {
+		held.Go(func() {
+			r := httptest.NewRequestWithContext(ctx, http.MethodPatch, path, &neverRead{reading: &reading, release: release})
+			r.ContentLength = 100 << 10
+			r.Header.Set("Content-Type", strategic)
+			w := httptest.NewRecorder()
+			c1.ServeHTTP(w, r)
+			answered.Store(i, w.Code)
+		})
+	}
+	eventually(t, "all but those that are read are refused", func() bool {
+		n := 0
+		answered.Range(func(any, any) bool { n++; return true })
+		return n+int(reading.Load()) == 1000
+	})
+	if n := reading.Load(); n == 0 || n*(100<<10) > bodiesHeld {
+		t.Errorf("%d bodies are being read, want at most %d bytes of them", n, bodiesHeld)
+	}
+	answered.Range(func(_, code any) bool {
+		if code != http.StatusTooManyRequests {
+			t.Errorf("answered %d, want 429", code)
+		}
+		return true
+	})
+	if code, _, b := get(ctx, c2, "/api/v1/namespaces/shop/pods/two"); code != http.StatusOK {
+		t.Errorf("another cell: %d (%s), want 200", code, b)
+	}
+	close(release)
+	held.Wait()
+	if c1.budget.open != 0 || c1.budget.bodies != 0 {
+		t.Errorf("%d requests and %d bytes are still held", c1.budget.open, c1.budget.bodies)
+	}
+	if u := c1.Usage(); u.Requests != 1000 || u.Refused == 0 {
+		t.Errorf("usage is %+v", u)
+	}
+
+	// Reads are metered, and so are requests that are forbidden.
+	clk.Step(time.Hour)
+	for _, path := range []string{"/api/v1/services", "/api/v1/namespaces/bank/secrets/theirs"} {
+		code := 0
+		for range askedBurst + 1 {
+			code, _, _ = get(ctx, c1, path)
+		}
+		if code != http.StatusTooManyRequests {
+			t.Errorf("%s, %d times at once: %d, want 429", path, askedBurst+1, code)
+		}
+		clk.Step(time.Hour)
+	}
+	c1.budget.wrote(clk.Now(), answeredBurst)
+	c1.budget.wrote(clk.Now(), 1<<20)
+	if code, _, _ := get(ctx, c1, "/api/v1/services"); code != http.StatusTooManyRequests {
+		t.Errorf("after more answers than it may have: %d, want 429", code)
+	}
+	if code, _, _ := get(ctx, c1, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/kip-0"); code != http.StatusNotFound {
+		t.Errorf("its lease: %d, want 404", code)
+	}
+}
+
+// neverRead is a body that does not come before it is released.
+type neverRead struct {
+	reading *atomic.Int32
+	release chan struct{}
+	once    sync.Once
+}
+
+func (n *neverRead) Read([]byte) (int, error) {
+	n.once.Do(func() { n.reading.Add(1) })
+	<-n.release
+	return 0, io.ErrUnexpectedEOF
+}
+
+// What a cell says is in the log without its escape sequences, and once a minute.
+func TestRefusalsOfACellAreLoggedOnceAMinuteAndPrintable(t *testing.T) {
+	ctx := context.Background()
+	clk := clocktesting.NewFakeClock(time.Now())
+	h := newHouseAt(t, clk)
+	var log bytes.Buffer
+	h.server.log = slog.New(slog.NewTextHandler(&log, nil))
+	refused := 0
+	h.server.refused = func() { refused++ }
+	c := h.server.AddCell("c1", info)
+	for range 30 {
+		if code, _, _ := get(ctx, c, "/api/v1/namespaces/bank/secrets/%1B%5D0;owned%07%1B%5B2J"); code != http.StatusForbidden {
+			t.Fatalf("answered %d", code)
+		}
+		if code, _, _ := do(ctx, c, http.MethodPut, "/api/v1/nodes/kip-0", "text/plain", []byte("x")); code != http.StatusUnsupportedMediaType {
+			t.Fatalf("answered %d", code)
+		}
+	}
+	if lines := strings.Count(log.String(), "\n"); lines != 1 || refused != 60 {
+		t.Errorf("%d lines of %d refusals:\n%s", lines, refused, log.String())
+	}
+	clk.Step(time.Minute)
+	get(ctx, c, "/api/v1/secrets")
+	if lines := strings.Count(log.String(), "\n"); lines != 2 || !strings.Contains(log.String(), "cell=c1") {
+		t.Errorf("a minute later: %s", log.String())
+	}
+	if text := log.String(); strings.ContainsAny(text, "\x1b\x07") || strings.Contains(text, `\x1b`) {
+		t.Errorf("the log has escape sequences: %q", text)
+	}
+}

@@ -1,0 +1,62 @@
+package cells
+
+import (
+	"slices"
+	"testing"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+func TestThePhasesFormALineWithTwoWaysBack(t *testing.T) {
+	// Besides, a phase may be entered again.
+	allowed := map[apiv1.Phase][]apiv1.Phase{
+		apiv1.Requested:   {apiv1.Launching, apiv1.Gone},
+		apiv1.Launching:   {apiv1.Requested, apiv1.Booting, apiv1.Terminating, apiv1.Gone},
+		apiv1.Booting:     {apiv1.Ready, apiv1.Terminating},
+		apiv1.Ready:       {apiv1.Booting, apiv1.Bound, apiv1.Terminating},
+		apiv1.Bound:       {apiv1.Draining, apiv1.Terminating},
+		apiv1.Draining:    {apiv1.Terminating},
+		apiv1.Terminating: {apiv1.Gone},
+		apiv1.Gone:        nil,
+	}
+	for from, to := range allowed {
+		for phase := range allowed {
+			cell := Cell{ID: "c", Phase: from}
+			err := cell.enter(phase)
+			want := phase == from || slices.Contains(to, phase)
+			if (err == nil) != want || (cell.Phase == phase) != want {
+				t.Errorf("%s → %s: %v, and the cell is %s; allowed %t", from, phase, err, cell.Phase, want)
+			}
+		}
+	}
+}
+
+func TestTheLaunchTokenNamesOneGroupOnOneOffer(t *testing.T) {
+	base := Cell{Launch: &Launch{ID: "launch-a", Cells: 2}, Offers: []Offer{{InstanceType: "nano", Zone: "z"}}}
+	token := base.launchToken("me")
+	if len(token) > 64 {
+		t.Fatalf("%d characters; EC2 takes 64", len(token))
+	}
+	if other := base.clone(); other.launchToken("me") != token {
+		t.Fatal("the same launch has two tokens")
+	}
+	other := map[string]string{"controller": base.launchToken("you")}
+	for name, change := range map[string]func(*Cell){
+		"launch": func(c *Cell) { c.Launch.ID = "launch-b" },
+		"size":   func(c *Cell) { c.Launch.Cells = 3 },
+		"type":   func(c *Cell) { c.Offers[0].InstanceType = "small" },
+		"zone":   func(c *Cell) { c.Offers[0].Zone = "y" },
+		"subnet": func(c *Cell) { c.Offers[0].Subnet = "s" },
+		"spot":   func(c *Cell) { c.Offers[0].Spot = true },
+		"hosts":  func(c *Cell) { c.Offers[0].Dedicated = true },
+	} {
+		c := base.clone()
+		change(&c)
+		other[name] = c.launchToken("me")
+	}
+	for name, got := range other {
+		if got == token {
+			t.Errorf("another %s has the same token", name)
+		}
+	}
+}

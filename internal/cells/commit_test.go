@@ -1,0 +1,128 @@
+package cells
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/store"
+)
+
+func TestTwoWritersOfOneRecordEndTheController(t *testing.T) {
+	w := newWorld(t)
+	w.stop()
+	cell := w.request("a", "nano")
+	var stored Cell
+	revision, err := w.store.Get(t.Context(), keyPrefix+cell.ID, &stored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored.Reason = "another Kip was here"
+	if _, err := w.store.Put(t.Context(), keyPrefix+cell.ID, stored, revision); err != nil {
+		t.Fatal(err)
+	}
+	c := New(w.cells.cfg)
+	c.cells, c.byPod = w.cells.cells, w.cells.byPod // what was read before the other one wrote
+	c.queue.Add(cell.ID)
+	if err := c.Run(t.Context()); !errors.Is(err, store.ErrConflict) {
+		t.Fatalf("it went on: %v", err)
+	}
+	if len(w.cloud.launches) != 0 {
+		t.Fatal("it launched all the same")
+	}
+}
+
+func TestAFencedKipEnds(t *testing.T) {
+	fenced := false
+	hook := func(string, string) error {
+		if fenced {
+			return store.ErrNotLeader
+		}
+		return nil
+	}
+	inBubble(t, nil, hook, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		fenced = true
+		_, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Offers: []Offer{{InstanceType: "nano"}}})
+		if !errors.Is(err, store.ErrNotLeader) {
+			t.Fatal(err)
+		}
+		b.later(time.Minute)
+		select {
+		case err := <-b.ended:
+			b.stop = func() {}
+			if !errors.Is(err, store.ErrNotLeader) {
+				t.Errorf("it ended with %v", err)
+			}
+		default:
+			t.Error("it goes on")
+		}
+	})
+}
+
+func TestAWriteWhoseAnswerIsLostIsNeitherRepeatedNorForgotten(t *testing.T) {
+	for _, done := range []bool{false, true} {
+		for n := 1; n <= 11; n++ { // as many as there are
+			t.Run(fmt.Sprintf("write %d done %t", n, done), func(t *testing.T) {
+				var mu sync.Mutex
+				writes := 0
+				hook := func(op, key string) error {
+					if !strings.Contains(key, keyPrefix) || (op == "applied") != done {
+						return nil
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					if writes++; writes == n {
+						return errors.New("no answer")
+					}
+					return nil
+				}
+				inBubble(t, nil, hook, func(t *testing.T, b *bubble) {
+					r := Request{
+						Pod:     ref("a"),
+						Attempt: 1,
+						Seen:    time.Now(),
+						Offers: []Offer{{
+							InstanceType: "nano",
+							Zone:         "z",
+							PricePerHour: 1,
+							BootTimeout:  time.Minute,
+						}},
+					}
+					for range 5 {
+						if _, err := b.cells.Request(t.Context(), r); err == nil || errors.Is(err, ErrHasCell) {
+							break
+						}
+						b.later(time.Minute)
+					}
+					b.later(time.Minute)
+					if _, has := b.cells.ForPod(r.Pod.UID); !has {
+						if _, err := b.cells.Request(t.Context(), r); err != nil {
+							t.Fatal(err)
+						}
+						b.later(time.Minute)
+					}
+					if b.phase("a") != apiv1.Bound || len(b.cloud.running()) != 1 {
+						t.Fatalf("it is %q, instances %v", b.phase("a"), b.cloud.running())
+					}
+					b.cells.Release(r.Pod.UID, "done", true)
+					b.later(time.Minute)
+					if b.phase("a") != "" || len(b.cloud.running()) != 0 {
+						t.Fatalf("it is %q, instances %v", b.phase("a"), b.cloud.running())
+					}
+					left := func(key string, _ []byte, _ int64) error { return errors.New(key) }
+					if err := b.store.List(t.Context(), keyPrefix, left); err != nil {
+						t.Fatalf("a record is left: %v", err)
+					}
+				})
+				if writes < n {
+					t.Errorf("there were %d writes only", writes)
+				}
+			})
+		}
+	}
+}

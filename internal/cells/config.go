@@ -1,0 +1,68 @@
+package cells
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/store"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+)
+
+// Config of a Controller. All fields are required unless they say otherwise.
+type Config struct {
+	NodeName     string
+	ControllerID string
+	Cloud        cloud.Cloud
+	// Disks are the cloud's; nil where it has none.
+	Disks   cloud.Disks
+	Store   *store.Store
+	Tunnels Tunnels
+	APIs    APIs
+	// CAHash goes into user data, so that a cell knows its Kip.
+	CAHash string
+	// Shortages are told of each offer that the cloud did not serve.
+	Shortages Shortages
+	// Event reports to the pod's owner.
+	Event func(pod apiv1.PodReference, kind, reason, message string)
+	// SaveLogs keeps the container logs of a pod that has ended, which it asks its
+	// cell's agent for.
+	SaveLogs func(ctx context.Context, pod apiv1.PodReference, agent agentapi.Conn) error
+
+	// ClusterDNS returns where pods ask for names, now; nil for nowhere. A cell is
+	// told when it joins, and again if it changes before its pod is there.
+	// Optional: pods then have no name server of the cluster.
+	ClusterDNS          func() []netip.Addr
+	ClusterDomain       string
+	ReservedMemoryBytes int64
+	RegistryMirrors     map[string][]string
+	// HasPlugins says that cells may be given plugins.
+	HasPlugins bool
+	// Options are what standby cells are launched with.
+	Options Options
+	// NameTag is the value of the instances' Name tag.
+	NameTag string
+	// Pools are the standby cells to keep.
+	Pools []Pool
+	// RefillDelay is how long a pool waits once one of its cells is taken. Where
+	// machines share processors, one that boots slows the start of that pod.
+	RefillDelay time.Duration
+	// Template names what cells are made of: image, cloud-init, settings. A
+	// standby cell of another template is replaced.
+	Template string
+	Health   Health
+	// ListLag is the longest that the cloud's list lags behind a launch. 0 for
+	// a cloud whose list does not.
+	ListLag time.Duration
+	// SoonPoll is the least time between two calls for the cloud's list.
+	SoonPoll time.Duration
+	// Queues measures the work queue. Optional.
+	Queues workqueue.MetricsProvider
+	Clock  clock.WithTicker
+	Log    *slog.Logger
+}

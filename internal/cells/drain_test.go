@@ -1,0 +1,55 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+)
+
+func TestTheLogsOfAPodThatEndedAreSavedBeforeItsInstanceEnds(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ended bool
+		fails error
+		saved int
+		said  int
+	}{
+		"ended": {ended: true, saved: 1},
+		"ended, and they are not read": {
+			ended: true,
+			fails: errors.New("disk full"),
+			saved: 1,
+			said:  1,
+		},
+		"deleted": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			saved := 0
+			var instances func() []string
+			inBubble(t, func(c *Config) {
+				c.SaveLogs = func(_ context.Context, pod apiv1.PodReference, cell agentapi.Conn) error {
+					saved++
+					if pod != ref("a") || cell == nil || len(instances()) != 1 {
+						t.Errorf("logs of %s are asked of %v while the instances are %v", pod, cell, instances())
+					}
+					return tc.fails
+				}
+			}, nil, func(t *testing.T, b *bubble) {
+				instances = b.cloud.running
+				b.request("a", "nano")
+				b.later(10 * time.Second)
+				b.cells.Release(ref("a").UID, "done", tc.ended)
+				b.later(10 * time.Second)
+				if b.phase("a") != "" || len(b.cloud.running()) != 0 {
+					t.Errorf("the cell is %q, instances %v", b.phase("a"), b.cloud.running())
+				}
+				if got := len(b.said("LogsNotSaved", "disk full")); saved != tc.saved || got != tc.said {
+					t.Errorf("saved %d times, said %d times; want %d and %d", saved, got, tc.saved, tc.said)
+				}
+			})
+		})
+	}
+}

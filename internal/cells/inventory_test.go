@@ -1,0 +1,210 @@
+package cells
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+func TestAnOrphanIsTerminatedOnlyAfterASecondLook(t *testing.T) {
+	w := newWorld(t)
+	w.request("a", "nano")
+	w.until("booting", w.reached("a", apiv1.Booting))
+	w.stop() // looks are made by hand from here
+	w.cloud.instances["i-orphan"] = cloud.Instance{
+		ID:    "i-orphan",
+		State: cloud.Running,
+		Tags:  map[string]string{cloud.TagOwner: "me", cloud.TagCell: "cell-lost"},
+	}
+	w.cloud.instances["i-foreign"] = cloud.Instance{
+		ID:    "i-foreign",
+		State: cloud.Running,
+		Tags:  map[string]string{cloud.TagOwner: "another"},
+	}
+	began := time.Now()
+	for _, tc := range []struct {
+		at   time.Duration
+		want int
+	}{{0, 0}, {orphanAge - 1, 0}, {orphanAge, 1}} {
+		list, err := w.cloud.List(t.Context(), "me")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.cells.compare(t.Context(), began.Add(tc.at), list)
+		if got := w.cloud.terminated["i-orphan"]; got != tc.want {
+			t.Fatalf("after %s it was terminated %d times, want %d", tc.at, got, tc.want)
+		}
+	}
+	if w.cloud.terminated["i-0"] != 0 || w.cloud.terminated["i-foreign"] != 0 {
+		t.Fatalf("terminated %v", w.cloud.terminated)
+	}
+}
+
+// found is what follows from a look and from what the cloud says then.
+type found struct {
+	findings
+	vanished []*Cell
+}
+
+// shown lets an inventory see a complete list at a time, in seconds. What the list
+// lacks is gone.
+func shown(v *inventory, seconds int, cells []known, list ...cloud.Instance) found {
+	return described(v, seconds, cloud.Gone, cells, cloud.Listing{Instances: list})
+}
+
+// described is shown, with what the cloud says of each instance that a listing lacks.
+func described(v *inventory, seconds int, state cloud.State, cells []known, listing cloud.Listing) found {
+	for n, k := range cells {
+		cells[n].addressed = k.cell.Instance == nil || k.cell.Instance.PodIP.IsValid()
+	}
+	seen, f := v.show(time.Unix(int64(seconds), 0), listing, cells, time.Unix(100, 0))
+	states := map[string]cloud.State{}
+	for _, a := range f.absent {
+		states[a.instance()] = state
+	}
+	v.adopt(seen, f.absent, states)
+	all := found{findings: f}
+	for _, a := range f.absent {
+		if a.due && v.last().ended[a.instance()] {
+			all.vanished = append(all.vanished, a.cell)
+		}
+	}
+	return all
+}
+
+// on is a bound cell on an instance that was launched at a time, in seconds.
+func on(instance string, launched int) *Cell {
+	return &Cell{ID: "cell-" + instance, Phase: apiv1.Bound, Instance: &cloud.Instance{
+		ID:       instance,
+		Launched: time.Unix(int64(launched), 0),
+		PodIP:    netip.AddrFrom4([4]byte{127, 0, 0, 3}),
+	}}
+}
+
+func TestACellVanishesOnlyWhenLooksHaveLackedItForLong(t *testing.T) {
+	const lag = 10 * time.Second
+	i := cloud.Instance{ID: "i", State: cloud.Running}
+	type look struct {
+		at     int
+		there  bool
+		cutOff bool
+		lost   bool
+	}
+	for name, looks := range map[string][]look{
+		"never seen":                       {{at: 1000}, {at: 1019}, {at: 1020, lost: true}},
+		"cut off as well":                  {{at: 1000}, {at: 1003, cutOff: true}, {at: 1004, cutOff: true, lost: true}},
+		"seen in between":                  {{at: 1000}, {at: 1019, there: true}, {at: 1021}, {at: 1040}, {at: 1041, lost: true}},
+		"too young for the list":           {{at: 205}, {at: 209}, {at: 211}, {at: 230}, {at: 231, lost: true}},
+		"the first look is never the last": {{at: 100000, cutOff: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := newInventory(Health{}, lag)
+			for _, l := range looks {
+				var list []cloud.Instance
+				if l.there {
+					list = append(list, i)
+				}
+				f := shown(v, l.at, []known{{cell: on("i", 200), cutOff: l.cutOff}}, list...)
+				if got := len(f.vanished) == 1; got != l.lost {
+					t.Errorf("at %d s it has vanished: %t, want %t", l.at, got, l.lost)
+				}
+			}
+		})
+	}
+}
+
+func TestACellIsGoneWhenTheCloudSaysSoOrTwoCompleteLooksLackIt(t *testing.T) {
+	blind := cloud.Listing{Missing: []string{"a"}}
+	type look struct {
+		at      int
+		listing cloud.Listing
+		says    cloud.State
+		lost    bool
+	}
+	for name, looks := range map[string][]look{
+		"the cloud says so":          {{at: 1000}, {at: 1020, says: cloud.Gone, lost: true}},
+		"the cloud has forgotten it": {{at: 1000}, {at: 1020, says: cloud.Unknown, lost: true}},
+		"the cloud does not answer":  {{at: 1000}, {at: 1020}, {at: 1040}},
+		"the list is wrong of it": {{at: 1000}, {at: 1020, says: cloud.Running}, {at: 1030, says: cloud.Gone},
+			{at: 1050, says: cloud.Gone, lost: true}},
+		"its zone is not covered":            {{at: 1000, listing: blind}, {at: 1020, listing: blind, says: cloud.Gone}},
+		"its zone is not covered in between": {{at: 1000}, {at: 1010, listing: blind}, {at: 1020, says: cloud.Gone, lost: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := newInventory(Health{}, 0)
+			cell := on("i", 200)
+			cell.Instance.Zone = "a"
+			for _, l := range looks {
+				f := described(v, l.at, l.says, []known{{cell: cell}}, l.listing)
+				if got := len(f.vanished) == 1; got != l.lost {
+					t.Errorf("at %d s it has vanished: %t, want %t", l.at, got, l.lost)
+				}
+			}
+		})
+	}
+}
+
+func TestTheEndOfACellIsNoLoss(t *testing.T) {
+	v := newInventory(Health{}, 0)
+	cell := on("i", 200)
+	cell.Phase = apiv1.Terminating
+	for _, at := range []int{1000, 2000} {
+		f := shown(v, at, []known{{cell: cell}})
+		if len(f.vanished) != 0 || !slices.Equal(f.wake, []string{cell.ID}) {
+			t.Errorf("at %d s %d have vanished, and %v are woken", at, len(f.vanished), f.wake)
+		}
+	}
+}
+
+func TestALookWakesTheCellsThatWaitForOne(t *testing.T) {
+	bound, addressless := on("i-1", 200), on("i-2", 200)
+	addressless.Phase, addressless.Instance.PodIP = apiv1.Booting, netip.Addr{}
+	stopping := on("i-3", 200)
+	stopping.Phase, stopping.Stopped, stopping.Instance.State = apiv1.Ready, true, cloud.Running
+	requested, launching := &Cell{ID: "requested", Phase: apiv1.Requested}, &Cell{ID: "launching", Phase: apiv1.Launching}
+	var all []known
+	for _, cell := range []*Cell{bound, addressless, stopping, requested, launching} {
+		all = append(all, known{cell: cell})
+	}
+	f := shown(newInventory(Health{}, 0), 1000, all, cloud.Instance{ID: "i-3", State: cloud.Stopped})
+	if want := []string{"cell-i-2", "cell-i-3", "requested"}; !slices.Equal(f.wake, want) {
+		t.Errorf("it wakes %v, want %v", f.wake, want)
+	}
+}
+
+func TestAnInstanceOfALostStoreIsAStrangerUnlessItSaysItsPod(t *testing.T) {
+	v := newInventory(Health{}, 0)
+	old, young := time.Unix(99, 0), time.Unix(101, 0)
+	tagged := func(id string, launched time.Time, tags map[string]string) cloud.Instance {
+		return cloud.Instance{ID: id, Launched: launched, Tags: tags}
+	}
+	shown(v, 1000, []known{{cell: on("i-own", 50)}, {cell: &Cell{ID: "launching", Phase: apiv1.Launching}}},
+		tagged("i-own", old, nil),
+		tagged("i-launching", old, map[string]string{cloud.TagCell: "launching"}),
+		tagged("i-pod", old, map[string]string{cloud.TagPodUID: "uid"}),
+		tagged("i-young", young, nil),
+		tagged("i-stranger", old, nil),
+	)
+	last := v.last()
+	if !slices.Equal(last.strangers, []string{"i-stranger"}) || !slices.Equal(last.byPod["uid"], []string{"i-pod"}) {
+		t.Errorf("strangers %v, instances by pod %v", last.strangers, last.byPod)
+	}
+}
+
+func TestACellsOwnInstanceIsTheOneThatItsRecordNames(t *testing.T) {
+	for _, ids := range [][]string{{"i-own", "i-double"}, {"i-double", "i-own"}} {
+		v := newInventory(Health{}, 0)
+		var list []cloud.Instance
+		for _, id := range ids {
+			list = append(list, cloud.Instance{ID: id, Tags: map[string]string{cloud.TagCell: "cell-i-own"}})
+		}
+		f := shown(v, 1000, []known{{cell: on("i-own", 200)}}, list...)
+		if got := v.last().byCell["cell-i-own"]; got != "i-own" || f.found != 1 {
+			t.Errorf("the cell's instance is %s, %d orphans are found", got, f.found)
+		}
+	}
+}

@@ -1,0 +1,73 @@
+package cells
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+)
+
+func TestACellThatDoesNotJoinInTimeIsReplacedAndSaysSo(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.links.boots = func(string) bool { return false }
+		slow := Offer{InstanceType: "mac2.metal", Zone: "z", BootTimeout: time.Hour}
+		if _, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Seen: time.Now(), Offers: []Offer{slow}}); err != nil {
+			t.Fatal(err)
+		}
+		b.request("b", "nano") // an hour too; changed below
+		b.later(59 * time.Minute)
+		if b.phase("a") != apiv1.Booting {
+			t.Fatalf("it is %q before its time", b.phase("a"))
+		}
+		b.later(2 * time.Minute)
+		if b.phase("a") != "" || len(b.said("CellNotReady", "not joined in time", "its agent has not joined")) != 2 {
+			t.Fatalf("it is %q, said %v", b.phase("a"), b.events)
+		}
+	})
+}
+
+// An agent that has started anew may have lost what it was told: each connection
+// is told of, also when the break before it was too short for the cell's worker to
+// see.
+func TestEveryConnectionToAnAgentIsToldOf(t *testing.T) {
+	var mu sync.Mutex
+	told := map[string]int{}
+	connected := onConnection{told: func(cell Cell, agent agentapi.Conn) {
+		mu.Lock()
+		defer mu.Unlock()
+		if agent == nil {
+			t.Error("no way to the agent")
+		}
+		told[cell.Pod.Name]++
+	}}
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		times := func() int {
+			mu.Lock()
+			defer mu.Unlock()
+			return told["a"]
+		}
+		b.request("a", "nano")
+		b.later(10 * time.Second)
+		if n := times(); n != 1 {
+			t.Fatalf("told of %d connections, want 1", n)
+		}
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		l := b.links.of(cell.ID)
+		l.onState(false, errors.New("cut")) // and connected again at once
+		l.onState(true, nil)
+		b.later(10 * time.Second)
+		if n := times(); n != 2 {
+			t.Fatalf("told of %d connections, want 2", n)
+		}
+		l.set(false, errors.New("cut"))
+		b.later(time.Second)
+		l.set(true, nil)
+		b.later(10 * time.Second)
+		if n := times(); n != 3 {
+			t.Fatalf("told of %d connections, want 3", n)
+		}
+	}, connected)
+}

@@ -1,0 +1,205 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Request is what a pod asks for.
+type Request struct {
+	Pod     apiv1.PodReference
+	Attempt int
+	// Seen is when Kip first saw the pod.
+	Seen time.Time
+	// Offers come best first; there is at least one.
+	Offers []Offer
+	// Disks are those of the pod's volumes, all in the zone of each offer.
+	Disks []Disk
+	// Plugins are those of the CSI drivers of the pod's volumes.
+	Plugins []Plugin
+	// Options are what a cell for it is launched with.
+	Options Options
+	// Special says that the pod asks for what only a launch can give. No standby
+	// cell fits such a pod.
+	Special bool
+	// HealthyTimeout is as in Cell.
+	HealthyTimeout *time.Duration
+}
+
+// Request asks for a cell for a pod. It takes a standby cell of the type that the
+// pod would get, where there is one. It returns when the request is stored. The
+// error is ErrHasCell where the pod has a cell that is not Gone, and a
+// *DiskInUseError where a live cell of another pod has one of the disks.
+func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
+	if len(r.Offers) == 0 {
+		return Cell{}, fmt.Errorf("request a cell for pod %s: no offers", r.Pod)
+	}
+	c.mu.Lock()
+	if _, has := c.byPod[r.Pod.UID]; has {
+		c.mu.Unlock()
+		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, ErrHasCell)
+	}
+	if err := c.claimed(r.Disks); err != nil {
+		c.mu.Unlock()
+		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, err)
+	}
+	if e := c.takeStandby(r); e != nil {
+		c.mu.Unlock()
+		return c.give(ctx, e, r)
+	}
+	cell := Cell{
+		ID:             newID("cell-"),
+		Pod:            r.Pod,
+		Phase:          apiv1.Requested,
+		Attempt:        r.Attempt,
+		Offers:         r.Offers,
+		Reason:         r.Offers[0].Reason,
+		Options:        r.Options,
+		HealthyTimeout: r.HealthyTimeout,
+		Template:       c.cfg.Template,
+		Disks:          r.Disks,
+		Plugins:        r.Plugins,
+	}
+	cell.step(apiv1.StepSeen, r.Seen)
+	cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())
+	e := newEntry(cell, 0)
+	c.reserve(e) // while it is being stored
+	c.mu.Unlock()
+	return cell, c.store(ctx, e)
+}
+
+// store writes the record of a new cell, which is reserved, and starts its life.
+func (c *Controller) store(ctx context.Context, e *entry) error {
+	e.writing.Lock()
+	defer e.writing.Unlock()
+	cell := e.cell()
+	revision, err := c.cfg.Store.Put(ctx, keyPrefix+e.id, cell, 0)
+	c.mu.Lock()
+	if notWritten(err) {
+		c.unreserve(e)
+		c.mu.Unlock()
+		if refusedWrite(err) {
+			c.fail(err)
+		}
+		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)
+	}
+	c.cells[e.id] = e
+	if err != nil {
+		// The record may be stored all the same. The cell's worker finds out.
+		e.unsure, e.ending = cell, "the store did not answer"
+		c.mu.Unlock()
+		c.queue.AddRateLimited(e.id)
+		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)
+	}
+	e.revision = revision
+	c.mu.Unlock()
+	c.observers.CellChanged(*cell)
+	c.queue.Add(e.id)
+	return nil
+}
+
+// reserve notes, under mu, whose a cell is.
+func (c *Controller) reserve(e *entry) {
+	if e.pod.UID == "" {
+		c.standby[e.id] = e
+		return
+	}
+	c.byPod[e.pod.UID] = e.id
+	c.claim(e)
+	name := nameOf(e.pod)
+	c.named[name] = append(c.named[name], e.pod.UID)
+}
+
+// unreserve undoes reserve, under mu.
+func (c *Controller) unreserve(e *entry) {
+	delete(c.standby, e.id)
+	if e.pod.UID == "" {
+		return
+	}
+	delete(c.byPod, e.pod.UID)
+	c.unclaim(e)
+	name := nameOf(e.pod)
+	c.named[name] = slices.DeleteFunc(c.named[name], func(uid types.UID) bool { return uid == e.pod.UID })
+	if len(c.named[name]) == 0 {
+		delete(c.named, name)
+	}
+}
+
+func nameOf(pod apiv1.PodReference) cache.ObjectName {
+	return cache.ObjectName{Namespace: pod.Namespace, Name: pod.Name}
+}
+
+// PodsNamed returns the pods of this name, of the past or the present, that have
+// a cell.
+func (c *Controller) PodsNamed(name cache.ObjectName) []types.UID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.named[name])
+}
+
+// ErrHasCell: a pod has at most one cell at a time.
+var ErrHasCell = errors.New("the pod has a cell already")
+
+// request hands a cell to be launched with others, as soon as nobody else can be
+// running its pod.
+func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, error) {
+	c.mu.Lock()
+	launching := e.launching
+	c.mu.Unlock()
+	if launching {
+		return 0, nil // it is its group's, which may be storing the launch, and gives it back
+	}
+	if why, _ := c.endingOf(e); why != "" {
+		return 0, c.gone(ctx, e, why)
+	}
+	if clear, err := c.nobodyElseRuns(ctx, e); err != nil || !clear {
+		c.pollSoon()
+		return time.Second, err
+	}
+	if wait := c.launchesPaused(e); wait > 0 {
+		return wait, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !e.launching {
+		e.launching = true
+		c.launches.add(e)
+	}
+	return 0, nil
+}
+
+// nobodyElseRuns says that the cloud shows no other instance that may run the
+// pod: one that a Kip launched whose store was lost would go on running it. It is
+// terminated first.
+func (c *Controller) nobodyElseRuns(ctx context.Context, e *entry) (bool, error) {
+	cell, look := e.cell(), c.inventory.last()
+	if look.began.IsZero() || look.blind {
+		return false, nil
+	}
+	other := slices.Clone(look.strangers)
+	for _, id := range look.byPod[cell.Pod.UID] {
+		if look.byID[id].Tags[cloud.TagCell] != cell.ID {
+			other = append(other, id)
+		}
+	}
+	if len(other) == 0 {
+		return true, nil
+	}
+	c.warn(cell, events.CellUnknown,
+		"Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it", other)
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if err := c.cfg.Cloud.Terminate(call, other...).Err(); err != nil {
+		return false, fmt.Errorf("terminate %v, which may run the same pod: %w", other, err)
+	}
+	return false, nil
+}

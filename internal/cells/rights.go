@@ -1,0 +1,90 @@
+package cells
+
+import (
+	"errors"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
+)
+
+const (
+	// firstPause and longestPause are how long no launch is sent after one that Kip
+	// had no right to. Rights come back by a person's hand.
+	firstPause, longestPause = 5 * time.Second, time.Minute
+)
+
+// pause is a time without launches, since the cloud says that Kip has no right to
+// them. Cells that run are left alone.
+type pause struct {
+	since time.Time     // zero while there is none
+	until time.Time     // the next launch is sent then, to see whether it is over
+	wait  time.Duration // for the one after
+	asked bool          // a launch was let through to see
+	why   string
+}
+
+// heardOfRights learns from the answer to a launch whether Kip may launch.
+func (c *Controller) heardOfRights(results cloud.LaunchResults) {
+	now := c.cfg.Clock.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	allowed := false
+	for _, r := range results {
+		switch {
+		case errors.Is(r.Err, cloud.ErrUnauthorised):
+			first := c.pause.since.IsZero()
+			if first {
+				c.pause = pause{since: now, wait: firstPause}
+			}
+			c.pause.why = r.Err.Error()
+			if first || c.pause.asked {
+				c.pause.asked = false
+				c.pause.until = now.Add(c.pause.wait)
+				c.pause.wait = min(2*c.pause.wait, longestPause)
+			}
+			if first {
+				c.cfg.Log.Error("Kip has no right to launch instances: no cell is launched until it has; cells that run go on",
+					"cloud", c.cfg.Cloud.Name(), "err", r.Err)
+			}
+			return
+		case r.Err == nil, cloud.Refused(r.Err):
+			allowed = true
+		}
+	}
+	if !allowed || c.pause.since.IsZero() {
+		return
+	}
+	c.cfg.Log.Info("Kip may launch instances again", "cloud", c.cfg.Cloud.Name(), "paused", now.Sub(c.pause.since))
+	c.pause = pause{}
+	for id, e := range c.cells {
+		if e.cell().Phase == apiv1.Requested {
+			c.queue.Add(id)
+		}
+	}
+}
+
+// launchesPaused is how long a cell has to wait for Kip's rights; 0 if it may be
+// launched. When the time has come one cell is let through, to see.
+func (c *Controller) launchesPaused(e *entry) time.Duration {
+	now := c.cfg.Clock.Now()
+	c.mu.Lock()
+	if c.pause.since.IsZero() {
+		c.mu.Unlock()
+		return 0
+	}
+	left := c.pause.until.Sub(now)
+	if left <= 0 {
+		c.pause.until, c.pause.asked = now.Add(callTimeout), true // the others wait for its answer
+		c.mu.Unlock()
+		return 0
+	}
+	told, why := e.toldPaused, c.pause.why
+	e.toldPaused = true
+	c.mu.Unlock()
+	if !told {
+		c.warn(e.cell(), events.LaunchesPaused, "Kip has no right to launch instances: %s; the pod waits until it has", why)
+	}
+	return left
+}

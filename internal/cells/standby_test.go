@@ -1,0 +1,254 @@
+package cells
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func keep(count int) func(*Config) {
+	return func(c *Config) {
+		c.Pools = []Pool{{Name: "nano", Count: count, Offers: func() ([]Offer, error) {
+			return []Offer{{
+				InstanceType: "nano",
+				Zone:         "z",
+				PricePerHour: 1,
+				BootTimeout:  time.Minute,
+			}}, nil
+		}}}
+	}
+}
+
+func TestEachPodOfABurstGetsAStandbyCellOrOneOfItsOwn(t *testing.T) {
+	inBubble(t, keep(3), nil, func(t *testing.T, b *bubble) {
+		b.later(10 * time.Second)
+		if s := b.cells.Standby(); len(s) != 1 || s[0].Ready != 3 || s[0].Booting != 0 {
+			t.Fatalf("pools %+v, want one with 3 ready", s)
+		}
+		// No cell boots before the burst is over: else those that refill the
+		// pool are ready in no time, and are taken too.
+		over := make(chan struct{})
+		b.links.boots = func(string) bool {
+			<-over
+			return true
+		}
+		var burst sync.WaitGroup
+		for n := range 5 {
+			burst.Go(func() { b.request(fmt.Sprint(n), "nano") })
+		}
+		burst.Wait()
+		close(over)
+		b.later(10 * time.Second)
+		cells := map[string]bool{}
+		standby := 0
+		for n := range 5 {
+			cell, ok := b.cells.ForPod(ref(fmt.Sprint(n)).UID)
+			if !ok || cell.Phase != apiv1.Bound {
+				t.Fatalf("pod %d has a cell: %t, %s", n, ok, cell.Phase)
+			}
+			if got := b.links.of(cell.ID).bound; !slices.Equal(got, slices.Clip(got[:1])) || got[0] != ref(fmt.Sprint(n)).UID {
+				t.Fatalf("the cell of pod %d shows %v", n, got)
+			}
+			cells[cell.ID] = true
+			if cell.Standby != "" {
+				standby++
+			}
+		}
+		if len(cells) != 5 || standby != 3 {
+			t.Fatalf("%d cells for 5 pods, %d of them standby; want 5 and 3", len(cells), standby)
+		}
+		if n := len(b.cloud.running()); n != 8 {
+			t.Fatalf("%d instances, want 5 for pods and 3 on standby", n)
+		}
+	})
+}
+
+func TestAPoolIsRefilledOnceThePodHasHadItsTimeToStart(t *testing.T) {
+	slowly := func(c *Config) {
+		keep(2)(c)
+		c.RefillDelay = 2 * time.Second
+	}
+	inBubble(t, slowly, nil, func(t *testing.T, b *bubble) {
+		b.later(10 * time.Second)
+		for i, step := range []struct {
+			take  string
+			after time.Duration
+			want  int
+		}{
+			{"a", 1900 * time.Millisecond, 2},
+			{"b", 1900 * time.Millisecond, 2}, // one that is taken meanwhile has its time, too
+			{"", 200 * time.Millisecond, 4},
+			{"c", 1900 * time.Millisecond, 4},
+			{"", 200 * time.Millisecond, 5},
+		} {
+			if step.take != "" {
+				b.request(step.take, "nano")
+			}
+			b.later(step.after)
+			if n := len(b.cloud.running()); n != step.want {
+				t.Errorf("step %d: %d instances, want %d", i, n, step.want)
+			}
+		}
+	})
+}
+
+func TestAStandbyCellIsTakenOnlyForWhatItIs(t *testing.T) {
+	inBubble(t, keep(1), nil, func(t *testing.T, b *bubble) {
+		b.later(10 * time.Second)
+		b.request("a", "small", "nano") // small is cheaper for it
+		special := Request{
+			Pod:     ref("b"),
+			Attempt: 1,
+			Seen:    time.Now(),
+			Special: true,
+			Offers:  []Offer{{InstanceType: "nano", Zone: "z", BootTimeout: time.Minute}},
+		}
+		if cell, would := b.cells.WouldTake(special); would {
+			t.Errorf("one that only a launch can serve would take %s", cell.ID)
+		}
+		plain := special
+		plain.Special = false
+		if cell, would := b.cells.WouldTake(plain); !would || cell.Standby == "" {
+			t.Errorf("one that fits would take %q, a standby cell %t", cell.ID, would)
+		}
+		if _, err := b.cells.Request(t.Context(), special); err != nil {
+			t.Fatal(err)
+		}
+		elsewhere := Request{
+			Pod:     ref("c"),
+			Attempt: 1,
+			Seen:    time.Now(),
+			Offers:  []Offer{{InstanceType: "nano", Zone: "y", BootTimeout: time.Minute}},
+		}
+		if _, err := b.cells.Request(t.Context(), elsewhere); err != nil {
+			t.Fatal(err)
+		}
+		b.later(10 * time.Second)
+		for _, pod := range []string{"a", "b", "c"} {
+			if cell, _ := b.cells.ForPod(ref(pod).UID); cell.Standby != "" || cell.Phase != apiv1.Bound {
+				t.Errorf("pod %s: %s, standby %q", pod, cell.Phase, cell.Standby)
+			}
+		}
+		if s := b.cells.Standby(); s[0].Ready != 1 {
+			t.Errorf("pools %+v", s)
+		}
+	})
+}
+
+func TestAPoolIsRolledOnlyAsTheNewBecomeReady(t *testing.T) {
+	inBubble(t, keep(2), nil, func(t *testing.T, b *bubble) {
+		b.later(10 * time.Second)
+		old := b.cloud.running()
+		b.stop()
+		b.cfg.Template = "new"
+		boot := make(chan struct{})
+		b.links.boots = func(cell string) bool {
+			select {
+			case <-boot:
+				return true
+			default:
+				return outdated(b, cell)
+			}
+		}
+		b.run()
+		b.later(30 * time.Second)
+		for _, id := range old {
+			if !slices.Contains(b.cloud.running(), id) {
+				t.Fatalf("%s was ended before a new one was ready", id)
+			}
+		}
+		close(boot)
+		b.later(10 * time.Minute) // the new ones that did not boot are replaced
+		for _, id := range old {
+			if slices.Contains(b.cloud.running(), id) {
+				t.Fatalf("%s is still there", id)
+			}
+		}
+		if s := b.cells.Standby(); s[0].Ready != 2 || len(b.cloud.running()) != 2 {
+			t.Fatalf("pools %+v, instances %v", s, b.cloud.running())
+		}
+	})
+}
+
+// outdated says that a cell was made from the template before this one.
+func outdated(b *bubble, id string) bool {
+	for _, cell := range b.cells.List() {
+		if cell.ID == id {
+			return cell.Template == ""
+		}
+	}
+	return false
+}
+
+// stopping is a model cloud that can stop instances.
+type stopping struct{ *modelCloud }
+
+func (s stopping) set(state cloud.State, ids []string) cloud.Results {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range ids {
+		if i, ok := s.instances[id]; ok {
+			i.State = state
+			s.instances[id] = i
+		}
+	}
+	return cloud.Each(nil, ids...)
+}
+
+func (s stopping) Stop(_ context.Context, ids ...string) cloud.Results {
+	return s.set(cloud.Stopped, ids)
+}
+
+func (s stopping) Start(_ context.Context, ids ...string) cloud.Results {
+	return s.set(cloud.Running, ids)
+}
+
+func TestAStoppedStandbyCellCostsNothingAndBootsForItsPod(t *testing.T) {
+	inBubble(t, func(c *Config) {
+		keep(1)(c)
+		c.Pools[0].Stopped = true
+		model := c.Cloud.(*modelCloud)
+		model.features.Stopper = stopping{model}
+	}, nil, func(t *testing.T, b *bubble) {
+		b.later(time.Minute)
+		cells := b.cells.List()
+		if len(cells) != 1 || !cells[0].Stopped || cells[0].Phase != apiv1.Ready || b.cloud.instances["i-0"].State != cloud.Stopped {
+			t.Fatalf("%+v, instances %v", cells, b.cloud.instances)
+		}
+		before := b.cells.Costs()[0].Seconds
+		b.later(time.Hour)
+		if after := b.cells.Costs()[0].Seconds; after != before || after > 60 {
+			t.Fatalf("it has cost %v seconds, %v an hour later", before, after)
+		}
+		b.stop() // a restart leaves it stopped
+		b.run()
+		b.later(time.Minute)
+		if b.cloud.instances["i-0"].State != cloud.Stopped {
+			t.Fatal("a restart of Kip has started it")
+		}
+		b.request("a", "nano")
+		b.later(time.Minute)
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		if cell.Phase != apiv1.Bound || cell.Instance.ID != "i-0" || cell.Stopped || b.cloud.instances["i-0"].State != cloud.Running {
+			t.Fatalf("%+v", cell)
+		}
+		if got := b.links.of(cell.ID).bound; !slices.Equal(got, []types.UID{ref("a").UID}) {
+			t.Fatalf("it shows %v", got)
+		}
+		if n := len(b.cloud.running()); n != 2 {
+			t.Fatalf("%d instances, want one for the pod and one on standby", n)
+		}
+		b.cells.Release(ref("a").UID, "done", false)
+		b.later(time.Minute)
+		if b.phase("a") != "" || len(b.cloud.running()) != 1 {
+			t.Fatalf("it is %q, instances %v", b.phase("a"), b.cloud.running())
+		}
+	})
+}

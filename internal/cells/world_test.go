@@ -1,0 +1,383 @@
+package cells
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/tunnel"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+)
+
+// modelCloud is a cloud with idempotent launches and faults to order.
+type modelCloud struct {
+	mu        sync.Mutex
+	launches  []string // what was asked for, in order
+	byToken   map[string]string
+	requests  map[string]string // by token
+	traits    cloud.Traits
+	features  cloud.Features
+	instances map[string]cloud.Instance
+	// fail answers a launch with an error; started says that the instance was
+	// started all the same.
+	fail func(cloud.LaunchRequest) (err error, started bool)
+	// failOne does the same for one machine, which is then not started.
+	failOne func(r cloud.LaunchRequest, n int) error
+	// keep are errors of terminations, by instance.
+	keep map[string]error
+	// blind are zones that lists do not cover, hidden instances that they lack, and
+	// forgets says that the cloud does not know any more what has ended.
+	blind     []string
+	hidden    map[string]bool
+	forgets   bool
+	described int
+	// linger keeps terminated instances in the list.
+	linger     bool
+	terminated map[string]int
+}
+
+var _ cloud.Cloud = (*modelCloud)(nil)
+
+func newModelCloud() *modelCloud {
+	return &modelCloud{byToken: map[string]string{}, requests: map[string]string{}, hidden: map[string]bool{},
+		instances: map[string]cloud.Instance{}, terminated: map[string]int{}}
+}
+
+// set changes the model.
+func (m *modelCloud) set(change func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	change()
+}
+
+func (*modelCloud) Name() string                                              { return "model" }
+func (*modelCloud) Catalogue(context.Context) ([]catalog.InstanceType, error) { return nil, nil }
+
+func (m *modelCloud) Traits() cloud.Traits {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.traits
+}
+
+func (m *modelCloud) Features() cloud.Features { return m.features }
+
+// Launch refuses a token that comes with another request, as EC2 does.
+func (m *modelCloud) Launch(_ context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.launches = append(m.launches, r.InstanceType)
+	text, err := json.Marshal(r)
+	if err != nil {
+		return cloud.NotLaunched(len(r.Machines), err)
+	}
+	if first, known := m.requests[r.Token]; known && first != string(text) {
+		return cloud.NotLaunched(len(r.Machines), &cloud.Error{Cause: cloud.ErrMismatch, Err: fmt.Errorf("first %s, then %s", first, text)})
+	}
+	if m.fail != nil {
+		var started bool
+		if err, started = m.fail(r); err != nil && !started {
+			return cloud.NotLaunched(len(r.Machines), err)
+		}
+	}
+	m.requests[r.Token] = string(text)
+	results := make(cloud.LaunchResults, len(r.Machines))
+	for n, machine := range r.Machines {
+		tags := r.TagsOf(n)
+		if !strings.Contains(string(machine.UserData), tags[cloud.TagCell]) {
+			return cloud.NotLaunched(len(r.Machines), fmt.Errorf("%w: user data of another cell", cloud.ErrRefused))
+		}
+		token := fmt.Sprint(r.Token, n)
+		if m.failOne != nil {
+			if results[n].Err = m.failOne(r, n); results[n].Err != nil && m.byToken[token] == "" {
+				continue
+			}
+		}
+		id, known := m.byToken[token]
+		if !known {
+			id = fmt.Sprintf("i-%d", len(m.byToken))
+			m.byToken[token] = id
+			m.instances[id] = cloud.Instance{
+				ID: id, InstanceType: r.InstanceType, Zone: r.Zone, State: cloud.Running, Tags: tags, Launched: time.Now(),
+				ManagementIP: netip.AddrFrom4([4]byte{127, 0, 0, 2}), PodIP: netip.AddrFrom4([4]byte{127, 0, 0, 3}),
+			}
+		}
+		results[n].Instance = m.instances[id]
+		if err != nil {
+			results[n] = cloud.LaunchResult{Err: err}
+		}
+	}
+	return results
+}
+
+func (m *modelCloud) List(_ context.Context, owner string) (list cloud.Listing, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list.Missing = m.blind
+	for _, i := range m.instances {
+		if i.Tags[cloud.TagOwner] == owner && list.Covers(i.Zone) && !m.hidden[i.ID] {
+			list.Instances = append(list.Instances, i)
+		}
+	}
+	return list, nil
+}
+
+// Describe is positive that what is not there is gone, unless it has forgotten, and
+// knows nothing of the zones that lists do not cover.
+func (m *modelCloud) Describe(_ context.Context, ids ...string) ([]cloud.Instance, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.described++
+	list := make([]cloud.Instance, len(ids))
+	for n, id := range ids {
+		i, there := m.instances[id]
+		switch {
+		case there && !slices.Contains(m.blind, i.Zone):
+			list[n] = i
+		case there, m.forgets:
+			list[n] = cloud.Instance{ID: id, State: cloud.Unknown}
+		default:
+			list[n] = cloud.Instance{ID: id, State: cloud.Gone}
+		}
+	}
+	return list, nil
+}
+
+func (m *modelCloud) Terminate(_ context.Context, ids ...string) cloud.Results {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	results := cloud.Each(nil, ids...)
+	for n, id := range ids {
+		m.terminated[id]++
+		if results[n].Err = m.keep[id]; results[n].Err != nil {
+			continue
+		}
+		if i, ok := m.instances[id]; ok && m.linger {
+			i.State = cloud.Terminating
+			m.instances[id] = i
+		} else {
+			delete(m.instances, id)
+		}
+	}
+	return results
+}
+
+func (m *modelCloud) running() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.instances))
+}
+
+const soonPoll = 50 * time.Millisecond
+
+// world is one Kip's cells on a model cloud and a real store.
+type world struct {
+	*testing.T
+	Unobserved
+	cloud  *modelCloud
+	store  *store.Store
+	cells  *Controller
+	stop   func()
+	mu     sync.Mutex
+	events []string
+	phases map[string][]apiv1.Phase // by pod
+	cooled []string
+	waker  chan struct{}
+}
+
+func newWorld(t *testing.T) *world {
+	st, err := store.OpenEmbedded(t.Context(), t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := st.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	w := &world{
+		T:      t,
+		cloud:  newModelCloud(),
+		store:  st,
+		phases: map[string][]apiv1.Phase{},
+		waker:  make(chan struct{}, 1),
+	}
+	w.start()
+	t.Cleanup(func() { w.stop() })
+	return w
+}
+
+// start runs a Kip on what is stored; stop ends it.
+func (w *world) start() {
+	w.Helper()
+	authority, err := pki.New(time.Now)
+	if err != nil {
+		w.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	dialer, err := tunnel.NewDialer(tunnel.DialerConfig{
+		Authority: authority,
+		Log:       log,
+		// The addresses of modelCloud's instances are this host's own.
+		Dial: func(context.Context, netip.AddrPort) (net.Conn, error) { return nil, syscall.ECONNREFUSED },
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+	nowhere := &rest.Config{Host: "http://127.0.0.1:1"}
+	api, err := cellapi.New(cellapi.Config{
+		NodeName: "kip-0",
+		Node:     nowhere,
+		Own:      nowhere,
+		Log:      log,
+		Pods:     cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, nil),
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.cells = New(Config{
+		NodeName:     "kip-0",
+		ControllerID: "me",
+		Cloud:        w.cloud,
+		Store:        w.store,
+		Tunnels:      OverTunnels(dialer),
+		APIs:         ServedBy(api),
+		CAHash:       authority.Hash(),
+		Shortages:    w,
+		Event: func(_ apiv1.PodReference, kind, reason, _ string) {
+			w.note(func() { w.events = append(w.events, kind+" "+reason) })
+		},
+		SaveLogs:      func(context.Context, apiv1.PodReference, agentapi.Conn) error { return nil },
+		ClusterDomain: "cluster.local",
+		SoonPoll:      soonPoll,
+		Clock:         clock.RealClock{},
+		Log:           log,
+	})
+	w.cells.Observe(w)
+	if err := w.cells.Load(w.Context()); err != nil {
+		w.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.cells.Run(ctx) }()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.Errorf("the controller ended with %v", err)
+		}
+	})
+}
+
+var (
+	_ Observer  = (*world)(nil)
+	_ Shortages = (*world)(nil)
+)
+
+func (w *world) CellChanged(c Cell) {
+	w.note(func() {
+		if p := w.phases[c.Pod.Name]; len(p) == 0 || p[len(p)-1] != c.Phase {
+			w.phases[c.Pod.Name] = append(p, c.Phase)
+		}
+	})
+}
+
+func (w *world) CellSilent(c Cell, _ time.Time) {
+	w.note(func() { w.events = append(w.events, "silent "+c.Pod.Name) })
+}
+
+func (w *world) CellInterrupted(c Cell) {
+	w.note(func() { w.events = append(w.events, "interrupted "+c.Pod.Name) })
+}
+
+func (w *world) Mark(o Offer, _ error) {
+	w.note(func() { w.cooled = append(w.cooled, o.InstanceType) })
+}
+
+func (*world) Unavailable(Offer) bool { return false }
+
+func (w *world) note(f func()) {
+	w.mu.Lock()
+	f()
+	w.mu.Unlock()
+	select {
+	case w.waker <- struct{}{}:
+	default:
+	}
+}
+
+// until waits for a condition on what was noted.
+func (w *world) until(what string, ok func() bool) {
+	w.Helper()
+	deadline := time.NewTimer(time.Minute)
+	defer deadline.Stop()
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for {
+		w.mu.Lock()
+		is := ok()
+		w.mu.Unlock()
+		if is {
+			return
+		}
+		select {
+		case <-w.waker:
+		case <-look.C:
+		case <-deadline.C:
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.Fatalf("%s: never; events %v, phases %v, launches %v, instances %v",
+				what, w.events, w.phases, w.cloud.launches, w.cloud.instances)
+		}
+	}
+}
+
+func (w *world) reached(pod string, phase apiv1.Phase) func() bool {
+	return func() bool { return slices.Contains(w.phases[pod], phase) }
+}
+
+func ref(name string) apiv1.PodReference {
+	return apiv1.PodReference{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)}
+}
+
+func (w *world) request(pod string, offers ...string) Cell {
+	w.Helper()
+	var list []Offer
+	for _, o := range offers {
+		list = append(list, Offer{
+			InstanceType: o,
+			Zone:         "z",
+			PricePerHour: 1,
+			BootTimeout:  time.Hour,
+		})
+	}
+	cell, err := w.cells.Request(w.Context(), Request{
+		Pod:     ref(pod),
+		Attempt: 1,
+		Seen:    time.Now(),
+		Offers:  list,
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return cell
+}

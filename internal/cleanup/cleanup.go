@@ -1,0 +1,471 @@
+package cleanup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/store"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// lookEvery is how often a cleanup looks at what it waits for, and
+	// sayEvery how often it says so.
+	lookEvery, sayEvery = time.Second, 5 * time.Second
+	// betweenLooks is the least time between the two looks at the cloud that
+	// prove that nothing is left; a list that lags asks for more.
+	betweenLooks = 2 * time.Second
+	// lastPodsTime is how long pods may take to go when the node is gone: no cell
+	// runs them any more. What stays is held by somebody's finalizer.
+	lastPodsTime = 30 * time.Second
+	// lastLook bounds the report when the time for all else is up.
+	lastLook = 15 * time.Second
+)
+
+// Config of a Cleaner. All fields are required unless they say otherwise.
+type Config struct {
+	Node         string
+	ControllerID string
+	// Pods returns those on the node; an error while they are not known.
+	Pods func() ([]*corev1.Pod, error)
+	// Pause keeps the pods' loop from requesting cells.
+	Pause func(why string)
+	Cells Cells
+	// Status tells what a cell waits for.
+	Status func(cells.Cell) apiv1.CellStatus
+	Cloud  cloud.Cloud
+	// Disks of the cloud. Optional: it has none.
+	Disks cloud.Disks
+	// ListLag is by how much the cloud's list may be behind.
+	ListLag time.Duration
+	AsKip   kubernetes.Interface
+	AsNode  kubernetes.Interface
+	// Resources are the Cell resources.
+	Resources dynamic.ResourceInterface
+	Store     *store.Store
+	// StoreHint says where the records are, and how they are removed when Kip is not
+	// to come back.
+	StoreHint string
+	// StopNode ends the virtual node's controller for good, and waits for that.
+	StopNode func(context.Context) error
+	Clock    clock.WithTicker
+}
+
+// Cells is what this package needs of package cells.
+type Cells interface {
+	List() []cells.Cell
+	EmptyPools()
+}
+
+// Cleaner ends all that this Kip has made. Until the process ends, Kip makes
+// nothing new then.
+type Cleaner struct {
+	cfg  Config
+	busy sync.Mutex // held by a cleanup
+}
+
+var _ adminapi.Cleaner = (*Cleaner)(nil)
+
+// New returns a cleaner.
+func New(cfg Config) *Cleaner { return &Cleaner{cfg: cfg} }
+
+// Holdings says what there is of this Kip.
+func (c *Cleaner) Holdings(ctx context.Context) (adminapi.Holdings, error) {
+	h := adminapi.Holdings{
+		Node:          c.cfg.Node,
+		Store:         c.cfg.StoreHint,
+		Records:       map[string]int{},
+		Pods:          []string{},
+		Cells:         []string{},
+		Instances:     []string{},
+		CellResources: []string{},
+		Disks:         []string{},
+	}
+	// What cannot be asked must not be reported as nothing.
+	var errs []error
+	pods, err := c.cfg.Pods()
+	if err != nil {
+		errs = append(errs, err)
+	}
+	for _, p := range pods {
+		h.Pods = append(h.Pods, p.Namespace+"/"+p.Name)
+	}
+	for _, cell := range c.cfg.Cells.List() {
+		h.Cells = append(h.Cells, c.describe(cell))
+	}
+	listing, err := c.listed(ctx)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	for _, i := range listing {
+		h.Instances = append(h.Instances, fmt.Sprintf("%s of %s", i.ID, i.Tags[cloud.TagCell]))
+	}
+	if c.cfg.Disks != nil {
+		disks, err := c.cfg.Disks.ListDisks(ctx, c.cfg.ControllerID)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("list the disks of cloud %s: %w", c.cfg.Cloud.Name(), err))
+		}
+		for _, d := range disks {
+			h.Disks = append(h.Disks, fmt.Sprintf("%s of %s: %s", d.ID, resource.NewQuantity(d.SizeBytes, resource.BinarySI), d.Tags[cloud.TagName]))
+		}
+	}
+	if h.CellResources, err = c.cellResources(ctx); err != nil {
+		errs = append(errs, err)
+	}
+	if h.NodeExists, err = c.nodeExists(ctx); err != nil {
+		errs = append(errs, err)
+	}
+	if h.NodeLease, err = c.leaseExists(ctx); err != nil {
+		errs = append(errs, err)
+	}
+	if err := c.cfg.Store.List(ctx, "", func(key string, _ []byte, _ int64) error {
+		name, _, _ := strings.Cut(key, "/")
+		h.Records[name]++
+		return nil
+	}); err != nil {
+		errs = append(errs, err)
+	}
+	for _, names := range [][]string{h.Pods, h.Cells, h.Instances, h.CellResources, h.Disks} {
+		slices.Sort(names)
+	}
+	return h, errors.Join(errs...)
+}
+
+// listed returns our instances. A list that lacks a zone is an error: nothing can be
+// said to be gone by it.
+func (c *Cleaner) listed(ctx context.Context) ([]cloud.Instance, error) {
+	listing, err := c.cfg.Cloud.List(ctx, c.cfg.ControllerID)
+	if err != nil {
+		return nil, fmt.Errorf("list the instances of cloud %s: %w", c.cfg.Cloud.Name(), err)
+	}
+	if !listing.Complete() {
+		return listing.Instances, fmt.Errorf("list the instances of cloud %s: it does not answer for %s", c.cfg.Cloud.Name(),
+			strings.Join(listing.Missing, ", "))
+	}
+	return listing.Instances, nil
+}
+
+// describe names a cell and what it waits for.
+func (c *Cleaner) describe(cell cells.Cell) string {
+	waits := c.cfg.Status(cell).Waiting
+	if cell.Phase == apiv1.Bound {
+		waits = "pod " + cell.Pod.String()
+	}
+	if waits == "" {
+		return fmt.Sprintf("%s %s", cell.ID, cell.Phase)
+	}
+	return fmt.Sprintf("%s %s (%s)", cell.ID, cell.Phase, waits)
+}
+
+func (c *Cleaner) cellResources(ctx context.Context) ([]string, error) {
+	names := []string{}
+	list, err := c.cfg.Resources.List(ctx, metav1.ListOptions{LabelSelector: cells.LabelController + "=" + c.cfg.ControllerID})
+	if apierrors.IsNotFound(err) { // their definition is gone
+		return names, nil
+	}
+	if err != nil {
+		return names, fmt.Errorf("list our Cell resources: %w", err)
+	}
+	for _, item := range list.Items {
+		names = append(names, item.GetName())
+	}
+	return names, nil
+}
+
+// Clean ends all pods, cells and instances, and takes the node away. It may be
+// cut off and called again. The error says what is left.
+func (c *Cleaner) Clean(ctx context.Context, say func(string)) (adminapi.Holdings, error) {
+	if !c.busy.TryLock() {
+		return adminapi.Holdings{}, errors.New("another cleanup of this Kip is running")
+	}
+	defer c.busy.Unlock()
+	if err := c.mayDeleteNode(ctx); err != nil {
+		return adminapi.Holdings{}, fmt.Errorf("nothing was done: %w", err)
+	}
+	if h, err := c.Holdings(ctx); err == nil && len(h.Left()) == 0 {
+		say("there is nothing to clean up; making sure of it")
+	}
+	say("no new cells: Kip is paused until it is started again")
+	c.cfg.Pause("Kip is being cleaned up (kipctl cleanup): it makes no cells until it is started again")
+	c.cfg.Cells.EmptyPools()
+	failed := c.clean(ctx, say)
+
+	if ctx.Err() != nil {
+		if cause := context.Cause(ctx); errors.Is(cause, context.Canceled) {
+			return adminapi.Holdings{}, cause // nobody is left to hear
+		}
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+		defer cancel()
+		ctx = last
+	}
+	h, err := c.Holdings(ctx)
+	if err != nil {
+		err = fmt.Errorf("see what is left: %w", err)
+	}
+	if left := h.Left(); len(left) > 0 {
+		err = errors.Join(fmt.Errorf("left: %s", strings.Join(left, "; ")), err)
+	} else if err == nil {
+		failed = nil // whatever went wrong, it is done
+	}
+	return h, errors.Join(failed, err)
+}
+
+// mayDeleteNode finds out, before anything is ended, whether the end can be
+// reached: a role of an earlier Kip has no right to delete the node.
+func (c *Cleaner) mayDeleteNode(ctx context.Context) error {
+	err := c.cfg.AsKip.CoreV1().Nodes().Delete(ctx, c.cfg.Node, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("this Kip may not delete its node: apply deploy/rbac.yaml of this version: %w", err)
+	}
+	return nil // whatever else is wrong shows when it matters
+}
+
+func (c *Cleaner) clean(ctx context.Context, say func(string)) error {
+	if err := c.until(ctx, say, c.cordon); err != nil {
+		return err
+	}
+	if err := c.until(ctx, say, c.emptying(say)); err != nil {
+		return err
+	}
+	// Before its object goes: it would make it again.
+	if err := c.cfg.StopNode(ctx); err != nil {
+		return fmt.Errorf("stop the virtual node: %w", err)
+	}
+	if err := c.until(ctx, say, c.removeNode); err != nil {
+		return err
+	}
+	say("node " + c.cfg.Node + " is gone")
+	// Those of DaemonSets.
+	late := fmt.Errorf("pods have not gone within %s, although no cell runs them", lastPodsTime)
+	bounded, cancel := context.WithTimeoutCause(ctx, lastPodsTime, late)
+	defer cancel()
+	if err := c.until(bounded, say, c.lastPods); err != nil && ctx.Err() != nil {
+		return err
+	} else if err != nil {
+		say(err.Error()) // what is left is reported; the rest can go all the same
+	}
+	return c.until(ctx, say, c.removeResources)
+}
+
+// until takes a step each second until it waits for nothing. It says what it
+// waits for when that begins, and every few seconds, and of what fails the first
+// time at once.
+func (c *Cleaner) until(ctx context.Context, say func(string), step func(context.Context) (waits string, err error)) error {
+	var said time.Time
+	failed := ""
+	for {
+		waits, err := step(ctx)
+		news := false
+		if err != nil {
+			waits = err.Error() + "; retrying"
+			news, failed = waits != failed, waits
+		}
+		if waits == "" {
+			return nil
+		}
+		if now := c.cfg.Clock.Now(); ctx.Err() == nil && (news || now.Sub(said) >= sayEvery) {
+			say(waits)
+			said = now
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-c.cfg.Clock.After(lookEvery):
+		}
+	}
+}
+
+// cordon keeps the scheduler from placing more pods on the node.
+func (c *Cleaner) cordon(ctx context.Context) (string, error) {
+	patch := []byte(`{"spec":{"unschedulable":true}}`)
+	_, err := c.cfg.AsKip.CoreV1().Nodes().Patch(ctx, c.cfg.Node, types.MergePatchType, patch, metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("cordon node %s: %w", c.cfg.Node, err)
+	}
+	return "", nil
+}
+
+// emptying returns a step that deletes the pods and waits until there is no cell,
+// and then until the cloud has shown no instance twice. An instance without a cell
+// is terminated when it was seen twice. Pods that come after the cordon are those of
+// DaemonSets, which ignore it and make others for each that is deleted: unless they
+// have a cell, they wait until the node is gone.
+func (c *Cleaner) emptying(say func(string)) func(context.Context) (string, error) {
+	empty := 0
+	var early map[types.UID]bool // the pods of before
+	var looked time.Time
+	seen := map[string]bool{}
+	return func(ctx context.Context) (string, error) {
+		all := c.cfg.Cells.List()
+		withCell := map[types.UID]bool{}
+		for _, cell := range all {
+			withCell[cell.Pod.UID] = true
+		}
+		pods, err := c.cfg.Pods()
+		if err != nil {
+			return "", err
+		}
+		if early == nil {
+			early = map[types.UID]bool{}
+			for _, pod := range pods {
+				early[pod.UID] = true
+			}
+		}
+		waits, deleteErr := c.deletePods(ctx, slices.DeleteFunc(pods, func(p *corev1.Pod) bool { return !early[p.UID] && !withCell[p.UID] }))
+		if len(all) > 0 {
+			empty, looked = 0, c.cfg.Clock.Now()
+			var names []string
+			for _, cell := range all {
+				names = append(names, c.describe(cell))
+			}
+			slices.Sort(names)
+			what := strings.Join(adminapi.NonEmpty(adminapi.Some(names), waits), "; ")
+			return fmt.Sprintf("waiting for %s: %s", adminapi.Count(len(all), "cell"), what), deleteErr
+		}
+		// A pod without a cell needs nothing but the API server.
+		if deleteErr != nil {
+			return "", deleteErr
+		}
+		if wait := max(betweenLooks, c.cfg.ListLag); c.cfg.Clock.Since(looked) < wait {
+			return fmt.Sprintf("no cell is left; looking at the cloud twice, %s apart", wait), nil
+		}
+		instances, err := c.listed(ctx)
+		looked = c.cfg.Clock.Now()
+		if err != nil {
+			empty = 0
+			return "", err
+		}
+		if len(instances) == 0 {
+			if empty++; empty < 2 {
+				return "the cloud shows no instance; looking once more", nil
+			}
+			say("the cloud has shown no instance twice")
+			return "", nil
+		}
+		empty = 0
+		var names, orphans []string
+		for _, i := range instances {
+			names = append(names, fmt.Sprintf("%s (%s)", i.ID, i.State))
+			if seen[i.ID] && i.State != cloud.Terminating {
+				orphans = append(orphans, i.ID)
+			}
+			seen[i.ID] = true
+		}
+		if len(orphans) > 0 {
+			say(fmt.Sprintf("terminating %s without a cell: %s", adminapi.Count(len(orphans), "instance"), adminapi.Some(orphans)))
+			if err := c.cfg.Cloud.Terminate(ctx, orphans...).Err(); err != nil {
+				return "", fmt.Errorf("terminate %s: %w", adminapi.Some(orphans), err)
+			}
+		}
+		return fmt.Sprintf("waiting for %s of the cloud: %s", adminapi.Count(len(instances), "instance"), adminapi.Some(names)), nil
+	}
+}
+
+// lastPods deletes all pods of a node that is gone.
+func (c *Cleaner) lastPods(ctx context.Context) (string, error) {
+	pods, err := c.cfg.Pods()
+	if err != nil {
+		return "", err
+	}
+	return c.deletePods(ctx, pods)
+}
+
+// deletePods deletes pods of the node, with their grace period, as the node.
+func (c *Cleaner) deletePods(ctx context.Context, pods []*corev1.Pod) (waits string, err error) {
+	var names []string
+	var errs []error
+	for _, pod := range pods {
+		names = append(names, pod.Namespace+"/"+pod.Name)
+		if pod.DeletionTimestamp != nil {
+			continue
+		}
+		this := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}}
+		err := c.cfg.AsNode.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, this)
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			errs = append(errs, fmt.Errorf("delete pod %s/%s: %w", pod.Namespace, pod.Name, err))
+		}
+	}
+	if len(errs) > 0 { // a thousand say no more than one
+		return "", errs[0]
+	}
+	if len(names) == 0 {
+		return "", nil
+	}
+	slices.Sort(names)
+	return fmt.Sprintf("%s being deleted: %s", adminapi.Count(len(names), "pod"), adminapi.Some(names)), nil
+}
+
+// removeNode deletes the node and its lease.
+func (c *Cleaner) removeNode(ctx context.Context) (string, error) {
+	err := c.cfg.AsNode.CoordinationV1().Leases(corev1.NamespaceNodeLease).Delete(ctx, c.cfg.Node, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("delete the lease of node %s: %w", c.cfg.Node, err)
+	}
+	err = c.cfg.AsKip.CoreV1().Nodes().Delete(ctx, c.cfg.Node, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("delete node %s: %w", c.cfg.Node, err)
+	}
+	node, err := c.nodeExists(ctx)
+	if err != nil {
+		return "", err
+	}
+	lease, err := c.leaseExists(ctx) // a renewal may have crossed with the deletion
+	if err != nil {
+		return "", err
+	}
+	if node || lease {
+		return fmt.Sprintf("waiting for node %s and its lease to go", c.cfg.Node), nil
+	}
+	return "", nil
+}
+
+func (c *Cleaner) nodeExists(ctx context.Context) (bool, error) {
+	_, err := c.cfg.AsKip.CoreV1().Nodes().Get(ctx, c.cfg.Node, metav1.GetOptions{})
+	return exists(err, "node "+c.cfg.Node)
+}
+
+func (c *Cleaner) leaseExists(ctx context.Context) (bool, error) {
+	_, err := c.cfg.AsNode.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, c.cfg.Node, metav1.GetOptions{})
+	return exists(err, "the lease of node "+c.cfg.Node)
+}
+
+// exists reads the answer to a get.
+func exists(err error, what string) (bool, error) {
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("get %s: %w", what, err)
+	}
+	return true, nil
+}
+
+// removeResources deletes the Cell resources that the mirror has left.
+func (c *Cleaner) removeResources(ctx context.Context) (string, error) {
+	names, err := c.cellResources(ctx)
+	if err != nil || len(names) == 0 {
+		return "", err
+	}
+	for _, name := range names {
+		if err := c.cfg.Resources.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return "", fmt.Errorf("delete Cell resource %s: %w", name, err)
+		}
+	}
+	return fmt.Sprintf("deleting %s: %s", adminapi.Count(len(names), "Cell resource"), adminapi.Some(names)), nil
+}

@@ -1,0 +1,63 @@
+package host
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+)
+
+var errNoAddress = errors.New("every address of the network is in use")
+
+// network is the plan of addresses in one CIDR. Slot n owns the n-th address
+// of the lower half for management and the n-th of the upper half for its pod.
+// Slots 0 (network) and 1 (the host) are never given out, and neither is the
+// last one, whose pod address is the broadcast address. The last sixteenth of
+// the slots is a guest's, and so are its pods' addresses.
+type network struct{ cidr netip.Prefix }
+
+func (n network) half() uint32    { return 1 << (31 - n.cidr.Bits()) }
+func (n network) reserve() uint32 { return n.half() / 16 }
+
+// slots are those that are given out, to a guest or else to the bridge's owner.
+func (n network) slots(guest bool) (first, count uint32) {
+	if guest {
+		return n.half() - n.reserve(), max(n.reserve(), 1) - 1
+	}
+	return 2, n.half() - 2 - max(n.reserve(), 1)
+}
+
+func (n network) at(offset uint32) netip.Addr {
+	base := n.cidr.Addr().As4()
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(base[:])+offset)
+	return netip.AddrFrom4(b)
+}
+
+func (n network) gateway() netip.Addr               { return n.at(1) }
+func (n network) management(slot uint32) netip.Addr { return n.at(slot) }
+func (n network) pod(slot uint32) netip.Addr        { return n.at(n.half() + slot) }
+
+// free returns the first slot after last, going round, that is not used. An
+// address is thus not given to a new machine right after an old one let it go.
+func (n network) free(guest bool, used func(uint32) bool, last uint32) (uint32, error) {
+	first, count := n.slots(guest)
+	start := uint32(0)
+	if last >= first && count > 0 {
+		start = (last - first + 1) % count
+	}
+	for i := range count {
+		if slot := first + (start+i)%count; !used(slot) {
+			return slot, nil
+		}
+	}
+	return 0, errNoAddress
+}
+
+// hardwareAddr derives a device's MAC from its IPv4 address (locally
+// administered), so that neighbours' caches stay true when an address passes
+// on to another machine.
+func hardwareAddr(ip netip.Addr) net.HardwareAddr {
+	b := ip.As4()
+	return net.HardwareAddr{0x0a, 0x58, b[0], b[1], b[2], b[3]}
+}

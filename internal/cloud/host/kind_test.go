@@ -1,0 +1,246 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// sleepers are machines that do nothing: plain processes, without a network.
+type sleepers struct {
+	mu    sync.Mutex
+	boots []Boot
+	fails error
+	calls []string        // of what ends machines
+	disks map[string]bool // that are attached
+}
+
+func (s *sleepers) Name() string { return "sleepers" }
+
+func (s *sleepers) Start(_ context.Context, b *Boot) (*Handle, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := os.WriteFile(filepath.Join(b.Dir, "kept"), []byte(b.ID), 0o600); err != nil || s.fails != nil {
+		return nil, errors.Join(err, s.fails)
+	}
+	path, err := exec.LookPath("sleep")
+	if err != nil {
+		return nil, err
+	}
+	p, err := os.StartProcess(path, []string{"sleep", "1000"}, &os.ProcAttr{})
+	if err != nil {
+		return nil, err
+	}
+	h, err := b.Identify(p.Pid)
+	if err != nil {
+		return nil, errors.Join(err, p.Kill())
+	}
+	s.boots = append(s.boots, Boot{ID: b.ID, Address: b.Address, Gateway: b.Gateway, Again: b.Again, UserData: b.UserData})
+	return h, p.Release()
+}
+
+func (s *sleepers) call(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = append(s.calls, what)
+}
+
+func (s *sleepers) Kill(_ string, p *Handle) error { s.call("kill"); return p.Kill() }
+
+func (s *sleepers) Clear(context.Context, string) error { s.call("clear"); return nil }
+
+func (s *sleepers) ClearAll() error { s.call("clear all"); return nil }
+
+func (s *sleepers) AttachDisk(_ context.Context, p Process, d Disk) error {
+	if _, err := os.Stat(d.File); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.disks[d.ID] = p.PID != 0
+	return nil
+}
+
+func (s *sleepers) DetachDisk(_ context.Context, _ Process, d Disk) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.disks, d.ID)
+	return nil
+}
+
+func (s *sleepers) Traces() []string { return []string{"no-machine"} }
+
+func (s *sleepers) Inspect() ([]string, []int, error) { return nil, nil, nil }
+
+// sleeping is a cloud of sleepers, of which the test leaves nothing.
+func sleeping(t *testing.T) (Config, *sleepers) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("machines need root")
+	}
+	if testing.Short() {
+		t.Skip("machines are not made with -short")
+	}
+	cfg := Config{
+		StateDir: filepath.Join(os.TempDir(), "kip-host-test"), Bridge: "kiptest2", CIDR: netip.MustParsePrefix("10.117.0.0/16"),
+		Catalogue: []catalog.InstanceType{{Name: "nano", Offerings: []catalog.Offering{{Zone: "here"}}}},
+		Log:       slog.New(slog.DiscardHandler),
+	}
+	kind := &sleepers{disks: map[string]bool{}}
+	remove := func() {
+		if err := Destroy(context.Background(), cfg, kind); err != nil {
+			t.Error(err)
+		}
+		if left, err := Leftovers(context.Background(), cfg, kind); err != nil || len(left) > 0 {
+			t.Errorf("left over: %q, %v", left, err)
+		}
+		if err := os.RemoveAll(cfg.StateDir); err != nil {
+			t.Error(err)
+		}
+	}
+	remove() // of a test that was killed
+	t.Cleanup(remove)
+	return cfg, kind
+}
+
+func opened(t *testing.T, cfg Config, kind Kind) *Cloud {
+	t.Helper()
+	c, err := New(cfg, kind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func launchRequest() cloud.LaunchRequest {
+	return cloud.LaunchRequest{
+		Token:      "token",
+		LaunchSpec: cloud.LaunchSpec{InstanceType: "nano", Zone: "here", Tags: map[string]string{cloud.TagOwner: "me"}},
+		Machines:   []cloud.Machine{{UserData: []byte("data")}},
+	}
+}
+
+func state(t *testing.T, c *Cloud) cloud.State {
+	t.Helper()
+	l, err := c.List(t.Context(), "me")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(l.Instances) == 0 {
+		return ""
+	}
+	return l.Instances[0].State
+}
+
+func TestAnyKindOfMachineIsKeptByItsRecord(t *testing.T) {
+	cfg, kind := sleeping(t)
+	c := opened(t, cfg, kind)
+	list, err := c.Launch(t.Context(), launchRequest()).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := list[0].ID
+	disk, err := c.CreateDisk(t.Context(), cloud.DiskRequest{
+		Token: "disk", SizeBytes: 512, Zone: "here", Tags: map[string]string{cloud.TagOwner: "me"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Stop(t.Context(), id).Err(); err != nil || state(t, c) != cloud.Stopped {
+		t.Fatalf("stopped: %s, %v", state(t, c), err)
+	}
+	if err := c.Start(t.Context(), id).Err(); err != nil || state(t, c) != cloud.Running {
+		t.Fatalf("started: %s, %v", state(t, c), err)
+	}
+	address, gateway := netip.PrefixFrom(list[0].ManagementIP, 16), netip.MustParseAddr("10.117.0.1")
+	want := []Boot{
+		{ID: id, Address: address, Gateway: gateway, UserData: []byte("data")},
+		{ID: id, Address: address, Gateway: gateway, Again: true},
+	}
+	if !reflect.DeepEqual(kind.boots, want) {
+		t.Errorf("boots %+v, want %+v", kind.boots, want)
+	}
+	if err := c.AttachDisk(t.Context(), disk.ID, id); err != nil || !kind.disks[disk.ID] {
+		t.Errorf("attached: %v, %v", kind.disks, err)
+	}
+
+	// The next process finds the same machine.
+	before, err := Inspect(cfg, id)
+	if err != nil || before.PID == 0 {
+		t.Fatalf("%+v, %v", before, err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c = opened(t, cfg, kind)
+	if after, err := Inspect(cfg, id); err != nil || after != before || state(t, c) != cloud.Running {
+		t.Errorf("adopted: %+v, %v, was %+v", after, err, before)
+	}
+
+	// What ends by itself is removed, and its disk is free.
+	if err := unix.Kill(before.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, c)
+	if len(kind.disks) > 0 {
+		t.Errorf("still attached: %v", kind.disks)
+	}
+	if _, err := os.Stat(cfg.MachineDir(id)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the machine's folder: %v", err)
+	}
+}
+
+// gone waits until no machine is listed; the deadline only bounds a failing test.
+func gone(t *testing.T, c *Cloud) {
+	t.Helper()
+	deadline := time.After(30 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for state(t, c) != "" {
+		select {
+		case <-deadline:
+			t.Fatal("the machine is listed")
+		case <-tick.C:
+		}
+	}
+}
+
+func TestAMachineThatItsKindCannotStartLeavesNothing(t *testing.T) {
+	cfg, kind := sleeping(t)
+	c := opened(t, cfg, kind)
+	kind.fails = errors.New("no firmware")
+	if _, err := c.Launch(t.Context(), launchRequest()).All(); !errors.Is(err, kind.fails) {
+		t.Errorf("launched: %v", err)
+	}
+	gone(t, c)
+	entries, err := os.ReadDir(filepath.Join(cfg.StateDir, "machines"))
+	if err != nil || len(entries) > 0 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+	// The same token launches afresh, and Terminate ends what it launched.
+	kind.fails, kind.calls = nil, nil
+	list, err := c.Launch(t.Context(), launchRequest()).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Terminate(t.Context(), list[0].ID).Err(); err != nil || state(t, c) != "" {
+		t.Errorf("terminated: %v", err)
+	}
+	if want := []string{"kill", "clear"}; !reflect.DeepEqual(kind.calls, want) {
+		t.Errorf("calls %q, want %q", kind.calls, want)
+	}
+}

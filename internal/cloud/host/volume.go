@@ -1,0 +1,361 @@
+package host
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// The disks of PersistentVolumes are sparse files in the state folder, which a Kind
+// shows to a machine as a device. A disk's record is written before that and after
+// it is undone, so that whoever reads it knows all that may have to be undone.
+
+var _ cloud.Disks = (*Cloud)(nil)
+
+const (
+	diskRecordName = "record.json"
+	diskFileName   = "disk.img"
+)
+
+var diskID = regexp.MustCompile(`^disk-[0-9a-f]{16}$`)
+
+func (c Config) disksDir() string         { return filepath.Join(c.StateDir, "disks") }
+func (c Config) diskDir(id string) string { return filepath.Join(c.disksDir(), id) }
+
+// Disk is the disk with an ID, which need not be there.
+func (c Config) Disk(id string) Disk {
+	return Disk{ID: id, File: filepath.Join(c.diskDir(id), diskFileName)}
+}
+
+// diskRecord is all that this cloud knows of a disk.
+type diskRecord struct {
+	Disk  cloud.Disk `json:"disk"`
+	Token string     `json:"token"`
+}
+
+// write replaces the record, and waits for the disk of the host: a volume must
+// survive its crash.
+func (r diskRecord) write(cfg Config) error {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the record of %s: %w", r.Disk.ID, err)
+	}
+	path := filepath.Join(cfg.diskDir(r.Disk.ID), diskRecordName)
+	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// readDisk returns a disk's record; fs.ErrNotExist for a disk that is not there.
+func (c Config) readDisk(id string) (diskRecord, error) {
+	var r diskRecord
+	if !diskID.MatchString(id) {
+		return r, fs.ErrNotExist // no ID of ours, and no path either
+	}
+	path := filepath.Join(c.diskDir(id), diskRecordName)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal(data, &r); err != nil {
+		return r, fmt.Errorf("read %s: %w", path, err)
+	}
+	if r.Disk.ID != id {
+		return r, fmt.Errorf("read %s: disk.id is %q, want the folder's name %q", path, r.Disk.ID, id)
+	}
+	return r, nil
+}
+
+// readDisks returns all disks. A folder without a record is one that was being
+// made or removed; one whose record cannot be read is left to people, since its
+// data may be whole.
+func (c Config) readDisks() ([]diskRecord, error) {
+	entries, err := os.ReadDir(c.disksDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list disks: %w", err)
+	}
+	var all []diskRecord
+	for _, e := range entries {
+		if !diskID.MatchString(e.Name()) {
+			continue
+		}
+		r, err := c.readDisk(e.Name())
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			c.Log.Error("a disk's record cannot be read", "disk", e.Name(), "err", err)
+			continue
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// CreateDisk makes a sparse file. Its token is forgotten with the disk.
+func (c *Cloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
+	switch {
+	case r.Token == "":
+		return cloud.Disk{}, fmt.Errorf("create a disk: %w: token is empty: want one that is the same in every attempt", cloud.ErrRefused)
+	case r.SizeBytes <= 0:
+		return cloud.Disk{}, fmt.Errorf("create a disk: %w: size is %d bytes: want more than 0", cloud.ErrRefused, r.SizeBytes)
+	case r.Tags[cloud.TagOwner] == "":
+		return cloud.Disk{}, fmt.Errorf("create a disk: %w: tag %s is missing: without it ListDisks never shows the disk", cloud.ErrRefused,
+			cloud.TagOwner)
+	case !c.hasZone(r.Zone):
+		return cloud.Disk{}, fmt.Errorf("create a disk: %w: zone %q has no instance types here", cloud.ErrRefused, r.Zone)
+	}
+	c.cfg.disks.Lock()
+	defer c.cfg.disks.Unlock()
+	if err := ctx.Err(); err != nil {
+		return cloud.Disk{}, err
+	}
+	all, err := c.cfg.readDisks()
+	if err != nil {
+		return cloud.Disk{}, err
+	}
+	for _, d := range all {
+		if d.Token != r.Token {
+			continue
+		}
+		if d.Disk.SizeBytes < r.SizeBytes || d.Disk.Zone != r.Zone {
+			return cloud.Disk{}, fmt.Errorf("create a disk: %w: token %q has made %s of %d bytes in zone %q and cannot make one of %d in %q",
+				cloud.ErrRefused, r.Token, d.Disk.ID, d.Disk.SizeBytes, d.Disk.Zone, r.SizeBytes, r.Zone)
+		}
+		return d.Disk, nil
+	}
+	var random [8]byte
+	rand.Read(random[:])
+	rec := diskRecord{Token: r.Token, Disk: cloud.Disk{
+		ID: "disk-" + hex.EncodeToString(random[:]), SizeBytes: (r.SizeBytes + 511) / 512 * 512, Zone: r.Zone, Tags: maps.Clone(r.Tags),
+	}}
+	// The file first: a disk is there when its record is.
+	if err := os.MkdirAll(c.cfg.diskDir(rec.Disk.ID), 0o700); err != nil {
+		return cloud.Disk{}, fmt.Errorf("create a disk: %w", err)
+	}
+	f, err := os.OpenFile(c.cfg.Disk(rec.Disk.ID).File, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err == nil {
+		err = errors.Join(f.Truncate(rec.Disk.SizeBytes), f.Sync(), f.Close())
+	}
+	c.cfg.Reached("disk file")
+	if err == nil {
+		err = rec.write(c.cfg)
+	}
+	if err != nil {
+		return cloud.Disk{}, errors.Join(fmt.Errorf("create a disk of %d bytes: %w", rec.Disk.SizeBytes, err),
+			os.RemoveAll(c.cfg.diskDir(rec.Disk.ID)))
+	}
+	c.cfg.Reached("disk recorded")
+	return rec.Disk, nil
+}
+
+func (c *Cloud) hasZone(zone string) bool {
+	for _, t := range c.cfg.Catalogue {
+		for _, o := range t.Offerings {
+			if o.Zone == zone {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// DeleteDisk removes the record, then the file.
+func (c *Cloud) DeleteDisk(ctx context.Context, id string) error {
+	c.cfg.disks.Lock()
+	defer c.cfg.disks.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if !diskID.MatchString(id) {
+		return nil
+	}
+	rec, err := c.cfg.readDisk(id)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return fmt.Errorf("delete disk %s: %w", id, err)
+	case rec.Disk.Instance != "":
+		return fmt.Errorf("delete disk: %w", &cloud.InUseError{Disk: id, Instance: rec.Disk.Instance})
+	}
+	if err := os.Remove(filepath.Join(c.cfg.diskDir(id), diskRecordName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("delete disk %s: %w", id, err)
+	}
+	c.cfg.Reached("disk record removed")
+	if err := os.RemoveAll(c.cfg.diskDir(id)); err != nil {
+		return fmt.Errorf("delete disk %s: %w", id, err)
+	}
+	return nil
+}
+
+// ListDisks reads the records.
+func (c *Cloud) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
+	c.cfg.disks.Lock()
+	defer c.cfg.disks.Unlock()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	all, err := c.cfg.readDisks()
+	if err != nil {
+		return nil, err
+	}
+	var list []cloud.Disk
+	for _, r := range all {
+		if r.Disk.Tags[cloud.TagOwner] == owner {
+			list = append(list, r.Disk)
+		}
+	}
+	return list, nil
+}
+
+// AttachDisk has the machine's kind make a device of the disk in it.
+func (c *Cloud) AttachDisk(ctx context.Context, id, instance string) error {
+	c.cfg.disks.Lock()
+	defer c.cfg.disks.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	rec, err := c.cfg.readDisk(id)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("attach disk %s: %w: there is no such disk", id, cloud.ErrNotFound)
+	}
+	if err != nil {
+		return fmt.Errorf("attach disk %s: %w", id, err)
+	}
+	if has := rec.Disk.Instance; has != "" && has != instance {
+		return fmt.Errorf("attach to %s: %w", instance, &cloud.InUseError{Disk: id, Instance: has})
+	}
+	// Read with the disks' lock held: a machine that ends after this frees its
+	// disks when it has the lock.
+	c.mu.Lock()
+	m := c.machines[instance]
+	running := m != nil && m.process != nil && m.rec.Instance.State == cloud.Running
+	var init Process
+	zone := ""
+	if running {
+		init, zone = m.rec.Process, m.rec.Instance.Zone
+	}
+	c.mu.Unlock()
+	switch {
+	case !running:
+		return fmt.Errorf("attach disk %s to %s: %w: no such machine runs", id, instance, cloud.ErrNotFound)
+	case zone != rec.Disk.Zone:
+		return fmt.Errorf("attach disk %s to %s: %w: the disk is in zone %q, the machine in %q", id, instance, cloud.ErrRefused, rec.Disk.Zone,
+			zone)
+	}
+	if rec.Disk.Instance == "" {
+		rec.Disk.Instance = instance
+		if err := rec.write(c.cfg); err != nil {
+			return fmt.Errorf("attach disk %s to %s: %w", id, instance, err)
+		}
+		c.cfg.Reached("disk attaching")
+	}
+	if err := c.kind.AttachDisk(ctx, init, c.cfg.Disk(id)); err != nil {
+		return fmt.Errorf("attach disk %s to %s: %w", id, instance, err)
+	}
+	c.cfg.Reached("disk attached")
+	return nil
+}
+
+// DetachDisk has the machine's kind take the device away.
+func (c *Cloud) DetachDisk(ctx context.Context, id, instance string) error {
+	c.cfg.disks.Lock()
+	defer c.cfg.disks.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	rec, err := c.cfg.readDisk(id)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && rec.Disk.Instance != instance {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("detach disk %s: %w", id, err)
+	}
+	c.mu.Lock()
+	var init Process
+	if m := c.machines[instance]; m != nil {
+		init = m.rec.Process
+	}
+	c.mu.Unlock()
+	if err := c.kind.DetachDisk(ctx, init, c.cfg.Disk(id)); err != nil {
+		return fmt.Errorf("detach disk %s from %s: %w", id, instance, err)
+	}
+	rec.Disk.Instance = ""
+	if err := rec.write(c.cfg); err != nil {
+		return fmt.Errorf("detach disk %s from %s: %w", id, instance, err)
+	}
+	c.cfg.Reached("disk detached")
+	return nil
+}
+
+// freeDisks takes its disks from a machine of which nothing runs any more.
+func freeDisks(ctx context.Context, cfg Config, kind Kind, instance string) error {
+	cfg.disks.Lock()
+	defer cfg.disks.Unlock()
+	all, err := cfg.readDisks()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, rec := range all {
+		if rec.Disk.Instance != instance {
+			continue
+		}
+		if err := kind.DetachDisk(ctx, Process{}, cfg.Disk(rec.Disk.ID)); err != nil {
+			errs = append(errs, fmt.Errorf("free disk %s of %s: %w", rec.Disk.ID, instance, err))
+			continue
+		}
+		rec.Disk.Instance = ""
+		errs = append(errs, rec.write(cfg))
+	}
+	return errors.Join(errs...)
+}
+
+// recoverDisks frees the disks of machines that are not there at all, which have
+// nobody else to do it, and removes disks that were never whole.
+func recoverDisks(ctx context.Context, cfg Config, kind Kind, known func(instance string) bool) error {
+	entries, err := os.ReadDir(cfg.disksDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list disks: %w", err)
+	}
+	for _, e := range entries {
+		if !diskID.MatchString(e.Name()) {
+			continue
+		}
+		rec, err := cfg.readDisk(e.Name())
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			err = os.RemoveAll(cfg.diskDir(e.Name()))
+		case err != nil:
+			err = nil // readDisks says so
+		case rec.Disk.Instance != "" && !known(rec.Disk.Instance):
+			err = freeDisks(ctx, cfg, kind, rec.Disk.Instance)
+		}
+		if err != nil {
+			return fmt.Errorf("recover disk %s: %w", e.Name(), err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,72 @@
+package cloud
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// State of an instance, as far as Kip cares.
+type State string
+
+const (
+	Pending     State = "pending"
+	Running     State = "running"
+	Terminating State = "terminating"
+	Stopping    State = "stopping"
+	Stopped     State = "stopped"
+	// Gone is what Describe says of an instance that has ended for good: it runs
+	// nothing, has no disk and no address, and never comes back.
+	Gone State = "gone"
+	// Unknown is what Describe says of an instance that the cloud does not know,
+	// which proves nothing: right after its launch a cloud may not know it yet.
+	Unknown State = "unknown"
+)
+
+// Instance is one machine.
+type Instance struct {
+	ID           string     `json:"id"`
+	InstanceType string     `json:"instanceType"`
+	Zone         string     `json:"zone,omitempty"`
+	Subnet       string     `json:"subnet,omitempty"`
+	Spot         bool       `json:"spot,omitempty"`
+	State        State      `json:"state"`
+	ManagementIP netip.Addr `json:"managementIP"` // where the agent listens
+	PodIP        netip.Addr `json:"podIP"`        // routable address of its pod
+	// ManagementIPv6 and PodIPv6 are the same in IPv6: both, or none.
+	ManagementIPv6 netip.Addr `json:"managementIPv6,omitzero"`
+	PodIPv6        netip.Addr `json:"podIPv6,omitzero"`
+	// PublicIP leads to ManagementIP from outside of the cloud's network; unset
+	// where there is none.
+	PublicIP netip.Addr        `json:"publicIP,omitzero"`
+	Launched time.Time         `json:"launched"`
+	Tags     map[string]string `json:"tags,omitempty"`
+}
+
+// DialIP is the address at which Kip dials the agent: ManagementIP, or PublicIP
+// where Traits.DialPublic says that Kip is outside. Kip dials only what the cloud
+// told of that very instance, so that no other can pass for it. The result is not
+// valid as long as the instance has no such address.
+func (i Instance) DialIP(public bool) netip.Addr {
+	if public {
+		return i.PublicIP
+	}
+	return i.ManagementIP
+}
+
+// Listing is an answer of List.
+type Listing struct {
+	Instances []Instance `json:"instances"`
+	// Missing are the zones where the cloud could not look. That an instance of
+	// theirs is not listed says nothing.
+	Missing []string `json:"missing,omitempty"`
+}
+
+// Complete says that every zone was looked at.
+func (l Listing) Complete() bool { return len(l.Missing) == 0 }
+
+// Covers says that an instance in the zone would have been listed. Of one whose
+// zone is not known only a complete listing says anything.
+func (l Listing) Covers(zone string) bool {
+	return l.Complete() || zone != "" && !slices.Contains(l.Missing, zone)
+}

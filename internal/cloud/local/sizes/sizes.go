@@ -1,0 +1,53 @@
+// Package sizes owns what the local cloud offers: its one zone and its instance
+// types. It holds values only, so that the configuration can be checked against them.
+package sizes
+
+import "github.com/elotl/kip/internal/catalog"
+
+// Zone is the only zone of the local cloud.
+const Zone = "local"
+
+// The local cloud charges nothing. Its prices are nominal and linear in size,
+// in the proportion of CPU to memory at which clouds sell them, so that choosing
+// the right size is visible on one machine too.
+const (
+	pricePerCPU = 0.032 // dollars an hour
+	pricePerGiB = 0.004 // dollars an hour
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// Types returns the instance types of the local cloud, smallest first, for a
+// host of the given architecture (a Kubernetes name: amd64, arm64). A size is
+// what a cell is limited to; the host need not have as much.
+func Types(arch string) []catalog.InstanceType {
+	sizes := []struct {
+		name             string
+		milliCPU, memory int64
+	}{
+		{"nano", 250, 256 * mib},
+		{"micro", 500, 512 * mib},
+		{"small", 1000, 1 * gib},
+		{"medium", 1000, 2 * gib},
+		{"large", 2000, 4 * gib},
+		{"xlarge", 4000, 8 * gib},
+		{"2xlarge", 8000, 16 * gib},
+	}
+	types := make([]catalog.InstanceType, 0, len(sizes))
+	for _, s := range sizes {
+		cpus, gibs := float64(s.milliCPU)/1000, float64(s.memory)/gib
+		types = append(types, catalog.InstanceType{
+			Name:        s.name,
+			MilliCPU:    s.milliCPU,
+			MemoryBytes: s.memory,
+			DiskBytes:   s.milliCPU * 16 * gib / 1000, // 16 GiB a CPU
+			Arch:        arch,
+			BootTimeout: catalog.BootTimeout,
+			Offerings:   []catalog.Offering{{Zone: Zone, PricePerHour: cpus*pricePerCPU + gibs*pricePerGiB}},
+		})
+	}
+	return types
+}

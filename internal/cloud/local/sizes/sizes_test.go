@@ -1,0 +1,28 @@
+package sizes
+
+import "testing"
+
+func TestTypesGrowInSizeAndPrice(t *testing.T) {
+	types := Types("arm64")
+	if len(types) != 7 || types[0].Name != "nano" || types[6].Name != "2xlarge" {
+		t.Fatalf("want the 7 types nano … 2xlarge, got %+v", types)
+	}
+	for i, it := range types {
+		if it.Arch != "arm64" {
+			t.Errorf("%s: arch %q, want arm64", it.Name, it.Arch)
+		}
+		if len(it.Offerings) != 1 || it.Offerings[0].Zone != Zone || it.Offerings[0].Spot || it.Offerings[0].PricePerHour <= 0 {
+			t.Errorf("%s: want one priced on-demand offering in zone %s, got %+v", it.Name, Zone, it.Offerings)
+		}
+		if i == 0 {
+			continue
+		}
+		last := types[i-1]
+		if it.MilliCPU < last.MilliCPU || it.MemoryBytes != 2*last.MemoryBytes || it.DiskBytes < last.DiskBytes {
+			t.Errorf("%s is not the step after %s: %+v, %+v", it.Name, last.Name, it, last)
+		}
+		if it.Offerings[0].PricePerHour <= last.Offerings[0].PricePerHour {
+			t.Errorf("%s does not cost more than %s", it.Name, last.Name)
+		}
+	}
+}

@@ -1,0 +1,61 @@
+// Package events holds the reasons of the Kubernetes Events that Kip reports. It
+// reports none: who knows of something does. Scripts and alarms match reasons, so one
+// that is released keeps its name; docs/troubleshooting.md explains each.
+package events
+
+// Of a pod's cell, from its request to its launch.
+const (
+	CellRequested    = "CellRequested"
+	StandbyCellTaken = "StandbyCellTaken"
+	CellLaunched     = "CellLaunched"
+	LaunchDelayed    = "LaunchDelayed"
+	CellNotRequested = "CellNotRequested"
+	CellNotLaunched  = "CellNotLaunched"
+	LaunchesPaused   = "LaunchesPaused"
+	CellUnknown      = "CellUnknown"
+)
+
+// Of a pod that gets no cell now.
+const (
+	NoCapacity        = "NoCapacity"
+	Unplaceable       = "Unplaceable"
+	InvalidAnnotation = "InvalidAnnotation"
+	Paused            = "Paused"
+)
+
+// Of cells that do not live as they should.
+const (
+	CellNotReady      = "CellNotReady"
+	CellsNotReady     = "CellsNotReady"
+	CellSilent        = "CellSilent" // of the pod's Ready condition, too
+	CellLost          = "CellLost"   // of the pod's status, too
+	CellNotTerminated = "CellNotTerminated"
+	DeletionOverdue   = "DeletionOverdue"
+	LogsNotSaved      = "LogsNotSaved"
+)
+
+// Of instances that the cloud takes back.
+const (
+	Interrupted         = "Interrupted"
+	InterruptedPodStays = "InterruptedPodStays"
+	Evicted             = "Evicted"
+	EvictionBlocked     = "EvictionBlocked"
+)
+
+// Of the network of pods.
+const (
+	NetworkPolicyUnknown = "NetworkPolicyUnknown"
+	FirewallFailed       = "FirewallFailed"
+)
+
+// Of volumes. Those of an attachment are named as Kubernetes names them.
+const (
+	VolumeUnsupported      = "VolumeUnsupported"
+	VolumeNotReady         = "VolumeNotReady"
+	VolumeInUse            = "VolumeInUse"
+	VolumeNotUnmounted     = "VolumeNotUnmounted"
+	VolumeNotExpanded      = "VolumeNotExpanded" // of a claim
+	CSIDriverNotReady      = "CSIDriverNotReady"
+	FailedAttachVolume     = "FailedAttachVolume"
+	SuccessfulAttachVolume = "SuccessfulAttachVolume"
+)

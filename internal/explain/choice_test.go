@@ -1,0 +1,298 @@
+package explain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/pods"
+	"github.com/elotl/kip/internal/volumes"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+)
+
+// requests is package cells as far as a pod without a cell sees it.
+type requests struct {
+	made    chan cells.Request
+	has     *cells.Cell // of the pod
+	standby string      // the cell that would be taken
+}
+
+func (r *requests) Request(_ context.Context, q cells.Request) (cells.Cell, error) {
+	r.made <- q
+	return cells.Cell{ID: "cell-1", Pod: q.Pod, Phase: apiv1.Requested, Offers: q.Offers}, nil
+}
+
+func (*requests) Release(types.UID, string, bool)        {}
+func (*requests) ReleaseUnbound(types.UID, string) bool  { return true }
+func (*requests) PodsNamed(cache.ObjectName) []types.UID { return nil }
+func (*requests) List() []cells.Cell                     { return nil }
+func (*requests) Link(string) (cells.Link, bool)         { return cells.Link{}, false }
+func (*requests) WaitsFor(string) string                 { return "" }
+func (*requests) Standby() []cells.StandbyState          { return nil }
+func (r *requests) ForPod(types.UID) (cells.Cell, bool) {
+	if r.has == nil {
+		return cells.Cell{}, false
+	}
+	return *r.has, true
+}
+
+func (r *requests) WouldTake(q cells.Request) (cells.Cell, bool) {
+	return cells.Cell{ID: r.standby}, r.standby != "" && len(q.Offers) > 0
+}
+
+func (*requests) Conn(types.UID) (agentapi.Conn, error) {
+	return nil, errors.New("no cell is connected")
+}
+
+// kip is the loop and what explains it, over one catalogue of two zones.
+type kip struct {
+	*testing.T
+	loop     *pods.Controller
+	informer cache.SharedIndexInformer
+	explains *Explainer
+	requests *requests
+	needs    volumes.Needs
+	failed   error // of the volumes
+	outOf    string
+}
+
+func newKip(t *testing.T, pod *corev1.Pod) *kip {
+	t.Helper()
+	var machines []catalog.InstanceType
+	for i, name := range []string{"small", "medium", "large"} {
+		t := catalog.InstanceType{Name: name, MilliCPU: 1000, MemoryBytes: 512 << 20 << i, DiskBytes: 8 << 30, Arch: "amd64"}
+		for _, zone := range []string{"a", "b"} {
+			t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, PricePerHour: float64(i + 1)})
+		}
+		machines = append(machines, t)
+	}
+	placer, err := placement.New(machines, placement.Config{DefaultArch: "amd64"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &kip{T: t, requests: &requests{made: make(chan cells.Request, 1)}}
+	client := fake.NewClientset(pod)
+	informer := informers.NewSharedInformerFactory(client, 0).Core().V1().Pods().Informer()
+	k.informer = informer
+	k.loop, err = pods.New(pods.Config{
+		Pods:    informer,
+		Client:  client.CoreV1(),
+		Cells:   k.requests,
+		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return k.needs, k.failed },
+		Place: func(pod *corev1.Pod, zone string) ([]cells.Offer, error) {
+			found, err := placer.Candidates(placement.InZone(pod, zone), func(o capacity.Offering) bool { return o.InstanceType == k.outOf })
+			var offers []cells.Offer
+			for _, c := range found {
+				offers = append(offers, cells.Offer{
+					InstanceType: c.InstanceType.Name,
+					Zone:         c.Offering.Zone,
+					PricePerHour: c.Offering.PricePerHour,
+					Reason:       c.Reason,
+				})
+			}
+			return offers, err
+		},
+		Event:  func(apiv1.PodReference, string, string, string) {},
+		Forget: func(types.UID) {},
+		Clock:  clock.RealClock{},
+		Log:    slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.explains = New(Config{
+		Node:      "kip-0",
+		Pods:      informer.GetStore(),
+		Loop:      k.loop,
+		Cells:     k.requests,
+		Status:    func(cells.Cell) apiv1.CellStatus { return apiv1.CellStatus{} },
+		Shortages: func() []capacity.Shortage { return nil },
+	})
+	if err := informer.GetStore().Add(pod); err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// requested are the candidates with which the loop requests the pod's cell.
+func (k *kip) requested() []string {
+	k.Helper()
+	ctx, cancel := context.WithCancel(k.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { k.informer.RunWithContext(ctx) })
+	running.Go(func() {
+		if err := k.loop.Run(ctx); err != nil {
+			k.Errorf("the loop: %v", err)
+		}
+	})
+	var words []string
+	for _, o := range (<-k.requests.made).Offers {
+		words = append(words, fmt.Sprintf("%s in %s at %s: %s", o.InstanceType, o.Zone, apiv1.Price(o.PricePerHour), o.Reason))
+	}
+	return words
+}
+
+func (k *kip) placement(pod *corev1.Pod) *adminapi.Placement {
+	k.Helper()
+	e, err := k.explains.Why(k.Context(), pod.Namespace, pod.Name)
+	if err != nil {
+		k.Fatal(err)
+	}
+	return e.Placement
+}
+
+func candidates(p *adminapi.Placement) []string {
+	var words []string
+	for _, c := range p.Candidates {
+		words = append(words, fmt.Sprintf("%s in %s at %s: %s", c.InstanceType, c.Zone, c.PricePerHour, c.Why))
+	}
+	return words
+}
+
+// asking is a pod that asks for memory.
+func asking(memory string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", UID: "uid-web"},
+		Spec: corev1.PodSpec{NodeName: "kip-0", Containers: []corev1.Container{{
+			Name:      "c",
+			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse(memory)}},
+		}}},
+		Status: corev1.PodStatus{Phase: corev1.PodPending},
+	}
+}
+
+func TestWhatIsExplainedIsWhatKipChooses(t *testing.T) {
+	disk := []volumes.Disk{{ID: "disk-1", Volume: "pvc-1", Zone: "b"}}
+	plugin := []volumes.Plugin{{Driver: "nfs", Requests: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("100Mi")}}}
+	for name, tc := range map[string]struct {
+		needs volumes.Needs
+		outOf string
+		want  string // that the first candidate begins with
+		not   string // that no candidate says
+	}{
+		"a pod without volumes":               {want: "small in a"},
+		"a volume in a zone":                  {needs: volumes.Needs{Disks: disk}, want: "small in b", not: "in a"},
+		"a CSI driver's plugin":               {needs: volumes.Needs{Plugins: plugin}, want: "medium in a", not: "small"},
+		"a volume in a zone and a CSI driver": {needs: volumes.Needs{Disks: disk, Plugins: plugin}, want: "medium in b", not: "in a"},
+		"and a type that is out of capacity": {
+			needs: volumes.Needs{Disks: disk, Plugins: plugin},
+			outOf: "medium",
+			want:  "large in b",
+			not:   "medium",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := asking("450Mi")
+			k := newKip(t, pod)
+			k.needs, k.outOf = tc.needs, tc.outOf
+			told := candidates(k.placement(pod))
+			chosen := k.requested()
+			if !slices.Equal(told, chosen) {
+				t.Errorf("explained\n%s\nand chosen\n%s", strings.Join(told, "\n"), strings.Join(chosen, "\n"))
+			}
+			if len(chosen) == 0 || !strings.HasPrefix(chosen[0], tc.want) {
+				t.Errorf("chosen %q: want %s first", chosen, tc.want)
+			}
+			for _, c := range chosen {
+				if tc.not != "" && strings.Contains(c, tc.not) {
+					t.Errorf("chosen %q: want none that says %q", c, tc.not)
+				}
+			}
+		})
+	}
+}
+
+func TestOfAPodWithACellWhatWasChosenIsToldAndNotAnotherChoice(t *testing.T) {
+	pod := asking("450Mi")
+	k := newKip(t, pod)
+	offers := []cells.Offer{
+		{InstanceType: "gone", Zone: "z", PricePerHour: 9, Reason: "it was cheap"},
+		{InstanceType: "other", Zone: "z", PricePerHour: 10, Reason: "the next"},
+	}
+	pooled := "gone in z at 9: a standby cell of p"
+	first, next := "gone in z at 9: it was cheap", "other in z at 10: the next"
+	for name, tc := range map[string]struct {
+		cell cells.Cell
+		want []string
+	}{
+		"requested":  {cells.Cell{Phase: apiv1.Requested, Reason: "it was cheap"}, []string{first, next}},
+		"bound":      {cells.Cell{Phase: apiv1.Bound, Reason: "it was cheap"}, []string{first}},
+		"ending":     {cells.Cell{Phase: apiv1.Terminating, Reason: "the pod has ended"}, []string{first}},
+		"of a pool":  {cells.Cell{Phase: apiv1.Bound, Standby: "p", Reason: "a standby cell of p"}, []string{pooled}},
+		"pool, over": {cells.Cell{Phase: apiv1.Terminating, Standby: "p", Reason: "the pod has ended"}, []string{first}},
+	} {
+		tc.cell.Offers = offers
+		k.requests.has = &tc.cell
+		k.requests.standby = "cell-standby"
+		p := k.placement(pod)
+		if got := candidates(p); !slices.Equal(got, tc.want) || p.Standby != "" {
+			t.Errorf("%s: told %q, standby %q, want %q", name, got, p.Standby, tc.want)
+		}
+	}
+}
+
+func TestAPodThatWaitsIsToldOfTheStandbyCellThatItWouldTake(t *testing.T) {
+	pod := asking("450Mi")
+	k := newKip(t, pod)
+	if p := k.placement(pod); p.Standby != "" {
+		t.Errorf("without standby cells it would take %q", p.Standby)
+	}
+	k.requests.standby = "cell-standby"
+	if p := k.placement(pod); p.Standby != "cell-standby" || len(p.Candidates) == 0 {
+		t.Errorf("it would take %q, and candidates are %v", p.Standby, p.Candidates)
+	}
+}
+
+func TestWhyNothingCanBeChosenIsExplained(t *testing.T) {
+	t.Run("a volume that is not ready", func(t *testing.T) {
+		pod := asking("10Mi")
+		k := newKip(t, pod)
+		k.failed = &volumes.NotReadyError{Volume: "data", Why: "there is no PersistentVolumeClaim data"}
+		if p := k.placement(pod); p.Error != "volume data: there is no PersistentVolumeClaim data" || len(p.Candidates) != 0 {
+			t.Errorf("explained as %+v", p)
+		}
+	})
+	t.Run("nothing that is large enough where its disk is", func(t *testing.T) {
+		pod := asking("100Gi")
+		k := newKip(t, pod)
+		k.needs.Disks = []volumes.Disk{{ID: "disk-1", Volume: "pvc-1", Zone: "b"}}
+		p := k.placement(pod)
+		if !strings.HasSuffix(p.Error, "; the disks of its volumes are in zone b") || p.Need == "" || len(p.Rejected) == 0 {
+			t.Errorf("explained as %+v", p)
+		}
+	})
+	t.Run("no capacity", func(t *testing.T) {
+		pod := asking("1500Mi")
+		k := newKip(t, pod)
+		k.outOf = "large"
+		want := []adminapi.Rejection{{What: "large", Why: "no capacity now"}}
+		if p := k.placement(pod); p.Error == "" || p.Need == "" || !slices.Equal(p.Rejected, want) {
+			t.Errorf("explained as %+v", p)
+		}
+	})
+	k := newKip(t, asking("10Mi"))
+	if _, err := k.explains.Why(t.Context(), "ns", "other"); !errors.Is(err, adminapi.ErrNotFound) {
+		t.Errorf("a pod that is not there: %v", err)
+	}
+}

@@ -1,0 +1,248 @@
+package explain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/pods"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Config of an Explainer. All fields are required.
+type Config struct {
+	// Node is the virtual node's name.
+	Node string
+	// Pods are those of the node, by namespace and name.
+	Pods  cache.Store
+	Loop  Loop
+	Cells Cells
+	// Status is what the Cell resource says of a cell.
+	Status func(cells.Cell) apiv1.CellStatus
+	// Shortages returns what is out of capacity now.
+	Shortages func() []capacity.Shortage
+}
+
+// Loop is what this package needs of package pods.
+type Loop interface {
+	Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, error)
+	Waiting(uid types.UID) string
+}
+
+// Cells is what this package needs of package cells.
+type Cells interface {
+	List() []cells.Cell
+	ForPod(uid types.UID) (cells.Cell, bool)
+	Link(id string) (cells.Link, bool)
+	Conn(uid types.UID) (agentapi.Conn, error)
+	WaitsFor(id string) string
+	Standby() []cells.StandbyState
+	WouldTake(r cells.Request) (cells.Cell, bool)
+}
+
+var (
+	_ Loop               = (*pods.Controller)(nil)
+	_ Cells              = (*cells.Controller)(nil)
+	_ adminapi.Explainer = (*Explainer)(nil)
+)
+
+// Explainer tells people what Kip knows.
+type Explainer struct{ cfg Config }
+
+// New returns an explainer.
+func New(cfg Config) *Explainer { return &Explainer{cfg} }
+
+// Why puts together what Kip knows of where a pod stands. Events are not Kip's to
+// read: who asks adds them.
+func (x *Explainer) Why(ctx context.Context, namespace, name string) (adminapi.Explanation, error) {
+	obj, exists, err := x.cfg.Pods.GetByKey(namespace + "/" + name)
+	if err != nil {
+		return adminapi.Explanation{}, err
+	}
+	if !exists {
+		return adminapi.Explanation{}, fmt.Errorf("pod %s/%s on node %s: %w", namespace, name, x.cfg.Node, adminapi.ErrNotFound)
+	}
+	pod := obj.(*corev1.Pod)
+	e := adminapi.Explanation{
+		Pod:      apiv1.Ref(pod),
+		Node:     pod.Spec.NodeName,
+		PodPhase: string(pod.Status.Phase),
+		Waiting:  x.cfg.Loop.Waiting(pod.UID),
+	}
+	if cell, has := x.cfg.Cells.ForPod(pod.UID); !has {
+		e.Placement = x.placement(ctx, pod)
+	} else {
+		c := x.cell(cell)
+		e.Placement = placed(cell)
+		e.Cell = &c
+		if e.Waiting == "" {
+			e.Waiting = x.waiting(pod, cell)
+		}
+		if cell.Phase == apiv1.Booting && c.Tunnel != nil && c.Tunnel.Connected {
+			c.Agent = x.agent(ctx, cell)
+		}
+	}
+	return e, nil
+}
+
+// waiting says what a pod with a cell waits for, "" if for nothing.
+func (x *Explainer) waiting(pod *corev1.Pod, cell cells.Cell) string {
+	if cell.Phase != apiv1.Bound {
+		is := fmt.Sprintf("its cell %s (%s) is %s: %s", cell.ID, cell.Offer(), cell.Phase, x.cfg.Cells.WaitsFor(cell.ID))
+		return strings.TrimSuffix(is, ": ")
+	}
+	var parts []string
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if w := s.State.Waiting; w != nil {
+			parts = append(parts, strings.TrimSuffix(fmt.Sprintf("container %s: %s: %s", s.Name, w.Reason, w.Message), ": "))
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+// placed is what was chosen for a cell: what it is, and before its launch has an
+// answer also what else is tried.
+func placed(cell cells.Cell) *adminapi.Placement {
+	offers := cell.Offers
+	if cell.Phase != apiv1.Requested && cell.Phase != apiv1.Launching {
+		offers = offers[:min(len(offers), 1)]
+	}
+	p := &adminapi.Placement{Candidates: candidatesOf(offers)}
+	if cell.Standby != "" && cell.Live() && len(offers) > 0 {
+		p.Candidates[0].Why = cell.Reason // the offer's is why the pool has it
+	}
+	return p
+}
+
+func candidatesOf(offers []cells.Offer) []adminapi.Candidate {
+	var list []adminapi.Candidate
+	for _, o := range offers {
+		list = append(list, adminapi.Candidate{
+			InstanceType: o.InstanceType,
+			Zone:         o.Zone,
+			LaunchType:   launchType(o.Spot),
+			PricePerHour: apiv1.Price(o.PricePerHour),
+			Why:          o.Reason,
+		})
+	}
+	return list
+}
+
+// placement is what Kip would choose for a pod without a cell now, by its own choice.
+func (x *Explainer) placement(ctx context.Context, pod *corev1.Pod) *adminapi.Placement {
+	request, err := x.cfg.Loop.Choose(ctx, pod)
+	p := &adminapi.Placement{Candidates: candidatesOf(request.Offers)}
+	if err == nil {
+		if cell, would := x.cfg.Cells.WouldTake(request); would {
+			p.Standby = cell.ID
+		}
+	}
+	if err != nil {
+		p.Error = err.Error()
+	}
+	var unplaceable *placement.UnplaceableError
+	if errors.As(err, &unplaceable) {
+		p.Need = unplaceable.Need
+		for _, r := range unplaceable.Rejections {
+			p.Rejected = append(p.Rejected, adminapi.Rejection{What: fmt.Sprintf("%d types", r.Types), Why: r.Why})
+		}
+	}
+	var none *placement.NoCapacityError
+	if errors.As(err, &none) {
+		p.Need = none.Need
+		for _, t := range none.Types {
+			p.Rejected = append(p.Rejected, adminapi.Rejection{What: t, Why: "no capacity now"})
+		}
+	}
+	return p
+}
+
+// Cells returns every cell with what Kip alone knows of it.
+func (x *Explainer) Cells(context.Context) ([]adminapi.Cell, error) {
+	all := x.cfg.Cells.List()
+	list := make([]adminapi.Cell, 0, len(all))
+	for _, c := range all {
+		list = append(list, x.cell(c))
+	}
+	return list, nil
+}
+
+func (x *Explainer) cell(c cells.Cell) adminapi.Cell {
+	shown := adminapi.Cell{Name: c.ID, Status: x.cfg.Status(c)}
+	if link, ok := x.cfg.Cells.Link(c.ID); ok {
+		shown.Tunnel = &adminapi.Tunnel{Connected: link.Connected}
+		if !link.LastHeard.IsZero() {
+			shown.Tunnel.LastHeard = &link.LastHeard
+		}
+		if link.LastError != nil {
+			shown.Tunnel.Error = link.LastError.Error()
+		}
+	}
+	return shown
+}
+
+// agentTimeout bounds the question to the agent of a cell that is not ready.
+const agentTimeout = 2 * time.Second
+
+// agent asks the agent of a cell how the parts of its system fare.
+func (x *Explainer) agent(ctx context.Context, cell cells.Cell) *adminapi.Agent {
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	conn, err := x.cfg.Cells.Conn(cell.Pod.UID)
+	if err != nil {
+		return &adminapi.Agent{Error: err.Error()}
+	}
+	return askAgent(ctx, conn, cell.ID)
+}
+
+func askAgent(ctx context.Context, conn agentapi.Conn, cell string) *adminapi.Agent {
+	status, err := agentapi.Client{Conn: conn}.Status(ctx)
+	if err != nil {
+		return &adminapi.Agent{Error: fmt.Sprintf("ask the agent of cell %s: %v", cell, err)}
+	}
+	a := &adminapi.Agent{}
+	for _, c := range status.Components {
+		a.Components = append(a.Components, adminapi.Component{Name: c.Name, PID: c.PID, Restarts: c.Restarts, Waiting: c.Waiting})
+	}
+	return a
+}
+
+// Standby returns how the standby pools fare.
+func (x *Explainer) Standby(context.Context) ([]adminapi.Pool, error) {
+	var list []adminapi.Pool
+	for _, s := range x.cfg.Cells.Standby() {
+		list = append(list, adminapi.Pool{Name: s.Name, Want: s.Want, Ready: s.Ready, Booting: s.Booting, Why: s.Why})
+	}
+	return list, nil
+}
+
+// Capacity returns what is out of capacity now.
+func (x *Explainer) Capacity(context.Context) ([]adminapi.Shortage, error) {
+	var list []adminapi.Shortage
+	for _, s := range x.cfg.Shortages() {
+		one := adminapi.Shortage{InstanceType: s.InstanceType, Zone: s.Zone, Subnet: s.Subnet, Until: s.Until, Why: s.Why}
+		if s.Spot != nil {
+			one.LaunchType = launchType(*s.Spot)
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+func launchType(spot bool) string {
+	if spot {
+		return "Spot"
+	}
+	return "On-Demand"
+}

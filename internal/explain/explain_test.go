@@ -1,0 +1,49 @@
+package explain
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/agentapi"
+)
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func TestAnAgentIsAskedAndOneThatHangsHoldsNobodyUp(t *testing.T) {
+	answer := func(code int, body string) roundTripper {
+		return func(r *http.Request) (*http.Response, error) {
+			if r.URL.String() != "http://cell"+agentapi.PathStatus {
+				t.Errorf("asked for %s", r.URL)
+			}
+			return &http.Response{StatusCode: code, Status: fmt.Sprint(code), Body: io.NopCloser(strings.NewReader(body))}, nil
+		}
+	}
+	const status = `{"components":[{"name":"containerd","pid":7},{"name":"kubelet","restarts":2,"waiting":"waiting for containerd"}]}`
+	got := askAgent(t.Context(), answer(200, status), "cell-1")
+	want := []adminapi.Component{{Name: "containerd", PID: 7}, {Name: "kubelet", Restarts: 2, Waiting: "waiting for containerd"}}
+	if got.Error != "" || fmt.Sprint(got.Components) != fmt.Sprint(want) {
+		t.Errorf("got %+v", got)
+	}
+	for name, link := range map[string]roundTripper{"an error": answer(500, ""), "garbage": answer(200, "{")} {
+		if got := askAgent(t.Context(), link, "cell-1"); !strings.Contains(got.Error, "cell-1") || got.Components != nil {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	hangs := roundTripper(func(r *http.Request) (*http.Response, error) {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	})
+	if got := askAgent(ctx, hangs, "cell-1"); !strings.Contains(got.Error, "deadline") {
+		t.Errorf("one that hangs: %+v", got)
+	}
+}

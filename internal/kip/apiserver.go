@@ -1,0 +1,198 @@
+package kip
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/watches"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/retry"
+)
+
+// apiServer is the way to the API server, as Kip itself and as its node.
+type apiServer struct {
+	ownConfig, nodeConfig *rest.Config
+	asKip, asNode         kubernetes.Interface
+	ownDynamic            dynamic.Interface
+	clusterUID            types.UID
+}
+
+// connect makes the clients and reads which cluster this is.
+func connect(ctx context.Context, o Options, measured func(client string) func(http.RoundTripper) http.RoundTripper) (*apiServer, error) {
+	own, err := clientcmd.BuildConfigFromFlags("", o.Kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", o.credentials(), err)
+	}
+	own.QPS, own.Burst = o.QPS, o.Burst
+	own.UserAgent = "kip"
+	if err := rest.LoadTLSFiles(own); err != nil {
+		return nil, fmt.Errorf("read the certificates of %s: %w", o.credentials(), err)
+	}
+	// The API server's Node authorizer then lets Kip read only what belongs to
+	// the pods of its node.
+	node := rest.CopyConfig(own)
+	node.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + o.NodeName, Groups: []string{"system:nodes"}}
+	own.Wrap(measured("kip"))
+	node.Wrap(measured("node"))
+	a := &apiServer{ownConfig: own, nodeConfig: node}
+	if a.asKip, err = kubernetes.NewForConfig(own); err != nil {
+		return nil, err
+	}
+	if a.asNode, err = kubernetes.NewForConfig(node); err != nil {
+		return nil, err
+	}
+	if a.ownDynamic, err = dynamic.NewForConfig(own); err != nil {
+		return nil, err
+	}
+	ns, err := a.asKip.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read namespace %s, whose UID is the cluster's identity: %w", metav1.NamespaceSystem, err)
+	}
+	a.clusterUID = ns.UID
+	return a, nil
+}
+
+// putCRD makes a definition what it is to be, however many Kips do so at once.
+func putCRD(
+	ctx context.Context, crds apiextensionsclient.CustomResourceDefinitionInterface, want *apiextensionsv1.CustomResourceDefinition,
+) error {
+	crossed := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+	return retry.OnError(retry.DefaultBackoff, crossed, func() error {
+		have, err := crds.Get(ctx, want.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			_, err = crds.Create(ctx, want, metav1.CreateOptions{})
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		update := want.DeepCopy()
+		update.ResourceVersion = have.ResourceVersion
+		_, err = crds.Update(ctx, update, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// installCRD makes the API server serve the Cell resource.
+func (a *apiServer) installCRD(ctx context.Context, log *slog.Logger) error {
+	client, err := apiextensionsclient.NewForConfig(a.ownConfig)
+	if err != nil {
+		return err
+	}
+	crds := client.CustomResourceDefinitions()
+	want, err := apiv1.CustomResourceDefinition()
+	if err != nil {
+		return err
+	}
+	if err := putCRD(ctx, crds, want); err != nil {
+		return fmt.Errorf("install the definition of %s: %w", want.Name, err)
+	}
+	log.Debug("waiting for the API server to serve cells")
+	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		crd, err := crds.Get(ctx, want.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		for _, c := range crd.Status.Conditions {
+			if c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue {
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait until the API server serves %s: %w", want.Name, err)
+	}
+	return nil
+}
+
+// podInformer follows the pods of the node, as the node, with the selector that
+// the API server asks of one.
+func (a *apiServer) podInformer(node string) cache.SharedIndexInformer {
+	ofNode := fields.OneTermEqualSelector("spec.nodeName", node)
+	lw := cache.NewListWatchFromClient(a.asNode.CoreV1().RESTClient(), "pods", metav1.NamespaceAll, ofNode)
+	return cache.NewSharedIndexInformer(lw, &corev1.Pod{}, 0, cache.Indexers{})
+}
+
+func podsOf(informer cache.SharedIndexInformer) []*corev1.Pod {
+	var list []*corev1.Pod
+	for _, obj := range informer.GetStore().List() {
+		list = append(list, obj.(*corev1.Pod))
+	}
+	return list
+}
+
+// dnsService is the Service that pods ask for names, as kubeadm and the clouds
+// name it.
+const dnsService = "kube-dns"
+
+// clusterDNS returns what tells the address that pods ask for names: the one
+// given, else that of the usual Service as the cell API sees it, else none.
+func (a *apiServer) clusterDNS(
+	ctx context.Context, given netip.Addr, shared *watches.Watches, log *slog.Logger,
+) (func() []netip.Addr, error) {
+	if given.IsValid() {
+		return func() []netip.Addr { return []netip.Addr{given} }, nil
+	}
+	// The first answer, for as long as the cell API does not know the Services yet.
+	var first []netip.Addr
+	service, err := a.asNode.CoreV1().Services(metav1.NamespaceSystem).Get(ctx, dnsService, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		log.Warn("there is no Service kube-system/kube-dns and no --cluster-dns: " +
+			"until there is, pods with dnsPolicy ClusterFirst get their cell's resolver")
+	case err != nil:
+		return nil, fmt.Errorf("find the cluster's DNS: %w", err)
+	default:
+		addr, err := netip.ParseAddr(service.Spec.ClusterIP)
+		if err != nil {
+			return nil, fmt.Errorf("the cluster IP of Service kube-system/%s is %q: give --cluster-dns", dnsService, service.Spec.ClusterIP)
+		}
+		first = []netip.Addr{addr}
+	}
+	return func() []netip.Addr {
+		addr, known := shared.ClusterIP(metav1.NamespaceSystem, dnsService)
+		switch {
+		case !known:
+			return first
+		case !addr.IsValid():
+			return nil
+		}
+		return []netip.Addr{addr}
+	}, nil
+}
+
+// eventFunc reports to the owner of a pod.
+type eventFunc = func(pod apiv1.PodReference, kind, reason, message string)
+
+// eventRecorder returns what reports to the owners of pods, as the node.
+func (a *apiServer) eventRecorder(ctx context.Context, node string) (event eventFunc, stop func()) {
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.asNode.CoreV1().Events("")})
+	recorder := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kip", Host: node})
+	return func(pod apiv1.PodReference, kind, reason, message string) {
+		recorder.Event(&corev1.ObjectReference{
+			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
+		}, kind, reason, message)
+	}, broadcaster.Shutdown
+}

@@ -1,0 +1,135 @@
+package kip
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloud/remote"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/version"
+)
+
+// Child runs what a cloud starts this binary for, and says that it has: the local
+// cloud's machines begin in it. Their arguments are those of no command.
+func Child(args []string) bool {
+	if len(args) == 0 || args[0] != local.MachineCommand {
+		return false
+	}
+	local.MachineMain(args[1:])
+	return true
+}
+
+// openCloud returns the one cloud that provider.yaml names.
+func openCloud(cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
+	if err := cfg.CheckCloud("local", "sim"); err != nil {
+		return nil, err
+	}
+	if s := cfg.Cloud.Sim; s != nil {
+		return remote.Dial("sim", s.Socket), nil
+	}
+	l := cfg.Cloud.Local
+	return local.New(local.Config{
+		Config:      host.Config{StateDir: l.StateDir, Bridge: l.Bridge, CIDR: l.CIDR, IPv6CIDR: l.IPv6CIDR, Log: log.With("cloud", "local")},
+		RootDir:     l.RootDir,
+		Nameservers: l.Nameservers,
+	})
+}
+
+// launchOptions are what provider.yaml says of each launch.
+func launchOptions(cfg *config.Config) cells.Options {
+	c := cfg.Cells
+	return cells.Options{
+		Image:           c.BootImageSpec,
+		SecurityGroups:  c.ExtraSecurityGroups,
+		InstanceProfile: c.DefaultIAMPermissions,
+		PrivateIPOnly:   c.PrivateIPOnly,
+	}
+}
+
+// healthCheck is how often the cells' leases are looked at: each is renewed every
+// 10 seconds.
+const healthCheck = 5 * time.Second
+
+// health is what cells.healthcheck says.
+func health(cfg *config.Config) cells.Health {
+	if a := cfg.Cells.Healthcheck.CloudAPI; a != nil {
+		return cells.Health{CloudAPI: true, HealthyTimeout: a.HealthyTimeout, Interval: a.Interval, Check: healthCheck}
+	}
+	return cells.Health{HealthyTimeout: cfg.Cells.Healthcheck.Status.HealthyTimeout, Check: healthCheck}
+}
+
+// template names what a cell is made of, so that standby cells of another are
+// replaced: everything that reaches a machine before its pod does.
+func template(cfg *config.Config, caHash string) string {
+	c := cfg.Cells
+	made, err := json.Marshal([]any{
+		version.String(), caHash, c.BootImageSpec, c.CloudInitFile, c.CellConfig, c.Itzo, c.RegistryMirrors, c.ReservedMemory, launchOptions(cfg),
+	})
+	if err != nil {
+		panic(err) // strings, maps of strings and numbers
+	}
+	sum := sha256.Sum256(made)
+	return hex.EncodeToString(sum[:8])
+}
+
+// offers turns what placement found into what cells launch.
+func offers(candidates []placement.Candidate, defaultDisk int64) []cells.Offer {
+	list := make([]cells.Offer, 0, len(candidates))
+	for _, c := range candidates {
+		list = append(list, offer(*c.InstanceType, c.Offering, defaultDisk, c.Reason))
+	}
+	return list
+}
+
+func offer(t catalog.InstanceType, o catalog.Offering, defaultDisk int64, reason string) cells.Offer {
+	return cells.Offer{
+		InstanceType: t.Name, Family: t.Family, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot, Dedicated: o.Dedicated,
+		PricePerHour: o.PricePerHour,
+		MilliCPU:     t.MilliCPU, MemoryBytes: t.MemoryBytes, DiskBytes: cmp.Or(t.DiskBytes, defaultDisk),
+		BootTimeout: t.BootLimit(), Reason: reason,
+	}
+}
+
+// zones are where the catalogue has offerings, that of the cheapest one first.
+func zones(types []catalog.InstanceType) (all []string) {
+	var offerings []catalog.Offering
+	for _, t := range types {
+		offerings = append(offerings, t.Offerings...)
+	}
+	slices.SortStableFunc(offerings, func(a, b catalog.Offering) int {
+		return cmp.Or(cmp.Compare(a.PricePerHour, b.PricePerHour), cmp.Compare(a.Zone, b.Zone))
+	})
+	for _, o := range offerings {
+		if !slices.Contains(all, o.Zone) {
+			all = append(all, o.Zone)
+		}
+	}
+	return all
+}
+
+// onlyZone is the zone of the virtual node: the one that the catalogue offers, ""
+// where there are several.
+func onlyZone(types []catalog.InstanceType) (zone string) {
+	zones := map[string]bool{}
+	for _, t := range types {
+		for _, o := range t.Offerings {
+			zones[o.Zone] = true
+			zone = o.Zone
+		}
+	}
+	if len(zones) != 1 {
+		return ""
+	}
+	return zone
+}

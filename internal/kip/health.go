@@ -1,0 +1,78 @@
+package kip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/elotl/kip/internal/metrics"
+)
+
+// serveMetrics serves metrics, health and readiness until ctx ends.
+func (k *process) serveMetrics(ctx context.Context) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", k.MetricsAddr)
+	if err != nil {
+		return fmt.Errorf("serve metrics on --metrics-addr: %w", err)
+	}
+	ready := []metrics.Check{{Name: "store", Func: k.store.Ready}}
+	for _, c := range checksOfLeader {
+		ready = append(ready, metrics.Check{Name: c.name, Func: func(context.Context) error { return k.ready(c.holds) }})
+	}
+	server := &http.Server{
+		Handler:           k.metrics.Handler(nil, ready),
+		ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog:          slog.NewLogLogger(k.Log.Handler(), slog.LevelDebug),
+	}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(l); ctx.Err() == nil {
+		return fmt.Errorf("serve metrics: %w", err)
+	}
+	return nil
+}
+
+// ready says why a check of the leader does not hold. A process that stands by is
+// ready to.
+func (k *process) ready(holds func(*leading) error) error {
+	if k.elected.Load() && k.leading.Load() == nil {
+		return errors.New("the work has not begun yet")
+	}
+	return ofLeader(k, holds)
+}
+
+// checksOfLeader are what must hold of a process that leads.
+var checksOfLeader = []struct {
+	name  string
+	holds func(*leading) error
+}{
+	{"pods", (*leading).podsListed},
+	{"node", (*leading).nodeRegistered},
+}
+
+func (l *leading) podsListed() error {
+	if !l.informer.HasSynced() {
+		return errors.New("the pods of the node are not listed yet")
+	}
+	return nil
+}
+
+func (l *leading) nodeRegistered() error {
+	select {
+	case <-l.node.Ready():
+		return nil
+	default:
+		return fmt.Errorf("node %s is not registered yet", l.NodeName)
+	}
+}
+
+// healthy says why the virtual node is not Ready.
+func (l *leading) healthy(ctx context.Context) error {
+	if err := l.store.Healthy(ctx); err != nil {
+		return err
+	}
+	return l.podsListed()
+}

@@ -1,0 +1,48 @@
+package kip
+
+import (
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/isolation"
+	"github.com/elotl/kip/internal/placement"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// isolated tells what keeps firewalls of cells.
+type isolated struct {
+	cells.Unobserved
+	firewalls *isolation.Controller
+}
+
+var _ cells.Observer = isolated{}
+
+func (i isolated) CellChanged(c cells.Cell) {
+	switch {
+	case !c.Live():
+		i.firewalls.Gone(c.ID)
+	case c.Pod.UID != "" && c.Instance != nil && c.Instance.PodIP.IsValid():
+		i.firewalls.Bound(isolation.Cell{ID: c.ID, Pod: c.Pod, PodIP: c.Instance.PodIP, PodIPv6: c.Instance.PodIPv6})
+	}
+}
+
+func (i isolated) CellConnected(c cells.Cell, agent agentapi.Conn) {
+	i.CellChanged(c)
+	i.firewalls.Connected(c.ID, agent)
+}
+
+// allowsMetadata says whether a pod asks for the metadata service. One whose
+// annotations are not valid does not; placement has said so.
+func allowsMetadata(annotations map[string]string) bool {
+	a, err := placement.ParseAnnotations(annotations)
+	return err == nil && a.AllowMetadata != nil && *a.AllowMetadata
+}
+
+// protobuf returns a client as Kip itself for kinds of which there are many.
+func (a *apiServer) protobuf() (kubernetes.Interface, error) {
+	own := rest.CopyConfig(a.ownConfig)
+	own.ContentType = runtime.ContentTypeProtobuf
+	own.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	return kubernetes.NewForConfig(own)
+}

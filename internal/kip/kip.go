@@ -1,0 +1,229 @@
+package kip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/leader"
+	"github.com/elotl/kip/internal/metrics"
+	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/version"
+	"k8s.io/utils/clock"
+)
+
+// Options are what the flags of Kip's command say.
+type Options struct {
+	// Kubeconfig is the file with the way to the API server; "" for the service
+	// account of the pod that Kip is in.
+	Kubeconfig string
+	// NodeName is that of the virtual node.
+	NodeName string
+	// ProviderConfig is the file provider.yaml.
+	ProviderConfig string
+	// ClusterDNS is what pods ask for names; the zero one for the usual Service.
+	ClusterDNS    netip.Addr
+	ClusterDomain string
+	// DisableTaint leaves the virtual node without a taint.
+	DisableTaint bool
+	// NodeIPs are where the API server reaches the kubelet port: one, or one of each
+	// family; none for this host's own.
+	NodeIPs     []netip.Addr
+	KubeletPort int
+	// ClientCA is the file with the CA of client certificates that the kubelet port
+	// accepts; "" for none.
+	ClientCA string
+	// MetricsAddr is where metrics and health are served; "0" for nowhere.
+	MetricsAddr string
+	// QPS and Burst are the requests to the API server in a second, and at once.
+	QPS   float32
+	Burst int
+	Log   *slog.Logger
+}
+
+// credentials names what Kip reaches the API server with, for errors.
+func (o Options) credentials() string {
+	if o.Kubeconfig == "" {
+		return "the pod's service account, since there is no --kubeconfig"
+	}
+	return fmt.Sprintf("the kubeconfig %s (--kubeconfig, $KUBECONFIG)", o.Kubeconfig)
+}
+
+// process is one process of Kip: it leads, or stands by until it does.
+type process struct {
+	Options
+	cfg     *config.Config
+	clock   clock.WithTickerAndDelayedExecution
+	metrics *metrics.Metrics
+	api     *apiServer
+	// controllerID is the owner of all that this Kip makes.
+	controllerID string
+	store        *store.Store
+
+	elected atomic.Bool             // it is this process's turn
+	leading atomic.Pointer[leading] // set a little later, when it has begun
+}
+
+// Run runs Kip until ctx ends, or a part of it fails.
+func Run(ctx context.Context, o Options) error {
+	cfg, warnings, err := config.Load(o.ProviderConfig)
+	if err != nil {
+		return err
+	}
+	for _, w := range warnings {
+		o.Log.Warn("provider.yaml", "warning", w.String())
+	}
+	for _, key := range withoutEffect(cfg) {
+		o.Log.Warn("provider.yaml", "warning", key+" has no effect in this build")
+	}
+
+	k := &process{Options: o, cfg: cfg, clock: clock.RealClock{}}
+	k.metrics = metrics.New(metrics.Config{
+		Cells:   func() []cells.Cell { return ofLeader(k, func(l *leading) []cells.Cell { return l.cells.List() }) },
+		Tunnels: func() int { return ofLeader(k, func(l *leading) int { return l.cells.Connected() }) },
+		Waiting: func() int { return ofLeader(k, func(l *leading) int { return l.pods.WaitingPods() }) },
+		Ledger:  func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
+		Clock:   k.clock,
+		Log:     o.Log,
+	})
+	if k.api, err = connect(ctx, o, k.metrics.WrapTransport); err != nil {
+		return err
+	}
+	k.controllerID = cfg.Testing.ControllerID
+	if k.controllerID == "" {
+		k.controllerID = cells.ControllerID(string(k.api.clusterUID), o.NodeName)
+	}
+	o.Log.Info("starting", "version", version.String(), "node", o.NodeName, "controller", k.controllerID)
+
+	c := cfg.Etcd.Client
+	st, err := store.Open(ctx, cfg.Etcd.Internal.DataDir, cfg.Etcd.Internal.ConfigFile,
+		store.External{Endpoints: c.Endpoints, CertFile: c.CertFile, KeyFile: c.KeyFile, CAFile: c.CAFile})
+	if err != nil {
+		return err
+	}
+	k.store = st.Observed(k.metrics.StoreObserver)
+	err = runParts(ctx, k.parts())
+	if ctx.Err() != nil {
+		o.Log.Info("stopped; pods go on running on their cells")
+	}
+	return errors.Join(err, st.Close())
+}
+
+// parts are what runs in each process. The last one waits until this process leads,
+// and then runs the parts of that.
+func (k *process) parts() []part {
+	own := k.store.Within(k.controllerID + "/")
+	all := []part{{name: "store", run: func(ctx context.Context) error { return k.keepStore(ctx, own) }}}
+	if k.MetricsAddr != "0" {
+		all = append(all, part{name: "metrics", run: k.serveMetrics})
+	}
+	return append(all, part{name: "leadership", run: func(ctx context.Context) error { return k.takeTurns(ctx, own) }})
+}
+
+// keepStore keeps the store in order. It ends Kip when the embedded one has stopped:
+// without it nothing may be done, and a fresh start repairs what can be.
+func (k *process) keepStore(ctx context.Context, own *store.Store) error {
+	maintaining, stop := context.WithCancel(ctx)
+	maintained := make(chan struct{})
+	go func() { defer close(maintained); own.Maintain(maintaining, k.Log) }()
+	defer func() { stop(); <-maintained }()
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-k.store.Done():
+		return fmt.Errorf("etcd has stopped: %w", k.store.Err())
+	}
+}
+
+// errDeposed: the lease of the leader has run out.
+var errDeposed = errors.New("this process no longer leads: another Kip may")
+
+// takeTurns does Kip's work whenever this process leads.
+func (k *process) takeTurns(ctx context.Context, own *store.Store) error {
+	for {
+		err := k.turn(ctx, own)
+		// One that another has followed begins afresh, in a new process. While
+		// the store does not answer nobody follows: this one goes on saying so,
+		// and leads again.
+		if !errors.Is(err, errDeposed) || own.Healthy(ctx) == nil {
+			return err
+		}
+		k.Log.Warn("the store does not answer; pods go on running on their cells until this process leads again", "err", err)
+	}
+}
+
+// resignTimeout bounds the handing over to another replica, which otherwise waits
+// for the lease to run out.
+const resignTimeout = 3 * time.Second
+
+// turn waits until this process leads, and does Kip's work as long as it does.
+func (k *process) turn(ctx context.Context, own *store.Store) (err error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	leadership, err := leader.Elect(ctx, own, fmt.Sprintf("%s (process %d)", host, os.Getpid()), k.Log)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		resign, cancel := context.WithTimeout(context.WithoutCancel(ctx), resignTimeout)
+		defer cancel()
+		err = errors.Join(err, leadership.Resign(resign))
+	}()
+	k.elected.Store(true)
+	defer func() {
+		k.elected.Store(false)
+		k.leading.Store(nil)
+	}()
+	work, stop := context.WithCancelCause(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-leadership.Lost():
+			stop(errDeposed)
+		case <-work.Done():
+		}
+	}()
+	defer func() { stop(nil); <-watched }()
+	st := leadership.Store()
+	if err = st.Migrate(work); err == nil {
+		err = k.lead(work, st)
+	}
+	if context.Cause(work) == errDeposed {
+		return errors.Join(errDeposed, err)
+	}
+	return err
+}
+
+// ofLeader asks what only a process that leads can answer.
+func ofLeader[T any](k *process, ask func(*leading) T) (answer T) {
+	if l := k.leading.Load(); l != nil {
+		answer = ask(l)
+	}
+	return answer
+}
+
+// withoutEffect lists the keys that are set and that this build does not act on.
+func withoutEffect(cfg *config.Config) (keys []string) {
+	c := cfg.Cells
+	for key, set := range map[string]bool{
+		"cells.cloudInitFile": c.CloudInitFile != "",
+		"cells.cellConfig":    len(c.CellConfig) > 0,
+	} {
+		if set {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,373 @@
+package kip
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/isolation"
+	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/podlogs"
+	"github.com/elotl/kip/internal/pods"
+	"github.com/elotl/kip/internal/provisioner"
+	"github.com/elotl/kip/internal/shop"
+	"github.com/elotl/kip/internal/stats"
+	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/tunnel"
+	"github.com/elotl/kip/internal/version"
+	"github.com/elotl/kip/internal/volumes"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+// leading is what a process has while it leads, each made of those above it.
+type leading struct {
+	*process
+	store     *store.Store // fenced: it writes only while this process leads
+	authority *pki.Authority
+
+	machines    cloud.Cloud
+	disks       cloud.Disks              // nil where the cloud has none
+	provisioner *provisioner.Provisioner // nil without disks
+	shop        *shop.Shop
+	shortages   *storedShortages
+
+	informer cache.SharedIndexInformer // of the pods of the node
+	event    eventFunc
+	logs     *podlogs.Saver
+	cellAPI  *cellapi.Server
+
+	firewalls *isolation.Controller
+	mirror    *cells.Mirror
+	cells     *cells.Controller
+	pods      *pods.Controller
+
+	node     *node.Node
+	nodeLoop *stoppable
+	stats    *stats.Stats
+	port     *node.Port
+	listener net.Listener // of the kubelet port
+	socket   *adminapi.Server
+
+	closers []func() // in the order in which they were made
+}
+
+// lead does Kip's work until ctx ends.
+func (k *process) lead(ctx context.Context, st *store.Store) error {
+	l := &leading{process: k, store: st}
+	defer l.close()
+	for _, wire := range []func(context.Context) error{
+		l.wireCloud, l.wirePlacement, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNode, l.wireKubeletPort, l.wireSocket,
+	} {
+		if err := wire(ctx); err != nil {
+			return err
+		}
+	}
+	for _, o := range l.observers() {
+		l.cells.Observe(o)
+	}
+	if err := l.cells.Load(ctx); err != nil {
+		return err
+	}
+	known := l.cells.List()
+	k.metrics.Known(known)
+	k.leading.Store(l)
+	defer k.leading.Store(nil)
+	return runParts(ctx, l.parts(known))
+}
+
+// observers are told of each change of a cell, in this order: what is counted and
+// shown first, then those who act.
+func (l *leading) observers() []cells.Observer {
+	return []cells.Observer{l.metrics, l.mirror, l.pods, isolated{firewalls: l.firewalls}}
+}
+
+// parts are all that runs while this process leads.
+func (l *leading) parts(known []cells.Cell) []part {
+	all := []part{
+		{name: "local socket", run: l.socket.Run},
+		{name: "kubelet port", run: func(ctx context.Context) error { return l.port.Serve(ctx, l.listener) }},
+		{name: "shortages", run: l.shortages.keep},
+		{name: "catalogue", run: l.shop.Run},
+		{name: "cell mirror", run: func(ctx context.Context) error { return l.mirror.Run(ctx, known) }},
+		{name: "pod stats", run: l.stats.Run},
+	}
+	if l.provisioner != nil {
+		all = append(all, part{name: "provisioner", run: l.provisioner.Run})
+	}
+	return append(all,
+		part{
+			name:  "pod informer",
+			run:   func(ctx context.Context) error { l.informer.RunWithContext(ctx); return nil },
+			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.informer.HasSynced) },
+		},
+		part{name: "cell API", run: l.cellAPI.Run},
+		part{name: "saved logs", run: l.sweepLogs},
+		part{name: "firewalls", run: l.firewalls.Run},
+		part{name: "cells", run: l.cells.Run},
+		part{name: "virtual node", run: l.nodeLoop.Run, ready: l.registered},
+		// Only when the node is ours: a real node of the same name has its own
+		// kubelet for its pods.
+		part{name: "pods", run: l.pods.Run},
+	)
+}
+
+// registered waits until the virtual node is ours.
+func (l *leading) registered(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-l.node.Ready():
+	}
+}
+
+// atEnd has f called when this process leads no more, the last given first.
+func (l *leading) atEnd(f func()) { l.closers = append(l.closers, f) }
+
+func (l *leading) close() {
+	for i := len(l.closers) - 1; i >= 0; i-- {
+		l.closers[i]()
+	}
+}
+
+// wireCloud makes what reaches the cloud, and what makes disks there.
+func (l *leading) wireCloud(ctx context.Context) (err error) {
+	if l.authority, err = loadAuthority(ctx, l.store, l.clock); err != nil {
+		return err
+	}
+	bare, err := openCloud(l.cfg, l.Log)
+	if err != nil {
+		return err
+	}
+	if c, ok := bare.(interface{ Close() error }); ok {
+		l.atEnd(func() {
+			if err := c.Close(); err != nil {
+				l.Log.Warn("close the cloud", "err", err)
+			}
+		})
+	}
+	l.machines = l.metrics.Cloud(bare)
+	l.disks = l.machines.Features().Disks
+	l.shop, err = shop.Open(ctx, shop.Config{
+		Cloud: l.machines,
+		Store: l.store,
+		Placement: placement.Config{
+			DefaultInstanceType: l.cfg.Cells.DefaultInstanceType,
+			DefaultArch:         runtime.GOARCH,
+			ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
+			DefaultDiskBytes:    l.cfg.Cells.DefaultVolumeSize.Value(),
+		},
+		Clock: l.clock,
+		Log:   l.Log,
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", l.ProviderConfig, err)
+	}
+	if l.disks == nil {
+		return nil
+	}
+	l.provisioner, err = provisioner.New(ctx, provisioner.Config{
+		Node:         l.NodeName,
+		ControllerID: l.controllerID,
+		NameTag:      l.nameTag(),
+		Disks:        l.disks,
+		Zones:        zones(l.shop.Types()),
+		Client:       l.api.asKip,
+		Log:          l.Log,
+	})
+	return err
+}
+
+// nameTag is the name of what this Kip makes in the cloud, for people.
+func (l *leading) nameTag() string { return cmp.Or(l.cfg.Cells.Nametag, l.controllerID) }
+
+// wirePlacement makes what chooses machines.
+func (l *leading) wirePlacement(ctx context.Context) (err error) {
+	l.shortages, err = loadShortages(ctx, l.store, l.clock, l.Log)
+	return err
+}
+
+// place returns the offers for a pod, best first; in a zone, if one is given.
+func (l *leading) place(pod *corev1.Pod, zone string) ([]cells.Offer, error) {
+	candidates, err := l.shop.Placer().Candidates(placement.InZone(pod, zone), l.shortages.shortages.Unavailable)
+	return offers(candidates, l.cfg.Cells.DefaultVolumeSize.Value()), err
+}
+
+// wireClusterAPI makes what follows the cluster and shows it to cells.
+func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
+	if err := l.api.installCRD(ctx, l.Log); err != nil {
+		return err
+	}
+	if l.logs, err = podlogs.Open(podlogs.Config{Dir: filepath.Join(l.cfg.Etcd.Internal.DataDir, "podlogs"), Log: l.Log}); err != nil {
+		return err
+	}
+	l.informer = l.api.podInformer(l.NodeName)
+	l.cellAPI, err = cellapi.New(cellapi.Config{
+		NodeName: l.NodeName,
+		Node:     l.api.nodeConfig,
+		Own:      l.api.ownConfig,
+		Pods:     l.informer,
+		IPv6:     l.machines.Traits().IPv6,
+		Refused:  l.metrics.CellRefused,
+		Log:      l.Log,
+	})
+	if err != nil {
+		return err
+	}
+	event, stop := l.api.eventRecorder(ctx, l.NodeName)
+	l.event = event
+	l.atEnd(stop)
+	many, err := l.api.protobuf()
+	if err != nil {
+		return err
+	}
+	l.firewalls = isolation.New(isolation.Config{
+		Pods:           l.informer,
+		Client:         many,
+		Shared:         l.cellAPI.Watches(),
+		AllowsMetadata: allowsMetadata,
+		Event:          l.event,
+		Queues:         l.metrics.WorkqueueProvider(),
+		Clock:          l.clock,
+		Log:            l.Log,
+	})
+	return nil
+}
+
+// wireCells makes what launches cells, keeps them and ends them.
+func (l *leading) wireCells(ctx context.Context) error {
+	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Log: l.Log})
+	if err != nil {
+		return err
+	}
+	dns, err := l.api.clusterDNS(ctx, l.ClusterDNS, l.cellAPI.Watches(), l.Log)
+	if err != nil {
+		return err
+	}
+	pools, err := l.standbyPools()
+	if err != nil {
+		return err
+	}
+	traits := l.machines.Traits()
+	waitsFor := func(id string) string { return l.cells.WaitsFor(id) }
+	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, waitsFor, l.Log)
+	l.cells = cells.New(cells.Config{
+		NodeName:     l.NodeName,
+		ControllerID: l.controllerID,
+		NameTag:      l.nameTag(),
+		Cloud:        l.machines,
+		Disks:        l.disks,
+		Store:        l.store,
+		Tunnels:      cells.OverTunnels(tunnels),
+		APIs:         cells.ServedBy(l.cellAPI),
+		CAHash:       l.authority.Hash(),
+		Template:     template(l.cfg, l.authority.Hash()),
+
+		Pools:     pools,
+		Options:   launchOptions(l.cfg),
+		Shortages: l.shortages,
+
+		Event:    l.event,
+		SaveLogs: l.saveLogs,
+		Queues:   l.metrics.WorkqueueProvider(),
+
+		ClusterDNS:          dns,
+		ClusterDomain:       l.ClusterDomain,
+		ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
+		RegistryMirrors:     l.cfg.Cells.RegistryMirrors,
+		HasPlugins:          len(l.cfg.Cells.CSIDrivers) > 0,
+
+		Health:      health(l.cfg),
+		ListLag:     traits.ListLag,
+		SoonPoll:    traits.Poll,
+		RefillDelay: traits.RefillDelay,
+		Clock:       l.clock,
+		Log:         l.Log,
+	})
+	return nil
+}
+
+// wirePods makes the loop that matches pods to cells.
+func (l *leading) wirePods(context.Context) (err error) {
+	resolver := volumes.Resolver{Client: l.api.asKip.CoreV1(), HasDisks: l.disks != nil, Drivers: l.api.csiDrivers(l.cfg)}
+	l.pods, err = pods.New(pods.Config{
+		Pods:        l.informer,
+		Client:      l.api.asNode.CoreV1(),
+		Cells:       l.cells,
+		Volumes:     resolver.Needs,
+		Place:       l.place,
+		Options:     launchOptions(l.cfg),
+		Event:       l.event,
+		Forget:      l.forgetLogs,
+		MaxAttempts: l.cfg.Cells.MaxAttempts,
+		Running:     l.metrics.PodRunning,
+		Queues:      l.metrics.WorkqueueProvider(),
+		Clock:       l.clock,
+		Log:         l.Log,
+	})
+	return err
+}
+
+// forgetLogs removes the saved logs of a pod that no longer exists.
+func (l *leading) forgetLogs(pod types.UID) {
+	if err := l.logs.Remove(pod); err != nil {
+		l.Log.Warn("remove the saved logs of a pod", "uid", pod, "err", err)
+	}
+}
+
+// wireNode makes the virtual node.
+func (l *leading) wireNode(context.Context) error {
+	addresses, err := l.addresses()
+	if err != nil {
+		return err
+	}
+	var taint *corev1.Taint
+	if !l.DisableTaint {
+		t, err := node.TaintFromEnv(os.LookupEnv)
+		if err != nil {
+			return err
+		}
+		taint = &t
+	}
+	zone := onlyZone(l.shop.Types())
+	l.node, err = node.New(node.Config{
+		Name:       l.NodeName,
+		Own:        l.api.asKip,
+		Node:       l.api.asNode,
+		Capacity:   l.cfg.Kubelet.Capacity,
+		Labels:     l.cfg.Kubelet.Labels,
+		Taint:      taint,
+		Zone:       zone,
+		Region:     cmp.Or(l.machines.Traits().Region, zone),
+		Arch:       runtime.GOARCH,
+		InternalIP: addresses[0],
+		SecondIP:   second(addresses),
+		Port:       uint16(l.KubeletPort),
+		Version:    version.String(),
+		Healthy:    l.healthy,
+		Log:        l.Log,
+	})
+	if err != nil {
+		return err
+	}
+	l.nodeLoop = newStoppable(l.node.Run)
+	return nil
+}
+
+// closeListener closes what a part may have closed before.
+func (l *leading) closeListener() {
+	if err := l.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		l.Log.Warn("close the kubelet port", "err", err)
+	}
+}

@@ -1,0 +1,70 @@
+package kip
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/shop"
+	"github.com/elotl/kip/internal/store"
+	"k8s.io/utils/clock"
+)
+
+// shortagesKey is where unavailable capacity is stored.
+const shortagesKey = "unavailable"
+
+// storedShortages are kept over restarts, so that a Kip that starts again does not
+// ask for all that it knows to be missing.
+type storedShortages struct {
+	shortages *capacity.Shortages
+	store     *store.Store
+	revision  int64
+	changed   chan struct{}
+	log       *slog.Logger
+}
+
+func loadShortages(ctx context.Context, st *store.Store, c clock.PassiveClock, log *slog.Logger) (*storedShortages, error) {
+	s := &storedShortages{shortages: capacity.New(c), store: st, changed: make(chan struct{}, 1), log: log}
+	var stored []capacity.Shortage
+	revision, err := st.Get(ctx, shortagesKey, &stored)
+	s.revision = revision
+	s.shortages.Load(stored)
+	return s, err
+}
+
+// Mark notes that an offer was not served: for all that the cloud said is missing,
+// for that offer where it said nothing of the kind.
+func (s *storedShortages) Mark(o cells.Offer, err error) {
+	s.shortages.Mark(shop.Shortage(o, err))
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Unavailable says that an offer is known not to be served now.
+func (s *storedShortages) Unavailable(o cells.Offer) bool {
+	return s.shortages.Unavailable(shop.Offering(o))
+}
+
+// keep stores the shortages until ctx ends. One that is not stored costs a launch
+// that fails, no more: the next change stores it.
+func (s *storedShortages) keep(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.changed:
+		}
+		revision, err := s.store.Put(ctx, shortagesKey, s.shortages.List(), s.revision)
+		if err != nil && ctx.Err() == nil {
+			s.log.Warn("store unavailable capacity", "err", err)
+			var stored []capacity.Shortage
+			revision, err = s.store.Get(ctx, shortagesKey, &stored)
+		}
+		if err == nil {
+			s.revision = revision
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package kip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/cleanup"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/explain"
+	"github.com/elotl/kip/internal/version"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// wireSocket makes what kipctl asks.
+func (l *leading) wireSocket(context.Context) (err error) {
+	explainer := explain.New(explain.Config{
+		Node:      l.NodeName,
+		Pods:      l.informer.GetStore(),
+		Loop:      l.pods,
+		Cells:     l.cells,
+		Status:    l.mirror.Status,
+		Shortages: l.shortages.shortages.List,
+	})
+	cleaner := cleanup.New(cleanup.Config{
+		Node:         l.NodeName,
+		ControllerID: l.controllerID,
+		Pods:         l.listed,
+		Pause:        l.pods.Pause,
+		Cells:        l.cells,
+		Status:       l.mirror.Status,
+		Cloud:        l.machines,
+		Disks:        l.disks,
+		ListLag:      l.machines.Traits().ListLag,
+		AsKip:        l.api.asKip,
+		AsNode:       l.api.asNode,
+		Resources:    l.api.ownDynamic.Resource(apiv1.Resource),
+		Store:        l.store,
+		StoreHint:    storeHint(l.cfg, l.store.Prefix()),
+		StopNode:     l.nodeLoop.Stop,
+		Clock:        l.clock,
+	})
+	l.socket, err = adminapi.New(adminapi.Config{
+		Dir:       l.cfg.Etcd.Internal.DataDir,
+		Version:   version.String(),
+		Backup:    l.backup,
+		Cleaner:   cleaner,
+		Explainer: explainer,
+		Log:       l.Log,
+	})
+	return err
+}
+
+// backup is what the local socket serves as a backup of the store.
+func (l *leading) backup(ctx context.Context, w io.Writer) error {
+	return l.store.Backup(ctx, w, l.clock.Now())
+}
+
+// listed returns the pods of the node; an error until they are known.
+func (l *leading) listed() ([]*corev1.Pod, error) {
+	if !l.informer.HasSynced() {
+		return nil, errors.New("the pods of the node are not listed yet")
+	}
+	return podsOf(l.informer), nil
+}
+
+// storeHint says where the records of a Kip are, and how they are removed when
+// it is not to come back.
+func storeHint(cfg *config.Config, prefix string) string {
+	if e := cfg.Etcd.Client.Endpoints; len(e) > 0 {
+		return fmt.Sprintf("in the etcd at %s: etcdctl del --prefix %s", strings.Join(e, ","), prefix)
+	}
+	return fmt.Sprintf("in %s: remove the folder, or its volume", cfg.Etcd.Internal.DataDir)
+}

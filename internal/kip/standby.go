@@ -1,0 +1,73 @@
+package kip
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/config"
+)
+
+// standbyPools are the pools of cells.standbyCells.
+func (l *leading) standbyPools() ([]cells.Pool, error) {
+	if err := l.cfg.CheckStopped(l.machines.Features().Stopper != nil); err != nil {
+		return nil, err
+	}
+	var pools []cells.Pool
+	for i, s := range l.cfg.Cells.StandbyCells {
+		pool, err := l.standbyPool(s)
+		if err != nil {
+			return nil, fmt.Errorf("%s: cells.standbyCells[%d]%w", l.ProviderConfig, i, err)
+		}
+		pools = append(pools, pool)
+	}
+	return pools, nil
+}
+
+// standbyPool is one of them. The text of an error goes on where the name of its key
+// ends.
+func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
+	if !slices.ContainsFunc(l.shop.Types(), func(t catalog.InstanceType) bool { return t.Name == s.InstanceType }) {
+		return cells.Pool{}, fmt.Errorf(".instanceType: %q is not a type of cloud.%s here", s.InstanceType, l.machines.Name())
+	}
+	name := s.InstanceType
+	if s.Zone != "" {
+		name += "/" + s.Zone
+	}
+	if s.Spot {
+		name += "/spot"
+	}
+	if s.Dedicated {
+		name += "/dedicated"
+	}
+	if s.Stopped {
+		name += "/stopped"
+	}
+	disk := l.cfg.Cells.DefaultVolumeSize.Value()
+	if len(offersOfPool(l.shop.Types(), s, disk, name)) == 0 {
+		return cells.Pool{}, fmt.Errorf(": %s is not offered there (zone %q, spot %t, dedicated %t)", s.InstanceType, s.Zone, s.Spot, s.Dedicated)
+	}
+	return cells.Pool{Name: name, Count: s.Count, Stopped: s.Stopped, Offers: func() ([]cells.Offer, error) {
+		left := slices.DeleteFunc(offersOfPool(l.shop.Types(), s, disk, name), l.shortages.Unavailable)
+		if len(left) == 0 {
+			return nil, fmt.Errorf("%s has no capacity now: %w", name, cloud.ErrCapacity)
+		}
+		return left, nil
+	}}, nil
+}
+
+// offersOfPool are what the cells of a pool can be launched as, the cheapest first.
+func offersOfPool(sold []catalog.InstanceType, s config.StandbyCells, disk int64, name string) (all []cells.Offer) {
+	for _, t := range sold {
+		for _, o := range t.Offerings {
+			if t.Name == s.InstanceType && o.Spot == s.Spot && o.Dedicated == s.Dedicated && (s.Zone == "" || s.Zone == o.Zone) {
+				all = append(all, offer(t, o, disk, "standby pool "+name))
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b cells.Offer) int { return cmp.Compare(a.PricePerHour, b.PricePerHour) })
+	return all
+}

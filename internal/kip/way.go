@@ -1,0 +1,52 @@
+package kip
+
+import (
+	"fmt"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/pods"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+// wayToCells finds the cell of a pod for the kubelet port.
+type wayToCells struct {
+	pods  cache.SharedIndexInformer
+	cells *cells.Controller
+	loop  *pods.Controller
+}
+
+var _ node.Cells = wayToCells{}
+
+func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, error) {
+	obj, exists, err := w.pods.GetStore().GetByKey(namespace + "/" + name)
+	if err != nil {
+		return nil, err
+	}
+	if !exists {
+		return nil, node.ErrPodNotFound
+	}
+	pod := obj.(*corev1.Pod)
+	if uid != "" && pod.UID != uid {
+		return nil, node.ErrPodNotFound
+	}
+	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	cell, has := w.cells.ForPod(pod.UID)
+	switch {
+	case has && (cell.Phase == apiv1.Bound || cell.Phase == apiv1.Draining):
+		return w.cells.Conn(pod.UID)
+	case ended:
+		return nil, &node.EndedError{UID: pod.UID, Phase: pod.Status.Phase}
+	case !has:
+		why := w.loop.Waiting(pod.UID)
+		if why == "" {
+			why = "no cell has been requested yet"
+		}
+		return nil, &node.WaitingError{Why: why}
+	}
+	return nil, &node.WaitingError{Why: fmt.Sprintf("cell %s (%s) is %s", cell.ID, cell.Offer(), cell.Phase)}
+}

@@ -1,0 +1,234 @@
+package shop
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"sync/atomic"
+	"time"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/store"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// catalogueKey is where the last good catalogue is stored.
+	catalogueKey = "catalogue"
+	// callTimeout bounds the reading of a catalogue, which takes many calls on some
+	// clouds.
+	callTimeout = 2 * time.Minute
+	// retryEvery is how often a catalogue that could not be read at the start is
+	// tried again.
+	retryEvery = time.Minute
+)
+
+// Config of a Shop. All fields are required.
+type Config struct {
+	Cloud cloud.Cloud
+	Store *store.Store
+	// Placement is what the operator says about it.
+	Placement placement.Config
+	Clock     clock.WithTicker
+	Log       *slog.Logger
+}
+
+// record is a stored catalogue.
+type record struct {
+	// Cloud and Region are whose it is: that of another is of no use.
+	Cloud  string                 `json:"cloud"`
+	Region string                 `json:"region,omitempty"`
+	Read   time.Time              `json:"read"`
+	Types  []catalog.InstanceType `json:"types"`
+}
+
+// stock is a catalogue and the placer that is made of it, which change together.
+type stock struct {
+	record
+	placer *placement.Placer
+}
+
+// Shop is what can be had now. It is safe for concurrent use.
+type Shop struct {
+	cfg   Config
+	stock atomic.Pointer[stock]
+	// revision of the stored record, and stale, whether the cloud has not been read
+	// since the start; for Run alone.
+	revision int64
+	stale    bool
+}
+
+// Open reads the cloud's catalogue; where the cloud does not answer, the one that was
+// read last. Without either Kip cannot choose, which is an error.
+func Open(ctx context.Context, cfg Config) (*Shop, error) {
+	s := &Shop{cfg: cfg}
+	stored, err := s.load(ctx)
+	if err != nil {
+		return nil, err
+	}
+	types, err := s.read(ctx)
+	if err != nil {
+		if ctx.Err() != nil || stored == nil {
+			return nil, err
+		}
+		if err := s.adopt(*stored); err != nil {
+			return nil, fmt.Errorf("the catalogue that was read %s: %w", stored.Read.Format(time.RFC3339), err)
+		}
+		s.stale = true
+		cfg.Log.Warn("the cloud's catalogue cannot be read: placing pods by the last one",
+			"cloud", cfg.Cloud.Name(), "age", s.Age(), "types", len(stored.Types), "err", err)
+		return s, nil
+	}
+	if stored != nil && shrunk(stored.Types, types) {
+		cfg.Log.Warn("the cloud's catalogue has lost more than half of its types since it was last read",
+			"cloud", cfg.Cloud.Name(), "types", len(types), "before", len(stored.Types))
+	}
+	if err := s.adopt(s.recordOf(types)); err != nil {
+		return nil, err
+	}
+	s.keep(ctx, stored)
+	return s, nil
+}
+
+// Types are the catalogue. They must not be changed.
+func (s *Shop) Types() []catalog.InstanceType { return s.stock.Load().Types }
+
+// Placer chooses out of the catalogue as it is now.
+func (s *Shop) Placer() *placement.Placer { return s.stock.Load().placer }
+
+// Age is how long ago the catalogue was read.
+func (s *Shop) Age() time.Duration { return s.cfg.Clock.Since(s.stock.Load().Read) }
+
+// Run reads the catalogue again and again, as often as the cloud says that it is
+// worth it, until ctx ends.
+func (s *Shop) Run(ctx context.Context) error {
+	for {
+		wait := s.cfg.Cloud.Traits().CatalogueEvery
+		if s.stale && (wait <= 0 || wait > retryEvery) {
+			wait = retryEvery
+		}
+		if wait <= 0 {
+			<-ctx.Done()
+			return nil
+		}
+		timer := s.cfg.Clock.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C():
+		}
+		if err := s.refresh(ctx); err != nil && ctx.Err() == nil {
+			s.cfg.Log.Warn("the catalogue is not refreshed: placing pods by the last one",
+				"cloud", s.cfg.Cloud.Name(), "age", s.Age(), "err", err)
+		}
+	}
+}
+
+// refresh reads the catalogue once and takes it if it is as good as the last.
+func (s *Shop) refresh(ctx context.Context) error {
+	types, err := s.read(ctx)
+	if err != nil {
+		return err
+	}
+	last := s.stock.Load()
+	if shrunk(last.Types, types) {
+		return fmt.Errorf("the cloud names %d instance types, and before %d: more than half are gone, "+
+			"which is taken for a fault of its answer until Kip is started again", len(types), len(last.Types))
+	}
+	if err := s.adopt(s.recordOf(types)); err != nil {
+		return err
+	}
+	s.stale = false
+	s.keep(ctx, &last.record)
+	return nil
+}
+
+// shrunk says that more than half of the types are gone.
+func shrunk(before, now []catalog.InstanceType) bool {
+	there := make(map[string]bool, len(now))
+	for _, t := range now {
+		there[t.Name] = true
+	}
+	lost := 0
+	for _, t := range before {
+		if !there[t.Name] {
+			lost++
+		}
+	}
+	return 2*lost > len(before)
+}
+
+func (s *Shop) read(ctx context.Context) ([]catalog.InstanceType, error) {
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	types, err := s.cfg.Cloud.Catalogue(call)
+	if err == nil && len(types) == 0 {
+		err = errors.New("it is empty")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the catalogue of cloud %s: %w", s.cfg.Cloud.Name(), err)
+	}
+	return types, nil
+}
+
+func (s *Shop) recordOf(types []catalog.InstanceType) record {
+	return record{Cloud: s.cfg.Cloud.Name(), Region: s.cfg.Cloud.Traits().Region, Read: s.cfg.Clock.Now(), Types: types}
+}
+
+// adopt makes a catalogue the current one, together with its placer.
+func (s *Shop) adopt(r record) error {
+	placer, err := placement.New(r.Types, s.cfg.Placement)
+	if err != nil {
+		return err
+	}
+	s.stock.Store(&stock{r, placer})
+	return nil
+}
+
+// load returns the stored catalogue; nil where there is none of this cloud, or none
+// that can be read, which costs no more than a start without the cloud's API.
+func (s *Shop) load(ctx context.Context) (*record, error) {
+	var data json.RawMessage
+	var err error
+	if s.revision, err = s.cfg.Store.Get(ctx, catalogueKey, &data); err != nil {
+		return nil, err
+	}
+	if s.revision == 0 {
+		return nil, nil
+	}
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil {
+		s.cfg.Log.Warn("the stored catalogue cannot be read", "err", err)
+		return nil, nil
+	}
+	if r.Cloud != s.cfg.Cloud.Name() || r.Region != s.cfg.Cloud.Traits().Region || len(r.Types) == 0 {
+		return nil, nil
+	}
+	return &r, nil
+}
+
+// keep stores the catalogue. One that never changes is stored once.
+func (s *Shop) keep(ctx context.Context, before *record) {
+	now := s.stock.Load().record
+	if before != nil && s.cfg.Cloud.Traits().CatalogueEvery == 0 && reflect.DeepEqual(before.Types, now.Types) {
+		return
+	}
+	revision, err := s.cfg.Store.Put(ctx, catalogueKey, now, s.revision)
+	if err != nil {
+		if ctx.Err() == nil {
+			s.cfg.Log.Warn("store the catalogue", "err", err)
+		}
+		// Perhaps it was written: the next one is put on top of what is there.
+		var there json.RawMessage
+		if revision, err = s.cfg.Store.Get(ctx, catalogueKey, &there); err != nil {
+			return
+		}
+	}
+	s.revision = revision
+}

@@ -1,0 +1,297 @@
+package shop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/store"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+)
+
+func types(n int, price float64) (list []catalog.InstanceType) {
+	for i := range n {
+		list = append(list, catalog.InstanceType{
+			Name: fmt.Sprintf("t%d", i), MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64",
+			Offerings: []catalog.Offering{{Zone: "z", PricePerHour: price + float64(i)}},
+		})
+	}
+	return list
+}
+
+// seller is a simulated cloud whose catalogue is empty if that is said.
+type seller struct {
+	*sim.Cloud
+	empty atomic.Bool
+}
+
+func (s *seller) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
+	all, err := s.Cloud.Catalogue(ctx)
+	if s.empty.Load() {
+		all = nil
+	}
+	return all, err
+}
+
+type bench struct {
+	*testing.T
+	cloud *seller
+	cfg   Config
+}
+
+// inBubble gives a test a cloud that sells four types, read again each 12 hours.
+func inBubble(t *testing.T, test func(*bench)) {
+	synctest.Test(t, func(t *testing.T) {
+		machines, err := sim.New(sim.Config{Catalogue: types(4, 1), Traits: &cloud.Traits{CatalogueEvery: 12 * time.Hour, Region: "r"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer machines.Close()
+		b := &bench{T: t, cloud: &seller{Cloud: machines}}
+		b.cfg = Config{Cloud: b.cloud, Store: store.Memory(nil), Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler)}
+		test(b)
+	})
+}
+
+func (b *bench) open() *Shop {
+	b.Helper()
+	s, err := Open(b.Context(), b.cfg)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return s
+}
+
+func (b *bench) away(is bool) {
+	b.Helper()
+	if err := b.cloud.Change(func(k *sim.Knobs) { k.Unauthorised = is }); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func (b *bench) sell(list []catalog.InstanceType) {
+	b.Helper()
+	if err := b.cloud.SetCatalogue(list); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// price is that of the cheapest type that the placer finds.
+func price(t *testing.T, s *Shop) float64 {
+	t.Helper()
+	candidates, err := s.Placer().Candidates(&corev1.Pod{}, func(capacity.Offering) bool { return false })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return candidates[0].Offering.PricePerHour
+}
+
+// while runs a shop during a test.
+func (b *bench) while(s *Shop, test func()) {
+	b.Helper()
+	ctx, cancel := context.WithCancel(b.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	test()
+	cancel()
+	if err := <-done; err != nil {
+		b.Error(err)
+	}
+}
+
+func later(d time.Duration) {
+	time.Sleep(d) // virtual
+	synctest.Wait()
+}
+
+func TestACatalogueThatChangesReachesThePlacerWithoutARestart(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		s := b.open()
+		b.while(s, func() {
+			b.sell(types(5, 7))
+			later(11 * time.Hour)
+			if got := price(b.T, s); got != 1 || s.Age() != 11*time.Hour {
+				b.Errorf("after 11 hours the cheapest costs %v, by a catalogue of %s", got, s.Age())
+			}
+			later(2 * time.Hour)
+			if got := price(b.T, s); got != 7 || len(s.Types()) != 5 || s.Age() != time.Hour {
+				b.Errorf("after 13 hours the cheapest of %d costs %v, by a catalogue of %s", len(s.Types()), got, s.Age())
+			}
+		})
+	})
+}
+
+func TestKipStartsWithoutTheCloudsAPI(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		b.away(true)
+		if _, err := Open(b.Context(), b.cfg); !errors.Is(err, cloud.ErrUnauthorised) {
+			b.Errorf("without any catalogue: %v", err)
+		}
+		b.away(false)
+		b.open()
+		later(3 * time.Hour)
+		b.away(true)
+		s := b.open()
+		if price(b.T, s) != 1 || s.Age() != 3*time.Hour {
+			b.Errorf("the cheapest costs %v, by a catalogue of %s", price(b.T, s), s.Age())
+		}
+		b.while(s, func() {
+			later(time.Hour)
+			b.away(false)
+			b.sell(types(4, 2))
+			later(2 * time.Minute) // sooner than by its turn
+			if got := price(b.T, s); got != 2 {
+				b.Errorf("when the cloud is back the cheapest costs %v", got)
+			}
+		})
+	})
+}
+
+func TestACatalogueThatShrinksByHalfIsNotTaken(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		s := b.open()
+		b.while(s, func() {
+			b.sell(types(1, 9))
+			later(13 * time.Hour)
+			if len(s.Types()) != 4 {
+				b.Errorf("of 4 types 3 are gone, and %d are left", len(s.Types()))
+			}
+			b.sell(types(2, 9))
+			later(12 * time.Hour)
+			if len(s.Types()) != 2 {
+				b.Errorf("half of them are gone, and %d are there", len(s.Types()))
+			}
+			b.cloud.empty.Store(true)
+			later(24 * time.Hour)
+			if len(s.Types()) != 2 {
+				b.Errorf("the catalogue is empty, and %d types are there", len(s.Types()))
+			}
+		})
+		if s := b.open(); len(s.Types()) != 2 {
+			b.Errorf("the stored catalogue has %d types", len(s.Types()))
+		}
+	})
+}
+
+func TestACatalogueThatThePlacerRefusesIsNotTaken(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		b.cfg.Placement = placement.Config{DefaultInstanceType: "t3"}
+		s := b.open()
+		b.while(s, func() {
+			b.sell(types(3, 9)) // without the default type
+			later(13 * time.Hour)
+			if len(s.Types()) != 4 || price(b.T, s) != 4 {
+				b.Errorf("%d types, and the default type costs %v", len(s.Types()), price(b.T, s))
+			}
+		})
+	})
+}
+
+func TestAStoredCatalogueThatCannotBeReadIsNotFatal(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		if _, err := b.cfg.Store.Put(b.Context(), catalogueKey, "no catalogue", 0); err != nil {
+			b.Fatal(err)
+		}
+		b.open()
+		b.away(true)
+		b.open() // what was there is replaced
+	})
+}
+
+func TestTheCatalogueOfAnotherRegionIsOfNoUse(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		b.open()
+		other, err := sim.New(sim.Config{Catalogue: types(4, 1), Traits: &cloud.Traits{Region: "elsewhere"},
+			Knobs: sim.Knobs{Unauthorised: true}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer other.Close()
+		b.cfg.Cloud = other
+		if _, err := Open(b.Context(), b.cfg); err == nil {
+			b.Error("it was taken")
+		}
+	})
+}
+
+func TestAShortageIsOfWhatTheCloudNamed(t *testing.T) {
+	spot, onDemand := true, false
+	o := cells.Offer{InstanceType: "c5.large", Family: "standard", Zone: "z1", Subnet: "s1"}
+	for name, test := range map[string]struct {
+		err       error
+		available []capacity.Offering
+		short     []capacity.Offering
+	}{
+		"capacity, nothing named": {
+			cloud.ErrCapacity,
+			[]capacity.Offering{{InstanceType: "c5.large", Zone: "z2"}, {InstanceType: "m5.large", Zone: "z1", Subnet: "s1"}},
+			[]capacity.Offering{Offering(o)},
+		},
+		"capacity of a zone": {
+			cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "c5.large", Zone: "z1"}, nil),
+			[]capacity.Offering{{InstanceType: "c5.large", Zone: "z2"}},
+			[]capacity.Offering{{InstanceType: "c5.large", Zone: "z1", Subnet: "s9", Spot: true}},
+		},
+		"quota, nothing named": {
+			cloud.ErrQuota,
+			[]capacity.Offering{{InstanceType: "p4.large", Family: "p", Zone: "z1"},
+				{InstanceType: "m5.large", Family: "standard", Zone: "z2", Spot: true}},
+			[]capacity.Offering{{InstanceType: "m5.large", Family: "standard", Zone: "z2"},
+				{InstanceType: "c5.large", Family: "standard", Zone: "z9"}},
+		},
+		"quota of a family": {
+			cloud.No(cloud.ErrQuota, cloud.Scope{Family: "p", Spot: &spot}, nil),
+			[]capacity.Offering{{InstanceType: "p4.large", Family: "p", Zone: "z1"},
+				{InstanceType: "c5.large", Family: "standard", Zone: "z1", Spot: true}},
+			[]capacity.Offering{{InstanceType: "p4.large", Family: "p", Zone: "z7", Spot: true}},
+		},
+		"quota of the account": {
+			cloud.No(cloud.ErrQuota, cloud.Scope{Account: true, Spot: &onDemand}, nil),
+			[]capacity.Offering{{InstanceType: "c5.large", Family: "standard", Zone: "z1", Spot: true}},
+			[]capacity.Offering{{InstanceType: "p4.large", Family: "p", Zone: "z7"}},
+		},
+	} {
+		shortages := capacity.New(clock.RealClock{})
+		shortages.Mark(Shortage(o, fmt.Errorf("launch: %w", test.err)))
+		for _, offering := range test.available {
+			if shortages.Unavailable(offering) {
+				t.Errorf("%s: %+v counts as short", name, offering)
+			}
+		}
+		for _, offering := range test.short {
+			if !shortages.Unavailable(offering) {
+				t.Errorf("%s: %+v does not count as short", name, offering)
+			}
+		}
+	}
+}
+
+func TestAShortageLastsAsLongAsTheCloudSays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := cells.Offer{InstanceType: "d2", Zone: "z"}
+		shortages := capacity.New(clock.RealClock{})
+		shortages.Mark(Shortage(o, &cloud.Error{Cause: cloud.ErrCapacity, RetryAfter: time.Hour}))
+		time.Sleep(59 * time.Minute)
+		again := capacity.New(clock.RealClock{})
+		again.Load(shortages.List())
+		if !shortages.Unavailable(Offering(o)) || !again.Unavailable(Offering(o)) {
+			t.Error("it is over after 59 minutes of an hour, or a restart")
+		}
+		time.Sleep(time.Minute)
+		if shortages.Unavailable(Offering(o)) || again.Unavailable(Offering(o)) {
+			t.Error("it is not over after an hour")
+		}
+	})
+}

@@ -1,0 +1,37 @@
+package shop
+
+import (
+	"errors"
+
+	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// Shortage is what an offer that a cloud did not serve says of others: what the cloud
+// named, for as long as it said. Where it named nothing, a quota is one of the
+// type's family, wherever it is launched, and any other cause is about that offer
+// alone.
+func Shortage(o cells.Offer, err error) capacity.Shortage {
+	s := capacity.Shortage{Why: err.Error()}
+	if e, ok := errors.AsType[*cloud.Error](err); ok {
+		s.For = e.RetryAfter
+	}
+	scope := cloud.ScopeOf(err)
+	switch {
+	case scope.Says():
+		s.InstanceType, s.Family, s.Zone, s.Subnet, s.Spot = scope.InstanceType, scope.Family, scope.Zone, scope.Subnet, scope.Spot
+	case errors.Is(err, cloud.ErrQuota) && o.Family != "":
+		s.Family, s.Spot = o.Family, &o.Spot
+	case errors.Is(err, cloud.ErrQuota):
+		s.InstanceType, s.Spot = o.InstanceType, &o.Spot
+	default:
+		s.InstanceType, s.Zone, s.Subnet, s.Spot = o.InstanceType, o.Zone, o.Subnet, &o.Spot
+	}
+	return s
+}
+
+// Offering is what shortages know of an offer.
+func Offering(o cells.Offer) capacity.Offering {
+	return capacity.Offering{InstanceType: o.InstanceType, Family: o.Family, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot}
+}

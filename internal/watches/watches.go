@@ -1,0 +1,154 @@
+package watches
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Watches are all watches on the API server that many read. They begin with Run.
+type Watches struct {
+	log    *slog.Logger
+	node   kubernetes.Interface
+	shared map[schema.GroupVersionResource]*Source
+	feeds  map[schema.GroupVersionResource]cache.ReflectorStore
+
+	lifetime context.Context // from New to the end of Run
+	end      context.CancelFunc
+	tasks    sync.WaitGroup
+
+	mu      sync.Mutex
+	running bool
+	pending []func() // tasks that Run starts
+	refs    map[Ref]*sharedRef
+}
+
+// New returns watches that have not begun. node reaches the API server as
+// the virtual node, own as Kip, for what a node may not read.
+func New(node, own kubernetes.Interface, log *slog.Logger) *Watches {
+	w := &Watches{
+		log:    log,
+		node:   node,
+		shared: map[schema.GroupVersionResource]*Source{},
+		feeds:  map[schema.GroupVersionResource]cache.ReflectorStore{},
+		refs:   map[Ref]*sharedRef{},
+	}
+	for _, k := range SharedKinds() {
+		client := node
+		if k.own {
+			client = own
+		}
+		src := &Source{Kind: k, client: k.Client(client), Collection: NewCollection(k, sharedHistory), log: log}
+		w.shared[k.Resource], w.feeds[k.Resource] = src, src.Collection
+	}
+	w.lifetime, w.end = context.WithCancel(context.Background())
+	return w
+}
+
+// Of returns the watch on a kind that all cells see, nil for any other.
+func (w *Watches) Of(resource schema.GroupVersionResource) *Source { return w.shared[resource] }
+
+// Feed lets a store take what is seen of a kind, instead of its collection. It is
+// called before Run.
+func (w *Watches) Feed(resource schema.GroupVersionResource, store cache.ReflectorStore) {
+	w.feeds[resource] = store
+}
+
+// Watch lets a store take what is seen of one object of the core group, which has
+// no namespace.
+func (w *Watches) Watch(k *Kind, name string, store cache.ReflectorStore) *Source {
+	src := &Source{Kind: k, client: w.node.CoreV1().RESTClient(), log: w.log}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.start(func() { src.run(w.lifetime, "", name, store) })
+	return src
+}
+
+// Run watches until ctx ends, and returns once nothing of it is left running. It
+// runs once.
+func (w *Watches) Run(ctx context.Context) error {
+	w.mu.Lock()
+	if w.running || w.lifetime.Err() != nil {
+		w.mu.Unlock()
+		return errors.New("watches: Run may be called once only")
+	}
+	w.running = true
+	for resource, src := range w.shared {
+		w.start(func() { src.run(w.lifetime, "", "", w.feeds[resource]) })
+	}
+	for _, task := range w.pending {
+		w.start(task)
+	}
+	w.pending = nil
+	w.mu.Unlock()
+	<-ctx.Done()
+	w.mu.Lock()
+	w.end()
+	w.mu.Unlock()
+	w.tasks.Wait()
+	return nil
+}
+
+// start runs task, now or when Run does. Every task ends when the lifetime does.
+// The lock is held.
+func (w *Watches) start(task func()) {
+	switch {
+	case w.lifetime.Err() != nil:
+	case !w.running:
+		w.pending = append(w.pending, task)
+	default:
+		w.tasks.Go(task)
+	}
+}
+
+// Ref names one object of the core group that pods refer to: a Secret or a
+// ConfigMap.
+type Ref struct {
+	Kind            *Kind
+	Namespace, Name string
+}
+
+// sharedRef is the one watch on such an object, for all whose pods name it.
+type sharedRef struct {
+	Source
+	users int
+	stop  context.CancelFunc
+}
+
+// Acquire returns the watch on a referenced object, which it starts for the first
+// user.
+func (w *Watches) Acquire(k Ref) *Source {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ref := w.refs[k]
+	if ref == nil {
+		ctx, stop := context.WithCancel(w.lifetime)
+		ref = &sharedRef{stop: stop, Source: Source{
+			Kind: k.Kind, client: w.node.CoreV1().RESTClient(), Collection: NewCollection(k.Kind, refHistory), log: w.log,
+		}}
+		w.refs[k] = ref
+		w.start(func() { ref.run(ctx, k.Namespace, k.Name, ref.Collection) })
+	}
+	ref.users++
+	return &ref.Source
+}
+
+// Release gives the watch on a referenced object up; the last user's release ends
+// it.
+func (w *Watches) Release(k Ref) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ref := w.refs[k]
+	if ref == nil {
+		return
+	}
+	if ref.users--; ref.users == 0 {
+		ref.stop()
+		delete(w.refs, k)
+	}
+}

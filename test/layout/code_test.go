@@ -1,0 +1,375 @@
+package layout
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/scanner"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"unicode/utf8"
+)
+
+// mostLines is how long a function may be where parts are put together.
+const mostLines = 80
+
+// short are the folders whose functions have at most mostLines.
+var short = []string{"internal/kip", "cmd"}
+
+// tooLong returns the functions that are longer than they may be.
+func tooLong(all []source) []string {
+	var out []string
+	for _, s := range all {
+		if s.isTest() || !withinAny(s.dir(), short...) {
+			continue
+		}
+		for _, d := range s.file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			if n := s.line(f.End()) - s.line(f.Pos()) + 1; n > mostLines {
+				out = append(out, fmt.Sprintf("%s:%d: %s has %d lines: one that puts parts together has at most %d, and is read at a glance",
+					s.path, s.line(f.Pos()), f.Name.Name, n, mostLines))
+			}
+		}
+	}
+	return out
+}
+
+// named is a declaration: the names that its comment may begin with, and the comment.
+type named struct {
+	names   []string
+	comment *ast.CommentGroup
+}
+
+// declared are the declarations of a file, one for each comment.
+func declared(s source) []named {
+	var out []named
+	for _, d := range s.file.Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			out = append(out, named{[]string{d.Name.Name}, d.Doc})
+		case *ast.GenDecl:
+			var all []string
+			for _, spec := range d.Specs {
+				switch spec := spec.(type) {
+				case *ast.TypeSpec:
+					out = append(out, named{[]string{spec.Name.Name}, spec.Doc})
+					all = append(all, spec.Name.Name)
+				case *ast.ValueSpec:
+					var names []string
+					for _, id := range spec.Names {
+						names = append(names, id.Name)
+					}
+					out = append(out, named{names, spec.Doc})
+					all = append(all, names...)
+				}
+			}
+			out = append(out, named{all, d.Doc})
+		}
+	}
+	return out
+}
+
+// mixedCaps is what only a name in code looks like.
+var mixedCaps = regexp.MustCompile(`^[A-Za-z]*[a-z][A-Z][A-Za-z0-9]*$`)
+
+// misnamed returns the comments that begin with the name of something else: of what
+// was renamed, or moved away.
+func misnamed(all []source) []string {
+	inPackage := map[string]map[string]bool{} // by folder
+	for _, s := range all {
+		if inPackage[s.dir()] == nil {
+			inPackage[s.dir()] = map[string]bool{}
+		}
+		for _, d := range declared(s) {
+			for _, name := range d.names {
+				inPackage[s.dir()][name] = true
+			}
+		}
+	}
+	const rule = "a comment begins with the name of what it is about"
+	var out []string
+	for _, s := range all {
+		for _, d := range declared(s) {
+			words := strings.Fields(d.comment.Text())
+			if len(words) == 0 {
+				continue
+			}
+			first := strings.TrimSuffix(strings.TrimRight(words[0], ",.:;"), "'s")
+			if !slices.Contains(d.names, first) && (inPackage[s.dir()][first] || mixedCaps.MatchString(first)) {
+				out = append(out, fmt.Sprintf("%s:%d: the comment of %s begins with %s: %s",
+					s.path, s.line(d.comment.Pos()), strings.Join(d.names, ", "), first, rule))
+			}
+		}
+	}
+	return out
+}
+
+// logKeys are the keys of what is in most lines of the log, by others that would
+// mean the same.
+var logKeys = map[string]string{
+	"error": "err", "e": "err", "failure": "err",
+	"podName": "pod", "pod_name": "pod", "name/namespace": "pod",
+	"cellID": "cell", "cell_id": "cell", "cellId": "cell",
+	"instanceID": "instance", "instance_id": "instance", "instanceId": "instance", "machine": "instance",
+}
+
+// logged are the methods of a slog.Logger that take keys, and how many arguments are
+// before the first.
+var logged = map[string]int{
+	"Debug": 1, "Info": 1, "Warn": 1, "Error": 1, "With": 0,
+	"DebugContext": 2, "InfoContext": 2, "WarnContext": 2, "ErrorContext": 2,
+}
+
+// oddKeys returns the keys of log lines that are called otherwise elsewhere.
+func oddKeys(all []source) []string {
+	var out []string
+	for _, s := range all {
+		if s.isTest() {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			f, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			before, ok := logged[f.Sel.Name]
+			if !ok {
+				return true
+			}
+			for i := before; i+1 < len(call.Args); i += 2 {
+				key, ok := literalOf(call.Args[i])
+				if !ok {
+					break // no key: this is no log line
+				}
+				want := logKeys[key]
+				if isError(call.Args[i+1]) && key != "err" {
+					want = "err"
+				}
+				if want != "" {
+					const rule = "a key is one word for one thing, or nobody finds its lines"
+					out = append(out, fmt.Sprintf("%s:%d: the log key %q is %q everywhere else: %s", s.path, s.line(call.Args[i].Pos()), key, want, rule))
+				}
+			}
+			return true
+		})
+	}
+	return out
+}
+
+// isError says that an expression is an error, as far as its name tells.
+func isError(e ast.Expr) bool {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return e.Name == "err" || strings.HasSuffix(e.Name, "Err")
+	case *ast.CallExpr:
+		f, ok := e.Fun.(*ast.SelectorExpr)
+		return ok && f.Sel.Name == "Error" && len(e.Args) == 0
+	}
+	return false
+}
+
+func literalOf(e ast.Expr) (string, bool) {
+	l, ok := e.(*ast.BasicLit)
+	if !ok || l.Kind != token.STRING {
+		return "", false
+	}
+	text, err := strconv.Unquote(l.Value)
+	return text, err == nil
+}
+
+// mostColumns is how wide a line may be, a tab counted as one.
+const mostColumns = 140
+
+// wide are the folders, each by itself, in which lines are still wider: this list only
+// gets shorter.
+var wide = []string{
+	"internal/cellapi",
+}
+
+// longText is from how many characters on a string counts for nothing: the tag of a
+// field, a document in a test or a message would not be clearer in pieces.
+const longText = 80
+
+// columns returns how wide each line is, without its long texts.
+func columns(text []byte) []int {
+	var widths []int
+	for line := range strings.Lines(string(text)) {
+		widths = append(widths, utf8.RuneCountInString(strings.TrimRight(line, "\r\n")))
+	}
+	var s scanner.Scanner
+	files := token.NewFileSet()
+	file := files.AddFile("", -1, len(text))
+	s.Init(file, text, nil, 0)
+	for {
+		at, kind, literal := s.Scan()
+		if kind == token.EOF {
+			return widths
+		}
+		if kind != token.STRING || utf8.RuneCountInString(literal) < longText {
+			continue
+		}
+		for n, part := range strings.Split(literal, "\n") {
+			widths[file.Line(at)-1+n] -= utf8.RuneCountInString(part)
+		}
+	}
+}
+
+// tooWide returns the lines of Go files that are wider than they may be, those of
+// excused folders left out, and the excused folders that have none.
+func tooWide(tree fs.FS, excused []string) ([]string, error) {
+	paths, err := files(tree, ".go")
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	needed := map[string]bool{}
+	for _, p := range paths {
+		text, err := fs.ReadFile(tree, p)
+		if err != nil {
+			return nil, err
+		}
+		for i, n := range columns(text) {
+			switch {
+			case n <= mostColumns:
+			case slices.Contains(excused, path.Dir(p)):
+				needed[path.Dir(p)] = true
+			default:
+				const rule = "or two files do not fit side by side"
+				out = append(out, fmt.Sprintf("%s:%d has %d columns: a line has at most %d, %s", p, i+1, n, mostColumns, rule))
+			}
+		}
+	}
+	for _, dir := range excused {
+		if !needed[dir] {
+			out = append(out, fmt.Sprintf("%s has no line of more than %d columns: take it off the list of those that have", dir, mostColumns))
+		}
+	}
+	return out, nil
+}
+
+func TestFunctionsThatPutPartsTogetherAreShort(t *testing.T) {
+	report(t, tooLong(parsed(t, parser.SkipObjectResolution)))
+}
+
+func TestCommentsOfFunctionsAreTheirOwn(t *testing.T) {
+	report(t, misnamed(parsed(t, parser.SkipObjectResolution|parser.ParseComments)))
+}
+
+func TestLogKeysAreTheSameEverywhere(t *testing.T) {
+	report(t, oddKeys(parsed(t, parser.SkipObjectResolution)))
+}
+
+func TestLinesAreNotTooWide(t *testing.T) {
+	found, err := tooWide(os.DirFS(top(t)), wide)
+	if err != nil {
+		t.Fatal(err)
+	}
+	report(t, found)
+}
+
+func TestLongFunctionsAreFound(t *testing.T) {
+	function := func(lines int) *fstest.MapFile {
+		return &fstest.MapFile{Data: []byte("package a\n\nfunc f() {\n" + strings.Repeat("\tg()\n", lines-2) + "}\n")}
+	}
+	all, err := sources(fstest.MapFS{
+		"cmd/kip/long.go":      function(mostLines + 1),
+		"cmd/kip/short.go":     function(mostLines),
+		"cmd/kip/long_test.go": function(mostLines + 1),
+		"internal/kip/long.go": function(mostLines + 1),
+		"internal/pods/pod.go": function(mostLines + 1),
+	}, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, tooLong(all), "cmd/kip/long.go:3: f has 81 lines", "internal/kip/long.go:3")
+}
+
+func TestCommentsOfOthersAreFound(t *testing.T) {
+	all, err := sources(fstest.MapFS{
+		"a/a.go": {Data: []byte(`package a
+
+// g does it.
+func f() {}
+
+// g does it.
+func g() {}
+
+// What h does.
+func h() {}
+
+// wasHere does it.
+func i() {}
+
+// f is of T.
+func (T) m() {}
+
+// g's type.
+type T int
+
+// a and b are letters.
+const (
+	a = 1
+	// a is another letter.
+	b = 2
+)
+`)},
+		"b/b.go": {Data: []byte("package b\n\n// g is not here.\nfunc f() {}\n")},
+	}, parser.SkipObjectResolution|parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, misnamed(all), "a/a.go:3: the comment of f begins with g", "a/a.go:12: the comment of i begins with wasHere",
+		"a/a.go:15: the comment of m begins with f", "a/a.go:18: the comment of T begins with g", "a/a.go:24: the comment of b begins with a")
+}
+
+func TestOddLogKeysAreFound(t *testing.T) {
+	all, err := sources(fstest.MapFS{"a/a.go": {Data: []byte(`package a
+
+func f() {
+	log.Warn("it failed", "cell", id, "error", err)
+	log.Warn("it failed", "err", err, "instanceID", i)
+	c.cfg.Log.Info("it failed", "why", closeErr)
+	log.WarnContext(ctx, "it failed", "cause", err.Error())
+	log.With("cellID", id).Info("it runs")
+	http.Error(w, err.Error(), 500)
+	errors.New("error")
+	log.Debug("one", args...)
+}
+`)}}, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, oddKeys(all), `a/a.go:4: the log key "error" is "err"`, `"instanceID" is "instance"`,
+		`"why" is "err"`, `"cause" is "err"`, `"cellID" is "cell"`)
+}
+
+func TestWideLinesAreFound(t *testing.T) {
+	row := func(columns int) *fstest.MapFile {
+		return &fstest.MapFile{Data: []byte("package a\n\n//" + strings.Repeat("é", columns-2) + "\n")}
+	}
+	found, err := tooWide(fstest.MapFS{
+		"a/wide.go": row(mostColumns + 1), "a/narrow.go": row(mostColumns), "a/wide.md": row(mostColumns + 1),
+		"b/wide.go": row(mostColumns + 1), "b/c/wide.go": row(mostColumns + 1), "d/narrow.go": row(mostColumns),
+		"a/text.go": {Data: []byte("package a\n\nconst text = \"" + strings.Repeat("é\\\"", 100) + "\"\n")},
+		"a/raw.go":  {Data: []byte("package a\n\nconst raw = `a\n" + strings.Repeat("é", 200) + "\nb`\n")},
+	}, []string{"b", "d"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, found, "a/wide.go:3 has 141 columns", "b/c/wide.go:3", "d has no line")
+}
