@@ -270,6 +270,9 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 		return 0, nil
 	}
 	return 0, c.save(ctx, e, func(cell *Cell) error {
+		if !cell.Stopped { // an earlier write of this, whose answer was lost, was found meanwhile
+			return errMoved
+		}
 		cell.Stopped = false
 		cell.Instance.State, cell.Instance.Launched = cloud.Running, c.cfg.Clock.Now()
 		cell.Instance.ManagementIP, cell.Instance.PodIP = netip.Addr{}, netip.Addr{} // they may have changed

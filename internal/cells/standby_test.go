@@ -2,6 +2,7 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -188,7 +189,10 @@ func outdated(b *bubble, id string) bool {
 }
 
 // stopping is a model cloud that can stop instances.
-type stopping struct{ *modelCloud }
+type stopping struct {
+	*modelCloud
+	starts func() // called in each Start; nil for nothing
+}
 
 func (s stopping) set(state cloud.State, ids []string) cloud.Results {
 	s.mu.Lock()
@@ -207,7 +211,53 @@ func (s stopping) Stop(_ context.Context, ids ...string) cloud.Results {
 }
 
 func (s stopping) Start(_ context.Context, ids ...string) cloud.Results {
+	if s.starts != nil {
+		s.starts()
+	}
 	return s.set(cloud.Running, ids)
+}
+
+// A cell's instance runs since it was first started: the answer of the write that
+// said so is lost, and while the step is run again an interruption's notice finds out
+// that it was written.
+func TestAStandbyCellIsStartedOnce(t *testing.T) {
+	var b *bubble
+	var id string
+	lost, starts, noticed := false, 0, error(nil)
+	inBubble(t, func(c *Config) {
+		keep(1)(c)
+		c.Pools[0].Stopped = true
+		model := c.Cloud.(*modelCloud)
+		model.features.Stopper = stopping{modelCloud: model, starts: func() {
+			if starts++; starts == 2 {
+				b.cells.mu.Lock()
+				e := b.cells.cells[id]
+				b.cells.mu.Unlock()
+				noticed = b.cells.save(context.Background(), e, func(*Cell) error { return nil })
+				time.Sleep(time.Second)
+			}
+		}}
+	}, func(op, key string) error {
+		if id != "" && op == "applied" && key == keyPrefix+id && starts == 1 && !lost {
+			lost = true
+			return errors.New("the answer is lost")
+		}
+		return nil
+	}, func(t *testing.T, in *bubble) {
+		b = in
+		b.later(time.Minute)
+		id = b.cells.List()[0].ID
+		began := time.Now()
+		b.request("a", "nano")
+		b.later(time.Minute)
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		if !lost || starts != 2 || !errors.Is(noticed, errMoved) || cell.ID != id || cell.Phase != apiv1.Bound {
+			t.Fatalf("lost %t, %d starts, %v found of the write, cell %+v", lost, starts, noticed, cell)
+		}
+		if got := cell.Instance.Launched; !got.Equal(began) {
+			t.Fatalf("it was started at %s, and runs since %s by its record", began, got)
+		}
+	})
 }
 
 func TestAStoppedStandbyCellCostsNothingAndBootsForItsPod(t *testing.T) {
@@ -215,7 +265,7 @@ func TestAStoppedStandbyCellCostsNothingAndBootsForItsPod(t *testing.T) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = stopping{model}
+		model.features.Stopper = stopping{modelCloud: model}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(time.Minute)
 		cells := b.cells.List()

@@ -76,8 +76,8 @@ func TestRandomHistories(t *testing.T) {
 		if len(violations) > 0 {
 			fmt.Fprintf(os.Stderr, "seed %d breaks, a shorter history is searched for %s: %s\n", seed, *shrinkFor, violations[0])
 			report, events := shrink(t, seed, s, events, violations)
-			t.Fatalf("seed %d breaks:\n  %s\nreplay: go test ./test/faults -run TestRandomHistories -seed %d -one [-trace]\npools %+v, health by the cloud %t, moving addresses %t, at most %d attempts\nhistory, as short as it was got (%d events):\n%s",
-				seed, strings.Join(report, "\n  "), seed, s.pools, s.cloudAPI, s.movingAddr, s.maxTries, len(events), lines(events))
+			t.Fatalf("seed %d breaks:\n  %s\nreplay: go test ./test/faults -run TestRandomHistories -seed %d -one [-trace]\npools %+v, health by the cloud %t, moving addresses %t, at most %d attempts\nhistory, as short as it was got (%d events):\n%sseed %d breaks: %s",
+				seed, strings.Join(report, "\n  "), seed, s.pools, s.cloudAPI, s.movingAddr, s.maxTries, len(events), lines(events), seed, report[0])
 		}
 		played += uint64(len(events))
 		histories++
