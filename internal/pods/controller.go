@@ -72,6 +72,9 @@ const (
 	workers = 32
 	// longestBackoff is the longest wait between two cells for the same pod.
 	longestBackoff = 5 * time.Minute
+	// staleRetry is after how long a pod is looked at again of which the watch has yet
+	// to tell what the API server knows.
+	staleRetry = time.Second
 	// unplaceableRetry is how long a pod that fits no type waits for another
 	// look: types and prices change by the day.
 	unplaceableRetry = 10 * time.Minute
@@ -336,6 +339,14 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		return until.Sub(now), nil
 	}
 
+	if ran || started(pod) {
+		if changed, err := c.changedSince(ctx, pod); err != nil {
+			c.waits(pod, events.CellNotRequested, err.Error(), time.Time{})
+			return 0, err
+		} else if changed {
+			return staleRetry, nil
+		}
+	}
 	r, err := c.Choose(ctx, pod)
 	var unplaced *PlacementError
 	switch {
@@ -370,6 +381,21 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	c.cfg.Event(ref, corev1.EventTypeNormal, events.CellRequested,
 		fmt.Sprintf("Cell %s will be %s: %s", cell.ID, r.Offers[0], r.Offers[0].Reason))
 	return 0, nil
+}
+
+// changedSince asks the API server itself whether a pod that may have run has ended
+// or is being deleted, of which the watch will tell: it may lag behind what the pod's
+// last cell wrote, and a pod that has ended must not run again. A pod that never had
+// a cell is as it was listed.
+func (c *Controller) changedSince(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	now, err := c.cfg.Client.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("look whether pod %s has ended: %w", apiv1.Ref(pod), err)
+	}
+	return now.UID != pod.UID || now.DeletionTimestamp != nil || ended(now), nil
 }
 
 // waits records and reports why a pod has no cell, once for each reason.

@@ -420,6 +420,45 @@ func TestALostCellIsReplacedAsTheRestartPolicyAllows(t *testing.T) {
 	}
 }
 
+// The watch may lag behind what the lost cell's kubelet wrote.
+func TestAPodOfALostCellRunsAgainOnlyIfTheAPIServerKnowsOfNoEnd(t *testing.T) {
+	for what, now := range map[string]*corev1.Pod{
+		"it has ended":      pod("a", running, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
+		"it is deleted":     pod("a", running, deletedAt(time.Now())),
+		"it is another one": pod("a", running, func(p *corev1.Pod) { p.UID = "uid-other" }),
+		"it is gone":        nil,
+	} {
+		h := newHarness(t)
+		seen := pod("a", running)
+		h.put(seen)
+		var err error
+		if now == nil {
+			err = h.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "ns", "a")
+		} else {
+			err = h.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), now, "ns")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again := h.must("a"); again != staleRetry || len(h.cells.requests) > 0 {
+			t.Errorf("%s: requests %q, again after %s, want none and %s", what, h.cells.requests, again, staleRetry)
+		}
+		h.put(seen)
+		h.must("a")
+		h.want(what+" no longer: requests", h.cells.requests, "uid-a#1")
+	}
+
+	h := newHarness(t)
+	h.put(pod("a", running))
+	h.client.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("the API server is away")
+	})
+	if _, err := h.reconcile("a"); err == nil || len(h.cells.requests) > 0 {
+		t.Errorf("%v, requests %q: want an error and none", err, h.cells.requests)
+	}
+	h.want("events", h.events, "Warning CellNotRequested")
+}
+
 func TestBackoffGrowsToItsBound(t *testing.T) {
 	for attempt, want := range map[int]time.Duration{
 		1: time.Second, 2: 2 * time.Second, 5: 16 * time.Second, 20: longestBackoff, 1000: longestBackoff,

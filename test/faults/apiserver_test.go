@@ -97,6 +97,9 @@ func (s *apiServer) change(kind watch.EventType, before, after *corev1.Pod) {
 	} else {
 		s.pods[nameOf(after)] = after
 	}
+	if before == nil || kind == watch.Deleted || before.Status.Phase != after.Status.Phase {
+		s.w.log.Debug("a pod is written", "pod", after.Name, "event", kind, "phase", after.Status.Phase, "version", s.version)
+	}
 	if before != nil && terminal(before) && before.Status.Phase != after.Status.Phase {
 		s.w.violate("invariant 3: pod %s went from %s to %s", after.Name, before.Status.Phase, after.Status.Phase)
 	}
@@ -204,6 +207,24 @@ func (c client) request(do func() error) error {
 }
 
 func (c client) Pods(string) corev1client.PodInterface { return c }
+
+func (c client) Get(_ context.Context, name string, _ metav1.GetOptions) (*corev1.Pod, error) {
+	c.k.running(c.k.ctx)
+	if err := c.k.alive(); err != nil {
+		return nil, err
+	}
+	c.s.mu.Lock()
+	pod, fail := c.s.pods[cache.ObjectName{Namespace: namespace, Name: name}], c.s.fail
+	c.s.mu.Unlock()
+	if err := fail(false); err != nil {
+		c.s.w.happened("api faults")
+		return nil, err
+	}
+	if pod == nil {
+		return nil, apierrors.NewNotFound(podResource, name)
+	}
+	return pod, nil
+}
 
 func (c client) UpdateStatus(_ context.Context, pod *corev1.Pod, _ metav1.UpdateOptions) (*corev1.Pod, error) {
 	pre := &metav1.Preconditions{UID: &pod.UID}
