@@ -186,6 +186,9 @@ type Holdings struct {
 	Cells []string `json:"cells"`
 	// Instances that the cloud lists for this Kip: the ID, and the cell.
 	Instances []string `json:"instances"`
+	// Parts are what the cloud has beside the instances, such as network interfaces
+	// and security groups: the kind and the ID.
+	Parts []string `json:"parts"`
 	// CellResources are the objects of kind Cell of this Kip.
 	CellResources []string `json:"cellResources"`
 	// Disks of PersistentVolumes in the cloud: the ID, its size, its volume and
@@ -204,7 +207,7 @@ func (h Holdings) Left() []string {
 	for _, part := range []struct {
 		what  string
 		names []string
-	}{{"instance", h.Instances}, {"cell", h.Cells}, {"pod", h.Pods}, {"Cell resource", h.CellResources}} {
+	}{{"instance", h.Instances}, {"part", h.Parts}, {"cell", h.Cells}, {"pod", h.Pods}, {"Cell resource", h.CellResources}} {
 		if len(part.names) > 0 {
 			left = append(left, fmt.Sprintf("%s (%s)", Count(len(part.names), part.what), Some(part.names)))
 		}

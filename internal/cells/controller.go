@@ -98,6 +98,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	terminating := make(chan struct{}, terminateCalls)
 	for _, loop := range []func(){
 		func() { c.takeInventory(ctx) },
+		func() { c.sweepParts(ctx) },
 		func() { c.checkHealth(ctx) },
 		func() { c.fillPools(ctx) },
 		func() { c.hearInterruptions(ctx) },

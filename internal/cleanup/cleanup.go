@@ -94,6 +94,7 @@ func (c *Cleaner) Holdings(ctx context.Context) (adminapi.Holdings, error) {
 		Pods:          []string{},
 		Cells:         []string{},
 		Instances:     []string{},
+		Parts:         []string{},
 		CellResources: []string{},
 		Disks:         []string{},
 	}
@@ -115,6 +116,13 @@ func (c *Cleaner) Holdings(ctx context.Context) (adminapi.Holdings, error) {
 	}
 	for _, i := range listing {
 		h.Instances = append(h.Instances, fmt.Sprintf("%s of %s", i.ID, i.Tags[cloud.TagCell]))
+	}
+	parts, err := c.parts(ctx)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	for _, p := range parts {
+		h.Parts = append(h.Parts, p.Kind+" "+p.ID)
 	}
 	if c.cfg.Disks != nil {
 		disks, err := c.cfg.Disks.ListDisks(ctx, c.cfg.ControllerID)
@@ -141,7 +149,7 @@ func (c *Cleaner) Holdings(ctx context.Context) (adminapi.Holdings, error) {
 	}); err != nil {
 		errs = append(errs, err)
 	}
-	for _, names := range [][]string{h.Pods, h.Cells, h.Instances, h.CellResources, h.Disks} {
+	for _, names := range [][]string{h.Pods, h.Cells, h.Instances, h.Parts, h.CellResources, h.Disks} {
 		slices.Sort(names)
 	}
 	return h, errors.Join(errs...)
@@ -159,6 +167,36 @@ func (c *Cleaner) listed(ctx context.Context) ([]cloud.Instance, error) {
 			strings.Join(listing.Missing, ", "))
 	}
 	return listing.Instances, nil
+}
+
+// parts returns what our instances have, or have left, in the cloud beside themselves.
+func (c *Cleaner) parts(ctx context.Context) ([]cloud.Part, error) {
+	source := c.cfg.Cloud.Features().Parts
+	if source == nil {
+		return nil, nil
+	}
+	parts, err := source.ListParts(ctx, c.cfg.ControllerID)
+	if err != nil {
+		return nil, fmt.Errorf("list the parts of instances of cloud %s: %w", c.cfg.Cloud.Name(), err)
+	}
+	return parts, nil
+}
+
+// removeParts deletes what is left of instances that are gone, and what they all
+// shared.
+func (c *Cleaner) removeParts(ctx context.Context) (string, error) {
+	parts, err := c.parts(ctx)
+	if err != nil || len(parts) == 0 {
+		return "", err
+	}
+	ids, names := make([]string, len(parts)), make([]string, len(parts))
+	for n, p := range parts {
+		ids[n], names[n] = p.ID, p.Kind+" "+p.ID
+	}
+	if err := c.cfg.Cloud.Features().Parts.DeleteParts(ctx, ids...).Err(); err != nil {
+		return "", fmt.Errorf("delete %s: %w", adminapi.Some(names), err)
+	}
+	return fmt.Sprintf("waiting for %s of instances to go: %s", adminapi.Count(len(parts), "part"), adminapi.Some(names)), nil
 }
 
 // describe names a cell and what it waits for.
@@ -241,6 +279,9 @@ func (c *Cleaner) clean(ctx context.Context, say func(string)) error {
 		return err
 	}
 	if err := c.until(ctx, say, c.emptying(say)); err != nil {
+		return err
+	}
+	if err := c.until(ctx, say, c.removeParts); err != nil {
 		return err
 	}
 	// Before its object goes: it would make it again.

@@ -102,6 +102,8 @@ const (
 	CallListDisks     Call = "listDisks"
 	CallAttachDisk    Call = "attachDisk"
 	CallDetachDisk    Call = "detachDisk"
+	CallListParts     Call = "listParts"
+	CallDeleteParts   Call = "deleteParts"
 )
 
 // Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
@@ -163,19 +165,25 @@ type Console interface {
 // Parts is a cloud that makes things beside an instance which can outlive it:
 // addresses, network interfaces, routes, groups, parameters.
 type Parts interface {
-	// ListParts returns those that carry the tags of this owner, as List does.
+	// ListParts returns every part that carries the tags of this owner (see
+	// TagOwner), those in use included.
 	ListParts(ctx context.Context, owner string) ([]Part, error)
-	// DeleteParts is idempotent; a part that is in use is not deleted, and its
-	// result says so.
+	// DeleteParts is idempotent: an unknown ID is no error. A part that is in use is
+	// not deleted, and its result is an ErrRefused. There is a result for each ID, in
+	// their order.
 	DeleteParts(ctx context.Context, ids ...string) Results
 }
 
 // Part is one thing beside an instance.
 type Part struct {
-	ID, Kind, Zone string
-	// Instance is the one that it belongs to; "" for none.
+	ID   string
+	Kind string // for people: "network interface"
+	Zone string
+	// Instance is the one that has the part now; "" for none.
 	Instance string
-	Tags     map[string]string
+	// Tags have TagCell where the part was made for one cell. One without, and
+	// without an instance, is the owner's own, and stays until nothing else is left.
+	Tags map[string]string
 }
 
 // Tagger is a cloud that can tag instances after their launch. Such tags are for

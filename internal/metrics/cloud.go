@@ -25,6 +25,9 @@ const (
 	callListDisks  = string(cloud.CallListDisks)
 	callAttachDisk = string(cloud.CallAttachDisk)
 	callDetachDisk = string(cloud.CallDetachDisk)
+
+	callListParts   = string(cloud.CallListParts)
+	callDeleteParts = string(cloud.CallDeleteParts)
 )
 
 // Cloud returns c with its calls, and those of its features, measured. What else c
@@ -41,6 +44,7 @@ var (
 	_ cloud.Stopper     = measuredStopper{}
 	_ cloud.Interrupter = measuredInterrupter{}
 	_ cloud.Disks       = measuredDisks{}
+	_ cloud.Parts       = measuredParts{}
 )
 
 func (c *measuredCloud) Features() cloud.Features {
@@ -53,6 +57,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Disks != nil {
 		f.Disks = measuredDisks{f.Disks, c.m}
+	}
+	if f.Parts != nil {
+		f.Parts = measuredParts{f.Parts, c.m}
 	}
 	return f
 }
@@ -182,6 +189,25 @@ func (d measuredDisks) DetachDisk(ctx context.Context, id, instance string) erro
 	err := d.disks.DetachDisk(ctx, id, instance)
 	d.m.called(ctx, callDetachDisk, began, err)
 	return err
+}
+
+type measuredParts struct {
+	parts cloud.Parts
+	m     *Metrics
+}
+
+func (p measuredParts) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
+	began := p.m.cfg.Clock.Now()
+	list, err := p.parts.ListParts(ctx, owner)
+	p.m.called(ctx, callListParts, began, err)
+	return list, err
+}
+
+func (p measuredParts) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+	began := p.m.cfg.Clock.Now()
+	results := p.parts.DeleteParts(ctx, ids...)
+	p.m.called(ctx, callDeleteParts, began, results.Err())
+	return results
 }
 
 func (m *Metrics) called(ctx context.Context, call string, began time.Time, err error) {

@@ -77,6 +77,13 @@ const (
 	other     = "other"
 )
 
+// What became of a part that its instance has left.
+const (
+	partLeft    = "left"
+	partDeleted = "deleted"
+	partFailed  = "failed"
+)
+
 // SweepResult is what became of an instance that has Kip's tags and no cell.
 type SweepResult string
 
@@ -146,6 +153,7 @@ var (
 	labelCall = &label{name: "call", doc: "The kind of call.", values: []value{
 		{callCatalogue, ""}, {callLaunch, ""}, {callList, ""}, {callDescribe, ""}, {callTerminate, ""}, {callStop, ""}, {callStart, ""},
 		{callCreateDisk, ""}, {callDeleteDisk, ""}, {callListDisks, ""}, {callAttachDisk, ""}, {callDetachDisk, ""},
+		{callListParts, ""}, {callDeleteParts, ""},
 	}}
 	labelError = &label{name: "error", doc: "The class of error.", values: []value{
 		{errorNone, "none; a Launch that got fewer instances than it asked for is one too"},
@@ -158,6 +166,11 @@ var (
 		{errorRefused, "any other definite no"},
 		{errorCancelled, "Kip gave the call up itself, as when it stops"},
 		{errorUnknown, "anything else, time-outs included: the outcome is not known"},
+	}}
+	labelPartResult = &label{name: "result", doc: "What became of the part.", values: []value{
+		{partLeft, "found for the first time"},
+		{partDeleted, "the cloud has deleted it"},
+		{partFailed, "the cloud has not; retrying"},
 	}}
 	labelSweepResult = &label{name: "result", doc: "What became of the instance.", values: []value{
 		{string(SweepOrphan), "found for the first time"},

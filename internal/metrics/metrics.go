@@ -49,6 +49,7 @@ type Metrics struct {
 	cellsEnded      *prometheus.CounterVec
 	standbyRequests *prometheus.CounterVec
 	sweep           *prometheus.CounterVec
+	sweepParts      *prometheus.CounterVec
 
 	cloudCalls         *prometheus.HistogramVec
 	cloudCapacity      *prometheus.CounterVec
@@ -140,6 +141,8 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 		"Notices that the cloud takes an instance back. A cloud may repeat them.").WithLabelValues()
 	m.sweep = f.counter("kip_sweep_instances_total",
 		"Instances with Kip's tags that no cell has, by what became of them.", labelSweepResult)
+	m.sweepParts = f.counter("kip_sweep_parts_total",
+		"Network interfaces, addresses and the like that an instance has left, by what became of them.", labelPartResult)
 
 	f.section = "Pods' metrics"
 	m.statsGathered = f.histogram("kip_stats_gathering_duration_seconds",
@@ -165,6 +168,9 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	// Where the labels are known, an increase from nothing is seen as one.
 	for _, r := range labelSweepResult.values {
 		m.sweep.WithLabelValues(r.name)
+	}
+	for _, r := range labelPartResult.values {
+		m.sweepParts.WithLabelValues(r.name)
 	}
 	for _, e := range stats.Endpoints {
 		for _, why := range stats.Misses {

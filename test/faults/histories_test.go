@@ -114,6 +114,7 @@ var leastPlays = map[string]int{
 	"partial list":         1500,
 	"partial group":        50,
 	"termination refused":  1500,
+	"part left":            300,
 	"store reads":          500,
 	"eviction tried again": 80,
 

@@ -196,6 +196,7 @@ func newWorld(s setting) *world {
 	w.store = store.MemoryWith(w.onWrite, w.onRead)
 	k := s.knobs
 	k.StoppedKeepsAddresses = !s.movingAddr
+	k.PartsLeft = 0.2
 	var err error
 	w.cloud, err = sim.New(sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log,
 		Mounted: w.mounted.has, ReuseAddresses: s.reuse})
@@ -719,6 +720,7 @@ var (
 	_ cloud.Cloud       = handle{}
 	_ cloud.Stopper     = handle{}
 	_ cloud.Interrupter = handle{}
+	_ cloud.Parts       = handle{}
 )
 
 func (h handle) call(ctx context.Context, do func(ctx context.Context) error) error {
@@ -784,7 +786,7 @@ const lateTime = 10 * time.Second
 func (h handle) Name() string         { return "sim" }
 func (h handle) Traits() cloud.Traits { return h.k.w.cloud.Traits() }
 func (h handle) Features() cloud.Features {
-	return cloud.Features{Stopper: h, Interrupter: h, Disks: h}
+	return cloud.Features{Stopper: h, Interrupter: h, Disks: h, Parts: h}
 }
 func (h handle) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	return h.k.w.cloud.Catalogue(ctx)
@@ -897,6 +899,18 @@ func (h handle) Stop(ctx context.Context, ids ...string) cloud.Results {
 
 func (h handle) Start(ctx context.Context, ids ...string) cloud.Results {
 	return h.each(ctx, ids, h.k.w.cloud.Start)
+}
+
+func (h handle) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
+	return ask(ctx, h, func(ctx context.Context) ([]cloud.Part, error) { return h.k.w.cloud.ListParts(ctx, owner) })
+}
+
+func (h handle) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+	results := h.each(ctx, ids, h.k.w.cloud.DeleteParts)
+	if results.Err() == nil {
+		h.k.w.happened("part left")
+	}
+	return results
 }
 
 func (h handle) Interruptions(ctx context.Context, notice func(cloud.Interruption)) error {

@@ -27,6 +27,8 @@ const (
 	KindListDisks     = cloud.CallListDisks
 	KindAttachDisk    = cloud.CallAttachDisk
 	KindDetachDisk    = cloud.CallDetachDisk
+	KindListParts     = cloud.CallListParts
+	KindDeleteParts   = cloud.CallDeleteParts
 	// AnyKind stands for all kinds.
 	AnyKind Kind = ""
 )
@@ -34,7 +36,7 @@ const (
 func checkKind(field string, k Kind) error {
 	switch k {
 	case KindCatalogue, KindLaunch, KindList, KindDescribe, KindTerminate, KindStop, KindStart, KindInterruptions,
-		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, AnyKind:
+		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, KindListParts, KindDeleteParts, AnyKind:
 		return nil
 	}
 	return fmt.Errorf("%s has the key %q: want a kind of call", field, k)

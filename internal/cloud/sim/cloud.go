@@ -62,6 +62,8 @@ type Cloud struct {
 	disks     []*disk      // in the order of their creation
 	disksMade int          // ever
 	torn      []cloud.Disk // detached while in use
+
+	parts []*cloud.Part
 }
 
 type holding struct {
@@ -173,7 +175,7 @@ func (c *Cloud) Traits() cloud.Traits { return *c.cfg.Traits }
 
 // Features implements cloud.Cloud.
 func (c *Cloud) Features() cloud.Features {
-	return cloud.Features{Stopper: c, Interrupter: c, Disks: c}
+	return cloud.Features{Stopper: c, Interrupter: c, Disks: c, Parts: c}
 }
 
 // Catalogue implements cloud.Cloud.

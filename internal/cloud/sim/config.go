@@ -98,6 +98,9 @@ type Knobs struct {
 	// not know the machine yet; Terminate then does nothing.
 	UnknownFor Distribution
 
+	// PartsLeft is the share of machines whose network interface outlives them.
+	PartsLeft float64
+
 	// Capacity bounds the machines of each pool; a launch needs room in all
 	// pools that it belongs to.
 	Capacity []Capacity
@@ -306,7 +309,7 @@ func (k Knobs) validate() error {
 	for _, s := range []struct {
 		field string
 		p     float64
-	}{{"TerminationLost", k.TerminationLost}, {"StaleLists", k.StaleLists}, {"NoticesLost", k.NoticesLost}} {
+	}{{"TerminationLost", k.TerminationLost}, {"StaleLists", k.StaleLists}, {"NoticesLost", k.NoticesLost}, {"PartsLeft", k.PartsLeft}} {
 		check(share(s.field, s.p))
 	}
 	for _, d := range []struct {

@@ -160,6 +160,7 @@ func (c *Cloud) create(r cloud.LaunchRequest, l *launched, n int, o offer, price
 	m.charge.instances++
 	c.byID[m.ID] = m
 	c.machines = append(c.machines, m)
+	c.addPart(m)
 	c.begin(m, now)
 	if mean := c.knobs.MTBF; mean > 0 {
 		c.at(m, now.Add(exponential(fate, mean)), false, func(now time.Time) { c.end(m, now, Vanished) })
@@ -283,6 +284,7 @@ func (c *Cloud) end(m *machine, now time.Time, cause Cause) {
 	c.halt(m, now)
 	c.freeAddress(m)
 	c.freeDisks(m.ID)
+	c.freeParts(m)
 	m.userData = nil
 	m.State, m.Ended, m.Cause = cloud.Terminating, now, cause
 	c.history = append(c.history, m.Instance)
