@@ -47,7 +47,9 @@ func (c *Controller) sweepParts(ctx context.Context) {
 // leftParts finds the parts whose instance and cell are gone, and since when they are
 // seen so. Due are those that were so in two lists that are orphanAge apart. A part
 // that has neither is the owner's own, as a security group is.
-func (c *Controller) leftParts(began time.Time, list []cloud.Part, before map[string]time.Time) (left map[string]time.Time, due []cloud.Part) {
+func (c *Controller) leftParts(
+	began time.Time, list []cloud.Part, before map[string]time.Time,
+) (left map[string]time.Time, due []cloud.Part) {
 	look := c.inventory.last()
 	kept := map[string]bool{} // cells, and instances
 	c.mu.Lock()

@@ -399,10 +399,11 @@ func (w *world) failed() bool {
 
 // empty says that nothing is left of what was.
 func (w *world) empty() bool {
-	truth, pods, attached := w.cloud.Truth(), w.api.list(), w.attached()
+	truth, parts, pods, attached := w.cloud.Truth(), w.cloud.PartsNow(), w.api.list(), w.attached()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(truth) == 0 && len(w.cloud.PartsNow()) == 0 && len(attached) == 0 && len(pods) == 0 && len(w.books.cells) == 0 && w.kip != nil && len(w.kip.apis) == 0
+	return len(truth) == 0 && len(parts) == 0 && len(attached) == 0 && len(pods) == 0 &&
+		len(w.books.cells) == 0 && w.kip != nil && len(w.kip.apis) == 0
 }
 
 // describe says what there is, for people.
