@@ -573,7 +573,11 @@ func TestANodeWithoutCellsAnswers(t *testing.T) {
 // BenchmarkGather is one gathering of cells that answer at once, as a kubelet with
 // one small pod does, and the writing of the whole answer.
 func BenchmarkGather(b *testing.B) {
-	for _, n := range []int{1000, 10000} {
+	sizes := []int{1000, 10_000}
+	if testing.Short() {
+		sizes = []int{100, 1000} // to see that it works
+	}
+	for _, n := range sizes {
 		cells := make([]Cell, n)
 		texts := answers(b)
 		for i := range cells {
