@@ -11,6 +11,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -20,9 +21,12 @@ import (
 type Cell struct {
 	ID string `json:"id"`
 	// Pod is the zero reference while the cell waits in a standby pool.
-	Pod     apiv1.PodReference `json:"pod"`
-	Phase   apiv1.Phase        `json:"phase"`
-	Attempt int                `json:"attempt"`
+	Pod apiv1.PodReference `json:"pod"`
+	// PodCreated is when the pod was created, by the API server's clock; zero where
+	// that is not known.
+	PodCreated time.Time   `json:"podCreated,omitzero"`
+	Phase      apiv1.Phase `json:"phase"`
+	Attempt    int         `json:"attempt"`
 	// Offers are what to launch, best first; the first is being used. An offer
 	// that the cloud cannot serve is dropped.
 	Offers []Offer `json:"offers"`
@@ -91,6 +95,9 @@ type Launch struct {
 	ID    string `json:"id"`
 	Index int    `json:"index"` // of the cell in the group
 	Cells int    `json:"cells"` // in the group
+	// Shared says that the machines share their user data, and a secret in it. It is
+	// nowhere but in the stored call; each cell has the token that follows from it.
+	Shared bool `json:"shared,omitempty"`
 	// NameTag is the configured one when the launch was stored: of launches that are
 	// stored without their call, as Kips before did, it is made again.
 	NameTag string `json:"nameTag"`
@@ -148,6 +155,24 @@ func (c Cell) Offer() Offer {
 		return Offer{}
 	}
 	return c.Offers[0]
+}
+
+// JoinID is the cell ID under which the cell's machine joins: what the machine can
+// know of it. That is the cell's own; or, where the machines of its launch share
+// their user data, that of its place in the launch.
+func (c Cell) JoinID() string {
+	if c.Launch != nil && c.Launch.Shared {
+		return agentapi.BatchCell(c.Launch.ID, cloud.PlaceOf(c.Launch.Index))
+	}
+	return c.ID
+}
+
+// joinIDOf is the JoinID of the cell that an instance is.
+func joinIDOf(i cloud.Instance) string {
+	if batch := i.Tags[cloud.TagBatch]; batch != "" {
+		return agentapi.BatchCell(batch, i.Place)
+	}
+	return i.Tags[cloud.TagCell]
 }
 
 // Live says whether the pod may still run here: the cell was not let go.

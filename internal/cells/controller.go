@@ -32,6 +32,7 @@ type Controller struct {
 
 	launches     *gather[*entry]
 	terminations *gather[*entry]
+	taggings     *gather[*entry]
 	ledger       *ledger
 	pools        *pools
 	inventory    *inventory
@@ -67,6 +68,7 @@ func New(cfg Config) *Controller {
 		ready:        make(chan struct{}),
 		launches:     newGather[*entry](),
 		terminations: newGather[*entry](),
+		taggings:     newGather[*entry](),
 		ledger:       &ledger{store: cfg.Store},
 		pools:        newPools(cfg.Pools, cfg.RefillDelay, cfg.Template, cfg.Clock),
 		inventory:    newInventory(cfg.Health, cfg.ListLag),
@@ -103,6 +105,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		func() { c.fillPools(ctx) },
 		func() { c.hearInterruptions(ctx) },
 		func() { c.launches.run(ctx, func(entries []*entry) { c.launchAll(ctx, entries) }) },
+		func() { c.taggings.run(ctx, func(entries []*entry) { c.tagAll(ctx, entries) }) },
 		func() {
 			c.terminations.run(ctx, func(entries []*entry) {
 				for group := range slices.Chunk(entries, terminateMost) {

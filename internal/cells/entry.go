@@ -32,6 +32,11 @@ type entry struct {
 	// launch is the one that is being stored or sent; under mu.
 	launch     string
 	toldPaused bool // that launches are paused; under mu
+	// tagging is set while the instance's tags are being written; tagTries is how often
+	// that was tried since a look last showed them, and tagAfter when it may be again.
+	tagging  bool
+	tagTries int
+	tagAfter time.Time
 	// pod is whose cell it is: for a moment before the record says so.
 	pod apiv1.PodReference
 	// disks are those of pod; under mu.

@@ -33,11 +33,11 @@ type look struct {
 	began time.Time
 	byID  map[string]cloud.Instance
 	byPod map[types.UID][]string // instance IDs
-	// byCell has the instance of a cell: the one that the record names, where
-	// there are several.
+	// byCell has the instance of a cell, by its JoinID: the one that the record names,
+	// where there are several.
 	byCell map[string]string
-	// strangers are standby cells of a Kip whose store was lost: which pods
-	// they run, if any, nobody knows.
+	// strangers are cells of a Kip whose store was lost, standby or not tagged yet:
+	// which pods they run, if any, nobody knows.
 	strangers []string
 	// missing are the zones that it does not cover.
 	missing []string
@@ -126,7 +126,7 @@ func (v *inventory) newLook(began time.Time, listing cloud.Listing, owned map[st
 	}
 	add := func(i cloud.Instance) {
 		seen.byID[i.ID] = i
-		seen.byCell[i.Tags[cloud.TagCell]] = i.ID
+		seen.byCell[joinIDOf(i)] = i.ID
 		if uid := types.UID(i.Tags[cloud.TagPodUID]); uid != "" {
 			seen.byPod[uid] = append(seen.byPod[uid], i.ID)
 		}
@@ -158,12 +158,12 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	owned := map[string]bool{}     // instances that a cell has
-	launching := map[string]bool{} // cells whose instance is not known yet
+	launching := map[string]bool{} // cells whose instance is not known yet, by their JoinIDs
 	for _, k := range cells {
 		if k.cell.Instance != nil {
 			owned[k.cell.Instance.ID] = true
 		} else {
-			launching[k.cell.ID] = true
+			launching[k.cell.JoinID()] = true
 		}
 	}
 	seen = v.newLook(began, listing, owned)
@@ -180,12 +180,12 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 		}
 	}
 	for _, i := range seen.byID {
-		if !owned[i.ID] && !launching[i.Tags[cloud.TagCell]] && i.Tags[cloud.TagPodUID] == "" && i.Launched.Before(born) {
+		if !owned[i.ID] && !launching[joinIDOf(i)] && i.Tags[cloud.TagPodUID] == "" && i.Launched.Before(born) {
 			seen.strangers = append(seen.strangers, i.ID)
 		}
 	}
 	for _, i := range listing.Instances {
-		if owned[i.ID] || launching[i.Tags[cloud.TagCell]] || i.State == cloud.Terminating {
+		if owned[i.ID] || launching[joinIDOf(i)] || i.State == cloud.Terminating {
 			continue
 		}
 		switch first, before := orphans[i.ID]; {
@@ -212,7 +212,7 @@ func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, 
 	id := cell.Instance.ID
 	i, there := seen.byID[id]
 	if there {
-		seen.byCell[cell.ID] = id
+		seen.byCell[cell.JoinID()] = id
 	}
 	if cell.Phase == apiv1.Terminating || !k.addressed || cell.Stopped && i.State != cell.Instance.State {
 		f.wake = append(f.wake, cell.ID)
@@ -321,6 +321,7 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	for _, id := range f.wake {
 		c.queue.Add(id)
 	}
+	c.tagUntagged(seen)
 	for _, a := range f.absent {
 		if !a.due || !seen.ended[a.instance()] {
 			continue
@@ -373,7 +374,7 @@ func (c *Controller) describe(ctx context.Context, asked []absent) map[string]cl
 
 // endOrphan ends an instance that has our tags and no cell.
 func (c *Controller) endOrphan(ctx context.Context, i cloud.Instance) {
-	c.cfg.Log.Warn("terminate an instance that has our tags and no cell", "instance", i.ID, "cell", i.Tags[cloud.TagCell])
+	c.cfg.Log.Warn("terminate an instance that has our tags and no cell", "instance", i.ID, "cell", joinIDOf(i))
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	err := c.cfg.Cloud.Terminate(call, i.ID).Err()

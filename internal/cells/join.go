@@ -188,7 +188,7 @@ func (e *entry) show() error {
 func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (Session, error) {
 	cell := e.cell()
 	target := tunnel.Target{
-		CellID:  cell.ID,
+		CellID:  cell.JoinID(),
 		Addr:    netip.AddrPortFrom(cell.Instance.DialIP(c.cfg.Cloud.Traits().DialPublic), agentapi.Port),
 		KeyHash: cell.KeyHash,
 		OnState: func(connected bool, _ error) {
@@ -214,9 +214,13 @@ func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (Sess
 
 // spend records who spent the cell's token, before the certificate leaves Kip.
 // The token is kept until the first session with that certificate: after a crash
-// in between, the same machine proves once more that it has the token.
+// in between, the same machine proves once more that it has the token. A machine that
+// comes too late is refused, whatever keeps the cell's worker from ending it.
 func (c *Controller) spend(ctx context.Context, e *entry, keyHash string) error {
 	return c.save(ctx, e, func(cell *Cell) error {
+		if left, what := c.bootTime(cell); cell.KeyHash == "" && left <= 0 {
+			return fmt.Errorf("cell %s was not %s in time", cell.ID, what)
+		}
 		if cell.KeyHash != "" && cell.KeyHash != keyHash {
 			return fmt.Errorf("the token of cell %s is spent on another key", cell.ID)
 		}

@@ -60,14 +60,14 @@ func (m *modelLinks) AddCell(id string, _ cellapi.CellInfo) API {
 
 func (*modelLinks) RemoveCell(string) {}
 
-func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, _ http.Handler, spend tunnel.OnSpend) (Session, error) {
-	l := m.of(t.CellID)
-	l.onState, l.addr = t.OnState, t.Addr
-	if m.boots != nil && !m.boots(t.CellID) {
+func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, api http.Handler, spend tunnel.OnSpend) (Session, error) {
+	l := api.(*modelLink)
+	l.onState, l.addr, l.target = t.OnState, t.Addr, t
+	if m.boots != nil && !m.boots(l.id) {
 		return l, nil
 	}
 	go func() {
-		for spend(ctx, "key of "+t.CellID) != nil {
+		for spend(ctx, "key of "+l.id) != nil {
 			if ctx.Err() != nil {
 				return
 			}
@@ -92,6 +92,7 @@ type modelLink struct {
 	ready, nodeReady chan struct{}
 	onState          func(bool, error)
 	addr             netip.AddrPort
+	target           tunnel.Target
 
 	mu        sync.Mutex
 	connected bool

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -18,8 +17,9 @@ import (
 type Request struct {
 	Pod     apiv1.PodReference
 	Attempt int
-	// Seen is when Kip first saw the pod.
-	Seen time.Time
+	// Seen is when Kip first saw the pod, and Created when it was created, by the API
+	// server's clock; zero where that is not known.
+	Seen, Created time.Time
 	// Offers come best first; there is at least one.
 	Offers []Offer
 	// Disks are those of the pod's volumes, all in the zone of each offer.
@@ -59,6 +59,7 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	cell := Cell{
 		ID:             newID("cell-"),
 		Pod:            r.Pod,
+		PodCreated:     r.Created,
 		Phase:          apiv1.Requested,
 		Attempt:        r.Attempt,
 		Offers:         r.Offers,
@@ -177,6 +178,9 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	return 0, nil
 }
 
+// clockSkew is how far the API server's clock may be from Kip's, and be believed.
+const clockSkew = 5 * time.Minute
+
 // nobodyElseRuns says that the cloud shows no other instance that may run the
 // pod: one that a Kip launched whose store was lost would go on running it. It is
 // terminated first.
@@ -185,9 +189,12 @@ func (c *Controller) nobodyElseRuns(ctx context.Context, e *entry) (bool, error)
 	if look.began.IsZero() || look.blind {
 		return false, nil
 	}
-	other := slices.Clone(look.strangers)
+	var other []string
+	if cell.PodCreated.Before(c.born.Add(clockSkew)) { // a younger pod was on no cell of a store before this one
+		other = slices.Clone(look.strangers)
+	}
 	for _, id := range look.byPod[cell.Pod.UID] {
-		if look.byID[id].Tags[cloud.TagCell] != cell.ID {
+		if joinIDOf(look.byID[id]) != cell.JoinID() {
 			other = append(other, id)
 		}
 	}

@@ -61,7 +61,7 @@ func (c *Controller) terminate(ctx context.Context, e *entry) (time.Duration, er
 // may lag behind a launch, and one answer may be older than the last: two complete
 // looks must not show it.
 func (c *Controller) findAbandoned(ctx context.Context, e *entry, look look) (time.Duration, error) {
-	if id, ok := look.byCell[e.id]; ok {
+	if id, ok := look.byCell[e.cell().JoinID()]; ok {
 		found := look.byID[id]
 		return 0, c.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil })
 	}

@@ -1,6 +1,7 @@
 package cleanup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -115,7 +116,7 @@ func (c *Cleaner) Holdings(ctx context.Context) (adminapi.Holdings, error) {
 		errs = append(errs, err)
 	}
 	for _, i := range listing {
-		h.Instances = append(h.Instances, fmt.Sprintf("%s of %s", i.ID, i.Tags[cloud.TagCell]))
+		h.Instances = append(h.Instances, fmt.Sprintf("%s of %s", i.ID, cmp.Or(i.Tags[cloud.TagCell], i.Tags[cloud.TagBatch])))
 	}
 	parts, err := c.parts(ctx)
 	if err != nil {

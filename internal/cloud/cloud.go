@@ -35,7 +35,10 @@ type Cloud interface {
 	// another request is refused with ErrMismatch, where the cloud can tell.
 	//
 	// There is a result for each machine, in their order; a request without
-	// machines has one. The callers' rights and limits are the same for all
+	// machines has one. Where the request is Shared, the nth result is that of place n
+	// (Instance.Place), whatever the order in which the cloud answers; the machine
+	// itself learns its place from its cloud, and joins as the cell of that place.
+	// The callers' rights and limits are the same for all
 	// machines, capacity need not be. Addresses may still be unset when the cloud
 	// assigns them later; List then reports them.
 	Launch(ctx context.Context, r LaunchRequest) LaunchResults
@@ -74,7 +77,14 @@ type Traits struct {
 	// runs outside of their network.
 	DialPublic bool
 	// SharedUserData says that the machines of one call must share their user data
-	// and their tags, as on EC2.
+	// and their tags, as on EC2. Kip then sends a LaunchRequest with UserData, and
+	// tells machines apart by Instance.Place, which launches and lists then have, and
+	// which each machine is told by its cloud: EC2's ami-launch-index; a cloud that
+	// names machines has the launch index in the name. A request of one machine with
+	// data of its own is launched all the same.
+	//
+	// Not for a cloud whose machines share a link that one can answer on for another:
+	// who reads the user data knows the join tokens of the whole call.
 	SharedUserData bool
 	// CatalogueEvery is how often the catalogue is worth reading again; 0 for one
 	// that does not change.
@@ -104,6 +114,7 @@ const (
 	CallDetachDisk    Call = "detachDisk"
 	CallListParts     Call = "listParts"
 	CallDeleteParts   Call = "deleteParts"
+	CallTag           Call = "tag"
 )
 
 // Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
@@ -187,16 +198,30 @@ type Part struct {
 }
 
 // Tagger is a cloud that can tag instances after their launch. Such tags are for
-// people: nothing depends on them.
+// people. One thing depends on them: when Kip's store was lost, TagPodUID narrows
+// what an instance may run.
 type Tagger interface {
-	Tag(ctx context.Context, tags map[string]string, ids ...string) Results
+	// Tag adds to the tags of each instance, or changes them. It is idempotent. There
+	// is a result for each tagging, in their order.
+	Tag(ctx context.Context, taggings ...Tagging) Results
 }
 
-// Tags that Kip puts on everything it makes in a cloud, in the launching call.
+// Tagging is what is written on one instance.
+type Tagging struct {
+	ID   string            `json:"id"`
+	Tags map[string]string `json:"tags"`
+}
+
+// Tags that Kip puts on everything it makes in a cloud, in the launching call; but
+// where machines share their user data, those that differ by machine are written
+// afterwards, by a Tagger.
 const (
 	// TagOwner holds the controller's identity, derived from the cluster and
 	// the node name, so that a lost volume orphans nothing.
 	TagOwner = "KipControllerID"
+	// TagBatch holds the ID of a launch whose machines share their user data. With
+	// Instance.Place it says which cell an instance is.
+	TagBatch = "KipBatch"
 	// TagCell holds the cell's ID.
 	TagCell = "KipCell"
 	// TagNamespace and TagPod name the pod, for people who read the bill.

@@ -35,6 +35,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 	}
 	r := cells.Request{
 		Pod:     apiv1.Ref(pod),
+		Created: pod.CreationTimestamp.Time,
 		Offers:  offers,
 		Disks:   disksOf(needs),
 		Plugins: pluginsOf(needs),

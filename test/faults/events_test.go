@@ -161,6 +161,7 @@ func duration(r *rand.Rand) time.Duration {
 func draw(r *rand.Rand) setting {
 	s := setting{mild: r.IntN(3) == 0, seed: r.Uint64(), cloudAPI: r.IntN(4) == 0, movingAddr: r.IntN(2) == 0,
 		maxTries: []int{0, 0, 3, 10}[r.IntN(4)]}
+	s.shared = s.seed%3 == 0
 	if r.IntN(2) == 0 {
 		s.pools = append(s.pools, poolOf{"small", 1 + r.IntN(3), r.IntN(3) == 0})
 	}
@@ -553,7 +554,7 @@ func (w *world) omit(list []cloud.Instance) []cloud.Instance {
 		return list
 	}
 	return slices.DeleteFunc(list, func(i cloud.Instance) bool {
-		a := w.books.cells[i.Tags[cloud.TagCell]]
+		a := w.books.cells[w.cellOfLocked(i)]
 		living := a != nil && a.cell.Live() && a.cell.Instance != nil && a.cell.Instance.ID == i.ID && i.State != cloud.Terminating
 		if !living || !w.hit("partial list", i.ID) {
 			return false

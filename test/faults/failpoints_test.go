@@ -25,9 +25,10 @@ var pointFlag = flag.Int("point", 0, "kill Kip at this write or call only")
 
 // scenario is a short story that ends well, also if Kip is killed in it.
 type scenario struct {
-	name  string
-	pools []poolOf
-	story func(s *stage)
+	name   string
+	pools  []poolOf
+	shared bool // the machines of a launch share their user data
+	story  func(s *stage)
 }
 
 // stage is a world in which a scenario is played.
@@ -244,6 +245,32 @@ var scenarios = []scenario{
 			s.shows("a launch starts a part of its group", s.called(sim.KindLaunch, sim.Partial))
 		}
 		s.shows("there is no room for all", s.called(sim.KindLaunch, sim.Partial, sim.NoCapacity))
+	}},
+	{name: "a burst shares its user data", shared: true, story: func(s *stage) {
+		var uids []types.UID
+		for range 3 {
+			uids = append(uids, s.pod(corev1.RestartPolicyAlways, "small"))
+		}
+		s.until("all run", s.runs(uids...))
+		s.until("each instance says its pod", s.tagged)
+		if s.alive() {
+			batches := map[string]bool{}
+			for _, i := range s.cloud.Truth() {
+				batches[i.Tags[cloud.TagBatch]] = true
+			}
+			s.shows("several instances are of one batch", len(batches) < 3 && !batches[""])
+		}
+	}},
+	{name: "a part of a batch finds room, and the answer is lost", shared: true, story: func(s *stage) {
+		s.cloud.SetCapacity(sim.Pool{InstanceType: "small", Zone: "a"}, 2)
+		s.cloud.FailNth(sim.KindLaunch, 1, sim.Fault{After: sim.ErrLost})
+		s.cloud.FailNth(sim.KindLaunch, 2, sim.Fault{After: sim.ErrLost})
+		var uids []types.UID
+		for range 4 {
+			uids = append(uids, s.pod(corev1.RestartPolicyAlways, "small"))
+		}
+		s.until("all run", s.runs(uids...))
+		s.shows("an instance was launched of which Kip was not told", s.called(sim.KindLaunch, sim.Lost))
 	}},
 	{name: "a standby cell is taken", pools: []poolOf{{"small", 2, false}}, story: func(s *stage) {
 		s.until("the pool is full", s.settled)
@@ -484,6 +511,20 @@ var scenarios = []scenario{
 	}},
 }
 
+// tagged says that each instance has the tags of its cell and its pod.
+func (s *stage) tagged() bool {
+	truth := s.cloud.Truth()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, i := range truth {
+		a := s.books.cells[s.cellOfLocked(i.Instance)]
+		if a == nil || i.Tags[cloud.TagCell] != a.cell.ID || i.Tags[cloud.TagPodUID] != string(a.cell.Pod.UID) {
+			return false
+		}
+	}
+	return len(truth) > 0
+}
+
 // explained says that Kip has said something of a pod in these words.
 func (s *stage) explained(uid types.UID, words string) bool {
 	s.mu.Lock()
@@ -522,7 +563,7 @@ func perform(t *testing.T, sc scenario, f failpoint) (violations []string, passe
 	cryptotest.SetGlobalRandom(t, 1)
 	defer watchdog(fmt.Sprintf("%q with a death at %+v", sc.name, f))()
 	synctest.Test(t, func(*testing.T) {
-		w := newWorld(setting{seed: 1, armed: f, pools: sc.pools, movingAddr: true, knobs: sim.Knobs{
+		w := newWorld(setting{seed: 1, armed: f, pools: sc.pools, shared: sc.shared, movingAddr: true, knobs: sim.Knobs{
 			Pending:     sim.Distribution{Median: time.Second},
 			BootTimes:   []sim.BootTime{{Distribution: sim.Distribution{Median: 5 * time.Second}}},
 			Termination: sim.Distribution{Median: 3 * time.Second},

@@ -81,7 +81,7 @@ func (w *world) check() []string {
 	// Of that: a cell has one instance, ever. The sweep of orphans would hide it.
 	instances, cellOf := map[string]string{}, map[string]string{}
 	for _, i := range truth {
-		cell := i.Tags[cloud.TagCell]
+		cell := w.cellOfLocked(i.Instance)
 		cellOf[i.ID] = cell
 		if other := instances[cell]; other != "" {
 			w.violateLocked("invariant 2: cell %s has instances %s and %s", cell, other, i.ID)
@@ -114,7 +114,7 @@ func (w *world) check() []string {
 		live["outlive"] = live["outlive"] || now.Sub(latest(ended, calm)) > outliveBound
 	}
 	for _, i := range truth {
-		cell := i.Tags[cloud.TagCell]
+		cell := w.cellOfLocked(i.Instance)
 		var needless time.Time
 		switch a := w.books.cells[cell]; {
 		case a == nil:
@@ -453,7 +453,7 @@ func (w *world) describe() string {
 		fmt.Fprintf(&b, "\n  disk %s is on %q, mounted on %q", d.ID, d.Instance, w.mountedOn(d.ID))
 	}
 	for _, i := range truth {
-		fmt.Fprintf(&b, "\n  instance %s of cell %s is %s", i.ID, i.Tags[cloud.TagCell], i.State)
+		fmt.Fprintf(&b, "\n  instance %s of cell %s is %s", i.ID, w.cellOfLocked(i.Instance), i.State)
 		if m := w.machines[i.ID]; m != nil {
 			fmt.Fprintf(&b, ", up %t cut off %t joined %t configured %t pod %s running %t over %t", m.up, m.cutOff, m.joined, m.configured,
 				m.name.Name, m.running, m.over)

@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,6 +43,7 @@ type setting struct {
 	armed      failpoint // from the start; none if zero
 	reuse      bool      // the address that was freed last is given out next
 	mild       bool      // no fault lasts, and time passes between them
+	shared     bool      // the machines of a launch share their user data
 }
 
 type poolOf struct {
@@ -199,7 +201,7 @@ func newWorld(s setting) *world {
 	k.PartsLeft = 0.2
 	var err error
 	w.cloud, err = sim.New(sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log,
-		Mounted: w.mounted.has, ReuseAddresses: s.reuse})
+		Mounted: w.mounted.has, ReuseAddresses: s.reuse, SharedUserData: s.shared})
 	if err != nil {
 		panic(err)
 	}
@@ -721,6 +723,7 @@ var (
 	_ cloud.Stopper     = handle{}
 	_ cloud.Interrupter = handle{}
 	_ cloud.Parts       = handle{}
+	_ cloud.Tagger      = handle{}
 )
 
 func (h handle) call(ctx context.Context, do func(ctx context.Context) error) error {
@@ -786,7 +789,7 @@ const lateTime = 10 * time.Second
 func (h handle) Name() string         { return "sim" }
 func (h handle) Traits() cloud.Traits { return h.k.w.cloud.Traits() }
 func (h handle) Features() cloud.Features {
-	return cloud.Features{Stopper: h, Interrupter: h, Disks: h, Parts: h}
+	return cloud.Features{Stopper: h, Interrupter: h, Disks: h, Parts: h, Tagger: h}
 }
 func (h handle) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	return h.k.w.cloud.Catalogue(ctx)
@@ -893,6 +896,14 @@ func (h handle) Terminate(ctx context.Context, ids ...string) cloud.Results {
 	return results
 }
 
+func (h handle) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
+	ids := make([]string, len(taggings))
+	for n, t := range taggings {
+		ids[n] = t.ID
+	}
+	return h.each(ctx, ids, func(ctx context.Context, _ ...string) cloud.Results { return h.k.w.cloud.Tag(ctx, taggings...) })
+}
+
 func (h handle) Stop(ctx context.Context, ids ...string) cloud.Results {
 	return h.each(ctx, ids, h.k.w.cloud.Stop)
 }
@@ -941,6 +952,24 @@ type books struct {
 	removed map[string]time.Time  // when a cell's record went
 	pods    map[string]types.UID  // the last pod of a cell
 	known   map[string]bool       // the instances that a record has had
+	names   map[string]string     // the cells by what their machines know of them
+}
+
+// named is the cell that a machine knows by a name; under world.mu.
+func (b *books) named(joinID string) string { return cmp.Or(b.names[joinID], joinID) }
+
+// cellOf is the cell that an instance was launched as.
+func (w *world) cellOf(i cloud.Instance) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.cellOfLocked(i)
+}
+
+func (w *world) cellOfLocked(i cloud.Instance) string {
+	if batch := i.Tags[cloud.TagBatch]; batch != "" {
+		return w.books.named(agentapi.BatchCell(batch, i.Place))
+	}
+	return i.Tags[cloud.TagCell]
 }
 
 type account struct {
@@ -952,7 +981,7 @@ type account struct {
 
 func newBooks() books {
 	return books{cells: map[string]*account{}, closed: map[string]cells.Cost{}, removed: map[string]time.Time{},
-		pods: map[string]types.UID{}, known: map[string]bool{}}
+		pods: map[string]types.UID{}, known: map[string]bool{}, names: map[string]string{}}
 }
 
 const cellPrefix = "cells/"
@@ -978,7 +1007,7 @@ func (w *world) audit(key string) {
 	id, now := strings.TrimPrefix(key, cellPrefix), time.Now()
 	if revision == 0 {
 		for _, i := range w.cloud.Truth() {
-			if i.Tags[cloud.TagCell] == id {
+			if w.cellOf(i.Instance) == id {
 				w.violate("invariant 2: the record of cell %s goes while its instance %s is %s", id, i.ID, i.State)
 			}
 		}
@@ -1014,6 +1043,7 @@ func (w *world) audit(key string) {
 		a = &account{}
 		b.cells[id] = a
 	}
+	b.names[cell.JoinID()] = id
 	was := a.cell
 	w.hadCell(was, now)
 	w.hadCell(cell, now)

@@ -47,6 +47,9 @@ type Config struct {
 	// Traits are what the cloud says of itself; Kip's usual ones of a cloud whose
 	// list lags when nil.
 	Traits *cloud.Traits
+	// SharedUserData makes that trait true: a launch of several machines that have
+	// user data or tags of their own is refused.
+	SharedUserData bool
 
 	// ManagementCIDR and PodCIDR are where addresses are taken from, the same
 	// offset in both, unique among the machines that hold one. By default
