@@ -98,7 +98,15 @@ func (w *world) boot(ctx context.Context, i cloud.Instance, data []byte) {
 	w.mu.Lock()
 	m := w.machines[i.ID]
 	if m == nil {
-		m = &machine{w: w, id: i.ID, cell: w.books.named(u.CellID), joinID: u.CellID, token: u.Token, key: "key of " + i.ID, wake: make(chan struct{}, 1)}
+		m = &machine{
+			w:      w,
+			id:     i.ID,
+			cell:   w.books.named(u.CellID),
+			joinID: u.CellID,
+			token:  u.Token,
+			key:    "key of " + i.ID,
+			wake:   make(chan struct{}, 1),
+		}
 		w.machines[i.ID] = m
 	}
 	m.addr, m.up, m.started = i.ManagementIP, true, time.Time{}
@@ -413,7 +421,8 @@ func (t tunnels) Keep(ctx context.Context, target tunnel.Target, api http.Handle
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	t.k.w.mu.Lock()
 	s.api.session = s
-	if a := t.k.w.books.cells[t.k.w.books.named(target.CellID)]; a != nil && s.api.uid == "" && (a.cell.Phase == apiv1.Bound || a.cell.Phase == apiv1.Draining) {
+	a := t.k.w.books.cells[t.k.w.books.named(target.CellID)]
+	if a != nil && s.api.uid == "" && (a.cell.Phase == apiv1.Bound || a.cell.Phase == apiv1.Draining) {
 		t.k.w.violateLocked("a restart of Kip disturbs no pod: bound cell %s is dialled before its pod is shown", target.CellID)
 	}
 	t.k.w.mu.Unlock()

@@ -901,7 +901,13 @@ func (h handle) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 	for n, t := range taggings {
 		ids[n] = t.ID
 	}
-	return h.each(ctx, ids, func(ctx context.Context, _ ...string) cloud.Results { return h.k.w.cloud.Tag(ctx, taggings...) })
+	return h.each(ctx, ids, func(ctx context.Context, _ ...string) cloud.Results {
+		results := h.k.w.cloud.Tag(ctx, taggings...)
+		if results.Err() == nil {
+			h.k.w.happened("tag")
+		}
+		return results
+	})
 }
 
 func (h handle) Stop(ctx context.Context, ids ...string) cloud.Results {

@@ -140,12 +140,13 @@ func TestBadUserDataOfABatchNamesTheFieldAndNeverTheSecret(t *testing.T) {
 		"no secret":         {batch("secret", ""), "0", "kip.secret: secret of a batch"},
 		"secret short":      {batch("secret", token[1:]), "0", "kip.secret"},
 		"secret as batch":   {batch("batch", token), "0", "kip.batch (43 characters)"},
-		"a token besides":   {batch("", "") + "  token: " + token + "\n", "0", "kip: an unknown key of 5 characters; known are batch, caHash and secret"},
-		"no place":          {batch("", ""), "", "the launch index (0 characters in launch-index)"},
-		"place a name":      {batch("", ""), "first", "the launch index"},
-		"place negative":    {batch("", ""), "-1", "the launch index"},
-		"place padded":      {batch("", ""), "01", "the launch index"},
-		"secret as place":   {batch("", ""), token, "the launch index (43 characters"},
+		"a token besides": {batch("", "") + "  token: " + token + "\n", "0",
+			"kip: an unknown key of 5 characters; known are batch, caHash and secret"},
+		"no place":        {batch("", ""), "", "the launch index (0 characters in launch-index)"},
+		"place a name":    {batch("", ""), "first", "the launch index"},
+		"place negative":  {batch("", ""), "-1", "the launch index"},
+		"place padded":    {batch("", ""), "01", "the launch index"},
+		"secret as place": {batch("", ""), token, "the launch index (43 characters"},
 	} {
 		_, err := Parse([]byte(c.doc), c.place)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
