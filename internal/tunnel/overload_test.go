@@ -518,7 +518,9 @@ func TestTheKernelHoldsLittleThatIsNotSent(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got int
-	if cerr := raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT) }); cerr != nil || err != nil {
+	if cerr := raw.Control(func(fd uintptr) {
+		got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT)
+	}); cerr != nil || err != nil {
 		t.Fatal(cerr, err)
 	}
 	if got != maxUnsent {

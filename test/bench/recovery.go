@@ -27,14 +27,14 @@ func (s *simulated) recovery(ctx context.Context, cells int) error {
 		name string
 		run  func(context.Context) error
 	}{
-		{"stopped", s.stopKip},
-		{"killed", s.killKip},
-		{"halved", s.halveKip},
+		{name: "stopped", run: s.stopKip},
+		{name: "killed", run: s.killKip},
+		{name: "halved", run: s.halveKip},
 	} {
 		progress("measuring recovery: Kip is %s", trouble.name)
 		before := s.launches.endedSoFar()
 		if err := trouble.run(ctx); err != nil {
-			return fmt.Errorf("Kip is %s: %w", trouble.name, err)
+			return fmt.Errorf("have Kip %s: %w", trouble.name, err)
 		}
 		began := time.Now()
 		if err := s.connected(ctx, cells); err != nil {
@@ -80,7 +80,7 @@ func (s *simulated) connected(ctx context.Context, want int) error {
 func (s *simulated) pid() (int, error) {
 	pid, err := s.KipPID()
 	if err == nil && pid == 0 {
-		err = errors.New("Kip does not run")
+		err = errors.New("no Kip runs")
 	}
 	return pid, err
 }
