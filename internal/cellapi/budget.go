@@ -26,6 +26,12 @@ const (
 	// openRequests are answered at the same time, openWatches beside them, and one
 	// for each object that the pod names.
 	openRequests, openWatches = 32, 128
+	// renewRate, renewBurst and openRenewals are for renewals of the lease, which
+	// count for none of the others. A kubelet renews it every 10 s, and tries five
+	// times at once.
+	renewRate, renewBurst, openRenewals = 1, 10, 4
+	// leaseBody is the largest body of a lease.
+	leaseBody = 8 << 10
 	// bodiesHeld are the bytes of bodies that are in memory at the same time.
 	bodiesHeld = 512 << 10
 )
@@ -47,7 +53,9 @@ func bodyLimit(a *ask) int64 {
 		return 16 << 10
 	case coreEvents, groupEvents:
 		return 64 << 10
-	case leaseKind.Resource, serviceAccounts:
+	case leaseKind.Resource:
+		return leaseBody
+	case serviceAccounts:
 		return 8 << 10
 	}
 	return 0
@@ -56,12 +64,12 @@ func bodyLimit(a *ask) int64 {
 // budget is what a cell may still ask. Each request is charged before anything of it
 // is read, whatever its answer.
 type budget struct {
-	asked, sent, answered *rate.Limiter
+	asked, sent, answered, renewed *rate.Limiter
 
-	mu             sync.Mutex
-	open, watching int
-	bodies         int64
-	usage          Usage
+	mu                       sync.Mutex
+	open, watching, renewing int
+	bodies                   int64
+	usage                    Usage
 }
 
 // Usage is what a cell has asked of this process.
@@ -76,6 +84,7 @@ func newBudget() *budget {
 		asked:    rate.NewLimiter(askedRate, askedBurst),
 		sent:     rate.NewLimiter(sentRate, sentBurst),
 		answered: rate.NewLimiter(answeredRate, answeredBurst),
+		renewed:  rate.NewLimiter(renewRate, renewBurst),
 	}
 }
 
@@ -93,6 +102,26 @@ func (b *budget) begin(now time.Time) error {
 		return overBudget("a cell may ask %d times a second", askedRate)
 	}
 	return nil
+}
+
+// renew charges a renewal of the lease, and returns what gives back what it holds.
+func (b *budget) renew(now time.Time, bytes int64) (done func(), refusal error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.usage.Requests++
+	if bytes > leaseBody {
+		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("the limit is %d bytes", leaseBody))
+	}
+	if b.renewing >= openRenewals || !b.renewed.AllowN(now, 1) {
+		return nil, overBudget("a cell renews its lease %d times a second", renewRate)
+	}
+	b.renewing++
+	b.usage.Sent += uint64(max(bytes, 0))
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.renewing--
+	}, nil
 }
 
 // take charges what a request is going to hold, and returns what gives that back.

@@ -195,8 +195,10 @@ func (c *Cell) refused(resource schema.GroupResource, name, message string) erro
 func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	out := &counted{ResponseWriter: w, cell: c}
 	defer out.charge()
-	err := c.budget.begin(c.server.clock.Now())
-	if err == nil {
+	var err error
+	if r.Method == http.MethodPut && r.URL.Path == c.server.renewal.Path {
+		err = c.renew(out, r)
+	} else if err = c.budget.begin(c.server.clock.Now()); err == nil {
 		err = c.serve(out, r)
 	}
 	if err != nil {
@@ -207,13 +209,38 @@ func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serve answers the request or returns the error to answer with.
-func (c *Cell) serve(w http.ResponseWriter, r *http.Request) error {
+// renew answers the renewal of the lease, which says that the cell lives. It has a
+// budget of its own, and is understood by its path alone: nothing else that the cell
+// asks holds it up, and it costs little when there is much to do.
+func (c *Cell) renew(w http.ResponseWriter, r *http.Request) error {
+	if err := c.served(); err != nil {
+		return err
+	}
+	done, err := c.budget.renew(c.server.clock.Now(), r.ContentLength)
+	if err != nil {
+		return err
+	}
+	defer done()
+	c.node.heartbeat() // also where what is sent conflicts with what is stored
+	r.Body = http.MaxBytesReader(w, r.Body, leaseBody)
+	return c.serveOwned(w, r, c.server.renewal, c.lease)
+}
+
+// served says why nothing is answered; nil when it is.
+func (c *Cell) served() error {
 	switch {
 	case c.server.lifetime.Err() != nil:
 		return apierrors.NewTooManyRequests("Kip is stopping", 1)
 	case c.lifetime.Err() != nil:
 		return c.refused(schema.GroupResource{}, "", fmt.Sprintf("cell %s has been removed", c.id))
+	}
+	return nil
+}
+
+// serve answers the request or returns the error to answer with.
+func (c *Cell) serve(w http.ResponseWriter, r *http.Request) error {
+	if err := c.served(); err != nil {
+		return err
 	}
 	a, err := c.understand(r)
 	if err != nil {

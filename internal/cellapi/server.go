@@ -53,6 +53,7 @@ type Server struct {
 	raw      *passer // as the node
 	pods     cache.SharedIndexInformer
 
+	renewal   *ask // of a lease, as each cell has one
 	watches   *watches.Watches
 	endpoints *endpoints // instead of the collection of EndpointSlices
 
@@ -106,6 +107,7 @@ func New(cfg Config) (*Server, error) {
 		podsHandled: make(chan struct{}),
 		cells:       map[string]*Cell{},
 		bound:       map[types.UID]*Cell{},
+		renewal:     renewalOf(cfg.NodeName),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

@@ -9,6 +9,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -61,6 +62,9 @@ type Config struct {
 	ListLag time.Duration
 	// SoonPoll is the least time between two calls for the cloud's list.
 	SoonPoll time.Duration
+	// Late measures this process, and its owner runs it: a time in which Kip was late
+	// is held against no cell. Nil for a Kip that is never late.
+	Late *lateness.Meter
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
 	Clock  clock.WithTicker

@@ -63,26 +63,21 @@ func (c *Controller) checkHealth(ctx context.Context) {
 	}
 	ticker := c.cfg.Clock.NewTicker(c.cfg.Health.Check)
 	defer ticker.Stop()
-	awake := c.cfg.Clock.Now() // since when this process has looked without a gap
-	last, disrupted := awake, false
+	disrupted := false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C():
 		}
-		now := c.cfg.Clock.Now()
-		if now.Sub(last) > 2*c.cfg.Health.Check+time.Second {
-			awake = now // it was stopped, or its machine was: the cells were not
-		}
-		last = now
-		disrupted = c.checkLeases(now, awake, disrupted)
+		disrupted = c.checkLeases(c.cfg.Clock.Now(), c.cfg.Late.OnTime(), disrupted)
 	}
 }
 
 // checkLeases looks at every cell with a kubelet once. It returns true when so many
-// are silent that no cell is ended for its silence.
-func (c *Controller) checkLeases(now, awake time.Time, wasDisrupted bool) bool {
+// are silent that no cell is ended for its silence. onTime is since when Kip would have
+// heard them.
+func (c *Controller) checkLeases(now, onTime time.Time, wasDisrupted bool) bool {
 	type silence struct {
 		e     *entry
 		since time.Time
@@ -96,8 +91,8 @@ func (c *Controller) checkLeases(now, awake time.Time, wasDisrupted bool) bool {
 			continue
 		}
 		ready++
-		since := awake
-		for _, t := range []time.Time{e.api.LastHeartbeat(), e.connecting, e.cell().StepTime(apiv1.StepBound)} {
+		since := onTime
+		for _, t := range []time.Time{e.api.LastHeartbeat(), e.connecting, e.session.HeldBack(), e.cell().StepTime(apiv1.StepBound)} {
 			if t.After(since) {
 				since = t
 			}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/lateness"
 )
 
 func TestACutOffCellIsLostInTimeAndItsPodWaitsForTheEndOfIt(t *testing.T) {
@@ -138,6 +139,60 @@ func TestTheCloudsWordAloneDecidesWithCloudAPI(t *testing.T) {
 		b.later(time.Hour)
 		if b.phase("a") != apiv1.Bound || b.phase("b") != "" {
 			t.Fatalf("a is %q, b is %q; want a to run and b to be gone", b.phase("a"), b.phase("b"))
+		}
+	})
+}
+
+// goOn ends the lateness of a Kip whose meter has not run yet.
+func (b *bubble) goOn() { go func() { _ = b.cfg.Late.Run(b.Context()) }() }
+
+func withMeter(c *Config) { c.Late = lateness.New(c.Clock) }
+
+func TestALateKipBlamesNoCellForItsSilence(t *testing.T) {
+	inBubble(t, withMeter, nil, func(t *testing.T, b *bubble) {
+		b.request("a", "nano")
+		b.later(time.Minute)
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		b.links.of(cell.ID).set(false, errors.New("cut"))
+		b.later(time.Hour)
+		if b.phase("a") != apiv1.Bound || len(b.said("silent a")) != 0 {
+			t.Fatalf("while Kip was late: %s, said %v", b.phase("a"), b.events)
+		}
+		b.goOn()
+		b.later(35 * time.Second)
+		if got := b.said("silent a"); len(got) != 0 {
+			t.Fatalf("silent before it had its time: %v", got)
+		}
+		b.later(15 * time.Second)
+		if len(b.said("silent a")) == 0 || b.phase("a") != apiv1.Bound {
+			t.Fatalf("with Kip on time again: %s, said %v", b.phase("a"), b.events)
+		}
+		b.later(time.Minute)
+		if len(b.said("CellLost")) != 1 {
+			t.Fatalf("said %v, want the cell lost", b.events)
+		}
+	})
+}
+
+func TestACellThatKipKeepsWaitingIsNotSilent(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.request("a", "nano")
+		b.later(time.Minute)
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		link := b.links.of(cell.ID)
+		link.set(false, errors.New("cut"))
+		for range 100 {
+			link.mu.Lock()
+			link.held = time.Now()
+			link.mu.Unlock()
+			b.later(30 * time.Second)
+		}
+		if b.phase("a") != apiv1.Bound || len(b.said("silent a")) != 0 {
+			t.Fatalf("it is %s, said %v", b.phase("a"), b.events)
+		}
+		b.later(2 * time.Minute)
+		if len(b.said("CellLost")) != 1 {
+			t.Fatalf("said %v, want the cell lost", b.events)
 		}
 	})
 }

@@ -36,7 +36,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	if _, ends := c.interrupted(e); ends {
 		return 0, nil
 	}
-	left, what := c.bootTime(e.cell())
+	left, what := c.bootTime(e)
 	if left <= 0 {
 		why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, e.waitsFor())
 		c.warn(e.cell(), events.CellNotReady, "%s; it is terminated and another is tried", why)
@@ -84,13 +84,20 @@ func (c *Controller) addressed(i *cloud.Instance) bool {
 // second, on a machine that is being started perhaps ten.
 const readyTimeout = 2 * time.Minute
 
-// bootTime is how much time a booting cell has left, and for what.
-func (c *Controller) bootTime(cell *Cell) (left time.Duration, what string) {
+// bootTime is how much time a booting cell has left, and for what. What Kip was late, or
+// kept the cell waiting, is not taken off.
+func (c *Controller) bootTime(e *entry) (left time.Duration, what string) {
+	cell := e.cell()
 	from, limit, what := cell.StepTime(apiv1.StepJoined), readyTimeout, "ready"
 	if from.IsZero() || cell.launched().After(from) { // or started anew
 		from, limit, what = cell.launched(), cell.Offer().BootTimeout, "joined"
 	}
-	return from.Add(limit).Sub(c.cfg.Clock.Now()), what
+	if e.session != nil {
+		if held := e.session.HeldBack(); held.After(from) {
+			from = held
+		}
+	}
+	return from.Add(limit + c.cfg.Late.Since(from)).Sub(c.cfg.Clock.Now()), what
 }
 
 // connect brings up the cell's API and its tunnel in this process, and gives the
@@ -191,6 +198,7 @@ func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (Sess
 		CellID:  cell.JoinID(),
 		Addr:    netip.AddrPortFrom(cell.Instance.DialIP(c.cfg.Cloud.Traits().DialPublic), agentapi.Port),
 		KeyHash: cell.KeyHash,
+		Rank:    e.rank,
 		OnState: func(connected bool, _ error) {
 			if !connected {
 				// Noted here: when the worker looks, the session may be connected
@@ -210,6 +218,18 @@ func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (Sess
 		}
 	}
 	return c.cfg.Tunnels.Keep(ctx, target, api, func(ctx context.Context, keyHash string) error { return c.spend(ctx, e, keyHash) })
+}
+
+// rank is who is connected first where not all can be at once: who runs a pod, then
+// who is to run one, then who stands by.
+func (e *entry) rank() int {
+	switch cell := e.cell(); {
+	case cell.Pod.UID == "":
+		return 2
+	case cell.Phase == apiv1.Booting, cell.Phase == apiv1.Ready:
+		return 1
+	}
+	return 0
 }
 
 // spend records who spent the cell's token, before the certificate leaves Kip.

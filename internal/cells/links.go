@@ -23,6 +23,7 @@ type Session interface {
 	Connected() bool
 	LastHeard() time.Time
 	LastError() error
+	HeldBack() time.Time
 	Conn() agentapi.Conn
 	Close()
 }

@@ -97,6 +97,7 @@ type modelLink struct {
 	mu        sync.Mutex
 	connected bool
 	heard     time.Time // the last sign of life; zero: now
+	held      time.Time // when Kip last kept it waiting
 	bound     []types.UID
 	err       error
 }
@@ -144,6 +145,12 @@ func (l *modelLink) Connected() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.connected
+}
+
+func (l *modelLink) HeldBack() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.held
 }
 
 func (l *modelLink) LastError() error {

@@ -15,6 +15,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/isolation"
+	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
@@ -37,6 +38,7 @@ type leading struct {
 	*process
 	store     *store.Store // fenced: it writes only while this process leads
 	authority *pki.Authority
+	late      *lateness.Meter
 
 	machines    cloud.Cloud
 	disks       cloud.Disks              // nil where the cloud has none
@@ -66,7 +68,7 @@ type leading struct {
 
 // lead does Kip's work until ctx ends.
 func (k *process) lead(ctx context.Context, st *store.Store) error {
-	l := &leading{process: k, store: st}
+	l := &leading{process: k, store: st, late: lateness.New(k.clock)}
 	defer l.close()
 	for _, wire := range []func(context.Context) error{
 		l.wireCloud, l.wirePlacement, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNode, l.wireKubeletPort, l.wireSocket,
@@ -97,6 +99,7 @@ func (l *leading) observers() []cells.Observer {
 // parts are all that runs while this process leads.
 func (l *leading) parts(known []cells.Cell) []part {
 	all := []part{
+		{name: "lateness", run: l.late.Run},
 		{name: "local socket", run: l.socket.Run},
 		{name: "kubelet port", run: func(ctx context.Context) error { return l.port.Serve(ctx, l.listener) }},
 		{name: "shortages", run: l.shortages.keep},
@@ -247,7 +250,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 
 // wireCells makes what launches cells, keeps them and ends them.
 func (l *leading) wireCells(ctx context.Context) error {
-	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Log: l.Log})
+	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Log: l.Log, Late: l.late})
 	if err != nil {
 		return err
 	}
@@ -292,6 +295,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		ListLag:     traits.ListLag,
 		SoonPoll:    traits.Poll,
 		RefillDelay: traits.RefillDelay,
+		Late:        l.late,
 		Clock:       l.clock,
 		Log:         l.Log,
 	})

@@ -43,6 +43,7 @@ type Cell struct {
 	log     *slog.Logger
 	limits  limits
 
+	tls       *tls.Config // of every connection: its ticket keys are this process's
 	link      *link
 	transport *http2.Transport
 
@@ -70,11 +71,11 @@ func newCell(cfg CellConfig, l limits) (*Cell, error) {
 	if err != nil {
 		return nil, err
 	}
-	transport, err := newTransport(l, 0)
+	transport, err := newTransport(l, 0, l.patience)
 	if err != nil {
 		return nil, fmt.Errorf("set up HTTP/2: %w", err)
 	}
-	return &Cell{
+	c := &Cell{
 		id:         id,
 		token:      token,
 		caHash:     cfg.UserData.CAHash,
@@ -84,7 +85,9 @@ func newCell(cfg CellConfig, l limits) (*Cell, error) {
 		link:       newLink(),
 		transport:  transport,
 		logRefusal: rate.Sometimes{First: 5, Interval: 10 * time.Second},
-	}, nil
+	}
+	c.tls = &tls.Config{GetConfigForClient: c.config, MinVersion: tls.VersionTLS13}
+	return c, nil
 }
 
 // Joined is closed when the cell has its certificate, and its token is spent.
@@ -131,7 +134,7 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 			MaxReceiveBufferPerStream:     streamWindow,
 			MaxReceiveBufferPerConnection: connWindow,
 			SendPingTimeout:               c.limits.pingAfter,
-			PingTimeout:                   c.limits.pingTimeout,
+			PingTimeout:                   c.limits.patience,
 		},
 	}
 	srv.Protocols.SetHTTP1(true)
@@ -146,10 +149,10 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 		}
 		pending.add(tracked)
 		wg.Go(func() {
-			tc, ca, err := c.handshake(ctx, tracked)
+			tc, err := c.handshake(ctx, tracked)
 			pending.remove(tracked)
 			if err == nil {
-				err = c.serve(ctx, tc, tracked, ca, inner)
+				err = c.serve(ctx, tc, tracked, inner)
 			}
 			if err != nil {
 				_ = tracked.Close()
@@ -203,24 +206,21 @@ func (c *Cell) refused(ctx context.Context, from net.Addr, err error) {
 	})
 }
 
-// handshake returns when the other end has proven to be Kip, with the
-// certificate of the authority that says so.
-func (c *Cell) handshake(ctx context.Context, nc *conn) (tc *tls.Conn, ca *x509.Certificate, err error) {
-	tc = tls.Server(nc, &tls.Config{
-		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			return c.config(hello, &ca)
-		},
-		MinVersion: tls.VersionTLS13,
-	})
-	err = atDeadline(ctx, nc, c.limits.handshake, func() error { return tc.HandshakeContext(ctx) })
-	return tc, ca, err
+// handshake returns when the other end has proven to be Kip.
+func (c *Cell) handshake(ctx context.Context, nc *conn) (*tls.Conn, error) {
+	tc := tls.Server(nc, c.tls)
+	return tc, atDeadline(ctx, nc, c.limits.handshake, func() error { return tc.HandshakeContext(ctx) })
 }
 
 // serve does what Kip opened the connection for, or hands it on to be done.
-func (c *Cell) serve(ctx context.Context, tc *tls.Conn, nc *conn, ca *x509.Certificate, inner *handoff) error {
+func (c *Cell) serve(ctx context.Context, tc *tls.Conn, nc *conn, inner *handoff) error {
 	state := tc.ConnectionState()
 	switch state.NegotiatedProtocol {
 	case protoJoin:
+		ca, err := c.verify(state)
+		if err != nil {
+			return fmt.Errorf("join: %w", err)
+		}
 		j := &joiner{id: c.id, token: c.token, ca: ca}
 		if err := atDeadline(ctx, nc, c.limits.join, func() error { return j.run(tc, &state) }); err != nil {
 			return fmt.Errorf("join: %w", err)
@@ -236,7 +236,7 @@ func (c *Cell) serve(ctx context.Context, tc *tls.Conn, nc *conn, ca *x509.Certi
 
 // config chooses by the one protocol that is offered. Until the cell has joined
 // that is the join, afterwards it never is again.
-func (c *Cell) config(hello *tls.ClientHelloInfo, ca **x509.Certificate) (*tls.Config, error) {
+func (c *Cell) config(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	if len(hello.SupportedProtos) != 1 {
 		return nil, fmt.Errorf("it offers %d protocols, not one", len(hello.SupportedProtos))
 	}
@@ -262,13 +262,19 @@ func (c *Cell) config(hello *tls.ClientHelloInfo, ca **x509.Certificate) (*tls.C
 		// and the caller brings its certificate.
 		ClientAuth: tls.RequireAnyClientCert,
 		VerifyConnection: func(state tls.ConnectionState) error {
-			var err error
-			*ca, err = pki.VerifyKip(state.PeerCertificates, c.caHash, time.Now())
+			_, err := c.verify(state)
 			return err
 		},
-		// A resumed connection would save little, and show no certificate.
-		SessionTicketsDisabled: true,
+		// After a join the cell has another certificate.
+		SessionTicketsDisabled: proto == protoJoin,
 	}, nil
+}
+
+// verify returns the certificate of the authority that says that the other end is
+// Kip. A connection that is resumed has the certificates of the one before, which
+// were Kip's, and are judged again.
+func (c *Cell) verify(state tls.ConnectionState) (*x509.Certificate, error) {
+	return pki.VerifyKip(state.PeerCertificates, c.caHash, time.Now())
 }
 
 // connect makes a connection the one that the cell's requests go by; the one

@@ -60,6 +60,7 @@ func scale(ctx context.Context, cells int) (err error) {
 		{"pods one at a time", s.single},
 		{"a burst", s.burst},
 		{fmt.Sprintf("%d cells", cells), func(ctx context.Context) error { return s.many(ctx, cells) }},
+		{"recovery", func(ctx context.Context) error { return s.recovery(ctx, cells) }},
 	} {
 		progress("measuring %s", step.what)
 		if err := step.run(ctx); err != nil {

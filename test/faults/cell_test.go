@@ -458,6 +458,7 @@ func (s *session) Ready() <-chan struct{} { return s.ready }
 func (s *session) Close()                 { s.cancel(); <-s.done }
 func (s *session) Connected() bool        { return locked(s, func() bool { return s.connected }) }
 func (s *session) LastHeard() time.Time   { return locked(s, func() time.Time { return s.heard }) }
+func (s *session) HeldBack() time.Time    { return time.Time{} }
 func (s *session) LastError() error       { return locked(s, func() error { return s.err }) }
 
 func locked[T any](s *session, f func() T) T {

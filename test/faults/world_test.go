@@ -21,6 +21,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/shop"
@@ -347,7 +348,9 @@ func (k *kip) run() error {
 	if w.cloudAPI {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
+	late := lateness.New(kipClock{k: k})
 	k.cells = cells.New(cells.Config{
+		Late:     late,
 		NodeName: "kip-0", ControllerID: owner, Cloud: handle{k}, Disks: handle{k}, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
 		CAHash:    "ca",
 		Shortages: short, Event: event, SaveLogs: saveLogs,
@@ -414,6 +417,7 @@ func (k *kip) run() error {
 	var running sync.WaitGroup
 	var failure error
 	for _, loop := range []func() error{
+		func() error { return late.Run(k.ctx) },
 		func() error { k.informer.RunWithContext(k.ctx); return nil },
 		func() error {
 			cache.WaitForCacheSync(k.ctx.Done(), k.informer.HasSynced)
