@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/elotl/kip/internal/spelling"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -55,6 +57,8 @@ type Cell struct {
 	eventBytes *rate.Limiter
 	budget     *budget
 	refusals   *rate.Limiter
+	passing    turns // at the API server
+	working    turns // at Kip's processors
 
 	lifetime context.Context // until the cell is removed
 	end      context.CancelFunc
@@ -81,6 +85,8 @@ func newCell(s *Server, id string, info CellInfo) *Cell {
 		written:    rate.NewLimiter(writtenRate, writtenBurst),
 		eventBytes: rate.NewLimiter(eventBytesRate, eventBytesBurst),
 		budget:     newBudget(),
+		passing:    turns{own: semaphore.NewWeighted(passedOfOne), all: s.passing},
+		working:    turns{own: semaphore.NewWeighted(workedOfOne), all: s.working},
 	}
 	c.lifetime, c.end = context.WithCancel(s.lifetime)
 	c.pods.StartEmpty(unboundVersion)
@@ -128,7 +134,7 @@ func (a *ask) String() string {
 	} else if a.Namespace != "" {
 		what += " in namespace " + a.Namespace
 	}
-	return a.Verb + " " + what
+	return spelling.Printable(cut(a.Verb+" "+what, maxLogged))
 }
 
 // apiPaths knows the form of the API's paths.
@@ -193,8 +199,11 @@ func (c *Cell) refused(resource schema.GroupResource, name, message string) erro
 
 // ServeHTTP answers one request of the cell.
 func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	out := &counted{ResponseWriter: w, cell: c}
-	defer out.charge()
+	out := &counted{ResponseWriter: w, cell: c, rest: func() {}}
+	defer func() {
+		out.rest()
+		out.charge()
+	}()
 	err := c.budget.begin(c.server.clock.Now())
 	if err == nil {
 		err = c.serve(out, r)
@@ -208,7 +217,7 @@ func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // serve answers the request or returns the error to answer with.
-func (c *Cell) serve(w http.ResponseWriter, r *http.Request) error {
+func (c *Cell) serve(w *counted, r *http.Request) error {
 	switch {
 	case c.server.lifetime.Err() != nil:
 		return apierrors.NewTooManyRequests("Kip is stopping", 1)
@@ -224,6 +233,11 @@ func (c *Cell) serve(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer done()
+	if r.Method != http.MethodGet && bodyLimit(a) > 0 {
+		if err := c.receive(w, r); err != nil {
+			return err
+		}
+	}
 	if src := c.server.watches.Of(a.resource); src != nil {
 		return c.serveShared(w, r, a, src)
 	}

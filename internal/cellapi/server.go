@@ -8,7 +8,9 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"golang.org/x/sync/semaphore"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -50,8 +52,12 @@ type Server struct {
 	clock    clock.Clock
 	refused  func()
 	node     kubernetes.Interface
-	raw      *passer // as the node
-	pods     cache.SharedIndexInformer
+	raw      *passer             // as the node
+	passing  *semaphore.Weighted // requests of cells that are open at the API server
+	working  *semaphore.Weighted // requests of cells that are worked on
+	// readWithin is what a test shortens.
+	readWithin time.Duration
+	pods       cache.SharedIndexInformer
 
 	watches   *watches.Watches
 	endpoints *endpoints // instead of the collection of EndpointSlices
@@ -106,6 +112,9 @@ func New(cfg Config) (*Server, error) {
 		podsHandled: make(chan struct{}),
 		cells:       map[string]*Cell{},
 		bound:       map[types.UID]*Cell{},
+		passing:     semaphore.NewWeighted(passedAtOnce),
+		working:     semaphore.NewWeighted(workedAtOnce()),
+		readWithin:  readWithin,
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
