@@ -38,6 +38,9 @@ const (
 	// eventBytesRate and eventBytesBurst limit those of its events, which the API
 	// server keeps for an hour.
 	eventBytesRate, eventBytesBurst = 1 << 10, 64 << 10
+	// maxPath bounds the path of a request, in bytes: a group, a namespace and a name
+	// of 253 each, and a few words.
+	maxPath = 1 << 10
 )
 
 // Cell is the API of one cell: an [http.Handler] whose every request is taken to
@@ -147,6 +150,8 @@ var apiPaths = request.RequestInfoFactory{
 // client produces.
 func (c *Cell) understand(r *http.Request) (*ask, error) {
 	switch {
+	case len(r.URL.Path) > maxPath:
+		return nil, apierrors.NewBadRequest("the path is longer than any of the Kubernetes API")
 	case !slices.Contains([]string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}, r.Method):
 		return nil, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: r.URL.Path}, r.Method)
 	case r.Header.Get("Upgrade") != "":
