@@ -8,7 +8,9 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"golang.org/x/sync/semaphore"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -50,8 +52,12 @@ type Server struct {
 	clock    clock.Clock
 	refused  func()
 	node     kubernetes.Interface
-	raw      *passer // as the node
-	pods     cache.SharedIndexInformer
+	raw      *passer             // as the node
+	passing  *semaphore.Weighted // requests of cells that are open at the API server
+	working  *semaphore.Weighted // requests of cells that are worked on
+	// readWithin is what a test shortens.
+	readWithin time.Duration
+	pods       cache.SharedIndexInformer
 
 	renewal   *ask // of a lease, as each cell has one
 	watches   *watches.Watches
@@ -108,6 +114,9 @@ func New(cfg Config) (*Server, error) {
 		cells:       map[string]*Cell{},
 		bound:       map[types.UID]*Cell{},
 		renewal:     renewalOf(cfg.NodeName),
+		passing:     semaphore.NewWeighted(passedAtOnce),
+		working:     semaphore.NewWeighted(workedAtOnce()),
+		readWithin:  readWithin,
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

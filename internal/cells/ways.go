@@ -14,6 +14,9 @@ import (
 type Way struct {
 	Cell string
 	Pod  apiv1.PodReference
+	// Offer is what the cell was launched as, and Since when it was asked for.
+	Offer Offer
+	Since time.Time
 	// Conn is nil when the tunnel is down.
 	Conn agentapi.Conn
 }
@@ -29,6 +32,9 @@ func (c *Controller) Ways() []Way {
 			continue
 		}
 		w := Way{Cell: cell.ID, Pod: cell.Pod}
+		if len(cell.Offers) > 0 && len(cell.Steps) > 0 {
+			w.Offer, w.Since = cell.Offers[0], cell.Steps[0].Time.Time
+		}
 		if e.session != nil && e.session.Connected() {
 			w.Conn = e.session.Conn()
 		}

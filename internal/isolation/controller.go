@@ -28,10 +28,11 @@ import (
 )
 
 const (
-	// workers is how many agents are told at the same time.
-	workers = 16
-	// pushTimeout bounds one such call: ten thousand peers take 0.2 s.
-	pushTimeout = 30 * time.Second
+	// promptWorkers is how many agents are told at the same time, and promptWithin
+	// how long one may take: ten thousand peers take 0.2 s.
+	promptWorkers, promptWithin = 64, 2 * time.Second
+	// slowWorkers and slowWithin are the same for those that took longer the last time.
+	slowWorkers, slowWithin = 8, 10 * time.Second
 	// pace is the least time between two sets of rules for one cell, so that a
 	// burst of pods that others let in does not become a burst for each of them.
 	pace = 500 * time.Millisecond
@@ -87,7 +88,8 @@ type Cell struct {
 type Controller struct {
 	cfg   Config
 	queue workqueue.TypedRateLimitingInterface[string]
-	needs chan struct{} // whether the cluster's pods are needed may have changed
+	slow  workqueue.TypedInterface[string] // the cells of queue that keep no worker of the others
+	needs chan struct{}                    // whether the cluster's pods are needed may have changed
 
 	mu     sync.Mutex
 	index  *policy.Index
@@ -106,6 +108,7 @@ type cell struct {
 	// allowMetadata and seen are of the pod as last seen.
 	allowMetadata, seen bool
 	told                string // the last Event
+	slow                bool   // its agent did not answer in time, whatever its connection
 }
 
 // agent is the connection to a cell's agent, and what it has in force.
@@ -124,6 +127,7 @@ func New(cfg Config) *Controller {
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond,
 			30*time.Second),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "firewalls", MetricsProvider: cfg.Queues}),
+		slow:  workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[string]{Name: "firewalls_slow", MetricsProvider: cfg.Queues}),
 		needs: make(chan struct{}, 1),
 		index: policy.NewIndex(), known: map[schema.GroupVersionResource]bool{},
 		cells: map[string]*cell{}, byPod: map[types.UID]*cell{}, owners: map[types.NamespacedName]*cell{}, agents: map[string]*agent{},
@@ -154,17 +158,11 @@ func (c *Controller) Run(ctx context.Context) error {
 		})
 	}
 	running.Go(func() { c.watchPods(ctx) })
-	for range workers {
-		running.Go(func() {
-			for {
-				id, shutdown := c.queue.Get()
-				if shutdown {
-					return
-				}
-				c.process(ctx, id)
-				c.queue.Done(id)
-			}
-		})
+	for range promptWorkers {
+		running.Go(func() { c.work(ctx, c.queue, false) })
+	}
+	for range slowWorkers {
+		running.Go(func() { c.work(ctx, c.slow, true) })
 	}
 	select {
 	case <-ctx.Done():
@@ -172,8 +170,41 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	cancel()
 	c.queue.ShutDown()
+	c.slow.ShutDown()
 	running.Wait()
 	return errors.Join(err, c.cfg.Pods.RemoveEventHandler(registration))
+}
+
+// work takes cells from a queue until it is shut down.
+func (c *Controller) work(ctx context.Context, queue workqueue.TypedInterface[string], slow bool) {
+	for {
+		id, shutdown := queue.Get()
+		if shutdown {
+			return
+		}
+		if c.belongs(id, slow) {
+			c.process(ctx, id)
+		}
+		queue.Done(id)
+	}
+}
+
+// belongs says whether a cell has its turn here. If not, it is sent to the other
+// queue: a cell is never in the hands of two workers.
+func (c *Controller) belongs(id string, slow bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	x := c.cells[id]
+	switch {
+	case x == nil: // whatever is missing, its arrival comes back here
+	case x.slow == slow:
+		return true
+	case x.slow:
+		c.slow.Add(id)
+	default:
+		c.queue.Add(id)
+	}
+	return false
 }
 
 // Bound tells of a cell that has a pod, as often as one likes. It does not block.
@@ -316,9 +347,24 @@ func (c *Controller) process(ctx context.Context, id string) {
 		c.mu.Unlock()
 		return // whatever is missing, its arrival comes back here
 	}
+	within := promptWithin
+	if x.slow {
+		within = slowWithin
+	}
+	call, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	agent, began, called := agentapi.Client{Conn: a.conn}, c.cfg.Clock.Now(), false
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if called {
+			x.slow = c.cfg.Clock.Since(began) >= promptWithin
+		}
+	}()
 	if !a.asked {
+		called = true
 		c.mu.Unlock()
-		inForce, err := a.inForce(ctx)
+		inForce, err := agent.Firewall(call)
 		if err != nil {
 			c.failed(ctx, x, fmt.Errorf("ask which rules are in force: %w", err))
 			return
@@ -359,7 +405,8 @@ func (c *Controller) process(ctx context.Context, id string) {
 		c.queue.Forget(id)
 		return
 	}
-	if err := a.push(ctx, encoded); err != nil {
+	called = true
+	if err := agent.PutFirewall(call, encoded); err != nil {
 		c.mu.Lock()
 		a.asked = false // an answer that was lost may have been a yes
 		c.mu.Unlock()
@@ -411,18 +458,6 @@ func (c *Controller) failed(ctx context.Context, x *cell, err error) {
 		c.mu.Unlock()
 	}
 	c.queue.AddRateLimited(x.ID)
-}
-
-func (a *agent) inForce(ctx context.Context) (agentapi.FirewallStatus, error) {
-	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
-	defer cancel()
-	return agentapi.Client{Conn: a.conn}.Firewall(ctx)
-}
-
-func (a *agent) push(ctx context.Context, encoded []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
-	defer cancel()
-	return agentapi.Client{Conn: a.conn}.PutFirewall(ctx, encoded)
 }
 
 // policyFollower takes the NetworkPolicies.

@@ -83,7 +83,10 @@ func statsCells(c *cells.Controller) func() []stats.Cell {
 		ways := c.Ways()
 		list := make([]stats.Cell, len(ways))
 		for i, w := range ways {
-			list[i] = stats.Cell{ID: w.Cell, Namespace: w.Pod.Namespace, Pod: w.Pod.Name, UID: w.Pod.UID, Conn: w.Conn}
+			list[i] = stats.Cell{
+				ID: w.Cell, Namespace: w.Pod.Namespace, Pod: w.Pod.Name, UID: w.Pod.UID, Conn: w.Conn,
+				Machine: stats.Machine{MilliCPU: w.Offer.MilliCPU, MemoryBytes: w.Offer.MemoryBytes, Since: w.Since},
+			}
 		}
 		return list
 	}

@@ -90,6 +90,9 @@ type fixture struct {
 	rounds int
 }
 
+// large is a machine that can have used all that a test's cell says.
+var large = Machine{MilliCPU: 256_000, MemoryBytes: 1 << 44, Since: begin.AddDate(-1, 0, 0)}
+
 func newFixture(tb testing.TB, cells ...Cell) *fixture {
 	tb.Helper()
 	f := &fixture{clock: clocktesting.NewFakeClock(begin), cells: cells, missed: map[string]map[Miss]int{}}
@@ -98,7 +101,13 @@ func newFixture(tb testing.TB, cells ...Cell) *fixture {
 		Cells: func() []Cell {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			return slices.Clone(f.cells)
+			all := slices.Clone(f.cells)
+			for i := range all {
+				if all[i].Machine == (Machine{}) {
+					all[i].Machine = large
+				}
+			}
+			return all
 		},
 		Gathered: func(endpoint string, _ time.Duration, missed map[Miss]int) {
 			f.mu.Lock()

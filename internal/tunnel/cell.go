@@ -117,7 +117,7 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 	var (
 		wg      sync.WaitGroup
 		all     conns
-		pending = pending{max: c.limits.pending}
+		pending = pending{max: c.limits.pending, arrivals: arrivals{every: c.limits.arrivalEvery, burst: c.limits.arrivalBurst}}
 		inner   = newHandoff(l.Addr())
 		inside  = &gate{handler: c.handler}
 	)
@@ -143,15 +143,22 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 
 	err := c.accept(ctx, l, func(nc net.Conn) {
+		from := sourceOf(nc.RemoteAddr())
+		if !pending.admits(from, time.Now()) {
+			_ = nc.Close()
+			c.refused(ctx, nc.RemoteAddr(), errTooMany)
+			return
+		}
 		tracked, err := all.add(nc)
 		if err != nil {
 			return
 		}
-		pending.add(tracked)
+		pending.add(tracked, from)
 		wg.Go(func() {
 			tc, err := c.handshake(ctx, tracked)
 			pending.remove(tracked)
 			if err == nil {
+				pending.proved(from)
 				err = c.serve(ctx, tc, tracked, inner)
 			}
 			if err != nil {
@@ -292,40 +299,6 @@ func (c *Cell) connect(tc *tls.Conn, nc *conn) error {
 	_ = cc.Close()
 	c.log.Info("disconnected from Kip", "err", nc.cause())
 	return nil
-}
-
-// pending are the connections that have not yet proven to be Kip's. When there
-// are too many the oldest goes: Kip's own needs a moment, one that is held open
-// to keep Kip out has had it.
-type pending struct {
-	max int
-	mu  sync.Mutex
-	all []*conn // oldest first
-}
-
-func (p *pending) add(c *conn) {
-	p.mu.Lock()
-	var oldest *conn
-	if len(p.all) == p.max {
-		oldest = p.all[0]
-		p.all = append(p.all[:0], p.all[1:]...)
-	}
-	p.all = append(p.all, c)
-	p.mu.Unlock()
-	if oldest != nil {
-		_ = oldest.Close()
-	}
-}
-
-func (p *pending) remove(c *conn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i := range p.all {
-		if p.all[i] == c {
-			p.all = append(p.all[:i], p.all[i+1:]...)
-			return
-		}
-	}
 }
 
 // handoff is a net.Listener of connections that are already accepted.

@@ -60,6 +60,11 @@ type limits struct {
 	// pending is how many connections a cell has at most that did not prove
 	// yet to be Kip's.
 	pending int
+	// arrivalBurst connections of a source are taken at once, and one more each
+	// arrivalEvery: a Kip that may not know yet whether a cell has joined dials
+	// some fifty times in its first seconds.
+	arrivalEvery time.Duration
+	arrivalBurst int
 }
 
 // silence is after how long without a byte a connection is given up by Kip's end.
@@ -77,6 +82,9 @@ func defaultLimits() limits {
 		wait:        10 * time.Second,
 		idle:        90 * time.Second,
 		pending:     16,
+
+		arrivalEvery: time.Second / 10,
+		arrivalBurst: 256,
 	}
 }
 
