@@ -110,6 +110,8 @@ type Azure struct {
 type Etcd struct {
 	Internal EtcdInternal `key:"internal" doc:"The etcd that Kip embeds."`
 	Client   EtcdClient   `key:"client" doc:"An etcd cluster of yours, instead of the embedded one."`
+
+	EncryptionKeyFiles []string `key:"encryptionKeyFiles" doc:"Files with the keys that encrypt the CA's key in etcd: in each 32 random bytes in base64, as openssl rand -base64 32 gives. The first encrypts, all decrypt: to change it, put a new one first, and drop the old one after Kip has started. Default: the CA's key is not encrypted."`
 }
 
 // EtcdInternal is the embedded etcd.
@@ -120,10 +122,12 @@ type EtcdInternal struct {
 
 // EtcdClient is an etcd cluster that runs elsewhere.
 type EtcdClient struct {
-	Endpoints []string `key:"endpoints" doc:"Addresses such as https://etcd-0:2379: all with https, which is TLS, or all with http."`
+	Endpoints []string `key:"endpoints" doc:"Addresses such as https://etcd-0:2379: all with https, which is TLS, or, with allowPlainText, all with http."`
 	CertFile  string   `key:"certFile" doc:"Client certificate, PEM. With keyFile, and https endpoints."`
 	KeyFile   string   `key:"keyFile" doc:"The client certificate's key, PEM."`
 	CAFile    string   `key:"caFile" doc:"CA of the cluster's certificates, PEM. With https endpoints. Default: the host's CAs."`
+
+	AllowPlainText bool `key:"allowPlainText" default:"false" doc:"Take http endpoints too: whoever is on the way reads and changes all that Kip stores."`
 }
 
 // Cells are the machines that pods run on.
@@ -146,7 +150,25 @@ type Cells struct {
 	DefaultIAMPermissions  string              `key:"defaultIAMPermissions" clouds:"aws" doc:"Instance profile (name or ARN) of cells whose pod names none."`
 	UseCloudParameterStore bool                `key:"useCloudParameterStore" default:"false" clouds:"aws" doc:"Hand settings to cells by SSM parameters, not by user data."`
 	CSIDrivers             []CSIDriver         `key:"csiDrivers" doc:"CSI drivers whose volumes work on cells: those that need no attaching (attachRequired: false in their CSIDriver). Their node plugins, privileged containers as a rule, run on the cells of pods that have such volumes."`
+	Grants                 Grants              `key:"grants" doc:"Which annotations of pods that are money or rights are granted to which namespaces. What is not granted makes a pod wait, with the Event NotGranted."`
 	RegistryMirrors        map[string][]string `key:"registryMirrors" doc:"For an image host such as docker.io, the URLs that cells ask first. The host _default stands for all that are not named."`
+}
+
+// Grants are what the pods of namespaces may ask for by annotation.
+type Grants struct {
+	Unrestricted    bool              `key:"unrestricted" default:"false" doc:"Grant everything to every namespace: where an admission policy decides, such as that of deploy/policies.yaml, or where everybody who makes pods may."`
+	MaxPricePerHour resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, whatever a pod asks for; 0 = no bound. A namespace may have a higher one."`
+	Namespaces      []NamespaceGrants `key:"namespaces" doc:"What namespaces are granted. One that is named several times has all of it."`
+}
+
+// NamespaceGrants are what the pods of one namespace may ask for.
+type NamespaceGrants struct {
+	Namespace        string            `key:"namespace" doc:"Name of the namespace, or * for every one. Required."`
+	InstanceProfiles []string          `key:"instanceProfiles" doc:"Values that pod.elotl.co/instance-profile may have. One that ends with * stands for all that begin like it."`
+	SecurityGroups   []string          `key:"securityGroups" doc:"Values that pod.elotl.co/security-groups may have, likewise."`
+	CloudRoutes      []netip.Prefix    `key:"cloudRoutes" doc:"Networks within which pod.elotl.co/cloud-route may be."`
+	AllowMetadata    bool              `key:"allowMetadata" default:"false" doc:"Whether pod.elotl.co/allow-metadata may be true."`
+	MaxPricePerHour  resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, where it is more than grants.maxPricePerHour."`
 }
 
 // CSIDriver is a CSI driver whose node plugin runs on cells.

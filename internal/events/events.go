@@ -20,6 +20,7 @@ const (
 	NoCapacity        = "NoCapacity"
 	Unplaceable       = "Unplaceable"
 	InvalidAnnotation = "InvalidAnnotation"
+	NotGranted        = "NotGranted"
 	Paused            = "Paused"
 )
 

@@ -57,8 +57,9 @@ type Config struct {
 	Client kubernetes.Interface
 	// Shared are the watches on NetworkPolicies and namespaces.
 	Shared Shared
-	// AllowsMetadata says whether a pod's annotations ask for the metadata service.
-	AllowsMetadata func(annotations map[string]string) bool
+	// AllowsMetadata says whether a pod's annotations ask for the metadata service, and
+	// its namespace may have it.
+	AllowsMetadata func(namespace string, annotations map[string]string) bool
 	// Event reports to the pod's owner.
 	Event func(pod apiv1.PodReference, kind, reason, message string)
 	// Queues measures the work queue. Optional.
@@ -285,7 +286,7 @@ func (c *Controller) see(pod *corev1.Pod) {
 	if x == nil {
 		return
 	}
-	allow := c.cfg.AllowsMetadata(pod.Annotations)
+	allow := c.cfg.AllowsMetadata(pod.Namespace, pod.Annotations)
 	if !x.seen || x.allowMetadata != allow {
 		x.seen, x.allowMetadata = true, allow
 		c.queue.Add(x.ID)

@@ -173,7 +173,7 @@ func (w *world) run() {
 	informer := informers.NewSharedInformerFactory(nodeClient(w), 0).Core().V1().Pods().Informer()
 	w.kip = New(Config{
 		Pods: informer, Client: w.client, Shared: w.shared,
-		AllowsMetadata: func(a map[string]string) bool { return a["metadata"] == "yes" },
+		AllowsMetadata: func(_ string, a map[string]string) bool { return a["metadata"] == "yes" },
 		Event: func(pod apiv1.PodReference, kind, reason, message string) {
 			w.mu.Lock()
 			defer w.mu.Unlock()

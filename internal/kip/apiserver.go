@@ -29,12 +29,17 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// apiServer is the way to the API server, as Kip itself and as its node.
+// provisionerUser makes and removes the volumes of claims: deploy/ gives it the rights
+// for that, and bounds what it makes.
+const provisionerUser = "system:serviceaccount:kip-system:kip-provisioner"
+
+// apiServer is the way to the API server, as Kip itself, as its node and as the
+// provisioner.
 type apiServer struct {
-	ownConfig, nodeConfig *rest.Config
-	asKip, asNode         kubernetes.Interface
-	ownDynamic            dynamic.Interface
-	clusterUID            types.UID
+	ownConfig, nodeConfig        *rest.Config
+	asKip, asNode, asProvisioner kubernetes.Interface
+	ownDynamic                   dynamic.Interface
+	clusterUID                   types.UID
 }
 
 // connect makes the clients and reads which cluster this is.
@@ -52,13 +57,19 @@ func connect(ctx context.Context, o Options, measured func(client string) func(h
 	// the pods of its node.
 	node := rest.CopyConfig(own)
 	node.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + o.NodeName, Groups: []string{"system:nodes"}}
+	provisioner := rest.CopyConfig(own)
+	provisioner.Impersonate = rest.ImpersonationConfig{UserName: provisionerUser}
 	own.Wrap(measured("kip"))
 	node.Wrap(measured("node"))
+	provisioner.Wrap(measured("provisioner"))
 	a := &apiServer{ownConfig: own, nodeConfig: node}
 	if a.asKip, err = kubernetes.NewForConfig(own); err != nil {
 		return nil, err
 	}
 	if a.asNode, err = kubernetes.NewForConfig(node); err != nil {
+		return nil, err
+	}
+	if a.asProvisioner, err = kubernetes.NewForConfig(provisioner); err != nil {
 		return nil, err
 	}
 	if a.ownDynamic, err = dynamic.NewForConfig(own); err != nil {

@@ -39,7 +39,7 @@ type Options struct {
 	NodeIPs     []netip.Addr
 	KubeletPort int
 	// ClientCA is the file with the CA of client certificates that the kubelet port
-	// accepts; "" for none.
+	// accepts; "" for the one that the API server publishes.
 	ClientCA string
 	// MetricsAddr is where metrics and health are served; "0" for nowhere.
 	MetricsAddr string

@@ -146,7 +146,11 @@ func (l *leading) close() {
 
 // wireCloud makes what reaches the cloud, and what makes disks there.
 func (l *leading) wireCloud(ctx context.Context) (err error) {
-	if l.authority, err = loadAuthority(ctx, l.store, l.clock); err != nil {
+	sealer, err := openSealer(l.cfg.Etcd.EncryptionKeyFiles)
+	if err != nil {
+		return err
+	}
+	if l.authority, err = loadAuthority(ctx, l.store, sealer, l.clock, l.Log); err != nil {
 		return err
 	}
 	bare, err := openCloud(l.cfg, l.Log)
@@ -186,7 +190,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		NameTag:      l.nameTag(),
 		Disks:        l.disks,
 		Zones:        zones(l.shop.Types()),
-		Client:       l.api.asKip,
+		Client:       l.api.asProvisioner,
 		Log:          l.Log,
 	})
 	return err
@@ -239,7 +243,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		Pods:           l.informer,
 		Client:         many,
 		Shared:         l.cellAPI.Watches(),
-		AllowsMetadata: allowsMetadata,
+		AllowsMetadata: allowsMetadata(grants(l.cfg)),
 		Event:          l.event,
 		Queues:         l.metrics.WorkqueueProvider(),
 		Clock:          l.clock,
@@ -312,6 +316,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Volumes:     resolver.Needs,
 		Place:       l.place,
 		Options:     launchOptions(l.cfg),
+		Grants:      grants(l.cfg),
 		Event:       l.event,
 		Forget:      l.forgetLogs,
 		MaxAttempts: l.cfg.Cells.MaxAttempts,

@@ -200,7 +200,7 @@ var (
 	labelKubernetesVersion = &label{name: "kubernetes_version", doc: "The release whose kubelet runs on cells."}
 	labelGoVersion         = &label{name: "go_version", doc: "The release of Go that built it."}
 	labelQueue             = &label{name: "name", doc: "A work queue of Kip, such as cells or pods."}
-	labelClient            = &label{name: "client", doc: "As whom Kip asks: as itself, or as its virtual node."}
+	labelClient            = &label{name: "client", doc: "As whom Kip asks: as itself, as its virtual node, or as the provisioner of disks."}
 	labelVerb              = &label{name: "verb", doc: "The HTTP method, or WATCH.", values: []value{
 		{"GET", ""}, {"WATCH", "its duration is the time until it is open"}, {"POST", ""}, {"PUT", ""}, {"PATCH", ""}, {"DELETE", ""},
 		{other, ""},

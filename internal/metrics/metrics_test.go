@@ -703,7 +703,7 @@ func TestProbesNameWhatIsWrong(t *testing.T) {
 	ok := func(context.Context) error { return nil }
 	fault := errors.New("etcd is\n[+]fake ok")
 	f := newFixture(t, nil)
-	h := f.Handler([]Check{{"ping", ok}}, []Check{{"pods", ok}, {"store", func(context.Context) error { return fault }}})
+	h := Handler(f.Metrics.Metrics(), []Check{{"ping", ok}}, []Check{{"pods", ok}, {"store", func(context.Context) error { return fault }}})
 	for _, tc := range []struct {
 		target string
 		code   int
@@ -719,7 +719,7 @@ func TestProbesNameWhatIsWrong(t *testing.T) {
 			t.Errorf("%s: %d %q, want %d %q", tc.target, w.Code, w.Body, tc.code, tc.body)
 		}
 	}
-	if w := get(f.Handler(nil, nil), "/readyz"); w.Code != 200 || w.Body.String() != "ok" {
+	if w := get(Handler(f.Metrics.Metrics(), nil, nil), "/readyz"); w.Code != 200 || w.Body.String() != "ok" {
 		t.Errorf("without checks: %d %q", w.Code, w.Body)
 	}
 	w := httptest.NewRecorder()
@@ -733,7 +733,7 @@ func TestAStuckCheckIsNamedAndRunsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		calls, ended := 0, false
-		h := newFixture(t, nil).Handler(nil, []Check{
+		h := Handler(newFixture(t, nil).Metrics.Metrics(), nil, []Check{
 			{"stuck", func(context.Context) error { calls++; <-release; return nil }},
 			{"slow", func(ctx context.Context) error {
 				<-ctx.Done()
@@ -772,7 +772,7 @@ func TestAStuckCheckIsNamedAndRunsOnce(t *testing.T) {
 func TestACheckOutlivesTheRequestThatBeganIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var checkErr error
-		h := newFixture(t, nil).Handler([]Check{{"store", func(ctx context.Context) error {
+		h := Handler(newFixture(t, nil).Metrics.Metrics(), []Check{{"store", func(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				checkErr = ctx.Err()
@@ -797,7 +797,7 @@ func TestACheckOutlivesTheRequestThatBeganIt(t *testing.T) {
 
 func TestMetricsAreServed(t *testing.T) {
 	f := newFixture(t, nil)
-	h := f.Handler(nil, nil)
+	h := Handler(f.Metrics.Metrics(), nil, nil)
 	w := get(h, "/metrics")
 	for _, want := range []string{"\nkip_build_info{", "\nkip_cells{phase=\"Bound\"} 0\n", "\ngo_goroutines ",
 		"\nprocess_start_time_seconds "} {

@@ -38,6 +38,8 @@ type Config struct {
 	// Options are what a cell is launched with where its pod's annotations do not say
 	// otherwise.
 	Options cells.Options
+	// Grants are what pods may ask for by annotation.
+	Grants Grants
 	// Event reports to the pod's owner.
 	Event func(pod apiv1.PodReference, kind, reason, message string)
 	// Forget is told of pods that no longer exist.

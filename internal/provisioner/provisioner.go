@@ -32,7 +32,7 @@ type Config struct {
 	Disks   cloud.Disks
 	// Zones are where the cloud has instances, the preferred one first.
 	Zones []string
-	// Client acts as Kip: nodes may not do any of this.
+	// Client acts as the provisioner: Kip itself and nodes may not do any of this.
 	Client kubernetes.Interface
 	Log    *slog.Logger
 }
