@@ -119,7 +119,12 @@ var _ http.Handler = (*Stats)(nil)
 
 // New returns Stats that answer while Run runs.
 func New(c Config) *Stats {
-	s := &Stats{c: c, since: c.Clock.Now(), reading: budget{most: maxReading}, parsing: make(chan struct{}, runtime.GOMAXPROCS(0))}
+	s := &Stats{
+		c:       c,
+		since:   c.Clock.Now(),
+		reading: budget{most: maxReading},
+		parsing: make(chan struct{}, runtime.GOMAXPROCS(0)),
+	}
 	s.sources = map[string]*source{
 		summaryPath:           newSource(s, summaryName, summaryPath, newSummaries(c.NodeName, s.since)),
 		summaryPath + onlyCPU: newSource(s, summaryName, summaryPath+onlyCPU, newSummaries(c.NodeName, s.since)),
@@ -213,7 +218,12 @@ type merger interface {
 }
 
 func newSource(s *Stats, endpoint, path string, m merging) *source {
-	return &source{s: s, endpoint: endpoint, path: path, merging: m}
+	return &source{
+		s:        s,
+		endpoint: endpoint,
+		path:     path,
+		merging:  m,
+	}
 }
 
 // get returns the answer of the gathering that is going on, that of the last one
