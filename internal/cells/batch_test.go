@@ -392,3 +392,42 @@ func TestAnOrphanOfABatchIsEndedAndItsMembersAreNot(t *testing.T) {
 		t.Errorf("by cell %v, strangers %v", last.byCell, last.strangers)
 	}
 }
+
+func TestThePartsOfABatchGoWithTheirInstances(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.sharing()
+		b.later(time.Second)
+		b.hour("a")
+		b.later(10 * time.Second)
+		b.cloud.set(func() {
+			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) { return errors.New("no answer"), false }
+		})
+		b.hour("b")
+		b.later(time.Second)
+		runs, _ := b.cells.ForPod(ref("a").UID)
+		launching, _ := b.cells.ForPod(ref("b").UID)
+		if runs.Phase != apiv1.Bound || launching.Phase != apiv1.Launching {
+			t.Fatalf("a is %s, b is %s", runs.Phase, launching.Phase)
+		}
+		part := func(id, batch, instance string) cloud.Part {
+			return cloud.Part{ID: id, Zone: "z", Instance: instance, Tags: map[string]string{cloud.TagOwner: "me", cloud.TagBatch: batch}}
+		}
+		list := []cloud.Part{
+			part("of an instance", runs.Launch.ID, runs.Instance.ID),
+			part("left", runs.Launch.ID, ""),
+			part("being made", launching.Launch.ID, ""),
+			part("of a batch that is gone", "launch-gone", ""),
+			part("the owner's own", "", ""),
+		}
+		now := time.Now()
+		left, _ := b.cells.leftParts(now, list, nil)
+		_, due := b.cells.leftParts(now.Add(orphanAge), list, left)
+		var ids []string
+		for _, p := range due {
+			ids = append(ids, p.ID)
+		}
+		if !slices.Equal(ids, []string{"left", "of a batch that is gone"}) {
+			t.Errorf("deleted would be %q", ids)
+		}
+	})
+}

@@ -36,7 +36,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	if _, ends := c.interrupted(e); ends {
 		return 0, nil
 	}
-	left, what := c.bootTime(e)
+	left, what := c.bootTime(e.cell(), e.session)
 	if left <= 0 {
 		why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, e.waitsFor())
 		c.warn(e.cell(), events.CellNotReady, "%s; it is terminated and another is tried", why)
@@ -86,14 +86,13 @@ const readyTimeout = 2 * time.Minute
 
 // bootTime is how much time a booting cell has left, and for what. What Kip was late, or
 // kept the cell waiting, is not taken off.
-func (c *Controller) bootTime(e *entry) (left time.Duration, what string) {
-	cell := e.cell()
+func (c *Controller) bootTime(cell *Cell, session Session) (left time.Duration, what string) {
 	from, limit, what := cell.StepTime(apiv1.StepJoined), readyTimeout, "ready"
 	if from.IsZero() || cell.launched().After(from) { // or started anew
 		from, limit, what = cell.launched(), cell.Offer().BootTimeout, "joined"
 	}
-	if e.session != nil {
-		if held := e.session.HeldBack(); held.After(from) {
+	if session != nil {
+		if held := session.HeldBack(); held.After(from) {
 			from = held
 		}
 	}
@@ -237,8 +236,11 @@ func (e *entry) rank() int {
 // in between, the same machine proves once more that it has the token. A machine that
 // comes too late is refused, whatever keeps the cell's worker from ending it.
 func (c *Controller) spend(ctx context.Context, e *entry, keyHash string) error {
+	c.mu.Lock()
+	session := e.session
+	c.mu.Unlock()
 	return c.save(ctx, e, func(cell *Cell) error {
-		if left, what := c.bootTime(cell); cell.KeyHash == "" && left <= 0 {
+		if left, what := c.bootTime(cell, session); cell.KeyHash == "" && left <= 0 {
 			return fmt.Errorf("cell %s was not %s in time", cell.ID, what)
 		}
 		if cell.KeyHash != "" && cell.KeyHash != keyHash {

@@ -46,24 +46,28 @@ func (c *Controller) sweepParts(ctx context.Context) {
 
 // leftParts finds the parts whose instance and cell are gone, and since when they are
 // seen so. Due are those that were so in two lists that are orphanAge apart. A part
-// that has neither is the owner's own, as a security group is.
+// of a batch says no cell: without an instance it is nobody's, unless a cell of the
+// batch has no instance yet. A part that says none of these is the owner's own, as a
+// security group is.
 func (c *Controller) leftParts(
 	began time.Time, list []cloud.Part, before map[string]time.Time,
 ) (left map[string]time.Time, due []cloud.Part) {
 	look := c.inventory.last()
-	kept := map[string]bool{} // cells, and instances
+	kept := map[string]bool{} // cells, instances, and launches that are open
 	c.mu.Lock()
 	for _, e := range c.cells {
 		kept[e.id] = true
-		if i := e.cell().Instance; i != nil {
-			kept[i.ID] = true
+		if cell := e.cell(); cell.Instance != nil {
+			kept[cell.Instance.ID] = true
+		} else if cell.Launch != nil {
+			kept[cell.Launch.ID] = true
 		}
 	}
 	c.mu.Unlock()
 	left = map[string]time.Time{}
 	for _, p := range list {
-		cell := p.Tags[cloud.TagCell]
-		if cell == "" && p.Instance == "" || kept[cell] || kept[p.Instance] {
+		cell, batch := p.Tags[cloud.TagCell], p.Tags[cloud.TagBatch]
+		if cell == "" && batch == "" && p.Instance == "" || kept[cell] || kept[p.Instance] || p.Instance == "" && kept[batch] {
 			continue
 		}
 		// The instance may be one without a cell: it goes first.

@@ -28,6 +28,7 @@ const (
 
 	callListParts   = string(cloud.CallListParts)
 	callDeleteParts = string(cloud.CallDeleteParts)
+	callTag         = string(cloud.CallTag)
 )
 
 // Cloud returns c with its calls, and those of its features, measured. What else c
@@ -45,6 +46,7 @@ var (
 	_ cloud.Interrupter = measuredInterrupter{}
 	_ cloud.Disks       = measuredDisks{}
 	_ cloud.Parts       = measuredParts{}
+	_ cloud.Tagger      = measuredTagger{}
 )
 
 func (c *measuredCloud) Features() cloud.Features {
@@ -60,6 +62,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Parts != nil {
 		f.Parts = measuredParts{f.Parts, c.m}
+	}
+	if f.Tagger != nil {
+		f.Tagger = measuredTagger{f.Tagger, c.m}
 	}
 	return f
 }
@@ -207,6 +212,18 @@ func (p measuredParts) DeleteParts(ctx context.Context, ids ...string) cloud.Res
 	began := p.m.cfg.Clock.Now()
 	results := p.parts.DeleteParts(ctx, ids...)
 	p.m.called(ctx, callDeleteParts, began, results.Err())
+	return results
+}
+
+type measuredTagger struct {
+	tagger cloud.Tagger
+	m      *Metrics
+}
+
+func (t measuredTagger) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
+	began := t.m.cfg.Clock.Now()
+	results := t.tagger.Tag(ctx, taggings...)
+	t.m.called(ctx, callTag, began, results.Err())
 	return results
 }
 

@@ -430,6 +430,13 @@ func (s testStopper) Start(context.Context, ...string) cloud.Results {
 	return cloud.Each(s.c.err, "i-1")
 }
 
+type testTagger struct{ c *testCloud }
+
+func (t testTagger) Tag(context.Context, ...cloud.Tagging) cloud.Results {
+	t.c.took()
+	return cloud.Each(t.c.err, "i-1")
+}
+
 type testInterrupter struct{ c *testCloud }
 
 func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Interruption)) error {
@@ -441,7 +448,7 @@ func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Inte
 func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	f := newFixture(t, nil)
 	inner := &testCloud{took: func() { f.clock.Step(250 * time.Millisecond) }}
-	inner.features = cloud.Features{Stopper: testStopper{inner}, Interrupter: testInterrupter{inner}}
+	inner.features = cloud.Features{Stopper: testStopper{inner}, Interrupter: testInterrupter{inner}, Tagger: testTagger{inner}}
 	c := f.Cloud(inner)
 	ctx := context.Background()
 	request := cloud.LaunchRequest{LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z", Market: cloud.Spot}}
@@ -483,6 +490,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	c.Terminate(ctx, "i-1")
 	inner.err = nil
 	c.Features().Stopper.Stop(ctx, "i-1")
+	c.Features().Tagger.Tag(ctx, cloud.Tagging{ID: "i-1"})
 	onDemand := false
 	inner.err = cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "m5.large", Zone: "y", Spot: &onDemand}, errors.New("none"))
 	if err := c.Features().Stopper.Start(ctx, "i-1").Err(); err != inner.err {
@@ -504,7 +512,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		"call=describe,error=": "1 0.25", "call=launch,error=unknown": "1 0.25",
 		"call=catalogue,error=": "1 0.25", "call=list,error=": "1 0.25", "call=terminate,error=cancelled": "1 0.25",
 		"call=terminate,error=unknown": "1 0.25",
-		"call=stop,error=":             "1 0.25", "call=start,error=capacity": "1 0.25",
+		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=start,error=capacity": "1 0.25",
 	})
 	f.want(t, "kip_cloud_capacity_errors_total", map[string]string{
 		"instance_type=c5.large,launch_type=spot,zone=z": "2", "instance_type=m5.large,launch_type=on-demand,zone=y": "1",
@@ -521,17 +529,18 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		"interrupter": {Interrupter: testInterrupter{c}},
 		"both":        {Stopper: testStopper{c}, Interrupter: testInterrupter{c}},
 		"disks":       {Disks: brokenDisks{testCloud: c}},
+		"tagger":      {Tagger: testTagger{c}},
 	} {
 		c.features = features
 		got := f.Cloud(c).Features()
 		if (got.Stopper != nil) != (features.Stopper != nil) || (got.Interrupter != nil) != (features.Interrupter != nil) ||
-			(got.Disks != nil) != (features.Disks != nil) {
+			(got.Disks != nil) != (features.Disks != nil) || (got.Tagger != nil) != (features.Tagger != nil) {
 			t.Errorf("%s: %+v became %+v", name, features, got)
 		}
 	}
 
-	// A new optional interface of package cloud has to be measured too. Console, Parts
-	// and Tagger are passed on as they are, until a cloud has them.
+	// A new optional interface of package cloud has to be measured too. Console is passed
+	// on as it is, until a cloud has one.
 	files, err := filepath.Glob("../cloud/*.go")
 	if err != nil {
 		t.Fatal(err)

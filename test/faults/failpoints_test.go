@@ -263,8 +263,9 @@ var scenarios = []scenario{
 	}},
 	{name: "a part of a batch finds room, and the answer is lost", shared: true, story: func(s *stage) {
 		s.cloud.SetCapacity(sim.Pool{InstanceType: "small", Zone: "a"}, 2)
-		s.cloud.FailNth(sim.KindLaunch, 1, sim.Fault{After: sim.ErrLost})
-		s.cloud.FailNth(sim.KindLaunch, 2, sim.Fault{After: sim.ErrLost})
+		for n := range 6 { // however many calls the order of goroutines makes of it
+			s.cloud.FailNth(sim.KindLaunch, n+1, sim.Fault{After: sim.ErrLost})
+		}
 		var uids []types.UID
 		for range 4 {
 			uids = append(uids, s.pod(corev1.RestartPolicyAlways, "small"))
