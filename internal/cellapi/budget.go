@@ -273,7 +273,7 @@ func (c *Cell) await(w http.ResponseWriter, r *http.Request) error {
 	control := http.NewResponseController(w)
 	// The network's time is the real one. A reader that knows no deadline leaves it
 	// to the transport's own limits.
-	_ = control.SetReadDeadline(time.Now().Add(c.server.readWithin))
+	_ = control.SetReadDeadline(time.Now().Add(readWithin))
 	b, err := readBody(r)
 	_ = control.SetReadDeadline(time.Time{})
 	if err != nil {

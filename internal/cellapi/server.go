@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sync/semaphore"
 	corev1 "k8s.io/api/core/v1"
@@ -55,9 +54,7 @@ type Server struct {
 	raw      *passer             // as the node
 	passing  *semaphore.Weighted // requests of cells that are open at the API server
 	working  *semaphore.Weighted // requests of cells that are worked on
-	// readWithin is what a test shortens.
-	readWithin time.Duration
-	pods       cache.SharedIndexInformer
+	pods     cache.SharedIndexInformer
 
 	renewal   *ask // of a lease, as each cell has one
 	watches   *watches.Watches
@@ -116,7 +113,6 @@ func New(cfg Config) (*Server, error) {
 		renewal:     renewalOf(cfg.NodeName),
 		passing:     semaphore.NewWeighted(passedAtOnce),
 		working:     semaphore.NewWeighted(workedAtOnce()),
-		readWithin:  readWithin,
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

@@ -42,15 +42,16 @@ type raw struct {
 }
 
 func (r raw) send(f []byte, protocol uint16) error {
-	err := unix.Sendto(r.fd, f, 0, &unix.SockaddrLinklayer{Ifindex: r.device, Protocol: binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, protocol))})
+	inNetworkOrder := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, protocol))
+	err := unix.Sendto(r.fd, f, 0, &unix.SockaddrLinklayer{Ifindex: r.device, Protocol: inNetworkOrder})
 	if errors.Is(err, unix.ENOBUFS) { // how a sender hears that a packet was dropped
 		return nil
 	}
 	return err
 }
 
-// packets of the host's network do not reach the metadata service, however they are
-// sent; and the first of all gets there when the pod may.
+// Raw packets of the host's network do not reach the metadata service, however they
+// are sent, and do when the pod may.
 func TestRawPacketsDoNotReachTheMetadataService(t *testing.T) {
 	n := newNet3(t)
 	var outside netlink.Link
