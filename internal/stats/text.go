@@ -73,7 +73,12 @@ func newTexts(e textEndpoint) *texts {
 }
 
 func (t *texts) begin(now time.Time) merger {
-	return &textMerger{texts: t, now: now, families: map[string]*family{}, node: map[string]*float64{}}
+	return &textMerger{
+		texts:    t,
+		now:      now,
+		families: map[string]*family{},
+		node:     map[string]*float64{},
+	}
 }
 
 // textMerger merges the texts of one gathering.

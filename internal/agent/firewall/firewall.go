@@ -37,7 +37,12 @@ type Firewall struct {
 // people to see. uplinks names the devices by which the cell is connected.
 func New(dir string, nft func(ctx context.Context, args ...string) (output string, err error), uplinks func() ([]string, error),
 	log *slog.Logger) *Firewall {
-	return &Firewall{nft: nft, uplinks: uplinks, file: filepath.Join(dir, "firewall.nft"), log: log}
+	return &Firewall{
+		nft:     nft,
+		uplinks: uplinks,
+		file:    filepath.Join(dir, "firewall.nft"),
+		log:     log,
+	}
 }
 
 // Uplinks are the Ethernet devices of this network namespace but for that of the pod.
