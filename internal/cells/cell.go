@@ -48,6 +48,9 @@ type Cell struct {
 	// HealthyTimeout is the pod's own time limit for a silent cell; nil for the
 	// configured one, 0 or less for none.
 	HealthyTimeout *time.Duration `json:"healthyTimeout,omitempty"`
+	// PodCreated is when the pod was created, by the clock of the API server; zero where
+	// that is not known.
+	PodCreated time.Time `json:"podCreated,omitzero"`
 	// Interrupted is when the cloud takes the instance back; zero if it has
 	// not said so.
 	Interrupted time.Time `json:"interrupted,omitzero"`
@@ -78,7 +81,7 @@ const (
 	CausePodDeleted     Cause = "pod_deleted"     // the pod was deleted
 	CauseNotLaunched    Cause = "not_launched"    // the cloud started nothing
 	CauseNotReady       Cause = "not_ready"       // it did not join, or its kubelet was not ready, in time
-	CauseLost           Cause = "lost"            // its instance vanished or fell silent
+	CauseLost           Cause = "lost"            // its instance vanished, was stopped or fell silent
 	CauseInterrupted    Cause = "interrupted"     // the cloud took it back
 	CauseStandbyRetired Cause = "standby_retired" // its standby pool no longer wanted it
 	CauseOther          Cause = "other"           // Kip let it go for a reason of its own

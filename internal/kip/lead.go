@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pki"
@@ -39,6 +40,7 @@ type leading struct {
 	authority *pki.Authority
 
 	machines    cloud.Cloud
+	gate        *gate.Gate               // before all that destroys
 	disks       cloud.Disks              // nil where the cloud has none
 	provisioner *provisioner.Provisioner // nil without disks
 	shop        *shop.Shop
@@ -159,6 +161,12 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	}
 	l.machines = l.metrics.Cloud(bare)
 	l.disks = l.machines.Features().Disks
+	l.gate = gate.New(gate.Config{
+		Cloud: l.machines,
+		Leads: l.store.Leads,
+		Limit: gate.Limit(l.cfg.Cells.EndLimit),
+		Clock: l.clock,
+	})
 	l.shop, err = shop.Open(ctx, shop.Config{
 		Cloud: l.machines,
 		Store: l.store,
@@ -182,6 +190,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		ControllerID: l.controllerID,
 		NameTag:      l.nameTag(),
 		Disks:        l.disks,
+		Gate:         l.gate,
 		Zones:        zones(l.shop.Types()),
 		Client:       l.api.asKip,
 		Log:          l.Log,
@@ -268,6 +277,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		NameTag:      l.nameTag(),
 		Cloud:        l.machines,
 		Disks:        l.disks,
+		Gate:         l.gate,
 		Store:        l.store,
 		Tunnels:      cells.OverTunnels(tunnels),
 		APIs:         cells.ServedBy(l.cellAPI),

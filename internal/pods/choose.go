@@ -34,10 +34,11 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
 	r := cells.Request{
-		Pod:     apiv1.Ref(pod),
-		Offers:  offers,
-		Disks:   disksOf(needs),
-		Plugins: pluginsOf(needs),
+		PodCreated: pod.CreationTimestamp.Time,
+		Pod:        apiv1.Ref(pod),
+		Offers:     offers,
+		Disks:      disksOf(needs),
+		Plugins:    pluginsOf(needs),
 	}
 	if a, err := placement.ParseAnnotations(pod.Annotations); err == nil { // else Place has said so
 		r.Special = special(a)

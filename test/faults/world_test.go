@@ -20,6 +20,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/shop"
@@ -242,6 +243,7 @@ type kip struct {
 	ctx      context.Context
 	cancel   context.CancelFunc
 	informer cache.SharedIndexInformer
+	gate     *gate.Gate
 	cells    *cells.Controller
 	pods     *pods.Controller
 	apis     map[string]*cellAPI // under world.mu
@@ -344,8 +346,9 @@ func (k *kip) run() error {
 	if w.cloudAPI {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
+	k.gate = gate.New(gate.Config{Cloud: handle{k}, Leads: func(context.Context) error { return k.alive() }, Clock: kipClock{k: k}})
 	k.cells = cells.New(cells.Config{
-		NodeName: "kip-0", ControllerID: owner, Cloud: handle{k}, Disks: handle{k}, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
+		Gate: k.gate, NodeName: "kip-0", ControllerID: owner, Cloud: handle{k}, Disks: handle{k}, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
 		CAHash:    "ca",
 		Shortages: short, Event: event, SaveLogs: saveLogs,
 		ClusterDomain: "cluster.local", Pools: pools, Template: "t1", Health: health, ListLag: listLag, SoonPoll: time.Second,
