@@ -45,6 +45,9 @@ type look struct {
 	// wrong says that it lacks the instance of a cell that was heard a short while
 	// ago. That it lacks others proves nothing then.
 	wrong bool
+	// lacks says that it does not show all instances of cells that it should: then it
+	// does not show either what no cell names yet.
+	lacks bool
 	// blind is true as long as there is a zone that no look has covered.
 	blind bool
 	// ended are instances of cells that are surely gone: the cloud said so of them,
@@ -125,6 +128,8 @@ type findings struct {
 	wake []string
 	// absent are those of whose instances the cloud is to be asked.
 	absent []absent
+	// lacking are the instances of live cells that are not shown.
+	lacking []string
 	// stopped are those whose instances were stopped by somebody else.
 	stopped []*Cell
 	// found are the instances without a cell that are seen for the first time, and
@@ -287,6 +292,9 @@ func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, 
 		}
 		return
 	}
+	if cell.Live() {
+		f.lacking = append(f.lacking, id)
+	}
 	a := absent{cell: cell, twice: before && seen.began.After(since)}
 	if !before {
 		since = seen.began
@@ -300,10 +308,10 @@ func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, 
 
 // adopt takes what the cloud said of the instances that a look does not show, by
 // their IDs, and makes the look the last one.
-func (v *inventory) adopt(seen look, asked []absent, states map[string]cloud.State) {
+func (v *inventory) adopt(seen look, f findings, states map[string]cloud.State) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, a := range asked {
+	for _, a := range f.absent {
 		id := a.instance()
 		switch state := states[id]; {
 		case state == cloud.Gone, state == cloud.Unknown && a.twice && !seen.wrong:
@@ -312,6 +320,7 @@ func (v *inventory) adopt(seen look, asked []absent, states map[string]cloud.Sta
 			delete(v.missing, id) // the list was wrong of it
 		}
 	}
+	seen.lacks = slices.ContainsFunc(f.lacking, func(id string) bool { return !seen.ended[id] })
 	v.latest = seen
 }
 
@@ -380,7 +389,7 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	c.mu.Unlock()
 	seen, f := c.inventory.show(began, listing, cells, c.born)
 	states := c.describe(ctx, f.absent)
-	c.inventory.adopt(seen, f.absent, states)
+	c.inventory.adopt(seen, f, states)
 	c.forgetStrays(seen)
 	population := c.population()
 	for _, id := range f.wake {

@@ -67,7 +67,7 @@ func described(v *inventory, seconds int, state cloud.State, cells []known, list
 	for _, a := range f.absent {
 		states[a.instance()] = state
 	}
-	v.adopt(seen, f.absent, states)
+	v.adopt(seen, f, states)
 	all := found{findings: f}
 	for _, a := range f.absent {
 		if a.due && v.last().ended[a.instance()] {

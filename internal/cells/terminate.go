@@ -183,14 +183,14 @@ func (c *Controller) population() int {
 
 // findAbandoned looks for an instance of a cell whose launch was given up. A list
 // may lag behind a launch, and one answer may be older than the last: two complete
-// looks must not show it.
+// looks must not show it, that show all others.
 func (c *Controller) findAbandoned(ctx context.Context, e *entry, look look) (time.Duration, error) {
 	if id, ok := look.byCell[e.id]; ok {
 		found := look.byID[id]
 		return 0, c.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil })
 	}
 	cell := e.cell()
-	if look.covers(cell.Offer().Zone) && look.began.Sub(cell.StepTime(apiv1.StepEnded)) >= c.cfg.ListLag+time.Second {
+	if !look.lacks && look.covers(cell.Offer().Zone) && look.began.Sub(cell.StepTime(apiv1.StepEnded)) >= c.cfg.ListLag+time.Second {
 		c.mu.Lock()
 		first := e.unseen
 		if first.IsZero() {
@@ -324,7 +324,8 @@ func (c *Controller) tellEnd(e gate.End, reason, message string) {
 
 // tellHeld reports an end that the gate holds back.
 func (c *Controller) tellHeld(e gate.End, why *gate.HeldError) {
-	c.tellEnd(e, events.EndHeldBack, fmt.Sprintf("Instance %s is not ended, although %s: %s. kipctl allow --yes lets it end", e.Instance, e.Why, why))
+	message := fmt.Sprintf("Instance %s is not ended, although %s: %s. kipctl allow --yes lets it end", e.Instance, e.Why, why)
+	c.tellEnd(e, events.EndHeldBack, message)
 }
 
 // gone removes the record of a cell that has no instance.

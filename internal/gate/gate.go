@@ -231,8 +231,9 @@ func (g *Gate) bound(e End, now time.Time, population int) *HeldError {
 		}
 		return &HeldError{
 			Reason: ByLimit,
-			Text:   fmt.Sprintf("%d of %d have ended within %s, which is as many as may end for a mistake", len(g.window), began, g.cfg.Limit.Window),
-			After:  after,
+			Text: fmt.Sprintf("%d of %d have ended within %s, which is as many as may end for a mistake",
+				len(g.window), began, g.cfg.Limit.Window),
+			After: after,
 		}
 	}
 	g.window = append(g.window, passed{at: now, population: population})
@@ -356,8 +357,8 @@ func (g *Gate) each(ctx context.Context, call cloud.Call, do func(context.Contex
 	}
 	results := do(ctx, ids...)
 	if len(results) != len(ids) {
-		return cloud.Each(errors.Join(fmt.Errorf("the cloud answered the call %s about %d instances with %d results", call, len(ids), len(results)),
-			results.Err()), ids...)
+		err := fmt.Errorf("the cloud answered the call %s about %d instances with %d results", call, len(ids), len(results))
+		return cloud.Each(errors.Join(err, results.Err()), ids...)
 	}
 	return results
 }

@@ -208,6 +208,10 @@ func TestNobodyIsHeldBackAnyMoreOfWhomNobodyAsks(t *testing.T) {
 	}
 	w.Allow()
 	w.pass(heldFor + 1)
+	if w.admitted(e, 0) != 0 {
+		t.Error("it passes for what a person has said long ago")
+	}
+	w.pass(heldFor + 1)
 	if len(w.Held()) != 0 || w.Holds("i-000") {
 		t.Error("it is still shown")
 	}
