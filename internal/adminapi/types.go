@@ -29,6 +29,8 @@ const (
 	// PathCleanup returns the Holdings. POST ends them and streams Progress, a
 	// line each.
 	PathCleanup = "/v1/cleanup"
+	// PathHeld returns a list of HeldEnd. POST lets them pass once, and returns them.
+	PathHeld = "/v1/held"
 )
 
 // BackupError is the HTTP trailer that says why a backup was cut off.
@@ -57,6 +59,26 @@ type Cleaner interface {
 	// Clean ends it, and tells what it waits for by say. It returns what there
 	// is afterwards, and an error if that is not nothing.
 	Clean(ctx context.Context, say func(string)) (Holdings, error)
+}
+
+// Holder holds back ends that may be a mistake.
+type Holder interface {
+	// Held returns what is held back now.
+	Held() []HeldEnd
+	// Allow lets what is held back now pass once, and returns it.
+	Allow() []HeldEnd
+}
+
+// HeldEnd is the end of an instance that Kip holds back.
+type HeldEnd struct {
+	Instance string `json:"instance"`
+	// Cell is empty for an instance without one.
+	Cell string             `json:"cell,omitempty"`
+	Pod  apiv1.PodReference `json:"pod,omitzero"`
+	// Why it is to end, and HeldBack why it does not.
+	Why      string    `json:"why"`
+	HeldBack string    `json:"heldBack"`
+	Since    time.Time `json:"since"`
 }
 
 // ErrNotFound says that what was asked for is not known here.

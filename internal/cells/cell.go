@@ -82,7 +82,7 @@ const (
 	CausePodDeleted     Cause = "pod_deleted"     // the pod was deleted
 	CauseNotLaunched    Cause = "not_launched"    // the cloud started nothing
 	CauseNotReady       Cause = "not_ready"       // it did not join, or its kubelet was not ready, in time
-	CauseLost           Cause = "lost"            // its instance vanished or fell silent
+	CauseLost           Cause = "lost"            // its instance vanished, was stopped or fell silent
 	CauseInterrupted    Cause = "interrupted"     // the cloud took it back
 	CauseStandbyRetired Cause = "standby_retired" // its standby pool no longer wanted it
 	CauseOther          Cause = "other"           // Kip let it go for a reason of its own

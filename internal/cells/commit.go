@@ -17,6 +17,9 @@ import (
 // record is now as that write left it. The step is to be run again.
 var errMoved = errors.New("the stored record has moved on")
 
+// errGone: a cell that is Gone has no record, and no change.
+var errGone = errors.New("the cell is gone")
+
 // save changes the record of one cell: first in the store, then here.
 func (c *Controller) save(ctx context.Context, e *entry, change func(*Cell) error) error {
 	return c.commit(ctx, []*entry{e}, func(_ int, cell *Cell) error { return change(cell) })
@@ -49,6 +52,11 @@ func (c *Controller) commitWith(
 	}
 	if moved != nil {
 		return 0, moved
+	}
+	for _, e := range entries {
+		if e.cell().Phase == apiv1.Gone {
+			return 0, fmt.Errorf("change cell %s: %w", e.id, errGone)
+		}
 	}
 	now := c.cfg.Clock.Now()
 	after := make([]*Cell, len(entries))
@@ -93,7 +101,9 @@ func refusedWrite(err error) bool {
 }
 
 // notWritten says that the store has surely not written.
-func notWritten(err error) bool { return refusedWrite(err) || errors.Is(err, store.ErrNoSpace) }
+func notWritten(err error) bool {
+	return refusedWrite(err) || errors.Is(err, store.ErrNoSpace) || errors.Is(err, store.ErrTooBig)
+}
 
 // adopt makes a stored record the current one. The caller holds e.writing.
 func (c *Controller) adopt(e *entry, cell *Cell, revision int64) {
@@ -119,6 +129,10 @@ func (c *Controller) bury(e *entry) {
 	delete(c.cells, e.id)
 	c.unreserve(e)
 	c.pools.gone(*e.cell())
+	if i := e.cell().Instance; i != nil {
+		delete(c.terminating, i.ID)
+		c.cfg.Gate.Forget(i.ID)
+	}
 }
 
 // settle finds out what became of a write whose answer was lost; errMoved if it

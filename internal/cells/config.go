@@ -9,6 +9,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/client-go/util/workqueue"
@@ -27,6 +28,8 @@ type Config struct {
 	APIs    APIs
 	// CAHash goes into user data, so that a cell knows its Kip.
 	CAHash string
+	// Gate is what every end goes through.
+	Gate *gate.Gate
 	// Shortages are told of each offer that the cloud did not serve.
 	Shortages Shortages
 	// Event reports to the pod's owner.

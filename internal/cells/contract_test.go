@@ -302,9 +302,7 @@ func TestAnInstanceThatAListLacksIsLostOnlyIfTheCloudDoesNotKnowIt(t *testing.T)
 		if b.phase("a") != apiv1.Bound || b.cloud.described == 0 {
 			t.Fatalf("the cell is %s though its instance runs; described %d times", b.phase("a"), b.cloud.described)
 		}
-		b.cloud.mu.Lock()
-		clear(b.cloud.instances)
-		b.cloud.mu.Unlock()
+		b.vanish("a")
 		b.later(2 * time.Minute)
 		if len(b.said("CellLost", "no longer in the cloud's list")) != 1 || b.phase("a") != "" {
 			t.Errorf("the cell is %q; said %v", b.phase("a"), b.events)
@@ -352,6 +350,7 @@ func TestAListThatIsNotCompleteEndsNothing(t *testing.T) {
 		b.cloud.blind = nil
 		clear(b.cloud.instances)
 		b.cloud.mu.Unlock()
+		b.vanish("a")
 		b.later(2 * time.Minute)
 		if b.phase("a") != "" || b.phase("b") != "" {
 			t.Errorf("when zone z is seen again a is %q, b %q", b.phase("a"), b.phase("b"))

@@ -31,7 +31,7 @@ type Controller struct {
 	ready     chan struct{}
 
 	launches     *gather[*entry]
-	terminations *gather[*entry]
+	terminations *gather[*termination]
 	taggings     *gather[*entry]
 	ledger       *ledger
 	pools        *pools
@@ -53,6 +53,13 @@ type Controller struct {
 	// standby are the cells that no pod has.
 	standby map[string]*entry
 	pause   pause // of launches
+	// terminating has, by their instances, the ends that are under way, and endsPaused
+	// is until when the cloud wants no call that ends any.
+	terminating map[string]*termination
+	endsPaused  time.Time
+	// awake is since when this process has looked at the cells without a gap, and
+	// could hear them.
+	awake time.Time
 }
 
 // New returns a controller; Run starts it.
@@ -67,7 +74,7 @@ func New(cfg Config) *Controller {
 		failed:       make(chan error, 1),
 		ready:        make(chan struct{}),
 		launches:     newGather[*entry](),
-		terminations: newGather[*entry](),
+		terminations: newGather[*termination](),
 		taggings:     newGather[*entry](),
 		ledger:       &ledger{store: cfg.Store},
 		pools:        newPools(cfg.Pools, cfg.RefillDelay, cfg.Template, cfg.Clock),
@@ -77,6 +84,7 @@ func New(cfg Config) *Controller {
 		byDisk:       map[string]*entry{},
 		named:        map[cache.ObjectName][]types.UID{},
 		standby:      map[string]*entry{},
+		terminating:  map[string]*termination{},
 	}
 }
 
@@ -97,6 +105,9 @@ func (c *Controller) Run(ctx context.Context) error {
 			}
 		})
 	}
+	c.mu.Lock()
+	c.awake = c.cfg.Clock.Now()
+	c.mu.Unlock()
 	terminating := make(chan struct{}, terminateCalls)
 	for _, loop := range []func(){
 		func() { c.takeInventory(ctx) },
@@ -107,8 +118,8 @@ func (c *Controller) Run(ctx context.Context) error {
 		func() { c.launches.run(ctx, func(entries []*entry) { c.launchAll(ctx, entries) }) },
 		func() { c.taggings.run(ctx, func(entries []*entry) { c.tagAll(ctx, entries) }) },
 		func() {
-			c.terminations.run(ctx, func(entries []*entry) {
-				for group := range slices.Chunk(entries, terminateMost) {
+			c.terminations.run(ctx, func(all []*termination) {
+				for _, group := range batches(all, c.isAlone) {
 					terminating <- struct{}{}
 					c.running.Go(func() {
 						c.terminateAll(ctx, group)
@@ -168,6 +179,9 @@ func (c *Controller) again(e *entry, err error) {
 	if errors.Is(err, errMoved) {
 		c.queue.Add(e.id)
 		return
+	}
+	if errors.Is(err, errGone) {
+		return // what was to be done with it is of no use any more
 	}
 	if refusedWrite(err) {
 		// Somebody else writes our records: two Kips with one identity. To go

@@ -11,6 +11,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/gate"
 )
 
 // Disk is a disk of the cloud that a cell's pod has as a volume. The record of a
@@ -235,8 +236,14 @@ func (c *Controller) detach(ctx context.Context, e *entry) error {
 		}
 	}
 	for _, d := range e.cell().Disks {
-		if err := c.cfg.Disks.DetachDisk(ctx, d.ID, e.cell().Instance.ID); err != nil {
-			return fmt.Errorf("detach volume %s: %w", d.Volume, err)
+		for {
+			err := c.cfg.Gate.DetachDisk(ctx, d.ID, e.cell().Instance.ID)
+			if err == nil {
+				break
+			}
+			if later, is := errors.AsType[*gate.LaterError](err); !is || !c.sleep(ctx, later.After) {
+				return fmt.Errorf("detach volume %s: %w", d.Volume, err)
+			}
 		}
 	}
 	return nil

@@ -26,9 +26,8 @@ type entry struct {
 	podEnded bool
 	// binding is set when the worker has decided to show the pod.
 	binding bool
-	// launching is set while the cell is its group's, and terminating while a
-	// call that ends its instance is being made.
-	launching, terminating bool
+	// launching is set while the cell is its group's.
+	launching bool
 	// launch is the one that is being stored or sent; under mu.
 	launch     string
 	toldPaused bool // that launches are paused; under mu
@@ -52,12 +51,33 @@ type entry struct {
 	breaks     int                // how often the session has not been connected
 	disksShown bool               // the agent has the disks from this process
 	diskTold   told               // what was last reported of the disks and plugins; written under mu
-	terminated time.Time          // when the cloud accepted the termination
 	unseen     time.Time          // since when complete looks show no instance of a launch that was given up
 	told       bool               // observers know that it is interrupted
+	starting   attempts           // to start a stopped instance
+	stopping   attempts           // to stop one
+	unknown    news               // of what may run its pod besides
+
+	// held is why its end is held back, heldTold what was told of that; under mu.
+	held     string
+	heldTold news
 
 	pluginsSent time.Time // when the agent had the plugins from this process
 	plugged     bool      // the kubelet knows their drivers
+}
+
+// attempts are those at one call about a cell. They are of its worker alone.
+type attempts struct {
+	failed int
+	next   time.Time // none is made before
+}
+
+// wait is how long none is made.
+func (a *attempts) wait(now time.Time) time.Duration { return a.next.Sub(now) }
+
+// fail notes that one has failed.
+func (a *attempts) fail(now time.Time, err error) {
+	a.failed++
+	a.next = now.Add(max(retryAfter(err), min(firstRetry<<min(a.failed-1, 10), longestRetry)))
 }
 
 // told is what a pod's owner was told.

@@ -2,6 +2,7 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -53,6 +54,9 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 		if err == nil {
 			break
 		}
+		if errors.Is(err, errGone) {
+			return
+		}
 		c.cfg.Log.Warn("store an interruption, retrying", "cell", found.id, "instance", i.InstanceID, "err", err)
 		if refusedWrite(err) || !c.sleep(ctx, time.Second) {
 			return
@@ -70,9 +74,17 @@ func (c *Controller) interrupted(e *entry) (left time.Duration, ends bool) {
 		return 0, false
 	}
 	left = cell.Interrupted.Sub(c.cfg.Clock.Now())
-	if cell.Phase != apiv1.Bound || left <= 0 {
-		c.endFor(e, CauseInterrupted, "the cloud took its instance back")
+	const taken = "the cloud took its instance back"
+	if cell.Phase != apiv1.Bound {
+		c.endFor(e, CauseInterrupted, taken)
 		return 0, true
+	}
+	if left <= 0 {
+		c.mu.Lock()
+		heard := c.mayHaveBeenHeard(e)
+		c.mu.Unlock()
+		c.lose(e, 0, sign{cause: CauseInterrupted, why: taken, sure: true, heard: heard})
+		return silentPoll, true
 	}
 	if !e.told {
 		e.told = true

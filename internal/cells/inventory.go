@@ -10,6 +10,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -41,6 +42,12 @@ type look struct {
 	strangers []string
 	// missing are the zones that it does not cover.
 	missing []string
+	// wrong says that it lacks the instance of a cell that was heard a short while
+	// ago. That it lacks others proves nothing then.
+	wrong bool
+	// lacks says that it does not show all instances of cells that it should: then it
+	// does not show either what no cell names yet.
+	lacks bool
 	// blind is true as long as there is a zone that no look has covered.
 	blind bool
 	// ended are instances of cells that are surely gone: the cloud said so of them,
@@ -65,6 +72,11 @@ type inventory struct {
 	missing map[string]time.Time
 	// orphans has, by their IDs, when instances were first seen without a cell.
 	orphans map[string]time.Time
+	// stopped has, by its instance, since when that of a cell is seen to be stopped,
+	// though Kip has not stopped it.
+	stopped map[string]time.Time
+	// unseen has the instances without a cell that the last look did not show.
+	unseen map[string]bool
 }
 
 func newInventory(health Health, listLag time.Duration) *inventory {
@@ -73,6 +85,8 @@ func newInventory(health Health, listLag time.Duration) *inventory {
 		listLag: listLag,
 		missing: map[string]time.Time{},
 		orphans: map[string]time.Time{},
+		stopped: map[string]time.Time{},
+		unseen:  map[string]bool{},
 	}
 }
 
@@ -83,10 +97,18 @@ func (v *inventory) last() look {
 	return v.latest
 }
 
+// strays is how many instances have no cell.
+func (v *inventory) strays() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return len(v.orphans)
+}
+
 // known is a cell as it was when the cloud had answered.
 type known struct {
 	cell       *Cell
 	cutOff     bool      // its tunnel is down
+	heard      bool      // it was heard a short while ago
 	addressed  bool      // its instance has all addresses that it needs
 	terminated time.Time // when the cloud accepted the termination; zero before
 }
@@ -106,16 +128,21 @@ type findings struct {
 	wake []string
 	// absent are those of whose instances the cloud is to be asked.
 	absent []absent
+	// lacking are the instances of live cells that are not shown.
+	lacking []string
+	// stopped are those whose instances were stopped by somebody else.
+	stopped []*Cell
 	// found are the instances without a cell that are seen for the first time, and
 	// orphans those that were seen for long enough to be ended.
 	found   int
 	orphans []cloud.Instance
 }
 
-// newLook makes a look of a listing. Instances of zones that the listing does not
-// cover and that no cell has are taken over from the last look: they may run a pod
-// still. The caller holds mu.
-func (v *inventory) newLook(began time.Time, listing cloud.Listing, owned map[string]bool) look {
+// newLook makes a look of a listing. Of the instances that no cell has, and that it
+// does not show, those are taken over from the last look that may run a pod still:
+// those of zones that the listing does not cover, and all that are missing for the
+// first time, or in a listing that is wrong of others. The caller holds mu.
+func (v *inventory) newLook(began time.Time, listing cloud.Listing, cells []known, owned map[string]bool) look {
 	seen := look{
 		began:   began,
 		byID:    make(map[string]cloud.Instance, len(listing.Instances)),
@@ -134,11 +161,23 @@ func (v *inventory) newLook(began time.Time, listing cloud.Listing, owned map[st
 	for _, i := range listing.Instances {
 		add(i)
 	}
+	for _, k := range cells {
+		if i := k.cell.Instance; i != nil && k.heard && !v.lags(began, k.cell) && listing.Covers(i.Zone) {
+			_, there := seen.byID[i.ID]
+			seen.wrong = seen.wrong || !there
+		}
+	}
+	unseen := map[string]bool{}
 	for id, i := range v.latest.byID {
-		if _, there := seen.byID[id]; !there && !owned[id] && !listing.Covers(i.Zone) {
+		if _, there := seen.byID[id]; there || owned[id] || v.latest.ended[id] {
+			continue
+		}
+		if !listing.Covers(i.Zone) || seen.wrong || !v.unseen[id] {
+			unseen[id] = v.unseen[id] || listing.Covers(i.Zone) && !seen.wrong
 			add(i)
 		}
 	}
+	v.unseen = unseen
 	if v.blind == nil {
 		v.blind = map[string]bool{}
 		for _, zone := range listing.Missing {
@@ -166,12 +205,13 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 			launching[k.cell.JoinID()] = true
 		}
 	}
-	seen = v.newLook(began, listing, owned)
-	missing := map[string]time.Time{}
+	seen = v.newLook(began, listing, cells, owned)
+	missing, stopped := map[string]time.Time{}, map[string]time.Time{}
 	for _, k := range cells {
 		v.look(&seen, &f, missing, listing, k)
+		v.lookForStopped(seen, &f, stopped, k.cell)
 	}
-	v.missing = missing
+	v.missing, v.stopped = missing, stopped
 
 	orphans := map[string]time.Time{}
 	for id, first := range v.orphans {
@@ -200,6 +240,30 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 	return seen, f
 }
 
+// lags says that a list need not show the instance of a cell yet, or not as it is.
+func (v *inventory) lags(began time.Time, cell *Cell) bool {
+	return began.Sub(cell.launched()) < v.listLag
+}
+
+// lookForStopped finds a cell whose instance was stopped by hand, or by a cloud that
+// took it back: what ran on it has ended. The caller holds mu.
+func (v *inventory) lookForStopped(seen look, f *findings, stopped map[string]time.Time, cell *Cell) {
+	if cell.Instance == nil || cell.Stopped || !cell.Live() || v.lags(seen.began, cell) {
+		return
+	}
+	if i, there := seen.byID[cell.Instance.ID]; !there || i.State != cloud.Stopped {
+		return
+	}
+	since, before := v.stopped[cell.Instance.ID]
+	if !before {
+		since = seen.began
+	}
+	stopped[cell.Instance.ID] = since
+	if before && seen.began.Sub(since) >= missingAge {
+		f.stopped = append(f.stopped, cell)
+	}
+}
+
 // look compares one cell with what is seen. The caller holds mu.
 func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, listing cloud.Listing, k known) {
 	cell := k.cell
@@ -221,13 +285,15 @@ func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, 
 		return
 	}
 	since, before := v.missing[id]
-	lags := seen.began.Sub(cell.launched()) < v.listLag // the list need not show it yet
 	notAsked := cell.Phase == apiv1.Terminating && (k.terminated.IsZero() || !seen.began.After(k.terminated))
-	if lags || notAsked || !listing.Covers(cell.Instance.Zone) {
+	if v.lags(seen.began, cell) || notAsked || !listing.Covers(cell.Instance.Zone) {
 		if before {
 			missing[id] = since
 		}
 		return
+	}
+	if cell.Live() {
+		f.lacking = append(f.lacking, id)
 	}
 	a := absent{cell: cell, twice: before && seen.began.After(since)}
 	if !before {
@@ -242,18 +308,19 @@ func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, 
 
 // adopt takes what the cloud said of the instances that a look does not show, by
 // their IDs, and makes the look the last one.
-func (v *inventory) adopt(seen look, asked []absent, states map[string]cloud.State) {
+func (v *inventory) adopt(seen look, f findings, states map[string]cloud.State) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, a := range asked {
+	for _, a := range f.absent {
 		id := a.instance()
 		switch state := states[id]; {
-		case state == cloud.Gone, state == cloud.Unknown && a.twice:
+		case state == cloud.Gone, state == cloud.Unknown && a.twice && !seen.wrong:
 			seen.ended[id] = true
 		case state != "" && state != cloud.Unknown:
 			delete(v.missing, id) // the list was wrong of it
 		}
 	}
+	seen.lacks = slices.ContainsFunc(f.lacking, func(id string) bool { return !seen.ended[id] })
 	v.latest = seen
 }
 
@@ -311,33 +378,54 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	var cells []known
 	c.mu.Lock()
 	for _, e := range c.cells {
-		k := known{cell: e.cell(), cutOff: e.session != nil && !e.session.Connected(), terminated: e.terminated}
+		k := known{cell: e.cell(), cutOff: e.session != nil && !e.session.Connected()}
+		k.heard = c.cfg.Clock.Since(e.lastSign()) < gate.Fresh
+		if i := k.cell.Instance; i != nil && c.terminating[i.ID] != nil {
+			k.terminated = c.terminating[i.ID].accepted
+		}
 		k.addressed = k.cell.Instance == nil || c.addressed(k.cell.Instance)
 		cells = append(cells, k)
 	}
 	c.mu.Unlock()
 	seen, f := c.inventory.show(began, listing, cells, c.born)
-	c.inventory.adopt(seen, f.absent, c.describe(ctx, f.absent))
+	states := c.describe(ctx, f.absent)
+	c.inventory.adopt(seen, f, states)
+	c.forgetStrays(seen)
+	population := c.population()
 	for _, id := range f.wake {
 		c.queue.Add(id)
 	}
 	c.tagUntagged(seen)
 	for _, a := range f.absent {
-		if !a.due || !seen.ended[a.instance()] {
-			continue
+		if a.due && seen.ended[a.instance()] {
+			c.loseTo(a.cell.ID, population, sign{
+				why:  "instance " + a.instance() + " is no longer in the cloud's list",
+				sure: states[a.instance()] == cloud.Gone,
+			})
 		}
-		c.mu.Lock()
-		e := c.cells[a.cell.ID]
-		c.mu.Unlock()
-		if e != nil {
-			c.lose(e, "instance "+a.instance()+" is no longer in the cloud's list")
-		}
+	}
+	for _, cell := range f.stopped {
+		c.loseTo(cell.ID, population, sign{why: "instance " + cell.Instance.ID + " was stopped, and not by Kip"})
 	}
 	for range f.found {
 		c.observers.OrphanFound()
 	}
 	for _, i := range f.orphans {
-		c.endOrphan(ctx, i)
+		c.endStray(i)
+	}
+}
+
+// loseTo ends a cell for a sign that the cloud has given, unless the cell was heard.
+func (c *Controller) loseTo(id string, population int, s sign) {
+	c.mu.Lock()
+	e := c.cells[id]
+	if e != nil {
+		s.heard = c.mayHaveBeenHeard(e)
+	}
+	c.mu.Unlock()
+	if e != nil {
+		s.cause = CauseLost
+		c.lose(e, population, s)
 	}
 }
 
@@ -370,16 +458,4 @@ func (c *Controller) describe(ctx context.Context, asked []absent) map[string]cl
 		}
 	}
 	return states
-}
-
-// endOrphan ends an instance that has our tags and no cell.
-func (c *Controller) endOrphan(ctx context.Context, i cloud.Instance) {
-	c.cfg.Log.Warn("terminate an instance that has our tags and no cell", "instance", i.ID, "cell", joinIDOf(i))
-	call, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	err := c.cfg.Cloud.Terminate(call, i.ID).Err()
-	if err != nil {
-		c.cfg.Log.Warn("terminate an orphan", "instance", i.ID, "err", err)
-	}
-	c.observers.OrphanEnded(err)
 }

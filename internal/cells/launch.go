@@ -105,19 +105,30 @@ func (c *Controller) launchAll(ctx context.Context, entries []*entry) {
 	}
 	for _, all := range groups {
 		for group := range slices.Chunk(all, cloud.MaxLaunch) {
-			l, err := c.storeLaunch(ctx, group)
-			if err != nil {
-				for _, e := range group {
-					c.mu.Lock()
-					e.launching = false
-					c.mu.Unlock()
-					c.again(e, err)
-				}
-				continue
-			}
-			c.running.Go(func() { c.send(ctx, l, false) })
+			c.launchGroup(ctx, group)
 		}
 	}
+}
+
+// launchGroup stores the intent to launch a group, in as many calls as the store
+// takes at a time, and sends them.
+func (c *Controller) launchGroup(ctx context.Context, group []*entry) {
+	l, err := c.storeLaunch(ctx, group)
+	if errors.Is(err, store.ErrTooBig) && len(group) > 1 {
+		c.launchGroup(ctx, group[:len(group)/2])
+		c.launchGroup(ctx, group[len(group)/2:])
+		return
+	}
+	if err != nil {
+		for _, e := range group {
+			c.mu.Lock()
+			e.launching = false
+			c.mu.Unlock()
+			c.again(e, err)
+		}
+		return
+	}
+	c.running.Go(func() { c.send(ctx, l, false) })
 }
 
 // storeLaunch resolves a call and stores it with the cells that it launches, all
@@ -416,6 +427,19 @@ type outcome struct{ kind, reason, message string }
 // nobody else knows it. With the last of them the stored call goes. It returns
 // false if that could not be done.
 func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) bool {
+	// A cell that is gone needs none: its instance, if there is one, is seen without a
+	// cell.
+	known = slices.DeleteFunc(slices.Clone(known), func(n int) bool {
+		gone := l.group[n].cell().Phase == apiv1.Gone
+		if gone {
+			c.landed(l.group[n])
+			l.group[n] = nil
+		}
+		return gone
+	})
+	if len(known) == 0 {
+		return true
+	}
 	group := l.entries(known)
 	outcomes := make([]outcome, len(group))
 	var more []store.Change
@@ -452,6 +476,11 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 		case refusedWrite(err):
 			c.fail(err)
 			return false
+		case errors.Is(err, store.ErrTooBig) && len(known) > 1:
+			half := len(known) / 2
+			return c.resolve(ctx, l, known[:half], verdicts, results) && c.resolve(ctx, l, known[half:], verdicts, results)
+		case errors.Is(err, errGone):
+			return c.resolve(ctx, l, known, verdicts, results)
 		}
 		c.cfg.Log.Warn("store the outcome of a launch, retrying", "cell", group[0].id, "cells", len(group), "err", err)
 		if !c.sleep(ctx, wait) {

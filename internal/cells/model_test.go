@@ -3,6 +3,7 @@ package cells
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -16,6 +17,8 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
 	"k8s.io/apimachinery/pkg/types"
@@ -185,6 +188,10 @@ type bubble struct {
 	cfg   Config
 	also  []Observer   // besides the world
 	ended <-chan error // what Run returned
+	ends  cloud.Cloud  // where instances are ended
+	gate  *gate.Gate   // of the Kip that runs now
+	limit gate.Limit   // of the next
+	leads func(context.Context) error
 }
 
 // inBubble runs f with a Kip whose Config it may change first, and that others may
@@ -202,6 +209,7 @@ func inBubble(t *testing.T, change func(*Config), hook func(op, key string) erro
 			},
 			links: &modelLinks{cells: map[string]*modelLink{}},
 			also:  also,
+			leads: func(context.Context) error { return nil },
 		}
 		b.cfg = Config{
 			NodeName:     "kip-0",
@@ -220,6 +228,7 @@ func inBubble(t *testing.T, change func(*Config), hook func(op, key string) erro
 			Clock:    clock.RealClock{},
 			Log:      slog.New(slog.DiscardHandler),
 		}
+		b.ends = b.cloud
 		if change != nil {
 			change(&b.cfg)
 		}
@@ -231,6 +240,16 @@ func inBubble(t *testing.T, change func(*Config), hook func(op, key string) erro
 
 func (b *bubble) run() {
 	b.Helper()
+	if b.cfg.Disks != nil {
+		b.cloud.features.Disks = b.cfg.Disks
+	}
+	b.gate = gate.New(gate.Config{
+		Cloud: b.ends,
+		Leads: func(ctx context.Context) error { return b.leads(ctx) },
+		Limit: b.limit,
+		Clock: b.cfg.Clock,
+	})
+	b.cfg.Gate = b.gate
 	b.cells = New(b.cfg)
 	for _, o := range append([]Observer{b.world}, b.also...) {
 		b.cells.Observe(o)
@@ -254,6 +273,46 @@ func (b *bubble) run() {
 func (b *bubble) later(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
+}
+
+// vanish has the instances of pods vanish, and their kubelets and agents with them.
+func (b *bubble) vanish(pods ...string) {
+	b.Helper()
+	for _, pod := range pods {
+		cell, has := b.cells.ForPod(ref(pod).UID)
+		if !has {
+			b.Fatalf("pod %s has no cell", pod)
+		}
+		b.cloud.set(func() { delete(b.cloud.instances, cell.Instance.ID) })
+		b.links.of(cell.ID).set(false, errors.New("no route to host"))
+	}
+}
+
+// bound requests cells for so many pods, and returns the pods when they are bound.
+func (b *bubble) bound(n int) (pods []string) {
+	b.Helper()
+	b.later(time.Second)
+	for i := range n {
+		pods = append(pods, fmt.Sprintf("p%03d", i))
+		b.request(pods[i], "nano")
+	}
+	b.later(time.Minute)
+	for _, pod := range pods {
+		if b.phase(pod) != apiv1.Bound {
+			b.Fatalf("pod %s has a cell that is %q", pod, b.phase(pod))
+		}
+	}
+	return pods
+}
+
+// unbound are the pods whose cells are not bound any more.
+func (b *bubble) unbound(pods []string) (list []string) {
+	for _, pod := range pods {
+		if b.phase(pod) != apiv1.Bound {
+			list = append(list, pod)
+		}
+	}
+	return list
 }
 
 // phase of the pod's cell; "" without one.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -126,8 +127,11 @@ func (c *Controller) unreserve(e *entry) {
 	if e.pod.UID == "" {
 		return
 	}
-	delete(c.byPod, e.pod.UID)
 	c.unclaim(e)
+	if c.byPod[e.pod.UID] != e.id {
+		return // another cell has the pod
+	}
+	delete(c.byPod, e.pod.UID)
 	name := nameOf(e.pod)
 	c.named[name] = slices.DeleteFunc(c.named[name], func(uid types.UID) bool { return uid == e.pod.UID })
 	if len(c.named[name]) == 0 {
@@ -162,9 +166,9 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	if why, _ := c.endingOf(e); why != "" {
 		return 0, c.gone(ctx, e, why)
 	}
-	if clear, err := c.nobodyElseRuns(ctx, e); err != nil || !clear {
+	if !c.nobodyElseRuns(e) {
 		c.pollSoon()
-		return time.Second, err
+		return time.Second, nil
 	}
 	if wait := c.launchesPaused(e); wait > 0 {
 		return wait, nil
@@ -183,15 +187,19 @@ const clockSkew = 5 * time.Minute
 
 // nobodyElseRuns says that the cloud shows no other instance that may run the
 // pod: one that a Kip launched whose store was lost would go on running it. It is
-// terminated first.
-func (c *Controller) nobodyElseRuns(ctx context.Context, e *entry) (bool, error) {
+// terminated first. What no pod is named on may run any that was there before the
+// store was lost, and holds up no other.
+func (c *Controller) nobodyElseRuns(e *entry) bool {
 	cell, look := e.cell(), c.inventory.last()
 	if look.began.IsZero() || look.blind {
-		return false, nil
+		return false
+	}
+	if cell.Pod.UID == "" {
+		return true // nothing is run twice before the cell is given to a pod, which asks again
 	}
 	var other []string
-	if cell.PodCreated.Before(c.born.Add(clockSkew)) { // a younger pod was on no cell of a store before this one
-		other = slices.Clone(look.strangers)
+	if cell.PodCreated.IsZero() || cell.PodCreated.Before(c.born.Add(clockSkew)) {
+		other = append(other, look.strangers...)
 	}
 	for _, id := range look.byPod[cell.Pod.UID] {
 		if joinIDOf(look.byID[id]) != cell.JoinID() {
@@ -199,14 +207,17 @@ func (c *Controller) nobodyElseRuns(ctx context.Context, e *entry) (bool, error)
 		}
 	}
 	if len(other) == 0 {
-		return true, nil
+		return true
 	}
-	c.warn(cell, events.CellUnknown,
-		"Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it", other)
-	call, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	if err := c.cfg.Cloud.Terminate(call, other...).Err(); err != nil {
-		return false, fmt.Errorf("terminate %v, which may run the same pod: %w", other, err)
+	slices.Sort(other)
+	if e.unknown.is(fmt.Sprint(other), c.cfg.Clock.Now()) {
+		c.warn(cell, events.CellUnknown,
+			"Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it", other)
 	}
-	return false, nil
+	for _, id := range other {
+		if i := look.byID[id]; i.State != cloud.Terminating {
+			c.endStray(i)
+		}
+	}
+	return false
 }

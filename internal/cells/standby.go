@@ -10,6 +10,8 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/gate"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -85,6 +87,7 @@ func (c *Controller) give(ctx context.Context, e *entry, r Request) (Cell, error
 			return fmt.Errorf("standby cell %s is %s", cell.ID, cell.Phase)
 		}
 		cell.Pod, cell.Attempt, cell.HealthyTimeout, cell.Disks, cell.Plugins = r.Pod, r.Attempt, r.HealthyTimeout, r.Disks, r.Plugins
+		cell.PodCreated = r.Created
 		cell.Reason = "a standby cell of " + cell.Standby + ": " + r.Offers[0].Reason
 		cell.step(apiv1.StepSeen, r.Seen)
 		cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())
@@ -254,7 +257,7 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 	c.disconnect(e)
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	look := c.inventory.last()
+	look, now := c.inventory.last(), c.cfg.Clock.Now()
 	if e.cell().Pod.UID == "" {
 		if i, there := look.byID[id]; there && i.State == cloud.Stopped {
 			if e.cell().Instance.State != cloud.Stopped {
@@ -263,11 +266,23 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 			return 0, nil
 		}
 		c.pollSoon()
-		return time.Second, machines.Stop(call, id).Err()
+		if e.stopping.wait(now) <= 0 {
+			if err := c.stopped(e, c.cfg.Gate.Stop(call, id)); err != nil {
+				return 0, err
+			}
+		}
+		return time.Second, nil
 	}
-	if err := machines.Start(call, id).Err(); err != nil {
-		c.lose(e, fmt.Sprintf("its instance could not be started: %v", err))
-		return 0, nil
+	if wait := max(e.starting.wait(now), c.launchesPaused(e)); wait > 0 {
+		return wait, nil
+	}
+	err := machines.Start(call, id).Err()
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
+	c.heardOfRights(cloud.LaunchResults{{Err: err}})
+	if err != nil {
+		return c.notStarted(e, err), nil
 	}
 	return 0, c.save(ctx, e, func(cell *Cell) error {
 		if !cell.Stopped { // an earlier write of this, whose answer was lost, was found meanwhile
@@ -279,4 +294,46 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 		cell.Instance.ManagementIPv6, cell.Instance.PodIPv6, cell.Instance.PublicIP = netip.Addr{}, netip.Addr{}, netip.Addr{}
 		return cell.enter(apiv1.Booting)
 	})
+}
+
+// stopAgain is how long an instance may still run after the cloud has accepted its
+// stop.
+const stopAgain = time.Minute
+
+// stopped takes the answer to a call that stops an instance. The error is one for
+// which nothing can go on.
+func (c *Controller) stopped(e *entry, err error) error {
+	now := c.cfg.Clock.Now()
+	later, isLater := errors.AsType[*gate.LaterError](err)
+	switch {
+	case err == nil:
+		e.stopping = attempts{next: now.Add(stopAgain)}
+	case refusedWrite(err):
+		return err
+	case isLater:
+		e.stopping.next = now.Add(later.After)
+	default:
+		e.stopping.fail(now, err)
+		c.cfg.Log.Warn("stop a standby cell, retrying", "cell", e.id, "try", e.stopping.failed, "err", err)
+	}
+	return nil
+}
+
+// notStarted takes a refusal to start the stopped instance of a cell that a pod has
+// taken, and returns after how long to try again. After some tries the cell is given
+// up: another may be launched.
+func (c *Controller) notStarted(e *entry, err error) time.Duration {
+	now := c.cfg.Clock.Now()
+	if errors.Is(err, cloud.ErrUnauthorised) {
+		return max(c.launchesPaused(e), firstRetry)
+	}
+	e.starting.fail(now, err)
+	if e.starting.failed >= giveUpTries && !errors.Is(err, cloud.ErrThrottled) {
+		c.endFor(e, CauseLost, fmt.Sprintf("its instance could not be started: %v", err))
+		return 0
+	}
+	if e.starting.failed == 1 {
+		c.warn(e.cell(), events.LaunchDelayed, "Cell %s could not be started: %v; retrying", e.id, err)
+	}
+	return e.starting.wait(now)
 }

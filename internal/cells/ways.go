@@ -135,6 +135,10 @@ func (e *entry) waitsFor() string {
 		return e.bootsUntil()
 	case apiv1.Ready:
 		return e.diskTold.message
+	case apiv1.Bound:
+		if e.held != "" {
+			return heldBack + e.held
+		}
 	case apiv1.Draining:
 		return "its pod's logs and volumes are not saved yet"
 	case apiv1.Terminating:
@@ -142,6 +146,9 @@ func (e *entry) waitsFor() string {
 	}
 	return ""
 }
+
+// heldBack is what begins the wait of a cell that the gate does not let end.
+const heldBack = "its end is held back: "
 
 // bootsUntil says what a booting cell has not done yet.
 func (e *entry) bootsUntil() string {

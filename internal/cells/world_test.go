@@ -20,6 +20,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
@@ -285,6 +286,7 @@ func (w *world) start() {
 		NodeName:     "kip-0",
 		ControllerID: "me",
 		Cloud:        w.cloud,
+		Gate:         gate.New(gate.Config{Cloud: w.cloud, Leads: w.store.Leads, Clock: clock.RealClock{}}),
 		Store:        w.store,
 		Tunnels:      OverTunnels(dialer),
 		APIs:         ServedBy(api),

@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -51,6 +52,8 @@ type Config struct {
 	// Status tells what a cell waits for.
 	Status func(cells.Cell) apiv1.CellStatus
 	Cloud  cloud.Cloud
+	// Gate ends instances.
+	Gate *gate.Gate
 	// Disks of the cloud. Optional: it has none.
 	Disks cloud.Disks
 	// ListLag is by how much the cloud's list may be behind.
@@ -243,6 +246,7 @@ func (c *Cleaner) Clean(ctx context.Context, say func(string)) (adminapi.Holding
 	say("no new cells: Kip is paused until it is started again")
 	c.cfg.Pause("Kip is being cleaned up (kipctl cleanup): it makes no cells until it is started again")
 	c.cfg.Cells.EmptyPools()
+	c.cfg.Gate.Open()
 	failed := c.clean(ctx, say)
 
 	if ctx.Err() != nil {
@@ -411,7 +415,11 @@ func (c *Cleaner) emptying(say func(string)) func(context.Context) (string, erro
 		}
 		if len(orphans) > 0 {
 			say(fmt.Sprintf("terminating %s without a cell: %s", adminapi.Count(len(orphans), "instance"), adminapi.Some(orphans)))
-			if err := c.cfg.Cloud.Terminate(ctx, orphans...).Err(); err != nil {
+			ends := make([]gate.End, len(orphans))
+			for n, id := range orphans {
+				ends[n] = gate.End{Instance: id, Why: "all that this Kip has made is to end"}
+			}
+			if err := c.cfg.Gate.Terminate(ctx, 0, ends...).Err(); err != nil {
 				return "", fmt.Errorf("terminate %s: %w", adminapi.Some(orphans), err)
 			}
 		}

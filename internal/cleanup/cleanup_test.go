@@ -15,6 +15,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -324,10 +325,15 @@ func (w *kipWorld) cleaner() *Cleaner {
 			}
 			return pods, nil
 		},
-		Pause:     func(why string) { w.paused = why },
-		Cells:     w,
-		Status:    func(cells.Cell) apiv1.CellStatus { return apiv1.CellStatus{Waiting: "the cloud to end it"} },
-		Cloud:     worldCloud{w},
+		Pause:  func(why string) { w.paused = why },
+		Cells:  w,
+		Status: func(cells.Cell) apiv1.CellStatus { return apiv1.CellStatus{Waiting: "the cloud to end it"} },
+		Cloud:  worldCloud{w},
+		Gate: gate.New(gate.Config{
+			Cloud: worldCloud{w},
+			Leads: func(context.Context) error { return nil },
+			Clock: clock.RealClock{},
+		}),
 		ListLag:   20 * time.Second,
 		AsKip:     w.kube,
 		AsNode:    w.kube,

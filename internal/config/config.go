@@ -145,6 +145,7 @@ type Cells struct {
 	Nametag                string              `key:"nametag" doc:"Word in the names of all that Kip makes in the cloud: at most 24 lower-case letters, digits and dashes, a letter first. Default: the controller ID."`
 	StatusInterval         time.Duration       `key:"statusInterval" default:"5" doc:"How often Kip looks for cells that it has not heard of. It asks them nothing: changes of a pod's status arrive by themselves, at once."`
 	Healthcheck            Healthcheck         `key:"healthcheck" doc:"When a cell counts as lost: by status or by cloudAPI, not both. Default: status."`
+	EndLimit               EndLimit            `key:"endLimit" doc:"How many ends that may be a mistake there may be in a time: of cells that count as lost while they run a pod, and of instances with Kip's tags that no cell has. More are held back until the time is over, or until kipctl allow."`
 	PrivateIPOnly          bool                `key:"privateIPOnly" default:"false" clouds:"aws,gce,azure" doc:"Cells get no public address."`
 	CellConfig             map[string]string   `key:"cellConfig" doc:"Settings that are handed to cells."`
 	DefaultIAMPermissions  string              `key:"defaultIAMPermissions" clouds:"aws" doc:"Instance profile (name or ARN) of cells whose pod names none."`
@@ -208,6 +209,13 @@ type HealthcheckStatus struct {
 type HealthcheckCloudAPI struct {
 	Interval       time.Duration `key:"interval" default:"60" doc:"How often the cloud is asked at least; 10 or more."`
 	HealthyTimeout time.Duration `key:"healthyTimeout" default:"180" doc:"A cell that the cloud does not show for so long is lost: more than interval."`
+}
+
+// EndLimit bounds what a mistake of the cloud or of Kip can destroy.
+type EndLimit struct {
+	Percent int           `key:"percent" default:"10" doc:"Percentage of the cells that run a pod and of the instances without a cell, together, as many as there were when the time began: 0 to 100."`
+	Least   int           `key:"least" default:"10" doc:"How many there may be however few cells there are; 0 or more. With 0 for both, each waits for kipctl allow."`
+	Window  time.Duration `key:"window" default:"300" doc:"The time: 60 or more."`
 }
 
 // Kubelet is what the virtual node says of itself.

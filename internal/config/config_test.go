@@ -68,6 +68,7 @@ cells:
   - sg-1
   nametag: team-a
   statusInterval: 2.5
+  endLimit: {percent: 25, least: 3, window: 120}
   healthcheck:
     cloudAPI:
       interval: 30
@@ -139,6 +140,7 @@ func TestDefaults(t *testing.T) {
 			StatusInterval:      5 * time.Second,
 			Grants:              Grants{MaxPricePerHour: resource.MustParse("0")},
 			Healthcheck:         Healthcheck{Status: &HealthcheckStatus{HealthyTimeout: 90 * time.Second}},
+			EndLimit:            EndLimit{Percent: 10, Least: 10, Window: 5 * time.Minute},
 		},
 		Kubelet: Kubelet{Capacity: corev1.ResourceList{"cpu": resource.MustParse("20"), "memory": resource.MustParse("100Gi"),
 			"pods": resource.MustParse("20")}},
@@ -176,6 +178,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 			Nametag:                "team-a",
 			StatusInterval:         2500 * time.Millisecond,
 			Healthcheck:            Healthcheck{CloudAPI: &HealthcheckCloudAPI{Interval: 30 * time.Second, HealthyTimeout: 2 * time.Minute}},
+			EndLimit:               EndLimit{Percent: 25, Least: 3, Window: 2 * time.Minute},
 			PrivateIPOnly:          true,
 			CellConfig:             map[string]string{"itzoFlag-v": "5"},
 			DefaultIAMPermissions:  "arn:aws:iam::1:instance-profile/x",
@@ -431,6 +434,12 @@ func TestErrors(t *testing.T) {
 			`p.yaml:5: cells.healthcheck: status and cloudAPI are there: want only one of them`},
 		{"no health timeout", least + "  healthcheck: {status: {healthyTimeout: 0}}",
 			`p.yaml:5: cells.healthcheck.status.healthyTimeout: "0" is not valid: want a number of seconds above 0`},
+		{"a share above all", least + "  endLimit: {percent: 101}",
+			`p.yaml:5: cells.endLimit.percent: "101" is not valid: want 0 to 100`},
+		{"less than none", least + "  endLimit: {least: -1}",
+			`p.yaml:5: cells.endLimit.least: "-1" is not valid: want 0 or more`},
+		{"a share of no time", least + "  endLimit: {window: 59}",
+			`p.yaml:5: cells.endLimit.window: "59" is not valid: want at least 60 seconds`},
 		{"cloud asked too often", least + "  healthcheck: {cloudAPI: {interval: 9.5}}",
 			`p.yaml:5: cells.healthcheck.cloudAPI.interval: "9.5" is not valid: want at least 10 seconds`},
 		{"no cloud timeout", least + "  healthcheck: {cloudAPI: {healthyTimeout: -1}}",

@@ -278,6 +278,11 @@ func (d *decoder) cells(c *Cells) {
 	d.csiDrivers(c.CSIDrivers)
 	d.grants(c.Grants)
 
+	l := c.EndLimit
+	d.check(l.Percent >= 0 && l.Percent <= 100, "cells.endLimit.percent", fmt.Sprint(l.Percent), "0 to 100")
+	d.check(l.Least >= 0, "cells.endLimit.least", fmt.Sprint(l.Least), "0 or more")
+	d.check(l.Window >= time.Minute, "cells.endLimit.window", seconds(l.Window), "at least 60 seconds")
+
 	h := &c.Healthcheck
 	switch {
 	case h.Status != nil && h.CloudAPI != nil:

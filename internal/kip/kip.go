@@ -13,6 +13,7 @@ import (
 
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/leader"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/store"
@@ -90,6 +91,7 @@ func Run(ctx context.Context, o Options) error {
 		Cells:   func() []cells.Cell { return ofLeader(k, func(l *leading) []cells.Cell { return l.cells.List() }) },
 		Tunnels: func() int { return ofLeader(k, func(l *leading) int { return l.cells.Connected() }) },
 		Waiting: func() int { return ofLeader(k, func(l *leading) int { return l.pods.WaitingPods() }) },
+		Held:    func() []gate.Held { return ofLeader(k, func(l *leading) []gate.Held { return l.gate.Held() }) },
 		Ledger:  func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
 		Clock:   k.clock,
 		Log:     o.Log,

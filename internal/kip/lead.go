@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/node"
@@ -41,6 +42,7 @@ type leading struct {
 	late      *lateness.Meter
 
 	machines    cloud.Cloud
+	gate        *gate.Gate               // before all that destroys
 	disks       cloud.Disks              // nil where the cloud has none
 	provisioner *provisioner.Provisioner // nil without disks
 	shop        *shop.Shop
@@ -166,6 +168,12 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	}
 	l.machines = l.metrics.Cloud(bare)
 	l.disks = l.machines.Features().Disks
+	l.gate = gate.New(gate.Config{
+		Cloud: l.machines,
+		Leads: l.store.Leads,
+		Limit: gate.Limit(l.cfg.Cells.EndLimit),
+		Clock: l.clock,
+	})
 	l.shop, err = shop.Open(ctx, shop.Config{
 		Cloud: l.machines,
 		Store: l.store,
@@ -189,6 +197,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		ControllerID: l.controllerID,
 		NameTag:      l.nameTag(),
 		Disks:        l.disks,
+		Gate:         l.gate,
 		Zones:        zones(l.shop.Types()),
 		Client:       l.api.asProvisioner,
 		Log:          l.Log,
@@ -275,6 +284,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		NameTag:      l.nameTag(),
 		Cloud:        l.machines,
 		Disks:        l.disks,
+		Gate:         l.gate,
 		Store:        l.store,
 		Tunnels:      cells.OverTunnels(tunnels),
 		APIs:         cells.ServedBy(l.cellAPI),

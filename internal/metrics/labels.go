@@ -3,6 +3,7 @@ package metrics
 import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/stats"
 )
 
@@ -135,7 +136,7 @@ var (
 		{string(cells.CausePodDeleted), "the pod was deleted"},
 		{string(cells.CauseNotLaunched), "the cloud started nothing"},
 		{string(cells.CauseNotReady), "it did not join, or its kubelet was not ready, in time"},
-		{string(cells.CauseLost), "its instance vanished or fell silent"},
+		{string(cells.CauseLost), "its instance vanished, was stopped or fell silent"},
 		{string(cells.CauseInterrupted), "the cloud took it back"},
 		{string(cells.CauseStandbyRetired), "its standby pool no longer wanted it"},
 		{string(cells.CauseOther), "anything else"},
@@ -176,6 +177,10 @@ var (
 		{string(SweepOrphan), "found for the first time"},
 		{string(SweepTerminated), "the cloud has accepted its end"},
 		{string(SweepFailed), "the cloud has not; retrying"},
+	}}
+	labelHeld = &label{name: "reason", doc: "What holds it back.", values: []value{
+		{string(gate.ByLimit), "as many as `cells.endLimit` says have ended"},
+		{string(gate.ByLease), "the cell was heard less than 40 s ago"},
 	}}
 	labelOperation = &label{name: "operation", doc: "The kind of write.", values: []value{
 		{"put", "one record"}, {"delete", "one record"}, {"apply", "several records in one transaction"}, {other, ""},

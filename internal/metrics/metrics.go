@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/version"
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,6 +26,8 @@ type Config struct {
 	Tunnels func() int
 	// Waiting returns how many pods have no cell and a reason for it.
 	Waiting func() int
+	// Held returns the ends that are held back.
+	Held func() []gate.Held
 	// Ledger returns what all cells have cost until now, those that are gone
 	// included. It must not decrease, also not over restarts.
 	Ledger func() []Cost
@@ -144,6 +147,9 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	m.sweepParts = f.counter("kip_sweep_parts_total",
 		"Network interfaces, addresses and the like that an instance has left, by what became of them.", labelPartResult)
 
+	heldDesc := f.scraped(gauge, "kip_ends_held_back",
+		"Instances that are not ended, although they count as lost or have no cell, since so many may be a mistake: kipctl allow shows them.", labelHeld)
+
 	f.section = "Pods' metrics"
 	m.statsGathered = f.histogram("kip_stats_gathering_duration_seconds",
 		"Gatherings of what the pods use, from all cells, and how long they took.", callBuckets, labelEndpoint)
@@ -182,7 +188,7 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	}
 	build.WithLabelValues(version.String(), version.Kubernetes, runtime.Version()).Set(1)
 	registry.MustRegister(
-		&scrape{cfg: cfg, cells: cellsDesc, age: ageDesc, standby: standbyDesc, waiting: waitingDesc, tunnels: tunnelsDesc,
+		&scrape{cfg: cfg, cells: cellsDesc, age: ageDesc, standby: standbyDesc, waiting: waitingDesc, tunnels: tunnelsDesc, held: heldDesc,
 			seconds: secondsDesc, dollars: dollarsDesc},
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),

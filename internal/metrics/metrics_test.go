@@ -27,6 +27,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
 	"github.com/prometheus/client_golang/prometheus"
@@ -322,6 +323,9 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f := newFixture(t, func(c *Config) {
 		c.Tunnels = func() int { return 7 }
 		c.Waiting = func() int { return 3 }
+		c.Held = func() []gate.Held {
+			return []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}}
+		}
 		c.Ledger = func() []Cost {
 			return []Cost{
 				{InstanceType: "c5.large", Spot: true, Seconds: 7200, Dollars: .5},
@@ -369,11 +373,12 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	})
 	f.want(t, "kip_tunnels_connected", map[string]string{"": "7"})
 	f.want(t, "kip_pods_waiting", map[string]string{"": "3"})
+	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1"})
 	f.want(t, "kip_cell_seconds_total", map[string]string{spotLabels: "10800", "instance_type=c5.large,launch_type=on-demand": "60"})
 	f.want(t, "kip_cell_cost_dollars_total", map[string]string{spotLabels: "0.75", "instance_type=c5.large,launch_type=on-demand": "0.01"})
 
 	bare := newFixture(t, func(c *Config) { c.Cells = nil })
-	for _, name := range []string{"kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_pods_waiting"} {
+	for _, name := range []string{"kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_pods_waiting", "kip_ends_held_back"} {
 		bare.want(t, name, nil)
 	}
 }
@@ -848,6 +853,7 @@ func everything(t *testing.T) *fixture {
 	f := newFixture(t, func(c *Config) {
 		c.Tunnels = func() int { return 1 }
 		c.Waiting = func() int { return 1 }
+		c.Held = func() []gate.Held { return []gate.Held{{Reason: gate.ByLimit}} }
 		c.Ledger = func() []Cost { return []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}} }
 	})
 	l := f.life("a", false).steps(0, apiv1.Requested, apiv1.StepSeen, apiv1.StepPlaced).

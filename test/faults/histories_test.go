@@ -117,15 +117,17 @@ var leastPlays = map[string]int{
 	"part left":            300,
 	"store reads":          500,
 	"eviction tried again": 80,
+	"heal one by one":      15,
 
 	"cloud fault of launch":        1000,
 	"cloud fault of list":          700,
 	"cloud fault of terminate":     500,
-	"cloud fault of start":         40,
+	"cloud fault of start":         15,
 	"cloud fault of stop":          20,
 	"cloud fault of interruptions": 150,
 
 	"Event CellLost":               500,
+	"Event EndHeldBack":            100,
 	"Event CellNotLaunched":        1500,
 	"Event CellSilent":             80,
 	"Event DeletionOverdue":        50,

@@ -461,3 +461,47 @@ func (w *world) describe() string {
 	}
 	return b.String()
 }
+
+// freshLease is how long a sign of life keeps a cell from being ended.
+const freshLease = 40 * time.Second
+
+// checkLostLocked is called when Kip says that the cell of a pod is lost: one that
+// runs its pod, and whose lease is fresh, is not, whatever the cloud says. Of one whose
+// kubelet hangs its tunnel says nothing.
+func (w *world) checkLostLocked(k *kip, pod types.UID, message string) {
+	a := w.boundTo(pod)
+	if a == nil {
+		return
+	}
+	api := k.apis[a.cell.ID]
+	if api == nil {
+		return
+	}
+	api.freezeBeat()
+	if ago := time.Since(api.beat); ago < freshLease {
+		w.violateLocked("a cell with a fresh lease ends: that of %s was renewed %s ago: %s", a.cell.ID, ago, message)
+	}
+}
+
+// attempts are those at one thing since the first.
+type attempts struct {
+	n     int
+	first time.Time
+	lives int // of Kip, then
+}
+
+// attemptLocked notes an attempt. While the cloud refuses an end, calls and Events come
+// with a back-off of up to a minute, which begins anew with each life of Kip; the
+// first of them search a batch for the machine that is refused.
+func (w *world) attemptLocked(what string) {
+	const firstFew, aMinute = 20, 2
+	a := w.attempts[what]
+	if a == nil {
+		a = &attempts{first: time.Now(), lives: w.lives}
+		w.attempts[what] = a
+	}
+	a.n++
+	if most := firstFew*(1+w.lives-a.lives) + int(aMinute*time.Since(a.first).Minutes()); a.n > most {
+		w.violateLocked("%q: %d times within %s, want %d at most", what, a.n, time.Since(a.first), most)
+	}
+}

@@ -21,6 +21,8 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
@@ -122,6 +124,7 @@ type world struct {
 	lastBound    map[types.UID]time.Time // and a bound one
 	live         map[string]int          // checks of the history in which a bound could have been broken
 	plays        map[string]int          // how often each kind of event had an effect
+	attempts     map[string]*attempts    // what is made about one end
 	announced    map[string]bool         // instances whose interruption Kip was told of
 	salt         map[string]uint32       // which instances faults that last are of
 	readFail     func() error            // of the store
@@ -188,7 +191,7 @@ func newWorld(s setting) *world {
 		writing: map[string]int{}, short: map[string]sim.Pool{},
 		trouble: time.Now(), supervisor: make(chan struct{}), revive: make(chan struct{}), books: newBooks(),
 		storeFail: func(string) (error, error) { return nil, nil }, readFail: func() error { return nil },
-		announced: map[string]bool{}, salt: map[string]uint32{}, auditing: map[string]int{},
+		attempts: map[string]*attempts{}, announced: map[string]bool{}, salt: map[string]uint32{}, auditing: map[string]int{},
 		diskOf: map[types.UID]string{}, mounted: mounts{of: map[string]string{}},
 	}
 	w.log = slog.New(slog.DiscardHandler)
@@ -246,6 +249,7 @@ type kip struct {
 	ctx      context.Context
 	cancel   context.CancelFunc
 	informer cache.SharedIndexInformer
+	gate     *gate.Gate
 	cells    *cells.Controller
 	pods     *pods.Controller
 	apis     map[string]*cellAPI // under world.mu
@@ -327,6 +331,12 @@ func (k *kip) run() error {
 		w.reports[pod.UID] = append(w.reports[pod.UID], report{time.Now(), kind, reason, message})
 		w.said = append(w.said, fmt.Sprintf("%v %s %s: %s", time.Since(w.began), pod.Name, reason, message))
 		w.plays["Event "+reason]++
+		switch reason {
+		case events.CellLost:
+			w.checkLostLocked(k, pod.UID, message)
+		case events.CellNotTerminated:
+			w.attemptLocked(message)
+		}
 		w.log.Debug("event", "pod", pod.Name, "reason", reason, "message", message)
 	}
 	var pools []cells.Pool
@@ -348,9 +358,15 @@ func (k *kip) run() error {
 	if w.cloudAPI {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
+	k.gate = gate.New(gate.Config{
+		Cloud: handle{k},
+		Leads: func(context.Context) error { return k.alive() },
+		Clock: kipClock{k: k},
+	})
 	late := lateness.New(kipClock{k: k})
 	k.cells = cells.New(cells.Config{
 		Late:     late,
+		Gate:     k.gate,
 		NodeName: "kip-0", ControllerID: owner, Cloud: handle{k}, Disks: handle{k}, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
 		CAHash:    "ca",
 		Shortages: short, Event: event, SaveLogs: saveLogs,
@@ -876,7 +892,9 @@ func (w *world) judge(listing cloud.Listing, truth []sim.Instance) {
 }
 
 func (h handle) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
-	return ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.w.cloud.Describe(ctx, ids...) })
+	list, err := ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.w.cloud.Describe(ctx, ids...) })
+	h.k.w.forget(list)
+	return list, err
 }
 
 // each makes a call that names instances.
@@ -886,6 +904,11 @@ func (h handle) each(ctx context.Context, ids []string, do func(context.Context,
 
 func (h handle) Terminate(ctx context.Context, ids ...string) cloud.Results {
 	w := h.k.w
+	w.mu.Lock()
+	for _, id := range ids {
+		w.attemptLocked("a call that ends " + id)
+	}
+	w.mu.Unlock()
 	results := h.each(ctx, ids, func(ctx context.Context, ids ...string) cloud.Results {
 		if err := w.refuses(ids); err != nil {
 			return cloud.Each(err, ids...)

@@ -247,12 +247,17 @@ func arrows() []direction {
 		{
 			of: []string{"internal/metrics"},
 			only: []string{
-				"api", "internal/catalog", "internal/cells", "internal/cloud", "internal/stats", "internal/store", "internal/version",
+				"api", "internal/catalog", "internal/cells", "internal/cloud", "internal/gate", "internal/stats", "internal/store",
+				"internal/version",
 			},
 			why: "what is counted is handed to it, and it asks nobody for more",
 		},
 		{
-			of: []string{"internal/provisioner"}, only: []string{"internal/cloud", "internal/events", "internal/volumes"},
+			of: []string{"internal/gate"}, only: []string{"api", "internal/cloud"},
+			why: "it knows only what it is told of the ends that it lets pass",
+		},
+		{
+			of: []string{"internal/provisioner"}, only: []string{"internal/cloud", "internal/events", "internal/gate", "internal/volumes"},
 			why: "disks of claims outlive cells, and know none",
 		},
 		{
@@ -415,6 +420,7 @@ func TestBreachesAreFound(t *testing.T) {
 		"cells in the configuration":                 {"internal/config/load.go", kip + "internal/cells", "provider.yaml is read by itself"},
 		"cells in the choice of the leader":          {"internal/leader/leader.go", kip + "internal/cells", "by the store alone"},
 		"pods in the metrics":                        {"internal/metrics/cells.go", kip + "internal/pods", "is handed to it"},
+		"cells in the gate":                          {"internal/gate/gate.go", kip + "internal/cells", "only what it is told"},
 		"cells in the provisioner":                   {"internal/provisioner/claims.go", kip + "internal/cells", "outlive cells"},
 		"cells in the stats":                         {"internal/stats/stats.go", kip + "internal/cells", "the way to a cell is handed"},
 		"anything in the spelling":                   {"internal/spelling/spelling.go", kip + "api/v1", "so they use nobody"},
