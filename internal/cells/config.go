@@ -9,6 +9,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -61,6 +62,8 @@ type Config struct {
 	ListLag time.Duration
 	// SoonPoll is the least time between two calls for the cloud's list.
 	SoonPoll time.Duration
+	// Pulse is told of the turns of the loops. Optional.
+	Pulse *pulse.Pulse
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
 	Clock  clock.WithTicker

@@ -76,7 +76,7 @@ func (c *Controller) checkHealth(ctx context.Context) {
 			awake = now // it was stopped, or its machine was: the cells were not
 		}
 		last = now
-		disrupted = c.checkLeases(now, awake, disrupted)
+		c.cfg.Pulse.Turn(ctx, "health", func(context.Context) { disrupted = c.checkLeases(now, awake, disrupted) })
 	}
 }
 

@@ -24,6 +24,10 @@ const (
 	// the instance counts as gone. A list may lag behind a launch, EC2's by a few
 	// seconds.
 	missingAge = 20 * time.Second
+	// cloudSkew is how far the cloud's clock and Kip's may be apart, and some more. An
+	// instance that only seems to be older than the store is ended without need; no pod
+	// runs on it.
+	cloudSkew = 5 * time.Minute
 	// silentAge is the same for a cell whose tunnel is down too.
 	silentAge = 4 * time.Second
 )
@@ -180,7 +184,8 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 		}
 	}
 	for _, i := range seen.byID {
-		if !owned[i.ID] && !launching[joinIDOf(i)] && i.Tags[cloud.TagPodUID] == "" && i.Launched.Before(born) {
+		if !owned[i.ID] && !launching[joinIDOf(i)] && i.Tags[cloud.TagPodUID] == "" &&
+			i.Launched.Before(born.Add(cloudSkew)) {
 			seen.strangers = append(seen.strangers, i.ID)
 		}
 	}
@@ -279,18 +284,7 @@ func (c *Controller) takeInventory(ctx context.Context) {
 	idle := c.cfg.Clock.NewTicker(c.cfg.Health.pollInterval())
 	defer idle.Stop()
 	for {
-		began := c.cfg.Clock.Now()
-		call, cancel := context.WithTimeout(ctx, callTimeout)
-		list, err := c.cfg.Cloud.List(call, c.cfg.ControllerID)
-		cancel()
-		if err != nil {
-			if ctx.Err() != nil {
-				return
-			}
-			c.cfg.Log.Warn("list our instances", "cloud", c.cfg.Cloud.Name(), "err", err)
-		} else {
-			c.compare(ctx, began, list)
-		}
+		c.cfg.Pulse.Turn(ctx, "inventory", c.lookOnce)
 		select {
 		case <-ctx.Done():
 			return
@@ -303,6 +297,20 @@ func (c *Controller) takeInventory(ctx context.Context) {
 			return
 		case <-c.cfg.Clock.After(c.cfg.SoonPoll):
 		}
+	}
+}
+
+// lookOnce asks for the cloud's list and compares it with the cells.
+func (c *Controller) lookOnce(ctx context.Context) {
+	began := c.cfg.Clock.Now()
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	list, err := c.cfg.Cloud.List(call, c.cfg.ControllerID)
+	cancel()
+	switch {
+	case err == nil:
+		c.compare(ctx, began, list)
+	case ctx.Err() == nil:
+		c.cfg.Log.Warn("list our instances", "cloud", c.cfg.Cloud.Name(), "err", err)
 	}
 }
 

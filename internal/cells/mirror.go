@@ -78,10 +78,23 @@ func (m *Mirror) Run(ctx context.Context, known []Cell) error {
 	for _, cell := range known {
 		m.CellChanged(cell)
 	}
-	m.adopt(ctx)
 	stop := context.AfterFunc(ctx, m.queue.ShutDown)
 	defer stop()
 	var wg sync.WaitGroup
+	if !m.adopt(ctx) {
+		wg.Go(func() {
+			for wait := firstRetry; ; wait = min(2*wait, longestRetry) {
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(wait):
+				}
+				if m.adopt(ctx) {
+					return
+				}
+			}
+		})
+	}
 	for range mirrorWorkers {
 		wg.Go(func() {
 			for {
@@ -109,12 +122,13 @@ func (m *Mirror) process(ctx context.Context, id string) {
 	}
 }
 
-// adopt removes the Cell resources of cells that went while nobody mirrored.
-func (m *Mirror) adopt(ctx context.Context) {
+// adopt removes the Cell resources of cells that went while nobody mirrored. It returns
+// false if they could not be listed.
+func (m *Mirror) adopt(ctx context.Context) bool {
 	list, err := m.client.List(ctx, metav1.ListOptions{LabelSelector: LabelController + "=" + m.controllerID})
 	if err != nil {
-		m.log.Warn("list our Cell resources", "err", err)
-		return
+		m.log.Warn("list our Cell resources, retrying", "err", err)
+		return false
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -126,6 +140,7 @@ func (m *Mirror) adopt(ctx context.Context) {
 			m.queue.Add(id)
 		}
 	}
+	return true
 }
 
 func (m *Mirror) write(ctx context.Context, id string) error {

@@ -24,6 +24,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/policy"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -60,6 +61,8 @@ type Config struct {
 	AllowsMetadata func(annotations map[string]string) bool
 	// Event reports to the pod's owner.
 	Event func(pod apiv1.PodReference, kind, reason, message string)
+	// Pulse is told of the turns of the loop. Optional.
+	Pulse *pulse.Pulse
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
 	Clock  clock.WithTicker
@@ -161,11 +164,12 @@ func (c *Controller) Run(ctx context.Context) error {
 				if shutdown {
 					return
 				}
-				c.process(ctx, id)
+				c.cfg.Pulse.Turn(ctx, "firewalls", func(ctx context.Context) { c.process(ctx, id) })
 				c.queue.Done(id)
 			}
 		})
 	}
+	running.Go(func() { c.cfg.Pulse.Probe(ctx, "the lock of the firewalls", &c.mu) })
 	select {
 	case <-ctx.Done():
 	case err = <-failed:

@@ -23,7 +23,7 @@ func (k *process) serveMetrics(ctx context.Context) error {
 		ready = append(ready, metrics.Check{Name: c.name, Func: func(context.Context) error { return k.ready(c.holds) }})
 	}
 	server := &http.Server{
-		Handler:           k.metrics.Handler(nil, ready),
+		Handler:           k.metrics.Handler(k.alive(), ready),
 		ReadHeaderTimeout: 10 * time.Second,
 		ErrorLog:          slog.NewLogLogger(k.Log.Handler(), slog.LevelDebug),
 	}
@@ -33,6 +33,12 @@ func (k *process) serveMetrics(ctx context.Context) error {
 		return fmt.Errorf("serve metrics: %w", err)
 	}
 	return nil
+}
+
+// alive are the checks of /healthz. What a restart of Kip would not mend is none of
+// them.
+func (k *process) alive() []metrics.Check {
+	return []metrics.Check{{Name: "loops", Func: func(context.Context) error { return k.pulse.Err() }}}
 }
 
 // ready says why a check of the leader does not hold. A process that stands by is
@@ -53,9 +59,11 @@ var checksOfLeader = []struct {
 	{"node", (*leading).nodeRegistered},
 }
 
+var errNotListed = errors.New("the pods of the node are not listed yet")
+
 func (l *leading) podsListed() error {
 	if !l.informer.HasSynced() {
-		return errors.New("the pods of the node are not listed yet")
+		return errNotListed
 	}
 	return nil
 }

@@ -107,15 +107,21 @@ func ClientCA(ctx context.Context, file string, client kubernetes.Interface, clu
 		return ca, nil
 	}
 	const namespace, name, key = metav1.NamespaceSystem, "extension-apiserver-authentication", "client-ca-file"
-	published, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	asking, cancel := context.WithTimeout(ctx, clientCATimeout)
+	published, err := client.CoreV1().ConfigMaps(namespace).Get(asking, name, metav1.GetOptions{})
+	cancel()
+	refused := apierrors.IsForbidden(err) || apierrors.IsNotFound(err)
 	switch {
-	case err == nil && published.Data[key] != "":
+	case err == nil && published.Data[key] != "", err != nil && !refused && ctx.Err() == nil:
+		if err != nil {
+			log.Warn("the API server does not answer: client certificates are refused until it does", "err", err)
+		}
 		ca, err := dynamiccertificates.NewDynamicCAFromConfigMapController("kubelet-client-ca", namespace, name, key, client)
 		if err != nil {
 			return nil, fmt.Errorf("client CA from ConfigMap %s/%s: %w", namespace, name, err)
 		}
 		return ca, nil
-	case err != nil && !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err):
+	case err != nil && !refused:
 		return nil, fmt.Errorf("client CA from ConfigMap %s/%s: %w", namespace, name, err)
 	}
 	if len(clusterCA) == 0 {

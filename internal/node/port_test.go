@@ -823,8 +823,8 @@ func TestClientCASources(t *testing.T) {
 	mayNot.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("configmaps"), "x", errors.New("no"))
 	})
-	broken := fake.NewClientset()
-	broken.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+	soon := fake.NewClientset(configMap)
+	soon.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewInternalError(errors.New("starting"))
 	})
 	for name, c := range map[string]struct {
@@ -841,7 +841,7 @@ func TestClientCASources(t *testing.T) {
 		"not published":      {"", fake.NewClientset(), cluster, cluster, false},
 		"none":               {"", mayNot, nil, nil, false},
 		"not a certificate":  {"", mayNot, []byte("x"), nil, true},
-		"server cannot tell": {"", broken, cluster, nil, true},
+		"server cannot tell": {"", soon, cluster, published, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ca, err := ClientCA(t.Context(), c.file, c.client, c.cluster, slog.New(slog.DiscardHandler))

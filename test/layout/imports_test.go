@@ -192,6 +192,10 @@ func arrows() []direction {
 			why: "the tunnel carries requests and decides nothing about them; what must be kept, its caller keeps",
 		},
 		{
+			of: []string{"internal/pulse"}, not: []string{"internal", "api"},
+			why: "whether a loop moves does not depend on what it does",
+		},
+		{
 			of: []string{"internal/watches"}, not: []string{"internal", "api"},
 			why: "what is seen of the API server does not depend on who is shown it",
 		},
