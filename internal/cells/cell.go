@@ -32,7 +32,9 @@ type Cell struct {
 	Offers []Offer `json:"offers"`
 	// Options are what the pod's annotations and the configuration ask of a launch,
 	// resolved when the cell was requested.
-	Options  Options         `json:"options,omitzero"`
+	Options Options `json:"options,omitzero"`
+	// Instance is as the cloud told of it, but for the time of its launch, which is by
+	// Kip's clock.
 	Instance *cloud.Instance `json:"instance,omitempty"`
 	// Launch is the call to the cloud that the cell was, or is being, launched
 	// with; nil before. As long as its outcome is not known the call itself is
@@ -52,8 +54,8 @@ type Cell struct {
 	// HealthyTimeout is the pod's own time limit for a silent cell; nil for the
 	// configured one, 0 or less for none.
 	HealthyTimeout *time.Duration `json:"healthyTimeout,omitempty"`
-	// Interrupted is when the cloud takes the instance back; zero if it has
-	// not said so.
+	// Interrupted is when the cloud takes the instance back, by Kip's clock; zero if it
+	// has not said so.
 	Interrupted time.Time `json:"interrupted,omitzero"`
 	// Token is the one-time join token until it is spent, then empty.
 	Token string `json:"token,omitempty"`
@@ -249,6 +251,18 @@ func (c Cell) clone() Cell {
 		c.Launch = &l
 	}
 	return c
+}
+
+// take gives the cell its instance. Its launch was asked for when the cell was there,
+// and is known now, whatever the cloud's clock says: ages are taken from Kip's.
+func (c *Cell) take(i cloud.Instance, now time.Time) {
+	if placed := c.StepTime(apiv1.StepPlaced); i.Launched.Before(placed) && !i.Launched.IsZero() {
+		i.Launched = placed
+	}
+	if i.Launched.After(now) {
+		i.Launched = now
+	}
+	c.Instance = &i
 }
 
 // launched is when the instance came to be, as well as Kip knows; zero if it has

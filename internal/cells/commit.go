@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 )
 
@@ -39,7 +40,7 @@ func (c *Controller) commitWith(
 	ctx context.Context, entries []*entry, change func(n int, cell *Cell) error, more ...store.Change,
 ) (int64, error) {
 	for _, e := range slices.SortedFunc(slices.Values(entries), func(a, b *entry) int { return cmp.Compare(a.id, b.id) }) {
-		e.writing.Lock()
+		lockWriting(ctx, e)
 		defer e.writing.Unlock()
 	}
 	var moved error
@@ -93,6 +94,12 @@ func (c *Controller) commitWith(
 		return at, nil
 	})
 	return revision, err
+}
+
+// lockWriting waits for whoever writes the record of a cell now.
+func lockWriting(ctx context.Context, e *entry) {
+	defer pulse.Wait(ctx, pulse.Store)()
+	e.writing.Lock()
 }
 
 // refusedWrite says that somebody else writes our records.

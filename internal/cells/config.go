@@ -11,6 +11,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/lateness"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -68,6 +69,8 @@ type Config struct {
 	// Late measures this process, and its owner runs it: a time in which Kip was late
 	// is held against no cell. Nil for a Kip that is never late.
 	Late *lateness.Meter
+	// Pulse is told of the turns of the loops. Optional.
+	Pulse *pulse.Pulse
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
 	Clock  clock.WithTicker

@@ -100,7 +100,7 @@ func (c *Controller) Run(ctx context.Context) error {
 				if shutdown {
 					return
 				}
-				c.process(ctx, id)
+				c.cfg.Pulse.Turn(ctx, "cells", func(ctx context.Context) { c.process(ctx, id) })
 				c.queue.Done(id)
 			}
 		})
@@ -115,14 +115,22 @@ func (c *Controller) Run(ctx context.Context) error {
 		func() { c.checkHealth(ctx) },
 		func() { c.fillPools(ctx) },
 		func() { c.hearInterruptions(ctx) },
-		func() { c.launches.run(ctx, func(entries []*entry) { c.launchAll(ctx, entries) }) },
-		func() { c.taggings.run(ctx, func(entries []*entry) { c.tagAll(ctx, entries) }) },
+		func() {
+			c.launches.run(ctx, func(entries []*entry) {
+				c.cfg.Pulse.Turn(ctx, "launches", func(ctx context.Context) { c.launchAll(ctx, entries) })
+			})
+		},
+		func() {
+			c.taggings.run(ctx, func(entries []*entry) {
+				c.cfg.Pulse.Turn(ctx, "tags", func(ctx context.Context) { c.tagAll(ctx, entries) })
+			})
+		},
 		func() {
 			c.terminations.run(ctx, func(all []*termination) {
 				for _, group := range batches(all, c.isAlone) {
 					terminating <- struct{}{}
 					c.running.Go(func() {
-						c.terminateAll(ctx, group)
+						c.cfg.Pulse.Turn(ctx, "terminations", func(ctx context.Context) { c.terminateAll(ctx, group) })
 						<-terminating
 					})
 				}
@@ -130,6 +138,11 @@ func (c *Controller) Run(ctx context.Context) error {
 		},
 	} {
 		c.running.Go(loop)
+	}
+	for name, lock := range map[string]sync.Locker{
+		"the lock of the cells": &c.mu, "the lock of the inventory": &c.inventory.mu, "the lock of the standby pools": &c.pools.mu,
+	} {
+		c.running.Go(func() { c.cfg.Pulse.Probe(ctx, name, lock) })
 	}
 	close(c.ready)
 

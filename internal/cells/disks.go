@@ -12,6 +12,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/pulse"
 )
 
 // Disk is a disk of the cloud that a cell's pod has as a volume. The record of a
@@ -207,13 +208,22 @@ func (c *Controller) reach(ctx context.Context, e *entry) error {
 		if !c.patient(e) {
 			return ErrNotConnected
 		}
-		select {
-		case <-e.session.Ready():
-		case <-ctx.Done():
+		if !e.ready(ctx) {
 			return ErrNotConnected
 		}
 	}
 	return nil
+}
+
+// ready waits until the cell's session is connected, or ctx ends: false.
+func (e *entry) ready(ctx context.Context) bool {
+	defer pulse.Wait(ctx, pulse.Cell)()
+	select {
+	case <-e.session.Ready():
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // detach takes the disks from a cell that is being drained. The agent unmounts

@@ -54,9 +54,7 @@ func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error)
 func (c *Controller) saveLogs(ctx context.Context, e *entry) error {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
-	select {
-	case <-e.session.Ready(): // after a restart of Kip it may still be dialling
-	case <-ctx.Done():
+	if !e.ready(ctx) { // after a restart of Kip it may still be dialling
 		return ErrNotConnected
 	}
 	if err := c.cfg.SaveLogs(ctx, e.cell().Pod, e.session.Conn()); err != nil {

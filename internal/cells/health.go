@@ -73,10 +73,12 @@ func (c *Controller) checkHealth(ctx context.Context) {
 		case <-ticker.C():
 		}
 		now, was := c.cfg.Clock.Now(), disrupted
-		if disrupted = c.checkLeases(now, was); was && !disrupted {
-			c.wakeUp(now) // those that are not heard yet may be on their way
-		}
-		c.showReleased()
+		c.cfg.Pulse.Turn(ctx, "health", func(context.Context) {
+			if disrupted = c.checkLeases(now, was); was && !disrupted {
+				c.wakeUp(now) // those that are not heard yet may be on their way
+			}
+			c.showReleased()
+		})
 	}
 }
 

@@ -22,7 +22,9 @@ func (c *Controller) hearInterruptions(ctx context.Context) {
 		return
 	}
 	for ctx.Err() == nil {
-		err := source.Interruptions(ctx, func(i cloud.Interruption) { c.interrupt(ctx, i) })
+		err := source.Interruptions(ctx, func(i cloud.Interruption) {
+			c.cfg.Pulse.Turn(ctx, "interruptions", func(ctx context.Context) { c.interrupt(ctx, i) })
+		})
 		if ctx.Err() != nil {
 			return
 		}
@@ -45,10 +47,14 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 	if found == nil || !found.cell().Live() || !found.cell().Interrupted.IsZero() {
 		return
 	}
-	why := fmt.Sprintf("the cloud takes instance %s back at %s: %s", i.InstanceID, i.At.UTC().Format(time.RFC3339), i.Reason)
+	at := i.At
+	if i.Left != 0 {
+		at = c.cfg.Clock.Now().Add(i.Left)
+	}
+	why := fmt.Sprintf("the cloud takes instance %s back at %s: %s", i.InstanceID, at.UTC().Format(time.RFC3339), i.Reason)
 	for ctx.Err() == nil {
 		err := c.save(ctx, found, func(cell *Cell) error {
-			cell.Interrupted = i.At
+			cell.Interrupted = at
 			return nil
 		})
 		if err == nil {

@@ -53,3 +53,49 @@ func TestACellThatIsHeardAfterItsNoticeGoesOn(t *testing.T) {
 		}
 	})
 }
+
+func TestANoticeIsCountedByKipsClockWhateverTheCloudsSays(t *testing.T) {
+	for _, ahead := range []time.Duration{-3 * time.Minute, 3 * time.Minute} {
+		inBubble(t, keep(1), nil, func(t *testing.T, b *bubble) {
+			b.request("a", "small")
+			b.later(time.Minute)
+			cell, _ := b.cells.ForPod(ref("a").UID)
+			b.cells.interrupt(t.Context(), cloud.Interruption{
+				InstanceID: cell.Instance.ID,
+				At:         time.Now().Add(2*time.Minute + ahead),
+				Left:       2 * time.Minute,
+				Reason:     "spot",
+			})
+			b.later(time.Minute)
+			if b.phase("a") != apiv1.Bound {
+				t.Errorf("a cloud that is %s ahead: within the notice it is %q", ahead, b.phase("a"))
+			}
+			b.links.of(cell.ID).set(false, errors.New("no route to host")) // one that is heard goes on
+			b.later(75 * time.Second)
+			if b.phase("a") == apiv1.Bound {
+				t.Errorf("a cloud that is %s ahead: after the notice it is %q", ahead, b.phase("a"))
+			}
+		})
+	}
+}
+
+func TestTheAgeOfAnInstanceIsByKipsClock(t *testing.T) {
+	placed := time.Unix(1000, 0)
+	now := placed.Add(30 * time.Second)
+	for ahead, want := range map[time.Duration]time.Duration{-2 * time.Minute: 0, 0: 10 * time.Second, 2 * time.Minute: 30 * time.Second} {
+		var cell Cell
+		cell.step(apiv1.StepPlaced, placed)
+		cell.step(apiv1.StepLaunched, now)
+		cell.take(cloud.Instance{ID: "i-a", Launched: placed.Add(10*time.Second + ahead)}, now)
+		if got := cell.launched().Sub(placed); got != want {
+			t.Errorf("a cloud that is %s ahead: launched %s after it was asked for, want %s", ahead, got, want)
+		}
+	}
+	var cell Cell
+	cell.step(apiv1.StepPlaced, placed)
+	cell.step(apiv1.StepLaunched, now)
+	cell.take(cloud.Instance{ID: "i-a"}, now) // of a cloud that does not say it
+	if !cell.launched().Equal(now) {
+		t.Errorf("launched %s, want when its launch was known", cell.launched())
+	}
+}

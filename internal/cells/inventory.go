@@ -25,6 +25,10 @@ const (
 	// the instance counts as gone. A list may lag behind a launch, EC2's by a few
 	// seconds.
 	missingAge = 20 * time.Second
+	// cloudSkew is how far the cloud's clock and Kip's may be apart, and some more. An
+	// instance that only seems to be older than the store is ended without need; no pod
+	// runs on it.
+	cloudSkew = 5 * time.Minute
 	// silentAge is the same for a cell whose tunnel is down too.
 	silentAge = 4 * time.Second
 )
@@ -220,7 +224,8 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 		}
 	}
 	for _, i := range seen.byID {
-		if !owned[i.ID] && !launching[joinIDOf(i)] && i.Tags[cloud.TagPodUID] == "" && i.Launched.Before(born) {
+		if !owned[i.ID] && !launching[joinIDOf(i)] && i.Tags[cloud.TagPodUID] == "" &&
+			i.Launched.Before(born.Add(cloudSkew)) {
 			seen.strangers = append(seen.strangers, i.ID)
 		}
 	}
@@ -240,9 +245,10 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 	return seen, f
 }
 
-// lags says that a list need not show the instance of a cell yet, or not as it is.
+// lags says that a list need not show the instance of a cell yet, or not as it is: by
+// when Kip learned of its launch, since the cloud's clock may be behind.
 func (v *inventory) lags(began time.Time, cell *Cell) bool {
-	return began.Sub(cell.launched()) < v.listLag
+	return began.Sub(cell.launched()) < v.listLag || began.Sub(cell.StepTime(apiv1.StepLaunched)) < v.listLag
 }
 
 // lookForStopped finds a cell whose instance was stopped by hand, or by a cloud that
@@ -346,18 +352,7 @@ func (c *Controller) takeInventory(ctx context.Context) {
 	idle := c.cfg.Clock.NewTicker(c.cfg.Health.pollInterval())
 	defer idle.Stop()
 	for {
-		began := c.cfg.Clock.Now()
-		call, cancel := context.WithTimeout(ctx, callTimeout)
-		list, err := c.cfg.Cloud.List(call, c.cfg.ControllerID)
-		cancel()
-		if err != nil {
-			if ctx.Err() != nil {
-				return
-			}
-			c.cfg.Log.Warn("list our instances", "cloud", c.cfg.Cloud.Name(), "err", err)
-		} else {
-			c.compare(ctx, began, list)
-		}
+		c.cfg.Pulse.Turn(ctx, "inventory", c.lookOnce)
 		select {
 		case <-ctx.Done():
 			return
@@ -370,6 +365,20 @@ func (c *Controller) takeInventory(ctx context.Context) {
 			return
 		case <-c.cfg.Clock.After(c.cfg.SoonPoll):
 		}
+	}
+}
+
+// lookOnce asks for the cloud's list and compares it with the cells.
+func (c *Controller) lookOnce(ctx context.Context) {
+	began := c.cfg.Clock.Now()
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	list, err := c.cfg.Cloud.List(call, c.cfg.ControllerID)
+	cancel()
+	switch {
+	case err == nil:
+		c.compare(ctx, began, list)
+	case ctx.Err() == nil:
+		c.cfg.Log.Warn("list our instances", "cloud", c.cfg.Cloud.Name(), "err", err)
 	}
 }
 

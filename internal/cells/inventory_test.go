@@ -179,7 +179,7 @@ func TestALookWakesTheCellsThatWaitForOne(t *testing.T) {
 
 func TestAnInstanceOfALostStoreIsAStrangerUnlessItSaysItsPod(t *testing.T) {
 	v := newInventory(Health{}, 0)
-	old, young := time.Unix(99, 0), time.Unix(101, 0)
+	old, ahead, young := time.Unix(99, 0), time.Unix(99+120, 0), time.Unix(101, 0).Add(cloudSkew)
 	tagged := func(id string, launched time.Time, tags map[string]string) cloud.Instance {
 		return cloud.Instance{ID: id, Launched: launched, Tags: tags}
 	}
@@ -188,10 +188,12 @@ func TestAnInstanceOfALostStoreIsAStrangerUnlessItSaysItsPod(t *testing.T) {
 		tagged("i-launching", old, map[string]string{cloud.TagCell: "launching"}),
 		tagged("i-pod", old, map[string]string{cloud.TagPodUID: "uid"}),
 		tagged("i-young", young, nil),
+		tagged("i-ahead", ahead, nil), // by a cloud's clock that is two minutes ahead
 		tagged("i-stranger", old, nil),
 	)
 	last := v.last()
-	if !slices.Equal(last.strangers, []string{"i-stranger"}) || !slices.Equal(last.byPod["uid"], []string{"i-pod"}) {
+	slices.Sort(last.strangers)
+	if !slices.Equal(last.strangers, []string{"i-ahead", "i-stranger"}) || !slices.Equal(last.byPod["uid"], []string{"i-pod"}) {
 		t.Errorf("strangers %v, instances by pod %v", last.strangers, last.byPod)
 	}
 }

@@ -50,9 +50,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 		// What an instance had before it was stopped is of no use.
 		found, there := look.byID[e.cell().Instance.ID]
 		if there && look.began.After(launched) && c.addressed(&found) {
-			if launched.After(found.Launched) {
-				found.Launched = launched // when it was started again, which not every cloud tells
-			}
+			found.Launched = launched // by Kip's clock, and when it was started again, which not every cloud tells
 			if err := c.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil }); err != nil {
 				return 0, err
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 	"sigs.k8s.io/yaml"
 )
@@ -128,7 +129,7 @@ func (c *Controller) launchGroup(ctx context.Context, group []*entry) {
 		}
 		return
 	}
-	c.running.Go(func() { c.send(ctx, l, false) })
+	c.inTurn(ctx, func(ctx context.Context) { c.send(ctx, l, false) })
 }
 
 // storeLaunch resolves a call and stores it with the cells that it launches, all
@@ -171,6 +172,11 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, 
 		return nil, err
 	}
 	return &launch{id: intent.ID, request: stored.Request, until: stored.Until, revision: revision, group: group}, nil
+}
+
+// inTurn follows a launch with a turn of its own: it outlives the one that began it.
+func (c *Controller) inTurn(ctx context.Context, follow func(context.Context)) {
+	c.running.Go(func() { c.cfg.Pulse.Turn(ctx, "launch", follow) })
 }
 
 // landed gives cells that were being launched back to their workers.
@@ -226,7 +232,7 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	}
 	if revision == 0 {
 		if l.request, err = c.remadeRequest(l); err != nil {
-			c.running.Go(func() { c.abandon(ctx, e, err) })
+			c.inTurn(ctx, func(ctx context.Context) { c.abandon(ctx, e, err) })
 			e.launching = true
 			return 0, nil
 		}
@@ -234,7 +240,7 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	for _, n := range l.open() {
 		l.group[n].launching = true
 	}
-	c.running.Go(func() { c.send(ctx, l, true) })
+	c.inTurn(ctx, func(ctx context.Context) { c.send(ctx, l, true) })
 	return 0, nil
 }
 
@@ -412,6 +418,7 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 
 // sleep returns false when ctx ends.
 func (c *Controller) sleep(ctx context.Context, d time.Duration) bool {
+	defer pulse.Wait(ctx, pulse.Time)()
 	select {
 	case <-ctx.Done():
 		return false
@@ -491,7 +498,8 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 
 func (c *Controller) launched(cell *Cell, instance cloud.Instance) (outcome, error) {
 	offer := cell.Offer()
-	cell.Instance, cell.Reason, cell.Offers = &instance, offer.Reason, cell.Offers[:1]
+	cell.take(instance, c.cfg.Clock.Now())
+	cell.Reason, cell.Offers = offer.Reason, cell.Offers[:1]
 	cell.step(apiv1.StepLaunched, c.cfg.Clock.Now())
 	if instance.State == cloud.Terminating || instance.State == cloud.Gone {
 		// A launch that is sent again is answered with what it once started.

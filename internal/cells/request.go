@@ -81,7 +81,7 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 
 // store writes the record of a new cell, which is reserved, and starts its life.
 func (c *Controller) store(ctx context.Context, e *entry) error {
-	e.writing.Lock()
+	lockWriting(ctx, e)
 	defer e.writing.Unlock()
 	cell := e.cell()
 	revision, err := c.cfg.Store.Put(ctx, keyPrefix+e.id, cell, 0)

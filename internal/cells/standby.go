@@ -96,7 +96,7 @@ func (c *Controller) give(ctx context.Context, e *entry, r Request) (Cell, error
 	if err != nil {
 		// Whatever is stored, the cell ends. Where that is not known, it is the
 		// pod's until it is gone.
-		e.writing.Lock()
+		lockWriting(ctx, e)
 		c.mu.Lock()
 		if e.unsure == nil {
 			c.unreserve(e)
@@ -140,7 +140,7 @@ func (c *Controller) refillSoon() {
 // fillPools keeps the standby pools full until ctx ends.
 func (c *Controller) fillPools(ctx context.Context) {
 	for {
-		c.fill(ctx)
+		c.cfg.Pulse.Turn(ctx, "standby pools", c.fill)
 		timer := c.cfg.Clock.NewTimer(c.pools.next())
 		select {
 		case <-ctx.Done():

@@ -187,7 +187,7 @@ func (c *Controller) population() int {
 func (c *Controller) findAbandoned(ctx context.Context, e *entry, look look) (time.Duration, error) {
 	if id, ok := look.byCell[e.cell().JoinID()]; ok {
 		found := look.byID[id]
-		return 0, c.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil })
+		return 0, c.save(ctx, e, func(cell *Cell) error { cell.take(found, c.cfg.Clock.Now()); return nil })
 	}
 	cell := e.cell()
 	if !look.lacks && look.covers(cell.Offer().Zone) && look.began.Sub(cell.StepTime(apiv1.StepEnded)) >= c.cfg.ListLag+time.Second {

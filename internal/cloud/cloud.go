@@ -163,8 +163,11 @@ type Interrupter interface {
 // Interruption announces that the cloud takes an instance back.
 type Interruption struct {
 	InstanceID string
-	At         time.Time // when the instance ends
-	Reason     string    // the cloud's words
+	At         time.Time // when the instance ends, by the cloud's clock
+	// Left is how long that is from now, where the cloud says what it takes for now: its
+	// clock need not be Kip's. 0 where it does not, and At is all that is known.
+	Left   time.Duration
+	Reason string // the cloud's words
 }
 
 // Console is a cloud that keeps what machines write to their consoles.

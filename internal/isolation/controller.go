@@ -24,6 +24,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/policy"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -62,6 +63,8 @@ type Config struct {
 	AllowsMetadata func(namespace string, annotations map[string]string) bool
 	// Event reports to the pod's owner.
 	Event func(pod apiv1.PodReference, kind, reason, message string)
+	// Pulse is told of the turns of the loop. Optional.
+	Pulse *pulse.Pulse
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
 	Clock  clock.WithTicker
@@ -165,6 +168,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	for range slowWorkers {
 		running.Go(func() { c.work(ctx, c.slow, true) })
 	}
+	running.Go(func() { c.cfg.Pulse.Probe(ctx, "the lock of the firewalls", &c.mu) })
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
@@ -184,7 +188,7 @@ func (c *Controller) work(ctx context.Context, queue workqueue.TypedInterface[st
 			return
 		}
 		if c.belongs(id, slow) {
-			c.process(ctx, id)
+			c.cfg.Pulse.Turn(ctx, "firewalls", func(ctx context.Context) { c.process(ctx, id) })
 		}
 		queue.Done(id)
 	}

@@ -39,7 +39,7 @@ func (k *process) serveMetricsOn(ctx context.Context, l net.Listener) error {
 		return errors.Join(err, l.Close())
 	}
 	server := &http.Server{
-		Handler: metrics.Handler(scraped, nil, ready),
+		Handler: metrics.Handler(scraped, k.alive(), ready),
 		// A token comes with each scrape.
 		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate},
 		ReadHeaderTimeout: 10 * time.Second,
@@ -67,6 +67,12 @@ func (k *process) metricsCertificate() (func(*tls.ClientHelloInfo) (*tls.Certifi
 	return k.servingCertificate(authority, addresses)
 }
 
+// alive are the checks of /healthz. What a restart of Kip would not mend is none of
+// them.
+func (k *process) alive() []metrics.Check {
+	return []metrics.Check{{Name: "loops", Func: func(context.Context) error { return k.pulse.Err() }}}
+}
+
 // ready says why a check of the leader does not hold. A process that stands by is
 // ready to.
 func (k *process) ready(holds func(*leading) error) error {
@@ -85,9 +91,11 @@ var checksOfLeader = []struct {
 	{"node", (*leading).nodeRegistered},
 }
 
+var errNotListed = errors.New("the pods of the node are not listed yet")
+
 func (l *leading) podsListed() error {
 	if !l.informer.HasSynced() {
-		return errors.New("the pods of the node are not listed yet")
+		return errNotListed
 	}
 	return nil
 }

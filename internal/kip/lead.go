@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"time"
 
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/cellapi"
@@ -55,6 +56,7 @@ type leading struct {
 
 	firewalls *isolation.Controller
 	mirror    *cells.Mirror
+	defined   chan struct{} // closed when the API server serves the Cell resource
 	cells     *cells.Controller
 	pods      *pods.Controller
 
@@ -70,7 +72,7 @@ type leading struct {
 
 // lead does Kip's work until ctx ends.
 func (k *process) lead(ctx context.Context, st *store.Store) error {
-	l := &leading{process: k, store: st, late: lateness.New(k.clock)}
+	l := &leading{process: k, store: st, late: lateness.New(k.clock), defined: make(chan struct{})}
 	defer l.close()
 	for _, wire := range []func(context.Context) error{
 		l.wireCloud, l.wirePlacement, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNode, l.wireKubeletPort, l.wireSocket,
@@ -106,22 +108,28 @@ func (l *leading) parts(known []cells.Cell) []part {
 		{name: "kubelet port", run: func(ctx context.Context) error { return l.port.Serve(ctx, l.listener) }},
 		{name: "shortages", run: l.shortages.keep},
 		{name: "catalogue", run: l.shop.Run},
-		{name: "cell mirror", run: func(ctx context.Context) error { return l.mirror.Run(ctx, known) }},
 		{name: "pod stats", run: l.stats.Run},
 	}
 	if l.provisioner != nil {
 		all = append(all, part{name: "provisioner", run: l.provisioner.Run})
 	}
 	return append(all,
+		part{name: "pod informer", run: func(ctx context.Context) error { l.informer.RunWithContext(ctx); return nil }},
+		part{name: "cell API", run: l.cellAPI.Run},
+		part{name: "firewalls", run: l.firewalls.Run},
+		// Before the API server has answered: cells run on meanwhile, and are heard.
+		part{name: "cells", run: l.cells.Run},
+		part{name: "saved logs", run: l.sweepLogs},
 		part{
-			name:  "pod informer",
-			run:   func(ctx context.Context) error { l.informer.RunWithContext(ctx); return nil },
+			name:  "cell mirror",
+			run:   func(ctx context.Context) error { return l.mirrorCells(ctx, known) },
+			ready: func(ctx context.Context) { await(ctx, l.defined) },
+		},
+		part{
+			name:  "pods of the node",
+			run:   func(ctx context.Context) error { <-ctx.Done(); return nil },
 			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.informer.HasSynced) },
 		},
-		part{name: "cell API", run: l.cellAPI.Run},
-		part{name: "saved logs", run: l.sweepLogs},
-		part{name: "firewalls", run: l.firewalls.Run},
-		part{name: "cells", run: l.cells.Run},
 		part{name: "virtual node", run: l.nodeLoop.Run, ready: l.registered},
 		// Only when the node is ours: a real node of the same name has its own
 		// kubelet for its pods.
@@ -130,11 +138,41 @@ func (l *leading) parts(known []cells.Cell) []part {
 }
 
 // registered waits until the virtual node is ours.
-func (l *leading) registered(ctx context.Context) {
+func (l *leading) registered(ctx context.Context) { await(ctx, l.node.Ready()) }
+
+// await waits until c is closed, or ctx ends.
+func await(ctx context.Context, c <-chan struct{}) {
 	select {
 	case <-ctx.Done():
-	case <-l.node.Ready():
+	case <-c:
 	}
+}
+
+// defineRetry is the pause after an API server that did not take the definition of cells.
+const defineRetry = 5 * time.Second
+
+// mirrorCells defines the Cell resource and writes the cells to it, until ctx ends.
+func (l *leading) mirrorCells(ctx context.Context, known []cells.Cell) error {
+	for {
+		err := l.api.installCRD(ctx, l.Log)
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if !unanswered(err) {
+			return err
+		}
+		l.Log.Warn("define the Cell resource, retrying", "err", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-l.clock.After(defineRetry):
+		}
+	}
+	close(l.defined)
+	return l.mirror.Run(ctx, known)
 }
 
 // atEnd has f called when this process leads no more, the last given first.
@@ -166,7 +204,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			}
 		})
 	}
-	l.machines = l.metrics.Cloud(bare)
+	l.machines = waits{l.metrics.Cloud(bare)}
 	l.disks = l.machines.Features().Disks
 	l.gate = gate.New(gate.Config{
 		Cloud: l.machines,
@@ -222,9 +260,6 @@ func (l *leading) place(pod *corev1.Pod, zone string) ([]cells.Offer, error) {
 
 // wireClusterAPI makes what follows the cluster and shows it to cells.
 func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
-	if err := l.api.installCRD(ctx, l.Log); err != nil {
-		return err
-	}
 	if l.logs, err = podlogs.Open(podlogs.Config{Dir: filepath.Join(l.cfg.Etcd.Internal.DataDir, "podlogs"), Log: l.Log}); err != nil {
 		return err
 	}
@@ -254,6 +289,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		Shared:         l.cellAPI.Watches(),
 		AllowsMetadata: allowsMetadata(grants(l.cfg)),
 		Event:          l.event,
+		Pulse:          l.pulse,
 		Queues:         l.metrics.WorkqueueProvider(),
 		Clock:          l.clock,
 		Log:            l.Log,
@@ -267,7 +303,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	dns, err := l.api.clusterDNS(ctx, l.ClusterDNS, l.cellAPI.Watches(), l.Log)
+	dns, err := l.api.clusterDNS(ctx, l.ClusterDNS, l.cellAPI.Watches(), l.store, l.Log)
 	if err != nil {
 		return err
 	}
@@ -297,6 +333,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 
 		Event:    l.event,
 		SaveLogs: l.saveLogs,
+		Pulse:    l.pulse,
 		Queues:   l.metrics.WorkqueueProvider(),
 
 		ClusterDNS:          dns,
@@ -331,6 +368,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Forget:      l.forgetLogs,
 		MaxAttempts: l.cfg.Cells.MaxAttempts,
 		Running:     l.metrics.PodRunning,
+		Pulse:       l.pulse,
 		Queues:      l.metrics.WorkqueueProvider(),
 		Clock:       l.clock,
 		Log:         l.Log,

@@ -2,7 +2,6 @@ package kip
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -87,7 +86,7 @@ func (l *leading) backup(ctx context.Context, w io.Writer) error {
 // listed returns the pods of the node; an error until they are known.
 func (l *leading) listed() ([]*corev1.Pod, error) {
 	if !l.informer.HasSynced() {
-		return nil, errors.New("the pods of the node are not listed yet")
+		return nil, errNotListed
 	}
 	return podsOf(l.informer), nil
 }

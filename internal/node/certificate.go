@@ -113,14 +113,18 @@ func ClientCA(
 		}
 		return ca, nil
 	}
-	_, err := client.CoreV1().ConfigMaps(clientCANamespace).Get(ctx, clientCAConfigMap, metav1.GetOptions{})
+	asking, cancel := context.WithTimeout(ctx, clientCATimeout)
+	_, err := client.CoreV1().ConfigMaps(clientCANamespace).Get(asking, clientCAConfigMap, metav1.GetOptions{})
+	cancel()
 	switch {
 	case apierrors.IsForbidden(err):
 		log.Warn("Kip may not read the client CA: the kubelet port accepts bearer tokens only, until Kip is started with that right",
 			"right", "RoleBinding kube-system/kip-client-ca of deploy/rbac.yaml", "err", err)
 		return nil, nil
-	case err != nil && !apierrors.IsNotFound(err):
+	case err != nil && ctx.Err() != nil:
 		return nil, fmt.Errorf("client CA from ConfigMap %s/%s: %w", clientCANamespace, clientCAConfigMap, err)
+	case err != nil && !apierrors.IsNotFound(err):
+		log.Warn("the API server does not answer: client certificates are refused until it does", "err", err)
 	}
 	ca, err := dynamiccertificates.NewDynamicCAFromConfigMapController("kubelet-client-ca", clientCANamespace, clientCAConfigMap, clientCAKey,
 		client)

@@ -201,7 +201,10 @@ func (m *machine) step(ctx context.Context) time.Duration {
 	if uid == "" {
 		return 0
 	}
-	pod := api.kip.seenPod(name, uid)
+	pod, known := api.kip.seenPod(name, uid)
+	if !known {
+		return retry // it is asked to come again
+	}
 	w.mu.Lock()
 	m.pod, m.name = uid, name
 	w.mu.Unlock()

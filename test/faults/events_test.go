@@ -194,6 +194,8 @@ func draw(r *rand.Rand) setting {
 			s.knobs.Latency[kind] = tail(d)
 		}
 	}
+	offset := func() time.Duration { return time.Duration(r.IntN(5)-2) * time.Minute }
+	s.cloudClock, s.apiClock = offset(), offset()
 	return s
 }
 

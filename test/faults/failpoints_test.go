@@ -194,6 +194,45 @@ func (s *stage) gone(uids ...types.UID) func() bool {
 	}
 }
 
+// cloudAway lets each call to the cloud fail, or heals it.
+func (s *stage) cloudAway(away bool) {
+	s.change(func(k *sim.Knobs) {
+		k.Faults = nil
+		if away {
+			k.Faults = map[sim.Kind]sim.FaultRates{sim.AnyKind: {Failed: 1}}
+		}
+	})
+}
+
+// startsWithout lets Kip start while something is away: every pod runs on where it was.
+func startsWithout(what string, set func(s *stage, away bool)) scenario {
+	return scenario{name: "Kip starts again without " + what, story: func(s *stage) {
+		uids := []types.UID{s.pod(corev1.RestartPolicyNever, "small"), s.pod(corev1.RestartPolicyNever, "large")}
+		s.until("they run", s.runs(uids...))
+		var before []string
+		for _, uid := range uids {
+			before = append(before, s.machineOf(uid))
+		}
+		set(s, true)
+		s.kill()
+		for range 60 {
+			time.Sleep(10 * time.Second)
+			s.rest()
+		}
+		set(s, false)
+		s.mu.Lock()
+		s.troubled(time.Now())
+		s.mu.Unlock()
+		late := s.pod(corev1.RestartPolicyNever, "small")
+		s.until("one that is made later runs", s.runs(late))
+		for n, uid := range uids {
+			if on := s.machineOf(uid); on != before[n] {
+				s.violate("pod %s ran on %s, and after a start of Kip without %s it runs on %q", uid, before[n], what, on)
+			}
+		}
+	}}
+}
+
 // deletedIn deletes a pod when its cell is in a phase.
 func deletedIn(phase apiv1.Phase) scenario {
 	return scenario{name: "a pod is deleted while its cell is " + string(phase), story: func(s *stage) {
@@ -233,6 +272,9 @@ var scenarios = []scenario{
 		s.until("the pod is gone", s.gone(uid))
 	}},
 	deletedIn(apiv1.Requested), deletedIn(apiv1.Launching), deletedIn(apiv1.Booting), deletedIn(apiv1.Ready), deletedIn(apiv1.Bound),
+	startsWithout("the API server", func(s *stage, away bool) { s.api.setAway(away) }),
+	startsWithout("the cloud", (*stage).cloudAway),
+	startsWithout("the API server and the cloud", func(s *stage, away bool) { s.api.setAway(away); s.cloudAway(away) }),
 	{name: "a burst finds room for a part of it", story: func(s *stage) {
 		s.cloud.SetCapacity(sim.Pool{InstanceType: "small", Zone: "a"}, 2)
 		s.cloud.SetCapacity(sim.Pool{InstanceType: "small", Zone: "b"}, 1)

@@ -47,6 +47,8 @@ type setting struct {
 	reuse      bool      // the address that was freed last is given out next
 	mild       bool      // no fault lasts, and time passes between them
 	shared     bool      // the machines of a launch share their user data
+	// How far the clocks of the cloud and of the API server are ahead of Kip's.
+	cloudClock, apiClock time.Duration
 }
 
 type poolOf struct {
@@ -435,10 +437,7 @@ func (k *kip) run() error {
 	for _, loop := range []func() error{
 		func() error { return late.Run(k.ctx) },
 		func() error { k.informer.RunWithContext(k.ctx); return nil },
-		func() error {
-			cache.WaitForCacheSync(k.ctx.Done(), k.informer.HasSynced)
-			return k.cells.Run(k.ctx)
-		},
+		func() error { return k.cells.Run(k.ctx) },
 		func() error { return k.pods.Run(k.ctx) },
 	} {
 		running.Go(func() {
@@ -578,15 +577,21 @@ func saveLogs(ctx context.Context, _ apiv1.PodReference, agent agentapi.Conn) er
 }
 
 // seenPod is the pod as the cell API shows it: from the informer, and from the API
-// server itself where the informer has none.
-func (k *kip) seenPod(name cache.ObjectName, uid types.UID) *corev1.Pod {
+// server itself where the informer has none. It is not known where neither answers.
+func (k *kip) seenPod(name cache.ObjectName, uid types.UID) (pod *corev1.Pod, known bool) {
+	if !k.informer.HasSynced() {
+		return nil, false
+	}
 	if o, ok, err := k.informer.GetStore().GetByKey(name.String()); err == nil && ok && o.(*corev1.Pod).UID == uid {
-		return o.(*corev1.Pod)
+		return o.(*corev1.Pod), true
+	}
+	if k.w.api.isAway() != nil {
+		return nil, false
 	}
 	if p := k.w.api.get(name); p != nil && p.UID == uid {
-		return p
+		return p, true
 	}
-	return nil
+	return nil, true
 }
 
 const owner = "me"
@@ -830,10 +835,24 @@ func ask[T any](ctx context.Context, h handle, do func(context.Context) (T, erro
 	return answer, err
 }
 
+// told are instances as the cloud tells of them, by its clock.
+func (h handle) told(list []cloud.Instance) []cloud.Instance {
+	told := slices.Clone(list)
+	for n := range told {
+		if !told[n].Launched.IsZero() {
+			told[n].Launched = told[n].Launched.Add(h.k.w.cloudClock)
+		}
+	}
+	return told
+}
+
 func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
 	w := h.k.w
 	results, err := ask(ctx, h, func(ctx context.Context) (cloud.LaunchResults, error) {
-		results := w.cloud.Launch(ctx, r)
+		results := slices.Clone(w.cloud.Launch(ctx, r))
+		for n := range results {
+			results[n].Instance = h.told([]cloud.Instance{results[n].Instance})[0]
+		}
 		return results, results.Err()
 	})
 	w.mu.Lock()
@@ -868,7 +887,7 @@ func (h handle) List(ctx context.Context, owner string) (cloud.Listing, error) {
 		}
 		return listing, err
 	})
-	listing.Instances = w.omit(listing.Instances)
+	listing.Instances = h.told(w.omit(listing.Instances))
 	return listing, err
 }
 
@@ -894,7 +913,7 @@ func (w *world) judge(listing cloud.Listing, truth []sim.Instance) {
 func (h handle) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
 	list, err := ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.w.cloud.Describe(ctx, ids...) })
 	h.k.w.forget(list)
-	return list, err
+	return h.told(list), err
 }
 
 // each makes a call that names instances.
@@ -970,6 +989,7 @@ func (h handle) Interruptions(ctx context.Context, notice func(cloud.Interruptio
 			w.plays["interrupt"]++
 		}
 		w.mu.Unlock()
+		i.At = i.At.Add(w.cloudClock)
 		notice(i)
 	})
 	if errors.Is(err, errQueueGone) {

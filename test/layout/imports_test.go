@@ -196,6 +196,10 @@ func arrows() []direction {
 			why: "how late this process is does not depend on what it does",
 		},
 		{
+			of: []string{"internal/pulse"}, not: []string{"internal", "api"},
+			why: "whether a loop moves does not depend on what it does",
+		},
+		{
 			of: []string{"internal/watches"}, not: []string{"internal", "api"},
 			why: "what is seen of the API server does not depend on who is shown it",
 		},
