@@ -213,7 +213,7 @@ func TestAnEtcdThatAKipUsesIsNotRestored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text = bytes.Replace(text, []byte("  internal:\n    dataDir: "+p.data), []byte("  client:\n    endpoints: ["+endpoint+"]"), 1)
+	text = bytes.Replace(text, []byte("  internal:\n    dataDir: "+p.data), []byte("  client:\n    allowPlainText: true\n    endpoints: ["+endpoint+"]"), 1)
 	if err := os.WriteFile(p.config, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
