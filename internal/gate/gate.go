@@ -189,7 +189,12 @@ func (g *Gate) Admit(e End, population int) error {
 		since = h.Since
 	}
 	g.held[e.Instance] = &held{
-		Held:  Held{End: e, Reason: because.Reason, Text: because.Text, Since: since},
+		Held: Held{
+			End:    e,
+			Reason: because.Reason,
+			Text:   because.Text,
+			Since:  since,
+		},
 		asked: now,
 	}
 	return because

@@ -61,7 +61,12 @@ type turn struct {
 
 // New returns a pulse without turns; Run looks at them.
 func New(c clock.WithTicker, log *slog.Logger) *Pulse {
-	return &Pulse{clock: c, log: log, still: make(chan struct{}), turns: map[*turn]struct{}{}}
+	return &Pulse{
+		clock: c,
+		log:   log,
+		still: make(chan struct{}),
+		turns: map[*turn]struct{}{},
+	}
 }
 
 // turnKey is where a context has the turn that it belongs to.
