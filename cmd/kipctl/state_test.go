@@ -213,7 +213,8 @@ func TestAnEtcdThatAKipUsesIsNotRestored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text = bytes.Replace(text, []byte("  internal:\n    dataDir: "+p.data), []byte("  client:\n    allowPlainText: true\n    endpoints: ["+endpoint+"]"), 1)
+	external := "  client:\n    allowPlainText: true\n    endpoints: [" + endpoint + "]"
+	text = bytes.Replace(text, []byte("  internal:\n    dataDir: "+p.data), []byte(external), 1)
 	if err := os.WriteFile(p.config, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
