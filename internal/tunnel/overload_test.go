@@ -440,7 +440,7 @@ func TestTLSIsResumedAndWhoItIsIsProvenAllTheSame(t *testing.T) {
 		t.Errorf("a cell of another authority accepted a connection, resumed: %v", resumed)
 	}
 	strict.stop()
-	m = start(addr, "")
+	start(addr, "")
 	if _, err := resumes(t, again); err != nil {
 		t.Errorf("its own authority's is refused: %v", err)
 	}
@@ -454,7 +454,7 @@ func TestARestartedAgentMakesAFullHandshake(t *testing.T) {
 	wait(t, "the join", s.Ready())
 	get(t, m.RoundTripper(), "/")
 	m.stop()
-	m = w.start(dir, m.addr.String(), says("agent"))
+	w.start(dir, m.addr.String(), says("agent"))
 	if resumed, err := resumes(t, s); err != nil || resumed {
 		t.Errorf("resumed %v, %v: another process has other ticket keys", resumed, err)
 	}
