@@ -19,8 +19,10 @@ import (
 
 // sharing gives the model the trait and a Tagger.
 func (b *bubble) sharing() {
-	b.cloud.set(func() { b.cloud.traits.SharedUserData = true })
-	b.cloud.features.Tagger = b.cloud
+	b.cloud.set(func() {
+		b.cloud.traits.SharedUserData = true
+		b.cloud.features.Tagger = b.cloud
+	})
 }
 
 // calls are the requests that the cloud gets from now on.

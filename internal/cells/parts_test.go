@@ -63,11 +63,25 @@ func part(id, cell, instance string) cloud.Part {
 	return p
 }
 
-// sweeps counts what an observer is told of parts.
+func (m *modelParts) there() []cloud.Part {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.list)
+}
+
+// swept is what an observer was told of parts.
+type swept struct{ left, deleted, failed int }
+
 type sweeps struct {
 	Unobserved
-	mu                    sync.Mutex
-	left, deleted, failed int
+	mu sync.Mutex
+	swept
+}
+
+func (s *sweeps) told() swept {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.swept
 }
 
 func (s *sweeps) PartLeft() {
@@ -87,7 +101,7 @@ func (s *sweeps) PartDeleted(err error) {
 }
 
 func TestPartsThatOutliveTheirInstanceAreDeleted(t *testing.T) {
-	m, told := &modelParts{deleted: map[string]int{}}, &sweeps{}
+	m, observed := &modelParts{deleted: map[string]int{}}, &sweeps{}
 	inBubble(t, withParts(m), nil, func(t *testing.T, b *bubble) {
 		b.request("a", "nano")
 		b.later(10 * time.Second)
@@ -116,7 +130,7 @@ func TestPartsThatOutliveTheirInstanceAreDeleted(t *testing.T) {
 			}
 		})
 		b.later(partsPoll)
-		if told.left != 2 || told.deleted != 0 {
+		if told := observed.told(); told != (swept{left: 2}) {
 			t.Fatalf("%+v after one list: want 2 left and none deleted", told)
 		}
 		b.later(2 * partsPoll)
@@ -125,8 +139,8 @@ func TestPartsThatOutliveTheirInstanceAreDeleted(t *testing.T) {
 				t.Errorf("the part %q was deleted %d times: want once", p, m.calls(p))
 			}
 		}
-		if len(m.list) != 4 || told.left != 2 || told.deleted != 2 {
-			t.Errorf("%v is left, and %+v was told", m.list, told)
+		if told := observed.told(); len(m.there()) != 4 || told != (swept{left: 2, deleted: 2}) {
+			t.Errorf("%v is left, and %+v was told", m.there(), told)
 		}
 		// With the cell its part goes.
 		b.cloud.set(func() { b.cloud.linger = false })
@@ -138,23 +152,23 @@ func TestPartsThatOutliveTheirInstanceAreDeleted(t *testing.T) {
 		if m.calls("the owner's own") != 0 {
 			t.Error("what is the owner's own was deleted")
 		}
-	}, told)
+	}, observed)
 }
 
 func TestAPartWhoseDeletionIsRefusedIsTriedAgain(t *testing.T) {
-	m, told := &modelParts{deleted: map[string]int{}, fail: errors.New("it is in use")}, &sweeps{}
+	m, observed := &modelParts{deleted: map[string]int{}, fail: errors.New("it is in use")}, &sweeps{}
 	inBubble(t, withParts(m), nil, func(t *testing.T, b *bubble) {
 		m.set(func() { m.list = []cloud.Part{part("left", "cell-old", "")} })
 		b.later(5*partsPoll + time.Second)
-		if m.calls("left") != 4 || told.failed != 4 || told.left != 1 {
+		if told := observed.told(); m.calls("left") != 4 || told != (swept{left: 1, failed: 4}) {
 			t.Fatalf("it was tried %d times, and told %+v: want 4 times, found once", m.calls("left"), told)
 		}
 		m.set(func() { m.fail = nil })
 		b.later(partsPoll)
-		if len(m.list) != 0 || told.deleted != 1 {
-			t.Fatalf("%v is left, told %+v", m.list, told)
+		if told := observed.told(); len(m.there()) != 0 || told.deleted != 1 {
+			t.Fatalf("%v is left, told %+v", m.there(), told)
 		}
-	}, told)
+	}, observed)
 }
 
 // Where a list could not look, an instance may run that has the part.

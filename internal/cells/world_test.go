@@ -107,7 +107,11 @@ func (m *modelCloud) Traits() cloud.Traits {
 	return m.traits
 }
 
-func (m *modelCloud) Features() cloud.Features { return m.features }
+func (m *modelCloud) Features() cloud.Features {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.features
+}
 
 // Launch refuses a token that comes with another request, as EC2 does.
 func (m *modelCloud) Launch(_ context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
