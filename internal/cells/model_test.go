@@ -245,7 +245,12 @@ func (b *bubble) run() {
 	}
 	b.gate = gate.New(gate.Config{
 		Cloud: b.ends,
-		Leads: func(ctx context.Context) error { return b.leads(ctx) },
+		Leads: func(ctx context.Context) error {
+			b.cloud.mu.Lock()
+			leads := b.leads
+			b.cloud.mu.Unlock()
+			return leads(ctx)
+		},
 		Limit: b.limit,
 		Clock: b.cfg.Clock,
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -349,22 +350,23 @@ func TestAStartThatFailsIsRepeatedBeforeTheCellIsGivenUp(t *testing.T) {
 }
 
 func TestAStartWithoutRightsPausesAsALaunchDoes(t *testing.T) {
-	tries, allowed := 0, false
+	var tries atomic.Int32
+	var allowed atomic.Bool
 	startRefused(t, func() error {
-		tries++
-		if allowed {
+		tries.Add(1)
+		if allowed.Load() {
 			return nil
 		}
 		return cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("AuthFailure"))
 	}, func(t *testing.T, b *bubble) {
 		b.later(10 * time.Minute)
-		if cell, has := b.cells.ForPod(ref("a").UID); !has || cell.Phase != apiv1.Ready || tries > 20 {
-			t.Fatalf("the pod has its cell %t (%s), after %d tries in ten minutes", has, cell.Phase, tries)
+		if cell, has := b.cells.ForPod(ref("a").UID); !has || cell.Phase != apiv1.Ready || tries.Load() > 20 {
+			t.Fatalf("the pod has its cell %t (%s), after %d tries in ten minutes", has, cell.Phase, tries.Load())
 		}
 		if len(b.said("LaunchesPaused")) != 1 {
 			t.Errorf("said %v", b.events)
 		}
-		allowed = true
+		allowed.Store(true)
 		b.later(2 * time.Minute)
 		if b.phase("a") != apiv1.Bound {
 			t.Errorf("with rights again its cell is %q", b.phase("a"))

@@ -178,7 +178,8 @@ func TestThrottledTerminationsWaitAltogetherForAsLongAsTheCloudSays(t *testing.T
 			b.later(time.Duration(n) * 100 * time.Millisecond)
 		}
 		b.later(4 * time.Minute)
-		if n := len(r.made()); n > 8 {
+		// As many as are under way at a time may be answered before any waits.
+		if n := len(r.made()); n > 7*terminateCalls {
 			t.Errorf("%d calls in some 4 minutes, of which each is answered that none is of use for 40 s", n)
 		}
 	})
@@ -187,13 +188,13 @@ func TestThrottledTerminationsWaitAltogetherForAsLongAsTheCloudSays(t *testing.T
 func TestAKipThatNoLongerLeadsEndsNothing(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		pod := b.bound(1)[0]
-		b.leads = func(context.Context) error { return errors.New("etcd does not answer") }
+		b.cloud.set(func() { b.leads = func(context.Context) error { return errors.New("etcd does not answer") } })
 		b.cells.Release(ref(pod).UID, "done", false)
 		b.later(5 * time.Minute)
 		if len(b.cloud.running()) != 1 || len(b.said("CellNotTerminated", "not certain")) == 0 {
 			t.Fatalf("instances %v, said %v", b.cloud.running(), b.events)
 		}
-		b.leads = func(context.Context) error { return fmt.Errorf("asked: %w", store.ErrNotLeader) }
+		b.cloud.set(func() { b.leads = func(context.Context) error { return fmt.Errorf("asked: %w", store.ErrNotLeader) } })
 		b.later(2 * time.Minute)
 		if err := <-b.ended; !errors.Is(err, store.ErrNotLeader) || len(b.cloud.running()) != 1 {
 			t.Errorf("the controller ended with %v, instances %v", err, b.cloud.running())
