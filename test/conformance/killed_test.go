@@ -98,6 +98,11 @@ func playKipDev(args []string) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, kip.Stop(context.Background())) }()
+		for said := []byte(nil); len(said) == 0 && asked.Err() == nil; time.Sleep(10 * time.Millisecond) { // a Kip that is ready has said so
+			if said, err = os.ReadFile(filepath.Join(state, log)); err != nil {
+				return err
+			}
+		}
 	}
 	fmt.Println("the cluster's words")
 	if err := os.WriteFile(given["--ready-file"], nil, 0o600); err != nil {
