@@ -17,6 +17,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/gate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -37,9 +38,9 @@ type stage struct {
 	lost bool // a condition was never met
 }
 
-// noticing is the longest until Kip knows that an instance has ended: a young one may
-// not be in the list yet, and a look takes its time.
-const noticing = listLag + 10*time.Second
+// noticing is the longest until Kip knows that an instance has ended: one whose cell was
+// heard lately is not lost for what a list says.
+const noticing = max(listLag, gate.Fresh) + 10*time.Second
 
 const stopping = 3 * time.Second // of an instance
 
