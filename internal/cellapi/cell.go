@@ -41,6 +41,9 @@ const (
 	// maxPath bounds the path of a request, in bytes: a group, a namespace and a name
 	// of 253 each, and a few words.
 	maxPath = 1 << 10
+	// maxQuery bounds the options of a request, in bytes. The longest of a kubelet are
+	// those of a watch by name: 253 of the name, and 200 of other options.
+	maxQuery = 2 << 10
 )
 
 // Cell is the API of one cell: an [http.Handler] whose every request is taken to
@@ -152,12 +155,17 @@ func (c *Cell) understand(r *http.Request) (*ask, error) {
 	switch {
 	case len(r.URL.Path) > maxPath:
 		return nil, apierrors.NewBadRequest("the path is longer than any of the Kubernetes API")
+	case len(r.URL.RawQuery) > maxQuery:
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("the options are longer than %d bytes", maxQuery))
 	case !slices.Contains([]string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}, r.Method):
 		return nil, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: r.URL.Path}, r.Method)
 	case r.Header.Get("Upgrade") != "":
 		return nil, apierrors.NewBadRequest("connections are not upgraded here")
 	case r.URL.RawPath != "" || path.Clean(r.URL.Path) != r.URL.Path:
 		return nil, apierrors.NewBadRequest("the path is not in its plain form")
+	}
+	if _, err := decodeListOptions(r); err != nil { // before the API server's own code, which logs it
+		return nil, err
 	}
 	info, err := apiPaths.NewRequestInfo(r)
 	if err != nil {
@@ -314,6 +322,10 @@ var (
 
 // read answers get, list and watch with rd.
 func (c *Cell) read(w http.ResponseWriter, r *http.Request, rd *reader, a *ask) error {
+	rd.worked = func(began time.Time) {
+		now := c.server.clock.Now()
+		c.budget.workedFor(now, now.Sub(began))
+	}
 	switch a.Verb {
 	case "get":
 		return rd.get(w, r, a.Name)

@@ -664,3 +664,80 @@ func TestWhatACellSaysInTheLogIsShort(t *testing.T) {
 		t.Error("nothing was logged")
 	}
 }
+
+// What a list or watch compares with each object is bounded, and the time of it is the
+// cell's.
+func TestSelectorsOfACellAreBoundedAndCharged(t *testing.T) {
+	h := newHouse(t)
+	for n := range 50 {
+		h.up.put(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprintf("service-%d", n), Labels: map[string]string{"app": "x"}}})
+	}
+	c := h.server.AddCell("c1", info)
+	if code, _, _ := get(t.Context(), c, "/api/v1/services"); code != http.StatusOK || c.Usage().Worked != 0 {
+		t.Fatalf("a list without selectors: %d, %v of work", code, c.Usage().Worked)
+	}
+	absent := func(n int) string { return strings.TrimSuffix(strings.Repeat("!a,", n), ",") }
+	name := strings.Repeat("n", 253)
+	for query, want := range map[string]int{
+		"labelSelector=" + absent(maxRequirements):                                                       http.StatusOK,
+		"labelSelector=" + absent(maxRequirements+1):                                                     http.StatusBadRequest,
+		"labelSelector=" + absent(maxRequirements) + "&fieldSelector=metadata.name%3Da":                  http.StatusBadRequest,
+		"fieldSelector=" + strings.Repeat("metadata.name!%3Da,", maxRequirements) + "metadata.name!%3Da": http.StatusBadRequest,
+		"labelSelector=a+in+(" + strings.Repeat("b,", maxQuery/2) + "c)":                                 http.StatusBadRequest,
+		"limit=500&" + strings.Repeat("x", maxQuery):                                                     http.StatusBadRequest,
+		// The longest of a kubelet.
+		"allowWatchBookmarks=true&fieldSelector=metadata.name%3D" + name + "&resourceVersion=1&timeout=9m59s&timeoutSeconds=599": http.StatusOK,
+	} {
+		if code, _, answer := get(t.Context(), c, "/api/v1/services?"+query); code != want {
+			t.Errorf("%.60s: %d %.200s, want %d", query, code, answer, want)
+		}
+		if code, _, answer := get(t.Context(), c, "/api/v1/services?watch=true&timeoutSeconds=1&"+query); want != http.StatusOK && code != want {
+			t.Errorf("a watch of %.60s: %d %.200s, want %d", query, code, answer, want)
+		}
+	}
+	listed := c.Usage().Worked
+	if listed == 0 {
+		t.Error("the time that objects are compared with selectors is not charged")
+	}
+
+	// A watch compares each change, and keeps of its request only what it compares.
+	ctx, end := context.WithCancel(t.Context())
+	r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/api/v1/services?watch=true&resourceVersion=0&labelSelector=!a,!b", http.NoBody)
+	r.Header.Set("Authorization", "Bearer "+strings.Repeat("x", 4<<10))
+	w := newFrames()
+	done := make(chan struct{})
+	go func() { defer close(done); c.ServeHTTP(w, r) }()
+	eventually(t, "what is there is seen", func() bool { return w.count("service-") == 50 })
+	before := c.Usage().Worked
+	h.up.put(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "new", Labels: map[string]string{"app": "x"}}})
+	eventually(t, "a new one is seen", func() bool { return w.count(`"name":"new"`) == 1 })
+	if c.Usage().Worked == before {
+		t.Error("the time that a watch compares changes is not charged")
+	}
+	end()
+	<-done
+	if len(r.Header) > 0 || r.URL.RawQuery != "" || r.RequestURI != "" {
+		t.Errorf("a watch keeps its request: %v %v %q", r.Header, r.URL, r.RequestURI)
+	}
+}
+
+// frames takes what a watch writes while it goes on.
+type frames struct {
+	*httptest.ResponseRecorder
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func newFrames() *frames { return &frames{ResponseRecorder: httptest.NewRecorder()} }
+
+func (f *frames) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.text.Write(p)
+}
+
+func (f *frames) count(s string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return strings.Count(f.text.String(), s)
+}

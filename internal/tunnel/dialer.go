@@ -68,7 +68,7 @@ func newDialer(cfg DialerConfig, l limits) (*Dialer, error) {
 			WriteByteTimeout:             l.patience,
 		},
 		base: &http.Server{
-			MaxHeaderBytes: maxHeader,
+			MaxHeaderBytes: maxAskedHeader,
 			ErrorLog:       slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 		},
 		late:       cfg.Late,

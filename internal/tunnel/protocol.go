@@ -96,8 +96,11 @@ const (
 	// maxStreams is how many requests one end has in flight to the other. A
 	// kubelet holds a watch open for every object that its pod names.
 	maxStreams = 1000
-	// maxHeader bounds a request's header. Kubernetes' are small.
+	// maxHeader bounds the header of a request to a cell. Kubernetes' are small.
 	maxHeader = 64 << 10
+	// maxAskedHeader bounds that of a request of a cell, with its path and options. A
+	// kubelet's is of some 500 bytes: it shows a certificate, no token.
+	maxAskedHeader = 8 << 10
 	// streamWindow is how much of one body a receiver buffers, connWindow of
 	// all together. The second is much the larger, or one reader that stalls
 	// (kubectl logs in a stopped terminal) would stall all others.

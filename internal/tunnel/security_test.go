@@ -882,3 +882,17 @@ func TestRefusalsAreLoggedNowAndThen(t *testing.T) {
 		t.Errorf("of 100 refusals %d were counted, and %d are in the log", n, logged)
 	}
 }
+
+// What comes before a cell's request is charged to it is small: its header.
+func TestTheHeaderOfACellsRequestIsBounded(t *testing.T) {
+	w := newWorld(t)
+	m := w.start(t.TempDir(), "", http.NotFoundHandler())
+	s := w.keep(w.dialer(w.authority), w.target(m.addr), says("kip"))
+	wait(t, "the session", s.Ready())
+	for length, fits := range map[int]bool{maxAskedHeader / 2: true, maxAskedHeader + 1<<10: false} {
+		code, _, err := tryGet(m.RoundTripper(), "/api/v1/services?labelSelector="+strings.Repeat("x", length))
+		if (err == nil && code == http.StatusOK) != fits {
+			t.Errorf("%d bytes: %d, an error: %t", length, code, err != nil)
+		}
+	}
+}
