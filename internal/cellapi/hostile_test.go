@@ -741,3 +741,53 @@ func (f *frames) count(s string) int {
 	defer f.mu.Unlock()
 	return strings.Count(f.text.String(), s)
 }
+
+// A small patch has the API server write the whole object: so much is charged.
+func TestAPatchIsChargedWhatItHasStored(t *testing.T) {
+	clk := clocktesting.NewFakeClock(time.Now())
+	h := newHouseAt(t, clk)
+	c := h.server.AddCell("c1", info)
+	pod := podOn("web")
+	for n := range 20 {
+		pod.Status.ContainerStatuses = append(pod.Status.ContainerStatuses, corev1.ContainerStatus{
+			Name: fmt.Sprintf("c%d", n), State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Message: strings.Repeat("x", 4<<10)}},
+		})
+	}
+	pod = h.bindNew(c, pod)
+	closed(t, "the pod is known", c.bound().known)
+	patch := func(n int) (code, size int) {
+		code, _, answer := do(t.Context(), c, http.MethodPatch, "/api/v1/namespaces/shop/pods/web/status", strategic, fmt.Appendf(nil, `{"status":{"message":"%d"}}`, n))
+		return code, len(answer)
+	}
+	stored, size := 0, 0
+	for n := range passedBurst {
+		code, bytes := patch(n)
+		if code != http.StatusOK {
+			break
+		}
+		stored, size = stored+1, bytes
+	}
+	if size < 80<<10 || stored == 0 || stored > writtenBurst/size+1 {
+		t.Errorf("%d small patches of %d bytes were stored at once", stored, size)
+	}
+	clk.Step(time.Second)
+	if code, _ := patch(100); code != http.StatusTooManyRequests {
+		t.Errorf("a second later: %d, want 429", code)
+	}
+	clk.Step(time.Duration(2*size/writtenRate) * time.Second)
+	if code, _ := patch(101); code != http.StatusOK {
+		t.Errorf("when it is paid: %d, want 200", code)
+	}
+
+	clk.Step(time.Hour)
+	about := fmt.Sprintf(`"involvedObject":{"kind":"Pod","namespace":"shop","name":"web","uid":"%s"}`, pod.UID)
+	if code, _, answer := do(t.Context(), c, http.MethodPost, "/api/v1/namespaces/shop/events", "application/json",
+		[]byte(`{"kind":"Event","apiVersion":"v1","metadata":{"name":"web.1","namespace":"shop"},`+about+`,"message":"`+strings.Repeat("x", maxNote)+`"}`)); code != http.StatusCreated {
+		t.Fatalf("an event: %d %s", code, answer)
+	}
+	before := c.eventBytes.TokensAt(clk.Now())
+	code, _, answer := do(t.Context(), c, http.MethodPatch, "/api/v1/namespaces/shop/events/web.1", strategic, []byte(`{"count":2}`))
+	if took := int(before - c.eventBytes.TokensAt(clk.Now())); code != http.StatusOK || took != len(answer) {
+		t.Errorf("a patch of an event: %d, %d bytes charged, want those of the whole, %d", code, took, len(answer))
+	}
+}
