@@ -224,8 +224,13 @@ func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		err = c.serve(out, r)
 	}
 	if err != nil {
-		if status := statusOf(err); isRefusal(status.Code) {
+		status := statusOf(err)
+		if isRefusal(status.Code) {
 			c.noteRefusal(strings.ToLower(r.Method) + " " + r.URL.Path + ": " + status.Message)
+		}
+		if status.Code == http.StatusTooManyRequests && c.served() == nil {
+			out.rest() // nobody waits for the turn of who is held
+			c.overdrawn(r.Context())
 		}
 		writeError(out, r, err)
 	}

@@ -57,6 +57,9 @@ type limits struct {
 	// turn is how long a connection that is there may wait for its handshake.
 	// The cell does not wait for longer than handshake.
 	turn time.Duration
+	// hold is how long the answer to a request is held back that a cell had better
+	// not asked, and calm how long a cell is not dialled that has too many of them.
+	hold, calm time.Duration
 	// pending is how many connections a cell has at most that did not prove
 	// yet to be Kip's.
 	pending int
@@ -81,6 +84,8 @@ func defaultLimits() limits {
 		join:        30 * time.Second,
 		wait:        10 * time.Second,
 		idle:        90 * time.Second,
+		hold:        time.Second,
+		calm:        5 * time.Second,
 		pending:     16,
 
 		arrivalEvery: time.Second / 10,

@@ -106,6 +106,9 @@ func (s *Session) run() {
 		}
 		if s.ctx.Err() == nil {
 			s.state(false, err)
+			if errors.Is(err, errFlood) {
+				s.calm()
+			}
 			_ = retry.wait(s.ctx, time.Now())
 		}
 	}
@@ -114,6 +117,20 @@ func (s *Session) run() {
 	s.api.close()
 	s.dials.Wait()
 	s.inside.close()
+}
+
+// calm leaves a cell alone that asks too much. That the cell is not heard meanwhile
+// is Kip's doing.
+func (s *Session) calm() {
+	t := time.NewTimer(s.dialer.limits.calm)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-s.ctx.Done():
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = time.Now()
 }
 
 // stayConnected connects and returns when the connection has ended, with the
@@ -129,12 +146,16 @@ func (s *Session) stayConnected() error {
 	defer stop()
 	s.state(true, nil)
 	nc.judge(s.dialer.late, s.dialer.limits.silence())
+	held := &holder{conn: nc, lasts: s.dialer.limits.hold}
 	s.dialer.server.ServeConn(tc, &http2.ServeConnOpts{
-		Context:          s.ctx,
+		Context:          context.WithValue(s.ctx, holderKey{}, held),
 		BaseConfig:       s.dialer.base,
 		Handler:          &s.inside,
 		SawClientPreface: true,
 	})
+	if held.flood.Load() {
+		return errFlood
+	}
 	if err := nc.cause(); err != nil {
 		return fmt.Errorf("the connection to the cell broke: %w", err)
 	}
