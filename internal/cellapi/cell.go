@@ -31,7 +31,7 @@ const (
 	// eventRate and eventBurst limit a cell's events. A pod's life takes about
 	// twenty; one that crashes in a loop goes on at a few a minute.
 	eventRate, eventBurst = 1, 50
-	// refusalRate and refusalBurst limit the log lines about what a cell may not.
+	// refusalRate and refusalBurst limit the log lines that a cell can cause.
 	refusalRate, refusalBurst = 1. / 60, 1
 	// writtenRate and writtenBurst limit the bytes that a cell may have stored.
 	writtenRate, writtenBurst = 16 << 10, 512 << 10

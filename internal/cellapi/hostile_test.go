@@ -791,3 +791,32 @@ func TestAPatchIsChargedWhatItHasStored(t *testing.T) {
 		t.Errorf("a patch of an event: %d, %d bytes charged, want those of the whole, %d", code, took, len(answer))
 	}
 }
+
+// What fails since the cell gave its request up says nothing of the API server, and
+// however much a plugin fails, it is said once a minute.
+func TestWhatACellEndsItselfIsNotLogged(t *testing.T) {
+	clk := clocktesting.NewFakeClock(time.Now())
+	h := newHouseAt(t, clk)
+	var log bytes.Buffer
+	h.server.log = slog.New(slog.NewTextHandler(&log, nil))
+	c := h.server.AddCell("c1", info)
+	h.bindNew(c, podOn("web"))
+	closed(t, "the pod is known", c.bound().known)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	for range 20 {
+		if code, _, _ := get(ended, c, "/api/v1/namespaces/shop/persistentvolumeclaims/web-data"); code == http.StatusOK {
+			t.Fatal("a request that has ended was passed on")
+		}
+		clk.Step(time.Minute)
+	}
+	if log.Len() > 0 {
+		t.Errorf("the log says %s", log.String())
+	}
+	for n := range 20 {
+		c.notePlugin(&corev1.Event{Type: corev1.EventTypeWarning, Reason: fmt.Sprint("Failed", n), Message: "it did"})
+	}
+	if lines := strings.Count(log.String(), "\n"); lines != 1 || c.PluginTrouble() != "Failed19: it did" {
+		t.Errorf("%d lines of 20 warnings, the last is %q", lines, c.PluginTrouble())
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -104,7 +105,10 @@ func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*answered
 		}
 		answer, err := c.send(req)
 		if err != nil {
-			s.log.Warn("API server not reached for a cell", "cell", c.id, "request", a.String(), "err", err)
+			// Not where the cell gave up, which it does as often as it likes.
+			if !errors.Is(r.Context().Err(), context.Canceled) && c.refusals.AllowN(s.clock.Now(), 1) {
+				s.log.Warn("API server not reached for a cell", "cell", c.id, "request", a.String(), "err", err)
+			}
 			return nil, apierrors.NewServiceUnavailable("the API server cannot be reached")
 		}
 		if answer.code != http.StatusForbidden || !c.settling() {

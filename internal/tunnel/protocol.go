@@ -103,6 +103,8 @@ const (
 	maxStreams = 1000
 	// maxHeader bounds the header of a request to a cell. Kubernetes' are small.
 	maxHeader = 64 << 10
+	// maxAnswerHeader bounds that of an answer, with those that come before it.
+	maxAnswerHeader = 64 << 10
 	// maxAskedHeader bounds that of a request of a cell, with its path and options. A
 	// kubelet's is of some 500 bytes: it shows a certificate, no token.
 	maxAskedHeader = 8 << 10
@@ -127,8 +129,9 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interv
 func newTransport(l limits, idle, unanswered time.Duration) (*http2.Transport, error) {
 	t, err := http2.ConfigureTransports(&http.Transport{
 		// The bodies go through as they are.
-		DisableCompression: true,
-		IdleConnTimeout:    idle,
+		DisableCompression:     true,
+		IdleConnTimeout:        idle,
+		MaxResponseHeaderBytes: maxAnswerHeader,
 		HTTP2: &http.HTTP2Config{
 			// Beyond the other end's maximum, requests wait for their turn.
 			StrictMaxConcurrentRequests:   true,

@@ -12,9 +12,14 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/time/rate"
 
 	"github.com/elotl/kip/internal/pki"
 )
+
+// toldRate and toldBurst limit the lines of the log about the connections of a cell:
+// one that Kip lost and found again has two.
+const toldRate, toldBurst = 1. / 60, 10
 
 // Session is a tunnel to one cell that is kept up until it is closed.
 type Session struct {
@@ -36,6 +41,8 @@ type Session struct {
 	// as if it had been shown.
 	tickets tls.ClientSessionCache
 	failing bool // the last attempt to connect failed; run's own
+	// told limits the lines about connections: a cell makes and breaks them as it likes.
+	told *rate.Limiter
 
 	mu        sync.Mutex
 	token     pki.Token // zero once it is of no more use
@@ -309,11 +316,15 @@ func (s *Session) state(connected bool, err error) {
 	if first {
 		close(s.ready)
 	}
+	level := slog.LevelDebug
+	if changed && s.told.Allow() {
+		level = slog.LevelInfo
+	}
 	switch {
 	case changed && connected:
-		s.log.Info("connected to the cell")
+		s.log.Log(s.ctx, level, "connected to the cell")
 	case changed:
-		s.log.Info("disconnected from the cell", "err", err)
+		s.log.Log(s.ctx, level, "disconnected from the cell", "err", err)
 	case err != nil:
 		s.log.Debug("cannot connect to the cell", "err", err)
 	}
