@@ -90,7 +90,9 @@ func TestTheCAIsEncryptedInTheStoreAndItsKeyCanBeRotated(t *testing.T) {
 }
 
 func TestAKeyFileThatOthersMayReadIsRefused(t *testing.T) {
-	for mode, refused := range map[os.FileMode]bool{0o600: false, 0o400: false, 0o440: false, 0o644: true, 0o604: true, 0o660: true, 0o602: true} {
+	for mode, refused := range map[os.FileMode]bool{
+		0o600: false, 0o400: false, 0o440: false, 0o644: true, 0o604: true, 0o660: true, 0o602: true,
+	} {
 		name := keyFile(t, 1)
 		if err := os.Chmod(name, mode); err != nil {
 			t.Fatal(err)

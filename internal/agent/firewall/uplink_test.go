@@ -254,7 +254,8 @@ func TestTheGuardComesBackAfterAnAgentHasStartedAnew(t *testing.T) {
 	}
 	apply := func(f *Firewall, allowed bool) {
 		t.Helper()
-		if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, fmt.Appendf(nil, `{"podIP":%q,"allowMetadata":%t}`, podIP, allowed)); err != nil {
+		rules := fmt.Appendf(nil, `{"podIP":%q,"allowMetadata":%t}`, podIP, allowed)
+		if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, rules); err != nil {
 			t.Fatal(err)
 		}
 		if guarded := strings.Contains(kernel.uplink, "hook egress"); guarded == allowed {
