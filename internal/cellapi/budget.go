@@ -2,6 +2,7 @@ package cellapi
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -41,6 +42,9 @@ const (
 	// workRate and workBurst limit, in microseconds, the time that Kip works on what
 	// a cell sends. An idle kubelet's node and lease take a millisecond in ten seconds.
 	workRate, workBurst = 100_000, 5_000_000
+	// refusalCosts is the work of a request that is refused since the cell asks too
+	// much, as measured with the HTTP/2 around it.
+	refusalCosts = 100 * time.Microsecond
 	// maxLogged is how much of a cell's text is in a line of the log, in bytes.
 	maxLogged = 300
 )
@@ -183,6 +187,14 @@ func (b *budget) workedFor(now time.Time, d time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.usage.Worked += max(d, 0)
+}
+
+// overdrawn charges a request beyond the budget, and holds up its answer.
+func (c *Cell) overdrawn(ctx context.Context) {
+	c.budget.workedFor(c.server.clock.Now(), refusalCosts)
+	if c.server.overdraw != nil {
+		c.server.overdraw(ctx)
+	}
 }
 
 // wrote charges bytes of an answer.

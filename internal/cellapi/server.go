@@ -37,6 +37,9 @@ type Config struct {
 	IPv6 bool
 	// Refused, if not nil, is called for each request that a cell is refused.
 	Refused func()
+	// Overdrawn, if not nil, is called with the context of each request that goes
+	// beyond what its cell may ask, before its answer, which waits for the return.
+	Overdrawn func(context.Context)
 	// Log takes what happens; nil drops it.
 	Log *slog.Logger
 	// Clock is the time; nil is the real one.
@@ -50,6 +53,7 @@ type Server struct {
 	log      *slog.Logger
 	clock    clock.Clock
 	refused  func()
+	overdraw func(context.Context)
 	node     kubernetes.Interface
 	raw      *passer             // as the node
 	passing  *semaphore.Weighted // requests of cells that are open at the API server
@@ -106,6 +110,7 @@ func New(cfg Config) (*Server, error) {
 		log:         cfg.Log,
 		clock:       cfg.Clock,
 		refused:     cfg.Refused,
+		overdraw:    cfg.Overdrawn,
 		pods:        cfg.Pods,
 		podsHandled: make(chan struct{}),
 		cells:       map[string]*Cell{},

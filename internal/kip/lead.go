@@ -265,13 +265,14 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 	}
 	l.informer = l.api.podInformer(l.NodeName)
 	l.cellAPI, err = cellapi.New(cellapi.Config{
-		NodeName: l.NodeName,
-		Node:     l.api.nodeConfig,
-		Own:      l.api.ownConfig,
-		Pods:     l.informer,
-		IPv6:     l.machines.Traits().IPv6,
-		Refused:  l.metrics.CellRefused,
-		Log:      l.Log,
+		NodeName:  l.NodeName,
+		Node:      l.api.nodeConfig,
+		Own:       l.api.ownConfig,
+		Pods:      l.informer,
+		IPv6:      l.machines.Traits().IPv6,
+		Refused:   l.metrics.CellRefused,
+		Overdrawn: tunnel.Hold,
+		Log:       l.Log,
 	})
 	if err != nil {
 		return err

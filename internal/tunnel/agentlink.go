@@ -91,8 +91,9 @@ func (s *Session) upgrade(req *http.Request) (*http.Response, error) {
 			}
 			return tc, nil
 		},
-		DisableKeepAlives:  true,
-		DisableCompression: true,
+		DisableKeepAlives:      true,
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: maxAnswerHeader,
 	}
 	return t.RoundTrip(tunnelled(req))
 }

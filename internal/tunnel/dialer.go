@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/time/rate"
 
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/pki"
@@ -68,7 +69,7 @@ func newDialer(cfg DialerConfig, l limits) (*Dialer, error) {
 			WriteByteTimeout:             l.patience,
 		},
 		base: &http.Server{
-			MaxHeaderBytes: maxHeader,
+			MaxHeaderBytes: maxAskedHeader,
 			ErrorLog:       slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 		},
 		late:       cfg.Late,
@@ -139,6 +140,7 @@ func (d *Dialer) Keep(ctx context.Context, t Target, cellAPI http.Handler, onSpe
 		ready:   make(chan struct{}),
 		done:    make(chan struct{}),
 		tickets: tls.NewLRUClientSessionCache(1),
+		told:    rate.NewLimiter(toldRate, toldBurst),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	go s.run()
