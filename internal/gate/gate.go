@@ -290,7 +290,10 @@ func (g *Gate) Allow() []Held {
 
 // Holds says that the end of an instance is held back.
 func (g *Gate) Holds(instance string) bool {
-	return slices.ContainsFunc(g.Held(), func(h Held) bool { return h.Instance == instance })
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	h := g.held[instance]
+	return h != nil && !h.allowed && g.cfg.Clock.Since(h.asked) <= heldFor
 }
 
 // now forgets what nobody asks for any more, and returns the rest that is not

@@ -308,6 +308,14 @@ func TestWhatWasDecidedBeforeCounts(t *testing.T) {
 	}
 }
 
+func TestToAskOfOneThatIsHeldBackCostsTheSameHoweverManyAre(t *testing.T) {
+	w := newWorld(Limit{Window: time.Hour}, nil)
+	w.admitted(lost(1000), 0)
+	if n := testing.AllocsPerRun(10, func() { w.Holds("i-500") }); n != 0 || !w.Holds("i-500") || w.Holds("other") {
+		t.Errorf("%v allocations; held back %t, another %t", n, w.Holds("i-500"), w.Holds("other"))
+	}
+}
+
 func TestAnAnswerThatDoesNotFitIsAnErrorOfAll(t *testing.T) {
 	w := newWorld(Limit{}, nil)
 	w.cloud.short = true
