@@ -74,7 +74,7 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 
 // interrupted carries out what a notice asks for. It returns how long is left until
 // the instance is lost, 0 where no notice was given, and whether the cell ends now.
-func (c *Controller) interrupted(e *entry) (left time.Duration, ends bool) {
+func (c *Controller) interrupted(ctx context.Context, e *entry) (left time.Duration, ends bool) {
 	cell := e.cell()
 	if cell.Interrupted.IsZero() {
 		return 0, false
@@ -89,7 +89,7 @@ func (c *Controller) interrupted(e *entry) (left time.Duration, ends bool) {
 		c.mu.Lock()
 		heard := c.mayHaveBeenHeard(e)
 		c.mu.Unlock()
-		c.lose(e, 0, sign{cause: CauseInterrupted, why: taken, sure: true, heard: heard})
+		c.lose(ctx, e, 0, sign{cause: CauseInterrupted, why: taken, sure: true, heard: heard})
 		return silentPoll, true
 	}
 	if !e.told {

@@ -407,14 +407,14 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	c.tagUntagged(seen)
 	for _, a := range f.absent {
 		if a.due && seen.ended[a.instance()] {
-			c.loseTo(a.cell.ID, population, sign{
+			c.loseTo(ctx, a.cell.ID, population, sign{
 				why:  "instance " + a.instance() + " is no longer in the cloud's list",
 				sure: states[a.instance()] == cloud.Gone,
 			})
 		}
 	}
 	for _, cell := range f.stopped {
-		c.loseTo(cell.ID, population, sign{why: "instance " + cell.Instance.ID + " was stopped, and not by Kip"})
+		c.loseTo(ctx, cell.ID, population, sign{why: "instance " + cell.Instance.ID + " was stopped, and not by Kip"})
 	}
 	for range f.found {
 		c.observers.OrphanFound()
@@ -425,7 +425,7 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 }
 
 // loseTo ends a cell for a sign that the cloud has given, unless the cell was heard.
-func (c *Controller) loseTo(id string, population int, s sign) {
+func (c *Controller) loseTo(ctx context.Context, id string, population int, s sign) {
 	c.mu.Lock()
 	e := c.cells[id]
 	if e != nil {
@@ -434,7 +434,7 @@ func (c *Controller) loseTo(id string, population int, s sign) {
 	c.mu.Unlock()
 	if e != nil {
 		s.cause = CauseLost
-		c.lose(e, population, s)
+		c.lose(ctx, e, population, s)
 	}
 }
 
