@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -36,6 +37,9 @@ type Session struct {
 	// as if it had been shown.
 	tickets tls.ClientSessionCache
 	failing bool // the last attempt to connect failed; run's own
+	// stalling says that in the last attempt the machine answered, and the handshake
+	// failed.
+	stalling atomic.Bool
 
 	mu        sync.Mutex
 	token     pki.Token // zero once it is of no more use
@@ -121,6 +125,7 @@ func (s *Session) run() {
 func (s *Session) stayConnected() error {
 	tc, nc, err := s.attempt()
 	s.failing = err != nil
+	s.stalling.Store(err != nil && reached(s.ctx, err))
 	if err != nil {
 		return err
 	}
