@@ -201,11 +201,12 @@ func (e *entry) lastSign() (last time.Time) {
 }
 
 // mayHaveBeenHeard is when the cell was last heard, or could not have been since this
-// process did not listen. The caller holds mu.
-func (c *Controller) mayHaveBeenHeard(e *entry) time.Time {
+// process did not listen, or kept the cell waiting: that alone does not speak against
+// a cloud that is sure. The caller holds mu.
+func (c *Controller) mayHaveBeenHeard(e *entry, sure bool) time.Time {
 	last := e.lastSign()
 	could := []time.Time{c.awake, c.cfg.Late.OnTime(), e.connecting}
-	if e.session != nil {
+	if e.session != nil && !sure {
 		could = append(could, e.session.HeldBack())
 	}
 	for _, t := range could {

@@ -200,6 +200,31 @@ func TestACellThatKipKeepsWaitingIsNotSilent(t *testing.T) {
 		}
 	})
 }
+
+func TestACellThatKipKeepsWaitingEndsWhenTheCloudIsSure(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		pods := b.bound(2)
+		b.vanish(pods[0])
+		cut, _ := b.cells.ForPod(ref(pods[1]).UID)
+		b.links.of(cut.ID).set(false, errors.New("cut"))
+		b.cloud.set(func() { b.cloud.hidden[cut.Instance.ID], b.cloud.forgets = true, false })
+		for range 100 {
+			for _, pod := range pods {
+				if cell, has := b.cells.ForPod(ref(pod).UID); has {
+					link := b.links.of(cell.ID)
+					link.mu.Lock()
+					link.held = time.Now()
+					link.mu.Unlock()
+				}
+			}
+			b.later(time.Second)
+		}
+		if b.phase(pods[0]) != "" || b.phase(pods[1]) != apiv1.Bound {
+			t.Errorf("the one that is gone is %q, the other %q", b.phase(pods[0]), b.phase(pods[1]))
+		}
+	})
+}
+
 func TestOnlyAShareOfTheCellsEndsAtATime(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		pods := b.bound(40)

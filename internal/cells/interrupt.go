@@ -87,7 +87,7 @@ func (c *Controller) interrupted(ctx context.Context, e *entry) (left time.Durat
 	}
 	if left <= 0 {
 		c.mu.Lock()
-		heard := c.mayHaveBeenHeard(e)
+		heard := c.mayHaveBeenHeard(e, false)
 		c.mu.Unlock()
 		c.lose(ctx, e, 0, sign{cause: CauseInterrupted, why: taken, sure: true, heard: heard})
 		return silentPoll, true

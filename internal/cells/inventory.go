@@ -429,7 +429,7 @@ func (c *Controller) loseTo(ctx context.Context, id string, population int, s si
 	c.mu.Lock()
 	e := c.cells[id]
 	if e != nil {
-		s.heard = c.mayHaveBeenHeard(e)
+		s.heard = c.mayHaveBeenHeard(e, s.sure)
 	}
 	c.mu.Unlock()
 	if e != nil {
