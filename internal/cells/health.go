@@ -245,6 +245,12 @@ func (c *Controller) lose(ctx context.Context, e *entry, population int, s sign)
 		c.endFor(e, s.cause, s.why)
 		return true
 	}
+	c.heldBack(e, end, held)
+	return false
+}
+
+// heldBack shows that the end of a cell is held back, and tells it.
+func (c *Controller) heldBack(e *entry, end gate.End, held *gate.HeldError) {
 	c.mu.Lock()
 	changed := e.held != held.Text
 	e.held = held.Text
@@ -256,7 +262,6 @@ func (c *Controller) lose(ctx context.Context, e *entry, population int, s sign)
 	if changed {
 		c.showAgain(e)
 	}
-	return false
 }
 
 // showReleased takes back that the end of a cell is held back, where nobody wants it

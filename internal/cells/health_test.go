@@ -207,7 +207,7 @@ func TestACellThatKipKeepsWaitingEndsWhenTheCloudIsSure(t *testing.T) {
 		b.vanish(pods[0])
 		cut, _ := b.cells.ForPod(ref(pods[1]).UID)
 		b.links.of(cut.ID).set(false, errors.New("cut"))
-		b.cloud.set(func() { b.cloud.hidden[cut.Instance.ID], b.cloud.forgets = true, false })
+		b.cloud.set(func() { b.cloud.hidden[cut.Instance.ID] = true })
 		for range 100 {
 			for _, pod := range pods {
 				if cell, has := b.cells.ForPod(ref(pod).UID); has {

@@ -190,9 +190,6 @@ func (g *Gate) Admit(ctx context.Context, e End, population int) error {
 func (g *Gate) decide(e End, population int) (because *HeldError, unstored bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.admitted[e.Instance] {
-		return nil, false
-	}
 	now := g.cfg.Clock.Now()
 	h := g.held[e.Instance]
 	if h != nil && now.Sub(h.asked) > heldFor {
@@ -202,8 +199,8 @@ func (g *Gate) decide(e End, population int) (because *HeldError, unstored bool)
 		g.admit(e.Instance)
 		return nil, false
 	}
-	because = g.veto(e, now)
-	if because == nil {
+	because = g.veto(e, now) // also of one that was admitted before it was to end
+	if because == nil && !g.admitted[e.Instance] {
 		because, unstored = g.bound(e, now, population)
 	}
 	switch {
