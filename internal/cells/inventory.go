@@ -153,7 +153,6 @@ func (v *inventory) newLook(began time.Time, listing cloud.Listing, cells []know
 		byPod:   map[types.UID][]string{},
 		byCell:  make(map[string]string, len(listing.Instances)),
 		missing: listing.Missing,
-		ended:   map[string]bool{},
 	}
 	add := func(i cloud.Instance) {
 		seen.byID[i.ID] = i
@@ -313,10 +312,11 @@ func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, 
 }
 
 // adopt takes what the cloud said of the instances that a look does not show, by
-// their IDs, and makes the look the last one.
-func (v *inventory) adopt(seen look, f findings, states map[string]cloud.State) {
+// their IDs, makes the look the last one, and returns it.
+func (v *inventory) adopt(seen look, f findings, states map[string]cloud.State) look {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	seen.ended = map[string]bool{}
 	for _, a := range f.absent {
 		id := a.instance()
 		switch state := states[id]; {
@@ -328,6 +328,7 @@ func (v *inventory) adopt(seen look, f findings, states map[string]cloud.State) 
 	}
 	seen.lacks = slices.ContainsFunc(f.lacking, func(id string) bool { return !seen.ended[id] })
 	v.latest = seen
+	return seen
 }
 
 // askAnew forgets since when looks do not show an instance: what counts is what they
@@ -397,14 +398,21 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	}
 	c.mu.Unlock()
 	seen, f := c.inventory.show(began, listing, cells, c.born)
-	states := c.describe(ctx, f.absent)
-	c.inventory.adopt(seen, f, states)
+	// Those whom the look shows do not wait for what the cloud says of others.
+	seen = c.inventory.adopt(seen, f, nil)
 	c.forgetStrays(seen)
-	population := c.population()
 	for _, id := range f.wake {
 		c.queue.Add(id)
 	}
 	c.tagUntagged(seen)
+	states := c.describe(ctx, f.absent)
+	if len(f.absent) > 0 {
+		seen = c.inventory.adopt(seen, f, states)
+	}
+	population := c.population()
+	for _, a := range f.absent {
+		c.queue.Add(a.cell.ID)
+	}
 	for _, a := range f.absent {
 		if a.due && seen.ended[a.instance()] {
 			c.loseTo(ctx, a.cell.ID, population, sign{

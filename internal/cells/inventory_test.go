@@ -45,6 +45,26 @@ func TestAnOrphanIsTerminatedOnlyAfterASecondLook(t *testing.T) {
 	}
 }
 
+func TestALookCountsBeforeTheCloudSaysWhatItLacks(t *testing.T) {
+	var b *bubble
+	asked := 0
+	inBubble(t, func(c *Config) {
+		c.Cloud.(*modelCloud).describes = func() {
+			if asked++; !b.cells.inventory.last().began.Equal(time.Now()) {
+				t.Error("the cloud is asked of an instance before the look counts for the others")
+			}
+		}
+	}, nil, func(t *testing.T, in *bubble) {
+		b = in
+		pods := b.bound(2)
+		b.vanish(pods[0])
+		b.later(time.Minute)
+		if asked == 0 || b.phase(pods[0]) != "" {
+			t.Errorf("asked %d times, the cell that is gone is %q", asked, b.phase(pods[0]))
+		}
+	})
+}
+
 // found is what follows from a look and from what the cloud says then.
 type found struct {
 	findings
