@@ -368,14 +368,19 @@ func (g *Gate) DeleteDisk(ctx context.Context, disk string) error {
 	return g.cfg.Cloud.Features().Disks.DeleteDisk(ctx, disk)
 }
 
-// each makes a call that names instances, and sees to it that each has a result.
+// DeleteParts removes what instances have left. The cloud has parts.
+func (g *Gate) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+	return g.each(ctx, cloud.CallDeleteParts, g.cfg.Cloud.Features().Parts.DeleteParts, ids...)
+}
+
+// each makes a call that names instances or parts of them, and sees to it that each has a result.
 func (g *Gate) each(ctx context.Context, call cloud.Call, do func(context.Context, ...string) cloud.Results, ids ...string) cloud.Results {
 	if err := g.pass(ctx, call, len(ids)); err != nil {
 		return cloud.Each(err, ids...)
 	}
 	results := do(ctx, ids...)
 	if len(results) != len(ids) {
-		err := fmt.Errorf("the cloud answered the call %s about %d instances with %d results", call, len(ids), len(results))
+		err := fmt.Errorf("the cloud answered the call %s about %d of them with %d results", call, len(ids), len(results))
 		return cloud.Each(errors.Join(err, results.Err()), ids...)
 	}
 	return results

@@ -29,7 +29,9 @@ func (k *killed) Terminate(_ context.Context, ids ...string) cloud.Results {
 	return cloud.Each(nil, ids...)
 }
 
-func (k *killed) Features() cloud.Features { return cloud.Features{Stopper: k, Disks: disks{k: k}} }
+func (k *killed) Features() cloud.Features {
+	return cloud.Features{Stopper: k, Disks: disks{k: k}, Parts: parts{k: k}}
+}
 
 func (k *killed) Stop(_ context.Context, ids ...string) cloud.Results {
 	k.ids = append(k.ids, ids...)
@@ -37,6 +39,16 @@ func (k *killed) Stop(_ context.Context, ids ...string) cloud.Results {
 }
 
 func (k *killed) Start(context.Context, ...string) cloud.Results { panic("the gate starts nothing") }
+
+type parts struct {
+	cloud.Parts
+	k *killed
+}
+
+func (p parts) DeleteParts(_ context.Context, ids ...string) cloud.Results {
+	p.k.ids = append(p.k.ids, ids...)
+	return cloud.Each(nil, ids...)
+}
 
 type disks struct {
 	cloud.Disks
@@ -229,6 +241,7 @@ func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
 		"stop":      w.Stop(ctx, "i-1"),
 		"detach":    w.DetachDisk(ctx, "d-1", "i-1"),
 		"delete":    w.DeleteDisk(ctx, "d-1"),
+		"parts":     w.DeleteParts(ctx, "p-1").Err(),
 	} {
 		if !errors.Is(err, errDeposed) {
 			t.Errorf("%s: %v", what, err)
@@ -240,12 +253,13 @@ func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
 	w.leads = nil
 	for what, err := range map[string]error{
 		"stop": w.Stop(ctx, "i-2"), "detach": w.DetachDisk(ctx, "d-2", "i-2"), "delete": w.DeleteDisk(ctx, "d-3"),
+		"parts": w.DeleteParts(ctx, "p-2").Err(),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if slices.Sort(w.cloud.ids); !slices.Equal(w.cloud.ids, []string{"d-2", "d-3", "i-2"}) {
+	if slices.Sort(w.cloud.ids); !slices.Equal(w.cloud.ids, []string{"d-2", "d-3", "i-2", "p-2"}) {
 		t.Errorf("%v went", w.cloud.ids)
 	}
 }
