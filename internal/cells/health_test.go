@@ -249,7 +249,7 @@ func TestOnlyAShareOfTheCellsEndsAtATime(t *testing.T) {
 		if got := b.cells.WaitsFor(held.ID); got != "" || len(b.gate.Held()) != 9 {
 			t.Errorf("a cell that is heard again waits for %q; %d are held back", got, len(b.gate.Held()))
 		}
-		b.gate.Allow()
+		b.gate.Allow(time.Now())
 		b.later(time.Minute)
 		if n := len(b.unbound(pods)); n != 19 || b.phase(held.Pod.Name) != apiv1.Bound {
 			t.Errorf("%d have ended once a person has allowed it, want 19; the one that was heard is %q", n, b.phase(held.Pod.Name))

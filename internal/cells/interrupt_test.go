@@ -56,7 +56,7 @@ func TestACellThatIsHeardAfterItsNoticeGoesOn(t *testing.T) {
 		}
 		b.later(3 * time.Minute)
 		cell, _ := b.cells.ForPod(ref(pods[1]).UID)
-		if held := b.gate.Allow(); len(held) != 0 || !cell.Interrupted.IsZero() {
+		if held := b.gate.Allow(time.Now()); len(held) != 0 || !cell.Interrupted.IsZero() {
 			t.Errorf("long after its time the notice is still there: %v; held back %v", cell.Interrupted, held)
 		}
 		b.cells.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: time.Now().Add(-noticeOver), Reason: "replayed"})

@@ -26,7 +26,7 @@ func TestPodsThatVanishEndNoMoreThanAShareOfTheCells(t *testing.T) {
 			t.Errorf("%d of 40 have ended, want 10; one that does not run its pod yet is %q; held back %d",
 				n, b.phase("young"), len(b.gate.Held()))
 		}
-		b.gate.Allow()
+		b.gate.Allow(time.Now())
 		for _, pod := range pods {
 			if !b.cells.ReleaseVanished(t.Context(), ref(pod).UID, "again") {
 				t.Fatalf("the cell of pod %s is held back, though a person has allowed its end", pod)

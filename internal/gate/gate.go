@@ -287,11 +287,12 @@ func (g *Gate) Held() []Held {
 	return g.now()
 }
 
-// Allow lets what is held back now pass once, and returns it.
-func (g *Gate) Allow() []Held {
+// Allow lets what is held back now pass once, and returns it: what is held back since
+// then, or for longer. What came later nobody has seen.
+func (g *Gate) Allow(seen time.Time) []Held {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	all := g.now()
+	all := slices.DeleteFunc(g.now(), func(h Held) bool { return h.Since.After(seen) })
 	for _, h := range all {
 		g.held[h.Instance].allowed = true
 	}
