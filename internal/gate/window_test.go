@@ -78,7 +78,8 @@ func TestWhatHasEndedCountsInTheNextLife(t *testing.T) {
 func TestWhatCountsIsStoredInFewWritesAndOnlyWhenSomethingEnds(t *testing.T) {
 	w, k := newWorld(Limit{}, nil), &kept{}
 	w.live(k, Limit{})
-	if n := w.admitted([]End{{Instance: "asked"}, {Instance: "heard", Mistakable: true, Heard: w.clock.Now()}}, 1000); n != 1 || k.writes != 0 {
+	none := []End{{Instance: "asked"}, {Instance: "heard", Mistakable: true, Heard: w.clock.Now()}}
+	if n := w.admitted(none, 1000); n != 1 || k.writes != 0 {
 		t.Errorf("%d end, %d writes", n, k.writes)
 	}
 	if n := w.admitted(lost(1000), 1000); n != 100 || k.writes > reserveParts+1 {
