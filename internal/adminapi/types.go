@@ -29,7 +29,8 @@ const (
 	// PathCleanup returns the Holdings. POST ends them and streams Progress, a
 	// line each.
 	PathCleanup = "/v1/cleanup"
-	// PathHeld returns a list of HeldEnd. POST lets them pass once, and returns them.
+	// PathHeld returns a list of HeldEnd. POST lets those pass once that are held back
+	// since the time "seen" (RFC 3339) or for longer, and returns them.
 	PathHeld = "/v1/held"
 )
 
@@ -65,8 +66,8 @@ type Cleaner interface {
 type Holder interface {
 	// Held returns what is held back now.
 	Held() []HeldEnd
-	// Allow lets what is held back now pass once, and returns it.
-	Allow() []HeldEnd
+	// Allow lets what is held back since then, or for longer, pass once, and returns it.
+	Allow(seen time.Time) []HeldEnd
 }
 
 // HeldEnd is the end of an instance that Kip holds back.

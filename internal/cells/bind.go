@@ -38,7 +38,7 @@ func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) 
 	if err := c.connect(ctx, e); err != nil {
 		return 0, err
 	}
-	if _, ends := c.interrupted(e); ends {
+	if _, ends := c.interrupted(ctx, e); ends {
 		return 0, nil
 	}
 	if pod.UID == "" {
@@ -63,7 +63,7 @@ func (c *Controller) watch(ctx context.Context, e *entry) (time.Duration, error)
 		if err := c.connect(ctx, e); err != nil {
 			return 0, err
 		}
-		left, _ := c.interrupted(e)
+		left, _ := c.interrupted(ctx, e)
 		if !e.session.Connected() {
 			c.pollSoon() // is the machine still there?
 			return silentPoll, nil

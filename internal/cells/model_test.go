@@ -252,6 +252,7 @@ func (b *bubble) run() {
 			return leads(ctx)
 		},
 		Limit: b.limit,
+		Store: b.store,
 		Clock: b.cfg.Clock,
 	})
 	b.cfg.Gate = b.gate

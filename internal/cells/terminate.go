@@ -324,7 +324,7 @@ func (c *Controller) tellEnd(e gate.End, reason, message string) {
 
 // tellHeld reports an end that the gate holds back.
 func (c *Controller) tellHeld(e gate.End, why *gate.HeldError) {
-	message := fmt.Sprintf("Instance %s is not ended, although %s: %s. kipctl allow --yes lets it end", e.Instance, e.Why, why)
+	message := fmt.Sprintf("Instance %s is not ended, although %s: %s. kipctl allow lets it end", e.Instance, e.Why, why)
 	c.tellEnd(e, events.EndHeldBack, message)
 }
 

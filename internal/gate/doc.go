@@ -1,5 +1,5 @@
 // Package gate owns the calls to a cloud that destroy: the end of instances, their
-// stop, the detaching and the deletion of disks. Nobody else makes them. It decides
+// stop, the detaching and the deletion of disks, the deletion of what instances leave. Nobody else makes them. It decides
 // neither what is to end nor when to try again, and makes no other call to the cloud.
 //
 // Four things stand before such a call: the cell was not heard lately, no more than a

@@ -59,6 +59,9 @@ type Config struct {
 	Budget Budget
 	// Limit is DefaultLimit where it is zero.
 	Limit Limit
+	// Store keeps what counts for the Limit. Optional: without it a process counts
+	// what it has ended itself.
+	Store Store
 	Clock clock.PassiveClock
 }
 
@@ -122,21 +125,23 @@ type held struct {
 	allowed bool
 }
 
-// passed is one end that counted.
-type passed struct {
-	at time.Time
-	// population is how many there were then.
-	population int
-}
-
 // Gate is what every call that destroys goes through. Its methods are safe for
 // concurrent use.
 type Gate struct {
 	cfg Config
 
+	// storing is held while what counts is read or stored, and comes before mu.
+	storing  sync.Mutex
+	read     bool  // what is stored was read; under storing
+	revision int64 // of what is stored; under storing
+
 	mu sync.Mutex
 	// window are the ends that counted in the last Limit.Window, oldest first.
 	window []passed
+	// reserved is how many more are stored to have ended, and reservedUntil when they
+	// may not be spent any more.
+	reserved      int
+	reservedUntil time.Time
 	// admitted are instances that may end: asked for again they do not count again.
 	admitted map[string]bool
 	held     map[string]*held
@@ -160,13 +165,31 @@ func New(cfg Config) *Gate {
 
 // Admit decides whether an instance may end. population is how many cells run a pod
 // and how many instances have no cell, together, now. The error is a *HeldError.
-// Once admitted an instance stays so until it is forgotten.
-func (g *Gate) Admit(e End, population int) error {
+// Once admitted an instance stays so until it is forgotten. That an end counts is stored
+// before it is admitted.
+func (g *Gate) Admit(ctx context.Context, e End, population int) error {
+	for {
+		because, unstored := g.decide(e, population)
+		if !unstored {
+			if because == nil {
+				return nil
+			}
+			return because
+		}
+		if err := g.reserve(ctx, population); err != nil {
+			return g.hold(e, &HeldError{
+				Reason: ByLimit,
+				Text:   fmt.Sprintf("it is not stored that it counts: %v", err),
+				After:  storeRetry,
+			})
+		}
+	}
+}
+
+// decide is Admit, unless it is not stored yet that the end counts.
+func (g *Gate) decide(e End, population int) (because *HeldError, unstored bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.admitted[e.Instance] {
-		return nil
-	}
 	now := g.cfg.Clock.Now()
 	h := g.held[e.Instance]
 	if h != nil && now.Sub(h.asked) > heldFor {
@@ -174,18 +197,34 @@ func (g *Gate) Admit(e End, population int) error {
 	}
 	if g.open || h != nil && h.allowed {
 		g.admit(e.Instance)
-		return nil
+		return nil, false
 	}
-	because := g.veto(e, now)
-	if because == nil {
-		because = g.bound(e, now, population)
+	because = g.veto(e, now) // also of one that was admitted before it was to end
+	if because == nil && !g.admitted[e.Instance] {
+		because, unstored = g.bound(e, now, population)
 	}
-	if because == nil {
+	switch {
+	case unstored:
+	case because == nil:
 		g.admit(e.Instance)
-		return nil
+	default:
+		g.note(e, because, now)
 	}
+	return because, unstored
+}
+
+// hold notes that an end is held back, and returns why.
+func (g *Gate) hold(e End, because *HeldError) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.note(e, because, g.cfg.Clock.Now())
+	return because
+}
+
+// note notes that an end is held back. It is called under mu.
+func (g *Gate) note(e End, because *HeldError, now time.Time) {
 	since := now
-	if h != nil {
+	if h := g.held[e.Instance]; h != nil && now.Sub(h.asked) <= heldFor {
 		since = h.Since
 	}
 	g.held[e.Instance] = &held{
@@ -197,7 +236,6 @@ func (g *Gate) Admit(e End, population int) error {
 		},
 		asked: now,
 	}
-	return because
 }
 
 // admit is called under mu.
@@ -219,40 +257,12 @@ func (g *Gate) veto(e End, now time.Time) *HeldError {
 	}
 }
 
-// bound counts an end that may be a mistake, or holds it back. It is called under mu.
-func (g *Gate) bound(e End, now time.Time, population int) *HeldError {
-	if !e.Mistakable {
-		return nil
-	}
-	g.window = slices.DeleteFunc(g.window, func(p passed) bool { return now.Sub(p.at) >= g.cfg.Limit.Window })
-	began := population
-	if len(g.window) > 0 {
-		began = g.window[0].population
-	}
-	if most := max(g.cfg.Limit.Least, began*g.cfg.Limit.Percent/100); len(g.window) >= most {
-		after := g.cfg.Limit.Window
-		if len(g.window) > 0 {
-			after = g.window[0].at.Add(g.cfg.Limit.Window).Sub(now)
-		}
-		return &HeldError{
-			Reason: ByLimit,
-			Text: fmt.Sprintf("%d of %d have ended within %s, which is as many as may end for a mistake",
-				len(g.window), began, g.cfg.Limit.Window),
-			After: after,
-		}
-	}
-	g.window = append(g.window, passed{at: now, population: population})
-	return nil
-}
-
-// Resume counts an end that was decided before this process began, and admits it.
-func (g *Gate) Resume(e End, population int) {
+// Resume admits an end that was decided before this process began: it is stored that
+// it counts.
+func (g *Gate) Resume(instance string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.admit(e.Instance)
-	if e.Mistakable {
-		g.window = append(g.window, passed{at: g.cfg.Clock.Now(), population: population})
-	}
+	g.admit(instance)
 }
 
 // Forget forgets an instance that is gone.
@@ -277,11 +287,12 @@ func (g *Gate) Held() []Held {
 	return g.now()
 }
 
-// Allow lets what is held back now pass once, and returns it.
-func (g *Gate) Allow() []Held {
+// Allow lets what is held back now pass once, and returns it: what is held back since
+// then, or for longer. What came later nobody has seen.
+func (g *Gate) Allow(seen time.Time) []Held {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	all := g.now()
+	all := slices.DeleteFunc(g.now(), func(h Held) bool { return h.Since.After(seen) })
 	for _, h := range all {
 		g.held[h.Instance].allowed = true
 	}
@@ -290,7 +301,10 @@ func (g *Gate) Allow() []Held {
 
 // Holds says that the end of an instance is held back.
 func (g *Gate) Holds(instance string) bool {
-	return slices.ContainsFunc(g.Held(), func(h Held) bool { return h.Instance == instance })
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	h := g.held[instance]
+	return h != nil && !h.allowed && g.cfg.Clock.Since(h.asked) <= heldFor
 }
 
 // now forgets what nobody asks for any more, and returns the rest that is not
@@ -319,7 +333,7 @@ func (g *Gate) Terminate(ctx context.Context, population int, ends ...End) cloud
 	var places []int
 	for n, e := range ends {
 		results[n].ID = e.Instance
-		if results[n].Err = g.Admit(e, population); results[n].Err == nil {
+		if results[n].Err = g.Admit(ctx, e, population); results[n].Err == nil {
 			ids, places = append(ids, e.Instance), append(places, n)
 		}
 	}
@@ -355,14 +369,19 @@ func (g *Gate) DeleteDisk(ctx context.Context, disk string) error {
 	return g.cfg.Cloud.Features().Disks.DeleteDisk(ctx, disk)
 }
 
-// each makes a call that names instances, and sees to it that each has a result.
+// DeleteParts removes what instances have left. The cloud has parts.
+func (g *Gate) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+	return g.each(ctx, cloud.CallDeleteParts, g.cfg.Cloud.Features().Parts.DeleteParts, ids...)
+}
+
+// each makes a call that names instances or parts of them, and sees to it that each has a result.
 func (g *Gate) each(ctx context.Context, call cloud.Call, do func(context.Context, ...string) cloud.Results, ids ...string) cloud.Results {
 	if err := g.pass(ctx, call, len(ids)); err != nil {
 		return cloud.Each(err, ids...)
 	}
 	results := do(ctx, ids...)
 	if len(results) != len(ids) {
-		err := fmt.Errorf("the cloud answered the call %s about %d instances with %d results", call, len(ids), len(results))
+		err := fmt.Errorf("the cloud answered the call %s about %d of them with %d results", call, len(ids), len(results))
 		return cloud.Each(errors.Join(err, results.Err()), ids...)
 	}
 	return results

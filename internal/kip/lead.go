@@ -210,6 +210,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Cloud: l.machines,
 		Leads: l.store.Leads,
 		Limit: gate.Limit(l.cfg.Cells.EndLimit),
+		Store: l.store,
 		Clock: l.clock,
 	})
 	l.shop, err = shop.Open(ctx, shop.Config{

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -43,6 +44,9 @@ type Session struct {
 	failing bool // the last attempt to connect failed; run's own
 	// told limits the lines about connections: a cell makes and breaks them as it likes.
 	told *rate.Limiter
+	// stalling says that in the last attempt the machine answered, and the handshake
+	// failed.
+	stalling atomic.Bool
 
 	mu        sync.Mutex
 	token     pki.Token // zero once it is of no more use
@@ -145,6 +149,7 @@ func (s *Session) calm() {
 func (s *Session) stayConnected() error {
 	tc, nc, err := s.attempt()
 	s.failing = err != nil
+	s.stalling.Store(err != nil && reached(s.ctx, err))
 	if err != nil {
 		return err
 	}

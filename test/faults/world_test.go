@@ -363,6 +363,7 @@ func (k *kip) run() error {
 	k.gate = gate.New(gate.Config{
 		Cloud: handle{k},
 		Leads: func(context.Context) error { return k.alive() },
+		Store: w.store,
 		Clock: kipClock{k: k},
 	})
 	late := lateness.New(kipClock{k: k})
