@@ -328,7 +328,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Template:     template(l.cfg, l.authority.Hash()),
 
 		Pools:     pools,
-		Options:   launchOptions(l.cfg),
+		Options:   standbyOptions(l.cfg),
 		Shortages: l.shortages,
 
 		Event:    l.event,
