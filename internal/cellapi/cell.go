@@ -87,7 +87,7 @@ func newCell(s *Server, id string, info CellInfo) *Cell {
 		refusals:   rate.NewLimiter(refusalRate, refusalBurst),
 		written:    rate.NewLimiter(writtenRate, writtenBurst),
 		eventBytes: rate.NewLimiter(eventBytesRate, eventBytesBurst),
-		budget:     newBudget(),
+		budget:     newBudget(s.observer),
 		passing:    turns{own: semaphore.NewWeighted(passedOfOne), all: s.passing},
 		working:    turns{own: semaphore.NewWeighted(workedOfOne), all: s.working},
 	}
@@ -198,7 +198,7 @@ func (c *Cell) forbidden(a *ask, why string) error {
 }
 
 func (c *Cell) refused(resource schema.GroupResource, name, message string) error {
-	c.noteRefusal(message)
+	c.noteRefusal(Forbidden, message)
 	return apierrors.NewForbidden(resource, name, fmt.Errorf("%s", message))
 }
 
@@ -216,8 +216,8 @@ func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		err = c.serve(out, r)
 	}
 	if err != nil {
-		if status := statusOf(err); isRefusal(status.Code) {
-			c.noteRefusal(strings.ToLower(r.Method) + " " + r.URL.Path + ": " + status.Message)
+		if status := statusOf(err); refusals[status.Code] != "" {
+			c.noteRefusal(refusals[status.Code], strings.ToLower(r.Method)+" "+r.URL.Path+": "+status.Message)
 		}
 		writeError(out, r, err)
 	}

@@ -35,8 +35,8 @@ type Config struct {
 	Pods cache.SharedIndexInformer
 	// IPv6 says that cells have IPv6 addresses: they are shown IPv6 EndpointSlices.
 	IPv6 bool
-	// Refused, if not nil, is called for each request that a cell is refused.
-	Refused func()
+	// Observer is told what cells ask; nil for nobody.
+	Observer Observer
 	// Log takes what happens; nil drops it.
 	Log *slog.Logger
 	// Clock is the time; nil is the real one.
@@ -49,7 +49,7 @@ type Server struct {
 	nodeName string
 	log      *slog.Logger
 	clock    clock.Clock
-	refused  func()
+	observer Observer
 	node     kubernetes.Interface
 	raw      *passer             // as the node
 	passing  *semaphore.Weighted // requests of cells that are open at the API server
@@ -105,7 +105,7 @@ func New(cfg Config) (*Server, error) {
 		nodeName:    cfg.NodeName,
 		log:         cfg.Log,
 		clock:       cfg.Clock,
-		refused:     cfg.Refused,
+		observer:    cfg.Observer,
 		pods:        cfg.Pods,
 		podsHandled: make(chan struct{}),
 		cells:       map[string]*Cell{},
@@ -113,6 +113,9 @@ func New(cfg Config) (*Server, error) {
 		renewal:     renewalOf(cfg.NodeName),
 		passing:     semaphore.NewWeighted(passedAtOnce),
 		working:     semaphore.NewWeighted(workedAtOnce()),
+	}
+	if s.observer == nil {
+		s.observer = unobserved{}
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

@@ -100,7 +100,8 @@ func health(cfg *config.Config) cells.Health {
 func template(cfg *config.Config, caHash string) string {
 	c := cfg.Cells
 	made, err := json.Marshal([]any{
-		version.String(), caHash, c.BootImageSpec, c.CloudInitFile, c.CellConfig, c.Itzo, c.RegistryMirrors, c.ReservedMemory, standbyOptions(cfg),
+		version.String(), caHash, c.BootImageSpec, c.CloudInitFile, c.CellConfig, c.Itzo, c.RegistryMirrors, c.ReservedMemory,
+		standbyOptions(cfg),
 	})
 	if err != nil {
 		panic(err) // strings, maps of strings and numbers

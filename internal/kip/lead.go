@@ -270,7 +270,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		Own:      l.api.ownConfig,
 		Pods:     l.informer,
 		IPv6:     l.machines.Traits().IPv6,
-		Refused:  l.metrics.CellRefused,
+		Observer: l.metrics,
 		Log:      l.Log,
 	})
 	if err != nil {

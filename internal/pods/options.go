@@ -50,5 +50,6 @@ func withDisk(offers []cells.Offer, a placement.Annotations) []cells.Offer {
 // special says that the annotations ask for what only a launch can give.
 func special(a placement.Annotations) bool {
 	return a.VolumeSizeBytes > 0 || a.PrivateIPOnly != nil || len(a.SecurityGroups) > 0 || a.InstanceProfile != "" ||
-		a.AllowMetadata != nil && *a.AllowMetadata || len(a.CloudRoutes) > 0 || a.ImageOverlayRootfs != nil || slices.Contains(a.LaunchTypes, placement.Dedicated)
+		a.AllowMetadata != nil && *a.AllowMetadata ||
+		len(a.CloudRoutes) > 0 || a.ImageOverlayRootfs != nil || slices.Contains(a.LaunchTypes, placement.Dedicated)
 }

@@ -60,7 +60,10 @@ func TestACellHasARoleOnlyIfItsPodMayUseTheMetadataService(t *testing.T) {
 		{"cells", "reader", "false", "-"},
 	} {
 		annotations := map[string]string{}
-		for name, value := range map[string]string{placement.AnnotationInstanceProfile: test.own, placement.AnnotationAllowMetadata: test.metadata} {
+		for name, value := range map[string]string{
+			placement.AnnotationInstanceProfile: test.own,
+			placement.AnnotationAllowMetadata:   test.metadata,
+		} {
 			if value != "" {
 				annotations[name] = value
 			}
