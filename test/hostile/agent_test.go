@@ -142,8 +142,12 @@ var agents = []struct {
 	wants string
 }{
 	{"an agent that says nothing", func(i *impostor, ctx context.Context, l net.Listener) {
-		i.accept(ctx, l, func(ctx context.Context, conn net.Conn) { _, _ = io.Copy(io.Discard, conn) })
-	}, wasDialled},
+		i.accept(ctx, l, func(ctx context.Context, conn net.Conn) {
+			if _, _ = io.Copy(io.Discard, conn); ctx.Err() == nil {
+				i.answers.add("was given up")
+			}
+		})
+	}, "was given up"},
 
 	{"an agent that accepts Kip and then stalls", func(i *impostor, ctx context.Context, l net.Listener) {
 		i.speak(ctx, l, func(_ http.ResponseWriter, r *http.Request) {
@@ -152,7 +156,7 @@ var agents = []struct {
 			case <-ctx.Done():
 			}
 		})
-	}, "was asked"},
+	}, "was asked stats"},
 
 	{"an agent that lies", func(i *impostor, ctx context.Context, l net.Listener) {
 		i.speak(ctx, l, func(w http.ResponseWriter, r *http.Request) {
@@ -185,7 +189,7 @@ var agents = []struct {
 		i.speak(ctx, l, func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://"+i.canary+r.URL.Path, http.StatusTemporaryRedirect)
 		})
-	}, "was asked"},
+	}, "was asked containerLogs"},
 
 	{"an agent that floods Kip with frames", func(i *impostor, ctx context.Context, l net.Listener) {
 		i.shake(ctx, l, certificate(i.T, i.machine), func(_ context.Context, tc *tls.Conn) {
@@ -206,6 +210,7 @@ var agents = []struct {
 			}
 			_, err := io.WriteString(tc, http2.ClientPreface)
 			f := http2.NewFramer(tc, tc)
+			f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 			var block strings.Builder
 			encoder := hpack.NewEncoder(&block)
 			// No byte of a body may come.
@@ -223,13 +228,21 @@ var agents = []struct {
 			if err == nil {
 				i.answers.add("sent a thousand requests")
 			}
-			for {
+			for held := 0; ; {
 				frame, err := f.ReadFrame()
 				if err != nil {
 					return
 				}
-				if _, ok := frame.(*http2.HeadersFrame); ok {
-					i.answers.add("has the beginning of an answer")
+				h, ok := frame.(*http2.MetaHeadersFrame)
+				if !ok {
+					continue
+				}
+				i.answers.add("has the beginning of an answer: " + h.PseudoValue("status"))
+				if h.PseudoValue("status") != "200" {
+					continue
+				}
+				if held++; held == 3*openAtOnce {
+					i.Errorf("Kip holds %d answers that nobody reads", held)
 				}
 			}
 		})
@@ -243,6 +256,10 @@ var agents = []struct {
 		i.shake(ctx, l, certificate(i.T, i.space.machine("bystander")), i.believed)
 	}, wasRefused},
 }
+
+// openAtOnce is how many requests of a cell Kip answers at the same time. Answers that
+// are not read end after 30 s, so that in a slow run there may be some more.
+const openAtOnce = 32
 
 // lie is how many bytes a lying agent says that are used.
 const lie = 1 << 60
