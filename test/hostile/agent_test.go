@@ -156,7 +156,7 @@ var agents = []struct {
 			case <-ctx.Done():
 			}
 		})
-	}, "was asked stats"},
+	}, "was asked"},
 
 	{"an agent that lies", func(i *impostor, ctx context.Context, l net.Listener) {
 		i.speak(ctx, l, func(w http.ResponseWriter, r *http.Request) {
