@@ -90,7 +90,7 @@ func newCell(s *Server, id string, info CellInfo) *Cell {
 		refusals:   rate.NewLimiter(refusalRate, refusalBurst),
 		written:    rate.NewLimiter(writtenRate, writtenBurst),
 		eventBytes: rate.NewLimiter(eventBytesRate, eventBytesBurst),
-		budget:     newBudget(),
+		budget:     newBudget(s.observer),
 		passing:    turns{own: semaphore.NewWeighted(passedOfOne), all: s.passing},
 		working:    turns{own: semaphore.NewWeighted(workedOfOne), all: s.working},
 	}
@@ -206,7 +206,7 @@ func (c *Cell) forbidden(a *ask, why string) error {
 }
 
 func (c *Cell) refused(resource schema.GroupResource, name, message string) error {
-	c.noteRefusal(message)
+	c.noteRefusal(Forbidden, message)
 	return apierrors.NewForbidden(resource, name, fmt.Errorf("%s", message))
 }
 
@@ -225,8 +225,8 @@ func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if err != nil {
 		status := statusOf(err)
-		if isRefusal(status.Code) {
-			c.noteRefusal(strings.ToLower(r.Method) + " " + r.URL.Path + ": " + status.Message)
+		if refusals[status.Code] != "" {
+			c.noteRefusal(refusals[status.Code], strings.ToLower(r.Method)+" "+r.URL.Path+": "+status.Message)
 		}
 		if status.Code == http.StatusTooManyRequests && c.served() == nil {
 			out.rest() // nobody waits for the turn of who is held

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -599,8 +600,8 @@ func TestRefusalsOfACellAreLoggedOnceAMinuteAndPrintable(t *testing.T) {
 	h := newHouseAt(t, clk)
 	var log bytes.Buffer
 	h.server.log = slog.New(slog.NewTextHandler(&log, nil))
-	refused := 0
-	h.server.refused = func() { refused++ }
+	observed := &observed{refused: map[Refusal]int{}}
+	h.server.observer = observed
 	c := h.server.AddCell("c1", info)
 	for range 30 {
 		if code, _, _ := get(ctx, c, "/api/v1/namespaces/bank/secrets/%1B%5D0;owned%07%1B%5B2J"); code != http.StatusForbidden {
@@ -610,8 +611,8 @@ func TestRefusalsOfACellAreLoggedOnceAMinuteAndPrintable(t *testing.T) {
 			t.Fatalf("answered %d", code)
 		}
 	}
-	if lines := strings.Count(log.String(), "\n"); lines != 1 || refused != 60 {
-		t.Errorf("%d lines of %d refusals:\n%s", lines, refused, log.String())
+	if lines := strings.Count(log.String(), "\n"); lines != 1 || !maps.Equal(observed.refused, map[Refusal]int{Forbidden: 30, MediaType: 30}) {
+		t.Errorf("%d lines of %v refusals:\n%s", lines, observed.refused, log.String())
 	}
 	clk.Step(time.Minute)
 	get(ctx, c, "/api/v1/secrets")
@@ -622,6 +623,48 @@ func TestRefusalsOfACellAreLoggedOnceAMinuteAndPrintable(t *testing.T) {
 		t.Errorf("the log has escape sequences: %q", text)
 	}
 }
+
+// What all cells ask is told as it is charged to each.
+func TestWhatCellsAskIsObserved(t *testing.T) {
+	ctx := context.Background()
+	h := newHouse(t)
+	observed := &observed{refused: map[Refusal]int{}}
+	h.server.observer = observed
+	c1, c2 := h.server.AddCell("c1", info), h.server.AddCell("c2", info)
+	eventually(t, "the node is there", func() bool { return c1.Node() != nil && c2.Node() != nil })
+	for range 3 {
+		get(ctx, c1, "/api/v1/nodes/"+nodeName)
+		do(ctx, c2, http.MethodPatch, "/api/v1/nodes/"+nodeName, strategic, []byte(`{"metadata":{"labels":[]}}`))
+		do(ctx, c2, http.MethodPatch, "/api/v1/nodes/"+nodeName, strategic, make([]byte, 1<<20))
+		renewal(c1)
+	}
+	u1, u2 := c1.Usage(), c2.Usage()
+	all := Usage{
+		Requests: u1.Requests + u2.Requests,
+		Refused:  u1.Refused + u2.Refused,
+		Sent:     u1.Sent + u2.Sent,
+		Answered: u1.Answered + u2.Answered,
+		Worked:   u1.Worked + u2.Worked,
+	}
+	if observed.Usage != all || all.Requests != 12 || all.Sent == 0 || all.Answered == 0 || all.Worked == 0 {
+		t.Errorf("observed %+v, the cells have %+v and %+v", observed.Usage, u1, u2)
+	}
+	if want := map[Refusal]int{Invalid: 3, TooLarge: 3}; !maps.Equal(observed.refused, want) {
+		t.Errorf("refused %v, want %v", observed.refused, want)
+	}
+}
+
+// observed adds up. It is for requests one after the other.
+type observed struct {
+	Usage
+	refused map[Refusal]int
+}
+
+func (o *observed) CellAsked()                 { o.Requests++ }
+func (o *observed) CellSent(bytes int64)       { o.Sent += uint64(bytes) }
+func (o *observed) CellAnswered(bytes int)     { o.Answered += uint64(bytes) }
+func (o *observed) CellWorked(d time.Duration) { o.Worked += d }
+func (o *observed) CellRefused(r Refusal)      { o.Refused++; o.refused[r]++ }
 
 // However long what a cell says is, a line of the log that has it is short, and so is
 // the answer.

@@ -271,7 +271,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		Own:       l.api.ownConfig,
 		Pods:      l.informer,
 		IPv6:      l.machines.Traits().IPv6,
-		Refused:   l.metrics.CellRefused,
+		Observer:  l.metrics,
 		Overdrawn: tunnel.Hold,
 		Log:       l.Log,
 	})
@@ -330,7 +330,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Template:     template(l.cfg, l.authority.Hash()),
 
 		Pools:     pools,
-		Options:   launchOptions(l.cfg),
+		Options:   standbyOptions(l.cfg),
 		Shortages: l.shortages,
 
 		Event:    l.event,
