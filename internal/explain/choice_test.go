@@ -41,13 +41,14 @@ func (r *requests) Request(_ context.Context, q cells.Request) (cells.Cell, erro
 	return cells.Cell{ID: "cell-1", Pod: q.Pod, Phase: apiv1.Requested, Offers: q.Offers}, nil
 }
 
-func (*requests) Release(types.UID, string, bool)        {}
-func (*requests) ReleaseUnbound(types.UID, string) bool  { return true }
-func (*requests) PodsNamed(cache.ObjectName) []types.UID { return nil }
-func (*requests) List() []cells.Cell                     { return nil }
-func (*requests) Link(string) (cells.Link, bool)         { return cells.Link{}, false }
-func (*requests) WaitsFor(string) string                 { return "" }
-func (*requests) Standby() []cells.StandbyState          { return nil }
+func (*requests) Release(types.UID, string, bool)                         {}
+func (*requests) ReleaseVanished(context.Context, types.UID, string) bool { return true }
+func (*requests) ReleaseUnbound(types.UID, string) bool                   { return true }
+func (*requests) PodsNamed(cache.ObjectName) []types.UID                  { return nil }
+func (*requests) List() []cells.Cell                                      { return nil }
+func (*requests) Link(string) (cells.Link, bool)                          { return cells.Link{}, false }
+func (*requests) WaitsFor(string) string                                  { return "" }
+func (*requests) Standby() []cells.StandbyState                           { return nil }
 func (r *requests) ForPod(types.UID) (cells.Cell, bool) {
 	if r.has == nil {
 		return cells.Cell{}, false
