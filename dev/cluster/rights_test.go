@@ -411,6 +411,8 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 		{"open", "instance-type", "c5.*", true},
 		{"open", "instance-type", "m5.large", true},
 		{"open", "instance-type", "p5.48xlarge", false},
+		{"open", "instance-requirements", "x", false},
+		{"closed", "instance-requirements", "x", true},
 		{"any", "instance-profile", "writer", true},
 		{"any", "security-groups", "sg-3", true},
 		{"any", "cloud-route", "0.0.0.0/0", true},

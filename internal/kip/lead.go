@@ -212,6 +212,10 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Limit: gate.Limit(l.cfg.Cells.EndLimit),
 		Clock: l.clock,
 	})
+	nodeLabels, err := l.nodeLabels()
+	if err != nil {
+		return err
+	}
 	l.shop, err = shop.Open(ctx, shop.Config{
 		Cloud: l.machines,
 		Store: l.store,
@@ -220,6 +224,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			DefaultArch:         runtime.GOARCH,
 			ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
 			DefaultDiskBytes:    l.cfg.Cells.DefaultVolumeSize.Value(),
+			NodeLabels:          nodeLabels,
 		},
 		Clock: l.clock,
 		Log:   l.Log,
@@ -241,6 +246,12 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Log:          l.Log,
 	})
 	return err
+}
+
+// nodeLabels are the labels of the virtual node, but for the zone, which an instance has
+// itself.
+func (l *leading) nodeLabels() (map[string]string, error) {
+	return node.Labels(node.Config{Name: l.NodeName, Arch: runtime.GOARCH, Region: l.machines.Traits().Region, Labels: l.cfg.Kubelet.Labels})
 }
 
 // nameTag is the name of what this Kip makes in the cloud, for people.

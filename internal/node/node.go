@@ -140,14 +140,16 @@ func New(c Config) (*Node, error) {
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}
 	}
-	labels, err := allLabels(c)
+	labels, err := Labels(c)
 	if err != nil {
 		return nil, err
 	}
 	return &Node{c: c, labels: labels, ready: make(chan struct{})}, nil
 }
 
-func allLabels(c Config) (map[string]string, error) {
+// Labels are those of the virtual node: what c says of its zone, region and others, and
+// Kip's own.
+func Labels(c Config) (map[string]string, error) {
 	fixed := map[string]string{
 		typeLabel:            typeValue,
 		corev1.LabelHostname: c.Name,

@@ -45,6 +45,9 @@ type Config struct {
 	// DefaultDiskBytes is the root disk's size where the type does not fix it
 	// and the pod does not say; 0 where it can be as large as a pod needs.
 	DefaultDiskBytes int64
+	// NodeLabels are those of the virtual node: what pods may ask for beside the
+	// labels of an instance.
+	NodeLabels map[string]string
 }
 
 // Candidate is one way to launch a machine for a pod.
@@ -65,7 +68,8 @@ type Placer struct {
 	config Config
 	// types is sorted by name.
 	types                      []catalog.InstanceType
-	archs, zones               []string // what the indices in size and offer stand for
+	labels                     []map[string]string // of the types
+	archs, zones               []string            // what the indices in size and offer stand for
 	onDemand, spots, dedicated market
 	// byDefault is where pods that do not say how they are launched look.
 	byDefault []*market
@@ -92,9 +96,10 @@ type size struct {
 }
 
 type row struct {
-	typ      int
-	baseline int64   // all of the CPU where the type is not burstable
-	offers   []offer // in order of price, then zone, then subnet
+	typ        int
+	launchType LaunchType
+	baseline   int64   // all of the CPU where the type is not burstable
+	offers     []offer // in order of price, then zone, then subnet
 }
 
 type offer struct {
@@ -115,6 +120,7 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 			return nil, fmt.Errorf("catalogue: instance type %s is there twice", t.Name)
 		}
 		indexIn(&p.archs, t.Arch)
+		p.labels = append(p.labels, labelsOf(t))
 		if t.Name == config.DefaultInstanceType {
 			p.defaultType = i
 		}
@@ -124,7 +130,12 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 				return nil, err
 			}
 			if len(offers) > 0 {
-				m.rows = append(m.rows, row{typ: i, baseline: cmp.Or(t.BaselineMilliCPU, t.MilliCPU), offers: offers})
+				m.rows = append(m.rows, row{
+					typ:        i,
+					launchType: m.launchType,
+					baseline:   cmp.Or(t.BaselineMilliCPU, t.MilliCPU),
+					offers:     offers,
+				})
 			}
 		}
 	}
@@ -279,6 +290,8 @@ type choice struct {
 	barred []int64
 	// allowed[arch*len(zones)+zone] reports where the pod may run; nil means anywhere.
 	allowed []bool
+	// requirements is what the labels of the instance must be; nil means anything.
+	requirements Requirements
 	// constraint and arch say the same for people.
 	constraint constraint
 	arch       string
@@ -290,11 +303,12 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 		return nil, err
 	}
 	c := &choice{
-		Placer:     p,
-		markets:    p.byDefault,
-		need:       needOf(pod),
-		only:       -1,
-		constraint: constraintOf(&pod.Spec),
+		Placer:       p,
+		markets:      p.byDefault,
+		need:         needOf(pod),
+		only:         -1,
+		requirements: annotations.Requirements,
+		constraint:   constraintOf(&pod.Spec),
 	}
 	if annotations.LaunchTypes != nil {
 		c.markets = make([]*market, len(annotations.LaunchTypes))
@@ -320,7 +334,7 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 			}
 		}
 		c.only, c.anySize = i, true
-	case c.need.none():
+	case c.need.none() && c.requirements == nil:
 		c.only, c.byDefault, c.anySize = p.defaultType, true, p.defaultType >= 0
 	}
 	if !c.constraint.arch && c.only < 0 {
@@ -397,17 +411,17 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 		if c.short(s) < 0 || c.picky && !c.picks(s) {
 			continue
 		}
-		if c.allowed != nil && !c.offered(&m.rows[i], s) {
+		r := &m.rows[i]
+		if (c.allowed != nil || c.requirements != nil) && !c.offered(r, s) {
 			continue
 		}
 		f.fitting++
 		if s.price > dearest {
 			continue
 		}
-		r := &m.rows[i]
 		extra := c.credits(r)
 		for j, o := range r.offers {
-			if !c.allows(s, o.zone) {
+			if !c.allows(r, s, o.zone) {
 				continue
 			}
 			next := candidate{cost: o.price + extra, row: int32(i), offer: int32(j)}
@@ -469,10 +483,15 @@ func (c *choice) picks(s *size) bool {
 
 // offered reports whether the type is offered where the pod may run.
 func (c *choice) offered(r *row, s *size) bool {
-	return slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(s, o.zone) })
+	return slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(r, s, o.zone) })
 }
 
-func (c *choice) allows(s *size, zone int) bool {
+// allows reports whether an offering in that zone is one that the pod may have.
+func (c *choice) allows(r *row, s *size, zone int) bool {
+	return c.inZone(s, zone) && (c.requirements == nil || c.requirements.hold(c.machine(r, zone)))
+}
+
+func (c *choice) inZone(s *size, zone int) bool {
 	return c.allowed == nil || c.allowed[int(s.arch)*len(c.zones)+zone]
 }
 
@@ -535,6 +554,9 @@ func (c *choice) why(f found) string {
 	if f.market.launchType == Spot {
 		s += " offered as spot"
 	}
+	if c.requirements != nil {
+		s += " and allowed by " + AnnotationRequirements
+	}
 	if f.fitting == 1 {
 		return s + " that fits " + c.need.text(c.config.ReservedMemoryBytes)
 	}
@@ -590,7 +612,7 @@ func (c *choice) noCapacity() *NoCapacityError {
 				continue
 			}
 			// Offers are in order of price: the first is the type's cheapest.
-			if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(s, o.zone) }); j >= 0 {
+			if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(r, s, o.zone) }); j >= 0 {
 				fitting = append(fitting, candidate{cost: r.offers[j].price + c.credits(r), row: int32(i), offer: int32(j)})
 			}
 		}
