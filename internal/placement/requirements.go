@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -132,4 +133,35 @@ func (r Requirements) keys() []string {
 		}
 	}
 	return keys
+}
+
+// LaunchTypesFor is the value of the launch-type annotation by which all can be had that
+// the terms allow: what one names, and else on-demand wherever it will do. "" where no
+// launch type will do, or a term is not valid.
+func LaunchTypesFor(terms [][]corev1.NodeSelectorRequirement) string {
+	var words []string
+	for _, t := range []LaunchType{Spot, OnDemand, Dedicated} {
+		if slices.ContainsFunc(terms, func(term []corev1.NodeSelectorRequirement) bool { return boughtAs(term, t) }) {
+			words = append(words, string(t))
+		}
+	}
+	return strings.Join(words, ",")
+}
+
+// boughtAs reports whether an instance that a term allows is to be bought as t.
+func boughtAs(term []corev1.NodeSelectorRequirement, t LaunchType) bool {
+	about := slices.DeleteFunc(slices.Clone(term), func(e corev1.NodeSelectorRequirement) bool { return e.Key != LabelCapacityType })
+	all, err := requirementsOf(about)
+	allows := func(t LaunchType) bool {
+		return err == nil && Requirements{all}.hold(labels.Set{LabelCapacityType: string(t)})
+	}
+	switch {
+	case !allows(t):
+		return false
+	case slices.ContainsFunc(about, func(e corev1.NodeSelectorRequirement) bool { return e.Operator == corev1.NodeSelectorOpIn }):
+		return true
+	case allows(OnDemand):
+		return t == OnDemand
+	}
+	return t == Spot
 }
