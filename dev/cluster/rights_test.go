@@ -5,22 +5,30 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/admission"
+	"github.com/elotl/kip/internal/pki"
 )
 
 // The driver and the provisioner of Kip's disks, and who makes them.
@@ -33,6 +41,7 @@ const (
 // identities are clients of one cluster.
 type identities struct {
 	admin, kip, provisioner, node kubernetes.Interface
+	kipDynamic, nodeDynamic       dynamic.Interface
 }
 
 // started is a control plane on loopback, with deploy/ and nothing else, and those
@@ -73,22 +82,35 @@ func started(t *testing.T) identities {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := func(cfg *rest.Config, as ...string) kubernetes.Interface {
+	who := func(cfg *rest.Config, as ...string) *rest.Config {
 		cfg = rest.CopyConfig(cfg)
 		if len(as) > 0 {
 			cfg.Impersonate = rest.ImpersonationConfig{UserName: as[0], Groups: as[1:]}
 		}
+		return cfg
+	}
+	client := func(cfg *rest.Config) kubernetes.Interface {
 		all, err := kubernetes.NewForConfig(cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return all
 	}
+	untyped := func(cfg *rest.Config) dynamic.Interface {
+		all, err := dynamic.NewForConfig(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	node := who(kip, "system:node:kip-0", "system:nodes")
 	return identities{
 		admin:       client(c.AdminConfig()),
 		kip:         client(kip),
-		provisioner: client(kip, provisionerSA),
-		node:        client(kip, "system:node:kip-0", "system:nodes"),
+		provisioner: client(who(kip, provisionerSA)),
+		node:        client(node),
+		kipDynamic:  untyped(kip),
+		nodeDynamic: untyped(node),
 	}
 }
 
@@ -155,6 +177,8 @@ func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
 	kipEscapesByNoVolume(t, is)
 	kipWritesOfItsNodeWhatIsItsOwn(t, is)
 	podsAskForWhatTheirNamespaceIsGranted(t, is)
+	kipWritesOfItsWebhookWhoIsTrusted(t, is)
+	podsAreChangedAsKipAnswers(t, is)
 }
 
 func kipMakesItsNode(t *testing.T, is identities) {
@@ -469,5 +493,161 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 	}, metav1.CreateOptions{})
 	if err := refused(err, "instance-profile: namespace open"); err != nil {
 		t.Errorf("an annotation of the binding: %v", err)
+	}
+}
+
+func kipWritesOfItsWebhookWhoIsTrusted(t *testing.T, is identities) {
+	ctx := t.Context()
+	trusted, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hooks := is.kip.AdmissionregistrationV1().MutatingWebhookConfigurations()
+	other := "https://192.0.2.1/"
+	fail, all := admissionregistrationv1.Fail, admissionregistrationv1.RuleWithOperations{
+		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.OperationAll},
+		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}},
+	}
+	for says, c := range map[string]struct {
+		change func(*admissionregistrationv1.MutatingWebhookConfiguration)
+		words  string
+	}{
+		"who is trusted": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks[0].ClientConfig.CABundle = trusted.CertificatePEM()
+		}, ""},
+		"all resources": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks[0].Rules = []admissionregistrationv1.RuleWithOperations{all}
+		}, "only whom the API server is to trust"},
+		"other pods": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) { c.Webhooks[0].MatchConditions = nil },
+			"only whom the API server is to trust"},
+		"other namespaces": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks[1].NamespaceSelector = &metav1.LabelSelector{}
+		}, "only whom the API server is to trust"},
+		"another who answers": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) { c.Webhooks[0].ClientConfig.URL = &other },
+			"only whom the API server is to trust"},
+		"that nothing goes without it": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) { c.Webhooks[0].FailurePolicy = &fail },
+			"only whom the API server is to trust"},
+		"one more": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			more := c.Webhooks[0].DeepCopy()
+			more.Name = "more.kip.elotl.co"
+			c.Webhooks = append(c.Webhooks, *more)
+		}, "only whom the API server is to trust"},
+		"one under another name": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks[0].Name = "more.kip.elotl.co"
+		},
+			"only whom the API server is to trust"},
+	} {
+		becomes(t, "Kip writes of its webhook: "+says, func() error {
+			have, err := hooks.Get(ctx, "kip-0", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			c.change(have)
+			_, err = hooks.Update(ctx, have, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+			if c.words != "" {
+				return refused(err, c.words)
+			}
+			return err
+		})
+	}
+	_, err = hooks.Create(ctx, &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "mine"}},
+		metav1.CreateOptions{})
+	if err := refused(err, "cannot create resource"); err != nil {
+		t.Errorf("Kip makes a webhook: %v", err)
+	}
+	if err := refused(hooks.Delete(ctx, "kip-0", metav1.DeleteOptions{}), "cannot delete resource"); err != nil {
+		t.Errorf("Kip removes its webhook: %v", err)
+	}
+	_, err = is.kip.AdmissionregistrationV1().ValidatingWebhookConfigurations().List(ctx, metav1.ListOptions{})
+	if err := refused(err, "cannot list resource"); err != nil {
+		t.Errorf("Kip reads webhooks: %v", err)
+	}
+}
+
+// The webhook of deploy/, and the code that answers it, with the rights of deploy/, at the
+// address at which webhooksFor has the API server call.
+func podsAreChangedAsKipAnswers(t *testing.T, is identities) {
+	authority, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- admission.New(admission.Config{
+			Name: "kip-0",
+			Own:  is.kipDynamic,
+			Node: is.nodeDynamic,
+			Listen: func(ctx context.Context) (net.Listener, error) {
+				return new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.2", strconv.Itoa(webhookPort)))
+			},
+			Authority: func(context.Context) (*pki.Authority, error) { return authority, nil },
+			Rules: admission.Rules{
+				Label: admission.Label{Key: "type", Value: "virtual-kubelet"},
+				Taint: &corev1.Taint{Key: "virtual-kubelet.io/provider", Value: "kip", Effect: corev1.TaintEffectNoSchedule},
+			},
+			Clock: clock.RealClock{},
+			Log:   slog.New(slog.DiscardHandler),
+		}).Run(ctx)
+	}()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	for name, labels := range map[string]map[string]string{"for-kip": {"kip.elotl.co/pods": "true"}, "for-anybody": nil} {
+		if _, err := is.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}},
+			metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const instance = "node.kubernetes.io/instance-type"
+	affinity := func(values ...string) *corev1.Affinity {
+		return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: "type", Operator: corev1.NodeSelectorOpIn, Values: values},
+				{Key: instance, Operator: corev1.NodeSelectorOpIn, Values: []string{"c5"}},
+			}}}}}}
+	}
+	for _, c := range []struct {
+		says, namespace string
+		spec            corev1.PodSpec
+		changed         bool
+	}{
+		{"a pod that selects Kip's nodes", "for-anybody",
+			corev1.PodSpec{NodeSelector: map[string]string{"type": "virtual-kubelet", instance: "c5"}}, true},
+		{"one that does so by affinity", "for-anybody", corev1.PodSpec{Affinity: affinity("virtual-kubelet")}, true},
+		{"one that selects other nodes, too", "for-anybody", corev1.PodSpec{Affinity: affinity("virtual-kubelet", "other")}, false},
+		{"one that selects an instance alone", "for-anybody", corev1.PodSpec{NodeSelector: map[string]string{instance: "c5"},
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}}, false},
+		{"the same in a namespace of Kip's", "for-kip", corev1.PodSpec{NodeSelector: map[string]string{instance: "c5"}}, true},
+		{"one there for another node", "for-kip", corev1.PodSpec{NodeSelector: map[string]string{"type": "other", instance: "c5"}}, false},
+		{"one there on a node", "for-kip", corev1.PodSpec{NodeName: "machine", NodeSelector: map[string]string{instance: "c5"}}, false},
+	} {
+		c.spec.Containers = []corev1.Container{{Name: "main", Image: "busybox"}}
+		asked := 0
+		becomes(t, c.says, func() error {
+			pod, err := is.admin.CoreV1().Pods(c.namespace).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "p-"}, Spec: c.spec},
+				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if err != nil {
+				return err
+			}
+			forever := 0
+			for _, t := range pod.Spec.Tolerations {
+				if t.Effect == corev1.TaintEffectNoExecute && t.TolerationSeconds == nil {
+					forever++
+				}
+			}
+			isKips := pod.Annotations["pod.elotl.co/instance-type"] == "c5" && pod.Spec.NodeSelector[instance] == "" && forever == 2
+			untouched := len(pod.Annotations) == 0 && forever == 0
+			if asked++; c.changed && !isKips || !c.changed && !untouched {
+				return fmt.Errorf("it has annotations %v, selects %v and tolerates %v", pod.Annotations, pod.Spec.NodeSelector, pod.Spec.Tolerations)
+			}
+			return nil
+		})
+		if !c.changed && asked != 1 {
+			t.Errorf("%s was changed at first", c.says)
+		}
 	}
 }

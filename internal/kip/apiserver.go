@@ -44,7 +44,7 @@ const provisionerUser = "system:serviceaccount:kip-system:kip-provisioner"
 type apiServer struct {
 	ownConfig, nodeConfig        *rest.Config
 	asKip, asNode, asProvisioner kubernetes.Interface
-	ownDynamic                   dynamic.Interface
+	ownDynamic, nodeDynamic      dynamic.Interface
 }
 
 // connect makes the clients. It asks the API server nothing.
@@ -79,6 +79,9 @@ func connect(o Options, measured func(client string) func(http.RoundTripper) htt
 		return nil, err
 	}
 	if a.ownDynamic, err = dynamic.NewForConfig(own); err != nil {
+		return nil, err
+	}
+	if a.nodeDynamic, err = dynamic.NewForConfig(node); err != nil {
 		return nil, err
 	}
 	return a, nil

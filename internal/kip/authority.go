@@ -24,22 +24,14 @@ func loadAuthority(
 		log.Warn("the CA's key is not encrypted in the store: who reads that, or a backup of it, can be Kip to its cells",
 			"key", "etcd.encryptionKeyFiles")
 	}
-	var stored []byte
-	revision, err := st.Get(ctx, authorityKey, &stored)
-	if err != nil {
-		return nil, err
+	authority, stale, revision, err := readAuthority(ctx, st, sealer, clock)
+	if err != nil || authority != nil && !stale {
+		return authority, err
 	}
-	var authority *pki.Authority
-	if revision != 0 {
-		data, stale, err := sealer.Open(stored, authorityKey)
-		if err != nil {
-			return nil, fmt.Errorf("read the CA of the cells: %w", err)
+	if authority == nil {
+		if authority, err = pki.New(clock.Now); err != nil {
+			return nil, fmt.Errorf("make the CA of the cells: %w", err)
 		}
-		if authority, err = pki.Decode(data, clock.Now); err != nil || !stale {
-			return authority, err
-		}
-	} else if authority, err = pki.New(clock.Now); err != nil {
-		return nil, fmt.Errorf("make the CA of the cells: %w", err)
 	}
 	data, err := authority.Encode()
 	if err != nil {
@@ -49,6 +41,23 @@ func loadAuthority(
 		return nil, err
 	}
 	return authority, nil
+}
+
+// readAuthority returns the CA of the cells, nil if there is none yet; whether it is
+// stored otherwise than the sealer would; and the revision of its record.
+func readAuthority(
+	ctx context.Context, st *store.Store, sealer *pki.Sealer, clock clock.PassiveClock,
+) (authority *pki.Authority, stale bool, revision int64, err error) {
+	var stored []byte
+	if revision, err = st.Get(ctx, authorityKey, &stored); err != nil || revision == 0 {
+		return nil, false, revision, err
+	}
+	data, stale, err := sealer.Open(stored, authorityKey)
+	if err != nil {
+		return nil, false, revision, fmt.Errorf("read the CA of the cells: %w", err)
+	}
+	authority, err = pki.Decode(data, clock.Now)
+	return authority, stale, revision, err
 }
 
 // keyFileLimit is more than a key takes, in bytes.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"runtime"
 	"time"
@@ -400,13 +399,9 @@ func (l *leading) wireNode(context.Context) error {
 	if err != nil {
 		return err
 	}
-	var taint *corev1.Taint
-	if !l.DisableTaint {
-		t, err := node.TaintFromEnv(os.LookupEnv)
-		if err != nil {
-			return err
-		}
-		taint = &t
+	taint, err := l.taint()
+	if err != nil {
+		return err
 	}
 	zone := onlyZone(l.shop.Types())
 	l.node, err = node.New(node.Config{

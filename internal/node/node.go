@@ -37,11 +37,12 @@ var CellFeatures = []string{
 }
 
 const (
-	typeLabel = "type"
-	typeValue = "virtual-kubelet"
-	// instanceType is the label's value for a node whose pods have each an
+	// TypeLabel is the label by which pods select a virtual node, and TypeValue its value.
+	TypeLabel = "type"
+	TypeValue = "virtual-kubelet"
+	// InstanceType is the label's value for a node whose pods have each an
 	// instance of a type of its own.
-	instanceType = "kip"
+	InstanceType = "kip"
 	operatingSys = "linux"
 
 	// checkInterval is how often Kip asks itself whether it can work, and
@@ -151,13 +152,13 @@ func New(c Config) (*Node, error) {
 // Kip's own.
 func Labels(c Config) (map[string]string, error) {
 	fixed := map[string]string{
-		typeLabel:            typeValue,
+		TypeLabel:            TypeValue,
 		corev1.LabelHostname: c.Name,
 		corev1.LabelOSStable: operatingSys,
 		// Every cell of this node is of this architecture.
 		corev1.LabelArchStable: c.Arch,
 	}
-	labels := map[string]string{corev1.LabelInstanceTypeStable: instanceType}
+	labels := map[string]string{corev1.LabelInstanceTypeStable: InstanceType}
 	if c.Zone != "" {
 		labels[corev1.LabelTopologyZone] = c.Zone
 	}

@@ -98,9 +98,9 @@ func (n *Node) registrationMark() (string, error) {
 // version, since the list of taints is replaced as a whole and others write it.
 func (n *Node) registrationPatch(current *corev1.Node) ([]byte, error) {
 	last, known := current.Annotations[registrationAnnotation]
-	if !known && current.Labels[typeLabel] != typeValue {
+	if !known && current.Labels[TypeLabel] != TypeValue {
 		return nil, fmt.Errorf("%w: it has no label %s=%s; give the virtual node another name, or delete that node",
-			ErrForeignNode, typeLabel, typeValue)
+			ErrForeignNode, TypeLabel, TypeValue)
 	}
 	var before registration
 	if known {
