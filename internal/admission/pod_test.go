@@ -334,10 +334,11 @@ func TestNoPodGetsAnotherInstanceThanItSelects(t *testing.T) {
 		types = append(types, catalog.InstanceType{Name: name, MilliCPU: int64(1+len(types)) * 1000, MemoryBytes: 8 << 30, Arch: "amd64",
 			Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1}, {Zone: "b", PricePerHour: 1}, {Zone: "a", Spot: true, PricePerHour: 1}}})
 	}
-	placer, err := placement.New(types, placement.Config{NodeLabels: nodeLabels})
+	placer, err := placement.New(types, placement.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	placer = placer.OnNode(nodeLabels)
 	keys := []string{"node.kubernetes.io/instance-type", "karpenter.k8s.aws/instance-family", "karpenter.k8s.aws/instance-cpu",
 		"karpenter.sh/capacity-type", "topology.kubernetes.io/zone", "team", "kubernetes.io/hostname", "karpenter.k8s.aws/instance-gpu-name"}
 	values := map[string][]string{keys[0]: {"c5.large", "m5.large", "c5.xlarge"}, keys[1]: {"c5", "m5", "m6i"}, keys[2]: {"1", "2", "4"},

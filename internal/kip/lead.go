@@ -47,6 +47,7 @@ type leading struct {
 	provisioner *provisioner.Provisioner // nil without disks
 	shop        *shop.Shop
 	shortages   *storedShortages
+	nodeLabels  map[string]string // of the virtual node
 
 	informer cache.SharedIndexInformer // of the pods of the node
 	event    eventFunc
@@ -211,10 +212,6 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Limit: gate.Limit(l.cfg.Cells.EndLimit),
 		Clock: l.clock,
 	})
-	nodeLabels, err := l.nodeLabels()
-	if err != nil {
-		return err
-	}
 	l.shop, err = shop.Open(ctx, shop.Config{
 		Cloud: l.machines,
 		Store: l.store,
@@ -223,7 +220,6 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			DefaultArch:         runtime.GOARCH,
 			ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
 			DefaultDiskBytes:    l.cfg.Cells.DefaultVolumeSize.Value(),
-			NodeLabels:          nodeLabels,
 		},
 		Clock: l.clock,
 		Log:   l.Log,
@@ -247,24 +243,28 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	return err
 }
 
-// nodeLabels are the labels of the virtual node, but for the zone, which an instance has
-// itself.
-func (l *leading) nodeLabels() (map[string]string, error) {
-	return node.Labels(node.Config{Name: l.NodeName, Arch: runtime.GOARCH, Region: l.machines.Traits().Region, Labels: l.cfg.Kubelet.Labels})
-}
-
 // nameTag is the name of what this Kip makes in the cloud, for people.
 func (l *leading) nameTag() string { return cmp.Or(l.cfg.Cells.Nametag, l.controllerID) }
 
 // wirePlacement makes what chooses machines.
 func (l *leading) wirePlacement(ctx context.Context) (err error) {
+	// An instance has its zone itself.
+	l.nodeLabels, err = node.Labels(node.Config{
+		Name:   l.NodeName,
+		Arch:   runtime.GOARCH,
+		Region: l.machines.Traits().Region,
+		Labels: l.cfg.Kubelet.Labels,
+	})
+	if err != nil {
+		return err
+	}
 	l.shortages, err = loadShortages(ctx, l.store, l.clock, l.Log)
 	return err
 }
 
 // place returns the offers for a pod, best first; in a zone, if one is given.
 func (l *leading) place(pod *corev1.Pod, zone string) ([]cells.Offer, error) {
-	candidates, err := l.shop.Placer().Candidates(placement.InZone(pod, zone), l.shortages.shortages.Unavailable)
+	candidates, err := l.shop.Placer().OnNode(l.nodeLabels).Candidates(placement.InZone(pod, zone), l.shortages.shortages.Unavailable)
 	return offers(candidates, l.cfg.Cells.DefaultVolumeSize.Value()), err
 }
 

@@ -89,7 +89,7 @@ var _ labels.Labels = machine{}
 func (c *choice) machine(r *row, zone int) machine {
 	return machine{
 		own:  c.labels[r.typ],
-		node: c.config.NodeLabels,
+		node: c.nodeLabels,
 		zone: c.zones[zone],
 		as:   r.launchType,
 	}

@@ -45,9 +45,6 @@ type Config struct {
 	// DefaultDiskBytes is the root disk's size where the type does not fix it
 	// and the pod does not say; 0 where it can be as large as a pod needs.
 	DefaultDiskBytes int64
-	// NodeLabels are those of the virtual node: what pods may ask for beside the
-	// labels of an instance.
-	NodeLabels map[string]string
 }
 
 // Candidate is one way to launch a machine for a pod.
@@ -75,6 +72,16 @@ type Placer struct {
 	byDefault []*market
 	// defaultType is the index of DefaultInstanceType in types, or -1.
 	defaultType int
+	// nodeLabels are those of the virtual node: what pods may ask for beside the
+	// labels of an instance.
+	nodeLabels map[string]string
+}
+
+// OnNode returns what chooses for the pods of a virtual node with these labels.
+func (p *Placer) OnNode(labels map[string]string) *Placer {
+	on := *p
+	on.nodeLabels = labels
+	return &on
 }
 
 // market is the types that can be had by one launch type, in order of price. Sizes

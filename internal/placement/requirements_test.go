@@ -47,9 +47,9 @@ func asking(t testing.TB, pod *corev1.Pod, terms ...corev1.NodeSelectorTerm) *co
 func TestInstancesAreThoseThatTheRequirementsAllow(t *testing.T) {
 	const in, notIn, exists, without, gt, lt = corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn, corev1.NodeSelectorOpExists,
 		corev1.NodeSelectorOpDoesNotExist, corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt
-	p := placer(t, labelled(), Config{DefaultInstanceType: "u-6tb1.metal", DefaultArch: "amd64", NodeLabels: map[string]string{
+	p := placer(t, labelled(), Config{DefaultInstanceType: "u-6tb1.metal", DefaultArch: "amd64"}).OnNode(map[string]string{
 		"type": "virtual-kubelet", "team": "a", corev1.LabelInstanceTypeStable: "kip",
-	}})
+	})
 	const k = "karpenter.k8s.aws/instance-"
 	for _, c := range []struct {
 		terms []corev1.NodeSelectorTerm
@@ -160,7 +160,7 @@ func TestRequirementsMeanWhatNodeAffinityMeans(t *testing.T) {
 		corev1.LabelInstanceTypeStable, "nvidia.com/gpu.count", "team", "none"}
 	values := []string{"c5", "m5", "2", "4", "8", "spot", "on-demand", "a", "b", "c5.large", "1"}
 	ops := []corev1.NodeSelectorOperator{"In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"}
-	p := placer(t, labelled(), Config{NodeLabels: map[string]string{"team": "a"}})
+	p := placer(t, labelled(), Config{}).OnNode(map[string]string{"team": "a"})
 	c := &choice{Placer: p}
 	held, seen := 0, 0
 	for range 20_000 {
