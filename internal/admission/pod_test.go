@@ -279,7 +279,8 @@ func TestPodsOfANamespaceGoToKip(t *testing.T) {
 		"one for other nodes":   {"spec: {nodeSelector: {type: other}}", "spec: {nodeSelector: {type: other}}"},
 		"one of a DaemonSet":    {daemon, daemon},
 		"one of a ReplicaSet, too": {strings.ReplaceAll(daemon, "DaemonSet", "ReplicaSet"),
-			strings.ReplaceAll(daemon, "DaemonSet", "ReplicaSet") + "spec: {nodeSelector: {" + ofKip + "}, tolerations: [" + taint + ", " + forever + "]}"},
+			strings.ReplaceAll(daemon, "DaemonSet", "ReplicaSet") +
+				"spec: {nodeSelector: {" + ofKip + "}, tolerations: [" + taint + ", " + forever + "]}"},
 	} {
 		got, warnings := patched(t, podOf(t, c.pod), InNamespace, UpstreamDefaults)
 		if want := podOf(t, c.want); !equality.Semantic.DeepEqual(got, want) || len(warnings) > 0 {
