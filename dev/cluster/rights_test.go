@@ -575,16 +575,18 @@ func podsAreChangedAsKipAnswers(t *testing.T, is identities) {
 	ended := make(chan error, 1)
 	go func() {
 		ended <- admission.New(admission.Config{
-			Name: "kip-0",
-			Own:  is.kipDynamic,
-			Node: is.nodeDynamic,
+			Name:  "kip-0",
+			Own:   is.kipDynamic,
+			Nodes: []admission.Node{{Name: "kip-0", As: is.nodeDynamic}},
 			Listen: func(ctx context.Context) (net.Listener, error) {
 				return new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.2", strconv.Itoa(webhookPort)))
 			},
 			Authority: func(context.Context) (*pki.Authority, error) { return authority, nil },
-			Rules: admission.Rules{
-				Label: admission.Label{Key: "type", Value: "virtual-kubelet"},
-				Taint: &corev1.Taint{Key: "virtual-kubelet.io/provider", Value: "kip", Effect: corev1.TaintEffectNoSchedule},
+			Rules: func() admission.Rules {
+				return admission.Rules{
+					Label: admission.Label{Key: "type", Value: "virtual-kubelet"},
+					Taint: &corev1.Taint{Key: "virtual-kubelet.io/provider", Value: "kip", Effect: corev1.TaintEffectNoSchedule},
+				}
 			},
 			Clock: clock.RealClock{},
 			Log:   slog.New(slog.DiscardHandler),

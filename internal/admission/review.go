@@ -33,13 +33,13 @@ const (
 // reviews answers the API server's questions. Whoever reaches it may ask: what it tells
 // follows from the question, and it keeps nothing.
 type reviews struct {
-	rules    Rules
+	rules    func() Rules
 	defaults func() Defaults
 	turns    chan struct{}
 	log      *slog.Logger
 }
 
-func newReviews(rules Rules, defaults func() Defaults, log *slog.Logger) http.Handler {
+func newReviews(rules func() Rules, defaults func() Defaults, log *slog.Logger) http.Handler {
 	rs := &reviews{
 		rules:    rules,
 		defaults: defaults,
@@ -98,7 +98,7 @@ func (rs *reviews) answer(body []byte, scope Scope) ([]byte, error) {
 		if err := json.Unmarshal(asked.Object.Raw, &pod); err != nil {
 			return nil, fmt.Errorf("read the pod: %w", err)
 		}
-		patch, warnings := rs.rules.Patch(&pod, scope, rs.defaults())
+		patch, warnings := rs.rules().Patch(&pod, scope, rs.defaults())
 		response.Warnings = warnings
 		if len(patch) > 0 {
 			var err error

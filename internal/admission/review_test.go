@@ -29,7 +29,7 @@ func serve(h http.Handler, method, path string, body io.Reader) *httptest.Respon
 }
 
 func handler() http.Handler {
-	return newReviews(rules(), func() Defaults { return UpstreamDefaults }, slog.New(slog.DiscardHandler))
+	return newReviews(rules, func() Defaults { return UpstreamDefaults }, slog.New(slog.DiscardHandler))
 }
 
 func TestQuestionsAreAnswered(t *testing.T) {

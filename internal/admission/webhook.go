@@ -39,20 +39,29 @@ const (
 
 // Config of a Webhook. All fields are required.
 type Config struct {
-	// Name is that of the node, and of the MutatingWebhookConfiguration by which the API
-	// server knows of the webhook. An admin makes that; only who is trusted in it is
-	// kept up to date. Without it nothing is served.
+	// Name is that of the MutatingWebhookConfiguration by which the API server knows of
+	// the webhook. An admin makes it; only who is trusted in it is kept up to date.
+	// Without it nothing is served.
 	Name string
-	// Own is who keeps it, Node the node. Neither uses client-go's scheme, to which types
-	// are added while this runs.
-	Own, Node dynamic.Interface
+	// Own is who keeps it. No client here uses client-go's scheme, to which types are
+	// added while this runs.
+	Own dynamic.Interface
+	// Nodes are those that Kip may have; one is there, or will be.
+	Nodes []Node
 	// Listen opens the port.
 	Listen func(context.Context) (net.Listener, error)
 	// Authority signs the certificate; nil as long as there is none.
 	Authority func(context.Context) (*pki.Authority, error)
-	Rules     Rules
-	Clock     clock.Clock
-	Log       *slog.Logger
+	// Rules are what is known of the nodes now.
+	Rules func() Rules
+	Clock clock.Clock
+	Log   *slog.Logger
+}
+
+// Node is a virtual node, and who acts as it.
+type Node struct {
+	Name string
+	As   dynamic.Interface
 }
 
 // Webhook answers the API server, which asks before it makes a pod.
@@ -173,7 +182,7 @@ func (w *Webhook) learn(ctx context.Context) error {
 	if now := w.cfg.Clock.Now(); !w.asked.IsZero() && now.Sub(w.asked) < askAgain {
 		return nil
 	}
-	defaults, err := askDefaults(ctx, w.cfg.Node, w.cfg.Name)
+	defaults, err := askDefaults(ctx, w.cfg.Nodes)
 	if err != nil {
 		return err
 	}

@@ -99,13 +99,14 @@ func run(t *testing.T, objects ...runtime.Object) *running {
 	w := New(Config{
 		Name: "kip-0",
 		Own:  r.api,
-		Node: r.api,
+		// The first is not there, as that without a number beside several.
+		Nodes: []Node{{Name: "kip-9", As: r.api}, {Name: "kip-0", As: r.api}},
 		Listen: func(context.Context) (net.Listener, error) {
 			r.listened.Add(1)
 			return r.listener, nil
 		},
 		Authority: func(context.Context) (*pki.Authority, error) { return r.authority.Load(), nil },
-		Rules:     rules(),
+		Rules:     rules,
 		Clock:     r.clock,
 		Log:       slog.New(slog.DiscardHandler),
 	})
@@ -326,7 +327,6 @@ func TestAPortThatIsTakenIsAnError(t *testing.T) {
 	w := New(Config{
 		Name: "kip-0",
 		Own:  fake.NewSimpleDynamicClient(scheme.Scheme, configured()),
-		Node: fake.NewSimpleDynamicClient(scheme.Scheme),
 		Listen: func(ctx context.Context) (net.Listener, error) {
 			return new(net.ListenConfig).Listen(ctx, "tcp", taken.Addr().String())
 		},

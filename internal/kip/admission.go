@@ -29,13 +29,13 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 	return admission.New(admission.Config{
 		Name:   k.NodeName,
 		Own:    k.api.ownDynamic,
-		Node:   k.api.nodeDynamic,
+		Nodes:  []admission.Node{{Name: k.NodeName, As: k.api.nodeDynamic}},
 		Listen: k.listenForAdmission,
 		Authority: func(ctx context.Context) (*pki.Authority, error) {
 			authority, _, _, err := readAuthority(ctx, own, sealer, k.clock)
 			return authority, err
 		},
-		Rules: rules,
+		Rules: func() admission.Rules { return rules },
 		Clock: k.clock,
 		Log:   k.Log,
 	}).Run(ctx)
