@@ -162,7 +162,8 @@ func kipMakesItsNode(t *testing.T, is identities) {
 		Name: "kip-0",
 		Labels: map[string]string{
 			"type": "virtual-kubelet", "kubernetes.io/hostname": "kip-0", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
-			"node.kubernetes.io/instance-type": "kip", "topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r",
+			"node.kubernetes.io/instance-type": "kip", "node.kubernetes.io/exclude-from-external-load-balancers": "true",
+			"topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r",
 			"team": "a",
 		},
 	}}
@@ -296,6 +297,7 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 		{is.kip, `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, "Kip writes those of its node's host"},
 		{is.kip, `{"metadata":{"labels":{"x.k8s.io/a":""}}}`, "Kip writes those of its node's host"},
 		{is.kip, `{"spec":{"unschedulable":null}}`, "does not uncordon"},
+		{is.kip, `{"metadata":{"labels":{"kubernetes.io/arch":null,"karpenter.sh/capacity-type":"spot"}}}`, ""},
 		{is.admin, `{"spec":{"unschedulable":null}}`, ""},
 		{is.kip, `{"spec":{"unschedulable":true}}`, ""},
 	} {
@@ -323,6 +325,7 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 		{is.kip, "more", []corev1.Taint{taint("more", corev1.TaintEffectNoSchedule)}, "its node's taints"},
 		{is.kip, own, []corev1.Taint{taint(own, corev1.TaintEffectPreferNoSchedule)}, ""},
 		{is.kip, own, nil, ""},
+		{is.kip, "kip.elotl.co/removed", []corev1.Taint{taint("kip.elotl.co/removed", corev1.TaintEffectNoSchedule)}, ""},
 	} {
 		becomes(t, fmt.Sprintf("the taint %s as %v", c.key, c.with), func() error {
 			node, err := is.admin.CoreV1().Nodes().Get(t.Context(), "kip-0", metav1.GetOptions{})
@@ -339,6 +342,10 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 			}
 			return err
 		})
+	}
+	// One that was taken out, and comes back.
+	if err := patch(is.kip, `{"spec":{"unschedulable":null}}`); err != nil {
+		t.Errorf("Kip uncordons a node that it had taken out: %v", err)
 	}
 	crd := `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"things.example.com"},"spec":{
 		"group":"example.com","scope":"Cluster","names":{"plural":"things","kind":"Thing"},

@@ -12,7 +12,6 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -78,7 +77,7 @@ type PortConfig struct {
 	// Reviews may create token reviews and subject access reviews.
 	Reviews kubernetes.Interface
 	// ClientCA is whose client certificates are accepted; see the function
-	// ClientCA. Optional: only tokens are.
+	// ClientCA, and FollowClientCA, which its owner runs. Optional: only tokens are.
 	ClientCA dynamiccertificates.CAContentProvider
 	// Certificate is the one to serve with, as in a tls.Config.
 	Certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
@@ -142,11 +141,8 @@ func NewPort(c PortConfig) (*Port, error) {
 // It closes l.
 func (p *Port) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
-	var followers sync.WaitGroup
-	defer followers.Wait()
 	defer cancel()
-	if ca, ok := p.c.ClientCA.(dynamiccertificates.ControllerRunner); ok {
-		followers.Go(func() { ca.Run(ctx, 1) })
+	if p.c.ClientCA != nil {
 		p.awaitClientCA(ctx)
 	}
 	server := &http.Server{
@@ -169,6 +165,16 @@ func (p *Port) Serve(ctx context.Context, l net.Listener) error {
 		return nil
 	}
 	return fmt.Errorf("kubelet port %s: %w", l.Addr(), err)
+}
+
+// FollowClientCA keeps up with a client CA that is followed, for all ports that have it,
+// until ctx ends.
+func FollowClientCA(ctx context.Context, ca dynamiccertificates.CAContentProvider) error {
+	if followed, ok := ca.(dynamiccertificates.ControllerRunner); ok {
+		followed.Run(ctx, 1)
+	}
+	<-ctx.Done()
+	return nil
 }
 
 // clientCATimeout is how long the port waits for its client CA before it opens.

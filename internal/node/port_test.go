@@ -268,7 +268,13 @@ func serveWith(t *testing.T, itzo http.HandlerFunc, ca func(*authority) (dynamic
 	f.addr = l.Addr().String()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- port.Serve(ctx, l) }()
+	var following sync.WaitGroup
+	following.Go(func() {
+		if err := FollowClientCA(ctx, clientCA); err != nil {
+			t.Error(err)
+		}
+	})
+	go func() { done <- port.Serve(ctx, l); following.Wait() }()
 	f.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
