@@ -22,8 +22,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -206,8 +208,17 @@ func (a *apiServer) nodeNamed(name, base string) (kubernetes.Interface, error) {
 // podInformer follows the pods of a node, as the node, with the selector that
 // the API server asks of one.
 func podInformer(asNode kubernetes.Interface, node string) cache.SharedIndexInformer {
-	ofNode := fields.OneTermEqualSelector("spec.nodeName", node)
-	lw := cache.NewListWatchFromClient(asNode.CoreV1().RESTClient(), "pods", metav1.NamespaceAll, ofNode)
+	ofNode, pods := fields.OneTermEqualSelector("spec.nodeName", node).String(), asNode.CoreV1().Pods(metav1.NamespaceAll)
+	lw := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = ofNode
+			return pods.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = ofNode
+			return pods.Watch(ctx, o)
+		},
+	}, asNode)
 	return cache.NewSharedIndexInformer(lw, &corev1.Pod{}, 0, cache.Indexers{})
 }
 

@@ -24,6 +24,7 @@ const nodesKey = "nodes"
 type nodes struct {
 	*leading
 	pods     *watches.NodePods
+	as       func(name, base string) (kubernetes.Interface, error)
 	failed   chan error    // ends Kip
 	wake     chan struct{} // asks for a look
 	tasks    sync.WaitGroup
@@ -41,27 +42,35 @@ type nodes struct {
 
 // wireNodes finds out which virtual nodes there are.
 func (l *leading) wireNodes(ctx context.Context) error {
-	n := &nodes{
+	l.nodes = l.newNodes()
+	return l.nodes.begin(ctx)
+}
+
+func (l *leading) newNodes() *nodes {
+	return &nodes{
 		leading: l,
 		pods:    watches.NewNodePods(),
+		as:      l.api.nodeNamed,
 		failed:  make(chan error, 1),
 		wake:    make(chan struct{}, 1),
 		cfg:     l.cfg,
 		served:  map[string]*served{},
 	}
-	l.nodes = n
+}
+
+// begin makes, of what is configured and what is stored, the nodes that are served first.
+func (n *nodes) begin(ctx context.Context) (err error) {
 	var stored []roster.Entry
-	var err error
-	if n.revision, err = l.store.Get(ctx, nodesKey, &stored); err != nil {
+	if n.revision, err = n.store.Get(ctx, nodesKey, &stored); err != nil {
 		return err
 	}
-	wanted, err := roster.Wanted(l.cfg, l.shop.Types())
+	wanted, err := roster.Wanted(n.cfg, n.shop.Types())
 	if err != nil {
 		return err
 	}
 	entries, err := roster.Assign(stored, wanted)
 	if err != nil {
-		return fmt.Errorf("%s: nodes: %w", l.ProviderConfig, err)
+		return fmt.Errorf("%s: nodes: %w", n.ProviderConfig, err)
 	}
 	if err := n.keepRoster(ctx, stored, entries); err != nil {
 		return err

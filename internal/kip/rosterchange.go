@@ -70,18 +70,18 @@ func (n *nodes) firstObjects(ctx context.Context) error {
 func (n *nodes) look(ctx context.Context) {
 	for _, s := range n.all() {
 		n.mu.Lock()
-		denied, removed, kept := s.denied, s.entry.Removed, s.loop != nil
+		may, removed, kept := s.rights == rightsHeld, s.entry.Removed, s.loop != nil
 		n.mu.Unlock()
 		switch {
 		case ctx.Err() != nil:
 			return
-		case denied:
+		case !may:
 		case removed:
 			if err := n.empty(ctx, s, kept); err != nil && ctx.Err() == nil {
 				n.Log.Warn("a virtual node that was taken out is not gone yet, retrying", "node", s.name, "err", err)
 			}
 		default:
-			if !kept {
+			if !kept && n.pods.Listed(s.name) { // else it would begin as not Ready
 				n.startLoop(n.keeps, s)
 			}
 			n.tellShortage(s)
@@ -138,15 +138,32 @@ func (n *nodes) empty(ctx context.Context, s *served, kept bool) error {
 	return nil
 }
 
-// removeObject deletes a node's lease and object.
+// removeObject deletes a node's lease and object; not those of a machine, or of another
+// Kip, that has come to have the name.
 func (n *nodes) removeObject(ctx context.Context, s *served) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	there, err := n.api.asKip.CoreV1().Nodes().Get(ctx, s.name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		there = &corev1.Node{}
+	case err != nil:
+		return fmt.Errorf("read node %s: %w", s.name, err)
+	default:
+		if err := node.Foreign(there, n.controllerID); err != nil {
+			n.Log.Warn("a node is left alone: its name is that of a virtual node that was taken out", "node", s.name, "err", err)
+			return nil
+		}
+	}
 	gone := func(err error) bool { return err == nil || apierrors.IsNotFound(err) }
 	if err := s.asNode.CoordinationV1().Leases(corev1.NamespaceNodeLease).Delete(ctx, s.name, metav1.DeleteOptions{}); !gone(err) {
 		return fmt.Errorf("delete the lease of node %s: %w", s.name, err)
 	}
-	if err := n.api.asKip.CoreV1().Nodes().Delete(ctx, s.name, metav1.DeleteOptions{}); !gone(err) {
+	if there.UID == "" {
+		return nil
+	}
+	that := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &there.UID}}
+	if err := n.api.asKip.CoreV1().Nodes().Delete(ctx, s.name, that); !gone(err) {
 		return fmt.Errorf("delete node %s: %w", s.name, err)
 	}
 	return nil
@@ -248,7 +265,7 @@ func keyOf(e roster.Entry) string {
 func (n *nodes) newServed(e roster.Entry) (*served, error) {
 	s := &served{name: e.Name(n.NodeName), number: e.Number, entry: e, settled: make(chan struct{})}
 	var err error
-	if s.asNode, err = n.api.nodeNamed(s.name, n.NodeName); err != nil {
+	if s.asNode, err = n.as(s.name, n.NodeName); err != nil {
 		return nil, err
 	}
 	s.informer = podInformer(s.asNode, s.name)
@@ -340,7 +357,7 @@ func (n *nodes) registered(ctx context.Context) {
 func (n *nodes) allRegistered() error {
 	for _, s := range n.all() {
 		n.mu.Lock()
-		object, waits := s.node, !s.entry.Removed && !s.denied
+		object, waits := s.node, !s.entry.Removed && s.rights != rightsMissing
 		n.mu.Unlock()
 		if !waits {
 			continue

@@ -44,10 +44,19 @@ type served struct {
 	// Under nodes.mu.
 	entry  roster.Entry
 	node   *node.Node
-	loop   *loop  // that keeps its object; nil while none does
-	denied bool   // Kip has not the rights
+	loop   *loop // that keeps its object; nil while none does
+	rights rights
 	short  string // why nothing can be launched for its pods, as was told; of keep
 }
+
+// rights are whether Kip may serve a node.
+type rights int
+
+const (
+	rightsUnknown rights = iota
+	rightsMissing
+	rightsHeld // or nobody says otherwise
+)
 
 // loop is a goroutine that can be ended.
 type loop struct {
@@ -213,7 +222,9 @@ func (n *nodes) watch(ctx context.Context, s *served) {
 			said = missing
 			n.Log.Error("a virtual node cannot be served: Kip has not the rights; apply deploy/rbac.yaml, with this name in it",
 				"node", s.name, "right", missing)
-			n.deny(s, true)
+			n.setRights(s, rightsMissing)
+			n.pods.Remove(s.name)
+			s.settle()
 		}
 		select {
 		case <-ctx.Done():
@@ -221,32 +232,26 @@ func (n *nodes) watch(ctx context.Context, s *served) {
 		case <-n.clock.After(rightsRetry):
 		}
 	}
-	if s.isDenied(n) {
+	if n.setRights(s, rightsHeld) == rightsMissing {
+		n.Log.Info("a virtual node can be served now", "node", s.name)
 		if err := n.pods.Add(s.name, s.informer); err != nil {
 			n.unless(ctx, err)
 			return
 		}
-		n.deny(s, false)
-		n.Log.Info("a virtual node can be served now", "node", s.name)
-		n.lookSoon()
 	}
+	n.tasks.Go(func() {
+		cache.WaitForCacheSync(ctx.Done(), s.informer.HasSynced)
+		n.lookSoon()
+	})
 	s.informer.RunWithContext(ctx)
 }
 
-func (s *served) isDenied(n *nodes) bool {
+// setRights notes what is known of the rights, and returns what was before.
+func (n *nodes) setRights(s *served, now rights) (before rights) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return s.denied
-}
-
-func (n *nodes) deny(s *served, denied bool) {
-	n.mu.Lock()
-	s.denied = denied
-	n.mu.Unlock()
-	if denied {
-		n.pods.Remove(s.name)
-		s.settle()
-	}
+	before, s.rights = s.rights, now
+	return before
 }
 
 func (s *served) settle() { s.once.Do(func() { close(s.settled) }) }
