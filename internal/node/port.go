@@ -12,6 +12,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -142,8 +143,8 @@ func NewPort(c PortConfig) (*Port, error) {
 func (p *Port) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if p.c.ClientCA != nil {
-		p.awaitClientCA(ctx)
+	if f, ok := p.c.ClientCA.(*followedCA); ok {
+		p.awaitClientCA(ctx, f)
 	}
 	server := &http.Server{
 		Handler: p,
@@ -170,39 +171,48 @@ func (p *Port) Serve(ctx context.Context, l net.Listener) error {
 // FollowClientCA keeps up with a client CA that is followed, for all ports that have it,
 // until ctx ends.
 func FollowClientCA(ctx context.Context, ca dynamiccertificates.CAContentProvider) error {
-	if followed, ok := ca.(dynamiccertificates.ControllerRunner); ok {
-		followed.Run(ctx, 1)
+	if f, ok := ca.(*followedCA); ok {
+		f.runner.Run(ctx, 1)
 	}
 	<-ctx.Done()
 	return nil
 }
+
+// followedCA is a client CA that may change, or not be there yet.
+type followedCA struct {
+	dynamiccertificates.CAContentProvider
+	runner dynamiccertificates.ControllerRunner
+	once   sync.Once
+	read   chan struct{} // closed when it has been read
+}
+
+// followed hears of ca before anybody runs it: the library takes listeners without a lock.
+func followed[CA interface {
+	dynamiccertificates.CAContentProvider
+	dynamiccertificates.ControllerRunner
+}](ca CA) *followedCA {
+	f := &followedCA{CAContentProvider: ca, runner: ca, read: make(chan struct{})}
+	ca.AddListener(f)
+	if ca.CurrentCABundleContent() != nil {
+		f.Enqueue()
+	}
+	return f
+}
+
+// Enqueue is told that the CA was read.
+func (f *followedCA) Enqueue() { f.once.Do(func() { close(f.read) }) }
 
 // clientCATimeout is how long the port waits for its client CA before it opens.
 const clientCATimeout = 10 * time.Second
 
 // awaitClientCA waits until a CA that is followed has been read, or the API
 // server's first requests would be refused. Without it tokens are still known.
-func (p *Port) awaitClientCA(ctx context.Context) {
-	read := make(caRead, 1)
-	p.c.ClientCA.AddListener(read)
-	if p.c.ClientCA.CurrentCABundleContent() != nil {
-		return
-	}
+func (p *Port) awaitClientCA(ctx context.Context, ca *followedCA) {
 	select {
-	case <-read:
+	case <-ca.read:
 	case <-ctx.Done():
 	case <-time.After(clientCATimeout):
 		p.c.Log.Warn("client CA is not there yet: client certificates are refused until it is", "ca", p.c.ClientCA.Name())
-	}
-}
-
-// caRead hears of it when a CA was read.
-type caRead chan struct{}
-
-func (c caRead) Enqueue() {
-	select {
-	case c <- struct{}{}:
-	default:
 	}
 }
 

@@ -862,11 +862,16 @@ func TestClientCASources(t *testing.T) {
 				}
 				return
 			}
-			if runner, ok := ca.(*dynamiccertificates.ConfigMapCAController); ok {
+			if c.file == "" {
 				ctx, cancel := context.WithCancel(t.Context())
-				done := make(chan struct{})
-				go func() { runner.Run(ctx, 1); close(done) }()
-				defer func() { cancel(); <-done }()
+				done := make(chan error, 1)
+				go func() { done <- FollowClientCA(ctx, ca) }()
+				defer func() {
+					cancel()
+					if err := <-done; err != nil {
+						t.Error(err)
+					}
+				}()
 				if c.later != nil {
 					if _, err := c.client.CoreV1().ConfigMaps("kube-system").Create(ctx, c.later, metav1.CreateOptions{}); err != nil {
 						t.Fatal(err)
