@@ -33,6 +33,8 @@ const (
 // identities are clients of one cluster.
 type identities struct {
 	admin, kip, provisioner, node kubernetes.Interface
+	// another virtual node of the same Kip, and one that is none of its nodes
+	second, stranger kubernetes.Interface
 }
 
 // started is a control plane on loopback, with deploy/ and nothing else, and those
@@ -89,6 +91,8 @@ func started(t *testing.T) identities {
 		kip:         client(kip),
 		provisioner: client(kip, provisionerSA),
 		node:        client(kip, "system:node:kip-0", "system:nodes"),
+		second:      client(kip, "system:node:kip-0-64", "system:nodes"),
+		stranger:    client(kip, "system:node:kip-0-65", "system:nodes"),
 	}
 }
 
@@ -152,6 +156,7 @@ func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
 	}
 	is := started(t)
 	kipMakesItsNode(t, is)
+	eachNodeReadsWhatItsOwnPodsName(t, is)
 	kipEscapesByNoVolume(t, is)
 	kipWritesOfItsNodeWhatIsItsOwn(t, is)
 	podsAskForWhatTheirNamespaceIsGranted(t, is)
@@ -181,6 +186,57 @@ func kipMakesItsNode(t *testing.T, is identities) {
 	second.Name, second.Labels["kubernetes.io/hostname"] = "kip-1", "kip-1"
 	if _, err := is.kip.CoreV1().Nodes().Create(t.Context(), second, metav1.CreateOptions{}); err != nil {
 		t.Errorf("Kip makes its second node: %v", err)
+	}
+}
+
+// Kip is each of its virtual nodes, and as one it reads nothing of another's pods.
+func eachNodeReadsWhatItsOwnPodsName(t *testing.T, is identities) {
+	ctx := t.Context()
+	_, err := is.kip.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "kip-0-64"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Errorf("Kip makes its last virtual node: %v", err)
+	}
+	for pod, node := range map[string]string{"of-first": "kip-0", "of-second": "kip-0-64"} {
+		if _, err := is.admin.CoreV1().Secrets("default").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: pod}},
+			metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		becomes(t, "a pod on "+node, func() error {
+			_, err := is.admin.CoreV1().Pods("default").Create(ctx, &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: pod},
+				Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "busybox", EnvFrom: []corev1.EnvFromSource{
+					{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: pod}}},
+				}}}},
+			}, metav1.CreateOptions{})
+			return err
+		})
+	}
+	reads := func(by kubernetes.Interface, secret string) error {
+		_, err := by.CoreV1().Secrets("default").Get(ctx, secret, metav1.GetOptions{})
+		return err
+	}
+	lists := func(by kubernetes.Interface, node string) error {
+		_, err := by.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+		return err
+	}
+	becomes(t, "the first node reads what its pod names", func() error { return reads(is.node, "of-first") })
+	becomes(t, "the second node reads what its pod names", func() error { return reads(is.second, "of-second") })
+	for what, err := range map[string]error{
+		"the first node reads what the second's pod names": refused(reads(is.node, "of-second"), "no relationship found"),
+		"the second node reads what the first's pod names": refused(reads(is.second, "of-first"), "no relationship found"),
+		"the second node lists the first's pods":           refused(lists(is.second, "kip-0"), "field selector"),
+		"the second node lists its own pods":               lists(is.second, "kip-0-64"),
+		"Kip is a node that is none of its own":            refused(lists(is.stranger, "kip-0-65"), "cannot impersonate"),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, pod := range []string{"of-first", "of-second"} {
+		now := int64(0)
+		if err := is.admin.CoreV1().Pods("default").Delete(ctx, pod, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
