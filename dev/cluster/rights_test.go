@@ -42,6 +42,8 @@ const (
 type identities struct {
 	admin, kip, provisioner, node kubernetes.Interface
 	kipDynamic, nodeDynamic       dynamic.Interface
+	// another virtual node of the same Kip, and one that is none of its nodes
+	second, stranger kubernetes.Interface
 }
 
 // started is a control plane on loopback, with deploy/ and nothing else, and those
@@ -111,6 +113,8 @@ func started(t *testing.T) identities {
 		node:        client(node),
 		kipDynamic:  untyped(kip),
 		nodeDynamic: untyped(node),
+		second:      client(who(kip, "system:node:kip-0-64", "system:nodes")),
+		stranger:    client(who(kip, "system:node:kip-0-65", "system:nodes")),
 	}
 }
 
@@ -174,6 +178,7 @@ func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
 	}
 	is := started(t)
 	kipMakesItsNode(t, is)
+	eachNodeReadsWhatItsOwnPodsName(t, is)
 	kipEscapesByNoVolume(t, is)
 	kipWritesOfItsNodeWhatIsItsOwn(t, is)
 	podsAskForWhatTheirNamespaceIsGranted(t, is)
@@ -186,7 +191,8 @@ func kipMakesItsNode(t *testing.T, is identities) {
 		Name: "kip-0",
 		Labels: map[string]string{
 			"type": "virtual-kubelet", "kubernetes.io/hostname": "kip-0", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
-			"node.kubernetes.io/instance-type": "kip", "topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r",
+			"node.kubernetes.io/instance-type": "kip", "node.kubernetes.io/exclude-from-external-load-balancers": "true",
+			"topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r",
 			"team": "a",
 		},
 	}}
@@ -204,6 +210,57 @@ func kipMakesItsNode(t *testing.T, is identities) {
 	second.Name, second.Labels["kubernetes.io/hostname"] = "kip-1", "kip-1"
 	if _, err := is.kip.CoreV1().Nodes().Create(t.Context(), second, metav1.CreateOptions{}); err != nil {
 		t.Errorf("Kip makes its second node: %v", err)
+	}
+}
+
+// Kip is each of its virtual nodes, and as one it reads nothing of another's pods.
+func eachNodeReadsWhatItsOwnPodsName(t *testing.T, is identities) {
+	ctx := t.Context()
+	_, err := is.kip.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "kip-0-64"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Errorf("Kip makes its last virtual node: %v", err)
+	}
+	for pod, node := range map[string]string{"of-first": "kip-0", "of-second": "kip-0-64"} {
+		if _, err := is.admin.CoreV1().Secrets("default").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: pod}},
+			metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		becomes(t, "a pod on "+node, func() error {
+			_, err := is.admin.CoreV1().Pods("default").Create(ctx, &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: pod},
+				Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "busybox", EnvFrom: []corev1.EnvFromSource{
+					{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: pod}}},
+				}}}},
+			}, metav1.CreateOptions{})
+			return err
+		})
+	}
+	reads := func(by kubernetes.Interface, secret string) error {
+		_, err := by.CoreV1().Secrets("default").Get(ctx, secret, metav1.GetOptions{})
+		return err
+	}
+	lists := func(by kubernetes.Interface, node string) error {
+		_, err := by.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+		return err
+	}
+	becomes(t, "the first node reads what its pod names", func() error { return reads(is.node, "of-first") })
+	becomes(t, "the second node reads what its pod names", func() error { return reads(is.second, "of-second") })
+	for what, err := range map[string]error{
+		"the first node reads what the second's pod names": refused(reads(is.node, "of-second"), "no relationship found"),
+		"the second node reads what the first's pod names": refused(reads(is.second, "of-first"), "no relationship found"),
+		"the second node lists the first's pods":           refused(lists(is.second, "kip-0"), "field selector"),
+		"the second node lists its own pods":               lists(is.second, "kip-0-64"),
+		"Kip is a node that is none of its own":            refused(lists(is.stranger, "kip-0-65"), "cannot impersonate"),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, pod := range []string{"of-first", "of-second"} {
+		now := int64(0)
+		if err := is.admin.CoreV1().Pods("default").Delete(ctx, pod, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
@@ -320,6 +377,7 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 		{is.kip, `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, "Kip writes those of its node's host"},
 		{is.kip, `{"metadata":{"labels":{"x.k8s.io/a":""}}}`, "Kip writes those of its node's host"},
 		{is.kip, `{"spec":{"unschedulable":null}}`, "does not uncordon"},
+		{is.kip, `{"metadata":{"labels":{"kubernetes.io/arch":null,"karpenter.sh/capacity-type":"spot"}}}`, ""},
 		{is.admin, `{"spec":{"unschedulable":null}}`, ""},
 		{is.kip, `{"spec":{"unschedulable":true}}`, ""},
 	} {
@@ -347,6 +405,7 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 		{is.kip, "more", []corev1.Taint{taint("more", corev1.TaintEffectNoSchedule)}, "its node's taints"},
 		{is.kip, own, []corev1.Taint{taint(own, corev1.TaintEffectPreferNoSchedule)}, ""},
 		{is.kip, own, nil, ""},
+		{is.kip, "kip.elotl.co/removed", []corev1.Taint{taint("kip.elotl.co/removed", corev1.TaintEffectNoSchedule)}, ""},
 	} {
 		becomes(t, fmt.Sprintf("the taint %s as %v", c.key, c.with), func() error {
 			node, err := is.admin.CoreV1().Nodes().Get(t.Context(), "kip-0", metav1.GetOptions{})
@@ -363,6 +422,10 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 			}
 			return err
 		})
+	}
+	// One that was taken out, and comes back.
+	if err := patch(is.kip, `{"spec":{"unschedulable":null}}`); err != nil {
+		t.Errorf("Kip uncordons a node that it had taken out: %v", err)
 	}
 	crd := `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"things.example.com"},"spec":{
 		"group":"example.com","scope":"Cluster","names":{"plural":"things","kind":"Thing"},

@@ -45,6 +45,11 @@ type Config struct {
 	// DefaultDiskBytes is the root disk's size where the type does not fix it
 	// and the pod does not say; 0 where it can be as large as a pod needs.
 	DefaultDiskBytes int64
+	// LaunchTypes are those of pods that name none, the preferred first; none for
+	// on-demand.
+	LaunchTypes []LaunchType
+	// Seller is whose types are in the catalogue, for people; "" for this cloud.
+	Seller string
 }
 
 // Candidate is one way to launch a machine for a pod.
@@ -119,7 +124,11 @@ type offer struct {
 func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 	p := &Placer{config: config, types: slices.Clone(catalogue), defaultType: -1}
 	p.onDemand.launchType, p.spots.launchType, p.dedicated.launchType = OnDemand, Spot, Dedicated
-	p.byDefault = []*market{&p.onDemand}
+	p.config.Seller = cmp.Or(config.Seller, "this cloud")
+	p.byDefault = p.marketsOf(config.LaunchTypes)
+	if len(p.byDefault) == 0 {
+		p.byDefault = []*market{&p.onDemand}
+	}
 	slices.SortFunc(p.types, func(a, b catalog.InstanceType) int { return strings.Compare(a.Name, b.Name) })
 	for i := range p.types {
 		t := &p.types[i]
@@ -155,7 +164,7 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 		}
 	}
 	if config.DefaultInstanceType != "" && p.defaultType < 0 {
-		return nil, fmt.Errorf("default instance type: this cloud has no type %q%s", config.DefaultInstanceType,
+		return nil, fmt.Errorf("default instance type: %s has no type %q%s", p.config.Seller, config.DefaultInstanceType,
 			p.meant(config.DefaultInstanceType))
 	}
 	return p, nil
@@ -198,6 +207,14 @@ func (p *Placer) market(t LaunchType) *market {
 		return &p.dedicated
 	}
 	return &p.onDemand
+}
+
+func (p *Placer) marketsOf(types []LaunchType) []*market {
+	markets := make([]*market, len(types))
+	for i, t := range types {
+		markets[i] = p.market(t)
+	}
+	return markets
 }
 
 func (p *Placer) sizeOf(typ int) size {
@@ -318,17 +335,14 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 		constraint:   constraintOf(&pod.Spec),
 	}
 	if annotations.LaunchTypes != nil {
-		c.markets = make([]*market, len(annotations.LaunchTypes))
-		for i, t := range annotations.LaunchTypes {
-			c.markets[i] = p.market(t)
-		}
+		c.markets = p.marketsOf(annotations.LaunchTypes)
 	}
 	switch name := annotations.InstanceType; {
 	case strings.Contains(name, "*"):
 		c.names = strings.Split(name, "*")
 		if !slices.ContainsFunc(p.types, func(t catalog.InstanceType) bool { return c.names.match(t.Name) }) {
 			return nil, &InvalidAnnotationError{Annotation: AnnotationInstanceType, Value: name,
-				Allowed: "a pattern that the name of a type of this cloud matches"}
+				Allowed: "a pattern that the name of a type of " + p.config.Seller + " matches"}
 		}
 	case name != "":
 		i, known := slices.BinarySearchFunc(p.types, name, func(t catalog.InstanceType, name string) int { return strings.Compare(t.Name, name) })
@@ -336,7 +350,7 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 			return nil, &InvalidAnnotationError{
 				Annotation: AnnotationInstanceType,
 				Value:      name,
-				Allowed:    "a type of this cloud",
+				Allowed:    "a type of " + p.config.Seller,
 				Nearest:    p.nearest(name),
 			}
 		}

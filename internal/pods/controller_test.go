@@ -155,7 +155,7 @@ func newHarness(t *testing.T) *harness {
 	h.informer = cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, nil)
 	c, err := New(Config{
 		Pods:    listed{h.informer, h},
-		Client:  podsGetter{h.client},
+		Client:  func(string) corev1client.PodsGetter { return podsGetter{h.client} },
 		Cells:   h.cells,
 		Place:   func(p *corev1.Pod, zone string) ([]cells.Offer, error) { h.zone, h.placed = zone, p; return h.place(p) },
 		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return h.needs, h.volumeErr },

@@ -276,6 +276,10 @@ func arrows() []direction {
 			why: "what may be launched does not depend on for whom",
 		},
 		{
+			of: []string{"internal/roster"}, only: []string{"internal/catalog", "internal/config", "internal/placement"},
+			why: "which virtual nodes there are follows from what is configured and offered, and touches none",
+		},
+		{
 			of: []string{"internal/stats", "internal/volumes"}, only: []string{"internal/agentapi"},
 			why: "they speak of pods in Kubernetes' words and with agents in theirs; the way to a cell is handed to them",
 		},
