@@ -17,8 +17,9 @@ func TestTheSchedulerDecidesAboutLabelsThatNodesHave(t *testing.T) {
 		want map[string][]string
 	}{
 		"one node": {config.Config{}, map[string][]string{corev1.LabelInstanceTypeStable: {"kip"}}},
-		"one that is labelled": {config.Config{Kubelet: config.Kubelet{Labels: map[string]string{family: "c5", corev1.LabelInstanceTypeStable: "x"}}},
-			map[string][]string{family: {"c5"}, corev1.LabelInstanceTypeStable: {"x"}}},
+		"one that is labelled": {config.Config{Kubelet: config.Kubelet{Labels: map[string]string{
+			family: "c5", corev1.LabelInstanceTypeStable: "x",
+		}}}, map[string][]string{family: {"c5"}, corev1.LabelInstanceTypeStable: {"x"}}},
 		"spot beside others": {config.Config{Nodes: []config.Node{
 			{LaunchTypes: []string{config.Spot}, Labels: map[string]string{family: "m5"}}, {LaunchTypes: []string{config.OnDemand, config.Spot}}, {},
 		}}, map[string][]string{placement.LabelCapacityType: {"spot"}, family: {"m5"}, corev1.LabelInstanceTypeStable: {"kip"}}},
