@@ -90,14 +90,9 @@ func TestEachCellIsOfTheNodeOfItsPod(t *testing.T) {
 	other := server.AddCell("c3", of)
 	m3 := newMachine(t, "c3")
 	m3.handler.Store(other)
-	h.bindNew(other, podOn("stray"))
-	strays := follow(t, m3.kubelet(t).CoreV1().RESTClient(), podKind, "", ofSecond)
-	eventually(t, "the stray pod is known", func() bool {
-		o, there, err := pods.GetStore().GetByKey("shop/stray")
-		return err == nil && there && o.(*corev1.Pod).Spec.NodeName == nodeName
-	})
-	if strays.has("shop/stray") || up.watchesOf("secrets", "stray-secret") != 0 {
-		t.Error("a cell of the second node is shown a pod of the first")
+	server.podSeen(nil, h.bindNew(other, podOn("stray")))
+	if shown, _ := other.lastPod(); shown != nil || up.watchesOf("secrets", "stray-secret") != 0 {
+		t.Errorf("a cell of the second node is shown the pod %s of the first", shown.Name)
 	}
 
 	server.RemoveCell("c2")
