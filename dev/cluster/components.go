@@ -86,7 +86,7 @@ func (c *Cluster) serviceRanges() string {
 
 func (c *Cluster) apiserverArgs(etcd string, bridge *net.TCPAddr) []string {
 	f := c.files
-	return []string{
+	args := []string{
 		"--etcd-servers=" + etcd,
 		"--advertise-address=" + bridge.IP.String(),
 		"--service-cluster-ip-range=" + c.serviceRanges(),
@@ -116,6 +116,10 @@ func (c *Cluster) apiserverArgs(etcd string, bridge *net.TCPAddr) []string {
 		// This host has routes to pods, and none to Services.
 		"--enable-aggregator-routing=true",
 	}
+	if n := c.opts.TolerationSeconds; n > 0 {
+		args = append(args, fmt.Sprint("--default-not-ready-toleration-seconds=", n), fmt.Sprint("--default-unreachable-toleration-seconds=", n))
+	}
+	return args
 }
 
 // auditPolicy logs who asked for what and the answer's code, without bodies,

@@ -24,6 +24,12 @@ const (
 	Paused            = "Paused"
 )
 
+// Of virtual nodes.
+const (
+	NodeOutOfCapacity = "NodeOutOfCapacity"
+	NodeHasCapacity   = "NodeHasCapacity"
+)
+
 // Of cells that do not live as they should.
 const (
 	CellNotReady      = "CellNotReady"

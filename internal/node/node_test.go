@@ -188,8 +188,9 @@ func TestANewNodeIsMadeByKipAndKeptByTheNodeItself(t *testing.T) {
 	got := c.get(t)
 	wantLabels := map[string]string{
 		"type": "virtual-kubelet", "kubernetes.io/hostname": testNode, "kubernetes.io/os": "linux",
-		"kubernetes.io/arch": "amd64", "node.kubernetes.io/instance-type": "kip",
-		"topology.kubernetes.io/zone": "us-east-1a", "topology.kubernetes.io/region": "us-east-1",
+		"kubernetes.io/arch": "amd64", "node.kubernetes.io/exclude-from-external-load-balancers": "true",
+		"node.kubernetes.io/instance-type": "kip",
+		"topology.kubernetes.io/zone":      "us-east-1a", "topology.kubernetes.io/region": "us-east-1",
 		"team": "blue", "topology.example.kubernetes.io/rack": "r1",
 	}
 	if len(got.Labels) != len(wantLabels) {

@@ -70,7 +70,7 @@ func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) error {
 			k.LastTransitionTime = metav1.NewTime(c.cfg.Clock.Now())
 		}
 	}
-	_, err := c.cfg.Client.Pods(pod.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	_, err := c.client(pod).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("mark pod %s as not ready: %w", apiv1.Ref(pod), err)
 	}
@@ -96,7 +96,7 @@ func (c *Controller) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time
 	}
 	left := at.Sub(c.cfg.Clock.Now())
 	grace = min(grace, max(1, int64((left-evictionMargin)/time.Second)))
-	err := c.cfg.Client.Pods(pod.Namespace).EvictV1(ctx, &policyv1.Eviction{
+	err := c.client(pod).EvictV1(ctx, &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace},
 		DeleteOptions: &metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &pod.UID}},
 	})

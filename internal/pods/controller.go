@@ -15,6 +15,7 @@ import (
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/volumes"
+	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,10 +28,13 @@ import (
 
 // Config of a Controller. All fields are required unless they say otherwise.
 type Config struct {
-	// Pods are those bound to the virtual node, listed as the node.
-	Pods cache.SharedIndexInformer
-	// Client acts as the node.
-	Client corev1client.PodsGetter
+	// Pods are those bound to the virtual nodes, each listed as its node.
+	Pods watches.Pods
+	// Listed says that the pods of a node are known; "" is the one of cells whose record
+	// says none. Optional: they are, when Pods are.
+	Listed func(node string) bool
+	// Client acts as a node.
+	Client func(node string) corev1client.PodsGetter
 	Cells  Cells
 	// Volumes returns what a pod's volumes need. Optional: no pod has any.
 	Volumes func(context.Context, *corev1.Pod) (volumes.Needs, error)
@@ -308,21 +312,24 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		return 0, err
 	}
 	// Cells of earlier pods of this name: a name is reused, a UID is not.
+	again := time.Duration(0)
 	for _, uid := range c.cfg.Cells.PodsNamed(name) {
-		if pod != nil && pod.UID == uid {
-			continue
-		}
+		cell, has := c.cfg.Cells.ForPod(uid)
 		c.mu.Lock()
 		gone := pod != nil || c.gone[uid] // another has its name
 		c.mu.Unlock()
-		if gone {
+		switch {
+		case pod != nil && pod.UID == uid:
+		case gone:
 			c.cfg.Cells.Release(uid, "the pod was deleted", false)
-		} else if !c.cfg.Cells.ReleaseVanished(ctx, uid, "the API server does not show the pod any more") {
+		case has && c.cfg.Listed != nil && !c.cfg.Listed(cell.Node):
+			again = staleRetry // whether it is there is not known: its cell stays
+		case !c.cfg.Cells.ReleaseVanished(ctx, uid, "the API server does not show the pod any more"):
 			c.queue.AddAfter(name, vanishedRetry)
 		}
 	}
 	if pod == nil {
-		return 0, nil
+		return again, nil
 	}
 	switch {
 	// Before the phase: the kubelet of a deleted pod reports its end first and
@@ -340,6 +347,11 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		return c.attend(ctx, pod, cell)
 	}
 	return c.request(ctx, pod)
+}
+
+// client acts as the node of a pod.
+func (c *Controller) client(pod *corev1.Pod) corev1client.PodInterface {
+	return c.cfg.Client(pod.Spec.NodeName).Pods(pod.Namespace)
 }
 
 func (c *Controller) get(name cache.ObjectName) (*corev1.Pod, error) {
@@ -435,7 +447,7 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 // last cell wrote, and a pod that has ended must not run again. A pod that never had
 // a cell is as it was listed.
 func (c *Controller) changedSince(ctx context.Context, pod *corev1.Pod) (bool, error) {
-	now, err := c.cfg.Client.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	now, err := c.client(pod).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return true, nil
@@ -483,7 +495,7 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 		return 0, nil // a lost or overdue cell: wait until the cloud has confirmed its end
 	}
 	zero := int64(0)
-	err := c.cfg.Client.Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+	err := c.client(pod).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &pod.UID},
 	})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
@@ -558,7 +570,7 @@ func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message 
 		})
 	}
 	// The version that was read goes along: whoever wrote since is not overwritten.
-	_, err := c.cfg.Client.Pods(pod.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+	_, err := c.client(pod).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("fail pod %s: %w", apiv1.Ref(pod), err)
 	}
