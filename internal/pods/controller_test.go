@@ -707,7 +707,7 @@ func TestACellStaysWhileThePodsOfItsNodeAreNotListed(t *testing.T) {
 		if again := h.must(c.pod); again != c.again {
 			t.Errorf("pod %s, whose node's pods are listed: %t, is looked at again after %s, want %s", c.pod, c.listed, again, c.again)
 		}
-		if released := slices.Contains(h.cells.released, c.pod+" ended=false"); released == c.stays {
+		if released := slices.Contains(h.cells.released, c.pod+" vanished"); released == c.stays {
 			t.Errorf("the cell of pod %s, whose node's pods are listed: %t, is released: %t", c.pod, c.listed, released)
 		}
 	}
