@@ -367,7 +367,8 @@ func (w *world) arm(n int, after bool) {
 
 func (w *world) failCloud(e event) {
 	kinds := []sim.Kind{
-		sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStop, sim.KindStart, sim.AnyKind, sim.KindDescribe, sim.KindAttachDisk,
+		sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStop, sim.KindStart, sim.AnyKind, sim.KindDescribe,
+		sim.KindAttachDisk,
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
