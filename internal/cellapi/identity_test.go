@@ -51,7 +51,7 @@ func TestEachCellIsOfTheNodeOfItsPod(t *testing.T) {
 	m.handler.Store(c)
 	pod := podOn("web")
 	pod.Spec.NodeName = secondNode
-	pod = h.bindNew(c, pod)
+	h.bindNew(c, pod)
 
 	k := m.kubelet(t)
 	node, err := k.CoreV1().Nodes().Get(ctx, secondNode, metav1.GetOptions{})
