@@ -42,10 +42,11 @@ const (
 	LogsNotSaved      = "LogsNotSaved"
 )
 
-// Of instances that the cloud takes back.
+// Of instances that the cloud takes back, and of nodes that it has nothing for.
 const (
 	Interrupted         = "Interrupted"
 	InterruptedPodStays = "InterruptedPodStays"
+	UnservablePodStays  = "UnservablePodStays"
 	Evicted             = "Evicted"
 	EvictionBlocked     = "EvictionBlocked"
 )

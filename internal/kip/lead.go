@@ -369,6 +369,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Cells:       l.cells,
 		Volumes:     resolver.Needs,
 		Place:       l.place,
+		Elsewhere:   l.nodes.elsewhere,
 		Options:     launchOptions(l.cfg),
 		Grants:      grants(l.cfg),
 		Event:       l.event,

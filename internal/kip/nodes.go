@@ -14,7 +14,12 @@ import (
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/watches"
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
 // nodesKey is where the roster is stored, once there is more than the one node.
@@ -222,6 +227,41 @@ func (n *nodes) shortage(s *served) string {
 		return "the cloud offers nothing of what the node has any more"
 	}
 	return fmt.Sprintf("the cloud has no capacity now for any of the %d offerings of the node (%s)", count, s.entry.Limit())
+}
+
+// elsewhere are the nodes, in order of number, that the scheduler may give a pod of a node
+// of spot alone instead, and that are not of spot alone.
+func (n *nodes) elsewhere(pod *corev1.Pod) (list []string) {
+	if own, _ := n.entryOf(pod.Spec.NodeName); own.CapacityType() != config.Spot {
+		return nil
+	}
+	taint, err := n.taint()
+	if err != nil {
+		return nil // Kip does not start with that
+	}
+	selects, log := nodeaffinity.GetRequiredNodeAffinity(pod), logr.FromSlogHandler(n.Log.Handler())
+	keepsAway := func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }
+	for _, s := range n.all() {
+		e, is := n.entryOf(s.name)
+		if !is || e.Removed || e.CapacityType() == config.Spot || n.shortage(s) != "" {
+			continue
+		}
+		labels, err := n.labelsOf(s.name)
+		if err != nil {
+			n.Log.Error("the labels of a virtual node cannot be told", "node", s.name, "err", err)
+			continue
+		}
+		taints := taintsOf(e)
+		if taint != nil {
+			taints = append(taints, *taint)
+		}
+		_, bad := schedulinghelpers.FindMatchingUntoleratedTaint(log, taints, pod.Spec.Tolerations, keepsAway, false)
+		node := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.name, Labels: labels}}
+		if fits, err := selects.Match(&node); err == nil && fits && !bad {
+			list = append(list, s.name)
+		}
+	}
+	return list
 }
 
 // lookSoon asks for a look at the nodes. It does not block.

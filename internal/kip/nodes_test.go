@@ -120,7 +120,7 @@ func newTown(t *testing.T, nodes string) *town {
 		cluster: fake.NewClientset(),
 		store:   store.Memory(nil),
 		pods:    map[string]*fake.Clientset{},
-		base:    freePorts(t, 4),
+		base:    freePorts(t, 5),
 		clock:   testclock.NewFakeClock(time.Now()),
 	}
 	w.cluster.PrependReactor("create", "selfsubjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -417,6 +417,42 @@ func TestANodeWhoseOffersAreAllCooledHasATaint(t *testing.T) {
 	}
 	w.clock.Step(capacity.Cooldown)
 	w.eventually("the taint is gone", func() bool { return !hasTaint(w.node("kip-0-2"), node.ShortTaint) })
+}
+
+func TestWhereAPodOfASpotNodeMayGoInstead(t *testing.T) {
+	w := newTown(t, `nodes:
+- {suffix: 1, launchTypes: [spot]}
+- {suffix: 2, zones: [b], launchTypes: [spot]}
+- {suffix: 3, zones: [a], launchTypes: [on-demand], labels: {team: batch}}
+- {suffix: 4, zones: [b], launchTypes: [on-demand], taints: [{key: dear}]}
+`)
+	w.start()
+	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-3") && w.ready("kip-0-4") })
+	kip := corev1.Toleration{Key: "virtual-kubelet.io/provider", Operator: corev1.TolerationOpExists}
+	dear := corev1.Toleration{Key: "dear", Operator: corev1.TolerationOpExists}
+	for what, c := range map[string]struct {
+		on          string
+		selects     map[string]string
+		tolerations []corev1.Toleration
+		want        []string
+	}{
+		"any node":           {"kip-0-1", nil, []corev1.Toleration{kip, dear}, []string{"kip-0-3", "kip-0-4"}},
+		"a taint":            {"kip-0-1", nil, []corev1.Toleration{kip}, []string{"kip-0-3"}},
+		"Kip's own taint":    {"kip-0-1", nil, nil, nil},
+		"a selector":         {"kip-0-1", map[string]string{"team": "batch"}, []corev1.Toleration{kip}, []string{"kip-0-3"}},
+		"another's selector": {"kip-0-1", map[string]string{"karpenter.sh/capacity-type": "spot"}, []corev1.Toleration{kip}, nil},
+		"on demand already":  {"kip-0-3", nil, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, nil},
+	} {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: c.on, NodeSelector: c.selects, Tolerations: c.tolerations}}
+		if got := w.l.nodes.elsewhere(pod); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", what, got, c.want)
+		}
+	}
+	none := cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: "a"}, errors.New("none"))
+	w.l.shortages.Mark(cells.Offer{InstanceType: "small", Zone: "a"}, none)
+	if got := w.l.nodes.elsewhere(&corev1.Pod{Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: []corev1.Toleration{kip}}}); got != nil {
+		t.Errorf("a node that has nothing either: %q", got)
+	}
 }
 
 func TestANameThatIsAMachinesEndsKipOrChangesNothing(t *testing.T) {

@@ -131,13 +131,9 @@ func (n *nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Nod
 	if err != nil {
 		return nil, err
 	}
-	var taints []corev1.Taint
-	for _, t := range e.Node.Taints {
-		taints = append(taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
-	}
 	c.Own, c.Node = n.api.asKip, s.asNode
 	c.Capacity = cfg.CapacityOf(e.Node)
-	c.Taint, c.Taints = taint, taints
+	c.Taint, c.Taints = taint, taintsOf(e)
 	c.Removed = e.Removed
 	c.Adopts = e.Number == 0
 	c.InternalIP, c.SecondIP = addresses[0], second(addresses)
@@ -146,6 +142,14 @@ func (n *nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Nod
 	c.Healthy = n.healthyOf(s)
 	c.Log = n.Log
 	return node.New(c)
+}
+
+// taintsOf are those that the configuration gives a node.
+func taintsOf(e roster.Entry) (list []corev1.Taint) {
+	for _, t := range e.Node.Taints {
+		list = append(list, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
+	}
+	return list
 }
 
 // described is what the labels of the node of an entry follow from, as a configuration

@@ -40,6 +40,9 @@ type Config struct {
 	Volumes func(context.Context, *corev1.Pod) (volumes.Needs, error)
 	// Place returns the offers for a pod, best first; in a zone, if one is given.
 	Place func(pod *corev1.Pod, zone string) ([]cells.Offer, error)
+	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
+	// if that is one of spot alone. Optional: there are none.
+	Elsewhere func(*corev1.Pod) []string
 	// Options are what a cell is launched with where its pod's annotations do not say
 	// otherwise.
 	Options cells.Options
@@ -128,6 +131,7 @@ type waiting struct {
 	silent      time.Time // when its cell was last found silent
 	interrupted time.Time // when the cloud takes its instance; zero if it does not
 	told        string    // what was last reported of the interruption
+	short       time.Time // since when there is no capacity for it on its node; zero if there is
 	// deleted is the end of the grace period by the API server's clock, and deletedSeen
 	// when that was first seen, by Kip's.
 	deleted, deletedSeen time.Time
@@ -411,7 +415,12 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	switch {
 	case errors.As(err, &unplaced):
 		reason, wait := unplaced.wait(attempt)
-		c.waits(pod, reason, err.Error(), now.Add(wait))
+		if reason == events.NoCapacity {
+			if wait, err = c.leaveNode(ctx, pod, wait); err != nil {
+				return 0, err
+			}
+		}
+		c.waits(pod, reason, unplaced.Error(), now.Add(wait))
 		return wait, nil
 	case err != nil:
 		return c.waitsForVolume(pod, err)
