@@ -86,6 +86,7 @@ type town struct {
 	denied string                     // the node that Kip may not be
 	stop   func()
 	clock  *testclock.FakeClock // of shortages
+	began  []*served            // with which the last process began
 }
 
 func (w *town) write(nodes string) {
@@ -212,6 +213,7 @@ func (w *town) start() (ended <-chan error) {
 		w.stop = func() {}
 		return failed
 	}
+	w.began = l.nodes.all()
 	l.shortages, err = loadShortages(w.Context(), w.store, w.clock, l.nodes.lookSoon, silent)
 	must(err)
 	nowhere := &rest.Config{Host: "http://127.0.0.1:1"}
@@ -361,6 +363,28 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 	w.removePod("kip-0", "old")
 	w.eventually("the node goes with its last pod", func() bool { return w.node("kip-0") == nil && w.l.nodes.named("kip-0") == nil })
 	w.eventually("the node that is left is Ready", func() bool { return w.ready("kip-0-1") })
+}
+
+// Kip does nothing for pods until each node is registered, or known not to be.
+func TestANodeThatGoesAtTheStartIsNotWaitedFor(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+	w.start()
+	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+	w.stop()
+	w.write("")
+	w.start()
+	w.eventually("the one node is Ready", func() bool { return w.ready("kip-0") })
+	w.eventually("the others are gone", func() bool { return len(w.l.nodes.all()) == 1 })
+	if len(w.began) != 3 {
+		t.Fatalf("%d nodes at the start, want 3", len(w.began))
+	}
+	for _, s := range w.began {
+		select {
+		case <-s.settled:
+		default:
+			t.Errorf("node %s is waited for", s.name)
+		}
+	}
 }
 
 func TestANodeThatIsTakenOutDoesNotWaitForPodsOfDaemonSets(t *testing.T) {

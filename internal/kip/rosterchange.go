@@ -131,6 +131,7 @@ func (n *nodes) empty(ctx context.Context, s *served, kept bool) error {
 	n.entries = left
 	delete(n.served, s.name)
 	n.mu.Unlock()
+	s.settle() // who waits for it waits for nothing any more
 	s.stop()
 	n.pods.Remove(s.name)
 	n.cellAPI.ForgetNode(s.name)
