@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -201,6 +202,10 @@ func TestAnnotationsThatAPodHasHoldAsWell(t *testing.T) {
 	}
 	both := `[{"matchExpressions":[` + family("In", "c5") + "," + family("NotIn", "m5") + `]},{"matchExpressions":[` +
 		family("In", "c6i") + "," + family("NotIn", "m5") + `]}]`
+	of := func(terms, expressions int) string {
+		one := `{"matchExpressions":[` + family("In", "c5") + strings.Repeat(","+family("NotIn", "m5"), expressions-1) + "]}"
+		return "[" + one + strings.Repeat(","+one, terms-1) + "]"
+	}
 	for _, c := range []struct {
 		says, selector, affinity string
 		own, want                map[string]string
@@ -221,7 +226,18 @@ func TestAnnotationsThatAPodHasHoldAsWell(t *testing.T) {
 		{says: "bad requirements", selector: "karpenter.k8s.aws/instance-family: c5", own: map[string]string{requires: "c5"},
 			want: map[string]string{requires: "c5"}, warning: "annotation pod.elotl.co/instance-requirements is not valid: "},
 		{says: "more than an annotation holds", affinity: strings.Repeat(family("NotIn", "m5")+",", 32) + family("NotIn", "m5"),
-			warning: "annotation pod.elotl.co/instance-requirements cannot hold it: a term of 33 expressions"},
+			warning: "a term of its node affinity has 34 expressions: the most is 32"},
+		{says: "terms that are too many together", affinity: family("NotIn", "m5") + "]}, {matchExpressions: [" + family("NotIn", "c5"),
+			own:     map[string]string{requires: of(17, 1)},
+			want:    map[string]string{requires: of(17, 1)},
+			warning: "has 17 terms beside 2 of its own: the most is 32 together"},
+		{says: "expressions that are too many together", affinity: family("NotIn", "m5"),
+			own:     map[string]string{requires: of(32, 2)},
+			want:    map[string]string{requires: of(32, 2)},
+			warning: "96 expressions in all: the most is 64"},
+		{says: "more values than anybody writes", affinity: `{"key":"karpenter.k8s.aws/instance-family","operator":"In","values":["c5"` +
+			strings.Repeat(`,"c5"`, 256) + `]}`,
+			warning: "its node affinity has 257 values: the most is 256"},
 		{says: "nonsense, which the API server refuses", affinity: family("Gt", "m5"),
 			warning: "annotation pod.elotl.co/instance-requirements cannot hold it: "},
 	} {
@@ -239,6 +255,49 @@ func TestAnnotationsThatAPodHasHoldAsWell(t *testing.T) {
 		}
 		if c.warning != "" && !equality.Semantic.DeepEqual(got.Spec, pod.Spec) {
 			t.Errorf("%s: the pod selects %+v", c.says, got.Spec)
+		}
+	}
+}
+
+// allocated is how many bytes f allocates.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// Who makes pods writes as much as an object may have.
+func TestNoSelectionTakesMuchMemory(t *testing.T) {
+	expression := func(values int) corev1.NodeSelectorRequirement {
+		return corev1.NodeSelectorRequirement{Key: "karpenter.sh/capacity-type", Operator: corev1.NodeSelectorOpNotIn,
+			Values: slices.Repeat([]string{strings.Repeat("x", 60)}, values)}
+	}
+	kip := corev1.NodeSelectorRequirement{Key: "type", Operator: corev1.NodeSelectorOpIn, Values: []string{"virtual-kubelet"}}
+	own, err := json.Marshal(slices.Repeat([]corev1.NodeSelectorTerm{{MatchExpressions: expressions{expression(1)}}}, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for says, term := range map[string]struct {
+		times       int
+		expressions expressions
+	}{
+		"2,000 terms":      {2_000, expressions{expression(1), kip}},
+		"8,000 values":     {1, expressions{expression(8_000), kip}},
+		"2,000 in a term":  {1, append(slices.Repeat(expressions{expression(1)}, 2_000), kip)},
+		"32 terms as well": {32, expressions{expression(1), kip}},
+	} {
+		terms := slices.Repeat([]corev1.NodeSelectorTerm{{MatchExpressions: term.expressions}}, term.times)
+		pod := &corev1.Pod{Spec: corev1.PodSpec{Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}}}}
+		pod.Annotations = map[string]string{placement.AnnotationRequirements: string(own)}
+		var warnings []string
+		if n := allocated(func() { _, warnings = rules().Patch(pod, Selecting, UpstreamDefaults) }); n > 1<<20 {
+			t.Errorf("%s: %d KiB", says, n>>10)
+		}
+		if len(warnings) != 1 {
+			t.Errorf("%s: %q, want a warning", says, warnings)
 		}
 	}
 }

@@ -22,7 +22,10 @@ const requiredPath = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnore
 // scheduler would look for a node that has it. It is an error if annotations cannot
 // hold it all.
 func (r Rules) rewrite(pod *corev1.Pod) ([]Operation, error) {
-	asked := r.split(&pod.Spec)
+	asked, err := r.split(&pod.Spec)
+	if err != nil {
+		return nil, err
+	}
 	annotations, err := annotationsFor(pod.Annotations, asked.terms)
 	if err != nil {
 		return nil, err
@@ -61,14 +64,18 @@ type asked struct {
 	terms []expressions
 }
 
-// split parts what a pod asks of its instance from what it asks of its node.
-func (r Rules) split(spec *corev1.PodSpec) (a asked) {
+// split parts what a pod asks of its instance from what it asks of its node. It is an
+// error if that is more than an annotation holds.
+func (r Rules) split(spec *corev1.PodSpec) (a asked, err error) {
 	var selected expressions
 	for _, key := range slices.Sorted(maps.Keys(spec.NodeSelector)) {
 		e := corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{spec.NodeSelector[key]}}
 		if r.ofInstance(e) {
 			a.selected, selected = append(a.selected, key), append(selected, e)
 		}
+	}
+	if n := len(selected); n > placement.MaxExpressions {
+		return asked{}, fmt.Errorf("its nodeSelector has %d labels of instances: the most is %d", n, placement.MaxExpressions)
 	}
 	terms := slices.DeleteFunc(slices.Clone(termsOf(spec)), func(t corev1.NodeSelectorTerm) bool {
 		return len(t.MatchExpressions)+len(t.MatchFields) == 0 // it matches no node
@@ -77,7 +84,10 @@ func (r Rules) split(spec *corev1.PodSpec) (a asked) {
 		if len(selected) > 0 {
 			a.terms = []expressions{selected}
 		}
-		return a
+		return a, nil
+	}
+	if err := few(terms); err != nil {
+		return asked{}, err
 	}
 	a.required = &corev1.NodeSelector{}
 	var rests []corev1.NodeSelectorTerm // of the node, term by term
@@ -120,7 +130,27 @@ func (r Rules) split(spec *corev1.PodSpec) (a asked) {
 			a.terms = append(a.terms, all)
 		}
 	}
-	return a
+	return a, nil
+}
+
+// few is an error if terms are more than an annotation holds. Each is compared with each.
+func few(terms []corev1.NodeSelectorTerm) error {
+	if n := len(terms); n > placement.MaxTerms {
+		return fmt.Errorf("its node affinity has %d terms: the most is %d", n, placement.MaxTerms)
+	}
+	values := 0
+	for _, t := range terms {
+		if n := len(t.MatchExpressions) + len(t.MatchFields); n > placement.MaxExpressions {
+			return fmt.Errorf("a term of its node affinity has %d expressions: the most is %d", n, placement.MaxExpressions)
+		}
+		for _, e := range slices.Concat(t.MatchExpressions, t.MatchFields) {
+			values += len(e.Values)
+		}
+	}
+	if values > placement.MaxValues {
+		return fmt.Errorf("its node affinity has %d values: the most is %d", values, placement.MaxValues)
+	}
+	return nil
 }
 
 // ofInstance reports whether an expression is about the instance that a pod gets, and
@@ -162,6 +192,10 @@ func annotationsFor(own map[string]string, terms []expressions) (map[string]stri
 		before, err := placement.DecodeTerms(have)
 		if err != nil {
 			return nil, fmt.Errorf("annotation %s is not valid: %w", placement.AnnotationRequirements, err)
+		}
+		if n := len(before) * len(terms); n > placement.MaxTerms {
+			return nil, fmt.Errorf("annotation %s has %d terms beside %d of its own: the most is %d together", placement.AnnotationRequirements,
+				len(before), len(terms), placement.MaxTerms)
 		}
 		for _, b := range before { // both must hold
 			for _, t := range terms {

@@ -17,13 +17,17 @@ import (
 // Bounds of instance-requirements: more than people write, and little work for each
 // instance type.
 const (
+	MaxTerms       = 32
+	MaxExpressions = 32 // in a term
+	MaxValues      = 256
+
+	maxExpressionsInAll  = 64
 	maxRequirementsBytes = 8 << 10
-	maxTerms             = 32
-	maxExpressions       = 32 // in a term
 )
 
-const requirementsAllowed = `a JSON list of node selector terms such as ` +
-	`[{"matchExpressions":[{"key":"karpenter.k8s.aws/instance-family","operator":"In","values":["c5","m5"]}]}]`
+var requirementsAllowed = fmt.Sprintf(`a JSON list of node selector terms such as `+
+	`[{"matchExpressions":[{"key":"karpenter.k8s.aws/instance-family","operator":"In","values":["c5","m5"]}]}]`+
+	`, of %d bytes, %d terms, %d expressions and %d values at most`, maxRequirementsBytes, MaxTerms, maxExpressionsInAll, MaxValues)
 
 // Requirements are what the labels of an instance must be, in the words of node
 // affinity: one of the terms holds, with all of its expressions. nil asks for nothing.
@@ -94,6 +98,9 @@ func DecodeTerms(value string) ([]corev1.NodeSelectorTerm, error) {
 // EncodeTerms is the value of the annotation for terms. It is an error if they are too
 // many, or not valid.
 func EncodeTerms(terms []corev1.NodeSelectorTerm) (string, error) {
+	if err := checkTerms(terms); err != nil { // before it takes memory
+		return "", err
+	}
 	value, err := json.Marshal(terms)
 	if err != nil {
 		return "", err
@@ -103,14 +110,32 @@ func EncodeTerms(terms []corev1.NodeSelectorTerm) (string, error) {
 }
 
 func checkTerms(terms []corev1.NodeSelectorTerm) error {
-	if len(terms) == 0 || len(terms) > maxTerms {
-		return fmt.Errorf("%d terms: want 1 to %d", len(terms), maxTerms)
+	if len(terms) == 0 || len(terms) > MaxTerms {
+		return fmt.Errorf("%d terms: want 1 to %d", len(terms), MaxTerms)
 	}
+	expressions, values, bytes := 0, 0, 0
 	for _, t := range terms {
-		if n := len(t.MatchExpressions); n == 0 || n > maxExpressions || len(t.MatchFields) > 0 {
+		n := len(t.MatchExpressions)
+		if n == 0 || n > MaxExpressions || len(t.MatchFields) > 0 {
 			return fmt.Errorf("a term of %d expressions and %d fields: want 1 to %d expressions, and no fields", n, len(t.MatchFields),
-				maxExpressions)
+				MaxExpressions)
 		}
+		expressions += n
+		for _, e := range t.MatchExpressions {
+			values += len(e.Values)
+			bytes += len(e.Key) + len(e.Operator)
+			for _, v := range e.Values {
+				bytes += len(v)
+			}
+		}
+	}
+	switch {
+	case expressions > maxExpressionsInAll:
+		return fmt.Errorf("%d expressions in all: the most is %d", expressions, maxExpressionsInAll)
+	case values > MaxValues:
+		return fmt.Errorf("%d values in all: the most is %d", values, MaxValues)
+	case bytes > maxRequirementsBytes:
+		return fmt.Errorf("%d bytes of keys and values: the most is %d", bytes, maxRequirementsBytes)
 	}
 	return nil
 }

@@ -123,8 +123,11 @@ func TestBadRequirementsAreRefused(t *testing.T) {
 		one := `{"matchExpressions":[` + strings.Repeat(`{"key":"a","operator":"Exists"},`, expressions-1) + `{"key":"a","operator":"Exists"}]}`
 		return "[" + strings.Repeat(one+",", n-1) + one + "]"
 	}
+	oneOf := func(values int) string {
+		return `[{"matchExpressions":[{"key":"a","operator":"In","values":["b"` + strings.Repeat(`,"b"`, values-1) + `]}]}]`
+	}
 	for _, good := range []string{
-		terms(1, 1), terms(32, 3), terms(3, 32),
+		terms(1, 1), terms(32, 2), terms(2, 32), oneOf(256),
 		`[{"matchExpressions":[{"key":"a","operator":"Gt","values":["5"]}]}]`,
 	} {
 		if _, err := ParseAnnotations(map[string]string{AnnotationRequirements: good}); err != nil {
@@ -133,7 +136,7 @@ func TestBadRequirementsAreRefused(t *testing.T) {
 	}
 	for _, bad := range []string{
 		"", "null", "[]", "{}", "[{}]", "[null]", "x", `["c5"]`, `[{"matchExpressions":[]}]`, `[{"matchExpressions":[{}]}]`,
-		terms(33, 1), terms(1, 33), terms(32, 32), terms(1, 1) + " 1", terms(1, 1) + strings.Repeat(" ", 8<<10) + "x",
+		terms(33, 1), terms(1, 33), terms(32, 32), terms(13, 5), oneOf(257), terms(1, 1) + " 1", terms(1, 1) + strings.Repeat(" ", 8<<10) + "x",
 		`[{"matchFields":[{"key":"metadata.name","operator":"In","values":["kip-0"]}]}]`,
 		`[{"matchExpression":[{"key":"a","operator":"Exists"}]}]`,
 		`[{"matchExpressions":[{"key":"a","operator":"exists"}]}]`,
