@@ -74,8 +74,8 @@ func applied(t testing.TB, object, text []byte) *corev1.Pod {
 	return &after
 }
 
-// podOf is a pod with a spec and annotations in YAML.
-func podOf(t testing.TB, text string) *corev1.Pod {
+// podFrom is a pod with a spec and annotations in YAML.
+func podFrom(t testing.TB, text string) *corev1.Pod {
 	t.Helper()
 	pod := &corev1.Pod{}
 	if err := yaml.UnmarshalStrict([]byte(text), pod); err != nil {
@@ -162,7 +162,7 @@ func TestWhatAPodSelectsOfItsInstanceBecomesAnnotations(t *testing.T) {
 		{says: "a label of the node beside one of the instance", pod: affinity(ofKip, own+", "+gpu), left: affinity(ofKip, own),
 			requires: "[{matchExpressions: [" + gpu + "]}]"},
 	} {
-		pod := podOf(t, c.pod)
+		pod := podFrom(t, c.pod)
 		got, warnings := patched(t, pod, Selecting, UpstreamDefaults)
 		if len(warnings) > 0 {
 			t.Errorf("%s: %q", c.says, warnings)
@@ -185,7 +185,7 @@ func TestWhatAPodSelectsOfItsInstanceBecomesAnnotations(t *testing.T) {
 		if !maps.Equal(annotations, c.annotations) || !equality.Semantic.DeepEqual(terms, want) {
 			t.Errorf("%s: annotations %v\nwant %v and %s", c.says, got.Annotations, c.annotations, c.requires)
 		}
-		if left := podOf(t, c.left); !equality.Semantic.DeepEqual(got.Spec, left.Spec) {
+		if left := podFrom(t, c.left); !equality.Semantic.DeepEqual(got.Spec, left.Spec) {
 			t.Errorf("%s: left is %+v\nwant %+v", c.says, got.Spec, left.Spec)
 		}
 		again, _ := patched(t, got, Selecting, UpstreamDefaults)
@@ -241,9 +241,9 @@ func TestAnnotationsThatAPodHasHoldAsWell(t *testing.T) {
 		{says: "nonsense, which the API server refuses", affinity: family("Gt", "m5"),
 			warning: "annotation pod.elotl.co/instance-requirements cannot hold it: "},
 	} {
-		pod := podOf(t, affinity(ofKip+", "+c.selector, `{"key":"type","operator":"Exists"}`, `{"key":"type","operator":"Exists"},`+c.affinity))
+		pod := podFrom(t, affinity(ofKip+", "+c.selector, `{"key":"type","operator":"Exists"}`, `{"key":"type","operator":"Exists"},`+c.affinity))
 		if c.affinity != "" {
-			pod = podOf(t, affinity(ofKip, `{"key":"type","operator":"Exists"},`+c.affinity))
+			pod = podFrom(t, affinity(ofKip, `{"key":"type","operator":"Exists"},`+c.affinity))
 		}
 		pod.Annotations = c.own
 		got, warnings := patched(t, pod, Selecting, UpstreamDefaults)
@@ -316,7 +316,7 @@ func TestPodsThatAreNotForKipAreLeftAlone(t *testing.T) {
 		"a node with any type":  affinity("", "{key: type, operator: In, values: [virtual-kubelet, other]}"),
 		"bound to its node":     "spec: {nodeName: kip-0}",
 	} {
-		pod := podOf(t, text)
+		pod := podFrom(t, text)
 		if got, warnings := rules().Patch(pod, Selecting, UpstreamDefaults); len(got) > 0 || len(warnings) > 0 {
 			t.Errorf("%s: %+v, %q", says, got, warnings)
 		}
@@ -341,8 +341,8 @@ func TestPodsOfANamespaceGoToKip(t *testing.T) {
 			strings.ReplaceAll(daemon, "DaemonSet", "ReplicaSet") +
 				"spec: {nodeSelector: {" + ofKip + "}, tolerations: [" + taint + ", " + forever + "]}"},
 	} {
-		got, warnings := patched(t, podOf(t, c.pod), InNamespace, UpstreamDefaults)
-		if want := podOf(t, c.want); !equality.Semantic.DeepEqual(got, want) || len(warnings) > 0 {
+		got, warnings := patched(t, podFrom(t, c.pod), InNamespace, UpstreamDefaults)
+		if want := podFrom(t, c.want); !equality.Semantic.DeepEqual(got, want) || len(warnings) > 0 {
 			t.Errorf("%s: %+v, %q\nwant %+v", says, got, warnings, want)
 		}
 	}
@@ -373,9 +373,9 @@ func TestPodsOfKipStayWhenItsNodeIsNotHeardOf(t *testing.T) {
 			UpstreamDefaults, "{key: node.kubernetes.io/not-ready, operator: Exists, effect: NoSchedule}, " + forever},
 		{"as a DaemonSet has it", forever, UpstreamDefaults, forever},
 	} {
-		pod := podOf(t, "spec: {nodeSelector: {"+ofKip+"}, tolerations: ["+c.own+"]}")
+		pod := podFrom(t, "spec: {nodeSelector: {"+ofKip+"}, tolerations: ["+c.own+"]}")
 		got, _ := patched(t, pod, Selecting, c.defaults)
-		if want := podOf(t, "spec: {nodeSelector: {"+ofKip+"}, tolerations: ["+c.want+"]}"); !equality.Semantic.DeepEqual(got, want) {
+		if want := podFrom(t, "spec: {nodeSelector: {"+ofKip+"}, tolerations: ["+c.want+"]}"); !equality.Semantic.DeepEqual(got, want) {
 			t.Errorf("%s: %+v\nwant %+v", c.says, got.Spec.Tolerations, want.Spec.Tolerations)
 		}
 	}

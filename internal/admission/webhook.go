@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/net/netutil"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -33,8 +32,9 @@ const (
 	askAgain = time.Hour
 	// callTimeout bounds a request to the API server.
 	callTimeout = 10 * time.Second
-	// connectionLimit is more than API servers open.
-	connectionLimit = 256
+	// connectionLimit is more than API servers open, and connectionsOfOne than one does:
+	// many questions share a connection.
+	connectionLimit, connectionsOfOne = 256, 16
 )
 
 // Config of a Webhook. All fields are required.
@@ -223,22 +223,33 @@ func (w *Webhook) identify(authority *pki.Authority, configuration *unstructured
 
 // serve answers on a listener until the server is closed.
 func (w *Webhook) serve(l net.Listener) {
-	server := &http.Server{
-		Handler: newReviews(w.cfg.Rules, func() Defaults { return *w.defaults.Load() }, w.cfg.Log),
-		TLSConfig: &tls.Config{
-			MinVersion: tls.VersionTLS12,
-			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-				return w.identity.Load().renewed.Certificate()
-			},
+	server := newServer(newReviews(w.cfg.Rules, func() Defaults { return *w.defaults.Load() }, w.cfg.Log), w.cfg.Log)
+	server.TLSConfig = &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return w.identity.Load().renewed.Certificate()
 		},
-		ReadTimeout:    10 * time.Second,
-		WriteTimeout:   10 * time.Second,
-		IdleTimeout:    2 * time.Minute, // the API server keeps its connections
-		MaxHeaderBytes: 16 << 10,
-		ErrorLog:       slog.NewLogLogger(w.cfg.Log.Handler(), slog.LevelDebug),
 	}
 	w.server = server
-	go func() { w.ended <- server.ServeTLS(netutil.LimitListener(l, connectionLimit), "", "") }()
+	go func() { w.ended <- server.ServeTLS(&fairListener{Listener: l, open: map[source][]*openConn{}}, "", "") }()
+}
+
+// newServer returns a server whose callers nobody knows.
+func newServer(h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second, // the handshake too
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      10 * time.Second,
+		IdleTimeout:       30 * time.Second, // the API server opens another
+		MaxHeaderBytes:    16 << 10,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          100,
+			MaxReceiveBufferPerStream:     256 << 10,
+			MaxReceiveBufferPerConnection: 256 << 10,
+		},
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
 }
 
 // close ends the server, if there is one, and waits until it has ended.
