@@ -2,9 +2,13 @@ package admission
 
 import (
 	"slices"
+	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/internal/placement"
 )
 
 // Operation is one of a JSON patch, RFC 6902.
@@ -44,6 +48,9 @@ const (
 // Patch returns what is to be changed of a pod before it is made, nil for nothing. The
 // warnings are for who makes it. The pod is not changed.
 func (r Rules) Patch(pod *corev1.Pod, scope Scope, defaults Defaults) (patch []Operation, warnings []string) {
+	if r.elsewhere(&pod.Spec) {
+		return nil, nil
+	}
 	var tolerated []corev1.Toleration
 	if scope == InNamespace {
 		if !r.free(pod) {
@@ -79,7 +86,34 @@ func (r Rules) selects(spec *corev1.PodSpec) bool {
 func (r Rules) free(pod *corev1.Pod) bool {
 	kind, selected := pod.Spec.NodeSelector[r.Label.Key]
 	owner := metav1.GetControllerOf(pod)
-	return pod.Spec.NodeName == "" && (!selected || kind == r.Label.Value) && (owner == nil || owner.Kind != "DaemonSet")
+	ofDaemonSet := owner != nil && owner.APIVersion == appsv1.SchemeGroupVersion.String() && owner.Kind == "DaemonSet"
+	return pod.Spec.NodeName == "" && (!selected || kind == r.Label.Value) && !ofDaemonSet
+}
+
+// elsewhere reports whether a pod selects what no node of Kip's has: Kip's label is that
+// of all virtual nodes, others' too.
+func (r Rules) elsewhere(spec *corev1.PodSpec) bool {
+	other := func(key string, values ...string) bool {
+		have := r.NodeLabels[key]
+		// Of the labels of Kubernetes, nodes have values that are not configured.
+		domain, _, _ := strings.Cut(key, "/")
+		known := len(have) > 0 && !placement.IsInstanceLabel(key) &&
+			(key == corev1.LabelHostname || domain != "kubernetes.io" && !strings.HasSuffix(domain, ".kubernetes.io"))
+		return known && !slices.ContainsFunc(values, func(v string) bool { return slices.Contains(have, v) })
+	}
+	for key, value := range spec.NodeSelector {
+		if other(key, value) {
+			return true
+		}
+	}
+	terms := termsOf(spec)
+	return len(terms) > 0 && !slices.ContainsFunc(terms, func(t corev1.NodeSelectorTerm) bool {
+		return !slices.ContainsFunc(t.MatchExpressions, func(e corev1.NodeSelectorRequirement) bool {
+			return e.Operator == corev1.NodeSelectorOpIn && other(e.Key, e.Values...)
+		}) && !slices.ContainsFunc(t.MatchFields, func(e corev1.NodeSelectorRequirement) bool { // there is one: the node's name
+			return e.Operator == corev1.NodeSelectorOpIn && other(corev1.LabelHostname, e.Values...)
+		})
+	})
 }
 
 // place has a pod select Kip's nodes.

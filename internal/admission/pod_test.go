@@ -26,7 +26,7 @@ func rules() Rules {
 	return Rules{
 		Label: Label{Key: "type", Value: "virtual-kubelet"},
 		NodeLabels: map[string][]string{
-			"type": {"virtual-kubelet"}, "kubernetes.io/hostname": {"kip-0"}, "kubernetes.io/arch": {"amd64"}, "team": {"a"},
+			"type": {"virtual-kubelet"}, "kubernetes.io/hostname": {"kip-0"}, "kip.elotl.co/controller": {"us"}, "kubernetes.io/arch": {"amd64"}, "team": {"a"},
 			"node.kubernetes.io/instance-type": {"kip"}, "topology.kubernetes.io/zone": {"a"}, "karpenter.azure.com/sku-family": {"D"},
 		},
 		NoInstance: "kip",
@@ -142,7 +142,10 @@ func TestWhatAPodSelectsOfItsInstanceBecomesAnnotations(t *testing.T) {
 		{says: "spot", pod: affinity(ofKip, kip+", "+spot), left: affinity(ofKip, kip), annotations: map[string]string{"launch-type": "spot"}},
 		{says: "either", pod: affinity(ofKip, kip+", "+either), left: affinity(ofKip, kip),
 			annotations: map[string]string{"launch-type": "spot,on-demand"}},
-		{says: "not spot", pod: affinity(ofKip, kip+", "+notSpot), left: affinity(ofKip, kip)},
+		{says: "not spot", pod: affinity(ofKip, kip+", "+notSpot), left: affinity(ofKip, kip),
+			annotations: map[string]string{"launch-type": "on-demand"}},
+		{says: "on demand", pod: affinity(ofKip+", karpenter.sh/capacity-type: on-demand", kip), left: affinity(ofKip, kip),
+			annotations: map[string]string{"launch-type": "on-demand"}},
 		{says: "what is not sold", pod: affinity(ofKip+", karpenter.sh/capacity-type: reserved", kip), left: affinity(ofKip, kip),
 			requires: "[{matchExpressions: [{key: karpenter.sh/capacity-type, operator: In, values: [reserved]}]}]"},
 		{says: "a GPU and a type", pod: affinity(ofKip, kip+", "+gpu+", "+typeC5), left: affinity(ofKip, kip),
@@ -311,10 +314,14 @@ func TestPodsThatAreNotForKipAreLeftAlone(t *testing.T) {
 		"the wish, no more":    "spec: {affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, preference: {matchExpressions: [{key: type, operator: In, values: [virtual-kubelet]}]}}]}}}",
 		"one of several terms": affinity("", "{key: type, operator: In, values: [virtual-kubelet]}",
 			"{key: type, operator: In, values: [other]}"),
-		"not this type of node": affinity("", "{key: type, operator: NotIn, values: [virtual-kubelet]}"),
-		"no term at all":        affinity(""),
-		"a node with any type":  affinity("", "{key: type, operator: In, values: [virtual-kubelet, other]}"),
-		"bound to its node":     "spec: {nodeName: kip-0}",
+		"not this type of node":                  affinity("", "{key: type, operator: NotIn, values: [virtual-kubelet]}"),
+		"no term at all":                         affinity(""),
+		"a node with any type":                   affinity("", "{key: type, operator: In, values: [virtual-kubelet, other]}"),
+		"bound to its node":                      "spec: {nodeName: kip-0}",
+		"a node of another provider by its name": "spec: {nodeSelector: {" + ofKip + ", kubernetes.io/hostname: other-0, " + selects + "}}",
+		"one of another provider by affinity": affinity(ofKip, "{key: kubernetes.io/hostname, operator: In, values: [other-0, other-1]}",
+			"{key: kip.elotl.co/controller, operator: In, values: [other]}"),
+		"another's label": "spec: {nodeSelector: {" + ofKip + ", team: b, " + selects + "}}",
 	} {
 		pod := podFrom(t, text)
 		if got, warnings := rules().Patch(pod, Selecting, UpstreamDefaults); len(got) > 0 || len(warnings) > 0 {
@@ -337,6 +344,8 @@ func TestPodsOfANamespaceGoToKip(t *testing.T) {
 		"one that is on a node": {"spec: {nodeName: node-1}", "spec: {nodeName: node-1}"},
 		"one for other nodes":   {"spec: {nodeSelector: {type: other}}", "spec: {nodeSelector: {type: other}}"},
 		"one of a DaemonSet":    {daemon, daemon},
+		"one of another's kind of that name": {strings.ReplaceAll(daemon, "apps/v1", "x/v1"), strings.ReplaceAll(daemon, "apps/v1", "x/v1") +
+			"spec: {nodeSelector: {" + ofKip + "}, tolerations: [" + taint + ", " + forever + "]}"},
 		"one of a ReplicaSet, too": {strings.ReplaceAll(daemon, "DaemonSet", "ReplicaSet"),
 			strings.ReplaceAll(daemon, "DaemonSet", "ReplicaSet") +
 				"spec: {nodeSelector: {" + ofKip + "}, tolerations: [" + taint + ", " + forever + "]}"},
@@ -362,6 +371,7 @@ func TestPodsOfKipStayWhenItsNodeIsNotHeardOf(t *testing.T) {
 		{"beside another", "{key: x, operator: Exists}, " + defaulted(300), UpstreamDefaults, "{key: x, operator: Exists}, " + forever},
 		{"where the API server adds none", "{key: x, operator: Exists}", Defaults{none, none}, "{key: x, operator: Exists}, " + forever},
 		{"where there is nothing", "", Defaults{none, none}, forever},
+		{"but not a user's own where the API server adds none", defaulted(-1), Defaults{none, none}, defaulted(-1)},
 		{"but not if it says itself for how long", defaulted(20), UpstreamDefaults, defaulted(20)},
 		{"nor if it says so in other words", "{key: node.kubernetes.io/not-ready, tolerationSeconds: 300, operator: Exists}, " +
 			"{operator: Exists, effect: NoExecute, tolerationSeconds: 300}", UpstreamDefaults,

@@ -26,7 +26,7 @@ func (r Rules) rewrite(pod *corev1.Pod) ([]Operation, error) {
 	if err != nil {
 		return nil, err
 	}
-	annotations, err := annotationsFor(pod.Annotations, asked.terms)
+	annotations, err := r.annotationsFor(pod.Annotations, asked.terms)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +168,7 @@ func (r Rules) ofInstance(e corev1.NodeSelectorRequirement) bool {
 
 // annotationsFor returns the annotations that say what an instance must be, beside
 // those that the pod has. One of the terms must hold; none asks for nothing.
-func annotationsFor(own map[string]string, terms []expressions) (map[string]string, error) {
+func (r Rules) annotationsFor(own map[string]string, terms []expressions) (map[string]string, error) {
 	if len(terms) == 0 {
 		return nil, nil
 	}
@@ -176,12 +176,16 @@ func annotationsFor(own map[string]string, terms []expressions) (map[string]stri
 	if len(terms) == 1 {
 		terms[0] = named(own, terms[0], added)
 	}
-	if bought := placement.LaunchTypesFor(terms); own[placement.AnnotationLaunchType] == "" && bought != "" {
-		if bought != string(placement.OnDemand) { // which goes without saying
-			added[placement.AnnotationLaunchType] = bought
-		}
+	// A node that says how its instances are bought has no others. Of another, on-demand
+	// has to be said too: it may be bought as spot first.
+	ofBuying := func(e corev1.NodeSelectorRequirement) bool {
+		return e.Key == placement.LabelCapacityType && r.ofInstance(e)
+	}
+	says := slices.ContainsFunc(terms, func(t expressions) bool { return slices.ContainsFunc(t, ofBuying) })
+	if bought := placement.LaunchTypesFor(terms); says && own[placement.AnnotationLaunchType] == "" && bought != "" {
+		added[placement.AnnotationLaunchType] = bought
 		if len(terms) == 1 { // that says all
-			terms[0] = slices.DeleteFunc(terms[0], func(e corev1.NodeSelectorRequirement) bool { return e.Key == placement.LabelCapacityType })
+			terms[0] = slices.DeleteFunc(terms[0], ofBuying)
 		}
 	}
 	if len(terms[0]) == 0 {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/admission"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/node"
@@ -45,7 +46,7 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 			is, err := readAuthority(ctx, own, sealer, k.clock)
 			return is.authority, err
 		},
-		Rules: func() admission.Rules { return admissionRules(k.configNow(), taint) },
+		Rules: func() admission.Rules { return admissionRules(k.configNow(), k.controllerID, nodes, taint) },
 		Clock: k.clock,
 		Log:   k.Log,
 	}).Run(ctx)
@@ -93,8 +94,9 @@ func (k *process) configNow() *config.Config {
 	return cmp.Or(cfg, k.cfg)
 }
 
-// admissionRules are what is known of the nodes that a configuration has.
-func admissionRules(cfg *config.Config, taint *corev1.Taint) admission.Rules {
+// admissionRules are what is known of the nodes that a configuration has. Their names may
+// be any of those that Kip's nodes may have.
+func admissionRules(cfg *config.Config, controller string, named []admission.Node, taint *corev1.Taint) admission.Rules {
 	rules := admission.Rules{
 		Label:      admission.Label{Key: node.TypeLabel, Value: node.TypeValue},
 		NodeLabels: map[string][]string{},
@@ -105,6 +107,10 @@ func admissionRules(cfg *config.Config, taint *corev1.Taint) admission.Rules {
 		if value != "" && !slices.Contains(rules.NodeLabels[key], value) {
 			rules.NodeLabels[key] = append(rules.NodeLabels[key], value)
 		}
+	}
+	add(apiv1.LabelController, controller)
+	for _, n := range named {
+		add(corev1.LabelHostname, n.Name)
 	}
 	nodes := cfg.Nodes
 	if len(nodes) == 0 {

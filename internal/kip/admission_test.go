@@ -6,6 +6,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/admission"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/placement"
 )
@@ -26,8 +28,9 @@ func TestTheSchedulerDecidesAboutLabelsThatNodesHave(t *testing.T) {
 		"auto": {config.Config{AutoNodes: true}, map[string][]string{placement.LabelCapacityType: {"on-demand", "spot"},
 			corev1.LabelInstanceTypeStable: {"kip"}}},
 	} {
-		rules := admissionRules(&c.cfg, nil)
-		for _, key := range []string{placement.LabelCapacityType, family, corev1.LabelInstanceTypeStable} {
+		rules := admissionRules(&c.cfg, "me", []admission.Node{{Name: "kip-0"}, {Name: "kip-0-1"}}, nil)
+		c.want[corev1.LabelHostname], c.want[apiv1.LabelController] = []string{"kip-0", "kip-0-1"}, []string{"me"}
+		for _, key := range []string{corev1.LabelHostname, apiv1.LabelController, placement.LabelCapacityType, family, corev1.LabelInstanceTypeStable} {
 			if got := rules.NodeLabels[key]; !slices.Equal(got, c.want[key]) {
 				t.Errorf("%s: nodes have %s of %q, want %q", says, key, got, c.want[key])
 			}

@@ -95,6 +95,20 @@ func (c *choice) machine(r *row, zone int) machine {
 	}
 }
 
+// held reports whether what the pod requires holds for an instance of a row in a zone. A
+// virtual node that is for dedicated hosts and on-demand calls itself on-demand.
+func (c *choice) held(r *row, zone int) bool {
+	m := c.machine(r, zone)
+	if c.requirements.hold(m) {
+		return true
+	}
+	if m.as != Dedicated || m.node[LabelCapacityType] != string(OnDemand) {
+		return false
+	}
+	m.as = OnDemand
+	return c.requirements.hold(m)
+}
+
 // Lookup returns the value of a label, and whether there is one.
 func (m machine) Lookup(key string) (string, bool) {
 	switch {

@@ -509,7 +509,7 @@ func (c *choice) offered(r *row, s *size) bool {
 
 // allows reports whether an offering in that zone is one that the pod may have.
 func (c *choice) allows(r *row, s *size, zone int) bool {
-	return c.inZone(s, zone) && (c.requirements == nil || c.requirements.hold(c.machine(r, zone)))
+	return c.inZone(s, zone) && (c.requirements == nil || c.held(r, zone))
 }
 
 func (c *choice) inZone(s *size, zone int) bool {

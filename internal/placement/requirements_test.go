@@ -118,6 +118,24 @@ func TestInstancesAreThoseThatTheRequirementsAllow(t *testing.T) {
 	}
 }
 
+func TestDedicatedHostsOfANodeThatCallsItselfOnDemandAre(t *testing.T) {
+	types := []catalog.InstanceType{{Name: "c5.large", MilliCPU: 2000, MemoryBytes: 4 * gib, Arch: "amd64",
+		Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1, Dedicated: true}}}}
+	p := placer(t, types, Config{LaunchTypes: []LaunchType{OnDemand, Dedicated}})
+	for _, c := range []struct {
+		node, op, value string
+		want            bool
+	}{
+		{"on-demand", "In", "on-demand", true}, {"on-demand", "In", "dedicated", true}, {"on-demand", "In", "spot", false},
+		{"", "In", "on-demand", false}, {"", "In", "dedicated", true},
+	} {
+		pod := asking(t, podOf(), term(expr(LabelCapacityType, corev1.NodeSelectorOperator(c.op), c.value)))
+		if got, err := p.OnNode(map[string]string{LabelCapacityType: c.node}).Candidates(pod, nil); (err == nil) != c.want {
+			t.Errorf("%s %s on a node of %q: %v, %v", c.op, c.value, c.node, names(got), err)
+		}
+	}
+}
+
 func TestBadRequirementsAreRefused(t *testing.T) {
 	terms := func(n, expressions int) string {
 		one := `{"matchExpressions":[` + strings.Repeat(`{"key":"a","operator":"Exists"},`, expressions-1) + `{"key":"a","operator":"Exists"}]}`
