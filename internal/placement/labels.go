@@ -95,10 +95,26 @@ func (c *choice) machine(r *row, zone int) machine {
 	}
 }
 
-// held reports whether what the pod requires holds for an instance of a row in a zone. A
-// virtual node that is for dedicated hosts and on-demand calls itself on-demand.
+// held reports whether what the pod requires holds for an instance of a row in a zone. It
+// is looked for once in a choice, which asks several times.
 func (c *choice) held(r *row, zone int) bool {
-	m := c.machine(r, zone)
+	kinds := []LaunchType{OnDemand, Spot, Dedicated}
+	if c.holds == nil {
+		c.holds = make([]int8, len(kinds)*len(c.types)*len(c.zones))
+	}
+	is := &c.holds[(slices.Index(kinds, r.launchType)*len(c.types)+r.typ)*len(c.zones)+zone]
+	if *is == 0 {
+		*is = -1
+		if c.hold(c.machine(r, zone)) {
+			*is = 1
+		}
+	}
+	return *is > 0
+}
+
+// hold reports whether what the pod requires holds for a machine. A virtual node that is
+// for dedicated hosts and on-demand calls itself on-demand.
+func (c *choice) hold(m machine) bool {
 	if c.requirements.hold(m) {
 		return true
 	}

@@ -316,6 +316,9 @@ type choice struct {
 	allowed []bool
 	// requirements is what the labels of the instance must be; nil means anything.
 	requirements Requirements
+	// holds is whether they do, of each type in each zone by each launch type: 0 where that
+	// is not known yet, 1 for yes and -1 for no.
+	holds []int8
 	// constraint and arch say the same for people.
 	constraint constraint
 	arch       string

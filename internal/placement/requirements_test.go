@@ -3,7 +3,9 @@ package placement
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -132,6 +134,63 @@ func TestDedicatedHostsOfANodeThatCallsItselfOnDemandAre(t *testing.T) {
 		pod := asking(t, podOf(), term(expr(LabelCapacityType, corev1.NodeSelectorOperator(c.op), c.value)))
 		if got, err := p.OnNode(map[string]string{LabelCapacityType: c.node}).Candidates(pod, nil); (err == nil) != c.want {
 			t.Errorf("%s %s on a node of %q: %v, %v", c.op, c.value, c.node, names(got), err)
+		}
+	}
+}
+
+// worst is a pod with the requirements that are the most work.
+func worst(t testing.TB) *corev1.Pod {
+	var terms []corev1.NodeSelectorTerm
+	for i := range MaxTerms {
+		values := slices.Repeat([]string{"c5", "m5"}, MaxValues/MaxTerms/2)
+		terms = append(terms, term(expr("karpenter.k8s.aws/instance-family", corev1.NodeSelectorOpExists),
+			expr("karpenter.k8s.aws/instance-size", corev1.NodeSelectorOpIn, append([]string{fmt.Sprint(i)}, values[1:]...)...)))
+	}
+	return asking(t, podOf("cpu=1"), terms...)
+}
+
+// many is a catalogue of n types in three zones of two subnets each.
+func many(n int) []catalog.InstanceType {
+	var types []catalog.InstanceType
+	for i := range n {
+		typ := catalog.InstanceType{Name: fmt.Sprintf("c%d.size-%d", i%7, i), MilliCPU: 2000, MemoryBytes: 4 * gib, Arch: "amd64"}
+		for _, zone := range []string{"a", "b", "c"} {
+			for _, subnet := range []string{"1", "2"} {
+				typ.Offerings = append(typ.Offerings, catalog.Offering{Zone: zone, Subnet: zone + subnet, PricePerHour: 1})
+			}
+		}
+		types = append(types, typ)
+	}
+	return types
+}
+
+func TestRequirementsAreLookedAtOnceInAChoice(t *testing.T) {
+	p := placer(t, many(50), Config{})
+	c, err := p.choiceFor(asking(t, podOf("cpu=1"), term(expr("karpenter.k8s.aws/instance-family", corev1.NodeSelectorOpIn, "c5"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := c.search(&p.onDemand, nil); f.fitting == 0 {
+		t.Fatal("nothing fits")
+	}
+	// What has been looked at is not looked at again: other requirements change nothing.
+	c.requirements = nil
+	for i := range p.onDemand.rows {
+		r := &p.onDemand.rows[i]
+		for zone := range p.zones {
+			if got, want := c.held(r, zone), strings.HasPrefix(p.types[r.typ].Name, "c5."); got != want {
+				t.Errorf("%s in zone %d: %t, want %t", p.types[r.typ].Name, zone, got, want)
+			}
+		}
+	}
+}
+
+func BenchmarkTheWorstRequirements(b *testing.B) {
+	p := placer(b, many(800), Config{})
+	pod := worst(b)
+	for b.Loop() {
+		if _, err := p.Candidates(pod, nil); err == nil {
+			b.Fatal("something holds")
 		}
 	}
 }

@@ -89,6 +89,9 @@ const (
 	// staleRetry is after how long a pod is looked at again of which the watch has yet
 	// to tell what the API server knows.
 	staleRetry = time.Second
+	// changeSettles is how long a waiting pod that is changed waits at most: each look
+	// for an instance is work.
+	changeSettles = 3 * time.Second
 	// unplaceableRetry is how long a pod that fits no type waits for another
 	// look: types and prices change by the day.
 	unplaceableRetry = 10 * time.Minute
@@ -382,7 +385,9 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		return 0, nil
 	}
 	if w.why != "" && (w.generation != pod.Generation || !maps.Equal(w.annotations, pod.Annotations)) {
-		w.until = time.Time{} // it may fit now
+		if soon := now.Add(changeSettles); w.until.After(soon) {
+			w.until = soon // it may fit then
+		}
 	}
 	w.generation, w.annotations = pod.Generation, pod.Annotations
 	until, attempt, seen, failures, ran, paused := w.until, w.attempts+1, w.seen, w.failures, w.ran, c.paused

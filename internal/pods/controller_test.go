@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -311,9 +312,11 @@ func TestAPodThatFitsNothingSaysWhyOnceAndIsLookedAtAgain(t *testing.T) {
 	h.want("requests", h.cells.requests)
 }
 
-func TestAPodWhoseAnnotationIsMendedIsPlacedAtOnce(t *testing.T) {
+func TestAPodWhoseAnnotationIsMendedIsPlacedSoon(t *testing.T) {
 	h := newHarness(t)
+	looks := 0
 	h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
+		looks++
 		if p.Annotations["type"] == "bad" {
 			return nil, &placement.InvalidAnnotationError{}
 		}
@@ -325,7 +328,19 @@ func TestAPodWhoseAnnotationIsMendedIsPlacedAtOnce(t *testing.T) {
 	h.put(pod("a", annotate("bad")))
 	h.must("a")
 	h.want("requests", h.cells.requests)
+	// Whoever changes it all the time has it looked at no more often for that.
+	for i := range 10 {
+		h.put(pod("a", annotate("bad"), func(p *corev1.Pod) { p.Annotations["i"] = strconv.Itoa(i) }))
+		h.must("a")
+	}
+	if looks != 1 {
+		t.Errorf("looked for an instance %d times at once", looks)
+	}
 	h.put(pod("a", annotate("good")))
+	if again := h.must("a"); again != changeSettles {
+		t.Errorf("looked at again after %v, want %v", again, changeSettles)
+	}
+	h.clock.Step(changeSettles)
 	h.must("a")
 	h.want("requests", h.cells.requests, "uid-a#1")
 }
