@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
@@ -27,6 +28,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/dev/manifest"
 	"github.com/elotl/kip/internal/admission"
 	"github.com/elotl/kip/internal/pki"
 )
@@ -184,6 +186,7 @@ func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
 	podsAskForWhatTheirNamespaceIsGranted(t, is)
 	kipWritesOfItsWebhookWhoIsTrusted(t, is)
 	podsAreChangedAsKipAnswers(t, is)
+	podsOfANamespaceOfKipsAreForKip(t, is)
 }
 
 func kipMakesItsNode(t *testing.T, is identities) {
@@ -378,9 +381,9 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 		{is.kip, `{"metadata":{"labels":{"x.k8s.io/a":""}}}`, "Kip writes those of its node's host"},
 		{is.kip, `{"spec":{"unschedulable":null}}`, "does not uncordon"},
 		{is.node, `{"spec":{"unschedulable":null}}`, "does not uncordon"},
+		{is.kip, `{"spec":{"taints":[{"key":"kip.elotl.co/removed","effect":"NoSchedule"}]}}`, "that is cordoned already"},
 		{is.kip, `{"metadata":{"labels":{"kubernetes.io/arch":null,"karpenter.sh/capacity-type":"spot"}}}`, ""},
 		{is.admin, `{"spec":{"unschedulable":null}}`, ""},
-		{is.kip, `{"spec":{"unschedulable":true}}`, ""},
 	} {
 		err := patch(c.by, c.body)
 		if c.words != "" {
@@ -425,8 +428,10 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 		})
 	}
 	// One that was taken out, and comes back.
-	if err := patch(is.kip, `{"spec":{"unschedulable":null}}`); err != nil {
-		t.Errorf("Kip uncordons a node that it had taken out: %v", err)
+	for _, body := range []string{`{"spec":{"unschedulable":true}}`, `{"spec":{"unschedulable":null}}`} {
+		if err := patch(is.kip, body); err != nil {
+			t.Errorf("Kip writes %s of a node that it had taken out: %v", body, err)
+		}
 	}
 	crd := `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"things.example.com"},"spec":{
 		"group":"example.com","scope":"Cluster","names":{"plural":"things","kind":"Thing"},
@@ -715,5 +720,53 @@ func podsAreChangedAsKipAnswers(t *testing.T, is identities) {
 		if !c.changed && asked != 1 {
 			t.Errorf("%s was changed at first", c.says)
 		}
+	}
+}
+
+// The optional policy, while no Kip answers: the namespaces and the webhook are there.
+func podsOfANamespaceOfKipsAreForKip(t *testing.T, is identities) {
+	ctx := t.Context()
+	text, err := os.ReadFile("../../deploy/namespaces.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := manifest.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var policy admissionregistrationv1.ValidatingAdmissionPolicy
+	var binding admissionregistrationv1.ValidatingAdmissionPolicyBinding
+	for i, into := range []any{&policy, &binding} {
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(objects[i].Object, into, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := is.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(ctx, &policy, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := is.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx, &binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ofKip := map[string]string{"type": "virtual-kubelet"}
+	for says, c := range map[string]struct {
+		namespace string
+		spec      corev1.PodSpec
+		refused   bool
+	}{
+		"a pod for any node":                   {"for-kip", corev1.PodSpec{}, true},
+		"one for other nodes":                  {"for-kip", corev1.PodSpec{NodeSelector: map[string]string{"type": "other"}}, true},
+		"one on a machine":                     {"for-kip", corev1.PodSpec{NodeName: "machine", NodeSelector: ofKip}, true},
+		"one for Kip's nodes":                  {"for-kip", corev1.PodSpec{NodeSelector: ofKip}, false},
+		"a pod for any node, of another space": {"for-anybody", corev1.PodSpec{}, false},
+	} {
+		c.spec.Containers = []corev1.Container{{Name: "main", Image: "busybox"}}
+		becomes(t, says, func() error {
+			_, err := is.admin.CoreV1().Pods(c.namespace).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "p-"}, Spec: c.spec},
+				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if c.refused {
+				return refused(err, "are for Kip's nodes")
+			}
+			return err
+		})
 	}
 }

@@ -51,7 +51,8 @@ func Foreign(node *corev1.Node, controller string) error {
 
 // Keys of the taints that Kip puts on its nodes besides those that are configured.
 const (
-	// RemovedTaint is on a node that is not configured any more.
+	// RemovedTaint is on a node that is not configured any more, unless others had cordoned
+	// it before.
 	RemovedTaint = "kip.elotl.co/removed"
 	// ShortTaint is on a node for whose pods nothing can be launched now.
 	ShortTaint = "kip.elotl.co/no-capacity"
@@ -178,6 +179,12 @@ func (n *Node) registrationPatch(current *corev1.Node) ([]byte, error) {
 	}
 
 	taints := n.taints()
+	removed := func(t corev1.Taint) bool { return t.Key == RemovedTaint }
+	marked := slices.ContainsFunc(current.Spec.Taints, removed)
+	if current.Spec.Unschedulable && !marked {
+		// A person cordoned it. The taint would be a right to uncordon it.
+		taints = slices.DeleteFunc(taints, removed)
+	}
 	mine := slices.Concat(before.Taints, taints)
 	if before.Taint != nil { // as an older Kip wrote it
 		mine = append(mine, *before.Taint)
@@ -198,7 +205,7 @@ func (n *Node) registrationPatch(current *corev1.Node) ([]byte, error) {
 	}
 
 	spec := map[string]any{}
-	cordoned := current.Spec.Unschedulable && before.Cordoned
+	cordoned := current.Spec.Unschedulable && before.Cordoned && marked
 	switch {
 	case n.c.Removed && !current.Spec.Unschedulable:
 		spec["unschedulable"], cordoned = true, true
