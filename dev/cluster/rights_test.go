@@ -381,7 +381,6 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 		{is.kip, `{"metadata":{"labels":{"x.k8s.io/a":""}}}`, "Kip writes those of its node's host"},
 		{is.kip, `{"spec":{"unschedulable":null}}`, "does not uncordon"},
 		{is.node, `{"spec":{"unschedulable":null}}`, "does not uncordon"},
-		{is.kip, `{"spec":{"taints":[{"key":"kip.elotl.co/removed","effect":"NoSchedule"}]}}`, "that is cordoned already"},
 		{is.kip, `{"metadata":{"labels":{"kubernetes.io/arch":null,"karpenter.sh/capacity-type":"spot"}}}`, ""},
 		{is.admin, `{"spec":{"unschedulable":null}}`, ""},
 	} {
@@ -427,6 +426,37 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 			return err
 		})
 	}
+	if err := patch(is.admin, `{"spec":{"unschedulable":true}}`); err != nil {
+		t.Fatal(err)
+	}
+	becomes(t, "Kip marks a cordoned node as taken out", func() error {
+		node, err := is.admin.CoreV1().Nodes().Get(t.Context(), "kip-0", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		others := slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "kip.elotl.co/removed" })
+		for _, c := range []struct {
+			by     kubernetes.Interface
+			taints []corev1.Taint
+			words  string
+		}{
+			{is.admin, others, ""},
+			{is.kip, append(slices.Clip(others), taint("kip.elotl.co/removed", corev1.TaintEffectNoSchedule)), "that is cordoned already"},
+			{is.admin, append(slices.Clip(others), taint("kip.elotl.co/removed", corev1.TaintEffectNoSchedule)), ""},
+		} {
+			body, err := json.Marshal(map[string]any{"spec": map[string]any{"taints": c.taints}})
+			if err != nil {
+				return err
+			}
+			if err = patch(c.by, string(body)); c.words != "" {
+				err = refused(err, c.words)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	// One that was taken out, and comes back.
 	for _, body := range []string{`{"spec":{"unschedulable":true}}`, `{"spec":{"unschedulable":null}}`} {
 		if err := patch(is.kip, body); err != nil {

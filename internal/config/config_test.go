@@ -86,6 +86,7 @@ cells:
       securityGroups: [sg-2]
       cloudRoutes: [10.30.0.0/16]
       allowMetadata: true
+      instanceTypes: [m5.*]
       maxPricePerHour: 20
   registryMirrors:
     docker.io: [http://10.110.0.1:5000, https://mirror.example.com]
@@ -201,6 +202,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 				SecurityGroups:   []string{"sg-2"},
 				CloudRoutes:      []netip.Prefix{netip.MustParsePrefix("10.30.0.0/16")},
 				AllowMetadata:    true,
+				InstanceTypes:    []string{"m5.*"},
 				MaxPricePerHour:  resource.MustParse("20"),
 			}}},
 			RegistryMirrors: map[string][]string{"docker.io": {"http://10.110.0.1:5000", "https://mirror.example.com"},

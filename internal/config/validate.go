@@ -344,7 +344,8 @@ func (d *decoder) grants(g Grants) {
 		d.require(key+".namespace", n.Namespace)
 		d.check(n.Namespace == "" || n.Namespace == "*" || len(validation.IsDNS1123Label(n.Namespace)) == 0, key+".namespace", n.Namespace,
 			"the name of a namespace, or *")
-		for name, values := range map[string][]string{"instanceProfiles": n.InstanceProfiles, "securityGroups": n.SecurityGroups} {
+		for name, values := range map[string][]string{"instanceProfiles": n.InstanceProfiles, "securityGroups": n.SecurityGroups,
+			"instanceTypes": n.InstanceTypes} {
 			for j, v := range values {
 				at := fmt.Sprintf("%s.%s[%d]", key, name, j)
 				d.require(at, v)

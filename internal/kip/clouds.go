@@ -79,6 +79,7 @@ func grants(cfg *config.Config) pods.Grants {
 			CloudRoutes:      n.CloudRoutes,
 			AllowMetadata:    n.AllowMetadata,
 			MaxPricePerHour:  n.MaxPricePerHour.AsApproximateFloat64(),
+			InstanceTypes:    n.InstanceTypes,
 		})
 	}
 	return all
