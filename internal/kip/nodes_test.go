@@ -86,6 +86,8 @@ type town struct {
 	denied string                     // the node that Kip may not be
 	stop   func()
 	clock  *testclock.FakeClock // of shortages
+	began  []*served            // with which the last process began
+	loaded *config.Config       // when the next process began, if not when it leads
 }
 
 func (w *town) write(nodes string) {
@@ -169,6 +171,9 @@ func (w *town) start() (ended <-chan error) {
 	if err != nil {
 		w.Fatal(err)
 	}
+	if w.loaded != nil {
+		cfg = w.loaded
+	}
 	log := slog.New(slog.NewTextHandler(io.MultiWriter(w.log), nil))
 	k := &process{
 		Options: Options{
@@ -206,12 +211,14 @@ func (w *town) start() (ended <-chan error) {
 	must(err)
 	l.nodes = l.newNodes()
 	l.nodes.as = w.as
+	l.nodes.lingers, l.nodes.asksAgain = 50*time.Millisecond, 10*time.Millisecond
 	failed := make(chan error, 1)
 	if err := l.nodes.begin(w.Context()); err != nil {
 		failed <- err
 		w.stop = func() {}
 		return failed
 	}
+	w.began = l.nodes.all()
 	l.shortages, err = loadShortages(w.Context(), w.store, w.clock, l.nodes.lookSoon, silent)
 	must(err)
 	nowhere := &rest.Config{Host: "http://127.0.0.1:1"}
@@ -267,6 +274,12 @@ func (w *town) ready(name string) bool {
 
 func (w *town) addPod(on, name, owner string) {
 	w.Helper()
+	w.createPod(on, name, owner)
+	w.eventually("Kip sees the pod", func() bool { return len(podsOf(w.l.nodes.named(on).informer)) == 1 })
+}
+
+func (w *town) createPod(on, name, owner string) {
+	w.Helper()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: "uid-1", ResourceVersion: "1"},
 		Spec:       corev1.PodSpec{NodeName: on},
@@ -278,7 +291,6 @@ func (w *town) addPod(on, name, owner string) {
 	if _, err := client.CoreV1().Pods("ns").Create(w.Context(), pod, metav1.CreateOptions{}); err != nil {
 		w.Fatal(err)
 	}
-	w.eventually("Kip sees the pod", func() bool { return len(podsOf(w.l.nodes.named(on).informer)) == 1 })
 }
 
 func (w *town) removePod(on, name string) {
@@ -363,6 +375,28 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 	w.eventually("the node that is left is Ready", func() bool { return w.ready("kip-0-1") })
 }
 
+// Kip does nothing for pods until each node is registered, or known not to be.
+func TestANodeThatGoesAtTheStartIsNotWaitedFor(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+	w.start()
+	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+	w.stop()
+	w.write("")
+	w.start()
+	w.eventually("the one node is Ready", func() bool { return w.ready("kip-0") })
+	w.eventually("the others are gone", func() bool { return len(w.l.nodes.all()) == 1 })
+	if len(w.began) != 3 {
+		t.Fatalf("%d nodes at the start, want 3", len(w.began))
+	}
+	for _, s := range w.began {
+		select {
+		case <-s.settled:
+		default:
+			t.Errorf("node %s is waited for", s.name)
+		}
+	}
+}
+
 func TestANodeThatIsTakenOutDoesNotWaitForPodsOfDaemonSets(t *testing.T) {
 	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
 	w.start()
@@ -428,6 +462,11 @@ func TestWhereAPodOfASpotNodeMayGoInstead(t *testing.T) {
 `)
 	w.start()
 	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-3") && w.ready("kip-0-4") })
+	short := func(zone string, spot bool) {
+		o := cells.Offer{InstanceType: "small", Zone: zone, Spot: spot}
+		w.l.shortages.Mark(o, cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: zone, Spot: &spot}, errors.New("none")))
+	}
+	short("b", true)
 	kip := corev1.Toleration{Key: "virtual-kubelet.io/provider", Operator: corev1.TolerationOpExists}
 	dear := corev1.Toleration{Key: "dear", Operator: corev1.TolerationOpExists}
 	for what, c := range map[string]struct {
@@ -444,15 +483,34 @@ func TestWhereAPodOfASpotNodeMayGoInstead(t *testing.T) {
 		"on demand already":  {"kip-0-3", nil, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, nil},
 	} {
 		pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: c.on, NodeSelector: c.selects, Tolerations: c.tolerations}}
-		if got := w.l.nodes.elsewhere(pod); !slices.Equal(got, c.want) {
+		if got := w.l.nodes.elsewhere(t.Context(), pod); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", what, got, c.want)
 		}
 	}
-	none := cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: "a"}, errors.New("none"))
-	w.l.shortages.Mark(cells.Offer{InstanceType: "small", Zone: "a"}, none)
-	if got := w.l.nodes.elsewhere(&corev1.Pod{Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: []corev1.Toleration{kip}}}); got != nil {
-		t.Errorf("a node that has nothing either: %q", got)
+	pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: []corev1.Toleration{kip}}}
+	elsewhere := func(what string, want ...string) {
+		t.Helper()
+		if got := w.l.nodes.elsewhere(t.Context(), pod); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
 	}
+	elsewhere("all is well", "kip-0-3")
+	cordon := func(is bool) {
+		three := w.node("kip-0-3")
+		three.Spec.Unschedulable = is
+		if err := w.cluster.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), three, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cordon(true)
+	elsewhere("a node that somebody has cordoned")
+	cordon(false)
+	w.clock.Step(capacity.Cooldown)
+	elsewhere("its own node has something again")
+	short("a", true)
+	short("b", true)
+	short("a", false)
+	elsewhere("a node that has nothing either")
 }
 
 func TestANameThatIsAMachinesEndsKipOrChangesNothing(t *testing.T) {
@@ -468,11 +526,9 @@ func TestANameThatIsAMachinesEndsKipOrChangesNothing(t *testing.T) {
 	w.write("nodes: [{zones: [a]}]")
 	w.start()
 	w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
+	w.eventually("the name is told", func() bool { return w.log.says("a virtual node cannot be served") })
 	w.write("nodes: [{zones: [a]}, {suffix: 2, zones: [b]}]")
 	w.eventually("the name is told", func() bool { return w.log.says("nodes[1]: its name is kip-0-2") })
-	if !w.log.says("a node is left alone") {
-		t.Error("nobody was told of the machine's node that has the name of one that was taken out")
-	}
 	if n := w.node("kip-0-2"); len(n.Labels)+len(n.Spec.Taints) != 0 || n.Spec.Unschedulable {
 		t.Errorf("the machine's node was changed: %+v", n)
 	}
