@@ -328,7 +328,7 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 	if cpu := two.Status.Allocatable.Cpu(); cpu.Value() != 7 || int(two.Status.DaemonEndpoints.KubeletEndpoint.Port) != w.base+2 {
 		t.Errorf("the second node has %s CPUs, port %d", cpu, two.Status.DaemonEndpoints.KubeletEndpoint.Port)
 	}
-	if two.Spec.ProviderID != "kip://me/kip-0-2" {
+	if two.Spec.ProviderID != "kip://me/kip-0-2/virtual" {
 		t.Errorf("the second node's provider ID is %q", two.Spec.ProviderID)
 	}
 	w.eventually("the node with the pod is cordoned", func() bool { n := w.node("kip-0"); return n != nil && n.Spec.Unschedulable })

@@ -174,7 +174,6 @@ func (n *nodes) described(cfg *config.Config, name string, e roster.Entry) (node
 	return node.Config{
 		Name:         name,
 		Labels:       cfg.LabelsOf(e.Node),
-		CloudLabels:  traits.NodeLabels,
 		Zone:         zone,
 		Region:       cmp.Or(traits.Region, zone),
 		Arch:         arch,
