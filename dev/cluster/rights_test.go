@@ -46,6 +46,8 @@ type identities struct {
 	kipDynamic, nodeDynamic       dynamic.Interface
 	// another virtual node of the same Kip, and one that is none of its nodes
 	second, stranger kubernetes.Interface
+	// a further virtual node, and the controllers of a cloud
+	cloudNode, cloud kubernetes.Interface
 }
 
 // started is a control plane on loopback, with deploy/ and nothing else, and those
@@ -117,6 +119,8 @@ func started(t *testing.T) identities {
 		nodeDynamic: untyped(node),
 		second:      client(who(kip, "system:node:kip-0-64", "system:nodes")),
 		stranger:    client(who(kip, "system:node:kip-0-65", "system:nodes")),
+		cloudNode:   client(who(kip, "system:node:"+cloudNode, "system:nodes")),
+		cloud:       client(who(c.AdminConfig(), cloudSA, "system:serviceaccounts")),
 	}
 }
 
@@ -187,6 +191,7 @@ func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
 	kipWritesOfItsWebhookWhoIsTrusted(t, is)
 	podsAreChangedAsKipAnswers(t, is)
 	podsOfANamespaceOfKipsAreForKip(t, is)
+	cloudsLeaveKipsNodeWhileKipIsAway(t, is)
 }
 
 func kipMakesItsNode(t *testing.T, is identities) {

@@ -71,9 +71,6 @@ type Traits struct {
 	RefillDelay time.Duration
 	// Region is that of all zones; "" where a zone is all there is.
 	Region string
-	// NodeLabels are what the controllers of this cloud look at on a virtual node, to know
-	// that it is no machine of theirs.
-	NodeLabels map[string]string
 	// IPv6 says that instances have addresses of both families.
 	IPv6 bool
 	// DialPublic says that Kip reaches instances at their public addresses, since it

@@ -109,7 +109,12 @@ func (g *Gate) bound(e End, now time.Time, population int) (because *HeldError, 
 		}
 		g.reserved--
 	}
-	g.window = append(g.window, passed{At: now, Population: population, Ends: 1, namespace: &e.Pod.Namespace})
+	g.window = append(g.window, passed{
+		At:         now,
+		Population: population,
+		Ends:       1,
+		namespace:  &e.Pod.Namespace,
+	})
 	return nil, false
 }
 

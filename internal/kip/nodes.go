@@ -6,11 +6,13 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/watches"
@@ -35,6 +37,10 @@ type nodes struct {
 	tasks    sync.WaitGroup
 	loops    sync.WaitGroup
 	revision int64 // of the stored roster; of keep, once it runs
+	seen     sum   // of the file that cfg is of; the same
+	// lingers is how long a node that was taken out stays cordoned without pods, and
+	// asksAgain the wait before a question that was not answered is asked again.
+	lingers, asksAgain time.Duration
 
 	mu sync.Mutex
 	// cfg is the last good configuration: what it says of nodes holds.
@@ -56,26 +62,24 @@ func (l *leading) newNodes() *nodes {
 		leading: l,
 		pods:    watches.NewNodePods(),
 		as:      l.api.nodeNamed,
-		failed:  make(chan error, 1),
-		wake:    make(chan struct{}, 1),
-		cfg:     l.cfg,
-		served:  map[string]*served{},
+		lingers: nodesEvery, asksAgain: nodesEvery,
+		failed: make(chan error, 1),
+		wake:   make(chan struct{}, 1),
+		cfg:    l.cfg,
+		served: map[string]*served{},
 	}
 }
 
-// begin makes, of what is configured and what is stored, the nodes that are served first.
+// begin makes, of what is configured now and what is stored, the nodes that are served
+// first: the file may have changed since this process began, and another have led.
 func (n *nodes) begin(ctx context.Context) (err error) {
 	var stored []roster.Entry
 	if n.revision, err = n.store.Get(ctx, nodesKey, &stored); err != nil {
 		return err
 	}
-	wanted, err := roster.Wanted(n.cfg, n.shop.Types())
+	entries, err := n.firstEntries(stored)
 	if err != nil {
 		return err
-	}
-	entries, err := roster.Assign(stored, wanted)
-	if err != nil {
-		return fmt.Errorf("%s: nodes: %w", n.ProviderConfig, err)
 	}
 	if err := n.keepRoster(ctx, stored, entries); err != nil {
 		return err
@@ -92,6 +96,44 @@ func (n *nodes) begin(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// firstEntries are of the file as it is. Where that is wrong, they are those of before,
+// or of the configuration that this process began with.
+func (n *nodes) firstEntries(stored []roster.Entry) ([]roster.Entry, error) {
+	seen, err := fileSum(n.ProviderConfig)
+	cfg := n.cfg
+	if err == nil {
+		cfg, _, err = config.Load(n.ProviderConfig)
+	}
+	if err == nil {
+		var entries []roster.Entry
+		if entries, err = n.assign(cfg, stored); err == nil {
+			n.cfg, n.seen = cfg, seen
+			n.sayWhatWaits(cfg)
+			return entries, nil
+		}
+	}
+	if len(stored) == 0 {
+		return n.assign(n.cfg, nil)
+	}
+	n.Log.Error("the configuration is wrong: the virtual nodes are those of before", "err", err)
+	for i := range stored {
+		stored[i].Index = -1
+	}
+	return stored, nil
+}
+
+func (n *nodes) assign(cfg *config.Config, before []roster.Entry) ([]roster.Entry, error) {
+	wanted, err := roster.Wanted(cfg, n.shop.Types(), before)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := roster.Assign(before, wanted)
+	if err != nil {
+		return nil, fmt.Errorf("%s: nodes: %w", n.ProviderConfig, err)
+	}
+	return entries, nil
 }
 
 // keepRoster stores the roster before anything is made of it. The one node of a Kip
@@ -174,14 +216,23 @@ func (n *nodes) zonesOf(name string) (list []string, only string, ours bool) {
 		n.Log.Error("the zones of a virtual node cannot be told", "node", name, "err", err)
 		return nil, "", true
 	}
-	if entry.Number > 0 {
-		only = entry.Zone(types)
+	// A zone that follows from the catalogue may be one of several tomorrow.
+	if entry.Number > 0 && len(entry.Node.Zones) == 1 {
+		only = entry.Node.Zones[0]
 	}
 	return zones(types), only, true
 }
 
-// standbyNode is the first node whose pods may be given a standby cell.
+// standbyNode is the first node whose pods may be given a standby cell; Kip's own name
+// where there is none.
 func (n *nodes) standbyNode(o cells.Offer) string {
+	name, _ := n.nodeOffering(o)
+	return name
+}
+
+// nodeOffering is the first node that offers what a standby cell is, and that Kip may
+// serve.
+func (n *nodes) nodeOffering(o cells.Offer) (name string, is bool) {
 	t := catalog.InstanceType{Name: o.InstanceType, Offerings: []catalog.Offering{{Zone: o.Zone, Spot: o.Spot, Dedicated: o.Dedicated}}}
 	if types := n.shop.Types(); types != nil {
 		if i := slices.IndexFunc(types, func(sold catalog.InstanceType) bool { return sold.Name == o.InstanceType }); i >= 0 {
@@ -191,16 +242,21 @@ func (n *nodes) standbyNode(o cells.Offer) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, e := range n.entries {
+		name := e.Name(n.NodeName)
+		if s := n.served[name]; s == nil || s.rights == rightsMissing || s.rights == rightsForeign {
+			continue
+		}
 		if !e.Removed && len(e.Limit().Of([]catalog.InstanceType{t})) > 0 {
-			return e.Name(n.NodeName)
+			return name, true
 		}
 	}
-	return n.NodeName
+	return n.NodeName, false
 }
 
 // shortage is why nothing that a node offers can be launched now; "" where something can.
 func (n *nodes) shortage(s *served) string {
-	if s.entry.Plain() {
+	entry, _ := n.entryOf(s.name)
+	if entry.Plain() {
 		return "" // its pods are told one by one, as they ever were
 	}
 	types, _, err := n.offers(s.name)
@@ -226,18 +282,19 @@ func (n *nodes) shortage(s *served) string {
 	if count == 0 {
 		return "the cloud offers nothing of what the node has any more"
 	}
-	return fmt.Sprintf("the cloud has no capacity now for any of the %d offerings of the node (%s)", count, s.entry.Limit())
+	return fmt.Sprintf("the cloud has no capacity now for any of the %d offerings of the node (%s)", count, entry.Limit())
 }
 
 // elsewhere are the nodes, in order of number, that the scheduler may give a pod of a node
 // of spot alone instead, and that are not of spot alone.
-func (n *nodes) elsewhere(pod *corev1.Pod) (list []string) {
-	if own, _ := n.entryOf(pod.Spec.NodeName); own.CapacityType() != config.Spot {
+func (n *nodes) elsewhere(ctx context.Context, pod *corev1.Pod) (list []string) {
+	own := n.named(pod.Spec.NodeName)
+	if own == nil {
 		return nil
 	}
-	taint, err := n.taint()
-	if err != nil {
-		return nil // Kip does not start with that
+	// Only a node that has nothing at all has the taint that keeps the next pod away.
+	if e, _ := n.entryOf(own.name); e.CapacityType() != config.Spot || n.shortage(own) == "" {
+		return nil
 	}
 	selects, log := nodeaffinity.GetRequiredNodeAffinity(pod), logr.FromSlogHandler(n.Log.Handler())
 	keepsAway := func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }
@@ -246,18 +303,14 @@ func (n *nodes) elsewhere(pod *corev1.Pod) (list []string) {
 		if !is || e.Removed || e.CapacityType() == config.Spot || n.shortage(s) != "" {
 			continue
 		}
-		labels, err := n.labelsOf(s.name)
-		if err != nil {
-			n.Log.Error("the labels of a virtual node cannot be told", "node", s.name, "err", err)
-			continue
+		asking, cancel := context.WithTimeout(ctx, askTimeout)
+		there, err := n.api.asKip.CoreV1().Nodes().Get(asking, s.name, metav1.GetOptions{})
+		cancel()
+		if err != nil || there.Spec.Unschedulable || node.Foreign(there, n.controllerID) != nil {
+			continue // it is asked again
 		}
-		taints := taintsOf(e)
-		if taint != nil {
-			taints = append(taints, *taint)
-		}
-		_, bad := schedulinghelpers.FindMatchingUntoleratedTaint(log, taints, pod.Spec.Tolerations, keepsAway, false)
-		node := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.name, Labels: labels}}
-		if fits, err := selects.Match(&node); err == nil && fits && !bad {
+		_, bad := schedulinghelpers.FindMatchingUntoleratedTaint(log, there.Spec.Taints, pod.Spec.Tolerations, keepsAway, false)
+		if fits, err := selects.Match(there); err == nil && fits && !bad {
 			list = append(list, s.name)
 		}
 	}
@@ -272,18 +325,19 @@ func (n *nodes) lookSoon() {
 	}
 }
 
-// hasPods says whether a node has pods, or cells of pods, and whether they are all
-// those of DaemonSets, which leave no node.
+// hasPods says whether a node has pods that have not ended, or cells of pods, and
+// whether they are all those of DaemonSets, which leave no node.
 func (n *nodes) hasPods(s *served) (has, onlyDaemons bool) {
 	daemons := map[string]bool{}
-	list := podsOf(s.informer)
 	onlyDaemons = true
-	for _, pod := range list {
-		daemon := slices.ContainsFunc(pod.OwnerReferences, func(o ownerReference) bool { return o.Kind == "DaemonSet" })
+	for _, pod := range podsOf(s.informer) {
+		if ended(pod) {
+			continue
+		}
+		daemon := ofDaemonSet(pod)
 		daemons[string(pod.UID)] = daemon
-		onlyDaemons = onlyDaemons && daemon
+		has, onlyDaemons = true, onlyDaemons && daemon
 	}
-	has = len(list) > 0
 	for _, cell := range n.cells.List() {
 		if cell.Pod.UID != "" && n.cells.NodeOf(cell) == s.name {
 			has = true
@@ -291,4 +345,12 @@ func (n *nodes) hasPods(s *served) (has, onlyDaemons bool) {
 		}
 	}
 	return has, onlyDaemons
+}
+
+func ofDaemonSet(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" })
+}
+
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

@@ -87,6 +87,7 @@ type town struct {
 	stop   func()
 	clock  *testclock.FakeClock // of shortages
 	began  []*served            // with which the last process began
+	loaded *config.Config       // when the next process began, if not when it leads
 }
 
 func (w *town) write(nodes string) {
@@ -170,6 +171,9 @@ func (w *town) start() (ended <-chan error) {
 	if err != nil {
 		w.Fatal(err)
 	}
+	if w.loaded != nil {
+		cfg = w.loaded
+	}
 	log := slog.New(slog.NewTextHandler(io.MultiWriter(w.log), nil))
 	k := &process{
 		Options: Options{
@@ -207,6 +211,7 @@ func (w *town) start() (ended <-chan error) {
 	must(err)
 	l.nodes = l.newNodes()
 	l.nodes.as = w.as
+	l.nodes.lingers, l.nodes.asksAgain = 50*time.Millisecond, 10*time.Millisecond
 	failed := make(chan error, 1)
 	if err := l.nodes.begin(w.Context()); err != nil {
 		failed <- err
@@ -269,6 +274,12 @@ func (w *town) ready(name string) bool {
 
 func (w *town) addPod(on, name, owner string) {
 	w.Helper()
+	w.createPod(on, name, owner)
+	w.eventually("Kip sees the pod", func() bool { return len(podsOf(w.l.nodes.named(on).informer)) == 1 })
+}
+
+func (w *town) createPod(on, name, owner string) {
+	w.Helper()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: "uid-1", ResourceVersion: "1"},
 		Spec:       corev1.PodSpec{NodeName: on},
@@ -280,7 +291,6 @@ func (w *town) addPod(on, name, owner string) {
 	if _, err := client.CoreV1().Pods("ns").Create(w.Context(), pod, metav1.CreateOptions{}); err != nil {
 		w.Fatal(err)
 	}
-	w.eventually("Kip sees the pod", func() bool { return len(podsOf(w.l.nodes.named(on).informer)) == 1 })
 }
 
 func (w *town) removePod(on, name string) {
@@ -318,7 +328,7 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 	if cpu := two.Status.Allocatable.Cpu(); cpu.Value() != 7 || int(two.Status.DaemonEndpoints.KubeletEndpoint.Port) != w.base+2 {
 		t.Errorf("the second node has %s CPUs, port %d", cpu, two.Status.DaemonEndpoints.KubeletEndpoint.Port)
 	}
-	if two.Spec.ProviderID != "kip://me/kip-0-2" {
+	if two.Spec.ProviderID != "kip://me/kip-0-2/virtual" {
 		t.Errorf("the second node's provider ID is %q", two.Spec.ProviderID)
 	}
 	w.eventually("the node with the pod is cordoned", func() bool { n := w.node("kip-0"); return n != nil && n.Spec.Unschedulable })
@@ -452,6 +462,11 @@ func TestWhereAPodOfASpotNodeMayGoInstead(t *testing.T) {
 `)
 	w.start()
 	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-3") && w.ready("kip-0-4") })
+	short := func(zone string, spot bool) {
+		o := cells.Offer{InstanceType: "small", Zone: zone, Spot: spot}
+		w.l.shortages.Mark(o, cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: zone, Spot: &spot}, errors.New("none")))
+	}
+	short("b", true)
 	kip := corev1.Toleration{Key: "virtual-kubelet.io/provider", Operator: corev1.TolerationOpExists}
 	dear := corev1.Toleration{Key: "dear", Operator: corev1.TolerationOpExists}
 	for what, c := range map[string]struct {
@@ -468,15 +483,34 @@ func TestWhereAPodOfASpotNodeMayGoInstead(t *testing.T) {
 		"on demand already":  {"kip-0-3", nil, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, nil},
 	} {
 		pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: c.on, NodeSelector: c.selects, Tolerations: c.tolerations}}
-		if got := w.l.nodes.elsewhere(pod); !slices.Equal(got, c.want) {
+		if got := w.l.nodes.elsewhere(t.Context(), pod); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", what, got, c.want)
 		}
 	}
-	none := cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: "a"}, errors.New("none"))
-	w.l.shortages.Mark(cells.Offer{InstanceType: "small", Zone: "a"}, none)
-	if got := w.l.nodes.elsewhere(&corev1.Pod{Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: []corev1.Toleration{kip}}}); got != nil {
-		t.Errorf("a node that has nothing either: %q", got)
+	pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: []corev1.Toleration{kip}}}
+	elsewhere := func(what string, want ...string) {
+		t.Helper()
+		if got := w.l.nodes.elsewhere(t.Context(), pod); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
 	}
+	elsewhere("all is well", "kip-0-3")
+	cordon := func(is bool) {
+		three := w.node("kip-0-3")
+		three.Spec.Unschedulable = is
+		if err := w.cluster.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), three, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cordon(true)
+	elsewhere("a node that somebody has cordoned")
+	cordon(false)
+	w.clock.Step(capacity.Cooldown)
+	elsewhere("its own node has something again")
+	short("a", true)
+	short("b", true)
+	short("a", false)
+	elsewhere("a node that has nothing either")
 }
 
 func TestANameThatIsAMachinesEndsKipOrChangesNothing(t *testing.T) {
@@ -492,11 +526,9 @@ func TestANameThatIsAMachinesEndsKipOrChangesNothing(t *testing.T) {
 	w.write("nodes: [{zones: [a]}]")
 	w.start()
 	w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
+	w.eventually("the name is told", func() bool { return w.log.says("a virtual node cannot be served") })
 	w.write("nodes: [{zones: [a]}, {suffix: 2, zones: [b]}]")
 	w.eventually("the name is told", func() bool { return w.log.says("nodes[1]: its name is kip-0-2") })
-	if !w.log.says("a node is left alone") {
-		t.Error("nobody was told of the machine's node that has the name of one that was taken out")
-	}
 	if n := w.node("kip-0-2"); len(n.Labels)+len(n.Spec.Taints) != 0 || n.Spec.Unschedulable {
 		t.Errorf("the machine's node was changed: %+v", n)
 	}

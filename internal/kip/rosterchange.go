@@ -32,10 +32,7 @@ func (n *nodes) keep(ctx context.Context) error {
 	if err := n.firstObjects(ctx); err != nil {
 		return err
 	}
-	seen, err := fileSum(n.ProviderConfig)
-	if err != nil {
-		n.Log.Warn("the configuration cannot be read again", "err", err)
-	}
+	seen := n.seen
 	ticker := n.clock.NewTicker(nodesEvery)
 	defer ticker.Stop()
 	for {
@@ -70,17 +67,16 @@ func (n *nodes) firstObjects(ctx context.Context) error {
 func (n *nodes) look(ctx context.Context) {
 	for _, s := range n.all() {
 		n.mu.Lock()
-		may, removed, kept := s.rights == rightsHeld, s.entry.Removed, s.loop != nil
+		state, removed, kept := s.rights, s.entry.Removed, s.loop != nil
 		n.mu.Unlock()
 		switch {
 		case ctx.Err() != nil:
 			return
-		case !may:
-		case removed:
+		case removed && state >= rightsForeign:
 			if err := n.empty(ctx, s, kept); err != nil && ctx.Err() == nil {
 				n.Log.Warn("a virtual node that was taken out is not gone yet, retrying", "node", s.name, "err", err)
 			}
-		default:
+		case state == rightsHeld:
 			if !kept && n.pods.Listed(s.name) { // else it would begin as not Ready
 				n.startLoop(n.keeps, s)
 			}
@@ -104,21 +100,23 @@ func (n *nodes) tellShortage(s *served) {
 }
 
 // empty lets a node go that was taken out, once it has no pods but those of DaemonSets,
-// which go with it. Until then it is kept.
+// which go with it. It is kept, and so cordoned, before: the scheduler may have placed a
+// pod just now.
 func (n *nodes) empty(ctx context.Context, s *served, kept bool) error {
-	if !n.pods.Listed(s.name) {
+	n.mu.Lock()
+	foreign := s.rights == rightsForeign // of its pods Kip knows nothing
+	n.mu.Unlock()
+	if !foreign && !n.pods.Listed(s.name) {
 		return nil
 	}
 	pods, onlyDaemons := n.hasPods(s)
-	if pods && !onlyDaemons {
-		if !kept {
-			n.startLoop(n.keeps, s)
+	if !s.deleted && !foreign {
+		if gone, err := n.letGo(ctx, s, kept, pods && !onlyDaemons); !gone || err != nil {
+			return err
 		}
-		return nil
 	}
-	n.stopLoop(s)
-	if err := n.removeObject(ctx, s); err != nil || pods {
-		return err // the cluster removes the pods of a node that is gone
+	if pods {
+		return nil // the cluster removes the pods of a node that is gone
 	}
 	n.mu.Lock()
 	before := n.entries
@@ -137,6 +135,58 @@ func (n *nodes) empty(ctx context.Context, s *served, kept bool) error {
 	n.cellAPI.ForgetNode(s.name)
 	n.Log.Info("a virtual node that was taken out is gone", "node", s.name)
 	return nil
+}
+
+// letGo deletes the object of a node that was taken out, once it was cordoned and without
+// pods for a while, also by the API server's own word.
+func (n *nodes) letGo(ctx context.Context, s *served, kept, pods bool) (gone bool, err error) {
+	asking, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	if !kept {
+		_, err := n.api.asKip.CoreV1().Nodes().Get(asking, s.name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err) && !pods:
+			s.deleted = true
+			return true, nil
+		case err != nil && !apierrors.IsNotFound(err):
+			return false, fmt.Errorf("read node %s: %w", s.name, err)
+		}
+		n.startLoop(n.keeps, s)
+		return false, nil
+	}
+	if ready := isClosed(s.node.Ready()); pods || !ready {
+		s.leaving = time.Time{}
+		return false, nil
+	}
+	now := n.clock.Now()
+	if s.leaving.IsZero() {
+		s.leaving = now
+	}
+	if now.Sub(s.leaving) < n.lingers {
+		return false, nil
+	}
+	list, err := s.asNode.CoreV1().Pods("").List(asking, metav1.ListOptions{FieldSelector: "spec.nodeName=" + s.name})
+	if err != nil {
+		return false, fmt.Errorf("list the pods of node %s: %w", s.name, err)
+	}
+	if slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return !ofDaemonSet(&p) && !ended(&p) }) {
+		return false, nil // the watch is about to tell
+	}
+	n.stopLoop(s)
+	if err := n.removeObject(ctx, s); err != nil {
+		return false, err
+	}
+	s.deleted = true
+	return true, nil
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // removeObject deletes a node's lease and object; not those of a machine, or of another
@@ -204,7 +254,7 @@ func (n *nodes) reload(ctx context.Context, seen sum) sum {
 // change brings the nodes in line with a configuration. Nothing is changed where it
 // cannot be.
 func (n *nodes) change(ctx context.Context, cfg *config.Config) error {
-	wanted, err := roster.Wanted(cfg, n.shop.Types())
+	wanted, err := roster.Wanted(cfg, n.shop.Types(), nil)
 	if err != nil {
 		return err
 	}
@@ -237,9 +287,12 @@ func (n *nodes) change(ctx context.Context, cfg *config.Config) error {
 			return cfg.Problem(keyOf(e), "%v", err)
 		}
 	}
-	fresh := make([]roster.Entry, len(added))
-	for i, s := range added {
-		fresh[i] = s.entry
+	var fresh []roster.Entry
+	for _, e := range entries {
+		s := n.named(e.Name(n.NodeName))
+		if !e.Removed && (s == nil || n.rightsOf(s) != rightsHeld) {
+			fresh = append(fresh, e)
+		}
 	}
 	if err := n.foreign(ctx, cfg, fresh); err != nil {
 		undo()
@@ -297,8 +350,9 @@ func (n *nodes) adopt(cfg *config.Config, entries []roster.Entry, added []*serve
 		}
 		n.stopLoop(s)
 		n.mu.Lock()
-		s.entry, s.node, s.short = e, objects[s.name], ""
+		s.entry, s.node = e, objects[s.name]
 		n.mu.Unlock()
+		s.short, s.leaving, s.deleted = "", time.Time{}, false
 		n.Log.Info("a virtual node has changed", "node", s.name, "offers", e.Limit().String(), "removed", e.Removed)
 	}
 	n.leading.cells.NodesChanged()
@@ -345,12 +399,10 @@ func (n *nodes) nodeEvent(name, kind, reason, message string) {
 	n.Log.Info(message, "node", name, "reason", reason)
 }
 
-// registered waits until the virtual nodes are ours, but for those that Kip may not be.
+// registered waits until it is known of each virtual node whether it is ours.
 func (n *nodes) registered(ctx context.Context) {
 	for _, s := range n.all() {
-		if e, _ := n.entryOf(s.name); !e.Removed {
-			await(ctx, s.settled)
-		}
+		await(ctx, s.settled)
 	}
 }
 
@@ -358,7 +410,7 @@ func (n *nodes) registered(ctx context.Context) {
 func (n *nodes) allRegistered() error {
 	for _, s := range n.all() {
 		n.mu.Lock()
-		object, waits := s.node, !s.entry.Removed && s.rights != rightsMissing
+		object, waits := s.node, !s.entry.Removed && (s.rights == rightsUnknown || s.rights == rightsHeld)
 		n.mu.Unlock()
 		if !waits {
 			continue

@@ -18,12 +18,11 @@ import (
 	"github.com/elotl/kip/internal/version"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 )
-
-type ownerReference = metav1.OwnerReference
 
 // served is a virtual node that this process serves.
 type served struct {
@@ -45,7 +44,11 @@ type served struct {
 	node   *node.Node
 	loop   *loop // that keeps its object; nil while none does
 	rights rights
-	short  string // why nothing can be launched for its pods, as was told; of keep
+
+	// Of keep.
+	short   string    // why nothing can be launched for its pods, as was told
+	leaving time.Time // since when it is cordoned and empty; zero if it is not
+	deleted bool      // its object is, since it was taken out
 }
 
 // rights are whether Kip may serve a node.
@@ -54,7 +57,8 @@ type rights int
 const (
 	rightsUnknown rights = iota
 	rightsMissing
-	rightsHeld // or nobody says otherwise
+	rightsForeign // the name is that of a machine, or of another Kip's node
+	rightsHeld
 )
 
 // loop is a goroutine that can be ended.
@@ -160,14 +164,16 @@ func (n *nodes) described(cfg *config.Config, name string, e roster.Entry) (node
 		return node.Config{}, err
 	}
 	zone, arch := e.Zone(types), runtime.GOARCH
-	if len(e.Node.Architectures) > 0 {
+	switch only := e.Arch(types); {
+	case len(e.Node.Architectures) > 0:
 		arch = e.Node.Architectures[0]
+	case only != "" && !e.Plain():
+		arch = only
 	}
 	traits := n.machines.Traits()
 	return node.Config{
 		Name:         name,
 		Labels:       cfg.LabelsOf(e.Node),
-		CloudLabels:  traits.NodeLabels,
 		Zone:         zone,
 		Region:       cmp.Or(traits.Region, zone),
 		Arch:         arch,
@@ -193,13 +199,15 @@ func (n *nodes) labelsOf(name string) (map[string]string, error) {
 // follow runs what every node has while it is served: the watch on its pods, its
 // kubelet port and what answers there.
 func (n *nodes) follow(ctx context.Context) error {
+	ctx, end := context.WithCancel(ctx)
+	defer n.tasks.Wait()
+	defer end()
 	n.mu.Lock()
 	n.follows = ctx
 	for _, s := range n.served {
 		n.followOne(ctx, s)
 	}
 	n.mu.Unlock()
-	defer n.tasks.Wait()
 	select {
 	case <-ctx.Done():
 		return nil
@@ -233,25 +241,38 @@ const rightsRetry = time.Minute
 // be is left out, and holds up no other.
 func (n *nodes) watch(ctx context.Context, s *served) {
 	for said := ""; ctx.Err() == nil; {
-		missing := n.missingRights(ctx, s)
-		if missing == "" {
+		retry := rightsRetry
+		state, why, err := n.barred(ctx, s)
+		if err == nil && state == rightsHeld {
 			break
 		}
-		if missing != said {
-			said = missing
-			n.Log.Error("a virtual node cannot be served: Kip has not the rights; apply deploy/rbac.yaml, with this name in it",
-				"node", s.name, "right", missing)
-			n.setRights(s, rightsMissing)
+		if err != nil {
+			why, retry = err.Error(), n.asksAgain
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case why == said:
+		case err != nil:
+			n.Log.Warn("whether Kip may serve a virtual node is not known, asking again", "node", s.name, "err", err)
+		default:
+			n.Log.Error("a virtual node cannot be served", "node", s.name, "why", why)
+			n.setRights(s, state)
 			n.pods.Remove(s.name)
 			s.settle()
+			n.lookSoon()
 		}
+		said = why
 		select {
 		case <-ctx.Done():
 			return
-		case <-n.clock.After(rightsRetry):
+		case <-n.clock.After(retry):
 		}
 	}
-	if n.setRights(s, rightsHeld) == rightsMissing {
+	if ctx.Err() != nil {
+		return
+	}
+	if n.setRights(s, rightsHeld) != rightsUnknown {
 		n.Log.Info("a virtual node can be served now", "node", s.name)
 		if err := n.pods.Add(s.name, s.informer); err != nil {
 			n.unless(ctx, err)
@@ -259,7 +280,11 @@ func (n *nodes) watch(ctx context.Context, s *served) {
 		}
 	}
 	n.tasks.Go(func() {
-		cache.WaitForCacheSync(ctx.Done(), s.informer.HasSynced)
+		if cache.WaitForCacheSync(ctx.Done(), s.informer.HasSynced) {
+			if e, _ := n.entryOf(s.name); e.Removed {
+				s.settle() // it is ours, and need not be registered
+			}
+		}
 		n.lookSoon()
 	})
 	s.informer.RunWithContext(ctx)
@@ -273,33 +298,50 @@ func (n *nodes) setRights(s *served, now rights) (before rights) {
 	return before
 }
 
+func (n *nodes) rightsOf(s *served) rights {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return s.rights
+}
+
 func (s *served) settle() { s.once.Do(func() { close(s.settled) }) }
 
-// missingRights says what Kip may not do that it needs for a node; "" if nothing, or
-// nobody says.
-func (n *nodes) missingRights(ctx context.Context, s *served) string {
-	if s.number == 0 {
-		return "" // Kip is of no use without: what fails says so
+// barred says whether Kip may serve a node, and why not: it lacks a right, or a machine
+// or another Kip has the name, whose pods are its own. The error is that there was no
+// answer.
+func (n *nodes) barred(ctx context.Context, s *served) (state rights, why string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	if e, _ := n.entryOf(s.name); s.number == 0 && !e.Removed {
+		return rightsHeld, "", nil // Kip is of no use without: what fails ends it
 	}
 	for _, right := range []authorizationv1.ResourceAttributes{
 		{Verb: "impersonate", Resource: "users", Name: "system:node:" + s.name},
 		{Verb: "patch", Resource: "nodes", Name: s.name},
 		{Verb: "delete", Resource: "nodes", Name: s.name},
 	} {
-		asking, cancel := context.WithTimeout(ctx, askTimeout)
-		answer, err := n.api.asKip.AuthorizationV1().SelfSubjectAccessReviews().Create(asking, &authorizationv1.SelfSubjectAccessReview{
+		answer, err := n.api.asKip.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &right},
 		}, metav1.CreateOptions{})
-		cancel()
 		if err != nil {
-			n.Log.Warn("whether Kip may serve a virtual node cannot be asked: trying", "node", s.name, "err", err)
-			return ""
+			return rightsUnknown, "", fmt.Errorf("ask whether Kip may %s %s %s: %w", right.Verb, right.Resource, right.Name, err)
 		}
 		if !answer.Status.Allowed {
-			return right.Verb + " " + right.Resource + " " + right.Name
+			return rightsMissing, fmt.Sprintf("Kip has not the right to %s %s %s: apply deploy/rbac.yaml, with this name in it",
+				right.Verb, right.Resource, right.Name), nil
 		}
 	}
-	return ""
+	there, err := n.api.asKip.CoreV1().Nodes().Get(ctx, s.name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return rightsHeld, "", nil
+	case err != nil:
+		return rightsUnknown, "", fmt.Errorf("look whose node %s is: %w", s.name, err)
+	}
+	if err := node.Foreign(there, n.controllerID); err != nil {
+		return rightsForeign, err.Error(), nil
+	}
+	return rightsHeld, "", nil
 }
 
 // startLoop keeps the object of a node until ctx ends, or stopLoop.

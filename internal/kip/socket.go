@@ -84,9 +84,12 @@ func (l *leading) backup(ctx context.Context, w io.Writer) error {
 	return l.store.Backup(ctx, w, l.clock.Now())
 }
 
-// ofCleanup are the nodes for which a cleanup acts.
+// ofCleanup are the nodes for which a cleanup acts: those that are Kip's own.
 func (n *nodes) ofCleanup() (list []cleanup.Node) {
 	for _, s := range n.all() {
+		if n.rightsOf(s) != rightsHeld {
+			continue
+		}
 		list = append(list, cleanup.Node{Name: s.name, Client: s.asNode})
 	}
 	return list

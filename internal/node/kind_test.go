@@ -24,7 +24,6 @@ func TestANodeSaysWhatItIsToSchedulersAndControllersOfClouds(t *testing.T) {
 	c := newCluster()
 	cfg := config(c.own, c.node)
 	cfg.CapacityType, cfg.Controller = "spot", "abc"
-	cfg.CloudLabels = map[string]string{"cloud.example.com/kind": "virtual"}
 	cfg.Taints = []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoExecute}}
 	n, err := New(cfg)
 	if err != nil {
@@ -36,14 +35,15 @@ func TestANodeSaysWhatItIsToSchedulersAndControllersOfClouds(t *testing.T) {
 	}
 	for label, want := range map[string]string{
 		"karpenter.sh/capacity-type": "spot", "kip.elotl.co/controller": "abc", "kubernetes.io/arch": "amd64",
-		"node.kubernetes.io/exclude-from-external-load-balancers": "true", "cloud.example.com/kind": "virtual",
+		"node.kubernetes.io/exclude-from-external-load-balancers": "true",
+		"eks.amazonaws.com/compute-type":                          "fargate", "kubernetes.azure.com/managed": "false",
 		"topology.kubernetes.io/zone": "us-east-1a", "topology.kubernetes.io/region": "us-east-1",
 	} {
 		if got.Labels[label] != want {
 			t.Errorf("label %s is %q, want %q", label, got.Labels[label], want)
 		}
 	}
-	if got.Spec.ProviderID != "kip://abc/"+testNode {
+	if got.Spec.ProviderID != "kip://abc/"+testNode+"/virtual" {
 		t.Errorf("provider ID %q", got.Spec.ProviderID)
 	}
 	if keys := taintKeys(got); !slices.Equal(keys, []string{"gpu", DefaultTaintKey}) {
@@ -67,7 +67,7 @@ func TestANodeSaysWhatItIsToSchedulersAndControllersOfClouds(t *testing.T) {
 }
 
 func TestANodeThatWasThereGetsAProviderIDOnce(t *testing.T) {
-	for before, want := range map[string]string{"": "kip://abc/" + testNode, "other://x": "other://x"} {
+	for before, want := range map[string]string{"": "kip://abc/" + testNode + "/virtual", "other://x": "other://x"} {
 		c := newCluster(&corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: testNode, Labels: map[string]string{"type": "virtual-kubelet"}},
 			Spec:       corev1.NodeSpec{ProviderID: before},

@@ -46,7 +46,12 @@ const (
 	InstanceType = "kip"
 	// capacityTypeLabel is karpenter's.
 	capacityTypeLabel = "karpenter.sh/capacity-type"
-	operatingSys      = "linux"
+	// eksComputeTypeLabel and azureManagedLabel are by what the controllers of a cloud, and
+	// its DaemonSets, know a node that is no machine of it. It is the cluster's cloud that
+	// matters, which may be another than that of the cells. No other cloud looks at them.
+	eksComputeTypeLabel = "eks.amazonaws.com/compute-type"
+	azureManagedLabel   = "kubernetes.azure.com/managed"
+	operatingSys        = "linux"
 
 	// checkInterval is how often Kip asks itself whether it can work, and
 	// checkTimeout how long it waits for the answer.
@@ -71,8 +76,8 @@ type Config struct {
 	// Capacity is what the scheduler may place on the node; allocatable is
 	// the same.
 	Capacity corev1.ResourceList
-	// Labels are added to the node's own, and may replace the zone, the region
-	// and the instance type. Optional.
+	// Labels are added to the node's own, and may replace the zone, the region,
+	// the instance type and those of clouds. Optional.
 	Labels map[string]string
 	// Taint keeps pods away that do not tolerate it, Taints are further ones. Optional.
 	Taint  *corev1.Taint
@@ -93,8 +98,6 @@ type Config struct {
 	// is a foreign one, unless Adopts is true.
 	Controller string
 	Adopts     bool
-	// CloudLabels are what the controllers of the cloud look at. Optional.
-	CloudLabels map[string]string
 	// InternalIP and Port are where the API server finds the kubelet port.
 	InternalIP netip.Addr
 	Port       uint16
@@ -189,8 +192,11 @@ func Labels(c Config) (map[string]string, error) {
 	if c.Controller != "" {
 		fixed[apiv1.LabelController] = c.Controller
 	}
-	labels := map[string]string{corev1.LabelInstanceTypeStable: InstanceType}
-	maps.Copy(labels, c.CloudLabels)
+	labels := map[string]string{
+		corev1.LabelInstanceTypeStable: InstanceType,
+		eksComputeTypeLabel:            "fargate",
+		azureManagedLabel:              "false",
+	}
 	if c.Zone != "" {
 		labels[corev1.LabelTopologyZone] = c.Zone
 	}

@@ -190,7 +190,8 @@ func TestANewNodeIsMadeByKipAndKeptByTheNodeItself(t *testing.T) {
 		"type": "virtual-kubelet", "kubernetes.io/hostname": testNode, "kubernetes.io/os": "linux",
 		"kubernetes.io/arch": "amd64", "node.kubernetes.io/exclude-from-external-load-balancers": "true",
 		"node.kubernetes.io/instance-type": "kip",
-		"topology.kubernetes.io/zone":      "us-east-1a", "topology.kubernetes.io/region": "us-east-1",
+		"eks.amazonaws.com/compute-type":   "fargate", "kubernetes.azure.com/managed": "false",
+		"topology.kubernetes.io/zone": "us-east-1a", "topology.kubernetes.io/region": "us-east-1",
 		"team": "blue", "topology.example.kubernetes.io/rack": "r1",
 	}
 	if len(got.Labels) != len(wantLabels) {

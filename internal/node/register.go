@@ -77,8 +77,11 @@ func (n *Node) taints() []corev1.Taint {
 }
 
 // providerID names a node that no cloud has a machine for, so that the controllers of
-// clouds leave it alone.
-func (n *Node) providerID() string { return "kip://" + n.c.Controller + "/" + n.c.Name }
+// clouds leave it alone. It does not end with the name: the cloud provider of AWS takes
+// the last part for an instance, whatever the scheme, if it begins with i- or fargate-.
+// It has three parts: the cluster autoscaler on GCE cuts off as many bytes as there are
+// in gce://, and stops working for the whole cluster when it finds another number.
+func (n *Node) providerID() string { return "kip://" + n.c.Controller + "/" + n.c.Name + "/virtual" }
 
 // register makes the node object, or brings the labels and the taint of an
 // existing one up to date. It returns the object as the API server has it. When

@@ -42,7 +42,7 @@ type Config struct {
 	Place func(pod *corev1.Pod, zone string) ([]cells.Offer, error)
 	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
 	// if that is one of spot alone. Optional: there are none.
-	Elsewhere func(*corev1.Pod) []string
+	Elsewhere func(context.Context, *corev1.Pod) []string
 	// Options are what a cell is launched with where its pod's annotations do not say
 	// otherwise.
 	Options cells.Options
@@ -445,6 +445,7 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	}
 	c.mu.Lock()
 	w.attempts, w.why, w.until = attempt, "", now.Add(backoff(attempt)) // of the next attempt, if this cell fails
+	w.short = time.Time{}
 	c.mu.Unlock()
 	if cell.Standby != "" {
 		c.cfg.Event(ref, corev1.EventTypeNormal, events.StandbyCellTaken,

@@ -69,7 +69,7 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 // elsewhere is another node on which something can be launched for a pod now; "" if
 // there is none.
 func (c *Controller) elsewhere(ctx context.Context, pod *corev1.Pod) string {
-	for _, node := range c.cfg.Elsewhere(pod) {
+	for _, node := range c.cfg.Elsewhere(ctx, pod) {
 		there := pod.DeepCopy()
 		there.Spec.NodeName = node
 		// Of a disk it is not known whether that node may use it.

@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"context"
 	"slices"
 	"testing"
 	"time"
@@ -23,7 +24,7 @@ func short(h *harness, change ...func(*corev1.Pod)) (evictions *int) {
 		*evictions++
 		return true, nil, nil
 	})
-	h.c.cfg.Elsewhere = func(*corev1.Pod) []string { return []string{"full", "free"} }
+	h.c.cfg.Elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full", "free"} }
 	h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
 		if p.Spec.NodeName == "free" {
 			return []cells.Offer{{InstanceType: "nano", Zone: "local"}}, nil
@@ -80,8 +81,10 @@ func TestAPodStaysOnASpotNodeThatHasNothingForIt(t *testing.T) {
 	}{
 		"no controller": {func(*corev1.Pod) {}, func(*harness) {}, "Warning UnservablePodStays"},
 		"a disk":        {owned, func(h *harness) { h.needs.Disks = []volumes.Disk{{ID: "vol"}} }, ""},
-		"no other node": {owned, func(h *harness) { h.c.cfg.Elsewhere = func(*corev1.Pod) []string { return []string{"full"} } }, ""},
-		"one node":      {owned, func(h *harness) { h.c.cfg.Elsewhere = nil }, ""},
+		"no other node": {owned, func(h *harness) {
+			h.c.cfg.Elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full"} }
+		}, ""},
+		"one node": {owned, func(h *harness) { h.c.cfg.Elsewhere = nil }, ""},
 		"a budget": {owned, func(h *harness) {
 			h.client.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 				return true, nil, apierrors.NewTooManyRequests("a disruption budget", 0)

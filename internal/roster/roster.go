@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -93,6 +94,19 @@ func (e Entry) Zone(offered []catalog.InstanceType) string {
 	return ""
 }
 
+// Arch is the architecture of all types that the entry offers; "" where there are
+// several, or none.
+func (e Entry) Arch(offered []catalog.InstanceType) string {
+	archs := map[string]bool{}
+	for _, t := range offered {
+		archs[t.Arch] = true
+	}
+	if len(archs) != 1 {
+		return ""
+	}
+	return offered[0].Arch
+}
+
 // identityOf is what a configured node is known by.
 func identityOf(n config.Node) string {
 	if n.Suffix != nil {
@@ -104,12 +118,23 @@ func identityOf(n config.Node) string {
 // plain is the node of a configuration that names none.
 func plain() config.Node { return config.Node{Suffix: new(0)} }
 
-// Wanted are the nodes that are configured, given what the cloud offers. The errors
-// are of config.Problem.
-func Wanted(c *config.Config, offered []catalog.InstanceType) ([]config.Node, error) {
+// Wanted are the nodes that are configured, given what the cloud offers. A node that was
+// there before stays, also where the cloud does not offer it any more: its pods run, and
+// one answer of a cloud takes nothing away. The errors are of config.Problem.
+func Wanted(c *config.Config, offered []catalog.InstanceType, before []Entry) ([]config.Node, error) {
+	was := map[string]bool{}
+	for _, e := range before {
+		was[e.Identity] = !e.Removed
+	}
 	switch {
 	case c.AutoNodes:
 		nodes := auto(offered)
+		for _, e := range before {
+			is := func(n config.Node) bool { return identityOf(n) == e.Identity }
+			if !e.Removed && isAuto(e.Node) && !slices.ContainsFunc(nodes, is) {
+				nodes = append(nodes, e.Node)
+			}
+		}
 		if n := len(nodes); n > config.MaxNodes {
 			return nil, c.Problem("nodes", "auto makes %d virtual nodes here, one for each zone, architecture and capacity type of cloud.%s: "+
 				"want at most %d; list those that are to be", n, c.Cloud.Name(), config.MaxNodes)
@@ -127,6 +152,9 @@ func Wanted(c *config.Config, offered []catalog.InstanceType) ([]config.Node, er
 	slices.Sort(zones)
 	zones = slices.Compact(zones)
 	for i, n := range c.Nodes {
+		if was[identityOf(n)] {
+			continue
+		}
 		key := fmt.Sprintf("nodes[%d]", i)
 		for j, zone := range n.Zones {
 			if !slices.Contains(zones, zone) {
@@ -169,13 +197,23 @@ func auto(offered []catalog.InstanceType) []config.Node {
 	for _, k := range slices.SortedFunc(maps.Keys(kinds), func(a, b kind) int {
 		return cmp.Or(cmp.Compare(a.zone, b.zone), cmp.Compare(a.arch, b.arch), cmp.Compare(a.capacity, b.capacity))
 	}) {
-		launch := []string{k.capacity}
-		if k.capacity == config.OnDemand {
-			launch = append(launch, config.Dedicated)
-		}
-		nodes = append(nodes, config.Node{Zones: []string{k.zone}, Architectures: []string{k.arch}, LaunchTypes: launch})
+		nodes = append(nodes, autoNode(k.zone, k.arch, k.capacity))
 	}
 	return nodes
+}
+
+func autoNode(zone, arch, capacity string) config.Node {
+	launch := []string{capacity}
+	if capacity == config.OnDemand {
+		launch = append(launch, config.Dedicated)
+	}
+	return config.Node{Zones: []string{zone}, Architectures: []string{arch}, LaunchTypes: launch}
+}
+
+// isAuto says that auto makes such nodes.
+func isAuto(n config.Node) bool {
+	return len(n.Zones) == 1 && len(n.Architectures) == 1 && len(n.LaunchTypes) > 0 &&
+		reflect.DeepEqual(n, autoNode(n.Zones[0], n.Architectures[0], n.LaunchTypes[0]))
 }
 
 // Assign returns what there is to be, in order of number: what is wanted, each with its

@@ -42,7 +42,7 @@ func summary(entries []Entry) string {
 // next is the roster after a change of the configuration, and after what is stored of it.
 func next(t *testing.T, before []Entry, nodes string) []Entry {
 	t.Helper()
-	wanted, err := Wanted(configured(t, nodes), offered)
+	wanted, err := Wanted(configured(t, nodes), offered, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestWhatCannotBeIsNamed(t *testing.T) {
 			"p.yaml:4: nodes[0]: offers nothing: cloud.aws has no instance type with zone b, arm64"},
 		{"nodes: auto", many, "p.yaml:3: nodes: auto makes 504 virtual nodes here"},
 	} {
-		if _, err := Wanted(configured(t, c.nodes), c.offered); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := Wanted(configured(t, c.nodes), c.offered, nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %s", c.nodes, err, c.want)
 		}
 	}

@@ -71,8 +71,12 @@ func (p *NodePods) Add(node string, informer cache.SharedIndexInformer) error {
 func (p *NodePods) Remove(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	informer := p.nodes[node]
 	delete(p.nodes, node)
 	for h := range p.handlers {
+		if r := h.at[node]; r != nil {
+			_ = informer.RemoveEventHandler(r) // fails only for a handler of another informer
+		}
 		delete(h.at, node)
 	}
 }
