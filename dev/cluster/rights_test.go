@@ -776,10 +776,11 @@ func podsOfANamespaceOfKipsAreForKip(t *testing.T, is identities) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := is.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(ctx, &policy, metav1.CreateOptions{}); err != nil {
+	registered := is.admin.AdmissionregistrationV1()
+	if _, err := registered.ValidatingAdmissionPolicies().Create(ctx, &policy, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := is.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx, &binding, metav1.CreateOptions{}); err != nil {
+	if _, err := registered.ValidatingAdmissionPolicyBindings().Create(ctx, &binding, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	ofKip := map[string]string{"type": "virtual-kubelet"}
@@ -796,8 +797,8 @@ func podsOfANamespaceOfKipsAreForKip(t *testing.T, is identities) {
 	} {
 		c.spec.Containers = []corev1.Container{{Name: "main", Image: "busybox"}}
 		becomes(t, says, func() error {
-			_, err := is.admin.CoreV1().Pods(c.namespace).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "p-"}, Spec: c.spec},
-				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "p-"}, Spec: c.spec}
+			_, err := is.admin.CoreV1().Pods(c.namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			if c.refused {
 				return refused(err, "are for Kip's nodes")
 			}

@@ -72,7 +72,8 @@ func serving(t *testing.T, h http.Handler) *dialled {
 func asks(t *testing.T, c net.Conn, missing int) {
 	t.Helper()
 	body := asking(podForKip)
-	if _, err := fmt.Fprintf(c, "POST /pods HTTP/1.1\r\nHost: kip\r\nContent-Length: %d\r\n\r\n%s", len(body), body[:len(body)-missing]); err != nil {
+	const head = "POST /pods HTTP/1.1\r\nHost: kip\r\nContent-Length: "
+	if _, err := fmt.Fprintf(c, "%s%d\r\n\r\n%s", head, len(body), body[:len(body)-missing]); err != nil {
 		t.Error(err)
 	}
 }

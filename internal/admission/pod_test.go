@@ -26,7 +26,8 @@ func rules() Rules {
 	return Rules{
 		Label: Label{Key: "type", Value: "virtual-kubelet"},
 		NodeLabels: map[string][]string{
-			"type": {"virtual-kubelet"}, "kubernetes.io/hostname": {"kip-0"}, "kip.elotl.co/controller": {"us"}, "kubernetes.io/arch": {"amd64"}, "team": {"a"},
+			"type": {"virtual-kubelet"}, "kubernetes.io/hostname": {"kip-0"}, "kip.elotl.co/controller": {"us"},
+			"kubernetes.io/arch": {"amd64"}, "team": {"a"},
 			"node.kubernetes.io/instance-type": {"kip"}, "topology.kubernetes.io/zone": {"a"}, "karpenter.azure.com/sku-family": {"D"},
 		},
 		NoInstance: "kip",

@@ -87,7 +87,8 @@ func TestAForgedQuestionTakesLittleMemory(t *testing.T) {
 			t.Errorf("%s: %d MiB, want %d at most", says, took>>20, most>>20)
 		}
 		var review admissionv1.AdmissionReview
-		if err := json.Unmarshal(answer, &review); err != nil || code != http.StatusOK || !review.Response.Allowed || review.Response.Patch != nil {
+		if err := json.Unmarshal(answer, &review); err != nil || code != http.StatusOK ||
+			!review.Response.Allowed || review.Response.Patch != nil {
 			t.Errorf("%s: %d, %v: %.200s", says, code, err, answer)
 			continue
 		}

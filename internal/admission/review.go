@@ -142,7 +142,8 @@ func (rs *reviews) answer(ctx context.Context, body []byte, scope Scope) ([]byte
 }
 
 // patch adds to a response what is to be changed of a pod.
-func (rs *reviews) patch(ctx context.Context, response *admissionv1.AdmissionResponse, pod *corev1.Pod, namespace string, scope Scope) error {
+func (rs *reviews) patch(ctx context.Context, response *admissionv1.AdmissionResponse, pod *corev1.Pod, namespace string,
+	scope Scope) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}

@@ -47,7 +47,8 @@ func tolerate(own, further []corev1.Toleration, defaults Defaults) (patch []Oper
 				continue
 			}
 			tolerated = true
-			if d.seconds != none && t.TolerationSeconds != nil && *t.TolerationSeconds == d.seconds && t == toleration(d.taint, t.TolerationSeconds) {
+			if d.seconds != none && t.TolerationSeconds != nil &&
+				*t.TolerationSeconds == d.seconds && t == toleration(d.taint, t.TolerationSeconds) {
 				patch = append(patch, Operation{Op: "remove", Path: "/spec/tolerations/" + strconv.Itoa(i) + "/tolerationSeconds"})
 			}
 		}

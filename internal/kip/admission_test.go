@@ -30,7 +30,8 @@ func TestTheSchedulerDecidesAboutLabelsThatNodesHave(t *testing.T) {
 	} {
 		rules := admissionRules(&c.cfg, "me", []admission.Node{{Name: "kip-0"}, {Name: "kip-0-1"}}, nil)
 		c.want[corev1.LabelHostname], c.want[apiv1.LabelController] = []string{"kip-0", "kip-0-1"}, []string{"me"}
-		for _, key := range []string{corev1.LabelHostname, apiv1.LabelController, placement.LabelCapacityType, family, corev1.LabelInstanceTypeStable} {
+		for _, key := range []string{corev1.LabelHostname, apiv1.LabelController,
+			placement.LabelCapacityType, family, corev1.LabelInstanceTypeStable} {
 			if got := rules.NodeLabels[key]; !slices.Equal(got, c.want[key]) {
 				t.Errorf("%s: nodes have %s of %q, want %q", says, key, got, c.want[key])
 			}
