@@ -351,7 +351,9 @@ func (w *world) stray() {
 
 func (w *world) killFor(e event) {
 	w.mu.Lock()
-	w.downtime = e.t
+	if w.kip != nil { // who is dead has a downtime already
+		w.downtime = e.t
+	}
 	if e.kind == "kill" && w.kip != nil && w.kip.up && w.kip.ctx.Err() == nil {
 		w.plays["kill"]++
 	}
@@ -937,7 +939,6 @@ func (w *world) calmDown() {
 func (w *world) restartWithout() {
 	w.mu.Lock()
 	w.pools = nil
-	w.downtime = restartTime // not that of a kill that met a dead Kip
 	w.mu.Unlock()
 	w.kill()
 }
