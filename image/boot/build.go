@@ -338,19 +338,27 @@ var mountPoints = []string{"dev", "proc", "sys", "root", "state", "new"}
 // writeDisk writes the partition table, the ESP and the root, and returns the disk's
 // size in bytes.
 func (o Options) writeDisk(raw *os.File, efi []byte, root io.Reader, rootBytes int64, id gpt.GUID) (int64, error) {
-	esp := gpt.Partition{Type: gpt.ESP, First: gpt.Align, Last: gpt.Align + espSectors - 1, Name: "kip-esp"}
 	sum := sha256.Sum256(efi)
-	esp.ID = gpt.Random([16]byte(sum[:16]))
+	esp := gpt.Partition{
+		Type:  gpt.ESP,
+		ID:    gpt.Random([16]byte(sum[:16])),
+		First: gpt.Align,
+		Last:  gpt.Align + espSectors - 1,
+		Name:  "kip-esp",
+	}
 	first := esp.Last + 1
 	sectors := (uint64(rootBytes)/gpt.Sector + gpt.Align) / gpt.Align * gpt.Align
 	size := (int64(first+sectors+gpt.Align)*gpt.Sector + o.unit - 1) / o.unit * o.unit
 	if err := raw.Truncate(size); err != nil {
 		return 0, err
 	}
-	t := gpt.Table{ID: gpt.Random([16]byte(sum[16:])), Sectors: uint64(size) / gpt.Sector, Partitions: []gpt.Partition{
-		esp,
-		{Type: gpt.Roots[o.Arch], ID: id, First: first, Last: first + sectors - 1, Name: "kip-root"},
-	}}
+	t := gpt.Table{ID: gpt.Random([16]byte(sum[16:])), Sectors: uint64(size) / gpt.Sector, Partitions: []gpt.Partition{esp, {
+		Type:  gpt.Roots[o.Arch],
+		ID:    id,
+		First: first,
+		Last:  first + sectors - 1,
+		Name:  "kip-root",
+	}}}
 	if err := t.Write(raw); err != nil {
 		return 0, err
 	}

@@ -108,16 +108,21 @@ func TestAnImageHasWhatACellNeeds(t *testing.T) {
 		"usr/lib64/ld.so": 0o755,
 	} {
 		// Its modes have the file system's own bits, the sticky one among them.
-		if info, err := fs.Stat(fsys, p); err != nil || info.Mode()&(fs.ModeDir|0o7777) != want || info.ModTime().Unix() != 0 {
+		info, err := fs.Stat(fsys, p)
+		if err != nil || info.Mode()&(fs.ModeDir|0o7777) != want || info.ModTime().Unix() != 0 {
 			t.Errorf("/%s: %v of %v (%v), want %v", p, info.Mode(), info.ModTime(), err, want)
 		}
 	}
-	for p, want := range map[string]string{"sbin": "usr/sbin", "usr/bin/ash": "busybox", "usr/sbin/init": "../bin/itzo", "lib64": "usr/lib64"} {
+	for p, want := range map[string]string{
+		"sbin": "usr/sbin", "usr/bin/ash": "busybox", "usr/sbin/init": "../bin/itzo", "lib64": "usr/lib64",
+	} {
 		if got, err := fs.ReadLink(fsys, p); err != nil || got != want {
 			t.Errorf("/%s leads to %q (%v), want %q", p, got, err, want)
 		}
 	}
-	for _, p := range []string{"usr/bin/login", "usr/share/doc/x", libs + "libunused.so", "usr/lib/modules/" + release + "/kernel/lib/unwanted.ko"} {
+	for _, p := range []string{
+		"usr/bin/login", "usr/share/doc/x", libs + "libunused.so", "usr/lib/modules/" + release + "/kernel/lib/unwanted.ko",
+	} {
 		if _, err := fs.Stat(fsys, p); err == nil {
 			t.Errorf("/%s is in the root", p)
 		}
@@ -216,7 +221,8 @@ func TestEveryFormHasTheSameDisk(t *testing.T) {
 	raw := read(t, o, ".raw")
 	vhd := read(t, o, ".vhd")
 	footer := vhd[len(vhd)-512:]
-	if !bytes.Equal(vhd[:len(vhd)-512], raw) || string(footer[:8]) != "conectix" || binary.BigEndian.Uint64(footer[48:]) != uint64(len(raw)) {
+	if !bytes.Equal(vhd[:len(vhd)-512], raw) || string(footer[:8]) != "conectix" ||
+		binary.BigEndian.Uint64(footer[48:]) != uint64(len(raw)) {
 		t.Error("the VHD is another disk")
 	}
 	sum := binary.BigEndian.Uint32(footer[64:])
@@ -284,7 +290,7 @@ func TestWhatAnImageLacksIsNamed(t *testing.T) {
 		"packages for the architecture": {after: func(o *Options) { o.Arch = "arm64" }, want: `no packages for "arm64"`},
 		"an architecture":               {after: func(o *Options) { o.Arch = "mips" }, want: "images for amd64 and arm64 only"},
 		"a form":                        {after: func(o *Options) { o.Formats = []string{"iso"} }, want: `no format "iso"`},
-		"a package on the mirror":       {after: func(o *Options) { o.Lock[0].Path = "pool/none" }, want: "mirrors keep only the newest versions"},
+		"a package on the mirror":       {after: func(o *Options) { o.Lock[0].Path = "pool/none" }, want: "keep only the newest versions"},
 		"what the lock pins": {
 			after: func(o *Options) { o.Lock[0].SHA256 = strings.Repeat("0", 64) }, want: "is not what the lock pins",
 		},

@@ -78,15 +78,30 @@ var uses = []use{
 	{why: "memory that goes back to the host", names: []string{"virtio_balloon"}},
 	{why: "Azure's clock and its order to end", names: []string{"hv_utils"}},
 	{why: "user data of QEMU", names: []string{"qemu_fw_cfg"}},
-	{why: "user data on a NoCloud disk", names: []string{"isofs", "vfat", "sr_mod", "nls_ascii", "nls_cp437", "nls_iso8859-1", "nls_utf8"}},
-	{why: "file systems of volumes", names: []string{"xfs", "nfs", "nfsv3", "nfsv4", "fs/fuse/", "loop", "dm-mod", "dm-crypt", "dm-thin-pool"}},
-	{why: "pods' network devices", names: []string{"veth", "bridge", "br_netfilter", "tun", "dummy", "8021q", "macvlan", "ipvlan", "vxlan"}},
+	{
+		why:   "user data on a NoCloud disk",
+		names: []string{"isofs", "vfat", "sr_mod", "nls_ascii", "nls_cp437", "nls_iso8859-1", "nls_utf8"},
+	},
+	{
+		why:   "file systems of volumes",
+		names: []string{"xfs", "nfs", "nfsv3", "nfsv4", "fs/fuse/", "loop", "dm-mod", "dm-crypt", "dm-thin-pool"},
+	},
+	{
+		why:   "pods' network devices",
+		names: []string{"veth", "bridge", "br_netfilter", "tun", "dummy", "8021q", "macvlan", "ipvlan", "vxlan"},
+	},
 	{
 		why:   "Services, NetworkPolicies, hostPorts, and what pods with the right write of their own",
 		names: []string{"net/netfilter/", "net/ipv4/netfilter/", "net/ipv6/netfilter/"},
 	},
-	{why: "traffic control of pods' bandwidth", names: []string{"sch_tbf", "sch_ingress", "sch_htb", "sch_fq", "ifb", "cls_u32", "act_mirred"}},
-	{why: "sockets that pods may open", names: []string{"sctp", "vsock", "tls", "tcp_bbr", "inet_diag", "tcp_diag", "udp_diag", "unix_diag"}},
+	{
+		why:   "traffic control of pods' bandwidth",
+		names: []string{"sch_tbf", "sch_ingress", "sch_htb", "sch_fq", "ifb", "cls_u32", "act_mirred"},
+	},
+	{
+		why:   "sockets that pods may open",
+		names: []string{"sctp", "vsock", "tls", "tcp_bbr", "inet_diag", "tcp_diag", "udp_diag", "unix_diag"},
+	},
 	{why: "the host's socket to a machine", names: []string{"vmw_vsock_virtio_transport"}},
 }
 

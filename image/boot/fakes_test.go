@@ -92,7 +92,7 @@ func stubFile() []byte {
 	return b
 }
 
-// package makes one of Debian's packages of files and links, and returns its file.
+// packageOf makes one of Debian's packages of files and links, and returns its file.
 func packageOf(t *testing.T, name string, files map[string]string) []byte {
 	t.Helper()
 	dir := t.TempDir()
@@ -131,7 +131,7 @@ const (
 	libs    = "usr/lib/x86_64-linux-gnu/"
 )
 
-// module is a kernel module's file. XZ compresses as Debian does.
+// moduleFile is a kernel module's file.
 func moduleFile(modinfo string) string {
 	return string(program{machine: elf.EM_X86_64, modinfo: modinfo}.bytes())
 }

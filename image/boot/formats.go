@@ -19,15 +19,15 @@ var formats = map[string]struct {
 	suffix string
 	write  func(to *os.File, from *os.File, size int64) error
 }{
-	"raw":   {".raw", nil},
-	"qcow2": {".qcow2", writeQcow2},
-	"gce":   {".tar.gz", writeTarGz},
-	"vhd":   {".vhd", writeVHD},
+	"raw":    {".raw", nil},
+	"qcow2":  {".qcow2", writeQcow2},
+	"tar.gz": {".tar.gz", writeTarGz},
+	"vhd":    {".vhd", writeVHD},
 }
 
 // Formats are the names of all forms: raw for EC2 and any hypervisor, qcow2 for QEMU,
-// gce is a disk.raw in a tar.gz for Google Cloud, vhd a fixed VHD for Azure.
-func Formats() []string { return []string{"raw", "qcow2", "gce", "vhd"} }
+// tar.gz has a disk.raw for Google Cloud, vhd is a fixed VHD for Azure.
+func Formats() []string { return []string{"raw", "qcow2", "tar.gz", "vhd"} }
 
 // writeTarGz writes a disk as Google Cloud takes one: the one file disk.raw in an
 // archive of GNU's old form.

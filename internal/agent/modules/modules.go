@@ -50,7 +50,12 @@ func Dir() (string, error) {
 
 // Open reads the lists of the folder dir.
 func Open(dir string) (*Set, error) {
-	s := &Set{dir: dir, needs: map[string][]string{}, insert: insert, loaded: map[string]bool{}}
+	s := &Set{
+		dir:    dir,
+		needs:  map[string][]string{},
+		insert: insert,
+		loaded: map[string]bool{},
+	}
 	// "kernel/fs/erofs/erofs.ko: kernel/lib/libcrc32c.ko", the nearest first.
 	err := eachLine(filepath.Join(dir, DepFile), func(line string) {
 		file, needs, _ := strings.Cut(line, ":")
