@@ -42,7 +42,7 @@ var errRefused = errors.New("the DHCP server refuses the address")
 func (c *Client) Acquire(ctx context.Context) (Lease, error) {
 	for {
 		xid := c.Rand()
-		offered, err := c.exchange(ctx, message{kind: discover, xid: xid, options: c.options()}, offer)
+		offered, err := c.exchange(ctx, discover, xid, netip.Addr{}, c.options(), offer)
 		if err != nil {
 			return Lease{}, err
 		}
@@ -51,7 +51,7 @@ func (c *Client) Acquire(ctx context.Context) (Lease, error) {
 		if offered.Server.IsValid() {
 			o[optServer] = offered.Server.AsSlice()
 		}
-		l, err := c.exchange(ctx, message{kind: request, xid: xid, options: o}, ack)
+		l, err := c.exchange(ctx, request, xid, netip.Addr{}, o, ack)
 		if !errors.Is(err, errRefused) || ctx.Err() != nil {
 			return l, err
 		}
@@ -60,7 +60,7 @@ func (c *Client) Acquire(ctx context.Context) (Lease, error) {
 
 // Renew asks for a lease's address again.
 func (c *Client) Renew(ctx context.Context, l Lease) (Lease, error) {
-	return c.exchange(ctx, message{kind: request, xid: c.Rand(), client: l.Address.Addr(), options: c.options()}, ack)
+	return c.exchange(ctx, request, c.Rand(), l.Address.Addr(), c.options(), ack)
 }
 
 // options are those that each message of a client has.
@@ -74,9 +74,18 @@ func (c *Client) options() map[byte][]byte {
 	}
 }
 
-// exchange sends a message, again and again, until an answer of that kind has come.
-func (c *Client) exchange(ctx context.Context, m message, want byte) (Lease, error) {
-	m.hardware = c.Hardware
+// exchange sends a message, again and again, until an answer of the wanted kind has
+// come. Has is the address that the machine has, unset for none.
+func (c *Client) exchange(
+	ctx context.Context, kind byte, xid uint32, has netip.Addr, options map[byte][]byte, want byte,
+) (Lease, error) {
+	m := message{
+		kind:     kind,
+		xid:      xid,
+		hardware: c.Hardware,
+		client:   has,
+		options:  options,
+	}
 	wait := c.wait
 	if wait == 0 {
 		wait = firstWait

@@ -99,7 +99,7 @@ func reply(asked []byte, options map[byte][]byte) []byte {
 	return m.bytes()
 }
 
-// kindOf and optionOf read what a client asked, with a loop of their own.
+// optionOf reads what a client asked, with a loop of its own.
 func optionOf(asked []byte, option byte) []byte {
 	for rest := asked[header+4:]; rest[0] != optEnd; rest = rest[2+rest[1]:] {
 		if rest[0] == option {
@@ -226,7 +226,8 @@ func TestWhatMakesNoSenseIsNoLease(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || l.Hostname+l.Domain == want.Hostname+want.Domain && l.MTU == want.MTU && l.Lifetime == want.Lifetime && l.Renew > l.Lifetime {
+		same := l.Hostname+l.Domain == want.Hostname+want.Domain && l.MTU == want.MTU && l.Lifetime == want.Lifetime
+		if err != nil || same != (tc.option == optRenew) || l.Renew > l.Lifetime {
 			t.Errorf("%s: %+v (%v)", name, l, err)
 		}
 	}

@@ -109,7 +109,9 @@ func TestSettingsAreWrittenEachByItself(t *testing.T) {
 
 func TestWhatTheAgentLooksForIsThere(t *testing.T) {
 	root := t.TempDir()
-	for p, text := range map[string]string{"sys/class/dmi/id/product_uuid": "abc\n", "etc/hostname": "cell\n", "var/lib/cloud/seed/launch-index": "9"} {
+	for p, text := range map[string]string{
+		"sys/class/dmi/id/product_uuid": "abc\n", "etc/hostname": "cell\n", "var/lib/cloud/seed/launch-index": "9",
+	} {
 		p = filepath.Join(root, p)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, []byte(text), 0o400)); err != nil {
 			t.Fatal(err)
@@ -151,11 +153,13 @@ func TestWhatTheAgentLooksForIsThere(t *testing.T) {
 	if err := leave(root, userdata.Data{Document: []byte("x"), Hostname: "named"}, n); err != nil {
 		t.Fatal(err)
 	}
-	if read("etc/machine-id") != id || read("etc/hostname") != "named\n" || !strings.Contains(read("var/lib/cloud/seed/launch-index"), "no such file") {
-		t.Errorf("at another boot: ID %q, name %q, place %q", read("etc/machine-id"), read("etc/hostname"), read("var/lib/cloud/seed/launch-index"))
+	again, name, place := read("etc/machine-id"), read("etc/hostname"), read("var/lib/cloud/seed/launch-index")
+	if again != id || name != "named\n" || !strings.Contains(place, "no such file") {
+		t.Errorf("at another boot: ID %q, name %q, place %q", again, name, place)
 	}
 	n.lease = dhcp.Lease{}
-	if err := leave(root, userdata.Data{Document: []byte("x"), Hostname: strings.Repeat("n", 65)}, n); err != nil || read("etc/hostname") != "cell\n" {
+	long := userdata.Data{Document: []byte("x"), Hostname: strings.Repeat("n", 65)}
+	if err := leave(root, long, n); err != nil || read("etc/hostname") != "cell\n" {
 		t.Errorf("a name that is too long: %q (%v)", read("etc/hostname"), err)
 	}
 	if got := read("etc/resolv.conf"); !strings.HasPrefix(got, "# No nameserver") {

@@ -86,7 +86,8 @@ func TestOneSourceWinsByTheStatedOrder(t *testing.T) {
 		}
 	}
 	_, _, err := newMachine(t, nil).get(service.URL)
-	if err == nil || !strings.Contains(err.Error(), "no user data: this machine has none of QEMU's") || !strings.Contains(err.Error(), "Azure's") {
+	const want = "no user data: this machine has none of QEMU's"
+	if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "Azure's") {
 		t.Errorf("a machine with none: %v", err)
 	}
 }
