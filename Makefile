@@ -137,7 +137,7 @@ $(BIN)/pause: cmd/pause/pause.c | announce
 ##### check
 
 # Each stage, and that they leave no test out. Minutes of each: CONTRIBUTING.md.
-override STAGES := build lint unit unit-kubernetes faults fuzz e2e hostile tutorial conformance-subset
+override STAGES := build lint unit unit-kubernetes faults fuzz e2e hostile tutorial boot conformance-subset
 # By what they are bounded, as CONTRIBUTING.md says. Who calls make test cannot make them
 # smaller by accident; who calls a stage can. The empty ones would choose tests, or let a
 # race pass.
@@ -211,6 +211,12 @@ hostile: build ## root on a cell, agents and pods that attack a real Kip, a line
 .PHONY: tutorial
 tutorial: build ## the README's first command and the tutorial, as a new user types them; as root
 	@hack/run-tests tutorial . e2e ./test/e2e/tutorial -race -count=1 -timeout 20m
+
+.PHONY: boot
+boot: ## boot the image on emulated machines: agent, power button, one life, bad starts
+	@hack/prerequisites --boot
+	@$(MAKE) --no-print-directory image IMAGE_FORMATS=raw
+	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot . e2e ./test/boot -trimpath -count=1 -timeout 20m
 
 .PHONY: bench
 bench: build bench-tools ## measure, one line a figure (ARGS='-only real' and so on); as root
