@@ -96,7 +96,7 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 
 	// A pod was there, as the kubelet leaves it.
 	at := fmt.Sprintf("%s?offset=%d", disk, state.First*gpt.Sector)
-	for _, dir := range []string{"/kubelet/pods", "/kubelet/pods/0a1b"} {
+	for _, dir := range []string{"kubelet/pods", "kubelet/pods/0a1b"} {
 		if out, err := exec.Command("debugfs", "-w", "-R", "mkdir "+dir, at).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
