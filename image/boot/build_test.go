@@ -36,10 +36,13 @@ func TestEqualInputsMakeEqualImages(t *testing.T) {
 	if err := os.CopyFS(b.Programs, os.DirFS(a.Programs)); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
-		if _, err := Build(context.Background(), b); err != nil {
+	for _, suffix := range []string{".raw", ".vhd"} {
+		if err := os.WriteFile(filepath.Join(b.Out, "kip-cell-amd64"+suffix), []byte("an older one"), 0o644); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if _, err := Build(context.Background(), b); err != nil {
+		t.Fatal(err)
 	}
 	files, err := os.ReadDir(a.Out)
 	if err != nil || len(files) != 7 {
@@ -59,13 +62,14 @@ func TestEqualInputsMakeEqualImages(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(b.Programs, "runc"), []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	b.Formats = []string{"raw"}
 	if second, err := Build(context.Background(), b); err != nil || second.Root == first.Root {
 		t.Errorf("with another runc the root is the same: %s (%v)", second.Root, err)
 	}
 }
 
 func TestAnImageHasWhatACellNeeds(t *testing.T) {
-	o := world2(t)
+	o := wholeWorld(t)
 	m, err := Build(context.Background(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +158,7 @@ func TestAnImageHasWhatACellNeeds(t *testing.T) {
 }
 
 func TestTheEFIProgramHasTheKernelAndItsFirstFileSystem(t *testing.T) {
-	o := world2(t)
+	o := wholeWorld(t)
 	o.Formats = []string{"raw"}
 	m, err := Build(context.Background(), o)
 	if err != nil {
@@ -213,7 +217,7 @@ func TestTheEFIProgramHasTheKernelAndItsFirstFileSystem(t *testing.T) {
 }
 
 func TestEveryFormHasTheSameDisk(t *testing.T) {
-	o := world2(t)
+	o := wholeWorld(t)
 	m, err := Build(context.Background(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -256,29 +260,30 @@ func TestEveryFormHasTheSameDisk(t *testing.T) {
 }
 
 func TestWhatAnImageLacksIsNamed(t *testing.T) {
+	whole := wholeWorld(t)
 	for name, tc := range map[string]struct {
-		change func(kernel, tools map[string]string, o *Options)
+		change func(kernel, tools map[string]string)
 		after  func(o *Options)
 		want   string
 	}{
 		"a library": {
-			change: func(_, tools map[string]string, _ *Options) { delete(tools, libs+"libb.so") },
+			change: func(_, tools map[string]string) { delete(tools, libs+"libb.so") },
 			want:   "what " + libs + "liba.so.1 needs: no package has /" + libs + "libb.so",
 		},
 		"a program of Debian's": {
-			change: func(_, tools map[string]string, _ *Options) { delete(tools, "usr/sbin/nft") }, want: "no package has /usr/sbin/nft",
+			change: func(_, tools map[string]string) { delete(tools, "usr/sbin/nft") }, want: "no package has /usr/sbin/nft",
 		},
 		"a module": {
-			change: func(kernel, _ map[string]string, _ *Options) {
+			change: func(kernel, _ map[string]string) {
 				delete(kernel, "usr/lib/modules/"+release+"/kernel/drivers/ena.ko")
 			},
 			want: "network of EC2: the kernel " + release + " has no module ena",
 		},
 		"the kernel": {
-			change: func(kernel, _ map[string]string, _ *Options) { delete(kernel, "boot/vmlinuz-"+release) }, want: "no boot/vmlinuz",
+			change: func(kernel, _ map[string]string) { delete(kernel, "boot/vmlinuz-"+release) }, want: "no boot/vmlinuz",
 		},
 		"authorities": {
-			change: func(_, tools map[string]string, _ *Options) {
+			change: func(_, tools map[string]string) {
 				delete(tools, "usr/share/ca-certificates/mozilla/a.crt")
 				delete(tools, "usr/share/ca-certificates/mozilla/b.crt")
 			},
@@ -295,14 +300,17 @@ func TestWhatAnImageLacksIsNamed(t *testing.T) {
 			after: func(o *Options) { o.Lock[0].SHA256 = strings.Repeat("0", 64) }, want: "is not what the lock pins",
 		},
 	} {
-		kernel, tools := contents(t)
+		o := whole
+		o.Lock, o.Out = slices.Clone(whole.Lock), t.TempDir()
 		if tc.change != nil {
-			tc.change(kernel, tools, nil)
+			kernel, tools := contents(t)
+			tc.change(kernel, tools)
+			o = world(t, kernel, tools)
 		}
-		o := world(t, kernel, tools)
 		if tc.after != nil {
 			tc.after(&o)
 		}
+		o.Cache = t.TempDir()
 		_, err := Build(context.Background(), o)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("without %s: %v, want %q", name, err, tc.want)
@@ -314,7 +322,7 @@ func TestWhatAnImageLacksIsNamed(t *testing.T) {
 }
 
 func TestAProgramOfAnotherArchitectureIsRefused(t *testing.T) {
-	o := world2(t)
+	o := wholeWorld(t)
 	content := program{machine: 183}.bytes() // EM_AARCH64
 	if err := os.WriteFile(filepath.Join(o.Programs, "runc"), content, 0o755); err != nil {
 		t.Fatal(err)
@@ -345,7 +353,7 @@ type disk struct{}
 
 func (disk) WriteAt(b []byte, _ int64) (int, error) { return len(b), nil }
 
-func world2(t *testing.T) Options {
+func wholeWorld(t *testing.T) Options {
 	t.Helper()
 	kernel, tools := contents(t)
 	return world(t, kernel, tools)

@@ -116,7 +116,7 @@ func packageOf(t *testing.T, name string, files map[string]string) []byte {
 		}
 	}
 	deb := filepath.Join(t.TempDir(), "x.deb")
-	if out, err := exec.Command("dpkg-deb", "--root-owner-group", "--build", dir, deb).CombinedOutput(); err != nil {
+	if out, err := exec.Command("dpkg-deb", "-Znone", "--root-owner-group", "--build", dir, deb).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	b, err := os.ReadFile(deb)
