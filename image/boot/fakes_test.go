@@ -153,6 +153,8 @@ func contents(t *testing.T) (kernel, tools map[string]string) {
 	kernel[dir+"drivers/erofs.ko"] = moduleFile("depends=libcrc32c,lz4-x\x00alias=fs-erofs\x00softdep=pre: crc-y built-in post: z")
 	kernel[dir+"lib/lz4-x.ko"] = moduleFile("depends=libcrc32c")
 	kernel[dir+"lib/crc-y.ko"] = moduleFile("")
+	delete(kernel, dir+"drivers/button.ko") // as it is on arm64
+	kernel["usr/lib/modules/"+release+"/modules.builtin"] = "kernel/drivers/acpi/x.ko\nkernel/drivers/acpi/button.ko\n"
 	kernel[dir+"lib/unwanted.ko"] = moduleFile("")
 	packed := exec.Command("xz", "--stdout")
 	packed.Stdin = strings.NewReader(moduleFile("depends="))

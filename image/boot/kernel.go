@@ -21,6 +21,9 @@ type kernel struct {
 	release string
 	vmlinuz []byte
 	modules map[string]module // by name
+	// builtin are the names of those that are part of vmlinuz, which differ from one
+	// architecture to the other.
+	builtin map[string]bool
 }
 
 // module is one of a kernel.
@@ -40,7 +43,7 @@ func moduleName(file string) string {
 
 // readKernel takes a kernel and its modules out of its package's files.
 func readKernel(files debian.Files) (*kernel, error) {
-	k := &kernel{modules: map[string]module{}}
+	k := &kernel{modules: map[string]module{}, builtin: map[string]bool{}}
 	for name, f := range files {
 		if release, ok := strings.CutPrefix(name, "boot/vmlinuz-"); ok {
 			k.release, k.vmlinuz = release, f.Content
@@ -53,6 +56,9 @@ func readKernel(files debian.Files) (*kernel, error) {
 		if file, ok := strings.CutPrefix(name, "usr/lib/modules/"+k.release+"/"); ok && strings.Contains(path.Base(file), ".ko") {
 			k.modules[moduleName(file)] = module{file: strings.TrimSuffix(file, ".xz"), packed: f.Content}
 		}
+	}
+	for file := range strings.FieldsSeq(string(files["usr/lib/modules/"+k.release+"/modules.builtin"].Content)) {
+		k.builtin[moduleName(file)] = true
 	}
 	return k, nil
 }
@@ -115,7 +121,7 @@ func (k *kernel) choose(ctx context.Context, arch string, of func(use) bool) (ma
 	out := map[string]module{}
 	var add func(name string) error
 	add = func(name string) error {
-		if _, has := out[name]; has {
+		if _, has := out[name]; has || k.builtin[name] {
 			return nil
 		}
 		m, err := k.open(ctx, name)

@@ -119,8 +119,9 @@ func TestALeaseIsOfferedAskedForAndGiven(t *testing.T) {
 		}
 		if optionOf(b, optKind)[0] == discover {
 			return [][]byte{
-				{1, 2, 3},                                                                                          // rubbish on the link
-				strip(reply(b, given(ack))), reply(append([]byte{0, 0, 0, 0, 9, 9, 9, 9}, b[8:]...), given(offer)), // to somebody else
+				{1, 2, 3}, // rubbish on the link
+				strip(reply(b, given(ack))),
+				toAnother(reply(b, given(offer))),
 				reply(b, given(offer)),
 			}
 		}
@@ -143,6 +144,13 @@ func TestALeaseIsOfferedAskedForAndGiven(t *testing.T) {
 	if len(kinds) < 3 || kinds[0] != discover || kinds[1] != discover || kinds[len(kinds)-1] != request {
 		t.Errorf("asked %v, want it to ask again", kinds)
 	}
+}
+
+// toAnother makes a message one to somebody else, with another address.
+func toAnother(b []byte) []byte {
+	b[4] ^= 1
+	copy(b[16:20], []byte{10, 9, 9, 9})
+	return b
 }
 
 // strip takes the kind out of a message.
