@@ -60,8 +60,8 @@ type use struct {
 	archs []string
 }
 
-// uses are all modules of an image, but for those that these need. A module that is
-// not here cannot be loaded on a cell, whoever asks.
+// uses are all modules of an image, but for those that these need. What is not here
+// the kernel cannot load on a cell, unless root there brings it along.
 var uses = []use{
 	{why: "disks of KVM and of Google Cloud", early: true, names: []string{"virtio_blk", "virtio_scsi", "virtio_mmio", "sd_mod"}},
 	{why: "disks of Azure", early: true, names: []string{"hv_vmbus", "hv_storvsc"}},
