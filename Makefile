@@ -61,7 +61,7 @@ stop: build ## end and remove what a killed run left on this machine; as root
 
 ##### build
 
-PROGRAMS := kip kipctl itzo itzo-containerd itzo-lite kip-dev kip-node runc pause coredns ptp host-local portmap
+PROGRAMS := kip kipctl kip-image itzo itzo-containerd itzo-lite itzo-boot kip-dev kip-node runc pause coredns ptp host-local portmap
 
 .PHONY: build
 build: prerequisites announce $(PROGRAMS:%=$(BIN)/%) $(BIN)/kubectl ## all programs, into bin/
@@ -79,7 +79,7 @@ announce:
 .PHONY: FORCE
 FORCE:
 
-$(BIN)/kip $(BIN)/kipctl $(BIN)/kip-dev $(BIN)/kip-node: $(BIN)/%: FORCE | announce
+$(BIN)/kip $(BIN)/kipctl $(BIN)/kip-image $(BIN)/itzo-boot $(BIN)/kip-dev $(BIN)/kip-node: $(BIN)/%: FORCE | announce
 	@$(BUILD) -o $@ ./cmd/$*
 
 $(BIN)/itzo $(BIN)/itzo-containerd $(BIN)/itzo-lite: $(BIN)/%: FORCE | announce
@@ -100,6 +100,18 @@ $(BIN)/portmap: CNI := meta
 $(BIN)/ptp $(BIN)/host-local $(BIN)/portmap: $(BIN)/%: FORCE | announce
 	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C image/cni build -trimpath -ldflags '-s -w' \
 		-o $(CURDIR)/$@ github.com/containernetworking/plugins/plugins/$(CNI)/$*
+
+# For another architecture its programs must be there: where they are is IMAGE_PROGRAMS.
+IMAGE_ARCH ?= $(shell $(GO) env GOARCH)
+IMAGE_PROGRAMS ?= $(BIN)
+IMAGE_FORMATS ?= raw,qcow2,tar.gz,vhd
+.PHONY: image
+image: $(if $(filter $(BIN),$(IMAGE_PROGRAMS)),build,$(BIN)/kip-image) ## the boot image of cells, into bin/image (IMAGE_ARCH=, IMAGE_PROGRAMS=, IMAGE_FORMATS=)
+	@$(BIN)/kip-image build -arch=$(IMAGE_ARCH) -programs=$(IMAGE_PROGRAMS) -formats=$(IMAGE_FORMATS) -out=$(BIN)/image
+
+.PHONY: image-lock
+image-lock: $(BIN)/kip-image ## pin the versions that Debian has now of the boot image's packages
+	@$(BIN)/kip-image lock
 
 # For the end-to-end tests. Compiled as the unit tests are.
 $(BIN)/race/kip: FORCE | announce
@@ -125,7 +137,7 @@ $(BIN)/pause: cmd/pause/pause.c | announce
 ##### check
 
 # Each stage, and that they leave no test out. Minutes of each: CONTRIBUTING.md.
-override STAGES := build lint unit unit-kubernetes faults fuzz e2e hostile tutorial conformance-subset
+override STAGES := build lint unit unit-kubernetes faults fuzz e2e hostile tutorial boot conformance-subset
 # By what they are bounded, as CONTRIBUTING.md says. Who calls make test cannot make them
 # smaller by accident; who calls a stage can. The empty ones would choose tests, or let a
 # race pass.
@@ -199,6 +211,12 @@ hostile: build ## root on a cell, agents and pods that attack a real Kip, a line
 .PHONY: tutorial
 tutorial: build ## the README's first command and the tutorial, as a new user types them; as root
 	@hack/run-tests tutorial . e2e ./test/e2e/tutorial -race -count=1 -timeout 20m
+
+.PHONY: boot
+boot: ## boot the image on emulated machines: agent, power button, one life, bad starts
+	@hack/prerequisites --boot
+	@$(MAKE) --no-print-directory image IMAGE_FORMATS=raw
+	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot . e2e ./test/boot -trimpath -count=1 -timeout 20m
 
 .PHONY: bench
 bench: build bench-tools ## measure, one line a figure (ARGS='-only real' and so on); as root

@@ -239,6 +239,16 @@ var files = map[string]string{
 	"etc/os-release":  "NAME=\"Kip cell\"\nID=kip\nPRETTY_NAME=\"Kip cell\"\n",
 }
 
+// Skeleton returns what every cell's root has, whatever it is made of: its folders
+// with their modes, and its files that are text, by path.
+func Skeleton() (folders map[string]fs.FileMode, texts map[string]string) {
+	folders = map[string]fs.FileMode{}
+	for _, d := range directories {
+		folders[d.path] = d.mode
+	}
+	return folders, maps.Clone(files)
+}
+
 // assemble makes the tree under a name of its own and then gives it its name.
 func (o Options) assemble(ctx context.Context, in []input, tree string) (err error) {
 	if err := os.MkdirAll(filepath.Dir(tree), 0o755); err != nil {
@@ -274,8 +284,16 @@ func (o Options) assemble(ctx context.Context, in []input, tree string) (err err
 			return err
 		}
 	}
-	if err := pauseArchive(o.Pause, filepath.Join(tmp, "usr/share/kip/pause.tar")); err != nil {
-		return fmt.Errorf("make the pause image: %w", err)
+	program, err := os.ReadFile(o.Pause)
+	if err != nil {
+		return err
+	}
+	pause, err := PauseArchive(program, runtime.GOARCH)
+	if err != nil {
+		return err
+	}
+	if err := write(filepath.Join(tmp, PauseFile), bytes.NewReader(pause), 0o644); err != nil {
+		return err
 	}
 	if err := o.links(ctx, tmp); err != nil {
 		return err
@@ -376,55 +394,59 @@ func write(to string, r io.Reader, mode fs.FileMode) error {
 	return errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
 }
 
-// pauseArchive writes an image archive whose only file is the pause program.
-func pauseArchive(program, to string) error {
-	layer, err := pauseLayer(program)
+// PauseFile is where a tree has the pause image.
+const PauseFile = "usr/share/kip/pause.tar"
+
+// PauseArchive is an image archive whose only file is the pause program.
+func PauseArchive(program []byte, arch string) ([]byte, error) {
+	img, err := pauseImage(program, arch)
 	if err != nil {
-		return err
-	}
-	img, err := mutate.AppendLayers(empty.Image, static.NewLayer(layer, types.DockerUncompressedLayer))
-	if err != nil {
-		return err
-	}
-	config, err := img.ConfigFile()
-	if err != nil {
-		return err
-	}
-	config = config.DeepCopy()
-	config.Architecture, config.OS, config.Created = runtime.GOARCH, "linux", v1.Time{Time: epoch}
-	config.Config = v1.Config{Entrypoint: []string{"/pause"}, User: "65535:65535"}
-	if img, err = mutate.ConfigFile(img, config); err != nil {
-		return err
+		return nil, fmt.Errorf("make the pause image: %w", err)
 	}
 	tag, err := name.NewTag(configs.PauseImage, name.StrictValidation)
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("make the pause image: %w", err)
 	}
 	var archive bytes.Buffer
 	if err := tarball.Write(tag, img, &archive); err != nil {
-		return err
+		return nil, fmt.Errorf("make the pause image: %w", err)
 	}
-	return write(to, &archive, 0o644)
+	return archive.Bytes(), nil
 }
 
-func pauseLayer(program string) ([]byte, error) {
-	content, err := os.ReadFile(program)
+func pauseImage(program []byte, arch string) (v1.Image, error) {
+	layer, err := pauseLayer(program)
 	if err != nil {
 		return nil, err
 	}
+	img, err := mutate.AppendLayers(empty.Image, static.NewLayer(layer, types.DockerUncompressedLayer))
+	if err != nil {
+		return nil, err
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	config = config.DeepCopy()
+	config.Architecture, config.OS, config.Created = arch, "linux", v1.Time{Time: epoch}
+	config.Config = v1.Config{Entrypoint: []string{"/pause"}, User: "65535:65535"}
+	return mutate.ConfigFile(img, config)
+}
+
+func pauseLayer(program []byte) ([]byte, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	err = w.WriteHeader(&tar.Header{
+	err := w.WriteHeader(&tar.Header{
 		Name:     "pause",
 		Mode:     0o755,
-		Size:     int64(len(content)),
+		Size:     int64(len(program)),
 		ModTime:  epoch,
 		Typeflag: tar.TypeReg,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if _, err := w.Write(content); err != nil {
+	if _, err := w.Write(program); err != nil {
 		return nil, err
 	}
 	return b.Bytes(), w.Close()

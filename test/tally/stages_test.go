@@ -63,7 +63,7 @@ probe.mk: ;
 	@echo "made $@ with $$STEPS $(FAULTS_SEED) $(FUZZTIME) $$FUZZ_SEED $$FUZZ_PODS $$HOSTILE_SEED; GOFLAGS=$$GOFLAGS GORACE=$$GORACE ARGS=$(ARGS) GO=$(GO)"
 `})
 	var want []string
-	for _, stage := range strings.Fields("build lint unit unit-kubernetes faults fuzz e2e hostile tutorial conformance-subset tally") {
+	for _, stage := range strings.Fields("build lint unit unit-kubernetes faults fuzz e2e hostile tutorial boot conformance-subset tally") {
 		want = append(want, "made "+stage+" with 100000 1 20 1 40 1; GOFLAGS=-buildvcs=false GORACE= ARGS= GO=go")
 	}
 	for _, given := range [][]string{

@@ -25,6 +25,7 @@ import (
 	"github.com/elotl/kip/internal/agent/cloudinit"
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/disks"
+	"github.com/elotl/kip/internal/agent/machine"
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/shim"
 	"github.com/elotl/kip/internal/version"
@@ -46,6 +47,9 @@ const shimProgram = "containerd-shim-runc-v2"
 // programs that every itzo has. Each reads os.Args and returns an exit code.
 var programs = map[string]func() int{
 	"cell":            cell,
+	"boot":            boot,
+	"poweroff":        machine.PowerOff,
+	"reboot":          machine.PowerOff, // a cell has one life
 	"version":         printVersion,
 	shimProgram:       shim.Run,
 	configs.CNIPlugin: network.Plugin,
@@ -108,14 +112,24 @@ func cell() int {
 	// The agent is small and idle: a tight heap costs it nothing.
 	debug.SetGCPercent(25)
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	if err := runCell(log); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	if err := runCell(ctx, log); err != nil {
 		log.Error("itzo ends", "err", err)
 		return 1
 	}
 	return 0
 }
 
-func runCell(log *slog.Logger) error {
+// boot runs a machine, with the agent in the same process.
+func boot() int {
+	return machine.Main(func(ctx context.Context) error {
+		debug.SetGCPercent(25)
+		return runCell(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	})
+}
+
+func runCell(ctx context.Context, log *slog.Logger) error {
 	o := agent.Options{Log: log, Version: version.String(), Init: os.Getpid() == 1}
 	flags := flag.NewFlagSet("itzo cell", flag.ExitOnError)
 	flags.StringVar(&o.UserData, "user-data", cloudinit.SeedFile, "`file` with the machine's user data")
@@ -143,8 +157,6 @@ func runCell(log *slog.Logger) error {
 			log.Warn("separate the machine's own parts from pods", "err", err)
 		}
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
-	defer stop()
 	a, err := agent.New(o)
 	if err != nil {
 		return err

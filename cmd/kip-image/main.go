@@ -1,0 +1,78 @@
+// Command kip-image builds the boot image of cells, and pins Debian's packages that
+// it is made of.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/image/boot"
+	"github.com/elotl/kip/image/debian"
+	"github.com/elotl/kip/internal/version"
+)
+
+const usage = `usage: kip-image build [flags]   build the image of what the lock pins
+       kip-image lock [flags]    pin the packages that Debian has now
+
+Flags of each: kip-image build -help
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+	defer stop()
+	commands := map[string]func(context.Context, []string) error{"build": build, "lock": lock}
+	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
+		fmt.Fprint(os.Stderr, usage)
+		os.Exit(2)
+	}
+	if err := commands[os.Args[1]](ctx, os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func build(ctx context.Context, args []string) error {
+	o := boot.Options{Version: version.String(), Progress: func(step string) { fmt.Fprintln(os.Stderr, step) }}
+	flags := flag.NewFlagSet("kip-image build", flag.ExitOnError)
+	flags.StringVar(&o.Arch, "arch", runtime.GOARCH, "`architecture` of the image: amd64 or arm64")
+	flags.StringVar(&o.Programs, "programs", "bin", "`folder` with Kip's programs for that architecture")
+	flags.StringVar(&o.Out, "out", "bin/image", "`folder` of the image")
+	flags.StringVar(&o.Cache, "cache", ".kip/debs", "`folder` where fetched packages are kept")
+	flags.StringVar(&o.Mirror, "mirror", debian.Mirror, "`URL` of a mirror of Debian's packages")
+	formats := flags.String("formats", strings.Join(boot.Formats(), ","), "`forms` of the image, with commas between them")
+	_ = flags.Parse(args) // ExitOnError
+	o.Formats = strings.FieldsFunc(*formats, func(r rune) bool { return r == ',' })
+	var err error
+	if o.Lock, err = debian.Pinned(); err != nil {
+		return err
+	}
+	m, err := boot.Build(ctx, o)
+	if err != nil {
+		return err
+	}
+	for _, out := range m.Outputs {
+		fmt.Printf("%s/%s: %d MB, %d MB of them used, sha256 %s\n", o.Out, out.Name, out.Bytes/1e6, out.UsedBytes/1e6, out.SHA256)
+	}
+	return nil
+}
+
+func lock(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("kip-image lock", flag.ExitOnError)
+	file := flags.String("file", "image/debian/packages.lock", "`file` to write")
+	mirror := flags.String("mirror", debian.Mirror, "`URL` of a mirror of Debian's packages")
+	keyring := flags.String("keyring", "/usr/share/keyrings/debian-archive-keyring.gpg",
+		"`file` with Debian's keys (package debian-archive-keyring)")
+	_ = flags.Parse(args) // ExitOnError
+	l, err := debian.Resolve(ctx, *mirror, *keyring, boot.Packages, "amd64", "arm64")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(*file, []byte(l.String()), 0o644)
+}

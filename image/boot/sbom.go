@@ -1,0 +1,149 @@
+package boot
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+
+	"github.com/elotl/kip/image/debian"
+)
+
+// Manifest says what an image is made of. It lies beside the image and, without
+// Outputs, in it.
+type Manifest struct {
+	Version    string `json:"version"`
+	Arch       string `json:"arch"`
+	Kernel     string `json:"kernel"`
+	Kubernetes string `json:"kubernetes"`
+	// Arguments are the kernel's, but for the root's ID.
+	Arguments string `json:"arguments"`
+	// Packages are Debian's, with their versions.
+	Packages map[string]string `json:"packages"`
+	// Programs are Kip's own and those built with it, with their digests.
+	Programs map[string]string `json:"programs"`
+	// Modules are the kernel's that can be loaded, by what for.
+	Modules map[string][]string `json:"modules"`
+	// Root is the ID of the root's partition.
+	Root string `json:"root,omitempty"`
+	// Outputs are the files of the image.
+	Outputs []Output `json:"outputs,omitempty"`
+}
+
+// Output is a file of an image.
+type Output struct {
+	Name string `json:"name"`
+	// Bytes is the file's size, UsedBytes what of it is not all zeros.
+	Bytes     int64  `json:"bytes"`
+	UsedBytes int64  `json:"usedBytes"`
+	SHA256    string `json:"sha256"`
+}
+
+func indent(v any) ([]byte, error) {
+	b, err := json.MarshalIndent(v, "", "  ")
+	return append(b, '\n'), err
+}
+
+// The part of SPDX 2.3 that is used here: https://spdx.github.io/spdx-spec/v2.3/
+type (
+	spdxDocument struct {
+		Version       string             `json:"spdxVersion"`
+		License       string             `json:"dataLicense"`
+		ID            string             `json:"SPDXID"`
+		Name          string             `json:"name"`
+		Namespace     string             `json:"documentNamespace"`
+		Creation      spdxCreation       `json:"creationInfo"`
+		Packages      []spdxPackage      `json:"packages"`
+		Relationships []spdxRelationship `json:"relationships"`
+	}
+	spdxCreation struct {
+		Created  string   `json:"created"`
+		Creators []string `json:"creators"`
+	}
+	spdxPackage struct {
+		ID        string          `json:"SPDXID"`
+		Name      string          `json:"name"`
+		Version   string          `json:"versionInfo,omitempty"`
+		Location  string          `json:"downloadLocation"`
+		Analyzed  bool            `json:"filesAnalyzed"`
+		Checksums []spdxChecksum  `json:"checksums,omitempty"`
+		Refs      []spdxReference `json:"externalRefs,omitempty"`
+	}
+	spdxChecksum struct {
+		Algorithm string `json:"algorithm"`
+		Value     string `json:"checksumValue"`
+	}
+	spdxReference struct {
+		Category string `json:"referenceCategory"`
+		Type     string `json:"referenceType"`
+		Locator  string `json:"referenceLocator"`
+	}
+	spdxRelationship struct {
+		Of   string `json:"spdxElementId"`
+		Type string `json:"relationshipType"`
+		To   string `json:"relatedSpdxElement"`
+	}
+)
+
+// notInID are the characters that an ID of SPDX cannot have.
+var notInID = regexp.MustCompile(`[^A-Za-z0-9.-]+`)
+
+// sbom lists Debian's packages and the Go modules of the programs, in SPDX's JSON.
+// Its time is the epoch's, so that equal images have equal lists.
+func sbom(m Manifest, packages debian.Lock, programs map[string][]byte) ([]byte, error) {
+	const image = "SPDXRef-image"
+	d := spdxDocument{
+		Version:  "SPDX-2.3",
+		License:  "CC0-1.0",
+		ID:       "SPDXRef-DOCUMENT",
+		Name:     "kip-cell-" + m.Arch,
+		Creation: spdxCreation{Created: "1970-01-01T00:00:00Z", Creators: []string{"Tool: kip-image"}},
+		Packages: []spdxPackage{
+			{ID: image, Name: "kip-cell", Version: m.Version, Location: "NOASSERTION"},
+		},
+		Relationships: []spdxRelationship{{"SPDXRef-DOCUMENT", "DESCRIBES", image}},
+	}
+	add := func(p spdxPackage, purl string) {
+		p.ID = "SPDXRef-" + notInID.ReplaceAllString(purl, "-")
+		p.Refs = []spdxReference{{"PACKAGE-MANAGER", "purl", purl}}
+		if slices.ContainsFunc(d.Packages, func(o spdxPackage) bool { return o.ID == p.ID }) {
+			return
+		}
+		d.Packages = append(d.Packages, p)
+		d.Relationships = append(d.Relationships, spdxRelationship{image, "CONTAINS", p.ID})
+	}
+	for _, p := range packages {
+		add(spdxPackage{
+			Name:      p.Name,
+			Version:   p.Version,
+			Location:  debian.Mirror + "/" + p.Path,
+			Checksums: []spdxChecksum{{"SHA256", p.SHA256}},
+		}, fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=%s", p.Name, p.Version, p.Arch, debian.Suite))
+	}
+	for _, name := range slices.Sorted(maps.Keys(programs)) {
+		info, err := buildinfo.Read(bytes.NewReader(programs[name]))
+		if err != nil {
+			continue // in C
+		}
+		for _, dep := range info.Deps {
+			if dep.Replace != nil {
+				dep = dep.Replace
+			}
+			add(spdxPackage{Name: dep.Path, Version: dep.Version, Location: "NOASSERTION"},
+				"pkg:golang/"+dep.Path+"@"+dep.Version)
+		}
+		add(spdxPackage{Name: "go", Version: info.GoVersion, Location: "NOASSERTION"}, "pkg:golang/std@"+info.GoVersion)
+	}
+	body, err := indent(d)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(body)
+	d.Namespace = "https://github.com/elotl/kip/spdx/" + hex.EncodeToString(sum[:])
+	return indent(d)
+}

@@ -1,0 +1,196 @@
+package debian
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const line = "amd64 nftables 1.1.3-1 75864 2ddfa61baaf3a76e2c499db9e521ba6affb226f85af0b6fef739f346ac5f0c39 pool/main/n/nftables/nftables.deb\n"
+
+func TestALockIsReadAsItWasWritten(t *testing.T) {
+	l, err := ParseLock([]byte("# comment\n\n" + line + strings.Replace(line, "amd64", "arm64", 1)))
+	if err != nil || len(l) != 2 {
+		t.Fatalf("%v (%v)", l, err)
+	}
+	again, err := ParseLock([]byte(l.String()))
+	if err != nil || len(again) != 2 || again[0] != l[0] || again[1] != l[1] {
+		t.Errorf("written and read: %v (%v)", again, err)
+	}
+	if p, err := l.Find("arm64", "nftables"); err != nil || p.Bytes != 75864 || p.Path != "pool/main/n/nftables/nftables.deb" {
+		t.Errorf("found %+v (%v)", p, err)
+	}
+	if _, err := l.Find("arm64", "nft"); err == nil {
+		t.Error("a package that is not there is found")
+	}
+	if _, err := l.Of("mips"); err == nil {
+		t.Error("an architecture without packages has a lock")
+	}
+}
+
+func TestABadLockNamesItsLine(t *testing.T) {
+	for name, tc := range map[string][2]string{
+		"twice":          {line + line, "line 2 of the lock of packages: nftables is there twice"},
+		"a field fewer":  {"amd64 nftables 1 2\n", "line 1 of the lock of packages: it has 4 fields"},
+		"no size":        {strings.Replace(line, "75864", "many", 1), `"many" is no size`},
+		"no digest":      {strings.Replace(line, "2ddfa61b", "2ddf", 1), "is no SHA-256"},
+		"out of the way": {strings.Replace(line, "pool/", "../", 1), "is no path on a mirror"},
+	} {
+		if _, err := ParseLock([]byte(tc[0])); err == nil || !strings.Contains(err.Error(), tc[1]) {
+			t.Errorf("%s: %v, want %q", name, err, tc[1])
+		}
+	}
+}
+
+func TestThePinnedPackagesAreThoseOfBothArchitectures(t *testing.T) {
+	l, err := Pinned()
+	if err != nil {
+		t.Fatal(err)
+	}
+	amd64, err := l.Of("amd64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	arm64, err := l.Of("arm64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(amd64) != len(arm64) || len(amd64) < 30 {
+		t.Errorf("%d packages for amd64, %d for arm64", len(amd64), len(arm64))
+	}
+	for _, p := range arm64 {
+		if _, err := l.Find("amd64", strings.ReplaceAll(p.Name, "arm64", "amd64")); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestOnlyWhatIsPinnedIsTaken(t *testing.T) {
+	content := []byte("a package")
+	sum := sha256.Sum256(content)
+	asked := 0
+	mirror := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked++
+		switch r.URL.Path {
+		case "/pool/a":
+			_, _ = w.Write(content)
+		case "/pool/longer":
+			_, _ = w.Write(append(content, '!'))
+		case "/pool/broken":
+			w.WriteHeader(http.StatusBadGateway)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	defer mirror.Close()
+	p := Package{Name: "a", Bytes: int64(len(content)), SHA256: hex.EncodeToString(sum[:]), Path: "pool/a"}
+	dir := filepath.Join(t.TempDir(), "cache")
+	for range 2 {
+		file, err := p.Fetch(context.Background(), mirror.URL, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.ReadFile(file); err != nil || string(b) != string(content) {
+			t.Errorf("fetched %q (%v)", b, err)
+		}
+	}
+	if asked != 1 {
+		t.Errorf("the mirror was asked %d times for what the cache has", asked)
+	}
+	// What the cache has is not believed either.
+	if err := os.WriteFile(filepath.Join(dir, p.SHA256+".deb"), []byte("changed!!"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Fetch(context.Background(), mirror.URL, dir); err != nil || asked != 2 {
+		t.Errorf("a changed file in the cache: asked %d times (%v)", asked, err)
+	}
+	for path, want := range map[string]string{
+		"pool/longer": "more than 9 bytes", "pool/broken": "502", "pool/none": "kip-image lock pins those",
+	} {
+		other := p
+		other.Path = path
+		if _, err := other.Fetch(context.Background(), mirror.URL, t.TempDir()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+	}
+	p.SHA256 = strings.Repeat("0", 64)
+	if _, err := p.Fetch(context.Background(), mirror.URL, dir); err == nil || !strings.Contains(err.Error(), "not what the lock pins") {
+		t.Errorf("another digest: %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, strings.Repeat("0", 64)+"*")); len(left) != 0 {
+		t.Errorf("what was refused is kept: %v", left)
+	}
+}
+
+const index = "Package: a\nVersion: 1\nFilename: pool/a_1\nSize: 10\nSHA256: 11\n\n" +
+	"Package: linux-cloud\nVersion: 6\nDepends: linux-6-cloud (= 6), other\nFilename: pool/l\nSize: 1\nSHA256: 22\n\n" +
+	"Package: linux-6-cloud\nVersion: 6.1\nFilename: pool/l6\nSize: 20\nSHA256: 33\n\n" +
+	"Package: a\nVersion: 2\nFilename: pool/a_2\nSize: 12\nSHA256: 44\n\nPackage: bad\nVersion: 1\n"
+
+func TestTheNewestOfAPackageIsPinned(t *testing.T) {
+	for name, want := range map[string]Package{
+		"a":                   {Name: "a", Version: "2", Bytes: 12, SHA256: "44", Path: "pool/a_2"},
+		"linux-cloud=depends": {Name: "linux-cloud", Version: "6.1", Bytes: 20, SHA256: "33", Path: "pool/l6"},
+	} {
+		if got, err := lookUp(index, name); err != nil || got != want {
+			t.Errorf("%s: %+v (%v), want %+v", name, got, err, want)
+		}
+	}
+	for name, want := range map[string]string{"none": "no package none", "bad": "does not say Size of bad", "b": "no package b"} {
+		if _, err := lookUp(index, name); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+	list := "Origin: Debian\nMD5Sum:\n 00 1 main/x\nSHA256:\n aa 1 main/x\n bb 2 main/y\nSigned: z\n cc 3 main/z\n"
+	if got, err := digestIn(list, "main/y"); err != nil || got != "bb" {
+		t.Errorf("the digest of a file: %s (%v)", got, err)
+	}
+	for _, name := range []string{"main/z", "main"} {
+		if got, err := digestIn(list, name); err == nil {
+			t.Errorf("%s has the digest %s", name, got)
+		}
+	}
+}
+
+// An unsigned list, or one of nobody's key, pins nothing.
+func TestAListWithoutASignatureIsRefused(t *testing.T) {
+	mirror := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte("Origin: Debian\nSHA256:\n"))
+	}))
+	defer mirror.Close()
+	keyring := filepath.Join(t.TempDir(), "none.gpg")
+	if err := os.WriteFile(keyring, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := Resolve(context.Background(), mirror.URL, keyring, []string{"a"}, "amd64")
+	if err == nil || !strings.Contains(err.Error(), "verify the signature") || l != nil {
+		t.Errorf("%v (%v), want it to be refused", l, err)
+	}
+}
+
+func TestLinksInPackagesAreFollowed(t *testing.T) {
+	all := Files{
+		"usr/lib/a.so.1":   {Content: []byte("library")},
+		"usr/lib/a.so":     {Mode: fs.ModeSymlink, Link: "a.so.1"},
+		"usr/lib64/a.so":   {Mode: fs.ModeSymlink, Link: "/usr/lib/a.so"},
+		"usr/lib/circle":   {Mode: fs.ModeSymlink, Link: "../lib/circle"},
+		"usr/lib/dangling": {Mode: fs.ModeSymlink, Link: "nowhere"},
+	}
+	if f, at, err := all.Open("usr/lib64/a.so"); err != nil || string(f.Content) != "library" || at != "usr/lib/a.so.1" {
+		t.Errorf("%q at %s (%v)", f.Content, at, err)
+	}
+	if _, _, err := all.Open("usr/lib/circle"); err == nil || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a circle: %v", err)
+	}
+	if _, _, err := all.Open("usr/lib/dangling"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a link to nowhere: %v", err)
+	}
+}

@@ -1,0 +1,128 @@
+package debian
+
+import (
+	"bufio"
+	"bytes"
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Suite is the release that the packages are from.
+const Suite = "trixie"
+
+// Mirror is where the packages are fetched from by default. What comes from there is
+// compared with the lock, so any mirror will do.
+const Mirror = "http://deb.debian.org/debian"
+
+// Package is one that the lock pins.
+type Package struct {
+	// Arch is the architecture of the image that it is for, in Debian's and Go's word.
+	Arch string
+	Name string
+	// Version is Debian's.
+	Version string
+	// Bytes is the size of the package's file.
+	Bytes int64
+	// SHA256 is that of the package's file, in hex.
+	SHA256 string
+	// Path is where the package's file is on a mirror.
+	Path string
+}
+
+// Lock is the packages of all architectures.
+type Lock []Package
+
+//go:embed packages.lock
+var pinned []byte
+
+// Pinned returns the lock that this program was built with.
+func Pinned() (Lock, error) { return ParseLock(pinned) }
+
+// lockHead explains the file to who reads it.
+const lockHead = "# Debian's packages of the boot image, pinned. Written by kip-image lock.\n" +
+	"# architecture name version bytes sha256 path\n"
+
+// ParseLock reads a lock file.
+func ParseLock(text []byte) (Lock, error) {
+	var l Lock
+	var errs []error
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	for n := 1; lines.Scan(); n++ {
+		line := lines.Text()
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		p, err := parsePackage(strings.Fields(line))
+		if err != nil {
+			errs = append(errs, fmt.Errorf("line %d of the lock of packages: %w", n, err))
+			continue
+		}
+		if _, err := l.Find(p.Arch, p.Name); err == nil {
+			errs = append(errs, fmt.Errorf("line %d of the lock of packages: %s is there twice for %s", n, p.Name, p.Arch))
+		}
+		l = append(l, p)
+	}
+	return l, errors.Join(append(errs, lines.Err())...)
+}
+
+func parsePackage(fields []string) (Package, error) {
+	if len(fields) != 6 {
+		return Package{}, fmt.Errorf("it has %d fields, and not 6", len(fields))
+	}
+	p := Package{
+		Arch:    fields[0],
+		Name:    fields[1],
+		Version: fields[2],
+		SHA256:  fields[4],
+		Path:    fields[5],
+	}
+	var err error
+	if p.Bytes, err = strconv.ParseInt(fields[3], 10, 64); err != nil || p.Bytes <= 0 {
+		return Package{}, fmt.Errorf("%q is no size", fields[3])
+	}
+	if sum, err := hex.DecodeString(p.SHA256); err != nil || len(sum) != 32 {
+		return Package{}, fmt.Errorf("%q is no SHA-256", p.SHA256)
+	}
+	if path.Clean("/"+p.Path) != "/"+p.Path {
+		return Package{}, fmt.Errorf("%q is no path on a mirror", p.Path)
+	}
+	return p, nil
+}
+
+// String is the lock's file, in the order of architectures and names.
+func (l Lock) String() string {
+	sorted := slices.SortedFunc(slices.Values(l), func(a, b Package) int {
+		return strings.Compare(a.Arch+" "+a.Name, b.Arch+" "+b.Name)
+	})
+	var b strings.Builder
+	b.WriteString(lockHead)
+	for _, p := range sorted {
+		fmt.Fprintln(&b, p.Arch, p.Name, p.Version, p.Bytes, p.SHA256, p.Path)
+	}
+	return b.String()
+}
+
+// Find returns a package by its name.
+func (l Lock) Find(arch, name string) (Package, error) {
+	for _, p := range l {
+		if p.Arch == arch && p.Name == name {
+			return p, nil
+		}
+	}
+	return Package{}, fmt.Errorf("the lock has no package %s for %s", name, arch)
+}
+
+// Of returns the packages of one architecture.
+func (l Lock) Of(arch string) (Lock, error) {
+	out := slices.DeleteFunc(slices.Clone(l), func(p Package) bool { return p.Arch != arch })
+	if len(out) == 0 {
+		return nil, fmt.Errorf("the lock has no packages for %q", arch)
+	}
+	return out, nil
+}

@@ -1,0 +1,100 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/agent/console"
+	"github.com/elotl/kip/internal/agent/dhcp"
+	"github.com/elotl/kip/internal/agent/sntp"
+	"github.com/elotl/kip/internal/agent/userdata"
+)
+
+const (
+	// askLimit bounds one question for the time: the servers are near.
+	askLimit = time.Second
+	// clockEvery is how often the clock is compared, and stepFrom by how much it may be
+	// wrong to be set right slowly: a step makes timers go wrong.
+	clockEvery = 15 * time.Minute
+	stepFrom   = 500 * time.Millisecond
+	ntpPort    = "123"
+)
+
+// timekeeper keeps the clock right.
+type timekeeper struct {
+	console *console.Console
+	servers []netip.Addr
+}
+
+// servers are whom to ask for the time: the cloud's own before what the network tells.
+func servers(s userdata.Source, l dhcp.Lease) []netip.Addr {
+	var out []netip.Addr
+	if s.Clock.IsValid() {
+		out = append(out, s.Clock)
+	}
+	return append(out, l.NTP...)
+}
+
+// begin sets the clock before anybody judges a certificate by it.
+func (t timekeeper) begin(ctx context.Context) {
+	if len(t.servers) == 0 {
+		t.console.Say("the clock is the hardware's, nobody else tells the time: %s", time.Now().UTC().Format(time.RFC3339))
+		return
+	}
+	// A wrong clock is told, and the machine goes on: it may be right after all.
+	_ = t.console.Step("clock", func() error { return t.compare(ctx) })
+}
+
+func (t timekeeper) keep(ctx context.Context) {
+	if len(t.servers) == 0 {
+		return
+	}
+	ticker := time.NewTicker(clockEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if err := t.compare(ctx); err != nil && ctx.Err() == nil {
+			t.console.Say("clock: %v", err)
+		}
+	}
+}
+
+// compare asks the servers in turn and sets the clock by the first that answers.
+func (t timekeeper) compare(ctx context.Context) (err error) {
+	for _, s := range t.servers {
+		one, cancel := context.WithTimeout(ctx, askLimit)
+		offset, askErr := sntp.Offset(one, net.JoinHostPort(s.String(), ntpPort), time.Now)
+		cancel()
+		if askErr != nil {
+			err = askErr
+			continue
+		}
+		return t.move(offset)
+	}
+	return err
+}
+
+func (t timekeeper) move(offset time.Duration) error {
+	if offset.Abs() < stepFrom {
+		const singleShot = 0x8001 // ADJ_OFFSET_SINGLESHOT: slowly, in microseconds
+		if _, err := unix.Adjtimex(&unix.Timex{Modes: singleShot, Offset: offset.Microseconds()}); err != nil {
+			return fmt.Errorf("adjust the clock by %v: %w", offset, err)
+		}
+		return nil
+	}
+	to := unix.NsecToTimespec(time.Now().Add(offset).UnixNano())
+	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &to); err != nil {
+		return fmt.Errorf("set the clock, which is wrong by %v: %w", offset, err)
+	}
+	t.console.Say("the clock was wrong by %v and is set", offset)
+	return nil
+}

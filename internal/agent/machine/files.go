@@ -1,0 +1,121 @@
+package machine
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/agent/dhcp"
+)
+
+// mounts are the kernel's file systems, in their order; /proc, /sys and /dev are there.
+var mounts = []struct {
+	kind, path string
+	flags      uintptr
+	options    string
+}{
+	{"tmpfs", "/run", unix.MS_NOSUID | unix.MS_NODEV, "mode=0755"},
+	{"devpts", "/dev/pts", unix.MS_NOSUID | unix.MS_NOEXEC, "ptmxmode=0666,mode=0620,gid=5"},
+	{"tmpfs", "/dev/shm", unix.MS_NOSUID | unix.MS_NODEV, "mode=1777"},
+	{"mqueue", "/dev/mqueue", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+	{"cgroup2", "/sys/fs/cgroup", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, "nsdelegate,memory_recursiveprot"},
+	{"bpf", "/sys/fs/bpf", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, "mode=0700"},
+	{"securityfs", "/sys/kernel/security", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+}
+
+// deviceLinks are names in /dev that the kernel does not make.
+var deviceLinks = map[string]string{
+	"/dev/fd": "/proc/self/fd", "/dev/stdin": "fd/0", "/dev/stdout": "fd/1", "/dev/stderr": "fd/2",
+}
+
+func mount() error {
+	for _, m := range mounts {
+		if err := os.MkdirAll(m.path, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(m.kind, m.path, m.kind, m.flags, m.options); err != nil {
+			return fmt.Errorf("mount %s on %s: %w", m.kind, m.path, err)
+		}
+	}
+	for p, to := range deviceLinks {
+		if err := os.Symlink(to, p); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	// As with any init: volumes with mount propagation need it.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("make mounts shared: %w", err)
+	}
+	return nil
+}
+
+// setting is one of the kernel, and why a cell has it.
+type setting struct{ key, value, why string }
+
+// settings differ from the kernel's own. What else the kubelet wants it sets itself.
+var settings = []setting{
+	{"kernel/panic_on_oops", "1", "a kernel that lost its way ends, so that the cloud sees it"},
+	{"kernel/sysrq", "0", "nobody is at the keyboard"},
+	{"kernel/dmesg_restrict", "1", "the kernel's log tells pods where it lies in memory"},
+	{"kernel/kptr_restrict", "2", "so do addresses in /proc"},
+	{"kernel/unprivileged_bpf_disabled", "1", "programs in the kernel are for who may have them"},
+	{"kernel/kexec_load_disabled", "1", "another kernel would be a second life"},
+	{"fs/protected_symlinks", "1", "links in folders that all may write are not followed to others' files"},
+	{"fs/protected_hardlinks", "1", "the same for hard links"},
+	{"fs/protected_fifos", "1", "the same for pipes"},
+	{"fs/protected_regular", "2", "the same for files"},
+	{"fs/inotify/max_user_instances", "8192", "a pod has as many processes as it likes, all of one user"},
+	{"fs/inotify/max_user_watches", "524288", "and they watch trees of sources"},
+	{"vm/max_map_count", "262144", "databases map many files, as hosts of Kubernetes let them"},
+	{"net/ipv6/conf/all/accept_ra", "2", "a cell forwards for its pod, and still learns its routes"},
+	{"net/ipv6/conf/default/accept_ra", "2", "the same for devices to come"},
+}
+
+// set writes settings below dir, each that it can.
+func set(dir string, settings []setting) error {
+	var errs []error
+	for _, s := range settings {
+		f, err := os.OpenFile(filepath.Join(dir, s.key), os.O_WRONLY, 0)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		_, err = f.WriteString(s.value)
+		errs = append(errs, err, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// resolvConf names those who answer for names.
+func resolvConf(l dhcp.Lease) string {
+	var b strings.Builder
+	for _, a := range l.DNS {
+		fmt.Fprintf(&b, "nameserver %s\n", a)
+	}
+	if b.Len() == 0 {
+		b.WriteString("# No nameserver: a look-up fails at once.\n")
+	}
+	if l.Domain != "" {
+		fmt.Fprintf(&b, "search %s\n", l.Domain)
+	}
+	return b.String()
+}
+
+// machineID is made of the firmware's ID of this machine: the same at each of its boots.
+func machineID(root string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(root, "sys/class/dmi/id/product_uuid"))
+	if errors.Is(err, os.ErrNotExist) {
+		b, err = os.ReadFile(filepath.Join(root, "proc/sys/kernel/random/boot_id"))
+	}
+	if err != nil {
+		return "", fmt.Errorf("make the machine's ID: %w", err)
+	}
+	sum := sha256.Sum256(append([]byte("kip machine-id "), b...))
+	return hex.EncodeToString(sum[:16]), nil
+}

@@ -1,0 +1,214 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/agent/cloudinit"
+	"github.com/elotl/kip/internal/agent/console"
+	"github.com/elotl/kip/internal/agent/modules"
+	"github.com/elotl/kip/internal/agent/userdata"
+)
+
+const (
+	// endLimit bounds the way from the order to end to the power's end. The agent gives
+	// its pods less.
+	endLimit = time.Minute
+	// readLimit is how long a console has to be read before the power goes.
+	readLimit = 2 * time.Second
+	// maxHostname is Linux' HOST_NAME_MAX.
+	maxHostname = 64
+)
+
+// Main runs the machine with this agent, and returns only where it is not the first
+// process of one. However it ends, the machine is switched off and never started
+// again: its pod has had its life.
+func Main(agent func(ctx context.Context) error) int {
+	c := console.New(os.Stderr)
+	if os.Getpid() != 1 {
+		fmt.Fprintln(os.Stderr, "itzo boot is the first process of a machine, and nothing else")
+		return 2
+	}
+	// The kernel tells init of Ctrl-Alt-Del, and does not start the machine again by itself.
+	cad := unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF)
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	context.AfterFunc(ctx, func() {
+		c.Say("this machine ends: %v", context.Cause(ctx))
+		time.AfterFunc(endLimit, func() {
+			c.Say("the agent has not ended after %v", endLimit)
+			powerOff(c)
+		})
+	})
+	if cad != nil {
+		c.Say("take Ctrl-Alt-Del as an order to end: %v", cad)
+	}
+	m := &machine{console: c, end: end}
+	err := m.run(ctx, agent)
+	c.Say("the agent has ended (%v)", err)
+	if ctx.Err() == nil { // nobody wished it
+		time.Sleep(readLimit)
+	}
+	powerOff(c)
+	return 1
+}
+
+// powerOff ends every process and the machine.
+func powerOff(c *console.Console) {
+	// All but this one; there may be none.
+	if err := unix.Kill(-1, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+		c.Say("end all processes: %v", err)
+	}
+	unix.Sync()
+	c.Say("power off")
+	c.Say("power off: %v", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
+	select {} // a firmware that cannot
+}
+
+// machine is what is known of one while it boots.
+type machine struct {
+	console *console.Console
+	// end orders the machine to end.
+	end context.CancelCauseFunc
+}
+
+// run boots, and runs the agent until ctx ends or the agent does.
+func (m *machine) run(ctx context.Context, agent func(context.Context) error) error {
+	// What runs beside the agent ends after it, with this.
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer stop()
+	if err := m.console.Step("mount", mount); err != nil {
+		return err
+	}
+	if err := m.console.Step("see that this is the first life", theLife.check); err != nil {
+		return err
+	}
+	if err := m.console.Step("settings of the kernel", func() error { return set("/proc/sys", settings) }); err != nil {
+		m.console.Say("a setting of the kernel: %v", err) // each by itself; the machine works without
+	}
+	var drivers *modules.Set
+	err := m.console.Step("drivers", func() (err error) { drivers, err = loadDrivers(m.console); return err })
+	if err != nil {
+		return err
+	}
+	all.Go(func() { watchDevices(background, m.console, drivers) })
+	all.Go(func() { m.watchPower(background) })
+
+	source, err := userdata.Choose(userdata.Sources())
+	if err != nil {
+		return err
+	}
+	n := &network{console: m.console}
+	up := make(chan error, 1)
+	all.Go(func() { up <- m.console.Step("network", func() error { return n.up(ctx) }) })
+	var data userdata.Data
+	get := func() error {
+		return m.console.Step("user data of "+source.Name, func() (err error) { data, err = source.Get(ctx); return err })
+	}
+	if !source.Network {
+		err = get()
+	}
+	if err := errors.Join(err, <-up); err != nil {
+		return err
+	}
+	all.Go(func() { n.keep(background) })
+	if source.Network {
+		if err := get(); err != nil {
+			return err
+		}
+	}
+	t := timekeeper{console: m.console, servers: servers(source, n.lease)}
+	t.begin(ctx)
+	all.Go(func() { t.keep(background) })
+	if err := m.console.Step("name and user data", func() error { return leave("/", data, n) }); err != nil {
+		return err
+	}
+	watch, err := theLife.watch()
+	if err != nil {
+		return err
+	}
+	all.Go(func() { watch.run(background, m.console) })
+	if source.Ready != nil {
+		all.Go(func() {
+			if err := source.Ready(background); err != nil {
+				m.console.Say("%v", err)
+			}
+		})
+	}
+	m.console.Say("the agent begins")
+	return agent(ctx)
+}
+
+// loadDrivers loads what the machine's devices ask for. One that fails is told and left.
+func loadDrivers(c *console.Console) (*modules.Set, error) {
+	dir, err := modules.Dir()
+	if err != nil {
+		return nil, err
+	}
+	s, err := modules.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.LoadPresent("/sys/devices"); err != nil {
+		c.Say("a driver failed: %v", err)
+	}
+	return s, nil
+}
+
+// leave writes what the agent and others look for below root: the user data, the
+// machine's name and ID, and who answers for names.
+func leave(root string, data userdata.Data, n *network) error {
+	name := data.Hostname
+	if name == "" {
+		name = n.lease.Hostname
+	}
+	if name == "" || len(name) > maxHostname {
+		name = "cell"
+	}
+	if root == "/" {
+		if err := unix.Sethostname([]byte(name)); err != nil {
+			return fmt.Errorf("set the name %q: %w", name, err)
+		}
+	}
+	id, err := machineID(root)
+	if err != nil {
+		return err
+	}
+	seed := filepath.Dir(cloudinit.SeedFile)
+	for _, f := range []struct {
+		path, content string
+		mode          os.FileMode
+	}{
+		{"/etc/hostname", name + "\n", 0o644},
+		{"/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n" + n.lease.Address.Addr().String() + " " + name + "\n", 0o644},
+		{"/etc/resolv.conf", resolvConf(n.lease), 0o644},
+		{"/etc/machine-id", id + "\n", 0o444},
+		{cloudinit.SeedFile, string(data.Document), 0o400},
+		{filepath.Join(seed, cloudinit.PlaceFile), data.Place, 0o400},
+	} {
+		p := filepath.Join(root, f.path)
+		// An earlier boot's, which may not be one that can be written.
+		if err := os.Remove(p); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		if f.path != "/etc/hosts" && f.content == "" {
+			continue
+		}
+		if err := os.WriteFile(p, []byte(f.content), f.mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}

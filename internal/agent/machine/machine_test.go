@@ -1,0 +1,280 @@
+package machine
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/elotl/kip/internal/agent/console"
+	"github.com/elotl/kip/internal/agent/dhcp"
+	"github.com/elotl/kip/internal/agent/userdata"
+)
+
+func lifeBelow(t *testing.T) life {
+	t.Helper()
+	dir := t.TempDir()
+	return life{pods: filepath.Join(dir, "kubelet/pods"), mark: filepath.Join(dir, "itzo/mark")}
+}
+
+func TestAPodHasOneLife(t *testing.T) {
+	l := lifeBelow(t)
+	for range 2 { // a machine that was stopped before a pod came goes on
+		if err := l.check(); err != nil {
+			t.Fatal(err)
+		}
+		w, err := l.watch()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		w.run(ctx, console.New(os.Stderr))
+	}
+	if err := l.check(); err != nil {
+		t.Fatalf("no pod was there: %v", err)
+	}
+	w, err := l.watch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := filepath.Join(l.pods, "0a1b")
+	if err := os.Mkdir(pod, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	w.run(context.Background(), console.New(os.Stderr)) // returns once it has the mark
+	if _, err := os.Stat(l.mark); err != nil {
+		t.Errorf("a pod came, and the mark: %v", err)
+	}
+	// Either of both is enough: the kubelet removes its folder after the pod.
+	if err := os.Remove(pod); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.check(); !errors.Is(err, errSecondLife) {
+		t.Errorf("with the mark: %v", err)
+	}
+	if err := errors.Join(os.Remove(l.mark), os.Mkdir(pod, 0o750)); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.check(); !errors.Is(err, errSecondLife) {
+		t.Errorf("with the pod's folder: %v", err)
+	}
+}
+
+func TestAMarkThatCannotBeWrittenIsTold(t *testing.T) {
+	l := lifeBelow(t)
+	w, err := l.watch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Mkdir(l.mark, 0o755), os.Mkdir(filepath.Join(l.pods, "0a1b"), 0o750)); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	w.run(context.Background(), console.New(&out))
+	if !strings.Contains(out.String(), "mark that a pod is here") {
+		t.Errorf("the console has %q", out.String())
+	}
+}
+
+func TestSettingsAreWrittenEachByItself(t *testing.T) {
+	dir := t.TempDir()
+	for _, s := range settings[1:] {
+		p := filepath.Join(dir, s.key)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, nil, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		if s.why == "" {
+			t.Errorf("nobody says why %s is set", s.key)
+		}
+	}
+	if err := set(dir, settings); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("one that this kernel does not have: %v", err)
+	}
+	last := settings[len(settings)-1]
+	if b, err := os.ReadFile(filepath.Join(dir, last.key)); err != nil || string(b) != last.value {
+		t.Errorf("%s is %q (%v), want %q", last.key, b, err, last.value)
+	}
+}
+
+func TestWhatTheAgentLooksForIsThere(t *testing.T) {
+	root := t.TempDir()
+	for p, text := range map[string]string{
+		"sys/class/dmi/id/product_uuid": "abc\n", "etc/hostname": "cell\n", "var/lib/cloud/seed/launch-index": "9",
+	} {
+		p = filepath.Join(root, p)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, []byte(text), 0o400)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := &network{lease: dhcp.Lease{
+		Address:  netip.MustParsePrefix("10.0.0.5/24"),
+		DNS:      []netip.Addr{netip.MustParseAddr("10.0.0.2")},
+		Hostname: "ip-10-0-0-5",
+		Domain:   "ec2.internal",
+	}}
+	read := func(p string) string {
+		b, err := os.ReadFile(filepath.Join(root, p))
+		if err != nil {
+			return err.Error()
+		}
+		return string(b)
+	}
+	if err := leave(root, userdata.Data{Document: []byte("#cloud-config\n"), Place: "3"}, n); err != nil {
+		t.Fatal(err)
+	}
+	for p, want := range map[string]string{
+		"etc/hostname": "ip-10-0-0-5\n", "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n10.0.0.5 ip-10-0-0-5\n",
+		"etc/resolv.conf": "nameserver 10.0.0.2\nsearch ec2.internal\n", "var/lib/cloud/seed/user-data": "#cloud-config\n",
+		"var/lib/cloud/seed/launch-index": "3",
+	} {
+		if got := read(p); got != want {
+			t.Errorf("/%s is %q, want %q", p, got, want)
+		}
+	}
+	id := read("etc/machine-id")
+	if len(id) != 33 {
+		t.Errorf("the machine's ID is %q", id)
+	}
+	if info, err := os.Stat(filepath.Join(root, "var/lib/cloud/seed/user-data")); err != nil || info.Mode().Perm() != 0o400 {
+		t.Errorf("who may read the user data: %v (%v)", info.Mode(), err)
+	}
+	// Another boot: the same ID, the cloud's name, no place any more.
+	if err := leave(root, userdata.Data{Document: []byte("x"), Hostname: "named"}, n); err != nil {
+		t.Fatal(err)
+	}
+	again, name, place := read("etc/machine-id"), read("etc/hostname"), read("var/lib/cloud/seed/launch-index")
+	if again != id || name != "named\n" || !strings.Contains(place, "no such file") {
+		t.Errorf("at another boot: ID %q, name %q, place %q", again, name, place)
+	}
+	n.lease = dhcp.Lease{}
+	long := userdata.Data{Document: []byte("x"), Hostname: strings.Repeat("n", 65)}
+	if err := leave(root, long, n); err != nil || read("etc/hostname") != "cell\n" {
+		t.Errorf("a name that is too long: %q (%v)", read("etc/hostname"), err)
+	}
+	if got := read("etc/resolv.conf"); !strings.HasPrefix(got, "# No nameserver") {
+		t.Errorf("without nameservers: %q", got)
+	}
+}
+
+func TestRoutesOnTheLinkComeFirst(t *testing.T) {
+	lease := dhcp.Lease{
+		Address: netip.MustParsePrefix("10.128.0.7/32"),
+		Routes: []dhcp.Route{
+			{To: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.128.0.1")},
+			{To: netip.MustParsePrefix("10.128.0.1/32")},
+		},
+	}
+	got := routesOf(2, lease)
+	if len(got) != 2 || got[0].Dst.String() != "10.128.0.1/32" || got[0].Scope != netlink.SCOPE_LINK || got[0].Gw != nil {
+		t.Fatalf("the first of %v", got)
+	}
+	// The router is not in the machine's own network of one address.
+	if got[1].Dst.String() != "0.0.0.0/0" || got[1].Gw.String() != "10.128.0.1" || got[1].Flags&int(netlink.FLAG_ONLINK) == 0 {
+		t.Errorf("the second is %+v", got[1])
+	}
+	lease.Address = netip.MustParsePrefix("10.128.0.7/20")
+	if got := routesOf(2, lease); got[1].Flags&int(netlink.FLAG_ONLINK) != 0 {
+		t.Errorf("a router of the machine's own network: %+v", got[1])
+	}
+}
+
+func TestAMachineWithoutACardSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looked := 0
+		_, err := wait(context.Background(), func() ([]netlink.Link, error) { looked++; return nil, nil })
+		if err == nil || !strings.Contains(err.Error(), "no network card after 10s") || looked < 10 {
+			t.Errorf("looked %d times: %v", looked, err)
+		}
+		late := &netlink.Dummy{}
+		begun := time.Now()
+		found, err := wait(context.Background(), func() ([]netlink.Link, error) {
+			if time.Since(begun) < 3*time.Second {
+				return nil, nil
+			}
+			return []netlink.Link{late}, nil
+		})
+		if err != nil || len(found) != 1 {
+			t.Errorf("a card that comes late: %v (%v)", found, err)
+		}
+	})
+	sys := t.TempDir()
+	for name, link := range map[string]string{"eth0": "1\n", "eth1": "0\n"} {
+		p := filepath.Join(sys, name, "carrier")
+		if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, []byte(link), 0o444)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !carrier(sys, "eth0") || carrier(sys, "eth1") || carrier(sys, "eth2") {
+		t.Error("which card has a link is not seen")
+	}
+}
+
+func TestTheCloudsClockIsAskedFirst(t *testing.T) {
+	cloud, local := netip.MustParseAddr("169.254.169.123"), netip.MustParseAddr("10.0.0.1")
+	got := servers(userdata.Source{Clock: cloud}, dhcp.Lease{NTP: []netip.Addr{local}})
+	if !slices.Equal(got, []netip.Addr{cloud, local}) {
+		t.Errorf("asked are %v", got)
+	}
+	var out bytes.Buffer
+	k := timekeeper{console: console.New(&out), servers: servers(userdata.Source{}, dhcp.Lease{})}
+	k.begin(context.Background())
+	k.keep(context.Background()) // returns: there is nobody to ask
+	if !strings.Contains(out.String(), "the clock is the hardware's") {
+		t.Errorf("the console has %q", out.String())
+	}
+}
+
+func TestThePowerButtonIsKnown(t *testing.T) {
+	event := func(kind, code uint16, value uint32) []byte {
+		e := make([]byte, eventBytes)
+		binary.NativeEndian.PutUint16(e[16:], kind)
+		binary.NativeEndian.PutUint16(e[18:], code)
+		binary.NativeEndian.PutUint32(e[20:], value)
+		return e
+	}
+	for name, tc := range map[string]struct {
+		e    []byte
+		want bool
+	}{
+		"pressed":     {event(1, 116, 1), true},
+		"let go":      {event(1, 116, 0), false},
+		"another key": {event(1, 30, 1), false},
+		"no key":      {event(0, 116, 1), false},
+		"cut":         {event(1, 116, 1)[:20], false},
+	} {
+		if got := powered(tc.e); got != tc.want {
+			t.Errorf("%s: %v, want %v", name, got, tc.want)
+		}
+	}
+}
+
+func TestDevicesThatComeLaterHaveTheirDrivers(t *testing.T) {
+	for message, want := range map[string]string{
+		"add@/devices/pci/1\x00ACTION=add\x00MODALIAS=virtio:d00000002v00001AF4\x00": "virtio:d00000002v00001AF4",
+		"remove@/devices/pci/1\x00MODALIAS=virtio:d00000002\x00":                     "",
+		"add@/devices/x\x00ACTION=add\x00":                                           "",
+		"libudev\x00\xfe\xed":                                                        "",
+	} {
+		if got := modalias([]byte(message)); got != want {
+			t.Errorf("%q asks for %q, want %q", message, got, want)
+		}
+	}
+}
+
+func TestOnlyTheFirstProcessIsInit(t *testing.T) {
+	ran := false
+	if code := Main(func(context.Context) error { ran = true; return nil }); code != 2 || ran {
+		t.Errorf("as an ordinary process: code %d, the agent ran: %v", code, ran)
+	}
+}

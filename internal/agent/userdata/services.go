@@ -1,0 +1,251 @@
+package userdata
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+const (
+	// serviceLimit bounds one cloud's metadata service as a whole: it is on the host.
+	serviceLimit = 30 * time.Second
+	// answerLimit bounds one answer, and retryPause is how long a failed one is waited on.
+	answerLimit = 5 * time.Second
+	retryPause  = 250 * time.Millisecond
+)
+
+// Addresses of the services. All three clouds have the first; Azure tells the other
+// one by DHCP as well.
+const (
+	metadata = "http://169.254.169.254"
+	wire     = "http://168.63.129.16"
+)
+
+// azureTag is what each machine of Azure has in its firmware.
+const azureTag = "7783-7084-3265-9085-8832-2578-42"
+
+// Sources are all places, in the order in which they win: what whoever started the
+// machine handed to it by hand, then the cloud that the firmware names.
+func Sources() []Source { return sources("/sys", "/dev", mountSeed, metadata, wire) }
+
+func sources(sys, dev string, mount func(string) (string, func() error, error), metadata, wire string) []Source {
+	c := &service{client: &http.Client{
+		Timeout: answerLimit,
+		// Straight to the host, whatever the environment says of proxies.
+		Transport: &http.Transport{MaxIdleConnsPerHost: 1},
+	}, metadata: metadata, wire: wire}
+	dmi := func(field, value string) func() (bool, error) {
+		return func() (bool, error) {
+			b, err := os.ReadFile(filepath.Join(sys, "class/dmi/id", field))
+			if errors.Is(err, os.ErrNotExist) {
+				return false, nil
+			}
+			return strings.HasPrefix(strings.ToLower(strings.TrimSpace(string(b))), value), err
+		}
+	}
+	any := func(here ...func() (bool, error)) func() (bool, error) {
+		return func() (bool, error) {
+			for _, h := range here {
+				if is, err := h(); is || err != nil {
+					return is, err
+				}
+			}
+			return false, nil
+		}
+	}
+	return []Source{
+		qemu(sys),
+		smbios(sys),
+		noCloud(sys, dev, mount),
+		{
+			Name:    "EC2's metadata service",
+			Network: true,
+			Limit:   serviceLimit,
+			Clock:   netip.MustParseAddr("169.254.169.123"),
+			// Those on Xen have no vendor of their own, but a UUID that begins so.
+			Here:  any(dmi("sys_vendor", "amazon ec2"), dmi("product_uuid", "ec2")),
+			Fetch: c.ec2,
+		},
+		{
+			Name:    "Google Cloud's metadata service",
+			Network: true,
+			Limit:   serviceLimit,
+			Clock:   netip.MustParseAddr("169.254.169.254"),
+			Here:    dmi("product_name", "google compute engine"),
+			Fetch:   c.gce,
+		},
+		{
+			Name:    "Azure's metadata service",
+			Network: true,
+			Limit:   serviceLimit,
+			Here:    dmi("chassis_asset_tag", azureTag),
+			Fetch:   c.azure,
+			Ready:   c.ready,
+		},
+	}
+}
+
+// service asks the metadata services of clouds.
+type service struct {
+	client         *http.Client
+	metadata, wire string
+}
+
+// errNone is that of what a service does not have.
+var errNone = errors.New("the service has none")
+
+// ask sends one request until it is answered or ctx ends: a service may come up after
+// the machine. What the service refuses is not asked again.
+func (s *service) ask(ctx context.Context, method, url string, headers map[string]string, body []byte, limit int64) ([]byte, error) {
+	for {
+		b, again, err := s.once(ctx, method, url, headers, body, limit)
+		if err == nil || !again {
+			return b, err
+		}
+		timer := time.NewTimer(retryPause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, errors.Join(ctx.Err(), err)
+		case <-timer.C:
+		}
+	}
+}
+
+func (s *service) once(ctx context.Context, method, url string, headers map[string]string, body []byte, limit int64) (
+	b []byte, again bool, err error,
+) {
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, false, err
+	}
+	for k, v := range headers {
+		req.Header.Set(k, v)
+	}
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return nil, true, err
+	}
+	defer resp.Body.Close()
+	switch {
+	case resp.StatusCode == http.StatusNotFound:
+		return nil, false, fmt.Errorf("%s: %w", url, errNone)
+	case resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests:
+		return nil, true, fmt.Errorf("%s: %s", url, resp.Status)
+	case resp.StatusCode != http.StatusOK:
+		return nil, false, fmt.Errorf("%s: %s", url, resp.Status)
+	}
+	b, err = io.ReadAll(io.LimitReader(resp.Body, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		return nil, false, fmt.Errorf("%s: more than %d bytes", url, limit)
+	}
+	return b, true, err
+}
+
+// ec2 asks by IMDSv2: first for a token, then with it.
+func (s *service) ec2(ctx context.Context) (Data, error) {
+	const token = "X-aws-ec2-metadata-token"
+	b, err := s.ask(ctx, http.MethodPut, s.metadata+"/latest/api/token", map[string]string{token + "-ttl-seconds": "60"}, nil, maxName)
+	if err != nil {
+		return Data{}, err
+	}
+	with := map[string]string{token: string(b)}
+	return s.three(func(what string, limit int64) ([]byte, error) {
+		return s.ask(ctx, http.MethodGet, s.metadata+"/latest/"+what, with, nil, limit)
+	}, "user-data", "meta-data/ami-launch-index", "meta-data/local-hostname")
+}
+
+// gce asks for the attribute that cloud-init has its document in.
+func (s *service) gce(ctx context.Context) (Data, error) {
+	with := map[string]string{"Metadata-Flavor": "Google"}
+	return s.three(func(what string, limit int64) ([]byte, error) {
+		return s.ask(ctx, http.MethodGet, s.metadata+"/computeMetadata/v1/instance/"+what, with, nil, limit)
+	}, "attributes/user-data", "", "hostname")
+}
+
+// azure asks for the document, which Azure keeps in base64.
+func (s *service) azure(ctx context.Context) (Data, error) {
+	with := map[string]string{"Metadata": "true"}
+	d, err := s.three(func(what string, limit int64) ([]byte, error) {
+		return s.ask(ctx, http.MethodGet, s.metadata+"/metadata/instance/compute/"+what+"?api-version=2021-01-01&format=text", with, nil, limit)
+	}, "userData", "", "name")
+	if err != nil {
+		return Data{}, err
+	}
+	if d.Document, err = base64.StdEncoding.DecodeString(string(d.Document)); err != nil {
+		return Data{}, errors.New("it is not base64")
+	}
+	return d, nil
+}
+
+// three asks for the document, the place and the name; the latter two may be missing,
+// and are not asked for where a cloud has no word for them.
+func (s *service) three(get func(what string, limit int64) ([]byte, error), document, place, name string) (d Data, err error) {
+	// In base64 it is a third longer.
+	if d.Document, err = get(document, 2*maxBytes); err != nil {
+		return Data{}, err
+	}
+	for _, w := range []struct {
+		what string
+		to   *string
+	}{{place, &d.Place}, {name, &d.Hostname}} {
+		if w.what == "" {
+			continue
+		}
+		b, err := get(w.what, maxName)
+		if err != nil && !errors.Is(err, errNone) {
+			return Data{}, err
+		}
+		*w.to = strings.TrimSpace(string(b))
+	}
+	return d, nil
+}
+
+// ready tells Azure that the machine works, for which it has no agent of Azure's: which
+// state is wanted, then that it is reached.
+func (s *service) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, serviceLimit)
+	defer cancel()
+	const version = "x-ms-version"
+	with := map[string]string{version: "2012-11-30"}
+	b, err := s.ask(ctx, http.MethodGet, s.wire+"/machine/?comp=goalstate", with, nil, maxBytes)
+	if err != nil {
+		return fmt.Errorf("ask Azure for the wanted state: %w", err)
+	}
+	var goal struct {
+		Incarnation string `xml:"Incarnation"`
+		Container   string `xml:"Container>ContainerId"`
+		Instance    string `xml:"Container>RoleInstanceList>RoleInstance>InstanceId"`
+	}
+	if err := xml.Unmarshal(b, &goal); err != nil {
+		return fmt.Errorf("read what state Azure wants: %w", err)
+	}
+	type role struct {
+		ID    string `xml:"InstanceId"`
+		State string `xml:"Health>State"`
+	}
+	report, err := xml.Marshal(struct {
+		XMLName     xml.Name `xml:"Health"`
+		Incarnation string   `xml:"GoalStateIncarnation"`
+		Container   string   `xml:"Container>ContainerId"`
+		Roles       []role   `xml:"Container>RoleInstanceList>Role"`
+	}{Incarnation: goal.Incarnation, Container: goal.Container, Roles: []role{{goal.Instance, "Ready"}}})
+	if err != nil {
+		return err
+	}
+	with["Content-Type"] = "text/xml; charset=utf-8"
+	if _, err := s.ask(ctx, http.MethodPost, s.wire+"/machine/?comp=health", with, report, maxBytes); err != nil {
+		return fmt.Errorf("tell Azure that the machine works: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,79 @@
+package userdata
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+const (
+	// maxBytes bounds the document as the agent does, which refuses a longer one; more is
+	// no user data of Kip's.
+	maxBytes = 64 << 10
+	// maxName bounds what else a service says: names and numbers.
+	maxName = 1 << 10
+)
+
+// Data is what a machine was launched with.
+type Data struct {
+	Document []byte
+	// Place is the machine's in the launch whose document all share, "" where it has one
+	// of its own.
+	Place string
+	// Hostname is the cloud's name of the machine, "" where that tells none.
+	Hostname string
+}
+
+// Source is a place where user data may be.
+type Source struct {
+	Name string
+	// Network says that it is asked over the network, which must be up.
+	Network bool
+	// Limit bounds the whole of one Fetch.
+	Limit time.Duration
+	// Clock is a time server that all machines of this cloud have, unset for none.
+	Clock netip.Addr
+	// Here reports whether this machine has the source.
+	Here  func() (bool, error)
+	Fetch func(ctx context.Context) (Data, error)
+	// Ready tells the cloud that the machine works; nil where none asks.
+	Ready func(ctx context.Context) error
+}
+
+// Choose returns the first source that the machine has. One that is there and fails is
+// not passed over for the next: a machine would take another's orders.
+func Choose(sources []Source) (Source, error) {
+	for _, s := range sources {
+		here, err := s.Here()
+		if err != nil {
+			return Source{}, fmt.Errorf("look for user data of %s: %w", s.Name, err)
+		}
+		if here {
+			return s, nil
+		}
+	}
+	names := ""
+	for _, s := range sources {
+		names += ", " + s.Name
+	}
+	return Source{}, fmt.Errorf("no user data: this machine has none of%s", names[min(1, len(names)):])
+}
+
+// Get asks a source within its limit.
+func (s Source) Get(ctx context.Context) (Data, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.Limit)
+	defer cancel()
+	d, err := s.Fetch(ctx)
+	if err == nil && len(d.Document) == 0 {
+		err = errors.New("there is none: this machine was not launched by Kip")
+	}
+	if err == nil && len(d.Document) > maxBytes {
+		err = fmt.Errorf("it has more than %d bytes", maxBytes)
+	}
+	if err != nil {
+		return Data{}, fmt.Errorf("user data of %s: %w", s.Name, err)
+	}
+	return d, nil
+}

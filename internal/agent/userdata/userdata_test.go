@@ -1,0 +1,274 @@
+package userdata
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+const document = "#cloud-config\nkip: {}\n"
+
+// machine is the files that a kernel shows of one.
+type machine struct {
+	t        *testing.T
+	sys, dev string
+}
+
+func newMachine(t *testing.T, files map[string]string) machine {
+	t.Helper()
+	m := machine{t, t.TempDir(), t.TempDir()}
+	for p, text := range files {
+		m.put(filepath.Join(m.sys, p), text)
+	}
+	return m
+}
+
+func (m machine) put(p, text string) {
+	m.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := os.WriteFile(p, []byte(text), 0o644); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// seed is a NoCloud disk that is a folder.
+func (m machine) seed(string) (string, func() error, error) {
+	return filepath.Join(m.dev, "mounted"), func() error { return nil }, nil
+}
+
+// get chooses a source and asks it; the service is at url.
+func (m machine) get(url string) (Source, Data, error) {
+	s, err := Choose(sources(m.sys, m.dev, m.seed, url, url))
+	if err != nil {
+		return s, Data{}, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	d, err := s.Get(ctx)
+	return s, d, err
+}
+
+const fwCfg = "firmware/qemu_fw_cfg/by_name/opt/com.elotl.kip/user-data/raw"
+
+func TestOneSourceWinsByTheStatedOrder(t *testing.T) {
+	oem := "\x0b\x05\x00\x01\x02first string\x00kip.user-data=" + base64.StdEncoding.EncodeToString([]byte("by smbios")) + "\x00\x00"
+	all := map[string]string{
+		fwCfg: "by fw_cfg", "firmware/dmi/entries/11-0/raw": oem, "class/block/sr0/size": "1", "class/dmi/id/sys_vendor": "Amazon EC2\n",
+	}
+	iso := make([]byte, 17*2048)
+	copy(iso[16*2048:], "\x01CD001")
+	copy(iso[16*2048+40:], "cidata"+strings.Repeat(" ", 26))
+	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "by service") }))
+	defer service.Close()
+	for _, step := range []struct{ gone, want string }{
+		{"", "by fw_cfg"}, {fwCfg, "by smbios"}, {"firmware/dmi/entries/11-0/raw", "by disk"}, {"class/block/sr0/size", "by service"},
+	} {
+		delete(all, step.gone)
+		m := newMachine(t, all)
+		if all["class/block/sr0/size"] != "" {
+			m.put(filepath.Join(m.dev, "sr0"), string(iso))
+		}
+		m.put(filepath.Join(m.dev, "mounted/user-data"), "by disk")
+		s, d, err := m.get(service.URL)
+		if err != nil || string(d.Document) != step.want {
+			t.Errorf("without %s: %q of %s (%v), want %q", step.gone, d.Document, s.Name, err, step.want)
+		}
+	}
+	_, _, err := newMachine(t, nil).get(service.URL)
+	const want = "no user data: this machine has none of QEMU's"
+	if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "Azure's") {
+		t.Errorf("a machine with none: %v", err)
+	}
+}
+
+// A document that is there and bad is no reason to look elsewhere.
+func TestASourceThatFailsIsNotPassedOver(t *testing.T) {
+	for name, tc := range map[string]struct {
+		files map[string]string
+		want  string
+	}{
+		"empty":      {map[string]string{fwCfg: ""}, "not launched by Kip"},
+		"too long":   {map[string]string{fwCfg: strings.Repeat("x", 70000)}, "more than 65536 bytes"},
+		"not base64": {map[string]string{"firmware/dmi/entries/11-0/raw": "\x0b\x02kip.user-data=%%secret\x00\x00"}, "not base64"},
+	} {
+		tc.files["class/dmi/id/sys_vendor"] = "Amazon EC2\n"
+		_, d, err := newMachine(t, tc.files).get("http://127.0.0.1:1")
+		if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "secret") || len(d.Document) != 0 {
+			t.Errorf("%s: %q (%v), want %q", name, d.Document, err, tc.want)
+		}
+	}
+}
+
+func TestEC2IsAskedByIMDSv2(t *testing.T) {
+	failed := false
+	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPut && r.URL.Path == "/latest/api/token" && r.Header.Get("X-aws-ec2-metadata-token-ttl-seconds") != "" {
+			_, _ = io.WriteString(w, "secret-token")
+			return
+		}
+		if r.Header.Get("X-aws-ec2-metadata-token") != "secret-token" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		if !failed { // it has just begun
+			failed = true
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		switch r.URL.Path {
+		case "/latest/user-data":
+			_, _ = io.WriteString(w, document)
+		case "/latest/meta-data/ami-launch-index":
+			_, _ = io.WriteString(w, "7\n")
+		case "/latest/meta-data/local-hostname":
+			_, _ = io.WriteString(w, "ip-10-0-0-1")
+		}
+	}))
+	defer service.Close()
+	for _, files := range []map[string]string{
+		{"class/dmi/id/sys_vendor": "Amazon EC2\n"}, {"class/dmi/id/sys_vendor": "Xen\n", "class/dmi/id/product_uuid": "EC2A1B2C-0000\n"},
+	} {
+		s, d, err := newMachine(t, files).get(service.URL)
+		if err != nil || string(d.Document) != document || d.Place != "7" || d.Hostname != "ip-10-0-0-1" || !s.Network || !s.Clock.IsValid() {
+			t.Errorf("%v: %+v of %+v (%v)", files, d, s, err)
+		}
+	}
+}
+
+func TestGoogleCloudAndAzureAreAskedAsTheyWish(t *testing.T) {
+	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Header.Get("Metadata-Flavor") == "Google" && r.URL.Path == "/computeMetadata/v1/instance/attributes/user-data":
+			_, _ = io.WriteString(w, document)
+		case r.Header.Get("Metadata") == "true" && r.URL.Path == "/metadata/instance/compute/userData" &&
+			r.URL.Query().Get("format") == "text" && r.URL.Query().Get("api-version") != "":
+			_, _ = io.WriteString(w, base64.StdEncoding.EncodeToString([]byte(document)))
+		case r.Header.Get("Metadata") == "true" && r.URL.Path == "/metadata/instance/compute/name":
+			_, _ = io.WriteString(w, "cell-1")
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	defer service.Close()
+	for field, tc := range map[string][3]string{
+		"class/dmi/id/product_name":      {"Google Compute Engine\n", "Google Cloud's metadata service", ""},
+		"class/dmi/id/chassis_asset_tag": {azureTag + "\n", "Azure's metadata service", "cell-1"},
+	} {
+		s, d, err := newMachine(t, map[string]string{field: tc[0]}).get(service.URL)
+		if err != nil || s.Name != tc[1] || string(d.Document) != document || d.Place != "" || d.Hostname != tc[2] {
+			t.Errorf("%s: %+v of %s (%v)", field, d, s.Name, err)
+		}
+	}
+}
+
+func TestAzureIsToldThatTheMachineWorks(t *testing.T) {
+	var said []byte
+	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Header.Get("x-ms-version") == "":
+			w.WriteHeader(http.StatusBadRequest)
+		case r.URL.RawQuery == "comp=goalstate":
+			_, _ = io.WriteString(w, `<?xml version="1.0"?><GoalState><Incarnation>3</Incarnation><Container><ContainerId>c-1</ContainerId>`+
+				`<RoleInstanceList><RoleInstance><InstanceId>i-1</InstanceId></RoleInstance></RoleInstanceList></Container></GoalState>`)
+		case r.URL.RawQuery == "comp=health" && r.Method == http.MethodPost:
+			said, _ = io.ReadAll(r.Body)
+		}
+	}))
+	defer service.Close()
+	m := newMachine(t, map[string]string{"class/dmi/id/chassis_asset_tag": azureTag})
+	s, err := Choose(sources(m.sys, m.dev, m.seed, service.URL, service.URL))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Ready(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	want := "<Health><GoalStateIncarnation>3</GoalStateIncarnation><Container><ContainerId>c-1</ContainerId><RoleInstanceList>" +
+		"<Role><InstanceId>i-1</InstanceId><Health><State>Ready</State></Health></Role></RoleInstanceList></Container></Health>"
+	if !bytes.Equal(said, []byte(want)) {
+		t.Errorf("Azure was told\n%s, want\n%s", said, want)
+	}
+}
+
+func TestAServiceThatRefusesIsNotAskedAgain(t *testing.T) {
+	for status, want := range map[int]string{
+		http.StatusNotFound: "the service has none", http.StatusUnauthorized: "401", http.StatusForbidden: "403",
+	} {
+		asked := 0
+		service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			asked++
+			w.WriteHeader(status)
+		}))
+		_, _, err := newMachine(t, map[string]string{"class/dmi/id/product_name": "Google Compute Engine"}).get(service.URL)
+		service.Close()
+		if err == nil || !strings.Contains(err.Error(), want) || asked != 1 {
+			t.Errorf("%d: asked %d times (%v)", status, asked, err)
+		}
+	}
+	endless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(make([]byte, 3*maxBytes))
+	}))
+	defer endless.Close()
+	_, _, err := newMachine(t, map[string]string{"class/dmi/id/product_name": "Google Compute Engine"}).get(endless.URL)
+	if err == nil || !strings.Contains(err.Error(), "more than") {
+		t.Errorf("a service without end: %v", err)
+	}
+}
+
+func TestASourceHasATimeLimit(t *testing.T) {
+	s := Source{Name: "x", Limit: time.Millisecond, Fetch: func(ctx context.Context) (Data, error) {
+		<-ctx.Done()
+		return Data{}, ctx.Err()
+	}}
+	if _, err := s.Get(context.Background()); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a source that never answers: %v", err)
+	}
+	for _, s := range sources("/sys", "/dev", mountSeed, metadata, wire) {
+		if s.Limit <= 0 || s.Limit > time.Minute {
+			t.Errorf("%s has the limit %v", s.Name, s.Limit)
+		}
+	}
+}
+
+func TestTheLabelOfADisk(t *testing.T) {
+	fat := func(kind string, at int) string {
+		b := make([]byte, 512)
+		copy(b[at:], "CIDATA     "+kind)
+		return string(b)
+	}
+	for name, tc := range map[string][2]string{
+		"FAT32": {fat("FAT32   ", 71), "CIDATA"}, "FAT16": {fat("FAT16   ", 43), "CIDATA"},
+		"blank": {string(make([]byte, 1<<16)), ""}, "small": {string(make([]byte, 1024)), ""},
+	} {
+		p := filepath.Join(t.TempDir(), "disk")
+		if err := os.WriteFile(p, []byte(tc[0]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := labelOf(p); err != nil || got != tc[1] {
+			t.Errorf("%s: %q (%v), want %q", name, got, err, tc[1])
+		}
+	}
+}
+
+// FuzzOEMStrings: whatever firmware says, it is read without a crash.
+func FuzzOEMStrings(f *testing.F) {
+	f.Add([]byte("\x0b\x05\x00\x01\x02first\x00second\x00\x00"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, s := range oemStrings(b) {
+			if s == "" || strings.Contains(s, "\x00") {
+				t.Errorf("the string %q", s)
+			}
+		}
+	})
+}

@@ -1,0 +1,216 @@
+//go:build e2e
+
+package boot
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/agent/gpt"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/tunnel"
+)
+
+// TestAMachineBootsJoinsAndLivesOnce follows one disk through three boots: the first,
+// one after the power button, and one after a pod was there.
+func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
+	disk := newDisk(t)
+	authority, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := pki.NewToken()
+	user := fmt.Sprintf("#cloud-config\nkip:\n  cellID: c-1\n  caHash: \"%s\"\n  token: \"%s\"\n", authority.Hash(), token.Reveal())
+	dialer, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: authority, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyHash := ""
+	// join connects to the agent as Kip does, and has it start a kubelet, which waits for
+	// containerd and its pause image.
+	join := func(m *vm, token pki.Token) (joined time.Time) {
+		ctx := within(t)
+		s, err := dialer.Keep(ctx, tunnel.Target{
+			CellID:  "c-1",
+			Addr:    netip.MustParseAddrPort(m.agent),
+			Token:   token,
+			KeyHash: keyHash,
+		}, http.NotFoundHandler(), func(_ context.Context, hash string) error { keyHash = hash; return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		select {
+		case <-s.Ready():
+		case <-ctx.Done():
+			t.Fatalf("the agent has not joined: %v\n%s", s.LastError(), m.console())
+		}
+		joined = time.Now()
+		agent := agentapi.Client{Conn: s.Conn()}
+		until := func(what string, done func() error) {
+			for err := done(); err != nil; err = done() {
+				select {
+				case <-ctx.Done():
+					t.Fatalf("%s: %v\n%s", what, err, m.console())
+				case <-time.After(100 * time.Millisecond):
+				}
+			}
+		}
+		// An agent that is just beginning wants to be asked again.
+		until("take the configuration", func() error {
+			return agent.PutConfig(ctx, agentapi.Config{
+				NodeName:            "kip-0",
+				NodeIP:              netip.MustParseAddr("10.0.2.15"), // QEMU's first lease
+				PodIP:               netip.MustParseAddr("10.0.2.77"),
+				ClusterDomain:       "cluster.local",
+				ReservedMemoryBytes: 64 << 20,
+			})
+		})
+		until("run containerd and the kubelet", func() error {
+			status, err := agent.Status(ctx)
+			if err != nil {
+				return err
+			}
+			for _, c := range status.Components {
+				if c.PID == 0 || c.Restarts > 0 {
+					err = fmt.Errorf("%+v", status)
+				}
+			}
+			if len(status.Components) != 2 || status.CellID != "c-1" {
+				err = fmt.Errorf("%+v", status)
+			}
+			return err
+		})
+		return joined
+	}
+
+	m := start(t, disk, user, true)
+	begins := m.says("the agent begins")
+	seen := time.Now()
+	joined := join(m, token).Sub(seen)
+	t.Logf("since the kernel started, in seconds: init %.2f, root and state %.2f, user space %.2f, drivers %.2f, network %.2f, agent %.2f, joined %.2f",
+		at(t, m.says("init begins")), at(t, m.says("lay them over each other")), at(t, m.says("first life")), at(t, m.says("drivers")),
+		at(t, m.says("network (")), at(t, begins), at(t, begins)+joined.Seconds())
+	m.press()
+	m.ends()
+	for _, want := range []string{"the power button was pressed", "itzo stops", "power off"} {
+		m.says(want)
+	}
+
+	// Stopped before a pod came, it may start again; its disk has grown meanwhile.
+	if err := os.Truncate(disk, diskBytes+1<<30); err != nil {
+		t.Fatal(err)
+	}
+	m = start(t, disk, user, true)
+	m.says("the agent begins")
+	join(m, pki.Token{})
+	m.press()
+	m.ends()
+	state := stateOf(t, disk)
+	if blocks := blocksOf(t, disk, state); blocks*4096 != state.Sectors()*gpt.Sector || state.Sectors()*gpt.Sector < 3<<30 {
+		t.Errorf("the state's file system has %d blocks, its partition %d sectors", blocks, state.Sectors())
+	}
+
+	// A pod was there, as the kubelet leaves it.
+	at := fmt.Sprintf("%s?offset=%d", disk, state.First*gpt.Sector)
+	for _, dir := range []string{"kubelet/pods", "kubelet/pods/0a1b"} {
+		if out, err := exec.Command("debugfs", "-w", "-R", "mkdir "+dir, at).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	m = start(t, disk, user, true)
+	m.ends()
+	m.says("must not start twice")
+	if strings.Contains(m.console(), "the agent begins") {
+		t.Errorf("a second life begins:\n%s", m.console())
+	}
+}
+
+// TestABadStartEndsInAMessage: whatever is wrong, the console says it and the machine is
+// off, so that the cloud sees it.
+func TestABadStartEndsInAMessage(t *testing.T) {
+	spoiled := newDisk(t)
+	root := partition(t, spoiled, "kip-root")
+	f, err := os.OpenFile(spoiled, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// EROFS has its superblock behind the first KiB.
+	if _, err := f.WriteAt(make([]byte, 4096), int64(root.First)*gpt.Sector); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name, disk, userData string
+		card                 bool
+		want                 string
+	}{
+		{
+			name: "no user data",
+			disk: newDisk(t), card: true, want: "no user data: this machine has none of QEMU's firmware configuration",
+		},
+		{name: "garbage", disk: newDisk(t), userData: "\x00\xff garbage", card: true, want: `the first line is not "#cloud-config"`},
+		{name: "no network card", disk: newDisk(t), userData: "#cloud-config\n", want: "no network card after 10s"},
+		{name: "a spoiled root", disk: spoiled, card: true, want: "whose content is not an image's root"},
+	} {
+		m := start(t, tc.disk, tc.userData, tc.card)
+		m.ends()
+		if got := m.console(); !strings.Contains(got, tc.want) || strings.Contains(got, "Kernel panic") {
+			t.Errorf("%s: the console has no %q:\n%s", tc.name, tc.want, got)
+		}
+	}
+}
+
+// partition returns one of a disk.
+func partition(t *testing.T, disk, name string) gpt.Partition {
+	t.Helper()
+	f, err := os.Open(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := gpt.Read(f, uint64(info.Size())/gpt.Sector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range table.Partitions {
+		if p.Name == name {
+			return p
+		}
+	}
+	t.Fatalf("there is no partition %s: %+v", name, table.Partitions)
+	return gpt.Partition{}
+}
+
+func stateOf(t *testing.T, disk string) gpt.Partition { return partition(t, disk, "kip-state") }
+
+// blocksOf is how many blocks the ext4 of a partition says that it has.
+func blocksOf(t *testing.T, disk string, p gpt.Partition) uint64 {
+	t.Helper()
+	f, err := os.Open(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var b [4]byte
+	if _, err := f.ReadAt(b[:], int64(p.First)*gpt.Sector+1024+4); err != nil {
+		t.Fatal(err)
+	}
+	return uint64(binary.LittleEndian.Uint32(b[:]))
+}
