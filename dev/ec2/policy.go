@@ -74,8 +74,8 @@ var operators = map[string]func(has, want []string) bool{
 		return anyMatches(has, want, func(h, w string) bool { return like(w, h) })
 	},
 	"Null": func(has, want []string) bool { return slices.Equal(want, []string{"true"}) == (len(has) == 0) },
-	"ForAllValues:StringLike": func(has, want []string) bool {
-		return !slices.ContainsFunc(has, func(h string) bool { return !slices.ContainsFunc(want, func(w string) bool { return like(w, h) }) })
+	"ForAllValues:StringEquals": func(has, want []string) bool {
+		return !slices.ContainsFunc(has, func(h string) bool { return !slices.Contains(want, h) })
 	},
 }
 

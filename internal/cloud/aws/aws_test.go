@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -296,18 +297,22 @@ func TestALongMessageIsCut(t *testing.T) {
 	}
 }
 
+// endless is a body, and a client that is answered with it.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error)                 { return len(p), nil }
+func (endless) Close() error                               { return nil }
+func (e endless) Do(*http.Request) (*http.Response, error) { return &http.Response{Body: e}, nil }
+
 func TestAnAnswerWithoutEndIsCutOff(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		for line := []byte(strings.Repeat(" ", 1<<20)); ; {
-			if _, err := w.Write(line); err != nil {
-				return
-			}
-		}
-	}))
-	t.Cleanup(server.Close)
-	_, err := open(t, settings(server.URL)).List(t.Context(), owner)
-	if tooLong := new(http.MaxBytesError); !errors.As(err, &tooLong) {
-		t.Errorf("it ended with %v", err)
+	resp, err := bounded{endless{}}.Do(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	n, err := io.Copy(io.Discard, resp.Body)
+	if tooLong := new(http.MaxBytesError); n != maxAnswer || !errors.As(err, &tooLong) {
+		t.Errorf("it ended after %d bytes with %v", n, err)
 	}
 }
 

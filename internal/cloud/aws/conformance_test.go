@@ -41,6 +41,11 @@ func TestKeepsWhatCloudsPromise(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cloudtest.Run(t, cloudtest.Subject{
 				New: func(t *testing.T) cloud.Cloud {
+					policy, err := ec2.ParsePolicy(Policy())
+					if err != nil {
+						t.Fatal(err)
+					}
+					cfg.Policies = map[string]*ec2.Policy{"AKIATESTS": policy}
 					_, url := serve(t, cfg)
 					return withImage{open(t, settings(url))}
 				},
