@@ -37,7 +37,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 	least, most := r.number("MinCount"), r.number("MaxCount")
 	spec := cloud.LaunchSpec{InstanceType: r.text("InstanceType")}
 	imageID, token, data := r.text("ImageId"), r.text("ClientToken"), r.text("UserData")
-	tags, more := m.tagSpecifications(r.form)
+	more := m.tagSpecifications(r.form, "instance", "volume", "network-interface", "spot-instances-request")
 	profile := r.at("IamInstanceProfile")
 	l := &launch{token: token, profile: cmp.Or(profile.text("Arn"), profile.text("Name"))}
 	subnetID, groupIDs := m.interfaces(r.form, most, l)
@@ -68,7 +68,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 		return nil, bad("InvalidSubnetID.NotFound", "The subnet ID '%s' does not exist", subnetID)
 	}
 	l.subnet = m.cfg.Subnets[n]
-	spec.Zone, spec.Subnet, spec.Tags = l.subnet.Zone, l.subnet.ID, tags
+	spec.Zone, spec.Subnet, spec.Tags = l.subnet.Zone, l.subnet.ID, more["instance"]
 	// The whole call is compared with the one that its token was used for.
 	spec.Image = map[string]string{"call": sum(r.values.Encode())}
 	request := cloud.LaunchRequest{
@@ -130,20 +130,17 @@ func (m *Model) someEnded(token string) bool {
 	return slices.ContainsFunc(m.sim.History(), func(i sim.Instance) bool { return i.Token == token && !i.Ended.IsZero() })
 }
 
-// tagSpecifications returns the tags of the instances, and those of each kind of resource
-// that is tagged.
-func (m *Model) tagSpecifications(f *form) (instance map[string]string, each map[string]map[string]string) {
+// tagSpecifications returns the tags of each kind of resource that is tagged.
+func (m *Model) tagSpecifications(f *form, kinds ...string) (each map[string]map[string]string) {
 	each = map[string]map[string]string{}
 	for _, s := range f.each("TagSpecification") {
 		kind := s.text("ResourceType")
-		switch kind {
-		case "instance", "volume", "network-interface", "spot-instances-request":
-		default:
+		if !slices.Contains(kinds, kind) {
 			f.bad("InvalidParameterValue", "'%s' is not a valid taggable resource type for this operation.", kind)
 		}
 		each[kind] = tags(s)
 	}
-	return each["instance"], each
+	return each
 }
 
 // maxTags is EC2's, for each resource.
@@ -310,11 +307,11 @@ func (m *Model) exists(l *launch, image string, groups []string) error {
 	}
 	l.image = m.cfg.Images[n]
 	for _, id := range groups {
-		n := slices.IndexFunc(m.cfg.Groups, func(g Group) bool { return g.ID == id && g.VPC == l.subnet.VPC })
-		if n < 0 {
+		g, ok := m.group(id)
+		if !ok || g.VPC != l.subnet.VPC {
 			return bad("InvalidGroup.NotFound", "The security group '%s' does not exist in VPC '%s'", id, l.subnet.VPC)
 		}
-		l.groups = append(l.groups, m.cfg.Groups[n])
+		l.groups = append(l.groups, g)
 	}
 	for _, d := range l.devices {
 		if d.Name == l.image.RootDevice && d.GiB < l.image.GiB {

@@ -137,34 +137,6 @@ func (m *Model) describeAvailabilityZones(r *request) (any, error) {
 	return listXML[zoneSet]{RequestID: requestID, Set: zoneSet{Items: all}}, nil
 }
 
-type groupInfoXML struct {
-	ID   string `xml:"groupId"`
-	Name string `xml:"groupName"`
-	VPC  string `xml:"vpcId"`
-}
-
-type groupSet struct {
-	XMLName xml.Name       `xml:"securityGroupInfo"`
-	Items   []groupInfoXML `xml:"item"`
-}
-
-func (m *Model) describeSecurityGroups(r *request) (any, error) {
-	wanted := r.filters("vpc-id", "group-name", "group-id")
-	if err := m.one(r); err != nil {
-		return nil, err
-	}
-	var all []groupInfoXML
-	for _, g := range m.cfg.Groups {
-		if wanted.match(func(name string) []string {
-			return map[string][]string{"vpc-id": {g.VPC}, "group-name": {g.Name}, "group-id": {g.ID}}[name]
-		}) {
-			all = append(all, groupInfoXML(g))
-		}
-	}
-	some, next := page(r.form, m.cfg.PageSize, all, func(g groupInfoXML) string { return g.ID })
-	return listXML[groupSet]{requestID, groupSet{Items: some}, next}, nil
-}
-
 type imageXML struct {
 	ID         string           `xml:"imageId"`
 	Name       string           `xml:"name"`

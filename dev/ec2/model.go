@@ -44,7 +44,19 @@ type Subnet struct {
 }
 
 // Group is a security group.
-type Group struct{ ID, Name, VPC string }
+type Group struct {
+	ID, Name, VPC string
+	Tags          map[string]string
+	// Rules are who may reach its members.
+	Rules []Rule
+}
+
+// Rule lets one source, a network or a group, reach some ports.
+type Rule struct {
+	Protocol string
+	From, To int
+	Source   string
+}
 
 // Image is an AMI of the account's own, or of another owner.
 type Image struct {
@@ -62,6 +74,8 @@ type Model struct {
 	mu       sync.Mutex
 	launches map[string]*launch // by the sim's token
 	calls    map[string]int
+	groups   []Group
+	made     int // groups, ever
 }
 
 // New makes a model without instances. Close it.
@@ -81,6 +95,7 @@ func New(cfg Config) (*Model, error) {
 		sim:      machines,
 		launches: map[string]*launch{},
 		calls:    map[string]int{},
+		groups:   slices.Clone(cfg.Groups),
 	}, nil
 }
 
@@ -134,6 +149,11 @@ func (m *Model) actions() map[string]func(*request) (any, error) {
 		"DescribeRouteTables":           m.describeRouteTables,
 		"DescribeAvailabilityZones":     m.describeAvailabilityZones,
 		"DescribeSecurityGroups":        m.describeSecurityGroups,
+		"CreateSecurityGroup":           m.createSecurityGroup,
+		"DeleteSecurityGroup":           m.deleteSecurityGroup,
+		"AuthorizeSecurityGroupIngress": m.authorizeSecurityGroupIngress,
+		"RevokeSecurityGroupIngress":    m.revokeSecurityGroupIngress,
+		"DescribeVpcs":                  m.describeVpcs,
 		"DescribeImages":                m.describeImages,
 		"DescribeInstanceTypes":         m.describeInstanceTypes,
 		"DescribeInstanceTypeOfferings": m.describeInstanceTypeOfferings,

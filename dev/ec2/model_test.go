@@ -201,11 +201,12 @@ func TestWithoutRoomForTheLeastNothingIsLaunched(t *testing.T) {
 }
 
 func TestErrorsOfTheMachinesHaveEC2sCodes(t *testing.T) {
+	tight := map[sim.Kind]sim.RateLimit{sim.KindLaunch: {Resources: sim.Bucket{Capacity: 0.5}}}
 	for want, tc := range map[string]struct {
 		knobs sim.Knobs
 		fault sim.Fault
 	}{
-		"RequestLimitExceeded":              {knobs: sim.Knobs{RateLimits: map[sim.Kind]sim.RateLimit{sim.KindLaunch: {Resources: sim.Bucket{Capacity: 0.5}}}}},
+		"RequestLimitExceeded":              {knobs: sim.Knobs{RateLimits: tight}},
 		"VcpuLimitExceeded":                 {knobs: sim.Knobs{Quotas: []sim.Quota{{Name: "q", VCPUs: 1}}}},
 		"InstanceLimitExceeded":             {knobs: sim.Knobs{Quotas: []sim.Quota{{Name: "q", Instances: 1}}}},
 		"InsufficientFreeAddressesInSubnet": {knobs: sim.Knobs{SubnetAddresses: map[string]int{"subnet-1": 0}}},

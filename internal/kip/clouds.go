@@ -51,6 +51,7 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 			Subnets:         a.Subnets(),
 			Endpoint:        a.EndpointURL,
 			SkipVerify:      a.InsecureTLSSkipVerify,
+			ExtraCIDRs:      cfg.Cells.ExtraCIDRs,
 			PrivateOnly:     cfg.Cells.PrivateIPOnly,
 			Log:             log.With("cloud", "aws"),
 		})
@@ -78,9 +79,6 @@ func notOnAWS(cfg *config.Config) map[string]string {
 	if err := aws.CheckImage(c.BootImageSpec); err != nil {
 		problems["cells.bootImageSpec"] = err.Error()
 	}
-	refuse(len(c.ExtraSecurityGroups) == 0, "cells.extraSecurityGroups",
-		"there is no value: want a group that lets Kip reach TCP port 6421 of cells, and whoever should reach pods; Kip makes none in this build")
-	refuse(len(c.ExtraCIDRs) > 0, "cells.extraCIDRs", "Kip makes no security group in this build: want rules in one of cells.extraSecurityGroups")
 	refuse(c.UseCloudParameterStore, "cells.useCloudParameterStore",
 		"true is not valid: want false, since user data holds no secret but one that joins once, and then is worth nothing")
 	refuse(c.Itzo.Version != "", "cells.itzo.version", "cells run the agent of their image: want none")

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -105,8 +106,9 @@ func TestALaunchIsOneCallThatSaysAllThatCostsMoneyOrIsARight(t *testing.T) {
 				"BlockDeviceMapping.1.Ebs.DeleteOnTermination":      "true",
 				"NetworkInterface.1.SubnetId":                       "subnet-a1",
 				"NetworkInterface.1.AssociatePublicIpAddress":       "true",
-				"NetworkInterface.1.SecurityGroupId.1":              "sg-2",
-				"NetworkInterface.1.SecurityGroupId.2":              "sg-1",
+				"NetworkInterface.1.SecurityGroupId.1":              "sg-00000000000000001",
+				"NetworkInterface.1.SecurityGroupId.2":              "sg-2",
+				"NetworkInterface.1.SecurityGroupId.3":              "sg-1",
 				"NetworkInterface.1.Ipv4PrefixCount":                "1",
 				"NetworkInterface.1.SecondaryPrivateIpAddressCount": "",
 				"NetworkInterface.1.DeleteOnTermination":            "true",
@@ -533,11 +535,14 @@ func TestPartsOutliveTheirInstancesUntilTheyAreDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	parts, err := c.ListParts(t.Context(), owner)
-	if err != nil || len(parts) != 2 {
+	if err != nil || len(parts) != 3 {
 		t.Fatalf("%+v, %v", parts, err)
 	}
 	for _, p := range parts {
 		err := c.DeleteParts(t.Context(), p.ID).Err()
+		if p.Kind != "network interface" {
+			continue
+		}
 		if used := p.Instance != ""; used != cloud.Refused(err) || used && p.Instance != got[1].ID || p.Tags[cloud.TagBatch] != "t" ||
 			p.Zone != "us-east-1a" {
 			t.Errorf("%+v was deleted: %v", p, err)
@@ -551,6 +556,138 @@ func TestPartsOutliveTheirInstancesUntilTheyAreDeleted(t *testing.T) {
 	}
 	if list, err := c.ListParts(t.Context(), ""); !cloud.Refused(err) {
 		t.Errorf("the parts of nobody are %v, %v", list, err)
+	}
+}
+
+// reach is who may reach which ports, for a message and to compare.
+func reach(g ec2.Group) (all []string) {
+	for _, r := range g.Rules {
+		all = append(all, fmt.Sprintf("%s %d-%d from %s", r.Protocol, r.From, r.To, r.Source))
+	}
+	slices.Sort(all)
+	return all
+}
+
+func others(source, icmp string) []string {
+	return []string{icmp + " -1--1 from " + source, "tcp 0-6420 from " + source, "tcp 6422-65535 from " + source, "udp 0-65535 from " + source}
+}
+
+func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
+	const six = "fd00::/8"
+	for what, tc := range map[string]struct {
+		change func(*Cloud)
+		want   []string
+	}{
+		"somewhere in the VPC": {
+			change: func(*Cloud) {},
+			want:   append(others("10.0.0.0/8", "icmp"), "tcp 6421-6421 from 10.0.0.0/8"),
+		},
+		"on an instance of the VPC": {
+			change: func(c *Cloud) { c.kipGroups = []string{"sg-kip"} },
+			want:   append(others("10.0.0.0/8", "icmp"), "tcp 6421-6421 from sg-kip"),
+		},
+		"outside": {
+			change: func(c *Cloud) {
+				c.dialPublic, c.cfg.ExtraCIDRs = true, []netip.Prefix{netip.MustParsePrefix("203.0.113.7/30")}
+			},
+			want: slices.Concat(others("10.0.0.0/8", "icmp"), others("203.0.113.4/30", "icmp"), []string{"tcp 6421-6421 from 203.0.113.4/30"}),
+		},
+		"on an instance, with a network more": {
+			change: func(c *Cloud) {
+				c.kipGroups, c.cfg.ExtraCIDRs = []string{"sg-kip"}, []netip.Prefix{netip.MustParsePrefix(six)}
+			},
+			want: slices.Concat(others("10.0.0.0/8", "icmp"), others(six, "icmpv6"), []string{"tcp 6421-6421 from sg-kip"}),
+		},
+	} {
+		c, model := newCloud(t, sim.Knobs{})
+		tc.change(c)
+		for n := range 3 {
+			if err := c.Launch(t.Context(), request(fmt.Sprint(what, n), 1)).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		groups := model.Groups()
+		own := groups[len(groups)-1]
+		slices.Sort(tc.want)
+		if got := reach(own); !slices.Equal(got, tc.want) || own.Tags[cloud.TagOwner] != owner || own.VPC != vpc {
+			t.Errorf("%s: %+v, %v, want %v", what, own, got, tc.want)
+		}
+		if n := model.Calls()["CreateSecurityGroup"] + model.Calls()["AuthorizeSecurityGroupIngress"]; n != 2 {
+			t.Errorf("%s: three launches took %d calls for one group", what, n)
+		}
+		// Another start, with other networks: what is surplus goes, what is right stays.
+		c.cfg.ExtraCIDRs, c.dialPublic, c.kipGroups = nil, false, nil
+		c.forgetGroups()
+		if err := c.Launch(t.Context(), request("again", 1)).Err(); err != nil {
+			t.Fatal(err)
+		}
+		again := model.Groups()
+		if got, want := reach(again[len(again)-1]), append([]string{}, others("10.0.0.0/8", "icmp")...); len(again) != len(groups) ||
+			!slices.Equal(got, slices.Sorted(slices.Values(append(want, "tcp 6421-6421 from 10.0.0.0/8")))) {
+			t.Errorf("%s, and then as usual: %v in %d groups", what, got, len(again))
+		}
+	}
+}
+
+func TestTheGroupOfTheCellsIsAPartThatGoesLast(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	got, err := c.Launch(t.Context(), request("t", 1)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts, err := c.ListParts(t.Context(), owner)
+	n := slices.IndexFunc(parts, func(p cloud.Part) bool { return p.Kind == "security group" })
+	if err != nil || n < 0 || parts[n].Instance != "" || parts[n].Tags[cloud.TagCell]+parts[n].Tags[cloud.TagBatch] != "" {
+		t.Fatalf("%+v, %v", parts, err)
+	}
+	group := parts[n].ID
+	if err := c.DeleteParts(t.Context(), group).Err(); !cloud.Refused(err) {
+		t.Errorf("one that is in use: %v", err)
+	}
+	if err := c.Terminate(t.Context(), got[0].ID).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := c.DeleteParts(t.Context(), group).Err(); err != nil {
+			t.Error(err)
+		}
+	}
+	if slices.ContainsFunc(model.Groups(), func(g ec2.Group) bool { return g.ID == group }) {
+		t.Error("the group is there")
+	}
+	// A Kip that runs on makes another.
+	if err := c.Launch(t.Context(), request("u", 1)).Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Somebody deletes the group behind Kip's back: no offering is to blame for it.
+func TestALaunchWhoseGroupIsGoneIsToBeRepeated(t *testing.T) {
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	c, other := open(t, settings(url)), open(t, settings(url))
+	if _, err := c.ownGroup(t.Context(), vpc, owner); err != nil {
+		t.Fatal(err)
+	}
+	parts, err := other.ListParts(t.Context(), owner)
+	if err != nil || len(parts) != 1 {
+		t.Fatal(parts, err)
+	}
+	c.own[owner] = cellsGroup{id: parts[0].ID} // was there when Kip started
+	if err := other.DeleteParts(t.Context(), parts[0].ID).Err(); err != nil {
+		t.Fatal(err)
+	}
+	r := request("t", 1)
+	if err := c.Launch(t.Context(), r).Err(); err == nil || cloud.Refused(err) {
+		t.Errorf("without its group: %v", err)
+	}
+	if err := c.Launch(t.Context(), r).Err(); err != nil || len(model.Machines().Truth()) != 1 {
+		t.Errorf("again: %v", err)
+	}
+	r = request("u", 1)
+	r.SecurityGroups = []string{"sg-none"}
+	c.own[owner] = cellsGroup{id: c.own[owner].id}
+	if err := c.Launch(t.Context(), r).Err(); !cloud.Refused(err) {
+		t.Errorf("with a group of nobody's: %v", err)
 	}
 }
 
@@ -633,7 +770,8 @@ func metadataService(t *testing.T, subnet string) string {
 		"placement/region":                     "eu-west-1",
 		"mac":                                  "02:00",
 		"network/interfaces/macs/02:00/vpc-id": vpc,
-		"network/interfaces/macs/02:00/subnet-id": subnet,
+		"network/interfaces/macs/02:00/subnet-id":          subnet,
+		"network/interfaces/macs/02:00/security-group-ids": "sg-1\nsg-2",
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		value, ok := values[strings.TrimPrefix(r.URL.Path, "/latest/meta-data/")]
@@ -655,6 +793,7 @@ func metadataService(t *testing.T, subnet string) string {
 
 func TestKipFindsOutWhereItRuns(t *testing.T) {
 	const own = "subnet-own"
+	here := []netip.Prefix{netip.MustParsePrefix("203.0.113.7/32")}
 	for what, tc := range map[string]struct {
 		here       string // the subnet that Kip runs in
 		env        string
@@ -669,8 +808,9 @@ func TestKipFindsOutWhereItRuns(t *testing.T) {
 			subnets: []string{"s"}},
 		"in EC2, told by the environment": {here: own, env: "us-west-1", cfg: Config{Region: "us-west-2"}, region: "us-west-1",
 			subnets: []string{own}},
-		"in another VPC":                {here: own, cfg: Config{VPC: "vpc-2"}, region: "eu-west-1", dialPublic: true},
-		"outside":                       {cfg: Config{Region: "us-west-2", VPC: vpc}, region: "us-west-2", dialPublic: true},
+		"in another VPC":                {here: own, cfg: Config{VPC: "vpc-2", ExtraCIDRs: here}, region: "eu-west-1", dialPublic: true},
+		"outside":                       {cfg: Config{Region: "us-west-2", VPC: vpc, ExtraCIDRs: here}, region: "us-west-2", dialPublic: true},
+		"outside, at no address":        {cfg: Config{Region: "us-west-2", VPC: vpc}, want: "cells.extraCIDRs"},
 		"outside, with private cells":   {cfg: Config{Region: "us-west-2", VPC: vpc, PrivateOnly: true}, region: "us-west-2"},
 		"outside, without a region":     {cfg: Config{VPC: vpc}, want: "cloud.aws.region"},
 		"outside, without a subnet":     {cfg: Config{Region: "us-west-2"}, want: "cloud.aws.subnetID"},
@@ -691,7 +831,8 @@ func TestKipFindsOutWhereItRuns(t *testing.T) {
 			}
 		case err != nil:
 			t.Errorf("%s: %v", what, err)
-		case c.Traits().Region != tc.region || !slices.Equal(c.cfg.Subnets, tc.subnets) || c.Traits().DialPublic != tc.dialPublic:
+		case c.Traits().Region != tc.region || !slices.Equal(c.cfg.Subnets, tc.subnets) ||
+			(len(c.kipGroups) == 2) != (tc.here != "" && tc.cfg.Endpoint == "" && !tc.dialPublic) || c.Traits().DialPublic != tc.dialPublic:
 			t.Errorf("%s: %+v, dialled at public addresses %v", what, c.cfg, c.Traits().DialPublic)
 		}
 	}

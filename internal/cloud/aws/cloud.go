@@ -38,7 +38,11 @@ type Cloud struct {
 	mu      sync.Mutex
 	network *network
 	images  map[string]image
-	groups  map[string]string // IDs by name
+	groups  map[string]string     // IDs by name
+	own     map[string]cellsGroup // by owner
+
+	kipGroups []string      // of the instance that Kip runs on, where that is in the VPC
+	making    chan struct{} // holds one who makes a cells' group
 }
 
 // Name implements cloud.Cloud.
@@ -212,7 +216,7 @@ func instanceOf(i types.Instance) cloud.Instance {
 		PublicIP:     address(i.PublicIpAddress),
 		PodIP:        podAddress(i.NetworkInterfaces),
 		Launched:     aws.ToTime(i.LaunchTime),
-		Tags:         map[string]string{},
+		Tags:         mapOf(i.Tags),
 	}
 	if i.Placement != nil {
 		out.Zone = aws.ToString(i.Placement.AvailabilityZone)
@@ -222,9 +226,6 @@ func instanceOf(i types.Instance) cloud.Instance {
 	}
 	if i.AmiLaunchIndex != nil {
 		out.Place = cloud.PlaceOf(int(*i.AmiLaunchIndex))
-	}
-	for _, t := range i.Tags {
-		out.Tags[aws.ToString(t.Key)] = aws.ToString(t.Value)
 	}
 	return out
 }
@@ -279,6 +280,7 @@ func (c *Cloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	clear(c.images)
 	clear(c.groups)
 	c.mu.Unlock()
+	c.forgetGroups()
 	list, err := c.catalogue(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read what EC2 sells in %s: %w", c.cfg.Region, err)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -41,6 +42,8 @@ type Config struct {
 	Endpoint string
 	// SkipVerify takes any certificate of Endpoint.
 	SkipVerify bool
+	// ExtraCIDRs may reach cells, besides the VPC.
+	ExtraCIDRs []netip.Prefix
 	// PrivateOnly says that no cell has a public address, unless its pod asks for one.
 	PrivateOnly bool
 
@@ -123,10 +126,19 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		api:    api,
 		images: map[string]image{},
 		groups: map[string]string{},
+		own:    map[string]cellsGroup{},
+		making: make(chan struct{}, 1),
 	}
 	// Who is elsewhere reaches instances at their public addresses only.
 	inside := cfg.Endpoint != "" || here.vpc != "" && (cfg.VPC == "" || cfg.VPC == here.vpc || cfg.VPC == defaultVPC)
 	c.dialPublic = !inside && !cfg.PrivateOnly
+	if inside {
+		c.kipGroups = here.groups
+	}
+	if c.dialPublic && len(cfg.ExtraCIDRs) == 0 {
+		return nil, errors.New("cells.extraCIDRs: there is no value, and Kip runs outside of the cells' VPC: " +
+			"want the addresses from which it dials them, such as 203.0.113.7/32")
+	}
 	return c, nil
 }
 
@@ -151,7 +163,10 @@ func (b bounded) Do(r *http.Request) (*http.Response, error) {
 }
 
 // whereabouts are those of the instance that Kip runs on; empty where it is on none.
-type whereabouts struct{ region, vpc, subnet string }
+type whereabouts struct {
+	region, vpc, subnet string
+	groups              []string
+}
 
 // whereIsKip asks the metadata service.
 func whereIsKip(ctx context.Context, endpoint string) (here whereabouts, err error) {
@@ -173,7 +188,12 @@ func whereIsKip(ctx context.Context, endpoint string) (here whereabouts, err err
 	}
 	region := read("placement/region")
 	mac := "network/interfaces/macs/" + read("mac") + "/"
-	here = whereabouts{region: region, vpc: read(mac + "vpc-id"), subnet: read(mac + "subnet-id")}
+	here = whereabouts{
+		region: region,
+		vpc:    read(mac + "vpc-id"),
+		subnet: read(mac + "subnet-id"),
+		groups: strings.Fields(read(mac + "security-group-ids")),
+	}
 	if err != nil {
 		return whereabouts{}, fmt.Errorf("ask the metadata service where Kip runs: %w", err)
 	}

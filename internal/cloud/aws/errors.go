@@ -74,7 +74,7 @@ var meanings = map[string]meaning{
 // Codes that the driver itself decides on.
 const (
 	codeTerminated = "IdempotentInstanceTerminated"
-	codeNotFound   = "InvalidInstanceID.NotFound"
+	codeNoGroup    = "InvalidGroup.NotFound"
 )
 
 // failed is what EC2 said, cut to what a person reads.

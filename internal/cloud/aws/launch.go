@@ -46,6 +46,9 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 	}
 	out, err := c.api.RunInstances(ctx, in)
 	switch {
+	case codeOf(err) == codeNoGroup && c.groupIsGone(ctx, r.TagsOf(0)[cloud.TagOwner]):
+		// Not a refusal: the same call succeeds once the group is there.
+		return nil, fmt.Errorf("the security group of the cells is not there, or not yet: %w", saidOf(err))
 	case codeOf(err) == codeTerminated:
 		return c.ended(ctx, r, classify(err, cloud.Scope{}))
 	case err != nil:
@@ -146,10 +149,15 @@ func (c *Cloud) runInstances(ctx context.Context, r cloud.LaunchRequest) (*ec2.R
 	if err != nil {
 		return nil, err
 	}
-	groups, err := c.groupIDs(ctx, n.vpc, r.SecurityGroups)
+	more, err := c.groupIDs(ctx, n.vpc, r.SecurityGroups)
 	if err != nil {
 		return nil, err
 	}
+	own, err := c.ownGroup(ctx, n.vpc, r.TagsOf(0)[cloud.TagOwner])
+	if err != nil {
+		return nil, err
+	}
+	groups := append([]string{own}, slices.DeleteFunc(more, func(id string) bool { return id == own })...)
 	in := &ec2.RunInstancesInput{
 		ClientToken:  aws.String(r.Token),
 		MinCount:     aws.Int32(1),

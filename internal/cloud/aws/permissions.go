@@ -41,7 +41,7 @@ var permissions = []permission{
 		actions: []string{
 			"ec2:DescribeAvailabilityZones", "ec2:DescribeImages", "ec2:DescribeInstanceTypeOfferings", "ec2:DescribeInstanceTypes",
 			"ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables", "ec2:DescribeSecurityGroups",
-			"ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets",
+			"ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets", "ec2:DescribeVpcs",
 		},
 		resources: []string{"*"},
 	},
@@ -59,12 +59,12 @@ var permissions = []permission{
 		resources: []string{resource("subnet"), resource("security-group"), "arn:*:ec2:*::image/*"},
 	},
 	{
-		sid:       "KipTagsWhatItLaunches",
-		why:       "The tags of a launch; in no other call.",
+		sid:       "KipTagsWhatItMakes",
+		why:       "The tags of what is launched or made, in the same call.",
 		actions:   []string{"ec2:CreateTags"},
-		resources: madeByLaunch,
+		resources: append(slices.Clip(madeByLaunch), resource("security-group")),
 		conditions: map[string]map[string][]string{
-			"StringEquals": {"ec2:CreateAction": {"RunInstances"}},
+			"StringEquals": {"ec2:CreateAction": {"CreateSecurityGroup", "RunInstances"}},
 			"StringLike":   made["StringLike"],
 		},
 	},
@@ -92,6 +92,26 @@ var permissions = []permission{
 		why:        "Interfaces that outlived their cells.",
 		actions:    []string{"ec2:DeleteNetworkInterface"},
 		resources:  []string{resource("network-interface")},
+		conditions: owned,
+	},
+	{
+		sid:        "KipMakesAGroup",
+		why:        "The security group of the cells.",
+		actions:    []string{"ec2:CreateSecurityGroup"},
+		resources:  []string{resource("security-group")},
+		conditions: made,
+	},
+	{
+		sid:       "KipMakesAGroupIn",
+		why:       "Where that group is. Narrow it to the VPC of the cells.",
+		actions:   []string{"ec2:CreateSecurityGroup"},
+		resources: []string{resource("vpc")},
+	},
+	{
+		sid:        "KipKeepsItsGroup",
+		why:        "The rules of that group, and its end with `kipctl cleanup`.",
+		actions:    []string{"ec2:AuthorizeSecurityGroupIngress", "ec2:DeleteSecurityGroup", "ec2:RevokeSecurityGroupIngress"},
+		resources:  []string{resource("security-group")},
 		conditions: owned,
 	},
 	{

@@ -121,7 +121,7 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	parts, err := c.ListParts(t.Context(), owner)
 	must("the parts", err)
 	for _, p := range parts {
-		if p.Instance == "" {
+		if p.Kind == "network interface" && p.Instance == "" {
 			must("a sweep", c.DeleteParts(t.Context(), p.ID).Err())
 		}
 	}
