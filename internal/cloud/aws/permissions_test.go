@@ -134,22 +134,26 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 }
 
 func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
-	c, model, _ := underPolicy(t, sim.Knobs{})
+	c, model, _ := underPolicy(t, sim.Knobs{PartsLeft: 1})
 	got, err := c.Launch(t.Context(), request("t", 1)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
 	// What somebody else launched has no tag.
-	others := model.Machines().Launch(t.Context(), cloud.LaunchRequest{
+	launch := cloud.LaunchRequest{
 		Token:      "other",
 		LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "us-east-1a", Subnet: "subnet-a1"},
 		UserData:   []byte{},
-		Machines:   make([]cloud.Machine, 1),
-	})
+		Machines:   make([]cloud.Machine, 2),
+	}
+	others := model.Machines().Launch(t.Context(), launch)
 	if others.Err() != nil {
 		t.Fatal(others.Err())
 	}
-	other := others[0].Instance.ID
+	other, ended := others[0].Instance.ID, others[1].Instance.ID
+	if err := model.Machines().Terminate(t.Context(), ended).Err(); err != nil {
+		t.Fatal(err)
+	}
 	untagged := request("u", 1)
 	in, err := c.runInstances(t.Context(), untagged)
 	if err != nil {
@@ -163,6 +167,8 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 		"taking another's":       c.Tag(t.Context(), cloud.Tagging{ID: other, Tags: map[string]string{cloud.TagOwner: owner}}).Err(),
 		"giving away its own":    c.Tag(t.Context(), cloud.Tagging{ID: got[0].ID, Tags: map[string]string{cloud.TagOwner: "b"}}).Err(),
 		"a tag of another tool":  c.Tag(t.Context(), cloud.Tagging{ID: got[0].ID, Tags: map[string]string{"team": "b"}}).Err(),
+		"sweeping another's":     c.DeleteParts(t.Context(), "eni-"+strings.TrimPrefix(ended, "i-")).Err(),
+		"another's group":        c.DeleteParts(t.Context(), "sg-2").Err(),
 		"both in one call":       c.Terminate(t.Context(), got[0].ID, other).Err(),
 		"a launch without a tag": func() error { _, err := c.api.RunInstances(t.Context(), in); return classify(err, cloud.Scope{}) }(),
 	} {
