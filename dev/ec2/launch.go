@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
@@ -319,15 +318,6 @@ func (m *Model) exists(l *launch, image string, groups []string) error {
 		}
 	}
 	return nil
-}
-
-// typeOf is a type of the catalogue.
-func (m *Model) typeOf(name string) (catalog.InstanceType, bool) {
-	n := slices.IndexFunc(m.cfg.Sim.Catalogue, func(t catalog.InstanceType) bool { return t.Name == name })
-	if n < 0 {
-		return catalog.InstanceType{}, false
-	}
-	return m.cfg.Sim.Catalogue[n], true
 }
 
 // wireTime is how EC2 writes times.

@@ -142,7 +142,7 @@ func (c *Cloud) runInstances(ctx context.Context, r cloud.LaunchRequest) (*ec2.R
 	case s.zone != r.Zone:
 		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("subnet %s is in zone %s, not in %q", r.Subnet, s.zone, r.Zone))
 	case c.dialPublic && (r.PrivateIPOnly || !s.public):
-		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("Kip runs outside of %s and reaches public addresses only: "+
+		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("from outside of %s Kip reaches public addresses only: "+
 			"want a subnet with a route to an internet gateway, and no private-ip-only", n.vpc))
 	}
 	boot, err := c.image(ctx, r.Image)
