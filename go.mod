@@ -3,6 +3,12 @@ module github.com/elotl/kip
 go 1.26.8
 
 require (
+	github.com/aws/aws-sdk-go-v2 v1.47.7
+	github.com/aws/aws-sdk-go-v2/config v1.33.15
+	github.com/aws/aws-sdk-go-v2/credentials v1.20.15
+	github.com/aws/aws-sdk-go-v2/feature/ec2/imds v1.20.7
+	github.com/aws/aws-sdk-go-v2/service/ec2 v1.344.1
+	github.com/aws/smithy-go v1.28.8
 	github.com/containerd/containerd/v2 v2.3.7
 	github.com/containerd/plugin v1.1.0
 	github.com/containernetworking/cni v1.3.0
@@ -52,9 +58,18 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
-require go4.org/netipx v0.0.0-20260823151212-3075585bcbeb // indirect
+require go4.org/netipx v0.0.0-20260823151212-3075585bcbeb
 
 require (
+	github.com/aws/aws-sdk-go-v2/internal/configsources v1.5.10 // indirect
+	github.com/aws/aws-sdk-go-v2/internal/endpoints/v2 v2.8.10 // indirect
+	github.com/aws/aws-sdk-go-v2/internal/v4a v1.5.10 // indirect
+	github.com/aws/aws-sdk-go-v2/service/internal/accept-encoding v1.13.24 // indirect
+	github.com/aws/aws-sdk-go-v2/service/internal/presigned-url v1.14.10 // indirect
+	github.com/aws/aws-sdk-go-v2/service/signin v1.12.3 // indirect
+	github.com/aws/aws-sdk-go-v2/service/sso v1.39.3 // indirect
+	github.com/aws/aws-sdk-go-v2/service/ssooidc v1.44.3 // indirect
+	github.com/aws/aws-sdk-go-v2/service/sts v1.51.8 // indirect
 	github.com/moby/ipvs v1.1.0 // indirect
 	sigs.k8s.io/knftables v0.0.21 // indirect
 )

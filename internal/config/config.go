@@ -2,6 +2,7 @@ package config
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -73,14 +74,24 @@ type Local struct {
 
 // AWS is Amazon EC2.
 type AWS struct {
-	Region                string `key:"region" doc:"Region such as us-east-1. Default: the instance that Kip runs on, by its metadata. AWS_DEFAULT_REGION and AWS_REGION win over it."`
+	Region                string `key:"region" doc:"Region such as us-east-1. Default: that of the instance that Kip runs on, by its metadata. AWS_REGION and AWS_DEFAULT_REGION win over it."`
 	AccessKeyID           Secret `key:"accessKeyID" doc:"Access key. Default: the environment, the service account's role, the instance's role."`
 	SecretAccessKey       Secret `key:"secretAccessKey" doc:"The access key's secret."`
-	VPCID                 string `key:"vpcID" doc:"VPC of the cells; default means the account's default VPC. Default: the VPC that Kip runs in."`
-	SubnetID              string `key:"subnetID" doc:"Subnet of the cells. Default: the subnet that Kip runs in."`
-	EndpointURL           string `key:"endpointURL" doc:"Another address of the EC2 API, for private clouds that speak it."`
+	VPCID                 string `key:"vpcID" doc:"VPC of the cells; default means the account's default VPC. Default: that of subnetID, or the VPC that Kip runs in."`
+	SubnetID              string `key:"subnetID" doc:"Subnet of the cells, or several of one VPC, separated by commas, in one zone or several. Default: all of vpcID, or the subnet that Kip runs in. A cell that was launched together with others takes seventeen addresses of it, one by itself two: give cells subnets of their own."`
+	EndpointURL           string `key:"endpointURL" doc:"Another address of the EC2 API, for private clouds that speak it. With it Kip asks no other service, nor the metadata of the instance that it runs on."`
 	InsecureTLSSkipVerify bool   `key:"insecureTLSSkipVerify" default:"false" doc:"Do not verify the certificate of endpointURL."`
 	ECSClusterName        string `key:"ecsClusterName" deprecated:"Fargate is not supported" doc:"Ignored."`
+}
+
+// Subnets are the IDs in SubnetID.
+func (a *AWS) Subnets() (ids []string) {
+	for id := range strings.SplitSeq(a.SubnetID, ",") {
+		if id = strings.TrimSpace(id); id != "" {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // GCE is Google Compute Engine.
@@ -137,7 +148,7 @@ type EtcdClient struct {
 
 // Cells are the machines that pods run on.
 type Cells struct {
-	BootImageSpec          map[string]string   `key:"bootImageSpec" clouds:"aws,gce,azure" doc:"Which image cells boot, in the cloud's own terms. Default: Kip's newest."`
+	BootImageSpec          map[string]string   `key:"bootImageSpec" clouds:"aws,gce,azure" doc:"Which image cells boot, in the cloud's own terms. With aws imageID, or name, of which * may be a part and the newest is taken, with or without owner (an account; else your own): required there. Default: Kip's newest."`
 	DefaultInstanceType    string              `key:"defaultInstanceType" doc:"Instance type of pods that name neither resources nor a type. Required."`
 	DefaultVolumeSize      resource.Quantity   `key:"defaultVolumeSize" default:"5Gi" clouds:"aws,gce,azure" doc:"Size of a cell's root disk, at least 1Gi."`
 	ReservedMemory         resource.Quantity   `key:"reservedMemory" default:"64Mi" doc:"What a cell's kernel and agent need of its memory: added to what the pod needs when an instance type is chosen."`

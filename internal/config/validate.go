@@ -76,6 +76,16 @@ func (c *Config) CheckCloud(built ...string) error {
 		" or ")}
 }
 
+// Refuse returns an *Error for each key with what is wrong with its value in this build,
+// joined; nil if there are none.
+func (c *Config) Refuse(problems map[string]string) error {
+	var errs []*Error
+	for _, key := range slices.Sorted(maps.Keys(problems)) {
+		errs = append(errs, &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: problems[key]})
+	}
+	return joined(errs)
+}
+
 // CheckStopped returns an *Error for each pool of standby cells that is to be kept
 // stopped, joined, unless the cloud that is configured can stop instances.
 func (c *Config) CheckStopped(can bool) error {
@@ -172,6 +182,13 @@ func (d *decoder) cloud(c Cloud) {
 		d.check(a.Region == "" || a.EndpointURL != "" || awsRegion.MatchString(a.Region), "cloud.aws.region", a.Region,
 			"a region such as us-east-1")
 		d.check(a.EndpointURL == "" || isURL(a.EndpointURL), "cloud.aws.endpointURL", a.EndpointURL, "a URL such as https://ec2.example.com")
+		d.check(!a.InsecureTLSSkipVerify || a.EndpointURL != "", "cloud.aws.insecureTLSSkipVerify", "true",
+			"false, since there is no cloud.aws.endpointURL")
+		for _, id := range a.Subnets() {
+			d.check(strings.HasPrefix(id, "subnet-"), "cloud.aws.subnetID", id, "IDs such as subnet-0123456789abcdef0, separated by commas")
+		}
+		d.check(a.VPCID == "" || a.VPCID == "default" || strings.HasPrefix(a.VPCID, "vpc-"), "cloud.aws.vpcID", a.VPCID,
+			"an ID such as vpc-0123456789abcdef0, or default")
 		d.together("cloud.aws.accessKeyID", a.AccessKeyID != "", "cloud.aws.secretAccessKey", a.SecretAccessKey != "")
 	}
 	if g := c.GCE; g != nil && g.Credentials != nil {

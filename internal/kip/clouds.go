@@ -2,9 +2,11 @@ package kip
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/aws"
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
 	"github.com/elotl/kip/internal/cloud/remote"
@@ -32,9 +35,26 @@ func Child(args []string) bool {
 }
 
 // openCloud returns the one cloud that provider.yaml names.
-func openCloud(cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
-	if err := cfg.CheckCloud("local", "sim"); err != nil {
+func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
+	if err := cfg.CheckCloud("local", "aws", "sim"); err != nil {
 		return nil, err
+	}
+	if a := cfg.Cloud.AWS; a != nil {
+		if err := cfg.Refuse(notOnAWS(cfg)); err != nil {
+			return nil, err
+		}
+		return aws.New(ctx, aws.Config{
+			Region:          a.Region,
+			AccessKeyID:     a.AccessKeyID.Reveal(),
+			SecretAccessKey: a.SecretAccessKey.Reveal(),
+			VPC:             a.VPCID,
+			Subnets:         a.Subnets(),
+			Endpoint:        a.EndpointURL,
+			SkipVerify:      a.InsecureTLSSkipVerify,
+			ExtraCIDRs:      cfg.Cells.ExtraCIDRs,
+			PrivateOnly:     cfg.Cells.PrivateIPOnly,
+			Log:             log.With("cloud", "aws"),
+		})
 	}
 	if s := cfg.Cloud.Sim; s != nil {
 		return remote.Dial("sim", s.Socket), nil
@@ -46,6 +66,35 @@ func openCloud(cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
 		RootDir:     l.RootDir,
 		Nameservers: l.Nameservers,
 	})
+}
+
+// notOnAWS are the keys that are set and cannot have their effect on EC2 in this build,
+// with what is wrong with each.
+func notOnAWS(cfg *config.Config) map[string]string {
+	c, problems := cfg.Cells, map[string]string{}
+	refuse := func(refused bool, key, problem string) {
+		if refused {
+			problems[key] = problem
+		}
+	}
+	if err := aws.CheckImage(c.BootImageSpec); err != nil {
+		problems["cells.bootImageSpec"] = err.Error()
+	}
+	refuse(c.UseCloudParameterStore, "cells.useCloudParameterStore",
+		"true is not valid: want false, since user data holds no secret but one that joins once, and then is worth nothing")
+	refuse(c.Itzo.Version != "", "cells.itzo.version", "cells run the agent of their image: want none")
+	refuse(c.Itzo.URL != "", "cells.itzo.url", "cells run the agent of their image: want none")
+	refuse(c.CloudInitFile != "", "cells.cloudInitFile", "it has no effect in this build: want none")
+	refuse(len(c.CellConfig) > 0, "cells.cellConfig", "it has no effect in this build: want none")
+	for i, n := range c.Grants.Namespaces {
+		refuse(len(n.CloudRoutes) > 0, fmt.Sprintf("cells.grants.namespaces[%d].cloudRoutes", i),
+			"Kip makes no routes on EC2 in this build: want none")
+	}
+	for i, s := range c.StandbyCells {
+		refuse(s.Dedicated, fmt.Sprintf("cells.standbyCells[%d].dedicated", i),
+			"EC2's dedicated instances are not offered in this build: want false")
+	}
+	return problems
 }
 
 // launchOptions are what provider.yaml says of each launch.

@@ -188,7 +188,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.authority, err = loadAuthority(ctx, l.store, sealer, l.clock, l.Log); err != nil {
 		return err
 	}
-	bare, err := openCloud(l.cfg, l.Log)
+	bare, err := openCloud(ctx, l.cfg, l.Log)
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,3 @@
-// Package aws owns what is known of EC2's machines. It must not know how a launch is
-// decided on.
 package aws
 
 import (

@@ -50,6 +50,10 @@ type Config struct {
 	// SharedUserData makes that trait true: a launch of several machines that have
 	// user data or tags of their own is refused.
 	SharedUserData bool
+	// LikeEC2 is for a model of EC2 that stands before the cloud: of a launch without
+	// room for all, the first places have the instances, and one without the owner's
+	// tag is not refused.
+	LikeEC2 bool
 
 	// ManagementCIDR and PodCIDR are where addresses are taken from, the same
 	// offset in both, unique among the machines that hold one. By default

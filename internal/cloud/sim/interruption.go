@@ -76,6 +76,18 @@ func (c *Cloud) interruptions(ctx context.Context, tell func(cloud.Interruption)
 	}
 }
 
+// Announced returns the interruptions that were announced of instances that have not ended.
+func (c *Cloud) Announced() (all []cloud.Interruption) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range c.notices {
+		if n.m.Ended.IsZero() {
+			all = append(all, n.Interruption)
+		}
+	}
+	return all
+}
+
 func (c *Cloud) tellStreams() {
 	close(c.changed)
 	c.changed = make(chan struct{})

@@ -42,6 +42,11 @@ func (l *launched) known(now time.Time, life time.Duration) bool {
 // and have no addresses. The same token with another request is refused. A
 // request that started nothing leaves its token unused.
 func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
+	return c.LaunchAtLeast(ctx, r, 1)
+}
+
+// LaunchAtLeast is Launch, but starts nothing where there is no room for so many.
+func (c *Cloud) LaunchAtLeast(ctx context.Context, r cloud.LaunchRequest, least int) cloud.LaunchResults {
 	text, err := json.Marshal(r) // a copy that is ours
 	if err != nil {
 		return cloud.NotLaunched(len(r.Machines), fmt.Errorf("read the request: %w", err))
@@ -53,7 +58,7 @@ func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchR
 	o := offer{own.InstanceType, own.Zone, own.Subnet, own.Spot()}
 	var results cloud.LaunchResults
 	err = c.do(ctx, Call{Kind: KindLaunch, Launch: &own}, func(now time.Time) (err error) {
-		results, err = c.launch(own, sha256.Sum256(text), o, now)
+		results, err = c.launch(own, least, sha256.Sum256(text), o, now)
 		return err
 	})
 	if err != nil {
@@ -62,7 +67,7 @@ func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchR
 	return results
 }
 
-func (c *Cloud) launch(r cloud.LaunchRequest, sum [sha256.Size]byte, o offer, now time.Time) (cloud.LaunchResults, error) {
+func (c *Cloud) launch(r cloud.LaunchRequest, least int, sum [sha256.Size]byte, o offer, now time.Time) (cloud.LaunchResults, error) {
 	if err := checkToken(r.Token); err != nil {
 		return nil, fmt.Errorf("%w: %w", cloud.ErrRefused, err)
 	}
@@ -86,7 +91,7 @@ func (c *Cloud) launch(r cloud.LaunchRequest, sum [sha256.Size]byte, o offer, no
 		return nil, err
 	}
 	room, short := c.room(o, true)
-	if room <= 0 {
+	if room < max(1, least) {
 		return nil, short
 	}
 
@@ -98,6 +103,9 @@ func (c *Cloud) launch(r cloud.LaunchRequest, sum [sha256.Size]byte, o offer, no
 	// Which of them find room is the cloud's affair, so callers must not count
 	// on the first ones.
 	order := c.rand("places", r.Token, l.use).Perm(len(r.Machines))
+	if c.cfg.LikeEC2 {
+		slices.Sort(order)
+	}
 	lucky := order[:min(room, len(order))]
 	slices.Sort(lucky)
 	for _, n := range lucky {
@@ -158,7 +166,7 @@ func (c *Cloud) checkRequest(r cloud.LaunchRequest, o offer) (float64, error) {
 		return 0, errors.New("the machines have user data or tags of their own: one call has one of each")
 	}
 	for n := range r.Machines {
-		if r.TagsOf(n)[cloud.TagOwner] == "" {
+		if r.TagsOf(n)[cloud.TagOwner] == "" && !c.cfg.LikeEC2 {
 			return 0, fmt.Errorf("the tags of machine %d have no %s: without it List never shows the instance", n, cloud.TagOwner)
 		}
 	}
@@ -183,12 +191,12 @@ func (c *Cloud) checkQuotas(o offer, n int, vcpus int64) error {
 			}
 		}
 		if more := int64(n) * vcpus; q.VCPUs > 0 && sum.vcpus+more > q.VCPUs {
-			return cloud.No(cloud.ErrQuota, q.scope(), fmt.Errorf("VcpuLimitExceeded: %q allows %d vCPUs; %d are in use and %d are requested",
-				q.Name, q.VCPUs, sum.vcpus, more))
+			return cloud.No(cloud.ErrQuota, q.scope(), fmt.Errorf("%w: %q allows %d vCPUs; %d are in use and %d are requested",
+				CodeVCPULimit, q.Name, q.VCPUs, sum.vcpus, more))
 		}
 		if q.Instances > 0 && sum.instances+n > q.Instances {
-			return cloud.No(cloud.ErrQuota, q.scope(), fmt.Errorf("InstanceLimitExceeded: %q allows %d instances; %d run and %d are requested",
-				q.Name, q.Instances, sum.instances, n))
+			return cloud.No(cloud.ErrQuota, q.scope(), fmt.Errorf("%w: %q allows %d instances; %d run and %d are requested",
+				CodeInstanceLimit, q.Name, q.Instances, sum.instances, n))
 		}
 	}
 	return nil
@@ -202,11 +210,6 @@ func (q Quota) scope() cloud.Scope {
 	}
 	return cloud.Scope{Family: q.Family, Spot: clonePointer(q.Spot), Account: q.Family == ""}
 }
-
-var (
-	errInsufficient = errors.New("InsufficientInstanceCapacity")
-	errNoAddress    = errors.New("InsufficientFreeAddressesInSubnet")
-)
 
 // room returns for how many machines there is room, and what is short when that
 // is none.
@@ -227,13 +230,14 @@ func (c *Cloud) room(o offer, addresses bool) (int, error) {
 				free -= h.instances
 			}
 		}
-		bound(free, cloud.Scope{InstanceType: p.InstanceType, Zone: p.Zone, Subnet: p.Subnet, Spot: clonePointer(p.Spot)}, errInsufficient)
+		bound(free, cloud.Scope{InstanceType: p.InstanceType, Zone: p.Zone, Subnet: p.Subnet, Spot: clonePointer(p.Spot)},
+			CodeInsufficientCapacity)
 	}
 	if addresses {
 		if most, ok := c.knobs.SubnetAddresses[o.subnet]; ok {
-			bound(most-c.addresses[o.subnet], cloud.Scope{Zone: o.zone, Subnet: o.subnet}, errNoAddress)
+			bound(most-c.addresses[o.subnet], cloud.Scope{Zone: o.zone, Subnet: o.subnet}, CodeNoAddress)
 		}
-		bound(c.plan.free(), cloud.Scope{Account: true}, errNoAddress)
+		bound(c.plan.free(), cloud.Scope{Account: true}, CodeNoAddress)
 	}
 	return n, short
 }

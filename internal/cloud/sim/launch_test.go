@@ -232,7 +232,7 @@ func TestAddressesAreTheOwnOfWhoHoldsThem(t *testing.T) {
 			}
 			_, err := try(ctx, c, request("2", 1))
 			var short *cloud.Error
-			if !errors.As(err, &short) || short.Scope != (cloud.Scope{Account: true}) || !errors.Is(err, errNoAddress) {
+			if !errors.As(err, &short) || short.Scope != (cloud.Scope{Account: true}) || !errors.Is(err, CodeNoAddress) {
 				t.Errorf("got %v: want a shortage of everything", err)
 			}
 			ok(t, c.Terminate(ctx, ids(got)[2]).Err())

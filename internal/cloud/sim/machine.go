@@ -335,7 +335,7 @@ func (c *Cloud) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 		for n, id := range ids {
 			m := c.find(id, now)
 			if m == nil {
-				results[n].Err = fmt.Errorf("InvalidInstanceID.NotFound: there is no instance %s: %w", id, cloud.ErrNotFound)
+				results[n].Err = fmt.Errorf("%w: there is no instance %s: %w", CodeNotFound, id, cloud.ErrNotFound)
 				continue
 			}
 			all := maps.Clone(m.Tags)
@@ -376,10 +376,10 @@ func (c *Cloud) Stop(ctx context.Context, ids ...string) cloud.Results {
 		machines, err := c.findAll(ids, now, func(m *machine) bool { return m.State == cloud.Stopping || m.State == cloud.Stopped },
 			func(m *machine) error {
 				if m.State != cloud.Running {
-					return fmt.Errorf("IncorrectInstanceState: instance %s is %s", m.ID, m.State)
+					return fmt.Errorf("%w: instance %s is %s", CodeState, m.ID, m.State)
 				}
 				if m.Spot {
-					return fmt.Errorf("UnsupportedOperation: instance %s is a spot instance, which cannot be stopped", m.ID)
+					return fmt.Errorf("%w: instance %s is a spot instance, which cannot be stopped", CodeUnsupported, m.ID)
 				}
 				return nil
 			})
@@ -407,7 +407,7 @@ func (c *Cloud) findAll(ids []string, now time.Time, done func(*machine) bool, c
 	for _, id := range ids {
 		m := c.find(id, now)
 		if m == nil {
-			return nil, fmt.Errorf("%w: InvalidInstanceID.NotFound: there is no instance %s", cloud.ErrRefused, id)
+			return nil, fmt.Errorf("%w: %w: there is no instance %s", cloud.ErrRefused, CodeNotFound, id)
 		}
 		if done(m) || slices.Contains(found, m) {
 			continue
@@ -444,7 +444,7 @@ func (c *Cloud) Start(ctx context.Context, ids ...string) cloud.Results {
 		machines, err := c.findAll(ids, now, func(m *machine) bool { return m.State == cloud.Pending || m.State == cloud.Running },
 			func(m *machine) error {
 				if m.State != cloud.Stopped {
-					return fmt.Errorf("IncorrectInstanceState: instance %s is %s", m.ID, m.State)
+					return fmt.Errorf("%w: instance %s is %s", CodeState, m.ID, m.State)
 				}
 				return nil
 			})

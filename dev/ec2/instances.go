@@ -1,0 +1,410 @@
+package ec2
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// reservationXML is the answer to RunInstances, and an element of that to
+// DescribeInstances.
+type reservationXML struct {
+	RequestID     string        `xml:"requestId,omitempty"`
+	ReservationID string        `xml:"reservationId"`
+	OwnerID       string        `xml:"ownerId"`
+	Instances     []instanceXML `xml:"instancesSet>item"`
+}
+
+type stateXML struct {
+	Code int    `xml:"code"`
+	Name string `xml:"name"`
+}
+
+type instanceXML struct {
+	ID          string         `xml:"instanceId"`
+	ImageID     string         `xml:"imageId"`
+	State       stateXML       `xml:"instanceState"`
+	LaunchIndex int            `xml:"amiLaunchIndex"`
+	Type        string         `xml:"instanceType"`
+	LaunchTime  string         `xml:"launchTime"`
+	Zone        string         `xml:"placement>availabilityZone"`
+	Tenancy     string         `xml:"placement>tenancy"`
+	Subnet      string         `xml:"subnetId,omitempty"`
+	VPC         string         `xml:"vpcId,omitempty"`
+	PrivateIP   string         `xml:"privateIpAddress,omitempty"`
+	PublicIP    string         `xml:"ipAddress,omitempty"`
+	Groups      []groupXML     `xml:"groupSet>item"`
+	RootDevice  string         `xml:"rootDeviceName"`
+	Token       string         `xml:"clientToken"`
+	Tags        []tagXML       `xml:"tagSet>item"`
+	Interfaces  []interfaceXML `xml:"networkInterfaceSet>item"`
+	Lifecycle   string         `xml:"instanceLifecycle,omitempty"`
+	SpotRequest string         `xml:"spotInstanceRequestId,omitempty"`
+}
+
+type groupXML struct {
+	ID   string `xml:"groupId"`
+	Name string `xml:"groupName"`
+}
+
+type tagXML struct {
+	Key   string `xml:"key"`
+	Value string `xml:"value"`
+}
+
+type interfaceXML struct {
+	ID         string        `xml:"networkInterfaceId"`
+	Subnet     string        `xml:"subnetId"`
+	VPC        string        `xml:"vpcId"`
+	PrivateIP  string        `xml:"privateIpAddress,omitempty"`
+	Attachment attachmentXML `xml:"attachment"`
+	Addresses  []addressXML  `xml:"privateIpAddressesSet>item"`
+	Prefixes   []prefixXML   `xml:"ipv4PrefixSet>item"`
+}
+
+type attachmentXML struct {
+	DeviceIndex int    `xml:"deviceIndex"`
+	Status      string `xml:"status"`
+	Delete      bool   `xml:"deleteOnTermination"`
+}
+
+type addressXML struct {
+	IP      string `xml:"privateIpAddress"`
+	Primary bool   `xml:"primary"`
+}
+
+type prefixXML struct {
+	Prefix string `xml:"ipv4Prefix"`
+}
+
+type deviceXML struct {
+	Name              string
+	GiB               int
+	Encrypted, Delete bool
+}
+
+var states = map[cloud.State]stateXML{
+	cloud.Pending:     {0, "pending"},
+	cloud.Running:     {16, "running"},
+	cloud.Terminating: {32, "shutting-down"},
+	cloud.Gone:        {48, "terminated"},
+	cloud.Stopping:    {64, "stopping"},
+	cloud.Stopped:     {80, "stopped"},
+}
+
+func tagSet(tags map[string]string) (all []tagXML) {
+	for _, k := range sortedKeys(tags) {
+		all = append(all, tagXML{k, tags[k]})
+	}
+	return all
+}
+
+// launchOf is that of an instance.
+func (m *Model) launchOf(i sim.Instance) *launch {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if l := m.launches[i.Token]; l != nil {
+		return l
+	}
+	return &launch{}
+}
+
+// instance is one in EC2's words. One that has ended has no place in a network any more.
+func (m *Model) instance(i sim.Instance) instanceXML {
+	l := m.launchOf(i)
+	index, _ := strconv.Atoi(i.Place) // of sim's own making
+	out := instanceXML{
+		ID:          i.ID,
+		ImageID:     l.image.ID,
+		State:       states[i.State],
+		LaunchIndex: index,
+		Type:        i.InstanceType,
+		LaunchTime:  wireTime(i.Launched),
+		Zone:        i.Zone,
+		Tenancy:     "default",
+		RootDevice:  l.image.RootDevice,
+		Token:       l.token,
+		Tags:        tagSet(i.Tags),
+	}
+	if i.Spot {
+		out.Lifecycle, out.SpotRequest = "spot", spotRequest(i.ID)
+	}
+	if i.State == cloud.Gone {
+		return out
+	}
+	out.Subnet, out.VPC = i.Subnet, l.subnet.VPC
+	for _, g := range l.groups {
+		out.Groups = append(out.Groups, groupXML{g.ID, g.Name})
+	}
+	n := interfaceXML{
+		ID:         interfaceID(i.ID),
+		Subnet:     i.Subnet,
+		VPC:        l.subnet.VPC,
+		Attachment: attachmentXML{Status: "attached", Delete: true},
+	}
+	if i.ManagementIP.IsValid() {
+		out.PrivateIP = i.ManagementIP.String()
+		n.PrivateIP, n.Addresses = out.PrivateIP, []addressXML{{out.PrivateIP, true}}
+		if l.secondary {
+			n.Addresses = append(n.Addresses, addressXML{IP: i.PodIP.String()})
+		}
+		if l.prefix {
+			n.Prefixes = []prefixXML{{m.prefixOf(i.PodIP).String()}}
+		}
+		if l.public {
+			out.PublicIP = publicOf(i.ManagementIP).String()
+		}
+	}
+	out.Interfaces = []interfaceXML{n}
+	return out
+}
+
+func interfaceID(instance string) string { return "eni-" + strings.TrimPrefix(instance, "i-") }
+func spotRequest(instance string) string { return "sir-" + strings.TrimPrefix(instance, "i-")[:8] }
+
+// prefixOf is the /28 of a machine: the sixteenfold of its place among the addresses of
+// pods, in the network 100.64.0.0/10.
+func (m *Model) prefixOf(pod netip.Addr) netip.Prefix {
+	base, own, first := m.cfg.Sim.PodCIDR.Masked().Addr().As4(), pod.As4(), netip.MustParseAddr("100.64.0.0").As4()
+	number := func(b [4]byte) uint32 { return uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3]) }
+	n := number(first) + (number(own)-number(base))*16
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}), 28)
+}
+
+// publicOf is the public address of a machine, in 198.0.0.0/8.
+func publicOf(private netip.Addr) netip.Addr {
+	b := private.As4()
+	b[0] = 198
+	return netip.AddrFrom4(b)
+}
+
+type describeInstancesXML struct {
+	RequestID    string           `xml:"requestId"`
+	Reservations []reservationXML `xml:"reservationSet>item"`
+	NextToken    string           `xml:"nextToken,omitempty"`
+}
+
+// shownFor is how long EC2 shows an instance that has ended: about an hour.
+const shownFor = time.Hour
+
+func (m *Model) describeInstances(r *request) (any, error) {
+	ids := r.texts("InstanceId")
+	wanted := r.filters("tag:", "tag-key", "instance-id", "instance-state-name", "client-token", "availability-zone", "subnet-id",
+		"vpc-id", "instance-type")
+	if len(ids) > 0 && r.has("MaxResults") {
+		r.bad("InvalidParameterCombination", "The parameter instancesSet cannot be used with the parameter maxResults")
+	}
+	r.number("MaxResults")
+	r.text("NextToken")
+	if err := r.done(); err != nil {
+		return nil, err
+	}
+	if err := m.may(r, "ec2:DescribeInstances", "*", nil); err != nil {
+		return nil, err
+	}
+	// A description of some instances has a kind of its own, for faults and for bounds.
+	kind := sim.KindList
+	if len(ids) > 0 || wanted["instance-id"] != nil {
+		kind = sim.KindDescribe
+	}
+	shown, err := m.sim.Shown(r.ctx, sim.Call{Kind: kind, IDs: ids})
+	if err != nil {
+		return nil, err
+	}
+	// A zone that is disrupted fails each call that may be about it.
+	for _, zone := range m.blindZones() {
+		if only := wanted["availability-zone"]; only == nil || slices.Contains(only, zone) {
+			return nil, &apiError{http.StatusServiceUnavailable, "Unavailable", "The zone " + zone + " is experiencing a service disruption"}
+		}
+	}
+	if unknown := m.sim.Unknown(ids...); len(unknown) > 0 {
+		return nil, notFound(unknown)
+	}
+	now := m.now()
+	shown = slices.DeleteFunc(shown, func(i sim.Instance) bool {
+		if len(ids) > 0 && !slices.Contains(ids, i.ID) || !i.Ended.IsZero() && now.Sub(i.Ended) > shownFor {
+			return true
+		}
+		x := m.instance(i)
+		return !wanted.match(func(name string) []string {
+			switch name {
+			case "instance-id":
+				return []string{x.ID}
+			case "instance-state-name":
+				return []string{x.State.Name}
+			case "client-token":
+				return []string{x.Token}
+			case "availability-zone":
+				return []string{x.Zone}
+			case "subnet-id":
+				return []string{x.Subnet}
+			case "vpc-id":
+				return []string{x.VPC}
+			case "instance-type":
+				return []string{x.Type}
+			}
+			return tagValues(i.Tags, name)
+		})
+	})
+	some, next := page(r.form, m.cfg.PageSize, shown, func(i sim.Instance) string { return i.ID })
+	answer := describeInstancesXML{RequestID: requestID, NextToken: next}
+	byToken := map[string]int{}
+	for _, i := range some {
+		n, ok := byToken[i.Token]
+		if !ok {
+			n = len(answer.Reservations)
+			byToken[i.Token] = n
+			answer.Reservations = append(answer.Reservations, reservationXML{ReservationID: reservation(i.Token), OwnerID: m.cfg.Account})
+		}
+		answer.Reservations[n].Instances = append(answer.Reservations[n].Instances, m.instance(i))
+	}
+	return answer, nil
+}
+
+func (m *Model) now() time.Time {
+	if c := m.cfg.Sim.Clock; c != nil {
+		return c.Now()
+	}
+	return time.Now()
+}
+
+func (m *Model) blindZones() (zones []string) {
+	// Change is how the knobs are read, too: it never fails where nothing changes.
+	_ = m.sim.Change(func(k *sim.Knobs) { zones = slices.Clone(k.BlindZones) })
+	return zones
+}
+
+func notFound(ids []string) error {
+	return bad("InvalidInstanceID.NotFound", "The instance IDs '%s' do not exist", strings.Join(ids, ", "))
+}
+
+type stateChangeXML struct {
+	RequestID string      `xml:"requestId"`
+	Instances []changeXML `xml:"instancesSet>item"`
+}
+
+type changeXML struct {
+	ID       string   `xml:"instanceId"`
+	Current  stateXML `xml:"currentState"`
+	Previous stateXML `xml:"previousState"`
+}
+
+// change is a call that moves instances into another state. EC2 does it for all or none.
+func (m *Model) change(r *request, kind sim.Kind, to cloud.State, do func(ids []string) cloud.Results) (any, error) {
+	ids := r.texts("InstanceId")
+	if len(ids) == 0 {
+		r.bad("MissingParameter", "The request must contain the parameter InstanceId")
+	}
+	if err := r.done(); err != nil {
+		return nil, err
+	}
+	if unknown := m.sim.Unknown(ids...); len(unknown) > 0 {
+		return nil, m.refused(r, kind, ids, notFound(unknown))
+	}
+	for _, id := range ids {
+		if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.tagsOf(id))); err != nil {
+			return nil, err
+		}
+	}
+	if err := do(ids).Err(); err != nil {
+		return nil, err
+	}
+	answer := stateChangeXML{RequestID: requestID}
+	for _, id := range ids {
+		answer.Instances = append(answer.Instances, changeXML{ID: id, Current: states[to], Previous: states[cloud.Running]})
+	}
+	return answer, nil
+}
+
+// refused is a no that counts as a call, and meets the faults of one.
+func (m *Model) refused(r *request, kind sim.Kind, ids []string, no error) error {
+	return m.sim.Take(r.ctx, sim.Call{Kind: kind, IDs: ids}, func() error { return no })
+}
+
+func (m *Model) tagsOf(id string) map[string]string {
+	for _, i := range m.sim.History() {
+		if i.ID == id {
+			return i.Tags
+		}
+	}
+	return nil
+}
+
+func (m *Model) terminateInstances(r *request) (any, error) {
+	return m.change(r, sim.KindTerminate, cloud.Terminating, func(ids []string) cloud.Results { return m.sim.Terminate(r.ctx, ids...) })
+}
+
+func (m *Model) stopInstances(r *request) (any, error) {
+	return m.change(r, sim.KindStop, cloud.Stopping, func(ids []string) cloud.Results { return m.sim.Stop(r.ctx, ids...) })
+}
+
+func (m *Model) startInstances(r *request) (any, error) {
+	return m.change(r, sim.KindStart, cloud.Pending, func(ids []string) cloud.Results { return m.sim.Start(r.ctx, ids...) })
+}
+
+type doneXML struct {
+	RequestID string `xml:"requestId"`
+	Return    bool   `xml:"return"`
+}
+
+func (m *Model) createTags(r *request) (any, error) {
+	ids, set := r.texts("ResourceId"), tags(r.form)
+	if err := r.done(); err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		if !strings.HasPrefix(id, "i-") {
+			return nil, bad("InvalidID", "The ID '%s' is not valid: the model tags instances", id)
+		}
+	}
+	if unknown := m.sim.Unknown(ids...); len(unknown) > 0 {
+		return nil, m.refused(r, sim.KindTag, ids, notFound(unknown))
+	}
+	var taggings []cloud.Tagging
+	for _, id := range ids {
+		about := tagged("RequestTag", set)
+		for k, v := range tagged("ResourceTag", m.tagsOf(id)) {
+			about[k] = v
+		}
+		if err := m.may(r, "ec2:CreateTags", m.arn("instance/"+id), about); err != nil {
+			return nil, err
+		}
+		taggings = append(taggings, cloud.Tagging{ID: id, Tags: set})
+	}
+	if err := m.sim.Tag(r.ctx, taggings...).Err(); err != nil {
+		return nil, err
+	}
+	return doneXML{requestID, true}, nil
+}
+
+type consoleXML struct {
+	RequestID string `xml:"requestId"`
+	ID        string `xml:"instanceId"`
+	Timestamp string `xml:"timestamp"`
+	Output    string `xml:"output"`
+}
+
+func (m *Model) getConsoleOutput(r *request) (any, error) {
+	id := r.text("InstanceId")
+	r.flag("Latest")
+	if err := r.done(); err != nil {
+		return nil, err
+	}
+	if unknown := m.sim.Unknown(id); len(unknown) > 0 {
+		return nil, m.refused(r, sim.KindDescribe, []string{id}, notFound(unknown))
+	}
+	if err := m.may(r, "ec2:GetConsoleOutput", m.arn("instance/"+id), tagged("ResourceTag", m.tagsOf(id))); err != nil {
+		return nil, err
+	}
+	err := m.sim.Take(r.ctx, sim.Call{Kind: sim.KindDescribe, IDs: []string{id}}, func() error { return nil })
+	text := fmt.Sprintf("[    0.000000] %s is simulated\n", id)
+	return consoleXML{requestID, id, wireTime(m.now()), base64.StdEncoding.EncodeToString([]byte(text))}, err
+}

@@ -1,0 +1,324 @@
+package ec2
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// launch is what a call of RunInstances asked for, which all its instances have.
+type launch struct {
+	token   string // the caller's
+	image   Image
+	groups  []Group
+	profile string // ARN or name
+	// public, secondary and prefix are what the interface has besides its address.
+	public, secondary, prefix bool
+	devices                   []deviceXML
+	subnet                    Subnet
+}
+
+// maxUserData is EC2's, in bytes before base64.
+const maxUserData = 16 << 10
+
+// runInstances launches. The order is EC2's as far as it can be seen: what cannot be read
+// is refused, then who may not, then what was launched before is told again, and only then
+// is looked whether all of it exists.
+func (m *Model) runInstances(r *request) (any, error) {
+	least, most := r.number("MinCount"), r.number("MaxCount")
+	spec := cloud.LaunchSpec{InstanceType: r.text("InstanceType")}
+	imageID, token, data := r.text("ImageId"), r.text("ClientToken"), r.text("UserData")
+	more := m.tagSpecifications(r.form, "instance", "volume", "network-interface", "spot-instances-request")
+	profile := r.at("IamInstanceProfile")
+	l := &launch{token: token, profile: cmp.Or(profile.text("Arn"), profile.text("Name"))}
+	subnetID, groupIDs := m.interfaces(r.form, most, l)
+	spec.Market = m.market(r.form)
+	m.options(r.form)
+	m.disks(r.form, l)
+	userData, err := base64.StdEncoding.DecodeString(data)
+	switch {
+	case err != nil:
+		r.bad("InvalidParameterValue", "Invalid BASE64 encoding of user data.")
+	case len(userData) > maxUserData:
+		r.bad("InvalidParameterValue", "User data is limited to %d bytes", maxUserData)
+	case least < 1 || most < least:
+		r.bad("InvalidParameterValue", "MinCount is %d and MaxCount %d", least, most)
+	case most > cloud.MaxLaunch:
+		r.bad("InstanceLimitExceeded", "The model launches at most %d instances in a call", cloud.MaxLaunch)
+	case len(token) > 64:
+		r.bad("InvalidParameterValue", "The client token has more than 64 characters")
+	}
+	if err := r.done(); err != nil {
+		return nil, err
+	}
+	if err := m.mayLaunch(r, l, imageID, subnetID, groupIDs, more); err != nil {
+		return nil, err
+	}
+	n := slices.IndexFunc(m.cfg.Subnets, func(s Subnet) bool { return s.ID == subnetID })
+	if n < 0 {
+		return nil, bad("InvalidSubnetID.NotFound", "The subnet ID '%s' does not exist", subnetID)
+	}
+	l.subnet = m.cfg.Subnets[n]
+	spec.Zone, spec.Subnet, spec.Tags = l.subnet.Zone, l.subnet.ID, more["instance"]
+	// The whole call is compared with the one that its token was used for.
+	spec.Image = map[string]string{"call": sum(r.values.Encode())}
+	request := cloud.LaunchRequest{
+		Token:      m.simToken(token, spec.Zone),
+		LaunchSpec: spec,
+		UserData:   userData,
+		Machines:   make([]cloud.Machine, most),
+	}
+	if request.UserData == nil {
+		request.UserData = []byte{}
+	}
+	m.mu.Lock()
+	before := m.launches[request.Token]
+	m.mu.Unlock()
+	if before == nil {
+		if err := m.exists(l, imageID, groupIDs); err != nil {
+			return nil, err
+		}
+		m.mu.Lock()
+		if m.launches[request.Token] == nil {
+			m.launches[request.Token] = l
+		}
+		m.mu.Unlock()
+	}
+	results := m.sim.LaunchAtLeast(r.ctx, request, least)
+	instances := slices.DeleteFunc(results.Instances(), func(i cloud.Instance) bool { return i.ID == "" })
+	if len(instances) == 0 {
+		return nil, results.Err()
+	}
+	if before != nil && m.someEnded(request.Token) {
+		return nil, bad("IdempotentInstanceTerminated", "The client token '%s' is that of an instance that has been terminated", token)
+	}
+	answer := reservationXML{ReservationID: reservation(request.Token), OwnerID: m.cfg.Account, RequestID: requestID}
+	for _, i := range instances {
+		answer.Instances = append(answer.Instances, m.instance(sim.Instance{Instance: i, Token: request.Token}))
+	}
+	return answer, nil
+}
+
+// simToken is a token in a zone: EC2 keeps one for each. A call without one is none that
+// came before.
+func (m *Model) simToken(token, zone string) string {
+	if token == "" {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		token = fmt.Sprintf("none\n%d", len(m.launches))
+	}
+	return sum(zone + "\n" + token)
+}
+
+func sum(text string) string {
+	s := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(s[:])
+}
+
+func reservation(token string) string { return "r-" + token[:17] }
+
+func (m *Model) someEnded(token string) bool {
+	return slices.ContainsFunc(m.sim.History(), func(i sim.Instance) bool { return i.Token == token && !i.Ended.IsZero() })
+}
+
+// tagSpecifications returns the tags of each kind of resource that is tagged.
+func (m *Model) tagSpecifications(f *form, kinds ...string) (each map[string]map[string]string) {
+	each = map[string]map[string]string{}
+	for _, s := range f.each("TagSpecification") {
+		kind := s.text("ResourceType")
+		if !slices.Contains(kinds, kind) {
+			f.bad("InvalidParameterValue", "'%s' is not a valid taggable resource type for this operation.", kind)
+		}
+		each[kind] = tags(s)
+	}
+	return each
+}
+
+// maxTags is EC2's, for each resource.
+const maxTags = 50
+
+func tags(f *form) map[string]string {
+	all := map[string]string{}
+	for _, t := range f.each("Tag") {
+		key := t.text("Key")
+		if key == "" || len(key) > 128 || strings.HasPrefix(key, "aws:") || len(t.text("Value")) > 256 {
+			f.bad("InvalidParameterValue", "Tag keys and values are bounded, and keys starting with 'aws:' are reserved: %s", key)
+		}
+		all[key] = t.text("Value")
+	}
+	if len(all) > maxTags {
+		f.bad("TagLimitExceeded", "More than %d tags specified", maxTags)
+	}
+	return all
+}
+
+// interfaces reads the interfaces of a call, or what stands for the one that it does not
+// name, and refuses what the reference forbids: a number of secondary addresses for more
+// than one instance, a public address beside a second interface.
+func (m *Model) interfaces(f *form, most int, l *launch) (subnet string, groups []string) {
+	subnet, groups = f.text("SubnetId"), f.texts("SecurityGroupId")
+	all := f.each("NetworkInterface")
+	if len(all) > 0 && (subnet != "" || len(groups) > 0) {
+		f.bad("InvalidParameterCombination", "Network interfaces and an instance-level subnet ID or security groups may not be specified on the same request")
+	}
+	for n, i := range all {
+		index, secondary, prefixes := i.number("DeviceIndex"), i.number("SecondaryPrivateIpAddressCount"), i.number("Ipv4PrefixCount")
+		id, public := i.text("SubnetId"), i.flag("AssociatePublicIpAddress")
+		i.flag("DeleteOnTermination")
+		switch {
+		case index != n:
+			f.bad("InvalidParameterValue", "The device indices must be 0, 1 and so on")
+		case secondary > 0 && most > 1:
+			f.bad("InvalidParameterCombination", "secondaryPrivateIpAddressCount may not be specified when launching more than one instance")
+		case secondary > 0 && prefixes > 0:
+			f.bad("InvalidParameterCombination", "Prefixes and secondary addresses may not be specified on the same request")
+		case secondary > 1 || prefixes > 1:
+			f.bad("InvalidParameterValue", "The model gives an interface one address or one prefix")
+		case public && len(all) > 1:
+			f.bad("InvalidParameterCombination", "The associatePublicIPAddress parameter cannot be specified when launching with multiple network interfaces.")
+		case n > 0:
+			f.bad("InvalidParameterValue", "The model gives an instance one interface")
+		}
+		subnet, groups = id, i.texts("SecurityGroupId")
+		l.public, l.secondary, l.prefix = public, secondary == 1, prefixes == 1
+	}
+	if subnet == "" {
+		f.bad("MissingInput", "No subnets found for the default VPC: the model wants a subnet")
+	}
+	return subnet, groups
+}
+
+func (m *Model) market(f *form) cloud.Market {
+	o := f.at("InstanceMarketOptions")
+	kind, s := o.text("MarketType"), o.at("SpotOptions")
+	once, behaviour := s.text("SpotInstanceType"), s.text("InstanceInterruptionBehavior")
+	switch {
+	case kind == "" && once+behaviour == "":
+		return cloud.OnDemand
+	case kind != "spot":
+		f.bad("InvalidParameterValue", "The market type '%s' is invalid", kind)
+	case once != "" && once != "one-time" || behaviour != "" && behaviour != "terminate":
+		f.bad("InvalidParameterValue", "The model has spot requests that are one-time and terminate")
+	}
+	return cloud.Spot
+}
+
+// options are those of which the model only knows whether they can be asked for.
+func (m *Model) options(f *form) {
+	o := f.at("MetadataOptions")
+	hops := o.number("HttpPutResponseHopLimit")
+	oneOf(f, "InstanceInitiatedShutdownBehavior", "stop", "terminate")
+	oneOf(o, "HttpEndpoint", "enabled", "disabled")
+	oneOf(o, "HttpTokens", "optional", "required")
+	oneOf(o, "InstanceMetadataTags", "enabled", "disabled")
+	if hops < 0 || hops > 64 {
+		f.bad("InvalidParameterValue", "The hop limit %d is not from 1 to 64", hops)
+	}
+	credits := oneOf(f.at("CreditSpecification"), "CpuCredits", "standard", "unlimited")
+	if burst := strings.HasPrefix(f.text("InstanceType"), "t"); credits != "" && !burst {
+		f.bad("InvalidParameterCombination", "The %s instance type does not support T2/T3 Unlimited", f.text("InstanceType"))
+	}
+}
+
+func oneOf(f *form, name string, allowed ...string) string {
+	v := f.text(name)
+	if v != "" && !slices.Contains(allowed, v) {
+		f.bad("InvalidParameterValue", "Invalid value '%s' for %s", v, name)
+	}
+	return v
+}
+
+func (m *Model) disks(f *form, l *launch) {
+	for _, d := range f.each("BlockDeviceMapping") {
+		e := d.at("Ebs")
+		one := deviceXML{
+			Name:      d.text("DeviceName"),
+			GiB:       e.number("VolumeSize"),
+			Encrypted: e.flag("Encrypted"),
+			Delete:    e.flag("DeleteOnTermination"),
+		}
+		kind := oneOf(e, "VolumeType", "gp3", "gp2")
+		if one.GiB < 1 || one.GiB > 16384 {
+			f.bad("InvalidParameterValue", "A %s volume has 1 to 16384 GiB, not %d", kind, one.GiB)
+		}
+		l.devices = append(l.devices, one)
+	}
+}
+
+// mayLaunch asks the policy about each resource that the launch uses or makes, as IAM does.
+func (m *Model) mayLaunch(r *request, l *launch, image, subnet string, groups []string, tags map[string]map[string]string) error {
+	type use struct {
+		resource string
+		tags     map[string]string
+	}
+	uses := []use{
+		{"instance/*", tags["instance"]},
+		{"volume/*", tags["volume"]},
+		{"network-interface/*", tags["network-interface"]},
+		{"subnet/" + subnet, nil},
+	}
+	if r.has("InstanceMarketOptions") {
+		uses = append(uses, use{"spot-instances-request/*", tags["spot-instances-request"]})
+	}
+	if len(groups) == 0 {
+		groups = []string{"sg-default"}
+	}
+	for _, g := range groups {
+		uses = append(uses, use{"security-group/" + g, nil})
+	}
+	for _, u := range uses {
+		if err := m.may(r, "ec2:RunInstances", m.arn(u.resource), tagged("RequestTag", u.tags)); err != nil {
+			return err
+		}
+		if len(u.tags) == 0 {
+			continue
+		}
+		about := tagged("RequestTag", u.tags)
+		about["ec2:CreateAction"] = []string{"RunInstances"}
+		if err := m.may(r, "ec2:CreateTags", m.arn(u.resource), about); err != nil {
+			return err
+		}
+	}
+	if err := m.may(r, "ec2:RunInstances", "arn:aws:ec2:"+m.cfg.Region+"::image/"+image, nil); err != nil {
+		return err
+	}
+	if l.profile == "" {
+		return nil
+	}
+	name := l.profile[strings.LastIndex(l.profile, "/")+1:]
+	return m.may(r, "iam:PassRole", "arn:aws:iam::"+m.cfg.Account+":role/"+name,
+		map[string][]string{"iam:PassedToService": {"ec2.amazonaws.com"}})
+}
+
+// exists says whether what a launch names is there.
+func (m *Model) exists(l *launch, image string, groups []string) error {
+	n := slices.IndexFunc(m.cfg.Images, func(i Image) bool { return i.ID == image })
+	if n < 0 {
+		return bad("InvalidAMIID.NotFound", "The image id '[%s]' does not exist", image)
+	}
+	l.image = m.cfg.Images[n]
+	for _, id := range groups {
+		g, ok := m.group(id)
+		if !ok || g.VPC != l.subnet.VPC {
+			return bad("InvalidGroup.NotFound", "The security group '%s' does not exist in VPC '%s'", id, l.subnet.VPC)
+		}
+		l.groups = append(l.groups, g)
+	}
+	for _, d := range l.devices {
+		if d.Name == l.image.RootDevice && d.GiB < l.image.GiB {
+			return bad("InvalidBlockDeviceMapping", "Volume of size %dGB is smaller than snapshot, expect size >= %dGB", d.GiB, l.image.GiB)
+		}
+	}
+	return nil
+}
+
+// wireTime is how EC2 writes times.
+func wireTime(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }

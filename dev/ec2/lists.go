@@ -1,0 +1,423 @@
+package ec2
+
+import (
+	"encoding/xml"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// listXML is the answer of most lists.
+type listXML[T any] struct {
+	RequestID string `xml:"requestId"`
+	Set       T
+	NextToken string `xml:"nextToken,omitempty"`
+}
+
+type subnetXML struct {
+	ID      string `xml:"subnetId"`
+	State   string `xml:"state"`
+	VPC     string `xml:"vpcId"`
+	Zone    string `xml:"availabilityZone"`
+	Default bool   `xml:"defaultForAz"`
+}
+
+type subnetSet struct {
+	XMLName xml.Name    `xml:"subnetSet"`
+	Items   []subnetXML `xml:"item"`
+}
+
+// one reads the rest of a describing call, and lets it arrive.
+func (m *Model) one(r *request) error {
+	r.number("MaxResults")
+	r.text("NextToken")
+	if err := r.done(); err != nil {
+		return err
+	}
+	return m.describe(r)
+}
+
+func (m *Model) describeSubnets(r *request) (any, error) {
+	wanted := r.filters("state", "subnet-id", "vpc-id", "default-for-az")
+	if err := m.one(r); err != nil {
+		return nil, err
+	}
+	var all []subnetXML
+	for _, s := range m.cfg.Subnets {
+		x := subnetXML{s.ID, "available", s.VPC, s.Zone, s.Default}
+		if wanted.match(func(name string) []string {
+			return map[string][]string{"state": {x.State}, "subnet-id": {x.ID}, "vpc-id": {x.VPC},
+				"default-for-az": {strconv.FormatBool(x.Default)}}[name]
+		}) {
+			all = append(all, x)
+		}
+	}
+	some, next := page(r.form, m.cfg.PageSize, all, func(s subnetXML) string { return s.ID })
+	return listXML[subnetSet]{requestID, subnetSet{Items: some}, next}, nil
+}
+
+type routeTableXML struct {
+	ID           string           `xml:"routeTableId"`
+	VPC          string           `xml:"vpcId"`
+	Routes       []routeXML       `xml:"routeSet>item"`
+	Associations []associationXML `xml:"associationSet>item"`
+}
+
+type routeXML struct {
+	CIDR    string `xml:"destinationCidrBlock"`
+	Gateway string `xml:"gatewayId"`
+}
+
+type associationXML struct {
+	Subnet string `xml:"subnetId,omitempty"`
+	Main   bool   `xml:"main"`
+}
+
+type routeTableSet struct {
+	XMLName xml.Name        `xml:"routeTableSet"`
+	Items   []routeTableXML `xml:"item"`
+}
+
+// describeRouteTables has two tables for each VPC: the main one, with a route to the
+// internet gateway, and one of the subnets that have none.
+func (m *Model) describeRouteTables(r *request) (any, error) {
+	wanted := r.filters("vpc-id")
+	if err := m.one(r); err != nil {
+		return nil, err
+	}
+	var all []routeTableXML
+	for _, s := range m.cfg.Subnets {
+		if !wanted.match(func(string) []string { return []string{s.VPC} }) {
+			continue
+		}
+		n := slices.IndexFunc(all, func(t routeTableXML) bool { return t.VPC == s.VPC })
+		if n < 0 {
+			local := routeXML{"10.0.0.0/8", "local"}
+			n = len(all)
+			all = append(all,
+				routeTableXML{"rtb-main-" + s.VPC, s.VPC, []routeXML{local, {"0.0.0.0/0", "igw-1"}}, []associationXML{{Main: true}}},
+				routeTableXML{"rtb-private-" + s.VPC, s.VPC, []routeXML{local}, nil})
+		}
+		if !s.Public {
+			all[n+1].Associations = append(all[n+1].Associations, associationXML{Subnet: s.ID})
+		}
+	}
+	some, next := page(r.form, m.cfg.PageSize, all, func(t routeTableXML) string { return t.ID })
+	return listXML[routeTableSet]{requestID, routeTableSet{Items: some}, next}, nil
+}
+
+type zoneXML struct {
+	Name   string `xml:"zoneName"`
+	State  string `xml:"zoneState"`
+	Region string `xml:"regionName"`
+}
+
+type zoneSet struct {
+	XMLName xml.Name  `xml:"availabilityZoneInfo"`
+	Items   []zoneXML `xml:"item"`
+}
+
+func (m *Model) describeAvailabilityZones(r *request) (any, error) {
+	if err := m.one(r); err != nil {
+		return nil, err
+	}
+	zones := map[string]bool{}
+	for _, s := range m.cfg.Subnets {
+		zones[s.Zone] = true
+	}
+	var all []zoneXML
+	for _, z := range sortedKeys(zones) {
+		all = append(all, zoneXML{z, "available", m.cfg.Region})
+	}
+	return listXML[zoneSet]{RequestID: requestID, Set: zoneSet{Items: all}}, nil
+}
+
+type imageXML struct {
+	ID         string           `xml:"imageId"`
+	Name       string           `xml:"name"`
+	Owner      string           `xml:"imageOwnerId"`
+	State      string           `xml:"imageState"`
+	Created    string           `xml:"creationDate"`
+	RootDevice string           `xml:"rootDeviceName"`
+	Devices    []imageDeviceXML `xml:"blockDeviceMapping>item"`
+}
+
+type imageDeviceXML struct {
+	Name string `xml:"deviceName"`
+	GiB  int    `xml:"ebs>volumeSize"`
+}
+
+type imageSet struct {
+	XMLName xml.Name   `xml:"imagesSet"`
+	Items   []imageXML `xml:"item"`
+}
+
+func (m *Model) describeImages(r *request) (any, error) {
+	owners, wanted := r.texts("Owner"), r.filters("image-id", "name", "state")
+	if err := m.one(r); err != nil {
+		return nil, err
+	}
+	var all []imageXML
+	for _, i := range m.cfg.Images {
+		owner := i.Owner
+		if owner == m.cfg.Account {
+			owner = "self"
+		}
+		if len(owners) > 0 && !slices.Contains(owners, owner) && !slices.Contains(owners, i.Owner) {
+			continue
+		}
+		if wanted.match(func(name string) []string {
+			return map[string][]string{"image-id": {i.ID}, "name": {i.Name}, "state": {"available"}}[name]
+		}) {
+			all = append(all, imageXML{i.ID, i.Name, i.Owner, "available", i.Created, i.RootDevice, []imageDeviceXML{{i.RootDevice, i.GiB}}})
+		}
+	}
+	return listXML[imageSet]{RequestID: requestID, Set: imageSet{Items: all}}, nil
+}
+
+type typeXML struct {
+	Name          string   `xml:"instanceType"`
+	Architectures []string `xml:"processorInfo>supportedArchitectures>item"`
+	VCPUs         int64    `xml:"vCpuInfo>defaultVCpus"`
+	MiB           int64    `xml:"memoryInfo>sizeInMiB"`
+	Hypervisor    string   `xml:"hypervisor"`
+	Addresses     int      `xml:"networkInfo>ipv4AddressesPerInterface"`
+	GPUs          []gpuXML `xml:"gpuInfo>gpus>item,omitempty"`
+}
+
+type gpuXML struct {
+	Name  string `xml:"name"`
+	Count int64  `xml:"count"`
+}
+
+type typeSet struct {
+	XMLName xml.Name  `xml:"instanceTypeSet"`
+	Items   []typeXML `xml:"item"`
+}
+
+var architectures = map[string]string{"amd64": "x86_64", "arm64": "arm64"}
+
+func (m *Model) describeInstanceTypes(r *request) (any, error) {
+	wanted := r.filters("processor-info.supported-architecture")
+	if err := m.one(r); err != nil {
+		return nil, err
+	}
+	var all []typeXML
+	for _, t := range m.cfg.Sim.Catalogue {
+		x := typeXML{
+			Name:          t.Name,
+			Architectures: []string{architectures[t.Arch]},
+			VCPUs:         t.MilliCPU / 1000,
+			MiB:           t.MemoryBytes >> 20,
+			Hypervisor:    "nitro",
+			Addresses:     4,
+		}
+		for _, g := range t.GPUs {
+			x.GPUs = append(x.GPUs, gpuXML{g.Model, g.Count})
+		}
+		if wanted.match(func(string) []string { return x.Architectures }) {
+			all = append(all, x)
+		}
+	}
+	some, next := page(r.form, min(100, m.cfg.PageSize), all, func(t typeXML) string { return t.Name })
+	return listXML[typeSet]{requestID, typeSet{Items: some}, next}, nil
+}
+
+type offeringXML struct {
+	Type     string `xml:"instanceType"`
+	Kind     string `xml:"locationType"`
+	Location string `xml:"location"`
+}
+
+type offeringSet struct {
+	XMLName xml.Name      `xml:"instanceTypeOfferingSet"`
+	Items   []offeringXML `xml:"item"`
+}
+
+// offered calls do for each offering of the catalogue, once for each zone.
+func (m *Model) offered(spot bool, do func(catalog.InstanceType, catalog.Offering)) {
+	for _, t := range m.cfg.Sim.Catalogue {
+		zones := map[string]bool{}
+		for _, o := range t.Offerings {
+			if o.Spot == spot && !zones[o.Zone] {
+				zones[o.Zone] = true
+				do(t, o)
+			}
+		}
+	}
+}
+
+func (m *Model) describeInstanceTypeOfferings(r *request) (any, error) {
+	if kind := r.text("LocationType"); kind != "availability-zone" {
+		r.bad("InvalidParameterValue", "The model knows offerings by availability-zone, not '%s'", kind)
+	}
+	if err := m.one(r); err != nil {
+		return nil, err
+	}
+	var all []offeringXML
+	m.offered(false, func(t catalog.InstanceType, o catalog.Offering) {
+		all = append(all, offeringXML{t.Name, "availability-zone", o.Zone})
+	})
+	some, next := page(r.form, m.cfg.PageSize, all, func(o offeringXML) string { return o.Type + " " + o.Location })
+	return listXML[offeringSet]{requestID, offeringSet{Items: some}, next}, nil
+}
+
+type spotPriceXML struct {
+	Type    string `xml:"instanceType"`
+	Product string `xml:"productDescription"`
+	Price   string `xml:"spotPrice"`
+	Zone    string `xml:"availabilityZone"`
+	At      string `xml:"timestamp"`
+}
+
+type spotPriceSet struct {
+	XMLName xml.Name       `xml:"spotPriceHistorySet"`
+	Items   []spotPriceXML `xml:"item"`
+}
+
+func (m *Model) describeSpotPriceHistory(r *request) (any, error) {
+	r.text("StartTime")
+	products := r.texts("ProductDescription")
+	if err := m.one(r); err != nil {
+		return nil, err
+	}
+	const product = "Linux/UNIX"
+	var all []spotPriceXML
+	if len(products) == 0 || slices.Contains(products, product) {
+		m.offered(true, func(t catalog.InstanceType, o catalog.Offering) {
+			all = append(all, spotPriceXML{t.Name, product, fmt.Sprintf("%.6f", o.PricePerHour), o.Zone, wireTime(m.now())})
+		})
+	}
+	some, next := page(r.form, m.cfg.PageSize, all, func(p spotPriceXML) string { return p.Type + " " + p.Zone })
+	return listXML[spotPriceSet]{requestID, spotPriceSet{Items: some}, next}, nil
+}
+
+type spotRequestXML struct {
+	ID       string   `xml:"spotInstanceRequestId"`
+	Instance string   `xml:"instanceId"`
+	State    string   `xml:"state"`
+	Code     string   `xml:"status>code"`
+	Message  string   `xml:"status>message"`
+	Updated  string   `xml:"status>updateTime"`
+	Tags     []tagXML `xml:"tagSet>item"`
+}
+
+type spotRequestSet struct {
+	XMLName xml.Name         `xml:"spotInstanceRequestSet"`
+	Items   []spotRequestXML `xml:"item"`
+}
+
+// describeSpotInstanceRequests shows those of the spot instances that have not ended.
+func (m *Model) describeSpotInstanceRequests(r *request) (any, error) {
+	wanted := r.filters("tag:", "tag-key", "status-code", "state")
+	r.number("MaxResults")
+	r.text("NextToken")
+	if err := r.done(); err != nil {
+		return nil, err
+	}
+	if err := m.may(r, "ec2:"+r.action, "*", nil); err != nil {
+		return nil, err
+	}
+	if err := m.sim.Take(r.ctx, sim.Call{Kind: sim.KindInterruptions}, func() error { return nil }); err != nil {
+		return nil, err
+	}
+	ends := map[string]cloud.Interruption{}
+	for _, i := range m.sim.Announced() {
+		ends[i.InstanceID] = i
+	}
+	var all []spotRequestXML
+	for _, i := range m.sim.Truth() {
+		if !i.Spot {
+			continue
+		}
+		x := spotRequestXML{spotRequest(i.ID), i.ID, "active", "fulfilled", "Your spot request is fulfilled.", wireTime(i.Launched),
+			tagSet(i.Tags)}
+		if end, marked := ends[i.ID]; marked {
+			x.Code, x.Message, x.Updated = "marked-for-termination", end.Reason, wireTime(end.At.Add(-2*time.Minute))
+		}
+		if wanted.match(func(name string) []string {
+			switch name {
+			case "status-code":
+				return []string{x.Code}
+			case "state":
+				return []string{x.State}
+			}
+			return tagValues(i.Tags, name)
+		}) {
+			all = append(all, x)
+		}
+	}
+	some, next := page(r.form, m.cfg.PageSize, all, func(s spotRequestXML) string { return s.Instance })
+	return listXML[spotRequestSet]{requestID, spotRequestSet{Items: some}, next}, nil
+}
+
+type networkInterfaceXML struct {
+	ID         string   `xml:"networkInterfaceId"`
+	Zone       string   `xml:"availabilityZone"`
+	Attachment *eniXML  `xml:"attachment"`
+	Tags       []tagXML `xml:"tagSet>item"`
+}
+
+type eniXML struct {
+	Instance string `xml:"instanceId"`
+}
+
+type networkInterfaceSet struct {
+	XMLName xml.Name              `xml:"networkInterfaceSet"`
+	Items   []networkInterfaceXML `xml:"item"`
+}
+
+func (m *Model) describeNetworkInterfaces(r *request) (any, error) {
+	wanted := r.filters("tag:", "tag-key")
+	r.number("MaxResults")
+	r.text("NextToken")
+	if err := r.done(); err != nil {
+		return nil, err
+	}
+	if err := m.may(r, "ec2:"+r.action, "*", nil); err != nil {
+		return nil, err
+	}
+	if err := m.sim.Take(r.ctx, sim.Call{Kind: sim.KindListParts}, func() error { return nil }); err != nil {
+		return nil, err
+	}
+	var all []networkInterfaceXML
+	for _, p := range m.sim.PartsNow() {
+		x := networkInterfaceXML{ID: p.ID, Zone: p.Zone, Tags: tagSet(p.Tags)}
+		if p.Instance != "" {
+			x.Attachment = &eniXML{p.Instance}
+		}
+		if wanted.match(func(name string) []string { return tagValues(p.Tags, name) }) {
+			all = append(all, x)
+		}
+	}
+	some, next := page(r.form, m.cfg.PageSize, all, func(n networkInterfaceXML) string { return n.ID })
+	return listXML[networkInterfaceSet]{requestID, networkInterfaceSet{Items: some}, next}, nil
+}
+
+func (m *Model) deleteNetworkInterface(r *request) (any, error) {
+	id := r.text("NetworkInterfaceId")
+	if err := r.done(); err != nil {
+		return nil, err
+	}
+	parts := m.sim.PartsNow()
+	n := slices.IndexFunc(parts, func(p cloud.Part) bool { return p.ID == id })
+	switch {
+	case n < 0:
+		return nil, m.refused(r, sim.KindDeleteParts, nil, bad("InvalidNetworkInterfaceID.NotFound",
+			"The networkInterface ID '%s' does not exist", id))
+	case parts[n].Instance != "":
+		return nil, m.refused(r, sim.KindDeleteParts, nil, bad("InvalidNetworkInterface.InUse", "Network interface '%s' is currently in use", id))
+	}
+	if err := m.may(r, "ec2:"+r.action, m.arn("network-interface/"+id), tagged("ResourceTag", parts[n].Tags)); err != nil {
+		return nil, err
+	}
+	if err := m.sim.DeleteParts(r.ctx, id).Err(); err != nil {
+		return nil, err
+	}
+	return doneXML{requestID, true}, nil
+}

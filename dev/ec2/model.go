@@ -1,0 +1,302 @@
+package ec2
+
+import (
+	"cmp"
+	"context"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
+	"regexp"
+	"slices"
+	"sync"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// Config is what a model is made from.
+type Config struct {
+	Region  string // us-east-1 when empty
+	Account string // 123456789012 when empty
+	// Sim are the machines; the zones and subnets of its catalogue's offerings are
+	// those of Subnets.
+	Sim     sim.Config
+	Subnets []Subnet
+	Groups  []Group
+	Images  []Image
+	// Policies are what the holders of access keys may do; who is not named is nobody.
+	// When nil, everybody may do everything.
+	Policies map[string]*Policy
+	// PageSize is the most that a page has of anything; EC2's 1000 when 0.
+	PageSize int
+}
+
+// Subnet is one of a VPC's.
+type Subnet struct {
+	ID, VPC, Zone string
+	// Public says that it has a route to an internet gateway.
+	Public bool
+	// Default says that it is that of its zone in the account's default VPC.
+	Default bool
+}
+
+// Group is a security group.
+type Group struct {
+	ID, Name, VPC string
+	Tags          map[string]string
+	// Rules are who may reach its members.
+	Rules []Rule
+}
+
+// Rule lets one source, a network or a group, reach some ports.
+type Rule struct {
+	Protocol string
+	From, To int
+	Source   string
+}
+
+// Image is an AMI of the account's own, or of another owner.
+type Image struct {
+	ID, Name, Owner string
+	Created         string // RFC 3339
+	RootDevice      string
+	GiB             int
+}
+
+// Model is EC2. It is safe for concurrent use.
+type Model struct {
+	cfg Config
+	sim *sim.Cloud
+
+	mu       sync.Mutex
+	launches map[string]*launch // by the sim's token
+	calls    map[string]int
+	groups   []Group
+	made     int // groups, ever
+}
+
+// New makes a model without instances. Close it.
+func New(cfg Config) (*Model, error) {
+	cfg.Region, cfg.Account = cmp.Or(cfg.Region, "us-east-1"), cmp.Or(cfg.Account, "123456789012")
+	cfg.PageSize = cmp.Or(cfg.PageSize, 1000)
+	cfg.Sim.LikeEC2, cfg.Sim.SharedUserData = true, true
+	if !cfg.Sim.PodCIDR.IsValid() {
+		cfg.Sim.PodCIDR = netip.MustParsePrefix("10.64.0.0/12")
+	}
+	machines, err := sim.New(cfg.Sim)
+	if err != nil {
+		return nil, fmt.Errorf("make a model of EC2: %w", err)
+	}
+	return &Model{
+		cfg:      cfg,
+		sim:      machines,
+		launches: map[string]*launch{},
+		calls:    map[string]int{},
+		groups:   slices.Clone(cfg.Groups),
+	}, nil
+}
+
+// Close ends everything that runs.
+func (m *Model) Close() error { return m.sim.Close() }
+
+// Machines are what is behind the model, for faults and for the truth.
+func (m *Model) Machines() *sim.Cloud { return m.sim }
+
+// Calls are how many there were of each action.
+func (m *Model) Calls() map[string]int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.calls)
+}
+
+// apiError is an answer of EC2's that is no success.
+type apiError struct {
+	status        int
+	code, message string
+}
+
+func (e *apiError) Error() string { return e.code + ": " + e.message }
+
+func bad(code, format string, args ...any) error {
+	return &apiError{http.StatusBadRequest, code, fmt.Sprintf(format, args...)}
+}
+
+// request is one call.
+type request struct {
+	ctx context.Context
+	*form
+	action string
+	policy *Policy // nil for one who may do everything
+}
+
+// actions are what the model can do.
+func (m *Model) actions() map[string]func(*request) (any, error) {
+	return map[string]func(*request) (any, error){
+		"RunInstances":                  m.runInstances,
+		"DescribeInstances":             m.describeInstances,
+		"TerminateInstances":            m.terminateInstances,
+		"StopInstances":                 m.stopInstances,
+		"StartInstances":                m.startInstances,
+		"CreateTags":                    m.createTags,
+		"GetConsoleOutput":              m.getConsoleOutput,
+		"DescribeSpotInstanceRequests":  m.describeSpotInstanceRequests,
+		"DescribeNetworkInterfaces":     m.describeNetworkInterfaces,
+		"DeleteNetworkInterface":        m.deleteNetworkInterface,
+		"DescribeSubnets":               m.describeSubnets,
+		"DescribeRouteTables":           m.describeRouteTables,
+		"DescribeAvailabilityZones":     m.describeAvailabilityZones,
+		"DescribeSecurityGroups":        m.describeSecurityGroups,
+		"CreateSecurityGroup":           m.createSecurityGroup,
+		"DeleteSecurityGroup":           m.deleteSecurityGroup,
+		"AuthorizeSecurityGroupIngress": m.authorizeSecurityGroupIngress,
+		"RevokeSecurityGroupIngress":    m.revokeSecurityGroupIngress,
+		"DescribeVpcs":                  m.describeVpcs,
+		"DescribeImages":                m.describeImages,
+		"DescribeInstanceTypes":         m.describeInstanceTypes,
+		"DescribeInstanceTypeOfferings": m.describeInstanceTypeOfferings,
+		"DescribeSpotPriceHistory":      m.describeSpotPriceHistory,
+	}
+}
+
+// maxRequest bounds a call in bytes: user data is 16 KiB.
+const maxRequest = 1 << 20
+
+var accessKey = regexp.MustCompile(`Credential=([^/,]+)/`)
+
+// ServeHTTP answers one call.
+func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
+	if err := r.ParseForm(); err != nil {
+		m.answer(w, "", nil, bad("MalformedQueryString", "%v", err))
+		return
+	}
+	call := &request{ctx: r.Context(), form: newForm(r.PostForm), action: r.PostForm.Get("Action")}
+	m.mu.Lock()
+	m.calls[call.action]++
+	m.mu.Unlock()
+	answer, err := m.call(call, r.Header.Get("Authorization"))
+	m.answer(w, call.action, answer, err)
+}
+
+func (m *Model) call(r *request, authorization string) (any, error) {
+	do := m.actions()[r.action]
+	if do == nil {
+		return nil, bad("InvalidAction", "The action %s is not valid for this web service.", r.action)
+	}
+	if m.cfg.Policies != nil {
+		key := accessKey.FindStringSubmatch(authorization)
+		if key == nil || m.cfg.Policies[key[1]] == nil {
+			return nil, &apiError{http.StatusUnauthorized, "AuthFailure", "AWS was not able to validate the provided access credentials"}
+		}
+		r.policy = m.cfg.Policies[key[1]]
+	}
+	return do(r)
+}
+
+const (
+	namespace = "http://ec2.amazonaws.com/doc/2016-11-15/"
+	requestID = "00000000-0000-4000-8000-000000000000"
+)
+
+type failure struct {
+	XMLName xml.Name `xml:"Response"`
+	Code    string   `xml:"Errors>Error>Code"`
+	Message string   `xml:"Errors>Error>Message"`
+	ID      string   `xml:"RequestID"`
+}
+
+// answer writes one. An answer that the machines say is lost is none: the connection ends.
+func (m *Model) answer(w http.ResponseWriter, action string, body any, err error) {
+	status := http.StatusOK
+	if err != nil {
+		e := apiErrorOf(err)
+		if e == nil {
+			panic(http.ErrAbortHandler)
+		}
+		status, body = e.status, failure{Code: e.code, Message: e.message, ID: requestID}
+	}
+	w.Header().Set("Content-Type", "text/xml;charset=UTF-8")
+	w.WriteHeader(status)
+	out := xml.NewEncoder(w)
+	if err != nil {
+		_ = out.Encode(body) // whoever asked is gone
+		return
+	}
+	start := xml.StartElement{Name: xml.Name{Space: namespace, Local: action + "Response"}}
+	_ = out.EncodeElement(body, start)
+}
+
+// apiErrorOf is what EC2 says of an error of the machines; nil for nothing at all.
+func apiErrorOf(err error) *apiError {
+	if e, ok := errors.AsType[*apiError](err); ok {
+		return e
+	}
+	code, hasCode := errors.AsType[sim.Code](err)
+	switch {
+	case errors.Is(err, sim.ErrLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return nil
+	case errors.Is(err, cloud.ErrThrottled):
+		return &apiError{http.StatusServiceUnavailable, "RequestLimitExceeded", "Request limit exceeded."}
+	case errors.Is(err, cloud.ErrMismatch):
+		return &apiError{http.StatusBadRequest, "IdempotentParameterMismatch", "The request uses the same client token as a previous, but non-identical request."}
+	case errors.Is(err, cloud.ErrUnauthorised):
+		return &apiError{http.StatusUnauthorized, "AuthFailure", "AWS was not able to validate the provided access credentials"}
+	case code == sim.CodeInsufficientCapacity:
+		return &apiError{http.StatusInternalServerError, string(code), err.Error()}
+	case hasCode:
+		return &apiError{http.StatusBadRequest, string(code), err.Error()}
+	case errors.Is(err, cloud.ErrRefused):
+		return &apiError{http.StatusBadRequest, "InvalidParameterValue", err.Error()}
+	}
+	return &apiError{http.StatusInternalServerError, "InternalError", "An internal error has occurred"}
+}
+
+// arn is that of a resource of EC2.
+func (m *Model) arn(resource string) string {
+	return "arn:aws:ec2:" + m.cfg.Region + ":" + m.cfg.Account + ":" + resource
+}
+
+// may refuses an action on a resource that the caller's policy does not allow.
+func (m *Model) may(r *request, action, resource string, about map[string][]string) error {
+	if r.policy == nil {
+		return nil
+	}
+	about = maps.Clone(about)
+	if about == nil {
+		about = map[string][]string{}
+	}
+	about["aws:RequestedRegion"] = []string{m.cfg.Region}
+	if r.policy.allows(action, resource, about) {
+		return nil
+	}
+	return &apiError{http.StatusForbidden, "UnauthorizedOperation", fmt.Sprintf("You are not authorized to perform this operation. "+
+		"The caller is not authorized to perform: %s on resource: %s", action, resource)}
+}
+
+// tagged is the context of tags, in a request or on a resource.
+func tagged(of string, tags map[string]string) map[string][]string {
+	about := map[string][]string{}
+	for k, v := range tags {
+		about["aws:"+of+"/"+k] = []string{v}
+		if of == "ResourceTag" {
+			about["ec2:ResourceTag/"+k] = []string{v}
+		}
+	}
+	if of == "RequestTag" {
+		about["aws:TagKeys"] = sortedKeys(tags)
+	}
+	return about
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// describe lets a describing call arrive, which no policy limits to some resources.
+func (m *Model) describe(r *request) error {
+	if err := m.may(r, "ec2:"+r.action, "*", nil); err != nil {
+		return err
+	}
+	return m.sim.Take(r.ctx, sim.Call{Kind: sim.KindCatalogue}, func() error { return nil })
+}

@@ -1,0 +1,133 @@
+package ec2
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Policy is a policy of IAM, evaluated as IAM does for one principal without others.
+// Whatever of the language it does not know is an error when it is read.
+type Policy struct {
+	statements []statement
+
+	mu   sync.Mutex
+	used map[string]bool // statements that allowed something, by Sid
+}
+
+type statement struct {
+	Sid       string
+	Effect    string
+	Action    oneOrMany
+	Resource  oneOrMany
+	Condition map[string]map[string]oneOrMany
+}
+
+type oneOrMany []string
+
+func (o *oneOrMany) UnmarshalJSON(text []byte) error {
+	var one string
+	if json.Unmarshal(text, &one) == nil {
+		*o = oneOrMany{one}
+		return nil
+	}
+	return json.Unmarshal(text, (*[]string)(o))
+}
+
+// ParsePolicy reads a policy document, JSON.
+func ParsePolicy(text []byte) (*Policy, error) {
+	var doc struct {
+		Version   string
+		Statement []statement
+	}
+	read := json.NewDecoder(strings.NewReader(string(text)))
+	read.DisallowUnknownFields()
+	if err := read.Decode(&doc); err != nil {
+		return nil, fmt.Errorf("read the policy: %w", err)
+	}
+	seen := map[string]bool{}
+	for _, s := range doc.Statement {
+		switch {
+		case s.Effect != "Allow" && s.Effect != "Deny":
+			return nil, fmt.Errorf("the effect of statement %q is %q: want Allow or Deny", s.Sid, s.Effect)
+		case s.Sid == "" || seen[s.Sid]:
+			return nil, fmt.Errorf("the statement %q has no Sid, or another's", s.Sid)
+		case len(s.Action) == 0 || len(s.Resource) == 0:
+			return nil, fmt.Errorf("the statement %q has no action or no resource", s.Sid)
+		}
+		seen[s.Sid] = true
+		for operator := range s.Condition {
+			if operators[operator] == nil {
+				return nil, fmt.Errorf("the statement %q has the operator %q, which the model does not know", s.Sid, operator)
+			}
+		}
+	}
+	return &Policy{statements: doc.Statement, used: map[string]bool{}}, nil
+}
+
+// operators compare what a request has with what a statement wants.
+var operators = map[string]func(has, want []string) bool{
+	"StringEquals": func(has, want []string) bool { return anyMatches(has, want, func(h, w string) bool { return h == w }) },
+	"StringLike": func(has, want []string) bool {
+		return anyMatches(has, want, func(h, w string) bool { return like(w, h) })
+	},
+	"Null": func(has, want []string) bool { return slices.Equal(want, []string{"true"}) == (len(has) == 0) },
+	"ForAllValues:StringEquals": func(has, want []string) bool {
+		return !slices.ContainsFunc(has, func(h string) bool { return !slices.Contains(want, h) })
+	},
+}
+
+func anyMatches(has, want []string, same func(h, w string) bool) bool {
+	return slices.ContainsFunc(has, func(h string) bool {
+		return slices.ContainsFunc(want, func(w string) bool { return same(h, w) })
+	})
+}
+
+// allows says whether an action on a resource is allowed; about is the request's context.
+func (p *Policy) allows(action, resource string, about map[string][]string) bool {
+	allowed := ""
+	for _, s := range p.statements {
+		if !s.covers(action, resource, about) {
+			continue
+		}
+		if s.Effect == "Deny" {
+			return false
+		}
+		allowed = s.Sid
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if allowed != "" {
+		p.used[allowed] = true
+	}
+	return allowed != ""
+}
+
+func (s statement) covers(action, resource string, about map[string][]string) bool {
+	is := func(text string) func(string) bool { return func(pattern string) bool { return like(pattern, text) } }
+	if !slices.ContainsFunc(s.Action, is(action)) || !slices.ContainsFunc(s.Resource, is(resource)) {
+		return false
+	}
+	for operator, keys := range s.Condition {
+		for key, want := range keys {
+			if !operators[operator](about[key], want) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Unused are the Sids of the statements that have allowed nothing yet.
+func (p *Policy) Unused() (all []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.statements {
+		if !p.used[s.Sid] {
+			all = append(all, s.Sid)
+		}
+	}
+	return all
+}

@@ -1,0 +1,870 @@
+package aws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+const owner = "kip-tests"
+
+// request is for n machines of a batch, in the first subnet.
+func request(token string, n int) cloud.LaunchRequest {
+	return cloud.LaunchRequest{
+		Token: token,
+		LaunchSpec: cloud.LaunchSpec{
+			InstanceType:  "c5.large",
+			Zone:          "us-east-1a",
+			Subnet:        "subnet-a1",
+			RootDiskBytes: 5*gibi + 1,
+			Options:       cloud.Options{Image: map[string]string{imageName: "kip-cell-*"}, SecurityGroups: []string{"another", "sg-1"}},
+			Tags:          map[string]string{cloud.TagOwner: owner, cloud.TagBatch: token},
+		},
+		UserData: []byte("#cloud-config\n"),
+		Machines: make([]cloud.Machine, n),
+	}
+}
+
+// heard are the calls that came to an API, in order.
+type heard struct {
+	mu    sync.Mutex
+	calls []map[string]string
+}
+
+// eavesdrop puts an ear before an API.
+func eavesdrop(t *testing.T, api http.Handler) (*heard, string) {
+	t.Helper()
+	h := &heard{}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := r.ParseForm(); err != nil {
+			t.Error(err)
+		}
+		call := map[string]string{}
+		for k := range r.PostForm {
+			call[k] = r.PostForm.Get(k)
+		}
+		h.mu.Lock()
+		h.calls = append(h.calls, call)
+		h.mu.Unlock()
+		api.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	return h, server.URL
+}
+
+func (h *heard) of(action string) (all []map[string]string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range h.calls {
+		if c["Action"] == action {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+func TestALaunchIsOneCallThatSaysAllThatCostsMoneyOrIsARight(t *testing.T) {
+	model, _ := serve(t, anAccount(sim.Knobs{}))
+	h, url := eavesdrop(t, model)
+	c := open(t, settings(url))
+	for what, tc := range map[string]struct {
+		change func(*cloud.LaunchRequest)
+		want   map[string]string // "" for what must not be there
+	}{
+		"a batch": {
+			change: func(*cloud.LaunchRequest) {},
+			want: map[string]string{
+				"MinCount":                          "1",
+				"MaxCount":                          "3",
+				"ClientToken":                       "a batch",
+				"ImageId":                           "ami-2",
+				"InstanceType":                      "c5.large",
+				"UserData":                          "I2Nsb3VkLWNvbmZpZwo=",
+				"InstanceInitiatedShutdownBehavior": "terminate",
+				"MetadataOptions.HttpTokens":        "required",
+				"MetadataOptions.HttpPutResponseHopLimit":           "1",
+				"MetadataOptions.InstanceMetadataTags":              "disabled",
+				"BlockDeviceMapping.1.DeviceName":                   "/dev/xvda",
+				"BlockDeviceMapping.1.Ebs.VolumeSize":               "6",
+				"BlockDeviceMapping.1.Ebs.VolumeType":               "gp3",
+				"BlockDeviceMapping.1.Ebs.Encrypted":                "true",
+				"BlockDeviceMapping.1.Ebs.DeleteOnTermination":      "true",
+				"NetworkInterface.1.SubnetId":                       "subnet-a1",
+				"NetworkInterface.1.AssociatePublicIpAddress":       "true",
+				"NetworkInterface.1.SecurityGroupId.1":              "sg-00000000000000001",
+				"NetworkInterface.1.SecurityGroupId.2":              "sg-2",
+				"NetworkInterface.1.SecurityGroupId.3":              "sg-1",
+				"NetworkInterface.1.Ipv4PrefixCount":                "1",
+				"NetworkInterface.1.SecondaryPrivateIpAddressCount": "",
+				"NetworkInterface.1.DeleteOnTermination":            "true",
+				"TagSpecification.1.ResourceType":                   "instance",
+				"TagSpecification.1.Tag.1.Key":                      cloud.TagBatch,
+				"TagSpecification.1.Tag.2.Value":                    owner,
+				"TagSpecification.2.ResourceType":                   "volume",
+				"TagSpecification.3.ResourceType":                   "network-interface",
+				"TagSpecification.4.ResourceType":                   "",
+				"InstanceMarketOptions.MarketType":                  "",
+				"CreditSpecification.CpuCredits":                    "",
+				"IamInstanceProfile.Name":                           "",
+				"SubnetId":                                          "",
+			},
+		},
+		"one machine": {
+			change: func(r *cloud.LaunchRequest) {
+				r.Machines, r.PrivateIPOnly, r.AllowMetadata, r.InstanceProfile = r.Machines[:1], true, true, "profile"
+				r.Image, r.RootDiskBytes = map[string]string{imageName: "kip-*", imageOwner: "210987654321"}, 0
+			},
+			want: map[string]string{
+				"MaxCount":                                          "1",
+				"ImageId":                                           "ami-3",
+				"BlockDeviceMapping.1.DeviceName":                   "/dev/sda1",
+				"BlockDeviceMapping.1.Ebs.VolumeSize":               "8",
+				"NetworkInterface.1.Ipv4PrefixCount":                "",
+				"NetworkInterface.1.SecondaryPrivateIpAddressCount": "1",
+				"NetworkInterface.1.AssociatePublicIpAddress":       "false",
+				"MetadataOptions.HttpPutResponseHopLimit":           "2",
+				"IamInstanceProfile.Name":                           "profile",
+				"IamInstanceProfile.Arn":                            "",
+			},
+		},
+		"spot, without a way to the internet": {
+			change: func(r *cloud.LaunchRequest) {
+				r.Market, r.Zone, r.Subnet, r.InstanceType = cloud.Spot, "us-east-1b", privateSubnet, "t3.small"
+				r.InstanceProfile, r.Image = "arn:aws:iam::123456789012:instance-profile/x", map[string]string{imageID: "ami-1"}
+			},
+			want: map[string]string{
+				"ImageId":                          "ami-1",
+				"InstanceMarketOptions.MarketType": "spot",
+				"InstanceMarketOptions.SpotOptions.SpotInstanceType":             "one-time",
+				"InstanceMarketOptions.SpotOptions.InstanceInterruptionBehavior": "terminate",
+				"TagSpecification.4.ResourceType":                                "spot-instances-request",
+				"CreditSpecification.CpuCredits":                                 "standard",
+				"NetworkInterface.1.AssociatePublicIpAddress":                    "false",
+				"IamInstanceProfile.Arn":                                         "arn:aws:iam::123456789012:instance-profile/x",
+			},
+		},
+	} {
+		r := request(what, 3)
+		tc.change(&r)
+		before := len(h.of("RunInstances"))
+		got, err := c.Launch(t.Context(), r).All()
+		if err != nil || len(got) != len(r.Machines) {
+			t.Errorf("%s: %v, %v", what, got, err)
+			continue
+		}
+		calls := h.of("RunInstances")[before:]
+		if len(calls) != 1 {
+			t.Errorf("%s took %d calls", what, len(calls))
+		}
+		for k, v := range tc.want {
+			if calls[0][k] != v {
+				t.Errorf("%s was launched with %s=%q, want %q", what, k, calls[0][k], v)
+			}
+		}
+		public := tc.want["NetworkInterface.1.AssociatePublicIpAddress"] != "false"
+		list, err := c.List(t.Context(), owner)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range list.Instances {
+			if i.Tags[cloud.TagBatch] == what && (!i.ManagementIP.IsValid() || !i.PodIP.IsValid() || i.PublicIP.IsValid() != public) {
+				t.Errorf("%s: the instance has the addresses %v, %v and %v", what, i.ManagementIP, i.PodIP, i.PublicIP)
+			}
+		}
+	}
+	if n := len(h.of("DescribeSubnets")); n != 1 {
+		t.Errorf("the subnets were read %d times: want once, until the next catalogue", n)
+	}
+}
+
+func TestWhatCannotBeOneCallIsRefusedBeforeIt(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	for what, spoil := range map[string]func(*cloud.LaunchRequest){
+		"a subnet of nobody's":         func(r *cloud.LaunchRequest) { r.Subnet = "subnet-elsewhere" },
+		"no subnet":                    func(r *cloud.LaunchRequest) { r.Subnet = "" },
+		"a zone that is another's":     func(r *cloud.LaunchRequest) { r.Zone = "us-east-1b" },
+		"too much user data":           func(r *cloud.LaunchRequest) { r.UserData = make([]byte, maxUserData+1) },
+		"no owner":                     func(r *cloud.LaunchRequest) { r.Tags = map[string]string{cloud.TagBatch: "b"} },
+		"a token that is too long":     func(r *cloud.LaunchRequest) { r.Token = strings.Repeat("x", 65) },
+		"a token that is not ASCII":    func(r *cloud.LaunchRequest) { r.Token = "ü" },
+		"a dedicated host":             func(r *cloud.LaunchRequest) { r.Market = cloud.Dedicated },
+		"a route":                      func(r *cloud.LaunchRequest) { r.CloudRoutes = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} },
+		"no image":                     func(r *cloud.LaunchRequest) { r.Image = nil },
+		"two images":                   func(r *cloud.LaunchRequest) { r.Image = map[string]string{imageID: "ami-1", imageName: "x"} },
+		"an image in words of another": func(r *cloud.LaunchRequest) { r.Image = map[string]string{"project": "x"} },
+		"an image that is not there":   func(r *cloud.LaunchRequest) { r.Image = map[string]string{imageName: "none-*"} },
+		"a group that is not there":    func(r *cloud.LaunchRequest) { r.SecurityGroups = []string{"none"} },
+		"a group of another VPC":       func(r *cloud.LaunchRequest) { r.SecurityGroups = []string{"far"} },
+		"machines that differ":         func(r *cloud.LaunchRequest) { r.Machines[1].UserData = []byte("own") },
+	} {
+		r := request("bad", 2)
+		spoil(&r)
+		if err := c.Launch(t.Context(), r).Err(); err == nil || !cloud.Refused(err) || !errors.Is(err, cloud.ErrRefused) {
+			t.Errorf("a launch with %s got %v: want a refusal", what, err)
+		}
+	}
+	if n := model.Calls()["RunInstances"]; n != 0 {
+		t.Errorf("%d calls launched", n)
+	}
+}
+
+// answering is an API that says one thing to every call of one action, and leaves the
+// others to a model.
+func answering(t *testing.T, action string, status int, code, message string) *Cloud {
+	t.Helper()
+	model, _ := serve(t, anAccount(sim.Knobs{}))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := r.ParseForm(); err != nil {
+			t.Error(err)
+		}
+		if r.PostForm.Get("Action") != action {
+			model.ServeHTTP(w, r)
+			return
+		}
+		w.WriteHeader(status)
+		fmt.Fprintf(w, "<Response><Errors><Error><Code>%s</Code><Message>%s</Message></Error></Errors><RequestID>id-1</RequestID></Response>", code, message)
+	}))
+	t.Cleanup(server.Close)
+	return open(t, settings(server.URL))
+}
+
+func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
+	onDemand := false
+	offering := cloud.Scope{InstanceType: "c5.large", Zone: "us-east-1a", Spot: &onDemand}
+	subnet := cloud.Scope{Zone: "us-east-1a", Subnet: "subnet-a1"}
+	standard := cloud.Scope{Family: "standard", Spot: &onDemand}
+	everything := cloud.Scope{Account: true}
+	for _, tc := range []struct {
+		status      int
+		code        string
+		cause       cloud.Cause
+		scope       cloud.Scope
+		nothingDone bool
+	}{
+		{500, "InsufficientInstanceCapacity", cloud.ErrCapacity, offering, true},
+		{400, "SpotMaxPriceTooLow", cloud.ErrCapacity, offering, true},
+		{400, "Unsupported", cloud.ErrRefused, offering, true},
+		{400, "InsufficientFreeAddressesInSubnet", cloud.ErrCapacity, subnet, true},
+		{400, "InsufficientCidrBlocks", cloud.ErrCapacity, subnet, true},
+		{400, "VcpuLimitExceeded", cloud.ErrQuota, standard, true},
+		{400, "MaxSpotInstanceCountExceeded", cloud.ErrQuota, standard, true},
+		{400, "VolumeLimitExceeded", cloud.ErrQuota, everything, true},
+		{503, "RequestLimitExceeded", cloud.ErrThrottled, everything, true},
+		{403, "UnauthorizedOperation", cloud.ErrUnauthorised, everything, true},
+		{401, "AuthFailure", cloud.ErrUnauthorised, everything, true},
+		{400, "IdempotentParameterMismatch", cloud.ErrMismatch, cloud.Scope{}, false},
+		{400, "SomethingNew", cloud.ErrRefused, cloud.Scope{}, true},
+		{500, "InternalError", "", cloud.Scope{}, false},
+		{503, "Unavailable", "", cloud.Scope{}, false},
+		{502, "SomethingNew", "", cloud.Scope{}, false},
+	} {
+		c := answering(t, "RunInstances", tc.status, tc.code, "words"+encoded+" secret")
+		err := c.Launch(t.Context(), request("t", 2)).Err()
+		if err == nil {
+			t.Errorf("%s is no error", tc.code)
+			continue
+		}
+		scope := cloud.ScopeOf(err)
+		if cloud.CauseOf(err) != tc.cause || cloud.NothingDone(err) != tc.nothingDone || scope.String() != tc.scope.String() ||
+			scope.Account != tc.scope.Account {
+			t.Errorf("%s is %q for %v, nothing done %v: want %q for %v, %v", tc.code, cloud.CauseOf(err), scope, cloud.NothingDone(err),
+				tc.cause, tc.scope,
+				tc.nothingDone)
+		}
+		if text := err.Error(); !strings.Contains(text, tc.code+": words (request id-1)") || strings.Contains(text, "secret") {
+			t.Errorf("%s reads %q", tc.code, text)
+		}
+	}
+}
+
+func TestALongMessageIsCut(t *testing.T) {
+	c := answering(t, "DescribeInstances", 400, "SomethingNew", strings.Repeat("x", 100_000))
+	if _, err := c.List(t.Context(), owner); err == nil || len(err.Error()) > 2*maxMessage {
+		t.Errorf("the error is %d bytes long", len(fmt.Sprint(err)))
+	}
+}
+
+// endless is a body, and a client that is answered with it.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error)                 { return len(p), nil }
+func (endless) Close() error                               { return nil }
+func (e endless) Do(*http.Request) (*http.Response, error) { return &http.Response{Body: e}, nil }
+
+func TestAnAnswerWithoutEndIsCutOff(t *testing.T) {
+	resp, err := bounded{endless{}}.Do(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	n, err := io.Copy(io.Discard, resp.Body)
+	if tooLong := new(http.MaxBytesError); n != maxAnswer || !errors.As(err, &tooLong) {
+		t.Errorf("it ended after %d bytes with %v", n, err)
+	}
+}
+
+func TestPartOfABatchIsLaunchedWhereThereIsNoRoomForAll(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{Capacity: []sim.Capacity{{Pool: sim.Pool{InstanceType: "c5.large"}, Instances: 2}}})
+	r := request("t", 5)
+	for range 2 {
+		for n, one := range c.Launch(t.Context(), r) {
+			switch {
+			case n < 2 && (one.Err != nil || one.Instance.Place != cloud.PlaceOf(n)):
+				t.Errorf("machine %d: %+v", n, one)
+			case n >= 2 && (!errors.Is(one.Err, cloud.ErrCapacity) || !cloud.NothingDone(one.Err) ||
+				cloud.ScopeOf(one.Err).InstanceType != "c5.large"):
+				t.Errorf("machine %d, for which there is no room: %v", n, one.Err)
+			}
+		}
+	}
+	if n := len(model.Machines().Truth()); n != 2 {
+		t.Errorf("%d run", n)
+	}
+}
+
+func TestALostAnswerIsFoundByRepeatingTheCall(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	model.Machines().FailNth(cloud.CallLaunch, 1, sim.Fault{After: sim.ErrLost})
+	r := request("t", 3)
+	err := c.Launch(t.Context(), r).Err()
+	if err == nil || cloud.NothingDone(err) || cloud.CauseOf(err) != "" {
+		t.Fatalf("a lost answer is %v", err)
+	}
+	got, err := c.Launch(t.Context(), r).All()
+	if err != nil || len(model.Machines().Truth()) != 3 || got[0].ID != model.Machines().Truth()[0].ID {
+		t.Errorf("%v, %v; %d run", got, err, len(model.Machines().Truth()))
+	}
+}
+
+func TestATokenWhoseInstancesHaveEndedLeadsToThem(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	r := request("t", 3)
+	first, err := c.Launch(t.Context(), r).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Terminate(t.Context(), first[1].ID).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for n, one := range c.Launch(t.Context(), r) {
+		want := map[bool]cloud.State{true: cloud.Gone, false: cloud.Running}[n == 1]
+		if one.Err != nil || one.Instance.ID != first[n].ID || one.Instance.State != want || one.Instance.Subnet != r.Subnet {
+			t.Errorf("machine %d: %+v, want %s, %s", n, one, first[n].ID, want)
+		}
+	}
+	if n := len(model.Machines().Truth()); n != 2 {
+		t.Errorf("%d run", n)
+	}
+	// What EC2 does not show any more does not run: the machine is to be launched anew.
+	forgetful := answering(t, "RunInstances", 400, codeTerminated, "words")
+	if err := forgetful.Launch(t.Context(), r).Err(); !cloud.Refused(err) || errors.Is(err, cloud.ErrMismatch) {
+		t.Errorf("with nothing to show: %v", err)
+	}
+}
+
+func TestAListSaysWhichZonesItCouldNotLookAt(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	a, b := request("a", 1), request("b", 1)
+	b.Zone, b.Subnet = "us-east-1b", privateSubnet
+	for _, r := range []cloud.LaunchRequest{a, b} {
+		if err := c.Launch(t.Context(), r).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	blind := func(zones ...string) {
+		if err := model.Machines().Change(func(k *sim.Knobs) { k.BlindZones = zones }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for missing, want := range map[string]int{"": 2, "us-east-1a": 1, "us-east-1b": 1} {
+		blind(slices.DeleteFunc([]string{missing}, func(z string) bool { return z == "" })...)
+		list, err := c.List(t.Context(), owner)
+		if err != nil || len(list.Instances) != want || list.Complete() != (missing == "") || missing != "" && list.Covers(missing) {
+			t.Errorf("without %q: %+v, %v", missing, list, err)
+		}
+	}
+	blind("us-east-1a", "us-east-1b")
+	if list, err := c.List(t.Context(), owner); err == nil {
+		t.Errorf("a list that saw nothing is %+v", list)
+	}
+	blind()
+	if list, err := c.List(t.Context(), ""); !cloud.Refused(err) {
+		t.Errorf("a list of nobody's is %v, %v", list, err)
+	}
+}
+
+func TestTerminationEndsWhatIsThereAmongWhatIsNot(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	got, err := c.Launch(t.Context(), request("t", 3)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := []string{got[0].ID, "i-0123456789abcdef0", got[1].ID, got[2].ID}
+	results := c.Terminate(t.Context(), ids...)
+	for n, r := range results {
+		if r.ID != ids[n] || r.Err != nil {
+			t.Errorf("result %d: %+v", n, r)
+		}
+	}
+	if left := model.Machines().Truth(); len(results) != 4 || len(left) != 0 {
+		t.Errorf("%d results; %d run on", len(results), len(left))
+	}
+}
+
+// An ID that EC2 does not know yet is no death, and no reason to end the others later.
+func TestWhatEC2DoesNotKnowYetIsUnknown(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{UnknownFor: short(time.Hour), ListLag: short(time.Hour)})
+	got, err := c.Launch(t.Context(), request("t", 2)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := c.Describe(t.Context(), got[0].ID, got[1].ID, got[0].ID)
+	if err != nil || len(all) != 3 || all[0].State != cloud.Unknown || all[1].State != cloud.Unknown {
+		t.Errorf("just launched: %+v, %v", all, err)
+	}
+	if err := c.Terminate(t.Context(), got[0].ID, got[1].ID).Err(); err != nil || len(model.Machines().Truth()) != 2 {
+		t.Errorf("%v; %d run", err, len(model.Machines().Truth()))
+	}
+	if err := c.Stop(t.Context(), got[0].ID).Err(); !errors.Is(err, cloud.ErrNotFound) {
+		t.Errorf("stopped: %v", err)
+	}
+}
+
+func TestOneThatCannotBeStoppedKeepsNoOtherFromIt(t *testing.T) {
+	c, _ := newCloud(t, sim.Knobs{StoppedKeepsAddresses: true})
+	spot := request("spot", 1)
+	spot.Market = cloud.Spot
+	var ids []string
+	for _, r := range []cloud.LaunchRequest{request("t", 2), spot} {
+		got, err := c.Launch(t.Context(), r).All()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range got {
+			ids = append(ids, i.ID)
+		}
+	}
+	for n, r := range c.Stop(t.Context(), ids...) {
+		if r.ID != ids[n] || (r.Err != nil) != (n == 2) || n == 2 && !cloud.Refused(r.Err) {
+			t.Errorf("result %d: %+v", n, r)
+		}
+	}
+}
+
+func TestInstancesWithTheSameTagsShareACall(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	got, err := c.Launch(t.Context(), request("t", 3)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var taggings []cloud.Tagging
+	for n, i := range got {
+		taggings = append(taggings, cloud.Tagging{ID: i.ID, Tags: map[string]string{cloud.TagPod: []string{"a", "b", "a"}[n]}})
+	}
+	if err := c.Tag(t.Context(), taggings...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := model.Calls()["CreateTags"]; n != 2 {
+		t.Errorf("two sets of tags took %d calls", n)
+	}
+	for n, i := range model.Machines().Truth() {
+		if i.Tags[cloud.TagPod] != taggings[n].Tags[cloud.TagPod] || i.Tags[cloud.TagOwner] != owner {
+			t.Errorf("instance %d has the tags %v", n, i.Tags)
+		}
+	}
+}
+
+func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cfg := anAccount(sim.Knobs{InterruptionNotice: 2 * time.Minute})
+	cfg.Sim.Fault = func(call sim.Call) sim.Fault {
+		if call.Kind == sim.KindInterruptions && call.N == 4 {
+			cancel() // a few looks later
+		}
+		return sim.Fault{}
+	}
+	model, url := serve(t, cfg)
+	c := open(t, settings(url))
+	r := request("t", 2)
+	r.Market = cloud.Spot
+	got, err := c.Launch(t.Context(), r).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := model.Machines().Interrupt(got[1].ID); err != nil {
+		t.Fatal(err)
+	}
+	told := map[string]int{}
+	err = c.Interruptions(ctx, func(i cloud.Interruption) {
+		told[i.InstanceID]++
+		if end := model.Machines().Announced()[0].At; i.At.Sub(end).Abs() > time.Second || !strings.HasPrefix(i.Reason, marked) {
+			t.Errorf("told %+v; it ends at %v", i, end)
+		}
+	})
+	if !errors.Is(err, context.Canceled) || !maps.Equal(told, map[string]int{got[1].ID: 1}) {
+		t.Errorf("told of %v: %v", told, err)
+	}
+	model.Machines().FailNth(cloud.CallInterruptions, 1, sim.Fault{Before: sim.ErrInternal})
+	if err := c.Interruptions(t.Context(), func(cloud.Interruption) {}); err == nil || errors.Is(err, context.Canceled) {
+		t.Errorf("a failure ended the watch with %v", err)
+	}
+}
+
+func TestPartsOutliveTheirInstancesUntilTheyAreDeleted(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{PartsLeft: 1})
+	got, err := c.Launch(t.Context(), request("t", 2)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Terminate(t.Context(), got[0].ID).Err(); err != nil {
+		t.Fatal(err)
+	}
+	parts, err := c.ListParts(t.Context(), owner)
+	if err != nil || len(parts) != 3 {
+		t.Fatalf("%+v, %v", parts, err)
+	}
+	for _, p := range parts {
+		err := c.DeleteParts(t.Context(), p.ID).Err()
+		if p.Kind != "network interface" {
+			continue
+		}
+		if used := p.Instance != ""; used != cloud.Refused(err) || used && p.Instance != got[1].ID || p.Tags[cloud.TagBatch] != "t" ||
+			p.Zone != "us-east-1a" {
+			t.Errorf("%+v was deleted: %v", p, err)
+		}
+	}
+	if err := c.DeleteParts(t.Context(), "eni-0123456789abcdef0").Err(); err != nil {
+		t.Errorf("one that is not there: %v", err)
+	}
+	if left := len(model.Machines().PartsNow()); left != 1 {
+		t.Errorf("%d are left", left)
+	}
+	if list, err := c.ListParts(t.Context(), ""); !cloud.Refused(err) {
+		t.Errorf("the parts of nobody are %v, %v", list, err)
+	}
+}
+
+// reach is who may reach which ports, for a message and to compare.
+func reach(g ec2.Group) (all []string) {
+	for _, r := range g.Rules {
+		all = append(all, fmt.Sprintf("%s %d-%d from %s", r.Protocol, r.From, r.To, r.Source))
+	}
+	slices.Sort(all)
+	return all
+}
+
+func others(source, icmp string) []string {
+	return []string{icmp + " -1--1 from " + source, "tcp 0-6420 from " + source, "tcp 6422-65535 from " + source, "udp 0-65535 from " + source}
+}
+
+func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
+	const six = "fd00::/8"
+	for what, tc := range map[string]struct {
+		change func(*Cloud)
+		want   []string
+	}{
+		"somewhere in the VPC": {
+			change: func(*Cloud) {},
+			want:   append(others("10.0.0.0/8", "icmp"), "tcp 6421-6421 from 10.0.0.0/8"),
+		},
+		"on an instance of the VPC": {
+			change: func(c *Cloud) { c.kipGroups = []string{"sg-kip"} },
+			want:   append(others("10.0.0.0/8", "icmp"), "tcp 6421-6421 from sg-kip"),
+		},
+		"outside": {
+			change: func(c *Cloud) {
+				c.dialPublic, c.cfg.ExtraCIDRs = true, []netip.Prefix{netip.MustParsePrefix("203.0.113.7/30")}
+			},
+			want: slices.Concat(others("10.0.0.0/8", "icmp"), others("203.0.113.4/30", "icmp"), []string{"tcp 6421-6421 from 203.0.113.4/30"}),
+		},
+		"on an instance, with a network more": {
+			change: func(c *Cloud) {
+				c.kipGroups, c.cfg.ExtraCIDRs = []string{"sg-kip"}, []netip.Prefix{netip.MustParsePrefix(six)}
+			},
+			want: slices.Concat(others("10.0.0.0/8", "icmp"), others(six, "icmpv6"), []string{"tcp 6421-6421 from sg-kip"}),
+		},
+	} {
+		c, model := newCloud(t, sim.Knobs{})
+		tc.change(c)
+		for n := range 3 {
+			if err := c.Launch(t.Context(), request(fmt.Sprint(what, n), 1)).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		groups := model.Groups()
+		own := groups[len(groups)-1]
+		slices.Sort(tc.want)
+		if got := reach(own); !slices.Equal(got, tc.want) || own.Tags[cloud.TagOwner] != owner || own.VPC != vpc {
+			t.Errorf("%s: %+v, %v, want %v", what, own, got, tc.want)
+		}
+		if n := model.Calls()["CreateSecurityGroup"] + model.Calls()["AuthorizeSecurityGroupIngress"]; n != 2 {
+			t.Errorf("%s: three launches took %d calls for one group", what, n)
+		}
+		// Another start, with other networks: what is surplus goes, what is right stays.
+		c.cfg.ExtraCIDRs, c.dialPublic, c.kipGroups = nil, false, nil
+		c.forgetGroups()
+		if err := c.Launch(t.Context(), request("again", 1)).Err(); err != nil {
+			t.Fatal(err)
+		}
+		again := model.Groups()
+		if got, want := reach(again[len(again)-1]), append([]string{}, others("10.0.0.0/8", "icmp")...); len(again) != len(groups) ||
+			!slices.Equal(got, slices.Sorted(slices.Values(append(want, "tcp 6421-6421 from 10.0.0.0/8")))) {
+			t.Errorf("%s, and then as usual: %v in %d groups", what, got, len(again))
+		}
+	}
+}
+
+func TestTheGroupOfTheCellsIsAPartThatGoesLast(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	got, err := c.Launch(t.Context(), request("t", 1)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts, err := c.ListParts(t.Context(), owner)
+	n := slices.IndexFunc(parts, func(p cloud.Part) bool { return p.Kind == "security group" })
+	if err != nil || n < 0 || parts[n].Instance != "" || parts[n].Tags[cloud.TagCell]+parts[n].Tags[cloud.TagBatch] != "" {
+		t.Fatalf("%+v, %v", parts, err)
+	}
+	group := parts[n].ID
+	if err := c.DeleteParts(t.Context(), group).Err(); !cloud.Refused(err) {
+		t.Errorf("one that is in use: %v", err)
+	}
+	if err := c.Terminate(t.Context(), got[0].ID).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := c.DeleteParts(t.Context(), group).Err(); err != nil {
+			t.Error(err)
+		}
+	}
+	if slices.ContainsFunc(model.Groups(), func(g ec2.Group) bool { return g.ID == group }) {
+		t.Error("the group is there")
+	}
+	// A Kip that runs on makes another.
+	if err := c.Launch(t.Context(), request("u", 1)).Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Somebody deletes the group behind Kip's back: no offering is to blame for it.
+func TestALaunchWhoseGroupIsGoneIsToBeRepeated(t *testing.T) {
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	c, other := open(t, settings(url)), open(t, settings(url))
+	if _, err := c.ownGroup(t.Context(), vpc, owner); err != nil {
+		t.Fatal(err)
+	}
+	parts, err := other.ListParts(t.Context(), owner)
+	if err != nil || len(parts) != 1 {
+		t.Fatal(parts, err)
+	}
+	c.own[owner] = cellsGroup{id: parts[0].ID} // was there when Kip started
+	if err := other.DeleteParts(t.Context(), parts[0].ID).Err(); err != nil {
+		t.Fatal(err)
+	}
+	r := request("t", 1)
+	if err := c.Launch(t.Context(), r).Err(); err == nil || cloud.Refused(err) {
+		t.Errorf("without its group: %v", err)
+	}
+	if err := c.Launch(t.Context(), r).Err(); err != nil || len(model.Machines().Truth()) != 1 {
+		t.Errorf("again: %v", err)
+	}
+	r = request("u", 1)
+	r.SecurityGroups = []string{"sg-none"}
+	c.own[owner] = cellsGroup{id: c.own[owner].id}
+	if err := c.Launch(t.Context(), r).Err(); !cloud.Refused(err) {
+		t.Errorf("with a group of nobody's: %v", err)
+	}
+}
+
+func TestTheConsoleIsReadAsItWasWritten(t *testing.T) {
+	c, _ := newCloud(t, sim.Knobs{})
+	got, err := c.Launch(t.Context(), request("t", 1)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := c.Console(t.Context(), got[0].ID); err != nil || !strings.Contains(string(text), got[0].ID+" is simulated\n") {
+		t.Errorf("%q, %v", text, err)
+	}
+	if _, err := c.Console(t.Context(), "i-0123456789abcdef0"); !errors.Is(err, cloud.ErrNotFound) {
+		t.Errorf("one that is not there: %v", err)
+	}
+}
+
+func TestTheCatalogueHasWhatIsOfferedInTheSubnets(t *testing.T) {
+	cfg := anAccount(sim.Knobs{})
+	cfg.PageSize = 2
+	_, url := serve(t, cfg)
+	s := settings(url)
+	s.VPC, s.Subnets = "", []string{"subnet-a1", privateSubnet}
+	types, err := open(t, s).Catalogue(t.Context())
+	if err != nil || len(types) != 4 {
+		t.Fatalf("%+v, %v", types, err)
+	}
+	byName := map[string]catalog.InstanceType{}
+	for _, typ := range types {
+		byName[typ.Name] = typ
+	}
+	if g := byName["g5.xlarge"]; g.Family != "g and vt" || len(g.GPUs) != 1 || g.GPUs[0] != (catalog.GPU{Model: "A10G", Count: 1}) ||
+		g.MilliCPU != 4000 ||
+		g.MemoryBytes != 16*gibi || g.BootTimeout != catalog.BootTimeout {
+		t.Errorf("%+v", g)
+	}
+	if s := byName["t3.small"]; s.BaselineMilliCPU != 400 || s.Family != "standard" || s.Arch != "amd64" ||
+		byName["c7g.large"].Arch != "arm64" {
+		t.Errorf("%+v, %+v", s, byName["c7g.large"])
+	}
+	want := []catalog.Offering{
+		{Zone: "us-east-1a", Subnet: "subnet-a1", PricePerHour: 0.085},
+		{Zone: "us-east-1a", Subnet: "subnet-a1", Spot: true, PricePerHour: 0.02},
+		{Zone: "us-east-1b", Subnet: privateSubnet, PricePerHour: 0.085},
+		{Zone: "us-east-1b", Subnet: privateSubnet, Spot: true, PricePerHour: 0.02},
+	}
+	if got := byName["c5.large"].Offerings; !slices.Equal(got, want) {
+		t.Errorf("c5.large is offered at %+v, want %+v", got, want)
+	}
+}
+
+func TestSubnetsMustBeThereAndOfOneVPC(t *testing.T) {
+	_, url := serve(t, anAccount(sim.Knobs{}))
+	for what, tc := range map[string]struct {
+		vpc     string
+		subnets []string
+		want    string // of the error; "" for none
+	}{
+		"all of a VPC":          {vpc: vpc},
+		"the default ones":      {vpc: defaultVPC},
+		"some of it":            {vpc: vpc, subnets: []string{"subnet-a1"}},
+		"one that is not there": {subnets: []string{"subnet-a1", "subnet-none"}, want: "EC2 shows only subnet-a1"},
+		"of two VPCs":           {subnets: []string{"subnet-a1", "subnet-elsewhere"}, want: "want subnets of one VPC"},
+		"of another VPC":        {vpc: vpc, subnets: []string{"subnet-elsewhere"}, want: "want subnets of cloud.aws.vpcID, which is vpc-1"},
+		"none":                  {vpc: "vpc-3", want: "there is no subnet of vpc-3"},
+	} {
+		s := settings(url)
+		s.VPC, s.Subnets = tc.vpc, tc.subnets
+		_, err := open(t, s).Catalogue(t.Context())
+		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, want %q", what, err, tc.want)
+		}
+	}
+}
+
+// metadataService is that of an instance in a subnet; no instance when that is empty.
+func metadataService(t *testing.T, subnet string) string {
+	t.Helper()
+	values := map[string]string{
+		"placement/region":                     "eu-west-1",
+		"mac":                                  "02:00",
+		"network/interfaces/macs/02:00/vpc-id": vpc,
+		"network/interfaces/macs/02:00/subnet-id":          subnet,
+		"network/interfaces/macs/02:00/security-group-ids": "sg-1\nsg-2",
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		value, ok := values[strings.TrimPrefix(r.URL.Path, "/latest/meta-data/")]
+		switch {
+		case subnet == "":
+			http.Error(w, "no", http.StatusForbidden)
+		case r.Method == http.MethodPut:
+			w.Header().Set("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "60")
+			fmt.Fprint(w, "token")
+		case r.Header.Get("X-Aws-Ec2-Metadata-Token") != "token" || !ok:
+			http.Error(w, "no", http.StatusNotFound)
+		default:
+			fmt.Fprint(w, value)
+		}
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func TestKipFindsOutWhereItRuns(t *testing.T) {
+	const own = "subnet-own"
+	here := []netip.Prefix{netip.MustParsePrefix("203.0.113.7/32")}
+	for what, tc := range map[string]struct {
+		here       string // the subnet that Kip runs in
+		env        string
+		cfg        Config
+		region     string
+		subnets    []string
+		dialPublic bool
+		want       string // of an error
+	}{
+		"in EC2": {here: own, region: "eu-west-1", subnets: []string{own}},
+		"in EC2, told where": {here: own, cfg: Config{Region: "us-west-2", Subnets: []string{"s"}}, region: "us-west-2",
+			subnets: []string{"s"}},
+		"in EC2, told by the environment": {here: own, env: "us-west-1", cfg: Config{Region: "us-west-2"}, region: "us-west-1",
+			subnets: []string{own}},
+		"in another VPC":                {here: own, cfg: Config{VPC: "vpc-2", ExtraCIDRs: here}, region: "eu-west-1", dialPublic: true},
+		"outside":                       {cfg: Config{Region: "us-west-2", VPC: vpc, ExtraCIDRs: here}, region: "us-west-2", dialPublic: true},
+		"outside, at no address":        {cfg: Config{Region: "us-west-2", VPC: vpc}, want: "cells.extraCIDRs"},
+		"outside, with private cells":   {cfg: Config{Region: "us-west-2", VPC: vpc, PrivateOnly: true}, region: "us-west-2"},
+		"outside, without a region":     {cfg: Config{VPC: vpc}, want: "cloud.aws.region"},
+		"outside, without a subnet":     {cfg: Config{Region: "us-west-2"}, want: "cloud.aws.subnetID"},
+		"at another API":                {here: own, cfg: Config{Endpoint: "http://127.0.0.1:1", VPC: vpc}, region: "us-east-1"},
+		"at another API, with no place": {here: own, cfg: Config{Endpoint: "http://127.0.0.1:1"}, want: "cloud.aws.subnetID"},
+	} {
+		for _, name := range []string{"AWS_REGION", "AWS_DEFAULT_REGION"} {
+			t.Setenv(name, "")
+		}
+		t.Setenv("AWS_REGION", tc.env)
+		t.Setenv("AWS_CONFIG_FILE", "/dev/null")
+		tc.cfg.metadata = metadataService(t, tc.here)
+		c, err := New(t.Context(), tc.cfg)
+		switch {
+		case tc.want != "":
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%s: %v, want %q", what, err, tc.want)
+			}
+		case err != nil:
+			t.Errorf("%s: %v", what, err)
+		case c.Traits().Region != tc.region || !slices.Equal(c.cfg.Subnets, tc.subnets) ||
+			(len(c.kipGroups) == 2) != (tc.here != "" && tc.cfg.Endpoint == "" && !tc.dialPublic) || c.Traits().DialPublic != tc.dialPublic:
+			t.Errorf("%s: %+v, dialled at public addresses %v", what, c.cfg, c.Traits().DialPublic)
+		}
+	}
+}
+
+// From outside, an instance without a public address would never join.
+func TestFromOutsideOnlyPublicInstancesAreLaunched(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	c.dialPublic = true
+	hidden, private := request("a", 1), request("b", 1)
+	hidden.PrivateIPOnly = true
+	private.Zone, private.Subnet = "us-east-1b", privateSubnet
+	for _, r := range []cloud.LaunchRequest{hidden, private} {
+		if err := c.Launch(t.Context(), r).Err(); !cloud.Refused(err) {
+			t.Errorf("%v", err)
+		}
+	}
+	if err := c.Launch(t.Context(), request("c", 1)).Err(); err != nil || model.Calls()["RunInstances"] != 1 {
+		t.Errorf("%v, %d launches", err, model.Calls()["RunInstances"])
+	}
+}
+
+func TestFamiliesAreThoseOfQuotas(t *testing.T) {
+	for name, want := range map[string]string{
+		"c5.large": "standard", "im4gn.large": "standard", "is4gen.large": "standard", "d3.xlarge": "standard", "h1.2xlarge": "standard",
+		"dl1.24xlarge": "dl", "g5.xlarge": "g and vt", "gr6.4xlarge": "g and vt", "vt1.3xlarge": "g and vt", "p5.48xlarge": "p",
+		"x2idn.metal": "x",
+		"inf2.xlarge": "inf", "trn1.2xlarge": "trn", "u-6tb1.metal": "high memory", "u7i-12tb.224xlarge": "high memory", "hpc7a.96xlarge": "hpc",
+		"f1.2xlarge": "f", "mac2.metal": "mac", "": "standard",
+	} {
+		if got := familyOf(name); got != want {
+			t.Errorf("%q is of family %q, want %q", name, got, want)
+		}
+	}
+}

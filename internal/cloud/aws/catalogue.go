@@ -1,0 +1,249 @@
+package aws
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// pricesJSON is the file with on-demand prices, which says where they are from. EC2's API
+// does not tell them.
+//
+//go:embed prices.json
+var pricesJSON []byte
+
+// priceList is such a file.
+type priceList struct {
+	AsOf   string                        `json:"asOf"`
+	Prices map[string]map[string]float64 `json:"prices"` // dollars an hour by region and type
+}
+
+// standIn is the region whose prices order the types where a region's own are not known.
+const standIn = "us-east-1"
+
+// onDemandPrices are dollars an hour by type.
+func (c *Cloud) onDemandPrices() (map[string]float64, error) {
+	var list priceList
+	if err := json.Unmarshal(pricesJSON, &list); err != nil {
+		return nil, fmt.Errorf("read the on-demand prices: %w", err)
+	}
+	if own := list.Prices[c.cfg.Region]; own != nil {
+		c.cfg.Log.Info("on-demand prices are not asked for", "region", c.cfg.Region, "as_of", list.AsOf)
+		return own, nil
+	}
+	c.cfg.Log.Warn("on-demand prices of the region are not known: those of another one order the types, and costs are shown by them",
+		"region", c.cfg.Region, "prices_of", standIn, "as_of", list.AsOf)
+	return list.Prices[standIn], nil
+}
+
+// sold is a type in a zone.
+type sold struct{ instanceType, zone string }
+
+func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
+	n, err := c.where(ctx)
+	if err != nil {
+		return nil, err
+	}
+	onDemand, err := c.onDemandPrices()
+	if err != nil {
+		return nil, err
+	}
+	kinds, err := c.readTypes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	offered, err := c.readOfferings(ctx)
+	if err != nil {
+		return nil, err
+	}
+	spot, err := c.readSpotPrices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for id := range n.subnets {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	var all []catalog.InstanceType
+	for _, t := range kinds {
+		for _, id := range ids {
+			zone := n.subnets[id].zone
+			if !offered[sold{t.Name, zone}] {
+				continue
+			}
+			if price, ok := onDemand[t.Name]; ok {
+				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, Subnet: id, PricePerHour: price})
+			}
+			if price, ok := spot[sold{t.Name, zone}]; ok {
+				t.Offerings = append(t.Offerings, catalog.Offering{
+					Zone:         zone,
+					Subnet:       id,
+					Spot:         true,
+					PricePerHour: price,
+				})
+			}
+		}
+		if len(t.Offerings) > 0 {
+			all = append(all, t)
+		}
+	}
+	return all, nil
+}
+
+// architectures are EC2's, in Kubernetes' words. Macs have others.
+var architectures = map[types.ArchitectureType]string{types.ArchitectureTypeX8664: "amd64", types.ArchitectureTypeArm64: "arm64"}
+
+// readTypes reads the types that can be cells: those of the Nitro system, whose disks are
+// NVMe devices and whose interfaces take prefixes, with room for a pod's address.
+func (c *Cloud) readTypes(ctx context.Context) ([]catalog.InstanceType, error) {
+	var all []catalog.InstanceType
+	pages := ec2.NewDescribeInstanceTypesPaginator(c.api, &ec2.DescribeInstanceTypesInput{
+		Filters: []types.Filter{filter("processor-info.supported-architecture", "x86_64", "arm64")},
+	})
+	for n := 0; pages.HasMorePages(); n++ {
+		if n == maxPages {
+			return nil, errTooLong
+		}
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return nil, classify(err, cloud.Scope{})
+		}
+		for _, t := range page.InstanceTypes {
+			if one, ok := typeOf(t); ok {
+				all = append(all, one)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b catalog.InstanceType) int { return strings.Compare(a.Name, b.Name) })
+	return all, nil
+}
+
+func typeOf(t types.InstanceTypeInfo) (catalog.InstanceType, bool) {
+	nitro := t.Hypervisor == types.InstanceTypeHypervisorNitro || aws.ToBool(t.BareMetal)
+	if !nitro || t.VCpuInfo == nil || t.MemoryInfo == nil || t.ProcessorInfo == nil || t.NetworkInfo == nil ||
+		aws.ToInt32(t.NetworkInfo.Ipv4AddressesPerInterface) < 2 {
+		return catalog.InstanceType{}, false
+	}
+	name := string(t.InstanceType)
+	one := catalog.InstanceType{
+		Name:             name,
+		Family:           familyOf(name),
+		MilliCPU:         int64(aws.ToInt32(t.VCpuInfo.DefaultVCpus)) * 1000,
+		MemoryBytes:      aws.ToInt64(t.MemoryInfo.SizeInMiB) << 20,
+		BaselineMilliCPU: baselines[name],
+		BootTimeout:      BootTimeout(name),
+	}
+	for _, a := range t.ProcessorInfo.SupportedArchitectures {
+		if architectures[a] != "" {
+			one.Arch = architectures[a]
+		}
+	}
+	if t.GpuInfo != nil {
+		for _, g := range t.GpuInfo.Gpus {
+			one.GPUs = append(one.GPUs, catalog.GPU{Model: aws.ToString(g.Name), Count: int64(aws.ToInt32(g.Count))})
+		}
+	}
+	return one, one.Arch != "" && one.MilliCPU > 0 && one.MemoryBytes > 0
+}
+
+// readOfferings says which types there are in which zones.
+func (c *Cloud) readOfferings(ctx context.Context) (map[sold]bool, error) {
+	all := map[sold]bool{}
+	pages := ec2.NewDescribeInstanceTypeOfferingsPaginator(c.api, &ec2.DescribeInstanceTypeOfferingsInput{
+		LocationType: types.LocationTypeAvailabilityZone,
+		MaxResults:   aws.Int32(pageSize),
+	})
+	for n := 0; pages.HasMorePages(); n++ {
+		if n == maxPages {
+			return nil, errTooLong
+		}
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return nil, classify(err, cloud.Scope{})
+		}
+		for _, o := range page.InstanceTypeOfferings {
+			all[sold{string(o.InstanceType), aws.ToString(o.Location)}] = true
+		}
+	}
+	return all, nil
+}
+
+// readSpotPrices reads those of now.
+func (c *Cloud) readSpotPrices(ctx context.Context) (map[sold]float64, error) {
+	all := map[sold]float64{}
+	now := c.cfg.Clock.Now()
+	pages := ec2.NewDescribeSpotPriceHistoryPaginator(c.api, &ec2.DescribeSpotPriceHistoryInput{
+		StartTime:           aws.Time(now),
+		ProductDescriptions: []string{"Linux/UNIX"},
+		MaxResults:          aws.Int32(pageSize),
+	})
+	for n := 0; pages.HasMorePages(); n++ {
+		if n == maxPages {
+			return nil, errTooLong
+		}
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return nil, classify(err, cloud.Scope{})
+		}
+		for _, p := range page.SpotPriceHistory {
+			price, err := strconv.ParseFloat(aws.ToString(p.SpotPrice), 64)
+			if err != nil || !(price > 0) {
+				continue // not a price to choose by
+			}
+			at := sold{string(p.InstanceType), aws.ToString(p.AvailabilityZone)}
+			if _, newer := all[at]; !newer { // the newest comes first
+				all[at] = price
+			}
+		}
+	}
+	return all, nil
+}
+
+// families are what EC2's quotas of vCPUs count apart, by the letters that a type begins
+// with. Source: EC2 User Guide, "Amazon EC2 instance type quotas".
+var families = map[string]string{
+	"dl": "dl", "f": "f", "g": "g and vt", "gr": "g and vt", "vt": "g and vt", "hpc": "hpc", "inf": "inf", "mac": "mac", "p": "p",
+	"trn": "trn", "u": "high memory", "x": "x",
+}
+
+// familyOf is the family of a type; all of the others share one.
+func familyOf(instanceType string) string {
+	letters := instanceType
+	if n := strings.IndexFunc(instanceType, func(r rune) bool { return r < 'a' || r > 'z' }); n >= 0 {
+		letters = instanceType[:n]
+	}
+	if f := families[letters]; f != "" {
+		return f
+	}
+	return "standard"
+}
+
+// baselines are what burstable types sustain, in thousandths of a vCPU, which EC2's API
+// does not tell. Source: EC2 User Guide, "Key concepts for burstable performance
+// instances", the table of baseline utilization a vCPU, times the vCPUs.
+var baselines = func() map[string]int64 {
+	all := map[string]int64{}
+	for _, family := range []string{"t3", "t3a", "t4g"} {
+		for size, milli := range map[string]int64{
+			"nano": 100, "micro": 200, "small": 400, "medium": 400, "large": 600, "xlarge": 1600, "2xlarge": 3200,
+		} {
+			all[family+"."+size] = milli
+		}
+	}
+	return all
+}()
+
+// burstable says that a type runs on credits.
+func burstable(instanceType string) bool { return baselines[instanceType] > 0 }

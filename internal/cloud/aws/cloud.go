@@ -1,0 +1,289 @@
+package aws
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+var (
+	_ cloud.Cloud       = (*Cloud)(nil)
+	_ cloud.Stopper     = (*Cloud)(nil)
+	_ cloud.Interrupter = (*Cloud)(nil)
+	_ cloud.Console     = (*Cloud)(nil)
+	_ cloud.Parts       = (*Cloud)(nil)
+	_ cloud.Tagger      = (*Cloud)(nil)
+)
+
+// Cloud is EC2 in one region. It is safe for concurrent use.
+type Cloud struct {
+	cfg        Config
+	api        *ec2.Client
+	dialPublic bool
+
+	// mu guards what was read of EC2 and is read again with the catalogue.
+	mu      sync.Mutex
+	network *network
+	images  map[string]image
+	groups  map[string]string     // IDs by name
+	own     map[string]cellsGroup // by owner
+
+	kipGroups []string      // of the instance that Kip runs on, where that is in the VPC
+	making    chan struct{} // holds one who makes a cells' group
+}
+
+// Name implements cloud.Cloud.
+func (c *Cloud) Name() string { return "aws" }
+
+// Sizes of calls. Sources: EC2 API reference (2016-11-15), "DescribeInstances" (MaxResults
+// at most 1,000; 200 values a filter, of "Filter your resources"), "TerminateInstances"
+// (at most 1,000, and fewer are recommended).
+const (
+	pageSize      = 1000
+	filterValues  = 200
+	instancesCall = 500
+	// maxPages bounds what is read of one list: a million things.
+	maxPages = 1000
+)
+
+// Traits implements cloud.Cloud. The buckets are those that AWS documents for each account
+// and region ("Request throttling for the Amazon EC2 API"); what else uses the account
+// takes from them too.
+func (c *Cloud) Traits() cloud.Traits {
+	describe := cloud.Budget{Requests: cloud.Bucket{Capacity: 100, Refill: 20}}
+	mutate := cloud.Budget{Requests: cloud.Bucket{Capacity: 50, Refill: 5}}
+	begin := cloud.Budget{Requests: cloud.Bucket{Capacity: 5, Refill: 2}, Resources: cloud.Bucket{Capacity: 1000, Refill: 2}}
+	return cloud.Traits{
+		ListLag:        20 * time.Second,
+		Poll:           2 * time.Second,
+		Region:         c.cfg.Region,
+		DialPublic:     c.dialPublic,
+		SharedUserData: true,
+		CatalogueEvery: 12 * time.Hour,
+		Budgets: map[cloud.Call]cloud.Budget{
+			cloud.CallLaunch: begin,
+			cloud.CallStart:  begin,
+			cloud.CallTerminate: {
+				Requests:  cloud.Bucket{Capacity: 100, Refill: 5},
+				Resources: cloud.Bucket{Capacity: 1000, Refill: 20},
+			},
+			cloud.CallStop:        {Requests: mutate.Requests, Resources: cloud.Bucket{Capacity: 1000, Refill: 20}},
+			cloud.CallTag:         {Requests: cloud.Bucket{Capacity: 100, Refill: 10}},
+			cloud.CallList:        describe,
+			cloud.CallDescribe:    describe,
+			cloud.CallCatalogue:   describe,
+			cloud.CallListParts:   describe,
+			cloud.CallDeleteParts: mutate,
+		},
+	}
+}
+
+// Features implements cloud.Cloud.
+func (c *Cloud) Features() cloud.Features {
+	return cloud.Features{
+		Stopper:     c,
+		Interrupter: c,
+		Console:     c,
+		Parts:       c,
+		Tagger:      c,
+	}
+}
+
+// filter is one of a describing call.
+func filter(name string, values ...string) types.Filter {
+	return types.Filter{Name: aws.String(name), Values: values}
+}
+
+// living are the states of instances that a list shows.
+var living = filter("instance-state-name", "pending", "running", "shutting-down", "stopping", "stopped")
+
+// List implements cloud.Cloud. While a zone is disrupted, EC2 fails a call that does not
+// say where to look: then each zone of the region is asked by itself.
+func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
+	if owner == "" {
+		return cloud.Listing{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("owner is empty: want the value of tag %s", cloud.TagOwner))
+	}
+	mine := filter("tag:"+cloud.TagOwner, owner)
+	all, err := c.describe(ctx, mine, living)
+	if err == nil {
+		return cloud.Listing{Instances: all}, nil
+	}
+	whole := fmt.Errorf("list the instances of %s: %w", owner, err)
+	if ctx.Err() != nil || cloud.CauseOf(err) != "" {
+		return cloud.Listing{}, whole
+	}
+	n, err := c.where(ctx)
+	if err != nil {
+		return cloud.Listing{}, errors.Join(whole, err)
+	}
+	var list cloud.Listing
+	for _, zone := range n.zones {
+		found, err := c.describe(ctx, mine, living, filter("availability-zone", zone))
+		if err != nil {
+			c.cfg.Log.Warn("list the instances of a zone", "zone", zone, "err", err)
+			list.Missing = append(list.Missing, zone)
+			continue
+		}
+		list.Instances = append(list.Instances, found...)
+	}
+	if len(list.Missing) == len(n.zones) {
+		return cloud.Listing{}, whole
+	}
+	return list, nil
+}
+
+// describe reads all pages of the instances that match.
+func (c *Cloud) describe(ctx context.Context, filters ...types.Filter) ([]cloud.Instance, error) {
+	var all []cloud.Instance
+	pages := ec2.NewDescribeInstancesPaginator(c.api, &ec2.DescribeInstancesInput{Filters: filters, MaxResults: aws.Int32(pageSize)})
+	for n := 0; pages.HasMorePages(); n++ {
+		if n == maxPages {
+			return nil, errTooLong
+		}
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return nil, classify(err, cloud.Scope{})
+		}
+		for _, r := range page.Reservations {
+			for _, i := range r.Instances {
+				all = append(all, instanceOf(i))
+			}
+		}
+	}
+	return all, nil
+}
+
+var errTooLong = fmt.Errorf("EC2 answers without end: more than %d pages", maxPages)
+
+// Describe implements cloud.Cloud. It asks by a filter: an ID that EC2 does not know, as
+// just after its launch, fails a call that names it, and all others with it.
+func (c *Cloud) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
+	known := map[string]cloud.Instance{}
+	for some := range slices.Chunk(ids, filterValues) {
+		found, err := c.describe(ctx, filter("instance-id", some...))
+		if err != nil {
+			return nil, fmt.Errorf("describe %d instances: %w", len(ids), err)
+		}
+		for _, i := range found {
+			known[i.ID] = i
+		}
+	}
+	var answer []cloud.Instance
+	for _, id := range ids {
+		i, ok := known[id]
+		if !ok {
+			i = cloud.Instance{ID: id, State: cloud.Unknown}
+		}
+		i.Tags = maps.Clone(i.Tags) // an ID may be asked for twice
+		answer = append(answer, i)
+	}
+	return answer, nil
+}
+
+// states are EC2's, as far as Kip cares.
+var states = map[types.InstanceStateName]cloud.State{
+	types.InstanceStateNamePending:      cloud.Pending,
+	types.InstanceStateNameRunning:      cloud.Running,
+	types.InstanceStateNameShuttingDown: cloud.Terminating,
+	types.InstanceStateNameTerminated:   cloud.Gone,
+	types.InstanceStateNameStopping:     cloud.Stopping,
+	types.InstanceStateNameStopped:      cloud.Stopped,
+}
+
+// instanceOf is an instance in Kip's words. What EC2 leaves out stays empty; a state that
+// nobody knows is Unknown, which proves nothing.
+func instanceOf(i types.Instance) cloud.Instance {
+	out := cloud.Instance{
+		ID:           aws.ToString(i.InstanceId),
+		InstanceType: string(i.InstanceType),
+		Subnet:       aws.ToString(i.SubnetId),
+		Spot:         i.InstanceLifecycle == types.InstanceLifecycleTypeSpot,
+		State:        cloud.Unknown,
+		ManagementIP: address(i.PrivateIpAddress),
+		PublicIP:     address(i.PublicIpAddress),
+		PodIP:        podAddress(i.NetworkInterfaces),
+		Launched:     aws.ToTime(i.LaunchTime),
+		Tags:         mapOf(i.Tags),
+	}
+	if i.Placement != nil {
+		out.Zone = aws.ToString(i.Placement.AvailabilityZone)
+	}
+	if i.State != nil && states[i.State.Name] != "" {
+		out.State = states[i.State.Name]
+	}
+	if i.AmiLaunchIndex != nil {
+		out.Place = cloud.PlaceOf(int(*i.AmiLaunchIndex))
+	}
+	return out
+}
+
+func address(text *string) netip.Addr {
+	a, err := netip.ParseAddr(aws.ToString(text))
+	if err != nil {
+		return netip.Addr{}
+	}
+	return a
+}
+
+// podAddress is the pod's of the first interface: its secondary address, or the first one
+// of its prefix.
+func podAddress(all []types.InstanceNetworkInterface) netip.Addr {
+	for _, n := range all {
+		if n.Attachment == nil || aws.ToInt32(n.Attachment.DeviceIndex) != 0 {
+			continue
+		}
+		for _, a := range n.PrivateIpAddresses {
+			if !aws.ToBool(a.Primary) {
+				return address(a.PrivateIpAddress)
+			}
+		}
+		for _, p := range n.Ipv4Prefixes {
+			if prefix, err := netip.ParsePrefix(aws.ToString(p.Ipv4Prefix)); err == nil {
+				return prefix.Addr()
+			}
+		}
+	}
+	return netip.Addr{}
+}
+
+// Console implements cloud.Console. EC2 keeps the last 64 KiB.
+func (c *Cloud) Console(ctx context.Context, id string) ([]byte, error) {
+	out, err := c.api.GetConsoleOutput(ctx, &ec2.GetConsoleOutputInput{InstanceId: aws.String(id), Latest: aws.Bool(true)})
+	if err != nil {
+		return nil, fmt.Errorf("read the console of %s: %w", id, classify(err, cloud.Scope{}))
+	}
+	text, err := base64.StdEncoding.DecodeString(aws.ToString(out.Output))
+	if err != nil {
+		return nil, fmt.Errorf("read the console of %s: %w", id, err)
+	}
+	return text, nil
+}
+
+// Catalogue implements cloud.Cloud. It also reads anew where instances can be launched,
+// and what images and groups are called.
+func (c *Cloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
+	c.mu.Lock()
+	c.network = nil
+	clear(c.images)
+	clear(c.groups)
+	c.mu.Unlock()
+	c.forgetGroups()
+	list, err := c.catalogue(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read what EC2 sells in %s: %w", c.cfg.Region, err)
+	}
+	return list, nil
+}

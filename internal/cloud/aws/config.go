@@ -1,0 +1,201 @@
+package aws
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"k8s.io/utils/clock"
+)
+
+// Config is where instances are launched, and as whom.
+type Config struct {
+	// Region is that of all subnets. When empty: that of the environment (AWS_REGION),
+	// then that of the instance that Kip runs on.
+	Region string
+	// AccessKeyID and SecretAccessKey are for those who have no role. When empty: the
+	// SDK's chain, which knows the environment, web identity tokens (IRSA), EKS Pod
+	// Identity and the instance's role.
+	AccessKeyID, SecretAccessKey string
+	// VPC is that of the subnets: an ID, or "default" for the account's default VPC.
+	// When empty: that of the subnets that are named, or of the instance that Kip runs on.
+	VPC string
+	// Subnets are the IDs of where cells are launched. When empty: all of VPC if it is
+	// set, else the one that Kip runs in.
+	Subnets []string
+	// Endpoint is the URL of another EC2 API. With it nothing else is asked: neither
+	// AWS nor the metadata service.
+	Endpoint string
+	// SkipVerify takes any certificate of Endpoint.
+	SkipVerify bool
+	// ExtraCIDRs may reach cells, besides the VPC.
+	ExtraCIDRs []netip.Prefix
+	// PrivateOnly says that no cell has a public address, unless its pod asks for one.
+	PrivateOnly bool
+
+	// InterruptionsEvery is how often spot instances are looked at that are about to
+	// be taken back; 5 seconds when 0. The notice is 2 minutes.
+	InterruptionsEvery time.Duration
+	// Clock is time itself when nil.
+	Clock clock.WithTicker
+	Log   *slog.Logger
+
+	// metadata is another metadata service, for tests.
+	metadata string
+}
+
+// defaultVPC is the value of Config.VPC that stands for the account's own.
+const defaultVPC = "default"
+
+// maxAnswer bounds an answer of EC2 in bytes: a page of a thousand instances with
+// fifty tags each is below 20 MiB.
+const maxAnswer = 64 << 20
+
+// metadataPatience bounds what New asks the metadata service, which answers in
+// milliseconds where there is one.
+const metadataPatience = 3 * time.Second
+
+// New returns EC2 in one region. It asks the metadata service where Kip runs, and
+// nothing of EC2.
+func New(ctx context.Context, cfg Config) (*Cloud, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = clock.RealClock{}
+	}
+	cfg.InterruptionsEvery = cmp.Or(cfg.InterruptionsEvery, 5*time.Second)
+	load := []func(*config.LoadOptions) error{
+		config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }), // Kip schedules its calls itself
+		config.WithHTTPClient(client(cfg)),                                 // to which the SDK adds AWS_CA_BUNDLE
+	}
+	if cfg.AccessKeyID != "" {
+		load = append(load, config.WithCredentialsProvider(credentials.NewStaticCredentialsProvider(cfg.AccessKeyID, cfg.SecretAccessKey, "")))
+	}
+	if cfg.Endpoint != "" {
+		load = append(load, config.WithEC2IMDSClientEnableState(imds.ClientDisabled))
+	}
+	sdk, err := config.LoadDefaultConfig(ctx, load...)
+	if err != nil {
+		return nil, fmt.Errorf("read the settings of AWS: %w", err)
+	}
+	here := whereabouts{}
+	if cfg.Endpoint == "" {
+		if here, err = whereIsKip(ctx, cfg.metadata); err != nil {
+			cfg.Log.Info("the metadata service of EC2 does not answer: Kip is taken to run outside of it", "err", err)
+		}
+	}
+	// AWS_REGION, which the SDK reads, wins over provider.yaml.
+	cfg.Region = cmp.Or(sdk.Region, cfg.Region, here.region)
+	if cfg.Region == "" && cfg.Endpoint != "" {
+		cfg.Region = "us-east-1" // as the SDK's own tools: a signature needs some name
+	}
+	if cfg.Region == "" {
+		return nil, errors.New("cloud.aws.region: there is no value, and no metadata service that tells one: want a region such as us-east-1")
+	}
+	if cfg.VPC == "" && len(cfg.Subnets) == 0 {
+		if here.subnet == "" {
+			return nil, errors.New("cloud.aws.subnetID: there is no value, nor cloud.aws.vpcID, and no metadata service that tells where Kip runs: " +
+				"want the subnets of the cells")
+		}
+		cfg.Subnets = []string{here.subnet}
+	}
+	api := ec2.NewFromConfig(sdk, func(o *ec2.Options) {
+		o.Region = cfg.Region
+		o.HTTPClient = bounded{o.HTTPClient}
+		if cfg.Endpoint != "" {
+			o.BaseEndpoint = aws.String(strings.TrimSuffix(cfg.Endpoint, "/"))
+		}
+	})
+	c := &Cloud{
+		cfg:    cfg,
+		api:    api,
+		images: map[string]image{},
+		groups: map[string]string{},
+		own:    map[string]cellsGroup{},
+		making: make(chan struct{}, 1),
+	}
+	// Who is elsewhere reaches instances at their public addresses only.
+	inside := cfg.Endpoint != "" || here.vpc != "" && (cfg.VPC == "" || cfg.VPC == here.vpc || cfg.VPC == defaultVPC)
+	c.dialPublic = !inside && !cfg.PrivateOnly
+	if inside {
+		c.kipGroups = here.groups
+	}
+	if c.dialPublic && len(cfg.ExtraCIDRs) == 0 {
+		return nil, errors.New("cells.extraCIDRs: there is no value, and Kip runs outside of the cells' VPC: " +
+			"want the addresses from which it dials them, such as 203.0.113.7/32")
+	}
+	return c, nil
+}
+
+// client is the SDK's own, but for the certificate that it takes.
+func client(cfg Config) *awshttp.BuildableClient {
+	return awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
+		if cfg.SkipVerify && cfg.Endpoint != "" {
+			t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // as it is configured
+		}
+	})
+}
+
+// bounded cuts off answers that are too long.
+type bounded struct{ client ec2.HTTPClient }
+
+func (b bounded) Do(r *http.Request) (*http.Response, error) {
+	resp, err := b.client.Do(r)
+	if err == nil {
+		resp.Body = http.MaxBytesReader(nil, resp.Body, maxAnswer)
+	}
+	return resp, err
+}
+
+// whereabouts are those of the instance that Kip runs on; empty where it is on none.
+type whereabouts struct {
+	region, vpc, subnet string
+	groups              []string
+}
+
+// whereIsKip asks the metadata service.
+func whereIsKip(ctx context.Context, endpoint string) (here whereabouts, err error) {
+	ctx, cancel := context.WithTimeout(ctx, metadataPatience)
+	defer cancel()
+	service := imds.New(imds.Options{Endpoint: endpoint, Retryer: aws.NopRetryer{}})
+	read := func(path string) string {
+		if err != nil {
+			return ""
+		}
+		var out *imds.GetMetadataOutput
+		if out, err = service.GetMetadata(ctx, &imds.GetMetadataInput{Path: path}); err != nil {
+			return ""
+		}
+		defer out.Content.Close()
+		var text []byte
+		text, err = io.ReadAll(io.LimitReader(out.Content, 1<<10))
+		return strings.TrimSpace(string(text))
+	}
+	region := read("placement/region")
+	mac := "network/interfaces/macs/" + read("mac") + "/"
+	here = whereabouts{
+		region: region,
+		vpc:    read(mac + "vpc-id"),
+		subnet: read(mac + "subnet-id"),
+		groups: strings.Fields(read(mac + "security-group-ids")),
+	}
+	if err != nil {
+		return whereabouts{}, fmt.Errorf("ask the metadata service where Kip runs: %w", err)
+	}
+	return here, nil
+}

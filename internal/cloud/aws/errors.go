@@ -1,0 +1,184 @@
+package aws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/smithy-go"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// about is what of an offering an error code is about.
+type about int
+
+const (
+	nothing  about = iota // the caller's own scope
+	offering              // a type in a zone, bought so
+	place                 // a subnet
+	family                // what quotas count, bought so
+	account
+)
+
+// meaning is what a code of EC2 says.
+type meaning struct {
+	cause cloud.Cause
+	about about
+}
+
+// meanings are the codes on which Kip decides. Source: EC2 API reference, "Error codes for
+// the Amazon EC2 API". Each means that nothing was done, but for a mismatch.
+var meanings = map[string]meaning{
+	"InsufficientInstanceCapacity":         {cloud.ErrCapacity, offering},
+	"InsufficientCapacity":                 {cloud.ErrCapacity, offering},
+	"InsufficientHostCapacity":             {cloud.ErrCapacity, offering},
+	"InsufficientReservedInstanceCapacity": {cloud.ErrCapacity, offering},
+	"UnfulfillableCapacity":                {cloud.ErrCapacity, offering},
+	"SpotMaxPriceTooLow":                   {cloud.ErrCapacity, offering},
+	"Unsupported":                          {cloud.ErrRefused, offering}, // such as a type that a zone does not have
+	"InsufficientFreeAddressesInSubnet":    {cloud.ErrCapacity, place},
+	"InsufficientAddressCapacity":          {cloud.ErrCapacity, place},
+	"InsufficientCidrBlocks":               {cloud.ErrCapacity, place}, // the subnet has no free /28 for a pod's address
+	"VcpuLimitExceeded":                    {cloud.ErrQuota, family},
+	"InstanceLimitExceeded":                {cloud.ErrQuota, family},
+	"MaxSpotInstanceCountExceeded":         {cloud.ErrQuota, family},
+	"VolumeLimitExceeded":                  {cloud.ErrQuota, account},
+	"NetworkInterfaceLimitExceeded":        {cloud.ErrQuota, account},
+	"RequestLimitExceeded":                 {cloud.ErrThrottled, account},
+	"Throttling":                           {cloud.ErrThrottled, account},
+	"ThrottlingException":                  {cloud.ErrThrottled, account},
+	"RequestThrottled":                     {cloud.ErrThrottled, account},
+	"EC2ThrottledException":                {cloud.ErrThrottled, account},
+	"UnauthorizedOperation":                {cloud.ErrUnauthorised, account},
+	"AuthFailure":                          {cloud.ErrUnauthorised, account},
+	"AccessDenied":                         {cloud.ErrUnauthorised, account},
+	"AccessDeniedException":                {cloud.ErrUnauthorised, account},
+	"InvalidClientTokenId":                 {cloud.ErrUnauthorised, account},
+	"UnrecognizedClientException":          {cloud.ErrUnauthorised, account},
+	"SignatureDoesNotMatch":                {cloud.ErrUnauthorised, account},
+	"MissingAuthenticationToken":           {cloud.ErrUnauthorised, account},
+	"RequestExpired":                       {cloud.ErrUnauthorised, account},
+	"ExpiredToken":                         {cloud.ErrUnauthorised, account},
+	"ExpiredTokenException":                {cloud.ErrUnauthorised, account},
+	"OptInRequired":                        {cloud.ErrUnauthorised, account},
+	"PendingVerification":                  {cloud.ErrUnauthorised, account},
+	"Blocked":                              {cloud.ErrUnauthorised, account},
+	"InvalidInstanceID.NotFound":           {cloud.ErrNotFound, nothing},
+	"IdempotentParameterMismatch":          {cloud.ErrMismatch, nothing},
+}
+
+// Codes that the driver itself decides on.
+const (
+	codeTerminated = "IdempotentInstanceTerminated"
+	codeNoGroup    = "InvalidGroup.NotFound"
+)
+
+// failed is what EC2 said, cut to what a person reads.
+type failed struct {
+	code, message, request string
+	err                    error // the SDK's
+}
+
+func (e *failed) Error() string {
+	text := e.code + ": " + e.message
+	if e.request != "" {
+		text += " (request " + e.request + ")"
+	}
+	return text
+}
+
+func (e *failed) Unwrap() error { return e.err }
+
+// maxMessage bounds a message of EC2 in bytes.
+const maxMessage = 400
+
+// encoded begins the part of a message that only sts:DecodeAuthorizationMessage can read.
+const encoded = " Encoded authorization failure message:"
+
+// saidOf is what EC2 said; nil where the call did not reach it, or was not answered.
+func saidOf(err error) *failed {
+	said, ok := errors.AsType[smithy.APIError](err)
+	if !ok {
+		return nil
+	}
+	message, _, _ := strings.Cut(said.ErrorMessage(), encoded)
+	f := &failed{code: said.ErrorCode(), message: message[:min(len(message), maxMessage)], err: err}
+	if answer, ok := errors.AsType[*awshttp.ResponseError](err); ok {
+		f.request = answer.ServiceRequestID()
+	}
+	return f
+}
+
+// codeOf is the code of EC2's; "" where there is none.
+func codeOf(err error) string {
+	if f, ok := errors.AsType[*failed](err); ok {
+		return f.code
+	}
+	if f := saidOf(err); f != nil {
+		return f.code
+	}
+	return ""
+}
+
+// classify says what an error of the SDK means for what was asked, which is asked; its scope
+// is that of an offering, or empty.
+func classify(err error, asked cloud.Scope) error {
+	said := saidOf(err)
+	if said == nil {
+		if ctx := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded); ctx {
+			return err
+		}
+		return fmt.Errorf("ask EC2: %w", err)
+	}
+	m, known := meanings[said.code]
+	switch {
+	case known && m.cause == cloud.ErrMismatch:
+		return &cloud.Error{Cause: m.cause, Err: said}
+	case known:
+		return cloud.No(m.cause, scopeOf(m, asked), said)
+	case refusal(err):
+		// EC2 understood, and will say so again. Whoever launched learns it from the code,
+		// and leaves this offering alone for a while.
+		return cloud.No(cloud.ErrRefused, cloud.Scope{}, said)
+	}
+	return said // InternalError, Unavailable: it may have been done
+}
+
+// refusal says that EC2 found fault with the request itself.
+func refusal(err error) bool {
+	answer, ok := errors.AsType[*awshttp.ResponseError](err)
+	return ok && answer.HTTPStatusCode() >= http.StatusBadRequest && answer.HTTPStatusCode() < http.StatusInternalServerError
+}
+
+func scopeOf(m meaning, asked cloud.Scope) cloud.Scope {
+	switch m.about {
+	case account:
+		return cloud.Scope{Account: true}
+	case offering:
+		return cloud.Scope{InstanceType: asked.InstanceType, Zone: asked.Zone, Spot: asked.Spot}
+	case place:
+		return cloud.Scope{Zone: asked.Zone, Subnet: asked.Subnet}
+	case family:
+		if asked.Family == "" {
+			return cloud.Scope{}
+		}
+		return cloud.Scope{Family: asked.Family, Spot: asked.Spot}
+	}
+	return cloud.Scope{}
+}
+
+// askedFor is the scope of a launch.
+func askedFor(s cloud.LaunchSpec) cloud.Scope {
+	spot := s.Spot()
+	return cloud.Scope{
+		InstanceType: s.InstanceType,
+		Family:       familyOf(s.InstanceType),
+		Zone:         s.Zone,
+		Subnet:       s.Subnet,
+		Spot:         &spot,
+	}
+}

@@ -1,0 +1,232 @@
+package aws
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// agentPort is that of the agents, agentapi.Port, which only Kip dials.
+const agentPort = 6421
+
+// rule lets one source reach some ports of cells.
+type rule struct {
+	protocol string
+	from, to int32
+	source   string // a CIDR, or the ID of a security group
+}
+
+// rules are those of the cells' group: the agent's port from where Kip is, all others from
+// the VPC and from cells.extraCIDRs.
+func (c *Cloud) rules(vpc []netip.Prefix) (all []rule) {
+	others := slices.Concat(vpc, c.cfg.ExtraCIDRs)
+	var kip []string
+	switch {
+	case len(c.kipGroups) > 0:
+		kip = c.kipGroups
+	case c.dialPublic:
+		for _, p := range c.cfg.ExtraCIDRs {
+			kip = append(kip, p.Masked().String())
+		}
+	default:
+		for _, p := range others {
+			kip = append(kip, p.Masked().String())
+		}
+	}
+	for _, source := range kip {
+		all = append(all, rule{"tcp", agentPort, agentPort, source})
+	}
+	for _, p := range others {
+		source, icmp := p.Masked().String(), "icmp"
+		if p.Addr().Is6() {
+			icmp = "icmpv6"
+		}
+		all = append(all, rule{"tcp", 0, agentPort - 1, source}, rule{"tcp", agentPort + 1, 65535, source}, rule{"udp", 0, 65535, source},
+			rule{icmp, -1, -1, source})
+	}
+	return all
+}
+
+// permissionsOf are rules in EC2's words.
+func permissionsOf(rules []rule) (all []types.IpPermission) {
+	for _, r := range rules {
+		p := types.IpPermission{IpProtocol: aws.String(r.protocol), FromPort: aws.Int32(r.from), ToPort: aws.Int32(r.to)}
+		switch prefix, err := netip.ParsePrefix(r.source); {
+		case err != nil:
+			p.UserIdGroupPairs = []types.UserIdGroupPair{{GroupId: aws.String(r.source)}}
+		case prefix.Addr().Is6():
+			p.Ipv6Ranges = []types.Ipv6Range{{CidrIpv6: aws.String(r.source)}}
+		default:
+			p.IpRanges = []types.IpRange{{CidrIp: aws.String(r.source)}}
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// rulesOf are those that a group has.
+func rulesOf(all []types.IpPermission) (rules []rule) {
+	for _, p := range all {
+		add := func(source *string) {
+			rules = append(rules, rule{aws.ToString(p.IpProtocol), aws.ToInt32(p.FromPort), aws.ToInt32(p.ToPort), aws.ToString(source)})
+		}
+		for _, r := range p.IpRanges {
+			add(r.CidrIp)
+		}
+		for _, r := range p.Ipv6Ranges {
+			add(r.CidrIpv6)
+		}
+		for _, g := range p.UserIdGroupPairs {
+			add(g.GroupId)
+		}
+	}
+	return rules
+}
+
+// without are those of a list that another one lacks.
+func without(all, other []rule) []rule {
+	return slices.DeleteFunc(slices.Clone(all), func(r rule) bool { return slices.Contains(other, r) })
+}
+
+// ownGroup is the group of an owner's cells, which is made, and given its rules, before the
+// first launch. It is looked at again with each catalogue.
+func (c *Cloud) ownGroup(ctx context.Context, vpc, owner string) (string, error) {
+	select {
+	case c.making <- struct{}{}:
+		defer func() { <-c.making }()
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+	c.mu.Lock()
+	known := c.own[owner]
+	c.mu.Unlock()
+	if known.id != "" {
+		return known.id, nil
+	}
+	made, err := c.makeGroup(ctx, vpc, owner)
+	if err != nil {
+		// A failure here says nothing of what was to be launched; nothing was.
+		return "", fmt.Errorf("make the security group of the cells: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.own[owner] = made
+	return made.id, nil
+}
+
+// makeGroup finds the group or makes it, and sees to its rules.
+func (c *Cloud) makeGroup(ctx context.Context, vpc, owner string) (cellsGroup, error) {
+	networks, err := c.networksOf(ctx, vpc)
+	if err != nil {
+		return cellsGroup{}, err
+	}
+	name := "kip-" + owner + "-cells"
+	out, err := c.api.DescribeSecurityGroups(ctx, &ec2.DescribeSecurityGroupsInput{
+		Filters: []types.Filter{filter("vpc-id", vpc), filter("group-name", name), filter("tag:"+cloud.TagOwner, owner)},
+	})
+	if err != nil {
+		return cellsGroup{}, classify(err, cloud.Scope{})
+	}
+	var group cellsGroup
+	var has []rule
+	if len(out.SecurityGroups) > 0 {
+		group.id, has = aws.ToString(out.SecurityGroups[0].GroupId), rulesOf(out.SecurityGroups[0].IpPermissions)
+	} else {
+		made, err := c.api.CreateSecurityGroup(ctx, &ec2.CreateSecurityGroupInput{
+			GroupName:   aws.String(name),
+			Description: aws.String("Cells of Kip: who may reach them"),
+			VpcId:       aws.String(vpc),
+			TagSpecifications: []types.TagSpecification{{
+				ResourceType: types.ResourceTypeSecurityGroup,
+				Tags:         tagsOf(map[string]string{cloud.TagOwner: owner, cloud.TagName: name}),
+			}},
+		})
+		if err != nil {
+			return cellsGroup{}, classify(err, cloud.Scope{})
+		}
+		group = cellsGroup{aws.ToString(made.GroupId), c.cfg.Clock.Now()}
+	}
+	wanted := c.rules(networks)
+	if more := without(wanted, has); len(more) > 0 {
+		_, err := c.api.AuthorizeSecurityGroupIngress(ctx, &ec2.AuthorizeSecurityGroupIngressInput{
+			GroupId:       aws.String(group.id),
+			IpPermissions: permissionsOf(more),
+		})
+		if err != nil {
+			return cellsGroup{}, classify(err, cloud.Scope{})
+		}
+	}
+	if surplus := without(has, wanted); len(surplus) > 0 {
+		_, err := c.api.RevokeSecurityGroupIngress(ctx, &ec2.RevokeSecurityGroupIngressInput{
+			GroupId:       aws.String(group.id),
+			IpPermissions: permissionsOf(surplus),
+		})
+		if err != nil {
+			return cellsGroup{}, classify(err, cloud.Scope{})
+		}
+	}
+	return group, nil
+}
+
+// networksOf are the networks of a VPC: all of them, not only the first.
+func (c *Cloud) networksOf(ctx context.Context, vpc string) (all []netip.Prefix, err error) {
+	out, err := c.api.DescribeVpcs(ctx, &ec2.DescribeVpcsInput{Filters: []types.Filter{filter("vpc-id", vpc)}})
+	if err != nil {
+		return nil, classify(err, cloud.Scope{})
+	}
+	for _, v := range out.Vpcs {
+		for _, a := range v.CidrBlockAssociationSet {
+			if a.CidrBlockState == nil || a.CidrBlockState.State != types.VpcCidrBlockStateCodeAssociated {
+				continue
+			}
+			p, err := netip.ParsePrefix(aws.ToString(a.CidrBlock))
+			if err != nil {
+				return nil, fmt.Errorf("the network of %s: %w", vpc, err)
+			}
+			all = append(all, p)
+		}
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("EC2 shows no network of %s", vpc)
+	}
+	return all, nil
+}
+
+// cellsGroup is the group of an owner's cells.
+type cellsGroup struct {
+	id string
+	// made is when this process made it; zero when it was there.
+	made time.Time
+}
+
+// newGroup is for how long after its making EC2 may not know a group in other calls.
+const newGroup = time.Minute
+
+// groupIsGone says whether the cells' own group may be the one that a launch did not find:
+// it was just made, or is not there any more. The next launch looks for it anew.
+func (c *Cloud) groupIsGone(ctx context.Context, owner string) bool {
+	c.mu.Lock()
+	own := c.own[owner]
+	c.mu.Unlock()
+	if c.cfg.Clock.Since(own.made) < newGroup {
+		return true
+	}
+	c.forgetGroups()
+	out, err := c.api.DescribeSecurityGroups(ctx, &ec2.DescribeSecurityGroupsInput{Filters: []types.Filter{filter("group-id", own.id)}})
+	return err != nil || len(out.SecurityGroups) == 0
+}
+
+// forgetGroups lets the next launch look for its group anew.
+func (c *Cloud) forgetGroups() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.own)
+}

@@ -1,0 +1,76 @@
+package aws
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// spotNotice is how long a spot instance that is marked goes on (EC2 User Guide, "Spot
+// Instance interruption notices").
+const spotNotice = 2 * time.Minute
+
+// marked is the status of a spot request whose instance is about to be terminated (EC2
+// User Guide, "Spot request status codes").
+const marked = "marked-for-termination"
+
+// Interruptions implements cloud.Interrupter. It asks for spot requests that are marked,
+// which needs no queue and no agent: two or three times within the notice would do.
+func (c *Cloud) Interruptions(ctx context.Context, notice func(cloud.Interruption)) error {
+	every := c.cfg.Clock.NewTicker(c.cfg.InterruptionsEvery)
+	defer every.Stop()
+	told := map[string]bool{}
+	for {
+		now, err := c.interrupted(ctx)
+		if err != nil && cloud.CauseOf(err) != cloud.ErrThrottled {
+			return fmt.Errorf("look for spot instances that are taken back: %w", err)
+		}
+		seen := map[string]bool{}
+		for _, i := range now {
+			seen[i.InstanceID] = true
+			if !told[i.InstanceID] {
+				notice(i)
+			}
+		}
+		if err == nil {
+			told = seen
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-every.C():
+		}
+	}
+}
+
+func (c *Cloud) interrupted(ctx context.Context) (all []cloud.Interruption, err error) {
+	pages := ec2.NewDescribeSpotInstanceRequestsPaginator(c.api, &ec2.DescribeSpotInstanceRequestsInput{
+		Filters:    []types.Filter{filter("tag-key", cloud.TagOwner), filter("status-code", marked)},
+		MaxResults: aws.Int32(pageSize),
+	})
+	for n := 0; pages.HasMorePages(); n++ {
+		if n == maxPages {
+			return nil, errTooLong
+		}
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return nil, classify(err, cloud.Scope{})
+		}
+		for _, r := range page.SpotInstanceRequests {
+			i := cloud.Interruption{InstanceID: aws.ToString(r.InstanceId), Reason: marked}
+			if r.Status != nil {
+				i.At = aws.ToTime(r.Status.UpdateTime).Add(spotNotice)
+				message := aws.ToString(r.Status.Message)
+				i.Reason += ": " + message[:min(len(message), maxMessage)]
+			}
+			all = append(all, i)
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,259 @@
+package aws
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+const (
+	gib = 1 << 30
+	// maxUserData is EC2's bound, in bytes before base64 (EC2 User Guide, "Run commands
+	// when you launch an EC2 instance with user data input").
+	maxUserData = 16 << 10
+	// maxToken is that of a ClientToken, in ASCII characters.
+	maxToken = 64
+)
+
+// Launch implements cloud.Cloud. A call has one subnet, so that its token, which EC2 keeps
+// for each zone, cannot launch anywhere else.
+func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
+	results, err := c.launch(ctx, r)
+	if err != nil {
+		return cloud.NotLaunched(len(r.Machines), fmt.Errorf("launch %d of %s in %s: %w", len(r.Machines), r.InstanceType, r.Subnet, err))
+	}
+	return results
+}
+
+func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.LaunchResults, error) {
+	if err := check(r); err != nil {
+		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, err)
+	}
+	in, err := c.runInstances(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	out, err := c.api.RunInstances(ctx, in)
+	switch {
+	case codeOf(err) == codeNoGroup && c.groupIsGone(ctx, r.TagsOf(0)[cloud.TagOwner]):
+		// Not a refusal: the same call succeeds once the group is there.
+		return nil, fmt.Errorf("the security group of the cells is not there, or not yet: %w", saidOf(err))
+	case codeOf(err) == codeTerminated:
+		return c.ended(ctx, r, classify(err, cloud.Scope{}))
+	case err != nil:
+		return nil, classify(err, askedFor(r.LaunchSpec))
+	}
+	return placed(r, out.Instances, cloud.No(cloud.ErrCapacity, scopeOf(meanings["InsufficientInstanceCapacity"], askedFor(r.LaunchSpec)),
+		fmt.Errorf("InsufficientInstanceCapacity: EC2 launched %d of %d", len(out.Instances), len(r.Machines))))
+}
+
+// ended answers for a token whose instances have been terminated: with those, as long as
+// EC2 shows them, which is about an hour. What it does not show does not run.
+func (c *Cloud) ended(ctx context.Context, r cloud.LaunchRequest, why error) (cloud.LaunchResults, error) {
+	var all []types.Instance
+	// A terminated instance has no subnet any more, so the zone says where it was.
+	pages := ec2.NewDescribeInstancesPaginator(c.api, &ec2.DescribeInstancesInput{
+		Filters:    []types.Filter{filter("client-token", r.Token), filter("availability-zone", r.Zone)},
+		MaxResults: aws.Int32(pageSize),
+	})
+	for n := 0; pages.HasMorePages() && n < maxPages; n++ {
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("find the instances of a token: %w", errors.Join(err, why))
+		}
+		for _, reservation := range page.Reservations {
+			all = append(all, reservation.Instances...)
+		}
+	}
+	return placed(r, all, why)
+}
+
+// placed gives each instance to the machine of its launch index. A machine without one
+// has the error.
+func placed(r cloud.LaunchRequest, all []types.Instance, without error) (cloud.LaunchResults, error) {
+	results := cloud.NotLaunched(len(r.Machines), without)
+	for _, i := range all {
+		n := int(aws.ToInt32(i.AmiLaunchIndex))
+		if n < 0 || n >= len(results) || results[n].Err == nil {
+			return nil, fmt.Errorf("EC2 answered a launch of %d with instance %s at index %d", len(results), aws.ToString(i.InstanceId), n)
+		}
+		one := instanceOf(i)
+		if one.Zone == "" {
+			one.Zone = r.Zone
+		}
+		if one.Subnet == "" {
+			one.Subnet = r.Subnet
+		}
+		results[n] = cloud.LaunchResult{Instance: one}
+	}
+	return results, nil
+}
+
+// check refuses what EC2 cannot be asked in one call.
+func check(r cloud.LaunchRequest) error {
+	ascii := !strings.ContainsFunc(r.Token, func(c rune) bool { return c >= 0x80 })
+	switch n := len(r.Machines); {
+	case r.Token == "" || len(r.Token) > maxToken || !ascii:
+		return fmt.Errorf("token %q: want 1 to %d ASCII characters", r.Token, maxToken)
+	case n < 1 || n > cloud.MaxLaunch:
+		return fmt.Errorf("the machines are %d: want 1 to %d", n, cloud.MaxLaunch)
+	case r.Subnet == "":
+		return errors.New("there is no subnet: want that of the offering")
+	case r.Shared() && r.OwnData() || slices.ContainsFunc(r.Machines, func(m cloud.Machine) bool { return !same(m, r.Machines[0]) }):
+		return errors.New("machines have user data or tags of their own: one call has one of each")
+	case r.TagsOf(0)[cloud.TagOwner] == "":
+		return fmt.Errorf("the tags have no %s: without it no list shows the instances", cloud.TagOwner)
+	case len(r.UserDataOf(0)) > maxUserData:
+		return fmt.Errorf("the user data has %d bytes: EC2 takes %d", len(r.UserDataOf(0)), maxUserData)
+	case r.Market == cloud.Dedicated:
+		return errors.New("dedicated instances are not offered")
+	case len(r.CloudRoutes) > 0:
+		return errors.New("routes of the cloud are not made: want a pod without pod.elotl.co/cloud-route")
+	}
+	return nil
+}
+
+func same(a, b cloud.Machine) bool {
+	return bytes.Equal(a.UserData, b.UserData) && maps.Equal(a.Tags, b.Tags)
+}
+
+// runInstances is the one call of a launch. It says all that costs money or is a right, so
+// that no default of an account or an image decides on it.
+func (c *Cloud) runInstances(ctx context.Context, r cloud.LaunchRequest) (*ec2.RunInstancesInput, error) {
+	n, err := c.where(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s, ok := n.subnets[r.Subnet]
+	switch {
+	case !ok:
+		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{Subnet: r.Subnet}, fmt.Errorf("subnet %s is none of the cells'", r.Subnet))
+	case s.zone != r.Zone:
+		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("subnet %s is in zone %s, not in %q", r.Subnet, s.zone, r.Zone))
+	case c.dialPublic && (r.PrivateIPOnly || !s.public):
+		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("from outside of %s Kip reaches public addresses only: "+
+			"want a subnet with a route to an internet gateway, and no private-ip-only", n.vpc))
+	}
+	boot, err := c.image(ctx, r.Image)
+	if err != nil {
+		return nil, err
+	}
+	more, err := c.groupIDs(ctx, n.vpc, r.SecurityGroups)
+	if err != nil {
+		return nil, err
+	}
+	own, err := c.ownGroup(ctx, n.vpc, r.TagsOf(0)[cloud.TagOwner])
+	if err != nil {
+		return nil, err
+	}
+	groups := append([]string{own}, slices.DeleteFunc(more, func(id string) bool { return id == own })...)
+	in := &ec2.RunInstancesInput{
+		ClientToken:  aws.String(r.Token),
+		MinCount:     aws.Int32(1),
+		MaxCount:     aws.Int32(int32(len(r.Machines))),
+		InstanceType: types.InstanceType(r.InstanceType),
+		ImageId:      aws.String(boot.id),
+		UserData:     aws.String(base64.StdEncoding.EncodeToString(r.UserDataOf(0))),
+		BlockDeviceMappings: []types.BlockDeviceMapping{{
+			DeviceName: aws.String(boot.rootDevice),
+			Ebs: &types.EbsBlockDevice{
+				VolumeType:          types.VolumeTypeGp3,
+				VolumeSize:          aws.Int32(max(boot.gib, int32((r.RootDiskBytes+gib-1)/gib))),
+				Encrypted:           aws.Bool(true),
+				DeleteOnTermination: aws.Bool(true),
+			},
+		}},
+		NetworkInterfaces: []types.InstanceNetworkInterfaceSpecification{nic(r, s, groups)},
+		// A cell that shuts itself down has ended.
+		InstanceInitiatedShutdownBehavior: types.ShutdownBehaviorTerminate,
+		MetadataOptions: &types.InstanceMetadataOptionsRequest{
+			HttpEndpoint:            types.InstanceMetadataEndpointStateEnabled,
+			HttpTokens:              types.HttpTokensStateRequired,
+			HttpPutResponseHopLimit: aws.Int32(hops(r)),
+			// The tags name the pod, and whoever else the bill is for.
+			InstanceMetadataTags: types.InstanceMetadataTagsStateDisabled,
+		},
+		TagSpecifications: tagSpecifications(r),
+	}
+	if burstable(r.InstanceType) {
+		// Placement counts what the type sustains, which needs no credits that cost.
+		in.CreditSpecification = &types.CreditSpecificationRequest{CpuCredits: aws.String("standard")}
+	}
+	switch profile := r.InstanceProfile; {
+	case strings.HasPrefix(profile, "arn:"):
+		in.IamInstanceProfile = &types.IamInstanceProfileSpecification{Arn: aws.String(profile)}
+	case profile != "":
+		in.IamInstanceProfile = &types.IamInstanceProfileSpecification{Name: aws.String(profile)}
+	}
+	if r.Spot() {
+		in.InstanceMarketOptions = &types.InstanceMarketOptionsRequest{
+			MarketType: types.MarketTypeSpot,
+			SpotOptions: &types.SpotMarketOptions{
+				SpotInstanceType:             types.SpotInstanceTypeOneTime,
+				InstanceInterruptionBehavior: types.InstanceInterruptionBehaviorTerminate,
+			},
+		}
+	}
+	return in, nil
+}
+
+// hops is how far answers of the metadata service travel: one hop ends on the machine,
+// two reach a pod that may have them.
+func hops(r cloud.LaunchRequest) int32 {
+	if r.AllowMetadata {
+		return 2
+	}
+	return 1
+}
+
+// nic is the one interface of each machine. The pod's address is a secondary one where the
+// call has one machine. EC2 takes no number of secondary addresses in a call with several,
+// and an interface of the pod's own excludes a public address; so there it is the first
+// address of a /28, which costs the subnet seventeen addresses a cell, not two.
+func nic(r cloud.LaunchRequest, s subnet, groups []string) types.InstanceNetworkInterfaceSpecification {
+	n := types.InstanceNetworkInterfaceSpecification{
+		DeviceIndex:              aws.Int32(0),
+		SubnetId:                 aws.String(r.Subnet),
+		Groups:                   groups,
+		DeleteOnTermination:      aws.Bool(true),
+		AssociatePublicIpAddress: aws.Bool(s.public && !r.PrivateIPOnly),
+	}
+	if len(r.Machines) == 1 {
+		n.SecondaryPrivateIpAddressCount = aws.Int32(1)
+	} else {
+		n.Ipv4PrefixCount = aws.Int32(1)
+	}
+	return n
+}
+
+// tagSpecifications put the tags on all that a launch makes.
+func tagSpecifications(r cloud.LaunchRequest) (all []types.TagSpecification) {
+	made := []types.ResourceType{types.ResourceTypeInstance, types.ResourceTypeVolume, types.ResourceTypeNetworkInterface}
+	if r.Spot() {
+		made = append(made, types.ResourceTypeSpotInstancesRequest)
+	}
+	for _, kind := range made {
+		all = append(all, types.TagSpecification{ResourceType: kind, Tags: tagsOf(r.TagsOf(0))})
+	}
+	return all
+}
+
+// tagsOf are tags in EC2's words, in an order of their own: what is sent again must be the
+// same.
+func tagsOf(tags map[string]string) (all []types.Tag) {
+	for _, k := range slices.Sorted(maps.Keys(tags)) {
+		all = append(all, types.Tag{Key: aws.String(k), Value: aws.String(tags[k])})
+	}
+	return all
+}

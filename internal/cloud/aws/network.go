@@ -1,0 +1,265 @@
+package aws
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// network is where instances are launched. It is not modified once it was read.
+type network struct {
+	vpc     string
+	subnets map[string]subnet
+	zones   []string // of the region, those without a subnet included
+}
+
+type subnet struct {
+	zone string
+	// public says that it has a route to an internet gateway.
+	public bool
+}
+
+// where returns the network, which is read once until the next catalogue.
+func (c *Cloud) where(ctx context.Context) (*network, error) {
+	c.mu.Lock()
+	known := c.network
+	c.mu.Unlock()
+	if known != nil {
+		return known, nil
+	}
+	n, err := c.readNetwork(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("find the subnets of the cells: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.network = n
+	return n, nil
+}
+
+func (c *Cloud) readNetwork(ctx context.Context) (*network, error) {
+	all, err := c.readSubnets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n := &network{subnets: map[string]subnet{}}
+	var names []string
+	for _, s := range all {
+		id, vpc := aws.ToString(s.SubnetId), aws.ToString(s.VpcId)
+		if n.vpc != "" && vpc != n.vpc {
+			return nil, refused("subnet %s is in %s, another one in %s: want subnets of one VPC", id, vpc, n.vpc)
+		}
+		n.vpc = vpc
+		n.subnets[id] = subnet{zone: aws.ToString(s.AvailabilityZone)}
+		names = append(names, id)
+	}
+	switch {
+	case len(n.subnets) == 0:
+		return nil, refused("there is no subnet of %s: want cloud.aws.subnetID, or a cloud.aws.vpcID that has some", c.cfg.VPC)
+	case len(n.subnets) < len(c.cfg.Subnets):
+		return nil, refused("of the subnets %s EC2 shows only %s", strings.Join(c.cfg.Subnets, ", "), strings.Join(names, ", "))
+	case c.cfg.VPC != "" && c.cfg.VPC != defaultVPC && n.vpc != c.cfg.VPC:
+		return nil, refused("the subnets %s are in %s: want subnets of cloud.aws.vpcID, which is %s", strings.Join(names, ", "), n.vpc, c.cfg.VPC)
+	}
+	public, err := c.publicSubnets(ctx, n.vpc)
+	if err != nil {
+		return nil, err
+	}
+	for id, s := range n.subnets {
+		s.public = public(id)
+		n.subnets[id] = s
+	}
+	zones, err := c.api.DescribeAvailabilityZones(ctx, &ec2.DescribeAvailabilityZonesInput{})
+	if err != nil {
+		return nil, classify(err, cloud.Scope{})
+	}
+	for _, z := range zones.AvailabilityZones {
+		n.zones = append(n.zones, aws.ToString(z.ZoneName))
+	}
+	return n, nil
+}
+
+// refused is a no of which nothing came: what was found is not what was configured.
+func refused(format string, args ...any) error {
+	return cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf(format, args...))
+}
+
+// readSubnets reads those that are configured: by ID, else all of the VPC.
+func (c *Cloud) readSubnets(ctx context.Context) ([]types.Subnet, error) {
+	in := &ec2.DescribeSubnetsInput{Filters: []types.Filter{filter("state", "available")}}
+	switch {
+	case len(c.cfg.Subnets) > 0:
+		in.Filters = append(in.Filters, filter("subnet-id", c.cfg.Subnets...))
+	case c.cfg.VPC == defaultVPC:
+		in.Filters = append(in.Filters, filter("default-for-az", "true"))
+	default:
+		in.Filters = append(in.Filters, filter("vpc-id", c.cfg.VPC))
+	}
+	var all []types.Subnet
+	for n, pages := 0, ec2.NewDescribeSubnetsPaginator(c.api, in); pages.HasMorePages(); n++ {
+		if n == maxPages {
+			return nil, errTooLong
+		}
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return nil, classify(err, cloud.Scope{})
+		}
+		all = append(all, page.Subnets...)
+	}
+	return all, nil
+}
+
+// publicSubnets says which subnets of a VPC have a route to an internet gateway, by their
+// own table or, without one, by the main one.
+func (c *Cloud) publicSubnets(ctx context.Context, vpc string) (func(subnet string) bool, error) {
+	own, main := map[string]bool{}, false
+	pages := ec2.NewDescribeRouteTablesPaginator(c.api, &ec2.DescribeRouteTablesInput{Filters: []types.Filter{filter("vpc-id", vpc)}})
+	for n := 0; pages.HasMorePages(); n++ {
+		if n == maxPages {
+			return nil, errTooLong
+		}
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return nil, classify(err, cloud.Scope{})
+		}
+		for _, table := range page.RouteTables {
+			public := slices.ContainsFunc(table.Routes, func(r types.Route) bool { return strings.HasPrefix(aws.ToString(r.GatewayId), "igw-") })
+			for _, a := range table.Associations {
+				main = main || public && aws.ToBool(a.Main)
+				if a.SubnetId != nil {
+					own[*a.SubnetId] = public
+				}
+			}
+		}
+	}
+	return func(subnet string) bool {
+		if public, has := own[subnet]; has {
+			return public
+		}
+		return main
+	}, nil
+}
+
+// image is what machines boot.
+type image struct {
+	id         string
+	rootDevice string
+	gib        int32 // the least size of its disk
+}
+
+// Keys of cloud.Options.Image.
+const (
+	imageID    = "imageID"
+	imageName  = "name"
+	imageOwner = "owner"
+)
+
+// CheckImage says what is wrong with what an image is called by.
+func CheckImage(spec map[string]string) error {
+	for _, key := range slices.Sorted(maps.Keys(spec)) {
+		if key != imageID && key != imageName && key != imageOwner {
+			return fmt.Errorf("%q is no key of an image: want imageID, or name with or without owner", key)
+		}
+	}
+	if id, name := spec[imageID], spec[imageName]; (id == "") == (name == "") || id != "" && spec[imageOwner] != "" {
+		return fmt.Errorf("imageID is %q, name %q and owner %q: want imageID, or name with or without owner", id, name, spec[imageOwner])
+	}
+	return nil
+}
+
+// image finds what a launch boots: by its ID, or the newest that is called so, of an owner
+// or of the account itself. It is remembered until the next catalogue, so that a launch
+// that is sent again soon boots the same.
+func (c *Cloud) image(ctx context.Context, spec map[string]string) (image, error) {
+	if err := CheckImage(spec); err != nil {
+		return image{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("cells.bootImageSpec: %w", err))
+	}
+	key := fmt.Sprint(spec[imageID], " ", spec[imageOwner], " ", spec[imageName])
+	c.mu.Lock()
+	known, ok := c.images[key]
+	c.mu.Unlock()
+	if ok {
+		return known, nil
+	}
+	in := &ec2.DescribeImagesInput{Filters: []types.Filter{filter("image-id", spec[imageID])}}
+	if name := spec[imageName]; name != "" {
+		owner := "self"
+		if spec[imageOwner] != "" {
+			owner = spec[imageOwner]
+		}
+		in = &ec2.DescribeImagesInput{Owners: []string{owner}, Filters: []types.Filter{filter("name", name), filter("state", "available")}}
+	}
+	out, err := c.api.DescribeImages(ctx, in)
+	if err != nil {
+		return image{}, fmt.Errorf("find the image %v: %w", spec, classify(err, cloud.Scope{}))
+	}
+	var newest types.Image
+	for _, i := range out.Images {
+		// The times are all of one form, RFC 3339 in UTC.
+		if newest.ImageId == nil || aws.ToString(i.CreationDate) > aws.ToString(newest.CreationDate) {
+			newest = i
+		}
+	}
+	if newest.ImageId == nil {
+		return image{}, fmt.Errorf("find the image %v: %w", spec, refused("EC2 shows none"))
+	}
+	found := image{id: *newest.ImageId, rootDevice: aws.ToString(newest.RootDeviceName)}
+	for _, d := range newest.BlockDeviceMappings {
+		if aws.ToString(d.DeviceName) == found.rootDevice && d.Ebs != nil {
+			found.gib = aws.ToInt32(d.Ebs.VolumeSize)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.images[key] = found
+	return found, nil
+}
+
+// groupIDs finds security groups of the VPC by name; what begins as an ID is one.
+func (c *Cloud) groupIDs(ctx context.Context, vpc string, named []string) ([]string, error) {
+	var names []string
+	c.mu.Lock()
+	for _, g := range named {
+		if !strings.HasPrefix(g, "sg-") && c.groups[g] == "" {
+			names = append(names, g)
+		}
+	}
+	c.mu.Unlock()
+	found := map[string]string{}
+	if len(names) > 0 {
+		out, err := c.api.DescribeSecurityGroups(ctx, &ec2.DescribeSecurityGroupsInput{
+			Filters: []types.Filter{filter("vpc-id", vpc), filter("group-name", names...)},
+		})
+		if err != nil {
+			return nil, fmt.Errorf("find the security groups %s: %w", strings.Join(names, ", "), classify(err, cloud.Scope{}))
+		}
+		for _, g := range out.SecurityGroups {
+			found[aws.ToString(g.GroupName)] = aws.ToString(g.GroupId)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.Copy(c.groups, found)
+	var ids []string
+	for _, g := range named {
+		id := g
+		if !strings.HasPrefix(g, "sg-") {
+			id = c.groups[g]
+		}
+		if id == "" {
+			return nil, refused("there is no security group %q in %s", g, vpc)
+		}
+		if !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}

@@ -1,0 +1,187 @@
+package aws
+
+import (
+	"errors"
+	"flag"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+var update = flag.Bool("update", false, "write docs/aws-permissions.md")
+
+func TestPermissionsPage(t *testing.T) {
+	const path = "../../../docs/aws-permissions.md"
+	want := PermissionsPage()
+	if *update {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != want {
+		t.Errorf("%s is out of date: go test ./internal/cloud/aws -run TestPermissionsPage -update (%v)", path, err)
+	}
+}
+
+// callsOf are the actions that a package's sources ask EC2 for: the methods of its client,
+// and the paginators.
+func callsOf(t *testing.T, dir string) (all []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		tree, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(tree, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			method, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			name := method.Sel.Name
+			if of, ok := method.X.(*ast.SelectorExpr); ok && of.Sel.Name == "api" {
+				all = append(all, "ec2:"+name)
+			}
+			if paged := strings.TrimSuffix(strings.TrimPrefix(name, "New"), "Paginator"); "New"+paged+"Paginator" == name {
+				all = append(all, "ec2:"+paged)
+			}
+			return true
+		})
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func TestThePolicyHasTheCallsOfTheCodeAndNoOther(t *testing.T) {
+	calls, allowed := callsOf(t, "."), slices.DeleteFunc(actions(),
+		func(a string) bool { return a == "iam:PassRole" }) // asked for by RunInstances
+	if !slices.Equal(calls, allowed) {
+		t.Errorf("the code calls %v; the policy allows %v", calls, allowed)
+	}
+}
+
+// underPolicy is the driver at a model that knows its key, and what that may do.
+func underPolicy(t *testing.T, knobs sim.Knobs) (*Cloud, *ec2.Model, *ec2.Policy) {
+	t.Helper()
+	policy, err := ec2.ParsePolicy(Policy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := anAccount(knobs)
+	cfg.Policies = map[string]*ec2.Policy{"AKIATESTS": policy}
+	model, url := serve(t, cfg)
+	return open(t, settings(url)), model, policy
+}
+
+func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
+	c, model, policy := underPolicy(t, sim.Knobs{PartsLeft: 1, StoppedKeepsAddresses: true})
+	must := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+	_, err := c.Catalogue(t.Context())
+	must("the catalogue", err)
+	r := request("t", 2)
+	r.InstanceProfile = "arn:aws:iam::123456789012:instance-profile/x"
+	got, err := c.Launch(t.Context(), r).All()
+	must("a launch", err)
+	spot := request("spot", 1)
+	spot.Market = cloud.Spot
+	must("a spot launch", c.Launch(t.Context(), spot).Err())
+	id := got[0].ID
+	_, err = c.Console(t.Context(), id)
+	must("the console", err)
+	must("tags", c.Tag(t.Context(), cloud.Tagging{ID: id, Tags: map[string]string{
+		cloud.TagCell: "a", cloud.TagNamespace: "a", cloud.TagPod: "a", cloud.TagPodUID: "a", cloud.TagName: "a",
+	}}).Err())
+	must("a stop", c.Stop(t.Context(), id).Err())
+	must("a start", c.Start(t.Context(), id).Err())
+	must("an end", c.Terminate(t.Context(), id).Err())
+	parts, err := c.ListParts(t.Context(), owner)
+	must("the parts", err)
+	for _, p := range parts {
+		if p.Kind == "network interface" && p.Instance == "" {
+			must("a sweep", c.DeleteParts(t.Context(), p.ID).Err())
+		}
+	}
+	if unused := policy.Unused(); len(unused) > 0 {
+		t.Errorf("nothing needs the statements %v", unused)
+	}
+	if len(model.Machines().PartsNow()) != 2 {
+		t.Errorf("%v", model.Machines().PartsNow())
+	}
+}
+
+func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
+	c, model, _ := underPolicy(t, sim.Knobs{PartsLeft: 1})
+	got, err := c.Launch(t.Context(), request("t", 1)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What somebody else launched has no tag.
+	launch := cloud.LaunchRequest{
+		Token:      "other",
+		LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "us-east-1a", Subnet: "subnet-a1"},
+		UserData:   []byte{},
+		Machines:   make([]cloud.Machine, 2),
+	}
+	others := model.Machines().Launch(t.Context(), launch)
+	if others.Err() != nil {
+		t.Fatal(others.Err())
+	}
+	other, ended := others[0].Instance.ID, others[1].Instance.ID
+	if err := model.Machines().Terminate(t.Context(), ended).Err(); err != nil {
+		t.Fatal(err)
+	}
+	untagged := request("u", 1)
+	in, err := c.runInstances(t.Context(), untagged)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in.TagSpecifications = in.TagSpecifications[:1] // the instance's, and neither disk's nor interface's
+	for what, err := range map[string]error{
+		"ending another's":       c.Terminate(t.Context(), other).Err(),
+		"stopping another's":     c.Stop(t.Context(), other).Err(),
+		"tagging another's":      c.Tag(t.Context(), cloud.Tagging{ID: other, Tags: map[string]string{cloud.TagPod: "a"}}).Err(),
+		"taking another's":       c.Tag(t.Context(), cloud.Tagging{ID: other, Tags: map[string]string{cloud.TagOwner: owner}}).Err(),
+		"giving away its own":    c.Tag(t.Context(), cloud.Tagging{ID: got[0].ID, Tags: map[string]string{cloud.TagOwner: "b"}}).Err(),
+		"a tag of another tool":  c.Tag(t.Context(), cloud.Tagging{ID: got[0].ID, Tags: map[string]string{"team": "b"}}).Err(),
+		"sweeping another's":     c.DeleteParts(t.Context(), "eni-"+strings.TrimPrefix(ended, "i-")).Err(),
+		"another's group":        c.DeleteParts(t.Context(), "sg-2").Err(),
+		"both in one call":       c.Terminate(t.Context(), got[0].ID, other).Err(),
+		"a launch without a tag": func() error { _, err := c.api.RunInstances(t.Context(), in); return classify(err, cloud.Scope{}) }(),
+	} {
+		if !errors.Is(err, cloud.ErrUnauthorised) {
+			t.Errorf("%s: %v, want %q", what, err, cloud.ErrUnauthorised)
+		}
+	}
+	if n := len(model.Machines().Truth()); n != 2 {
+		t.Errorf("%d run, want both", n)
+	}
+	thief := settings(c.cfg.Endpoint)
+	thief.AccessKeyID = "AKIAOTHER"
+	if _, err := open(t, thief).List(t.Context(), owner); !errors.Is(err, cloud.ErrUnauthorised) {
+		t.Errorf("a key that nobody has: %v", err)
+	}
+}

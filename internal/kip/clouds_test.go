@@ -1,0 +1,111 @@
+package kip
+
+import (
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/config"
+)
+
+// configured loads a provider.yaml.
+func configured(t *testing.T, text string) *config.Config {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "provider.yaml")
+	if err := os.WriteFile(path, []byte("apiVersion: v1\nkind: serverConfig\n"+text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, _, err := config.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+func TestCellsAreLaunchedOnTheEC2ThatIsConfigured(t *testing.T) {
+	t.Setenv("AWS_REGION", "")
+	model, err := ec2.New(ec2.Config{
+		Sim: sim.Config{Catalogue: []catalog.InstanceType{{
+			Name: "t3.nano", MilliCPU: 2000, MemoryBytes: 1 << 29, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "us-west-2a",
+				Subnet: "subnet-1"}},
+		}}},
+		Region:  "us-west-2",
+		Subnets: []ec2.Subnet{{ID: "subnet-1", VPC: "vpc-1", Zone: "us-west-2a"}},
+		Groups:  []ec2.Group{{ID: "sg-1", Name: "cells", VPC: "vpc-1"}},
+		Images:  []ec2.Image{{ID: "ami-1", Name: "kip-1", Owner: "self", RootDevice: "/dev/xvda", GiB: 2}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(model)
+	t.Cleanup(server.Close)
+	t.Cleanup(func() { model.Close() })
+	cfg := configured(t, fmt.Sprintf(`cloud: {aws: {endpointURL: '%s', region: us-west-2, subnetID: subnet-1, accessKeyID: AKIA, secretAccessKey: x}}
+cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurityGroups: [cells], defaultVolumeSize: 3Gi}
+`, server.URL))
+	c, err := openCloud(t.Context(), cfg, silent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	types, err := c.Catalogue(t.Context())
+	if err != nil || c.Traits().Region != "us-west-2" {
+		t.Fatalf("%v in %q", err, c.Traits().Region)
+	}
+	made := offer(types[0], types[0].Offerings[0], cfg.Cells.DefaultVolumeSize.Value(), "")
+	o := launchOptions(cfg)
+	r := cloud.LaunchRequest{
+		Token: "t",
+		LaunchSpec: cloud.LaunchSpec{
+			InstanceType:  made.InstanceType,
+			Zone:          made.Zone,
+			Subnet:        made.Subnet,
+			RootDiskBytes: made.DiskBytes,
+			Options:       cloud.Options{Image: o.Image, SecurityGroups: o.SecurityGroups},
+			Tags:          map[string]string{cloud.TagOwner: "me"},
+		},
+		UserData: []byte("data"),
+		Machines: make([]cloud.Machine, 2),
+	}
+	if err := c.Launch(t.Context(), r).Err(); err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.List(t.Context(), "me")
+	if err != nil || len(list.Instances) != 2 || len(model.Machines().Truth()) != 2 {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
+	const least = "cloud: {aws: {endpointURL: 'http://127.0.0.1:1', subnetID: subnet-1}}\ncells: {defaultInstanceType: t3.nano, "
+	const image, group = "bootImageSpec: {imageID: ami-1}", "extraSecurityGroups: [a]"
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for cells, want := range map[string]string{
+		image + "," + group:                     "",
+		group:                                   "cells.bootImageSpec",
+		group + ", bootImageSpec: {filters: x}": `cells.bootImageSpec: "filters"`,
+		image:                                   "",
+		image + "," + group + ", extraCIDRs: [10.0.0.0/8]":                                          "",
+		image + "," + group + ", useCloudParameterStore: true":                                      "cells.useCloudParameterStore",
+		image + "," + group + ", itzo: {version: v1}":                                               "cells.itzo.version",
+		image + "," + group + ", itzo: {url: 'https://example.com'}":                                "cells.itzo.url",
+		image + "," + group + ", cloudInitFile: " + file:                                            "cells.cloudInitFile",
+		image + "," + group + ", cellConfig: {a: b}":                                                "cells.cellConfig",
+		image + "," + group + ", grants: {namespaces: [{namespace: a, cloudRoutes: [10.0.0.0/8]}]}": "cells.grants.namespaces[0].cloudRoutes",
+		image + "," + group + ", standbyCells: [{instanceType: t3.nano, dedicated: true}]":          "cells.standbyCells[0].dedicated",
+	} {
+		_, err := openCloud(t.Context(), configured(t, least+cells+"}"), silent)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", cells, err, want)
+		}
+	}
+}
