@@ -13,6 +13,7 @@ import (
 
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/version"
@@ -194,6 +195,33 @@ func (n *nodes) labelsOf(name string) (map[string]string, error) {
 		return nil, err
 	}
 	return node.Labels(c)
+}
+
+// labelsFor are those by which a pod is placed. Where it requires one that Kip does not set,
+// they are also those that others have written on its node, but for what they say of
+// instances, which differ.
+func (n *nodes) labelsFor(ctx context.Context, pod *corev1.Pod) (map[string]string, error) {
+	name := pod.Spec.NodeName
+	labels, err := n.labelsOf(name)
+	asked, invalid := placement.ParseAnnotations(pod.Annotations)
+	if err != nil || invalid != nil || !asked.Requirements.Beyond(labels) { // placement says what is invalid
+		return labels, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	there, err := n.api.asKip.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err): // Kip makes it again
+		return labels, nil
+	case err != nil:
+		return nil, fmt.Errorf("read the labels of node %s: %w", name, err)
+	}
+	for key, value := range there.Labels {
+		if _, own := labels[key]; !own && !placement.IsInstanceLabel(key) {
+			labels[key] = value
+		}
+	}
+	return labels, nil
 }
 
 // follow runs what every node has while it is served: the watch on its pods, its
