@@ -11,12 +11,15 @@ import (
 	"sync"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/provisioner"
 	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/version"
+	"github.com/elotl/kip/internal/volumes"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -144,6 +147,10 @@ func (n *nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Nod
 	c.InternalIP, c.SecondIP = addresses[0], second(addresses)
 	c.Port = uint16(n.KubeletPort + e.Number)
 	c.Version = version.String()
+	c.DiskDriver = volumes.Driver
+	if n.disks != nil {
+		c.DiskTopology = provisioner.TopologyKeys(apiv1.LabelController, zoneOf(e))
+	}
 	c.Healthy = n.healthyOf(s)
 	c.Log = n.Log
 	return node.New(c)
