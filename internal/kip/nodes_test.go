@@ -123,7 +123,7 @@ func newTown(t *testing.T, nodes string) *town {
 		cluster: fake.NewClientset(),
 		store:   store.Memory(nil),
 		pods:    map[string]*fake.Clientset{},
-		base:    freePorts(t, 5),
+		base:    freePorts(t, 4),
 		clock:   testclock.NewFakeClock(time.Now()),
 	}
 	w.cluster.PrependReactor("create", "selfsubjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -147,21 +147,34 @@ func newTown(t *testing.T, nodes string) *town {
 	return w
 }
 
-// freePorts returns the first of n ports in a row on which nobody listens.
+// freePorts returns a port for the node by its own name, where those of the first n numbered
+// ones are free, too.
 func freePorts(t *testing.T, n int) int {
 	t.Helper()
 	for {
-		base, free := freePort(t), 0
-		for ; free < n; free++ {
-			l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", base+free))
+		o, free := Options{KubeletPort: freePort(t)}, 1
+		for ; free <= n; free++ {
+			l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", o.kubeletPort(free)))
 			if err != nil {
 				break
 			}
 			_ = l.Close()
 		}
-		if free == n {
-			return base
+		if free > n {
+			return o.KubeletPort
 		}
+	}
+}
+
+func TestNoNodeHasAPortOfAnotherPart(t *testing.T) {
+	// Of Kip, a kubelet, kube-proxy, the controller managers and the scheduler.
+	taken := map[int]string{9443: "", 10248: "", 10249: "", 10255: "", 10256: "", 10257: "", 10258: "", 10259: "", 10260: ""}
+	for number := range config.MaxNodes + 1 {
+		port := Options{KubeletPort: 10250}.kubeletPort(number)
+		if who, is := taken[port]; is {
+			t.Errorf("node %d has port %d, as another has (%s)", number, port, who)
+		}
+		taken[port] = fmt.Sprintf("node %d", number)
 	}
 }
 
@@ -326,7 +339,7 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 	if two.Labels["topology.kubernetes.io/zone"] != "b" || two.Labels["karpenter.sh/capacity-type"] != "spot" {
 		t.Errorf("the second node has the labels %v", two.Labels)
 	}
-	if cpu := two.Status.Allocatable.Cpu(); cpu.Value() != 7 || int(two.Status.DaemonEndpoints.KubeletEndpoint.Port) != w.base+2 {
+	if cpu := two.Status.Allocatable.Cpu(); cpu.Value() != 7 || int(two.Status.DaemonEndpoints.KubeletEndpoint.Port) != w.base+102 {
 		t.Errorf("the second node has %s CPUs, port %d", cpu, two.Status.DaemonEndpoints.KubeletEndpoint.Port)
 	}
 	if two.Spec.ProviderID != "kip://me/kip-0-2/virtual" {

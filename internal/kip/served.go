@@ -71,6 +71,18 @@ type loop struct {
 	done chan struct{}
 }
 
+// numberedPorts is how far the kubelet ports of numbered nodes are from the one of the
+// options: those next to it are Kip's own for metrics, and the cluster's components'.
+const numberedPorts = 100
+
+// kubeletPort is where the API server finds the node of a number.
+func (o Options) kubeletPort(number int) int {
+	if number == 0 {
+		return o.KubeletPort
+	}
+	return o.KubeletPort + numberedPorts + number
+}
+
 // equip makes what answers for a node as its kubelet.
 func (n *nodes) equip(ctx context.Context, s *served) error {
 	addresses, err := n.addresses()
@@ -103,8 +115,9 @@ func (n *nodes) equip(ctx context.Context, s *served) error {
 	if err != nil {
 		return err
 	}
-	// One each from the port of the options. Before anything runs: a port that is taken ends Kip before it has done anything.
-	s.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(addresses[0].String(), strconv.Itoa(n.KubeletPort+s.number)))
+	// Before anything runs: a port that is taken ends Kip before it has done anything.
+	at := net.JoinHostPort(addresses[0].String(), strconv.Itoa(n.kubeletPort(s.number)))
+	s.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", at)
 	if err != nil {
 		return fmt.Errorf("listen for the API server, as node %s: %w", s.name, err)
 	}
@@ -145,7 +158,7 @@ func (n *nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Nod
 	c.Removed = e.Removed
 	c.Adopts = e.Number == 0
 	c.InternalIP, c.SecondIP = addresses[0], second(addresses)
-	c.Port = uint16(n.KubeletPort + e.Number)
+	c.Port = uint16(n.kubeletPort(e.Number))
 	c.Version = version.String()
 	c.DiskDriver = volumes.Driver
 	if n.disks != nil {
