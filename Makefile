@@ -270,6 +270,10 @@ vulncheck: ## known vulnerabilities that the programs can reach; asks vuln.go.de
 docs: ## write the reference pages that are generated from code
 	$(GO) test ./internal/config ./internal/metrics -run TestReference -update
 
+.PHONY: catalog
+catalog: ## make the embedded catalogues of clouds from the figures in hack/catalog/data
+	@CGO_ENABLED=0 $(GO) run -trimpath ./hack/catalog
+
 ##### clean
 
 .PHONY: clean

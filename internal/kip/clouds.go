@@ -122,8 +122,8 @@ func offers(candidates []placement.Candidate, defaultDisk int64) []cells.Offer {
 func offer(t catalog.InstanceType, o catalog.Offering, defaultDisk int64, reason string) cells.Offer {
 	return cells.Offer{
 		InstanceType: t.Name, Family: t.Family, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot, Dedicated: o.Dedicated,
-		PricePerHour: o.PricePerHour,
-		MilliCPU:     t.MilliCPU, MemoryBytes: t.MemoryBytes, DiskBytes: cmp.Or(t.DiskBytes, defaultDisk),
+		PricePerHour: o.PricePerHour, Unpriced: o.Unpriced,
+		MilliCPU: t.MilliCPU, MemoryBytes: t.MemoryBytes, DiskBytes: cmp.Or(t.DiskBytes, defaultDisk),
 		BootTimeout: t.BootLimit(), Reason: reason,
 	}
 }
@@ -135,7 +135,7 @@ func zones(types []catalog.InstanceType) (all []string) {
 		offerings = append(offerings, t.Offerings...)
 	}
 	slices.SortStableFunc(offerings, func(a, b catalog.Offering) int {
-		return cmp.Or(cmp.Compare(a.PricePerHour, b.PricePerHour), cmp.Compare(a.Zone, b.Zone))
+		return cmp.Or(a.ComparePrice(b), cmp.Compare(a.Zone, b.Zone))
 	})
 	for _, o := range offerings {
 		if !slices.Contains(all, o.Zone) {

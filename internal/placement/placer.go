@@ -25,10 +25,6 @@ const MaxCandidates = 20
 // would be given nothing but spot as long as any was left to try.
 const fallbackCandidates = 5
 
-// creditPerCPUHour is what a burstable type is charged for a CPU, in dollars an
-// hour, above its baseline: EC2's price of a vCPU-hour in unlimited mode.
-const creditPerCPUHour = 0.05
-
 // Config is what the operator says about placement.
 type Config struct {
 	// DefaultInstanceType is for pods that ask for nothing: no resources and no
@@ -53,8 +49,11 @@ type Candidate struct {
 	InstanceType *catalog.InstanceType
 	Offering     catalog.Offering
 	// CostPerHour is what candidates are ordered by, in dollars: the offering's
-	// price and, of a burstable type, what the pod's CPU costs above its baseline.
+	// price and, of a burstable type, what the pod's CPU costs above its baseline. It is
+	// infinite where the price is not known: such offerings come last, by size.
 	CostPerHour float64
+	// CreditsPerHour is how much of that is for CPU above the baseline, in dollars.
+	CreditsPerHour float64
 	// Reason says why it was chosen, for people.
 	Reason string
 }
@@ -153,7 +152,11 @@ func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, erro
 			return nil, fmt.Errorf("catalogue: instance type %s costs %v an hour in zone %s: want a price of 0 or more", t.Name, o.PricePerHour,
 				o.Zone)
 		}
-		offers = append(offers, offer{price: o.PricePerHour, zone: indexIn(&p.zones, o.Zone), index: i})
+		price := o.PricePerHour
+		if o.Unpriced {
+			price = math.Inf(1)
+		}
+		offers = append(offers, offer{price: price, zone: indexIn(&p.zones, o.Zone), index: i})
 	}
 	slices.SortFunc(offers, func(a, b offer) int {
 		return cmp.Or(cmp.Compare(a.price, b.price), strings.Compare(p.zones[a.zone], p.zones[b.zone]),
@@ -185,8 +188,8 @@ func (p *Placer) market(t LaunchType) *market {
 func (p *Placer) sizeOf(typ int) size {
 	t := &p.types[typ]
 	s := size{
-		milliCPU: t.MilliCPU,
-		memory:   max(-1, t.MemoryBytes-p.config.ReservedMemoryBytes),
+		milliCPU: t.SustainedMilliCPU(),
+		memory:   max(-1, cmp.Or(t.UsableBytes, t.MemoryBytes)-p.config.ReservedMemoryBytes),
 		disk:     cmp.Or(t.DiskBytes, math.MaxInt64),
 		arch:     int32(slices.Index(p.archs, t.Arch)),
 		typ:      int32(typ),
@@ -411,7 +414,7 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 				continue
 			}
 			next := candidate{cost: o.price + extra, row: int32(i), offer: int32(j)}
-			if next.cost > dearest || next.cost == dearest && !c.before(m, next, f.best[MaxCandidates-1]) {
+			if next.cost > dearest || len(f.best) == MaxCandidates && !c.before(m, next, f.best[MaxCandidates-1]) {
 				continue
 			}
 			if unavailable != nil && unavailable(c.offering(m, r, o)) {
@@ -480,7 +483,7 @@ func (c *choice) allows(s *size, zone int) bool {
 // baseline, in dollars an hour.
 func (c *choice) credits(r *row) float64 {
 	if above := min(c.need.milliCPU, c.types[r.typ].MilliCPU) - r.baseline; above > 0 {
-		return float64(above) / 1000 * creditPerCPUHour
+		return float64(above) / 1000 * c.types[r.typ].CreditPerCPUHour
 	}
 	return 0
 }
@@ -510,13 +513,18 @@ func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 	for i, b := range f.best {
 		r := &f.market.rows[b.row]
 		t := &c.types[r.typ]
-		next := Candidate{InstanceType: t, Offering: t.Offerings[r.offers[b.offer].index], CostPerHour: b.cost}
+		next := Candidate{
+			InstanceType:   t,
+			Offering:       t.Offerings[r.offers[b.offer].index],
+			CostPerHour:    b.cost,
+			CreditsPerHour: c.credits(r),
+		}
 		// Offerings of one type have one reason.
 		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
 			next.Reason = out[first+j].Reason
 		} else {
 			rank++
-			next.Reason = begin + c.reason(rank, f.skips && c.before(f.market, f.skipped, b), r, why)
+			next.Reason = begin + c.reason(rank, f.skips && c.before(f.market, f.skipped, b), r, math.IsInf(b.cost, 1), why)
 		}
 		out = append(out, next)
 	}
@@ -558,7 +566,7 @@ var ranks = func() (ranks [MaxCandidates + 1]string) {
 	return ranks
 }()
 
-func (c *choice) reason(rank int, skipped bool, r *row, why string) string {
+func (c *choice) reason(rank int, skipped bool, r *row, unpriced bool, why string) string {
 	var text string
 	switch {
 	case c.only >= 0 && c.byDefault:
@@ -568,6 +576,8 @@ func (c *choice) reason(rank int, skipped bool, r *row, why string) string {
 		if s := c.sizeOf(r.typ); s.milliCPU < c.need.milliCPU || s.memory < c.need.memory || s.disk < c.need.disk || s.gpus < c.need.gpus {
 			text += ", though too small for " + c.need.text(c.config.ReservedMemoryBytes)
 		}
+	case unpriced:
+		text = "taken by its size, since its price is not known," + why
 	case skipped:
 		text = ranks[rank] + " with capacity now" + why
 	default:

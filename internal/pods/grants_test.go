@@ -75,6 +75,7 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 func TestOffersAboveTheGrantedPriceAreLeftOut(t *testing.T) {
 	offers := []cells.Offer{
 		{InstanceType: "dear", PricePerHour: 9}, {InstanceType: "cheap", PricePerHour: 1}, {InstanceType: "mid", PricePerHour: 3},
+		{InstanceType: "unknown", Unpriced: true},
 	}
 	grants := Grants{MaxPricePerHour: 2, Namespaces: []NamespaceGrants{{Namespace: "a", MaxPricePerHour: 4}}}
 	for _, c := range []struct {
@@ -82,8 +83,8 @@ func TestOffersAboveTheGrantedPriceAreLeftOut(t *testing.T) {
 		namespace string
 		want      string
 	}{
-		{Grants{}, "a", "dear cheap mid"},
-		{Grants{Unrestricted: true}, "a", "dear cheap mid"},
+		{Grants{}, "a", "dear cheap mid unknown"},
+		{Grants{Unrestricted: true}, "a", "dear cheap mid unknown"},
 		{grants, "b", "cheap"},
 		{grants, "a", "cheap mid"},
 		{Grants{MaxPricePerHour: 0.5}, "a", ""},

@@ -178,6 +178,9 @@ func (s *Shop) read(ctx context.Context, timeout time.Duration) ([]catalog.Insta
 	if err == nil && len(types) == 0 {
 		err = errors.New("it is empty")
 	}
+	if err == nil {
+		err = catalog.Validate(types)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the catalogue of cloud %s: %w", s.cfg.Cloud.Name(), err)
 	}

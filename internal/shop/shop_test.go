@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -196,6 +197,28 @@ func TestACatalogueThatThePlacerRefusesIsNotTaken(t *testing.T) {
 				b.Errorf("%d types, and the default type costs %v", len(s.Types()), price(b.T, s))
 			}
 		})
+	})
+}
+
+func TestACatalogueWithImpossibleFiguresIsNotTaken(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		s := b.open()
+		bad := types(4, 9)
+		bad[2].Offerings[0].PricePerHour = 0
+		b.while(s, func() {
+			b.sell(bad)
+			later(13 * time.Hour)
+			if got := price(b.T, s); got != 1 {
+				b.Errorf("the cheapest costs %v", got)
+			}
+		})
+		if got := price(b.T, b.open()); got != 1 {
+			b.Errorf("after a start the cheapest costs %v", got)
+		}
+		const want = `type "t2": offerings[0].pricePerHour: 0 is no price`
+		if _, err := s.read(b.Context(), time.Minute); err == nil || !strings.Contains(err.Error(), want) {
+			b.Errorf("the error is %v", err)
+		}
 	})
 }
 
