@@ -128,7 +128,11 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 		}
 	}
 	for _, m := range []*market{&p.onDemand, &p.spots, &p.dedicated} {
-		slices.SortStableFunc(m.rows, func(a, b row) int { return cmp.Compare(a.offers[0].price, b.offers[0].price) })
+		slices.SortStableFunc(m.rows, func(a, b row) int {
+			s, t := &p.types[a.typ], &p.types[b.typ]
+			return cmp.Or(cmp.Compare(a.offers[0].price, b.offers[0].price), cmp.Compare(s.MilliCPU, t.MilliCPU),
+				cmp.Compare(s.MemoryBytes, t.MemoryBytes))
+		})
 		for _, r := range m.rows {
 			s := p.sizeOf(r.typ)
 			s.price = r.offers[0].price
@@ -395,6 +399,9 @@ type found struct {
 func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) found {
 	f := found{market: m, best: make([]candidate, 0, MaxCandidates)}
 	dearest := math.Inf(1) // the cost of the last of the best, once they are MaxCandidates
+	// unpriced reports whether that is of a row without a price: these are in the order of
+	// candidates already, and all that follow come after it.
+	unpriced := false
 	for i := range m.sizes {
 		s := &m.sizes[i]
 		if c.short(s) < 0 || c.picky && !c.picks(s) {
@@ -404,7 +411,7 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 			continue
 		}
 		f.fitting++
-		if s.price > dearest {
+		if s.price > dearest || unpriced && math.IsInf(s.price, 1) {
 			continue
 		}
 		r := &m.rows[i]
@@ -425,7 +432,9 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 			}
 			f.best = c.insert(m, f.best, next)
 			if len(f.best) == MaxCandidates {
-				dearest = f.best[MaxCandidates-1].cost
+				last := f.best[MaxCandidates-1]
+				dearest = last.cost
+				unpriced = math.IsInf(m.sizes[last.row].price, 1)
 			}
 		}
 	}
