@@ -62,6 +62,9 @@ type InstanceType struct {
 	// FastRootDisk reports whether its root disk may be one of the cloud's fast ones
 	// where that depends on the type; nil where it does not, or is unknown.
 	FastRootDisk *bool `json:"fastRootDisk,omitempty"`
+	// Prefer is how much dearer, as a share, it may be than another type and is chosen
+	// still: what the operator says of it, no cloud.
+	Prefer float64 `json:"prefer,omitempty"`
 }
 
 // SustainedMilliCPU is what a pod can have for as long as it wants: of a burstable type

@@ -83,6 +83,22 @@ func grants(cfg *config.Config) pods.Grants {
 	return all
 }
 
+// terms are what provider.yaml says of prices.
+func terms(cfg *config.Config) (all []catalog.Term) {
+	for _, p := range cfg.Cells.Prices {
+		all = append(all, catalog.Term{
+			InstanceTypes: p.InstanceTypes,
+			Regions:       p.Regions,
+			Spot:          p.Spot,
+			Discount:      p.Discount.AsApproximateFloat64() / 100,
+			PricePerHour:  p.PricePerHour.AsApproximateFloat64(),
+			Prefer:        p.Prefer.AsApproximateFloat64() / 100,
+			Exclude:       p.Exclude,
+		})
+	}
+	return all
+}
+
 // healthCheck is how often the cells' leases are looked at: each is renewed every
 // 10 seconds.
 const healthCheck = 5 * time.Second

@@ -50,7 +50,8 @@ type Candidate struct {
 	Offering     catalog.Offering
 	// CostPerHour is what candidates are ordered by, in dollars: the offering's
 	// price and, of a burstable type, what the pod's CPU costs above its baseline. It is
-	// infinite where the price is not known: such offerings come last, by size.
+	// infinite where the price is not known: such offerings come last, by size. The price
+	// of a preferred type counts as less than it is.
 	CostPerHour float64
 	// CreditsPerHour is how much of that is for CPU above the baseline, in dollars.
 	CreditsPerHour float64
@@ -156,7 +157,7 @@ func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, erro
 			return nil, fmt.Errorf("catalogue: instance type %s costs %v an hour in zone %s: want a price of 0 or more", t.Name, o.PricePerHour,
 				o.Zone)
 		}
-		price := o.PricePerHour
+		price := o.PricePerHour / (1 + t.Prefer)
 		if o.Unpriced {
 			price = math.Inf(1)
 		}

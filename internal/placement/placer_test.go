@@ -576,3 +576,23 @@ func TestTheCatalogueAndThePodAreNotChanged(t *testing.T) {
 		t.Error("the pod was changed")
 	}
 }
+
+func TestAPreferredTypeIsChosenThoughItIsABitDearer(t *testing.T) {
+	for _, c := range []struct {
+		prefer float64
+		want   string
+	}{{0, "c5.large"}, {0.05, "c5.large"}, {0.15, "m5.large"}} {
+		types := []catalog.InstanceType{
+			{Name: "c5.large", MilliCPU: 2000, MemoryBytes: 4 * gib, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1}}},
+			{Name: "m5.large", MilliCPU: 2000, MemoryBytes: 8 * gib, Arch: "amd64", Prefer: c.prefer,
+				Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1.1}}},
+		}
+		got, err := placer(t, types, Config{}).Candidates(podOf("cpu=1"), nil)
+		if err != nil || got[0].InstanceType.Name != c.want {
+			t.Fatalf("preferred by %v: %s, %v, want %s first", c.prefer, names(got), err, c.want)
+		}
+		if c.prefer == 0.15 && got[0].Offering.PricePerHour != 1.1 {
+			t.Errorf("its price is %v", got[0].Offering.PricePerHour)
+		}
+	}
+}

@@ -31,14 +31,16 @@ const (
 	retryEvery = time.Minute
 )
 
-// Config of a Shop. All fields are required.
+// Config of a Shop. All fields but Terms are required.
 type Config struct {
 	Cloud cloud.Cloud
 	Store *store.Store
 	// Placement is what the operator says about it.
 	Placement placement.Config
-	Clock     clock.WithTicker
-	Log       *slog.Logger
+	// Terms are what the operator says of prices; none leaves them as the cloud says.
+	Terms []catalog.Term
+	Clock clock.WithTicker
+	Log   *slog.Logger
 }
 
 // record is a stored catalogue.
@@ -54,6 +56,8 @@ type record struct {
 type stock struct {
 	record
 	placer *placement.Placer
+	// types are those of the record, by the operator's terms.
+	types []catalog.InstanceType
 }
 
 // Shop is what can be had now. It is safe for concurrent use.
@@ -103,7 +107,7 @@ func Open(ctx context.Context, cfg Config) (*Shop, error) {
 }
 
 // Types are the catalogue. They must not be changed.
-func (s *Shop) Types() []catalog.InstanceType { return s.stock.Load().Types }
+func (s *Shop) Types() []catalog.InstanceType { return s.stock.Load().types }
 
 // Placer chooses out of the catalogue as it is now.
 func (s *Shop) Placer() *placement.Placer { return s.stock.Load().placer }
@@ -193,11 +197,12 @@ func (s *Shop) recordOf(types []catalog.InstanceType) record {
 
 // adopt makes a catalogue the current one, together with its placer.
 func (s *Shop) adopt(r record) error {
-	placer, err := placement.New(r.Types, s.cfg.Placement)
+	types := catalog.Apply(s.cfg.Terms, r.Types, r.Region)
+	placer, err := placement.New(types, s.cfg.Placement)
 	if err != nil {
 		return err
 	}
-	s.stock.Store(&stock{r, placer})
+	s.stock.Store(&stock{record: r, placer: placer, types: types})
 	return nil
 }
 

@@ -222,6 +222,28 @@ func TestACatalogueWithImpossibleFiguresIsNotTaken(t *testing.T) {
 	})
 }
 
+func TestTheOperatorsTermsHoldForEachCatalogueAndAreNotStored(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		b.cfg.Terms = []catalog.Term{{Regions: []string{"r"}, Discount: 0.5}, {InstanceTypes: []string{"t3"}, Exclude: true}}
+		s := b.open()
+		if got := price(b.T, s); got != 0.5 || len(s.Types()) != 3 {
+			b.Errorf("the cheapest of %d costs %v", len(s.Types()), got)
+		}
+		b.while(s, func() {
+			b.sell(types(4, 3))
+			later(13 * time.Hour)
+			if got := price(b.T, s); got != 1.5 || len(s.Types()) != 3 {
+				b.Errorf("the next day the cheapest of %d costs %v", len(s.Types()), got)
+			}
+		})
+		b.away(true)
+		b.cfg.Terms = nil
+		if s := b.open(); price(b.T, s) != 3 || len(s.Types()) != 4 {
+			b.Errorf("without terms, and the cloud, the cheapest of %d costs %v", len(s.Types()), price(b.T, s))
+		}
+	})
+}
+
 func TestAStoredCatalogueThatCannotBeReadIsNotFatal(t *testing.T) {
 	inBubble(t, func(b *bench) {
 		if _, err := b.cfg.Store.Put(b.Context(), catalogueKey, "no catalogue", 0); err != nil {
