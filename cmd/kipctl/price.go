@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/catalog/books"
 	"github.com/elotl/kip/internal/quote"
 )
@@ -25,6 +26,7 @@ type priceFlags struct {
 	files                []string
 	cloud, region, arch  string
 	disk, reservedMemory string
+	instanceData         string
 	privateIPOnly        bool
 	runTime              time.Duration
 	compare              bool
@@ -50,6 +52,7 @@ func priceOf(k *kipctl) *cobra.Command {
 	flags.StringVar(&f.disk, "disk", "5Gi", "`size` of the root disk, as cells.defaultVolumeSize")
 	flags.StringVar(&f.reservedMemory, "reserved-memory", "64Mi", "`memory` that a cell needs beside its pod, as cells.reservedMemory")
 	flags.BoolVar(&f.privateIPOnly, "private-ip-only", false, "cells have no public address, as cells.privateIPOnly")
+	flags.StringVar(&f.instanceData, "instance-data-path", "", "`file` with types and prices of your own, as kip --instance-data-path")
 	flags.DurationVar(&f.runTime, "run-time", 0, "how `long` a run of a Job or CronJob takes, for the price of a month")
 	return cmd
 }
@@ -77,7 +80,16 @@ func (f *priceFlags) options() (quote.Options, error) {
 		}
 		*q.to = parsed.Value()
 	}
-	return o, nil
+	if f.instanceData == "" {
+		return o, nil
+	}
+	file, err := os.Open(f.instanceData)
+	if err != nil {
+		return o, err
+	}
+	defer file.Close()
+	o.InstanceData, err = catalog.ReadInstanceData(f.instanceData, file)
+	return o, err
 }
 
 func (k *kipctl) price(f *priceFlags) error {
@@ -90,6 +102,8 @@ func (k *kipctl) price(f *priceFlags) error {
 		return errors.New("say which manifests: -f FILE, or -f - for standard input")
 	case !f.compare && (f.cloud == "" || f.region == ""):
 		return errors.New("say where: --cloud and --region, or --compare")
+	case f.compare && f.instanceData != "":
+		return errors.New("--instance-data-path and --compare: want only one of them")
 	case f.compare && f.region != "":
 		return errors.New("--region and --compare: want only one of them")
 	}

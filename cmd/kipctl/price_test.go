@@ -55,6 +55,28 @@ func TestRegionsAreCompared(t *testing.T) {
 	}
 }
 
+func TestPricesOfOnesOwnAreTaken(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "data.json")
+	const text = `{"eu-west-1": [{"instanceType": "m5.4xlarge", "price": 0.5, "memory": 64, "cpu": 16},
+		{"instanceType": "r5.4xlarge", "price": 0.75, "memory": 128, "cpu": 16}]}`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"-f", "-", "--cloud", "aws", "--private-ip-only", "--instance-data-path", file, "-o", "json", "--region"}
+	got := priced(t, manifests(t), append(args, "eu-west-1")...)
+	if got.failed != nil || strings.Count(got.out, `"pricePerHour": 0.5,`) != 2 || strings.Count(got.out, `"pricePerHour": 0.75,`) != 1 {
+		t.Errorf("%v, %s", got.failed, got.out)
+	}
+	got = priced(t, manifests(t), append(args, "us-east-1")...)
+	if got.failed == nil || !strings.Contains(got.failed.Error(), `have neither region "us-east-1" nor one of its zones`) {
+		t.Errorf("of another region: %v", got.failed)
+	}
+	got = priced(t, manifests(t), "-f", "-", "--compare", "--instance-data-path", file)
+	if got.failed == nil {
+		t.Error("prices of one region are compared with those of others")
+	}
+}
+
 func TestWhatCannotBePricedIsAnError(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{

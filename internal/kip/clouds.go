@@ -5,7 +5,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"time"
 
@@ -81,6 +83,23 @@ func grants(cfg *config.Config) pods.Grants {
 		})
 	}
 	return all
+}
+
+// instanceData reads the file with types and prices of one's own; "" is none.
+func instanceData(path string) (catalog.InstanceData, error) {
+	if path == "" {
+		return nil, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("--instance-data-path: %w", err)
+	}
+	defer f.Close()
+	data, err := catalog.ReadInstanceData(path, f)
+	if err != nil {
+		return nil, fmt.Errorf("--instance-data-path: %w", err)
+	}
+	return data, nil
 }
 
 // terms are what provider.yaml says of prices.

@@ -64,6 +64,8 @@ type Options struct {
 	ReservedMemoryBytes int64
 	// PrivateIPOnly says that cells have no public address.
 	PrivateIPOnly bool
+	// InstanceData replace sizes and prices of the catalogue; nil for none.
+	InstanceData catalog.InstanceData
 	// RunHours is how long a run of a Job or CronJob takes; 0 where it is not known.
 	RunHours float64
 }
@@ -86,6 +88,12 @@ func In(book *catalog.Book, region string, o Options) (*Prices, error) {
 			return nil, fmt.Errorf("%w; did you mean %s?", err, nearest)
 		}
 		return nil, err
+	}
+	if o.InstanceData != nil {
+		var found bool
+		if types, found = o.InstanceData.Replace(types, region); !found {
+			return nil, fmt.Errorf("the instance data have neither region %q nor one of its zones", region)
+		}
 	}
 	placer, err := placement.New(types, placement.Config{
 		DefaultArch:         o.Arch,

@@ -31,12 +31,14 @@ const (
 	retryEvery = time.Minute
 )
 
-// Config of a Shop. All fields but Terms are required.
+// Config of a Shop. All fields but Data and Terms are required.
 type Config struct {
 	Cloud cloud.Cloud
 	Store *store.Store
 	// Placement is what the operator says about it.
 	Placement placement.Config
+	// Data replace the sizes and prices that the cloud tells, where they have its region.
+	Data catalog.InstanceData
 	// Terms are what the operator says of prices; none leaves them as the cloud says.
 	Terms []catalog.Term
 	Clock clock.WithTicker
@@ -197,7 +199,15 @@ func (s *Shop) recordOf(types []catalog.InstanceType) record {
 
 // adopt makes a catalogue the current one, together with its placer.
 func (s *Shop) adopt(r record) error {
-	types := catalog.Apply(s.cfg.Terms, r.Types, r.Region)
+	types := r.Types
+	if s.cfg.Data != nil {
+		var found bool
+		if types, found = s.cfg.Data.Replace(r.Types, r.Region); !found {
+			s.cfg.Log.Warn("the instance data have neither this region nor one of its zones: placing pods by the cloud's own catalogue",
+				"region", r.Region)
+		}
+	}
+	types = catalog.Apply(s.cfg.Terms, types, r.Region)
 	placer, err := placement.New(types, s.cfg.Placement)
 	if err != nil {
 		return err

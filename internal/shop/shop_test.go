@@ -244,6 +244,21 @@ func TestTheOperatorsTermsHoldForEachCatalogueAndAreNotStored(t *testing.T) {
 	})
 }
 
+func TestInstanceDataReplaceWhatTheCloudTellsOfTheirRegion(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		own := types(2, 0.25)
+		b.cfg.Data = catalog.InstanceData{"r": own}
+		b.cfg.Terms = []catalog.Term{{Discount: 0.5}}
+		if s := b.open(); price(b.T, s) != 0.125 || len(s.Types()) != 2 {
+			b.Errorf("the cheapest of %d costs %v", len(s.Types()), price(b.T, s))
+		}
+		b.cfg.Data = catalog.InstanceData{"elsewhere": own}
+		if s := b.open(); price(b.T, s) != 0.5 || len(s.Types()) != 4 {
+			b.Errorf("with another region's, the cheapest of %d costs %v", len(s.Types()), price(b.T, s))
+		}
+	})
+}
+
 func TestAStoredCatalogueThatCannotBeReadIsNotFatal(t *testing.T) {
 	inBubble(t, func(b *bench) {
 		if _, err := b.cfg.Store.Put(b.Context(), catalogueKey, "no catalogue", 0); err != nil {
