@@ -90,7 +90,7 @@ var kinds = []kind{
 			w.happened("vanish")
 		}
 	}, false},
-	{"interrupt", 2, func(w *world, e event) { w.strike(e.a, w.cloud.Interrupt) }, false},
+	{"interrupt", 4, func(w *world, e event) { w.strike(e.a, w.cloud.Interrupt) }, false},
 	{"watch too old", 1, func(w *world, _ event) { w.expireWatches(0) }, false},
 	{"list fails", 1, func(w *world, e event) { w.expireWatches(int(1 + e.a%3)) }, false},
 	{"eviction blocked", 2, func(w *world, e event) { w.blockEvictions(int(1 + e.a%3)) }, false},
@@ -363,7 +363,8 @@ func (w *world) arm(n int, after bool) {
 
 func (w *world) failCloud(e event) {
 	kinds := []sim.Kind{
-		sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStop, sim.KindStart, sim.AnyKind, sim.KindDescribe, sim.KindAttachDisk,
+		sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStop, sim.KindStart, sim.AnyKind, sim.KindDescribe,
+		sim.KindAttachDisk,
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
