@@ -114,9 +114,7 @@ func (f *figures) open(name string, known ...string) (field func(string) strict.
 	f.files = append(f.files, file)
 	field = top.Fields(append(known, "asOf", "licence", "source", "unit")...)
 	field("asOf").In(top).Text()
-	for _, s := range field("source").In(top).Texts() {
-		f.sources = append(f.sources, s)
-	}
+	f.sources = append(f.sources, field("source").In(top).Texts()...)
 	return field
 }
 
