@@ -22,7 +22,8 @@ func TestInstanceDataReplaceSizesAndPrices(t *testing.T) {
 		return []InstanceType{
 			{Name: "t3.nano", Arch: "amd64", MilliCPU: 1000, MemoryBytes: 1 << 29, UsableBytes: 1 << 28, BaselineMilliCPU: 50,
 				CreditPerCPUHour: 0.05,
-				Offerings:        []Offering{{Zone: "z1", PricePerHour: 9}, {Zone: "z1", Spot: true, PricePerHour: 0.001}, {Zone: "z2", Unpriced: true}}},
+				Offerings: []Offering{{Zone: "z1", PricePerHour: 9}, {Zone: "z1", Spot: true, PricePerHour: 0.001},
+					{Zone: "z2", Unpriced: true}}},
 			{Name: "g4.large", Arch: "amd64", MilliCPU: 4000, MemoryBytes: 8 << 30, UsableBytes: 7 << 30, GPUs: []GPU{{Model: "x", Count: 9}},
 				Offerings: []Offering{{Zone: "z1", PricePerHour: 9}}},
 			{Name: "other", Arch: "amd64", MilliCPU: 4000, MemoryBytes: 8 << 30, Offerings: []Offering{{Zone: "z1", PricePerHour: 9}}},
