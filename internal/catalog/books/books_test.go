@@ -22,11 +22,7 @@ func TestEachCatalogueIsSoundInEachRegion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, cloud := range clouds {
-		b, err := Open(cloud)
-		if err != nil {
-			t.Fatal(err)
-		}
+	for cloud, b := range open(t) {
 		if _, err := time.Parse(time.DateOnly, b.AsOf); err != nil || b.Cloud != cloud || dates[cloud] != b.AsOf || len(b.Sources) == 0 {
 			t.Errorf("%s: of cloud %q, as of %q, sources %v", cloud, b.Cloud, b.AsOf, b.Sources)
 		}
@@ -59,26 +55,37 @@ func TestEachCatalogueIsSoundInEachRegion(t *testing.T) {
 	}
 }
 
-// typeIn is a type as it is sold in a region.
-func typeIn(t *testing.T, cloud, region, name string) catalog.InstanceType {
+// open reads each catalogue once for a test.
+func open(t *testing.T) map[string]*catalog.Book {
 	t.Helper()
-	b, err := Open(cloud)
-	if err != nil {
-		t.Fatal(err)
+	all := map[string]*catalog.Book{}
+	for _, cloud := range Clouds() {
+		b, err := Open(cloud)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[cloud] = b
 	}
+	return all
+}
+
+// typeIn is a type as it is sold in a region.
+func typeIn(t *testing.T, b *catalog.Book, region, name string) catalog.InstanceType {
+	t.Helper()
 	types, _, err := b.In(region)
 	if err != nil {
 		t.Fatal(err)
 	}
 	i := slices.IndexFunc(types, func(t catalog.InstanceType) bool { return t.Name == name })
 	if i < 0 {
-		t.Fatalf("%s sells no %s in %s", cloud, name, region)
+		t.Fatalf("%s sells no %s in %s", b.Cloud, name, region)
 	}
 	return types[i]
 }
 
 func TestPricesAreThoseOfTheFiguresOrUnknown(t *testing.T) {
 	const unknown = 0
+	all := open(t)
 	for _, c := range []struct {
 		cloud, region, name string
 		spot                bool
@@ -94,7 +101,7 @@ func TestPricesAreThoseOfTheFiguresOrUnknown(t *testing.T) {
 		{"azure", "australiacentral", "Standard_A2_v2", false, 0.105},
 		{"azure", "eastus", "Standard_D2s_v5", true, unknown},
 	} {
-		typ := typeIn(t, c.cloud, c.region, c.name)
+		typ := typeIn(t, all[c.cloud], c.region, c.name)
 		n := 0
 		for _, o := range typ.Offerings {
 			if o.Spot != c.spot {
@@ -109,10 +116,10 @@ func TestPricesAreThoseOfTheFiguresOrUnknown(t *testing.T) {
 			t.Errorf("%s in %s of %s is not sold, spot %t", c.name, c.region, c.cloud, c.spot)
 		}
 	}
-	if got := typeIn(t, "aws", "us-east-1", "t4g.nano"); got.CreditPerCPUHour != 0.04 || got.BaselineMilliCPU != 100 {
+	if got := typeIn(t, all["aws"], "us-east-1", "t4g.nano"); got.CreditPerCPUHour != 0.04 || got.BaselineMilliCPU != 100 {
 		t.Errorf("t4g.nano: credits at %v above %d", got.CreditPerCPUHour, got.BaselineMilliCPU)
 	}
-	if got := typeIn(t, "azure", "eastus", "Standard_B2s"); got.CreditPerCPUHour != 0 || got.SustainedMilliCPU() >= got.MilliCPU ||
+	if got := typeIn(t, all["azure"], "eastus", "Standard_B2s"); got.CreditPerCPUHour != 0 || got.SustainedMilliCPU() >= got.MilliCPU ||
 		slices.ContainsFunc(got.Offerings, func(o catalog.Offering) bool { return o.Spot }) {
 		t.Errorf("Standard_B2s: %+v", got)
 	}
