@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -168,7 +169,7 @@ const leastHours = 1.0 / 60
 // month sets the price of a month.
 func (q *Pod) month(w Workload, runHours float64) {
 	if w.Owner != "" && strings.HasPrefix(w.Owner, "CronJob/") {
-		q.Reason += fmt.Sprintf("; it runs %.4g times a month", w.RunsPerMonth)
+		q.Reason += fmt.Sprintf("; it runs %s times a month", strconv.FormatFloat(math.Round(w.RunsPerMonth*100)/100, 'f', -1, 64))
 	}
 	hours := float64(catalog.HoursPerMonth)
 	switch {
