@@ -110,7 +110,9 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 		}
 		allocatable := capacity.DeepCopy()
 		allocatable[corev1.ResourceMemory] = *resource.NewQuantity(offer.MemoryBytes-c.cfg.ReservedMemoryBytes, resource.BinarySI)
+		node := c.nodeOf(e.cell())
 		api := c.cfg.APIs.AddCell(e.id, cellapi.CellInfo{
+			Node:        node,
 			Capacity:    capacity,
 			Allocatable: allocatable,
 			NodeIP:      e.cell().Instance.ManagementIP,
@@ -119,7 +121,7 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 			PodIPv6:     e.cell().Instance.PodIPv6,
 		})
 		c.mu.Lock()
-		e.api = api
+		e.api, e.node = api, node
 		c.mu.Unlock()
 		// Before the tunnel: a kubelet that hears that its pod is not there kills
 		// the pod.
@@ -253,7 +255,7 @@ func (c *Controller) spend(ctx context.Context, e *entry, keyHash string) error 
 func (c *Controller) configure(ctx context.Context, e *entry, dns []netip.Addr) error {
 	ctx, cancel := context.WithTimeout(ctx, configTimeout)
 	defer cancel()
-	return e.agent().PutConfig(ctx, c.agentConfig(e.cell(), dns))
+	return e.agent().PutConfig(ctx, c.agentConfig(e.cell(), e.node, dns))
 }
 
 // disconnect closes what this process holds for a cell.
@@ -282,9 +284,9 @@ func (c *Controller) clusterDNS() []netip.Addr {
 }
 
 // agentConfig is what a cell is told after it has joined.
-func (c *Controller) agentConfig(cell *Cell, dns []netip.Addr) agentapi.Config {
+func (c *Controller) agentConfig(cell *Cell, node string, dns []netip.Addr) agentapi.Config {
 	return agentapi.Config{
-		NodeName:            c.cfg.NodeName,
+		NodeName:            node,
 		NodeIP:              cell.Instance.ManagementIP,
 		PodIP:               cell.Instance.PodIP,
 		NodeIPv6:            cell.Instance.ManagementIPv6,

@@ -65,7 +65,8 @@ func costOf(p *Placer, pod *corev1.Pod) float64 {
 	return math.Inf(1)
 }
 
-// Of 1,000 shapes, each is given what looking at everything that the cloud sells finds.
+// TestTheChoiceIsTheCheapestOfEachCloudsWholeCatalogue gives each of 1,000 shapes what
+// looking at everything that the cloud sells finds.
 func TestTheChoiceIsTheCheapestOfEachCloudsWholeCatalogue(t *testing.T) {
 	config := Config{DefaultArch: "amd64", ReservedMemoryBytes: 64 << 20, DefaultDiskBytes: 8 * gib}
 	for i, c := range []struct {

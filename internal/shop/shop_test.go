@@ -229,6 +229,16 @@ func TestTheOperatorsTermsHoldForEachCatalogueAndAreNotStored(t *testing.T) {
 		if got := price(b.T, s); got != 0.5 || len(s.Types()) != 3 {
 			b.Errorf("the cheapest of %d costs %v", len(s.Types()), got)
 		}
+		for _, limit := range []placement.Limit{{}, {Zones: []string{"z"}}} {
+			offered, placer, err := s.OfNode("n", limit)
+			if err != nil {
+				b.Fatal(err)
+			}
+			cheapest, err := placer.Candidates(&corev1.Pod{}, nil)
+			if err != nil || len(offered) != 3 || cheapest[0].Offering.PricePerHour != 0.5 {
+				b.Errorf("of a node limited to %q: %d types, %+v, %v", limit, len(offered), cheapest, err)
+			}
+		}
 		b.while(s, func() {
 			b.sell(types(4, 3))
 			later(13 * time.Hour)

@@ -119,6 +119,8 @@ var leastPlays = map[string]int{
 	"eviction tried again": 80,
 	"heal one by one":      25,
 
+	"standby cell of another node": 80,
+
 	"cloud fault of launch":        1000,
 	"cloud fault of list":          700,
 	"cloud fault of terminate":     500,
