@@ -290,6 +290,14 @@ vulncheck: ## known vulnerabilities that the programs can reach; asks vuln.go.de
 docs: ## write the reference pages that are generated from code
 	$(GO) test ./internal/config ./internal/metrics -run TestReference -update
 
+.PHONY: catalog
+catalog: ## make the embedded catalogues of clouds from the figures in hack/catalog/data
+	@CGO_ENABLED=0 $(GO) run -trimpath ./hack/catalog
+
+.PHONY: cost-report
+cost-report: ## write docs/cost.md: what pods cost on Kip, on Fargate and on shared nodes, by the embedded catalogue
+	@CGO_ENABLED=0 $(GO) run -trimpath ./test/cost
+
 ##### clean
 
 .PHONY: clean
