@@ -37,6 +37,8 @@ func (o *options) add(f *pflag.FlagSet) {
 	f.StringVar(&o.provider, "provider", provider, "must be "+provider)
 	f.StringVar(&o.ProviderConfig, "provider-config", "/etc/kip/provider.yaml",
 		"provider.yaml: the cloud, the store, the cells (docs/provider-configuration.md)")
+	f.StringVar(&o.InstanceDataPath, "instance-data-path", "",
+		"`file` with instance types and prices of your own, by region or zone (docs/placement.md); default: those that the cloud tells")
 	f.StringVar(&o.clusterDNS, "cluster-dns", "",
 		"`address` of the cluster's DNS service for pods; "+
 			"default: the cluster IP of service kube-system/kube-dns, none if there is no such service")

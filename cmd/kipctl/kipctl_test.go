@@ -444,11 +444,13 @@ func TestTheWorstCellsComeFirst(t *testing.T) {
 
 func TestVersionShowsBothSides(t *testing.T) {
 	if got := run(t, nil, "version"); got.failed != nil || !strings.Contains(got.out, "kipctl: ") ||
-		!strings.Contains(got.out, "kip:    not asked: no Kip serves this socket: /opt/kip/data/kip.sock") {
+		!strings.Contains(got.out, "kip:    not asked: no Kip serves this socket: /opt/kip/data/kip.sock") ||
+		!strings.Contains(got.out, "\nprices: aws 20") {
 		t.Errorf("without a socket: %+v", got)
 	}
 	socket(t)
-	if got := run(t, nil, "version", "-o", "json"); got.failed != nil || !strings.Contains(got.out, `"version": "v9.9.9"`) {
+	if got := run(t, nil, "version", "-o", "json"); got.failed != nil || !strings.Contains(got.out, `"version": "v9.9.9"`) ||
+		!strings.Contains(got.out, `"gce": "20`) {
 		t.Errorf("with a socket: %+v", got)
 	}
 }

@@ -117,9 +117,12 @@ type Offer struct {
 	Dedicated    bool    `json:"dedicated,omitempty"`
 	Family       string  `json:"family,omitempty"` // the type's, as in catalog.InstanceType
 	PricePerHour float64 `json:"pricePerHour"`
-	MilliCPU     int64   `json:"milliCPU"`
-	MemoryBytes  int64   `json:"memoryBytes"`
-	DiskBytes    int64   `json:"diskBytes"`
+	// Unpriced is an offer whose price is not known: PricePerHour is 0, and it is after
+	// all whose price is.
+	Unpriced    bool  `json:"unpriced,omitempty"`
+	MilliCPU    int64 `json:"milliCPU"`
+	MemoryBytes int64 `json:"memoryBytes"`
+	DiskBytes   int64 `json:"diskBytes"`
 	// BootTimeout is how long this type may take from launch to join.
 	BootTimeout time.Duration `json:"bootTimeout"`
 	// Reason says why placement chose it.

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/gate"
@@ -31,6 +32,8 @@ type Options struct {
 	NodeName string
 	// ProviderConfig is the file provider.yaml.
 	ProviderConfig string
+	// InstanceDataPath is a file with types and prices of one's own; "" for none.
+	InstanceDataPath string
 	// ClusterDNS is what pods ask for names; the zero one for the usual Service.
 	ClusterDNS    netip.Addr
 	ClusterDomain string
@@ -71,6 +74,7 @@ func (o Options) credentials() string {
 type process struct {
 	Options
 	cfg     *config.Config
+	data    catalog.InstanceData // nil for none
 	clock   clock.WithTickerAndDelayedExecution
 	metrics *metrics.Metrics
 	pulse   *pulse.Pulse
@@ -96,7 +100,16 @@ func Run(ctx context.Context, o Options) error {
 		o.Log.Warn("provider.yaml", "warning", key+" has no effect in this build")
 	}
 
-	k := &process{Options: o, cfg: cfg, clock: clock.RealClock{}}
+	data, err := instanceData(o.InstanceDataPath)
+	if err != nil {
+		return err
+	}
+	k := &process{
+		Options: o,
+		cfg:     cfg,
+		data:    data,
+		clock:   clock.RealClock{},
+	}
 	k.pulse = pulse.New(k.clock, o.Log)
 	k.metrics = metrics.New(metrics.Config{
 		Cells:   func() []cells.Cell { return ofLeader(k, func(l *leading) []cells.Cell { return l.cells.List() }) },

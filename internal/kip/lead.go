@@ -217,6 +217,8 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
 			DefaultDiskBytes:    l.cfg.Cells.DefaultVolumeSize.Value(),
 		},
+		Data:  l.data,
+		Terms: terms(l.cfg),
 		Clock: l.clock,
 		Log:   l.Log,
 	})

@@ -147,7 +147,7 @@ func (c *choice) checks(offered map[int][]*row) []check {
 		check{
 			words: "have too little cpu",
 			fails: func(s *size, _ []*row) bool { return s.milliCPU < c.need.milliCPU },
-			of:    largest(func(typ int) int64 { return c.types[typ].MilliCPU }, cpuText),
+			of:    largest(func(typ int) int64 { return c.types[typ].SustainedMilliCPU() }, cpuText),
 		},
 		check{
 			words: "have too little memory",

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -32,6 +33,10 @@ func randomCatalogue(rng *rand.Rand, n int) []catalog.InstanceType {
 		}
 		if rng.IntN(5) == 0 {
 			t.BaselineMilliCPU = t.MilliCPU / 10
+			t.CreditPerCPUHour = []float64{0, 0.05, 0.5}[rng.IntN(3)]
+		}
+		if rng.IntN(4) == 0 {
+			t.UsableBytes = t.MemoryBytes / 16 * 15
 		}
 		if rng.IntN(4) == 0 {
 			t.DiskBytes = gib << rng.IntN(10)
@@ -48,7 +53,11 @@ func randomCatalogue(rng *rand.Rand, n int) []catalog.InstanceType {
 				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, Subnet: "s" + zone, PricePerHour: price})
 			}
 			if rng.IntN(2) > 0 {
-				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, Spot: true, PricePerHour: price / 4})
+				o := catalog.Offering{Zone: zone, Spot: true, PricePerHour: price / 4}
+				if rng.IntN(3) == 0 {
+					o.PricePerHour, o.Unpriced = 0, true
+				}
+				t.Offerings = append(t.Offerings, o)
 			}
 		}
 		types[i] = t
@@ -212,7 +221,14 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 		if volume > typeDisk {
 			continue
 		}
-		if only == "" && (cpu > t.MilliCPU || memory+config.ReservedMemoryBytes > t.MemoryBytes || gpus > typeGPUs || disk > typeDisk) {
+		has, sees := t.MilliCPU, t.MemoryBytes
+		if t.BaselineMilliCPU > 0 && t.CreditPerCPUHour == 0 {
+			has = t.BaselineMilliCPU
+		}
+		if t.UsableBytes > 0 {
+			sees = t.UsableBytes
+		}
+		if only == "" && (cpu > has || memory+config.ReservedMemoryBytes > sees || gpus > typeGPUs || disk > typeDisk) {
 			continue
 		}
 		for _, o := range t.Offerings {
@@ -222,7 +238,10 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 			}
 			cost := o.PricePerHour
 			if t.BaselineMilliCPU > 0 && cpu > t.BaselineMilliCPU {
-				cost += float64(min(cpu, t.MilliCPU)-t.BaselineMilliCPU) / 1000 * 0.05
+				cost += float64(min(cpu, t.MilliCPU)-t.BaselineMilliCPU) / 1000 * t.CreditPerCPUHour
+			}
+			if o.Unpriced {
+				cost = math.Inf(1)
 			}
 			all = append(all, oracleCandidate{t, o, cost})
 		}
@@ -358,7 +377,7 @@ func largeCatalogue(n int) []catalog.InstanceType {
 			t := catalog.InstanceType{Name: fmt.Sprintf("f%d.%dxlarge", family, double), MilliCPU: 1000 << double, MemoryBytes: memory << double,
 				Arch: arch}
 			if family%50 == 0 {
-				t.BaselineMilliCPU = t.MilliCPU / 5
+				t.BaselineMilliCPU, t.CreditPerCPUHour = t.MilliCPU/5, 0.05
 			}
 			price := float64(t.MilliCPU)/1000*0.02*perCPU + float64(t.MemoryBytes)/float64(gib)*perGiB
 			for _, zone := range []string{"a", "b", "c", "d", "e", "f"} {

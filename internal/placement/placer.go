@@ -25,10 +25,6 @@ const MaxCandidates = 20
 // would be given nothing but spot as long as any was left to try.
 const fallbackCandidates = 5
 
-// creditPerCPUHour is what a burstable type is charged for a CPU, in dollars an
-// hour, above its baseline: EC2's price of a vCPU-hour in unlimited mode.
-const creditPerCPUHour = 0.05
-
 // Config is what the operator says about placement.
 type Config struct {
 	// DefaultInstanceType is for pods that ask for nothing: no resources and no
@@ -58,8 +54,12 @@ type Candidate struct {
 	InstanceType *catalog.InstanceType
 	Offering     catalog.Offering
 	// CostPerHour is what candidates are ordered by, in dollars: the offering's
-	// price and, of a burstable type, what the pod's CPU costs above its baseline.
+	// price and, of a burstable type, what the pod's CPU costs above its baseline. It is
+	// infinite where the price is not known: such offerings come last, by size. The price
+	// of a preferred type counts as less than it is.
 	CostPerHour float64
+	// CreditsPerHour is how much of that is for CPU above the baseline, in dollars.
+	CreditsPerHour float64
 	// Reason says why it was chosen, for people.
 	Reason string
 }
@@ -156,7 +156,11 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 		}
 	}
 	for _, m := range []*market{&p.onDemand, &p.spots, &p.dedicated} {
-		slices.SortStableFunc(m.rows, func(a, b row) int { return cmp.Compare(a.offers[0].price, b.offers[0].price) })
+		slices.SortStableFunc(m.rows, func(a, b row) int {
+			s, t := &p.types[a.typ], &p.types[b.typ]
+			return cmp.Or(cmp.Compare(a.offers[0].price, b.offers[0].price), cmp.Compare(s.MilliCPU, t.MilliCPU),
+				cmp.Compare(s.MemoryBytes, t.MemoryBytes))
+		})
 		for _, r := range m.rows {
 			s := p.sizeOf(r.typ)
 			s.price = r.offers[0].price
@@ -180,7 +184,11 @@ func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, erro
 			return nil, fmt.Errorf("catalogue: instance type %s costs %v an hour in zone %s: want a price of 0 or more", t.Name, o.PricePerHour,
 				o.Zone)
 		}
-		offers = append(offers, offer{price: o.PricePerHour, zone: indexIn(&p.zones, o.Zone), index: i})
+		price := o.PricePerHour / (1 + t.Prefer)
+		if o.Unpriced {
+			price = math.Inf(1)
+		}
+		offers = append(offers, offer{price: price, zone: indexIn(&p.zones, o.Zone), index: i})
 	}
 	slices.SortFunc(offers, func(a, b offer) int {
 		return cmp.Or(cmp.Compare(a.price, b.price), strings.Compare(p.zones[a.zone], p.zones[b.zone]),
@@ -220,8 +228,8 @@ func (p *Placer) marketsOf(types []LaunchType) []*market {
 func (p *Placer) sizeOf(typ int) size {
 	t := &p.types[typ]
 	s := size{
-		milliCPU: t.MilliCPU,
-		memory:   max(-1, t.MemoryBytes-p.config.ReservedMemoryBytes),
+		milliCPU: t.SustainedMilliCPU(),
+		memory:   max(-1, cmp.Or(t.UsableBytes, t.MemoryBytes)-p.config.ReservedMemoryBytes),
 		disk:     cmp.Or(t.DiskBytes, math.MaxInt64),
 		arch:     int32(slices.Index(p.archs, t.Arch)),
 		typ:      int32(typ),
@@ -430,6 +438,9 @@ type found struct {
 func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) found {
 	f := found{market: m, best: make([]candidate, 0, MaxCandidates)}
 	dearest := math.Inf(1) // the cost of the last of the best, once they are MaxCandidates
+	// unpriced reports whether that is of a row without a price: these are in the order of
+	// candidates already, and all that follow come after it.
+	unpriced := false
 	for i := range m.sizes {
 		s := &m.sizes[i]
 		if c.short(s) < 0 || c.picky && !c.picks(s) {
@@ -440,7 +451,7 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 			continue
 		}
 		f.fitting++
-		if s.price > dearest {
+		if s.price > dearest || unpriced && math.IsInf(s.price, 1) {
 			continue
 		}
 		extra := c.credits(r)
@@ -449,7 +460,7 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 				continue
 			}
 			next := candidate{cost: o.price + extra, row: int32(i), offer: int32(j)}
-			if next.cost > dearest || next.cost == dearest && !c.before(m, next, f.best[MaxCandidates-1]) {
+			if next.cost > dearest || len(f.best) == MaxCandidates && !c.before(m, next, f.best[MaxCandidates-1]) {
 				continue
 			}
 			if unavailable != nil && unavailable(c.offering(m, r, o)) {
@@ -460,7 +471,9 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 			}
 			f.best = c.insert(m, f.best, next)
 			if len(f.best) == MaxCandidates {
-				dearest = f.best[MaxCandidates-1].cost
+				last := f.best[MaxCandidates-1]
+				dearest = last.cost
+				unpriced = math.IsInf(m.sizes[last.row].price, 1)
 			}
 		}
 	}
@@ -523,7 +536,7 @@ func (c *choice) inZone(s *size, zone int) bool {
 // baseline, in dollars an hour.
 func (c *choice) credits(r *row) float64 {
 	if above := min(c.need.milliCPU, c.types[r.typ].MilliCPU) - r.baseline; above > 0 {
-		return float64(above) / 1000 * creditPerCPUHour
+		return float64(above) / 1000 * c.types[r.typ].CreditPerCPUHour
 	}
 	return 0
 }
@@ -553,13 +566,18 @@ func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 	for i, b := range f.best {
 		r := &f.market.rows[b.row]
 		t := &c.types[r.typ]
-		next := Candidate{InstanceType: t, Offering: t.Offerings[r.offers[b.offer].index], CostPerHour: b.cost}
+		next := Candidate{
+			InstanceType:   t,
+			Offering:       t.Offerings[r.offers[b.offer].index],
+			CostPerHour:    b.cost,
+			CreditsPerHour: c.credits(r),
+		}
 		// Offerings of one type have one reason.
 		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
 			next.Reason = out[first+j].Reason
 		} else {
 			rank++
-			next.Reason = begin + c.reason(rank, f.skips && c.before(f.market, f.skipped, b), r, why)
+			next.Reason = begin + c.reason(rank, f.skips && c.before(f.market, f.skipped, b), r, math.IsInf(b.cost, 1), why)
 		}
 		out = append(out, next)
 	}
@@ -604,7 +622,7 @@ var ranks = func() (ranks [MaxCandidates + 1]string) {
 	return ranks
 }()
 
-func (c *choice) reason(rank int, skipped bool, r *row, why string) string {
+func (c *choice) reason(rank int, skipped bool, r *row, unpriced bool, why string) string {
 	var text string
 	switch {
 	case c.only >= 0 && c.byDefault:
@@ -614,6 +632,8 @@ func (c *choice) reason(rank int, skipped bool, r *row, why string) string {
 		if s := c.sizeOf(r.typ); s.milliCPU < c.need.milliCPU || s.memory < c.need.memory || s.disk < c.need.disk || s.gpus < c.need.gpus {
 			text += ", though too small for " + c.need.text(c.config.ReservedMemoryBytes)
 		}
+	case unpriced:
+		text = "taken by its size, since its price is not known," + why
 	case skipped:
 		text = ranks[rank] + " with capacity now" + why
 	default:
