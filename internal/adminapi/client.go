@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -66,6 +67,13 @@ func (c *Client) Standby(ctx context.Context) (list []Pool, err error) {
 // Capacity asks for what is out of capacity.
 func (c *Client) Capacity(ctx context.Context) (list []Shortage, err error) {
 	return list, c.get(ctx, PathCapacity, nil, &list)
+}
+
+// Usage asks for what cells have asked of their API, the worst first.
+func (c *Client) Usage(ctx context.Context) (list []CellUsage, err error) {
+	err = c.get(ctx, PathUsage, nil, &list)
+	slices.SortFunc(list, WorstFirst)
+	return list, err
 }
 
 // Backup copies a backup of the store to w. What was written is worth nothing if

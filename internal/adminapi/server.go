@@ -25,6 +25,8 @@ type Config struct {
 	// Version of Kip.
 	Version   string
 	Explainer Explainer
+	// Usage returns what each cell has asked of its API, in any order. Optional.
+	Usage func() []CellUsage
 	// Backup writes a backup of the store. Optional: without it none is served.
 	Backup func(ctx context.Context, w io.Writer) error
 	// Cleaner is optional: without it nothing can be cleaned up through the socket.
@@ -55,6 +57,11 @@ func New(c Config) (*Server, error) {
 	s.mux.HandleFunc("GET "+PathCells, func(w http.ResponseWriter, r *http.Request) { list(s, w, r, c.Explainer.Cells) })
 	s.mux.HandleFunc("GET "+PathStandby, func(w http.ResponseWriter, r *http.Request) { list(s, w, r, c.Explainer.Standby) })
 	s.mux.HandleFunc("GET "+PathCapacity, func(w http.ResponseWriter, r *http.Request) { list(s, w, r, c.Explainer.Capacity) })
+	if c.Usage != nil {
+		s.mux.HandleFunc("GET "+PathUsage, func(w http.ResponseWriter, r *http.Request) {
+			list(s, w, r, func(context.Context) ([]CellUsage, error) { return c.Usage(), nil })
+		})
+	}
 	if c.Backup != nil {
 		s.mux.HandleFunc("GET "+PathBackup, s.backup)
 	}

@@ -1,6 +1,7 @@
 package adminapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,8 @@ const (
 	PathStandby = "/v1/standby"
 	// PathCapacity returns a list of Shortage.
 	PathCapacity = "/v1/capacity"
+	// PathUsage returns a list of CellUsage.
+	PathUsage = "/v1/usage"
 	// PathBackup streams a backup of the store. One that is cut off, for a
 	// reason that may stand in the trailer BackupError, is worth nothing.
 	PathBackup = "/v1/backup"
@@ -68,6 +71,37 @@ type Holder interface {
 	Held() []HeldEnd
 	// Allow lets what is held back since then, or for longer, pass once, and returns it.
 	Allow(seen time.Time) []HeldEnd
+}
+
+// CellUsage is what a cell has asked of the Kip that answers, since that began to serve it.
+type CellUsage struct {
+	Cell string `json:"cell"`
+	// Pod is empty for a cell without one.
+	Pod      apiv1.PodReference `json:"pod,omitzero"`
+	Requests uint64             `json:"requests"`
+	// SentBytes are those of the bodies of its requests, AnsweredBytes those of the answers.
+	SentBytes     uint64 `json:"sentBytes"`
+	AnsweredBytes uint64 `json:"answeredBytes"`
+	// WorkedSeconds is how long Kip has worked on what it sent.
+	WorkedSeconds float64 `json:"workedSeconds"`
+	// RefusedBy counts refused requests by the limit that the cell was beyond, or by the
+	// reason where it was none.
+	RefusedBy map[string]uint64 `json:"refusedBy,omitempty"`
+}
+
+// Refused is how many requests were refused.
+func (u CellUsage) Refused() (n uint64) {
+	for _, of := range u.RefusedBy {
+		n += of
+	}
+	return n
+}
+
+// WorstFirst orders cells by what they cost: by the time that Kip worked for them, then
+// by what they were refused, and then by bytes.
+func WorstFirst(a, b CellUsage) int {
+	return cmp.Or(cmp.Compare(b.WorkedSeconds, a.WorkedSeconds), cmp.Compare(b.Refused(), a.Refused()),
+		cmp.Compare(b.SentBytes+b.AnsweredBytes, a.SentBytes+a.AnsweredBytes), cmp.Compare(a.Cell, b.Cell))
 }
 
 // HeldEnd is the end of an instance that Kip holds back.

@@ -51,6 +51,11 @@ type Options struct {
 	WebhookPort int
 	// MetricsAddr is where metrics and health are served; "0" for nowhere.
 	MetricsAddr string
+	// MetricsCertFile and MetricsKeyFile are the files of the certificate there; "" for
+	// that of the kubelet port.
+	MetricsCertFile, MetricsKeyFile string
+	// MetricsAudience is what the tokens of those who scrape are for; "" for the API server.
+	MetricsAudience string
 	// QPS and Burst are the requests to the API server in a second, and at once.
 	QPS   float32
 	Burst int

@@ -363,7 +363,10 @@ func (l *leading) wireCells(ctx context.Context) error {
 
 // wirePods makes the loop that matches pods to cells.
 func (l *leading) wirePods(context.Context) (err error) {
-	resolver := volumes.Resolver{Client: l.api.asKip.CoreV1(), HasDisks: l.disks != nil, Drivers: l.api.csiDrivers(l.cfg)}
+	resolver := volumes.Resolver{Client: l.api.asKip.CoreV1(), Drivers: l.api.csiDrivers(l.cfg)}
+	if l.provisioner != nil {
+		resolver.Owned = l.provisioner.Owned
+	}
 	l.pods, err = pods.New(pods.Config{
 		Pods:        l.nodes.pods,
 		Listed:      l.nodes.listed,

@@ -48,6 +48,7 @@ func (l *leading) wireSocket(context.Context) (err error) {
 	l.socket, err = adminapi.New(adminapi.Config{
 		Dir:       l.cfg.Etcd.Internal.DataDir,
 		Version:   version.String(),
+		Usage:     l.usage,
 		Backup:    l.backup,
 		Cleaner:   cleaner,
 		Holder:    holder{gate: l.gate},
@@ -55,6 +56,28 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Log:       l.Log,
 	})
 	return err
+}
+
+// usage is what each cell has asked of its API.
+func (l *leading) usage() []adminapi.CellUsage {
+	asked := l.cellAPI.Usage()
+	all := make([]adminapi.CellUsage, 0, len(asked))
+	for _, c := range l.cells.List() {
+		u, is := asked[c.ID]
+		if !is {
+			continue
+		}
+		all = append(all, adminapi.CellUsage{
+			Cell:          c.ID,
+			Pod:           c.Pod,
+			Requests:      u.Requests,
+			SentBytes:     u.Sent,
+			AnsweredBytes: u.Answered,
+			WorkedSeconds: u.Worked.Seconds(),
+			RefusedBy:     u.RefusedBy,
+		})
+	}
+	return all
 }
 
 // holder shows what the gate holds back.

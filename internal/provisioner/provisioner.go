@@ -48,6 +48,7 @@ type Provisioner struct {
 	cfg        Config
 	controller *controller.ProvisionController
 	watching   func(context.Context)
+	disks      disks
 }
 
 var (
@@ -132,6 +133,7 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 	case err != nil: // it may have been made
 		return nil, controller.ProvisioningInBackground, err
 	}
+	p.disks.made(disk)
 	p.cfg.Log.Info("made a disk", "disk", disk.ID, "volume", o.PVName, "claim", o.PVC.Namespace+"/"+o.PVC.Name, "bytes", disk.SizeBytes,
 		"zone", disk.Zone)
 	filesystem := corev1.PersistentVolumeFilesystem
@@ -212,9 +214,18 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 	if !p.ShouldDelete(ctx, pv) {
 		return &controller.IgnoredError{Reason: "it is the disk of another Kip"}
 	}
-	if err := p.cfg.Gate.DeleteDisk(ctx, pv.Spec.CSI.VolumeHandle); err != nil {
+	disk, err := p.diskOf(ctx, pv)
+	if err != nil {
+		return err
+	}
+	if disk == nil { // it has been removed, or was never Kip's
+		p.cfg.Log.Info("a volume whose disk Kip does not have is let go", "disk", pv.Spec.CSI.VolumeHandle, "volume", pv.Name)
+		return nil
+	}
+	if err := p.cfg.Gate.DeleteDisk(ctx, disk.ID); err != nil {
 		return err // while its cell ends it is in use, and is tried again
 	}
+	p.disks.removed(disk.ID)
 	p.cfg.Log.Info("removed a disk", "disk", pv.Spec.CSI.VolumeHandle, "volume", pv.Name)
 	return nil
 }

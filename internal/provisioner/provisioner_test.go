@@ -138,6 +138,7 @@ func TestOneKipLeavesTheDisksOfAnotherAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "data"} // as the library writes it
 	other := pv.DeepCopy()
 	other.Spec.CSI.VolumeAttributes[volumes.AttributeNode] = "kip-1"
 	var ignored *controller.IgnoredError
