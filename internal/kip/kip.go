@@ -85,6 +85,8 @@ type process struct {
 
 	elected atomic.Bool             // it is this process's turn
 	leading atomic.Pointer[leading] // set a little later, when it has begun
+	// others is what holds of the nodes where another leads; nil where that is not known.
+	others atomic.Pointer[config.Config]
 }
 
 // Run runs Kip until ctx ends, or a part of it fails.
@@ -163,7 +165,9 @@ func (k *process) parts() []part {
 		all = append(all, part{name: "metrics", run: k.serveMetrics})
 	}
 	if k.WebhookPort != 0 {
-		all = append(all, part{name: "admission", run: func(ctx context.Context) error { return k.answerAdmission(ctx, own) }})
+		all = append(all,
+			part{name: "configuration of others", run: func(ctx context.Context) error { return k.followOthers(ctx, own) }},
+			part{name: "admission", run: func(ctx context.Context) error { return k.answerAdmission(ctx, own) }})
 	}
 	return append(all, part{name: "leadership", run: func(ctx context.Context) error { return k.takeTurns(ctx, own, k.lead) }})
 }

@@ -252,12 +252,12 @@ func (l *leading) wirePlacement(ctx context.Context) (err error) {
 }
 
 // place returns the offers for a pod, best first; in a zone, if one is given.
-func (l *leading) place(pod *corev1.Pod, zone string) ([]cells.Offer, error) {
+func (l *leading) place(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
 	_, placer, err := l.nodes.offers(pod.Spec.NodeName)
 	if err != nil {
 		return nil, err
 	}
-	labels, err := l.nodes.labelsOf(pod.Spec.NodeName)
+	labels, err := l.nodes.labelsFor(ctx, pod)
 	if err != nil {
 		return nil, err
 	}

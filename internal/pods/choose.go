@@ -35,7 +35,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
-	offers, err := c.cfg.Place(withPlugins(pod, needs), zone)
+	offers, err := c.cfg.Place(ctx, withPlugins(pod, needs), zone)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
@@ -62,7 +62,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 }
 
 // PlacementError says why nothing can be launched for a pod. It wraps the error of
-// placement, or a *NotGrantedError.
+// Config.Place, or a *NotGrantedError.
 type PlacementError struct {
 	Zone string // where the disks of the pod are; "" if it has none, or it does not matter
 	Err  error
@@ -83,6 +83,7 @@ func (e *PlacementError) wait(attempt int) (reason string, wait time.Duration) {
 	var annotation *placement.InvalidAnnotationError
 	var capacity *placement.NoCapacityError
 	var granted *NotGrantedError
+	var unplaceable *placement.UnplaceableError
 	switch {
 	case errors.As(e.Err, &granted):
 		return events.NotGranted, unplaceableRetry
@@ -90,6 +91,8 @@ func (e *PlacementError) wait(attempt int) (reason string, wait time.Duration) {
 		return events.InvalidAnnotation, unplaceableRetry
 	case errors.As(e.Err, &capacity):
 		return events.NoCapacity, backoff(attempt)
+	case errors.As(e.Err, &unplaceable):
+		return events.Unplaceable, unplaceableRetry
 	}
-	return events.Unplaceable, unplaceableRetry
+	return events.CellNotRequested, backoff(attempt) // it could not be asked
 }

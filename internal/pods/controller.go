@@ -38,8 +38,9 @@ type Config struct {
 	Cells  Cells
 	// Volumes returns what a pod's volumes need. Optional: no pod has any.
 	Volumes func(context.Context, *corev1.Pod) (volumes.Needs, error)
-	// Place returns the offers for a pod, best first; in a zone, if one is given.
-	Place func(pod *corev1.Pod, zone string) ([]cells.Offer, error)
+	// Place returns the offers for a pod, best first; in a zone, if one is given. Errors
+	// that are not of placement are that it cannot be told now.
+	Place func(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error)
 	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
 	// if that is one of spot alone. Optional: there are none.
 	Elsewhere func(context.Context, *corev1.Pod) []string

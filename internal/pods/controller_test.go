@@ -166,10 +166,13 @@ func newHarness(t *testing.T) *harness {
 	}
 	h.informer = cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, nil)
 	c, err := New(Config{
-		Pods:    listed{h.informer, h},
-		Client:  func(string) corev1client.PodsGetter { return podsGetter{h.client} },
-		Cells:   h.cells,
-		Place:   func(p *corev1.Pod, zone string) ([]cells.Offer, error) { h.zone, h.placed = zone, p; return h.place(p) },
+		Pods:   listed{h.informer, h},
+		Client: func(string) corev1client.PodsGetter { return podsGetter{h.client} },
+		Cells:  h.cells,
+		Place: func(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
+			h.zone, h.placed = zone, p
+			return h.place(p)
+		},
 		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return h.needs, h.volumeErr },
 		Event:   func(_ apiv1.PodReference, kind, reason, _ string) { h.events = append(h.events, kind+" "+reason) },
 		Forget:  func(uid types.UID) { h.forgotten = append(h.forgotten, uid) },
@@ -289,7 +292,8 @@ func TestAPodThatFitsNothingSaysWhyOnceAndIsLookedAtAgain(t *testing.T) {
 		err  error
 		want string
 	}{
-		{errors.New("needs cpu 64: largest is 2xlarge with 8"), "Warning Unplaceable"},
+		{&placement.UnplaceableError{Need: "cpu 64"}, "Warning Unplaceable"},
+		{errors.New("read the labels of node kip-1: no answer"), "Warning CellNotRequested"},
 		{&placement.InvalidAnnotationError{}, "Warning InvalidAnnotation"},
 		{&placement.NoCapacityError{}, "Warning NoCapacity"},
 	} {

@@ -168,14 +168,22 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 // virtual nodes of its zone, whichever they will be. One that stands for machines in many
 // zones, or that was there before nodes had zones, has none to select by: the zone is in
 // the attributes, for placement.
-func (p *Provisioner) where(node string) []corev1.NodeSelectorRequirement {
-	in := func(key, value string) corev1.NodeSelectorRequirement {
-		return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
+func (p *Provisioner) where(node string) (all []corev1.NodeSelectorRequirement) {
+	_, zone, _ := p.cfg.Zones(node)
+	values := map[string]string{p.cfg.NodeLabel: p.cfg.ControllerID, corev1.LabelTopologyZone: zone, corev1.LabelHostname: node}
+	for _, key := range TopologyKeys(p.cfg.NodeLabel, zone) {
+		all = append(all, corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{values[key]}})
 	}
-	if _, zone, _ := p.cfg.Zones(node); zone != "" {
-		return []corev1.NodeSelectorRequirement{in(p.cfg.NodeLabel, p.cfg.ControllerID), in(corev1.LabelTopologyZone, zone)}
+	return all
+}
+
+// TopologyKeys are the labels by which the volumes of a virtual node select nodes. zone is
+// where the node says that it is, or "".
+func TopologyKeys(nodeLabel, zone string) []string {
+	if zone == "" {
+		return []string{corev1.LabelHostname}
 	}
-	return []corev1.NodeSelectorRequirement{in(corev1.LabelHostname, node)}
+	return []string{nodeLabel, corev1.LabelTopologyZone}
 }
 
 // check refuses what cannot be made, and returns the zone of what can.
