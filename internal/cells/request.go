@@ -25,6 +25,8 @@ type Request struct {
 	Seen, Created time.Time
 	// Offers come best first; there is at least one.
 	Offers []Offer
+	// RuledOut says why other types are none, for people.
+	RuledOut []apiv1.RuledOut
 	// Disks are those of the pod's volumes, all in the zone of each offer.
 	Disks []Disk
 	// Plugins are those of the CSI drivers of the pod's volumes.
@@ -67,6 +69,8 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 		Phase:          apiv1.Requested,
 		Attempt:        r.Attempt,
 		Offers:         r.Offers,
+		Best:           r.best(),
+		RuledOut:       r.RuledOut,
 		Reason:         r.Offers[0].Reason,
 		Options:        r.Options,
 		HealthyTimeout: r.HealthyTimeout,
@@ -81,6 +85,9 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	c.mu.Unlock()
 	return cell, c.store(ctx, e)
 }
+
+// best are the offers that people are shown.
+func (r Request) best() []Offer { return r.Offers[:min(len(r.Offers), apiv1.MaxCandidates)] }
 
 // store writes the record of a new cell, which is reserved, and starts its life.
 func (c *Controller) store(ctx context.Context, e *entry) error {

@@ -13,6 +13,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
@@ -40,6 +41,9 @@ type Config struct {
 	Volumes func(context.Context, *corev1.Pod) (volumes.Needs, error)
 	// Place returns the offers for a pod, best first; in a zone, if one is given.
 	Place func(pod *corev1.Pod, zone string) ([]cells.Offer, error)
+	// RuledOut says why types are not among the offers for such a pod, by count, and how many
+	// types are left. Optional: nothing is told of it.
+	RuledOut func(pod *corev1.Pod, zone string) (ruledOut []placement.Rejection, left int, err error)
 	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
 	// if that is one of spot alone. Optional: there are none.
 	Elsewhere func(context.Context, *corev1.Pod) []string
