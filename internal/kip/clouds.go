@@ -104,6 +104,18 @@ func instanceData(path string) (catalog.InstanceData, error) {
 	return data, nil
 }
 
+// budgets are what provider.yaml says that namespaces may cost.
+func budgets(cfg *config.Config) (all []cells.Budget) {
+	for _, b := range cfg.Cells.Budgets {
+		all = append(all, cells.Budget{
+			Namespace: b.Namespace,
+			PerHour:   b.MaxCostPerHour.AsApproximateFloat64(),
+			PerMonth:  b.MaxCostPerMonth.AsApproximateFloat64(),
+		})
+	}
+	return all
+}
+
 // terms are what provider.yaml says of prices.
 func terms(cfg *config.Config) (all []catalog.Term) {
 	for _, p := range cfg.Cells.Prices {

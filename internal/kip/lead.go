@@ -340,6 +340,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		StandbyNode:  l.nodes.standbyNode,
 		ControllerID: l.controllerID,
 		NameTag:      l.nameTag(),
+		Budgets:      budgets(l.cfg),
 		Cloud:        l.machines,
 		Disks:        l.disks,
 		Gate:         l.gate,

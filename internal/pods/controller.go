@@ -99,6 +99,9 @@ const (
 	// unplaceableRetry is how long a pod that fits no type waits for another
 	// look: types and prices change by the day.
 	unplaceableRetry = 10 * time.Minute
+	// budgetRetry is how long a pod waits for another look whose namespace has no money left
+	// for it: until a cell of it ends, or a month.
+	budgetRetry = 30 * time.Second
 	// vanishedRetry is when a pod is looked for again that nobody has seen deleted, while
 	// the end of its cell is held back.
 	vanishedRetry = 15 * time.Second
@@ -129,6 +132,7 @@ type waiting struct {
 	attempts int
 	until    time.Time // no cell before then, unless the pod changes
 	why      string    // why it has no cell
+	reason   string    // that of the Event which said so
 	// What placement reads of a pod and can change.
 	generation  int64
 	annotations map[string]string
@@ -437,10 +441,14 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	r.Attempt, r.Seen = attempt, seen
 	cell, err := c.cfg.Cells.Request(ctx, r)
 	var inUse *cells.DiskInUseError
+	var over *cells.BudgetError
 	switch {
 	case errors.As(err, &inUse):
 		c.waits(pod, events.VolumeInUse, inUse.Error(), now.Add(volumeRetry))
 		return volumeRetry, nil
+	case errors.As(err, &over):
+		c.waits(pod, events.BudgetExceeded, over.Error(), now.Add(budgetRetry))
+		return budgetRetry, nil
 	case errors.Is(err, cells.ErrHasCell):
 		return 0, nil
 	case err != nil:
@@ -480,9 +488,10 @@ func (c *Controller) changedSince(ctx context.Context, pod *corev1.Pod) (bool, e
 func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time) {
 	c.mu.Lock()
 	w := c.known(apiv1.Ref(pod))
-	changed := w != nil && w.why != why
+	// The figures of a budget change all the time: who asks is told, the Event is enough once.
+	changed := w != nil && w.why != why && !(reason == events.BudgetExceeded && w.reason == reason && w.why != "")
 	if w != nil {
-		w.why, w.until = why, until
+		w.why, w.reason, w.until = why, reason, until
 	}
 	c.mu.Unlock()
 	if changed {
