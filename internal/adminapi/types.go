@@ -151,8 +151,9 @@ type Placement struct {
 	Need string `json:"need,omitempty"`
 	// Standby is the standby cell that the pod would take; "" for none.
 	Standby string `json:"standby,omitempty"`
-	// Candidates would be tried in this order, cheapest first. Of a cell that is
-	// launched there is one.
+	// Candidates would be tried in this order, cheapest first, at most
+	// apiv1.MaxCandidates. Of a cell that is launched the first is what it is, and the
+	// others are what else was best then.
 	Candidates []Candidate `json:"candidates,omitempty"`
 	// Rejected types do not fit, or are not to be had now.
 	Rejected []Rejection `json:"rejected,omitempty"`
@@ -161,15 +162,7 @@ type Placement struct {
 }
 
 // Candidate is one way to launch a cell.
-type Candidate struct {
-	InstanceType string `json:"instanceType"`
-	Zone         string `json:"zone,omitempty"`
-	LaunchType   string `json:"launchType,omitempty"`
-	// PricePerHour is in US dollars, as decimal text.
-	PricePerHour string `json:"pricePerHour,omitempty"`
-	// Why says what speaks for it.
-	Why string `json:"why,omitempty"`
-}
+type Candidate = apiv1.Candidate
 
 // Rejection is why some types were not chosen.
 type Rejection struct {

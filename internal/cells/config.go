@@ -26,7 +26,9 @@ type Config struct {
 	// launched as: a pod of another node restarts its kubelet. Optional: NodeName.
 	StandbyNode  func(Offer) string
 	ControllerID string
-	Cloud        cloud.Cloud
+	// Budgets are what namespaces may cost. Optional: as much as they want.
+	Budgets []Budget
+	Cloud   cloud.Cloud
 	// Disks are the cloud's; nil where it has none.
 	Disks   cloud.Disks
 	Store   *store.Store

@@ -50,6 +50,8 @@ type Controller struct {
 	byDisk map[string]*entry
 	// named are the pods with a cell, by their names, which are reused.
 	named map[cache.ObjectName][]types.UID
+	// byNamespace are the cells of pods.
+	byNamespace map[string]map[*entry]bool
 	// standby are the cells that no pod has.
 	standby map[string]*entry
 	pause   pause // of launches
@@ -83,6 +85,7 @@ func New(cfg Config) *Controller {
 		byPod:        map[types.UID]string{},
 		byDisk:       map[string]*entry{},
 		named:        map[cache.ObjectName][]types.UID{},
+		byNamespace:  map[string]map[*entry]bool{},
 		standby:      map[string]*entry{},
 		terminating:  map[string]*termination{},
 	}

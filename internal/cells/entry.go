@@ -38,6 +38,9 @@ type entry struct {
 	tagAfter time.Time
 	// pod is whose cell it is: for a moment before the record says so.
 	pod apiv1.PodReference
+	// reserved is what counts of it against its namespace's budget, in dollars an hour;
+	// under mu.
+	reserved float64
 	// disks are those of pod; under mu.
 	disks []Disk
 
@@ -97,6 +100,7 @@ func newEntry(cell Cell, revision int64) *entry {
 		pod:      cell.Pod,
 		disks:    cell.Disks,
 		revision: revision,
+		reserved: cell.Offer().CostPerHour(),
 	}
 	e.current.Store(&cell)
 	return e

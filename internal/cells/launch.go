@@ -520,7 +520,13 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 	if errors.Is(refusal, cloud.ErrCapacity) {
 		reason = events.NoCapacity
 	}
+	left, over := c.nextWithin(cell, left)
 	cell.Launch, cell.Token = nil, ""
+	if over != nil {
+		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v; %v", offer, refusal, over), CauseNotLaunched
+		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())
+		return outcome{warning, reason, cell.Reason}, cell.enter(apiv1.Gone)
+	}
 	if len(left) == 0 {
 		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v", offer, refusal), CauseNotLaunched
 		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())

@@ -32,6 +32,8 @@ func (c *Controller) Load(ctx context.Context) error {
 			if order(other.cell().Phase) >= order(cell.Phase) {
 				other, e = e, other
 			}
+			c.uncount(other)
+			c.count(e)
 			other.pod, other.ending = apiv1.PodReference{}, "another cell has its pod"
 			c.cells[other.id] = other
 			c.cells[e.id] = e

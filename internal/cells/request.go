@@ -25,6 +25,8 @@ type Request struct {
 	Seen, Created time.Time
 	// Offers come best first; there is at least one.
 	Offers []Offer
+	// RuledOut says why other types are none, for people.
+	RuledOut []apiv1.RuledOut
 	// Disks are those of the pod's volumes, all in the zone of each offer.
 	Disks []Disk
 	// Plugins are those of the CSI drivers of the pod's volumes.
@@ -40,23 +42,30 @@ type Request struct {
 
 // Request asks for a cell for a pod. It takes a standby cell of the type that the
 // pod would get, where there is one. It returns when the request is stored. The
-// error is ErrHasCell where the pod has a cell that is not Gone, and a
-// *DiskInUseError where a live cell of another pod has one of the disks.
+// error is ErrHasCell where the pod has a cell that is not Gone, a *DiskInUseError
+// where a live cell of another pod has one of the disks, and a *BudgetError where the
+// pod's namespace may not cost so much more.
 func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	if len(r.Offers) == 0 {
 		return Cell{}, fmt.Errorf("request a cell for pod %s: no offers", r.Pod)
 	}
-	c.mu.Lock()
+	spent, unlock, err := c.lockBudget(ctx, r.Pod.Namespace)
+	if err != nil {
+		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, err)
+	}
 	if _, has := c.byPod[r.Pod.UID]; has {
-		c.mu.Unlock()
+		unlock()
 		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, ErrHasCell)
 	}
-	if err := c.claimed(r.Disks); err != nil {
-		c.mu.Unlock()
+	if err = c.claimed(r.Disks); err == nil {
+		r.Offers, err = c.affordable(r, spent)
+	}
+	if err != nil {
+		unlock()
 		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, err)
 	}
 	if e := c.takeStandby(r); e != nil {
-		c.mu.Unlock()
+		unlock()
 		return c.give(ctx, e, r)
 	}
 	cell := Cell{
@@ -67,6 +76,8 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 		Phase:          apiv1.Requested,
 		Attempt:        r.Attempt,
 		Offers:         r.Offers,
+		Best:           r.best(),
+		RuledOut:       r.RuledOut,
 		Reason:         r.Offers[0].Reason,
 		Options:        r.Options,
 		HealthyTimeout: r.HealthyTimeout,
@@ -78,9 +89,12 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())
 	e := newEntry(cell, 0)
 	c.reserve(e) // while it is being stored
-	c.mu.Unlock()
+	unlock()
 	return cell, c.store(ctx, e)
 }
+
+// best are the offers that people are shown.
+func (r Request) best() []Offer { return r.Offers[:min(len(r.Offers), apiv1.MaxCandidates)] }
 
 // store writes the record of a new cell, which is reserved, and starts its life.
 func (c *Controller) store(ctx context.Context, e *entry) error {
@@ -119,6 +133,7 @@ func (c *Controller) reserve(e *entry) {
 		return
 	}
 	c.byPod[e.pod.UID] = e.id
+	c.count(e)
 	c.claim(e)
 	name := nameOf(e.pod)
 	c.named[name] = append(c.named[name], e.pod.UID)
@@ -131,6 +146,7 @@ func (c *Controller) unreserve(e *entry) {
 		return
 	}
 	c.unclaim(e)
+	c.uncount(e)
 	if c.byPod[e.pod.UID] != e.id {
 		return // another cell has the pod
 	}

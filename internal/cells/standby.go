@@ -89,7 +89,7 @@ func (c *Controller) give(ctx context.Context, e *entry, r Request) (Cell, error
 			return fmt.Errorf("standby cell %s is %s", cell.ID, cell.Phase)
 		}
 		cell.Pod, cell.Attempt, cell.HealthyTimeout, cell.Disks, cell.Plugins = r.Pod, r.Attempt, r.HealthyTimeout, r.Disks, r.Plugins
-		cell.Node = r.Node
+		cell.Node, cell.Best, cell.RuledOut = r.Node, r.best(), r.RuledOut
 		cell.PodCreated = r.Created
 		cell.Reason = "a standby cell of " + cell.Standby + ": " + r.Offers[0].Reason
 		cell.step(apiv1.StepSeen, r.Seen)

@@ -21,6 +21,7 @@ const (
 	Unplaceable       = "Unplaceable"
 	InvalidAnnotation = "InvalidAnnotation"
 	NotGranted        = "NotGranted"
+	BudgetExceeded    = "BudgetExceeded"
 	Paused            = "Paused"
 )
 

@@ -216,6 +216,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			DefaultArch:         runtime.GOARCH,
 			ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
 			DefaultDiskBytes:    l.cfg.Cells.DefaultVolumeSize.Value(),
+			PrivateIPOnly:       l.cfg.Cells.PrivateIPOnly,
 		},
 		Data:  l.data,
 		Terms: terms(l.cfg),
@@ -263,6 +264,19 @@ func (l *leading) place(ctx context.Context, pod *corev1.Pod, zone string) ([]ce
 	}
 	candidates, err := placer.OnNode(labels).Candidates(placement.InZone(pod, zone), l.shortages.shortages.Unavailable)
 	return offers(candidates, l.cfg.Cells.DefaultVolumeSize.Value()), err
+}
+
+// ruledOut counts why types are not among the offers for a pod.
+func (l *leading) ruledOut(ctx context.Context, pod *corev1.Pod, zone string) ([]placement.Rejection, int, error) {
+	_, placer, err := l.nodes.offers(pod.Spec.NodeName)
+	if err != nil {
+		return nil, 0, err
+	}
+	labels, err := l.nodes.labelsFor(ctx, pod)
+	if err != nil {
+		return nil, 0, err
+	}
+	return placer.OnNode(labels).RuledOut(placement.InZone(pod, zone), l.shortages.shortages.Unavailable)
 }
 
 // wireClusterAPI makes what follows the cluster and shows it to cells.
@@ -326,6 +340,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		StandbyNode:  l.nodes.standbyNode,
 		ControllerID: l.controllerID,
 		NameTag:      l.nameTag(),
+		Budgets:      budgets(l.cfg),
 		Cloud:        l.machines,
 		Disks:        l.disks,
 		Gate:         l.gate,
@@ -374,6 +389,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Cells:       l.cells,
 		Volumes:     resolver.Needs,
 		Place:       l.place,
+		RuledOut:    l.ruledOut,
 		Elsewhere:   l.nodes.elsewhere,
 		Options:     launchOptions(l.cfg),
 		Grants:      grants(l.cfg),

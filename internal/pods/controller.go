@@ -13,6 +13,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
@@ -41,6 +42,9 @@ type Config struct {
 	// Place returns the offers for a pod, best first; in a zone, if one is given. Errors
 	// that are not of placement are that it cannot be told now.
 	Place func(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error)
+	// RuledOut says why types are not among the offers for such a pod, by count, and how many
+	// types are left. Optional: nothing is told of it.
+	RuledOut func(ctx context.Context, pod *corev1.Pod, zone string) (ruledOut []placement.Rejection, left int, err error)
 	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
 	// if that is one of spot alone. Optional: there are none.
 	Elsewhere func(context.Context, *corev1.Pod) []string
@@ -96,6 +100,9 @@ const (
 	// unplaceableRetry is how long a pod that fits no type waits for another
 	// look: types and prices change by the day.
 	unplaceableRetry = 10 * time.Minute
+	// budgetRetry is how long a pod waits for another look whose namespace has no money left
+	// for it: until a cell of it ends, or a month.
+	budgetRetry = 30 * time.Second
 	// vanishedRetry is when a pod is looked for again that nobody has seen deleted, while
 	// the end of its cell is held back.
 	vanishedRetry = 15 * time.Second
@@ -126,6 +133,7 @@ type waiting struct {
 	attempts int
 	until    time.Time // no cell before then, unless the pod changes
 	why      string    // why it has no cell
+	reason   string    // that of the Event which said so
 	// What placement reads of a pod and can change.
 	generation  int64
 	annotations map[string]string
@@ -434,10 +442,14 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	r.Attempt, r.Seen = attempt, seen
 	cell, err := c.cfg.Cells.Request(ctx, r)
 	var inUse *cells.DiskInUseError
+	var over *cells.BudgetError
 	switch {
 	case errors.As(err, &inUse):
 		c.waits(pod, events.VolumeInUse, inUse.Error(), now.Add(volumeRetry))
 		return volumeRetry, nil
+	case errors.As(err, &over):
+		c.waits(pod, events.BudgetExceeded, over.Error(), now.Add(budgetRetry))
+		return budgetRetry, nil
 	case errors.Is(err, cells.ErrHasCell):
 		return 0, nil
 	case err != nil:
@@ -477,9 +489,10 @@ func (c *Controller) changedSince(ctx context.Context, pod *corev1.Pod) (bool, e
 func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time) {
 	c.mu.Lock()
 	w := c.known(apiv1.Ref(pod))
-	changed := w != nil && w.why != why
+	// The figures of a budget change all the time: who asks is told, the Event is enough once.
+	changed := w != nil && w.why != why && !(reason == events.BudgetExceeded && w.reason == reason && w.why != "")
 	if w != nil {
-		w.why, w.until = why, until
+		w.why, w.reason, w.until = why, reason, until
 	}
 	c.mu.Unlock()
 	if changed {
