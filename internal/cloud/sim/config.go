@@ -36,6 +36,10 @@ type Config struct {
 	// for Boot to return. userData must not be modified. Nothing runs when nil.
 	Boot func(ctx context.Context, i cloud.Instance, userData []byte)
 
+	// End is called, in a goroutine of its own, when a machine has ended that had
+	// booted once; Close waits for it, too. Its ctx ends with the cloud. Optional.
+	End func(ctx context.Context, i cloud.Instance)
+
 	// Fault is asked about each call when it arrives, before FailNth and
 	// Knobs.Faults are; a zero Fault leaves the call to those. It may block.
 	Fault func(Call) Fault
@@ -51,8 +55,9 @@ type Config struct {
 	// user data or tags of their own is refused.
 	SharedUserData bool
 	// LikeEC2 is for a model of EC2 that stands before the cloud: of a launch without
-	// room for all, the first places have the instances, and one without the owner's
-	// tag is not refused.
+	// room for all, the first places have the instances, one without the owner's tag is
+	// not refused, and the first four addresses of a network are nobody's (VPC User
+	// Guide, "Subnet CIDR blocks").
 	LikeEC2 bool
 
 	// ManagementCIDR and PodCIDR are where addresses are taken from, the same
