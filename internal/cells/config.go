@@ -8,6 +8,8 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/client-go/util/workqueue"
@@ -18,9 +20,13 @@ import (
 type Config struct {
 	NodeName     string
 	ControllerID string
-	Cloud        cloud.Cloud
+	// Cloud is asked as its budgets allow, by Calls.
+	Cloud cloud.Cloud
 	// Disks are the cloud's; nil where it has none.
-	Disks   cloud.Disks
+	Disks cloud.Disks
+	// Calls are those to Cloud and Disks, which then are what Calls make of them. Where
+	// nil nobody else calls that cloud, and New makes them.
+	Calls   *calls.Calls
 	Store   *store.Store
 	Tunnels Tunnels
 	APIs    APIs
@@ -63,6 +69,8 @@ type Config struct {
 	SoonPoll time.Duration
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
+	// Random is for jitter. Optional.
+	Random backoff.Random
 	Clock  clock.WithTicker
 	Log    *slog.Logger
 }

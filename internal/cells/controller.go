@@ -10,14 +10,22 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/calls"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 )
 
-// workers is how many cells are moved along at the same time. A step waits for
-// the cloud or the store, hardly for the processor.
-const workers = 64
+const (
+	// workers is how many cells are moved along at the same time. A step waits for the
+	// store, hardly for the processor, and never for the cloud or an agent: what needs
+	// those is done aside.
+	workers = 64
+	// logsSaved is how many cells are asked for their pods' logs at the same time.
+	logsSaved = 256
+)
 
 // Controller moves every cell through its life. One worker handles a cell at a
 // time; while it is being launched, its group does.
@@ -30,7 +38,10 @@ type Controller struct {
 	failed    chan error    // ends Run
 	ready     chan struct{}
 
-	launches     *gather[*entry]
+	calls        *calls.Calls
+	agents       *agentapi.Lanes
+	logs         chan struct{} // bounds those that save logs
+	launches     *launchQueue
 	terminations *gather[*entry]
 	ledger       *ledger
 	pools        *pools
@@ -40,7 +51,7 @@ type Controller struct {
 
 	// The order of locks: entry.writing (of several cells, by their IDs), the
 	// ledger's, mu, and then, one at a time, those of the pools, the inventory, a
-	// gather and the queue. Nobody calls the store, the cloud, an agent or an
+	// gather, Calls and the queue. Nobody calls the store, the cloud, an agent or an
 	// observer under mu. Observers are told under the two that come before.
 	mu    sync.Mutex
 	cells map[string]*entry
@@ -56,16 +67,22 @@ type Controller struct {
 
 // New returns a controller; Run starts it.
 func New(cfg Config) *Controller {
+	if cfg.Calls == nil {
+		cfg.Calls = calls.New(calls.Config{Cloud: cfg.Cloud, Random: cfg.Random, Clock: cfg.Clock})
+		cfg.Cloud, cfg.Disks = cfg.Calls, cfg.Calls.Disks(cfg.Disks)
+	}
 	return &Controller{
-		cfg: cfg,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, 30*time.Second),
+		cfg:    cfg,
+		calls:  cfg.Calls,
+		agents: agentapi.NewLanes(),
+		logs:   make(chan struct{}, logsSaved),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](50*time.Millisecond, 30*time.Second, cfg.Random),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "cells", MetricsProvider: cfg.Queues}),
 		polls:        make(chan struct{}, 1),
 		refill:       make(chan struct{}, 1),
 		failed:       make(chan error, 1),
 		ready:        make(chan struct{}),
-		launches:     newGather[*entry](),
+		launches:     newLaunchQueue(),
 		terminations: newGather[*entry](),
 		ledger:       &ledger{store: cfg.Store},
 		pools:        newPools(cfg.Pools, cfg.RefillDelay, cfg.Template, cfg.Clock),
@@ -101,7 +118,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		func() { c.checkHealth(ctx) },
 		func() { c.fillPools(ctx) },
 		func() { c.hearInterruptions(ctx) },
-		func() { c.launches.run(ctx, func(entries []*entry) { c.launchAll(ctx, entries) }) },
+		func() { c.launchAll(ctx) },
 		func() {
 			c.terminations.run(ctx, func(entries []*entry) {
 				for group := range slices.Chunk(entries, terminateMost) {
@@ -149,6 +166,11 @@ func (c *Controller) process(ctx context.Context, id string) {
 	again, err := c.advance(ctx, e)
 	switch {
 	case ctx.Err() != nil:
+	case errors.Is(err, errUnderWay):
+		// What failed before is not forgotten: it may fail again.
+		if again > 0 {
+			c.queue.AddAfter(id, again)
+		}
 	case err != nil:
 		c.again(e, err)
 	case again > 0:

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // entry is a cell and what this process holds for it. Fields that others than
@@ -43,13 +44,21 @@ type entry struct {
 	stopWait   context.CancelFunc // of the goroutine that waits for the kubelet
 	shown      bool               // api shows the pod
 	configured bool               // the agent has its configuration, on this connection
+	untold     bool               // observers do not know of that
 	dns        []netip.Addr       // of that configuration
 	breaks     int                // how often the session has not been connected
+	attached   bool               // the cloud has attached the disks, for this process
 	disksShown bool               // the agent has the disks from this process
+	diskPolls  int                // in a row
 	diskTold   told               // what was last reported of the disks and plugins; written under mu
 	terminated time.Time          // when the cloud accepted the termination
+	stopped    time.Time          // when the cloud accepted to stop it
 	unseen     time.Time          // since when complete looks show no instance of a launch that was given up
 	told       bool               // observers know that it is interrupted
+
+	aside   *aside        // under mu
+	drained bool          // what must outlive it is saved, as far as that could be done
+	pace    agentapi.Pace // of its agent
 
 	pluginsSent time.Time // when the agent had the plugins from this process
 	plugged     bool      // the kubelet knows their drivers

@@ -26,7 +26,7 @@ func (c *Controller) hearInterruptions(ctx context.Context) {
 			return
 		}
 		c.cfg.Log.Warn("listen for interruptions, retrying", "cloud", c.cfg.Cloud.Name(), "err", err)
-		c.sleep(ctx, interruptionRetry)
+		c.sleep(ctx, c.cfg.Random.Jittered(interruptionRetry))
 	}
 }
 
@@ -54,7 +54,7 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 			break
 		}
 		c.cfg.Log.Warn("store an interruption, retrying", "cell", found.id, "instance", i.InstanceID, "err", err)
-		if refusedWrite(err) || !c.sleep(ctx, time.Second) {
+		if refusedWrite(err) || !c.sleep(ctx, c.cfg.Random.Jittered(time.Second)) {
 			return
 		}
 	}

@@ -2,7 +2,6 @@ package cells
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +9,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
@@ -18,9 +18,11 @@ import (
 )
 
 const (
-	// callTimeout bounds one call to the cloud. A call that runs into it has an
-	// unknown outcome.
-	callTimeout = time.Minute
+	// callTimeout bounds one call to the cloud.
+	callTimeout = calls.Timeout
+	// launchGather is how long a launch waits for others to go along, where calls are
+	// scarce.
+	launchGather = 50 * time.Millisecond
 	// A launch whose outcome stays unknown is given up after both: the cloud
 	// cannot say what is wrong with this offering, and another may work.
 	giveUpTries = 5
@@ -71,44 +73,43 @@ func (l *launch) entries(places []int) []*entry {
 	return all
 }
 
-// together is what the cells of one call have in common.
-type together struct {
-	offering
-	options string
-}
-
-// launchAll stores the intents to launch what has come together, a group for
-// each offering, and sends them.
-func (c *Controller) launchAll(ctx context.Context, entries []*entry) {
-	groups := map[together][]*entry{}
-	for _, e := range entries {
-		if why, _ := c.endingOf(e); why != "" {
-			c.landed(e)
-			continue
-		}
-		cell := e.cell()
-		options, err := json.Marshal(cell.Options)
+// launchAll stores the intents to launch what waits, a call for cells of the same
+// offering, and sends them, until ctx ends. A call's turn is waited for before the
+// call is stored: until then others may come along.
+func (c *Controller) launchAll(ctx context.Context) {
+	for c.launches.wait(ctx) {
+		turn, err := c.calls.Turn(ctx, cloud.CallLaunch, 1)
 		if err != nil {
-			c.fail(fmt.Errorf("compare the options of cell %s: %w", e.id, err))
 			return
 		}
-		key := together{cell.Offer().offering(), string(options)}
-		groups[key] = append(groups[key], e)
-	}
-	for _, all := range groups {
-		for group := range slices.Chunk(all, cloud.MaxLaunch) {
-			l, err := c.storeLaunch(ctx, group)
-			if err != nil {
-				for _, e := range group {
-					c.mu.Lock()
-					e.launching = false
-					c.mu.Unlock()
-					c.again(e, err)
-				}
-				continue
-			}
-			c.running.Go(func() { c.send(ctx, l, false) })
+		if turn.Scarce() && !c.launches.full() && !c.sleep(ctx, launchGather) {
+			turn.Cancel()
+			return
 		}
+		group := c.launches.next(func(n int) int { return max(1, turn.Resources(n)) })
+		group = slices.DeleteFunc(group, func(e *entry) bool {
+			why, _ := c.endingOf(e)
+			if why != "" {
+				c.landed(e)
+			}
+			return why != ""
+		})
+		if len(group) == 0 {
+			turn.Cancel()
+			continue
+		}
+		l, err := c.storeLaunch(ctx, group)
+		if err != nil {
+			turn.Cancel()
+			for _, e := range group {
+				c.mu.Lock()
+				e.launching = false
+				c.mu.Unlock()
+				c.again(e, err)
+			}
+			continue
+		}
+		c.running.Go(func() { c.send(ctx, l, turn) })
 	}
 }
 
@@ -204,7 +205,7 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	for _, n := range l.open() {
 		l.group[n].launching = true
 	}
-	c.running.Go(func() { c.send(ctx, l, true) })
+	c.running.Go(func() { c.send(ctx, l, nil) })
 	return 0, nil
 }
 
@@ -260,20 +261,24 @@ func judge(r cloud.LaunchResult, unsure, giveUp bool) verdict {
 // send sends a stored launch until the outcome of each machine is known and
 // stored. Whether an earlier call with it worked or not, the same token leads to the
 // same instances; so cells that must end are launched all the same, to learn what
-// there is to terminate. sent says that a call may have been made whose outcome is
-// unknown.
-func (c *Controller) send(ctx context.Context, l *launch, sent bool) {
+// there is to terminate. turn is the one of the first call; nil where an earlier Kip
+// may have made a call, whose outcome is unknown.
+func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 	defer func() { c.landed(l.entries(l.open())...) }()
 	offer := l.group[l.open()[0]].cell().Offer()
 	unsure := make([]bool, len(l.group))
 	for n := range unsure {
-		unsure[n] = sent
+		unsure[n] = turn == nil
 	}
 	began, wait := c.cfg.Clock.Now(), firstRetry
 	for try := 1; ; try++ {
-		call, cancel := context.WithTimeout(ctx, callTimeout)
-		results := c.cfg.Cloud.Launch(call, l.request)
-		cancel()
+		var results cloud.LaunchResults
+		if turn != nil {
+			results = turn.Launch(ctx, l.request)
+			turn = nil
+		} else {
+			results = c.calls.Launch(ctx, l.request)
+		}
 		if ctx.Err() != nil {
 			return
 		}
@@ -305,7 +310,7 @@ func (c *Controller) send(ctx context.Context, l *launch, sent bool) {
 			}
 		}
 		c.cfg.Log.Warn("launch cells, retrying", "offer", offer.String(), "cells", len(left), "try", try, "err", failed)
-		if !c.sleep(ctx, max(wait, retryAfter(failed))) {
+		if !c.sleep(ctx, max(c.cfg.Random.Jittered(wait), retryAfter(failed))) {
 			return
 		}
 		wait = min(2*wait, longestRetry)
@@ -411,7 +416,7 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 			return false
 		}
 		c.cfg.Log.Warn("store the outcome of a launch, retrying", "cell", group[0].id, "cells", len(group), "err", err)
-		if !c.sleep(ctx, wait) {
+		if !c.sleep(ctx, c.cfg.Random.Jittered(wait)) {
 			return false
 		}
 	}

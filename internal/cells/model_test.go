@@ -32,6 +32,8 @@ type modelLinks struct {
 	// agents answers requests to agents; binds is told when a pod is shown.
 	agents func(*http.Request) *http.Response
 	binds  func(cell string)
+	// hangs says that a cell's agent does not answer.
+	hangs func(cell string) bool
 	// drivers are those that kubelets have registered; trouble is what they say of
 	// the plugins.
 	drivers func() (registered []string, known bool)
@@ -118,6 +120,10 @@ func (l *modelLink) Close()                                       {}
 func (l *modelLink) Conn() agentapi.Conn                          { return l }
 func (l *modelLink) ServeHTTP(http.ResponseWriter, *http.Request) {}
 func (l *modelLink) RoundTrip(r *http.Request) (*http.Response, error) {
+	if l.all.hangs != nil && l.all.hangs(l.id) {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}
 	if l.all.agents != nil {
 		return l.all.agents(r), nil
 	}

@@ -153,12 +153,15 @@ var ErrHasCell = errors.New("the pod has a cell already")
 // running its pod.
 func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, error) {
 	c.mu.Lock()
-	launching := e.launching
-	c.mu.Unlock()
-	if launching {
-		return 0, nil // it is its group's, which may be storing the launch, and gives it back
+	if e.launching && e.ending != "" && c.launches.remove(e) {
+		e.launching = false
 	}
-	if why, _ := c.endingOf(e); why != "" {
+	launching, why := e.launching, e.ending
+	c.mu.Unlock()
+	switch {
+	case launching:
+		return 0, nil // it waits, or is its group's, which may be storing the launch, and gives it back
+	case why != "":
 		return 0, c.gone(ctx, e, why)
 	}
 	if clear, err := c.nobodyElseRuns(ctx, e); err != nil || !clear {
@@ -168,11 +171,15 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	if wait := c.launchesPaused(e); wait > 0 {
 		return wait, nil
 	}
+	next, err := toLaunchOf(e)
+	if err != nil {
+		return 0, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !e.launching {
+	if e.ending == "" { // else it is queued again
 		e.launching = true
-		c.launches.add(e)
+		c.launches.add(next)
 	}
 	return 0, nil
 }
@@ -194,12 +201,12 @@ func (c *Controller) nobodyElseRuns(ctx context.Context, e *entry) (bool, error)
 	if len(other) == 0 {
 		return true, nil
 	}
-	c.warn(cell, events.CellUnknown,
-		"Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it", other)
-	call, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	if err := c.cfg.Cloud.Terminate(call, other...).Err(); err != nil {
-		return false, fmt.Errorf("terminate %v, which may run the same pod: %w", other, err)
-	}
-	return false, nil
+	return false, c.aside(ctx, e, "end others", func(ctx context.Context) error {
+		c.warn(cell, events.CellUnknown,
+			"Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it", other)
+		if err := c.cfg.Cloud.Terminate(ctx, other...).Err(); err != nil {
+			return fmt.Errorf("terminate %v, which may run the same pod: %w", other, err)
+		}
+		return nil
+	})
 }

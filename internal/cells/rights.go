@@ -41,7 +41,7 @@ func (c *Controller) heardOfRights(results cloud.LaunchResults) {
 			c.pause.why = r.Err.Error()
 			if first || c.pause.asked {
 				c.pause.asked = false
-				c.pause.until = now.Add(c.pause.wait)
+				c.pause.until = now.Add(c.cfg.Random.Jittered(c.pause.wait))
 				c.pause.wait = min(2*c.pause.wait, longestPause)
 			}
 			if first {

@@ -244,6 +244,10 @@ func (c *Controller) stop(ctx context.Context, e *entry) (time.Duration, error) 
 	return c.stopOrStart(ctx, e)
 }
 
+// stopAgain is how long an instance may still be shown to run after the cloud has
+// accepted to stop it: as terminateAgain.
+const stopAgain = terminateAgain
+
 // stopOrStart moves a stopped cell's instance to where it should be: stopped, or
 // running again for the pod that took it.
 func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, error) {
@@ -252,8 +256,6 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 		return 0, fmt.Errorf("cell %s is stopped, and cloud %s cannot start it", e.id, c.cfg.Cloud.Name())
 	}
 	c.disconnect(e)
-	call, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	look := c.inventory.last()
 	if e.cell().Pod.UID == "" {
 		if i, there := look.byID[id]; there && i.State == cloud.Stopped {
@@ -263,12 +265,24 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 			return 0, nil
 		}
 		c.pollSoon()
-		return time.Second, machines.Stop(call, id).Err()
+		if !e.stopped.IsZero() && c.cfg.Clock.Since(e.stopped) < stopAgain {
+			return time.Second, nil
+		}
+		err := c.aside(ctx, e, "stop", func(ctx context.Context) error { return machines.Stop(ctx, id).Err() })
+		if err == nil {
+			e.stopped = c.cfg.Clock.Now()
+		}
+		return time.Second, err
 	}
-	if err := machines.Start(call, id).Err(); err != nil {
+	err := c.aside(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
+	switch {
+	case errors.Is(err, errUnderWay) || ctx.Err() != nil:
+		return 0, err
+	case err != nil:
 		c.lose(e, fmt.Sprintf("its instance could not be started: %v", err))
 		return 0, nil
 	}
+	e.stopped = time.Time{}
 	return 0, c.save(ctx, e, func(cell *Cell) error {
 		if !cell.Stopped { // an earlier write of this, whose answer was lost, was found meanwhile
 			return errMoved

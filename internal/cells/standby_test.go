@@ -192,6 +192,8 @@ func outdated(b *bubble, id string) bool {
 type stopping struct {
 	*modelCloud
 	starts func() // called in each Start; nil for nothing
+	// fails is the answer to a Start, if it is an error.
+	fails func(ctx context.Context) error
 }
 
 func (s stopping) set(state cloud.State, ids []string) cloud.Results {
@@ -210,7 +212,12 @@ func (s stopping) Stop(_ context.Context, ids ...string) cloud.Results {
 	return s.set(cloud.Stopped, ids)
 }
 
-func (s stopping) Start(_ context.Context, ids ...string) cloud.Results {
+func (s stopping) Start(ctx context.Context, ids ...string) cloud.Results {
+	if s.fails != nil {
+		if err := s.fails(ctx); err != nil {
+			return cloud.Each(err, ids...)
+		}
+	}
 	if s.starts != nil {
 		s.starts()
 	}

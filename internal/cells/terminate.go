@@ -35,6 +35,7 @@ func (c *Controller) startTerminating(ctx context.Context, e *entry, why string)
 // waits until a look at the cloud, begun after that, no longer shows it. Only
 // then may another cell run the pod.
 func (c *Controller) terminate(ctx context.Context, e *entry) (time.Duration, error) {
+	c.dropAside(e, "")
 	c.disconnect(e)
 	look := c.inventory.last()
 	instance := e.cell().Instance
@@ -87,9 +88,7 @@ func (c *Controller) terminateAll(ctx context.Context, entries []*entry) {
 	for n, e := range entries {
 		ids[n] = e.cell().Instance.ID
 	}
-	call, cancel := context.WithTimeout(ctx, callTimeout)
-	results := c.cfg.Cloud.Terminate(call, ids...)
-	cancel()
+	results := c.cfg.Cloud.Terminate(ctx, ids...)
 	if ctx.Err() != nil {
 		return
 	}
@@ -119,6 +118,7 @@ func (c *Controller) terminateAll(ctx context.Context, entries []*entry) {
 
 // gone removes the record of a cell that has no instance.
 func (c *Controller) gone(ctx context.Context, e *entry, why string) error {
+	c.dropAside(e, "")
 	c.disconnect(e)
 	return c.save(ctx, e, func(cell *Cell) error {
 		cell.Reason, cell.Token, cell.Cause = why, "", cmp.Or(cell.Cause, c.causeOf(e))

@@ -7,6 +7,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -117,7 +118,30 @@ func (c *Controller) WaitsFor(id string) string {
 	if !ok {
 		return "it is gone"
 	}
+	if kind := e.callFor(); kind != "" {
+		if waits := c.calls.Waits(kind); waits != "" {
+			return waits
+		}
+	}
 	return e.waitsFor()
+}
+
+// callFor is the kind of call that the cell may be waiting to have sent; "" for none.
+// The caller holds mu.
+func (e *entry) callFor() cloud.Call {
+	cell := e.cell()
+	waiting := e.aside != nil && !e.aside.ended
+	switch {
+	case cell.Phase == apiv1.Requested && e.launching:
+		return cloud.CallLaunch
+	case cell.Phase == apiv1.Terminating && e.terminating:
+		return cloud.CallTerminate
+	case waiting && e.aside.what == startsInstance:
+		return cloud.CallStart
+	case waiting && e.aside.what == attachesDisks:
+		return cloud.CallAttachDisk
+	}
+	return ""
 }
 
 // waitsFor says what the cell waits for. The caller is the cell's worker, or holds mu.

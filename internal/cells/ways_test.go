@@ -7,6 +7,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"k8s.io/utils/clock"
 )
 
 // link is a session that is up or down.
@@ -19,7 +20,7 @@ func (l link) Connected() bool     { return l.up }
 func (l link) Conn() agentapi.Conn { return http.DefaultTransport }
 
 func TestWaysAreToBoundCellsAlone(t *testing.T) {
-	c := New(Config{})
+	c := New(Config{Cloud: newModelCloud(), Clock: clock.RealClock{}})
 	t.Cleanup(c.queue.ShutDown) // which Run would do
 	for name, e := range map[string]struct {
 		phase   apiv1.Phase
@@ -56,7 +57,7 @@ type changes struct {
 func (o *changes) CellChanged(Cell) { o.n++ }
 
 func TestWhatACellWaitsForIsOfItsPhase(t *testing.T) {
-	c := New(Config{})
+	c := New(Config{Cloud: newModelCloud(), Clock: clock.RealClock{}})
 	t.Cleanup(c.queue.ShutDown) // which Run would do
 	var seen changes
 	c.Observe(&seen)

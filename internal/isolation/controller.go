@@ -22,14 +22,13 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/policy"
 	"github.com/elotl/kip/internal/watches"
 )
 
 const (
-	// workers is how many agents are told at the same time.
-	workers = 16
 	// pushTimeout bounds one such call: ten thousand peers take 0.2 s.
 	pushTimeout = 30 * time.Second
 	// pace is the least time between two sets of rules for one cell, so that a
@@ -62,6 +61,8 @@ type Config struct {
 	Event func(pod apiv1.PodReference, kind, reason, message string)
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
+	// Random is for jitter. Optional.
+	Random backoff.Random
 	Clock  clock.WithTicker
 	Log    *slog.Logger
 }
@@ -88,6 +89,7 @@ type Controller struct {
 	cfg   Config
 	queue workqueue.TypedRateLimitingInterface[string]
 	needs chan struct{} // whether the cluster's pods are needed may have changed
+	lanes *agentapi.Lanes
 
 	mu     sync.Mutex
 	index  *policy.Index
@@ -115,16 +117,17 @@ type agent struct {
 	asked  bool
 	digest string
 	pushed time.Time // when rules were last handed over
+	pace   agentapi.Pace
 }
 
 // New returns a controller that has not started.
 func New(cfg Config) *Controller {
 	return &Controller{
 		cfg: cfg,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond,
-			30*time.Second),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](100*time.Millisecond, 30*time.Second, cfg.Random),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "firewalls", MetricsProvider: cfg.Queues}),
 		needs: make(chan struct{}, 1),
+		lanes: agentapi.NewLanes(),
 		index: policy.NewIndex(), known: map[schema.GroupVersionResource]bool{},
 		cells: map[string]*cell{}, byPod: map[types.UID]*cell{}, owners: map[types.NamespacedName]*cell{}, agents: map[string]*agent{},
 	}
@@ -154,18 +157,18 @@ func (c *Controller) Run(ctx context.Context) error {
 		})
 	}
 	running.Go(func() { c.watchPods(ctx) })
-	for range workers {
-		running.Go(func() {
-			for {
-				id, shutdown := c.queue.Get()
-				if shutdown {
-					return
-				}
-				c.process(ctx, id)
-				c.queue.Done(id)
+	running.Go(func() {
+		for {
+			id, shutdown := c.queue.Get()
+			if shutdown {
+				return
 			}
-		})
-	}
+			running.Go(func() {
+				defer c.queue.Done(id)
+				c.turn(ctx, id)
+			})
+		}
+	})
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
@@ -305,6 +308,24 @@ func notKnown(what string, refusal error) string {
 		return fmt.Sprintf("Kip may not list %s of the cluster: %v", what, refusal)
 	}
 	return fmt.Sprintf("Kip has not listed the %s of the cluster yet", what)
+}
+
+// turn processes a cell when fewer agents are being told than may be. Cells whose
+// agents do not answer wait for one another.
+func (c *Controller) turn(ctx context.Context, id string) {
+	c.mu.Lock()
+	a := c.agents[id]
+	c.mu.Unlock()
+	if a == nil {
+		return // its arrival comes back here
+	}
+	err := c.lanes.Ask(ctx, &a.pace, 2*pushTimeout, func(ctx context.Context) error {
+		c.process(ctx, id)
+		return context.Cause(ctx)
+	})
+	if err != nil && ctx.Err() == nil { // it came to no end that it knows of
+		c.queue.AddRateLimited(id)
+	}
 }
 
 // process hands the agent of a cell its rules, if they are others than those in

@@ -71,6 +71,7 @@ type agentOf struct {
 	puts   int
 	fails  error // of the connection
 	answer int   // to a PUT, if not 0
+	hangs  bool
 }
 
 func (a *agentOf) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -78,6 +79,12 @@ func (a *agentOf) RoundTrip(r *http.Request) (*http.Response, error) {
 	defer a.mu.Unlock()
 	if a.fails != nil {
 		return nil, a.fails
+	}
+	if a.hangs {
+		a.mu.Unlock()
+		<-r.Context().Done()
+		a.mu.Lock()
+		return nil, r.Context().Err()
 	}
 	answer := func(code int, text string) (*http.Response, error) {
 		return &http.Response{StatusCode: code, Status: fmt.Sprint(code), Body: io.NopCloser(strings.NewReader(text))}, nil
@@ -506,6 +513,38 @@ func TestAnAgentThatFailsIsTriedAgainAndItsRefusalIsTold(t *testing.T) {
 		w.later(time.Minute)
 		if fw, _ := a.now(); fw == nil {
 			t.Error("it is not retried")
+		}
+	})
+}
+
+func TestAgentsThatDoNotAnswerKeepNoOtherCellWithoutItsFirewall(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var stuck []*agentOf
+		for n := range 100 {
+			a := w.cell(fmt.Sprint("stuck-", n))
+			a.mu.Lock()
+			a.hangs = true
+			a.mu.Unlock()
+			stuck = append(stuck, a)
+		}
+		w.namespaces()
+		w.policies()
+		w.later(2 * time.Second)
+		well := w.cell("well")
+		w.later(time.Second)
+		if fw, _ := well.now(); fw == nil {
+			t.Error("a cell whose agent answers has no firewall after 1 s")
+		}
+		for _, a := range stuck {
+			a.mu.Lock()
+			a.hangs = false
+			a.mu.Unlock()
+		}
+		w.later(5 * time.Minute)
+		for n, a := range stuck {
+			if fw, _ := a.now(); fw == nil {
+				t.Errorf("agent %d answers again and has no firewall", n)
+			}
 		}
 	})
 }

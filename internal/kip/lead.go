@@ -11,6 +11,7 @@ import (
 	"runtime"
 
 	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
@@ -38,7 +39,7 @@ type leading struct {
 	store     *store.Store // fenced: it writes only while this process leads
 	authority *pki.Authority
 
-	machines    cloud.Cloud
+	machines    *calls.Calls
 	disks       cloud.Disks              // nil where the cloud has none
 	provisioner *provisioner.Provisioner // nil without disks
 	shop        *shop.Shop
@@ -157,7 +158,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			}
 		})
 	}
-	l.machines = l.metrics.Cloud(bare)
+	l.machines = calls.New(calls.Config{Cloud: l.metrics.Cloud(bare), Meter: l.metrics, Clock: l.clock})
 	l.disks = l.machines.Features().Disks
 	l.shop, err = shop.Open(ctx, shop.Config{
 		Cloud: l.machines,
@@ -268,6 +269,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		NameTag:      l.nameTag(),
 		Cloud:        l.machines,
 		Disks:        l.disks,
+		Calls:        l.machines,
 		Store:        l.store,
 		Tunnels:      cells.OverTunnels(tunnels),
 		APIs:         cells.ServedBy(l.cellAPI),

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -19,6 +20,7 @@ const (
 	callTerminate = string(cloud.CallTerminate)
 	callStop      = string(cloud.CallStop)
 	callStart     = string(cloud.CallStart)
+	callTag       = string(cloud.CallTag)
 
 	callCreateDisk = string(cloud.CallCreateDisk)
 	callDeleteDisk = string(cloud.CallDeleteDisk)
@@ -41,6 +43,7 @@ var (
 	_ cloud.Stopper     = measuredStopper{}
 	_ cloud.Interrupter = measuredInterrupter{}
 	_ cloud.Disks       = measuredDisks{}
+	_ calls.Meter       = (*Metrics)(nil)
 )
 
 func (c *measuredCloud) Features() cloud.Features {
@@ -182,6 +185,15 @@ func (d measuredDisks) DetachDisk(ctx context.Context, id, instance string) erro
 	err := d.disks.DetachDisk(ctx, id, instance)
 	d.m.called(ctx, callDetachDisk, began, err)
 	return err
+}
+
+// CallWaits implements calls.Meter.
+func (m *Metrics) CallWaits(kind cloud.Call) { m.callsWaiting.WithLabelValues(string(kind)).Inc() }
+
+// CallWaited implements calls.Meter.
+func (m *Metrics) CallWaited(kind cloud.Call, d time.Duration) {
+	m.callsWaiting.WithLabelValues(string(kind)).Dec()
+	m.callWaits.WithLabelValues(string(kind)).Observe(d.Seconds())
 }
 
 func (m *Metrics) called(ctx context.Context, call string, began time.Time, err error) {

@@ -200,6 +200,14 @@ func arrows() []direction {
 			why: "a cloud only translates; state, retries and selection live above it, once",
 		},
 		{
+			of: []string{"internal/calls"}, only: []string{"internal/backoff", "internal/catalog", "internal/cloud"},
+			why: "when a call is sent does not depend on why it is made",
+		},
+		{
+			of: []string{"internal/backoff"}, not: []string{"internal", "api"},
+			why: "how long to wait does not depend on for what",
+		},
+		{
 			of: []string{"internal/agent"}, not: kipOnly,
 			why: "itzo runs on another machine than Kip and shares with it only their contract (agentapi) and the tunnel",
 		},
@@ -243,12 +251,12 @@ func arrows() []direction {
 		{
 			of: []string{"internal/metrics"},
 			only: []string{
-				"api", "internal/catalog", "internal/cells", "internal/cloud", "internal/stats", "internal/store", "internal/version",
+				"api", "internal/calls", "internal/catalog", "internal/cells", "internal/cloud", "internal/stats", "internal/store", "internal/version",
 			},
 			why: "what is counted is handed to it, and it asks nobody for more",
 		},
 		{
-			of: []string{"internal/provisioner"}, only: []string{"internal/cloud", "internal/events", "internal/volumes"},
+			of: []string{"internal/provisioner"}, only: []string{"internal/backoff", "internal/cloud", "internal/events", "internal/volumes"},
 			why: "disks of claims outlive cells, and know none",
 		},
 		{

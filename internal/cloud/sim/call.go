@@ -21,6 +21,7 @@ const (
 	KindTerminate     = cloud.CallTerminate
 	KindStop          = cloud.CallStop
 	KindStart         = cloud.CallStart
+	KindTag           = cloud.CallTag
 	KindInterruptions = cloud.CallInterruptions
 	KindCreateDisk    = cloud.CallCreateDisk
 	KindDeleteDisk    = cloud.CallDeleteDisk
@@ -33,7 +34,7 @@ const (
 
 func checkKind(field string, k Kind) error {
 	switch k {
-	case KindCatalogue, KindLaunch, KindList, KindDescribe, KindTerminate, KindStop, KindStart, KindInterruptions,
+	case KindCatalogue, KindLaunch, KindList, KindDescribe, KindTerminate, KindStop, KindStart, KindTag, KindInterruptions,
 		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, AnyKind:
 		return nil
 	}
