@@ -26,7 +26,8 @@ func TestJitterIsUpToAQuarter(t *testing.T) {
 func TestItemsThatFailTogetherAreNotTriedTogether(t *testing.T) {
 	next := 0.0
 	q := Items[string](time.Second, 3*time.Second, func() float64 { next += 0.25; return next - 0.25 })
-	for i, want := range []time.Duration{750 * time.Millisecond, 812500 * time.Microsecond, 1750 * time.Millisecond, 2812500 * time.Microsecond} {
+	for i, milliseconds := range []float64{750, 812.5, 1750, 2812.5} {
+		want := time.Duration(milliseconds * float64(time.Millisecond))
 		if got := q.When([]string{"a", "b", "a", "a"}[i]); got != want {
 			t.Errorf("wait %d is %v, want %v", i, got, want)
 		}
