@@ -4,10 +4,16 @@ package deploy
 
 import _ "embed"
 
-// RBAC is the namespace, the service account and the rights of Kip.
+// RBAC is the namespace, the service accounts and the rights of Kip.
 //
 //go:embed rbac.yaml
 var RBAC []byte
+
+// Policies bound what RBAC cannot: which annotations the pods of a namespace may
+// have, and what Kip's own service accounts write.
+//
+//go:embed policies.yaml
+var Policies []byte
 
 // StorageClass is for claims whose volumes are disks of Kip's cloud.
 //

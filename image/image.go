@@ -414,7 +414,13 @@ func pauseLayer(program string) ([]byte, error) {
 	}
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	err = w.WriteHeader(&tar.Header{Name: "pause", Mode: 0o755, Size: int64(len(content)), ModTime: epoch, Typeflag: tar.TypeReg})
+	err = w.WriteHeader(&tar.Header{
+		Name:     "pause",
+		Mode:     0o755,
+		Size:     int64(len(content)),
+		ModTime:  epoch,
+		Typeflag: tar.TypeReg,
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -90,12 +90,29 @@ func (p *place) options(command string) (stack.Options, error) {
 		level = slog.LevelDebug
 	}
 	return stack.Options{
-		State: p.state, Bin: bin, Kip: p.kip, CellRoot: root, Bridge: p.bridge, CIDR: cidr, ServiceCIDR: serviceCIDR, IPv6CIDR: ipv6CIDR,
+		State:           p.state,
+		Bin:             bin,
+		Kip:             p.kip,
+		CellRoot:        root,
+		Bridge:          p.bridge,
+		CIDR:            cidr,
+		ServiceCIDR:     serviceCIDR,
+		IPv6CIDR:        ipv6CIDR,
 		ServiceIPv6CIDR: serviceIPv6CIDR,
-		Node:            p.node, Kips: p.kips, Nodes: p.nodes, CPUs: p.cpus, ServiceProxy: p.serviceProxy, DefaultType: p.defaultType,
-		Images:  p.images,
-		NoFsync: p.noFsync, UpstreamLimits: p.upstreamLimits, AuditLog: p.auditLog, Verbose: p.verbose, KipArgs: p.kipArgs, Command: command,
-		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
+		Node:            p.node,
+		Kips:            p.kips,
+		Nodes:           p.nodes,
+		CPUs:            p.cpus,
+		ServiceProxy:    p.serviceProxy,
+		DefaultType:     p.defaultType,
+		Images:          p.images,
+		NoFsync:         p.noFsync,
+		UpstreamLimits:  p.upstreamLimits,
+		AuditLog:        p.auditLog,
+		Verbose:         p.verbose,
+		KipArgs:         p.kipArgs,
+		Command:         command,
+		Log:             slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}, nil
 }
 
@@ -143,7 +160,12 @@ file kip.json in the state folder names its process.`,
 			defer signal.Stop(kill)
 			defer signal.Stop(start)
 			return run.Up(cmd.Context(), run.UpOptions{
-				Stack: o, NoKip: noKip, ReadyFile: ready, Out: cmd.OutOrStdout(), Kill: kill, StartKip: start,
+				Stack:     o,
+				NoKip:     noKip,
+				ReadyFile: ready,
+				Out:       cmd.OutOrStdout(),
+				Kill:      kill,
+				StartKip:  start,
 			})
 		},
 	}
@@ -165,7 +187,12 @@ func clusterCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return run.Up(cmd.Context(), run.UpOptions{Stack: o, ClusterOnly: true, ReadyFile: ready, Out: cmd.OutOrStdout()})
+			return run.Up(cmd.Context(), run.UpOptions{
+				Stack:       o,
+				ClusterOnly: true,
+				ReadyFile:   ready,
+				Out:         cmd.OutOrStdout(),
+			})
 		},
 	}
 	p.add(cmd.Flags())

@@ -48,7 +48,8 @@ func (o *options) add(f *pflag.FlagSet) {
 	f.IntVar(&o.KubeletPort, "kubelet-port", intEnv("KUBELET_PORT", 10250),
 		"`port` for logs, exec, attach, port-forward and stats; default $KUBELET_PORT, then 10250")
 	f.StringVar(&o.ClientCA, "client-ca-file", "",
-		"`file` with the CA of client certificates that the kubelet port accepts; default: none, only tokens that the API server reviews")
+		"`file` with the CA of client certificates that the kubelet port accepts; default: the one that the API server publishes, if Kip may read it, "+
+			"else only tokens that the API server reviews")
 	f.StringVar(&o.MetricsAddr, "metrics-addr", ":10255", "`address` of /metrics, /healthz and /readyz; 0 for none")
 	f.Float32Var(&o.QPS, "kube-api-qps", 1000,
 		"requests a second to the API server: Kip asks for all its cells what as many kubelets would, each with 50")

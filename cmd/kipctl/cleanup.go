@@ -84,6 +84,9 @@ func holdings(w io.Writer, h adminapi.Holdings) error {
 	}{{"pods", h.Pods}, {"cells", h.Cells}, {"instances", h.Instances}, {"Cell resources", h.CellResources}} {
 		t.row(part.what, strconv.Itoa(len(part.names)), cmp.Or(adminapi.Some(part.names), "-"))
 	}
+	if len(h.Parts) > 0 { // which not every cloud has
+		t.row("parts of instances", strconv.Itoa(len(h.Parts)), adminapi.Some(h.Parts))
+	}
 	there := func(is bool) string {
 		if is {
 			return "there"

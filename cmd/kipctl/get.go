@@ -71,8 +71,11 @@ func (k *kipctl) cellTable(w io.Writer, cells []cell) error {
 	}
 	t := table(w, "NAME", "PHASE", "POD", "TYPE", "ZONE", "PRICE/H", "IP", "AGE", "REASON")
 	for _, c := range cells {
-		s := c.Status
-		t.row(c.Name, string(s.Phase), podOf(s.Pod), typeOf(s), s.Zone, s.PricePerHour, s.IP, k.age(c.CreationTimestamp), s.Reason)
+		s, reason := c.Status, c.Status.Reason
+		if s.Phase == apiv1.Bound && s.Waiting != "" {
+			reason = s.Waiting // its end is held back
+		}
+		t.row(c.Name, string(s.Phase), podOf(s.Pod), typeOf(s), s.Zone, s.PricePerHour, s.IP, k.age(c.CreationTimestamp), reason)
 	}
 	return t.w.Flush()
 }

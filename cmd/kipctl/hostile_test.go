@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -38,5 +40,47 @@ func TestNothingThatACellSaysSteersATerminal(t *testing.T) {
 	}
 	if text := out.String(); strings.ContainsAny(text, "\x1b\x07\u009b") || strings.Count(text, "owned") < 10 {
 		t.Errorf("written: %q", text)
+	}
+}
+
+// Nor does what comes by another way: an error, a warning, any column, or JSON.
+func TestNothingIsWrittenThatSteersATerminal(t *testing.T) {
+	const owned = "a\x1b]0;owned\x07\x1b[2J\u009b31m\u202eb\tc\n"
+	var out, warned bytes.Buffer
+	k := &kipctl{out: &out, err: &warned, clock: clock.RealClock{}}
+	root := newRoot(k, "kipctl")
+	root.SetArgs([]string{"get", owned})
+	if err := root.Execute(); err == nil {
+		t.Error("it was taken for a command")
+	}
+	if _, err := k.err.Write([]byte(owned)); err != nil {
+		t.Error(err)
+	}
+	for _, format := range []string{"table", "json", "yaml"} {
+		k.output = format
+		if err := k.print(map[string]string{"said": owned}, func(w io.Writer) error {
+			_, err := io.WriteString(w, owned)
+			return err
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, text := range []string{out.String(), warned.String()} {
+		if strings.ContainsAny(text, "\x1b\x07\u009b\u202e") || strings.Count(text, "owned") < 2 {
+			t.Errorf("written: %q", text)
+		}
+	}
+	if text := out.String(); !strings.HasPrefix(text, "a?]0;owned??[2J?31m?b\tc\n") {
+		t.Errorf("the table has %q", text)
+	}
+	// A program reads in JSON what was said.
+	out.Reset()
+	k.output = "json"
+	if err := k.print(map[string]string{"said": owned}, nil); err != nil {
+		t.Fatal(err)
+	}
+	var read map[string]string
+	if err := json.Unmarshal(out.Bytes(), &read); err != nil || read["said"] != owned {
+		t.Errorf("read %q, %v", read["said"], err)
 	}
 }

@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/spelling"
 )
 
 const (
@@ -55,6 +59,7 @@ func newRoot(k *kipctl, name string) *cobra.Command {
 			return fmt.Errorf("--output: %q is not a format: it must be table, json or yaml", k.output)
 		},
 	}
+	k.err = plain{k.err}
 	root.SetOut(k.out)
 	root.SetErr(k.err)
 	flags := root.PersistentFlags()
@@ -74,7 +79,7 @@ func newRoot(k *kipctl, name string) *cobra.Command {
 			return fmt.Errorf("say what to get: %s", strings.Join(all, ", "))
 		}}
 	get.AddCommand(getCells(k), getPods(k), getStandby(k), getCapacity(k))
-	root.AddCommand(get, why(k), showVersion(k), backup(k), restore(k), cleanup(k))
+	root.AddCommand(get, why(k), showVersion(k), backup(k), restore(k), cleanup(k), allow(k))
 	return root
 }
 
@@ -110,18 +115,53 @@ func (k *kipctl) socketPath() (path string, named bool) {
 func (k *kipctl) print(v any, table func(io.Writer) error) error {
 	switch k.output {
 	case "json":
-		e := json.NewEncoder(k.out)
-		e.SetIndent("", "    ")
-		return e.Encode(v)
-	case "yaml":
-		b, err := yaml.Marshal(v)
+		b, err := json.MarshalIndent(v, "", "    ")
 		if err != nil {
 			return err
 		}
-		_, err = k.out.Write(b)
+		_, err = k.out.Write(append(escaped(b), '\n'))
+		return err
+	case "yaml":
+		b, err := json.Marshal(v)
+		if err == nil {
+			b, err = yaml.JSONToYAML(escaped(b)) // which refuses control characters
+		}
+		if err != nil {
+			return err
+		}
+		_, err = plain{k.out}.Write(b)
 		return err
 	}
-	return table(k.out)
+	return table(plain{k.out})
+}
+
+// plain writes for a terminal: of what others said, only what can be printed.
+type plain struct{ io.Writer }
+
+func (p plain) Write(b []byte) (int, error) {
+	shown := strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || spelling.Printable(string(r)) == string(r) {
+			return r
+		}
+		return '?'
+	}, string(b))
+	if _, err := io.WriteString(p.Writer, shown); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// escaped is the same JSON, in which what a terminal would obey is escaped.
+func escaped(b []byte) []byte {
+	var out []byte
+	for _, r := range string(b) {
+		if r > unicode.MaxASCII && r <= math.MaxUint16 && !unicode.IsPrint(r) {
+			out = fmt.Appendf(out, `\u%04x`, r)
+		} else {
+			out = utf8.AppendRune(out, r)
+		}
+	}
+	return out
 }
 
 // list is a List of the Kubernetes API, as kubectl prints several objects.

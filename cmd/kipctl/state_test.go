@@ -213,7 +213,8 @@ func TestAnEtcdThatAKipUsesIsNotRestored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text = bytes.Replace(text, []byte("  internal:\n    dataDir: "+p.data), []byte("  client:\n    endpoints: ["+endpoint+"]"), 1)
+	external := "  client:\n    allowPlainText: true\n    endpoints: [" + endpoint + "]"
+	text = bytes.Replace(text, []byte("  internal:\n    dataDir: "+p.data), []byte(external), 1)
 	if err := os.WriteFile(p.config, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -303,5 +304,48 @@ func TestACleanupShowsWhatItDoesAndFailsIfAnythingIsLeft(t *testing.T) {
 	socket(t, func(c *adminapi.Config) { c.Cleaner = kip{has: clean} })
 	if got := run(t, nil, "cleanup"); got.failed != nil || !strings.Contains(got.err, "nothing to clean up") {
 		t.Errorf("of a clean Kip: %+v", got)
+	}
+}
+
+// held is a Kip that holds back ends until they are allowed.
+type held struct{ allowed *bool }
+
+func (h held) Held() []adminapi.HeldEnd {
+	if *h.allowed {
+		return []adminapi.HeldEnd{}
+	}
+	return []adminapi.HeldEnd{
+		{
+			Instance: "i-1",
+			Cell:     "cell-1",
+			Pod:      apiv1.PodReference{Namespace: "ns", Name: "p"},
+			Why:      "nothing was heard of its kubelet for 1m30s",
+			HeldBack: "10 of 40 have ended within 5m0s",
+			Since:    now.Add(-2 * time.Minute),
+		},
+		{Instance: "i-2", Why: "it has Kip's tags and no cell", HeldBack: "10 of 40 have ended within 5m0s", Since: now},
+	}
+}
+
+func (h held) Allow() []adminapi.HeldEnd {
+	all := h.Held()
+	*h.allowed = true
+	return all
+}
+
+func TestWhatIsHeldBackIsShownAndAllowedOnlyIfItIsMeant(t *testing.T) {
+	allowed := false
+	socket(t, func(c *adminapi.Config) { c.Holder = held{&allowed} })
+	asked := run(t, nil, "allow")
+	if asked.failed == nil || !strings.Contains(asked.err, "--yes") || allowed {
+		t.Errorf("without --yes: %+v", asked)
+	}
+	golden(t, "allow", asked.out)
+	done := run(t, nil, "allow", "--yes")
+	if done.failed != nil || done.out != asked.out || !strings.Contains(done.err, "2 instances may end") || !allowed {
+		t.Errorf("with --yes: %+v", done)
+	}
+	if none := run(t, nil, "allow"); none.failed != nil || !strings.Contains(none.err, "Nothing is held back") {
+		t.Errorf("with nothing: %+v", none)
 	}
 }

@@ -133,10 +133,6 @@ func (c *Cluster) KubeletCertificate() (cert, key string) {
 	return c.files.cert("kubelet-server"), c.files.key("kubelet-server")
 }
 
-// ClientCA is the path of the authority of client certificates, among them the
-// one that the API server shows to the kubelet port.
-func (c *Cluster) ClientCA() string { return c.files.cert("ca") }
-
 // Server is the URL of the API server for machines on the bridge.
 func (c *Cluster) Server() string { return c.server }
 
@@ -228,6 +224,9 @@ func (c *Cluster) start(ctx context.Context) error {
 	}
 	if _, err := manifest.Apply(ctx, c.admin, "kip-dev", deploy.RBAC); err != nil {
 		return fmt.Errorf("give Kip its rights: %w", err)
+	}
+	if _, err := manifest.Apply(ctx, c.admin, "kip-dev", deploy.Policies); err != nil {
+		return fmt.Errorf("bound Kip's rights, and those of pods: %w", err)
 	}
 	if _, err := manifest.Apply(ctx, c.admin, "kip-dev", deploy.StorageClass); err != nil {
 		return fmt.Errorf("make the StorageClass of Kip's disks: %w", err)

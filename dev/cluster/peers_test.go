@@ -37,7 +37,7 @@ func TestAFurtherNodeHasTheRightsOfTheFirstUnderNamesOfItsOwn(t *testing.T) {
 			t.Errorf("%s gives %v", name, ref["name"])
 		}
 	}
-	if len(objects) == 0 || bytes.Contains(rights, []byte("kip-0")) || !bytes.Contains(rights, []byte("system:node:kip-1")) {
+	if len(objects) != 2 || bytes.Contains(rights, []byte("kip-0")) || !bytes.Contains(rights, []byte("system:node:kip-1")) {
 		t.Errorf("the rights are\n%s", rights)
 	}
 }

@@ -104,7 +104,13 @@ func Start(o Options) (*Server, error) {
 	if err := os.WriteFile(o.Corefile, []byte(corefile(o.Address, o.Kubeconfig, o.Upstream)), 0o600); err != nil {
 		return nil, fmt.Errorf("write the configuration of CoreDNS: %w", err)
 	}
-	p, err := child.Start(child.Spec{Path: o.Path, Args: []string{"-conf", o.Corefile}, Env: o.Env, LogFile: o.LogFile, Record: o.Record})
+	p, err := child.Start(child.Spec{
+		Path:    o.Path,
+		Args:    []string{"-conf", o.Corefile},
+		Env:     o.Env,
+		LogFile: o.LogFile,
+		Record:  o.Record,
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -51,30 +51,34 @@ func TestKipMayReadNoSecretsOrConfigMapsAsItself(t *testing.T) {
 	}
 	roles := 0
 	for _, u := range objects {
-		if u.GetKind() != "ClusterRole" {
+		if u.GetKind() != "ClusterRole" && u.GetKind() != "Role" {
 			continue
 		}
 		roles++
 		for _, r := range u.Object["rules"].([]any) {
 			rule := r.(map[string]any)
 			named := rule["resourceNames"] != nil
-			for _, res := range rule["resources"].([]any) {
+			resources, of := rule["resources"].([]any)
+			if paths, ok := rule["nonResourceURLs"].([]any); of == ok || ok && fmt.Sprint(paths) != "[/metrics]" {
+				t.Errorf("%s %s has a rule of neither resources nor /metrics alone: %v", u.GetKind(), u.GetName(), rule)
+			}
+			for _, res := range resources {
 				switch res {
 				case "*", "secrets", "configmaps", "pods/exec", "pods/log", "pods/status", "serviceaccounts/token", "leases":
-					t.Errorf("ClusterRole %s gives %s: %v", u.GetName(), res, rule["verbs"])
+					t.Errorf("%s %s gives %s: %v", u.GetKind(), u.GetName(), res, rule["verbs"])
 				case "pods": // the peers of NetworkPolicies
 					if verbs := fmt.Sprint(rule["verbs"]); verbs != "[list watch]" {
-						t.Errorf("ClusterRole %s gives pods: %s", u.GetName(), verbs)
+						t.Errorf("%s %s gives pods: %s", u.GetKind(), u.GetName(), verbs)
 					}
-				case "users", "groups":
+				case "users", "groups", "serviceaccounts":
 					if !named {
-						t.Errorf("ClusterRole %s lets Kip impersonate any of %s", u.GetName(), res)
+						t.Errorf("%s %s lets Kip impersonate any of %s", u.GetKind(), u.GetName(), res)
 					}
 				}
 			}
 			for _, v := range rule["verbs"].([]any) {
 				if v == "*" || v == "escalate" || v == "bind" {
-					t.Errorf("ClusterRole %s gives the verb %s", u.GetName(), v)
+					t.Errorf("%s %s gives the verb %s", u.GetKind(), u.GetName(), v)
 				}
 			}
 		}

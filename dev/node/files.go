@@ -41,8 +41,11 @@ func (c Config) files(h configs.Host, pause string, portmap bool) ([]file, error
 		return nil, err
 	}
 	pki := configs.Files{
-		CA: pkiDir + "/ca.crt", ClientCert: pkiDir + "/client.crt", ClientKey: pkiDir + "/client.key",
-		ServingCert: pkiDir + "/serving.crt", ServingKey: pkiDir + "/serving.key",
+		CA:          pkiDir + "/ca.crt",
+		ClientCert:  pkiDir + "/client.crt",
+		ClientKey:   pkiDir + "/client.key",
+		ServingCert: pkiDir + "/serving.crt",
+		ServingKey:  pkiDir + "/serving.key",
 	}
 	kubeconfig, err := configs.KubeconfigFile(c.Server, pki)
 	if err != nil {

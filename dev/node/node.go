@@ -47,7 +47,12 @@ func Run(ctx context.Context, c Config, log *slog.Logger) error {
 	if err := prepare(c); err != nil {
 		return err
 	}
-	n := &node{config: c, log: log, reaper: supervise.NewReaper(log), imported: make(chan struct{})}
+	n := &node{
+		config:   c,
+		log:      log,
+		reaper:   supervise.NewReaper(log),
+		imported: make(chan struct{}),
+	}
 	if err := n.write(); err != nil {
 		return err
 	}
@@ -56,15 +61,20 @@ func Run(ctx context.Context, c Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	kubelet, err := n.part(supervise.Spec{Name: "kubelet", Path: components, Args: c.kubeletArgs(),
-		WaitsFor: "containerd and its pause image", Ready: func(ctx context.Context) error {
+	kubelet, err := n.part(supervise.Spec{
+		Name:     "kubelet",
+		Path:     components,
+		Args:     c.kubeletArgs(),
+		WaitsFor: "containerd and its pause image",
+		Ready: func(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-n.imported:
 				return nil
 			}
-		}})
+		},
+	})
 	if err != nil {
 		return err
 	}
@@ -125,14 +135,24 @@ func (n *node) part(s supervise.Spec) (*supervise.Process, error) {
 		return nil, err
 	}
 	s.Env, s.StopTimeout, s.Log = n.env(), stopTimeout, log
-	return supervise.New(s, supervise.Options{Reaper: n.reaper, Clock: clock.RealClock{}, Jitter: rand.Float64, Log: n.log}), nil
+	return supervise.New(s, supervise.Options{
+		Reaper: n.reaper,
+		Clock:  clock.RealClock{},
+		Jitter: rand.Float64,
+		Log:    n.log,
+	}), nil
 }
 
 // importPause loads the pause image once containerd serves.
 func (n *node) importPause(ctx context.Context) {
 	for ctx.Err() == nil {
 		cmd := &exec.Cmd{
-			Path: containerdProgram, Args: []string{"import-images", pauseArchive}, Env: n.env(), Stdout: os.Stderr, Stderr: os.Stderr, Dir: "/",
+			Path:        containerdProgram,
+			Args:        []string{"import-images", pauseArchive},
+			Env:         n.env(),
+			Stdout:      os.Stderr,
+			Stderr:      os.Stderr,
+			Dir:         "/",
 			SysProcAttr: &unix.SysProcAttr{Setpgid: true},
 		}
 		err := n.reaper.Run(ctx, cmd)

@@ -98,7 +98,12 @@ func rootArchive(binary []byte, applets []string) ([]byte, error) {
 		if a == "busybox" {
 			continue
 		}
-		if err := add(&tar.Header{Typeflag: tar.TypeLink, Name: path.Join("bin", path.Base(a)), Linkname: "bin/busybox", Mode: 0o755},
+		if err := add(&tar.Header{
+			Typeflag: tar.TypeLink,
+			Name:     path.Join("bin", path.Base(a)),
+			Linkname: "bin/busybox",
+			Mode:     0o755,
+		},
 			nil); err != nil {
 			return nil, err
 		}

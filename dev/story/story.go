@@ -44,7 +44,13 @@ type Story struct {
 // New begins a story at the moment at which the pod was asked for. tell gets
 // each step once.
 func New(began time.Time, tell func(Step)) *Story {
-	return &Story{began: began, tell: tell, told: map[string]bool{}, cells: map[string]*kipv1.Cell{}, gone: map[string]bool{}}
+	return &Story{
+		began: began,
+		tell:  tell,
+		told:  map[string]bool{},
+		cells: map[string]*kipv1.Cell{},
+		gone:  map[string]bool{},
+	}
 }
 
 // Pod observes the pod as it is now. The first pod that is observed is the
@@ -186,8 +192,12 @@ type Outcome struct {
 
 // Outcome returns how the story ended.
 func (s *Story) Outcome() Outcome {
-	o := Outcome{Namespace: s.pod.Namespace, Pod: s.pod.Name, Container: s.pod.Spec.Containers[0].Name,
-		Succeeded: s.pod.Status.Phase == corev1.PodSucceeded}
+	o := Outcome{
+		Namespace: s.pod.Namespace,
+		Pod:       s.pod.Name,
+		Container: s.pod.Spec.Containers[0].Name,
+		Succeeded: s.pod.Status.Phase == corev1.PodSucceeded,
+	}
 	last := 0
 	for name, c := range s.cells {
 		if c.Status.Attempt >= last {

@@ -85,6 +85,16 @@ func (c *Client) Backup(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
+// Held asks for the ends that are held back.
+func (c *Client) Held(ctx context.Context) (list []HeldEnd, err error) {
+	return list, c.get(ctx, PathHeld, nil, &list)
+}
+
+// Allow lets the ends that are held back pass once, and returns them.
+func (c *Client) Allow(ctx context.Context) (list []HeldEnd, err error) {
+	return list, c.into(ctx, http.MethodPost, PathHeld, nil, &list)
+}
+
 // Holdings asks for what Cleanup would end.
 func (c *Client) Holdings(ctx context.Context) (h Holdings, err error) {
 	return h, c.get(ctx, PathCleanup, nil, &h)
@@ -119,7 +129,12 @@ func (c *Client) Cleanup(ctx context.Context, timeout time.Duration, each func(P
 }
 
 func (c *Client) get(ctx context.Context, path string, query url.Values, into any) error {
-	resp, err := c.ask(ctx, http.MethodGet, path, query)
+	return c.into(ctx, http.MethodGet, path, query, into)
+}
+
+// into reads an answer.
+func (c *Client) into(ctx context.Context, method, path string, query url.Values, into any) error {
+	resp, err := c.ask(ctx, method, path, query)
 	if err != nil {
 		return err
 	}

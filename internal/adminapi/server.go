@@ -27,9 +27,11 @@ type Config struct {
 	Explainer Explainer
 	// Backup writes a backup of the store. Optional: without it none is served.
 	Backup func(ctx context.Context, w io.Writer) error
-	// Cleaner is optional: without it nothing can be changed through the socket.
+	// Cleaner is optional: without it nothing can be cleaned up through the socket.
 	Cleaner Cleaner
-	Log     *slog.Logger
+	// Holder is optional: without it nothing is held back.
+	Holder Holder
+	Log    *slog.Logger
 }
 
 // Server serves the local socket. Make it with New.
@@ -60,7 +62,21 @@ func New(c Config) (*Server, error) {
 		s.mux.HandleFunc("GET "+PathCleanup, s.holdings)
 		s.mux.HandleFunc("POST "+PathCleanup, s.clean)
 	}
+	if h := c.Holder; h != nil {
+		s.mux.HandleFunc("GET "+PathHeld, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, h.Held(), nil) })
+		s.mux.HandleFunc("POST "+PathHeld, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.allow(), nil) })
+	}
 	return s, nil
+}
+
+// allow lets pass what is held back, and says so in the log: a person has decided it.
+func (s *Server) allow() []HeldEnd {
+	all := s.c.Holder.Allow()
+	for _, h := range all {
+		s.c.Log.Warn("an end that was held back may pass, as a person has decided", "instance", h.Instance, "cell", h.Cell, "pod", h.Pod.String(),
+			"why", h.Why)
+	}
+	return all
 }
 
 func (s *Server) path() string { return filepath.Join(s.c.Dir, SocketName) }

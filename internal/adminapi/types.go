@@ -29,6 +29,8 @@ const (
 	// PathCleanup returns the Holdings. POST ends them and streams Progress, a
 	// line each.
 	PathCleanup = "/v1/cleanup"
+	// PathHeld returns a list of HeldEnd. POST lets them pass once, and returns them.
+	PathHeld = "/v1/held"
 )
 
 // BackupError is the HTTP trailer that says why a backup was cut off.
@@ -57,6 +59,26 @@ type Cleaner interface {
 	// Clean ends it, and tells what it waits for by say. It returns what there
 	// is afterwards, and an error if that is not nothing.
 	Clean(ctx context.Context, say func(string)) (Holdings, error)
+}
+
+// Holder holds back ends that may be a mistake.
+type Holder interface {
+	// Held returns what is held back now.
+	Held() []HeldEnd
+	// Allow lets what is held back now pass once, and returns it.
+	Allow() []HeldEnd
+}
+
+// HeldEnd is the end of an instance that Kip holds back.
+type HeldEnd struct {
+	Instance string `json:"instance"`
+	// Cell is empty for an instance without one.
+	Cell string             `json:"cell,omitempty"`
+	Pod  apiv1.PodReference `json:"pod,omitzero"`
+	// Why it is to end, and HeldBack why it does not.
+	Why      string    `json:"why"`
+	HeldBack string    `json:"heldBack"`
+	Since    time.Time `json:"since"`
 }
 
 // ErrNotFound says that what was asked for is not known here.
@@ -186,6 +208,9 @@ type Holdings struct {
 	Cells []string `json:"cells"`
 	// Instances that the cloud lists for this Kip: the ID, and the cell.
 	Instances []string `json:"instances"`
+	// Parts are what the cloud has beside the instances, such as network interfaces
+	// and security groups: the kind and the ID.
+	Parts []string `json:"parts"`
 	// CellResources are the objects of kind Cell of this Kip.
 	CellResources []string `json:"cellResources"`
 	// Disks of PersistentVolumes in the cloud: the ID, its size, its volume and
@@ -204,7 +229,7 @@ func (h Holdings) Left() []string {
 	for _, part := range []struct {
 		what  string
 		names []string
-	}{{"instance", h.Instances}, {"cell", h.Cells}, {"pod", h.Pods}, {"Cell resource", h.CellResources}} {
+	}{{"instance", h.Instances}, {"part", h.Parts}, {"cell", h.Cells}, {"pod", h.Pods}, {"Cell resource", h.CellResources}} {
 		if len(part.names) > 0 {
 			left = append(left, fmt.Sprintf("%s (%s)", Count(len(part.names), part.what), Some(part.names)))
 		}

@@ -195,7 +195,7 @@ func New(o Options) (*Agent, error) {
 	if err := a.writeContainerdConfig(); err != nil {
 		return nil, err
 	}
-	a.firewall = firewall.New(o.RunDir, a.nft)
+	a.firewall = firewall.New(o.RunDir, a.nft, firewall.Uplinks, o.Log)
 	a.containerd, err = a.process(supervise.Spec{Name: "containerd", Path: a.o.Containerd,
 		Args: []string{"--config=" + configs.ContainerdConfig}})
 	if err != nil {

@@ -327,10 +327,6 @@ func TestACellRunsAPod(t *testing.T) {
 		NodeName: "kip-0", NodeIP: m.ManagementIP, PodIP: m.PodIP, ClusterDomain: "cluster.local", ReservedMemoryBytes: 64 << 20,
 		RegistryMirrors: map[string][]string{"_default": {"http://10.118.0.1:5000"}},
 	}
-	if code, text := call(http.MethodPut, agentapi.PathConfig, config); code != http.StatusOK {
-		t.Fatal(code, text)
-	}
-	step("configured")
 	wait := func(what string, ok func() bool) {
 		t.Helper()
 		for !ok() {
@@ -343,6 +339,13 @@ func TestACellRunsAPod(t *testing.T) {
 		}
 		step("%s", what)
 	}
+	wait("configured", func() bool {
+		code, text := call(http.MethodPut, agentapi.PathConfig, config)
+		if code != http.StatusOK && code != http.StatusServiceUnavailable { // it is starting, and is to be asked again
+			t.Fatal(code, text)
+		}
+		return code == http.StatusOK
+	})
 	wait("kubelet healthy", func() bool {
 		code, _ := call(http.MethodGet, agentapi.PathKubelet+"/healthz", nil)
 		return code == http.StatusOK

@@ -25,6 +25,26 @@ type UserData struct {
 	Token string `json:"token"`
 }
 
+// BatchVersion is the version of user data that the machines of a launch share.
+const BatchVersion = 2
+
+// BatchUserData is UserData in its second version, for all machines of a launch
+// where the cloud has them share it. A machine that knows its place in the batch
+// knows its cell ID (BatchCell) and its token (pki.BatchSecret.Token).
+type BatchUserData struct {
+	Version int `json:"version"` // BatchVersion
+	// Batch is the launch's ID.
+	Batch  string `json:"batch"`
+	CAHash string `json:"caHash"`
+	// Secret is the batch's, 32 random bytes, base64url without padding. It expires
+	// when Kip drops it; nothing in it says when, since machines' clocks may be wrong.
+	Secret string `json:"secret"`
+}
+
+// BatchCell is the cell ID under which a machine of a batch joins, by its place: the
+// launch index in decimal.
+func BatchCell(batch, place string) string { return batch + "-" + place }
+
 // Paths of the HTTP API that itzo serves.
 const (
 	// PathConfig takes a Config by PUT. itzo answers 200 when it has written

@@ -10,6 +10,7 @@ import (
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/pulse"
 	"k8s.io/utils/clock"
 )
 
@@ -20,6 +21,8 @@ const (
 	// most is how many calls of a kind are under way at the same time: it bounds what
 	// a cloud that does not answer costs, and is not there to pace one that does.
 	most = 128
+	// gatherFor is how long a call waits for others to go along, where calls are scarce.
+	gatherFor = 50 * time.Millisecond
 	// mostNamed is how many instances one call names; EC2 takes 1,000.
 	mostNamed = 500
 	// After a call that the cloud has throttled no other of its kind is sent for
@@ -36,6 +39,8 @@ type Config struct {
 	Random backoff.Random
 	// Meter is told of what waits. Optional.
 	Meter Meter
+	// Pulse is told of the turns of those who send what others have asked for. Optional.
+	Pulse *pulse.Pulse
 	Clock clock.Clock
 }
 
@@ -65,6 +70,7 @@ var (
 	_ cloud.Cloud   = (*Calls)(nil)
 	_ cloud.Stopper = stopper{}
 	_ cloud.Disks   = disks{}
+	_ cloud.Parts   = parts{}
 	_ cloud.Tagger  = tagger{}
 )
 
@@ -121,19 +127,16 @@ func (c *Calls) Features() cloud.Features {
 	if f.Stopper != nil {
 		f.Stopper = stopper{c}
 	}
-	f.Disks = c.Disks(f.Disks)
+	if f.Disks != nil {
+		f.Disks = disks{c, f.Disks}
+	}
+	if f.Parts != nil {
+		f.Parts = parts{c, f.Parts}
+	}
 	if f.Tagger != nil {
 		f.Tagger = tagger{c, f.Tagger}
 	}
 	return f
-}
-
-// Disks are those of the cloud, or of what stands for them, nil where there are none.
-func (c *Calls) Disks(d cloud.Disks) cloud.Disks {
-	if d == nil {
-		return nil
-	}
-	return disks{c, d}
 }
 
 // Catalogue implements cloud.Cloud.
@@ -207,15 +210,41 @@ type tagger struct {
 	t cloud.Tagger
 }
 
-func (t tagger) Tag(ctx context.Context, tags map[string]string, ids ...string) (all cloud.Results) {
-	err := t.c.one(ctx, cloud.CallTag, Timeout, func(ctx context.Context) error {
-		all = t.t.Tag(ctx, tags, ids...)
-		return all.Err()
-	})
-	if len(all) != len(ids) {
-		return cloud.Each(err, ids...)
+func (t tagger) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
+	ids := make([]string, len(taggings))
+	for n, tagging := range taggings {
+		ids[n] = tagging.ID
 	}
-	return all
+	return t.c.each(ctx, cloud.CallTag, ids, func(ctx context.Context, places []int) cloud.Results {
+		some := make([]cloud.Tagging, len(places))
+		for n, place := range places {
+			some[n] = taggings[place]
+		}
+		return t.t.Tag(ctx, some...)
+	})
+}
+
+type parts struct {
+	c *Calls
+	p cloud.Parts
+}
+
+func (p parts) ListParts(ctx context.Context, owner string) (list []cloud.Part, err error) {
+	err = p.c.one(ctx, cloud.CallListParts, Timeout, func(ctx context.Context) (err error) {
+		list, err = p.p.ListParts(ctx, owner)
+		return err
+	})
+	return list, err
+}
+
+func (p parts) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+	return p.c.each(ctx, cloud.CallDeleteParts, ids, func(ctx context.Context, places []int) cloud.Results {
+		some := make([]string, len(places))
+		for n, place := range places {
+			some[n] = ids[place]
+		}
+		return p.p.DeleteParts(ctx, some...)
+	})
 }
 
 type disks struct {
@@ -260,15 +289,46 @@ func (c *Calls) one(ctx context.Context, kind cloud.Call, timeout time.Duration,
 		if err != nil {
 			return errors.Join(err, throttled)
 		}
-		call, cancel := ctx, func() {}
-		if timeout > 0 {
-			call, cancel = context.WithTimeout(ctx, timeout)
-		}
-		err = do(call)
-		cancel()
-		turn.end(err)
+		turn.Resources(1)
+		err = turn.send(ctx, timeout, do)
 		if throttled = err; !errors.Is(err, cloud.ErrThrottled) {
 			return err
 		}
 	}
+}
+
+// each makes calls about things that only one caller knows, as many in one as there are
+// resources for, and again for those that are throttled. do is given their places.
+func (c *Calls) each(
+	ctx context.Context, kind cloud.Call, ids []string, do func(ctx context.Context, places []int) cloud.Results,
+) cloud.Results {
+	results := cloud.Each(nil, ids...)
+	left := make([]int, len(ids))
+	for n := range left {
+		left[n] = n
+	}
+	for len(left) > 0 {
+		turn, err := c.Turn(ctx, kind, 1)
+		if err != nil {
+			for _, place := range left {
+				results[place].Err = errors.Join(err, results[place].Err)
+			}
+			return results
+		}
+		n := max(1, turn.Resources(min(len(left), mostNamed)))
+		places := left[:n:n]
+		named := make([]string, n)
+		for i, place := range places {
+			named[i] = ids[place]
+		}
+		left = left[n:]
+		said := turn.ask(ctx, func(ctx context.Context) []answer { return answers(kind, do(ctx, places), named) })
+		for i, a := range said {
+			results[places[i]].Err = a.err
+			if errors.Is(a.err, cloud.ErrThrottled) {
+				left = append(left, places[i])
+			}
+		}
+	}
+	return results
 }

@@ -24,6 +24,8 @@ type told struct {
 	traits cloud.Traits
 	// answers says what a call is answered with; nil for no error.
 	answers func(ctx context.Context, kind cloud.Call, id string) error
+	// whole says what a call is refused with as a whole; nil for nothing.
+	whole func(ids []string) error
 
 	mu    sync.Mutex
 	began time.Time
@@ -37,6 +39,11 @@ func (c *told) each(ctx context.Context, kind cloud.Call, ids ...string) cloud.R
 	c.mu.Lock()
 	c.calls = append(c.calls, fmt.Sprintf("%v %s %s", time.Since(c.began), kind, strings.Join(ids, ",")))
 	c.mu.Unlock()
+	if c.whole != nil {
+		if err := c.whole(ids); err != nil {
+			return cloud.Each(err, ids...)
+		}
+	}
 	results := cloud.Each(nil, ids...)
 	for n, id := range ids {
 		if c.answers != nil {
@@ -92,8 +99,8 @@ func budget(kind cloud.Call, capacity, refill float64) cloud.Traits {
 	return cloud.Traits{Budgets: map[cloud.Call]cloud.Budget{kind: {Requests: cloud.Bucket{Capacity: capacity, Refill: refill}}}}
 }
 
-// throttled is a cloud's answer to a call that did nothing.
-func throttled(after time.Duration) error {
+// throttledNow is a cloud's answer to a call that did nothing.
+func throttledNow(after time.Duration) error {
 	return &cloud.Error{Cause: cloud.ErrThrottled, RetryAfter: after, NothingDone: true}
 }
 
@@ -216,9 +223,9 @@ func TestAKindThatIsThrottledWaitsAsAWholeAndNoOtherDoes(t *testing.T) {
 			case kind != cloud.CallList:
 				return nil
 			case since < 2*time.Second:
-				return throttled(0)
+				return throttledNow(0)
 			case since < 10*time.Second:
-				return throttled(20 * time.Second)
+				return throttledNow(20 * time.Second)
 			}
 			return nil
 		}
@@ -257,7 +264,7 @@ func TestCallsThatAreThrottledTogetherCountOnce(t *testing.T) {
 		told.answers = func(context.Context, cloud.Call, string) error {
 			time.Sleep(100 * time.Millisecond)
 			if time.Since(told.began) < time.Second {
-				return throttled(0)
+				return throttledNow(0)
 			}
 			return nil
 		}
@@ -318,7 +325,7 @@ func TestWhatIsThrottledOfACallIsSentAgainAndTheRestIsAnswered(t *testing.T) {
 	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
 		told.answers = func(_ context.Context, _ cloud.Call, id string) error {
 			if id == "b" && time.Since(told.began) == 0 {
-				return throttled(0)
+				return throttledNow(0)
 			}
 			return nil
 		}
@@ -333,9 +340,8 @@ func TestWhatIsThrottledOfACallIsSentAgainAndTheRestIsAnswered(t *testing.T) {
 
 func TestACallThatIsRefusedForOneInstanceIsMadeForTheOthers(t *testing.T) {
 	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
-		told.answers = func(_ context.Context, _ cloud.Call, _ string) error {
-			calls := told.sent()
-			if last := calls[len(calls)-1]; strings.Contains(last, "c") {
+		told.whole = func(ids []string) error {
+			if slices.Contains(ids, "c") {
 				return fmt.Errorf("%w: c is protected", cloud.ErrRefused)
 			}
 			return nil
@@ -357,7 +363,7 @@ func TestACallerWhoseTimeIsOverIsAnsweredAtOnce(t *testing.T) {
 		var ended time.Time
 		told.answers = func(ctx context.Context, kind cloud.Call, id string) error {
 			if kind == cloud.CallStop {
-				return throttled(time.Minute)
+				return throttledNow(time.Minute)
 			}
 			<-ctx.Done()
 			ended = time.Now()
@@ -368,7 +374,7 @@ func TestACallerWhoseTimeIsOverIsAnsweredAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		turn.end(throttled(0))
+		turn.end(throttledNow(0))
 		var all sync.WaitGroup
 		for _, seconds := range []int{5, 7} {
 			all.Go(func() {
@@ -415,7 +421,7 @@ func TestAThrottledLaunchIsItsCallersToRepeat(t *testing.T) {
 	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
 		told.answers = func(context.Context, cloud.Call, string) error {
 			if time.Since(told.began) == 0 {
-				return throttled(0)
+				return throttledNow(0)
 			}
 			return nil
 		}
@@ -464,4 +470,104 @@ func TestWaitsAreMeasured(t *testing.T) {
 			t.Errorf("%d waited for %v, %d wait: want 3, 2 s and none", w.began, w.took, w.now)
 		}
 	})
+}
+
+// tags is a cloud that tags, and has parts.
+type tags struct{ *told }
+
+func (c *tags) Features() cloud.Features { return cloud.Features{Tagger: c, Parts: c} }
+
+func (c *tags) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
+	ids := make([]string, len(taggings))
+	for n, t := range taggings {
+		ids[n] = t.ID + "=" + t.Tags["for"]
+	}
+	results := c.each(ctx, cloud.CallTag, ids...)
+	for n := range results {
+		results[n].ID = taggings[n].ID
+	}
+	return results
+}
+
+func (c *tags) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
+	return []cloud.Part{{ID: "p"}}, c.each(ctx, cloud.CallListParts, owner).Err()
+}
+
+func (c *tags) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+	return c.each(ctx, cloud.CallDeleteParts, ids...)
+}
+
+func TestTagsAndPartsKeepToTheirBudgetsAndWhatIsThrottledIsSentAgain(t *testing.T) {
+	traits := cloud.Traits{Budgets: map[cloud.Call]cloud.Budget{
+		cloud.CallTag: {Requests: cloud.Bucket{Capacity: 10, Refill: 1}, Resources: cloud.Bucket{Capacity: 2, Refill: 1}},
+	}}
+	synctest.Test(t, func(t *testing.T) {
+		cl := &tags{told: &told{traits: traits, began: time.Now()}}
+		cl.answers = func(_ context.Context, kind cloud.Call, id string) error {
+			switch {
+			case id == "b=you" && time.Since(cl.began) == 0, id == "q" && time.Since(cl.began) < 5*time.Second:
+				return throttledNow(0)
+			case id == "r":
+				return fmt.Errorf("%w: it is in use", cloud.ErrRefused)
+			}
+			return nil
+		}
+		f := New(Config{Cloud: cl, Random: one, Clock: clock.RealClock{}}).Features()
+		if err := f.Tagger.Tag(t.Context(),
+			cloud.Tagging{ID: "a", Tags: map[string]string{"for": "me"}},
+			cloud.Tagging{ID: "b", Tags: map[string]string{"for": "you"}},
+			cloud.Tagging{ID: "c", Tags: map[string]string{"for": "all"}},
+		).Err(); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(4*time.Second - time.Since(cl.began))
+		for _, r := range f.Parts.DeleteParts(t.Context(), "p", "q", "r") {
+			if (r.Err != nil) != (r.ID == "r") {
+				t.Errorf("part %s: %v", r.ID, r.Err)
+			}
+		}
+		if list, err := f.Parts.ListParts(t.Context(), "me"); err != nil || len(list) != 1 {
+			t.Errorf("parts %v, %v", list, err)
+		}
+		want := []string{
+			"0s tag a=me,b=you", "1s tag c=all,b=you",
+			"4s deleteParts p,q,r", "5s deleteParts q", "5s listParts me",
+		}
+		if got := cl.sent(); !slices.Equal(got, want) {
+			t.Errorf("sent %q, want %q", got, want)
+		}
+	})
+}
+
+func TestWhatDestroysHasABudgetOnEveryCloud(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		for range int(hasty.Capacity) + 20 { // as one that asks again and again
+			if err := c.Features().Stopper.Stop(t.Context(), "a").Err(); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Features().Stopper.Start(t.Context(), "a").Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(told.began); took != 2*time.Second {
+			t.Errorf("so many stops took %v, want 2 s for the last 20", took)
+		}
+	})
+}
+
+func TestWhatIsAboutAllInstancesIsNotHalved(t *testing.T) {
+	for _, refusal := range []error{
+		errors.New("timeout"),
+		cloud.No(cloud.ErrUnauthorised, cloud.Scope{}, nil),
+		cloud.No(cloud.ErrRefused, cloud.Scope{Account: true}, nil),
+		cloud.No(cloud.ErrRefused, cloud.Scope{Zone: "z"}, nil),
+	} {
+		if refusedAsOne([]answer{{err: refusal}, {err: refusal}}) {
+			t.Errorf("%v is taken for the fault of one instance", refusal)
+		}
+	}
+	refusal := cloud.No(cloud.ErrNotFound, cloud.Scope{}, nil)
+	if !refusedAsOne([]answer{{err: refusal}, {err: refusal}}) || refusedAsOne([]answer{{err: refusal}, {}}) {
+		t.Error("a refusal of all that names no more may be about one of them, one of some is about that")
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/pulse"
 )
 
 // line is where the calls of one kind wait. Calls.mu guards its fields, but for its
@@ -20,6 +21,7 @@ type line struct {
 	ended chan struct{}
 
 	requests, resources bucket
+	scarce              bool // the cloud has a budget of requests
 	waiting             int
 	underWay            int
 	// window is how many may be under way: most, but for the time after a throttled
@@ -34,18 +36,36 @@ type line struct {
 	pauses int
 }
 
+// destroys are the kinds of calls that cannot be taken back. Where the cloud has no
+// budget for one, hasty is it: no bound for those who wait, since a call ends hundreds of
+// instances, but one for whoever asks again and again.
+var destroys = map[cloud.Call]bool{
+	cloud.CallTerminate:   true,
+	cloud.CallStop:        true,
+	cloud.CallDetachDisk:  true,
+	cloud.CallDeleteDisk:  true,
+	cloud.CallDeleteParts: true,
+}
+
+var hasty = cloud.Bucket{Capacity: 50, Refill: 10}
+
 func (c *Calls) line(kind cloud.Call) *line {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l := c.lines[kind]
 	if l == nil {
 		budget := c.cfg.Cloud.Traits().Budgets[kind]
+		scarce := budget.Requests != cloud.Bucket{}
+		if !scarce && destroys[kind] {
+			budget.Requests = hasty
+		}
 		l = &line{
 			kind:      kind,
 			head:      make(chan struct{}, 1),
 			ended:     make(chan struct{}, 1),
 			requests:  bucket{Bucket: budget.Requests},
 			resources: bucket{Bucket: budget.Resources},
+			scarce:    scarce,
 			window:    most,
 		}
 		c.lines[kind] = l
@@ -75,19 +95,21 @@ func (c *Calls) Turn(ctx context.Context, kind cloud.Call, least int) (*Turn, er
 	defer c.waits(l, -1)
 	err := ctx.Err()
 	if err == nil {
+		over := pulse.Wait(ctx, pulse.Cloud) // those before wait for it too
 		select {
 		case l.head <- struct{}{}:
 			defer func() { <-l.head }()
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
+		over()
 	}
 	for err == nil {
 		turn, wait := c.try(l, least)
 		if turn != nil {
 			return turn, nil
 		}
-		timer := c.cfg.Clock.NewTimer(wait)
+		timer, over := c.cfg.Clock.NewTimer(wait), pulse.Wait(ctx, pulse.Cloud)
 		select {
 		case <-timer.C():
 		case <-l.ended:
@@ -95,6 +117,7 @@ func (c *Calls) Turn(ctx context.Context, kind cloud.Call, least int) (*Turn, er
 			err = ctx.Err()
 		}
 		timer.Stop()
+		over()
 	}
 	return nil, fmt.Errorf("wait to send a call of kind %s: %w", kind, err)
 }
@@ -131,13 +154,24 @@ func (t *Turn) Resources(n int) int {
 	return got
 }
 
-// Scarce says that calls of its kind have a budget, of which others have used some of
-// late: what is about to come had better go along.
-func (t *Turn) Scarce() bool {
+// Gather waits a moment where calls of its kind have a budget, of which others have used
+// some of late: what is about to come had better go along. It returns false when ctx
+// has ended.
+func (t *Turn) Gather(ctx context.Context) bool {
 	t.c.mu.Lock()
-	defer t.c.mu.Unlock()
-	r := t.line.requests
-	return r.bounds() && r.tokens < r.Capacity-1
+	l := t.line
+	alone := !l.scarce || l.requests.tokens >= l.requests.Capacity-1
+	t.c.mu.Unlock()
+	if alone {
+		return true
+	}
+	defer pulse.Wait(ctx, pulse.Time)()
+	select {
+	case <-t.c.cfg.Clock.After(gatherFor):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // Cancel ends a turn in which nothing was sent.
@@ -191,18 +225,50 @@ func (t *Turn) end(err error) {
 	}
 }
 
-// Launch sends a launch in its turn, which ends.
-func (t *Turn) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
-	defer cancel()
-	results := t.c.cfg.Cloud.Launch(ctx, r)
-	var throttled error
-	for _, one := range results {
-		if errors.Is(one.Err, cloud.ErrThrottled) {
-			throttled = one.Err
+// send makes the call, within a timeout if that is not 0, and ends the turn.
+func (t *Turn) send(ctx context.Context, timeout time.Duration, do func(context.Context) error) error {
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	over := pulse.Wait(ctx, pulse.Cloud)
+	err := do(ctx)
+	over()
+	t.end(err)
+	return err
+}
+
+// throttledOf is the one of some answers that says that the call was throttled; nil where
+// none does.
+func throttledOf(all []answer) error {
+	for _, a := range all {
+		if errors.Is(a.err, cloud.ErrThrottled) {
+			return a.err
 		}
 	}
-	t.end(throttled)
+	return nil
+}
+
+// ask makes a call that has several answers, and ends the turn.
+func (t *Turn) ask(ctx context.Context, do func(context.Context) []answer) (all []answer) {
+	_ = t.send(ctx, Timeout, func(ctx context.Context) error { // each error is in its answer
+		all = do(ctx)
+		return throttledOf(all)
+	})
+	return all
+}
+
+// Launch sends a launch in its turn, which ends.
+func (t *Turn) Launch(ctx context.Context, r cloud.LaunchRequest) (results cloud.LaunchResults) {
+	t.ask(ctx, func(ctx context.Context) []answer {
+		results = t.c.cfg.Cloud.Launch(ctx, r)
+		all := make([]answer, len(results))
+		for n := range all {
+			all[n].err = results[n].Err
+		}
+		return all
+	})
 	return results
 }
 
@@ -219,5 +285,5 @@ func (c *Calls) Waits(kind cloud.Call) string {
 	case l.underWay >= l.window:
 		return fmt.Sprintf("%d calls of kind %s have no answer yet, and no more are sent at the same time", l.underWay, kind)
 	}
-	return fmt.Sprintf("the cloud's budget of calls of kind %s is used up for the moment", kind)
+	return fmt.Sprintf("the budget of calls of kind %s is used up for the moment", kind)
 }

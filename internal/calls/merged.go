@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/pulse"
 )
 
 // merged makes calls that name instances, and whose outcome is by instance: what waits
@@ -77,15 +78,23 @@ func (m *merged) do(ctx context.Context, ids []string) []answer {
 	}
 	asks := make([]*ask, len(ids))
 	for n, id := range ids {
-		asks[n] = &ask{id: id, caller: c, n: n, most: mostNamed}
+		asks[n] = &ask{
+			id:     id,
+			caller: c,
+			n:      n,
+			most:   mostNamed,
+		}
 	}
 	m.mu.Lock()
 	m.queue = append(m.queue, asks...)
 	m.start()
 	m.mu.Unlock()
+	over := pulse.Wait(ctx, pulse.Cloud)
 	select {
 	case <-c.done:
+		over()
 	case <-ctx.Done():
+		over()
 		m.leave(asks, ctx.Err())
 	}
 	return c.answers
@@ -127,17 +136,26 @@ func (m *merged) start() {
 	}
 	ctx, w := newWork()
 	m.wait = w
-	go m.dispatch(ctx, w)
+	go m.inTurn(ctx, w, func(ctx context.Context) { m.dispatch(ctx, w) })
+}
+
+// inTurn does work in a turn of its own, as a goroutine.
+func (m *merged) inTurn(ctx context.Context, w *work, do func(context.Context)) {
+	defer close(w.ended)
+	defer w.cancel()
+	m.calls.cfg.Pulse.Turn(ctx, "calls of kind "+string(m.kind), do)
 }
 
 // dispatch sends what is in the queue, each call in its turn, until it is empty.
 func (m *merged) dispatch(ctx context.Context, w *work) {
-	defer close(w.ended)
-	defer w.cancel()
 	for {
 		turn, err := m.calls.Turn(ctx, m.kind, 1)
 		if err != nil {
 			return // nobody waits any more
+		}
+		if !turn.Gather(ctx) {
+			turn.Cancel()
+			return
 		}
 		if !m.next(w, turn) {
 			return
@@ -165,7 +183,7 @@ func (m *merged) next(w *work, turn *Turn) bool {
 	for _, a := range c.asks {
 		a.in = c
 	}
-	go m.make(ctx, c, turn)
+	go m.inTurn(ctx, one, func(ctx context.Context) { m.make(ctx, c, turn) })
 	if len(m.queue) > 0 {
 		return true
 	}
@@ -176,8 +194,6 @@ func (m *merged) next(w *work, turn *Turn) bool {
 // make makes a call. What the cloud has throttled goes to the head of the queue, and so
 // does a call that was refused as a whole, to be made in two.
 func (m *merged) make(ctx context.Context, c *call, turn *Turn) {
-	defer close(c.ended)
-	defer c.cancel()
 	var ids []string
 	place := map[string]int{} // several may ask for the same
 	for _, a := range c.asks {
@@ -186,16 +202,7 @@ func (m *merged) make(ctx context.Context, c *call, turn *Turn) {
 			ids = append(ids, a.id)
 		}
 	}
-	timed, cancel := context.WithTimeout(ctx, Timeout)
-	answers := m.send(timed, ids...)
-	cancel()
-	var throttled error
-	for _, a := range answers {
-		if errors.Is(a.err, cloud.ErrThrottled) {
-			throttled = a.err
-		}
-	}
-	turn.end(throttled)
+	answers := turn.ask(ctx, func(ctx context.Context) []answer { return m.send(ctx, ids...) })
 	split := len(ids) > 1 && refusedAsOne(answers)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -223,10 +230,11 @@ func (m *merged) make(ctx context.Context, c *call, turn *Turn) {
 }
 
 // refusedAsOne says that a call was refused as a whole, perhaps for one instance that
-// it names: in smaller calls the cloud says for which.
+// it names: in smaller calls the cloud says for which. What is about all instances of an
+// account, a zone or a type says so, and rights are of all.
 func refusedAsOne(answers []answer) bool {
 	first := answers[0].err
-	if first == nil || !cloud.Refused(first) || errors.Is(first, cloud.ErrUnauthorised) {
+	if first == nil || !cloud.Refused(first) || errors.Is(first, cloud.ErrUnauthorised) || cloud.ScopeOf(first).Says() {
 		return false
 	}
 	return !slices.ContainsFunc(answers, func(a answer) bool { return a.err == nil || a.err.Error() != first.Error() })

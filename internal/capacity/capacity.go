@@ -187,8 +187,13 @@ func (s *Shortages) Load(shortages []Shortage) {
 
 // put adds a shortage, unless the same is known to last longer.
 func (s *Shortages) put(shortage Shortage) {
-	k := key{instanceType: shortage.InstanceType, family: shortage.Family, zone: shortage.Zone, subnet: shortage.Subnet,
-		market: marketOf(shortage.Spot)}
+	k := key{
+		instanceType: shortage.InstanceType,
+		family:       shortage.Family,
+		zone:         shortage.Zone,
+		subnet:       shortage.Subnet,
+		market:       marketOf(shortage.Spot),
+	}
 	if !shortage.Until.Before(s.marked[k].until) {
 		s.marked[k] = mark{until: shortage.Until, lasted: shortage.For, why: shortage.Why}
 	}

@@ -1,7 +1,9 @@
 package cellapi
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"net/http"
 	"sync"
 	"time"
@@ -26,8 +28,21 @@ const (
 	// openRequests are answered at the same time, openWatches beside them, and one
 	// for each object that the pod names.
 	openRequests, openWatches = 32, 128
-	// bodiesHeld are the bytes of bodies that are in memory at the same time.
+	// renewRate, renewBurst and openRenewals are for renewals of the lease, which
+	// count for none of the others. A kubelet renews it every 10 s, and tries five
+	// times at once.
+	renewRate, renewBurst, openRenewals = 1, 10, 4
+	// leaseBody is the largest body of a lease.
+	leaseBody = 8 << 10
+	// bodiesHeld are the bytes of bodies that are in memory at the same time, and
+	// readWithin is how long one of them may take to come.
 	bodiesHeld = 512 << 10
+	readWithin = 10 * time.Second
+	// workRate and workBurst limit, in microseconds, the time that Kip works on what
+	// a cell sends. An idle kubelet's node and lease take a millisecond in ten seconds.
+	workRate, workBurst = 100_000, 5_000_000
+	// maxLogged is how much of a cell's text is in a line of the log, in bytes.
+	maxLogged = 300
 )
 
 // bodyLimit is the largest body that is read for a resource; 0 for what is only read.
@@ -47,7 +62,9 @@ func bodyLimit(a *ask) int64 {
 		return 16 << 10
 	case coreEvents, groupEvents:
 		return 64 << 10
-	case leaseKind.Resource, serviceAccounts:
+	case leaseKind.Resource:
+		return leaseBody
+	case serviceAccounts:
 		return 8 << 10
 	}
 	return 0
@@ -56,12 +73,12 @@ func bodyLimit(a *ask) int64 {
 // budget is what a cell may still ask. Each request is charged before anything of it
 // is read, whatever its answer.
 type budget struct {
-	asked, sent, answered *rate.Limiter
+	asked, sent, answered, worked, renewed *rate.Limiter
 
-	mu             sync.Mutex
-	open, watching int
-	bodies         int64
-	usage          Usage
+	mu                       sync.Mutex
+	open, watching, renewing int
+	bodies                   int64
+	usage                    Usage
 }
 
 // Usage is what a cell has asked of this process.
@@ -69,6 +86,8 @@ type Usage struct {
 	Requests, Refused uint64
 	// Sent are the bytes of its bodies, Answered those of its answers.
 	Sent, Answered uint64
+	// Worked is how long Kip has worked on what the cell sent.
+	Worked time.Duration
 }
 
 func newBudget() *budget {
@@ -76,6 +95,8 @@ func newBudget() *budget {
 		asked:    rate.NewLimiter(askedRate, askedBurst),
 		sent:     rate.NewLimiter(sentRate, sentBurst),
 		answered: rate.NewLimiter(answeredRate, answeredBurst),
+		renewed:  rate.NewLimiter(renewRate, renewBurst),
+		worked:   rate.NewLimiter(workRate, workBurst),
 	}
 }
 
@@ -93,6 +114,26 @@ func (b *budget) begin(now time.Time) error {
 		return overBudget("a cell may ask %d times a second", askedRate)
 	}
 	return nil
+}
+
+// renew charges a renewal of the lease, and returns what gives back what it holds.
+func (b *budget) renew(now time.Time, bytes int64) (done func(), refusal error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.usage.Requests++
+	if bytes > leaseBody {
+		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("the limit is %d bytes", leaseBody))
+	}
+	if b.renewing >= openRenewals || !b.renewed.AllowN(now, 1) {
+		return nil, overBudget("a cell renews its lease %d times a second", renewRate)
+	}
+	b.renewing++
+	b.usage.Sent += uint64(max(bytes, 0))
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.renewing--
+	}, nil
 }
 
 // take charges what a request is going to hold, and returns what gives that back.
@@ -124,8 +165,25 @@ func (b *budget) take(now time.Time, watch bool, bytes int64, watches int) (done
 	}, nil
 }
 
-// owes says whether the cell was answered more than it may be.
-func (b *budget) owes(now time.Time) bool { return b.answered.TokensAt(now) < 0 }
+// owes is the refusal of a cell that was answered more than it may be, or that made
+// Kip work longer; nil for another.
+func (b *budget) owes(now time.Time) error {
+	switch {
+	case b.answered.TokensAt(now) < 0:
+		return overBudget("a cell is answered %d bytes a second", answeredRate)
+	case b.worked.TokensAt(now) < 0:
+		return overBudget("Kip works %v a second for a cell", workRate*time.Microsecond)
+	}
+	return nil
+}
+
+// workedFor charges time.
+func (b *budget) workedFor(now time.Time, d time.Duration) {
+	b.worked.ReserveN(now, int(min(max(d.Microseconds(), 0), workBurst)))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.usage.Worked += max(d, 0)
+}
 
 // wrote charges bytes of an answer.
 func (b *budget) wrote(now time.Time, bytes int) {
@@ -151,10 +209,12 @@ func (b *budget) used() Usage {
 type counted struct {
 	http.ResponseWriter
 	cell  *Cell
-	bytes int // not charged yet
+	bytes int    // not charged yet
+	rest  func() // ends the work on the request
 }
 
 func (c *counted) Write(p []byte) (int, error) {
+	c.rest()
 	n, err := c.ResponseWriter.Write(p)
 	if c.bytes += n; c.bytes >= chargedAtOnce {
 		c.charge()
@@ -187,12 +247,40 @@ func (c *Cell) admit(w http.ResponseWriter, r *http.Request, a *ask) (done func(
 	}
 	c.mu.Unlock()
 	// A lease says that the cell lives, whatever else it does.
-	if a.resource != leaseKind.Resource && c.budget.owes(now) {
-		return nil, overBudget("a cell is answered %d bytes a second", answeredRate)
+	if a.resource != leaseKind.Resource {
+		if err := c.budget.owes(now); err != nil {
+			return nil, err
+		}
 	}
 	done, err = c.budget.take(now, a.Verb == "watch", bytes, watches)
 	r.Body = http.MaxBytesReader(w, r.Body, most)
 	return done, err
+}
+
+// receive reads the body of a request that was admitted, all of it and in time, and
+// then waits for a turn to work on it.
+func (c *Cell) receive(w *counted, r *http.Request) error {
+	if err := c.await(w, r); err != nil {
+		return err
+	}
+	var err error
+	w.rest, err = c.work(r.Context())
+	return err
+}
+
+// await reads all of a body, in time.
+func (c *Cell) await(w http.ResponseWriter, r *http.Request) error {
+	control := http.NewResponseController(w)
+	// The network's time is the real one. A reader that knows no deadline leaves it
+	// to the transport's own limits.
+	_ = control.SetReadDeadline(time.Now().Add(readWithin))
+	b, err := readBody(r)
+	_ = control.SetReadDeadline(time.Time{})
+	if err != nil {
+		return err
+	}
+	r.Body = io.NopCloser(bytes.NewReader(b))
+	return nil
 }
 
 // noteRefusal counts a refusal, and tells of them once a minute.
@@ -203,7 +291,8 @@ func (c *Cell) noteRefusal(why string) {
 	}
 	if c.refusals.AllowN(c.server.clock.Now(), 1) {
 		used := c.budget.used()
-		c.server.log.Warn("cell was refused what it may not have", "cell", c.id, "message", spelling.Printable(why), "refused", used.Refused, "requests", used.Requests)
+		c.server.log.Warn("cell was refused what it may not have", "cell", c.id, "message", spelling.Printable(cut(why, maxLogged)),
+			"refused", used.Refused, "requests", used.Requests, "sent", used.Sent, "answered", used.Answered, "worked", used.Worked)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/elotl/kip/internal/spelling"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -36,6 +38,9 @@ const (
 	// eventBytesRate and eventBytesBurst limit those of its events, which the API
 	// server keeps for an hour.
 	eventBytesRate, eventBytesBurst = 1 << 10, 64 << 10
+	// maxPath bounds the path of a request, in bytes: a group, a namespace and a name
+	// of 253 each, and a few words.
+	maxPath = 1 << 10
 )
 
 // Cell is the API of one cell: an [http.Handler] whose every request is taken to
@@ -55,6 +60,8 @@ type Cell struct {
 	eventBytes *rate.Limiter
 	budget     *budget
 	refusals   *rate.Limiter
+	passing    turns // at the API server
+	working    turns // at Kip's processors
 
 	lifetime context.Context // until the cell is removed
 	end      context.CancelFunc
@@ -81,6 +88,8 @@ func newCell(s *Server, id string, info CellInfo) *Cell {
 		written:    rate.NewLimiter(writtenRate, writtenBurst),
 		eventBytes: rate.NewLimiter(eventBytesRate, eventBytesBurst),
 		budget:     newBudget(),
+		passing:    turns{own: semaphore.NewWeighted(passedOfOne), all: s.passing},
+		working:    turns{own: semaphore.NewWeighted(workedOfOne), all: s.working},
 	}
 	c.lifetime, c.end = context.WithCancel(s.lifetime)
 	c.pods.StartEmpty(unboundVersion)
@@ -128,7 +137,7 @@ func (a *ask) String() string {
 	} else if a.Namespace != "" {
 		what += " in namespace " + a.Namespace
 	}
-	return a.Verb + " " + what
+	return spelling.Printable(cut(a.Verb+" "+what, maxLogged))
 }
 
 // apiPaths knows the form of the API's paths.
@@ -141,6 +150,8 @@ var apiPaths = request.RequestInfoFactory{
 // client produces.
 func (c *Cell) understand(r *http.Request) (*ask, error) {
 	switch {
+	case len(r.URL.Path) > maxPath:
+		return nil, apierrors.NewBadRequest("the path is longer than any of the Kubernetes API")
 	case !slices.Contains([]string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}, r.Method):
 		return nil, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: r.URL.Path}, r.Method)
 	case r.Header.Get("Upgrade") != "":
@@ -193,10 +204,15 @@ func (c *Cell) refused(resource schema.GroupResource, name, message string) erro
 
 // ServeHTTP answers one request of the cell.
 func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	out := &counted{ResponseWriter: w, cell: c}
-	defer out.charge()
-	err := c.budget.begin(c.server.clock.Now())
-	if err == nil {
+	out := &counted{ResponseWriter: w, cell: c, rest: func() {}}
+	defer func() {
+		out.rest()
+		out.charge()
+	}()
+	var err error
+	if r.Method == http.MethodPut && r.URL.Path == c.server.renewal.Path {
+		err = c.renew(out, r)
+	} else if err = c.budget.begin(c.server.clock.Now()); err == nil {
 		err = c.serve(out, r)
 	}
 	if err != nil {
@@ -207,13 +223,41 @@ func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serve answers the request or returns the error to answer with.
-func (c *Cell) serve(w http.ResponseWriter, r *http.Request) error {
+// renew answers the renewal of the lease, which says that the cell lives. It has a
+// budget of its own, and is understood by its path alone: nothing else that the cell
+// asks holds it up, and it costs little when there is much to do.
+func (c *Cell) renew(w *counted, r *http.Request) error {
+	if err := c.served(); err != nil {
+		return err
+	}
+	done, err := c.budget.renew(c.server.clock.Now(), r.ContentLength)
+	if err != nil {
+		return err
+	}
+	defer done()
+	c.node.heartbeat() // also where what is sent conflicts with what is stored
+	r.Body = http.MaxBytesReader(w, r.Body, leaseBody)
+	if err := c.await(w, r); err != nil {
+		return err
+	}
+	return c.serveOwned(w, r, c.server.renewal, c.lease)
+}
+
+// served says why nothing is answered; nil when it is.
+func (c *Cell) served() error {
 	switch {
 	case c.server.lifetime.Err() != nil:
 		return apierrors.NewTooManyRequests("Kip is stopping", 1)
 	case c.lifetime.Err() != nil:
 		return c.refused(schema.GroupResource{}, "", fmt.Sprintf("cell %s has been removed", c.id))
+	}
+	return nil
+}
+
+// serve answers the request or returns the error to answer with.
+func (c *Cell) serve(w *counted, r *http.Request) error {
+	if err := c.served(); err != nil {
+		return err
 	}
 	a, err := c.understand(r)
 	if err != nil {
@@ -224,6 +268,11 @@ func (c *Cell) serve(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer done()
+	if r.Method != http.MethodGet && bodyLimit(a) > 0 {
+		if err := c.receive(w, r); err != nil {
+			return err
+		}
+	}
 	if src := c.server.watches.Of(a.resource); src != nil {
 		return c.serveShared(w, r, a, src)
 	}

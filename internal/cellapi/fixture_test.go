@@ -257,13 +257,18 @@ func (m *mirror) has(k string) bool {
 // follow starts a reflector that ends with the test.
 func follow(t *testing.T, client rest.Interface, k *watches.Kind, namespace string, selector fields.Selector) *mirror {
 	t.Helper()
+	return followAt(t, clock.RealClock{}, client, k, namespace, selector)
+}
+
+func followAt(t *testing.T, clk clock.Clock, client rest.Interface, k *watches.Kind, namespace string, selector fields.Selector) *mirror {
+	t.Helper()
 	m := &mirror{Store: cache.NewStore(cache.MetaNamespaceKeyFunc)}
 	lw := cache.NewListWatchFromClient(client, k.Resource.Resource, namespace, selector)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		cache.NewReflector(lw, k.New(), m, 0).RunWithContext(ctx)
+		cache.NewReflectorWithOptions(lw, k.New(), m, cache.ReflectorOptions{Clock: clk}).RunWithContext(ctx)
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	return m

@@ -26,6 +26,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -258,6 +259,7 @@ func TestWhatACellSaysOfItsNodeIsBounded(t *testing.T) {
 	ctx := context.Background()
 	h := newHouse(t)
 	c := h.server.AddCell("c1", info)
+	c.budget.worked.SetLimit(rate.Inf) // however slow this machine is
 	eventually(t, "the node is there", func() bool { return c.Node() != nil })
 	c.node.show()
 	const node = "/api/v1/nodes/" + nodeName
@@ -618,5 +620,47 @@ func TestRefusalsOfACellAreLoggedOnceAMinuteAndPrintable(t *testing.T) {
 	}
 	if text := log.String(); strings.ContainsAny(text, "\x1b\x07") || strings.Contains(text, `\x1b`) {
 		t.Errorf("the log has escape sequences: %q", text)
+	}
+}
+
+// However long what a cell says is, a line of the log that has it is short, and so is
+// the answer.
+func TestWhatACellSaysInTheLogIsShort(t *testing.T) {
+	ctx := context.Background()
+	clk := clocktesting.NewFakeClock(time.Now())
+	h := newHouseAt(t, clk)
+	var log bytes.Buffer
+	h.server.log = slog.New(slog.NewTextHandler(&log, nil))
+	c := h.server.AddCell("c1", info)
+	long, short := strings.Repeat("%1B%5B31m", 6000), strings.Repeat("%1B%5B31m", 150)
+	for _, path := range []string{
+		"/api/v1/namespaces/bank/secrets/" + short, "/api/v1/" + short, "/" + short, "/api/v1/namespaces/bank/secrets/" + long, "/api/v1/" + long, "/" + long, "/apis/" + long + "/v1/x/y", "/api/v1/namespaces/" + long + "/pods",
+	} {
+		before := log.Len()
+		_, _, answer := get(ctx, c, path)
+		if n := log.Len() - before; n > 700 {
+			t.Errorf("%.40s: %d bytes of log: %.200s", path, n, log.String()[before:])
+		}
+		if n := len(answer); n > 8<<10 {
+			t.Errorf("%.40s: %d bytes of answer: %.200s", path, n, answer)
+		}
+		clk.Step(time.Hour)
+	}
+	warning, err := json.Marshal(&corev1.Event{
+		TypeMeta:       metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},
+		ObjectMeta:     metav1.ObjectMeta{Name: "csi.1"},
+		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: agentapi.PluginNamespace, Name: agentapi.PluginPod("disks"), UID: "theirs"},
+		Reason:         "Failed", Type: corev1.EventTypeWarning, Message: strings.Repeat("\x1b[2J", 5000),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := log.Len()
+	code, _, _ := do(ctx, c, http.MethodPost, "/api/v1/namespaces/"+agentapi.PluginNamespace+"/events", "application/json", warning)
+	if n := log.Len() - before; code != http.StatusCreated || n == 0 || n > 1<<10 || strings.Contains(log.String(), `\x1b`) {
+		t.Errorf("a plugin's warning: %d, %d bytes of log: %.200s", code, n, log.String()[before:])
+	}
+	if log.Len() == 0 {
+		t.Error("nothing was logged")
 	}
 }

@@ -3,12 +3,15 @@ package cellapi
 import (
 	"fmt"
 	"net/http"
+	"path"
 	"strconv"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/elotl/kip/internal/watches"
 )
@@ -32,6 +35,22 @@ func newOwned(s *Server, k *watches.Kind, namespace string) *owned {
 	o := &owned{server: s, kind: k, namespace: namespace, collection: watches.NewCollection(k, ownedHistory)}
 	o.collection.StartEmpty(s.nextVersion())
 	return o
+}
+
+// renewalOf is what a kubelet asks each 10 s.
+func renewalOf(nodeName string) *ask {
+	kind := leaseKind.Resource
+	return &ask{resource: kind, RequestInfo: &request.RequestInfo{
+		IsResourceRequest: true,
+		Path:              path.Join("/apis", kind.Group, kind.Version, "namespaces", corev1.NamespaceNodeLease, kind.Resource, nodeName),
+		Verb:              "update",
+		APIPrefix:         "apis",
+		APIGroup:          kind.Group,
+		APIVersion:        kind.Version,
+		Namespace:         corev1.NamespaceNodeLease,
+		Resource:          kind.Resource,
+		Name:              nodeName,
+	}}
 }
 
 func (o *owned) current() *watches.Object {

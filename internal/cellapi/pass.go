@@ -63,10 +63,17 @@ func (c *Cell) mayAsk() error {
 	return nil
 }
 
-// askUpstream sends the request a of the cell on and returns the answer, whose body the
-// caller closes. Right after binding, a refusal is tried again: the API server's
-// Node authorizer hears of a binding a little later than everyone else.
-func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*http.Response, error) {
+// answered is what the API server answered, the whole of it.
+type answered struct {
+	code   int
+	header http.Header
+	body   []byte
+}
+
+// askUpstream sends the request a of the cell on and returns the answer. Right after
+// binding, a refusal is tried again: the API server's Node authorizer hears of a
+// binding a little later than everyone else.
+func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*answered, error) {
 	s := c.server
 	if err := c.mayAsk(); err != nil {
 		return nil, err
@@ -94,15 +101,14 @@ func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*http.Res
 		if b.mediaType != "" {
 			req.Header.Set("Content-Type", b.mediaType)
 		}
-		resp, err := s.raw.client.Do(req)
+		answer, err := c.send(req)
 		if err != nil {
 			s.log.Warn("API server not reached for a cell", "cell", c.id, "request", a.String(), "err", err)
 			return nil, apierrors.NewServiceUnavailable("the API server cannot be reached")
 		}
-		if resp.StatusCode != http.StatusForbidden || !c.settling() {
-			return resp, nil
+		if answer.code != http.StatusForbidden || !c.settling() {
+			return answer, nil
 		}
-		_ = resp.Body.Close()
 		select {
 		case <-s.clock.After(delay):
 			delay *= 2
@@ -110,6 +116,25 @@ func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*http.Res
 			return nil, apierrors.NewTimeoutError("the client went away", 1)
 		}
 	}
+}
+
+// send waits for the cell's turn, and for the whole answer.
+func (c *Cell) send(req *http.Request) (*answered, error) {
+	done, err := c.passing.take(req.Context())
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	resp, err := c.server.raw.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("the answer broke off: %w", err)
+	}
+	return &answered{code: resp.StatusCode, header: resp.Header, body: b}, nil
 }
 
 // settling says that the API server's Node authorizer may not know of the binding.
@@ -128,28 +153,24 @@ func (c *Cell) pass(w http.ResponseWriter, r *http.Request, a *ask, b body, chec
 	ctx, cancel := context.WithTimeout(r.Context(), passWithin)
 	defer cancel()
 	defer context.AfterFunc(c.lifetime, cancel)()
-	resp, err := c.askUpstream(r.WithContext(ctx), a, f, b)
+	rests(w)
+	answer, err := c.askUpstream(r.WithContext(ctx), a, f, b)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = resp.Body.Close() }()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return apierrors.NewServiceUnavailable("the API server's answer broke off")
-	}
-	if check != nil && resp.StatusCode < http.StatusMultipleChoices {
-		if err := check(answer); err != nil {
+	if check != nil && answer.code < http.StatusMultipleChoices {
+		if err := check(answer.body); err != nil {
 			return err
 		}
 	}
 	for _, h := range []string{"Content-Type", "Retry-After", "Warning"} {
-		for _, v := range resp.Header.Values(h) {
+		for _, v := range answer.header.Values(h) {
 			w.Header().Add(h, v)
 		}
 	}
-	w.WriteHeader(resp.StatusCode)
+	w.WriteHeader(answer.code)
 	defer deadline(w)()
-	_, _ = w.Write(answer) // a client that is gone needs no answer
+	_, _ = w.Write(answer.body) // a client that is gone needs no answer
 	return nil
 }
 
@@ -239,6 +260,7 @@ func (c *Cell) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if a.Subresource != "token" || a.Verb != "create" {
 		return c.forbidden(a, "it may only have tokens made")
 	}
+	rests(w) // while others are asked
 	if err := c.knowsPod(r.Context()); err != nil {
 		return err
 	}

@@ -85,6 +85,11 @@ func (c *Cell) boundVolumes(ctx context.Context, name string, f func(*corev1.Per
 		return nil
 	}
 	core := c.server.node.CoreV1()
+	done, err := c.passing.take(ctx)
+	if err != nil {
+		return apierrors.NewTimeoutError("the client went away", 1)
+	}
+	defer done()
 	for claim := range referencesOf(pod).claims {
 		if !c.names(pod.Namespace, claim) {
 			continue

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sync/semaphore"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -50,9 +51,12 @@ type Server struct {
 	clock    clock.Clock
 	refused  func()
 	node     kubernetes.Interface
-	raw      *passer // as the node
+	raw      *passer             // as the node
+	passing  *semaphore.Weighted // requests of cells that are open at the API server
+	working  *semaphore.Weighted // requests of cells that are worked on
 	pods     cache.SharedIndexInformer
 
+	renewal   *ask // of a lease, as each cell has one
 	watches   *watches.Watches
 	endpoints *endpoints // instead of the collection of EndpointSlices
 
@@ -106,6 +110,9 @@ func New(cfg Config) (*Server, error) {
 		podsHandled: make(chan struct{}),
 		cells:       map[string]*Cell{},
 		bound:       map[types.UID]*Cell{},
+		renewal:     renewalOf(cfg.NodeName),
+		passing:     semaphore.NewWeighted(passedAtOnce),
+		working:     semaphore.NewWeighted(workedAtOnce()),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

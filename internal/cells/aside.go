@@ -43,7 +43,7 @@ func (c *Controller) aside(ctx context.Context, e *entry, what string, do func(c
 	ctx, cancel := context.WithCancel(ctx)
 	a := &aside{what: what, cancel: cancel}
 	e.aside = a
-	c.running.Go(func() {
+	c.inTurn(ctx, what, func(ctx context.Context) {
 		defer cancel()
 		err := do(ctx)
 		c.mu.Lock()
@@ -52,6 +52,14 @@ func (c *Controller) aside(ctx context.Context, e *entry, what string, do func(c
 		c.queue.Add(e.id)
 	})
 	return errUnderWay
+}
+
+// isAside says that something is being done for a cell, or has ended and nobody has its
+// outcome yet.
+func (c *Controller) isAside(e *entry, what string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return e.aside != nil && e.aside.what == what
 }
 
 // dropAside ends what is being done for a cell, unless it is what is named: nobody

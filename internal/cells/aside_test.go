@@ -98,7 +98,7 @@ func TestCellsWhoseDisksAreNotAttachedHoldUpNoOther(t *testing.T) {
 func TestAgentsThatDoNotAnswerHoldUpNoOtherCell(t *testing.T) {
 	var b *bubble
 	var hang atomic.Bool
-	hangs := func(c *Config) {
+	hangs := func(c *setup) {
 		c.APIs.(*modelLinks).hangs = func(cell string) bool { return hang.Load() && b.isStuck(cell) }
 	}
 	inBubble(t, hangs, nil, func(t *testing.T, in *bubble) {
@@ -135,7 +135,7 @@ func TestAgentsThatDoNotAnswerHoldUpNoOtherCell(t *testing.T) {
 }
 
 func TestLogsThatAreNotReadHoldUpNoOtherCell(t *testing.T) {
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		c.SaveLogs = func(ctx context.Context, pod apiv1.PodReference, _ agentapi.Conn) error {
 			if !strings.HasPrefix(pod.Name, "stuck-") {
 				return nil
@@ -157,7 +157,7 @@ func TestLogsThatAreNotReadHoldUpNoOtherCell(t *testing.T) {
 
 func TestInstancesThatDoNotStartHoldUpNoOtherCell(t *testing.T) {
 	var throttled atomic.Int32
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		keep(stuck)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
@@ -180,7 +180,7 @@ func TestInstancesThatDoNotStartHoldUpNoOtherCell(t *testing.T) {
 }
 
 func TestAPodThatWaitsForTheCloudsBudgetSaysSoAndIsLetGoAtOnce(t *testing.T) {
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		c.Cloud.(*modelCloud).traits.Budgets = map[cloud.Call]cloud.Budget{
 			cloud.CallLaunch: {Requests: cloud.Bucket{Capacity: 1, Refill: 0.01}},
 		}
@@ -213,7 +213,7 @@ func TestAPodThatWaitsForTheCloudsBudgetSaysSoAndIsLetGoAtOnce(t *testing.T) {
 func TestABurstOfAThousandPodsTakesAsFewCallsAsTheBucketsOfEC2Allow(t *testing.T) {
 	const pods = 1000
 	var machines *sim.Cloud
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		knobs := sim.EC2()
 		knobs.BootTimes = nil
 		var err error

@@ -10,6 +10,13 @@ import (
 // bind gives the cell its pod, once and for good. A standby cell without a pod is
 // kept connected until a pod takes the cell.
 func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) {
+	// A cell that was launched for its pod was not before nobody else ran the pod.
+	if cell := e.cell(); cell.Standby != "" && cell.Pod.UID != "" && !c.nobodyElseRuns(e) {
+		if why, _ := c.endingOf(e); why == "" {
+			c.pollSoon()
+			return time.Second, nil
+		}
+	}
 	if ready, again, err := c.attach(ctx, e); err != nil || !ready {
 		return again, err
 	}

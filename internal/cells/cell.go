@@ -11,6 +11,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -20,15 +21,20 @@ import (
 type Cell struct {
 	ID string `json:"id"`
 	// Pod is the zero reference while the cell waits in a standby pool.
-	Pod     apiv1.PodReference `json:"pod"`
-	Phase   apiv1.Phase        `json:"phase"`
-	Attempt int                `json:"attempt"`
+	Pod apiv1.PodReference `json:"pod"`
+	// PodCreated is when the pod was created, by the API server's clock; zero where
+	// that is not known.
+	PodCreated time.Time   `json:"podCreated,omitzero"`
+	Phase      apiv1.Phase `json:"phase"`
+	Attempt    int         `json:"attempt"`
 	// Offers are what to launch, best first; the first is being used. An offer
 	// that the cloud cannot serve is dropped.
 	Offers []Offer `json:"offers"`
 	// Options are what the pod's annotations and the configuration ask of a launch,
 	// resolved when the cell was requested.
-	Options  Options         `json:"options,omitzero"`
+	Options Options `json:"options,omitzero"`
+	// Instance is as the cloud told of it, but for the time of its launch, which is by
+	// Kip's clock.
 	Instance *cloud.Instance `json:"instance,omitempty"`
 	// Launch is the call to the cloud that the cell was, or is being, launched
 	// with; nil before. As long as its outcome is not known the call itself is
@@ -48,8 +54,8 @@ type Cell struct {
 	// HealthyTimeout is the pod's own time limit for a silent cell; nil for the
 	// configured one, 0 or less for none.
 	HealthyTimeout *time.Duration `json:"healthyTimeout,omitempty"`
-	// Interrupted is when the cloud takes the instance back; zero if it has
-	// not said so.
+	// Interrupted is when the cloud takes the instance back, by Kip's clock; zero if it
+	// has not said so.
 	Interrupted time.Time `json:"interrupted,omitzero"`
 	// Token is the one-time join token until it is spent, then empty.
 	Token string `json:"token,omitempty"`
@@ -78,7 +84,7 @@ const (
 	CausePodDeleted     Cause = "pod_deleted"     // the pod was deleted
 	CauseNotLaunched    Cause = "not_launched"    // the cloud started nothing
 	CauseNotReady       Cause = "not_ready"       // it did not join, or its kubelet was not ready, in time
-	CauseLost           Cause = "lost"            // its instance vanished or fell silent
+	CauseLost           Cause = "lost"            // its instance vanished, was stopped or fell silent
 	CauseInterrupted    Cause = "interrupted"     // the cloud took it back
 	CauseStandbyRetired Cause = "standby_retired" // its standby pool no longer wanted it
 	CauseOther          Cause = "other"           // Kip let it go for a reason of its own
@@ -91,6 +97,9 @@ type Launch struct {
 	ID    string `json:"id"`
 	Index int    `json:"index"` // of the cell in the group
 	Cells int    `json:"cells"` // in the group
+	// Shared says that the machines share their user data, and a secret in it. It is
+	// nowhere but in the stored call; each cell has the token that follows from it.
+	Shared bool `json:"shared,omitempty"`
 	// NameTag is the configured one when the launch was stored: of launches that are
 	// stored without their call, as Kips before did, it is made again.
 	NameTag string `json:"nameTag"`
@@ -148,6 +157,24 @@ func (c Cell) Offer() Offer {
 		return Offer{}
 	}
 	return c.Offers[0]
+}
+
+// JoinID is the cell ID under which the cell's machine joins: what the machine can
+// know of it. That is the cell's own; or, where the machines of its launch share
+// their user data, that of its place in the launch.
+func (c Cell) JoinID() string {
+	if c.Launch != nil && c.Launch.Shared {
+		return agentapi.BatchCell(c.Launch.ID, cloud.PlaceOf(c.Launch.Index))
+	}
+	return c.ID
+}
+
+// joinIDOf is the JoinID of the cell that an instance is.
+func joinIDOf(i cloud.Instance) string {
+	if batch := i.Tags[cloud.TagBatch]; batch != "" {
+		return agentapi.BatchCell(batch, i.Place)
+	}
+	return i.Tags[cloud.TagCell]
 }
 
 // Live says whether the pod may still run here: the cell was not let go.
@@ -224,6 +251,18 @@ func (c Cell) clone() Cell {
 		c.Launch = &l
 	}
 	return c
+}
+
+// take gives the cell its instance. Its launch was asked for when the cell was there,
+// and is known now, whatever the cloud's clock says: ages are taken from Kip's.
+func (c *Cell) take(i cloud.Instance, now time.Time) {
+	if placed := c.StepTime(apiv1.StepPlaced); i.Launched.Before(placed) && !i.Launched.IsZero() {
+		i.Launched = placed
+	}
+	if i.Launched.After(now) {
+		i.Launched = now
+	}
+	c.Instance = &i
 }
 
 // launched is when the instance came to be, as well as Kip knows; zero if it has

@@ -10,12 +10,16 @@ import (
 	"slices"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 )
 
 // errMoved: an earlier write, whose answer was lost, did reach the store. The
 // record is now as that write left it. The step is to be run again.
 var errMoved = errors.New("the stored record has moved on")
+
+// errGone: a cell that is Gone has no record, and no change.
+var errGone = errors.New("the cell is gone")
 
 // save changes the record of one cell: first in the store, then here.
 func (c *Controller) save(ctx context.Context, e *entry, change func(*Cell) error) error {
@@ -36,7 +40,7 @@ func (c *Controller) commitWith(
 	ctx context.Context, entries []*entry, change func(n int, cell *Cell) error, more ...store.Change,
 ) (int64, error) {
 	for _, e := range slices.SortedFunc(slices.Values(entries), func(a, b *entry) int { return cmp.Compare(a.id, b.id) }) {
-		e.writing.Lock()
+		lockWriting(ctx, e)
 		defer e.writing.Unlock()
 	}
 	var moved error
@@ -49,6 +53,11 @@ func (c *Controller) commitWith(
 	}
 	if moved != nil {
 		return 0, moved
+	}
+	for _, e := range entries {
+		if e.cell().Phase == apiv1.Gone {
+			return 0, fmt.Errorf("change cell %s: %w", e.id, errGone)
+		}
 	}
 	now := c.cfg.Clock.Now()
 	after := make([]*Cell, len(entries))
@@ -87,13 +96,21 @@ func (c *Controller) commitWith(
 	return revision, err
 }
 
+// lockWriting waits for whoever writes the record of a cell now.
+func lockWriting(ctx context.Context, e *entry) {
+	defer pulse.Wait(ctx, pulse.Store)()
+	e.writing.Lock()
+}
+
 // refusedWrite says that somebody else writes our records.
 func refusedWrite(err error) bool {
 	return errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrNotLeader)
 }
 
 // notWritten says that the store has surely not written.
-func notWritten(err error) bool { return refusedWrite(err) || errors.Is(err, store.ErrNoSpace) }
+func notWritten(err error) bool {
+	return refusedWrite(err) || errors.Is(err, store.ErrNoSpace) || errors.Is(err, store.ErrTooBig)
+}
 
 // adopt makes a stored record the current one. The caller holds e.writing.
 func (c *Controller) adopt(e *entry, cell *Cell, revision int64) {
@@ -119,6 +136,10 @@ func (c *Controller) bury(e *entry) {
 	delete(c.cells, e.id)
 	c.unreserve(e)
 	c.pools.gone(*e.cell())
+	if i := e.cell().Instance; i != nil {
+		delete(c.terminating, i.ID)
+		c.cfg.Gate.Forget(i.ID)
+	}
 }
 
 // settle finds out what became of a write whose answer was lost; errMoved if it

@@ -126,3 +126,36 @@ func TestAWriteWhoseAnswerIsLostIsNeitherRepeatedNorForgotten(t *testing.T) {
 		}
 	}
 }
+
+func TestACellThatIsGoneHasNoChange(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		cell := b.request("a", "nano")
+		b.cells.mu.Lock()
+		e := b.cells.cells[cell.ID]
+		b.cells.mu.Unlock()
+		b.later(time.Minute)
+		b.cells.Release(ref("a").UID, "done", false)
+		b.later(time.Minute)
+		if err := b.cells.save(t.Context(), e, func(c *Cell) error { c.Phase = apiv1.Booting; return nil }); !errors.Is(err, errGone) {
+			t.Errorf("a change of it: %v", err)
+		}
+		if revision, err := b.store.Get(t.Context(), keyPrefix+cell.ID, new(Cell)); revision != 0 || err != nil {
+			t.Errorf("it has a record again, of revision %d, %v", revision, err)
+		}
+	})
+}
+
+func TestACellTakesNoPodFromAnother(t *testing.T) {
+	c := New(Config{})
+	defer c.queue.ShutDown()
+	first, second := newEntry(Cell{ID: "first", Pod: ref("a")}, 0), newEntry(Cell{ID: "second", Pod: ref("a")}, 0)
+	c.reserve(second)
+	c.unreserve(first)
+	if c.byPod["uid-a"] != "second" || len(c.named) != 1 {
+		t.Errorf("pod a has cell %q, and %d names are known", c.byPod["uid-a"], len(c.named))
+	}
+	c.unreserve(second)
+	if len(c.byPod) != 0 || len(c.named) != 0 {
+		t.Errorf("left are %v and %v", c.byPod, c.named)
+	}
+}

@@ -10,7 +10,9 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/calls"
-	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/lateness"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -20,18 +22,15 @@ import (
 type Config struct {
 	NodeName     string
 	ControllerID string
-	// Cloud is asked as its budgets allow, by Calls.
-	Cloud cloud.Cloud
-	// Disks are the cloud's; nil where it has none.
-	Disks cloud.Disks
-	// Calls are those to Cloud and Disks, which then are what Calls make of them. Where
-	// nil nobody else calls that cloud, and New makes them.
+	// Calls are those to the cloud, as its budgets allow.
 	Calls   *calls.Calls
 	Store   *store.Store
 	Tunnels Tunnels
 	APIs    APIs
 	// CAHash goes into user data, so that a cell knows its Kip.
 	CAHash string
+	// Gate is what every end goes through.
+	Gate *gate.Gate
 	// Shortages are told of each offer that the cloud did not serve.
 	Shortages Shortages
 	// Event reports to the pod's owner.
@@ -67,6 +66,11 @@ type Config struct {
 	ListLag time.Duration
 	// SoonPoll is the least time between two calls for the cloud's list.
 	SoonPoll time.Duration
+	// Late measures this process, and its owner runs it: a time in which Kip was late
+	// is held against no cell. Nil for a Kip that is never late.
+	Late *lateness.Meter
+	// Pulse is told of the turns of the loops. Optional.
+	Pulse *pulse.Pulse
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
 	// Random is for jitter. Optional.

@@ -10,9 +10,8 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/backoff"
-	"github.com/elotl/kip/internal/calls"
+	"github.com/elotl/kip/internal/lanes"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -38,11 +37,11 @@ type Controller struct {
 	failed    chan error    // ends Run
 	ready     chan struct{}
 
-	calls        *calls.Calls
-	agents       *agentapi.Lanes
+	agents       *lanes.Lanes
 	logs         chan struct{} // bounds those that save logs
 	launches     *launchQueue
-	terminations *gather[*entry]
+	terminations *gather[*termination]
+	taggings     *gather[*entry]
 	ledger       *ledger
 	pools        *pools
 	inventory    *inventory
@@ -63,18 +62,18 @@ type Controller struct {
 	// standby are the cells that no pod has.
 	standby map[string]*entry
 	pause   pause // of launches
+	// terminating has, by their instances, the ends that are under way.
+	terminating map[string]*termination
+	// awake is since when this process has looked at the cells without a gap, and
+	// could hear them.
+	awake time.Time
 }
 
 // New returns a controller; Run starts it.
 func New(cfg Config) *Controller {
-	if cfg.Calls == nil {
-		cfg.Calls = calls.New(calls.Config{Cloud: cfg.Cloud, Random: cfg.Random, Clock: cfg.Clock})
-		cfg.Cloud, cfg.Disks = cfg.Calls, cfg.Calls.Disks(cfg.Disks)
-	}
 	return &Controller{
 		cfg:    cfg,
-		calls:  cfg.Calls,
-		agents: agentapi.NewLanes(),
+		agents: lanes.New(),
 		logs:   make(chan struct{}, logsSaved),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](50*time.Millisecond, 30*time.Second, cfg.Random),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "cells", MetricsProvider: cfg.Queues}),
@@ -83,7 +82,8 @@ func New(cfg Config) *Controller {
 		failed:       make(chan error, 1),
 		ready:        make(chan struct{}),
 		launches:     newLaunchQueue(),
-		terminations: newGather[*entry](),
+		terminations: newGather[*termination](),
+		taggings:     newGather[*entry](),
 		ledger:       &ledger{store: cfg.Store},
 		pools:        newPools(cfg.Pools, cfg.RefillDelay, cfg.Template, cfg.Clock),
 		inventory:    newInventory(cfg.Health, cfg.ListLag),
@@ -92,6 +92,7 @@ func New(cfg Config) *Controller {
 		byDisk:       map[string]*entry{},
 		named:        map[cache.ObjectName][]types.UID{},
 		standby:      map[string]*entry{},
+		terminating:  map[string]*termination{},
 	}
 }
 
@@ -107,31 +108,38 @@ func (c *Controller) Run(ctx context.Context) error {
 				if shutdown {
 					return
 				}
-				c.process(ctx, id)
+				c.cfg.Pulse.Turn(ctx, "cells", func(ctx context.Context) { c.process(ctx, id) })
 				c.queue.Done(id)
 			}
 		})
 	}
-	terminating := make(chan struct{}, terminateCalls)
+	c.mu.Lock()
+	c.awake = c.cfg.Clock.Now()
+	c.mu.Unlock()
 	for _, loop := range []func(){
 		func() { c.takeInventory(ctx) },
+		func() { c.sweepParts(ctx) },
 		func() { c.checkHealth(ctx) },
 		func() { c.fillPools(ctx) },
 		func() { c.hearInterruptions(ctx) },
 		func() { c.launchAll(ctx) },
 		func() {
-			c.terminations.run(ctx, func(entries []*entry) {
-				for group := range slices.Chunk(entries, terminateMost) {
-					terminating <- struct{}{}
-					c.running.Go(func() {
-						c.terminateAll(ctx, group)
-						<-terminating
-					})
-				}
+			c.taggings.run(ctx, func(entries []*entry) {
+				c.cfg.Pulse.Turn(ctx, "tags", func(ctx context.Context) { c.tagAll(ctx, entries) })
+			})
+		},
+		func() {
+			c.terminations.run(ctx, func(all []*termination) {
+				c.cfg.Pulse.Turn(ctx, "terminations", func(ctx context.Context) { c.terminateAll(ctx, all) })
 			})
 		},
 	} {
 		c.running.Go(loop)
+	}
+	for name, lock := range map[string]sync.Locker{
+		"the lock of the cells": &c.mu, "the lock of the inventory": &c.inventory.mu, "the lock of the standby pools": &c.pools.mu,
+	} {
+		c.running.Go(func() { c.cfg.Pulse.Probe(ctx, name, lock) })
 	}
 	close(c.ready)
 
@@ -186,6 +194,9 @@ func (c *Controller) again(e *entry, err error) {
 	if errors.Is(err, errMoved) {
 		c.queue.Add(e.id)
 		return
+	}
+	if errors.Is(err, errGone) {
+		return // what was to be done with it is of no use any more
 	}
 	if refusedWrite(err) {
 		// Somebody else writes our records: two Kips with one identity. To go

@@ -11,6 +11,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/pulse"
 )
 
 // Disk is a disk of the cloud that a cell's pod has as a volume. The record of a
@@ -25,6 +26,9 @@ type Disk struct {
 // A disk that is not free, or not there, is asked for again after diskPoll, and then
 // less and less often.
 const diskPoll, longestDiskPoll = 250 * time.Millisecond, 4 * time.Second
+
+// hasDisks says that the cloud has disks.
+func (c *Controller) hasDisks() bool { return c.cfg.Calls.Features().Disks != nil }
 
 // DiskInUseError: a disk of the request is another pod's.
 type DiskInUseError struct {
@@ -78,8 +82,8 @@ func (c *Controller) attach(ctx context.Context, e *entry) (ready bool, again ti
 	if stays, err := c.stays(ctx, e); !stays {
 		return err == nil, 0, err
 	}
-	if c.cfg.Disks == nil {
-		return false, 0, fmt.Errorf("cell %s has disks, and cloud %s has none", e.id, c.cfg.Cloud.Name())
+	if !c.hasDisks() {
+		return false, 0, fmt.Errorf("cell %s has disks, and cloud %s has none", e.id, c.cfg.Calls.Name())
 	}
 	if !e.attached {
 		if again, err := c.attachDisks(ctx, e); err != nil || again > 0 {
@@ -114,7 +118,7 @@ func (c *Controller) attachDisks(ctx context.Context, e *entry) (again time.Dura
 	cell := e.cell()
 	err = c.aside(ctx, e, attachesDisks, func(ctx context.Context) error {
 		for _, d := range cell.Disks {
-			if err := c.cfg.Disks.AttachDisk(ctx, d.ID, cell.Instance.ID); err != nil {
+			if err := c.cfg.Calls.Features().Disks.AttachDisk(ctx, d.ID, cell.Instance.ID); err != nil {
 				return &attachError{d, err}
 			}
 		}
@@ -243,13 +247,22 @@ func (c *Controller) reach(ctx context.Context, e *entry) error {
 		if !c.patient(e) {
 			return ErrNotConnected
 		}
-		select {
-		case <-e.session.Ready():
-		case <-ctx.Done():
+		if !e.ready(ctx) {
 			return ErrNotConnected
 		}
 	}
 	return nil
+}
+
+// ready waits until the cell's session is connected, or ctx ends: false.
+func (e *entry) ready(ctx context.Context) bool {
+	defer pulse.Wait(ctx, pulse.Cell)()
+	select {
+	case <-e.session.Ready():
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // detach takes the disks from a cell that is being drained. The agent unmounts
@@ -272,7 +285,7 @@ func (c *Controller) detach(ctx context.Context, e *entry) error {
 		}
 	}
 	for _, d := range e.cell().Disks {
-		if err := c.cfg.Disks.DetachDisk(ctx, d.ID, e.cell().Instance.ID); err != nil {
+		if err := c.cfg.Gate.DetachDisk(ctx, d.ID, e.cell().Instance.ID); err != nil {
 			return fmt.Errorf("detach volume %s: %w", d.Volume, err)
 		}
 	}

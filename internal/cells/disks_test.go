@@ -105,7 +105,7 @@ func withDisks(t *testing.T, f func(t *testing.T, b *bubble, d *modelDisks)) {
 func withDisksAndStore(t *testing.T, hook func(op, key string) error, f func(t *testing.T, b *bubble, d *modelDisks)) {
 	t.Helper()
 	d := &modelDisks{holder: map[string]string{}}
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		d.cloud = c.Cloud.(*modelCloud)
 		c.Disks = d
 		links := c.APIs.(*modelLinks)

@@ -18,7 +18,7 @@ const drainTimeout = 30 * time.Second
 func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error) {
 	c.dropAside(e, drains)
 	cell := e.cell()
-	if !e.drained && (cell.PodEnded || len(cell.Plugins) > 0 || len(cell.Disks) > 0 && c.cfg.Disks != nil) {
+	if !e.drained && (cell.PodEnded || len(cell.Plugins) > 0 || len(cell.Disks) > 0 && c.hasDisks()) {
 		if err := c.aside(ctx, e, drains, func(drain context.Context) error {
 			_, err := c.dialled(ctx, e) // a session outlives what it was dialled for
 			return c.saveAll(drain, e, err)
@@ -57,7 +57,7 @@ func (c *Controller) saveAll(ctx context.Context, e *entry, err error) error {
 				e.id, driverNames(e.cell().Plugins), err)
 		}
 	}
-	if len(e.cell().Disks) > 0 && c.cfg.Disks != nil {
+	if len(e.cell().Disks) > 0 && c.hasDisks() {
 		err := c.detach(ctx, e)
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -79,9 +79,7 @@ func (c *Controller) saveLogs(ctx context.Context, e *entry) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
-	select {
-	case <-e.session.Ready(): // after a restart of Kip it may still be dialling
-	case <-ctx.Done():
+	if !e.ready(ctx) { // after a restart of Kip it may still be dialling
 		return ErrNotConnected
 	}
 	if err := c.cfg.SaveLogs(ctx, e.cell().Pod, e.session.Conn()); err != nil {

@@ -9,7 +9,8 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/lanes"
 )
 
 // entry is a cell and what this process holds for it. Fields that others than
@@ -27,12 +28,16 @@ type entry struct {
 	podEnded bool
 	// binding is set when the worker has decided to show the pod.
 	binding bool
-	// launching is set while the cell is its group's, and terminating while a
-	// call that ends its instance is being made.
-	launching, terminating bool
+	// launching is set while the cell is its group's.
+	launching bool
 	// launch is the one that is being stored or sent; under mu.
 	launch     string
 	toldPaused bool // that launches are paused; under mu
+	// tagging is set while the instance's tags are being written; tagTries is how often
+	// that was tried since a look last showed them, and tagAfter when it may be again.
+	tagging  bool
+	tagTries int
+	tagAfter time.Time
 	// pod is whose cell it is: for a moment before the record says so.
 	pod apiv1.PodReference
 	// disks are those of pod; under mu.
@@ -51,17 +56,37 @@ type entry struct {
 	disksShown bool               // the agent has the disks from this process
 	diskPolls  int                // in a row
 	diskTold   told               // what was last reported of the disks and plugins; written under mu
-	terminated time.Time          // when the cloud accepted the termination
-	stopped    time.Time          // when the cloud accepted to stop it
 	unseen     time.Time          // since when complete looks show no instance of a launch that was given up
 	told       bool               // observers know that it is interrupted
+	starting   attempts           // to start a stopped instance
+	stopping   attempts           // to stop one
+	unknown    news               // of what may run its pod besides
 
-	aside   *aside        // under mu
-	drained bool          // what must outlive it is saved, as far as that could be done
-	pace    agentapi.Pace // of its agent
+	// held is why its end is held back, heldTold what was told of that; under mu.
+	held     string
+	heldTold news
+
+	aside   *aside     // under mu
+	drained bool       // what must outlive it is saved, as far as that could be done
+	pace    lanes.Pace // of its agent
 
 	pluginsSent time.Time // when the agent had the plugins from this process
 	plugged     bool      // the kubelet knows their drivers
+}
+
+// attempts are those at one call about a cell. They are of its worker alone.
+type attempts struct {
+	failed int
+	next   time.Time // none is made before
+}
+
+// wait is how long none is made.
+func (a *attempts) wait(now time.Time) time.Duration { return a.next.Sub(now) }
+
+// fail notes that one has failed.
+func (a *attempts) fail(now time.Time, err error, random backoff.Random) {
+	a.failed++
+	a.next = now.Add(max(retryAfter(err), random.Jittered(min(firstRetry<<min(a.failed-1, 10), longestRetry))))
 }
 
 // told is what a pod's owner was told.

@@ -2,12 +2,14 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/gate"
 )
 
 // Health says when a cell that runs a pod counts as lost. One of two signs is
@@ -63,32 +65,39 @@ func (c *Controller) checkHealth(ctx context.Context) {
 	}
 	ticker := c.cfg.Clock.NewTicker(c.cfg.Health.Check)
 	defer ticker.Stop()
-	awake := c.cfg.Clock.Now() // since when this process has looked without a gap
-	last, disrupted := awake, false
+	disrupted := false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C():
 		}
-		now := c.cfg.Clock.Now()
-		if now.Sub(last) > 2*c.cfg.Health.Check+time.Second {
-			awake = now // it was stopped, or its machine was: the cells were not
-		}
-		last = now
-		disrupted = c.checkLeases(now, awake, disrupted)
+		now, was := c.cfg.Clock.Now(), disrupted
+		c.cfg.Pulse.Turn(ctx, "health", func(context.Context) {
+			if disrupted = c.checkLeases(now, was); was && !disrupted {
+				c.wakeUp(now) // those that are not heard yet may be on their way
+			}
+			c.showReleased()
+		})
 	}
+}
+
+// wakeUp gives each cell its time anew: until now this process could not hear them.
+func (c *Controller) wakeUp(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.awake = now
 }
 
 // checkLeases looks at every cell with a kubelet once. It returns true when so many
 // are silent that no cell is ended for its silence.
-func (c *Controller) checkLeases(now, awake time.Time, wasDisrupted bool) bool {
+func (c *Controller) checkLeases(now time.Time, wasDisrupted bool) bool {
 	type silence struct {
 		e     *entry
 		since time.Time
 	}
 	var silent []silence
-	ready := 0
+	ready, onTime := 0, c.cfg.Late.OnTime()
 	c.mu.Lock()
 	for _, e := range c.cells {
 		phase := e.cell().Phase
@@ -96,8 +105,10 @@ func (c *Controller) checkLeases(now, awake time.Time, wasDisrupted bool) bool {
 			continue
 		}
 		ready++
-		since := awake
-		for _, t := range []time.Time{e.api.LastHeartbeat(), e.connecting, e.cell().StepTime(apiv1.StepBound)} {
+		since := c.awake
+		for _, t := range []time.Time{
+			onTime, e.api.LastHeartbeat(), e.connecting, e.session.HeldBack(), e.cell().StepTime(apiv1.StepBound),
+		} {
 			if t.After(since) {
 				since = t
 			}
@@ -116,13 +127,23 @@ func (c *Controller) checkLeases(now, awake time.Time, wasDisrupted bool) bool {
 			c.cfg.Log.Info("most cells are heard again", "silent", len(silent), "ready", ready)
 		}
 	}
+	if len(silent) == 0 {
+		return disrupted
+	}
+	population := c.population()
 	for _, s := range silent {
 		cell, quiet := s.e.cell(), now.Sub(s.since).Round(time.Second)
 		if cell.Phase == apiv1.Bound {
 			c.observers.CellSilent(*cell, s.since)
 		}
-		if timeout := c.healthyTimeout(cell); !disrupted && !c.cfg.Health.CloudAPI && quiet >= timeout {
-			c.lose(s.e, fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet, c.whySilent(s.e)))
+		if timeout := c.healthyTimeout(cell); !disrupted && !wasDisrupted && !c.cfg.Health.CloudAPI && quiet >= timeout {
+			// That its tunnel is heard speaks against a link that is down, and not against
+			// a kubelet that hangs.
+			c.lose(s.e, population, sign{
+				cause: CauseLost,
+				why:   fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet, c.whySilent(s.e)),
+				heard: s.since,
+			})
 		}
 	}
 	return disrupted
@@ -165,15 +186,110 @@ func (c *Controller) whySilent(e *entry) string {
 	return why
 }
 
-// lose ends a cell that is lost. The cell may come back until the cloud has
-// confirmed its end. Only then does the pod get another.
-func (c *Controller) lose(e *entry, why string) { c.endFor(e, CauseLost, why) }
+// lastSign is when the cell was last heard, by its lease or its tunnel; zero if this
+// process never has. The caller holds Controller.mu.
+func (e *entry) lastSign() (last time.Time) {
+	if e.api != nil {
+		last = e.api.LastHeartbeat()
+	}
+	if e.session != nil {
+		if t := e.session.LastHeard(); t.After(last) {
+			last = t
+		}
+	}
+	return last
+}
 
+// mayHaveBeenHeard is when the cell was last heard, or could not have been since this
+// process did not listen. The caller holds mu.
+func (c *Controller) mayHaveBeenHeard(e *entry) time.Time {
+	last := e.lastSign()
+	could := []time.Time{c.awake, c.cfg.Late.OnTime(), e.connecting}
+	if e.session != nil {
+		could = append(could, e.session.HeldBack())
+	}
+	for _, t := range could {
+		if t.After(last) {
+			last = t
+		}
+	}
+	return last
+}
+
+// sign is what speaks for the end of a cell that nobody has asked to end.
+type sign struct {
+	cause Cause
+	why   string
+	// sure says that the cloud is positive that the instance has ended, or was to end:
+	// then there is nothing that an end could destroy.
+	sure bool
+	// heard is when the cell was last heard, where that speaks against it.
+	heard time.Time
+}
+
+// lose ends a cell that is lost, if the gate lets it. It returns whether the cell
+// ends. The cell may come back until the cloud has confirmed its end. Only then does
+// the pod get another.
+func (c *Controller) lose(e *entry, population int, s sign) bool {
+	if why, _ := c.endingOf(e); why != "" {
+		return true
+	}
+	cell := e.cell()
+	end := c.endOf(cell, s.why)
+	// Of a cell that runs no pod yet, nothing is lost that another launch does not give.
+	end.Mistakable, end.Heard = cell.Phase == apiv1.Bound && !s.sure, s.heard
+	err := c.cfg.Gate.Admit(end, population)
+	held, isHeld := errors.AsType[*gate.HeldError](err)
+	if !isHeld {
+		c.endFor(e, s.cause, s.why)
+		return true
+	}
+	c.mu.Lock()
+	changed := e.held != held.Text
+	e.held = held.Text
+	tell := e.heldTold.is(string(held.Reason), c.cfg.Clock.Now())
+	c.mu.Unlock()
+	if tell {
+		c.tellHeld(end, held)
+	}
+	if changed {
+		c.showAgain(e)
+	}
+	return false
+}
+
+// showReleased takes back that the end of a cell is held back, where nobody wants it
+// any more.
+func (c *Controller) showReleased() {
+	var released []*entry
+	c.mu.Lock()
+	for _, e := range c.cells {
+		if e.held != "" && !c.cfg.Gate.Holds(e.cell().Instance.ID) {
+			e.held, e.heldTold = "", news{}
+			released = append(released, e)
+		}
+	}
+	c.mu.Unlock()
+	for _, e := range released {
+		c.showAgain(e)
+	}
+}
+
+// showAgain tells observers of a cell whose record is the same, and of which something
+// else is to be shown. If its record is being changed they are told anyway.
+func (c *Controller) showAgain(e *entry) {
+	if e.writing.TryLock() {
+		defer e.writing.Unlock()
+		c.observers.CellChanged(*e.cell())
+	}
+}
+
+// endFor ends a cell that is lost.
 func (c *Controller) endFor(e *entry, cause Cause, why string) {
 	c.mu.Lock()
 	lost := e.ending == ""
 	if lost {
-		e.ending, e.cause = why, cause
+		e.ending, e.cause, e.held = why, cause, ""
 	}
 	c.mu.Unlock()
 	if lost {

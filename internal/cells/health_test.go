@@ -3,10 +3,14 @@ package cells
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/lateness"
 )
 
 func TestACutOffCellIsLostInTimeAndItsPodWaitsForTheEndOfIt(t *testing.T) {
@@ -106,6 +110,10 @@ func TestWhenMostCellsAreSilentNoneIsEnded(t *testing.T) {
 		for _, cell := range list[1:] {
 			b.links.of(cell.ID).set(true, nil)
 		}
+		b.later(80 * time.Second)
+		if n := len(b.cloud.running()); n != 4 {
+			t.Fatalf("%d instances are left: the last has not had its time anew", n)
+		}
 		b.later(time.Minute)
 		if n := len(b.cloud.running()); n != 3 {
 			t.Fatalf("%d instances when one of 4 is silent, want 3", n)
@@ -114,7 +122,7 @@ func TestWhenMostCellsAreSilentNoneIsEnded(t *testing.T) {
 }
 
 func TestTheCloudsWordAloneDecidesWithCloudAPI(t *testing.T) {
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		c.Health = Health{
 			CloudAPI:       true,
 			HealthyTimeout: 3 * time.Minute,
@@ -127,10 +135,7 @@ func TestTheCloudsWordAloneDecidesWithCloudAPI(t *testing.T) {
 		b.later(time.Minute)
 		cell, _ := b.cells.ForPod(ref("a").UID)
 		b.links.of(cell.ID).set(false, errors.New("cut"))
-		cell, _ = b.cells.ForPod(ref("b").UID)
-		b.cloud.mu.Lock()
-		delete(b.cloud.instances, cell.Instance.ID)
-		b.cloud.mu.Unlock()
+		b.vanish("b")
 		b.later(2 * time.Minute)
 		if b.phase("b") != apiv1.Bound {
 			t.Fatalf("b is %q too soon", b.phase("b"))
@@ -140,4 +145,164 @@ func TestTheCloudsWordAloneDecidesWithCloudAPI(t *testing.T) {
 			t.Fatalf("a is %q, b is %q; want a to run and b to be gone", b.phase("a"), b.phase("b"))
 		}
 	})
+}
+
+// goOn ends the lateness of a Kip whose meter has not run yet.
+func (b *bubble) goOn() { go func() { _ = b.cfg.Late.Run(b.Context()) }() }
+
+func withMeter(c *setup) { c.Late = lateness.New(c.Clock) }
+
+func TestALateKipBlamesNoCellForItsSilence(t *testing.T) {
+	inBubble(t, withMeter, nil, func(t *testing.T, b *bubble) {
+		b.request("a", "nano")
+		b.later(time.Minute)
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		b.links.of(cell.ID).set(false, errors.New("cut"))
+		b.later(time.Hour)
+		if b.phase("a") != apiv1.Bound || len(b.said("silent a")) != 0 {
+			t.Fatalf("while Kip was late: %s, said %v", b.phase("a"), b.events)
+		}
+		b.goOn()
+		b.later(35 * time.Second)
+		if got := b.said("silent a"); len(got) != 0 {
+			t.Fatalf("silent before it had its time: %v", got)
+		}
+		b.later(15 * time.Second)
+		if len(b.said("silent a")) == 0 || b.phase("a") != apiv1.Bound {
+			t.Fatalf("with Kip on time again: %s, said %v", b.phase("a"), b.events)
+		}
+		b.later(time.Minute)
+		if len(b.said("CellLost")) != 1 {
+			t.Fatalf("said %v, want the cell lost", b.events)
+		}
+	})
+}
+
+func TestACellThatKipKeepsWaitingIsNotSilent(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.request("a", "nano")
+		b.later(time.Minute)
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		link := b.links.of(cell.ID)
+		link.set(false, errors.New("cut"))
+		for range 100 {
+			link.mu.Lock()
+			link.held = time.Now()
+			link.mu.Unlock()
+			b.later(30 * time.Second)
+		}
+		if b.phase("a") != apiv1.Bound || len(b.said("silent a")) != 0 {
+			t.Fatalf("it is %s, said %v", b.phase("a"), b.events)
+		}
+		b.later(2 * time.Minute)
+		if len(b.said("CellLost")) != 1 {
+			t.Fatalf("said %v, want the cell lost", b.events)
+		}
+	})
+}
+func TestOnlyAShareOfTheCellsEndsAtATime(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		pods := b.bound(40)
+		for _, pod := range pods[:20] { // half of them: Kip is not cut off, as far as it can know
+			cell, _ := b.cells.ForPod(ref(pod).UID)
+			b.links.of(cell.ID).set(false, errors.New("cut"))
+		}
+		b.later(3 * time.Minute)
+		if n := len(b.unbound(pods)); n != 10 {
+			t.Fatalf("%d of 20 silent cells have ended, want the 10 that may", n)
+		}
+		if held := b.gate.Held(); len(held) != 10 || len(b.said("EndHeldBack", "kipctl allow")) != 10 {
+			t.Fatalf("held back %d, said %v", len(held), b.said("EndHeldBack"))
+		}
+		held, _ := b.cells.ForPod(b.gate.Held()[0].Pod.UID)
+		if got := b.cells.WaitsFor(held.ID); !strings.HasPrefix(got, heldBack) {
+			t.Errorf("its cell waits for %q", got)
+		}
+		// One comes back, and is held back no more.
+		b.links.of(held.ID).set(true, nil)
+		b.later(2 * time.Minute)
+		if got := b.cells.WaitsFor(held.ID); got != "" || len(b.gate.Held()) != 9 {
+			t.Errorf("a cell that is heard again waits for %q; %d are held back", got, len(b.gate.Held()))
+		}
+		b.gate.Allow()
+		b.later(time.Minute)
+		if n := len(b.unbound(pods)); n != 19 || b.phase(held.Pod.Name) != apiv1.Bound {
+			t.Errorf("%d have ended once a person has allowed it, want 19; the one that was heard is %q", n, b.phase(held.Pod.Name))
+		}
+		if n := len(b.said("EndHeldBack")); n > 20 {
+			t.Errorf("%d Events of 10 cells in 5 minutes", n)
+		}
+	})
+}
+
+func TestWhatAnEarlierProcessHasEndedCounts(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.limit = gate.Limit{Least: 2, Window: time.Hour}
+		b.stop()
+		b.run()
+		pods := b.bound(9)
+		b.cloud.set(func() { b.cloud.linger = true })
+		for _, pod := range pods[:4] {
+			cell, _ := b.cells.ForPod(ref(pod).UID)
+			b.links.of(cell.ID).set(false, errors.New("cut"))
+		}
+		b.later(3 * time.Minute)
+		if n := len(b.unbound(pods)); n != 2 {
+			t.Fatalf("%d have ended, want 2", n)
+		}
+		b.links.mu.Lock()
+		b.links.boots = func(cell string) bool {
+			c, _ := b.cells.ForPod(ref(pods[2]).UID)
+			d, _ := b.cells.ForPod(ref(pods[3]).UID)
+			return cell != c.ID && cell != d.ID
+		}
+		b.links.mu.Unlock()
+		b.stop()
+		b.run()
+		b.later(5 * time.Minute)
+		if n := len(b.unbound(pods)); n != 2 {
+			t.Errorf("%d have ended after a restart, want 2", n)
+		}
+	})
+}
+
+func TestAPodThatEndsOrIsDeletedIsNotHeldBack(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		pods := b.bound(50)
+		for n, pod := range pods {
+			b.cells.Release(ref(pod).UID, "done", n%2 == 0)
+		}
+		b.later(time.Minute)
+		if n := len(b.cloud.running()); n != 0 {
+			t.Errorf("%d of 50 instances are left; held back %v", n, b.gate.Held())
+		}
+	})
+}
+
+func TestAStoppedInstanceIsALostCellInEveryMode(t *testing.T) {
+	for _, mode := range []Health{
+		{HealthyTimeout: 90 * time.Second, Check: 5 * time.Second},
+		{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second},
+		{Check: 5 * time.Second}, // no cell is lost by its silence
+		{CloudAPI: true, Interval: time.Minute, Check: 5 * time.Second}, // nor by the list's
+	} {
+		inBubble(t, func(c *setup) { c.Health = mode }, nil, func(t *testing.T, b *bubble) {
+			pod := b.bound(1)[0]
+			cell, _ := b.cells.ForPod(ref(pod).UID)
+			b.cloud.set(func() {
+				i := b.cloud.instances[cell.Instance.ID]
+				i.State = cloud.Stopped
+				b.cloud.instances[i.ID] = i
+			})
+			b.later(5 * time.Minute)
+			if b.phase(pod) != apiv1.Bound {
+				t.Errorf("%+v: a cell that is heard is %q", mode, b.phase(pod))
+			}
+			b.links.of(cell.ID).set(false, errors.New("no route to host"))
+			b.later(70 * time.Second)
+			if b.phase(pod) == apiv1.Bound || len(b.said("CellLost", "was stopped, and not by Kip")) != 1 {
+				t.Errorf("%+v: it is %q, said %v", mode, b.phase(pod), b.events)
+			}
+		})
+	}
 }

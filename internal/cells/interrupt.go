@@ -2,6 +2,7 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -16,16 +17,18 @@ const interruptionRetry = 5 * time.Second
 
 // hearInterruptions takes the cloud's notices until ctx ends.
 func (c *Controller) hearInterruptions(ctx context.Context) {
-	source := c.cfg.Cloud.Features().Interrupter
+	source := c.cfg.Calls.Features().Interrupter
 	if source == nil {
 		return
 	}
 	for ctx.Err() == nil {
-		err := source.Interruptions(ctx, func(i cloud.Interruption) { c.interrupt(ctx, i) })
+		err := source.Interruptions(ctx, func(i cloud.Interruption) {
+			c.cfg.Pulse.Turn(ctx, "interruptions", func(ctx context.Context) { c.interrupt(ctx, i) })
+		})
 		if ctx.Err() != nil {
 			return
 		}
-		c.cfg.Log.Warn("listen for interruptions, retrying", "cloud", c.cfg.Cloud.Name(), "err", err)
+		c.cfg.Log.Warn("listen for interruptions, retrying", "cloud", c.cfg.Calls.Name(), "err", err)
 		c.sleep(ctx, c.cfg.Random.Jittered(interruptionRetry))
 	}
 }
@@ -44,14 +47,21 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 	if found == nil || !found.cell().Live() || !found.cell().Interrupted.IsZero() {
 		return
 	}
-	why := fmt.Sprintf("the cloud takes instance %s back at %s: %s", i.InstanceID, i.At.UTC().Format(time.RFC3339), i.Reason)
+	at := i.At
+	if i.Left != 0 {
+		at = c.cfg.Clock.Now().Add(i.Left)
+	}
+	why := fmt.Sprintf("the cloud takes instance %s back at %s: %s", i.InstanceID, at.UTC().Format(time.RFC3339), i.Reason)
 	for ctx.Err() == nil {
 		err := c.save(ctx, found, func(cell *Cell) error {
-			cell.Interrupted = i.At
+			cell.Interrupted = at
 			return nil
 		})
 		if err == nil {
 			break
+		}
+		if errors.Is(err, errGone) {
+			return
 		}
 		c.cfg.Log.Warn("store an interruption, retrying", "cell", found.id, "instance", i.InstanceID, "err", err)
 		if refusedWrite(err) || !c.sleep(ctx, c.cfg.Random.Jittered(time.Second)) {
@@ -70,9 +80,17 @@ func (c *Controller) interrupted(e *entry) (left time.Duration, ends bool) {
 		return 0, false
 	}
 	left = cell.Interrupted.Sub(c.cfg.Clock.Now())
-	if cell.Phase != apiv1.Bound || left <= 0 {
-		c.endFor(e, CauseInterrupted, "the cloud took its instance back")
+	const taken = "the cloud took its instance back"
+	if cell.Phase != apiv1.Bound {
+		c.endFor(e, CauseInterrupted, taken)
 		return 0, true
+	}
+	if left <= 0 {
+		c.mu.Lock()
+		heard := c.mayHaveBeenHeard(e)
+		c.mu.Unlock()
+		c.lose(e, 0, sign{cause: CauseInterrupted, why: taken, sure: true, heard: heard})
+		return silentPoll, true
 	}
 	if !e.told {
 		e.told = true

@@ -10,6 +10,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -24,6 +25,10 @@ const (
 	// the instance counts as gone. A list may lag behind a launch, EC2's by a few
 	// seconds.
 	missingAge = 20 * time.Second
+	// cloudSkew is how far the cloud's clock and Kip's may be apart, and some more. An
+	// instance that only seems to be older than the store is ended without need; no pod
+	// runs on it.
+	cloudSkew = 5 * time.Minute
 	// silentAge is the same for a cell whose tunnel is down too.
 	silentAge = 4 * time.Second
 )
@@ -33,14 +38,20 @@ type look struct {
 	began time.Time
 	byID  map[string]cloud.Instance
 	byPod map[types.UID][]string // instance IDs
-	// byCell has the instance of a cell: the one that the record names, where
-	// there are several.
+	// byCell has the instance of a cell, by its JoinID: the one that the record names,
+	// where there are several.
 	byCell map[string]string
-	// strangers are standby cells of a Kip whose store was lost: which pods
-	// they run, if any, nobody knows.
+	// strangers are cells of a Kip whose store was lost, standby or not tagged yet:
+	// which pods they run, if any, nobody knows.
 	strangers []string
 	// missing are the zones that it does not cover.
 	missing []string
+	// wrong says that it lacks the instance of a cell that was heard a short while
+	// ago. That it lacks others proves nothing then.
+	wrong bool
+	// lacks says that it does not show all instances of cells that it should: then it
+	// does not show either what no cell names yet.
+	lacks bool
 	// blind is true as long as there is a zone that no look has covered.
 	blind bool
 	// ended are instances of cells that are surely gone: the cloud said so of them,
@@ -65,6 +76,11 @@ type inventory struct {
 	missing map[string]time.Time
 	// orphans has, by their IDs, when instances were first seen without a cell.
 	orphans map[string]time.Time
+	// stopped has, by its instance, since when that of a cell is seen to be stopped,
+	// though Kip has not stopped it.
+	stopped map[string]time.Time
+	// unseen has the instances without a cell that the last look did not show.
+	unseen map[string]bool
 }
 
 func newInventory(health Health, listLag time.Duration) *inventory {
@@ -73,6 +89,8 @@ func newInventory(health Health, listLag time.Duration) *inventory {
 		listLag: listLag,
 		missing: map[string]time.Time{},
 		orphans: map[string]time.Time{},
+		stopped: map[string]time.Time{},
+		unseen:  map[string]bool{},
 	}
 }
 
@@ -83,10 +101,18 @@ func (v *inventory) last() look {
 	return v.latest
 }
 
+// strays is how many instances have no cell.
+func (v *inventory) strays() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return len(v.orphans)
+}
+
 // known is a cell as it was when the cloud had answered.
 type known struct {
 	cell       *Cell
 	cutOff     bool      // its tunnel is down
+	heard      bool      // it was heard a short while ago
 	addressed  bool      // its instance has all addresses that it needs
 	terminated time.Time // when the cloud accepted the termination; zero before
 }
@@ -106,16 +132,21 @@ type findings struct {
 	wake []string
 	// absent are those of whose instances the cloud is to be asked.
 	absent []absent
+	// lacking are the instances of live cells that are not shown.
+	lacking []string
+	// stopped are those whose instances were stopped by somebody else.
+	stopped []*Cell
 	// found are the instances without a cell that are seen for the first time, and
 	// orphans those that were seen for long enough to be ended.
 	found   int
 	orphans []cloud.Instance
 }
 
-// newLook makes a look of a listing. Instances of zones that the listing does not
-// cover and that no cell has are taken over from the last look: they may run a pod
-// still. The caller holds mu.
-func (v *inventory) newLook(began time.Time, listing cloud.Listing, owned map[string]bool) look {
+// newLook makes a look of a listing. Of the instances that no cell has, and that it
+// does not show, those are taken over from the last look that may run a pod still:
+// those of zones that the listing does not cover, and all that are missing for the
+// first time, or in a listing that is wrong of others. The caller holds mu.
+func (v *inventory) newLook(began time.Time, listing cloud.Listing, cells []known, owned map[string]bool) look {
 	seen := look{
 		began:   began,
 		byID:    make(map[string]cloud.Instance, len(listing.Instances)),
@@ -126,7 +157,7 @@ func (v *inventory) newLook(began time.Time, listing cloud.Listing, owned map[st
 	}
 	add := func(i cloud.Instance) {
 		seen.byID[i.ID] = i
-		seen.byCell[i.Tags[cloud.TagCell]] = i.ID
+		seen.byCell[joinIDOf(i)] = i.ID
 		if uid := types.UID(i.Tags[cloud.TagPodUID]); uid != "" {
 			seen.byPod[uid] = append(seen.byPod[uid], i.ID)
 		}
@@ -134,11 +165,23 @@ func (v *inventory) newLook(began time.Time, listing cloud.Listing, owned map[st
 	for _, i := range listing.Instances {
 		add(i)
 	}
+	for _, k := range cells {
+		if i := k.cell.Instance; i != nil && k.heard && !v.lags(began, k.cell) && listing.Covers(i.Zone) {
+			_, there := seen.byID[i.ID]
+			seen.wrong = seen.wrong || !there
+		}
+	}
+	unseen := map[string]bool{}
 	for id, i := range v.latest.byID {
-		if _, there := seen.byID[id]; !there && !owned[id] && !listing.Covers(i.Zone) {
+		if _, there := seen.byID[id]; there || owned[id] || v.latest.ended[id] {
+			continue
+		}
+		if !listing.Covers(i.Zone) || seen.wrong || !v.unseen[id] {
+			unseen[id] = v.unseen[id] || listing.Covers(i.Zone) && !seen.wrong
 			add(i)
 		}
 	}
+	v.unseen = unseen
 	if v.blind == nil {
 		v.blind = map[string]bool{}
 		for _, zone := range listing.Missing {
@@ -158,20 +201,21 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	owned := map[string]bool{}     // instances that a cell has
-	launching := map[string]bool{} // cells whose instance is not known yet
+	launching := map[string]bool{} // cells whose instance is not known yet, by their JoinIDs
 	for _, k := range cells {
 		if k.cell.Instance != nil {
 			owned[k.cell.Instance.ID] = true
 		} else {
-			launching[k.cell.ID] = true
+			launching[k.cell.JoinID()] = true
 		}
 	}
-	seen = v.newLook(began, listing, owned)
-	missing := map[string]time.Time{}
+	seen = v.newLook(began, listing, cells, owned)
+	missing, stopped := map[string]time.Time{}, map[string]time.Time{}
 	for _, k := range cells {
 		v.look(&seen, &f, missing, listing, k)
+		v.lookForStopped(seen, &f, stopped, k.cell)
 	}
-	v.missing = missing
+	v.missing, v.stopped = missing, stopped
 
 	orphans := map[string]time.Time{}
 	for id, first := range v.orphans {
@@ -180,12 +224,13 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 		}
 	}
 	for _, i := range seen.byID {
-		if !owned[i.ID] && !launching[i.Tags[cloud.TagCell]] && i.Tags[cloud.TagPodUID] == "" && i.Launched.Before(born) {
+		if !owned[i.ID] && !launching[joinIDOf(i)] && i.Tags[cloud.TagPodUID] == "" &&
+			i.Launched.Before(born.Add(cloudSkew)) {
 			seen.strangers = append(seen.strangers, i.ID)
 		}
 	}
 	for _, i := range listing.Instances {
-		if owned[i.ID] || launching[i.Tags[cloud.TagCell]] || i.State == cloud.Terminating {
+		if owned[i.ID] || launching[joinIDOf(i)] || i.State == cloud.Terminating {
 			continue
 		}
 		switch first, before := orphans[i.ID]; {
@@ -200,6 +245,31 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 	return seen, f
 }
 
+// lags says that a list need not show the instance of a cell yet, or not as it is: by
+// when Kip learned of its launch, since the cloud's clock may be behind.
+func (v *inventory) lags(began time.Time, cell *Cell) bool {
+	return began.Sub(cell.launched()) < v.listLag || began.Sub(cell.StepTime(apiv1.StepLaunched)) < v.listLag
+}
+
+// lookForStopped finds a cell whose instance was stopped by hand, or by a cloud that
+// took it back: what ran on it has ended. The caller holds mu.
+func (v *inventory) lookForStopped(seen look, f *findings, stopped map[string]time.Time, cell *Cell) {
+	if cell.Instance == nil || cell.Stopped || !cell.Live() || v.lags(seen.began, cell) {
+		return
+	}
+	if i, there := seen.byID[cell.Instance.ID]; !there || i.State != cloud.Stopped {
+		return
+	}
+	since, before := v.stopped[cell.Instance.ID]
+	if !before {
+		since = seen.began
+	}
+	stopped[cell.Instance.ID] = since
+	if before && seen.began.Sub(since) >= missingAge {
+		f.stopped = append(f.stopped, cell)
+	}
+}
+
 // look compares one cell with what is seen. The caller holds mu.
 func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, listing cloud.Listing, k known) {
 	cell := k.cell
@@ -212,7 +282,7 @@ func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, 
 	id := cell.Instance.ID
 	i, there := seen.byID[id]
 	if there {
-		seen.byCell[cell.ID] = id
+		seen.byCell[cell.JoinID()] = id
 	}
 	if cell.Phase == apiv1.Terminating || !k.addressed || cell.Stopped && i.State != cell.Instance.State {
 		f.wake = append(f.wake, cell.ID)
@@ -221,13 +291,15 @@ func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, 
 		return
 	}
 	since, before := v.missing[id]
-	lags := seen.began.Sub(cell.launched()) < v.listLag // the list need not show it yet
 	notAsked := cell.Phase == apiv1.Terminating && (k.terminated.IsZero() || !seen.began.After(k.terminated))
-	if lags || notAsked || !listing.Covers(cell.Instance.Zone) {
+	if v.lags(seen.began, cell) || notAsked || !listing.Covers(cell.Instance.Zone) {
 		if before {
 			missing[id] = since
 		}
 		return
+	}
+	if cell.Live() {
+		f.lacking = append(f.lacking, id)
 	}
 	a := absent{cell: cell, twice: before && seen.began.After(since)}
 	if !before {
@@ -242,18 +314,19 @@ func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, 
 
 // adopt takes what the cloud said of the instances that a look does not show, by
 // their IDs, and makes the look the last one.
-func (v *inventory) adopt(seen look, asked []absent, states map[string]cloud.State) {
+func (v *inventory) adopt(seen look, f findings, states map[string]cloud.State) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, a := range asked {
+	for _, a := range f.absent {
 		id := a.instance()
 		switch state := states[id]; {
-		case state == cloud.Gone, state == cloud.Unknown && a.twice:
+		case state == cloud.Gone, state == cloud.Unknown && a.twice && !seen.wrong:
 			seen.ended[id] = true
 		case state != "" && state != cloud.Unknown:
 			delete(v.missing, id) // the list was wrong of it
 		}
 	}
+	seen.lacks = slices.ContainsFunc(f.lacking, func(id string) bool { return !seen.ended[id] })
 	v.latest = seen
 }
 
@@ -279,18 +352,7 @@ func (c *Controller) takeInventory(ctx context.Context) {
 	idle := c.cfg.Clock.NewTicker(c.cfg.Health.pollInterval())
 	defer idle.Stop()
 	for {
-		began := c.cfg.Clock.Now()
-		call, cancel := context.WithTimeout(ctx, callTimeout)
-		list, err := c.cfg.Cloud.List(call, c.cfg.ControllerID)
-		cancel()
-		if err != nil {
-			if ctx.Err() != nil {
-				return
-			}
-			c.cfg.Log.Warn("list our instances", "cloud", c.cfg.Cloud.Name(), "err", err)
-		} else {
-			c.compare(ctx, began, list)
-		}
+		c.cfg.Pulse.Turn(ctx, "inventory", c.lookOnce)
 		select {
 		case <-ctx.Done():
 			return
@@ -306,37 +368,73 @@ func (c *Controller) takeInventory(ctx context.Context) {
 	}
 }
 
+// lookOnce asks for the cloud's list and compares it with the cells.
+func (c *Controller) lookOnce(ctx context.Context) {
+	began := c.cfg.Clock.Now()
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	list, err := c.cfg.Calls.List(call, c.cfg.ControllerID)
+	cancel()
+	switch {
+	case err == nil:
+		c.compare(ctx, began, list)
+	case ctx.Err() == nil:
+		c.cfg.Log.Warn("list our instances", "cloud", c.cfg.Calls.Name(), "err", err)
+	}
+}
+
 // compare takes an answer of the cloud, and acts on what follows from it.
 func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud.Listing) {
 	var cells []known
 	c.mu.Lock()
 	for _, e := range c.cells {
-		k := known{cell: e.cell(), cutOff: e.session != nil && !e.session.Connected(), terminated: e.terminated}
+		k := known{cell: e.cell(), cutOff: e.session != nil && !e.session.Connected()}
+		k.heard = c.cfg.Clock.Since(e.lastSign()) < gate.Fresh
+		if i := k.cell.Instance; i != nil && c.terminating[i.ID] != nil {
+			k.terminated = c.terminating[i.ID].accepted
+		}
 		k.addressed = k.cell.Instance == nil || c.addressed(k.cell.Instance)
 		cells = append(cells, k)
 	}
 	c.mu.Unlock()
 	seen, f := c.inventory.show(began, listing, cells, c.born)
-	c.inventory.adopt(seen, f.absent, c.describe(ctx, f.absent))
+	states := c.describe(ctx, f.absent)
+	c.inventory.adopt(seen, f, states)
+	c.forgetStrays(seen)
+	population := c.population()
 	for _, id := range f.wake {
 		c.queue.Add(id)
 	}
+	c.tagUntagged(seen)
 	for _, a := range f.absent {
-		if !a.due || !seen.ended[a.instance()] {
-			continue
+		if a.due && seen.ended[a.instance()] {
+			c.loseTo(a.cell.ID, population, sign{
+				why:  "instance " + a.instance() + " is no longer in the cloud's list",
+				sure: states[a.instance()] == cloud.Gone,
+			})
 		}
-		c.mu.Lock()
-		e := c.cells[a.cell.ID]
-		c.mu.Unlock()
-		if e != nil {
-			c.lose(e, "instance "+a.instance()+" is no longer in the cloud's list")
-		}
+	}
+	for _, cell := range f.stopped {
+		c.loseTo(cell.ID, population, sign{why: "instance " + cell.Instance.ID + " was stopped, and not by Kip"})
 	}
 	for range f.found {
 		c.observers.OrphanFound()
 	}
 	for _, i := range f.orphans {
-		c.endOrphan(ctx, i)
+		c.endStray(i)
+	}
+}
+
+// loseTo ends a cell for a sign that the cloud has given, unless the cell was heard.
+func (c *Controller) loseTo(id string, population int, s sign) {
+	c.mu.Lock()
+	e := c.cells[id]
+	if e != nil {
+		s.heard = c.mayHaveBeenHeard(e)
+	}
+	c.mu.Unlock()
+	if e != nil {
+		s.cause = CauseLost
+		c.lose(e, population, s)
 	}
 }
 
@@ -353,14 +451,14 @@ func (c *Controller) describe(ctx context.Context, asked []absent) map[string]cl
 			ids[n] = a.instance()
 		}
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		instances, err := c.cfg.Cloud.Describe(call, ids...)
+		instances, err := c.cfg.Calls.Describe(call, ids...)
 		cancel()
 		if err == nil && len(instances) != len(ids) {
 			err = fmt.Errorf("asked for %d instances and got %d", len(ids), len(instances))
 		}
 		if err != nil {
 			if ctx.Err() == nil {
-				c.cfg.Log.Warn("describe instances that the cloud's list does not show", "cloud", c.cfg.Cloud.Name(), "err", err)
+				c.cfg.Log.Warn("describe instances that the cloud's list does not show", "cloud", c.cfg.Calls.Name(), "err", err)
 			}
 			continue
 		}
@@ -369,16 +467,4 @@ func (c *Controller) describe(ctx context.Context, asked []absent) map[string]cl
 		}
 	}
 	return states
-}
-
-// endOrphan ends an instance that has our tags and no cell.
-func (c *Controller) endOrphan(ctx context.Context, i cloud.Instance) {
-	c.cfg.Log.Warn("terminate an instance that has our tags and no cell", "instance", i.ID, "cell", i.Tags[cloud.TagCell])
-	call, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	err := c.cfg.Cloud.Terminate(call, i.ID).Err()
-	if err != nil {
-		c.cfg.Log.Warn("terminate an orphan", "instance", i.ID, "err", err)
-	}
-	c.observers.OrphanEnded(err)
 }

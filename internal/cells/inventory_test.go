@@ -35,11 +35,13 @@ func TestAnOrphanIsTerminatedOnlyAfterASecondLook(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.cells.compare(t.Context(), began.Add(tc.at), list)
-		if got := w.cloud.terminated["i-orphan"]; got != tc.want {
-			t.Fatalf("after %s it was terminated %d times, want %d", tc.at, got, tc.want)
+		if got := len(w.cells.terminating); got != tc.want {
+			t.Fatalf("after %s %d are to end, want %d", tc.at, got, tc.want)
 		}
 	}
-	if w.cloud.terminated["i-0"] != 0 || w.cloud.terminated["i-foreign"] != 0 {
+	w.cells.terminateAll(t.Context(), w.cells.terminations.items)
+	w.cells.running.Wait()
+	if w.cloud.terminated["i-orphan"] != 1 || len(w.cloud.terminated) != 1 {
 		t.Fatalf("terminated %v", w.cloud.terminated)
 	}
 }
@@ -66,7 +68,7 @@ func described(v *inventory, seconds int, state cloud.State, cells []known, list
 	for _, a := range f.absent {
 		states[a.instance()] = state
 	}
-	v.adopt(seen, f.absent, states)
+	v.adopt(seen, f, states)
 	all := found{findings: f}
 	for _, a := range f.absent {
 		if a.due && v.last().ended[a.instance()] {
@@ -178,7 +180,7 @@ func TestALookWakesTheCellsThatWaitForOne(t *testing.T) {
 
 func TestAnInstanceOfALostStoreIsAStrangerUnlessItSaysItsPod(t *testing.T) {
 	v := newInventory(Health{}, 0)
-	old, young := time.Unix(99, 0), time.Unix(101, 0)
+	old, ahead, young := time.Unix(99, 0), time.Unix(99+120, 0), time.Unix(101, 0).Add(cloudSkew)
 	tagged := func(id string, launched time.Time, tags map[string]string) cloud.Instance {
 		return cloud.Instance{ID: id, Launched: launched, Tags: tags}
 	}
@@ -187,10 +189,12 @@ func TestAnInstanceOfALostStoreIsAStrangerUnlessItSaysItsPod(t *testing.T) {
 		tagged("i-launching", old, map[string]string{cloud.TagCell: "launching"}),
 		tagged("i-pod", old, map[string]string{cloud.TagPodUID: "uid"}),
 		tagged("i-young", young, nil),
+		tagged("i-ahead", ahead, nil), // by a cloud's clock that is two minutes ahead
 		tagged("i-stranger", old, nil),
 	)
 	last := v.last()
-	if !slices.Equal(last.strangers, []string{"i-stranger"}) || !slices.Equal(last.byPod["uid"], []string{"i-pod"}) {
+	slices.Sort(last.strangers)
+	if !slices.Equal(last.strangers, []string{"i-ahead", "i-stranger"}) || !slices.Equal(last.byPod["uid"], []string{"i-pod"}) {
 		t.Errorf("strangers %v, instances by pod %v", last.strangers, last.byPod)
 	}
 }
@@ -206,5 +210,76 @@ func TestACellsOwnInstanceIsTheOneThatItsRecordNames(t *testing.T) {
 		if got := v.last().byCell["cell-i-own"]; got != "i-own" || f.found != 1 {
 			t.Errorf("the cell's instance is %s, %d orphans are found", got, f.found)
 		}
+	}
+}
+
+func TestAListThatLacksACellThatIsHeardProvesNothingOfOthers(t *testing.T) {
+	v := newInventory(Health{}, 0)
+	heard, silent := on("i-heard", 200), on("i-silent", 200)
+	cells := []known{{cell: heard, heard: true}, {cell: silent, cutOff: true}}
+	for at := 1000; at < 2000; at += 100 {
+		if f := described(v, at, cloud.Unknown, cells, cloud.Listing{}); len(f.vanished) != 0 {
+			t.Fatalf("at %d s %d have vanished by a list that is empty, while a cell is heard", at, len(f.vanished))
+		}
+	}
+	if f := described(v, 2000, cloud.Gone, cells, cloud.Listing{}); len(f.vanished) != 2 {
+		t.Errorf("%d have vanished when the cloud says of each that it is gone, want both: the gate has the last word", len(f.vanished))
+	}
+	cells[0].heard = false
+	for _, at := range []int{2100, 2200} {
+		described(v, at, cloud.Unknown, cells, cloud.Listing{})
+	}
+	if f := described(v, 2300, cloud.Unknown, cells, cloud.Listing{}); len(f.vanished) != 2 {
+		t.Errorf("%d have vanished when none is heard, want both", len(f.vanished))
+	}
+}
+
+func TestAnInstanceWithoutACellIsNotGoneForOneLookThatLacksIt(t *testing.T) {
+	v := newInventory(Health{}, 0)
+	i := cloud.Instance{ID: "i", State: cloud.Running, Tags: map[string]string{cloud.TagPodUID: "uid"}}
+	there := func() bool { return len(v.last().byPod["uid"]) == 1 }
+	cell := on("i-heard", 200)
+	shown(v, 1000, nil, i)
+	for _, l := range []struct {
+		at   int
+		list []cloud.Instance
+		wait bool
+		want bool
+	}{
+		{at: 1010, want: true},
+		{at: 1020, list: []cloud.Instance{i}, want: true},
+		{at: 1030, want: true},
+		{at: 1040, wait: true, want: true}, // the list is wrong of another
+		{at: 1050},
+	} {
+		shown(v, l.at, []known{{cell: cell, heard: l.wait}}, l.list...)
+		if there() != l.want {
+			t.Errorf("at %d s it is there: %t, want %t", l.at, there(), l.want)
+		}
+	}
+}
+
+func TestAnEmptyListEndsNoCellThatIsHeard(t *testing.T) {
+	for name, health := range map[string]Health{
+		"by the lease": {HealthyTimeout: 90 * time.Second, Check: 5 * time.Second},
+		"by the list":  {CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second},
+	} {
+		inBubble(t, func(c *setup) { c.Health = health }, nil, func(t *testing.T, b *bubble) {
+			pods := b.bound(30)
+			b.cloud.set(func() { // of another account: it knows nothing, and refuses nothing
+				clear(b.cloud.instances)
+				b.cloud.forgets = true
+			})
+			b.later(time.Hour)
+			if ended := b.unbound(pods); len(ended) != 0 {
+				t.Fatalf("%s: %v have ended", name, ended)
+			}
+			b.stop()
+			b.run() // nor right after a start, when none could be heard yet
+			b.later(time.Hour)
+			if ended := b.unbound(pods); len(ended) != 0 {
+				t.Fatalf("%s: %v have ended after a restart", name, ended)
+			}
+		})
 	}
 }

@@ -36,7 +36,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	if _, ends := c.interrupted(e); ends {
 		return 0, nil
 	}
-	left, what := c.bootTime(e.cell())
+	left, what := c.bootTime(e.cell(), e.session)
 	if left <= 0 {
 		why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, e.waitsFor())
 		c.warn(e.cell(), events.CellNotReady, "%s; it is terminated and another is tried", why)
@@ -50,9 +50,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 		// What an instance had before it was stopped is of no use.
 		found, there := look.byID[e.cell().Instance.ID]
 		if there && look.began.After(launched) && c.addressed(&found) {
-			if launched.After(found.Launched) {
-				found.Launched = launched // when it was started again, which not every cloud tells
-			}
+			found.Launched = launched // by Kip's clock, and when it was started again, which not every cloud tells
 			if err := c.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil }); err != nil {
 				return 0, err
 			}
@@ -77,20 +75,26 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 
 // addressed says that an instance has all the addresses that Kip needs.
 func (c *Controller) addressed(i *cloud.Instance) bool {
-	return i.ManagementIP.IsValid() && i.PodIP.IsValid() && i.DialIP(c.cfg.Cloud.Traits().DialPublic).IsValid()
+	return i.ManagementIP.IsValid() && i.PodIP.IsValid() && i.DialIP(c.cfg.Calls.Traits().DialPublic).IsValid()
 }
 
 // readyTimeout is how long a kubelet may take from the join: it needs about a
 // second, on a machine that is being started perhaps ten.
 const readyTimeout = 2 * time.Minute
 
-// bootTime is how much time a booting cell has left, and for what.
-func (c *Controller) bootTime(cell *Cell) (left time.Duration, what string) {
+// bootTime is how much time a booting cell has left, and for what. What Kip was late, or
+// kept the cell waiting, is not taken off.
+func (c *Controller) bootTime(cell *Cell, session Session) (left time.Duration, what string) {
 	from, limit, what := cell.StepTime(apiv1.StepJoined), readyTimeout, "ready"
 	if from.IsZero() || cell.launched().After(from) { // or started anew
 		from, limit, what = cell.launched(), cell.Offer().BootTimeout, "joined"
 	}
-	return from.Add(limit).Sub(c.cfg.Clock.Now()), what
+	if session != nil {
+		if held := session.HeldBack(); held.After(from) {
+			from = held
+		}
+	}
+	return from.Add(limit + c.cfg.Late.Since(from)).Sub(c.cfg.Clock.Now()), what
 }
 
 // connect brings up the cell's API and its tunnel in this process, and has the agent
@@ -233,9 +237,10 @@ func (e *entry) show() error {
 func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (Session, error) {
 	cell := e.cell()
 	target := tunnel.Target{
-		CellID:  cell.ID,
-		Addr:    netip.AddrPortFrom(cell.Instance.DialIP(c.cfg.Cloud.Traits().DialPublic), agentapi.Port),
+		CellID:  cell.JoinID(),
+		Addr:    netip.AddrPortFrom(cell.Instance.DialIP(c.cfg.Calls.Traits().DialPublic), agentapi.Port),
 		KeyHash: cell.KeyHash,
+		Rank:    e.rank,
 		OnState: func(connected bool, _ error) {
 			if !connected {
 				// Noted here: when the worker looks, the session may be connected
@@ -257,11 +262,30 @@ func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (Sess
 	return c.cfg.Tunnels.Keep(ctx, target, api, func(ctx context.Context, keyHash string) error { return c.spend(ctx, e, keyHash) })
 }
 
+// rank is who is connected first where not all can be at once: who runs a pod, then
+// who is to run one, then who stands by.
+func (e *entry) rank() int {
+	switch cell := e.cell(); {
+	case cell.Pod.UID == "":
+		return 2
+	case cell.Phase == apiv1.Booting, cell.Phase == apiv1.Ready:
+		return 1
+	}
+	return 0
+}
+
 // spend records who spent the cell's token, before the certificate leaves Kip.
 // The token is kept until the first session with that certificate: after a crash
-// in between, the same machine proves once more that it has the token.
+// in between, the same machine proves once more that it has the token. A machine that
+// comes too late is refused, whatever keeps the cell's worker from ending it.
 func (c *Controller) spend(ctx context.Context, e *entry, keyHash string) error {
+	c.mu.Lock()
+	session := e.session
+	c.mu.Unlock()
 	return c.save(ctx, e, func(cell *Cell) error {
+		if left, what := c.bootTime(cell, session); cell.KeyHash == "" && left <= 0 {
+			return fmt.Errorf("cell %s was not %s in time", cell.ID, what)
+		}
 		if cell.KeyHash != "" && cell.KeyHash != keyHash {
 			return fmt.Errorf("the token of cell %s is spent on another key", cell.ID)
 		}

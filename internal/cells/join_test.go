@@ -29,6 +29,58 @@ func TestACellThatDoesNotJoinInTimeIsReplacedAndSaysSo(t *testing.T) {
 	})
 }
 
+func TestABootTakesNoTimeInWhichKipCouldNotHaveAnswered(t *testing.T) {
+	request := func(b *bubble) {
+		b.links.boots = func(string) bool { return false }
+		offer := Offer{InstanceType: "nano", Zone: "z", BootTimeout: 5 * time.Minute}
+		if _, err := b.cells.Request(b.Context(), Request{Pod: ref("a"), Seen: time.Now(), Offers: []Offer{offer}}); err != nil {
+			b.Fatal(err)
+		}
+		b.later(time.Second)
+	}
+	// ends is told when the cell may end at the earliest, more or less.
+	ends := func(b *bubble, left time.Duration, why string) {
+		b.Helper()
+		b.later(left - 10*time.Second)
+		if b.phase("a") != apiv1.Booting {
+			b.Fatalf("%s: it is %q before its time; said %v", why, b.phase("a"), b.events)
+		}
+		b.later(20 * time.Second)
+		if b.phase("a") != "" {
+			b.Fatalf("%s: it is %q after its time", why, b.phase("a"))
+		}
+	}
+	inBubble(t, withMeter, nil, func(t *testing.T, b *bubble) {
+		request(b)
+		b.later(time.Hour)
+		b.goOn()
+		ends(b, 5*time.Minute, "Kip was late for an hour")
+	})
+	inBubble(t, withMeter, nil, func(t *testing.T, b *bubble) {
+		b.goOn()
+		request(b)
+		b.later(time.Minute)
+		b.stop()
+		b.later(time.Hour)
+		withMeter(&b.cfg)
+		b.run()
+		b.goOn()
+		// What it had of its time before is not known any more.
+		ends(b, 5*time.Minute, "Kip was down for an hour")
+	})
+	inBubble(t, withMeter, nil, func(t *testing.T, b *bubble) {
+		b.goOn()
+		request(b)
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		link := b.links.of(cell.ID)
+		b.later(4 * time.Minute)
+		link.mu.Lock()
+		link.held = time.Now()
+		link.mu.Unlock()
+		ends(b, 5*time.Minute, "Kip kept it waiting for 4 minutes")
+	})
+}
+
 // An agent that has started anew may have lost what it was told: each connection
 // is told of, also when the break before it was too short for the cell's worker to
 // see.

@@ -13,16 +13,15 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 	"sigs.k8s.io/yaml"
 )
 
 const (
-	// callTimeout bounds one call to the cloud.
+	// callTimeout bounds what waits for a call to the cloud, where that is not to wait
+	// for the budget for ever.
 	callTimeout = calls.Timeout
-	// launchGather is how long a launch waits for others to go along, where calls are
-	// scarce.
-	launchGather = 50 * time.Millisecond
 	// A launch whose outcome stays unknown is given up after both: the cloud
 	// cannot say what is wrong with this offering, and another may work.
 	giveUpTries = 5
@@ -34,22 +33,30 @@ const (
 // launchesPrefix is where the calls are stored whose outcome is not known yet.
 const launchesPrefix = "launches/"
 
-// launchVersion is that of launchRecord. A Kip that does not know a record's
-// version sends nothing of it.
-const launchVersion = 1
+// launchVersion is the latest of launchRecord: that of calls whose machines share
+// their user data. Others are stored in the first, which Kips before know. A Kip that
+// does not know a record's version sends nothing of it.
+const launchVersion = 2
 
 // launchRecord is a call to the cloud, whole: whatever the configuration says by
 // then, what is sent again is this.
 type launchRecord struct {
 	Version int                 `json:"version"`
 	Request cloud.LaunchRequest `json:"request"`
+	// Until is when the secret expires that the machines share: the call is sent no
+	// more, and goes. Zero where they share none.
+	Until time.Time `json:"until,omitzero"`
 }
+
+// errExpired: the machines of the launch share a secret that is too old to join with.
+var errExpired = errors.New("the secret of the launch has expired")
 
 // launch is a stored call that is under way.
 type launch struct {
 	id       string
 	request  cloud.LaunchRequest
-	revision int64 // of its record; 0 where there is none
+	until    time.Time // as in its record
+	revision int64     // of its record; 0 where there is none
 	// group are the cells by their place in the request; nil where the outcome is
 	// known already.
 	group []*entry
@@ -73,62 +80,94 @@ func (l *launch) entries(places []int) []*entry {
 	return all
 }
 
-// launchAll stores the intents to launch what waits, a call for cells of the same
-// offering, and sends them, until ctx ends. A call's turn is waited for before the
-// call is stored: until then others may come along.
+// launchAll launches what waits until ctx ends.
 func (c *Controller) launchAll(ctx context.Context) {
 	for c.launches.wait(ctx) {
-		turn, err := c.calls.Turn(ctx, cloud.CallLaunch, 1)
-		if err != nil {
-			return
-		}
-		if turn.Scarce() && !c.launches.full() && !c.sleep(ctx, launchGather) {
-			turn.Cancel()
-			return
-		}
-		group := c.launches.next(func(n int) int { return max(1, turn.Resources(n)) })
-		group = slices.DeleteFunc(group, func(e *entry) bool {
-			why, _ := c.endingOf(e)
-			if why != "" {
-				c.landed(e)
-			}
-			return why != ""
-		})
-		if len(group) == 0 {
-			turn.Cancel()
-			continue
-		}
-		l, err := c.storeLaunch(ctx, group)
-		if err != nil {
-			turn.Cancel()
-			for _, e := range group {
-				c.mu.Lock()
-				e.launching = false
-				c.mu.Unlock()
-				c.again(e, err)
-			}
-			continue
-		}
-		c.running.Go(func() { c.send(ctx, l, turn) })
+		c.cfg.Pulse.Turn(ctx, "launches", c.launchNext)
 	}
+}
+
+// launchNext stores the intent to launch cells of the same offering, in one call, and
+// sends it. A call's turn is waited for before the call is stored: until then others
+// may come along.
+func (c *Controller) launchNext(ctx context.Context) {
+	turn, err := c.cfg.Calls.Turn(ctx, cloud.CallLaunch, 1)
+	if err != nil {
+		return // ctx has ended
+	}
+	if !c.launches.full() && !turn.Gather(ctx) {
+		turn.Cancel()
+		return
+	}
+	group := c.launches.next(func(n int) int { return max(1, turn.Resources(n)) })
+	group = slices.DeleteFunc(group, func(e *entry) bool {
+		why, _ := c.endingOf(e)
+		if why != "" {
+			c.landed(e)
+		}
+		return why != ""
+	})
+	if len(group) == 0 {
+		turn.Cancel()
+		return
+	}
+	c.launchGroup(ctx, group, turn)
+}
+
+// launchGroup stores the intent to launch a group, in as many calls as the store
+// takes at a time, and sends them, the first in the turn that it is given.
+func (c *Controller) launchGroup(ctx context.Context, group []*entry, turn *calls.Turn) {
+	l, err := c.storeLaunch(ctx, group)
+	if errors.Is(err, store.ErrTooBig) && len(group) > 1 {
+		c.launchGroup(ctx, group[:len(group)/2], turn)
+		rest := group[len(group)/2:]
+		if turn, err = c.cfg.Calls.Turn(ctx, cloud.CallLaunch, len(rest)); err != nil {
+			return // ctx has ended
+		}
+		turn.Resources(len(rest))
+		c.launchGroup(ctx, rest, turn)
+		return
+	}
+	if err != nil {
+		turn.Cancel()
+		for _, e := range group {
+			c.mu.Lock()
+			e.launching = false
+			c.mu.Unlock()
+			c.again(e, err)
+		}
+		return
+	}
+	c.inTurn(ctx, "launch", func(ctx context.Context) { c.send(ctx, l, turn) })
 }
 
 // storeLaunch resolves a call and stores it with the cells that it launches, all
 // in one transaction.
 func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, error) {
-	intent := Launch{ID: newID("launch-"), Cells: len(group), NameTag: c.cfg.NameTag}
+	intent := Launch{ID: newID("launch-"), Cells: len(group), NameTag: c.cfg.NameTag, Shared: c.cfg.Calls.Traits().SharedUserData}
+	var secret pki.BatchSecret
+	stored := launchRecord{Version: 1}
+	if intent.Shared {
+		secret = pki.NewBatchSecret()
+		stored.Version, stored.Until = launchVersion, c.cfg.Clock.Now().Add(group[0].cell().Offer().BootTimeout)
+	}
 	cells := make([]Cell, len(group))
 	for n, e := range group {
 		own := intent
 		own.Index = n
 		cells[n] = e.cell().clone()
-		cells[n].Launch, cells[n].Token = &own, pki.NewToken().Reveal()
+		cells[n].Launch = &own
+		token := pki.NewToken()
+		if intent.Shared {
+			token = secret.Token(cells[n].JoinID())
+		}
+		cells[n].Token = token.Reveal()
 	}
-	request, err := c.launchRequest(cells)
-	if err != nil {
+	var err error
+	if stored.Request, err = c.launchRequest(cells, secret); err != nil {
 		return nil, err
 	}
-	record := store.Change{Key: launchesPrefix + intent.ID, Value: launchRecord{launchVersion, request}}
+	record := store.Change{Key: launchesPrefix + intent.ID, Value: stored}
 	revision, err := c.commitWith(ctx, group, func(n int, cell *Cell) error {
 		// Not before: an earlier launch of the cell may be stored, its answer lost,
 		// and a member of that one waits for this cell by its ID.
@@ -141,7 +180,12 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, 
 	if err != nil {
 		return nil, err
 	}
-	return &launch{id: intent.ID, request: request, revision: revision, group: group}, nil
+	return &launch{id: intent.ID, request: stored.Request, until: stored.Until, revision: revision, group: group}, nil
+}
+
+// inTurn does something in a turn of its own, which outlives the one that began it.
+func (c *Controller) inTurn(ctx context.Context, name string, do func(context.Context)) {
+	c.running.Go(func() { c.cfg.Pulse.Turn(ctx, name, do) })
 }
 
 // landed gives cells that were being launched back to their workers.
@@ -169,11 +213,11 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	}
 	switch {
 	case revision == 0:
-	case stored.Version != launchVersion || len(stored.Request.Machines) != intent.Cells:
-		return 0, fmt.Errorf("the stored launch %s has version %d and %d machines: this Kip knows version %d, and its cells are %d",
+	case stored.Version < 1 || stored.Version > launchVersion || len(stored.Request.Machines) != intent.Cells:
+		return 0, fmt.Errorf("the stored launch %s has version %d and %d machines: this Kip knows versions up to %d, and its cells are %d",
 			intent.ID, stored.Version, len(stored.Request.Machines), launchVersion, intent.Cells)
 	default:
-		l.request, l.revision = stored.Request, revision
+		l.request, l.until, l.revision = stored.Request, stored.Until, revision
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -197,7 +241,7 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	}
 	if revision == 0 {
 		if l.request, err = c.remadeRequest(l); err != nil {
-			c.running.Go(func() { c.abandon(ctx, e, err) })
+			c.inTurn(ctx, "launch", func(ctx context.Context) { c.abandon(ctx, e, err) })
 			e.launching = true
 			return 0, nil
 		}
@@ -205,7 +249,7 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	for _, n := range l.open() {
 		l.group[n].launching = true
 	}
-	c.running.Go(func() { c.send(ctx, l, nil) })
+	c.inTurn(ctx, "launch", func(ctx context.Context) { c.send(ctx, l, nil) })
 	return 0, nil
 }
 
@@ -226,7 +270,10 @@ func (c *Controller) remadeRequest(l *launch) (cloud.LaunchRequest, error) {
 		}
 		cells[n] = *e.cell()
 	}
-	r, err := c.launchRequest(cells)
+	if cells[0].Launch.Shared {
+		return cloud.LaunchRequest{}, fmt.Errorf("the call of launch %s is lost, and with it the secret that its machines share", l.id)
+	}
+	r, err := c.launchRequest(cells, pki.BatchSecret{})
 	r.RootDiskBytes = 0 // which they did not ask for
 	return r, err
 }
@@ -238,6 +285,7 @@ const (
 	isLaunched  verdict = "launched"
 	isRefused   verdict = "refused"   // there surely is no instance: the next offer
 	isForbidden verdict = "forbidden" // there surely is none, nor of any other offer
+	isExpired   verdict = "expired"   // there surely is none: it is to be launched anew
 	isAbandoned verdict = "abandoned" // nobody knows: it ends
 	isOpen      verdict = "open"      // the call is to be sent again
 )
@@ -248,6 +296,10 @@ func judge(r cloud.LaunchResult, unsure, giveUp bool) verdict {
 	switch {
 	case r.Err == nil:
 		return isLaunched
+	case errors.Is(r.Err, errExpired) && !unsure:
+		return isExpired
+	case errors.Is(r.Err, errExpired):
+		return isAbandoned
 	case cloud.Refused(r.Err) && !unsure && errors.Is(r.Err, cloud.ErrUnauthorised):
 		return isForbidden
 	case cloud.Refused(r.Err) && !unsure:
@@ -272,17 +324,11 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 	}
 	began, wait := c.cfg.Clock.Now(), firstRetry
 	for try := 1; ; try++ {
-		var results cloud.LaunchResults
-		if turn != nil {
-			results = turn.Launch(ctx, l.request)
-			turn = nil
-		} else {
-			results = c.calls.Launch(ctx, l.request)
-		}
+		results := c.call(ctx, l, turn)
+		turn = nil
 		if ctx.Err() != nil {
 			return
 		}
-		results = complete(results, len(l.group))
 		c.heardOfRights(results)
 		verdicts := map[int]verdict{}
 		var known []int
@@ -310,23 +356,56 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 			}
 		}
 		c.cfg.Log.Warn("launch cells, retrying", "offer", offer.String(), "cells", len(left), "try", try, "err", failed)
-		if !c.sleep(ctx, max(c.cfg.Random.Jittered(wait), retryAfter(failed))) {
+		pause := max(c.cfg.Random.Jittered(wait), retryAfter(failed))
+		if !l.until.IsZero() {
+			pause = min(pause, max(0, l.until.Sub(c.cfg.Clock.Now())))
+		}
+		if !c.sleep(ctx, pause) {
 			return
 		}
 		wait = min(2*wait, longestRetry)
 	}
 }
 
-// complete sees to it that there is a result for each machine, and an instance in
-// each without an error.
-func complete(results cloud.LaunchResults, n int) cloud.LaunchResults {
-	if len(results) != n {
+// call sends a launch once, in a turn, or waits for one. It is not sent any more when
+// the secret that its machines share has expired.
+func (c *Controller) call(ctx context.Context, l *launch, turn *calls.Turn) cloud.LaunchResults {
+	expired := cloud.NotLaunched(len(l.group), errExpired)
+	if turn == nil {
+		wait, cancel := ctx, func() {}
+		if !l.until.IsZero() {
+			wait, cancel = context.WithTimeout(ctx, l.until.Sub(c.cfg.Clock.Now()))
+		}
+		var err error
+		turn, err = c.cfg.Calls.Turn(wait, cloud.CallLaunch, len(l.group))
+		cancel()
+		if err != nil {
+			return expired // or ctx has ended, and nobody reads this
+		}
+		turn.Resources(len(l.group))
+	}
+	if !l.until.IsZero() && !c.cfg.Clock.Now().Before(l.until) {
+		turn.Cancel()
+		return expired
+	}
+	return complete(turn.Launch(ctx, l.request), l)
+}
+
+// complete sees to it that there is a result for each machine, and in each without
+// an error an instance, which is at its place where the machines share their user data:
+// it joins as the cell of that place, and of no other.
+func complete(results cloud.LaunchResults, l *launch) cloud.LaunchResults {
+	if n := len(l.group); len(results) != n {
 		err := fmt.Errorf("the cloud answered a launch of %d with %d results", n, len(results))
 		return cloud.NotLaunched(n, errors.Join(err, results.Err()))
 	}
-	for i := range results {
-		if results[i].Err == nil && results[i].Instance.ID == "" {
-			results[i].Err = errors.New("the cloud answered with an instance without an ID")
+	for n, r := range results {
+		switch {
+		case r.Err != nil:
+		case r.Instance.ID == "":
+			results[n].Err = errors.New("the cloud answered with an instance without an ID")
+		case l.request.Shared() && r.Instance.Place != cloud.PlaceOf(n):
+			results[n].Err = fmt.Errorf("the cloud answered with instance %s at place %q: want place %d", r.Instance.ID, r.Instance.Place, n)
 		}
 	}
 	return results
@@ -352,8 +431,8 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 		if v := verdicts[n]; v != isRefused && v != isAbandoned {
 			continue
 		}
-		// These two say nothing of what the cloud has.
-		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) || told[err.Error()] {
+		// These say nothing of what the cloud has.
+		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) || errors.Is(err, errExpired) || told[err.Error()] {
 			continue
 		}
 		told[err.Error()] = true
@@ -363,6 +442,7 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 
 // sleep returns false when ctx ends.
 func (c *Controller) sleep(ctx context.Context, d time.Duration) bool {
+	defer pulse.Wait(ctx, pulse.Time)()
 	select {
 	case <-ctx.Done():
 		return false
@@ -378,6 +458,19 @@ type outcome struct{ kind, reason, message string }
 // nobody else knows it. With the last of them the stored call goes. It returns
 // false if that could not be done.
 func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) bool {
+	// A cell that is gone needs none: its instance, if there is one, is seen without a
+	// cell.
+	known = slices.DeleteFunc(slices.Clone(known), func(n int) bool {
+		gone := l.group[n].cell().Phase == apiv1.Gone
+		if gone {
+			c.landed(l.group[n])
+			l.group[n] = nil
+		}
+		return gone
+	})
+	if len(known) == 0 {
+		return true
+	}
 	group := l.entries(known)
 	outcomes := make([]outcome, len(group))
 	var more []store.Change
@@ -392,8 +485,8 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 				outcomes[i], err = c.launched(cell, results[n].Instance)
 			case isRefused:
 				outcomes[i], err = c.refused(cell, results[n].Err)
-			case isForbidden:
-				outcomes[i], err = c.forbidden(cell)
+			case isForbidden, isExpired:
+				outcomes[i], err = c.takenBack(cell)
 			default:
 				outcomes[i], err = c.abandoned(cell, results[n].Err)
 			}
@@ -414,6 +507,11 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 		case refusedWrite(err):
 			c.fail(err)
 			return false
+		case errors.Is(err, store.ErrTooBig) && len(known) > 1:
+			half := len(known) / 2
+			return c.resolve(ctx, l, known[:half], verdicts, results) && c.resolve(ctx, l, known[half:], verdicts, results)
+		case errors.Is(err, errGone):
+			return c.resolve(ctx, l, known, verdicts, results)
 		}
 		c.cfg.Log.Warn("store the outcome of a launch, retrying", "cell", group[0].id, "cells", len(group), "err", err)
 		if !c.sleep(ctx, c.cfg.Random.Jittered(wait)) {
@@ -424,7 +522,8 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 
 func (c *Controller) launched(cell *Cell, instance cloud.Instance) (outcome, error) {
 	offer := cell.Offer()
-	cell.Instance, cell.Reason, cell.Offers = &instance, offer.Reason, cell.Offers[:1]
+	cell.take(instance, c.cfg.Clock.Now())
+	cell.Reason, cell.Offers = offer.Reason, cell.Offers[:1]
 	cell.step(apiv1.StepLaunched, c.cfg.Clock.Now())
 	if instance.State == cloud.Terminating || instance.State == cloud.Gone {
 		// A launch that is sent again is answered with what it once started.
@@ -455,9 +554,9 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 	return outcome{warning, reason, fmt.Sprintf("%s: %v; trying %s", offer, refusal, left[0])}, cell.enter(apiv1.Requested)
 }
 
-// forbidden takes back the launch of a cell that Kip has no right to: it waits until
-// Kip may launch again.
-func (c *Controller) forbidden(cell *Cell) (outcome, error) {
+// takenBack takes back the launch of a cell that Kip has no right to, which then waits
+// until Kip may launch again, or one whose secret has expired.
+func (c *Controller) takenBack(cell *Cell) (outcome, error) {
 	cell.Launch, cell.Token = nil, ""
 	return outcome{}, cell.enter(apiv1.Requested)
 }
@@ -471,8 +570,8 @@ func (c *Controller) abandoned(cell *Cell, err error) (outcome, error) {
 }
 
 // launchRequest resolves the call that launches cells of one offer and with the same
-// options.
-func (c *Controller) launchRequest(cells []Cell) (cloud.LaunchRequest, error) {
+// options. The secret is that of machines that share their user data.
+func (c *Controller) launchRequest(cells []Cell, secret pki.BatchSecret) (cloud.LaunchRequest, error) {
 	first := cells[0]
 	offer := first.Offer()
 	r := cloud.LaunchRequest{
@@ -486,6 +585,17 @@ func (c *Controller) launchRequest(cells []Cell) (cloud.LaunchRequest, error) {
 			Options:       first.Options,
 			Tags:          map[string]string{cloud.TagOwner: c.cfg.ControllerID, cloud.TagNameTag: first.Launch.NameTag},
 		},
+	}
+	if first.Launch.Shared {
+		r.Tags[cloud.TagBatch], r.Machines = first.Launch.ID, make([]cloud.Machine, len(cells))
+		var err error
+		r.UserData, err = userData(agentapi.BatchUserData{
+			Version: agentapi.BatchVersion,
+			Batch:   first.Launch.ID,
+			CAHash:  c.cfg.CAHash,
+			Secret:  secret.Reveal(),
+		})
+		return r, err
 	}
 	for _, cell := range cells {
 		data, err := userData(agentapi.UserData{CellID: cell.ID, CAHash: c.cfg.CAHash, Token: cell.Token})
@@ -513,8 +623,8 @@ func tags(cell Cell) map[string]string {
 }
 
 // userData renders what a machine is told when it is launched.
-func userData(u agentapi.UserData) ([]byte, error) {
-	body, err := yaml.Marshal(map[string]agentapi.UserData{"kip": u})
+func userData[T agentapi.UserData | agentapi.BatchUserData](u T) ([]byte, error) {
+	body, err := yaml.Marshal(map[string]T{"kip": u})
 	if err != nil {
 		return nil, fmt.Errorf("render user data: %w", err)
 	}

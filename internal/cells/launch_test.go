@@ -2,12 +2,15 @@ package cells
 
 import (
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/store"
 )
 
 func TestACellIsLaunchedOnceAndTerminatedWhenItsPodLetsGo(t *testing.T) {
@@ -84,7 +87,7 @@ func TestAnAnswerThatIsLostAfterItsEffectStartsNoSecondInstance(t *testing.T) {
 }
 
 func TestALaunchThatNobodyCanExplainIsGivenUpWithoutALeak(t *testing.T) {
-	inBubble(t, func(c *Config) { c.ListLag = 20 * time.Second }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.ListLag = 20 * time.Second }, nil, func(t *testing.T, b *bubble) {
 		b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) { return errors.New("InternalError"), true }
 		b.request("a", "nano")
 		b.later(30 * time.Second)
@@ -114,6 +117,28 @@ func TestARefusalAfterAnUnknownOutcomeIsNotBelieved(t *testing.T) {
 		}
 		if b.phase("a") != "" {
 			t.Fatalf("it is %q", b.phase("a"))
+		}
+	})
+}
+
+func TestALaunchThatIsTooBigForTheStoreIsSentInParts(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		// The options stand in each record: 40 of them are more than a transaction takes.
+		big := Options{Image: map[string]string{"name": strings.Repeat("x", store.MaxBytes/30)}}
+		var pods []string
+		for n := range 40 {
+			pods = append(pods, fmt.Sprint("p", n))
+			b.ask(pods[n], big, "nano")
+		}
+		b.later(time.Minute)
+		for _, pod := range pods {
+			if b.phase(pod) != apiv1.Bound {
+				t.Fatalf("the cell of %s is %s", pod, b.phase(pod))
+			}
+		}
+		if n := len(b.cloud.running()); n != len(pods) {
+			t.Errorf("%d instances", n)
 		}
 	})
 }

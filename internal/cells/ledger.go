@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 )
 
@@ -50,9 +51,15 @@ type ledger struct {
 	costs    map[string]Cost
 }
 
+// lock waits for whoever writes the sums now.
+func (l *ledger) lock(ctx context.Context) {
+	defer pulse.Wait(ctx, pulse.Store)()
+	l.mu.Lock()
+}
+
 // load reads what is stored, if that is not known.
 func (l *ledger) load(ctx context.Context) error {
-	l.mu.Lock()
+	l.lock(ctx)
 	defer l.mu.Unlock()
 	return l.read(ctx)
 }
@@ -79,7 +86,7 @@ func (l *ledger) enter(ctx context.Context, costs []Cost, apply func(...store.Ch
 		_, err := apply()
 		return err
 	}
-	l.mu.Lock()
+	l.lock(ctx)
 	defer l.mu.Unlock()
 	if err := l.read(ctx); err != nil {
 		return err

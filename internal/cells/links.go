@@ -7,6 +7,7 @@ import (
 
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/tunnel"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -23,6 +24,7 @@ type Session interface {
 	Connected() bool
 	LastHeard() time.Time
 	LastError() error
+	HeldBack() time.Time
 	Conn() agentapi.Conn
 	Close()
 }
@@ -54,12 +56,17 @@ func OverTunnels(d *tunnel.Dialer) Tunnels { return dialer{d} }
 type dialer struct{ *tunnel.Dialer }
 
 func (d dialer) Keep(ctx context.Context, t tunnel.Target, cellAPI http.Handler, onSpend tunnel.OnSpend) (Session, error) {
-	s, err := d.Dialer.Keep(ctx, t, cellAPI, onSpend)
+	s, err := d.Dialer.Keep(pulse.Alone(ctx), t, cellAPI, onSpend) // it outlives the turn
 	if err != nil {
 		return nil, err // not s: an interface around nil is not nil
 	}
-	return s, nil
+	return session{s}, nil
 }
+
+// session declares that those who ask its agent wait for a cell.
+type session struct{ *tunnel.Session }
+
+func (s session) Conn() agentapi.Conn { return pulse.Transport(s.Session.Conn(), pulse.Cell) }
 
 // ServedBy are the APIs of a cell API server.
 func ServedBy(s *cellapi.Server) APIs { return server{s} }

@@ -46,8 +46,13 @@ func (c *Controller) Load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for id := range c.cells {
+	population := c.population()
+	for id, e := range c.cells {
 		c.queue.Add(id)
+		// What an earlier process has decided stays so, and counts.
+		if cell := e.cell(); !cell.Live() && cell.Instance != nil {
+			c.cfg.Gate.Resume(c.endOf(cell, cell.Reason), population)
+		}
 	}
 	return c.sweepLaunches(ctx)
 }

@@ -78,7 +78,7 @@ func (m *Mirror) Run(ctx context.Context, known []Cell) error {
 	for _, cell := range known {
 		m.CellChanged(cell)
 	}
-	m.adopt(ctx)
+	m.queue.Add(leftovers)
 	stop := context.AfterFunc(ctx, m.queue.ShutDown)
 	defer stop()
 	var wg sync.WaitGroup
@@ -98,23 +98,30 @@ func (m *Mirror) Run(ctx context.Context, known []Cell) error {
 	return nil
 }
 
+// leftovers stands in the queue for the Cell resources of cells that are gone; it is
+// no cell's ID.
+const leftovers = ""
+
 func (m *Mirror) process(ctx context.Context, id string) {
-	err := m.write(ctx, id)
+	do := func(ctx context.Context) error { return m.write(ctx, id) }
+	if id == leftovers {
+		do = m.adopt
+	}
+	err := do(ctx)
 	switch {
 	case err == nil:
 		m.queue.Forget(id)
 	case ctx.Err() == nil:
-		m.log.Warn("mirror a cell", "cell", id, "err", err)
+		m.log.Warn("mirror a cell, retrying", "cell", id, "err", err)
 		m.queue.AddRateLimited(id)
 	}
 }
 
 // adopt removes the Cell resources of cells that went while nobody mirrored.
-func (m *Mirror) adopt(ctx context.Context) {
+func (m *Mirror) adopt(ctx context.Context) error {
 	list, err := m.client.List(ctx, metav1.ListOptions{LabelSelector: LabelController + "=" + m.controllerID})
 	if err != nil {
-		m.log.Warn("list our Cell resources", "err", err)
-		return
+		return fmt.Errorf("list our Cell resources: %w", err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -126,6 +133,7 @@ func (m *Mirror) adopt(ctx context.Context) {
 			m.queue.Add(id)
 		}
 	}
+	return nil
 }
 
 func (m *Mirror) write(ctx context.Context, id string) error {

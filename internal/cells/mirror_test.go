@@ -1,10 +1,14 @@
 package cells
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
+	goruntime "runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -13,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/fake"
 )
 
@@ -111,4 +116,37 @@ func TestTheMirrorRemovesWhatAnEarlierRunLeft(t *testing.T) {
 	if m.phase("left") != "" || m.phase("there") != string(apiv1.Bound) {
 		t.Errorf("left is %q, there is %q", m.phase("left"), m.phase("there"))
 	}
+}
+
+func TestAMirrorThatCannotListTriesAgain(t *testing.T) {
+	m := newMirrored(t)
+	m.told(Cell{ID: "old", Phase: apiv1.Bound})
+	m.mu.Lock()
+	clear(m.latest)
+	m.mu.Unlock()
+	client := m.Mirror.client
+	m.Mirror.client = failingOnce{ResourceInterface: client, left: new(atomic.Int32)}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- m.Mirror.Run(ctx, []Cell{{ID: "new", Phase: apiv1.Bound}}) }()
+	for m.phase("old") != "" || m.phase("new") == "" {
+		goruntime.Gosched()
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// failingOnce cannot list the first time.
+type failingOnce struct {
+	dynamic.ResourceInterface
+	left *atomic.Int32
+}
+
+func (f failingOnce) List(ctx context.Context, o metav1.ListOptions) (*unstructured.UnstructuredList, error) {
+	if f.left.Add(1) == 1 {
+		return nil, errors.New("the API server is away")
+	}
+	return f.ResourceInterface.List(ctx, o)
 }

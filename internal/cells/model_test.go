@@ -3,6 +3,7 @@ package cells
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -15,7 +16,10 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
 	"k8s.io/apimachinery/pkg/types"
@@ -62,14 +66,14 @@ func (m *modelLinks) AddCell(id string, _ cellapi.CellInfo) API {
 
 func (*modelLinks) RemoveCell(string) {}
 
-func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, _ http.Handler, spend tunnel.OnSpend) (Session, error) {
-	l := m.of(t.CellID)
-	l.onState, l.addr = t.OnState, t.Addr
-	if m.boots != nil && !m.boots(t.CellID) {
+func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, api http.Handler, spend tunnel.OnSpend) (Session, error) {
+	l := api.(*modelLink)
+	l.onState, l.addr, l.target = t.OnState, t.Addr, t
+	if m.boots != nil && !m.boots(l.id) {
 		return l, nil
 	}
 	go func() {
-		for spend(ctx, "key of "+t.CellID) != nil {
+		for spend(ctx, "key of "+l.id) != nil {
 			if ctx.Err() != nil {
 				return
 			}
@@ -94,10 +98,12 @@ type modelLink struct {
 	ready, nodeReady chan struct{}
 	onState          func(bool, error)
 	addr             netip.AddrPort
+	target           tunnel.Target
 
 	mu        sync.Mutex
 	connected bool
 	heard     time.Time // the last sign of life; zero: now
+	held      time.Time // when Kip last kept it waiting
 	bound     []types.UID
 	err       error
 }
@@ -151,6 +157,12 @@ func (l *modelLink) Connected() bool {
 	return l.connected
 }
 
+func (l *modelLink) HeldBack() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.held
+}
+
 func (l *modelLink) LastError() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,18 +188,28 @@ func (l *modelLink) Bind(_, _ string, uid types.UID) error {
 	return nil
 }
 
+// setup is a Kip's configuration with a bare cloud.
+type setup struct {
+	Config
+	Cloud cloud.Cloud
+	Disks cloud.Disks // its disks, if not nil
+}
+
 // bubble is a Kip's cells in a bubble of virtual time.
 type bubble struct {
 	*world
 	links *modelLinks
-	cfg   Config
+	cfg   setup
 	also  []Observer   // besides the world
 	ended <-chan error // what Run returned
+	gate  *gate.Gate   // of the Kip that runs now
+	limit gate.Limit   // of the next
+	leads func(context.Context) error
 }
 
 // inBubble runs f with a Kip whose Config it may change first, and that others may
 // observe also.
-func inBubble(t *testing.T, change func(*Config), hook func(op, key string) error, f func(t *testing.T, b *bubble), also ...Observer) {
+func inBubble(t *testing.T, change func(*setup), hook func(op, key string) error, f func(t *testing.T, b *bubble), also ...Observer) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{
@@ -200,11 +222,11 @@ func inBubble(t *testing.T, change func(*Config), hook func(op, key string) erro
 			},
 			links: &modelLinks{cells: map[string]*modelLink{}},
 			also:  also,
+			leads: func(context.Context) error { return nil },
 		}
-		b.cfg = Config{
+		b.cfg = setup{Cloud: b.cloud, Config: Config{
 			NodeName:     "kip-0",
 			ControllerID: "me",
-			Cloud:        b.cloud,
 			Store:        b.store,
 			Tunnels:      b.links,
 			APIs:         b.links,
@@ -217,7 +239,7 @@ func inBubble(t *testing.T, change func(*Config), hook func(op, key string) erro
 			Health:   Health{HealthyTimeout: 90 * time.Second, Check: 5 * time.Second},
 			Clock:    clock.RealClock{},
 			Log:      slog.New(slog.DiscardHandler),
-		}
+		}}
 		if change != nil {
 			change(&b.cfg)
 		}
@@ -229,7 +251,22 @@ func inBubble(t *testing.T, change func(*Config), hook func(op, key string) erro
 
 func (b *bubble) run() {
 	b.Helper()
-	b.cells = New(b.cfg)
+	if b.cfg.Disks != nil {
+		b.cloud.features.Disks = b.cfg.Disks
+	}
+	b.cfg.Calls = calls.New(calls.Config{
+		Cloud: gate.Fence(b.cfg.Cloud, func(ctx context.Context) error {
+			b.cloud.mu.Lock()
+			leads := b.leads
+			b.cloud.mu.Unlock()
+			return leads(ctx)
+		}),
+		Pulse: b.cfg.Pulse,
+		Clock: b.cfg.Clock,
+	})
+	b.gate = gate.New(gate.Config{Cloud: b.cfg.Calls, Limit: b.limit, Clock: b.cfg.Clock})
+	b.cfg.Gate = b.gate
+	b.cells = New(b.cfg.Config)
 	for _, o := range append([]Observer{b.world}, b.also...) {
 		b.cells.Observe(o)
 	}
@@ -252,6 +289,46 @@ func (b *bubble) run() {
 func (b *bubble) later(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
+}
+
+// vanish has the instances of pods vanish, and their kubelets and agents with them.
+func (b *bubble) vanish(pods ...string) {
+	b.Helper()
+	for _, pod := range pods {
+		cell, has := b.cells.ForPod(ref(pod).UID)
+		if !has {
+			b.Fatalf("pod %s has no cell", pod)
+		}
+		b.cloud.set(func() { delete(b.cloud.instances, cell.Instance.ID) })
+		b.links.of(cell.ID).set(false, errors.New("no route to host"))
+	}
+}
+
+// bound requests cells for so many pods, and returns the pods when they are bound.
+func (b *bubble) bound(n int) (pods []string) {
+	b.Helper()
+	b.later(time.Second)
+	for i := range n {
+		pods = append(pods, fmt.Sprintf("p%03d", i))
+		b.request(pods[i], "nano")
+	}
+	b.later(time.Minute)
+	for _, pod := range pods {
+		if b.phase(pod) != apiv1.Bound {
+			b.Fatalf("pod %s has a cell that is %q", pod, b.phase(pod))
+		}
+	}
+	return pods
+}
+
+// unbound are the pods whose cells are not bound any more.
+func (b *bubble) unbound(pods []string) (list []string) {
+	for _, pod := range pods {
+		if b.phase(pod) != apiv1.Bound {
+			list = append(list, pod)
+		}
+	}
+	return list
 }
 
 // phase of the pod's cell; "" without one.

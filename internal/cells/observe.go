@@ -29,6 +29,11 @@ type Observer interface {
 	OrphanFound()
 	// OrphanEnded is told of each call that ends such an instance, and of its error.
 	OrphanEnded(err error)
+	// PartLeft is told of each part that is seen for the first time without the
+	// instance that it was made for.
+	PartLeft()
+	// PartDeleted is told of each deletion of such a part, and of its error.
+	PartDeleted(err error)
 }
 
 // Observe adds an observer. Call it before Load.
@@ -45,6 +50,8 @@ func (Unobserved) CellSilent(Cell, time.Time)        {}
 func (Unobserved) CellInterrupted(Cell)              {}
 func (Unobserved) OrphanFound()                      {}
 func (Unobserved) OrphanEnded(error)                 {}
+func (Unobserved) PartLeft()                         {}
+func (Unobserved) PartDeleted(error)                 {}
 
 // observers are told one after the other, in the order in which they were added.
 type observers []Observer
@@ -84,6 +91,18 @@ func (all observers) OrphanFound() {
 func (all observers) OrphanEnded(err error) {
 	for _, o := range all {
 		o.OrphanEnded(err)
+	}
+}
+
+func (all observers) PartLeft() {
+	for _, o := range all {
+		o.PartLeft()
+	}
+}
+
+func (all observers) PartDeleted(err error) {
+	for _, o := range all {
+		o.PartDeleted(err)
 	}
 }
 

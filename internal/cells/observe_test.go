@@ -26,6 +26,8 @@ func (o everything) CellSilent(c Cell, _ time.Time)        { o.note(o.name + " s
 func (o everything) CellInterrupted(c Cell)                { o.note(o.name + " interrupted " + c.ID) }
 func (o everything) OrphanFound()                          { o.note(o.name + " orphan found") }
 func (o everything) OrphanEnded(err error)                 { o.note(o.name + " orphan ended: " + err.Error()) }
+func (o everything) PartLeft()                             { o.note(o.name + " part left") }
+func (o everything) PartDeleted(err error)                 { o.note(o.name + " part deleted: " + err.Error()) }
 
 func TestObserversAreToldEverythingInTheOrderInWhichTheyWereAdded(t *testing.T) {
 	var told []string
@@ -45,6 +47,8 @@ func TestObserversAreToldEverythingInTheOrderInWhichTheyWereAdded(t *testing.T) 
 		{"interrupted c", func() { c.observers.CellInterrupted(cell) }},
 		{"orphan found", func() { c.observers.OrphanFound() }},
 		{"orphan ended: no", func() { c.observers.OrphanEnded(errors.New("no")) }},
+		{"part left", func() { c.observers.PartLeft() }},
+		{"part deleted: no", func() { c.observers.PartDeleted(errors.New("no")) }},
 	} {
 		told = nil
 		step.tell()

@@ -18,8 +18,9 @@ import (
 type Request struct {
 	Pod     apiv1.PodReference
 	Attempt int
-	// Seen is when Kip first saw the pod.
-	Seen time.Time
+	// Seen is when Kip first saw the pod, and Created when it was created, by the API
+	// server's clock; zero where that is not known.
+	Seen, Created time.Time
 	// Offers come best first; there is at least one.
 	Offers []Offer
 	// Disks are those of the pod's volumes, all in the zone of each offer.
@@ -59,6 +60,7 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	cell := Cell{
 		ID:             newID("cell-"),
 		Pod:            r.Pod,
+		PodCreated:     r.Created,
 		Phase:          apiv1.Requested,
 		Attempt:        r.Attempt,
 		Offers:         r.Offers,
@@ -79,7 +81,7 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 
 // store writes the record of a new cell, which is reserved, and starts its life.
 func (c *Controller) store(ctx context.Context, e *entry) error {
-	e.writing.Lock()
+	lockWriting(ctx, e)
 	defer e.writing.Unlock()
 	cell := e.cell()
 	revision, err := c.cfg.Store.Put(ctx, keyPrefix+e.id, cell, 0)
@@ -125,8 +127,11 @@ func (c *Controller) unreserve(e *entry) {
 	if e.pod.UID == "" {
 		return
 	}
-	delete(c.byPod, e.pod.UID)
 	c.unclaim(e)
+	if c.byPod[e.pod.UID] != e.id {
+		return // another cell has the pod
+	}
+	delete(c.byPod, e.pod.UID)
 	name := nameOf(e.pod)
 	c.named[name] = slices.DeleteFunc(c.named[name], func(uid types.UID) bool { return uid == e.pod.UID })
 	if len(c.named[name]) == 0 {
@@ -164,9 +169,9 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	case why != "":
 		return 0, c.gone(ctx, e, why)
 	}
-	if clear, err := c.nobodyElseRuns(ctx, e); err != nil || !clear {
+	if !c.nobodyElseRuns(e) {
 		c.pollSoon()
-		return time.Second, err
+		return time.Second, nil
 	}
 	if wait := c.launchesPaused(e); wait > 0 {
 		return wait, nil
@@ -184,29 +189,42 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	return 0, nil
 }
 
+// clockSkew is how far the API server's clock may be from Kip's, and be believed.
+const clockSkew = 5 * time.Minute
+
 // nobodyElseRuns says that the cloud shows no other instance that may run the
 // pod: one that a Kip launched whose store was lost would go on running it. It is
-// terminated first.
-func (c *Controller) nobodyElseRuns(ctx context.Context, e *entry) (bool, error) {
+// terminated first. What no pod is named on may run any that was there before the
+// store was lost, and holds up no other.
+func (c *Controller) nobodyElseRuns(e *entry) bool {
 	cell, look := e.cell(), c.inventory.last()
 	if look.began.IsZero() || look.blind {
-		return false, nil
+		return false
 	}
-	other := slices.Clone(look.strangers)
+	if cell.Pod.UID == "" {
+		return true // nothing is run twice before the cell is given to a pod, which asks again
+	}
+	var other []string
+	if cell.PodCreated.IsZero() || cell.PodCreated.Before(c.born.Add(clockSkew)) {
+		other = append(other, look.strangers...)
+	}
 	for _, id := range look.byPod[cell.Pod.UID] {
-		if look.byID[id].Tags[cloud.TagCell] != cell.ID {
+		if joinIDOf(look.byID[id]) != cell.JoinID() {
 			other = append(other, id)
 		}
 	}
 	if len(other) == 0 {
-		return true, nil
+		return true
 	}
-	return false, c.aside(ctx, e, "end others", func(ctx context.Context) error {
+	slices.Sort(other)
+	if e.unknown.is(fmt.Sprint(other), c.cfg.Clock.Now()) {
 		c.warn(cell, events.CellUnknown,
 			"Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it", other)
-		if err := c.cfg.Cloud.Terminate(ctx, other...).Err(); err != nil {
-			return fmt.Errorf("terminate %v, which may run the same pod: %w", other, err)
+	}
+	for _, id := range other {
+		if i := look.byID[id]; i.State != cloud.Terminating {
+			c.endStray(i)
 		}
-		return nil
-	})
+	}
+	return false
 }

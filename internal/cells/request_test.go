@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/store"
@@ -57,6 +58,46 @@ func TestARequestIsRefusedWithoutOffersAndForAPodThatHasACell(t *testing.T) {
 		}
 		if cells := b.cells.List(); len(cells) != 1 {
 			t.Errorf("there are %d cells, want the first alone", len(cells))
+		}
+	})
+}
+
+// A standby cell of a lost store may have been given to any pod that was there then.
+func TestAStrangerThatDoesNotEndHoldsUpNoPodThatIsYoungerThanTheLoss(t *testing.T) {
+	inBubble(t, keep(1), nil, func(t *testing.T, b *bubble) {
+		b.later(time.Minute)
+		b.stop()
+		stranger := b.cloud.running()[0]
+		b.cloud.set(func() { b.cloud.keep = map[string]error{stranger: errors.New("protected")} })
+		b.store = store.Memory(nil)
+		b.cfg.Store = b.store
+		created := time.Now()
+		b.later(time.Second)
+		b.run()
+		b.later(5 * time.Minute)
+		if pools := b.cells.Standby(); pools[0].Ready != 1 {
+			t.Errorf("the pool is not filled: %+v", pools)
+		}
+		for pod, at := range map[string]time.Time{"old": created, "young": time.Now()} {
+			if _, err := b.cells.Request(t.Context(), Request{
+				Pod:     ref(pod),
+				Created: at,
+				Offers:  []Offer{{InstanceType: "nano", Zone: "z", BootTimeout: time.Hour}},
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.later(5 * time.Minute)
+		if b.phase("young") != apiv1.Bound || b.phase("old") == apiv1.Bound {
+			t.Fatalf("the cell of the young pod is %q, that of the old one %q", b.phase("young"), b.phase("old"))
+		}
+		if n := len(b.said("CellUnknown")); n > 3 {
+			t.Errorf("%d Events of one stranger", n)
+		}
+		b.cloud.set(func() { b.cloud.keep = nil })
+		b.later(3 * time.Minute)
+		if b.phase("old") != apiv1.Bound {
+			t.Errorf("without the stranger its cell is %q", b.phase("old"))
 		}
 	})
 }

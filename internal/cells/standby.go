@@ -10,6 +10,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -85,6 +86,7 @@ func (c *Controller) give(ctx context.Context, e *entry, r Request) (Cell, error
 			return fmt.Errorf("standby cell %s is %s", cell.ID, cell.Phase)
 		}
 		cell.Pod, cell.Attempt, cell.HealthyTimeout, cell.Disks, cell.Plugins = r.Pod, r.Attempt, r.HealthyTimeout, r.Disks, r.Plugins
+		cell.PodCreated = r.Created
 		cell.Reason = "a standby cell of " + cell.Standby + ": " + r.Offers[0].Reason
 		cell.step(apiv1.StepSeen, r.Seen)
 		cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())
@@ -93,7 +95,7 @@ func (c *Controller) give(ctx context.Context, e *entry, r Request) (Cell, error
 	if err != nil {
 		// Whatever is stored, the cell ends. Where that is not known, it is the
 		// pod's until it is gone.
-		e.writing.Lock()
+		lockWriting(ctx, e)
 		c.mu.Lock()
 		if e.unsure == nil {
 			c.unreserve(e)
@@ -137,7 +139,7 @@ func (c *Controller) refillSoon() {
 // fillPools keeps the standby pools full until ctx ends.
 func (c *Controller) fillPools(ctx context.Context) {
 	for {
-		c.fill(ctx)
+		c.cfg.Pulse.Turn(ctx, "standby pools", c.fill)
 		timer := c.cfg.Clock.NewTimer(c.pools.next())
 		select {
 		case <-ctx.Done():
@@ -225,7 +227,7 @@ func (c *Controller) standbyNow() (list []*Cell) {
 
 // stops says that an idle standby cell is to be stopped.
 func (c *Controller) stops(cell *Cell) bool {
-	return c.cfg.Cloud.Features().Stopper != nil && c.pools.stops(cell.Standby) && cell.Pod.UID == ""
+	return c.cfg.Calls.Features().Stopper != nil && c.pools.stops(cell.Standby) && cell.Pod.UID == ""
 }
 
 // stop begins to stop the instance of an idle standby cell.
@@ -244,19 +246,15 @@ func (c *Controller) stop(ctx context.Context, e *entry) (time.Duration, error) 
 	return c.stopOrStart(ctx, e)
 }
 
-// stopAgain is how long an instance may still be shown to run after the cloud has
-// accepted to stop it: as terminateAgain.
-const stopAgain = terminateAgain
-
 // stopOrStart moves a stopped cell's instance to where it should be: stopped, or
 // running again for the pod that took it.
 func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, error) {
-	machines, id := c.cfg.Cloud.Features().Stopper, e.cell().Instance.ID
+	machines, id := c.cfg.Calls.Features().Stopper, e.cell().Instance.ID
 	if machines == nil {
-		return 0, fmt.Errorf("cell %s is stopped, and cloud %s cannot start it", e.id, c.cfg.Cloud.Name())
+		return 0, fmt.Errorf("cell %s is stopped, and cloud %s cannot start it", e.id, c.cfg.Calls.Name())
 	}
 	c.disconnect(e)
-	look := c.inventory.last()
+	look, now := c.inventory.last(), c.cfg.Clock.Now()
 	if e.cell().Pod.UID == "" {
 		if i, there := look.byID[id]; there && i.State == cloud.Stopped {
 			if e.cell().Instance.State != cloud.Stopped {
@@ -265,24 +263,28 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 			return 0, nil
 		}
 		c.pollSoon()
-		if !e.stopped.IsZero() && c.cfg.Clock.Since(e.stopped) < stopAgain {
+		if e.stopping.wait(now) > 0 {
 			return time.Second, nil
 		}
-		err := c.aside(ctx, e, "stop", func(ctx context.Context) error { return machines.Stop(ctx, id).Err() })
-		if err == nil {
-			e.stopped = c.cfg.Clock.Now()
+		err := c.aside(ctx, e, "stop", func(ctx context.Context) error { return c.cfg.Gate.Stop(ctx, id) })
+		if errors.Is(err, errUnderWay) {
+			return time.Second, err
 		}
-		return time.Second, err
+		return time.Second, c.stopped(e, err)
+	}
+	if !c.isAside(e, startsInstance) {
+		if wait := max(e.starting.wait(now), c.launchesPaused(e)); wait > 0 {
+			return wait, nil
+		}
 	}
 	err := c.aside(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
-	switch {
-	case errors.Is(err, errUnderWay) || ctx.Err() != nil:
+	if errors.Is(err, errUnderWay) || ctx.Err() != nil {
 		return 0, err
-	case err != nil:
-		c.lose(e, fmt.Sprintf("its instance could not be started: %v", err))
-		return 0, nil
 	}
-	e.stopped = time.Time{}
+	c.heardOfRights(cloud.LaunchResults{{Err: err}})
+	if err != nil {
+		return c.notStarted(e, err), nil
+	}
 	return 0, c.save(ctx, e, func(cell *Cell) error {
 		if !cell.Stopped { // an earlier write of this, whose answer was lost, was found meanwhile
 			return errMoved
@@ -293,4 +295,43 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 		cell.Instance.ManagementIPv6, cell.Instance.PodIPv6, cell.Instance.PublicIP = netip.Addr{}, netip.Addr{}, netip.Addr{}
 		return cell.enter(apiv1.Booting)
 	})
+}
+
+// stopAgain is how long an instance may still run after the cloud has accepted its
+// stop.
+const stopAgain = time.Minute
+
+// stopped takes the answer to a call that stops an instance. The error is one for
+// which nothing can go on.
+func (c *Controller) stopped(e *entry, err error) error {
+	now := c.cfg.Clock.Now()
+	switch {
+	case err == nil:
+		e.stopping = attempts{next: now.Add(stopAgain)}
+	case refusedWrite(err):
+		return err
+	default:
+		e.stopping.fail(now, err, c.cfg.Random)
+		c.cfg.Log.Warn("stop a standby cell, retrying", "cell", e.id, "try", e.stopping.failed, "err", err)
+	}
+	return nil
+}
+
+// notStarted takes a refusal to start the stopped instance of a cell that a pod has
+// taken, and returns after how long to try again. After some tries the cell is given
+// up: another may be launched.
+func (c *Controller) notStarted(e *entry, err error) time.Duration {
+	now := c.cfg.Clock.Now()
+	if errors.Is(err, cloud.ErrUnauthorised) {
+		return max(c.launchesPaused(e), firstRetry)
+	}
+	e.starting.fail(now, err, c.cfg.Random)
+	if e.starting.failed >= giveUpTries && !errors.Is(err, cloud.ErrThrottled) {
+		c.endFor(e, CauseLost, fmt.Sprintf("its instance could not be started: %v", err))
+		return 0
+	}
+	if e.starting.failed == 1 {
+		c.warn(e.cell(), events.LaunchDelayed, "Cell %s could not be started: %v; retrying", e.id, err)
+	}
+	return e.starting.wait(now)
 }

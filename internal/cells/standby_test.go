@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-func keep(count int) func(*Config) {
-	return func(c *Config) {
+func keep(count int) func(*setup) {
+	return func(c *setup) {
 		c.Pools = []Pool{{Name: "nano", Count: count, Offers: func() ([]Offer, error) {
 			return []Offer{{
 				InstanceType: "nano",
@@ -72,7 +73,7 @@ func TestEachPodOfABurstGetsAStandbyCellOrOneOfItsOwn(t *testing.T) {
 }
 
 func TestAPoolIsRefilledOnceThePodHasHadItsTimeToStart(t *testing.T) {
-	slowly := func(c *Config) {
+	slowly := func(c *setup) {
 		keep(2)(c)
 		c.RefillDelay = 2 * time.Second
 	}
@@ -192,8 +193,9 @@ func outdated(b *bubble, id string) bool {
 type stopping struct {
 	*modelCloud
 	starts func() // called in each Start; nil for nothing
-	// fails is the answer to a Start, if it is an error.
-	fails func(ctx context.Context) error
+	// refuse and fails are the answer to a Start, if it is an error.
+	refuse func() error
+	fails  func(ctx context.Context) error
 }
 
 func (s stopping) set(state cloud.State, ids []string) cloud.Results {
@@ -221,6 +223,11 @@ func (s stopping) Start(ctx context.Context, ids ...string) cloud.Results {
 	if s.starts != nil {
 		s.starts()
 	}
+	if s.refuse != nil {
+		if err := s.refuse(); err != nil {
+			return cloud.Each(err, ids...)
+		}
+	}
 	return s.set(cloud.Running, ids)
 }
 
@@ -231,7 +238,7 @@ func TestAStandbyCellIsStartedOnce(t *testing.T) {
 	var b *bubble
 	var id string
 	lost, starts, noticed := false, 0, error(nil)
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
@@ -268,7 +275,7 @@ func TestAStandbyCellIsStartedOnce(t *testing.T) {
 }
 
 func TestAStoppedStandbyCellCostsNothingAndBootsForItsPod(t *testing.T) {
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
@@ -308,4 +315,94 @@ func TestAStoppedStandbyCellCostsNothingAndBootsForItsPod(t *testing.T) {
 			t.Fatalf("it is %q, instances %v", b.phase("a"), b.cloud.running())
 		}
 	})
+}
+
+// startRefused runs f with one stopped standby cell whose start is refused by a rule.
+func startRefused(t *testing.T, refuse func() error, f func(t *testing.T, b *bubble)) {
+	t.Helper()
+	inBubble(t, func(c *setup) {
+		keep(1)(c)
+		c.Pools[0].Stopped = true
+		model := c.Cloud.(*modelCloud)
+		model.features.Stopper = stopping{modelCloud: model, refuse: refuse}
+	}, nil, func(t *testing.T, b *bubble) {
+		b.later(time.Minute)
+		b.request("a", "nano")
+		f(t, b)
+	})
+}
+
+func TestAStartThatFailsIsRepeatedBeforeTheCellIsGivenUp(t *testing.T) {
+	for _, test := range []struct {
+		failures int
+		same     bool
+	}{{1, true}, {giveUpTries - 1, true}, {giveUpTries, false}} {
+		tries := 0
+		startRefused(t, func() error {
+			if tries++; tries <= test.failures {
+				return cloud.No(cloud.ErrCapacity, cloud.Scope{}, nil)
+			}
+			return nil
+		}, func(t *testing.T, b *bubble) {
+			b.later(time.Minute)
+			cell, has := b.cells.ForPod(ref("a").UID)
+			if same := has && cell.Phase == apiv1.Bound && cell.Instance.ID == "i-0"; same != test.same {
+				t.Errorf("after %d failures of %d tries the pod runs on the cell that it took: %t, want %t", test.failures, tries, same, test.same)
+			}
+			if len(b.said("LaunchDelayed", "could not be started")) != 1 {
+				t.Errorf("said %v", b.events)
+			}
+		})
+	}
+}
+
+func TestAStartWithoutRightsPausesAsALaunchDoes(t *testing.T) {
+	var tries atomic.Int32
+	var allowed atomic.Bool
+	startRefused(t, func() error {
+		tries.Add(1)
+		if allowed.Load() {
+			return nil
+		}
+		return cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("AuthFailure"))
+	}, func(t *testing.T, b *bubble) {
+		b.later(10 * time.Minute)
+		if cell, has := b.cells.ForPod(ref("a").UID); !has || cell.Phase != apiv1.Ready || tries.Load() > 20 {
+			t.Fatalf("the pod has its cell %t (%s), after %d tries in ten minutes", has, cell.Phase, tries.Load())
+		}
+		if len(b.said("LaunchesPaused")) != 1 {
+			t.Errorf("said %v", b.events)
+		}
+		allowed.Store(true)
+		b.later(2 * time.Minute)
+		if b.phase("a") != apiv1.Bound {
+			t.Errorf("with rights again its cell is %q", b.phase("a"))
+		}
+	})
+}
+
+func TestAStopIsNotRepeatedEachSecond(t *testing.T) {
+	stops := 0
+	inBubble(t, func(c *setup) {
+		keep(1)(c)
+		c.Pools[0].Stopped = true
+		model := c.Cloud.(*modelCloud)
+		model.features.Stopper = slowStop{stopping: stopping{modelCloud: model}, stops: &stops}
+	}, nil, func(t *testing.T, b *bubble) {
+		b.later(10 * time.Minute)
+		if stops < 2 || stops > 11 {
+			t.Errorf("%d calls in ten minutes for an instance that does not stop", stops)
+		}
+	})
+}
+
+// slowStop accepts each stop, and stops nothing.
+type slowStop struct {
+	stopping
+	stops *int
+}
+
+func (s slowStop) Stop(_ context.Context, ids ...string) cloud.Results {
+	*s.stops++
+	return cloud.Each(nil, ids...)
 }

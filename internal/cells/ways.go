@@ -15,6 +15,9 @@ import (
 type Way struct {
 	Cell string
 	Pod  apiv1.PodReference
+	// Offer is what the cell was launched as, and Since when it was asked for.
+	Offer Offer
+	Since time.Time
 	// Conn is nil when the tunnel is down.
 	Conn agentapi.Conn
 }
@@ -30,6 +33,9 @@ func (c *Controller) Ways() []Way {
 			continue
 		}
 		w := Way{Cell: cell.ID, Pod: cell.Pod}
+		if len(cell.Offers) > 0 && len(cell.Steps) > 0 {
+			w.Offer, w.Since = cell.Offers[0], cell.Steps[0].Time.Time
+		}
 		if e.session != nil && e.session.Connected() {
 			w.Conn = e.session.Conn()
 		}
@@ -118,8 +124,8 @@ func (c *Controller) WaitsFor(id string) string {
 	if !ok {
 		return "it is gone"
 	}
-	if kind := e.callFor(); kind != "" {
-		if waits := c.calls.Waits(kind); waits != "" {
+	if kind := c.callFor(e); kind != "" {
+		if waits := c.cfg.Calls.Waits(kind); waits != "" {
 			return waits
 		}
 	}
@@ -128,13 +134,13 @@ func (c *Controller) WaitsFor(id string) string {
 
 // callFor is the kind of call that the cell may be waiting to have sent; "" for none.
 // The caller holds mu.
-func (e *entry) callFor() cloud.Call {
+func (c *Controller) callFor(e *entry) cloud.Call {
 	cell := e.cell()
 	waiting := e.aside != nil && !e.aside.ended
 	switch {
 	case cell.Phase == apiv1.Requested && e.launching:
 		return cloud.CallLaunch
-	case cell.Phase == apiv1.Terminating && e.terminating:
+	case cell.Phase == apiv1.Terminating && cell.Instance != nil && c.ending(cell.Instance.ID):
 		return cloud.CallTerminate
 	case waiting && e.aside.what == startsInstance:
 		return cloud.CallStart
@@ -142,6 +148,13 @@ func (e *entry) callFor() cloud.Call {
 		return cloud.CallAttachDisk
 	}
 	return ""
+}
+
+// ending says that a call that ends an instance is being made, or waited for. The
+// caller holds mu.
+func (c *Controller) ending(instance string) bool {
+	t := c.terminating[instance]
+	return t != nil && t.sending
 }
 
 // waitsFor says what the cell waits for. The caller is the cell's worker, or holds mu.
@@ -153,6 +166,10 @@ func (e *entry) waitsFor() string {
 		return e.bootsUntil()
 	case apiv1.Ready:
 		return e.diskTold.message
+	case apiv1.Bound:
+		if e.held != "" {
+			return heldBack + e.held
+		}
 	case apiv1.Draining:
 		return "its pod's logs and volumes are not saved yet"
 	case apiv1.Terminating:
@@ -160,6 +177,9 @@ func (e *entry) waitsFor() string {
 	}
 	return ""
 }
+
+// heldBack is what begins the wait of a cell that the gate does not let end.
+const heldBack = "its end is held back: "
 
 // bootsUntil says what a booting cell has not done yet.
 func (e *entry) bootsUntil() string {

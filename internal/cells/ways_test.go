@@ -7,6 +7,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/calls"
 	"k8s.io/utils/clock"
 )
 
@@ -20,7 +21,7 @@ func (l link) Connected() bool     { return l.up }
 func (l link) Conn() agentapi.Conn { return http.DefaultTransport }
 
 func TestWaysAreToBoundCellsAlone(t *testing.T) {
-	c := New(Config{Cloud: newModelCloud(), Clock: clock.RealClock{}})
+	c := New(Config{Calls: calls.New(calls.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
 	t.Cleanup(c.queue.ShutDown) // which Run would do
 	for name, e := range map[string]struct {
 		phase   apiv1.Phase
@@ -57,7 +58,7 @@ type changes struct {
 func (o *changes) CellChanged(Cell) { o.n++ }
 
 func TestWhatACellWaitsForIsOfItsPhase(t *testing.T) {
-	c := New(Config{Cloud: newModelCloud(), Clock: clock.RealClock{}})
+	c := New(Config{Calls: calls.New(calls.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
 	t.Cleanup(c.queue.ShutDown) // which Run would do
 	var seen changes
 	c.Observe(&seen)

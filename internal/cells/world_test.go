@@ -17,9 +17,11 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
@@ -55,13 +57,39 @@ type modelCloud struct {
 	// linger keeps terminated instances in the list.
 	linger     bool
 	terminated map[string]int
+	tagged     map[string]int
+	failTags   map[string]error
 }
 
-var _ cloud.Cloud = (*modelCloud)(nil)
+var (
+	_ cloud.Cloud  = (*modelCloud)(nil)
+	_ cloud.Tagger = (*modelCloud)(nil)
+)
+
+// Tag is of the instances that the cloud lists; failTags are errors, by instance.
+func (m *modelCloud) Tag(_ context.Context, taggings ...cloud.Tagging) cloud.Results {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	results := make(cloud.Results, len(taggings))
+	for n, t := range taggings {
+		m.tagged[t.ID]++
+		i, there := m.instances[t.ID]
+		results[n] = cloud.Result{ID: t.ID, Err: m.failTags[t.ID]}
+		if !there {
+			results[n].Err = cloud.ErrNotFound
+		}
+		if results[n].Err == nil {
+			i.Tags = maps.Clone(i.Tags)
+			maps.Copy(i.Tags, t.Tags)
+			m.instances[t.ID] = i
+		}
+	}
+	return results
+}
 
 func newModelCloud() *modelCloud {
 	return &modelCloud{byToken: map[string]string{}, requests: map[string]string{}, hidden: map[string]bool{},
-		instances: map[string]cloud.Instance{}, terminated: map[string]int{}}
+		instances: map[string]cloud.Instance{}, terminated: map[string]int{}, tagged: map[string]int{}, failTags: map[string]error{}}
 }
 
 // set changes the model.
@@ -80,7 +108,11 @@ func (m *modelCloud) Traits() cloud.Traits {
 	return m.traits
 }
 
-func (m *modelCloud) Features() cloud.Features { return m.features }
+func (m *modelCloud) Features() cloud.Features {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.features
+}
 
 // Launch refuses a token that comes with another request, as EC2 does.
 func (m *modelCloud) Launch(_ context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
@@ -104,7 +136,7 @@ func (m *modelCloud) Launch(_ context.Context, r cloud.LaunchRequest) cloud.Laun
 	results := make(cloud.LaunchResults, len(r.Machines))
 	for n, machine := range r.Machines {
 		tags := r.TagsOf(n)
-		if !strings.Contains(string(machine.UserData), tags[cloud.TagCell]) {
+		if !r.Shared() && !strings.Contains(string(machine.UserData), tags[cloud.TagCell]) || r.Shared() && r.OwnData() {
 			return cloud.NotLaunched(len(r.Machines), fmt.Errorf("%w: user data of another cell", cloud.ErrRefused))
 		}
 		token := fmt.Sprint(r.Token, n)
@@ -118,7 +150,7 @@ func (m *modelCloud) Launch(_ context.Context, r cloud.LaunchRequest) cloud.Laun
 			id = fmt.Sprintf("i-%d", len(m.byToken))
 			m.byToken[token] = id
 			m.instances[id] = cloud.Instance{
-				ID: id, InstanceType: r.InstanceType, Zone: r.Zone, State: cloud.Running, Tags: tags, Launched: time.Now(),
+				ID: id, InstanceType: r.InstanceType, Zone: r.Zone, State: cloud.Running, Tags: tags, Launched: time.Now(), Place: cloud.PlaceOf(n),
 				ManagementIP: netip.AddrFrom4([4]byte{127, 0, 0, 2}), PodIP: netip.AddrFrom4([4]byte{127, 0, 0, 3}),
 			}
 		}
@@ -255,10 +287,12 @@ func (w *world) start() {
 	if err != nil {
 		w.Fatal(err)
 	}
+	machines := calls.New(calls.Config{Cloud: gate.Fence(w.cloud, w.store.Leads), Clock: clock.RealClock{}})
 	w.cells = New(Config{
 		NodeName:     "kip-0",
 		ControllerID: "me",
-		Cloud:        w.cloud,
+		Calls:        machines,
+		Gate:         gate.New(gate.Config{Cloud: machines, Clock: clock.RealClock{}}),
 		Store:        w.store,
 		Tunnels:      OverTunnels(dialer),
 		APIs:         ServedBy(api),

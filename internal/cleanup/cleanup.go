@@ -1,6 +1,7 @@
 package cleanup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -50,6 +52,8 @@ type Config struct {
 	// Status tells what a cell waits for.
 	Status func(cells.Cell) apiv1.CellStatus
 	Cloud  cloud.Cloud
+	// Gate ends instances.
+	Gate *gate.Gate
 	// Disks of the cloud. Optional: it has none.
 	Disks cloud.Disks
 	// ListLag is by how much the cloud's list may be behind.
@@ -94,6 +98,7 @@ func (c *Cleaner) Holdings(ctx context.Context) (adminapi.Holdings, error) {
 		Pods:          []string{},
 		Cells:         []string{},
 		Instances:     []string{},
+		Parts:         []string{},
 		CellResources: []string{},
 		Disks:         []string{},
 	}
@@ -114,7 +119,14 @@ func (c *Cleaner) Holdings(ctx context.Context) (adminapi.Holdings, error) {
 		errs = append(errs, err)
 	}
 	for _, i := range listing {
-		h.Instances = append(h.Instances, fmt.Sprintf("%s of %s", i.ID, i.Tags[cloud.TagCell]))
+		h.Instances = append(h.Instances, fmt.Sprintf("%s of %s", i.ID, cmp.Or(i.Tags[cloud.TagCell], i.Tags[cloud.TagBatch])))
+	}
+	parts, err := c.parts(ctx)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	for _, p := range parts {
+		h.Parts = append(h.Parts, p.Kind+" "+p.ID)
 	}
 	if c.cfg.Disks != nil {
 		disks, err := c.cfg.Disks.ListDisks(ctx, c.cfg.ControllerID)
@@ -141,7 +153,7 @@ func (c *Cleaner) Holdings(ctx context.Context) (adminapi.Holdings, error) {
 	}); err != nil {
 		errs = append(errs, err)
 	}
-	for _, names := range [][]string{h.Pods, h.Cells, h.Instances, h.CellResources, h.Disks} {
+	for _, names := range [][]string{h.Pods, h.Cells, h.Instances, h.Parts, h.CellResources, h.Disks} {
 		slices.Sort(names)
 	}
 	return h, errors.Join(errs...)
@@ -159,6 +171,36 @@ func (c *Cleaner) listed(ctx context.Context) ([]cloud.Instance, error) {
 			strings.Join(listing.Missing, ", "))
 	}
 	return listing.Instances, nil
+}
+
+// parts returns what our instances have, or have left, in the cloud beside themselves.
+func (c *Cleaner) parts(ctx context.Context) ([]cloud.Part, error) {
+	source := c.cfg.Cloud.Features().Parts
+	if source == nil {
+		return nil, nil
+	}
+	parts, err := source.ListParts(ctx, c.cfg.ControllerID)
+	if err != nil {
+		return nil, fmt.Errorf("list the parts of instances of cloud %s: %w", c.cfg.Cloud.Name(), err)
+	}
+	return parts, nil
+}
+
+// removeParts deletes what is left of instances that are gone, and what they all
+// shared.
+func (c *Cleaner) removeParts(ctx context.Context) (string, error) {
+	parts, err := c.parts(ctx)
+	if err != nil || len(parts) == 0 {
+		return "", err
+	}
+	ids, names := make([]string, len(parts)), make([]string, len(parts))
+	for n, p := range parts {
+		ids[n], names[n] = p.ID, p.Kind+" "+p.ID
+	}
+	if err := c.cfg.Cloud.Features().Parts.DeleteParts(ctx, ids...).Err(); err != nil {
+		return "", fmt.Errorf("delete %s: %w", adminapi.Some(names), err)
+	}
+	return fmt.Sprintf("waiting for %s of instances to go: %s", adminapi.Count(len(parts), "part"), adminapi.Some(names)), nil
 }
 
 // describe names a cell and what it waits for.
@@ -204,6 +246,7 @@ func (c *Cleaner) Clean(ctx context.Context, say func(string)) (adminapi.Holding
 	say("no new cells: Kip is paused until it is started again")
 	c.cfg.Pause("Kip is being cleaned up (kipctl cleanup): it makes no cells until it is started again")
 	c.cfg.Cells.EmptyPools()
+	c.cfg.Gate.Open()
 	failed := c.clean(ctx, say)
 
 	if ctx.Err() != nil {
@@ -241,6 +284,9 @@ func (c *Cleaner) clean(ctx context.Context, say func(string)) error {
 		return err
 	}
 	if err := c.until(ctx, say, c.emptying(say)); err != nil {
+		return err
+	}
+	if err := c.until(ctx, say, c.removeParts); err != nil {
 		return err
 	}
 	// Before its object goes: it would make it again.
@@ -369,7 +415,11 @@ func (c *Cleaner) emptying(say func(string)) func(context.Context) (string, erro
 		}
 		if len(orphans) > 0 {
 			say(fmt.Sprintf("terminating %s without a cell: %s", adminapi.Count(len(orphans), "instance"), adminapi.Some(orphans)))
-			if err := c.cfg.Cloud.Terminate(ctx, orphans...).Err(); err != nil {
+			ends := make([]gate.End, len(orphans))
+			for n, id := range orphans {
+				ends[n] = gate.End{Instance: id, Why: "all that this Kip has made is to end"}
+			}
+			if err := c.cfg.Gate.Terminate(ctx, 0, ends...).Err(); err != nil {
 				return "", fmt.Errorf("terminate %s: %w", adminapi.Some(orphans), err)
 			}
 		}

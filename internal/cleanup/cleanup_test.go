@@ -15,6 +15,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -264,6 +265,52 @@ func TestACleanupTellsOfDisksAndLeavesThem(t *testing.T) {
 	})
 }
 
+// worldParts are what instances have left; the first deletion fails.
+type worldParts struct {
+	worldCloud
+	parts *[]cloud.Part
+	tried *int
+}
+
+func (p worldParts) Features() cloud.Features { return cloud.Features{Parts: p} }
+
+func (p worldParts) ListParts(_ context.Context, owner string) ([]cloud.Part, error) {
+	if owner != "me" {
+		return nil, fmt.Errorf("the parts of %q are listed", owner)
+	}
+	return slices.Clone(*p.parts), nil
+}
+
+func (p worldParts) DeleteParts(_ context.Context, ids ...string) cloud.Results {
+	if p.worldCloud.looks == 0 {
+		p.Error("parts are deleted while instances may have them")
+	}
+	if *p.tried++; *p.tried == 1 {
+		return cloud.Each(errors.New("it is in use"), ids...)
+	}
+	*p.parts = slices.DeleteFunc(*p.parts, func(q cloud.Part) bool { return slices.Contains(ids, q.ID) })
+	return cloud.Each(nil, ids...)
+}
+
+func TestACleanupDeletesThePartsOfInstancesLast(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *kipWorld) {
+		w.pod("a")
+		c := w.cleaner()
+		parts, tried := []cloud.Part{{ID: "eni-1", Kind: "network interface"}, {ID: "sg-1", Kind: "security group"}}, 0
+		c.cfg.Cloud = worldParts{worldCloud{w}, &parts, &tried}
+		h, err := c.Holdings(t.Context())
+		if want := []string{"network interface eni-1", "security group sg-1"}; err != nil || !slices.Equal(h.Parts, want) {
+			t.Fatalf("there is %q, %v: want %q", h.Parts, err, want)
+		}
+		if left := strings.Join(h.Left(), "; "); !strings.Contains(left, "2 parts (network interface eni-1, security group sg-1)") {
+			t.Errorf("left %q: want the parts named", left)
+		}
+		if h, err = c.Clean(t.Context(), func(string) {}); err != nil || len(h.Left()) != 0 || len(parts) != 0 || tried != 2 {
+			t.Fatalf("left %q, %v, parts %v after %d tries: want nothing after 2", h.Left(), err, parts, tried)
+		}
+	})
+}
+
 func (w *kipWorld) cleaner() *Cleaner {
 	return New(Config{
 		Node:         "kip-0",
@@ -282,6 +329,7 @@ func (w *kipWorld) cleaner() *Cleaner {
 		Cells:     w,
 		Status:    func(cells.Cell) apiv1.CellStatus { return apiv1.CellStatus{Waiting: "the cloud to end it"} },
 		Cloud:     worldCloud{w},
+		Gate:      gate.New(gate.Config{Cloud: worldCloud{w}, Clock: clock.RealClock{}}),
 		ListLag:   20 * time.Second,
 		AsKip:     w.kube,
 		AsNode:    w.kube,

@@ -35,7 +35,10 @@ type Cloud interface {
 	// another request is refused with ErrMismatch, where the cloud can tell.
 	//
 	// There is a result for each machine, in their order; a request without
-	// machines has one. The callers' rights and limits are the same for all
+	// machines has one. Where the request is Shared, the nth result is that of place n
+	// (Instance.Place), whatever the order in which the cloud answers; the machine
+	// itself learns its place from its cloud, and joins as the cell of that place.
+	// The callers' rights and limits are the same for all
 	// machines, capacity need not be. Addresses may still be unset when the cloud
 	// assigns them later; List then reports them.
 	Launch(ctx context.Context, r LaunchRequest) LaunchResults
@@ -74,7 +77,14 @@ type Traits struct {
 	// runs outside of their network.
 	DialPublic bool
 	// SharedUserData says that the machines of one call must share their user data
-	// and their tags, as on EC2.
+	// and their tags, as on EC2. Kip then sends a LaunchRequest with UserData, and
+	// tells machines apart by Instance.Place, which launches and lists then have, and
+	// which each machine is told by its cloud: EC2's ami-launch-index; a cloud that
+	// names machines has the launch index in the name. A request of one machine with
+	// data of its own is launched all the same.
+	//
+	// Not for a cloud whose machines share a link that one can answer on for another:
+	// who reads the user data knows the join tokens of the whole call.
 	SharedUserData bool
 	// CatalogueEvery is how often the catalogue is worth reading again; 0 for one
 	// that does not change.
@@ -96,13 +106,15 @@ const (
 	CallTerminate     Call = "terminate"
 	CallStop          Call = "stop"
 	CallStart         Call = "start"
-	CallTag           Call = "tag"
 	CallInterruptions Call = "interruptions"
 	CallCreateDisk    Call = "createDisk"
 	CallDeleteDisk    Call = "deleteDisk"
 	CallListDisks     Call = "listDisks"
 	CallAttachDisk    Call = "attachDisk"
 	CallDetachDisk    Call = "detachDisk"
+	CallListParts     Call = "listParts"
+	CallDeleteParts   Call = "deleteParts"
+	CallTag           Call = "tag"
 )
 
 // Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
@@ -151,8 +163,11 @@ type Interrupter interface {
 // Interruption announces that the cloud takes an instance back.
 type Interruption struct {
 	InstanceID string
-	At         time.Time // when the instance ends
-	Reason     string    // the cloud's words
+	At         time.Time // when the instance ends, by the cloud's clock
+	// Left is how long that is from now, where the cloud says what it takes for now: its
+	// clock need not be Kip's. 0 where it does not, and At is all that is known.
+	Left   time.Duration
+	Reason string // the cloud's words
 }
 
 // Console is a cloud that keeps what machines write to their consoles.
@@ -164,32 +179,52 @@ type Console interface {
 // Parts is a cloud that makes things beside an instance which can outlive it:
 // addresses, network interfaces, routes, groups, parameters.
 type Parts interface {
-	// ListParts returns those that carry the tags of this owner, as List does.
+	// ListParts returns every part that carries the tags of this owner (see
+	// TagOwner), those in use included.
 	ListParts(ctx context.Context, owner string) ([]Part, error)
-	// DeleteParts is idempotent; a part that is in use is not deleted, and its
-	// result says so.
+	// DeleteParts is idempotent: an unknown ID is no error. A part that is in use is
+	// not deleted, and its result is an ErrRefused. There is a result for each ID, in
+	// their order.
 	DeleteParts(ctx context.Context, ids ...string) Results
 }
 
 // Part is one thing beside an instance.
 type Part struct {
-	ID, Kind, Zone string
-	// Instance is the one that it belongs to; "" for none.
+	ID   string
+	Kind string // for people: "network interface"
+	Zone string
+	// Instance is the one that has the part now; "" for none.
 	Instance string
-	Tags     map[string]string
+	// Tags have TagCell where the part was made for one cell. One without, and
+	// without an instance, is the owner's own, and stays until nothing else is left.
+	Tags map[string]string
 }
 
 // Tagger is a cloud that can tag instances after their launch. Such tags are for
-// people: nothing depends on them.
+// people. One thing depends on them: when Kip's store was lost, TagPodUID narrows
+// what an instance may run.
 type Tagger interface {
-	Tag(ctx context.Context, tags map[string]string, ids ...string) Results
+	// Tag adds to the tags of each instance, or changes them. It is idempotent. There
+	// is a result for each tagging, in their order.
+	Tag(ctx context.Context, taggings ...Tagging) Results
 }
 
-// Tags that Kip puts on everything it makes in a cloud, in the launching call.
+// Tagging is what is written on one instance.
+type Tagging struct {
+	ID   string            `json:"id"`
+	Tags map[string]string `json:"tags"`
+}
+
+// Tags that Kip puts on everything it makes in a cloud, in the launching call; but
+// where machines share their user data, those that differ by machine are written
+// afterwards, by a Tagger.
 const (
 	// TagOwner holds the controller's identity, derived from the cluster and
 	// the node name, so that a lost volume orphans nothing.
 	TagOwner = "KipControllerID"
+	// TagBatch holds the ID of a launch whose machines share their user data. With
+	// Instance.Place it says which cell an instance is.
+	TagBatch = "KipBatch"
 	// TagCell holds the cell's ID.
 	TagCell = "KipCell"
 	// TagNamespace and TagPod name the pod, for people who read the bill.

@@ -3,6 +3,7 @@ package cloud
 import (
 	"net/netip"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -38,10 +39,17 @@ type Instance struct {
 	PodIPv6        netip.Addr `json:"podIPv6,omitzero"`
 	// PublicIP leads to ManagementIP from outside of the cloud's network; unset
 	// where there is none.
-	PublicIP netip.Addr        `json:"publicIP,omitzero"`
-	Launched time.Time         `json:"launched"`
-	Tags     map[string]string `json:"tags,omitempty"`
+	PublicIP netip.Addr `json:"publicIP,omitzero"`
+	Launched time.Time  `json:"launched"`
+	// Place is the instance's in the call that launched it: its launch index, in
+	// decimal. With TagBatch it says which cell the instance is. "" where the cloud
+	// does not tell, as one without Traits.SharedUserData need not.
+	Place string            `json:"place,omitempty"`
+	Tags  map[string]string `json:"tags,omitempty"`
 }
+
+// PlaceOf is the place of the nth machine of a launch.
+func PlaceOf(n int) string { return strconv.Itoa(n) }
 
 // DialIP is the address at which Kip dials the agent: ManagementIP, or PublicIP
 // where Traits.DialPublic says that Kip is outside. Kip dials only what the cloud

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
+	"slices"
 )
 
 // MaxLaunch is the most machines of one LaunchRequest. A cloud whose own limit
@@ -66,6 +67,10 @@ type LaunchRequest struct {
 	// limit for a ClientToken).
 	Token string `json:"token"`
 	LaunchSpec
+	// UserData is that of all machines where Traits.SharedUserData says that they
+	// must share it: then no Machine has any of its own, nor tags. Nil elsewhere. It
+	// holds no key, and a secret: it reaches no log and no error.
+	UserData []byte `json:"userData,omitempty"`
 	// Machines are from 1 to MaxLaunch.
 	Machines []Machine `json:"machines"`
 }
@@ -75,7 +80,7 @@ type Machine struct {
 	// UserData is handed to the machine unchanged. It holds no key.
 	UserData []byte `json:"userData"`
 	// Tags are in addition to those of the LaunchSpec, and win over them. Together
-	// they include TagOwner and TagCell.
+	// they include TagOwner, and TagCell or TagBatch.
 	Tags map[string]string `json:"tags"`
 }
 
@@ -85,6 +90,22 @@ func (r LaunchRequest) TagsOf(n int) map[string]string {
 	maps.Copy(tags, r.Tags)
 	maps.Copy(tags, r.Machines[n].Tags)
 	return tags
+}
+
+// Shared says that the machines have their user data and their tags in common.
+func (r LaunchRequest) Shared() bool { return r.UserData != nil }
+
+// UserDataOf returns what the nth machine is handed.
+func (r LaunchRequest) UserDataOf(n int) []byte {
+	if r.Shared() {
+		return r.UserData
+	}
+	return r.Machines[n].UserData
+}
+
+// OwnData says that a machine has user data or tags of its own.
+func (r LaunchRequest) OwnData() bool {
+	return slices.ContainsFunc(r.Machines, func(m Machine) bool { return m.UserData != nil || len(m.Tags) > 0 })
 }
 
 // LaunchResult is what became of one machine. Without an error there is an

@@ -110,6 +110,8 @@ type Azure struct {
 type Etcd struct {
 	Internal EtcdInternal `key:"internal" doc:"The etcd that Kip embeds."`
 	Client   EtcdClient   `key:"client" doc:"An etcd cluster of yours, instead of the embedded one."`
+
+	EncryptionKeyFiles []string `key:"encryptionKeyFiles" doc:"Files with the keys that encrypt the CA's key in etcd: in each 32 random bytes in base64, as openssl rand -base64 32 gives. The first encrypts, all decrypt: to change it, put a new one first, and drop the old one after Kip has started. Default: the CA's key is not encrypted."`
 }
 
 // EtcdInternal is the embedded etcd.
@@ -120,10 +122,12 @@ type EtcdInternal struct {
 
 // EtcdClient is an etcd cluster that runs elsewhere.
 type EtcdClient struct {
-	Endpoints []string `key:"endpoints" doc:"Addresses such as https://etcd-0:2379: all with https, which is TLS, or all with http."`
+	Endpoints []string `key:"endpoints" doc:"Addresses such as https://etcd-0:2379: all with https, which is TLS, or, with allowPlainText, all with http."`
 	CertFile  string   `key:"certFile" doc:"Client certificate, PEM. With keyFile, and https endpoints."`
 	KeyFile   string   `key:"keyFile" doc:"The client certificate's key, PEM."`
 	CAFile    string   `key:"caFile" doc:"CA of the cluster's certificates, PEM. With https endpoints. Default: the host's CAs."`
+
+	AllowPlainText bool `key:"allowPlainText" default:"false" doc:"Take http endpoints too: whoever is on the way reads and changes all that Kip stores."`
 }
 
 // Cells are the machines that pods run on.
@@ -141,12 +145,31 @@ type Cells struct {
 	Nametag                string              `key:"nametag" doc:"Word in the names of all that Kip makes in the cloud: at most 24 lower-case letters, digits and dashes, a letter first. Default: the controller ID."`
 	StatusInterval         time.Duration       `key:"statusInterval" default:"5" doc:"How often Kip looks for cells that it has not heard of. It asks them nothing: changes of a pod's status arrive by themselves, at once."`
 	Healthcheck            Healthcheck         `key:"healthcheck" doc:"When a cell counts as lost: by status or by cloudAPI, not both. Default: status."`
+	EndLimit               EndLimit            `key:"endLimit" doc:"How many ends that may be a mistake there may be in a time: of cells that count as lost while they run a pod, and of instances with Kip's tags that no cell has. More are held back until the time is over, or until kipctl allow."`
 	PrivateIPOnly          bool                `key:"privateIPOnly" default:"false" clouds:"aws,gce,azure" doc:"Cells get no public address."`
 	CellConfig             map[string]string   `key:"cellConfig" doc:"Settings that are handed to cells."`
 	DefaultIAMPermissions  string              `key:"defaultIAMPermissions" clouds:"aws" doc:"Instance profile (name or ARN) of cells whose pod names none."`
 	UseCloudParameterStore bool                `key:"useCloudParameterStore" default:"false" clouds:"aws" doc:"Hand settings to cells by SSM parameters, not by user data."`
 	CSIDrivers             []CSIDriver         `key:"csiDrivers" doc:"CSI drivers whose volumes work on cells: those that need no attaching (attachRequired: false in their CSIDriver). Their node plugins, privileged containers as a rule, run on the cells of pods that have such volumes."`
+	Grants                 Grants              `key:"grants" doc:"Which annotations of pods that are money or rights are granted to which namespaces. What is not granted makes a pod wait, with the Event NotGranted."`
 	RegistryMirrors        map[string][]string `key:"registryMirrors" doc:"For an image host such as docker.io, the URLs that cells ask first. The host _default stands for all that are not named."`
+}
+
+// Grants are what the pods of namespaces may ask for by annotation.
+type Grants struct {
+	Unrestricted    bool              `key:"unrestricted" default:"false" doc:"Grant everything to every namespace: where an admission policy decides, such as that of deploy/policies.yaml, or where everybody who makes pods may."`
+	MaxPricePerHour resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, whatever a pod asks for; 0 = no bound. A namespace may have a higher one."`
+	Namespaces      []NamespaceGrants `key:"namespaces" doc:"What namespaces are granted. One that is named several times has all of it."`
+}
+
+// NamespaceGrants are what the pods of one namespace may ask for.
+type NamespaceGrants struct {
+	Namespace        string            `key:"namespace" doc:"Name of the namespace, or * for every one. Required."`
+	InstanceProfiles []string          `key:"instanceProfiles" doc:"Values that pod.elotl.co/instance-profile may have. One that ends with * stands for all that begin like it."`
+	SecurityGroups   []string          `key:"securityGroups" doc:"Values that pod.elotl.co/security-groups may have, likewise."`
+	CloudRoutes      []netip.Prefix    `key:"cloudRoutes" doc:"Networks within which pod.elotl.co/cloud-route may be."`
+	AllowMetadata    bool              `key:"allowMetadata" default:"false" doc:"Whether pod.elotl.co/allow-metadata may be true."`
+	MaxPricePerHour  resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, where it is more than grants.maxPricePerHour."`
 }
 
 // CSIDriver is a CSI driver whose node plugin runs on cells.
@@ -186,6 +209,13 @@ type HealthcheckStatus struct {
 type HealthcheckCloudAPI struct {
 	Interval       time.Duration `key:"interval" default:"60" doc:"How often the cloud is asked at least; 10 or more."`
 	HealthyTimeout time.Duration `key:"healthyTimeout" default:"180" doc:"A cell that the cloud does not show for so long is lost: more than interval."`
+}
+
+// EndLimit bounds what a mistake of the cloud or of Kip can destroy.
+type EndLimit struct {
+	Percent int           `key:"percent" default:"10" doc:"Percentage of the cells that run a pod and of the instances without a cell, together, as many as there were when the time began: 0 to 100."`
+	Least   int           `key:"least" default:"10" doc:"How many there may be however few cells there are; 0 or more. With 0 for both, each waits for kipctl allow."`
+	Window  time.Duration `key:"window" default:"300" doc:"The time: 60 or more."`
 }
 
 // Kubelet is what the virtual node says of itself.

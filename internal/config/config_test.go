@@ -45,6 +45,7 @@ etcd:
   internal:
     dataDir: /var/lib/kip
     configFile: /etc/kip/etcd.yaml
+  encryptionKeyFiles: [/etc/kip/new.key, /etc/kip/old.key]
 cells:
   bootImageSpec:
     owners: "689494258501"
@@ -67,6 +68,7 @@ cells:
   - sg-1
   nametag: team-a
   statusInterval: 2.5
+  endLimit: {percent: 25, least: 3, window: 120}
   healthcheck:
     cloudAPI:
       interval: 30
@@ -76,6 +78,15 @@ cells:
     itzoFlag-v: "5"
   defaultIAMPermissions: arn:aws:iam::1:instance-profile/x
   useCloudParameterStore: true
+  grants:
+    maxPricePerHour: 1.5
+    namespaces:
+    - namespace: team-a
+      instanceProfiles: [reader, team-a-*]
+      securityGroups: [sg-2]
+      cloudRoutes: [10.30.0.0/16]
+      allowMetadata: true
+      maxPricePerHour: 20
   registryMirrors:
     docker.io: [http://10.110.0.1:5000, https://mirror.example.com]
     _default:
@@ -127,7 +138,9 @@ func TestDefaults(t *testing.T) {
 			ReservedMemory:      resource.MustParse("64Mi"),
 			MaxAttempts:         5,
 			StatusInterval:      5 * time.Second,
+			Grants:              Grants{MaxPricePerHour: resource.MustParse("0")},
 			Healthcheck:         Healthcheck{Status: &HealthcheckStatus{HealthyTimeout: 90 * time.Second}},
+			EndLimit:            EndLimit{Percent: 10, Least: 10, Window: 5 * time.Minute},
 		},
 		Kubelet: Kubelet{Capacity: corev1.ResourceList{"cpu": resource.MustParse("20"), "memory": resource.MustParse("100Gi"),
 			"pods": resource.MustParse("20")}},
@@ -148,7 +161,8 @@ func TestEveryKeyIsRead(t *testing.T) {
 		Cloud: Cloud{AWS: &AWS{Region: "us-gov-west-1", AccessKeyID: "AKIAEXAMPLE", SecretAccessKey: "very-secret", VPCID: "vpc-1",
 			SubnetID:    "subnet-1",
 			EndpointURL: "https://ec2.example.com:8443", InsecureTLSSkipVerify: true}},
-		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/var/lib/kip", ConfigFile: "/etc/kip/etcd.yaml"}},
+		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/var/lib/kip", ConfigFile: "/etc/kip/etcd.yaml"},
+			EncryptionKeyFiles: []string{"/etc/kip/new.key", "/etc/kip/old.key"}},
 		Cells: Cells{
 			BootImageSpec:       map[string]string{"owners": "689494258501"},
 			DefaultInstanceType: "t3.nano",
@@ -164,10 +178,19 @@ func TestEveryKeyIsRead(t *testing.T) {
 			Nametag:                "team-a",
 			StatusInterval:         2500 * time.Millisecond,
 			Healthcheck:            Healthcheck{CloudAPI: &HealthcheckCloudAPI{Interval: 30 * time.Second, HealthyTimeout: 2 * time.Minute}},
+			EndLimit:               EndLimit{Percent: 25, Least: 3, Window: 2 * time.Minute},
 			PrivateIPOnly:          true,
 			CellConfig:             map[string]string{"itzoFlag-v": "5"},
 			DefaultIAMPermissions:  "arn:aws:iam::1:instance-profile/x",
 			UseCloudParameterStore: true,
+			Grants: Grants{MaxPricePerHour: resource.MustParse("1.5"), Namespaces: []NamespaceGrants{{
+				Namespace:        "team-a",
+				InstanceProfiles: []string{"reader", "team-a-*"},
+				SecurityGroups:   []string{"sg-2"},
+				CloudRoutes:      []netip.Prefix{netip.MustParsePrefix("10.30.0.0/16")},
+				AllowMetadata:    true,
+				MaxPricePerHour:  resource.MustParse("20"),
+			}}},
 			RegistryMirrors: map[string][]string{"docker.io": {"http://10.110.0.1:5000", "https://mirror.example.com"},
 				"_default": {"http://10.110.0.1:5000"}},
 		},
@@ -210,7 +233,7 @@ func TestOtherForms(t *testing.T) {
 			func(c *Config) bool { return c.Cloud.AWS.Region == "" }},
 		"an external etcd": {least + "etcd: {client: {endpoints: ['https://a:2379'], certFile: c, keyFile: k, caFile: a}}",
 			func(c *Config) bool { return c.Etcd.Client.CAFile == "a" }},
-		"an etcd without TLS": {least + "etcd: {client: {endpoints: ['http://127.0.0.1:2379', 'http://[::1]:2379/']}}",
+		"an etcd without TLS": {least + "etcd: {client: {allowPlainText: true, endpoints: ['http://127.0.0.1:2379', 'http://[::1]:2379/']}}",
 			func(c *Config) bool { return len(c.Etcd.Client.Endpoints) == 2 }},
 		"an etcd whose CA the host knows": {least + "etcd: {client: {endpoints: ['https://a:2379']}}",
 			func(c *Config) bool { return c.Etcd.Client.CAFile == "" }},
@@ -334,11 +357,28 @@ func TestErrors(t *testing.T) {
 			`p.yaml:5: etcd.client.endpoints[0]: "https://etcd-0:2379/v3" is not valid: want a URL such as https://etcd-0:2379`},
 		{"etcd endpoints with and without TLS", least + "etcd: {client: {endpoints: ['https://a:2379', 'http://b:2379']}}",
 			`p.yaml:5: etcd.client.endpoints[1]: "http://b:2379" is not valid: want https, as in the endpoints before it`},
-		{"etcd certificate without TLS", least + "etcd: {client: {endpoints: ['http://a:2379'], certFile: c, keyFile: k}}",
+		{"etcd certificate without TLS", least + "etcd: {client: {allowPlainText: true, endpoints: ['http://a:2379'], certFile: c, keyFile: k}}",
 			"p.yaml:5: etcd.client.certFile: the etcd.client.endpoints are http, without TLS: want https, or no etcd.client.certFile\n" +
 				"p.yaml:5: etcd.client.keyFile: the etcd.client.endpoints are http, without TLS: want https, or no etcd.client.keyFile"},
-		{"etcd CA without TLS", least + "etcd: {client: {endpoints: ['http://a:2379'], caFile: c}}",
+		{"etcd CA without TLS", least + "etcd: {client: {allowPlainText: true, endpoints: ['http://a:2379'], caFile: c}}",
 			"p.yaml:5: etcd.client.caFile: the etcd.client.endpoints are http, without TLS: want https, or no etcd.client.caFile"},
+		{"etcd in plain text", least + "etcd: {client: {endpoints: ['http://a:2379', 'http://b:2379']}}",
+			"p.yaml:5: etcd.client.endpoints[0]: \"http://a:2379\" is not valid: want https, or etcd.client.allowPlainText: true where nobody else is on the way\n" +
+				"p.yaml:5: etcd.client.endpoints[1]: \"http://b:2379\" is not valid: want https, or etcd.client.allowPlainText: true where nobody else is on the way"},
+		{"encryption key twice, and none", least + "etcd: {encryptionKeyFiles: [/a, /a, '']}",
+			"p.yaml:5: etcd.encryptionKeyFiles[1]: \"/a\" is not valid: want each file once\n" +
+				"p.yaml:5: etcd.encryptionKeyFiles[2]: there is no value: this key is required"},
+		{"grants that undo each other", least + "  grants: {unrestricted: true, namespaces: [{namespace: a}]}",
+			"p.yaml:5: cells.grants.unrestricted: true is not valid beside cells.grants.namespaces or maxPricePerHour, which it would undo: want only one of them"},
+		{"grants", least + "  grants:\n    maxPricePerHour: 2\n    namespaces:\n    - {}\n    - {namespace: A_b}\n    - {namespace: a, instanceProfiles: ['a*b']}\n" +
+			"    - {namespace: a, securityGroups: ['']}\n    - {namespace: a, maxPricePerHour: 1.5}",
+			"p.yaml:8: cells.grants.namespaces[0].namespace: there is no value: this key is required\n" +
+				"p.yaml:9: cells.grants.namespaces[1].namespace: \"A_b\" is not valid: want the name of a namespace, or *\n" +
+				"p.yaml:10: cells.grants.namespaces[2].instanceProfiles[0]: \"a*b\" is not valid: want a value, or the beginning of one and a * at its end\n" +
+				"p.yaml:11: cells.grants.namespaces[3].securityGroups[0]: there is no value: this key is required\n" +
+				"p.yaml:12: cells.grants.namespaces[4].maxPricePerHour: \"1500m\" is not valid: want more than cells.grants.maxPricePerHour, which bounds all namespaces"},
+		{"a bound below nothing", least + "  grants: {maxPricePerHour: -1}",
+			`p.yaml:5: cells.grants.maxPricePerHour: "-1" is not valid: want 0, for no bound, or more`},
 		{"etcd key without a certificate", least + "etcd: {client: {endpoints: ['https://a:2379'], keyFile: k}}",
 			`p.yaml:5: etcd.client.certFile: there is no value: etcd.client.keyFile needs it`},
 		{"etcd certificate without a key", least + "etcd: {client: {endpoints: ['https://a:2379'], certFile: c}}",
@@ -394,6 +434,12 @@ func TestErrors(t *testing.T) {
 			`p.yaml:5: cells.healthcheck: status and cloudAPI are there: want only one of them`},
 		{"no health timeout", least + "  healthcheck: {status: {healthyTimeout: 0}}",
 			`p.yaml:5: cells.healthcheck.status.healthyTimeout: "0" is not valid: want a number of seconds above 0`},
+		{"a share above all", least + "  endLimit: {percent: 101}",
+			`p.yaml:5: cells.endLimit.percent: "101" is not valid: want 0 to 100`},
+		{"less than none", least + "  endLimit: {least: -1}",
+			`p.yaml:5: cells.endLimit.least: "-1" is not valid: want 0 or more`},
+		{"a share of no time", least + "  endLimit: {window: 59}",
+			`p.yaml:5: cells.endLimit.window: "59" is not valid: want at least 60 seconds`},
 		{"cloud asked too often", least + "  healthcheck: {cloudAPI: {interval: 9.5}}",
 			`p.yaml:5: cells.healthcheck.cloudAPI.interval: "9.5" is not valid: want at least 10 seconds`},
 		{"no cloud timeout", least + "  healthcheck: {cloudAPI: {healthyTimeout: -1}}",

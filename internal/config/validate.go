@@ -217,8 +217,11 @@ func (d *decoder) etcd(e Etcd) {
 			continue
 		}
 		first = cmp.Or(first, u.Scheme)
-		if u.Scheme != first {
+		switch {
+		case u.Scheme != first:
 			d.bad(key, "%s is not valid: want %s, as in the endpoints before it", quote(endpoint), first)
+		case u.Scheme == "http" && !c.AllowPlainText:
+			d.check(false, key, endpoint, "https, or etcd.client.allowPlainText: true where nobody else is on the way")
 		}
 	}
 	d.together("etcd.client.certFile", c.CertFile != "", "etcd.client.keyFile", c.KeyFile != "")
@@ -231,6 +234,13 @@ func (d *decoder) etcd(e Etcd) {
 		case first == "http":
 			d.bad(key, "the etcd.client.endpoints are http, without TLS: want https, or no %s", key)
 		}
+	}
+	seen := map[string]bool{}
+	for i, file := range e.EncryptionKeyFiles {
+		key := fmt.Sprintf("etcd.encryptionKeyFiles[%d]", i)
+		d.require(key, file)
+		d.check(!seen[file] || file == "", key, file, "each file once")
+		seen[file] = true
 	}
 	switch {
 	case len(c.Endpoints) == 0:
@@ -266,6 +276,12 @@ func (d *decoder) cells(c *Cells) {
 	}
 
 	d.csiDrivers(c.CSIDrivers)
+	d.grants(c.Grants)
+
+	l := c.EndLimit
+	d.check(l.Percent >= 0 && l.Percent <= 100, "cells.endLimit.percent", fmt.Sprint(l.Percent), "0 to 100")
+	d.check(l.Least >= 0, "cells.endLimit.least", fmt.Sprint(l.Least), "0 or more")
+	d.check(l.Window >= time.Minute, "cells.endLimit.window", seconds(l.Window), "at least 60 seconds")
 
 	h := &c.Healthcheck
 	switch {
@@ -313,6 +329,30 @@ func (d *decoder) csiDrivers(drivers []CSIDriver) {
 		} else {
 			first[driver.Name] = i
 		}
+	}
+}
+
+// grants checks what namespaces may ask for.
+func (d *decoder) grants(g Grants) {
+	d.check(g.MaxPricePerHour.Sign() >= 0, "cells.grants.maxPricePerHour", g.MaxPricePerHour.String(), "0, for no bound, or more")
+	if g.Unrestricted && (len(g.Namespaces) > 0 || !g.MaxPricePerHour.IsZero()) {
+		d.bad("cells.grants.unrestricted", "true is not valid beside cells.grants.namespaces or maxPricePerHour, which it would undo: want only one of them")
+	}
+	for i, n := range g.Namespaces {
+		key := fmt.Sprintf("cells.grants.namespaces[%d]", i)
+		d.require(key+".namespace", n.Namespace)
+		d.check(n.Namespace == "" || n.Namespace == "*" || len(validation.IsDNS1123Label(n.Namespace)) == 0, key+".namespace", n.Namespace,
+			"the name of a namespace, or *")
+		for name, values := range map[string][]string{"instanceProfiles": n.InstanceProfiles, "securityGroups": n.SecurityGroups} {
+			for j, v := range values {
+				at := fmt.Sprintf("%s.%s[%d]", key, name, j)
+				d.require(at, v)
+				d.check(!strings.Contains(strings.TrimSuffix(v, "*"), "*"), at, v, "a value, or the beginning of one and a * at its end")
+			}
+		}
+		price := n.MaxPricePerHour
+		d.check(price.IsZero() || price.Cmp(g.MaxPricePerHour) > 0 && !g.MaxPricePerHour.IsZero(), key+".maxPricePerHour", price.String(),
+			"more than cells.grants.maxPricePerHour, which bounds all namespaces")
 	}
 }
 
@@ -405,6 +445,9 @@ func (d *decoder) files(c *Config) {
 		"etcd.client.certFile":     c.Etcd.Client.CertFile,
 		"etcd.client.keyFile":      c.Etcd.Client.KeyFile,
 		"etcd.client.caFile":       c.Etcd.Client.CAFile,
+	}
+	for i, name := range c.Etcd.EncryptionKeyFiles {
+		names[fmt.Sprintf("etcd.encryptionKeyFiles[%d]", i)] = name
 	}
 	if c.Cloud.GCE != nil {
 		names["cloud.gce.credentialsFile"] = c.Cloud.GCE.CredentialsFile

@@ -20,6 +20,7 @@ const (
 	NoCapacity        = "NoCapacity"
 	Unplaceable       = "Unplaceable"
 	InvalidAnnotation = "InvalidAnnotation"
+	NotGranted        = "NotGranted"
 	Paused            = "Paused"
 )
 
@@ -30,6 +31,7 @@ const (
 	CellSilent        = "CellSilent" // of the pod's Ready condition, too
 	CellLost          = "CellLost"   // of the pod's status, too
 	CellNotTerminated = "CellNotTerminated"
+	EndHeldBack       = "EndHeldBack"
 	DeletionOverdue   = "DeletionOverdue"
 	LogsNotSaved      = "LogsNotSaved"
 )

@@ -213,7 +213,12 @@ func askAgent(ctx context.Context, conn agentapi.Conn, cell string) *adminapi.Ag
 	}
 	a := &adminapi.Agent{}
 	for _, c := range status.Components {
-		a.Components = append(a.Components, adminapi.Component{Name: c.Name, PID: c.PID, Restarts: c.Restarts, Waiting: c.Waiting})
+		a.Components = append(a.Components, adminapi.Component{
+			Name:     c.Name,
+			PID:      c.PID,
+			Restarts: c.Restarts,
+			Waiting:  c.Waiting,
+		})
 	}
 	return a
 }
@@ -222,7 +227,13 @@ func askAgent(ctx context.Context, conn agentapi.Conn, cell string) *adminapi.Ag
 func (x *Explainer) Standby(context.Context) ([]adminapi.Pool, error) {
 	var list []adminapi.Pool
 	for _, s := range x.cfg.Cells.Standby() {
-		list = append(list, adminapi.Pool{Name: s.Name, Want: s.Want, Ready: s.Ready, Booting: s.Booting, Why: s.Why})
+		list = append(list, adminapi.Pool{
+			Name:    s.Name,
+			Want:    s.Want,
+			Ready:   s.Ready,
+			Booting: s.Booting,
+			Why:     s.Why,
+		})
 	}
 	return list, nil
 }
@@ -231,7 +242,13 @@ func (x *Explainer) Standby(context.Context) ([]adminapi.Pool, error) {
 func (x *Explainer) Capacity(context.Context) ([]adminapi.Shortage, error) {
 	var list []adminapi.Shortage
 	for _, s := range x.cfg.Shortages() {
-		one := adminapi.Shortage{InstanceType: s.InstanceType, Zone: s.Zone, Subnet: s.Subnet, Until: s.Until, Why: s.Why}
+		one := adminapi.Shortage{
+			InstanceType: s.InstanceType,
+			Zone:         s.Zone,
+			Subnet:       s.Subnet,
+			Until:        s.Until,
+			Why:          s.Why,
+		}
 		if s.Spot != nil {
 			one.LaunchType = launchType(*s.Spot)
 		}

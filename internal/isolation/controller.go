@@ -24,13 +24,15 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/lanes"
 	"github.com/elotl/kip/internal/policy"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/watches"
 )
 
 const (
-	// pushTimeout bounds one such call: ten thousand peers take 0.2 s.
-	pushTimeout = 30 * time.Second
+	// within bounds what one agent is told at a time: ten thousand peers take 0.2 s.
+	within = 10 * time.Second
 	// pace is the least time between two sets of rules for one cell, so that a
 	// burst of pods that others let in does not become a burst for each of them.
 	pace = 500 * time.Millisecond
@@ -55,10 +57,13 @@ type Config struct {
 	Client kubernetes.Interface
 	// Shared are the watches on NetworkPolicies and namespaces.
 	Shared Shared
-	// AllowsMetadata says whether a pod's annotations ask for the metadata service.
-	AllowsMetadata func(annotations map[string]string) bool
+	// AllowsMetadata says whether a pod's annotations ask for the metadata service, and
+	// its namespace may have it.
+	AllowsMetadata func(namespace string, annotations map[string]string) bool
 	// Event reports to the pod's owner.
 	Event func(pod apiv1.PodReference, kind, reason, message string)
+	// Pulse is told of the turns of the loop. Optional.
+	Pulse *pulse.Pulse
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
 	// Random is for jitter. Optional.
@@ -89,7 +94,7 @@ type Controller struct {
 	cfg   Config
 	queue workqueue.TypedRateLimitingInterface[string]
 	needs chan struct{} // whether the cluster's pods are needed may have changed
-	lanes *agentapi.Lanes
+	lanes *lanes.Lanes
 
 	mu     sync.Mutex
 	index  *policy.Index
@@ -107,7 +112,8 @@ type cell struct {
 	since time.Time // when the pod and the agent were both there
 	// allowMetadata and seen are of the pod as last seen.
 	allowMetadata, seen bool
-	told                string // the last Event
+	told                string     // the last Event
+	pace                lanes.Pace // of its agent, whatever its connection
 }
 
 // agent is the connection to a cell's agent, and what it has in force.
@@ -117,7 +123,6 @@ type agent struct {
 	asked  bool
 	digest string
 	pushed time.Time // when rules were last handed over
-	pace   agentapi.Pace
 }
 
 // New returns a controller that has not started.
@@ -127,7 +132,7 @@ func New(cfg Config) *Controller {
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](100*time.Millisecond, 30*time.Second, cfg.Random),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "firewalls", MetricsProvider: cfg.Queues}),
 		needs: make(chan struct{}, 1),
-		lanes: agentapi.NewLanes(),
+		lanes: lanes.New(),
 		index: policy.NewIndex(), known: map[schema.GroupVersionResource]bool{},
 		cells: map[string]*cell{}, byPod: map[types.UID]*cell{}, owners: map[types.NamespacedName]*cell{}, agents: map[string]*agent{},
 	}
@@ -165,10 +170,11 @@ func (c *Controller) Run(ctx context.Context) error {
 			}
 			running.Go(func() {
 				defer c.queue.Done(id)
-				c.turn(ctx, id)
+				c.cfg.Pulse.Turn(ctx, "firewalls", func(ctx context.Context) { c.turn(ctx, id) })
 			})
 		}
 	})
+	running.Go(func() { c.cfg.Pulse.Probe(ctx, "the lock of the firewalls", &c.mu) })
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
@@ -257,7 +263,7 @@ func (c *Controller) see(pod *corev1.Pod) {
 	if x == nil {
 		return
 	}
-	allow := c.cfg.AllowsMetadata(pod.Annotations)
+	allow := c.cfg.AllowsMetadata(pod.Namespace, pod.Annotations)
 	if !x.seen || x.allowMetadata != allow {
 		x.seen, x.allowMetadata = true, allow
 		c.queue.Add(x.ID)
@@ -314,12 +320,12 @@ func notKnown(what string, refusal error) string {
 // agents do not answer wait for one another.
 func (c *Controller) turn(ctx context.Context, id string) {
 	c.mu.Lock()
-	a := c.agents[id]
+	x, a := c.cells[id], c.agents[id]
 	c.mu.Unlock()
-	if a == nil {
-		return // its arrival comes back here
+	if x == nil || a == nil {
+		return // whatever is missing, its arrival comes back here
 	}
-	err := c.lanes.Ask(ctx, &a.pace, 2*pushTimeout, func(ctx context.Context) error {
+	err := c.lanes.Ask(ctx, &x.pace, within, func(ctx context.Context) error {
 		c.process(ctx, id)
 		return context.Cause(ctx)
 	})
@@ -337,9 +343,10 @@ func (c *Controller) process(ctx context.Context, id string) {
 		c.mu.Unlock()
 		return // whatever is missing, its arrival comes back here
 	}
+	agent := agentapi.Client{Conn: a.conn}
 	if !a.asked {
 		c.mu.Unlock()
-		inForce, err := a.inForce(ctx)
+		inForce, err := agent.Firewall(ctx)
 		if err != nil {
 			c.failed(ctx, x, fmt.Errorf("ask which rules are in force: %w", err))
 			return
@@ -380,7 +387,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 		c.queue.Forget(id)
 		return
 	}
-	if err := a.push(ctx, encoded); err != nil {
+	if err := agent.PutFirewall(ctx, encoded); err != nil {
 		c.mu.Lock()
 		a.asked = false // an answer that was lost may have been a yes
 		c.mu.Unlock()
@@ -432,18 +439,6 @@ func (c *Controller) failed(ctx context.Context, x *cell, err error) {
 		c.mu.Unlock()
 	}
 	c.queue.AddRateLimited(x.ID)
-}
-
-func (a *agent) inForce(ctx context.Context) (agentapi.FirewallStatus, error) {
-	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
-	defer cancel()
-	return agentapi.Client{Conn: a.conn}.Firewall(ctx)
-}
-
-func (a *agent) push(ctx context.Context, encoded []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
-	defer cancel()
-	return agentapi.Client{Conn: a.conn}.PutFirewall(ctx, encoded)
 }
 
 // policyFollower takes the NetworkPolicies.

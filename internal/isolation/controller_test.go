@@ -71,20 +71,30 @@ type agentOf struct {
 	puts   int
 	fails  error // of the connection
 	answer int   // to a PUT, if not 0
-	hangs  bool
+	hangs  bool  // says nothing until the caller gives up
+	takes  time.Duration
+	calls  int
 }
 
 func (a *agentOf) RoundTrip(r *http.Request) (*http.Response, error) {
 	a.mu.Lock()
+	a.calls++
+	takes := a.takes
+	if a.hangs {
+		takes = time.Hour
+	}
+	a.mu.Unlock()
+	if takes > 0 {
+		select {
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		case <-time.After(takes):
+		}
+	}
+	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.fails != nil {
 		return nil, a.fails
-	}
-	if a.hangs {
-		a.mu.Unlock()
-		<-r.Context().Done()
-		a.mu.Lock()
-		return nil, r.Context().Err()
 	}
 	answer := func(code int, text string) (*http.Response, error) {
 		return &http.Response{StatusCode: code, Status: fmt.Sprint(code), Body: io.NopCloser(strings.NewReader(text))}, nil
@@ -163,7 +173,7 @@ func (w *world) run() {
 	informer := informers.NewSharedInformerFactory(nodeClient(w), 0).Core().V1().Pods().Informer()
 	w.kip = New(Config{
 		Pods: informer, Client: w.client, Shared: w.shared,
-		AllowsMetadata: func(a map[string]string) bool { return a["metadata"] == "yes" },
+		AllowsMetadata: func(_ string, a map[string]string) bool { return a["metadata"] == "yes" },
 		Event: func(pod apiv1.PodReference, kind, reason, message string) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -594,4 +604,75 @@ func TestAnOldCellsEndLeavesTheRulesOfAPodOfTheSameName(t *testing.T) {
 			t.Errorf("%d entries are left", n)
 		}
 	})
+}
+
+// Agents that answer nothing, however many, hold up nobody else: not a change of a
+// policy, nor a new pod. What is merely slow still gets its rules.
+func TestAgentsThatHangHoldUpNobodyElse(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.namespaces()
+		w.policies()
+		good, late := w.cell("good"), w.cell("late")
+		w.later(time.Second)
+		late.takes = 3 * time.Second // longer than those that are well
+		var hanging []*agentOf
+		for i := range 40 {
+			a := w.cell(fmt.Sprint("bad-", i))
+			a.mu.Lock()
+			a.hangs = i%2 == 0
+			a.takes = time.Hour // the others say at once what they have, and then nothing
+			a.mu.Unlock()
+			hanging = append(hanging, a)
+		}
+		synctest.Wait()
+		isolated := func(a *agentOf, what string) {
+			t.Helper()
+			if fw, _ := a.now(); fw == nil || !fw.Ingress.Isolated {
+				t.Errorf("%s: the rules are not in force: %+v", what, fw)
+			}
+		}
+		w.policies(denyAll)
+		synctest.Wait()
+		isolated(good, "while others hang")
+		isolated(w.fresh("new"), "a new cell while others hang")
+		w.later(2*time.Minute + 3*time.Second) // they are tried again and again
+		isolated(late, "what is only slow")
+		w.policies()
+		synctest.Wait()
+		if fw, _ := good.now(); fw.Ingress.Isolated {
+			t.Error("the change back was not followed at once")
+		}
+		for i, a := range hanging {
+			if a.mu.Lock(); a.calls < 2 {
+				t.Errorf("agent %d was asked %d times", i, a.calls)
+			}
+			a.mu.Unlock()
+		}
+		// One that answers again is in nobody's way, and waits for nobody.
+		a := hanging[0]
+		a.mu.Lock()
+		a.hangs, a.takes = false, 0
+		a.mu.Unlock()
+		w.later(2 * time.Minute)
+		w.policies(denyAll)
+		synctest.Wait()
+		isolated(a, "one that answers again")
+		// A new connection is no new patience.
+		before := hanging[2].calls
+		for range 100 {
+			w.bind("bad-2")
+			w.later(time.Second / 10)
+		}
+		if n := hanging[2].calls - before; n > 10 {
+			t.Errorf("%d calls in 10 s of an agent that hangs", n)
+		}
+		isolated(w.fresh("newer"), "a new cell while another comes and goes")
+	})
+}
+
+// fresh makes a cell and lets happen what happens at once.
+func (w *world) fresh(name string) *agentOf {
+	a := w.cell(name)
+	synctest.Wait()
+	return a
 }

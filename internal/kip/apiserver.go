@@ -2,13 +2,19 @@ package kip
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"reflect"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -29,16 +35,20 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// apiServer is the way to the API server, as Kip itself and as its node.
+// provisionerUser makes and removes the volumes of claims: deploy/ gives it the rights
+// for that, and bounds what it makes.
+const provisionerUser = "system:serviceaccount:kip-system:kip-provisioner"
+
+// apiServer is the way to the API server, as Kip itself, as its node and as the
+// provisioner.
 type apiServer struct {
-	ownConfig, nodeConfig *rest.Config
-	asKip, asNode         kubernetes.Interface
-	ownDynamic            dynamic.Interface
-	clusterUID            types.UID
+	ownConfig, nodeConfig        *rest.Config
+	asKip, asNode, asProvisioner kubernetes.Interface
+	ownDynamic                   dynamic.Interface
 }
 
-// connect makes the clients and reads which cluster this is.
-func connect(ctx context.Context, o Options, measured func(client string) func(http.RoundTripper) http.RoundTripper) (*apiServer, error) {
+// connect makes the clients. It asks the API server nothing.
+func connect(o Options, measured func(client string) func(http.RoundTripper) http.RoundTripper) (*apiServer, error) {
 	own, err := clientcmd.BuildConfigFromFlags("", o.Kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", o.credentials(), err)
@@ -52,8 +62,12 @@ func connect(ctx context.Context, o Options, measured func(client string) func(h
 	// the pods of its node.
 	node := rest.CopyConfig(own)
 	node.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + o.NodeName, Groups: []string{"system:nodes"}}
-	own.Wrap(measured("kip"))
-	node.Wrap(measured("node"))
+	provisioner := rest.CopyConfig(own)
+	provisioner.Impersonate = rest.ImpersonationConfig{UserName: provisionerUser}
+	for name, c := range map[string]*rest.Config{"kip": own, "node": node, "provisioner": provisioner} {
+		c.Wrap(measured(name))
+		c.Wrap(func(next http.RoundTripper) http.RoundTripper { return pulse.Transport(next, pulse.APIServer) })
+	}
 	a := &apiServer{ownConfig: own, nodeConfig: node}
 	if a.asKip, err = kubernetes.NewForConfig(own); err != nil {
 		return nil, err
@@ -61,15 +75,66 @@ func connect(ctx context.Context, o Options, measured func(client string) func(h
 	if a.asNode, err = kubernetes.NewForConfig(node); err != nil {
 		return nil, err
 	}
+	if a.asProvisioner, err = kubernetes.NewForConfig(provisioner); err != nil {
+		return nil, err
+	}
 	if a.ownDynamic, err = dynamic.NewForConfig(own); err != nil {
 		return nil, err
 	}
-	ns, err := a.asKip.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("read namespace %s, whose UID is the cluster's identity: %w", metav1.NamespaceSystem, err)
-	}
-	a.clusterUID = ns.UID
 	return a, nil
+}
+
+// clusterUID is the cluster's identity: the UID of its namespace kube-system.
+func (a *apiServer) clusterUID(ctx context.Context, st *store.Store, log *slog.Logger) (types.UID, error) {
+	// Several Kips share an etcd, and their clusters may give nodes the same names: what is
+	// remembered is that of this API server, by its address and its CA.
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s", a.ownConfig.Host, a.ownConfig.CAData))
+	return remembered(ctx, st, "clusters/"+hex.EncodeToString(sum[:16]), log, func(ctx context.Context) (types.UID, error) {
+		ns, err := a.asKip.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+		if err != nil {
+			return "", fmt.Errorf("read namespace %s, whose UID is the cluster's identity: %w", metav1.NamespaceSystem, err)
+		}
+		return ns.UID, nil
+	})
+}
+
+// askTimeout bounds what Kip asks the API server before it starts its work.
+const askTimeout = 10 * time.Second
+
+// remembered asks the API server for what hardly ever changes, and keeps the answer in
+// the store: after the first start one that does not answer holds up no other.
+func remembered[T any](
+	ctx context.Context, st *store.Store, key string, log *slog.Logger, ask func(context.Context) (T, error),
+) (T, error) {
+	var last T
+	revision, err := st.Get(ctx, key, &last)
+	if err != nil {
+		return last, err
+	}
+	asking, cancel := context.WithTimeout(ctx, askTimeout)
+	now, err := ask(asking)
+	cancel()
+	if err != nil {
+		if revision == 0 || ctx.Err() != nil || !unanswered(err) {
+			return now, err
+		}
+		log.Warn("the API server does not answer: going by its last answer", "key", key, "err", err)
+		return last, nil
+	}
+	if revision != 0 && reflect.DeepEqual(now, last) {
+		return now, nil
+	}
+	// Another replica that writes at the same time has the same answer.
+	if _, err := st.Put(ctx, key, now, revision); err != nil && !errors.Is(err, store.ErrConflict) {
+		return now, err
+	}
+	return now, nil
+}
+
+// unanswered says that an error of the API server is its absence, and no refusal.
+func unanswered(err error) bool {
+	refused := apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err)
+	return err != nil && !refused
 }
 
 // putCRD makes a definition what it is to be, however many Kips do so at once.
@@ -146,29 +211,37 @@ func podsOf(informer cache.SharedIndexInformer) []*corev1.Pod {
 // name it.
 const dnsService = "kube-dns"
 
+// dnsKey is where the address is stored that pods asked for names last.
+const dnsKey = "dns"
+
 // clusterDNS returns what tells the address that pods ask for names: the one
 // given, else that of the usual Service as the cell API sees it, else none.
 func (a *apiServer) clusterDNS(
-	ctx context.Context, given netip.Addr, shared *watches.Watches, log *slog.Logger,
+	ctx context.Context, given netip.Addr, shared *watches.Watches, st *store.Store, log *slog.Logger,
 ) (func() []netip.Addr, error) {
 	if given.IsValid() {
 		return func() []netip.Addr { return []netip.Addr{given} }, nil
 	}
-	// The first answer, for as long as the cell API does not know the Services yet.
-	var first []netip.Addr
-	service, err := a.asNode.CoreV1().Services(metav1.NamespaceSystem).Get(ctx, dnsService, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		log.Warn("there is no Service kube-system/kube-dns and no --cluster-dns: " +
-			"until there is, pods with dnsPolicy ClusterFirst get their cell's resolver")
-	case err != nil:
-		return nil, fmt.Errorf("find the cluster's DNS: %w", err)
-	default:
+	// The first answer, for as long as the cell API does not know the Services yet. A cell
+	// that runs must not be told meanwhile that there is none.
+	first, err := remembered(ctx, st, dnsKey, log, func(ctx context.Context) ([]netip.Addr, error) {
+		service, err := a.asNode.CoreV1().Services(metav1.NamespaceSystem).Get(ctx, dnsService, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			log.Warn("there is no Service kube-system/kube-dns and no --cluster-dns: " +
+				"until there is, pods with dnsPolicy ClusterFirst get their cell's resolver")
+			return []netip.Addr{}, nil
+		case err != nil:
+			return nil, fmt.Errorf("find the cluster's DNS: %w", err)
+		}
 		addr, err := netip.ParseAddr(service.Spec.ClusterIP)
 		if err != nil {
 			return nil, fmt.Errorf("the cluster IP of Service kube-system/%s is %q: give --cluster-dns", dnsService, service.Spec.ClusterIP)
 		}
-		first = []netip.Addr{addr}
+		return []netip.Addr{addr}, nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	return func() []netip.Addr {
 		addr, known := shared.ClusterIP(metav1.NamespaceSystem, dnsService)

@@ -81,13 +81,13 @@ func TestAKubeconfigThatCannotBeReadIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, file := range []string{garbage, "/none/kubeconfig"} {
-		_, err := connect(t.Context(), Options{Kubeconfig: file, NodeName: "kip-0"}, unmeasured)
+		_, err := connect(Options{Kubeconfig: file, NodeName: "kip-0"}, unmeasured)
 		if err == nil || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "--kubeconfig") {
 			t.Errorf("%s: %v", file, err)
 		}
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	_, err := connect(t.Context(), Options{NodeName: "kip-0"}, unmeasured)
+	_, err := connect(Options{NodeName: "kip-0"}, unmeasured)
 	if err == nil || !strings.Contains(err.Error(), "there is no --kubeconfig") {
 		t.Errorf("outside of a cluster: %v", err)
 	}

@@ -3,6 +3,9 @@ package kip
 import (
 	"context"
 	"fmt"
+	"io"
+	"log/slog"
+	"os"
 
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/store"
@@ -12,25 +15,64 @@ import (
 // authorityKey is where the CA is stored.
 const authorityKey = "ca"
 
-// loadAuthority returns the CA of the cells, which is made at the first start.
-func loadAuthority(ctx context.Context, st *store.Store, clock clock.PassiveClock) (*pki.Authority, error) {
+// loadAuthority returns the CA of the cells, which is made at the first start. It is
+// stored as the sealer seals it now, also if it was stored otherwise.
+func loadAuthority(
+	ctx context.Context, st *store.Store, sealer *pki.Sealer, clock clock.PassiveClock, log *slog.Logger,
+) (*pki.Authority, error) {
+	if !sealer.Encrypts() {
+		log.Warn("the CA's key is not encrypted in the store: who reads that, or a backup of it, can be Kip to its cells",
+			"key", "etcd.encryptionKeyFiles")
+	}
 	var stored []byte
 	revision, err := st.Get(ctx, authorityKey, &stored)
 	if err != nil {
 		return nil, err
 	}
+	var authority *pki.Authority
 	if revision != 0 {
-		return pki.Decode(stored, clock.Now)
-	}
-	authority, err := pki.New(clock.Now)
-	if err != nil {
+		data, stale, err := sealer.Open(stored, authorityKey)
+		if err != nil {
+			return nil, fmt.Errorf("read the CA of the cells: %w", err)
+		}
+		if authority, err = pki.Decode(data, clock.Now); err != nil || !stale {
+			return authority, err
+		}
+	} else if authority, err = pki.New(clock.Now); err != nil {
 		return nil, fmt.Errorf("make the CA of the cells: %w", err)
 	}
-	if stored, err = authority.Encode(); err != nil {
+	data, err := authority.Encode()
+	if err != nil {
 		return nil, err
 	}
-	if _, err := st.Put(ctx, authorityKey, stored, 0); err != nil {
+	if _, err := st.Put(ctx, authorityKey, sealer.Seal(data, authorityKey), revision); err != nil {
 		return nil, err
 	}
 	return authority, nil
+}
+
+// keyFileLimit is more than a key takes, in bytes.
+const keyFileLimit = 1 << 10
+
+// openSealer reads the keys of etcd.encryptionKeyFiles.
+func openSealer(files []string) (*pki.Sealer, error) {
+	keys := make([][]byte, len(files))
+	for i, name := range files {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, fmt.Errorf("etcd.encryptionKeyFiles[%d]: %w", i, err)
+		}
+		keys[i], err = io.ReadAll(io.LimitReader(f, keyFileLimit))
+		if closeErr := f.Close(); err == nil {
+			err = closeErr
+		}
+		if err != nil {
+			return nil, fmt.Errorf("etcd.encryptionKeyFiles[%d]: %w", i, err)
+		}
+	}
+	sealer, err := pki.NewSealer(keys...)
+	if err != nil {
+		return nil, fmt.Errorf("etcd.encryptionKeyFiles: %w", err)
+	}
+	return sealer, nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/remote"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/version"
 )
 
@@ -55,6 +56,23 @@ func launchOptions(cfg *config.Config) cells.Options {
 		InstanceProfile: c.DefaultIAMPermissions,
 		PrivateIPOnly:   c.PrivateIPOnly,
 	}
+}
+
+// grants are what provider.yaml says that pods may ask for.
+func grants(cfg *config.Config) pods.Grants {
+	g := cfg.Cells.Grants
+	all := pods.Grants{Unrestricted: g.Unrestricted, MaxPricePerHour: g.MaxPricePerHour.AsApproximateFloat64()}
+	for _, n := range g.Namespaces {
+		all.Namespaces = append(all.Namespaces, pods.NamespaceGrants{
+			Namespace:        n.Namespace,
+			InstanceProfiles: n.InstanceProfiles,
+			SecurityGroups:   n.SecurityGroups,
+			CloudRoutes:      n.CloudRoutes,
+			AllowMetadata:    n.AllowMetadata,
+			MaxPricePerHour:  n.MaxPricePerHour.AsApproximateFloat64(),
+		})
+	}
+	return all
 }
 
 // healthCheck is how often the cells' leases are looked at: each is renewed every

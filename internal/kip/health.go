@@ -2,6 +2,7 @@ package kip
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/metrics"
+	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/pki"
 )
 
 // serveMetrics serves metrics, health and readiness until ctx ends.
@@ -18,21 +21,56 @@ func (k *process) serveMetrics(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("serve metrics on --metrics-addr: %w", err)
 	}
+	return k.serveMetricsOn(ctx, l)
+}
+
+// serveMetricsOn is serveMetrics on a listener, which it closes.
+func (k *process) serveMetricsOn(ctx context.Context, l net.Listener) error {
 	ready := []metrics.Check{{Name: "store", Func: k.store.Ready}}
 	for _, c := range checksOfLeader {
 		ready = append(ready, metrics.Check{Name: c.name, Func: func(context.Context) error { return k.ready(c.holds) }})
 	}
+	scraped, err := node.Guard(k.api.asKip, k.metrics.Metrics())
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	certificate, err := k.metricsCertificate()
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
 	server := &http.Server{
-		Handler:           k.metrics.Handler(nil, ready),
+		Handler: metrics.Handler(scraped, k.alive(), ready),
+		// A token comes with each scrape.
+		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate},
 		ReadHeaderTimeout: 10 * time.Second,
 		ErrorLog:          slog.NewLogLogger(k.Log.Handler(), slog.LevelDebug),
 	}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
-	if err := server.Serve(l); ctx.Err() == nil {
+	if err := server.ServeTLS(l, "", ""); ctx.Err() == nil {
 		return fmt.Errorf("serve metrics: %w", err)
 	}
 	return nil
+}
+
+// metricsCertificate is the operator's for the kubelet port, or one that nobody can
+// verify, of an authority that ends with the process: the CA is the leader's.
+func (k *process) metricsCertificate() (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+	authority, err := pki.New(k.clock.Now)
+	if err != nil {
+		return nil, err
+	}
+	addresses, err := k.addresses()
+	if err != nil {
+		return nil, err
+	}
+	return k.servingCertificate(authority, addresses)
+}
+
+// alive are the checks of /healthz. What a restart of Kip would not mend is none of
+// them.
+func (k *process) alive() []metrics.Check {
+	return []metrics.Check{{Name: "loops", Func: func(context.Context) error { return k.pulse.Err() }}}
 }
 
 // ready says why a check of the leader does not hold. A process that stands by is
@@ -53,9 +91,11 @@ var checksOfLeader = []struct {
 	{"node", (*leading).nodeRegistered},
 }
 
+var errNotListed = errors.New("the pods of the node are not listed yet")
+
 func (l *leading) podsListed() error {
 	if !l.informer.HasSynced() {
-		return errors.New("the pods of the node are not listed yet")
+		return errNotListed
 	}
 	return nil
 }

@@ -1,9 +1,107 @@
 package kip
 
 import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
 	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
 	"testing"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/metrics"
+	"github.com/elotl/kip/internal/store"
 )
+
+// Health is for a kubelet's probe, which has no token.
+func TestMetricsAskWhoScrapesAndHealthDoesNot(t *testing.T) {
+	reviews := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var review struct {
+			APIVersion string         `json:"apiVersion"`
+			Kind       string         `json:"kind"`
+			Spec       map[string]any `json:"spec"`
+			Status     map[string]any `json:"status"`
+		}
+		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
+			t.Error(err)
+		}
+		if token, ok := review.Spec["token"]; ok {
+			review.Status = map[string]any{"authenticated": true, "user": map[string]any{"username": token}}
+		} else {
+			review.Status = map[string]any{"allowed": review.Spec["user"] == "scraper"}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(review); err != nil {
+			t.Error(err)
+		}
+	}))
+	defer reviews.Close()
+	api, err := kubernetes.NewForConfig(&rest.Config{Host: reviews.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	k := &process{
+		Options: Options{NodeName: "kip-0", NodeIPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Log: log},
+		clock:   clock.RealClock{},
+		metrics: metrics.New(metrics.Config{Clock: clock.RealClock{}, Log: log}),
+		api:     &apiServer{asKip: api},
+		store:   store.Memory(nil),
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- k.serveMetricsOn(ctx, l) }()
+	defer func() {
+		stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}()
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	defer transport.CloseIdleConnections()
+	for _, c := range []struct {
+		path, token string
+		code        int
+		says        string
+	}{
+		{"/metrics", "", 401, "Unauthorized"},
+		{"/metrics", "somebody", 403, "somebody"},
+		{"/metrics", "scraper", 200, "go_gc"},
+		{"/healthz", "", 200, "ok"},
+		{"/readyz", "", 200, "ok"},
+	} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+l.Addr().String()+c.path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.token != "" {
+			r.Header.Set("Authorization", "Bearer "+c.token)
+		}
+		resp, err := (&http.Client{Transport: transport}).Do(r)
+		if err != nil {
+			t.Fatalf("%s: %v", c.path, err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		closeErr := resp.Body.Close()
+		if err != nil || closeErr != nil || resp.StatusCode != c.code || !strings.Contains(string(body), c.says) {
+			t.Errorf("%s with the token %q: %d %.200s (%v, %v), want %d with %q",
+				c.path, c.token, resp.StatusCode, body, err, closeErr, c.code, c.says)
+		}
+	}
+}
 
 func TestAProcessThatStandsByIsReadyAndALeaderWhenItsChecksHold(t *testing.T) {
 	k := &process{}

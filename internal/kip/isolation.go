@@ -5,6 +5,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/pods"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -32,11 +33,13 @@ func (i isolated) CellConnected(c cells.Cell, agent agentapi.Conn) {
 	i.firewalls.Connected(c.ID, agent)
 }
 
-// allowsMetadata says whether a pod asks for the metadata service. One whose
-// annotations are not valid does not; placement has said so.
-func allowsMetadata(annotations map[string]string) bool {
-	a, err := placement.ParseAnnotations(annotations)
-	return err == nil && a.AllowMetadata != nil && *a.AllowMetadata
+// allowsMetadata returns what says whether a pod asks for the metadata service and may
+// have it. One whose annotations are not valid does not ask; placement has said so.
+func allowsMetadata(grants pods.Grants) func(namespace string, annotations map[string]string) bool {
+	return func(namespace string, annotations map[string]string) bool {
+		a, err := placement.ParseAnnotations(annotations)
+		return err == nil && a.AllowMetadata != nil && *a.AllowMetadata && grants.AllowsMetadata(namespace)
+	}
 }
 
 // protobuf returns a client as Kip itself for kinds of which there are many.

@@ -13,8 +13,10 @@ import (
 
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/leader"
 	"github.com/elotl/kip/internal/metrics"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/version"
 	"k8s.io/utils/clock"
@@ -39,7 +41,7 @@ type Options struct {
 	NodeIPs     []netip.Addr
 	KubeletPort int
 	// ClientCA is the file with the CA of client certificates that the kubelet port
-	// accepts; "" for none.
+	// accepts; "" for the one that the API server publishes.
 	ClientCA string
 	// MetricsAddr is where metrics and health are served; "0" for nowhere.
 	MetricsAddr string
@@ -63,6 +65,7 @@ type process struct {
 	cfg     *config.Config
 	clock   clock.WithTickerAndDelayedExecution
 	metrics *metrics.Metrics
+	pulse   *pulse.Pulse
 	api     *apiServer
 	// controllerID is the owner of all that this Kip makes.
 	controllerID string
@@ -86,23 +89,19 @@ func Run(ctx context.Context, o Options) error {
 	}
 
 	k := &process{Options: o, cfg: cfg, clock: clock.RealClock{}}
+	k.pulse = pulse.New(k.clock, o.Log)
 	k.metrics = metrics.New(metrics.Config{
 		Cells:   func() []cells.Cell { return ofLeader(k, func(l *leading) []cells.Cell { return l.cells.List() }) },
 		Tunnels: func() int { return ofLeader(k, func(l *leading) int { return l.cells.Connected() }) },
 		Waiting: func() int { return ofLeader(k, func(l *leading) int { return l.pods.WaitingPods() }) },
+		Held:    func() []gate.Held { return ofLeader(k, func(l *leading) []gate.Held { return l.gate.Held() }) },
 		Ledger:  func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
 		Clock:   k.clock,
 		Log:     o.Log,
 	})
-	if k.api, err = connect(ctx, o, k.metrics.WrapTransport); err != nil {
+	if k.api, err = connect(o, k.metrics.WrapTransport); err != nil {
 		return err
 	}
-	k.controllerID = cfg.Testing.ControllerID
-	if k.controllerID == "" {
-		k.controllerID = cells.ControllerID(string(k.api.clusterUID), o.NodeName)
-	}
-	o.Log.Info("starting", "version", version.String(), "node", o.NodeName, "controller", k.controllerID)
-
 	c := cfg.Etcd.Client
 	st, err := store.Open(ctx, cfg.Etcd.Internal.DataDir, cfg.Etcd.Internal.ConfigFile,
 		store.External{Endpoints: c.Endpoints, CertFile: c.CertFile, KeyFile: c.KeyFile, CAFile: c.CAFile})
@@ -110,6 +109,10 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	k.store = st.Observed(k.metrics.StoreObserver)
+	if err := k.identify(ctx); err != nil {
+		return errors.Join(err, st.Close())
+	}
+	o.Log.Info("starting", "version", version.String(), "node", o.NodeName, "controller", k.controllerID)
 	err = runParts(ctx, k.parts())
 	if ctx.Err() != nil {
 		o.Log.Info("stopped; pods go on running on their cells")
@@ -117,15 +120,28 @@ func Run(ctx context.Context, o Options) error {
 	return errors.Join(err, st.Close())
 }
 
+// identify finds out who this Kip is.
+func (k *process) identify(ctx context.Context) error {
+	if k.controllerID = k.cfg.Testing.ControllerID; k.controllerID != "" {
+		return nil
+	}
+	uid, err := k.api.clusterUID(ctx, k.store, k.Log)
+	k.controllerID = cells.ControllerID(string(uid), k.NodeName)
+	return err
+}
+
 // parts are what runs in each process. The last one waits until this process leads,
 // and then runs the parts of that.
 func (k *process) parts() []part {
 	own := k.store.Within(k.controllerID + "/")
-	all := []part{{name: "store", run: func(ctx context.Context) error { return k.keepStore(ctx, own) }}}
+	all := []part{
+		{name: "pulse", run: k.pulse.Run},
+		{name: "store", run: func(ctx context.Context) error { return k.keepStore(ctx, own) }},
+	}
 	if k.MetricsAddr != "0" {
 		all = append(all, part{name: "metrics", run: k.serveMetrics})
 	}
-	return append(all, part{name: "leadership", run: func(ctx context.Context) error { return k.takeTurns(ctx, own) }})
+	return append(all, part{name: "leadership", run: func(ctx context.Context) error { return k.takeTurns(ctx, own, k.lead) }})
 }
 
 // keepStore keeps the store in order. It ends Kip when the embedded one has stopped:
@@ -143,13 +159,17 @@ func (k *process) keepStore(ctx context.Context, own *store.Store) error {
 	}
 }
 
-// errDeposed: the lease of the leader has run out.
-var errDeposed = errors.New("this process no longer leads: another Kip may")
+var (
+	// errDeposed: the lease of the leader has run out.
+	errDeposed = errors.New("this process no longer leads: another Kip may")
+	// errStill: a loop of the leader has stood still, and another is to lead.
+	errStill = errors.New("a loop has stood still, and the lease is given up")
+)
 
 // takeTurns does Kip's work whenever this process leads.
-func (k *process) takeTurns(ctx context.Context, own *store.Store) error {
+func (k *process) takeTurns(ctx context.Context, own *store.Store, lead task) error {
 	for {
-		err := k.turn(ctx, own)
+		err := k.turn(ctx, own, lead)
 		// One that another has followed begins afresh, in a new process. While
 		// the store does not answer nobody follows: this one goes on saying so,
 		// and leads again.
@@ -164,8 +184,11 @@ func (k *process) takeTurns(ctx context.Context, own *store.Store) error {
 // for the lease to run out.
 const resignTimeout = 3 * time.Second
 
+// task is what a process does while it leads, with its fenced view of the store.
+type task func(ctx context.Context, st *store.Store) error
+
 // turn waits until this process leads, and does Kip's work as long as it does.
-func (k *process) turn(ctx context.Context, own *store.Store) (err error) {
+func (k *process) turn(ctx context.Context, own *store.Store, lead task) (err error) {
 	host, err := os.Hostname()
 	if err != nil {
 		return err
@@ -174,11 +197,12 @@ func (k *process) turn(ctx context.Context, own *store.Store) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() {
-		resign, cancel := context.WithTimeout(context.WithoutCancel(ctx), resignTimeout)
+	resign := func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resignTimeout)
 		defer cancel()
-		err = errors.Join(err, leadership.Resign(resign))
-	}()
+		return leadership.Resign(ctx)
+	}
+	defer func() { err = errors.Join(err, resign()) }()
 	k.elected.Store(true)
 	defer func() {
 		k.elected.Store(false)
@@ -191,16 +215,22 @@ func (k *process) turn(ctx context.Context, own *store.Store) (err error) {
 		select {
 		case <-leadership.Lost():
 			stop(errDeposed)
+		case <-k.pulse.Still():
+			stop(errStill)
+			// Now: what stands still may never end. The fence keeps it from writing.
+			if err := resign(); err != nil {
+				k.Log.Warn("give up the lease", "err", err)
+			}
 		case <-work.Done():
 		}
 	}()
 	defer func() { stop(nil); <-watched }()
 	st := leadership.Store()
 	if err = st.Migrate(work); err == nil {
-		err = k.lead(work, st)
+		err = lead(work, st)
 	}
-	if context.Cause(work) == errDeposed {
-		return errors.Join(errDeposed, err)
+	if cause := context.Cause(work); cause == errDeposed || cause == errStill {
+		return errors.Join(cause, err)
 	}
 	return err
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/stats"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -22,11 +23,11 @@ func (l *leading) wireKubeletPort(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	certificate, err := l.servingCertificate(addresses)
+	certificate, err := l.servingCertificate(l.authority, addresses)
 	if err != nil {
 		return err
 	}
-	clientCA, err := node.ClientCA(ctx, l.ClientCA, l.api.asKip, l.api.ownConfig.CAData, l.Log)
+	clientCA, err := node.ClientCA(ctx, l.ClientCA, l.api.asKip, l.Log)
 	if err != nil {
 		return err
 	}
@@ -61,16 +62,18 @@ func (l *leading) wireKubeletPort(ctx context.Context) error {
 	return nil
 }
 
-// servingCertificate is that of the kubelet port: the operator's, or one of Kip's CA.
-func (l *leading) servingCertificate(addresses []netip.Addr) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+// servingCertificate is the operator's of the kubelet port, or one of the authority.
+func (o Options) servingCertificate(
+	authority *pki.Authority, addresses []netip.Addr,
+) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
 	if certFile, keyFile := os.Getenv(node.CertFileEnv), os.Getenv(node.KeyFileEnv); certFile != "" || keyFile != "" {
-		files, err := node.NewFileCertificate(certFile, keyFile, l.Log)
+		files, err := node.NewFileCertificate(certFile, keyFile, o.Log)
 		if err != nil {
 			return nil, err
 		}
 		return files.GetCertificate, nil
 	}
-	own, err := l.authority.Server([]string{l.NodeName}, addresses)
+	own, err := authority.Server([]string{o.NodeName}, addresses)
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +86,10 @@ func statsCells(c *cells.Controller) func() []stats.Cell {
 		ways := c.Ways()
 		list := make([]stats.Cell, len(ways))
 		for i, w := range ways {
-			list[i] = stats.Cell{ID: w.Cell, Namespace: w.Pod.Namespace, Pod: w.Pod.Name, UID: w.Pod.UID, Conn: w.Conn}
+			list[i] = stats.Cell{
+				ID: w.Cell, Namespace: w.Pod.Namespace, Pod: w.Pod.Name, UID: w.Pod.UID, Conn: w.Conn,
+				Machine: stats.Machine{MilliCPU: w.Offer.MilliCPU, MemoryBytes: w.Offer.MemoryBytes, Since: w.Since},
+			}
 		}
 		return list
 	}

@@ -9,13 +9,16 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"time"
 
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/isolation"
+	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
@@ -38,8 +41,10 @@ type leading struct {
 	*process
 	store     *store.Store // fenced: it writes only while this process leads
 	authority *pki.Authority
+	late      *lateness.Meter
 
 	machines    *calls.Calls
+	gate        *gate.Gate               // before all that destroys
 	disks       cloud.Disks              // nil where the cloud has none
 	provisioner *provisioner.Provisioner // nil without disks
 	shop        *shop.Shop
@@ -52,6 +57,7 @@ type leading struct {
 
 	firewalls *isolation.Controller
 	mirror    *cells.Mirror
+	defined   chan struct{} // closed when the API server serves the Cell resource
 	cells     *cells.Controller
 	pods      *pods.Controller
 
@@ -67,7 +73,7 @@ type leading struct {
 
 // lead does Kip's work until ctx ends.
 func (k *process) lead(ctx context.Context, st *store.Store) error {
-	l := &leading{process: k, store: st}
+	l := &leading{process: k, store: st, late: lateness.New(k.clock), defined: make(chan struct{})}
 	defer l.close()
 	for _, wire := range []func(context.Context) error{
 		l.wireCloud, l.wirePlacement, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNode, l.wireKubeletPort, l.wireSocket,
@@ -98,26 +104,33 @@ func (l *leading) observers() []cells.Observer {
 // parts are all that runs while this process leads.
 func (l *leading) parts(known []cells.Cell) []part {
 	all := []part{
+		{name: "lateness", run: l.late.Run},
 		{name: "local socket", run: l.socket.Run},
 		{name: "kubelet port", run: func(ctx context.Context) error { return l.port.Serve(ctx, l.listener) }},
 		{name: "shortages", run: l.shortages.keep},
 		{name: "catalogue", run: l.shop.Run},
-		{name: "cell mirror", run: func(ctx context.Context) error { return l.mirror.Run(ctx, known) }},
 		{name: "pod stats", run: l.stats.Run},
 	}
 	if l.provisioner != nil {
 		all = append(all, part{name: "provisioner", run: l.provisioner.Run})
 	}
 	return append(all,
+		part{name: "pod informer", run: func(ctx context.Context) error { l.informer.RunWithContext(ctx); return nil }},
+		part{name: "cell API", run: l.cellAPI.Run},
+		part{name: "firewalls", run: l.firewalls.Run},
+		// Before the API server has answered: cells run on meanwhile, and are heard.
+		part{name: "cells", run: l.cells.Run},
+		part{name: "saved logs", run: l.sweepLogs},
 		part{
-			name:  "pod informer",
-			run:   func(ctx context.Context) error { l.informer.RunWithContext(ctx); return nil },
+			name:  "cell mirror",
+			run:   func(ctx context.Context) error { return l.mirrorCells(ctx, known) },
+			ready: func(ctx context.Context) { await(ctx, l.defined) },
+		},
+		part{
+			name:  "pods of the node",
+			run:   func(ctx context.Context) error { <-ctx.Done(); return nil },
 			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.informer.HasSynced) },
 		},
-		part{name: "cell API", run: l.cellAPI.Run},
-		part{name: "saved logs", run: l.sweepLogs},
-		part{name: "firewalls", run: l.firewalls.Run},
-		part{name: "cells", run: l.cells.Run},
 		part{name: "virtual node", run: l.nodeLoop.Run, ready: l.registered},
 		// Only when the node is ours: a real node of the same name has its own
 		// kubelet for its pods.
@@ -126,11 +139,41 @@ func (l *leading) parts(known []cells.Cell) []part {
 }
 
 // registered waits until the virtual node is ours.
-func (l *leading) registered(ctx context.Context) {
+func (l *leading) registered(ctx context.Context) { await(ctx, l.node.Ready()) }
+
+// await waits until c is closed, or ctx ends.
+func await(ctx context.Context, c <-chan struct{}) {
 	select {
 	case <-ctx.Done():
-	case <-l.node.Ready():
+	case <-c:
 	}
+}
+
+// defineRetry is the pause after an API server that did not take the definition of cells.
+const defineRetry = 5 * time.Second
+
+// mirrorCells defines the Cell resource and writes the cells to it, until ctx ends.
+func (l *leading) mirrorCells(ctx context.Context, known []cells.Cell) error {
+	for {
+		err := l.api.installCRD(ctx, l.Log)
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if !unanswered(err) {
+			return err
+		}
+		l.Log.Warn("define the Cell resource, retrying", "err", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-l.clock.After(defineRetry):
+		}
+	}
+	close(l.defined)
+	return l.mirror.Run(ctx, known)
 }
 
 // atEnd has f called when this process leads no more, the last given first.
@@ -144,7 +187,11 @@ func (l *leading) close() {
 
 // wireCloud makes what reaches the cloud, and what makes disks there.
 func (l *leading) wireCloud(ctx context.Context) (err error) {
-	if l.authority, err = loadAuthority(ctx, l.store, l.clock); err != nil {
+	sealer, err := openSealer(l.cfg.Etcd.EncryptionKeyFiles)
+	if err != nil {
+		return err
+	}
+	if l.authority, err = loadAuthority(ctx, l.store, sealer, l.clock, l.Log); err != nil {
 		return err
 	}
 	bare, err := openCloud(l.cfg, l.Log)
@@ -158,8 +205,20 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			}
 		})
 	}
-	l.machines = calls.New(calls.Config{Cloud: l.metrics.Cloud(bare), Meter: l.metrics, Clock: l.clock})
+	// Outside in: whether something may be destroyed, when a call is sent, whether this
+	// Kip leads then.
+	l.machines = calls.New(calls.Config{
+		Cloud: gate.Fence(l.metrics.Cloud(bare), l.store.Leads),
+		Meter: l.metrics,
+		Pulse: l.pulse,
+		Clock: l.clock,
+	})
 	l.disks = l.machines.Features().Disks
+	l.gate = gate.New(gate.Config{
+		Cloud: l.machines,
+		Limit: gate.Limit(l.cfg.Cells.EndLimit),
+		Clock: l.clock,
+	})
 	l.shop, err = shop.Open(ctx, shop.Config{
 		Cloud: l.machines,
 		Store: l.store,
@@ -183,8 +242,9 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		ControllerID: l.controllerID,
 		NameTag:      l.nameTag(),
 		Disks:        l.disks,
+		Gate:         l.gate,
 		Zones:        zones(l.shop.Types()),
-		Client:       l.api.asKip,
+		Client:       l.api.asProvisioner,
 		Log:          l.Log,
 	})
 	return err
@@ -207,9 +267,6 @@ func (l *leading) place(pod *corev1.Pod, zone string) ([]cells.Offer, error) {
 
 // wireClusterAPI makes what follows the cluster and shows it to cells.
 func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
-	if err := l.api.installCRD(ctx, l.Log); err != nil {
-		return err
-	}
 	if l.logs, err = podlogs.Open(podlogs.Config{Dir: filepath.Join(l.cfg.Etcd.Internal.DataDir, "podlogs"), Log: l.Log}); err != nil {
 		return err
 	}
@@ -237,8 +294,9 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		Pods:           l.informer,
 		Client:         many,
 		Shared:         l.cellAPI.Watches(),
-		AllowsMetadata: allowsMetadata,
+		AllowsMetadata: allowsMetadata(grants(l.cfg)),
 		Event:          l.event,
+		Pulse:          l.pulse,
 		Queues:         l.metrics.WorkqueueProvider(),
 		Clock:          l.clock,
 		Log:            l.Log,
@@ -248,11 +306,11 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 
 // wireCells makes what launches cells, keeps them and ends them.
 func (l *leading) wireCells(ctx context.Context) error {
-	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Log: l.Log})
+	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Log: l.Log, Late: l.late})
 	if err != nil {
 		return err
 	}
-	dns, err := l.api.clusterDNS(ctx, l.ClusterDNS, l.cellAPI.Watches(), l.Log)
+	dns, err := l.api.clusterDNS(ctx, l.ClusterDNS, l.cellAPI.Watches(), l.store, l.Log)
 	if err != nil {
 		return err
 	}
@@ -267,9 +325,8 @@ func (l *leading) wireCells(ctx context.Context) error {
 		NodeName:     l.NodeName,
 		ControllerID: l.controllerID,
 		NameTag:      l.nameTag(),
-		Cloud:        l.machines,
-		Disks:        l.disks,
 		Calls:        l.machines,
+		Gate:         l.gate,
 		Store:        l.store,
 		Tunnels:      cells.OverTunnels(tunnels),
 		APIs:         cells.ServedBy(l.cellAPI),
@@ -282,6 +339,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 
 		Event:    l.event,
 		SaveLogs: l.saveLogs,
+		Pulse:    l.pulse,
 		Queues:   l.metrics.WorkqueueProvider(),
 
 		ClusterDNS:          dns,
@@ -294,6 +352,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		ListLag:     traits.ListLag,
 		SoonPoll:    traits.Poll,
 		RefillDelay: traits.RefillDelay,
+		Late:        l.late,
 		Clock:       l.clock,
 		Log:         l.Log,
 	})
@@ -310,10 +369,12 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Volumes:     resolver.Needs,
 		Place:       l.place,
 		Options:     launchOptions(l.cfg),
+		Grants:      grants(l.cfg),
 		Event:       l.event,
 		Forget:      l.forgetLogs,
 		MaxAttempts: l.cfg.Cells.MaxAttempts,
 		Running:     l.metrics.PodRunning,
+		Pulse:       l.pulse,
 		Queues:      l.metrics.WorkqueueProvider(),
 		Clock:       l.clock,
 		Log:         l.Log,

@@ -9,10 +9,14 @@ import (
 	"github.com/elotl/kip/internal/podlogs"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 )
 
 // saveLogs keeps the logs of all containers of a pod that has ended.
 func (l *leading) saveLogs(ctx context.Context, ref apiv1.PodReference, agent agentapi.Conn) error {
+	if !cache.WaitForCacheSync(ctx.Done(), l.informer.HasSynced) {
+		return errNotListed
+	}
 	obj, exists, err := l.informer.GetStore().GetByKey(ref.String())
 	if err != nil || !exists {
 		return err // a pod that no longer exists has nobody to read its logs
@@ -42,9 +46,10 @@ const (
 // sweepLogs removes the saved logs of pods that no longer exist. It needs the list of
 // those that do.
 func (l *leading) sweepLogs(ctx context.Context) error {
+	cache.WaitForCacheSync(ctx.Done(), l.informer.HasSynced)
 	tick := l.clock.NewTicker(logSweep)
 	defer tick.Stop()
-	for {
+	for ctx.Err() == nil {
 		exists := map[types.UID]bool{}
 		for _, pod := range podsOf(l.informer) {
 			exists[pod.UID] = true
@@ -54,8 +59,8 @@ func (l *leading) sweepLogs(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return nil
 		case <-tick.C():
 		}
 	}
+	return nil
 }

@@ -181,11 +181,11 @@ func TestEachPartStartsAfterWhatItNeeds(t *testing.T) {
 	}
 	for name, needs := range map[string][]string{
 		"cell API":     {"pod informer"},
-		"saved logs":   {"pod informer"}, // or those of all pods are removed
+		"saved logs":   {"pod informer"},
 		"firewalls":    {"pod informer", "cell API"},
-		"cells":        {"pod informer", "cell API", "cell mirror", "shortages"},
-		"virtual node": {"pod informer", "kubelet port"},
-		"pods":         {"pod informer", "cells", "virtual node"},
+		"cells":        {"pod informer", "cell API", "firewalls", "shortages"},
+		"virtual node": {"pods of the node", "kubelet port"},
+		"pods":         {"pods of the node", "cells", "cell mirror", "virtual node"},
 	} {
 		at, ok := place[name]
 		if !ok {
@@ -197,9 +197,15 @@ func TestEachPartStartsAfterWhatItNeeds(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"pod informer", "virtual node"} {
+	for _, name := range []string{"pods of the node", "virtual node", "cell mirror"} {
 		if !waits[name] {
 			t.Errorf("what comes after the %s does not wait for it", name)
+		}
+		delete(waits, name)
+	}
+	for name, is := range waits {
+		if is && place[name] < place["cells"] {
+			t.Errorf("cells wait for %s: they are to be heard although the API server is away", name)
 		}
 	}
 	if _, ok := place["provisioner"]; !ok {

@@ -2,7 +2,6 @@ package kip
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"github.com/elotl/kip/internal/cleanup"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/explain"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/version"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -34,6 +34,7 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Cells:        l.cells,
 		Status:       l.mirror.Status,
 		Cloud:        l.machines,
+		Gate:         l.gate,
 		Disks:        l.disks,
 		ListLag:      l.machines.Traits().ListLag,
 		AsKip:        l.api.asKip,
@@ -49,10 +50,32 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Version:   version.String(),
 		Backup:    l.backup,
 		Cleaner:   cleaner,
+		Holder:    holder{gate: l.gate},
 		Explainer: explainer,
 		Log:       l.Log,
 	})
 	return err
+}
+
+// holder shows what the gate holds back.
+type holder struct{ gate *gate.Gate }
+
+func (h holder) Held() []adminapi.HeldEnd  { return heldEnds(h.gate.Held()) }
+func (h holder) Allow() []adminapi.HeldEnd { return heldEnds(h.gate.Allow()) }
+
+func heldEnds(all []gate.Held) []adminapi.HeldEnd {
+	list := make([]adminapi.HeldEnd, len(all))
+	for n, h := range all {
+		list[n] = adminapi.HeldEnd{
+			Instance: h.Instance,
+			Cell:     h.Cell,
+			Pod:      h.Pod,
+			Why:      h.Why,
+			HeldBack: h.Text,
+			Since:    h.Since,
+		}
+	}
+	return list
 }
 
 // backup is what the local socket serves as a backup of the store.
@@ -63,7 +86,7 @@ func (l *leading) backup(ctx context.Context, w io.Writer) error {
 // listed returns the pods of the node; an error until they are known.
 func (l *leading) listed() ([]*corev1.Pod, error) {
 	if !l.informer.HasSynced() {
-		return nil, errors.New("the pods of the node are not listed yet")
+		return nil, errNotListed
 	}
 	return podsOf(l.informer), nil
 }

@@ -132,6 +132,11 @@ func TestADeposedLeaderCannotWrite(t *testing.T) {
 	if line := <-waits; !strings.Contains(line, "leader=old") {
 		t.Fatalf("the candidate logs %s", line)
 	}
+	for what, s := range map[string]*store.Store{"the leader": old.Store(), "its view": old.Store().Within("x/")} {
+		if err := s.Leads(t.Context()); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
 	revoke(t, old)
 	// At once, whether or not it knows, and whether or not another leads yet;
 	// every way of writing, also where the record would match.
@@ -143,7 +148,7 @@ func TestADeposedLeaderCannotWrite(t *testing.T) {
 		for what, err := range map[string]error{
 			"put": putErr, "put within": newErr, "apply": applyErr,
 			"delete": s.Delete(t.Context(), "a", revision), "delete of what is not there": s.Delete(t.Context(), "nothing", 7),
-			"restore": s.Restore(t.Context(), backup(t), true),
+			"restore": s.Restore(t.Context(), backup(t), true), "the question whether it leads": s.Leads(t.Context()),
 		} {
 			if !errors.Is(err, store.ErrNotLeader) {
 				t.Errorf("%s by the deposed leader: %v", what, err)

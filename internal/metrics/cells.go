@@ -253,6 +253,19 @@ func (m *Metrics) OrphanEnded(err error) {
 	m.Sweep(SweepTerminated, 1)
 }
 
+// PartLeft tells of a part that an instance has left.
+func (m *Metrics) PartLeft() { m.sweepParts.WithLabelValues(partLeft).Inc() }
+
+// PartDeleted tells that the deletion of such a part was asked for; err is what the
+// cloud answered.
+func (m *Metrics) PartDeleted(err error) {
+	if err != nil {
+		m.sweepParts.WithLabelValues(partFailed).Inc()
+		return
+	}
+	m.sweepParts.WithLabelValues(partDeleted).Inc()
+}
+
 // Sweep counts n instances of which a sweep has the same to tell.
 func (m *Metrics) Sweep(result SweepResult, n int) {
 	m.sweep.WithLabelValues(string(result)).Add(float64(n))

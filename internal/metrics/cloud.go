@@ -20,13 +20,16 @@ const (
 	callTerminate = string(cloud.CallTerminate)
 	callStop      = string(cloud.CallStop)
 	callStart     = string(cloud.CallStart)
-	callTag       = string(cloud.CallTag)
 
 	callCreateDisk = string(cloud.CallCreateDisk)
 	callDeleteDisk = string(cloud.CallDeleteDisk)
 	callListDisks  = string(cloud.CallListDisks)
 	callAttachDisk = string(cloud.CallAttachDisk)
 	callDetachDisk = string(cloud.CallDetachDisk)
+
+	callListParts   = string(cloud.CallListParts)
+	callDeleteParts = string(cloud.CallDeleteParts)
+	callTag         = string(cloud.CallTag)
 )
 
 // Cloud returns c with its calls, and those of its features, measured. What else c
@@ -44,6 +47,8 @@ var (
 	_ cloud.Interrupter = measuredInterrupter{}
 	_ cloud.Disks       = measuredDisks{}
 	_ calls.Meter       = (*Metrics)(nil)
+	_ cloud.Parts       = measuredParts{}
+	_ cloud.Tagger      = measuredTagger{}
 )
 
 func (c *measuredCloud) Features() cloud.Features {
@@ -56,6 +61,12 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Disks != nil {
 		f.Disks = measuredDisks{f.Disks, c.m}
+	}
+	if f.Parts != nil {
+		f.Parts = measuredParts{f.Parts, c.m}
+	}
+	if f.Tagger != nil {
+		f.Tagger = measuredTagger{f.Tagger, c.m}
 	}
 	return f
 }
@@ -194,6 +205,37 @@ func (m *Metrics) CallWaits(kind cloud.Call) { m.callsWaiting.WithLabelValues(st
 func (m *Metrics) CallWaited(kind cloud.Call, d time.Duration) {
 	m.callsWaiting.WithLabelValues(string(kind)).Dec()
 	m.callWaits.WithLabelValues(string(kind)).Observe(d.Seconds())
+}
+
+type measuredParts struct {
+	parts cloud.Parts
+	m     *Metrics
+}
+
+func (p measuredParts) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
+	began := p.m.cfg.Clock.Now()
+	list, err := p.parts.ListParts(ctx, owner)
+	p.m.called(ctx, callListParts, began, err)
+	return list, err
+}
+
+func (p measuredParts) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+	began := p.m.cfg.Clock.Now()
+	results := p.parts.DeleteParts(ctx, ids...)
+	p.m.called(ctx, callDeleteParts, began, results.Err())
+	return results
+}
+
+type measuredTagger struct {
+	tagger cloud.Tagger
+	m      *Metrics
+}
+
+func (t measuredTagger) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
+	began := t.m.cfg.Clock.Now()
+	results := t.tagger.Tag(ctx, taggings...)
+	t.m.called(ctx, callTag, began, results.Err())
+	return results
 }
 
 func (m *Metrics) called(ctx context.Context, call string, began time.Time, err error) {

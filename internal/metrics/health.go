@@ -29,14 +29,19 @@ type Check struct {
 	Func func(context.Context) error
 }
 
-// Handler serves /metrics, /healthz and /readyz: 200 where all checks of the list
-// pass, else 500 and a line for each check, which `?verbose` shows in any case. A
-// check that does not answer is reported by its name.
-func (m *Metrics) Handler(live, ready []Check) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+// Metrics serves the metrics.
+func (m *Metrics) Metrics() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
 		ErrorLog: promLog{m.cfg.Log}, ErrorHandling: promhttp.ContinueOnError, EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce,
-	}))
+	})
+}
+
+// Handler serves what metrics does at /metrics, /healthz and /readyz: 200 where all
+// checks of the list pass, else 500 and a line for each check, which `?verbose` shows
+// in any case. A check that does not answer is reported by its name.
+func Handler(metrics http.Handler, live, ready []Check) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", metrics)
 	mux.Handle("GET /healthz", newProbe("healthz", live))
 	mux.Handle("GET /readyz", newProbe("readyz", ready))
 	return mux

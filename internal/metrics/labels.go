@@ -3,6 +3,7 @@ package metrics
 import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/stats"
 )
 
@@ -77,6 +78,13 @@ const (
 	other     = "other"
 )
 
+// What became of a part that its instance has left.
+const (
+	partLeft    = "left"
+	partDeleted = "deleted"
+	partFailed  = "failed"
+)
+
 // SweepResult is what became of an instance that has Kip's tags and no cell.
 type SweepResult string
 
@@ -128,7 +136,7 @@ var (
 		{string(cells.CausePodDeleted), "the pod was deleted"},
 		{string(cells.CauseNotLaunched), "the cloud started nothing"},
 		{string(cells.CauseNotReady), "it did not join, or its kubelet was not ready, in time"},
-		{string(cells.CauseLost), "its instance vanished or fell silent"},
+		{string(cells.CauseLost), "its instance vanished, was stopped or fell silent"},
 		{string(cells.CauseInterrupted), "the cloud took it back"},
 		{string(cells.CauseStandbyRetired), "its standby pool no longer wanted it"},
 		{string(cells.CauseOther), "anything else"},
@@ -145,7 +153,8 @@ var (
 	}}
 	labelCall = &label{name: "call", doc: "The kind of call.", values: []value{
 		{callCatalogue, ""}, {callLaunch, ""}, {callList, ""}, {callDescribe, ""}, {callTerminate, ""}, {callStop, ""}, {callStart, ""},
-		{callTag, ""}, {callCreateDisk, ""}, {callDeleteDisk, ""}, {callListDisks, ""}, {callAttachDisk, ""}, {callDetachDisk, ""},
+		{callCreateDisk, ""}, {callDeleteDisk, ""}, {callListDisks, ""}, {callAttachDisk, ""}, {callDetachDisk, ""},
+		{callListParts, ""}, {callDeleteParts, ""}, {callTag, ""},
 	}}
 	labelError = &label{name: "error", doc: "The class of error.", values: []value{
 		{errorNone, "none; a Launch that got fewer instances than it asked for is one too"},
@@ -159,10 +168,19 @@ var (
 		{errorCancelled, "Kip gave the call up itself, as when it stops"},
 		{errorUnknown, "anything else, time-outs included: the outcome is not known"},
 	}}
+	labelPartResult = &label{name: "result", doc: "What became of the part.", values: []value{
+		{partLeft, "found for the first time"},
+		{partDeleted, "the cloud has deleted it"},
+		{partFailed, "the cloud has not; retrying"},
+	}}
 	labelSweepResult = &label{name: "result", doc: "What became of the instance.", values: []value{
 		{string(SweepOrphan), "found for the first time"},
 		{string(SweepTerminated), "the cloud has accepted its end"},
 		{string(SweepFailed), "the cloud has not; retrying"},
+	}}
+	labelHeld = &label{name: "reason", doc: "What holds it back.", values: []value{
+		{string(gate.ByLimit), "as many as `cells.endLimit` says have ended"},
+		{string(gate.ByLease), "the cell was heard less than 40 s ago"},
 	}}
 	labelOperation = &label{name: "operation", doc: "The kind of write.", values: []value{
 		{"put", "one record"}, {"delete", "one record"}, {"apply", "several records in one transaction"}, {other, ""},
@@ -187,7 +205,7 @@ var (
 	labelKubernetesVersion = &label{name: "kubernetes_version", doc: "The release whose kubelet runs on cells."}
 	labelGoVersion         = &label{name: "go_version", doc: "The release of Go that built it."}
 	labelQueue             = &label{name: "name", doc: "A work queue of Kip, such as cells or pods."}
-	labelClient            = &label{name: "client", doc: "As whom Kip asks: as itself, or as its virtual node."}
+	labelClient            = &label{name: "client", doc: "As whom Kip asks: as itself, as its virtual node, or as the provisioner of disks."}
 	labelVerb              = &label{name: "verb", doc: "The HTTP method, or WATCH.", values: []value{
 		{"GET", ""}, {"WATCH", "its duration is the time until it is open"}, {"POST", ""}, {"PUT", ""}, {"PATCH", ""}, {"DELETE", ""},
 		{other, ""},

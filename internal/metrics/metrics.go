@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/version"
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,6 +26,8 @@ type Config struct {
 	Tunnels func() int
 	// Waiting returns how many pods have no cell and a reason for it.
 	Waiting func() int
+	// Held returns the ends that are held back.
+	Held func() []gate.Held
 	// Ledger returns what all cells have cost until now, those that are gone
 	// included. It must not decrease, also not over restarts.
 	Ledger func() []Cost
@@ -49,6 +52,7 @@ type Metrics struct {
 	cellsEnded      *prometheus.CounterVec
 	standbyRequests *prometheus.CounterVec
 	sweep           *prometheus.CounterVec
+	sweepParts      *prometheus.CounterVec
 
 	cloudCalls         *prometheus.HistogramVec
 	callsWaiting       *prometheus.GaugeVec
@@ -147,6 +151,11 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 		"Notices that the cloud takes an instance back. A cloud may repeat them.").WithLabelValues()
 	m.sweep = f.counter("kip_sweep_instances_total",
 		"Instances with Kip's tags that no cell has, by what became of them.", labelSweepResult)
+	m.sweepParts = f.counter("kip_sweep_parts_total",
+		"Network interfaces, addresses and the like that an instance has left, by what became of them.", labelPartResult)
+
+	heldDesc := f.scraped(gauge, "kip_ends_held_back",
+		"Instances that are not ended, although they count as lost or have no cell, since so many may be a mistake: kipctl allow shows them.", labelHeld)
 
 	f.section = "Pods' metrics"
 	m.statsGathered = f.histogram("kip_stats_gathering_duration_seconds",
@@ -173,6 +182,9 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	for _, r := range labelSweepResult.values {
 		m.sweep.WithLabelValues(r.name)
 	}
+	for _, r := range labelPartResult.values {
+		m.sweepParts.WithLabelValues(r.name)
+	}
 	for _, e := range stats.Endpoints {
 		for _, why := range stats.Misses {
 			m.statsMissed.WithLabelValues(e, string(why))
@@ -183,7 +195,7 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	}
 	build.WithLabelValues(version.String(), version.Kubernetes, runtime.Version()).Set(1)
 	registry.MustRegister(
-		&scrape{cfg: cfg, cells: cellsDesc, age: ageDesc, standby: standbyDesc, waiting: waitingDesc, tunnels: tunnelsDesc,
+		&scrape{cfg: cfg, cells: cellsDesc, age: ageDesc, standby: standbyDesc, waiting: waitingDesc, tunnels: tunnelsDesc, held: heldDesc,
 			seconds: secondsDesc, dollars: dollarsDesc},
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),

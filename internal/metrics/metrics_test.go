@@ -27,6 +27,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
 	"github.com/prometheus/client_golang/prometheus"
@@ -322,6 +323,9 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f := newFixture(t, func(c *Config) {
 		c.Tunnels = func() int { return 7 }
 		c.Waiting = func() int { return 3 }
+		c.Held = func() []gate.Held {
+			return []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}}
+		}
 		c.Ledger = func() []Cost {
 			return []Cost{
 				{InstanceType: "c5.large", Spot: true, Seconds: 7200, Dollars: .5},
@@ -369,11 +373,12 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	})
 	f.want(t, "kip_tunnels_connected", map[string]string{"": "7"})
 	f.want(t, "kip_pods_waiting", map[string]string{"": "3"})
+	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1"})
 	f.want(t, "kip_cell_seconds_total", map[string]string{spotLabels: "10800", "instance_type=c5.large,launch_type=on-demand": "60"})
 	f.want(t, "kip_cell_cost_dollars_total", map[string]string{spotLabels: "0.75", "instance_type=c5.large,launch_type=on-demand": "0.01"})
 
 	bare := newFixture(t, func(c *Config) { c.Cells = nil })
-	for _, name := range []string{"kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_pods_waiting"} {
+	for _, name := range []string{"kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_pods_waiting", "kip_ends_held_back"} {
 		bare.want(t, name, nil)
 	}
 }
@@ -430,6 +435,13 @@ func (s testStopper) Start(context.Context, ...string) cloud.Results {
 	return cloud.Each(s.c.err, "i-1")
 }
 
+type testTagger struct{ c *testCloud }
+
+func (t testTagger) Tag(context.Context, ...cloud.Tagging) cloud.Results {
+	t.c.took()
+	return cloud.Each(t.c.err, "i-1")
+}
+
 type testInterrupter struct{ c *testCloud }
 
 func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Interruption)) error {
@@ -441,7 +453,7 @@ func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Inte
 func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	f := newFixture(t, nil)
 	inner := &testCloud{took: func() { f.clock.Step(250 * time.Millisecond) }}
-	inner.features = cloud.Features{Stopper: testStopper{inner}, Interrupter: testInterrupter{inner}}
+	inner.features = cloud.Features{Stopper: testStopper{inner}, Interrupter: testInterrupter{inner}, Tagger: testTagger{inner}}
 	c := f.Cloud(inner)
 	ctx := context.Background()
 	request := cloud.LaunchRequest{LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z", Market: cloud.Spot}}
@@ -483,6 +495,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	c.Terminate(ctx, "i-1")
 	inner.err = nil
 	c.Features().Stopper.Stop(ctx, "i-1")
+	c.Features().Tagger.Tag(ctx, cloud.Tagging{ID: "i-1"})
 	onDemand := false
 	inner.err = cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "m5.large", Zone: "y", Spot: &onDemand}, errors.New("none"))
 	if err := c.Features().Stopper.Start(ctx, "i-1").Err(); err != inner.err {
@@ -504,7 +517,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		"call=describe,error=": "1 0.25", "call=launch,error=unknown": "1 0.25",
 		"call=catalogue,error=": "1 0.25", "call=list,error=": "1 0.25", "call=terminate,error=cancelled": "1 0.25",
 		"call=terminate,error=unknown": "1 0.25",
-		"call=stop,error=":             "1 0.25", "call=start,error=capacity": "1 0.25",
+		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=start,error=capacity": "1 0.25",
 	})
 	f.want(t, "kip_cloud_capacity_errors_total", map[string]string{
 		"instance_type=c5.large,launch_type=spot,zone=z": "2", "instance_type=m5.large,launch_type=on-demand,zone=y": "1",
@@ -530,17 +543,18 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		"interrupter": {Interrupter: testInterrupter{c}},
 		"both":        {Stopper: testStopper{c}, Interrupter: testInterrupter{c}},
 		"disks":       {Disks: brokenDisks{testCloud: c}},
+		"tagger":      {Tagger: testTagger{c}},
 	} {
 		c.features = features
 		got := f.Cloud(c).Features()
 		if (got.Stopper != nil) != (features.Stopper != nil) || (got.Interrupter != nil) != (features.Interrupter != nil) ||
-			(got.Disks != nil) != (features.Disks != nil) {
+			(got.Disks != nil) != (features.Disks != nil) || (got.Tagger != nil) != (features.Tagger != nil) {
 			t.Errorf("%s: %+v became %+v", name, features, got)
 		}
 	}
 
-	// A new optional interface of package cloud has to be measured too. Console, Parts
-	// and Tagger are passed on as they are, until a cloud has them.
+	// A new optional interface of package cloud has to be measured too. Console is passed
+	// on as it is, until a cloud has one.
 	files, err := filepath.Glob("../cloud/*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -695,6 +709,11 @@ func TestStoreWritesAndSweeps(t *testing.T) {
 	f.OrphanEnded(nil)
 	f.OrphanEnded(errors.New("no"))
 	f.want(t, "kip_sweep_instances_total", map[string]string{"result=orphan": "3", "result=terminated": "2", "result=failed": "1"})
+	f.PartLeft()
+	f.PartLeft()
+	f.PartDeleted(nil)
+	f.PartDeleted(errors.New("no"))
+	f.want(t, "kip_sweep_parts_total", map[string]string{"result=left": "2", "result=deleted": "1", "result=failed": "1"})
 }
 
 func get(h http.Handler, target string) *httptest.ResponseRecorder {
@@ -707,7 +726,7 @@ func TestProbesNameWhatIsWrong(t *testing.T) {
 	ok := func(context.Context) error { return nil }
 	fault := errors.New("etcd is\n[+]fake ok")
 	f := newFixture(t, nil)
-	h := f.Handler([]Check{{"ping", ok}}, []Check{{"pods", ok}, {"store", func(context.Context) error { return fault }}})
+	h := Handler(f.Metrics.Metrics(), []Check{{"ping", ok}}, []Check{{"pods", ok}, {"store", func(context.Context) error { return fault }}})
 	for _, tc := range []struct {
 		target string
 		code   int
@@ -723,7 +742,7 @@ func TestProbesNameWhatIsWrong(t *testing.T) {
 			t.Errorf("%s: %d %q, want %d %q", tc.target, w.Code, w.Body, tc.code, tc.body)
 		}
 	}
-	if w := get(f.Handler(nil, nil), "/readyz"); w.Code != 200 || w.Body.String() != "ok" {
+	if w := get(Handler(f.Metrics.Metrics(), nil, nil), "/readyz"); w.Code != 200 || w.Body.String() != "ok" {
 		t.Errorf("without checks: %d %q", w.Code, w.Body)
 	}
 	w := httptest.NewRecorder()
@@ -737,7 +756,7 @@ func TestAStuckCheckIsNamedAndRunsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		calls, ended := 0, false
-		h := newFixture(t, nil).Handler(nil, []Check{
+		h := Handler(newFixture(t, nil).Metrics.Metrics(), nil, []Check{
 			{"stuck", func(context.Context) error { calls++; <-release; return nil }},
 			{"slow", func(ctx context.Context) error {
 				<-ctx.Done()
@@ -776,7 +795,7 @@ func TestAStuckCheckIsNamedAndRunsOnce(t *testing.T) {
 func TestACheckOutlivesTheRequestThatBeganIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var checkErr error
-		h := newFixture(t, nil).Handler([]Check{{"store", func(ctx context.Context) error {
+		h := Handler(newFixture(t, nil).Metrics.Metrics(), []Check{{"store", func(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				checkErr = ctx.Err()
@@ -801,7 +820,7 @@ func TestACheckOutlivesTheRequestThatBeganIt(t *testing.T) {
 
 func TestMetricsAreServed(t *testing.T) {
 	f := newFixture(t, nil)
-	h := f.Handler(nil, nil)
+	h := Handler(f.Metrics.Metrics(), nil, nil)
 	w := get(h, "/metrics")
 	for _, want := range []string{"\nkip_build_info{", "\nkip_cells{phase=\"Bound\"} 0\n", "\ngo_goroutines ",
 		"\nprocess_start_time_seconds "} {
@@ -843,6 +862,7 @@ func everything(t *testing.T) *fixture {
 	f := newFixture(t, func(c *Config) {
 		c.Tunnels = func() int { return 1 }
 		c.Waiting = func() int { return 1 }
+		c.Held = func() []gate.Held { return []gate.Held{{Reason: gate.ByLimit}} }
 		c.Ledger = func() []Cost { return []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}} }
 	})
 	l := f.life("a", false).steps(0, apiv1.Requested, apiv1.StepSeen, apiv1.StepPlaced).

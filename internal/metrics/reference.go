@@ -46,7 +46,11 @@ func Reference() string {
 <!-- Generated from internal/metrics by: go test ./internal/metrics -run TestReference -update -->
 
 Kip serves ` + "`/metrics`" + ` for Prometheus, in its text format, as OpenMetrics, and with
-native histograms for servers that ask for them.
+native histograms for servers that ask for them, by HTTPS. Whoever scrapes shows a token
+that the API server knows, of a user who may get ` + "`/metrics`" + `: bind the role
+` + "`kip-metrics-reader`" + ` ([deploy](../deploy/README.md)). The certificate is that of the
+kubelet port, if ` + "`APISERVER_CERT_LOCATION`" + ` names one, else one that cannot be verified.
+Health asks for no token.
 
 ` + "`/healthz`" + ` says whether Kip should be restarted and ` + "`/readyz`" + ` whether it does its
 work. Both answer 200 and ` + "`ok`" + `, or 500 and a line for each check, such as

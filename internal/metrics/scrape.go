@@ -6,19 +6,20 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
 // scrape collects what is read when somebody asks.
 type scrape struct {
-	cfg                                                     Config
-	cells, age, standby, waiting, tunnels, seconds, dollars *prometheus.Desc
+	cfg                                                           Config
+	cells, age, standby, waiting, tunnels, held, seconds, dollars *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*scrape)(nil)
 
 func (s *scrape) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.cells, s.age, s.standby, s.waiting, s.tunnels, s.seconds, s.dollars} {
+	for _, d := range []*prometheus.Desc{s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.seconds, s.dollars} {
 		descs <- d
 	}
 }
@@ -35,6 +36,15 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 	}
 	if s.cfg.Tunnels != nil {
 		gauge(s.tunnels, float64(s.cfg.Tunnels()))
+	}
+	if s.cfg.Held != nil {
+		count := map[gate.Reason]int{}
+		for _, h := range s.cfg.Held() {
+			count[h.Reason]++
+		}
+		for _, r := range labelHeld.values { // also where there is none: an alarm is to end
+			gauge(s.held, float64(count[gate.Reason(r.name)]), r.name)
+		}
 	}
 	if s.cfg.Ledger != nil {
 		// Summed, since two metrics of the same labels would spoil the scrape.

@@ -59,6 +59,34 @@ func newGate(node string, reviews kubernetes.Interface, ca dynamiccertificates.C
 	return &gate{node: node, authn: authn, authz: authz}, nil
 }
 
+// Guard passes a request on to next if the API server knows its bearer token, and
+// allows who that is what it does on its path, which is none of a resource: for
+// /metrics. It believes no client certificate. reviews may create token reviews and
+// subject access reviews.
+func Guard(reviews kubernetes.Interface, next http.Handler) (http.Handler, error) {
+	g, err := newGate("", reviews, nil)
+	if err != nil {
+		return nil, err
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		response, ok, err := g.authn.AuthenticateRequest(r)
+		if err != nil || !ok {
+			http.Error(w, "Unauthorized", http.StatusUnauthorized)
+			return
+		}
+		verb := verbOf(r)
+		decision, _, err := g.authz.Authorize(r.Context(), authorizer.AttributesRecord{User: response.User, Verb: verb, Path: r.URL.Path})
+		switch {
+		case err != nil:
+			http.Error(w, "the API server does not say whether that is allowed", http.StatusInternalServerError)
+		case decision != authorizer.DecisionAllow:
+			http.Error(w, fmt.Sprintf("user %q may not %s %s", response.User.GetName(), verb, r.URL.Path), http.StatusForbidden)
+		default:
+			next.ServeHTTP(w, r)
+		}
+	}), nil
+}
+
 // refusal is why a request goes no further.
 type refusal struct {
 	code int

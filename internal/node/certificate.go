@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -90,15 +89,23 @@ func (f *FileCertificate) load(v [2]fileVersion) error {
 	return nil
 }
 
-// ClientCA is the authority whose client certificates the kubelet port accepts:
-// that of file if it is given; else the one that the API server publishes for
-// this (ConfigMap extension-apiserver-authentication in kube-system), if client
-// may read it; else clusterCA, the authority that signed the API server's own
-// certificate, which in most clusters signs its clients too. It is nil if none
-// of them is there: then only tokens are accepted. A file or ConfigMap is
-// followed while the port serves.
-func ClientCA(ctx context.Context, file string, client kubernetes.Interface, clusterCA []byte,
-	log *slog.Logger) (dynamiccertificates.CAContentProvider, error) {
+// Where the API server publishes the authority of client certificates, its own among
+// them.
+const (
+	clientCANamespace = metav1.NamespaceSystem
+	clientCAConfigMap = "extension-apiserver-authentication"
+	clientCAKey       = "client-ca-file"
+)
+
+// ClientCA is the authority whose client certificates the kubelet port accepts: that
+// of file if it is given, else the one that the API server publishes for this, if
+// client may read it. No other will do: the bundle by which Kip knows the API server
+// says who serves, and may sign for anybody. It is nil where client may not read what
+// is published: then only tokens are accepted. A file or ConfigMap is followed while
+// the port serves, also if it is not there yet.
+func ClientCA(
+	ctx context.Context, file string, client kubernetes.Interface, log *slog.Logger,
+) (dynamiccertificates.CAContentProvider, error) {
 	if file != "" {
 		ca, err := dynamiccertificates.NewDynamicCAContentFromFile("kubelet-client-ca", file)
 		if err != nil {
@@ -106,25 +113,23 @@ func ClientCA(ctx context.Context, file string, client kubernetes.Interface, clu
 		}
 		return ca, nil
 	}
-	const namespace, name, key = metav1.NamespaceSystem, "extension-apiserver-authentication", "client-ca-file"
-	published, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	asking, cancel := context.WithTimeout(ctx, clientCATimeout)
+	_, err := client.CoreV1().ConfigMaps(clientCANamespace).Get(asking, clientCAConfigMap, metav1.GetOptions{})
+	cancel()
 	switch {
-	case err == nil && published.Data[key] != "":
-		ca, err := dynamiccertificates.NewDynamicCAFromConfigMapController("kubelet-client-ca", namespace, name, key, client)
-		if err != nil {
-			return nil, fmt.Errorf("client CA from ConfigMap %s/%s: %w", namespace, name, err)
-		}
-		return ca, nil
-	case err != nil && !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("client CA from ConfigMap %s/%s: %w", namespace, name, err)
-	}
-	if len(clusterCA) == 0 {
-		log.Warn("no client CA: the kubelet port accepts bearer tokens only", "err", errors.Join(err))
+	case apierrors.IsForbidden(err):
+		log.Warn("Kip may not read the client CA: the kubelet port accepts bearer tokens only, until Kip is started with that right",
+			"right", "RoleBinding kube-system/kip-client-ca of deploy/rbac.yaml", "err", err)
 		return nil, nil
+	case err != nil && ctx.Err() != nil:
+		return nil, fmt.Errorf("client CA from ConfigMap %s/%s: %w", clientCANamespace, clientCAConfigMap, err)
+	case err != nil && !apierrors.IsNotFound(err):
+		log.Warn("the API server does not answer: client certificates are refused until it does", "err", err)
 	}
-	ca, err := dynamiccertificates.NewStaticCAContent("cluster-ca", clusterCA)
+	ca, err := dynamiccertificates.NewDynamicCAFromConfigMapController("kubelet-client-ca", clientCANamespace, clientCAConfigMap, clientCAKey,
+		client)
 	if err != nil {
-		return nil, fmt.Errorf("client CA from the cluster's CA: %w", err)
+		return nil, fmt.Errorf("client CA from ConfigMap %s/%s: %w", clientCANamespace, clientCAConfigMap, err)
 	}
 	return ca, nil
 }

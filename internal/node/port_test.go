@@ -113,7 +113,8 @@ func (a *authority) pair(t *testing.T, name string, usage x509.ExtKeyUsage) *tls
 }
 
 // reviewer is the part of an API server that reviews tokens and access. A token
-// is the name of its user; may lists what a user may do, as "verb subresource".
+// is the name of its user; may lists what a user may do, as "verb subresource" or
+// "verb /path".
 type reviewer struct {
 	may map[string][]string
 
@@ -146,6 +147,9 @@ func (a *reviewer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if attr := review.Spec.ResourceAttributes; attr != nil {
 			review.Status.Allowed = attr.Resource == "nodes" && attr.Name == testNode &&
 				slices.Contains(a.may[review.Spec.User], attr.Verb+" "+attr.Subresource)
+		}
+		if attr := review.Spec.NonResourceAttributes; attr != nil {
+			review.Status.Allowed = slices.Contains(a.may[review.Spec.User], attr.Verb+" "+attr.Path)
 		}
 		answer = review
 	default:
@@ -428,7 +432,7 @@ func TestThePublishedClientCAIsReadBeforeTheFirstRequest(t *testing.T) {
 		return ClientCA(t.Context(), "", fake.NewClientset(&corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"},
 			Data:       map[string]string{"client-ca-file": string(ca.pem)},
-		}), nil, slog.New(slog.DiscardHandler))
+		}), slog.New(slog.DiscardHandler))
 	})
 	resp, err := f.client(t, *f.ca.pair(t, "admin", x509.ExtKeyUsageClientAuth)).Get("https://" + f.addr + "/containerLogs/ns/p/c")
 	if err != nil {
@@ -809,7 +813,7 @@ func TestFileCertificateFollowsItsFilesAndKeepsTheLastWholePair(t *testing.T) {
 }
 
 func TestClientCASources(t *testing.T) {
-	fromFile, published, cluster := newAuthority(t, "file").pem, newAuthority(t, "published").pem, newAuthority(t, "cluster").pem
+	fromFile, published := newAuthority(t, "file").pem, newAuthority(t, "published").pem
 	file := filepath.Join(t.TempDir(), "ca.pem")
 	if err := os.WriteFile(file, fromFile, 0o600); err != nil {
 		t.Fatal(err)
@@ -823,28 +827,26 @@ func TestClientCASources(t *testing.T) {
 	mayNot.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("configmaps"), "x", errors.New("no"))
 	})
-	broken := fake.NewClientset()
-	broken.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+	soon := fake.NewClientset(configMap)
+	soon.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewInternalError(errors.New("starting"))
 	})
 	for name, c := range map[string]struct {
-		file    string
-		client  kubernetes.Interface
-		cluster []byte
-		want    []byte
-		fail    bool
+		file   string
+		client kubernetes.Interface
+		later  *corev1.ConfigMap // published when the port follows it
+		want   []byte
+		fail   bool
 	}{
-		"file":               {file, may, cluster, fromFile, false},
-		"no such file":       {file + "x", may, cluster, nil, true},
-		"published":          {"", may, cluster, published, false},
-		"forbidden":          {"", mayNot, cluster, cluster, false},
-		"not published":      {"", fake.NewClientset(), cluster, cluster, false},
-		"none":               {"", mayNot, nil, nil, false},
-		"not a certificate":  {"", mayNot, []byte("x"), nil, true},
-		"server cannot tell": {"", broken, cluster, nil, true},
+		"file":               {file, may, nil, fromFile, false},
+		"no such file":       {file + "x", may, nil, nil, true},
+		"published":          {"", may, nil, published, false},
+		"published later":    {"", fake.NewClientset(), configMap, published, false},
+		"forbidden":          {"", mayNot, nil, nil, false},
+		"server cannot tell": {"", soon, nil, published, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ca, err := ClientCA(t.Context(), c.file, c.client, c.cluster, slog.New(slog.DiscardHandler))
+			ca, err := ClientCA(t.Context(), c.file, c.client, slog.New(slog.DiscardHandler))
 			if (err != nil) != c.fail {
 				t.Fatal(err)
 			}
@@ -859,6 +861,11 @@ func TestClientCASources(t *testing.T) {
 				done := make(chan struct{})
 				go func() { runner.Run(ctx, 1); close(done) }()
 				defer func() { cancel(); <-done }()
+				if c.later != nil {
+					if _, err := c.client.CoreV1().ConfigMaps("kube-system").Create(ctx, c.later, metav1.CreateOptions{}); err != nil {
+						t.Fatal(err)
+					}
+				}
 				eventually(t, "the ConfigMap is read", func() bool { return ca.CurrentCABundleContent() != nil })
 			}
 			if !bytes.Equal(ca.CurrentCABundleContent(), c.want) {

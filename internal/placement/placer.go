@@ -289,7 +289,13 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &choice{Placer: p, markets: p.byDefault, need: needOf(pod), only: -1, constraint: constraintOf(&pod.Spec)}
+	c := &choice{
+		Placer:     p,
+		markets:    p.byDefault,
+		need:       needOf(pod),
+		only:       -1,
+		constraint: constraintOf(&pod.Spec),
+	}
 	if annotations.LaunchTypes != nil {
 		c.markets = make([]*market, len(annotations.LaunchTypes))
 		for i, t := range annotations.LaunchTypes {
@@ -306,8 +312,12 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	case name != "":
 		i, known := slices.BinarySearchFunc(p.types, name, func(t catalog.InstanceType, name string) int { return strings.Compare(t.Name, name) })
 		if !known {
-			return nil, &InvalidAnnotationError{Annotation: AnnotationInstanceType, Value: name, Allowed: "a type of this cloud",
-				Nearest: p.nearest(name)}
+			return nil, &InvalidAnnotationError{
+				Annotation: AnnotationInstanceType,
+				Value:      name,
+				Allowed:    "a type of this cloud",
+				Nearest:    p.nearest(name),
+			}
 		}
 		c.only, c.anySize = i, true
 	case c.need.none():
@@ -321,7 +331,12 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	// The disk that an annotation asks for is no resource: it counts for named types too.
 	c.least = size{memory: -1, disk: c.need.volume}
 	if !c.anySize {
-		c.least = size{milliCPU: c.need.milliCPU, gpus: c.need.gpus, memory: c.need.memory, disk: max(c.need.volume, c.need.disk)}
+		c.least = size{
+			milliCPU: c.need.milliCPU,
+			gpus:     c.need.gpus,
+			memory:   c.need.memory,
+			disk:     max(c.need.volume, c.need.disk),
+		}
 	}
 	c.picky = c.only >= 0 || c.names != nil || c.need.hugePages != "" || !c.anyDisk
 	c.barred = make([]int64, len(p.archs))
@@ -416,8 +431,13 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 
 func (c *choice) offering(m *market, r *row, o offer) capacity.Offering {
 	t := &c.types[r.typ]
-	return capacity.Offering{InstanceType: t.Name, Family: t.Family, Zone: c.zones[o.zone], Subnet: t.Offerings[o.index].Subnet,
-		Spot: m.launchType == Spot}
+	return capacity.Offering{
+		InstanceType: t.Name,
+		Family:       t.Family,
+		Zone:         c.zones[o.zone],
+		Subnet:       t.Offerings[o.index].Subnet,
+		Spot:         m.launchType == Spot,
+	}
 }
 
 // insert puts a candidate in its place among the best, of which it drops the

@@ -135,7 +135,7 @@ func write(w io.Writer, f io.ReadSeeker, o *corev1.PodLogOptions, now time.Time)
 	switch {
 	case o.SinceTime != nil:
 		since = o.SinceTime.Time
-	case o.SinceSeconds != nil:
+	case o.SinceSeconds != nil && *o.SinceSeconds <= int64(math.MaxInt64/time.Second): // else from the beginning
 		since = now.Add(-time.Duration(*o.SinceSeconds) * time.Second)
 	}
 	remain := int64(math.MaxInt64)

@@ -29,20 +29,30 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		}
 	}
 	zone := zoneOf(needs)
+	asked, invalid := placement.ParseAnnotations(pod.Annotations)
+	if invalid == nil { // else Place says so
+		if err := c.cfg.Grants.check(pod.Namespace, asked); err != nil {
+			return cells.Request{}, &PlacementError{Err: err}
+		}
+	}
 	offers, err := c.cfg.Place(withPlugins(pod, needs), zone)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
+	if offers, err = c.cfg.Grants.affordable(pod.Namespace, offers); err != nil {
+		return cells.Request{}, &PlacementError{Err: err}
+	}
 	r := cells.Request{
 		Pod:     apiv1.Ref(pod),
+		Created: pod.CreationTimestamp.Time,
 		Offers:  offers,
 		Disks:   disksOf(needs),
 		Plugins: pluginsOf(needs),
 	}
-	if a, err := placement.ParseAnnotations(pod.Annotations); err == nil { // else Place has said so
-		r.Special = special(a)
-		r.Options, r.Offers = resolve(c.cfg.Options, a), withDisk(offers, a)
-		if t := a.HealthyTimeout; t != nil {
+	if invalid == nil {
+		r.Special = special(asked)
+		r.Options, r.Offers = resolve(c.cfg.Options, asked), withDisk(offers, asked)
+		if t := asked.HealthyTimeout; t != nil {
 			after := t.After // 0 when never
 			r.HealthyTimeout = &after
 		}
@@ -51,9 +61,9 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 }
 
 // PlacementError says why nothing can be launched for a pod. It wraps the error of
-// placement.
+// placement, or a *NotGrantedError.
 type PlacementError struct {
-	Zone string // where the disks of the pod are; "" if it has none
+	Zone string // where the disks of the pod are; "" if it has none, or it does not matter
 	Err  error
 }
 
@@ -71,7 +81,10 @@ func (e *PlacementError) Unwrap() error { return e.Err }
 func (e *PlacementError) wait(attempt int) (reason string, wait time.Duration) {
 	var annotation *placement.InvalidAnnotationError
 	var capacity *placement.NoCapacityError
+	var granted *NotGrantedError
 	switch {
+	case errors.As(e.Err, &granted):
+		return events.NotGranted, unplaceableRetry
 	case errors.As(e.Err, &annotation):
 		return events.InvalidAnnotation, unplaceableRetry
 	case errors.As(e.Err, &capacity):

@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -39,6 +40,8 @@ type Config struct {
 	// Options are what a cell is launched with where its pod's annotations do not say
 	// otherwise.
 	Options cells.Options
+	// Grants are what pods may ask for by annotation.
+	Grants Grants
 	// Event reports to the pod's owner.
 	Event func(pod apiv1.PodReference, kind, reason, message string)
 	// Forget is told of pods that no longer exist.
@@ -48,6 +51,8 @@ type Config struct {
 	MaxAttempts int
 	// Running is told, once or more, that a pod runs on its cell. Optional.
 	Running func(cell cells.Cell, at time.Time)
+	// Pulse is told of the turns of the loop. Optional.
+	Pulse *pulse.Pulse
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
 	// Random is for jitter. Optional.
@@ -115,6 +120,9 @@ type waiting struct {
 	silent      time.Time // when its cell was last found silent
 	interrupted time.Time // when the cloud takes its instance; zero if it does not
 	told        string    // what was last reported of the interruption
+	// deleted is the end of the grace period by the API server's clock, and deletedSeen
+	// when that was first seen, by Kip's.
+	deleted, deletedSeen time.Time
 }
 
 // New returns a controller; Run starts it. It is to observe the cells.
@@ -207,7 +215,8 @@ func (c *Controller) known(pod apiv1.PodReference) *waiting {
 	w := c.pods[pod.UID]
 	if w == nil {
 		here, err := c.get(cache.ObjectName{Namespace: pod.Namespace, Name: pod.Name})
-		if err != nil || here == nil || here.UID != pod.UID {
+		// Before the pods are listed it may be one of them: Run forgets it if not.
+		if (err != nil || here == nil || here.UID != pod.UID) && c.cfg.Pods.HasSynced() {
 			return nil
 		}
 		w = &waiting{seen: c.cfg.Clock.Now()}
@@ -222,6 +231,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), c.cfg.Pods.HasSynced) {
 		return nil
 	}
+	c.forgetUnlisted()
 	// Pods that went while nobody looked have no event any more; their cells do.
 	for _, cell := range c.cfg.Cells.List() {
 		c.queue.Add(nameOf(cell))
@@ -234,16 +244,28 @@ func (c *Controller) Run(ctx context.Context) error {
 				if shutdown {
 					return
 				}
-				c.process(ctx, name)
+				c.cfg.Pulse.Turn(ctx, "pods", func(ctx context.Context) { c.process(ctx, name) })
 				c.queue.Done(name)
 			}
 		})
 	}
+	wg.Go(func() { c.cfg.Pulse.Probe(ctx, "the lock of the pods", &c.mu) })
 	close(c.ready)
 	<-ctx.Done()
 	c.queue.ShutDown()
 	wg.Wait()
 	return nil
+}
+
+// forgetUnlisted forgets what was noted of pods that turn out not to be there.
+func (c *Controller) forgetUnlisted() {
+	there := map[types.UID]bool{}
+	for _, obj := range c.cfg.Pods.GetStore().List() {
+		there[obj.(*corev1.Pod).UID] = true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.pods, func(uid types.UID, _ *waiting) bool { return !there[uid] })
 }
 
 // Ready is closed when pods are being reconciled.
@@ -425,10 +447,8 @@ func backoffOf(attempt int) time.Duration {
 // does; else Kip.
 func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
 	if !c.cfg.Cells.ReleaseUnbound(pod.UID, "the pod was deleted before it ran") {
-		// The kubelet ends the pod and deletes it. The deletion timestamp is
-		// the end of the grace period.
-		left := pod.DeletionTimestamp.Add(overdue).Sub(c.cfg.Clock.Now())
-		if left > 0 {
+		// The kubelet ends the pod and deletes it.
+		if left := c.graceLeft(pod) + overdue; left > 0 {
 			return left, nil
 		}
 		why := fmt.Sprintf("The pod was still there %s after its grace period; its cell is terminated", overdue)
@@ -448,6 +468,25 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 		return 0, fmt.Errorf("delete pod %s, which no cell runs: %w", apiv1.Ref(pod), err)
 	}
 	return 0, nil
+}
+
+// graceLeft is how much of its grace period a deleted pod has left, negative once it is
+// over. The deletion timestamp is by the API server's clock, which need not be Kip's:
+// what is counted is how long Kip has seen it.
+func (c *Controller) graceLeft(pod *corev1.Pod) time.Duration {
+	now := c.cfg.Clock.Now()
+	seen := now
+	c.note(apiv1.Ref(pod), func(w *waiting) {
+		if !w.deleted.Equal(pod.DeletionTimestamp.Time) {
+			w.deleted, w.deletedSeen = pod.DeletionTimestamp.Time, now
+		}
+		seen = w.deletedSeen
+	})
+	grace := int64(corev1.DefaultTerminationGracePeriodSeconds)
+	if g := pod.DeletionGracePeriodSeconds; g != nil {
+		grace = *g
+	}
+	return seen.Add(time.Duration(grace) * time.Second).Sub(now)
 }
 
 // started says that a kubelet has run containers of the pod.

@@ -126,6 +126,7 @@ func (m *modelCells) gone(uid types.UID) {
 
 // harness runs reconcile by hand: no goroutine, no real clock.
 type harness struct {
+	unlisted bool // the pods are not known yet
 	*testing.T
 	c         *Controller
 	cells     *modelCells
@@ -153,7 +154,7 @@ func newHarness(t *testing.T) *harness {
 	}
 	h.informer = cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, nil)
 	c, err := New(Config{
-		Pods:    h.informer,
+		Pods:    listed{h.informer, h},
 		Client:  podsGetter{h.client},
 		Cells:   h.cells,
 		Place:   func(p *corev1.Pod, zone string) ([]cells.Offer, error) { h.zone, h.placed = zone, p; return h.place(p) },
@@ -170,6 +171,15 @@ func newHarness(t *testing.T) *harness {
 	h.c = c
 	return h
 }
+
+// listed are the pods of a harness, which knows them from the start unless it says
+// otherwise.
+type listed struct {
+	cache.SharedIndexInformer
+	h *harness
+}
+
+func (l listed) HasSynced() bool { return !l.h.unlisted }
 
 type podsGetter struct{ *fake.Clientset }
 
@@ -484,6 +494,54 @@ func TestAPodThatIsDeletedWhileNobodyWatchesIsForgotten(t *testing.T) {
 	}
 	if name, _ := h.c.queue.Get(); name != (cache.ObjectName{Namespace: "ns", Name: "a"}) {
 		t.Fatalf("%s is looked at, want the pod, whose cell is to be let go", name)
+	}
+}
+
+func TestWhatIsToldBeforeThePodsAreListedIsKeptOfThoseThatAreThere(t *testing.T) {
+	h := newHarness(t)
+	h.unlisted = true
+	there, gone := pod("a", running), pod("b", running)
+	at := h.clock.Now().Add(2 * time.Minute)
+	for _, p := range []*corev1.Pod{there, gone} {
+		h.c.CellInterrupted(cells.Cell{ID: "cell-" + p.Name, Pod: apiv1.Ref(p), Phase: apiv1.Bound, Interrupted: at})
+	}
+	h.put(there)
+	h.unlisted = false
+	h.c.forgetUnlisted()
+	if w := h.c.pods[there.UID]; w == nil || !w.interrupted.Equal(at) || len(h.c.pods) != 1 {
+		t.Errorf("known: %+v, want what was told of %s alone", h.c.pods, there.Name)
+	}
+}
+
+func TestTheGracePeriodIsCountedByOneClock(t *testing.T) {
+	for _, ahead := range []time.Duration{-2 * time.Minute, 0, 2 * time.Minute} {
+		h := newHarness(t)
+		h.put(pod("a", running))
+		h.must("a")
+		h.cells.set("uid-a", func(c *cells.Cell) { c.Phase = apiv1.Bound })
+		// The API server's clock is ahead of Kip's, or behind it.
+		deleted := func(grace int64) func(*corev1.Pod) {
+			return func(p *corev1.Pod) {
+				deletedAt(h.clock.Now().Add(ahead + time.Duration(grace)*time.Second))(p)
+				p.DeletionGracePeriodSeconds = &grace
+			}
+		}
+		h.put(pod("a", running, deleted(100)))
+		if again := h.must("a"); again != 100*time.Second+overdue {
+			t.Errorf("a clock that is %s ahead: it is looked at again in %s", ahead, again)
+		}
+		h.clock.Step(40 * time.Second)
+		if again := h.must("a"); again != 60*time.Second+overdue {
+			t.Errorf("a clock that is %s ahead: 40 s later it is looked at again in %s", ahead, again)
+		}
+		h.put(pod("a", running, deleted(10))) // and again, with less grace
+		if again := h.must("a"); again != 10*time.Second+overdue {
+			t.Errorf("a clock that is %s ahead: of a shorter grace period it has left %s", ahead, again-overdue)
+		}
+		h.clock.Step(10*time.Second + overdue)
+		h.want("released", h.cells.released)
+		h.must("a")
+		h.want("released", h.cells.released, "uid-a ended=false")
 	}
 }
 

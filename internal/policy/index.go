@@ -51,10 +51,14 @@ type union struct {
 // NewIndex returns an Index without content.
 func NewIndex() *Index {
 	return &Index{
-		namespaces: map[string]labels.Set{}, pods: map[string]map[types.NamespacedName]*Pod{},
-		policies: map[string]map[types.NamespacedName]*policy{}, subjects: map[types.NamespacedName]*subject{},
-		active: map[types.NamespacedName]*policy{}, candidates: map[string][]*rule{}, unions: map[string]*union{},
-		dirty: sets.New[types.NamespacedName](),
+		namespaces: map[string]labels.Set{},
+		pods:       map[string]map[types.NamespacedName]*Pod{},
+		policies:   map[string]map[types.NamespacedName]*policy{},
+		subjects:   map[types.NamespacedName]*subject{},
+		active:     map[types.NamespacedName]*policy{},
+		candidates: map[string][]*rule{},
+		unions:     map[string]*union{},
+		dirty:      sets.New[types.NamespacedName](),
 	}
 }
 
@@ -434,7 +438,12 @@ func (x *Index) join(all parts) (allowed []agentapi.Allowed) {
 	for _, p := range all {
 		u := x.union(p.sources)
 		if u.any || len(u.prefixes) > 0 {
-			allowed = append(allowed, agentapi.Allowed{Any: u.any, Addresses: u.prefixes, AnyPort: p.anyPort, Ports: p.ports})
+			allowed = append(allowed, agentapi.Allowed{
+				Any:       u.any,
+				Addresses: u.prefixes,
+				AnyPort:   p.anyPort,
+				Ports:     p.ports,
+			})
 		}
 	}
 	slices.SortFunc(allowed, func(a, b agentapi.Allowed) int { return slices.CompareFunc(a.Ports, b.Ports, comparePorts) })

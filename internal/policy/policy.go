@@ -94,7 +94,13 @@ func compile(p *networkingv1.NetworkPolicy, nextID func() int) (*policy, error) 
 		slices.Contains(p.Spec.PolicyTypes, networkingv1.PolicyTypeEgress)
 	var problems error
 	add := func(s *side, egress bool, field string, peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort) {
-		r := &rule{id: nextID(), policy: c, egress: egress, any: len(peers) == 0, anyPort: len(ports) == 0}
+		r := &rule{
+			id:      nextID(),
+			policy:  c,
+			egress:  egress,
+			any:     len(peers) == 0,
+			anyPort: len(ports) == 0,
+		}
 		if err := r.readPeers(c.name.Namespace, peers); err != nil && problems == nil {
 			problems = fail(field, err)
 		}

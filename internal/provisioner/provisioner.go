@@ -18,6 +18,7 @@ import (
 
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/volumes"
 )
 
@@ -30,9 +31,11 @@ type Config struct {
 	// NameTag is for people who read the bill.
 	NameTag string
 	Disks   cloud.Disks
+	// Gate removes disks.
+	Gate *gate.Gate
 	// Zones are where the cloud has instances, the preferred one first.
 	Zones []string
-	// Client acts as Kip: nodes may not do any of this.
+	// Client acts as the provisioner: Kip itself and nodes may not do any of this.
 	Client kubernetes.Interface
 	Log    *slog.Logger
 }
@@ -193,7 +196,7 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 	if !p.ShouldDelete(ctx, pv) {
 		return &controller.IgnoredError{Reason: "it is the disk of another Kip"}
 	}
-	if err := p.cfg.Disks.DeleteDisk(ctx, pv.Spec.CSI.VolumeHandle); err != nil {
+	if err := p.cfg.Gate.DeleteDisk(ctx, pv.Spec.CSI.VolumeHandle); err != nil {
 		return err // while its cell ends it is in use, and is tried again
 	}
 	p.cfg.Log.Info("removed a disk", "disk", pv.Spec.CSI.VolumeHandle, "volume", pv.Name)

@@ -11,12 +11,14 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/volumes"
 )
 
@@ -30,7 +32,8 @@ func provisioner(t *testing.T) (*Provisioner, *sim.Cloud) {
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	return &Provisioner{cfg: Config{Node: "kip-0", ControllerID: "me", NameTag: "tag", Disks: c, Zones: []string{"a", "b"},
-		Log: slog.New(slog.DiscardHandler)}}, c
+		Gate: gate.New(gate.Config{Cloud: c, Clock: clock.RealClock{}}),
+		Log:  slog.New(slog.DiscardHandler)}}, c
 }
 
 func options(change ...func(*controller.ProvisionOptions)) controller.ProvisionOptions {

@@ -23,6 +23,9 @@ const (
 	// callTimeout bounds the reading of a catalogue, which takes many calls on some
 	// clouds.
 	callTimeout = 2 * time.Minute
+	// firstTimeout is that of the first, where there is a stored one: no cell is heard
+	// before it is over.
+	firstTimeout = 15 * time.Second
 	// retryEvery is how often a catalogue that could not be read at the start is
 	// tried again.
 	retryEvery = time.Minute
@@ -71,7 +74,11 @@ func Open(ctx context.Context, cfg Config) (*Shop, error) {
 	if err != nil {
 		return nil, err
 	}
-	types, err := s.read(ctx)
+	timeout := callTimeout
+	if stored != nil {
+		timeout = firstTimeout
+	}
+	types, err := s.read(ctx, timeout)
 	if err != nil {
 		if ctx.Err() != nil || stored == nil {
 			return nil, err
@@ -132,7 +139,7 @@ func (s *Shop) Run(ctx context.Context) error {
 
 // refresh reads the catalogue once and takes it if it is as good as the last.
 func (s *Shop) refresh(ctx context.Context) error {
-	types, err := s.read(ctx)
+	types, err := s.read(ctx, callTimeout)
 	if err != nil {
 		return err
 	}
@@ -164,8 +171,8 @@ func shrunk(before, now []catalog.InstanceType) bool {
 	return 2*lost > len(before)
 }
 
-func (s *Shop) read(ctx context.Context) ([]catalog.InstanceType, error) {
-	call, cancel := context.WithTimeout(ctx, callTimeout)
+func (s *Shop) read(ctx context.Context, timeout time.Duration) ([]catalog.InstanceType, error) {
+	call, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	types, err := s.cfg.Cloud.Catalogue(call)
 	if err == nil && len(types) == 0 {

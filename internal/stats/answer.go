@@ -77,23 +77,30 @@ func (a *answer) writeTo(w io.Writer) error {
 
 // count is a sum over all cells of what only grows, such as CPU time. It does not
 // shrink when a cell ends, or cannot be asked: whoever computes a rate of it would
-// see a fresh start.
+// see a fresh start. For the same reason what a cell adds to it is bounded: it would
+// stay.
 type count struct {
 	total float64
-	last  map[string]float64 // by cell
+	cells map[string]contribution
 }
 
-// add takes what a cell has counted until now.
-func (n *count) add(cell string, v float64) {
-	if n.last == nil {
-		n.last = map[string]float64{}
+// contribution is what a cell said last, and how much of all that it said is in the total.
+type contribution struct{ last, sum float64 }
+
+// add takes what a cell has counted until now. It believes no more than most, of all
+// that the cell ever counts.
+func (n *count) add(cell string, v, most float64) {
+	if n.cells == nil {
+		n.cells = map[string]contribution{}
 	}
-	if was := n.last[cell]; v >= was {
-		n.total += v - was
-	} else {
-		n.total += v // the machine was restarted
+	c := n.cells[cell]
+	grown := v - c.last
+	if grown < 0 {
+		grown = v // the machine was restarted
 	}
-	n.last[cell] = v
+	grown = max(min(grown, most-c.sum), 0)
+	n.total += grown
+	n.cells[cell] = contribution{last: v, sum: c.sum + grown}
 }
 
 // forget drops all cells but those that are left.
@@ -102,9 +109,9 @@ func (n *count) forget(left []Cell) {
 	for i := range left {
 		is[left[i].ID] = true
 	}
-	for id := range n.last {
+	for id := range n.cells {
 		if !is[id] {
-			delete(n.last, id)
+			delete(n.cells, id)
 		}
 	}
 }

@@ -20,9 +20,9 @@ import (
 // Two good cells, for the type of most cells is the answer's, and one that may answer
 // anything.
 var (
-	goodA = Cell{ID: "a", Namespace: "default", Pod: "a", UID: uidOfA}
-	goodB = Cell{ID: "b", Namespace: "default", Pod: "b", UID: "uid-b"}
-	evil  = Cell{ID: "evil", Namespace: "default", Pod: "evil", UID: "uid-evil"}
+	goodA = Cell{ID: "a", Namespace: "default", Pod: "a", UID: uidOfA, Machine: large}
+	goodB = Cell{ID: "b", Namespace: "default", Pod: "b", UID: "uid-b", Machine: large}
+	evil  = Cell{ID: "evil", Namespace: "default", Pod: "evil", UID: "uid-evil", Machine: large}
 )
 
 // What each good cell answers, for its own pod: small, for it is parsed often.
@@ -70,7 +70,7 @@ func merged(t *testing.T, m merger, good string, evilFirst bool, body []byte) []
 		}
 		cells = append(cells, evil)
 	}
-	a, err := m.end(begin, cells)
+	a, err := m.end(cells)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,10 +151,10 @@ func FuzzATextOfOneCellSpoilsNothing(f *testing.F) {
 			}
 			return families
 		}
-		fair := parse(merged(t, newTexts(e).begin(), goodText, evilFirst, nil))
+		fair := parse(merged(t, newTexts(e).begin(begin), goodText, evilFirst, nil))
 		without := byPod(t, fair)
 		all := newTexts(e)
-		out := merged(t, all.begin(), goodText, evilFirst, body)
+		out := merged(t, all.begin(begin), goodText, evilFirst, body)
 		families := parse(out)
 		with := byPod(t, families)
 		for pod := range with {
@@ -167,7 +167,7 @@ func FuzzATextOfOneCellSpoilsNothing(f *testing.F) {
 				t.Fatalf("pod %s has %v, without the other cell %v", pod, with[pod], without[pod])
 			}
 		}
-		later := parse(merged(t, all.begin(), goodText, false, []byte("node_cpu_usage_seconds_total 0.25\n")))
+		later := parse(merged(t, all.begin(begin), goodText, false, []byte("node_cpu_usage_seconds_total 0.25\n")))
 		names := 0
 		for _, s := range e.node {
 			value := func(families map[string]*dto.MetricFamily) float64 {
@@ -225,9 +225,9 @@ func FuzzASummaryOfOneCellSpoilsNothing(f *testing.F) {
 			}
 			return s
 		}
-		without := parse(merged(t, newSummaries("kip-0", begin).begin(), goodSummary, evilFirst, nil))
+		without := parse(merged(t, newSummaries("kip-0", begin).begin(begin), goodSummary, evilFirst, nil))
 		all := newSummaries("kip-0", begin)
-		out := merged(t, all.begin(), goodSummary, evilFirst, body)
+		out := merged(t, all.begin(begin), goodSummary, evilFirst, body)
 		with := parse(out)
 		pods := map[string]statsapi.PodStats{}
 		for _, pod := range with.Pods {
@@ -247,7 +247,7 @@ func FuzzASummaryOfOneCellSpoilsNothing(f *testing.F) {
 			t.Fatalf("the node is %+v", n)
 		}
 		used := func(s statsapi.Summary) uint64 { return *s.Node.CPU.UsageCoreNanoSeconds }
-		later := parse(merged(t, all.begin(), goodSummary, false, []byte(`{"node":{"cpu":{"usageCoreNanoSeconds":1}}}`)))
+		later := parse(merged(t, all.begin(begin), goodSummary, false, []byte(`{"node":{"cpu":{"usageCoreNanoSeconds":1}}}`)))
 		if used(with) < used(without) || used(later) < used(with) {
 			t.Fatalf("the node's CPU time is %d without the other cell, %d with it, and %d later", used(without), used(with), used(later))
 		}

@@ -31,7 +31,7 @@ func (src *source) gather(ctx context.Context) (*answer, map[Miss]int, error) {
 		}
 		return 1
 	})
-	m := src.merging.begin()
+	m := src.merging.begin(s.c.Clock.Now())
 	counts := map[Miss]int{}
 	missed := map[string]bool{}
 	var mu sync.Mutex
@@ -63,7 +63,7 @@ func (src *source) gather(ctx context.Context) (*answer, map[Miss]int, error) {
 	if ctx.Err() != nil {
 		return nil, nil, ctx.Err()
 	}
-	a, err := m.end(s.c.Clock.Now(), cells)
+	a, err := m.end(cells)
 	return a, counts, err
 }
 

@@ -40,9 +40,38 @@ type Cell struct {
 	ID             string
 	Namespace, Pod string
 	UID            types.UID
+	// Machine bounds what is believed of the cell's share in the node's numbers.
+	Machine Machine
 	// Conn leads to the agent; it is nil when the cell is not connected.
 	Conn agentapi.Conn
 }
+
+// Machine is how large a cell's machine is, by those who launched it. Of the zero
+// Machine nothing is believed.
+type Machine struct {
+	MilliCPU    int64
+	MemoryBytes int64
+	Since       time.Time // no later than its launch
+}
+
+const (
+	// slack is how much more than its size a machine may say that it uses, since
+	// sizes are round, and skew how much longer than its time, in seconds.
+	slack, skew = 1.25, 60
+	// maxDisk and maxInodes are more than a machine of any cloud has.
+	maxDisk, maxInodes = 1 << 52, 1 << 42
+)
+
+// cores is how many it may use at once.
+func (m Machine) cores() float64 { return float64(m.MilliCPU) / 1000 * slack }
+
+// coreSeconds is the most CPU time that it can have used until now.
+func (m Machine) coreSeconds(now time.Time) float64 {
+	return m.cores() * max(now.Sub(m.Since).Seconds()+skew, 0)
+}
+
+// memory is the most that it may say of its memory, in bytes.
+func (m Machine) memory() float64 { return float64(m.MemoryBytes) * slack }
 
 // Miss is why a cell is not in an answer.
 type Miss string
@@ -90,7 +119,12 @@ var _ http.Handler = (*Stats)(nil)
 
 // New returns Stats that answer while Run runs.
 func New(c Config) *Stats {
-	s := &Stats{c: c, since: c.Clock.Now(), reading: budget{most: maxReading}, parsing: make(chan struct{}, runtime.GOMAXPROCS(0))}
+	s := &Stats{
+		c:       c,
+		since:   c.Clock.Now(),
+		reading: budget{most: maxReading},
+		parsing: make(chan struct{}, runtime.GOMAXPROCS(0)),
+	}
 	s.sources = map[string]*source{
 		summaryPath:           newSource(s, summaryName, summaryPath, newSummaries(c.NodeName, s.since)),
 		summaryPath + onlyCPU: newSource(s, summaryName, summaryPath+onlyCPU, newSummaries(c.NodeName, s.since)),
@@ -170,7 +204,7 @@ type source struct {
 // merging makes one answer of the answers of many cells, one gathering after the
 // other.
 type merging interface {
-	begin() merger
+	begin(now time.Time) merger
 }
 
 type merger interface {
@@ -180,11 +214,16 @@ type merger interface {
 	held() int
 	// end returns the whole. cells are all that there are, also those that did
 	// not answer.
-	end(now time.Time, cells []Cell) (*answer, error)
+	end(cells []Cell) (*answer, error)
 }
 
 func newSource(s *Stats, endpoint, path string, m merging) *source {
-	return &source{s: s, endpoint: endpoint, path: path, merging: m}
+	return &source{
+		s:        s,
+		endpoint: endpoint,
+		path:     path,
+		merging:  m,
+	}
 }
 
 // get returns the answer of the gathering that is going on, that of the last one

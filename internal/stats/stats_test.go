@@ -90,6 +90,9 @@ type fixture struct {
 	rounds int
 }
 
+// large is a machine that can have used all that a test's cell says.
+var large = Machine{MilliCPU: 256_000, MemoryBytes: 1 << 44, Since: begin.AddDate(-1, 0, 0)}
+
 func newFixture(tb testing.TB, cells ...Cell) *fixture {
 	tb.Helper()
 	f := &fixture{clock: clocktesting.NewFakeClock(begin), cells: cells, missed: map[string]map[Miss]int{}}
@@ -98,7 +101,13 @@ func newFixture(tb testing.TB, cells ...Cell) *fixture {
 		Cells: func() []Cell {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			return slices.Clone(f.cells)
+			all := slices.Clone(f.cells)
+			for i := range all {
+				if all[i].Machine == (Machine{}) {
+					all[i].Machine = large
+				}
+			}
+			return all
 		},
 		Gathered: func(endpoint string, _ time.Duration, missed map[Miss]int) {
 			f.mu.Lock()
@@ -573,7 +582,11 @@ func TestANodeWithoutCellsAnswers(t *testing.T) {
 // BenchmarkGather is one gathering of cells that answer at once, as a kubelet with
 // one small pod does, and the writing of the whole answer.
 func BenchmarkGather(b *testing.B) {
-	for _, n := range []int{1000, 10000} {
+	sizes := []int{1000, 10_000}
+	if testing.Short() {
+		sizes = []int{100, 1000} // to see that it works
+	}
+	for _, n := range sizes {
 		cells := make([]Cell, n)
 		texts := answers(b)
 		for i := range cells {

@@ -30,11 +30,12 @@ func newSummaries(node string, since time.Time) *summaries {
 	return &summaries{node: node, since: since}
 }
 
-func (s *summaries) begin() merger { return &summaryMerger{summaries: s} }
+func (s *summaries) begin(now time.Time) merger { return &summaryMerger{summaries: s, now: now} }
 
 // summaryMerger merges the summaries of one gathering.
 type summaryMerger struct {
 	*summaries
+	now  time.Time
 	size atomic.Int64
 
 	mu   sync.Mutex
@@ -84,80 +85,83 @@ func (m *summaryMerger) add(c *Cell, body []byte) error {
 // addNode adds, under mu, what a cell has of what can be summed: not its network
 // and its faults, which count from its start, nor what depends on the machine.
 func (m *summaryMerger) addNode(c *Cell, n *statsapi.NodeStats) {
+	memory := c.Machine.memory()
 	if n.CPU != nil {
 		if m.sum.CPU == nil {
 			m.sum.CPU = &statsapi.CPUStats{}
 		}
-		latest(&m.sum.CPU.Time, n.CPU.Time)
-		plus(&m.sum.CPU.UsageNanoCores, n.CPU.UsageNanoCores)
+		m.latest(&m.sum.CPU.Time, n.CPU.Time)
+		plus(&m.sum.CPU.UsageNanoCores, n.CPU.UsageNanoCores, 1e9*c.Machine.cores())
 		if v := n.CPU.UsageCoreNanoSeconds; v != nil {
-			m.cpu.add(c.ID, float64(*v))
+			m.cpu.add(c.ID, float64(*v), 1e9*c.Machine.coreSeconds(m.now))
 		}
 	}
 	if n.Memory != nil {
 		if m.sum.Memory == nil {
 			m.sum.Memory = &statsapi.MemoryStats{}
 		}
-		latest(&m.sum.Memory.Time, n.Memory.Time)
-		plus(&m.sum.Memory.AvailableBytes, n.Memory.AvailableBytes)
-		plus(&m.sum.Memory.UsageBytes, n.Memory.UsageBytes)
-		plus(&m.sum.Memory.WorkingSetBytes, n.Memory.WorkingSetBytes)
-		plus(&m.sum.Memory.RSSBytes, n.Memory.RSSBytes)
+		m.latest(&m.sum.Memory.Time, n.Memory.Time)
+		plus(&m.sum.Memory.AvailableBytes, n.Memory.AvailableBytes, memory)
+		plus(&m.sum.Memory.UsageBytes, n.Memory.UsageBytes, memory)
+		plus(&m.sum.Memory.WorkingSetBytes, n.Memory.WorkingSetBytes, memory)
+		plus(&m.sum.Memory.RSSBytes, n.Memory.RSSBytes, memory)
 	}
 	if n.Swap != nil {
 		if m.sum.Swap == nil {
 			m.sum.Swap = &statsapi.SwapStats{}
 		}
-		latest(&m.sum.Swap.Time, n.Swap.Time)
-		plus(&m.sum.Swap.SwapAvailableBytes, n.Swap.SwapAvailableBytes)
-		plus(&m.sum.Swap.SwapUsageBytes, n.Swap.SwapUsageBytes)
+		m.latest(&m.sum.Swap.Time, n.Swap.Time)
+		plus(&m.sum.Swap.SwapAvailableBytes, n.Swap.SwapAvailableBytes, maxDisk)
+		plus(&m.sum.Swap.SwapUsageBytes, n.Swap.SwapUsageBytes, maxDisk)
 	}
-	plusFs(&m.sum.Fs, n.Fs)
+	m.plusFs(&m.sum.Fs, n.Fs)
 	if n.Runtime != nil {
 		if m.sum.Runtime == nil {
 			m.sum.Runtime = &statsapi.RuntimeStats{}
 		}
-		plusFs(&m.sum.Runtime.ImageFs, n.Runtime.ImageFs)
-		plusFs(&m.sum.Runtime.ContainerFs, n.Runtime.ContainerFs)
+		m.plusFs(&m.sum.Runtime.ImageFs, n.Runtime.ImageFs)
+		m.plusFs(&m.sum.Runtime.ContainerFs, n.Runtime.ContainerFs)
 	}
 }
 
-func plusFs(sum **statsapi.FsStats, n *statsapi.FsStats) {
+func (m *summaryMerger) plusFs(sum **statsapi.FsStats, n *statsapi.FsStats) {
 	if n == nil {
 		return
 	}
 	if *sum == nil {
 		*sum = &statsapi.FsStats{}
 	}
-	latest(&(*sum).Time, n.Time)
-	plus(&(*sum).AvailableBytes, n.AvailableBytes)
-	plus(&(*sum).CapacityBytes, n.CapacityBytes)
-	plus(&(*sum).UsedBytes, n.UsedBytes)
-	plus(&(*sum).InodesFree, n.InodesFree)
-	plus(&(*sum).Inodes, n.Inodes)
-	plus(&(*sum).InodesUsed, n.InodesUsed)
+	m.latest(&(*sum).Time, n.Time)
+	plus(&(*sum).AvailableBytes, n.AvailableBytes, maxDisk)
+	plus(&(*sum).CapacityBytes, n.CapacityBytes, maxDisk)
+	plus(&(*sum).UsedBytes, n.UsedBytes, maxDisk)
+	plus(&(*sum).InodesFree, n.InodesFree, maxInodes)
+	plus(&(*sum).Inodes, n.Inodes, maxInodes)
+	plus(&(*sum).InodesUsed, n.InodesUsed, maxInodes)
 }
 
-func plus(sum **uint64, v *uint64) {
-	if v == nil {
+// plus adds what a cell can have: more than most is no part of the sum.
+func plus(sum **uint64, v *uint64, most float64) {
+	if v == nil || float64(*v) > most {
 		return
 	}
 	if *sum == nil {
 		*sum = new(uint64)
 	}
-	if **sum+*v < **sum {
-		return // only a cell that lies has so much
-	}
 	**sum += *v
 }
 
-func latest(t *metav1.Time, u metav1.Time) {
+// latest takes the later time. The clock of a cell is not believed where it is ahead.
+func (m *summaryMerger) latest(t *metav1.Time, u metav1.Time) {
+	if u.After(m.now) {
+		u = metav1.NewTime(m.now)
+	}
 	if year := u.UTC().Year(); year >= 0 && year <= 9999 && t.Before(&u) { // others cannot be read
 		*t = u
 	}
 }
 
-func (m *summaryMerger) end(_ time.Time, cells []Cell) (*answer, error) {
+func (m *summaryMerger) end(cells []Cell) (*answer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.cpu.forget(cells)

@@ -32,9 +32,9 @@ type nodeSeries struct {
 type how int
 
 const (
-	counts how = iota // a counter: the sum of what only grows
-	sums              // a gauge: the sum of now
-	worst             // a gauge: the largest
+	counts how = iota // a counter: the sum of CPU time, which only grows
+	sums              // a gauge: the sum of now, of memory
+	worst             // a gauge: 1 if any has 1
 )
 
 // The kubelet's endpoints: k8s.io/kubernetes/pkg/kubelet/metrics/collectors and
@@ -72,13 +72,19 @@ func newTexts(e textEndpoint) *texts {
 	return t
 }
 
-func (t *texts) begin() merger {
-	return &textMerger{texts: t, families: map[string]*family{}, node: map[string]*float64{}}
+func (t *texts) begin(now time.Time) merger {
+	return &textMerger{
+		texts:    t,
+		now:      now,
+		families: map[string]*family{},
+		node:     map[string]*float64{},
+	}
 }
 
 // textMerger merges the texts of one gathering.
 type textMerger struct {
 	*texts
+	now  time.Time
 	size atomic.Int64
 
 	mu       sync.Mutex
@@ -201,31 +207,31 @@ func (m *textMerger) addNode(c *Cell, s nodeSeries, metric *dto.Metric) {
 	case metric.Untyped != nil:
 		v = metric.GetUntyped().GetValue()
 	}
-	if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+	if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 || s.how == sums && v > c.Machine.memory() {
 		return
 	}
 	m.latest = max(m.latest, metric.GetTimestampMs())
 	if s.how == counts {
-		m.counters[s.name].add(c.ID, v)
+		m.counters[s.name].add(c.ID, v, c.Machine.coreSeconds(m.now))
 		return
 	}
 	if m.node[s.name] == nil {
 		m.node[s.name] = new(float64)
 	}
 	if sum := m.node[s.name]; s.how == worst {
-		*sum = max(*sum, v)
+		*sum = max(*sum, min(v, 1))
 	} else {
 		*sum += v
 	}
 }
 
-func (m *textMerger) end(now time.Time, cells []Cell) (*answer, error) {
+func (m *textMerger) end(cells []Cell) (*answer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	// The clock of a cell is not believed where it is ahead, or the node's time
 	// would stand still until it has come.
-	if m.latest == 0 || m.latest > now.UnixMilli() {
-		m.latest = now.UnixMilli()
+	if now := m.now.UnixMilli(); m.latest == 0 || m.latest > now {
+		m.latest = now
 	}
 	m.newest = max(m.newest, m.latest)
 	node := map[string][]byte{}

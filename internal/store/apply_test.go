@@ -239,3 +239,25 @@ func TestAReadOfMemoryFailsWithWhatItsHookSays(t *testing.T) {
 		t.Fatalf("Get of what does not fail: %v, %v", got, err)
 	}
 }
+
+func TestATransactionIsBoundedInBytes(t *testing.T) {
+	both(t, func(t *testing.T, s *Store) {
+		const each = MaxBytes / 4
+		var changes []Change
+		for n := range 4 {
+			changes = append(changes, Change{Key: fmt.Sprintf("record-%d", n), Value: item{strings.Repeat("x", each)}})
+		}
+		_, err := s.Apply(t.Context(), changes...)
+		if !errors.Is(err, ErrTooBig) {
+			t.Errorf("%d bytes and their keys: %v", 4*each, err)
+		}
+		if got := contents(t, s); got != "" {
+			t.Errorf("it has written %d bytes all the same", len(got))
+		}
+		// What is just within the bound etcd takes.
+		changes[3].Value = item{strings.Repeat("x", each-1000)}
+		if _, err := s.Apply(t.Context(), changes...); err != nil {
+			t.Errorf("within the bound: %v", err)
+		}
+	})
+}

@@ -11,6 +11,8 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/etcdserver"
+
+	"github.com/elotl/kip/internal/pulse"
 )
 
 // ErrConflict: the record is not at the revision that the writer has seen.
@@ -25,14 +27,23 @@ var ErrNoSpace = errors.New("no space for the store")
 // the leader. Nothing was written.
 var ErrNotLeader = errors.New("this process no longer leads; another one may write to the store")
 
+// ErrTooBig: the changes of one transaction are more than MaxBytes together. Nothing
+// was written, and the same changes never will be at once.
+var ErrTooBig = errors.New("too many bytes for one transaction of the store")
+
+// MaxBytes is the most that the keys and the records of one Apply may have together.
+// etcd takes requests of 1.5 MiB (its --max-request-bytes); the rest is for what
+// stands around them: each key stands in a request three times.
+const MaxBytes = 1280 << 10
+
 // MaxChanges is the most that one Apply takes. etcd takes 128 operations a
 // transaction (its --max-txn-ops); the rest is for the fence and to spare.
 const MaxChanges = 100
 
 // Store keeps JSON records under keys. Every write is a compare-and-swap on the
 // record's revision, and has reached the disk when it returns. After an error
-// other than ErrConflict, ErrNotLeader and ErrNoSpace it is not known whether the write was
-// done: etcd may have done it and the answer was lost.
+// other than ErrConflict, ErrNotLeader, ErrNoSpace and ErrTooBig it is not known whether
+// the write was done: etcd may have done it and the answer was lost.
 type Store struct {
 	backend backend
 	prefix  string
@@ -93,6 +104,7 @@ type fence struct {
 // Get reads the record at key into v and returns its revision; 0 means that
 // there is none, and leaves v alone.
 func (s *Store) Get(ctx context.Context, key string, v any) (revision int64, err error) {
+	defer pulse.Wait(ctx, pulse.Store)()
 	p, err := s.backend.read(ctx, s.prefix+key, "", 0)
 	if err != nil {
 		return 0, fmt.Errorf("read %s from the store: %w", key, err)
@@ -116,8 +128,8 @@ type Change struct {
 // Apply does all changes in one transaction, or none of them, and returns the
 // revision that the written records then have. ErrConflict, naming the key, if
 // a record is not at its revision; but the deletion of a record that is not
-// there is no error. A key may be changed once, and there may be MaxChanges.
-// etcd refuses a transaction above 1.5 MiB.
+// there is no error. A key may be changed once, and there may be MaxChanges, of
+// MaxBytes together: else ErrTooBig.
 func (s *Store) Apply(ctx context.Context, changes ...Change) (revision int64, err error) {
 	return s.apply(ctx, "apply", changes)
 }
@@ -147,6 +159,7 @@ func (s *Store) Observed(observe func(op string, took time.Duration, err error))
 }
 
 func (s *Store) apply(ctx context.Context, op string, changes []Change) (int64, error) {
+	defer pulse.Wait(ctx, pulse.Store)()
 	if s.observe == nil || len(changes) == 0 {
 		return s.write(ctx, op, changes)
 	}
@@ -165,23 +178,25 @@ func (s *Store) write(ctx context.Context, op string, changes []Change) (int64, 
 	}
 	writes := make([]write, len(changes))
 	seen := make(map[string]bool, len(changes))
+	size := 0
 	for i, c := range changes {
 		if seen[c.Key] {
 			return 0, fmt.Errorf("%s %s in the store: it is changed twice in one transaction", op, c.Key)
 		}
 		seen[c.Key] = true
 		writes[i] = write{key: s.prefix + c.Key, revision: c.Revision}
-		if c.Value == nil {
-			continue
+		data, ok := c.Value.(raw)
+		if c.Value != nil && !ok {
+			var err error
+			if data, err = json.Marshal(c.Value); err != nil {
+				return 0, fmt.Errorf("%s %s in the store: %w", op, c.Key, err)
+			}
 		}
-		if data, ok := c.Value.(raw); ok {
-			writes[i].value = data
-			continue
-		}
-		var err error
-		if writes[i].value, err = json.Marshal(c.Value); err != nil {
-			return 0, fmt.Errorf("%s %s in the store: %w", op, c.Key, err)
-		}
+		writes[i].value = data
+		size += len(writes[i].key) + len(data)
+	}
+	if size > MaxBytes {
+		return 0, fmt.Errorf("%s %s in the store: %d bytes, the most is %d: %w", op, describe(changes), size, MaxBytes, ErrTooBig)
 	}
 	for {
 		o, err := s.backend.write(ctx, op, writes, s.fence)
@@ -280,6 +295,24 @@ func (s *Store) Prefix() string { return s.prefix }
 func (s *Store) Healthy(ctx context.Context) error {
 	_, err := s.Get(ctx, "healthy", new(json.RawMessage))
 	return err
+}
+
+// Leads returns an error unless a linearised read shows that the fence of this view
+// stands: ErrNotLeader where it has fallen. A view without a fence is that of an etcd
+// that belongs to this process alone, or of a process that does not lead.
+func (s *Store) Leads(ctx context.Context) error {
+	if s.fence == nil {
+		return nil
+	}
+	// A transaction without writes is a read to etcd, and compares all the same.
+	o, err := s.backend.write(ctx, "lead", nil, s.fence)
+	if err == nil && !o.done {
+		err = ErrNotLeader
+	}
+	if err != nil {
+		return fmt.Errorf("see whether this process leads: %w", err)
+	}
+	return nil
 }
 
 // Ready returns an error unless a linearised read works and, where etcd is

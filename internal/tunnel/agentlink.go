@@ -85,7 +85,7 @@ func (s *Session) waitReady(ctx context.Context) error {
 func (s *Session) upgrade(req *http.Request) (*http.Response, error) {
 	t := &http.Transport{
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			tc, _, err := s.dialer.connect(ctx, &s.conns, s.target.Addr, protoHTTP1, s.verify)
+			tc, _, err := s.dial(ctx, protoHTTP1, place{rank: rankRequest}, s.tickets, s.verify)
 			if err != nil {
 				return nil, fmt.Errorf("%w: %w", ErrNotConnected, err)
 			}
@@ -143,7 +143,7 @@ func (s *Session) dialAgent(d *dialing) {
 }
 
 func (s *Session) connectAgent() (*http2.ClientConn, error) {
-	tc, nc, err := s.dialer.connect(s.ctx, &s.conns, s.target.Addr, protoHTTP2, s.verify)
+	tc, nc, err := s.dial(s.ctx, protoHTTP2, place{rank: rankRequest}, s.tickets, s.verify)
 	if err != nil {
 		return nil, err
 	}
@@ -152,5 +152,6 @@ func (s *Session) connectAgent() (*http2.ClientConn, error) {
 		_ = nc.Close()
 		return nil, fmt.Errorf("begin HTTP/2: %w", err)
 	}
+	nc.judge(s.dialer.late, s.dialer.limits.silence())
 	return cc, nil
 }

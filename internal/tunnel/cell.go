@@ -43,6 +43,7 @@ type Cell struct {
 	log     *slog.Logger
 	limits  limits
 
+	tls       *tls.Config // of every connection: its ticket keys are this process's
 	link      *link
 	transport *http2.Transport
 
@@ -70,11 +71,11 @@ func newCell(cfg CellConfig, l limits) (*Cell, error) {
 	if err != nil {
 		return nil, err
 	}
-	transport, err := newTransport(l, 0)
+	transport, err := newTransport(l, 0, l.patience)
 	if err != nil {
 		return nil, fmt.Errorf("set up HTTP/2: %w", err)
 	}
-	return &Cell{
+	c := &Cell{
 		id:         id,
 		token:      token,
 		caHash:     cfg.UserData.CAHash,
@@ -84,7 +85,9 @@ func newCell(cfg CellConfig, l limits) (*Cell, error) {
 		link:       newLink(),
 		transport:  transport,
 		logRefusal: rate.Sometimes{First: 5, Interval: 10 * time.Second},
-	}, nil
+	}
+	c.tls = &tls.Config{GetConfigForClient: c.config, MinVersion: tls.VersionTLS13}
+	return c, nil
 }
 
 // Joined is closed when the cell has its certificate, and its token is spent.
@@ -114,7 +117,7 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 	var (
 		wg      sync.WaitGroup
 		all     conns
-		pending = pending{max: c.limits.pending}
+		pending = pending{max: c.limits.pending, arrivals: arrivals{every: c.limits.arrivalEvery, burst: c.limits.arrivalBurst}}
 		inner   = newHandoff(l.Addr())
 		inside  = &gate{handler: c.handler}
 	)
@@ -131,7 +134,7 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 			MaxReceiveBufferPerStream:     streamWindow,
 			MaxReceiveBufferPerConnection: connWindow,
 			SendPingTimeout:               c.limits.pingAfter,
-			PingTimeout:                   c.limits.pingTimeout,
+			PingTimeout:                   c.limits.patience,
 		},
 	}
 	srv.Protocols.SetHTTP1(true)
@@ -140,16 +143,23 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 
 	err := c.accept(ctx, l, func(nc net.Conn) {
+		from := sourceOf(nc.RemoteAddr())
+		if !pending.admits(from, time.Now()) {
+			_ = nc.Close()
+			c.refused(ctx, nc.RemoteAddr(), errTooMany)
+			return
+		}
 		tracked, err := all.add(nc)
 		if err != nil {
 			return
 		}
-		pending.add(tracked)
+		pending.add(tracked, from)
 		wg.Go(func() {
-			tc, ca, err := c.handshake(ctx, tracked)
+			tc, err := c.handshake(ctx, tracked)
 			pending.remove(tracked)
 			if err == nil {
-				err = c.serve(ctx, tc, tracked, ca, inner)
+				pending.proved(from)
+				err = c.serve(ctx, tc, tracked, inner)
 			}
 			if err != nil {
 				_ = tracked.Close()
@@ -203,24 +213,21 @@ func (c *Cell) refused(ctx context.Context, from net.Addr, err error) {
 	})
 }
 
-// handshake returns when the other end has proven to be Kip, with the
-// certificate of the authority that says so.
-func (c *Cell) handshake(ctx context.Context, nc *conn) (tc *tls.Conn, ca *x509.Certificate, err error) {
-	tc = tls.Server(nc, &tls.Config{
-		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			return c.config(hello, &ca)
-		},
-		MinVersion: tls.VersionTLS13,
-	})
-	err = atDeadline(ctx, nc, c.limits.handshake, func() error { return tc.HandshakeContext(ctx) })
-	return tc, ca, err
+// handshake returns when the other end has proven to be Kip.
+func (c *Cell) handshake(ctx context.Context, nc *conn) (*tls.Conn, error) {
+	tc := tls.Server(nc, c.tls)
+	return tc, atDeadline(ctx, nc, c.limits.handshake, func() error { return tc.HandshakeContext(ctx) })
 }
 
 // serve does what Kip opened the connection for, or hands it on to be done.
-func (c *Cell) serve(ctx context.Context, tc *tls.Conn, nc *conn, ca *x509.Certificate, inner *handoff) error {
+func (c *Cell) serve(ctx context.Context, tc *tls.Conn, nc *conn, inner *handoff) error {
 	state := tc.ConnectionState()
 	switch state.NegotiatedProtocol {
 	case protoJoin:
+		ca, err := c.verify(state)
+		if err != nil {
+			return fmt.Errorf("join: %w", err)
+		}
 		j := &joiner{id: c.id, token: c.token, ca: ca}
 		if err := atDeadline(ctx, nc, c.limits.join, func() error { return j.run(tc, &state) }); err != nil {
 			return fmt.Errorf("join: %w", err)
@@ -236,7 +243,7 @@ func (c *Cell) serve(ctx context.Context, tc *tls.Conn, nc *conn, ca *x509.Certi
 
 // config chooses by the one protocol that is offered. Until the cell has joined
 // that is the join, afterwards it never is again.
-func (c *Cell) config(hello *tls.ClientHelloInfo, ca **x509.Certificate) (*tls.Config, error) {
+func (c *Cell) config(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	if len(hello.SupportedProtos) != 1 {
 		return nil, fmt.Errorf("it offers %d protocols, not one", len(hello.SupportedProtos))
 	}
@@ -262,13 +269,19 @@ func (c *Cell) config(hello *tls.ClientHelloInfo, ca **x509.Certificate) (*tls.C
 		// and the caller brings its certificate.
 		ClientAuth: tls.RequireAnyClientCert,
 		VerifyConnection: func(state tls.ConnectionState) error {
-			var err error
-			*ca, err = pki.VerifyKip(state.PeerCertificates, c.caHash, time.Now())
+			_, err := c.verify(state)
 			return err
 		},
-		// A resumed connection would save little, and show no certificate.
-		SessionTicketsDisabled: true,
+		// After a join the cell has another certificate.
+		SessionTicketsDisabled: proto == protoJoin,
 	}, nil
+}
+
+// verify returns the certificate of the authority that says that the other end is
+// Kip. A connection that is resumed has the certificates of the one before, which
+// were Kip's, and are judged again.
+func (c *Cell) verify(state tls.ConnectionState) (*x509.Certificate, error) {
+	return pki.VerifyKip(state.PeerCertificates, c.caHash, time.Now())
 }
 
 // connect makes a connection the one that the cell's requests go by; the one
@@ -286,40 +299,6 @@ func (c *Cell) connect(tc *tls.Conn, nc *conn) error {
 	_ = cc.Close()
 	c.log.Info("disconnected from Kip", "err", nc.cause())
 	return nil
-}
-
-// pending are the connections that have not yet proven to be Kip's. When there
-// are too many the oldest goes: Kip's own needs a moment, one that is held open
-// to keep Kip out has had it.
-type pending struct {
-	max int
-	mu  sync.Mutex
-	all []*conn // oldest first
-}
-
-func (p *pending) add(c *conn) {
-	p.mu.Lock()
-	var oldest *conn
-	if len(p.all) == p.max {
-		oldest = p.all[0]
-		p.all = append(p.all[:0], p.all[1:]...)
-	}
-	p.all = append(p.all, c)
-	p.mu.Unlock()
-	if oldest != nil {
-		_ = oldest.Close()
-	}
-}
-
-func (p *pending) remove(c *conn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i := range p.all {
-		if p.all[i] == c {
-			p.all = append(p.all[:i], p.all[i+1:]...)
-			return
-		}
-	}
 }
 
 // handoff is a net.Listener of connections that are already accepted.

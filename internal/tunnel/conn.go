@@ -8,6 +8,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/lateness"
 )
 
 // conn is a TCP connection below TLS, which its owner's conns can find and
@@ -20,13 +24,21 @@ type conn struct {
 	// none, this end closed: it was told to, or heard no answer.
 	broken atomic.Pointer[error]
 	closed chan struct{} // by Close
+	opened time.Time
+	heard  atomic.Int64 // nanoseconds after opened, of the last byte
+
+	mu    sync.Mutex
+	timer *time.Timer // of the next judgement, if there are any
+	done  bool        // no more of them
 }
 
 // Read notes that something was heard.
 func (c *conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
-		c.owner.heard.Store(time.Now().UnixNano())
+		now := time.Now()
+		c.heard.Store(int64(now.Sub(c.opened)))
+		c.owner.heard.Store(now.UnixNano())
 	}
 	if err != nil && !errors.Is(err, net.ErrClosed) {
 		c.broken.CompareAndSwap(nil, &err)
@@ -38,10 +50,36 @@ func (c *conn) Read(p []byte) (int, error) {
 func (c *conn) Close() error {
 	err := c.Conn.Close()
 	c.once.Do(func() {
+		c.mu.Lock()
+		c.done = true
+		if c.timer != nil {
+			c.timer.Stop()
+		}
+		c.mu.Unlock()
 		c.owner.remove(c)
 		close(c.closed)
 	})
 	return err
+}
+
+// judge closes the connection when nothing was heard on it for d, pings being sent,
+// now and later. A time in which this process was late is not held against the other
+// end: what it sent may be there, and not be read.
+func (c *conn) judge(late *lateness.Meter, d time.Duration) {
+	since := c.opened.Add(time.Duration(c.heard.Load()))
+	if onTime := late.OnTime(); onTime.After(since) {
+		since = onTime
+	}
+	left := d - time.Since(since)
+	if left <= 0 {
+		_ = c.Close()
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.done {
+		c.timer = time.AfterFunc(left, func() { c.judge(late, d) })
+	}
 }
 
 // cause is why a connection ended, by what reading from it said: nil if this
@@ -67,8 +105,9 @@ func (s *conns) add(nc net.Conn) (*conn, error) {
 	if tcp, ok := nc.(*net.TCPConn); ok {
 		// What cannot be set only makes a dead connection live longer.
 		_ = tcp.SetKeepAliveConfig(keepAlive)
+		_ = limitUnsent(tcp)
 	}
-	c := &conn{Conn: nc, owner: s, closed: make(chan struct{})}
+	c := &conn{Conn: nc, owner: s, closed: make(chan struct{}), opened: time.Now()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -80,6 +119,22 @@ func (s *conns) add(nc net.Conn) (*conn, error) {
 	}
 	s.open[c] = struct{}{}
 	return c, nil
+}
+
+// maxUnsent is how many bytes the kernel holds of a connection that it has not sent yet.
+// The rest waits in HTTP/2's queue, where pings and small answers overtake it.
+const maxUnsent = 128 << 10
+
+func limitUnsent(tcp *net.TCPConn) error {
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var setErr error
+	err = raw.Control(func(fd uintptr) {
+		setErr = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, maxUnsent)
+	})
+	return errors.Join(err, setErr)
 }
 
 func (s *conns) remove(c *conn) {

@@ -9,22 +9,22 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"runtime"
+	"time"
 
 	"golang.org/x/net/http2"
 
+	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/pki"
 )
-
-// maxHandshakes bounds how many connections are in TLS at once, so that a Kip
-// that has just started and dials thousands of cells finishes some, instead of
-// having all of them time out. Waiting for TCP does not count: machines that
-// are gone do not keep the others waiting.
-const maxHandshakes = 64
 
 // DialerConfig is what Kip's end of the tunnels needs.
 type DialerConfig struct {
 	Authority *pki.Authority
 	Log       *slog.Logger
+	// Late measures this process: while it is late, no cell is silent. Optional:
+	// a process without it is never late.
+	Late *lateness.Meter
 	// Dial opens a connection to a cell. If nil, it is TCP.
 	Dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
 }
@@ -39,14 +39,16 @@ type Dialer struct {
 	transport  *http2.Transport
 	server     *http2.Server
 	base       *http.Server // settings only
-	handshakes chan struct{}
+	late       *lateness.Meter
+	turns      *turns
+	handshakes chan struct{} // filled by who is in TLS
 }
 
 // NewDialer opens no connection.
 func NewDialer(cfg DialerConfig) (*Dialer, error) { return newDialer(cfg, defaultLimits()) }
 
 func newDialer(cfg DialerConfig, l limits) (*Dialer, error) {
-	transport, err := newTransport(l, l.idle)
+	transport, err := newTransport(l, l.idle, unjudged)
 	if err != nil {
 		return nil, fmt.Errorf("set up HTTP/2: %w", err)
 	}
@@ -62,14 +64,16 @@ func newDialer(cfg DialerConfig, l limits) (*Dialer, error) {
 			MaxUploadBufferPerStream:     requestWindow,
 			MaxUploadBufferPerConnection: requestConnWindow,
 			ReadIdleTimeout:              l.pingAfter,
-			PingTimeout:                  l.pingTimeout,
-			WriteByteTimeout:             l.pingAfter + l.pingTimeout,
+			PingTimeout:                  unjudged,
+			WriteByteTimeout:             l.patience,
 		},
 		base: &http.Server{
 			MaxHeaderBytes: maxHeader,
 			ErrorLog:       slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 		},
-		handshakes: make(chan struct{}, maxHandshakes),
+		late:       cfg.Late,
+		turns:      newTurns(cfg.Late),
+		handshakes: make(chan struct{}, handshakesPerCPU*runtime.GOMAXPROCS(0)),
 	}
 	// Otherwise each connection registers itself in a pool of the whole process.
 	if err := http2.ConfigureServer(d.base, d.server); err != nil {
@@ -94,6 +98,9 @@ type Target struct {
 	// KeyHash is the pki.KeyHash of the key that the token is spent on, "" if
 	// that has not happened: what OnSpend was told, also by an earlier Kip.
 	KeyHash string
+	// Rank, if set, says where this cell stands when more cells wait to be connected
+	// than may begin at once: 0 or more, the lowest first.
+	Rank func() int
 	// OnState, if set, is told when the session connects and disconnects, and
 	// of each failure to connect. It is called by one goroutine, in order,
 	// which does nothing else until it returns: it must not wait for anything,
@@ -131,6 +138,7 @@ func (d *Dialer) Keep(ctx context.Context, t Target, cellAPI http.Handler, onSpe
 		log:     d.log.With("cell", t.CellID),
 		ready:   make(chan struct{}),
 		done:    make(chan struct{}),
+		tickets: tls.NewLRUClientSessionCache(1),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	go s.run()
@@ -143,20 +151,38 @@ type unreachableError struct{ error }
 
 func (e unreachableError) Unwrap() error { return e.error }
 
-// connect dials the cell for one protocol; verify judges who answers.
-func (d *Dialer) connect(ctx context.Context, all *conns, addr netip.AddrPort, proto string,
+// dial connects to the cell for one protocol, when it is its turn. verify judges who
+// answers, also when it is by resuming an earlier connection of tickets, which may
+// be nil.
+func (s *Session) dial(ctx context.Context, proto string, p place, tickets tls.ClientSessionCache,
 	verify func(tls.ConnectionState) error) (*tls.Conn, *conn, error) {
-	dialCtx, cancel := context.WithTimeout(ctx, d.limits.connect)
-	nc, err := d.dial(dialCtx, addr)
-	cancel()
-	if err != nil {
-		return nil, nil, unreachableError{err}
+	d := s.dialer
+	if err := s.wait(ctx, p); err != nil {
+		return nil, nil, err
 	}
-	tracked, err := all.add(nc)
+	tracked, err := s.open(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
+	// Waiting for TCP did not count: machines that are gone do not keep the others
+	// waiting.
+	began := time.Now()
+	select {
+	case d.handshakes <- struct{}{}:
+		defer func() { <-d.handshakes }()
+	case <-ctx.Done():
+		_ = tracked.Close()
+		return nil, nil, context.Cause(ctx)
+	}
+	if time.Since(began) > d.limits.turn {
+		// To the cell, this one has said nothing for as long.
+		_ = tracked.Close()
+		if tracked, err = s.open(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
 	tc := tls.Client(tracked, &tls.Config{
+		ClientSessionCache:   tickets,
 		MinVersion:           tls.VersionTLS13,
 		NextProtos:           []string{proto},
 		GetClientCertificate: d.client.GetClientCertificate,
@@ -170,21 +196,64 @@ func (d *Dialer) connect(ctx context.Context, all *conns, addr netip.AddrPort, p
 			return verify(state)
 		},
 	})
-	if err := d.handshake(ctx, tc, tracked); err != nil {
+	if err := atDeadline(ctx, tracked, d.limits.handshake, func() error { return tc.HandshakeContext(ctx) }); err != nil {
 		_ = tracked.Close()
 		return nil, nil, fmt.Errorf("TLS for %s: %w", proto, err)
 	}
 	return tc, tracked, nil
 }
 
-func (d *Dialer) handshake(ctx context.Context, tc *tls.Conn, nc *conn) error {
-	select {
-	case d.handshakes <- struct{}{}:
-		defer func() { <-d.handshakes }()
-	case <-ctx.Done():
-		return context.Cause(ctx)
+// open opens a TCP connection.
+func (s *Session) open(ctx context.Context) (*conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.dialer.limits.connect)
+	defer cancel()
+	nc, err := s.dialer.dial(ctx, s.target.Addr)
+	if err != nil {
+		return nil, unreachableError{err}
 	}
-	return atDeadline(ctx, nc, d.limits.handshake, func() error { return tc.HandshakeContext(ctx) })
+	return s.conns.add(nc)
+}
+
+// wait returns when this session may begin a connection.
+func (s *Session) wait(ctx context.Context, p place) error {
+	if p.rank == rankRequest {
+		return s.dialer.turns.wait(ctx, p)
+	}
+	began := time.Now()
+	s.mu.Lock()
+	s.waits = began
+	s.mu.Unlock()
+	err := s.dialer.turns.wait(ctx, p)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waits = time.Time{}
+	if now := time.Now(); now.Sub(began) >= heldAfter {
+		s.held = now
+	}
+	return err
+}
+
+// place is where the session stands among those that wait to be connected.
+func (s *Session) place() place {
+	p := place{failing: s.failing, heard: s.LastHeard()}
+	switch {
+	case !p.failing && !p.heard.IsZero() && time.Since(p.heard) > urgentAfter:
+		p.rank = rankUrgent
+	case s.target.Rank != nil:
+		p.rank = s.target.Rank()
+	}
+	return p
+}
+
+// HeldBack is when Kip itself last kept the session from connecting for five seconds
+// or more: now while it does, the zero Time if it never did.
+func (s *Session) HeldBack() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := time.Now(); !s.waits.IsZero() && now.Sub(s.waits) >= heldAfter {
+		return now
+	}
+	return s.held
 }
 
 // reached says whether err came from a machine that answered.

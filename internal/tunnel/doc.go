@@ -19,6 +19,12 @@
 //
 // So an idle cell costs one connection, and a session is connected while
 // kip-cell-api/1 is up. Both ends ping on it, and on h2, when they hear nothing.
+// Kip's end closes a connection that stays silent, but not for what it was itself too
+// late to hear. The cell's end is patient: a Kip that was stopped finds it as it was.
+//
+// Connections begin at a bounded rate, those first that matter most (see turns). All but
+// a cell's first, within the same two processes, resume TLS; who the other end is
+// is judged again all the same.
 //
 // Who the other end is: the cell demands a client certificate named "kip" by
 // the authority whose hash came with its user data. Kip demands a certificate

@@ -36,8 +36,13 @@ var (
 // limits are the times and numbers that bound a connection.
 type limits struct {
 	// pingAfter without a frame read, an end pings; pingTimeout later
-	// without an answer it closes. Their sum is when a cut network is noticed.
+	// without an answer Kip's end closes. Their sum is when a cut network is
+	// noticed.
 	pingAfter, pingTimeout time.Duration
+	// patience is what a cell's end waits for an answer to its ping, and both for
+	// a write that gets nowhere. A Kip that is late or stopped must not lose its
+	// connections by that; one that is gone is replaced by another, which dials.
+	patience time.Duration
 	// connect bounds TCP's part of dialling. A booting machine drops what
 	// comes too early, and TCP itself asks again only after 1 s, 3 s, 7 s.
 	connect time.Duration
@@ -49,23 +54,43 @@ type limits struct {
 	wait time.Duration
 	// idle is how long the h2 connection stays without a request.
 	idle time.Duration
+	// turn is how long a connection that is there may wait for its handshake.
+	// The cell does not wait for longer than handshake.
+	turn time.Duration
 	// pending is how many connections a cell has at most that did not prove
 	// yet to be Kip's.
 	pending int
+	// arrivalBurst connections of a source are taken at once, and one more each
+	// arrivalEvery: a Kip that may not know yet whether a cell has joined dials
+	// some fifty times in its first seconds.
+	arrivalEvery time.Duration
+	arrivalBurst int
 }
+
+// silence is after how long without a byte a connection is given up by Kip's end.
+func (l limits) silence() time.Duration { return l.pingAfter + l.pingTimeout }
 
 func defaultLimits() limits {
 	return limits{
 		pingAfter:   10 * time.Second,
 		pingTimeout: 5 * time.Second,
 		connect:     2 * time.Second,
+		patience:    3 * time.Minute,
 		handshake:   5 * time.Second,
+		turn:        2 * time.Second,
 		join:        30 * time.Second,
 		wait:        10 * time.Second,
 		idle:        90 * time.Second,
 		pending:     16,
+
+		arrivalEvery: time.Second / 10,
+		arrivalBurst: 256,
 	}
 }
+
+// unjudged is how long a ping of Kip's end may go unanswered as HTTP/2 sees it: it
+// does not know whether this process is late. See conn.judge.
+const unjudged = 365 * 24 * time.Hour
 
 const (
 	// maxStreams is how many requests one end has in flight to the other. A
@@ -89,8 +114,9 @@ const (
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
 // newTransport is the client half of both directions; it opens no connection
-// by itself, its NewClientConn is used on those that exist.
-func newTransport(l limits, idle time.Duration) (*http2.Transport, error) {
+// by itself, its NewClientConn is used on those that exist. unanswered is how long
+// a ping of it may go unanswered.
+func newTransport(l limits, idle, unanswered time.Duration) (*http2.Transport, error) {
 	t, err := http2.ConfigureTransports(&http.Transport{
 		// The bodies go through as they are.
 		DisableCompression: true,
@@ -101,8 +127,8 @@ func newTransport(l limits, idle time.Duration) (*http2.Transport, error) {
 			MaxReceiveBufferPerStream:     streamWindow,
 			MaxReceiveBufferPerConnection: connWindow,
 			SendPingTimeout:               l.pingAfter,
-			PingTimeout:                   l.pingTimeout,
-			WriteByteTimeout:              l.pingAfter + l.pingTimeout,
+			PingTimeout:                   unanswered,
+			WriteByteTimeout:              l.patience,
 		},
 	})
 	return t, err

@@ -689,6 +689,127 @@ func TestConnectionsThatSayNothingKeepNobodyOut(t *testing.T) {
 	}
 }
 
+// A flood from one address, or from many, turns away nobody else's connection.
+func TestAFloodTurnsAwayOnlyItself(t *testing.T) {
+	w := newWorld(t)
+	w.limits.handshake = time.Hour // it is not the deadline that helps here
+	m := w.start(t.TempDir(), "", says("agent"))
+	from := func(ip string) net.Conn {
+		t.Helper()
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}, Timeout: testPatience}
+		c, err := d.Dial("tcp", m.addr.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	// It returns when all but those that may stay have been turned away.
+	flood := func(n int, ip func(i int) string) {
+		t.Helper()
+		closed := make(chan struct{}, n)
+		for i := range n {
+			c := from(ip(i))
+			go func() {
+				_, _ = io.Copy(io.Discard, c)
+				closed <- struct{}{}
+			}()
+		}
+		for range n - w.limits.pending {
+			wait(t, "a connection of the flood to be closed", closed)
+		}
+	}
+	// Kip's handshake begins, then comes the flood, then Kip goes on.
+	proves := func(what string, c net.Conn, proto string) {
+		t.Helper()
+		tc := tls.Client(c, kipTLS(t, w.authority, proto))
+		ctx, cancel := context.WithTimeout(context.Background(), testPatience)
+		defer cancel()
+		if err := tc.HandshakeContext(ctx); err != nil {
+			t.Errorf("%s: Kip's connection was turned away: %v", what, err)
+			return
+		}
+		// In TLS 1.3 the cell answers later: a connection that it closes says so here.
+		if err := c.SetReadDeadline(time.Now().Add(testPatience)); err != nil {
+			t.Fatal(err)
+		}
+		if proto == protoCellAPI {
+			if _, err := io.ReadFull(tc, make([]byte, len(http2.ClientPreface))); err != nil {
+				t.Errorf("%s: Kip's connection was closed: %v", what, err)
+			}
+		}
+	}
+	joining := from("127.0.0.3")
+	flood(400, func(int) string { return "127.0.0.2" })
+	proves("one address", joining, protoJoin)
+
+	s, err := w.dialer(w.authority).Keep(t.Context(), w.target(m.addr), http.NotFoundHandler(), w.spend)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait(t, "ready", s.Ready())
+	s.Close()
+
+	// Whoever comes from everywhere has no place that Kip's last address needs.
+	before := from("127.0.0.3")
+	proves("to be known", before, protoCellAPI)
+	next := from("127.0.0.3")
+	flood(100, func(i int) string { return fmt.Sprintf("127.0.1.%d", i+1) })
+	proves("a hundred addresses", next, protoCellAPI)
+
+	// Who comes from where Kip came last is not metered.
+	for range 3 {
+		next = from("127.0.0.3")
+		flood(int(w.limits.arrivalBurst), func(int) string { return "127.0.0.2" })
+		proves("many times", next, protoCellAPI)
+	}
+}
+
+// Arrivals are metered by source, in bounded memory.
+func TestArrivalsAreMeteredBySource(t *testing.T) {
+	at := func(s string) source { return sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(s))) }
+	p := pending{max: 16, arrivals: arrivals{every: time.Second, burst: 3}}
+	now := time.Unix(1000, 0)
+	admitted := func(n int, from string) (yes int) {
+		for range n {
+			if p.admits(at(from), now) {
+				yes++
+			}
+		}
+		return yes
+	}
+	if a, b := admitted(100, "10.0.0.1:1"), admitted(100, "10.0.0.2:1"); a != 3 || b != 3 {
+		t.Errorf("%d and %d were admitted, want 3 each", a, b)
+	}
+	if a, b := admitted(2, "[2001:db8::1]:1"), admitted(2, "[2001:db8::2]:9"); a+b != 3 {
+		t.Errorf("%d of one network were admitted, want 3", a+b)
+	}
+	if a := admitted(3, "[::ffff:10.0.0.2]:1"); a != 0 {
+		t.Errorf("%d of an address in another form were admitted", a)
+	}
+	now = now.Add(2 * time.Second)
+	if a := admitted(100, "10.0.0.1:7"); a != 2 {
+		t.Errorf("%d were admitted two seconds later, want 2", a)
+	}
+	p.proved(at("10.0.0.1:7"))
+	if a := admitted(100, "10.0.0.1:8"); a != 100 {
+		t.Errorf("%d of Kip's were admitted", a)
+	}
+	for i := range 2 * maxSources {
+		admitted(1, fmt.Sprintf("10.1.%d.%d:1", i/256, i%256))
+	}
+	if len(p.arrivals.of) > maxSources {
+		t.Errorf("%d sources are held", len(p.arrivals.of))
+	}
+	if a := admitted(100, "10.0.0.2:1"); a != 2 {
+		t.Errorf("%d of a source that is known were admitted, want 2", a)
+	}
+	now = now.Add(time.Hour)
+	if a := admitted(100, "10.2.0.1:1"); a != 3 || len(p.arrivals.of) != 1 {
+		t.Errorf("%d of a new source were admitted an hour later, %d sources are held", a, len(p.arrivals.of))
+	}
+}
+
 func TestSlowConnectionsAreClosed(t *testing.T) {
 	dial := func(addr netip.AddrPort) (net.Conn, error) { return net.Dial("tcp", addr.String()) }
 	// The limit that is not tried is long, or a slow machine would meet that one.

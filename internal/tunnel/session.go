@@ -32,6 +32,10 @@ type Session struct {
 	api    agentLink
 	// dials are the goroutines that dial for requests.
 	dials sync.WaitGroup
+	// tickets resume TLS: the cell's certificate comes from them, and is verified
+	// as if it had been shown.
+	tickets tls.ClientSessionCache
+	failing bool // the last attempt to connect failed; run's own
 
 	mu        sync.Mutex
 	token     pki.Token // zero once it is of no more use
@@ -39,6 +43,8 @@ type Session struct {
 	connected bool
 	everReady bool
 	lastErr   error
+	waits     time.Time // since when a connection waits for its turn; zero when none does
+	held      time.Time // until when the last one waited that waited long
 }
 
 // Ready is closed when the session has connected for the first time: the cell
@@ -114,6 +120,7 @@ func (s *Session) run() {
 // reason.
 func (s *Session) stayConnected() error {
 	tc, nc, err := s.attempt()
+	s.failing = err != nil
 	if err != nil {
 		return err
 	}
@@ -121,6 +128,7 @@ func (s *Session) stayConnected() error {
 	stop := context.AfterFunc(s.ctx, func() { _ = nc.Close() })
 	defer stop()
 	s.state(true, nil)
+	nc.judge(s.dialer.late, s.dialer.limits.silence())
 	s.dialer.server.ServeConn(tc, &http2.ServeConnOpts{
 		Context:          s.ctx,
 		BaseConfig:       s.dialer.base,
@@ -133,8 +141,7 @@ func (s *Session) stayConnected() error {
 	// It is this end that closed, since it heard nothing: what else is open
 	// to this machine is as dead, but has nobody who would notice.
 	s.conns.closeAll()
-	l := s.dialer.limits
-	return fmt.Errorf("the cell was silent for %v", l.pingAfter+l.pingTimeout)
+	return fmt.Errorf("the cell was silent for %v", s.dialer.limits.silence())
 }
 
 // attempt tries once to connect, and to join before if need be. Whether the
@@ -168,7 +175,8 @@ func (s *Session) attempt() (*tls.Conn, *conn, error) {
 
 // join gets the cell its certificate.
 func (s *Session) join(token pki.Token) error {
-	tc, nc, err := s.dialer.connect(s.ctx, &s.conns, s.target.Addr, protoJoin,
+	// Without tickets: what the cell shows here is no certificate of Kip's authority.
+	tc, nc, err := s.dial(s.ctx, protoJoin, s.place(), nil,
 		// Who it is, the token proves, once the connection is there.
 		func(tls.ConnectionState) error { return nil })
 	if err != nil {
@@ -217,7 +225,7 @@ func (s *Session) spend(keyHash string) error {
 // has accepted it, which in TLS 1.3 is later than the end of the handshake: when
 // it has begun to speak HTTP/2.
 func (s *Session) connect() (_ *tls.Conn, _ *conn, err error) {
-	tc, nc, err := s.dialer.connect(s.ctx, &s.conns, s.target.Addr, protoCellAPI, s.verify)
+	tc, nc, err := s.dial(s.ctx, protoCellAPI, s.place(), s.tickets, s.verify)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -377,7 +377,7 @@ func TestBothEndsNoticeABrokenConnectionAndReconnect(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			if name == "silent" {
-				w.limits.pingAfter, w.limits.pingTimeout = 50*time.Millisecond, 50*time.Millisecond
+				w.limits.pingAfter, w.limits.pingTimeout, w.limits.patience = 50*time.Millisecond, 50*time.Millisecond, 50*time.Millisecond
 			}
 			agent := newWatchable()
 			m := w.start(t.TempDir(), "", agent)

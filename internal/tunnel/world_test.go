@@ -113,11 +113,14 @@ func (w *world) start(dir string, addr string, h http.Handler) *machine {
 	return w.startWith(w.userData(), dir, addr, h)
 }
 
-func (w *world) startWith(ud agentapi.UserData, dir, addr string, h http.Handler) *machine {
+func (w *world) startWith(ud agentapi.UserData, dir, addr string, h http.Handler, also ...func(*Cell)) *machine {
 	w.t.Helper()
 	c, err := newCell(CellConfig{UserData: ud, StateDir: dir, Handler: h, Log: w.log}, w.limits)
 	if err != nil {
 		w.t.Fatal(err)
+	}
+	for _, f := range also {
+		f(c)
 	}
 	if addr == "" {
 		addr = "127.0.0.1:0"

@@ -109,8 +109,10 @@ func staticPod(driver string, set *appsv1.DaemonSet) (*corev1.Pod, error) {
 	return &corev1.Pod{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: agentapi.PluginNamespace, Name: agentapi.PluginPod(driver),
-			Labels: set.Spec.Template.Labels, Annotations: set.Spec.Template.Annotations,
+			Namespace:   agentapi.PluginNamespace,
+			Name:        agentapi.PluginPod(driver),
+			Labels:      set.Spec.Template.Labels,
+			Annotations: set.Spec.Template.Annotations,
 		},
 		Spec: *spec,
 	}, nil

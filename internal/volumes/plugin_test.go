@@ -12,6 +12,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
@@ -45,13 +46,14 @@ func driver(attach *bool) *storagev1.CSIDriver {
 
 // of are the drivers of a cluster with these objects.
 func of(set *appsv1.DaemonSet, d *storagev1.CSIDriver) Drivers {
-	client := fake.NewClientset()
+	var objects []runtime.Object
 	if set != nil {
-		_ = client.Tracker().Add(set)
+		objects = append(objects, set)
 	}
 	if d != nil {
-		_ = client.Tracker().Add(d)
+		objects = append(objects, d)
 	}
+	client := fake.NewClientset(objects...)
 	return Drivers{
 		DaemonSets: map[string]cache.ObjectName{"nfs.csi.k8s.io": {Namespace: "sys", Name: "nfs-node"}},
 		CSIDriver: func(ctx context.Context, name string) (*storagev1.CSIDriver, error) {

@@ -62,7 +62,8 @@ var (
 // NewCollection returns a collection that knows nothing yet.
 func NewCollection(k *Kind, limit int) *Collection {
 	return &Collection{
-		Kind: k, limit: limit,
+		Kind:    k,
+		limit:   limit,
 		objects: map[string]*Object{},
 		changed: make(chan struct{}),
 		synced:  make(chan struct{}),
@@ -138,7 +139,12 @@ func (c *Collection) Put(o *Object) {
 	if old != nil {
 		t = watch.Modified
 	}
-	c.record(Event{Kind: t, Object: o, Previous: old, position: o.RV})
+	c.record(Event{
+		Kind:     t,
+		Object:   o,
+		Previous: old,
+		position: o.RV,
+	})
 	c.signal()
 }
 
@@ -162,7 +168,12 @@ func (c *Collection) Remove(last *Object) {
 		last = last.At(before)
 		c.rv = before + 1
 	}
-	c.record(Event{Kind: watch.Deleted, Object: last, Previous: old, position: c.rv})
+	c.record(Event{
+		Kind:     watch.Deleted,
+		Object:   last,
+		Previous: old,
+		position: c.rv,
+	})
 	c.signal()
 }
 
@@ -215,7 +226,12 @@ func (c *Collection) Become(objects []*Object, rv uint64) {
 		position = changed[0].RV
 	}
 	for _, o := range missing {
-		c.record(Event{Kind: watch.Deleted, Object: o.At(c.rv), Previous: o, position: position})
+		c.record(Event{
+			Kind:     watch.Deleted,
+			Object:   o.At(c.rv),
+			Previous: o,
+			position: position,
+		})
 	}
 	for _, o := range changed {
 		e := Event{Kind: watch.Added, Object: o, position: o.RV}

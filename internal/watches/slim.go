@@ -18,7 +18,11 @@ func slimMeta(m *metav1.ObjectMeta, labels ...string) {
 		}
 	}
 	*m = metav1.ObjectMeta{
-		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion, Labels: kept,
+		Name:              m.Name,
+		Namespace:         m.Namespace,
+		UID:               m.UID,
+		ResourceVersion:   m.ResourceVersion,
+		Labels:            kept,
 		DeletionTimestamp: m.DeletionTimestamp,
 	}
 }
@@ -38,6 +42,11 @@ func slimEndpointSlice(o APIObject) {
 	slimMeta(&s.ObjectMeta, discoveryv1.LabelServiceName, corev1.IsHeadlessService)
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
-		s.Endpoints[i] = discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: e.Conditions, NodeName: e.NodeName, Hints: e.Hints}
+		s.Endpoints[i] = discoveryv1.Endpoint{
+			Addresses:  e.Addresses,
+			Conditions: e.Conditions,
+			NodeName:   e.NodeName,
+			Hints:      e.Hints,
+		}
 	}
 }

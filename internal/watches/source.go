@@ -106,8 +106,11 @@ func (src *Source) run(ctx context.Context, namespace, name string, store cache.
 		// Quick at first: right after a pod is bound, the API server's Node
 		// authorizer may not have heard of it, and refuses what it names.
 		Backoff: &wait.Backoff{
-			Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Cap: 30 * time.Second,
-			Steps: 9, // doublings from 100 ms to the cap
+			Duration: 100 * time.Millisecond,
+			Factor:   2,
+			Jitter:   0.5,
+			Cap:      30 * time.Second,
+			Steps:    9, // doublings from 100 ms to the cap
 		},
 	}).RunWithContext(ctx)
 }

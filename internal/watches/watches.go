@@ -43,7 +43,12 @@ func New(node, own kubernetes.Interface, log *slog.Logger) *Watches {
 		if k.own {
 			client = own
 		}
-		src := &Source{Kind: k, client: k.Client(client), Collection: NewCollection(k, sharedHistory), log: log}
+		src := &Source{
+			Kind:       k,
+			client:     k.Client(client),
+			Collection: NewCollection(k, sharedHistory),
+			log:        log,
+		}
 		w.shared[k.Resource], w.feeds[k.Resource] = src, src.Collection
 	}
 	w.lifetime, w.end = context.WithCancel(context.Background())
@@ -129,7 +134,10 @@ func (w *Watches) Acquire(k Ref) *Source {
 	if ref == nil {
 		ctx, stop := context.WithCancel(w.lifetime)
 		ref = &sharedRef{stop: stop, Source: Source{
-			Kind: k.Kind, client: w.node.CoreV1().RESTClient(), Collection: NewCollection(k.Kind, refHistory), log: w.log,
+			Kind:       k.Kind,
+			client:     w.node.CoreV1().RESTClient(),
+			Collection: NewCollection(k.Kind, refHistory),
+			log:        w.log,
 		}}
 		w.refs[k] = ref
 		w.start(func() { ref.run(ctx, k.Namespace, k.Name, ref.Collection) })

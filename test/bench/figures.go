@@ -99,7 +99,14 @@ func commit(ctx context.Context, root string) string {
 		out, err := exec.CommandContext(ctx, "git", append([]string{"-c", "safe.directory=*", "-C", root}, args...)...).Output()
 		return strings.TrimSpace(string(out)), err
 	}
-	head, err := git("rev-parse", "--short=12", "HEAD")
+	below, err := git("rev-parse", "--show-prefix")
+	if err == nil && below != "" {
+		err = errors.New("the checkout around it is another's") // as when an archive is unpacked in one
+	}
+	head := ""
+	if err == nil {
+		head, err = git("rev-parse", "--short=12", "HEAD")
+	}
 	if err != nil {
 		return "unknown: " + err.Error()
 	}

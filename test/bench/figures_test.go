@@ -1,7 +1,9 @@
 package main
 
 import (
-	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,9 +22,31 @@ func TestAMedianIsBetweenTheMiddleValues(t *testing.T) {
 }
 
 func TestTheCommitIsNamed(t *testing.T) {
-	if got := commit(context.Background(), t.TempDir()); !strings.HasPrefix(got, "unknown: ") {
-		t.Errorf("a folder that is no repository is commit %q", got)
+	around := t.TempDir()
+	t.Setenv("GIT_CEILING_DIRECTORIES", filepath.Dir(around))
+	below := filepath.Join(around, "below")
+	if err := os.Mkdir(below, 0o755); err != nil {
+		t.Fatal(err)
 	}
+	expect := func(dir, want string) {
+		t.Helper()
+		if got := commit(t.Context(), dir); !strings.HasPrefix(got, want) {
+			t.Errorf("%s is of commit %q, want %q", dir, got, want)
+		}
+	}
+	expect(below, "unknown: exit status")
+	for _, args := range [][]string{{"init", "-q"}, {"commit", "-q", "--allow-empty", "-m", "a"}} {
+		cmd := exec.Command("git", append([]string{"-c", "user.name=a", "-c", "user.email=a@example.com", "-C", around}, args...)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %q: %v\n%s", args, err, out)
+		}
+	}
+	expect(below, "unknown: the checkout around it is another's")
+	out, err := exec.Command("git", "-C", around, "rev-parse", "--short=12", "HEAD").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(around, strings.TrimSpace(string(out)))
 }
 
 func TestRatiosAreOfPairs(t *testing.T) {

@@ -105,17 +105,68 @@ func peers(ctx context.Context, pairs int) error {
 	figures := []struct {
 		name, unit     string
 		kip, karpenter func(measured) float64
-		noRatio        bool
+		ratio          string // the name of the figure that compares them; none where that says nothing
 	}{
-		{name: "wall", unit: "s", kip: measured.wall, karpenter: measured.wall},
-		{name: "bound", unit: "s", kip: measured.bound, karpenter: measured.bound, noRatio: true},
-		{name: "cpu", unit: "s", kip: cpuOf("kip"), karpenter: cpuOf("karpenter")},
-		{name: "control_plane_cpu", unit: "s", kip: cpuOf("control-plane"), karpenter: cpuOf("control-plane")},
-		{name: "memory", unit: "B", kip: memoryOf("kip"), karpenter: memoryOf("karpenter")},
-		{name: "api_requests", unit: "requests", kip: requestsOf("kip"), karpenter: requestsOf("karpenter", "kwok")},
-		{name: "api_requests_without_kwok", unit: "requests", kip: requestsOf("kip"), karpenter: requestsOf("karpenter")},
-		{name: "other_cpu", unit: "s", kip: measured.otherCPU, karpenter: measured.otherCPU, noRatio: true},
-		{name: "lost_pods", unit: "pods", kip: measured.lost, karpenter: measured.lost, noRatio: true},
+		{
+			name:      "wall",
+			unit:      "s",
+			kip:       measured.wall,
+			karpenter: measured.wall,
+			ratio:     "karpenter_ratio_wall",
+		},
+		{
+			name:      "bound",
+			unit:      "s",
+			kip:       measured.bound,
+			karpenter: measured.bound,
+		},
+		{
+			name:      "cpu",
+			unit:      "s",
+			kip:       cpuOf("kip"),
+			karpenter: cpuOf("karpenter"),
+			ratio:     "karpenter_ratio_cpu",
+		},
+		{
+			name:      "control_plane_cpu",
+			unit:      "s",
+			kip:       cpuOf("control-plane"),
+			karpenter: cpuOf("control-plane"),
+			ratio:     "karpenter_ratio_control_plane_cpu",
+		},
+		{
+			name:      "memory",
+			unit:      "B",
+			kip:       memoryOf("kip"),
+			karpenter: memoryOf("karpenter"),
+			ratio:     "karpenter_ratio_memory",
+		},
+		{
+			name:      "api_requests",
+			unit:      "requests",
+			kip:       requestsOf("kip"),
+			karpenter: requestsOf("karpenter", "kwok"),
+			ratio:     "karpenter_ratio_api_requests",
+		},
+		{
+			name:      "api_requests_without_kwok",
+			unit:      "requests",
+			kip:       requestsOf("kip"),
+			karpenter: requestsOf("karpenter"),
+			ratio:     "karpenter_ratio_api_requests_without_kwok",
+		},
+		{
+			name:      "other_cpu",
+			unit:      "s",
+			kip:       measured.otherCPU,
+			karpenter: measured.otherCPU,
+		},
+		{
+			name:      "lost_pods",
+			unit:      "pods",
+			kip:       measured.lost,
+			karpenter: measured.lost,
+		},
 	}
 	for _, f := range figures {
 		of := func(p *product, figure func(measured) float64) (values []float64) {
@@ -128,8 +179,8 @@ func peers(ctx context.Context, pairs int) error {
 		these, those := of(kip, f.kip), of(karpenter, f.karpenter)
 		printAll(fmt.Sprintf("kip_%d_%s", peerPods, f.name), these, f.unit)
 		printAll(fmt.Sprintf("karpenter_%d_%s", peerPods, f.name), those, f.unit)
-		if !f.noRatio {
-			printAll("karpenter_ratio_"+f.name, ratios(these, those), "")
+		if f.ratio != "" {
+			printAll(f.ratio, ratios(these, those), "")
 		}
 	}
 	return nil

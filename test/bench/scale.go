@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,6 +58,7 @@ func scale(ctx context.Context, cells int) (err error) {
 		{"pods one at a time", s.single},
 		{"a burst", s.burst},
 		{fmt.Sprintf("%d cells", cells), func(ctx context.Context) error { return s.many(ctx, cells) }},
+		{"recovery", func(ctx context.Context) error { return s.recovery(ctx, cells) }},
 	} {
 		progress("measuring %s", step.what)
 		if err := step.run(ctx); err != nil {
@@ -356,20 +355,11 @@ func (s *simulated) kipMetric(ctx context.Context, name string) (float64, error)
 		if a.Type != corev1.NodeInternalIP {
 			continue
 		}
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(a.Address, "10255")+"/metrics", nil)
+		text, err := s.Scrape(ctx, net.JoinHostPort(a.Address, "10255"))
 		if err != nil {
 			return 0, err
 		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return 0, err
-		}
-		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		if err != nil {
-			return 0, err
-		}
-		for line := range strings.SplitSeq(string(text), "\n") {
+		for line := range strings.SplitSeq(text, "\n") {
 			if value, ok := strings.CutPrefix(line, name+" "); ok {
 				return strconv.ParseFloat(value, 64)
 			}

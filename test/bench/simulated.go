@@ -30,12 +30,31 @@ type simulated struct {
 	stop     func() error
 }
 
-// arrivals notes when the launch of each pod's instance reached the cloud.
+// arrivals notes when the launch of each pod's instance reached the cloud, and which
+// instances were to be ended.
 type arrivals struct {
 	cloud.Cloud
 
-	mu sync.Mutex
-	at map[types.UID]time.Time
+	mu    sync.Mutex
+	at    map[types.UID]time.Time
+	ended map[string]bool
+}
+
+// Terminate is the cloud's.
+func (a *arrivals) Terminate(ctx context.Context, ids ...string) cloud.Results {
+	a.mu.Lock()
+	for _, id := range ids {
+		a.ended[id] = true
+	}
+	a.mu.Unlock()
+	return a.Cloud.Terminate(ctx, ids...)
+}
+
+// endedSoFar is how many instances were to be ended.
+func (a *arrivals) endedSoFar() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.ended)
 }
 
 // Launch is the cloud's.
@@ -92,7 +111,7 @@ func simulate(ctx context.Context, boot time.Duration, o harness.Options) (s *si
 		return nil, err
 	}
 	undo = append(undo, machines.Close)
-	s.launches = &arrivals{Cloud: machines, at: map[types.UID]time.Time{}}
+	s.launches = &arrivals{Cloud: machines, at: map[types.UID]time.Time{}, ended: map[string]bool{}}
 	dir, err := os.MkdirTemp("", "kip-bench-")
 	if err != nil {
 		return nil, err

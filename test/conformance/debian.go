@@ -29,10 +29,15 @@ var (
 	// busybox is small. Some specs want environment variables with a dash in their
 	// names, which Debian's busybox shell drops and upstream's keeps, and call sh;
 	// another wants what busybox's shell says of an error, and calls /bin/sh.
-	busybox = tree{name: "busybox", variant: "extract", packages: []string{"bash", "busybox", "libc-bin", "libc6"}, hooks: []string{
-		`mkdir -p "$1/usr/local/bin" && ln -s ../../bin/bash "$1/usr/local/bin/sh"`,
-		`for a in $(chroot "$1" /usr/bin/busybox --list); do [ -e "$1/usr/bin/$a" ] || ln -s busybox "$1/usr/bin/$a"; done`,
-	}}
+	busybox = tree{
+		name:     "busybox",
+		variant:  "extract",
+		packages: []string{"bash", "busybox", "libc-bin", "libc6"},
+		hooks: []string{
+			`mkdir -p "$1/usr/local/bin" && ln -s ../../bin/bash "$1/usr/local/bin/sh"`,
+			`for a in $(chroot "$1" /usr/bin/busybox --list); do [ -e "$1/usr/bin/$a" ] || ln -s busybox "$1/usr/bin/$a"; done`,
+		},
+	}
 )
 
 // arguments are how mmdebstrap makes the tree.

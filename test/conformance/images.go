@@ -95,13 +95,18 @@ func images(tools, bin, source string) []image {
 	})
 	pets := func(name string) image {
 		html := filepath.Join(images, name, "html")
-		return image{names: []string{e2e + name + ":1.8"}, base: &full, entry: []string{"/agnhost"}, cmd: []string{"test-webserver"},
+		return image{
+			names: []string{e2e + name + ":1.8"},
+			base:  &full,
+			entry: []string{"/agnhost"},
+			cmd:   []string{"test-webserver"},
 			files: slices.Concat(agnhost, []file{
 				{path: name + ".jpg", mode: 0o644, from: filepath.Join(html, name+".jpg")},
 				{path: "data.json", mode: 0o644, from: filepath.Join(html, "data.json")},
 				// A spec looks into the image for the distribution that upstream's has.
 				{path: "etc/os-release", mode: 0o644, data: "NAME=\"Alpine Linux\"\nPRETTY_NAME=\"Stand-in for an image of Alpine Linux\"\n"},
-			})}
+			}),
+		}
 	}
 	return []image{
 		{names: []string{e2e + "agnhost:2.63.0", e2e + "agnhost:2.55"}, base: &full, files: agnhost, entry: []string{"/agnhost"},
@@ -251,7 +256,12 @@ func archiveOf(files []file) ([]byte, error) {
 			above, made[d] = append(above, d), true
 		}
 		for _, d := range slices.Backward(above) {
-			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: d + "/", Mode: 0o755, Format: tar.FormatPAX}); err != nil {
+			if err := w.WriteHeader(&tar.Header{
+				Typeflag: tar.TypeDir,
+				Name:     d + "/",
+				Mode:     0o755,
+				Format:   tar.FormatPAX,
+			}); err != nil {
 				return nil, err
 			}
 		}
@@ -262,7 +272,13 @@ func archiveOf(files []file) ([]byte, error) {
 				return nil, err
 			}
 		}
-		h := &tar.Header{Typeflag: tar.TypeReg, Name: f.path, Mode: f.mode, Size: int64(len(data)), Format: tar.FormatPAX}
+		h := &tar.Header{
+			Typeflag: tar.TypeReg,
+			Name:     f.path,
+			Mode:     f.mode,
+			Size:     int64(len(data)),
+			Format:   tar.FormatPAX,
+		}
 		switch {
 		case f.dir:
 			h.Typeflag, h.Name, made[f.path] = tar.TypeDir, f.path+"/", true

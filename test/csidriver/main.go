@@ -99,7 +99,12 @@ type registrar struct {
 }
 
 func (r registrar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: r.name, Endpoint: r.socket, SupportedVersions: []string{"1.0.0"}}, nil
+	return &registration.PluginInfo{
+		Type:              registration.CSIPlugin,
+		Name:              r.name,
+		Endpoint:          r.socket,
+		SupportedVersions: []string{"1.0.0"},
+	}, nil
 }
 
 func (r registrar) NotifyRegistrationStatus(_ context.Context,

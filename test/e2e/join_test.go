@@ -70,7 +70,7 @@ func (m machine) userData(t *testing.T) (agentapi.UserData, []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ud, err := cloudinit.Parse(doc)
+	ud, err := cloudinit.Parse(doc, "")
 	if err != nil {
 		t.Fatal(err)
 	}

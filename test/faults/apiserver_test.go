@@ -34,6 +34,7 @@ type apiServer struct {
 	more    chan struct{}                    // closed and replaced when log grows
 	cut     chan struct{}                    // closed and replaced to end all watches
 	lag     time.Duration                    // of watches
+	away    bool                             // it answers nothing
 	ended   map[types.UID]time.Time          // when a pod became terminal or went
 	tooOld  bool                             // the next watch is answered 410
 	cutBy   string                           // the kind of event that ended all watches last
@@ -116,6 +117,9 @@ func (s *apiServer) edit(name cache.ObjectName, pre *metav1.Preconditions, edit 
 	s.mu.Lock()
 	fail := s.fail
 	s.mu.Unlock()
+	if err := s.isAway(); err != nil {
+		return err
+	}
 	if err := fail(false); err != nil {
 		return err
 	}
@@ -123,6 +127,24 @@ func (s *apiServer) edit(name cache.ObjectName, pre *metav1.Preconditions, edit 
 		return err
 	}
 	return fail(true)
+}
+
+// isAway returns an error while nothing is answered.
+func (s *apiServer) isAway() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.away {
+		return errAway
+	}
+	return nil
+}
+
+// setAway ends all watches as well.
+func (s *apiServer) setAway(away bool) {
+	s.mu.Lock()
+	s.away = away
+	s.mu.Unlock()
+	s.cutWatches("")
 }
 
 func (s *apiServer) do(name cache.ObjectName, pre *metav1.Preconditions, edit func(p *corev1.Pod) watch.EventType) error {
@@ -154,6 +176,8 @@ func (s *apiServer) create(p *corev1.Pod) bool {
 	return true
 }
 
+var errAway = errors.New("dial tcp: connection refused")
+
 var errAPI = errors.New("apiserver: the server is currently unable to handle the request")
 
 // remove is DELETE.
@@ -169,7 +193,7 @@ func (s *apiServer) remove(name cache.ObjectName, o metav1.DeleteOptions) error 
 		if grace == 0 {
 			return watch.Deleted
 		}
-		end := metav1.NewTime(time.Now().Add(time.Duration(grace) * time.Second))
+		end := metav1.NewTime(time.Now().Add(s.w.apiClock + time.Duration(grace)*time.Second))
 		if p.DeletionTimestamp != nil && !end.Before(p.DeletionTimestamp) {
 			return ""
 		}
@@ -194,7 +218,10 @@ func (c client) request(do func() error) error {
 	c.s.mu.Lock()
 	before := c.s.writes
 	c.s.mu.Unlock()
-	err := do()
+	err := c.s.isAway()
+	if err == nil {
+		err = do()
+	}
 	c.s.mu.Lock()
 	if c.s.writes == before {
 		c.s.writes++
@@ -216,6 +243,9 @@ func (c client) Get(_ context.Context, name string, _ metav1.GetOptions) (*corev
 	c.s.mu.Lock()
 	pod, fail := c.s.pods[cache.ObjectName{Namespace: namespace, Name: name}], c.s.fail
 	c.s.mu.Unlock()
+	if err := c.s.isAway(); err != nil {
+		return nil, err
+	}
 	if err := fail(false); err != nil {
 		c.s.w.happened("api faults")
 		return nil, err
@@ -300,6 +330,9 @@ func (s *apiServer) listerWatcher(k *kip) cache.ListerWatcher {
 	return listerWatcher{&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
 			k.running(ctx)
+			if err := s.isAway(); err != nil {
+				return nil, err
+			}
 			if s.takes(&s.failLists, "list fails") {
 				return nil, errAPI
 			}
@@ -315,6 +348,9 @@ func (s *apiServer) listerWatcher(k *kip) cache.ListerWatcher {
 			from, err := strconv.ParseInt(o.ResourceVersion, 10, 64)
 			if err != nil {
 				return nil, fmt.Errorf("watch from %q: %w", o.ResourceVersion, err)
+			}
+			if err := s.isAway(); err != nil {
+				return nil, err
 			}
 			s.mu.Lock()
 			old := s.tooOld

@@ -15,6 +15,7 @@ import (
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/tunnel"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,13 +42,15 @@ const (
 
 // machine is an instance with its agent and kubelet. world.mu guards it.
 type machine struct {
-	w     *world
-	id    string
-	cell  string
-	token string
-	addr  netip.Addr
-	key   string
-	wake  chan struct{}
+	w    *world
+	id   string
+	cell string
+	// joinID is the cell's as the machine knows it.
+	joinID string
+	token  string
+	addr   netip.Addr
+	key    string
+	wake   chan struct{}
 
 	up         bool // it has booted and runs
 	cutOff     bool
@@ -73,17 +76,37 @@ type machine struct {
 	over     bool // the pod has run to its end here
 }
 
+// machineData is what an instance's agent makes of its user data and its place.
+func machineData(i cloud.Instance, data []byte) (agentapi.UserData, error) {
+	var own map[string]agentapi.UserData
+	var shared map[string]agentapi.BatchUserData
+	if err := errors.Join(yaml.Unmarshal(data, &own), yaml.Unmarshal(data, &shared)); err != nil || shared["kip"].Version == 0 {
+		return own["kip"], err
+	}
+	secret, err := pki.ParseBatchSecret(shared["kip"].Secret)
+	cell := agentapi.BatchCell(shared["kip"].Batch, i.Place)
+	return agentapi.UserData{CellID: cell, Token: secret.Token(cell).Reveal()}, err
+}
+
 // boot is what runs in an instance.
 func (w *world) boot(ctx context.Context, i cloud.Instance, data []byte) {
-	var u map[string]agentapi.UserData
-	if err := yaml.Unmarshal(data, &u); err != nil {
+	u, err := machineData(i, data)
+	if err != nil {
 		w.violate("user data of instance %s: %v", i.ID, err)
 		return
 	}
 	w.mu.Lock()
 	m := w.machines[i.ID]
 	if m == nil {
-		m = &machine{w: w, id: i.ID, cell: u["kip"].CellID, token: u["kip"].Token, key: "key of " + i.ID, wake: make(chan struct{}, 1)}
+		m = &machine{
+			w:      w,
+			id:     i.ID,
+			cell:   w.books.named(u.CellID),
+			joinID: u.CellID,
+			token:  u.Token,
+			key:    "key of " + i.ID,
+			wake:   make(chan struct{}, 1),
+		}
 		w.machines[i.ID] = m
 	}
 	m.addr, m.up, m.started = i.ManagementIP, true, time.Time{}
@@ -178,7 +201,10 @@ func (m *machine) step(ctx context.Context) time.Duration {
 	if uid == "" {
 		return 0
 	}
-	pod := api.kip.seenPod(name, uid)
+	pod, known := api.kip.seenPod(name, uid)
+	if !known {
+		return retry // it is asked to come again
+	}
 	w.mu.Lock()
 	m.pod, m.name = uid, name
 	w.mu.Unlock()
@@ -398,7 +424,8 @@ func (t tunnels) Keep(ctx context.Context, target tunnel.Target, api http.Handle
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	t.k.w.mu.Lock()
 	s.api.session = s
-	if a := t.k.w.books.cells[target.CellID]; a != nil && s.api.uid == "" && (a.cell.Phase == apiv1.Bound || a.cell.Phase == apiv1.Draining) {
+	a := t.k.w.books.cells[t.k.w.books.named(target.CellID)]
+	if a != nil && s.api.uid == "" && (a.cell.Phase == apiv1.Bound || a.cell.Phase == apiv1.Draining) {
 		t.k.w.violateLocked("a restart of Kip disturbs no pod: bound cell %s is dialled before its pod is shown", target.CellID)
 	}
 	t.k.w.mu.Unlock()
@@ -434,6 +461,7 @@ func (s *session) Ready() <-chan struct{} { return s.ready }
 func (s *session) Close()                 { s.cancel(); <-s.done }
 func (s *session) Connected() bool        { return locked(s, func() bool { return s.connected }) }
 func (s *session) LastHeard() time.Time   { return locked(s, func() time.Time { return s.heard }) }
+func (s *session) HeldBack() time.Time    { return time.Time{} }
 func (s *session) LastError() error       { return locked(s, func() error { return s.err }) }
 
 func locked[T any](s *session, f func() T) T {
@@ -503,7 +531,7 @@ func (s *session) connect() (wait time.Duration, changed <-chan struct{}, _ erro
 	joined, key := m.joined, m.key
 	w.mu.Unlock()
 	switch {
-	case m.cell != s.target.CellID:
+	case m.joinID != s.target.CellID:
 		return 0, changed, fmt.Errorf("the machine is cell %s", m.cell)
 	case !joined && (s.target.Token.IsZero() || s.target.Token.Reveal() != m.token):
 		return 0, changed, errors.New("the machine has not joined and the token is spent")

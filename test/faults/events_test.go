@@ -98,6 +98,7 @@ var kinds = []kind{
 	{"quota", 1, func(w *world, e event) { w.toggle("quota", e) }, true},
 	{"notices end", 1, func(w *world, _ event) { w.cloud.CutInterruptions(errQueueGone) }, false},
 	{"cut off", 5, func(w *world, e event) { w.cutOff(e) }, false},
+	{"heal one by one", 2, (*world).healSlowly, false},
 	{"heal", 3, func(w *world, _ event) {
 		if w.healLinks() {
 			w.happened("heal")
@@ -112,6 +113,8 @@ var kinds = []kind{
 	{"unauthorised", 1, func(w *world, e event) { w.toggle("unauthorised", e) }, true},
 	{"throttling", 1, func(w *world, e event) { w.toggle("throttling", e) }, true},
 	{"partial list", 2, func(w *world, e event) { w.toggle("partial list", e) }, true},
+	{"empty list", 1, func(w *world, e event) { w.toggle("empty list", e) }, true},
+	{"living forgotten", 2, func(w *world, e event) { w.toggle("living forgotten", e) }, true},
 	{"termination refused", 2, func(w *world, e event) { w.toggle("termination refused", e) }, true},
 	{"store reads", 2, func(w *world, e event) { w.toggle("store reads", e) }, true},
 	{"kubelet hangs", 8, (*world).hangKubelet, false},
@@ -161,6 +164,7 @@ func duration(r *rand.Rand) time.Duration {
 func draw(r *rand.Rand) setting {
 	s := setting{mild: r.IntN(3) == 0, seed: r.Uint64(), cloudAPI: r.IntN(4) == 0, movingAddr: r.IntN(2) == 0,
 		maxTries: []int{0, 0, 3, 10}[r.IntN(4)]}
+	s.shared = s.seed%3 == 0
 	if r.IntN(2) == 0 {
 		s.pools = append(s.pools, poolOf{"small", 1 + r.IntN(3), r.IntN(3) == 0})
 	}
@@ -200,6 +204,8 @@ func draw(r *rand.Rand) setting {
 			s.knobs.RateLimits[kind] = limit
 		}
 	}
+	offset := func() time.Duration { return time.Duration(r.IntN(5)-2) * time.Minute }
+	s.cloudClock, s.apiClock = offset(), offset()
 	return s
 }
 
@@ -534,7 +540,7 @@ func (w *world) set(what string, on bool, e event) {
 			return nil
 		}
 		w.storeTrouble = time.Now()
-	case "partial list", "termination refused":
+	case "partial list", "termination refused", "living forgotten":
 		w.salt[what] = e.a
 	case "late calls":
 		w.late = on
@@ -554,23 +560,45 @@ func (w *world) hit(what, instance string) bool {
 	return w.lasting[what] && h.Sum32()%2 == 0
 }
 
-// omit takes living instances out of an answer of the cloud's list while that is
-// partial. Those that Kip is ending stay: Kip takes the absence of one for its end.
+// omit takes instances out of an answer of the cloud's list: all while it is empty,
+// some while it is partial, and those that the cloud has forgotten.
 func (w *world) omit(list []cloud.Instance) []cloud.Instance {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.lasting["partial list"] {
-		return list
-	}
-	return slices.DeleteFunc(list, func(i cloud.Instance) bool {
-		a := w.books.cells[i.Tags[cloud.TagCell]]
-		living := a != nil && a.cell.Live() && a.cell.Instance != nil && a.cell.Instance.ID == i.ID && i.State != cloud.Terminating
-		if !living || !w.hit("partial list", i.ID) {
-			return false
-		}
-		w.plays["partial list"]++
-		return true
+	// Who has no other instance cannot know that a list is empty by mistake.
+	empty := w.lasting["empty list"] && slices.ContainsFunc(list, func(i cloud.Instance) bool {
+		return w.livesLocked(i) && time.Since(i.Launched) > listLag
 	})
+	return slices.DeleteFunc(list, func(i cloud.Instance) bool {
+		for what, is := range map[string]bool{
+			"empty list":       empty,
+			"partial list":     w.livesLocked(i) && w.hit("partial list", i.ID),
+			"living forgotten": w.livesLocked(i) && w.hit("living forgotten", i.ID),
+		} {
+			if is {
+				w.plays[what]++
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// livesLocked says that an instance is that of a cell that Kip has not let go.
+func (w *world) livesLocked(i cloud.Instance) bool {
+	a := w.books.cells[w.cellOfLocked(i)]
+	return a != nil && a.cell.Live() && a.cell.Instance != nil && a.cell.Instance.ID == i.ID && i.State != cloud.Terminating
+}
+
+// forget has the cloud know nothing of living instances.
+func (w *world) forget(list []cloud.Instance) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for n, i := range list {
+		if w.livesLocked(i) && w.hit("living forgotten", i.ID) {
+			list[n] = cloud.Instance{ID: i.ID, State: cloud.Unknown}
+		}
+	}
 }
 
 // refuses says that the cloud lets one of these instances not be terminated: then
@@ -820,6 +848,34 @@ func (w *world) failLoad(e event) {
 	w.unreadable = true
 	w.mu.Unlock()
 	w.killFor(e)
+}
+
+// healSlowly heals the links that are cut one after the other, as when a network comes
+// back in parts.
+func (w *world) healSlowly(e event) {
+	w.mu.Lock()
+	var cut []*machine
+	for _, m := range w.machines {
+		if m.up && m.cutOff {
+			cut = append(cut, m)
+		}
+	}
+	if len(cut) > 1 {
+		w.plays["heal one by one"]++
+	}
+	w.mu.Unlock()
+	slices.SortFunc(cut, func(a, b *machine) int { return strings.Compare(a.id, b.id) })
+	go func() {
+		for _, m := range cut {
+			w.mu.Lock()
+			m.cutOff = false
+			w.linksChanged()
+			w.mu.Unlock()
+			if !sleep(w.ctx, e.t/time.Duration(len(cut))) {
+				return
+			}
+		}
+	}()
 }
 
 // healLinks says whether a machine that runs was cut off.

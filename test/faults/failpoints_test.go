@@ -17,6 +17,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/gate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -25,9 +26,10 @@ var pointFlag = flag.Int("point", 0, "kill Kip at this write or call only")
 
 // scenario is a short story that ends well, also if Kip is killed in it.
 type scenario struct {
-	name  string
-	pools []poolOf
-	story func(s *stage)
+	name   string
+	pools  []poolOf
+	shared bool // the machines of a launch share their user data
+	story  func(s *stage)
 }
 
 // stage is a world in which a scenario is played.
@@ -36,9 +38,9 @@ type stage struct {
 	lost bool // a condition was never met
 }
 
-// noticing is the longest until Kip knows that an instance has ended: a young one may
-// not be in the list yet, and a look takes its time.
-const noticing = listLag + 10*time.Second
+// noticing is the longest until Kip knows that an instance has ended: one whose cell was
+// heard lately is not lost for what a list says.
+const noticing = max(listLag, gate.Fresh) + 10*time.Second
 
 const stopping = 3 * time.Second // of an instance
 
@@ -193,6 +195,45 @@ func (s *stage) gone(uids ...types.UID) func() bool {
 	}
 }
 
+// cloudAway lets each call to the cloud fail, or heals it.
+func (s *stage) cloudAway(away bool) {
+	s.change(func(k *sim.Knobs) {
+		k.Faults = nil
+		if away {
+			k.Faults = map[sim.Kind]sim.FaultRates{sim.AnyKind: {Failed: 1}}
+		}
+	})
+}
+
+// startsWithout lets Kip start while something is away: every pod runs on where it was.
+func startsWithout(what string, set func(s *stage, away bool)) scenario {
+	return scenario{name: "Kip starts again without " + what, story: func(s *stage) {
+		uids := []types.UID{s.pod(corev1.RestartPolicyNever, "small"), s.pod(corev1.RestartPolicyNever, "large")}
+		s.until("they run", s.runs(uids...))
+		var before []string
+		for _, uid := range uids {
+			before = append(before, s.machineOf(uid))
+		}
+		set(s, true)
+		s.kill()
+		for range 60 {
+			time.Sleep(10 * time.Second)
+			s.rest()
+		}
+		set(s, false)
+		s.mu.Lock()
+		s.troubled(time.Now())
+		s.mu.Unlock()
+		late := s.pod(corev1.RestartPolicyNever, "small")
+		s.until("one that is made later runs", s.runs(late))
+		for n, uid := range uids {
+			if on := s.machineOf(uid); on != before[n] {
+				s.violate("pod %s ran on %s, and after a start of Kip without %s it runs on %q", uid, before[n], what, on)
+			}
+		}
+	}}
+}
+
 // deletedIn deletes a pod when its cell is in a phase.
 func deletedIn(phase apiv1.Phase) scenario {
 	return scenario{name: "a pod is deleted while its cell is " + string(phase), story: func(s *stage) {
@@ -232,6 +273,9 @@ var scenarios = []scenario{
 		s.until("the pod is gone", s.gone(uid))
 	}},
 	deletedIn(apiv1.Requested), deletedIn(apiv1.Launching), deletedIn(apiv1.Booting), deletedIn(apiv1.Ready), deletedIn(apiv1.Bound),
+	startsWithout("the API server", func(s *stage, away bool) { s.api.setAway(away) }),
+	startsWithout("the cloud", (*stage).cloudAway),
+	startsWithout("the API server and the cloud", func(s *stage, away bool) { s.api.setAway(away); s.cloudAway(away) }),
 	{name: "a burst finds room for a part of it", story: func(s *stage) {
 		s.cloud.SetCapacity(sim.Pool{InstanceType: "small", Zone: "a"}, 2)
 		s.cloud.SetCapacity(sim.Pool{InstanceType: "small", Zone: "b"}, 1)
@@ -244,6 +288,33 @@ var scenarios = []scenario{
 			s.shows("a launch starts a part of its group", s.called(sim.KindLaunch, sim.Partial))
 		}
 		s.shows("there is no room for all", s.called(sim.KindLaunch, sim.Partial, sim.NoCapacity))
+	}},
+	{name: "a burst shares its user data", shared: true, story: func(s *stage) {
+		var uids []types.UID
+		for range 3 {
+			uids = append(uids, s.pod(corev1.RestartPolicyAlways, "small"))
+		}
+		s.until("all run", s.runs(uids...))
+		s.until("each instance says its pod", s.tagged)
+		if s.alive() {
+			batches := map[string]bool{}
+			for _, i := range s.cloud.Truth() {
+				batches[i.Tags[cloud.TagBatch]] = true
+			}
+			s.shows("several instances are of one batch", len(batches) < 3 && !batches[""])
+		}
+	}},
+	{name: "a part of a batch finds room, and the answer is lost", shared: true, story: func(s *stage) {
+		s.cloud.SetCapacity(sim.Pool{InstanceType: "small", Zone: "a"}, 2)
+		for n := range 6 { // however many calls the order of goroutines makes of it
+			s.cloud.FailNth(sim.KindLaunch, n+1, sim.Fault{After: sim.ErrLost})
+		}
+		var uids []types.UID
+		for range 4 {
+			uids = append(uids, s.pod(corev1.RestartPolicyAlways, "small"))
+		}
+		s.until("all run", s.runs(uids...))
+		s.shows("an instance was launched of which Kip was not told", s.called(sim.KindLaunch, sim.Lost))
 	}},
 	{name: "a standby cell is taken", pools: []poolOf{{"small", 2, false}}, story: func(s *stage) {
 		s.until("the pool is full", s.settled)
@@ -484,6 +555,20 @@ var scenarios = []scenario{
 	}},
 }
 
+// tagged says that each instance has the tags of its cell and its pod.
+func (s *stage) tagged() bool {
+	truth := s.cloud.Truth()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, i := range truth {
+		a := s.books.cells[s.cellOfLocked(i.Instance)]
+		if a == nil || i.Tags[cloud.TagCell] != a.cell.ID || i.Tags[cloud.TagPodUID] != string(a.cell.Pod.UID) {
+			return false
+		}
+	}
+	return len(truth) > 0
+}
+
 // explained says that Kip has said something of a pod in these words.
 func (s *stage) explained(uid types.UID, words string) bool {
 	s.mu.Lock()
@@ -522,7 +607,7 @@ func perform(t *testing.T, sc scenario, f failpoint) (violations []string, passe
 	cryptotest.SetGlobalRandom(t, 1)
 	defer watchdog(fmt.Sprintf("%q with a death at %+v", sc.name, f))()
 	synctest.Test(t, func(*testing.T) {
-		w := newWorld(setting{seed: 1, armed: f, pools: sc.pools, movingAddr: true, knobs: sim.Knobs{
+		w := newWorld(setting{seed: 1, armed: f, pools: sc.pools, shared: sc.shared, movingAddr: true, knobs: sim.Knobs{
 			Pending:     sim.Distribution{Median: time.Second},
 			BootTimes:   []sim.BootTime{{Distribution: sim.Distribution{Median: 5 * time.Second}}},
 			Termination: sim.Distribution{Median: 3 * time.Second},

@@ -81,7 +81,7 @@ func (w *world) check() []string {
 	// Of that: a cell has one instance, ever. The sweep of orphans would hide it.
 	instances, cellOf := map[string]string{}, map[string]string{}
 	for _, i := range truth {
-		cell := i.Tags[cloud.TagCell]
+		cell := w.cellOfLocked(i.Instance)
 		cellOf[i.ID] = cell
 		if other := instances[cell]; other != "" {
 			w.violateLocked("invariant 2: cell %s has instances %s and %s", cell, other, i.ID)
@@ -114,7 +114,7 @@ func (w *world) check() []string {
 		live["outlive"] = live["outlive"] || now.Sub(latest(ended, calm)) > outliveBound
 	}
 	for _, i := range truth {
-		cell := i.Tags[cloud.TagCell]
+		cell := w.cellOfLocked(i.Instance)
 		var needless time.Time
 		switch a := w.books.cells[cell]; {
 		case a == nil:
@@ -399,10 +399,11 @@ func (w *world) failed() bool {
 
 // empty says that nothing is left of what was.
 func (w *world) empty() bool {
-	truth, pods, attached := w.cloud.Truth(), w.api.list(), w.attached()
+	truth, parts, pods, attached := w.cloud.Truth(), w.cloud.PartsNow(), w.api.list(), w.attached()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(truth) == 0 && len(attached) == 0 && len(pods) == 0 && len(w.books.cells) == 0 && w.kip != nil && len(w.kip.apis) == 0
+	return len(truth) == 0 && len(parts) == 0 && len(attached) == 0 && len(pods) == 0 &&
+		len(w.books.cells) == 0 && w.kip != nil && len(w.kip.apis) == 0
 }
 
 // describe says what there is, for people.
@@ -452,11 +453,55 @@ func (w *world) describe() string {
 		fmt.Fprintf(&b, "\n  disk %s is on %q, mounted on %q", d.ID, d.Instance, w.mountedOn(d.ID))
 	}
 	for _, i := range truth {
-		fmt.Fprintf(&b, "\n  instance %s of cell %s is %s", i.ID, i.Tags[cloud.TagCell], i.State)
+		fmt.Fprintf(&b, "\n  instance %s of cell %s is %s", i.ID, w.cellOfLocked(i.Instance), i.State)
 		if m := w.machines[i.ID]; m != nil {
 			fmt.Fprintf(&b, ", up %t cut off %t joined %t configured %t pod %s running %t over %t", m.up, m.cutOff, m.joined, m.configured,
 				m.name.Name, m.running, m.over)
 		}
 	}
 	return b.String()
+}
+
+// freshLease is how long a sign of life keeps a cell from being ended.
+const freshLease = 40 * time.Second
+
+// checkLostLocked is called when Kip says that the cell of a pod is lost: one that
+// runs its pod, and whose lease is fresh, is not, whatever the cloud says. Of one whose
+// kubelet hangs its tunnel says nothing.
+func (w *world) checkLostLocked(k *kip, pod types.UID, message string) {
+	a := w.boundTo(pod)
+	if a == nil {
+		return
+	}
+	api := k.apis[a.cell.ID]
+	if api == nil {
+		return
+	}
+	api.freezeBeat()
+	if ago := time.Since(api.beat); ago < freshLease {
+		w.violateLocked("a cell with a fresh lease ends: that of %s was renewed %s ago: %s", a.cell.ID, ago, message)
+	}
+}
+
+// attempts are those at one thing since the first.
+type attempts struct {
+	n     int
+	first time.Time
+	lives int // of Kip, then
+}
+
+// attemptLocked notes an attempt. While the cloud refuses an end, calls and Events come
+// with a back-off of up to a minute, which begins anew with each life of Kip; the
+// first of them search a batch for the machine that is refused.
+func (w *world) attemptLocked(what string) {
+	const firstFew, aMinute = 20, 2
+	a := w.attempts[what]
+	if a == nil {
+		a = &attempts{first: time.Now(), lives: w.lives}
+		w.attempts[what] = a
+	}
+	a.n++
+	if most := firstFew*(1+w.lives-a.lives) + int(aMinute*time.Since(a.first).Minutes()); a.n > most {
+		w.violateLocked("%q: %d times within %s, want %d at most", what, a.n, time.Since(a.first), most)
+	}
 }

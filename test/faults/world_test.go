@@ -1,12 +1,14 @@
 package faults
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -15,11 +17,16 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/shop"
@@ -42,6 +49,9 @@ type setting struct {
 	armed      failpoint // from the start; none if zero
 	reuse      bool      // the address that was freed last is given out next
 	mild       bool      // no fault lasts, and time passes between them
+	shared     bool      // the machines of a launch share their user data
+	// How far the clocks of the cloud and of the API server are ahead of Kip's.
+	cloudClock, apiClock time.Duration
 }
 
 type poolOf struct {
@@ -119,6 +129,7 @@ type world struct {
 	lastBound    map[types.UID]time.Time // and a bound one
 	live         map[string]int          // checks of the history in which a bound could have been broken
 	plays        map[string]int          // how often each kind of event had an effect
+	attempts     map[string]*attempts    // what is made about one end
 	announced    map[string]bool         // instances whose interruption Kip was told of
 	salt         map[string]uint32       // which instances faults that last are of
 	readFail     func() error            // of the store
@@ -185,7 +196,7 @@ func newWorld(s setting) *world {
 		writing: map[string]int{}, short: map[string]sim.Pool{},
 		trouble: time.Now(), supervisor: make(chan struct{}), revive: make(chan struct{}), books: newBooks(),
 		storeFail: func(string) (error, error) { return nil, nil }, readFail: func() error { return nil },
-		announced: map[string]bool{}, salt: map[string]uint32{}, auditing: map[string]int{},
+		attempts: map[string]*attempts{}, announced: map[string]bool{}, salt: map[string]uint32{}, auditing: map[string]int{},
 		diskOf: map[types.UID]string{}, mounted: mounts{of: map[string]string{}},
 	}
 	w.log = slog.New(slog.DiscardHandler)
@@ -196,9 +207,10 @@ func newWorld(s setting) *world {
 	w.store = store.MemoryWith(w.onWrite, w.onRead)
 	k := s.knobs
 	k.StoppedKeepsAddresses = !s.movingAddr
+	k.PartsLeft = 0.2
 	var err error
 	w.cloud, err = sim.New(sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log,
-		Mounted: w.mounted.has, ReuseAddresses: s.reuse})
+		Mounted: w.mounted.has, ReuseAddresses: s.reuse, SharedUserData: s.shared})
 	if err != nil {
 		panic(err)
 	}
@@ -242,6 +254,7 @@ type kip struct {
 	ctx      context.Context
 	cancel   context.CancelFunc
 	informer cache.SharedIndexInformer
+	gate     *gate.Gate
 	cells    *cells.Controller
 	pods     *pods.Controller
 	apis     map[string]*cellAPI // under world.mu
@@ -271,6 +284,17 @@ func (w *world) killLocked() {
 		w.kip.cancel()
 	}
 	w.trouble = time.Now()
+}
+
+// jitter is that of one part of one life, from the setting's seed.
+func (w *world) jitter() backoff.Random {
+	var mu sync.Mutex
+	r := rand.New(rand.NewPCG(w.seed, uint64(w.lives)))
+	return func() float64 {
+		mu.Lock()
+		defer mu.Unlock()
+		return r.Float64()
+	}
 }
 
 // supervise starts Kip again whenever it has died, as a Deployment does.
@@ -323,6 +347,12 @@ func (k *kip) run() error {
 		w.reports[pod.UID] = append(w.reports[pod.UID], report{time.Now(), kind, reason, message})
 		w.said = append(w.said, fmt.Sprintf("%v %s %s: %s", time.Since(w.began), pod.Name, reason, message))
 		w.plays["Event "+reason]++
+		switch reason {
+		case events.CellLost:
+			w.checkLostLocked(k, pod.UID, message)
+		case events.CellNotTerminated:
+			w.attemptLocked(message)
+		}
 		w.log.Debug("event", "pod", pod.Name, "reason", reason, "message", message)
 	}
 	var pools []cells.Pool
@@ -344,8 +374,18 @@ func (k *kip) run() error {
 	if w.cloudAPI {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
+	machines := calls.New(calls.Config{
+		Cloud:  gate.Fence(handle{k}, func(context.Context) error { return k.alive() }),
+		Random: w.jitter(),
+		Clock:  kipClock{k: k},
+	})
+	k.gate = gate.New(gate.Config{Cloud: machines, Clock: kipClock{k: k}})
+	late := lateness.New(kipClock{k: k})
 	k.cells = cells.New(cells.Config{
-		NodeName: "kip-0", ControllerID: owner, Cloud: handle{k}, Disks: handle{k}, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
+		Random:   w.jitter(),
+		Late:     late,
+		Gate:     k.gate,
+		NodeName: "kip-0", ControllerID: owner, Calls: machines, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
 		CAHash:    "ca",
 		Shortages: short, Event: event, SaveLogs: saveLogs,
 		ClusterDomain: "cluster.local", Pools: pools, Template: "t1", Health: health, ListLag: listLag, SoonPoll: time.Second,
@@ -355,7 +395,8 @@ func (k *kip) run() error {
 	})
 	var err error
 	k.pods, err = pods.New(pods.Config{
-		Pods: k.informer, Client: client{s: w.api, k: k}, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
+		Random: w.jitter(),
+		Pods:   k.informer, Client: client{s: w.api, k: k}, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
 		Volumes: w.volumesOf,
 		Place: func(p *corev1.Pod, zone string) ([]cells.Offer, error) {
 			var list []cells.Offer
@@ -411,11 +452,9 @@ func (k *kip) run() error {
 	var running sync.WaitGroup
 	var failure error
 	for _, loop := range []func() error{
+		func() error { return late.Run(k.ctx) },
 		func() error { k.informer.RunWithContext(k.ctx); return nil },
-		func() error {
-			cache.WaitForCacheSync(k.ctx.Done(), k.informer.HasSynced)
-			return k.cells.Run(k.ctx)
-		},
+		func() error { return k.cells.Run(k.ctx) },
 		func() error { return k.pods.Run(k.ctx) },
 	} {
 		running.Go(func() {
@@ -555,15 +594,21 @@ func saveLogs(ctx context.Context, _ apiv1.PodReference, agent agentapi.Conn) er
 }
 
 // seenPod is the pod as the cell API shows it: from the informer, and from the API
-// server itself where the informer has none.
-func (k *kip) seenPod(name cache.ObjectName, uid types.UID) *corev1.Pod {
+// server itself where the informer has none. It is not known where neither answers.
+func (k *kip) seenPod(name cache.ObjectName, uid types.UID) (pod *corev1.Pod, known bool) {
+	if !k.informer.HasSynced() {
+		return nil, false
+	}
 	if o, ok, err := k.informer.GetStore().GetByKey(name.String()); err == nil && ok && o.(*corev1.Pod).UID == uid {
-		return o.(*corev1.Pod)
+		return o.(*corev1.Pod), true
+	}
+	if k.w.api.isAway() != nil {
+		return nil, false
 	}
 	if p := k.w.api.get(name); p != nil && p.UID == uid {
-		return p
+		return p, true
 	}
-	return nil
+	return nil, true
 }
 
 const owner = "me"
@@ -719,6 +764,8 @@ var (
 	_ cloud.Cloud       = handle{}
 	_ cloud.Stopper     = handle{}
 	_ cloud.Interrupter = handle{}
+	_ cloud.Parts       = handle{}
+	_ cloud.Tagger      = handle{}
 )
 
 func (h handle) call(ctx context.Context, do func(ctx context.Context) error) error {
@@ -784,7 +831,7 @@ const lateTime = 10 * time.Second
 func (h handle) Name() string         { return "sim" }
 func (h handle) Traits() cloud.Traits { return h.k.w.cloud.Traits() }
 func (h handle) Features() cloud.Features {
-	return cloud.Features{Stopper: h, Interrupter: h, Disks: h}
+	return cloud.Features{Stopper: h, Interrupter: h, Disks: h, Parts: h, Tagger: h}
 }
 func (h handle) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	return h.k.w.cloud.Catalogue(ctx)
@@ -805,10 +852,24 @@ func ask[T any](ctx context.Context, h handle, do func(context.Context) (T, erro
 	return answer, err
 }
 
+// told are instances as the cloud tells of them, by its clock.
+func (h handle) told(list []cloud.Instance) []cloud.Instance {
+	told := slices.Clone(list)
+	for n := range told {
+		if !told[n].Launched.IsZero() {
+			told[n].Launched = told[n].Launched.Add(h.k.w.cloudClock)
+		}
+	}
+	return told
+}
+
 func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
 	w := h.k.w
 	results, err := ask(ctx, h, func(ctx context.Context) (cloud.LaunchResults, error) {
-		results := w.cloud.Launch(ctx, r)
+		results := slices.Clone(w.cloud.Launch(ctx, r))
+		for n := range results {
+			results[n].Instance = h.told([]cloud.Instance{results[n].Instance})[0]
+		}
 		return results, results.Err()
 	})
 	w.mu.Lock()
@@ -843,7 +904,7 @@ func (h handle) List(ctx context.Context, owner string) (cloud.Listing, error) {
 		}
 		return listing, err
 	})
-	listing.Instances = w.omit(listing.Instances)
+	listing.Instances = h.told(w.omit(listing.Instances))
 	return listing, err
 }
 
@@ -867,7 +928,9 @@ func (w *world) judge(listing cloud.Listing, truth []sim.Instance) {
 }
 
 func (h handle) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
-	return ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.w.cloud.Describe(ctx, ids...) })
+	list, err := ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.w.cloud.Describe(ctx, ids...) })
+	h.k.w.forget(list)
+	return h.told(list), err
 }
 
 // each makes a call that names instances.
@@ -877,6 +940,11 @@ func (h handle) each(ctx context.Context, ids []string, do func(context.Context,
 
 func (h handle) Terminate(ctx context.Context, ids ...string) cloud.Results {
 	w := h.k.w
+	w.mu.Lock()
+	for _, id := range ids {
+		w.attemptLocked("a call that ends " + id)
+	}
+	w.mu.Unlock()
 	results := h.each(ctx, ids, func(ctx context.Context, ids ...string) cloud.Results {
 		if err := w.refuses(ids); err != nil {
 			return cloud.Each(err, ids...)
@@ -891,12 +959,38 @@ func (h handle) Terminate(ctx context.Context, ids ...string) cloud.Results {
 	return results
 }
 
+func (h handle) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
+	ids := make([]string, len(taggings))
+	for n, t := range taggings {
+		ids[n] = t.ID
+	}
+	return h.each(ctx, ids, func(ctx context.Context, _ ...string) cloud.Results {
+		results := h.k.w.cloud.Tag(ctx, taggings...)
+		if results.Err() == nil {
+			h.k.w.happened("tag")
+		}
+		return results
+	})
+}
+
 func (h handle) Stop(ctx context.Context, ids ...string) cloud.Results {
 	return h.each(ctx, ids, h.k.w.cloud.Stop)
 }
 
 func (h handle) Start(ctx context.Context, ids ...string) cloud.Results {
 	return h.each(ctx, ids, h.k.w.cloud.Start)
+}
+
+func (h handle) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
+	return ask(ctx, h, func(ctx context.Context) ([]cloud.Part, error) { return h.k.w.cloud.ListParts(ctx, owner) })
+}
+
+func (h handle) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+	results := h.each(ctx, ids, h.k.w.cloud.DeleteParts)
+	if results.Err() == nil {
+		h.k.w.happened("part left")
+	}
+	return results
 }
 
 func (h handle) Interruptions(ctx context.Context, notice func(cloud.Interruption)) error {
@@ -912,6 +1006,7 @@ func (h handle) Interruptions(ctx context.Context, notice func(cloud.Interruptio
 			w.plays["interrupt"]++
 		}
 		w.mu.Unlock()
+		i.At = i.At.Add(w.cloudClock)
 		notice(i)
 	})
 	if errors.Is(err, errQueueGone) {
@@ -927,6 +1022,24 @@ type books struct {
 	removed map[string]time.Time  // when a cell's record went
 	pods    map[string]types.UID  // the last pod of a cell
 	known   map[string]bool       // the instances that a record has had
+	names   map[string]string     // the cells by what their machines know of them
+}
+
+// named is the cell that a machine knows by a name; under world.mu.
+func (b *books) named(joinID string) string { return cmp.Or(b.names[joinID], joinID) }
+
+// cellOf is the cell that an instance was launched as.
+func (w *world) cellOf(i cloud.Instance) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.cellOfLocked(i)
+}
+
+func (w *world) cellOfLocked(i cloud.Instance) string {
+	if batch := i.Tags[cloud.TagBatch]; batch != "" {
+		return w.books.named(agentapi.BatchCell(batch, i.Place))
+	}
+	return i.Tags[cloud.TagCell]
 }
 
 type account struct {
@@ -938,7 +1051,7 @@ type account struct {
 
 func newBooks() books {
 	return books{cells: map[string]*account{}, closed: map[string]cells.Cost{}, removed: map[string]time.Time{},
-		pods: map[string]types.UID{}, known: map[string]bool{}}
+		pods: map[string]types.UID{}, known: map[string]bool{}, names: map[string]string{}}
 }
 
 const cellPrefix = "cells/"
@@ -964,7 +1077,7 @@ func (w *world) audit(key string) {
 	id, now := strings.TrimPrefix(key, cellPrefix), time.Now()
 	if revision == 0 {
 		for _, i := range w.cloud.Truth() {
-			if i.Tags[cloud.TagCell] == id {
+			if w.cellOf(i.Instance) == id {
 				w.violate("invariant 2: the record of cell %s goes while its instance %s is %s", id, i.ID, i.State)
 			}
 		}
@@ -1000,6 +1113,7 @@ func (w *world) audit(key string) {
 		a = &account{}
 		b.cells[id] = a
 	}
+	b.names[cell.JoinID()] = id
 	was := a.cell
 	w.hadCell(was, now)
 	w.hadCell(cell, now)

@@ -2,6 +2,8 @@ package harness
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +17,12 @@ import (
 	"strings"
 	"sync"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/elotl/kip/dev/child"
 )
 
@@ -25,6 +33,7 @@ type Kip struct {
 	Log     string // the file with its standard output and error
 	Metrics string // host:port of /metrics, /healthz and /readyz
 
+	world *World
 	done  chan struct{}
 	amiss []string // once it has ended
 
@@ -63,7 +72,7 @@ func (w *World) RunKipOf(program, log string, args ...string) (*Kip, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kip{Log: log, Metrics: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), done: make(chan struct{})}
+	k := &Kip{world: w, Log: log, Metrics: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), done: make(chan struct{})}
 	if k.Process, err = child.Start(child.Spec{
 		Path: program, Args: slices.Concat(w.kipRun.Args[1:], []string{"--metrics-addr=" + k.Metrics}, args), Env: w.kipRun.Env, LogFile: log,
 	}); err != nil {
@@ -150,15 +159,64 @@ func (k *Kip) Logs(text string) (bool, error) {
 
 // Get asks its metrics port for a path, as /readyz.
 func (k *Kip) Get(ctx context.Context, path string) (code int, body string, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+k.Metrics+path, nil)
+	code, body, err = k.world.ask(ctx, "https://"+k.Metrics+path, "")
+	if errors.Is(err, http.ErrSchemeMismatch) { // an older Kip has no TLS there
+		return k.world.ask(ctx, "http://"+k.Metrics+path, "")
+	}
+	return code, body, err
+}
+
+// ask asks a Kip's metrics port, whose certificate is of the cluster's CA.
+func (w *World) ask(ctx context.Context, url, token string) (code int, body string, err error) {
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(w.Config.CAData) {
+		return 0, "", errors.New("there is no certificate of the cluster's CA in the kubeconfig")
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, "", err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
+	defer transport.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {
 		return 0, "", err
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	return resp.StatusCode, string(text), err
+}
+
+// scraper is the service account that scrapes Kip, with the rights of deploy/ for that.
+const scraper = "kip-scraper"
+
+// Scrape returns the metrics of the Kip at host:port.
+func (w *World) Scrape(ctx context.Context, address string) (string, error) {
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: scraper}}
+	if _, err := w.Admin.CoreV1().ServiceAccounts(kipNamespace).Create(ctx, account, metav1.CreateOptions{}); err != nil &&
+		!apierrors.IsAlreadyExists(err) {
+		return "", err
+	}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: scraper},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "kip-metrics-reader"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: kipNamespace, Name: scraper}},
+	}
+	if _, err := w.Admin.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil &&
+		!apierrors.IsAlreadyExists(err) {
+		return "", err
+	}
+	token, err := w.Admin.CoreV1().ServiceAccounts(kipNamespace).CreateToken(ctx, scraper,
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("request a token to scrape Kip with: %w", err)
+	}
+	code, text, err := w.ask(ctx, "https://"+address+"/metrics", token.Status.Token)
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("Kip at %s answers %d to a scrape: %s", address, code, text)
+	}
+	return text, err
 }

@@ -159,7 +159,7 @@ func (f *Fleet) Boot(ctx context.Context, i cloud.Instance, userData []byte) {
 
 // start registers a machine. The caller calls f.boots.Done if there is no error.
 func (f *Fleet) start(i cloud.Instance, userData []byte, log *slog.Logger) (*machine, error) {
-	user, err := cloudinit.Parse(userData)
+	user, err := cloudinit.Parse(userData, i.Place)
 	if err != nil {
 		return nil, fmt.Errorf("user data: %w", err)
 	}

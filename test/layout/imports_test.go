@@ -192,6 +192,14 @@ func arrows() []direction {
 			why: "the tunnel carries requests and decides nothing about them; what must be kept, its caller keeps",
 		},
 		{
+			of: []string{"internal/lateness"}, not: []string{"internal", "api"},
+			why: "how late this process is does not depend on what it does",
+		},
+		{
+			of: []string{"internal/pulse"}, not: []string{"internal", "api"},
+			why: "whether a loop moves does not depend on what it does",
+		},
+		{
 			of: []string{"internal/watches"}, not: []string{"internal", "api"},
 			why: "what is seen of the API server does not depend on who is shown it",
 		},
@@ -200,7 +208,7 @@ func arrows() []direction {
 			why: "a cloud only translates; state, retries and selection live above it, once",
 		},
 		{
-			of: []string{"internal/calls"}, only: []string{"internal/backoff", "internal/catalog", "internal/cloud"},
+			of: []string{"internal/calls"}, only: []string{"internal/backoff", "internal/catalog", "internal/cloud", "internal/pulse"},
 			why: "when a call is sent does not depend on why it is made",
 		},
 		{
@@ -251,13 +259,23 @@ func arrows() []direction {
 		{
 			of: []string{"internal/metrics"},
 			only: []string{
-				"api", "internal/calls", "internal/catalog", "internal/cells", "internal/cloud", "internal/stats", "internal/store", "internal/version",
+				"api", "internal/calls", "internal/catalog", "internal/cells", "internal/cloud", "internal/gate", "internal/stats", "internal/store",
+				"internal/version",
 			},
 			why: "what is counted is handed to it, and it asks nobody for more",
 		},
 		{
-			of: []string{"internal/provisioner"}, only: []string{"internal/backoff", "internal/cloud", "internal/events", "internal/volumes"},
-			why: "disks of claims outlive cells, and know none",
+			of: []string{"internal/gate"}, only: []string{"api", "internal/cloud"},
+			why: "it knows only what it is told of the ends that it lets pass",
+		},
+		{
+			of: []string{"internal/lanes"}, only: []string{"internal/pulse"},
+			why: "who is asked and for what is its callers' business",
+		},
+		{
+			of:   []string{"internal/provisioner"},
+			only: []string{"internal/backoff", "internal/cloud", "internal/events", "internal/gate", "internal/volumes"},
+			why:  "disks of claims outlive cells, and know none",
 		},
 		{
 			of: []string{"internal/shop"},
@@ -419,6 +437,7 @@ func TestBreachesAreFound(t *testing.T) {
 		"cells in the configuration":                 {"internal/config/load.go", kip + "internal/cells", "provider.yaml is read by itself"},
 		"cells in the choice of the leader":          {"internal/leader/leader.go", kip + "internal/cells", "by the store alone"},
 		"pods in the metrics":                        {"internal/metrics/cells.go", kip + "internal/pods", "is handed to it"},
+		"cells in the gate":                          {"internal/gate/gate.go", kip + "internal/cells", "only what it is told"},
 		"cells in the provisioner":                   {"internal/provisioner/claims.go", kip + "internal/cells", "outlive cells"},
 		"cells in the stats":                         {"internal/stats/stats.go", kip + "internal/cells", "the way to a cell is handed"},
 		"anything in the spelling":                   {"internal/spelling/spelling.go", kip + "api/v1", "so they use nobody"},

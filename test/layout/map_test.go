@@ -195,25 +195,3 @@ func TestTheLocalTypesAreDocumentedAsTheyAre(t *testing.T) {
 		t.Errorf("docs/placement.md does not have the types of the local cloud as internal/cloud/local/sizes has them:\n%s", want)
 	}
 }
-
-var benchName = regexp.MustCompile(`print\("([a-z0-9_]+)"`)
-
-func TestEachFigureIsExplained(t *testing.T) {
-	source, err := os.ReadFile(top(t) + "/test/bench/main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	document, err := os.ReadFile(top(t) + "/docs/performance.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	figures := benchName.FindAllStringSubmatch(string(source), -1)
-	if len(figures) == 0 {
-		t.Fatal("no figure is found in test/bench: the test no longer sees how they are printed")
-	}
-	for _, m := range figures {
-		if !strings.Contains(string(document), "`"+m[1]+"`") {
-			t.Errorf("docs/performance.md does not say what %s is: a figure without its meaning is a number", m[1])
-		}
-	}
-}

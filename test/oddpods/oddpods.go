@@ -93,8 +93,12 @@ func Posted(seed uint64, namespace, name, node string) *corev1.Pod {
 	grace := int64(1)
 	pod.Spec.TerminationGracePeriodSeconds = &grace
 	pod.Spec.NodeName, pod.Spec.SchedulingGates = node, nil
-	pod.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: pod.Annotations,
-		Labels: map[string]string{"odd": fmt.Sprint(seed)}}
+	pod.ObjectMeta = metav1.ObjectMeta{
+		Namespace:   namespace,
+		Name:        name,
+		Annotations: pod.Annotations,
+		Labels:      map[string]string{"odd": fmt.Sprint(seed)},
+	}
 	return pod
 }
 

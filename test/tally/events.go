@@ -8,6 +8,8 @@ import (
 	"io"
 	"maps"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -28,6 +30,38 @@ type ends struct {
 	failedPackages          map[string]bool
 	cached                  map[string]bool // packages that did not run: go test knew how they end
 	began                   map[test]bool   // benchmarks of a package that has not ended
+	fuzzed                  map[test]fuzzing
+}
+
+// fuzzing is what a fuzz target last said of its run as such.
+type fuzzing struct {
+	corpus int // inputs that it had to begin with
+	execs  int // inputs that it ran, the corpus included
+}
+
+func (f fuzzing) String() string {
+	return fmt.Sprintf("%d inputs, %d of them its corpus", f.execs, f.corpus)
+}
+
+// triedNew says that it ran more than what it had to begin with.
+func (f fuzzing) triedNew() bool { return f.execs > f.corpus }
+
+var (
+	fuzzCorpus = regexp.MustCompile(`^fuzz: elapsed: \S+, (?:gathering baseline coverage|testing seed corpus): \d+/(\d+) completed`)
+	fuzzExecs  = regexp.MustCompile(`^fuzz: elapsed: \S+, execs: (\d+) `)
+)
+
+// line takes a line that go test says of a target while it is fuzzed.
+func (f fuzzing) line(text string) fuzzing {
+	number := func(of *regexp.Regexp, was int) int {
+		if m := of.FindStringSubmatch(text); m != nil {
+			if n, err := strconv.Atoi(m[1]); err == nil { // of digits only, and fewer than an int has
+				return n
+			}
+		}
+		return was
+	}
+	return fuzzing{corpus: number(fuzzCorpus, f.corpus), execs: number(fuzzExecs, f.execs)}
 }
 
 func newEnds() *ends {
@@ -39,6 +73,7 @@ func newEnds() *ends {
 		failedPackages: map[string]bool{},
 		cached:         map[string]bool{},
 		began:          map[test]bool{},
+		fuzzed:         map[test]fuzzing{},
 	}
 }
 
@@ -50,6 +85,7 @@ func (e *ends) add(o *ends) {
 	maps.Copy(e.why, o.why)
 	maps.Copy(e.failedPackages, o.failedPackages)
 	maps.Copy(e.cached, o.cached)
+	maps.Copy(e.fuzzed, o.fuzzed)
 }
 
 // tops and parts count the tests that passed, and their subtests.
@@ -127,6 +163,9 @@ func (e *ends) event(ev event, said map[test][]string) {
 			e.began[t] = true
 		}
 	case "output":
+		if t.isFuzzTarget() && strings.HasPrefix(ev.Output, "fuzz: ") {
+			e.fuzzed[t] = e.fuzzed[t].line(ev.Output)
+		}
 		if line := strings.TrimSpace(ev.Output); line != "" && !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(line, "--- ") {
 			said[t] = append(said[t], line)
 		}

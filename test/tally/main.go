@@ -27,6 +27,7 @@ func main() {
 
 const usage = `tally -quarantined               prints an expression for go test -skip
 tally -fuzz                      prints the fuzz targets
+tally -fuzzed FILE               what go test -json wrote of their fuzzing, each alone: each tried new inputs
 tally -benchmarks                prints the packages that have benchmarks
 tally [-tags T] FILE PACKAGE...  one run: FILE, STAGE.json, is what go test -json wrote;
                                  with -benchmarks it is one of benchmarks
@@ -41,6 +42,7 @@ func command(args []string, out io.Writer) error {
 	all := fs.String("all", "", "check that each test of the tree is in one of the `folder`'s files")
 	tags := fs.String("tags", "", "build `tags` of the run")
 	fuzz := fs.Bool("fuzz", false, "print the fuzz targets of the module: package and name")
+	fuzzed := fs.String("fuzzed", "", "check that each fuzz target of the tree tried new inputs in this `file`")
 	quarantined := fs.Bool("quarantined", false, "print an expression that matches the tests in quarantine")
 	benchmarks := fs.Bool("benchmarks", false, "the run is one of benchmarks; without a run, print the packages of the module that have some")
 	update := fs.Bool("update", false, "with -all: when none has failed, write how many subtests they have into test/tally/subtests.txt")
@@ -55,6 +57,8 @@ func command(args []string, out io.Writer) error {
 	switch {
 	case *fuzz:
 		return fuzzTargets(out)
+	case *fuzzed != "":
+		return fuzzedTargets(*fuzzed, out)
 	case *benchmarks && fs.NArg() == 0:
 		return benchmarkPackages(out)
 	case *quarantined:
@@ -270,6 +274,7 @@ func compareAll(want []test, stages map[string]*ends, l lists, out io.Writer) er
 	return errors.Join(
 		failures(ran),
 		listed("ran in no target", missing(want, ran, l)),
+		notFuzzed(want, ran, l),
 		listed("were skipped everywhere, and test/tally/skips.txt does not have them", skipped),
 		errors.Join(counted...),
 		listed("are in a list and should not be", stale),
@@ -311,17 +316,49 @@ func benchmarkPackages(out io.Writer) error {
 
 // fuzzTargets prints those of the module.
 func fuzzTargets(out io.Writer) error {
+	targets, err := targetsOfTree()
+	for _, t := range targets {
+		fmt.Fprintln(out, t)
+	}
+	return err
+}
+
+func targetsOfTree() ([]test, error) {
 	root, err := repository()
+	if err != nil {
+		return nil, err
+	}
+	all, err := inTree(root)
+	return slices.DeleteFunc(all, func(t test) bool { return !t.isFuzzTarget() }), err
+}
+
+// fuzzedTargets says of each fuzz target of the tree what it ran, and fails unless that
+// was more than its corpus.
+func fuzzedTargets(file string, out io.Writer) error {
+	targets, err := targetsOfTree()
 	if err != nil {
 		return err
 	}
-	all, err := inTree(root)
-	for _, t := range all {
-		if strings.HasPrefix(t.name, "Fuzz") {
-			fmt.Fprintln(out, t)
+	ran := newEnds()
+	if err := ran.read(file); err != nil {
+		return err
+	}
+	for _, t := range targets {
+		fmt.Fprintf(out, "fuzz: %s: %s\n", t, ran.fuzzed[t])
+	}
+	return errors.Join(failures(ran), notFuzzed(targets, ran, lists{}))
+}
+
+// notFuzzed fails when a fuzz target passed in no run in which it tried new inputs: that
+// go test runs its corpus, as a test, says little.
+func notFuzzed(want []test, ran *ends, l lists) error {
+	var names []string
+	for _, t := range want {
+		if t.isFuzzTarget() && !l.quarantines(t) && !(ran.passed[t] && ran.fuzzed[t].triedNew()) {
+			names = append(names, fmt.Sprintf("%s: %s", t, ran.fuzzed[t]))
 		}
 	}
-	return err
+	return listed("were not fuzzed: they ran no input but their corpus, if that; where it takes so long, a larger FUZZTIME or go clean -fuzzcache helps", names)
 }
 
 // repository is the folder with the module's go.mod, from the working folder.

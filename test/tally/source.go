@@ -205,3 +205,5 @@ func isTest(f *ast.FuncDecl) bool {
 }
 
 func (t test) isBenchmark() bool { return strings.HasPrefix(t.name, "Benchmark") }
+
+func (t test) isFuzzTarget() bool { return strings.HasPrefix(t.name, "Fuzz") && t == t.top() }

@@ -18,7 +18,7 @@ func scripts(t *testing.T, files map[string]string) string {
 		t.Fatal(err)
 	}
 	files["hack/prerequisites"] = "#!/bin/sh\n"
-	for _, name := range []string{"Makefile", "go.mod", "hack/stages", "hack/lint"} {
+	for _, name := range []string{"Makefile", "go.mod", "hack/stages", "hack/lint", "hack/fuzz"} {
 		data, err := os.ReadFile(filepath.Join(root, name))
 		if err != nil {
 			t.Fatal(err)
@@ -118,6 +118,93 @@ there:
 	}
 	if out, err := in(dir, nil, "hack/stages", "A=1"); err == nil {
 		t.Errorf("without stages it passes: %s", out)
+	}
+}
+
+func TestWhatWasSkippedIsSaidLast(t *testing.T) {
+	const why = "this is no git checkout, so there is no older Kip to upgrade from"
+	dir := scripts(t, map[string]string{"probe": probe, "probe.mk": `.PHONY: unit bad tally
+unit:
+	@echo 'unit: skipped a TestOne: needs root'
+	@echo 'e2e: skipped a TestUpgrade: ` + why + `'
+	@echo 'unit: 1 of 2 tests ran and passed, with 0 subtests'
+bad:
+	@exit 3
+tally:
+	@echo 'skipped, as test/tally/skips.txt allows: a TestUpgrade: ` + why + ` (in a tarball)'
+	@echo '1 tests of 2 in the tree ran and passed'
+`})
+	for last, want := range map[string]string{
+		"tally": "\nskipped, as test/tally/skips.txt allows: a TestUpgrade: " + why + " (in a tarball)\n",
+		"bad": "\nunit: skipped a TestOne: needs root\ne2e: skipped a TestUpgrade: " + why +
+			"\nmake bad failed with 2; the stages after it did not run.",
+	} {
+		out, err := in(dir, []string{"MAKE=" + dir + "/probe"}, "hack/stages", "A=1", "unit", last)
+		_, after, _ := strings.Cut(out, "\nall ")
+		_, after, _ = strings.Cut(after, "\n") // the rest of that row
+		if (err == nil) != (last == "tally") || !strings.HasPrefix("\n"+after, want) {
+			t.Errorf("with %s it ended with %v, and said after its table\n%s\nwant\n%s", last, err, after, want)
+		}
+	}
+}
+
+func TestEachFuzzTargetIsRunByItself(t *testing.T) {
+	dir := scripts(t, map[string]string{
+		// What go builds is there, and tests do what their target says.
+		"path/go": `#!/bin/sh
+[ "$1" = test ] || exit 0
+case " $* " in
+*' -fuzz ^FuzzBad$ '*) printf '%s\n' '{"Output":"what it found\n"}'; exit 1 ;;
+*) echo "$*" ;;
+esac
+`,
+		".kip/tally": `#!/bin/sh
+case $1 in
+-fuzz) cat targets ;;
+-fuzzed) cat $2; [ ! -e idle ] ;;
+esac
+`,
+	})
+	env := []string{"PATH=" + filepath.Join(dir, "path") + ":" + os.Getenv("PATH")}
+	give := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tc := range []struct {
+		targets, idle string
+		fails         bool
+		says          []string
+	}{
+		{targets: "m/a FuzzOne\nm/b FuzzOne\n", says: []string{"-fuzz ^FuzzOne$ -fuzztime 7s", " m/a\n", " m/b\n"}},
+		{targets: "m/a FuzzBad\nm/b FuzzOne\n", fails: true, says: []string{"m/a FuzzBad failed\nwhat it found\n", " m/b\n"}},
+		{targets: "", fails: true, says: []string{"no fuzz targets"}},
+		{targets: "m/a FuzzOne\n", idle: "idle", fails: true},
+	} {
+		give("targets", tc.targets)
+		if tc.idle != "" {
+			give(tc.idle, "")
+		}
+		out, err := in(dir, env, "hack/fuzz", "7")
+		if (err != nil) != tc.fails {
+			t.Errorf("with %q it ended with %v", tc.targets, err)
+		}
+		for _, want := range tc.says {
+			if !strings.Contains(out, want) {
+				t.Errorf("with %q it said\n%s\nwant %q", tc.targets, out, want)
+			}
+		}
+	}
+}
+
+func TestBothRunsOfFaultsCount(t *testing.T) {
+	dir := scripts(t, map[string]string{"hack/run-tests": "#!/bin/sh\necho \"did $1\"\n[ \"$1\" != \"$BAD\" ]\n"})
+	for bad, fails := range map[string]bool{"none": false, "faults": true, "faults-race": true} {
+		out, err := in(dir, []string{"BAD=" + bad}, "make", "--no-print-directory", "faults")
+		if (err != nil) != fails || !strings.Contains(out, "did faults\n") || !strings.Contains(out, "did faults-race\n") {
+			t.Errorf("when %s fails it ended with %v, and said\n%s", bad, err, out)
+		}
 	}
 }
 

@@ -313,6 +313,42 @@ func TestABenchmarkRanWhenItsPackagePassed(t *testing.T) {
 	}
 }
 
+func TestAFuzzTargetThatTriesNothingNewFails(t *testing.T) {
+	const (
+		begins   = "fuzz: elapsed: 0s, gathering baseline coverage: 0/41 completed"
+		baseline = "fuzz: elapsed: 3s, gathering baseline coverage: 41/41 completed, now fuzzing with 1 workers"
+		execs    = "fuzz: elapsed: 20s, execs: %d (12468/sec), new interesting: 391 (total: 432)"
+	)
+	it, passes := test{a, "FuzzIt"}, says("pass", "FuzzIt")
+	run := func(lines ...string) (all []string) {
+		for _, line := range lines {
+			all = append(all, says("output", "FuzzIt", line))
+		}
+		return all
+	}
+	for name, tc := range map[string]struct {
+		lines []string
+		fails string
+	}{
+		"it tried new inputs":        {append(run(begins, baseline, fmt.Sprintf(execs, 42)), passes), ""},
+		"it ran its corpus only":     {append(run(begins, baseline, fmt.Sprintf(execs, 41)), passes), "FuzzIt: 41 inputs, 41 of them its corpus"},
+		"the time went for that":     {append(run(begins), passes), "FuzzIt: 0 inputs, 41 of them"},
+		"it ran as a test":           {[]string{says("pass", "FuzzIt/seed"), passes}, "FuzzIt: 0 inputs, 0 of them"},
+		"it printed that by itself":  {append(run("so much for fuzz: elapsed: 3s, execs: 9 (1/sec)"), passes), "FuzzIt: 0 inputs"},
+		"it failed after new inputs": {append(run(begins, baseline, fmt.Sprintf(execs, 42)), says("fail", "FuzzIt")), "1 failed"},
+		"it came to no end":          {run(begins, baseline, fmt.Sprintf(execs, 42)), "1 were not fuzzed"},
+	} {
+		ran := read(t, tc.lines...)
+		err := compareAll([]test{it}, map[string]*ends{"fuzz": ran}, lists{}, io.Discard)
+		if (err == nil) != (tc.fails == "") || err != nil && !strings.Contains(err.Error(), tc.fails) {
+			t.Errorf("%s: it ended with %v, want %q", name, err, tc.fails)
+		}
+	}
+	if err := notFuzzed([]test{it}, newEnds(), lists{quarantine: []quarantined{{test: it}}}); err != nil {
+		t.Errorf("in quarantine: %v", err)
+	}
+}
+
 func TestASkipSaysWhetherItIsAlways(t *testing.T) {
 	got, err := parseSkips(a + " TestOne/sub always for good\n" + a + " TestTwo sometimes without root\n")
 	want := map[test]skip{{a, "TestOne/sub"}: {true, "for good"}, {a, "TestTwo"}: {false, "without root"}}

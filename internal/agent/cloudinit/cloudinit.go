@@ -1,6 +1,6 @@
 // Package cloudinit reads what the cloud handed to the machine: the user data,
-// a #cloud-config document with Kip's part under the key "kip". It changes
-// nothing; the rest of the document belongs to others.
+// a #cloud-config document with Kip's part under the key "kip", and the machine's
+// place in its launch. It changes nothing; the rest of the document belongs to others.
 package cloudinit
 
 import (
@@ -8,8 +8,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -21,99 +25,174 @@ import (
 // SeedFile is where a cloud, or its cloud-init, leaves the user data.
 const SeedFile = "/var/lib/cloud/seed/user-data"
 
-// maxBytes bounds the document; EC2's limit is 16 KiB.
-const maxBytes = 64 << 10
+// PlaceFile is, beside the user data, where it leaves the machine's place in the
+// launch whose user data all machines share: the launch index, in decimal.
+const PlaceFile = "launch-index"
+
+const (
+	// maxBytes bounds the document; EC2's limit is 16 KiB.
+	maxBytes = 64 << 10
+	// maxPlace bounds a place.
+	maxPlace = 16
+)
 
 const header = "#cloud-config"
 
-// where finds the line in a YAML error.
-var where = regexp.MustCompile(` (at )?line \d+`)
+var (
+	// where finds the line in a YAML error.
+	where = regexp.MustCompile(` (at )?line \d+`)
+	// index is a launch index.
+	index = regexp.MustCompile(`^(0|[1-9][0-9]{0,4})$`)
+)
 
-// Read reads and checks the user data in the file at path.
+// Read reads and checks the user data in the file at path, and the place beside it
+// where the user data is shared.
 func Read(path string) (agentapi.UserData, error) {
-	info, err := os.Stat(path)
+	doc, err := readFile(path, maxBytes)
 	if err != nil {
 		return agentapi.UserData{}, fmt.Errorf("read user data: %w", err)
 	}
-	if info.Size() > maxBytes {
-		return agentapi.UserData{}, fmt.Errorf("read user data %s: %d bytes, at most %d are allowed", path, info.Size(), maxBytes)
+	place, err := readFile(filepath.Join(filepath.Dir(path), PlaceFile), maxPlace)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return agentapi.UserData{}, fmt.Errorf("read the launch index: %w", err)
 	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return agentapi.UserData{}, fmt.Errorf("read user data: %w", err)
-	}
-	u, err := Parse(b)
+	u, err := Parse(doc, strings.TrimSpace(string(place)))
 	if err != nil {
 		return agentapi.UserData{}, fmt.Errorf("user data %s: %w", path, err)
 	}
 	return u, nil
 }
 
-// Parse reads a user data document. All that is wrong is reported at once. No
-// error holds the token.
-func Parse(doc []byte) (agentapi.UserData, error) {
-	first, _, _ := bytes.Cut(doc, []byte("\n"))
-	if strings.TrimRight(string(first), " \r") != header {
-		return agentapi.UserData{}, fmt.Errorf("the first line is not %q", header)
+func readFile(path string, most int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
 	}
-	var top map[string]any
-	if err := yaml.UnmarshalStrict(doc, &top); err != nil {
-		// The parser's own words may quote the token.
-		return agentapi.UserData{}, fmt.Errorf("not a valid YAML mapping%s", where.FindString(err.Error()))
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(b)) > most {
+		return nil, fmt.Errorf("%s has more than the %d bytes that are allowed", path, most)
 	}
-	kip, ok := top["kip"]
-	if !ok {
-		return agentapi.UserData{}, errors.New(`no key "kip": this machine was not launched by Kip`)
+	return b, err
+}
+
+// Parse reads a user data document. Place is the machine's in its launch, "" where
+// that is not known: user data that all machines share cannot be read without it.
+// All that is wrong is reported at once. No error holds the token or the secret.
+func Parse(doc []byte, place string) (agentapi.UserData, error) {
+	fields, err := kipOf(doc)
+	if err != nil {
+		return agentapi.UserData{}, err
 	}
-	fields, ok := kip.(map[string]any)
-	if !ok {
-		return agentapi.UserData{}, errors.New(`kip: must be a mapping with cellID, caHash and token`)
+	if version, has := fields["version"]; has {
+		delete(fields, "version")
+		if version != float64(agentapi.BatchVersion) {
+			return agentapi.UserData{}, fmt.Errorf("kip.version: this agent knows %d, and user data without a version", agentapi.BatchVersion)
+		}
+		return parseBatch(fields, place)
 	}
 	var u agentapi.UserData
-	var errs []error
-	for key, value := range fields {
-		s, isString := value.(string)
-		var to *string
-		switch key {
-		case "cellID":
-			to = &u.CellID
-		case "caHash":
-			to = &u.CAHash
-		case "token":
-			to = &u.Token
-		default:
-			// Without the key: it may be a token that came to the wrong place.
-			errs = append(errs, fmt.Errorf("kip: an unknown key of %d characters; known are cellID, caHash and token", len(key)))
-			continue
-		}
-		if !isString {
-			errs = append(errs, fmt.Errorf("kip.%s: must be a string (quote it)", key))
-			*to = "-" // no second error for want of it
-			continue
-		}
-		*to = s
+	if err := stringsOf(fields, field{"cellID", &u.CellID}, field{"caHash", &u.CAHash}, field{"token", &u.Token}); err != nil {
+		return agentapi.UserData{}, err
 	}
-	if len(errs) == 0 {
-		errs = check(u)
-	}
-	if err := errors.Join(errs...); err != nil {
+	// Without the values: each may be a token that came to the wrong place.
+	_, badToken := pki.ParseToken(u.Token)
+	err = errors.Join(checkName("cellID", u.CellID), checkHash(u.CAHash), in("token", badToken))
+	if err != nil {
 		return agentapi.UserData{}, err
 	}
 	return u, nil
 }
 
-func check(u agentapi.UserData) (errs []error) {
-	// Without the values: each may be a token that came to the wrong place.
-	if pki.CheckCellID(u.CellID) != nil {
-		errs = append(errs,
-			fmt.Errorf("kip.cellID (%d characters): it must be 1 to 63 lower-case letters, digits and '-', and begin and end with a letter or digit",
-				len(u.CellID)))
+// parseBatch reads what all machines of a launch share, and makes of it what the one
+// at this place has of its own.
+func parseBatch(fields map[string]any, place string) (agentapi.UserData, error) {
+	var b agentapi.BatchUserData
+	if err := stringsOf(fields, field{"batch", &b.Batch}, field{"caHash", &b.CAHash}, field{"secret", &b.Secret}); err != nil {
+		return agentapi.UserData{}, err
 	}
-	if b, err := hex.DecodeString(u.CAHash); err != nil || len(b) != 32 || strings.ToLower(u.CAHash) != u.CAHash {
-		errs = append(errs, fmt.Errorf("kip.caHash (%d characters): it must be a SHA-256 in 64 lower-case hex digits", len(u.CAHash)))
+	secret, badSecret := pki.ParseBatchSecret(b.Secret)
+	err := errors.Join(checkName("batch", b.Batch), checkHash(b.CAHash), in("secret", badSecret))
+	if !index.MatchString(place) {
+		err = errors.Join(err, fmt.Errorf(
+			"the launch index (%d characters in %s): it must be a number, since the machines of a batch share their user data", len(place), PlaceFile))
 	}
-	if _, err := pki.ParseToken(u.Token); err != nil {
-		errs = append(errs, fmt.Errorf("kip.token: %w", err))
+	if err != nil {
+		return agentapi.UserData{}, err
 	}
-	return errs
+	cell := agentapi.BatchCell(b.Batch, place)
+	if err := checkName("batch and launch index", cell); err != nil {
+		return agentapi.UserData{}, err
+	}
+	return agentapi.UserData{CellID: cell, CAHash: b.CAHash, Token: secret.Token(cell).Reveal()}, nil
+}
+
+// kipOf returns Kip's part of a document.
+func kipOf(doc []byte) (map[string]any, error) {
+	first, _, _ := bytes.Cut(doc, []byte("\n"))
+	if strings.TrimRight(string(first), " \r") != header {
+		return nil, fmt.Errorf("the first line is not %q", header)
+	}
+	var top map[string]any
+	if err := yaml.UnmarshalStrict(doc, &top); err != nil {
+		// The parser's own words may quote the token.
+		return nil, fmt.Errorf("not a valid YAML mapping%s", where.FindString(err.Error()))
+	}
+	kip, ok := top["kip"]
+	if !ok {
+		return nil, errors.New(`no key "kip": this machine was not launched by Kip`)
+	}
+	fields, ok := kip.(map[string]any)
+	if !ok {
+		return nil, errors.New(`kip: must be a mapping with cellID, caHash and token`)
+	}
+	return fields, nil
+}
+
+// field is one of a document, and where its value goes.
+type field struct {
+	name string
+	to   *string
+}
+
+// stringsOf takes the fields that there may be, all of them strings.
+func stringsOf(fields map[string]any, known ...field) error {
+	var errs []error
+	for key, value := range fields {
+		n := slices.IndexFunc(known, func(f field) bool { return f.name == key })
+		if n < 0 {
+			// Without the key: it may be a token that came to the wrong place.
+			errs = append(errs, fmt.Errorf("kip: an unknown key of %d characters; known are %s, %s and %s",
+				len(key), known[0].name, known[1].name, known[2].name))
+			continue
+		}
+		s, isString := value.(string)
+		if !isString {
+			errs = append(errs, fmt.Errorf("kip.%s: must be a string (quote it)", key))
+		}
+		*known[n].to = s
+	}
+	return errors.Join(errs...)
+}
+
+func checkName(field, id string) error {
+	if pki.CheckCellID(id) != nil {
+		return fmt.Errorf("kip.%s (%d characters): it must be 1 to 63 lower-case letters, digits and '-', and begin and end with a letter or digit",
+			field, len(id))
+	}
+	return nil
+}
+
+func checkHash(hash string) error {
+	if b, err := hex.DecodeString(hash); err != nil || len(b) != 32 || strings.ToLower(hash) != hash {
+		return fmt.Errorf("kip.caHash (%d characters): it must be a SHA-256 in 64 lower-case hex digits", len(hash))
+	}
+	return nil
+}
+
+func in(field string, err error) error {
+	if err != nil {
+		return fmt.Errorf("kip.%s: %w", field, err)
+	}
+	return nil
 }

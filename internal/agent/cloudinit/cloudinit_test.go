@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/pki"
 )
 
 const (
@@ -72,7 +73,7 @@ func TestBadUserDataNamesTheFieldAndNeverTheToken(t *testing.T) {
 		"all wrong":        {doc("kip: {}\n"), "kip.token"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := Parse([]byte(c.doc))
+			_, err := Parse([]byte(c.doc), "")
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("error %v, want one with %q", err, c.want)
 			}
@@ -80,6 +81,79 @@ func TestBadUserDataNamesTheFieldAndNeverTheToken(t *testing.T) {
 				t.Errorf("the token is in the error: %v", err)
 			}
 		})
+	}
+}
+
+// batch is user data in its second version, with one field changed or left out.
+func batch(key, value string) string {
+	fields := [][2]string{{"version", "2"}, {"batch", "launch-a"}, {"caHash", hash}, {"secret", token}}
+	text := "kip:\n"
+	for _, f := range fields {
+		if f[0] == key {
+			f[1] = value
+		}
+		if f[1] != "" {
+			text += "  " + f[0] + ": " + f[1] + "\n"
+		}
+	}
+	return doc(text)
+}
+
+func TestAMachineOfABatchIsTheCellOfItsPlace(t *testing.T) {
+	secret, err := pki.ParseBatchSecret(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "user-data")
+	if err := os.WriteFile(path, []byte(batch("", "")), 0o400); err != nil {
+		t.Fatal(err)
+	}
+	if u, err := Read(path); err == nil || !strings.Contains(err.Error(), PlaceFile) {
+		t.Fatalf("without its launch index the machine is %+v, %v", u, err)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(path), PlaceFile), []byte("7\n"), 0o400); err != nil {
+		t.Fatal(err)
+	}
+	u, err := Read(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (agentapi.UserData{CellID: "launch-a-7", CAHash: hash, Token: secret.Token("launch-a-7").Reveal()}); u != want {
+		t.Errorf("got %+v, want %+v", u, want)
+	}
+	if err := os.WriteFile(path+"-own", []byte(doc("kip:\n  cellID: c-1\n  caHash: "+hash+"\n  token: "+token+"\n")), 0o400); err != nil {
+		t.Fatal(err)
+	}
+	if u, err := Read(path + "-own"); err != nil || u.CellID != "c-1" || u.Token != token {
+		t.Errorf("user data of its own, beside a launch index, is %+v, %v", u, err)
+	}
+}
+
+func TestBadUserDataOfABatchNamesTheFieldAndNeverTheSecret(t *testing.T) {
+	for name, c := range map[string]struct{ doc, place, want string }{
+		"another version":   {batch("version", "3"), "0", "kip.version: this agent knows 2"},
+		"a version as text": {batch("version", "'2'"), "0", "kip.version"},
+		"no batch":          {batch("batch", ""), "0", "kip.batch (0 characters)"},
+		"batch a path":      {batch("batch", "../x"), "0", "kip.batch (4 characters)"},
+		"batch too long":    {batch("batch", strings.Repeat("a", 62)), "0", "kip.batch and launch index (64 characters)"},
+		"caHash short":      {batch("caHash", hash[2:]), "0", "kip.caHash (62 characters)"},
+		"no secret":         {batch("secret", ""), "0", "kip.secret: secret of a batch"},
+		"secret short":      {batch("secret", token[1:]), "0", "kip.secret"},
+		"secret as batch":   {batch("batch", token), "0", "kip.batch (43 characters)"},
+		"a token besides": {batch("", "") + "  token: " + token + "\n", "0",
+			"kip: an unknown key of 5 characters; known are batch, caHash and secret"},
+		"no place":        {batch("", ""), "", "the launch index (0 characters in launch-index)"},
+		"place a name":    {batch("", ""), "first", "the launch index"},
+		"place negative":  {batch("", ""), "-1", "the launch index"},
+		"place padded":    {batch("", ""), "01", "the launch index"},
+		"secret as place": {batch("", ""), token, "the launch index (43 characters"},
+	} {
+		_, err := Parse([]byte(c.doc), c.place)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want one with %q", name, err, c.want)
+		} else if strings.Contains(err.Error(), token[2:30]) {
+			t.Errorf("%s: the secret is in the error: %v", name, err)
+		}
 	}
 }
 
@@ -112,11 +186,14 @@ func FuzzParse(f *testing.F) {
 		{"kip: {token: !", " 'x'}\n"},
 		{"", ": x\n"},
 		{"kip: {? {", "} : x}\n"},
+		{"kip:\n  version: 2\n  batch: b" + ca + hash + "\n  secret: ", "\n"},
+		{"kip:\n  version: 2\n  batch: b-" + ca + hash[2:] + "\n  secret: ", "=\n"},
+		{"kip:\n  version: ", "\n"},
 	} {
 		f.Add(around[0], around[1])
 	}
 	f.Fuzz(func(t *testing.T, before, after string) {
-		u, err := Parse([]byte(doc(before + token + after)))
+		u, err := Parse([]byte(doc(before+token+after)), "7")
 		if err != nil {
 			if u != (agentapi.UserData{}) {
 				t.Errorf("an error and user data: %v", err)

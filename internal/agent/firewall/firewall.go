@@ -6,10 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -18,19 +21,43 @@ import (
 
 // Firewall is the table of one cell.
 type Firewall struct {
-	nft  func(ctx context.Context, args ...string) (output string, err error)
-	file string
+	nft     func(ctx context.Context, args ...string) (output string, err error)
+	uplinks func() ([]string, error)
+	file    string
+	log     *slog.Logger
 
 	mu     sync.Mutex // one change of the table at a time
 	begun  bool
 	digest string
+	hooked bool // the kernel has nft's hook at what leaves a device
 }
 
 // New returns a firewall that has not begun. nft runs the program of that name and
 // returns what it printed, also when it failed; what is loaded is left in dir for
-// people to see.
-func New(dir string, nft func(ctx context.Context, args ...string) (output string, err error)) *Firewall {
-	return &Firewall{nft: nft, file: filepath.Join(dir, "firewall.nft")}
+// people to see. uplinks names the devices by which the cell is connected.
+func New(dir string, nft func(ctx context.Context, args ...string) (output string, err error), uplinks func() ([]string, error),
+	log *slog.Logger) *Firewall {
+	return &Firewall{
+		nft:     nft,
+		uplinks: uplinks,
+		file:    filepath.Join(dir, "firewall.nft"),
+		log:     log,
+	}
+}
+
+// Uplinks are the Ethernet devices of this network namespace but for that of the pod.
+func Uplinks() ([]string, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("list the network devices: %w", err)
+	}
+	var names []string
+	for _, i := range all {
+		if len(i.HardwareAddr) == 6 && i.Flags&net.FlagLoopback == 0 && !strings.HasPrefix(i.Name, "pod") {
+			names = append(names, i.Name)
+		}
+	}
+	return names, nil
 }
 
 // inForce finds, in what nft lists, the name of the chain that says what is in force.
@@ -49,10 +76,21 @@ func (f *Firewall) Begin(ctx context.Context) (digest string, err error) {
 	if out, err := f.nft(ctx, "list", "chains", "inet"); err == nil {
 		if m := inForce.FindStringSubmatch(out); m != nil {
 			f.begun, f.digest = true, m[1]
+			out, err = f.nft(ctx, "list", "tables", "netdev")
+			f.hooked = err == nil && strings.Contains(out, uplinkTable)
 			return f.digest, nil
 		}
 	}
-	if err := f.load(ctx, closed); err != nil {
+	f.hooked = true
+	err = f.load(ctx, closed, true)
+	if err != nil {
+		f.hooked = false
+		why := err
+		if err = f.load(ctx, closed, true); err == nil {
+			f.log.Warn("the metadata service is not guarded against raw packets of who may send them, pods of the host's network", "err", why)
+		}
+	}
+	if err != nil {
 		return "", fmt.Errorf("close the firewall: %w", err)
 	}
 	f.begun, f.digest = true, ""
@@ -102,7 +140,7 @@ func (f *Firewall) Apply(ctx context.Context, podIP, podIPv6 netip.Addr, encoded
 	if f.begun && f.digest == digest {
 		return nil
 	}
-	if err := f.load(ctx, rendered(&fw, digest)); err != nil {
+	if err := f.load(ctx, rendered(&fw, digest), !fw.AllowMetadata); err != nil {
 		f.digest = "" // what is in force, nobody knows: those before, most likely
 		return fmt.Errorf("bring the firewall's rules into force: %w", err)
 	}
@@ -110,8 +148,19 @@ func (f *Firewall) Apply(ctx context.Context, podIP, podIPv6 netip.Addr, encoded
 	return nil
 }
 
-// load runs a program of nft, which takes effect as a whole or not at all.
-func (f *Firewall) load(ctx context.Context, program []byte) error {
+// load runs a program of nft, which takes effect as a whole or not at all; with it
+// goes the guard of the uplinks.
+func (f *Firewall) load(ctx context.Context, program []byte, guarded bool) error {
+	if f.hooked {
+		var uplinks []string
+		if guarded {
+			var err error
+			if uplinks, err = f.uplinks(); err != nil {
+				return err
+			}
+		}
+		program = append(slices.Clip(program), uplinkGuard(uplinks)...)
+	}
 	next := f.file + ".new"
 	if err := os.WriteFile(next, program, 0o600); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -58,12 +59,15 @@ func sample() agentapi.Firewall {
 	}
 }
 
+func noUplinks() ([]string, error) { return nil, nil }
+
 func TestTheTableIsAsReviewed(t *testing.T) {
 	fw := sample()
 	dual := sample()
 	dual.PodIPv6 = netip.MustParseAddr(podIPv6)
 	zeros := strings.Repeat("0", 64)
-	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, zeros), "dual.nft": rendered(&dual, zeros)} {
+	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, zeros), "dual.nft": rendered(&dual, zeros),
+		"uplinks.nft": uplinkGuard([]string{"eth0", "eth1"})} {
 		path := filepath.Join("testdata", name)
 		if *update {
 			if err := os.WriteFile(path, got, 0o644); err != nil {
@@ -84,7 +88,7 @@ func TestRulesThatNobodyCanMeanAreRefused(t *testing.T) {
 	f := New(t.TempDir(), func(context.Context, ...string) (string, error) {
 		t.Error("nft was asked")
 		return "", nil
-	})
+	}, noUplinks, slog.New(slog.DiscardHandler))
 	for _, c := range []struct{ rules, says string }{
 		{`{`, "JSON"},
 		{`{} {}`, "one JSON object"},
@@ -118,7 +122,7 @@ func TestAfterAFailureNothingCountsAsInForce(t *testing.T) {
 		}
 		loads++
 		return "kernel says no", fail
-	})
+	}, noUplinks, slog.New(slog.DiscardHandler))
 	if digest, err := f.Begin(t.Context()); err != nil || digest != "" || loads != 1 {
 		t.Fatal(digest, err, loads)
 	}
@@ -275,7 +279,12 @@ func (n *net3) firewall() *Firewall {
 			out = string(b)
 			return err
 		})
-	})
+	}, func() (names []string, err error) {
+		return names, inside(n.cell, func() error {
+			names, err = Uplinks()
+			return err
+		})
+	}, slog.New(slog.NewTextHandler(n.Output(), nil)))
 }
 
 func (n *net3) apply(f *Firewall, change func(*agentapi.Firewall)) {

@@ -166,7 +166,7 @@ func TestWithoutKipTheKubeletGetsAStatus(t *testing.T) {
 	if err := json.NewDecoder(resp.Body).Decode(&status); err != nil {
 		t.Fatal(err)
 	}
-	if resp.StatusCode != http.StatusServiceUnavailable || status.Kind != "Status" || status.Reason != "ServiceUnavailable" ||
+	if resp.StatusCode != http.StatusTooManyRequests || status.Kind != "Status" || status.Reason != "TooManyRequests" ||
 		!strings.Contains(status.Message, "no connection") {
 		t.Errorf("%d %+v", resp.StatusCode, status)
 	}

@@ -47,9 +47,11 @@ func NewPKI(dir string, now time.Time) (*PKI, error) {
 	p := &PKI{
 		roots: x509.NewCertPool(),
 		Files: configs.Files{
-			CA:         filepath.Join(dir, "ca.crt"),
-			ClientCert: filepath.Join(dir, "kubelet-client.crt"), ClientKey: filepath.Join(dir, "kubelet-client.key"),
-			ServingCert: filepath.Join(dir, "kubelet.crt"), ServingKey: filepath.Join(dir, "kubelet.key"),
+			CA:          filepath.Join(dir, "ca.crt"),
+			ClientCert:  filepath.Join(dir, "kubelet-client.crt"),
+			ClientKey:   filepath.Join(dir, "kubelet-client.key"),
+			ServingCert: filepath.Join(dir, "kubelet.crt"),
+			ServingKey:  filepath.Join(dir, "kubelet.key"),
 		},
 	}
 	p.roots.AddCert(ca.cert)
@@ -93,8 +95,10 @@ func NewPKI(dir string, now time.Time) (*PKI, error) {
 // answer, so that a pod on the host network gets none.
 func (p *PKI) serverTLS() *tls.Config {
 	return &tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{p.server},
-		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: p.roots,
+		MinVersion:   tls.VersionTLS13,
+		Certificates: []tls.Certificate{p.server},
+		ClientAuth:   tls.RequireAndVerifyClientCert,
+		ClientCAs:    p.roots,
 	}
 }
 
@@ -117,10 +121,14 @@ func newIssuer(now time.Time) (*issuer, error) {
 		return nil, err
 	}
 	t := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "this machine"},
-		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(lifetime),
-		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
-		KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{CommonName: "this machine"},
+		NotBefore:             now.Add(-time.Hour),
+		NotAfter:              now.Add(lifetime),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		MaxPathLenZero:        true,
+		KeyUsage:              x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, t, t, key.Public(), key)
 	if err != nil {
@@ -140,9 +148,12 @@ func (i *issuer) issue(name string, usage x509.ExtKeyUsage) (tls.Certificate, er
 		return tls.Certificate{}, err
 	}
 	t := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: name},
-		NotBefore: i.now.Add(-time.Hour), NotAfter: i.now.Add(lifetime),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{usage},
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: name},
+		NotBefore:    i.now.Add(-time.Hour),
+		NotAfter:     i.now.Add(lifetime),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{usage},
 	}
 	if usage == x509.ExtKeyUsageServerAuth {
 		t.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}

@@ -46,11 +46,13 @@ func (p *PKI) Listen(address string, kip http.RoundTripper, log *slog.Logger) (*
 			// The host is for form's sake: the tunnel has one peer.
 			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "https", "kip", "kip"
 		},
-		Transport:     whole{kip},
+		Transport:     resumable{whole{kip}},
 		FlushInterval: -1, // a watch event is not held back
 		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			unavailable(w, r, err, "Kip is not connected to this cell", log)
+			// With this status a reflector watches on from where it was. With any
+			// other it lists anew.
+			unavailable(w, r, err, http.StatusTooManyRequests, "TooManyRequests", "Kip is not connected to this cell", log)
 		},
 	}
 	return &Endpoint{
@@ -88,6 +90,34 @@ func (t whole) RoundTrip(req *http.Request) (*http.Response, error) {
 	out := req.Clone(req.Context())
 	out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	return t.kip.RoundTrip(out)
+}
+
+// resumable ends a watch that broke off as one whose time is over. A reflector then
+// watches on from where it was; when it hears of an error it lists all objects anew.
+type resumable struct{ kip http.RoundTripper }
+
+func (t resumable) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := t.kip.RoundTrip(req)
+	if err == nil && resp.StatusCode == http.StatusOK && isWatch(req.URL.Query().Get("watch")) {
+		resp.Body = endedBody{resp.Body}
+	}
+	return resp, err
+}
+
+func isWatch(asked string) bool {
+	yes, err := strconv.ParseBool(asked)
+	return err == nil && yes
+}
+
+// endedBody ends where reading it fails.
+type endedBody struct{ io.ReadCloser }
+
+func (b endedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		err = io.EOF
+	}
+	return n, err
 }
 
 func withALPN(c *tls.Config) *tls.Config {
@@ -141,22 +171,22 @@ func (p *PKI) kubeletProxy(prefix, addr string, log *slog.Logger) http.Handler {
 		FlushInterval: -1,
 		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			unavailable(w, r, err, "the cell's kubelet does not answer", log)
+			unavailable(w, r, err, http.StatusServiceUnavailable, "ServiceUnavailable", "the cell's kubelet does not answer", log)
 		},
 	})
 }
 
 // unavailable answers as an API server would: with a Status, which clients show
 // and on which they try again.
-func unavailable(w http.ResponseWriter, r *http.Request, err error, why string, log *slog.Logger) {
+func unavailable(w http.ResponseWriter, r *http.Request, err error, code int, reason, why string, log *slog.Logger) {
 	if r.Context().Err() != nil {
 		return // the client has gone
 	}
 	log.Debug("request failed", "method", r.Method, "path", r.URL.Path, "err", err)
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(http.StatusServiceUnavailable)
+	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(map[string]any{
-		"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": http.StatusServiceUnavailable,
-		"reason": "ServiceUnavailable", "message": fmt.Sprintf("%s: %v", why, err),
+		"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+		"reason": reason, "message": fmt.Sprintf("%s: %v", why, err),
 	})
 }

@@ -2,10 +2,12 @@ package localapi
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/iotest"
 )
 
 // A body that is still being sent when its request is refused hangs both ends:
@@ -58,3 +60,24 @@ func (c *counting) Read(p []byte) (int, error) {
 }
 
 func (c *counting) Close() error { c.closed = true; return nil }
+
+// A reflector that hears of an error lists all objects anew, one whose watch has ended
+// watches on.
+func TestAWatchThatBreaksOffEndsAndAListThatBreaksOffFails(t *testing.T) {
+	p := newPKI(t)
+	e := serve(t, p, roundTrip(func(r *http.Request) (*http.Response, error) {
+		body := io.MultiReader(strings.NewReader("so far"), iotest.ErrReader(errors.New("the tunnel broke")))
+		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(body), Request: r, Header: http.Header{}}, nil
+	}))
+	for query, fails := range map[string]bool{"?watch=true": false, "?watch=1&timeoutSeconds=300": false, "": true, "?watch=false": true} {
+		resp, err := kubelet(t, p).Get(e.URL() + "/api/v1/services" + query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if string(got) != "so far" || (err != nil) != fails {
+			t.Errorf("services%s: read %q, %v; should fail: %v", query, got, err, fails)
+		}
+	}
+}

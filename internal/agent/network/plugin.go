@@ -150,7 +150,12 @@ func connect(args *skel.CmdArgs, c conf) (*current.Result, error) {
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = name, uplink.Attrs().MTU
-	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: args.IfName, PeerNamespace: netlink.NsFd(int(pod)), PeerMTU: uint32(attrs.MTU)}
+	veth := &netlink.Veth{
+		LinkAttrs:     attrs,
+		PeerName:      args.IfName,
+		PeerNamespace: netlink.NsFd(int(pod)),
+		PeerMTU:       uint32(attrs.MTU),
+	}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return nil, fmt.Errorf("make veth %s with %s in the pod: %w", name, args.IfName, err)
 	}
@@ -205,7 +210,10 @@ func connect(args *skel.CmdArgs, c conf) (*current.Result, error) {
 			// The source address is what the pod sees of the kubelet's probes.
 			{"route the cell to the pod", func() error {
 				return netlink.RouteReplace(&netlink.Route{
-					LinkIndex: outer.Attrs().Index, Dst: whole(w.pod), Scope: netlink.SCOPE_LINK, Src: w.node.AsSlice(),
+					LinkIndex: outer.Attrs().Index,
+					Dst:       whole(w.pod),
+					Scope:     netlink.SCOPE_LINK,
+					Src:       w.node.AsSlice(),
 				})
 			}},
 		}...)
@@ -234,8 +242,11 @@ func connect(args *skel.CmdArgs, c conf) (*current.Result, error) {
 
 func permanent(link netlink.Link, ip netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
 	return &netlink.Neigh{
-		LinkIndex: link.Attrs().Index, Family: family(ip), State: netlink.NUD_PERMANENT,
-		IP: ip.AsSlice(), HardwareAddr: mac,
+		LinkIndex:    link.Attrs().Index,
+		Family:       family(ip),
+		State:        netlink.NUD_PERMANENT,
+		IP:           ip.AsSlice(),
+		HardwareAddr: mac,
 	}
 }
 

@@ -60,7 +60,10 @@ func answerFor(uplink netlink.Link, family int, podIP netip.Addr) error {
 		}
 	}
 	proxy := &netlink.Neigh{
-		LinkIndex: uplink.Attrs().Index, Family: family, Flags: netlink.NTF_PROXY, IP: podIP.AsSlice(),
+		LinkIndex: uplink.Attrs().Index,
+		Family:    family,
+		Flags:     netlink.NTF_PROXY,
+		IP:        podIP.AsSlice(),
 		// Or the entry goes when the link loses its carrier, and the pod could
 		// not be found any more once it is back.
 		State: netlink.NUD_PERMANENT,

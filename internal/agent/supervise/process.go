@@ -75,8 +75,12 @@ type Options struct {
 // New returns a process that Run starts.
 func New(spec Spec, o Options) *Process {
 	return &Process{
-		spec: spec, reaper: o.Reaper, clock: o.Clock, jitter: o.Jitter,
-		log: o.Log.With("component", spec.Name), waiting: "starting",
+		spec:    spec,
+		reaper:  o.Reaper,
+		clock:   o.Clock,
+		jitter:  o.Jitter,
+		log:     o.Log.With("component", spec.Name),
+		waiting: "starting",
 	}
 }
 
@@ -84,7 +88,12 @@ func New(spec Spec, o Options) *Process {
 func (p *Process) Status() agentapi.Component {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return agentapi.Component{Name: p.spec.Name, PID: p.pid, Restarts: max(p.starts-1, 0), Waiting: p.waiting}
+	return agentapi.Component{
+		Name:     p.spec.Name,
+		PID:      p.pid,
+		Restarts: max(p.starts-1, 0),
+		Waiting:  p.waiting,
+	}
 }
 
 // Run keeps the process running until ctx ends; then it stops it and returns.
@@ -145,8 +154,12 @@ func (p *Process) once(ctx context.Context) error {
 	}
 	defer r.Close()
 	cmd := &exec.Cmd{
-		Path: p.spec.Path, Args: append([]string{p.spec.Name}, p.spec.Args...),
-		Env: p.spec.Env, Stdout: w, Stderr: w, Dir: "/",
+		Path:   p.spec.Path,
+		Args:   append([]string{p.spec.Name}, p.spec.Args...),
+		Env:    p.spec.Env,
+		Stdout: w,
+		Stderr: w,
+		Dir:    "/",
 		// A component does not outlive its supervisor: the next one could not
 		// wait for it. The pod's own processes are no children of ours.
 		SysProcAttr: &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGTERM},

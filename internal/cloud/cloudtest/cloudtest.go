@@ -55,6 +55,7 @@ func Run(t *testing.T, s Subject) {
 	}{
 		{"has a name and something to sell", catalogue},
 		{"launches an instance for each machine, in their order", launchesInOrder},
+		{"launches a batch that shares its user data, each machine at its place", launchesBatches},
 		{"launches once for a token", launchesOnce},
 		{"launches once for a token used by many at a time", launchesOnceAtATime},
 		{"launches nothing anew when the instances of a token have ended", remembersTokens},
@@ -68,6 +69,7 @@ func Run(t *testing.T, s Subject) {
 		{"terminates what it knows among what it does not know", terminatesUnknown},
 		{"gives each answer to its caller alone", sharesNothing},
 		{"does nothing when the context has ended", heedsContext},
+		{"tags what it has launched", tags},
 		{"stops and starts", stopsAndStarts},
 		{"makes a disk once for a token, and removes it", makesDisks},
 		{"gives a disk to one instance at a time", attachesDisks},
@@ -104,8 +106,17 @@ type trial struct {
 	tokens int
 }
 
-// request is for n machines, with a token of its own.
+// request is for n machines, with a token of its own. They share what they must.
 func (t *trial) request(owner string, n int) cloud.LaunchRequest {
+	t.Helper()
+	if n > 1 && t.cloud.Traits().SharedUserData {
+		return t.batch(owner, n)
+	}
+	return t.separate(owner, n)
+}
+
+// separate is a request for n machines with user data and tags of their own.
+func (t *trial) separate(owner string, n int) cloud.LaunchRequest {
 	t.Helper()
 	types, err := t.cloud.Catalogue(t.Context())
 	if err != nil {
@@ -289,6 +300,90 @@ func launchesInOrder(t *trial) {
 			addresses[a] = i.ID
 		}
 	}
+}
+
+// batch is a request for n machines that share their user data and tags.
+func (t *trial) batch(owner string, n int) cloud.LaunchRequest {
+	t.Helper()
+	r := t.separate(owner, n)
+	r.UserData, r.Machines = t.UserData, make([]cloud.Machine, n)
+	r.Tags[cloud.TagBatch] = fmt.Sprintf("launch-%d", t.tokens)
+	return r
+}
+
+// launchesBatches looks for an instance at each place, in the answers and in lists.
+func launchesBatches(t *trial) {
+	if !t.cloud.Traits().SharedUserData {
+		results := t.cloud.Launch(t.Context(), t.batch(Owners[0], 2))
+		if err := results.Err(); err == nil || !cloud.Refused(err) {
+			t.Errorf("a cloud whose machines have secrets of their own launched a batch that shares one: %v, %v", ids(results.Instances()), err)
+		}
+		return
+	}
+	own := t.separate(Owners[0], 2)
+	if err := t.cloud.Launch(t.Context(), own).Err(); err == nil || !cloud.Refused(err) {
+		t.Errorf("one call launched machines with user data of their own: %v", err)
+	}
+	r := t.batch(Owners[0], 3)
+	got := t.launch(r)
+	wanted := map[string]string{}
+	for n, i := range got {
+		wanted[i.ID] = cloud.PlaceOf(n)
+		if i.Place != wanted[i.ID] {
+			t.Errorf("result %d is of place %q", n, i.Place)
+		}
+	}
+	for n, i := range t.launch(r) {
+		if i.ID != got[n].ID || i.Place != cloud.PlaceOf(n) {
+			t.Errorf("when it is launched again, place %d has %s at %q: want %s", n, i.ID, i.Place, got[n].ID)
+		}
+	}
+	for _, i := range t.eventuallyRunning(Owners[0], ids(got)) {
+		if i.Place != wanted[i.ID] || i.Tags[cloud.TagBatch] != r.Tags[cloud.TagBatch] {
+			t.Errorf("instance %s is listed at place %q of batch %q: want %q of %q", i.ID, i.Place, i.Tags[cloud.TagBatch], wanted[i.ID],
+				r.Tags[cloud.TagBatch])
+		}
+	}
+	one := t.request(Owners[0], 1)
+	if again := t.launch(one); again[0].Tags[cloud.TagCell] != one.Machines[0].Tags[cloud.TagCell] {
+		t.Errorf("a call for one machine with tags of its own launched %+v", again)
+	}
+}
+
+func tags(t *trial) {
+	tagger := t.cloud.Features().Tagger
+	if tagger == nil {
+		t.Skip("this cloud tags nothing after its launch")
+	}
+	got := t.launch(t.request(Owners[0], 2))
+	t.eventuallyRunning(Owners[0], ids(got))
+	const unknown = "i-0123456789abcdef0"
+	taggings := []cloud.Tagging{
+		{ID: got[1].ID, Tags: map[string]string{cloud.TagPod: "b", cloud.TagName: "other"}},
+		{ID: unknown, Tags: map[string]string{cloud.TagPod: "c"}},
+		{ID: got[0].ID, Tags: map[string]string{cloud.TagPod: "a"}},
+	}
+	for range 2 {
+		results := tagger.Tag(t.Context(), taggings...)
+		if len(results) != len(taggings) {
+			t.Fatalf("%d taggings got %d results", len(taggings), len(results))
+		}
+		for n, r := range results {
+			if r.ID != taggings[n].ID || (r.Err != nil) != (r.ID == unknown) {
+				t.Errorf("result %d is of %s: %v", n, r.ID, r.Err)
+			}
+		}
+	}
+	t.eventually(Owners[0], "tagged", func(list []cloud.Instance) bool {
+		for _, i := range list {
+			n := slices.IndexFunc(got, func(g cloud.Instance) bool { return g.ID == i.ID })
+			if n < 0 || i.Tags[cloud.TagPod] != []string{"a", "b"}[n] || i.Tags[cloud.TagCell] != got[n].Tags[cloud.TagCell] ||
+				i.Tags[cloud.TagOwner] != Owners[0] {
+				return false
+			}
+		}
+		return len(list) == 2
+	})
 }
 
 func launchesOnce(t *trial) {

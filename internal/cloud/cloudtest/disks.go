@@ -22,8 +22,10 @@ func (t *trial) diskRequest(owner string) cloud.DiskRequest {
 	t.Helper()
 	r := t.request(owner, 1)
 	return cloud.DiskRequest{
-		Token: r.Token + "-disk", SizeBytes: 1 << 30, Zone: r.Zone,
-		Tags: map[string]string{cloud.TagOwner: owner, cloud.TagVolume: "pvc-1", cloud.TagName: "Kip's cloud tests"},
+		Token:     r.Token + "-disk",
+		SizeBytes: 1 << 30,
+		Zone:      r.Zone,
+		Tags:      map[string]string{cloud.TagOwner: owner, cloud.TagVolume: "pvc-1", cloud.TagName: "Kip's cloud tests"},
 	}
 }
 

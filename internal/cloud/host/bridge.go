@@ -64,7 +64,7 @@ func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
 		return 0, err
 	}
 	if link == nil {
-		if err := refuseOverlap(cfg); err != nil {
+		if err := refuseOverlap(unix.AF_INET, "cidr", cfg.CIDR); err != nil {
 			return 0, err
 		}
 		data, err := json.Marshal(map[string]string{"bridge": cfg.Bridge, "cidr": cfg.CIDR.String()})
@@ -194,23 +194,32 @@ func bridgeOwner(cfg Config, link netlink.Link) (stateDir string, err error) {
 		cfg.Bridge)
 }
 
-// refuseOverlap protects networks that the host already reaches.
-func refuseOverlap(cfg Config) error {
-	routes, err := netlink.RouteList(nil, unix.AF_INET)
+// refuseOverlap protects networks that the host already reaches from the own one of a
+// family, which the configuration has in key.
+func refuseOverlap(family int, key string, own netip.Prefix) error {
+	routes, err := netlink.RouteList(nil, family)
 	if err != nil {
-		return fmt.Errorf("list routes: %w", err)
+		return fmt.Errorf("list routes, to see whether %s is free: %w", key, err)
 	}
+	if p, found := overlapping(routes, own); found {
+		return fmt.Errorf("%s %s overlaps the host's route to %s: choose another %s", key, own, p, key)
+	}
+	return nil
+}
+
+// overlapping is the first route, but for default ones, to a part of a network.
+func overlapping(routes []netlink.Route, own netip.Prefix) (p netip.Prefix, found bool) {
 	for _, r := range routes {
 		if r.Dst == nil {
 			continue
 		}
-		addr, ok := netip.AddrFromSlice(r.Dst.IP.To4())
+		addr, ok := netip.AddrFromSlice(r.Dst.IP)
 		bits, _ := r.Dst.Mask.Size()
-		if p := netip.PrefixFrom(addr, bits); ok && bits > 0 && p.Overlaps(cfg.CIDR) {
-			return fmt.Errorf("cidr %s overlaps the host's route to %s: choose another cidr", cfg.CIDR, p)
+		if p := netip.PrefixFrom(addr.Unmap(), bits); ok && bits > 0 && p.Overlaps(own) {
+			return p, true
 		}
 	}
-	return nil
+	return netip.Prefix{}, false
 }
 
 // warnOfFirewall names the one well-known way in which machines cannot reach

@@ -94,9 +94,14 @@ func New(cfg Config, kind Kind) (_ *Cloud, err error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Cloud{
-		cfg: cfg, kind: kind, network: network{cfg.CIDR}, unlock: unlock,
-		ctx: ctx, cancel: cancel,
-		machines: map[string]*machine{}, tokens: map[string]*machine{},
+		cfg:      cfg,
+		kind:     kind,
+		network:  network{cfg.CIDR},
+		unlock:   unlock,
+		ctx:      ctx,
+		cancel:   cancel,
+		machines: map[string]*machine{},
+		tokens:   map[string]*machine{},
 	}
 	if c.bridge, err = ensureBridge(ctx, cfg); err == nil {
 		err = c.recover()
@@ -131,7 +136,12 @@ func (c *Cloud) recover() error {
 	}
 	var recovering []*machine
 	for _, s := range all {
-		m := &machine{id: s.id, rec: s.rec, settled: make(chan struct{}), gone: make(chan struct{})}
+		m := &machine{
+			id:      s.id,
+			rec:     s.rec,
+			settled: make(chan struct{}),
+			gone:    make(chan struct{}),
+		}
 		if s.err != nil {
 			c.cfg.Log.Warn("a machine's record cannot be read; removing the machine", "instance", s.id, "err", s.err)
 			m.rec = record{Instance: cloud.Instance{ID: s.id}}

@@ -1,9 +1,12 @@
 package host
 
 import (
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 )
 
 func TestConfigErrorsNameTheField(t *testing.T) {
@@ -37,6 +40,31 @@ func TestANetworkThatIsNotForMachinesIsRefused(t *testing.T) {
 		cfg := Config{StateDir: "/var/lib/kip", IPv6CIDR: netip.MustParsePrefix(bad)}
 		if _, err := cfg.WithDefaults(); err == nil || !strings.Contains(err.Error(), "ipv6CIDR") {
 			t.Errorf("%s: %v", bad, err)
+		}
+	}
+}
+
+func TestANetworkThatTheHostReachesIsRefused(t *testing.T) {
+	route := func(to string) netlink.Route {
+		_, dst, err := net.ParseCIDR(to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return netlink.Route{Dst: dst}
+	}
+	long := route("10.110.3.0/24")
+	long.Dst.IP = long.Dst.IP.To16()
+	for own, routes := range map[string][]netlink.Route{
+		"10.110.0.0/16": {{}, route("0.0.0.0/0"), route("10.109.0.0/16"), long},
+		"10.1.2.0/24":   {route("fd00::/16"), route("10.0.0.0/8")},
+		"fd00:1::/64":   {route("::/0"), route("fd00:2::/64"), route("fd00:1::/32")},
+	} {
+		last := len(routes) - 1
+		if p, found := overlapping(routes[:last], netip.MustParsePrefix(own)); found {
+			t.Errorf("%s overlaps %s", own, p)
+		}
+		if p, found := overlapping(routes, netip.MustParsePrefix(own)); !found || p.String() != routes[last].Dst.String() {
+			t.Errorf("%s overlaps %s, %t; want %s", own, p, found, routes[last].Dst)
 		}
 	}
 }

@@ -103,7 +103,7 @@ func bridgeIPv6(cfg Config, link netlink.Link) error {
 			return err
 		}
 		if !found {
-			if err := refuseOverlapIPv6(cfg); err != nil {
+			if err := refuseOverlap(unix.AF_INET6, "ipv6CIDR", cfg.IPv6CIDR); err != nil {
 				return err
 			}
 		}
@@ -141,23 +141,4 @@ func hasAddressIPv6(cfg Config, link netlink.Link) (found bool, err error) {
 		}
 	}
 	return found, nil
-}
-
-// refuseOverlapIPv6 is refuseOverlap for the IPv6 network.
-func refuseOverlapIPv6(cfg Config) error {
-	routes, err := netlink.RouteList(nil, unix.AF_INET6)
-	if err != nil {
-		return fmt.Errorf("list IPv6 routes: %w", err)
-	}
-	for _, r := range routes {
-		if r.Dst == nil {
-			continue
-		}
-		addr, ok := netip.AddrFromSlice(r.Dst.IP.To16())
-		bits, _ := r.Dst.Mask.Size()
-		if p := netip.PrefixFrom(addr, bits); ok && bits > 0 && p.Overlaps(cfg.IPv6CIDR) {
-			return fmt.Errorf("ipv6CIDR %s overlaps the host's route to %s: choose another ipv6CIDR", cfg.IPv6CIDR, p)
-		}
-	}
-	return nil
 }

@@ -32,6 +32,11 @@ func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchR
 	if n := len(r.Machines); n < 1 || n > cloud.MaxLaunch {
 		return cloud.NotLaunched(n, fmt.Errorf("launch: %w: %d machines: want from 1 to %d", cloud.ErrRefused, n, cloud.MaxLaunch))
 	}
+	if r.Shared() {
+		// On a link that machines share, one that has joined could answer for another
+		// whose token it knows.
+		return cloud.NotLaunched(len(r.Machines), fmt.Errorf("launch: %w: machines share no user data here", cloud.ErrRefused))
+	}
 	if err := c.sameGroup(r); err != nil {
 		return cloud.NotLaunched(len(r.Machines), err)
 	}

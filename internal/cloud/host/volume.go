@@ -146,7 +146,10 @@ func (c *Cloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk
 	var random [8]byte
 	rand.Read(random[:])
 	rec := diskRecord{Token: r.Token, Disk: cloud.Disk{
-		ID: "disk-" + hex.EncodeToString(random[:]), SizeBytes: (r.SizeBytes + 511) / 512 * 512, Zone: r.Zone, Tags: maps.Clone(r.Tags),
+		ID:        "disk-" + hex.EncodeToString(random[:]),
+		SizeBytes: (r.SizeBytes + 511) / 512 * 512,
+		Zone:      r.Zone,
+		Tags:      maps.Clone(r.Tags),
 	}}
 	// The file first: a disk is there when its record is.
 	if err := os.MkdirAll(c.cfg.diskDir(rec.Disk.ID), 0o700); err != nil {

@@ -21,9 +21,17 @@ import (
 
 func (k *kind) spec(b *host.Boot) spec {
 	s := spec{
-		ID: b.ID, Dir: b.Dir, RootDir: k.cfg.RootDir, Init: k.cfg.Init,
-		Address: b.Address, Gateway: b.Gateway, AddressIPv6: b.AddressIPv6, GatewayIPv6: b.GatewayIPv6,
-		Cores: cores(b.Type), MemoryBytes: b.Type.MemoryBytes, PureV2: k.hierarchies.pureV2(),
+		ID:          b.ID,
+		Dir:         b.Dir,
+		RootDir:     k.cfg.RootDir,
+		Init:        k.cfg.Init,
+		Address:     b.Address,
+		Gateway:     b.Gateway,
+		AddressIPv6: b.AddressIPv6,
+		GatewayIPv6: b.GatewayIPv6,
+		Cores:       cores(b.Type),
+		MemoryBytes: b.Type.MemoryBytes,
+		PureV2:      k.hierarchies.pureV2(),
 	}
 	for _, h := range k.hierarchies {
 		g := machineGroup{Host: h.cgroup(k.cfg.Group, b.ID), Name: filepath.Base(h.Mount)}

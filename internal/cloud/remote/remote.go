@@ -85,7 +85,12 @@ func (f *failure) error() error {
 		return nil
 	case f.Error != nil:
 		e := f.Error
-		return &failed{f.Message, &cloud.Error{Cause: e.Cause, Scope: e.Scope, RetryAfter: e.RetryAfter, NothingDone: e.NothingDone}}
+		return &failed{f.Message, &cloud.Error{
+			Cause:       e.Cause,
+			Scope:       e.Scope,
+			RetryAfter:  e.RetryAfter,
+			NothingDone: e.NothingDone,
+		}}
 	case f.InUse != nil:
 		return &failed{f.Message, &cloud.InUseError{Disk: f.InUse.Disk, Instance: f.InUse.Instance}}
 	case f.Cause != "":

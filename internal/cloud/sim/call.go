@@ -21,21 +21,23 @@ const (
 	KindTerminate     = cloud.CallTerminate
 	KindStop          = cloud.CallStop
 	KindStart         = cloud.CallStart
-	KindTag           = cloud.CallTag
 	KindInterruptions = cloud.CallInterruptions
 	KindCreateDisk    = cloud.CallCreateDisk
 	KindDeleteDisk    = cloud.CallDeleteDisk
 	KindListDisks     = cloud.CallListDisks
 	KindAttachDisk    = cloud.CallAttachDisk
 	KindDetachDisk    = cloud.CallDetachDisk
+	KindListParts     = cloud.CallListParts
+	KindDeleteParts   = cloud.CallDeleteParts
+	KindTag           = cloud.CallTag
 	// AnyKind stands for all kinds.
 	AnyKind Kind = ""
 )
 
 func checkKind(field string, k Kind) error {
 	switch k {
-	case KindCatalogue, KindLaunch, KindList, KindDescribe, KindTerminate, KindStop, KindStart, KindTag, KindInterruptions,
-		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, AnyKind:
+	case KindCatalogue, KindLaunch, KindList, KindDescribe, KindTerminate, KindStop, KindStart, KindInterruptions,
+		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, KindListParts, KindDeleteParts, KindTag, AnyKind:
 		return nil
 	}
 	return fmt.Errorf("%s has the key %q: want a kind of call", field, k)
@@ -48,7 +50,7 @@ type Call struct {
 	N, Total int
 	Time     time.Time
 	Launch   *cloud.LaunchRequest // of a launch
-	IDs      []string             // of a termination, a stop, a start, a description
+	IDs      []string             // of a termination, a stop, a start, a description, a tagging
 	Owner    string               // of a list
 }
 

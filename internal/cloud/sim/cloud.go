@@ -21,6 +21,7 @@ var (
 	_ cloud.Stopper     = (*Cloud)(nil)
 	_ cloud.Interrupter = (*Cloud)(nil)
 	_ cloud.Disks       = (*Cloud)(nil)
+	_ cloud.Tagger      = (*Cloud)(nil)
 )
 
 // Cloud is a simulated cloud. It is safe for concurrent use.
@@ -62,6 +63,8 @@ type Cloud struct {
 	disks     []*disk      // in the order of their creation
 	disksMade int          // ever
 	torn      []cloud.Disk // detached while in use
+
+	parts []*cloud.Part
 }
 
 type holding struct {
@@ -169,11 +172,15 @@ func (c *Cloud) SetCatalogue(types []catalog.InstanceType) error {
 func (c *Cloud) Name() string { return c.cfg.Name }
 
 // Traits implements cloud.Cloud.
-func (c *Cloud) Traits() cloud.Traits { return *c.cfg.Traits }
+func (c *Cloud) Traits() cloud.Traits {
+	traits := *c.cfg.Traits
+	traits.SharedUserData = traits.SharedUserData || c.cfg.SharedUserData
+	return traits
+}
 
 // Features implements cloud.Cloud.
 func (c *Cloud) Features() cloud.Features {
-	return cloud.Features{Stopper: c, Interrupter: c, Disks: c}
+	return cloud.Features{Stopper: c, Interrupter: c, Disks: c, Parts: c, Tagger: c}
 }
 
 // Catalogue implements cloud.Cloud.

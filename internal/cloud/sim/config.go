@@ -47,6 +47,9 @@ type Config struct {
 	// Traits are what the cloud says of itself; Kip's usual ones of a cloud whose
 	// list lags when nil.
 	Traits *cloud.Traits
+	// SharedUserData makes that trait true: a launch of several machines that have
+	// user data or tags of their own is refused.
+	SharedUserData bool
 
 	// ManagementCIDR and PodCIDR are where addresses are taken from, the same
 	// offset in both, unique among the machines that hold one. By default
@@ -97,6 +100,9 @@ type Knobs struct {
 	// UnknownFor is how long after a launch Describe, Terminate, Stop and Start do
 	// not know the machine yet; Terminate then does nothing.
 	UnknownFor Distribution
+
+	// PartsLeft is the share of machines whose network interface outlives them.
+	PartsLeft float64
 
 	// Capacity bounds the machines of each pool; a launch needs room in all
 	// pools that it belongs to.
@@ -313,7 +319,7 @@ func (k Knobs) validate() error {
 	for _, s := range []struct {
 		field string
 		p     float64
-	}{{"TerminationLost", k.TerminationLost}, {"StaleLists", k.StaleLists}, {"NoticesLost", k.NoticesLost}} {
+	}{{"TerminationLost", k.TerminationLost}, {"StaleLists", k.StaleLists}, {"NoticesLost", k.NoticesLost}, {"PartsLeft", k.PartsLeft}} {
 		check(share(s.field, s.p))
 	}
 	for _, d := range []struct {

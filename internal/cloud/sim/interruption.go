@@ -63,6 +63,7 @@ func (c *Cloud) interruptions(ctx context.Context, tell func(cloud.Interruption)
 			if ctx.Err() != nil {
 				break
 			}
+			n.Left = n.At.Sub(c.clock.Now())
 			tell(n)
 		}
 		select {

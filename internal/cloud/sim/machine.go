@@ -149,10 +149,10 @@ func (c *Cloud) follow(m *machine, steps []step) {
 
 // create launches the nth machine of a request.
 func (c *Cloud) create(r cloud.LaunchRequest, l *launched, n int, o offer, price float64, vcpus int64, now time.Time) *machine {
-	m := &machine{offer: o, vcpus: vcpus, userData: r.Machines[n].UserData, events: map[*event]bool{}}
+	m := &machine{offer: o, vcpus: vcpus, userData: r.UserDataOf(n), events: map[*event]bool{}}
 	m.Instance = Instance{Token: r.Token, Instance: cloud.Instance{
 		ID: c.newID(l, r.Token, n), InstanceType: o.instanceType, Zone: o.zone, Subnet: o.subnet, Spot: o.spot,
-		Launched: now, Tags: r.TagsOf(n),
+		Launched: now, Tags: r.TagsOf(n), Place: cloud.PlaceOf(n),
 	}}
 	fate := c.rand("fate", m.ID, 0)
 	m.known = now.Add(c.knobs.UnknownFor.draw(fate))
@@ -160,6 +160,7 @@ func (c *Cloud) create(r cloud.LaunchRequest, l *launched, n int, o offer, price
 	m.charge.instances++
 	c.byID[m.ID] = m
 	c.machines = append(c.machines, m)
+	c.addPart(m)
 	c.begin(m, now)
 	if mean := c.knobs.MTBF; mean > 0 {
 		c.at(m, now.Add(exponential(fate, mean)), false, func(now time.Time) { c.end(m, now, Vanished) })
@@ -283,6 +284,7 @@ func (c *Cloud) end(m *machine, now time.Time, cause Cause) {
 	c.halt(m, now)
 	c.freeAddress(m)
 	c.freeDisks(m.ID)
+	c.freeParts(m)
 	m.userData = nil
 	m.State, m.Ended, m.Cause = cloud.Terminating, now, cause
 	c.history = append(c.history, m.Instance)
@@ -317,6 +319,36 @@ func (c *Cloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
 		err = fmt.Errorf("terminate %v: %w", ids, err)
 	}
 	return cloud.Each(err, ids...)
+}
+
+// Tag implements cloud.Tagger. Lists show the tags as late as any other change.
+func (c *Cloud) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
+	ids, tags := make([]string, len(taggings)), make([]map[string]string, len(taggings))
+	for n, t := range taggings {
+		ids[n], tags[n] = t.ID, maps.Clone(t.Tags)
+	}
+	results := cloud.Each(nil, ids...)
+	err := c.do(ctx, Call{Kind: KindTag, IDs: ids}, func(now time.Time) error {
+		if err := c.takeResources(KindTag, len(ids), now); err != nil {
+			return err
+		}
+		for n, id := range ids {
+			m := c.find(id, now)
+			if m == nil {
+				results[n].Err = fmt.Errorf("InvalidInstanceID.NotFound: there is no instance %s: %w", id, cloud.ErrNotFound)
+				continue
+			}
+			all := maps.Clone(m.Tags)
+			maps.Copy(all, tags[n])
+			m.Tags = all // what lists showed before keeps its own
+			c.show(m, now)
+		}
+		return nil
+	})
+	if err != nil {
+		return cloud.Each(fmt.Errorf("tag %v: %w", ids, err), ids...)
+	}
+	return results
 }
 
 func (c *Cloud) terminate(m *machine, now time.Time) {

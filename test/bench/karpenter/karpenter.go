@@ -193,7 +193,12 @@ func (k *karpenter) install(ctx context.Context) error {
 
 // run starts a program, which must not end by itself.
 func (k *karpenter) run(name, path string, env []string, args ...string) error {
-	p := &program{name: name, log: filepath.Join(k.dir, name+".log"), stopping: make(chan struct{}), done: make(chan struct{})}
+	p := &program{
+		name:     name,
+		log:      filepath.Join(k.dir, name+".log"),
+		stopping: make(chan struct{}),
+		done:     make(chan struct{}),
+	}
 	log, err := os.Create(p.log)
 	if err != nil {
 		return err

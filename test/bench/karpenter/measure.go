@@ -107,8 +107,11 @@ func (m measure) run(ctx context.Context) (*result, error) {
 	wall := time.Since(began)
 
 	r := &result{
-		Pods: m.pods, BoundSeconds: pods.bound.Sub(began).Seconds(), WallSeconds: wall.Seconds(), LostPods: len(pods.lost),
-		Processes: map[string]process{},
+		Pods:         m.pods,
+		BoundSeconds: pods.bound.Sub(began).Seconds(),
+		WallSeconds:  wall.Seconds(),
+		LostPods:     len(pods.lost),
+		Processes:    map[string]process{},
 	}
 	busy, err := machineCPU()
 	if err != nil {

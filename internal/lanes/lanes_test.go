@@ -1,4 +1,4 @@
-package agentapi
+package lanes
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 
 func TestAgentsThatDoNotAnswerHoldUpNoneThatDoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, began := NewLanes(), time.Now()
+		l, began := New(), time.Now()
 		hangs := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 		paces := make([]Pace, 1000)
 		var all sync.WaitGroup
@@ -59,7 +59,7 @@ func TestAgentsThatDoNotAnswerHoldUpNoneThatDoes(t *testing.T) {
 
 func TestAnAgentThatIsWellAgainLeavesTheSlowLane(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, p := NewLanes(), Pace{}
+		l, p := New(), Pace{}
 		for _, step := range []struct {
 			takes time.Duration
 			slow  bool

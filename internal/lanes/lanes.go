@@ -1,4 +1,6 @@
-package agentapi
+// Package lanes owns how many agents are asked at the same time. It must not know what
+// they are asked.
+package lanes
 
 import (
 	"context"
@@ -6,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/elotl/kip/internal/pulse"
 )
 
 const (
@@ -22,8 +26,8 @@ const (
 // that do are asked without a wait.
 type Lanes struct{ quick, slow chan struct{} }
 
-// NewLanes returns empty lanes.
-func NewLanes() *Lanes {
+// New returns empty lanes.
+func New() *Lanes {
 	return &Lanes{quick: make(chan struct{}, quickAsks), slow: make(chan struct{}, slowAsks)}
 }
 
@@ -41,9 +45,12 @@ func (l *Lanes) Ask(ctx context.Context, p *Pace, timeout time.Duration, ask fun
 	if p.slow.Load() {
 		lane = l.slow
 	}
+	over := pulse.Wait(ctx, pulse.Cell) // those before are being asked
 	select {
 	case lane <- struct{}{}:
+		over()
 	case <-ctx.Done():
+		over()
 		return context.Cause(ctx)
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)

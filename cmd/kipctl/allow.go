@@ -1,0 +1,64 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/elotl/kip/internal/adminapi"
+)
+
+func allow(k *kipctl) *cobra.Command {
+	var yes bool
+	cmd := &cobra.Command{
+		Use:   "allow --yes",
+		Short: "Let end what Kip holds back, since so many ends may be a mistake",
+		Long: "Let end the instances that Kip holds back: of cells that count as lost while many others do as well,\n" +
+			"or that were heard a moment ago, and of instances with Kip's tags that no cell has.\n\n" +
+			"Without --yes it lists them, with why each is to end and why it does not, and changes nothing. With\n" +
+			"--yes those that are held back now may end once; what is held back later is asked for again. Make\n" +
+			"sure first that they are lost in fact: that the cloud's account, region and API are the right ones,\n" +
+			"and that it is not Kip that is cut off. What runs on them ends with them.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			path, _ := k.socketPath()
+			client := adminapi.NewClient(path)
+			ask := client.Held
+			if yes {
+				ask = client.Allow
+			}
+			held, err := ask(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if err := k.print(held, func(w io.Writer) error { return k.heldTable(w, held) }); err != nil {
+				return err
+			}
+			switch {
+			case len(held) == 0:
+				fmt.Fprintln(k.err, "Nothing is held back.")
+			case !yes:
+				return errors.New("nothing was done: --yes lets all of this end")
+			default:
+				fmt.Fprintf(k.err, "%s may end.\n", adminapi.Count(len(held), "instance"))
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "do it")
+	return cmd
+}
+
+func (k *kipctl) heldTable(w io.Writer, held []adminapi.HeldEnd) error {
+	if len(held) == 0 {
+		return nil
+	}
+	t := table(w, "INSTANCE", "CELL", "POD", "HELD FOR", "WHY", "HELD BACK")
+	for _, h := range held {
+		t.row(h.Instance, h.Cell, podOf(h.Pod), duration.HumanDuration(k.clock.Since(h.Since)), h.Why, h.HeldBack)
+	}
+	return t.w.Flush()
+}

@@ -1,0 +1,471 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// The driver and the provisioner of Kip's disks, and who makes them.
+const (
+	ownDriver     = "disk.kip.elotl.co"
+	provisionedBy = "pv.kubernetes.io/provisioned-by"
+	provisionerSA = "system:serviceaccount:kip-system:kip-provisioner"
+)
+
+// identities are clients of one cluster.
+type identities struct {
+	admin, kip, provisioner, node kubernetes.Interface
+}
+
+// started is a control plane on loopback, with deploy/ and nothing else, and those
+// who ask it. There can be one in a process.
+func started(t *testing.T) identities {
+	t.Helper()
+	state, err := os.MkdirTemp("/tmp", "kip-rights-") // the path of a socket in it is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(state); err != nil {
+			t.Error(err)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c, err := Start(ctx, Options{
+		StateDir:    state,
+		Address:     netip.MustParseAddr("127.0.0.2"),
+		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"),
+		NoFsync:     true,
+		NodeName:    "kip-0",
+		Peers:       map[string]netip.Addr{"kip-1": netip.MustParseAddr("127.0.0.3")},
+		Log:         slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := c.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	kip, err := clientcmd.BuildConfigFromFlags("", c.KipKubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := func(cfg *rest.Config, as ...string) kubernetes.Interface {
+		cfg = rest.CopyConfig(cfg)
+		if len(as) > 0 {
+			cfg.Impersonate = rest.ImpersonationConfig{UserName: as[0], Groups: as[1:]}
+		}
+		all, err := kubernetes.NewForConfig(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	return identities{
+		admin:       client(c.AdminConfig()),
+		kip:         client(kip),
+		provisioner: client(kip, provisionerSA),
+		node:        client(kip, "system:node:kip-0", "system:nodes"),
+	}
+}
+
+// patience is how long anything may take on a busy machine.
+const patience = 3 * time.Minute
+
+// becomes waits until a request is answered as it is to be: policies and the relations
+// of nodes are followed by watches.
+func becomes(t *testing.T, what string, as func() error) {
+	t.Helper()
+	var last error
+	if err := wait.PollUntilContextTimeout(t.Context(), pollInterval, patience, true, func(context.Context) (bool, error) {
+		last = as()
+		return last == nil, nil
+	}); err != nil {
+		t.Fatalf("%s: %v (%v)", what, last, err)
+	}
+}
+
+// refused is nil for an error that says no, with these words.
+func refused(err error, words string) error {
+	if err == nil || !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), words) {
+		return fmt.Errorf("got %w, want it forbidden with %q", err, words)
+	}
+	return nil
+}
+
+// volume is one that Kip makes.
+func volume(name string, change func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{provisionedBy: ownDriver}},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: ownDriver, VolumeHandle: "disk-" + name},
+			},
+		},
+	}
+	if change != nil {
+		change(pv)
+	}
+	return pv
+}
+
+// namesSecret makes a volume the way to a Secret of namespace victim, by the claim of
+// a pod on Kip's node.
+func namesSecret(pv *corev1.PersistentVolume) {
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: metav1.NamespaceDefault, Name: "claim"}
+	pv.Spec.CSI.NodeStageSecretRef = &corev1.SecretReference{Namespace: "victim", Name: "treasure"}
+}
+
+func isHostPath(pv *corev1.PersistentVolume) {
+	pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}
+}
+
+// One test, since there can be one control plane in a process.
+func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a control plane")
+	}
+	is := started(t)
+	kipMakesItsNode(t, is)
+	kipEscapesByNoVolume(t, is)
+	kipWritesOfItsNodeWhatIsItsOwn(t, is)
+	podsAskForWhatTheirNamespaceIsGranted(t, is)
+}
+
+func kipMakesItsNode(t *testing.T, is identities) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: "kip-0",
+		Labels: map[string]string{
+			"type": "virtual-kubelet", "kubernetes.io/hostname": "kip-0", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+			"node.kubernetes.io/instance-type": "kip", "topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r",
+			"team": "a",
+		},
+	}}
+	node.Spec.Taints = []corev1.Taint{{Key: "virtual-kubelet.io/provider", Value: "kip", Effect: corev1.TaintEffectNoSchedule}}
+	becomes(t, "Kip makes a node of another name", func() error {
+		other := node.DeepCopy()
+		other.Name = "machine"
+		_, err := is.kip.CoreV1().Nodes().Create(t.Context(), other, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return refused(err, "may not change nodes machine")
+	})
+	if _, err := is.kip.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+		t.Fatalf("Kip makes its node: %v", err)
+	}
+	second := node.DeepCopy()
+	second.Name, second.Labels["kubernetes.io/hostname"] = "kip-1", "kip-1"
+	if _, err := is.kip.CoreV1().Nodes().Create(t.Context(), second, metav1.CreateOptions{}); err != nil {
+		t.Errorf("Kip makes its second node: %v", err)
+	}
+}
+
+// The escape: a volume for the claim of a pod on Kip's node that names somebody's
+// Secret. It works without the policy, or this test would prove nothing.
+func kipEscapesByNoVolume(t *testing.T, is identities) {
+	ctx := t.Context()
+	must := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(is.admin.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "victim"}}, metav1.CreateOptions{}))
+	treasure := &corev1.SecretReference{Namespace: "victim", Name: "treasure"}
+	must(is.admin.CoreV1().Secrets(treasure.Namespace).Create(ctx,
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: treasure.Name}}, metav1.CreateOptions{}))
+	none := ""
+	must(is.admin.CoreV1().PersistentVolumeClaims("default").Create(ctx, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "claim"},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: &none,
+			AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources:        corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}, metav1.CreateOptions{}))
+	must(is.admin.CoreV1().Pods("default").Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "has-claim"},
+		Spec: corev1.PodSpec{
+			NodeName:   "kip-0",
+			Containers: []corev1.Container{{Name: "main", Image: "busybox"}},
+			Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "claim"}}}},
+		},
+	}, metav1.CreateOptions{}))
+	made := is.provisioner.CoreV1().PersistentVolumes()
+	create := func(by kubernetes.Interface, pv *corev1.PersistentVolume) error {
+		_, err := by.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{})
+		return err
+	}
+	steals := func() error {
+		_, err := is.node.CoreV1().Secrets("victim").Get(ctx, "treasure", metav1.GetOptions{})
+		return err
+	}
+	forController := func(pv *corev1.PersistentVolume) { pv.Spec.CSI.ControllerPublishSecretRef = treasure }
+	for name, c := range map[string]struct {
+		change func(*corev1.PersistentVolume)
+		words  string
+	}{
+		"a Secret for the node":       {namesSecret, "name no Secret"},
+		"a Secret for the controller": {forController, "name no Secret"},
+		"a folder of a machine":       {isHostPath, "own driver only"},
+		"another driver":              {func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "nfs.csi.k8s.io" }, "own driver only"},
+		"another provisioner":         {func(pv *corev1.PersistentVolume) { pv.Annotations[provisionedBy] = "other" }, "provisioner"},
+		"no provisioner":              {func(pv *corev1.PersistentVolume) { pv.Annotations = nil }, "provisioner"},
+	} {
+		becomes(t, name, func() error { return refused(create(is.provisioner, volume("escape", c.change)), c.words) })
+	}
+	if err := refused(create(is.kip, volume("escape", nil)), "cannot create resource"); err != nil {
+		t.Errorf("Kip makes a volume as itself: %v", err)
+	}
+	if err := refused(steals(), "no relationship found"); err != nil {
+		t.Errorf("before any volume: %v", err)
+	}
+
+	if err := create(is.provisioner, volume("own", nil)); err != nil {
+		t.Errorf("a volume as Kip makes it: %v", err)
+	}
+	patch := []byte(`{"metadata":{"finalizers":["external-provisioner.volume.kubernetes.io/finalizer"]}}`)
+	if _, err := made.Patch(ctx, "own", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Errorf("the finalizer of a volume of Kip's: %v", err)
+	}
+	patch = []byte(`{"metadata":{"finalizers":null}}`)
+	if _, err := made.Patch(ctx, "own", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Errorf("the finalizer of a volume of Kip's: %v", err)
+	}
+	if err := made.Delete(ctx, "own", metav1.DeleteOptions{}); err != nil {
+		t.Errorf("the removal of a volume of Kip's: %v", err)
+	}
+	if err := create(is.admin, volume("others", isHostPath)); err != nil {
+		t.Fatal(err)
+	}
+	if err := refused(made.Delete(ctx, "others", metav1.DeleteOptions{}), "own driver only"); err != nil {
+		t.Errorf("the removal of another's volume: %v", err)
+	}
+	if _, err := is.provisioner.CoreV1().Secrets("victim").Get(ctx, "treasure", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("the provisioner reads a Secret: %v", err)
+	}
+
+	bindings := is.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+	if err := bindings.Delete(ctx, "kip-volumes", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	becomes(t, "without the policy the volume is made", func() error { return create(is.provisioner, volume("escape", namesSecret)) })
+	becomes(t, "without the policy the node reads the Secret", steals)
+}
+
+func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
+	patch := func(by kubernetes.Interface, body string) error {
+		_, err := by.CoreV1().Nodes().Patch(t.Context(), "kip-0", types.MergePatchType, []byte(body), metav1.PatchOptions{})
+		return err
+	}
+	for _, c := range []struct {
+		by    kubernetes.Interface
+		body  string
+		words string // of the refusal, "" for none
+	}{
+		{is.admin, `{"metadata":{"labels":{"node-restriction.kubernetes.io/secure":"no"}},"spec":{"unschedulable":true}}`, ""},
+		{is.kip, `{"metadata":{"labels":{"team":"b"},"annotations":{"kip.elotl.co/registration":"x"}}}`, ""},
+		{is.kip, `{"metadata":{"labels":{"topology.kubernetes.io/zone":"y"}}}`, ""},
+		{is.kip, `{"metadata":{"labels":{"node-restriction.kubernetes.io/secure":"yes"}}}`, "Kip writes those of its node's host"},
+		{is.kip, `{"metadata":{"labels":{"node-restriction.kubernetes.io/secure":null}}}`, "Kip writes those of its node's host"},
+		{is.kip, `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, "Kip writes those of its node's host"},
+		{is.kip, `{"metadata":{"labels":{"x.k8s.io/a":""}}}`, "Kip writes those of its node's host"},
+		{is.kip, `{"spec":{"unschedulable":null}}`, "does not uncordon"},
+		{is.admin, `{"spec":{"unschedulable":null}}`, ""},
+		{is.kip, `{"spec":{"unschedulable":true}}`, ""},
+	} {
+		err := patch(c.by, c.body)
+		if c.words != "" {
+			err = refused(err, c.words)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.body, err)
+		}
+	}
+	const own = "virtual-kubelet.io/provider"
+	taint := func(key string, effect corev1.TaintEffect) corev1.Taint {
+		return corev1.Taint{Key: key, Value: "a", Effect: effect}
+	}
+	for _, c := range []struct {
+		by    kubernetes.Interface
+		key   string // whose taint is replaced
+		with  []corev1.Taint
+		words string
+	}{
+		{is.admin, "admin", []corev1.Taint{taint("admin", corev1.TaintEffectNoSchedule)}, ""},
+		{is.kip, "admin", nil, "its node's taints"},
+		{is.kip, "admin", []corev1.Taint{taint("admin", corev1.TaintEffectPreferNoSchedule)}, "its node's taints"},
+		{is.kip, "more", []corev1.Taint{taint("more", corev1.TaintEffectNoSchedule)}, "its node's taints"},
+		{is.kip, own, []corev1.Taint{taint(own, corev1.TaintEffectPreferNoSchedule)}, ""},
+		{is.kip, own, nil, ""},
+	} {
+		becomes(t, fmt.Sprintf("the taint %s as %v", c.key, c.with), func() error {
+			node, err := is.admin.CoreV1().Nodes().Get(t.Context(), "kip-0", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			kept := slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == c.key })
+			body, err := json.Marshal(map[string]any{"spec": map[string]any{"taints": append(kept, c.with...)}})
+			if err != nil {
+				return err
+			}
+			if err = patch(c.by, string(body)); c.words != "" {
+				return refused(err, c.words)
+			}
+			return err
+		})
+	}
+	crd := `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"things.example.com"},"spec":{
+		"group":"example.com","scope":"Cluster","names":{"plural":"things","kind":"Thing"},
+		"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`
+	err := is.kip.CoreV1().RESTClient().Post().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").
+		Body([]byte(crd)).SetHeader("Content-Type", "application/json").Do(t.Context()).Error()
+	if err := refused(err, "may not change customresourcedefinitions things.example.com"); err != nil {
+		t.Errorf("a definition of another name: %v", err)
+	}
+}
+
+func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
+	ctx := t.Context()
+	for name, grants := range map[string]map[string]string{
+		"closed": nil,
+		"open": {
+			"allow.kip.elotl.co/instance-profile": "reader, team-a-*", "allow.kip.elotl.co/security-groups": "sg-1,sg-2",
+			"allow.kip.elotl.co/cloud-route": "10.20.0.0/16", "allow.kip.elotl.co/allow-metadata": "true",
+			"allow.kip.elotl.co/instance-type": "c5.*,m5.large",
+		},
+		"any": {
+			"allow.kip.elotl.co/instance-profile": "*", "allow.kip.elotl.co/security-groups": "*", "allow.kip.elotl.co/cloud-route": "*",
+		},
+	} {
+		if _, err := is.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: grants},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pod := func(annotations map[string]string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "p-", Annotations: annotations},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "busybox"}}},
+		}
+	}
+	create := func(namespace string, annotations map[string]string) error {
+		var err error
+		becomes(t, "the service account of namespace "+namespace, func() error {
+			_, err = is.admin.CoreV1().Pods(namespace).Create(ctx, pod(annotations), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if err != nil && strings.Contains(err.Error(), "serviceaccount") {
+				return err
+			}
+			return nil
+		})
+		return err
+	}
+	for _, c := range []struct {
+		namespace, annotation, value string
+		allowed                      bool
+	}{
+		{"closed", "instance-profile", "reader", false},
+		{"closed", "security-groups", "sg-1", false},
+		{"closed", "cloud-route", "10.20.0.0/16", false},
+		{"closed", "allow-metadata", "true", false},
+		{"closed", "allow-metadata", "T", false},
+		{"closed", "allow-metadata", "false", true},
+		{"closed", "instance-type", "p5.48xlarge", true},
+		{"closed", "launch-type", "spot", true},
+		{"open", "instance-profile", " reader", true},
+		{"open", "instance-profile", "team-a-x", true},
+		{"open", "instance-profile", "writer", false},
+		{"open", "instance-profile", "", false},
+		{"open", "security-groups", "sg-1, sg-2", true},
+		{"open", "security-groups", "sg-1,sg-3", false},
+		{"open", "cloud-route", "10.20.1.0/24 10.20.0.0/16", true},
+		{"open", "cloud-route", "10.20.1.0/24 10.0.0.0/8", false},
+		{"open", "cloud-route", "10.20.1.0/24\t10.0.0.0/8", false},
+		{"open", "allow-metadata", "true", true},
+		{"open", "instance-type", "c5.*", true},
+		{"open", "instance-type", "m5.large", true},
+		{"open", "instance-type", "p5.48xlarge", false},
+		{"any", "instance-profile", "writer", true},
+		{"any", "security-groups", "sg-3", true},
+		{"any", "cloud-route", "0.0.0.0/0", true},
+		{"any", "allow-metadata", "true", false},
+	} {
+		err := create(c.namespace, map[string]string{"pod.elotl.co/" + c.annotation: c.value})
+		if !c.allowed {
+			err = refused(err, "pod.elotl.co/"+c.annotation+": namespace "+c.namespace+" may not use")
+		}
+		if err != nil {
+			t.Errorf("namespace %s, %s %q: %v", c.namespace, c.annotation, c.value, err)
+		}
+	}
+
+	// What a pod was granted it keeps; what it was not it gets by no other way.
+	granted := pod(map[string]string{"pod.elotl.co/allow-metadata": "true"})
+	made, err := is.admin.CoreV1().Pods("open").Create(ctx, granted, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := is.admin.CoreV1().Namespaces().Patch(ctx, "open", types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":null}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	becomes(t, "the grant is withdrawn", func() error {
+		return refused(create("open", map[string]string{"pod.elotl.co/allow-metadata": "true"}), "may not use it")
+	})
+	write := func(body any, subresources ...string) error {
+		data, err := json.Marshal(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = is.admin.CoreV1().Pods("open").Patch(ctx, made.Name, types.MergePatchType, data, metav1.PatchOptions{}, subresources...)
+		return err
+	}
+	annotated := func(k, v string) any {
+		return map[string]any{"metadata": map[string]any{"annotations": map[string]string{k: v}}}
+	}
+	if err := write(map[string]any{"status": map[string]any{"message": "m"}}, "status"); err != nil {
+		t.Errorf("the status of a pod whose grant was withdrawn: %v", err)
+	}
+	if err := write(annotated("other", "x")); err != nil {
+		t.Errorf("another annotation of it: %v", err)
+	}
+	for _, subresources := range [][]string{nil, {"status"}} {
+		err := write(annotated("pod.elotl.co/instance-profile", "reader"), subresources...)
+		if err := refused(err, "instance-profile: namespace open"); err != nil {
+			t.Errorf("an annotation that is added (%v): %v", subresources, err)
+		}
+	}
+	err = is.admin.CoreV1().Pods("open").Bind(ctx, &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Name: made.Name, Annotations: map[string]string{"pod.elotl.co/instance-profile": "reader"}},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: "kip-0"},
+	}, metav1.CreateOptions{})
+	if err := refused(err, "instance-profile: namespace open"); err != nil {
+		t.Errorf("an annotation of the binding: %v", err)
+	}
+}

@@ -1,0 +1,62 @@
+package cellapi
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// All cells share what the API server lets one user ask at the same time, and Kip's
+// processors. Who waits is served in the order of coming. Since a cell has only so
+// many turns of its own at the same time, that is fair between cells.
+const (
+	passedAtOnce, passedOfOne = 64, 4
+	workedOfOne               = 1
+)
+
+// workedAtOnce leaves half of the processors to the rest of Kip.
+func workedAtOnce() int64 { return int64(max(1, runtime.GOMAXPROCS(0)/2)) }
+
+// turns are those of one cell, among those of all.
+type turns struct{ own, all *semaphore.Weighted }
+
+// take waits for a turn until ctx ends.
+func (t turns) take(ctx context.Context) (done func(), err error) {
+	if err := t.own.Acquire(ctx, 1); err != nil {
+		return nil, fmt.Errorf("wait for others of the cell: %w", err)
+	}
+	if err := t.all.Acquire(ctx, 1); err != nil {
+		t.own.Release(1)
+		return nil, fmt.Errorf("wait for other cells: %w", err)
+	}
+	return sync.OnceFunc(func() {
+		t.all.Release(1)
+		t.own.Release(1)
+	}), nil
+}
+
+// work waits for the cell's turn to have something computed, which rest ends.
+func (c *Cell) work(ctx context.Context) (rest func(), err error) {
+	done, err := c.working.take(ctx)
+	if err != nil {
+		return func() {}, apierrors.NewTimeoutError("the client went away", 1)
+	}
+	began := c.server.clock.Now()
+	return sync.OnceFunc(func() {
+		done()
+		now := c.server.clock.Now()
+		c.budget.workedFor(now, now.Sub(began))
+	}), nil
+}
+
+// rests ends the work on a request that is going to wait for others.
+func rests(w http.ResponseWriter) {
+	if c, ok := w.(*counted); ok {
+		c.rest()
+	}
+}

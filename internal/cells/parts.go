@@ -1,0 +1,113 @@
+package cells
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+const (
+	// partsPoll is how often the cloud is asked for the parts of instances: what they
+	// cost is little, and nobody waits for them.
+	partsPoll = time.Minute
+	// partsMost is how many parts one call deletes.
+	partsMost = 100
+)
+
+// sweepParts deletes what instances have left, until ctx ends: network interfaces,
+// addresses and the like.
+func (c *Controller) sweepParts(ctx context.Context) {
+	parts := c.cfg.Calls.Features().Parts
+	if parts == nil {
+		return
+	}
+	left := map[string]time.Time{}
+	for c.sleep(ctx, partsPoll) {
+		began := c.cfg.Clock.Now()
+		call, cancel := context.WithTimeout(ctx, callTimeout)
+		list, err := parts.ListParts(call, c.cfg.ControllerID)
+		cancel()
+		if err != nil {
+			if ctx.Err() == nil {
+				c.cfg.Log.Warn("list the parts of our instances, retrying", "cloud", c.cfg.Calls.Name(), "err", err)
+			}
+			continue
+		}
+		var due []cloud.Part
+		left, due = c.leftParts(began, list, left)
+		for group := range slices.Chunk(due, partsMost) {
+			c.deleteParts(ctx, parts, group)
+		}
+	}
+}
+
+// leftParts finds the parts whose instance and cell are gone, and since when they are
+// seen so. Due are those that were so in two lists that are orphanAge apart. A part
+// of a batch says no cell: without an instance it is nobody's, unless a cell of the
+// batch has no instance yet. A part that says none of these is the owner's own, as a
+// security group is.
+func (c *Controller) leftParts(
+	began time.Time, list []cloud.Part, before map[string]time.Time,
+) (left map[string]time.Time, due []cloud.Part) {
+	look := c.inventory.last()
+	kept := map[string]bool{} // cells, instances, and launches that are open
+	c.mu.Lock()
+	for _, e := range c.cells {
+		kept[e.id] = true
+		if cell := e.cell(); cell.Instance != nil {
+			kept[cell.Instance.ID] = true
+		} else if cell.Launch != nil {
+			kept[cell.Launch.ID] = true
+		}
+	}
+	c.mu.Unlock()
+	left = map[string]time.Time{}
+	for _, p := range list {
+		cell, batch := p.Tags[cloud.TagCell], p.Tags[cloud.TagBatch]
+		if cell == "" && batch == "" && p.Instance == "" || kept[cell] || kept[p.Instance] || p.Instance == "" && kept[batch] {
+			continue
+		}
+		// The instance may be one without a cell: it goes first.
+		if _, there := look.byID[p.Instance]; there || !look.covers(p.Zone) || look.began.IsZero() {
+			continue
+		}
+		since, again := before[p.ID]
+		if !again {
+			since = began
+			c.observers.PartLeft()
+		}
+		left[p.ID] = since
+		if began.Sub(since) >= orphanAge {
+			due = append(due, p)
+		}
+	}
+	return left, due
+}
+
+func (c *Controller) deleteParts(ctx context.Context, parts cloud.Parts, group []cloud.Part) {
+	ids := make([]string, len(group))
+	for n, p := range group {
+		ids[n] = p.ID
+	}
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	results := parts.DeleteParts(call, ids...)
+	cancel()
+	if ctx.Err() != nil {
+		return
+	}
+	if len(results) != len(ids) {
+		results = cloud.Each(fmt.Errorf("the cloud answered a deletion of %d parts with %d results", len(ids), len(results)), ids...)
+	}
+	for n, p := range group {
+		log := c.cfg.Log.With("part", p.ID, "kind", p.Kind, "cell", p.Tags[cloud.TagCell], "instance", p.Instance)
+		if err := results[n].Err; err != nil {
+			log.Warn("delete what an instance has left, retrying", "err", err)
+		} else {
+			log.Info("deleted what an instance has left")
+		}
+		c.observers.PartDeleted(results[n].Err)
+	}
+}

@@ -1,0 +1,45 @@
+package cells
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/pulse"
+)
+
+// deaf is a session to a cell that never answers.
+type deaf struct{ Session }
+
+func (deaf) Ready() <-chan struct{} { return nil }
+
+func TestALoopThatWaitsForACellOrForItsNextTryIsHealthy(t *testing.T) {
+	c := &Controller{cfg: Config{Clock: clock.RealClock{}}}
+	for name, wait := range map[string]func(context.Context){
+		"a session":    func(ctx context.Context) { (&entry{session: deaf{}}).ready(ctx) },
+		"the next try": func(ctx context.Context) { c.sleep(ctx, time.Hour) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := pulse.New(clock.RealClock{}, slog.New(slog.DiscardHandler))
+			ctx, cancel := context.WithCancel(t.Context())
+			var running sync.WaitGroup
+			running.Go(func() {
+				if err := p.Run(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+			running.Go(func() { p.Turn(ctx, "cells", wait) })
+			time.Sleep(3 * pulse.Limit) // virtual
+			if err := p.Err(); err != nil {
+				t.Errorf("while it waits for %s: %v", name, err)
+			}
+			cancel()
+			running.Wait()
+		})
+	}
+}

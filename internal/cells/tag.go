@@ -1,0 +1,80 @@
+package cells
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+const (
+	// tagMost is how many instances one call tags.
+	tagMost = cloud.MaxLaunch
+	// mostTagTries is how often the tags of an instance are written without being
+	// shown. They are for people.
+	mostTagTries = 5
+	// Between two tries.
+	firstTagRetry, longestTagRetry = 5 * time.Second, 2 * time.Minute
+)
+
+// tagUntagged has the tags written that the launching call could not have, since its
+// machines share theirs: of each cell whose instance a look shows without them. What a
+// look shows, the cloud knows; right after a launch it need not.
+func (c *Controller) tagUntagged(seen look) {
+	if c.cfg.Calls.Features().Tagger == nil {
+		return
+	}
+	now := c.cfg.Clock.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.cells {
+		cell := e.cell()
+		if !cell.Live() || cell.Instance == nil || cell.Launch == nil || !cell.Launch.Shared {
+			continue
+		}
+		i, there := seen.byID[cell.Instance.ID]
+		switch {
+		case !there:
+		case i.Tags[cloud.TagCell] == cell.ID && i.Tags[cloud.TagPodUID] == string(cell.Pod.UID):
+			e.tagTries = 0
+		case !e.tagging && e.tagTries < mostTagTries && !now.Before(e.tagAfter):
+			// Also after a success: a list may be late, and it is all that tells.
+			e.tagging, e.tagAfter = true, now.Add(c.cfg.ListLag+min(firstTagRetry<<e.tagTries, longestTagRetry))
+			e.tagTries++
+			c.taggings.add(e)
+		}
+	}
+}
+
+// tagAll writes the tags of cells, as far as it can.
+func (c *Controller) tagAll(ctx context.Context, entries []*entry) {
+	for group := range slices.Chunk(entries, tagMost) {
+		taggings, ids := make([]cloud.Tagging, len(group)), make([]string, len(group))
+		for n, e := range group {
+			cell := e.cell()
+			ids[n] = cell.Instance.ID
+			taggings[n] = cloud.Tagging{ID: ids[n], Tags: tags(*cell)}
+		}
+		call, cancel := context.WithTimeout(ctx, callTimeout)
+		results := c.cfg.Calls.Features().Tagger.Tag(call, taggings...)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		if len(results) != len(ids) {
+			results = cloud.Each(fmt.Errorf("the cloud answered a tagging of %d with %d results", len(ids), len(results)), ids...)
+		}
+		c.mu.Lock()
+		for _, e := range group {
+			e.tagging = false
+		}
+		c.mu.Unlock()
+		for n, r := range results {
+			if r.Err != nil {
+				c.cfg.Log.Warn("tag an instance", "instance", ids[n], "cell", group[n].id, "err", r.Err)
+			}
+		}
+	}
+}

@@ -1,0 +1,107 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// partKind is that of the one part that each machine has.
+const partKind = "network interface"
+
+var _ cloud.Parts = (*Cloud)(nil)
+
+// addPart gives a machine its network interface.
+func (c *Cloud) addPart(m *machine) {
+	c.parts = append(c.parts, &cloud.Part{
+		ID:       "eni-" + m.ID[len("i-"):],
+		Kind:     partKind,
+		Zone:     m.Zone,
+		Instance: m.ID,
+		Tags:     maps.Clone(m.Tags),
+	})
+}
+
+// freeParts is the end of a machine: its parts go with it, but for the share of
+// Knobs.PartsLeft.
+func (c *Cloud) freeParts(m *machine) {
+	left := happens(c.rand("part", m.ID, 0), c.knobs.PartsLeft)
+	c.parts = slices.DeleteFunc(c.parts, func(p *cloud.Part) bool {
+		if p.Instance != m.ID {
+			return false
+		}
+		p.Instance = ""
+		return !left
+	})
+}
+
+// AddPart adds a part that belongs to no machine, such as a security group, and
+// returns its ID.
+func (c *Cloud) AddPart(kind string, tags map[string]string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	id := fmt.Sprintf("part-%d", len(c.parts))
+	c.parts = append(c.parts, &cloud.Part{ID: id, Kind: kind, Tags: maps.Clone(tags)})
+	return id
+}
+
+// PartsNow returns the parts that exist.
+func (c *Cloud) PartsNow() []cloud.Part {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.partsOf(func(*cloud.Part) bool { return true })
+}
+
+func (c *Cloud) partsOf(wanted func(*cloud.Part) bool) (list []cloud.Part) {
+	for _, p := range c.parts {
+		if wanted(p) {
+			part := *p
+			part.Tags = maps.Clone(part.Tags)
+			list = append(list, part)
+		}
+	}
+	return list
+}
+
+// ListParts implements cloud.Parts; it is never late.
+func (c *Cloud) ListParts(ctx context.Context, owner string) (list []cloud.Part, err error) {
+	err = c.do(ctx, Call{Kind: KindListParts, Owner: owner}, func(time.Time) error {
+		if owner == "" {
+			return fmt.Errorf("%w: owner is empty: want the value of tag %s", cloud.ErrRefused, cloud.TagOwner)
+		}
+		list = c.partsOf(func(p *cloud.Part) bool { return p.Tags[cloud.TagOwner] == owner })
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the parts of %s in %s: %w", owner, c.cfg.Name, err)
+	}
+	return list, nil
+}
+
+// DeleteParts implements cloud.Parts.
+func (c *Cloud) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+	ids = slices.Clone(ids)
+	results := cloud.Each(nil, ids...)
+	err := c.do(ctx, Call{Kind: KindDeleteParts, IDs: ids}, func(now time.Time) error {
+		if err := c.takeResources(KindDeleteParts, len(ids), now); err != nil {
+			return err
+		}
+		for n, id := range ids {
+			c.parts = slices.DeleteFunc(c.parts, func(p *cloud.Part) bool {
+				if p.ID == id && p.Instance != "" {
+					results[n].Err = fmt.Errorf("%w: %s %s is in use by instance %s", cloud.ErrRefused, p.Kind, id, p.Instance)
+				}
+				return p.ID == id && p.Instance == ""
+			})
+		}
+		return nil
+	})
+	if err != nil {
+		return cloud.Each(fmt.Errorf("delete parts %v: %w", ids, err), ids...)
+	}
+	return results
+}

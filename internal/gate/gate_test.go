@@ -1,0 +1,293 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+// killed is a cloud that notes what it was told to end. It makes no other call.
+type killed struct {
+	cloud.Cloud
+	ids   []string
+	calls int
+	short bool // it answers with too few results
+}
+
+func (k *killed) Terminate(_ context.Context, ids ...string) cloud.Results {
+	k.calls++
+	k.ids = append(k.ids, ids...)
+	if k.short {
+		return cloud.Each(nil, ids[1:]...)
+	}
+	return cloud.Each(nil, ids...)
+}
+
+func (k *killed) Features() cloud.Features {
+	return cloud.Features{Stopper: k, Disks: disks{k: k}, Parts: parts{k: k}}
+}
+
+func (k *killed) Stop(_ context.Context, ids ...string) cloud.Results {
+	k.ids = append(k.ids, ids...)
+	return cloud.Each(nil, ids...)
+}
+
+func (k *killed) Start(context.Context, ...string) cloud.Results { panic("the gate starts nothing") }
+
+type parts struct {
+	cloud.Parts
+	k *killed
+}
+
+func (p parts) DeleteParts(_ context.Context, ids ...string) cloud.Results {
+	p.k.ids = append(p.k.ids, ids...)
+	return cloud.Each(nil, ids...)
+}
+
+type disks struct {
+	cloud.Disks
+	k *killed
+}
+
+func (d disks) DetachDisk(_ context.Context, disk, _ string) error {
+	d.k.ids = append(d.k.ids, disk)
+	return nil
+}
+
+func (d disks) DeleteDisk(_ context.Context, disk string) error {
+	d.k.ids = append(d.k.ids, disk)
+	return nil
+}
+
+var errDeposed = errors.New("deposed")
+
+type world struct {
+	*Gate
+	cloud *killed
+	clock *clocktesting.FakePassiveClock
+	leads error
+}
+
+func newWorld(l Limit) *world {
+	w := &world{cloud: &killed{}, clock: clocktesting.NewFakePassiveClock(time.Unix(1e9, 0))}
+	w.Gate = New(Config{
+		Cloud: Fence(w.cloud, func(context.Context) error { return w.leads }),
+		Limit: l,
+		Clock: w.clock,
+	})
+	return w
+}
+
+func (w *world) pass(d time.Duration) { w.clock.SetTime(w.clock.Now().Add(d)) }
+
+func lost(n int) []End {
+	ends := make([]End, n)
+	for i := range ends {
+		ends[i] = End{Instance: fmt.Sprintf("i-%03d", i), Why: "silent", Mistakable: true}
+	}
+	return ends
+}
+
+func (w *world) admitted(ends []End, population int) (n int) {
+	for _, e := range ends {
+		if w.Admit(e, population) == nil {
+			n++
+		}
+	}
+	return n
+}
+
+func TestNoMoreThanAShareEndsByWhatMayBeAMistake(t *testing.T) {
+	for _, test := range []struct{ population, want int }{{0, 10}, {5, 10}, {100, 10}, {109, 10}, {110, 11}, {1000, 100}} {
+		w := newWorld(Limit{})
+		if got := w.admitted(lost(500), test.population); got != test.want {
+			t.Errorf("of %d cells %d end, want %d", test.population, got, test.want)
+		}
+	}
+}
+
+func TestTheShareIsOfAsManyAsThereWereWhenTheTimeBegan(t *testing.T) {
+	w := newWorld(Limit{})
+	all := lost(500)
+	if n := w.admitted(all[:50], 200); n != 20 {
+		t.Fatalf("%d end, want 20", n)
+	}
+	w.pass(4 * time.Minute)
+	if n := w.admitted(all[100:], 10_000); n != 0 {
+		t.Errorf("%d more end in the same time, of a number that has grown", n)
+	}
+	w.pass(time.Minute)
+	if n := w.admitted(all[100:], 300); n != 30 {
+		t.Errorf("%d end in the next time, want 30", n)
+	}
+}
+
+func TestWhatSomebodyAskedForIsNotHeldBack(t *testing.T) {
+	w := newWorld(Limit{Window: time.Minute}) // none may end for a mistake
+	ends := lost(300)
+	for i := range ends {
+		ends[i].Mistakable = false
+	}
+	if err := w.Terminate(t.Context(), 1000, ends...).Err(); err != nil || len(w.cloud.ids) != 300 || w.cloud.calls != 1 {
+		t.Errorf("%v; %d ended in %d calls, want 300 in one", err, len(w.cloud.ids), w.cloud.calls)
+	}
+}
+
+func TestACellThatWasHeardLatelyDoesNotEnd(t *testing.T) {
+	w := newWorld(Limit{})
+	e := End{Instance: "i-1", Heard: w.clock.Now().Add(-10 * time.Second)}
+	held, is := errors.AsType[*HeldError](w.Admit(e, 100))
+	if !is || held.Reason != ByLease || held.After != 30*time.Second {
+		t.Fatalf("it is held back %t: %+v", is, held)
+	}
+	w.pass(30*time.Second - 1)
+	if w.Admit(e, 100) == nil {
+		t.Error("it may end within 40 s of its last sign")
+	}
+	w.pass(1)
+	if err := w.Admit(e, 100); err != nil {
+		t.Errorf("after 40 s: %v", err)
+	}
+}
+
+func TestWhoIsLetPassDoesNotCountAgain(t *testing.T) {
+	w := newWorld(Limit{Least: 2, Window: time.Minute})
+	e := lost(3)
+	for range 5 { // as the cloud refuses it
+		if err := w.Terminate(t.Context(), 0, e[0]).Err(); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(30 * time.Second)
+	}
+	if n := w.admitted(e[1:], 0); n != 2 {
+		t.Errorf("%d of 2 others end: the first counted more than once, or for longer than its time", n)
+	}
+	w.Forget(e[0].Instance)
+	if w.Admit(e[0], 0) == nil {
+		t.Error("what was forgotten may end without counting")
+	}
+}
+
+func TestOfABatchOnlyThoseAreHeldBackThatCount(t *testing.T) {
+	w := newWorld(Limit{Least: 1, Window: time.Minute})
+	ends := append(lost(2), End{Instance: "asked"})
+	results := w.Terminate(t.Context(), 0, ends...)
+	if results[0].Err != nil || results[1].Err == nil || results[2].Err != nil || results[1].ID != "i-001" {
+		t.Errorf("%+v", results)
+	}
+	if !slices.Equal(w.cloud.ids, []string{"i-000", "asked"}) {
+		t.Errorf("ended %v", w.cloud.ids)
+	}
+}
+
+func TestAPersonLetsPassOnceWhatIsHeldBackNow(t *testing.T) {
+	w := newWorld(Limit{Window: time.Minute})
+	e := lost(3)
+	w.admitted(e[:2], 100)
+	held := w.Held()
+	if len(held) != 2 || held[0].Instance != "i-000" || held[0].Why != "silent" || held[0].Reason != ByLimit || held[0].Text == "" {
+		t.Fatalf("held back: %+v", held)
+	}
+	if let := w.Allow(); len(let) != 2 {
+		t.Errorf("let pass: %+v", let)
+	}
+	if w.admitted(e[:2], 100) != 2 || w.admitted(e[2:], 100) != 0 {
+		t.Error("want those to pass that were held back then, and no other")
+	}
+	w.Forget("i-000")
+	if w.admitted(e[:1], 100) != 0 {
+		t.Error("it passes a second time")
+	}
+}
+
+func TestNobodyIsHeldBackAnyMoreOfWhomNobodyAsks(t *testing.T) {
+	w := newWorld(Limit{Window: time.Hour})
+	e := lost(1)
+	w.admitted(e, 0)
+	since := w.clock.Now()
+	w.pass(heldFor)
+	w.admitted(e, 0)
+	if held := w.Held(); len(held) != 1 || !held[0].Since.Equal(since) || !w.Holds("i-000") {
+		t.Errorf("held back: %+v; want one, since %v", held, since)
+	}
+	w.Allow()
+	w.pass(heldFor + 1)
+	if w.admitted(e, 0) != 0 {
+		t.Error("it passes for what a person has said long ago")
+	}
+	w.pass(heldFor + 1)
+	if len(w.Held()) != 0 || w.Holds("i-000") {
+		t.Error("it is still shown")
+	}
+	if w.admitted(e, 0) != 0 {
+		t.Error("it passes for what a person has said of another time")
+	}
+}
+
+func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
+	w := newWorld(Limit{})
+	w.leads = errDeposed
+	ctx := t.Context()
+	for what, err := range map[string]error{
+		"terminate": w.Terminate(ctx, 0, End{Instance: "i-1"}).Err(),
+		"stop":      w.Stop(ctx, "i-1"),
+		"detach":    w.DetachDisk(ctx, "d-1", "i-1"),
+		"delete":    w.DeleteDisk(ctx, "d-1"),
+		"parts":     w.cfg.Cloud.Features().Parts.DeleteParts(ctx, "p-1").Err(),
+	} {
+		if !errors.Is(err, errDeposed) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if len(w.cloud.ids) != 0 {
+		t.Errorf("%v ended", w.cloud.ids)
+	}
+	w.leads = nil
+	for what, err := range map[string]error{
+		"stop": w.Stop(ctx, "i-2"), "detach": w.DetachDisk(ctx, "d-2", "i-2"), "delete": w.DeleteDisk(ctx, "d-3"),
+		"parts": w.cfg.Cloud.Features().Parts.DeleteParts(ctx, "p-2").Err(),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if slices.Sort(w.cloud.ids); !slices.Equal(w.cloud.ids, []string{"d-2", "d-3", "i-2", "p-2"}) {
+		t.Errorf("%v went", w.cloud.ids)
+	}
+}
+
+func TestWithAnOpenGateAllEnds(t *testing.T) {
+	w := newWorld(Limit{Window: time.Minute})
+	e := lost(2)
+	e[1].Heard = w.clock.Now()
+	w.Open()
+	if err := w.Terminate(t.Context(), 100, e...).Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWhatWasDecidedBeforeCounts(t *testing.T) {
+	w := newWorld(Limit{Least: 2, Window: time.Minute})
+	e := lost(4)
+	w.Resume(e[0], 0)
+	w.Resume(End{Instance: "asked"}, 0)
+	if w.admitted(e[1:], 0) != 1 || w.Admit(e[0], 0) != nil {
+		t.Error("want one more to end, and the one that was decided")
+	}
+}
+
+func TestAnAnswerThatDoesNotFitIsAnErrorOfAll(t *testing.T) {
+	w := newWorld(Limit{})
+	w.cloud.short = true
+	for _, r := range w.Terminate(t.Context(), 0, End{Instance: "a"}, End{Instance: "b"}) {
+		if r.Err == nil || r.ID == "" {
+			t.Errorf("%+v", r)
+		}
+	}
+}

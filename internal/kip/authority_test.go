@@ -1,0 +1,86 @@
+package kip
+
+import (
+	"bytes"
+	"encoding/base64"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/store"
+)
+
+func keyFile(t *testing.T, b byte) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "key")
+	text := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{b}, 32)) + "\n"
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestTheCAIsEncryptedInTheStoreAndItsKeyCanBeRotated(t *testing.T) {
+	st := store.Memory(nil)
+	first, second := keyFile(t, 1), keyFile(t, 2)
+	var hash string
+	for _, c := range []struct {
+		says    string
+		files   []string
+		plain   bool
+		rewrite bool
+	}{
+		{"made without a key", nil, true, true},
+		{"started again", nil, true, false},
+		{"a key is given", []string{first}, false, true},
+		{"started again with it", []string{first}, false, false},
+		{"another is put before it", []string{second, first}, false, true},
+		{"the old one is dropped", []string{second}, false, false},
+	} {
+		sealer, err := openSealer(c.files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var before []byte
+		was, err := st.Get(t.Context(), authorityKey, &before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var log strings.Builder
+		authority, err := loadAuthority(t.Context(), st, sealer, clock.RealClock{}, slog.New(slog.NewTextHandler(&log, nil)))
+		if err != nil {
+			t.Fatalf("%s: %v", c.says, err)
+		}
+		var stored []byte
+		revision, err := st.Get(t.Context(), authorityKey, &stored)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plain := bytes.Contains(stored, []byte("PRIVATE KEY"))
+		if said := strings.Count(log.String(), "not encrypted"); plain != c.plain || said > 1 || (said == 1) != plain {
+			t.Errorf("%s: the key is stored in plain: %t, and the log says %q", c.says, plain, &log)
+		}
+		if (revision != was) != c.rewrite {
+			t.Errorf("%s: it was written: %t", c.says, revision != was)
+		}
+		if hash != "" && authority.Hash() != hash {
+			t.Errorf("%s: it is another CA", c.says)
+		}
+		hash = authority.Hash()
+	}
+	for _, files := range [][]string{nil, {first}} {
+		sealer, err := openSealer(files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := loadAuthority(t.Context(), st, sealer, clock.RealClock{}, slog.New(slog.DiscardHandler)); !errors.Is(err, pki.ErrSealed) {
+			t.Errorf("with the keys %q: %v, want %v", files, err, pki.ErrSealed)
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package pods
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/placement"
+)
+
+// Grants are what pods may ask for by annotation: cells.grants. The zero value grants
+// nothing and bounds no price.
+type Grants struct {
+	Unrestricted    bool
+	MaxPricePerHour float64 // US dollars; 0 for no bound
+	Namespaces      []NamespaceGrants
+}
+
+// NamespaceGrants are what the pods of a namespace may ask for, "*" for every one.
+type NamespaceGrants struct {
+	Namespace string
+	// Values; one that ends with * stands for all that begin like it.
+	InstanceProfiles, SecurityGroups []string
+	CloudRoutes                      []netip.Prefix // with all networks within
+	AllowMetadata                    bool
+	MaxPricePerHour                  float64 // 0 for that of all namespaces
+}
+
+// NotGrantedError says what a pod asks for that its namespace may not have.
+type NotGrantedError struct {
+	Asked     string // the annotation and its value, or a price
+	Namespace string
+	Key       string // of provider.yaml
+}
+
+func (e *NotGrantedError) Error() string {
+	return fmt.Sprintf("%s is not granted to namespace %s: %s of provider.yaml says what is", e.Asked, e.Namespace, e.Key)
+}
+
+// check returns a *NotGrantedError for the first annotation that the namespace may not
+// have.
+func (g Grants) check(namespace string, a placement.Annotations) error {
+	refused := func(annotation, value, key string) error {
+		return &NotGrantedError{
+			Asked:     fmt.Sprintf("annotation %s: %q", annotation, value),
+			Namespace: namespace,
+			Key:       "cells.grants.namespaces[]." + key,
+		}
+	}
+	has := func(granted func(NamespaceGrants) bool) bool {
+		return g.Unrestricted || slices.ContainsFunc(g.of(namespace), granted)
+	}
+	if p := a.InstanceProfile; p != "" && !has(func(n NamespaceGrants) bool { return matches(n.InstanceProfiles, p) }) {
+		return refused(placement.AnnotationInstanceProfile, p, "instanceProfiles")
+	}
+	for _, group := range a.SecurityGroups {
+		if !has(func(n NamespaceGrants) bool { return matches(n.SecurityGroups, group) }) {
+			return refused(placement.AnnotationSecurityGroups, group, "securityGroups")
+		}
+	}
+	for _, route := range a.CloudRoutes {
+		within := func(network netip.Prefix) bool {
+			return network.Bits() <= route.Bits() && network.Contains(route.Addr())
+		}
+		if !has(func(n NamespaceGrants) bool { return slices.ContainsFunc(n.CloudRoutes, within) }) {
+			return refused(placement.AnnotationCloudRoute, route.String(), "cloudRoutes")
+		}
+	}
+	if a.AllowMetadata != nil && *a.AllowMetadata && !has(func(n NamespaceGrants) bool { return n.AllowMetadata }) {
+		return refused(placement.AnnotationAllowMetadata, "true", "allowMetadata")
+	}
+	return nil
+}
+
+// AllowsMetadata says whether a pod of the namespace that asks for the metadata
+// service may have it.
+func (g Grants) AllowsMetadata(namespace string) bool {
+	yes := true
+	return g.check(namespace, placement.Annotations{AllowMetadata: &yes}) == nil
+}
+
+// affordable returns the offers that a pod of the namespace may have, or a
+// *NotGrantedError where all cost too much.
+func (g Grants) affordable(namespace string, offers []cells.Offer) ([]cells.Offer, error) {
+	most := g.MaxPricePerHour
+	if most == 0 || g.Unrestricted || len(offers) == 0 {
+		return offers, nil
+	}
+	for _, n := range g.of(namespace) {
+		most = max(most, n.MaxPricePerHour)
+	}
+	if left := slices.DeleteFunc(slices.Clone(offers), func(o cells.Offer) bool { return o.PricePerHour > most }); len(left) > 0 {
+		return left, nil
+	}
+	return nil, &NotGrantedError{
+		Asked:     fmt.Sprintf("%s for %g dollars an hour", offers[0], offers[0].PricePerHour),
+		Namespace: namespace,
+		Key:       "cells.grants.maxPricePerHour",
+	}
+}
+
+// of are the grants of a namespace.
+func (g Grants) of(namespace string) []NamespaceGrants {
+	return slices.DeleteFunc(slices.Clone(g.Namespaces), func(n NamespaceGrants) bool {
+		return n.Namespace != "*" && n.Namespace != namespace
+	})
+}
+
+// matches says whether a value is one of those that are granted.
+func matches(granted []string, value string) bool {
+	return slices.ContainsFunc(granted, func(g string) bool {
+		prefix, open := strings.CutSuffix(g, "*")
+		return g == value || open && strings.HasPrefix(value, prefix)
+	})
+}

@@ -1,0 +1,145 @@
+package pods
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/placement"
+)
+
+func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
+	granted := Grants{Namespaces: []NamespaceGrants{
+		{Namespace: "a", InstanceProfiles: []string{"reader", "team-a-*"}, SecurityGroups: []string{"sg-1"}},
+		{Namespace: "a", CloudRoutes: []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16")}, AllowMetadata: true},
+		{Namespace: "*", SecurityGroups: []string{"sg-all"}},
+		{Namespace: "b", InstanceProfiles: []string{"*"}},
+	}}
+	for _, c := range []struct {
+		grants                       Grants
+		namespace, annotation, value string
+		key                          string // of the refusal; "" for none
+	}{
+		{Grants{}, "a", placement.AnnotationInstanceProfile, "reader", "instanceProfiles"},
+		{Grants{}, "a", placement.AnnotationSecurityGroups, "sg-1", "securityGroups"},
+		{Grants{}, "a", placement.AnnotationCloudRoute, "10.20.0.0/16", "cloudRoutes"},
+		{Grants{}, "a", placement.AnnotationAllowMetadata, "true", "allowMetadata"},
+		{Grants{}, "a", placement.AnnotationAllowMetadata, "false", ""},
+		{Grants{}, "a", placement.AnnotationInstanceType, "p5.48xlarge", ""},
+		{Grants{}, "a", placement.AnnotationLaunchType, "spot", ""},
+		{Grants{Unrestricted: true}, "a", placement.AnnotationInstanceProfile, "reader", ""},
+		{Grants{Unrestricted: true}, "a", placement.AnnotationCloudRoute, "0.0.0.0/0", ""},
+		{granted, "a", placement.AnnotationInstanceProfile, "reader", ""},
+		{granted, "a", placement.AnnotationInstanceProfile, "team-a-x", ""},
+		{granted, "a", placement.AnnotationInstanceProfile, "writer", "instanceProfiles"},
+		{granted, "a", placement.AnnotationInstanceProfile, "readers", "instanceProfiles"},
+		{granted, "b", placement.AnnotationInstanceProfile, "writer", ""},
+		{granted, "c", placement.AnnotationInstanceProfile, "reader", "instanceProfiles"},
+		{granted, "a", placement.AnnotationSecurityGroups, "sg-1,sg-all", ""},
+		{granted, "a", placement.AnnotationSecurityGroups, "sg-1,sg-2", "securityGroups"},
+		{granted, "c", placement.AnnotationSecurityGroups, "sg-all", ""},
+		{granted, "a", placement.AnnotationCloudRoute, "10.20.1.0/24 10.20.0.0/16", ""},
+		{granted, "a", placement.AnnotationCloudRoute, "10.20.1.0/24 10.0.0.0/8", "cloudRoutes"},
+		{granted, "a", placement.AnnotationCloudRoute, "::/0", "cloudRoutes"},
+		{granted, "a", placement.AnnotationAllowMetadata, "true", ""},
+		{granted, "b", placement.AnnotationAllowMetadata, "true", "allowMetadata"},
+	} {
+		a, err := placement.ParseAnnotations(map[string]string{c.annotation: c.value})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = c.grants.check(c.namespace, a)
+		var refused *NotGrantedError
+		switch {
+		case c.key == "" && err != nil:
+			t.Errorf("namespace %s, %s %q: %v", c.namespace, c.annotation, c.value, err)
+		case c.key == "":
+		case !errors.As(err, &refused) || refused.Key != "cells.grants.namespaces[]."+c.key || refused.Namespace != c.namespace ||
+			!strings.Contains(refused.Asked, c.annotation):
+			t.Errorf("namespace %s, %s %q: %v, want a refusal that names %s", c.namespace, c.annotation, c.value, err, c.key)
+		}
+	}
+	if granted.AllowsMetadata("b") || !granted.AllowsMetadata("a") {
+		t.Error("the metadata service is another namespace's")
+	}
+}
+
+func TestOffersAboveTheGrantedPriceAreLeftOut(t *testing.T) {
+	offers := []cells.Offer{
+		{InstanceType: "dear", PricePerHour: 9}, {InstanceType: "cheap", PricePerHour: 1}, {InstanceType: "mid", PricePerHour: 3},
+	}
+	grants := Grants{MaxPricePerHour: 2, Namespaces: []NamespaceGrants{{Namespace: "a", MaxPricePerHour: 4}}}
+	for _, c := range []struct {
+		grants    Grants
+		namespace string
+		want      string
+	}{
+		{Grants{}, "a", "dear cheap mid"},
+		{Grants{Unrestricted: true}, "a", "dear cheap mid"},
+		{grants, "b", "cheap"},
+		{grants, "a", "cheap mid"},
+		{Grants{MaxPricePerHour: 0.5}, "a", ""},
+	} {
+		left, err := c.grants.affordable(c.namespace, offers)
+		var names []string
+		for _, o := range left {
+			names = append(names, o.InstanceType)
+		}
+		var refused *NotGrantedError
+		if got := strings.Join(names, " "); got != c.want || errors.As(err, &refused) != (c.want == "") {
+			t.Errorf("namespace %s of %+v: %q, %v; want %q", c.namespace, c.grants, got, err, c.want)
+		}
+	}
+}
+
+func TestAPodThatIsNotGrantedWhatItAsksForWaitsUntilTheConfigurationChanges(t *testing.T) {
+	h := newHarness(t)
+	p := pod("p")
+	p.Annotations = map[string]string{placement.AnnotationInstanceProfile: "admin"}
+	h.put(p)
+	if again := h.must("p"); again <= 0 || len(h.cells.requests) != 0 {
+		t.Errorf("requested %v, and looks again after %s", h.cells.requests, again)
+	}
+	const why = `annotation pod.elotl.co/instance-profile: "admin" is not granted to namespace ns: ` +
+		"cells.grants.namespaces[].instanceProfiles of provider.yaml says what is"
+	if got := h.c.Waiting("uid-p"); got != why {
+		t.Errorf("it waits, and says %q; want %q", got, why)
+	}
+	if want := []string{"Warning NotGranted"}; !slices.Equal(h.events, want) {
+		t.Errorf("events %q, want %q", h.events, want)
+	}
+
+	// Kip reads its configuration when it starts.
+	changed := h.c.cfg
+	changed.Grants.Namespaces = []NamespaceGrants{{Namespace: "ns", InstanceProfiles: []string{"admin"}}}
+	again, err := New(changed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(again.queue.ShutDown)
+	h.c = again
+	h.must("p")
+	if len(h.cells.requests) != 1 {
+		t.Errorf("after the change requested %v", h.cells.requests)
+	}
+
+	changed.Grants = Grants{MaxPricePerHour: 1}
+	h.place = func(*corev1.Pod) ([]cells.Offer, error) {
+		return []cells.Offer{{InstanceType: "dear", Zone: "local", PricePerHour: 9}}, nil
+	}
+	if h.c, err = New(changed); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.c.queue.ShutDown)
+	h.put(pod("q"))
+	h.must("q")
+	const dear = "dear in local for 9 dollars an hour is not granted to namespace ns: cells.grants.maxPricePerHour of provider.yaml says what is"
+	if got := h.c.Waiting("uid-q"); got != dear {
+		t.Errorf("a pod whose instance costs too much says %q; want %q", got, dear)
+	}
+}

@@ -1,0 +1,238 @@
+package pulse
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"go.uber.org/goleak"
+	"k8s.io/utils/clock"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func newPulse(log io.Writer) *Pulse {
+	return New(clock.RealClock{}, slog.New(slog.NewTextHandler(log, nil)))
+}
+
+// looks looks as often as Run does in twice the limit.
+func looks(p *Pulse) {
+	for range 2 * looksMost {
+		p.look()
+	}
+}
+
+// begin takes a turn in which work runs, and returns once it does.
+func begin(p *Pulse, name string, work func(context.Context)) (ended <-chan struct{}) {
+	begun, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		p.Turn(context.Background(), name, func(ctx context.Context) { close(begun); work(ctx) })
+	}()
+	<-begun
+	return done
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestOnlyWhatStandsStillWithoutAWaitIsNamed(t *testing.T) {
+	var mu sync.Mutex
+	for name, tc := range map[string]struct {
+		// work goes on until end is closed or mu can be taken.
+		work  func(ctx context.Context, end <-chan struct{})
+		still bool
+	}{
+		"blocks on a mutex": {func(context.Context, <-chan struct{}) { defer mu.Unlock(); mu.Lock() }, true},
+		"computes for ever": {func(_ context.Context, end <-chan struct{}) {
+			for !closed(end) {
+				continue
+			}
+		}, true},
+		"waits for the store": {func(ctx context.Context, end <-chan struct{}) { defer Wait(ctx, Store)(); <-end }, false},
+		"waits for two, and one of them is there": {func(ctx context.Context, end <-chan struct{}) {
+			defer Wait(ctx, Cell)()
+			Wait(ctx, Store)()
+			<-end
+		}, false},
+		"has waited": {func(ctx context.Context, end <-chan struct{}) { Wait(ctx, Cloud)(); <-end }, true},
+		"has another's wait": {func(ctx context.Context, end <-chan struct{}) {
+			defer Wait(Alone(ctx), Cloud)()
+			<-end
+		}, true},
+	} {
+		p, end := newPulse(io.Discard), make(chan struct{})
+		mu.Lock()
+		ended := begin(p, "the loop", func(ctx context.Context) { tc.work(ctx, end) })
+		other := begin(p, "another", func(ctx context.Context) { defer Wait(ctx, Time)(); <-end })
+		for range looksMost {
+			p.look()
+		}
+		if err := p.Err(); err != nil {
+			t.Errorf("one that %s, before the limit: %v", name, err)
+		}
+		looks(p)
+		if err := p.Err(); (err != nil) != tc.still || closed(p.Still()) != tc.still {
+			t.Errorf("one that %s: %v", name, err)
+		} else if tc.still && (!strings.Contains(err.Error(), "the loop") || strings.Contains(err.Error(), "another")) {
+			t.Errorf("one that %s: %v does not name it alone", name, err)
+		}
+		close(end)
+		mu.Unlock()
+		<-ended
+		<-other
+		p.look()
+		if err := p.Err(); err != nil {
+			t.Errorf("one that %s, after its end: %v", name, err)
+		}
+	}
+}
+
+func TestALoopThatMovesIsNotStill(t *testing.T) {
+	p, moves, end := newPulse(io.Discard), make(chan struct{}), make(chan struct{})
+	ended := begin(p, "the loop", func(ctx context.Context) {
+		for range moves {
+			Wait(ctx, Cloud)()
+			end <- struct{}{}
+		}
+	})
+	for range 4 * looksMost {
+		moves <- struct{}{}
+		<-end
+		p.look()
+		p.look()
+	}
+	if err := p.Err(); err != nil {
+		t.Error(err)
+	}
+	close(moves)
+	<-ended
+}
+
+func TestRunLooksAndALongWaitIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		p := newPulse(&log)
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() {
+			if err := p.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		end := make(chan struct{})
+		waiting := begin(p, "the patient", func(ctx context.Context) { defer Wait(ctx, APIServer)(); <-end })
+		standing := begin(p, "the lame", func(context.Context) { <-end })
+		<-p.Still()
+		synctest.Wait()
+		if text := log.String(); !strings.Contains(text, `"the API server"`) || !strings.Contains(text, `loops="the lame"`) {
+			t.Errorf("the log says %s", text)
+		}
+		close(end)
+		<-waiting
+		<-standing
+		cancel()
+		running.Wait()
+	})
+}
+
+func TestALockThatIsHeldIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPulse(io.Discard)
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		lock := make(chanLock, 1)
+		running.Go(func() { p.Probe(ctx, "the lock", lock) })
+		running.Go(func() {
+			if err := p.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		<-clock.RealClock{}.After(5 * probeEvery)
+		if err := p.Err(); err != nil {
+			t.Errorf("a lock that nobody holds: %v", err)
+		}
+		lock.Lock()
+		<-p.Still()
+		synctest.Wait()
+		if err := p.Err(); err == nil || !strings.Contains(err.Error(), "the lock") {
+			t.Errorf("a lock that is held: %v", err)
+		}
+		lock.Unlock()
+		cancel()
+		running.Wait()
+	})
+}
+
+// chanLock is a lock on which a bubble knows that one waits.
+type chanLock chan struct{}
+
+func (l chanLock) Lock()   { l <- struct{}{} }
+func (l chanLock) Unlock() { <-l }
+
+func TestNothingIsWatchedWithoutAPulse(t *testing.T) {
+	var p *Pulse
+	called := false
+	p.Turn(t.Context(), "a loop", func(ctx context.Context) {
+		defer Wait(ctx, Store)()
+		called = true
+	})
+	p.Probe(t.Context(), "a lock", &sync.Mutex{})
+	if !called {
+		t.Error("the turn was not taken")
+	}
+}
+
+type answers func(*http.Request) (*http.Response, error)
+
+func (f answers) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// reads is the body of an answer.
+type reads func() error
+
+func (r reads) Read([]byte) (int, error) { return 0, r() }
+func (reads) Close() error               { return nil }
+
+func TestARequestAndTheBodyOfItsAnswerAreWaits(t *testing.T) {
+	p := newPulse(io.Discard)
+	broken := errors.New("broken")
+	healthy := func(what string) {
+		looks(p)
+		if err := p.Err(); err != nil {
+			t.Errorf("while it waits for %s: %v", what, err)
+		}
+	}
+	rt := Transport(answers(func(*http.Request) (*http.Response, error) {
+		healthy("the answer")
+		return &http.Response{StatusCode: http.StatusOK, Body: reads(func() error { healthy("the body"); return broken })}, nil
+	}), APIServer)
+	p.Turn(t.Context(), "a loop", func(ctx context.Context) {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://api", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := rt.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadAll(answer.Body); !errors.Is(err, broken) {
+			t.Errorf("the body ended with %v", err)
+		}
+		looks(p)
+		if p.Err() == nil {
+			t.Error("the wait has not ended with the body")
+		}
+	})
+}

@@ -1,0 +1,160 @@
+package layout
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// mostMinutes is what all stages together may take on two cores from empty caches.
+const mostMinutes = 75
+
+// reserved are minutes of it for stages that are to come.
+var reserved = map[string]int{"hostile cells": 4, "a cloud model": 6, "virtual machines": 6}
+
+// unmeasured are the stages whose minutes from empty caches nobody has measured yet, which
+// the table says by a dash. This list only gets shorter.
+var unmeasured = []string{"e2e", "tutorial", "conformance-subset"}
+
+// stagesLine is where the Makefile says what make test runs, before its tally.
+var stagesLine = regexp.MustCompile(`(?m)^override STAGES := (.*)$`)
+
+// minutesHead is the head of the table of minutes in CONTRIBUTING.md.
+const minutesHead = "| stage | does | cold | warm | allowed, cold |"
+
+// dash stands in the table for what is not measured yet.
+const dash = "–"
+
+// minutesOf are a row's: measured cold and warm, and allowed.
+type minutesOf [3]int
+
+// wrongMinutes compares the table of minutes with the stages of make test: a row each,
+// all of them measured, and together no more than is allowed.
+func wrongMinutes(contributing, makefile string, unmeasured []string) (out []string) {
+	wrong := func(format string, args ...any) {
+		out = append(out, "the table of minutes in CONTRIBUTING.md: "+fmt.Sprintf(format, args...))
+	}
+	_, table, found := strings.Cut(contributing, minutesHead+"\n")
+	stages := stagesLine.FindStringSubmatch(makefile)
+	if !found || stages == nil {
+		wrong("it has no head %q, or the Makefile no STAGES: this test does not see what it compares", minutesHead)
+		return out
+	}
+	table, _, _ = strings.Cut(table, "\n\n")
+	open := append(strings.Fields(stages[1]), "tally")
+	var sum minutesOf
+	all := ""
+	for line := range strings.Lines(table) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		if len(cells) != 5 || strings.HasPrefix(cells[0], "--") {
+			continue
+		}
+		later, toCome := strings.CutPrefix(cells[0], "to come: ")
+		stage := strings.TrimSuffix(strings.TrimPrefix(cells[0], "`make "), "`")
+		at := slices.Index(open, stage)
+		switch {
+		case cells[0] == "all":
+			all = strings.Join(cells[2:], " | ")
+			continue
+		case toCome && reserved[later] == 0:
+			wrong("nothing is reserved for %s", later)
+		case toCome && cells[4] != strconv.Itoa(reserved[later]):
+			wrong("%s has %q minutes: %d are reserved", later, cells[4], reserved[later])
+		case !toCome && at < 0:
+			wrong("make test has no stage %s, or the table has it twice", stage)
+		case !toCome:
+			open = slices.Delete(open, at, at+1)
+		}
+		for i, cell := range cells[2:] {
+			n, err := strconv.Atoi(cell)
+			switch {
+			case i == 0 && !toCome && slices.Contains(unmeasured, stage):
+				if cell != dash {
+					wrong("%s has %q for cold: take it off this test's list of what is not measured", cells[0], cell)
+				}
+			case toCome && i < 2 && cell == "": // it cannot be measured yet
+			case err != nil || n < 1:
+				wrong("%s has %q for %s: want whole minutes, as the table at the end of make test says, from empty caches for cold", cells[0], cell,
+					[]string{"cold", "warm", "allowed"}[i])
+			}
+			sum[i] += n
+		}
+	}
+	for _, stage := range open {
+		wrong("it has no row for make %s", stage)
+	}
+	for name := range reserved {
+		if !strings.Contains(table, "| to come: "+name+" |") {
+			wrong("it has no row for what is to come: %s", name)
+		}
+	}
+	if sum[2] > mostMinutes {
+		wrong("%d minutes are allowed together: want %d at most", sum[2], mostMinutes)
+	}
+	cold := strconv.Itoa(sum[0])
+	if len(unmeasured) > 0 {
+		cold = dash
+	}
+	if want := fmt.Sprintf("%s | %d | %d, and 30 warm", cold, sum[1], sum[2]); all != want {
+		wrong("its last row says %q: together they are %q", all, want)
+	}
+	return out
+}
+
+func TestTheMinutesOfEachStageAreMeasuredAndAllowed(t *testing.T) {
+	contributing, err := os.ReadFile(top(t) + "/CONTRIBUTING.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	makefile, err := os.ReadFile(top(t) + "/Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	report(t, wrongMinutes(string(contributing), string(makefile), unmeasured))
+}
+
+func TestWrongMinutesAreFound(t *testing.T) {
+	const (
+		makefile = "override STAGES := build e2e\n"
+		rows     = minutesHead + `
+| --- | --- | --- | --- | --- |
+| ` + "`make build`" + ` | programs | 7 | 1 | 13 |
+| ` + "`make e2e`" + ` | machines | 30 | 19 | 40 |
+| ` + "`make tally`" + ` | counts | 1 | 1 | 1 |
+| to come: hostile cells | | | | 4 |
+| to come: a cloud model | | | | 6 |
+| to come: virtual machines | | | | 6 |
+| all | | 38 | 21 | 70, and 30 warm |
+
+`
+	)
+	expect(t, wrongMinutes(rows, makefile, nil))
+	expect(t, wrongMinutes(rows, makefile, []string{"e2e"}), "take it off", `together they are "– |`)
+	expect(t, wrongMinutes(strings.NewReplacer("| 30 |", "| – |", "| 38 |", "| – |").Replace(rows), makefile, []string{"e2e"}))
+	for _, tc := range []struct {
+		was, is string
+		says    []string
+	}{
+		{"| 30 | 19 |", "| – | 19 |", []string{"e2e` has \"–\" for cold", "together they are \"8 | 21"}},
+		{"| 30 | 19 |", "| 30 | – |", []string{"has \"–\" for warm", "38 | 2 | 70"}},
+		{"| 40 |", "| 46 |", []string{"76 minutes are allowed together: want 75", "38 | 21 | 76"}},
+		{"| 40 |", "| 41 |", []string{"38 | 21 | 71"}},
+		{"`make e2e`", "`make fly`", []string{"no stage fly", "no row for make e2e"}},
+		{"`make e2e`", "`make build`", []string{"no stage build, or the table has it twice", "no row for make e2e"}},
+		{"hostile cells | | | | 4", "hostile cells | | | | 3", []string{"hostile cells has \"3\" minutes: 4", "38 | 21 | 69"}},
+		{"| to come: hostile cells | | | | 4 |\n", "", []string{"no row for what is to come: hostile cells", "38 | 21 | 66"}},
+		{"hostile cells", "friendly cells", []string{"nothing is reserved for friendly", "what is to come: hostile"}},
+		{"| all | | 38", "| all | | –", []string{"its last row says"}},
+		{"| stage |", "| step |", []string{"does not see"}},
+	} {
+		expect(t, wrongMinutes(strings.Replace(rows, tc.was, tc.is, 1), makefile, nil), tc.says...)
+	}
+	expect(t, wrongMinutes(rows, "STAGES = build\n", nil), "does not see")
+}
