@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,8 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/pulse"
+	"k8s.io/utils/clock"
 )
 
 // stuck is how many cells do not get on: more than there are workers.
@@ -93,6 +96,49 @@ func TestCellsWhoseDisksAreNotAttachedHoldUpNoOther(t *testing.T) {
 			t.Errorf("it waits for %s", waits)
 		}
 	})
+}
+
+func TestWhatHangsAsideStandsStillForNobody(t *testing.T) {
+	withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
+		b.stop()
+		p := pulse.New(clock.RealClock{}, slog.New(slog.DiscardHandler))
+		b.cfg.Pulse = p
+		b.cfg.Cloud = throttling{b.cloud}
+		d.hangs = func(disk string) bool { return strings.HasPrefix(disk, "stuck-") }
+		b.run()
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() {
+			if err := p.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		b.later(time.Second)
+		for n := range stuck {
+			if err := b.requestDisk(name(n), name(n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.bound(1)
+		b.cells.Release(ref("p000").UID, "done", false)
+		b.later(5 * pulse.Limit)
+		if err := p.Err(); err != nil {
+			t.Error(err)
+		}
+		b.all("their disks hang", apiv1.Ready)
+		if b.phase("p000") != apiv1.Terminating || !strings.Contains(b.waits("p000"), "throttled") {
+			t.Errorf("a cell whose end is throttled is %s and waits for %q", b.phase("p000"), b.waits("p000"))
+		}
+		cancel()
+		running.Wait()
+	})
+}
+
+// throttling is a cloud that takes no end of an instance.
+type throttling struct{ *modelCloud }
+
+func (throttling) Terminate(_ context.Context, ids ...string) cloud.Results {
+	return cloud.Each(&cloud.Error{Cause: cloud.ErrThrottled, RetryAfter: time.Minute, NothingDone: true}, ids...)
 }
 
 func TestAgentsThatDoNotAnswerHoldUpNoOtherCell(t *testing.T) {

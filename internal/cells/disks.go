@@ -101,13 +101,13 @@ func (c *Controller) attach(ctx context.Context, e *entry) (ready bool, again ti
 	case errors.Is(err, errUnderWay):
 		return false, 0, err
 	case errors.Is(err, agentapi.ErrNotYet):
-		c.tellDisk(e, events.FailedAttachVolume, fmt.Sprintf("Its cell does not show the device of a volume yet: %v", err))
+		c.tellDisk(ctx, e, events.FailedAttachVolume, fmt.Sprintf("Its cell does not show the device of a volume yet: %v", err))
 		return false, c.nextDiskPoll(e), nil
 	default:
 		return false, 0, fmt.Errorf("hand cell %s its disks: %w", e.id, err)
 	}
 	e.disksShown, e.diskPolls = true, 0
-	c.noteDisk(e, told{})
+	c.noteDisk(ctx, e, told{})
 	c.report(cell, normal, events.SuccessfulAttachVolume, "Attached to cell "+e.id+": "+volumeNames(cell.Disks))
 	return true, 0, nil
 }
@@ -130,10 +130,10 @@ func (c *Controller) attachDisks(ctx context.Context, e *entry) (again time.Dura
 	case ctx.Err() != nil, !errors.As(err, &failed):
 		return 0, err
 	case errors.As(err, &inUse):
-		c.tellDisk(e, events.VolumeInUse, fmt.Sprintf("Volume %s waits until %s no longer has it", failed.disk.Volume, c.userOf(inUse.Instance)))
+		c.tellDisk(ctx, e, events.VolumeInUse, fmt.Sprintf("Volume %s waits until %s no longer has it", failed.disk.Volume, c.userOf(inUse.Instance)))
 		return c.nextDiskPoll(e), nil
 	}
-	c.tellDisk(e, events.FailedAttachVolume, fmt.Sprintf("Volume %s: %v; retrying", failed.disk.Volume, failed.err))
+	c.tellDisk(ctx, e, events.FailedAttachVolume, fmt.Sprintf("Volume %s: %v; retrying", failed.disk.Volume, failed.err))
 	return 0, err
 }
 
@@ -183,22 +183,22 @@ func (c *Controller) userOf(instance string) string {
 
 // tellDisk reports something about a cell's disks, unless it was the last thing
 // that was. It is called by the cell's worker alone.
-func (c *Controller) tellDisk(e *entry, reason, message string) {
-	if c.noteDisk(e, told{reason, message}) {
+func (c *Controller) tellDisk(ctx context.Context, e *entry, reason, message string) {
+	if c.noteDisk(ctx, e, told{reason, message}) {
 		c.report(e.cell(), warning, reason, message)
 	}
 }
 
 // noteDisk keeps what a ready cell waits for, for WaitsFor, and tells observers of
 // it; false if that is known.
-func (c *Controller) noteDisk(e *entry, news told) bool {
+func (c *Controller) noteDisk(ctx context.Context, e *entry, news told) bool {
 	if e.diskTold == news {
 		return false
 	}
 	c.mu.Lock()
 	e.diskTold = news
 	c.mu.Unlock()
-	e.writing.Lock() // the changes of a cell are told in their order
+	lockWriting(ctx, e) // the changes of a cell are told in their order
 	defer e.writing.Unlock()
 	c.observers.CellChanged(*e.cell())
 	return true

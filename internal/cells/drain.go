@@ -6,6 +6,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/pulse"
 )
 
 // drainTimeout bounds what is saved from a cell before the cell is terminated. A
@@ -71,10 +72,13 @@ func (c *Controller) saveAll(ctx context.Context, e *entry, err error) error {
 }
 
 func (c *Controller) saveLogs(ctx context.Context, e *entry) error {
+	over := pulse.Wait(ctx, pulse.Cell) // others are being read
 	select {
 	case c.logs <- struct{}{}: // before its time runs: others may not answer
+		over()
 		defer func() { <-c.logs }()
 	case <-ctx.Done():
+		over()
 		return ctx.Err()
 	}
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)

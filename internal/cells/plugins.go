@@ -50,7 +50,7 @@ func (c *Controller) plug(ctx context.Context, e *entry) (ready bool, again time
 			return false, 0, err
 		}
 		if err != nil {
-			c.tellDisk(e, events.CSIDriverNotReady,
+			c.tellDisk(ctx, e, events.CSIDriverNotReady,
 				fmt.Sprintf("Its cell does not take the node plugins of %s: %v; retrying", driverNames(cell.Plugins), err))
 			return false, 0, fmt.Errorf("give cell %s its plugins: %w", e.id, err)
 		}
@@ -66,13 +66,13 @@ func (c *Controller) plug(ctx context.Context, e *entry) (ready bool, again time
 			trouble = "they have not registered with its kubelet"
 		}
 		if trouble != "" {
-			c.tellDisk(e, events.CSIDriverNotReady,
+			c.tellDisk(ctx, e, events.CSIDriverNotReady,
 				fmt.Sprintf("The node plugins of %s do not run on the pod's cell yet: %s", driverNames(missing), trouble))
 		}
 		return false, pluginPoll, nil
 	}
 	e.plugged = true
-	c.noteDisk(e, told{})
+	c.noteDisk(ctx, e, told{})
 	return true, 0, nil
 }
 

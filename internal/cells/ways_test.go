@@ -70,15 +70,15 @@ func TestWhatACellWaitsForIsOfItsPhase(t *testing.T) {
 		e := newEntry(Cell{ID: "c", Phase: phase}, 0)
 		e.session = link{up: true}
 		c.cells[e.id] = e
-		c.noteDisk(e, told{"Reason", "a disk"})
+		c.noteDisk(t.Context(), e, told{"Reason", "a disk"})
 		if got := c.WaitsFor(e.id); got != want {
 			t.Errorf("a cell that is %s waits for %q, want %q", phase, got, want)
 		}
 		seen.n = 0
-		if c.noteDisk(e, told{"Reason", "a disk"}) || seen.n != 0 {
+		if c.noteDisk(t.Context(), e, told{"Reason", "a disk"}) || seen.n != 0 {
 			t.Errorf("observers are told %d times of what is known", seen.n)
 		}
-		if !c.noteDisk(e, told{}) || seen.n != 1 || phase == apiv1.Ready && c.WaitsFor(e.id) != "" {
+		if !c.noteDisk(t.Context(), e, told{}) || seen.n != 1 || phase == apiv1.Ready && c.WaitsFor(e.id) != "" {
 			t.Errorf("observers are told %d times that the wait is over, want once; it waits for %q", seen.n, c.WaitsFor(e.id))
 		}
 	}

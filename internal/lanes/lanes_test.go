@@ -3,10 +3,14 @@ package lanes
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/elotl/kip/internal/pulse"
+	"k8s.io/utils/clock"
 )
 
 func TestAgentsThatDoNotAnswerHoldUpNoneThatDoes(t *testing.T) {
@@ -54,6 +58,37 @@ func TestAgentsThatDoNotAnswerHoldUpNoneThatDoes(t *testing.T) {
 		if len(l.quick)+len(l.slow) != 0 {
 			t.Errorf("%d and %d are still asked", len(l.quick), len(l.slow))
 		}
+	})
+}
+
+func TestALoopThatWaitsForALaneIsHealthy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, p := New(), pulse.New(clock.RealClock{}, slog.New(slog.DiscardHandler))
+		for range slowAsks {
+			l.slow <- struct{}{}
+		}
+		slow := &Pace{}
+		slow.slow.Store(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() {
+			if err := p.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		running.Go(func() {
+			p.Turn(ctx, "a loop", func(ctx context.Context) {
+				if err := l.Ask(ctx, slow, time.Second, func(context.Context) error { return nil }); !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+			})
+		})
+		time.Sleep(3 * pulse.Limit) // virtual
+		if err := p.Err(); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		running.Wait()
 	})
 }
 
