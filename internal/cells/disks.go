@@ -130,7 +130,8 @@ func (c *Controller) attachDisks(ctx context.Context, e *entry) (again time.Dura
 	case ctx.Err() != nil, !errors.As(err, &failed):
 		return 0, err
 	case errors.As(err, &inUse):
-		c.tellDisk(ctx, e, events.VolumeInUse, fmt.Sprintf("Volume %s waits until %s no longer has it", failed.disk.Volume, c.userOf(inUse.Instance)))
+		c.tellDisk(ctx, e, events.VolumeInUse,
+			fmt.Sprintf("Volume %s waits until %s no longer has it", failed.disk.Volume, c.userOf(inUse.Instance)))
 		return c.nextDiskPoll(e), nil
 	}
 	c.tellDisk(ctx, e, events.FailedAttachVolume, fmt.Sprintf("Volume %s: %v; retrying", failed.disk.Volume, failed.err))

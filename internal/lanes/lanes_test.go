@@ -15,7 +15,7 @@ import (
 
 func TestAgentsThatDoNotAnswerHoldUpNoneThatDoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, began := New(), time.Now()
+		l := New()
 		hangs := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 		paces := make([]Pace, 1000)
 		var all sync.WaitGroup
@@ -42,7 +42,7 @@ func TestAgentsThatDoNotAnswerHoldUpNoneThatDoes(t *testing.T) {
 			t.Errorf("of %d: %v", len(paces), ended)
 		}
 		// Now they are known: all are asked anew, and one that is well.
-		began = time.Now()
+		began := time.Now()
 		for n := range paces {
 			all.Go(func() { _ = l.Ask(t.Context(), &paces[n], 10*time.Second, hangs) })
 		}
