@@ -56,7 +56,7 @@ func (b *bubble) hour(pod string) Cell {
 }
 
 func TestABatchSharesItsUserDataAndEachMachineIsTheCellOfItsPlace(t *testing.T) {
-	inBubble(t, func(c *Config) { c.NameTag, c.CAHash = "prod", strings.Repeat("ab", 32) }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.NameTag, c.CAHash = "prod", strings.Repeat("ab", 32) }, nil, func(t *testing.T, b *bubble) {
 		b.sharing()
 		sent := b.calls()
 		b.later(time.Second)
@@ -104,7 +104,7 @@ func TestABatchSharesItsUserDataAndEachMachineIsTheCellOfItsPlace(t *testing.T) 
 
 func TestTheSecretOfABatchIsDroppedWithItsCallAndNeverSaid(t *testing.T) {
 	var log strings.Builder
-	verbose := func(c *Config) {
+	verbose := func(c *setup) {
 		c.CAHash = strings.Repeat("ab", 32)
 		c.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
@@ -205,10 +205,10 @@ func TestALaunchIsNotSentAfterItsSecretHasExpired(t *testing.T) {
 			if slices.Contains(b.launchesStored(), before[0]) {
 				t.Errorf("%s: the call is stored after its boot timeout", c.what)
 			}
+			b.later(time.Minute) // calls of its kind pause, as the cloud throttles them
 			if got := len(batches) > 1; got != c.anew {
 				t.Errorf("%s: batches %v: want another %t", c.what, batches, c.anew)
 			}
-			b.later(time.Minute)
 			if n := len(b.cloud.running()); n != 0 {
 				t.Errorf("%s: %d instances are left", c.what, n)
 			}
@@ -273,7 +273,7 @@ func TestAStoredCallOfTheFirstVersionIsSentAsItIs(t *testing.T) {
 }
 
 func TestTheTagsOfEachMachineOfABatchAreWrittenAfterwards(t *testing.T) {
-	inBubble(t, func(c *Config) { c.NameTag = "prod" }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.NameTag = "prod" }, nil, func(t *testing.T, b *bubble) {
 		b.sharing()
 		b.cloud.set(func() { b.cloud.failTags["i-0"] = errors.New("throttled") })
 		b.later(time.Second)

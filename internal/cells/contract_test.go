@@ -43,7 +43,7 @@ func (b *bubble) ask(pod string, o Options, offers ...string) Cell {
 }
 
 func TestALaunchHasAllThatWasResolvedForItsPod(t *testing.T) {
-	inBubble(t, func(c *Config) { c.NameTag = "prod" }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.NameTag = "prod" }, nil, func(t *testing.T, b *bubble) {
 		var sent []cloud.LaunchRequest
 		b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
 			sent = append(sent, r)
@@ -76,7 +76,7 @@ func TestALaunchHasAllThatWasResolvedForItsPod(t *testing.T) {
 }
 
 func TestWhatIsSentAgainIsWhatWasStoredWhateverTheConfigurationSaysByThen(t *testing.T) {
-	inBubble(t, func(c *Config) { c.NameTag, c.CAHash = "old", "ca-old" }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.NameTag, c.CAHash = "old", "ca-old" }, nil, func(t *testing.T, b *bubble) {
 		lost := true
 		b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
 			if lost {
@@ -108,7 +108,7 @@ func TestWhatIsSentAgainIsWhatWasStoredWhateverTheConfigurationSaysByThen(t *tes
 }
 
 func TestALaunchThatAnEarlierKipStoredWithoutItsCallIsSentAsThatOneSentIt(t *testing.T) {
-	inBubble(t, func(c *Config) { c.NameTag = "old" }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.NameTag = "old" }, nil, func(t *testing.T, b *bubble) {
 		b.cloud.fail = func(cloud.LaunchRequest) (error, bool) { return errors.New("timeout"), true }
 		b.later(time.Second)
 		b.request("a", "nano")
@@ -244,7 +244,7 @@ func TestAThrottledLaunchMayHaveStartedItsMachinesUnlessTheCloudSaysNot(t *testi
 		"nothing is done": {&cloud.Error{Cause: cloud.ErrThrottled, NothingDone: true}, apiv1.Bound},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(c *Config) { c.ListLag = time.Hour }, nil, func(t *testing.T, b *bubble) {
+			inBubble(t, func(c *setup) { c.ListLag = time.Hour }, nil, func(t *testing.T, b *bubble) {
 				tries := 0
 				b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
 					if r.InstanceType != "nano" {
@@ -476,7 +476,7 @@ func TestALaunchWaitsForAMemberThatDoesNotKnowThatItIsStored(t *testing.T) {
 		}
 		return nil
 	})
-	inBubble(t, func(c *Config) { c.Store = st }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.Store = st }, nil, func(t *testing.T, b *bubble) {
 		b.store = st
 		b.later(time.Second)
 		b.ask("x", Options{}, "nano")

@@ -372,13 +372,13 @@ func (c *Controller) takeInventory(ctx context.Context) {
 func (c *Controller) lookOnce(ctx context.Context) {
 	began := c.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
-	list, err := c.cfg.Cloud.List(call, c.cfg.ControllerID)
+	list, err := c.cfg.Calls.List(call, c.cfg.ControllerID)
 	cancel()
 	switch {
 	case err == nil:
 		c.compare(ctx, began, list)
 	case ctx.Err() == nil:
-		c.cfg.Log.Warn("list our instances", "cloud", c.cfg.Cloud.Name(), "err", err)
+		c.cfg.Log.Warn("list our instances", "cloud", c.cfg.Calls.Name(), "err", err)
 	}
 }
 
@@ -451,14 +451,14 @@ func (c *Controller) describe(ctx context.Context, asked []absent) map[string]cl
 			ids[n] = a.instance()
 		}
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		instances, err := c.cfg.Cloud.Describe(call, ids...)
+		instances, err := c.cfg.Calls.Describe(call, ids...)
 		cancel()
 		if err == nil && len(instances) != len(ids) {
 			err = fmt.Errorf("asked for %d instances and got %d", len(ids), len(instances))
 		}
 		if err != nil {
 			if ctx.Err() == nil {
-				c.cfg.Log.Warn("describe instances that the cloud's list does not show", "cloud", c.cfg.Cloud.Name(), "err", err)
+				c.cfg.Log.Warn("describe instances that the cloud's list does not show", "cloud", c.cfg.Calls.Name(), "err", err)
 			}
 			continue
 		}

@@ -40,6 +40,7 @@ func TestAnOrphanIsTerminatedOnlyAfterASecondLook(t *testing.T) {
 		}
 	}
 	w.cells.terminateAll(t.Context(), w.cells.terminations.items)
+	w.cells.running.Wait()
 	if w.cloud.terminated["i-orphan"] != 1 || len(w.cloud.terminated) != 1 {
 		t.Fatalf("terminated %v", w.cloud.terminated)
 	}
@@ -263,7 +264,7 @@ func TestAnEmptyListEndsNoCellThatIsHeard(t *testing.T) {
 		"by the lease": {HealthyTimeout: 90 * time.Second, Check: 5 * time.Second},
 		"by the list":  {CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second},
 	} {
-		inBubble(t, func(c *Config) { c.Health = health }, nil, func(t *testing.T, b *bubble) {
+		inBubble(t, func(c *setup) { c.Health = health }, nil, func(t *testing.T, b *bubble) {
 			pods := b.bound(30)
 			b.cloud.set(func() { // of another account: it knows nothing, and refuses nothing
 				clear(b.cloud.instances)

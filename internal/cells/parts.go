@@ -20,7 +20,7 @@ const (
 // sweepParts deletes what instances have left, until ctx ends: network interfaces,
 // addresses and the like.
 func (c *Controller) sweepParts(ctx context.Context) {
-	parts := c.cfg.Cloud.Features().Parts
+	parts := c.cfg.Calls.Features().Parts
 	if parts == nil {
 		return
 	}
@@ -32,7 +32,7 @@ func (c *Controller) sweepParts(ctx context.Context) {
 		cancel()
 		if err != nil {
 			if ctx.Err() == nil {
-				c.cfg.Log.Warn("list the parts of our instances, retrying", "cloud", c.cfg.Cloud.Name(), "err", err)
+				c.cfg.Log.Warn("list the parts of our instances, retrying", "cloud", c.cfg.Calls.Name(), "err", err)
 			}
 			continue
 		}

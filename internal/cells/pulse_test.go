@@ -2,6 +2,7 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"testing"
@@ -19,9 +20,14 @@ type deaf struct{ Session }
 func (deaf) Ready() <-chan struct{} { return nil }
 
 func TestALoopThatWaitsForACellOrForItsNextTryIsHealthy(t *testing.T) {
-	c := &Controller{cfg: Config{Clock: clock.RealClock{}}}
+	c := &Controller{cfg: Config{Clock: clock.RealClock{}}, logs: make(chan struct{})}
 	for name, wait := range map[string]func(context.Context){
-		"a session":    func(ctx context.Context) { (&entry{session: deaf{}}).ready(ctx) },
+		"a session": func(ctx context.Context) { (&entry{session: deaf{}}).ready(ctx) },
+		"the logs of others": func(ctx context.Context) {
+			if err := c.saveLogs(ctx, &entry{}); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		},
 		"the next try": func(ctx context.Context) { c.sleep(ctx, time.Hour) },
 	} {
 		synctest.Test(t, func(t *testing.T) {

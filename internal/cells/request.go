@@ -158,12 +158,15 @@ var ErrHasCell = errors.New("the pod has a cell already")
 // running its pod.
 func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, error) {
 	c.mu.Lock()
-	launching := e.launching
-	c.mu.Unlock()
-	if launching {
-		return 0, nil // it is its group's, which may be storing the launch, and gives it back
+	if e.launching && e.ending != "" && c.launches.remove(e) {
+		e.launching = false
 	}
-	if why, _ := c.endingOf(e); why != "" {
+	launching, why := e.launching, e.ending
+	c.mu.Unlock()
+	switch {
+	case launching:
+		return 0, nil // it waits, or is its group's, which may be storing the launch, and gives it back
+	case why != "":
 		return 0, c.gone(ctx, e, why)
 	}
 	if !c.nobodyElseRuns(e) {
@@ -173,11 +176,15 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	if wait := c.launchesPaused(e); wait > 0 {
 		return wait, nil
 	}
+	next, err := toLaunchOf(e)
+	if err != nil {
+		return 0, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !e.launching {
+	if e.ending == "" { // else it is queued again
 		e.launching = true
-		c.launches.add(e)
+		c.launches.add(next)
 	}
 	return 0, nil
 }

@@ -17,6 +17,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cloud"
@@ -286,11 +287,12 @@ func (w *world) start() {
 	if err != nil {
 		w.Fatal(err)
 	}
+	machines := calls.New(calls.Config{Cloud: gate.Fence(w.cloud, w.store.Leads), Clock: clock.RealClock{}})
 	w.cells = New(Config{
 		NodeName:     "kip-0",
 		ControllerID: "me",
-		Cloud:        w.cloud,
-		Gate:         gate.New(gate.Config{Cloud: w.cloud, Leads: w.store.Leads, Clock: clock.RealClock{}}),
+		Calls:        machines,
+		Gate:         gate.New(gate.Config{Cloud: machines, Clock: clock.RealClock{}}),
 		Store:        w.store,
 		Tunnels:      OverTunnels(dialer),
 		APIs:         ServedBy(api),

@@ -325,15 +325,11 @@ func (w *kipWorld) cleaner() *Cleaner {
 			}
 			return pods, nil
 		},
-		Pause:  func(why string) { w.paused = why },
-		Cells:  w,
-		Status: func(cells.Cell) apiv1.CellStatus { return apiv1.CellStatus{Waiting: "the cloud to end it"} },
-		Cloud:  worldCloud{w},
-		Gate: gate.New(gate.Config{
-			Cloud: worldCloud{w},
-			Leads: func(context.Context) error { return nil },
-			Clock: clock.RealClock{},
-		}),
+		Pause:     func(why string) { w.paused = why },
+		Cells:     w,
+		Status:    func(cells.Cell) apiv1.CellStatus { return apiv1.CellStatus{Waiting: "the cloud to end it"} },
+		Cloud:     worldCloud{w},
+		Gate:      gate.New(gate.Config{Cloud: worldCloud{w}, Clock: clock.RealClock{}}),
 		ListLag:   20 * time.Second,
 		AsKip:     w.kube,
 		AsNode:    w.kube,

@@ -2,7 +2,7 @@
 //
 // A cloud only translates: it launches, lists and terminates instances and says
 // what it sells. Retrying, state, batching, back-off and selection live above
-// it, once, in package cells.
+// it, once, in packages cells and calls.
 package cloud
 
 import (

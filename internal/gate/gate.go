@@ -42,21 +42,10 @@ type Limit struct {
 // DefaultLimit is what provider.yaml says where it says nothing.
 var DefaultLimit = Limit{Percent: 10, Least: 10, Window: 5 * time.Minute}
 
-// Budget bounds the calls to a cloud. It is used by several goroutines at a time.
-type Budget interface {
-	// Take takes what a call that names n things costs, and returns 0. Where that is
-	// not to be had it takes nothing, and returns after how long it may be.
-	Take(call cloud.Call, n int) (wait time.Duration)
-}
-
 // Config of a Gate. All fields are required unless they say otherwise.
 type Config struct {
+	// Cloud has its calls wait for their budgets, and a Fence behind.
 	Cloud cloud.Cloud
-	// Leads returns an error unless this process surely leads.
-	Leads func(context.Context) error
-	// Budget is optional: without it there are as many calls of each kind as
-	// ownBudget allows.
-	Budget Budget
 	// Limit is DefaultLimit where it is zero.
 	Limit Limit
 	Clock clock.PassiveClock
@@ -98,14 +87,6 @@ type HeldError struct {
 
 func (e *HeldError) Error() string { return e.Text }
 
-// LaterError is the answer to a call for which there is no budget now. Nothing was
-// done.
-type LaterError struct{ After time.Duration }
-
-func (e *LaterError) Error() string {
-	return fmt.Sprintf("the budget of such calls is spent: there is one in %s", e.After.Round(time.Millisecond))
-}
-
 // Held is an end that is held back.
 type Held struct {
 	End
@@ -145,9 +126,6 @@ type Gate struct {
 
 // New returns a gate.
 func New(cfg Config) *Gate {
-	if cfg.Budget == nil {
-		cfg.Budget = newOwnBudget(cfg.Clock)
-	}
 	if cfg.Limit == (Limit{}) {
 		cfg.Limit = DefaultLimit
 	}
@@ -310,9 +288,8 @@ func (g *Gate) now() []Held {
 }
 
 // Terminate ends instances, those that are admitted or may be. There is a result for
-// each, in their order: a *HeldError for one that is held back, a *LaterError where
-// there is no budget, and another error where it is not certain that this Kip leads.
-// Of these nothing was done.
+// each, in their order, a *HeldError for one that is held back: to that nothing was
+// done.
 func (g *Gate) Terminate(ctx context.Context, population int, ends ...End) cloud.Results {
 	results := make(cloud.Results, len(ends))
 	var ids []string
@@ -326,7 +303,12 @@ func (g *Gate) Terminate(ctx context.Context, population int, ends ...End) cloud
 	if len(ids) == 0 {
 		return results
 	}
-	for i, r := range g.each(ctx, cloud.CallTerminate, g.cfg.Cloud.Terminate, ids...) {
+	said := g.cfg.Cloud.Terminate(ctx, ids...)
+	if len(said) != len(ids) {
+		err := fmt.Errorf("the cloud answered the end of %d instances with %d results", len(ids), len(said))
+		said = cloud.Each(errors.Join(err, said.Err()), ids...)
+	}
+	for i, r := range said {
 		results[places[i]].Err = r.Err
 	}
 	return results
@@ -334,50 +316,17 @@ func (g *Gate) Terminate(ctx context.Context, population int, ends ...End) cloud
 
 // Stop stops an instance that runs no pod. The cloud can stop instances.
 func (g *Gate) Stop(ctx context.Context, id string) error {
-	return g.each(ctx, cloud.CallStop, g.cfg.Cloud.Features().Stopper.Stop, id).Err()
+	return g.cfg.Cloud.Features().Stopper.Stop(ctx, id).Err()
 }
 
 // DetachDisk takes a disk from an instance whose pod has ended or was deleted. The
 // cloud has disks.
 func (g *Gate) DetachDisk(ctx context.Context, disk, instance string) error {
-	if err := g.pass(ctx, cloud.CallDetachDisk, 1); err != nil {
-		return err
-	}
 	return g.cfg.Cloud.Features().Disks.DetachDisk(ctx, disk, instance)
 }
 
 // DeleteDisk removes a disk with its data, whose claim was deleted. The cloud has
 // disks.
 func (g *Gate) DeleteDisk(ctx context.Context, disk string) error {
-	if err := g.pass(ctx, cloud.CallDeleteDisk, 1); err != nil {
-		return err
-	}
 	return g.cfg.Cloud.Features().Disks.DeleteDisk(ctx, disk)
-}
-
-// each makes a call that names instances, and sees to it that each has a result.
-func (g *Gate) each(ctx context.Context, call cloud.Call, do func(context.Context, ...string) cloud.Results, ids ...string) cloud.Results {
-	if err := g.pass(ctx, call, len(ids)); err != nil {
-		return cloud.Each(err, ids...)
-	}
-	results := do(ctx, ids...)
-	if len(results) != len(ids) {
-		err := fmt.Errorf("the cloud answered the call %s about %d instances with %d results", call, len(ids), len(results))
-		return cloud.Each(errors.Join(err, results.Err()), ids...)
-	}
-	return results
-}
-
-// pass is what stands before every call. Whether this Kip leads is asked last: what
-// has happened since nobody can know.
-func (g *Gate) pass(ctx context.Context, call cloud.Call, n int) error {
-	if wait := g.cfg.Budget.Take(call, n); wait > 0 {
-		return &LaterError{After: wait}
-	}
-	ctx, cancel := context.WithTimeout(ctx, leadsTimeout)
-	defer cancel()
-	if err := g.cfg.Leads(ctx); err != nil {
-		return fmt.Errorf("it is not certain that this Kip leads still, so nothing ends: %w", err)
-	}
-	return nil
 }

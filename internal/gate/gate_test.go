@@ -29,7 +29,9 @@ func (k *killed) Terminate(_ context.Context, ids ...string) cloud.Results {
 	return cloud.Each(nil, ids...)
 }
 
-func (k *killed) Features() cloud.Features { return cloud.Features{Stopper: k, Disks: disks{k: k}} }
+func (k *killed) Features() cloud.Features {
+	return cloud.Features{Stopper: k, Disks: disks{k: k}, Parts: parts{k: k}}
+}
 
 func (k *killed) Stop(_ context.Context, ids ...string) cloud.Results {
 	k.ids = append(k.ids, ids...)
@@ -37,6 +39,16 @@ func (k *killed) Stop(_ context.Context, ids ...string) cloud.Results {
 }
 
 func (k *killed) Start(context.Context, ...string) cloud.Results { panic("the gate starts nothing") }
+
+type parts struct {
+	cloud.Parts
+	k *killed
+}
+
+func (p parts) DeleteParts(_ context.Context, ids ...string) cloud.Results {
+	p.k.ids = append(p.k.ids, ids...)
+	return cloud.Each(nil, ids...)
+}
 
 type disks struct {
 	cloud.Disks
@@ -62,14 +74,12 @@ type world struct {
 	leads error
 }
 
-func newWorld(l Limit, budget Budget) *world {
+func newWorld(l Limit) *world {
 	w := &world{cloud: &killed{}, clock: clocktesting.NewFakePassiveClock(time.Unix(1e9, 0))}
 	w.Gate = New(Config{
-		Cloud:  w.cloud,
-		Leads:  func(context.Context) error { return w.leads },
-		Budget: budget,
-		Limit:  l,
-		Clock:  w.clock,
+		Cloud: Fence(w.cloud, func(context.Context) error { return w.leads }),
+		Limit: l,
+		Clock: w.clock,
 	})
 	return w
 }
@@ -95,7 +105,7 @@ func (w *world) admitted(ends []End, population int) (n int) {
 
 func TestNoMoreThanAShareEndsByWhatMayBeAMistake(t *testing.T) {
 	for _, test := range []struct{ population, want int }{{0, 10}, {5, 10}, {100, 10}, {109, 10}, {110, 11}, {1000, 100}} {
-		w := newWorld(Limit{}, nil)
+		w := newWorld(Limit{})
 		if got := w.admitted(lost(500), test.population); got != test.want {
 			t.Errorf("of %d cells %d end, want %d", test.population, got, test.want)
 		}
@@ -103,7 +113,7 @@ func TestNoMoreThanAShareEndsByWhatMayBeAMistake(t *testing.T) {
 }
 
 func TestTheShareIsOfAsManyAsThereWereWhenTheTimeBegan(t *testing.T) {
-	w := newWorld(Limit{}, nil)
+	w := newWorld(Limit{})
 	all := lost(500)
 	if n := w.admitted(all[:50], 200); n != 20 {
 		t.Fatalf("%d end, want 20", n)
@@ -119,7 +129,7 @@ func TestTheShareIsOfAsManyAsThereWereWhenTheTimeBegan(t *testing.T) {
 }
 
 func TestWhatSomebodyAskedForIsNotHeldBack(t *testing.T) {
-	w := newWorld(Limit{Window: time.Minute}, nil) // none may end for a mistake
+	w := newWorld(Limit{Window: time.Minute}) // none may end for a mistake
 	ends := lost(300)
 	for i := range ends {
 		ends[i].Mistakable = false
@@ -130,7 +140,7 @@ func TestWhatSomebodyAskedForIsNotHeldBack(t *testing.T) {
 }
 
 func TestACellThatWasHeardLatelyDoesNotEnd(t *testing.T) {
-	w := newWorld(Limit{}, nil)
+	w := newWorld(Limit{})
 	e := End{Instance: "i-1", Heard: w.clock.Now().Add(-10 * time.Second)}
 	held, is := errors.AsType[*HeldError](w.Admit(e, 100))
 	if !is || held.Reason != ByLease || held.After != 30*time.Second {
@@ -147,7 +157,7 @@ func TestACellThatWasHeardLatelyDoesNotEnd(t *testing.T) {
 }
 
 func TestWhoIsLetPassDoesNotCountAgain(t *testing.T) {
-	w := newWorld(Limit{Least: 2, Window: time.Minute}, nil)
+	w := newWorld(Limit{Least: 2, Window: time.Minute})
 	e := lost(3)
 	for range 5 { // as the cloud refuses it
 		if err := w.Terminate(t.Context(), 0, e[0]).Err(); err != nil {
@@ -165,7 +175,7 @@ func TestWhoIsLetPassDoesNotCountAgain(t *testing.T) {
 }
 
 func TestOfABatchOnlyThoseAreHeldBackThatCount(t *testing.T) {
-	w := newWorld(Limit{Least: 1, Window: time.Minute}, nil)
+	w := newWorld(Limit{Least: 1, Window: time.Minute})
 	ends := append(lost(2), End{Instance: "asked"})
 	results := w.Terminate(t.Context(), 0, ends...)
 	if results[0].Err != nil || results[1].Err == nil || results[2].Err != nil || results[1].ID != "i-001" {
@@ -177,7 +187,7 @@ func TestOfABatchOnlyThoseAreHeldBackThatCount(t *testing.T) {
 }
 
 func TestAPersonLetsPassOnceWhatIsHeldBackNow(t *testing.T) {
-	w := newWorld(Limit{Window: time.Minute}, nil)
+	w := newWorld(Limit{Window: time.Minute})
 	e := lost(3)
 	w.admitted(e[:2], 100)
 	held := w.Held()
@@ -197,7 +207,7 @@ func TestAPersonLetsPassOnceWhatIsHeldBackNow(t *testing.T) {
 }
 
 func TestNobodyIsHeldBackAnyMoreOfWhomNobodyAsks(t *testing.T) {
-	w := newWorld(Limit{Window: time.Hour}, nil)
+	w := newWorld(Limit{Window: time.Hour})
 	e := lost(1)
 	w.admitted(e, 0)
 	since := w.clock.Now()
@@ -221,7 +231,7 @@ func TestNobodyIsHeldBackAnyMoreOfWhomNobodyAsks(t *testing.T) {
 }
 
 func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
-	w := newWorld(Limit{}, nil)
+	w := newWorld(Limit{})
 	w.leads = errDeposed
 	ctx := t.Context()
 	for what, err := range map[string]error{
@@ -229,6 +239,7 @@ func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
 		"stop":      w.Stop(ctx, "i-1"),
 		"detach":    w.DetachDisk(ctx, "d-1", "i-1"),
 		"delete":    w.DeleteDisk(ctx, "d-1"),
+		"parts":     w.cfg.Cloud.Features().Parts.DeleteParts(ctx, "p-1").Err(),
 	} {
 		if !errors.Is(err, errDeposed) {
 			t.Errorf("%s: %v", what, err)
@@ -240,56 +251,19 @@ func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
 	w.leads = nil
 	for what, err := range map[string]error{
 		"stop": w.Stop(ctx, "i-2"), "detach": w.DetachDisk(ctx, "d-2", "i-2"), "delete": w.DeleteDisk(ctx, "d-3"),
+		"parts": w.cfg.Cloud.Features().Parts.DeleteParts(ctx, "p-2").Err(),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if slices.Sort(w.cloud.ids); !slices.Equal(w.cloud.ids, []string{"d-2", "d-3", "i-2"}) {
+	if slices.Sort(w.cloud.ids); !slices.Equal(w.cloud.ids, []string{"d-2", "d-3", "i-2", "p-2"}) {
 		t.Errorf("%v went", w.cloud.ids)
 	}
 }
 
-// none is a budget that is spent.
-type none struct{}
-
-func (none) Take(call cloud.Call, n int) time.Duration { return time.Duration(n) * time.Second }
-
-func TestACallWithoutBudgetIsNotMade(t *testing.T) {
-	w := newWorld(Limit{}, none{})
-	for _, r := range w.Terminate(t.Context(), 0, End{Instance: "a"}, End{Instance: "b"}) {
-		if later, is := errors.AsType[*LaterError](r.Err); !is || later.After != 2*time.Second {
-			t.Errorf("%s: %v", r.ID, r.Err)
-		}
-	}
-	if len(w.cloud.ids) != 0 {
-		t.Errorf("%v ended", w.cloud.ids)
-	}
-}
-
-func TestTheOwnBudgetBoundsEachKindOfCall(t *testing.T) {
-	clock := clocktesting.NewFakePassiveClock(time.Unix(1e9, 0))
-	b := newOwnBudget(clock)
-	for n := range callsAtOnce {
-		if wait := b.Take(cloud.CallTerminate, 500); wait != 0 {
-			t.Fatalf("call %d waits for %s", n, wait)
-		}
-	}
-	wait := b.Take(cloud.CallTerminate, 1)
-	if wait <= 0 || wait > time.Second/callsPerSecond {
-		t.Errorf("the next waits for %s", wait)
-	}
-	if other := b.Take(cloud.CallStop, 1); other != 0 {
-		t.Errorf("a call of another kind waits for %s", other)
-	}
-	clock.SetTime(clock.Now().Add(wait))
-	if again := b.Take(cloud.CallTerminate, 1); again != 0 {
-		t.Errorf("when it is due it waits for %s more", again)
-	}
-}
-
 func TestWithAnOpenGateAllEnds(t *testing.T) {
-	w := newWorld(Limit{Window: time.Minute}, nil)
+	w := newWorld(Limit{Window: time.Minute})
 	e := lost(2)
 	e[1].Heard = w.clock.Now()
 	w.Open()
@@ -299,7 +273,7 @@ func TestWithAnOpenGateAllEnds(t *testing.T) {
 }
 
 func TestWhatWasDecidedBeforeCounts(t *testing.T) {
-	w := newWorld(Limit{Least: 2, Window: time.Minute}, nil)
+	w := newWorld(Limit{Least: 2, Window: time.Minute})
 	e := lost(4)
 	w.Resume(e[0], 0)
 	w.Resume(End{Instance: "asked"}, 0)
@@ -309,7 +283,7 @@ func TestWhatWasDecidedBeforeCounts(t *testing.T) {
 }
 
 func TestAnAnswerThatDoesNotFitIsAnErrorOfAll(t *testing.T) {
-	w := newWorld(Limit{}, nil)
+	w := newWorld(Limit{})
 	w.cloud.short = true
 	for _, r := range w.Terminate(t.Context(), 0, End{Instance: "a"}, End{Instance: "b"}) {
 		if r.Err == nil || r.ID == "" {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
@@ -42,7 +43,7 @@ type leading struct {
 	authority *pki.Authority
 	late      *lateness.Meter
 
-	machines    cloud.Cloud
+	machines    *calls.Calls
 	gate        *gate.Gate               // before all that destroys
 	disks       cloud.Disks              // nil where the cloud has none
 	provisioner *provisioner.Provisioner // nil without disks
@@ -204,11 +205,17 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			}
 		})
 	}
-	l.machines = waits{l.metrics.Cloud(bare)}
+	// Outside in: whether something may be destroyed, when a call is sent, whether this
+	// Kip leads then.
+	l.machines = calls.New(calls.Config{
+		Cloud: gate.Fence(l.metrics.Cloud(bare), l.store.Leads),
+		Meter: l.metrics,
+		Pulse: l.pulse,
+		Clock: l.clock,
+	})
 	l.disks = l.machines.Features().Disks
 	l.gate = gate.New(gate.Config{
 		Cloud: l.machines,
-		Leads: l.store.Leads,
 		Limit: gate.Limit(l.cfg.Cells.EndLimit),
 		Clock: l.clock,
 	})
@@ -318,8 +325,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		NodeName:     l.NodeName,
 		ControllerID: l.controllerID,
 		NameTag:      l.nameTag(),
-		Cloud:        l.machines,
-		Disks:        l.disks,
+		Calls:        l.machines,
 		Gate:         l.gate,
 		Store:        l.store,
 		Tunnels:      cells.OverTunnels(tunnels),

@@ -55,6 +55,8 @@ type Metrics struct {
 	sweepParts      *prometheus.CounterVec
 
 	cloudCalls         *prometheus.HistogramVec
+	callsWaiting       *prometheus.GaugeVec
+	callWaits          *prometheus.HistogramVec
 	cloudCapacity      *prometheus.CounterVec
 	cloudInterruptions prometheus.Counter
 
@@ -138,6 +140,11 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	f.section = "Cloud"
 	m.cloudCalls = f.histogram("kip_cloud_call_duration_seconds",
 		"Calls to the cloud and how long they took.", callBuckets, labelCall, labelError)
+	m.callsWaiting = f.gauge("kip_cloud_calls_waiting",
+		"Calls that wait for the cloud's budget of their kind, or for the end of a back-off. Those that name instances and wait together count once.",
+		labelCall)
+	m.callWaits = f.histogram("kip_cloud_call_wait_seconds",
+		"Time that calls to the cloud have waited for their turn, before they were sent or given up.", callBuckets, labelCall)
 	m.cloudCapacity = f.counter("kip_cloud_capacity_errors_total",
 		"Calls for which the cloud had no capacity, or not for all instances of the call.", labelInstanceType, labelZone, labelShortLaunchType)
 	m.cloudInterruptions = f.counter("kip_cloud_interruption_notices_total",

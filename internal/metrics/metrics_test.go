@@ -525,6 +525,15 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	f.want(t, "kip_cloud_interruption_notices_total", map[string]string{"": "2"})
 }
 
+func TestCallsThatWaitAreCountedAndTimed(t *testing.T) {
+	f := newFixture(t, nil)
+	f.CallWaits(cloud.CallLaunch)
+	f.CallWaits(cloud.CallLaunch)
+	f.CallWaited(cloud.CallLaunch, 2*time.Second)
+	f.want(t, "kip_cloud_calls_waiting", map[string]string{"call=launch": "1"})
+	f.want(t, "kip_cloud_call_wait_seconds", map[string]string{"call=launch": "1 2"})
+}
+
 func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 	f := newFixture(t, nil)
 	c := &testCloud{}
@@ -864,6 +873,8 @@ func everything(t *testing.T) *fixture {
 	idle.cell.Pod, idle.cell.Standby = apiv1.PodReference{}, "pool"
 	f.cells = []cells.Cell{idle.cell}
 	f.StatsGathered("resource", time.Second, nil)
+	f.CallWaits(cloud.CallLaunch)
+	f.CallWaited(cloud.CallLaunch, time.Second)
 	inner := &testCloud{took: func() {}, err: cloud.ErrCapacity}
 	inner.features = cloud.Features{Stopper: testStopper{inner}, Interrupter: testInterrupter{inner}}
 	c := f.Cloud(inner)

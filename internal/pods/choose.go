@@ -88,7 +88,7 @@ func (e *PlacementError) wait(attempt int) (reason string, wait time.Duration) {
 	case errors.As(e.Err, &annotation):
 		return events.InvalidAnnotation, unplaceableRetry
 	case errors.As(e.Err, &capacity):
-		return events.NoCapacity, backoff(attempt)
+		return events.NoCapacity, backoffOf(attempt)
 	}
 	return events.Unplaceable, unplaceableRetry
 }

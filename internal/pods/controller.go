@@ -11,6 +11,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pulse"
@@ -54,6 +55,8 @@ type Config struct {
 	Pulse *pulse.Pulse
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
+	// Random is for jitter. Optional.
+	Random backoff.Random
 	Clock  clock.WithTicker
 	Log    *slog.Logger
 }
@@ -127,7 +130,7 @@ func New(cfg Config) (*Controller, error) {
 	c := &Controller{
 		cfg: cfg,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[cache.ObjectName](100*time.Millisecond, time.Minute),
+			backoff.Items[cache.ObjectName](100*time.Millisecond, time.Minute, cfg.Random),
 			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "pods", MetricsProvider: cfg.Queues}),
 		ready: make(chan struct{}),
 		pods:  map[types.UID]*waiting{},
@@ -393,7 +396,7 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		return 0, err
 	}
 	c.mu.Lock()
-	w.attempts, w.why, w.until = attempt, "", now.Add(backoff(attempt)) // of the next attempt, if this cell fails
+	w.attempts, w.why, w.until = attempt, "", now.Add(backoffOf(attempt)) // of the next attempt, if this cell fails
 	c.mu.Unlock()
 	if cell.Standby != "" {
 		c.cfg.Event(ref, corev1.EventTypeNormal, events.StandbyCellTaken,
@@ -434,9 +437,9 @@ func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time)
 	}
 }
 
-// backoff is the wait after the nth cell in a row that did not run the pod: none
+// backoffOf is the wait after the nth cell in a row that did not run the pod: none
 // before the second, then doubling from a second.
-func backoff(attempt int) time.Duration {
+func backoffOf(attempt int) time.Duration {
 	return min(time.Second<<min(attempt-1, 30), longestBackoff)
 }
 

@@ -473,8 +473,8 @@ func TestBackoffGrowsToItsBound(t *testing.T) {
 	for attempt, want := range map[int]time.Duration{
 		1: time.Second, 2: 2 * time.Second, 5: 16 * time.Second, 20: longestBackoff, 1000: longestBackoff,
 	} {
-		if got := backoff(attempt); got != want {
-			t.Errorf("backoff(%d) = %s, want %s", attempt, got, want)
+		if got := backoffOf(attempt); got != want {
+			t.Errorf("backoffOf(%d) = %s, want %s", attempt, got, want)
 		}
 	}
 }

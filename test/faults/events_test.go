@@ -194,6 +194,16 @@ func draw(r *rand.Rand) setting {
 			s.knobs.Latency[kind] = tail(d)
 		}
 	}
+	if r.IntN(3) == 0 { // as small beside these histories as EC2's are beside a thousand pods
+		s.knobs.RateLimits = sim.EC2RateLimits()
+		for kind, limit := range s.knobs.RateLimits {
+			limit.Requests = sim.Bucket{Capacity: 3, Refill: 0.5}
+			if limit.Resources != (sim.Bucket{}) {
+				limit.Resources = sim.Bucket{Capacity: 6, Refill: 0.5}
+			}
+			s.knobs.RateLimits[kind] = limit
+		}
+	}
 	offset := func() time.Duration { return time.Duration(r.IntN(5)-2) * time.Minute }
 	s.cloudClock, s.apiClock = offset(), offset()
 	return s
@@ -456,7 +466,7 @@ func (w *world) set(what string, on bool, e event) {
 		knobs(func(k *sim.Knobs) { k.Unauthorised = on })
 	case "throttling":
 		knobs(func(k *sim.Knobs) {
-			k.RateLimits = nil
+			k.RateLimits = w.knobs.RateLimits
 			if on {
 				k.RateLimits = map[sim.Kind]sim.RateLimit{}
 				for _, kind := range []sim.Kind{sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStart, sim.KindStop} {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +17,8 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
@@ -283,6 +286,17 @@ func (w *world) killLocked() {
 	w.trouble = time.Now()
 }
 
+// jitter is that of one part of one life, from the setting's seed.
+func (w *world) jitter() backoff.Random {
+	var mu sync.Mutex
+	r := rand.New(rand.NewPCG(w.seed, uint64(w.lives)))
+	return func() float64 {
+		mu.Lock()
+		defer mu.Unlock()
+		return r.Float64()
+	}
+}
+
 // supervise starts Kip again whenever it has died, as a Deployment does.
 func (w *world) supervise() {
 	defer close(w.supervisor)
@@ -360,16 +374,18 @@ func (k *kip) run() error {
 	if w.cloudAPI {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
-	k.gate = gate.New(gate.Config{
-		Cloud: handle{k},
-		Leads: func(context.Context) error { return k.alive() },
-		Clock: kipClock{k: k},
+	machines := calls.New(calls.Config{
+		Cloud:  gate.Fence(handle{k}, func(context.Context) error { return k.alive() }),
+		Random: w.jitter(),
+		Clock:  kipClock{k: k},
 	})
+	k.gate = gate.New(gate.Config{Cloud: machines, Clock: kipClock{k: k}})
 	late := lateness.New(kipClock{k: k})
 	k.cells = cells.New(cells.Config{
+		Random:   w.jitter(),
 		Late:     late,
 		Gate:     k.gate,
-		NodeName: "kip-0", ControllerID: owner, Cloud: handle{k}, Disks: handle{k}, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
+		NodeName: "kip-0", ControllerID: owner, Calls: machines, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
 		CAHash:    "ca",
 		Shortages: short, Event: event, SaveLogs: saveLogs,
 		ClusterDomain: "cluster.local", Pools: pools, Template: "t1", Health: health, ListLag: listLag, SoonPoll: time.Second,
@@ -379,7 +395,8 @@ func (k *kip) run() error {
 	})
 	var err error
 	k.pods, err = pods.New(pods.Config{
-		Pods: k.informer, Client: client{s: w.api, k: k}, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
+		Random: w.jitter(),
+		Pods:   k.informer, Client: client{s: w.api, k: k}, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
 		Volumes: w.volumesOf,
 		Place: func(p *corev1.Pod, zone string) ([]cells.Offer, error) {
 			var list []cells.Offer
