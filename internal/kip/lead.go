@@ -209,6 +209,10 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	l.gate = gate.New(gate.Config{
 		Cloud: l.machines,
 		Leads: l.store.Leads,
+		Behind: func() string {
+			why, _ := l.cells.Behind()
+			return why
+		},
 		Limit: gate.Limit(l.cfg.Cells.EndLimit),
 		Clock: l.clock,
 	})
@@ -367,6 +371,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Event:       l.event,
 		Forget:      l.forgetLogs,
 		MaxAttempts: l.cfg.Cells.MaxAttempts,
+		Leads:       l.store.Leads,
 		Running:     l.metrics.PodRunning,
 		Pulse:       l.pulse,
 		Queues:      l.metrics.WorkqueueProvider(),
