@@ -398,7 +398,8 @@ func TestAStoreTakesOverOnlyIfItIsMeant(t *testing.T) {
 		t.Errorf("with --yes: %+v, taken over %t, loaded anew %t", done, taken, reloaded)
 	}
 	reloaded = false
-	if again := run(t, nil, "generation", "take-over", "--yes"); again.failed == nil || !strings.Contains(again.err, "nothing to take over") || reloaded {
+	again := run(t, nil, "generation", "take-over", "--yes")
+	if again.failed == nil || !strings.Contains(again.err, "nothing to take over") || reloaded {
 		t.Errorf("again: %+v, loaded anew %t", again, reloaded)
 	}
 	if none := run(t, nil, "generation", "take-over"); none.failed != nil || !strings.Contains(none.err, "nothing to take over") {

@@ -172,7 +172,7 @@ func (k *process) takeTurns(ctx context.Context, own *store.Store, lead task) er
 	for {
 		err := k.turn(ctx, own, lead)
 		if errors.Is(err, cells.ErrTakenOver) && ctx.Err() == nil {
-			k.Log.Warn("cells are loaded anew", "why", err)
+			k.Log.Warn("the store has taken over, and its cells are loaded anew")
 			continue
 		}
 		// One that another has followed begins afresh, in a new process. While

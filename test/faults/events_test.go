@@ -118,8 +118,13 @@ var kinds = []kind{
 	{"termination refused", 2, func(w *world, e event) { w.toggle("termination refused", e) }, true},
 	{"store reads", 2, func(w *world, e event) { w.toggle("store reads", e) }, true},
 	{"kubelet hangs", 8, (*world).hangKubelet, false},
-	{"pause", 4, (*world).pauseKip, false},
-	{"deposed", 3, func(w *world, e event) { w.deposeKip(e.t % longestStall) }, false},
+	{"pause", 4, func(w *world, e event) {
+		if e.b%4 == 0 { // and another leads meanwhile
+			w.deposeKip(e.t % longestStall)
+			return
+		}
+		w.pauseKip(e)
+	}, false},
 	{"blind zone", 1, func(w *world, e event) { w.toggle("blind zone", e) }, true},
 }
 
