@@ -28,12 +28,12 @@ func looks(p *Pulse) {
 	}
 }
 
-// begin takes a turn in which work runs, and returns once it does.
-func begin(p *Pulse, name string, work func(context.Context)) (ended <-chan struct{}) {
+// begin takes a turn in which work runs, and returns once work says that it is where it stays.
+func begin(p *Pulse, name string, work func(_ context.Context, stays func())) (ended <-chan struct{}) {
 	begun, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		p.Turn(context.Background(), name, func(ctx context.Context) { close(begun); work(ctx) })
+		p.Turn(context.Background(), name, func(ctx context.Context) { work(ctx, func() { close(begun) }) })
 	}()
 	<-begun
 	return done
@@ -52,31 +52,38 @@ func TestOnlyWhatStandsStillWithoutAWaitIsNamed(t *testing.T) {
 	var mu sync.Mutex
 	for name, tc := range map[string]struct {
 		// work goes on until end is closed or mu can be taken.
-		work  func(ctx context.Context, end <-chan struct{})
+		work  func(ctx context.Context, stays func(), end <-chan struct{})
 		still bool
 	}{
-		"blocks on a mutex": {func(context.Context, <-chan struct{}) { defer mu.Unlock(); mu.Lock() }, true},
-		"computes for ever": {func(_ context.Context, end <-chan struct{}) {
+		"blocks on a mutex": {func(_ context.Context, stays func(), _ <-chan struct{}) { defer mu.Unlock(); stays(); mu.Lock() }, true},
+		"computes for ever": {func(_ context.Context, stays func(), end <-chan struct{}) {
+			stays()
 			for !closed(end) {
 				continue
 			}
 		}, true},
-		"waits for the store": {func(ctx context.Context, end <-chan struct{}) { defer Wait(ctx, Store)(); <-end }, false},
-		"waits for two, and one of them is there": {func(ctx context.Context, end <-chan struct{}) {
-			defer Wait(ctx, Cell)()
-			Wait(ctx, Store)()
+		"waits for the store": {func(ctx context.Context, stays func(), end <-chan struct{}) {
+			defer Wait(ctx, Store)()
+			stays()
 			<-end
 		}, false},
-		"has waited": {func(ctx context.Context, end <-chan struct{}) { Wait(ctx, Cloud)(); <-end }, true},
-		"has another's wait": {func(ctx context.Context, end <-chan struct{}) {
+		"waits for two, and one of them is there": {func(ctx context.Context, stays func(), end <-chan struct{}) {
+			defer Wait(ctx, Cell)()
+			Wait(ctx, Store)()
+			stays()
+			<-end
+		}, false},
+		"has waited": {func(ctx context.Context, stays func(), end <-chan struct{}) { Wait(ctx, Cloud)(); stays(); <-end }, true},
+		"has another's wait": {func(ctx context.Context, stays func(), end <-chan struct{}) {
 			defer Wait(Alone(ctx), Cloud)()
+			stays()
 			<-end
 		}, true},
 	} {
 		p, end := newPulse(io.Discard), make(chan struct{})
 		mu.Lock()
-		ended := begin(p, "the loop", func(ctx context.Context) { tc.work(ctx, end) })
-		other := begin(p, "another", func(ctx context.Context) { defer Wait(ctx, Time)(); <-end })
+		ended := begin(p, "the loop", func(ctx context.Context, stays func()) { tc.work(ctx, stays, end) })
+		other := begin(p, "another", func(ctx context.Context, stays func()) { defer Wait(ctx, Time)(); stays(); <-end })
 		for range looksMost {
 			p.look()
 		}
@@ -102,7 +109,8 @@ func TestOnlyWhatStandsStillWithoutAWaitIsNamed(t *testing.T) {
 
 func TestALoopThatMovesIsNotStill(t *testing.T) {
 	p, moves, end := newPulse(io.Discard), make(chan struct{}), make(chan struct{})
-	ended := begin(p, "the loop", func(ctx context.Context) {
+	ended := begin(p, "the loop", func(ctx context.Context, stays func()) {
+		stays()
 		for range moves {
 			Wait(ctx, Cloud)()
 			end <- struct{}{}
@@ -133,8 +141,8 @@ func TestRunLooksAndALongWaitIsTold(t *testing.T) {
 			}
 		})
 		end := make(chan struct{})
-		waiting := begin(p, "the patient", func(ctx context.Context) { defer Wait(ctx, APIServer)(); <-end })
-		standing := begin(p, "the lame", func(context.Context) { <-end })
+		waiting := begin(p, "the patient", func(ctx context.Context, stays func()) { defer Wait(ctx, APIServer)(); stays(); <-end })
+		standing := begin(p, "the lame", func(_ context.Context, stays func()) { stays(); <-end })
 		<-p.Still()
 		synctest.Wait()
 		if text := log.String(); !strings.Contains(text, `"the API server"`) || !strings.Contains(text, `loops="the lame"`) {

@@ -169,14 +169,14 @@ func TestAStoppedKipFindsItsConnectionsAgain(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		served := make(chan error, 1)
 		go func() { served <- cell.Serve(ctx, l) }()
-		var kip stoppable
+		var kip, agent stoppable // the agent is never stopped
 		var dials int
 		late := lateness.New(clock.RealClock{})
 		d, err := NewDialer(DialerConfig{Authority: w.authority, Log: w.log, Late: late,
 			Dial: func(context.Context, netip.AddrPort) (net.Conn, error) {
 				dials++
 				here, there := net.Pipe()
-				return newStoppableConn(here, &kip), l.give(there)
+				return newStoppableConn(here, &kip), l.give(newStoppableConn(there, &agent))
 			}})
 		if err != nil {
 			t.Fatal(err)

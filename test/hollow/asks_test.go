@@ -84,7 +84,8 @@ func TestReferencesAreWatchedUntilThePodIsGone(t *testing.T) {
 		watched := func() int {
 			return c.made(Ask{By: byKubelet, Verb: "watch", Resource: "configmaps"}) + c.made(Ask{By: byKubelet, Verb: "watch", Resource: "secrets"})
 		}
-		time.Sleep(time.Hour)
+		// A watch lasts whole seconds: none is renewed at the half of one.
+		time.Sleep(time.Hour + time.Second/2)
 		before := watched()
 		// Two, for 5 to 10 minutes each time.
 		if before < 2*6 || before > 2*13 {
