@@ -70,8 +70,13 @@ func TestABatchSharesItsUserDataAndEachMachineIsTheCellOfItsPlace(t *testing.T) 
 			if !r.Shared() || r.OwnData() {
 				t.Fatalf("the machines of a launch have data of their own: %+v", r.Machines)
 			}
-			want := map[string]string{cloud.TagOwner: "me", cloud.TagNameTag: "prod", cloud.TagBatch: r.Tags[cloud.TagBatch]}
-			if !maps.Equal(r.Tags, want) || want[cloud.TagBatch] == "" {
+			want := map[string]string{
+				cloud.TagOwner:      "me",
+				cloud.TagNameTag:    "prod",
+				cloud.TagBatch:      r.Tags[cloud.TagBatch],
+				cloud.TagGeneration: r.Tags[cloud.TagGeneration],
+			}
+			if !maps.Equal(r.Tags, want) || want[cloud.TagBatch] == "" || want[cloud.TagGeneration] == "" {
 				t.Errorf("the launch has the tags %v", r.Tags)
 			}
 		}
@@ -288,6 +293,7 @@ func TestTheTagsOfEachMachineOfABatchAreWrittenAfterwards(t *testing.T) {
 			cell, _ := b.cells.ForPod(ref(i.Tags[cloud.TagPod]).UID)
 			want := tags(cell)
 			want[cloud.TagOwner], want[cloud.TagNameTag], want[cloud.TagBatch] = "me", "prod", cell.Launch.ID
+			want[cloud.TagGeneration] = i.Tags[cloud.TagGeneration]
 			if !maps.Equal(i.Tags, want) {
 				t.Errorf("instance %s has the tags %v, want %v", id, i.Tags, want)
 			}
@@ -336,6 +342,7 @@ func TestAnUntaggedInstanceOfALostStoreHoldsUpOlderPodsOnly(t *testing.T) {
 		b.cfg.Store = b.store
 		b.later(time.Hour)
 		b.run()
+		b.takeOver()
 		ask := func(pod string, created time.Time) {
 			t.Helper()
 			if _, err := b.cells.Request(b.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Created: created,

@@ -17,6 +17,9 @@ func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) 
 			return time.Second, nil
 		}
 	}
+	if why, _ := c.endingOf(e); why == "" && c.mayRunMore(e) {
+		return time.Second, nil
+	}
 	if ready, again, err := c.attach(ctx, e); err != nil || !ready {
 		return again, err
 	}

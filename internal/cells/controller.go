@@ -45,13 +45,14 @@ type Controller struct {
 	ledger       *ledger
 	pools        *pools
 	inventory    *inventory
+	lineage      *lineage
 	born         time.Time      // when the store was new
 	running      sync.WaitGroup // what workers leave running
 
-	// The order of locks: entry.writing (of several cells, by their IDs), the
-	// ledger's, mu, and then, one at a time, those of the pools, the inventory, a
+	// The order of locks: the lineage's, entry.writing (of several cells, by their IDs), the
+	// ledger's, mu, and then, one at a time, those of the pools, the inventory, the lineage (mu), a
 	// gather, Calls and the queue. Nobody calls the store, the cloud, an agent or an
-	// observer under mu. Observers are told under the two that come before.
+	// observer under mu. Observers are told under those that come before.
 	mu    sync.Mutex
 	cells map[string]*entry
 	byPod map[types.UID]string // live or not, until Gone
@@ -87,6 +88,7 @@ func New(cfg Config) *Controller {
 		ledger:       &ledger{store: cfg.Store},
 		pools:        newPools(cfg.Pools, cfg.RefillDelay, cfg.Template, cfg.Clock),
 		inventory:    newInventory(cfg.Health, cfg.ListLag),
+		lineage:      &lineage{store: cfg.Store},
 		cells:        map[string]*entry{},
 		byPod:        map[types.UID]string{},
 		byDisk:       map[string]*entry{},
@@ -197,6 +199,10 @@ func (c *Controller) again(e *entry, err error) {
 	}
 	if errors.Is(err, errGone) {
 		return // what was to be done with it is of no use any more
+	}
+	if errors.Is(err, errBehind) {
+		c.queue.Add(e.id) // it waits, and says why
+		return
 	}
 	if refusedWrite(err) {
 		// Somebody else writes our records: two Kips with one identity. To go

@@ -136,8 +136,10 @@ type findings struct {
 	lacking []string
 	// stopped are those whose instances were stopped by somebody else.
 	stopped []*Cell
-	// found are the instances without a cell that are seen for the first time, and
-	// orphans those that were seen for long enough to be ended.
+	// unnamed are the instances without a cell that do not end yet, found how many of
+	// them are seen for the first time, and orphans those that were seen for long enough
+	// to be ended.
+	unnamed []cloud.Instance
 	found   int
 	orphans []cloud.Instance
 }
@@ -233,6 +235,7 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 		if owned[i.ID] || launching[joinIDOf(i)] || i.State == cloud.Terminating {
 			continue
 		}
+		f.unnamed = append(f.unnamed, i)
 		switch first, before := orphans[i.ID]; {
 		case !before:
 			orphans[i.ID] = began
@@ -274,7 +277,7 @@ func (v *inventory) lookForStopped(seen look, f *findings, stopped map[string]ti
 func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, listing cloud.Listing, k known) {
 	cell := k.cell
 	if cell.Instance == nil {
-		if cell.Phase == apiv1.Requested || cell.Phase == apiv1.Terminating {
+		if cell.Phase == apiv1.Requested || cell.Phase == apiv1.Launching || cell.Phase == apiv1.Terminating {
 			f.wake = append(f.wake, cell.ID) // it may wait for this look
 		}
 		return
@@ -397,6 +400,13 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	}
 	c.mu.Unlock()
 	seen, f := c.inventory.show(began, listing, cells, c.born)
+	// First: nothing may be launched by a look that has not told what is unknown.
+	if _, looked := c.Behind(); !looked {
+		for _, k := range cells {
+			f.wake = append(f.wake, k.cell.ID) // it may have waited for that
+		}
+	}
+	c.compareGenerations(ctx, f.unnamed)
 	states := c.describe(ctx, f.absent)
 	c.inventory.adopt(seen, f, states)
 	c.forgetStrays(seen)
@@ -421,6 +431,21 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	}
 	for _, i := range f.orphans {
 		c.endStray(i)
+	}
+}
+
+// compareGenerations sees whether the store knows of the instances that no cell has.
+func (c *Controller) compareGenerations(ctx context.Context, unnamed []cloud.Instance) {
+	news, err := c.lineage.saw(ctx, unnamed)
+	if news {
+		c.cfg.Log.Error(behind, "instances", len(c.Generation().Unknown), "store", c.lineage.current().Store)
+	}
+	switch {
+	case err == nil || ctx.Err() != nil:
+	case refusedWrite(err):
+		c.fail(err)
+	default:
+		c.cfg.Log.Warn("store that the store is behind, retrying", "err", err)
 	}
 }
 

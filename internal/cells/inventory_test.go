@@ -173,7 +173,7 @@ func TestALookWakesTheCellsThatWaitForOne(t *testing.T) {
 		all = append(all, known{cell: cell})
 	}
 	f := shown(newInventory(Health{}, 0), 1000, all, cloud.Instance{ID: "i-3", State: cloud.Stopped})
-	if want := []string{"cell-i-2", "cell-i-3", "requested"}; !slices.Equal(f.wake, want) {
+	if want := []string{"cell-i-2", "cell-i-3", "requested", "launching"}; !slices.Equal(f.wake, want) {
 		t.Errorf("it wakes %v, want %v", f.wake, want)
 	}
 }

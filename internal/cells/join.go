@@ -36,6 +36,9 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	if _, ends := c.interrupted(e); ends {
 		return 0, nil
 	}
+	if c.mayRunMore(e) {
+		return time.Second, nil
+	}
 	left, what := c.bootTime(e.cell(), e.session)
 	if left <= 0 {
 		why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, e.waitsFor())

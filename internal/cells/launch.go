@@ -167,16 +167,21 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, 
 	if stored.Request, err = c.launchRequest(cells, secret); err != nil {
 		return nil, err
 	}
-	record := store.Change{Key: launchesPrefix + intent.ID, Value: stored}
-	revision, err := c.commitWith(ctx, group, func(n int, cell *Cell) error {
-		// Not before: an earlier launch of the cell may be stored, its answer lost,
-		// and a member of that one waits for this cell by its ID.
-		c.mu.Lock()
-		group[n].launch = intent.ID
-		c.mu.Unlock()
-		cell.Launch, cell.Token = cells[n].Launch, cells[n].Token
-		return cell.enter(apiv1.Launching)
-	}, record)
+	var revision int64
+	err = c.lineage.launch(ctx, func(tag string, raised store.Change) (int64, error) {
+		stored.Request.Tags[cloud.TagGeneration] = tag
+		record := store.Change{Key: launchesPrefix + intent.ID, Value: stored}
+		revision, err = c.commitWith(ctx, group, func(n int, cell *Cell) error {
+			// Not before: an earlier launch of the cell may be stored, its answer lost,
+			// and a member of that one waits for this cell by its ID.
+			c.mu.Lock()
+			group[n].launch = intent.ID
+			c.mu.Unlock()
+			cell.Launch, cell.Token = cells[n].Launch, cells[n].Token
+			return cell.enter(apiv1.Launching)
+		}, record, raised)
+		return revision, err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -204,6 +209,10 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	intent := e.cell().Launch
 	if intent == nil {
 		return 0, fmt.Errorf("cell %s is %s and its record has no launch", e.id, e.cell().Phase)
+	}
+	// The cloud may have forgotten the token by now, and launch it a second time.
+	if why, _ := c.Behind(); why != "" {
+		return time.Second, nil
 	}
 	l := &launch{id: intent.ID, group: make([]*entry, intent.Cells)}
 	var stored launchRecord

@@ -264,7 +264,12 @@ func (b *bubble) run() {
 		Pulse: b.cfg.Pulse,
 		Clock: b.cfg.Clock,
 	})
-	b.gate = gate.New(gate.Config{Cloud: b.cfg.Calls, Limit: b.limit, Clock: b.cfg.Clock})
+	b.gate = gate.New(gate.Config{
+		Cloud:  b.cfg.Calls,
+		Behind: b.behind,
+		Limit:  b.limit,
+		Clock:  b.cfg.Clock,
+	})
 	b.cfg.Gate = b.gate
 	b.cells = New(b.cfg.Config)
 	for _, o := range append([]Observer{b.world}, b.also...) {
@@ -283,6 +288,20 @@ func (b *bubble) run() {
 			b.Errorf("the controller ended with %v", err)
 		}
 	}
+}
+
+// takeOver is what a person decides of a store that is behind: Kip begins anew.
+func (b *bubble) takeOver() {
+	b.Helper()
+	b.later(time.Second)
+	if err := b.cells.TakeOver(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	b.cells.Reload()
+	if err := <-b.ended; !errors.Is(err, ErrTakenOver) {
+		b.Fatalf("after a take-over Run ended with %v", err)
+	}
+	b.run()
 }
 
 // later lets time pass, and what follows from it come to rest.

@@ -26,6 +26,9 @@ func (c *Controller) sweepParts(ctx context.Context) {
 	}
 	left := map[string]time.Time{}
 	for c.sleep(ctx, partsPoll) {
+		if c.isBehind() {
+			continue
+		}
 		began := c.cfg.Clock.Now()
 		call, cancel := context.WithTimeout(ctx, callTimeout)
 		list, err := parts.ListParts(call, c.cfg.ControllerID)

@@ -169,6 +169,12 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	case why != "":
 		return 0, c.gone(ctx, e, why)
 	}
+	if why, sure := c.Behind(); why != "" && sure {
+		if e.unknown.is(why, c.cfg.Clock.Now()) {
+			c.warn(e.cell(), events.StoreBehind, "%s", why)
+		}
+		return idlePoll, nil
+	}
 	if !c.nobodyElseRuns(e) {
 		c.pollSoon()
 		return time.Second, nil
@@ -204,27 +210,35 @@ func (c *Controller) nobodyElseRuns(e *entry) bool {
 	if cell.Pod.UID == "" {
 		return true // nothing is run twice before the cell is given to a pod, which asks again
 	}
-	var other []string
-	if cell.PodCreated.IsZero() || cell.PodCreated.Before(c.born.Add(clockSkew)) {
-		other = append(other, look.strangers...)
-	}
-	for _, id := range look.byPod[cell.Pod.UID] {
-		if joinIDOf(look.byID[id]) != cell.JoinID() {
-			other = append(other, id)
-		}
-	}
+	other := c.others(cell.Pod.UID, cell.PodCreated, cell.JoinID())
 	if len(other) == 0 {
 		return true
 	}
-	slices.Sort(other)
 	if e.unknown.is(fmt.Sprint(other), c.cfg.Clock.Now()) {
-		c.warn(cell, events.CellUnknown,
-			"Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it", other)
+		c.warn(cell, events.CellUnknown, mayRun, other)
 	}
+	return false
+}
+
+const mayRun = "Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it"
+
+// others are the instances of the last look that may run a pod, besides that of the cell
+// with a JoinID. They are ended.
+func (c *Controller) others(pod types.UID, created time.Time, joinID string) (other []string) {
+	look := c.inventory.last()
+	if created.IsZero() || created.Before(c.born.Add(clockSkew)) {
+		other = append(other, look.strangers...)
+	}
+	for _, id := range look.byPod[pod] {
+		if joinIDOf(look.byID[id]) != joinID {
+			other = append(other, id)
+		}
+	}
+	slices.Sort(other)
 	for _, id := range other {
 		if i := look.byID[id]; i.State != cloud.Terminating {
 			c.endStray(i)
 		}
 	}
-	return false
+	return other
 }

@@ -28,6 +28,10 @@ func TestAPodThatAnUnknownInstanceRunsGetsAnotherOnlyAfterThatOnesEnd(t *testing
 	})
 	w.store, w.cloud.linger, w.phases = fresh, true, map[string][]apiv1.Phase{}
 	w.start()
+	w.until("the store is seen to be behind", func() bool { return w.cells.isBehind() })
+	w.stop()
+	w.takeOver()
+	w.start()
 	w.request("a", "nano")
 	w.until("the old instance is being terminated", func() bool {
 		w.cloud.mu.Lock()
@@ -74,6 +78,7 @@ func TestAStrangerThatDoesNotEndHoldsUpNoPodThatIsYoungerThanTheLoss(t *testing.
 		created := time.Now()
 		b.later(time.Second)
 		b.run()
+		b.takeOver()
 		b.later(5 * time.Minute)
 		if pools := b.cells.Standby(); pools[0].Ready != 1 {
 			t.Errorf("the pool is not filled: %+v", pools)

@@ -155,6 +155,9 @@ func (c *Controller) fillPools(ctx context.Context) {
 // fill makes what the pools lack and ends what they have too many of. It is the
 // only place that does, so that no burst makes more than are wanted.
 func (c *Controller) fill(ctx context.Context) {
+	if c.isBehind() {
+		return
+	}
 	c.mu.Lock()
 	surplus, lacking := c.pools.plan(c.standbyNow())
 	for _, id := range surplus {

@@ -116,6 +116,7 @@ func (c *Controller) endOf(cell *Cell, why string) gate.End {
 		Pod:        cell.Pod,
 		Why:        why,
 		Mistakable: cell.Cause == CauseLost && !cell.StepTime(apiv1.StepBound).IsZero(),
+		Asked:      cell.Cause == CausePodEnded || cell.Cause == CausePodDeleted,
 	}
 }
 
@@ -265,7 +266,10 @@ func (c *Controller) tellEnd(e gate.End, reason, message string) {
 
 // tellHeld reports an end that the gate holds back.
 func (c *Controller) tellHeld(e gate.End, why *gate.HeldError) {
-	message := fmt.Sprintf("Instance %s is not ended, although %s: %s. kipctl allow --yes lets it end", e.Instance, e.Why, why)
+	message := fmt.Sprintf("Instance %s is not ended, although %s: %s", e.Instance, e.Why, why)
+	if why.Reason != gate.ByStore {
+		message += ". kipctl allow --yes lets it end"
+	}
 	c.tellEnd(e, events.EndHeldBack, message)
 }
 

@@ -124,6 +124,11 @@ func (c *Controller) WaitsFor(id string) string {
 	if !ok {
 		return "it is gone"
 	}
+	if phase := e.cell().Phase; phase == apiv1.Requested || phase == apiv1.Launching {
+		if why, sure := c.Behind(); why != "" && sure {
+			return why
+		}
+	}
 	if kind := c.callFor(e); kind != "" {
 		if waits := c.cfg.Calls.Waits(kind); waits != "" {
 			return waits

@@ -259,6 +259,20 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
+// behind is as internal/kip has it.
+func (w *world) behind() string {
+	why, _ := w.cells.Behind()
+	return why
+}
+
+// takeOver is what a person decides, for the next Kip.
+func (w *world) takeOver() {
+	w.Helper()
+	if err := w.cells.lineage.takeOver(w.Context()); err != nil {
+		w.Fatal(err)
+	}
+}
+
 // start runs a Kip on what is stored; stop ends it.
 func (w *world) start() {
 	w.Helper()
@@ -292,7 +306,7 @@ func (w *world) start() {
 		NodeName:     "kip-0",
 		ControllerID: "me",
 		Calls:        machines,
-		Gate:         gate.New(gate.Config{Cloud: machines, Clock: clock.RealClock{}}),
+		Gate:         gate.New(gate.Config{Cloud: machines, Behind: w.behind, Clock: clock.RealClock{}}),
 		Store:        w.store,
 		Tunnels:      OverTunnels(dialer),
 		APIs:         ServedBy(api),

@@ -42,6 +42,7 @@ type kipWorld struct {
 	mu        sync.Mutex
 	paused    string
 	emptied   bool
+	behind    string // what the cells say of their store
 	cells     map[types.UID]cells.Cell
 	instances map[string]cloud.Instance
 	stuck     map[string]bool // instances that no call ends
@@ -176,6 +177,12 @@ func (w *kipWorld) List() (list []cells.Cell) {
 		list = append(list, c)
 	}
 	return list
+}
+
+func (w *kipWorld) Behind() (string, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.behind, true
 }
 
 func (w *kipWorld) EmptyPools() {
@@ -546,6 +553,18 @@ func TestOneCleanupAtATimeAndOneThatIsInterruptedEnds(t *testing.T) {
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Errorf("the interrupted one: %v", err)
+		}
+	})
+}
+
+// The instances may be another Kip's, which runs.
+func TestNothingIsCleanedUpThatTheStoreDoesNotKnowOf(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *kipWorld) {
+		w.pod("a")
+		w.behind = "the store is older"
+		_, err := w.clean(time.Minute)
+		if err == nil || !strings.Contains(err.Error(), "nothing was done: the store is older") || w.paused != "" || len(w.cells) != 1 {
+			t.Errorf("%v; paused %q, cells %v", err, w.paused, w.cells)
 		}
 	})
 }

@@ -46,6 +46,9 @@ var DefaultLimit = Limit{Percent: 10, Least: 10, Window: 5 * time.Minute}
 type Config struct {
 	// Cloud has its calls wait for their budgets, and a Fence behind.
 	Cloud cloud.Cloud
+	// Behind says why no instance may end whose end nobody has asked for; "" if it may.
+	// Optional: it may.
+	Behind func() string
 	// Limit is DefaultLimit where it is zero.
 	Limit Limit
 	Clock clock.PassiveClock
@@ -64,6 +67,8 @@ type End struct {
 	// of Kip, and that the instance may run a pod that nobody has asked to end. Such
 	// ends are bounded by the Limit.
 	Mistakable bool
+	// Asked says that the pod has ended or was deleted.
+	Asked bool
 	// Heard is when the cell was last heard, where that speaks against its end; zero
 	// where it does not, or never was heard.
 	Heard time.Time
@@ -75,6 +80,7 @@ type Reason string
 const (
 	ByLimit Reason = "limit" // too many ends that may be a mistake
 	ByLease Reason = "lease" // the cell was heard lately
+	ByStore Reason = "store" // what this Kip knows may be too old to go by
 )
 
 // HeldError is the answer to an end that the gate holds back.
@@ -150,11 +156,14 @@ func (g *Gate) Admit(e End, population int) error {
 	if h != nil && now.Sub(h.asked) > heldFor {
 		h = nil
 	}
-	if g.open || h != nil && h.allowed {
+	because := g.distrust(e)
+	if because == nil && (g.open || h != nil && h.allowed) {
 		g.admit(e.Instance)
 		return nil
 	}
-	because := g.veto(e, now)
+	if because == nil {
+		because = g.veto(e, now)
+	}
 	if because == nil {
 		because = g.bound(e, now, population)
 	}
@@ -182,6 +191,22 @@ func (g *Gate) Admit(e End, population int) error {
 func (g *Gate) admit(instance string) {
 	g.admitted[instance] = true
 	delete(g.held, instance)
+}
+
+// behindRetry is when an end is worth asking for again that is held back for what this
+// Kip does not know: there is a look at the cloud in as long.
+const behindRetry = 15 * time.Second
+
+// distrust holds back what nobody has asked for while what this Kip knows may be too
+// old. Neither Open nor Allow lets it pass. It is called under mu.
+func (g *Gate) distrust(e End) *HeldError {
+	if e.Asked || g.cfg.Behind == nil {
+		return nil
+	}
+	if why := g.cfg.Behind(); why != "" {
+		return &HeldError{Reason: ByStore, Text: why, After: behindRetry}
+	}
+	return nil
 }
 
 // veto holds back the end of a cell that was heard lately. It is called under mu.
@@ -328,5 +353,8 @@ func (g *Gate) DetachDisk(ctx context.Context, disk, instance string) error {
 // DeleteDisk removes a disk with its data, whose claim was deleted. The cloud has
 // disks.
 func (g *Gate) DeleteDisk(ctx context.Context, disk string) error {
+	if held := g.distrust(End{}); held != nil {
+		return held
+	}
 	return g.cfg.Cloud.Features().Disks.DeleteDisk(ctx, disk)
 }

@@ -291,3 +291,32 @@ func TestAnAnswerThatDoesNotFitIsAnErrorOfAll(t *testing.T) {
 		}
 	}
 }
+
+func TestNothingEndsUnaskedWhileTheStoreMayBeTooOld(t *testing.T) {
+	behind := "the store is older"
+	w := newWorld(Limit{})
+	w.cfg.Behind = func() string { return behind }
+	unasked, asked := End{Instance: "i-1", Why: "it has no cell"}, End{Instance: "i-2", Why: "the pod has ended", Asked: true}
+	w.Open()
+	for range 2 {
+		results := w.Terminate(t.Context(), 2, unasked, asked)
+		var held *HeldError
+		if !errors.As(results[0].Err, &held) || held.Reason != ByStore || held.Text != behind || held.After <= 0 || results[1].Err != nil {
+			t.Fatalf("results %v", results)
+		}
+		w.Allow() // is no decision about the store
+	}
+	if !slices.Equal(w.cloud.ids, []string{"i-2", "i-2"}) || len(w.Held()) > 1 {
+		t.Errorf("ended %v, held back %v", w.cloud.ids, w.Held())
+	}
+	if err := w.DeleteDisk(t.Context(), "disk"); err == nil {
+		t.Error("a disk is deleted")
+	}
+	behind = ""
+	if err := w.Terminate(t.Context(), 2, unasked).Err(); err != nil {
+		t.Error(err)
+	}
+	if err := w.DeleteDisk(t.Context(), "disk"); err != nil {
+		t.Error(err)
+	}
+}

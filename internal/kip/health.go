@@ -89,6 +89,7 @@ var checksOfLeader = []struct {
 }{
 	{"pods", (*leading).podsListed},
 	{"node", (*leading).nodeRegistered},
+	{"generation", (*leading).notBehind},
 }
 
 var errNotListed = errors.New("the pods of the node are not listed yet")
@@ -107,6 +108,15 @@ func (l *leading) nodeRegistered() error {
 	default:
 		return fmt.Errorf("node %s is not registered yet", l.NodeName)
 	}
+}
+
+// notBehind says why Kip launches and sweeps nothing: its store does not know of all
+// instances.
+func (l *leading) notBehind() error {
+	if why, sure := l.cells.Behind(); why != "" && sure {
+		return errors.New(why)
+	}
+	return nil
 }
 
 // healthy says why the virtual node is not Ready.

@@ -216,6 +216,10 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	l.disks = l.machines.Features().Disks
 	l.gate = gate.New(gate.Config{
 		Cloud: l.machines,
+		Behind: func() string {
+			why, _ := l.cells.Behind()
+			return why
+		},
 		Limit: gate.Limit(l.cfg.Cells.EndLimit),
 		Clock: l.clock,
 	})
@@ -373,6 +377,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Event:       l.event,
 		Forget:      l.forgetLogs,
 		MaxAttempts: l.cfg.Cells.MaxAttempts,
+		Leads:       l.store.Leads,
 		Running:     l.metrics.PodRunning,
 		Pulse:       l.pulse,
 		Queues:      l.metrics.WorkqueueProvider(),

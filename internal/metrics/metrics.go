@@ -28,6 +28,8 @@ type Config struct {
 	Waiting func() int
 	// Held returns the ends that are held back.
 	Held func() []gate.Held
+	// Behind says that the store does not know of all instances.
+	Behind func() bool
 	// Ledger returns what all cells have cost until now, those that are gone
 	// included. It must not decrease, also not over restarts.
 	Ledger func() []Cost
@@ -157,6 +159,9 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	heldDesc := f.scraped(gauge, "kip_ends_held_back",
 		"Instances that are not ended, although they count as lost or have no cell, since so many may be a mistake: kipctl allow shows them.", labelHeld)
 
+	behindDesc := f.scraped(gauge, "kip_store_behind",
+		"1 while the store does not know of all instances, and Kip launches and sweeps nothing until a person decides: kipctl generation.")
+
 	f.section = "Pods' metrics"
 	m.statsGathered = f.histogram("kip_stats_gathering_duration_seconds",
 		"Gatherings of what the pods use, from all cells, and how long they took.", callBuckets, labelEndpoint)
@@ -195,8 +200,18 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	}
 	build.WithLabelValues(version.String(), version.Kubernetes, runtime.Version()).Set(1)
 	registry.MustRegister(
-		&scrape{cfg: cfg, cells: cellsDesc, age: ageDesc, standby: standbyDesc, waiting: waitingDesc, tunnels: tunnelsDesc, held: heldDesc,
-			seconds: secondsDesc, dollars: dollarsDesc},
+		&scrape{
+			cfg:     cfg,
+			cells:   cellsDesc,
+			age:     ageDesc,
+			standby: standbyDesc,
+			waiting: waitingDesc,
+			tunnels: tunnelsDesc,
+			held:    heldDesc,
+			behind:  behindDesc,
+			seconds: secondsDesc,
+			dollars: dollarsDesc,
+		},
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)

@@ -323,6 +323,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f := newFixture(t, func(c *Config) {
 		c.Tunnels = func() int { return 7 }
 		c.Waiting = func() int { return 3 }
+		c.Behind = func() bool { return true }
 		c.Held = func() []gate.Held {
 			return []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}}
 		}
@@ -373,6 +374,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	})
 	f.want(t, "kip_tunnels_connected", map[string]string{"": "7"})
 	f.want(t, "kip_pods_waiting", map[string]string{"": "3"})
+	f.want(t, "kip_store_behind", map[string]string{"": "1"})
 	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1"})
 	f.want(t, "kip_cell_seconds_total", map[string]string{spotLabels: "10800", "instance_type=c5.large,launch_type=on-demand": "60"})
 	f.want(t, "kip_cell_cost_dollars_total", map[string]string{spotLabels: "0.75", "instance_type=c5.large,launch_type=on-demand": "0.01"})
@@ -863,6 +865,7 @@ func everything(t *testing.T) *fixture {
 		c.Tunnels = func() int { return 1 }
 		c.Waiting = func() int { return 1 }
 		c.Held = func() []gate.Held { return []gate.Held{{Reason: gate.ByLimit}} }
+		c.Behind = func() bool { return false }
 		c.Ledger = func() []Cost { return []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}} }
 	})
 	l := f.life("a", false).steps(0, apiv1.Requested, apiv1.StepSeen, apiv1.StepPlaced).

@@ -49,6 +49,9 @@ type Config struct {
 	// MaxAttempts is how many cells in a row may be launched for a pod and not
 	// become ready before the pod is Failed; 0 for no bound.
 	MaxAttempts int
+	// Leads returns an error unless this process surely leads: one that does not knows too
+	// little of cells to end a pod. Optional: it leads.
+	Leads func(context.Context) error
 	// Running is told, once or more, that a pod runs on its cell. Optional.
 	Running func(cell cells.Cell, at time.Time)
 	// Pulse is told of the turns of the loop. Optional.
@@ -64,6 +67,10 @@ type Config struct {
 // Cells is what this package needs of package cells.
 type Cells interface {
 	Request(ctx context.Context, r cells.Request) (cells.Cell, error)
+	// Behind says why a pod without a cell may run on one that this Kip does not know of;
+	// "" if it does not. Elsewhere says so of a pod that is to have no other.
+	Behind() (why string, sure bool)
+	Elsewhere(uid types.UID, created time.Time) (why string, sure bool)
 	Release(uid types.UID, why string, podEnded bool)
 	ReleaseUnbound(uid types.UID, why string) bool
 	ForPod(uid types.UID) (cells.Cell, bool)
@@ -83,6 +90,9 @@ const (
 	// staleRetry is after how long a pod is looked at again of which the watch has yet
 	// to tell what the API server knows.
 	staleRetry = time.Second
+	// behindRetry is after how long a pod is looked at again while a person has to decide
+	// what becomes of the cells that this Kip does not know of.
+	behindRetry = 10 * time.Second
 	// unplaceableRetry is how long a pod that fits no type waits for another
 	// look: types and prices change by the day.
 	unplaceableRetry = 10 * time.Minute
@@ -349,6 +359,11 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	w.generation, w.annotations = pod.Generation, pod.Annotations
 	until, attempt, seen, failures, ran, paused := w.until, w.attempts+1, w.seen, w.failures, w.ran, c.paused
 	c.mu.Unlock()
+	// First: it may run on a cell that this Kip does not know of.
+	if why, sure := c.cfg.Cells.Behind(); why != "" && (sure || ran || started(pod)) {
+		c.waits(pod, events.StoreBehind, why, time.Time{})
+		return behindWait(sure), nil
+	}
 	if (ran || started(pod)) && pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
 		return 0, c.fail(ctx, pod, events.CellLost, "The cell that ran the pod was lost, and the pod's restartPolicy is Never")
 	}
@@ -423,6 +438,15 @@ func (c *Controller) changedSince(ctx context.Context, pod *corev1.Pod) (bool, e
 	return now.UID != pod.UID || now.DeletionTimestamp != nil || ended(now), nil
 }
 
+// behindWait is after how long a pod is looked at again that may run on a cell that this
+// Kip does not know of. A list of the cloud, which makes it certain, comes soon.
+func behindWait(sure bool) time.Duration {
+	if sure {
+		return behindRetry
+	}
+	return staleRetry
+}
+
 // waits records and reports why a pod has no cell, once for each reason.
 func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time) {
 	c.mu.Lock()
@@ -460,6 +484,12 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 	if cell, has := c.cfg.Cells.ForPod(pod.UID); has && (started(pod) || !cell.StepTime(apiv1.StepBound).IsZero()) {
 		return 0, nil // a lost or overdue cell: wait until the cloud has confirmed its end
 	}
+	if why, sure := c.cfg.Cells.Elsewhere(pod.UID, pod.CreationTimestamp.Time); why != "" {
+		return behindWait(sure), nil // it may run on a cell that this Kip does not know of
+	}
+	if err := c.leads(ctx); err != nil {
+		return 0, fmt.Errorf("delete pod %s, which no cell runs: %w", apiv1.Ref(pod), err)
+	}
 	zero := int64(0)
 	err := c.cfg.Client.Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &pod.UID},
@@ -468,6 +498,19 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 		return 0, fmt.Errorf("delete pod %s, which no cell runs: %w", apiv1.Ref(pod), err)
 	}
 	return 0, nil
+}
+
+// leadsTimeout bounds the question whether this process leads.
+const leadsTimeout = 5 * time.Second
+
+// leads returns an error unless this process surely leads.
+func (c *Controller) leads(ctx context.Context) error {
+	if c.cfg.Leads == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, leadsTimeout)
+	defer cancel()
+	return c.cfg.Leads(ctx)
 }
 
 // graceLeft is how much of its grace period a deleted pod has left, negative once it is
@@ -501,6 +544,9 @@ func started(pod *corev1.Pod) bool {
 
 // fail ends a pod that no kubelet owns any more.
 func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message string) error {
+	if err := c.leads(ctx); err != nil {
+		return fmt.Errorf("fail pod %s: %w", apiv1.Ref(pod), err)
+	}
 	pod = pod.DeepCopy()
 	pod.Status.Phase, pod.Status.Reason, pod.Status.Message = corev1.PodFailed, reason, message
 	now := metav1.NewTime(c.cfg.Clock.Now())

@@ -37,7 +37,17 @@ type modelCells struct {
 	plugins  []cells.Plugin // likewise
 	refuse   error          // of a request
 	released []string
+	behind   string // what Behind says
+	unsure   bool   // and that it is not sure
 }
+
+func (m *modelCells) Behind() (string, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.behind, !m.unsure
+}
+
+func (m *modelCells) Elsewhere(types.UID, time.Time) (string, bool) { return m.Behind() }
 
 func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, error) {
 	pod, attempt, offers := r.Pod, r.Attempt, r.Offers

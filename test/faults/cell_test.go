@@ -454,7 +454,7 @@ type session struct {
 
 // flows says that bytes get through; under world.mu.
 func (s *session) flows() bool {
-	return s.connected && s.machine.up && !s.machine.cutOff && s.machine.session == s
+	return s.connected && s.machine.up && !s.machine.cutOff && s.machine.session == s && s.kip.stalled == nil
 }
 
 func (s *session) Ready() <-chan struct{} { return s.ready }
@@ -500,7 +500,7 @@ func (s *session) run() {
 // freezeBeat notes the last heartbeat, of a connection that ends or a Kip that stops
 // reading; under world.mu.
 func (a *cellAPI) freezeBeat() {
-	if w := a.kip.w; w.paused != nil || time.Since(w.resumed) < catchUp {
+	if w := a.kip.w; w.paused != nil || a.kip.stalled != nil || time.Since(w.resumed) < catchUp {
 		return
 	}
 	if s := a.session; s != nil && s.flows() && !s.machine.started.IsZero() && !s.machine.hung {

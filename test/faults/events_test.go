@@ -118,7 +118,13 @@ var kinds = []kind{
 	{"termination refused", 2, func(w *world, e event) { w.toggle("termination refused", e) }, true},
 	{"store reads", 2, func(w *world, e event) { w.toggle("store reads", e) }, true},
 	{"kubelet hangs", 8, (*world).hangKubelet, false},
-	{"pause", 4, (*world).pauseKip, false},
+	{"pause", 4, func(w *world, e event) {
+		if e.b%4 == 0 { // and another leads meanwhile
+			w.deposeKip(e.t % longestStall)
+			return
+		}
+		w.pauseKip(e)
+	}, false},
 	{"blind zone", 1, func(w *world, e event) { w.toggle("blind zone", e) }, true},
 }
 
@@ -331,6 +337,9 @@ func (w *world) stick(a uint32) {
 
 // stray lets an instance of ours appear that no cell has.
 func (w *world) stray() {
+	if len(w.cloud.History()) == 0 {
+		return // any instance is ahead of a store that has launched nothing
+	}
 	w.mu.Lock()
 	w.serial++
 	id := fmt.Sprintf("cell-stray-%d", w.serial)
@@ -685,6 +694,55 @@ func (w *world) pauseKip(e event) {
 		if w.paused == over {
 			w.resumeLocked()
 		}
+	}()
+}
+
+const (
+	// leaseTime is when another replica leads: the lease of 8 s has run out.
+	leaseTime = 9 * time.Second
+	// noticesLoss is how long a Kip that has lost its lease acts when it wakes.
+	noticesLoss = time.Second
+	// longestStall is how long it may sleep while another leads.
+	longestStall = 90 * time.Second
+)
+
+// deposeKip stops Kip between two of its steps, wherever it is, lets another one lead,
+// and has the first go on for a moment after a while.
+func (w *world) deposeKip(stall time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	k := w.kip
+	if w.paused != nil || k == nil || !k.up || k.ctx.Err() != nil || k.stalled != nil || w.stallsUntil.After(time.Now()) {
+		return
+	}
+	for _, a := range k.apis {
+		a.freezeBeat()
+	}
+	stalled := make(chan struct{})
+	k.stalled = stalled
+	w.linksChanged()
+	w.lasting["deposed"] = true
+	w.stallsUntil = time.Now().Add(leaseTime + stall + noticesLoss + time.Second)
+	go func() {
+		if !sleep(w.ctx, leaseTime) {
+			return
+		}
+		close(k.deposed)
+		sleep(w.ctx, stall)
+		w.mu.Lock()
+		if k.ctx.Err() == nil && w.kip != k {
+			w.plays["deposed"]++
+		}
+		k.stalled = nil
+		close(stalled)
+		w.linksChanged()
+		w.mu.Unlock()
+		sleep(w.ctx, noticesLoss)
+		k.cancel()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.lasting, "deposed")
+		w.troubled(time.Now())
 	}()
 }
 

@@ -118,6 +118,7 @@ var leastPlays = map[string]int{
 	"store reads":          500,
 	"eviction tried again": 80,
 	"heal one by one":      15,
+	"deposed":              40,
 
 	"cloud fault of launch":        1000,
 	"cloud fault of list":          700,

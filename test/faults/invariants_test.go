@@ -180,6 +180,13 @@ func (w *world) check() []string {
 		}
 	}
 
+	// A store that lacks nothing is not behind.
+	if k != nil && k.up && !w.behind {
+		if why, sure := k.cells.Behind(); sure && why != "" {
+			w.violateLocked("the store was never swapped, and Kip says that it is behind: %+v", k.cells.Generation())
+		}
+	}
+
 	// An eviction that was forbidden is tried again until the pod is gone, or its
 	// instance.
 	for _, p := range podList {
@@ -360,9 +367,9 @@ func (w *world) finish() {
 	w.calmDown()
 	w.mu.Lock()
 	w.ending = true
-	strikes := w.strikes
+	strikes, stalls := w.strikes, w.stallsUntil
 	w.mu.Unlock()
-	time.Sleep(time.Until(strikes))
+	time.Sleep(max(time.Until(strikes), time.Until(stalls)))
 	if !w.await(reachBound, w.settled) {
 		w.violate("not settled %s after the last fault: %s", reachBound, w.describe())
 	}
@@ -381,7 +388,7 @@ func (w *world) finish() {
 	}
 	w.check()
 	err := w.store.List(context.Background(), "", func(key string, _ []byte, _ int64) error {
-		if !slices.Contains([]string{"born", "ledger"}, key) {
+		if !slices.Contains([]string{"born", "ledger", "generation", leaderKey}, key) {
 			w.violate("the store still has %s", key)
 		}
 		return nil

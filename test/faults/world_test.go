@@ -143,6 +143,10 @@ type world struct {
 	ending       bool                    // the history is over
 	trouble      time.Time               // when the last fault was over, as far as is known
 	lasting      map[string]bool
+	behind       bool      // the store was swapped, and has not taken over yet
+	swapping     bool      // what is read and written is not by a Kip
+	stallsUntil  time.Time // a Kip that was deposed may act until then
+	decided      func(sim.Kind)
 	points       int
 	writing      map[string]int // the point of a write under way, by its keys
 	deadly       failpoint      // the next; none if zero
@@ -258,6 +262,9 @@ type kip struct {
 	cells    *cells.Controller
 	pods     *pods.Controller
 	apis     map[string]*cellAPI // under world.mu
+	store    *store.Store        // it leads on it, or has
+	deposed  chan struct{}       // closed when another leads
+	stalled  chan struct{}       // closed when it wakes; nil while it is awake; under world.mu
 	up       bool                // its loops run; under world.mu
 	life     int                 // counts them
 }
@@ -270,6 +277,14 @@ func (k *kip) alive() error {
 		return errDead
 	}
 	return nil
+}
+
+// leads is as a process asks: what it does not live to hear it does not act on.
+func (k *kip) leads(ctx context.Context) error {
+	if err := k.alive(); err != nil {
+		return err
+	}
+	return k.store.Leads(ctx)
 }
 
 // kill is a crash: from here on the process writes nothing and calls nobody.
@@ -300,8 +315,10 @@ func (w *world) jitter() backoff.Random {
 // supervise starts Kip again whenever it has died, as a Deployment does.
 func (w *world) supervise() {
 	defer close(w.supervisor)
+	var late sync.WaitGroup // those that were deposed
+	defer late.Wait()
 	for w.ctx.Err() == nil {
-		k := &kip{w: w, apis: map[string]*cellAPI{}}
+		k := &kip{w: w, apis: map[string]*cellAPI{}, deposed: make(chan struct{})}
 		k.ctx, k.cancel = context.WithCancel(w.ctx)
 		w.mu.Lock()
 		w.resumeLocked() // it was the last one that was paused
@@ -309,8 +326,20 @@ func (w *world) supervise() {
 		w.lives++
 		k.life = w.lives
 		w.mu.Unlock()
-		err := k.run()
-		killed := errors.Is(err, errDead) || err == nil
+		k.store = w.elect(k.life)
+		ended := make(chan error, 1)
+		go func() { ended <- k.run() }()
+		var err error
+		select {
+		case err = <-ended:
+		case <-k.deposed:
+			late.Go(func() { <-ended; k.cancel() })
+			w.mu.Lock()
+			w.trouble = time.Now()
+			w.mu.Unlock()
+			continue
+		}
+		killed := errors.Is(err, errDead) || errors.Is(err, cells.ErrTakenOver) || err == nil
 		k.cancel()
 		w.mu.Lock()
 		if !killed && err != nil && (errors.Is(err, store.ErrConflict) || len(w.lasting) == 0 && time.Since(w.trouble) > time.Minute) {
@@ -331,6 +360,24 @@ func (w *world) supervise() {
 		w.trouble = time.Now()
 		w.mu.Unlock()
 	}
+}
+
+// leaderKey is the record of the Kip that leads.
+const leaderKey = "leader"
+
+// elect makes a life the leader: the fence of the last one falls.
+func (w *world) elect(life int) *store.Store {
+	w.mu.Lock()
+	st := w.store
+	w.mu.Unlock()
+	revision, err := st.Get(context.Background(), leaderKey, new(int))
+	if err == nil {
+		revision, err = st.Put(context.Background(), leaderKey, life, revision)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return st.Fenced(st.Prefix()+leaderKey, revision)
 }
 
 // run wires Kip as internal/kip does.
@@ -375,17 +422,24 @@ func (k *kip) run() error {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
 	machines := calls.New(calls.Config{
-		Cloud:  gate.Fence(handle{k}, func(context.Context) error { return k.alive() }),
+		Cloud:  gate.Fence(handle{k}, k.leads),
 		Random: w.jitter(),
 		Clock:  kipClock{k: k},
 	})
-	k.gate = gate.New(gate.Config{Cloud: machines, Clock: kipClock{k: k}})
+	k.gate = gate.New(gate.Config{
+		Cloud: machines,
+		Behind: func() string {
+			why, _ := k.cells.Behind()
+			return why
+		},
+		Clock: kipClock{k: k},
+	})
 	late := lateness.New(kipClock{k: k})
 	k.cells = cells.New(cells.Config{
 		Random:   w.jitter(),
 		Late:     late,
 		Gate:     k.gate,
-		NodeName: "kip-0", ControllerID: owner, Calls: machines, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
+		NodeName: "kip-0", ControllerID: owner, Calls: machines, Store: k.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
 		CAHash:    "ca",
 		Shortages: short, Event: event, SaveLogs: saveLogs,
 		ClusterDomain: "cluster.local", Pools: pools, Template: "t1", Health: health, ListLag: listLag, SoonPoll: time.Second,
@@ -416,7 +470,7 @@ func (k *kip) run() error {
 			}
 			return list, nil
 		},
-		Clock: kipClock{k: k}, Log: w.log,
+		Leads: k.leads, Clock: kipClock{k: k}, Log: w.log,
 	})
 	if err != nil {
 		return err
@@ -499,9 +553,9 @@ func (s shortages) Unavailable(o cells.Offer) bool {
 func (k *kip) running(ctx context.Context) {
 	for {
 		k.w.mu.Lock()
-		paused := k.w.paused
-		if paused != nil {
-			k.w.held = true
+		paused := k.stalled
+		if k == k.w.kip && k.w.paused != nil {
+			paused, k.w.held = k.w.paused, true
 		}
 		k.w.mu.Unlock()
 		if paused == nil {
@@ -648,9 +702,25 @@ func (w *world) nextPoint() int {
 
 // onWrite is the store's hook.
 func (w *world) onWrite(op, key string) error {
+	if key == leaderKey || w.isSwapping() {
+		return nil
+	}
 	err := w.written(op, key)
 	w.met(err)
 	return err
+}
+
+func (w *world) isSwapping() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.swapping
+}
+
+// isBehind says that the store was swapped, and a person has not decided yet.
+func (w *world) isBehind() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.behind
 }
 
 // met counts a failure of the store of which Kip is told.
@@ -664,7 +734,7 @@ func (w *world) met(err error) {
 func (w *world) onRead(key string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.auditing[key] > 0 {
+	if w.auditing[key] > 0 || key == leaderKey || w.swapping {
 		return nil
 	}
 	err := w.readFail()
@@ -751,7 +821,7 @@ func (w *world) troubled(until time.Time) {
 
 // calm is since when nothing has gone wrong.
 func (w *world) calm() time.Time {
-	if len(w.lasting) > 0 || w.kip == nil || !w.kip.up || w.trouble.After(time.Now()) {
+	if len(w.lasting) > 0 || w.behind || w.kip == nil || !w.kip.up || w.trouble.After(time.Now()) {
 		return time.Now()
 	}
 	return w.trouble
@@ -863,8 +933,19 @@ func (h handle) told(list []cloud.Instance) []cloud.Instance {
 	return told
 }
 
+// isDecided is told of what Kip is about to ask of the cloud.
+func (w *world) isDecided(kind sim.Kind) {
+	w.mu.Lock()
+	tell := w.decided
+	w.mu.Unlock()
+	if tell != nil {
+		tell(kind)
+	}
+}
+
 func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
 	w := h.k.w
+	w.isDecided(sim.KindLaunch)
 	results, err := ask(ctx, h, func(ctx context.Context) (cloud.LaunchResults, error) {
 		results := slices.Clone(w.cloud.Launch(ctx, r))
 		for n := range results {
@@ -940,6 +1021,7 @@ func (h handle) each(ctx context.Context, ids []string, do func(context.Context,
 
 func (h handle) Terminate(ctx context.Context, ids ...string) cloud.Results {
 	w := h.k.w
+	w.isDecided(sim.KindTerminate)
 	w.mu.Lock()
 	for _, id := range ids {
 		w.attemptLocked("a call that ends " + id)
@@ -1077,7 +1159,7 @@ func (w *world) audit(key string) {
 	id, now := strings.TrimPrefix(key, cellPrefix), time.Now()
 	if revision == 0 {
 		for _, i := range w.cloud.Truth() {
-			if w.cellOf(i.Instance) == id {
+			if w.cellOf(i.Instance) == id && !w.isBehind() {
 				w.violate("invariant 2: the record of cell %s goes while its instance %s is %s", id, i.ID, i.State)
 			}
 		}
@@ -1093,7 +1175,7 @@ func (w *world) audit(key string) {
 		if a.running() {
 			a.seconds += now.Sub(a.from).Seconds()
 		}
-		if a.seconds > 0 {
+		if a.seconds > 0 && !w.behind { // what is not trusted goes without a trace
 			o := a.cell.Offer()
 			k := fmt.Sprint(o.InstanceType, o.Spot)
 			sum := b.closed[k]
