@@ -125,11 +125,11 @@ $(BIN)/pause: cmd/pause/pause.c | announce
 ##### check
 
 # Each stage, and that they leave no test out. Minutes of each: CONTRIBUTING.md.
-override STAGES := build lint unit unit-kubernetes faults fuzz e2e tutorial conformance-subset
+override STAGES := build lint unit unit-kubernetes faults fuzz e2e hostile tutorial conformance-subset
 # By what they are bounded, as CONTRIBUTING.md says. Who calls make test cannot make them
 # smaller by accident; who calls a stage can. The empty ones would choose tests, or let a
 # race pass.
-override BOUNDS := STEPS=100000 FAULTS_SEED=1 FAULTS_TIMEOUT=20m FUZZTIME=20 FUZZ_SEED=1 FUZZ_PODS=40 \
+override BOUNDS := STEPS=100000 FAULTS_SEED=1 FAULTS_TIMEOUT=20m FUZZTIME=20 FUZZ_SEED=1 FUZZ_PODS=40 HOSTILE_SEED=1 \
 	GOFLAGS=-buildvcs=false GORACE= ARGS= SUBSET_LIMIT=30m GO=go
 .PHONY: test
 test: ## everything that is checked; as root
@@ -189,6 +189,12 @@ e2e: build $(BIN)/metrics-server $(BIN)/csidriver $(BIN)/race/kip older ## tests
 	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests benchmarks-local . '' ./internal/cloud/local -race -bench . -benchtime 1x -timeout 5m
 	@# One world after the other.
 	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests e2e . e2e './test/e2e ./test/e2e/dualstack' -race -count=1 -p 1 -parallel 8 -timeout 30m
+
+# Compiled as the programs are. The same fuzzed requests each time; 0 takes others.
+HOSTILE_SEED ?= 1
+.PHONY: hostile
+hostile: build ## root on a cell, agents and pods that attack a real Kip, a line an attack; HOSTILE_SEED=0; as root
+	@HOSTILE_SEED=$(HOSTILE_SEED) CGO_ENABLED=0 FORMAT=standard-verbose hack/run-tests hostile . e2e ./test/hostile -trimpath -count=1 -timeout 10m
 
 .PHONY: tutorial
 tutorial: build ## the README's first command and the tutorial, as a new user types them; as root
@@ -253,6 +259,12 @@ lint: ## formatting, scripts, vet and staticcheck
 	@$(CHECK) $(SHOW) "go vet" $(GO) vet ./...
 	@for m in $(MODULES); do $(CHECK) $(SHOW) "go vet in $$m" $(GO) -C $$m vet ./... || exit; done
 	@$(CHECK) $(SHOW) "staticcheck" $(GO) tool -modfile=hack/tools/go.mod staticcheck ./...
+
+# What is known changes without a commit, so no stage of make test asks.
+.PHONY: vulncheck
+vulncheck: ## known vulnerabilities that the programs can reach; asks vuln.go.dev (VULNDB=)
+	@GO='$(GO)' hack/vulncheck '$(ITZO_TAGS)' . ./... $(foreach m,$(MODULES),-- $(m) ./...) -- image/runc github.com/opencontainers/runc \
+		-- image/cni $(addprefix github.com/containernetworking/plugins/plugins/,main/ptp ipam/host-local meta/portmap)
 
 .PHONY: docs
 docs: ## write the reference pages that are generated from code

@@ -327,8 +327,11 @@ func (h held) Held() []adminapi.HeldEnd {
 	}
 }
 
-func (h held) Allow() []adminapi.HeldEnd {
+func (h held) Allow(seen time.Time) []adminapi.HeldEnd {
 	all := h.Held()
+	if !seen.Equal(now) {
+		return nil
+	}
 	*h.allowed = true
 	return all
 }
@@ -341,7 +344,13 @@ func TestWhatIsHeldBackIsShownAndAllowedOnlyIfItIsMeant(t *testing.T) {
 		t.Errorf("without --yes: %+v", asked)
 	}
 	golden(t, "allow", asked.out)
-	done := run(t, nil, "allow", "--yes")
+	for _, wrong := range []string{"", "true", "yesterday"} {
+		if got := run(t, nil, "allow", "--yes="+wrong); got.failed == nil || allowed {
+			t.Errorf("with --yes=%s: %+v", wrong, got)
+		}
+	}
+	_, said, _ := strings.Cut(asked.err, "--yes ")
+	done := run(t, nil, "allow", "--yes", strings.Fields(said + " none")[0])
 	if done.failed != nil || done.out != asked.out || !strings.Contains(done.err, "2 instances may end") || !allowed {
 		t.Errorf("with --yes: %+v", done)
 	}

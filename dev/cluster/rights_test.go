@@ -296,6 +296,7 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 		{is.kip, `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, "Kip writes those of its node's host"},
 		{is.kip, `{"metadata":{"labels":{"x.k8s.io/a":""}}}`, "Kip writes those of its node's host"},
 		{is.kip, `{"spec":{"unschedulable":null}}`, "does not uncordon"},
+		{is.node, `{"spec":{"unschedulable":null}}`, "does not uncordon"},
 		{is.admin, `{"spec":{"unschedulable":null}}`, ""},
 		{is.kip, `{"spec":{"unschedulable":true}}`, ""},
 	} {

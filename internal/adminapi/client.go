@@ -90,9 +90,10 @@ func (c *Client) Held(ctx context.Context) (list []HeldEnd, err error) {
 	return list, c.get(ctx, PathHeld, nil, &list)
 }
 
-// Allow lets the ends that are held back pass once, and returns them.
-func (c *Client) Allow(ctx context.Context) (list []HeldEnd, err error) {
-	return list, c.into(ctx, http.MethodPost, PathHeld, nil, &list)
+// Allow lets the ends pass once that are held back since then or for longer, and
+// returns them.
+func (c *Client) Allow(ctx context.Context, seen time.Time) (list []HeldEnd, err error) {
+	return list, c.into(ctx, http.MethodPost, PathHeld, url.Values{"seen": {seen.Format(time.RFC3339Nano)}}, &list)
 }
 
 // Generation asks what the store knows of.

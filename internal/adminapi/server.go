@@ -66,7 +66,7 @@ func New(c Config) (*Server, error) {
 	}
 	if h := c.Holder; h != nil {
 		s.mux.HandleFunc("GET "+PathHeld, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, h.Held(), nil) })
-		s.mux.HandleFunc("POST "+PathHeld, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.allow(), nil) })
+		s.mux.HandleFunc("POST "+PathHeld, s.allow)
 	}
 	if l := c.Lineage; l != nil {
 		s.mux.HandleFunc("GET "+PathGeneration, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, l.Generation(), nil) })
@@ -94,13 +94,18 @@ func (s *Server) takeOver(w http.ResponseWriter, r *http.Request) {
 }
 
 // allow lets pass what is held back, and says so in the log: a person has decided it.
-func (s *Server) allow() []HeldEnd {
-	all := s.c.Holder.Allow()
+func (s *Server) allow(w http.ResponseWriter, r *http.Request) {
+	seen, err := time.Parse(time.RFC3339Nano, r.FormValue("seen"))
+	if err != nil {
+		s.write(w, http.StatusBadRequest, problem{fmt.Sprintf("seen: %v: it must be the time up to which the ends were seen", err)})
+		return
+	}
+	all := s.c.Holder.Allow(seen)
 	for _, h := range all {
 		s.c.Log.Warn("an end that was held back may pass, as a person has decided", "instance", h.Instance, "cell", h.Cell, "pod", h.Pod.String(),
 			"why", h.Why)
 	}
-	return all
+	s.answer(w, all, nil)
 }
 
 func (s *Server) path() string { return filepath.Join(s.c.Dir, SocketName) }

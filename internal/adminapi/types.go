@@ -29,7 +29,8 @@ const (
 	// PathCleanup returns the Holdings. POST ends them and streams Progress, a
 	// line each.
 	PathCleanup = "/v1/cleanup"
-	// PathHeld returns a list of HeldEnd. POST lets them pass once, and returns them.
+	// PathHeld returns a list of HeldEnd. POST lets those pass once that are held back
+	// since the time "seen" (RFC 3339) or for longer, and returns them.
 	PathHeld = "/v1/held"
 	// PathGeneration returns a Generation. POST has the store take over what it does not
 	// know of, and returns the Generation of before; Kip then loads its cells anew.
@@ -68,8 +69,8 @@ type Cleaner interface {
 type Holder interface {
 	// Held returns what is held back now.
 	Held() []HeldEnd
-	// Allow lets what is held back now pass once, and returns it.
-	Allow() []HeldEnd
+	// Allow lets what is held back since then, or for longer, pass once, and returns it.
+	Allow(seen time.Time) []HeldEnd
 }
 
 // Lineage knows which launches the store knows of.

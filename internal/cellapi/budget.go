@@ -2,6 +2,7 @@ package cellapi
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -41,6 +42,9 @@ const (
 	// workRate and workBurst limit, in microseconds, the time that Kip works on what
 	// a cell sends. An idle kubelet's node and lease take a millisecond in ten seconds.
 	workRate, workBurst = 100_000, 5_000_000
+	// refusalCosts is the work of a request that is refused since the cell asks too
+	// much, as measured with the HTTP/2 around it.
+	refusalCosts = 100 * time.Microsecond
 	// maxLogged is how much of a cell's text is in a line of the log, in bytes.
 	maxLogged = 300
 )
@@ -73,6 +77,7 @@ func bodyLimit(a *ask) int64 {
 // budget is what a cell may still ask. Each request is charged before anything of it
 // is read, whatever its answer.
 type budget struct {
+	observer                               Observer
 	asked, sent, answered, worked, renewed *rate.Limiter
 
 	mu                       sync.Mutex
@@ -90,8 +95,9 @@ type Usage struct {
 	Worked time.Duration
 }
 
-func newBudget() *budget {
+func newBudget(o Observer) *budget {
 	return &budget{
+		observer: o,
 		asked:    rate.NewLimiter(askedRate, askedBurst),
 		sent:     rate.NewLimiter(sentRate, sentBurst),
 		answered: rate.NewLimiter(answeredRate, answeredBurst),
@@ -110,6 +116,7 @@ func (b *budget) begin(now time.Time) error {
 	b.mu.Lock()
 	b.usage.Requests++
 	b.mu.Unlock()
+	b.observer.CellAsked()
 	if !b.asked.AllowN(now, 1) {
 		return overBudget("a cell may ask %d times a second", askedRate)
 	}
@@ -121,6 +128,7 @@ func (b *budget) renew(now time.Time, bytes int64) (done func(), refusal error) 
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.usage.Requests++
+	b.observer.CellAsked()
 	if bytes > leaseBody {
 		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("the limit is %d bytes", leaseBody))
 	}
@@ -129,6 +137,7 @@ func (b *budget) renew(now time.Time, bytes int64) (done func(), refusal error) 
 	}
 	b.renewing++
 	b.usage.Sent += uint64(max(bytes, 0))
+	b.observer.CellSent(max(bytes, 0))
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -157,6 +166,7 @@ func (b *budget) take(now time.Time, watch bool, bytes int64, watches int) (done
 	*n++
 	b.bodies += bytes
 	b.usage.Sent += uint64(bytes)
+	b.observer.CellSent(bytes)
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -180,20 +190,31 @@ func (b *budget) owes(now time.Time) error {
 // workedFor charges time.
 func (b *budget) workedFor(now time.Time, d time.Duration) {
 	b.worked.ReserveN(now, int(min(max(d.Microseconds(), 0), workBurst)))
+	b.observer.CellWorked(max(d, 0))
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.usage.Worked += max(d, 0)
 }
 
+// overdrawn charges a request beyond the budget, and holds up its answer.
+func (c *Cell) overdrawn(ctx context.Context) {
+	c.budget.workedFor(c.server.clock.Now(), refusalCosts)
+	if c.server.overdraw != nil {
+		c.server.overdraw(ctx)
+	}
+}
+
 // wrote charges bytes of an answer.
 func (b *budget) wrote(now time.Time, bytes int) {
 	b.answered.ReserveN(now, min(bytes, answeredBurst))
+	b.observer.CellAnswered(bytes)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.usage.Answered += uint64(bytes)
 }
 
-func (b *budget) refused() {
+func (b *budget) refused(r Refusal) {
+	b.observer.CellRefused(r)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.usage.Refused++
@@ -284,11 +305,8 @@ func (c *Cell) await(w http.ResponseWriter, r *http.Request) error {
 }
 
 // noteRefusal counts a refusal, and tells of them once a minute.
-func (c *Cell) noteRefusal(why string) {
-	c.budget.refused()
-	if c.server.refused != nil {
-		c.server.refused()
-	}
+func (c *Cell) noteRefusal(r Refusal, why string) {
+	c.budget.refused(r)
 	if c.refusals.AllowN(c.server.clock.Now(), 1) {
 		used := c.budget.used()
 		c.server.log.Warn("cell was refused what it may not have", "cell", c.id, "message", spelling.Printable(cut(why, maxLogged)),
@@ -296,11 +314,11 @@ func (c *Cell) noteRefusal(why string) {
 	}
 }
 
-// isRefusal says whether an answer is one that a kubelet is not given.
-func isRefusal(code int32) bool {
-	switch code {
-	case http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity, http.StatusTooManyRequests:
-		return true
-	}
-	return false
+// refusals are the answers that a kubelet is not given, by code. Forbidden is noted
+// where that is said.
+var refusals = map[int32]Refusal{
+	http.StatusRequestEntityTooLarge: TooLarge,
+	http.StatusUnsupportedMediaType:  MediaType,
+	http.StatusUnprocessableEntity:   Invalid,
+	http.StatusTooManyRequests:       TooMany,
 }

@@ -31,7 +31,7 @@ const (
 	// eventRate and eventBurst limit a cell's events. A pod's life takes about
 	// twenty; one that crashes in a loop goes on at a few a minute.
 	eventRate, eventBurst = 1, 50
-	// refusalRate and refusalBurst limit the log lines about what a cell may not.
+	// refusalRate and refusalBurst limit the log lines that a cell can cause.
 	refusalRate, refusalBurst = 1. / 60, 1
 	// writtenRate and writtenBurst limit the bytes that a cell may have stored.
 	writtenRate, writtenBurst = 16 << 10, 512 << 10
@@ -41,6 +41,9 @@ const (
 	// maxPath bounds the path of a request, in bytes: a group, a namespace and a name
 	// of 253 each, and a few words.
 	maxPath = 1 << 10
+	// maxQuery bounds the options of a request, in bytes. The longest of a kubelet are
+	// those of a watch by name: 253 of the name, and 200 of other options.
+	maxQuery = 2 << 10
 )
 
 // Cell is the API of one cell: an [http.Handler] whose every request is taken to
@@ -87,7 +90,7 @@ func newCell(s *Server, id string, info CellInfo) *Cell {
 		refusals:   rate.NewLimiter(refusalRate, refusalBurst),
 		written:    rate.NewLimiter(writtenRate, writtenBurst),
 		eventBytes: rate.NewLimiter(eventBytesRate, eventBytesBurst),
-		budget:     newBudget(),
+		budget:     newBudget(s.observer),
 		passing:    turns{own: semaphore.NewWeighted(passedOfOne), all: s.passing},
 		working:    turns{own: semaphore.NewWeighted(workedOfOne), all: s.working},
 	}
@@ -152,12 +155,17 @@ func (c *Cell) understand(r *http.Request) (*ask, error) {
 	switch {
 	case len(r.URL.Path) > maxPath:
 		return nil, apierrors.NewBadRequest("the path is longer than any of the Kubernetes API")
+	case len(r.URL.RawQuery) > maxQuery:
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("the options are longer than %d bytes", maxQuery))
 	case !slices.Contains([]string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}, r.Method):
 		return nil, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: r.URL.Path}, r.Method)
 	case r.Header.Get("Upgrade") != "":
 		return nil, apierrors.NewBadRequest("connections are not upgraded here")
 	case r.URL.RawPath != "" || path.Clean(r.URL.Path) != r.URL.Path:
 		return nil, apierrors.NewBadRequest("the path is not in its plain form")
+	}
+	if _, err := decodeListOptions(r); err != nil { // before the API server's own code, which logs it
+		return nil, err
 	}
 	info, err := apiPaths.NewRequestInfo(r)
 	if err != nil {
@@ -198,7 +206,7 @@ func (c *Cell) forbidden(a *ask, why string) error {
 }
 
 func (c *Cell) refused(resource schema.GroupResource, name, message string) error {
-	c.noteRefusal(message)
+	c.noteRefusal(Forbidden, message)
 	return apierrors.NewForbidden(resource, name, fmt.Errorf("%s", message))
 }
 
@@ -216,8 +224,13 @@ func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		err = c.serve(out, r)
 	}
 	if err != nil {
-		if status := statusOf(err); isRefusal(status.Code) {
-			c.noteRefusal(strings.ToLower(r.Method) + " " + r.URL.Path + ": " + status.Message)
+		status := statusOf(err)
+		if refusals[status.Code] != "" {
+			c.noteRefusal(refusals[status.Code], strings.ToLower(r.Method)+" "+r.URL.Path+": "+status.Message)
+		}
+		if status.Code == http.StatusTooManyRequests && c.served() == nil {
+			out.rest() // nobody waits for the turn of who is held
+			c.overdrawn(r.Context())
 		}
 		writeError(out, r, err)
 	}
@@ -314,6 +327,10 @@ var (
 
 // read answers get, list and watch with rd.
 func (c *Cell) read(w http.ResponseWriter, r *http.Request, rd *reader, a *ask) error {
+	rd.worked = func(began time.Time) {
+		now := c.server.clock.Now()
+		c.budget.workedFor(now, now.Sub(began))
+	}
 	switch a.Verb {
 	case "get":
 		return rd.get(w, r, a.Name)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -599,8 +600,8 @@ func TestRefusalsOfACellAreLoggedOnceAMinuteAndPrintable(t *testing.T) {
 	h := newHouseAt(t, clk)
 	var log bytes.Buffer
 	h.server.log = slog.New(slog.NewTextHandler(&log, nil))
-	refused := 0
-	h.server.refused = func() { refused++ }
+	observed := &observed{refused: map[Refusal]int{}}
+	h.server.observer = observed
 	c := h.server.AddCell("c1", info)
 	for range 30 {
 		if code, _, _ := get(ctx, c, "/api/v1/namespaces/bank/secrets/%1B%5D0;owned%07%1B%5B2J"); code != http.StatusForbidden {
@@ -610,8 +611,8 @@ func TestRefusalsOfACellAreLoggedOnceAMinuteAndPrintable(t *testing.T) {
 			t.Fatalf("answered %d", code)
 		}
 	}
-	if lines := strings.Count(log.String(), "\n"); lines != 1 || refused != 60 {
-		t.Errorf("%d lines of %d refusals:\n%s", lines, refused, log.String())
+	if lines := strings.Count(log.String(), "\n"); lines != 1 || !maps.Equal(observed.refused, map[Refusal]int{Forbidden: 30, MediaType: 30}) {
+		t.Errorf("%d lines of %v refusals:\n%s", lines, observed.refused, log.String())
 	}
 	clk.Step(time.Minute)
 	get(ctx, c, "/api/v1/secrets")
@@ -622,6 +623,48 @@ func TestRefusalsOfACellAreLoggedOnceAMinuteAndPrintable(t *testing.T) {
 		t.Errorf("the log has escape sequences: %q", text)
 	}
 }
+
+// What all cells ask is told as it is charged to each.
+func TestWhatCellsAskIsObserved(t *testing.T) {
+	ctx := context.Background()
+	h := newHouse(t)
+	observed := &observed{refused: map[Refusal]int{}}
+	h.server.observer = observed
+	c1, c2 := h.server.AddCell("c1", info), h.server.AddCell("c2", info)
+	eventually(t, "the node is there", func() bool { return c1.Node() != nil && c2.Node() != nil })
+	for range 3 {
+		get(ctx, c1, "/api/v1/nodes/"+nodeName)
+		do(ctx, c2, http.MethodPatch, "/api/v1/nodes/"+nodeName, strategic, []byte(`{"metadata":{"labels":[]}}`))
+		do(ctx, c2, http.MethodPatch, "/api/v1/nodes/"+nodeName, strategic, make([]byte, 1<<20))
+		renewal(c1)
+	}
+	u1, u2 := c1.Usage(), c2.Usage()
+	all := Usage{
+		Requests: u1.Requests + u2.Requests,
+		Refused:  u1.Refused + u2.Refused,
+		Sent:     u1.Sent + u2.Sent,
+		Answered: u1.Answered + u2.Answered,
+		Worked:   u1.Worked + u2.Worked,
+	}
+	if observed.Usage != all || all.Requests != 12 || all.Sent == 0 || all.Answered == 0 || all.Worked == 0 {
+		t.Errorf("observed %+v, the cells have %+v and %+v", observed.Usage, u1, u2)
+	}
+	if want := map[Refusal]int{Invalid: 3, TooLarge: 3}; !maps.Equal(observed.refused, want) {
+		t.Errorf("refused %v, want %v", observed.refused, want)
+	}
+}
+
+// observed adds up. It is for requests one after the other.
+type observed struct {
+	Usage
+	refused map[Refusal]int
+}
+
+func (o *observed) CellAsked()                 { o.Requests++ }
+func (o *observed) CellSent(bytes int64)       { o.Sent += uint64(bytes) }
+func (o *observed) CellAnswered(bytes int)     { o.Answered += uint64(bytes) }
+func (o *observed) CellWorked(d time.Duration) { o.Worked += d }
+func (o *observed) CellRefused(r Refusal)      { o.Refused++; o.refused[r]++ }
 
 // However long what a cell says is, a line of the log that has it is short, and so is
 // the answer.
@@ -662,5 +705,161 @@ func TestWhatACellSaysInTheLogIsShort(t *testing.T) {
 	}
 	if log.Len() == 0 {
 		t.Error("nothing was logged")
+	}
+}
+
+// What a list or watch compares with each object is bounded, and the time of it is the
+// cell's.
+func TestSelectorsOfACellAreBoundedAndCharged(t *testing.T) {
+	h := newHouse(t)
+	for n := range 50 {
+		h.up.put(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprintf("service-%d", n), Labels: map[string]string{"app": "x"}}})
+	}
+	c := h.server.AddCell("c1", info)
+	if code, _, _ := get(t.Context(), c, "/api/v1/services"); code != http.StatusOK || c.Usage().Worked != 0 {
+		t.Fatalf("a list without selectors: %d, %v of work", code, c.Usage().Worked)
+	}
+	absent := func(n int) string { return strings.TrimSuffix(strings.Repeat("!a,", n), ",") }
+	name := strings.Repeat("n", 253)
+	for query, want := range map[string]int{
+		"labelSelector=" + absent(maxRequirements):                                                       http.StatusOK,
+		"labelSelector=" + absent(maxRequirements+1):                                                     http.StatusBadRequest,
+		"labelSelector=" + absent(maxRequirements) + "&fieldSelector=metadata.name%3Da":                  http.StatusBadRequest,
+		"fieldSelector=" + strings.Repeat("metadata.name!%3Da,", maxRequirements) + "metadata.name!%3Da": http.StatusBadRequest,
+		"labelSelector=a+in+(" + strings.Repeat("b,", maxQuery/2) + "c)":                                 http.StatusBadRequest,
+		"limit=500&" + strings.Repeat("x", maxQuery):                                                     http.StatusBadRequest,
+		// The longest of a kubelet.
+		"allowWatchBookmarks=true&fieldSelector=metadata.name%3D" + name + "&resourceVersion=1&timeout=9m59s&timeoutSeconds=599": http.StatusOK,
+	} {
+		if code, _, answer := get(t.Context(), c, "/api/v1/services?"+query); code != want {
+			t.Errorf("%.60s: %d %.200s, want %d", query, code, answer, want)
+		}
+		if code, _, answer := get(t.Context(), c, "/api/v1/services?watch=true&timeoutSeconds=1&"+query); want != http.StatusOK && code != want {
+			t.Errorf("a watch of %.60s: %d %.200s, want %d", query, code, answer, want)
+		}
+	}
+	listed := c.Usage().Worked
+	if listed == 0 {
+		t.Error("the time that objects are compared with selectors is not charged")
+	}
+
+	// A watch compares each change, and keeps of its request only what it compares.
+	ctx, end := context.WithCancel(t.Context())
+	r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/api/v1/services?watch=true&resourceVersion=0&labelSelector=!a,!b", http.NoBody)
+	r.Header.Set("Authorization", "Bearer "+strings.Repeat("x", 4<<10))
+	w := newFrames()
+	done := make(chan struct{})
+	go func() { defer close(done); c.ServeHTTP(w, r) }()
+	eventually(t, "what is there is seen", func() bool { return w.count("service-") == 50 })
+	before := c.Usage().Worked
+	h.up.put(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "new", Labels: map[string]string{"app": "x"}}})
+	eventually(t, "a new one is seen", func() bool { return w.count(`"name":"new"`) == 1 })
+	if c.Usage().Worked == before {
+		t.Error("the time that a watch compares changes is not charged")
+	}
+	end()
+	<-done
+	if len(r.Header) > 0 || r.URL.RawQuery != "" || r.RequestURI != "" {
+		t.Errorf("a watch keeps its request: %v %v %q", r.Header, r.URL, r.RequestURI)
+	}
+}
+
+// frames takes what a watch writes while it goes on.
+type frames struct {
+	*httptest.ResponseRecorder
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func newFrames() *frames { return &frames{ResponseRecorder: httptest.NewRecorder()} }
+
+func (f *frames) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.text.Write(p)
+}
+
+func (f *frames) count(s string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return strings.Count(f.text.String(), s)
+}
+
+// A small patch has the API server write the whole object: so much is charged.
+func TestAPatchIsChargedWhatItHasStored(t *testing.T) {
+	clk := clocktesting.NewFakeClock(time.Now())
+	h := newHouseAt(t, clk)
+	c := h.server.AddCell("c1", info)
+	pod := podOn("web")
+	for n := range 20 {
+		pod.Status.ContainerStatuses = append(pod.Status.ContainerStatuses, corev1.ContainerStatus{
+			Name: fmt.Sprintf("c%d", n), State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Message: strings.Repeat("x", 4<<10)}},
+		})
+	}
+	pod = h.bindNew(c, pod)
+	closed(t, "the pod is known", c.bound().known)
+	patch := func(n int) (code, size int) {
+		code, _, answer := do(t.Context(), c, http.MethodPatch, "/api/v1/namespaces/shop/pods/web/status", strategic, fmt.Appendf(nil, `{"status":{"message":"%d"}}`, n))
+		return code, len(answer)
+	}
+	stored, size := 0, 0
+	for n := range passedBurst {
+		code, bytes := patch(n)
+		if code != http.StatusOK {
+			break
+		}
+		stored, size = stored+1, bytes
+	}
+	if size < 80<<10 || stored == 0 || stored > writtenBurst/size+1 {
+		t.Errorf("%d small patches of %d bytes were stored at once", stored, size)
+	}
+	clk.Step(time.Second)
+	if code, _ := patch(100); code != http.StatusTooManyRequests {
+		t.Errorf("a second later: %d, want 429", code)
+	}
+	clk.Step(time.Duration(2*size/writtenRate) * time.Second)
+	if code, _ := patch(101); code != http.StatusOK {
+		t.Errorf("when it is paid: %d, want 200", code)
+	}
+
+	clk.Step(time.Hour)
+	about := fmt.Sprintf(`"involvedObject":{"kind":"Pod","namespace":"shop","name":"web","uid":"%s"}`, pod.UID)
+	if code, _, answer := do(t.Context(), c, http.MethodPost, "/api/v1/namespaces/shop/events", "application/json",
+		[]byte(`{"kind":"Event","apiVersion":"v1","metadata":{"name":"web.1","namespace":"shop"},`+about+`,"message":"`+strings.Repeat("x", maxNote)+`"}`)); code != http.StatusCreated {
+		t.Fatalf("an event: %d %s", code, answer)
+	}
+	before := c.eventBytes.TokensAt(clk.Now())
+	code, _, answer := do(t.Context(), c, http.MethodPatch, "/api/v1/namespaces/shop/events/web.1", strategic, []byte(`{"count":2}`))
+	if took := int(before - c.eventBytes.TokensAt(clk.Now())); code != http.StatusOK || took != len(answer) {
+		t.Errorf("a patch of an event: %d, %d bytes charged, want those of the whole, %d", code, took, len(answer))
+	}
+}
+
+// What fails since the cell gave its request up says nothing of the API server, and
+// however much a plugin fails, it is said once a minute.
+func TestWhatACellEndsItselfIsNotLogged(t *testing.T) {
+	clk := clocktesting.NewFakeClock(time.Now())
+	h := newHouseAt(t, clk)
+	var log bytes.Buffer
+	h.server.log = slog.New(slog.NewTextHandler(&log, nil))
+	c := h.server.AddCell("c1", info)
+	h.bindNew(c, podOn("web"))
+	closed(t, "the pod is known", c.bound().known)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	for range 20 {
+		if code, _, _ := get(ended, c, "/api/v1/namespaces/shop/persistentvolumeclaims/web-data"); code == http.StatusOK {
+			t.Fatal("a request that has ended was passed on")
+		}
+		clk.Step(time.Minute)
+	}
+	if log.Len() > 0 {
+		t.Errorf("the log says %s", log.String())
+	}
+	for n := range 20 {
+		c.notePlugin(&corev1.Event{Type: corev1.EventTypeWarning, Reason: fmt.Sprint("Failed", n), Message: "it did"})
+	}
+	if lines := strings.Count(log.String(), "\n"); lines != 1 || c.PluginTrouble() != "Failed19: it did" {
+		t.Errorf("%d lines of 20 warnings, the last is %q", lines, c.PluginTrouble())
 	}
 }

@@ -210,3 +210,38 @@ func TestAReconnectCostsNoListAndNoObject(t *testing.T) {
 		t.Errorf("a reconnect costs %.0f bytes of answers, want the one Service that has changed", bytes)
 	}
 }
+
+// A request beyond the budget is work too, and its answer waits.
+func TestACellBeyondItsBudgetIsHeldUp(t *testing.T) {
+	now := testingclock.NewFakeClock(time.Now())
+	h := newHouseAt(t, now)
+	held := 0
+	h.server.overdraw = func(context.Context) { held++ }
+	c := h.server.AddCell("c1", info)
+	ask := func() int {
+		code, _, _ := get(t.Context(), c, "/api/v1/nodes/kip-1")
+		return code
+	}
+	for range askedBurst {
+		if code := ask(); code == http.StatusTooManyRequests {
+			t.Fatal("refused within its budget")
+		}
+	}
+	if used := c.Usage(); held != 0 || used.Worked != 0 {
+		t.Errorf("within its budget %d answers were held, and %v charged", held, used.Worked)
+	}
+	const beyond = 10
+	for range beyond {
+		if code := ask(); code != http.StatusTooManyRequests {
+			t.Errorf("answered with %d, want 429", code)
+		}
+	}
+	if used := c.Usage(); held != beyond || used.Worked != beyond*refusalCosts {
+		t.Errorf("of %d answers %d were held, and %v charged", beyond, held, used.Worked)
+	}
+	now.Step(time.Minute)
+	h.server.RemoveCell("c1")
+	if code := ask(); code != http.StatusForbidden || held != beyond {
+		t.Errorf("a removed cell: %d, %d answers held", code, held)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"path"
 	"time"
 
+	"golang.org/x/time/rate"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -103,10 +105,16 @@ func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*answered
 		}
 		answer, err := c.send(req)
 		if err != nil {
-			s.log.Warn("API server not reached for a cell", "cell", c.id, "request", a.String(), "err", err)
+			// Not where the cell gave up, which it does as often as it likes.
+			if !errors.Is(r.Context().Err(), context.Canceled) && c.refusals.AllowN(s.clock.Now(), 1) {
+				s.log.Warn("API server not reached for a cell", "cell", c.id, "request", a.String(), "err", err)
+			}
 			return nil, apierrors.NewServiceUnavailable("the API server cannot be reached")
 		}
 		if answer.code != http.StatusForbidden || !c.settling() {
+			if len(b.bytes) > 0 && answer.code < http.StatusMultipleChoices {
+				c.chargeStored(a, len(answer.body)-len(b.bytes))
+			}
 			return answer, nil
 		}
 		select {
@@ -115,6 +123,19 @@ func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*answered
 		case <-r.Context().Done():
 			return nil, apierrors.NewTimeoutError("the client went away", 1)
 		}
+	}
+}
+
+// chargeStored charges what the API server stored beyond the bytes that it was sent:
+// a patch, however small, has the whole object written anew. Who owes has nothing
+// passed that is stored.
+func (c *Cell) chargeStored(a *ask, beyond int) {
+	now, limiters := c.server.clock.Now(), []*rate.Limiter{c.written}
+	if a.resource == coreEvents || a.resource == groupEvents {
+		limiters = append(limiters, c.eventBytes)
+	}
+	for _, l := range limiters {
+		l.ReserveN(now, min(max(beyond, 0), l.Burst()))
 	}
 }
 

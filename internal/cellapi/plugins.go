@@ -74,6 +74,9 @@ func (c *Cell) notePlugin(event watches.APIObject) {
 		return
 	}
 	c.trouble = trouble
+	if !c.refusals.AllowN(c.server.clock.Now(), 1) {
+		return
+	}
 	c.server.log.Warn("a node plugin does not fare well", "cell", c.id, "reason", reason, "message", trouble)
 }
 

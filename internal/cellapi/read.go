@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,6 +38,9 @@ const (
 	// writeWithin is how long a client may take to accept what is written to it.
 	// What it has not taken in that time is not kept for it.
 	writeWithin = 30 * time.Second
+	// maxRequirements bounds the selectors of a list or watch, which are compared with
+	// every object. A kube-proxy's have two.
+	maxRequirements = 16
 )
 
 // reader answers get, list and watch from a collection.
@@ -49,6 +54,8 @@ type reader struct {
 	missed func() error
 	// lifetime ends when what is read may no longer be read; watches end with it.
 	lifetime context.Context
+	// worked charges the time since began to the cell.
+	worked func(began time.Time)
 }
 
 // await waits until the collection is known.
@@ -101,6 +108,10 @@ func (rd *reader) filter(o *internalversion.ListOptions) (*filter, error) {
 	if o.FieldSelector != nil {
 		fl.fields = o.FieldSelector
 	}
+	required, _ := fl.labels.Requirements()
+	if n := len(required) + len(fl.fields.Requirements()); n > maxRequirements {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("the selectors have %d requirements, the limit is %d", n, maxRequirements))
+	}
 	known := fl.kind.Fields(fl.kind.New())
 	for _, q := range fl.fields.Requirements() {
 		if _, ok := known[q.Field]; !ok {
@@ -146,11 +157,56 @@ func (fl *filter) seen(e watches.Event) watch.EventType {
 	return ""
 }
 
-// listOptions reads and checks the options of a list or watch.
-func listOptions(r *http.Request, verb string) (*internalversion.ListOptions, error) {
+// matching are the objects that match, and charges the time that they were compared.
+func (rd *reader) matching(fl *filter, objects []*watches.Object) []*watches.Object {
+	if fl.all {
+		return objects
+	}
+	defer rd.worked(rd.clock.Now())
+	var matching []*watches.Object
+	for _, o := range objects {
+		if fl.matches(o) {
+			matching = append(matching, o)
+		}
+	}
+	return matching
+}
+
+// change is an event as a watch sees it.
+type change struct {
+	seen watch.EventType
+	of   watches.Event
+}
+
+// changes are the events that are seen through the filter, and charges the time that
+// they were compared.
+func (rd *reader) changes(fl *filter, events []watches.Event) []change {
+	if !fl.all {
+		defer rd.worked(rd.clock.Now())
+	}
+	var changes []change
+	for _, e := range events {
+		if t := fl.seen(e); t != "" {
+			changes = append(changes, change{t, e})
+		}
+	}
+	return changes
+}
+
+// decodeListOptions reads the options that a request has of a list or watch.
+func decodeListOptions(r *http.Request) (*internalversion.ListOptions, error) {
 	o := &internalversion.ListOptions{}
 	if err := scheme.ParameterCodec.DecodeParameters(r.URL.Query(), metav1.SchemeGroupVersion, o); err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	return o, nil
+}
+
+// listOptions reads and checks the options of a list or watch.
+func listOptions(r *http.Request, verb string) (*internalversion.ListOptions, error) {
+	o, err := decodeListOptions(r)
+	if err != nil {
+		return nil, err
 	}
 	o.Watch = verb == "watch"
 	if errs := validation.ValidateListOptions(o, true); len(errs) > 0 {
@@ -203,15 +259,7 @@ func (rd *reader) list(w http.ResponseWriter, r *http.Request) error {
 	if options.ResourceVersionMatch == metav1.ResourceVersionMatchExact && rv != current {
 		return expired(options.ResourceVersion, strconv.FormatUint(current, 10))
 	}
-	if !fl.all {
-		var matching []*watches.Object
-		for _, o := range objects {
-			if fl.matches(o) {
-				matching = append(matching, o)
-			}
-		}
-		objects = matching
-	}
+	objects = rd.matching(fl, objects)
 	pieces, err := listPieces(f, rd.collection.Kind, objects, current)
 	if err != nil {
 		return err
@@ -273,10 +321,8 @@ func (rd *reader) watch(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Content-Type", f.watchMediaType())
 	w.WriteHeader(http.StatusOK)
 	out.begin()
-	for _, o := range objects {
-		if fl.matches(o) {
-			out.object(watch.Added, o)
-		}
+	for _, o := range rd.matching(fl, objects) {
+		out.object(watch.Added, o)
 	}
 	if options.SendInitialEvents != nil && initial && options.AllowWatchBookmarks {
 		out.bookmark(current, true)
@@ -284,8 +330,16 @@ func (rd *reader) watch(w http.ResponseWriter, r *http.Request) error {
 	if !out.flush() {
 		return nil
 	}
+	forget(r)
 	rd.follow(ctx, out, fl, options, next, current)
 	return nil
+}
+
+// forget lets go of what a request said. The server holds the request itself as long
+// as its watch.
+func forget(r *http.Request) {
+	clear(r.Header)
+	*r.URL, r.RequestURI = url.URL{Path: strings.Clone(r.URL.Path)}, ""
 }
 
 // follow writes events from next on until the client, its timeout or the end of
@@ -316,15 +370,11 @@ func (rd *reader) follow(ctx context.Context, out *stream, fl *filter, options *
 		if len(events) > 0 {
 			next += uint64(len(events))
 			out.begin()
-			for _, e := range events {
-				t := fl.seen(e)
-				if t == "" {
-					continue
-				}
+			for _, e := range rd.changes(fl, events) {
 				// An object that no longer matches is shown as it is now: what
 				// a client needs of a deletion is the name and the version.
-				out.object(t, e.Object)
-				told = e.Object.RV
+				out.object(e.seen, e.of.Object)
+				told = e.of.Object.RV
 			}
 			if !out.flush() {
 				return

@@ -35,8 +35,11 @@ type Config struct {
 	Pods cache.SharedIndexInformer
 	// IPv6 says that cells have IPv6 addresses: they are shown IPv6 EndpointSlices.
 	IPv6 bool
-	// Refused, if not nil, is called for each request that a cell is refused.
-	Refused func()
+	// Observer is told what cells ask; nil for nobody.
+	Observer Observer
+	// Overdrawn, if not nil, is called with the context of each request that goes
+	// beyond what its cell may ask, before its answer, which waits for the return.
+	Overdrawn func(context.Context)
 	// Log takes what happens; nil drops it.
 	Log *slog.Logger
 	// Clock is the time; nil is the real one.
@@ -49,7 +52,8 @@ type Server struct {
 	nodeName string
 	log      *slog.Logger
 	clock    clock.Clock
-	refused  func()
+	observer Observer
+	overdraw func(context.Context)
 	node     kubernetes.Interface
 	raw      *passer             // as the node
 	passing  *semaphore.Weighted // requests of cells that are open at the API server
@@ -105,7 +109,8 @@ func New(cfg Config) (*Server, error) {
 		nodeName:    cfg.NodeName,
 		log:         cfg.Log,
 		clock:       cfg.Clock,
-		refused:     cfg.Refused,
+		observer:    cfg.Observer,
+		overdraw:    cfg.Overdrawn,
 		pods:        cfg.Pods,
 		podsHandled: make(chan struct{}),
 		cells:       map[string]*Cell{},
@@ -113,6 +118,9 @@ func New(cfg Config) (*Server, error) {
 		renewal:     renewalOf(cfg.NodeName),
 		passing:     semaphore.NewWeighted(passedAtOnce),
 		working:     semaphore.NewWeighted(workedAtOnce()),
+	}
+	if s.observer == nil {
+		s.observer = unobserved{}
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

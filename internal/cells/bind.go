@@ -43,7 +43,7 @@ func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) 
 	if e.cell().Stopped {
 		return c.stopOrStart(ctx, e)
 	}
-	if _, ends := c.interrupted(e); ends {
+	if _, ends := c.interrupted(ctx, e); ends {
 		return 0, nil
 	}
 	if pod.UID == "" {
@@ -65,7 +65,7 @@ const silentPoll = 2 * time.Second
 func (c *Controller) watch(ctx context.Context, e *entry) (time.Duration, error) {
 	why, podEnded := c.endingOf(e)
 	if why == "" {
-		left, _ := c.interrupted(e)
+		left, _ := c.interrupted(ctx, e)
 		if err := c.connect(ctx, e); err != nil {
 			return left, err
 		}

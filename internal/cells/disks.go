@@ -166,7 +166,7 @@ func (c *Controller) stays(ctx context.Context, e *entry) (bool, error) {
 	if err := c.connect(ctx, e); err != nil {
 		return false, err
 	}
-	_, ends := c.interrupted(e)
+	_, ends := c.interrupted(ctx, e)
 	return !ends, nil
 }
 

@@ -77,6 +77,7 @@ type entry struct {
 // attempts are those at one call about a cell. They are of its worker alone.
 type attempts struct {
 	failed int
+	began  time.Time // when the first failed
 	next   time.Time // none is made before
 }
 
@@ -85,7 +86,9 @@ func (a *attempts) wait(now time.Time) time.Duration { return a.next.Sub(now) }
 
 // fail notes that one has failed.
 func (a *attempts) fail(now time.Time, err error, random backoff.Random) {
-	a.failed++
+	if a.failed++; a.failed == 1 {
+		a.began = now
+	}
 	a.next = now.Add(max(retryAfter(err), random.Jittered(min(firstRetry<<min(a.failed-1, 10), longestRetry))))
 }
 

@@ -73,8 +73,8 @@ func (c *Controller) checkHealth(ctx context.Context) {
 		case <-ticker.C():
 		}
 		now, was := c.cfg.Clock.Now(), disrupted
-		c.cfg.Pulse.Turn(ctx, "health", func(context.Context) {
-			if disrupted = c.checkLeases(now, was); was && !disrupted {
+		c.cfg.Pulse.Turn(ctx, "health", func(ctx context.Context) {
+			if disrupted = c.checkLeases(ctx, now, was); was && !disrupted {
 				c.wakeUp(now) // those that are not heard yet may be on their way
 			}
 			c.showReleased()
@@ -91,7 +91,7 @@ func (c *Controller) wakeUp(now time.Time) {
 
 // checkLeases looks at every cell with a kubelet once. It returns true when so many
 // are silent that no cell is ended for its silence.
-func (c *Controller) checkLeases(now time.Time, wasDisrupted bool) bool {
+func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupted bool) bool {
 	type silence struct {
 		e     *entry
 		since time.Time
@@ -139,7 +139,7 @@ func (c *Controller) checkLeases(now time.Time, wasDisrupted bool) bool {
 		if timeout := c.healthyTimeout(cell); !disrupted && !wasDisrupted && !c.cfg.Health.CloudAPI && quiet >= timeout {
 			// That its tunnel is heard speaks against a link that is down, and not against
 			// a kubelet that hangs.
-			c.lose(s.e, population, sign{
+			c.lose(ctx, s.e, population, sign{
 				cause: CauseLost,
 				why:   fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet, c.whySilent(s.e)),
 				heard: s.since,
@@ -201,11 +201,12 @@ func (e *entry) lastSign() (last time.Time) {
 }
 
 // mayHaveBeenHeard is when the cell was last heard, or could not have been since this
-// process did not listen. The caller holds mu.
-func (c *Controller) mayHaveBeenHeard(e *entry) time.Time {
+// process did not listen, or kept the cell waiting: that alone does not speak against
+// a cloud that is sure. The caller holds mu.
+func (c *Controller) mayHaveBeenHeard(e *entry, sure bool) time.Time {
 	last := e.lastSign()
 	could := []time.Time{c.awake, c.cfg.Late.OnTime(), e.connecting}
-	if e.session != nil {
+	if e.session != nil && !sure {
 		could = append(could, e.session.HeldBack())
 	}
 	for _, t := range could {
@@ -230,7 +231,7 @@ type sign struct {
 // lose ends a cell that is lost, if the gate lets it. It returns whether the cell
 // ends. The cell may come back until the cloud has confirmed its end. Only then does
 // the pod get another.
-func (c *Controller) lose(e *entry, population int, s sign) bool {
+func (c *Controller) lose(ctx context.Context, e *entry, population int, s sign) bool {
 	if why, _ := c.endingOf(e); why != "" {
 		return true
 	}
@@ -238,12 +239,18 @@ func (c *Controller) lose(e *entry, population int, s sign) bool {
 	end := c.endOf(cell, s.why)
 	// Of a cell that runs no pod yet, nothing is lost that another launch does not give.
 	end.Mistakable, end.Heard = cell.Phase == apiv1.Bound && !s.sure, s.heard
-	err := c.cfg.Gate.Admit(end, population)
+	err := c.cfg.Gate.Admit(ctx, end, population)
 	held, isHeld := errors.AsType[*gate.HeldError](err)
 	if !isHeld {
 		c.endFor(e, s.cause, s.why)
 		return true
 	}
+	c.heldBack(e, end, held)
+	return false
+}
+
+// heldBack shows that the end of a cell is held back, and tells it.
+func (c *Controller) heldBack(e *entry, end gate.End, held *gate.HeldError) {
 	c.mu.Lock()
 	changed := e.held != held.Text
 	e.held = held.Text
@@ -255,7 +262,6 @@ func (c *Controller) lose(e *entry, population int, s sign) bool {
 	if changed {
 		c.showAgain(e)
 	}
-	return false
 }
 
 // showReleased takes back that the end of a cell is held back, where nobody wants it

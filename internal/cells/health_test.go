@@ -200,6 +200,31 @@ func TestACellThatKipKeepsWaitingIsNotSilent(t *testing.T) {
 		}
 	})
 }
+
+func TestACellThatKipKeepsWaitingEndsWhenTheCloudIsSure(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		pods := b.bound(2)
+		b.vanish(pods[0])
+		cut, _ := b.cells.ForPod(ref(pods[1]).UID)
+		b.links.of(cut.ID).set(false, errors.New("cut"))
+		b.cloud.set(func() { b.cloud.hidden[cut.Instance.ID] = true })
+		for range 100 {
+			for _, pod := range pods {
+				if cell, has := b.cells.ForPod(ref(pod).UID); has {
+					link := b.links.of(cell.ID)
+					link.mu.Lock()
+					link.held = time.Now()
+					link.mu.Unlock()
+				}
+			}
+			b.later(time.Second)
+		}
+		if b.phase(pods[0]) != "" || b.phase(pods[1]) != apiv1.Bound {
+			t.Errorf("the one that is gone is %q, the other %q", b.phase(pods[0]), b.phase(pods[1]))
+		}
+	})
+}
+
 func TestOnlyAShareOfTheCellsEndsAtATime(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		pods := b.bound(40)
@@ -224,7 +249,7 @@ func TestOnlyAShareOfTheCellsEndsAtATime(t *testing.T) {
 		if got := b.cells.WaitsFor(held.ID); got != "" || len(b.gate.Held()) != 9 {
 			t.Errorf("a cell that is heard again waits for %q; %d are held back", got, len(b.gate.Held()))
 		}
-		b.gate.Allow()
+		b.gate.Allow(time.Now())
 		b.later(time.Minute)
 		if n := len(b.unbound(pods)); n != 19 || b.phase(held.Pod.Name) != apiv1.Bound {
 			t.Errorf("%d have ended once a person has allowed it, want 19; the one that was heard is %q", n, b.phase(held.Pod.Name))

@@ -9,11 +9,16 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/gate"
 )
 
 // interruptionRetry is the wait after an error before Kip listens for interruptions
 // again. Of a notice of two minutes little is lost.
 const interruptionRetry = 5 * time.Second
+
+// noticeOver is how long after its time a notice is of no more worth, if the cell is
+// heard then: EC2 takes an instance within seconds, and a hung shutdown some more.
+const noticeOver = 2 * time.Minute
 
 // hearInterruptions takes the cloud's notices until ctx ends.
 func (c *Controller) hearInterruptions(ctx context.Context) {
@@ -51,6 +56,9 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 	if i.Left != 0 {
 		at = c.cfg.Clock.Now().Add(i.Left)
 	}
+	if c.cfg.Clock.Since(at) >= noticeOver {
+		return // it comes a second time
+	}
 	why := fmt.Sprintf("the cloud takes instance %s back at %s: %s", i.InstanceID, at.UTC().Format(time.RFC3339), i.Reason)
 	for ctx.Err() == nil {
 		err := c.save(ctx, found, func(cell *Cell) error {
@@ -74,7 +82,7 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 
 // interrupted carries out what a notice asks for. It returns how long is left until
 // the instance is lost, 0 where no notice was given, and whether the cell ends now.
-func (c *Controller) interrupted(e *entry) (left time.Duration, ends bool) {
+func (c *Controller) interrupted(ctx context.Context, e *entry) (left time.Duration, ends bool) {
 	cell := e.cell()
 	if cell.Interrupted.IsZero() {
 		return 0, false
@@ -86,15 +94,71 @@ func (c *Controller) interrupted(e *entry) (left time.Duration, ends bool) {
 		return 0, true
 	}
 	if left <= 0 {
+		i := c.inventory.last().byID[cell.Instance.ID]
+		s := sign{
+			cause: CauseInterrupted,
+			why:   taken,
+			sure:  i.State == cloud.Stopped, // of one that is gone the inventory says so
+		}
 		c.mu.Lock()
-		heard := c.mayHaveBeenHeard(e)
+		s.heard = c.mayHaveBeenHeard(e, s.sure)
+		isHeard := c.cfg.Clock.Since(e.lastSign()) < gate.Fresh
 		c.mu.Unlock()
-		c.lose(e, 0, sign{cause: CauseInterrupted, why: taken, sure: true, heard: heard})
+		switch {
+		case !isHeard || left > -noticeOver:
+			c.lose(ctx, e, c.population(), s)
+		case c.forgetNotice(ctx, e):
+			return 0, false
+		}
 		return silentPoll, true
 	}
 	if !e.told {
+		if !c.mayMove(ctx, e) {
+			return min(left, idlePoll), true
+		}
 		e.told = true
 		c.observers.CellInterrupted(*cell)
 	}
 	return left, true
+}
+
+// mayMove says whether the pod may be moved away before the instance is taken. That a
+// spot instance is taken is what it was bought for, hundreds at a time: the notice is
+// worth most then, and an eviction leaves no pod without another. That others are taken
+// is rare: they count as those do whose end may be a mistake.
+func (c *Controller) mayMove(ctx context.Context, e *entry) bool {
+	cell := e.cell()
+	if cell.Offer().Market() == cloud.Spot {
+		return true
+	}
+	end := c.endOf(cell, "the cloud is about to take its instance back")
+	end.Mistakable = true
+	held, isHeld := errors.AsType[*gate.HeldError](c.cfg.Gate.Admit(ctx, end, c.population()))
+	if isHeld {
+		c.heldBack(e, end, held)
+	}
+	return !isHeld
+}
+
+// forgetNotice takes a notice back that was not true: the cell is heard long after its
+// time. It returns false if that could not be stored.
+func (c *Controller) forgetNotice(ctx context.Context, e *entry) bool {
+	err := c.save(ctx, e, func(cell *Cell) error {
+		cell.Interrupted = time.Time{}
+		return nil
+	})
+	switch {
+	case err == nil:
+	case refusedWrite(err):
+		c.fail(err)
+		return false
+	default:
+		c.cfg.Log.Warn("forget an interruption that did not come, retrying", "cell", e.id, "err", err)
+		return false
+	}
+	e.told = false
+	id := e.cell().Instance.ID
+	c.cfg.Gate.Forget(id)
+	c.cfg.Log.Warn("the cloud has not taken an instance back as it had announced", "cell", e.id, "instance", id)
+	return true
 }

@@ -39,17 +39,84 @@ func TestAnInterruptedCellIsToldOnceAndEndsWithTheNotice(t *testing.T) {
 
 func TestACellThatIsHeardAfterItsNoticeGoesOn(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		pod := b.bound(1)[0]
-		cell, _ := b.cells.ForPod(ref(pod).UID)
-		b.cells.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: time.Now().Add(time.Minute), Reason: "spot"})
-		b.later(10 * time.Minute)
-		if b.phase(pod) != apiv1.Bound || len(b.said("EndHeldBack")) == 0 {
-			t.Fatalf("it is %q, said %v", b.phase(pod), b.events)
+		pods := b.bound(2)
+		for _, pod := range pods {
+			cell, _ := b.cells.ForPod(ref(pod).UID)
+			b.cells.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: time.Now().Add(time.Minute), Reason: "spot"})
 		}
-		b.links.of(cell.ID).set(false, errors.New("no route to host"))
+		b.later(90 * time.Second)
+		if len(b.unbound(pods)) != 0 || len(b.said("EndHeldBack")) != 2 || len(b.gate.Held()) != 2 {
+			t.Fatalf("%v have ended, said %v", b.unbound(pods), b.events)
+		}
+		cut, _ := b.cells.ForPod(ref(pods[0]).UID)
+		b.links.of(cut.ID).set(false, errors.New("no route to host"))
 		b.later(45 * time.Second)
-		if b.phase(pod) == apiv1.Bound {
-			t.Error("it is bound still when nothing was heard of it for 40 s")
+		if b.phase(pods[0]) == apiv1.Bound {
+			t.Error("one is bound still when nothing was heard of it for 40 s")
+		}
+		b.later(3 * time.Minute)
+		cell, _ := b.cells.ForPod(ref(pods[1]).UID)
+		if held := b.gate.Allow(time.Now()); len(held) != 0 || !cell.Interrupted.IsZero() {
+			t.Errorf("long after its time the notice is still there: %v; held back %v", cell.Interrupted, held)
+		}
+		b.cells.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: time.Now().Add(-noticeOver), Reason: "replayed"})
+		b.later(time.Minute)
+		if cell, _ := b.cells.ForPod(ref(pods[1]).UID); cell.Phase != apiv1.Bound || !cell.Interrupted.IsZero() {
+			t.Errorf("it is %q, to be taken at %v", cell.Phase, cell.Interrupted)
+		}
+	})
+}
+
+// announce has the cloud announce that it takes the instances of pods back in a minute.
+func (b *bubble) announce(pods []string) {
+	b.Helper()
+	for _, pod := range pods {
+		cell, _ := b.cells.ForPod(ref(pod).UID)
+		b.cells.interrupt(b.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: time.Now().Add(time.Minute), Reason: "announced"})
+	}
+	b.later(time.Second)
+}
+
+func TestNoticesThatAreNotTrueMoveAndEndNoMoreThanAShare(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		pods := b.bound(40)
+		b.announce(pods)
+		if n := len(b.said("interrupted p")); n != 10 {
+			t.Errorf("%d pods are moved away, want the 10 that may be", n)
+		}
+		b.later(time.Minute)
+		for _, pod := range pods { // Kip's own network is down
+			cell, _ := b.cells.ForPod(ref(pod).UID)
+			b.links.of(cell.ID).set(false, errors.New("cut"))
+		}
+		b.later(2 * time.Minute)
+		if n := len(b.unbound(pods)); n != 10 {
+			t.Errorf("%d of 40 have ended, want the 10 that may", n)
+		}
+	})
+}
+
+func TestAsManyCellsAreReplacedAsTheCloudTakesBackInFact(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		pods := b.bound(40)
+		for _, pod := range pods {
+			cell, _ := b.cells.ForPod(ref(pod).UID)
+			b.cells.mu.Lock()
+			e := b.cells.cells[cell.ID]
+			b.cells.mu.Unlock()
+			if err := b.cells.save(t.Context(), e, func(cell *Cell) error { cell.Offers[0].Spot = true; return nil }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.announce(pods)
+		if n := len(b.said("interrupted p")); n != 40 {
+			t.Errorf("%d pods of spot cells are moved away, want all", n)
+		}
+		b.later(time.Minute)
+		b.vanish(pods...)
+		b.later(2 * time.Minute)
+		if n := len(b.unbound(pods)); n != 40 {
+			t.Errorf("%d of 40 have ended whose instances are gone", n)
 		}
 	})
 }

@@ -31,6 +31,10 @@ const (
 	cloudSkew = 5 * time.Minute
 	// silentAge is the same for a cell whose tunnel is down too.
 	silentAge = 4 * time.Second
+	// hiddenAge is how long, and in how many looks at least, a list must lack an instance
+	// that the cloud says is alive before that says nothing of the list any more: somebody
+	// may have taken the instance's tags.
+	hiddenAge, hiddenLooks = 5 * time.Minute, 3
 )
 
 // look is one answer of the cloud's list. It is never modified once it is shown.
@@ -52,6 +56,8 @@ type look struct {
 	// lacks says that it does not show all instances of cells that it should: then it
 	// does not show either what no cell names yet.
 	lacks bool
+	// hides are instances that lists do not show, and that are alive: they are told of once.
+	hides []string
 	// blind is true as long as there is a zone that no look has covered.
 	blind bool
 	// ended are instances of cells that are surely gone: the cloud said so of them,
@@ -81,6 +87,37 @@ type inventory struct {
 	stopped map[string]time.Time
 	// unseen has the instances without a cell that the last look did not show.
 	unseen map[string]bool
+	// hidden has the instances of cells that lists lack, though the cloud says that they
+	// are alive.
+	hidden map[string]hidden
+}
+
+// hidden is since when, and how often, a list lacked an instance that is alive.
+type hidden struct {
+	since time.Time
+	looks int
+	told  bool
+}
+
+// hides says that lists lack the instance for so long that this says nothing of them.
+// The caller holds mu.
+func (v *inventory) hides(id string, began time.Time) bool {
+	h := v.hidden[id]
+	return h.looks >= hiddenLooks && began.Sub(h.since) >= hiddenAge
+}
+
+// hide notes that a list lacked an instance that is alive. It returns true once, when
+// the list counts no more for that. The caller holds mu.
+func (v *inventory) hide(id string, began time.Time) (tell bool) {
+	h := v.hidden[id]
+	if h.looks++; h.looks == 1 {
+		h.since = began
+	}
+	v.hidden[id] = h
+	tell = !h.told && v.hides(id, began)
+	h.told = h.told || tell
+	v.hidden[id] = h
+	return tell
 }
 
 func newInventory(health Health, listLag time.Duration) *inventory {
@@ -91,6 +128,7 @@ func newInventory(health Health, listLag time.Duration) *inventory {
 		orphans: map[string]time.Time{},
 		stopped: map[string]time.Time{},
 		unseen:  map[string]bool{},
+		hidden:  map[string]hidden{},
 	}
 }
 
@@ -155,7 +193,6 @@ func (v *inventory) newLook(began time.Time, listing cloud.Listing, cells []know
 		byPod:   map[types.UID][]string{},
 		byCell:  make(map[string]string, len(listing.Instances)),
 		missing: listing.Missing,
-		ended:   map[string]bool{},
 	}
 	add := func(i cloud.Instance) {
 		seen.byID[i.ID] = i
@@ -170,7 +207,7 @@ func (v *inventory) newLook(began time.Time, listing cloud.Listing, cells []know
 	for _, k := range cells {
 		if i := k.cell.Instance; i != nil && k.heard && !v.lags(began, k.cell) && listing.Covers(i.Zone) {
 			_, there := seen.byID[i.ID]
-			seen.wrong = seen.wrong || !there
+			seen.wrong = seen.wrong || !there && !v.hides(i.ID, began)
 		}
 	}
 	unseen := map[string]bool{}
@@ -218,6 +255,10 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 		v.lookForStopped(seen, &f, stopped, k.cell)
 	}
 	v.missing, v.stopped = missing, stopped
+	maps.DeleteFunc(v.hidden, func(id string, _ hidden) bool {
+		_, there := seen.byID[id]
+		return there || !owned[id]
+	})
 
 	orphans := map[string]time.Time{}
 	for id, first := range v.orphans {
@@ -301,7 +342,7 @@ func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, 
 		}
 		return
 	}
-	if cell.Live() {
+	if cell.Live() && !v.hides(id, seen.began) {
 		f.lacking = append(f.lacking, id)
 	}
 	a := absent{cell: cell, twice: before && seen.began.After(since)}
@@ -316,10 +357,11 @@ func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, 
 }
 
 // adopt takes what the cloud said of the instances that a look does not show, by
-// their IDs, and makes the look the last one.
-func (v *inventory) adopt(seen look, f findings, states map[string]cloud.State) {
+// their IDs, makes the look the last one, and returns it.
+func (v *inventory) adopt(seen look, f findings, states map[string]cloud.State) look {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	seen.ended = map[string]bool{}
 	for _, a := range f.absent {
 		id := a.instance()
 		switch state := states[id]; {
@@ -327,10 +369,14 @@ func (v *inventory) adopt(seen look, f findings, states map[string]cloud.State) 
 			seen.ended[id] = true
 		case state != "" && state != cloud.Unknown:
 			delete(v.missing, id) // the list was wrong of it
+			if v.hide(id, seen.began) {
+				seen.hides = append(seen.hides, id)
+			}
 		}
 	}
 	seen.lacks = slices.ContainsFunc(f.lacking, func(id string) bool { return !seen.ended[id] })
 	v.latest = seen
+	return seen
 }
 
 // askAnew forgets since when looks do not show an instance: what counts is what they
@@ -407,24 +453,35 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 		}
 	}
 	c.compareGenerations(ctx, f.unnamed)
-	states := c.describe(ctx, f.absent)
-	c.inventory.adopt(seen, f, states)
+	// Those whom the look shows do not wait for what the cloud says of others.
+	seen = c.inventory.adopt(seen, f, nil)
 	c.forgetStrays(seen)
-	population := c.population()
 	for _, id := range f.wake {
 		c.queue.Add(id)
 	}
 	c.tagUntagged(seen)
+	states := c.describe(ctx, f.absent)
+	if len(f.absent) > 0 {
+		seen = c.inventory.adopt(seen, f, states)
+	}
+	for _, id := range seen.hides {
+		c.cfg.Log.Error("the cloud's list does not show an instance that is alive, and counts for the others all the same: has it lost its tags?",
+			"instance", id, "owner", c.cfg.ControllerID)
+	}
+	population := c.population()
+	for _, a := range f.absent {
+		c.queue.Add(a.cell.ID)
+	}
 	for _, a := range f.absent {
 		if a.due && seen.ended[a.instance()] {
-			c.loseTo(a.cell.ID, population, sign{
+			c.loseTo(ctx, a.cell.ID, population, sign{
 				why:  "instance " + a.instance() + " is no longer in the cloud's list",
 				sure: states[a.instance()] == cloud.Gone,
 			})
 		}
 	}
 	for _, cell := range f.stopped {
-		c.loseTo(cell.ID, population, sign{why: "instance " + cell.Instance.ID + " was stopped, and not by Kip"})
+		c.loseTo(ctx, cell.ID, population, sign{why: "instance " + cell.Instance.ID + " was stopped, and not by Kip"})
 	}
 	for range f.found {
 		c.observers.OrphanFound()
@@ -450,16 +507,16 @@ func (c *Controller) compareGenerations(ctx context.Context, unnamed []cloud.Ins
 }
 
 // loseTo ends a cell for a sign that the cloud has given, unless the cell was heard.
-func (c *Controller) loseTo(id string, population int, s sign) {
+func (c *Controller) loseTo(ctx context.Context, id string, population int, s sign) {
 	c.mu.Lock()
 	e := c.cells[id]
 	if e != nil {
-		s.heard = c.mayHaveBeenHeard(e)
+		s.heard = c.mayHaveBeenHeard(e, s.sure)
 	}
 	c.mu.Unlock()
 	if e != nil {
 		s.cause = CauseLost
-		c.lose(e, population, s)
+		c.lose(ctx, e, population, s)
 	}
 }
 

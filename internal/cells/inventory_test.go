@@ -1,8 +1,10 @@
 package cells
 
 import (
+	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,6 +46,54 @@ func TestAnOrphanIsTerminatedOnlyAfterASecondLook(t *testing.T) {
 	if w.cloud.terminated["i-orphan"] != 1 || len(w.cloud.terminated) != 1 {
 		t.Fatalf("terminated %v", w.cloud.terminated)
 	}
+}
+
+func TestAnInstanceThatListsHideHoldsUpTheOthersForAWhileOnly(t *testing.T) {
+	var log strings.Builder
+	inBubble(t, func(c *setup) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) }, nil, func(t *testing.T, b *bubble) {
+		pods := b.bound(2)
+		hidden, _ := b.cells.ForPod(ref(pods[0]).UID)
+		b.cloud.set(func() { b.cloud.hidden[hidden.Instance.ID], b.cloud.forgets = true, true })
+		b.vanish(pods[1])
+		b.later(4 * time.Minute)
+		if b.phase(pods[1]) != apiv1.Terminating {
+			t.Errorf("by a list that is wrong of another a cell is %q", b.phase(pods[1]))
+		}
+		b.later(3 * time.Minute)
+		if b.phase(pods[0]) != apiv1.Bound || b.phase(pods[1]) != "" {
+			t.Errorf("the hidden one is %q, the other %q", b.phase(pods[0]), b.phase(pods[1]))
+		}
+		b.later(time.Hour)
+		if n := strings.Count(log.String(), "instance="+hidden.Instance.ID+" owner=me"); n != 1 {
+			t.Errorf("it is told %d times: %s", n, log.String())
+		}
+		b.cloud.set(func() { clear(b.cloud.hidden) })
+		b.later(time.Minute)
+		if b.cells.inventory.mu.Lock(); len(b.cells.inventory.hidden) != 0 {
+			t.Errorf("%v is kept for ever", b.cells.inventory.hidden)
+		}
+		b.cells.inventory.mu.Unlock()
+	})
+}
+
+func TestALookCountsBeforeTheCloudSaysWhatItLacks(t *testing.T) {
+	var b *bubble
+	asked := 0
+	inBubble(t, func(c *setup) {
+		c.Cloud.(*modelCloud).describes = func() {
+			if asked++; !b.cells.inventory.last().began.Equal(time.Now()) {
+				t.Error("the cloud is asked of an instance before the look counts for the others")
+			}
+		}
+	}, nil, func(t *testing.T, in *bubble) {
+		b = in
+		pods := b.bound(2)
+		b.vanish(pods[0])
+		b.later(time.Minute)
+		if asked == 0 || b.phase(pods[0]) != "" {
+			t.Errorf("asked %d times, the cell that is gone is %q", asked, b.phase(pods[0]))
+		}
+	})
 }
 
 // found is what follows from a look and from what the cloud says then.

@@ -33,7 +33,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	if why, _ := c.endingOf(e); why != "" {
 		return 0, c.startTerminating(ctx, e, why)
 	}
-	if _, ends := c.interrupted(e); ends {
+	if _, ends := c.interrupted(ctx, e); ends {
 		return 0, nil
 	}
 	if c.mayRunMore(e) {

@@ -49,12 +49,11 @@ func (c *Controller) Load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	population := c.population()
 	for id, e := range c.cells {
 		c.queue.Add(id)
-		// What an earlier process has decided stays so, and counts.
+		// What an earlier process has decided stays so.
 		if cell := e.cell(); !cell.Live() && cell.Instance != nil {
-			c.cfg.Gate.Resume(c.endOf(cell, cell.Reason), population)
+			c.cfg.Gate.Resume(cell.Instance.ID)
 		}
 	}
 	return c.sweepLaunches(ctx)

@@ -268,6 +268,7 @@ func (b *bubble) run() {
 		Cloud:  b.cfg.Calls,
 		Behind: b.behind,
 		Limit:  b.limit,
+		Store:  b.store,
 		Clock:  b.cfg.Clock,
 	})
 	b.cfg.Gate = b.gate

@@ -2,7 +2,6 @@ package cells
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -40,9 +39,15 @@ func (c *Controller) sweepParts(ctx context.Context) {
 			continue
 		}
 		var due []cloud.Part
+		// An instance that was launched since may have one of them.
+		for c.pollSoon(); !c.inventory.last().began.After(began); {
+			if !c.sleep(ctx, time.Second) {
+				return
+			}
+		}
 		left, due = c.leftParts(began, list, left)
 		for group := range slices.Chunk(due, partsMost) {
-			c.deleteParts(ctx, parts, group)
+			c.deleteParts(ctx, group)
 		}
 	}
 }
@@ -90,19 +95,16 @@ func (c *Controller) leftParts(
 	return left, due
 }
 
-func (c *Controller) deleteParts(ctx context.Context, parts cloud.Parts, group []cloud.Part) {
+func (c *Controller) deleteParts(ctx context.Context, group []cloud.Part) {
 	ids := make([]string, len(group))
 	for n, p := range group {
 		ids[n] = p.ID
 	}
 	call, cancel := context.WithTimeout(ctx, callTimeout)
-	results := parts.DeleteParts(call, ids...)
+	results := c.cfg.Gate.DeleteParts(call, ids...)
 	cancel()
 	if ctx.Err() != nil {
 		return
-	}
-	if len(results) != len(ids) {
-		results = cloud.Each(fmt.Errorf("the cloud answered a deletion of %d parts with %d results", len(ids), len(results)), ids...)
 	}
 	for n, p := range group {
 		log := c.cfg.Log.With("part", p.ID, "kind", p.Kind, "cell", p.Tags[cloud.TagCell], "instance", p.Instance)

@@ -1,7 +1,11 @@
 package cells
 
 import (
+	"context"
+	"errors"
+
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/gate"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -20,6 +24,28 @@ func (c *Controller) Release(uid types.UID, why string, podEnded bool) {
 		e.cause = CausePodEnded
 	}
 	c.queue.Add(e.id)
+}
+
+// ReleaseVanished lets a pod's cell go of which nobody has seen that it was deleted: the
+// API server may have lost it. It returns false while the end of a cell that runs the pod
+// is held back.
+func (c *Controller) ReleaseVanished(ctx context.Context, uid types.UID, why string) bool {
+	c.mu.Lock()
+	e, ok := c.cells[c.byPod[uid]]
+	runs := ok && e.ending == "" && (e.binding || e.cell().Phase == apiv1.Bound)
+	c.mu.Unlock()
+	if !runs {
+		c.Release(uid, why, false)
+		return true
+	}
+	end := c.endOf(e.cell(), why)
+	end.Mistakable = true
+	if held, isHeld := errors.AsType[*gate.HeldError](c.cfg.Gate.Admit(ctx, end, c.population())); isHeld {
+		c.heldBack(e, end, held)
+		return false
+	}
+	c.Release(uid, why, false)
+	return true
 }
 
 // ReleaseUnbound lets a pod's cell go if its kubelet has not seen the pod. From

@@ -9,6 +9,32 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
+func TestPodsThatVanishEndNoMoreThanAShareOfTheCells(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		pods := b.bound(40)
+		b.links.mu.Lock()
+		b.links.boots = func(string) bool { return false }
+		b.links.mu.Unlock()
+		b.request("young", "nano")
+		for range 10 {
+			for _, pod := range append(pods, "young") {
+				b.cells.ReleaseVanished(t.Context(), ref(pod).UID, "the API server does not show the pod any more")
+			}
+			b.later(10 * time.Second)
+		}
+		if n := len(b.unbound(pods)); n != 10 || b.phase("young") != "" || len(b.gate.Held()) != 30 {
+			t.Errorf("%d of 40 have ended, want 10; one that does not run its pod yet is %q; held back %d",
+				n, b.phase("young"), len(b.gate.Held()))
+		}
+		b.gate.Allow(time.Now())
+		for _, pod := range pods {
+			if !b.cells.ReleaseVanished(t.Context(), ref(pod).UID, "again") {
+				t.Fatalf("the cell of pod %s is held back, though a person has allowed its end", pod)
+			}
+		}
+	})
+}
+
 func TestAPodThatGoesWhileItsLaunchIsUncertainLeavesNoInstance(t *testing.T) {
 	w := newWorld(t)
 	released := make(chan struct{})

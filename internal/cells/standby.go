@@ -44,8 +44,8 @@ func (c *Controller) standbyFor(r Request) *entry {
 		switch {
 		case cell.Phase == apiv1.Ready && !cell.Stopped:
 			return 2
-		case cell.Phase == apiv1.Ready:
-			return 1
+		case cell.Phase == apiv1.Ready && cell.Instance.State == cloud.Stopped:
+			return 1 // one that is stopping yet cannot be started
 		}
 		return 0 // the pod would wait for a boot that may fail
 	}
@@ -329,7 +329,8 @@ func (c *Controller) notStarted(e *entry, err error) time.Duration {
 		return max(c.launchesPaused(e), firstRetry)
 	}
 	e.starting.fail(now, err, c.cfg.Random)
-	if e.starting.failed >= giveUpTries && !errors.Is(err, cloud.ErrThrottled) {
+	giveUp := errors.Is(err, cloud.ErrCapacity) || now.Sub(e.starting.began) >= giveUpAfter
+	if e.starting.failed >= giveUpTries && giveUp && !errors.Is(err, cloud.ErrThrottled) {
 		c.endFor(e, CauseLost, fmt.Sprintf("its instance could not be started: %v", err))
 		return 0
 	}

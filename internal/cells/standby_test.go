@@ -332,6 +332,43 @@ func startRefused(t *testing.T, refuse func() error, f func(t *testing.T, b *bub
 	})
 }
 
+func TestAStoppedCellWhoseStartFailsIsGivenUpAsLateAsALaunch(t *testing.T) {
+	var began time.Time
+	startRefused(t, func() error {
+		if began.IsZero() {
+			began = time.Now()
+		}
+		if time.Since(began) < giveUpAfter-5*time.Second {
+			return &cloud.Error{Cause: cloud.ErrRefused, Err: errors.New("IncorrectInstanceState: it is stopping")}
+		}
+		return nil
+	}, func(t *testing.T, b *bubble) {
+		b.later(2 * time.Minute)
+		if cell, _ := b.cells.ForPod(ref("a").UID); cell.Phase != apiv1.Bound || cell.Instance.ID != "i-0" {
+			t.Errorf("the pod runs on %+v, want the cell that it took", cell.Instance)
+		}
+	})
+}
+
+func TestACellThatIsStoppingYetIsNotTaken(t *testing.T) {
+	stops := 0
+	inBubble(t, func(c *setup) {
+		keep(1)(c)
+		c.Pools[0].Stopped = true
+		model := c.Cloud.(*modelCloud)
+		model.features.Stopper = slowStop{stopping: stopping{modelCloud: model}, stops: &stops}
+	}, nil, func(t *testing.T, b *bubble) {
+		b.later(30 * time.Second)
+		standby := b.cells.List()[0]
+		if !standby.Stopped || stops == 0 || standby.Instance.State == cloud.Stopped {
+			t.Fatalf("the standby cell is %+v", standby)
+		}
+		if cell := b.request("a", "nano"); cell.ID == standby.ID {
+			t.Error("it is taken while it cannot be started")
+		}
+	})
+}
+
 func TestAStartThatFailsIsRepeatedBeforeTheCellIsGivenUp(t *testing.T) {
 	for _, test := range []struct {
 		failures int

@@ -268,7 +268,7 @@ func (c *Controller) tellEnd(e gate.End, reason, message string) {
 func (c *Controller) tellHeld(e gate.End, why *gate.HeldError) {
 	message := fmt.Sprintf("Instance %s is not ended, although %s: %s", e.Instance, e.Why, why)
 	if why.Reason != gate.ByStore {
-		message += ". kipctl allow --yes lets it end"
+		message += ". kipctl allow lets it end"
 	}
 	c.tellEnd(e, events.EndHeldBack, message)
 }

@@ -54,6 +54,7 @@ type modelCloud struct {
 	hidden    map[string]bool
 	forgets   bool
 	described int
+	describes func() // called in each Describe; nil for nothing
 	// linger keeps terminated instances in the list.
 	linger     bool
 	terminated map[string]int
@@ -177,6 +178,9 @@ func (m *modelCloud) List(_ context.Context, owner string) (list cloud.Listing, 
 // Describe is positive that what is not there is gone, unless it has forgotten, and
 // knows nothing of the zones that lists do not cover.
 func (m *modelCloud) Describe(_ context.Context, ids ...string) ([]cloud.Instance, error) {
+	if m.describes != nil {
+		m.describes()
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.described++

@@ -199,7 +199,7 @@ func (c *Cleaner) removeParts(ctx context.Context) (string, error) {
 	for n, p := range parts {
 		ids[n], names[n] = p.ID, p.Kind+" "+p.ID
 	}
-	if err := c.cfg.Cloud.Features().Parts.DeleteParts(ctx, ids...).Err(); err != nil {
+	if err := c.cfg.Gate.DeleteParts(ctx, ids...).Err(); err != nil {
 		return "", fmt.Errorf("delete %s: %w", adminapi.Some(names), err)
 	}
 	return fmt.Sprintf("waiting for %s of instances to go: %s", adminapi.Count(len(parts), "part"), adminapi.Some(names)), nil

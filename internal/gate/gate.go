@@ -51,6 +51,9 @@ type Config struct {
 	Behind func() string
 	// Limit is DefaultLimit where it is zero.
 	Limit Limit
+	// Store keeps what counts for the Limit. Optional: without it a process counts
+	// what it has ended itself.
+	Store Store
 	Clock clock.PassiveClock
 }
 
@@ -109,21 +112,23 @@ type held struct {
 	allowed bool
 }
 
-// passed is one end that counted.
-type passed struct {
-	at time.Time
-	// population is how many there were then.
-	population int
-}
-
 // Gate is what every call that destroys goes through. Its methods are safe for
 // concurrent use.
 type Gate struct {
 	cfg Config
 
+	// storing is held while what counts is read or stored, and comes before mu.
+	storing  sync.Mutex
+	read     bool  // what is stored was read; under storing
+	revision int64 // of what is stored; under storing
+
 	mu sync.Mutex
 	// window are the ends that counted in the last Limit.Window, oldest first.
 	window []passed
+	// reserved is how many more are stored to have ended, and reservedUntil when they
+	// may not be spent any more.
+	reserved      int
+	reservedUntil time.Time
 	// admitted are instances that may end: asked for again they do not count again.
 	admitted map[string]bool
 	held     map[string]*held
@@ -144,35 +149,72 @@ func New(cfg Config) *Gate {
 
 // Admit decides whether an instance may end. population is how many cells run a pod
 // and how many instances have no cell, together, now. The error is a *HeldError.
-// Once admitted an instance stays so until it is forgotten.
-func (g *Gate) Admit(e End, population int) error {
+// Once admitted an instance stays so until it is forgotten. That an end counts is stored
+// before it is admitted.
+func (g *Gate) Admit(ctx context.Context, e End, population int) error {
+	for {
+		because, unstored := g.decide(e, population)
+		if !unstored {
+			if because == nil {
+				return nil
+			}
+			return because
+		}
+		if err := g.reserve(ctx, population); err != nil {
+			return g.hold(e, &HeldError{
+				Reason: ByLimit,
+				Text:   fmt.Sprintf("it is not stored that it counts: %v", err),
+				After:  storeRetry,
+			})
+		}
+	}
+}
+
+// decide is Admit, unless it is not stored yet that the end counts.
+func (g *Gate) decide(e End, population int) (because *HeldError, unstored bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.admitted[e.Instance] {
-		return nil
-	}
 	now := g.cfg.Clock.Now()
 	h := g.held[e.Instance]
 	if h != nil && now.Sub(h.asked) > heldFor {
 		h = nil
 	}
-	because := g.distrust(e)
+	admitted := g.admitted[e.Instance]
+	if !admitted {
+		because = g.distrust(e)
+	}
 	if because == nil && (g.open || h != nil && h.allowed) {
 		g.admit(e.Instance)
-		return nil
+		return nil, false
 	}
 	if because == nil {
-		because = g.veto(e, now)
+		because = g.veto(e, now) // also of one that was admitted before it was to end
 	}
-	if because == nil {
-		because = g.bound(e, now, population)
+	if because == nil && !admitted {
+		because, unstored = g.bound(e, now, population)
 	}
-	if because == nil {
+	switch {
+	case unstored:
+	case because == nil:
 		g.admit(e.Instance)
-		return nil
+	default:
+		g.note(e, because, now)
 	}
+	return because, unstored
+}
+
+// hold notes that an end is held back, and returns why.
+func (g *Gate) hold(e End, because *HeldError) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.note(e, because, g.cfg.Clock.Now())
+	return because
+}
+
+// note notes that an end is held back. It is called under mu.
+func (g *Gate) note(e End, because *HeldError, now time.Time) {
 	since := now
-	if h != nil {
+	if h := g.held[e.Instance]; h != nil && now.Sub(h.asked) <= heldFor {
 		since = h.Since
 	}
 	g.held[e.Instance] = &held{
@@ -184,7 +226,6 @@ func (g *Gate) Admit(e End, population int) error {
 		},
 		asked: now,
 	}
-	return because
 }
 
 // admit is called under mu.
@@ -198,7 +239,7 @@ func (g *Gate) admit(instance string) {
 const behindRetry = 15 * time.Second
 
 // distrust holds back what nobody has asked for while what this Kip knows may be too
-// old. Neither Open nor Allow lets it pass. It is called under mu.
+// old. Neither Open nor Allow lets it pass.
 func (g *Gate) distrust(e End) *HeldError {
 	if e.Asked || g.cfg.Behind == nil {
 		return nil
@@ -222,40 +263,12 @@ func (g *Gate) veto(e End, now time.Time) *HeldError {
 	}
 }
 
-// bound counts an end that may be a mistake, or holds it back. It is called under mu.
-func (g *Gate) bound(e End, now time.Time, population int) *HeldError {
-	if !e.Mistakable {
-		return nil
-	}
-	g.window = slices.DeleteFunc(g.window, func(p passed) bool { return now.Sub(p.at) >= g.cfg.Limit.Window })
-	began := population
-	if len(g.window) > 0 {
-		began = g.window[0].population
-	}
-	if most := max(g.cfg.Limit.Least, began*g.cfg.Limit.Percent/100); len(g.window) >= most {
-		after := g.cfg.Limit.Window
-		if len(g.window) > 0 {
-			after = g.window[0].at.Add(g.cfg.Limit.Window).Sub(now)
-		}
-		return &HeldError{
-			Reason: ByLimit,
-			Text: fmt.Sprintf("%d of %d have ended within %s, which is as many as may end for a mistake",
-				len(g.window), began, g.cfg.Limit.Window),
-			After: after,
-		}
-	}
-	g.window = append(g.window, passed{at: now, population: population})
-	return nil
-}
-
-// Resume counts an end that was decided before this process began, and admits it.
-func (g *Gate) Resume(e End, population int) {
+// Resume admits an end that was decided before this process began: it is stored that
+// it counts.
+func (g *Gate) Resume(instance string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.admit(e.Instance)
-	if e.Mistakable {
-		g.window = append(g.window, passed{at: g.cfg.Clock.Now(), population: population})
-	}
+	g.admit(instance)
 }
 
 // Forget forgets an instance that is gone.
@@ -280,11 +293,12 @@ func (g *Gate) Held() []Held {
 	return g.now()
 }
 
-// Allow lets what is held back now pass once, and returns it.
-func (g *Gate) Allow() []Held {
+// Allow lets what is held back now pass once, and returns it: what is held back since
+// then, or for longer. What came later nobody has seen.
+func (g *Gate) Allow(seen time.Time) []Held {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	all := g.now()
+	all := slices.DeleteFunc(g.now(), func(h Held) bool { return h.Since.After(seen) })
 	for _, h := range all {
 		g.held[h.Instance].allowed = true
 	}
@@ -293,7 +307,10 @@ func (g *Gate) Allow() []Held {
 
 // Holds says that the end of an instance is held back.
 func (g *Gate) Holds(instance string) bool {
-	return slices.ContainsFunc(g.Held(), func(h Held) bool { return h.Instance == instance })
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	h := g.held[instance]
+	return h != nil && !h.allowed && g.cfg.Clock.Since(h.asked) <= heldFor
 }
 
 // now forgets what nobody asks for any more, and returns the rest that is not
@@ -321,19 +338,14 @@ func (g *Gate) Terminate(ctx context.Context, population int, ends ...End) cloud
 	var places []int
 	for n, e := range ends {
 		results[n].ID = e.Instance
-		if results[n].Err = g.Admit(e, population); results[n].Err == nil {
+		if results[n].Err = g.Admit(ctx, e, population); results[n].Err == nil {
 			ids, places = append(ids, e.Instance), append(places, n)
 		}
 	}
 	if len(ids) == 0 {
 		return results
 	}
-	said := g.cfg.Cloud.Terminate(ctx, ids...)
-	if len(said) != len(ids) {
-		err := fmt.Errorf("the cloud answered the end of %d instances with %d results", len(ids), len(said))
-		said = cloud.Each(errors.Join(err, said.Err()), ids...)
-	}
-	for i, r := range said {
+	for i, r := range each(ctx, g.cfg.Cloud.Terminate, ids...) {
 		results[places[i]].Err = r.Err
 	}
 	return results
@@ -341,7 +353,7 @@ func (g *Gate) Terminate(ctx context.Context, population int, ends ...End) cloud
 
 // Stop stops an instance that runs no pod. The cloud can stop instances.
 func (g *Gate) Stop(ctx context.Context, id string) error {
-	return g.cfg.Cloud.Features().Stopper.Stop(ctx, id).Err()
+	return each(ctx, g.cfg.Cloud.Features().Stopper.Stop, id).Err()
 }
 
 // DetachDisk takes a disk from an instance whose pod has ended or was deleted. The
@@ -357,4 +369,22 @@ func (g *Gate) DeleteDisk(ctx context.Context, disk string) error {
 		return held
 	}
 	return g.cfg.Cloud.Features().Disks.DeleteDisk(ctx, disk)
+}
+
+// DeleteParts removes what instances have left. The cloud has parts.
+func (g *Gate) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+	if held := g.distrust(End{}); held != nil {
+		return cloud.Each(held, ids...)
+	}
+	return each(ctx, g.cfg.Cloud.Features().Parts.DeleteParts, ids...)
+}
+
+// each makes a call that names things, and sees to it that each has a result.
+func each(ctx context.Context, do func(context.Context, ...string) cloud.Results, ids ...string) cloud.Results {
+	results := do(ctx, ids...)
+	if len(results) != len(ids) {
+		err := fmt.Errorf("the cloud answered a call about %d of them with %d results", len(ids), len(results))
+		return cloud.Each(errors.Join(err, results.Err()), ids...)
+	}
+	return results
 }

@@ -218,8 +218,7 @@ func (c *Controller) Connected(cellID string, conn agentapi.Conn) {
 	if x := c.cells[cellID]; x != nil && x.since.IsZero() {
 		x.since = c.cfg.Clock.Now()
 	}
-	c.queue.Forget(cellID)
-	c.queue.Add(cellID)
+	c.queue.Add(cellID) // with the back-off of before: who comes and goes does not undo it
 }
 
 // Gone tells that a cell has let its pod go. It does not block.

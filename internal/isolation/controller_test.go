@@ -676,3 +676,22 @@ func (w *world) fresh(name string) *agentOf {
 	synctest.Wait()
 	return a
 }
+
+// An agent that fails and whose tunnel flaps is not asked as often as it connects with
+// the pace of a first failure: each failure makes the next wait longer.
+func TestConnectingAgainDoesNotUndoTheBackOff(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.namespaces()
+		w.policies()
+		a := w.cell("p")
+		a.mu.Lock()
+		a.fails = errors.New("broken pipe")
+		a.mu.Unlock()
+		w.later(time.Minute)
+		failed := w.kip.queue.NumRequeues("cell-p")
+		w.kip.Connected("cell-p", a)
+		if n := w.kip.queue.NumRequeues("cell-p"); failed == 0 || n < failed {
+			t.Errorf("after %d failures and a connection, %d count", failed, n)
+		}
+	})
+}

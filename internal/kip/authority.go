@@ -38,6 +38,10 @@ func loadAuthority(
 		if authority, err = pki.Decode(data, clock.Now); err != nil || !stale {
 			return authority, err
 		}
+		if !pki.IsSealed(stored) {
+			log.Warn("the CA of the cells was stored without encryption and is encrypted now: if no key was given for the"+
+				" first time just now, somebody else writes the store", "key", "etcd.encryptionKeyFiles")
+		}
 	} else if authority, err = pki.New(clock.Now); err != nil {
 		return nil, fmt.Errorf("make the CA of the cells: %w", err)
 	}
@@ -54,7 +58,8 @@ func loadAuthority(
 // keyFileLimit is more than a key takes, in bytes.
 const keyFileLimit = 1 << 10
 
-// openSealer reads the keys of etcd.encryptionKeyFiles.
+// openSealer reads the keys of etcd.encryptionKeyFiles. A group may read them, as that
+// of a pod's Secret volume does.
 func openSealer(files []string) (*pki.Sealer, error) {
 	keys := make([][]byte, len(files))
 	for i, name := range files {
@@ -62,7 +67,14 @@ func openSealer(files []string) (*pki.Sealer, error) {
 		if err != nil {
 			return nil, fmt.Errorf("etcd.encryptionKeyFiles[%d]: %w", i, err)
 		}
-		keys[i], err = io.ReadAll(io.LimitReader(f, keyFileLimit))
+		info, err := f.Stat()
+		switch {
+		case err != nil:
+		case info.Mode().Perm()&^0o740 != 0:
+			err = fmt.Errorf("%s has the mode %04o: others may read or change it, it must be 0400, or 0440 for a group", name, info.Mode().Perm())
+		default:
+			keys[i], err = io.ReadAll(io.LimitReader(f, keyFileLimit))
+		}
 		if closeErr := f.Close(); err == nil {
 			err = closeErr
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -66,6 +67,9 @@ func TestTheCAIsEncryptedInTheStoreAndItsKeyCanBeRotated(t *testing.T) {
 		if said := strings.Count(log.String(), "not encrypted"); plain != c.plain || said > 1 || (said == 1) != plain {
 			t.Errorf("%s: the key is stored in plain: %t, and the log says %q", c.says, plain, &log)
 		}
+		if said := strings.Contains(log.String(), "stored without encryption"); said != (c.says == "a key is given") {
+			t.Errorf("%s: the log says %q", c.says, &log)
+		}
 		if (revision != was) != c.rewrite {
 			t.Errorf("%s: it was written: %t", c.says, revision != was)
 		}
@@ -81,6 +85,21 @@ func TestTheCAIsEncryptedInTheStoreAndItsKeyCanBeRotated(t *testing.T) {
 		}
 		if _, err := loadAuthority(t.Context(), st, sealer, clock.RealClock{}, slog.New(slog.DiscardHandler)); !errors.Is(err, pki.ErrSealed) {
 			t.Errorf("with the keys %q: %v, want %v", files, err, pki.ErrSealed)
+		}
+	}
+}
+
+func TestAKeyFileThatOthersMayReadIsRefused(t *testing.T) {
+	for mode, refused := range map[os.FileMode]bool{
+		0o600: false, 0o400: false, 0o440: false, 0o644: true, 0o604: true, 0o660: true, 0o602: true,
+	} {
+		name := keyFile(t, 1)
+		if err := os.Chmod(name, mode); err != nil {
+			t.Fatal(err)
+		}
+		_, err := openSealer([]string{name})
+		if refused && (err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%04o", mode))) || !refused && err != nil {
+			t.Errorf("%04o: %v", mode, err)
 		}
 	}
 }

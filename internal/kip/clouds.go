@@ -58,6 +58,14 @@ func launchOptions(cfg *config.Config) cells.Options {
 	}
 }
 
+// standbyOptions are those of cells that have no pod yet: a role is only for pods that
+// may use the metadata service.
+func standbyOptions(cfg *config.Config) cells.Options {
+	o := launchOptions(cfg)
+	o.InstanceProfile = ""
+	return o
+}
+
 // grants are what provider.yaml says that pods may ask for.
 func grants(cfg *config.Config) pods.Grants {
 	g := cfg.Cells.Grants
@@ -92,7 +100,8 @@ func health(cfg *config.Config) cells.Health {
 func template(cfg *config.Config, caHash string) string {
 	c := cfg.Cells
 	made, err := json.Marshal([]any{
-		version.String(), caHash, c.BootImageSpec, c.CloudInitFile, c.CellConfig, c.Itzo, c.RegistryMirrors, c.ReservedMemory, launchOptions(cfg),
+		version.String(), caHash, c.BootImageSpec, c.CloudInitFile, c.CellConfig, c.Itzo, c.RegistryMirrors, c.ReservedMemory,
+		standbyOptions(cfg),
 	})
 	if err != nil {
 		panic(err) // strings, maps of strings and numbers

@@ -221,6 +221,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			return why
 		},
 		Limit: gate.Limit(l.cfg.Cells.EndLimit),
+		Store: l.store,
 		Clock: l.clock,
 	})
 	l.shop, err = shop.Open(ctx, shop.Config{
@@ -276,13 +277,14 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 	}
 	l.informer = l.api.podInformer(l.NodeName)
 	l.cellAPI, err = cellapi.New(cellapi.Config{
-		NodeName: l.NodeName,
-		Node:     l.api.nodeConfig,
-		Own:      l.api.ownConfig,
-		Pods:     l.informer,
-		IPv6:     l.machines.Traits().IPv6,
-		Refused:  l.metrics.CellRefused,
-		Log:      l.Log,
+		NodeName:  l.NodeName,
+		Node:      l.api.nodeConfig,
+		Own:       l.api.ownConfig,
+		Pods:      l.informer,
+		IPv6:      l.machines.Traits().IPv6,
+		Observer:  l.metrics,
+		Overdrawn: tunnel.Hold,
+		Log:       l.Log,
 	})
 	if err != nil {
 		return err
@@ -338,7 +340,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Template:     template(l.cfg, l.authority.Hash()),
 
 		Pools:     pools,
-		Options:   launchOptions(l.cfg),
+		Options:   standbyOptions(l.cfg),
 		Shortages: l.shortages,
 
 		Event:    l.event,

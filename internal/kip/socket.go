@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
@@ -64,8 +65,9 @@ func (l *leading) wireSocket(context.Context) (err error) {
 // holder shows what the gate holds back.
 type holder struct{ gate *gate.Gate }
 
-func (h holder) Held() []adminapi.HeldEnd  { return heldEnds(h.gate.Held()) }
-func (h holder) Allow() []adminapi.HeldEnd { return heldEnds(h.gate.Allow()) }
+func (h holder) Held() []adminapi.HeldEnd { return heldEnds(h.gate.Held()) }
+
+func (h holder) Allow(seen time.Time) []adminapi.HeldEnd { return heldEnds(h.gate.Allow(seen)) }
 
 func heldEnds(all []gate.Held) []adminapi.HeldEnd {
 	list := make([]adminapi.HeldEnd, len(all))

@@ -7,7 +7,7 @@
 //	scrape.go     what is read at a scrape: cells that exist, cost
 //	cloud.go      calls to the cloud, around any cloud.Cloud
 //	clients.go    work queues, requests to the API server, the store
-//	cellapi.go    what cells were refused
+//	cellapi.go    what cells ask of their API, and are refused
 //	health.go     /metrics, /healthz, /readyz
 //	reference.go  docs/metrics.md
 package metrics

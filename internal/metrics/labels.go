@@ -195,6 +195,13 @@ var (
 		{"summary", "`/stats/summary`"}, {"resource", "`/metrics/resource`"}, {"cadvisor", "`/metrics/cadvisor`"},
 		{"probes", "`/metrics/probes`"},
 	}}
+	labelRefusal = &label{name: "reason", doc: "Why it was refused.", values: []value{
+		{refusedForbidden, "a cell may not have it"},
+		{refusedInvalid, "a field is not what a kubelet writes"},
+		{refusedMediaType, "the body is of a kind that no kubelet sends"},
+		{refusedTooLarge, "a body is too large, or what Kip would hold of it"},
+		{refusedTooMany, "the cell is to ask later: its budget is spent, or Kip does not know yet"},
+	}}
 	labelMiss = &label{name: "reason", doc: "Why the cell is not in the answer.", values: []value{
 		{string(stats.NotConnected), "there was no tunnel to it"},
 		{string(stats.TimedOut), "it did not answer in time"},

@@ -70,7 +70,9 @@ type Metrics struct {
 	storeWrites                               *prometheus.HistogramVec
 	statsGathered                             *prometheus.HistogramVec
 	statsMissed                               *prometheus.CounterVec
-	cellRefusals                              prometheus.Counter
+	cellRefusals                              *prometheus.CounterVec
+
+	cellRequests, cellSent, cellAnswered, cellWork prometheus.Counter
 
 	mu      sync.Mutex
 	tracked map[string]tracked // by cell ID
@@ -125,7 +127,11 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	tunnelsDesc := f.scraped(gauge, "kip_tunnels_connected", "Cells that Kip has a connection to.")
 
 	m.cellRefusals = f.counter("kip_cell_requests_refused_total",
-		"Requests of cells to their API that were refused: what a kubelet does not ask, too much, or too often. A few are usual.").WithLabelValues()
+		"Requests of cells to their API that were refused: what a kubelet does not ask, too much, or too often. A few are usual.", labelRefusal)
+	m.cellRequests = f.counter("kip_cell_requests_total", "Requests of cells to their API.").WithLabelValues()
+	m.cellSent = f.counter("kip_cell_sent_bytes_total", "Bytes of the bodies of these requests, as they are charged.").WithLabelValues()
+	m.cellAnswered = f.counter("kip_cell_answered_bytes_total", "Bytes that cells were answered.").WithLabelValues()
+	m.cellWork = f.counter("kip_cell_work_seconds_total", "Time that Kip has worked on these requests.").WithLabelValues()
 
 	f.section = "Standby cells"
 	standbyDesc := f.scraped(gauge, "kip_standby_cells", "Cells that wait for a pod.", labelInstanceType, labelState)
@@ -194,6 +200,9 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 		for _, why := range stats.Misses {
 			m.statsMissed.WithLabelValues(e, string(why))
 		}
+	}
+	for _, why := range CellRefusals() {
+		m.cellRefusals.WithLabelValues(why)
 	}
 	for _, r := range labelRequestResult.values {
 		m.standbyRequests.WithLabelValues(r.name)

@@ -702,8 +702,20 @@ func TestStoreWritesAndSweeps(t *testing.T) {
 	}
 	want["endpoint=resource,reason=timeout"] = "3"
 	f.want(t, "kip_stats_cells_missed_total", want)
-	f.CellRefused()
-	f.want(t, "kip_cell_requests_refused_total", map[string]string{"": "1"})
+	f.CellRefused(refusedTooLarge)
+	refused := map[string]string{}
+	for _, r := range CellRefusals() {
+		refused["reason="+r] = "0"
+	}
+	refused["reason=too_large"] = "1"
+	f.want(t, "kip_cell_requests_refused_total", refused)
+	f.CellAsked()
+	f.CellSent(7)
+	f.CellAnswered(8)
+	f.CellWorked(9 * time.Second)
+	for name, want := range map[string]string{"requests": "1", "sent_bytes": "7", "answered_bytes": "8", "work_seconds": "9"} {
+		f.want(t, "kip_cell_"+name+"_total", map[string]string{"": want})
+	}
 	for range 3 {
 		f.OrphanFound()
 	}

@@ -68,6 +68,9 @@ func (s *Sealer) Seal(data []byte, as string) []byte {
 	return k.aead.Seal(head, nil, data, append(bytes.Clone(head), as...))
 }
 
+// IsSealed says whether data is encrypted, with whatever key.
+func IsSealed(data []byte) bool { return bytes.HasPrefix(data, sealMark) }
+
 // ErrSealed says that none of the keys opens what was sealed.
 var ErrSealed = errors.New("it is encrypted with a key that is not among those given (etcd.encryptionKeyFiles)")
 

@@ -197,6 +197,9 @@ func parseBool(to **bool, v string) bool {
 	return err == nil
 }
 
+// besideProfile is what a pod with an instance profile has to say as well.
+const besideProfile = AnnotationAllowMetadata + `: "true" beside it, or the pod does not reach the credentials of the role`
+
 // ParseAnnotations reads the annotations with Prefix out of a pod's. The error
 // joins one *InvalidAnnotationError for each that is unknown or invalid, in the
 // order of their names.
@@ -214,6 +217,11 @@ func ParseAnnotations(annotations map[string]string) (Annotations, error) {
 		case !kind.parse(&parsed, strings.TrimSpace(v)):
 			invalid = append(invalid, &InvalidAnnotationError{Annotation: name, Value: v, Allowed: kind.allowed})
 		}
+	}
+	if p := parsed.InstanceProfile; p != "" && (parsed.AllowMetadata == nil || !*parsed.AllowMetadata) {
+		// Its credentials come from the metadata service: without that the role is only
+		// for who gets around the cell's firewall.
+		invalid = append(invalid, &InvalidAnnotationError{Annotation: AnnotationInstanceProfile, Value: p, Allowed: besideProfile})
 	}
 	if invalid == nil {
 		return parsed, nil

@@ -72,6 +72,8 @@ type Cells interface {
 	Behind() (why string, sure bool)
 	Elsewhere(uid types.UID, created time.Time) (why string, sure bool)
 	Release(uid types.UID, why string, podEnded bool)
+	// ReleaseVanished returns false while the end is held back.
+	ReleaseVanished(ctx context.Context, uid types.UID, why string) bool
 	ReleaseUnbound(uid types.UID, why string) bool
 	ForPod(uid types.UID) (cells.Cell, bool)
 	PodsNamed(name cache.ObjectName) []types.UID
@@ -96,6 +98,9 @@ const (
 	// unplaceableRetry is how long a pod that fits no type waits for another
 	// look: types and prices change by the day.
 	unplaceableRetry = 10 * time.Minute
+	// vanishedRetry is when a pod is looked for again that nobody has seen deleted, while
+	// the end of its cell is held back.
+	vanishedRetry = 15 * time.Second
 	// overdue is how long after its grace period a deleted pod may still exist
 	// before its cell is terminated under it: time enough for a kubelet that
 	// kills what does not stop, and for a tunnel that is being mended.
@@ -110,8 +115,10 @@ type Controller struct {
 	queue workqueue.TypedRateLimitingInterface[cache.ObjectName]
 	ready chan struct{}
 
-	mu     sync.Mutex
-	pods   map[types.UID]*waiting
+	mu   sync.Mutex
+	pods map[types.UID]*waiting
+	// gone are the pods with a cell of which it was seen that they were deleted.
+	gone   map[types.UID]bool
 	paused string // why no cells are requested, if set
 }
 
@@ -144,6 +151,7 @@ func New(cfg Config) (*Controller, error) {
 			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "pods", MetricsProvider: cfg.Queues}),
 		ready: make(chan struct{}),
 		pods:  map[types.UID]*waiting{},
+		gone:  map[types.UID]bool{},
 	}
 	if _, err := cfg.Pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    c.enqueue,
@@ -163,12 +171,18 @@ func (c *Controller) enqueue(obj any) {
 
 // deleted is told of a pod that has gone, perhaps while nobody watched.
 func (c *Controller) deleted(obj any) {
-	c.enqueue(obj)
-	if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+	last, missed := obj.(cache.DeletedFinalStateUnknown)
+	if missed {
 		obj = last.Obj
 	}
 	if pod, ok := obj.(*corev1.Pod); ok {
+		if _, has := c.cfg.Cells.ForPod(pod.UID); has && (!missed || pod.DeletionTimestamp != nil) {
+			c.mu.Lock()
+			c.gone[pod.UID] = true
+			c.mu.Unlock()
+		}
 		c.forget(pod.UID)
+		c.enqueue(pod)
 	}
 }
 
@@ -178,6 +192,9 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 	if cell.Phase != apiv1.Gone || cell.Pod.UID == "" {
 		return
 	}
+	c.mu.Lock()
+	delete(c.gone, cell.Pod.UID)
+	c.mu.Unlock()
 	bound := !cell.StepTime(apiv1.StepBound).IsZero()
 	c.note(cell.Pod, func(w *waiting) {
 		switch {
@@ -305,8 +322,20 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 	}
 	// Cells of earlier pods of this name: a name is reused, a UID is not.
 	for _, uid := range c.cfg.Cells.PodsNamed(name) {
-		if pod == nil || pod.UID != uid {
+		if pod != nil && pod.UID == uid {
+			continue
+		}
+		c.mu.Lock()
+		gone := pod != nil || c.gone[uid] // another has its name
+		c.mu.Unlock()
+		if gone {
 			c.cfg.Cells.Release(uid, "the pod was deleted", false)
+		} else if !c.cfg.Cells.ReleaseVanished(ctx, uid, "the API server does not show the pod any more") {
+			wait := vanishedRetry
+			if _, sure := c.cfg.Cells.Behind(); !sure {
+				wait = staleRetry // a list of the cloud comes soon
+			}
+			c.queue.AddAfter(name, wait)
 		}
 	}
 	if pod == nil {

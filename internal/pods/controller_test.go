@@ -39,6 +39,7 @@ type modelCells struct {
 	released []string
 	behind   string // what Behind says
 	unsure   bool   // and that it is not sure
+	holds    bool   // the end of those that vanish
 }
 
 func (m *modelCells) Behind() (string, bool) {
@@ -78,6 +79,16 @@ func (m *modelCells) Release(uid types.UID, _ string, ended bool) {
 	if _, has := m.cells[uid]; has {
 		m.released = append(m.released, fmt.Sprintf("%s ended=%t", uid, ended))
 	}
+}
+
+func (m *modelCells) ReleaseVanished(_ context.Context, uid types.UID, _ string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, has := m.cells[uid]
+	if has {
+		m.released = append(m.released, string(uid)+" vanished")
+	}
+	return !m.holds
 }
 
 func (m *modelCells) ReleaseUnbound(uid types.UID, _ string) bool {
@@ -504,6 +515,45 @@ func TestAPodThatIsDeletedWhileNobodyWatchesIsForgotten(t *testing.T) {
 	}
 	if name, _ := h.c.queue.Get(); name != (cache.ObjectName{Namespace: "ns", Name: "a"}) {
 		t.Fatalf("%s is looked at, want the pod, whose cell is to be let go", name)
+	}
+}
+
+func TestAPodThatNobodySawDeletedIsLetGoAsOneThatMayBeThere(t *testing.T) {
+	unseen := func(p *corev1.Pod) any { return cache.DeletedFinalStateUnknown{Key: "ns/a", Obj: p} }
+	seen := func(p *corev1.Pod) any { return p }
+	for _, test := range []struct {
+		what   string
+		event  func(*corev1.Pod) any
+		change func(*corev1.Pod)
+		want   string
+	}{
+		{"it is not in a list, nor was it at the start", nil, running, "uid-a vanished"},
+		{"it is not in a list", unseen, running, "uid-a vanished"},
+		{"it is not in a list, and was being deleted", unseen, deletedAt(time.Unix(1, 0)), "uid-a ended=false"},
+		{"it is deleted by force", seen, running, "uid-a ended=false"},
+	} {
+		h := newHarness(t)
+		p := pod("a", running)
+		h.put(p)
+		h.must("a")
+		h.cells.set(p.UID, func(c *cells.Cell) { c.Phase = apiv1.Bound })
+		h.cells.holds = true
+		p = pod("a", test.change)
+		if err := h.informer.GetStore().Delete(p); err != nil {
+			t.Fatal(err)
+		}
+		if test.event != nil {
+			h.c.deleted(test.event(p))
+		}
+		h.must("a")
+		if !slices.Equal(h.cells.released, []string{test.want}) {
+			t.Errorf("%s: %v, want %s", test.what, h.cells.released, test.want)
+		}
+		cell, _ := h.cells.ForPod(p.UID)
+		cell.Phase = apiv1.Gone
+		if h.c.CellChanged(cell); len(h.c.gone) != 0 {
+			t.Errorf("%s: %v is kept for ever", test.what, h.c.gone)
+		}
 	}
 }
 

@@ -49,8 +49,11 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 		{granted, "a", placement.AnnotationAllowMetadata, "true", ""},
 		{granted, "b", placement.AnnotationAllowMetadata, "true", "allowMetadata"},
 	} {
-		a, err := placement.ParseAnnotations(map[string]string{c.annotation: c.value})
-		if err != nil {
+		var a placement.Annotations
+		var err error
+		if c.annotation == placement.AnnotationInstanceProfile {
+			a.InstanceProfile = c.value // valid only beside another, which is granted by itself
+		} else if a, err = placement.ParseAnnotations(map[string]string{c.annotation: c.value}); err != nil {
 			t.Fatal(err)
 		}
 		err = c.grants.check(c.namespace, a)
@@ -100,7 +103,7 @@ func TestOffersAboveTheGrantedPriceAreLeftOut(t *testing.T) {
 func TestAPodThatIsNotGrantedWhatItAsksForWaitsUntilTheConfigurationChanges(t *testing.T) {
 	h := newHarness(t)
 	p := pod("p")
-	p.Annotations = map[string]string{placement.AnnotationInstanceProfile: "admin"}
+	p.Annotations = map[string]string{placement.AnnotationInstanceProfile: "admin", placement.AnnotationAllowMetadata: "true"}
 	h.put(p)
 	if again := h.must("p"); again <= 0 || len(h.cells.requests) != 0 {
 		t.Errorf("requested %v, and looks again after %s", h.cells.requests, again)
@@ -116,7 +119,7 @@ func TestAPodThatIsNotGrantedWhatItAsksForWaitsUntilTheConfigurationChanges(t *t
 
 	// Kip reads its configuration when it starts.
 	changed := h.c.cfg
-	changed.Grants.Namespaces = []NamespaceGrants{{Namespace: "ns", InstanceProfiles: []string{"admin"}}}
+	changed.Grants.Namespaces = []NamespaceGrants{{Namespace: "ns", InstanceProfiles: []string{"admin"}, AllowMetadata: true}}
 	again, err := New(changed)
 	if err != nil {
 		t.Fatal(err)

@@ -26,6 +26,9 @@ func resolve(configured cells.Options, a placement.Annotations) cells.Options {
 	if a.AllowMetadata != nil {
 		o.AllowMetadata = *a.AllowMetadata
 	}
+	if !o.AllowMetadata {
+		o.InstanceProfile = "" // who gets around the cell's firewall finds no credentials
+	}
 	o.CloudRoutes = append(slices.Clip(configured.CloudRoutes), a.CloudRoutes...)
 	return o
 }
@@ -47,5 +50,6 @@ func withDisk(offers []cells.Offer, a placement.Annotations) []cells.Offer {
 // special says that the annotations ask for what only a launch can give.
 func special(a placement.Annotations) bool {
 	return a.VolumeSizeBytes > 0 || a.PrivateIPOnly != nil || len(a.SecurityGroups) > 0 || a.InstanceProfile != "" ||
+		a.AllowMetadata != nil && *a.AllowMetadata ||
 		len(a.CloudRoutes) > 0 || a.ImageOverlayRootfs != nil || slices.Contains(a.LaunchTypes, placement.Dedicated)
 }

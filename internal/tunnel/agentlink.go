@@ -85,14 +85,15 @@ func (s *Session) waitReady(ctx context.Context) error {
 func (s *Session) upgrade(req *http.Request) (*http.Response, error) {
 	t := &http.Transport{
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			tc, _, err := s.dial(ctx, protoHTTP1, place{rank: rankRequest}, s.tickets, s.verify)
+			tc, _, err := s.dial(ctx, protoHTTP1, place{rank: rankRequest, stalling: s.stalling.Load()}, s.tickets, s.verify)
 			if err != nil {
 				return nil, fmt.Errorf("%w: %w", ErrNotConnected, err)
 			}
 			return tc, nil
 		},
-		DisableKeepAlives:  true,
-		DisableCompression: true,
+		DisableKeepAlives:      true,
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: maxAnswerHeader,
 	}
 	return t.RoundTrip(tunnelled(req))
 }
@@ -143,7 +144,7 @@ func (s *Session) dialAgent(d *dialing) {
 }
 
 func (s *Session) connectAgent() (*http2.ClientConn, error) {
-	tc, nc, err := s.dial(s.ctx, protoHTTP2, place{rank: rankRequest}, s.tickets, s.verify)
+	tc, nc, err := s.dial(s.ctx, protoHTTP2, place{rank: rankRequest, stalling: s.stalling.Load()}, s.tickets, s.verify)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/time/rate"
 
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/pki"
@@ -42,6 +43,7 @@ type Dialer struct {
 	late       *lateness.Meter
 	turns      *turns
 	handshakes chan struct{} // filled by who is in TLS
+	stalling   chan struct{} // filled by those of them whose machine let the last handshake fail
 }
 
 // NewDialer opens no connection.
@@ -68,12 +70,13 @@ func newDialer(cfg DialerConfig, l limits) (*Dialer, error) {
 			WriteByteTimeout:             l.patience,
 		},
 		base: &http.Server{
-			MaxHeaderBytes: maxHeader,
+			MaxHeaderBytes: maxAskedHeader,
 			ErrorLog:       slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 		},
 		late:       cfg.Late,
 		turns:      newTurns(cfg.Late),
 		handshakes: make(chan struct{}, handshakesPerCPU*runtime.GOMAXPROCS(0)),
+		stalling:   make(chan struct{}, handshakesPerCPU*runtime.GOMAXPROCS(0)/stallingShare),
 	}
 	// Otherwise each connection registers itself in a pool of the whole process.
 	if err := http2.ConfigureServer(d.base, d.server); err != nil {
@@ -139,6 +142,7 @@ func (d *Dialer) Keep(ctx context.Context, t Target, cellAPI http.Handler, onSpe
 		ready:   make(chan struct{}),
 		done:    make(chan struct{}),
 		tickets: tls.NewLRUClientSessionCache(1),
+		told:    rate.NewLimiter(toldRate, toldBurst),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	go s.run()
@@ -157,7 +161,7 @@ func (e unreachableError) Unwrap() error { return e.error }
 func (s *Session) dial(ctx context.Context, proto string, p place, tickets tls.ClientSessionCache,
 	verify func(tls.ConnectionState) error) (*tls.Conn, *conn, error) {
 	d := s.dialer
-	if err := s.wait(ctx, p); err != nil {
+	if err := s.waiting(p, !p.failing, func() error { return d.turns.wait(ctx, p) }); err != nil {
 		return nil, nil, err
 	}
 	tracked, err := s.open(ctx)
@@ -167,12 +171,16 @@ func (s *Session) dial(ctx context.Context, proto string, p place, tickets tls.C
 	// Waiting for TCP did not count: machines that are gone do not keep the others
 	// waiting.
 	began := time.Now()
-	select {
-	case d.handshakes <- struct{}{}:
-		defer func() { <-d.handshakes }()
-	case <-ctx.Done():
-		_ = tracked.Close()
-		return nil, nil, context.Cause(ctx)
+	slots := []chan struct{}{d.handshakes}
+	if p.stalling {
+		slots = []chan struct{}{d.stalling, d.handshakes}
+	}
+	for _, slot := range slots {
+		if err := s.waiting(p, !p.stalling, func() error { return enter(ctx, slot) }); err != nil {
+			_ = tracked.Close()
+			return nil, nil, err
+		}
+		defer func() { <-slot }()
 	}
 	if time.Since(began) > d.limits.turn {
 		// To the cell, this one has said nothing for as long.
@@ -214,16 +222,27 @@ func (s *Session) open(ctx context.Context) (*conn, error) {
 	return s.conns.add(nc)
 }
 
-// wait returns when this session may begin a connection.
-func (s *Session) wait(ctx context.Context, p place) error {
-	if p.rank == rankRequest {
-		return s.dialer.turns.wait(ctx, p)
+// enter takes a slot.
+func enter(ctx context.Context, slots chan<- struct{}) error {
+	select {
+	case slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// waiting waits for what Kip alone gives. Where that keeps a machine from being heard
+// it is noted: it is not where the last attempt shows that the machine would not be.
+func (s *Session) waiting(p place, keeps bool, wait func() error) error {
+	if p.rank == rankRequest || !keeps {
+		return wait()
 	}
 	began := time.Now()
 	s.mu.Lock()
 	s.waits = began
 	s.mu.Unlock()
-	err := s.dialer.turns.wait(ctx, p)
+	err := wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waits = time.Time{}
@@ -235,7 +254,11 @@ func (s *Session) wait(ctx context.Context, p place) error {
 
 // place is where the session stands among those that wait to be connected.
 func (s *Session) place() place {
-	p := place{failing: s.failing, heard: s.LastHeard()}
+	p := place{
+		failing:  s.failing,
+		stalling: s.stalling.Load(),
+		heard:    s.LastHeard(),
+	}
 	switch {
 	case !p.failing && !p.heard.IsZero() && time.Since(p.heard) > urgentAfter:
 		p.rank = rankUrgent
@@ -246,7 +269,9 @@ func (s *Session) place() place {
 }
 
 // HeldBack is when Kip itself last kept the session from connecting for five seconds
-// or more: now while it does, the zero Time if it never did.
+// or more: now while it does, the zero Time if it never did. That a session waits for
+// its turn after an attempt that failed, or for its handshake after one that the machine
+// let fail, is not Kip's doing.
 func (s *Session) HeldBack() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -332,6 +332,85 @@ func TestASessionThatWaitsForItsTurnIsHeldBack(t *testing.T) {
 	})
 }
 
+// nowhere accepts each connection and says nothing.
+func nowhere(t *testing.T, w *world) *Dialer {
+	t.Helper()
+	d, err := NewDialer(DialerConfig{Authority: w.authority, Log: w.log,
+		Dial: func(context.Context, netip.AddrPort) (net.Conn, error) {
+			here, _ := net.Pipe()
+			return here, nil
+		}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestASessionThatWaitsForItsHandshakeIsHeldBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		d := nowhere(t, w)
+		for range cap(d.handshakes) {
+			d.handshakes <- struct{}{}
+		}
+		s := w.keep(d, w.target(netip.MustParseAddrPort("10.0.0.1:6421")), nil)
+		time.Sleep(time.Minute)
+		if got := s.HeldBack(); !got.Equal(time.Now()) {
+			t.Errorf("held back %v, want now: all handshakes are others'", got)
+		}
+		s.Close()
+	})
+}
+
+func TestMachinesThatStallInTLSLeaveRoomForTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		d := nowhere(t, w)
+		all := make([]*Session, 10*cap(d.handshakes))
+		for n := range all {
+			all[n] = w.keep(d, w.target(netip.MustParseAddrPort("10.0.0.1:6421")), nil)
+		}
+		time.Sleep(5 * time.Minute) // each has stalled once
+		most := 0
+		for range 600 {
+			time.Sleep(100 * time.Millisecond)
+			most = max(most, len(d.handshakes))
+		}
+		if want := cap(d.handshakes) / stallingShare; most != want {
+			t.Errorf("they have %d of %d handshakes, want %d", most, cap(d.handshakes), want)
+		}
+		for n, s := range all {
+			if since := time.Since(s.HeldBack()); since < time.Minute {
+				t.Fatalf("session %d was held back %s ago: it is its machine that lets it wait", n, since)
+			}
+		}
+		for _, s := range all {
+			s.Close()
+		}
+	})
+}
+
+func TestASessionWhoseMachineIsNotThereIsNotHeldBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		d, err := NewDialer(DialerConfig{Authority: w.authority, Log: w.log,
+			Dial: func(context.Context, netip.AddrPort) (net.Conn, error) { return nil, errors.New("no route") }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := w.keep(d, w.target(netip.MustParseAddrPort("10.0.0.1:6421")), nil)
+		time.Sleep(time.Second)
+		d.turns.mu.Lock()
+		d.turns.limiter.SetLimit(rate.Every(20 * time.Second)) // as there are thousands of them
+		d.turns.mu.Unlock()
+		time.Sleep(5 * time.Minute)
+		if got := s.HeldBack(); !got.IsZero() {
+			t.Errorf("held back %s ago: its machine was not there before", time.Since(got))
+		}
+		s.Close()
+	})
+}
+
 // A connection that waited for its handshake is as old to the cell, which does not
 // wait for ever.
 func TestAConnectionThatWaitedTooLongForItsHandshakeIsMadeAnew(t *testing.T) {

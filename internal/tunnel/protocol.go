@@ -57,6 +57,9 @@ type limits struct {
 	// turn is how long a connection that is there may wait for its handshake.
 	// The cell does not wait for longer than handshake.
 	turn time.Duration
+	// hold is how long the answer to a request is held back that a cell had better
+	// not asked, and calm how long a cell is not dialled that has too many of them.
+	hold, calm time.Duration
 	// pending is how many connections a cell has at most that did not prove
 	// yet to be Kip's.
 	pending int
@@ -81,6 +84,8 @@ func defaultLimits() limits {
 		join:        30 * time.Second,
 		wait:        10 * time.Second,
 		idle:        90 * time.Second,
+		hold:        time.Second,
+		calm:        5 * time.Second,
 		pending:     16,
 
 		arrivalEvery: time.Second / 10,
@@ -96,8 +101,13 @@ const (
 	// maxStreams is how many requests one end has in flight to the other. A
 	// kubelet holds a watch open for every object that its pod names.
 	maxStreams = 1000
-	// maxHeader bounds a request's header. Kubernetes' are small.
+	// maxHeader bounds the header of a request to a cell. Kubernetes' are small.
 	maxHeader = 64 << 10
+	// maxAnswerHeader bounds that of an answer, with those that come before it.
+	maxAnswerHeader = 64 << 10
+	// maxAskedHeader bounds that of a request of a cell, with its path and options. A
+	// kubelet's is of some 500 bytes: it shows a certificate, no token.
+	maxAskedHeader = 8 << 10
 	// streamWindow is how much of one body a receiver buffers, connWindow of
 	// all together. The second is much the larger, or one reader that stalls
 	// (kubectl logs in a stopped terminal) would stall all others.
@@ -119,8 +129,9 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interv
 func newTransport(l limits, idle, unanswered time.Duration) (*http2.Transport, error) {
 	t, err := http2.ConfigureTransports(&http.Transport{
 		// The bodies go through as they are.
-		DisableCompression: true,
-		IdleConnTimeout:    idle,
+		DisableCompression:     true,
+		IdleConnTimeout:        idle,
+		MaxResponseHeaderBytes: maxAnswerHeader,
 		HTTP2: &http.HTTP2Config{
 			// Beyond the other end's maximum, requests wait for their turn.
 			StrictMaxConcurrentRequests:   true,

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
@@ -23,6 +24,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/time/rate"
 
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/pki"
@@ -880,5 +882,69 @@ func TestRefusalsAreLoggedNowAndThen(t *testing.T) {
 	// The last few may have been refused by the cell's end.
 	if n < 90 || logged == 0 || logged > 50 {
 		t.Errorf("of 100 refusals %d were counted, and %d are in the log", n, logged)
+	}
+}
+
+// What comes before a cell's request is charged to it is small: its header.
+func TestTheHeaderOfACellsRequestIsBounded(t *testing.T) {
+	w := newWorld(t)
+	m := w.start(t.TempDir(), "", http.NotFoundHandler())
+	s := w.keep(w.dialer(w.authority), w.target(m.addr), says("kip"))
+	wait(t, "the session", s.Ready())
+	for length, fits := range map[int]bool{maxAskedHeader / 2: true, maxAskedHeader + 1<<10: false} {
+		code, _, err := tryGet(m.RoundTripper(), "/api/v1/services?labelSelector="+strings.Repeat("x", length))
+		if (err == nil && code == http.StatusOK) != fits {
+			t.Errorf("%d bytes: %d, an error: %t", length, code, err != nil)
+		}
+	}
+}
+
+// An agent that is not its own any more answers with what it likes: Kip reads so much
+// of it, also where it upgrades.
+func TestTheHeaderOfAnAgentsAnswerIsBounded(t *testing.T) {
+	w := newWorld(t)
+	m := w.start(t.TempDir(), "", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		size := maxAnswerHeader / 2
+		if r.URL.Path == "/large" {
+			size = 2 * maxAnswerHeader
+		}
+		for n := 0; size > 0; n, size = n+1, size-1<<10 {
+			rw.Header().Set(fmt.Sprintf("X-%d", n), strings.Repeat("x", 1<<10-48))
+		}
+	}))
+	s := w.keep(w.dialer(w.authority), w.target(m.addr), nil)
+	wait(t, "the session", s.Ready())
+	for path, fits := range map[string]bool{"/": true, "/large": false} {
+		for _, upgrade := range []string{"", "Upgrade"} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://cell"+path, http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if upgrade != "" {
+				req.Header.Set("Connection", upgrade)
+				req.Header.Set("Upgrade", "websocket")
+			}
+			resp, err := s.Conn().RoundTrip(req)
+			if err == nil {
+				resp.Body.Close()
+			}
+			if (err == nil) != fits {
+				t.Errorf("%s %q: %v", path, upgrade, err)
+			}
+		}
+	}
+}
+
+// However often a cell makes and breaks its connections, the log says it now and then.
+func TestAFlappingTunnelIsLoggedNowAndThen(t *testing.T) {
+	var log syncBuffer
+	s := &Session{ctx: t.Context(), ready: make(chan struct{}), told: rate.NewLimiter(toldRate, toldBurst),
+		log: slog.New(slog.NewTextHandler(&log, nil))}
+	for range 100 {
+		s.state(true, nil)
+		s.state(false, io.ErrUnexpectedEOF)
+	}
+	if n := strings.Count(log.String(), "\n"); n != toldBurst {
+		t.Errorf("%d lines, want %d", n, toldBurst)
 	}
 }

@@ -9,12 +9,18 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/time/rate"
 
 	"github.com/elotl/kip/internal/pki"
 )
+
+// toldRate and toldBurst limit the lines of the log about the connections of a cell:
+// one that Kip lost and found again has two.
+const toldRate, toldBurst = 1. / 60, 10
 
 // Session is a tunnel to one cell that is kept up until it is closed.
 type Session struct {
@@ -36,6 +42,11 @@ type Session struct {
 	// as if it had been shown.
 	tickets tls.ClientSessionCache
 	failing bool // the last attempt to connect failed; run's own
+	// told limits the lines about connections: a cell makes and breaks them as it likes.
+	told *rate.Limiter
+	// stalling says that in the last attempt the machine answered, and the handshake
+	// failed.
+	stalling atomic.Bool
 
 	mu        sync.Mutex
 	token     pki.Token // zero once it is of no more use
@@ -106,6 +117,9 @@ func (s *Session) run() {
 		}
 		if s.ctx.Err() == nil {
 			s.state(false, err)
+			if errors.Is(err, errFlood) {
+				s.calm()
+			}
 			_ = retry.wait(s.ctx, time.Now())
 		}
 	}
@@ -116,11 +130,26 @@ func (s *Session) run() {
 	s.inside.close()
 }
 
+// calm leaves a cell alone that asks too much. That the cell is not heard meanwhile
+// is Kip's doing.
+func (s *Session) calm() {
+	t := time.NewTimer(s.dialer.limits.calm)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-s.ctx.Done():
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = time.Now()
+}
+
 // stayConnected connects and returns when the connection has ended, with the
 // reason.
 func (s *Session) stayConnected() error {
 	tc, nc, err := s.attempt()
 	s.failing = err != nil
+	s.stalling.Store(err != nil && reached(s.ctx, err))
 	if err != nil {
 		return err
 	}
@@ -129,12 +158,16 @@ func (s *Session) stayConnected() error {
 	defer stop()
 	s.state(true, nil)
 	nc.judge(s.dialer.late, s.dialer.limits.silence())
+	held := &holder{conn: nc, lasts: s.dialer.limits.hold}
 	s.dialer.server.ServeConn(tc, &http2.ServeConnOpts{
-		Context:          s.ctx,
+		Context:          context.WithValue(s.ctx, holderKey{}, held),
 		BaseConfig:       s.dialer.base,
 		Handler:          &s.inside,
 		SawClientPreface: true,
 	})
+	if held.flood.Load() {
+		return errFlood
+	}
 	if err := nc.cause(); err != nil {
 		return fmt.Errorf("the connection to the cell broke: %w", err)
 	}
@@ -288,11 +321,15 @@ func (s *Session) state(connected bool, err error) {
 	if first {
 		close(s.ready)
 	}
+	level := slog.LevelDebug
+	if changed && s.told.Allow() {
+		level = slog.LevelInfo
+	}
 	switch {
 	case changed && connected:
-		s.log.Info("connected to the cell")
+		s.log.Log(s.ctx, level, "connected to the cell")
 	case changed:
-		s.log.Info("disconnected from the cell", "err", err)
+		s.log.Log(s.ctx, level, "disconnected from the cell", "err", err)
 	case err != nil:
 		s.log.Debug("cannot connect to the cell", "err", err)
 	}

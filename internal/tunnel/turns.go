@@ -22,6 +22,10 @@ const (
 	// that has just started and dials thousands of cells finishes some, instead of
 	// having all of them time out.
 	handshakesPerCPU = 16
+	// stallingShare is the part of the handshakes that machines have together which
+	// answered and let the last one fail: each of them may keep one for as long as it
+	// may last.
+	stallingShare = 4
 	// lateCost is how many turns one takes while Kip is late: each new connection
 	// makes it later.
 	lateCost = 20
@@ -34,10 +38,11 @@ const (
 
 // place orders those who wait for their turn.
 type place struct {
-	rank    int
-	failing bool      // its last attempt failed
-	heard   time.Time // when it was last heard
-	number  uint64    // of its coming
+	rank     int
+	failing  bool      // its last attempt failed
+	stalling bool      // the machine had answered in that
+	heard    time.Time // when it was last heard
+	number   uint64    // of its coming
 }
 
 func (p place) before(o place) int {

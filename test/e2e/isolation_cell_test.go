@@ -7,14 +7,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -23,7 +21,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	authv1 "k8s.io/api/authentication/v1"
 	authzv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -32,7 +29,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agent/configs"
@@ -54,100 +50,26 @@ type machine struct {
 // machine returns the machine that a pod runs on.
 func (s *space) machine(pod string) machine {
 	s.Helper()
-	m := machine{cell: s.cellOf(pod)}
-	path := filepath.Join(world.State, "cloud", "machines", m.cell.Status.InstanceID, "record.json")
-	data, err := os.ReadFile(path)
-	if err != nil {
-		s.Fatal(err)
-	}
-	var record struct {
-		Process struct{ PID int }
-	}
-	if err := json.Unmarshal(data, &record); err != nil || record.Process.PID == 0 {
-		s.Fatalf("%s names no process (%v): %s", path, err, data)
-	}
-	m.pid = record.Process.PID
-	return m
+	m := s.Machine(s.cellOf(pod))
+	return machine{cell: m.Cell, pid: m.PID}
 }
+
+func (m machine) shared() namespace.Machine { return namespace.Machine{Cell: m.cell, PID: m.pid} }
 
 // path is where the host sees a file of the machine.
-func (m machine) path(name string) string {
-	return filepath.Join("/proc", strconv.Itoa(m.pid), "root", name)
-}
+func (m machine) path(name string) string { return m.shared().Path(name) }
 
 // netns is the machine's network namespace.
-func (m machine) netns() string { return fmt.Sprintf("/proc/%d/ns/net", m.pid) }
+func (m machine) netns() string { return m.shared().Netns() }
 
 // dial dials an address from within the machine, as a process on its host
 // network does.
 func (m machine) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	done := make(chan result, 1)
-	go func() {
-		conn, err := m.dialHere(ctx, network, address)
-		done <- result{conn, err}
-	}()
-	r := <-done
-	return r.conn, r.err
+	return m.shared().Dial(ctx, network, address)
 }
 
-// dialHere moves the goroutine's thread into the machine's network namespace and
-// back. The thread must not just be left to die in there: had it been the one
-// that started the control plane, that would get its parent-death signal.
-func (m machine) dialHere(ctx context.Context, network, address string) (_ net.Conn, err error) {
-	runtime.LockOSThread()
-	home, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		return nil, err
-	}
-	defer home.Close()
-	there, err := os.Open(m.netns())
-	if err != nil {
-		return nil, err
-	}
-	defer there.Close()
-	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
-		return nil, fmt.Errorf("enter %s: %w", m.netns(), err)
-	}
-	defer func() {
-		if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
-			err = errors.Join(err, fmt.Errorf("leave %s: %w", m.netns(), back))
-			return // locked: nobody else may use this thread
-		}
-		runtime.UnlockOSThread()
-	}()
-	// One address: it is dialled by this goroutine itself.
-	return new(net.Dialer).DialContext(ctx, network, address)
-}
-
-// kubelet is the client configuration of the machine's kubelet, which reaches
-// what the kubelet reaches, by the way that the kubelet takes.
-func (m machine) kubelet() (*rest.Config, error) {
-	file, err := clientcmd.LoadFromFile(m.path(configs.Kubeconfig))
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range file.Clusters {
-		c.CertificateAuthority = m.path(c.CertificateAuthority)
-	}
-	for _, u := range file.AuthInfos {
-		u.ClientCertificate, u.ClientKey = m.path(u.ClientCertificate), m.path(u.ClientKey)
-	}
-	cfg, err := clientcmd.NewDefaultClientConfig(*file, nil).ClientConfig()
-	if err != nil {
-		return nil, err
-	}
-	// Read now, so that nothing reads them again when the machine is gone.
-	if err := rest.LoadTLSFiles(cfg); err != nil {
-		return nil, err
-	}
-	cfg.Dial, cfg.Timeout = m.dial, patience
-	cfg.QPS = -1 // the cell API's own limits hold
-	return cfg, nil
-}
+// kubelet is the client configuration of the machine's kubelet.
+func (m machine) kubelet() (*rest.Config, error) { return m.shared().Kubelet() }
 
 // tenant is one of two pods that share a namespace, and nothing else.
 type tenant struct {

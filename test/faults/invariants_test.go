@@ -388,7 +388,7 @@ func (w *world) finish() {
 	}
 	w.check()
 	err := w.store.List(context.Background(), "", func(key string, _ []byte, _ int64) error {
-		if !slices.Contains([]string{"born", "ledger", "generation", leaderKey}, key) {
+		if !slices.Contains([]string{"born", "ends", "ledger", "generation", leaderKey}, key) {
 			w.violate("the store still has %s", key)
 		}
 		return nil

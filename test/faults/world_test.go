@@ -432,6 +432,7 @@ func (k *kip) run() error {
 			why, _ := k.cells.Behind()
 			return why
 		},
+		Store: k.store,
 		Clock: kipClock{k: k},
 	})
 	late := lateness.New(kipClock{k: k})

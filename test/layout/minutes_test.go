@@ -14,11 +14,11 @@ import (
 const mostMinutes = 75
 
 // reserved are minutes of it for stages that are to come.
-var reserved = map[string]int{"hostile cells": 4, "a cloud model": 6, "virtual machines": 6}
+var reserved = map[string]int{"a cloud model": 6, "virtual machines": 6}
 
 // unmeasured are the stages whose minutes from empty caches nobody has measured yet, which
 // the table says by a dash. This list only gets shorter.
-var unmeasured = []string{"e2e", "tutorial", "conformance-subset"}
+var unmeasured = []string{"e2e", "hostile", "tutorial", "conformance-subset"}
 
 // stagesLine is where the Makefile says what make test runs, before its tally.
 var stagesLine = regexp.MustCompile(`(?m)^override STAGES := (.*)$`)
@@ -128,10 +128,9 @@ func TestWrongMinutesAreFound(t *testing.T) {
 | ` + "`make build`" + ` | programs | 7 | 1 | 13 |
 | ` + "`make e2e`" + ` | machines | 30 | 19 | 40 |
 | ` + "`make tally`" + ` | counts | 1 | 1 | 1 |
-| to come: hostile cells | | | | 4 |
 | to come: a cloud model | | | | 6 |
 | to come: virtual machines | | | | 6 |
-| all | | 38 | 21 | 70, and 30 warm |
+| all | | 38 | 21 | 66, and 30 warm |
 
 `
 	)
@@ -143,14 +142,14 @@ func TestWrongMinutesAreFound(t *testing.T) {
 		says    []string
 	}{
 		{"| 30 | 19 |", "| – | 19 |", []string{"e2e` has \"–\" for cold", "together they are \"8 | 21"}},
-		{"| 30 | 19 |", "| 30 | – |", []string{"has \"–\" for warm", "38 | 2 | 70"}},
-		{"| 40 |", "| 46 |", []string{"76 minutes are allowed together: want 75", "38 | 21 | 76"}},
-		{"| 40 |", "| 41 |", []string{"38 | 21 | 71"}},
+		{"| 30 | 19 |", "| 30 | – |", []string{"has \"–\" for warm", "38 | 2 | 66"}},
+		{"| 40 |", "| 50 |", []string{"76 minutes are allowed together: want 75", "38 | 21 | 76"}},
+		{"| 40 |", "| 41 |", []string{"38 | 21 | 67"}},
 		{"`make e2e`", "`make fly`", []string{"no stage fly", "no row for make e2e"}},
 		{"`make e2e`", "`make build`", []string{"no stage build, or the table has it twice", "no row for make e2e"}},
-		{"hostile cells | | | | 4", "hostile cells | | | | 3", []string{"hostile cells has \"3\" minutes: 4", "38 | 21 | 69"}},
-		{"| to come: hostile cells | | | | 4 |\n", "", []string{"no row for what is to come: hostile cells", "38 | 21 | 66"}},
-		{"hostile cells", "friendly cells", []string{"nothing is reserved for friendly", "what is to come: hostile"}},
+		{"a cloud model | | | | 6", "a cloud model | | | | 5", []string{"a cloud model has \"5\" minutes: 6", "38 | 21 | 65"}},
+		{"| to come: a cloud model | | | | 6 |\n", "", []string{"no row for what is to come: a cloud model", "38 | 21 | 60"}},
+		{"a cloud model", "a cloud statue", []string{"nothing is reserved for a cloud statue", "what is to come: a cloud model"}},
 		{"| all | | 38", "| all | | –", []string{"its last row says"}},
 		{"| stage |", "| step |", []string{"does not see"}},
 	} {

@@ -64,37 +64,45 @@ func Uplinks() ([]string, error) {
 var inForce = regexp.MustCompile(`(?m)^table inet kip \{(?:[^\n]|\n[^}])*?chain ` + digestChain + `([0-9a-f]{64}) `)
 
 // Begin closes the firewall, unless it is there already: then the agent, and not
-// the machine, has started anew, and what was in force is. It says which. Once it
-// has succeeded, it does nothing more.
+// the machine, has started anew, and what was in force is. It says which, or "" where
+// the uplinks have no guard yet, so that the rules are brought into force once more.
+// Once it has succeeded, it does nothing more.
 func (f *Firewall) Begin(ctx context.Context) (digest string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.begun {
 		return f.digest, nil
 	}
+	why := f.tryHook(ctx)
+	f.hooked = why == nil
+	if why != nil {
+		f.log.Warn("the metadata service is not guarded against raw packets of who may send them, pods of the host's network", "err", why)
+	}
 	// The chains by their names, without what is in them.
 	if out, err := f.nft(ctx, "list", "chains", "inet"); err == nil {
 		if m := inForce.FindStringSubmatch(out); m != nil {
-			f.begun, f.digest = true, m[1]
 			out, err = f.nft(ctx, "list", "tables", "netdev")
-			f.hooked = err == nil && strings.Contains(out, uplinkTable)
+			if f.begun = true; !f.hooked || err == nil && strings.Contains(out, uplinkTable) {
+				f.digest = m[1]
+			}
 			return f.digest, nil
 		}
 	}
-	f.hooked = true
-	err = f.load(ctx, closed, true)
-	if err != nil {
-		f.hooked = false
-		why := err
-		if err = f.load(ctx, closed, true); err == nil {
-			f.log.Warn("the metadata service is not guarded against raw packets of who may send them, pods of the host's network", "err", why)
-		}
-	}
-	if err != nil {
+	if err := f.load(ctx, closed, true); err != nil {
 		return "", fmt.Errorf("close the firewall: %w", err)
 	}
 	f.begun, f.digest = true, ""
 	return "", nil
+}
+
+// tryHook says why the kernel has no hook at what leaves a device; nil when it has.
+func (f *Firewall) tryHook(ctx context.Context) error {
+	for _, program := range []string{hookTrial, hookTrialEnd} {
+		if err := f.run(ctx, []byte(program)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Digest says which rules are in force, "" for none: it is closed.
@@ -161,6 +169,14 @@ func (f *Firewall) load(ctx context.Context, program []byte, guarded bool) error
 		}
 		program = append(slices.Clip(program), uplinkGuard(uplinks)...)
 	}
+	if err := f.run(ctx, program); err != nil {
+		return err
+	}
+	return os.Rename(f.file+".new", f.file)
+}
+
+// run has nft run a program, which it leaves in the file of the next one.
+func (f *Firewall) run(ctx context.Context, program []byte) error {
 	next := f.file + ".new"
 	if err := os.WriteFile(next, program, 0o600); err != nil {
 		return err
@@ -171,5 +187,5 @@ func (f *Firewall) load(ctx context.Context, program []byte, guarded bool) error
 		}
 		return fmt.Errorf("nft: %w", err)
 	}
-	return os.Rename(next, f.file)
+	return nil
 }

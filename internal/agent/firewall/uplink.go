@@ -32,12 +32,21 @@ const uplinkRules = `	chain metadata {
 	}
 `
 
+// hookTrial uses the hook as the guard does, and lets all pass; hookTrialEnd takes that
+// back. lo is in every network namespace.
+const (
+	hookTrial = "table netdev kip_trial\ndelete table netdev kip_trial\n" +
+		"table netdev kip_trial {\n\tchain egress {\n\t\ttype filter hook egress device \"lo\" priority filter; policy accept;\n\t}\n}\n"
+	hookTrialEnd = "delete table netdev kip_trial\n"
+)
+
 // uplinkGuard is the guard of these devices, as a program of nft that replaces what
 // there was.
 func uplinkGuard(devices []string) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table netdev %[1]s\ndelete table netdev %[1]s\n", uplinkTable)
-	if len(devices) == 0 {
+	if len(devices) == 0 { // an agent that starts anew finds that there is none, and why
+		fmt.Fprintf(&b, "table netdev %s {\n}\n", uplinkTable)
 		return []byte(b.String())
 	}
 	fmt.Fprintf(&b, "table netdev %s {\n%s", uplinkTable, uplinkRules)

@@ -199,3 +199,81 @@ func TestAKernelWithoutTheHookIsToldOf(t *testing.T) {
 		t.Errorf("the log says %q", text)
 	}
 }
+
+// fakeTables are those of a kernel, as far as Begin looks at them.
+type fakeTables struct {
+	digest string // of the rules in force
+	uplink string // the program of the guard
+	trial  bool
+}
+
+func (k *fakeTables) nft(_ context.Context, args ...string) (string, error) {
+	switch args[0] + args[1] {
+	case "listchains":
+		if k.digest == "" {
+			return "", errors.New("no such table")
+		}
+		return "table inet kip {\n\tchain digest_" + k.digest + " {\n\t}\n}\n", nil
+	case "listtables":
+		if k.uplink == "" {
+			return "", nil
+		}
+		return "table netdev " + uplinkTable + "\n", nil
+	}
+	b, err := os.ReadFile(args[1])
+	if err != nil {
+		return "", err
+	}
+	program := string(b)
+	if strings.Contains(program, "kip_trial") {
+		k.trial = program == hookTrial
+		return "", nil
+	}
+	k.digest, k.uplink = "", ""
+	if _, rest, ok := strings.Cut(program, "chain digest_"); ok {
+		k.digest = rest[:64]
+	}
+	if _, rest, ok := strings.Cut(program, "\ntable netdev "+uplinkTable+" {"); ok {
+		k.uplink = rest
+	}
+	return "", nil
+}
+
+// Whether there is a guard does not depend on what an agent of before had in force.
+func TestTheGuardComesBackAfterAnAgentHasStartedAnew(t *testing.T) {
+	kernel := &fakeTables{}
+	dir := t.TempDir()
+	begin := func() (*Firewall, string) {
+		t.Helper()
+		f := New(dir, kernel.nft, func() ([]string, error) { return []string{"eth0"}, nil }, slog.New(slog.DiscardHandler))
+		digest, err := f.Begin(t.Context())
+		if err != nil || kernel.trial {
+			t.Fatalf("begin: %v, the trial of the hook is left: %v", err, kernel.trial)
+		}
+		return f, digest
+	}
+	apply := func(f *Firewall, allowed bool) {
+		t.Helper()
+		rules := fmt.Appendf(nil, `{"podIP":%q,"allowMetadata":%t}`, podIP, allowed)
+		if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, rules); err != nil {
+			t.Fatal(err)
+		}
+		if guarded := strings.Contains(kernel.uplink, "hook egress"); guarded == allowed {
+			t.Errorf("the metadata service is allowed: %v, the uplinks are guarded: %v", allowed, guarded)
+		}
+	}
+	f, _ := begin()
+	apply(f, true)
+	f, digest := begin()
+	if digest == "" {
+		t.Error("with the service allowed, a new agent does not find what is in force")
+	}
+	apply(f, false)
+
+	// One of before knew of no guard.
+	kernel.uplink = ""
+	if f, digest = begin(); digest != "" {
+		t.Errorf("without the guard the rules %s count as in force", digest)
+	}
+	apply(f, false)
+}

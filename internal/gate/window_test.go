@@ -1,0 +1,143 @@
+package gate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+// kept is a store of one record.
+type kept struct {
+	value    []byte
+	revision int64
+	writes   int
+	// before and after are what a write answers that has not, or has, come through.
+	before, after, read error
+}
+
+var errStore = errors.New("no store")
+
+func (k *kept) Get(_ context.Context, _ string, v any) (int64, error) {
+	if k.read != nil || k.revision == 0 {
+		return 0, k.read
+	}
+	return k.revision, json.Unmarshal(k.value, v)
+}
+
+func (k *kept) Put(_ context.Context, _ string, v any, revision int64) (int64, error) {
+	if k.before != nil {
+		return 0, k.before
+	}
+	if revision != k.revision {
+		return 0, errors.New("conflict")
+	}
+	value, err := json.Marshal(v)
+	if err != nil {
+		return 0, err
+	}
+	k.value, k.revision, k.writes = value, k.revision+1, k.writes+1
+	return k.revision, k.after
+}
+
+// live is the next process.
+func (w *world) live(k *kept, l Limit) {
+	w.Gate = New(Config{
+		Cloud: Fence(w.cloud, func(context.Context) error { return w.leads }),
+		Limit: l,
+		Store: k,
+		Clock: w.clock,
+	})
+}
+
+func TestWhatHasEndedCountsInTheNextLife(t *testing.T) {
+	for _, test := range []struct{ population, most, least int }{{40, 10, 10}, {1000, 100, 12}} {
+		w, k := newWorld(Limit{}), &kept{}
+		all, ended := lost(1000), 0
+		for life := range 50 { // it dies again and again
+			w.live(k, Limit{})
+			n := w.admitted(all[ended:ended+1+life%2], test.population)
+			ended += n
+			w.pass(time.Second)
+		}
+		if ended > test.most || ended < test.least {
+			t.Errorf("of %d, %d have ended in 50 lives, want %d at most, and %d at least", test.population, ended, test.most, test.least)
+		}
+		w.pass(5 * time.Minute)
+		w.live(k, Limit{})
+		if n := w.admitted(all[ended:], test.population); n != test.most {
+			t.Errorf("of %d, %d end in the next time, want %d", test.population, n, test.most)
+		}
+	}
+}
+
+func TestWhatCountsIsStoredInFewWritesAndOnlyWhenSomethingEnds(t *testing.T) {
+	w, k := newWorld(Limit{}), &kept{}
+	w.live(k, Limit{})
+	none := []End{{Instance: "asked"}, {Instance: "heard", Mistakable: true, Heard: w.clock.Now()}}
+	if n := w.admitted(none, 1000); n != 1 || k.writes != 0 {
+		t.Errorf("%d end, %d writes", n, k.writes)
+	}
+	if n := w.admitted(lost(1000), 1000); n != 100 || k.writes > reserveParts+1 {
+		t.Errorf("%d end, with %d writes", n, k.writes)
+	}
+	before := k.writes
+	for range 100 {
+		w.pass(time.Second)
+		w.admitted(lost(1000), 1000)
+	}
+	if k.writes != before {
+		t.Errorf("%d writes while nothing ends", k.writes-before)
+	}
+	for range 400 { // one after the other
+		w.pass(4 * time.Second)
+		w.admitted(lost(1000), 1000)
+	}
+	var stored []passed
+	if err := json.Unmarshal(k.value, &stored); err != nil || len(stored) > 12 {
+		t.Errorf("%d records of 5 minutes, %v", len(stored), err)
+	}
+}
+
+func TestNothingThatCountsEndsBeforeItIsStored(t *testing.T) {
+	w, k := newWorld(Limit{}), &kept{}
+	w.live(k, Limit{})
+	held := func(what string) {
+		t.Helper()
+		because, is := errors.AsType[*HeldError](w.Admit(t.Context(), lost(1)[0], 40))
+		if !is || because.After != storeRetry || len(w.Held()) != 1 {
+			t.Errorf("%s: %+v", what, because)
+		}
+	}
+	k.read = errStore
+	held("it cannot be read")
+	k.read, k.before = nil, errStore
+	held("it cannot be written")
+	if err := w.Admit(t.Context(), End{Instance: "asked"}, 40); err != nil {
+		t.Errorf("what does not count: %v", err)
+	}
+	k.before, k.after = nil, errStore
+	held("the answer is lost")
+	k.after = nil
+	if n := w.admitted(lost(100), 40); n != 9 || len(w.Held()) != 91 {
+		t.Errorf("%d end, want as many as may less the one of which nothing was heard; held back %d", n, len(w.Held()))
+	}
+}
+
+func TestWhatAClockThatWasAheadHasStoredIsOverInTime(t *testing.T) {
+	w, k := newWorld(Limit{}), &kept{}
+	w.live(k, Limit{})
+	w.admitted(lost(10), 0)
+	w.clock = clocktesting.NewFakePassiveClock(w.clock.Now().Add(-time.Hour))
+	w.live(k, Limit{})
+	if n := w.admitted(lost(20), 0); n != 0 {
+		t.Errorf("%d end at once", n)
+	}
+	w.pass(5 * time.Minute)
+	if n := w.admitted(lost(20), 0); n != 10 {
+		t.Errorf("%d end in the next time, want 10", n)
+	}
+}
