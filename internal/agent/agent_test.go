@@ -89,7 +89,7 @@ cd ROOT
 [ ! -e nft-fails ] || { echo "no such kernel" >&2; exit 1; }
 case "$1" in
 list) cat loaded ;;
--f) cp "$2" loaded ;;
+-f) grep -q kip_trial "$2" || cp "$2" loaded ;; # a trial is taken back
 *) echo "unknown: $*" >&2; exit 1 ;;
 esac
 `

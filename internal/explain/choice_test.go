@@ -42,10 +42,11 @@ func (r *requests) Request(_ context.Context, q cells.Request) (cells.Cell, erro
 	return cells.Cell{ID: "cell-1", Pod: q.Pod, Phase: apiv1.Requested, Offers: q.Offers}, nil
 }
 
-func (*requests) Release(types.UID, string, bool)        {}
-func (*requests) ReleaseUnbound(types.UID, string) bool  { return true }
-func (*requests) PodsNamed(cache.ObjectName) []types.UID { return nil }
-func (*requests) Behind() (string, bool)                 { return "", true }
+func (*requests) Release(types.UID, string, bool)                         {}
+func (*requests) ReleaseVanished(context.Context, types.UID, string) bool { return true }
+func (*requests) ReleaseUnbound(types.UID, string) bool                   { return true }
+func (*requests) PodsNamed(cache.ObjectName) []types.UID                  { return nil }
+func (*requests) Behind() (string, bool)                                  { return "", true }
 func (*requests) Elsewhere(types.UID, time.Time) (string, bool) {
 	return "", true
 }

@@ -321,6 +321,7 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		return 0, err
 	}
 	// Cells of earlier pods of this name: a name is reused, a UID is not.
+	var again time.Duration
 	for _, uid := range c.cfg.Cells.PodsNamed(name) {
 		if pod != nil && pod.UID == uid {
 			continue
@@ -331,15 +332,14 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		if gone {
 			c.cfg.Cells.Release(uid, "the pod was deleted", false)
 		} else if !c.cfg.Cells.ReleaseVanished(ctx, uid, "the API server does not show the pod any more") {
-			wait := vanishedRetry
-			if _, sure := c.cfg.Cells.Behind(); !sure {
-				wait = staleRetry // a list of the cloud comes soon
+			_, sure := c.cfg.Cells.Behind()
+			if again = vanishedRetry; !sure {
+				again = staleRetry // a list of the cloud comes soon
 			}
-			c.queue.AddAfter(name, wait)
 		}
 	}
 	if pod == nil {
-		return 0, nil
+		return again, nil
 	}
 	switch {
 	// Before the phase: the kubelet of a deleted pod reports its end first and

@@ -557,6 +557,25 @@ func TestAPodThatNobodySawDeletedIsLetGoAsOneThatMayBeThere(t *testing.T) {
 	}
 }
 
+func TestWhoIsNotLetGoIsLookedAtAgainSoonUntilTheCloudHasListed(t *testing.T) {
+	for _, test := range []struct {
+		unsure, holds bool
+		want          time.Duration
+	}{{false, true, vanishedRetry}, {true, true, staleRetry}, {false, false, 0}} {
+		h := newHarness(t)
+		h.put(pod("a", running))
+		h.must("a")
+		h.cells.set("uid-a", func(c *cells.Cell) { c.Phase = apiv1.Bound })
+		h.cells.holds, h.cells.unsure = test.holds, test.unsure
+		if err := h.informer.GetStore().Delete(pod("a")); err != nil {
+			t.Fatal(err)
+		}
+		if again := h.must("a"); again != test.want {
+			t.Errorf("%+v: again in %s", test, again)
+		}
+	}
+}
+
 func TestWhatIsToldBeforeThePodsAreListedIsKeptOfThoseThatAreThere(t *testing.T) {
 	h := newHarness(t)
 	h.unlisted = true
