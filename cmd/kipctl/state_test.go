@@ -164,7 +164,7 @@ func TestARestoredStoreIsThatOfThisClustersKip(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	for _, words := range []string{"born 1, ca 1, cells 2", "taken 2026-07-01T10:00:00Z (120m ago)", "schema 1", id, "1 of its cells",
-		"Start Kip now"} {
+		"Start Kip now", "kipctl generation"} {
 		if !strings.Contains(got.out, words) {
 			t.Errorf("printed %q, which lacks %q", got.out, words)
 		}

@@ -305,11 +305,7 @@ func TestACleanupDeletesThePartsOfInstancesLast(t *testing.T) {
 		c := w.cleaner()
 		parts, tried := []cloud.Part{{ID: "eni-1", Kind: "network interface"}, {ID: "sg-1", Kind: "security group"}}, 0
 		c.cfg.Cloud = worldParts{worldCloud{w}, &parts, &tried}
-		c.cfg.Gate = gate.New(gate.Config{
-			Cloud: c.cfg.Cloud,
-			Leads: func(context.Context) error { return nil },
-			Clock: clock.RealClock{},
-		})
+		c.cfg.Gate = gate.New(gate.Config{Cloud: c.cfg.Cloud, Clock: clock.RealClock{}})
 		h, err := c.Holdings(t.Context())
 		if want := []string{"network interface eni-1", "security group sg-1"}; err != nil || !slices.Equal(h.Parts, want) {
 			t.Fatalf("there is %q, %v: want %q", h.Parts, err, want)
