@@ -375,7 +375,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f.want(t, "kip_tunnels_connected", map[string]string{"": "7"})
 	f.want(t, "kip_pods_waiting", map[string]string{"": "3"})
 	f.want(t, "kip_store_behind", map[string]string{"": "1"})
-	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1"})
+	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1", "reason=store": "0"})
 	f.want(t, "kip_cell_seconds_total", map[string]string{spotLabels: "10800", "instance_type=c5.large,launch_type=on-demand": "60"})
 	f.want(t, "kip_cell_cost_dollars_total", map[string]string{spotLabels: "0.75", "instance_type=c5.large,launch_type=on-demand": "0.01"})
 
