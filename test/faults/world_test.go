@@ -532,7 +532,13 @@ func (k *kip) run() error {
 	running.Wait()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if failure != nil && errors.Is(failure, store.ErrConflict) {
+	deposed := false
+	select {
+	case <-k.deposed:
+		deposed = true // what it reads back is another's
+	default:
+	}
+	if failure != nil && errors.Is(failure, store.ErrConflict) && !deposed {
 		w.violateLocked("Kip ended by itself: %v", failure)
 	}
 	return failure
