@@ -42,11 +42,6 @@ type generation struct {
 	Distrusted bool `json:"distrusted,omitempty"`
 }
 
-func (g generation) clone() *generation {
-	g.Left, g.Ahead = maps.Clone(g.Left), maps.Clone(g.Ahead)
-	return &g
-}
-
 // tag is the value of cloud.TagGeneration of the last launch.
 func (g generation) tag() string { return fmt.Sprintf("%s.%d", g.Line, g.Number) }
 
