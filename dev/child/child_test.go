@@ -13,6 +13,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,7 +23,7 @@ func TestMain(m *testing.M) {
 	switch os.Getenv("CHILD_TEST_ROLE") {
 	case "sleeper": // says that it runs, then waits for a signal
 		fmt.Println("running")
-		select {}
+		time.Sleep(time.Hour) // not select {}, which Go calls a deadlock
 	case "failing": // dies by itself, with a status of its own
 		os.Exit(66)
 	case "parent": // starts a sleeper, names it, and waits to be killed
@@ -34,7 +35,7 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		fmt.Println(p.PID())
-		select {}
+		time.Sleep(time.Hour) // not select {}, which Go calls a deadlock
 	}
 	os.Exit(m.Run())
 }

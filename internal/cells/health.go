@@ -239,18 +239,20 @@ func (c *Controller) lose(ctx context.Context, e *entry, population int, s sign)
 	end := c.endOf(cell, s.why)
 	// Of a cell that runs no pod yet, nothing is lost that another launch does not give.
 	end.Mistakable, end.Heard = cell.Phase == apiv1.Bound && !s.sure, s.heard
-	err := c.cfg.Gate.Admit(ctx, end, population)
-	held, isHeld := errors.AsType[*gate.HeldError](err)
-	if !isHeld {
-		c.endFor(e, s.cause, s.why)
-		return true
+	if !c.admit(ctx, e, end, population) {
+		return false
 	}
-	c.heldBack(e, end, held)
-	return false
+	c.endFor(e, s.cause, s.why)
+	return true
 }
 
-// heldBack shows that the end of a cell is held back, and tells it.
-func (c *Controller) heldBack(e *entry, end gate.End, held *gate.HeldError) {
+// admit asks the gate whether a cell may end. Where it holds the end back that is shown
+// and told.
+func (c *Controller) admit(ctx context.Context, e *entry, end gate.End, population int) bool {
+	held, isHeld := errors.AsType[*gate.HeldError](c.cfg.Gate.Admit(ctx, end, population))
+	if !isHeld {
+		return true
+	}
 	c.mu.Lock()
 	changed := e.held != held.Text
 	e.held = held.Text
@@ -262,6 +264,7 @@ func (c *Controller) heldBack(e *entry, end gate.End, held *gate.HeldError) {
 	if changed {
 		c.showAgain(e)
 	}
+	return false
 }
 
 // showReleased takes back that the end of a cell is held back, where nobody wants it

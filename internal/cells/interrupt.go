@@ -133,11 +133,7 @@ func (c *Controller) mayMove(ctx context.Context, e *entry) bool {
 	}
 	end := c.endOf(cell, "the cloud is about to take its instance back")
 	end.Mistakable = true
-	held, isHeld := errors.AsType[*gate.HeldError](c.cfg.Gate.Admit(ctx, end, c.population()))
-	if isHeld {
-		c.heldBack(e, end, held)
-	}
-	return !isHeld
+	return c.admit(ctx, e, end, c.population())
 }
 
 // forgetNotice takes a notice back that was not true: the cell is heard long after its

@@ -102,7 +102,11 @@ type hidden struct {
 // hides says that lists lack the instance for so long that this says nothing of them.
 // The caller holds mu.
 func (v *inventory) hides(id string, began time.Time) bool {
-	h := v.hidden[id]
+	return v.hidden[id].counts(began)
+}
+
+// counts says that the instance is hidden for so long that it is no fault of a list.
+func (h hidden) counts(began time.Time) bool {
 	return h.looks >= hiddenLooks && began.Sub(h.since) >= hiddenAge
 }
 
@@ -113,8 +117,7 @@ func (v *inventory) hide(id string, began time.Time) (tell bool) {
 	if h.looks++; h.looks == 1 {
 		h.since = began
 	}
-	v.hidden[id] = h
-	tell = !h.told && v.hides(id, began)
+	tell = !h.told && h.counts(began)
 	h.told = h.told || tell
 	v.hidden[id] = h
 	return tell

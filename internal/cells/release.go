@@ -2,11 +2,10 @@ package cells
 
 import (
 	"context"
-	"errors"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/gate"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Release lets a pod's cell go: its instance is terminated. podEnded says that
@@ -40,8 +39,7 @@ func (c *Controller) ReleaseVanished(ctx context.Context, uid types.UID, why str
 	}
 	end := c.endOf(e.cell(), why)
 	end.Mistakable = true
-	if held, isHeld := errors.AsType[*gate.HeldError](c.cfg.Gate.Admit(ctx, end, c.population())); isHeld {
-		c.heldBack(e, end, held)
+	if !c.admit(ctx, e, end, c.population()) {
 		return false
 	}
 	c.Release(uid, why, false)

@@ -105,21 +105,28 @@ func TestAFullDiskUnderKipStopsNothingThatRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	var room unix.Statfs_t
-	s.Eventually("the disk is full", func(context.Context) error {
-		if err := unix.Statfs(disk, &room); err != nil {
-			return err
-		}
-		if room.Bavail == 0 {
-			return nil
-		}
-		info, err := f.Stat()
-		if err != nil {
-			return err
-		}
-		err = unix.Fallocate(int(f.Fd()), 0, info.Size(), int64(room.Bavail)*room.Bsize)
-		return errors.Join(err, errors.New("there was room"))
-	})
+	fill := func(left uint64) {
+		var room unix.Statfs_t
+		s.Eventually("the disk is full", func(context.Context) error {
+			if err := unix.Statfs(disk, &room); err != nil {
+				return err
+			}
+			blocks := left / uint64(room.Bsize)
+			if room.Bavail <= blocks {
+				return nil
+			}
+			info, err := f.Stat()
+			if err != nil {
+				return err
+			}
+			err = unix.Fallocate(int(f.Fd()), 0, info.Size(), int64(room.Bavail-blocks)*room.Bsize)
+			return errors.Join(err, errors.New("there was room"))
+		})
+	}
+	// Not at once: what etcd has taken by then it has to commit.
+	fill(32 << 20)
+	s.waitReadyz(k, 500, "[-]store failed: ")
+	fill(0)
 	t.Logf("/readyz says\n%s", s.waitReadyz(k, 500, "[-]store failed: ", "0 MiB left"))
 	s.Apply(sleeper("created"))
 	s.waitEvent("created", "CellNotRequested", "0 MiB left")

@@ -98,7 +98,7 @@ var kinds = []kind{
 	{"quota", 1, func(w *world, e event) { w.toggle("quota", e) }, true},
 	{"notices end", 1, func(w *world, _ event) { w.cloud.CutInterruptions(errQueueGone) }, false},
 	{"cut off", 5, func(w *world, e event) { w.cutOff(e) }, false},
-	{"heal one by one", 2, (*world).healSlowly, false},
+	{"heal one by one", 4, (*world).healSlowly, false},
 	{"heal", 3, func(w *world, _ event) {
 		if w.healLinks() {
 			w.happened("heal")
@@ -343,9 +343,17 @@ func (w *world) stray() {
 	w.mu.Lock()
 	w.serial++
 	id := fmt.Sprintf("cell-stray-%d", w.serial)
+	w.straying++
 	w.mu.Unlock()
-	go func() { // there may be no capacity
-		list, err := w.cloud.Launch(w.ctx, cloud.LaunchRequest{
+	go func() { // there may be no capacity, and no answer
+		defer func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.straying--
+		}()
+		ctx, cancel := context.WithTimeout(w.ctx, callTimeout)
+		defer cancel()
+		list, err := w.cloud.Launch(ctx, cloud.LaunchRequest{
 			Token:      id,
 			LaunchSpec: cloud.LaunchSpec{InstanceType: "small", Zone: "a"},
 			Machines:   []cloud.Machine{{Tags: map[string]string{cloud.TagOwner: owner, cloud.TagCell: id}}},
@@ -374,7 +382,7 @@ func (w *world) arm(n int, after bool) {
 
 func (w *world) failCloud(e event) {
 	kinds := []sim.Kind{
-		sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStop, sim.KindStart, sim.AnyKind, sim.KindDescribe,
+		sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStop, sim.KindStart, sim.AnyKind, sim.KindDescribe, sim.KindAttachDisk,
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -992,6 +1000,7 @@ func (w *world) calmDown() {
 func (w *world) restartWithout() {
 	w.mu.Lock()
 	w.pools = nil
+	w.downtime = restartTime // not that of a kill that met a dead Kip
 	w.mu.Unlock()
 	w.kill()
 }

@@ -255,10 +255,21 @@ func (w *world) settled() bool {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.kip == nil || !w.kip.up || len(w.lasting) > 0 || time.Since(w.trouble) < podBackoff {
+	if w.kip == nil || !w.kip.up || w.straying > 0 || len(w.lasting) > 0 || time.Since(w.trouble) < podBackoff {
 		return false
 	}
 	bound, idle := map[types.UID]string{}, 0
+	has := map[string]bool{}
+	for _, a := range w.books.cells {
+		if a.cell.Instance != nil {
+			has[a.cell.Instance.ID] = true
+		}
+	}
+	for id, state := range truth {
+		if !has[id] && state != cloud.Terminating {
+			return false // Kip has yet to end it
+		}
+	}
 	for _, a := range w.books.cells {
 		if i := a.cell.Instance; i == nil || truth[i.ID] != i.State && truth[i.ID] != cloud.Running {
 			return false
@@ -415,7 +426,7 @@ func (w *world) empty() bool {
 
 // describe says what there is, for people.
 func (w *world) describe() string {
-	truth, pods, disks := w.cloud.Truth(), w.api.list(), w.cloud.Disks()
+	truth, parts, pods, disks := w.cloud.Truth(), w.cloud.PartsNow(), w.api.list(), w.cloud.Disks()
 	w.mu.Lock()
 	k, ids := w.kip, slices.Sorted(maps.Keys(w.books.cells))
 	up := k != nil && k.up
@@ -458,6 +469,12 @@ func (w *world) describe() string {
 	}
 	for _, d := range disks {
 		fmt.Fprintf(&b, "\n  disk %s is on %q, mounted on %q", d.ID, d.Instance, w.mountedOn(d.ID))
+	}
+	for _, p := range parts {
+		fmt.Fprintf(&b, "\n  %s %s of %q, tags %v", p.Kind, p.ID, p.Instance, p.Tags)
+	}
+	if w.kip != nil && len(w.kip.apis) > 0 {
+		fmt.Fprintf(&b, "\n  Kip serves %v", slices.Sorted(maps.Keys(w.kip.apis)))
 	}
 	for _, i := range truth {
 		fmt.Fprintf(&b, "\n  instance %s of cell %s is %s", i.ID, w.cellOfLocked(i.Instance), i.State)

@@ -164,6 +164,7 @@ type world struct {
 	strikes      time.Time // until when an announced interruption may come
 	lastEvent    time.Time
 	serial       int
+	straying     int // launches of strays that are under way
 	moment       time.Time
 	atMoment     int // what happened at that moment
 	books        books
