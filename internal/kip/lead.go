@@ -41,6 +41,7 @@ type leading struct {
 	*process
 	store     *store.Store // fenced: it writes only while this process leads
 	authority *pki.Authority
+	term      uint64 // higher than that of any Kip that led before
 	late      *lateness.Meter
 
 	machines    *calls.Calls
@@ -194,6 +195,9 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.authority, err = loadAuthority(ctx, l.store, sealer, l.clock, l.Log); err != nil {
 		return err
 	}
+	if l.term, err = beginTerm(ctx, l.store, l.clock); err != nil {
+		return err
+	}
 	bare, err := openCloud(l.cfg, l.Log)
 	if err != nil {
 		return err
@@ -312,7 +316,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 
 // wireCells makes what launches cells, keeps them and ends them.
 func (l *leading) wireCells(ctx context.Context) error {
-	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Log: l.Log, Late: l.late})
+	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Term: l.term, Log: l.Log, Late: l.late})
 	if err != nil {
 		return err
 	}

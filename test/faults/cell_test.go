@@ -62,6 +62,7 @@ type machine struct {
 	missed     bool      // and Kip has missed its lease
 	started    time.Time // when its kubelet was up; zero when it is not
 	session    *session  // whose connection it has; it may be broken and not noticed
+	term       int       // the life of the last Kip that has connected
 
 	devices map[string]bool // the disks that its agent has been told of
 	// released are those that it was told to let go of.
@@ -549,6 +550,11 @@ func (s *session) connect() (wait time.Duration, changed <-chan struct{}, _ erro
 	if !m.up || m.cutOff {
 		return 0, changed, errors.New("connection reset")
 	}
+	if s.kip.life < m.term {
+		w.plays["dial of a deposed Kip"]++
+		return 0, changed, errors.New("another Kip has followed this one")
+	}
+	m.term = s.kip.life
 	if a := w.books.cells[m.cell]; !joined && (a == nil || a.cell.KeyHash != key) {
 		w.violateLocked("a token is spent in the store first: cell %s joins and its key is not recorded", m.cell)
 	}

@@ -209,6 +209,53 @@ func deposedBefore(kind sim.Kind, stall time.Duration) scenario {
 	}}
 }
 
+// deposedDials is a story of a Kip that wakes when its successor has given a cell to a
+// pod, and dials that cell: it knows of no pod there.
+func deposedDials(stall time.Duration) scenario {
+	return scenario{
+		name:  fmt.Sprintf("a deposed Kip dials a cell that runs a pod by now, %s late", leaseTime+stall),
+		pools: []poolOf{{"small", 1, false}},
+		story: func(s *stage) {
+			s.until("the pool is full", s.settled)
+			before := s.played("dial of a deposed Kip")
+			s.mu.Lock()
+			life := s.lives
+			s.mu.Unlock()
+			s.deposeKip(stall)
+			s.soon(func() bool { return s.follows(life) })
+			uid := s.pod(corev1.RestartPolicyNever, "small")
+			for time.Now().Before(s.stalls()) {
+				time.Sleep(time.Second)
+				s.rest()
+				s.check()
+			}
+			if s.alive() {
+				s.shows("the deposed Kip has dialled", s.played("dial of a deposed Kip") > before)
+			}
+			s.until("the pod runs", s.runs(uid))
+		},
+	}
+}
+
+// follows says that a Kip after that of a life is connected to a machine.
+func (s *stage) follows(life int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.machines {
+		if m.session != nil && m.session.flows() && m.session.kip.life > life {
+			return true
+		}
+	}
+	return false
+}
+
+// played is how often something has happened.
+func (s *stage) played(what string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.plays[what]
+}
+
 var storeScenarios = []scenario{
 	{name: "the store is lost", unbilled: true, story: func(s *stage) {
 		a, b := s.pod(corev1.RestartPolicyAlways, "small"), s.pod(corev1.RestartPolicyNever, "large")
@@ -289,4 +336,6 @@ var storeScenarios = []scenario{
 	deposedBefore(sim.KindLaunch, 70*time.Second),
 	deposedBefore(sim.KindTerminate, 5*time.Second),
 	deposedBefore(sim.KindTerminate, 70*time.Second),
+	deposedDials(20 * time.Second),
+	deposedDials(70 * time.Second),
 }
