@@ -1,6 +1,9 @@
 package tunnel
 
 import (
+	"bufio"
+	"crypto/tls"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -18,6 +21,15 @@ func (w *world) term(term uint64) *Dialer {
 		w.t.Fatal(err)
 	}
 	return d
+}
+
+func certificate(t *testing.T, a *pki.Authority, term uint64) *tls.Certificate {
+	t.Helper()
+	cert, err := a.Client(term).Certificate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
 }
 
 // follow has the Kip of a term connect to a cell that has joined.
@@ -39,15 +51,26 @@ func TestAKipThatAnotherHasFollowedIsRefusedByTheCell(t *testing.T) {
 	target.OnState = st.note
 	old := w.keep(w.term(7), target, says("first"))
 	st.next("connected", isConnected)
-	lines, _ := watch(t, old.Conn())
+	// A process that was paused closes nothing itself.
+	asks := kipTLS(t, w.authority, protoHTTP1)
+	asks.Certificates[0] = *certificate(t, w.authority, 7)
+	paused, err := tls.Dial("tcp", m.addr.String(), asks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer paused.Close()
+	if _, err := io.WriteString(paused, "GET /watch HTTP/1.1\r\nHost: kip\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	answers := bufio.NewReader(paused)
+	if first, err := answers.ReadString('\n'); err != nil || !strings.Contains(first, "200") {
+		t.Fatalf("the agent answers the first %q, %v", first, err)
+	}
 
 	second, _ := w.follow(w.term(8), m, says("second"))
 	wait(t, "ready", second.Ready())
 	// What the first has open ends, requests of its own as well, and it comes back no more.
-	if _, err := lines.ReadString('\n'); err == nil {
-		t.Error("a request of the first goes on")
-	}
-	wait(t, "the agent to see the end of the request", agent.ended)
+	wait(t, "the agent to see the end of a request of the first", agent.ended)
 	for range 3 {
 		if s := st.next("a refusal", isFailed); s.connected {
 			t.Error("the first is connected again")
@@ -109,6 +132,9 @@ func TestATermThatCannotBeStoredHoldsAllTheSame(t *testing.T) {
 	}
 	second, _ := w.follow(w.term(8), m, says("second"))
 	wait(t, "ready", second.Ready())
+	if strings.Contains(w.logs.String(), "refused a connection") {
+		t.Error("who leads is refused for the disk of the cell")
+	}
 	first.Close()
 	_, st := w.follow(w.term(7), m, says("first"))
 	st.next("a refusal", isFailed)

@@ -77,45 +77,45 @@ var kinds = []kind{
 	{"annotate", 1, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.annotate(p, e.b) }) }, false},
 	{"kill", 4, func(w *world, e event) { w.killFor(e) }, false},
 	{"kill at", 8, func(w *world, e event) { w.arm(int(1+e.a%12), e.b%2 == 1) }, false},
-	{"cloud fault", 9, (*world).failCloud, false},
-	{"cloud faults", 2, func(w *world, e event) { w.toggle("cloud faults", e) }, true},
+	{"cloud fault", 16, (*world).failCloud, false},
+	{"cloud faults", 4, func(w *world, e event) { w.toggle("cloud faults", e) }, true},
 	{"store fault", 4, (*world).failStore, false},
-	{"store faults", 1, func(w *world, e event) { w.toggle("store faults", e) }, true},
-	{"api faults", 1, func(w *world, e event) { w.toggle("api faults", e) }, true},
+	{"store faults", 2, func(w *world, e event) { w.toggle("store faults", e) }, true},
+	{"api faults", 4, func(w *world, e event) { w.toggle("api faults", e) }, true},
 	{"watch lag", 1, func(w *world, e event) { w.setLag(e) }, true},
 	{"watches end", 1, func(w *world, _ event) { w.api.cutWatches("watches end") }, false},
 	{"capacity", 5, (*world).setCapacity, false},
-	{"vanish", 2, func(w *world, e event) {
+	{"vanish", 3, func(w *world, e event) {
 		if w.strike(e.a, w.cloud.Vanish) {
 			w.happened("vanish")
 		}
 	}, false},
-	{"interrupt", 2, func(w *world, e event) { w.strike(e.a, w.cloud.Interrupt) }, false},
+	{"interrupt", 4, func(w *world, e event) { w.strike(e.a, w.cloud.Interrupt) }, false},
 	{"watch too old", 1, func(w *world, _ event) { w.expireWatches(0) }, false},
 	{"list fails", 1, func(w *world, e event) { w.expireWatches(int(1 + e.a%3)) }, false},
 	{"eviction blocked", 2, func(w *world, e event) { w.blockEvictions(int(1 + e.a%3)) }, false},
 	{"store unread", 1, (*world).failLoad, false},
-	{"quota", 1, func(w *world, e event) { w.toggle("quota", e) }, true},
+	{"quota", 2, func(w *world, e event) { w.toggle("quota", e) }, true},
 	{"notices end", 1, func(w *world, _ event) { w.cloud.CutInterruptions(errQueueGone) }, false},
-	{"cut off", 5, func(w *world, e event) { w.cutOff(e) }, false},
-	{"heal one by one", 4, (*world).healSlowly, false},
+	{"cut off", 6, func(w *world, e event) { w.cutOff(e) }, false},
+	{"heal one by one", 6, (*world).healSlowly, false},
 	{"heal", 3, func(w *world, _ event) {
 		if w.healLinks() {
 			w.happened("heal")
 		}
 	}, false},
 	{"stuck", 4, func(w *world, e event) { w.stick(e.a) }, false},
-	{"stray", 1, func(w *world, e event) { w.stray() }, false},
+	{"stray", 3, func(w *world, e event) { w.stray() }, false},
 	{"list lag", 2, (*world).setListLag, false},
-	{"slow boots", 1, func(w *world, e event) { w.toggle("slow boots", e) }, true},
+	{"slow boots", 2, func(w *world, e event) { w.toggle("slow boots", e) }, true},
 	{"slow ends", 1, func(w *world, e event) { w.toggle("slow ends", e) }, true},
-	{"late calls", 2, func(w *world, e event) { w.toggle("late calls", e) }, true},
+	{"late calls", 5, func(w *world, e event) { w.toggle("late calls", e) }, true},
 	{"unauthorised", 1, func(w *world, e event) { w.toggle("unauthorised", e) }, true},
 	{"throttling", 1, func(w *world, e event) { w.toggle("throttling", e) }, true},
 	{"partial list", 2, func(w *world, e event) { w.toggle("partial list", e) }, true},
 	{"empty list", 1, func(w *world, e event) { w.toggle("empty list", e) }, true},
 	{"living forgotten", 2, func(w *world, e event) { w.toggle("living forgotten", e) }, true},
-	{"termination refused", 2, func(w *world, e event) { w.toggle("termination refused", e) }, true},
+	{"termination refused", 4, func(w *world, e event) { w.toggle("termination refused", e) }, true},
 	{"store reads", 2, func(w *world, e event) { w.toggle("store reads", e) }, true},
 	{"kubelet hangs", 8, (*world).hangKubelet, false},
 	{"pause", 4, func(w *world, e event) {
@@ -148,7 +148,7 @@ func history(r *rand.Rand, n int, mild bool) []event {
 		for _, k := range kinds {
 			if x -= k.weight; x < 0 {
 				list[i] = event{kind: k.kind, a: r.Uint32(), b: r.Uint32(), t: duration(r)}
-				if mild && k.kind == "wait" && r.IntN(5) == 0 {
+				if mild && k.kind == "wait" && r.IntN(4) == 0 {
 					list[i].t = time.Duration(r.Int64N(int64(2 * reachBound)))
 				}
 				break
@@ -382,7 +382,8 @@ func (w *world) arm(n int, after bool) {
 
 func (w *world) failCloud(e event) {
 	kinds := []sim.Kind{
-		sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStop, sim.KindStart, sim.AnyKind, sim.KindDescribe, sim.KindAttachDisk,
+		sim.KindLaunch, sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindTerminate, sim.KindStop, sim.KindStop,
+		sim.KindStart, sim.KindStart, sim.KindAttachDisk, sim.KindAttachDisk, sim.KindList, sim.KindDescribe, sim.AnyKind,
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
