@@ -58,6 +58,7 @@ type machine struct {
 	configured bool
 	stuck      bool      // its kubelet does not end its pod
 	kept       bool      // and has not ended it
+	cutAtEnd   bool      // it is cut off when it has reported that its pod has ended
 	hung       bool      // its kubelet does nothing at all
 	missed     bool      // and Kip has missed its lease
 	started    time.Time // when its kubelet was up; zero when it is not
@@ -316,6 +317,7 @@ func (m *machine) report(ctx context.Context, pod *corev1.Pod) time.Duration {
 		if err := w.api.edit(m.name, &metav1.Preconditions{UID: &m.pod}, send); err != nil {
 			return retry
 		}
+		m.cutAfter(status)
 	}
 	if pod.DeletionTimestamp != nil {
 		zero := int64(0)
@@ -325,6 +327,26 @@ func (m *machine) report(ctx context.Context, pod *corev1.Pod) time.Duration {
 		}
 	}
 	return 0
+}
+
+// cutAfter cuts the machine off for two minutes if it is to be and its pod has ended.
+func (m *machine) cutAfter(status corev1.PodPhase) {
+	w := m.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !m.cutAtEnd || status != corev1.PodSucceeded && status != corev1.PodFailed {
+		return
+	}
+	if s := m.session; s != nil {
+		s.api.freezeBeat()
+	}
+	m.cutAtEnd, m.cutOff, w.lasting["cut off"] = false, true, true
+	w.linksChanged()
+	go func() {
+		if sleep(w.ctx, 2*time.Minute) {
+			w.healLinks()
+		}
+	}()
 }
 
 func others(list []corev1.PodCondition) (kept []corev1.PodCondition) {

@@ -73,7 +73,7 @@ var kinds = []kind{
 			}
 		})
 	}, false},
-	{"exit", 6, func(w *world, e event) { w.exitPod(e.a, int(e.b%2)) }, false},
+	{"exit", 6, func(w *world, e event) { w.exitPod(e.a, int(e.b%2), e.b%8 < 2) }, false},
 	{"annotate", 1, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.annotate(p, e.b) }) }, false},
 	{"kill", 4, func(w *world, e event) { w.killFor(e) }, false},
 	{"kill at", 8, func(w *world, e event) { w.arm(int(1+e.a%12), e.b%2 == 1) }, false},
@@ -95,27 +95,27 @@ var kinds = []kind{
 	{"list fails", 1, func(w *world, e event) { w.expireWatches(int(1 + e.a%3)) }, false},
 	{"eviction blocked", 2, func(w *world, e event) { w.blockEvictions(int(1 + e.a%3)) }, false},
 	{"store unread", 1, (*world).failLoad, false},
-	{"quota", 2, func(w *world, e event) { w.toggle("quota", e) }, true},
+	{"quota", 4, func(w *world, e event) { w.toggle("quota", e) }, true},
 	{"notices end", 1, func(w *world, _ event) { w.cloud.CutInterruptions(errQueueGone) }, false},
 	{"cut off", 6, func(w *world, e event) { w.cutOff(e) }, false},
 	{"heal one by one", 6, (*world).healSlowly, false},
-	{"heal", 3, func(w *world, _ event) {
+	{"heal", 5, func(w *world, _ event) {
 		if w.healLinks() {
 			w.happened("heal")
 		}
 	}, false},
-	{"stuck", 4, func(w *world, e event) { w.stick(e.a) }, false},
+	{"stuck", 5, func(w *world, e event) { w.stick(e.a) }, false},
 	{"stray", 3, func(w *world, e event) { w.stray() }, false},
 	{"list lag", 2, (*world).setListLag, false},
-	{"slow boots", 2, func(w *world, e event) { w.toggle("slow boots", e) }, true},
+	{"slow boots", 4, func(w *world, e event) { w.toggle("slow boots", e) }, true},
 	{"slow ends", 1, func(w *world, e event) { w.toggle("slow ends", e) }, true},
 	{"late calls", 5, func(w *world, e event) { w.toggle("late calls", e) }, true},
 	{"unauthorised", 1, func(w *world, e event) { w.toggle("unauthorised", e) }, true},
 	{"throttling", 1, func(w *world, e event) { w.toggle("throttling", e) }, true},
-	{"partial list", 2, func(w *world, e event) { w.toggle("partial list", e) }, true},
+	{"partial list", 5, func(w *world, e event) { w.toggle("partial list", e) }, true},
 	{"empty list", 1, func(w *world, e event) { w.toggle("empty list", e) }, true},
 	{"living forgotten", 2, func(w *world, e event) { w.toggle("living forgotten", e) }, true},
-	{"termination refused", 4, func(w *world, e event) { w.toggle("termination refused", e) }, true},
+	{"termination refused", 3, func(w *world, e event) { w.toggle("termination refused", e) }, true},
 	{"store reads", 2, func(w *world, e event) { w.toggle("store reads", e) }, true},
 	{"kubelet hangs", 8, (*world).hangKubelet, false},
 	{"pause", 4, func(w *world, e event) {
@@ -171,7 +171,7 @@ func draw(r *rand.Rand) setting {
 	s := setting{mild: r.IntN(3) == 0, seed: r.Uint64(), cloudAPI: r.IntN(4) == 0, movingAddr: r.IntN(2) == 0,
 		maxTries: []int{0, 0, 3, 10}[r.IntN(4)]}
 	s.shared = s.seed%3 == 0
-	if r.IntN(2) == 0 {
+	if r.IntN(3) > 0 {
 		s.pools = append(s.pools, poolOf{"small", 1 + r.IntN(3), r.IntN(3) == 0})
 	}
 	s.knobs = sim.Knobs{
@@ -239,9 +239,9 @@ func (w *world) untouched() bool {
 // createPod says whether there is a pod more.
 func (w *world) createPod(a, b uint32) bool {
 	policy := []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}[a%3]
-	if a%7 == 0 {
+	if a%5 == 1 {
 		w.mu.Lock()
-		w.nextDisk = w.disks[(a/7)%diskCount]
+		w.nextDisk = w.disks[(a/5)%diskCount]
 		w.mu.Unlock()
 	}
 	return w.addPod(policy, sizes[b%uint32(len(sizes))], a%5 != 0, int64(1+b%30)) != ""
@@ -306,7 +306,9 @@ func (w *world) annotate(p *corev1.Pod, b uint32) {
 }
 
 // exitPod has the containers of a pod that runs exit.
-func (w *world) exitPod(a uint32, code int) {
+// exitPod lets the containers of a pod exit. One that is cut has no connection as soon
+// as the end is reported.
+func (w *world) exitPod(a uint32, code int, cut bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var list []*machine
@@ -320,7 +322,7 @@ func (w *world) exitPod(a uint32, code int) {
 	}
 	slices.SortFunc(list, func(a, b *machine) int { return strings.Compare(string(a.pod), string(b.pod)) })
 	m := list[int(a)%len(list)]
-	m.exit = &code
+	m.exit, m.cutAtEnd = &code, cut
 	m.poke()
 }
 
@@ -383,7 +385,7 @@ func (w *world) arm(n int, after bool) {
 func (w *world) failCloud(e event) {
 	kinds := []sim.Kind{
 		sim.KindLaunch, sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindTerminate, sim.KindStop, sim.KindStop,
-		sim.KindStart, sim.KindStart, sim.KindAttachDisk, sim.KindAttachDisk, sim.KindList, sim.KindDescribe, sim.AnyKind,
+		sim.KindStart, sim.KindStart, sim.KindAttachDisk, sim.KindAttachDisk, sim.KindList, sim.KindDescribe, sim.AnyKind, sim.AnyKind,
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -393,6 +395,9 @@ func (w *world) failCloud(e event) {
 		fault.Delay = e.t
 	}
 	kind := kinds[e.a%uint32(len(kinds))]
+	if kind == sim.KindLaunch && e.t%2 == 0 { // a call that is surely refused costs a cell
+		f.name, fault = "refused", refused
+	}
 	for range 1 + e.b/1000%3 { // sometimes several in a row
 		w.cloudFail = append(w.cloudFail, cloudFault{kind, int(1 + e.b%3), f.name, fault})
 	}
@@ -401,6 +406,8 @@ func (w *world) failCloud(e event) {
 // errPlanned marks the answers of single calls that were to fail, which must not
 // count as those of a fault that lasts.
 var errPlanned = errors.New("planned")
+
+var refused = sim.Fault{Before: fmt.Errorf("%w: %w: bad subnet", errPlanned, cloud.ErrRefused)}
 
 // cloudFaults are what happens to single calls to the cloud.
 var cloudFaults = []struct {
@@ -416,7 +423,7 @@ var cloudFaults = []struct {
 	{"over quota", sim.Fault{Before: fmt.Errorf("%w: %w", errPlanned, cloud.ErrQuota)}},
 	{"unauthorised", sim.Fault{Before: fmt.Errorf("%w: %w", errPlanned, cloud.ErrUnauthorised)}},
 	{"no capacity", sim.Fault{Before: fmt.Errorf("%w: %w", errPlanned, cloud.ErrCapacity)}},
-	{"refused", sim.Fault{Before: fmt.Errorf("%w: %w: bad subnet", errPlanned, cloud.ErrRefused)}},
+	{"refused", refused},
 	{"late", sim.Fault{}},
 }
 
@@ -520,7 +527,7 @@ func (w *world) set(what string, on bool, e event) {
 		w.api.fail = func(after bool) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			if !w.lasting["api faults"] || r.IntN(5) != 0 || after != (r.IntN(2) == 0) {
+			if !w.lasting["api faults"] || r.IntN(2) != 0 || after != (r.IntN(2) == 0) {
 				return nil
 			}
 			return errAPI
@@ -575,7 +582,11 @@ func (w *world) set(what string, on bool, e event) {
 func (w *world) hit(what, instance string) bool {
 	h := fnv.New32a()
 	_, _ = fmt.Fprint(h, instance, w.salt[what])
-	return w.lasting[what] && h.Sum32()%2 == 0
+	share := uint32(2)
+	if what == "termination refused" { // it shows in one call only, which is made seldom
+		share = 3
+	}
+	return w.lasting[what] && h.Sum32()%4 < share
 }
 
 // omit takes instances out of an answer of the cloud's list: all while it is empty,

@@ -118,7 +118,9 @@ var leastPlays = map[string]int{
 	"store reads":          500,
 	"eviction tried again": 80,
 	"heal one by one":      25,
-	"deposed":              40,
+	"deposed":              80,
+
+	"dial of a deposed Kip": 5,
 
 	"cloud fault of launch":        1000,
 	"cloud fault of list":          700,
@@ -130,7 +132,7 @@ var leastPlays = map[string]int{
 
 	"Event CellLost":               500,
 	"Event EndHeldBack":            100,
-	"Event CellNotLaunched":        1500,
+	"Event CellNotLaunched":        750,
 	"Event CellSilent":             80,
 	"Event DeletionOverdue":        50,
 	"Event Evicted":                80,
