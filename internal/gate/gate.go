@@ -125,6 +125,9 @@ type Gate struct {
 	mu sync.Mutex
 	// window are the ends that counted in the last Limit.Window, oldest first.
 	window []passed
+	// waiting are the namespaces of which the limit holds an end back, and when that was
+	// last asked for.
+	waiting map[string]time.Time
 	// reserved is how many more are stored to have ended, and reservedUntil when they
 	// may not be spent any more.
 	reserved      int
@@ -144,6 +147,7 @@ func New(cfg Config) *Gate {
 		cfg:      cfg,
 		admitted: map[string]bool{},
 		held:     map[string]*held{},
+		waiting:  map[string]time.Time{},
 	}
 }
 
@@ -196,8 +200,12 @@ func (g *Gate) decide(e End, population int) (because *HeldError, unstored bool)
 	switch {
 	case unstored:
 	case because == nil:
+		delete(g.waiting, e.Pod.Namespace) // until the next one asks
 		g.admit(e.Instance)
 	default:
+		if because.Reason == ByLimit {
+			g.waiting[e.Pod.Namespace] = now
+		}
 		g.note(e, because, now)
 	}
 	return because, unstored

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	clocktesting "k8s.io/utils/clock/testing"
 )
@@ -125,6 +126,49 @@ func TestTheShareIsOfAsManyAsThereWereWhenTheTimeBegan(t *testing.T) {
 	w.pass(time.Minute)
 	if n := w.admitted(all[100:], 300); n != 30 {
 		t.Errorf("%d end in the next time, want 30", n)
+	}
+}
+
+// A namespace whose cells end all the time leaves others their turn; one that is alone
+// may have all.
+func TestNamespacesTakeTurnsAtWhatMayEnd(t *testing.T) {
+	w := newWorld(Limit{})
+	of := func(namespace, instance string) End {
+		return End{Instance: instance, Pod: apiv1.PodReference{Namespace: namespace}, Mistakable: true}
+	}
+	serial := 0
+	loses := func(namespace string) bool {
+		serial++
+		return w.Admit(t.Context(), of(namespace, fmt.Sprint(namespace, serial)), 100) == nil
+	}
+	for n := range 10 {
+		if w.pass(time.Second); !loses("noisy-1") {
+			t.Fatalf("alone, it is held back after %d", n)
+		}
+	}
+	waits := map[string]time.Time{"quiet-1": w.clock.Now(), "quiet-2": w.clock.Now()}
+	got := 0
+	for range 600 {
+		w.pass(time.Second)
+		for _, noisy := range []string{"noisy-1", "noisy-2"} { // both ask first
+			if loses(noisy) {
+				got++
+			}
+		}
+		for quiet, since := range waits {
+			if w.Admit(t.Context(), of(quiet, quiet), 100) == nil {
+				if long := w.clock.Now().Sub(since); long > DefaultLimit.Window {
+					t.Errorf("%s waited for %s", quiet, long)
+				}
+				delete(waits, quiet)
+			}
+		}
+	}
+	if len(waits) > 0 {
+		t.Errorf("in ten minutes it was never the turn of %v", waits)
+	}
+	if got != 18 {
+		t.Errorf("the noisy ones had %d more ends in ten minutes, want all 20 but the 2 of others", got)
 	}
 }
 

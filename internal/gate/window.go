@@ -1,8 +1,10 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 )
@@ -35,6 +37,30 @@ type passed struct {
 	// Population is how many there were then.
 	Population int `json:"population"`
 	Ends       int `json:"ends"`
+	// namespace is that of the pod that ended, if this process has ended it.
+	namespace *string
+}
+
+// isTurn says that no namespace waits that has had fewer ends within the time: who has
+// pods that end all the time does not keep others from ever getting another cell. It is
+// called under mu.
+func (g *Gate) isTurn(namespace string, now time.Time) bool {
+	maps.DeleteFunc(g.waiting, func(_ string, asked time.Time) bool { return now.Sub(asked) > heldFor })
+	if _, mine := g.waiting[namespace]; len(g.waiting) == 0 || mine && len(g.waiting) == 1 {
+		return true
+	}
+	had := map[string]int{}
+	for _, p := range g.window {
+		if p.namespace != nil {
+			had[*p.namespace] += p.Ends
+		}
+	}
+	for other := range g.waiting {
+		if had[other] < had[namespace] {
+			return false
+		}
+	}
+	return true
 }
 
 // count is how many ends count now, and how many may. It is called under mu.
@@ -69,13 +95,26 @@ func (g *Gate) bound(e End, now time.Time, population int) (because *HeldError, 
 			After: after,
 		}, false
 	}
+	if !g.isTurn(e.Pod.Namespace, now) {
+		return &HeldError{
+			Reason: ByLimit,
+			Text: fmt.Sprintf("as many as may end for a mistake had ended within %s, and it is the turn of other namespaces than %s",
+				g.cfg.Limit.Window, cmp.Or(e.Pod.Namespace, "none")),
+			After: storeRetry,
+		}, false
+	}
 	if g.cfg.Store != nil {
 		if g.reserved == 0 || !now.Before(g.reservedUntil) {
 			return nil, true
 		}
 		g.reserved--
 	}
-	g.window = append(g.window, passed{At: now, Population: population, Ends: 1})
+	g.window = append(g.window, passed{
+		At:         now,
+		Population: population,
+		Ends:       1,
+		namespace:  &e.Pod.Namespace,
+	})
 	return nil, false
 }
 

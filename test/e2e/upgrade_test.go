@@ -86,7 +86,9 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 		return world.RunKipOf(filepath.Join(bin, "kip"), log, args...)
 	}, func(provider map[string]any) {
 		upgraded(provider)
-		delete(provider["cells"].(map[string]any), "grants") // it does not know them
+		for _, key := range []string{"grants", "endLimit"} { // it does not know them
+			delete(provider["cells"].(map[string]any), key)
+		}
 		provider["cloud"].(map[string]any)["local"].(map[string]any)["rootDir"] = root
 	})
 	socket := filepath.Join(data, "kip.sock")

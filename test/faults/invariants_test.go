@@ -188,11 +188,20 @@ func (w *world) check() []string {
 	}
 
 	// An eviction that was forbidden is tried again until the pod is gone, or its
-	// instance.
+	// instance, unless too many have ended.
+	held := map[string]bool{}
+	if k != nil && k.up {
+		for _, h := range k.gate.Held() {
+			held[h.Instance] = true
+		}
+	}
 	for _, p := range podList {
 		at, blocked := forbidden[p.UID]
 		a := w.boundTo(p.UID)
 		if !blocked || terminal(p) || p.DeletionTimestamp != nil || a == nil || !a.cell.Interrupted.After(now) || k == nil || !k.up {
+			continue
+		}
+		if held[a.cell.Instance.ID] {
 			continue
 		}
 		live["eviction"] = true
