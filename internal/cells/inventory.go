@@ -377,7 +377,7 @@ func (v *inventory) adopt(seen look, f findings, states map[string]cloud.State) 
 			}
 		}
 	}
-	seen.lacks = slices.ContainsFunc(f.lacking, func(id string) bool { return !seen.ended[id] })
+	seen.lacks = seen.wrong || slices.ContainsFunc(f.lacking, func(id string) bool { return !seen.ended[id] })
 	v.latest = seen
 	return seen
 }
