@@ -15,6 +15,11 @@ var RBAC []byte
 //go:embed policies.yaml
 var Policies []byte
 
+// Webhook is by what the API server asks Kip about pods before it makes them.
+//
+//go:embed webhook.yaml
+var Webhook []byte
+
 // StorageClass is for claims whose volumes are disks of Kip's cloud.
 //
 //go:embed storageclass.yaml

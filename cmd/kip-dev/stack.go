@@ -21,7 +21,7 @@ import (
 type place struct {
 	state, bin, kip, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType string
 	ipv6CIDR, serviceIPv6CIDR                                                                 string
-	kips, nodes, cpus                                                                         int
+	kips, nodes, cpus, tolerationSeconds                                                      int
 	noFsync, upstreamLimits, verbose, serviceProxy                                            bool
 	kipArgs                                                                                   []string
 }
@@ -49,6 +49,8 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.BoolVar(&p.noFsync, "no-fsync", false, "etcd does not wait for the disk: for tests")
 	fs.BoolVar(&p.upstreamLimits, "upstream-limits", false,
 		"let the controller manager and the scheduler ask no more of the API server than by default: for benchmarks")
+	fs.IntVar(&p.tolerationSeconds, "toleration-seconds", 0,
+		"how many `seconds` pods that do not say stay on a node that is not heard of; 0 for upstream's default")
 	fs.StringVar(&p.auditLog, "audit-log", "",
 		"`file` to which the API server appends who asked it for what: for benchmarks; it stays after the end")
 	fs.BoolVarP(&p.verbose, "verbose", "v", false, "log more")
@@ -113,6 +115,8 @@ func (p *place) options(command string) (stack.Options, error) {
 		KipArgs:         p.kipArgs,
 		Command:         command,
 		Log:             slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
+
+		TolerationSeconds: p.tolerationSeconds,
 	}, nil
 }
 

@@ -50,6 +50,8 @@ func (o *options) add(f *pflag.FlagSet) {
 	f.StringVar(&o.ClientCA, "client-ca-file", "",
 		"`file` with the CA of client certificates that the kubelet port accepts; default: the one that the API server publishes, if Kip may read it, "+
 			"else only tokens that the API server reviews")
+	f.IntVar(&o.WebhookPort, "webhook-port", 9443,
+		"`port` at which the API server asks about pods before it makes them, where deploy/webhook.yaml is installed; 0 for none")
 	f.StringVar(&o.MetricsAddr, "metrics-addr", ":10255", "`address` of /metrics, /healthz and /readyz; 0 for none")
 	f.Float32Var(&o.QPS, "kube-api-qps", 1000,
 		"requests a second to the API server: Kip asks for all its cells what as many kubelets would, each with 50")
@@ -116,6 +118,9 @@ func (o *options) complete() error {
 	}
 	if o.KubeletPort < 1 || o.KubeletPort > 65535 {
 		return fmt.Errorf("--kubelet-port is %d: it must be from 1 to 65535", o.KubeletPort)
+	}
+	if o.WebhookPort < 0 || o.WebhookPort > 65535 {
+		return fmt.Errorf("--webhook-port is %d: it must be from 0 to 65535", o.WebhookPort)
 	}
 	var err error
 	if o.clusterDNS != "" {

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -69,6 +70,9 @@ type Options struct {
 	// Peers are further virtual nodes, with the addresses of their kubelet ports.
 	// One service account serves all.
 	Peers map[string]netip.Addr
+	// TolerationSeconds is how long pods that do not say stay on a node that is not heard
+	// of; 0 for upstream's five minutes.
+	TolerationSeconds int
 	// AuditLog, if it is set, is the file to which the API server appends a line of
 	// JSON for each stage of each request, with who asked for what: for benchmarks.
 	// It is outside of what the cluster removes.
@@ -230,6 +234,20 @@ func (c *Cluster) start(ctx context.Context) error {
 	}
 	if _, err := manifest.Apply(ctx, c.admin, "kip-dev", deploy.StorageClass); err != nil {
 		return fmt.Errorf("make the StorageClass of Kip's disks: %w", err)
+	}
+	addresses := maps.Clone(c.opts.Peers)
+	if addresses == nil {
+		addresses = map[string]netip.Addr{}
+	}
+	addresses[c.opts.NodeName] = c.opts.Address
+	for node, address := range addresses {
+		hooks, err := webhooksFor(node, address)
+		if err == nil {
+			_, err = manifest.Apply(ctx, c.admin, "kip-dev", hooks)
+		}
+		if err != nil {
+			return fmt.Errorf("have the API server ask Kip about the pods of node %s: %w", node, err)
+		}
 	}
 	for node := range c.opts.Peers {
 		rights, err := rightsFor(node)

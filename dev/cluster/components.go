@@ -25,6 +25,10 @@ import (
 // kubeletClient is the user that the API server is to the kubelet port.
 const kubeletClient = "kube-apiserver-kubelet-client"
 
+// nodeRanges is what the node IPAM controller gives nodes from. Nothing here routes or uses
+// it: the addresses of pods are those of machines.
+const nodeRanges = "100.64.0.0/12"
+
 // maxSocketPath is the size of sun_path, with its final NUL: unix(7).
 const maxSocketPath = 108
 
@@ -86,7 +90,7 @@ func (c *Cluster) serviceRanges() string {
 
 func (c *Cluster) apiserverArgs(etcd string, bridge *net.TCPAddr) []string {
 	f := c.files
-	return []string{
+	args := []string{
 		"--etcd-servers=" + etcd,
 		"--advertise-address=" + bridge.IP.String(),
 		"--service-cluster-ip-range=" + c.serviceRanges(),
@@ -116,6 +120,10 @@ func (c *Cluster) apiserverArgs(etcd string, bridge *net.TCPAddr) []string {
 		// This host has routes to pods, and none to Services.
 		"--enable-aggregator-routing=true",
 	}
+	if n := c.opts.TolerationSeconds; n > 0 {
+		args = append(args, fmt.Sprint("--default-not-ready-toleration-seconds=", n), fmt.Sprint("--default-unreachable-toleration-seconds=", n))
+	}
+	return args
 }
 
 // auditPolicy logs who asked for what and the answer's code, without bodies,
@@ -151,6 +159,9 @@ func (c *Cluster) controllerManagerArgs() []string {
 		"--root-ca-file="+f.cert("ca"),
 		"--cluster-signing-cert-file="+f.cert("ca"),
 		"--cluster-signing-key-file="+f.key("ca"),
+		// As in most clusters, every node gets a range, also one that has no use for it.
+		"--allocate-node-cidrs=true",
+		"--cluster-cidr="+nodeRanges,
 		// A third of the default, for those who wait for it.
 		"--horizontal-pod-autoscaler-sync-period=5s",
 	)

@@ -5,22 +5,32 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/dev/manifest"
+	"github.com/elotl/kip/internal/admission"
+	"github.com/elotl/kip/internal/pki"
 )
 
 // The driver and the provisioner of Kip's disks, and who makes them.
@@ -33,6 +43,11 @@ const (
 // identities are clients of one cluster.
 type identities struct {
 	admin, kip, provisioner, node kubernetes.Interface
+	kipDynamic, nodeDynamic       dynamic.Interface
+	// another virtual node of the same Kip, and one that is none of its nodes
+	second, stranger kubernetes.Interface
+	// a further virtual node, and the controllers of a cloud
+	cloudNode, cloud kubernetes.Interface
 }
 
 // started is a control plane on loopback, with deploy/ and nothing else, and those
@@ -73,22 +88,39 @@ func started(t *testing.T) identities {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := func(cfg *rest.Config, as ...string) kubernetes.Interface {
+	who := func(cfg *rest.Config, as ...string) *rest.Config {
 		cfg = rest.CopyConfig(cfg)
 		if len(as) > 0 {
 			cfg.Impersonate = rest.ImpersonationConfig{UserName: as[0], Groups: as[1:]}
 		}
+		return cfg
+	}
+	client := func(cfg *rest.Config) kubernetes.Interface {
 		all, err := kubernetes.NewForConfig(cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return all
 	}
+	untyped := func(cfg *rest.Config) dynamic.Interface {
+		all, err := dynamic.NewForConfig(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	node := who(kip, "system:node:kip-0", "system:nodes")
 	return identities{
 		admin:       client(c.AdminConfig()),
 		kip:         client(kip),
-		provisioner: client(kip, provisionerSA),
-		node:        client(kip, "system:node:kip-0", "system:nodes"),
+		provisioner: client(who(kip, provisionerSA)),
+		node:        client(node),
+		kipDynamic:  untyped(kip),
+		nodeDynamic: untyped(node),
+		second:      client(who(kip, "system:node:kip-0-64", "system:nodes")),
+		stranger:    client(who(kip, "system:node:kip-0-65", "system:nodes")),
+		cloudNode:   client(who(kip, "system:node:"+cloudNode, "system:nodes")),
+		cloud:       client(who(c.AdminConfig(), cloudSA, "system:serviceaccounts")),
 	}
 }
 
@@ -152,9 +184,14 @@ func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
 	}
 	is := started(t)
 	kipMakesItsNode(t, is)
+	eachNodeReadsWhatItsOwnPodsName(t, is)
 	kipEscapesByNoVolume(t, is)
 	kipWritesOfItsNodeWhatIsItsOwn(t, is)
 	podsAskForWhatTheirNamespaceIsGranted(t, is)
+	kipWritesOfItsWebhookWhoIsTrusted(t, is)
+	podsAreChangedAsKipAnswers(t, is)
+	podsOfANamespaceOfKipsAreForKip(t, is)
+	cloudsLeaveKipsNodeWhileKipIsAway(t, is)
 }
 
 func kipMakesItsNode(t *testing.T, is identities) {
@@ -162,7 +199,8 @@ func kipMakesItsNode(t *testing.T, is identities) {
 		Name: "kip-0",
 		Labels: map[string]string{
 			"type": "virtual-kubelet", "kubernetes.io/hostname": "kip-0", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
-			"node.kubernetes.io/instance-type": "kip", "topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r",
+			"node.kubernetes.io/instance-type": "kip", "node.kubernetes.io/exclude-from-external-load-balancers": "true",
+			"topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r",
 			"team": "a",
 		},
 	}}
@@ -180,6 +218,57 @@ func kipMakesItsNode(t *testing.T, is identities) {
 	second.Name, second.Labels["kubernetes.io/hostname"] = "kip-1", "kip-1"
 	if _, err := is.kip.CoreV1().Nodes().Create(t.Context(), second, metav1.CreateOptions{}); err != nil {
 		t.Errorf("Kip makes its second node: %v", err)
+	}
+}
+
+// Kip is each of its virtual nodes, and as one it reads nothing of another's pods.
+func eachNodeReadsWhatItsOwnPodsName(t *testing.T, is identities) {
+	ctx := t.Context()
+	_, err := is.kip.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "kip-0-64"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Errorf("Kip makes its last virtual node: %v", err)
+	}
+	for pod, node := range map[string]string{"of-first": "kip-0", "of-second": "kip-0-64"} {
+		if _, err := is.admin.CoreV1().Secrets("default").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: pod}},
+			metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		becomes(t, "a pod on "+node, func() error {
+			_, err := is.admin.CoreV1().Pods("default").Create(ctx, &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: pod},
+				Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "busybox", EnvFrom: []corev1.EnvFromSource{
+					{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: pod}}},
+				}}}},
+			}, metav1.CreateOptions{})
+			return err
+		})
+	}
+	reads := func(by kubernetes.Interface, secret string) error {
+		_, err := by.CoreV1().Secrets("default").Get(ctx, secret, metav1.GetOptions{})
+		return err
+	}
+	lists := func(by kubernetes.Interface, node string) error {
+		_, err := by.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+		return err
+	}
+	becomes(t, "the first node reads what its pod names", func() error { return reads(is.node, "of-first") })
+	becomes(t, "the second node reads what its pod names", func() error { return reads(is.second, "of-second") })
+	for what, err := range map[string]error{
+		"the first node reads what the second's pod names": refused(reads(is.node, "of-second"), "no relationship found"),
+		"the second node reads what the first's pod names": refused(reads(is.second, "of-first"), "no relationship found"),
+		"the second node lists the first's pods":           refused(lists(is.second, "kip-0"), "field selector"),
+		"the second node lists its own pods":               lists(is.second, "kip-0-64"),
+		"Kip is a node that is none of its own":            refused(lists(is.stranger, "kip-0-65"), "cannot impersonate"),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, pod := range []string{"of-first", "of-second"} {
+		now := int64(0)
+		if err := is.admin.CoreV1().Pods("default").Delete(ctx, pod, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
@@ -297,8 +386,8 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 		{is.kip, `{"metadata":{"labels":{"x.k8s.io/a":""}}}`, "Kip writes those of its node's host"},
 		{is.kip, `{"spec":{"unschedulable":null}}`, "does not uncordon"},
 		{is.node, `{"spec":{"unschedulable":null}}`, "does not uncordon"},
+		{is.kip, `{"metadata":{"labels":{"kubernetes.io/arch":null,"karpenter.sh/capacity-type":"spot"}}}`, ""},
 		{is.admin, `{"spec":{"unschedulable":null}}`, ""},
-		{is.kip, `{"spec":{"unschedulable":true}}`, ""},
 	} {
 		err := patch(c.by, c.body)
 		if c.words != "" {
@@ -324,6 +413,7 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 		{is.kip, "more", []corev1.Taint{taint("more", corev1.TaintEffectNoSchedule)}, "its node's taints"},
 		{is.kip, own, []corev1.Taint{taint(own, corev1.TaintEffectPreferNoSchedule)}, ""},
 		{is.kip, own, nil, ""},
+		{is.kip, "kip.elotl.co/removed", []corev1.Taint{taint("kip.elotl.co/removed", corev1.TaintEffectNoSchedule)}, ""},
 	} {
 		becomes(t, fmt.Sprintf("the taint %s as %v", c.key, c.with), func() error {
 			node, err := is.admin.CoreV1().Nodes().Get(t.Context(), "kip-0", metav1.GetOptions{})
@@ -340,6 +430,43 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 			}
 			return err
 		})
+	}
+	if err := patch(is.admin, `{"spec":{"unschedulable":true}}`); err != nil {
+		t.Fatal(err)
+	}
+	becomes(t, "Kip marks a cordoned node as taken out", func() error {
+		node, err := is.admin.CoreV1().Nodes().Get(t.Context(), "kip-0", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		others := slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "kip.elotl.co/removed" })
+		for _, c := range []struct {
+			by     kubernetes.Interface
+			taints []corev1.Taint
+			words  string
+		}{
+			{is.admin, others, ""},
+			{is.kip, append(slices.Clip(others), taint("kip.elotl.co/removed", corev1.TaintEffectNoSchedule)), "that is cordoned already"},
+			{is.admin, append(slices.Clip(others), taint("kip.elotl.co/removed", corev1.TaintEffectNoSchedule)), ""},
+		} {
+			body, err := json.Marshal(map[string]any{"spec": map[string]any{"taints": c.taints}})
+			if err != nil {
+				return err
+			}
+			if err = patch(c.by, string(body)); c.words != "" {
+				err = refused(err, c.words)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	// One that was taken out, and comes back.
+	for _, body := range []string{`{"spec":{"unschedulable":true}}`, `{"spec":{"unschedulable":null}}`} {
+		if err := patch(is.kip, body); err != nil {
+			t.Errorf("Kip writes %s of a node that it had taken out: %v", body, err)
+		}
 	}
 	crd := `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"things.example.com"},"spec":{
 		"group":"example.com","scope":"Cluster","names":{"plural":"things","kind":"Thing"},
@@ -412,6 +539,8 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 		{"open", "instance-type", "c5.*", true},
 		{"open", "instance-type", "m5.large", true},
 		{"open", "instance-type", "p5.48xlarge", false},
+		{"open", "instance-requirements", "x", false},
+		{"closed", "instance-requirements", "x", true},
 		{"any", "instance-profile", "writer", true},
 		{"any", "security-groups", "sg-3", true},
 		{"any", "cloud-route", "0.0.0.0/0", true},
@@ -468,5 +597,212 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 	}, metav1.CreateOptions{})
 	if err := refused(err, "instance-profile: namespace open"); err != nil {
 		t.Errorf("an annotation of the binding: %v", err)
+	}
+}
+
+func kipWritesOfItsWebhookWhoIsTrusted(t *testing.T, is identities) {
+	ctx := t.Context()
+	trusted, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hooks := is.kip.AdmissionregistrationV1().MutatingWebhookConfigurations()
+	other := "https://192.0.2.1/"
+	fail, all := admissionregistrationv1.Fail, admissionregistrationv1.RuleWithOperations{
+		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.OperationAll},
+		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}},
+	}
+	for says, c := range map[string]struct {
+		change func(*admissionregistrationv1.MutatingWebhookConfiguration)
+		words  string
+	}{
+		"who is trusted": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks[0].ClientConfig.CABundle = trusted.CertificatePEM()
+		}, ""},
+		"all resources": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks[0].Rules = []admissionregistrationv1.RuleWithOperations{all}
+		}, "only whom the API server is to trust"},
+		"other pods": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) { c.Webhooks[0].MatchConditions = nil },
+			"only whom the API server is to trust"},
+		"other namespaces": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks[1].NamespaceSelector = &metav1.LabelSelector{}
+		}, "only whom the API server is to trust"},
+		"another who answers": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) { c.Webhooks[0].ClientConfig.URL = &other },
+			"only whom the API server is to trust"},
+		"that nothing goes without it": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) { c.Webhooks[0].FailurePolicy = &fail },
+			"only whom the API server is to trust"},
+		"one more": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			more := c.Webhooks[0].DeepCopy()
+			more.Name = "more.kip.elotl.co"
+			c.Webhooks = append(c.Webhooks, *more)
+		}, "only whom the API server is to trust"},
+		"one under another name": {func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks[0].Name = "more.kip.elotl.co"
+		},
+			"only whom the API server is to trust"},
+	} {
+		becomes(t, "Kip writes of its webhook: "+says, func() error {
+			have, err := hooks.Get(ctx, "kip-0", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			c.change(have)
+			_, err = hooks.Update(ctx, have, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+			if c.words != "" {
+				return refused(err, c.words)
+			}
+			return err
+		})
+	}
+	_, err = hooks.Create(ctx, &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "mine"}},
+		metav1.CreateOptions{})
+	if err := refused(err, "cannot create resource"); err != nil {
+		t.Errorf("Kip makes a webhook: %v", err)
+	}
+	if err := refused(hooks.Delete(ctx, "kip-0", metav1.DeleteOptions{}), "cannot delete resource"); err != nil {
+		t.Errorf("Kip removes its webhook: %v", err)
+	}
+	_, err = is.kip.AdmissionregistrationV1().ValidatingWebhookConfigurations().List(ctx, metav1.ListOptions{})
+	if err := refused(err, "cannot list resource"); err != nil {
+		t.Errorf("Kip reads webhooks: %v", err)
+	}
+}
+
+// The webhook of deploy/, and the code that answers it, with the rights of deploy/, at the
+// address at which webhooksFor has the API server call.
+func podsAreChangedAsKipAnswers(t *testing.T, is identities) {
+	authority, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- admission.New(admission.Config{
+			Name:  "kip-0",
+			Own:   is.kipDynamic,
+			Nodes: []admission.Node{{Name: "kip-0", As: is.nodeDynamic}},
+			Listen: func(ctx context.Context) (net.Listener, error) {
+				return new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.2", strconv.Itoa(webhookPort)))
+			},
+			Authority: func(context.Context) (*pki.Authority, error) { return authority, nil },
+			Rules: func() admission.Rules {
+				return admission.Rules{
+					Label: admission.Label{Key: "type", Value: "virtual-kubelet"},
+					Taint: &corev1.Taint{Key: "virtual-kubelet.io/provider", Value: "kip", Effect: corev1.TaintEffectNoSchedule},
+				}
+			},
+			Clock: clock.RealClock{},
+			Log:   slog.New(slog.DiscardHandler),
+		}).Run(ctx)
+	}()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	for name, labels := range map[string]map[string]string{"for-kip": {"kip.elotl.co/pods": "true"}, "for-anybody": nil} {
+		if _, err := is.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}},
+			metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const instance = "node.kubernetes.io/instance-type"
+	affinity := func(values ...string) *corev1.Affinity {
+		return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: "type", Operator: corev1.NodeSelectorOpIn, Values: values},
+				{Key: instance, Operator: corev1.NodeSelectorOpIn, Values: []string{"c5"}},
+			}}}}}}
+	}
+	for _, c := range []struct {
+		says, namespace string
+		spec            corev1.PodSpec
+		changed         bool
+	}{
+		{"a pod that selects Kip's nodes", "for-anybody",
+			corev1.PodSpec{NodeSelector: map[string]string{"type": "virtual-kubelet", instance: "c5"}}, true},
+		{"one that does so by affinity", "for-anybody", corev1.PodSpec{Affinity: affinity("virtual-kubelet")}, true},
+		{"one that selects other nodes, too", "for-anybody", corev1.PodSpec{Affinity: affinity("virtual-kubelet", "other")}, false},
+		{"one that selects an instance alone", "for-anybody", corev1.PodSpec{NodeSelector: map[string]string{instance: "c5"},
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}}, false},
+		{"the same in a namespace of Kip's", "for-kip", corev1.PodSpec{NodeSelector: map[string]string{instance: "c5"}}, true},
+		{"one there for another node", "for-kip", corev1.PodSpec{NodeSelector: map[string]string{"type": "other", instance: "c5"}}, false},
+		{"one there on a node", "for-kip", corev1.PodSpec{NodeName: "machine", NodeSelector: map[string]string{instance: "c5"}}, false},
+	} {
+		c.spec.Containers = []corev1.Container{{Name: "main", Image: "busybox"}}
+		asked := 0
+		becomes(t, c.says, func() error {
+			pod, err := is.admin.CoreV1().Pods(c.namespace).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "p-"}, Spec: c.spec},
+				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if err != nil {
+				return err
+			}
+			forever := 0
+			for _, t := range pod.Spec.Tolerations {
+				if t.Effect == corev1.TaintEffectNoExecute && t.TolerationSeconds == nil {
+					forever++
+				}
+			}
+			isKips := pod.Annotations["pod.elotl.co/instance-type"] == "c5" && pod.Spec.NodeSelector[instance] == "" && forever == 2
+			untouched := len(pod.Annotations) == 0 && forever == 0
+			if asked++; c.changed && !isKips || !c.changed && !untouched {
+				return fmt.Errorf("it has annotations %v, selects %v and tolerates %v", pod.Annotations, pod.Spec.NodeSelector, pod.Spec.Tolerations)
+			}
+			return nil
+		})
+		if !c.changed && asked != 1 {
+			t.Errorf("%s was changed at first", c.says)
+		}
+	}
+}
+
+// The optional policy, while no Kip answers: the namespaces and the webhook are there.
+func podsOfANamespaceOfKipsAreForKip(t *testing.T, is identities) {
+	ctx := t.Context()
+	text, err := os.ReadFile("../../deploy/namespaces.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := manifest.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var policy admissionregistrationv1.ValidatingAdmissionPolicy
+	var binding admissionregistrationv1.ValidatingAdmissionPolicyBinding
+	for i, into := range []any{&policy, &binding} {
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(objects[i].Object, into, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	registered := is.admin.AdmissionregistrationV1()
+	if _, err := registered.ValidatingAdmissionPolicies().Create(ctx, &policy, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := registered.ValidatingAdmissionPolicyBindings().Create(ctx, &binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ofKip := map[string]string{"type": "virtual-kubelet"}
+	for says, c := range map[string]struct {
+		namespace string
+		spec      corev1.PodSpec
+		refused   bool
+	}{
+		"a pod for any node":                   {"for-kip", corev1.PodSpec{}, true},
+		"one for other nodes":                  {"for-kip", corev1.PodSpec{NodeSelector: map[string]string{"type": "other"}}, true},
+		"one on a machine":                     {"for-kip", corev1.PodSpec{NodeName: "machine", NodeSelector: ofKip}, true},
+		"one for Kip's nodes":                  {"for-kip", corev1.PodSpec{NodeSelector: ofKip}, false},
+		"a pod for any node, of another space": {"for-anybody", corev1.PodSpec{}, false},
+	} {
+		c.spec.Containers = []corev1.Container{{Name: "main", Image: "busybox"}}
+		becomes(t, says, func() error {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "p-"}, Spec: c.spec}
+			_, err := is.admin.CoreV1().Pods(c.namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if c.refused {
+				return refused(err, "are for Kip's nodes")
+			}
+			return err
+		})
 	}
 }

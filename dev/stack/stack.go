@@ -65,11 +65,14 @@ type Options struct {
 	NoFsync      bool   // etcd does not wait for the disk
 	// UpstreamLimits: the cluster's components may ask no more than by default.
 	UpstreamLimits bool
-	AuditLog       string   // file for who asked the API server for what; none when empty
-	Verbose        bool     // Kip logs everything
-	KipArgs        []string // further arguments of Kip
-	Command        string   // what the user typed, for whoever meets the lock
-	Log            *slog.Logger
+	// TolerationSeconds: for how long pods stay on a node that is not heard of; 0 for
+	// upstream's default.
+	TolerationSeconds int
+	AuditLog          string   // file for who asked the API server for what; none when empty
+	Verbose           bool     // Kip logs everything
+	KipArgs           []string // further arguments of Kip
+	Command           string   // what the user typed, for whoever meets the lock
+	Log               *slog.Logger
 
 	// IPv6CIDR are the bridge's IPv6 addresses, ServiceIPv6CIDR those of Services:
 	// both where the cluster is dual-stack, else none. Ordinary nodes have IPv4 only.
@@ -249,9 +252,17 @@ func (s *Stack) StartCluster(ctx context.Context) error {
 	var asked sync.WaitGroup
 	asked.Go(func() { upstream, upstreamErr = dns.Upstream(ctx, s.address, clusterIP) })
 	s.Cluster, err = cluster.Start(ctx, cluster.Options{
-		StateDir: s.opts.State, Address: s.address, ServiceCIDR: s.opts.ServiceCIDR, ServiceIPv6CIDR: s.opts.ServiceIPv6CIDR,
-		NoFsync: s.opts.NoFsync, UpstreamLimits: s.opts.UpstreamLimits, NodeName: s.opts.Node, Peers: s.peers(), AuditLog: s.opts.AuditLog,
-		Log: s.opts.Log,
+		StateDir:          s.opts.State,
+		Address:           s.address,
+		ServiceCIDR:       s.opts.ServiceCIDR,
+		ServiceIPv6CIDR:   s.opts.ServiceIPv6CIDR,
+		NoFsync:           s.opts.NoFsync,
+		UpstreamLimits:    s.opts.UpstreamLimits,
+		TolerationSeconds: s.opts.TolerationSeconds,
+		NodeName:          s.opts.Node,
+		Peers:             s.peers(),
+		AuditLog:          s.opts.AuditLog,
+		Log:               s.opts.Log,
 	})
 	asked.Wait()
 	if err := errors.Join(err, upstreamErr); err != nil {

@@ -28,9 +28,12 @@ type InstanceType struct {
 	// is chosen at launch (cells.defaultVolumeSize).
 	DiskBytes int64 `json:"diskBytes,omitempty"`
 	// Arch is a Kubernetes architecture name: amd64, arm64.
-	Arch      string     `json:"arch"`
-	GPUs      []GPU      `json:"gpus,omitempty"`
-	Offerings []Offering `json:"offerings"`
+	Arch string `json:"arch"`
+	GPUs []GPU  `json:"gpus,omitempty"`
+	// Labels are what its cloud says of it in the words of schedulers' labels, beyond
+	// what the other fields say: "nvidia.com/gpu.product": "Tesla-T4".
+	Labels    map[string]string `json:"labels,omitempty"`
+	Offerings []Offering        `json:"offerings"`
 	// BootTimeout is how long a machine may take from its launch until its kubelet
 	// is ready, before it counts as one that never will be; 0 where its cloud knows
 	// nothing of it. It is a limit, far above what is usual: giving up too early
@@ -46,6 +49,8 @@ func (t InstanceType) BootLimit() time.Duration { return cmp.Or(t.BootTimeout, B
 type GPU struct {
 	Model string `json:"model"`
 	Count int64  `json:"count"`
+	// MemoryBytes is that of one; 0 where the cloud does not say.
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
 }
 
 // Offering is where, how and at what price a type can be had.

@@ -51,6 +51,7 @@ const (
 type Cell struct {
 	server *Server
 	id     string
+	as     *identity // of the virtual node that its kubelet believes to be
 	node   *cellNode
 	lease  *owned
 	csi    *owned
@@ -77,12 +78,14 @@ type Cell struct {
 
 var _ http.Handler = (*Cell)(nil)
 
-func newCell(s *Server, id string, info CellInfo) *Cell {
+func newCell(s *Server, id string, as *identity, info CellInfo) *Cell {
 	c := &Cell{
-		server: s, id: id,
-		node:       newCellNode(s, info),
-		lease:      newOwned(s, leaseKind, corev1.NamespaceNodeLease),
-		csi:        newOwned(s, csiNodeKind, ""),
+		server:     s,
+		id:         id,
+		as:         as,
+		node:       newCellNode(s, as, info),
+		lease:      newOwned(s, as.name, leaseKind, corev1.NamespaceNodeLease),
+		csi:        newOwned(s, as.name, csiNodeKind, ""),
 		pods:       watches.NewCollection(podKind, podHistory),
 		slices:     s.endpoints.acquire(id),
 		passed:     rate.NewLimiter(passedRate, passedBurst),
@@ -218,7 +221,7 @@ func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		out.charge()
 	}()
 	var err error
-	if r.Method == http.MethodPut && r.URL.Path == c.server.renewal.Path {
+	if r.Method == http.MethodPut && r.URL.Path == c.as.renewal.Path {
 		err = c.renew(out, r)
 	} else if err = c.budget.begin(c.server.clock.Now()); err == nil {
 		err = c.serve(out, r)
@@ -253,7 +256,7 @@ func (c *Cell) renew(w *counted, r *http.Request) error {
 	if err := c.await(w, r); err != nil {
 		return err
 	}
-	return c.serveOwned(w, r, c.server.renewal, c.lease)
+	return c.serveOwned(w, r, c.as.renewal, c.lease)
 }
 
 // served says why nothing is answered; nil when it is.
@@ -371,7 +374,7 @@ func (c *Cell) serveReference(w http.ResponseWriter, r *http.Request, a *ask, k 
 	if err := c.knowsPod(r.Context()); err != nil {
 		return err
 	}
-	ref := c.reference(watches.Ref{Kind: k, Namespace: a.Namespace, Name: a.Name})
+	ref := c.reference(watches.Ref{Node: c.as.name, Kind: k, Namespace: a.Namespace, Name: a.Name})
 	if ref == nil && k == secretKind && a.Verb == "get" {
 		return c.serveVolumeSecret(w, r, a)
 	}

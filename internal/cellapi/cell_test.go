@@ -320,7 +320,7 @@ func TestNodeUpdatesThatCannotBe(t *testing.T) {
 	m := newMachine(t, "c1")
 	m.join(h)
 	k := m.kubelet(t).CoreV1().Nodes()
-	eventually(t, "the node is there", func() bool { return h.server.virtual.Load() != nil })
+	eventually(t, "the node is there", func() bool { return h.server.nodes[nodeName].virtual.Load() != nil })
 
 	// A patch against the node of an earlier Kip: the kubelet must read first.
 	if _, err := k.PatchStatus(ctx, nodeName, heartbeat(time.Now(), corev1.ConditionTrue)); !apierrors.IsConflict(err) {
@@ -1670,13 +1670,14 @@ func TestNodeIsNotAnsweredBeforeTheVirtualNodeIsKnown(t *testing.T) {
 func BenchmarkIdleCell(b *testing.B) {
 	up := newAPIServer(b)
 	up.put(virtual())
-	server, err := New(Config{NodeName: nodeName, Node: up.asNode(), Own: up.asKip(), Pods: podInformer(b, up)})
+	informer := podInformer(b, up)
+	server, err := New(Config{NodeName: nodeName, Node: up.asNode(), Own: up.asKip(), Pods: informer})
 	if err != nil {
 		b.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var tasks sync.WaitGroup
-	tasks.Go(func() { server.pods.RunWithContext(ctx) })
+	tasks.Go(func() { informer.RunWithContext(ctx) })
 	tasks.Go(func() { _ = server.Run(ctx) })
 	defer tasks.Wait()
 	defer cancel()

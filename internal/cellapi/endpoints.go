@@ -48,8 +48,8 @@ var caps = []int{1 << 62, 512, 256, 128, 64, 32, 16, 8, 4, minShown}
 // A reflector feeds it.
 type endpoints struct {
 	kind     *watches.Kind
-	nodeName string
-	ipv6     bool // slices of IPv6 are of use
+	nodeName string // of the virtual nodes, without a number
+	ipv6     bool   // slices of IPv6 are of use
 	budget   int
 	salt     uint64 // where this process's versions of partial views begin
 
@@ -637,11 +637,18 @@ func (e *endpoints) spotsOf(s *sourceSlice) []spot {
 	for i := range all {
 		p := &all[i]
 		if g := gradeOf(p); g != unusable && len(p.Addresses) > 0 {
-			here := p.NodeName != nil && *p.NodeName == e.nodeName
+			here := p.NodeName != nil && isOf(e.nodeName, *p.NodeName)
 			spots = append(spots, spot{at: hash64(p.Addresses[0]), slice: s, index: int32(i), grade: g, here: here})
 		}
 	}
 	return spots
+}
+
+// isOf says that a node is one of the virtual nodes with that name: the one that has
+// it, or one with a number. Cells of all of them are shown the same.
+func isOf(name, node string) bool {
+	number, numbered := strings.CutPrefix(node, name+"-")
+	return node == name || numbered && len(number) <= 2 && strings.Trim(number, "0123456789") == ""
 }
 
 // serviceFeed is the collection of Services, which also tells what their

@@ -56,7 +56,7 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	}
 	sent.GetObjectKind().SetGroupVersionKind(a.resource.GroupVersion().WithKind("Event"))
 
-	if about.Kind == "Node" && about.Name == c.server.nodeName && a.Namespace == metav1.NamespaceDefault {
+	if about.Kind == "Node" && about.Name == c.as.name && a.Namespace == metav1.NamespaceDefault {
 		return c.acknowledge(w, r, a, sent)
 	}
 	b := c.bound()
@@ -129,12 +129,12 @@ func (c *Cell) eventOf(sent watches.APIObject, about corev1.ObjectReference) wat
 		Kind: about.Kind, APIVersion: "v1", Namespace: about.Namespace, Name: about.Name, UID: about.UID,
 		ResourceVersion: cut(about.ResourceVersion, 32), FieldPath: cut(about.FieldPath, 256),
 	}
-	source := corev1.EventSource{Component: "kubelet", Host: c.server.nodeName}
+	source := corev1.EventSource{Component: "kubelet", Host: c.as.name}
 	switch e := sent.(type) {
 	case *eventsv1.Event:
 		made := &eventsv1.Event{
 			TypeMeta: e.TypeMeta, ObjectMeta: meta, Regarding: about, Reason: cut(e.Reason, 128), Note: cut(e.Note, maxNote), Type: typeOf(e.Type),
-			Action: cut(e.Action, 128), EventTime: e.EventTime, ReportingController: "kubelet", ReportingInstance: c.server.nodeName,
+			Action: cut(e.Action, 128), EventTime: e.EventTime, ReportingController: "kubelet", ReportingInstance: c.as.name,
 			DeprecatedSource: source, DeprecatedFirstTimestamp: e.DeprecatedFirstTimestamp, DeprecatedLastTimestamp: e.DeprecatedLastTimestamp,
 			DeprecatedCount: e.DeprecatedCount, Series: e.Series,
 		}
@@ -146,7 +146,7 @@ func (c *Cell) eventOf(sent watches.APIObject, about corev1.ObjectReference) wat
 		return &corev1.Event{
 			TypeMeta: e.TypeMeta, ObjectMeta: meta, InvolvedObject: about, Reason: cut(e.Reason, 128), Message: cut(e.Message, maxNote), Type: typeOf(e.Type),
 			Source: source, FirstTimestamp: e.FirstTimestamp, LastTimestamp: e.LastTimestamp, Count: e.Count, EventTime: e.EventTime, Series: e.Series,
-			Action: cut(e.Action, 128), ReportingController: "kubelet", ReportingInstance: c.server.nodeName,
+			Action: cut(e.Action, 128), ReportingController: "kubelet", ReportingInstance: c.as.name,
 		}
 	}
 	return sent

@@ -138,12 +138,19 @@ func noGoroutines(t *testing.T) {
 
 func podInformer(t testing.TB, up *apiServer) cache.SharedIndexInformer {
 	t.Helper()
-	client, err := kubernetes.NewForConfig(up.asNode())
+	return podInformerOf(t, up, nodeName)
+}
+
+func podInformerOf(t testing.TB, up *apiServer, node string) cache.SharedIndexInformer {
+	t.Helper()
+	config := up.asNode()
+	config.Impersonate.UserName = "system:node:" + node
+	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", nodeName).String()
+		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
 	}))
 	return factory.Core().V1().Pods().Informer()
 }

@@ -29,6 +29,7 @@ const nodeHistory = 2
 // labels and annotations is kept beside them; the status is the machine's own.
 type cellNode struct {
 	server     *Server
+	as         *identity
 	info       CellInfo
 	collection *watches.Collection
 	ready      chan struct{} // closed when the kubelet has reported Ready
@@ -57,12 +58,12 @@ type composed struct {
 	said *said
 }
 
-func newCellNode(s *Server, info CellInfo) *cellNode {
+func newCellNode(s *Server, as *identity, info CellInfo) *cellNode {
 	now := metav1.NewTime(s.clock.Now())
 	status := corev1.NodeStatus{
 		Capacity:    withPods(info.Capacity),
 		Allocatable: withPods(info.Allocatable),
-		Addresses:   []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: s.nodeName}},
+		Addresses:   []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: as.name}},
 	}
 	for _, ip := range []netip.Addr{info.NodeIP, info.NodeIPv6} {
 		if ip.IsValid() {
@@ -76,7 +77,12 @@ func newCellNode(s *Server, info CellInfo) *cellNode {
 		})
 	}
 	return &cellNode{
-		server: s, info: info, collection: watches.NewCollection(nodeKind, nodeHistory), ready: make(chan struct{}), first: &said{status: status},
+		server:     s,
+		as:         as,
+		info:       info,
+		collection: watches.NewCollection(nodeKind, nodeHistory),
+		ready:      make(chan struct{}),
+		first:      &said{status: status},
 	}
 }
 
@@ -93,7 +99,7 @@ func withPods(resources corev1.ResourceList) corev1.ResourceList {
 // refresh merges what is new of the virtual node into this one.
 func (n *cellNode) refresh() {
 	for {
-		virtual := n.server.virtual.Load()
+		virtual := n.as.virtual.Load()
 		if virtual == nil {
 			return
 		}
@@ -117,7 +123,7 @@ func (n *cellNode) refresh() {
 func (n *cellNode) become(before *composed, is *said, virtual *corev1.Node) (*corev1.Node, bool) {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:              n.server.nodeName,
+			Name:              n.as.name,
 			UID:               virtual.UID,
 			CreationTimestamp: virtual.CreationTimestamp,
 			Labels:            merged(is.labels, virtual.Labels),
@@ -186,16 +192,16 @@ const changeAttempts = 5
 // compared and measured without the lock.
 func (n *cellNode) change(status bool, edit func(*corev1.Node) (*corev1.Node, error)) (*corev1.Node, error) {
 	conflict := func(format string, args ...any) error {
-		return apierrors.NewConflict(nodeKind.GroupResource(), n.server.nodeName, fmt.Errorf(format, args...))
+		return apierrors.NewConflict(nodeKind.GroupResource(), n.as.name, fmt.Errorf(format, args...))
 	}
 	for range changeAttempts {
 		n.mu.Lock()
 		before, shown := n.current, n.shown
 		n.mu.Unlock()
-		virtual := n.server.virtual.Load()
+		virtual := n.as.virtual.Load()
 		switch {
 		case virtual == nil || before == nil:
-			return nil, notYet("node " + n.server.nodeName)
+			return nil, notYet("node " + n.as.name)
 		case !shown:
 			return nil, conflict("the node has not been read since Kip started; read it and apply the change to that")
 		}
@@ -278,10 +284,10 @@ func (n *cellNode) node() *corev1.Node {
 
 // serveNode answers all that is asked about nodes.
 func (c *Cell) serveNode(w http.ResponseWriter, r *http.Request, a *ask) error {
-	if a.Name != "" && a.Name != c.server.nodeName {
-		return c.forbidden(a, "it sees only the node "+c.server.nodeName)
+	if a.Name != "" && a.Name != c.as.name {
+		return c.forbidden(a, "it sees only the node "+c.as.name)
 	}
-	rd := &reader{collection: c.node.collection, clock: c.server.clock, missed: c.server.virtualNode.Refusal, lifetime: c.lifetime}
+	rd := &reader{collection: c.node.collection, clock: c.server.clock, missed: c.as.source.Refusal, lifetime: c.lifetime}
 	switch a.Verb {
 	case "get", "list", "watch":
 		if a.Subresource != "" {
@@ -294,7 +300,7 @@ func (c *Cell) serveNode(w http.ResponseWriter, r *http.Request, a *ask) error {
 		return c.read(w, r, rd, a)
 	case "create":
 		// A kubelet that is told so reads the node and goes on with that.
-		return apierrors.NewAlreadyExists(nodeKind.GroupResource(), c.server.nodeName)
+		return apierrors.NewAlreadyExists(nodeKind.GroupResource(), c.as.name)
 	case "patch":
 		patch, err := readPatch(r)
 		if err != nil {

@@ -24,6 +24,7 @@ const ownedHistory = 2
 // only here: its lease or its CSINode, named like the node.
 type owned struct {
 	server     *Server
+	name       string // the node's
 	kind       *watches.Kind
 	namespace  string // "" for cluster scope
 	collection *watches.Collection
@@ -31,8 +32,8 @@ type owned struct {
 	mu sync.Mutex // orders changes
 }
 
-func newOwned(s *Server, k *watches.Kind, namespace string) *owned {
-	o := &owned{server: s, kind: k, namespace: namespace, collection: watches.NewCollection(k, ownedHistory)}
+func newOwned(s *Server, name string, k *watches.Kind, namespace string) *owned {
+	o := &owned{server: s, name: name, kind: k, namespace: namespace, collection: watches.NewCollection(k, ownedHistory)}
 	o.collection.StartEmpty(s.nextVersion())
 	return o
 }
@@ -54,14 +55,14 @@ func renewalOf(nodeName string) *ask {
 }
 
 func (o *owned) current() *watches.Object {
-	return o.collection.Get(watches.Key(o.namespace, o.server.nodeName))
+	return o.collection.Get(watches.Key(o.namespace, o.name))
 }
 
 // store stores next, which the caller gives away, in the place of old. It is false
 // when old is not the object any more. Nothing is computed under the lock.
 func (o *owned) store(old *watches.Object, next watches.APIObject) (bool, error) {
-	if next.GetName() != o.server.nodeName || next.GetNamespace() != o.namespace {
-		return false, apierrors.NewBadRequest(fmt.Sprintf("the object is %q, it must be %q", watches.Key(next.GetNamespace(), next.GetName()), watches.Key(o.namespace, o.server.nodeName)))
+	if next.GetName() != o.name || next.GetNamespace() != o.namespace {
+		return false, apierrors.NewBadRequest(fmt.Sprintf("the object is %q, it must be %q", watches.Key(next.GetNamespace(), next.GetName()), watches.Key(o.namespace, o.name)))
 	}
 	if old == nil {
 		next.SetUID(uuid.NewUUID())
@@ -75,7 +76,7 @@ func (o *owned) store(old *watches.Object, next watches.APIObject) (bool, error)
 			conflict = "the object has been modified; please apply your changes to the latest version and try again"
 		}
 		if conflict != "" {
-			return false, apierrors.NewConflict(o.kind.GroupResource(), o.server.nodeName, fmt.Errorf("%s", conflict))
+			return false, apierrors.NewConflict(o.kind.GroupResource(), o.name, fmt.Errorf("%s", conflict))
 		}
 		next.SetUID(old.GetUID())
 		next.SetCreationTimestamp(old.GetCreationTimestamp())
@@ -111,7 +112,7 @@ func (o *owned) change(edit func(old *watches.Object) (watches.APIObject, error)
 			return err
 		}
 	}
-	return apierrors.NewConflict(o.kind.GroupResource(), o.server.nodeName, fmt.Errorf("the object has changed %d times meanwhile", changeAttempts))
+	return apierrors.NewConflict(o.kind.GroupResource(), o.name, fmt.Errorf("the object has changed %d times meanwhile", changeAttempts))
 }
 
 // serveOwned answers all that is asked about a lease or a CSINode.
@@ -122,8 +123,8 @@ func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *own
 		return c.forbidden(a, what+" have no subresources here")
 	case a.Namespace != o.namespace && o.namespace != "":
 		return c.forbidden(a, fmt.Sprintf("its %s is in namespace %s", what, o.namespace))
-	case a.Name != "" && a.Name != c.server.nodeName:
-		return c.forbidden(a, fmt.Sprintf("its %s is named %s", what, c.server.nodeName))
+	case a.Name != "" && a.Name != c.as.name:
+		return c.forbidden(a, fmt.Sprintf("its %s is named %s", what, c.as.name))
 	}
 	f, ok := accepted(r.Header)
 	if !ok {
@@ -132,7 +133,7 @@ func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *own
 	answer := func(code int) error {
 		now := o.current()
 		if now == nil {
-			return apierrors.NewNotFound(o.kind.GroupResource(), c.server.nodeName) // deleted meanwhile
+			return apierrors.NewNotFound(o.kind.GroupResource(), c.as.name) // deleted meanwhile
 		}
 		e, err := formOf(now, f)
 		if err != nil {
@@ -141,7 +142,7 @@ func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *own
 		writePieces(w, f, code, e.Whole)
 		return nil
 	}
-	missing := apierrors.NewNotFound(o.kind.GroupResource(), c.server.nodeName)
+	missing := apierrors.NewNotFound(o.kind.GroupResource(), c.as.name)
 
 	switch a.Verb {
 	case "get", "list", "watch":
@@ -163,7 +164,7 @@ func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *own
 		// restart of Kip renews the lease it had.
 		if err := o.change(func(old *watches.Object) (watches.APIObject, error) {
 			if a.Verb == "create" && old != nil {
-				return nil, apierrors.NewAlreadyExists(o.kind.GroupResource(), c.server.nodeName)
+				return nil, apierrors.NewAlreadyExists(o.kind.GroupResource(), c.as.name)
 			}
 			return sent.DeepCopyObject().(watches.APIObject), nil
 		}); err != nil {

@@ -83,7 +83,7 @@ func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*answered
 	if size := len(b.bytes); size > 0 && !c.written.AllowN(s.clock.Now(), size) {
 		return nil, overBudget("a cell may have %d bytes a second stored", writtenRate)
 	}
-	u := *s.raw.base
+	u := *c.as.raw.base
 	u.Path = path.Join(u.Path, r.URL.Path)
 	query, sent := url.Values{}, r.URL.Query()
 	for _, option := range passedOptions {
@@ -146,7 +146,7 @@ func (c *Cell) send(req *http.Request) (*answered, error) {
 		return nil, err
 	}
 	defer done()
-	resp, err := c.server.raw.client.Do(req)
+	resp, err := c.as.raw.client.Do(req)
 	if err != nil {
 		return nil, err
 	}

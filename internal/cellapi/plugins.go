@@ -87,7 +87,7 @@ func (c *Cell) boundVolumes(ctx context.Context, name string, f func(*corev1.Per
 	if pod == nil || gone {
 		return nil
 	}
-	core := c.server.node.CoreV1()
+	core := c.as.client.CoreV1()
 	done, err := c.passing.take(ctx)
 	if err != nil {
 		return apierrors.NewTimeoutError("the client went away", 1)

@@ -111,7 +111,12 @@ func (c *Cell) find() {
 	s := c.server
 	b := c.pod // set before find was started, never again
 	select {
-	case <-s.podsHandled:
+	case <-s.podsFollowed:
+	case <-c.lifetime.Done():
+		return
+	}
+	select {
+	case <-watches.Told(s.told, c.as.name):
 	case <-c.lifetime.Done():
 		return
 	}
@@ -121,10 +126,10 @@ func (c *Cell) find() {
 			return
 		}
 	}
-	selector := fields.Set{metav1.ObjectNameField: b.name, "spec.nodeName": s.nodeName}.AsSelector().String()
+	selector := fields.Set{metav1.ObjectNameField: b.name, "spec.nodeName": c.as.name}.AsSelector().String()
 	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 7, Cap: 10 * time.Second}
 	for {
-		list, err := s.node.CoreV1().Pods(b.namespace).List(c.lifetime, metav1.ListOptions{FieldSelector: selector})
+		list, err := c.as.client.CoreV1().Pods(b.namespace).List(c.lifetime, metav1.ListOptions{FieldSelector: selector})
 		if err == nil {
 			for i := range list.Items {
 				if list.Items[i].UID == b.uid {
@@ -153,6 +158,11 @@ func (c *Cell) show(pod *corev1.Pod) {
 	defer c.mu.Unlock()
 	b := c.pod
 	if b == nil || b.uid != pod.UID || b.gone || c.lifetime.Err() != nil {
+		return
+	}
+	if pod.Spec.NodeName != c.as.name {
+		c.server.log.Error("pod not shown to its cell: it is on another node", "cell", c.id, "pod", watches.Key(b.namespace, b.name),
+			"node", pod.Spec.NodeName, "cellNode", c.as.name)
 		return
 	}
 	// The informer's objects belong to others.
@@ -223,14 +233,14 @@ func (c *Cell) referUntil(refs references, end func(*heldRef)) {
 	b := c.pod
 	wanted := sets.New[watches.Ref]()
 	for name := range refs.secrets {
-		wanted.Insert(watches.Ref{Kind: secretKind, Namespace: b.namespace, Name: name})
+		wanted.Insert(watches.Ref{Node: c.as.name, Kind: secretKind, Namespace: b.namespace, Name: name})
 	}
 	for name := range refs.configMaps {
-		wanted.Insert(watches.Ref{Kind: configMapKind, Namespace: b.namespace, Name: name})
+		wanted.Insert(watches.Ref{Node: c.as.name, Kind: configMapKind, Namespace: b.namespace, Name: name})
 	}
 	for k := range wanted {
 		if b.refs[k] == nil {
-			held := &heldRef{shared: c.server.watches.Acquire(k)}
+			held := &heldRef{shared: c.server.watches.Acquire(k, c.as.client)}
 			held.lifetime, held.end = context.WithCancel(c.lifetime)
 			b.refs[k] = held
 		}

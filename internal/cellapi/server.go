@@ -1,6 +1,7 @@
 package cellapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,16 +24,18 @@ import (
 
 // Config is what a [Server] is made of. All fields but Log and Clock are required.
 type Config struct {
-	// NodeName is the virtual node that every cell's kubelet believes to be.
+	// NodeName is the virtual node that a cell's kubelet believes to be, unless its
+	// CellInfo names another.
 	NodeName string
-	// Node reaches the API server as the user system:node:<NodeName>.
+	// Node reaches the API server as the user system:node:<NodeName>. For cells of
+	// another node that one is impersonated, with all else the same.
 	Node *rest.Config
 	// Own reaches the API server as Kip: for endpointslices, servicecidrs,
 	// networkpolicies and namespaces, which a node may not read.
 	Own *rest.Config
-	// Pods informs of the pods of this node, all of them. Its owner runs it. Its
-	// objects are only read.
-	Pods cache.SharedIndexInformer
+	// Pods informs of the pods of the virtual nodes, all of them. Its owner runs it.
+	// Its objects are only read.
+	Pods watches.Pods
 	// IPv6 says that cells have IPv6 addresses: they are shown IPv6 EndpointSlices.
 	IPv6 bool
 	// Observer is told what cells ask; nil for nobody.
@@ -49,25 +52,22 @@ type Config struct {
 // Server serves each cell its own Kubernetes API. Run must run for anything to be
 // answered.
 type Server struct {
-	nodeName string
-	log      *slog.Logger
-	clock    clock.Clock
-	observer Observer
-	overdraw func(context.Context)
-	node     kubernetes.Interface
-	raw      *passer             // as the node
-	passing  *semaphore.Weighted // requests of cells that are open at the API server
-	working  *semaphore.Weighted // requests of cells that are worked on
-	pods     cache.SharedIndexInformer
+	nodeName   string
+	nodeConfig *rest.Config
+	log        *slog.Logger
+	clock      clock.Clock
+	observer   Observer
+	overdraw   func(context.Context)
+	passing    *semaphore.Weighted // requests of cells that are open at the API server
+	working    *semaphore.Weighted // requests of cells that are worked on
+	pods       watches.Pods
 
-	renewal   *ask // of a lease, as each cell has one
 	watches   *watches.Watches
 	endpoints *endpoints // instead of the collection of EndpointSlices
 
-	virtual     atomic.Pointer[corev1.Node] // the real virtual node
-	virtualNode *watches.Source             // where that comes from
-	podsHandled chan struct{}               // closed when the pod handler has seen all pods
-	version     atomic.Uint64               // last resource version of objects that live here
+	podsFollowed chan struct{} // closed when told is set
+	told         cache.ResourceEventHandlerRegistration
+	version      atomic.Uint64 // last resource version of objects that live here
 
 	lifetime context.Context // from New to the end of Run
 	end      context.CancelFunc
@@ -76,12 +76,16 @@ type Server struct {
 	mu      sync.Mutex
 	running bool
 	pending []func() // tasks that Run starts
+	nodes   map[string]*identity
 	cells   map[string]*Cell
 	bound   map[types.UID]*Cell
 }
 
 // CellInfo is what Kip knows of a cell's machine before its kubelet reports it.
 type CellInfo struct {
+	// Node is the virtual node that the cell's kubelet believes to be; "" for
+	// Config.NodeName.
+	Node string
 	// Capacity and Allocatable fill the node's status until the kubelet sends
 	// its own. "pods" is the kubelet's default of 110 when absent.
 	Capacity, Allocatable corev1.ResourceList
@@ -103,21 +107,21 @@ func New(cfg Config) (*Server, error) {
 	case cfg.Own == nil:
 		return nil, errors.New("cell API: Own is nil, it must be the client configuration of Kip's service account")
 	case cfg.Pods == nil:
-		return nil, errors.New("cell API: Pods is nil, it must be the informer of the node's pods")
+		return nil, errors.New("cell API: Pods is nil, it must be the informer of the nodes' pods")
 	}
 	s := &Server{
-		nodeName:    cfg.NodeName,
-		log:         cfg.Log,
-		clock:       cfg.Clock,
-		observer:    cfg.Observer,
-		overdraw:    cfg.Overdrawn,
-		pods:        cfg.Pods,
-		podsHandled: make(chan struct{}),
-		cells:       map[string]*Cell{},
-		bound:       map[types.UID]*Cell{},
-		renewal:     renewalOf(cfg.NodeName),
-		passing:     semaphore.NewWeighted(passedAtOnce),
-		working:     semaphore.NewWeighted(workedAtOnce()),
+		nodeName:     cfg.NodeName,
+		log:          cfg.Log,
+		clock:        cfg.Clock,
+		observer:     cfg.Observer,
+		overdraw:     cfg.Overdrawn,
+		pods:         cfg.Pods,
+		podsFollowed: make(chan struct{}),
+		nodes:        map[string]*identity{},
+		cells:        map[string]*Cell{},
+		bound:        map[types.UID]*Cell{},
+		passing:      semaphore.NewWeighted(passedAtOnce),
+		working:      semaphore.NewWeighted(workedAtOnce()),
 	}
 	if s.observer == nil {
 		s.observer = unobserved{}
@@ -128,26 +132,23 @@ func New(cfg Config) (*Server, error) {
 	if s.clock == nil {
 		s.clock = clock.RealClock{}
 	}
-	node := upstreamConfig(cfg.Node)
-	var err error
-	if s.node, err = kubernetes.NewForConfig(node); err != nil {
-		return nil, fmt.Errorf("cell API: client of node %s: %w", cfg.NodeName, err)
+	s.nodeConfig = upstreamConfig(cfg.Node)
+	base, err := newIdentity(s.nodeConfig, cfg.NodeName)
+	if err != nil {
+		return nil, err
 	}
 	own, err := kubernetes.NewForConfig(upstreamConfig(cfg.Own))
 	if err != nil {
 		return nil, fmt.Errorf("cell API: client of Kip's service account: %w", err)
 	}
-	if s.raw, err = newPasser(node); err != nil {
-		return nil, fmt.Errorf("cell API: client of node %s: %w", cfg.NodeName, err)
-	}
 	started := uint64(s.clock.Now().UnixMicro())
 	s.version.Store(started)
-	s.watches = watches.New(s.node, own, s.log)
+	s.watches = watches.New(base.client, own, s.log)
 	s.endpoints = newEndpoints(s.watches.Of(watches.EndpointSlices).Kind, s.nodeName, cfg.IPv6, started)
 	s.watches.Feed(watches.Services, serviceFeed{s.watches.Of(watches.Services).Collection, s.endpoints})
 	s.watches.Feed(watches.EndpointSlices, s.endpoints)
-	s.virtualNode = s.watches.Watch(nodeKind, s.nodeName, virtualNode{s})
 	s.lifetime, s.end = context.WithCancel(context.Background())
+	s.follow(base)
 	return s, nil
 }
 
@@ -185,7 +186,11 @@ func (s *Server) Run(ctx context.Context) error {
 		s.end()
 		s.mu.Unlock()
 		s.tasks.Wait()
-		s.raw.client.CloseIdleConnections()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, n := range s.nodes {
+			n.raw.client.CloseIdleConnections()
+		}
 	}()
 	defer context.AfterFunc(ctx, s.end)()
 	for _, task := range pending {
@@ -201,21 +206,16 @@ func (s *Server) Run(ctx context.Context) error {
 		return nil // the informer, too, has been stopped
 	}
 	if err != nil {
-		return fmt.Errorf("cell API: follow the pods of node %s: %w", s.nodeName, err)
+		return fmt.Errorf("cell API: follow the pods: %w", err)
 	}
 	defer func() {
 		if err := s.pods.RemoveEventHandler(registration); err != nil {
 			s.log.Warn("pod handler not removed", "err", err)
 		}
 	}()
+	s.told = registration
+	close(s.podsFollowed)
 	s.start(func() { _ = s.watches.Run(s.lifetime) }) // fails where it ran before
-
-	select {
-	case <-registration.HasSyncedChecker().Done():
-		close(s.podsHandled)
-	case <-ctx.Done():
-		return nil
-	}
 	<-ctx.Done()
 	return nil
 }
@@ -250,8 +250,14 @@ func (s *Server) AddCell(id string, info CellInfo) *Cell {
 	s.mu.Lock()
 	c := s.cells[id]
 	if c == nil {
-		c = newCell(s, id, info)
+		as, err := s.userOf(cmp.Or(info.Node, s.nodeName))
+		c = newCell(s, id, as, info)
 		s.cells[id] = c
+		if err != nil {
+			// Rather nothing is answered than in the name of another node.
+			s.log.Error("cell not served", "cell", id, "err", err)
+			c.end()
+		}
 	}
 	s.mu.Unlock()
 	c.node.refresh()
@@ -315,40 +321,3 @@ func (s *Server) podGone(o any) {
 		c.lose(pod.ResourceVersion)
 	}
 }
-
-// virtualNode receives the real virtual node from its watch.
-type virtualNode struct{ *Server }
-
-var _ cache.ReflectorStore = virtualNode{}
-
-func (v virtualNode) Add(o any) error {
-	n, ok := o.(*corev1.Node)
-	if !ok {
-		return fmt.Errorf("virtual node: got a %T", o)
-	}
-	v.virtual.Store(n)
-	for _, c := range v.allCells() {
-		c.node.refresh()
-	}
-	return nil
-}
-
-func (v virtualNode) Update(o any) error { return v.Add(o) }
-
-// Delete keeps the node as it was: Kip makes it again, and no kubelet should
-// believe that its node is gone.
-func (v virtualNode) Delete(any) error {
-	v.log.Warn("virtual node deleted, cells keep its last state")
-	return nil
-}
-
-func (v virtualNode) Replace(list []any, _ string) error {
-	for _, o := range list {
-		if err := v.Add(o); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (v virtualNode) Resync() error { return nil }

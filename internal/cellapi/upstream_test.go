@@ -33,6 +33,8 @@ import (
 const (
 	nodeName = "kip-0"
 	nodeUser = "system:node:kip-0"
+	// secondNode is another virtual node of the same Kip.
+	secondNode = "kip-0-2"
 )
 
 // apiServer is a small API server in memory. It keeps every version, watches from
@@ -211,7 +213,8 @@ func authorize(r apiRequest) error {
 		}
 		return nil
 	}
-	if r.user != nodeUser {
+	node := strings.TrimPrefix(r.user, "system:node:")
+	if node != nodeName && node != secondNode {
 		return no("only the node may")
 	}
 	switch r.resource {
@@ -228,11 +231,11 @@ func authorize(r apiRequest) error {
 			return no("can only get individual resources of this type")
 		}
 	case "nodes":
-		if !read || r.name != nodeName {
+		if !read || r.name != node {
 			return no("its own node only")
 		}
 	case "pods":
-		if (r.verb == "list" || r.verb == "watch") && !strings.Contains(r.selector, "spec.nodeName="+nodeName) {
+		if (r.verb == "list" || r.verb == "watch") && !slices.Contains(strings.Split(r.selector, ","), "spec.nodeName="+node) {
 			return no("can only list/watch pods with spec.nodeName field selector")
 		}
 	case "serviceaccounts", "events":

@@ -22,6 +22,9 @@ type Cell struct {
 	ID string `json:"id"`
 	// Pod is the zero reference while the cell waits in a standby pool.
 	Pod apiv1.PodReference `json:"pod"`
+	// Node is the virtual node that the pod is on; empty in a standby pool, and where
+	// there was one node only.
+	Node string `json:"node,omitempty"`
 	// PodCreated is when the pod was created, by the API server's clock; zero where
 	// that is not known.
 	PodCreated time.Time   `json:"podCreated,omitzero"`

@@ -20,7 +20,12 @@ import (
 
 // Config of a Controller. All fields are required unless they say otherwise.
 type Config struct {
-	NodeName     string
+	// NodeName is the virtual node of cells whose record says none, as Kips with one node
+	// wrote them.
+	NodeName string
+	// StandbyNode returns the virtual node that a standby cell is made for, by what it is
+	// launched as: a pod of another node restarts its kubelet. Optional: NodeName.
+	StandbyNode  func(Offer) string
 	ControllerID string
 	// Calls are those to the cloud, as its budgets allow.
 	Calls   *calls.Calls

@@ -44,6 +44,8 @@ type entry struct {
 	disks []Disk
 
 	api        API
+	node       string    // the virtual node that api is of
+	renamed    time.Time // since when the kubelet is to be of another node, and is not ready; of its worker
 	session    Session
 	connecting time.Time          // when this process began to connect
 	stopWait   context.CancelFunc // of the goroutine that waits for the kubelet

@@ -139,7 +139,9 @@ func (c *Controller) dialled(ctx context.Context, e *entry) (configure func(cont
 		}
 		allocatable := capacity.DeepCopy()
 		allocatable[corev1.ResourceMemory] = *resource.NewQuantity(offer.MemoryBytes-c.cfg.ReservedMemoryBytes, resource.BinarySI)
+		node := c.nodeOf(e.cell())
 		api := c.cfg.APIs.AddCell(e.id, cellapi.CellInfo{
+			Node:        node,
 			Capacity:    capacity,
 			Allocatable: allocatable,
 			NodeIP:      e.cell().Instance.ManagementIP,
@@ -148,7 +150,7 @@ func (c *Controller) dialled(ctx context.Context, e *entry) (configure func(cont
 			PodIPv6:     e.cell().Instance.PodIPv6,
 		})
 		c.mu.Lock()
-		e.api = api
+		e.api, e.node = api, node
 		c.mu.Unlock()
 		// Before the tunnel: a kubelet that hears that its pod is not there kills
 		// the pod.
@@ -181,14 +183,13 @@ func (c *Controller) dialled(ctx context.Context, e *entry) (configure func(cont
 	if !connected || e.configured && (bound || slices.Equal(e.dns, dns)) {
 		return nil, nil
 	}
-	session, breaks := e.session, e.breaks
-	return func(ctx context.Context) error { return c.configure(ctx, e, session, dns, breaks) }, nil
+	session, breaks, config := e.session, e.breaks, c.agentConfig(e.cell(), e.node, dns)
+	return func(ctx context.Context) error { return c.configure(ctx, e, session, config, breaks) }, nil
 }
 
 // configure hands the agent its configuration on a session that has had so many
 // breaks.
-func (c *Controller) configure(ctx context.Context, e *entry, session Session, dns []netip.Addr, breaks int) error {
-	config := c.agentConfig(e.cell(), dns)
+func (c *Controller) configure(ctx context.Context, e *entry, session Session, config agentapi.Config, breaks int) error {
 	put := func(ctx context.Context, agent agentapi.Client) error { return agent.PutConfig(ctx, config) }
 	if err := c.ask(ctx, e, session, put); err != nil {
 		return fmt.Errorf("configure cell %s: %w", e.id, err)
@@ -201,7 +202,7 @@ func (c *Controller) configure(ctx context.Context, e *entry, session Session, d
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e.configured, e.dns = e.breaks == breaks, dns // else the break has queued the cell again
+	e.configured, e.dns = e.breaks == breaks, config.ClusterDNS // else the break has queued the cell again
 	e.untold = e.configured
 	return nil
 }
@@ -323,9 +324,9 @@ func (c *Controller) clusterDNS() []netip.Addr {
 }
 
 // agentConfig is what a cell is told after it has joined.
-func (c *Controller) agentConfig(cell *Cell, dns []netip.Addr) agentapi.Config {
+func (c *Controller) agentConfig(cell *Cell, node string, dns []netip.Addr) agentapi.Config {
 	return agentapi.Config{
-		NodeName:            c.cfg.NodeName,
+		NodeName:            node,
 		NodeIP:              cell.Instance.ManagementIP,
 		PodIP:               cell.Instance.PodIP,
 		NodeIPv6:            cell.Instance.ManagementIPv6,

@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -19,7 +20,7 @@ import (
 )
 
 // LabelController marks the Cell resources of one Kip.
-const LabelController = "kip.elotl.co/controller"
+const LabelController = apiv1.LabelController
 
 // mirrorDelay gathers the changes of a cell into one request: people do not read
 // faster, and the API server is shared.
@@ -195,7 +196,7 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		Waiting:      m.waitsFor(cell.ID),
 		Reason:       cell.Reason,
 		Pod:          cell.Pod,
-		Node:         m.node,
+		Node:         cmp.Or(cell.Node, m.node),
 		ControllerID: m.controllerID,
 		Attempt:      cell.Attempt,
 		InstanceType: offer.InstanceType,

@@ -31,6 +31,7 @@ import (
 type modelLinks struct {
 	mu    sync.Mutex
 	cells map[string]*modelLink
+	nodes map[string][]string // of which node each cell's kubelet was to be
 	// boots is false for machines on which no agent comes up.
 	boots func(cell string) bool
 	// agents answers requests to agents; binds is told when a pod is shown.
@@ -51,9 +52,13 @@ var (
 	_ API     = (*modelLink)(nil)
 )
 
-func (m *modelLinks) AddCell(id string, _ cellapi.CellInfo) API {
+func (m *modelLinks) AddCell(id string, info cellapi.CellInfo) API {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.nodes == nil {
+		m.nodes = map[string][]string{}
+	}
+	m.nodes[id] = append(m.nodes[id], info.Node)
 	l := &modelLink{
 		id:        id,
 		all:       m,

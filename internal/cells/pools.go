@@ -21,6 +21,8 @@ type Pool struct {
 	// Offers returns what can be launched for it now, best first, or why
 	// nothing can.
 	Offers func() ([]Offer, error)
+	// Useless says that no pod may be given a cell of an offer: it is ended. Optional.
+	Useless func(Offer) bool
 }
 
 // pool is a Pool and how it fares.
@@ -75,6 +77,8 @@ func (all *pools) plan(cells []*Cell) (surplus []string, lacking map[string]int)
 	for _, cell := range cells {
 		switch p := all.byName[cell.Standby]; {
 		case p == nil: // it is of an earlier configuration
+			surplus = append(surplus, cell.ID)
+		case p.Useless != nil && p.Useless(cell.Offer()):
 			surplus = append(surplus, cell.ID)
 		case cell.Template != all.template:
 			outdated[cell.Standby] = append(outdated[cell.Standby], cell)

@@ -3,9 +3,8 @@ package cells
 import (
 	"context"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	apiv1 "github.com/elotl/kip/api/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Release lets a pod's cell go: its instance is terminated. podEnded says that

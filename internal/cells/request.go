@@ -16,7 +16,9 @@ import (
 
 // Request is what a pod asks for.
 type Request struct {
-	Pod     apiv1.PodReference
+	Pod apiv1.PodReference
+	// Node is the virtual node that the pod is on.
+	Node    string
 	Attempt int
 	// Seen is when Kip first saw the pod, and Created when it was created, by the API
 	// server's clock; zero where that is not known.
@@ -60,6 +62,7 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	cell := Cell{
 		ID:             newID("cell-"),
 		Pod:            r.Pod,
+		Node:           r.Node,
 		PodCreated:     r.Created,
 		Phase:          apiv1.Requested,
 		Attempt:        r.Attempt,

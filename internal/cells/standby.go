@@ -42,8 +42,10 @@ func (c *Controller) standbyFor(r Request) *entry {
 	}
 	rank := func(cell *Cell) int {
 		switch {
+		case cell.Phase == apiv1.Ready && !cell.Stopped && c.nodeOf(cell) == r.Node:
+			return 3
 		case cell.Phase == apiv1.Ready && !cell.Stopped:
-			return 2
+			return 2 // its kubelet has to be started again
 		case cell.Phase == apiv1.Ready && cell.Instance.State == cloud.Stopped:
 			return 1 // one that is stopping yet cannot be started
 		}
@@ -55,7 +57,7 @@ func (c *Controller) standbyFor(r Request) *entry {
 		if e.ending != "" || !cell.Interrupted.IsZero() || rank(cell) == 0 || !r.fits(cell) {
 			continue
 		}
-		if rank(cell) == 2 && (e.session == nil || !e.session.Connected()) {
+		if rank(cell) >= 2 && (e.session == nil || !e.session.Connected()) {
 			continue // it may be lost
 		}
 		if best == nil || rank(cell) > rank(best.cell()) || cell.Template == c.cfg.Template && best.cell().Template != c.cfg.Template {
@@ -86,6 +88,7 @@ func (c *Controller) give(ctx context.Context, e *entry, r Request) (Cell, error
 			return fmt.Errorf("standby cell %s is %s", cell.ID, cell.Phase)
 		}
 		cell.Pod, cell.Attempt, cell.HealthyTimeout, cell.Disks, cell.Plugins = r.Pod, r.Attempt, r.HealthyTimeout, r.Disks, r.Plugins
+		cell.Node = r.Node
 		cell.PodCreated = r.Created
 		cell.Reason = "a standby cell of " + cell.Standby + ": " + r.Offers[0].Reason
 		cell.step(apiv1.StepSeen, r.Seen)

@@ -14,6 +14,7 @@ import (
 // Way is the way to the agent of a cell that runs a pod.
 type Way struct {
 	Cell string
+	Node string // the virtual node that the pod is on
 	Pod  apiv1.PodReference
 	// Offer is what the cell was launched as, and Since when it was asked for.
 	Offer Offer
@@ -32,7 +33,7 @@ func (c *Controller) Ways() []Way {
 		if cell.Phase != apiv1.Bound {
 			continue
 		}
-		w := Way{Cell: cell.ID, Pod: cell.Pod}
+		w := Way{Cell: cell.ID, Node: c.nodeOf(cell), Pod: cell.Pod}
 		if len(cell.Offers) > 0 && len(cell.Steps) > 0 {
 			w.Offer, w.Since = cell.Offers[0], cell.Steps[0].Time.Time
 		}

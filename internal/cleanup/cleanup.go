@@ -42,9 +42,10 @@ const (
 
 // Config of a Cleaner. All fields are required unless they say otherwise.
 type Config struct {
-	Node         string
+	// Nodes are the virtual nodes.
+	Nodes        func() []Node
 	ControllerID string
-	// Pods returns those on the node; an error while they are not known.
+	// Pods returns those on the nodes; an error while they are not known.
 	Pods func() ([]*corev1.Pod, error)
 	// Pause keeps the pods' loop from requesting cells.
 	Pause func(why string)
@@ -59,16 +60,22 @@ type Config struct {
 	// ListLag is by how much the cloud's list may be behind.
 	ListLag time.Duration
 	AsKip   kubernetes.Interface
-	AsNode  kubernetes.Interface
 	// Resources are the Cell resources.
 	Resources dynamic.ResourceInterface
 	Store     *store.Store
 	// StoreHint says where the records are, and how they are removed when Kip is not
 	// to come back.
 	StoreHint string
-	// StopNode ends the virtual node's controller for good, and waits for that.
+	// StopNode ends the virtual nodes' controllers for good, and waits for that.
 	StopNode func(context.Context) error
 	Clock    clock.WithTicker
+}
+
+// Node is one virtual node.
+type Node struct {
+	Name string
+	// Client acts as the node.
+	Client kubernetes.Interface
 }
 
 // Cells is what this package needs of package cells.
@@ -94,7 +101,7 @@ func New(cfg Config) *Cleaner { return &Cleaner{cfg: cfg} }
 // Holdings says what there is of this Kip.
 func (c *Cleaner) Holdings(ctx context.Context) (adminapi.Holdings, error) {
 	h := adminapi.Holdings{
-		Node:          c.cfg.Node,
+		Node:          c.nodeNames(),
 		Store:         c.cfg.StoreHint,
 		Records:       map[string]int{},
 		Pods:          []string{},
@@ -277,9 +284,11 @@ func (c *Cleaner) Clean(ctx context.Context, say func(string)) (adminapi.Holding
 // mayDeleteNode finds out, before anything is ended, whether the end can be
 // reached: a role of an earlier Kip has no right to delete the node.
 func (c *Cleaner) mayDeleteNode(ctx context.Context) error {
-	err := c.cfg.AsKip.CoreV1().Nodes().Delete(ctx, c.cfg.Node, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
-	if apierrors.IsForbidden(err) {
-		return fmt.Errorf("this Kip may not delete its node: apply deploy/rbac.yaml of this version: %w", err)
+	for _, n := range c.cfg.Nodes() {
+		err := c.cfg.AsKip.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+		if apierrors.IsForbidden(err) {
+			return fmt.Errorf("this Kip may not delete its node: apply deploy/rbac.yaml of this version: %w", err)
+		}
 	}
 	return nil // whatever else is wrong shows when it matters
 }
@@ -301,7 +310,7 @@ func (c *Cleaner) clean(ctx context.Context, say func(string)) error {
 	if err := c.until(ctx, say, c.removeNode); err != nil {
 		return err
 	}
-	say("node " + c.cfg.Node + " is gone")
+	say("node " + c.nodeNames() + " is gone")
 	// Those of DaemonSets.
 	late := fmt.Errorf("pods have not gone within %s, although no cell runs them", lastPodsTime)
 	bounded, cancel := context.WithTimeoutCause(ctx, lastPodsTime, late)
@@ -345,9 +354,11 @@ func (c *Cleaner) until(ctx context.Context, say func(string), step func(context
 // cordon keeps the scheduler from placing more pods on the node.
 func (c *Cleaner) cordon(ctx context.Context) (string, error) {
 	patch := []byte(`{"spec":{"unschedulable":true}}`)
-	_, err := c.cfg.AsKip.CoreV1().Nodes().Patch(ctx, c.cfg.Node, types.MergePatchType, patch, metav1.PatchOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("cordon node %s: %w", c.cfg.Node, err)
+	for _, n := range c.cfg.Nodes() {
+		_, err := c.cfg.AsKip.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return "", fmt.Errorf("cordon node %s: %w", n.Name, err)
+		}
 	}
 	return "", nil
 }
@@ -451,7 +462,7 @@ func (c *Cleaner) deletePods(ctx context.Context, pods []*corev1.Pod) (waits str
 			continue
 		}
 		this := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}}
-		err := c.cfg.AsNode.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, this)
+		err := c.clientOf(pod).CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, this)
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			errs = append(errs, fmt.Errorf("delete pod %s/%s: %w", pod.Namespace, pod.Name, err))
 		}
@@ -466,15 +477,35 @@ func (c *Cleaner) deletePods(ctx context.Context, pods []*corev1.Pod) (waits str
 	return fmt.Sprintf("%s being deleted: %s", adminapi.Count(len(names), "pod"), adminapi.Some(names)), nil
 }
 
-// removeNode deletes the node and its lease.
-func (c *Cleaner) removeNode(ctx context.Context) (string, error) {
-	err := c.cfg.AsNode.CoordinationV1().Leases(corev1.NamespaceNodeLease).Delete(ctx, c.cfg.Node, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("delete the lease of node %s: %w", c.cfg.Node, err)
+// clientOf acts as the node of a pod.
+func (c *Cleaner) clientOf(pod *corev1.Pod) kubernetes.Interface {
+	for _, n := range c.cfg.Nodes() {
+		if n.Name == pod.Spec.NodeName {
+			return n.Client
+		}
 	}
-	err = c.cfg.AsKip.CoreV1().Nodes().Delete(ctx, c.cfg.Node, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("delete node %s: %w", c.cfg.Node, err)
+	return c.cfg.AsKip // who is refused, which is told
+}
+
+func (c *Cleaner) nodeNames() string {
+	var names []string
+	for _, n := range c.cfg.Nodes() {
+		names = append(names, n.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// removeNode deletes the nodes and their leases.
+func (c *Cleaner) removeNode(ctx context.Context) (string, error) {
+	for _, n := range c.cfg.Nodes() {
+		err := n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Delete(ctx, n.Name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return "", fmt.Errorf("delete the lease of node %s: %w", n.Name, err)
+		}
+		err = c.cfg.AsKip.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return "", fmt.Errorf("delete node %s: %w", n.Name, err)
+		}
 	}
 	node, err := c.nodeExists(ctx)
 	if err != nil {
@@ -485,19 +516,29 @@ func (c *Cleaner) removeNode(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if node || lease {
-		return fmt.Sprintf("waiting for node %s and its lease to go", c.cfg.Node), nil
+		return fmt.Sprintf("waiting for node %s and its lease to go", c.nodeNames()), nil
 	}
 	return "", nil
 }
 
 func (c *Cleaner) nodeExists(ctx context.Context) (bool, error) {
-	_, err := c.cfg.AsKip.CoreV1().Nodes().Get(ctx, c.cfg.Node, metav1.GetOptions{})
-	return exists(err, "node "+c.cfg.Node)
+	for _, n := range c.cfg.Nodes() {
+		_, err := c.cfg.AsKip.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+		if there, err := exists(err, "node "+n.Name); there || err != nil {
+			return there, err
+		}
+	}
+	return false, nil
 }
 
 func (c *Cleaner) leaseExists(ctx context.Context) (bool, error) {
-	_, err := c.cfg.AsNode.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, c.cfg.Node, metav1.GetOptions{})
-	return exists(err, "the lease of node "+c.cfg.Node)
+	for _, n := range c.cfg.Nodes() {
+		_, err := n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, n.Name, metav1.GetOptions{})
+		if there, err := exists(err, "the lease of node "+n.Name); there || err != nil {
+			return there, err
+		}
+	}
+	return false, nil
 }
 
 // exists reads the answer to a get.

@@ -321,7 +321,7 @@ func TestACleanupDeletesThePartsOfInstancesLast(t *testing.T) {
 
 func (w *kipWorld) cleaner() *Cleaner {
 	return New(Config{
-		Node:         "kip-0",
+		Nodes:        func() []Node { return []Node{{Name: "kip-0", Client: w.kube}} },
 		ControllerID: "me",
 		Pods: func() (pods []*corev1.Pod, err error) {
 			list, err := w.kube.CoreV1().Pods("").List(w.Context(), metav1.ListOptions{})
@@ -340,7 +340,6 @@ func (w *kipWorld) cleaner() *Cleaner {
 		Gate:      gate.New(gate.Config{Cloud: worldCloud{w}, Clock: clock.RealClock{}}),
 		ListLag:   20 * time.Second,
 		AsKip:     w.kube,
-		AsNode:    w.kube,
 		Resources: w.dynamic.Resource(apiv1.Resource),
 		Store:     w.store,
 		StoreHint: "in a folder",

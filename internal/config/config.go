@@ -19,8 +19,12 @@ type Config struct {
 	Cloud      Cloud   `key:"cloud" doc:"Where cells are launched: exactly one of the clouds below."`
 	Etcd       Etcd    `key:"etcd" doc:"Where Kip keeps its state."`
 	Cells      Cells   `key:"cells" doc:"The machines that pods run on."`
-	Kubelet    Kubelet `key:"kubelet" doc:"What the virtual node says of itself."`
+	Kubelet    Kubelet `key:"kubelet" doc:"What the virtual node says of itself; with nodes, what each of them says that has nothing else."`
+	Nodes      []Node  `key:"nodes" auto:"true" doc:"The virtual nodes, at most 64, or auto: one for each zone, architecture and capacity type (on-demand, spot) that the cloud offers. They are named after --nodename, with a number: kip-0-1, kip-0-2. Default: one node, which has the name itself. Changes take effect while Kip runs."`
 	Testing    Testing `key:"testing" doc:"For tests only."`
+
+	// AutoNodes says that nodes is auto. Nodes is empty then.
+	AutoNodes bool
 
 	at positions
 }
@@ -63,6 +67,7 @@ type Local struct {
 	Bridge      string       `key:"bridge" default:"kip0" doc:"Name of the network bridge that cells are attached to. Kip makes it."`
 	CIDR        netip.Prefix `key:"cidr" default:"10.110.0.0/16" doc:"IPv4 addresses of cells and their pods; the first is the host's. Must not be in use elsewhere."`
 	IPv6CIDR    netip.Prefix `key:"ipv6CIDR" doc:"IPv6 addresses of cells and their pods, which have both then: for clusters with Services of both families. Such as fd10:110::/64; from /16 to /96. Default: no IPv6."`
+	Zones       []string     `key:"zones" default:"[local]" doc:"Names of zones, at most 16, to try what zones do: each machine and each disk is in one of them, and a disk is attached to machines of its zone only. They are all on this host. A zone may be added; one that has disks stays."`
 	Nameservers []netip.Addr `key:"nameservers" doc:"Name servers of the cells, for images' registries and for pods with dnsPolicy Default. Without any, a look-up fails at once."`
 }
 
@@ -169,6 +174,7 @@ type NamespaceGrants struct {
 	SecurityGroups   []string          `key:"securityGroups" doc:"Values that pod.elotl.co/security-groups may have, likewise."`
 	CloudRoutes      []netip.Prefix    `key:"cloudRoutes" doc:"Networks within which pod.elotl.co/cloud-route may be."`
 	AllowMetadata    bool              `key:"allowMetadata" default:"false" doc:"Whether pod.elotl.co/allow-metadata may be true."`
+	InstanceTypes    []string          `key:"instanceTypes" doc:"Instance types that the pods may get, however they are chosen, likewise. Without a list that is for the namespace, all."`
 	MaxPricePerHour  resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, where it is more than grants.maxPricePerHour."`
 }
 
@@ -228,6 +234,26 @@ type Kubelet struct {
 	CPU    *resource.Quantity `key:"cpu" deprecated:"use kubelet.capacity.cpu" doc:"Same as kubelet.capacity.cpu."`
 	Memory *resource.Quantity `key:"memory" deprecated:"use kubelet.capacity.memory" doc:"Same as kubelet.capacity.memory."`
 	Pods   *resource.Quantity `key:"pods" deprecated:"use kubelet.capacity.pods" doc:"Same as kubelet.capacity.pods."`
+}
+
+// Node is one virtual node: what it offers, and what it says of itself. What is empty
+// is not limited.
+type Node struct {
+	Suffix        *int                `key:"suffix" doc:"Number in the node's name, 1 to 64; 0 for the name itself, without a number. The node is then known by its number, whatever else changes. Default: the lowest number that is free; the node is then known by what it offers (the next four keys), and keeps its number as long as that is the same."`
+	Zones         []string            `key:"zones" doc:"Zones of its cells. Default: all."`
+	Architectures []string            `key:"architectures" doc:"Architectures of its cells: amd64, arm64. Default: all, and pods that name none get Kip's own."`
+	LaunchTypes   []string            `key:"launchTypes" doc:"How its cells are bought: on-demand, spot, dedicated. Pods that do not say get the first that serves them, in this order. Default: all, and pods that do not say get on-demand."`
+	InstanceTypes []string            `key:"instanceTypes" doc:"Instance types of its cells, by name or by pattern: c5.large, g*. Default: all."`
+	Labels        map[string]string   `key:"labels" doc:"Its labels, besides kubelet.labels and Kip's own."`
+	Taints        []Taint             `key:"taints" doc:"Its taints, besides Kip's own."`
+	Capacity      corev1.ResourceList `key:"capacity" doc:"What the scheduler may place on it. What is not named is as in kubelet.capacity."`
+}
+
+// Taint is one of a virtual node.
+type Taint struct {
+	Key    string `key:"key" doc:"Key of the taint. Required."`
+	Value  string `key:"value" doc:"Its value."`
+	Effect string `key:"effect" default:"NoSchedule" doc:"NoSchedule, PreferNoSchedule or NoExecute."`
 }
 
 // Testing is for tests only.

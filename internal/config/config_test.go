@@ -86,6 +86,7 @@ cells:
       securityGroups: [sg-2]
       cloudRoutes: [10.30.0.0/16]
       allowMetadata: true
+      instanceTypes: [m5.*]
       maxPricePerHour: 20
   registryMirrors:
     docker.io: [http://10.110.0.1:5000, https://mirror.example.com]
@@ -98,6 +99,18 @@ kubelet:
   labels:
     team: a
     example.com/tier: "1"
+nodes:
+- suffix: 7
+  zones: [us-gov-west-1a]
+  architectures: [arm64, amd64]
+  launchTypes: [spot, on-demand]
+  instanceTypes: [g*, m5.large]
+  labels: {team: b}
+  taints:
+  - {key: gpu, value: "yes"}
+  - {key: gpu, effect: NoExecute}
+  capacity: {cpu: 50}
+- {}
 testing:
   controllerID: abc-123
 `
@@ -130,7 +143,7 @@ func TestDefaults(t *testing.T) {
 		APIVersion: "v1",
 		Kind:       "serverConfig",
 		Cloud: Cloud{Local: &Local{StateDir: "/opt/kip/local", RootDir: "/opt/kip/cell-root", Bridge: "kip0",
-			CIDR: netip.MustParsePrefix("10.110.0.0/16")}},
+			CIDR: netip.MustParsePrefix("10.110.0.0/16"), Zones: []string{"local"}}},
 		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/opt/kip/data"}},
 		Cells: Cells{
 			DefaultInstanceType: "nano",
@@ -189,6 +202,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 				SecurityGroups:   []string{"sg-2"},
 				CloudRoutes:      []netip.Prefix{netip.MustParsePrefix("10.30.0.0/16")},
 				AllowMetadata:    true,
+				InstanceTypes:    []string{"m5.*"},
 				MaxPricePerHour:  resource.MustParse("20"),
 			}}},
 			RegistryMirrors: map[string][]string{"docker.io": {"http://10.110.0.1:5000", "https://mirror.example.com"},
@@ -199,10 +213,27 @@ func TestEveryKeyIsRead(t *testing.T) {
 				"pods": resource.MustParse("20"), "nvidia.com/gpu": resource.MustParse("8")},
 			Labels: map[string]string{"team": "a", "example.com/tier": "1"},
 		},
+		Nodes: []Node{{
+			Suffix:        new(7),
+			Zones:         []string{"us-gov-west-1a"},
+			Architectures: []string{"arm64", "amd64"},
+			LaunchTypes:   []string{"spot", "on-demand"},
+			InstanceTypes: []string{"g*", "m5.large"},
+			Labels:        map[string]string{"team": "b"},
+			Taints:        []Taint{{Key: "gpu", Value: "yes", Effect: "NoSchedule"}, {Key: "gpu", Effect: "NoExecute"}},
+			Capacity:      corev1.ResourceList{"cpu": resource.MustParse("50")},
+		}, {}},
 		Testing: Testing{ControllerID: "abc-123"},
 	}
 	if got, want := asJSON(t, *c), asJSON(t, want); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	cpu, pods := c.CapacityOf(c.Nodes[0])["cpu"], c.CapacityOf(c.Nodes[0])["pods"]
+	if cpu.Value() != 50 || pods.Value() != 20 || len(c.Nodes[0].Capacity) != 1 {
+		t.Errorf("a node's capacity is cpu %s, pods %s: want its own of cpu, and that of kubelet.capacity", &cpu, &pods)
+	}
+	if l := c.LabelsOf(c.Nodes[0]); l["team"] != "b" || l["example.com/tier"] != "1" || c.LabelsOf(c.Nodes[1])["team"] != "a" {
+		t.Errorf("a node's labels are %v: want its own before kubelet.labels", l)
 	}
 }
 
@@ -245,6 +276,11 @@ func TestOtherForms(t *testing.T) {
 		"pools in zones": {"cloud: {gce: {}}\ncells: {defaultInstanceType: n1, standbyCells: [{instanceType: n1, zone: us-west1-a}, {instanceType: n1, zone: us-west1-b}]}", func(c *Config) bool {
 			return c.Cells.StandbyCells[1].Zone == "us-west1-b"
 		}},
+		"nodes by themselves": {least + "nodes: auto", func(c *Config) bool { return c.AutoNodes && c.Nodes == nil }},
+		"nodes that differ by their suffix and labels": {least + "nodes: [{suffix: 0}, {suffix: 1, labels: {a: b}}]",
+			func(c *Config) bool { return !c.AutoNodes && *c.Nodes[0].Suffix == 0 }},
+		"local zones": {"cloud: {local: {zones: [a, b]}}\ncells: {defaultInstanceType: x}\nnodes: [{zones: [a]}, {zones: [b]}]",
+			func(c *Config) bool { return len(c.Cloud.Local.Zones) == 2 && c.Nodes[1].Zones[0] == "b" }},
 		"status by itself": {least + "  healthcheck: {status: {healthyTimeout: 15}}",
 			func(c *Config) bool { return c.Cells.Healthcheck.Status.HealthyTimeout == 15*time.Second }},
 		"cloudAPI defaults": {least + "  healthcheck: {cloudAPI: }", func(c *Config) bool {
@@ -266,7 +302,7 @@ func TestErrors(t *testing.T) {
 		{"null", "---\n",
 			"p.yaml:1: cells.defaultInstanceType: there is no value: this key is required\np.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure, sim"},
 		{"a text", "hello",
-			"p.yaml:1: a single value is not valid: want keys and values: apiVersion, kind, cloud, etcd, cells, kubelet, testing"},
+			"p.yaml:1: a single value is not valid: want keys and values: apiVersion, kind, cloud, etcd, cells, kubelet, nodes, testing"},
 		{"no YAML", "a:\n  b: [", "p.yaml:2: no valid YAML: did not find expected node content"},
 		{"a tab", "cells:\n\tnametag: x", "p.yaml:2: no valid YAML: found character that cannot start any token"},
 		{"two documents", least + "---\na: b\n", "p.yaml:5: a second document begins here: want one only"},
@@ -276,11 +312,44 @@ func TestErrors(t *testing.T) {
 		{"wrong case", least + "  nameTag: x", "p.yaml:5: cells.nameTag: no such key; did you mean cells.nametag?"},
 		{"key in a wrong place", least + "nametag: x", "p.yaml:5: nametag: no such key; did you mean cells.nametag?"},
 		{"unknown key, nothing near", least + "testing: {zzz: x}", "p.yaml:5: testing.zzz: no such key: want one of controllerID"},
-		{"empty key", least + "'': x", "p.yaml:5: \"\": no such key: want one of apiVersion, kind, cloud, etcd, cells, kubelet, testing"},
+		{"empty key", least + "'': x", "p.yaml:5: \"\": no such key: want one of apiVersion, kind, cloud, etcd, cells, kubelet, nodes, testing"},
 		{"key that is no text", least + "[a]: x", "p.yaml:5: a key is no text"},
 		{"duplicate key", least + "  nametag: a\n  nametag: b", "p.yaml:6: cells.nametag: this key is there twice: first on line 5"},
 		{"duplicate section", least + "cells: {}", "p.yaml:5: cells: this key is there twice: first on line 3"},
 		{"duplicate name", least + "  cellConfig: {a: b, a: c}", "p.yaml:5: cells.cellConfig.a: this key is there twice: first on line 5"},
+
+		{"nodes: a text", least + "nodes: automatic", `p.yaml:5: nodes: "automatic" is not valid: want a list`},
+		{"nodes: none", least + "nodes: []", "p.yaml:5: nodes: the list is empty: want virtual nodes, auto, or no such key, for one node"},
+		{"nodes: too many", least + "nodes: [" + strings.Repeat("{labels: {a: b}}, ", 65) + "]",
+			"p.yaml:5: nodes: there are 65: want at most 64"},
+		{"nodes: the same twice", least + "nodes:\n- {suffix: 1, zones: [local]}\n- {suffix: 2, zones: [local]}",
+			"p.yaml:7: nodes[1]: is the same as nodes[0]: want one of them, or one that differs"},
+		{"nodes: what offers the same", least + "nodes:\n- {launchTypes: [spot, on-demand]}\n- {launchTypes: [on-demand, spot], labels: {a: b}}",
+			"p.yaml:7: nodes[1]: offers the same as nodes[0]: want a suffix for one of them at least, by which Kip knows it"},
+		{"nodes: a number twice", least + "nodes:\n- suffix: 3\n- {suffix: 3, labels: {a: b}}",
+			"p.yaml:7: nodes[1].suffix: nodes[0] has 3 too: want another"},
+		{"nodes: a number too large", least + "nodes: [{suffix: 65}]", `p.yaml:5: nodes[0].suffix: "65" is not valid: want 0 to 64`},
+		{"nodes: a zone that the local cloud lacks", least + "nodes: [{zones: [mars]}]",
+			`p.yaml:5: nodes[0].zones[0]: "mars" is not valid: want one of cloud.local.zones: local`},
+		{"nodes: a zone twice", "cloud: {aws: {}}\ncells: {defaultInstanceType: x}\nnodes: [{zones: [a, a]}]",
+			`p.yaml:3: nodes[0].zones[1]: "a" is not valid: want each once`},
+		{"nodes: an unknown architecture", least + "nodes: [{architectures: [x86_64]}]",
+			`p.yaml:5: nodes[0].architectures[0]: "x86_64" is not valid: want amd64, arm64`},
+		{"nodes: an unknown launch type", least + "nodes: [{launchTypes: [Spot]}]",
+			`p.yaml:5: nodes[0].launchTypes[0]: "Spot" is not valid: want on-demand, spot, dedicated`},
+		{"nodes: an empty pattern", least + "nodes: [{instanceTypes: ['']}]",
+			"p.yaml:5: nodes[0].instanceTypes[0]: there is no value: this key is required"},
+		{"nodes: a label of Kip's", least + "nodes: [{labels: {kubernetes.io/arch: arm64}}]",
+			`p.yaml:5: nodes[0].labels.kubernetes.io/arch: "arm64" is not valid: Kip sets this label by what the node is`},
+		{"nodes: an unknown effect", least + "nodes: [{taints: [{key: a, effect: Never}]}]",
+			`p.yaml:5: nodes[0].taints[0].effect: "Never" is not valid: want NoSchedule, PreferNoSchedule, NoExecute`},
+		{"nodes: a taint twice", least + "nodes: [{taints: [{key: a}, {key: a, value: b}]}]",
+			"p.yaml:5: nodes[0].taints[1]: taints[0] has the same key and effect: want one of them"},
+		{"nodes: a capacity below 0", least + "nodes: [{capacity: {cpu: -1}}]",
+			`p.yaml:5: nodes[0].capacity.cpu: "-1" is not valid: want 0 or more`},
+		{"a local zone that is no name", "cloud: {local: {zones: [A]}}\ncells: {defaultInstanceType: x}", `p.yaml:1: cloud.local.zones[0]: "A" is no name of a zone: a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?'); such as local`},
+		{"no local zone", "cloud: {local: {zones: []}}\ncells: {defaultInstanceType: x}",
+			"p.yaml:1: cloud.local.zones: there are 0: want 1 to 16"},
 
 		{"section that is a text", "cloud: local\ncells: {defaultInstanceType: nano}",
 			"p.yaml:1: cloud: a single value is not valid: want keys and values: local, aws, gce, azure, sim"},
@@ -415,7 +484,7 @@ func TestErrors(t *testing.T) {
 			"  standbyCells:\n  - {instanceType: x, count: 1}\n  - {instanceType: y}\n  - {instanceType: x, count: 2}",
 			`p.yaml:8: cells.standbyCells[2]: differs from cells.standbyCells[0] in nothing but the count: want one pool, with the sum of their counts`},
 		{"zone of the local cloud", least + "  standbyCells: [{instanceType: x, zone: us-east-1a}]",
-			`p.yaml:5: cells.standbyCells[0].zone: "us-east-1a" is not valid: want local, the only zone of cloud.local`},
+			`p.yaml:5: cells.standbyCells[0].zone: "us-east-1a" is not valid: want one of cloud.local.zones: local`},
 		{"zone that is not GCE's",
 			"cloud: {gce: {zone: us-west1-a}}\ncells: {defaultInstanceType: n1, standbyCells: [{instanceType: n1, zone: us-west1-b}]}",
 			`p.yaml:2: cells.standbyCells[0].zone: "us-west1-b" is not valid: want us-west1-a, which is cloud.gce.zone`},

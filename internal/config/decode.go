@@ -212,6 +212,10 @@ func (d *decoder) structure(key string, n *yaml.Node, v reflect.Value) {
 		for i := range v.NumField() {
 			if f := v.Type().Field(i); name != "" && f.Tag.Get("key") == name {
 				d.line[at] = k.Line
+				if auto := v.FieldByName("Auto" + f.Name); f.Tag.Get("auto") != "" && value.Kind == yaml.ScalarNode && value.Value == "auto" {
+					auto.SetBool(true)
+					return
+				}
 				if instead := f.Tag.Get("deprecated"); instead != "" && !isNull(value) {
 					d.warn(at, "is deprecated: %s", instead)
 				}

@@ -94,16 +94,17 @@ and no error. A key marked with clouds has no effect with another cloud.
 `)
 	for _, k := range keys {
 		if !strings.Contains(k.path, ".") {
+			section := strings.HasSuffix(k.kind, "keys")
 			// A section of its own for each top-level key that has keys.
-			if k.kind == "keys" {
+			if section {
 				fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", k.path, k.doc)
 			} else if k.path == "apiVersion" {
 				b.WriteString("\n## The file itself\n\n")
 			}
-			if k.kind == "keys" || k.path == "apiVersion" {
+			if section || k.path == "apiVersion" {
 				b.WriteString("| key | type | default | meaning |\n| --- | --- | --- | --- |\n")
 			}
-			if k.kind == "keys" {
+			if section {
 				continue
 			}
 		}

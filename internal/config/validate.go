@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/elotl/kip/internal/cloud/local/sizes"
 	"github.com/elotl/kip/internal/volumes"
 )
 
@@ -133,6 +132,7 @@ func (d *decoder) validate(c *Config) {
 	d.cells(&c.Cells)
 	d.standbyCells(c)
 	d.kubelet(&c.Kubelet)
+	d.nodes(c)
 	id := c.Testing.ControllerID
 	d.check(id == "" || lowerID.MatchString(id), "testing.controllerID", id, "at most 63 lower-case letters, digits and dashes")
 	d.otherClouds(c.Cloud.Name())
@@ -159,6 +159,7 @@ func (d *decoder) cloud(c Cloud) {
 			"the name of a network device: at most 15 letters, digits, dots, dashes and underscores")
 		d.check(l.CIDR.Addr().Is4() && l.CIDR.Bits() >= 8 && l.CIDR.Bits() <= 28, "cloud.local.cidr", l.CIDR.String(),
 			"an IPv4 network from /8 to /28")
+		d.localZones(l.Zones)
 		if six := l.IPv6CIDR; six.IsValid() {
 			good := six.Addr().Is6() && !six.Addr().Is4In6() && six.Addr().IsGlobalUnicast() && six.Bits() >= 16 && six.Bits() <= 96
 			d.check(good, "cloud.local.ipv6CIDR", six.String(), "an IPv6 network from /16 to /96, such as fd10:110::/64")
@@ -343,7 +344,8 @@ func (d *decoder) grants(g Grants) {
 		d.require(key+".namespace", n.Namespace)
 		d.check(n.Namespace == "" || n.Namespace == "*" || len(validation.IsDNS1123Label(n.Namespace)) == 0, key+".namespace", n.Namespace,
 			"the name of a namespace, or *")
-		for name, values := range map[string][]string{"instanceProfiles": n.InstanceProfiles, "securityGroups": n.SecurityGroups} {
+		for name, values := range map[string][]string{"instanceProfiles": n.InstanceProfiles, "securityGroups": n.SecurityGroups,
+			"instanceTypes": n.InstanceTypes} {
 			for j, v := range values {
 				at := fmt.Sprintf("%s.%s[%d]", key, name, j)
 				d.require(at, v)
@@ -376,7 +378,8 @@ func (d *decoder) standbyCells(c *Config) {
 		switch {
 		case s.Zone == "":
 		case c.Cloud.Local != nil:
-			d.check(s.Zone == sizes.Zone, key+".zone", s.Zone, sizes.Zone+", the only zone of cloud.local")
+			zones := c.Cloud.Local.Zones
+			d.check(slices.Contains(zones, s.Zone), key+".zone", s.Zone, "one of cloud.local.zones: "+strings.Join(zones, ", "))
 		case c.Cloud.GCE != nil && c.Cloud.GCE.Zone != "":
 			d.check(s.Zone == c.Cloud.GCE.Zone, key+".zone", s.Zone, c.Cloud.GCE.Zone+", which is cloud.gce.zone")
 		}
@@ -406,26 +409,8 @@ func (d *decoder) kubelet(k *Kubelet) {
 			k.Capacity[name] = *q
 		}
 	}
-	// In order, for an error about one name silences those about names that it begins.
-	for _, name := range slices.Sorted(maps.Keys(k.Capacity)) {
-		q, key := k.Capacity[name], "kubelet.capacity."+string(name)
-		for _, problem := range validation.IsQualifiedName(string(name)) {
-			d.bad(key, "%q is no name of a resource: %s", name, problem)
-		}
-		d.check(q.Sign() >= 0, key, q.String(), "0 or more")
-		if whole := q.Value(); name != corev1.ResourceCPU && name != corev1.ResourceMemory && q.CmpInt64(whole) != 0 {
-			d.check(false, key, q.String(), "a whole number")
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(k.Labels)) {
-		v, key := k.Labels[name], "kubelet.labels."+name
-		for _, problem := range validation.IsQualifiedName(name) {
-			d.bad(key, "%q is no name of a label: %s", name, problem)
-		}
-		for _, problem := range validation.IsValidLabelValue(v) {
-			d.bad(key, "%q is no value of a label: %s", v, problem)
-		}
-	}
+	d.capacity("kubelet.capacity", k.Capacity)
+	d.labels("kubelet.labels", k.Labels)
 }
 
 // otherClouds warns of keys that mean nothing to the cloud that is configured.

@@ -25,6 +25,12 @@ const (
 	Paused            = "Paused"
 )
 
+// Of virtual nodes.
+const (
+	NodeOutOfCapacity = "NodeOutOfCapacity"
+	NodeHasCapacity   = "NodeHasCapacity"
+)
+
 // Of cells that do not live as they should.
 const (
 	CellNotReady      = "CellNotReady"
@@ -37,10 +43,11 @@ const (
 	LogsNotSaved      = "LogsNotSaved"
 )
 
-// Of instances that the cloud takes back.
+// Of instances that the cloud takes back, and of nodes that it has nothing for.
 const (
 	Interrupted         = "Interrupted"
 	InterruptedPodStays = "InterruptedPodStays"
+	UnservablePodStays  = "UnservablePodStays"
 	Evicted             = "Evicted"
 	EvictionBlocked     = "EvictionBlocked"
 )

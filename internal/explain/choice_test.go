@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 )
@@ -101,7 +102,7 @@ func newKip(t *testing.T, pod *corev1.Pod) *kip {
 	k.informer = informer
 	k.loop, err = pods.New(pods.Config{
 		Pods:    informer,
-		Client:  client.CoreV1(),
+		Client:  func(string) corev1client.PodsGetter { return client.CoreV1() },
 		Cells:   k.requests,
 		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return k.needs, k.failed },
 		Place: func(pod *corev1.Pod, zone string) ([]cells.Offer, error) {

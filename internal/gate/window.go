@@ -113,7 +113,7 @@ func (g *Gate) bound(e End, now time.Time, population int) (because *HeldError, 
 		At:         now,
 		Population: population,
 		Ends:       1,
-		namespace:  &e.Pod.Namespace,
+		namespace:  new(e.Pod.Namespace),
 	})
 	return nil, false
 }

@@ -51,8 +51,8 @@ var (
 
 // Config of a Controller. All fields are required unless they say otherwise.
 type Config struct {
-	// Pods informs of the pods of this node. Its owner runs it.
-	Pods cache.SharedIndexInformer
+	// Pods informs of the pods of the virtual nodes. Its owner runs it.
+	Pods watches.Pods
 	// Client reaches the API server as Kip, for the cluster's pods.
 	Client kubernetes.Interface
 	// Shared are the watches on NetworkPolicies and namespaces.

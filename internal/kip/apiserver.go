@@ -22,8 +22,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -44,7 +46,7 @@ const provisionerUser = "system:serviceaccount:kip-system:kip-provisioner"
 type apiServer struct {
 	ownConfig, nodeConfig        *rest.Config
 	asKip, asNode, asProvisioner kubernetes.Interface
-	ownDynamic                   dynamic.Interface
+	ownDynamic, nodeDynamic      dynamic.Interface
 }
 
 // connect makes the clients. It asks the API server nothing.
@@ -79,6 +81,9 @@ func connect(o Options, measured func(client string) func(http.RoundTripper) htt
 		return nil, err
 	}
 	if a.ownDynamic, err = dynamic.NewForConfig(own); err != nil {
+		return nil, err
+	}
+	if a.nodeDynamic, err = dynamic.NewForConfig(node); err != nil {
 		return nil, err
 	}
 	return a, nil
@@ -191,15 +196,36 @@ func (a *apiServer) installCRD(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-// podInformer follows the pods of the node, as the node, with the selector that
+// nodeNamed acts as one of the virtual nodes of a Kip with the given node name. All of
+// them together ask no more of the API server than one would.
+func (a *apiServer) nodeNamed(name, base string) (kubernetes.Interface, error) {
+	if name == base {
+		return a.asNode, nil
+	}
+	as := rest.CopyConfig(a.nodeConfig)
+	as.Impersonate.UserName = "system:node:" + name
+	as.RateLimiter = a.asNode.CoreV1().RESTClient().GetRateLimiter()
+	return kubernetes.NewForConfig(as)
+}
+
+// podInformer follows the pods of a node, as the node, with the selector that
 // the API server asks of one.
-func (a *apiServer) podInformer(node string) cache.SharedIndexInformer {
-	ofNode := fields.OneTermEqualSelector("spec.nodeName", node)
-	lw := cache.NewListWatchFromClient(a.asNode.CoreV1().RESTClient(), "pods", metav1.NamespaceAll, ofNode)
+func podInformer(asNode kubernetes.Interface, node string) cache.SharedIndexInformer {
+	ofNode, pods := fields.OneTermEqualSelector("spec.nodeName", node).String(), asNode.CoreV1().Pods(metav1.NamespaceAll)
+	lw := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = ofNode
+			return pods.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = ofNode
+			return pods.Watch(ctx, o)
+		},
+	}, asNode)
 	return cache.NewSharedIndexInformer(lw, &corev1.Pod{}, 0, cache.Indexers{})
 }
 
-func podsOf(informer cache.SharedIndexInformer) []*corev1.Pod {
+func podsOf(informer watches.Pods) []*corev1.Pod {
 	var list []*corev1.Pod
 	for _, obj := range informer.GetStore().List() {
 		list = append(list, obj.(*corev1.Pod))
@@ -258,14 +284,15 @@ func (a *apiServer) clusterDNS(
 // eventFunc reports to the owner of a pod.
 type eventFunc = func(pod apiv1.PodReference, kind, reason, message string)
 
-// eventRecorder returns what reports to the owners of pods, as the node.
-func (a *apiServer) eventRecorder(ctx context.Context, node string) (event eventFunc, stop func()) {
+// eventRecorder returns what reports to the owners of pods, as the node, and the
+// recorder of all else.
+func (a *apiServer) eventRecorder(ctx context.Context, node string) (event eventFunc, recorder record.EventRecorder, stop func()) {
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.asNode.CoreV1().Events("")})
-	recorder := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kip", Host: node})
+	recorder = broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kip", Host: node})
 	return func(pod apiv1.PodReference, kind, reason, message string) {
 		recorder.Event(&corev1.ObjectReference{
 			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
 		}, kind, reason, message)
-	}, broadcaster.Shutdown
+	}, recorder, broadcaster.Shutdown
 }

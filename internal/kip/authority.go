@@ -24,35 +24,53 @@ func loadAuthority(
 		log.Warn("the CA's key is not encrypted in the store: who reads that, or a backup of it, can be Kip to its cells",
 			"key", "etcd.encryptionKeyFiles")
 	}
-	var stored []byte
-	revision, err := st.Get(ctx, authorityKey, &stored)
-	if err != nil {
-		return nil, err
+	is, err := readAuthority(ctx, st, sealer, clock)
+	if err != nil || is.authority != nil && !is.stale {
+		return is.authority, err
 	}
-	var authority *pki.Authority
-	if revision != 0 {
-		data, stale, err := sealer.Open(stored, authorityKey)
-		if err != nil {
-			return nil, fmt.Errorf("read the CA of the cells: %w", err)
+	authority := is.authority
+	switch {
+	case authority == nil:
+		if authority, err = pki.New(clock.Now); err != nil {
+			return nil, fmt.Errorf("make the CA of the cells: %w", err)
 		}
-		if authority, err = pki.Decode(data, clock.Now); err != nil || !stale {
-			return authority, err
-		}
-		if !pki.IsSealed(stored) {
-			log.Warn("the CA of the cells was stored without encryption and is encrypted now: if no key was given for the"+
-				" first time just now, somebody else writes the store", "key", "etcd.encryptionKeyFiles")
-		}
-	} else if authority, err = pki.New(clock.Now); err != nil {
-		return nil, fmt.Errorf("make the CA of the cells: %w", err)
+	case !is.sealed:
+		log.Warn("the CA of the cells was stored without encryption and is encrypted now: if no key was given for the"+
+			" first time just now, somebody else writes the store", "key", "etcd.encryptionKeyFiles")
 	}
 	data, err := authority.Encode()
 	if err != nil {
 		return nil, err
 	}
-	if _, err := st.Put(ctx, authorityKey, sealer.Seal(data, authorityKey), revision); err != nil {
+	if _, err := st.Put(ctx, authorityKey, sealer.Seal(data, authorityKey), is.revision); err != nil {
 		return nil, err
 	}
 	return authority, nil
+}
+
+// storedAuthority is what the store has of the CA of the cells.
+type storedAuthority struct {
+	authority *pki.Authority // nil if there is none yet
+	// stale says that it is stored otherwise than the sealer would, sealed that it is
+	// encrypted.
+	stale, sealed bool
+	revision      int64
+}
+
+func readAuthority(
+	ctx context.Context, st *store.Store, sealer *pki.Sealer, clock clock.PassiveClock,
+) (is storedAuthority, err error) {
+	var stored []byte
+	if is.revision, err = st.Get(ctx, authorityKey, &stored); err != nil || is.revision == 0 {
+		return is, err
+	}
+	data, stale, err := sealer.Open(stored, authorityKey)
+	if err != nil {
+		return is, fmt.Errorf("read the CA of the cells: %w", err)
+	}
+	is.stale, is.sealed = stale, pki.IsSealed(stored)
+	is.authority, err = pki.Decode(data, clock.Now)
+	return is, err
 }
 
 // keyFileLimit is more than a key takes, in bytes.

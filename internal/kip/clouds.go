@@ -42,6 +42,7 @@ func openCloud(cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
 	l := cfg.Cloud.Local
 	return local.New(local.Config{
 		Config:      host.Config{StateDir: l.StateDir, Bridge: l.Bridge, CIDR: l.CIDR, IPv6CIDR: l.IPv6CIDR, Log: log.With("cloud", "local")},
+		Zones:       l.Zones,
 		RootDir:     l.RootDir,
 		Nameservers: l.Nameservers,
 	})
@@ -78,6 +79,7 @@ func grants(cfg *config.Config) pods.Grants {
 			CloudRoutes:      n.CloudRoutes,
 			AllowMetadata:    n.AllowMetadata,
 			MaxPricePerHour:  n.MaxPricePerHour.AsApproximateFloat64(),
+			InstanceTypes:    n.InstanceTypes,
 		})
 	}
 	return all
@@ -143,20 +145,4 @@ func zones(types []catalog.InstanceType) (all []string) {
 		}
 	}
 	return all
-}
-
-// onlyZone is the zone of the virtual node: the one that the catalogue offers, ""
-// where there are several.
-func onlyZone(types []catalog.InstanceType) (zone string) {
-	zones := map[string]bool{}
-	for _, t := range types {
-		for _, o := range t.Offerings {
-			zones[o.Zone] = true
-			zone = o.Zone
-		}
-	}
-	if len(zones) != 1 {
-		return ""
-	}
-	return zone
 }

@@ -64,7 +64,7 @@ func (k *process) metricsCertificate() (func(*tls.ClientHelloInfo) (*tls.Certifi
 	if err != nil {
 		return nil, err
 	}
-	return k.servingCertificate(authority, addresses)
+	return k.servingCertificate(authority, k.NodeName, addresses)
 }
 
 // alive are the checks of /healthz. What a restart of Kip would not mend is none of
@@ -95,19 +95,14 @@ var checksOfLeader = []struct {
 var errNotListed = errors.New("the pods of the node are not listed yet")
 
 func (l *leading) podsListed() error {
-	if !l.informer.HasSynced() {
+	if !l.nodes.pods.HasSynced() {
 		return errNotListed
 	}
 	return nil
 }
 
 func (l *leading) nodeRegistered() error {
-	select {
-	case <-l.node.Ready():
-		return nil
-	default:
-		return fmt.Errorf("node %s is not registered yet", l.NodeName)
-	}
+	return l.nodes.allRegistered()
 }
 
 // notBehind says why Kip launches and sweeps nothing: its store does not know of all
@@ -117,12 +112,4 @@ func (l *leading) notBehind() error {
 		return errors.New(why)
 	}
 	return nil
-}
-
-// healthy says why the virtual node is not Ready.
-func (l *leading) healthy(ctx context.Context) error {
-	if err := l.store.Healthy(ctx); err != nil {
-		return err
-	}
-	return l.podsListed()
 }

@@ -43,6 +43,9 @@ type Options struct {
 	// ClientCA is the file with the CA of client certificates that the kubelet port
 	// accepts; "" for the one that the API server publishes.
 	ClientCA string
+	// WebhookPort is where the API server asks about pods before it makes them; 0 for
+	// nowhere.
+	WebhookPort int
 	// MetricsAddr is where metrics and health are served; "0" for nowhere.
 	MetricsAddr string
 	// QPS and Burst are the requests to the API server in a second, and at once.
@@ -141,6 +144,9 @@ func (k *process) parts() []part {
 	}
 	if k.MetricsAddr != "0" {
 		all = append(all, part{name: "metrics", run: k.serveMetrics})
+	}
+	if k.WebhookPort != 0 {
+		all = append(all, part{name: "admission", run: func(ctx context.Context) error { return k.answerAdmission(ctx, own) }})
 	}
 	return append(all, part{name: "leadership", run: func(ctx context.Context) error { return k.takeTurns(ctx, own, k.lead) }})
 }

@@ -8,63 +8,35 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
 
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/stats"
-	corev1 "k8s.io/api/core/v1"
 )
 
-// wireKubeletPort makes what answers the API server like a kubelet.
-func (l *leading) wireKubeletPort(ctx context.Context) error {
-	addresses, err := l.addresses()
-	if err != nil {
+// wireNodeObjects makes what the API server sees of the virtual nodes, and what answers
+// it like their kubelets.
+func (l *leading) wireNodeObjects(ctx context.Context) (err error) {
+	if l.clientCA, err = node.ClientCA(ctx, l.ClientCA, l.api.asKip, l.Log); err != nil {
 		return err
 	}
-	certificate, err := l.servingCertificate(l.authority, addresses)
-	if err != nil {
-		return err
+	for _, s := range l.nodes.all() {
+		if err := l.nodes.equip(ctx, s); err != nil {
+			return err
+		}
+		l.atEnd(func() { l.closeListener(s.listener) })
+		if s.node, err = l.nodes.object(l.cfg, s, s.entry); err != nil {
+			return err
+		}
 	}
-	clientCA, err := node.ClientCA(ctx, l.ClientCA, l.api.asKip, l.Log)
-	if err != nil {
-		return err
-	}
-	l.stats = stats.New(stats.Config{
-		NodeName: l.NodeName,
-		Cells:    statsCells(l.cells),
-		Gathered: l.metrics.StatsGathered,
-		Clock:    l.clock,
-		Log:      l.Log,
-	})
-	l.port, err = node.NewPort(node.PortConfig{
-		NodeName:    l.NodeName,
-		Reviews:     l.api.asKip,
-		ClientCA:    clientCA,
-		Certificate: certificate,
-		Cells:       wayToCells{pods: l.informer, cells: l.cells, loop: l.pods},
-		Logs:        l.logs,
-		Stats:       l.stats,
-		Pods:        func() []*corev1.Pod { return podsOf(l.informer) },
-		Healthy:     l.healthy,
-		Log:         l.Log,
-	})
-	if err != nil {
-		return err
-	}
-	// Before anything runs: a port that is taken ends Kip before it has done anything.
-	l.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(addresses[0].String(), strconv.Itoa(l.KubeletPort)))
-	if err != nil {
-		return fmt.Errorf("listen for the API server: %w", err)
-	}
-	l.atEnd(l.closeListener)
+	l.nodeLoop = newStoppable(l.nodes.keep)
 	return nil
 }
 
 // servingCertificate is the operator's of the kubelet port, or one of the authority.
 func (o Options) servingCertificate(
-	authority *pki.Authority, addresses []netip.Addr,
+	authority *pki.Authority, name string, addresses []netip.Addr,
 ) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
 	if certFile, keyFile := os.Getenv(node.CertFileEnv), os.Getenv(node.KeyFileEnv); certFile != "" || keyFile != "" {
 		files, err := node.NewFileCertificate(certFile, keyFile, o.Log)
@@ -73,23 +45,25 @@ func (o Options) servingCertificate(
 		}
 		return files.GetCertificate, nil
 	}
-	own, err := authority.Server([]string{o.NodeName}, addresses)
+	own, err := authority.Server([]string{name}, addresses)
 	if err != nil {
 		return nil, err
 	}
 	return own.GetCertificate, nil
 }
 
-// statsCells are the cells that are asked what their pods use.
-func statsCells(c *cells.Controller) func() []stats.Cell {
+// statsCells are the cells that are asked what the pods of a node use.
+func statsCells(c *cells.Controller, node string) func() []stats.Cell {
 	return func() []stats.Cell {
-		ways := c.Ways()
-		list := make([]stats.Cell, len(ways))
-		for i, w := range ways {
-			list[i] = stats.Cell{
+		var list []stats.Cell
+		for _, w := range c.Ways() {
+			if w.Node != node {
+				continue
+			}
+			list = append(list, stats.Cell{
 				ID: w.Cell, Namespace: w.Pod.Namespace, Pod: w.Pod.Name, UID: w.Pod.UID, Conn: w.Conn,
 				Machine: stats.Machine{MilliCPU: w.Offer.MilliCPU, MemoryBytes: w.Offer.MemoryBytes, Since: w.Since},
-			}
+			})
 		}
 		return list
 	}

@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"runtime"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cellapi"
@@ -26,14 +26,15 @@ import (
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/provisioner"
 	"github.com/elotl/kip/internal/shop"
-	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
-	"github.com/elotl/kip/internal/version"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
 )
 
 // leading is what a process has while it leads, each made of those above it.
@@ -51,8 +52,9 @@ type leading struct {
 	shop        *shop.Shop
 	shortages   *storedShortages
 
-	informer cache.SharedIndexInformer // of the pods of the node
+	nodes    *nodes
 	event    eventFunc
+	recorder record.EventRecorder // of what is no pod's
 	logs     *podlogs.Saver
 	cellAPI  *cellapi.Server
 
@@ -62,11 +64,8 @@ type leading struct {
 	cells     *cells.Controller
 	pods      *pods.Controller
 
-	node     *node.Node
 	nodeLoop *stoppable
-	stats    *stats.Stats
-	port     *node.Port
-	listener net.Listener // of the kubelet port
+	clientCA dynamiccertificates.CAContentProvider // of those who call the kubelet ports
 	socket   *adminapi.Server
 
 	closers []func() // in the order in which they were made
@@ -77,7 +76,7 @@ func (k *process) lead(ctx context.Context, st *store.Store) error {
 	l := &leading{process: k, store: st, late: lateness.New(k.clock), defined: make(chan struct{})}
 	defer l.close()
 	for _, wire := range []func(context.Context) error{
-		l.wireCloud, l.wirePlacement, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNode, l.wireKubeletPort, l.wireSocket,
+		l.wireCloud, l.wireNodes, l.wirePlacement, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNodeObjects, l.wireSocket,
 	} {
 		if err := wire(ctx); err != nil {
 			return err
@@ -107,16 +106,15 @@ func (l *leading) parts(known []cells.Cell) []part {
 	all := []part{
 		{name: "lateness", run: l.late.Run},
 		{name: "local socket", run: l.socket.Run},
-		{name: "kubelet port", run: func(ctx context.Context) error { return l.port.Serve(ctx, l.listener) }},
+		{name: "client CA", run: func(ctx context.Context) error { return node.FollowClientCA(ctx, l.clientCA) }},
 		{name: "shortages", run: l.shortages.keep},
 		{name: "catalogue", run: l.shop.Run},
-		{name: "pod stats", run: l.stats.Run},
 	}
 	if l.provisioner != nil {
 		all = append(all, part{name: "provisioner", run: l.provisioner.Run})
 	}
 	return append(all,
-		part{name: "pod informer", run: func(ctx context.Context) error { l.informer.RunWithContext(ctx); return nil }},
+		part{name: "pod informer", run: l.nodes.follow}, // and the kubelet port, of each node
 		part{name: "cell API", run: l.cellAPI.Run},
 		part{name: "firewalls", run: l.firewalls.Run},
 		// Before the API server has answered: cells run on meanwhile, and are heard.
@@ -130,17 +128,14 @@ func (l *leading) parts(known []cells.Cell) []part {
 		part{
 			name:  "pods of the node",
 			run:   func(ctx context.Context) error { <-ctx.Done(); return nil },
-			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.informer.HasSynced) },
+			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.nodes.pods.HasSynced) },
 		},
-		part{name: "virtual node", run: l.nodeLoop.Run, ready: l.registered},
+		part{name: "virtual node", run: l.nodeLoop.Run, ready: l.nodes.registered},
 		// Only when the node is ours: a real node of the same name has its own
 		// kubelet for its pods.
 		part{name: "pods", run: l.pods.Run},
 	)
 }
-
-// registered waits until the virtual node is ours.
-func (l *leading) registered(ctx context.Context) { await(ctx, l.node.Ready()) }
 
 // await waits until c is closed, or ctx ends.
 func await(ctx context.Context, c <-chan struct{}) {
@@ -249,10 +244,11 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	l.provisioner, err = provisioner.New(ctx, provisioner.Config{
 		Node:         l.NodeName,
 		ControllerID: l.controllerID,
+		NodeLabel:    apiv1.LabelController,
 		NameTag:      l.nameTag(),
 		Disks:        l.disks,
 		Gate:         l.gate,
-		Zones:        zones(l.shop.Types()),
+		Zones:        func(node string) ([]string, string, bool) { return l.nodes.zonesOf(node) },
 		Client:       l.api.asProvisioner,
 		Log:          l.Log,
 	})
@@ -264,13 +260,21 @@ func (l *leading) nameTag() string { return cmp.Or(l.cfg.Cells.Nametag, l.contro
 
 // wirePlacement makes what chooses machines.
 func (l *leading) wirePlacement(ctx context.Context) (err error) {
-	l.shortages, err = loadShortages(ctx, l.store, l.clock, l.Log)
+	l.shortages, err = loadShortages(ctx, l.store, l.clock, l.nodes.lookSoon, l.Log)
 	return err
 }
 
 // place returns the offers for a pod, best first; in a zone, if one is given.
 func (l *leading) place(pod *corev1.Pod, zone string) ([]cells.Offer, error) {
-	candidates, err := l.shop.Placer().Candidates(placement.InZone(pod, zone), l.shortages.shortages.Unavailable)
+	_, placer, err := l.nodes.offers(pod.Spec.NodeName)
+	if err != nil {
+		return nil, err
+	}
+	labels, err := l.nodes.labelsOf(pod.Spec.NodeName)
+	if err != nil {
+		return nil, err
+	}
+	candidates, err := placer.OnNode(labels).Candidates(placement.InZone(pod, zone), l.shortages.shortages.Unavailable)
 	return offers(candidates, l.cfg.Cells.DefaultVolumeSize.Value()), err
 }
 
@@ -279,12 +283,11 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 	if l.logs, err = podlogs.Open(podlogs.Config{Dir: filepath.Join(l.cfg.Etcd.Internal.DataDir, "podlogs"), Log: l.Log}); err != nil {
 		return err
 	}
-	l.informer = l.api.podInformer(l.NodeName)
 	l.cellAPI, err = cellapi.New(cellapi.Config{
 		NodeName:  l.NodeName,
 		Node:      l.api.nodeConfig,
 		Own:       l.api.ownConfig,
-		Pods:      l.informer,
+		Pods:      l.nodes.pods,
 		IPv6:      l.machines.Traits().IPv6,
 		Observer:  l.metrics,
 		Overdrawn: tunnel.Hold,
@@ -293,15 +296,15 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	event, stop := l.api.eventRecorder(ctx, l.NodeName)
-	l.event = event
+	event, recorder, stop := l.api.eventRecorder(ctx, l.NodeName)
+	l.event, l.recorder = event, recorder
 	l.atEnd(stop)
 	many, err := l.api.protobuf()
 	if err != nil {
 		return err
 	}
 	l.firewalls = isolation.New(isolation.Config{
-		Pods:           l.informer,
+		Pods:           l.nodes.pods,
 		Client:         many,
 		Shared:         l.cellAPI.Watches(),
 		AllowsMetadata: allowsMetadata(grants(l.cfg)),
@@ -333,6 +336,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, waitsFor, l.Log)
 	l.cells = cells.New(cells.Config{
 		NodeName:     l.NodeName,
+		StandbyNode:  l.nodes.standbyNode,
 		ControllerID: l.controllerID,
 		NameTag:      l.nameTag(),
 		Calls:        l.machines,
@@ -373,11 +377,13 @@ func (l *leading) wireCells(ctx context.Context) error {
 func (l *leading) wirePods(context.Context) (err error) {
 	resolver := volumes.Resolver{Client: l.api.asKip.CoreV1(), HasDisks: l.disks != nil, Drivers: l.api.csiDrivers(l.cfg)}
 	l.pods, err = pods.New(pods.Config{
-		Pods:        l.informer,
-		Client:      l.api.asNode.CoreV1(),
+		Pods:        l.nodes.pods,
+		Listed:      l.nodes.listed,
+		Client:      func(node string) corev1client.PodsGetter { return l.nodes.client(node).CoreV1() },
 		Cells:       l.cells,
 		Volumes:     resolver.Needs,
 		Place:       l.place,
+		Elsewhere:   l.nodes.elsewhere,
 		Options:     launchOptions(l.cfg),
 		Grants:      grants(l.cfg),
 		Event:       l.event,
@@ -400,48 +406,9 @@ func (l *leading) forgetLogs(pod types.UID) {
 	}
 }
 
-// wireNode makes the virtual node.
-func (l *leading) wireNode(context.Context) error {
-	addresses, err := l.addresses()
-	if err != nil {
-		return err
-	}
-	var taint *corev1.Taint
-	if !l.DisableTaint {
-		t, err := node.TaintFromEnv(os.LookupEnv)
-		if err != nil {
-			return err
-		}
-		taint = &t
-	}
-	zone := onlyZone(l.shop.Types())
-	l.node, err = node.New(node.Config{
-		Name:       l.NodeName,
-		Own:        l.api.asKip,
-		Node:       l.api.asNode,
-		Capacity:   l.cfg.Kubelet.Capacity,
-		Labels:     l.cfg.Kubelet.Labels,
-		Taint:      taint,
-		Zone:       zone,
-		Region:     cmp.Or(l.machines.Traits().Region, zone),
-		Arch:       runtime.GOARCH,
-		InternalIP: addresses[0],
-		SecondIP:   second(addresses),
-		Port:       uint16(l.KubeletPort),
-		Version:    version.String(),
-		Healthy:    l.healthy,
-		Log:        l.Log,
-	})
-	if err != nil {
-		return err
-	}
-	l.nodeLoop = newStoppable(l.node.Run)
-	return nil
-}
-
 // closeListener closes what a part may have closed before.
-func (l *leading) closeListener() {
-	if err := l.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+func (l *leading) closeListener(listener net.Listener) {
+	if err := listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		l.Log.Warn("close the kubelet port", "err", err)
 	}
 }

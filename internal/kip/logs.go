@@ -14,10 +14,11 @@ import (
 
 // saveLogs keeps the logs of all containers of a pod that has ended.
 func (l *leading) saveLogs(ctx context.Context, ref apiv1.PodReference, agent agentapi.Conn) error {
-	if !cache.WaitForCacheSync(ctx.Done(), l.informer.HasSynced) {
+	cell, _ := l.cells.ForPod(ref.UID)
+	if !cache.WaitForCacheSync(ctx.Done(), func() bool { return l.nodes.listed(cell.Node) }) {
 		return errNotListed
 	}
-	obj, exists, err := l.informer.GetStore().GetByKey(ref.String())
+	obj, exists, err := l.nodes.pods.GetStore().GetByKey(ref.String())
 	if err != nil || !exists {
 		return err // a pod that no longer exists has nobody to read its logs
 	}
@@ -46,12 +47,12 @@ const (
 // sweepLogs removes the saved logs of pods that no longer exist. It needs the list of
 // those that do.
 func (l *leading) sweepLogs(ctx context.Context) error {
-	cache.WaitForCacheSync(ctx.Done(), l.informer.HasSynced)
+	cache.WaitForCacheSync(ctx.Done(), l.nodes.pods.HasSynced)
 	tick := l.clock.NewTicker(logSweep)
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		exists := map[types.UID]bool{}
-		for _, pod := range podsOf(l.informer) {
+		for _, pod := range podsOf(l.nodes.pods) {
 			exists[pod.UID] = true
 		}
 		if err := l.logs.Sweep(func(uid types.UID) bool { return exists[uid] }, logMaxAge); err != nil {

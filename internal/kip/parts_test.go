@@ -184,7 +184,7 @@ func TestEachPartStartsAfterWhatItNeeds(t *testing.T) {
 		"saved logs":   {"pod informer"},
 		"firewalls":    {"pod informer", "cell API"},
 		"cells":        {"pod informer", "cell API", "firewalls", "shortages"},
-		"virtual node": {"pods of the node", "kubelet port"},
+		"virtual node": {"pods of the node", "pod informer", "client CA"},
 		"pods":         {"pods of the node", "cells", "cell mirror", "virtual node"},
 	} {
 		at, ok := place[name]

@@ -21,11 +21,16 @@ type storedShortages struct {
 	store     *store.Store
 	revision  int64
 	changed   chan struct{}
+	told      func() // of each one
 	log       *slog.Logger
 }
 
-func loadShortages(ctx context.Context, st *store.Store, c clock.PassiveClock, log *slog.Logger) (*storedShortages, error) {
-	s := &storedShortages{shortages: capacity.New(c), store: st, changed: make(chan struct{}, 1), log: log}
+// loadShortages returns those that are stored. told is called, without a lock, of each
+// one that is noted later; it must not block.
+func loadShortages(
+	ctx context.Context, st *store.Store, c clock.PassiveClock, told func(), log *slog.Logger,
+) (*storedShortages, error) {
+	s := &storedShortages{shortages: capacity.New(c), store: st, changed: make(chan struct{}, 1), told: told, log: log}
 	var stored []capacity.Shortage
 	revision, err := st.Get(ctx, shortagesKey, &stored)
 	s.revision = revision
@@ -37,6 +42,7 @@ func loadShortages(ctx context.Context, st *store.Store, c clock.PassiveClock, l
 // for that offer where it said nothing of the kind.
 func (s *storedShortages) Mark(o cells.Offer, err error) {
 	s.shortages.Mark(shop.Shortage(o, err))
+	s.told()
 	select {
 	case s.changed <- struct{}{}:
 	default:

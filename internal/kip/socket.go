@@ -24,14 +24,14 @@ import (
 func (l *leading) wireSocket(context.Context) (err error) {
 	explainer := explain.New(explain.Config{
 		Node:      l.NodeName,
-		Pods:      l.informer.GetStore(),
+		Pods:      l.nodes.pods.GetStore(),
 		Loop:      l.pods,
 		Cells:     l.cells,
 		Status:    l.mirror.Status,
 		Shortages: l.shortages.shortages.List,
 	})
 	cleaner := cleanup.New(cleanup.Config{
-		Node:         l.NodeName,
+		Nodes:        l.nodes.ofCleanup,
 		ControllerID: l.controllerID,
 		Pods:         l.listed,
 		Pause:        l.pods.Pause,
@@ -42,7 +42,6 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Disks:        l.disks,
 		ListLag:      l.machines.Traits().ListLag,
 		AsKip:        l.api.asKip,
-		AsNode:       l.api.asNode,
 		Resources:    l.api.ownDynamic.Resource(apiv1.Resource),
 		Store:        l.store,
 		StoreHint:    storeHint(l.cfg, l.store.Prefix()),
@@ -110,12 +109,23 @@ func (l *leading) backup(ctx context.Context, w io.Writer) error {
 	return l.store.Backup(ctx, w, l.clock.Now())
 }
 
+// ofCleanup are the nodes for which a cleanup acts: those that are Kip's own.
+func (n *nodes) ofCleanup() (list []cleanup.Node) {
+	for _, s := range n.all() {
+		if n.rightsOf(s) != rightsHeld {
+			continue
+		}
+		list = append(list, cleanup.Node{Name: s.name, Client: s.asNode})
+	}
+	return list
+}
+
 // listed returns the pods of the node; an error until they are known.
 func (l *leading) listed() ([]*corev1.Pod, error) {
-	if !l.informer.HasSynced() {
+	if !l.nodes.pods.HasSynced() {
 		return nil, errNotListed
 	}
-	return podsOf(l.informer), nil
+	return podsOf(l.nodes.pods), nil
 }
 
 // storeHint says where the records of a Kip are, and how they are removed when

@@ -50,13 +50,27 @@ func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 	if len(offersOfPool(l.shop.Types(), s, disk, name)) == 0 {
 		return cells.Pool{}, fmt.Errorf(": %s is not offered there (zone %q, spot %t, dedicated %t)", s.InstanceType, s.Zone, s.Spot, s.Dedicated)
 	}
-	return cells.Pool{Name: name, Count: s.Count, Stopped: s.Stopped, Offers: func() ([]cells.Offer, error) {
-		left := slices.DeleteFunc(offersOfPool(l.shop.Types(), s, disk, name), l.shortages.Unavailable)
-		if len(left) == 0 {
-			return nil, fmt.Errorf("%s has no capacity now: %w", name, cloud.ErrCapacity)
-		}
-		return left, nil
-	}}, nil
+	useless := func(o cells.Offer) bool {
+		_, is := l.nodes.nodeOffering(o)
+		return !is
+	}
+	return cells.Pool{
+		Name:    name,
+		Count:   s.Count,
+		Stopped: s.Stopped,
+		Useless: useless,
+		Offers: func() ([]cells.Offer, error) {
+			all := slices.DeleteFunc(offersOfPool(l.shop.Types(), s, disk, name), useless)
+			if len(all) == 0 {
+				return nil, fmt.Errorf("%s is what no virtual node offers: its cells would get no pod", name)
+			}
+			left := slices.DeleteFunc(all, l.shortages.Unavailable)
+			if len(left) == 0 {
+				return nil, fmt.Errorf("%s has no capacity now: %w", name, cloud.ErrCapacity)
+			}
+			return left, nil
+		},
+	}, nil
 }
 
 // offersOfPool are what the cells of a pool can be launched as, the cheapest first.

@@ -15,7 +15,7 @@ import (
 
 // wayToCells finds the cell of a pod for the kubelet port.
 type wayToCells struct {
-	pods  cache.SharedIndexInformer
+	pods  cache.Store
 	cells *cells.Controller
 	loop  *pods.Controller
 }
@@ -23,7 +23,7 @@ type wayToCells struct {
 var _ node.Cells = wayToCells{}
 
 func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, error) {
-	obj, exists, err := w.pods.GetStore().GetByKey(namespace + "/" + name)
+	obj, exists, err := w.pods.GetByKey(namespace + "/" + name)
 	if err != nil {
 		return nil, err
 	}

@@ -111,7 +111,7 @@ func ClientCA(
 		if err != nil {
 			return nil, fmt.Errorf("client CA file: %w", err)
 		}
-		return ca, nil
+		return followed(ca), nil
 	}
 	asking, cancel := context.WithTimeout(ctx, clientCATimeout)
 	_, err := client.CoreV1().ConfigMaps(clientCANamespace).Get(asking, clientCAConfigMap, metav1.GetOptions{})
@@ -131,5 +131,5 @@ func ClientCA(
 	if err != nil {
 		return nil, fmt.Errorf("client CA from ConfigMap %s/%s: %w", clientCANamespace, clientCAConfigMap, err)
 	}
-	return ca, nil
+	return followed(ca), nil
 }

@@ -22,6 +22,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/utils/clock"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/version"
 )
 
@@ -37,12 +38,20 @@ var CellFeatures = []string{
 }
 
 const (
-	typeLabel = "type"
-	typeValue = "virtual-kubelet"
-	// instanceType is the label's value for a node whose pods have each an
+	// TypeLabel is the label by which pods select a virtual node, and TypeValue its value.
+	TypeLabel = "type"
+	TypeValue = "virtual-kubelet"
+	// InstanceType is the label's value for a node whose pods have each an
 	// instance of a type of its own.
-	instanceType = "kip"
-	operatingSys = "linux"
+	InstanceType = "kip"
+	// capacityTypeLabel is karpenter's.
+	capacityTypeLabel = "karpenter.sh/capacity-type"
+	// eksComputeTypeLabel and azureManagedLabel are by what the controllers of a cloud, and
+	// its DaemonSets, know a node that is no machine of it. It is the cluster's cloud that
+	// matters, which may be another than that of the cells. No other cloud looks at them.
+	eksComputeTypeLabel = "eks.amazonaws.com/compute-type"
+	azureManagedLabel   = "kubernetes.azure.com/managed"
+	operatingSys        = "linux"
 
 	// checkInterval is how often Kip asks itself whether it can work, and
 	// checkTimeout how long it waits for the answer.
@@ -67,15 +76,28 @@ type Config struct {
 	// Capacity is what the scheduler may place on the node; allocatable is
 	// the same.
 	Capacity corev1.ResourceList
-	// Labels are added to the node's own, and may replace the zone, the region
-	// and the instance type. Optional.
+	// Labels are added to the node's own, and may replace the zone, the region,
+	// the instance type and those of clouds. Optional.
 	Labels map[string]string
-	// Taint keeps pods away that do not tolerate it. Optional.
-	Taint *corev1.Taint
+	// Taint keeps pods away that do not tolerate it, Taints are further ones. Optional.
+	Taint  *corev1.Taint
+	Taints []corev1.Taint
+	// Removed says that the node takes no more pods: it is cordoned until it is gone, or
+	// comes back.
+	Removed bool
 	// Zone and Region are those of the cells. Optional.
 	Zone, Region string
-	// Arch of the cells, in Go's and Kubernetes' words: amd64, arm64.
-	Arch string
+	// Arch of the cells, in Go's and Kubernetes' words: amd64, arm64. With AnyArch it is
+	// one of several, and no label says which.
+	Arch    string
+	AnyArch bool
+	// CapacityType is how the cells are bought, in karpenter's words: on-demand, spot.
+	// Optional: in several ways.
+	CapacityType string
+	// Controller is the ID of the Kip whose node this is. Optional. A node of another Kip
+	// is a foreign one, unless Adopts is true.
+	Controller string
+	Adopts     bool
 	// InternalIP and Port are where the API server finds the kubelet port.
 	InternalIP netip.Addr
 	Port       uint16
@@ -99,8 +121,11 @@ type Node struct {
 
 	ready     chan struct{}
 	readyOnce sync.Once
+	changed   chan struct{} // what register writes has changed
 
 	mu sync.Mutex
+	// short is why nothing can be launched for the node's pods now, "" if something can.
+	short string
 	// sent is the Ready condition that the node controller was last told of,
 	// applied whether the API server has it. The node controller's inbox
 	// holds one status and blocks its writer when full, also after the
@@ -140,22 +165,38 @@ func New(c Config) (*Node, error) {
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}
 	}
-	labels, err := allLabels(c)
+	labels, err := Labels(c)
 	if err != nil {
 		return nil, err
 	}
-	return &Node{c: c, labels: labels, ready: make(chan struct{})}, nil
+	return &Node{c: c, labels: labels, ready: make(chan struct{}), changed: make(chan struct{}, 1)}, nil
 }
 
-func allLabels(c Config) (map[string]string, error) {
+// Labels are those of the virtual node: what c says of its zone, region and others, and
+// Kip's own.
+func Labels(c Config) (map[string]string, error) {
 	fixed := map[string]string{
-		typeLabel:            typeValue,
+		TypeLabel:            TypeValue,
 		corev1.LabelHostname: c.Name,
 		corev1.LabelOSStable: operatingSys,
-		// Every cell of this node is of this architecture.
-		corev1.LabelArchStable: c.Arch,
+		// No machine is behind it that a load balancer could send to.
+		corev1.LabelNodeExcludeBalancers: "true",
 	}
-	labels := map[string]string{corev1.LabelInstanceTypeStable: instanceType}
+	if !c.AnyArch {
+		// Every cell of this node is of this architecture.
+		fixed[corev1.LabelArchStable] = c.Arch
+	}
+	if c.CapacityType != "" {
+		fixed[capacityTypeLabel] = c.CapacityType
+	}
+	if c.Controller != "" {
+		fixed[apiv1.LabelController] = c.Controller
+	}
+	labels := map[string]string{
+		corev1.LabelInstanceTypeStable: InstanceType,
+		eksComputeTypeLabel:            "fargate",
+		azureManagedLabel:              "false",
+	}
 	if c.Zone != "" {
 		labels[corev1.LabelTopologyZone] = c.Zone
 	}
@@ -176,6 +217,50 @@ func allLabels(c Config) (map[string]string, error) {
 	}
 	maps.Copy(labels, fixed)
 	return labels, nil
+}
+
+// Short says why nothing can be launched for the node's pods now, by a taint that keeps
+// pods away; "" takes the taint off. It does not block.
+func (n *Node) Short(why string) {
+	n.mu.Lock()
+	changed := n.short != why
+	n.short = why
+	n.mu.Unlock()
+	if changed {
+		n.registerSoon()
+	}
+}
+
+func (n *Node) registerSoon() {
+	select {
+	case n.changed <- struct{}{}:
+	default:
+	}
+}
+
+// registerRetry is the pause after a change of the registration that was not written.
+const registerRetry = 5 * time.Second
+
+// keepRegistered writes what changes of the registration, until ctx ends.
+func (n *Node) keepRegistered(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-n.changed:
+		}
+		_, err := n.register(ctx)
+		if err == nil || ctx.Err() != nil {
+			continue
+		}
+		n.c.Log.Warn("the virtual node's taints cannot be written, retrying", "node", n.c.Name, "err", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-n.c.Clock.After(registerRetry):
+			n.registerSoon()
+		}
+	}
 }
 
 // Ready is closed when the node is registered and its first status is written.
@@ -243,6 +328,7 @@ func (n *Node) runOnce(ctx context.Context) error {
 		return fmt.Errorf("node controller of %s: %w", n.c.Name, err)
 	}
 	checks.Go(func() { n.keepChecking(ctx, failures, registered, notify) })
+	checks.Go(func() { n.keepRegistered(ctx) })
 	return controller.Run(ctx)
 }
 

@@ -188,7 +188,9 @@ func TestANewNodeIsMadeByKipAndKeptByTheNodeItself(t *testing.T) {
 	got := c.get(t)
 	wantLabels := map[string]string{
 		"type": "virtual-kubelet", "kubernetes.io/hostname": testNode, "kubernetes.io/os": "linux",
-		"kubernetes.io/arch": "amd64", "node.kubernetes.io/instance-type": "kip",
+		"kubernetes.io/arch": "amd64", "node.kubernetes.io/exclude-from-external-load-balancers": "true",
+		"node.kubernetes.io/instance-type": "kip",
+		"eks.amazonaws.com/compute-type":   "fargate", "kubernetes.azure.com/managed": "false",
 		"topology.kubernetes.io/zone": "us-east-1a", "topology.kubernetes.io/region": "us-east-1",
 		"team": "blue", "topology.example.kubernetes.io/rack": "r1",
 	}

@@ -78,7 +78,7 @@ type PortConfig struct {
 	// Reviews may create token reviews and subject access reviews.
 	Reviews kubernetes.Interface
 	// ClientCA is whose client certificates are accepted; see the function
-	// ClientCA. Optional: only tokens are.
+	// ClientCA, and FollowClientCA, which its owner runs. Optional: only tokens are.
 	ClientCA dynamiccertificates.CAContentProvider
 	// Certificate is the one to serve with, as in a tls.Config.
 	Certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
@@ -142,12 +142,9 @@ func NewPort(c PortConfig) (*Port, error) {
 // It closes l.
 func (p *Port) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
-	var followers sync.WaitGroup
-	defer followers.Wait()
 	defer cancel()
-	if ca, ok := p.c.ClientCA.(dynamiccertificates.ControllerRunner); ok {
-		followers.Go(func() { ca.Run(ctx, 1) })
-		p.awaitClientCA(ctx)
+	if f, ok := p.c.ClientCA.(*followedCA); ok {
+		p.awaitClientCA(ctx, f)
 	}
 	server := &http.Server{
 		Handler: p,
@@ -171,32 +168,51 @@ func (p *Port) Serve(ctx context.Context, l net.Listener) error {
 	return fmt.Errorf("kubelet port %s: %w", l.Addr(), err)
 }
 
+// FollowClientCA keeps up with a client CA that is followed, for all ports that have it,
+// until ctx ends.
+func FollowClientCA(ctx context.Context, ca dynamiccertificates.CAContentProvider) error {
+	if f, ok := ca.(*followedCA); ok {
+		f.runner.Run(ctx, 1)
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// followedCA is a client CA that may change, or not be there yet.
+type followedCA struct {
+	dynamiccertificates.CAContentProvider
+	runner dynamiccertificates.ControllerRunner
+	once   sync.Once
+	read   chan struct{} // closed when it has been read
+}
+
+// followed hears of ca before anybody runs it: the library takes listeners without a lock.
+func followed[CA interface {
+	dynamiccertificates.CAContentProvider
+	dynamiccertificates.ControllerRunner
+}](ca CA) *followedCA {
+	f := &followedCA{CAContentProvider: ca, runner: ca, read: make(chan struct{})}
+	ca.AddListener(f)
+	if ca.CurrentCABundleContent() != nil {
+		f.Enqueue()
+	}
+	return f
+}
+
+// Enqueue is told that the CA was read.
+func (f *followedCA) Enqueue() { f.once.Do(func() { close(f.read) }) }
+
 // clientCATimeout is how long the port waits for its client CA before it opens.
 const clientCATimeout = 10 * time.Second
 
 // awaitClientCA waits until a CA that is followed has been read, or the API
 // server's first requests would be refused. Without it tokens are still known.
-func (p *Port) awaitClientCA(ctx context.Context) {
-	read := make(caRead, 1)
-	p.c.ClientCA.AddListener(read)
-	if p.c.ClientCA.CurrentCABundleContent() != nil {
-		return
-	}
+func (p *Port) awaitClientCA(ctx context.Context, ca *followedCA) {
 	select {
-	case <-read:
+	case <-ca.read:
 	case <-ctx.Done():
 	case <-time.After(clientCATimeout):
 		p.c.Log.Warn("client CA is not there yet: client certificates are refused until it is", "ca", p.c.ClientCA.Name())
-	}
-}
-
-// caRead hears of it when a CA was read.
-type caRead chan struct{}
-
-func (c caRead) Enqueue() {
-	select {
-	case c <- struct{}{}:
-	default:
 	}
 }
 

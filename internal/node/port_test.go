@@ -268,7 +268,13 @@ func serveWith(t *testing.T, itzo http.HandlerFunc, ca func(*authority) (dynamic
 	f.addr = l.Addr().String()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- port.Serve(ctx, l) }()
+	var following sync.WaitGroup
+	following.Go(func() {
+		if err := FollowClientCA(ctx, clientCA); err != nil {
+			t.Error(err)
+		}
+	})
+	go func() { done <- port.Serve(ctx, l); following.Wait() }()
 	f.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -856,11 +862,16 @@ func TestClientCASources(t *testing.T) {
 				}
 				return
 			}
-			if runner, ok := ca.(*dynamiccertificates.ConfigMapCAController); ok {
+			if c.file == "" {
 				ctx, cancel := context.WithCancel(t.Context())
-				done := make(chan struct{})
-				go func() { runner.Run(ctx, 1); close(done) }()
-				defer func() { cancel(); <-done }()
+				done := make(chan error, 1)
+				go func() { done <- FollowClientCA(ctx, ca) }()
+				defer func() {
+					cancel()
+					if err := <-done; err != nil {
+						t.Error(err)
+					}
+				}()
 				if c.later != nil {
 					if _, err := c.client.CoreV1().ConfigMaps("kube-system").Create(ctx, c.later, metav1.CreateOptions{}); err != nil {
 						t.Fatal(err)

@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
+
+	apiv1 "github.com/elotl/kip/api/v1"
 )
 
 // registrationAnnotation holds, on the node object, what Kip last wrote there
@@ -21,13 +23,65 @@ const registrationAnnotation = "kip.elotl.co/registration"
 
 // registration is the value of registrationAnnotation.
 type registration struct {
-	Labels []string      `json:"labels"` // keys, sorted
-	Taint  *corev1.Taint `json:"taint,omitempty"`
+	Labels []string       `json:"labels"` // keys, sorted
+	Taint  *corev1.Taint  `json:"taint,omitempty"`
+	Taints []corev1.Taint `json:"taints,omitempty"`
+	// Cordoned says that it was Kip who cordoned the node, and may uncordon it.
+	Cordoned bool `json:"cordoned,omitempty"`
 }
 
 // ErrForeignNode says that the node's name belongs to a node that is not
-// virtual. Taking it over would move a machine's pods to cells.
+// virtual, or to that of another Kip. Taking it over would move a machine's pods to
+// cells, or pods from their cells to others.
 var ErrForeignNode = errors.New("a node of this name exists and is not a virtual node")
+
+// Foreign returns an ErrForeignNode for a node that is not a virtual node of this Kip.
+// controller may be empty: whose virtual node it is does not matter then.
+func Foreign(node *corev1.Node, controller string) error {
+	_, known := node.Annotations[registrationAnnotation]
+	owner := node.Labels[apiv1.LabelController]
+	switch {
+	case !known && node.Labels[TypeLabel] != TypeValue:
+		return fmt.Errorf("%w: it has no label %s=%s; give the virtual node another name, or delete that node", ErrForeignNode, TypeLabel, TypeValue)
+	case controller != "" && owner != "" && owner != controller:
+		return fmt.Errorf("%w of this Kip, but of that with controller ID %s", ErrForeignNode, owner)
+	}
+	return nil
+}
+
+// Keys of the taints that Kip puts on its nodes besides those that are configured.
+const (
+	// RemovedTaint is on a node that is not configured any more, unless others had cordoned
+	// it before.
+	RemovedTaint = "kip.elotl.co/removed"
+	// ShortTaint is on a node for whose pods nothing can be launched now.
+	ShortTaint = "kip.elotl.co/no-capacity"
+)
+
+// taints are all that the node must carry.
+func (n *Node) taints() []corev1.Taint {
+	var all []corev1.Taint
+	if n.c.Taint != nil {
+		all = append(all, *n.c.Taint)
+	}
+	all = append(all, n.c.Taints...)
+	if n.c.Removed {
+		all = append(all, corev1.Taint{Key: RemovedTaint, Effect: corev1.TaintEffectNoSchedule})
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.short != "" {
+		all = append(all, corev1.Taint{Key: ShortTaint, Effect: corev1.TaintEffectNoSchedule})
+	}
+	return all
+}
+
+// providerID names a node that no cloud has a machine for, so that the controllers of
+// clouds leave it alone. It does not end with the name: the cloud provider of AWS takes
+// the last part for an instance, whatever the scheme, if it begins with i- or fargate-.
+// It has three parts: the cluster autoscaler on GCE cuts off as many bytes as there are
+// in gce://, and stops working for the whole cluster when it finds another number.
+func (n *Node) providerID() string { return "kip://" + n.c.Controller + "/" + n.c.Name + "/virtual" }
 
 // register makes the node object, or brings the labels and the taint of an
 // existing one up to date. It returns the object as the API server has it. When
@@ -68,23 +122,23 @@ func (n *Node) register(ctx context.Context) (*corev1.Node, error) {
 
 // fresh is the node object before its first status.
 func (n *Node) fresh() (*corev1.Node, error) {
-	mark, err := n.registrationMark()
+	taints := n.taints()
+	mark, err := n.registrationMark(taints, n.c.Removed)
 	if err != nil {
 		return nil, err
 	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name:        n.c.Name,
-		Labels:      n.labels,
-		Annotations: map[string]string{registrationAnnotation: mark},
-	}}
-	if n.c.Taint != nil {
-		node.Spec.Taints = []corev1.Taint{*n.c.Taint}
-	}
-	return node, nil
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        n.c.Name,
+			Labels:      n.labels,
+			Annotations: map[string]string{registrationAnnotation: mark},
+		},
+		Spec: corev1.NodeSpec{ProviderID: n.providerID(), Taints: taints, Unschedulable: n.c.Removed},
+	}, nil
 }
 
-func (n *Node) registrationMark() (string, error) {
-	r := registration{Taint: n.c.Taint}
+func (n *Node) registrationMark(taints []corev1.Taint, cordoned bool) (string, error) {
+	r := registration{Taints: taints, Cordoned: cordoned}
 	for k := range n.labels {
 		r.Labels = append(r.Labels, k)
 	}
@@ -98,9 +152,12 @@ func (n *Node) registrationMark() (string, error) {
 // version, since the list of taints is replaced as a whole and others write it.
 func (n *Node) registrationPatch(current *corev1.Node) ([]byte, error) {
 	last, known := current.Annotations[registrationAnnotation]
-	if !known && current.Labels[typeLabel] != typeValue {
-		return nil, fmt.Errorf("%w: it has no label %s=%s; give the virtual node another name, or delete that node",
-			ErrForeignNode, typeLabel, typeValue)
+	controller := n.c.Controller
+	if n.c.Adopts {
+		controller = ""
+	}
+	if err := Foreign(current, controller); err != nil {
+		return nil, err
 	}
 	var before registration
 	if known {
@@ -124,27 +181,44 @@ func (n *Node) registrationPatch(current *corev1.Node) ([]byte, error) {
 		}
 	}
 
+	taints := n.taints()
+	removed := func(t corev1.Taint) bool { return t.Key == RemovedTaint }
+	marked := slices.ContainsFunc(current.Spec.Taints, removed)
+	if current.Spec.Unschedulable && !marked {
+		// A person cordoned it. The taint would be a right to uncordon it.
+		taints = slices.DeleteFunc(taints, removed)
+	}
+	mine := slices.Concat(before.Taints, taints)
+	if before.Taint != nil { // as an older Kip wrote it
+		mine = append(mine, *before.Taint)
+	}
 	ours := func(t corev1.Taint) bool {
-		if before.Taint != nil && t.MatchTaint(before.Taint) {
-			return true
-		}
-		if n.c.Taint != nil && t.MatchTaint(n.c.Taint) {
+		if slices.ContainsFunc(mine, func(m corev1.Taint) bool { return t.MatchTaint(&m) }) {
 			return true
 		}
 		// A node of an older Kip says nothing of what it wrote.
 		return !known && t.Key == DefaultTaintKey
 	}
-	var taints []corev1.Taint
-	if n.c.Taint != nil {
-		taints = append(taints, *n.c.Taint)
-	}
+	own := taints
+	taints = slices.Clip(taints)
 	for _, t := range current.Spec.Taints {
 		if !ours(t) {
 			taints = append(taints, t)
 		}
 	}
 
-	mark, err := n.registrationMark()
+	spec := map[string]any{}
+	cordoned := current.Spec.Unschedulable && before.Cordoned && marked
+	switch {
+	case n.c.Removed && !current.Spec.Unschedulable:
+		spec["unschedulable"], cordoned = true, true
+	case !n.c.Removed && cordoned:
+		spec["unschedulable"], cordoned = nil, false
+	}
+	if current.Spec.ProviderID == "" { // it is set once
+		spec["providerID"] = n.providerID()
+	}
+	mark, err := n.registrationMark(own, cordoned)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +231,10 @@ func (n *Node) registrationPatch(current *corev1.Node) ([]byte, error) {
 	}
 	patch := map[string]any{}
 	if !sameTaints(taints, current.Spec.Taints) {
-		patch["spec"] = map[string]any{"taints": taints}
+		spec["taints"] = taints
+	}
+	if len(spec) > 0 {
+		patch["spec"] = spec
 	}
 	if len(metadata) == 0 && len(patch) == 0 {
 		return nil, nil

@@ -19,6 +19,7 @@ const Prefix = "pod.elotl.co/"
 // The annotations that Kip knows.
 const (
 	AnnotationInstanceType       = Prefix + "instance-type"
+	AnnotationRequirements       = Prefix + "instance-requirements"
 	AnnotationLaunchType         = Prefix + "launch-type"
 	AnnotationVolumeSize         = Prefix + "volume-size"
 	AnnotationPrivateIPOnly      = Prefix + "private-ip-only"
@@ -66,6 +67,8 @@ type HealthyTimeout struct {
 type Annotations struct {
 	// InstanceType is the name of a type, or a pattern of names with "*".
 	InstanceType string
+	// Requirements are what the labels of the instance must be.
+	Requirements Requirements
 	// LaunchTypes are different ones, the preferred first: a later one is for when
 	// no offering of the earlier ones fits and is available. nil means OnDemand.
 	LaunchTypes []LaunchType
@@ -99,6 +102,11 @@ var annotationKinds = map[string]struct {
 	AnnotationInstanceType: {"the name of an instance type, or a pattern with * such as c5.*", func(a *Annotations, v string) bool {
 		a.InstanceType = v
 		return v != "" && !strings.ContainsAny(v, " \t\n,")
+	}},
+	AnnotationRequirements: {requirementsAllowed, func(a *Annotations, v string) bool {
+		var err error
+		a.Requirements, err = ParseRequirements(v)
+		return err == nil
 	}},
 	AnnotationLaunchType: {"on-demand, spot or dedicated, or several in order of preference such as spot,on-demand",
 		func(a *Annotations, v string) bool {

@@ -6,6 +6,8 @@
 //	need.go         what a pod needs of a machine
 //	constraint.go   where, and on which architecture, it may run
 //	annotations.go  pod.elotl.co/*
+//	requirements.go terms of node affinity about an instance
+//	labels.go       which labels an instance has
 //	explain.go      why no type fits, by counts
 //	errors.go       what a caller decides on
 package placement

@@ -31,7 +31,16 @@ func (e *InvalidAnnotationError) Error() string {
 	if e.Allowed == "" {
 		return fmt.Sprintf("annotation %s is unknown: %s* may be %s%s", e.Annotation, Prefix, strings.Join(shortNames(), ", "), meant)
 	}
-	return fmt.Sprintf("annotation %s: %q is not valid: want %s%s", e.Annotation, e.Value, e.Allowed, meant)
+	return fmt.Sprintf("annotation %s: %q is not valid: want %s%s", e.Annotation, shortened(e.Value), e.Allowed, meant)
+}
+
+// shortened keeps of a value what people need to recognize it: an Event has 1024 bytes.
+func shortened(value string) string {
+	const most = 200
+	if len(value) <= most {
+		return value
+	}
+	return strings.ToValidUTF8(value[:most], "") + "…"
 }
 
 // shortNames are the known annotations without Prefix.

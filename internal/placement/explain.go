@@ -88,7 +88,9 @@ func (c *choice) checks(offered map[int][]*row) []check {
 		{
 			words: "have no offering in a zone where the pod may run",
 			fails: func(s *size, rows []*row) bool {
-				return !slices.ContainsFunc(rows, func(r *row) bool { return c.offered(r, s) })
+				return !slices.ContainsFunc(rows, func(r *row) bool {
+					return slices.ContainsFunc(r.offers, func(o offer) bool { return c.inZone(s, o.zone) })
+				})
 			},
 			of: func(rejected []int) string {
 				return "offered in " + list(rejected, func(typ int) []string {
@@ -101,6 +103,13 @@ func (c *choice) checks(offered map[int][]*row) []check {
 					return zones
 				})
 			},
+		},
+		{
+			words: "are ruled out by " + AnnotationRequirements,
+			fails: func(s *size, rows []*row) bool {
+				return !slices.ContainsFunc(rows, func(r *row) bool { return c.offered(r, s) })
+			},
+			of: func(rejected []int) string { return c.labelValues(rejected, offered) },
 		},
 	}
 	disk := check{
@@ -147,6 +156,33 @@ func (c *choice) checks(offered map[int][]*row) []check {
 		},
 		disk,
 	)
+}
+
+// labelValues says which values the rejected types have of the labels that the pod
+// asks for, the first three.
+func (c *choice) labelValues(rejected []int, offered map[int][]*row) string {
+	const most = 3
+	var all []string
+	for _, key := range c.requirements.keys() {
+		if len(all) == most {
+			break
+		}
+		values := list(rejected, func(typ int) (values []string) {
+			for _, r := range offered[typ] {
+				for _, o := range r.offers {
+					if v, ok := c.machine(r, o.zone).Lookup(key); ok {
+						values = append(values, v)
+					}
+				}
+			}
+			return values
+		})
+		if values == "" {
+			values = "none has it"
+		}
+		all = append(all, key+": "+values)
+	}
+	return strings.Join(all, "; ")
 }
 
 // singular makes the leading verb of words agree with one type.

@@ -45,6 +45,11 @@ type Config struct {
 	// DefaultDiskBytes is the root disk's size where the type does not fix it
 	// and the pod does not say; 0 where it can be as large as a pod needs.
 	DefaultDiskBytes int64
+	// LaunchTypes are those of pods that name none, the preferred first; none for
+	// on-demand.
+	LaunchTypes []LaunchType
+	// Seller is whose types are in the catalogue, for people; "" for this cloud.
+	Seller string
 }
 
 // Candidate is one way to launch a machine for a pod.
@@ -65,12 +70,23 @@ type Placer struct {
 	config Config
 	// types is sorted by name.
 	types                      []catalog.InstanceType
-	archs, zones               []string // what the indices in size and offer stand for
+	labels                     []map[string]string // of the types
+	archs, zones               []string            // what the indices in size and offer stand for
 	onDemand, spots, dedicated market
 	// byDefault is where pods that do not say how they are launched look.
 	byDefault []*market
 	// defaultType is the index of DefaultInstanceType in types, or -1.
 	defaultType int
+	// nodeLabels are those of the virtual node: what pods may ask for beside the
+	// labels of an instance.
+	nodeLabels map[string]string
+}
+
+// OnNode returns what chooses for the pods of a virtual node with these labels.
+func (p *Placer) OnNode(labels map[string]string) *Placer {
+	on := *p
+	on.nodeLabels = labels
+	return &on
 }
 
 // market is the types that can be had by one launch type, in order of price. Sizes
@@ -92,9 +108,10 @@ type size struct {
 }
 
 type row struct {
-	typ      int
-	baseline int64   // all of the CPU where the type is not burstable
-	offers   []offer // in order of price, then zone, then subnet
+	typ        int
+	launchType LaunchType
+	baseline   int64   // all of the CPU where the type is not burstable
+	offers     []offer // in order of price, then zone, then subnet
 }
 
 type offer struct {
@@ -107,7 +124,11 @@ type offer struct {
 func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 	p := &Placer{config: config, types: slices.Clone(catalogue), defaultType: -1}
 	p.onDemand.launchType, p.spots.launchType, p.dedicated.launchType = OnDemand, Spot, Dedicated
-	p.byDefault = []*market{&p.onDemand}
+	p.config.Seller = cmp.Or(config.Seller, "this cloud")
+	p.byDefault = p.marketsOf(config.LaunchTypes)
+	if len(p.byDefault) == 0 {
+		p.byDefault = []*market{&p.onDemand}
+	}
 	slices.SortFunc(p.types, func(a, b catalog.InstanceType) int { return strings.Compare(a.Name, b.Name) })
 	for i := range p.types {
 		t := &p.types[i]
@@ -115,6 +136,7 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 			return nil, fmt.Errorf("catalogue: instance type %s is there twice", t.Name)
 		}
 		indexIn(&p.archs, t.Arch)
+		p.labels = append(p.labels, labelsOf(t))
 		if t.Name == config.DefaultInstanceType {
 			p.defaultType = i
 		}
@@ -124,7 +146,12 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 				return nil, err
 			}
 			if len(offers) > 0 {
-				m.rows = append(m.rows, row{typ: i, baseline: cmp.Or(t.BaselineMilliCPU, t.MilliCPU), offers: offers})
+				m.rows = append(m.rows, row{
+					typ:        i,
+					launchType: m.launchType,
+					baseline:   cmp.Or(t.BaselineMilliCPU, t.MilliCPU),
+					offers:     offers,
+				})
 			}
 		}
 	}
@@ -137,7 +164,7 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 		}
 	}
 	if config.DefaultInstanceType != "" && p.defaultType < 0 {
-		return nil, fmt.Errorf("default instance type: this cloud has no type %q%s", config.DefaultInstanceType,
+		return nil, fmt.Errorf("default instance type: %s has no type %q%s", p.config.Seller, config.DefaultInstanceType,
 			p.meant(config.DefaultInstanceType))
 	}
 	return p, nil
@@ -180,6 +207,14 @@ func (p *Placer) market(t LaunchType) *market {
 		return &p.dedicated
 	}
 	return &p.onDemand
+}
+
+func (p *Placer) marketsOf(types []LaunchType) []*market {
+	markets := make([]*market, len(types))
+	for i, t := range types {
+		markets[i] = p.market(t)
+	}
+	return markets
 }
 
 func (p *Placer) sizeOf(typ int) size {
@@ -279,6 +314,11 @@ type choice struct {
 	barred []int64
 	// allowed[arch*len(zones)+zone] reports where the pod may run; nil means anywhere.
 	allowed []bool
+	// requirements is what the labels of the instance must be; nil means anything.
+	requirements Requirements
+	// holds is whether they do, of each type in each zone by each launch type: 0 where that
+	// is not known yet, 1 for yes and -1 for no.
+	holds []int8
 	// constraint and arch say the same for people.
 	constraint constraint
 	arch       string
@@ -290,24 +330,22 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 		return nil, err
 	}
 	c := &choice{
-		Placer:     p,
-		markets:    p.byDefault,
-		need:       needOf(pod),
-		only:       -1,
-		constraint: constraintOf(&pod.Spec),
+		Placer:       p,
+		markets:      p.byDefault,
+		need:         needOf(pod),
+		only:         -1,
+		requirements: annotations.Requirements,
+		constraint:   constraintOf(&pod.Spec),
 	}
 	if annotations.LaunchTypes != nil {
-		c.markets = make([]*market, len(annotations.LaunchTypes))
-		for i, t := range annotations.LaunchTypes {
-			c.markets[i] = p.market(t)
-		}
+		c.markets = p.marketsOf(annotations.LaunchTypes)
 	}
 	switch name := annotations.InstanceType; {
 	case strings.Contains(name, "*"):
 		c.names = strings.Split(name, "*")
 		if !slices.ContainsFunc(p.types, func(t catalog.InstanceType) bool { return c.names.match(t.Name) }) {
 			return nil, &InvalidAnnotationError{Annotation: AnnotationInstanceType, Value: name,
-				Allowed: "a pattern that the name of a type of this cloud matches"}
+				Allowed: "a pattern that the name of a type of " + p.config.Seller + " matches"}
 		}
 	case name != "":
 		i, known := slices.BinarySearchFunc(p.types, name, func(t catalog.InstanceType, name string) int { return strings.Compare(t.Name, name) })
@@ -315,12 +353,12 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 			return nil, &InvalidAnnotationError{
 				Annotation: AnnotationInstanceType,
 				Value:      name,
-				Allowed:    "a type of this cloud",
+				Allowed:    "a type of " + p.config.Seller,
 				Nearest:    p.nearest(name),
 			}
 		}
 		c.only, c.anySize = i, true
-	case c.need.none():
+	case c.need.none() && c.requirements == nil:
 		c.only, c.byDefault, c.anySize = p.defaultType, true, p.defaultType >= 0
 	}
 	if !c.constraint.arch && c.only < 0 {
@@ -397,17 +435,17 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 		if c.short(s) < 0 || c.picky && !c.picks(s) {
 			continue
 		}
-		if c.allowed != nil && !c.offered(&m.rows[i], s) {
+		r := &m.rows[i]
+		if (c.allowed != nil || c.requirements != nil) && !c.offered(r, s) {
 			continue
 		}
 		f.fitting++
 		if s.price > dearest {
 			continue
 		}
-		r := &m.rows[i]
 		extra := c.credits(r)
 		for j, o := range r.offers {
-			if !c.allows(s, o.zone) {
+			if !c.allows(r, s, o.zone) {
 				continue
 			}
 			next := candidate{cost: o.price + extra, row: int32(i), offer: int32(j)}
@@ -469,10 +507,15 @@ func (c *choice) picks(s *size) bool {
 
 // offered reports whether the type is offered where the pod may run.
 func (c *choice) offered(r *row, s *size) bool {
-	return slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(s, o.zone) })
+	return slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(r, s, o.zone) })
 }
 
-func (c *choice) allows(s *size, zone int) bool {
+// allows reports whether an offering in that zone is one that the pod may have.
+func (c *choice) allows(r *row, s *size, zone int) bool {
+	return c.inZone(s, zone) && (c.requirements == nil || c.held(r, zone))
+}
+
+func (c *choice) inZone(s *size, zone int) bool {
 	return c.allowed == nil || c.allowed[int(s.arch)*len(c.zones)+zone]
 }
 
@@ -535,6 +578,9 @@ func (c *choice) why(f found) string {
 	if f.market.launchType == Spot {
 		s += " offered as spot"
 	}
+	if c.requirements != nil {
+		s += " and allowed by " + AnnotationRequirements
+	}
 	if f.fitting == 1 {
 		return s + " that fits " + c.need.text(c.config.ReservedMemoryBytes)
 	}
@@ -590,7 +636,7 @@ func (c *choice) noCapacity() *NoCapacityError {
 				continue
 			}
 			// Offers are in order of price: the first is the type's cheapest.
-			if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(s, o.zone) }); j >= 0 {
+			if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(r, s, o.zone) }); j >= 0 {
 				fitting = append(fitting, candidate{cost: r.offers[j].price + c.credits(r), row: int32(i), offer: int32(j)})
 			}
 		}

@@ -36,6 +36,9 @@ func (c *Controller) attend(ctx context.Context, pod *corev1.Pod, cell cells.Cel
 		w = *known
 	}
 	c.mu.Unlock()
+	if !w.short.IsZero() {
+		c.note(apiv1.Ref(pod), func(w *waiting) { w.short = time.Time{} })
+	}
 	if pod.Status.Phase == corev1.PodRunning && c.cfg.Running != nil {
 		c.cfg.Running(cell, now)
 	}
@@ -70,7 +73,7 @@ func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) error {
 			k.LastTransitionTime = metav1.NewTime(c.cfg.Clock.Now())
 		}
 	}
-	_, err := c.cfg.Client.Pods(pod.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	_, err := c.client(pod).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("mark pod %s as not ready: %w", apiv1.Ref(pod), err)
 	}
@@ -96,10 +99,7 @@ func (c *Controller) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time
 	}
 	left := at.Sub(c.cfg.Clock.Now())
 	grace = min(grace, max(1, int64((left-evictionMargin)/time.Second)))
-	err := c.cfg.Client.Pods(pod.Namespace).EvictV1(ctx, &policyv1.Eviction{
-		ObjectMeta:    metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace},
-		DeleteOptions: &metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &pod.UID}},
-	})
+	err := c.evict(ctx, pod, &grace)
 	switch {
 	case err == nil:
 		c.cfg.Event(ref, corev1.EventTypeNormal, events.Evicted,
@@ -115,8 +115,16 @@ func (c *Controller) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time
 	return 0, fmt.Errorf("evict pod %s from an instance that the cloud takes back: %w", ref, err)
 }
 
-// tellOnce reports something of an interruption, unless it was the last thing
-// that was.
+// evict asks for a pod's eviction; without a grace period that of the pod is its own.
+func (c *Controller) evict(ctx context.Context, pod *corev1.Pod, grace *int64) error {
+	return c.client(pod).EvictV1(ctx, &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace},
+		DeleteOptions: &metav1.DeleteOptions{GracePeriodSeconds: grace, Preconditions: &metav1.Preconditions{UID: &pod.UID}},
+	})
+}
+
+// tellOnce reports something of an interruption or an eviction, unless it was the last
+// thing that was.
 func (c *Controller) tellOnce(pod *corev1.Pod, reason, message string) {
 	told := false
 	c.note(apiv1.Ref(pod), func(w *waiting) { told, w.told = w.told == reason, reason })

@@ -44,6 +44,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 	}
 	r := cells.Request{
 		Pod:     apiv1.Ref(pod),
+		Node:    pod.Spec.NodeName,
 		Created: pod.CreationTimestamp.Time,
 		Offers:  offers,
 		Disks:   disksOf(needs),

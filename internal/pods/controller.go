@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/volumes"
+	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,15 +30,21 @@ import (
 
 // Config of a Controller. All fields are required unless they say otherwise.
 type Config struct {
-	// Pods are those bound to the virtual node, listed as the node.
-	Pods cache.SharedIndexInformer
-	// Client acts as the node.
-	Client corev1client.PodsGetter
+	// Pods are those bound to the virtual nodes, each listed as its node.
+	Pods watches.Pods
+	// Listed says that the pods of a node are known; "" is the one of cells whose record
+	// says none. Optional: they are, when Pods are.
+	Listed func(node string) bool
+	// Client acts as a node.
+	Client func(node string) corev1client.PodsGetter
 	Cells  Cells
 	// Volumes returns what a pod's volumes need. Optional: no pod has any.
 	Volumes func(context.Context, *corev1.Pod) (volumes.Needs, error)
 	// Place returns the offers for a pod, best first; in a zone, if one is given.
 	Place func(pod *corev1.Pod, zone string) ([]cells.Offer, error)
+	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
+	// if that is one of spot alone. Optional: there are none.
+	Elsewhere func(context.Context, *corev1.Pod) []string
 	// Options are what a cell is launched with where its pod's annotations do not say
 	// otherwise.
 	Options cells.Options
@@ -95,6 +103,9 @@ const (
 	// behindRetry is after how long a pod is looked at again while a person has to decide
 	// what becomes of the cells that this Kip does not know of.
 	behindRetry = 10 * time.Second
+	// changeSettles is how long a waiting pod that is changed waits at most: each look
+	// for an instance is work.
+	changeSettles = 3 * time.Second
 	// unplaceableRetry is how long a pod that fits no type waits for another
 	// look: types and prices change by the day.
 	unplaceableRetry = 10 * time.Minute
@@ -137,6 +148,7 @@ type waiting struct {
 	silent      time.Time // when its cell was last found silent
 	interrupted time.Time // when the cloud takes its instance; zero if it does not
 	told        string    // what was last reported of the interruption
+	short       time.Time // since when there is no capacity for it on its node; zero if there is
 	// deleted is the end of the grace period by the API server's clock, and deletedSeen
 	// when that was first seen, by Kip's.
 	deleted, deletedSeen time.Time
@@ -321,19 +333,21 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		return 0, err
 	}
 	// Cells of earlier pods of this name: a name is reused, a UID is not.
-	var again time.Duration
+	again := time.Duration(0)
 	for _, uid := range c.cfg.Cells.PodsNamed(name) {
-		if pod != nil && pod.UID == uid {
-			continue
-		}
+		cell, has := c.cfg.Cells.ForPod(uid)
 		c.mu.Lock()
 		gone := pod != nil || c.gone[uid] // another has its name
 		c.mu.Unlock()
-		if gone {
+		switch {
+		case pod != nil && pod.UID == uid:
+		case gone:
 			c.cfg.Cells.Release(uid, "the pod was deleted", false)
-		} else if !c.cfg.Cells.ReleaseVanished(ctx, uid, "the API server does not show the pod any more") {
-			_, sure := c.cfg.Cells.Behind()
-			if again = vanishedRetry; !sure {
+		case has && c.cfg.Listed != nil && !c.cfg.Listed(cell.Node):
+			again = staleRetry // whether it is there is not known: its cell stays
+		case !c.cfg.Cells.ReleaseVanished(ctx, uid, "the API server does not show the pod any more"):
+			again = cmp.Or(again, vanishedRetry)
+			if _, sure := c.cfg.Cells.Behind(); !sure {
 				again = staleRetry // a list of the cloud comes soon
 			}
 		}
@@ -357,6 +371,11 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		return c.attend(ctx, pod, cell)
 	}
 	return c.request(ctx, pod)
+}
+
+// client acts as the node of a pod.
+func (c *Controller) client(pod *corev1.Pod) corev1client.PodInterface {
+	return c.cfg.Client(pod.Spec.NodeName).Pods(pod.Namespace)
 }
 
 func (c *Controller) get(name cache.ObjectName) (*corev1.Pod, error) {
@@ -383,7 +402,9 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		return 0, nil
 	}
 	if w.why != "" && (w.generation != pod.Generation || !maps.Equal(w.annotations, pod.Annotations)) {
-		w.until = time.Time{} // it may fit now
+		if soon := now.Add(changeSettles); w.until.After(soon) {
+			w.until = soon // it may fit then
+		}
 	}
 	w.generation, w.annotations = pod.Generation, pod.Annotations
 	until, attempt, seen, failures, ran, paused := w.until, w.attempts+1, w.seen, w.failures, w.ran, c.paused
@@ -421,7 +442,12 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	switch {
 	case errors.As(err, &unplaced):
 		reason, wait := unplaced.wait(attempt)
-		c.waits(pod, reason, err.Error(), now.Add(wait))
+		if reason == events.NoCapacity {
+			if wait, err = c.leaveNode(ctx, pod, wait); err != nil {
+				return 0, err
+			}
+		}
+		c.waits(pod, reason, unplaced.Error(), now.Add(wait))
 		return wait, nil
 	case err != nil:
 		return c.waitsForVolume(pod, err)
@@ -441,6 +467,7 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	}
 	c.mu.Lock()
 	w.attempts, w.why, w.until = attempt, "", now.Add(backoffOf(attempt)) // of the next attempt, if this cell fails
+	w.short = time.Time{}
 	c.mu.Unlock()
 	if cell.Standby != "" {
 		c.cfg.Event(ref, corev1.EventTypeNormal, events.StandbyCellTaken,
@@ -457,7 +484,7 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 // last cell wrote, and a pod that has ended must not run again. A pod that never had
 // a cell is as it was listed.
 func (c *Controller) changedSince(ctx context.Context, pod *corev1.Pod) (bool, error) {
-	now, err := c.cfg.Client.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	now, err := c.client(pod).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return true, nil
@@ -520,7 +547,7 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 		return 0, fmt.Errorf("delete pod %s, which no cell runs: %w", apiv1.Ref(pod), err)
 	}
 	zero := int64(0)
-	err := c.cfg.Client.Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+	err := c.client(pod).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &pod.UID},
 	})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
@@ -611,7 +638,7 @@ func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message 
 		})
 	}
 	// The version that was read goes along: whoever wrote since is not overwritten.
-	_, err := c.cfg.Client.Pods(pod.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+	_, err := c.client(pod).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("fail pod %s: %w", apiv1.Ref(pod), err)
 	}

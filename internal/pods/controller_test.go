@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -176,7 +177,7 @@ func newHarness(t *testing.T) *harness {
 	h.informer = cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, nil)
 	c, err := New(Config{
 		Pods:    listed{h.informer, h},
-		Client:  podsGetter{h.client},
+		Client:  func(string) corev1client.PodsGetter { return podsGetter{h.client} },
 		Cells:   h.cells,
 		Place:   func(p *corev1.Pod, zone string) ([]cells.Offer, error) { h.zone, h.placed = zone, p; return h.place(p) },
 		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return h.needs, h.volumeErr },
@@ -321,9 +322,11 @@ func TestAPodThatFitsNothingSaysWhyOnceAndIsLookedAtAgain(t *testing.T) {
 	h.want("requests", h.cells.requests)
 }
 
-func TestAPodWhoseAnnotationIsMendedIsPlacedAtOnce(t *testing.T) {
+func TestAPodWhoseAnnotationIsMendedIsPlacedSoon(t *testing.T) {
 	h := newHarness(t)
+	looks := 0
 	h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
+		looks++
 		if p.Annotations["type"] == "bad" {
 			return nil, &placement.InvalidAnnotationError{}
 		}
@@ -335,7 +338,19 @@ func TestAPodWhoseAnnotationIsMendedIsPlacedAtOnce(t *testing.T) {
 	h.put(pod("a", annotate("bad")))
 	h.must("a")
 	h.want("requests", h.cells.requests)
+	// Whoever changes it all the time has it looked at no more often for that.
+	for i := range 10 {
+		h.put(pod("a", annotate("bad"), func(p *corev1.Pod) { p.Annotations["i"] = strconv.Itoa(i) }))
+		h.must("a")
+	}
+	if looks != 1 {
+		t.Errorf("looked for an instance %d times at once", looks)
+	}
 	h.put(pod("a", annotate("good")))
+	if again := h.must("a"); again != changeSettles {
+		t.Errorf("looked at again after %v, want %v", again, changeSettles)
+	}
+	h.clock.Step(changeSettles)
 	h.must("a")
 	h.want("requests", h.cells.requests, "uid-a#1")
 }
@@ -705,6 +720,39 @@ func TestAPodIsEvictedWithTheGraceThatTheNoticeLeaves(t *testing.T) {
 		h.must("a")
 		if !slices.Equal(got, []int64{want}) {
 			t.Errorf("with %s left the pod was given %d s: want %d", left, got, want)
+		}
+	}
+}
+
+// A node whose pods are not known yet, or no longer, says nothing of them.
+func TestACellStaysWhileThePodsOfItsNodeAreNotListed(t *testing.T) {
+	h := newHarness(t)
+	listed := map[string]bool{"kip-0": true}
+	h.c.cfg.Listed = func(node string) bool { return listed[node] }
+	for uid, node := range map[types.UID]string{"one": "kip-0", "two": "kip-0-2"} {
+		h.cells.cells[uid] = cells.Cell{
+			ID:    string(uid),
+			Node:  node,
+			Phase: apiv1.Bound,
+			Pod:   apiv1.PodReference{Namespace: "ns", Name: string(uid), UID: uid},
+		}
+	}
+	for _, c := range []struct {
+		pod    string
+		listed bool
+		again  time.Duration
+		stays  bool
+	}{
+		{"one", false, 0, false},
+		{"two", false, staleRetry, true},
+		{"two", true, 0, false},
+	} {
+		listed["kip-0-2"] = c.listed
+		if again := h.must(c.pod); again != c.again {
+			t.Errorf("pod %s, whose node's pods are listed: %t, is looked at again after %s, want %s", c.pod, c.listed, again, c.again)
+		}
+		if released := slices.Contains(h.cells.released, c.pod+" vanished"); released == c.stays {
+			t.Errorf("the cell of pod %s, whose node's pods are listed: %t, is released: %t", c.pod, c.listed, released)
 		}
 	}
 }

@@ -26,6 +26,9 @@ type NamespaceGrants struct {
 	CloudRoutes                      []netip.Prefix // with all networks within
 	AllowMetadata                    bool
 	MaxPricePerHour                  float64 // 0 for that of all namespaces
+	// InstanceTypes are those that the pods may get, by whatever they are chosen; none for
+	// all, unless other grants of the namespace name some.
+	InstanceTypes []string
 }
 
 // NotGrantedError says what a pod asks for that its namespace may not have.
@@ -82,10 +85,27 @@ func (g Grants) AllowsMetadata(namespace string) bool {
 }
 
 // affordable returns the offers that a pod of the namespace may have, or a
-// *NotGrantedError where all cost too much.
+// *NotGrantedError where all are of other types or cost too much.
 func (g Grants) affordable(namespace string, offers []cells.Offer) ([]cells.Offer, error) {
+	if g.Unrestricted || len(offers) == 0 {
+		return offers, nil
+	}
+	var types []string
+	for _, n := range g.of(namespace) {
+		types = append(types, n.InstanceTypes...)
+	}
+	if first := offers[0]; len(types) > 0 {
+		offers = slices.DeleteFunc(slices.Clone(offers), func(o cells.Offer) bool { return !matches(types, o.InstanceType) })
+		if len(offers) == 0 {
+			return nil, &NotGrantedError{
+				Asked:     "instance type " + first.InstanceType,
+				Namespace: namespace,
+				Key:       "cells.grants.namespaces[].instanceTypes",
+			}
+		}
+	}
 	most := g.MaxPricePerHour
-	if most == 0 || g.Unrestricted || len(offers) == 0 {
+	if most == 0 {
 		return offers, nil
 	}
 	for _, n := range g.of(namespace) {

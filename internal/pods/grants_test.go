@@ -72,11 +72,16 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 	}
 }
 
-func TestOffersAboveTheGrantedPriceAreLeftOut(t *testing.T) {
+func TestOffersThatAreNotGrantedAreLeftOut(t *testing.T) {
 	offers := []cells.Offer{
 		{InstanceType: "dear", PricePerHour: 9}, {InstanceType: "cheap", PricePerHour: 1}, {InstanceType: "mid", PricePerHour: 3},
 	}
 	grants := Grants{MaxPricePerHour: 2, Namespaces: []NamespaceGrants{{Namespace: "a", MaxPricePerHour: 4}}}
+	types := Grants{Namespaces: []NamespaceGrants{
+		{Namespace: "*", InstanceTypes: []string{"che*"}},
+		{Namespace: "a", InstanceTypes: []string{"mid"}},
+		{Namespace: "b", AllowMetadata: true},
+	}}
 	for _, c := range []struct {
 		grants    Grants
 		namespace string
@@ -87,6 +92,12 @@ func TestOffersAboveTheGrantedPriceAreLeftOut(t *testing.T) {
 		{grants, "b", "cheap"},
 		{grants, "a", "cheap mid"},
 		{Grants{MaxPricePerHour: 0.5}, "a", ""},
+		{types, "a", "cheap mid"},
+		{types, "b", "cheap"},
+		{Grants{Unrestricted: true, Namespaces: types.Namespaces}, "b", "dear cheap mid"},
+		{Grants{Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"none"}}}}, "a", ""},
+		{Grants{Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"none"}}}}, "b", "dear cheap mid"},
+		{Grants{MaxPricePerHour: 2, Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"dear"}}}}, "a", ""},
 	} {
 		left, err := c.grants.affordable(c.namespace, offers)
 		var names []string

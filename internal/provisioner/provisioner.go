@@ -24,17 +24,20 @@ import (
 
 // Config of a Provisioner. All fields are required.
 type Config struct {
-	// Node is the virtual node for which disks are made.
+	// Node is the name of the virtual nodes for which disks are made, without a number. It
+	// says whose a volume is.
 	Node string
-	// ControllerID owns them in the cloud.
-	ControllerID string
+	// ControllerID owns them in the cloud, and is the value of NodeLabel, which all these
+	// nodes carry.
+	ControllerID, NodeLabel string
 	// NameTag is for people who read the bill.
 	NameTag string
 	Disks   cloud.Disks
 	// Gate removes disks.
 	Gate *gate.Gate
-	// Zones are where the cloud has instances, the preferred one first.
-	Zones []string
+	// Zones are where the pods of a virtual node can be, the preferred one first; only is
+	// set where its label says which, and ours is false for a node that is not Kip's.
+	Zones func(node string) (list []string, only string, ours bool)
 	// Client acts as the provisioner: Kip itself and nodes may not do any of this.
 	Client kubernetes.Interface
 	Log    *slog.Logger
@@ -95,7 +98,8 @@ func (p *Provisioner) Run(ctx context.Context) error {
 // ShouldProvision says whether a claim is for this node: the scheduler has chosen
 // it. A claim of a class that binds immediately has no node, and is nobody's.
 func (p *Provisioner) ShouldProvision(_ context.Context, claim *corev1.PersistentVolumeClaim) bool {
-	return claim.Annotations[selectedNode] == p.cfg.Node
+	_, _, ours := p.cfg.Zones(claim.Annotations[selectedNode])
+	return ours
 }
 
 // ShouldDelete says whether a volume's disk is this node's.
@@ -151,29 +155,41 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 			MountOptions:                  o.StorageClass.MountOptions,
 			VolumeMode:                    mode,
 			PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: source},
-			// The virtual node stands for machines in many zones, so it has no zone of
-			// its own to select by; the zone is in the attributes, for placement.
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn,
-					Values: []string{p.cfg.Node}}},
+				MatchExpressions: p.where(o.SelectedNodeName),
 			}}}},
 		},
 	}, controller.ProvisioningFinished, nil
 }
 
+// where selects the nodes whose pods can have a disk that was made for one of them: the
+// virtual nodes of its zone, whichever they will be. One that stands for machines in many
+// zones, or that was there before nodes had zones, has none to select by: the zone is in
+// the attributes, for placement.
+func (p *Provisioner) where(node string) []corev1.NodeSelectorRequirement {
+	in := func(key, value string) corev1.NodeSelectorRequirement {
+		return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
+	}
+	if _, zone, _ := p.cfg.Zones(node); zone != "" {
+		return []corev1.NodeSelectorRequirement{in(p.cfg.NodeLabel, p.cfg.ControllerID), in(corev1.LabelTopologyZone, zone)}
+	}
+	return []corev1.NodeSelectorRequirement{in(corev1.LabelHostname, node)}
+}
+
 // check refuses what cannot be made, and returns the zone of what can.
 func (p *Provisioner) check(o controller.ProvisionOptions) (zone string, err error) {
-	if len(p.cfg.Zones) == 0 {
-		return "", errors.New("the cloud has no zones")
+	zones, _, _ := p.cfg.Zones(o.SelectedNodeName)
+	if len(zones) == 0 {
+		return "", errors.New("the cloud has no zones for the node that was chosen")
 	}
-	zone = p.cfg.Zones[0]
+	zone = zones[0]
 	for key, value := range o.StorageClass.Parameters {
 		switch {
 		case key != parameterZone:
 			return "", fmt.Errorf("StorageClass %s: parameters.%s is unknown: want %s, or none", o.StorageClass.Name, key, parameterZone)
-		case !slices.Contains(p.cfg.Zones, value):
+		case !slices.Contains(zones, value):
 			return "", fmt.Errorf("StorageClass %s: parameters.%s is %q: want one of %s", o.StorageClass.Name, key, value,
-				strings.Join(p.cfg.Zones, ", "))
+				strings.Join(zones, ", "))
 		}
 		zone = value
 	}

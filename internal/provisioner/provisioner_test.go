@@ -22,6 +22,17 @@ import (
 	"github.com/elotl/kip/internal/volumes"
 )
 
+// zones are those of the nodes: of the one that stands for all, and of one in zone b.
+func zones(node string) (list []string, only string, ours bool) {
+	switch node {
+	case "kip-0":
+		return []string{"a", "b"}, "", true
+	case "kip-0-2":
+		return []string{"b"}, "b", true
+	}
+	return nil, "", false
+}
+
 func provisioner(t *testing.T) (*Provisioner, *sim.Cloud) {
 	t.Helper()
 	c, err := sim.New(sim.Config{Catalogue: []catalog.InstanceType{{
@@ -31,7 +42,7 @@ func provisioner(t *testing.T) (*Provisioner, *sim.Cloud) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	return &Provisioner{cfg: Config{Node: "kip-0", ControllerID: "me", NameTag: "tag", Disks: c, Zones: []string{"a", "b"},
+	return &Provisioner{cfg: Config{Node: "kip-0", ControllerID: "me", NodeLabel: "whose", NameTag: "tag", Disks: c, Zones: zones,
 		Gate: gate.New(gate.Config{Cloud: c, Clock: clock.RealClock{}}),
 		Log:  slog.New(slog.DiscardHandler)}}, c
 }
@@ -136,6 +147,41 @@ func TestOneKipLeavesTheDisksOfAnotherAlone(t *testing.T) {
 	for range 2 {
 		if err := p.Delete(ctx, pv); err != nil || len(c.Disks()) != 0 {
 			t.Errorf("deleting ours: %v, %d disks left", err, len(c.Disks()))
+		}
+	}
+}
+
+func TestTheDiskOfANodeWithAZoneIsOfThatZone(t *testing.T) {
+	p, _ := provisioner(t)
+	for node, ours := range map[string]bool{"kip-0": true, "kip-0-2": true, "kip-0-3": false, "": false} {
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{selectedNode: node}}}
+		if got := p.ShouldProvision(t.Context(), claim); got != ours {
+			t.Errorf("a claim for node %q is ours: %t", node, got)
+		}
+	}
+	for node, want := range map[string]struct{ zone, selects string }{
+		"kip-0":   {"a", "kubernetes.io/hostname=kip-0"},
+		"kip-0-2": {"b", "whose=me topology.kubernetes.io/zone=b"},
+	} {
+		o := controller.ProvisionOptions{
+			PVName: "pvc-" + node, SelectedNodeName: node,
+			StorageClass: &storagev1.StorageClass{ReclaimPolicy: ptr.To(corev1.PersistentVolumeReclaimDelete)},
+			PVC: &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{
+				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+				Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+			}},
+		}
+		pv, _, err := p.Provision(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var selects []string
+		for _, r := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions {
+			selects = append(selects, r.Key+"="+strings.Join(r.Values, ","))
+		}
+		attributes, is := pv.Spec.CSI.VolumeAttributes, strings.Join(selects, " ")
+		if attributes[volumes.AttributeZone] != want.zone || is != want.selects || attributes[volumes.AttributeNode] != "kip-0" {
+			t.Errorf("the volume of node %s is in %v, for %v: want %+v", node, attributes, selects, want)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -50,9 +51,19 @@ type record struct {
 	Types  []catalog.InstanceType `json:"types"`
 }
 
-// stock is a catalogue and the placer that is made of it, which change together.
+// stock is a catalogue and the placers that are made of it, which change together.
 type stock struct {
 	record
+	placer *placement.Placer
+
+	mu    sync.Mutex
+	nodes map[string]node // by the names of virtual nodes that are limited
+}
+
+// node is what a virtual node chooses by.
+type node struct {
+	limit  placement.Limit
+	types  []catalog.InstanceType
 	placer *placement.Placer
 }
 
@@ -107,6 +118,27 @@ func (s *Shop) Types() []catalog.InstanceType { return s.stock.Load().Types }
 
 // Placer chooses out of the catalogue as it is now.
 func (s *Shop) Placer() *placement.Placer { return s.stock.Load().placer }
+
+// OfNode returns what a virtual node offers, and what chooses out of that. The types
+// must not be changed.
+func (s *Shop) OfNode(name string, limit placement.Limit) ([]catalog.InstanceType, *placement.Placer, error) {
+	stock := s.stock.Load()
+	if limit.None() {
+		return stock.Types, stock.placer, nil
+	}
+	stock.mu.Lock()
+	defer stock.mu.Unlock()
+	if n, made := stock.nodes[name]; made && reflect.DeepEqual(n.limit, limit) {
+		return n.types, n.placer, nil
+	}
+	types := limit.Of(stock.Types)
+	placer, err := placement.New(types, s.cfg.Placement.Within(limit, name, stock.Types))
+	if err != nil {
+		return nil, nil, fmt.Errorf("choose for node %s: %w", name, err)
+	}
+	stock.nodes[name] = node{limit, types, placer}
+	return types, placer, nil
+}
 
 // Age is how long ago the catalogue was read.
 func (s *Shop) Age() time.Duration { return s.cfg.Clock.Since(s.stock.Load().Read) }
@@ -194,7 +226,7 @@ func (s *Shop) adopt(r record) error {
 	if err != nil {
 		return err
 	}
-	s.stock.Store(&stock{r, placer})
+	s.stock.Store(&stock{record: r, placer: placer, nodes: map[string]node{}})
 	return nil
 }
 

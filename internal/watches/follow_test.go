@@ -168,8 +168,8 @@ func TestWhatIsReferredToIsWatchedOnceAndARefusalIsTold(t *testing.T) {
 	}
 	w := New(client, client, slog.New(slog.DiscardHandler))
 	ref := Ref{Kind: secretKind, Namespace: "ns", Name: "s"}
-	first := w.Acquire(ref) // before Run
-	if second := w.Acquire(ref); second != first {
+	first := w.Acquire(ref, client) // before Run
+	if second := w.Acquire(ref, client); second != first {
 		t.Error("one object has two watches")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -182,12 +182,12 @@ func TestWhatIsReferredToIsWatchedOnceAndARefusalIsTold(t *testing.T) {
 		t.Error("what may not be seen is known")
 	}
 	w.Release(ref)
-	if again := w.Acquire(ref); again != first {
+	if again := w.Acquire(ref, client); again != first {
 		t.Error("a watch that one still has was ended")
 	}
 	w.Release(ref)
 	w.Release(ref)
-	if anew := w.Acquire(ref); anew == first {
+	if anew := w.Acquire(ref, client); anew == first {
 		t.Error("a watch that nobody has was kept")
 	}
 	cancel()

@@ -14,7 +14,6 @@ import (
 // Watches are all watches on the API server that many read. They begin with Run.
 type Watches struct {
 	log    *slog.Logger
-	node   kubernetes.Interface
 	shared map[schema.GroupVersionResource]*Source
 	feeds  map[schema.GroupVersionResource]cache.ReflectorStore
 
@@ -28,12 +27,11 @@ type Watches struct {
 	refs    map[Ref]*sharedRef
 }
 
-// New returns watches that have not begun. node reaches the API server as
-// the virtual node, own as Kip, for what a node may not read.
+// New returns watches that have not begun. node reaches the API server as a
+// virtual node, own as Kip, for what a node may not read.
 func New(node, own kubernetes.Interface, log *slog.Logger) *Watches {
 	w := &Watches{
 		log:    log,
-		node:   node,
 		shared: map[schema.GroupVersionResource]*Source{},
 		feeds:  map[schema.GroupVersionResource]cache.ReflectorStore{},
 		refs:   map[Ref]*sharedRef{},
@@ -65,13 +63,14 @@ func (w *Watches) Feed(resource schema.GroupVersionResource, store cache.Reflect
 }
 
 // Watch lets a store take what is seen of one object of the core group, which has
-// no namespace.
-func (w *Watches) Watch(k *Kind, name string, store cache.ReflectorStore) *Source {
-	src := &Source{Kind: k, client: w.node.CoreV1().RESTClient(), log: w.log}
+// no namespace, until stop is called. as reaches the API server as who may watch it.
+func (w *Watches) Watch(as kubernetes.Interface, k *Kind, name string, store cache.ReflectorStore) (src *Source, stop func()) {
+	src = &Source{Kind: k, client: as.CoreV1().RESTClient(), log: w.log}
+	ctx, stop := context.WithCancel(w.lifetime)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.start(func() { src.run(w.lifetime, "", name, store) })
-	return src
+	w.start(func() { src.run(ctx, "", name, store) })
+	return src, stop
 }
 
 // Run watches until ctx ends, and returns once nothing of it is left running. It
@@ -112,8 +111,10 @@ func (w *Watches) start(task func()) {
 }
 
 // Ref names one object of the core group that pods refer to: a Secret or a
-// ConfigMap.
+// ConfigMap; and the virtual node of those pods, as which it is watched: the node may
+// read what its own pods name, and no other.
 type Ref struct {
+	Node            string
 	Kind            *Kind
 	Namespace, Name string
 }
@@ -126,8 +127,8 @@ type sharedRef struct {
 }
 
 // Acquire returns the watch on a referenced object, which it starts for the first
-// user.
-func (w *Watches) Acquire(k Ref) *Source {
+// user. as reaches the API server as the node that k names.
+func (w *Watches) Acquire(k Ref, as kubernetes.Interface) *Source {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	ref := w.refs[k]
@@ -135,7 +136,7 @@ func (w *Watches) Acquire(k Ref) *Source {
 		ctx, stop := context.WithCancel(w.lifetime)
 		ref = &sharedRef{stop: stop, Source: Source{
 			Kind:       k.Kind,
-			client:     w.node.CoreV1().RESTClient(),
+			client:     as.CoreV1().RESTClient(),
 			Collection: NewCollection(k.Kind, refHistory),
 			log:        w.log,
 		}}

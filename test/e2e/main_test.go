@@ -25,6 +25,10 @@ var (
 	cidr   = cmp.Or(os.Getenv("KIP_E2E_CIDR"), "10.111.0.0/16")
 )
 
+// tolerationSeconds is how long the API server lets pods that do not say stay on a node
+// that is not heard of: short, so that it shows which pods stay.
+const tolerationSeconds = 2
+
 // auditLog is where the API server writes who asked it for what.
 var auditLog = filepath.Join(os.TempDir(), bridge+"-audit.log")
 
@@ -41,7 +45,7 @@ func TestMain(m *testing.M) {
 		defer os.RemoveAll(images)
 		defer os.Remove(auditLog)
 		o := harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Race: true, Stderr: os.Stderr, AuditLog: auditLog,
-			DevArgs: []string{"--images", images}}
+			DevArgs: []string{"--images", images, fmt.Sprint("--toleration-seconds=", tolerationSeconds)}}
 		return harness.Main(o, &world, m.Run)
 	}())
 }

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -60,6 +61,7 @@ type machine struct {
 	kept       bool      // and has not ended it
 	cutAtEnd   bool      // it is cut off when it has reported that its pod has ended
 	hung       bool      // its kubelet does nothing at all
+	node       string    // the virtual node that its kubelet is
 	missed     bool      // and Kip has missed its lease
 	started    time.Time // when its kubelet was up; zero when it is not
 	session    *session  // whose connection it has; it may be broken and not noticed
@@ -164,6 +166,24 @@ func (m *machine) live(ctx context.Context) {
 	}
 }
 
+// configure is what its agent does with a configuration: a kubelet that is to be
+// another node is started again. w.mu is held.
+func (m *machine) configure(r *http.Request) {
+	var c agentapi.Config
+	if err := json.NewDecoder(r.Body).Decode(&c); err != nil {
+		m.w.violateLocked("the configuration of cell %s: %v", m.cell, err)
+	}
+	if m.node != c.NodeName && m.configured {
+		if m.pod != "" {
+			m.w.violateLocked("a cell is of its pod's node: cell %s with pod %s becomes one of %s, it was of %s", m.cell, m.pod, c.NodeName, m.node)
+		}
+		m.w.plays["standby cell of another node"]++
+		m.started = time.Time{}
+	}
+	m.configured, m.node = true, c.NodeName
+	m.poke()
+}
+
 // step does what the kubelet has to do now. It returns after how long to look
 // again; 0 is when something changes.
 func (m *machine) step(ctx context.Context) time.Duration {
@@ -198,7 +218,11 @@ func (m *machine) step(ctx context.Context) time.Duration {
 		w.violate("a restart of Kip disturbs no pod: the kubelet of cell %s was told that its pod is gone", m.cell)
 		return 0
 	}
+	refused := m.node != api.node
 	w.mu.Unlock()
+	if refused { // until it is started again, as another node
+		return 0
+	}
 	api.nodeReady()
 	if uid == "" {
 		return 0
@@ -209,6 +233,9 @@ func (m *machine) step(ctx context.Context) time.Duration {
 	}
 	w.mu.Lock()
 	m.pod, m.name = uid, name
+	if pod != nil && pod.Spec.NodeName != m.node {
+		w.violateLocked("a cell is of its pod's node: the kubelet of cell %s is node %s, its pod %s is on %s", m.cell, m.node, uid, pod.Spec.NodeName)
+	}
 	w.mu.Unlock()
 	switch {
 	case pod == nil: // it was deleted by force
@@ -363,6 +390,7 @@ type cellAPI struct {
 	http.Handler // nobody asks it
 	kip          *kip
 	id           string
+	node         string // the virtual node whose kubelet is answered
 	ready        chan struct{}
 
 	// Under world.mu.
@@ -377,10 +405,10 @@ var _ cells.API = (*cellAPI)(nil)
 
 type cellAPIs struct{ k *kip }
 
-func (a cellAPIs) AddCell(id string, _ cellapi.CellInfo) cells.API {
+func (a cellAPIs) AddCell(id string, info cellapi.CellInfo) cells.API {
 	a.k.w.mu.Lock()
 	defer a.k.w.mu.Unlock()
-	api := &cellAPI{kip: a.k, id: id, ready: make(chan struct{})}
+	api := &cellAPI{kip: a.k, id: id, node: info.Node, ready: make(chan struct{})}
 	a.k.apis[id] = api
 	return api
 }
@@ -634,8 +662,7 @@ func (a agent) RoundTrip(r *http.Request) (*http.Response, error) {
 		if flows {
 			m := s.machine
 			if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, agentapi.PathConfig) {
-				m.configured = true
-				m.poke()
+				m.configure(r)
 			}
 			code := http.StatusOK
 			if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, agentapi.PathDisks) {

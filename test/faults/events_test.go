@@ -259,6 +259,10 @@ func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool
 	w.serial++
 	// Names are reused, as those of a StatefulSet are.
 	name, uid := fmt.Sprintf("pod-%d", w.serial%16), types.UID(fmt.Sprintf("uid-%d", w.serial))
+	node := firstNode
+	if w.serial%3 == 0 {
+		node = secondNode
+	}
 	w.policies[uid], w.created[uid] = policy, time.Now()
 	labels := map[string]string{"size": size}
 	if w.nextDisk != "" {
@@ -267,7 +271,7 @@ func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool
 	w.mu.Unlock()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid, Labels: labels, CreationTimestamp: metav1.Now()},
-		Spec: corev1.PodSpec{NodeName: "kip-0", RestartPolicy: policy, TerminationGracePeriodSeconds: &grace,
+		Spec: corev1.PodSpec{NodeName: node, RestartPolicy: policy, TerminationGracePeriodSeconds: &grace,
 			Containers: []corev1.Container{{Name: "main"}}},
 		Status: corev1.PodStatus{Phase: corev1.PodPending},
 	}
@@ -368,7 +372,9 @@ func (w *world) stray() {
 
 func (w *world) killFor(e event) {
 	w.mu.Lock()
-	w.downtime = e.t
+	if w.kip != nil { // who is dead has a downtime already
+		w.downtime = e.t
+	}
 	if e.kind == "kill" && w.kip != nil && w.kip.up && w.kip.ctx.Err() == nil {
 		w.plays["kill"]++
 	}
@@ -1012,7 +1018,6 @@ func (w *world) calmDown() {
 func (w *world) restartWithout() {
 	w.mu.Lock()
 	w.pools = nil
-	w.downtime = restartTime // not that of a kill that met a dead Kip
 	w.mu.Unlock()
 	w.kill()
 }

@@ -122,6 +122,8 @@ var leastPlays = map[string]int{
 
 	"dial of a deposed Kip": 5,
 
+	"standby cell of another node": 80,
+
 	"cloud fault of launch":        1000,
 	"cloud fault of list":          700,
 	"cloud fault of terminate":     500,

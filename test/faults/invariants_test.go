@@ -190,7 +190,7 @@ func (w *world) check() []string {
 	// An eviction that was forbidden is tried again until the pod is gone, or its
 	// instance, unless too many have ended.
 	held := map[string]bool{}
-	if k != nil && k.up {
+	if len(forbidden) > 0 && k != nil && k.up {
 		for _, h := range k.gate.Held() {
 			held[h.Instance] = true
 		}

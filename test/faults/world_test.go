@@ -33,6 +33,7 @@ import (
 	"github.com/elotl/kip/internal/store"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 )
@@ -64,6 +65,12 @@ const (
 	listLag     = 20 * time.Second // as internal/kip has it for real clouds
 	bootTimeout = 5 * time.Minute
 	restartTime = time.Second // from Kip's death to its next start
+)
+
+// The virtual nodes of Kip; which a pod is on has nothing to do with its size.
+const (
+	firstNode  = "kip-0"
+	secondNode = "kip-0-1"
 )
 
 // catalogue is what the simulated cloud sells.
@@ -441,7 +448,13 @@ func (k *kip) run() error {
 		Random:   w.jitter(),
 		Late:     late,
 		Gate:     k.gate,
-		NodeName: "kip-0", ControllerID: owner, Calls: machines, Store: k.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
+		NodeName: firstNode, ControllerID: owner, Calls: machines, Store: k.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
+		StandbyNode: func(o cells.Offer) string {
+			if o.Zone == "b" {
+				return secondNode
+			}
+			return firstNode
+		},
 		CAHash:    "ca",
 		Shortages: short, Event: event, SaveLogs: saveLogs,
 		ClusterDomain: "cluster.local", Pools: pools, Template: "t1", Health: health, ListLag: listLag, SoonPoll: time.Second,
@@ -452,7 +465,8 @@ func (k *kip) run() error {
 	var err error
 	k.pods, err = pods.New(pods.Config{
 		Random: w.jitter(),
-		Pods:   k.informer, Client: client{s: w.api, k: k}, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
+		Pods:   k.informer, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
+		Client:  func(string) corev1client.PodsGetter { return client{s: w.api, k: k} },
 		Volumes: w.volumesOf,
 		Place: func(p *corev1.Pod, zone string) ([]cells.Offer, error) {
 			var list []cells.Offer

@@ -60,10 +60,10 @@ func (w *World) kipCommand() (exec.Cmd, error) {
 }
 
 // RunKip starts a Kip as the world runs its own, with more arguments, which win
-// over the world's. Its metrics have a port of their own. It is killed when the
-// test's process ends.
+// over the world's. Its metrics have a port of their own, and the API server does not
+// ask it about pods. It is killed when the test's process ends.
 func (w *World) RunKip(log string, args ...string) (*Kip, error) {
-	return w.RunKipOf(w.kipRun.Path, log, args...)
+	return w.RunKipOf(w.kipRun.Path, log, append([]string{"--webhook-port=0"}, args...)...)
 }
 
 // RunKipOf is RunKip with another build of Kip.

@@ -162,6 +162,10 @@ func arrows() []direction {
 			why: "the virtual node is given the way to a pod's cell by its caller",
 		},
 		{
+			of: []string{"internal/admission"}, only: []string{"internal/pki", "internal/placement"},
+			why: "what is changed of a pod follows from the pod and from what is known of nodes, which is handed to it",
+		},
+		{
 			of: []string{"internal/pods"},
 			not: []string{
 				"internal/node", "internal/cloud", "internal/store", "internal/tunnel", "internal/pki", "internal/cellapi", "internal/agent",
@@ -283,6 +287,10 @@ func arrows() []direction {
 				"internal/capacity", "internal/catalog", "internal/cells", "internal/cloud", "internal/placement", "internal/store",
 			},
 			why: "what may be launched does not depend on for whom",
+		},
+		{
+			of: []string{"internal/roster"}, only: []string{"internal/catalog", "internal/config", "internal/placement"},
+			why: "which virtual nodes there are follows from what is configured and offered, and touches none",
 		},
 		{
 			of: []string{"internal/stats", "internal/volumes"}, only: []string{"internal/agentapi"},

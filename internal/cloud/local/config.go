@@ -23,6 +23,8 @@ type Config struct {
 	// Config is where machines live. Catalogue's default: those of sizes.Types
 	// that have no more CPUs than this host.
 	host.Config
+	// Zones are the names of zones, all on this host. Optional: the one of sizes.Zone.
+	Zones []string
 	// RootDir is the read-only tree that every machine's root starts from.
 	RootDir string
 	// Init is the command, inside the machine, that becomes its process 1.
@@ -61,7 +63,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.LauncherArgs = []string{MachineCommand}
 	}
 	if len(c.Catalogue) == 0 {
-		c.Catalogue = possible(sizes.Types(runtime.GOARCH), runtime.NumCPU())
+		c.Catalogue = possible(sizes.Types(runtime.GOARCH, c.Zones...), runtime.NumCPU())
 	}
 	var err error
 	c.Config, err = c.Config.WithDefaults()

@@ -1,10 +1,10 @@
-// Package sizes owns what the local cloud offers: its one zone and its instance
+// Package sizes owns what the local cloud offers: its zone and its instance
 // types. It holds values only, so that the configuration can be checked against them.
 package sizes
 
 import "github.com/elotl/kip/internal/catalog"
 
-// Zone is the only zone of the local cloud.
+// Zone is the only zone of the local cloud, unless cloud.local.zones says otherwise.
 const Zone = "local"
 
 // The local cloud charges nothing. Its prices are nominal and linear in size,
@@ -22,8 +22,12 @@ const (
 
 // Types returns the instance types of the local cloud, smallest first, for a
 // host of the given architecture (a Kubernetes name: amd64, arm64). A size is
-// what a cell is limited to; the host need not have as much.
-func Types(arch string) []catalog.InstanceType {
+// what a cell is limited to; the host need not have as much. They are offered in all
+// zones, at the same price; in Zone, if none is given.
+func Types(arch string, zones ...string) []catalog.InstanceType {
+	if len(zones) == 0 {
+		zones = []string{Zone}
+	}
 	sizes := []struct {
 		name             string
 		milliCPU, memory int64
@@ -39,6 +43,10 @@ func Types(arch string) []catalog.InstanceType {
 	types := make([]catalog.InstanceType, 0, len(sizes))
 	for _, s := range sizes {
 		cpus, gibs := float64(s.milliCPU)/1000, float64(s.memory)/gib
+		var offerings []catalog.Offering
+		for _, zone := range zones {
+			offerings = append(offerings, catalog.Offering{Zone: zone, PricePerHour: cpus*pricePerCPU + gibs*pricePerGiB})
+		}
 		types = append(types, catalog.InstanceType{
 			Name:        s.name,
 			MilliCPU:    s.milliCPU,
@@ -46,7 +54,7 @@ func Types(arch string) []catalog.InstanceType {
 			DiskBytes:   s.milliCPU * 16 * gib / 1000, // 16 GiB a CPU
 			Arch:        arch,
 			BootTimeout: catalog.BootTimeout,
-			Offerings:   []catalog.Offering{{Zone: Zone, PricePerHour: cpus*pricePerCPU + gibs*pricePerGiB}},
+			Offerings:   offerings,
 		})
 	}
 	return types

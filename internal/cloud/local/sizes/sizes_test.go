@@ -26,3 +26,11 @@ func TestTypesGrowInSizeAndPrice(t *testing.T) {
 		}
 	}
 }
+
+func TestTypesAreOfferedInEachZone(t *testing.T) {
+	for _, it := range Types("amd64", "a", "b") {
+		if o := it.Offerings; len(o) != 2 || o[0].Zone != "a" || o[1].Zone != "b" || o[0].PricePerHour != o[1].PricePerHour {
+			t.Errorf("%s: want an offering in zone a and one in b, at the same price, got %+v", it.Name, o)
+		}
+	}
+}

@@ -1,0 +1,49 @@
+package deploy_test
+
+import (
+	"bytes"
+	"slices"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/deploy"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/roster"
+)
+
+// Kip may be its own nodes, each by its name, and no other.
+func TestRightsNameEachVirtualNode(t *testing.T) {
+	var users, nodes []string
+	for number := range config.MaxNodes + 1 {
+		name := roster.Name("kip-0", number)
+		nodes, users = append(nodes, name), append(users, "system:node:"+name)
+	}
+	seen := 0
+	for _, document := range bytes.Split(deploy.RBAC, []byte("\n---\n")) {
+		var role rbacv1.ClusterRole
+		if err := yaml.Unmarshal(document, &role); err != nil {
+			t.Fatal(err)
+		}
+		if role.Kind != "ClusterRole" {
+			continue
+		}
+		for _, r := range role.Rules {
+			want := nodes
+			switch {
+			case slices.Contains(r.Resources, "users"):
+				want = users
+			case !slices.Contains(r.Resources, "nodes") || slices.Equal(r.Verbs, []string{"create"}):
+				continue
+			}
+			seen++
+			if !slices.Equal(r.ResourceNames, want) {
+				t.Errorf("%s may %v %v %v: want %v", role.Name, r.Verbs, r.Resources, r.ResourceNames, want)
+			}
+		}
+	}
+	if seen != 2 {
+		t.Errorf("%d rules name nodes: want those of users and of nodes", seen)
+	}
+}

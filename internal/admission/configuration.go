@@ -1,0 +1,92 @@
+package admission
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// configurations are the objects by which API servers know of webhooks. They are read and
+// written as they are: what a newer API server has in them stays.
+var configurations = admissionregistrationv1.SchemeGroupVersion.WithResource("mutatingwebhookconfigurations")
+
+var errNotInstalled = errors.New("there is no such MutatingWebhookConfiguration")
+
+// clientConfigs are how the webhooks of a configuration are called.
+func clientConfigs(configuration *unstructured.Unstructured) ([]map[string]any, error) {
+	hooks, _, err := unstructured.NestedSlice(configuration.Object, "webhooks")
+	if err != nil {
+		return nil, err
+	}
+	var all []map[string]any
+	for _, h := range hooks {
+		hook, ok := h.(map[string]any)
+		if !ok {
+			return nil, errors.New("a webhook is no object")
+		}
+		config, _, err := unstructured.NestedMap(hook, "clientConfig")
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, config)
+	}
+	return all, nil
+}
+
+// hostsOf are the names and addresses at which webhooks are called.
+func hostsOf(configs []map[string]any) ([]string, error) {
+	var hosts []string
+	for _, config := range configs {
+		name, _, _ := unstructured.NestedString(config, "service", "name")
+		namespace, _, _ := unstructured.NestedString(config, "service", "namespace")
+		host := name + "." + namespace + ".svc"
+		if at, _, _ := unstructured.NestedString(config, "url"); at != "" {
+			parsed, err := url.Parse(at)
+			if err != nil {
+				return nil, err
+			}
+			host = parsed.Hostname()
+		}
+		if !slices.Contains(hosts, host) {
+			hosts = append(hosts, host)
+		}
+	}
+	return hosts, nil
+}
+
+// trusting returns the configuration as it trusts a CA (PEM), and no other; nil if it does.
+func trusting(configuration *unstructured.Unstructured, ca []byte) (*unstructured.Unstructured, error) {
+	bundle := base64.StdEncoding.EncodeToString(ca)
+	trusted := configuration.DeepCopy()
+	hooks, _, err := unstructured.NestedSlice(trusted.Object, "webhooks")
+	if err != nil {
+		return nil, err
+	}
+	changed := false
+	for i, h := range hooks {
+		hook, ok := h.(map[string]any)
+		if !ok {
+			return nil, fmt.Errorf("webhook %d is no object", i)
+		}
+		have, _, err := unstructured.NestedString(hook, "clientConfig", "caBundle")
+		if err != nil {
+			return nil, err
+		}
+		if have == bundle {
+			continue
+		}
+		changed = true
+		if err := unstructured.SetNestedField(hook, bundle, "clientConfig", "caBundle"); err != nil {
+			return nil, err
+		}
+	}
+	if !changed {
+		return nil, nil
+	}
+	return trusted, unstructured.SetNestedSlice(trusted.Object, hooks, "webhooks")
+}

@@ -1,0 +1,14 @@
+// Package admission owns what is changed of a pod before it is made, so that it can run
+// on Kip's nodes, and the webhook by which the API server asks. It decides about no pod
+// that has been made, and imports neither cells nor clouds.
+//
+//	pod.go           pure: pod in, patch out
+//	selection.go     what a pod selects that no label of a node can say
+//	tolerations.go   why a pod outlives a Kip that is away
+//	review.go        the API server's question and its answer
+//	question.go      what is read of it, and how much
+//	limits.go        who may ask how much at once
+//	webhook.go       the server and its certificate
+//	configuration.go how the API server calls it, and whom it trusts
+//	defaults.go      which tolerations the API server adds by itself
+package admission

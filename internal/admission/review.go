@@ -1,0 +1,171 @@
+package admission
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// bodyLimit is above what the API server accepts of an object, 3 MiB.
+	bodyLimit = 4 << 20
+	// bodyTimeout is how long a body may take to come: half of what the API server waits.
+	bodyTimeout = time.Second
+	// bodiesAtOnce bounds the memory that bodies take, with bodyLimit, and bodiesOfOne
+	// what one source has of it: a body of the API server is here in no time.
+	bodiesAtOnce, bodiesOfOne = 32, 4
+	// reviewsAtOnce bounds the memory that reading them takes, which is several times as
+	// much.
+	reviewsAtOnce = 2
+	// turnTimeout is how long a question waits for its turns: longer than the API server
+	// does.
+	turnTimeout = 3 * time.Second
+)
+
+// The paths at which is asked about the pods of each scope.
+const (
+	selectingPath   = "/pods"
+	inNamespacePath = "/namespaced-pods"
+)
+
+// reviews answers the API server's questions. Whoever reaches it may ask: what it tells
+// follows from the question, and it keeps nothing.
+type reviews struct {
+	rules    func() Rules
+	defaults func() Defaults
+	bodies   *places
+	turns    *semaphore.Weighted
+	log      *slog.Logger
+}
+
+func newReviews(rules func() Rules, defaults func() Defaults, log *slog.Logger) http.Handler {
+	rs := &reviews{
+		rules:    rules,
+		defaults: defaults,
+		bodies:   newPlaces(),
+		turns:    semaphore.NewWeighted(reviewsAtOnce),
+		log:      log,
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+selectingPath, rs.serve(Selecting))
+	mux.HandleFunc("POST "+inNamespacePath, rs.serve(InNamespace))
+	return mux
+}
+
+func (rs *reviews) serve(scope Scope) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), turnTimeout)
+		defer cancel()
+		leave, err := rs.bodies.take(ctx, sourceOf(r.RemoteAddr))
+		if err != nil {
+			http.Error(w, "too many questions at once", http.StatusServiceUnavailable)
+			return
+		}
+		defer leave()
+		body, err := read(w, r)
+		var tooLarge *http.MaxBytesError
+		switch {
+		case errors.As(err, &tooLarge):
+			http.Error(w, err.Error(), http.StatusRequestEntityTooLarge)
+			return
+		case err != nil:
+			http.Error(w, "the question did not come: "+err.Error(), http.StatusRequestTimeout)
+			return
+		}
+		// Who has gone is not answered: the context has ended.
+		if err := rs.turns.Acquire(ctx, 1); err != nil {
+			http.Error(w, "too many questions at once", http.StatusServiceUnavailable)
+			return
+		}
+		defer rs.turns.Release(1)
+		answer, err := rs.answer(ctx, body, scope)
+		if err != nil {
+			rs.log.Debug("a question about a pod cannot be answered", "err", err)
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(answer) // a caller who has gone is no error of ours
+	}
+}
+
+// read returns a body that comes in time.
+func read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	control := http.NewResponseController(w)
+	if err := control.SetReadDeadline(time.Now().Add(bodyTimeout)); err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, bodyLimit))
+	if err != nil {
+		return nil, err
+	}
+	return body, control.SetReadDeadline(time.Time{}) // else the context ends then
+}
+
+// answer is the answer to a question, both AdmissionReviews in JSON.
+func (rs *reviews) answer(ctx context.Context, body []byte, scope Scope) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	var review question
+	if err := json.Unmarshal(body, &review); err != nil {
+		return nil, fmt.Errorf("read the AdmissionReview: %w", err)
+	}
+	asked := review.Request
+	if asked == nil || review.GroupVersionKind() != admissionv1.SchemeGroupVersion.WithKind("AdmissionReview") {
+		return nil, errors.New("this is no AdmissionReview of admission.k8s.io/v1 with a request")
+	}
+	response := &admissionv1.AdmissionResponse{UID: asked.UID, Allowed: true}
+	if asked.Operation == admissionv1.Create && asked.SubResource == "" &&
+		asked.Resource == (metav1.GroupVersionResource{Version: "v1", Resource: "pods"}) {
+		pod, err := podOf(asked.Object)
+		var tooMany *tooManyError
+		if errors.As(err, &tooMany) {
+			response.Warnings = []string{"Kip leaves the pod as it is: " + tooMany.Error()}
+		} else if err != nil {
+			return nil, fmt.Errorf("read the pod: %w", err)
+		} else if err := rs.patch(ctx, response, pod, asked.Namespace, scope); err != nil {
+			return nil, err
+		}
+	}
+	return json.Marshal(admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: response})
+}
+
+// patch adds to a response what is to be changed of a pod.
+func (rs *reviews) patch(ctx context.Context, response *admissionv1.AdmissionResponse, pod *corev1.Pod, namespace string,
+	scope Scope) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	patch, warnings := rs.rules().Patch(pod, scope, rs.defaults())
+	response.Warnings = warnings
+	if len(patch) == 0 {
+		return nil
+	}
+	text, err := json.Marshal(patch)
+	if err != nil {
+		return fmt.Errorf("write the patch: %w", err)
+	}
+	kind := admissionv1.PatchTypeJSONPatch
+	response.Patch, response.PatchType = text, &kind
+	rs.log.Debug("a pod is changed before it is made", "pod", namespace+"/"+nameOf(pod), "operations", len(patch))
+	return nil
+}
+
+// nameOf is what a pod is called before it has a name.
+func nameOf(pod *corev1.Pod) string {
+	if pod.Name == "" {
+		return pod.GenerateName
+	}
+	return pod.Name
+}

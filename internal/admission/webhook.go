@@ -1,0 +1,264 @@
+package admission
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/pki"
+)
+
+const (
+	// lookEvery is how often is looked whether all is still right, and retrySoon the
+	// first pause while it is not.
+	lookEvery = 30 * time.Second
+	retrySoon = time.Second
+	// askAgain is how old the answer about the API server's tolerations may be: they
+	// change when it is started anew.
+	askAgain = time.Hour
+	// callTimeout bounds a request to the API server.
+	callTimeout = 10 * time.Second
+	// connectionLimit is more than API servers open, and connectionsOfOne than one does:
+	// many questions share a connection.
+	connectionLimit, connectionsOfOne = 256, 16
+)
+
+// Config of a Webhook. All fields are required.
+type Config struct {
+	// Name is that of the MutatingWebhookConfiguration by which the API server knows of
+	// the webhook. An admin makes it; only who is trusted in it is kept up to date.
+	// Without it nothing is served.
+	Name string
+	// Own is who keeps it. No client here uses client-go's scheme, to which types are
+	// added while this runs.
+	Own dynamic.Interface
+	// Nodes are those that Kip may have; one is there, or will be.
+	Nodes []Node
+	// Listen opens the port.
+	Listen func(context.Context) (net.Listener, error)
+	// Authority signs the certificate; nil as long as there is none.
+	Authority func(context.Context) (*pki.Authority, error)
+	// Rules are what is known of the nodes now.
+	Rules func() Rules
+	Clock clock.Clock
+	Log   *slog.Logger
+}
+
+// Node is a virtual node, and who acts as it.
+type Node struct {
+	Name string
+	As   dynamic.Interface
+}
+
+// Webhook answers the API server, which asks before it makes a pod.
+type Webhook struct {
+	cfg      Config
+	defaults atomic.Pointer[Defaults]
+	identity atomic.Pointer[identity]
+
+	// The rest is for Run alone.
+	asked  time.Time // when the defaults were told
+	server *http.Server
+	ended  chan error // the server's
+}
+
+// identity is a certificate, and what it was made for.
+type identity struct {
+	authority string // its hash
+	hosts     []string
+	renewed   *pki.Renewed
+}
+
+// New returns a Webhook that does nothing yet.
+func New(cfg Config) *Webhook {
+	w := &Webhook{cfg: cfg, ended: make(chan error, 1)}
+	w.defaults.Store(&UpstreamDefaults)
+	return w
+}
+
+// Run serves until ctx ends, as long as there is a configuration that leads to it.
+func (w *Webhook) Run(ctx context.Context) error {
+	defer w.close()
+	said, pause := "", retrySoon
+	for {
+		err := w.look(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		var listening *net.OpError
+		if errors.As(err, &listening) && listening.Op == "listen" {
+			return err
+		}
+		switch {
+		case err == nil:
+			said, pause = "", lookEvery
+		case err.Error() != said:
+			said = err.Error()
+			if errors.Is(err, errNotInstalled) {
+				w.cfg.Log.Info("pods are made as they are: nobody asks Kip about them", "configuration", w.cfg.Name)
+			} else {
+				w.cfg.Log.Warn("what pods are made with may not be right", "err", err)
+			}
+		}
+		timer := w.cfg.Clock.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case err := <-w.ended:
+			timer.Stop()
+			w.server = nil
+			return fmt.Errorf("answer the API server: %w", err)
+		case <-timer.C():
+		}
+		if err != nil {
+			pause = min(2*pause, lookEvery)
+		}
+	}
+}
+
+// look makes right what is not, and says what could not be.
+func (w *Webhook) look(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	all := w.cfg.Own.Resource(configurations)
+	configuration, err := all.Get(ctx, w.cfg.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return errNotInstalled
+	}
+	wrong := func(err error) error { return fmt.Errorf("MutatingWebhookConfiguration %s: %w", w.cfg.Name, err) }
+	if err != nil {
+		return wrong(err)
+	}
+	authority, err := w.cfg.Authority(ctx)
+	if err != nil {
+		return err
+	}
+	if authority == nil {
+		return errors.New("there is no CA yet: it is made when a Kip leads for the first time")
+	}
+	if err := w.identify(authority, configuration); err != nil {
+		return wrong(err)
+	}
+	unknown := w.learn(ctx)
+	if w.server == nil {
+		l, err := w.cfg.Listen(ctx)
+		if err != nil {
+			return fmt.Errorf("answer the API server: %w", err)
+		}
+		w.serve(l)
+	}
+	// Last: what is asked from now on is answered.
+	trusted, err := trusting(configuration, authority.CertificatePEM())
+	if err != nil {
+		return wrong(err)
+	}
+	if trusted != nil {
+		if _, err := all.Update(ctx, trusted, metav1.UpdateOptions{}); err != nil {
+			return wrong(err)
+		}
+		w.cfg.Log.Info("the API server asks Kip about pods before they are made", "configuration", w.cfg.Name)
+	}
+	return unknown
+}
+
+// learn asks for the tolerations that the API server adds. Until it has told them, those
+// of one that is not told otherwise are gone by.
+func (w *Webhook) learn(ctx context.Context) error {
+	if now := w.cfg.Clock.Now(); !w.asked.IsZero() && now.Sub(w.asked) < askAgain {
+		return nil
+	}
+	defaults, err := askDefaults(ctx, w.cfg.Nodes)
+	if err != nil {
+		return err
+	}
+	w.asked = w.cfg.Clock.Now()
+	w.defaults.Store(&defaults)
+	return nil
+}
+
+// identify makes a certificate for the names by which the API server calls the webhook.
+func (w *Webhook) identify(authority *pki.Authority, configuration *unstructured.Unstructured) error {
+	configs, err := clientConfigs(configuration)
+	if err != nil {
+		return err
+	}
+	hosts, err := hostsOf(configs)
+	if err != nil {
+		return err
+	}
+	if i := w.identity.Load(); i != nil && i.authority == authority.Hash() && slices.Equal(i.hosts, hosts) {
+		return nil
+	}
+	var names []string
+	var addresses []netip.Addr
+	for _, host := range hosts {
+		if address, err := netip.ParseAddr(host); err == nil {
+			addresses = append(addresses, address)
+		} else {
+			names = append(names, host)
+		}
+	}
+	renewed, err := authority.Server(names, addresses)
+	if err != nil {
+		return err
+	}
+	w.identity.Store(&identity{authority: authority.Hash(), hosts: hosts, renewed: renewed})
+	return nil
+}
+
+// serve answers on a listener until the server is closed.
+func (w *Webhook) serve(l net.Listener) {
+	server := newServer(newReviews(w.cfg.Rules, func() Defaults { return *w.defaults.Load() }, w.cfg.Log), w.cfg.Log)
+	server.TLSConfig = &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return w.identity.Load().renewed.Certificate()
+		},
+	}
+	w.server = server
+	go func() { w.ended <- server.ServeTLS(&fairListener{Listener: l, open: map[source][]*openConn{}}, "", "") }()
+}
+
+// newServer returns a server whose callers nobody knows.
+func newServer(h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second, // the handshake too
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      10 * time.Second,
+		IdleTimeout:       30 * time.Second, // the API server opens another
+		MaxHeaderBytes:    16 << 10,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          100,
+			MaxReceiveBufferPerStream:     256 << 10,
+			MaxReceiveBufferPerConnection: 256 << 10,
+		},
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+}
+
+// close ends the server, if there is one, and waits until it has ended.
+func (w *Webhook) close() {
+	if w.server == nil {
+		return
+	}
+	if err := w.server.Close(); err != nil {
+		w.cfg.Log.Warn("close the port at which the API server asks about pods", "err", err)
+	}
+	<-w.ended
+}

@@ -1,0 +1,152 @@
+package cells
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+)
+
+// requestOn asks for a cell for a pod of a virtual node.
+func (b *bubble) requestOn(pod, node string) Cell {
+	b.Helper()
+	cell, err := b.cells.Request(b.Context(), Request{
+		Pod:     ref(pod),
+		Node:    node,
+		Attempt: 1,
+		Seen:    time.Now(),
+		Offers: []Offer{{
+			InstanceType: "nano",
+			Zone:         "z",
+			PricePerHour: 1,
+			BootTimeout:  time.Minute,
+		}},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return cell
+}
+
+func TestACellIsOfTheNodeOfItsPod(t *testing.T) {
+	var told []string
+	agents := func(r *http.Request) *http.Response {
+		if r.URL.Path == agentapi.PathConfig {
+			var c agentapi.Config
+			if err := json.NewDecoder(r.Body).Decode(&c); err != nil {
+				t.Error(err)
+			}
+			told = append(told, c.NodeName)
+		}
+		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(""))}
+	}
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.links.agents = agents
+		one, two := b.requestOn("a", ""), b.requestOn("b", "kip-0-2")
+		b.later(10 * time.Second)
+		for cell, want := range map[string]string{one.ID: "kip-0", two.ID: "kip-0-2"} {
+			if got := b.links.nodes[cell]; !slices.Equal(got, []string{want}) {
+				t.Errorf("the cell is of %v, want %s", got, want)
+			}
+		}
+		if slices.Sort(told); !slices.Equal(told, []string{"kip-0", "kip-0-2"}) {
+			t.Errorf("agents were told the nodes %v", told)
+		}
+		nodes := map[string]string{}
+		for _, w := range b.cells.Ways() {
+			nodes[w.Pod.Name] = w.Node
+		}
+		if nodes["a"] != "kip-0" || nodes["b"] != "kip-0-2" || b.cells.NodeOf(one) != "kip-0" {
+			t.Errorf("the pods are on %v", nodes)
+		}
+		// Another process knows it from the record.
+		b.stop()
+		b.run()
+		b.later(10 * time.Second)
+		if cell, _ := b.cells.ForPod(ref("b").UID); cell.Node != "kip-0-2" || b.links.nodes[two.ID][1] != "kip-0-2" {
+			t.Errorf("after a restart the cell is of %q, %v", cell.Node, b.links.nodes[two.ID])
+		}
+	})
+}
+
+func TestAStandbyCellServesAnyNode(t *testing.T) {
+	ofZone := func(c *setup) {
+		keep(2)(c)
+		c.StandbyNode = func(o Offer) string { return "node-of-" + o.Zone }
+	}
+	inBubble(t, ofZone, nil, func(t *testing.T, b *bubble) {
+		b.later(10 * time.Second)
+		same, other := b.requestOn("same", "node-of-z"), b.requestOn("other", "kip-0-2")
+		if same.Standby == "" || other.Standby == "" {
+			t.Fatalf("the pods got cells of their own: %q, %q", same.Standby, other.Standby)
+		}
+		b.later(10 * time.Second)
+		for pod, want := range map[string][]string{"same": {"node-of-z"}, "other": {"node-of-z", "kip-0-2"}} {
+			cell, _ := b.cells.ForPod(ref(pod).UID)
+			if got := b.links.nodes[cell.ID]; !slices.Equal(got, want) || cell.Phase != apiv1.Bound {
+				t.Errorf("the cell of pod %s is %s, of %v in turn: want bound, %v", pod, cell.Phase, got, want)
+			}
+			if got := b.links.of(cell.ID).bound; len(got) != 1 || got[0] != ref(pod).UID {
+				t.Errorf("the kubelet of pod %s is shown %v", pod, got)
+			}
+		}
+	})
+}
+
+func TestAStandbyCellPrefersPodsOfItsNode(t *testing.T) {
+	inBubble(t, keep(0), nil, func(t *testing.T, b *bubble) {
+		b.cells.mu.Lock()
+		for _, node := range []string{"kip-0-1", "kip-0-2", "kip-0-3"} {
+			cell := Cell{ID: node, Phase: apiv1.Ready, Node: node, Standby: "nano", Offers: []Offer{{InstanceType: "nano", Zone: "z"}}}
+			e := newEntry(cell, 0)
+			e.session = &modelLink{connected: true}
+			b.cells.standby[cell.ID] = e
+		}
+		best := b.cells.standbyFor(Request{Node: "kip-0-2", Offers: []Offer{{InstanceType: "nano", Zone: "z"}}})
+		clear(b.cells.standby)
+		b.cells.mu.Unlock()
+		if best == nil || best.id != "kip-0-2" {
+			t.Errorf("the pod is given %v, want the cell of its own node", best)
+		}
+	})
+}
+
+func TestAStandbyCellWhoseKubeletDoesNotTakeTheOtherNodeIsGivenUp(t *testing.T) {
+	ofZone := func(c *setup) {
+		keep(1)(c)
+		c.StandbyNode = func(Offer) string { return "kip-0-1" }
+	}
+	inBubble(t, ofZone, nil, func(t *testing.T, b *bubble) {
+		b.later(10 * time.Second)
+		b.links.boots = func(string) bool { return false } // nothing joins any more
+		cell := b.requestOn("a", "kip-0-2")
+		b.later(readyTimeout + time.Minute)
+		if now, has := b.cells.ForPod(ref("a").UID); has && now.ID == cell.ID && now.Live() {
+			t.Errorf("the cell waits for ever, %s", now.Phase)
+		}
+	})
+}
+
+func TestStandbyCellsFollowTheNodes(t *testing.T) {
+	node := "kip-0-1"
+	ofNode := func(c *setup) {
+		keep(1)(c)
+		c.StandbyNode = func(Offer) string { return node }
+	}
+	inBubble(t, ofNode, nil, func(t *testing.T, b *bubble) {
+		b.later(10 * time.Second)
+		node = "kip-0-2"
+		b.cells.NodesChanged()
+		b.later(10 * time.Second)
+		cell := b.cells.List()[0]
+		if got := b.links.nodes[cell.ID]; !slices.Equal(got, []string{"kip-0-1", "kip-0-2"}) || cell.Phase != apiv1.Ready {
+			t.Errorf("the standby cell is %s, of %v in turn", cell.Phase, got)
+		}
+	})
+}

@@ -1,0 +1,209 @@
+package kip
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/config"
+)
+
+// machine gives a name of Kip's to a machine, with a pod.
+func (w *town) machine(name, owner string) {
+	w.Helper()
+	if err := w.cluster.Tracker().Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "machine"}}); err != nil {
+		w.Fatal(err)
+	}
+	w.createPod(name, "web", owner)
+}
+
+// leavesAlone says whether Kip goes on without the pods of a machine.
+func (w *town) leavesAlone(name string) {
+	w.Helper()
+	w.l.nodes.registered(w.Context())
+	for _, pod := range podsOf(w.l.nodes.pods) {
+		w.Errorf("pod %s of the machine is followed", pod.Name)
+	}
+	for _, n := range w.l.nodes.ofCleanup() {
+		if n.Name == name {
+			w.Errorf("a cleanup acts for node %s", name)
+		}
+	}
+	if n := w.node(name); len(n.Labels)+len(n.Spec.Taints) != 0 || n.Spec.Unschedulable {
+		w.Errorf("the machine's node was changed: %+v", n)
+	}
+}
+
+func TestPodsOfAMachineAreNeverFollowed(t *testing.T) {
+	for _, owner := range []string{"DaemonSet", "ReplicaSet"} {
+		w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+		w.machine("kip-0-2", owner)
+		if err := <-w.start(); err == nil {
+			t.Fatal("Kip does not end for a name that is a machine's")
+		}
+		w.stop()
+		w.write("nodes: [{zones: [a]}]") // as it was told
+		w.start()
+		w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
+		w.leavesAlone("kip-0-2")
+		w.eventually("the entry is dropped", func() bool { return w.l.nodes.named("kip-0-2") == nil })
+		w.stop()
+	}
+}
+
+func TestPodsOfAMachineAreNotFollowedWhileTheAPIServerDoesNotSayWhoseTheyAre(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}]")
+	w.machine("kip-0-2", "ReplicaSet")
+	var away atomic.Bool
+	w.cluster.PrependReactor("get", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		return away.Load() && a.(clienttesting.GetAction).GetName() == "kip-0-2", nil, errors.New("connection refused")
+	})
+	w.start()
+	w.eventually("the first node is Ready", func() bool { return w.ready("kip-0-1") })
+	away.Store(true)
+	w.write("nodes: [{zones: [a]}, {zones: [b]}]")
+	w.eventually("it is asked", func() bool { return w.log.says("whether Kip may serve a virtual node is not known") })
+	if got := podsOf(w.l.nodes.pods); len(got) > 0 {
+		t.Errorf("%d pods are followed", len(got))
+	}
+	away.Store(false)
+	w.eventually("the node is left out", func() bool { return w.log.says("a virtual node cannot be served") })
+	w.leavesAlone("kip-0-2")
+}
+
+func TestRightsAreAskedForUntilSomebodyAnswers(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+	var asked atomic.Int64
+	w.cluster.PrependReactor("create", "selfsubjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return asked.Add(1) <= 5, nil, errors.New("connection refused")
+	})
+	w.denied = "kip-0-2"
+	w.start()
+	w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
+	w.eventually("the second is left out", func() bool { return w.l.nodes.rightsOf(w.l.nodes.named("kip-0-2")) == rightsMissing })
+	w.eventually("pods are known", w.l.nodes.pods.HasSynced)
+}
+
+func TestWhatFailsOfANodeEndsKip(t *testing.T) {
+	w := newTown(t, "")
+	w.machine("kip-0", "")
+	ended := w.start()
+	select {
+	case err := <-ended:
+		if err == nil || !strings.Contains(err.Error(), "not a virtual node") {
+			t.Errorf("Kip ends with %v", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("Kip runs on as a machine's node")
+	}
+}
+
+func TestATakeoverTakesTheFileAsItIsNow(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}]")
+	old, _, err := config.Load(w.file) // of a replica that has stood by since
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	w.eventually("the node is Ready", func() bool { return w.ready("kip-0-1") })
+	w.write(inTwoZones)
+	w.eventually("both nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+	w.stop()
+	w.loaded = old
+	w.start()
+	w.eventually("they are registered", func() bool { return w.l.nodes.allRegistered() == nil })
+	if e, is := w.l.nodes.entryOf("kip-0-2"); !is || e.Removed {
+		t.Error("the replica goes back to the configuration that it began with")
+	}
+	w.stop()
+
+	// A file that is wrong by now changes nothing.
+	w.write("nodes: [{zones: [mars]}]")
+	w.start()
+	w.eventually("it is told", func() bool { return w.log.says("the virtual nodes are those of before") })
+	w.eventually("they are registered", func() bool { return w.l.nodes.allRegistered() == nil })
+	if e, is := w.l.nodes.entryOf("kip-0-2"); !is || e.Removed {
+		t.Error("a file that is wrong takes a node away")
+	}
+}
+
+func TestAnEmptyNodeIsCordonedBeforeItGoes(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+	w.start()
+	w.eventually("both nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+	var steps []string
+	note := func(step string) clienttesting.ReactionFunc {
+		return func(a clienttesting.Action) (bool, runtime.Object, error) {
+			n, is := a.(interface{ GetName() string })
+			p, patches := a.(clienttesting.PatchAction)
+			if is && n.GetName() == "kip-0-2" && a.GetResource().Resource == "nodes" &&
+				(!patches || strings.Contains(string(p.GetPatch()), `"unschedulable":true`)) {
+				w.mu.Lock()
+				steps = append(steps, step)
+				w.mu.Unlock()
+			}
+			return false, nil, nil
+		}
+	}
+	w.cluster.PrependReactor("patch", "nodes", note("cordon"))
+	w.cluster.PrependReactor("delete", "nodes", note("delete"))
+	w.write("nodes: [{zones: [a]}]")
+	w.eventually("it is gone", func() bool { return w.node("kip-0-2") == nil && w.l.nodes.named("kip-0-2") == nil })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(steps) < 2 || steps[0] != "cordon" || steps[len(steps)-1] != "delete" {
+		t.Errorf("the node went by %q, want it cordoned, and deleted later", steps)
+	}
+}
+
+func TestStandbyCellsThatNoNodeOffersAreUseless(t *testing.T) {
+	w := newTown(t, "nodes: [{launchTypes: [spot]}]")
+	w.start()
+	w.eventually("the node is Ready", func() bool { return w.ready("kip-0-1") })
+	for spot, want := range map[bool]bool{true: true, false: false} {
+		o := cells.Offer{InstanceType: "small", Zone: "b", Spot: spot}
+		if name, is := w.l.nodes.nodeOffering(o); is != want {
+			t.Errorf("a standby cell, spot %t, is of %s: %t, want %t", spot, name, is, want)
+		}
+	}
+	pool, err := w.l.standbyPool(config.StandbyCells{InstanceType: "small", Count: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if offers, err := pool.Offers(); err == nil || !strings.Contains(err.Error(), "no virtual node offers") {
+		t.Errorf("offers %v, %v", offers, err)
+	}
+	if !pool.Useless(cells.Offer{InstanceType: "small", Zone: "a"}) {
+		t.Error("a cell that gets no pod is kept")
+	}
+}
+
+func TestANodeSaysTheArchitectureOfItsTypes(t *testing.T) {
+	was := sold
+	defer func() { sold = was }()
+	sold = append(slices.Clone(sold), catalog.InstanceType{
+		Name:        "arm",
+		Arch:        "arm64",
+		MilliCPU:    1000,
+		MemoryBytes: 1 << 30,
+		Offerings:   []catalog.Offering{{Zone: "a", PricePerHour: 2}},
+	})
+	w := newTown(t, "nodes: [{instanceTypes: [arm]}, {instanceTypes: [small]}]")
+	w.start()
+	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+	for name, want := range map[string]string{"kip-0-1": "arm64", "kip-0-2": "amd64"} {
+		if got := w.node(name).Labels[corev1.LabelArchStable]; got != want {
+			t.Errorf("node %s says %s, want %s", name, got, want)
+		}
+	}
+}

@@ -1,0 +1,537 @@
+package kip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
+	testclock "k8s.io/utils/clock/testing"
+
+	"github.com/elotl/kip/internal/calls"
+	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/metrics"
+	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/shop"
+	"github.com/elotl/kip/internal/store"
+)
+
+// sold is what the cloud of these tests offers.
+var sold = []catalog.InstanceType{{Name: "small", Arch: "amd64", MilliCPU: 1000, MemoryBytes: 1 << 30, Offerings: []catalog.Offering{
+	{Zone: "a", PricePerHour: 2}, {Zone: "b", PricePerHour: 2}, {Zone: "b", Spot: true, PricePerHour: 1},
+}}}
+
+// journal is a log that can be read.
+type journal struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (j *journal) Write(p []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(p)
+}
+
+func (j *journal) says(words string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return strings.Contains(j.text.String(), words)
+}
+
+// town is a leader with its virtual nodes, in a cluster of which each node sees its
+// own pods.
+type town struct {
+	*testing.T
+	l       *leading
+	file    string
+	log     *journal
+	cluster *fake.Clientset
+	store   *store.Store
+	base    int // kubelet port
+
+	mu     sync.Mutex
+	pods   map[string]*fake.Clientset // of each node
+	denied string                     // the node that Kip may not be
+	stop   func()
+	clock  *testclock.FakeClock // of shortages
+	began  []*served            // with which the last process began
+	loaded *config.Config       // when the next process began, if not when it leads
+}
+
+func (w *town) write(nodes string) {
+	w.Helper()
+	text := fmt.Sprintf("cloud: {sim: {socket: /none}}\ncells: {defaultInstanceType: small}\netcd: {internal: {dataDir: %s}}\n%s\n",
+		filepath.Dir(w.file), nodes)
+	if err := os.WriteFile(w.file, []byte(text), 0o600); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// as is a node's own view: its pods are its own, all else is the cluster's.
+func (w *town) as(name, _ string) (kubernetes.Interface, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.pods[name] == nil {
+		c := fake.NewClientset()
+		for _, resource := range []string{"nodes", "leases"} {
+			c.PrependReactor("*", resource, clienttesting.ObjectReaction(w.cluster.Tracker()))
+		}
+		w.pods[name] = c
+	}
+	return w.pods[name], nil
+}
+
+func newTown(t *testing.T, nodes string) *town {
+	t.Helper()
+	w := &town{
+		T:       t,
+		file:    filepath.Join(t.TempDir(), "provider.yaml"),
+		log:     &journal{},
+		cluster: fake.NewClientset(),
+		store:   store.Memory(nil),
+		pods:    map[string]*fake.Clientset{},
+		base:    freePorts(t, 5),
+		clock:   testclock.NewFakeClock(time.Now()),
+	}
+	w.cluster.PrependReactor("create", "selfsubjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		review := a.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		review.Status.Allowed = w.denied == "" || !strings.HasSuffix(review.Spec.ResourceAttributes.Name, w.denied)
+		return true, review, nil
+	})
+	// The API server publishes no client CA to Kip: ports know tokens only.
+	w.cluster.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(corev1.Resource("configmaps"), "", errors.New("no"))
+	})
+	// As an API server does, which the library's does not.
+	w.cluster.PrependReactor("create", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		n := a.(clienttesting.CreateAction).GetObject().(*corev1.Node)
+		n.UID = types.UID(n.Name)
+		return false, n, nil
+	})
+	w.write(nodes)
+	return w
+}
+
+// freePorts returns the first of n ports in a row on which nobody listens.
+func freePorts(t *testing.T, n int) int {
+	t.Helper()
+	for {
+		base, free := freePort(t), 0
+		for ; free < n; free++ {
+			l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", base+free))
+			if err != nil {
+				break
+			}
+			_ = l.Close()
+		}
+		if free == n {
+			return base
+		}
+	}
+}
+
+// start lets a Kip lead; its error is that of the parts that are the nodes'.
+func (w *town) start() (ended <-chan error) {
+	w.Helper()
+	cfg, _, err := config.Load(w.file)
+	if err != nil {
+		w.Fatal(err)
+	}
+	if w.loaded != nil {
+		cfg = w.loaded
+	}
+	log := slog.New(slog.NewTextHandler(io.MultiWriter(w.log), nil))
+	k := &process{
+		Options: Options{
+			NodeName:       "kip-0",
+			ProviderConfig: w.file,
+			NodeIPs:        []netip.Addr{netip.MustParseAddr("127.0.0.1")},
+			KubeletPort:    w.base,
+			Log:            log,
+		},
+		cfg:          cfg,
+		clock:        clock.RealClock{},
+		api:          &apiServer{asKip: w.cluster},
+		controllerID: "me",
+	}
+	k.pulse = pulse.New(k.clock, silent)
+	k.metrics = metrics.New(metrics.Config{Clock: k.clock, Log: silent})
+	simulated, err := sim.New(sim.Config{Catalogue: sold})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { _ = simulated.Close() })
+	machines := calls.New(calls.Config{Cloud: simulated, Clock: k.clock})
+	l := &leading{process: k, store: w.store, machines: machines, recorder: record.NewFakeRecorder(100)}
+	w.l = l
+	must := func(err error) {
+		w.Helper()
+		if err != nil {
+			w.Fatal(err)
+		}
+	}
+	l.authority, err = pki.New(time.Now)
+	must(err)
+	l.shop, err = shop.Open(w.Context(), shop.Config{
+		Cloud: machines, Store: w.store, Placement: placement.Config{DefaultInstanceType: "small"}, Clock: k.clock, Log: silent,
+	})
+	must(err)
+	l.nodes = l.newNodes()
+	l.nodes.as = w.as
+	l.nodes.lingers, l.nodes.asksAgain = 50*time.Millisecond, 10*time.Millisecond
+	failed := make(chan error, 1)
+	if err := l.nodes.begin(w.Context()); err != nil {
+		failed <- err
+		w.stop = func() {}
+		return failed
+	}
+	w.began = l.nodes.all()
+	l.shortages, err = loadShortages(w.Context(), w.store, w.clock, l.nodes.lookSoon, silent)
+	must(err)
+	nowhere := &rest.Config{Host: "http://127.0.0.1:1"}
+	l.cellAPI, err = cellapi.New(cellapi.Config{NodeName: "kip-0", Node: nowhere, Own: nowhere, Pods: l.nodes.pods})
+	must(err)
+	l.cells = cells.New(cells.Config{
+		NodeName: "kip-0", Calls: machines, Store: w.store, Clock: k.clock, Log: silent, StandbyNode: l.nodes.standbyNode,
+		Gate: gate.New(gate.Config{Cloud: machines, Clock: k.clock}),
+	})
+	must(l.wireNodeObjects(w.Context()))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		failed <- runParts(ctx, []part{
+			{name: "pod informer", run: l.nodes.follow},
+			{name: "virtual node", run: l.nodeLoop.Run},
+		})
+	}()
+	w.stop = sync.OnceFunc(func() { cancel(); <-done; l.close() })
+	w.Cleanup(w.stop)
+	return failed
+}
+
+// eventually waits for what the nodes do by and by, and has them look.
+func (w *town) eventually(what string, holds func() bool) {
+	w.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !holds(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.log.mu.Lock()
+			defer w.log.mu.Unlock()
+			w.Fatalf("never: %s\n%s", what, w.log.text.String())
+		}
+		w.l.nodes.lookSoon()
+	}
+}
+
+func (w *town) node(name string) *corev1.Node {
+	n, err := w.cluster.CoreV1().Nodes().Get(w.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		return nil
+	}
+	return n
+}
+
+// ready says that a node is Ready.
+func (w *town) ready(name string) bool {
+	n := w.node(name)
+	return n != nil && slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+func (w *town) addPod(on, name, owner string) {
+	w.Helper()
+	w.createPod(on, name, owner)
+	w.eventually("Kip sees the pod", func() bool { return len(podsOf(w.l.nodes.named(on).informer)) == 1 })
+}
+
+func (w *town) createPod(on, name, owner string) {
+	w.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: "uid-1", ResourceVersion: "1"},
+		Spec:       corev1.PodSpec{NodeName: on},
+	}
+	if owner != "" {
+		pod.OwnerReferences = []metav1.OwnerReference{{Kind: owner, Name: "owner"}}
+	}
+	client, _ := w.as(on, "")
+	if _, err := client.CoreV1().Pods("ns").Create(w.Context(), pod, metav1.CreateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *town) removePod(on, name string) {
+	w.Helper()
+	client, _ := w.as(on, "")
+	if err := client.CoreV1().Pods("ns").Delete(w.Context(), name, metav1.DeleteOptions{}); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func hasTaint(n *corev1.Node, key string) bool {
+	return n != nil && slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == key })
+}
+
+const inTwoZones = "nodes: [{zones: [a], labels: {team: x}}, {zones: [b], launchTypes: [spot], capacity: {cpu: 7}}]"
+
+func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
+	w := newTown(t, "")
+	w.start()
+	w.eventually("the one node is Ready", func() bool { return w.ready("kip-0") })
+	if revision, err := w.store.Get(t.Context(), nodesKey, new([]any)); err != nil || revision != 0 {
+		t.Errorf("a Kip with the one node has a record of it: %d, %v", revision, err)
+	}
+	w.addPod("kip-0", "old", "")
+
+	w.write(inTwoZones)
+	w.eventually("both nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+	one, two := w.node("kip-0-1"), w.node("kip-0-2")
+	if one.Labels["topology.kubernetes.io/zone"] != "a" || one.Labels["team"] != "x" || one.Labels["karpenter.sh/capacity-type"] != "" {
+		t.Errorf("the first node has the labels %v", one.Labels)
+	}
+	if two.Labels["topology.kubernetes.io/zone"] != "b" || two.Labels["karpenter.sh/capacity-type"] != "spot" {
+		t.Errorf("the second node has the labels %v", two.Labels)
+	}
+	if cpu := two.Status.Allocatable.Cpu(); cpu.Value() != 7 || int(two.Status.DaemonEndpoints.KubeletEndpoint.Port) != w.base+2 {
+		t.Errorf("the second node has %s CPUs, port %d", cpu, two.Status.DaemonEndpoints.KubeletEndpoint.Port)
+	}
+	if two.Spec.ProviderID != "kip://me/kip-0-2/virtual" {
+		t.Errorf("the second node's provider ID is %q", two.Spec.ProviderID)
+	}
+	w.eventually("the node with the pod is cordoned", func() bool { n := w.node("kip-0"); return n != nil && n.Spec.Unschedulable })
+	if !hasTaint(w.node("kip-0"), node.RemovedTaint) {
+		t.Error("the node that was taken out has no taint that says so")
+	}
+	if got := w.l.nodes.standbyNode(cells.Offer{InstanceType: "small", Zone: "b", Spot: true}); got != "kip-0-2" {
+		t.Errorf("a standby cell in zone b, spot, is of %s", got)
+	}
+	if list, only, ours := w.l.nodes.zonesOf("kip-0-2"); !ours || only != "b" || !slices.Equal(list, []string{"b"}) {
+		t.Errorf("the second node is in %v, %q, %t", list, only, ours)
+	}
+	if _, _, ours := w.l.nodes.zonesOf("machine"); ours {
+		t.Error("a machine's node is ours")
+	}
+
+	// Wrong files change nothing.
+	for nodes, why := range map[string]string{
+		"nodes: [{zones: [mars]}]":                                "provider.yaml:4: nodes[0].zones[0]",
+		"nodes: [{zones: [a]}, {zone: b]":                         "no valid YAML",
+		"nodes: [{suffix: 3, zones: [a]}, {capacity: {pods: 0}}]": "nodes[1]: capacity of node",
+	} {
+		w.write(nodes)
+		w.eventually("what is wrong is told", func() bool { return w.log.says(why) })
+		if w.node("kip-0-1").Spec.Unschedulable || len(w.l.nodes.all()) != 3 {
+			t.Errorf("%s has changed the nodes", nodes)
+		}
+	}
+
+	// One is changed, one goes, the first comes back with its pod.
+	w.write("nodes: [{suffix: 0}, {zones: [a], labels: {team: y}}]")
+	w.eventually("the node that comes back is uncordoned", func() bool { return !w.node("kip-0").Spec.Unschedulable })
+	w.eventually("a label is changed", func() bool { return w.node("kip-0-1").Labels["team"] == "y" })
+	w.eventually("a node without pods is deleted", func() bool { return w.node("kip-0-2") == nil })
+	w.eventually("its record is, too", func() bool { return w.l.nodes.named("kip-0-2") == nil })
+
+	// Another process knows the same, and lets the node go when its pod has gone.
+	w.stop()
+	w.write("nodes: [{zones: [a]}]")
+	w.start()
+	w.eventually("the node with the pod is cordoned again", func() bool { return w.node("kip-0").Spec.Unschedulable && w.ready("kip-0") })
+	w.removePod("kip-0", "old")
+	w.eventually("the node goes with its last pod", func() bool { return w.node("kip-0") == nil && w.l.nodes.named("kip-0") == nil })
+	w.eventually("the node that is left is Ready", func() bool { return w.ready("kip-0-1") })
+}
+
+// Kip does nothing for pods until each node is registered, or known not to be.
+func TestANodeThatGoesAtTheStartIsNotWaitedFor(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+	w.start()
+	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+	w.stop()
+	w.write("")
+	w.start()
+	w.eventually("the one node is Ready", func() bool { return w.ready("kip-0") })
+	w.eventually("the others are gone", func() bool { return len(w.l.nodes.all()) == 1 })
+	if len(w.began) != 3 {
+		t.Fatalf("%d nodes at the start, want 3", len(w.began))
+	}
+	for _, s := range w.began {
+		select {
+		case <-s.settled:
+		default:
+			t.Errorf("node %s is waited for", s.name)
+		}
+	}
+}
+
+func TestANodeThatIsTakenOutDoesNotWaitForPodsOfDaemonSets(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+	w.start()
+	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+	w.addPod("kip-0-2", "agent", "DaemonSet")
+	w.write("nodes: [{zones: [a]}]")
+	w.eventually("the node is deleted", func() bool { return w.node("kip-0-2") == nil })
+	if w.l.nodes.named("kip-0-2") == nil {
+		t.Error("the pods of a node are not followed any more, although it has some")
+	}
+	w.removePod("kip-0-2", "agent")
+	w.eventually("the node is forgotten with its last pod", func() bool { return w.l.nodes.named("kip-0-2") == nil })
+}
+
+func TestANodeWithoutRightsHoldsUpNoOther(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+	w.denied = "kip-0-2"
+	w.start()
+	w.eventually("the node with rights is Ready", func() bool { return w.ready("kip-0-1") })
+	w.eventually("the right is named", func() bool { return w.log.says("impersonate users system:node:kip-0-2") })
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	w.l.nodes.registered(ctx)
+	if ctx.Err() != nil {
+		t.Error("the pods wait for a node that Kip may not be")
+	}
+	if err := w.l.nodes.allRegistered(); err != nil || !w.l.nodes.pods.HasSynced() || w.l.nodes.listed("kip-0-2") {
+		t.Errorf("Kip is not ready without that node: %v", err)
+	}
+	if w.node("kip-0-2") != nil {
+		t.Error("the node is there")
+	}
+}
+
+func TestANodeWhoseOffersAreAllCooledHasATaint(t *testing.T) {
+	w := newTown(t, inTwoZones)
+	w.start()
+	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+	none := cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: "b"}, errors.New("no spot"))
+	w.l.shortages.Mark(cells.Offer{InstanceType: "small", Zone: "b", Spot: true}, none)
+	w.eventually("the taint is there", func() bool { return hasTaint(w.node("kip-0-2"), node.ShortTaint) })
+	if hasTaint(w.node("kip-0-1"), node.ShortTaint) {
+		t.Error("a node that has capacity has the taint")
+	}
+	select {
+	case said := <-w.l.recorder.(*record.FakeRecorder).Events:
+		if !strings.HasPrefix(said, "Warning NodeOutOfCapacity ") {
+			t.Errorf("Event %q", said)
+		}
+	default:
+		t.Error("there is no Event")
+	}
+	w.clock.Step(capacity.Cooldown)
+	w.eventually("the taint is gone", func() bool { return !hasTaint(w.node("kip-0-2"), node.ShortTaint) })
+}
+
+func TestWhereAPodOfASpotNodeMayGoInstead(t *testing.T) {
+	w := newTown(t, `nodes:
+- {suffix: 1, launchTypes: [spot]}
+- {suffix: 2, zones: [b], launchTypes: [spot]}
+- {suffix: 3, zones: [a], launchTypes: [on-demand], labels: {team: batch}}
+- {suffix: 4, zones: [b], launchTypes: [on-demand], taints: [{key: dear}]}
+`)
+	w.start()
+	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-3") && w.ready("kip-0-4") })
+	short := func(zone string, spot bool) {
+		o := cells.Offer{InstanceType: "small", Zone: zone, Spot: spot}
+		w.l.shortages.Mark(o, cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: zone, Spot: &spot}, errors.New("none")))
+	}
+	short("b", true)
+	kip := corev1.Toleration{Key: "virtual-kubelet.io/provider", Operator: corev1.TolerationOpExists}
+	dear := corev1.Toleration{Key: "dear", Operator: corev1.TolerationOpExists}
+	for what, c := range map[string]struct {
+		on          string
+		selects     map[string]string
+		tolerations []corev1.Toleration
+		want        []string
+	}{
+		"any node":           {"kip-0-1", nil, []corev1.Toleration{kip, dear}, []string{"kip-0-3", "kip-0-4"}},
+		"a taint":            {"kip-0-1", nil, []corev1.Toleration{kip}, []string{"kip-0-3"}},
+		"Kip's own taint":    {"kip-0-1", nil, nil, nil},
+		"a selector":         {"kip-0-1", map[string]string{"team": "batch"}, []corev1.Toleration{kip}, []string{"kip-0-3"}},
+		"another's selector": {"kip-0-1", map[string]string{"karpenter.sh/capacity-type": "spot"}, []corev1.Toleration{kip}, nil},
+		"on demand already":  {"kip-0-3", nil, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, nil},
+	} {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: c.on, NodeSelector: c.selects, Tolerations: c.tolerations}}
+		if got := w.l.nodes.elsewhere(t.Context(), pod); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", what, got, c.want)
+		}
+	}
+	pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: []corev1.Toleration{kip}}}
+	elsewhere := func(what string, want ...string) {
+		t.Helper()
+		if got := w.l.nodes.elsewhere(t.Context(), pod); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	elsewhere("all is well", "kip-0-3")
+	cordon := func(is bool) {
+		three := w.node("kip-0-3")
+		three.Spec.Unschedulable = is
+		if err := w.cluster.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), three, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cordon(true)
+	elsewhere("a node that somebody has cordoned")
+	cordon(false)
+	w.clock.Step(capacity.Cooldown)
+	elsewhere("its own node has something again")
+	short("a", true)
+	short("b", true)
+	short("a", false)
+	elsewhere("a node that has nothing either")
+}
+
+func TestANameThatIsAMachinesEndsKipOrChangesNothing(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+	machine := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "kip-0-2", UID: "machine"}}
+	if err := w.cluster.Tracker().Add(machine); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-w.start(); err == nil || !strings.Contains(err.Error(), "provider.yaml:4: nodes[1]: its name is kip-0-2") {
+		t.Errorf("Kip ends with %v, want file, line and key", err)
+	}
+	w.stop()
+	w.write("nodes: [{zones: [a]}]")
+	w.start()
+	w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
+	w.eventually("the name is told", func() bool { return w.log.says("a virtual node cannot be served") })
+	w.write("nodes: [{zones: [a]}, {suffix: 2, zones: [b]}]")
+	w.eventually("the name is told", func() bool { return w.log.says("nodes[1]: its name is kip-0-2") })
+	if n := w.node("kip-0-2"); len(n.Labels)+len(n.Spec.Taints) != 0 || n.Spec.Unschedulable {
+		t.Errorf("the machine's node was changed: %+v", n)
+	}
+}

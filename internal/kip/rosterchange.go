@@ -1,0 +1,425 @@
+package kip
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/roster"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// nodesEvery is how often the nodes are looked at: whether the configuration has
+// changed, whether one that was taken out is empty, and whether shortages have ended.
+const nodesEvery = 5 * time.Second
+
+// keep keeps the objects of the nodes, and lets nodes come and go with the
+// configuration, until ctx ends.
+func (n *nodes) keep(ctx context.Context) error {
+	defer n.loops.Wait()
+	if err := n.firstObjects(ctx); err != nil {
+		return err
+	}
+	seen := n.seen
+	ticker := n.clock.NewTicker(nodesEvery)
+	defer ticker.Stop()
+	for {
+		n.pulse.Turn(ctx, "virtual nodes", func(ctx context.Context) {
+			seen = n.reload(ctx, seen)
+			n.look(ctx)
+		})
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		case <-n.wake:
+		}
+	}
+}
+
+// firstObjects begins to keep the nodes that are configured.
+func (n *nodes) firstObjects(ctx context.Context) error {
+	n.mu.Lock()
+	n.keeps = ctx
+	n.mu.Unlock()
+	var added []roster.Entry
+	for _, s := range n.all() {
+		if s.number > 0 && !s.entry.Removed {
+			added = append(added, s.entry)
+		}
+	}
+	return n.foreign(ctx, n.cfg, added)
+}
+
+// look does for each node what time, its pods and the cloud's capacity ask for.
+func (n *nodes) look(ctx context.Context) {
+	for _, s := range n.all() {
+		n.mu.Lock()
+		state, removed, kept := s.rights, s.entry.Removed, s.loop != nil
+		n.mu.Unlock()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case removed && state >= rightsForeign:
+			if err := n.empty(ctx, s, kept); err != nil && ctx.Err() == nil {
+				n.Log.Warn("a virtual node that was taken out is not gone yet, retrying", "node", s.name, "err", err)
+			}
+		case state == rightsHeld:
+			if !kept && n.pods.Listed(s.name) { // else it would begin as not Ready
+				n.startLoop(n.keeps, s)
+			}
+			n.tellShortage(s)
+		}
+	}
+}
+
+// tellShortage marks a node for whose pods nothing can be launched.
+func (n *nodes) tellShortage(s *served) {
+	why := n.shortage(s)
+	was := s.short
+	s.short = why
+	s.node.Short(why)
+	switch {
+	case was == "" && why != "":
+		n.nodeEvent(s.name, corev1.EventTypeWarning, events.NodeOutOfCapacity, "No pods are scheduled here for now: "+why)
+	case was != "" && why == "":
+		n.nodeEvent(s.name, corev1.EventTypeNormal, events.NodeHasCapacity, "The shortage is over: pods are scheduled here again")
+	}
+}
+
+// empty lets a node go that was taken out, once it has no pods but those of DaemonSets,
+// which go with it. It is kept, and so cordoned, before: the scheduler may have placed a
+// pod just now.
+func (n *nodes) empty(ctx context.Context, s *served, kept bool) error {
+	n.mu.Lock()
+	foreign := s.rights == rightsForeign // of its pods Kip knows nothing
+	n.mu.Unlock()
+	if !foreign && !n.pods.Listed(s.name) {
+		return nil
+	}
+	pods, onlyDaemons := n.hasPods(s)
+	if !s.deleted && !foreign {
+		if gone, err := n.letGo(ctx, s, kept, pods && !onlyDaemons); !gone || err != nil {
+			return err
+		}
+	}
+	if pods {
+		return nil // the cluster removes the pods of a node that is gone
+	}
+	n.mu.Lock()
+	before := n.entries
+	n.mu.Unlock()
+	left := slices.DeleteFunc(slices.Clone(before), func(e roster.Entry) bool { return e.Number == s.number })
+	if err := n.keepRoster(ctx, before, left); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	n.entries = left
+	delete(n.served, s.name)
+	n.mu.Unlock()
+	s.settle() // who waits for it waits for nothing any more
+	s.stop()
+	n.pods.Remove(s.name)
+	n.cellAPI.ForgetNode(s.name)
+	n.Log.Info("a virtual node that was taken out is gone", "node", s.name)
+	return nil
+}
+
+// letGo deletes the object of a node that was taken out, once it was cordoned and without
+// pods for a while, also by the API server's own word.
+func (n *nodes) letGo(ctx context.Context, s *served, kept, pods bool) (gone bool, err error) {
+	asking, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	if !kept {
+		_, err := n.api.asKip.CoreV1().Nodes().Get(asking, s.name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err) && !pods:
+			s.deleted = true
+			return true, nil
+		case err != nil && !apierrors.IsNotFound(err):
+			return false, fmt.Errorf("read node %s: %w", s.name, err)
+		}
+		n.startLoop(n.keeps, s)
+		return false, nil
+	}
+	if ready := isClosed(s.node.Ready()); pods || !ready {
+		s.leaving = time.Time{}
+		return false, nil
+	}
+	now := n.clock.Now()
+	if s.leaving.IsZero() {
+		s.leaving = now
+	}
+	if now.Sub(s.leaving) < n.lingers {
+		return false, nil
+	}
+	list, err := s.asNode.CoreV1().Pods("").List(asking, metav1.ListOptions{FieldSelector: "spec.nodeName=" + s.name})
+	if err != nil {
+		return false, fmt.Errorf("list the pods of node %s: %w", s.name, err)
+	}
+	if slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return !ofDaemonSet(&p) && !ended(&p) }) {
+		return false, nil // the watch is about to tell
+	}
+	n.stopLoop(s)
+	if err := n.removeObject(ctx, s); err != nil {
+		return false, err
+	}
+	s.deleted = true
+	return true, nil
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// removeObject deletes a node's lease and object; not those of a machine, or of another
+// Kip, that has come to have the name.
+func (n *nodes) removeObject(ctx context.Context, s *served) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	there, err := n.api.asKip.CoreV1().Nodes().Get(ctx, s.name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		there = &corev1.Node{}
+	case err != nil:
+		return fmt.Errorf("read node %s: %w", s.name, err)
+	default:
+		if err := node.Foreign(there, n.controllerID); err != nil {
+			n.Log.Warn("a node is left alone: its name is that of a virtual node that was taken out", "node", s.name, "err", err)
+			return nil
+		}
+	}
+	gone := func(err error) bool { return err == nil || apierrors.IsNotFound(err) }
+	if err := s.asNode.CoordinationV1().Leases(corev1.NamespaceNodeLease).Delete(ctx, s.name, metav1.DeleteOptions{}); !gone(err) {
+		return fmt.Errorf("delete the lease of node %s: %w", s.name, err)
+	}
+	if there.UID == "" {
+		return nil
+	}
+	that := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &there.UID}}
+	if err := n.api.asKip.CoreV1().Nodes().Delete(ctx, s.name, that); !gone(err) {
+		return fmt.Errorf("delete node %s: %w", s.name, err)
+	}
+	return nil
+}
+
+type sum = [sha256.Size]byte
+
+func fileSum(path string) (sum, error) {
+	data, err := os.ReadFile(path)
+	return sha256.Sum256(data), err
+}
+
+// reload takes the configuration again if the file is another than the one that was
+// seen, and returns what is seen now. What is wrong with it is told once; the last good
+// one holds.
+func (n *nodes) reload(ctx context.Context, seen sum) sum {
+	now, err := fileSum(n.ProviderConfig)
+	if err != nil || now == seen {
+		return seen // a file that is being replaced is not there for a moment
+	}
+	cfg, _, err := config.Load(n.ProviderConfig)
+	if err == nil {
+		err = n.change(ctx, cfg)
+	}
+	var wrong *config.Error
+	switch {
+	case err == nil:
+	case ctx.Err() != nil, !errors.As(err, &wrong) && unanswered(err):
+		n.Log.Warn("the new configuration is not in force yet, retrying", "err", err)
+		return seen
+	default:
+		n.Log.Error("the new configuration is wrong: the last good one holds", "err", err)
+	}
+	return now
+}
+
+// change brings the nodes in line with a configuration. Nothing is changed where it
+// cannot be.
+func (n *nodes) change(ctx context.Context, cfg *config.Config) error {
+	wanted, err := roster.Wanted(cfg, n.shop.Types(), nil)
+	if err != nil {
+		return err
+	}
+	before := n.entries
+	entries, err := roster.Assign(before, wanted)
+	if err != nil {
+		return cfg.Problem("nodes", "%v", err)
+	}
+	var added []*served
+	undo := func() {
+		for _, s := range added {
+			_ = s.listener.Close() // nobody has been told of it
+		}
+	}
+	objects := map[string]*node.Node{}
+	for _, e := range entries {
+		s := n.named(e.Name(n.NodeName))
+		if s == nil {
+			if s, err = n.newServed(e); err == nil {
+				err = n.equip(ctx, s)
+			}
+			if err != nil {
+				undo()
+				return cfg.Problem(keyOf(e), "%v", err)
+			}
+			added = append(added, s)
+		}
+		if objects[s.name], err = n.object(cfg, s, e); err != nil {
+			undo()
+			return cfg.Problem(keyOf(e), "%v", err)
+		}
+	}
+	var fresh []roster.Entry
+	for _, e := range entries {
+		s := n.named(e.Name(n.NodeName))
+		if !e.Removed && (s == nil || n.rightsOf(s) != rightsHeld) {
+			fresh = append(fresh, e)
+		}
+	}
+	if err := n.foreign(ctx, cfg, fresh); err != nil {
+		undo()
+		return err
+	}
+	if err := n.keepRoster(ctx, before, entries); err != nil {
+		undo()
+		return err
+	}
+	n.adopt(cfg, entries, added, objects)
+	n.sayWhatWaits(cfg)
+	return nil
+}
+
+// keyOf is where an entry is configured.
+func keyOf(e roster.Entry) string {
+	if e.Index < 0 {
+		return "nodes"
+	}
+	return fmt.Sprintf("nodes[%d]", e.Index)
+}
+
+// newServed makes a node that is not served yet.
+func (n *nodes) newServed(e roster.Entry) (*served, error) {
+	s := &served{name: e.Name(n.NodeName), number: e.Number, entry: e, settled: make(chan struct{})}
+	var err error
+	if s.asNode, err = n.as(s.name, n.NodeName); err != nil {
+		return nil, err
+	}
+	s.informer = podInformer(s.asNode, s.name)
+	return s, nil
+}
+
+// adopt puts a configuration in force.
+func (n *nodes) adopt(cfg *config.Config, entries []roster.Entry, added []*served, objects map[string]*node.Node) {
+	for _, s := range added {
+		if err := n.pods.Add(s.name, s.informer); err != nil {
+			n.unless(n.follows, err)
+		}
+	}
+	sameSelf := reflect.DeepEqual(cfg.Kubelet, n.cfg.Kubelet)
+	n.mu.Lock()
+	for _, s := range added {
+		n.served[s.name] = s
+		n.followOne(n.follows, s)
+	}
+	n.cfg, n.entries = cfg, entries
+	n.mu.Unlock()
+	for _, e := range entries {
+		s := n.named(e.Name(n.NodeName))
+		was := s.entry
+		was.Index = e.Index
+		if sameSelf && reflect.DeepEqual(was, e) && s.node != nil {
+			continue
+		}
+		n.stopLoop(s)
+		n.mu.Lock()
+		s.entry, s.node = e, objects[s.name]
+		n.mu.Unlock()
+		s.short, s.leaving, s.deleted = "", time.Time{}, false
+		n.Log.Info("a virtual node has changed", "node", s.name, "offers", e.Limit().String(), "removed", e.Removed)
+	}
+	n.leading.cells.NodesChanged()
+	n.lookSoon()
+}
+
+// sayWhatWaits warns of what has changed beside the nodes.
+func (n *nodes) sayWhatWaits(cfg *config.Config) {
+	others := func(c *config.Config) string {
+		rest := *c
+		rest.Nodes, rest.AutoNodes, rest.Kubelet = nil, false, config.Kubelet{}
+		data, err := json.Marshal(rest)
+		if err != nil {
+			return err.Error()
+		}
+		return string(data)
+	}
+	if others(cfg) != others(n.leading.cfg) {
+		n.Log.Warn("the configuration has changed in more than nodes and kubelet: the rest takes effect when Kip is started again")
+	}
+}
+
+// foreign returns a problem of the configuration for a node whose name is that of a
+// machine, or of another Kip. An API server that does not answer says nothing; the
+// node is then refused when it is registered.
+func (n *nodes) foreign(ctx context.Context, cfg *config.Config, entries []roster.Entry) error {
+	for _, e := range entries {
+		asking, cancel := context.WithTimeout(ctx, askTimeout)
+		there, err := n.api.asKip.CoreV1().Nodes().Get(asking, e.Name(n.NodeName), metav1.GetOptions{})
+		cancel()
+		if err != nil {
+			continue
+		}
+		if err := node.Foreign(there, n.controllerID); err != nil {
+			return cfg.Problem(keyOf(e), "its name is %s: %v", there.Name, err)
+		}
+	}
+	return nil
+}
+
+// nodeEvent reports something of a virtual node.
+func (n *nodes) nodeEvent(name, kind, reason, message string) {
+	n.recorder.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}, kind, reason, message)
+	n.Log.Info(message, "node", name, "reason", reason)
+}
+
+// registered waits until it is known of each virtual node whether it is ours.
+func (n *nodes) registered(ctx context.Context) {
+	for _, s := range n.all() {
+		await(ctx, s.settled)
+	}
+}
+
+// allRegistered says which node is not registered yet.
+func (n *nodes) allRegistered() error {
+	for _, s := range n.all() {
+		n.mu.Lock()
+		object, waits := s.node, !s.entry.Removed && (s.rights == rightsUnknown || s.rights == rightsHeld)
+		n.mu.Unlock()
+		if !waits {
+			continue
+		}
+		select {
+		case <-object.Ready():
+		default:
+			return fmt.Errorf("node %s is not registered yet", s.name)
+		}
+	}
+	return nil
+}

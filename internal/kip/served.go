@@ -1,0 +1,383 @@
+package kip
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/roster"
+	"github.com/elotl/kip/internal/stats"
+	"github.com/elotl/kip/internal/version"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// served is a virtual node that this process serves.
+type served struct {
+	name   string
+	number int // in the name
+	asNode kubernetes.Interface
+
+	informer cache.SharedIndexInformer // of its pods
+	stats    *stats.Stats
+	port     *node.Port
+	listener net.Listener
+	stop     context.CancelFunc // of these; nil before they run
+
+	once    sync.Once
+	settled chan struct{} // closed when it is registered, or known that it may not be
+
+	// Under nodes.mu.
+	entry  roster.Entry
+	node   *node.Node
+	loop   *loop // that keeps its object; nil while none does
+	rights rights
+
+	// Of keep.
+	short   string    // why nothing can be launched for its pods, as was told
+	leaving time.Time // since when it is cordoned and empty; zero if it is not
+	deleted bool      // its object is, since it was taken out
+}
+
+// rights are whether Kip may serve a node.
+type rights int
+
+const (
+	rightsUnknown rights = iota
+	rightsMissing
+	rightsForeign // the name is that of a machine, or of another Kip's node
+	rightsHeld
+)
+
+// loop is a goroutine that can be ended.
+type loop struct {
+	end  context.CancelFunc
+	done chan struct{}
+}
+
+// equip makes what answers for a node as its kubelet.
+func (n *nodes) equip(ctx context.Context, s *served) error {
+	addresses, err := n.addresses()
+	if err != nil {
+		return err
+	}
+	certificate, err := n.servingCertificate(n.authority, s.name, addresses)
+	if err != nil {
+		return err
+	}
+	s.stats = stats.New(stats.Config{
+		NodeName: s.name,
+		Cells:    statsCells(n.leading.cells, s.name),
+		Gathered: n.metrics.StatsGathered,
+		Clock:    n.clock,
+		Log:      n.Log,
+	})
+	s.port, err = node.NewPort(node.PortConfig{
+		NodeName:    s.name,
+		Reviews:     n.api.asKip,
+		ClientCA:    n.clientCA,
+		Certificate: certificate,
+		Cells:       wayToCells{pods: s.informer.GetStore(), cells: n.cells, loop: n.leading.pods},
+		Logs:        n.logs,
+		Stats:       s.stats,
+		Pods:        func() []*corev1.Pod { return podsOf(s.informer) },
+		Healthy:     n.healthyOf(s),
+		Log:         n.Log,
+	})
+	if err != nil {
+		return err
+	}
+	// One each from the port of the options. Before anything runs: a port that is taken ends Kip before it has done anything.
+	s.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(addresses[0].String(), strconv.Itoa(n.KubeletPort+s.number)))
+	if err != nil {
+		return fmt.Errorf("listen for the API server, as node %s: %w", s.name, err)
+	}
+	return nil
+}
+
+// healthyOf says why a node is not Ready.
+func (n *nodes) healthyOf(s *served) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if err := n.store.Healthy(ctx); err != nil {
+			return err
+		}
+		if !n.pods.Listed(s.name) {
+			return errNotListed
+		}
+		return nil
+	}
+}
+
+// object makes the virtual node of an entry, as a configuration has it. It has no effect
+// outside.
+func (n *nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Node, error) {
+	addresses, err := n.addresses()
+	if err != nil {
+		return nil, err
+	}
+	taint, err := n.taint()
+	if err != nil {
+		return nil, err
+	}
+	c, err := n.described(cfg, s.name, e)
+	if err != nil {
+		return nil, err
+	}
+	c.Own, c.Node = n.api.asKip, s.asNode
+	c.Capacity = cfg.CapacityOf(e.Node)
+	c.Taint, c.Taints = taint, taintsOf(e)
+	c.Removed = e.Removed
+	c.Adopts = e.Number == 0
+	c.InternalIP, c.SecondIP = addresses[0], second(addresses)
+	c.Port = uint16(n.KubeletPort + e.Number)
+	c.Version = version.String()
+	c.Healthy = n.healthyOf(s)
+	c.Log = n.Log
+	return node.New(c)
+}
+
+// taintsOf are those that the configuration gives a node.
+func taintsOf(e roster.Entry) (list []corev1.Taint) {
+	for _, t := range e.Node.Taints {
+		list = append(list, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
+	}
+	return list
+}
+
+// described is what the labels of the node of an entry follow from, as a configuration
+// has it.
+func (n *nodes) described(cfg *config.Config, name string, e roster.Entry) (node.Config, error) {
+	types, _, err := n.shop.OfNode(name, e.Limit())
+	if err != nil {
+		return node.Config{}, err
+	}
+	zone, arch := e.Zone(types), runtime.GOARCH
+	switch only := e.Arch(types); {
+	case len(e.Node.Architectures) > 0:
+		arch = e.Node.Architectures[0]
+	case only != "" && !e.Plain():
+		arch = only
+	}
+	traits := n.machines.Traits()
+	return node.Config{
+		Name:         name,
+		Labels:       cfg.LabelsOf(e.Node),
+		Zone:         zone,
+		Region:       cmp.Or(traits.Region, zone),
+		Arch:         arch,
+		AnyArch:      len(e.Node.Architectures) > 1,
+		CapacityType: e.CapacityType(),
+		Controller:   n.controllerID,
+	}, nil
+}
+
+// labelsOf are the labels of a node that is served.
+func (n *nodes) labelsOf(name string) (map[string]string, error) {
+	entry, _ := n.entryOf(name)
+	n.mu.Lock()
+	cfg := n.cfg
+	n.mu.Unlock()
+	c, err := n.described(cfg, name, entry)
+	if err != nil {
+		return nil, err
+	}
+	return node.Labels(c)
+}
+
+// follow runs what every node has while it is served: the watch on its pods, its
+// kubelet port and what answers there.
+func (n *nodes) follow(ctx context.Context) error {
+	ctx, end := context.WithCancel(ctx)
+	defer n.tasks.Wait()
+	defer end()
+	n.mu.Lock()
+	n.follows = ctx
+	for _, s := range n.served {
+		n.followOne(ctx, s)
+	}
+	n.mu.Unlock()
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-n.failed:
+		return err
+	}
+}
+
+func (n *nodes) followOne(ctx context.Context, s *served) {
+	ctx, s.stop = context.WithCancel(ctx)
+	n.tasks.Go(func() { n.watch(ctx, s) })
+	n.tasks.Go(func() { n.unless(ctx, s.stats.Run(ctx)) })
+	n.tasks.Go(func() { n.unless(ctx, s.port.Serve(ctx, s.listener)) })
+}
+
+// unless ends Kip for the failure of something that nobody had stopped.
+func (n *nodes) unless(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	select {
+	case n.failed <- cmp.Or(err, errEnded):
+	default:
+	}
+}
+
+// rightsRetry is how often it is looked whether missing rights are there.
+const rightsRetry = time.Minute
+
+// watch follows the node's pods until ctx ends, once Kip may. A node that Kip may not
+// be is left out, and holds up no other.
+func (n *nodes) watch(ctx context.Context, s *served) {
+	for said := ""; ctx.Err() == nil; {
+		retry := rightsRetry
+		state, why, err := n.barred(ctx, s)
+		if err == nil && state == rightsHeld {
+			break
+		}
+		if err != nil {
+			why, retry = err.Error(), n.asksAgain
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case why == said:
+		case err != nil:
+			n.Log.Warn("whether Kip may serve a virtual node is not known, asking again", "node", s.name, "err", err)
+		default:
+			n.Log.Error("a virtual node cannot be served", "node", s.name, "why", why)
+			n.setRights(s, state)
+			n.pods.Remove(s.name)
+			s.settle()
+			n.lookSoon()
+		}
+		said = why
+		select {
+		case <-ctx.Done():
+			return
+		case <-n.clock.After(retry):
+		}
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if n.setRights(s, rightsHeld) != rightsUnknown {
+		n.Log.Info("a virtual node can be served now", "node", s.name)
+		if err := n.pods.Add(s.name, s.informer); err != nil {
+			n.unless(ctx, err)
+			return
+		}
+	}
+	n.tasks.Go(func() {
+		if cache.WaitForCacheSync(ctx.Done(), s.informer.HasSynced) {
+			if e, _ := n.entryOf(s.name); e.Removed {
+				s.settle() // it is ours, and need not be registered
+			}
+		}
+		n.lookSoon()
+	})
+	s.informer.RunWithContext(ctx)
+}
+
+// setRights notes what is known of the rights, and returns what was before.
+func (n *nodes) setRights(s *served, now rights) (before rights) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	before, s.rights = s.rights, now
+	return before
+}
+
+func (n *nodes) rightsOf(s *served) rights {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return s.rights
+}
+
+func (s *served) settle() { s.once.Do(func() { close(s.settled) }) }
+
+// barred says whether Kip may serve a node, and why not: it lacks a right, or a machine
+// or another Kip has the name, whose pods are its own. The error is that there was no
+// answer.
+func (n *nodes) barred(ctx context.Context, s *served) (state rights, why string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	if e, _ := n.entryOf(s.name); s.number == 0 && !e.Removed {
+		return rightsHeld, "", nil // Kip is of no use without: what fails ends it
+	}
+	for _, right := range []authorizationv1.ResourceAttributes{
+		{Verb: "impersonate", Resource: "users", Name: "system:node:" + s.name},
+		{Verb: "patch", Resource: "nodes", Name: s.name},
+		{Verb: "delete", Resource: "nodes", Name: s.name},
+	} {
+		answer, err := n.api.asKip.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &right},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			return rightsUnknown, "", fmt.Errorf("ask whether Kip may %s %s %s: %w", right.Verb, right.Resource, right.Name, err)
+		}
+		if !answer.Status.Allowed {
+			return rightsMissing, fmt.Sprintf("Kip has not the right to %s %s %s: apply deploy/rbac.yaml, with this name in it",
+				right.Verb, right.Resource, right.Name), nil
+		}
+	}
+	there, err := n.api.asKip.CoreV1().Nodes().Get(ctx, s.name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return rightsHeld, "", nil
+	case err != nil:
+		return rightsUnknown, "", fmt.Errorf("look whose node %s is: %w", s.name, err)
+	}
+	if err := node.Foreign(there, n.controllerID); err != nil {
+		return rightsForeign, err.Error(), nil
+	}
+	return rightsHeld, "", nil
+}
+
+// startLoop keeps the object of a node until ctx ends, or stopLoop.
+func (n *nodes) startLoop(ctx context.Context, s *served) {
+	ctx, end := context.WithCancel(ctx)
+	l := &loop{end: end, done: make(chan struct{})}
+	n.mu.Lock()
+	s.loop = l
+	object := s.node
+	n.mu.Unlock()
+	n.loops.Go(func() {
+		defer close(l.done)
+		running := make(chan struct{})
+		n.loops.Go(func() {
+			select {
+			case <-object.Ready():
+				s.settle()
+			case <-running:
+			}
+		})
+		err := object.Run(ctx)
+		close(running)
+		if ctx.Err() == nil {
+			n.unless(ctx, cmp.Or(err, errors.New("the virtual node is kept no more")))
+		}
+	})
+}
+
+// stopLoop ends the keeping of a node's object, and waits for that.
+func (n *nodes) stopLoop(s *served) {
+	n.mu.Lock()
+	l := s.loop
+	s.loop = nil
+	n.mu.Unlock()
+	if l != nil {
+		l.end()
+		<-l.done
+	}
+}

@@ -1,0 +1,81 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/events"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// shortFor is how long a pod waits for spot capacity on its node before another node
+	// is to get it: a cell takes a minute, and a shortage of less is not worth another.
+	shortFor = 2 * time.Minute
+	// leaveRetry is the wait after a disruption budget forbade to evict such a pod.
+	leaveRetry = 30 * time.Second
+)
+
+// leaveNode evicts a pod for which its node has had no capacity for a while, where
+// another node of Kip's can serve it: a pod that is bound cannot change its node, and a
+// machine on demand would make the node's label a lie. It returns after how long to look
+// again, at most most.
+func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.Duration) (time.Duration, error) {
+	now := c.cfg.Clock.Now()
+	since := now
+	c.note(apiv1.Ref(pod), func(w *waiting) {
+		if w.short.IsZero() {
+			w.short = now
+		}
+		since = w.short
+	})
+	if c.cfg.Elsewhere == nil {
+		return most, nil
+	}
+	if left := shortFor - now.Sub(since); left > 0 {
+		return min(left, most), nil
+	}
+	other := c.elsewhere(ctx, pod)
+	if other == "" {
+		return most, nil
+	}
+	if metav1.GetControllerOf(pod) == nil {
+		c.tellOnce(pod, events.UnservablePodStays,
+			fmt.Sprintf("No controller would replace the pod, so it is not evicted: it waits for capacity of node %s, and node %s could serve it",
+				pod.Spec.NodeName, other))
+		return most, nil
+	}
+	switch err := c.evict(ctx, pod, nil); {
+	case err == nil:
+		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeNormal, events.Evicted,
+			fmt.Sprintf("Node %s has had no capacity for the pod for %s; its controller replaces it, and node %s can serve that",
+				pod.Spec.NodeName, now.Sub(since).Round(time.Second), other))
+		return 0, nil
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return 0, nil // it is gone, or another of its name is there
+	case apierrors.IsTooManyRequests(err):
+		c.tellOnce(pod, events.EvictionBlocked,
+			fmt.Sprintf("A disruption budget forbids to move the pod from node %s, which has no capacity for it; retrying: %v", pod.Spec.NodeName, err))
+		return min(most, leaveRetry), nil
+	default:
+		return 0, fmt.Errorf("evict pod %s from a node without capacity: %w", apiv1.Ref(pod), err)
+	}
+}
+
+// elsewhere is another node on which something can be launched for a pod now; "" if
+// there is none.
+func (c *Controller) elsewhere(ctx context.Context, pod *corev1.Pod) string {
+	for _, node := range c.cfg.Elsewhere(ctx, pod) {
+		there := pod.DeepCopy()
+		there.Spec.NodeName = node
+		// Of a disk it is not known whether that node may use it.
+		if r, err := c.Choose(ctx, there); err == nil && len(r.Disks) == 0 {
+			return node
+		}
+	}
+	return ""
+}
