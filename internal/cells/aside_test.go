@@ -180,6 +180,27 @@ func TestAgentsThatDoNotAnswerHoldUpNoOtherCell(t *testing.T) {
 	})
 }
 
+// A kubelet that an earlier process has configured may be ready before this one has asked
+// its agent.
+func TestACellIsNotReadyBeforeItsAgentHasItsConfiguration(t *testing.T) {
+	silent := func(c *setup) { c.APIs.(*modelLinks).boots = func(string) bool { return false } }
+	inBubble(t, silent, nil, func(t *testing.T, b *bubble) {
+		cell := b.request("a", "nano")
+		b.later(5 * time.Second)
+		link := b.links.of(cell.ID)
+		close(link.nodeReady)
+		b.later(time.Second)
+		if got := b.phase("a"); got != apiv1.Booting {
+			t.Errorf("its kubelet is ready, nothing is connected, and the cell is %s", got)
+		}
+		link.set(true, nil)
+		b.later(time.Second)
+		if got := b.phase("a"); got != apiv1.Bound {
+			t.Errorf("its agent has its configuration, and the cell is %s", got)
+		}
+	})
+}
+
 func TestLogsThatAreNotReadHoldUpNoOtherCell(t *testing.T) {
 	inBubble(t, func(c *setup) {
 		c.SaveLogs = func(ctx context.Context, pod apiv1.PodReference, _ agentapi.Conn) error {

@@ -65,15 +65,26 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	if err := c.connect(ctx, e); err != nil {
 		return left, err
 	}
-	select {
-	case <-e.api.NodeReady():
-	default:
+	if !c.kubeletReady(e) {
 		return left, nil // the tunnel and the kubelet wake the cell
 	}
 	return 0, c.save(ctx, e, func(cell *Cell) error {
 		cell.step(apiv1.StepReady, c.cfg.Clock.Now())
 		return cell.enter(apiv1.Ready)
 	})
+}
+
+// kubeletReady says that the kubelet of a cell is ready, with the configuration that the
+// agent has from this process: one that an earlier process gave it may be of another node.
+func (c *Controller) kubeletReady(e *entry) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-e.api.NodeReady():
+		return e.configured
+	default:
+		return false
+	}
 }
 
 // addressed says that an instance has all the addresses that Kip needs.
@@ -202,8 +213,9 @@ func (c *Controller) configure(ctx context.Context, e *entry, session Session, c
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e.configured, e.dns = e.breaks == breaks, config.ClusterDNS // else the break has queued the cell again
-	e.untold = e.configured
+	if e.breaks == breaks { // else the break has queued the cell again
+		e.configured, e.untold, e.dns = true, true, config.ClusterDNS
+	}
 	return nil
 }
 
@@ -303,6 +315,7 @@ func (c *Controller) disconnect(e *entry) {
 	c.mu.Lock()
 	session, stopWait, api := e.session, e.stopWait, e.api
 	e.session, e.stopWait, e.api, e.shown, e.configured, e.disksShown = nil, nil, nil, false, false, false
+	e.breaks++ // what is asked on this session yet says nothing of the next one
 	c.mu.Unlock()
 	if stopWait != nil {
 		stopWait()
