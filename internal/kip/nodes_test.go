@@ -413,6 +413,26 @@ func TestANodeThatIsTakenOutDoesNotWaitForPodsOfDaemonSets(t *testing.T) {
 	w.eventually("the node is forgotten with its last pod", func() bool { return w.l.nodes.named("kip-0-2") == nil })
 }
 
+func TestAKipThatDoesNotLeadDeletesNoNode(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+	bare := w.store
+	leader, err := bare.Put(t.Context(), "leader", 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.store = bare.Fenced(bare.Prefix()+"leader", leader)
+	w.start()
+	w.eventually("the node is Ready", func() bool { return w.ready("kip-0-2") })
+	s := w.l.nodes.named("kip-0-2")
+	w.stop()
+	if _, err := bare.Put(t.Context(), "leader", 2, leader); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.l.nodes.removeObject(t.Context(), s); !errors.Is(err, store.ErrNotLeader) || w.node("kip-0-2") == nil {
+		t.Errorf("it deletes node %v: %v", w.node("kip-0-2"), err)
+	}
+}
+
 func TestANodeWithoutRightsHoldsUpNoOther(t *testing.T) {
 	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
 	w.denied = "kip-0-2"

@@ -55,7 +55,7 @@ func TestAPodThatAnUnknownCellMayRunIsNeitherGivenAnotherNorFailedNorDeleted(t *
 }
 
 // A process that no longer leads does not know the cells that its successor has made.
-func TestAKipThatDoesNotLeadFailsAndDeletesNoPod(t *testing.T) {
+func TestAKipThatDoesNotLeadFailsEvictsAndDeletesNoPod(t *testing.T) {
 	h := newHarness(t)
 	deposed := errors.New("another leads")
 	h.c.cfg.Leads = func(context.Context) error { return deposed }
@@ -74,5 +74,12 @@ func TestAKipThatDoesNotLeadFailsAndDeletesNoPod(t *testing.T) {
 	now, err := h.client.CoreV1().Pods("ns").Get(t.Context(), "ran", metav1.GetOptions{})
 	if err != nil || now.Status.Phase != corev1.PodRunning || !h.exists("gone") || len(h.events) > 0 {
 		t.Errorf("the pod is %v, %v; the deleted one is there: %t; said %v", now, err, h.exists("gone"), h.events)
+	}
+	h = newHarness(t)
+	evictions := short(h, owned)
+	h.clock.Step(time.Second)
+	h.c.cfg.Leads = func(context.Context) error { return deposed }
+	if _, err := h.reconcile("a"); !errors.Is(err, deposed) || *evictions > 0 {
+		t.Errorf("a pod of a node without capacity: %v, %d evictions", err, *evictions)
 	}
 }
