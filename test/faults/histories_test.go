@@ -134,7 +134,7 @@ var leastPlays = map[string]int{
 
 	"Event CellLost":               500,
 	"Event EndHeldBack":            100,
-	"Event CellNotLaunched":        750,
+	"Event CellNotLaunched":        750, // about 1,500: a Kip whose store is behind launches nothing, also nothing in vain
 	"Event CellSilent":             80,
 	"Event DeletionOverdue":        50,
 	"Event Evicted":                80,
