@@ -104,6 +104,16 @@ func (c *Client) Allow(ctx context.Context, seen time.Time) (list []HeldEnd, err
 	return list, c.into(ctx, http.MethodPost, PathHeld, url.Values{"seen": {seen.Format(time.RFC3339Nano)}}, &list)
 }
 
+// Generation asks what the store knows of.
+func (c *Client) Generation(ctx context.Context) (g Generation, err error) {
+	return g, c.get(ctx, PathGeneration, nil, &g)
+}
+
+// TakeOver has the store take over what it does not know of, and returns what that was.
+func (c *Client) TakeOver(ctx context.Context) (g Generation, err error) {
+	return g, c.into(ctx, http.MethodPost, PathGeneration, nil, &g)
+}
+
 // Holdings asks for what Cleanup would end.
 func (c *Client) Holdings(ctx context.Context) (h Holdings, err error) {
 	return h, c.get(ctx, PathCleanup, nil, &h)

@@ -33,7 +33,9 @@ type Config struct {
 	Cleaner Cleaner
 	// Holder is optional: without it nothing is held back.
 	Holder Holder
-	Log    *slog.Logger
+	// Lineage is optional: without it no store can be behind.
+	Lineage Lineage
+	Log     *slog.Logger
 }
 
 // Server serves the local socket. Make it with New.
@@ -73,7 +75,29 @@ func New(c Config) (*Server, error) {
 		s.mux.HandleFunc("GET "+PathHeld, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, h.Held(), nil) })
 		s.mux.HandleFunc("POST "+PathHeld, s.allow)
 	}
+	if l := c.Lineage; l != nil {
+		s.mux.HandleFunc("GET "+PathGeneration, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, l.Generation(), nil) })
+		s.mux.HandleFunc("POST "+PathGeneration, s.takeOver)
+	}
 	return s, nil
+}
+
+// takeOver has the store take over, and says so in the log: a person has decided it.
+func (s *Server) takeOver(w http.ResponseWriter, r *http.Request) {
+	before := s.c.Lineage.Generation()
+	if err := s.c.Lineage.TakeOver(r.Context()); err != nil {
+		s.answer(w, nil, err)
+		return
+	}
+	// Kip begins anew, also where nobody hears the answer.
+	defer s.c.Lineage.Reload()
+	s.c.Log.Warn("the store takes over the instances that it does not know of, as a person has decided", "store", before.Store,
+		"instances", len(before.Unknown))
+	s.answer(w, before, nil)
+	// Before the socket is closed.
+	if err := http.NewResponseController(w).Flush(); err != nil {
+		s.c.Log.Debug("local socket: an answer was not sent in full", "err", err)
+	}
 }
 
 // allow lets pass what is held back, and says so in the log: a person has decided it.

@@ -35,6 +35,9 @@ const (
 	// PathHeld returns a list of HeldEnd. POST lets those pass once that are held back
 	// since the time "seen" (RFC 3339) or for longer, and returns them.
 	PathHeld = "/v1/held"
+	// PathGeneration returns a Generation. POST has the store take over what it does not
+	// know of, and returns the Generation of before; Kip then loads its cells anew.
+	PathGeneration = "/v1/generation"
 )
 
 // BackupError is the HTTP trailer that says why a backup was cut off.
@@ -102,6 +105,36 @@ func (u CellUsage) Refused() (n uint64) {
 func WorstFirst(a, b CellUsage) int {
 	return cmp.Or(cmp.Compare(b.WorkedSeconds, a.WorkedSeconds), cmp.Compare(b.Refused(), a.Refused()),
 		cmp.Compare(b.SentBytes+b.AnsweredBytes, a.SentBytes+a.AnsweredBytes), cmp.Compare(a.Cell, b.Cell))
+}
+
+// Lineage knows which launches the store knows of.
+type Lineage interface {
+	Generation() Generation
+	// TakeOver stores that a person has decided. Reload lets Kip go by it, when the
+	// answer is sent.
+	TakeOver(ctx context.Context) error
+	Reload()
+}
+
+// Generation is what the store knows of.
+type Generation struct {
+	// Store is the store's own name, Number that of its last launch.
+	Store  string `json:"store"`
+	Number uint64 `json:"number"`
+	// Behind says why Kip launches and sweeps nothing; empty if it does.
+	Behind string `json:"behind,omitempty"`
+	// Unknown are the instances of the cloud's last list that the store does not know of.
+	Unknown []UnknownInstance `json:"unknown"`
+}
+
+// UnknownInstance is one that another store, or a newer one, has launched.
+type UnknownInstance struct {
+	Instance string `json:"instance"`
+	// Generation is its tag; empty for an instance of a Kip that wrote none.
+	Generation string `json:"generation,omitempty"`
+	// Pod is that of its tags; zero where they name none: it may run any.
+	Pod      apiv1.PodReference `json:"pod,omitzero"`
+	Launched time.Time          `json:"launched"`
 }
 
 // HeldEnd is the end of an instance that Kip holds back.

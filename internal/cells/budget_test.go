@@ -13,8 +13,8 @@ import (
 )
 
 // budgeted gives namespace ns, which ref names, a budget.
-func budgeted(perHour, perMonth float64, more ...func(*Config)) func(*Config) {
-	return func(c *Config) {
+func budgeted(perHour, perMonth float64, more ...func(*setup)) func(*setup) {
+	return func(c *setup) {
 		c.Budgets = []Budget{{Namespace: "*", PerHour: 0.5}, {Namespace: "ns", PerHour: perHour, PerMonth: perMonth}}
 		for _, f := range more {
 			f(c)

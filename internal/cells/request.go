@@ -177,13 +177,22 @@ var ErrHasCell = errors.New("the pod has a cell already")
 // running its pod.
 func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, error) {
 	c.mu.Lock()
-	launching := e.launching
-	c.mu.Unlock()
-	if launching {
-		return 0, nil // it is its group's, which may be storing the launch, and gives it back
+	if e.launching && e.ending != "" && c.launches.remove(e) {
+		e.launching = false
 	}
-	if why, _ := c.endingOf(e); why != "" {
+	launching, why := e.launching, e.ending
+	c.mu.Unlock()
+	switch {
+	case launching:
+		return 0, nil // it waits, or is its group's, which may be storing the launch, and gives it back
+	case why != "":
 		return 0, c.gone(ctx, e, why)
+	}
+	if why, sure := c.Behind(); why != "" && sure {
+		if e.unknown.is(why, c.cfg.Clock.Now()) {
+			c.warn(e.cell(), events.StoreBehind, "%s", why)
+		}
+		return idlePoll, nil
 	}
 	if !c.nobodyElseRuns(e) {
 		c.pollSoon()
@@ -192,11 +201,15 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	if wait := c.launchesPaused(e); wait > 0 {
 		return wait, nil
 	}
+	next, err := toLaunchOf(e)
+	if err != nil {
+		return 0, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !e.launching {
+	if e.ending == "" { // else it is queued again
 		e.launching = true
-		c.launches.add(e)
+		c.launches.add(next)
 	}
 	return 0, nil
 }
@@ -216,27 +229,35 @@ func (c *Controller) nobodyElseRuns(e *entry) bool {
 	if cell.Pod.UID == "" {
 		return true // nothing is run twice before the cell is given to a pod, which asks again
 	}
-	var other []string
-	if cell.PodCreated.IsZero() || cell.PodCreated.Before(c.born.Add(clockSkew)) {
-		other = append(other, look.strangers...)
-	}
-	for _, id := range look.byPod[cell.Pod.UID] {
-		if joinIDOf(look.byID[id]) != cell.JoinID() {
-			other = append(other, id)
-		}
-	}
+	other := c.others(cell.Pod.UID, cell.PodCreated, cell.JoinID())
 	if len(other) == 0 {
 		return true
 	}
-	slices.Sort(other)
 	if e.unknown.is(fmt.Sprint(other), c.cfg.Clock.Now()) {
-		c.warn(cell, events.CellUnknown,
-			"Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it", other)
+		c.warn(cell, events.CellUnknown, mayRun, other)
 	}
+	return false
+}
+
+const mayRun = "Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it"
+
+// others are the instances of the last look that may run a pod, besides that of the cell
+// with a JoinID. They are ended.
+func (c *Controller) others(pod types.UID, created time.Time, joinID string) (other []string) {
+	look := c.inventory.last()
+	if created.IsZero() || created.Before(c.born.Add(clockSkew)) {
+		other = append(other, look.strangers...)
+	}
+	for _, id := range look.byPod[pod] {
+		if joinIDOf(look.byID[id]) != joinID {
+			other = append(other, id)
+		}
+	}
+	slices.Sort(other)
 	for _, id := range other {
 		if i := look.byID[id]; i.State != cloud.Terminating {
 			c.endStray(i)
 		}
 	}
-	return false
+	return other
 }

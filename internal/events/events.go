@@ -13,6 +13,7 @@ const (
 	CellNotLaunched  = "CellNotLaunched"
 	LaunchesPaused   = "LaunchesPaused"
 	CellUnknown      = "CellUnknown"
+	StoreBehind      = "StoreBehind"
 )
 
 // Of a pod that gets no cell now.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
@@ -46,10 +47,14 @@ func (*requests) Release(types.UID, string, bool)                         {}
 func (*requests) ReleaseVanished(context.Context, types.UID, string) bool { return true }
 func (*requests) ReleaseUnbound(types.UID, string) bool                   { return true }
 func (*requests) PodsNamed(cache.ObjectName) []types.UID                  { return nil }
-func (*requests) List() []cells.Cell                                      { return nil }
-func (*requests) Link(string) (cells.Link, bool)                          { return cells.Link{}, false }
-func (*requests) WaitsFor(string) string                                  { return "" }
-func (*requests) Standby() []cells.StandbyState                           { return nil }
+func (*requests) Behind() (string, bool)                                  { return "", true }
+func (*requests) Elsewhere(types.UID, time.Time) (string, bool) {
+	return "", true
+}
+func (*requests) List() []cells.Cell             { return nil }
+func (*requests) Link(string) (cells.Link, bool) { return cells.Link{}, false }
+func (*requests) WaitsFor(string) string         { return "" }
+func (*requests) Standby() []cells.StandbyState  { return nil }
 func (r *requests) ForPod(types.UID) (cells.Cell, bool) {
 	if r.has == nil {
 		return cells.Cell{}, false

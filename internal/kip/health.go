@@ -98,6 +98,7 @@ var checksOfLeader = []struct {
 }{
 	{"pods", (*leading).podsListed},
 	{"node", (*leading).nodeRegistered},
+	{"generation", (*leading).notBehind},
 }
 
 var errNotListed = errors.New("the pods of the node are not listed yet")
@@ -111,4 +112,13 @@ func (l *leading) podsListed() error {
 
 func (l *leading) nodeRegistered() error {
 	return l.nodes.allRegistered()
+}
+
+// notBehind says why Kip launches and sweeps nothing: its store does not know of all
+// instances.
+func (l *leading) notBehind() error {
+	if why, sure := l.cells.Behind(); why != "" && sure {
+		return errors.New(why)
+	}
+	return nil
 }

@@ -118,6 +118,7 @@ func Run(ctx context.Context, o Options) error {
 		Tunnels: func() int { return ofLeader(k, func(l *leading) int { return l.cells.Connected() }) },
 		Waiting: func() int { return ofLeader(k, func(l *leading) int { return l.pods.WaitingPods() }) },
 		Held:    func() []gate.Held { return ofLeader(k, func(l *leading) []gate.Held { return l.gate.Held() }) },
+		Behind:  func() bool { return ofLeader(k, func(l *leading) bool { return l.notBehind() != nil }) },
 		Ledger:  func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
 		Clock:   k.clock,
 		Log:     o.Log,
@@ -198,6 +199,10 @@ var (
 func (k *process) takeTurns(ctx context.Context, own *store.Store, lead task) error {
 	for {
 		err := k.turn(ctx, own, lead)
+		if errors.Is(err, cells.ErrTakenOver) && ctx.Err() == nil {
+			k.Log.Warn("the store has taken over, and its cells are loaded anew")
+			continue
+		}
 		// One that another has followed begins afresh, in a new process. While
 		// the store does not answer nobody follows: this one goes on saying so,
 		// and leads again.

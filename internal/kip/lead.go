@@ -12,6 +12,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
@@ -41,9 +42,10 @@ type leading struct {
 	*process
 	store     *store.Store // fenced: it writes only while this process leads
 	authority *pki.Authority
+	term      uint64 // higher than that of any Kip that led before
 	late      *lateness.Meter
 
-	machines    cloud.Cloud
+	machines    *calls.Calls
 	gate        *gate.Gate               // before all that destroys
 	disks       cloud.Disks              // nil where the cloud has none
 	provisioner *provisioner.Provisioner // nil without disks
@@ -188,6 +190,9 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.authority, err = loadAuthority(ctx, l.store, sealer, l.clock, l.Log); err != nil {
 		return err
 	}
+	if l.term, err = beginTerm(ctx, l.store, l.clock); err != nil {
+		return err
+	}
 	bare, err := openCloud(ctx, l.cfg, l.Log)
 	if err != nil {
 		return err
@@ -199,11 +204,21 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			}
 		})
 	}
-	l.machines = waits{l.metrics.Cloud(bare)}
+	// Outside in: whether something may be destroyed, when a call is sent, whether this
+	// Kip leads then.
+	l.machines = calls.New(calls.Config{
+		Cloud: gate.Fence(l.metrics.Cloud(bare), l.store.Leads),
+		Meter: l.metrics,
+		Pulse: l.pulse,
+		Clock: l.clock,
+	})
 	l.disks = l.machines.Features().Disks
 	l.gate = gate.New(gate.Config{
 		Cloud: l.machines,
-		Leads: l.store.Leads,
+		Behind: func() string {
+			why, _ := l.cells.Behind()
+			return why
+		},
 		Limit: gate.Limit(l.cfg.Cells.EndLimit),
 		Store: l.store,
 		Clock: l.clock,
@@ -320,7 +335,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 
 // wireCells makes what launches cells, keeps them and ends them.
 func (l *leading) wireCells(ctx context.Context) error {
-	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Log: l.Log, Late: l.late})
+	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Term: l.term, Log: l.Log, Late: l.late})
 	if err != nil {
 		return err
 	}
@@ -341,8 +356,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		ControllerID: l.controllerID,
 		NameTag:      l.nameTag(),
 		Budgets:      budgets(l.cfg),
-		Cloud:        l.machines,
-		Disks:        l.disks,
+		Calls:        l.machines,
 		Gate:         l.gate,
 		Store:        l.store,
 		Tunnels:      cells.OverTunnels(tunnels),
@@ -396,6 +410,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Event:       l.event,
 		Forget:      l.forgetLogs,
 		MaxAttempts: l.cfg.Cells.MaxAttempts,
+		Leads:       l.store.Leads,
 		Running:     l.metrics.PodRunning,
 		Pulse:       l.pulse,
 		Queues:      l.metrics.WorkqueueProvider(),

@@ -134,9 +134,9 @@ func (e *PlacementError) wait(attempt int) (reason string, wait time.Duration) {
 	case errors.As(e.Err, &annotation):
 		return events.InvalidAnnotation, unplaceableRetry
 	case errors.As(e.Err, &capacity):
-		return events.NoCapacity, backoff(attempt)
+		return events.NoCapacity, backoffOf(attempt)
 	case errors.As(e.Err, &unplaceable):
 		return events.Unplaceable, unplaceableRetry
 	}
-	return events.CellNotRequested, backoff(attempt) // it could not be asked
+	return events.CellNotRequested, backoffOf(attempt) // it could not be asked
 }

@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/volumes"
@@ -72,7 +72,7 @@ func New(ctx context.Context, cfg Config) (*Provisioner, error) {
 		controller.LeaderElection(false), // Kip leads, or does not run this
 		controller.AddFinalizer(true),    // else a volume that is deleted before its claim leaves its disk behind
 		controller.FailedProvisionThreshold(0), controller.FailedDeleteThreshold(0),
-		controller.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, longestRetry)),
+		controller.RateLimiter(backoff.Items[string](firstRetry, longestRetry, nil)),
 	)
 	return p, nil
 }
