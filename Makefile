@@ -12,6 +12,8 @@ endif
 ARGS ?=
 # Ordinary nodes of `make run`, beside the virtual one.
 NODES ?= 0
+# Its cloud: aws is a model of EC2.
+CLOUD ?= local
 GO ?= go
 BIN := bin
 
@@ -47,13 +49,14 @@ LINK_KUBERNETES = $(shell $(PACKAGES) | awk '/ k8s\.io\/kubernetes\// {print $$1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  make run ARGS=--once     the same, but end after the example'
+	@echo '  make run CLOUD=aws       with a model of EC2 before the cells'
 	@echo '  make run NODES=1         with an ordinary node beside Kip'"'"'s'
 
 ##### run
 
 .PHONY: run
 run: build ## a control plane, Kip and an example pod on a cell, on this machine; as root
-	@exec $(BIN)/kip-dev run --nodes=$(NODES) $(ARGS)
+	@exec $(BIN)/kip-dev run --nodes=$(NODES) --cloud=$(CLOUD) $(ARGS)
 
 .PHONY: stop
 stop: build ## end and remove what a killed run left on this machine; as root

@@ -19,11 +19,11 @@ import (
 // place are the flags that say where on this machine a stack is. Two with
 // different state folders, bridges and CIDRs can run side by side.
 type place struct {
-	state, bin, kip, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType string
-	ipv6CIDR, serviceIPv6CIDR                                                                 string
-	kips, virtualNodes, nodes, cpus, tolerationSeconds                                        int
-	noFsync, upstreamLimits, verbose, serviceProxy                                            bool
-	kipArgs                                                                                   []string
+	state, bin, kip, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType, cloud string
+	ipv6CIDR, serviceIPv6CIDR                                                                        string
+	kips, virtualNodes, nodes, cpus, tolerationSeconds                                               int
+	noFsync, upstreamLimits, verbose, serviceProxy                                                   bool
+	kipArgs                                                                                          []string
 }
 
 func (p *place) add(fs *pflag.FlagSet) {
@@ -31,6 +31,7 @@ func (p *place) add(fs *pflag.FlagSet) {
 		"`folder` for everything that is written; only logs and the root of the cells stay there after the end")
 	fs.StringVar(&p.bin, "bin", "", "`folder` of the programs that `make build` builds; default: that of kip-dev")
 	fs.StringVar(&p.kip, "kip", "", "Kip's `program`: another build of it; default: that in the folder of the programs")
+	fs.StringVar(&p.cloud, "cloud", stack.CloudLocal, "`cloud` of the cells: local, or aws for a model of EC2 with local cells behind its instances")
 	fs.StringVar(&p.cellRoot, "cell-root", "",
 		"`folder` of the root that all cells start from, made where it is missing or outdated; default: cell-root in the state folder")
 	fs.StringVar(&p.bridge, "bridge", "kip0", "network `device` that cells and the control plane are on")
@@ -45,7 +46,7 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.BoolVar(&p.serviceProxy, "service-proxy", false,
 		"run kube-proxy on this machine, so that NodePorts answer at the virtual nodes' addresses; it writes nftables rules that go at the end")
 	fs.IntVar(&p.cpus, "cpus", 1000, "how many CPUs the scheduler may place on a virtual node")
-	fs.StringVar(&p.defaultType, "default-type", "small", "instance `type` of pods that ask for no resources")
+	fs.StringVar(&p.defaultType, "default-type", "", "instance `type` of pods that ask for no resources; default: a small one")
 	fs.StringVar(&p.images, "images", "", "`folder` with images for the registry: an OCI layout whose index names them")
 	fs.BoolVar(&p.noFsync, "no-fsync", false, "etcd does not wait for the disk: for tests")
 	fs.BoolVar(&p.upstreamLimits, "upstream-limits", false,
@@ -96,6 +97,7 @@ func (p *place) options(command string) (stack.Options, error) {
 		State:           p.state,
 		Bin:             bin,
 		Kip:             p.kip,
+		Cloud:           p.cloud,
 		CellRoot:        root,
 		Bridge:          p.bridge,
 		CIDR:            cidr,

@@ -154,7 +154,7 @@ func (m *Model) instance(i sim.Instance) instanceXML {
 		out.PrivateIP = i.ManagementIP.String()
 		n.PrivateIP, n.Addresses = out.PrivateIP, []addressXML{{out.PrivateIP, true}}
 		if l.secondary {
-			n.Addresses = append(n.Addresses, addressXML{IP: i.PodIP.String()})
+			n.Addresses = append(n.Addresses, addressXML{IP: m.prefixOf(i.PodIP).Addr().String()})
 		}
 		if l.prefix {
 			n.Prefixes = []prefixXML{{m.prefixOf(i.PodIP).String()}}
@@ -171,9 +171,9 @@ func interfaceID(instance string) string { return "eni-" + strings.TrimPrefix(in
 func spotRequest(instance string) string { return "sir-" + strings.TrimPrefix(instance, "i-")[:8] }
 
 // prefixOf is the /28 of a machine: the sixteenfold of its place among the addresses of
-// pods, in the network 100.64.0.0/10.
+// pods, in the network of Config.Pods.
 func (m *Model) prefixOf(pod netip.Addr) netip.Prefix {
-	base, own, first := m.cfg.Sim.PodCIDR.Masked().Addr().As4(), pod.As4(), netip.MustParseAddr("100.64.0.0").As4()
+	base, own, first := m.cfg.Sim.PodCIDR.Masked().Addr().As4(), pod.As4(), m.cfg.Pods.Masked().Addr().As4()
 	number := func(b [4]byte) uint32 { return uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3]) }
 	n := number(first) + (number(own)-number(base))*16
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}), 28)
@@ -404,7 +404,15 @@ func (m *Model) getConsoleOutput(r *request) (any, error) {
 	if err := m.may(r, "ec2:GetConsoleOutput", m.arn("instance/"+id), tagged("ResourceTag", m.tagsOf(id))); err != nil {
 		return nil, err
 	}
-	err := m.sim.Take(r.ctx, sim.Call{Kind: sim.KindDescribe, IDs: []string{id}}, func() error { return nil })
-	text := fmt.Sprintf("[    0.000000] %s is simulated\n", id)
-	return consoleXML{requestID, id, wireTime(m.now()), base64.StdEncoding.EncodeToString([]byte(text))}, err
+	if err := m.sim.Take(r.ctx, sim.Call{Kind: sim.KindDescribe, IDs: []string{id}}, func() error { return nil }); err != nil {
+		return nil, err
+	}
+	text := fmt.Appendf(nil, "[    0.000000] %s is simulated\n", id)
+	if m.cfg.Console != nil {
+		var err error
+		if text, err = m.cfg.Console(id); err != nil {
+			return nil, err
+		}
+	}
+	return consoleXML{requestID, id, wireTime(m.now()), base64.StdEncoding.EncodeToString(text)}, nil
 }

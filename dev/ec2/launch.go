@@ -24,6 +24,8 @@ type launch struct {
 	public, secondary, prefix bool
 	devices                   []deviceXML
 	subnet                    Subnet
+	userData                  []byte
+	metadata                  metadataOptions
 }
 
 // maxUserData is EC2's, in bytes before base64.
@@ -41,13 +43,14 @@ func (m *Model) runInstances(r *request) (any, error) {
 	l := &launch{token: token, profile: cmp.Or(profile.text("Arn"), profile.text("Name"))}
 	subnetID, groupIDs := m.interfaces(r.form, most, l)
 	spec.Market = m.market(r.form)
-	m.options(r.form)
+	l.metadata = m.options(r.form)
 	m.disks(r.form, l)
-	userData, err := base64.StdEncoding.DecodeString(data)
+	var err error
+	l.userData, err = base64.StdEncoding.DecodeString(data)
 	switch {
 	case err != nil:
 		r.bad("InvalidParameterValue", "Invalid BASE64 encoding of user data.")
-	case len(userData) > maxUserData:
+	case len(l.userData) > maxUserData:
 		r.bad("InvalidParameterValue", "User data is limited to %d bytes", maxUserData)
 	case least < 1 || most < least:
 		r.bad("InvalidParameterValue", "MinCount is %d and MaxCount %d", least, most)
@@ -73,7 +76,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 	request := cloud.LaunchRequest{
 		Token:      m.simToken(token, spec.Zone),
 		LaunchSpec: spec,
-		UserData:   userData,
+		UserData:   l.userData,
 		Machines:   make([]cloud.Machine, most),
 	}
 	if request.UserData == nil {
@@ -211,13 +214,17 @@ func (m *Model) market(f *form) cloud.Market {
 	return cloud.Spot
 }
 
-// options are those of which the model only knows whether they can be asked for.
-func (m *Model) options(f *form) {
+// options are those of the metadata service, and those of which the model only knows
+// whether they can be asked for.
+func (m *Model) options(f *form) metadataOptions {
 	o := f.at("MetadataOptions")
 	hops := o.number("HttpPutResponseHopLimit")
 	oneOf(f, "InstanceInitiatedShutdownBehavior", "stop", "terminate")
-	oneOf(o, "HttpEndpoint", "enabled", "disabled")
-	oneOf(o, "HttpTokens", "optional", "required")
+	own := metadataOptions{
+		disabled: oneOf(o, "HttpEndpoint", "enabled", "disabled") == "disabled",
+		required: oneOf(o, "HttpTokens", "optional", "required") == "required",
+		hops:     cmp.Or(hops, 1),
+	}
 	oneOf(o, "InstanceMetadataTags", "enabled", "disabled")
 	if hops < 0 || hops > 64 {
 		f.bad("InvalidParameterValue", "The hop limit %d is not from 1 to 64", hops)
@@ -226,6 +233,7 @@ func (m *Model) options(f *form) {
 	if burst := strings.HasPrefix(f.text("InstanceType"), "t"); credits != "" && !burst {
 		f.bad("InvalidParameterCombination", "The %s instance type does not support T2/T3 Unlimited", f.text("InstanceType"))
 	}
+	return own
 }
 
 func oneOf(f *form, name string, allowed ...string) string {

@@ -3,6 +3,7 @@ package ec2
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/xml"
 	"errors"
 	"fmt"
@@ -30,6 +31,11 @@ type Config struct {
 	// Policies are what the holders of access keys may do; who is not named is nobody.
 	// When nil, everybody may do everything.
 	Policies map[string]*Policy
+	// Pods is where the addresses of pods are from: each instance has a /28, of which the
+	// first is its secondary address where it has no prefix. 100.64.0.0/10 when unset.
+	Pods netip.Prefix
+	// Console returns what an instance wrote to its console; a line when nil.
+	Console func(instance string) ([]byte, error)
 	// PageSize is the most that a page has of anything; EC2's 1000 when 0.
 	PageSize int
 }
@@ -70,12 +76,16 @@ type Image struct {
 type Model struct {
 	cfg Config
 	sim *sim.Cloud
+	key [32]byte // signs the tokens of the metadata service
 
-	mu       sync.Mutex
-	launches map[string]*launch // by the sim's token
-	calls    map[string]int
-	groups   []Group
-	made     int // groups, ever
+	mu        sync.Mutex
+	launches  map[string]*launch // by the sim's token
+	calls     map[string]int
+	unallowed map[string]int // calls that no policy allowed
+	hangs     []Hang         // to come
+	hung      int            // those that were
+	groups    []Group
+	made      int // groups, ever
 }
 
 // New makes a model without instances. Close it.
@@ -86,17 +96,24 @@ func New(cfg Config) (*Model, error) {
 	if !cfg.Sim.PodCIDR.IsValid() {
 		cfg.Sim.PodCIDR = netip.MustParsePrefix("10.64.0.0/12")
 	}
-	machines, err := sim.New(cfg.Sim)
-	if err != nil {
+	if !cfg.Pods.IsValid() {
+		cfg.Pods = netip.MustParsePrefix("100.64.0.0/10")
+	}
+	m := &Model{
+		cfg:       cfg,
+		launches:  map[string]*launch{},
+		calls:     map[string]int{},
+		unallowed: map[string]int{},
+		groups:    slices.Clone(cfg.Groups),
+	}
+	rand.Read(m.key[:])
+	machines := cfg.Sim
+	machines.Fault = m.fault
+	var err error
+	if m.sim, err = sim.New(machines); err != nil {
 		return nil, fmt.Errorf("make a model of EC2: %w", err)
 	}
-	return &Model{
-		cfg:      cfg,
-		sim:      machines,
-		launches: map[string]*launch{},
-		calls:    map[string]int{},
-		groups:   slices.Clone(cfg.Groups),
-	}, nil
+	return m, nil
 }
 
 // Close ends everything that runs.
@@ -272,6 +289,9 @@ func (m *Model) may(r *request, action, resource string, about map[string][]stri
 	if r.policy.allows(action, resource, about) {
 		return nil
 	}
+	m.mu.Lock()
+	m.unallowed[r.action]++
+	m.mu.Unlock()
 	return &apiError{http.StatusForbidden, "UnauthorizedOperation", fmt.Sprintf("You are not authorized to perform this operation. "+
 		"The caller is not authorized to perform: %s on resource: %s", action, resource)}
 }

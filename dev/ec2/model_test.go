@@ -23,15 +23,19 @@ type client struct {
 	url   string
 }
 
+func aCatalogue() []catalog.InstanceType {
+	return []catalog.InstanceType{{
+		Name: "c5.large", MilliCPU: 2000, MemoryBytes: 4 << 30, Arch: "amd64",
+		Offerings: []catalog.Offering{{Zone: "z1", Subnet: "subnet-1"}, {Zone: "z2", Subnet: "subnet-2"}},
+	}}
+}
+
 func newClient(t *testing.T, knobs sim.Knobs) *client {
 	t.Helper()
 	m, err := New(Config{
 		Sim: sim.Config{
-			Catalogue: []catalog.InstanceType{{
-				Name: "c5.large", MilliCPU: 2000, MemoryBytes: 4 << 30, Arch: "amd64",
-				Offerings: []catalog.Offering{{Zone: "z1", Subnet: "subnet-1"}, {Zone: "z2", Subnet: "subnet-2"}},
-			}},
-			Knobs: knobs,
+			Catalogue: aCatalogue(),
+			Knobs:     knobs,
 		},
 		Subnets: []Subnet{{ID: "subnet-1", VPC: "vpc-1", Zone: "z1"}, {ID: "subnet-2", VPC: "vpc-1", Zone: "z2"}},
 		Images:  []Image{{ID: "ami-1", RootDevice: "/dev/xvda", GiB: 8}},
@@ -49,16 +53,21 @@ func newClient(t *testing.T, knobs sim.Knobs) *client {
 	return &client{t, m, server.URL}
 }
 
-// ask makes a call, whose parameters are "name=value"; it returns the code of a failure,
-// or "", and what was answered.
-func (c *client) ask(action string, parameters ...string) (code string, body string) {
-	c.Helper()
+// encode is the body of a call.
+func encode(action string, parameters ...string) string {
 	form := url.Values{"Action": {action}, "Version": {"2016-11-15"}}
 	for _, p := range parameters {
 		name, value, _ := strings.Cut(p, "=")
 		form.Set(name, value)
 	}
-	req, err := http.NewRequestWithContext(c.Context(), http.MethodPost, c.url, strings.NewReader(form.Encode()))
+	return form.Encode()
+}
+
+// ask makes a call, whose parameters are "name=value"; it returns the code of a failure,
+// or "", and what was answered.
+func (c *client) ask(action string, parameters ...string) (code string, body string) {
+	c.Helper()
+	req, err := http.NewRequestWithContext(c.Context(), http.MethodPost, c.url, strings.NewReader(encode(action, parameters...)))
 	if err != nil {
 		c.Fatal(err)
 	}

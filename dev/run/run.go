@@ -121,6 +121,11 @@ func (r *run) start(ctx context.Context) error {
 	if err := phase("starting the registry, with image busybox:1.36", r.stack.StartRegistry); err != nil {
 		return err
 	}
+	if r.Stack.Cloud == stack.CloudAWS {
+		if err := phase("starting a model of EC2, with cells behind its instances", r.stack.StartCloud); err != nil {
+			return err
+		}
+	}
 	if _, err := r.stack.WriteProviderConfig(); err != nil {
 		return err
 	}
@@ -196,6 +201,9 @@ func (r *run) hints() {
 		kubectl = filepath.Join(r.Stack.Bin, "kubectl")
 	}
 	config := relative(r.stack.Cluster.AdminKubeconfig())
+	if ec2 := r.stack.EC2(); ec2 != "" {
+		fmt.Fprintf(r.Out, "EC2 is up:\n  %s describe-instances\n", ec2)
+	}
 	fmt.Fprintf(r.Out, `Kip is up. In another terminal:
   %[1]s --kubeconfig %[2]s get nodes,pods,cells
   %[1]s --kubeconfig %[2]s run shell -it --rm --image busybox:1.36 --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}'

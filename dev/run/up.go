@@ -78,6 +78,9 @@ func (r *run) up(ctx context.Context, o UpOptions) error {
 		if err := r.stack.BuildCellRoot(ctx); err != nil {
 			return err
 		}
+		if err := r.stack.StartCloud(ctx); err != nil {
+			return err
+		}
 		if _, err := r.stack.WriteProviderConfig(); err != nil {
 			return err
 		}

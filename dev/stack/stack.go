@@ -28,6 +28,7 @@ import (
 	"github.com/elotl/kip/dev/child"
 	"github.com/elotl/kip/dev/cluster"
 	"github.com/elotl/kip/dev/dns"
+	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/dev/leftovers"
 	"github.com/elotl/kip/dev/listen"
 	"github.com/elotl/kip/dev/registry"
@@ -51,6 +52,7 @@ type Options struct {
 	State        string       // folder for everything that is written
 	Bin          string       // folder of the programs
 	Kip          string       // Kip's program; that in Bin when empty
+	Cloud        string       // of the cells: CloudLocal, also when empty, or CloudAWS
 	CellRoot     string       // the cells' root; made where it is missing or outdated
 	Bridge       string       // network device
 	CIDR         netip.Prefix // its addresses; the first is the host's
@@ -61,7 +63,7 @@ type Options struct {
 	VirtualNodes int    // how many virtual nodes each Kip has; 0 for one
 	CPUs         int    // what the scheduler may place on a virtual node
 	ServiceProxy bool   // kube-proxy runs on this machine, for NodePorts at the virtual nodes' addresses
-	DefaultType  string // instance type of pods that ask for nothing
+	DefaultType  string // instance type of pods that ask for nothing; a small one when empty
 	Images       string // folder with images for the registry, an OCI layout; none when empty
 	NoFsync      bool   // etcd does not wait for the disk
 	// UpstreamLimits: the cluster's components may ask no more than by default.
@@ -87,8 +89,9 @@ type Stack struct {
 	address netip.Addr
 	nodes   *local.Cloud // of ordinary nodes; nil when there are none
 	proxy   *child.Process
-	kips    []*kip // Kip, below, is the process of the first
-	ready   bool   // all Kips were up once, so that they can end well
+	ec2     *machines.EC2 // nil on the local cloud
+	kips    []*kip        // Kip, below, is the process of the first
+	ready   bool          // all Kips were up once, so that they can end well
 
 	Cluster  *cluster.Cluster
 	DNS      *dns.Server
@@ -131,6 +134,9 @@ func Open(o Options) (*Stack, error) {
 			o.ServiceCIDR)
 	}
 	if err := o.checkIPv6(); err != nil {
+		return nil, err
+	}
+	if err := o.checkCloud(); err != nil {
 		return nil, err
 	}
 	kips, err := plan(o)
@@ -192,7 +198,7 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 			return found, fmt.Errorf("clean up after an earlier run: %w", err)
 		}
 	}
-	if err := errors.Join(s.stopProxy(ctx), s.stopNodes(ctx)); err != nil {
+	if err := errors.Join(s.stopProxy(ctx), s.stopNodes(ctx), machines.Unplug(s.opts.Bridge)); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
 	if err := errors.Join(s.killPeers(ctx), s.destroyClouds(ctx)); err != nil {
@@ -339,17 +345,26 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 	if k.ipv6.IsValid() {
 		cloud["ipv6CIDR"] = k.ipv6.String()
 	}
+	cells := map[string]any{
+		"defaultInstanceType": cmp.Or(s.opts.DefaultType, "small"),
+		// On one machine one break is that of many cells, and tests break them on purpose.
+		"endLimit": map[string]any{"least": 100},
+		// What pods may ask for is granted by the policies of deploy/.
+		"grants":          map[string]any{"unrestricted": true},
+		"registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror},
+	}
+	name := CloudLocal
+	if s.ec2 != nil {
+		name, cloud = CloudAWS, s.awsConfig()
+		cells["defaultInstanceType"] = cmp.Or(s.opts.DefaultType, machines.Types()[0].Name)
+		cells["bootImageSpec"] = map[string]any{"name": machines.Image}
+	}
 	config := map[string]any{
 		"apiVersion": "v1",
 		"kind":       "serverConfig",
-		"cloud":      map[string]any{"local": cloud},
+		"cloud":      map[string]any{name: cloud},
 		"etcd":       map[string]any{"internal": map[string]any{"dataDir": k.path("kip")}},
-		"cells": map[string]any{"defaultInstanceType": s.opts.DefaultType,
-			// On one machine one break is that of many cells, and tests break them on purpose.
-			"endLimit": map[string]any{"least": 100},
-			// What pods may ask for is granted by the policies of deploy/.
-			"grants":          map[string]any{"unrestricted": true},
-			"registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror}},
+		"cells":      cells,
 		// More than any test asks for: what fits is for placement to say, not
 		// for the scheduler.
 		"kubelet": map[string]any{"capacity": map[string]any{"cpu": s.opts.CPUs, "memory": "4Ti", "pods": "1000"}},
@@ -396,6 +411,9 @@ func (s *Stack) command(k *kip) (path string, args, env []string) {
 		"--metrics-addr=" + net.JoinHostPort(k.address.String(), "10255"),
 	}
 	env = []string{"APISERVER_CERT_LOCATION=" + cert, "APISERVER_KEY_LOCATION=" + key, markVariable + "=" + s.opts.State}
+	if s.ec2 != nil {
+		env = append(env, awsEnvironment...)
+	}
 	if s.opts.Nodes == 0 {
 		args = append(args, "--disable-taint")
 	} else {
@@ -516,6 +534,10 @@ func (s *Stack) Failed(ctx context.Context) error {
 	if s.proxy != nil {
 		proxy = s.proxy.Done()
 	}
+	var ec2 <-chan error
+	if s.ec2 != nil {
+		ec2 = s.ec2.Failed()
+	}
 	peer := make(chan error, 1)
 	go func() { peer <- s.peerEnded(ctx) }()
 	select {
@@ -526,6 +548,8 @@ func (s *Stack) Failed(ctx context.Context) error {
 	case <-s.DNS.Done():
 		return s.DNS.End()
 	case err := <-registry:
+		return err
+	case err := <-ec2:
 		return err
 	case err := <-peer:
 		return err
@@ -548,6 +572,10 @@ func (s *Stack) Stop(ctx context.Context) error {
 		}
 	}
 	errs = append(errs, s.stopNodes(ctx), s.stopPeers(ctx), s.stopProxy(ctx))
+	if s.ec2 != nil {
+		errs = append(errs, s.ec2.Close())
+		s.ec2 = nil
+	}
 	// The machines go once Kip cannot launch more, and while the bridge is
 	// still used: it goes with them in the end.
 	if s.Registry != nil {
@@ -580,6 +608,13 @@ func (s *Stack) Leftovers(ctx context.Context) ([]string, error) {
 	found, err := s.proxyLeftovers(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look for leftovers: %w", err)
+	}
+	rules, err := machines.Plugged(s.opts.Bridge)
+	if err != nil {
+		return nil, fmt.Errorf("look for leftovers: %w", err)
+	}
+	for _, r := range rules {
+		found = append(found, fmt.Sprintf("routing rule %d of bridge %s", r.Priority, r.IifName))
 	}
 	for _, c := range append(clouds, s.cloud(), s.nodesCloud()) {
 		left, err := local.Leftovers(ctx, c)

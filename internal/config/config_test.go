@@ -469,6 +469,14 @@ func TestErrors(t *testing.T) {
 				"p.yaml:10: cells.prices[4].instanceTypes[1]: there is no value: this key is required\n" +
 				"p.yaml:10: cells.prices[4].pricePerHour: \"-1\" is not valid: want above 0, and at most 10000\n" +
 				"p.yaml:11: cells.prices[5].spot: there is no discount and no pricePerHour that it would be about"},
+		{"budgets", least + "  budgets:\n  - {namespace: a, maxCostPerHour: 1}\n  - {namespace: a, maxCostPerMonth: -1}\n  - {maxCostPerHour: -2}\n" +
+			"  - {namespace: A_b, maxCostPerMonth: 1}\n  - {namespace: '*'}",
+			"p.yaml:7: cells.budgets[1].maxCostPerMonth: \"-1\" is not valid: want 0, for no bound, or more\n" +
+				"p.yaml:7: cells.budgets[1].namespace: a is there already: cells.budgets[0] has it\n" +
+				"p.yaml:8: cells.budgets[2].maxCostPerHour: \"-2\" is not valid: want 0, for no bound, or more\n" +
+				"p.yaml:8: cells.budgets[2].namespace: there is no value: this key is required\n" +
+				"p.yaml:9: cells.budgets[3].namespace: \"A_b\" is not valid: want the name of a namespace, or *\n" +
+				"p.yaml:10: cells.budgets[4]: want maxCostPerHour or maxCostPerMonth: there is no bound"},
 		{"a bound below nothing", least + "  grants: {maxPricePerHour: -1}",
 			`p.yaml:5: cells.grants.maxPricePerHour: "-1" is not valid: want 0, for no bound, or more`},
 		{"etcd key without a certificate", least + "etcd: {client: {endpoints: ['https://a:2379'], keyFile: k}}",

@@ -295,6 +295,7 @@ func (d *decoder) cells(c *Cells) {
 
 	d.csiDrivers(c.CSIDrivers)
 	d.prices(c.Prices)
+	d.budgets(c.Budgets)
 	d.grants(c.Grants)
 
 	l := c.EndLimit
@@ -381,6 +382,27 @@ func (d *decoder) prices(prices []Price) {
 		}
 		if p.Spot && p.Discount.IsZero() && p.PricePerHour.IsZero() {
 			d.bad(key+".spot", "there is no discount and no pricePerHour that it would be about")
+		}
+	}
+}
+
+// budgets checks what namespaces may cost.
+func (d *decoder) budgets(budgets []Budget) {
+	first := map[string]int{}
+	for i, b := range budgets {
+		key := fmt.Sprintf("cells.budgets[%d]", i)
+		d.require(key+".namespace", b.Namespace)
+		d.check(b.Namespace == "" || b.Namespace == "*" || len(validation.IsDNS1123Label(b.Namespace)) == 0, key+".namespace", b.Namespace,
+			"the name of a namespace, or *")
+		if n, there := first[b.Namespace]; there && b.Namespace != "" {
+			d.bad(key+".namespace", "%s is there already: cells.budgets[%d] has it", b.Namespace, n)
+		} else {
+			first[b.Namespace] = i
+		}
+		d.check(b.MaxCostPerHour.Sign() >= 0, key+".maxCostPerHour", b.MaxCostPerHour.String(), "0, for no bound, or more")
+		d.check(b.MaxCostPerMonth.Sign() >= 0, key+".maxCostPerMonth", b.MaxCostPerMonth.String(), "0, for no bound, or more")
+		if b.MaxCostPerHour.IsZero() && b.MaxCostPerMonth.IsZero() {
+			d.bad(key, "want maxCostPerHour or maxCostPerMonth: there is no bound")
 		}
 	}
 }

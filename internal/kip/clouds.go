@@ -152,6 +152,18 @@ func instanceData(path string) (catalog.InstanceData, error) {
 	return data, nil
 }
 
+// budgets are what provider.yaml says that namespaces may cost.
+func budgets(cfg *config.Config) (all []cells.Budget) {
+	for _, b := range cfg.Cells.Budgets {
+		all = append(all, cells.Budget{
+			Namespace: b.Namespace,
+			PerHour:   b.MaxCostPerHour.AsApproximateFloat64(),
+			PerMonth:  b.MaxCostPerMonth.AsApproximateFloat64(),
+		})
+	}
+	return all
+}
+
 // terms are what provider.yaml says of prices.
 func terms(cfg *config.Config) (all []catalog.Term) {
 	for _, p := range cfg.Cells.Prices {
@@ -199,9 +211,21 @@ func template(cfg *config.Config, caHash string) string {
 func offers(candidates []placement.Candidate, defaultDisk int64) []cells.Offer {
 	list := make([]cells.Offer, 0, len(candidates))
 	for _, c := range candidates {
-		list = append(list, offer(*c.InstanceType, c.Offering, defaultDisk, c.Reason))
+		o := offer(*c.InstanceType, c.Offering, defaultDisk, c.Reason)
+		o.BurstPerHour = c.CreditsPerHour
+		o.DiskPerHour, o.DiskUnpriced = paid(c.Beside.DiskPerHour)
+		o.AddressPerHour, o.AddressUnpriced = paid(c.Beside.AddressPerHour)
+		list = append(list, o)
 	}
 	return list
+}
+
+// paid is a price, and whether it is not known.
+func paid(price *float64) (dollars float64, unpriced bool) {
+	if price == nil {
+		return 0, true
+	}
+	return *price, false
 }
 
 func offer(t catalog.InstanceType, o catalog.Offering, defaultDisk int64, reason string) cells.Offer {

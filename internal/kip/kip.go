@@ -51,6 +51,11 @@ type Options struct {
 	WebhookPort int
 	// MetricsAddr is where metrics and health are served; "0" for nowhere.
 	MetricsAddr string
+	// MetricsCertFile and MetricsKeyFile are the files of the certificate there; "" for
+	// that of the kubelet port.
+	MetricsCertFile, MetricsKeyFile string
+	// MetricsAudience is what the tokens of those who scrape are for; "" for the API server.
+	MetricsAudience string
 	// QPS and Burst are the requests to the API server in a second, and at once.
 	QPS   float32
 	Burst int
@@ -113,6 +118,7 @@ func Run(ctx context.Context, o Options) error {
 		Tunnels: func() int { return ofLeader(k, func(l *leading) int { return l.cells.Connected() }) },
 		Waiting: func() int { return ofLeader(k, func(l *leading) int { return l.pods.WaitingPods() }) },
 		Held:    func() []gate.Held { return ofLeader(k, func(l *leading) []gate.Held { return l.gate.Held() }) },
+		Behind:  func() bool { return ofLeader(k, func(l *leading) bool { return l.notBehind() != nil }) },
 		Ledger:  func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
 		Clock:   k.clock,
 		Log:     o.Log,
@@ -193,6 +199,10 @@ var (
 func (k *process) takeTurns(ctx context.Context, own *store.Store, lead task) error {
 	for {
 		err := k.turn(ctx, own, lead)
+		if errors.Is(err, cells.ErrTakenOver) && ctx.Err() == nil {
+			k.Log.Warn("the store has taken over, and its cells are loaded anew")
+			continue
+		}
 		// One that another has followed begins afresh, in a new process. While
 		// the store does not answer nobody follows: this one goes on saying so,
 		// and leads again.

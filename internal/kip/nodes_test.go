@@ -31,6 +31,7 @@ import (
 	"k8s.io/utils/clock"
 	testclock "k8s.io/utils/clock/testing"
 
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cellapi"
@@ -204,11 +205,12 @@ func (w *town) start() (ended <-chan error) {
 	}
 	k.pulse = pulse.New(k.clock, silent)
 	k.metrics = metrics.New(metrics.Config{Clock: k.clock, Log: silent})
-	machines, err := sim.New(sim.Config{Catalogue: sold})
+	simulated, err := sim.New(sim.Config{Catalogue: sold})
 	if err != nil {
 		w.Fatal(err)
 	}
-	w.Cleanup(func() { _ = machines.Close() })
+	w.Cleanup(func() { _ = simulated.Close() })
+	machines := calls.New(calls.Config{Cloud: simulated, Clock: k.clock})
 	l := &leading{process: k, store: w.store, machines: machines, recorder: record.NewFakeRecorder(100)}
 	w.l = l
 	must := func(err error) {
@@ -239,8 +241,8 @@ func (w *town) start() (ended <-chan error) {
 	l.cellAPI, err = cellapi.New(cellapi.Config{NodeName: "kip-0", Node: nowhere, Own: nowhere, Pods: l.nodes.pods})
 	must(err)
 	l.cells = cells.New(cells.Config{
-		NodeName: "kip-0", Cloud: machines, Store: w.store, Clock: k.clock, Log: silent, StandbyNode: l.nodes.standbyNode,
-		Gate: gate.New(gate.Config{Cloud: machines, Leads: w.store.Leads, Clock: k.clock}),
+		NodeName: "kip-0", Calls: machines, Store: w.store, Clock: k.clock, Log: silent, StandbyNode: l.nodes.standbyNode,
+		Gate: gate.New(gate.Config{Cloud: machines, Clock: k.clock}),
 	})
 	must(l.wireNodeObjects(w.Context()))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -480,6 +482,26 @@ func TestANodeThatIsTakenOutDoesNotWaitForPodsOfDaemonSets(t *testing.T) {
 	}
 	w.removePod("kip-0-2", "agent")
 	w.eventually("the node is forgotten with its last pod", func() bool { return w.l.nodes.named("kip-0-2") == nil })
+}
+
+func TestAKipThatDoesNotLeadDeletesNoNode(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+	bare := w.store
+	leader, err := bare.Put(t.Context(), "leader", 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.store = bare.Fenced(bare.Prefix()+"leader", leader)
+	w.start()
+	w.eventually("the node is Ready", func() bool { return w.ready("kip-0-2") })
+	s := w.l.nodes.named("kip-0-2")
+	w.stop()
+	if _, err := bare.Put(t.Context(), "leader", 2, leader); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.l.nodes.removeObject(t.Context(), s); !errors.Is(err, store.ErrNotLeader) || w.node("kip-0-2") == nil {
+		t.Errorf("it deletes node %v: %v", w.node("kip-0-2"), err)
+	}
 }
 
 func TestANodeWithoutRightsHoldsUpNoOther(t *testing.T) {

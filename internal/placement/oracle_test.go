@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -119,6 +120,9 @@ func randomPod(rng *rand.Rand, types []catalog.InstanceType) *corev1.Pod {
 	}
 	if rng.IntN(8) == 0 {
 		pod.Annotations[AnnotationVolumeSize] = []string{"1Gi", "10Gi", "100Gi"}[rng.IntN(3)]
+	}
+	if rng.IntN(6) == 0 {
+		pod.Annotations[AnnotationMaxPrice] = []string{"0.07", "0.3", "0.9"}[rng.IntN(3)]
 	}
 	if rng.IntN(4) == 0 {
 		selecting(pod, corev1.LabelTopologyZone, []string{"a", "b", "nowhere"}[rng.IntN(3)])
@@ -243,6 +247,18 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 			if o.Unpriced {
 				cost = math.Inf(1)
 			}
+			if most, err := strconv.ParseFloat(pod.Annotations[AnnotationMaxPrice], 64); err == nil {
+				paid := cost
+				if config.Rates != nil {
+					paid += config.Rates.AddressPerHour
+					if t.DiskBytes == 0 {
+						paid += float64(typeDisk) / float64(gib) * config.Rates.DiskPerGiBMonth / 730
+					}
+				}
+				if paid > most+1e-6 {
+					continue
+				}
+			}
 			all = append(all, oracleCandidate{t, o, cost})
 		}
 	}
@@ -290,6 +306,9 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 			config.DefaultArch = "amd64"
 		}
 		if rng.IntN(2) == 0 {
+			config.Rates = &catalog.Rates{DiskPerGiBMonth: 1, AddressPerHour: 0.005}
+		}
+		if rng.IntN(2) == 0 {
 			config.DefaultInstanceType = types[rng.IntN(len(types))].Name
 		}
 		p := placer(t, types, config)
@@ -309,6 +328,18 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 			want, fits := oracleCandidates(types, config, pod, unavailable)
 
 			got, err := p.Candidates(pod, unavailable)
+			if ruledOut, left, wrong := p.RuledOut(pod, unavailable); wrong == nil {
+				for _, r := range ruledOut {
+					left += r.Types
+				}
+				if considered := len(slices.DeleteFunc(slices.Clone(types), func(t catalog.InstanceType) bool {
+					return !named(&t, pod) || strings.Contains(fmt.Sprint(got), "default instance type") && t.Name != config.DefaultInstanceType
+				})); left != considered && err == nil {
+					t.Fatalf("seed %d, pod %d: %d types are left or ruled out of %d: %v", seed, i, left, considered, ruledOut)
+				}
+			} else if err == nil {
+				t.Fatalf("seed %d, pod %d has candidates, and %v", seed, i, wrong)
+			}
 			where := fmt.Sprintf("seed %d, pod %d", seed, i)
 			var u *UnplaceableError
 			var n *NoCapacityError

@@ -46,6 +46,10 @@ type Config struct {
 	LaunchTypes []LaunchType
 	// Seller is whose types are in the catalogue, for people; "" for this cloud.
 	Seller string
+	// Rates are what is paid beside a machine; nil for nothing.
+	Rates *catalog.Rates
+	// PrivateIPOnly says that machines have no public address, where a pod does not say.
+	PrivateIPOnly bool
 }
 
 // Candidate is one way to launch a machine for a pod.
@@ -60,8 +64,29 @@ type Candidate struct {
 	CostPerHour float64
 	// CreditsPerHour is how much of that is for CPU above the baseline, in dollars.
 	CreditsPerHour float64
+	// Beside is what is paid beside the machine and the credits.
+	Beside Beside
 	// Reason says why it was chosen, for people.
 	Reason string
+}
+
+// Beside is what is paid beside a machine, in dollars an hour.
+type Beside struct {
+	// DiskBytes is the root disk's size.
+	DiskBytes int64
+	// DiskPerHour and AddressPerHour are of the root disk and of a public IPv4 address;
+	// nil is a price that is not known, and 0 of what is the machine's, or is not had.
+	DiskPerHour, AddressPerHour *float64
+}
+
+// known is the sum of what is known.
+func (b Beside) known() (sum float64) {
+	for _, part := range []*float64{b.DiskPerHour, b.AddressPerHour} {
+		if part != nil {
+			sum += *part
+		}
+	}
+	return sum
 }
 
 // Placer chooses for pods out of one catalogue. It never changes, and is safe
@@ -322,6 +347,10 @@ type choice struct {
 	barred []int64
 	// allowed[arch*len(zones)+zone] reports where the pod may run; nil means anywhere.
 	allowed []bool
+	// most is what the machine may cost an hour, with all that is paid for it; 0 for no bound.
+	most float64
+	// private says that the machine has no public address.
+	private bool
 	// requirements is what the labels of the instance must be; nil means anything.
 	requirements Requirements
 	// holds is whether they do, of each type in each zone by each launch type: 0 where that
@@ -372,7 +401,10 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	if !c.constraint.arch && c.only < 0 {
 		c.arch = p.config.DefaultArch
 	}
-	c.need.volume = annotations.VolumeSizeBytes
+	c.need.volume, c.most = annotations.VolumeSizeBytes, annotations.MaxPricePerHour
+	if c.private = p.config.PrivateIPOnly; annotations.PrivateIPOnly != nil {
+		c.private = *annotations.PrivateIPOnly
+	}
 	c.anyDisk = p.config.DefaultDiskBytes == 0 || max(p.config.DefaultDiskBytes, c.need.volume) >= c.need.disk
 	// The disk that an annotation asks for is no resource: it counts for named types too.
 	c.least = size{memory: -1, disk: c.need.volume}
@@ -447,7 +479,7 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 			continue
 		}
 		r := &m.rows[i]
-		if (c.allowed != nil || c.requirements != nil) && !c.offered(r, s) {
+		if (c.allowed != nil || c.requirements != nil || c.most > 0) && !c.offered(r, s) {
 			continue
 		}
 		f.fitting++
@@ -456,7 +488,7 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 		}
 		extra := c.credits(r)
 		for j, o := range r.offers {
-			if !c.allows(r, s, o.zone) {
+			if !c.allows(r, s, o) {
 				continue
 			}
 			next := candidate{cost: o.price + extra, row: int32(i), offer: int32(j)}
@@ -518,14 +550,56 @@ func (c *choice) picks(s *size) bool {
 		(c.anySize || c.need.hugePages == "" && (c.anyDisk || s.disk < math.MaxInt64))
 }
 
-// offered reports whether the type is offered where the pod may run.
+// offered reports whether the type is offered where the pod may run, for what it may cost.
 func (c *choice) offered(r *row, s *size) bool {
-	return slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(r, s, o.zone) })
+	return slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(r, s, o) })
 }
 
-// allows reports whether an offering in that zone is one that the pod may have.
-func (c *choice) allows(r *row, s *size, zone int) bool {
+// allows reports whether an offering is one that the pod may have.
+func (c *choice) allows(r *row, s *size, o offer) bool {
+	return c.asked(r, s, o.zone) && (c.most == 0 || c.price(r, o) <= c.most)
+}
+
+// asked reports whether an offering in that zone is one that the pod asks for.
+func (c *choice) asked(r *row, s *size, zone int) bool {
 	return c.inZone(s, zone) && (c.requirements == nil || c.held(r, zone))
+}
+
+// price is what an offering costs with all that is known to be paid for it, to a
+// billionth, since sums are not exact; infinite where that of the machine is not known.
+func (c *choice) price(r *row, o offer) float64 {
+	offering := c.types[r.typ].Offerings[o.index]
+	if offering.Unpriced {
+		return math.Inf(1)
+	}
+	return math.Round((offering.PricePerHour+c.credits(r)+c.beside(r).known())*1e9) / 1e9
+}
+
+// beside is what is paid beside a machine of a row's type.
+func (c *choice) beside(r *row) Beside {
+	nothing, rates := new(float64), c.config.Rates
+	size := c.types[r.typ].DiskBytes
+	b := Beside{
+		DiskBytes:      cmp.Or(size, max(c.config.DefaultDiskBytes, c.need.volume)),
+		DiskPerHour:    nothing,
+		AddressPerHour: nothing,
+	}
+	if rates == nil {
+		return b
+	}
+	if size == 0 {
+		b.DiskPerHour = nil
+		if disk, known := rates.DiskPerHour(b.DiskBytes); known {
+			b.DiskPerHour = &disk
+		}
+	}
+	if !c.private {
+		b.AddressPerHour = nil
+		if rates.AddressPerHour > 0 {
+			b.AddressPerHour = &rates.AddressPerHour
+		}
+	}
+	return b
 }
 
 func (c *choice) inZone(s *size, zone int) bool {
@@ -571,6 +645,7 @@ func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 			Offering:       t.Offerings[r.offers[b.offer].index],
 			CostPerHour:    b.cost,
 			CreditsPerHour: c.credits(r),
+			Beside:         c.beside(r),
 		}
 		// Offerings of one type have one reason.
 		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
@@ -656,7 +731,7 @@ func (c *choice) noCapacity() *NoCapacityError {
 				continue
 			}
 			// Offers are in order of price: the first is the type's cheapest.
-			if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(r, s, o.zone) }); j >= 0 {
+			if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(r, s, o) }); j >= 0 {
 				fitting = append(fitting, candidate{cost: r.offers[j].price + c.credits(r), row: int32(i), offer: int32(j)})
 			}
 		}

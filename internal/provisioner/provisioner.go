@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/volumes"
@@ -48,6 +48,7 @@ type Provisioner struct {
 	cfg        Config
 	controller *controller.ProvisionController
 	watching   func(context.Context)
+	disks      disks
 }
 
 var (
@@ -71,7 +72,7 @@ func New(ctx context.Context, cfg Config) (*Provisioner, error) {
 		controller.LeaderElection(false), // Kip leads, or does not run this
 		controller.AddFinalizer(true),    // else a volume that is deleted before its claim leaves its disk behind
 		controller.FailedProvisionThreshold(0), controller.FailedDeleteThreshold(0),
-		controller.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, longestRetry)),
+		controller.RateLimiter(backoff.Items[string](firstRetry, longestRetry, nil)),
 	)
 	return p, nil
 }
@@ -132,6 +133,7 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 	case err != nil: // it may have been made
 		return nil, controller.ProvisioningInBackground, err
 	}
+	p.disks.made(disk)
 	p.cfg.Log.Info("made a disk", "disk", disk.ID, "volume", o.PVName, "claim", o.PVC.Namespace+"/"+o.PVC.Name, "bytes", disk.SizeBytes,
 		"zone", disk.Zone)
 	filesystem := corev1.PersistentVolumeFilesystem
@@ -220,9 +222,18 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 	if !p.ShouldDelete(ctx, pv) {
 		return &controller.IgnoredError{Reason: "it is the disk of another Kip"}
 	}
-	if err := p.cfg.Gate.DeleteDisk(ctx, pv.Spec.CSI.VolumeHandle); err != nil {
+	disk, err := p.diskOf(ctx, pv)
+	if err != nil {
+		return err
+	}
+	if disk == nil { // it has been removed, or was never Kip's
+		p.cfg.Log.Info("a volume whose disk Kip does not have is let go", "disk", pv.Spec.CSI.VolumeHandle, "volume", pv.Name)
+		return nil
+	}
+	if err := p.cfg.Gate.DeleteDisk(ctx, disk.ID); err != nil {
 		return err // while its cell ends it is in use, and is tried again
 	}
+	p.disks.removed(disk.ID)
 	p.cfg.Log.Info("removed a disk", "disk", pv.Spec.CSI.VolumeHandle, "volume", pv.Name)
 	return nil
 }

@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/catalog/books"
 	"github.com/elotl/kip/internal/placement"
@@ -75,7 +73,6 @@ type Options struct {
 type Prices struct {
 	Region  string
 	options Options
-	rates   catalog.Rates
 	placer  *placement.Placer
 	// fargate reports whether Fargate's prices are those of this region.
 	fargate bool
@@ -83,6 +80,11 @@ type Prices struct {
 
 // In returns the prices of a region out of a catalogue.
 func In(book *catalog.Book, region string, o Options) (*Prices, error) {
+	return in(book, region, o, func(r catalog.Rates) *catalog.Rates { return &r })
+}
+
+// in is In with what is paid beside a machine, by what the catalogue says.
+func in(book *catalog.Book, region string, o Options, beside func(catalog.Rates) *catalog.Rates) (*Prices, error) {
 	types, rates, err := book.In(region)
 	if err != nil {
 		if nearest := spelling.Nearest(region, slices.Sorted(maps.Keys(book.Regions))); nearest != "" {
@@ -100,6 +102,8 @@ func In(book *catalog.Book, region string, o Options) (*Prices, error) {
 		DefaultArch:         o.Arch,
 		ReservedMemoryBytes: o.ReservedMemoryBytes,
 		DefaultDiskBytes:    o.DiskBytes,
+		Rates:               beside(rates),
+		PrivateIPOnly:       o.PrivateIPOnly,
 	})
 	if err != nil {
 		return nil, err
@@ -107,7 +111,6 @@ func In(book *catalog.Book, region string, o Options) (*Prices, error) {
 	return &Prices{
 		Region:  region,
 		options: o,
-		rates:   rates,
 		placer:  placer,
 		fargate: region == fargateRegion,
 	}, nil
@@ -141,7 +144,7 @@ func (p *Prices) of(w Workload) Pod {
 	best := candidates[0]
 	q.InstanceType, q.Zone = best.InstanceType.Name, best.Offering.Zone
 	q.LaunchType = string(best.LaunchType())
-	parts := p.Parts(w.Pod, best)
+	parts := PartsOf(best)
 	q.PricePerHour = parts.Sum()
 	q.Reason = best.Reason + parts.text()
 
@@ -152,7 +155,7 @@ func (p *Prices) of(w Workload) Pod {
 	}
 	spot.Annotations[placement.AnnotationLaunchType] = string(placement.Spot)
 	if offers, err := p.placer.Candidates(&spot, nil); err == nil {
-		q.SpotPricePerHour = p.Parts(&spot, offers[0]).Sum()
+		q.SpotPricePerHour = PartsOf(offers[0]).Sum()
 	}
 	if p.fargate {
 		if price, ok := Fargate(best.InstanceType.Arch, placement.ResourcesOf(w.Pod)); ok {
@@ -198,30 +201,16 @@ type Parts struct {
 	DiskBytes int64
 }
 
-// Parts returns what is paid for a pod on a machine.
-func (p *Prices) Parts(pod *corev1.Pod, c placement.Candidate) Parts {
-	parts := Parts{Burst: c.CreditsPerHour}
+// PartsOf returns what is paid for a pod on a machine.
+func PartsOf(c placement.Candidate) Parts {
+	parts := Parts{
+		Burst:     c.CreditsPerHour,
+		Disk:      c.Beside.DiskPerHour,
+		Address:   c.Beside.AddressPerHour,
+		DiskBytes: c.Beside.DiskBytes,
+	}
 	if !c.Offering.Unpriced {
 		parts.Machine = &c.Offering.PricePerHour
-	}
-	private := p.options.PrivateIPOnly
-	parts.DiskBytes = p.options.DiskBytes
-	if asked, err := placement.ParseAnnotations(pod.Annotations); err == nil {
-		parts.DiskBytes = max(parts.DiskBytes, asked.VolumeSizeBytes)
-		if asked.PrivateIPOnly != nil {
-			private = *asked.PrivateIPOnly
-		}
-	}
-	if size := c.InstanceType.DiskBytes; size > 0 {
-		parts.DiskBytes, parts.Disk = size, new(float64) // it is the type's
-	} else if disk, known := p.rates.DiskPerHour(parts.DiskBytes); known {
-		parts.Disk = &disk
-	}
-	switch {
-	case private:
-		parts.Address = new(float64)
-	case p.rates.AddressPerHour > 0:
-		parts.Address = &p.rates.AddressPerHour
 	}
 	return parts
 }
@@ -334,11 +323,10 @@ func Compare(clouds []string, workloads []Workload, o Options) ([]RegionTotal, e
 			return nil, err
 		}
 		for region := range book.Regions {
-			prices, err := In(book, region, o)
+			prices, err := in(book, region, o, func(catalog.Rates) *catalog.Rates { return &catalog.Rates{} })
 			if err != nil {
 				return nil, fmt.Errorf("%s in %s: %w", cloud, region, err)
 			}
-			prices.rates = catalog.Rates{}
 			all = append(all, RegionTotal{
 				Cloud:  cloud,
 				Region: region,

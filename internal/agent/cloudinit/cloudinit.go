@@ -63,6 +63,24 @@ func Read(path string) (agentapi.UserData, error) {
 	return u, nil
 }
 
+// Leave writes what Read reads: the document, and the place where there is one. Files of
+// an earlier start are replaced.
+func Leave(path string, document []byte, place string) error {
+	for file, content := range map[string][]byte{path: document, filepath.Join(filepath.Dir(path), PlaceFile): []byte(place)} {
+		// It may not be one that can be written.
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("leave user data: %w", err)
+		}
+		if len(content) == 0 {
+			continue
+		}
+		if err := os.WriteFile(file, content, 0o400); err != nil {
+			return fmt.Errorf("leave user data: %w", err)
+		}
+	}
+	return nil
+}
+
 func readFile(path string, most int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -1,6 +1,8 @@
 package cloudinit
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -210,4 +212,22 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("accepted %+v", u)
 		}
 	})
+}
+
+func TestWhatIsLeftIsWhatIsRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "user-data")
+	single := doc("kip: {cellID: c-1, caHash: " + hash + ", token: " + token + "}\n")
+	for _, tc := range []struct{ document, place, want string }{{batch("", ""), "3", "launch-a-3"}, {single, "", "c-1"}} {
+		if err := Leave(path, []byte(tc.document), tc.place); err != nil {
+			t.Fatal(err)
+		}
+		u, err := Read(path)
+		info, errs := os.Stat(path)
+		if err != nil || u.CellID != tc.want || errs != nil || info.Mode().Perm() != 0o400 {
+			t.Errorf("%+v, %v; %v, %v; want cell %s", u, err, info.Mode(), errs, tc.want)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(filepath.Dir(path), PlaceFile)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the place of an earlier start: %v", err)
+	}
 }

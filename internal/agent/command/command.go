@@ -28,6 +28,7 @@ import (
 	"github.com/elotl/kip/internal/agent/machine"
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/shim"
+	"github.com/elotl/kip/internal/agent/userdata"
 	"github.com/elotl/kip/internal/version"
 )
 
@@ -40,6 +41,10 @@ const (
 	componentsName = "itzo-components"
 	containerdName = "itzo-containerd"
 )
+
+// fromEC2 is where user data comes from on a machine that is launched like EC2's, and
+// does not boot Kip's image.
+const fromEC2 = "ec2"
 
 // shimProgram is the name by which containerd looks for the shim.
 const shimProgram = "containerd-shim-runc-v2"
@@ -132,7 +137,8 @@ func boot() int {
 func runCell(ctx context.Context, log *slog.Logger) error {
 	o := agent.Options{Log: log, Version: version.String(), Init: os.Getpid() == 1}
 	flags := flag.NewFlagSet("itzo cell", flag.ExitOnError)
-	flags.StringVar(&o.UserData, "user-data", cloudinit.SeedFile, "`file` with the machine's user data")
+	flags.StringVar(&o.UserData, "user-data", cloudinit.SeedFile,
+		"`file` with the machine's user data, or "+fromEC2+": EC2's metadata service is asked for it first")
 	flags.StringVar(&o.Listen, "listen", "", "`address` where Kip finds the agent (default: port 6421 of all addresses)")
 	flags.StringVar(&o.Components, "components", "", "`executable` that is the kubelet (default: "+componentsName+" beside itzo, else itzo)")
 	flags.StringVar(&o.Containerd, "containerd", "",
@@ -142,6 +148,16 @@ func runCell(ctx context.Context, log *slog.Logger) error {
 		return fmt.Errorf("itzo cell takes no arguments: %q", flags.Args())
 	}
 	var err error
+	if o.UserData == fromEC2 {
+		o.UserData = cloudinit.SeedFile
+		data, err := userdata.EC2().Get(ctx)
+		if err == nil {
+			err = cloudinit.Leave(o.UserData, data.Document, data.Place)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	if o.Self, err = os.Executable(); err != nil {
 		return fmt.Errorf("find itzo's own executable: %w", err)
 	}

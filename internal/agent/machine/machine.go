@@ -186,7 +186,6 @@ func leave(root string, data userdata.Data, n *network) error {
 	if err != nil {
 		return err
 	}
-	seed := filepath.Dir(cloudinit.SeedFile)
 	for _, f := range []struct {
 		path, content string
 		mode          os.FileMode
@@ -195,20 +194,15 @@ func leave(root string, data userdata.Data, n *network) error {
 		{"/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n" + n.lease.Address.Addr().String() + " " + name + "\n", 0o644},
 		{"/etc/resolv.conf", resolvConf(n.lease), 0o644},
 		{"/etc/machine-id", id + "\n", 0o444},
-		{cloudinit.SeedFile, string(data.Document), 0o400},
-		{filepath.Join(seed, cloudinit.PlaceFile), data.Place, 0o400},
 	} {
 		p := filepath.Join(root, f.path)
 		// An earlier boot's, which may not be one that can be written.
 		if err := os.Remove(p); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
-		if f.path != "/etc/hosts" && f.content == "" {
-			continue
-		}
 		if err := os.WriteFile(p, []byte(f.content), f.mode); err != nil {
 			return err
 		}
 	}
-	return nil
+	return cloudinit.Leave(filepath.Join(root, cloudinit.SeedFile), data.Document, data.Place)
 }

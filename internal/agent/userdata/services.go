@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -37,6 +38,14 @@ const azureTag = "7783-7084-3265-9085-8832-2578-42"
 // Sources are all places, in the order in which they win: what whoever started the
 // machine handed to it by hand, then the cloud that the firmware names.
 func Sources() []Source { return sources("/sys", "/dev", mountSeed, metadata, wire) }
+
+// EC2 is that cloud's metadata service, for a machine whose firmware is not its own.
+func EC2() Source {
+	all := Sources()
+	return all[slices.IndexFunc(all, func(s Source) bool { return s.Name == ec2Name })]
+}
+
+const ec2Name = "EC2's metadata service"
 
 func sources(sys, dev string, mount func(string) (string, func() error, error), metadata, wire string) []Source {
 	c := &service{client: &http.Client{
@@ -68,7 +77,7 @@ func sources(sys, dev string, mount func(string) (string, func() error, error), 
 		smbios(sys),
 		noCloud(sys, dev, mount),
 		{
-			Name:    "EC2's metadata service",
+			Name:    ec2Name,
 			Network: true,
 			Limit:   serviceLimit,
 			Clock:   netip.MustParseAddr("169.254.169.123"),

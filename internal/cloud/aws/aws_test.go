@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -866,5 +868,40 @@ func TestFamiliesAreThoseOfQuotas(t *testing.T) {
 		if got := familyOf(name); got != want {
 			t.Errorf("%q is of family %q, want %q", name, got, want)
 		}
+	}
+}
+
+// A Kip with another endpoint must not show AWS the token of its service account.
+func TestRolesAreAskedForAtTheEndpointToo(t *testing.T) {
+	asked := make(chan string, 10)
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := r.ParseForm(); err != nil {
+			t.Error(err)
+		}
+		asked <- r.PostForm.Get("Action")
+		w.WriteHeader(http.StatusBadRequest)
+	}))
+	defer elsewhere.Close()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("a-token"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/kip")
+	t.Setenv("AWS_WEB_IDENTITY_TOKEN_FILE", file)
+	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_STS"} {
+		t.Setenv(name, "")
+	}
+	cfg := settings(elsewhere.URL)
+	cfg.AccessKeyID, cfg.SecretAccessKey = "", ""
+	if _, err := open(t, cfg).List(t.Context(), owner); err == nil {
+		t.Error("a list without credentials")
+	}
+	select {
+	case action := <-asked:
+		if action != "AssumeRoleWithWebIdentity" {
+			t.Errorf("the first call is %s", action)
+		}
+	default:
+		t.Error("the endpoint was not asked for the role: somebody else was")
 	}
 }

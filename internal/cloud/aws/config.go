@@ -37,8 +37,9 @@ type Config struct {
 	// Subnets are the IDs of where cells are launched. When empty: all of VPC if it is
 	// set, else the one that Kip runs in.
 	Subnets []string
-	// Endpoint is the URL of another EC2 API. With it nothing else is asked: neither
-	// AWS nor the metadata service.
+	// Endpoint is the URL of another EC2 API. With it nothing else is asked, neither
+	// AWS nor the metadata service: STS is expected there, too, where the credentials
+	// come from it, unless AWS_ENDPOINT_URL_STS says otherwise.
 	Endpoint string
 	// SkipVerify takes any certificate of Endpoint.
 	SkipVerify bool
@@ -87,7 +88,9 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		load = append(load, config.WithCredentialsProvider(credentials.NewStaticCredentialsProvider(cfg.AccessKeyID, cfg.SecretAccessKey, "")))
 	}
 	if cfg.Endpoint != "" {
-		load = append(load, config.WithEC2IMDSClientEnableState(imds.ClientDisabled))
+		// Other services, too: STS turns a role's token into keys.
+		load = append(load, config.WithEC2IMDSClientEnableState(imds.ClientDisabled),
+			config.WithBaseEndpoint(strings.TrimSuffix(cfg.Endpoint, "/")))
 	}
 	sdk, err := config.LoadDefaultConfig(ctx, load...)
 	if err != nil {

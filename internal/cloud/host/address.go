@@ -38,6 +38,18 @@ func (n network) gateway() netip.Addr               { return n.at(1) }
 func (n network) management(slot uint32) netip.Addr { return n.at(slot) }
 func (n network) pod(slot uint32) netip.Addr        { return n.at(n.half() + slot) }
 
+// slot is that of a management address, of a guest or else of the bridge's owner; false
+// for an address that is not given out.
+func (n network) slot(guest bool, management netip.Addr) (uint32, bool) {
+	if !management.Is4() {
+		return 0, false
+	}
+	own, base := management.As4(), n.cidr.Addr().As4()
+	slot := binary.BigEndian.Uint32(own[:]) - binary.BigEndian.Uint32(base[:])
+	first, count := n.slots(guest)
+	return slot, slot >= first && slot-first < count
+}
+
 // free returns the first slot after last, going round, that is not used. An
 // address is thus not given to a new machine right after an old one let it go.
 func (n network) free(guest bool, used func(uint32) bool, last uint32) (uint32, error) {

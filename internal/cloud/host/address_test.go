@@ -119,3 +119,25 @@ func TestIPv6AddressesHaveThePlaceOfTheirFellows(t *testing.T) {
 		t.Errorf("without IPv6 a guest's first machine has %s, %v", guest, err)
 	}
 }
+
+func TestTheSlotOfAnAddress(t *testing.T) {
+	n := network{netip.MustParsePrefix("10.110.0.0/16")}
+	for _, tc := range []struct {
+		address    string
+		guest, has bool
+	}{
+		{"10.110.0.2", false, true}, {"10.110.119.254", false, true}, {"10.110.120.0", true, true},
+		{"10.110.0.1", false, false},     // the host's
+		{"10.110.120.0", false, false},   // a guest's
+		{"10.110.0.2", true, false},      //
+		{"10.110.128.2", false, false},   // a pod's
+		{"10.109.255.255", false, false}, // of another network
+		{"fd00::1", false, false},
+	} {
+		a := netip.MustParseAddr(tc.address)
+		slot, has := n.slot(tc.guest, a)
+		if has != tc.has || has && n.management(slot) != a {
+			t.Errorf("%s, guest %t: slot %d, %t; want %t", a, tc.guest, slot, has, tc.has)
+		}
+	}
+}

@@ -303,6 +303,19 @@ func (c *Cloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
 	return results
 }
 
+// Gone returns what is closed when nothing of a machine is left; closed already for one
+// that is not there.
+func (c *Cloud) Gone(id string) <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.machines[id]; m != nil {
+		return m.gone
+	}
+	gone := make(chan struct{})
+	close(gone)
+	return gone
+}
+
 var errClosed = errors.New("the cloud of this host is closed")
 
 // unless waits until the machine is in none of the states, which are some of

@@ -244,3 +244,37 @@ func TestAMachineThatItsKindCannotStartLeavesNothing(t *testing.T) {
 		t.Errorf("calls %q, want %q", kind.calls, want)
 	}
 }
+
+func TestALaunchAtAnAddressHasThatOrIsRefused(t *testing.T) {
+	cfg, kind := sleeping(t)
+	c := opened(t, cfg, kind)
+	at := func(token, address string) (cloud.Instance, error) {
+		r := launchRequest()
+		r.Token = token
+		return c.LaunchAt(t.Context(), r, netip.MustParseAddr(address))
+	}
+	one, err := at("a", "10.117.0.77")
+	if err != nil || one.ManagementIP != netip.MustParseAddr("10.117.0.77") {
+		t.Fatalf("%+v, %v", one, err)
+	}
+	if _, err := at("b", "10.117.0.77"); !errors.Is(err, cloud.ErrCapacity) {
+		t.Errorf("an address that is in use: %v", err)
+	}
+	if _, err := at("c", "10.117.0.1"); !errors.Is(err, cloud.ErrRefused) {
+		t.Errorf("the host's address: %v", err)
+	}
+	gone := c.Gone(one.ID)
+	select {
+	case <-gone:
+		t.Error("gone while it runs")
+	default:
+	}
+	if err := c.Terminate(t.Context(), one.ID).Err(); err != nil {
+		t.Fatal(err)
+	}
+	<-gone
+	<-c.Gone(one.ID)
+	if _, err := at("d", "10.117.0.77"); err != nil {
+		t.Errorf("an address that is free again: %v", err)
+	}
+}

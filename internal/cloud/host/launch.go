@@ -23,6 +23,7 @@ type single struct {
 	userData []byte
 	tags     map[string]string
 	group    int    // how many machines the launch has
+	slot     uint32 // of its addresses; 0 for any that is free
 	launch   string // the token of the launch
 	token    string // the token of this machine
 }
@@ -55,6 +56,25 @@ func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchR
 	}
 	wg.Wait()
 	return results
+}
+
+// LaunchAt is Launch of one machine, with a management address of the caller's choice:
+// for a model of another cloud, which has told that address already.
+func (c *Cloud) LaunchAt(ctx context.Context, r cloud.LaunchRequest, address netip.Addr) (cloud.Instance, error) {
+	slot, ok := c.network.slot(c.cfg.guest(), address)
+	if !ok || len(r.Machines) != 1 || r.Shared() {
+		return cloud.Instance{}, fmt.Errorf("launch: %w: %d machines at %s: want one, with user data of its own, and an address of machines in %s",
+			cloud.ErrRefused, len(r.Machines), address, c.cfg.CIDR)
+	}
+	return c.launchOne(ctx, single{
+		LaunchSpec: r.LaunchSpec,
+		userData:   r.Machines[0].UserData,
+		tags:       r.TagsOf(0),
+		group:      1,
+		slot:       slot,
+		launch:     r.Token,
+		token:      r.Token + "/0",
+	})
 }
 
 // sameGroup refuses a token that has launched another number of machines.
@@ -137,7 +157,12 @@ func (c *Cloud) claim(r single) (m *machine, first bool, err error) {
 	for _, m := range c.machines {
 		used[m.rec.Slot] = true
 	}
-	slot, err := c.network.free(c.cfg.guest(), func(s uint32) bool { return used[s] }, c.lastSlot)
+	slot := r.slot
+	if slot == 0 {
+		slot, err = c.network.free(c.cfg.guest(), func(s uint32) bool { return used[s] }, c.lastSlot)
+	} else if used[slot] {
+		err = fmt.Errorf("the address %s is in use", c.network.management(slot))
+	}
 	if err != nil {
 		return nil, false, cloud.No(cloud.ErrCapacity, cloud.Scope{Zone: r.Zone},
 			fmt.Errorf("%w (cidr %s, %d machines)", err, c.cfg.CIDR, len(c.machines)))

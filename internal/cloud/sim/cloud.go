@@ -93,6 +93,9 @@ func New(cfg Config) (*Cloud, error) {
 		cfg.PodCIDR = netip.MustParsePrefix("10.64.0.0/10")
 	}
 	plan, err := newAddressPlan(cfg.ManagementCIDR, cfg.PodCIDR, cfg.ReuseAddresses)
+	if cfg.LikeEC2 && err == nil {
+		plan.first, plan.last = 4, 3
+	}
 	if err != nil {
 		return nil, fmt.Errorf("make a simulated cloud: %w", err)
 	}
@@ -278,7 +281,7 @@ func (c *Cloud) forget(now time.Time) {
 // addressPlan gives each machine an offset in two networks.
 type addressPlan struct {
 	management, pod netip.Addr // the networks' own
-	size            int        // offsets are from 1 to size
+	first, size     int        // offsets are from first to size
 	reuse           bool
 	taken           map[int]bool
 	last            int
@@ -286,7 +289,7 @@ type addressPlan struct {
 }
 
 func newAddressPlan(management, pod netip.Prefix, reuse bool) (*addressPlan, error) {
-	p := &addressPlan{management: management.Masked().Addr(), pod: pod.Masked().Addr(), reuse: reuse, taken: map[int]bool{}}
+	p := &addressPlan{management: management.Masked().Addr(), pod: pod.Masked().Addr(), first: 1, reuse: reuse, taken: map[int]bool{}}
 	bits := 24 // more offsets than any simulation needs
 	for field, cidr := range map[string]netip.Prefix{"ManagementCIDR": management, "PodCIDR": pod} {
 		if !cidr.Addr().Is4() || cidr.Bits() > 30 {
@@ -298,7 +301,7 @@ func newAddressPlan(management, pod netip.Prefix, reuse bool) (*addressPlan, err
 	return p, nil
 }
 
-func (p *addressPlan) free() int { return p.size - len(p.taken) }
+func (p *addressPlan) free() int { return p.size - p.first + 1 - len(p.taken) }
 
 // take returns an offset; there must be a free one.
 func (p *addressPlan) take() int {
@@ -309,7 +312,9 @@ func (p *addressPlan) take() int {
 		return slot
 	}
 	for {
-		p.last = p.last%p.size + 1
+		if p.last++; p.last > p.size {
+			p.last = p.first
+		}
 		if !p.taken[p.last] {
 			p.taken[p.last] = true
 			return p.last

@@ -36,6 +36,10 @@ type Config struct {
 	// for Boot to return. userData must not be modified. Nothing runs when nil.
 	Boot func(ctx context.Context, i cloud.Instance, userData []byte)
 
+	// End is called, in a goroutine of its own, when a machine has ended that had
+	// booted once; Close waits for it, too. Its ctx ends with the cloud. Optional.
+	End func(ctx context.Context, i cloud.Instance)
+
 	// Fault is asked about each call when it arrives, before FailNth and
 	// Knobs.Faults are; a zero Fault leaves the call to those. It may block.
 	Fault func(Call) Fault
@@ -51,8 +55,9 @@ type Config struct {
 	// user data or tags of their own is refused.
 	SharedUserData bool
 	// LikeEC2 is for a model of EC2 that stands before the cloud: of a launch without
-	// room for all, the first places have the instances, and one without the owner's
-	// tag is not refused.
+	// room for all, the first places have the instances, one without the owner's tag is
+	// not refused, and the first four addresses of a network are nobody's (VPC User
+	// Guide, "Subnet CIDR blocks").
 	LikeEC2 bool
 
 	// ManagementCIDR and PodCIDR are where addresses are taken from, the same
@@ -202,16 +207,23 @@ type RateLimit = cloud.Budget
 // answered RequestLimitExceeded. Source: AWS, "Request throttling for the Amazon
 // EC2 API" (EC2 developer guide), for the resource buckets of RunInstances (1000
 // and 2 a second) and TerminateInstances (1000 and 20) and for Describe calls with
-// a filter (100 and 20). The other numbers are of the same size, unconfirmed.
+// a filter (100 and 20), CreateTags (100 and 10) and other calls that change something
+// (50 and 5). The resource bucket of StopInstances is unconfirmed.
 func EC2RateLimits() map[Kind]RateLimit {
 	return map[Kind]RateLimit{
-		KindLaunch:    {Requests: Bucket{Capacity: 5, Refill: 2}, Resources: Bucket{Capacity: 1000, Refill: 2}},
-		KindStart:     {Requests: Bucket{Capacity: 5, Refill: 2}, Resources: Bucket{Capacity: 1000, Refill: 2}},
-		KindTerminate: {Requests: Bucket{Capacity: 100, Refill: 5}, Resources: Bucket{Capacity: 1000, Refill: 20}},
-		KindStop:      {Requests: Bucket{Capacity: 50, Refill: 5}, Resources: Bucket{Capacity: 1000, Refill: 20}},
-		KindList:      {Requests: Bucket{Capacity: 100, Refill: 20}},
-		KindDescribe:  {Requests: Bucket{Capacity: 100, Refill: 20}},
-		KindCatalogue: {Requests: Bucket{Capacity: 100, Refill: 20}},
+		KindLaunch:     {Requests: Bucket{Capacity: 5, Refill: 2}, Resources: Bucket{Capacity: 1000, Refill: 2}},
+		KindStart:      {Requests: Bucket{Capacity: 5, Refill: 2}, Resources: Bucket{Capacity: 1000, Refill: 2}},
+		KindTerminate:  {Requests: Bucket{Capacity: 100, Refill: 5}, Resources: Bucket{Capacity: 1000, Refill: 20}},
+		KindStop:       {Requests: Bucket{Capacity: 50, Refill: 5}, Resources: Bucket{Capacity: 1000, Refill: 20}},
+		KindTag:        {Requests: Bucket{Capacity: 100, Refill: 10}},
+		KindCreateDisk: {Requests: Bucket{Capacity: 50, Refill: 5}},
+		KindDeleteDisk: {Requests: Bucket{Capacity: 50, Refill: 5}},
+		KindAttachDisk: {Requests: Bucket{Capacity: 50, Refill: 5}},
+		KindDetachDisk: {Requests: Bucket{Capacity: 50, Refill: 5}},
+		KindListDisks:  {Requests: Bucket{Capacity: 100, Refill: 20}},
+		KindList:       {Requests: Bucket{Capacity: 100, Refill: 20}},
+		KindDescribe:   {Requests: Bucket{Capacity: 100, Refill: 20}},
+		KindCatalogue:  {Requests: Bucket{Capacity: 100, Refill: 20}},
 	}
 }
 

@@ -29,6 +29,8 @@ type machine struct {
 
 	starts, shows, terminations int
 
+	ran bool // it has booted once
+
 	events   map[*event]bool
 	stopBoot context.CancelFunc
 	views    []view // what lists show, oldest first
@@ -218,7 +220,7 @@ func (c *Cloud) begin(m *machine, now time.Time) {
 }
 
 func (c *Cloud) boot(m *machine, now time.Time) {
-	m.Booted = now
+	m.Booted, m.ran = now, true
 	if c.cfg.Boot == nil {
 		return
 	}
@@ -286,6 +288,10 @@ func (c *Cloud) end(m *machine, now time.Time, cause Cause) {
 	c.freeDisks(m.ID)
 	c.freeParts(m)
 	m.userData = nil
+	if c.cfg.End != nil && m.ran {
+		i := m.public()
+		c.boots.Go(func() { c.cfg.End(c.ctx, i) })
+	}
 	m.State, m.Ended, m.Cause = cloud.Terminating, now, cause
 	c.history = append(c.history, m.Instance)
 	c.show(m, now)

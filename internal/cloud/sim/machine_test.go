@@ -568,3 +568,27 @@ func TestBadKnobsAreNamed(t *testing.T) {
 		t.Errorf("a bad change got %v and left %+v", err, c.knobs)
 	}
 }
+
+func TestTheEndIsToldOfWhatHasBooted(t *testing.T) {
+	var told []string
+	inBubble(t, Config{
+		LikeEC2: true, Knobs: Knobs{Pending: always(time.Minute)},
+		End: func(_ context.Context, i cloud.Instance) { told = append(told, i.Place) },
+	}, func(t *testing.T, c *Cloud) {
+		first := launch(t, c, request("1", 1))
+		ok(t, c.Terminate(ctx, first[0].ID).Err()) // before it boots
+		second := launch(t, c, request("2", 1))
+		pass(2 * time.Minute)
+		if got, want := c.Truth()[0].ManagementIP, mustPrefix("127.64.0.5/32").Addr(); got != want {
+			t.Errorf("the second address is %s, want %s: the first four are nobody's", got, want)
+		}
+		if len(told) != 0 {
+			t.Errorf("the end of one that never booted is told")
+		}
+		ok(t, c.Terminate(ctx, second[0].ID).Err())
+		synctest.Wait()
+		if len(told) != 1 {
+			t.Errorf("told of %d ends, want 1", len(told))
+		}
+	})
+}

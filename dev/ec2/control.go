@@ -1,0 +1,144 @@
+package ec2
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// ControlPath is where Control is to be served beside the API.
+const ControlPath = "/_model/"
+
+// State is what a model tells of itself.
+type State struct {
+	Calls map[string]int // of each action
+	// Refused are the calls of each action that the policies did not allow.
+	Refused map[string]int
+	// Unused are the statements that have allowed nothing yet, of each key.
+	Unused map[string][]string
+	// Hung is how many calls have met a Hang.
+	Hung      int
+	Instances []sim.Instance // all that ever were
+}
+
+// Hang lets one call hang until its caller is gone.
+type Hang struct {
+	Call cloud.Call // its kind
+	Nth  int        // from now on; 1 is the next
+	// After lets it have its effect first.
+	After bool
+}
+
+// Capacity is for how many instances of a type there is room; a negative number is no bound.
+type Capacity struct {
+	Type      string
+	Instances int
+}
+
+// Interruption takes a spot instance back.
+type Interruption struct {
+	Instance string
+	Notice   time.Duration // how long before; EC2's two minutes when 0
+}
+
+// State says what is and was.
+func (m *Model) State() State {
+	s := State{Instances: m.sim.History(), Unused: map[string][]string{}}
+	for key, p := range m.cfg.Policies {
+		s.Unused[key] = p.Unused()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s.Calls, s.Refused, s.Hung = maps.Clone(m.calls), maps.Clone(m.unallowed), m.hung
+	return s
+}
+
+// Hang plans one.
+func (m *Model) Hang(h Hang) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.hangs = append(m.hangs, h)
+}
+
+// fault is the sim's question of what goes wrong with a call.
+func (m *Model) fault(c sim.Call) sim.Fault {
+	m.mu.Lock()
+	met := false
+	var is Hang
+	kept := m.hangs[:0]
+	for _, h := range m.hangs {
+		if h.Call == c.Kind {
+			h.Nth--
+		}
+		if h.Nth < 1 && !met {
+			met, is = true, h
+			continue
+		}
+		kept = append(kept, h)
+	}
+	m.hangs = kept
+	m.mu.Unlock()
+	count := func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.hung++
+	}
+	switch {
+	case met && is.After:
+		return sim.Fault{Then: count, HangAfter: true}
+	case met:
+		count()
+		return sim.Fault{HangBefore: true}
+	case m.cfg.Sim.Fault != nil:
+		return m.cfg.Sim.Fault(c)
+	}
+	return sim.Fault{}
+}
+
+// Control serves what tests do to a model in another process: GET is its State; POST of a
+// Hang, a Capacity or an Interruption to hang, capacity or interrupt does it.
+func (m *Model) Control() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+ControlPath, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(m.State()) // or whoever asked is gone
+	})
+	handle(mux, "hang", func(h Hang) error {
+		if h.Nth < 1 {
+			return fmt.Errorf("Nth is %d: want 1 or more", h.Nth)
+		}
+		m.Hang(h)
+		return nil
+	})
+	handle(mux, "capacity", func(c Capacity) error {
+		m.sim.SetCapacity(sim.Pool{InstanceType: c.Type}, c.Instances)
+		return nil
+	})
+	handle(mux, "interrupt", func(i Interruption) error {
+		if err := m.sim.Change(func(k *sim.Knobs) { k.InterruptionNotice = i.Notice }); err != nil {
+			return err
+		}
+		return m.sim.Interrupt(i.Instance)
+	})
+	return mux
+}
+
+func handle[T any](mux *http.ServeMux, name string, do func(T) error) {
+	mux.HandleFunc("POST "+ControlPath+name, func(w http.ResponseWriter, r *http.Request) {
+		var one T
+		read := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
+		read.DisallowUnknownFields()
+		err := read.Decode(&one)
+		if err == nil {
+			err = do(one)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+		}
+	})
+}

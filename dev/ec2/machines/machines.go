@@ -1,0 +1,325 @@
+package machines
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/dev/listen"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// What the account has.
+const (
+	Region = "us-east-1"
+	// AccessKeyID is the key whose holder has the rights of Config.Policy.
+	AccessKeyID = "AKIAIOSFODNN7EXAMPLE"
+	// VPC has the subnet of the cells.
+	VPC = "vpc-0123456789abcdef0"
+	// Image is the name of the only image.
+	Image = "kip-cell-local"
+
+	zone   = Region + "a"
+	subnet = "subnet-0123456789abcdef0"
+	imageGiB,
+	gib = 4, 1 << 30
+	// diskBytes is what a machine's disk takes at most.
+	diskBytes = 16 * gib
+	// port is preferred for the API.
+	port = 5080
+	// least is the narrowest network: a machine has a /28 of its upper half.
+	least = 20
+)
+
+// Init is the first process of a machine. It asks the metadata service for its user data.
+var Init = []string{"/bin/itzo", "cell", "--user-data=ec2"}
+
+// Config says where the machines are.
+type Config struct {
+	// Local is how they are made, on a bridge that is there; their Catalogue is the
+	// account's own, and their Init is Init.
+	Local local.Config
+	// Policy is what the holder of AccessKeyID may do, JSON.
+	Policy []byte
+	Log    *slog.Logger
+}
+
+// Types are what the account can launch: of the sizes that EC2 sells, some of those that
+// have no more processors than this host, of its architecture.
+func Types() (all []catalog.InstanceType) {
+	names := map[string][]string{"amd64": {"t3.micro", "t3.small", "t3.medium"}, "arm64": {"t4g.micro", "t4g.small", "t4g.medium"}}
+	const cpus = 2
+	for n, name := range names[runtime.GOARCH] {
+		if runtime.NumCPU() < cpus {
+			break // a kubelet cannot write what it is shown into a cpuset
+		}
+		price := 0.0104 * float64(int(1)<<n)
+		all = append(all, catalog.InstanceType{
+			Name:        name,
+			MilliCPU:    cpus * 1000,
+			MemoryBytes: gib << n,
+			DiskBytes:   diskBytes,
+			Arch:        runtime.GOARCH,
+			Offerings: []catalog.Offering{
+				{Zone: zone, Subnet: subnet, PricePerHour: price},
+				{Zone: zone, Subnet: subnet, PricePerHour: price / 4, Spot: true},
+			},
+		})
+	}
+	return all
+}
+
+// EC2 is a model whose instances are real.
+type EC2 struct {
+	log      *slog.Logger
+	model    *ec2.Model
+	machines *local.Cloud
+	link     *link
+	api      *http.Server
+	metadata *http.Server
+	url      string
+	serving  sync.WaitGroup
+	closing  atomic.Bool
+	failed   chan error
+
+	mu        sync.Mutex
+	instances map[string]*instance
+}
+
+// instance is what stands behind one. mu is held while its machine is made or ended.
+type instance struct {
+	mu      sync.Mutex
+	machine string // its ID; empty before the first boot
+	boots   int
+	over    bool
+}
+
+// Start serves an account without instances. Close it.
+func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
+	types := Types()
+	bits := cfg.Local.CIDR.Bits()
+	switch {
+	case len(types) == 0:
+		return nil, fmt.Errorf("start EC2: no instance type is like this host, of %s with %d processors: want two or more",
+			runtime.GOARCH, runtime.NumCPU())
+	case bits > least:
+		return nil, fmt.Errorf("start EC2: the network %s is too small: want a /%d or larger", cfg.Local.CIDR, least)
+	}
+	policy, err := ec2.ParsePolicy(cfg.Policy)
+	if err != nil {
+		return nil, fmt.Errorf("start EC2: %w", err)
+	}
+	e := &EC2{log: cfg.Log, instances: map[string]*instance{}, failed: make(chan error, 2)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("start EC2: %w", err), e.Close())
+		}
+	}()
+	cfg.Local.Catalogue, cfg.Local.Init = types, Init
+	if e.machines, err = local.New(cfg.Local); err != nil {
+		return nil, err
+	}
+	upper := cfg.Local.CIDR.Addr().As4()
+	upper[bits/8] |= 0x80 >> (bits % 8)
+	e.model, err = ec2.New(ec2.Config{
+		Region: Region,
+		Sim: sim.Config{
+			Catalogue: types,
+			Boot:      e.boot,
+			End:       e.end,
+			Log:       cfg.Log,
+			// As many as there are /28s in the upper half, and no guest's.
+			ManagementCIDR: netip.PrefixFrom(cfg.Local.CIDR.Addr(), bits+6),
+			Knobs: sim.Knobs{
+				Pending:               sim.Distribution{Median: 500 * time.Millisecond},
+				Termination:           sim.Distribution{Median: 500 * time.Millisecond},
+				Stopping:              sim.Distribution{Median: 500 * time.Millisecond},
+				ListLag:               sim.Distribution{Median: 100 * time.Millisecond, Spread: 2},
+				UnknownFor:            sim.Distribution{Median: 50 * time.Millisecond, Spread: 2},
+				RateLimits:            sim.EC2RateLimits(),
+				StoppedKeepsAddresses: true,
+			},
+		},
+		Subnets: []ec2.Subnet{{ID: subnet, VPC: VPC, Zone: zone}},
+		Images: []ec2.Image{{
+			ID:         "ami-0123456789abcdef0",
+			Name:       Image,
+			Owner:      "self",
+			Created:    "2026-01-01T00:00:00.000Z",
+			RootDevice: "/dev/xvda",
+			GiB:        imageGiB,
+		}},
+		Policies: map[string]*ec2.Policy{AccessKeyID: policy},
+		Pods:     netip.PrefixFrom(netip.AddrFrom4(upper), bits+1),
+		Console:  e.console,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if e.link, err = plug(ctx, cfg.Local.Bridge); err != nil {
+		return nil, err
+	}
+	l, err := listen.On(ctx, netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
+	if err != nil {
+		return nil, err
+	}
+	e.url = "http://" + l.Addr().String()
+	mux := http.NewServeMux()
+	mux.Handle("/", e.model)
+	mux.Handle(ec2.ControlPath, e.model.Control())
+	e.api, e.metadata = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}, e.model.Metadata()
+	e.serve(e.api, l)
+	e.serve(e.metadata, e.link)
+	return e, nil
+}
+
+func (e *EC2) serve(s *http.Server, l net.Listener) {
+	e.serving.Go(func() {
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			e.failed <- fmt.Errorf("serve EC2: %w", err)
+		}
+	})
+}
+
+// URL is that of the API, on this host alone.
+func (e *EC2) URL() string { return e.url }
+
+// Failed tells why it serves no more, if nobody closed it.
+func (e *EC2) Failed() <-chan error { return e.failed }
+
+// Close ends what runs here. The machines run on: local.Destroy ends them.
+func (e *EC2) Close() error {
+	e.closing.Store(true)
+	var errs []error
+	for _, s := range []*http.Server{e.api, e.metadata} {
+		if s != nil {
+			errs = append(errs, s.Close())
+		}
+	}
+	e.serving.Wait()
+	if e.model != nil {
+		errs = append(errs, e.model.Close())
+	}
+	if e.machines != nil {
+		errs = append(errs, e.machines.Close())
+	}
+	if e.link != nil {
+		errs = append(errs, e.link.unplug())
+	}
+	return errors.Join(errs...)
+}
+
+func (e *EC2) instance(id string) *instance {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	i := e.instances[id]
+	if i == nil {
+		i = &instance{}
+		e.instances[id] = i
+	}
+	return i
+}
+
+// boot is an instance's, from its launch or start to its stop or end.
+func (e *EC2) boot(ctx context.Context, i cloud.Instance, _ []byte) {
+	one := e.instance(i.ID)
+	boot, err := e.begin(ctx, one, i)
+	if err != nil {
+		if ctx.Err() == nil {
+			e.log.Error("no machine stands behind an instance", "instance", i.ID, "err", err)
+			e.vanish(i.ID)
+		}
+		return
+	}
+	select {
+	case <-e.machines.Gone(one.machine):
+		if ctx.Err() == nil {
+			e.vanish(i.ID) // it has shut itself down
+		}
+	case <-ctx.Done():
+		one.mu.Lock()
+		defer one.mu.Unlock()
+		if !one.over && one.boots == boot && !e.closing.Load() {
+			e.stop(ctx, i.ID, one)
+		}
+	}
+}
+
+// begin makes the machine, or starts it again, and returns which boot that was.
+func (e *EC2) begin(ctx context.Context, one *instance, i cloud.Instance) (boot int, err error) {
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	if one.over {
+		return 0, context.Canceled
+	}
+	one.boots++
+	if one.machine != "" {
+		e.stop(ctx, i.ID, one)
+		return one.boots, e.machines.Start(ctx, one.machine).Err()
+	}
+	spec := cloud.LaunchSpec{InstanceType: i.InstanceType, Zone: i.Zone, Subnet: i.Subnet}
+	if i.Spot {
+		spec.Market = cloud.Spot
+	}
+	made, err := e.machines.LaunchAt(ctx, cloud.LaunchRequest{
+		Token:      i.ID,
+		LaunchSpec: spec,
+		Machines: []cloud.Machine{{
+			Tags: map[string]string{cloud.TagOwner: "ec2", cloud.TagName: i.ID},
+			// It asks the metadata service.
+			UserData: []byte{},
+		}},
+	}, i.ManagementIP)
+	one.machine = made.ID
+	return one.boots, err
+}
+
+// stop ends a machine's processes, and keeps its disk.
+func (e *EC2) stop(ctx context.Context, id string, one *instance) {
+	if err := e.machines.Stop(context.WithoutCancel(ctx), one.machine).Err(); err != nil {
+		e.log.Warn("stop the machine of an instance", "instance", id, "err", err)
+	}
+}
+
+// end is that of an instance, which does not come again.
+func (e *EC2) end(ctx context.Context, i cloud.Instance) {
+	one := e.instance(i.ID)
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	one.over = true
+	if one.machine == "" {
+		return
+	}
+	if err := e.machines.Terminate(ctx, one.machine).Err(); err != nil && ctx.Err() == nil {
+		e.log.Error("end the machine of an instance", "instance", i.ID, "err", err)
+	}
+}
+
+func (e *EC2) vanish(id string) {
+	// One that has ended meanwhile is gone already.
+	if err := e.model.Machines().Vanish(id); err != nil {
+		e.log.Debug("an instance has ended with its machine", "instance", id, "err", err)
+	}
+}
+
+func (e *EC2) console(id string) ([]byte, error) {
+	one := e.instance(id)
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	if one.machine == "" {
+		return nil, nil
+	}
+	return e.machines.ConsoleOutput(context.Background(), one.machine)
+}

@@ -1,0 +1,182 @@
+package ec2
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/net/ipv4"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// metadataOptions are those of a launch, as the EC2 API reference has them
+// ("InstanceMetadataOptionsRequest").
+type metadataOptions struct {
+	disabled bool
+	required bool // a token for each request
+	hops     int
+}
+
+const (
+	tokenHeader    = "X-aws-ec2-metadata-token"
+	lifetimeHeader = tokenHeader + "-ttl-seconds"
+	// longestToken is six hours (EC2 User Guide, "Use IMDSv2").
+	longestToken = 21600
+	// usualTTL is Linux' own.
+	usualTTL = 64
+	// metadataPatience bounds a connection that says nothing.
+	metadataPatience = time.Minute
+)
+
+// connection is where a request's own is in its context.
+type connection struct{}
+
+// Metadata returns the metadata service of all instances. Who asks is known by the address
+// that is asked from, as on a network of EC2's, which lets nobody take another's.
+func (m *Model) Metadata() *http.Server {
+	s := &metadata{m}
+	return &http.Server{
+		Handler:           s,
+		ReadHeaderTimeout: metadataPatience,
+		IdleTimeout:       metadataPatience,
+		MaxHeaderBytes:    16 << 10,
+		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connection{}, c) },
+	}
+}
+
+type metadata struct{ model *Model }
+
+// ServeHTTP answers one request.
+func (s *metadata) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	instance, ok := s.model.at(from.Addr())
+	if err != nil || !ok {
+		http.Error(w, "no instance has the address that this is asked from", http.StatusNotFound)
+		return
+	}
+	options := s.model.launchOf(instance).metadata
+	isToken := r.URL.Path == "/latest/api/token"
+	// How far the answer with a token travels is what the hop limit bounds.
+	ttl := usualTTL
+	if isToken {
+		ttl = options.hops
+	}
+	if c, has := r.Context().Value(connection{}).(net.Conn); has {
+		if err := ipv4.NewConn(c).SetTTL(ttl); err != nil {
+			http.Error(w, "cannot bound the hops of the answer", http.StatusInternalServerError)
+			return
+		}
+	}
+	switch given := r.Header.Get(tokenHeader); {
+	case options.disabled:
+		http.Error(w, "the service is turned off for this instance", http.StatusForbidden)
+	case isToken:
+		s.token(w, r, instance.ID)
+	case r.Method != http.MethodGet:
+		http.Error(w, "want GET", http.StatusMethodNotAllowed)
+	case given == "" && options.required, given != "" && !s.valid(given, instance.ID):
+		http.Error(w, "want a token", http.StatusUnauthorized)
+	default:
+		s.tell(w, r, instance)
+	}
+}
+
+// token makes one. A request that came by a proxy is refused, as the service does.
+func (s *metadata) token(w http.ResponseWriter, r *http.Request, instance string) {
+	seconds, err := strconv.Atoi(r.Header.Get(lifetimeHeader))
+	switch {
+	case r.Method != http.MethodPut:
+		http.Error(w, "want PUT", http.StatusMethodNotAllowed)
+	case len(r.Header.Values("X-Forwarded-For")) > 0:
+		http.Error(w, "forwarded", http.StatusForbidden)
+	case err != nil || seconds < 1 || seconds > longestToken:
+		http.Error(w, fmt.Sprintf("%s: want 1 to %d", lifetimeHeader, longestToken), http.StatusBadRequest)
+	default:
+		w.Header().Set(lifetimeHeader, strconv.Itoa(seconds))
+		_, _ = io.WriteString(w, s.sign(instance, s.model.now().Add(time.Duration(seconds)*time.Second))) // or whoever asked is gone
+	}
+}
+
+// sign makes a token of an instance that ends at some time.
+func (s *metadata) sign(instance string, end time.Time) string {
+	text := binary.BigEndian.AppendUint64(nil, uint64(end.UnixMilli()))
+	sum := hmac.New(sha256.New, s.model.key[:])
+	sum.Write(append(text, instance...))
+	return base64.RawURLEncoding.EncodeToString(sum.Sum(text))
+}
+
+func (s *metadata) valid(token, instance string) bool {
+	text, err := base64.RawURLEncoding.DecodeString(token)
+	if err != nil || len(text) != 8+sha256.Size {
+		return false
+	}
+	end := time.UnixMilli(int64(binary.BigEndian.Uint64(text)))
+	return hmac.Equal([]byte(token), []byte(s.sign(instance, end))) && s.model.now().Before(end)
+}
+
+// tell answers what is known of an instance. What is not is not found.
+func (s *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) {
+	m := s.model
+	l := m.launchOf(i)
+	path := strings.TrimPrefix(r.URL.Path, "/latest/")
+	if path == "user-data" && len(l.userData) > 0 {
+		w.Header().Set("Content-Type", "application/octet-stream")
+		_, _ = w.Write(l.userData)
+		return
+	}
+	x := m.instance(i)
+	said := map[string]string{
+		"ami-id":                      x.ImageID,
+		"ami-launch-index":            strconv.Itoa(x.LaunchIndex),
+		"instance-id":                 x.ID,
+		"instance-type":               x.Type,
+		"instance-life-cycle":         "on-demand",
+		"local-hostname":              "ip-" + strings.ReplaceAll(x.PrivateIP, ".", "-"),
+		"local-ipv4":                  x.PrivateIP,
+		"placement/availability-zone": x.Zone,
+		"placement/region":            m.cfg.Region,
+		"reservation-id":              reservation(i.Token),
+	}
+	if x.PublicIP != "" {
+		said["public-ipv4"] = x.PublicIP
+	}
+	if i.Spot {
+		said["instance-life-cycle"] = "spot"
+	}
+	announced := m.sim.Announced()
+	if n := slices.IndexFunc(announced, func(a cloud.Interruption) bool { return a.InstanceID == i.ID }); n >= 0 {
+		at := announced[n].At.UTC().Format(time.RFC3339)
+		said["spot/instance-action"] = fmt.Sprintf(`{"action": "terminate", "time": %q}`, at)
+		said["spot/termination-time"] = at
+	}
+	name, is := strings.CutPrefix(path, "meta-data/")
+	if value, has := said[name]; is && has {
+		w.Header().Set("Content-Type", "text/plain")
+		_, _ = io.WriteString(w, value)
+		return
+	}
+	http.NotFound(w, r)
+}
+
+// at is the instance that has an address and is not over.
+func (m *Model) at(address netip.Addr) (sim.Instance, bool) {
+	all := m.sim.Truth()
+	n := slices.IndexFunc(all, func(i sim.Instance) bool { return i.ManagementIP == address.Unmap() })
+	if n < 0 {
+		return sim.Instance{}, false
+	}
+	return all[n], true
+}

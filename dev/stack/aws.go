@@ -1,0 +1,66 @@
+package stack
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+
+	"github.com/elotl/kip/dev/ec2/machines"
+	"github.com/elotl/kip/internal/cloud/aws"
+)
+
+// Clouds of a stack.
+const (
+	CloudLocal = "local"
+	// CloudAWS is a model of EC2, with local cells behind its instances.
+	CloudAWS = "aws"
+)
+
+// checkCloud says whether the stack can have its cloud.
+func (o Options) checkCloud() error {
+	switch {
+	case o.Cloud != "" && o.Cloud != CloudLocal && o.Cloud != CloudAWS:
+		return fmt.Errorf("--cloud is %q: want %s or %s", o.Cloud, CloudLocal, CloudAWS)
+	case o.Cloud == CloudAWS && o.Kips > 1:
+		return fmt.Errorf("--cloud is %s and --kips is %d: want one Kip", o.Cloud, o.Kips)
+	case o.Cloud == CloudAWS && o.IPv6CIDR.IsValid():
+		return fmt.Errorf("--cloud is %s and --ipv6-cidr is %s: want none", o.Cloud, o.IPv6CIDR)
+	}
+	return nil
+}
+
+// StartCloud starts the model of EC2, if that is the stack's cloud. The bridge and the
+// cells' root are there.
+func (s *Stack) StartCloud(ctx context.Context) (err error) {
+	if s.opts.Cloud != CloudAWS {
+		return nil
+	}
+	cells := s.cloud()
+	cells.RootDir, cells.Nameservers, cells.LauncherPath = s.opts.CellRoot, []netip.Addr{s.address}, filepath.Join(s.opts.Bin, "kip")
+	s.ec2, err = machines.Start(ctx, machines.Config{Local: cells, Policy: aws.Policy(), Log: s.opts.Log})
+	return err
+}
+
+// EC2 is how another program asks the model: environment and arguments of awscli; "" where
+// the stack has none.
+func (s *Stack) EC2() string {
+	if s.ec2 == nil {
+		return ""
+	}
+	return fmt.Sprintf("AWS_ACCESS_KEY_ID=%s AWS_SECRET_ACCESS_KEY=any aws --endpoint-url %s --region %s ec2", machines.AccessKeyID, s.ec2.URL(),
+		machines.Region)
+}
+
+// awsConfig is cloud.aws of provider.yaml.
+func (s *Stack) awsConfig() map[string]any {
+	return map[string]any{
+		"region": machines.Region, "vpcID": machines.VPC, "endpointURL": s.ec2.URL(),
+		"accessKeyID": machines.AccessKeyID, "secretAccessKey": "any", // the model looks at no signature
+	}
+}
+
+// awsEnvironment keeps what a developer has of AWS from Kip.
+var awsEnvironment = []string{
+	"AWS_REGION=" + machines.Region, "AWS_PROFILE=", "AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null",
+}
