@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,6 +36,7 @@ func (b *bubble) requestOn(pod, node string) Cell {
 }
 
 func TestACellIsOfTheNodeOfItsPod(t *testing.T) {
+	var mu sync.Mutex
 	var told []string
 	agents := func(r *http.Request) *http.Response {
 		if r.URL.Path == agentapi.PathConfig {
@@ -42,6 +44,8 @@ func TestACellIsOfTheNodeOfItsPod(t *testing.T) {
 			if err := json.NewDecoder(r.Body).Decode(&c); err != nil {
 				t.Error(err)
 			}
+			mu.Lock()
+			defer mu.Unlock()
 			told = append(told, c.NodeName)
 		}
 		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(""))}
@@ -55,8 +59,11 @@ func TestACellIsOfTheNodeOfItsPod(t *testing.T) {
 				t.Errorf("the cell is of %v, want %s", got, want)
 			}
 		}
-		if slices.Sort(told); !slices.Equal(told, []string{"kip-0", "kip-0-2"}) {
-			t.Errorf("agents were told the nodes %v", told)
+		mu.Lock()
+		names := slices.Sorted(slices.Values(told))
+		mu.Unlock()
+		if !slices.Equal(names, []string{"kip-0", "kip-0-2"}) {
+			t.Errorf("agents were told the nodes %v", names)
 		}
 		nodes := map[string]string{}
 		for _, w := range b.cells.Ways() {
