@@ -79,10 +79,46 @@ type CellStatus struct {
 	IP string `json:"ip,omitempty"`
 	// IPv6 is the pod's IPv6 address, if it has one.
 	IPv6 string `json:"ipv6,omitempty"`
+	// Candidates are the best that could be had when the cell was chosen, at most MaxCandidates;
+	// the first is what it is, or is to be.
+	Candidates []Candidate `json:"candidates,omitempty"`
+	// RuledOut says why other types are not among them, by count.
+	RuledOut []RuledOut `json:"ruledOut,omitempty"`
 	// Steps are the moments at which the cell entered each phase, and those
 	// of the steps between (seen, placed, launched, joined, ready, bound, …),
 	// oldest first.
 	Steps []Step `json:"steps,omitempty"`
+}
+
+// MaxCandidates is how many candidates people are shown.
+const MaxCandidates = 5
+
+// Unknown stands for a price that is not known.
+const Unknown = "unknown"
+
+// Candidate is one way to launch a cell. Prices are in US dollars an hour, as decimal
+// text, or Unknown; what is empty is not paid.
+type Candidate struct {
+	InstanceType string `json:"instanceType"`
+	Zone         string `json:"zone,omitempty"`
+	LaunchType   string `json:"launchType,omitempty"`
+	// PricePerHour is the machine's.
+	PricePerHour string `json:"pricePerHour,omitempty"`
+	// BurstPerHour is for what the pod asks of CPU above a burstable type's baseline.
+	BurstPerHour   string `json:"burstPerHour,omitempty"`
+	DiskPerHour    string `json:"diskPerHour,omitempty"`
+	AddressPerHour string `json:"addressPerHour,omitempty"`
+	// CostPerHour is the sum of what is known; Unknown where the machine's price is.
+	CostPerHour string `json:"costPerHour,omitempty"`
+	// Why says what speaks for it.
+	Why string `json:"why,omitempty"`
+}
+
+// RuledOut counts types that were not chosen for one reason.
+type RuledOut struct {
+	Types int `json:"types"`
+	// Why begins with a verb: "have too little memory (largest: x2 with 8Gi)".
+	Why string `json:"why"`
 }
 
 // Price is dollars an hour as a CellStatus has it: to a millionth, which is finer

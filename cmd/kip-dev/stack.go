@@ -21,7 +21,7 @@ import (
 type place struct {
 	state, bin, kip, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType, cloud string
 	ipv6CIDR, serviceIPv6CIDR                                                                        string
-	kips, nodes, cpus, tolerationSeconds                                                             int
+	kips, virtualNodes, nodes, cpus, tolerationSeconds                                               int
 	noFsync, upstreamLimits, verbose, serviceProxy                                                   bool
 	kipArgs                                                                                          []string
 }
@@ -42,6 +42,7 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.StringVar(&p.node, "node", "kip-0", "`name` of the virtual node; its rights are those of deploy/rbac.yaml")
 	fs.IntVar(&p.nodes, "nodes", 0, "`number` of ordinary nodes beside the virtual one: machines like cells with upstream's kubelet")
 	fs.IntVar(&p.kips, "kips", 1, "how many Kips: the second has a node kip-1, and a bridge and a half of the addresses of its own")
+	fs.IntVar(&p.virtualNodes, "virtual-nodes", 1, "how many virtual nodes each Kip has: the second is kip-0-1")
 	fs.BoolVar(&p.serviceProxy, "service-proxy", false,
 		"run kube-proxy on this machine, so that NodePorts answer at the virtual nodes' addresses; it writes nftables rules that go at the end")
 	fs.IntVar(&p.cpus, "cpus", 1000, "how many CPUs the scheduler may place on a virtual node")
@@ -105,6 +106,7 @@ func (p *place) options(command string) (stack.Options, error) {
 		ServiceIPv6CIDR: serviceIPv6CIDR,
 		Node:            p.node,
 		Kips:            p.kips,
+		VirtualNodes:    p.virtualNodes,
 		Nodes:           p.nodes,
 		CPUs:            p.cpus,
 		ServiceProxy:    p.serviceProxy,

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -23,6 +24,8 @@ const usage = `usage: kip-image build [flags]   build the image of what the lock
 
 Flags of each: kip-image build -help
 `
+
+const debianKeys = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
@@ -46,6 +49,9 @@ func build(ctx context.Context, args []string) error {
 	flags.StringVar(&o.Out, "out", "bin/image", "`folder` of the image")
 	flags.StringVar(&o.Cache, "cache", ".kip/debs", "`folder` where fetched packages are kept")
 	flags.StringVar(&o.Mirror, "mirror", debian.Mirror, "`URL` of a mirror of Debian's packages")
+	keyring := flags.String("keyring", debianKeys, "`file` with Debian's keys (package debian-archive-keyring), for -gone=newest")
+	gone := flags.String("gone", "fail", "what happens where the mirror has a pinned version no more: `fail or newest`, "+
+		"which builds the image of Debian's newest versions")
 	formats := flags.String("formats", strings.Join(boot.Formats(), ","), "`forms` of the image, with commas between them")
 	_ = flags.Parse(args) // ExitOnError
 	o.Formats = strings.FieldsFunc(*formats, func(r rune) bool { return r == ',' })
@@ -53,7 +59,16 @@ func build(ctx context.Context, args []string) error {
 	if o.Lock, err = debian.Pinned(); err != nil {
 		return err
 	}
+	if *gone != "fail" && *gone != "newest" {
+		return fmt.Errorf("-gone=%s: want fail or newest", *gone)
+	}
 	m, err := boot.Build(ctx, o)
+	if errors.Is(err, debian.ErrGone) && *gone == "newest" {
+		fmt.Fprintf(os.Stderr, "%v\nThe image is built of Debian's newest versions, not of those of the lock.\n", err)
+		if o.Lock, err = debian.Resolve(ctx, o.Mirror, *keyring, boot.Packages, o.Arch); err == nil {
+			m, err = boot.Build(ctx, o)
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -67,7 +82,7 @@ func lock(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("kip-image lock", flag.ExitOnError)
 	file := flags.String("file", "image/debian/packages.lock", "`file` to write")
 	mirror := flags.String("mirror", debian.Mirror, "`URL` of a mirror of Debian's packages")
-	keyring := flags.String("keyring", "/usr/share/keyrings/debian-archive-keyring.gpg",
+	keyring := flags.String("keyring", debianKeys,
 		"`file` with Debian's keys (package debian-archive-keyring)")
 	_ = flags.Parse(args) // ExitOnError
 	l, err := debian.Resolve(ctx, *mirror, *keyring, boot.Packages, "amd64", "arm64")

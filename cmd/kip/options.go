@@ -37,6 +37,8 @@ func (o *options) add(f *pflag.FlagSet) {
 	f.StringVar(&o.provider, "provider", provider, "must be "+provider)
 	f.StringVar(&o.ProviderConfig, "provider-config", "/etc/kip/provider.yaml",
 		"provider.yaml: the cloud, the store, the cells (docs/provider-configuration.md)")
+	f.StringVar(&o.InstanceDataPath, "instance-data-path", "",
+		"`file` with instance types and prices of your own, by region or zone (docs/placement.md); default: those that the cloud tells")
 	f.StringVar(&o.clusterDNS, "cluster-dns", "",
 		"`address` of the cluster's DNS service for pods; "+
 			"default: the cluster IP of service kube-system/kube-dns, none if there is no such service")
@@ -53,6 +55,11 @@ func (o *options) add(f *pflag.FlagSet) {
 	f.IntVar(&o.WebhookPort, "webhook-port", 9443,
 		"`port` at which the API server asks about pods before it makes them, where deploy/webhook.yaml is installed; 0 for none")
 	f.StringVar(&o.MetricsAddr, "metrics-addr", ":10255", "`address` of /metrics, /healthz and /readyz; 0 for none")
+	f.StringVar(&o.MetricsCertFile, "metrics-cert-file", "",
+		"`file` with the certificate of --metrics-addr, followed when it changes; default: that of the kubelet port")
+	f.StringVar(&o.MetricsKeyFile, "metrics-key-file", "", "`file` with its key")
+	f.StringVar(&o.MetricsAudience, "metrics-audience", "",
+		"`audience` that the tokens of those who scrape must be for; default: the API server's, so that Kip is shown a token of theirs that is good there, too")
 	f.Float32Var(&o.QPS, "kube-api-qps", 1000,
 		"requests a second to the API server: Kip asks for all its cells what as many kubelets would, each with 50")
 	f.IntVar(&o.Burst, "kube-api-burst", 2000, "requests at once to the API server")

@@ -2,8 +2,10 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +24,7 @@ import (
 
 func getCells(k *kipctl) *cobra.Command {
 	var all bool
+	var worst uint
 	cmd := &cobra.Command{
 		Use:     "cells [NAME...]",
 		Aliases: []string{"cell", "cl"},
@@ -29,6 +32,9 @@ func getCells(k *kipctl) *cobra.Command {
 		RunE: func(cmd *cobra.Command, names []string) error {
 			if all && k.namespace != "" {
 				return errBothNamespaces
+			}
+			if cmd.Flags().Changed("worst") {
+				return k.worstCells(cmd.Context(), names, worst)
 			}
 			c, err := k.connect(k.config())
 			if err != nil {
@@ -59,8 +65,47 @@ func getCells(k *kipctl) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "those of all namespaces (the default without -n)")
+	cmd.Flags().UintVar(&worst, "worst", 0, "show what the `N` cells have asked of Kip that cost it most (10 without a number), from its local socket")
+	cmd.Flags().Lookup("worst").NoOptDefVal = "10"
 	return cmd
 }
+
+// worstCells lists what cells have asked of their API, the dearest first: who is root on
+// a cell shows there.
+func (k *kipctl) worstCells(ctx context.Context, names []string, most uint) error {
+	path, _ := k.socketPath()
+	all, err := adminapi.NewClient(path).Usage(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if !slices.ContainsFunc(all, func(u adminapi.CellUsage) bool { return u.Cell == name }) {
+			return fmt.Errorf("cell %q not found", name)
+		}
+	}
+	all = slices.DeleteFunc(all, func(u adminapi.CellUsage) bool {
+		return k.namespace != "" && u.Pod.Namespace != k.namespace || len(names) > 0 && !slices.Contains(names, u.Cell)
+	})
+	all = all[:min(uint(len(all)), most)]
+	return k.print(all, func(w io.Writer) error {
+		if len(all) == 0 {
+			fmt.Fprintln(k.err, "No cells found.")
+			return nil
+		}
+		t := table(w, "NAME", "POD", "WORK", "REQUESTS", "SENT", "ANSWERED", "REFUSED", "BY")
+		for _, u := range all {
+			by := make([]string, 0, len(u.RefusedBy))
+			for _, limit := range slices.Sorted(maps.Keys(u.RefusedBy)) {
+				by = append(by, fmt.Sprintf("%s %d", limit, u.RefusedBy[limit]))
+			}
+			t.row(u.Cell, podOf(u.Pod), fmt.Sprintf("%.1fs", u.WorkedSeconds), strconv.FormatUint(u.Requests, 10), kibibytes(u.SentBytes),
+				kibibytes(u.AnsweredBytes), strconv.FormatUint(u.Refused(), 10), strings.Join(by, ", "))
+		}
+		return t.w.Flush()
+	})
+}
+
+func kibibytes(n uint64) string { return fmt.Sprintf("%dKi", (n+1<<10-1)>>10) }
 
 var errBothNamespaces = fmt.Errorf("--namespace and --all-namespaces exclude each other")
 

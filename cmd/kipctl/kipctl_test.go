@@ -318,7 +318,9 @@ func (explainer) Why(_ context.Context, namespace, pod string) (adminapi.Explana
 			Standby: "cell-standby",
 			Candidates: []adminapi.Candidate{
 				{InstanceType: "c5.large", Zone: "us-east-1a", LaunchType: "On-Demand", PricePerHour: "0.085", Why: "cheapest"},
-				{InstanceType: "m5.large", Zone: "us-east-1a", LaunchType: "On-Demand", PricePerHour: "0.096"},
+				{InstanceType: "m5.large", Zone: "us-east-1a", LaunchType: "On-Demand", PricePerHour: "0.096",
+					BurstPerHour: "0.01", DiskPerHour: apiv1.Unknown, AddressPerHour: "0.005", CostPerHour: "0.111"},
+				{InstanceType: "m5.large", Zone: "us-east-1a", LaunchType: "Spot", PricePerHour: apiv1.Unknown, CostPerHour: apiv1.Unknown},
 			},
 			Rejected: []adminapi.Rejection{{What: "t3.medium in us-east-1a", Why: "no capacity until 12:02"},
 				{What: "3 types", Why: "have too little memory"}},
@@ -402,13 +404,55 @@ func TestPoolsAndShortagesComeFromTheSocket(t *testing.T) {
 	}
 }
 
+func TestTheWorstCellsComeFirst(t *testing.T) {
+	socket(t, func(c *adminapi.Config) {
+		c.Usage = func() []adminapi.CellUsage {
+			return []adminapi.CellUsage{
+				{Cell: "c-idle", Requests: 12, SentBytes: 1, AnsweredBytes: 2049},
+				{Cell: "c-web", Pod: apiv1.PodReference{Namespace: "default", Name: "web"}, Requests: 60, WorkedSeconds: .5},
+				{
+					Cell:          "c-hostile",
+					Pod:           apiv1.PodReference{Namespace: "batch", Name: "miner"},
+					Requests:      1 << 40,
+					SentBytes:     3 << 30,
+					WorkedSeconds: .5,
+					RefusedBy:     map[string]uint64{"work_time": 7, "forbidden": 1 << 33},
+				},
+				{Cell: "c-busy", Pod: apiv1.PodReference{Namespace: "batch", Name: "busy"}, Requests: 900, SentBytes: 1 << 20, WorkedSeconds: 12.34},
+			}
+		}
+	})
+	for name, args := range map[string]string{
+		"worst-cells":           "get cells --worst",
+		"worst-cells-one":       "get cells --worst=1",
+		"worst-cells-namespace": "get cells --worst -n batch",
+		"worst-cells-names":     "get cells --worst c-web",
+	} {
+		got := run(t, nil, strings.Fields(args)...) // no cluster is needed
+		if got.failed != nil || got.err != "" {
+			t.Errorf("%s: %+v", args, got)
+		}
+		golden(t, name, got.out)
+	}
+	got := run(t, nil, "get", "cells", "--worst=1", "-o", "json")
+	if got.failed != nil || !strings.Contains(got.out, `"workedSeconds": 12.34`) {
+		t.Errorf("as JSON: %+v", got)
+	}
+	got = run(t, nil, "get", "cells", "--worst", "c-none")
+	if got.failed == nil || !strings.Contains(got.failed.Error(), `"c-none" not found`) {
+		t.Errorf("of a cell that is not there: %+v", got)
+	}
+}
+
 func TestVersionShowsBothSides(t *testing.T) {
 	if got := run(t, nil, "version"); got.failed != nil || !strings.Contains(got.out, "kipctl: ") ||
-		!strings.Contains(got.out, "kip:    not asked: no Kip serves this socket: /opt/kip/data/kip.sock") {
+		!strings.Contains(got.out, "kip:    not asked: no Kip serves this socket: /opt/kip/data/kip.sock") ||
+		!strings.Contains(got.out, "\nprices: aws 20") {
 		t.Errorf("without a socket: %+v", got)
 	}
 	socket(t)
-	if got := run(t, nil, "version", "-o", "json"); got.failed != nil || !strings.Contains(got.out, `"version": "v9.9.9"`) {
+	if got := run(t, nil, "version", "-o", "json"); got.failed != nil || !strings.Contains(got.out, `"version": "v9.9.9"`) ||
+		!strings.Contains(got.out, `"gce": "20`) {
 		t.Errorf("with a socket: %+v", got)
 	}
 }

@@ -19,6 +19,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	k := &kipctl{
+		in:             os.Stdin,
 		out:            os.Stdout,
 		err:            os.Stderr,
 		clock:          clock.RealClock{},

@@ -31,6 +31,7 @@ const (
 
 // kipctl is what all commands share.
 type kipctl struct {
+	in       io.Reader
 	out, err io.Writer
 	clock    clock.PassiveClock
 	// connect makes the clients of the Kubernetes API.
@@ -79,7 +80,7 @@ func newRoot(k *kipctl, name string) *cobra.Command {
 			return fmt.Errorf("say what to get: %s", strings.Join(all, ", "))
 		}}
 	get.AddCommand(getCells(k), getPods(k), getStandby(k), getCapacity(k))
-	root.AddCommand(get, why(k), showVersion(k), backup(k), restore(k), cleanup(k), allow(k))
+	root.AddCommand(get, why(k), priceOf(k), showVersion(k), backup(k), restore(k), cleanup(k), allow(k), generation(k))
 	return root
 }
 

@@ -164,7 +164,7 @@ func TestARestoredStoreIsThatOfThisClustersKip(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	for _, words := range []string{"born 1, ca 1, cells 2", "taken 2026-07-01T10:00:00Z (120m ago)", "schema 1", id, "1 of its cells",
-		"Start Kip now"} {
+		"Start Kip now", "kipctl generation"} {
 		if !strings.Contains(got.out, words) {
 			t.Errorf("printed %q, which lacks %q", got.out, words)
 		}
@@ -355,6 +355,63 @@ func TestWhatIsHeldBackIsShownAndAllowedOnlyIfItIsMeant(t *testing.T) {
 		t.Errorf("with --yes: %+v", done)
 	}
 	if none := run(t, nil, "allow"); none.failed != nil || !strings.Contains(none.err, "Nothing is held back") {
+		t.Errorf("with nothing: %+v", none)
+	}
+}
+
+// behindStore is a store that does not know of two instances until it takes over.
+type behindStore struct{ taken, reloaded *bool }
+
+func (b behindStore) Generation() adminapi.Generation {
+	g := adminapi.Generation{Store: "store-1", Number: 7, Unknown: []adminapi.UnknownInstance{}}
+	if *b.taken {
+		return g
+	}
+	g.Behind = "the cloud has instances that it does not know of"
+	g.Unknown = []adminapi.UnknownInstance{
+		{
+			Instance:   "i-1",
+			Generation: "line.9",
+			Pod:        apiv1.PodReference{Namespace: "ns", Name: "p"},
+			Launched:   now.Add(-2 * time.Minute),
+		},
+		{Instance: "i-2", Launched: now.Add(-time.Hour)},
+	}
+	return g
+}
+
+func (b behindStore) TakeOver(context.Context) error {
+	if *b.taken {
+		return errors.New("there is nothing to take over")
+	}
+	*b.taken = true
+	return nil
+}
+
+func (b behindStore) Reload() { *b.reloaded = true }
+
+func TestAStoreTakesOverOnlyIfItIsMeant(t *testing.T) {
+	taken, reloaded := false, false
+	socket(t, func(c *adminapi.Config) { c.Lineage = behindStore{&taken, &reloaded} })
+	shown := run(t, nil, "generation")
+	if shown.failed != nil {
+		t.Errorf("to show it: %+v", shown)
+	}
+	golden(t, "generation", shown.out)
+	asked := run(t, nil, "generation", "take-over")
+	if asked.failed == nil || !strings.Contains(asked.err, "--yes ends 2 instances") || taken || asked.out != shown.out {
+		t.Errorf("without --yes: %+v", asked)
+	}
+	done := run(t, nil, "generation", "take-over", "--yes")
+	if done.failed != nil || done.out != shown.out || !strings.Contains(done.err, "2 instances") || !taken || !reloaded {
+		t.Errorf("with --yes: %+v, taken over %t, loaded anew %t", done, taken, reloaded)
+	}
+	reloaded = false
+	again := run(t, nil, "generation", "take-over", "--yes")
+	if again.failed == nil || !strings.Contains(again.err, "nothing to take over") || reloaded {
+		t.Errorf("again: %+v, loaded anew %t", again, reloaded)
+	}
+	if none := run(t, nil, "generation", "take-over"); none.failed != nil || !strings.Contains(none.err, "nothing to take over") {
 		t.Errorf("with nothing: %+v", none)
 	}
 }

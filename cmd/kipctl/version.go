@@ -3,11 +3,15 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"runtime"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/catalog/books"
 	"github.com/elotl/kip/internal/version"
 )
 
@@ -15,6 +19,8 @@ import (
 type versions struct {
 	Kipctl adminapi.Version  `json:"kipctl"`
 	Kip    *adminapi.Version `json:"kip,omitempty"`
+	// Catalogues are the dates of the prices that kipctl has, by cloud.
+	Catalogues map[string]string `json:"catalogues"`
 }
 
 func showVersion(k *kipctl) *cobra.Command {
@@ -22,8 +28,11 @@ func showVersion(k *kipctl) *cobra.Command {
 		Use:   "version",
 		Short: "Show the version of kipctl, and of the Kip behind the local socket",
 		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			v := versions{Kipctl: adminapi.Version{Version: version.String(), Kubernetes: version.Kubernetes, Go: runtime.Version()}}
+			if v.Catalogues, err = books.Dates(); err != nil {
+				return err
+			}
 			path, named := k.socketPath()
 			kip, err := adminapi.NewClient(path).Version(cmd.Context())
 			if err == nil {
@@ -37,10 +46,15 @@ func showVersion(k *kipctl) *cobra.Command {
 				}
 				fmt.Fprintln(w, "kipctl:", text(v.Kipctl))
 				if v.Kip == nil {
-					_, err = fmt.Fprintln(w, "kip:    not asked:", err)
-					return err
+					fmt.Fprintln(w, "kip:    not asked:", err)
+				} else {
+					fmt.Fprintln(w, "kip:   ", text(*v.Kip))
 				}
-				_, err := fmt.Fprintln(w, "kip:   ", text(*v.Kip))
+				var dates []string
+				for _, cloud := range slices.Sorted(maps.Keys(v.Catalogues)) {
+					dates = append(dates, cloud+" "+v.Catalogues[cloud])
+				}
+				_, err := fmt.Fprintln(w, "prices:", strings.Join(dates, ", "))
 				return err
 			})
 		},

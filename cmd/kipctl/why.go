@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -195,7 +196,11 @@ func (k *kipctl) placement(w io.Writer, e *adminapi.Explanation) {
 		fmt.Fprintf(w, "  standby cell %s would be taken\n", p.Standby)
 	}
 	for i, c := range p.Candidates {
-		fmt.Fprintf(w, "  %d. %s\t%s\t%s\t%s\t%s\n", i+1, c.InstanceType, c.Zone, c.LaunchType, price(c.PricePerHour), c.Why)
+		cost := price(cmp.Or(c.CostPerHour, c.PricePerHour))
+		if parts := parts(c); parts != "" {
+			cost += " (" + parts + ")"
+		}
+		fmt.Fprintf(w, "  %d. %s\t%s\t%s\t%s\t%s\n", i+1, c.InstanceType, c.Zone, c.LaunchType, cost, c.Why)
 	}
 	for _, r := range p.Rejected {
 		fmt.Fprintf(w, "  not %s: %s\n", spelling.Printable(r.What), spelling.Printable(r.Why))
@@ -219,9 +224,26 @@ func (k *kipctl) events(w io.Writer, e *adminapi.Explanation) {
 	}
 }
 
-func price(perHour string) string {
-	if perHour == "" {
+// parts says of what the cost of a candidate is made, "" where it is the machine's price.
+func parts(c adminapi.Candidate) string {
+	var with []string
+	for _, part := range []struct{ name, price string }{{"burst", c.BurstPerHour}, {"disk", c.DiskPerHour}, {"address", c.AddressPerHour}} {
+		if part.price != "" {
+			with = append(with, part.name+" "+part.price)
+		}
+	}
+	if with == nil {
 		return ""
+	}
+	return strings.Join(append([]string{"machine " + c.PricePerHour}, with...), ", ")
+}
+
+func price(perHour string) string {
+	switch perHour {
+	case "":
+		return ""
+	case apiv1.Unknown:
+		return "price unknown"
 	}
 	return "$" + perHour + "/h"
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/elotl/kip/dev/child"
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/roster"
 )
 
 // kip is one Kip of a stack: a virtual node with a state folder and a local cloud
@@ -40,6 +42,9 @@ func plan(o Options) ([]*kip, error) {
 	if o.Kips < 1 || o.Kips > 9 {
 		return nil, fmt.Errorf("--kips is %d: it must be from 1 to 9", o.Kips)
 	}
+	if o.VirtualNodes < 0 || o.VirtualNodes > config.MaxNodes {
+		return nil, fmt.Errorf("--virtual-nodes is %d: it must be from 1 to %d", o.VirtualNodes, config.MaxNodes)
+	}
 	parts := bits.Len(uint(o.Kips - 1)) // so many bits number them
 	if o.CIDR.Bits()+parts > 28 {
 		return nil, fmt.Errorf("--cidr %s is too small for %d Kips: each needs a /28 of it", o.CIDR, o.Kips)
@@ -59,6 +64,30 @@ func plan(o Options) ([]*kip, error) {
 		kips = append(kips, k)
 	}
 	return kips, nil
+}
+
+// nodeLabel tells apart virtual nodes that offer the same.
+const nodeLabel = "kip-dev/virtual-node"
+
+// virtualNodes are those of a Kip as provider.yaml lists them; nil for the one that there
+// is without a list. They offer the same.
+func (o Options) virtualNodes() (list []map[string]any) {
+	if o.VirtualNodes < 2 {
+		return nil
+	}
+	for i := range o.VirtualNodes {
+		list = append(list, map[string]any{"suffix": i, "labels": map[string]any{nodeLabel: strconv.Itoa(i)}})
+	}
+	return list
+}
+
+// nodeNames are the names of a Kip's virtual nodes.
+func (o Options) nodeNames(k *kip) []string {
+	names := []string{k.node}
+	for i := 1; i < o.VirtualNodes; i++ {
+		names = append(names, roster.Name(k.node, i))
+	}
+	return names
 }
 
 // nodeIP is the value of Kip's flag of that name.

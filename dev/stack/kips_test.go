@@ -2,8 +2,15 @@ package stack
 
 import (
 	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/internal/config"
 )
 
 func TestKipsShareTheNetworkInEqualParts(t *testing.T) {
@@ -26,9 +33,42 @@ func TestKipsShareTheNetworkInEqualParts(t *testing.T) {
 			}
 		}
 	}
-	for _, bad := range []Options{{Kips: 0, CIDR: o.CIDR}, {Kips: 10, CIDR: o.CIDR}, {Kips: 2, CIDR: netip.MustParsePrefix("10.110.0.0/28")}} {
+	for _, bad := range []Options{
+		{Kips: 0, CIDR: o.CIDR}, {Kips: 10, CIDR: o.CIDR}, {Kips: 2, CIDR: netip.MustParsePrefix("10.110.0.0/28")},
+		{Kips: 1, VirtualNodes: -1, CIDR: o.CIDR}, {Kips: 1, VirtualNodes: 65, CIDR: o.CIDR},
+	} {
 		if kips, err := plan(bad); err == nil {
 			t.Errorf("%d Kips in %s are %v, want an error", bad.Kips, bad.CIDR, kips)
+		}
+	}
+}
+
+func TestTheVirtualNodesOfAKipCanBeConfigured(t *testing.T) {
+	k := &kip{node: "kip-0"}
+	for n, want := range map[int][]string{0: {"kip-0"}, 1: {"kip-0"}, 3: {"kip-0", "kip-0-1", "kip-0-2"}} {
+		o := Options{VirtualNodes: n, Node: "kip-0"}
+		if got := o.nodeNames(k); !slices.Equal(got, want) {
+			t.Errorf("%d virtual nodes are %q, want %q", n, got, want)
+		}
+		list := o.virtualNodes()
+		if n < 2 {
+			if list != nil {
+				t.Errorf("a Kip with %d virtual nodes lists %v", n, list)
+			}
+			continue
+		}
+		dir := t.TempDir()
+		text, err := yaml.Marshal(map[string]any{"nodes": list, "etcd": map[string]any{"internal": map[string]any{"dataDir": dir}},
+			"cells": map[string]any{"defaultInstanceType": "small"}, "cloud": map[string]any{"sim": map[string]any{"socket": "/none"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(dir, "provider.yaml")
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if c, _, err := config.Load(file); err != nil || len(c.Nodes) != n {
+			t.Errorf("Kip reads of %d virtual nodes %v, %v", n, c, err)
 		}
 	}
 }

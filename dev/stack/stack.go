@@ -60,6 +60,7 @@ type Options struct {
 	Node         string // name of the virtual node
 	Nodes        int    // how many ordinary nodes there are beside it
 	Kips         int    // how many Kips; those after the first have nodes, bridges and parts of CIDR of their own
+	VirtualNodes int    // how many virtual nodes each Kip has; 0 for one
 	CPUs         int    // what the scheduler may place on a virtual node
 	ServiceProxy bool   // kube-proxy runs on this machine, for NodePorts at the virtual nodes' addresses
 	DefaultType  string // instance type of pods that ask for nothing; a small one when empty
@@ -358,7 +359,7 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 		cells["defaultInstanceType"] = cmp.Or(s.opts.DefaultType, machines.Types()[0].Name)
 		cells["bootImageSpec"] = map[string]any{"name": machines.Image}
 	}
-	data, err := yaml.Marshal(map[string]any{
+	config := map[string]any{
 		"apiVersion": "v1",
 		"kind":       "serverConfig",
 		"cloud":      map[string]any{name: cloud},
@@ -367,7 +368,11 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 		// More than any test asks for: what fits is for placement to say, not
 		// for the scheduler.
 		"kubelet": map[string]any{"capacity": map[string]any{"cpu": s.opts.CPUs, "memory": "4Ti", "pods": "1000"}},
-	})
+	}
+	if nodes := s.opts.virtualNodes(); nodes != nil {
+		config["nodes"] = nodes
+	}
+	data, err := yaml.Marshal(config)
 	if err != nil {
 		return nil, err
 	}
@@ -439,8 +444,10 @@ func (s *Stack) NodeReady(ctx context.Context) error {
 		if k == s.kips[0] {
 			process = s.Kip
 		}
-		if err := s.nodeReady(ctx, k.node, process); err != nil {
-			return err
+		for _, name := range s.opts.nodeNames(k) {
+			if err := s.nodeReady(ctx, name, process); err != nil {
+				return err
+			}
 		}
 	}
 	s.ready = true

@@ -113,12 +113,15 @@ func TestOnlyWhatIsPinnedIsTaken(t *testing.T) {
 		t.Errorf("a changed file in the cache: asked %d times (%v)", asked, err)
 	}
 	for path, want := range map[string]string{
-		"pool/longer": "more than 9 bytes", "pool/broken": "502", "pool/none": "kip-image lock pins those",
+		"pool/longer": "more than 9 bytes", "pool/broken": "502", "pool/none": ErrGone.Error(),
 	} {
 		other := p
 		other.Path = path
 		if _, err := other.Fetch(context.Background(), mirror.URL, t.TempDir()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+		if _, err := other.Fetch(context.Background(), mirror.URL, t.TempDir()); errors.Is(err, ErrGone) != (path == "pool/none") {
+			t.Errorf("%s: %v, and it is gone: %v", path, err, errors.Is(err, ErrGone))
 		}
 	}
 	p.SHA256 = strings.Repeat("0", 64)

@@ -26,6 +26,9 @@ const (
 	fetchTimeout = 10 * time.Minute
 )
 
+// ErrGone is of what a mirror does not have: mirrors keep only the newest versions.
+var ErrGone = errors.New("the mirror does not have it any more")
+
 // Fetch returns the package's file below dir, from the mirror if it is not there.
 func (p Package) Fetch(ctx context.Context, mirror, dir string) (string, error) {
 	file := filepath.Join(dir, p.SHA256+".deb")
@@ -73,7 +76,8 @@ func get(ctx context.Context, url string, limit int64) ([]byte, error) {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusNotFound {
-		return nil, fmt.Errorf("fetch %s: %s: mirrors keep only the newest versions; kip-image lock pins those", url, resp.Status)
+		return nil, fmt.Errorf("fetch %s: %w (%s): kip-image lock pins the newest versions, kip-image build -gone=newest takes them this time",
+			url, ErrGone, resp.Status)
 	}
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("fetch %s: %s", url, resp.Status)

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,6 +121,31 @@ func TestClientAndServerSpeakTheSame(t *testing.T) {
 	}
 	if _, err := c.Why(t.Context(), "", "p"); err == nil || !strings.Contains(err.Error(), "namespace") {
 		t.Errorf("Why without a namespace: %v", err)
+	}
+}
+
+func TestTheUsageOfCellsIsToldTheWorstFirst(t *testing.T) {
+	cell := func(name string, seconds float64, refused, bytes uint64) CellUsage {
+		return CellUsage{Cell: name, WorkedSeconds: seconds, AnsweredBytes: bytes, RefusedBy: map[string]uint64{"a": refused, "b": 1}}
+	}
+	want := []CellUsage{cell("works", 2, 0, 0), cell("refused", 1, 9, 0), cell("large", 1, 1, 5), cell("a", 1, 1, 4), cell("b", 1, 1, 4)}
+	dir := t.TempDir()
+	serve(t, Config{
+		Dir:       dir,
+		Version:   "v1",
+		Explainer: answers{},
+		Usage: func() []CellUsage {
+			all := slices.Clone(want)
+			slices.Reverse(all)
+			return all
+		},
+		Log: slog.New(slog.DiscardHandler),
+	})
+	if got, err := NewClient(filepath.Join(dir, SocketName)).Usage(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v\nwant %+v", got, err, want)
+	}
+	if n := want[1].Refused(); n != 10 {
+		t.Errorf("%d were refused", n)
 	}
 }
 

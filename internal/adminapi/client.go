@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -68,6 +69,13 @@ func (c *Client) Capacity(ctx context.Context) (list []Shortage, err error) {
 	return list, c.get(ctx, PathCapacity, nil, &list)
 }
 
+// Usage asks for what cells have asked of their API, the worst first.
+func (c *Client) Usage(ctx context.Context) (list []CellUsage, err error) {
+	err = c.get(ctx, PathUsage, nil, &list)
+	slices.SortFunc(list, WorstFirst)
+	return list, err
+}
+
 // Backup copies a backup of the store to w. What was written is worth nothing if
 // there is an error.
 func (c *Client) Backup(ctx context.Context, w io.Writer) error {
@@ -94,6 +102,16 @@ func (c *Client) Held(ctx context.Context) (list []HeldEnd, err error) {
 // returns them.
 func (c *Client) Allow(ctx context.Context, seen time.Time) (list []HeldEnd, err error) {
 	return list, c.into(ctx, http.MethodPost, PathHeld, url.Values{"seen": {seen.Format(time.RFC3339Nano)}}, &list)
+}
+
+// Generation asks what the store knows of.
+func (c *Client) Generation(ctx context.Context) (g Generation, err error) {
+	return g, c.get(ctx, PathGeneration, nil, &g)
+}
+
+// TakeOver has the store take over what it does not know of, and returns what that was.
+func (c *Client) TakeOver(ctx context.Context) (g Generation, err error) {
+	return g, c.into(ctx, http.MethodPost, PathGeneration, nil, &g)
 }
 
 // Holdings asks for what Cleanup would end.

@@ -25,13 +25,17 @@ type Config struct {
 	// Version of Kip.
 	Version   string
 	Explainer Explainer
+	// Usage returns what each cell has asked of its API, in any order. Optional.
+	Usage func() []CellUsage
 	// Backup writes a backup of the store. Optional: without it none is served.
 	Backup func(ctx context.Context, w io.Writer) error
 	// Cleaner is optional: without it nothing can be cleaned up through the socket.
 	Cleaner Cleaner
 	// Holder is optional: without it nothing is held back.
 	Holder Holder
-	Log    *slog.Logger
+	// Lineage is optional: without it no store can be behind.
+	Lineage Lineage
+	Log     *slog.Logger
 }
 
 // Server serves the local socket. Make it with New.
@@ -55,6 +59,11 @@ func New(c Config) (*Server, error) {
 	s.mux.HandleFunc("GET "+PathCells, func(w http.ResponseWriter, r *http.Request) { list(s, w, r, c.Explainer.Cells) })
 	s.mux.HandleFunc("GET "+PathStandby, func(w http.ResponseWriter, r *http.Request) { list(s, w, r, c.Explainer.Standby) })
 	s.mux.HandleFunc("GET "+PathCapacity, func(w http.ResponseWriter, r *http.Request) { list(s, w, r, c.Explainer.Capacity) })
+	if c.Usage != nil {
+		s.mux.HandleFunc("GET "+PathUsage, func(w http.ResponseWriter, r *http.Request) {
+			list(s, w, r, func(context.Context) ([]CellUsage, error) { return c.Usage(), nil })
+		})
+	}
 	if c.Backup != nil {
 		s.mux.HandleFunc("GET "+PathBackup, s.backup)
 	}
@@ -66,7 +75,29 @@ func New(c Config) (*Server, error) {
 		s.mux.HandleFunc("GET "+PathHeld, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, h.Held(), nil) })
 		s.mux.HandleFunc("POST "+PathHeld, s.allow)
 	}
+	if l := c.Lineage; l != nil {
+		s.mux.HandleFunc("GET "+PathGeneration, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, l.Generation(), nil) })
+		s.mux.HandleFunc("POST "+PathGeneration, s.takeOver)
+	}
 	return s, nil
+}
+
+// takeOver has the store take over, and says so in the log: a person has decided it.
+func (s *Server) takeOver(w http.ResponseWriter, r *http.Request) {
+	before := s.c.Lineage.Generation()
+	if err := s.c.Lineage.TakeOver(r.Context()); err != nil {
+		s.answer(w, nil, err)
+		return
+	}
+	// Kip begins anew, also where nobody hears the answer.
+	defer s.c.Lineage.Reload()
+	s.c.Log.Warn("the store takes over the instances that it does not know of, as a person has decided", "store", before.Store,
+		"instances", len(before.Unknown))
+	s.answer(w, before, nil)
+	// Before the socket is closed.
+	if err := http.NewResponseController(w).Flush(); err != nil {
+		s.c.Log.Debug("local socket: an answer was not sent in full", "err", err)
+	}
 }
 
 // allow lets pass what is held back, and says so in the log: a person has decided it.

@@ -1,6 +1,7 @@
 package adminapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,8 @@ const (
 	PathStandby = "/v1/standby"
 	// PathCapacity returns a list of Shortage.
 	PathCapacity = "/v1/capacity"
+	// PathUsage returns a list of CellUsage.
+	PathUsage = "/v1/usage"
 	// PathBackup streams a backup of the store. One that is cut off, for a
 	// reason that may stand in the trailer BackupError, is worth nothing.
 	PathBackup = "/v1/backup"
@@ -32,6 +35,9 @@ const (
 	// PathHeld returns a list of HeldEnd. POST lets those pass once that are held back
 	// since the time "seen" (RFC 3339) or for longer, and returns them.
 	PathHeld = "/v1/held"
+	// PathGeneration returns a Generation. POST has the store take over what it does not
+	// know of, and returns the Generation of before; Kip then loads its cells anew.
+	PathGeneration = "/v1/generation"
 )
 
 // BackupError is the HTTP trailer that says why a backup was cut off.
@@ -68,6 +74,67 @@ type Holder interface {
 	Held() []HeldEnd
 	// Allow lets what is held back since then, or for longer, pass once, and returns it.
 	Allow(seen time.Time) []HeldEnd
+}
+
+// CellUsage is what a cell has asked of the Kip that answers, since that began to serve it.
+type CellUsage struct {
+	Cell string `json:"cell"`
+	// Pod is empty for a cell without one.
+	Pod      apiv1.PodReference `json:"pod,omitzero"`
+	Requests uint64             `json:"requests"`
+	// SentBytes are those of the bodies of its requests, AnsweredBytes those of the answers.
+	SentBytes     uint64 `json:"sentBytes"`
+	AnsweredBytes uint64 `json:"answeredBytes"`
+	// WorkedSeconds is how long Kip has worked on what it sent.
+	WorkedSeconds float64 `json:"workedSeconds"`
+	// RefusedBy counts refused requests by the limit that the cell was beyond, or by the
+	// reason where it was none.
+	RefusedBy map[string]uint64 `json:"refusedBy,omitempty"`
+}
+
+// Refused is how many requests were refused.
+func (u CellUsage) Refused() (n uint64) {
+	for _, of := range u.RefusedBy {
+		n += of
+	}
+	return n
+}
+
+// WorstFirst orders cells by what they cost: by the time that Kip worked for them, then
+// by what they were refused, and then by bytes.
+func WorstFirst(a, b CellUsage) int {
+	return cmp.Or(cmp.Compare(b.WorkedSeconds, a.WorkedSeconds), cmp.Compare(b.Refused(), a.Refused()),
+		cmp.Compare(b.SentBytes+b.AnsweredBytes, a.SentBytes+a.AnsweredBytes), cmp.Compare(a.Cell, b.Cell))
+}
+
+// Lineage knows which launches the store knows of.
+type Lineage interface {
+	Generation() Generation
+	// TakeOver stores that a person has decided. Reload lets Kip go by it, when the
+	// answer is sent.
+	TakeOver(ctx context.Context) error
+	Reload()
+}
+
+// Generation is what the store knows of.
+type Generation struct {
+	// Store is the store's own name, Number that of its last launch.
+	Store  string `json:"store"`
+	Number uint64 `json:"number"`
+	// Behind says why Kip launches and sweeps nothing; empty if it does.
+	Behind string `json:"behind,omitempty"`
+	// Unknown are the instances of the cloud's last list that the store does not know of.
+	Unknown []UnknownInstance `json:"unknown"`
+}
+
+// UnknownInstance is one that another store, or a newer one, has launched.
+type UnknownInstance struct {
+	Instance string `json:"instance"`
+	// Generation is its tag; empty for an instance of a Kip that wrote none.
+	Generation string `json:"generation,omitempty"`
+	// Pod is that of its tags; zero where they name none: it may run any.
+	Pod      apiv1.PodReference `json:"pod,omitzero"`
+	Launched time.Time          `json:"launched"`
 }
 
 // HeldEnd is the end of an instance that Kip holds back.
@@ -117,8 +184,9 @@ type Placement struct {
 	Need string `json:"need,omitempty"`
 	// Standby is the standby cell that the pod would take; "" for none.
 	Standby string `json:"standby,omitempty"`
-	// Candidates would be tried in this order, cheapest first. Of a cell that is
-	// launched there is one.
+	// Candidates would be tried in this order, cheapest first, at most
+	// apiv1.MaxCandidates. Of a cell that is launched the first is what it is, and the
+	// others are what else was best then.
 	Candidates []Candidate `json:"candidates,omitempty"`
 	// Rejected types do not fit, or are not to be had now.
 	Rejected []Rejection `json:"rejected,omitempty"`
@@ -127,15 +195,7 @@ type Placement struct {
 }
 
 // Candidate is one way to launch a cell.
-type Candidate struct {
-	InstanceType string `json:"instanceType"`
-	Zone         string `json:"zone,omitempty"`
-	LaunchType   string `json:"launchType,omitempty"`
-	// PricePerHour is in US dollars, as decimal text.
-	PricePerHour string `json:"pricePerHour,omitempty"`
-	// Why says what speaks for it.
-	Why string `json:"why,omitempty"`
-}
+type Candidate = apiv1.Candidate
 
 // Rejection is why some types were not chosen.
 type Rejection struct {

@@ -46,8 +46,8 @@ type Config struct {
 	// Own is who keeps it. No client here uses client-go's scheme, to which types are
 	// added while this runs.
 	Own dynamic.Interface
-	// Nodes are those that Kip may have; one is there, or will be.
-	Nodes []Node
+	// Nodes are those that Kip may have now; one is there, or will be.
+	Nodes func() ([]Node, error)
 	// Listen opens the port.
 	Listen func(context.Context) (net.Listener, error)
 	// Authority signs the certificate; nil as long as there is none.
@@ -182,7 +182,11 @@ func (w *Webhook) learn(ctx context.Context) error {
 	if now := w.cfg.Clock.Now(); !w.asked.IsZero() && now.Sub(w.asked) < askAgain {
 		return nil
 	}
-	defaults, err := askDefaults(ctx, w.cfg.Nodes)
+	nodes, err := w.cfg.Nodes()
+	if err != nil {
+		return err
+	}
+	defaults, err := askDefaults(ctx, nodes)
 	if err != nil {
 		return err
 	}
@@ -223,7 +227,7 @@ func (w *Webhook) identify(authority *pki.Authority, configuration *unstructured
 
 // serve answers on a listener until the server is closed.
 func (w *Webhook) serve(l net.Listener) {
-	server := newServer(newReviews(w.cfg.Rules, func() Defaults { return *w.defaults.Load() }, w.cfg.Log), w.cfg.Log)
+	server := newServer(newReviews(w.cfg.Rules, func() Defaults { return *w.defaults.Load() }, turnTimeout, w.cfg.Log), w.cfg.Log)
 	server.TLSConfig = &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {

@@ -100,7 +100,7 @@ func run(t *testing.T, objects ...runtime.Object) *running {
 		Name: "kip-0",
 		Own:  r.api,
 		// The first is not there, as that without a number beside several.
-		Nodes: []Node{{Name: "kip-9", As: r.api}, {Name: "kip-0", As: r.api}},
+		Nodes: func() ([]Node, error) { return []Node{{Name: "kip-9", As: r.api}, {Name: "kip-0", As: r.api}}, nil },
 		Listen: func(context.Context) (net.Listener, error) {
 			r.listened.Add(1)
 			return r.listener, nil
@@ -330,6 +330,7 @@ func TestAPortThatIsTakenIsAnError(t *testing.T) {
 		Listen: func(ctx context.Context) (net.Listener, error) {
 			return new(net.ListenConfig).Listen(ctx, "tcp", taken.Addr().String())
 		},
+		Nodes:     func() ([]Node, error) { return nil, nil },
 		Authority: func(context.Context) (*pki.Authority, error) { return a, nil },
 		Clock:     clocktesting.NewFakeClock(time.Now()),
 		Log:       slog.New(slog.DiscardHandler),

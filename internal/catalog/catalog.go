@@ -39,6 +39,41 @@ type InstanceType struct {
 	// nothing of it. It is a limit, far above what is usual: giving up too early
 	// starts a machine again that was about to be ready, and again after it.
 	BootTimeout time.Duration `json:"bootTimeout,omitempty"`
+
+	// UsableBytes is what the kernel of a machine sees of MemoryBytes; 0 where that is
+	// all of them.
+	UsableBytes int64 `json:"usableBytes,omitempty"`
+	// CreditPerCPUHour is what a burstable type is charged for a CPU above its baseline,
+	// in dollars an hour; 0 where its cloud sells none.
+	CreditPerCPUHour float64 `json:"creditPerCPUHour,omitempty"`
+	// LocalDiskBytes is what all disks of the machine itself have together.
+	LocalDiskBytes int64 `json:"localDiskBytes,omitempty"`
+	// Accelerators are those that are no GPU.
+	Accelerators []Accelerator `json:"accelerators,omitempty"`
+	// CPUMaker is in the cloud's own words: Intel, AMD, AWS; "" where it is unknown.
+	CPUMaker  string `json:"cpuMaker,omitempty"`
+	BareMetal bool   `json:"bareMetal,omitempty"`
+	// Interfaces is how many network interfaces a machine may have, and each of them
+	// AddressesPerInterface IPv4 addresses; 0 where it is unknown.
+	Interfaces            int64 `json:"interfaces,omitempty"`
+	AddressesPerInterface int64 `json:"addressesPerInterface,omitempty"`
+	// BootModes are uefi and bios; none where it is unknown.
+	BootModes []string `json:"bootModes,omitempty"`
+	// FastRootDisk reports whether its root disk may be one of the cloud's fast ones
+	// where that depends on the type; nil where it does not, or is unknown.
+	FastRootDisk *bool `json:"fastRootDisk,omitempty"`
+	// Prefer is how much dearer, as a share, it may be than another type and is chosen
+	// still: what the operator says of it, no cloud.
+	Prefer float64 `json:"prefer,omitempty"`
+}
+
+// SustainedMilliCPU is what a pod can have for as long as it wants: of a burstable type
+// whose cloud sells nothing above the baseline, the baseline.
+func (t InstanceType) SustainedMilliCPU() int64 {
+	if t.BaselineMilliCPU > 0 && t.CreditPerCPUHour == 0 {
+		return t.BaselineMilliCPU
+	}
+	return t.MilliCPU
 }
 
 // BootLimit is how long a machine of this type may take from its launch until its
@@ -53,6 +88,16 @@ type GPU struct {
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
 }
 
+// Accelerator is a model of what computes beside the CPU and is no GPU, and how many of
+// it a type has.
+type Accelerator struct {
+	Maker string `json:"maker"`
+	Model string `json:"model"`
+	// Kind is neuron, inference, fpga, media and the like.
+	Kind  string `json:"kind"`
+	Count int64  `json:"count"`
+}
+
 // Offering is where, how and at what price a type can be had.
 type Offering struct {
 	Zone string `json:"zone"`
@@ -63,4 +108,18 @@ type Offering struct {
 	Dedicated bool `json:"dedicated,omitempty"`
 	// PricePerHour is in US dollars.
 	PricePerHour float64 `json:"pricePerHour"`
+	// Unpriced is an offering whose price is not known: PricePerHour is 0, and says
+	// nothing.
+	Unpriced bool `json:"unpriced,omitempty"`
+}
+
+// ComparePrice orders offerings by price, those whose price is not known last.
+func (o Offering) ComparePrice(other Offering) int {
+	known := func(o Offering) int {
+		if o.Unpriced {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(known(o), known(other)), cmp.Compare(o.PricePerHour, other.PricePerHour))
 }

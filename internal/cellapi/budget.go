@@ -2,9 +2,11 @@ package cellapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"sync"
 	"time"
@@ -93,7 +95,35 @@ type Usage struct {
 	Sent, Answered uint64
 	// Worked is how long Kip has worked on what the cell sent.
 	Worked time.Duration
+	// RefusedBy counts what was refused by the limit that the cell was beyond; where it
+	// was none, by the Refusal.
+	RefusedBy map[string]uint64
 }
+
+// Limits of a cell, by name.
+const (
+	limitRequests   = "requests"
+	limitRenewals   = "renewals"
+	limitWatches    = "watches"
+	limitOpen       = "open_requests"
+	limitBodies     = "open_bodies"
+	limitSent       = "sent_bytes"
+	limitAnswered   = "answered_bytes"
+	limitWork       = "work_time"
+	limitSlow       = "body_time"
+	limitPassed     = "passed_requests"
+	limitWritten    = "stored_bytes"
+	limitEvents     = "events"
+	limitEventBytes = "event_bytes"
+)
+
+// overLimit is the refusal of a cell that is beyond a limit.
+type overLimit struct {
+	*apierrors.StatusError
+	limit string
+}
+
+func (e *overLimit) Unwrap() error { return e.StatusError }
 
 func newBudget(o Observer) *budget {
 	return &budget{
@@ -107,8 +137,8 @@ func newBudget(o Observer) *budget {
 }
 
 // overBudget asks a cell to ask less.
-func overBudget(format string, args ...any) error {
-	return apierrors.NewTooManyRequests(fmt.Sprintf(format, args...), 1)
+func overBudget(limit, format string, args ...any) error {
+	return &overLimit{apierrors.NewTooManyRequests(fmt.Sprintf(format, args...), 1), limit}
 }
 
 // begin charges a request of which nothing is known yet.
@@ -118,7 +148,7 @@ func (b *budget) begin(now time.Time) error {
 	b.mu.Unlock()
 	b.observer.CellAsked()
 	if !b.asked.AllowN(now, 1) {
-		return overBudget("a cell may ask %d times a second", askedRate)
+		return overBudget(limitRequests, "a cell may ask %d times a second", askedRate)
 	}
 	return nil
 }
@@ -133,7 +163,7 @@ func (b *budget) renew(now time.Time, bytes int64) (done func(), refusal error) 
 		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("the limit is %d bytes", leaseBody))
 	}
 	if b.renewing >= openRenewals || !b.renewed.AllowN(now, 1) {
-		return nil, overBudget("a cell renews its lease %d times a second", renewRate)
+		return nil, overBudget(limitRenewals, "a cell renews its lease %d times a second", renewRate)
 	}
 	b.renewing++
 	b.usage.Sent += uint64(max(bytes, 0))
@@ -151,13 +181,13 @@ func (b *budget) take(now time.Time, watch bool, bytes int64, watches int) (done
 	defer b.mu.Unlock()
 	switch {
 	case watch && b.watching >= watches:
-		return nil, overBudget("a cell has at most %d watches", watches)
+		return nil, overBudget(limitWatches, "a cell has at most %d watches", watches)
 	case !watch && b.open >= openRequests:
-		return nil, overBudget("a cell has at most %d requests open", openRequests)
+		return nil, overBudget(limitOpen, "a cell has at most %d requests open", openRequests)
 	case b.bodies+bytes > bodiesHeld:
-		return nil, overBudget("a cell's requests are at most %d bytes at the same time", bodiesHeld)
+		return nil, overBudget(limitBodies, "a cell's requests are at most %d bytes at the same time", bodiesHeld)
 	case bytes > 0 && !b.sent.AllowN(now, int(bytes)):
-		return nil, overBudget("a cell may send %d bytes a second", sentRate)
+		return nil, overBudget(limitSent, "a cell may send %d bytes a second", sentRate)
 	}
 	n := &b.open
 	if watch {
@@ -180,9 +210,9 @@ func (b *budget) take(now time.Time, watch bool, bytes int64, watches int) (done
 func (b *budget) owes(now time.Time) error {
 	switch {
 	case b.answered.TokensAt(now) < 0:
-		return overBudget("a cell is answered %d bytes a second", answeredRate)
+		return overBudget(limitAnswered, "a cell is answered %d bytes a second", answeredRate)
 	case b.worked.TokensAt(now) < 0:
-		return overBudget("Kip works %v a second for a cell", workRate*time.Microsecond)
+		return overBudget(limitWork, "Kip works %v a second for a cell", workRate*time.Microsecond)
 	}
 	return nil
 }
@@ -213,17 +243,23 @@ func (b *budget) wrote(now time.Time, bytes int) {
 	b.usage.Answered += uint64(bytes)
 }
 
-func (b *budget) refused(r Refusal) {
+func (b *budget) refused(r Refusal, limit string) {
 	b.observer.CellRefused(r)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.usage.Refused++
+	if b.usage.RefusedBy == nil {
+		b.usage.RefusedBy = map[string]uint64{}
+	}
+	b.usage.RefusedBy[cmp.Or(limit, r)]++
 }
 
 func (b *budget) used() Usage {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.usage
+	u := b.usage
+	u.RefusedBy = maps.Clone(u.RefusedBy)
+	return u
 }
 
 // counted charges what is written, in parts, and what is left at its end.
@@ -304,9 +340,10 @@ func (c *Cell) await(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// noteRefusal counts a refusal, and tells of them once a minute.
-func (c *Cell) noteRefusal(r Refusal, why string) {
-	c.budget.refused(r)
+// noteRefusal counts a refusal, by a limit if there is one, and tells of them once a
+// minute.
+func (c *Cell) noteRefusal(r Refusal, limit, why string) {
+	c.budget.refused(r, limit)
 	if c.refusals.AllowN(c.server.clock.Now(), 1) {
 		used := c.budget.used()
 		c.server.log.Warn("cell was refused what it may not have", "cell", c.id, "message", spelling.Printable(cut(why, maxLogged)),

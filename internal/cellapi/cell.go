@@ -2,6 +2,7 @@ package cellapi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"path"
@@ -209,7 +210,7 @@ func (c *Cell) forbidden(a *ask, why string) error {
 }
 
 func (c *Cell) refused(resource schema.GroupResource, name, message string) error {
-	c.noteRefusal(Forbidden, message)
+	c.noteRefusal(Forbidden, "", message)
 	return apierrors.NewForbidden(resource, name, fmt.Errorf("%s", message))
 }
 
@@ -229,7 +230,11 @@ func (c *Cell) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		status := statusOf(err)
 		if refusals[status.Code] != "" {
-			c.noteRefusal(refusals[status.Code], strings.ToLower(r.Method)+" "+r.URL.Path+": "+status.Message)
+			var limit string
+			if over, is := errors.AsType[*overLimit](err); is {
+				limit = over.limit
+			}
+			c.noteRefusal(refusals[status.Code], limit, strings.ToLower(r.Method)+" "+r.URL.Path+": "+status.Message)
 		}
 		if status.Code == http.StatusTooManyRequests && c.served() == nil {
 			out.rest() // nobody waits for the turn of who is held

@@ -30,7 +30,7 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 		return c.forbidden(a, "it may only report events")
 	}
 	if !c.events.AllowN(c.server.clock.Now(), 1) {
-		return apierrors.NewTooManyRequests(fmt.Sprintf("cell %s reports more than %d event a second", c.id, eventRate), 1)
+		return overBudget(limitEvents, "cell %s reports more than %d event a second", c.id, eventRate)
 	}
 	if a.Verb == "patch" {
 		return c.passEventPatch(w, r, a)
@@ -116,7 +116,7 @@ func (c *Cell) chargeEvent(encoded []byte) error {
 	case len(encoded) > maxEvent:
 		return tooMuch("the event", len(encoded), maxEvent)
 	case !c.eventBytes.AllowN(c.server.clock.Now(), len(encoded)):
-		return overBudget("a cell reports %d bytes of events a second", eventBytesRate)
+		return overBudget(limitEventBytes, "a cell reports %d bytes of events a second", eventBytesRate)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -646,7 +647,7 @@ func TestWhatCellsAskIsObserved(t *testing.T) {
 		Answered: u1.Answered + u2.Answered,
 		Worked:   u1.Worked + u2.Worked,
 	}
-	if observed.Usage != all || all.Requests != 12 || all.Sent == 0 || all.Answered == 0 || all.Worked == 0 {
+	if !reflect.DeepEqual(observed.Usage, all) || all.Requests != 12 || all.Sent == 0 || all.Answered == 0 || all.Worked == 0 {
 		t.Errorf("observed %+v, the cells have %+v and %+v", observed.Usage, u1, u2)
 	}
 	if want := map[Refusal]int{Invalid: 3, TooLarge: 3}; !maps.Equal(observed.refused, want) {
@@ -861,5 +862,35 @@ func TestWhatACellEndsItselfIsNotLogged(t *testing.T) {
 	}
 	if lines := strings.Count(log.String(), "\n"); lines != 1 || c.PluginTrouble() != "Failed19: it did" {
 		t.Errorf("%d lines of 20 warnings, the last is %q", lines, c.PluginTrouble())
+	}
+}
+
+// Whose limits a cell was beyond is known of each cell, and of each limit.
+func TestRefusalsAreCountedByLimitForEachCell(t *testing.T) {
+	clk := clocktesting.NewFakeClock(time.Now())
+	h := newHouseAt(t, clk)
+	c1, c2 := h.server.AddCell("c1", info), h.server.AddCell("c2", info)
+	const secret = "/api/v1/namespaces/bank/secrets/theirs"
+	for range askedBurst + 3 {
+		get(t.Context(), c1, secret)
+	}
+	clk.Step(time.Hour)
+	c1.budget.wrote(clk.Now(), answeredBurst)
+	c1.budget.wrote(clk.Now(), 1)
+	get(t.Context(), c1, "/api/v1/services")
+	for range renewBurst + 1 {
+		renewal(c1)
+	}
+	usage := h.server.Usage()
+	want := map[string]uint64{Forbidden: askedBurst, limitRequests: 3, limitAnswered: 1, limitRenewals: 1}
+	if u := usage["c1"]; !maps.Equal(u.RefusedBy, want) || u.Refused != askedBurst+5 || u.Requests != askedBurst+3+1+renewBurst+1 {
+		t.Errorf("the usage is %+v, want refusals by %v", u, want)
+	}
+	if u, is := usage["c2"]; !is || u.Refused != 0 || len(usage) != 2 {
+		t.Errorf("of %d cells, the other's usage is %+v", len(usage), u)
+	}
+	usage["c1"].RefusedBy[Forbidden] = 0
+	if c1.Usage().RefusedBy[Forbidden] != askedBurst || c2.Usage().Refused != 0 {
+		t.Error("what was told is not a copy")
 	}
 }

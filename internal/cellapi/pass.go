@@ -60,7 +60,7 @@ type body struct {
 // again later.
 func (c *Cell) mayAsk() error {
 	if !c.passed.AllowN(c.server.clock.Now(), 1) {
-		return apierrors.NewTooManyRequests(fmt.Sprintf("cell %s asks more than %d times a second", c.id, passedRate), 1)
+		return overBudget(limitPassed, "cell %s asks more than %d times a second", c.id, passedRate)
 	}
 	return nil
 }
@@ -81,7 +81,7 @@ func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*answered
 		return nil, err
 	}
 	if size := len(b.bytes); size > 0 && !c.written.AllowN(s.clock.Now(), size) {
-		return nil, overBudget("a cell may have %d bytes a second stored", writtenRate)
+		return nil, overBudget(limitWritten, "a cell may have %d bytes a second stored", writtenRate)
 	}
 	u := *c.as.raw.base
 	u.Path = path.Join(u.Path, r.URL.Path)

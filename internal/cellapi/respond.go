@@ -93,7 +93,7 @@ func readBody(r *http.Request) ([]byte, error) {
 	case errors.As(err, &tooLarge):
 		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("the limit is %d bytes", tooLarge.Limit))
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, overBudget("a body is to come within %v", readWithin)
+		return nil, overBudget(limitSlow, "a body is to come within %v", readWithin)
 	case err != nil:
 		return nil, apierrors.NewBadRequest("read the request's body: " + err.Error())
 	}

@@ -276,6 +276,15 @@ func (s *Server) RemoveCell(id string) {
 	}
 }
 
+// Usage is what each cell has asked of this process, by the cell's ID.
+func (s *Server) Usage() map[string]Usage {
+	all := map[string]Usage{}
+	for _, c := range s.allCells() {
+		all[c.id] = c.Usage()
+	}
+	return all
+}
+
 func (s *Server) allCells() []*Cell {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -56,7 +56,7 @@ func (b *bubble) hour(pod string) Cell {
 }
 
 func TestABatchSharesItsUserDataAndEachMachineIsTheCellOfItsPlace(t *testing.T) {
-	inBubble(t, func(c *Config) { c.NameTag, c.CAHash = "prod", strings.Repeat("ab", 32) }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.NameTag, c.CAHash = "prod", strings.Repeat("ab", 32) }, nil, func(t *testing.T, b *bubble) {
 		b.sharing()
 		sent := b.calls()
 		b.later(time.Second)
@@ -70,8 +70,13 @@ func TestABatchSharesItsUserDataAndEachMachineIsTheCellOfItsPlace(t *testing.T) 
 			if !r.Shared() || r.OwnData() {
 				t.Fatalf("the machines of a launch have data of their own: %+v", r.Machines)
 			}
-			want := map[string]string{cloud.TagOwner: "me", cloud.TagNameTag: "prod", cloud.TagBatch: r.Tags[cloud.TagBatch]}
-			if !maps.Equal(r.Tags, want) || want[cloud.TagBatch] == "" {
+			want := map[string]string{
+				cloud.TagOwner:      "me",
+				cloud.TagNameTag:    "prod",
+				cloud.TagBatch:      r.Tags[cloud.TagBatch],
+				cloud.TagGeneration: r.Tags[cloud.TagGeneration],
+			}
+			if !maps.Equal(r.Tags, want) || want[cloud.TagBatch] == "" || want[cloud.TagGeneration] == "" {
 				t.Errorf("the launch has the tags %v", r.Tags)
 			}
 		}
@@ -104,7 +109,7 @@ func TestABatchSharesItsUserDataAndEachMachineIsTheCellOfItsPlace(t *testing.T) 
 
 func TestTheSecretOfABatchIsDroppedWithItsCallAndNeverSaid(t *testing.T) {
 	var log strings.Builder
-	verbose := func(c *Config) {
+	verbose := func(c *setup) {
 		c.CAHash = strings.Repeat("ab", 32)
 		c.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
@@ -205,10 +210,10 @@ func TestALaunchIsNotSentAfterItsSecretHasExpired(t *testing.T) {
 			if slices.Contains(b.launchesStored(), before[0]) {
 				t.Errorf("%s: the call is stored after its boot timeout", c.what)
 			}
+			b.later(time.Minute) // calls of its kind pause, as the cloud throttles them
 			if got := len(batches) > 1; got != c.anew {
 				t.Errorf("%s: batches %v: want another %t", c.what, batches, c.anew)
 			}
-			b.later(time.Minute)
 			if n := len(b.cloud.running()); n != 0 {
 				t.Errorf("%s: %d instances are left", c.what, n)
 			}
@@ -273,7 +278,7 @@ func TestAStoredCallOfTheFirstVersionIsSentAsItIs(t *testing.T) {
 }
 
 func TestTheTagsOfEachMachineOfABatchAreWrittenAfterwards(t *testing.T) {
-	inBubble(t, func(c *Config) { c.NameTag = "prod" }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.NameTag = "prod" }, nil, func(t *testing.T, b *bubble) {
 		b.sharing()
 		b.cloud.set(func() { b.cloud.failTags["i-0"] = errors.New("throttled") })
 		b.later(time.Second)
@@ -288,6 +293,7 @@ func TestTheTagsOfEachMachineOfABatchAreWrittenAfterwards(t *testing.T) {
 			cell, _ := b.cells.ForPod(ref(i.Tags[cloud.TagPod]).UID)
 			want := tags(cell)
 			want[cloud.TagOwner], want[cloud.TagNameTag], want[cloud.TagBatch] = "me", "prod", cell.Launch.ID
+			want[cloud.TagGeneration] = i.Tags[cloud.TagGeneration]
 			if !maps.Equal(i.Tags, want) {
 				t.Errorf("instance %s has the tags %v, want %v", id, i.Tags, want)
 			}
@@ -336,6 +342,7 @@ func TestAnUntaggedInstanceOfALostStoreHoldsUpOlderPodsOnly(t *testing.T) {
 		b.cfg.Store = b.store
 		b.later(time.Hour)
 		b.run()
+		b.takeOver()
 		ask := func(pod string, created time.Time) {
 			t.Helper()
 			if _, err := b.cells.Request(b.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Created: created,

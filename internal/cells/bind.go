@@ -17,6 +17,9 @@ func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) 
 			return time.Second, nil
 		}
 	}
+	if why, _ := c.endingOf(e); why == "" && c.mayRunMore(e) {
+		return time.Second, nil
+	}
 	if ready, again, err := c.rename(ctx, e); err != nil || !ready {
 		return again, err
 	}
@@ -26,20 +29,22 @@ func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) 
 	if ready, again, err := c.plug(ctx, e); err != nil || !ready {
 		return again, err
 	}
+	if why, _ := c.endingOf(e); why == "" && !e.cell().Stopped {
+		if err := c.connect(ctx, e); err != nil {
+			return 0, err
+		}
+	}
 	// From here on the kubelet may see the pod. Whoever lets the cell go must know:
 	// both decide under mu.
 	c.mu.Lock()
 	why, pod := e.ending, e.cell().Pod
-	e.binding = why == "" && pod.UID != ""
+	e.binding = why == "" && pod.UID != "" && !e.cell().Stopped
 	c.mu.Unlock()
 	if why != "" {
 		return 0, c.startTerminating(ctx, e, why)
 	}
 	if e.cell().Stopped {
 		return c.stopOrStart(ctx, e)
-	}
-	if err := c.connect(ctx, e); err != nil {
-		return 0, err
 	}
 	if _, ends := c.interrupted(ctx, e); ends {
 		return 0, nil
@@ -63,10 +68,10 @@ const silentPoll = 2 * time.Second
 func (c *Controller) watch(ctx context.Context, e *entry) (time.Duration, error) {
 	why, podEnded := c.endingOf(e)
 	if why == "" {
-		if err := c.connect(ctx, e); err != nil {
-			return 0, err
-		}
 		left, _ := c.interrupted(ctx, e)
+		if err := c.connect(ctx, e); err != nil {
+			return left, err
+		}
 		if !e.session.Connected() {
 			c.pollSoon() // is the machine still there?
 			return silentPoll, nil

@@ -33,6 +33,10 @@ type Cell struct {
 	// Offers are what to launch, best first; the first is being used. An offer
 	// that the cloud cannot serve is dropped.
 	Offers []Offer `json:"offers"`
+	// Best are the first of the pod's offers as they were when it was given the cell, and
+	// RuledOut why other types were none, for people.
+	Best     []Offer          `json:"best,omitempty"`
+	RuledOut []apiv1.RuledOut `json:"ruledOut,omitempty"`
 	// Options are what the pod's annotations and the configuration ask of a launch,
 	// resolved when the cell was requested.
 	Options Options `json:"options,omitzero"`
@@ -117,9 +121,21 @@ type Offer struct {
 	Dedicated    bool    `json:"dedicated,omitempty"`
 	Family       string  `json:"family,omitempty"` // the type's, as in catalog.InstanceType
 	PricePerHour float64 `json:"pricePerHour"`
-	MilliCPU     int64   `json:"milliCPU"`
-	MemoryBytes  int64   `json:"memoryBytes"`
-	DiskBytes    int64   `json:"diskBytes"`
+	// Unpriced is an offer whose price is not known: PricePerHour is 0, and it is after
+	// all whose price is.
+	Unpriced bool `json:"unpriced,omitempty"`
+	// What is paid besides, in dollars: for what the pod asks of CPU above a burstable
+	// type's baseline, for the root disk, for a public address. A price that is not known
+	// is 0.
+	BurstPerHour    float64 `json:"burstPerHour,omitempty"`
+	DiskPerHour     float64 `json:"diskPerHour,omitempty"`
+	AddressPerHour  float64 `json:"addressPerHour,omitempty"`
+	DiskUnpriced    bool    `json:"diskUnpriced,omitempty"`
+	AddressUnpriced bool    `json:"addressUnpriced,omitempty"`
+
+	MilliCPU    int64 `json:"milliCPU"`
+	MemoryBytes int64 `json:"memoryBytes"`
+	DiskBytes   int64 `json:"diskBytes"`
 	// BootTimeout is how long this type may take from launch to join.
 	BootTimeout time.Duration `json:"bootTimeout"`
 	// Reason says why placement chose it.
@@ -152,6 +168,62 @@ func (o Offer) String() string {
 		return o.InstanceType + " (" + string(m) + ") in " + o.Zone
 	}
 	return o.InstanceType + " in " + o.Zone
+}
+
+// CostPerHour is what is known to be paid for it, in dollars.
+func (o Offer) CostPerHour() float64 {
+	return o.PricePerHour + o.BurstPerHour + o.DiskPerHour + o.AddressPerHour
+}
+
+// Candidate shows the offer to people.
+func (o Offer) Candidate() apiv1.Candidate {
+	part := func(dollars float64, unpriced bool) string {
+		switch {
+		case unpriced:
+			return apiv1.Unknown
+		case dollars == 0:
+			return ""
+		}
+		return apiv1.Price(dollars)
+	}
+	c := apiv1.Candidate{
+		InstanceType:   o.InstanceType,
+		Zone:           o.Zone,
+		LaunchType:     "On-Demand",
+		PricePerHour:   apiv1.Price(o.PricePerHour),
+		BurstPerHour:   part(o.BurstPerHour, false),
+		DiskPerHour:    part(o.DiskPerHour, o.DiskUnpriced),
+		AddressPerHour: part(o.AddressPerHour, o.AddressUnpriced),
+		CostPerHour:    apiv1.Price(o.CostPerHour()),
+		Why:            o.Reason,
+	}
+	if o.Spot {
+		c.LaunchType = "Spot"
+	}
+	if o.Unpriced {
+		c.PricePerHour, c.CostPerHour = apiv1.Unknown, apiv1.Unknown
+	}
+	return c
+}
+
+// Candidates show offers to people, the first of them.
+func Candidates(offers []Offer) []apiv1.Candidate {
+	var list []apiv1.Candidate
+	for _, o := range offers[:min(len(offers), apiv1.MaxCandidates)] {
+		list = append(list, o.Candidate())
+	}
+	return list
+}
+
+// Candidates show what the cell is, or is to be, and what else was best when it was chosen.
+func (c Cell) Candidates() []apiv1.Candidate {
+	offers := c.Offers
+	if len(offers) == 1 { // it is launched, or the others had no capacity
+		offers = append(slices.Clip(offers), slices.DeleteFunc(slices.Clone(c.Best), func(o Offer) bool {
+			return o.offering() == offers[0].offering()
+		})...)
+	}
+	return Candidates(offers)
 }
 
 // Offer is what the cell is, or will be, launched as.

@@ -60,3 +60,41 @@ func TestTheLaunchTokenNamesOneGroupOnOneOffer(t *testing.T) {
 		}
 	}
 }
+
+func TestCandidatesShowWhatIsPaidAndWhatElseThereWas(t *testing.T) {
+	is := Offer{
+		InstanceType:   "t3.small",
+		Zone:           "a",
+		PricePerHour:   0.02,
+		BurstPerHour:   0.01,
+		DiskUnpriced:   true,
+		AddressPerHour: 0.005,
+		Reason:         "cheapest",
+	}
+	spot := Offer{InstanceType: "c5.large", Zone: "a", Spot: true, Unpriced: true}
+	c := Cell{Offers: []Offer{is}, Best: []Offer{{InstanceType: "t3.nano", Zone: "a"}, is, spot, is, is, spot, spot, spot}}
+	got := c.Candidates()
+	if len(got) != apiv1.MaxCandidates || got[1].InstanceType != "t3.nano" {
+		t.Errorf("candidates are %+v", got)
+	}
+	want := apiv1.Candidate{
+		InstanceType:   "t3.small",
+		Zone:           "a",
+		LaunchType:     "On-Demand",
+		PricePerHour:   "0.02",
+		BurstPerHour:   "0.01",
+		DiskPerHour:    apiv1.Unknown,
+		AddressPerHour: "0.005",
+		CostPerHour:    "0.035",
+		Why:            "cheapest",
+	}
+	if got[0] != want {
+		t.Errorf("the first is %+v, want %+v", got[0], want)
+	}
+	if s := got[2]; s.LaunchType != "Spot" || s.PricePerHour != apiv1.Unknown || s.CostPerHour != apiv1.Unknown {
+		t.Errorf("an offer of unknown price is shown as %+v", s)
+	}
+	if status := (&Mirror{waitsFor: func(string) string { return "" }}).Status(c); len(status.Candidates) != apiv1.MaxCandidates {
+		t.Errorf("the Cell resource has %+v", status.Candidates)
+	}
+}

@@ -63,6 +63,7 @@ func (c *Controller) commitWith(
 	after := make([]*Cell, len(entries))
 	changes := make([]store.Change, len(entries), len(entries)+1+len(more))
 	var costs []Cost
+	spent := map[string]float64{}
 	for n, e := range entries {
 		cell := e.cell().clone()
 		if err := change(n, &cell); err != nil {
@@ -72,12 +73,15 @@ func (c *Controller) commitWith(
 		changes[n] = store.Change{Key: keyPrefix + e.id, Revision: e.revision}
 		if cell.Phase == apiv1.Gone {
 			costs = append(costs, cell.cost(now))
+			if namespace := cell.Pod.Namespace; c.budgetOf(namespace).PerMonth > 0 {
+				spent[namespace] += cell.spentSince(monthOf(now), now)
+			}
 		} else {
 			changes[n].Value = cell
 		}
 	}
 	var revision int64
-	err := c.ledger.enter(ctx, costs, func(entered ...store.Change) (int64, error) {
+	err := c.ledger.enter(ctx, costs, spending{monthOf(now), spent}, func(entered ...store.Change) (int64, error) {
 		at, err := c.cfg.Store.Apply(ctx, slices.Concat(changes, more, entered)...)
 		if err != nil {
 			if !notWritten(err) {
@@ -116,6 +120,9 @@ func notWritten(err error) bool {
 func (c *Controller) adopt(e *entry, cell *Cell, revision int64) {
 	e.unsure, e.revision = nil, revision
 	gone := cell.Phase == apiv1.Gone
+	c.mu.Lock()
+	e.reserved = cell.Offer().CostPerHour()
+	c.mu.Unlock()
 	if gone && cell.Pod.UID == "" {
 		cell.Pod = e.pod // it was promised to it
 	}

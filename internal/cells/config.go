@@ -8,7 +8,8 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/pulse"
@@ -26,9 +27,10 @@ type Config struct {
 	// launched as: a pod of another node restarts its kubelet. Optional: NodeName.
 	StandbyNode  func(Offer) string
 	ControllerID string
-	Cloud        cloud.Cloud
-	// Disks are the cloud's; nil where it has none.
-	Disks   cloud.Disks
+	// Budgets are what namespaces may cost. Optional: as much as they want.
+	Budgets []Budget
+	// Calls are those to the cloud, as its budgets allow.
+	Calls   *calls.Calls
 	Store   *store.Store
 	Tunnels Tunnels
 	APIs    APIs
@@ -78,6 +80,8 @@ type Config struct {
 	Pulse *pulse.Pulse
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
+	// Random is for jitter. Optional.
+	Random backoff.Random
 	Clock  clock.WithTicker
 	Log    *slog.Logger
 }

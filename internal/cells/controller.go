@@ -10,14 +10,21 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/lanes"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 )
 
-// workers is how many cells are moved along at the same time. A step waits for
-// the cloud or the store, hardly for the processor.
-const workers = 64
+const (
+	// workers is how many cells are moved along at the same time. A step waits for the
+	// store, hardly for the processor, and never for the cloud or an agent: what needs
+	// those is done aside.
+	workers = 64
+	// logsSaved is how many cells are asked for their pods' logs at the same time.
+	logsSaved = 256
+)
 
 // Controller moves every cell through its life. One worker handles a cell at a
 // time; while it is being launched, its group does.
@@ -30,19 +37,22 @@ type Controller struct {
 	failed    chan error    // ends Run
 	ready     chan struct{}
 
-	launches     *gather[*entry]
+	agents       *lanes.Lanes
+	logs         chan struct{} // bounds those that save logs
+	launches     *launchQueue
 	terminations *gather[*termination]
 	taggings     *gather[*entry]
 	ledger       *ledger
 	pools        *pools
 	inventory    *inventory
+	lineage      *lineage
 	born         time.Time      // when the store was new
 	running      sync.WaitGroup // what workers leave running
 
-	// The order of locks: entry.writing (of several cells, by their IDs), the
-	// ledger's, mu, and then, one at a time, those of the pools, the inventory, a
-	// gather and the queue. Nobody calls the store, the cloud, an agent or an
-	// observer under mu. Observers are told under the two that come before.
+	// The order of locks: the lineage's, entry.writing (of several cells, by their IDs), the
+	// ledger's, mu, and then, one at a time, those of the pools, the inventory, the lineage (mu), a
+	// gather, Calls and the queue. Nobody calls the store, the cloud, an agent or an
+	// observer under mu. Observers are told under those that come before.
 	mu    sync.Mutex
 	cells map[string]*entry
 	byPod map[types.UID]string // live or not, until Gone
@@ -50,13 +60,13 @@ type Controller struct {
 	byDisk map[string]*entry
 	// named are the pods with a cell, by their names, which are reused.
 	named map[cache.ObjectName][]types.UID
+	// byNamespace are the cells of pods.
+	byNamespace map[string]map[*entry]bool
 	// standby are the cells that no pod has.
 	standby map[string]*entry
 	pause   pause // of launches
-	// terminating has, by their instances, the ends that are under way, and endsPaused
-	// is until when the cloud wants no call that ends any.
+	// terminating has, by their instances, the ends that are under way.
 	terminating map[string]*termination
-	endsPaused  time.Time
 	// awake is since when this process has looked at the cells without a gap, and
 	// could hear them.
 	awake time.Time
@@ -65,24 +75,27 @@ type Controller struct {
 // New returns a controller; Run starts it.
 func New(cfg Config) *Controller {
 	return &Controller{
-		cfg: cfg,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, 30*time.Second),
+		cfg:    cfg,
+		agents: lanes.New(),
+		logs:   make(chan struct{}, logsSaved),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](50*time.Millisecond, 30*time.Second, cfg.Random),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "cells", MetricsProvider: cfg.Queues}),
 		polls:        make(chan struct{}, 1),
 		refill:       make(chan struct{}, 1),
 		failed:       make(chan error, 1),
 		ready:        make(chan struct{}),
-		launches:     newGather[*entry](),
+		launches:     newLaunchQueue(),
 		terminations: newGather[*termination](),
 		taggings:     newGather[*entry](),
 		ledger:       &ledger{store: cfg.Store},
 		pools:        newPools(cfg.Pools, cfg.RefillDelay, cfg.Template, cfg.Clock),
 		inventory:    newInventory(cfg.Health, cfg.ListLag),
+		lineage:      &lineage{store: cfg.Store},
 		cells:        map[string]*entry{},
 		byPod:        map[types.UID]string{},
 		byDisk:       map[string]*entry{},
 		named:        map[cache.ObjectName][]types.UID{},
+		byNamespace:  map[string]map[*entry]bool{},
 		standby:      map[string]*entry{},
 		terminating:  map[string]*termination{},
 	}
@@ -108,18 +121,13 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.mu.Lock()
 	c.awake = c.cfg.Clock.Now()
 	c.mu.Unlock()
-	terminating := make(chan struct{}, terminateCalls)
 	for _, loop := range []func(){
 		func() { c.takeInventory(ctx) },
 		func() { c.sweepParts(ctx) },
 		func() { c.checkHealth(ctx) },
 		func() { c.fillPools(ctx) },
 		func() { c.hearInterruptions(ctx) },
-		func() {
-			c.launches.run(ctx, func(entries []*entry) {
-				c.cfg.Pulse.Turn(ctx, "launches", func(ctx context.Context) { c.launchAll(ctx, entries) })
-			})
-		},
+		func() { c.launchAll(ctx) },
 		func() {
 			c.taggings.run(ctx, func(entries []*entry) {
 				c.cfg.Pulse.Turn(ctx, "tags", func(ctx context.Context) { c.tagAll(ctx, entries) })
@@ -127,13 +135,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		},
 		func() {
 			c.terminations.run(ctx, func(all []*termination) {
-				for _, group := range batches(all, c.isAlone) {
-					terminating <- struct{}{}
-					c.running.Go(func() {
-						c.cfg.Pulse.Turn(ctx, "terminations", func(ctx context.Context) { c.terminateAll(ctx, group) })
-						<-terminating
-					})
-				}
+				c.cfg.Pulse.Turn(ctx, "terminations", func(ctx context.Context) { c.terminateAll(ctx, all) })
 			})
 		},
 	} {
@@ -177,6 +179,11 @@ func (c *Controller) process(ctx context.Context, id string) {
 	again, err := c.advance(ctx, e)
 	switch {
 	case ctx.Err() != nil:
+	case errors.Is(err, errUnderWay):
+		// What failed before is not forgotten: it may fail again.
+		if again > 0 {
+			c.queue.AddAfter(id, again)
+		}
 	case err != nil:
 		c.again(e, err)
 	case again > 0:
@@ -195,6 +202,10 @@ func (c *Controller) again(e *entry, err error) {
 	}
 	if errors.Is(err, errGone) {
 		return // what was to be done with it is of no use any more
+	}
+	if errors.Is(err, errBehind) {
+		c.queue.Add(e.id) // it waits, and says why
+		return
 	}
 	if refusedWrite(err) {
 		// Somebody else writes our records: two Kips with one identity. To go

@@ -11,7 +11,6 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/pulse"
 )
 
@@ -24,8 +23,12 @@ type Disk struct {
 	Volume string `json:"volume"`
 }
 
-// diskPoll is how often a disk that is not free, or not there, is asked for again.
-const diskPoll = 250 * time.Millisecond
+// A disk that is not free, or not there, is asked for again after diskPoll, and then
+// less and less often.
+const diskPoll, longestDiskPoll = 250 * time.Millisecond, 4 * time.Second
+
+// hasDisks says that the cloud has disks.
+func (c *Controller) hasDisks() bool { return c.cfg.Calls.Features().Disks != nil }
 
 // DiskInUseError: a disk of the request is another pod's.
 type DiskInUseError struct {
@@ -79,40 +82,79 @@ func (c *Controller) attach(ctx context.Context, e *entry) (ready bool, again ti
 	if stays, err := c.stays(ctx, e); !stays {
 		return err == nil, 0, err
 	}
-	if c.cfg.Disks == nil {
-		return false, 0, fmt.Errorf("cell %s has disks, and cloud %s has none", e.id, c.cfg.Cloud.Name())
+	if !c.hasDisks() {
+		return false, 0, fmt.Errorf("cell %s has disks, and cloud %s has none", e.id, c.cfg.Calls.Name())
 	}
-	for _, d := range cell.Disks {
-		call, cancel := context.WithTimeout(ctx, callTimeout)
-		err := c.cfg.Disks.AttachDisk(call, d.ID, cell.Instance.ID)
-		cancel()
-		var inUse *cloud.InUseError
-		switch {
-		case err == nil:
-		case ctx.Err() != nil:
-			return false, 0, ctx.Err()
-		case errors.As(err, &inUse):
-			c.tellDisk(e, events.VolumeInUse, fmt.Sprintf("Volume %s waits until %s no longer has it", d.Volume, c.userOf(inUse.Instance)))
-			return false, diskPoll, nil
-		default:
-			c.tellDisk(e, events.FailedAttachVolume, fmt.Sprintf("Volume %s: %v; retrying", d.Volume, err))
-			return false, 0, fmt.Errorf("attach volume %s: %w", d.Volume, err)
+	if !e.attached {
+		if again, err := c.attachDisks(ctx, e); err != nil || again > 0 {
+			return false, again, err
 		}
+		e.attached, e.diskPolls = true, 0
 	}
 	if !e.session.Connected() {
 		return false, 0, nil // the tunnel wakes the cell
 	}
-	if err := c.putDisks(ctx, e, diskIDs(cell.Disks)); err != nil {
-		if errors.Is(err, agentapi.ErrNotYet) {
-			c.tellDisk(e, events.FailedAttachVolume, fmt.Sprintf("Its cell does not show the device of a volume yet: %v", err))
-			return false, diskPoll, nil
-		}
+	session := e.session
+	err = c.aside(ctx, e, "hand over disks", func(ctx context.Context) error { return c.putDisks(ctx, e, session, diskIDs(cell.Disks)) })
+	switch {
+	case err == nil:
+	case errors.Is(err, errUnderWay):
+		return false, 0, err
+	case errors.Is(err, agentapi.ErrNotYet):
+		c.tellDisk(ctx, e, events.FailedAttachVolume, fmt.Sprintf("Its cell does not show the device of a volume yet: %v", err))
+		return false, c.nextDiskPoll(e), nil
+	default:
 		return false, 0, fmt.Errorf("hand cell %s its disks: %w", e.id, err)
 	}
-	e.disksShown = true
-	c.noteDisk(e, told{})
+	e.disksShown, e.diskPolls = true, 0
+	c.noteDisk(ctx, e, told{})
 	c.report(cell, normal, events.SuccessfulAttachVolume, "Attached to cell "+e.id+": "+volumeNames(cell.Disks))
 	return true, 0, nil
+}
+
+// attachDisks has the cloud attach a cell's disks. It returns after how long to ask
+// again where one is not free.
+func (c *Controller) attachDisks(ctx context.Context, e *entry) (again time.Duration, err error) {
+	cell := e.cell()
+	err = c.aside(ctx, e, attachesDisks, func(ctx context.Context) error {
+		for _, d := range cell.Disks {
+			if err := c.cfg.Calls.Features().Disks.AttachDisk(ctx, d.ID, cell.Instance.ID); err != nil {
+				return &attachError{d, err}
+			}
+		}
+		return nil
+	})
+	var failed *attachError
+	var inUse *cloud.InUseError
+	switch {
+	case ctx.Err() != nil, !errors.As(err, &failed):
+		return 0, err
+	case errors.As(err, &inUse):
+		c.tellDisk(ctx, e, events.VolumeInUse,
+			fmt.Sprintf("Volume %s waits until %s no longer has it", failed.disk.Volume, c.userOf(inUse.Instance)))
+		return c.nextDiskPoll(e), nil
+	}
+	c.tellDisk(ctx, e, events.FailedAttachVolume, fmt.Sprintf("Volume %s: %v; retrying", failed.disk.Volume, failed.err))
+	return 0, err
+}
+
+// attachError: a disk could not be attached.
+type attachError struct {
+	disk Disk
+	err  error
+}
+
+func (e *attachError) Error() string {
+	return fmt.Sprintf("attach volume %s: %v", e.disk.Volume, e.err)
+}
+func (e *attachError) Unwrap() error { return e.err }
+
+// nextDiskPoll is after how long to ask again: what is asked often comes out of the
+// budget of those whose disks are free.
+func (c *Controller) nextDiskPoll(e *entry) time.Duration {
+	wait := min(diskPoll<<min(e.diskPolls, 10), longestDiskPoll)
+	e.diskPolls++
+	return c.cfg.Random.Jittered(wait)
 }
 
 // stays connects a cell that is to be given something for its pod. It returns false
@@ -142,22 +184,22 @@ func (c *Controller) userOf(instance string) string {
 
 // tellDisk reports something about a cell's disks, unless it was the last thing
 // that was. It is called by the cell's worker alone.
-func (c *Controller) tellDisk(e *entry, reason, message string) {
-	if c.noteDisk(e, told{reason, message}) {
+func (c *Controller) tellDisk(ctx context.Context, e *entry, reason, message string) {
+	if c.noteDisk(ctx, e, told{reason, message}) {
 		c.report(e.cell(), warning, reason, message)
 	}
 }
 
 // noteDisk keeps what a ready cell waits for, for WaitsFor, and tells observers of
 // it; false if that is known.
-func (c *Controller) noteDisk(e *entry, news told) bool {
+func (c *Controller) noteDisk(ctx context.Context, e *entry, news told) bool {
 	if e.diskTold == news {
 		return false
 	}
 	c.mu.Lock()
 	e.diskTold = news
 	c.mu.Unlock()
-	e.writing.Lock() // the changes of a cell are told in their order
+	lockWriting(ctx, e) // the changes of a cell are told in their order
 	defer e.writing.Unlock()
 	c.observers.CellChanged(*e.cell())
 	return true
@@ -184,10 +226,8 @@ func diskIDs(disks []Disk) []string {
 }
 
 // putDisks tells the agent which disks its cell is to have.
-func (c *Controller) putDisks(ctx context.Context, e *entry, ids []string) error {
-	ctx, cancel := context.WithTimeout(ctx, configTimeout)
-	defer cancel()
-	return e.agent().PutDisks(ctx, ids)
+func (c *Controller) putDisks(ctx context.Context, e *entry, s Session, ids []string) error {
+	return c.ask(ctx, e, s, func(ctx context.Context, agent agentapi.Client) error { return agent.PutDisks(ctx, ids) })
 }
 
 // patient says that a cell's containers have ended, or soon will have. What is on
@@ -200,7 +240,7 @@ func (*Controller) patient(e *entry) bool {
 // reach waits until a cell that is being drained is connected, if that is worth a
 // wait.
 func (c *Controller) reach(ctx context.Context, e *entry) error {
-	if err := c.connect(ctx, e); err != nil && e.session == nil {
+	if err := c.connectNow(ctx, e); err != nil && e.session == nil {
 		return err
 	}
 	if !e.session.Connected() {
@@ -237,23 +277,17 @@ func (c *Controller) detach(ctx context.Context, e *entry) error {
 		return err
 	}
 	for {
-		err := c.putDisks(ctx, e, nil)
+		err := c.putDisks(ctx, e, e.session, nil)
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, agentapi.ErrNotYet) || !c.patient(e) || !c.sleep(ctx, diskPoll) {
+		if !errors.Is(err, agentapi.ErrNotYet) || !c.patient(e) || !c.sleep(ctx, c.cfg.Random.Jittered(diskPoll)) {
 			return fmt.Errorf("unmount %s: %w", volumeNames(e.cell().Disks), err)
 		}
 	}
 	for _, d := range e.cell().Disks {
-		for {
-			err := c.cfg.Gate.DetachDisk(ctx, d.ID, e.cell().Instance.ID)
-			if err == nil {
-				break
-			}
-			if later, is := errors.AsType[*gate.LaterError](err); !is || !c.sleep(ctx, later.After) {
-				return fmt.Errorf("detach volume %s: %w", d.Volume, err)
-			}
+		if err := c.cfg.Gate.DetachDisk(ctx, d.ID, e.cell().Instance.ID); err != nil {
+			return fmt.Errorf("detach volume %s: %w", d.Volume, err)
 		}
 	}
 	return nil

@@ -30,6 +30,8 @@ type modelDisks struct {
 	did    []string
 	busy   bool // agents cannot unmount
 	fail   error
+	// hangs says that a disk is never attached.
+	hangs func(disk string) bool
 }
 
 func (d *modelDisks) note(format string, args ...any) {
@@ -38,7 +40,11 @@ func (d *modelDisks) note(format string, args ...any) {
 	}
 }
 
-func (d *modelDisks) AttachDisk(_ context.Context, id, instance string) error {
+func (d *modelDisks) AttachDisk(ctx context.Context, id, instance string) error {
+	if d.hangs != nil && d.hangs(id) {
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	running := d.cloud.running()
@@ -99,7 +105,7 @@ func withDisks(t *testing.T, f func(t *testing.T, b *bubble, d *modelDisks)) {
 func withDisksAndStore(t *testing.T, hook func(op, key string) error, f func(t *testing.T, b *bubble, d *modelDisks)) {
 	t.Helper()
 	d := &modelDisks{holder: map[string]string{}}
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		d.cloud = c.Cloud.(*modelCloud)
 		c.Disks = d
 		links := c.APIs.(*modelLinks)

@@ -6,6 +6,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/pulse"
 )
 
 // drainTimeout bounds what is saved from a cell before the cell is terminated. A
@@ -16,13 +17,32 @@ const drainTimeout = 30 * time.Second
 // and what is on its disks. A cell that cannot be reached is terminated without.
 // An event of its pod says so.
 func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error) {
+	c.dropAside(e, drains)
+	cell := e.cell()
+	if !e.drained && (cell.PodEnded || len(cell.Plugins) > 0 || len(cell.Disks) > 0 && c.hasDisks()) {
+		if err := c.aside(ctx, e, drains, func(drain context.Context) error {
+			_, err := c.dialled(ctx, e) // a session outlives what it was dialled for
+			return c.saveAll(drain, e, err)
+		}); err != nil {
+			return 0, err
+		}
+		e.drained = true
+	}
+	return 0, c.startTerminating(ctx, e, e.cell().Reason)
+}
+
+// saveAll saves what it can of a cell that was dialled, if with an error. Meanwhile
+// nothing else is done with the cell. It returns an error only when ctx has ended.
+func (c *Controller) saveAll(ctx context.Context, e *entry, err error) error {
 	if e.cell().PodEnded {
-		err := c.connect(ctx, e)
+		if err == nil {
+			err = c.connectNow(ctx, e)
+		}
 		if e.session != nil { // an agent that takes no configuration may still have the logs
 			err = c.saveLogs(ctx, e)
 		}
 		if ctx.Err() != nil {
-			return 0, ctx.Err()
+			return ctx.Err()
 		}
 		if err != nil {
 			c.warn(e.cell(), events.LogsNotSaved, "The logs of cell %s could not be saved before it was terminated: %v", e.cell().ID, err)
@@ -31,27 +51,36 @@ func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error)
 	if len(e.cell().Plugins) > 0 {
 		err := c.unplug(ctx, e)
 		if ctx.Err() != nil {
-			return 0, ctx.Err()
+			return ctx.Err()
 		}
 		if err != nil {
 			c.warn(e.cell(), events.VolumeNotUnmounted, "Cell %s is terminated, and its kubelet has not let go of the volumes of %s: %v",
 				e.id, driverNames(e.cell().Plugins), err)
 		}
 	}
-	if len(e.cell().Disks) > 0 && c.cfg.Disks != nil {
+	if len(e.cell().Disks) > 0 && c.hasDisks() {
 		err := c.detach(ctx, e)
 		if ctx.Err() != nil {
-			return 0, ctx.Err()
+			return ctx.Err()
 		}
 		if err != nil {
 			c.cfg.Log.Warn("disks are freed with the instance, since they could not be before",
 				"cell", e.id, "pod", e.cell().Pod.String(), "err", err)
 		}
 	}
-	return 0, c.startTerminating(ctx, e, e.cell().Reason)
+	return nil
 }
 
 func (c *Controller) saveLogs(ctx context.Context, e *entry) error {
+	over := pulse.Wait(ctx, pulse.Cell) // others are being read
+	select {
+	case c.logs <- struct{}{}: // before its time runs: others may not answer
+		over()
+		defer func() { <-c.logs }()
+	case <-ctx.Done():
+		over()
+		return ctx.Err()
+	}
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	if !e.ready(ctx) { // after a restart of Kip it may still be dialling

@@ -29,7 +29,7 @@ func TestTheLogsOfAPodThatEndedAreSavedBeforeItsInstanceEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			saved := 0
 			var instances func() []string
-			inBubble(t, func(c *Config) {
+			inBubble(t, func(c *setup) {
 				c.SaveLogs = func(_ context.Context, pod apiv1.PodReference, cell agentapi.Conn) error {
 					saved++
 					if pod != ref("a") || cell == nil || len(instances()) != 1 {

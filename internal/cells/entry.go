@@ -9,6 +9,8 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/lanes"
 )
 
 // entry is a cell and what this process holds for it. Fields that others than
@@ -38,6 +40,9 @@ type entry struct {
 	tagAfter time.Time
 	// pod is whose cell it is: for a moment before the record says so.
 	pod apiv1.PodReference
+	// reserved is what counts of it against its namespace's budget, in dollars an hour;
+	// under mu.
+	reserved float64
 	// disks are those of pod; under mu.
 	disks []Disk
 
@@ -49,9 +54,12 @@ type entry struct {
 	stopWait   context.CancelFunc // of the goroutine that waits for the kubelet
 	shown      bool               // api shows the pod
 	configured bool               // the agent has its configuration, on this connection
+	untold     bool               // observers do not know of that
 	dns        []netip.Addr       // of that configuration
 	breaks     int                // how often the session has not been connected
+	attached   bool               // the cloud has attached the disks, for this process
 	disksShown bool               // the agent has the disks from this process
+	diskPolls  int                // in a row
 	diskTold   told               // what was last reported of the disks and plugins; written under mu
 	unseen     time.Time          // since when complete looks show no instance of a launch that was given up
 	told       bool               // observers know that it is interrupted
@@ -62,6 +70,10 @@ type entry struct {
 	// held is why its end is held back, heldTold what was told of that; under mu.
 	held     string
 	heldTold news
+
+	aside   *aside     // under mu
+	drained bool       // what must outlive it is saved, as far as that could be done
+	pace    lanes.Pace // of its agent
 
 	pluginsSent time.Time // when the agent had the plugins from this process
 	plugged     bool      // the kubelet knows their drivers
@@ -78,11 +90,11 @@ type attempts struct {
 func (a *attempts) wait(now time.Time) time.Duration { return a.next.Sub(now) }
 
 // fail notes that one has failed.
-func (a *attempts) fail(now time.Time, err error) {
+func (a *attempts) fail(now time.Time, err error, random backoff.Random) {
 	if a.failed++; a.failed == 1 {
 		a.began = now
 	}
-	a.next = now.Add(max(retryAfter(err), min(firstRetry<<min(a.failed-1, 10), longestRetry)))
+	a.next = now.Add(max(retryAfter(err), random.Jittered(min(firstRetry<<min(a.failed-1, 10), longestRetry))))
 }
 
 // told is what a pod's owner was told.
@@ -97,6 +109,7 @@ func newEntry(cell Cell, revision int64) *entry {
 		pod:      cell.Pod,
 		disks:    cell.Disks,
 		revision: revision,
+		reserved: cell.Offer().CostPerHour(),
 	}
 	e.current.Store(&cell)
 	return e

@@ -2,7 +2,12 @@ package cells
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
 	"sync"
+
+	"github.com/elotl/kip/internal/cloud"
 )
 
 // gather collects what many goroutines add, and hands it on in groups: whatever
@@ -43,4 +48,107 @@ func (g *gather[T]) run(ctx context.Context, each func([]T)) {
 			each(items)
 		}
 	}
+}
+
+// launchQueue are the cells that wait to be launched, in their order.
+type launchQueue struct {
+	wake chan struct{}
+
+	mu    sync.Mutex
+	items []toLaunch
+}
+
+type toLaunch struct {
+	e *entry
+	together
+}
+
+// together is what the cells of one call have in common.
+type together struct {
+	offering
+	options string
+}
+
+func newLaunchQueue() *launchQueue { return &launchQueue{wake: make(chan struct{}, 1)} }
+
+func toLaunchOf(e *entry) (toLaunch, error) {
+	cell := e.cell()
+	options, err := json.Marshal(cell.Options)
+	if err != nil {
+		return toLaunch{}, fmt.Errorf("compare the options of cell %s: %w", e.id, err)
+	}
+	return toLaunch{e, together{cell.Offer().offering(), string(options)}}, nil
+}
+
+func (q *launchQueue) add(i toLaunch) {
+	q.mu.Lock()
+	q.items = append(q.items, i)
+	q.mu.Unlock()
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// remove takes a cell back; false if it is being launched already.
+func (q *launchQueue) remove(e *entry) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	before := len(q.items)
+	q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool { return i.e == e })
+	return len(q.items) < before
+}
+
+// wait returns when something waits; false when ctx has ended.
+func (q *launchQueue) wait(ctx context.Context) bool {
+	for ctx.Err() == nil {
+		q.mu.Lock()
+		some := len(q.items) > 0
+		q.mu.Unlock()
+		if some {
+			return true
+		}
+		select {
+		case <-q.wake:
+		case <-ctx.Done():
+		}
+	}
+	return false
+}
+
+// full says that the next call has as many machines as one can have.
+func (q *launchQueue) full() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.first() >= cloud.MaxLaunch
+}
+
+// first is how many cells go with the one that has waited longest. The caller holds mu.
+func (q *launchQueue) first() (n int) {
+	for _, i := range q.items {
+		if i.together == q.items[0].together {
+			n++
+		}
+	}
+	return n
+}
+
+// next takes the cell that has waited longest and those that go with it, as many as
+// allow says.
+func (q *launchQueue) next(allow func(n int) int) (group []*entry) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.items) == 0 {
+		return nil
+	}
+	first := q.items[0].together
+	n := allow(min(q.first(), cloud.MaxLaunch))
+	q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool {
+		if i.together != first || len(group) == n {
+			return false
+		}
+		group = append(group, i.e)
+		return true
+	})
+	return group
 }

@@ -122,7 +122,7 @@ func TestWhenMostCellsAreSilentNoneIsEnded(t *testing.T) {
 }
 
 func TestTheCloudsWordAloneDecidesWithCloudAPI(t *testing.T) {
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		c.Health = Health{
 			CloudAPI:       true,
 			HealthyTimeout: 3 * time.Minute,
@@ -150,7 +150,7 @@ func TestTheCloudsWordAloneDecidesWithCloudAPI(t *testing.T) {
 // goOn ends the lateness of a Kip whose meter has not run yet.
 func (b *bubble) goOn() { go func() { _ = b.cfg.Late.Run(b.Context()) }() }
 
-func withMeter(c *Config) { c.Late = lateness.New(c.Clock) }
+func withMeter(c *setup) { c.Late = lateness.New(c.Clock) }
 
 func TestALateKipBlamesNoCellForItsSilence(t *testing.T) {
 	inBubble(t, withMeter, nil, func(t *testing.T, b *bubble) {
@@ -311,7 +311,7 @@ func TestAStoppedInstanceIsALostCellInEveryMode(t *testing.T) {
 		{Check: 5 * time.Second}, // no cell is lost by its silence
 		{CloudAPI: true, Interval: time.Minute, Check: 5 * time.Second}, // nor by the list's
 	} {
-		inBubble(t, func(c *Config) { c.Health = mode }, nil, func(t *testing.T, b *bubble) {
+		inBubble(t, func(c *setup) { c.Health = mode }, nil, func(t *testing.T, b *bubble) {
 			pod := b.bound(1)[0]
 			cell, _ := b.cells.ForPod(ref(pod).UID)
 			b.cloud.set(func() {

@@ -22,7 +22,7 @@ const noticeOver = 2 * time.Minute
 
 // hearInterruptions takes the cloud's notices until ctx ends.
 func (c *Controller) hearInterruptions(ctx context.Context) {
-	source := c.cfg.Cloud.Features().Interrupter
+	source := c.cfg.Calls.Features().Interrupter
 	if source == nil {
 		return
 	}
@@ -33,8 +33,8 @@ func (c *Controller) hearInterruptions(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		c.cfg.Log.Warn("listen for interruptions, retrying", "cloud", c.cfg.Cloud.Name(), "err", err)
-		c.sleep(ctx, interruptionRetry)
+		c.cfg.Log.Warn("listen for interruptions, retrying", "cloud", c.cfg.Calls.Name(), "err", err)
+		c.sleep(ctx, c.cfg.Random.Jittered(interruptionRetry))
 	}
 }
 
@@ -72,7 +72,7 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 			return
 		}
 		c.cfg.Log.Warn("store an interruption, retrying", "cell", found.id, "instance", i.InstanceID, "err", err)
-		if refusedWrite(err) || !c.sleep(ctx, time.Second) {
+		if refusedWrite(err) || !c.sleep(ctx, c.cfg.Random.Jittered(time.Second)) {
 			return
 		}
 	}

@@ -177,8 +177,10 @@ type findings struct {
 	lacking []string
 	// stopped are those whose instances were stopped by somebody else.
 	stopped []*Cell
-	// found are the instances without a cell that are seen for the first time, and
-	// orphans those that were seen for long enough to be ended.
+	// unnamed are the instances without a cell that do not end yet, found how many of
+	// them are seen for the first time, and orphans those that were seen for long enough
+	// to be ended.
+	unnamed []cloud.Instance
 	found   int
 	orphans []cloud.Instance
 }
@@ -277,6 +279,7 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 		if owned[i.ID] || launching[joinIDOf(i)] || i.State == cloud.Terminating {
 			continue
 		}
+		f.unnamed = append(f.unnamed, i)
 		switch first, before := orphans[i.ID]; {
 		case !before:
 			orphans[i.ID] = began
@@ -318,7 +321,7 @@ func (v *inventory) lookForStopped(seen look, f *findings, stopped map[string]ti
 func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, listing cloud.Listing, k known) {
 	cell := k.cell
 	if cell.Instance == nil {
-		if cell.Phase == apiv1.Requested || cell.Phase == apiv1.Terminating {
+		if cell.Phase == apiv1.Requested || cell.Phase == apiv1.Launching || cell.Phase == apiv1.Terminating {
 			f.wake = append(f.wake, cell.ID) // it may wait for this look
 		}
 		return
@@ -374,7 +377,7 @@ func (v *inventory) adopt(seen look, f findings, states map[string]cloud.State) 
 			}
 		}
 	}
-	seen.lacks = slices.ContainsFunc(f.lacking, func(id string) bool { return !seen.ended[id] })
+	seen.lacks = seen.wrong || slices.ContainsFunc(f.lacking, func(id string) bool { return !seen.ended[id] })
 	v.latest = seen
 	return seen
 }
@@ -421,13 +424,13 @@ func (c *Controller) takeInventory(ctx context.Context) {
 func (c *Controller) lookOnce(ctx context.Context) {
 	began := c.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
-	list, err := c.cfg.Cloud.List(call, c.cfg.ControllerID)
+	list, err := c.cfg.Calls.List(call, c.cfg.ControllerID)
 	cancel()
 	switch {
 	case err == nil:
 		c.compare(ctx, began, list)
 	case ctx.Err() == nil:
-		c.cfg.Log.Warn("list our instances", "cloud", c.cfg.Cloud.Name(), "err", err)
+		c.cfg.Log.Warn("list our instances", "cloud", c.cfg.Calls.Name(), "err", err)
 	}
 }
 
@@ -446,6 +449,13 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	}
 	c.mu.Unlock()
 	seen, f := c.inventory.show(began, listing, cells, c.born)
+	// First: nothing may be launched by a look that has not told what is unknown.
+	if _, looked := c.Behind(); !looked {
+		for _, k := range cells {
+			f.wake = append(f.wake, k.cell.ID) // it may have waited for that
+		}
+	}
+	c.compareGenerations(ctx, f.unnamed)
 	// Those whom the look shows do not wait for what the cloud says of others.
 	seen = c.inventory.adopt(seen, f, nil)
 	c.forgetStrays(seen)
@@ -484,6 +494,21 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	}
 }
 
+// compareGenerations sees whether the store knows of the instances that no cell has.
+func (c *Controller) compareGenerations(ctx context.Context, unnamed []cloud.Instance) {
+	news, err := c.lineage.saw(ctx, unnamed)
+	if news {
+		c.cfg.Log.Error(behind, "instances", len(c.Generation().Unknown), "store", c.lineage.current().Store)
+	}
+	switch {
+	case err == nil || ctx.Err() != nil:
+	case refusedWrite(err):
+		c.fail(err)
+	default:
+		c.cfg.Log.Warn("store that the store is behind, retrying", "err", err)
+	}
+}
+
 // loseTo ends a cell for a sign that the cloud has given, unless the cell was heard.
 func (c *Controller) loseTo(ctx context.Context, id string, population int, s sign) {
 	c.mu.Lock()
@@ -511,14 +536,14 @@ func (c *Controller) describe(ctx context.Context, asked []absent) map[string]cl
 			ids[n] = a.instance()
 		}
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		instances, err := c.cfg.Cloud.Describe(call, ids...)
+		instances, err := c.cfg.Calls.Describe(call, ids...)
 		cancel()
 		if err == nil && len(instances) != len(ids) {
 			err = fmt.Errorf("asked for %d instances and got %d", len(ids), len(instances))
 		}
 		if err != nil {
 			if ctx.Err() == nil {
-				c.cfg.Log.Warn("describe instances that the cloud's list does not show", "cloud", c.cfg.Cloud.Name(), "err", err)
+				c.cfg.Log.Warn("describe instances that the cloud's list does not show", "cloud", c.cfg.Calls.Name(), "err", err)
 			}
 			continue
 		}

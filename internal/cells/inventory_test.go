@@ -42,6 +42,7 @@ func TestAnOrphanIsTerminatedOnlyAfterASecondLook(t *testing.T) {
 		}
 	}
 	w.cells.terminateAll(t.Context(), w.cells.terminations.items)
+	w.cells.running.Wait()
 	if w.cloud.terminated["i-orphan"] != 1 || len(w.cloud.terminated) != 1 {
 		t.Fatalf("terminated %v", w.cloud.terminated)
 	}
@@ -49,7 +50,7 @@ func TestAnOrphanIsTerminatedOnlyAfterASecondLook(t *testing.T) {
 
 func TestAnInstanceThatListsHideHoldsUpTheOthersForAWhileOnly(t *testing.T) {
 	var log strings.Builder
-	inBubble(t, func(c *Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) }, nil, func(t *testing.T, b *bubble) {
 		pods := b.bound(2)
 		hidden, _ := b.cells.ForPod(ref(pods[0]).UID)
 		b.cloud.set(func() { b.cloud.hidden[hidden.Instance.ID], b.cloud.forgets = true, true })
@@ -78,7 +79,7 @@ func TestAnInstanceThatListsHideHoldsUpTheOthersForAWhileOnly(t *testing.T) {
 func TestALookCountsBeforeTheCloudSaysWhatItLacks(t *testing.T) {
 	var b *bubble
 	asked := 0
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		c.Cloud.(*modelCloud).describes = func() {
 			if asked++; !b.cells.inventory.last().began.Equal(time.Now()) {
 				t.Error("the cloud is asked of an instance before the look counts for the others")
@@ -222,7 +223,7 @@ func TestALookWakesTheCellsThatWaitForOne(t *testing.T) {
 		all = append(all, known{cell: cell})
 	}
 	f := shown(newInventory(Health{}, 0), 1000, all, cloud.Instance{ID: "i-3", State: cloud.Stopped})
-	if want := []string{"cell-i-2", "cell-i-3", "requested"}; !slices.Equal(f.wake, want) {
+	if want := []string{"cell-i-2", "cell-i-3", "requested", "launching"}; !slices.Equal(f.wake, want) {
 		t.Errorf("it wakes %v, want %v", f.wake, want)
 	}
 }
@@ -313,7 +314,7 @@ func TestAnEmptyListEndsNoCellThatIsHeard(t *testing.T) {
 		"by the lease": {HealthyTimeout: 90 * time.Second, Check: 5 * time.Second},
 		"by the list":  {CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second},
 	} {
-		inBubble(t, func(c *Config) { c.Health = health }, nil, func(t *testing.T, b *bubble) {
+		inBubble(t, func(c *setup) { c.Health = health }, nil, func(t *testing.T, b *bubble) {
 			pods := b.bound(30)
 			b.cloud.set(func() { // of another account: it knows nothing, and refuses nothing
 				clear(b.cloud.instances)

@@ -36,6 +36,9 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	if _, ends := c.interrupted(ctx, e); ends {
 		return 0, nil
 	}
+	if c.mayRunMore(e) {
+		return time.Second, nil
+	}
 	left, what := c.bootTime(e.cell(), e.session)
 	if left <= 0 {
 		why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, e.waitsFor())
@@ -60,11 +63,9 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 		}
 	}
 	if err := c.connect(ctx, e); err != nil {
-		return 0, err
+		return left, err
 	}
-	select {
-	case <-e.api.NodeReady():
-	default:
+	if !c.kubeletReady(e) {
 		return left, nil // the tunnel and the kubelet wake the cell
 	}
 	return 0, c.save(ctx, e, func(cell *Cell) error {
@@ -73,9 +74,22 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	})
 }
 
+// kubeletReady says that the kubelet of a cell is ready, with the configuration that the
+// agent has from this process: one that an earlier process gave it may be of another node.
+func (c *Controller) kubeletReady(e *entry) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-e.api.NodeReady():
+		return e.configured
+	default:
+		return false
+	}
+}
+
 // addressed says that an instance has all the addresses that Kip needs.
 func (c *Controller) addressed(i *cloud.Instance) bool {
-	return i.ManagementIP.IsValid() && i.PodIP.IsValid() && i.DialIP(c.cfg.Cloud.Traits().DialPublic).IsValid()
+	return i.ManagementIP.IsValid() && i.PodIP.IsValid() && i.DialIP(c.cfg.Calls.Traits().DialPublic).IsValid()
 }
 
 // readyTimeout is how long a kubelet may take from the join: it needs about a
@@ -97,9 +111,35 @@ func (c *Controller) bootTime(cell *Cell, session Session) (left time.Duration, 
 	return from.Add(limit + c.cfg.Late.Since(from)).Sub(c.cfg.Clock.Now()), what
 }
 
-// connect brings up the cell's API and its tunnel in this process, and gives the
-// agent its configuration. It waits for nothing but the agent's answer to that.
+// connect brings up the cell's API and its tunnel in this process, and has the agent
+// given its configuration: errUnderWay until that has its answer.
 func (c *Controller) connect(ctx context.Context, e *entry) error {
+	for {
+		configure, err := c.dialled(ctx, e)
+		if err != nil {
+			return err
+		}
+		if configure == nil {
+			return c.connected(ctx, e)
+		}
+		if err := c.aside(ctx, e, "configure", configure); err != nil {
+			return err
+		}
+	}
+}
+
+// connectNow does the same, and waits for the answer.
+func (c *Controller) connectNow(ctx context.Context, e *entry) error {
+	configure, err := c.dialled(ctx, e)
+	if err != nil || configure == nil {
+		return err
+	}
+	return configure(ctx)
+}
+
+// dialled brings up the cell's API and its tunnel in this process. It returns what
+// gives the agent its configuration, where that is to be done and can be.
+func (c *Controller) dialled(ctx context.Context, e *entry) (configure func(context.Context) error, err error) {
 	if e.session == nil {
 		offer := e.cell().Offer()
 		capacity := corev1.ResourceList{
@@ -126,11 +166,11 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 		// Before the tunnel: a kubelet that hears that its pod is not there kills
 		// the pod.
 		if err := e.show(); err != nil {
-			return err
+			return nil, err
 		}
 		session, err := c.dial(ctx, e, api)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		wait, stop := context.WithCancel(ctx)
 		c.running.Go(func() {
@@ -145,38 +185,57 @@ func (c *Controller) connect(ctx context.Context, e *entry) error {
 		c.mu.Unlock()
 	}
 	if err := e.show(); err != nil {
-		return err
+		return nil, err
 	}
-	connected := e.session.Connected()
+	dns, connected, bound := c.clusterDNS(), e.session.Connected(), e.cell().Pod.UID != ""
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	e.configured = e.configured && connected
-	configured, breaks := e.configured, e.breaks
-	c.mu.Unlock()
-	dns := c.clusterDNS()
-	if bound := e.cell().Pod.UID != ""; !connected || configured && (bound || slices.Equal(e.dns, dns)) {
-		return nil
+	if !connected || e.configured && (bound || slices.Equal(e.dns, dns)) {
+		return nil, nil
 	}
-	if err := c.configure(ctx, e, dns); err != nil {
+	session, breaks, config := e.session, e.breaks, c.agentConfig(e.cell(), e.node, dns)
+	return func(ctx context.Context) error { return c.configure(ctx, e, session, config, breaks) }, nil
+}
+
+// configure hands the agent its configuration on a session that has had so many
+// breaks.
+func (c *Controller) configure(ctx context.Context, e *entry, session Session, config agentapi.Config, breaks int) error {
+	put := func(ctx context.Context, agent agentapi.Client) error { return agent.PutConfig(ctx, config) }
+	if err := c.ask(ctx, e, session, put); err != nil {
 		return fmt.Errorf("configure cell %s: %w", e.id, err)
 	}
 	if cell := e.cell(); cell.Phase == apiv1.Bound && len(cell.Disks) > 0 {
 		// A machine that was started anew has its devices, not their paths.
-		if err := c.putDisks(ctx, e, diskIDs(cell.Disks)); err != nil {
+		if err := c.putDisks(ctx, e, session, diskIDs(cell.Disks)); err != nil {
 			return fmt.Errorf("hand cell %s its disks: %w", e.id, err)
 		}
 	}
 	c.mu.Lock()
-	e.configured, e.dns = e.breaks == breaks, dns // else the break has queued the cell again
-	c.mu.Unlock()
-	c.observers.CellConnected(*e.cell(), e.session.Conn())
-	if e.cell().StepTime(apiv1.StepJoined).IsZero() {
-		return c.save(ctx, e, func(cell *Cell) error {
-			cell.Token = ""
-			cell.step(apiv1.StepJoined, c.cfg.Clock.Now())
-			return nil
-		})
+	defer c.mu.Unlock()
+	if e.breaks == breaks { // else the break has queued the cell again
+		e.configured, e.untold, e.dns = true, true, config.ClusterDNS
 	}
 	return nil
+}
+
+// connected says, and stores, that the agent has its configuration, where it does.
+func (c *Controller) connected(ctx context.Context, e *entry) error {
+	c.mu.Lock()
+	configured, tell := e.configured, e.configured && e.untold
+	e.untold = false
+	c.mu.Unlock()
+	if tell {
+		c.observers.CellConnected(*e.cell(), e.session.Conn())
+	}
+	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() {
+		return nil
+	}
+	return c.save(ctx, e, func(cell *Cell) error {
+		cell.Token = ""
+		cell.step(apiv1.StepJoined, c.cfg.Clock.Now())
+		return nil
+	})
 }
 
 // show lets the kubelet of a bound cell see its pod.
@@ -195,7 +254,7 @@ func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (Sess
 	cell := e.cell()
 	target := tunnel.Target{
 		CellID:  cell.JoinID(),
-		Addr:    netip.AddrPortFrom(cell.Instance.DialIP(c.cfg.Cloud.Traits().DialPublic), agentapi.Port),
+		Addr:    netip.AddrPortFrom(cell.Instance.DialIP(c.cfg.Calls.Traits().DialPublic), agentapi.Port),
 		KeyHash: cell.KeyHash,
 		Rank:    e.rank,
 		OnState: func(connected bool, _ error) {
@@ -251,18 +310,12 @@ func (c *Controller) spend(ctx context.Context, e *entry, keyHash string) error 
 	})
 }
 
-// configure hands the agent its configuration.
-func (c *Controller) configure(ctx context.Context, e *entry, dns []netip.Addr) error {
-	ctx, cancel := context.WithTimeout(ctx, configTimeout)
-	defer cancel()
-	return e.agent().PutConfig(ctx, c.agentConfig(e.cell(), e.node, dns))
-}
-
 // disconnect closes what this process holds for a cell.
 func (c *Controller) disconnect(e *entry) {
 	c.mu.Lock()
 	session, stopWait, api := e.session, e.stopWait, e.api
 	e.session, e.stopWait, e.api, e.shown, e.configured, e.disksShown = nil, nil, nil, false, false, false
+	e.breaks++ // what is asked on this session yet says nothing of the next one
 	c.mu.Unlock()
 	if stopWait != nil {
 		stopWait()
@@ -299,5 +352,9 @@ func (c *Controller) agentConfig(cell *Cell, node string, dns []netip.Addr) agen
 	}
 }
 
-// agent is that of a cell with a session.
-func (e *entry) agent() agentapi.Client { return agentapi.Client{Conn: e.session.Conn()} }
+// ask asks a cell's agent on a session, which may be closed meanwhile.
+func (c *Controller) ask(ctx context.Context, e *entry, s Session, do func(context.Context, agentapi.Client) error) error {
+	return c.agents.Ask(ctx, &e.pace, configTimeout, func(ctx context.Context) error {
+		return do(ctx, agentapi.Client{Conn: s.Conn()})
+	})
+}

@@ -2,7 +2,6 @@ package cells
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +9,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// callTimeout bounds one call to the cloud. A call that runs into it has an
-	// unknown outcome.
-	callTimeout = time.Minute
+	// callTimeout bounds what waits for a call to the cloud, where that is not to wait
+	// for the budget for ever.
+	callTimeout = calls.Timeout
 	// A launch whose outcome stays unknown is given up after both: the cloud
 	// cannot say what is wrong with this offering, and another may work.
 	giveUpTries = 5
@@ -80,47 +80,56 @@ func (l *launch) entries(places []int) []*entry {
 	return all
 }
 
-// together is what the cells of one call have in common.
-type together struct {
-	offering
-	options string
+// launchAll launches what waits until ctx ends.
+func (c *Controller) launchAll(ctx context.Context) {
+	for c.launches.wait(ctx) {
+		c.cfg.Pulse.Turn(ctx, "launches", c.launchNext)
+	}
 }
 
-// launchAll stores the intents to launch what has come together, a group for
-// each offering, and sends them.
-func (c *Controller) launchAll(ctx context.Context, entries []*entry) {
-	groups := map[together][]*entry{}
-	for _, e := range entries {
-		if why, _ := c.endingOf(e); why != "" {
+// launchNext stores the intent to launch cells of the same offering, in one call, and
+// sends it. A call's turn is waited for before the call is stored: until then others
+// may come along.
+func (c *Controller) launchNext(ctx context.Context) {
+	turn, err := c.cfg.Calls.Turn(ctx, cloud.CallLaunch, 1)
+	if err != nil {
+		return // ctx has ended
+	}
+	if !c.launches.full() && !turn.Gather(ctx) {
+		turn.Cancel()
+		return
+	}
+	group := c.launches.next(func(n int) int { return max(1, turn.Resources(n)) })
+	group = slices.DeleteFunc(group, func(e *entry) bool {
+		why, _ := c.endingOf(e)
+		if why != "" {
 			c.landed(e)
-			continue
 		}
-		cell := e.cell()
-		options, err := json.Marshal(cell.Options)
-		if err != nil {
-			c.fail(fmt.Errorf("compare the options of cell %s: %w", e.id, err))
-			return
-		}
-		key := together{cell.Offer().offering(), string(options)}
-		groups[key] = append(groups[key], e)
+		return why != ""
+	})
+	if len(group) == 0 {
+		turn.Cancel()
+		return
 	}
-	for _, all := range groups {
-		for group := range slices.Chunk(all, cloud.MaxLaunch) {
-			c.launchGroup(ctx, group)
-		}
-	}
+	c.launchGroup(ctx, group, turn)
 }
 
 // launchGroup stores the intent to launch a group, in as many calls as the store
-// takes at a time, and sends them.
-func (c *Controller) launchGroup(ctx context.Context, group []*entry) {
+// takes at a time, and sends them, the first in the turn that it is given.
+func (c *Controller) launchGroup(ctx context.Context, group []*entry, turn *calls.Turn) {
 	l, err := c.storeLaunch(ctx, group)
 	if errors.Is(err, store.ErrTooBig) && len(group) > 1 {
-		c.launchGroup(ctx, group[:len(group)/2])
-		c.launchGroup(ctx, group[len(group)/2:])
+		c.launchGroup(ctx, group[:len(group)/2], turn)
+		rest := group[len(group)/2:]
+		if turn, err = c.cfg.Calls.Turn(ctx, cloud.CallLaunch, len(rest)); err != nil {
+			return // ctx has ended
+		}
+		turn.Resources(len(rest))
+		c.launchGroup(ctx, rest, turn)
 		return
 	}
 	if err != nil {
+		turn.Cancel()
 		for _, e := range group {
 			c.mu.Lock()
 			e.launching = false
@@ -129,13 +138,13 @@ func (c *Controller) launchGroup(ctx context.Context, group []*entry) {
 		}
 		return
 	}
-	c.inTurn(ctx, func(ctx context.Context) { c.send(ctx, l, false) })
+	c.inTurn(ctx, "launch", func(ctx context.Context) { c.send(ctx, l, turn) })
 }
 
 // storeLaunch resolves a call and stores it with the cells that it launches, all
 // in one transaction.
 func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, error) {
-	intent := Launch{ID: newID("launch-"), Cells: len(group), NameTag: c.cfg.NameTag, Shared: c.cfg.Cloud.Traits().SharedUserData}
+	intent := Launch{ID: newID("launch-"), Cells: len(group), NameTag: c.cfg.NameTag, Shared: c.cfg.Calls.Traits().SharedUserData}
 	var secret pki.BatchSecret
 	stored := launchRecord{Version: 1}
 	if intent.Shared {
@@ -158,25 +167,30 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, 
 	if stored.Request, err = c.launchRequest(cells, secret); err != nil {
 		return nil, err
 	}
-	record := store.Change{Key: launchesPrefix + intent.ID, Value: stored}
-	revision, err := c.commitWith(ctx, group, func(n int, cell *Cell) error {
-		// Not before: an earlier launch of the cell may be stored, its answer lost,
-		// and a member of that one waits for this cell by its ID.
-		c.mu.Lock()
-		group[n].launch = intent.ID
-		c.mu.Unlock()
-		cell.Launch, cell.Token = cells[n].Launch, cells[n].Token
-		return cell.enter(apiv1.Launching)
-	}, record)
+	var revision int64
+	err = c.lineage.launch(ctx, func(tag string, raised store.Change) (int64, error) {
+		stored.Request.Tags[cloud.TagGeneration] = tag
+		record := store.Change{Key: launchesPrefix + intent.ID, Value: stored}
+		revision, err = c.commitWith(ctx, group, func(n int, cell *Cell) error {
+			// Not before: an earlier launch of the cell may be stored, its answer lost,
+			// and a member of that one waits for this cell by its ID.
+			c.mu.Lock()
+			group[n].launch = intent.ID
+			c.mu.Unlock()
+			cell.Launch, cell.Token = cells[n].Launch, cells[n].Token
+			return cell.enter(apiv1.Launching)
+		}, record, raised)
+		return revision, err
+	})
 	if err != nil {
 		return nil, err
 	}
 	return &launch{id: intent.ID, request: stored.Request, until: stored.Until, revision: revision, group: group}, nil
 }
 
-// inTurn follows a launch with a turn of its own: it outlives the one that began it.
-func (c *Controller) inTurn(ctx context.Context, follow func(context.Context)) {
-	c.running.Go(func() { c.cfg.Pulse.Turn(ctx, "launch", follow) })
+// inTurn does something in a turn of its own, which outlives the one that began it.
+func (c *Controller) inTurn(ctx context.Context, name string, do func(context.Context)) {
+	c.running.Go(func() { c.cfg.Pulse.Turn(ctx, name, do) })
 }
 
 // landed gives cells that were being launched back to their workers.
@@ -195,6 +209,10 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	intent := e.cell().Launch
 	if intent == nil {
 		return 0, fmt.Errorf("cell %s is %s and its record has no launch", e.id, e.cell().Phase)
+	}
+	// The cloud may have forgotten the token by now, and launch it a second time.
+	if why, _ := c.Behind(); why != "" {
+		return time.Second, nil
 	}
 	l := &launch{id: intent.ID, group: make([]*entry, intent.Cells)}
 	var stored launchRecord
@@ -232,7 +250,7 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	}
 	if revision == 0 {
 		if l.request, err = c.remadeRequest(l); err != nil {
-			c.inTurn(ctx, func(ctx context.Context) { c.abandon(ctx, e, err) })
+			c.inTurn(ctx, "launch", func(ctx context.Context) { c.abandon(ctx, e, err) })
 			e.launching = true
 			return 0, nil
 		}
@@ -240,7 +258,7 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	for _, n := range l.open() {
 		l.group[n].launching = true
 	}
-	c.inTurn(ctx, func(ctx context.Context) { c.send(ctx, l, true) })
+	c.inTurn(ctx, "launch", func(ctx context.Context) { c.send(ctx, l, nil) })
 	return 0, nil
 }
 
@@ -304,18 +322,19 @@ func judge(r cloud.LaunchResult, unsure, giveUp bool) verdict {
 // send sends a stored launch until the outcome of each machine is known and
 // stored. Whether an earlier call with it worked or not, the same token leads to the
 // same instances; so cells that must end are launched all the same, to learn what
-// there is to terminate. sent says that a call may have been made whose outcome is
-// unknown.
-func (c *Controller) send(ctx context.Context, l *launch, sent bool) {
+// there is to terminate. turn is the one of the first call; nil where an earlier Kip
+// may have made a call, whose outcome is unknown.
+func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 	defer func() { c.landed(l.entries(l.open())...) }()
 	offer := l.group[l.open()[0]].cell().Offer()
 	unsure := make([]bool, len(l.group))
 	for n := range unsure {
-		unsure[n] = sent
+		unsure[n] = turn == nil
 	}
 	began, wait := c.cfg.Clock.Now(), firstRetry
 	for try := 1; ; try++ {
-		results := c.call(ctx, l)
+		results := c.call(ctx, l, turn)
+		turn = nil
 		if ctx.Err() != nil {
 			return
 		}
@@ -346,7 +365,7 @@ func (c *Controller) send(ctx context.Context, l *launch, sent bool) {
 			}
 		}
 		c.cfg.Log.Warn("launch cells, retrying", "offer", offer.String(), "cells", len(left), "try", try, "err", failed)
-		pause := max(wait, retryAfter(failed))
+		pause := max(c.cfg.Random.Jittered(wait), retryAfter(failed))
 		if !l.until.IsZero() {
 			pause = min(pause, max(0, l.until.Sub(c.cfg.Clock.Now())))
 		}
@@ -357,14 +376,28 @@ func (c *Controller) send(ctx context.Context, l *launch, sent bool) {
 	}
 }
 
-// call sends a launch once, unless the secret that its machines share has expired.
-func (c *Controller) call(ctx context.Context, l *launch) cloud.LaunchResults {
-	if !l.until.IsZero() && !c.cfg.Clock.Now().Before(l.until) {
-		return cloud.NotLaunched(len(l.group), errExpired)
+// call sends a launch once, in a turn, or waits for one. It is not sent any more when
+// the secret that its machines share has expired.
+func (c *Controller) call(ctx context.Context, l *launch, turn *calls.Turn) cloud.LaunchResults {
+	expired := cloud.NotLaunched(len(l.group), errExpired)
+	if turn == nil {
+		wait, cancel := ctx, func() {}
+		if !l.until.IsZero() {
+			wait, cancel = context.WithTimeout(ctx, l.until.Sub(c.cfg.Clock.Now()))
+		}
+		var err error
+		turn, err = c.cfg.Calls.Turn(wait, cloud.CallLaunch, len(l.group))
+		cancel()
+		if err != nil {
+			return expired // or ctx has ended, and nobody reads this
+		}
+		turn.Resources(len(l.group))
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	return complete(c.cfg.Cloud.Launch(ctx, l.request), l)
+	if !l.until.IsZero() && !c.cfg.Clock.Now().Before(l.until) {
+		turn.Cancel()
+		return expired
+	}
+	return complete(turn.Launch(ctx, l.request), l)
 }
 
 // complete sees to it that there is a result for each machine, and in each without
@@ -490,7 +523,7 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 			return c.resolve(ctx, l, known, verdicts, results)
 		}
 		c.cfg.Log.Warn("store the outcome of a launch, retrying", "cell", group[0].id, "cells", len(group), "err", err)
-		if !c.sleep(ctx, wait) {
+		if !c.sleep(ctx, c.cfg.Random.Jittered(wait)) {
 			return false
 		}
 	}
@@ -520,7 +553,13 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 	if errors.Is(refusal, cloud.ErrCapacity) {
 		reason = events.NoCapacity
 	}
+	left, over := c.nextWithin(cell, left)
 	cell.Launch, cell.Token = nil, ""
+	if over != nil {
+		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v; %v", offer, refusal, over), CauseNotLaunched
+		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())
+		return outcome{warning, reason, cell.Reason}, cell.enter(apiv1.Gone)
+	}
 	if len(left) == 0 {
 		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v", offer, refusal), CauseNotLaunched
 		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())

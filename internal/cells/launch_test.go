@@ -87,7 +87,7 @@ func TestAnAnswerThatIsLostAfterItsEffectStartsNoSecondInstance(t *testing.T) {
 }
 
 func TestALaunchThatNobodyCanExplainIsGivenUpWithoutALeak(t *testing.T) {
-	inBubble(t, func(c *Config) { c.ListLag = 20 * time.Second }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.ListLag = 20 * time.Second }, nil, func(t *testing.T, b *bubble) {
 		b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) { return errors.New("InternalError"), true }
 		b.request("a", "nano")
 		b.later(30 * time.Second)

@@ -37,7 +37,46 @@ func (c Cell) cost(now time.Time) Cost {
 	}
 }
 
-const ledgerKey = "ledger"
+const (
+	ledgerKey = "ledger"
+	// spentKey has what namespaces with a budget of a month have spent in it.
+	spentKey = "spent"
+	// mostSpenders is how many namespaces it has at most, so that it stays far below what
+	// a record may be: of more, those that have spent least are forgotten.
+	mostSpenders = 5000
+)
+
+// spending is what cells that are gone have cost in a month, in dollars by namespace.
+type spending struct {
+	Month   time.Time          `json:"month"`
+	Dollars map[string]float64 `json:"dollars"`
+}
+
+// with returns the sum of two spendings: that of the later month, where these differ.
+func (s spending) with(more spending) spending {
+	switch {
+	case more.Month.After(s.Month):
+		return more
+	case s.Month.After(more.Month):
+		return s
+	}
+	s.Dollars = maps.Clone(s.Dollars)
+	for namespace, dollars := range more.Dollars {
+		if s.Dollars == nil {
+			s.Dollars = map[string]float64{}
+		}
+		s.Dollars[namespace] += dollars
+	}
+	if n := len(s.Dollars) - mostSpenders; n > 0 {
+		least := slices.SortedFunc(maps.Keys(s.Dollars), func(a, b string) int {
+			return cmp.Or(cmp.Compare(s.Dollars[a], s.Dollars[b]), cmp.Compare(a, b))
+		})
+		for _, namespace := range least[:n] {
+			delete(s.Dollars, namespace)
+		}
+	}
+	return s
+}
 
 // ledger sums what the cells that are gone have cost. The sums change in the
 // transaction that removes the record of a cell, so that no cell counts twice or
@@ -49,6 +88,18 @@ type ledger struct {
 	known    bool // costs and revision are those of the store
 	revision int64
 	costs    map[string]Cost
+
+	spentRevision int64
+	spent         spending
+}
+
+// spentBy is what the cells of a namespace that are gone have cost in a month. The caller
+// holds mu, and has read.
+func (l *ledger) spentBy(namespace string, month time.Time) float64 {
+	if !l.spent.Month.Equal(month) {
+		return 0
+	}
+	return l.spent.Dollars[namespace]
 }
 
 // lock waits for whoever writes the sums now.
@@ -74,14 +125,21 @@ func (l *ledger) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var spent spending
+	spentRevision, err := l.store.Get(ctx, spentKey, &spent)
+	if err != nil {
+		return err
+	}
 	l.known, l.revision, l.costs = true, revision, costs
+	l.spentRevision, l.spent = spentRevision, spent
 	return nil
 }
 
 // enter adds what some cells have cost: apply is to store the change together with
 // the end of their records, and to forget the cells. Nobody reads the sums until
-// it has. Without costs it is not given a change.
-func (l *ledger) enter(ctx context.Context, costs []Cost, apply func(...store.Change) (revision int64, err error)) error {
+// it has. Without costs it is not given a change. spent is what of the costs counts
+// against the budgets of namespaces.
+func (l *ledger) enter(ctx context.Context, costs []Cost, spent spending, apply func(...store.Change) (revision int64, err error)) error {
 	if costs = slices.DeleteFunc(costs, func(k Cost) bool { return k.Seconds == 0 }); len(costs) == 0 {
 		_, err := apply()
 		return err
@@ -92,10 +150,19 @@ func (l *ledger) enter(ctx context.Context, costs []Cost, apply func(...store.Ch
 		return err
 	}
 	sums := l.with(costs)
-	revision, err := apply(store.Change{Key: ledgerKey, Value: sums, Revision: l.revision})
+	changes := []store.Change{{Key: ledgerKey, Value: sums, Revision: l.revision}}
+	total, budgeted := l.spent, len(spent.Dollars) > 0
+	if budgeted {
+		total = l.spent.with(spent)
+		changes = append(changes, store.Change{Key: spentKey, Value: total, Revision: l.spentRevision})
+	}
+	revision, err := apply(changes...)
 	switch {
 	case err == nil:
 		l.costs, l.revision = sums, revision
+		if budgeted {
+			l.spent, l.spentRevision = total, revision
+		}
 	case !notWritten(err):
 		l.known = false
 	}

@@ -14,6 +14,9 @@ const keyPrefix = "cells/"
 // its pod before its tunnel is dialled: its kubelet must never be told that the pod
 // is gone. Call Load once, before Run.
 func (c *Controller) Load(ctx context.Context) error {
+	if err := c.loadGeneration(ctx); err != nil {
+		return err
+	}
 	if err := c.loadBorn(ctx); err != nil {
 		return err
 	}
@@ -32,6 +35,8 @@ func (c *Controller) Load(ctx context.Context) error {
 			if order(other.cell().Phase) >= order(cell.Phase) {
 				other, e = e, other
 			}
+			c.uncount(other)
+			c.count(e)
 			other.pod, other.ending = apiv1.PodReference{}, "another cell has its pod"
 			c.cells[other.id] = other
 			c.cells[e.id] = e

@@ -203,6 +203,8 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		Zone:         offer.Zone,
 		LaunchType:   "On-Demand",
 		PricePerHour: apiv1.Price(offer.PricePerHour),
+		Candidates:   cell.Candidates(),
+		RuledOut:     cell.RuledOut,
 		Steps:        cell.Steps,
 	}
 	if offer.Spot {

@@ -16,6 +16,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/gate"
@@ -36,6 +37,8 @@ type modelLinks struct {
 	// agents answers requests to agents; binds is told when a pod is shown.
 	agents func(*http.Request) *http.Response
 	binds  func(cell string)
+	// hangs says that a cell's agent does not answer.
+	hangs func(cell string) bool
 	// drivers are those that kubelets have registered; trouble is what they say of
 	// the plugins.
 	drivers func() (registered []string, known bool)
@@ -128,6 +131,10 @@ func (l *modelLink) Close()                                       {}
 func (l *modelLink) Conn() agentapi.Conn                          { return l }
 func (l *modelLink) ServeHTTP(http.ResponseWriter, *http.Request) {}
 func (l *modelLink) RoundTrip(r *http.Request) (*http.Response, error) {
+	if l.all.hangs != nil && l.all.hangs(l.id) {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}
 	if l.all.agents != nil {
 		return l.all.agents(r), nil
 	}
@@ -186,14 +193,20 @@ func (l *modelLink) Bind(_, _ string, uid types.UID) error {
 	return nil
 }
 
+// setup is a Kip's configuration with a bare cloud.
+type setup struct {
+	Config
+	Cloud cloud.Cloud
+	Disks cloud.Disks // its disks, if not nil
+}
+
 // bubble is a Kip's cells in a bubble of virtual time.
 type bubble struct {
 	*world
 	links *modelLinks
-	cfg   Config
+	cfg   setup
 	also  []Observer   // besides the world
 	ended <-chan error // what Run returned
-	ends  cloud.Cloud  // where instances are ended
 	gate  *gate.Gate   // of the Kip that runs now
 	limit gate.Limit   // of the next
 	leads func(context.Context) error
@@ -201,7 +214,7 @@ type bubble struct {
 
 // inBubble runs f with a Kip whose Config it may change first, and that others may
 // observe also.
-func inBubble(t *testing.T, change func(*Config), hook func(op, key string) error, f func(t *testing.T, b *bubble), also ...Observer) {
+func inBubble(t *testing.T, change func(*setup), hook func(op, key string) error, f func(t *testing.T, b *bubble), also ...Observer) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{
@@ -216,10 +229,9 @@ func inBubble(t *testing.T, change func(*Config), hook func(op, key string) erro
 			also:  also,
 			leads: func(context.Context) error { return nil },
 		}
-		b.cfg = Config{
+		b.cfg = setup{Cloud: b.cloud, Config: Config{
 			NodeName:     "kip-0",
 			ControllerID: "me",
-			Cloud:        b.cloud,
 			Store:        b.store,
 			Tunnels:      b.links,
 			APIs:         b.links,
@@ -232,8 +244,7 @@ func inBubble(t *testing.T, change func(*Config), hook func(op, key string) erro
 			Health:   Health{HealthyTimeout: 90 * time.Second, Check: 5 * time.Second},
 			Clock:    clock.RealClock{},
 			Log:      slog.New(slog.DiscardHandler),
-		}
-		b.ends = b.cloud
+		}}
 		if change != nil {
 			change(&b.cfg)
 		}
@@ -248,20 +259,25 @@ func (b *bubble) run() {
 	if b.cfg.Disks != nil {
 		b.cloud.features.Disks = b.cfg.Disks
 	}
-	b.gate = gate.New(gate.Config{
-		Cloud: b.ends,
-		Leads: func(ctx context.Context) error {
+	b.cfg.Calls = calls.New(calls.Config{
+		Cloud: gate.Fence(b.cfg.Cloud, func(ctx context.Context) error {
 			b.cloud.mu.Lock()
 			leads := b.leads
 			b.cloud.mu.Unlock()
 			return leads(ctx)
-		},
-		Limit: b.limit,
-		Store: b.store,
+		}),
+		Pulse: b.cfg.Pulse,
 		Clock: b.cfg.Clock,
 	})
+	b.gate = gate.New(gate.Config{
+		Cloud:  b.cfg.Calls,
+		Behind: b.behind,
+		Limit:  b.limit,
+		Store:  b.store,
+		Clock:  b.cfg.Clock,
+	})
 	b.cfg.Gate = b.gate
-	b.cells = New(b.cfg)
+	b.cells = New(b.cfg.Config)
 	for _, o := range append([]Observer{b.world}, b.also...) {
 		b.cells.Observe(o)
 	}
@@ -278,6 +294,20 @@ func (b *bubble) run() {
 			b.Errorf("the controller ended with %v", err)
 		}
 	}
+}
+
+// takeOver is what a person decides of a store that is behind: Kip begins anew.
+func (b *bubble) takeOver() {
+	b.Helper()
+	b.later(time.Second)
+	if err := b.cells.TakeOver(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	b.cells.Reload()
+	if err := <-b.ended; !errors.Is(err, ErrTakenOver) {
+		b.Fatalf("after a take-over Run ended with %v", err)
+	}
+	b.run()
 }
 
 // later lets time pass, and what follows from it come to rest.

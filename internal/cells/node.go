@@ -38,25 +38,24 @@ func (c *Controller) rename(ctx context.Context, e *entry) (ready bool, again ti
 	now := c.cfg.Clock.Now()
 	if node := c.nodeOf(e.cell()); e.node != node {
 		c.cfg.Log.Debug("a cell's kubelet becomes that of another node", "cell", e.id, "node", node, "before", e.node)
+		c.dropAside(e, "") // of the kubelet of before
 		c.disconnect(e)
 		e.renamed = now
 	}
 	if e.renamed.IsZero() {
 		return true, 0, nil
 	}
-	if err := c.connect(ctx, e); err != nil {
-		return false, 0, err
-	}
-	select {
-	case <-e.api.NodeReady():
-		e.renamed = time.Time{}
-		return true, 0, nil
-	default:
-	}
 	left := e.renamed.Add(readyTimeout + c.cfg.Late.Since(e.renamed)).Sub(now)
 	if left <= 0 {
 		c.endFor(e, CauseNotReady, fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", e.node, e.waitsFor()))
 		return true, 0, nil
 	}
-	return false, left, nil // the tunnel and the kubelet wake the cell
+	if err := c.connect(ctx, e); err != nil {
+		return false, left, err
+	}
+	if !c.kubeletReady(e) {
+		return false, left, nil // the tunnel and the kubelet wake the cell
+	}
+	e.renamed = time.Time{}
+	return true, 0, nil
 }

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,6 +36,7 @@ func (b *bubble) requestOn(pod, node string) Cell {
 }
 
 func TestACellIsOfTheNodeOfItsPod(t *testing.T) {
+	var mu sync.Mutex
 	var told []string
 	agents := func(r *http.Request) *http.Response {
 		if r.URL.Path == agentapi.PathConfig {
@@ -42,6 +44,8 @@ func TestACellIsOfTheNodeOfItsPod(t *testing.T) {
 			if err := json.NewDecoder(r.Body).Decode(&c); err != nil {
 				t.Error(err)
 			}
+			mu.Lock()
+			defer mu.Unlock()
 			told = append(told, c.NodeName)
 		}
 		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(""))}
@@ -55,8 +59,11 @@ func TestACellIsOfTheNodeOfItsPod(t *testing.T) {
 				t.Errorf("the cell is of %v, want %s", got, want)
 			}
 		}
-		if slices.Sort(told); !slices.Equal(told, []string{"kip-0", "kip-0-2"}) {
-			t.Errorf("agents were told the nodes %v", told)
+		mu.Lock()
+		names := slices.Sorted(slices.Values(told))
+		mu.Unlock()
+		if !slices.Equal(names, []string{"kip-0", "kip-0-2"}) {
+			t.Errorf("agents were told the nodes %v", names)
 		}
 		nodes := map[string]string{}
 		for _, w := range b.cells.Ways() {
@@ -76,7 +83,7 @@ func TestACellIsOfTheNodeOfItsPod(t *testing.T) {
 }
 
 func TestAStandbyCellServesAnyNode(t *testing.T) {
-	ofZone := func(c *Config) {
+	ofZone := func(c *setup) {
 		keep(2)(c)
 		c.StandbyNode = func(o Offer) string { return "node-of-" + o.Zone }
 	}
@@ -118,7 +125,7 @@ func TestAStandbyCellPrefersPodsOfItsNode(t *testing.T) {
 }
 
 func TestAStandbyCellWhoseKubeletDoesNotTakeTheOtherNodeIsGivenUp(t *testing.T) {
-	ofZone := func(c *Config) {
+	ofZone := func(c *setup) {
 		keep(1)(c)
 		c.StandbyNode = func(Offer) string { return "kip-0-1" }
 	}
@@ -133,9 +140,85 @@ func TestAStandbyCellWhoseKubeletDoesNotTakeTheOtherNodeIsGivenUp(t *testing.T) 
 	})
 }
 
+// notTaking are agents that refuse the configuration of a node.
+func notTaking(node string) func(*http.Request) *http.Response {
+	return func(r *http.Request) *http.Response {
+		code, config := http.StatusOK, agentapi.Config{}
+		if r.URL.Path == agentapi.PathConfig && json.NewDecoder(r.Body).Decode(&config) == nil && config.NodeName == node {
+			code = http.StatusInternalServerError
+		}
+		return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(""))}
+	}
+}
+
+func TestAStandbyCellWhoseAgentDoesNotTakeTheOtherNodeIsGivenUp(t *testing.T) {
+	ofZone := func(c *setup) {
+		keep(1)(c)
+		c.StandbyNode = func(Offer) string { return "kip-0-1" }
+	}
+	for _, what := range []string{"refuses", "does not answer"} {
+		inBubble(t, ofZone, nil, func(t *testing.T, b *bubble) {
+			b.later(10 * time.Second)
+			b.cloud.set(func() {
+				if b.links.agents = notTaking("kip-0-2"); what == "does not answer" {
+					b.links.hangs = func(string) bool { return true }
+				}
+			})
+			cell := b.requestOn("a", "kip-0-2")
+			if cell.Standby == "" {
+				t.Fatal("the pod got a cell of its own")
+			}
+			b.later(readyTimeout + time.Minute)
+			if now, has := b.cells.ForPod(ref("a").UID); has && now.ID == cell.ID && now.Live() {
+				t.Errorf("an agent %s: its cell waits for ever, %s", what, now.Phase)
+			}
+		})
+	}
+}
+
+// What the agent took for the kubelet of before says nothing of the one to come.
+func TestAConfigurationOfTheNodeOfBeforeDoesNotCount(t *testing.T) {
+	ofZone := func(c *setup) {
+		keep(1)(c)
+		c.StandbyNode = func(Offer) string { return "kip-0-1" }
+	}
+	inBubble(t, ofZone, nil, func(t *testing.T, b *bubble) {
+		b.later(10 * time.Second)
+		release, told := make(chan struct{}), make(chan string, 10)
+		b.links.agents = func(r *http.Request) *http.Response {
+			var config agentapi.Config
+			if r.URL.Path == agentapi.PathConfig && json.NewDecoder(r.Body).Decode(&config) == nil {
+				if told <- config.NodeName; config.NodeName == "kip-0-1" {
+					<-release
+				}
+			}
+			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(""))}
+		}
+		link := b.links.of(b.cells.List()[0].ID)
+		link.set(false, io.EOF)
+		link.set(true, nil)
+		b.later(100 * time.Millisecond)
+		cell := b.requestOn("a", "kip-0-2")
+		b.later(100 * time.Millisecond)
+		close(release)
+		b.later(100 * time.Millisecond)
+		close(told)
+		var nodes []string
+		for node := range told {
+			if node != "kip-0-1" { // which the next standby cell is, too
+				nodes = append(nodes, node)
+			}
+		}
+		now, _ := b.cells.ForPod(ref("a").UID)
+		if now.ID != cell.ID || now.Phase != apiv1.Bound || !slices.Equal(nodes, []string{"kip-0-2"}) {
+			t.Errorf("cell %s, of %s, is %s, and its agent was then told to be %v", now.ID, cell.ID, now.Phase, nodes)
+		}
+	})
+}
+
 func TestStandbyCellsFollowTheNodes(t *testing.T) {
 	node := "kip-0-1"
-	ofNode := func(c *Config) {
+	ofNode := func(c *setup) {
 		keep(1)(c)
 		c.StandbyNode = func(Offer) string { return node }
 	}

@@ -70,7 +70,7 @@ func (o *orphans) OrphanEnded(error) { o.ended.Add(1) }
 func TestAnOrphanIsToldOfWhenItIsFoundAndWhenItIsEnded(t *testing.T) {
 	var told orphans
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		b.later(time.Second)
+		b.bound(1)
 		b.cloud.mu.Lock()
 		b.cloud.instances["i-orphan"] = cloud.Instance{
 			ID:    "i-orphan",

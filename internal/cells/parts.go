@@ -19,19 +19,22 @@ const (
 // sweepParts deletes what instances have left, until ctx ends: network interfaces,
 // addresses and the like.
 func (c *Controller) sweepParts(ctx context.Context) {
-	parts := c.cfg.Cloud.Features().Parts
+	parts := c.cfg.Calls.Features().Parts
 	if parts == nil {
 		return
 	}
 	left := map[string]time.Time{}
 	for c.sleep(ctx, partsPoll) {
+		if c.isBehind() {
+			continue
+		}
 		began := c.cfg.Clock.Now()
 		call, cancel := context.WithTimeout(ctx, callTimeout)
 		list, err := parts.ListParts(call, c.cfg.ControllerID)
 		cancel()
 		if err != nil {
 			if ctx.Err() == nil {
-				c.cfg.Log.Warn("list the parts of our instances, retrying", "cloud", c.cfg.Cloud.Name(), "err", err)
+				c.cfg.Log.Warn("list the parts of our instances, retrying", "cloud", c.cfg.Calls.Name(), "err", err)
 			}
 			continue
 		}

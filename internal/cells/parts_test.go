@@ -51,8 +51,8 @@ func (m *modelParts) calls(id string) int {
 }
 
 // withParts lets a model cloud have parts.
-func withParts(m *modelParts) func(*Config) {
-	return func(c *Config) { c.Cloud.(*modelCloud).features.Parts = m }
+func withParts(m *modelParts) func(*setup) {
+	return func(c *setup) { c.Cloud.(*modelCloud).features.Parts = m }
 }
 
 func part(id, cell, instance string) cloud.Part {

@@ -44,9 +44,13 @@ func (c *Controller) plug(ctx context.Context, e *entry) (ready bool, again time
 	if !e.session.Connected() {
 		return false, 0, nil // the tunnel wakes the cell
 	}
-	if e.pluginsSent.IsZero() {
-		if err := c.putPlugins(ctx, e, cell.Plugins); err != nil {
-			c.tellDisk(e, events.CSIDriverNotReady,
+	if session := e.session; e.pluginsSent.IsZero() {
+		err := c.aside(ctx, e, "plug", func(ctx context.Context) error { return c.putPlugins(ctx, e, session, cell.Plugins) })
+		if errors.Is(err, errUnderWay) {
+			return false, 0, err
+		}
+		if err != nil {
+			c.tellDisk(ctx, e, events.CSIDriverNotReady,
 				fmt.Sprintf("Its cell does not take the node plugins of %s: %v; retrying", driverNames(cell.Plugins), err))
 			return false, 0, fmt.Errorf("give cell %s its plugins: %w", e.id, err)
 		}
@@ -62,13 +66,13 @@ func (c *Controller) plug(ctx context.Context, e *entry) (ready bool, again time
 			trouble = "they have not registered with its kubelet"
 		}
 		if trouble != "" {
-			c.tellDisk(e, events.CSIDriverNotReady,
+			c.tellDisk(ctx, e, events.CSIDriverNotReady,
 				fmt.Sprintf("The node plugins of %s do not run on the pod's cell yet: %s", driverNames(missing), trouble))
 		}
 		return false, pluginPoll, nil
 	}
 	e.plugged = true
-	c.noteDisk(e, told{})
+	c.noteDisk(ctx, e, told{})
 	return true, 0, nil
 }
 
@@ -81,25 +85,23 @@ func (c *Controller) unplug(ctx context.Context, e *entry) error {
 		return err
 	}
 	for {
-		err := c.putPlugins(ctx, e, nil)
+		err := c.putPlugins(ctx, e, e.session, nil)
 		if err == nil {
 			return nil
 		}
-		if !errors.Is(err, agentapi.ErrNotYet) || !c.patient(e) || !c.sleep(ctx, pluginPoll) {
+		if !errors.Is(err, agentapi.ErrNotYet) || !c.patient(e) || !c.sleep(ctx, c.cfg.Random.Jittered(pluginPoll)) {
 			return err
 		}
 	}
 }
 
 // putPlugins tells the agent which plugins its cell is to have.
-func (c *Controller) putPlugins(ctx context.Context, e *entry, list []Plugin) error {
+func (c *Controller) putPlugins(ctx context.Context, e *entry, s Session, list []Plugin) error {
 	plugins := make([]agentapi.Plugin, len(list))
 	for i, p := range list {
 		plugins[i] = agentapi.Plugin(p)
 	}
-	ctx, cancel := context.WithTimeout(ctx, configTimeout)
-	defer cancel()
-	return e.agent().PutPlugins(ctx, plugins)
+	return c.ask(ctx, e, s, func(ctx context.Context, agent agentapi.Client) error { return agent.PutPlugins(ctx, plugins) })
 }
 
 func driverNames(list []Plugin) string {

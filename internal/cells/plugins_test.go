@@ -74,7 +74,7 @@ func (p *modelPlugins) done() []string {
 
 func withPlugins(t *testing.T, f func(t *testing.T, b *bubble, p *modelPlugins)) {
 	p := &modelPlugins{works: true}
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		links := c.APIs.(*modelLinks)
 		links.agents = p.agents
 		links.binds = func(string) { p.mu.Lock(); p.note("shown"); p.mu.Unlock() }

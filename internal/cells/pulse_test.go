@@ -2,6 +2,7 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"testing"
@@ -19,13 +20,18 @@ type deaf struct{ Session }
 func (deaf) Ready() <-chan struct{} { return nil }
 
 func TestALoopThatWaitsForACellOrForItsNextTryIsHealthy(t *testing.T) {
-	c := &Controller{cfg: Config{Clock: clock.RealClock{}}}
-	for name, wait := range map[string]func(context.Context){
-		"a session":    func(ctx context.Context) { (&entry{session: deaf{}}).ready(ctx) },
-		"the next try": func(ctx context.Context) { c.sleep(ctx, time.Hour) },
+	for name, wait := range map[string]func(context.Context, *Controller){
+		"a session": func(ctx context.Context, _ *Controller) { (&entry{session: deaf{}}).ready(ctx) },
+		"the logs of others": func(ctx context.Context, c *Controller) {
+			if err := c.saveLogs(ctx, &entry{}); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		},
+		"the next try": func(ctx context.Context, c *Controller) { c.sleep(ctx, time.Hour) },
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := pulse.New(clock.RealClock{}, slog.New(slog.DiscardHandler))
+			c := &Controller{cfg: Config{Clock: clock.RealClock{}}, logs: make(chan struct{})}
 			ctx, cancel := context.WithCancel(t.Context())
 			var running sync.WaitGroup
 			running.Go(func() {
@@ -33,7 +39,7 @@ func TestALoopThatWaitsForACellOrForItsNextTryIsHealthy(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			running.Go(func() { p.Turn(ctx, "cells", wait) })
+			running.Go(func() { p.Turn(ctx, "cells", func(ctx context.Context) { wait(ctx, c) }) })
 			time.Sleep(3 * pulse.Limit) // virtual
 			if err := p.Err(); err != nil {
 				t.Errorf("while it waits for %s: %v", name, err)

@@ -25,6 +25,8 @@ type Request struct {
 	Seen, Created time.Time
 	// Offers come best first; there is at least one.
 	Offers []Offer
+	// RuledOut says why other types are none, for people.
+	RuledOut []apiv1.RuledOut
 	// Disks are those of the pod's volumes, all in the zone of each offer.
 	Disks []Disk
 	// Plugins are those of the CSI drivers of the pod's volumes.
@@ -40,23 +42,30 @@ type Request struct {
 
 // Request asks for a cell for a pod. It takes a standby cell of the type that the
 // pod would get, where there is one. It returns when the request is stored. The
-// error is ErrHasCell where the pod has a cell that is not Gone, and a
-// *DiskInUseError where a live cell of another pod has one of the disks.
+// error is ErrHasCell where the pod has a cell that is not Gone, a *DiskInUseError
+// where a live cell of another pod has one of the disks, and a *BudgetError where the
+// pod's namespace may not cost so much more.
 func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	if len(r.Offers) == 0 {
 		return Cell{}, fmt.Errorf("request a cell for pod %s: no offers", r.Pod)
 	}
-	c.mu.Lock()
+	spent, unlock, err := c.lockBudget(ctx, r.Pod.Namespace)
+	if err != nil {
+		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, err)
+	}
 	if _, has := c.byPod[r.Pod.UID]; has {
-		c.mu.Unlock()
+		unlock()
 		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, ErrHasCell)
 	}
-	if err := c.claimed(r.Disks); err != nil {
-		c.mu.Unlock()
+	if err = c.claimed(r.Disks); err == nil {
+		r.Offers, err = c.affordable(r, spent)
+	}
+	if err != nil {
+		unlock()
 		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, err)
 	}
 	if e := c.takeStandby(r); e != nil {
-		c.mu.Unlock()
+		unlock()
 		return c.give(ctx, e, r)
 	}
 	cell := Cell{
@@ -67,6 +76,8 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 		Phase:          apiv1.Requested,
 		Attempt:        r.Attempt,
 		Offers:         r.Offers,
+		Best:           r.best(),
+		RuledOut:       r.RuledOut,
 		Reason:         r.Offers[0].Reason,
 		Options:        r.Options,
 		HealthyTimeout: r.HealthyTimeout,
@@ -78,9 +89,12 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())
 	e := newEntry(cell, 0)
 	c.reserve(e) // while it is being stored
-	c.mu.Unlock()
+	unlock()
 	return cell, c.store(ctx, e)
 }
+
+// best are the offers that people are shown.
+func (r Request) best() []Offer { return r.Offers[:min(len(r.Offers), apiv1.MaxCandidates)] }
 
 // store writes the record of a new cell, which is reserved, and starts its life.
 func (c *Controller) store(ctx context.Context, e *entry) error {
@@ -119,6 +133,7 @@ func (c *Controller) reserve(e *entry) {
 		return
 	}
 	c.byPod[e.pod.UID] = e.id
+	c.count(e)
 	c.claim(e)
 	name := nameOf(e.pod)
 	c.named[name] = append(c.named[name], e.pod.UID)
@@ -131,6 +146,7 @@ func (c *Controller) unreserve(e *entry) {
 		return
 	}
 	c.unclaim(e)
+	c.uncount(e)
 	if c.byPod[e.pod.UID] != e.id {
 		return // another cell has the pod
 	}
@@ -161,13 +177,22 @@ var ErrHasCell = errors.New("the pod has a cell already")
 // running its pod.
 func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, error) {
 	c.mu.Lock()
-	launching := e.launching
-	c.mu.Unlock()
-	if launching {
-		return 0, nil // it is its group's, which may be storing the launch, and gives it back
+	if e.launching && e.ending != "" && c.launches.remove(e) {
+		e.launching = false
 	}
-	if why, _ := c.endingOf(e); why != "" {
+	launching, why := e.launching, e.ending
+	c.mu.Unlock()
+	switch {
+	case launching:
+		return 0, nil // it waits, or is its group's, which may be storing the launch, and gives it back
+	case why != "":
 		return 0, c.gone(ctx, e, why)
+	}
+	if why, sure := c.Behind(); why != "" && sure {
+		if e.unknown.is(why, c.cfg.Clock.Now()) {
+			c.warn(e.cell(), events.StoreBehind, "%s", why)
+		}
+		return idlePoll, nil
 	}
 	if !c.nobodyElseRuns(e) {
 		c.pollSoon()
@@ -176,11 +201,15 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	if wait := c.launchesPaused(e); wait > 0 {
 		return wait, nil
 	}
+	next, err := toLaunchOf(e)
+	if err != nil {
+		return 0, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !e.launching {
+	if e.ending == "" { // else it is queued again
 		e.launching = true
-		c.launches.add(e)
+		c.launches.add(next)
 	}
 	return 0, nil
 }
@@ -200,27 +229,35 @@ func (c *Controller) nobodyElseRuns(e *entry) bool {
 	if cell.Pod.UID == "" {
 		return true // nothing is run twice before the cell is given to a pod, which asks again
 	}
-	var other []string
-	if cell.PodCreated.IsZero() || cell.PodCreated.Before(c.born.Add(clockSkew)) {
-		other = append(other, look.strangers...)
-	}
-	for _, id := range look.byPod[cell.Pod.UID] {
-		if joinIDOf(look.byID[id]) != cell.JoinID() {
-			other = append(other, id)
-		}
-	}
+	other := c.others(cell.Pod.UID, cell.PodCreated, cell.JoinID())
 	if len(other) == 0 {
 		return true
 	}
-	slices.Sort(other)
 	if e.unknown.is(fmt.Sprint(other), c.cfg.Clock.Now()) {
-		c.warn(cell, events.CellUnknown,
-			"Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it", other)
+		c.warn(cell, events.CellUnknown, mayRun, other)
 	}
+	return false
+}
+
+const mayRun = "Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it"
+
+// others are the instances of the last look that may run a pod, besides that of the cell
+// with a JoinID. They are ended.
+func (c *Controller) others(pod types.UID, created time.Time, joinID string) (other []string) {
+	look := c.inventory.last()
+	if created.IsZero() || created.Before(c.born.Add(clockSkew)) {
+		other = append(other, look.strangers...)
+	}
+	for _, id := range look.byPod[pod] {
+		if joinIDOf(look.byID[id]) != joinID {
+			other = append(other, id)
+		}
+	}
+	slices.Sort(other)
 	for _, id := range other {
 		if i := look.byID[id]; i.State != cloud.Terminating {
 			c.endStray(i)
 		}
 	}
-	return false
+	return other
 }

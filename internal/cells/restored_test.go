@@ -46,6 +46,7 @@ func TestARestoredBackupRunsNoPodTwice(t *testing.T) {
 			t.Fatalf("%d cells were taken out, %v; want the standby cell", dropped, err)
 		}
 		b.run()
+		b.takeOver()
 		for pod := range old {
 			b.request(pod, "nano")
 		}

@@ -41,12 +41,12 @@ func (c *Controller) heardOfRights(results cloud.LaunchResults) {
 			c.pause.why = r.Err.Error()
 			if first || c.pause.asked {
 				c.pause.asked = false
-				c.pause.until = now.Add(c.pause.wait)
+				c.pause.until = now.Add(c.cfg.Random.Jittered(c.pause.wait))
 				c.pause.wait = min(2*c.pause.wait, longestPause)
 			}
 			if first {
 				c.cfg.Log.Error("Kip has no right to launch instances: no cell is launched until it has; cells that run go on",
-					"cloud", c.cfg.Cloud.Name(), "err", r.Err)
+					"cloud", c.cfg.Calls.Name(), "err", r.Err)
 			}
 			return
 		case r.Err == nil, cloud.Refused(r.Err):
@@ -56,7 +56,7 @@ func (c *Controller) heardOfRights(results cloud.LaunchResults) {
 	if !allowed || c.pause.since.IsZero() {
 		return
 	}
-	c.cfg.Log.Info("Kip may launch instances again", "cloud", c.cfg.Cloud.Name(), "paused", now.Sub(c.pause.since))
+	c.cfg.Log.Info("Kip may launch instances again", "cloud", c.cfg.Calls.Name(), "paused", now.Sub(c.pause.since))
 	c.pause = pause{}
 	for id, e := range c.cells {
 		if e.cell().Phase == apiv1.Requested {

@@ -11,7 +11,6 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/gate"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -89,7 +88,7 @@ func (c *Controller) give(ctx context.Context, e *entry, r Request) (Cell, error
 			return fmt.Errorf("standby cell %s is %s", cell.ID, cell.Phase)
 		}
 		cell.Pod, cell.Attempt, cell.HealthyTimeout, cell.Disks, cell.Plugins = r.Pod, r.Attempt, r.HealthyTimeout, r.Disks, r.Plugins
-		cell.Node = r.Node
+		cell.Node, cell.Best, cell.RuledOut = r.Node, r.best(), r.RuledOut
 		cell.PodCreated = r.Created
 		cell.Reason = "a standby cell of " + cell.Standby + ": " + r.Offers[0].Reason
 		cell.step(apiv1.StepSeen, r.Seen)
@@ -159,6 +158,9 @@ func (c *Controller) fillPools(ctx context.Context) {
 // fill makes what the pools lack and ends what they have too many of. It is the
 // only place that does, so that no burst makes more than are wanted.
 func (c *Controller) fill(ctx context.Context) {
+	if c.isBehind() {
+		return
+	}
 	c.mu.Lock()
 	surplus, lacking := c.pools.plan(c.standbyNow())
 	for _, id := range surplus {
@@ -231,7 +233,7 @@ func (c *Controller) standbyNow() (list []*Cell) {
 
 // stops says that an idle standby cell is to be stopped.
 func (c *Controller) stops(cell *Cell) bool {
-	return c.cfg.Cloud.Features().Stopper != nil && c.pools.stops(cell.Standby) && cell.Pod.UID == ""
+	return c.cfg.Calls.Features().Stopper != nil && c.pools.stops(cell.Standby) && cell.Pod.UID == ""
 }
 
 // stop begins to stop the instance of an idle standby cell.
@@ -253,13 +255,11 @@ func (c *Controller) stop(ctx context.Context, e *entry) (time.Duration, error) 
 // stopOrStart moves a stopped cell's instance to where it should be: stopped, or
 // running again for the pod that took it.
 func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, error) {
-	machines, id := c.cfg.Cloud.Features().Stopper, e.cell().Instance.ID
+	machines, id := c.cfg.Calls.Features().Stopper, e.cell().Instance.ID
 	if machines == nil {
-		return 0, fmt.Errorf("cell %s is stopped, and cloud %s cannot start it", e.id, c.cfg.Cloud.Name())
+		return 0, fmt.Errorf("cell %s is stopped, and cloud %s cannot start it", e.id, c.cfg.Calls.Name())
 	}
 	c.disconnect(e)
-	call, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	look, now := c.inventory.last(), c.cfg.Clock.Now()
 	if e.cell().Pod.UID == "" {
 		if i, there := look.byID[id]; there && i.State == cloud.Stopped {
@@ -269,19 +269,23 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 			return 0, nil
 		}
 		c.pollSoon()
-		if e.stopping.wait(now) <= 0 {
-			if err := c.stopped(e, c.cfg.Gate.Stop(call, id)); err != nil {
-				return 0, err
-			}
+		if e.stopping.wait(now) > 0 {
+			return time.Second, nil
 		}
-		return time.Second, nil
+		err := c.aside(ctx, e, "stop", func(ctx context.Context) error { return c.cfg.Gate.Stop(ctx, id) })
+		if errors.Is(err, errUnderWay) {
+			return time.Second, err
+		}
+		return time.Second, c.stopped(e, err)
 	}
-	if wait := max(e.starting.wait(now), c.launchesPaused(e)); wait > 0 {
-		return wait, nil
+	if !c.isAside(e, startsInstance) {
+		if wait := max(e.starting.wait(now), c.launchesPaused(e)); wait > 0 {
+			return wait, nil
+		}
 	}
-	err := machines.Start(call, id).Err()
-	if ctx.Err() != nil {
-		return 0, ctx.Err()
+	err := c.aside(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
+	if errors.Is(err, errUnderWay) || ctx.Err() != nil {
+		return 0, err
 	}
 	c.heardOfRights(cloud.LaunchResults{{Err: err}})
 	if err != nil {
@@ -307,16 +311,13 @@ const stopAgain = time.Minute
 // which nothing can go on.
 func (c *Controller) stopped(e *entry, err error) error {
 	now := c.cfg.Clock.Now()
-	later, isLater := errors.AsType[*gate.LaterError](err)
 	switch {
 	case err == nil:
 		e.stopping = attempts{next: now.Add(stopAgain)}
 	case refusedWrite(err):
 		return err
-	case isLater:
-		e.stopping.next = now.Add(later.After)
 	default:
-		e.stopping.fail(now, err)
+		e.stopping.fail(now, err, c.cfg.Random)
 		c.cfg.Log.Warn("stop a standby cell, retrying", "cell", e.id, "try", e.stopping.failed, "err", err)
 	}
 	return nil
@@ -330,7 +331,7 @@ func (c *Controller) notStarted(e *entry, err error) time.Duration {
 	if errors.Is(err, cloud.ErrUnauthorised) {
 		return max(c.launchesPaused(e), firstRetry)
 	}
-	e.starting.fail(now, err)
+	e.starting.fail(now, err, c.cfg.Random)
 	giveUp := errors.Is(err, cloud.ErrCapacity) || now.Sub(e.starting.began) >= giveUpAfter
 	if e.starting.failed >= giveUpTries && giveUp && !errors.Is(err, cloud.ErrThrottled) {
 		c.endFor(e, CauseLost, fmt.Sprintf("its instance could not be started: %v", err))

@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-func keep(count int) func(*Config) {
-	return func(c *Config) {
+func keep(count int) func(*setup) {
+	return func(c *setup) {
 		c.Pools = []Pool{{Name: "nano", Count: count, Offers: func() ([]Offer, error) {
 			return []Offer{{
 				InstanceType: "nano",
@@ -73,7 +73,7 @@ func TestEachPodOfABurstGetsAStandbyCellOrOneOfItsOwn(t *testing.T) {
 }
 
 func TestAPoolIsRefilledOnceThePodHasHadItsTimeToStart(t *testing.T) {
-	slowly := func(c *Config) {
+	slowly := func(c *setup) {
 		keep(2)(c)
 		c.RefillDelay = 2 * time.Second
 	}
@@ -193,7 +193,9 @@ func outdated(b *bubble, id string) bool {
 type stopping struct {
 	*modelCloud
 	starts func() // called in each Start; nil for nothing
+	// refuse and fails are the answer to a Start, if it is an error.
 	refuse func() error
+	fails  func(ctx context.Context) error
 }
 
 func (s stopping) set(state cloud.State, ids []string) cloud.Results {
@@ -212,7 +214,12 @@ func (s stopping) Stop(_ context.Context, ids ...string) cloud.Results {
 	return s.set(cloud.Stopped, ids)
 }
 
-func (s stopping) Start(_ context.Context, ids ...string) cloud.Results {
+func (s stopping) Start(ctx context.Context, ids ...string) cloud.Results {
+	if s.fails != nil {
+		if err := s.fails(ctx); err != nil {
+			return cloud.Each(err, ids...)
+		}
+	}
 	if s.starts != nil {
 		s.starts()
 	}
@@ -231,7 +238,7 @@ func TestAStandbyCellIsStartedOnce(t *testing.T) {
 	var b *bubble
 	var id string
 	lost, starts, noticed := false, 0, error(nil)
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
@@ -268,7 +275,7 @@ func TestAStandbyCellIsStartedOnce(t *testing.T) {
 }
 
 func TestAStoppedStandbyCellCostsNothingAndBootsForItsPod(t *testing.T) {
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
@@ -313,7 +320,7 @@ func TestAStoppedStandbyCellCostsNothingAndBootsForItsPod(t *testing.T) {
 // startRefused runs f with one stopped standby cell whose start is refused by a rule.
 func startRefused(t *testing.T, refuse func() error, f func(t *testing.T, b *bubble)) {
 	t.Helper()
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
@@ -345,7 +352,7 @@ func TestAStoppedCellWhoseStartFailsIsGivenUpAsLateAsALaunch(t *testing.T) {
 
 func TestACellThatIsStoppingYetIsNotTaken(t *testing.T) {
 	stops := 0
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
@@ -413,7 +420,7 @@ func TestAStartWithoutRightsPausesAsALaunchDoes(t *testing.T) {
 
 func TestAStopIsNotRepeatedEachSecond(t *testing.T) {
 	stops := 0
-	inBubble(t, func(c *Config) {
+	inBubble(t, func(c *setup) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)

@@ -23,7 +23,7 @@ const (
 // machines share theirs: of each cell whose instance a look shows without them. What a
 // look shows, the cloud knows; right after a launch it need not.
 func (c *Controller) tagUntagged(seen look) {
-	if c.cfg.Cloud.Features().Tagger == nil {
+	if c.cfg.Calls.Features().Tagger == nil {
 		return
 	}
 	now := c.cfg.Clock.Now()
@@ -58,7 +58,7 @@ func (c *Controller) tagAll(ctx context.Context, entries []*entry) {
 			taggings[n] = cloud.Tagging{ID: ids[n], Tags: tags(*cell)}
 		}
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		results := c.cfg.Cloud.Features().Tagger.Tag(call, taggings...)
+		results := c.cfg.Calls.Features().Tagger.Tag(call, taggings...)
 		cancel()
 		if ctx.Err() != nil {
 			return

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
-	"slices"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -19,13 +17,6 @@ import (
 // terminateAgain is how long an instance may still be shown after the cloud has
 // accepted its end; EC2 takes under a minute, with a hung shutdown some more.
 const terminateAgain = 3 * time.Minute
-
-// terminateMost is how many instances one call ends; EC2 takes 1,000.
-const terminateMost = 500
-
-// terminateCalls is how many calls that end instances are made at a time, so that
-// one that hangs holds nobody up.
-const terminateCalls = 4
 
 // Between two tries to end one instance.
 const firstEndRetry, longestEndRetry = time.Second, time.Minute
@@ -59,15 +50,12 @@ type termination struct {
 	accepted time.Time // when the cloud accepted it; zero before
 	tries    int       // that failed
 	next     time.Time // no call is made before
-	// alone says that the cloud refused it by itself: in a call with others it would
-	// spoil theirs.
-	alone bool
-	told  news
+	told     news
 }
 
 // due says that the instance is to be ended now. The caller holds mu.
 func (c *Controller) due(t *termination, now time.Time, shown look) bool {
-	if t.sending || now.Before(t.next) || now.Before(c.endsPaused) {
+	if t.sending || now.Before(t.next) {
 		return false
 	}
 	_, there := shown.byID[t.end.Instance]
@@ -88,6 +76,7 @@ func (c *Controller) startTerminating(ctx context.Context, e *entry, why string)
 // waits until a look at the cloud, begun after that, no longer shows it. Only
 // then may another cell run the pod.
 func (c *Controller) terminate(ctx context.Context, e *entry) (time.Duration, error) {
+	c.dropAside(e, "")
 	c.disconnect(e)
 	look := c.inventory.last()
 	cell := e.cell()
@@ -107,7 +96,7 @@ func (c *Controller) terminate(ctx context.Context, e *entry) (time.Duration, er
 	}
 	accepted := !t.accepted.IsZero()
 	gone := !t.sending && accepted && look.began.After(t.accepted) && look.ended[id]
-	wait := max(t.next.Sub(now), c.endsPaused.Sub(now), time.Second)
+	wait := max(t.next.Sub(now), time.Second)
 	c.mu.Unlock()
 	if gone {
 		return 0, c.gone(ctx, e, e.cell().Reason)
@@ -127,6 +116,7 @@ func (c *Controller) endOf(cell *Cell, why string) gate.End {
 		Pod:        cell.Pod,
 		Why:        why,
 		Mistakable: cell.Cause == CauseLost && !cell.StepTime(apiv1.StepBound).IsZero(),
+		Asked:      cell.Cause == CausePodEnded || cell.Cause == CausePodDeleted,
 	}
 }
 
@@ -205,83 +195,39 @@ func (c *Controller) findAbandoned(ctx context.Context, e *entry, look look) (ti
 	return time.Second, nil
 }
 
-// batches are the calls that end what has come together: what failed by itself is
-// sent by itself.
-func batches(all []*termination, alone func(*termination) bool) (calls [][]*termination) {
-	var together []*termination
-	for _, t := range all {
-		if alone(t) {
-			calls = append(calls, []*termination{t})
-		} else {
-			together = append(together, t)
-		}
-	}
-	return slices.AppendSeq(calls, slices.Chunk(together, terminateMost))
-}
-
-// isAlone is alone under mu.
-func (c *Controller) isAlone(t *termination) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return t.alone
-}
-
-// terminateAll ends instances in one call. Where the cloud refuses the call for what
-// may be the fault of one of them, it is made again for each half.
+// terminateAll ends what has come together, each in its own time: what waits for its
+// call meanwhile goes in one, and is heard of by instance.
 func (c *Controller) terminateAll(ctx context.Context, all []*termination) {
-	ends := make([]gate.End, len(all))
-	for n, t := range all {
-		ends[n] = t.end
+	population := c.population()
+	for _, t := range all {
+		c.inTurn(ctx, "terminations", func(ctx context.Context) {
+			err := c.cfg.Gate.Terminate(ctx, population, t.end).Err()
+			if ctx.Err() != nil {
+				return
+			}
+			c.heardOfEnd(t, err)
+			c.pollSoon()
+		})
 	}
-	call, cancel := context.WithTimeout(ctx, callTimeout)
-	results := c.cfg.Gate.Terminate(call, c.population(), ends...)
-	cancel()
-	if ctx.Err() != nil {
-		return
-	}
-	if len(all) > 1 && !slices.ContainsFunc(results, func(r cloud.Result) bool { return !ofOneMachine(r.Err) }) {
-		c.terminateAll(ctx, all[:len(all)/2])
-		c.terminateAll(ctx, all[len(all)/2:])
-		return
-	}
-	for n, t := range all {
-		c.heardOfEnd(t, results[n].Err)
-	}
-	c.pollSoon()
-}
-
-// ofOneMachine says that a refusal may be about one machine alone: what is about all
-// machines of an account, a zone or a type says so, and rights and rates are of all.
-func ofOneMachine(err error) bool {
-	return cloud.Refused(err) && !errors.Is(err, cloud.ErrUnauthorised) && !cloud.ScopeOf(err).Says()
 }
 
 // heardOfEnd takes the answer about one instance.
 func (c *Controller) heardOfEnd(t *termination, err error) {
 	now := c.cfg.Clock.Now()
 	held, isHeld := errors.AsType[*gate.HeldError](err)
-	later, isLater := errors.AsType[*gate.LaterError](err)
 	c.mu.Lock()
 	t.sending = false
 	tell := false
 	switch {
 	case err == nil:
-		t.accepted, t.tries, t.alone = now, 0, false
+		t.accepted, t.tries = now, 0
 		c.inventory.askAnew(t.end.Instance)
 	case isHeld:
 		t.next = now.Add(min(held.After, idlePoll))
 		tell = t.told.is(string(held.Reason), now)
-	case isLater:
-		t.next = now.Add(later.After)
-	case errors.Is(err, cloud.ErrThrottled):
-		// One rate for all: nobody's call is of use before.
-		t.tries++
-		c.endsPaused = now.Add(max(retryAfter(err), endRetry(t)))
-		tell = t.told.is(string(cloud.ErrThrottled), now)
 	default:
 		t.tries++
-		t.alone = ofOneMachine(err)
-		t.next = now.Add(max(retryAfter(err), endRetry(t)))
+		t.next = now.Add(max(retryAfter(err), c.cfg.Random.Jittered(endRetry(t))))
 		tell = t.told.is("failed "+string(cloud.CauseOf(err)), now)
 	}
 	c.mu.Unlock()
@@ -297,7 +243,7 @@ func (c *Controller) heardOfEnd(t *termination, err error) {
 		c.tellEnd(t.end, events.CellNotTerminated, fmt.Sprintf("Instance %s could not be terminated: %v; retrying", t.end.Instance, err))
 	}
 	if t.cell == nil {
-		if !isHeld && !isLater {
+		if !isHeld {
 			c.observers.OrphanEnded(err)
 		}
 		return
@@ -305,13 +251,9 @@ func (c *Controller) heardOfEnd(t *termination, err error) {
 	c.queue.Add(t.cell.id)
 }
 
-// endRetry is the wait before the next try to end an instance. It differs between
-// instances, so that those that failed together are not tried together for ever.
+// endRetry is the wait before the next try to end an instance.
 func endRetry(t *termination) time.Duration {
-	wait := min(firstEndRetry<<min(t.tries-1, 10), longestEndRetry)
-	sum := fnv.New32a()
-	fmt.Fprint(sum, t.end.Instance, t.tries)
-	return wait - wait/4*time.Duration(sum.Sum32()%1000)/1000
+	return min(firstEndRetry<<min(t.tries-1, 10), longestEndRetry)
 }
 
 // tellEnd reports on the pod of an end; in the log, where it has none.
@@ -324,12 +266,16 @@ func (c *Controller) tellEnd(e gate.End, reason, message string) {
 
 // tellHeld reports an end that the gate holds back.
 func (c *Controller) tellHeld(e gate.End, why *gate.HeldError) {
-	message := fmt.Sprintf("Instance %s is not ended, although %s: %s. kipctl allow lets it end", e.Instance, e.Why, why)
+	message := fmt.Sprintf("Instance %s is not ended, although %s: %s", e.Instance, e.Why, why)
+	if why.Reason != gate.ByStore {
+		message += ". kipctl allow lets it end"
+	}
 	c.tellEnd(e, events.EndHeldBack, message)
 }
 
 // gone removes the record of a cell that has no instance.
 func (c *Controller) gone(ctx context.Context, e *entry, why string) error {
+	c.dropAside(e, "")
 	c.disconnect(e)
 	return c.save(ctx, e, func(cell *Cell) error {
 		cell.Reason, cell.Token, cell.Cause = why, "", cmp.Or(cell.Cause, c.causeOf(e))

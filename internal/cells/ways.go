@@ -7,6 +7,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -124,7 +125,42 @@ func (c *Controller) WaitsFor(id string) string {
 	if !ok {
 		return "it is gone"
 	}
+	if phase := e.cell().Phase; phase == apiv1.Requested || phase == apiv1.Launching {
+		if why, sure := c.Behind(); why != "" && sure {
+			return why
+		}
+	}
+	if kind := c.callFor(e); kind != "" {
+		if waits := c.cfg.Calls.Waits(kind); waits != "" {
+			return waits
+		}
+	}
 	return e.waitsFor()
+}
+
+// callFor is the kind of call that the cell may be waiting to have sent; "" for none.
+// The caller holds mu.
+func (c *Controller) callFor(e *entry) cloud.Call {
+	cell := e.cell()
+	waiting := e.aside != nil && !e.aside.ended
+	switch {
+	case cell.Phase == apiv1.Requested && e.launching:
+		return cloud.CallLaunch
+	case cell.Phase == apiv1.Terminating && cell.Instance != nil && c.ending(cell.Instance.ID):
+		return cloud.CallTerminate
+	case waiting && e.aside.what == startsInstance:
+		return cloud.CallStart
+	case waiting && e.aside.what == attachesDisks:
+		return cloud.CallAttachDisk
+	}
+	return ""
+}
+
+// ending says that a call that ends an instance is being made, or waited for. The
+// caller holds mu.
+func (c *Controller) ending(instance string) bool {
+	t := c.terminating[instance]
+	return t != nil && t.sending
 }
 
 // waitsFor says what the cell waits for. The caller is the cell's worker, or holds mu.

@@ -7,6 +7,8 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/calls"
+	"k8s.io/utils/clock"
 )
 
 // link is a session that is up or down.
@@ -19,7 +21,7 @@ func (l link) Connected() bool     { return l.up }
 func (l link) Conn() agentapi.Conn { return http.DefaultTransport }
 
 func TestWaysAreToBoundCellsAlone(t *testing.T) {
-	c := New(Config{})
+	c := New(Config{Calls: calls.New(calls.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
 	t.Cleanup(c.queue.ShutDown) // which Run would do
 	for name, e := range map[string]struct {
 		phase   apiv1.Phase
@@ -56,7 +58,7 @@ type changes struct {
 func (o *changes) CellChanged(Cell) { o.n++ }
 
 func TestWhatACellWaitsForIsOfItsPhase(t *testing.T) {
-	c := New(Config{})
+	c := New(Config{Calls: calls.New(calls.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
 	t.Cleanup(c.queue.ShutDown) // which Run would do
 	var seen changes
 	c.Observe(&seen)
@@ -68,15 +70,15 @@ func TestWhatACellWaitsForIsOfItsPhase(t *testing.T) {
 		e := newEntry(Cell{ID: "c", Phase: phase}, 0)
 		e.session = link{up: true}
 		c.cells[e.id] = e
-		c.noteDisk(e, told{"Reason", "a disk"})
+		c.noteDisk(t.Context(), e, told{"Reason", "a disk"})
 		if got := c.WaitsFor(e.id); got != want {
 			t.Errorf("a cell that is %s waits for %q, want %q", phase, got, want)
 		}
 		seen.n = 0
-		if c.noteDisk(e, told{"Reason", "a disk"}) || seen.n != 0 {
+		if c.noteDisk(t.Context(), e, told{"Reason", "a disk"}) || seen.n != 0 {
 			t.Errorf("observers are told %d times of what is known", seen.n)
 		}
-		if !c.noteDisk(e, told{}) || seen.n != 1 || phase == apiv1.Ready && c.WaitsFor(e.id) != "" {
+		if !c.noteDisk(t.Context(), e, told{}) || seen.n != 1 || phase == apiv1.Ready && c.WaitsFor(e.id) != "" {
 			t.Errorf("observers are told %d times that the wait is over, want once; it waits for %q", seen.n, c.WaitsFor(e.id))
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cloud"
@@ -262,6 +263,20 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
+// behind is as internal/kip has it.
+func (w *world) behind() string {
+	why, _ := w.cells.Behind()
+	return why
+}
+
+// takeOver is what a person decides, for the next Kip.
+func (w *world) takeOver() {
+	w.Helper()
+	if err := w.cells.lineage.takeOver(w.Context()); err != nil {
+		w.Fatal(err)
+	}
+}
+
 // start runs a Kip on what is stored; stop ends it.
 func (w *world) start() {
 	w.Helper()
@@ -290,11 +305,12 @@ func (w *world) start() {
 	if err != nil {
 		w.Fatal(err)
 	}
+	machines := calls.New(calls.Config{Cloud: gate.Fence(w.cloud, w.store.Leads), Clock: clock.RealClock{}})
 	w.cells = New(Config{
 		NodeName:     "kip-0",
 		ControllerID: "me",
-		Cloud:        w.cloud,
-		Gate:         gate.New(gate.Config{Cloud: w.cloud, Leads: w.store.Leads, Clock: clock.RealClock{}}),
+		Calls:        machines,
+		Gate:         gate.New(gate.Config{Cloud: machines, Behind: w.behind, Clock: clock.RealClock{}}),
 		Store:        w.store,
 		Tunnels:      OverTunnels(dialer),
 		APIs:         ServedBy(api),

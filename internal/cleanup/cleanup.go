@@ -82,6 +82,8 @@ type Node struct {
 type Cells interface {
 	List() []cells.Cell
 	EmptyPools()
+	// Behind says why the cells may not be all that this Kip has; "" if they are.
+	Behind() (why string, sure bool)
 }
 
 // Cleaner ends all that this Kip has made. Until the process ends, Kip makes
@@ -246,6 +248,9 @@ func (c *Cleaner) Clean(ctx context.Context, say func(string)) (adminapi.Holding
 	defer c.busy.Unlock()
 	if err := c.mayDeleteNode(ctx); err != nil {
 		return adminapi.Holdings{}, fmt.Errorf("nothing was done: %w", err)
+	}
+	if why, sure := c.cfg.Cells.Behind(); why != "" && sure {
+		return adminapi.Holdings{}, fmt.Errorf("nothing was done: %s", why)
 	}
 	if h, err := c.Holdings(ctx); err == nil && len(h.Left()) == 0 {
 		say("there is nothing to clean up; making sure of it")

@@ -42,6 +42,7 @@ type kipWorld struct {
 	mu        sync.Mutex
 	paused    string
 	emptied   bool
+	behind    string // what the cells say of their store
 	cells     map[types.UID]cells.Cell
 	instances map[string]cloud.Instance
 	stuck     map[string]bool // instances that no call ends
@@ -178,6 +179,12 @@ func (w *kipWorld) List() (list []cells.Cell) {
 	return list
 }
 
+func (w *kipWorld) Behind() (string, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.behind, true
+}
+
 func (w *kipWorld) EmptyPools() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -298,11 +305,7 @@ func TestACleanupDeletesThePartsOfInstancesLast(t *testing.T) {
 		c := w.cleaner()
 		parts, tried := []cloud.Part{{ID: "eni-1", Kind: "network interface"}, {ID: "sg-1", Kind: "security group"}}, 0
 		c.cfg.Cloud = worldParts{worldCloud{w}, &parts, &tried}
-		c.cfg.Gate = gate.New(gate.Config{
-			Cloud: c.cfg.Cloud,
-			Leads: func(context.Context) error { return nil },
-			Clock: clock.RealClock{},
-		})
+		c.cfg.Gate = gate.New(gate.Config{Cloud: c.cfg.Cloud, Clock: clock.RealClock{}})
 		h, err := c.Holdings(t.Context())
 		if want := []string{"network interface eni-1", "security group sg-1"}; err != nil || !slices.Equal(h.Parts, want) {
 			t.Fatalf("there is %q, %v: want %q", h.Parts, err, want)
@@ -330,15 +333,11 @@ func (w *kipWorld) cleaner() *Cleaner {
 			}
 			return pods, nil
 		},
-		Pause:  func(why string) { w.paused = why },
-		Cells:  w,
-		Status: func(cells.Cell) apiv1.CellStatus { return apiv1.CellStatus{Waiting: "the cloud to end it"} },
-		Cloud:  worldCloud{w},
-		Gate: gate.New(gate.Config{
-			Cloud: worldCloud{w},
-			Leads: func(context.Context) error { return nil },
-			Clock: clock.RealClock{},
-		}),
+		Pause:     func(why string) { w.paused = why },
+		Cells:     w,
+		Status:    func(cells.Cell) apiv1.CellStatus { return apiv1.CellStatus{Waiting: "the cloud to end it"} },
+		Cloud:     worldCloud{w},
+		Gate:      gate.New(gate.Config{Cloud: worldCloud{w}, Clock: clock.RealClock{}}),
 		ListLag:   20 * time.Second,
 		AsKip:     w.kube,
 		Resources: w.dynamic.Resource(apiv1.Resource),
@@ -554,6 +553,18 @@ func TestOneCleanupAtATimeAndOneThatIsInterruptedEnds(t *testing.T) {
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Errorf("the interrupted one: %v", err)
+		}
+	})
+}
+
+// The instances may be another Kip's, which runs.
+func TestNothingIsCleanedUpThatTheStoreDoesNotKnowOf(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *kipWorld) {
+		w.pod("a")
+		w.behind = "the store is older"
+		_, err := w.clean(time.Minute)
+		if err == nil || !strings.Contains(err.Error(), "nothing was done: the store is older") || w.paused != "" || len(w.cells) != 1 {
+			t.Errorf("%v; paused %q, cells %v", err, w.paused, w.cells)
 		}
 	})
 }

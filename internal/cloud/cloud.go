@@ -2,7 +2,7 @@
 //
 // A cloud only translates: it launches, lists and terminates instances and says
 // what it sells. Retrying, state, batching, back-off and selection live above
-// it, once, in package cells.
+// it, once, in packages cells and calls.
 package cloud
 
 import (
@@ -225,6 +225,9 @@ const (
 	// TagBatch holds the ID of a launch whose machines share their user data. With
 	// Instance.Place it says which cell an instance is.
 	TagBatch = "KipBatch"
+	// TagGeneration says which store an instance was launched by, and how many launches
+	// that had stored then: a store that knows less is empty, older or another.
+	TagGeneration = "KipGeneration"
 	// TagCell holds the cell's ID.
 	TagCell = "KipCell"
 	// TagNamespace and TagPod name the pod, for people who read the bill.

@@ -168,6 +168,8 @@ type Cells struct {
 	UseCloudParameterStore bool                `key:"useCloudParameterStore" default:"false" clouds:"aws" doc:"Hand settings to cells by SSM parameters, not by user data."`
 	CSIDrivers             []CSIDriver         `key:"csiDrivers" doc:"CSI drivers whose volumes work on cells: those that need no attaching (attachRequired: false in their CSIDriver). Their node plugins, privileged containers as a rule, run on the cells of pods that have such volumes."`
 	Grants                 Grants              `key:"grants" doc:"Which annotations of pods that are money or rights are granted to which namespaces. What is not granted makes a pod wait, with the Event NotGranted."`
+	Budgets                []Budget            `key:"budgets" doc:"What namespaces may cost. Pods of one that has no money left for them wait, with the Event BudgetExceeded; no pod that has a cell is ended."`
+	Prices                 []Price             `key:"prices" doc:"Your own prices, and types that are preferred or left out. Of several with a price for a type the first counts."`
 	RegistryMirrors        map[string][]string `key:"registryMirrors" doc:"For an image host such as docker.io, the URLs that cells ask first. The host _default stands for all that are not named."`
 }
 
@@ -187,6 +189,24 @@ type NamespaceGrants struct {
 	AllowMetadata    bool              `key:"allowMetadata" default:"false" doc:"Whether pod.elotl.co/allow-metadata may be true."`
 	InstanceTypes    []string          `key:"instanceTypes" doc:"Instance types that the pods may get, however they are chosen, likewise. Without a list that is for the namespace, all."`
 	MaxPricePerHour  resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, where it is more than grants.maxPricePerHour."`
+}
+
+// Budget is what the cells of one namespace may cost together.
+type Budget struct {
+	Namespace       string            `key:"namespace" doc:"Name of the namespace, or * for each one that has none of its own. Required."`
+	MaxCostPerHour  resource.Quantity `key:"maxCostPerHour" default:"0" doc:"Most that its cells may cost in an hour, in US dollars; 0 = no bound."`
+	MaxCostPerMonth resource.Quantity `key:"maxCostPerMonth" default:"0" doc:"Most that it may cost in a calendar month (UTC), in US dollars; 0 = no bound."`
+}
+
+// Price is what an operator says of the prices of some types.
+type Price struct {
+	InstanceTypes []string          `key:"instanceTypes" doc:"Names of types, or patterns such as c5.*. Default: all."`
+	Regions       []string          `key:"regions" doc:"Regions in which it holds. Default: all."`
+	Spot          bool              `key:"spot" default:"false" doc:"The discount, or the price, is of spot. Else it is of all others: savings plans and reservations are not for spot."`
+	Discount      resource.Quantity `key:"discount" default:"0" doc:"Percentage that is off the price: above 0, less than 100."`
+	PricePerHour  resource.Quantity `key:"pricePerHour" default:"0" doc:"A price in US dollars an hour, instead of the cloud's."`
+	Prefer        resource.Quantity `key:"prefer" default:"0" doc:"Percentage that such a type may be dearer than another and is chosen still: above 0, at most 1000."`
+	Exclude       bool              `key:"exclude" default:"false" doc:"Such types are not launched."`
 }
 
 // CSIDriver is a CSI driver whose node plugin runs on cells.

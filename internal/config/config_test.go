@@ -88,6 +88,14 @@ cells:
       allowMetadata: true
       instanceTypes: [m5.*]
       maxPricePerHour: 20
+  prices:
+  - instanceTypes: [c5.*, m5.large]
+    regions: [us-gov-west-1]
+    spot: true
+    discount: 27.5
+  - pricePerHour: 0.04
+  - prefer: 5
+  - exclude: true
   registryMirrors:
     docker.io: [http://10.110.0.1:5000, https://mirror.example.com]
     _default:
@@ -205,6 +213,12 @@ func TestEveryKeyIsRead(t *testing.T) {
 				InstanceTypes:    []string{"m5.*"},
 				MaxPricePerHour:  resource.MustParse("20"),
 			}}},
+			Prices: []Price{{
+				InstanceTypes: []string{"c5.*", "m5.large"},
+				Regions:       []string{"us-gov-west-1"},
+				Spot:          true,
+				Discount:      resource.MustParse("27.5"),
+			}, {PricePerHour: resource.MustParse("0.04")}, {Prefer: resource.MustParse("5")}, {Exclude: true}},
 			RegistryMirrors: map[string][]string{"docker.io": {"http://10.110.0.1:5000", "https://mirror.example.com"},
 				"_default": {"http://10.110.0.1:5000"}},
 		},
@@ -446,6 +460,23 @@ func TestErrors(t *testing.T) {
 				"p.yaml:10: cells.grants.namespaces[2].instanceProfiles[0]: \"a*b\" is not valid: want a value, or the beginning of one and a * at its end\n" +
 				"p.yaml:11: cells.grants.namespaces[3].securityGroups[0]: there is no value: this key is required\n" +
 				"p.yaml:12: cells.grants.namespaces[4].maxPricePerHour: \"1500m\" is not valid: want more than cells.grants.maxPricePerHour, which bounds all namespaces"},
+		{"prices", least + "  prices:\n  - {discount: 10}\n  - {}\n  - {discount: 100}\n  - {prefer: 5, exclude: true}\n" +
+			"  - {instanceTypes: ['c5.?', ''], pricePerHour: -1}\n  - {spot: true, exclude: true}",
+			"p.yaml:7: cells.prices[1]: want one of discount, pricePerHour, prefer and exclude: there are 0\n" +
+				"p.yaml:8: cells.prices[2].discount: \"100\" is not valid: want above 0, and at most 99.99\n" +
+				"p.yaml:9: cells.prices[3]: want one of discount, pricePerHour, prefer and exclude: there are 2\n" +
+				"p.yaml:10: cells.prices[4].instanceTypes[0]: \"c5.?\" is not valid: want a name, or of types a pattern such as c5.*\n" +
+				"p.yaml:10: cells.prices[4].instanceTypes[1]: there is no value: this key is required\n" +
+				"p.yaml:10: cells.prices[4].pricePerHour: \"-1\" is not valid: want above 0, and at most 10000\n" +
+				"p.yaml:11: cells.prices[5].spot: there is no discount and no pricePerHour that it would be about"},
+		{"budgets", least + "  budgets:\n  - {namespace: a, maxCostPerHour: 1}\n  - {namespace: a, maxCostPerMonth: -1}\n  - {maxCostPerHour: -2}\n" +
+			"  - {namespace: A_b, maxCostPerMonth: 1}\n  - {namespace: '*'}",
+			"p.yaml:7: cells.budgets[1].maxCostPerMonth: \"-1\" is not valid: want 0, for no bound, or more\n" +
+				"p.yaml:7: cells.budgets[1].namespace: a is there already: cells.budgets[0] has it\n" +
+				"p.yaml:8: cells.budgets[2].maxCostPerHour: \"-2\" is not valid: want 0, for no bound, or more\n" +
+				"p.yaml:8: cells.budgets[2].namespace: there is no value: this key is required\n" +
+				"p.yaml:9: cells.budgets[3].namespace: \"A_b\" is not valid: want the name of a namespace, or *\n" +
+				"p.yaml:10: cells.budgets[4]: want maxCostPerHour or maxCostPerMonth: there is no bound"},
 		{"a bound below nothing", least + "  grants: {maxPricePerHour: -1}",
 			`p.yaml:5: cells.grants.maxPricePerHour: "-1" is not valid: want 0, for no bound, or more`},
 		{"etcd key without a certificate", least + "etcd: {client: {endpoints: ['https://a:2379'], keyFile: k}}",

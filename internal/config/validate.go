@@ -294,6 +294,8 @@ func (d *decoder) cells(c *Cells) {
 	}
 
 	d.csiDrivers(c.CSIDrivers)
+	d.prices(c.Prices)
+	d.budgets(c.Budgets)
 	d.grants(c.Grants)
 
 	l := c.EndLimit
@@ -346,6 +348,61 @@ func (d *decoder) csiDrivers(drivers []CSIDriver) {
 			d.bad(key+".name", "%s is there already: cells.csiDrivers[%d] has it", driver.Name, n)
 		} else {
 			first[driver.Name] = i
+		}
+	}
+}
+
+// prices checks the operator's own prices.
+func (d *decoder) prices(prices []Price) {
+	for i, p := range prices {
+		key := fmt.Sprintf("cells.prices[%d]", i)
+		names := map[string][]string{"instanceTypes": p.InstanceTypes, "regions": p.Regions}
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			for j, v := range names[name] {
+				at := fmt.Sprintf("%s.%s[%d]", key, name, j)
+				d.require(at, v)
+				d.check(!strings.ContainsAny(v, ` ,?[]\^/`), at, v, "a name, or of types a pattern such as c5.*")
+			}
+		}
+		says := 0
+		for _, n := range []struct {
+			name, most string
+			q          resource.Quantity
+		}{{"discount", "99.99", p.Discount}, {"pricePerHour", "10000", p.PricePerHour}, {"prefer", "1000", p.Prefer}} {
+			d.check(n.q.Sign() >= 0 && n.q.Cmp(resource.MustParse(n.most)) <= 0, key+"."+n.name, n.q.String(), "above 0, and at most "+n.most)
+			if !n.q.IsZero() {
+				says++
+			}
+		}
+		if p.Exclude {
+			says++
+		}
+		if says != 1 {
+			d.bad(key, "want one of discount, pricePerHour, prefer and exclude: there are %d", says)
+		}
+		if p.Spot && p.Discount.IsZero() && p.PricePerHour.IsZero() {
+			d.bad(key+".spot", "there is no discount and no pricePerHour that it would be about")
+		}
+	}
+}
+
+// budgets checks what namespaces may cost.
+func (d *decoder) budgets(budgets []Budget) {
+	first := map[string]int{}
+	for i, b := range budgets {
+		key := fmt.Sprintf("cells.budgets[%d]", i)
+		d.require(key+".namespace", b.Namespace)
+		d.check(b.Namespace == "" || b.Namespace == "*" || len(validation.IsDNS1123Label(b.Namespace)) == 0, key+".namespace", b.Namespace,
+			"the name of a namespace, or *")
+		if n, there := first[b.Namespace]; there && b.Namespace != "" {
+			d.bad(key+".namespace", "%s is there already: cells.budgets[%d] has it", b.Namespace, n)
+		} else {
+			first[b.Namespace] = i
+		}
+		d.check(b.MaxCostPerHour.Sign() >= 0, key+".maxCostPerHour", b.MaxCostPerHour.String(), "0, for no bound, or more")
+		d.check(b.MaxCostPerMonth.Sign() >= 0, key+".maxCostPerMonth", b.MaxCostPerMonth.String(), "0, for no bound, or more")
+		if b.MaxCostPerHour.IsZero() && b.MaxCostPerMonth.IsZero() {
+			d.bad(key, "want maxCostPerHour or maxCostPerMonth: there is no bound")
 		}
 	}
 }

@@ -13,6 +13,7 @@ const (
 	CellNotLaunched  = "CellNotLaunched"
 	LaunchesPaused   = "LaunchesPaused"
 	CellUnknown      = "CellUnknown"
+	StoreBehind      = "StoreBehind"
 )
 
 // Of a pod that gets no cell now.
@@ -21,6 +22,7 @@ const (
 	Unplaceable       = "Unplaceable"
 	InvalidAnnotation = "InvalidAnnotation"
 	NotGranted        = "NotGranted"
+	BudgetExceeded    = "BudgetExceeded"
 	Paused            = "Paused"
 )
 

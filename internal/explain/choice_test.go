@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
@@ -46,10 +47,14 @@ func (*requests) Release(types.UID, string, bool)                         {}
 func (*requests) ReleaseVanished(context.Context, types.UID, string) bool { return true }
 func (*requests) ReleaseUnbound(types.UID, string) bool                   { return true }
 func (*requests) PodsNamed(cache.ObjectName) []types.UID                  { return nil }
-func (*requests) List() []cells.Cell                                      { return nil }
-func (*requests) Link(string) (cells.Link, bool)                          { return cells.Link{}, false }
-func (*requests) WaitsFor(string) string                                  { return "" }
-func (*requests) Standby() []cells.StandbyState                           { return nil }
+func (*requests) Behind() (string, bool)                                  { return "", true }
+func (*requests) Elsewhere(types.UID, time.Time) (string, bool) {
+	return "", true
+}
+func (*requests) List() []cells.Cell             { return nil }
+func (*requests) Link(string) (cells.Link, bool) { return cells.Link{}, false }
+func (*requests) WaitsFor(string) string         { return "" }
+func (*requests) Standby() []cells.StandbyState  { return nil }
 func (r *requests) ForPod(types.UID) (cells.Cell, bool) {
 	if r.has == nil {
 		return cells.Cell{}, false
@@ -100,7 +105,7 @@ func newKip(t *testing.T, pod *corev1.Pod) *kip {
 		Client:  func(string) corev1client.PodsGetter { return client.CoreV1() },
 		Cells:   k.requests,
 		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return k.needs, k.failed },
-		Place: func(pod *corev1.Pod, zone string) ([]cells.Offer, error) {
+		Place: func(_ context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
 			found, err := placer.Candidates(placement.InZone(pod, zone), func(o capacity.Offering) bool { return o.InstanceType == k.outOf })
 			var offers []cells.Offer
 			for _, c := range found {
@@ -112,6 +117,9 @@ func newKip(t *testing.T, pod *corev1.Pod) *kip {
 				})
 			}
 			return offers, err
+		},
+		RuledOut: func(_ context.Context, pod *corev1.Pod, zone string) ([]placement.Rejection, int, error) {
+			return placer.RuledOut(placement.InZone(pod, zone), func(o capacity.Offering) bool { return o.InstanceType == k.outOf })
 		},
 		Event:  func(apiv1.PodReference, string, string, string) {},
 		Forget: func(types.UID) {},
@@ -210,7 +218,7 @@ func TestWhatIsExplainedIsWhatKipChooses(t *testing.T) {
 			k.needs, k.outOf = tc.needs, tc.outOf
 			told := candidates(k.placement(pod))
 			chosen := k.requested()
-			if !slices.Equal(told, chosen) {
+			if !slices.Equal(told, chosen[:min(len(chosen), apiv1.MaxCandidates)]) {
 				t.Errorf("explained\n%s\nand chosen\n%s", strings.Join(told, "\n"), strings.Join(chosen, "\n"))
 			}
 			if len(chosen) == 0 || !strings.HasPrefix(chosen[0], tc.want) {
@@ -232,14 +240,21 @@ func TestOfAPodWithACellWhatWasChosenIsToldAndNotAnotherChoice(t *testing.T) {
 		{InstanceType: "gone", Zone: "z", PricePerHour: 9, Reason: "it was cheap"},
 		{InstanceType: "other", Zone: "z", PricePerHour: 10, Reason: "the next"},
 	}
+	best := []cells.Offer{{InstanceType: "small", Zone: "z", PricePerHour: 8, Reason: "cheapest"}, offers[0], offers[1]}
+	ruledOut := []apiv1.RuledOut{{Types: 3, Why: "have too little memory"}, {Types: 1, Why: "is dear"}}
+	small := "small in z at 8: cheapest"
 	pooled := "gone in z at 9: a standby cell of p"
 	first, next := "gone in z at 9: it was cheap", "other in z at 10: the next"
 	for name, tc := range map[string]struct {
 		cell cells.Cell
 		want []string
 	}{
-		"requested":  {cells.Cell{Phase: apiv1.Requested, Reason: "it was cheap"}, []string{first, next}},
-		"bound":      {cells.Cell{Phase: apiv1.Bound, Reason: "it was cheap"}, []string{first}},
+		"requested": {cells.Cell{Phase: apiv1.Requested, Reason: "it was cheap"}, []string{first, next}},
+		"bound":     {cells.Cell{Phase: apiv1.Bound, Reason: "it was cheap"}, []string{first}},
+		"bound, and what else there was": {
+			cells.Cell{Phase: apiv1.Bound, Best: best, RuledOut: ruledOut},
+			[]string{first, small, next},
+		},
 		"ending":     {cells.Cell{Phase: apiv1.Terminating, Reason: "the pod has ended"}, []string{first}},
 		"of a pool":  {cells.Cell{Phase: apiv1.Bound, Standby: "p", Reason: "a standby cell of p"}, []string{pooled}},
 		"pool, over": {cells.Cell{Phase: apiv1.Terminating, Standby: "p", Reason: "the pod has ended"}, []string{first}},
@@ -251,6 +266,20 @@ func TestOfAPodWithACellWhatWasChosenIsToldAndNotAnotherChoice(t *testing.T) {
 		if got := candidates(p); !slices.Equal(got, tc.want) || p.Standby != "" {
 			t.Errorf("%s: told %q, standby %q, want %q", name, got, p.Standby, tc.want)
 		}
+		const counted = "[{3 types have too little memory} {1 type is dear}]"
+		if got := fmt.Sprint(p.Rejected); tc.cell.RuledOut != nil && got != counted {
+			t.Errorf("%s: told of %s, want %s", name, got, counted)
+		}
+	}
+}
+
+func TestWhatIsRuledOutIsCountedBesideTheCandidates(t *testing.T) {
+	pod := asking("900Mi")
+	k := newKip(t, pod)
+	k.outOf = "medium"
+	const want = "[{1 type has too little memory (largest: small with 512Mi)} {1 type has no capacity now}]"
+	if p := k.placement(pod); fmt.Sprint(p.Rejected) != want || len(p.Candidates) != 2 || p.Error != "" {
+		t.Errorf("explained as %+v, want %s", p, want)
 	}
 }
 

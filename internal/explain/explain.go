@@ -114,35 +114,27 @@ func (x *Explainer) waiting(pod *corev1.Pod, cell cells.Cell) string {
 // placed is what was chosen for a cell: what it is, and before its launch has an
 // answer also what else is tried.
 func placed(cell cells.Cell) *adminapi.Placement {
-	offers := cell.Offers
 	if cell.Phase != apiv1.Requested && cell.Phase != apiv1.Launching {
-		offers = offers[:min(len(offers), 1)]
+		cell.Offers = cell.Offers[:min(len(cell.Offers), 1)]
 	}
-	p := &adminapi.Placement{Candidates: candidatesOf(offers)}
-	if cell.Standby != "" && cell.Live() && len(offers) > 0 {
+	p := &adminapi.Placement{Candidates: cell.Candidates(), Rejected: rejected(cell.RuledOut)}
+	if cell.Standby != "" && cell.Live() && len(p.Candidates) > 0 {
 		p.Candidates[0].Why = cell.Reason // the offer's is why the pool has it
 	}
 	return p
 }
 
-func candidatesOf(offers []cells.Offer) []adminapi.Candidate {
-	var list []adminapi.Candidate
-	for _, o := range offers {
-		list = append(list, adminapi.Candidate{
-			InstanceType: o.InstanceType,
-			Zone:         o.Zone,
-			LaunchType:   launchType(o.Spot),
-			PricePerHour: apiv1.Price(o.PricePerHour),
-			Why:          o.Reason,
-		})
+func rejected(list []apiv1.RuledOut) (all []adminapi.Rejection) {
+	for _, r := range list {
+		all = append(all, adminapi.Rejection{What: adminapi.Count(r.Types, "type"), Why: r.Why})
 	}
-	return list
+	return all
 }
 
 // placement is what Kip would choose for a pod without a cell now, by its own choice.
 func (x *Explainer) placement(ctx context.Context, pod *corev1.Pod) *adminapi.Placement {
 	request, err := x.cfg.Loop.Choose(ctx, pod)
-	p := &adminapi.Placement{Candidates: candidatesOf(request.Offers)}
+	p := &adminapi.Placement{Candidates: cells.Candidates(request.Offers), Rejected: rejected(request.RuledOut)}
 	if err == nil {
 		if cell, would := x.cfg.Cells.WouldTake(request); would {
 			p.Standby = cell.ID
@@ -155,7 +147,7 @@ func (x *Explainer) placement(ctx context.Context, pod *corev1.Pod) *adminapi.Pl
 	if errors.As(err, &unplaceable) {
 		p.Need = unplaceable.Need
 		for _, r := range unplaceable.Rejections {
-			p.Rejected = append(p.Rejected, adminapi.Rejection{What: fmt.Sprintf("%d types", r.Types), Why: r.Why})
+			p.Rejected = append(p.Rejected, adminapi.Rejection{What: adminapi.Count(r.Types, "type"), Why: r.Why})
 		}
 	}
 	var none *placement.NoCapacityError

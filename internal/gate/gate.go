@@ -42,21 +42,13 @@ type Limit struct {
 // DefaultLimit is what provider.yaml says where it says nothing.
 var DefaultLimit = Limit{Percent: 10, Least: 10, Window: 5 * time.Minute}
 
-// Budget bounds the calls to a cloud. It is used by several goroutines at a time.
-type Budget interface {
-	// Take takes what a call that names n things costs, and returns 0. Where that is
-	// not to be had it takes nothing, and returns after how long it may be.
-	Take(call cloud.Call, n int) (wait time.Duration)
-}
-
 // Config of a Gate. All fields are required unless they say otherwise.
 type Config struct {
+	// Cloud has its calls wait for their budgets, and a Fence behind.
 	Cloud cloud.Cloud
-	// Leads returns an error unless this process surely leads.
-	Leads func(context.Context) error
-	// Budget is optional: without it there are as many calls of each kind as
-	// ownBudget allows.
-	Budget Budget
+	// Behind says why no instance may end whose end nobody has asked for; "" if it may.
+	// Optional: it may.
+	Behind func() string
 	// Limit is DefaultLimit where it is zero.
 	Limit Limit
 	// Store keeps what counts for the Limit. Optional: without it a process counts
@@ -78,6 +70,8 @@ type End struct {
 	// of Kip, and that the instance may run a pod that nobody has asked to end. Such
 	// ends are bounded by the Limit.
 	Mistakable bool
+	// Asked says that the pod has ended or was deleted.
+	Asked bool
 	// Heard is when the cell was last heard, where that speaks against its end; zero
 	// where it does not, or never was heard.
 	Heard time.Time
@@ -89,6 +83,7 @@ type Reason string
 const (
 	ByLimit Reason = "limit" // too many ends that may be a mistake
 	ByLease Reason = "lease" // the cell was heard lately
+	ByStore Reason = "store" // what this Kip knows may be too old to go by
 )
 
 // HeldError is the answer to an end that the gate holds back.
@@ -100,14 +95,6 @@ type HeldError struct {
 }
 
 func (e *HeldError) Error() string { return e.Text }
-
-// LaterError is the answer to a call for which there is no budget now. Nothing was
-// done.
-type LaterError struct{ After time.Duration }
-
-func (e *LaterError) Error() string {
-	return fmt.Sprintf("the budget of such calls is spent: there is one in %s", e.After.Round(time.Millisecond))
-}
 
 // Held is an end that is held back.
 type Held struct {
@@ -153,9 +140,6 @@ type Gate struct {
 
 // New returns a gate.
 func New(cfg Config) *Gate {
-	if cfg.Budget == nil {
-		cfg.Budget = newOwnBudget(cfg.Clock)
-	}
 	if cfg.Limit == (Limit{}) {
 		cfg.Limit = DefaultLimit
 	}
@@ -199,12 +183,18 @@ func (g *Gate) decide(e End, population int) (because *HeldError, unstored bool)
 	if h != nil && now.Sub(h.asked) > heldFor {
 		h = nil
 	}
-	if g.open || h != nil && h.allowed {
+	admitted := g.admitted[e.Instance]
+	if !admitted {
+		because = g.distrust(e)
+	}
+	if because == nil && (g.open || h != nil && h.allowed) {
 		g.admit(e.Instance)
 		return nil, false
 	}
-	because = g.veto(e, now) // also of one that was admitted before it was to end
-	if because == nil && !g.admitted[e.Instance] {
+	if because == nil {
+		because = g.veto(e, now) // also of one that was admitted before it was to end
+	}
+	if because == nil && !admitted {
 		because, unstored = g.bound(e, now, population)
 	}
 	switch {
@@ -250,6 +240,22 @@ func (g *Gate) note(e End, because *HeldError, now time.Time) {
 func (g *Gate) admit(instance string) {
 	g.admitted[instance] = true
 	delete(g.held, instance)
+}
+
+// behindRetry is when an end is worth asking for again that is held back for what this
+// Kip does not know: there is a look at the cloud in as long.
+const behindRetry = 15 * time.Second
+
+// distrust holds back what nobody has asked for while what this Kip knows may be too
+// old. Neither Open nor Allow lets it pass.
+func (g *Gate) distrust(e End) *HeldError {
+	if e.Asked || g.cfg.Behind == nil {
+		return nil
+	}
+	if why := g.cfg.Behind(); why != "" {
+		return &HeldError{Reason: ByStore, Text: why, After: behindRetry}
+	}
+	return nil
 }
 
 // veto holds back the end of a cell that was heard lately. It is called under mu.
@@ -332,9 +338,8 @@ func (g *Gate) now() []Held {
 }
 
 // Terminate ends instances, those that are admitted or may be. There is a result for
-// each, in their order: a *HeldError for one that is held back, a *LaterError where
-// there is no budget, and another error where it is not certain that this Kip leads.
-// Of these nothing was done.
+// each, in their order, a *HeldError for one that is held back: to that nothing was
+// done.
 func (g *Gate) Terminate(ctx context.Context, population int, ends ...End) cloud.Results {
 	results := make(cloud.Results, len(ends))
 	var ids []string
@@ -348,7 +353,7 @@ func (g *Gate) Terminate(ctx context.Context, population int, ends ...End) cloud
 	if len(ids) == 0 {
 		return results
 	}
-	for i, r := range g.each(ctx, cloud.CallTerminate, g.cfg.Cloud.Terminate, ids...) {
+	for i, r := range each(ctx, g.cfg.Cloud.Terminate, ids...) {
 		results[places[i]].Err = r.Err
 	}
 	return results
@@ -356,55 +361,38 @@ func (g *Gate) Terminate(ctx context.Context, population int, ends ...End) cloud
 
 // Stop stops an instance that runs no pod. The cloud can stop instances.
 func (g *Gate) Stop(ctx context.Context, id string) error {
-	return g.each(ctx, cloud.CallStop, g.cfg.Cloud.Features().Stopper.Stop, id).Err()
+	return each(ctx, g.cfg.Cloud.Features().Stopper.Stop, id).Err()
 }
 
 // DetachDisk takes a disk from an instance whose pod has ended or was deleted. The
 // cloud has disks.
 func (g *Gate) DetachDisk(ctx context.Context, disk, instance string) error {
-	if err := g.pass(ctx, cloud.CallDetachDisk, 1); err != nil {
-		return err
-	}
 	return g.cfg.Cloud.Features().Disks.DetachDisk(ctx, disk, instance)
 }
 
 // DeleteDisk removes a disk with its data, whose claim was deleted. The cloud has
 // disks.
 func (g *Gate) DeleteDisk(ctx context.Context, disk string) error {
-	if err := g.pass(ctx, cloud.CallDeleteDisk, 1); err != nil {
-		return err
+	if held := g.distrust(End{}); held != nil {
+		return held
 	}
 	return g.cfg.Cloud.Features().Disks.DeleteDisk(ctx, disk)
 }
 
 // DeleteParts removes what instances have left. The cloud has parts.
 func (g *Gate) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
-	return g.each(ctx, cloud.CallDeleteParts, g.cfg.Cloud.Features().Parts.DeleteParts, ids...)
+	if held := g.distrust(End{}); held != nil {
+		return cloud.Each(held, ids...)
+	}
+	return each(ctx, g.cfg.Cloud.Features().Parts.DeleteParts, ids...)
 }
 
-// each makes a call that names instances or parts of them, and sees to it that each has a result.
-func (g *Gate) each(ctx context.Context, call cloud.Call, do func(context.Context, ...string) cloud.Results, ids ...string) cloud.Results {
-	if err := g.pass(ctx, call, len(ids)); err != nil {
-		return cloud.Each(err, ids...)
-	}
+// each makes a call that names things, and sees to it that each has a result.
+func each(ctx context.Context, do func(context.Context, ...string) cloud.Results, ids ...string) cloud.Results {
 	results := do(ctx, ids...)
 	if len(results) != len(ids) {
-		err := fmt.Errorf("the cloud answered the call %s about %d of them with %d results", call, len(ids), len(results))
+		err := fmt.Errorf("the cloud answered a call about %d of them with %d results", len(ids), len(results))
 		return cloud.Each(errors.Join(err, results.Err()), ids...)
 	}
 	return results
-}
-
-// pass is what stands before every call. Whether this Kip leads is asked last: what
-// has happened since nobody can know.
-func (g *Gate) pass(ctx context.Context, call cloud.Call, n int) error {
-	if wait := g.cfg.Budget.Take(call, n); wait > 0 {
-		return &LaterError{After: wait}
-	}
-	ctx, cancel := context.WithTimeout(ctx, leadsTimeout)
-	defer cancel()
-	if err := g.cfg.Leads(ctx); err != nil {
-		return fmt.Errorf("it is not certain that this Kip leads still, so nothing ends: %w", err)
-	}
-	return nil
 }

@@ -75,14 +75,12 @@ type world struct {
 	leads error
 }
 
-func newWorld(l Limit, budget Budget) *world {
+func newWorld(l Limit) *world {
 	w := &world{cloud: &killed{}, clock: clocktesting.NewFakePassiveClock(time.Unix(1e9, 0))}
 	w.Gate = New(Config{
-		Cloud:  w.cloud,
-		Leads:  func(context.Context) error { return w.leads },
-		Budget: budget,
-		Limit:  l,
-		Clock:  w.clock,
+		Cloud: Fence(w.cloud, func(context.Context) error { return w.leads }),
+		Limit: l,
+		Clock: w.clock,
 	})
 	return w
 }
@@ -108,7 +106,7 @@ func (w *world) admitted(ends []End, population int) (n int) {
 
 func TestNoMoreThanAShareEndsByWhatMayBeAMistake(t *testing.T) {
 	for _, test := range []struct{ population, want int }{{0, 10}, {5, 10}, {100, 10}, {109, 10}, {110, 11}, {1000, 100}} {
-		w := newWorld(Limit{}, nil)
+		w := newWorld(Limit{})
 		if got := w.admitted(lost(500), test.population); got != test.want {
 			t.Errorf("of %d cells %d end, want %d", test.population, got, test.want)
 		}
@@ -116,7 +114,7 @@ func TestNoMoreThanAShareEndsByWhatMayBeAMistake(t *testing.T) {
 }
 
 func TestTheShareIsOfAsManyAsThereWereWhenTheTimeBegan(t *testing.T) {
-	w := newWorld(Limit{}, nil)
+	w := newWorld(Limit{})
 	all := lost(500)
 	if n := w.admitted(all[:50], 200); n != 20 {
 		t.Fatalf("%d end, want 20", n)
@@ -134,7 +132,7 @@ func TestTheShareIsOfAsManyAsThereWereWhenTheTimeBegan(t *testing.T) {
 // A namespace whose cells end all the time leaves others their turn; one that is alone
 // may have all.
 func TestNamespacesTakeTurnsAtWhatMayEnd(t *testing.T) {
-	w := newWorld(Limit{}, nil)
+	w := newWorld(Limit{})
 	of := func(namespace, instance string) End {
 		return End{Instance: instance, Pod: apiv1.PodReference{Namespace: namespace}, Mistakable: true}
 	}
@@ -175,7 +173,7 @@ func TestNamespacesTakeTurnsAtWhatMayEnd(t *testing.T) {
 }
 
 func TestWhatSomebodyAskedForIsNotHeldBack(t *testing.T) {
-	w := newWorld(Limit{Window: time.Minute}, nil) // none may end for a mistake
+	w := newWorld(Limit{Window: time.Minute}) // none may end for a mistake
 	ends := lost(300)
 	for i := range ends {
 		ends[i].Mistakable = false
@@ -186,7 +184,7 @@ func TestWhatSomebodyAskedForIsNotHeldBack(t *testing.T) {
 }
 
 func TestACellThatWasHeardLatelyDoesNotEnd(t *testing.T) {
-	w := newWorld(Limit{}, nil)
+	w := newWorld(Limit{})
 	e := End{Instance: "i-1", Heard: w.clock.Now().Add(-10 * time.Second)}
 	held, is := errors.AsType[*HeldError](w.Admit(t.Context(), e, 100))
 	if !is || held.Reason != ByLease || held.After != 30*time.Second {
@@ -203,7 +201,7 @@ func TestACellThatWasHeardLatelyDoesNotEnd(t *testing.T) {
 }
 
 func TestWhoIsLetPassDoesNotCountAgain(t *testing.T) {
-	w := newWorld(Limit{Least: 2, Window: time.Minute}, nil)
+	w := newWorld(Limit{Least: 2, Window: time.Minute})
 	e := lost(3)
 	for range 5 { // as the cloud refuses it
 		if err := w.Terminate(t.Context(), 0, e[0]).Err(); err != nil {
@@ -221,7 +219,7 @@ func TestWhoIsLetPassDoesNotCountAgain(t *testing.T) {
 }
 
 func TestOfABatchOnlyThoseAreHeldBackThatCount(t *testing.T) {
-	w := newWorld(Limit{Least: 1, Window: time.Minute}, nil)
+	w := newWorld(Limit{Least: 1, Window: time.Minute})
 	ends := append(lost(2), End{Instance: "asked"})
 	results := w.Terminate(t.Context(), 0, ends...)
 	if results[0].Err != nil || results[1].Err == nil || results[2].Err != nil || results[1].ID != "i-001" {
@@ -233,7 +231,7 @@ func TestOfABatchOnlyThoseAreHeldBackThatCount(t *testing.T) {
 }
 
 func TestAPersonLetsPassOnceWhatIsHeldBackNow(t *testing.T) {
-	w := newWorld(Limit{Window: time.Minute}, nil)
+	w := newWorld(Limit{Window: time.Minute})
 	e := lost(3)
 	w.admitted(e[:2], 100)
 	held := w.Held()
@@ -256,7 +254,7 @@ func TestAPersonLetsPassOnceWhatIsHeldBackNow(t *testing.T) {
 }
 
 func TestNobodyIsHeldBackAnyMoreOfWhomNobodyAsks(t *testing.T) {
-	w := newWorld(Limit{Window: time.Hour}, nil)
+	w := newWorld(Limit{Window: time.Hour})
 	e := lost(1)
 	w.admitted(e, 0)
 	since := w.clock.Now()
@@ -280,7 +278,7 @@ func TestNobodyIsHeldBackAnyMoreOfWhomNobodyAsks(t *testing.T) {
 }
 
 func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
-	w := newWorld(Limit{}, nil)
+	w := newWorld(Limit{})
 	w.leads = errDeposed
 	ctx := t.Context()
 	for what, err := range map[string]error{
@@ -311,46 +309,8 @@ func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
 	}
 }
 
-// none is a budget that is spent.
-type none struct{}
-
-func (none) Take(call cloud.Call, n int) time.Duration { return time.Duration(n) * time.Second }
-
-func TestACallWithoutBudgetIsNotMade(t *testing.T) {
-	w := newWorld(Limit{}, none{})
-	for _, r := range w.Terminate(t.Context(), 0, End{Instance: "a"}, End{Instance: "b"}) {
-		if later, is := errors.AsType[*LaterError](r.Err); !is || later.After != 2*time.Second {
-			t.Errorf("%s: %v", r.ID, r.Err)
-		}
-	}
-	if len(w.cloud.ids) != 0 {
-		t.Errorf("%v ended", w.cloud.ids)
-	}
-}
-
-func TestTheOwnBudgetBoundsEachKindOfCall(t *testing.T) {
-	clock := clocktesting.NewFakePassiveClock(time.Unix(1e9, 0))
-	b := newOwnBudget(clock)
-	for n := range callsAtOnce {
-		if wait := b.Take(cloud.CallTerminate, 500); wait != 0 {
-			t.Fatalf("call %d waits for %s", n, wait)
-		}
-	}
-	wait := b.Take(cloud.CallTerminate, 1)
-	if wait <= 0 || wait > time.Second/callsPerSecond {
-		t.Errorf("the next waits for %s", wait)
-	}
-	if other := b.Take(cloud.CallStop, 1); other != 0 {
-		t.Errorf("a call of another kind waits for %s", other)
-	}
-	clock.SetTime(clock.Now().Add(wait))
-	if again := b.Take(cloud.CallTerminate, 1); again != 0 {
-		t.Errorf("when it is due it waits for %s more", again)
-	}
-}
-
 func TestWithAnOpenGateAllEnds(t *testing.T) {
-	w := newWorld(Limit{Window: time.Minute}, nil)
+	w := newWorld(Limit{Window: time.Minute})
 	e := lost(2)
 	e[1].Heard = w.clock.Now()
 	w.Open()
@@ -360,7 +320,7 @@ func TestWithAnOpenGateAllEnds(t *testing.T) {
 }
 
 func TestWhatWasDecidedBeforeIsNotHeldBack(t *testing.T) {
-	w := newWorld(Limit{Window: time.Minute}, nil) // none may end for a mistake
+	w := newWorld(Limit{Window: time.Minute}) // none may end for a mistake
 	e := lost(2)
 	w.Resume(e[0].Instance)
 	if w.admitted(e, 0) != 1 || w.Admit(t.Context(), e[0], 0) != nil {
@@ -369,7 +329,7 @@ func TestWhatWasDecidedBeforeIsNotHeldBack(t *testing.T) {
 }
 
 func TestToAskOfOneThatIsHeldBackCostsTheSameHoweverManyAre(t *testing.T) {
-	w := newWorld(Limit{Window: time.Hour}, nil)
+	w := newWorld(Limit{Window: time.Hour})
 	w.admitted(lost(1000), 0)
 	if n := testing.AllocsPerRun(10, func() { w.Holds("i-500") }); n != 0 || !w.Holds("i-500") || w.Holds("other") {
 		t.Errorf("%v allocations; held back %t, another %t", n, w.Holds("i-500"), w.Holds("other"))
@@ -377,11 +337,40 @@ func TestToAskOfOneThatIsHeldBackCostsTheSameHoweverManyAre(t *testing.T) {
 }
 
 func TestAnAnswerThatDoesNotFitIsAnErrorOfAll(t *testing.T) {
-	w := newWorld(Limit{}, nil)
+	w := newWorld(Limit{})
 	w.cloud.short = true
 	for _, r := range w.Terminate(t.Context(), 0, End{Instance: "a"}, End{Instance: "b"}) {
 		if r.Err == nil || r.ID == "" {
 			t.Errorf("%+v", r)
 		}
+	}
+}
+
+func TestNothingEndsUnaskedWhileTheStoreMayBeTooOld(t *testing.T) {
+	behind := "the store is older"
+	w := newWorld(Limit{})
+	w.cfg.Behind = func() string { return behind }
+	unasked, asked := End{Instance: "i-1", Why: "it has no cell"}, End{Instance: "i-2", Why: "the pod has ended", Asked: true}
+	w.Open()
+	for range 2 {
+		results := w.Terminate(t.Context(), 2, unasked, asked)
+		var held *HeldError
+		if !errors.As(results[0].Err, &held) || held.Reason != ByStore || held.Text != behind || held.After <= 0 || results[1].Err != nil {
+			t.Fatalf("results %v", results)
+		}
+		w.Allow(w.clock.Now()) // is no decision about the store
+	}
+	if !slices.Equal(w.cloud.ids, []string{"i-2", "i-2"}) || len(w.Held()) > 1 {
+		t.Errorf("ended %v, held back %v", w.cloud.ids, w.Held())
+	}
+	if w.DeleteDisk(t.Context(), "disk") == nil || w.DeleteParts(t.Context(), "part").Err() == nil {
+		t.Error("a disk or a part is deleted")
+	}
+	behind = ""
+	if err := w.Terminate(t.Context(), 2, unasked).Err(); err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(w.DeleteDisk(t.Context(), "disk"), w.DeleteParts(t.Context(), "part").Err()); err != nil {
+		t.Error(err)
 	}
 }

@@ -46,8 +46,7 @@ func (k *kept) Put(_ context.Context, _ string, v any, revision int64) (int64, e
 // live is the next process.
 func (w *world) live(k *kept, l Limit) {
 	w.Gate = New(Config{
-		Cloud: w.cloud,
-		Leads: func(context.Context) error { return w.leads },
+		Cloud: Fence(w.cloud, func(context.Context) error { return w.leads }),
 		Limit: l,
 		Store: k,
 		Clock: w.clock,
@@ -56,7 +55,7 @@ func (w *world) live(k *kept, l Limit) {
 
 func TestWhatHasEndedCountsInTheNextLife(t *testing.T) {
 	for _, test := range []struct{ population, most, least int }{{40, 10, 10}, {1000, 100, 12}} {
-		w, k := newWorld(Limit{}, nil), &kept{}
+		w, k := newWorld(Limit{}), &kept{}
 		all, ended := lost(1000), 0
 		for life := range 50 { // it dies again and again
 			w.live(k, Limit{})
@@ -76,7 +75,7 @@ func TestWhatHasEndedCountsInTheNextLife(t *testing.T) {
 }
 
 func TestWhatCountsIsStoredInFewWritesAndOnlyWhenSomethingEnds(t *testing.T) {
-	w, k := newWorld(Limit{}, nil), &kept{}
+	w, k := newWorld(Limit{}), &kept{}
 	w.live(k, Limit{})
 	none := []End{{Instance: "asked"}, {Instance: "heard", Mistakable: true, Heard: w.clock.Now()}}
 	if n := w.admitted(none, 1000); n != 1 || k.writes != 0 {
@@ -104,7 +103,7 @@ func TestWhatCountsIsStoredInFewWritesAndOnlyWhenSomethingEnds(t *testing.T) {
 }
 
 func TestNothingThatCountsEndsBeforeItIsStored(t *testing.T) {
-	w, k := newWorld(Limit{}, nil), &kept{}
+	w, k := newWorld(Limit{}), &kept{}
 	w.live(k, Limit{})
 	held := func(what string) {
 		t.Helper()
@@ -129,7 +128,7 @@ func TestNothingThatCountsEndsBeforeItIsStored(t *testing.T) {
 }
 
 func TestWhatAClockThatWasAheadHasStoredIsOverInTime(t *testing.T) {
-	w, k := newWorld(Limit{}, nil), &kept{}
+	w, k := newWorld(Limit{}), &kept{}
 	w.live(k, Limit{})
 	w.admitted(lost(10), 0)
 	w.clock = clocktesting.NewFakePassiveClock(w.clock.Now().Add(-time.Hour))

@@ -22,18 +22,17 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/lanes"
 	"github.com/elotl/kip/internal/policy"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/watches"
 )
 
 const (
-	// promptWorkers is how many agents are told at the same time, and promptWithin
-	// how long one may take: ten thousand peers take 0.2 s.
-	promptWorkers, promptWithin = 64, 2 * time.Second
-	// slowWorkers and slowWithin are the same for those that took longer the last time.
-	slowWorkers, slowWithin = 8, 10 * time.Second
+	// within bounds what one agent is told at a time: ten thousand peers take 0.2 s.
+	within = 10 * time.Second
 	// pace is the least time between two sets of rules for one cell, so that a
 	// burst of pods that others let in does not become a burst for each of them.
 	pace = 500 * time.Millisecond
@@ -67,6 +66,8 @@ type Config struct {
 	Pulse *pulse.Pulse
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
+	// Random is for jitter. Optional.
+	Random backoff.Random
 	Clock  clock.WithTicker
 	Log    *slog.Logger
 }
@@ -92,8 +93,8 @@ type Cell struct {
 type Controller struct {
 	cfg   Config
 	queue workqueue.TypedRateLimitingInterface[string]
-	slow  workqueue.TypedInterface[string] // the cells of queue that keep no worker of the others
-	needs chan struct{}                    // whether the cluster's pods are needed may have changed
+	needs chan struct{} // whether the cluster's pods are needed may have changed
+	lanes *lanes.Lanes
 
 	mu     sync.Mutex
 	index  *policy.Index
@@ -111,8 +112,8 @@ type cell struct {
 	since time.Time // when the pod and the agent were both there
 	// allowMetadata and seen are of the pod as last seen.
 	allowMetadata, seen bool
-	told                string // the last Event
-	slow                bool   // its agent did not answer in time, whatever its connection
+	told                string     // the last Event
+	pace                lanes.Pace // of its agent, whatever its connection
 }
 
 // agent is the connection to a cell's agent, and what it has in force.
@@ -128,11 +129,10 @@ type agent struct {
 func New(cfg Config) *Controller {
 	return &Controller{
 		cfg: cfg,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond,
-			30*time.Second),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](100*time.Millisecond, 30*time.Second, cfg.Random),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "firewalls", MetricsProvider: cfg.Queues}),
-		slow:  workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[string]{Name: "firewalls_slow", MetricsProvider: cfg.Queues}),
 		needs: make(chan struct{}, 1),
+		lanes: lanes.New(),
 		index: policy.NewIndex(), known: map[schema.GroupVersionResource]bool{},
 		cells: map[string]*cell{}, byPod: map[types.UID]*cell{}, owners: map[types.NamespacedName]*cell{}, agents: map[string]*agent{},
 	}
@@ -162,12 +162,18 @@ func (c *Controller) Run(ctx context.Context) error {
 		})
 	}
 	running.Go(func() { c.watchPods(ctx) })
-	for range promptWorkers {
-		running.Go(func() { c.work(ctx, c.queue, false) })
-	}
-	for range slowWorkers {
-		running.Go(func() { c.work(ctx, c.slow, true) })
-	}
+	running.Go(func() {
+		for {
+			id, shutdown := c.queue.Get()
+			if shutdown {
+				return
+			}
+			running.Go(func() {
+				defer c.queue.Done(id)
+				c.cfg.Pulse.Turn(ctx, "firewalls", func(ctx context.Context) { c.turn(ctx, id) })
+			})
+		}
+	})
 	running.Go(func() { c.cfg.Pulse.Probe(ctx, "the lock of the firewalls", &c.mu) })
 	select {
 	case <-ctx.Done():
@@ -175,41 +181,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	cancel()
 	c.queue.ShutDown()
-	c.slow.ShutDown()
 	running.Wait()
 	return errors.Join(err, c.cfg.Pods.RemoveEventHandler(registration))
-}
-
-// work takes cells from a queue until it is shut down.
-func (c *Controller) work(ctx context.Context, queue workqueue.TypedInterface[string], slow bool) {
-	for {
-		id, shutdown := queue.Get()
-		if shutdown {
-			return
-		}
-		if c.belongs(id, slow) {
-			c.cfg.Pulse.Turn(ctx, "firewalls", func(ctx context.Context) { c.process(ctx, id) })
-		}
-		queue.Done(id)
-	}
-}
-
-// belongs says whether a cell has its turn here. If not, it is sent to the other
-// queue: a cell is never in the hands of two workers.
-func (c *Controller) belongs(id string, slow bool) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	x := c.cells[id]
-	switch {
-	case x == nil: // whatever is missing, its arrival comes back here
-	case x.slow == slow:
-		return true
-	case x.slow:
-		c.slow.Add(id)
-	default:
-		c.queue.Add(id)
-	}
-	return false
 }
 
 // Bound tells of a cell that has a pod, as often as one likes. It does not block.
@@ -342,6 +315,24 @@ func notKnown(what string, refusal error) string {
 	return fmt.Sprintf("Kip has not listed the %s of the cluster yet", what)
 }
 
+// turn processes a cell when fewer agents are being told than may be. Cells whose
+// agents do not answer wait for one another.
+func (c *Controller) turn(ctx context.Context, id string) {
+	c.mu.Lock()
+	x, a := c.cells[id], c.agents[id]
+	c.mu.Unlock()
+	if x == nil || a == nil {
+		return // whatever is missing, its arrival comes back here
+	}
+	err := c.lanes.Ask(ctx, &x.pace, within, func(ctx context.Context) error {
+		c.process(ctx, id)
+		return context.Cause(ctx)
+	})
+	if err != nil && ctx.Err() == nil { // it came to no end that it knows of
+		c.queue.AddRateLimited(id)
+	}
+}
+
 // process hands the agent of a cell its rules, if they are others than those in
 // force.
 func (c *Controller) process(ctx context.Context, id string) {
@@ -351,24 +342,10 @@ func (c *Controller) process(ctx context.Context, id string) {
 		c.mu.Unlock()
 		return // whatever is missing, its arrival comes back here
 	}
-	within := promptWithin
-	if x.slow {
-		within = slowWithin
-	}
-	call, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	agent, began, called := agentapi.Client{Conn: a.conn}, c.cfg.Clock.Now(), false
-	defer func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if called {
-			x.slow = c.cfg.Clock.Since(began) >= promptWithin
-		}
-	}()
+	agent := agentapi.Client{Conn: a.conn}
 	if !a.asked {
-		called = true
 		c.mu.Unlock()
-		inForce, err := agent.Firewall(call)
+		inForce, err := agent.Firewall(ctx)
 		if err != nil {
 			c.failed(ctx, x, fmt.Errorf("ask which rules are in force: %w", err))
 			return
@@ -409,8 +386,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 		c.queue.Forget(id)
 		return
 	}
-	called = true
-	if err := agent.PutFirewall(call, encoded); err != nil {
+	if err := agent.PutFirewall(ctx, encoded); err != nil {
 		c.mu.Lock()
 		a.asked = false // an answer that was lost may have been a yes
 		c.mu.Unlock()

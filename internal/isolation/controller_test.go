@@ -527,6 +527,38 @@ func TestAnAgentThatFailsIsTriedAgainAndItsRefusalIsTold(t *testing.T) {
 	})
 }
 
+func TestAgentsThatDoNotAnswerKeepNoOtherCellWithoutItsFirewall(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var stuck []*agentOf
+		for n := range 100 {
+			a := w.cell(fmt.Sprint("stuck-", n))
+			a.mu.Lock()
+			a.hangs = true
+			a.mu.Unlock()
+			stuck = append(stuck, a)
+		}
+		w.namespaces()
+		w.policies()
+		w.later(2 * time.Second)
+		well := w.cell("well")
+		w.later(time.Second)
+		if fw, _ := well.now(); fw == nil {
+			t.Error("a cell whose agent answers has no firewall after 1 s")
+		}
+		for _, a := range stuck {
+			a.mu.Lock()
+			a.hangs = false
+			a.mu.Unlock()
+		}
+		w.later(5 * time.Minute)
+		for n, a := range stuck {
+			if fw, _ := a.now(); fw == nil {
+				t.Errorf("agent %d answers again and has no firewall", n)
+			}
+		}
+	})
+}
+
 func TestTheMetadataAnnotationIsFollowed(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a := w.cell("p")
@@ -582,7 +614,7 @@ func TestAgentsThatHangHoldUpNobodyElse(t *testing.T) {
 		w.policies()
 		good, late := w.cell("good"), w.cell("late")
 		w.later(time.Second)
-		late.takes = promptWithin + time.Second
+		late.takes = 3 * time.Second // longer than those that are well
 		var hanging []*agentOf
 		for i := range 40 {
 			a := w.cell(fmt.Sprint("bad-", i))

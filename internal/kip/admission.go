@@ -33,20 +33,19 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 	if err != nil {
 		return err
 	}
-	nodes, err := k.nodesToAsk()
-	if err != nil {
-		return err
-	}
 	return admission.New(admission.Config{
 		Name:   k.NodeName,
 		Own:    k.api.ownDynamic,
-		Nodes:  nodes,
+		Nodes:  k.nodesToAsk,
 		Listen: k.listenForAdmission,
 		Authority: func(ctx context.Context) (*pki.Authority, error) {
 			is, err := readAuthority(ctx, own, sealer, k.clock)
 			return is.authority, err
 		},
-		Rules: func() admission.Rules { return admissionRules(k.configNow(), k.controllerID, nodes, taint) },
+		Rules: func() admission.Rules {
+			cfg := k.configNow()
+			return admissionRules(cfg, k.controllerID, namesOf(cfg, k.NodeName), taint)
+		},
 		Clock: k.clock,
 		Log:   k.Log,
 	}).Run(ctx)
@@ -64,15 +63,22 @@ func (k *process) listenForAdmission(ctx context.Context) (net.Listener, error) 
 	return l, nil
 }
 
-// nodesToAsk are the virtual nodes that this Kip may have.
-func (k *process) nodesToAsk() ([]admission.Node, error) {
-	nodes := []admission.Node{{Name: k.NodeName, As: k.api.nodeDynamic}}
-	if !k.cfg.AutoNodes && len(k.cfg.Nodes) == 0 {
-		return nodes, nil
+// namesOf are those that the virtual nodes of a configuration may have.
+func namesOf(cfg *config.Config, base string) []string {
+	names := []string{base}
+	if !cfg.AutoNodes && len(cfg.Nodes) == 0 {
+		return names
 	}
 	for number := 1; number <= config.MaxNodes; number++ {
+		names = append(names, roster.Name(base, number))
+	}
+	return names
+}
+
+// nodesToAsk are the virtual nodes that this Kip may have, and who acts as each.
+func (k *process) nodesToAsk() (nodes []admission.Node, err error) {
+	for _, name := range namesOf(k.configNow(), k.NodeName) {
 		as := rest.CopyConfig(k.api.nodeConfig)
-		name := roster.Name(k.NodeName, number)
 		as.Impersonate.UserName = "system:node:" + name
 		client, err := dynamic.NewForConfig(as)
 		if err != nil {
@@ -83,20 +89,67 @@ func (k *process) nodesToAsk() ([]admission.Node, error) {
 	return nodes, nil
 }
 
-// configNow is the configuration of the nodes: while this process leads, it follows the
-// file.
+// configNow is the configuration of the nodes that is in force: that of this process
+// while it leads, and else that of whoever does.
 func (k *process) configNow() *config.Config {
 	cfg := ofLeader(k, func(l *leading) *config.Config {
 		l.nodes.mu.Lock()
 		defer l.nodes.mu.Unlock()
 		return l.nodes.cfg
 	})
-	return cmp.Or(cfg, k.cfg)
+	return cmp.Or(cfg, k.others.Load(), k.cfg)
+}
+
+// followOthers keeps up, while another leads, with the configuration of the nodes that is
+// in force there, until ctx ends.
+func (k *process) followOthers(ctx context.Context, own *store.Store) error {
+	ticker := k.clock.NewTicker(nodesEvery)
+	defer ticker.Stop()
+	for said := ""; ; {
+		if why := k.lookAtOthers(ctx, own); why == nil {
+			said = ""
+		} else if why.Error() != said && ctx.Err() == nil {
+			said = why.Error()
+			k.Log.Warn("what is configured of the virtual nodes is not known anew: pods are made by what was", "err", why)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		}
+	}
+}
+
+// lookAtOthers takes the nodes from what the leader stored, before it made anything of
+// them: it knows more of what is wrong in the file than the file says. The labels of all
+// nodes are the file's alone.
+func (k *process) lookAtOthers(ctx context.Context, own *store.Store) error {
+	if k.elected.Load() {
+		return nil
+	}
+	cfg, _, err := config.Load(k.ProviderConfig)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var stored []roster.Entry
+	if _, err := own.Get(ctx, nodesKey, &stored); err != nil {
+		return err
+	}
+	cfg.AutoNodes, cfg.Nodes = false, nil
+	for _, e := range stored {
+		if !e.Removed {
+			cfg.Nodes = append(cfg.Nodes, e.Node)
+		}
+	}
+	k.others.Store(cfg)
+	return nil
 }
 
 // admissionRules are what is known of the nodes that a configuration has. Their names may
 // be any of those that Kip's nodes may have.
-func admissionRules(cfg *config.Config, controller string, named []admission.Node, taint *corev1.Taint) admission.Rules {
+func admissionRules(cfg *config.Config, controller string, names []string, taint *corev1.Taint) admission.Rules {
 	rules := admission.Rules{
 		Label:      admission.Label{Key: node.TypeLabel, Value: node.TypeValue},
 		NodeLabels: map[string][]string{},
@@ -109,8 +162,8 @@ func admissionRules(cfg *config.Config, controller string, named []admission.Nod
 		}
 	}
 	add(apiv1.LabelController, controller)
-	for _, n := range named {
-		add(corev1.LabelHostname, n.Name)
+	for _, name := range names {
+		add(corev1.LabelHostname, name)
 	}
 	nodes := cfg.Nodes
 	if len(nodes) == 0 {

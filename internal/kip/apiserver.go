@@ -46,7 +46,7 @@ const provisionerUser = "system:serviceaccount:kip-system:kip-provisioner"
 type apiServer struct {
 	ownConfig, nodeConfig        *rest.Config
 	asKip, asNode, asProvisioner kubernetes.Interface
-	ownDynamic, nodeDynamic      dynamic.Interface
+	ownDynamic                   dynamic.Interface
 }
 
 // connect makes the clients. It asks the API server nothing.
@@ -81,9 +81,6 @@ func connect(o Options, measured func(client string) func(http.RoundTripper) htt
 		return nil, err
 	}
 	if a.ownDynamic, err = dynamic.NewForConfig(own); err != nil {
-		return nil, err
-	}
-	if a.nodeDynamic, err = dynamic.NewForConfig(node); err != nil {
 		return nil, err
 	}
 	return a, nil

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"time"
 
@@ -134,6 +135,51 @@ func grants(cfg *config.Config) pods.Grants {
 	return all
 }
 
+// instanceData reads the file with types and prices of one's own; "" is none.
+func instanceData(path string) (catalog.InstanceData, error) {
+	if path == "" {
+		return nil, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("--instance-data-path: %w", err)
+	}
+	defer f.Close()
+	data, err := catalog.ReadInstanceData(path, f)
+	if err != nil {
+		return nil, fmt.Errorf("--instance-data-path: %w", err)
+	}
+	return data, nil
+}
+
+// budgets are what provider.yaml says that namespaces may cost.
+func budgets(cfg *config.Config) (all []cells.Budget) {
+	for _, b := range cfg.Cells.Budgets {
+		all = append(all, cells.Budget{
+			Namespace: b.Namespace,
+			PerHour:   b.MaxCostPerHour.AsApproximateFloat64(),
+			PerMonth:  b.MaxCostPerMonth.AsApproximateFloat64(),
+		})
+	}
+	return all
+}
+
+// terms are what provider.yaml says of prices.
+func terms(cfg *config.Config) (all []catalog.Term) {
+	for _, p := range cfg.Cells.Prices {
+		all = append(all, catalog.Term{
+			InstanceTypes: p.InstanceTypes,
+			Regions:       p.Regions,
+			Spot:          p.Spot,
+			Discount:      p.Discount.AsApproximateFloat64() / 100,
+			PricePerHour:  p.PricePerHour.AsApproximateFloat64(),
+			Prefer:        p.Prefer.AsApproximateFloat64() / 100,
+			Exclude:       p.Exclude,
+		})
+	}
+	return all
+}
+
 // healthCheck is how often the cells' leases are looked at: each is renewed every
 // 10 seconds.
 const healthCheck = 5 * time.Second
@@ -165,16 +211,28 @@ func template(cfg *config.Config, caHash string) string {
 func offers(candidates []placement.Candidate, defaultDisk int64) []cells.Offer {
 	list := make([]cells.Offer, 0, len(candidates))
 	for _, c := range candidates {
-		list = append(list, offer(*c.InstanceType, c.Offering, defaultDisk, c.Reason))
+		o := offer(*c.InstanceType, c.Offering, defaultDisk, c.Reason)
+		o.BurstPerHour = c.CreditsPerHour
+		o.DiskPerHour, o.DiskUnpriced = paid(c.Beside.DiskPerHour)
+		o.AddressPerHour, o.AddressUnpriced = paid(c.Beside.AddressPerHour)
+		list = append(list, o)
 	}
 	return list
+}
+
+// paid is a price, and whether it is not known.
+func paid(price *float64) (dollars float64, unpriced bool) {
+	if price == nil {
+		return 0, true
+	}
+	return *price, false
 }
 
 func offer(t catalog.InstanceType, o catalog.Offering, defaultDisk int64, reason string) cells.Offer {
 	return cells.Offer{
 		InstanceType: t.Name, Family: t.Family, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot, Dedicated: o.Dedicated,
-		PricePerHour: o.PricePerHour,
-		MilliCPU:     t.MilliCPU, MemoryBytes: t.MemoryBytes, DiskBytes: cmp.Or(t.DiskBytes, defaultDisk),
+		PricePerHour: o.PricePerHour, Unpriced: o.Unpriced,
+		MilliCPU: t.MilliCPU, MemoryBytes: t.MemoryBytes, DiskBytes: cmp.Or(t.DiskBytes, defaultDisk),
 		BootTimeout: t.BootLimit(), Reason: reason,
 	}
 }
@@ -186,7 +244,7 @@ func zones(types []catalog.InstanceType) (all []string) {
 		offerings = append(offerings, t.Offerings...)
 	}
 	slices.SortStableFunc(offerings, func(a, b catalog.Offering) int {
-		return cmp.Or(cmp.Compare(a.PricePerHour, b.PricePerHour), cmp.Compare(a.Zone, b.Zone))
+		return cmp.Or(a.ComparePrice(b), cmp.Compare(a.Zone, b.Zone))
 	})
 	for _, o := range offerings {
 		if !slices.Contains(all, o.Zone) {

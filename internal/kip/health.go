@@ -30,7 +30,7 @@ func (k *process) serveMetricsOn(ctx context.Context, l net.Listener) error {
 	for _, c := range checksOfLeader {
 		ready = append(ready, metrics.Check{Name: c.name, Func: func(context.Context) error { return k.ready(c.holds) }})
 	}
-	scraped, err := node.Guard(k.api.asKip, k.metrics.Metrics())
+	scraped, err := node.Guard(k.api.asKip, k.MetricsAudience, k.metrics.Metrics())
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
@@ -53,9 +53,18 @@ func (k *process) serveMetricsOn(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// metricsCertificate is the operator's for the kubelet port, or one that nobody can
-// verify, of an authority that ends with the process: the CA is the leader's.
+// metricsCertificate is the operator's for metrics, or that for the kubelet port, or one
+// that nobody can verify, of an authority that ends with the process: the CA is the
+// leader's.
 func (k *process) metricsCertificate() (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+	if k.MetricsCertFile != "" || k.MetricsKeyFile != "" {
+		files, err := node.NewFileCertificate("the certificate of metrics (--metrics-cert-file, --metrics-key-file)",
+			k.MetricsCertFile, k.MetricsKeyFile, k.Log)
+		if err != nil {
+			return nil, err
+		}
+		return files.GetCertificate, nil
+	}
 	authority, err := pki.New(k.clock.Now)
 	if err != nil {
 		return nil, err
@@ -89,6 +98,7 @@ var checksOfLeader = []struct {
 }{
 	{"pods", (*leading).podsListed},
 	{"node", (*leading).nodeRegistered},
+	{"generation", (*leading).notBehind},
 }
 
 var errNotListed = errors.New("the pods of the node are not listed yet")
@@ -102,4 +112,13 @@ func (l *leading) podsListed() error {
 
 func (l *leading) nodeRegistered() error {
 	return l.nodes.allRegistered()
+}
+
+// notBehind says why Kip launches and sweeps nothing: its store does not know of all
+// instances.
+func (l *leading) notBehind() error {
+	if why, sure := l.cells.Behind(); why != "" && sure {
+		return errors.New(why)
+	}
+	return nil
 }

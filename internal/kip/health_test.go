@@ -3,7 +3,9 @@ package kip
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"io"
 	"log/slog"
@@ -11,14 +13,19 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/metrics"
+	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/store"
 )
 
@@ -35,7 +42,11 @@ func TestMetricsAskWhoScrapesAndHealthDoesNot(t *testing.T) {
 			t.Error(err)
 		}
 		if token, ok := review.Spec["token"]; ok {
+			// It says for whom of those that are asked about a token is.
 			review.Status = map[string]any{"authenticated": true, "user": map[string]any{"username": token}}
+			if token != "others" {
+				review.Status["audiences"] = review.Spec["audiences"]
+			}
 		} else {
 			review.Status = map[string]any{"allowed": review.Spec["user"] == "scraper"}
 		}
@@ -51,7 +62,7 @@ func TestMetricsAskWhoScrapesAndHealthDoesNot(t *testing.T) {
 	}
 	log := slog.New(slog.DiscardHandler)
 	k := &process{
-		Options: Options{NodeName: "kip-0", NodeIPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Log: log},
+		Options: Options{NodeName: "kip-0", NodeIPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, MetricsAudience: "kip", Log: log},
 		clock:   clock.RealClock{},
 		metrics: metrics.New(metrics.Config{Clock: clock.RealClock{}, Log: log}),
 		api:     &apiServer{asKip: api},
@@ -78,6 +89,7 @@ func TestMetricsAskWhoScrapesAndHealthDoesNot(t *testing.T) {
 		says        string
 	}{
 		{"/metrics", "", 401, "Unauthorized"},
+		{"/metrics", "others", 401, "Unauthorized"},
 		{"/metrics", "somebody", 403, "somebody"},
 		{"/metrics", "scraper", 200, "go_gc"},
 		{"/healthz", "", 200, "ok"},
@@ -100,6 +112,67 @@ func TestMetricsAskWhoScrapesAndHealthDoesNot(t *testing.T) {
 			t.Errorf("%s with the token %q: %d %.200s (%v, %v), want %d with %q",
 				c.path, c.token, resp.StatusCode, body, err, closeErr, c.code, c.says)
 		}
+	}
+}
+
+// Who scrapes can verify it, also where the API server verifies no kubelet.
+func TestMetricsHaveACertificateOfTheirOwn(t *testing.T) {
+	authority, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	issue := func(name string) (certFile, keyFile string) {
+		own, err := authority.Server([]string{name}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pair, err := own.GetCertificate(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		certFile, keyFile = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
+		if err := errors.Join(
+			os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}), 0o600),
+			os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}), 0o600),
+		); err != nil {
+			t.Fatal(err)
+		}
+		return certFile, keyFile
+	}
+	kubeletCert, kubeletKey := issue("kubelet")
+	t.Setenv(node.CertFileEnv, kubeletCert)
+	t.Setenv(node.KeyFileEnv, kubeletKey)
+	k := &process{
+		Options: Options{NodeName: "kip-0", NodeIPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Log: slog.New(slog.DiscardHandler)},
+		clock:   clock.RealClock{},
+	}
+	served := func() string {
+		t.Helper()
+		get, err := k.metricsCertificate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		pair, err := get(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pair.Leaf.DNSNames[0]
+	}
+	if name := served(); name != "kubelet" {
+		t.Errorf("without files of their own they are served as %s", name)
+	}
+	k.MetricsCertFile, k.MetricsKeyFile = issue("metrics")
+	if name := served(); name != "metrics" {
+		t.Errorf("with files of their own they are served as %s", name)
+	}
+	k.MetricsKeyFile = ""
+	if _, err := k.metricsCertificate(); err == nil || !strings.Contains(err.Error(), "--metrics-key-file") {
+		t.Errorf("with a certificate and no key: %v", err)
 	}
 }
 

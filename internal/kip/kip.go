@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/gate"
@@ -31,6 +32,8 @@ type Options struct {
 	NodeName string
 	// ProviderConfig is the file provider.yaml.
 	ProviderConfig string
+	// InstanceDataPath is a file with types and prices of one's own; "" for none.
+	InstanceDataPath string
 	// ClusterDNS is what pods ask for names; the zero one for the usual Service.
 	ClusterDNS    netip.Addr
 	ClusterDomain string
@@ -48,6 +51,11 @@ type Options struct {
 	WebhookPort int
 	// MetricsAddr is where metrics and health are served; "0" for nowhere.
 	MetricsAddr string
+	// MetricsCertFile and MetricsKeyFile are the files of the certificate there; "" for
+	// that of the kubelet port.
+	MetricsCertFile, MetricsKeyFile string
+	// MetricsAudience is what the tokens of those who scrape are for; "" for the API server.
+	MetricsAudience string
 	// QPS and Burst are the requests to the API server in a second, and at once.
 	QPS   float32
 	Burst int
@@ -66,6 +74,7 @@ func (o Options) credentials() string {
 type process struct {
 	Options
 	cfg     *config.Config
+	data    catalog.InstanceData // nil for none
 	clock   clock.WithTickerAndDelayedExecution
 	metrics *metrics.Metrics
 	pulse   *pulse.Pulse
@@ -76,6 +85,8 @@ type process struct {
 
 	elected atomic.Bool             // it is this process's turn
 	leading atomic.Pointer[leading] // set a little later, when it has begun
+	// others is what holds of the nodes where another leads; nil where that is not known.
+	others atomic.Pointer[config.Config]
 }
 
 // Run runs Kip until ctx ends, or a part of it fails.
@@ -91,13 +102,23 @@ func Run(ctx context.Context, o Options) error {
 		o.Log.Warn("provider.yaml", "warning", key+" has no effect in this build")
 	}
 
-	k := &process{Options: o, cfg: cfg, clock: clock.RealClock{}}
+	data, err := instanceData(o.InstanceDataPath)
+	if err != nil {
+		return err
+	}
+	k := &process{
+		Options: o,
+		cfg:     cfg,
+		data:    data,
+		clock:   clock.RealClock{},
+	}
 	k.pulse = pulse.New(k.clock, o.Log)
 	k.metrics = metrics.New(metrics.Config{
 		Cells:   func() []cells.Cell { return ofLeader(k, func(l *leading) []cells.Cell { return l.cells.List() }) },
 		Tunnels: func() int { return ofLeader(k, func(l *leading) int { return l.cells.Connected() }) },
 		Waiting: func() int { return ofLeader(k, func(l *leading) int { return l.pods.WaitingPods() }) },
 		Held:    func() []gate.Held { return ofLeader(k, func(l *leading) []gate.Held { return l.gate.Held() }) },
+		Behind:  func() bool { return ofLeader(k, func(l *leading) bool { return l.notBehind() != nil }) },
 		Ledger:  func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
 		Clock:   k.clock,
 		Log:     o.Log,
@@ -145,7 +166,9 @@ func (k *process) parts() []part {
 		all = append(all, part{name: "metrics", run: k.serveMetrics})
 	}
 	if k.WebhookPort != 0 {
-		all = append(all, part{name: "admission", run: func(ctx context.Context) error { return k.answerAdmission(ctx, own) }})
+		all = append(all,
+			part{name: "configuration of others", run: func(ctx context.Context) error { return k.followOthers(ctx, own) }},
+			part{name: "admission", run: func(ctx context.Context) error { return k.answerAdmission(ctx, own) }})
 	}
 	return append(all, part{name: "leadership", run: func(ctx context.Context) error { return k.takeTurns(ctx, own, k.lead) }})
 }
@@ -176,6 +199,10 @@ var (
 func (k *process) takeTurns(ctx context.Context, own *store.Store, lead task) error {
 	for {
 		err := k.turn(ctx, own, lead)
+		if errors.Is(err, cells.ErrTakenOver) && ctx.Err() == nil {
+			k.Log.Warn("the store has taken over, and its cells are loaded anew")
+			continue
+		}
 		// One that another has followed begins afresh, in a new process. While
 		// the store does not answer nobody follows: this one goes on saying so,
 		// and leads again.

@@ -39,7 +39,7 @@ func (o Options) servingCertificate(
 	authority *pki.Authority, name string, addresses []netip.Addr,
 ) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
 	if certFile, keyFile := os.Getenv(node.CertFileEnv), os.Getenv(node.KeyFileEnv); certFile != "" || keyFile != "" {
-		files, err := node.NewFileCertificate(certFile, keyFile, o.Log)
+		files, err := node.NewFileCertificate(node.OfKubeletPort, certFile, keyFile, o.Log)
 		if err != nil {
 			return nil, err
 		}

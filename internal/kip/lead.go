@@ -12,6 +12,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
@@ -41,9 +42,10 @@ type leading struct {
 	*process
 	store     *store.Store // fenced: it writes only while this process leads
 	authority *pki.Authority
+	term      uint64 // higher than that of any Kip that led before
 	late      *lateness.Meter
 
-	machines    cloud.Cloud
+	machines    *calls.Calls
 	gate        *gate.Gate               // before all that destroys
 	disks       cloud.Disks              // nil where the cloud has none
 	provisioner *provisioner.Provisioner // nil without disks
@@ -188,6 +190,9 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.authority, err = loadAuthority(ctx, l.store, sealer, l.clock, l.Log); err != nil {
 		return err
 	}
+	if l.term, err = beginTerm(ctx, l.store, l.clock); err != nil {
+		return err
+	}
 	bare, err := openCloud(ctx, l.cfg, l.Log)
 	if err != nil {
 		return err
@@ -199,11 +204,21 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			}
 		})
 	}
-	l.machines = waits{l.metrics.Cloud(bare)}
+	// Outside in: whether something may be destroyed, when a call is sent, whether this
+	// Kip leads then.
+	l.machines = calls.New(calls.Config{
+		Cloud: gate.Fence(l.metrics.Cloud(bare), l.store.Leads),
+		Meter: l.metrics,
+		Pulse: l.pulse,
+		Clock: l.clock,
+	})
 	l.disks = l.machines.Features().Disks
 	l.gate = gate.New(gate.Config{
 		Cloud: l.machines,
-		Leads: l.store.Leads,
+		Behind: func() string {
+			why, _ := l.cells.Behind()
+			return why
+		},
 		Limit: gate.Limit(l.cfg.Cells.EndLimit),
 		Store: l.store,
 		Clock: l.clock,
@@ -216,7 +231,10 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			DefaultArch:         runtime.GOARCH,
 			ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
 			DefaultDiskBytes:    l.cfg.Cells.DefaultVolumeSize.Value(),
+			PrivateIPOnly:       l.cfg.Cells.PrivateIPOnly,
 		},
+		Data:  l.data,
+		Terms: terms(l.cfg),
 		Clock: l.clock,
 		Log:   l.Log,
 	})
@@ -250,17 +268,30 @@ func (l *leading) wirePlacement(ctx context.Context) (err error) {
 }
 
 // place returns the offers for a pod, best first; in a zone, if one is given.
-func (l *leading) place(pod *corev1.Pod, zone string) ([]cells.Offer, error) {
+func (l *leading) place(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
 	_, placer, err := l.nodes.offers(pod.Spec.NodeName)
 	if err != nil {
 		return nil, err
 	}
-	labels, err := l.nodes.labelsOf(pod.Spec.NodeName)
+	labels, err := l.nodes.labelsFor(ctx, pod)
 	if err != nil {
 		return nil, err
 	}
 	candidates, err := placer.OnNode(labels).Candidates(placement.InZone(pod, zone), l.shortages.shortages.Unavailable)
 	return offers(candidates, l.cfg.Cells.DefaultVolumeSize.Value()), err
+}
+
+// ruledOut counts why types are not among the offers for a pod.
+func (l *leading) ruledOut(ctx context.Context, pod *corev1.Pod, zone string) ([]placement.Rejection, int, error) {
+	_, placer, err := l.nodes.offers(pod.Spec.NodeName)
+	if err != nil {
+		return nil, 0, err
+	}
+	labels, err := l.nodes.labelsFor(ctx, pod)
+	if err != nil {
+		return nil, 0, err
+	}
+	return placer.OnNode(labels).RuledOut(placement.InZone(pod, zone), l.shortages.shortages.Unavailable)
 }
 
 // wireClusterAPI makes what follows the cluster and shows it to cells.
@@ -304,7 +335,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 
 // wireCells makes what launches cells, keeps them and ends them.
 func (l *leading) wireCells(ctx context.Context) error {
-	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Log: l.Log, Late: l.late})
+	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Term: l.term, Log: l.Log, Late: l.late})
 	if err != nil {
 		return err
 	}
@@ -324,8 +355,8 @@ func (l *leading) wireCells(ctx context.Context) error {
 		StandbyNode:  l.nodes.standbyNode,
 		ControllerID: l.controllerID,
 		NameTag:      l.nameTag(),
-		Cloud:        l.machines,
-		Disks:        l.disks,
+		Budgets:      budgets(l.cfg),
+		Calls:        l.machines,
 		Gate:         l.gate,
 		Store:        l.store,
 		Tunnels:      cells.OverTunnels(tunnels),
@@ -361,7 +392,10 @@ func (l *leading) wireCells(ctx context.Context) error {
 
 // wirePods makes the loop that matches pods to cells.
 func (l *leading) wirePods(context.Context) (err error) {
-	resolver := volumes.Resolver{Client: l.api.asKip.CoreV1(), HasDisks: l.disks != nil, Drivers: l.api.csiDrivers(l.cfg)}
+	resolver := volumes.Resolver{Client: l.api.asKip.CoreV1(), Drivers: l.api.csiDrivers(l.cfg)}
+	if l.provisioner != nil {
+		resolver.Owned = l.provisioner.Owned
+	}
 	l.pods, err = pods.New(pods.Config{
 		Pods:        l.nodes.pods,
 		Listed:      l.nodes.listed,
@@ -369,12 +403,14 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Cells:       l.cells,
 		Volumes:     resolver.Needs,
 		Place:       l.place,
+		RuledOut:    l.ruledOut,
 		Elsewhere:   l.nodes.elsewhere,
 		Options:     launchOptions(l.cfg),
 		Grants:      grants(l.cfg),
 		Event:       l.event,
 		Forget:      l.forgetLogs,
 		MaxAttempts: l.cfg.Cells.MaxAttempts,
+		Leads:       l.store.Leads,
 		Running:     l.metrics.PodRunning,
 		Pulse:       l.pulse,
 		Queues:      l.metrics.WorkqueueProvider(),

@@ -216,11 +216,16 @@ func (n *nodes) zonesOf(name string) (list []string, only string, ours bool) {
 		n.Log.Error("the zones of a virtual node cannot be told", "node", name, "err", err)
 		return nil, "", true
 	}
-	// A zone that follows from the catalogue may be one of several tomorrow.
-	if entry.Number > 0 && len(entry.Node.Zones) == 1 {
-		only = entry.Node.Zones[0]
+	return zones(types), zoneOf(entry), true
+}
+
+// zoneOf is where all disks of a node are, as it says of itself, or "". A zone that follows
+// from the catalogue may be one of several tomorrow.
+func zoneOf(e roster.Entry) string {
+	if e.Number > 0 && len(e.Node.Zones) == 1 {
+		return e.Node.Zones[0]
 	}
-	return zones(types), only, true
+	return ""
 }
 
 // standbyNode is the first node whose pods may be given a standby cell; Kip's own name

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -30,6 +31,7 @@ import (
 	"k8s.io/utils/clock"
 	testclock "k8s.io/utils/clock/testing"
 
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cellapi"
@@ -122,7 +124,7 @@ func newTown(t *testing.T, nodes string) *town {
 		cluster: fake.NewClientset(),
 		store:   store.Memory(nil),
 		pods:    map[string]*fake.Clientset{},
-		base:    freePorts(t, 5),
+		base:    freePorts(t, 4),
 		clock:   testclock.NewFakeClock(time.Now()),
 	}
 	w.cluster.PrependReactor("create", "selfsubjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -146,21 +148,34 @@ func newTown(t *testing.T, nodes string) *town {
 	return w
 }
 
-// freePorts returns the first of n ports in a row on which nobody listens.
+// freePorts returns a port for the node by its own name, where those of the first n numbered
+// ones are free, too.
 func freePorts(t *testing.T, n int) int {
 	t.Helper()
 	for {
-		base, free := freePort(t), 0
-		for ; free < n; free++ {
-			l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", base+free))
+		o, free := Options{KubeletPort: freePort(t)}, 1
+		for ; free <= n; free++ {
+			l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", o.kubeletPort(free)))
 			if err != nil {
 				break
 			}
 			_ = l.Close()
 		}
-		if free == n {
-			return base
+		if free > n {
+			return o.KubeletPort
 		}
+	}
+}
+
+func TestNoNodeHasAPortOfAnotherPart(t *testing.T) {
+	// Of Kip, a kubelet, kube-proxy, the controller managers and the scheduler.
+	taken := map[int]string{9443: "", 10248: "", 10249: "", 10255: "", 10256: "", 10257: "", 10258: "", 10259: "", 10260: ""}
+	for number := range config.MaxNodes + 1 {
+		port := Options{KubeletPort: 10250}.kubeletPort(number)
+		if who, is := taken[port]; is {
+			t.Errorf("node %d has port %d, as another has (%s)", number, port, who)
+		}
+		taken[port] = fmt.Sprintf("node %d", number)
 	}
 }
 
@@ -190,11 +205,12 @@ func (w *town) start() (ended <-chan error) {
 	}
 	k.pulse = pulse.New(k.clock, silent)
 	k.metrics = metrics.New(metrics.Config{Clock: k.clock, Log: silent})
-	machines, err := sim.New(sim.Config{Catalogue: sold})
+	simulated, err := sim.New(sim.Config{Catalogue: sold})
 	if err != nil {
 		w.Fatal(err)
 	}
-	w.Cleanup(func() { _ = machines.Close() })
+	w.Cleanup(func() { _ = simulated.Close() })
+	machines := calls.New(calls.Config{Cloud: simulated, Clock: k.clock})
 	l := &leading{process: k, store: w.store, machines: machines, recorder: record.NewFakeRecorder(100)}
 	w.l = l
 	must := func(err error) {
@@ -225,8 +241,8 @@ func (w *town) start() (ended <-chan error) {
 	l.cellAPI, err = cellapi.New(cellapi.Config{NodeName: "kip-0", Node: nowhere, Own: nowhere, Pods: l.nodes.pods})
 	must(err)
 	l.cells = cells.New(cells.Config{
-		NodeName: "kip-0", Cloud: machines, Store: w.store, Clock: k.clock, Log: silent, StandbyNode: l.nodes.standbyNode,
-		Gate: gate.New(gate.Config{Cloud: machines, Leads: w.store.Leads, Clock: k.clock}),
+		NodeName: "kip-0", Calls: machines, Store: w.store, Clock: k.clock, Log: silent, StandbyNode: l.nodes.standbyNode,
+		Gate: gate.New(gate.Config{Cloud: machines, Clock: k.clock}),
 	})
 	must(l.wireNodeObjects(w.Context()))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -325,7 +341,7 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 	if two.Labels["topology.kubernetes.io/zone"] != "b" || two.Labels["karpenter.sh/capacity-type"] != "spot" {
 		t.Errorf("the second node has the labels %v", two.Labels)
 	}
-	if cpu := two.Status.Allocatable.Cpu(); cpu.Value() != 7 || int(two.Status.DaemonEndpoints.KubeletEndpoint.Port) != w.base+2 {
+	if cpu := two.Status.Allocatable.Cpu(); cpu.Value() != 7 || int(two.Status.DaemonEndpoints.KubeletEndpoint.Port) != w.base+102 {
 		t.Errorf("the second node has %s CPUs, port %d", cpu, two.Status.DaemonEndpoints.KubeletEndpoint.Port)
 	}
 	if two.Spec.ProviderID != "kip://me/kip-0-2/virtual" {
@@ -375,6 +391,62 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 	w.eventually("the node that is left is Ready", func() bool { return w.ready("kip-0-1") })
 }
 
+func TestLabelsThatOthersWroteOnANodeCount(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a], labels: {tier: front}}]")
+	w.start()
+	w.eventually("the node is Ready", func() bool { return w.ready("kip-0-1") })
+	asking := func(expressions string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+				placement.AnnotationRequirements: `[{"matchExpressions":[` + expressions + `]}]`,
+			}},
+			Spec: corev1.PodSpec{NodeName: "kip-0-1"},
+		}
+	}
+	const (
+		ofX    = `{"key":"team","operator":"In","values":["x"]}`
+		notX   = `{"key":"team","operator":"NotIn","values":["x"]}`
+		noTeam = `{"key":"team","operator":"DoesNotExist"}`
+		front  = `{"key":"tier","operator":"In","values":["front"]}`
+		back   = `{"key":"tier","operator":"In","values":["back"]}`
+		gpu    = `{"key":"nvidia.com/gpu.product","operator":"Exists"}`
+	)
+	check := func(when string, want map[string]bool) {
+		t.Helper()
+		for asks, want := range want {
+			_, err := w.l.place(t.Context(), asking(asks), "")
+			if is := errors.As(err, new(*placement.UnplaceableError)); (err == nil) != want || is == want {
+				t.Errorf("%s: a pod that asks for %s is placed: %t (%v), want %t", when, asks, err == nil, err, want)
+			}
+		}
+	}
+	check("before", map[string]bool{ofX: false, notX: true, noTeam: true, front: true, back: false, gpu: false})
+	label := func(labels map[string]string) {
+		t.Helper()
+		there := w.node("kip-0-1")
+		maps.Copy(there.Labels, labels)
+		if err := w.cluster.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), there, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Kip has the last word about its own, and a node says nothing of its instances.
+	label(map[string]string{"team": "x", "tier": "back", "nvidia.com/gpu.product": "T4"})
+	check("labelled", map[string]bool{ofX: true, notX: false, noTeam: false, front: true, back: false, gpu: false})
+
+	asked := 0
+	w.cluster.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		asked++
+		return true, nil, errors.New("no answer")
+	})
+	var unplaceable *placement.UnplaceableError
+	if _, err := w.l.place(t.Context(), asking(ofX), ""); err == nil || errors.As(err, &unplaceable) || asked != 1 {
+		t.Errorf("an API server that does not answer has been asked %d times: %v", asked, err)
+	}
+	if _, err := w.l.place(t.Context(), asking(front), ""); err != nil || asked != 1 {
+		t.Errorf("the API server is asked of what Kip knows, %d times: %v", asked, err)
+	}
+}
+
 // Kip does nothing for pods until each node is registered, or known not to be.
 func TestANodeThatGoesAtTheStartIsNotWaitedFor(t *testing.T) {
 	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
@@ -409,6 +481,26 @@ func TestANodeThatIsTakenOutDoesNotWaitForPodsOfDaemonSets(t *testing.T) {
 	}
 	w.removePod("kip-0-2", "agent")
 	w.eventually("the node is forgotten with its last pod", func() bool { return w.l.nodes.named("kip-0-2") == nil })
+}
+
+func TestAKipThatDoesNotLeadDeletesNoNode(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+	bare := w.store
+	leader, err := bare.Put(t.Context(), "leader", 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.store = bare.Fenced(bare.Prefix()+"leader", leader)
+	w.start()
+	w.eventually("the node is Ready", func() bool { return w.ready("kip-0-2") })
+	s := w.l.nodes.named("kip-0-2")
+	w.stop()
+	if _, err := bare.Put(t.Context(), "leader", 2, leader); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.l.nodes.removeObject(t.Context(), s); !errors.Is(err, store.ErrNotLeader) || w.node("kip-0-2") == nil {
+		t.Errorf("it deletes node %v: %v", w.node("kip-0-2"), err)
+	}
 }
 
 func TestANodeWithoutRightsHoldsUpNoOther(t *testing.T) {

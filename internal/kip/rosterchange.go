@@ -194,6 +194,9 @@ func isClosed(c <-chan struct{}) bool {
 func (n *nodes) removeObject(ctx context.Context, s *served) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	if err := n.store.Leads(ctx); err != nil { // its pods go with it
+		return fmt.Errorf("delete node %s: %w", s.name, err)
+	}
 	there, err := n.api.asKip.CoreV1().Nodes().Get(ctx, s.name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):

@@ -11,11 +11,15 @@ import (
 	"sync"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/provisioner"
 	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/version"
+	"github.com/elotl/kip/internal/volumes"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -67,6 +71,18 @@ type loop struct {
 	done chan struct{}
 }
 
+// numberedPorts is how far the kubelet ports of numbered nodes are from the one of the
+// options: those next to it are Kip's own for metrics, and the cluster's components'.
+const numberedPorts = 100
+
+// kubeletPort is where the API server finds the node of a number.
+func (o Options) kubeletPort(number int) int {
+	if number == 0 {
+		return o.KubeletPort
+	}
+	return o.KubeletPort + numberedPorts + number
+}
+
 // equip makes what answers for a node as its kubelet.
 func (n *nodes) equip(ctx context.Context, s *served) error {
 	addresses, err := n.addresses()
@@ -99,8 +115,9 @@ func (n *nodes) equip(ctx context.Context, s *served) error {
 	if err != nil {
 		return err
 	}
-	// One each from the port of the options. Before anything runs: a port that is taken ends Kip before it has done anything.
-	s.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(addresses[0].String(), strconv.Itoa(n.KubeletPort+s.number)))
+	// Before anything runs: a port that is taken ends Kip before it has done anything.
+	at := net.JoinHostPort(addresses[0].String(), strconv.Itoa(n.kubeletPort(s.number)))
+	s.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", at)
 	if err != nil {
 		return fmt.Errorf("listen for the API server, as node %s: %w", s.name, err)
 	}
@@ -141,8 +158,12 @@ func (n *nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Nod
 	c.Removed = e.Removed
 	c.Adopts = e.Number == 0
 	c.InternalIP, c.SecondIP = addresses[0], second(addresses)
-	c.Port = uint16(n.KubeletPort + e.Number)
+	c.Port = uint16(n.kubeletPort(e.Number))
 	c.Version = version.String()
+	c.DiskDriver = volumes.Driver
+	if n.disks != nil {
+		c.DiskTopology = provisioner.TopologyKeys(apiv1.LabelController, zoneOf(e))
+	}
 	c.Healthy = n.healthyOf(s)
 	c.Log = n.Log
 	return node.New(c)
@@ -194,6 +215,33 @@ func (n *nodes) labelsOf(name string) (map[string]string, error) {
 		return nil, err
 	}
 	return node.Labels(c)
+}
+
+// labelsFor are those by which a pod is placed. Where it requires one that Kip does not set,
+// they are also those that others have written on its node, but for what they say of
+// instances, which differ.
+func (n *nodes) labelsFor(ctx context.Context, pod *corev1.Pod) (map[string]string, error) {
+	name := pod.Spec.NodeName
+	labels, err := n.labelsOf(name)
+	asked, invalid := placement.ParseAnnotations(pod.Annotations)
+	if err != nil || invalid != nil || !asked.Requirements.Beyond(labels) { // placement says what is invalid
+		return labels, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	there, err := n.api.asKip.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err): // Kip makes it again
+		return labels, nil
+	case err != nil:
+		return nil, fmt.Errorf("read the labels of node %s: %w", name, err)
+	}
+	for key, value := range there.Labels {
+		if _, own := labels[key]; !own && !placement.IsInstanceLabel(key) {
+			labels[key] = value
+		}
+	}
+	return labels, nil
 }
 
 // follow runs what every node has while it is served: the watch on its pods, its

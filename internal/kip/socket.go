@@ -9,12 +9,15 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cleanup"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/explain"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/version"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // wireSocket makes what kipctl asks.
@@ -48,13 +51,37 @@ func (l *leading) wireSocket(context.Context) (err error) {
 	l.socket, err = adminapi.New(adminapi.Config{
 		Dir:       l.cfg.Etcd.Internal.DataDir,
 		Version:   version.String(),
+		Usage:     l.usage,
 		Backup:    l.backup,
 		Cleaner:   cleaner,
 		Holder:    holder{gate: l.gate},
+		Lineage:   lineage{l.cells},
 		Explainer: explainer,
 		Log:       l.Log,
 	})
 	return err
+}
+
+// usage is what each cell has asked of its API.
+func (l *leading) usage() []adminapi.CellUsage {
+	asked := l.cellAPI.Usage()
+	all := make([]adminapi.CellUsage, 0, len(asked))
+	for _, c := range l.cells.List() {
+		u, is := asked[c.ID]
+		if !is {
+			continue
+		}
+		all = append(all, adminapi.CellUsage{
+			Cell:          c.ID,
+			Pod:           c.Pod,
+			Requests:      u.Requests,
+			SentBytes:     u.Sent,
+			AnsweredBytes: u.Answered,
+			WorkedSeconds: u.Worked.Seconds(),
+			RefusedBy:     u.RefusedBy,
+		})
+	}
+	return all
 }
 
 // holder shows what the gate holds back.
@@ -77,6 +104,27 @@ func heldEnds(all []gate.Held) []adminapi.HeldEnd {
 		}
 	}
 	return list
+}
+
+// lineage shows what the store knows of.
+type lineage struct{ *cells.Controller }
+
+func (l lineage) Generation() adminapi.Generation {
+	is := l.Controller.Generation()
+	g := adminapi.Generation{Store: is.Store, Number: is.Number, Behind: is.Behind, Unknown: make([]adminapi.UnknownInstance, len(is.Unknown))}
+	for n, i := range is.Unknown {
+		g.Unknown[n] = adminapi.UnknownInstance{
+			Instance:   i.ID,
+			Generation: i.Tags[cloud.TagGeneration],
+			Pod: apiv1.PodReference{
+				Namespace: i.Tags[cloud.TagNamespace],
+				Name:      i.Tags[cloud.TagPod],
+				UID:       types.UID(i.Tags[cloud.TagPodUID]),
+			},
+			Launched: i.Launched,
+		}
+	}
+	return g
 }
 
 // backup is what the local socket serves as a backup of the store.

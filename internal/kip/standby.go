@@ -1,7 +1,6 @@
 package kip
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -76,12 +75,11 @@ func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 // offersOfPool are what the cells of a pool can be launched as, the cheapest first.
 func offersOfPool(sold []catalog.InstanceType, s config.StandbyCells, disk int64, name string) (all []cells.Offer) {
 	for _, t := range sold {
-		for _, o := range t.Offerings {
+		for _, o := range slices.SortedStableFunc(slices.Values(t.Offerings), catalog.Offering.ComparePrice) {
 			if t.Name == s.InstanceType && o.Spot == s.Spot && o.Dedicated == s.Dedicated && (s.Zone == "" || s.Zone == o.Zone) {
 				all = append(all, offer(t, o, disk, "standby pool "+name))
 			}
 		}
 	}
-	slices.SortStableFunc(all, func(a, b cells.Offer) int { return cmp.Compare(a.PricePerHour, b.PricePerHour) })
 	return all
 }

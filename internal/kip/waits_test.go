@@ -3,7 +3,6 @@ package kip
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -19,90 +18,9 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 )
-
-// hangs is a cloud that answers no call before its time is up.
-type hangs struct {
-	cloud.Cloud
-	cloud.Disks
-}
-
-func hang(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-
-func (h hangs) Features() cloud.Features { return cloud.Features{Stopper: h, Disks: h, Tagger: h} }
-func (hangs) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
-	return nil, hang(ctx)
-}
-func (hangs) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
-	return cloud.NotLaunched(len(r.Machines), hang(ctx))
-}
-func (hangs) List(ctx context.Context, _ string) (cloud.Listing, error) {
-	return cloud.Listing{}, hang(ctx)
-}
-func (hangs) Describe(ctx context.Context, _ ...string) ([]cloud.Instance, error) {
-	return nil, hang(ctx)
-}
-func (hangs) Terminate(ctx context.Context, ids ...string) cloud.Results {
-	return cloud.Each(hang(ctx), ids...)
-}
-func (hangs) Stop(ctx context.Context, ids ...string) cloud.Results {
-	return cloud.Each(hang(ctx), ids...)
-}
-func (hangs) Start(ctx context.Context, ids ...string) cloud.Results {
-	return cloud.Each(hang(ctx), ids...)
-}
-func (hangs) Tag(ctx context.Context, _ ...cloud.Tagging) cloud.Results {
-	return cloud.Results{{Err: hang(ctx)}}
-}
-func (hangs) AttachDisk(ctx context.Context, _, _ string) error { return hang(ctx) }
-func (hangs) DetachDisk(ctx context.Context, _, _ string) error { return hang(ctx) }
-
-func TestALoopThatWaitsForTheCloudIsHealthy(t *testing.T) {
-	c := waits{hangs{}}
-	f := c.Features()
-	for name, call := range map[string]func(context.Context) error{
-		"Catalogue": func(ctx context.Context) error { _, err := c.Catalogue(ctx); return err },
-		"Launch": func(ctx context.Context) error {
-			return c.Launch(ctx, cloud.LaunchRequest{Machines: make([]cloud.Machine, 1)}).Err()
-		},
-		"List":       func(ctx context.Context) error { _, err := c.List(ctx, "me"); return err },
-		"Describe":   func(ctx context.Context) error { _, err := c.Describe(ctx, "i-a"); return err },
-		"Terminate":  func(ctx context.Context) error { return c.Terminate(ctx, "i-a").Err() },
-		"Stop":       func(ctx context.Context) error { return f.Stopper.Stop(ctx, "i-a").Err() },
-		"Start":      func(ctx context.Context) error { return f.Stopper.Start(ctx, "i-a").Err() },
-		"Tag":        func(ctx context.Context) error { return f.Tagger.Tag(ctx, cloud.Tagging{ID: "i-a"}).Err() },
-		"AttachDisk": func(ctx context.Context) error { return f.Disks.AttachDisk(ctx, "d", "i-a") },
-		"DetachDisk": func(ctx context.Context) error { return f.Disks.DetachDisk(ctx, "d", "i-a") },
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			p := pulse.New(clock.RealClock{}, slog.New(slog.NewTextHandler(io.Discard, nil)))
-			ctx, cancel := context.WithCancel(t.Context())
-			var running sync.WaitGroup
-			running.Go(func() {
-				if err := p.Run(ctx); err != nil {
-					t.Error(err)
-				}
-			})
-			running.Go(func() {
-				p.Turn(ctx, "a loop", func(ctx context.Context) {
-					if err := call(ctx); !errors.Is(err, context.Canceled) {
-						t.Errorf("%s: %v", name, err)
-					}
-				})
-			})
-			time.Sleep(3 * pulse.Limit) // virtual
-			if err := p.Err(); err != nil {
-				t.Errorf("while it waits for %s: %v", name, err)
-			}
-			cancel()
-			running.Wait()
-		})
-	}
-}
 
 func TestALoopThatWaitsForTheStoreIsHealthy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -45,6 +46,7 @@ var (
 	_ cloud.Stopper     = measuredStopper{}
 	_ cloud.Interrupter = measuredInterrupter{}
 	_ cloud.Disks       = measuredDisks{}
+	_ calls.Meter       = (*Metrics)(nil)
 	_ cloud.Parts       = measuredParts{}
 	_ cloud.Tagger      = measuredTagger{}
 )
@@ -194,6 +196,15 @@ func (d measuredDisks) DetachDisk(ctx context.Context, id, instance string) erro
 	err := d.disks.DetachDisk(ctx, id, instance)
 	d.m.called(ctx, callDetachDisk, began, err)
 	return err
+}
+
+// CallWaits implements calls.Meter.
+func (m *Metrics) CallWaits(kind cloud.Call) { m.callsWaiting.WithLabelValues(string(kind)).Inc() }
+
+// CallWaited implements calls.Meter.
+func (m *Metrics) CallWaited(kind cloud.Call, d time.Duration) {
+	m.callsWaiting.WithLabelValues(string(kind)).Dec()
+	m.callWaits.WithLabelValues(string(kind)).Observe(d.Seconds())
 }
 
 type measuredParts struct {

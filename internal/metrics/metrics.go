@@ -28,6 +28,8 @@ type Config struct {
 	Waiting func() int
 	// Held returns the ends that are held back.
 	Held func() []gate.Held
+	// Behind says that the store does not know of all instances.
+	Behind func() bool
 	// Ledger returns what all cells have cost until now, those that are gone
 	// included. It must not decrease, also not over restarts.
 	Ledger func() []Cost
@@ -55,6 +57,8 @@ type Metrics struct {
 	sweepParts      *prometheus.CounterVec
 
 	cloudCalls         *prometheus.HistogramVec
+	callsWaiting       *prometheus.GaugeVec
+	callWaits          *prometheus.HistogramVec
 	cloudCapacity      *prometheus.CounterVec
 	cloudInterruptions prometheus.Counter
 
@@ -144,6 +148,11 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	f.section = "Cloud"
 	m.cloudCalls = f.histogram("kip_cloud_call_duration_seconds",
 		"Calls to the cloud and how long they took.", callBuckets, labelCall, labelError)
+	m.callsWaiting = f.gauge("kip_cloud_calls_waiting",
+		"Calls that wait for the cloud's budget of their kind, or for the end of a back-off. Those that name instances and wait together count once.",
+		labelCall)
+	m.callWaits = f.histogram("kip_cloud_call_wait_seconds",
+		"Time that calls to the cloud have waited for their turn, before they were sent or given up.", callBuckets, labelCall)
 	m.cloudCapacity = f.counter("kip_cloud_capacity_errors_total",
 		"Calls for which the cloud had no capacity, or not for all instances of the call.", labelInstanceType, labelZone, labelShortLaunchType)
 	m.cloudInterruptions = f.counter("kip_cloud_interruption_notices_total",
@@ -155,6 +164,9 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 
 	heldDesc := f.scraped(gauge, "kip_ends_held_back",
 		"Instances that are not ended, although they count as lost or have no cell, since so many may be a mistake: kipctl allow shows them.", labelHeld)
+
+	behindDesc := f.scraped(gauge, "kip_store_behind",
+		"1 while the store does not know of all instances, and Kip launches and sweeps nothing until a person decides: kipctl generation.")
 
 	f.section = "Pods' metrics"
 	m.statsGathered = f.histogram("kip_stats_gathering_duration_seconds",
@@ -197,8 +209,18 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	}
 	build.WithLabelValues(version.String(), version.Kubernetes, runtime.Version()).Set(1)
 	registry.MustRegister(
-		&scrape{cfg: cfg, cells: cellsDesc, age: ageDesc, standby: standbyDesc, waiting: waitingDesc, tunnels: tunnelsDesc, held: heldDesc,
-			seconds: secondsDesc, dollars: dollarsDesc},
+		&scrape{
+			cfg:     cfg,
+			cells:   cellsDesc,
+			age:     ageDesc,
+			standby: standbyDesc,
+			waiting: waitingDesc,
+			tunnels: tunnelsDesc,
+			held:    heldDesc,
+			behind:  behindDesc,
+			seconds: secondsDesc,
+			dollars: dollarsDesc,
+		},
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)

@@ -323,6 +323,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f := newFixture(t, func(c *Config) {
 		c.Tunnels = func() int { return 7 }
 		c.Waiting = func() int { return 3 }
+		c.Behind = func() bool { return true }
 		c.Held = func() []gate.Held {
 			return []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}}
 		}
@@ -373,7 +374,8 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	})
 	f.want(t, "kip_tunnels_connected", map[string]string{"": "7"})
 	f.want(t, "kip_pods_waiting", map[string]string{"": "3"})
-	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1"})
+	f.want(t, "kip_store_behind", map[string]string{"": "1"})
+	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1", "reason=store": "0"})
 	f.want(t, "kip_cell_seconds_total", map[string]string{spotLabels: "10800", "instance_type=c5.large,launch_type=on-demand": "60"})
 	f.want(t, "kip_cell_cost_dollars_total", map[string]string{spotLabels: "0.75", "instance_type=c5.large,launch_type=on-demand": "0.01"})
 
@@ -523,6 +525,15 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		"instance_type=c5.large,launch_type=spot,zone=z": "2", "instance_type=m5.large,launch_type=on-demand,zone=y": "1",
 	})
 	f.want(t, "kip_cloud_interruption_notices_total", map[string]string{"": "2"})
+}
+
+func TestCallsThatWaitAreCountedAndTimed(t *testing.T) {
+	f := newFixture(t, nil)
+	f.CallWaits(cloud.CallLaunch)
+	f.CallWaits(cloud.CallLaunch)
+	f.CallWaited(cloud.CallLaunch, 2*time.Second)
+	f.want(t, "kip_cloud_calls_waiting", map[string]string{"call=launch": "1"})
+	f.want(t, "kip_cloud_call_wait_seconds", map[string]string{"call=launch": "1 2"})
 }
 
 func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
@@ -866,6 +877,7 @@ func everything(t *testing.T) *fixture {
 		c.Tunnels = func() int { return 1 }
 		c.Waiting = func() int { return 1 }
 		c.Held = func() []gate.Held { return []gate.Held{{Reason: gate.ByLimit}} }
+		c.Behind = func() bool { return false }
 		c.Ledger = func() []Cost { return []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}} }
 	})
 	l := f.life("a", false).steps(0, apiv1.Requested, apiv1.StepSeen, apiv1.StepPlaced).
@@ -876,6 +888,8 @@ func everything(t *testing.T) *fixture {
 	idle.cell.Pod, idle.cell.Standby = apiv1.PodReference{}, "pool"
 	f.cells = []cells.Cell{idle.cell}
 	f.StatsGathered("resource", time.Second, nil)
+	f.CallWaits(cloud.CallLaunch)
+	f.CallWaited(cloud.CallLaunch, time.Second)
 	inner := &testCloud{took: func() {}, err: cloud.ErrCapacity}
 	inner.features = cloud.Features{Stopper: testStopper{inner}, Interrupter: testInterrupter{inner}}
 	c := f.Cloud(inner)

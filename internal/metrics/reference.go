@@ -48,9 +48,14 @@ func Reference() string {
 Kip serves ` + "`/metrics`" + ` for Prometheus, in its text format, as OpenMetrics, and with
 native histograms for servers that ask for them, by HTTPS. Whoever scrapes shows a token
 that the API server knows, of a user who may get ` + "`/metrics`" + `: bind the role
-` + "`kip-metrics-reader`" + ` ([deploy](../deploy/README.md)). The certificate is that of the
-kubelet port, if ` + "`APISERVER_CERT_LOCATION`" + ` names one, else one that cannot be verified.
-Health asks for no token.
+` + "`kip-metrics-reader`" + ` ([deploy](../deploy/README.md)). The certificate is that of
+` + "`--metrics-cert-file`" + ` and ` + "`--metrics-key-file`" + `, else that of the kubelet port, if ` + "`APISERVER_CERT_LOCATION`" + `
+names one, else one that cannot be verified. Health asks for no token.
+
+A token is for the API server, unless ` + "`--metrics-audience`" + ` names another audience. With
+one, such as ` + "`kip-metrics`" + `, who scrapes has a token for Kip alone (a projected volume with
+that ` + "`audience`" + `), and who pretends to be Kip gets none that is worth anything at the
+API server.
 
 ` + "`/healthz`" + ` says whether Kip should be restarted and ` + "`/readyz`" + ` whether it does its
 work. Both answer 200 and ` + "`ok`" + `, or 500 and a line for each check, such as

@@ -12,14 +12,14 @@ import (
 
 // scrape collects what is read when somebody asks.
 type scrape struct {
-	cfg                                                           Config
-	cells, age, standby, waiting, tunnels, held, seconds, dollars *prometheus.Desc
+	cfg                                                                   Config
+	cells, age, standby, waiting, tunnels, held, behind, seconds, dollars *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*scrape)(nil)
 
 func (s *scrape) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.seconds, s.dollars} {
+	for _, d := range []*prometheus.Desc{s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.behind, s.seconds, s.dollars} {
 		descs <- d
 	}
 }
@@ -45,6 +45,13 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 		for _, r := range labelHeld.values { // also where there is none: an alarm is to end
 			gauge(s.held, float64(count[gate.Reason(r.name)]), r.name)
 		}
+	}
+	if s.cfg.Behind != nil {
+		is := 0.0
+		if s.cfg.Behind() {
+			is = 1
+		}
+		gauge(s.behind, is)
 	}
 	if s.cfg.Ledger != nil {
 		// Summed, since two metrics of the same labels would spoil the scrape.

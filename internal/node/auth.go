@@ -61,15 +61,20 @@ func newGate(node string, reviews kubernetes.Interface, ca dynamiccertificates.C
 
 // Guard passes a request on to next if the API server knows its bearer token, and
 // allows who that is what it does on its path, which is none of a resource: for
-// /metrics. It believes no client certificate. reviews may create token reviews and
-// subject access reviews.
-func Guard(reviews kubernetes.Interface, next http.Handler) (http.Handler, error) {
+// /metrics. It believes no client certificate, and no token that is not for the
+// audience; "" is the API server's own, as it is for kubelets. reviews may create token
+// reviews and subject access reviews.
+func Guard(reviews kubernetes.Interface, audience string, next http.Handler) (http.Handler, error) {
 	g, err := newGate("", reviews, nil)
 	if err != nil {
 		return nil, err
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		response, ok, err := g.authn.AuthenticateRequest(r)
+		asked := r
+		if audience != "" {
+			asked = r.WithContext(authenticator.WithAudiences(r.Context(), authenticator.Audiences{audience}))
+		}
+		response, ok, err := g.authn.AuthenticateRequest(asked)
 		if err != nil || !ok {
 			http.Error(w, "Unauthorized", http.StatusUnauthorized)
 			return

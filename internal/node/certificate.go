@@ -24,6 +24,7 @@ const (
 // FileCertificate is a serving certificate from two PEM files, read again when
 // either changes. Its GetCertificate is for a tls.Config.
 type FileCertificate struct {
+	what              string // for people
 	certFile, keyFile string
 	log               *slog.Logger
 
@@ -37,19 +38,22 @@ type fileVersion struct {
 	size     int64
 }
 
-// NewFileCertificate reads the pair; it is an error if that fails now.
-func NewFileCertificate(certFile, keyFile string, log *slog.Logger) (*FileCertificate, error) {
+// OfKubeletPort is what errors and logs call the certificate of the kubelet port.
+const OfKubeletPort = "the certificate of the kubelet port (" + CertFileEnv + ", " + KeyFileEnv + ")"
+
+// NewFileCertificate reads the pair, which errors and logs call what; it is an error if
+// that fails now.
+func NewFileCertificate(what, certFile, keyFile string, log *slog.Logger) (*FileCertificate, error) {
 	if certFile == "" || keyFile == "" {
-		return nil, fmt.Errorf("the kubelet port's certificate and key come together: %s is %q, %s is %q",
-			CertFileEnv, certFile, KeyFileEnv, keyFile)
+		return nil, fmt.Errorf("%s: a certificate and its key come together, and these are %q and %q", what, certFile, keyFile)
 	}
-	f := &FileCertificate{certFile: certFile, keyFile: keyFile, log: log}
+	f := &FileCertificate{what: what, certFile: certFile, keyFile: keyFile, log: log}
 	versions, err := f.versions()
 	if err == nil {
 		err = f.load(versions)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the kubelet port's certificate: %w", err)
+		return nil, fmt.Errorf("%s: %w", what, err)
 	}
 	return f, nil
 }
@@ -64,7 +68,7 @@ func (f *FileCertificate) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate
 		err = f.load(versions)
 	}
 	if err != nil {
-		f.log.Warn("the kubelet port's certificate cannot be read again; keeping the last", "err", err)
+		f.log.Warn("a serving certificate cannot be read again; keeping the last", "certificate", f.what, "err", err)
 	}
 	return f.current, nil
 }

@@ -21,6 +21,9 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
 	cloudprovider "k8s.io/cloud-provider"
 	cloudapi "k8s.io/cloud-provider/api"
 	cloudnode "k8s.io/cloud-provider/controllers/node"
@@ -191,13 +194,27 @@ func TestControllersOfCloudsLeaveTheNodeAloneWhileKipIsAway(t *testing.T) {
 	}
 }
 
+// silent is nodes of which no event tells: the service controller's work after such an event
+// and that on a service race with each other, in upstream's code.
+type silent struct {
+	coreinformers.NodeInformer
+	none cache.SharedIndexInformer
+}
+
+func (s silent) Informer() cache.SharedIndexInformer { return s.none }
+
 func TestNoLoadBalancerSendsToTheNode(t *testing.T) {
 	c := inCluster(t, "cloud://machine")
 	hosts := make(chan []*corev1.Node, 1)
 	cloud := &fakecloud.Cloud{EnsureCallCb: func(call fakecloud.UpdateBalancerCall) { hosts <- call.Hosts }}
 	factory := informers.NewSharedInformerFactory(c.own, 0)
 	core := factory.Core().V1()
-	balancers, err := service.New(cloud, c.own, core.Services(), core.Nodes(), "test", utilfeature.DefaultFeatureGate)
+	core.Nodes().Informer() // so that the lister has them
+	empty := informers.NewSharedInformerFactory(fake.NewClientset(), 0)
+	nodes := silent{core.Nodes(), empty.Core().V1().Nodes().Informer()}
+	empty.Start(t.Context().Done())
+	t.Cleanup(empty.Shutdown)
+	balancers, err := service.New(cloud, c.own, core.Services(), nodes, "test", utilfeature.DefaultFeatureGate)
 	if err != nil {
 		t.Fatal(err)
 	}

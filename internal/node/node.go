@@ -107,6 +107,10 @@ type Config struct {
 	Version string
 	// Features that the node declares. Optional: CellFeatures.
 	Features []string
+	// DiskDriver is the CSI driver of the cloud's disks, and DiskTopology the labels by
+	// which its volumes select nodes; none where the cloud has no disks. Both are optional.
+	DiskDriver   string
+	DiskTopology []string
 	// Healthy says why Kip cannot do its work now, or nil.
 	Healthy func(context.Context) error
 	Log     *slog.Logger
@@ -122,8 +126,10 @@ type Node struct {
 	ready     chan struct{}
 	readyOnce sync.Once
 	changed   chan struct{} // what register writes has changed
+	there     chan struct{} // the object is there, maybe another than before
 
-	mu sync.Mutex
+	mu  sync.Mutex
+	uid types.UID // of the object; "" before it is there
 	// short is why nothing can be launched for the node's pods now, "" if something can.
 	short string
 	// sent is the Ready condition that the node controller was last told of,
@@ -169,7 +175,7 @@ func New(c Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Node{c: c, labels: labels, ready: make(chan struct{}), changed: make(chan struct{}, 1)}, nil
+	return &Node{c: c, labels: labels, ready: make(chan struct{}), changed: make(chan struct{}, 1), there: make(chan struct{}, 1)}, nil
 }
 
 // Labels are those of the virtual node: what c says of its zone, region and others, and
@@ -231,9 +237,12 @@ func (n *Node) Short(why string) {
 	}
 }
 
-func (n *Node) registerSoon() {
+func (n *Node) registerSoon() { soon(n.changed) }
+
+// soon asks for a turn of who waits for c. It does not block.
+func soon(c chan<- struct{}) {
 	select {
-	case n.changed <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -329,6 +338,7 @@ func (n *Node) runOnce(ctx context.Context) error {
 	}
 	checks.Go(func() { n.keepChecking(ctx, failures, registered, notify) })
 	checks.Go(func() { n.keepRegistered(ctx) })
+	checks.Go(func() { n.keepDriver(ctx) })
 	return controller.Run(ctx)
 }
 

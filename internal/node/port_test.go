@@ -788,16 +788,16 @@ func TestFileCertificateFollowsItsFilesAndKeepsTheLastWholePair(t *testing.T) {
 		return c.Leaf.Subject.CommonName
 	}
 	log := slog.New(slog.DiscardHandler)
-	if _, err := NewFileCertificate(certFile, keyFile, log); !errors.Is(err, os.ErrNotExist) {
+	if _, err := NewFileCertificate(OfKubeletPort, certFile, keyFile, log); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without files: %v", err)
 	}
-	if _, err := NewFileCertificate(certFile, "", log); err == nil || !strings.Contains(err.Error(), KeyFileEnv) {
+	if _, err := NewFileCertificate(OfKubeletPort, certFile, "", log); err == nil || !strings.Contains(err.Error(), KeyFileEnv) {
 		t.Errorf("without a key: %v", err)
 	}
 	cert, key := ca.issue(t, "first", x509.ExtKeyUsageServerAuth)
 	write(certFile, cert)
 	write(keyFile, key)
-	f, err := NewFileCertificate(certFile, keyFile, log)
+	f, err := NewFileCertificate(OfKubeletPort, certFile, keyFile, log)
 	if err != nil {
 		t.Fatal(err)
 	}

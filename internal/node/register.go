@@ -117,6 +117,10 @@ func (n *Node) register(ctx context.Context) (*corev1.Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register node %s: %w", n.c.Name, err)
 	}
+	n.mu.Lock()
+	n.uid = result.UID
+	n.mu.Unlock()
+	soon(n.there)
 	return result, nil
 }
 

@@ -60,7 +60,7 @@ func parse(t *testing.T, der []byte) *x509.Certificate {
 
 func kipChain(t *testing.T, a *Authority) []*x509.Certificate {
 	t.Helper()
-	cert, err := a.Client().Certificate()
+	cert, err := a.Client(0).Certificate()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestDecodeRefusesWhatIsNoAuthority(t *testing.T) {
 		t.Fatal(err)
 	}
 	keyOf := func(b []byte) []byte { return b[bytes.Index(b, []byte("-----BEGIN PRIVATE")):] }
-	client, err := a.Client().Certificate()
+	client, err := a.Client(0).Certificate()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +288,7 @@ func TestCertificatesAreRenewedBeforeTheyEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, r := range map[string]*Renewed{"client": a.Client(), "server": server} {
+	for name, r := range map[string]*Renewed{"client": a.Client(0), "server": server} {
 		first, err := r.Certificate()
 		if err != nil {
 			t.Fatal(err)
@@ -329,7 +329,7 @@ func TestAnEndedAuthorityIssuesNothing(t *testing.T) {
 	a := newAuthority(t, c)
 	csr := newRequest(t, &x509.CertificateRequest{}, newKey(t))
 	c.t = a.cert.NotAfter.Add(-time.Hour)
-	cert, err := a.Client().Certificate()
+	cert, err := a.Client(0).Certificate()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -340,7 +340,7 @@ func TestAnEndedAuthorityIssuesNothing(t *testing.T) {
 	if _, err := a.SignCell(csr, "c-1"); err == nil {
 		t.Error("it signed a cell")
 	}
-	if _, err := a.Client().Certificate(); err == nil {
+	if _, err := a.Client(0).Certificate(); err == nil {
 		t.Error("it signed Kip")
 	}
 }
@@ -396,5 +396,21 @@ func TestKeyHashTellsKeysApart(t *testing.T) {
 	}
 	if _, err := KeyHash("no key"); err == nil {
 		t.Error("hashed what is no key")
+	}
+}
+
+func TestKipsCertificateSaysItsTerm(t *testing.T) {
+	a := newAuthority(t, newClock())
+	for _, want := range []uint64{0, 1, 1 << 63} {
+		cert, err := a.Client(want).Certificate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := Term(cert.Leaf); err != nil || got != want {
+			t.Errorf("the term %d is read as %d, %v", want, got, err)
+		}
+	}
+	if _, err := Term(&x509.Certificate{Subject: pkix.Name{SerialNumber: "-1"}}); err == nil {
+		t.Error("-1 is taken for a term")
 	}
 }

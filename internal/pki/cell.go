@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"strconv"
 	"time"
 )
 
@@ -108,6 +109,20 @@ func verifyCell(leaf, ca *x509.Certificate, id string, now time.Time) error {
 		return fmt.Errorf("the certificate of cell %s: it is for %v, not for %s", id, leaf.URIs, want)
 	}
 	return nil
+}
+
+// Term is the one for which the Kip leads that shows a certificate, which VerifyKip has
+// verified; 0 if that says none.
+func Term(kip *x509.Certificate) (uint64, error) {
+	text := kip.Subject.SerialNumber
+	if text == "" {
+		return 0, nil
+	}
+	term, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("the caller's certificate: its term must be a number: %w", err)
+	}
+	return term, nil
 }
 
 // VerifyKip says whether chain, as the other end of a TLS connection showed it,

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -36,11 +37,16 @@ type Renewed struct {
 	renewAt time.Time
 }
 
-// Client is Kip's own certificate, with which it dials cells.
-func (a *Authority) Client() *Renewed {
+// Client is Kip's own certificate, with which it dials cells. It says the term for
+// which this Kip leads; 0 for none.
+func (a *Authority) Client(term uint64) *Renewed {
+	name := pkix.Name{CommonName: kipName}
+	if term != 0 {
+		name.SerialNumber = strconv.FormatUint(term, 10)
+	}
 	return &Renewed{authority: a, life: clientLife, template: func() *x509.Certificate {
 		return &x509.Certificate{
-			Subject:     pkix.Name{CommonName: kipName},
+			Subject:     name,
 			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 		}
 	}}

@@ -22,6 +22,7 @@ const (
 	AnnotationRequirements       = Prefix + "instance-requirements"
 	AnnotationLaunchType         = Prefix + "launch-type"
 	AnnotationVolumeSize         = Prefix + "volume-size"
+	AnnotationMaxPrice           = Prefix + "max-price-per-hour"
 	AnnotationPrivateIPOnly      = Prefix + "private-ip-only"
 	AnnotationSecurityGroups     = Prefix + "security-groups"
 	AnnotationInstanceProfile    = Prefix + "instance-profile"
@@ -74,6 +75,9 @@ type Annotations struct {
 	LaunchTypes []LaunchType
 	// VolumeSizeBytes is the root disk's least size, rounded up to GiB.
 	VolumeSizeBytes int64
+	// MaxPricePerHour is the most that the machine may cost, with all that is paid for it,
+	// in dollars; 0 for no bound.
+	MaxPricePerHour float64
 	// PrivateIPOnly, when set, overrides cells.privateIPOnly.
 	PrivateIPOnly *bool
 	// SecurityGroups are attached besides those of all cells; they are network
@@ -135,6 +139,11 @@ var annotationKinds = map[string]struct {
 		a.VolumeSizeBytes = (b + gib - 1) / gib * gib
 		return true
 	}},
+	AnnotationMaxPrice: {"US dollars above 0 such as 0.25", func(a *Annotations, v string) bool {
+		var err error
+		a.MaxPricePerHour, err = strconv.ParseFloat(v, 64)
+		return err == nil && priceForm.MatchString(v) && a.MaxPricePerHour > 0
+	}},
 	AnnotationPrivateIPOnly: {"true or false", func(a *Annotations, v string) bool {
 		return parseBool(&a.PrivateIPOnly, v)
 	}},
@@ -188,6 +197,9 @@ var annotationKinds = map[string]struct {
 // sizeForm bounds a size before it is parsed: ParseQuantity takes hours over an
 // exponent such as 1e-999999999, and anybody who may make a pod can write one.
 var sizeForm = regexp.MustCompile(`^[0-9.]{1,20}([KMGTPE]i|[kMGTPE])?$`)
+
+// priceForm is that of dollars, to a millionth.
+var priceForm = regexp.MustCompile(`^[0-9]{1,5}(\.[0-9]{1,6})?$`)
 
 // knownAnnotations are the names of annotationKinds, sorted.
 var knownAnnotations = func() []string {

@@ -23,6 +23,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			AnnotationInstanceType:       " c5.* ",
 			AnnotationLaunchType:         "SPOT, on-demand",
 			AnnotationVolumeSize:         "10.2Gi",
+			AnnotationMaxPrice:           "0.25",
 			AnnotationPrivateIPOnly:      "true",
 			AnnotationSecurityGroups:     "sg-1, sg-2",
 			AnnotationInstanceProfile:    "arn:aws:iam::11123456:instance-profile/s3",
@@ -32,6 +33,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			AnnotationAllowMetadata:      "true",
 		}, Annotations{
 			InstanceType: "c5.*", LaunchTypes: []LaunchType{Spot, OnDemand}, VolumeSizeBytes: 11 * gib, PrivateIPOnly: &yes,
+			MaxPricePerHour: 0.25,
 			SecurityGroups:  []string{"sg-1", "sg-2"},
 			InstanceProfile: "arn:aws:iam::11123456:instance-profile/s3", HealthyTimeout: &HealthyTimeout{After: 90500 * time.Millisecond},
 			CloudRoutes:        []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("10.30.0.0/16")},
@@ -55,7 +57,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 func TestInvalidAnnotations(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
 		{"pod.elotl.co/instance-typ", "c5.large",
-			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, cloud-route, healthcheck-healthy-timeout, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, launch-type, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
+			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, cloud-route, healthcheck-healthy-timeout, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, launch-type, max-price-per-hour, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
 		{"pod.elotl.co/", "x", "annotation pod.elotl.co/ is unknown: "},
 		{"pod.elotl.co/task-role", "x", "annotation pod.elotl.co/task-role is unknown: "},
 		{AnnotationInstanceType, "",
@@ -67,6 +69,12 @@ func TestInvalidAnnotations(t *testing.T) {
 		{AnnotationLaunchType, "spot,", `"spot," is not valid: want on-demand`},
 		{AnnotationLaunchType, "spot on-demand", `"spot on-demand" is not valid: want on-demand`},
 		{AnnotationLaunchType, "spot,Spot", `"spot,Spot" is not valid: want on-demand`},
+		{AnnotationMaxPrice, "cheap", `"cheap" is not valid: want US dollars above 0 such as 0.25`},
+		{AnnotationMaxPrice, "0", `"0" is not valid`},
+		{AnnotationMaxPrice, "-1", `"-1" is not valid`},
+		{AnnotationMaxPrice, "NaN", `"NaN" is not valid`},
+		{AnnotationMaxPrice, "1e3", `"1e3" is not valid`},
+		{AnnotationMaxPrice, "$1", `"$1" is not valid`},
 		{AnnotationVolumeSize, "big", `"big" is not valid: want a quantity above 0 such as 20Gi`},
 		{AnnotationVolumeSize, "-1Gi", `"-1Gi" is not valid`},
 		{AnnotationVolumeSize, "1e-999999999", `"1e-999999999" is not valid`},

@@ -6,6 +6,9 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/elotl/kip/internal/capacity"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // check is one of the things that a type must pass. Its words begin with a verb
@@ -21,6 +24,49 @@ type check struct {
 // and counts each at the first check that it fails.
 func (c *choice) unplaceable() *UnplaceableError {
 	e := &UnplaceableError{Need: c.need.text(c.config.ReservedMemoryBytes)}
+	offered := c.rowsOf()
+	e.Rejections, _ = c.rejections(offered)
+	for _, r := range e.Rejections {
+		e.Considered += r.Types
+	}
+	return e
+}
+
+// RuledOut says why types are not among a pod's candidates, by count, and how many types
+// are left. It looks at all of them: it is for people, not for each choice.
+func (p *Placer) RuledOut(pod *corev1.Pod, unavailable func(capacity.Offering) bool) (ruledOut []Rejection, left int, err error) {
+	c, err := p.choiceFor(pod)
+	if err != nil {
+		return nil, 0, err
+	}
+	offered := c.rowsOf()
+	ruledOut, fitting := c.rejections(offered)
+	for _, typ := range fitting {
+		s := c.sizeOf(typ)
+		if slices.ContainsFunc(offered[typ], func(r *row) bool {
+			return slices.ContainsFunc(r.offers, func(o offer) bool {
+				return c.allows(r, &s, o) && (unavailable == nil || !unavailable(c.offering(p.market(r.launchType), r, o)))
+			})
+		}) {
+			left++
+		}
+	}
+	if short := len(fitting) - left; short > 0 {
+		ruledOut = append(ruledOut, rejection(short, "have no capacity now"))
+	}
+	return ruledOut, left, nil
+}
+
+// rejection counts types by words that begin with a verb in the plural.
+func rejection(n int, words string) Rejection {
+	if n == 1 {
+		words = singular(words)
+	}
+	return Rejection{Types: n, Why: words}
+}
+
+// rowsOf are the rows of each type in the markets of the choice.
+func (c *choice) rowsOf() map[int][]*row {
 	offered := make(map[int][]*row)
 	for _, m := range c.markets {
 		for i := range m.rows {
@@ -28,32 +74,38 @@ func (c *choice) unplaceable() *UnplaceableError {
 			offered[typ] = append(offered[typ], &m.rows[i])
 		}
 	}
+	return offered
+}
+
+// rejections counts each type that does not fit at the first check that it fails, and
+// returns those that do.
+func (c *choice) rejections(offered map[int][]*row) (list []Rejection, fitting []int) {
 	checks := c.checks(offered)
 	rejected := make([][]int, len(checks))
 	for typ := range c.types {
 		if c.only >= 0 && c.only != typ || !c.names.match(c.types[typ].Name) {
 			continue
 		}
-		e.Considered++
 		size := c.sizeOf(typ)
 		i := slices.IndexFunc(checks, func(ch check) bool { return ch.fails(&size, offered[typ]) })
+		if i < 0 {
+			fitting = append(fitting, typ)
+			continue
+		}
 		rejected[i] = append(rejected[i], typ)
 	}
 	for i, ch := range checks {
 		if n := len(rejected[i]); n > 0 {
-			why := ch.words
-			if n == 1 {
-				why = singular(why)
-			}
+			r := rejection(n, ch.words)
 			if ch.of != nil {
 				if of := ch.of(rejected[i]); of != "" {
-					why += " (" + of + ")"
+					r.Why += " (" + of + ")"
 				}
 			}
-			e.Rejections = append(e.Rejections, Rejection{Types: n, Why: why})
+			list = append(list, r)
 		}
 	}
-	return e
+	return list, fitting
 }
 
 // checks are in the order in which people think of them: what kind of machine,
@@ -107,7 +159,9 @@ func (c *choice) checks(offered map[int][]*row) []check {
 		{
 			words: "are ruled out by " + AnnotationRequirements,
 			fails: func(s *size, rows []*row) bool {
-				return !slices.ContainsFunc(rows, func(r *row) bool { return c.offered(r, s) })
+				return !slices.ContainsFunc(rows, func(r *row) bool {
+					return slices.ContainsFunc(r.offers, func(o offer) bool { return c.asked(r, s, o.zone) })
+				})
 			},
 			of: func(rejected []int) string { return c.labelValues(rejected, offered) },
 		},
@@ -126,8 +180,15 @@ func (c *choice) checks(offered map[int][]*row) []check {
 			return s
 		},
 	}
+	dear := check{
+		words: fmt.Sprintf("are dearer than the $%v an hour of %s", c.most, AnnotationMaxPrice),
+		fails: func(s *size, rows []*row) bool {
+			return !slices.ContainsFunc(rows, func(r *row) bool { return c.offered(r, s) })
+		},
+		of: func(rejected []int) string { return c.cheapest(rejected, offered) },
+	}
 	if c.anySize {
-		return append(checks, disk)
+		return append(checks, disk, dear)
 	}
 	return append(checks,
 		check{
@@ -147,7 +208,7 @@ func (c *choice) checks(offered map[int][]*row) []check {
 		check{
 			words: "have too little cpu",
 			fails: func(s *size, _ []*row) bool { return s.milliCPU < c.need.milliCPU },
-			of:    largest(func(typ int) int64 { return c.types[typ].MilliCPU }, cpuText),
+			of:    largest(func(typ int) int64 { return c.types[typ].SustainedMilliCPU() }, cpuText),
 		},
 		check{
 			words: "have too little memory",
@@ -155,7 +216,27 @@ func (c *choice) checks(offered map[int][]*row) []check {
 			of:    largest(func(typ int) int64 { return c.types[typ].MemoryBytes }, bytesText),
 		},
 		disk,
+		dear,
 	)
+}
+
+// cheapest says what the cheapest of the rejected types costs where it may be had.
+func (c *choice) cheapest(rejected []int, offered map[int][]*row) string {
+	least, name := math.Inf(1), ""
+	for _, typ := range rejected {
+		s := c.sizeOf(typ)
+		for _, r := range offered[typ] {
+			for _, o := range r.offers {
+				if p := c.price(r, o); p < least && c.asked(r, &s, o.zone) {
+					least, name = p, c.types[typ].Name
+				}
+			}
+		}
+	}
+	if name == "" {
+		return "none has a price that is known"
+	}
+	return fmt.Sprintf("cheapest: %s for $%v", name, least)
 }
 
 // labelValues says which values the rejected types have of the labels that the pod

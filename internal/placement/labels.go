@@ -37,6 +37,15 @@ func IsInstanceLabel(key string) bool {
 		slices.ContainsFunc(instanceLabelPrefixes, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
 }
 
+// Beyond reports whether they ask for a label that is neither of known nor of instances:
+// others may have written it on the virtual node.
+func (r Requirements) Beyond(known map[string]string) bool {
+	return slices.ContainsFunc(r.keys(), func(key string) bool {
+		_, has := known[key]
+		return !has && !IsInstanceLabel(key) && !slices.Contains(archLabels, key) && !slices.Contains(zoneLabels, key)
+	})
+}
+
 // typeName is the form of names such as c5.large and u-6tb1.metal: the category, and
 // the generation.
 var typeName = regexp.MustCompile(`^([a-z]+)(?:-[0-9]+tb)?([0-9]+)[^.]*\.`)

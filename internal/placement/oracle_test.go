@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -32,6 +34,10 @@ func randomCatalogue(rng *rand.Rand, n int) []catalog.InstanceType {
 		}
 		if rng.IntN(5) == 0 {
 			t.BaselineMilliCPU = t.MilliCPU / 10
+			t.CreditPerCPUHour = []float64{0, 0.05, 0.5}[rng.IntN(3)]
+		}
+		if rng.IntN(4) == 0 {
+			t.UsableBytes = t.MemoryBytes / 16 * 15
 		}
 		if rng.IntN(4) == 0 {
 			t.DiskBytes = gib << rng.IntN(10)
@@ -48,7 +54,11 @@ func randomCatalogue(rng *rand.Rand, n int) []catalog.InstanceType {
 				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, Subnet: "s" + zone, PricePerHour: price})
 			}
 			if rng.IntN(2) > 0 {
-				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, Spot: true, PricePerHour: price / 4})
+				o := catalog.Offering{Zone: zone, Spot: true, PricePerHour: price / 4}
+				if rng.IntN(3) == 0 {
+					o.PricePerHour, o.Unpriced = 0, true
+				}
+				t.Offerings = append(t.Offerings, o)
 			}
 		}
 		types[i] = t
@@ -110,6 +120,9 @@ func randomPod(rng *rand.Rand, types []catalog.InstanceType) *corev1.Pod {
 	}
 	if rng.IntN(8) == 0 {
 		pod.Annotations[AnnotationVolumeSize] = []string{"1Gi", "10Gi", "100Gi"}[rng.IntN(3)]
+	}
+	if rng.IntN(6) == 0 {
+		pod.Annotations[AnnotationMaxPrice] = []string{"0.07", "0.3", "0.9"}[rng.IntN(3)]
 	}
 	if rng.IntN(4) == 0 {
 		selecting(pod, corev1.LabelTopologyZone, []string{"a", "b", "nowhere"}[rng.IntN(3)])
@@ -212,7 +225,14 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 		if volume > typeDisk {
 			continue
 		}
-		if only == "" && (cpu > t.MilliCPU || memory+config.ReservedMemoryBytes > t.MemoryBytes || gpus > typeGPUs || disk > typeDisk) {
+		has, sees := t.MilliCPU, t.MemoryBytes
+		if t.BaselineMilliCPU > 0 && t.CreditPerCPUHour == 0 {
+			has = t.BaselineMilliCPU
+		}
+		if t.UsableBytes > 0 {
+			sees = t.UsableBytes
+		}
+		if only == "" && (cpu > has || memory+config.ReservedMemoryBytes > sees || gpus > typeGPUs || disk > typeDisk) {
 			continue
 		}
 		for _, o := range t.Offerings {
@@ -222,7 +242,22 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 			}
 			cost := o.PricePerHour
 			if t.BaselineMilliCPU > 0 && cpu > t.BaselineMilliCPU {
-				cost += float64(min(cpu, t.MilliCPU)-t.BaselineMilliCPU) / 1000 * 0.05
+				cost += float64(min(cpu, t.MilliCPU)-t.BaselineMilliCPU) / 1000 * t.CreditPerCPUHour
+			}
+			if o.Unpriced {
+				cost = math.Inf(1)
+			}
+			if most, err := strconv.ParseFloat(pod.Annotations[AnnotationMaxPrice], 64); err == nil {
+				paid := cost
+				if config.Rates != nil {
+					paid += config.Rates.AddressPerHour
+					if t.DiskBytes == 0 {
+						paid += float64(typeDisk) / float64(gib) * config.Rates.DiskPerGiBMonth / 730
+					}
+				}
+				if paid > most+1e-6 {
+					continue
+				}
 			}
 			all = append(all, oracleCandidate{t, o, cost})
 		}
@@ -271,6 +306,9 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 			config.DefaultArch = "amd64"
 		}
 		if rng.IntN(2) == 0 {
+			config.Rates = &catalog.Rates{DiskPerGiBMonth: 1, AddressPerHour: 0.005}
+		}
+		if rng.IntN(2) == 0 {
 			config.DefaultInstanceType = types[rng.IntN(len(types))].Name
 		}
 		p := placer(t, types, config)
@@ -290,6 +328,18 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 			want, fits := oracleCandidates(types, config, pod, unavailable)
 
 			got, err := p.Candidates(pod, unavailable)
+			if ruledOut, left, wrong := p.RuledOut(pod, unavailable); wrong == nil {
+				for _, r := range ruledOut {
+					left += r.Types
+				}
+				if considered := len(slices.DeleteFunc(slices.Clone(types), func(t catalog.InstanceType) bool {
+					return !named(&t, pod) || strings.Contains(fmt.Sprint(got), "default instance type") && t.Name != config.DefaultInstanceType
+				})); left != considered && err == nil {
+					t.Fatalf("seed %d, pod %d: %d types are left or ruled out of %d: %v", seed, i, left, considered, ruledOut)
+				}
+			} else if err == nil {
+				t.Fatalf("seed %d, pod %d has candidates, and %v", seed, i, wrong)
+			}
 			where := fmt.Sprintf("seed %d, pod %d", seed, i)
 			var u *UnplaceableError
 			var n *NoCapacityError
@@ -358,7 +408,7 @@ func largeCatalogue(n int) []catalog.InstanceType {
 			t := catalog.InstanceType{Name: fmt.Sprintf("f%d.%dxlarge", family, double), MilliCPU: 1000 << double, MemoryBytes: memory << double,
 				Arch: arch}
 			if family%50 == 0 {
-				t.BaselineMilliCPU = t.MilliCPU / 5
+				t.BaselineMilliCPU, t.CreditPerCPUHour = t.MilliCPU/5, 0.05
 			}
 			price := float64(t.MilliCPU)/1000*0.02*perCPU + float64(t.MemoryBytes)/float64(gib)*perGiB
 			for _, zone := range []string{"a", "b", "c", "d", "e", "f"} {

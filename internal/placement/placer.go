@@ -25,10 +25,6 @@ const MaxCandidates = 20
 // would be given nothing but spot as long as any was left to try.
 const fallbackCandidates = 5
 
-// creditPerCPUHour is what a burstable type is charged for a CPU, in dollars an
-// hour, above its baseline: EC2's price of a vCPU-hour in unlimited mode.
-const creditPerCPUHour = 0.05
-
 // Config is what the operator says about placement.
 type Config struct {
 	// DefaultInstanceType is for pods that ask for nothing: no resources and no
@@ -50,6 +46,10 @@ type Config struct {
 	LaunchTypes []LaunchType
 	// Seller is whose types are in the catalogue, for people; "" for this cloud.
 	Seller string
+	// Rates are what is paid beside a machine; nil for nothing.
+	Rates *catalog.Rates
+	// PrivateIPOnly says that machines have no public address, where a pod does not say.
+	PrivateIPOnly bool
 }
 
 // Candidate is one way to launch a machine for a pod.
@@ -58,10 +58,35 @@ type Candidate struct {
 	InstanceType *catalog.InstanceType
 	Offering     catalog.Offering
 	// CostPerHour is what candidates are ordered by, in dollars: the offering's
-	// price and, of a burstable type, what the pod's CPU costs above its baseline.
+	// price and, of a burstable type, what the pod's CPU costs above its baseline. It is
+	// infinite where the price is not known: such offerings come last, by size. The price
+	// of a preferred type counts as less than it is.
 	CostPerHour float64
+	// CreditsPerHour is how much of that is for CPU above the baseline, in dollars.
+	CreditsPerHour float64
+	// Beside is what is paid beside the machine and the credits.
+	Beside Beside
 	// Reason says why it was chosen, for people.
 	Reason string
+}
+
+// Beside is what is paid beside a machine, in dollars an hour.
+type Beside struct {
+	// DiskBytes is the root disk's size.
+	DiskBytes int64
+	// DiskPerHour and AddressPerHour are of the root disk and of a public IPv4 address;
+	// nil is a price that is not known, and 0 of what is the machine's, or is not had.
+	DiskPerHour, AddressPerHour *float64
+}
+
+// known is the sum of what is known.
+func (b Beside) known() (sum float64) {
+	for _, part := range []*float64{b.DiskPerHour, b.AddressPerHour} {
+		if part != nil {
+			sum += *part
+		}
+	}
+	return sum
 }
 
 // Placer chooses for pods out of one catalogue. It never changes, and is safe
@@ -156,7 +181,11 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 		}
 	}
 	for _, m := range []*market{&p.onDemand, &p.spots, &p.dedicated} {
-		slices.SortStableFunc(m.rows, func(a, b row) int { return cmp.Compare(a.offers[0].price, b.offers[0].price) })
+		slices.SortStableFunc(m.rows, func(a, b row) int {
+			s, t := &p.types[a.typ], &p.types[b.typ]
+			return cmp.Or(cmp.Compare(a.offers[0].price, b.offers[0].price), cmp.Compare(s.MilliCPU, t.MilliCPU),
+				cmp.Compare(s.MemoryBytes, t.MemoryBytes))
+		})
 		for _, r := range m.rows {
 			s := p.sizeOf(r.typ)
 			s.price = r.offers[0].price
@@ -180,7 +209,11 @@ func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, erro
 			return nil, fmt.Errorf("catalogue: instance type %s costs %v an hour in zone %s: want a price of 0 or more", t.Name, o.PricePerHour,
 				o.Zone)
 		}
-		offers = append(offers, offer{price: o.PricePerHour, zone: indexIn(&p.zones, o.Zone), index: i})
+		price := o.PricePerHour / (1 + t.Prefer)
+		if o.Unpriced {
+			price = math.Inf(1)
+		}
+		offers = append(offers, offer{price: price, zone: indexIn(&p.zones, o.Zone), index: i})
 	}
 	slices.SortFunc(offers, func(a, b offer) int {
 		return cmp.Or(cmp.Compare(a.price, b.price), strings.Compare(p.zones[a.zone], p.zones[b.zone]),
@@ -220,8 +253,8 @@ func (p *Placer) marketsOf(types []LaunchType) []*market {
 func (p *Placer) sizeOf(typ int) size {
 	t := &p.types[typ]
 	s := size{
-		milliCPU: t.MilliCPU,
-		memory:   max(-1, t.MemoryBytes-p.config.ReservedMemoryBytes),
+		milliCPU: t.SustainedMilliCPU(),
+		memory:   max(-1, cmp.Or(t.UsableBytes, t.MemoryBytes)-p.config.ReservedMemoryBytes),
 		disk:     cmp.Or(t.DiskBytes, math.MaxInt64),
 		arch:     int32(slices.Index(p.archs, t.Arch)),
 		typ:      int32(typ),
@@ -314,6 +347,10 @@ type choice struct {
 	barred []int64
 	// allowed[arch*len(zones)+zone] reports where the pod may run; nil means anywhere.
 	allowed []bool
+	// most is what the machine may cost an hour, with all that is paid for it; 0 for no bound.
+	most float64
+	// private says that the machine has no public address.
+	private bool
 	// requirements is what the labels of the instance must be; nil means anything.
 	requirements Requirements
 	// holds is whether they do, of each type in each zone by each launch type: 0 where that
@@ -364,7 +401,10 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	if !c.constraint.arch && c.only < 0 {
 		c.arch = p.config.DefaultArch
 	}
-	c.need.volume = annotations.VolumeSizeBytes
+	c.need.volume, c.most = annotations.VolumeSizeBytes, annotations.MaxPricePerHour
+	if c.private = p.config.PrivateIPOnly; annotations.PrivateIPOnly != nil {
+		c.private = *annotations.PrivateIPOnly
+	}
 	c.anyDisk = p.config.DefaultDiskBytes == 0 || max(p.config.DefaultDiskBytes, c.need.volume) >= c.need.disk
 	// The disk that an annotation asks for is no resource: it counts for named types too.
 	c.least = size{memory: -1, disk: c.need.volume}
@@ -430,26 +470,29 @@ type found struct {
 func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) found {
 	f := found{market: m, best: make([]candidate, 0, MaxCandidates)}
 	dearest := math.Inf(1) // the cost of the last of the best, once they are MaxCandidates
+	// unpriced reports whether that is of a row without a price: these are in the order of
+	// candidates already, and all that follow come after it.
+	unpriced := false
 	for i := range m.sizes {
 		s := &m.sizes[i]
 		if c.short(s) < 0 || c.picky && !c.picks(s) {
 			continue
 		}
 		r := &m.rows[i]
-		if (c.allowed != nil || c.requirements != nil) && !c.offered(r, s) {
+		if (c.allowed != nil || c.requirements != nil || c.most > 0) && !c.offered(r, s) {
 			continue
 		}
 		f.fitting++
-		if s.price > dearest {
+		if s.price > dearest || unpriced && math.IsInf(s.price, 1) {
 			continue
 		}
 		extra := c.credits(r)
 		for j, o := range r.offers {
-			if !c.allows(r, s, o.zone) {
+			if !c.allows(r, s, o) {
 				continue
 			}
 			next := candidate{cost: o.price + extra, row: int32(i), offer: int32(j)}
-			if next.cost > dearest || next.cost == dearest && !c.before(m, next, f.best[MaxCandidates-1]) {
+			if next.cost > dearest || len(f.best) == MaxCandidates && !c.before(m, next, f.best[MaxCandidates-1]) {
 				continue
 			}
 			if unavailable != nil && unavailable(c.offering(m, r, o)) {
@@ -460,7 +503,9 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 			}
 			f.best = c.insert(m, f.best, next)
 			if len(f.best) == MaxCandidates {
-				dearest = f.best[MaxCandidates-1].cost
+				last := f.best[MaxCandidates-1]
+				dearest = last.cost
+				unpriced = math.IsInf(m.sizes[last.row].price, 1)
 			}
 		}
 	}
@@ -505,14 +550,56 @@ func (c *choice) picks(s *size) bool {
 		(c.anySize || c.need.hugePages == "" && (c.anyDisk || s.disk < math.MaxInt64))
 }
 
-// offered reports whether the type is offered where the pod may run.
+// offered reports whether the type is offered where the pod may run, for what it may cost.
 func (c *choice) offered(r *row, s *size) bool {
-	return slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(r, s, o.zone) })
+	return slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(r, s, o) })
 }
 
-// allows reports whether an offering in that zone is one that the pod may have.
-func (c *choice) allows(r *row, s *size, zone int) bool {
+// allows reports whether an offering is one that the pod may have.
+func (c *choice) allows(r *row, s *size, o offer) bool {
+	return c.asked(r, s, o.zone) && (c.most == 0 || c.price(r, o) <= c.most)
+}
+
+// asked reports whether an offering in that zone is one that the pod asks for.
+func (c *choice) asked(r *row, s *size, zone int) bool {
 	return c.inZone(s, zone) && (c.requirements == nil || c.held(r, zone))
+}
+
+// price is what an offering costs with all that is known to be paid for it, to a
+// billionth, since sums are not exact; infinite where that of the machine is not known.
+func (c *choice) price(r *row, o offer) float64 {
+	offering := c.types[r.typ].Offerings[o.index]
+	if offering.Unpriced {
+		return math.Inf(1)
+	}
+	return math.Round((offering.PricePerHour+c.credits(r)+c.beside(r).known())*1e9) / 1e9
+}
+
+// beside is what is paid beside a machine of a row's type.
+func (c *choice) beside(r *row) Beside {
+	nothing, rates := new(float64), c.config.Rates
+	size := c.types[r.typ].DiskBytes
+	b := Beside{
+		DiskBytes:      cmp.Or(size, max(c.config.DefaultDiskBytes, c.need.volume)),
+		DiskPerHour:    nothing,
+		AddressPerHour: nothing,
+	}
+	if rates == nil {
+		return b
+	}
+	if size == 0 {
+		b.DiskPerHour = nil
+		if disk, known := rates.DiskPerHour(b.DiskBytes); known {
+			b.DiskPerHour = &disk
+		}
+	}
+	if !c.private {
+		b.AddressPerHour = nil
+		if rates.AddressPerHour > 0 {
+			b.AddressPerHour = &rates.AddressPerHour
+		}
+	}
+	return b
 }
 
 func (c *choice) inZone(s *size, zone int) bool {
@@ -523,7 +610,7 @@ func (c *choice) inZone(s *size, zone int) bool {
 // baseline, in dollars an hour.
 func (c *choice) credits(r *row) float64 {
 	if above := min(c.need.milliCPU, c.types[r.typ].MilliCPU) - r.baseline; above > 0 {
-		return float64(above) / 1000 * creditPerCPUHour
+		return float64(above) / 1000 * c.types[r.typ].CreditPerCPUHour
 	}
 	return 0
 }
@@ -553,13 +640,19 @@ func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 	for i, b := range f.best {
 		r := &f.market.rows[b.row]
 		t := &c.types[r.typ]
-		next := Candidate{InstanceType: t, Offering: t.Offerings[r.offers[b.offer].index], CostPerHour: b.cost}
+		next := Candidate{
+			InstanceType:   t,
+			Offering:       t.Offerings[r.offers[b.offer].index],
+			CostPerHour:    b.cost,
+			CreditsPerHour: c.credits(r),
+			Beside:         c.beside(r),
+		}
 		// Offerings of one type have one reason.
 		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
 			next.Reason = out[first+j].Reason
 		} else {
 			rank++
-			next.Reason = begin + c.reason(rank, f.skips && c.before(f.market, f.skipped, b), r, why)
+			next.Reason = begin + c.reason(rank, f.skips && c.before(f.market, f.skipped, b), r, math.IsInf(b.cost, 1), why)
 		}
 		out = append(out, next)
 	}
@@ -604,7 +697,7 @@ var ranks = func() (ranks [MaxCandidates + 1]string) {
 	return ranks
 }()
 
-func (c *choice) reason(rank int, skipped bool, r *row, why string) string {
+func (c *choice) reason(rank int, skipped bool, r *row, unpriced bool, why string) string {
 	var text string
 	switch {
 	case c.only >= 0 && c.byDefault:
@@ -614,6 +707,8 @@ func (c *choice) reason(rank int, skipped bool, r *row, why string) string {
 		if s := c.sizeOf(r.typ); s.milliCPU < c.need.milliCPU || s.memory < c.need.memory || s.disk < c.need.disk || s.gpus < c.need.gpus {
 			text += ", though too small for " + c.need.text(c.config.ReservedMemoryBytes)
 		}
+	case unpriced:
+		text = "taken by its size, since its price is not known," + why
 	case skipped:
 		text = ranks[rank] + " with capacity now" + why
 	default:
@@ -636,7 +731,7 @@ func (c *choice) noCapacity() *NoCapacityError {
 				continue
 			}
 			// Offers are in order of price: the first is the type's cheapest.
-			if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(r, s, o.zone) }); j >= 0 {
+			if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(r, s, o) }); j >= 0 {
 				fitting = append(fitting, candidate{cost: r.offers[j].price + c.credits(r), row: int32(i), offer: int32(j)})
 			}
 		}

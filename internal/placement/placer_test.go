@@ -82,7 +82,8 @@ func shop() []catalog.InstanceType {
 			Offerings: append(at(0.10, "a", "b"), catalog.Offering{Zone: "a", Spot: true, PricePerHour: 0.03})},
 		{Name: "m.large", MilliCPU: 2000, MemoryBytes: 8 * gib, Arch: "amd64", Offerings: at(0.12, "a", "b", "c")},
 		{Name: "arm.large", MilliCPU: 2000, MemoryBytes: 8 * gib, Arch: "arm64", Offerings: at(0.08, "a", "b")},
-		{Name: "t.large", MilliCPU: 2000, BaselineMilliCPU: 400, MemoryBytes: 8 * gib, Arch: "amd64", Offerings: at(0.09, "a", "b")},
+		{Name: "t.large", MilliCPU: 2000, BaselineMilliCPU: 400, CreditPerCPUHour: 0.05, MemoryBytes: 8 * gib, Arch: "amd64",
+			Offerings: at(0.09, "a", "b")},
 		{Name: "d.large", MilliCPU: 2000, MemoryBytes: 8 * gib, DiskBytes: 100 * gib, Arch: "amd64", Offerings: at(0.15, "a")},
 		{Name: "g.xlarge", MilliCPU: 4000, MemoryBytes: 16 * gib, Arch: "amd64", GPUs: []catalog.GPU{{Model: "t4", Count: 1}},
 			Offerings: at(0.50, "b")},
@@ -573,5 +574,25 @@ func TestTheCatalogueAndThePodAreNotChanged(t *testing.T) {
 	}
 	if fmt.Sprintf("%+v", pod) != fmt.Sprintf("%+v", podBefore) {
 		t.Error("the pod was changed")
+	}
+}
+
+func TestAPreferredTypeIsChosenThoughItIsABitDearer(t *testing.T) {
+	for _, c := range []struct {
+		prefer float64
+		want   string
+	}{{0, "c5.large"}, {0.05, "c5.large"}, {0.15, "m5.large"}} {
+		types := []catalog.InstanceType{
+			{Name: "c5.large", MilliCPU: 2000, MemoryBytes: 4 * gib, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1}}},
+			{Name: "m5.large", MilliCPU: 2000, MemoryBytes: 8 * gib, Arch: "amd64", Prefer: c.prefer,
+				Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1.1}}},
+		}
+		got, err := placer(t, types, Config{}).Candidates(podOf("cpu=1"), nil)
+		if err != nil || got[0].InstanceType.Name != c.want {
+			t.Fatalf("preferred by %v: %s, %v, want %s first", c.prefer, names(got), err, c.want)
+		}
+		if c.prefer == 0.15 && got[0].Offering.PricePerHour != 1.1 {
+			t.Errorf("its price is %v", got[0].Offering.PricePerHour)
+		}
 	}
 }

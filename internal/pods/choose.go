@@ -35,20 +35,27 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
-	offers, err := c.cfg.Place(withPlugins(pod, needs), zone)
+	placed := withPlugins(pod, needs)
+	offers, err := c.cfg.Place(ctx, placed, zone)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
+	fit := offers
 	if offers, err = c.cfg.Grants.affordable(pod.Namespace, offers); err != nil {
 		return cells.Request{}, &PlacementError{Err: err}
 	}
+	ruledOut, err := c.ruledOut(ctx, placed, zone, fit, offers)
+	if err != nil {
+		return cells.Request{}, &PlacementError{Err: err}
+	}
 	r := cells.Request{
-		Pod:     apiv1.Ref(pod),
-		Node:    pod.Spec.NodeName,
-		Created: pod.CreationTimestamp.Time,
-		Offers:  offers,
-		Disks:   disksOf(needs),
-		Plugins: pluginsOf(needs),
+		Pod:      apiv1.Ref(pod),
+		Node:     pod.Spec.NodeName,
+		Created:  pod.CreationTimestamp.Time,
+		Offers:   offers,
+		RuledOut: ruledOut,
+		Disks:    disksOf(needs),
+		Plugins:  pluginsOf(needs),
 	}
 	if invalid == nil {
 		r.Special = special(asked)
@@ -61,8 +68,45 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 	return r, nil
 }
 
+// ruledOut counts what is not among the first of the offers that a pod may have, of those
+// that fit it.
+func (c *Controller) ruledOut(ctx context.Context, pod *corev1.Pod, zone string, fit, offers []cells.Offer) ([]apiv1.RuledOut, error) {
+	if c.cfg.RuledOut == nil {
+		return nil, nil
+	}
+	rejections, left, err := c.cfg.RuledOut(ctx, pod, zone)
+	if err != nil {
+		return nil, err
+	}
+	var list []apiv1.RuledOut
+	for _, r := range rejections {
+		list = append(list, apiv1.RuledOut(r))
+	}
+	count := func(n int, one, many, words string) {
+		if n == 1 {
+			many = one
+		}
+		if n > 0 {
+			list = append(list, apiv1.RuledOut{Types: n, Why: many + words})
+		}
+	}
+	refused := typesOf(fit) - typesOf(offers)
+	count(refused, "is", "are", " not granted to namespace "+pod.Namespace)
+	count(left-refused-typesOf(offers[:min(len(offers), apiv1.MaxCandidates)]), "comes", "come", " after these")
+	return list, nil
+}
+
+// typesOf is how many instance types there are among offers.
+func typesOf(offers []cells.Offer) int {
+	names := map[string]bool{}
+	for _, o := range offers {
+		names[o.InstanceType] = true
+	}
+	return len(names)
+}
+
 // PlacementError says why nothing can be launched for a pod. It wraps the error of
-// placement, or a *NotGrantedError.
+// Config.Place, or a *NotGrantedError.
 type PlacementError struct {
 	Zone string // where the disks of the pod are; "" if it has none, or it does not matter
 	Err  error
@@ -83,13 +127,16 @@ func (e *PlacementError) wait(attempt int) (reason string, wait time.Duration) {
 	var annotation *placement.InvalidAnnotationError
 	var capacity *placement.NoCapacityError
 	var granted *NotGrantedError
+	var unplaceable *placement.UnplaceableError
 	switch {
 	case errors.As(e.Err, &granted):
 		return events.NotGranted, unplaceableRetry
 	case errors.As(e.Err, &annotation):
 		return events.InvalidAnnotation, unplaceableRetry
 	case errors.As(e.Err, &capacity):
-		return events.NoCapacity, backoff(attempt)
+		return events.NoCapacity, backoffOf(attempt)
+	case errors.As(e.Err, &unplaceable):
+		return events.Unplaceable, unplaceableRetry
 	}
-	return events.Unplaceable, unplaceableRetry
+	return events.CellNotRequested, backoffOf(attempt) // it could not be asked
 }

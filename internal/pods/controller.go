@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,8 +12,10 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
@@ -38,8 +41,12 @@ type Config struct {
 	Cells  Cells
 	// Volumes returns what a pod's volumes need. Optional: no pod has any.
 	Volumes func(context.Context, *corev1.Pod) (volumes.Needs, error)
-	// Place returns the offers for a pod, best first; in a zone, if one is given.
-	Place func(pod *corev1.Pod, zone string) ([]cells.Offer, error)
+	// Place returns the offers for a pod, best first; in a zone, if one is given. Errors
+	// that are not of placement are that it cannot be told now.
+	Place func(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error)
+	// RuledOut says why types are not among the offers for such a pod, by count, and how many
+	// types are left. Optional: nothing is told of it.
+	RuledOut func(ctx context.Context, pod *corev1.Pod, zone string) (ruledOut []placement.Rejection, left int, err error)
 	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
 	// if that is one of spot alone. Optional: there are none.
 	Elsewhere func(context.Context, *corev1.Pod) []string
@@ -55,12 +62,17 @@ type Config struct {
 	// MaxAttempts is how many cells in a row may be launched for a pod and not
 	// become ready before the pod is Failed; 0 for no bound.
 	MaxAttempts int
+	// Leads returns an error unless this process surely leads: one that does not knows too
+	// little of cells to end a pod. Optional: it leads.
+	Leads func(context.Context) error
 	// Running is told, once or more, that a pod runs on its cell. Optional.
 	Running func(cell cells.Cell, at time.Time)
 	// Pulse is told of the turns of the loop. Optional.
 	Pulse *pulse.Pulse
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
+	// Random is for jitter. Optional.
+	Random backoff.Random
 	Clock  clock.WithTicker
 	Log    *slog.Logger
 }
@@ -68,6 +80,10 @@ type Config struct {
 // Cells is what this package needs of package cells.
 type Cells interface {
 	Request(ctx context.Context, r cells.Request) (cells.Cell, error)
+	// Behind says why a pod without a cell may run on one that this Kip does not know of;
+	// "" if it does not. Elsewhere says so of a pod that is to have no other.
+	Behind() (why string, sure bool)
+	Elsewhere(uid types.UID, created time.Time) (why string, sure bool)
 	Release(uid types.UID, why string, podEnded bool)
 	// ReleaseVanished returns false while the end is held back.
 	ReleaseVanished(ctx context.Context, uid types.UID, why string) bool
@@ -89,12 +105,18 @@ const (
 	// staleRetry is after how long a pod is looked at again of which the watch has yet
 	// to tell what the API server knows.
 	staleRetry = time.Second
+	// behindRetry is after how long a pod is looked at again while a person has to decide
+	// what becomes of the cells that this Kip does not know of.
+	behindRetry = 10 * time.Second
 	// changeSettles is how long a waiting pod that is changed waits at most: each look
 	// for an instance is work.
 	changeSettles = 3 * time.Second
 	// unplaceableRetry is how long a pod that fits no type waits for another
 	// look: types and prices change by the day.
 	unplaceableRetry = 10 * time.Minute
+	// budgetRetry is how long a pod waits for another look whose namespace has no money left
+	// for it: until a cell of it ends, or a month.
+	budgetRetry = 30 * time.Second
 	// vanishedRetry is when a pod is looked for again that nobody has seen deleted, while
 	// the end of its cell is held back.
 	vanishedRetry = 15 * time.Second
@@ -125,6 +147,7 @@ type waiting struct {
 	attempts int
 	until    time.Time // no cell before then, unless the pod changes
 	why      string    // why it has no cell
+	reason   string    // that of the Event which said so
 	// What placement reads of a pod and can change.
 	generation  int64
 	annotations map[string]string
@@ -145,7 +168,7 @@ func New(cfg Config) (*Controller, error) {
 	c := &Controller{
 		cfg: cfg,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[cache.ObjectName](100*time.Millisecond, time.Minute),
+			backoff.Items[cache.ObjectName](100*time.Millisecond, time.Minute, cfg.Random),
 			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "pods", MetricsProvider: cfg.Queues}),
 		ready: make(chan struct{}),
 		pods:  map[types.UID]*waiting{},
@@ -332,7 +355,10 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		case has && c.cfg.Listed != nil && !c.cfg.Listed(cell.Node):
 			again = staleRetry // whether it is there is not known: its cell stays
 		case !c.cfg.Cells.ReleaseVanished(ctx, uid, "the API server does not show the pod any more"):
-			c.queue.AddAfter(name, vanishedRetry)
+			again = cmp.Or(again, vanishedRetry)
+			if _, sure := c.cfg.Cells.Behind(); !sure {
+				again = staleRetry // a list of the cloud comes soon
+			}
 		}
 	}
 	if pod == nil {
@@ -392,6 +418,11 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	w.generation, w.annotations = pod.Generation, pod.Annotations
 	until, attempt, seen, failures, ran, paused := w.until, w.attempts+1, w.seen, w.failures, w.ran, c.paused
 	c.mu.Unlock()
+	// First: it may run on a cell that this Kip does not know of.
+	if why, sure := c.cfg.Cells.Behind(); why != "" && (sure || ran || started(pod)) {
+		c.waits(pod, events.StoreBehind, why, time.Time{})
+		return behindWait(sure), nil
+	}
 	if (ran || started(pod)) && pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
 		return 0, c.fail(ctx, pod, events.CellLost, "The cell that ran the pod was lost, and the pod's restartPolicy is Never")
 	}
@@ -433,10 +464,14 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	r.Attempt, r.Seen = attempt, seen
 	cell, err := c.cfg.Cells.Request(ctx, r)
 	var inUse *cells.DiskInUseError
+	var over *cells.BudgetError
 	switch {
 	case errors.As(err, &inUse):
 		c.waits(pod, events.VolumeInUse, inUse.Error(), now.Add(volumeRetry))
 		return volumeRetry, nil
+	case errors.As(err, &over):
+		c.waits(pod, events.BudgetExceeded, over.Error(), now.Add(budgetRetry))
+		return budgetRetry, nil
 	case errors.Is(err, cells.ErrHasCell):
 		return 0, nil
 	case err != nil:
@@ -444,7 +479,7 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		return 0, err
 	}
 	c.mu.Lock()
-	w.attempts, w.why, w.until = attempt, "", now.Add(backoff(attempt)) // of the next attempt, if this cell fails
+	w.attempts, w.why, w.until = attempt, "", now.Add(backoffOf(attempt)) // of the next attempt, if this cell fails
 	w.short = time.Time{}
 	c.mu.Unlock()
 	if cell.Standby != "" {
@@ -472,13 +507,23 @@ func (c *Controller) changedSince(ctx context.Context, pod *corev1.Pod) (bool, e
 	return now.UID != pod.UID || now.DeletionTimestamp != nil || ended(now), nil
 }
 
+// behindWait is after how long a pod is looked at again that may run on a cell that this
+// Kip does not know of. A list of the cloud, which makes it certain, comes soon.
+func behindWait(sure bool) time.Duration {
+	if sure {
+		return behindRetry
+	}
+	return staleRetry
+}
+
 // waits records and reports why a pod has no cell, once for each reason.
 func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time) {
 	c.mu.Lock()
 	w := c.known(apiv1.Ref(pod))
-	changed := w != nil && w.why != why
+	// The figures of a budget change all the time: who asks is told, the Event is enough once.
+	changed := w != nil && w.why != why && !(reason == events.BudgetExceeded && w.reason == reason && w.why != "")
 	if w != nil {
-		w.why, w.until = why, until
+		w.why, w.reason, w.until = why, reason, until
 	}
 	c.mu.Unlock()
 	if changed {
@@ -486,9 +531,9 @@ func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time)
 	}
 }
 
-// backoff is the wait after the nth cell in a row that did not run the pod: none
+// backoffOf is the wait after the nth cell in a row that did not run the pod: none
 // before the second, then doubling from a second.
-func backoff(attempt int) time.Duration {
+func backoffOf(attempt int) time.Duration {
 	return min(time.Second<<min(attempt-1, 30), longestBackoff)
 }
 
@@ -509,6 +554,12 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 	if cell, has := c.cfg.Cells.ForPod(pod.UID); has && (started(pod) || !cell.StepTime(apiv1.StepBound).IsZero()) {
 		return 0, nil // a lost or overdue cell: wait until the cloud has confirmed its end
 	}
+	if why, sure := c.cfg.Cells.Elsewhere(pod.UID, pod.CreationTimestamp.Time); why != "" {
+		return behindWait(sure), nil // it may run on a cell that this Kip does not know of
+	}
+	if err := c.leads(ctx); err != nil {
+		return 0, fmt.Errorf("delete pod %s, which no cell runs: %w", apiv1.Ref(pod), err)
+	}
 	zero := int64(0)
 	err := c.client(pod).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &pod.UID},
@@ -517,6 +568,19 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 		return 0, fmt.Errorf("delete pod %s, which no cell runs: %w", apiv1.Ref(pod), err)
 	}
 	return 0, nil
+}
+
+// leadsTimeout bounds the question whether this process leads.
+const leadsTimeout = 5 * time.Second
+
+// leads returns an error unless this process surely leads.
+func (c *Controller) leads(ctx context.Context) error {
+	if c.cfg.Leads == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, leadsTimeout)
+	defer cancel()
+	return c.cfg.Leads(ctx)
 }
 
 // graceLeft is how much of its grace period a deleted pod has left, negative once it is
@@ -550,6 +614,9 @@ func started(pod *corev1.Pod) bool {
 
 // fail ends a pod that no kubelet owns any more.
 func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message string) error {
+	if err := c.leads(ctx); err != nil {
+		return fmt.Errorf("fail pod %s: %w", apiv1.Ref(pod), err)
+	}
 	pod = pod.DeepCopy()
 	pod.Status.Phase, pod.Status.Reason, pod.Status.Message = corev1.PodFailed, reason, message
 	now := metav1.NewTime(c.cfg.Clock.Now())

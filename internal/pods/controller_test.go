@@ -38,8 +38,18 @@ type modelCells struct {
 	plugins  []cells.Plugin // likewise
 	refuse   error          // of a request
 	released []string
-	holds    bool // the end of those that vanish
+	behind   string // what Behind says
+	unsure   bool   // and that it is not sure
+	holds    bool   // the end of those that vanish
 }
+
+func (m *modelCells) Behind() (string, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.behind, !m.unsure
+}
+
+func (m *modelCells) Elsewhere(types.UID, time.Time) (string, bool) { return m.Behind() }
 
 func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, error) {
 	pod, attempt, offers := r.Pod, r.Attempt, r.Offers
@@ -166,10 +176,13 @@ func newHarness(t *testing.T) *harness {
 	}
 	h.informer = cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, nil)
 	c, err := New(Config{
-		Pods:    listed{h.informer, h},
-		Client:  func(string) corev1client.PodsGetter { return podsGetter{h.client} },
-		Cells:   h.cells,
-		Place:   func(p *corev1.Pod, zone string) ([]cells.Offer, error) { h.zone, h.placed = zone, p; return h.place(p) },
+		Pods:   listed{h.informer, h},
+		Client: func(string) corev1client.PodsGetter { return podsGetter{h.client} },
+		Cells:  h.cells,
+		Place: func(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
+			h.zone, h.placed = zone, p
+			return h.place(p)
+		},
 		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return h.needs, h.volumeErr },
 		Event:   func(_ apiv1.PodReference, kind, reason, _ string) { h.events = append(h.events, kind+" "+reason) },
 		Forget:  func(uid types.UID) { h.forgotten = append(h.forgotten, uid) },
@@ -289,7 +302,8 @@ func TestAPodThatFitsNothingSaysWhyOnceAndIsLookedAtAgain(t *testing.T) {
 		err  error
 		want string
 	}{
-		{errors.New("needs cpu 64: largest is 2xlarge with 8"), "Warning Unplaceable"},
+		{&placement.UnplaceableError{Need: "cpu 64"}, "Warning Unplaceable"},
+		{errors.New("read the labels of node kip-1: no answer"), "Warning CellNotRequested"},
 		{&placement.InvalidAnnotationError{}, "Warning InvalidAnnotation"},
 		{&placement.NoCapacityError{}, "Warning NoCapacity"},
 	} {
@@ -499,8 +513,8 @@ func TestBackoffGrowsToItsBound(t *testing.T) {
 	for attempt, want := range map[int]time.Duration{
 		1: time.Second, 2: 2 * time.Second, 5: 16 * time.Second, 20: longestBackoff, 1000: longestBackoff,
 	} {
-		if got := backoff(attempt); got != want {
-			t.Errorf("backoff(%d) = %s, want %s", attempt, got, want)
+		if got := backoffOf(attempt); got != want {
+			t.Errorf("backoffOf(%d) = %s, want %s", attempt, got, want)
 		}
 	}
 }
@@ -558,6 +572,25 @@ func TestAPodThatNobodySawDeletedIsLetGoAsOneThatMayBeThere(t *testing.T) {
 		cell.Phase = apiv1.Gone
 		if h.c.CellChanged(cell); len(h.c.gone) != 0 {
 			t.Errorf("%s: %v is kept for ever", test.what, h.c.gone)
+		}
+	}
+}
+
+func TestWhoIsNotLetGoIsLookedAtAgainSoonUntilTheCloudHasListed(t *testing.T) {
+	for _, test := range []struct {
+		unsure, holds bool
+		want          time.Duration
+	}{{false, true, vanishedRetry}, {true, true, staleRetry}, {false, false, 0}} {
+		h := newHarness(t)
+		h.put(pod("a", running))
+		h.must("a")
+		h.cells.set("uid-a", func(c *cells.Cell) { c.Phase = apiv1.Bound })
+		h.cells.holds, h.cells.unsure = test.holds, test.unsure
+		if err := h.informer.GetStore().Delete(pod("a")); err != nil {
+			t.Fatal(err)
+		}
+		if again := h.must("a"); again != test.want {
+			t.Errorf("%+v: again in %s", test, again)
 		}
 	}
 }

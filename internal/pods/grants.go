@@ -111,11 +111,16 @@ func (g Grants) affordable(namespace string, offers []cells.Offer) ([]cells.Offe
 	for _, n := range g.of(namespace) {
 		most = max(most, n.MaxPricePerHour)
 	}
-	if left := slices.DeleteFunc(slices.Clone(offers), func(o cells.Offer) bool { return o.PricePerHour > most }); len(left) > 0 {
+	left := slices.DeleteFunc(slices.Clone(offers), func(o cells.Offer) bool { return o.Unpriced || o.PricePerHour > most })
+	if len(left) > 0 {
 		return left, nil
 	}
+	price := fmt.Sprintf("%g dollars an hour", offers[0].PricePerHour)
+	if offers[0].Unpriced {
+		price = "a price that is not known"
+	}
 	return nil, &NotGrantedError{
-		Asked:     fmt.Sprintf("%s for %g dollars an hour", offers[0], offers[0].PricePerHour),
+		Asked:     fmt.Sprintf("%s for %s", offers[0], price),
 		Namespace: namespace,
 		Key:       "cells.grants.maxPricePerHour",
 	}

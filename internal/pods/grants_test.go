@@ -75,6 +75,7 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 func TestOffersThatAreNotGrantedAreLeftOut(t *testing.T) {
 	offers := []cells.Offer{
 		{InstanceType: "dear", PricePerHour: 9}, {InstanceType: "cheap", PricePerHour: 1}, {InstanceType: "mid", PricePerHour: 3},
+		{InstanceType: "unknown", Unpriced: true},
 	}
 	grants := Grants{MaxPricePerHour: 2, Namespaces: []NamespaceGrants{{Namespace: "a", MaxPricePerHour: 4}}}
 	types := Grants{Namespaces: []NamespaceGrants{
@@ -87,16 +88,16 @@ func TestOffersThatAreNotGrantedAreLeftOut(t *testing.T) {
 		namespace string
 		want      string
 	}{
-		{Grants{}, "a", "dear cheap mid"},
-		{Grants{Unrestricted: true}, "a", "dear cheap mid"},
+		{Grants{}, "a", "dear cheap mid unknown"},
+		{Grants{Unrestricted: true}, "a", "dear cheap mid unknown"},
 		{grants, "b", "cheap"},
 		{grants, "a", "cheap mid"},
 		{Grants{MaxPricePerHour: 0.5}, "a", ""},
 		{types, "a", "cheap mid"},
 		{types, "b", "cheap"},
-		{Grants{Unrestricted: true, Namespaces: types.Namespaces}, "b", "dear cheap mid"},
+		{Grants{Unrestricted: true, Namespaces: types.Namespaces}, "b", "dear cheap mid unknown"},
 		{Grants{Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"none"}}}}, "a", ""},
-		{Grants{Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"none"}}}}, "b", "dear cheap mid"},
+		{Grants{Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"none"}}}}, "b", "dear cheap mid unknown"},
 		{Grants{MaxPricePerHour: 2, Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"dear"}}}}, "a", ""},
 	} {
 		left, err := c.grants.affordable(c.namespace, offers)

@@ -84,7 +84,8 @@ func TestAPodStaysOnASpotNodeThatHasNothingForIt(t *testing.T) {
 		"no other node": {owned, func(h *harness) {
 			h.c.cfg.Elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full"} }
 		}, ""},
-		"one node": {owned, func(h *harness) { h.c.cfg.Elsewhere = nil }, ""},
+		"one node":                   {owned, func(h *harness) { h.c.cfg.Elsewhere = nil }, ""},
+		"an unknown cell may run it": {owned, func(h *harness) { h.cells.behind, h.cells.unsure = "not listed yet", true }, ""},
 		"a budget": {owned, func(h *harness) {
 			h.client.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 				return true, nil, apierrors.NewTooManyRequests("a disruption budget", 0)

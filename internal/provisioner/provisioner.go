@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/volumes"
@@ -48,6 +48,7 @@ type Provisioner struct {
 	cfg        Config
 	controller *controller.ProvisionController
 	watching   func(context.Context)
+	disks      disks
 }
 
 var (
@@ -71,7 +72,7 @@ func New(ctx context.Context, cfg Config) (*Provisioner, error) {
 		controller.LeaderElection(false), // Kip leads, or does not run this
 		controller.AddFinalizer(true),    // else a volume that is deleted before its claim leaves its disk behind
 		controller.FailedProvisionThreshold(0), controller.FailedDeleteThreshold(0),
-		controller.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, longestRetry)),
+		controller.RateLimiter(backoff.Items[string](firstRetry, longestRetry, nil)),
 	)
 	return p, nil
 }
@@ -132,6 +133,7 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 	case err != nil: // it may have been made
 		return nil, controller.ProvisioningInBackground, err
 	}
+	p.disks.made(disk)
 	p.cfg.Log.Info("made a disk", "disk", disk.ID, "volume", o.PVName, "claim", o.PVC.Namespace+"/"+o.PVC.Name, "bytes", disk.SizeBytes,
 		"zone", disk.Zone)
 	filesystem := corev1.PersistentVolumeFilesystem
@@ -166,14 +168,22 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 // virtual nodes of its zone, whichever they will be. One that stands for machines in many
 // zones, or that was there before nodes had zones, has none to select by: the zone is in
 // the attributes, for placement.
-func (p *Provisioner) where(node string) []corev1.NodeSelectorRequirement {
-	in := func(key, value string) corev1.NodeSelectorRequirement {
-		return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
+func (p *Provisioner) where(node string) (all []corev1.NodeSelectorRequirement) {
+	_, zone, _ := p.cfg.Zones(node)
+	values := map[string]string{p.cfg.NodeLabel: p.cfg.ControllerID, corev1.LabelTopologyZone: zone, corev1.LabelHostname: node}
+	for _, key := range TopologyKeys(p.cfg.NodeLabel, zone) {
+		all = append(all, corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{values[key]}})
 	}
-	if _, zone, _ := p.cfg.Zones(node); zone != "" {
-		return []corev1.NodeSelectorRequirement{in(p.cfg.NodeLabel, p.cfg.ControllerID), in(corev1.LabelTopologyZone, zone)}
+	return all
+}
+
+// TopologyKeys are the labels by which the volumes of a virtual node select nodes. zone is
+// where the node says that it is, or "".
+func TopologyKeys(nodeLabel, zone string) []string {
+	if zone == "" {
+		return []string{corev1.LabelHostname}
 	}
-	return []corev1.NodeSelectorRequirement{in(corev1.LabelHostname, node)}
+	return []string{nodeLabel, corev1.LabelTopologyZone}
 }
 
 // check refuses what cannot be made, and returns the zone of what can.
@@ -212,9 +222,18 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 	if !p.ShouldDelete(ctx, pv) {
 		return &controller.IgnoredError{Reason: "it is the disk of another Kip"}
 	}
-	if err := p.cfg.Gate.DeleteDisk(ctx, pv.Spec.CSI.VolumeHandle); err != nil {
+	disk, err := p.diskOf(ctx, pv)
+	if err != nil {
+		return err
+	}
+	if disk == nil { // it has been removed, or was never Kip's
+		p.cfg.Log.Info("a volume whose disk Kip does not have is let go", "disk", pv.Spec.CSI.VolumeHandle, "volume", pv.Name)
+		return nil
+	}
+	if err := p.cfg.Gate.DeleteDisk(ctx, disk.ID); err != nil {
 		return err // while its cell ends it is in use, and is tried again
 	}
+	p.disks.removed(disk.ID)
 	p.cfg.Log.Info("removed a disk", "disk", pv.Spec.CSI.VolumeHandle, "volume", pv.Name)
 	return nil
 }

@@ -43,7 +43,7 @@ func provisioner(t *testing.T) (*Provisioner, *sim.Cloud) {
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	return &Provisioner{cfg: Config{Node: "kip-0", ControllerID: "me", NodeLabel: "whose", NameTag: "tag", Disks: c, Zones: zones,
-		Gate: gate.New(gate.Config{Cloud: c, Leads: func(context.Context) error { return nil }, Clock: clock.RealClock{}}),
+		Gate: gate.New(gate.Config{Cloud: c, Clock: clock.RealClock{}}),
 		Log:  slog.New(slog.DiscardHandler)}}, c
 }
 
@@ -138,6 +138,7 @@ func TestOneKipLeavesTheDisksOfAnotherAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "data"} // as the library writes it
 	other := pv.DeepCopy()
 	other.Spec.CSI.VolumeAttributes[volumes.AttributeNode] = "kip-1"
 	var ignored *controller.IgnoredError

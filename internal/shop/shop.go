@@ -32,14 +32,18 @@ const (
 	retryEvery = time.Minute
 )
 
-// Config of a Shop. All fields are required.
+// Config of a Shop. All fields but Data and Terms are required.
 type Config struct {
 	Cloud cloud.Cloud
 	Store *store.Store
 	// Placement is what the operator says about it.
 	Placement placement.Config
-	Clock     clock.WithTicker
-	Log       *slog.Logger
+	// Data replace the sizes and prices that the cloud tells, where they have its region.
+	Data catalog.InstanceData
+	// Terms are what the operator says of prices; none leaves them as the cloud says.
+	Terms []catalog.Term
+	Clock clock.WithTicker
+	Log   *slog.Logger
 }
 
 // record is a stored catalogue.
@@ -55,6 +59,8 @@ type record struct {
 type stock struct {
 	record
 	placer *placement.Placer
+	// types are those of the record, by the operator's terms.
+	types []catalog.InstanceType
 
 	mu    sync.Mutex
 	nodes map[string]node // by the names of virtual nodes that are limited
@@ -114,7 +120,7 @@ func Open(ctx context.Context, cfg Config) (*Shop, error) {
 }
 
 // Types are the catalogue. They must not be changed.
-func (s *Shop) Types() []catalog.InstanceType { return s.stock.Load().Types }
+func (s *Shop) Types() []catalog.InstanceType { return s.stock.Load().types }
 
 // Placer chooses out of the catalogue as it is now.
 func (s *Shop) Placer() *placement.Placer { return s.stock.Load().placer }
@@ -124,15 +130,15 @@ func (s *Shop) Placer() *placement.Placer { return s.stock.Load().placer }
 func (s *Shop) OfNode(name string, limit placement.Limit) ([]catalog.InstanceType, *placement.Placer, error) {
 	stock := s.stock.Load()
 	if limit.None() {
-		return stock.Types, stock.placer, nil
+		return stock.types, stock.placer, nil
 	}
 	stock.mu.Lock()
 	defer stock.mu.Unlock()
 	if n, made := stock.nodes[name]; made && reflect.DeepEqual(n.limit, limit) {
 		return n.types, n.placer, nil
 	}
-	types := limit.Of(stock.Types)
-	placer, err := placement.New(types, s.cfg.Placement.Within(limit, name, stock.Types))
+	types := limit.Of(stock.types)
+	placer, err := placement.New(types, s.cfg.Placement.Within(limit, name, stock.types))
 	if err != nil {
 		return nil, nil, fmt.Errorf("choose for node %s: %w", name, err)
 	}
@@ -210,6 +216,9 @@ func (s *Shop) read(ctx context.Context, timeout time.Duration) ([]catalog.Insta
 	if err == nil && len(types) == 0 {
 		err = errors.New("it is empty")
 	}
+	if err == nil {
+		err = catalog.Validate(types)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the catalogue of cloud %s: %w", s.cfg.Cloud.Name(), err)
 	}
@@ -222,11 +231,20 @@ func (s *Shop) recordOf(types []catalog.InstanceType) record {
 
 // adopt makes a catalogue the current one, together with its placer.
 func (s *Shop) adopt(r record) error {
-	placer, err := placement.New(r.Types, s.cfg.Placement)
+	types := r.Types
+	if s.cfg.Data != nil {
+		var found bool
+		if types, found = s.cfg.Data.Replace(r.Types, r.Region); !found {
+			s.cfg.Log.Warn("the instance data have neither this region nor one of its zones: placing pods by the cloud's own catalogue",
+				"region", r.Region)
+		}
+	}
+	types = catalog.Apply(s.cfg.Terms, types, r.Region)
+	placer, err := placement.New(types, s.cfg.Placement)
 	if err != nil {
 		return err
 	}
-	s.stock.Store(&stock{record: r, placer: placer, nodes: map[string]node{}})
+	s.stock.Store(&stock{record: r, placer: placer, types: types, nodes: map[string]node{}})
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -196,6 +197,75 @@ func TestACatalogueThatThePlacerRefusesIsNotTaken(t *testing.T) {
 				b.Errorf("%d types, and the default type costs %v", len(s.Types()), price(b.T, s))
 			}
 		})
+	})
+}
+
+func TestACatalogueWithImpossibleFiguresIsNotTaken(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		s := b.open()
+		bad := types(4, 9)
+		bad[2].Offerings[0].PricePerHour = 0
+		b.while(s, func() {
+			b.sell(bad)
+			later(13 * time.Hour)
+			if got := price(b.T, s); got != 1 {
+				b.Errorf("the cheapest costs %v", got)
+			}
+		})
+		if got := price(b.T, b.open()); got != 1 {
+			b.Errorf("after a start the cheapest costs %v", got)
+		}
+		const want = `type "t2": offerings[0].pricePerHour: 0 is no price`
+		if _, err := s.read(b.Context(), time.Minute); err == nil || !strings.Contains(err.Error(), want) {
+			b.Errorf("the error is %v", err)
+		}
+	})
+}
+
+func TestTheOperatorsTermsHoldForEachCatalogueAndAreNotStored(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		b.cfg.Terms = []catalog.Term{{Regions: []string{"r"}, Discount: 0.5}, {InstanceTypes: []string{"t3"}, Exclude: true}}
+		s := b.open()
+		if got := price(b.T, s); got != 0.5 || len(s.Types()) != 3 {
+			b.Errorf("the cheapest of %d costs %v", len(s.Types()), got)
+		}
+		for _, limit := range []placement.Limit{{}, {Zones: []string{"z"}}} {
+			offered, placer, err := s.OfNode("n", limit)
+			if err != nil {
+				b.Fatal(err)
+			}
+			cheapest, err := placer.Candidates(&corev1.Pod{}, nil)
+			if err != nil || len(offered) != 3 || cheapest[0].Offering.PricePerHour != 0.5 {
+				b.Errorf("of a node limited to %q: %d types, %+v, %v", limit, len(offered), cheapest, err)
+			}
+		}
+		b.while(s, func() {
+			b.sell(types(4, 3))
+			later(13 * time.Hour)
+			if got := price(b.T, s); got != 1.5 || len(s.Types()) != 3 {
+				b.Errorf("the next day the cheapest of %d costs %v", len(s.Types()), got)
+			}
+		})
+		b.away(true)
+		b.cfg.Terms = nil
+		if s := b.open(); price(b.T, s) != 3 || len(s.Types()) != 4 {
+			b.Errorf("without terms, and the cloud, the cheapest of %d costs %v", len(s.Types()), price(b.T, s))
+		}
+	})
+}
+
+func TestInstanceDataReplaceWhatTheCloudTellsOfTheirRegion(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		own := types(2, 0.25)
+		b.cfg.Data = catalog.InstanceData{"r": own}
+		b.cfg.Terms = []catalog.Term{{Discount: 0.5}}
+		if s := b.open(); price(b.T, s) != 0.125 || len(s.Types()) != 2 {
+			b.Errorf("the cheapest of %d costs %v", len(s.Types()), price(b.T, s))
+		}
+		b.cfg.Data = catalog.InstanceData{"elsewhere": own}
+		if s := b.open(); price(b.T, s) != 0.5 || len(s.Types()) != 4 {
+			b.Errorf("with another region's, the cheapest of %d costs %v", len(s.Types()), price(b.T, s))
+		}
 	})
 }
 

@@ -20,10 +20,9 @@ func (src *source) gather(ctx context.Context) (*answer, map[Miss]int, error) {
 	bounded, cancel := context.WithTimeout(ctx, gatherTimeout)
 	defer cancel()
 	cells := s.c.Cells()
-	// Those that answered the last time come first, so that the others wait in
-	// nobody's way.
+	// The others are in nobody's way.
 	slices.SortStableFunc(cells, func(a, b Cell) int {
-		switch was, is := src.missed[a.ID], src.missed[b.ID]; {
+		switch was, is := src.late[a.ID], src.late[b.ID]; {
 		case was == is:
 			return 0
 		case is:
@@ -33,13 +32,20 @@ func (src *source) gather(ctx context.Context) (*answer, map[Miss]int, error) {
 	})
 	m := src.merging.begin(s.c.Clock.Now())
 	counts := map[Miss]int{}
-	missed := map[string]bool{}
+	late := map[string]bool{}
 	var mu sync.Mutex
+	delay := func(c *Cell) {
+		mu.Lock()
+		defer mu.Unlock()
+		late[c.ID] = true
+	}
 	miss := func(c *Cell, why Miss, err error) {
 		mu.Lock()
 		counts[why]++
-		missed[c.ID] = true
 		mu.Unlock()
+		if !errors.Is(err, errNothingLeft) {
+			delay(c)
+		}
 		s.c.Log.Debug("a cell did not tell what its pod uses", "cell", c.ID, "pod", c.Namespace+"/"+c.Pod, "path", src.path, "why", string(why),
 			"err", err)
 	}
@@ -52,14 +58,18 @@ func (src *source) gather(ctx context.Context) (*answer, map[Miss]int, error) {
 			continue
 		}
 		asked.Go(func() error {
-			if err := src.ask(bounded, c, m); err != nil {
+			large, err := src.ask(bounded, c, m)
+			if large {
+				delay(c)
+			}
+			if err != nil {
 				miss(c, whyOf(err), err)
 			}
 			return nil
 		})
 	}
 	_ = asked.Wait() // no cell's error is one of the gathering
-	src.missed = missed
+	src.late = late
 	if ctx.Err() != nil {
 		return nil, nil, ctx.Err()
 	}
@@ -70,6 +80,8 @@ func (src *source) gather(ctx context.Context) (*answer, map[Miss]int, error) {
 var (
 	errInvalid  = errors.New("the answer cannot be parsed")
 	errTooLarge = errors.New("the answer is too large")
+	// errNothingLeft is of a cell that has done its part: others took the time or the room.
+	errNothingLeft = errors.New("the others left nothing for it")
 )
 
 func whyOf(err error) Miss {
@@ -84,42 +96,56 @@ func whyOf(err error) Miss {
 	return Failed
 }
 
-// ask asks one cell's kubelet, and has its answer merged.
-func (src *source) ask(all context.Context, c *Cell, m merger) error {
+// ask asks one cell's kubelet, and has its answer merged. It says whether that is large.
+func (src *source) ask(all context.Context, c *Cell, m merger) (large bool, err error) {
+	if all.Err() != nil {
+		return false, fmt.Errorf("%w: %w", errNothingLeft, all.Err())
+	}
 	ctx, cancel := context.WithTimeout(all, cellTimeout)
 	defer cancel()
 	answer, err := agentapi.Client{Conn: c.Conn}.Kubelet(ctx, src.path)
 	if err != nil {
-		return within(ctx, err)
+		return false, within(all, ctx, err)
 	}
 	defer answer.Close()
 	body, release, err := src.s.reading.readAll(answer)
 	defer release()
 	if err != nil {
-		return within(ctx, err)
+		return false, within(all, ctx, err)
 	}
-	select {
-	case src.s.parsing <- struct{}{}:
-		defer func() { <-src.s.parsing }()
-	case <-all.Done(): // the cell has done its part in time
-		return all.Err()
+	large = len(body) > largeBody
+	// The cell has done its part in time: what is missing from here on is the others'.
+	most, lanes := src.s.held, []chan struct{}{src.s.parsing}
+	if large {
+		most, lanes = most/2, []chan struct{}{src.s.largest, src.s.parsing}
 	}
-	if m.held() > maxHeld {
-		return fmt.Errorf("%w: all cells together", errTooLarge)
+	for _, lane := range lanes {
+		select {
+		case lane <- struct{}{}:
+			defer func() { <-lane }()
+		case <-all.Done():
+			return large, fmt.Errorf("%w: %w", errNothingLeft, all.Err())
+		}
 	}
-	return m.add(c, body)
+	if m.held() > most {
+		return large, fmt.Errorf("%w: %w: all cells together", errNothingLeft, errTooLarge)
+	}
+	return large, m.add(c, body)
 }
 
 // within says of an error that time was up, where that is the cause: not every
-// transport's error does.
-func within(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+// transport's error does. It may have been the time of all.
+func within(all, ctx context.Context, err error) error {
+	switch {
+	case all.Err() != nil:
+		return fmt.Errorf("%w: %w: %w", errNothingLeft, all.Err(), err)
+	case ctx.Err() != nil:
 		return fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
 	return err
 }
 
-// budget bounds the memory of what is being read.
+// budget bounds the memory of what is being read. Large answers have half of it.
 type budget struct {
 	most    int64
 	used    atomic.Int64
@@ -128,10 +154,10 @@ type budget struct {
 
 // firstBuffer holds most answers but those of cAdvisor, and keptBuffer most of
 // those.
-const firstBuffer, keptBuffer = 16 << 10, 256 << 10
+const firstBuffer, keptBuffer = 16 << 10, largeBody
 
-func (b *budget) take(n int) bool {
-	if b.used.Add(int64(n)) <= b.most {
+func (b *budget) take(n int, most int64) bool {
+	if b.used.Add(int64(n)) <= most {
 		return true
 	}
 	b.used.Add(-int64(n))
@@ -146,9 +172,9 @@ func (b *budget) readAll(r io.Reader) (body []byte, release func(), err error) {
 		first := make([]byte, firstBuffer)
 		buf = &first
 	}
-	if !b.take(len(*buf)) {
+	if !b.take(len(*buf), b.most) {
 		b.buffers.Put(buf)
-		return nil, func() {}, fmt.Errorf("%w: %d bytes of all cells are being read", errTooLarge, b.most)
+		return nil, func() {}, fmt.Errorf("%w: %w: %d bytes of all cells are being read", errNothingLeft, errTooLarge, b.most)
 	}
 	release = func() {
 		b.used.Add(-int64(len(*buf)))
@@ -162,8 +188,11 @@ func (b *budget) readAll(r io.Reader) (body []byte, release func(), err error) {
 			if n >= maxBody {
 				return nil, release, fmt.Errorf("%w: it has more than %d bytes", errTooLarge, maxBody)
 			}
-			if !b.take(n) {
-				return nil, release, fmt.Errorf("%w: %d bytes of all cells are being read", errTooLarge, b.most)
+			switch {
+			case 2*n <= largeBody && !b.take(n, b.most):
+				return nil, release, fmt.Errorf("%w: %w: %d bytes of all cells are being read", errNothingLeft, errTooLarge, b.most)
+			case 2*n > largeBody && !b.take(n, b.most/2):
+				return nil, release, fmt.Errorf("%w: %d bytes of all cells are being read, and it is large", errTooLarge, b.most/2)
 			}
 			*buf = append(*buf, make([]byte, n)...)[:2*n]
 		}

@@ -31,8 +31,11 @@ const (
 	// pod has 110 KiB, and 25 KiB for each further container.
 	maxBody = 4 << 20
 	// maxReading bounds the answers that are being read, and maxHeld what is
-	// kept of one gathering, compressed, in bytes.
+	// kept of one gathering, compressed, in bytes. Answers larger than largeBody, which
+	// no honest cell needs with few containers, have half of each, and one processor: the
+	// rest is for the others, however many cells answer much.
 	maxReading, maxHeld = 128 << 20, 256 << 20
+	largeBody           = 256 << 10
 )
 
 // Cell is a cell that runs a pod of the node.
@@ -108,6 +111,8 @@ type Stats struct {
 	since   time.Time
 	reading budget
 	parsing chan struct{} // as many as there are processors
+	largest chan struct{} // one, of a large answer
+	held    int           // maxHeld
 	sources map[string]*source
 
 	mu      sync.Mutex
@@ -124,6 +129,8 @@ func New(c Config) *Stats {
 		since:   c.Clock.Now(),
 		reading: budget{most: maxReading},
 		parsing: make(chan struct{}, runtime.GOMAXPROCS(0)),
+		largest: make(chan struct{}, 1),
+		held:    maxHeld,
 	}
 	s.sources = map[string]*source{
 		summaryPath:           newSource(s, summaryName, summaryPath, newSummaries(c.NodeName, s.since)),
@@ -196,9 +203,10 @@ type source struct {
 
 	last *gathering // under Stats.mu
 
-	// missed are the cells that the last gathering lacks: they are asked last.
-	// Only a gathering uses it, of which there is one at a time.
-	missed map[string]bool
+	// late are the cells that the next gathering asks last: they took long, answered
+	// much, or not what they should. One that the others left nothing for is none of
+	// them. Only a gathering uses it, of which there is one at a time.
+	late map[string]bool
 }
 
 // merging makes one answer of the answers of many cells, one gathering after the

@@ -3,7 +3,6 @@ package store
 import (
 	"bytes"
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -80,8 +79,8 @@ func (m *memory) write(ctx context.Context, op string, writes []write, f *fence)
 	if err := ctx.Err(); err != nil {
 		return outcome{}, err
 	}
-	if f != nil {
-		return outcome{}, errors.New("a store in memory knows no fence")
+	if fenced := m.fenced(f); fenced || len(writes) == 0 {
+		return outcome{done: !fenced, fenced: fenced}, nil
 	}
 	keys := make([]string, len(writes))
 	for i, w := range writes {
@@ -91,16 +90,30 @@ func (m *memory) write(ctx context.Context, op string, writes []write, f *fence)
 	if err := m.hook(op, key); err != nil {
 		return outcome{}, err
 	}
-	o := m.swap(writes)
+	o := m.swap(writes, f)
 	if !o.done {
 		return o, nil
 	}
 	return o, m.hook("applied", key)
 }
 
-func (m *memory) swap(writes []write) outcome {
+// fenced says that a fence has fallen: the record of its key is another, or there is
+// none. Nobody changes such a record.
+func (m *memory) fenced(f *fence) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.fencedNow(f)
+}
+
+// fencedNow is fenced under mu.
+func (m *memory) fencedNow(f *fence) bool { return f != nil && m.records[f.key].revision != f.created }
+
+func (m *memory) swap(writes []write, f *fence) outcome {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fencedNow(f) {
+		return outcome{fenced: true}
+	}
 	o := outcome{done: true, found: make([]int64, len(writes))}
 	changed := false
 	for i, w := range writes {

@@ -36,9 +36,9 @@ type dialing struct {
 	err  error // valid after done
 }
 
-// Conn sends requests to the agent's HTTP API, whatever host their URLs name. It waits for the session to be ready until the request's
-// context ends,
-// but at most ten seconds, and then fails with ErrNotConnected. A request with
+// Conn sends requests to the agent's HTTP API, whatever host their URLs name. It
+// waits for the session to be ready until the request's context ends, but at most
+// ten seconds, and then fails with ErrNotConnected. A request with
 // "Connection: Upgrade" gets a connection of its own, and its response, if that
 // is 101, a Body that is an io.ReadWriteCloser, as httputil.ReverseProxy and
 // others expect.
@@ -102,13 +102,14 @@ func (s *Session) upgrade(req *http.Request) (*http.Response, error) {
 func (s *Session) reserve(ctx context.Context) (*http2.ClientConn, error) {
 	for {
 		s.api.mu.Lock()
-		if s.api.cc != nil && s.api.cc.ReserveNewRequest() {
-			defer s.api.mu.Unlock()
-			return s.api.cc, nil
-		}
+		// First, since a connection that was closed takes requests until its reader has noticed.
 		if s.api.closed {
 			defer s.api.mu.Unlock()
 			return nil, context.Cause(s.ctx)
+		}
+		if s.api.cc != nil && s.api.cc.ReserveNewRequest() {
+			defer s.api.mu.Unlock()
+			return s.api.cc, nil
 		}
 		d := s.api.dialing
 		if d == nil {

@@ -111,7 +111,7 @@ func TestAMemberOfABatchCannotPassAsKipToASibling(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kipOfAnother, err := another.Client().Certificate()
+	kipOfAnother, err := another.Client(0).Certificate()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,6 +37,7 @@ type CellConfig struct {
 // Cell is a cell's end of the tunnel.
 type Cell struct {
 	id      *identity
+	terms   *terms
 	token   pki.Token
 	caHash  string
 	handler http.Handler
@@ -71,12 +72,17 @@ func newCell(cfg CellConfig, l limits) (*Cell, error) {
 	if err != nil {
 		return nil, err
 	}
+	terms, err := openTerms(id)
+	if err != nil {
+		return nil, err
+	}
 	transport, err := newTransport(l, 0, l.patience)
 	if err != nil {
 		return nil, fmt.Errorf("set up HTTP/2: %w", err)
 	}
 	c := &Cell{
 		id:         id,
+		terms:      terms,
 		token:      token,
 		caHash:     cfg.UserData.CAHash,
 		handler:    cfg.Handler,
@@ -159,6 +165,9 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 			pending.remove(tracked)
 			if err == nil {
 				pending.proved(from)
+				err = c.admit(tc.ConnectionState(), tracked, &all)
+			}
+			if err == nil {
 				err = c.serve(ctx, tc, tracked, inner)
 			}
 			if err != nil {
@@ -217,6 +226,24 @@ func (c *Cell) refused(ctx context.Context, from net.Addr, err error) {
 func (c *Cell) handshake(ctx context.Context, nc *conn) (*tls.Conn, error) {
 	tc := tls.Server(nc, c.tls)
 	return tc, atDeadline(ctx, nc, c.limits.handshake, func() error { return tc.HandshakeContext(ctx) })
+}
+
+// admit refuses a Kip that another has followed, once it has proven to be Kip. A newer
+// one ends what those before it have open here: they may go on as if they led.
+func (c *Cell) admit(state tls.ConnectionState, nc *conn, all *conns) error {
+	term, err := pki.Term(state.PeerCertificates[0])
+	if err != nil {
+		return err
+	}
+	newest, err := c.terms.admit(term)
+	if newest {
+		all.closeBut(nc)
+		if err != nil {
+			c.log.Warn("store the term of Kip; until this process ends it is known all the same", "err", err)
+		}
+		return nil
+	}
+	return err
 }
 
 // serve does what Kip opened the connection for, or hands it on to be done.

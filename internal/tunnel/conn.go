@@ -144,11 +144,16 @@ func (s *conns) remove(c *conn) {
 }
 
 // closeAll closes those that are open now.
-func (s *conns) closeAll() {
+func (s *conns) closeAll() { s.closeBut(nil) }
+
+// closeBut closes those that are open now, but for one.
+func (s *conns) closeBut(one *conn) {
 	s.mu.Lock()
 	all := make([]*conn, 0, len(s.open))
 	for c := range s.open {
-		all = append(all, c)
+		if c != one {
+			all = append(all, c)
+		}
 	}
 	s.mu.Unlock()
 	for _, c := range all {

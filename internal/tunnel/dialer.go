@@ -22,7 +22,10 @@ import (
 // DialerConfig is what Kip's end of the tunnels needs.
 type DialerConfig struct {
 	Authority *pki.Authority
-	Log       *slog.Logger
+	// Term is that for which this Kip leads: cells refuse one with a lower term than they
+	// have seen. 0 is none, and never refused.
+	Term uint64
+	Log  *slog.Logger
 	// Late measures this process: while it is late, no cell is silent. Optional:
 	// a process without it is never late.
 	Late *lateness.Meter
@@ -58,7 +61,7 @@ func newDialer(cfg DialerConfig, l limits) (*Dialer, error) {
 		authority: cfg.Authority,
 		log:       cfg.Log,
 		dial:      cfg.Dial,
-		client:    cfg.Authority.Client(),
+		client:    cfg.Authority.Client(cfg.Term),
 		limits:    l,
 		transport: transport,
 		server: &http2.Server{

@@ -28,5 +28,6 @@
 //
 // Who the other end is: the cell demands a client certificate named "kip" by
 // the authority whose hash came with its user data. Kip demands a certificate
-// by its authority for this very cell, and the very key recorded at the join.
+// by its authority for this very cell, and the very key recorded at the join. Of two
+// Kips the cell refuses the one with the lower term, as its certificate says it.
 package tunnel

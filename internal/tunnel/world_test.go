@@ -396,7 +396,7 @@ func (w *wire) reset() {
 // kipTLS is what Kip shows when it dials.
 func kipTLS(t *testing.T, a *pki.Authority, protos ...string) *tls.Config {
 	t.Helper()
-	cert, err := a.Client().Certificate()
+	cert, err := a.Client(0).Certificate()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,9 +35,18 @@ type Resolver struct {
 	// Client may read all claims and volumes: a node may read those of its pods
 	// only a moment after they were bound to it.
 	Client Client
-	// HasDisks says that the cloud has disks.
-	HasDisks bool
-	Drivers  Drivers
+	// Owned says whether the disk that a volume of Kip's driver names was made for it: the
+	// error is a *ForeignDiskError if not. nil where the cloud has no disks.
+	Owned   func(context.Context, *corev1.PersistentVolume) error
+	Drivers Drivers
+}
+
+// ForeignDiskError is of a volume that names a disk which was not made for it. Who may
+// make volumes could have anybody's data by it, or have it deleted.
+type ForeignDiskError struct{ Volume, Disk string }
+
+func (e *ForeignDiskError) Error() string {
+	return fmt.Sprintf("PersistentVolume %s names disk %s, which Kip has not made for that volume and a claim of its namespace", e.Volume, e.Disk)
 }
 
 // Needs is what a pod's machine must have for its volumes.
@@ -72,11 +81,18 @@ func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 			if err != nil {
 				return Needs{}, err
 			}
-			if err := r.Drivers.checkPersistent(v.Name, pv, r.HasDisks); err != nil {
+			if err := r.Drivers.checkPersistent(v.Name, pv, r.Owned != nil); err != nil {
 				return Needs{}, err
 			}
 			switch {
 			case ours(pv):
+				err := r.Owned(ctx, pv)
+				if foreign, is := errors.AsType[*ForeignDiskError](err); is {
+					return Needs{}, &UnsupportedError{v.Name, foreign.Error()}
+				}
+				if err != nil {
+					return Needs{}, fmt.Errorf("look whose disk PersistentVolume %s names: %w", pv.Name, err)
+				}
 				if err := needs.add(v.Name, pv); err != nil {
 					return Needs{}, err
 				}

@@ -1,6 +1,7 @@
 package volumes
 
 import (
+	"context"
 	"errors"
 	"reflect"
 	"strings"
@@ -56,6 +57,9 @@ func TestEachKindOfVolumeWorksOrSaysWhyNot(t *testing.T) {
 		t.Errorf("a volume without a source is an emptyDir: %v", err)
 	}
 }
+
+// all disks are those of their volumes.
+func all(context.Context, *corev1.PersistentVolume) error { return nil }
 
 func onDisk(name, disk, zone string) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
@@ -159,7 +163,11 @@ func TestThePodsDisksAreThoseOfItsClaims(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "uid"}, Spec: corev1.PodSpec{Volumes: tc.volumes}}
-			got, err := Resolver{Client: client.CoreV1(), HasDisks: !tc.without}.Needs(t.Context(), pod)
+			r := Resolver{Client: client.CoreV1()}
+			if !tc.without {
+				r.Owned = all
+			}
+			got, err := r.Needs(t.Context(), pod)
 			var notReady *NotReadyError
 			var unsupported *UnsupportedError
 			switch {
@@ -179,7 +187,48 @@ func TestThePodsDisksAreThoseOfItsClaims(t *testing.T) {
 	// A claim of the name that an ephemeral volume's would have is somebody else's.
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: types.UID("another")},
 		Spec: corev1.PodSpec{Volumes: []corev1.Volume{ephemeral}}}
-	if got, err := (Resolver{Client: client.CoreV1(), HasDisks: true}).Needs(t.Context(), pod); err == nil {
+	if got, err := (Resolver{Client: client.CoreV1(), Owned: all}).Needs(t.Context(), pod); err == nil {
 		t.Errorf("got %v of another pod's claim", got)
+	}
+}
+
+// A pod gets no disk that was not made for its volume, and does not wait in vain for an
+// answer that the cloud has not given.
+func TestAVolumeThatNamesAnothersDiskIsRefused(t *testing.T) {
+	away := errors.New("the cloud is away")
+	pv := onDisk("pv-1", "disk-1", "a")
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "uid-c"}
+	client := fake.NewClientset(pv, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "uid-c"},
+		Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv-1"},
+		Status:     corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+	})
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{{
+		Name:         "v",
+		VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}},
+	}}}}
+	for _, answer := range []error{nil, &ForeignDiskError{Volume: "pv-1", Disk: "disk-1"}, away} {
+		r := Resolver{Client: client.CoreV1(), Owned: func(_ context.Context, asked *corev1.PersistentVolume) error {
+			if asked.Name != "pv-1" || asked.Spec.ClaimRef.Namespace != "ns" {
+				t.Errorf("asked about %v", asked)
+			}
+			return answer
+		}}
+		got, err := r.Needs(t.Context(), pod)
+		unsupported, is := errors.AsType[*UnsupportedError](err)
+		switch answer {
+		case nil:
+			if err != nil || len(got.Disks) != 1 {
+				t.Errorf("its own disk: %v, %v", got, err)
+			}
+		case away:
+			if !errors.Is(err, away) || is {
+				t.Errorf("without an answer: %v", err)
+			}
+		default:
+			if !is || unsupported.Volume != "v" || !strings.Contains(err.Error(), "PersistentVolume pv-1 names disk disk-1") || len(got.Disks) != 0 {
+				t.Errorf("another's disk: %v, %v", got, err)
+			}
+		}
 	}
 }

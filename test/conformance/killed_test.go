@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// playKipDev starts two Kips as kip-dev does, with their records and logs, and an API
+// playKipDev starts a Kip as kip-dev does, with its record and log, and an API
 // server that has a ready node, until it is told to end.
 func playKipDev(args []string) (err error) {
 	asked, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -77,31 +77,26 @@ func playKipDev(args []string) (err error) {
 	config.Clusters["a"] = &clientcmdapi.Cluster{Server: api.URL}
 	config.Contexts["a"] = &clientcmdapi.Context{Cluster: "a"}
 	config.CurrentContext = "a"
-	peer := filepath.Join(state, "peers", "kip-1")
-	if err := os.MkdirAll(peer, 0o755); err != nil {
-		return err
-	}
 	for _, name := range []string{"kubeconfig", "kip.kubeconfig"} {
 		if err := clientcmd.WriteToFile(*config, filepath.Join(state, name)); err != nil {
 			return err
 		}
 	}
-	for dir, log := range map[string]string{state: "kip.log", peer: "kip-1.kip.log"} {
-		kip, err := child.Start(child.Spec{
-			Path:    os.Args[0],
-			Args:    []string{log},
-			Env:     []string{roleVariable + "=kip"},
-			LogFile: filepath.Join(state, log),
-			Record:  filepath.Join(dir, "kip.json"),
-		})
-		if err != nil {
+	log := filepath.Join(state, "kip.log")
+	kip, err := child.Start(child.Spec{
+		Path:    os.Args[0],
+		Args:    []string{filepath.Base(log)},
+		Env:     []string{roleVariable + "=kip"},
+		LogFile: log,
+		Record:  filepath.Join(state, "kip.json"),
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, kip.Stop(context.Background())) }()
+	for said := []byte(nil); len(said) == 0 && asked.Err() == nil; time.Sleep(10 * time.Millisecond) { // a Kip that is ready has said so
+		if said, err = os.ReadFile(log); err != nil {
 			return err
-		}
-		defer func() { err = errors.Join(err, kip.Stop(context.Background())) }()
-		for said := []byte(nil); len(said) == 0 && asked.Err() == nil; time.Sleep(10 * time.Millisecond) { // a Kip that is ready has said so
-			if said, err = os.ReadFile(filepath.Join(state, log)); err != nil {
-				return err
-			}
 		}
 	}
 	fmt.Println("the cluster's words")
@@ -119,7 +114,7 @@ func TestAKipThatIsKilledFailsTheRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, record := range []string{"kip.json", "peers/kip-1/kip.json", ""} {
+	for _, record := range []string{"kip.json", ""} {
 		o := options{root: t.TempDir(), mode: "kip", procs: 1, bridge: "kipconft0", cidr: "10.119.0.0/16", choice: choice{shard: shard{1, 1}}}
 		t.Chdir(o.root)
 		write(t, filepath.Join(o.root, "go.mod"), "module a")
@@ -173,7 +168,7 @@ func TestAKipThatIsKilledFailsTheRun(t *testing.T) {
 			}
 			all += string(data)
 		}
-		for _, words := range []string{"the words of kip.log", "the words of kip-1.kip.log", "the cluster's words"} {
+		for _, words := range []string{"the words of kip.log", "the cluster's words"} {
 			if !strings.Contains(all, words) {
 				t.Errorf("%s: it kept %q, without %q", record, kept, words)
 			}

@@ -27,12 +27,12 @@ var modes = map[string]harness.Options{
 	// machine than an ordinary node does, and enough to start in seconds.
 	// A spec fills the nodes with one pod each, which then must fit a cell: a
 	// virtual node says that it has the CPUs that an ordinary one has here.
-	"kip":   {DevArgs: []string{"--kips=2", "--service-proxy", "--default-type=small", fmt.Sprintf("--cpus=%d", runtime.NumCPU())}},
+	"kip":   {DevArgs: []string{"--virtual-nodes=2", "--service-proxy", "--default-type=small", fmt.Sprintf("--cpus=%d", runtime.NumCPU())}},
 	"nodes": {DevArgs: []string{"--nodes=2"}, ClusterOnly: true},
 }
 
 // kipsOf says how many Kips a mode has.
-var kipsOf = map[string]int{"kip": 2}
+var kipsOf = map[string]int{"kip": 1}
 
 type options struct {
 	mode, bridge, cidr string

@@ -85,8 +85,8 @@ func page(specs []string, nodes, kip Results, reasons map[string]Reason) string 
 
 Kubernetes' own conformance tests (e2e.test ` + Release + `, unmodified), run against the control plane of ` + "`make run`" + ` in two modes: with
 ordinary nodes only, upstream kubelets as machines on one host, which says what the tests can reach here at all; and with
-Kip, where the only nodes that pods can be placed on are the virtual ones of two Kips. These run in their host's network
-beside a kube-proxy, as on an ordinary node of a cluster.
+Kip, where the only nodes that pods can be placed on are virtual ones: two of one Kip, or, in runs whose flags do not name
+` + "`--virtual-nodes=2`" + `, one each of two Kips. Kip runs in its host's network beside a kube-proxy, as on an ordinary node of a cluster.
 
 ` + "`make conformance`" + ` runs them, ` + "`make conformance MODE=nodes`" + ` the ordinary nodes. [Contributing](../CONTRIBUTING.md) has the rest of it.
 

@@ -399,7 +399,7 @@ func TestAHostNetworkPodGetsNothingFromItsMachinesPorts(t *testing.T) {
 	}
 	for name, without := range map[string]*tls.Config{
 		"no certificate":        {InsecureSkipVerify: true},
-		"another's certificate": {InsecureSkipVerify: true, GetClientCertificate: anybody.Client().GetClientCertificate},
+		"another's certificate": {InsecureSkipVerify: true, GetClientCertificate: anybody.Client(0).GetClientCertificate},
 	} {
 		without.NextProtos = []string{"http/1.1"}
 		for _, path := range []string{"/api/v1/nodes/" + harness.Node, "/api/v1/pods", "/version"} {

@@ -140,7 +140,7 @@ func cellCertificate(t *testing.T, a *pki.Authority, cellID string) tls.Certific
 func asKip(a *pki.Authority, alpn string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{alpn},
-		GetClientCertificate: a.Client().GetClientCertificate, InsecureSkipVerify: true,
+		GetClientCertificate: a.Client(0).GetClientCertificate, InsecureSkipVerify: true,
 	}
 }
 
@@ -433,7 +433,7 @@ func TestASpentTokenOpensNothingEvenToItsCA(t *testing.T) {
 
 	// Nothing else does.
 	foreign := foreignAuthority(t)
-	lazy, err := foreign.Client().Certificate()
+	lazy, err := foreign.Client(0).Certificate()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -441,19 +441,19 @@ func TestASpentTokenOpensNothingEvenToItsCA(t *testing.T) {
 	own := m.certificate(t)
 	for name, cfg := range map[string]*tls.Config{
 		"no certificate": {},
-		"a foreign CA":   {GetClientCertificate: foreign.Client().GetClientCertificate},
+		"a foreign CA":   {GetClientCertificate: foreign.Client(0).GetClientCertificate},
 		"a foreign CA, with Kip's in the chain": {Certificates: []tls.Certificate{{Certificate: [][]byte{lazy.Certificate[0],
 			kip.Certificate().Raw}, PrivateKey: lazy.PrivateKey}}},
 		"another cell's certificate": {Certificates: []tls.Certificate{{Certificate: [][]byte{stolen.Certificate[0],
 			kip.Certificate().Raw}, PrivateKey: stolen.PrivateKey}}},
 		"the cell's own certificate": {Certificates: []tls.Certificate{{Certificate: [][]byte{own.Certificate[0],
 			kip.Certificate().Raw}, PrivateKey: own.PrivateKey}}},
-		"TLS 1.2":                                {GetClientCertificate: kip.Client().GetClientCertificate, MaxVersion: tls.VersionTLS12},
-		"Kip's certificate and no protocol":      {GetClientCertificate: kip.Client().GetClientCertificate, NextProtos: []string{}},
-		"Kip's certificate and another protocol": {GetClientCertificate: kip.Client().GetClientCertificate, NextProtos: []string{"http/0.9"}},
-		"Kip's certificate and all protocols":    {GetClientCertificate: kip.Client().GetClientCertificate, NextProtos: allALPN},
+		"TLS 1.2":                                {GetClientCertificate: kip.Client(0).GetClientCertificate, MaxVersion: tls.VersionTLS12},
+		"Kip's certificate and no protocol":      {GetClientCertificate: kip.Client(0).GetClientCertificate, NextProtos: []string{}},
+		"Kip's certificate and another protocol": {GetClientCertificate: kip.Client(0).GetClientCertificate, NextProtos: []string{"http/0.9"}},
+		"Kip's certificate and all protocols":    {GetClientCertificate: kip.Client(0).GetClientCertificate, NextProtos: allALPN},
 		// The very Kip: who joined once joins no more.
-		"Kip's certificate and a join": {GetClientCertificate: kip.Client().GetClientCertificate, NextProtos: []string{alpnJoin}},
+		"Kip's certificate and a join": {GetClientCertificate: kip.Client(0).GetClientCertificate, NextProtos: []string{alpnJoin}},
 	} {
 		protocols := allALPN
 		if cfg.NextProtos != nil {

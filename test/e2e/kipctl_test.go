@@ -188,6 +188,20 @@ func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
 	}
 	k = runKip(t, own)
 	k.Forgive(harness.Stray, stray) // the cell of which the backup knows nothing
+	// Nothing is swept before a person decides.
+	s.within(lossPatience, "Kip says that its store is older than an instance", func(context.Context) error {
+		if out, errs, err := s.kipctl(socket, "generation"); err != nil || !strings.Contains(out, stray) {
+			return fmt.Errorf("kipctl generation: %v: %s%s", err, out, errs)
+		}
+		return nil
+	})
+	if out, errs, err := s.kipctl(socket, "generation", "take-over"); err == nil || !strings.Contains(errs, "--yes") {
+		t.Errorf("a take-over without --yes: %v: %s%s", err, out, errs)
+	}
+	s.allUnmoved(before)
+	if out, errs, err := s.kipctl(socket, "generation", "take-over", "--yes"); err != nil {
+		t.Fatalf("take-over: %v: %s%s", err, out, errs)
+	}
 	s.waitWorks(k, socket)
 	s.within(lossPatience, "the pod of which the backup knows nothing runs again", func(ctx context.Context) error {
 		pod, err := s.Pod(ctx, "later")

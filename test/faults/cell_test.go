@@ -59,11 +59,13 @@ type machine struct {
 	configured bool
 	stuck      bool      // its kubelet does not end its pod
 	kept       bool      // and has not ended it
+	cutAtEnd   bool      // it is cut off when it has reported that its pod has ended
 	hung       bool      // its kubelet does nothing at all
 	node       string    // the virtual node that its kubelet is
 	missed     bool      // and Kip has missed its lease
 	started    time.Time // when its kubelet was up; zero when it is not
 	session    *session  // whose connection it has; it may be broken and not noticed
+	term       int       // the life of the last Kip that has connected
 
 	devices map[string]bool // the disks that its agent has been told of
 	// released are those that it was told to let go of.
@@ -342,6 +344,7 @@ func (m *machine) report(ctx context.Context, pod *corev1.Pod) time.Duration {
 		if err := w.api.edit(m.name, &metav1.Preconditions{UID: &m.pod}, send); err != nil {
 			return retry
 		}
+		m.cutAfter(status)
 	}
 	if pod.DeletionTimestamp != nil {
 		zero := int64(0)
@@ -351,6 +354,26 @@ func (m *machine) report(ctx context.Context, pod *corev1.Pod) time.Duration {
 		}
 	}
 	return 0
+}
+
+// cutAfter cuts the machine off for two minutes if it is to be and its pod has ended.
+func (m *machine) cutAfter(status corev1.PodPhase) {
+	w := m.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !m.cutAtEnd || status != corev1.PodSucceeded && status != corev1.PodFailed {
+		return
+	}
+	if s := m.session; s != nil {
+		s.api.freezeBeat()
+	}
+	m.cutAtEnd, m.cutOff, w.lasting["cut off"] = false, true, true
+	w.linksChanged()
+	go func() {
+		if sleep(w.ctx, 2*time.Minute) {
+			w.healLinks()
+		}
+	}()
 }
 
 func others(list []corev1.PodCondition) (kept []corev1.PodCondition) {
@@ -482,7 +505,7 @@ type session struct {
 
 // flows says that bytes get through; under world.mu.
 func (s *session) flows() bool {
-	return s.connected && s.machine.up && !s.machine.cutOff && s.machine.session == s
+	return s.connected && s.machine.up && !s.machine.cutOff && s.machine.session == s && s.kip.stalled == nil
 }
 
 func (s *session) Ready() <-chan struct{} { return s.ready }
@@ -528,7 +551,7 @@ func (s *session) run() {
 // freezeBeat notes the last heartbeat, of a connection that ends or a Kip that stops
 // reading; under world.mu.
 func (a *cellAPI) freezeBeat() {
-	if w := a.kip.w; w.paused != nil || time.Since(w.resumed) < catchUp {
+	if w := a.kip.w; w.paused != nil || a.kip.stalled != nil || time.Since(w.resumed) < catchUp {
 		return
 	}
 	if s := a.session; s != nil && s.flows() && !s.machine.started.IsZero() && !s.machine.hung {
@@ -577,6 +600,11 @@ func (s *session) connect() (wait time.Duration, changed <-chan struct{}, _ erro
 	if !m.up || m.cutOff {
 		return 0, changed, errors.New("connection reset")
 	}
+	if s.kip.life < m.term {
+		w.plays["dial of a deposed Kip"]++
+		return 0, changed, errors.New("another Kip has followed this one")
+	}
+	m.term = s.kip.life
 	if a := w.books.cells[m.cell]; !joined && (a == nil || a.cell.KeyHash != key) {
 		w.violateLocked("a token is spent in the store first: cell %s joins and its key is not recorded", m.cell)
 	}

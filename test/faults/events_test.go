@@ -73,19 +73,19 @@ var kinds = []kind{
 			}
 		})
 	}, false},
-	{"exit", 6, func(w *world, e event) { w.exitPod(e.a, int(e.b%2)) }, false},
+	{"exit", 6, func(w *world, e event) { w.exitPod(e.a, int(e.b%2), e.b%8 < 2) }, false},
 	{"annotate", 1, func(w *world, e event) { w.withPod(e.a, func(p *corev1.Pod) { w.annotate(p, e.b) }) }, false},
 	{"kill", 4, func(w *world, e event) { w.killFor(e) }, false},
 	{"kill at", 8, func(w *world, e event) { w.arm(int(1+e.a%12), e.b%2 == 1) }, false},
-	{"cloud fault", 9, (*world).failCloud, false},
-	{"cloud faults", 2, func(w *world, e event) { w.toggle("cloud faults", e) }, true},
+	{"cloud fault", 16, (*world).failCloud, false},
+	{"cloud faults", 4, func(w *world, e event) { w.toggle("cloud faults", e) }, true},
 	{"store fault", 4, (*world).failStore, false},
-	{"store faults", 1, func(w *world, e event) { w.toggle("store faults", e) }, true},
-	{"api faults", 1, func(w *world, e event) { w.toggle("api faults", e) }, true},
+	{"store faults", 2, func(w *world, e event) { w.toggle("store faults", e) }, true},
+	{"api faults", 4, func(w *world, e event) { w.toggle("api faults", e) }, true},
 	{"watch lag", 1, func(w *world, e event) { w.setLag(e) }, true},
 	{"watches end", 1, func(w *world, _ event) { w.api.cutWatches("watches end") }, false},
 	{"capacity", 5, (*world).setCapacity, false},
-	{"vanish", 2, func(w *world, e event) {
+	{"vanish", 3, func(w *world, e event) {
 		if w.strike(e.a, w.cloud.Vanish) {
 			w.happened("vanish")
 		}
@@ -95,30 +95,36 @@ var kinds = []kind{
 	{"list fails", 1, func(w *world, e event) { w.expireWatches(int(1 + e.a%3)) }, false},
 	{"eviction blocked", 2, func(w *world, e event) { w.blockEvictions(int(1 + e.a%3)) }, false},
 	{"store unread", 1, (*world).failLoad, false},
-	{"quota", 1, func(w *world, e event) { w.toggle("quota", e) }, true},
+	{"quota", 4, func(w *world, e event) { w.toggle("quota", e) }, true},
 	{"notices end", 1, func(w *world, _ event) { w.cloud.CutInterruptions(errQueueGone) }, false},
-	{"cut off", 5, func(w *world, e event) { w.cutOff(e) }, false},
-	{"heal one by one", 4, (*world).healSlowly, false},
-	{"heal", 3, func(w *world, _ event) {
+	{"cut off", 6, func(w *world, e event) { w.cutOff(e) }, false},
+	{"heal one by one", 6, (*world).healSlowly, false},
+	{"heal", 5, func(w *world, _ event) {
 		if w.healLinks() {
 			w.happened("heal")
 		}
 	}, false},
-	{"stuck", 4, func(w *world, e event) { w.stick(e.a) }, false},
-	{"stray", 1, func(w *world, e event) { w.stray() }, false},
+	{"stuck", 5, func(w *world, e event) { w.stick(e.a) }, false},
+	{"stray", 3, func(w *world, e event) { w.stray() }, false},
 	{"list lag", 2, (*world).setListLag, false},
-	{"slow boots", 1, func(w *world, e event) { w.toggle("slow boots", e) }, true},
+	{"slow boots", 4, func(w *world, e event) { w.toggle("slow boots", e) }, true},
 	{"slow ends", 1, func(w *world, e event) { w.toggle("slow ends", e) }, true},
-	{"late calls", 2, func(w *world, e event) { w.toggle("late calls", e) }, true},
+	{"late calls", 5, func(w *world, e event) { w.toggle("late calls", e) }, true},
 	{"unauthorised", 1, func(w *world, e event) { w.toggle("unauthorised", e) }, true},
 	{"throttling", 1, func(w *world, e event) { w.toggle("throttling", e) }, true},
-	{"partial list", 2, func(w *world, e event) { w.toggle("partial list", e) }, true},
+	{"partial list", 5, func(w *world, e event) { w.toggle("partial list", e) }, true},
 	{"empty list", 1, func(w *world, e event) { w.toggle("empty list", e) }, true},
 	{"living forgotten", 2, func(w *world, e event) { w.toggle("living forgotten", e) }, true},
-	{"termination refused", 2, func(w *world, e event) { w.toggle("termination refused", e) }, true},
+	{"termination refused", 3, func(w *world, e event) { w.toggle("termination refused", e) }, true},
 	{"store reads", 2, func(w *world, e event) { w.toggle("store reads", e) }, true},
 	{"kubelet hangs", 8, (*world).hangKubelet, false},
-	{"pause", 4, (*world).pauseKip, false},
+	{"pause", 4, func(w *world, e event) {
+		if e.b%4 == 0 { // and another leads meanwhile
+			w.deposeKip(e.t % longestStall)
+			return
+		}
+		w.pauseKip(e)
+	}, false},
 	{"blind zone", 1, func(w *world, e event) { w.toggle("blind zone", e) }, true},
 }
 
@@ -142,7 +148,7 @@ func history(r *rand.Rand, n int, mild bool) []event {
 		for _, k := range kinds {
 			if x -= k.weight; x < 0 {
 				list[i] = event{kind: k.kind, a: r.Uint32(), b: r.Uint32(), t: duration(r)}
-				if mild && k.kind == "wait" && r.IntN(5) == 0 {
+				if mild && k.kind == "wait" && r.IntN(4) == 0 {
 					list[i].t = time.Duration(r.Int64N(int64(2 * reachBound)))
 				}
 				break
@@ -165,7 +171,7 @@ func draw(r *rand.Rand) setting {
 	s := setting{mild: r.IntN(3) == 0, seed: r.Uint64(), cloudAPI: r.IntN(4) == 0, movingAddr: r.IntN(2) == 0,
 		maxTries: []int{0, 0, 3, 10}[r.IntN(4)]}
 	s.shared = s.seed%3 == 0
-	if r.IntN(2) == 0 {
+	if r.IntN(3) > 0 {
 		s.pools = append(s.pools, poolOf{"small", 1 + r.IntN(3), r.IntN(3) == 0})
 	}
 	s.knobs = sim.Knobs{
@@ -192,6 +198,16 @@ func draw(r *rand.Rand) setting {
 		s.knobs.BootTimes[0].Distribution, s.knobs.ListLag = tail(s.knobs.BootTimes[0].Distribution), tail(s.knobs.ListLag)
 		for kind, d := range s.knobs.Latency {
 			s.knobs.Latency[kind] = tail(d)
+		}
+	}
+	if r.IntN(3) == 0 { // as small beside these histories as EC2's are beside a thousand pods
+		s.knobs.RateLimits = sim.EC2RateLimits()
+		for kind, limit := range s.knobs.RateLimits {
+			limit.Requests = sim.Bucket{Capacity: 3, Refill: 0.5}
+			if limit.Resources != (sim.Bucket{}) {
+				limit.Resources = sim.Bucket{Capacity: 6, Refill: 0.5}
+			}
+			s.knobs.RateLimits[kind] = limit
 		}
 	}
 	offset := func() time.Duration { return time.Duration(r.IntN(5)-2) * time.Minute }
@@ -223,9 +239,9 @@ func (w *world) untouched() bool {
 // createPod says whether there is a pod more.
 func (w *world) createPod(a, b uint32) bool {
 	policy := []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}[a%3]
-	if a%7 == 0 {
+	if a%5 == 1 {
 		w.mu.Lock()
-		w.nextDisk = w.disks[(a/7)%diskCount]
+		w.nextDisk = w.disks[(a/5)%diskCount]
 		w.mu.Unlock()
 	}
 	return w.addPod(policy, sizes[b%uint32(len(sizes))], a%5 != 0, int64(1+b%30)) != ""
@@ -294,7 +310,9 @@ func (w *world) annotate(p *corev1.Pod, b uint32) {
 }
 
 // exitPod has the containers of a pod that runs exit.
-func (w *world) exitPod(a uint32, code int) {
+// exitPod lets the containers of a pod exit. One that is cut has no connection as soon
+// as the end is reported.
+func (w *world) exitPod(a uint32, code int, cut bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var list []*machine
@@ -308,7 +326,7 @@ func (w *world) exitPod(a uint32, code int) {
 	}
 	slices.SortFunc(list, func(a, b *machine) int { return strings.Compare(string(a.pod), string(b.pod)) })
 	m := list[int(a)%len(list)]
-	m.exit = &code
+	m.exit, m.cutAtEnd = &code, cut
 	m.poke()
 }
 
@@ -325,6 +343,9 @@ func (w *world) stick(a uint32) {
 
 // stray lets an instance of ours appear that no cell has.
 func (w *world) stray() {
+	if len(w.cloud.History()) == 0 {
+		return // any instance is ahead of a store that has launched nothing
+	}
 	w.mu.Lock()
 	w.serial++
 	id := fmt.Sprintf("cell-stray-%d", w.serial)
@@ -369,8 +390,8 @@ func (w *world) arm(n int, after bool) {
 
 func (w *world) failCloud(e event) {
 	kinds := []sim.Kind{
-		sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStop, sim.KindStart, sim.AnyKind, sim.KindDescribe,
-		sim.KindAttachDisk,
+		sim.KindLaunch, sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindTerminate, sim.KindStop, sim.KindStop,
+		sim.KindStart, sim.KindStart, sim.KindAttachDisk, sim.KindAttachDisk, sim.KindList, sim.KindDescribe, sim.AnyKind, sim.AnyKind,
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -380,6 +401,9 @@ func (w *world) failCloud(e event) {
 		fault.Delay = e.t
 	}
 	kind := kinds[e.a%uint32(len(kinds))]
+	if kind == sim.KindLaunch && e.t%2 == 0 { // a call that is surely refused costs a cell
+		f.name, fault = "refused", refused
+	}
 	for range 1 + e.b/1000%3 { // sometimes several in a row
 		w.cloudFail = append(w.cloudFail, cloudFault{kind, int(1 + e.b%3), f.name, fault})
 	}
@@ -388,6 +412,8 @@ func (w *world) failCloud(e event) {
 // errPlanned marks the answers of single calls that were to fail, which must not
 // count as those of a fault that lasts.
 var errPlanned = errors.New("planned")
+
+var refused = sim.Fault{Before: fmt.Errorf("%w: %w: bad subnet", errPlanned, cloud.ErrRefused)}
 
 // cloudFaults are what happens to single calls to the cloud.
 var cloudFaults = []struct {
@@ -403,7 +429,7 @@ var cloudFaults = []struct {
 	{"over quota", sim.Fault{Before: fmt.Errorf("%w: %w", errPlanned, cloud.ErrQuota)}},
 	{"unauthorised", sim.Fault{Before: fmt.Errorf("%w: %w", errPlanned, cloud.ErrUnauthorised)}},
 	{"no capacity", sim.Fault{Before: fmt.Errorf("%w: %w", errPlanned, cloud.ErrCapacity)}},
-	{"refused", sim.Fault{Before: fmt.Errorf("%w: %w: bad subnet", errPlanned, cloud.ErrRefused)}},
+	{"refused", refused},
 	{"late", sim.Fault{}},
 }
 
@@ -471,7 +497,7 @@ func (w *world) set(what string, on bool, e event) {
 		knobs(func(k *sim.Knobs) { k.Unauthorised = on })
 	case "throttling":
 		knobs(func(k *sim.Knobs) {
-			k.RateLimits = nil
+			k.RateLimits = w.knobs.RateLimits
 			if on {
 				k.RateLimits = map[sim.Kind]sim.RateLimit{}
 				for _, kind := range []sim.Kind{sim.KindLaunch, sim.KindTerminate, sim.KindList, sim.KindStart, sim.KindStop} {
@@ -507,7 +533,7 @@ func (w *world) set(what string, on bool, e event) {
 		w.api.fail = func(after bool) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			if !w.lasting["api faults"] || r.IntN(5) != 0 || after != (r.IntN(2) == 0) {
+			if !w.lasting["api faults"] || r.IntN(2) != 0 || after != (r.IntN(2) == 0) {
 				return nil
 			}
 			return errAPI
@@ -562,7 +588,11 @@ func (w *world) set(what string, on bool, e event) {
 func (w *world) hit(what, instance string) bool {
 	h := fnv.New32a()
 	_, _ = fmt.Fprint(h, instance, w.salt[what])
-	return w.lasting[what] && h.Sum32()%2 == 0
+	share := uint32(2)
+	if what == "termination refused" { // it shows in one call only, which is made seldom
+		share = 3
+	}
+	return w.lasting[what] && h.Sum32()%4 < share
 }
 
 // omit takes instances out of an answer of the cloud's list: all while it is empty,
@@ -690,6 +720,55 @@ func (w *world) pauseKip(e event) {
 		if w.paused == over {
 			w.resumeLocked()
 		}
+	}()
+}
+
+const (
+	// leaseTime is when another replica leads: the lease of 8 s has run out.
+	leaseTime = 9 * time.Second
+	// noticesLoss is how long a Kip that has lost its lease acts when it wakes.
+	noticesLoss = time.Second
+	// longestStall is how long it may sleep while another leads.
+	longestStall = 90 * time.Second
+)
+
+// deposeKip stops Kip between two of its steps, wherever it is, lets another one lead,
+// and has the first go on for a moment after a while.
+func (w *world) deposeKip(stall time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	k := w.kip
+	if w.paused != nil || k == nil || !k.up || k.ctx.Err() != nil || k.stalled != nil || w.stallsUntil.After(time.Now()) {
+		return
+	}
+	for _, a := range k.apis {
+		a.freezeBeat()
+	}
+	stalled := make(chan struct{})
+	k.stalled = stalled
+	w.linksChanged()
+	w.lasting["deposed"] = true
+	w.stallsUntil = time.Now().Add(leaseTime + stall + noticesLoss + time.Second)
+	go func() {
+		if !sleep(w.ctx, leaseTime) {
+			return
+		}
+		close(k.deposed)
+		sleep(w.ctx, stall)
+		w.mu.Lock()
+		if k.ctx.Err() == nil && w.kip != k {
+			w.plays["deposed"]++
+		}
+		k.stalled = nil
+		close(stalled)
+		w.linksChanged()
+		w.mu.Unlock()
+		sleep(w.ctx, noticesLoss)
+		k.cancel()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.lasting, "deposed")
+		w.troubled(time.Now())
 	}()
 }
 

@@ -180,6 +180,13 @@ func (w *world) check() []string {
 		}
 	}
 
+	// A store that lacks nothing is not behind.
+	if k != nil && k.up && !w.behind {
+		if why, sure := k.cells.Behind(); sure && why != "" {
+			w.violateLocked("the store was never swapped, and Kip says that it is behind: %+v", k.cells.Generation())
+		}
+	}
+
 	// An eviction that was forbidden is tried again until the pod is gone, or its
 	// instance, unless too many have ended.
 	held := map[string]bool{}
@@ -380,9 +387,9 @@ func (w *world) finish() {
 	w.calmDown()
 	w.mu.Lock()
 	w.ending = true
-	strikes := w.strikes
+	strikes, stalls := w.strikes, w.stallsUntil
 	w.mu.Unlock()
-	time.Sleep(time.Until(strikes))
+	time.Sleep(max(time.Until(strikes), time.Until(stalls)))
 	if !w.await(reachBound, w.settled) {
 		w.violate("not settled %s after the last fault: %s", reachBound, w.describe())
 	}
@@ -401,7 +408,7 @@ func (w *world) finish() {
 	}
 	w.check()
 	err := w.store.List(context.Background(), "", func(key string, _ []byte, _ int64) error {
-		if !slices.Contains([]string{"born", "ends", "ledger"}, key) {
+		if !slices.Contains([]string{"born", "ends", "ledger", "generation", leaderKey}, key) {
 			w.violate("the store still has %s", key)
 		}
 		return nil

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +18,8 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
@@ -150,6 +153,10 @@ type world struct {
 	ending       bool                    // the history is over
 	trouble      time.Time               // when the last fault was over, as far as is known
 	lasting      map[string]bool
+	behind       bool      // the store was swapped, and has not taken over yet
+	swapping     bool      // what is read and written is not by a Kip
+	stallsUntil  time.Time // a Kip that was deposed may act until then
+	decided      func(sim.Kind)
 	points       int
 	writing      map[string]int // the point of a write under way, by its keys
 	deadly       failpoint      // the next; none if zero
@@ -275,6 +282,9 @@ type kip struct {
 	cells    *cells.Controller
 	pods     *pods.Controller
 	apis     map[string]*cellAPI // under world.mu
+	store    *store.Store        // it leads on it, or has
+	deposed  chan struct{}       // closed when another leads
+	stalled  chan struct{}       // closed when it wakes; nil while it is awake; under world.mu
 	up       bool                // its loops run; under world.mu
 	life     int                 // counts them
 }
@@ -287,6 +297,14 @@ func (k *kip) alive() error {
 		return errDead
 	}
 	return nil
+}
+
+// leads is as a process asks: what it does not live to hear it does not act on.
+func (k *kip) leads(ctx context.Context) error {
+	if err := k.alive(); err != nil {
+		return err
+	}
+	return k.store.Leads(ctx)
 }
 
 // kill is a crash: from here on the process writes nothing and calls nobody.
@@ -303,11 +321,24 @@ func (w *world) killLocked() {
 	w.trouble = time.Now()
 }
 
+// jitter is that of one part of one life, from the setting's seed.
+func (w *world) jitter() backoff.Random {
+	var mu sync.Mutex
+	r := rand.New(rand.NewPCG(w.seed, uint64(w.lives)))
+	return func() float64 {
+		mu.Lock()
+		defer mu.Unlock()
+		return r.Float64()
+	}
+}
+
 // supervise starts Kip again whenever it has died, as a Deployment does.
 func (w *world) supervise() {
 	defer close(w.supervisor)
+	var late sync.WaitGroup // those that were deposed
+	defer late.Wait()
 	for w.ctx.Err() == nil {
-		k := &kip{w: w, apis: map[string]*cellAPI{}}
+		k := &kip{w: w, apis: map[string]*cellAPI{}, deposed: make(chan struct{})}
 		k.ctx, k.cancel = context.WithCancel(w.ctx)
 		w.mu.Lock()
 		w.resumeLocked() // it was the last one that was paused
@@ -315,8 +346,20 @@ func (w *world) supervise() {
 		w.lives++
 		k.life = w.lives
 		w.mu.Unlock()
-		err := k.run()
-		killed := errors.Is(err, errDead) || err == nil
+		k.store = w.elect(k.life)
+		ended := make(chan error, 1)
+		go func() { ended <- k.run() }()
+		var err error
+		select {
+		case err = <-ended:
+		case <-k.deposed:
+			late.Go(func() { <-ended; k.cancel() })
+			w.mu.Lock()
+			w.trouble = time.Now()
+			w.mu.Unlock()
+			continue
+		}
+		killed := errors.Is(err, errDead) || errors.Is(err, cells.ErrTakenOver) || err == nil
 		k.cancel()
 		w.mu.Lock()
 		if !killed && err != nil && (errors.Is(err, store.ErrConflict) || len(w.lasting) == 0 && time.Since(w.trouble) > time.Minute) {
@@ -337,6 +380,24 @@ func (w *world) supervise() {
 		w.trouble = time.Now()
 		w.mu.Unlock()
 	}
+}
+
+// leaderKey is the record of the Kip that leads.
+const leaderKey = "leader"
+
+// elect makes a life the leader: the fence of the last one falls.
+func (w *world) elect(life int) *store.Store {
+	w.mu.Lock()
+	st := w.store
+	w.mu.Unlock()
+	revision, err := st.Get(context.Background(), leaderKey, new(int))
+	if err == nil {
+		revision, err = st.Put(context.Background(), leaderKey, life, revision)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return st.Fenced(st.Prefix()+leaderKey, revision)
 }
 
 // run wires Kip as internal/kip does.
@@ -388,17 +449,26 @@ func (k *kip) run() error {
 	if w.cloudAPI {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
+	machines := calls.New(calls.Config{
+		Cloud:  gate.Fence(handle{k}, k.leads),
+		Random: w.jitter(),
+		Clock:  kipClock{k: k},
+	})
 	k.gate = gate.New(gate.Config{
-		Cloud: handle{k},
-		Leads: func(context.Context) error { return k.alive() },
-		Store: w.store,
+		Cloud: machines,
+		Behind: func() string {
+			why, _ := k.cells.Behind()
+			return why
+		},
+		Store: k.store,
 		Clock: kipClock{k: k},
 	})
 	late := lateness.New(kipClock{k: k})
 	k.cells = cells.New(cells.Config{
+		Random:   w.jitter(),
 		Late:     late,
 		Gate:     k.gate,
-		NodeName: firstNode, ControllerID: owner, Cloud: handle{k}, Disks: handle{k}, Store: w.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
+		NodeName: firstNode, ControllerID: owner, Calls: machines, Store: k.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
 		StandbyNode: func(o cells.Offer) string {
 			if o.Zone == "b" {
 				return secondNode
@@ -414,10 +484,11 @@ func (k *kip) run() error {
 	})
 	var err error
 	k.pods, err = pods.New(pods.Config{
-		Pods: k.informer, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
+		Random: w.jitter(),
+		Pods:   k.informer, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
 		Client:  func(string) corev1client.PodsGetter { return client{s: w.api, k: k} },
 		Volumes: w.volumesOf,
-		Place: func(p *corev1.Pod, zone string) ([]cells.Offer, error) {
+		Place: func(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
 			var list []cells.Offer
 			switch p.Labels["size"] {
 			case "spot":
@@ -435,7 +506,7 @@ func (k *kip) run() error {
 			}
 			return list, nil
 		},
-		Clock: kipClock{k: k}, Log: w.log,
+		Leads: k.leads, Clock: kipClock{k: k}, Log: w.log,
 	})
 	if err != nil {
 		return err
@@ -496,7 +567,13 @@ func (k *kip) run() error {
 	running.Wait()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if failure != nil && errors.Is(failure, store.ErrConflict) {
+	deposed := false
+	select {
+	case <-k.deposed:
+		deposed = true // what it reads back is another's
+	default:
+	}
+	if failure != nil && errors.Is(failure, store.ErrConflict) && !deposed {
 		w.violateLocked("Kip ended by itself: %v", failure)
 	}
 	return failure
@@ -518,9 +595,9 @@ func (s shortages) Unavailable(o cells.Offer) bool {
 func (k *kip) running(ctx context.Context) {
 	for {
 		k.w.mu.Lock()
-		paused := k.w.paused
-		if paused != nil {
-			k.w.held = true
+		paused := k.stalled
+		if k == k.w.kip && k.w.paused != nil {
+			paused, k.w.held = k.w.paused, true
 		}
 		k.w.mu.Unlock()
 		if paused == nil {
@@ -667,9 +744,25 @@ func (w *world) nextPoint() int {
 
 // onWrite is the store's hook.
 func (w *world) onWrite(op, key string) error {
+	if key == leaderKey || w.isSwapping() {
+		return nil
+	}
 	err := w.written(op, key)
 	w.met(err)
 	return err
+}
+
+func (w *world) isSwapping() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.swapping
+}
+
+// isBehind says that the store was swapped, and a person has not decided yet.
+func (w *world) isBehind() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.behind
 }
 
 // met counts a failure of the store of which Kip is told.
@@ -683,7 +776,7 @@ func (w *world) met(err error) {
 func (w *world) onRead(key string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.auditing[key] > 0 {
+	if w.auditing[key] > 0 || key == leaderKey || w.swapping {
 		return nil
 	}
 	err := w.readFail()
@@ -770,7 +863,7 @@ func (w *world) troubled(until time.Time) {
 
 // calm is since when nothing has gone wrong.
 func (w *world) calm() time.Time {
-	if len(w.lasting) > 0 || w.kip == nil || !w.kip.up || w.trouble.After(time.Now()) {
+	if len(w.lasting) > 0 || w.behind || w.kip == nil || !w.kip.up || w.trouble.After(time.Now()) {
 		return time.Now()
 	}
 	return w.trouble
@@ -798,7 +891,7 @@ func (h handle) call(ctx context.Context, do func(ctx context.Context) error) er
 		return err
 	}
 	w.mu.Lock()
-	late := w.late
+	late := w.late || n%3 == 1
 	w.mu.Unlock()
 	var err error
 	if late {
@@ -882,8 +975,19 @@ func (h handle) told(list []cloud.Instance) []cloud.Instance {
 	return told
 }
 
+// isDecided is told of what Kip is about to ask of the cloud.
+func (w *world) isDecided(kind sim.Kind) {
+	w.mu.Lock()
+	tell := w.decided
+	w.mu.Unlock()
+	if tell != nil {
+		tell(kind)
+	}
+}
+
 func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
 	w := h.k.w
+	w.isDecided(sim.KindLaunch)
 	if w.model != nil {
 		r = onEC2(r)
 	}
@@ -962,6 +1066,7 @@ func (h handle) each(ctx context.Context, ids []string, do func(context.Context,
 
 func (h handle) Terminate(ctx context.Context, ids ...string) cloud.Results {
 	w := h.k.w
+	w.isDecided(sim.KindTerminate)
 	w.mu.Lock()
 	for _, id := range ids {
 		w.attemptLocked("a call that ends " + id)
@@ -1078,6 +1183,16 @@ func newBooks() books {
 
 const cellPrefix = "cells/"
 
+// neverShown says that a cell's launch had no answer, and that lists have hidden what it
+// made: nobody can tell, and the instance joins as no cell. It is swept when it is shown.
+func (w *world) neverShown(id string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	a := w.books.cells[id]
+	return a != nil && a.cell.Instance == nil &&
+		(w.lasting["empty list"] || w.lasting["partial list"] || w.lasting["living forgotten"])
+}
+
 // audit enters what a write has made of a record.
 func (w *world) audit(key string) {
 	i := strings.LastIndex(key, cellPrefix)
@@ -1099,7 +1214,7 @@ func (w *world) audit(key string) {
 	id, now := strings.TrimPrefix(key, cellPrefix), time.Now()
 	if revision == 0 {
 		for _, i := range w.cloud.Truth() {
-			if w.cellOf(i.Instance) == id {
+			if w.cellOf(i.Instance) == id && !w.isBehind() && !w.neverShown(id) {
 				w.violate("invariant 2: the record of cell %s goes while its instance %s is %s", id, i.ID, i.State)
 			}
 		}
@@ -1115,7 +1230,7 @@ func (w *world) audit(key string) {
 		if a.running() {
 			a.seconds += now.Sub(a.from).Seconds()
 		}
-		if a.seconds > 0 {
+		if a.seconds > 0 && !w.behind { // what is not trusted goes without a trace
 			o := a.cell.Offer()
 			k := fmt.Sprint(o.InstanceType, o.Spot)
 			sum := b.closed[k]

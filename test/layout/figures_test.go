@@ -109,8 +109,8 @@ func (c constants) value(e ast.Expr) (time.Duration, error) {
 	return 0, fmt.Errorf("this test cannot work out a %T", e)
 }
 
-// longestRetry is the last argument of the one call in a folder that makes a rate
-// limiter whose waits grow.
+// longestRetry is the longest wait of the one call in a folder that makes a rate
+// limiter whose waits grow: backoff.Items.
 func longestRetry(dir string, all []source) (ast.Expr, error) {
 	var found []ast.Expr
 	for _, s := range all {
@@ -119,14 +119,14 @@ func longestRetry(dir string, all []source) (ast.Expr, error) {
 		}
 		ast.Inspect(s.file, func(n ast.Node) bool {
 			call, ok := n.(*ast.CallExpr)
-			if !ok || len(call.Args) != 2 {
+			if !ok || len(call.Args) != 3 {
 				return true
 			}
 			f := call.Fun
 			if of, ok := f.(*ast.IndexExpr); ok {
 				f = of.X
 			}
-			if f, ok := f.(*ast.SelectorExpr); ok && f.Sel.Name == "NewTypedItemExponentialFailureRateLimiter" {
+			if f, ok := f.(*ast.SelectorExpr); ok && f.Sel.Name == "Items" {
 				found = append(found, call.Args[1])
 			}
 			return true
@@ -181,7 +181,7 @@ var figures = map[string][]figure{
 	"docs/reliability.md": {
 		{says: `outlives its pod by more than ` + number + ` minutes`, unit: time.Minute, dir: "test/faults", constant: "outliveBound",
 			roundTo: 30 * time.Second},
-		{says: `a call to the cloud that hangs \(` + number + ` min\)`, unit: time.Minute, dir: "internal/cells", constant: "callTimeout"},
+		{says: `a call to the cloud that hangs \(` + number + ` min\)`, unit: time.Minute, dir: "internal/calls", constant: "Timeout"},
 		{says: `the back-off after errors \(` + number + ` min\)`, unit: time.Minute, dir: "test/faults", constant: "podBackoff"},
 		{says: `logs of a cell that does not answer \(` + number + ` s\)`, unit: time.Second, dir: "internal/cells", constant: "drainTimeout"},
 		{says: `a termination that the cloud accepted and forgot \(` + number + ` min\)`, unit: time.Minute, dir: "internal/cells",
@@ -238,7 +238,7 @@ func TestTheBoundsOfFaultsAreReckonedFromKipsOwnConstants(t *testing.T) {
 	all := parsed(t, 0)
 	faults := constantsOf("test/faults", all)
 	for own, kips := range map[string]struct{ dir, constant string }{
-		"callTimeout":    {"internal/cells", "callTimeout"},
+		"callTimeout":    {"internal/calls", "Timeout"},
 		"drainTimeout":   {"internal/cells", "drainTimeout"},
 		"terminateAgain": {"internal/cells", "terminateAgain"},
 		"pollTime":       {"internal/cells", "idlePoll"},

@@ -212,6 +212,14 @@ func arrows() []direction {
 			why: "a cloud only translates; state, retries and selection live above it, once",
 		},
 		{
+			of: []string{"internal/calls"}, only: []string{"internal/backoff", "internal/catalog", "internal/cloud", "internal/pulse"},
+			why: "when a call is sent does not depend on why it is made",
+		},
+		{
+			of: []string{"internal/backoff"}, not: []string{"internal", "api"},
+			why: "how long to wait does not depend on for what",
+		},
+		{
 			of: []string{"internal/agent"}, not: kipOnly,
 			why: "itzo runs on another machine than Kip and shares with it only their contract (agentapi) and the tunnel",
 		},
@@ -249,13 +257,17 @@ func arrows() []direction {
 			why: "provider.yaml is read by itself; what its keys do is the business of who is given them",
 		},
 		{
+			of: []string{"internal/quote"}, only: []string{"internal/catalog", "internal/placement", "internal/spelling"},
+			why: "what pods would cost is told without a cluster, by the choice that Kip makes itself",
+		},
+		{
 			of: []string{"internal/leader"}, only: []string{"internal/store"},
 			why: "who leads is decided by the store alone",
 		},
 		{
 			of: []string{"internal/metrics"},
 			only: []string{
-				"api", "internal/catalog", "internal/cells", "internal/cloud", "internal/gate", "internal/stats", "internal/store",
+				"api", "internal/calls", "internal/catalog", "internal/cells", "internal/cloud", "internal/gate", "internal/stats", "internal/store",
 				"internal/version",
 			},
 			why: "what is counted is handed to it, and it asks nobody for more",
@@ -265,8 +277,13 @@ func arrows() []direction {
 			why: "it knows only what it is told of the ends that it lets pass",
 		},
 		{
-			of: []string{"internal/provisioner"}, only: []string{"internal/cloud", "internal/events", "internal/gate", "internal/volumes"},
-			why: "disks of claims outlive cells, and know none",
+			of: []string{"internal/lanes"}, only: []string{"internal/pulse"},
+			why: "who is asked and for what is its callers' business",
+		},
+		{
+			of:   []string{"internal/provisioner"},
+			only: []string{"internal/backoff", "internal/cloud", "internal/events", "internal/gate", "internal/volumes"},
+			why:  "disks of claims outlive cells, and know none",
 		},
 		{
 			of: []string{"internal/shop"},

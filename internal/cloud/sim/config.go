@@ -207,16 +207,23 @@ type RateLimit = cloud.Budget
 // answered RequestLimitExceeded. Source: AWS, "Request throttling for the Amazon
 // EC2 API" (EC2 developer guide), for the resource buckets of RunInstances (1000
 // and 2 a second) and TerminateInstances (1000 and 20) and for Describe calls with
-// a filter (100 and 20). The other numbers are of the same size, unconfirmed.
+// a filter (100 and 20), CreateTags (100 and 10) and other calls that change something
+// (50 and 5). The resource bucket of StopInstances is unconfirmed.
 func EC2RateLimits() map[Kind]RateLimit {
 	return map[Kind]RateLimit{
-		KindLaunch:    {Requests: Bucket{Capacity: 5, Refill: 2}, Resources: Bucket{Capacity: 1000, Refill: 2}},
-		KindStart:     {Requests: Bucket{Capacity: 5, Refill: 2}, Resources: Bucket{Capacity: 1000, Refill: 2}},
-		KindTerminate: {Requests: Bucket{Capacity: 100, Refill: 5}, Resources: Bucket{Capacity: 1000, Refill: 20}},
-		KindStop:      {Requests: Bucket{Capacity: 50, Refill: 5}, Resources: Bucket{Capacity: 1000, Refill: 20}},
-		KindList:      {Requests: Bucket{Capacity: 100, Refill: 20}},
-		KindDescribe:  {Requests: Bucket{Capacity: 100, Refill: 20}},
-		KindCatalogue: {Requests: Bucket{Capacity: 100, Refill: 20}},
+		KindLaunch:     {Requests: Bucket{Capacity: 5, Refill: 2}, Resources: Bucket{Capacity: 1000, Refill: 2}},
+		KindStart:      {Requests: Bucket{Capacity: 5, Refill: 2}, Resources: Bucket{Capacity: 1000, Refill: 2}},
+		KindTerminate:  {Requests: Bucket{Capacity: 100, Refill: 5}, Resources: Bucket{Capacity: 1000, Refill: 20}},
+		KindStop:       {Requests: Bucket{Capacity: 50, Refill: 5}, Resources: Bucket{Capacity: 1000, Refill: 20}},
+		KindTag:        {Requests: Bucket{Capacity: 100, Refill: 10}},
+		KindCreateDisk: {Requests: Bucket{Capacity: 50, Refill: 5}},
+		KindDeleteDisk: {Requests: Bucket{Capacity: 50, Refill: 5}},
+		KindAttachDisk: {Requests: Bucket{Capacity: 50, Refill: 5}},
+		KindDetachDisk: {Requests: Bucket{Capacity: 50, Refill: 5}},
+		KindListDisks:  {Requests: Bucket{Capacity: 100, Refill: 20}},
+		KindList:       {Requests: Bucket{Capacity: 100, Refill: 20}},
+		KindDescribe:   {Requests: Bucket{Capacity: 100, Refill: 20}},
+		KindCatalogue:  {Requests: Bucket{Capacity: 100, Refill: 20}},
 	}
 }
 

@@ -1,0 +1,334 @@
+package calls
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/pulse"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// Timeout bounds one call, from when it is sent. A call that runs into it has an
+	// unknown outcome.
+	Timeout = time.Minute
+	// most is how many calls of a kind are under way at the same time: it bounds what
+	// a cloud that does not answer costs, and is not there to pace one that does.
+	most = 128
+	// gatherFor is how long a call waits for others to go along, where calls are scarce.
+	gatherFor = 50 * time.Millisecond
+	// mostNamed is how many instances one call names; EC2 takes 1,000.
+	mostNamed = 500
+	// After a call that the cloud has throttled no other of its kind is sent for
+	// firstPause, and for twice as long each time that this was too short.
+	firstPause, longestPause = time.Second, 30 * time.Second
+	// longestRetryAfter bounds what a cloud may ask for.
+	longestRetryAfter = time.Minute
+)
+
+// Config of Calls. All fields are required unless they say otherwise.
+type Config struct {
+	Cloud cloud.Cloud
+	// Random is for jitter. Optional.
+	Random backoff.Random
+	// Meter is told of what waits. Optional.
+	Meter Meter
+	// Pulse is told of the turns of those who send what others have asked for. Optional.
+	Pulse *pulse.Pulse
+	Clock clock.Clock
+}
+
+// Meter is told of calls that wait for their turn. Its methods must not block.
+type Meter interface {
+	CallWaits(kind cloud.Call)
+	// CallWaited is told of the end of a wait: of the call, or of its caller.
+	CallWaited(kind cloud.Call, d time.Duration)
+}
+
+// Calls is a cloud whose calls wait for their budget, and for the end of a back-off
+// after one that was throttled. Of all calls but Launch a throttled one is sent again
+// until its caller's ctx ends. Each call under way has Timeout; Catalogue, which is
+// many calls on some clouds, has what its ctx gives.
+type Calls struct {
+	cfg       Config
+	terminate *merged
+	stop      *merged
+	start     *merged
+	describe  *merged
+
+	mu    sync.Mutex
+	lines map[cloud.Call]*line
+}
+
+var (
+	_ cloud.Cloud   = (*Calls)(nil)
+	_ cloud.Stopper = stopper{}
+	_ cloud.Disks   = disks{}
+	_ cloud.Parts   = parts{}
+	_ cloud.Tagger  = tagger{}
+)
+
+// New returns the calls to a cloud. They run in their callers' time: nothing is to be
+// started or stopped.
+func New(cfg Config) *Calls {
+	c := &Calls{cfg: cfg, lines: map[cloud.Call]*line{}}
+	c.terminate = newMerged(c, cloud.CallTerminate, func(ctx context.Context, ids ...string) []answer {
+		return answers(cloud.CallTerminate, cfg.Cloud.Terminate(ctx, ids...), ids)
+	})
+	c.stop = newMerged(c, cloud.CallStop, func(ctx context.Context, ids ...string) []answer {
+		return answers(cloud.CallStop, cfg.Cloud.Features().Stopper.Stop(ctx, ids...), ids)
+	})
+	c.start = newMerged(c, cloud.CallStart, func(ctx context.Context, ids ...string) []answer {
+		return answers(cloud.CallStart, cfg.Cloud.Features().Stopper.Start(ctx, ids...), ids)
+	})
+	c.describe = newMerged(c, cloud.CallDescribe, func(ctx context.Context, ids ...string) []answer {
+		instances, err := cfg.Cloud.Describe(ctx, ids...)
+		if err == nil && len(instances) != len(ids) {
+			err = fmt.Errorf("the cloud was asked for %d instances and told of %d", len(ids), len(instances))
+		}
+		all := make([]answer, len(ids))
+		for n := range all {
+			if all[n].err = err; err == nil {
+				all[n].instance = instances[n]
+			}
+		}
+		return all
+	})
+	return c
+}
+
+// answers are those to a call that names instances.
+func answers(kind cloud.Call, results cloud.Results, ids []string) []answer {
+	if len(results) != len(ids) {
+		results = cloud.Each(fmt.Errorf("the cloud answered a %s of %d with %d results", kind, len(ids), len(results)), ids...)
+	}
+	all := make([]answer, len(ids))
+	for n := range all {
+		all[n].err = results[n].Err
+	}
+	return all
+}
+
+// Name implements cloud.Cloud.
+func (c *Calls) Name() string { return c.cfg.Cloud.Name() }
+
+// Traits implements cloud.Cloud.
+func (c *Calls) Traits() cloud.Traits { return c.cfg.Cloud.Traits() }
+
+// Features implements cloud.Cloud.
+func (c *Calls) Features() cloud.Features {
+	f := c.cfg.Cloud.Features()
+	if f.Stopper != nil {
+		f.Stopper = stopper{c}
+	}
+	if f.Disks != nil {
+		f.Disks = disks{c, f.Disks}
+	}
+	if f.Parts != nil {
+		f.Parts = parts{c, f.Parts}
+	}
+	if f.Tagger != nil {
+		f.Tagger = tagger{c, f.Tagger}
+	}
+	return f
+}
+
+// Catalogue implements cloud.Cloud.
+func (c *Calls) Catalogue(ctx context.Context) (types []catalog.InstanceType, err error) {
+	err = c.one(ctx, cloud.CallCatalogue, 0, func(ctx context.Context) (err error) {
+		types, err = c.cfg.Cloud.Catalogue(ctx)
+		return err
+	})
+	return types, err
+}
+
+// Launch implements cloud.Cloud. It waits for the budget of the whole request, and
+// tells its caller when it was throttled: whether it started machines all the same,
+// only the answers say.
+func (c *Calls) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
+	turn, err := c.Turn(ctx, cloud.CallLaunch, len(r.Machines))
+	if err != nil {
+		return cloud.NotLaunched(len(r.Machines), err)
+	}
+	turn.Resources(len(r.Machines))
+	return turn.Launch(ctx, r)
+}
+
+// List implements cloud.Cloud.
+func (c *Calls) List(ctx context.Context, owner string) (list cloud.Listing, err error) {
+	err = c.one(ctx, cloud.CallList, Timeout, func(ctx context.Context) (err error) {
+		list, err = c.cfg.Cloud.List(ctx, owner)
+		return err
+	})
+	return list, err
+}
+
+// Describe implements cloud.Cloud.
+func (c *Calls) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
+	all := c.describe.do(ctx, ids)
+	instances := make([]cloud.Instance, len(all))
+	for n, a := range all {
+		if a.err != nil {
+			return nil, a.err
+		}
+		instances[n] = a.instance
+	}
+	return instances, nil
+}
+
+// Terminate implements cloud.Cloud.
+func (c *Calls) Terminate(ctx context.Context, ids ...string) cloud.Results {
+	return results(c.terminate.do(ctx, ids), ids)
+}
+
+func results(all []answer, ids []string) cloud.Results {
+	list := make(cloud.Results, len(ids))
+	for n := range list {
+		list[n] = cloud.Result{ID: ids[n], Err: all[n].err}
+	}
+	return list
+}
+
+type stopper struct{ c *Calls }
+
+func (s stopper) Stop(ctx context.Context, ids ...string) cloud.Results {
+	return results(s.c.stop.do(ctx, ids), ids)
+}
+
+func (s stopper) Start(ctx context.Context, ids ...string) cloud.Results {
+	return results(s.c.start.do(ctx, ids), ids)
+}
+
+type tagger struct {
+	c *Calls
+	t cloud.Tagger
+}
+
+func (t tagger) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
+	ids := make([]string, len(taggings))
+	for n, tagging := range taggings {
+		ids[n] = tagging.ID
+	}
+	return t.c.each(ctx, cloud.CallTag, ids, func(ctx context.Context, places []int) cloud.Results {
+		some := make([]cloud.Tagging, len(places))
+		for n, place := range places {
+			some[n] = taggings[place]
+		}
+		return t.t.Tag(ctx, some...)
+	})
+}
+
+type parts struct {
+	c *Calls
+	p cloud.Parts
+}
+
+func (p parts) ListParts(ctx context.Context, owner string) (list []cloud.Part, err error) {
+	err = p.c.one(ctx, cloud.CallListParts, Timeout, func(ctx context.Context) (err error) {
+		list, err = p.p.ListParts(ctx, owner)
+		return err
+	})
+	return list, err
+}
+
+func (p parts) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+	return p.c.each(ctx, cloud.CallDeleteParts, ids, func(ctx context.Context, places []int) cloud.Results {
+		some := make([]string, len(places))
+		for n, place := range places {
+			some[n] = ids[place]
+		}
+		return p.p.DeleteParts(ctx, some...)
+	})
+}
+
+type disks struct {
+	c *Calls
+	d cloud.Disks
+}
+
+func (d disks) CreateDisk(ctx context.Context, r cloud.DiskRequest) (disk cloud.Disk, err error) {
+	err = d.c.one(ctx, cloud.CallCreateDisk, Timeout, func(ctx context.Context) (err error) {
+		disk, err = d.d.CreateDisk(ctx, r)
+		return err
+	})
+	return disk, err
+}
+
+func (d disks) DeleteDisk(ctx context.Context, id string) error {
+	return d.c.one(ctx, cloud.CallDeleteDisk, Timeout, func(ctx context.Context) error { return d.d.DeleteDisk(ctx, id) })
+}
+
+func (d disks) ListDisks(ctx context.Context, owner string) (list []cloud.Disk, err error) {
+	err = d.c.one(ctx, cloud.CallListDisks, Timeout, func(ctx context.Context) (err error) {
+		list, err = d.d.ListDisks(ctx, owner)
+		return err
+	})
+	return list, err
+}
+
+func (d disks) AttachDisk(ctx context.Context, id, instance string) error {
+	return d.c.one(ctx, cloud.CallAttachDisk, Timeout, func(ctx context.Context) error { return d.d.AttachDisk(ctx, id, instance) })
+}
+
+func (d disks) DetachDisk(ctx context.Context, id, instance string) error {
+	return d.c.one(ctx, cloud.CallDetachDisk, Timeout, func(ctx context.Context) error { return d.d.DetachDisk(ctx, id, instance) })
+}
+
+// one makes a call that is merged with no other, within a timeout if that is not 0,
+// and again as long as it is throttled.
+func (c *Calls) one(ctx context.Context, kind cloud.Call, timeout time.Duration, do func(context.Context) error) error {
+	var throttled error
+	for {
+		turn, err := c.Turn(ctx, kind, 1)
+		if err != nil {
+			return errors.Join(err, throttled)
+		}
+		turn.Resources(1)
+		err = turn.send(ctx, timeout, do)
+		if throttled = err; !errors.Is(err, cloud.ErrThrottled) {
+			return err
+		}
+	}
+}
+
+// each makes calls about things that only one caller knows, as many in one as there are
+// resources for, and again for those that are throttled. do is given their places.
+func (c *Calls) each(
+	ctx context.Context, kind cloud.Call, ids []string, do func(ctx context.Context, places []int) cloud.Results,
+) cloud.Results {
+	results := cloud.Each(nil, ids...)
+	left := make([]int, len(ids))
+	for n := range left {
+		left[n] = n
+	}
+	for len(left) > 0 {
+		turn, err := c.Turn(ctx, kind, 1)
+		if err != nil {
+			for _, place := range left {
+				results[place].Err = errors.Join(err, results[place].Err)
+			}
+			return results
+		}
+		n := max(1, turn.Resources(min(len(left), mostNamed)))
+		places := left[:n:n]
+		named := make([]string, n)
+		for i, place := range places {
+			named[i] = ids[place]
+		}
+		left = left[n:]
+		said := turn.ask(ctx, func(ctx context.Context) []answer { return answers(kind, do(ctx, places), named) })
+		for i, a := range said {
+			results[places[i]].Err = a.err
+			if errors.Is(a.err, cloud.ErrThrottled) {
+				left = append(left, places[i])
+			}
+		}
+	}
+	return results
+}

@@ -1,0 +1,573 @@
+package calls
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+	"k8s.io/utils/clock"
+)
+
+// told is a cloud that does what a test says, and writes down what it was asked.
+type told struct {
+	cloud.Cloud
+	cloud.Disks
+	traits cloud.Traits
+	// answers says what a call is answered with; nil for no error.
+	answers func(ctx context.Context, kind cloud.Call, id string) error
+	// whole says what a call is refused with as a whole; nil for nothing.
+	whole func(ids []string) error
+
+	mu    sync.Mutex
+	began time.Time
+	calls []string
+}
+
+func (c *told) Traits() cloud.Traits     { return c.traits }
+func (c *told) Features() cloud.Features { return cloud.Features{Disks: c, Stopper: c} }
+
+func (c *told) each(ctx context.Context, kind cloud.Call, ids ...string) cloud.Results {
+	c.mu.Lock()
+	c.calls = append(c.calls, fmt.Sprintf("%v %s %s", time.Since(c.began), kind, strings.Join(ids, ",")))
+	c.mu.Unlock()
+	if c.whole != nil {
+		if err := c.whole(ids); err != nil {
+			return cloud.Each(err, ids...)
+		}
+	}
+	results := cloud.Each(nil, ids...)
+	for n, id := range ids {
+		if c.answers != nil {
+			results[n].Err = c.answers(ctx, kind, id)
+		}
+	}
+	return results
+}
+
+func (c *told) Terminate(ctx context.Context, ids ...string) cloud.Results {
+	return c.each(ctx, cloud.CallTerminate, ids...)
+}
+
+func (c *told) Stop(ctx context.Context, ids ...string) cloud.Results {
+	return c.each(ctx, cloud.CallStop, ids...)
+}
+
+func (c *told) Start(ctx context.Context, ids ...string) cloud.Results {
+	return c.each(ctx, cloud.CallStart, ids...)
+}
+
+func (c *told) List(ctx context.Context, owner string) (cloud.Listing, error) {
+	return cloud.Listing{}, c.each(ctx, cloud.CallList, owner).Err()
+}
+
+func (c *told) AttachDisk(ctx context.Context, id, _ string) error {
+	return c.each(ctx, cloud.CallAttachDisk, id).Err()
+}
+
+func (c *told) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
+	return cloud.NotLaunched(len(r.Machines), c.each(ctx, cloud.CallLaunch, fmt.Sprint(len(r.Machines))).Err())
+}
+
+// sent are the calls, each after the time since the beginning, in their order.
+func (c *told) sent() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.calls)
+}
+
+func one() float64 { return 1 } // no jitter
+
+// with runs f in virtual time.
+func with(t *testing.T, traits cloud.Traits, f func(t *testing.T, c *Calls, told *told)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		cl := &told{traits: traits, began: time.Now()}
+		f(t, New(Config{Cloud: cl, Random: one, Clock: clock.RealClock{}}), cl)
+	})
+}
+
+func budget(kind cloud.Call, capacity, refill float64) cloud.Traits {
+	return cloud.Traits{Budgets: map[cloud.Call]cloud.Budget{kind: {Requests: cloud.Bucket{Capacity: capacity, Refill: refill}}}}
+}
+
+// throttledNow is a cloud's answer to a call that did nothing.
+func throttledNow(after time.Duration) error {
+	return &cloud.Error{Cause: cloud.ErrThrottled, RetryAfter: after, NothingDone: true}
+}
+
+func TestCallsKeepToTheBucketsOfEC2(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bare, err := sim.New(sim.Config{
+			Catalogue: []catalog.InstanceType{{Name: "nano", Offerings: []catalog.Offering{{Zone: "z"}}}},
+			Knobs:     sim.Knobs{RateLimits: sim.EC2RateLimits()},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := New(Config{Cloud: bare, Random: one, Clock: clock.RealClock{}})
+		first := cloud.LaunchRequest{Token: "t", LaunchSpec: cloud.LaunchSpec{
+			InstanceType: "nano", Zone: "z", Tags: map[string]string{cloud.TagOwner: "me"},
+		}}
+		first.Machines = make([]cloud.Machine, 20)
+		started, err := c.Launch(t.Context(), first).All()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		for n := range 1500 {
+			all.Go(func() {
+				if err := c.Terminate(t.Context(), fmt.Sprint("unknown-", n)).Err(); err != nil {
+					t.Error(err)
+				}
+				if err := c.Features().Stopper.Start(t.Context(), started[n%20].ID).Err(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		for range 300 {
+			all.Go(func() {
+				if _, err := c.List(t.Context(), "me"); err != nil {
+					t.Error(err)
+				}
+				r := cloud.LaunchRequest{Machines: make([]cloud.Machine, 1)}
+				if err := c.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrRefused) { // it has no token
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if err := bare.Close(); err != nil {
+			t.Fatal(err)
+		}
+		n := map[sim.Kind]int{}
+		for key, count := range bare.Calls() {
+			if n[key.Kind] += count; key.Outcome == sim.Throttled {
+				t.Errorf("%d calls of kind %s were throttled", count, key.Kind)
+			}
+		}
+		if n[sim.KindList] != 300 || n[sim.KindLaunch] != 301 || n[sim.KindTerminate] > 200 || n[sim.KindStart] > 1000 {
+			t.Errorf("called %v", n)
+		}
+	})
+}
+
+func TestWhatWaitsForTheSameBudgetGoesInOneCall(t *testing.T) {
+	with(t, budget(cloud.CallTerminate, 1, 0.5), func(t *testing.T, c *Calls, told *told) {
+		refused := errors.New("it is protected")
+		told.answers = func(_ context.Context, _ cloud.Call, id string) error {
+			if id == "c" {
+				return refused
+			}
+			return nil
+		}
+		if err := c.Terminate(t.Context(), "a").Err(); err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		for _, ids := range [][]string{{"b"}, {"c", "d"}, {"b", "e"}} {
+			all.Go(func() {
+				for n, r := range c.Terminate(t.Context(), ids...) {
+					if r.ID != ids[n] || (r.Err != nil) != (r.ID == "c") {
+						t.Errorf("%v were answered %v", ids, r)
+					}
+				}
+			})
+			synctest.Wait()
+		}
+		if got := c.Waits(cloud.CallTerminate); !strings.Contains(got, "budget") {
+			t.Errorf("they wait for %q", got)
+		}
+		all.Wait()
+		if got, want := told.sent(), []string{"0s terminate a", "2s terminate b,c,d,e"}; !slices.Equal(got, want) {
+			t.Errorf("sent %q, want %q", got, want)
+		}
+		if got := c.Waits(cloud.CallTerminate); got != "" {
+			t.Errorf("nothing waits, and it waits for %q", got)
+		}
+	})
+}
+
+func TestResourcesAreABudgetOfTheirOwn(t *testing.T) {
+	traits := cloud.Traits{Budgets: map[cloud.Call]cloud.Budget{
+		cloud.CallStop:   {Resources: cloud.Bucket{Capacity: 2, Refill: 1}},
+		cloud.CallLaunch: {Resources: cloud.Bucket{Capacity: 4, Refill: 2}},
+	}}
+	with(t, traits, func(t *testing.T, c *Calls, told *told) {
+		if err := c.Features().Stopper.Stop(t.Context(), "a", "b", "c", "d").Err(); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // a launch is sent whole
+			if err := c.Launch(t.Context(), cloud.LaunchRequest{Machines: make([]cloud.Machine, 3)}).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, want := told.sent(), []string{"0s stop a,b", "1s stop c", "2s stop d", "2s launch 3", "3s launch 3"}; !slices.Equal(got, want) {
+			t.Errorf("sent %q, want %q", got, want)
+		}
+	})
+}
+
+func TestAKindThatIsThrottledWaitsAsAWholeAndNoOtherDoes(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		told.answers = func(_ context.Context, kind cloud.Call, _ string) error {
+			switch since := time.Since(told.began); {
+			case kind != cloud.CallList:
+				return nil
+			case since < 2*time.Second:
+				return throttledNow(0)
+			case since < 10*time.Second:
+				return throttledNow(20 * time.Second)
+			}
+			return nil
+		}
+		var all sync.WaitGroup
+		for n := range 3 {
+			all.Go(func() {
+				if _, err := c.List(t.Context(), fmt.Sprint(n)); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		time.Sleep(1500 * time.Millisecond)
+		if got := c.Waits(cloud.CallList); !strings.Contains(got, "throttled") {
+			t.Errorf("lists wait for %q", got)
+		}
+		if err := c.Terminate(t.Context(), "a").Err(); err != nil {
+			t.Fatal(err)
+		}
+		all.Wait()
+		var times []string
+		for _, s := range told.sent() {
+			times = append(times, strings.Join(strings.Fields(s)[:2], " "))
+		}
+		// One list tries whether it is over, after 1 s, then 2, then what the cloud says.
+		// When it is, the others follow.
+		want := []string{"0s list", "1s list", "1.5s terminate", "3s list", "23s list", "23s list", "23s list"}
+		if !slices.Equal(times, want) {
+			t.Errorf("sent %q, want %q", times, want)
+		}
+	})
+}
+
+func TestCallsThatAreThrottledTogetherCountOnce(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		told.answers = func(context.Context, cloud.Call, string) error {
+			time.Sleep(100 * time.Millisecond)
+			if time.Since(told.began) < time.Second {
+				return throttledNow(0)
+			}
+			return nil
+		}
+		var all sync.WaitGroup
+		for range 20 {
+			all.Go(func() {
+				if _, err := c.List(t.Context(), "me"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if took := time.Since(told.began); took > 2*time.Second {
+			t.Errorf("20 that were throttled together took %v: want one pause, of a second", took)
+		}
+	})
+}
+
+func TestAKindThatHangsHoldsUpNoOtherAndIsBounded(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		told.answers = func(ctx context.Context, kind cloud.Call, _ string) error {
+			if kind == cloud.CallAttachDisk {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		for range most + 1 {
+			all.Go(func() {
+				if err := c.Features().Disks.AttachDisk(ctx, "d", "i"); err == nil {
+					t.Error("a disk was attached that is not")
+				}
+			})
+		}
+		synctest.Wait()
+		if n := len(told.sent()); n != most {
+			t.Errorf("%d are under way, want %d", n, most)
+		}
+		if got := c.Waits(cloud.CallAttachDisk); !strings.Contains(got, "no answer yet") {
+			t.Errorf("the last waits for %q", got)
+		}
+		if err := c.Terminate(t.Context(), "a").Err(); err != nil || time.Since(told.began) != 0 {
+			t.Errorf("a termination took %v: %v", time.Since(told.began), err)
+		}
+		time.Sleep(Timeout)
+		synctest.Wait()
+		if n := len(told.sent()); n != most+2 {
+			t.Errorf("%d were sent when the first had their time, want all", n-1)
+		}
+		cancel()
+		all.Wait()
+	})
+}
+
+func TestWhatIsThrottledOfACallIsSentAgainAndTheRestIsAnswered(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		told.answers = func(_ context.Context, _ cloud.Call, id string) error {
+			if id == "b" && time.Since(told.began) == 0 {
+				return throttledNow(0)
+			}
+			return nil
+		}
+		if err := c.Terminate(t.Context(), "a", "b").Err(); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := told.sent(), []string{"0s terminate a,b", "1s terminate b"}; !slices.Equal(got, want) {
+			t.Errorf("sent %q, want %q", got, want)
+		}
+	})
+}
+
+func TestACallThatIsRefusedForOneInstanceIsMadeForTheOthers(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		told.whole = func(ids []string) error {
+			if slices.Contains(ids, "c") {
+				return fmt.Errorf("%w: c is protected", cloud.ErrRefused)
+			}
+			return nil
+		}
+		for _, r := range c.Features().Stopper.Stop(t.Context(), "a", "b", "c", "d", "e") {
+			if (r.Err != nil) != (r.ID == "c") {
+				t.Errorf("%s was answered %v", r.ID, r.Err)
+			}
+		}
+		want := []string{"0s stop a,b,c,d,e", "0s stop a,b,c", "0s stop d,e", "0s stop a,b", "0s stop c"}
+		if got := told.sent(); !slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want))) {
+			t.Errorf("sent %q, want %q", got, want)
+		}
+	})
+}
+
+func TestACallerWhoseTimeIsOverIsAnsweredAtOnce(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		var ended time.Time
+		told.answers = func(ctx context.Context, kind cloud.Call, id string) error {
+			if kind == cloud.CallStop {
+				return throttledNow(time.Minute)
+			}
+			<-ctx.Done()
+			ended = time.Now()
+			return ctx.Err()
+		}
+		// Two share a call, which goes on until the second has gone too.
+		turn, err := c.Turn(t.Context(), cloud.CallTerminate, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		turn.end(throttledNow(0))
+		var all sync.WaitGroup
+		for _, seconds := range []int{5, 7} {
+			all.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(seconds)*time.Second)
+				defer cancel()
+				err := c.Terminate(ctx, fmt.Sprint(seconds)).Err()
+				if took := time.Since(told.began); !errors.Is(err, context.DeadlineExceeded) || took != time.Duration(seconds)*time.Second {
+					t.Errorf("one that waits for %d s was answered %v after %v", seconds, err, took)
+				}
+			})
+		}
+		all.Wait()
+		if got := ended.Sub(told.began); got != 7*time.Second || len(told.sent()) != 1 {
+			t.Errorf("the call ended after %v, sent %q", got, told.sent())
+		}
+		// One that waits for its turn has a reason to tell.
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := c.Features().Stopper.Stop(ctx, "a").Err(); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, cloud.ErrThrottled) {
+			t.Errorf("one that was throttled is answered %v", err)
+		}
+		if _, err := c.Turn(ctx, cloud.CallLaunch, 1); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a turn when there is no time left: %v", err)
+		}
+	})
+}
+
+func TestATurnThatIsCancelledCostsNothing(t *testing.T) {
+	with(t, budget(cloud.CallLaunch, 1, 1), func(t *testing.T, c *Calls, told *told) {
+		for range 3 {
+			turn, err := c.Turn(t.Context(), cloud.CallLaunch, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			turn.Cancel()
+		}
+		if took := time.Since(told.began); took != 0 {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+func TestAThrottledLaunchIsItsCallersToRepeat(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		told.answers = func(context.Context, cloud.Call, string) error {
+			if time.Since(told.began) == 0 {
+				return throttledNow(0)
+			}
+			return nil
+		}
+		r := cloud.LaunchRequest{Machines: make([]cloud.Machine, 2)}
+		if err := c.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrThrottled) {
+			t.Errorf("the first was answered %v", err)
+		}
+		if err := c.Launch(t.Context(), r).Err(); err != nil || time.Since(told.began) != time.Second {
+			t.Errorf("the second was answered %v after %v", err, time.Since(told.began))
+		}
+	})
+}
+
+// waits is a Meter that sums.
+type waits struct {
+	mu    sync.Mutex
+	now   int
+	began int
+	took  time.Duration
+}
+
+func (w *waits) CallWaits(cloud.Call) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.now++
+	w.began++
+}
+
+func (w *waits) CallWaited(_ cloud.Call, d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.now--
+	w.took += d
+}
+
+func TestWaitsAreMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &waits{}
+		c := New(Config{Cloud: &told{traits: budget(cloud.CallList, 1, 1)}, Random: one, Meter: w, Clock: clock.RealClock{}})
+		for range 3 {
+			if _, err := c.List(t.Context(), "me"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if w.began != 3 || w.now != 0 || w.took != 2*time.Second {
+			t.Errorf("%d waited for %v, %d wait: want 3, 2 s and none", w.began, w.took, w.now)
+		}
+	})
+}
+
+// tags is a cloud that tags, and has parts.
+type tags struct{ *told }
+
+func (c *tags) Features() cloud.Features { return cloud.Features{Tagger: c, Parts: c} }
+
+func (c *tags) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
+	ids := make([]string, len(taggings))
+	for n, t := range taggings {
+		ids[n] = t.ID + "=" + t.Tags["for"]
+	}
+	results := c.each(ctx, cloud.CallTag, ids...)
+	for n := range results {
+		results[n].ID = taggings[n].ID
+	}
+	return results
+}
+
+func (c *tags) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
+	return []cloud.Part{{ID: "p"}}, c.each(ctx, cloud.CallListParts, owner).Err()
+}
+
+func (c *tags) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+	return c.each(ctx, cloud.CallDeleteParts, ids...)
+}
+
+func TestTagsAndPartsKeepToTheirBudgetsAndWhatIsThrottledIsSentAgain(t *testing.T) {
+	traits := cloud.Traits{Budgets: map[cloud.Call]cloud.Budget{
+		cloud.CallTag: {Requests: cloud.Bucket{Capacity: 10, Refill: 1}, Resources: cloud.Bucket{Capacity: 2, Refill: 1}},
+	}}
+	synctest.Test(t, func(t *testing.T) {
+		cl := &tags{told: &told{traits: traits, began: time.Now()}}
+		cl.answers = func(_ context.Context, kind cloud.Call, id string) error {
+			switch {
+			case id == "b=you" && time.Since(cl.began) == 0, id == "q" && time.Since(cl.began) < 5*time.Second:
+				return throttledNow(0)
+			case id == "r":
+				return fmt.Errorf("%w: it is in use", cloud.ErrRefused)
+			}
+			return nil
+		}
+		f := New(Config{Cloud: cl, Random: one, Clock: clock.RealClock{}}).Features()
+		if err := f.Tagger.Tag(t.Context(),
+			cloud.Tagging{ID: "a", Tags: map[string]string{"for": "me"}},
+			cloud.Tagging{ID: "b", Tags: map[string]string{"for": "you"}},
+			cloud.Tagging{ID: "c", Tags: map[string]string{"for": "all"}},
+		).Err(); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(4*time.Second - time.Since(cl.began))
+		for _, r := range f.Parts.DeleteParts(t.Context(), "p", "q", "r") {
+			if (r.Err != nil) != (r.ID == "r") {
+				t.Errorf("part %s: %v", r.ID, r.Err)
+			}
+		}
+		if list, err := f.Parts.ListParts(t.Context(), "me"); err != nil || len(list) != 1 {
+			t.Errorf("parts %v, %v", list, err)
+		}
+		want := []string{
+			"0s tag a=me,b=you", "1s tag c=all,b=you",
+			"4s deleteParts p,q,r", "5s deleteParts q", "5s listParts me",
+		}
+		if got := cl.sent(); !slices.Equal(got, want) {
+			t.Errorf("sent %q, want %q", got, want)
+		}
+	})
+}
+
+func TestWhatDestroysHasABudgetOnEveryCloud(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		for range int(hasty.Capacity) + 20 { // as one that asks again and again
+			if err := c.Features().Stopper.Stop(t.Context(), "a").Err(); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Features().Stopper.Start(t.Context(), "a").Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(told.began); took != 2*time.Second {
+			t.Errorf("so many stops took %v, want 2 s for the last 20", took)
+		}
+	})
+}
+
+func TestWhatIsAboutAllInstancesIsNotHalved(t *testing.T) {
+	for _, refusal := range []error{
+		errors.New("timeout"),
+		cloud.No(cloud.ErrUnauthorised, cloud.Scope{}, nil),
+		cloud.No(cloud.ErrRefused, cloud.Scope{Account: true}, nil),
+		cloud.No(cloud.ErrRefused, cloud.Scope{Zone: "z"}, nil),
+	} {
+		if refusedAsOne([]answer{{err: refusal}, {err: refusal}}) {
+			t.Errorf("%v is taken for the fault of one instance", refusal)
+		}
+	}
+	refusal := cloud.No(cloud.ErrNotFound, cloud.Scope{}, nil)
+	if !refusedAsOne([]answer{{err: refusal}, {err: refusal}}) || refusedAsOne([]answer{{err: refusal}, {}}) {
+		t.Error("a refusal of all that names no more may be about one of them, one of some is about that")
+	}
+}

@@ -1,0 +1,207 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+// Budget is what the cells of a namespace may cost together. It keeps new cells from being
+// requested, and ends none.
+type Budget struct {
+	// Namespace is its name, or "*": each one without a budget of its own.
+	Namespace string
+	// PerHour and PerMonth are in dollars; 0 for no bound.
+	PerHour, PerMonth float64
+}
+
+// budgetOf is that of a namespace; without bounds where it has none.
+func (c *Controller) budgetOf(namespace string) (b Budget) {
+	for _, one := range c.cfg.Budgets {
+		switch one.Namespace {
+		case namespace:
+			return one
+		case "*":
+			b = one
+		}
+	}
+	return b
+}
+
+func (b Budget) none() bool { return b.PerHour == 0 && b.PerMonth == 0 }
+
+// BudgetError says that a cell would cost more than is left of a budget.
+type BudgetError struct {
+	Budget
+	// Cell is what the cell would cost an hour, and Cells what the Running ones of the
+	// namespace do, in dollars.
+	Cell, Cells float64
+	Running     int
+	// Spent is what the namespace has cost this month.
+	Spent float64
+	// Monthly reports whether it is the budget of a month, else that of an hour.
+	Monthly bool
+	// Unpriced reports whether the cell's price is not known: the other figures are 0.
+	Unpriced bool
+	Offer    Offer
+	For      string // the namespace
+}
+
+func (e *BudgetError) Error() string {
+	const where = "cells.budgets of provider.yaml"
+	if e.Unpriced {
+		return fmt.Sprintf("the price of %s is not known, and namespace %s has a budget (%s)", e.Offer, e.For, where)
+	}
+	add := fmt.Sprintf("%s would add $%s an hour", e.Offer, apiv1.Price(e.Cell))
+	if e.Monthly {
+		return fmt.Sprintf("namespace %s may cost $%s a month (%s): it has cost $%s this month, its %d cells cost $%s an hour, and %s",
+			e.For, apiv1.Price(e.PerMonth), where, apiv1.Price(e.Spent), e.Running, apiv1.Price(e.Cells), add)
+	}
+	return fmt.Sprintf("namespace %s may cost $%s an hour (%s): its %d cells cost $%s, and %s",
+		e.For, apiv1.Price(e.PerHour), where, e.Running, apiv1.Price(e.Cells), add)
+}
+
+// rounding is how far sums of prices may be off.
+const rounding = 1e-9
+
+// afford says whether a namespace may have one more cell, by an offer: nil, or a
+// *BudgetError. spent is what its cells that are gone have cost this month, without is left
+// out of its cells. The caller holds mu.
+func (c *Controller) afford(namespace string, offer Offer, spent float64, without *entry) error {
+	b := c.budgetOf(namespace)
+	if b.none() {
+		return nil
+	}
+	e := &BudgetError{Budget: b, Cell: offer.CostPerHour(), Offer: offer, For: namespace}
+	if offer.Unpriced {
+		e.Unpriced = true
+		return e
+	}
+	e.Spent = spent
+	now := c.cfg.Clock.Now()
+	for other := range c.byNamespace[namespace] {
+		if other != without {
+			e.Running++
+			e.Cells += other.reserved
+			e.Spent += other.cell().spentSince(monthOf(now), now)
+		}
+	}
+	if b.PerHour > 0 && e.Cells+e.Cell > b.PerHour+rounding {
+		return e
+	}
+	if b.PerMonth > 0 && e.Spent+e.Cells+e.Cell > b.PerMonth+rounding {
+		e.Monthly = true
+		return e
+	}
+	return nil
+}
+
+// affordable returns the offers of a request that its namespace may have now, or the
+// error of the first. The caller holds mu.
+func (c *Controller) affordable(r Request, spent float64) ([]Offer, error) {
+	if c.budgetOf(r.Pod.Namespace).none() {
+		return r.Offers, nil
+	}
+	var left []Offer
+	var first error
+	for _, o := range r.Offers {
+		if err := c.afford(r.Pod.Namespace, o, spent, nil); err == nil {
+			left = append(left, o)
+		} else if first == nil {
+			first = err
+		}
+	}
+	if len(left) == 0 {
+		return nil, first
+	}
+	return left, nil
+}
+
+// lockBudget takes mu, so that what a namespace may still cost does not change until the
+// returned function is called; no cell of it becomes one that is gone meanwhile.
+func (c *Controller) lockBudget(ctx context.Context, namespace string) (spent float64, unlock func(), err error) {
+	if c.budgetOf(namespace).PerMonth == 0 {
+		c.mu.Lock()
+		return 0, c.mu.Unlock, nil
+	}
+	c.ledger.lock(ctx)
+	if err := c.ledger.read(ctx); err != nil {
+		c.ledger.mu.Unlock()
+		return 0, nil, err
+	}
+	c.mu.Lock()
+	return c.ledger.spentBy(namespace, monthOf(c.cfg.Clock.Now())), func() {
+		c.mu.Unlock()
+		c.ledger.mu.Unlock()
+	}, nil
+}
+
+// nextWithin returns the offers from the first that the namespace of a cell may have, and
+// counts that one as the cell's: another that is requested meanwhile finds it taken. Bounds
+// of a month were kept when the cell was requested.
+func (c *Controller) nextWithin(cell *Cell, offers []Offer) ([]Offer, error) {
+	namespace := cell.Pod.Namespace
+	if cell.Pod.UID == "" || c.budgetOf(namespace).PerHour == 0 {
+		return offers, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.cells[cell.ID]
+	var first error
+	for i, o := range offers {
+		err := c.afford(namespace, o, 0, e)
+		if over, is := errors.AsType[*BudgetError](err); is && over.Monthly {
+			err = nil
+		}
+		if err == nil {
+			if e != nil {
+				e.reserved = max(e.reserved, o.CostPerHour()) // both, until it is stored which
+			}
+			return offers[i:], nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return nil, first
+}
+
+// count counts a cell against the budget of its pod's namespace, under mu.
+func (c *Controller) count(e *entry) {
+	if c.byNamespace[e.pod.Namespace] == nil {
+		c.byNamespace[e.pod.Namespace] = map[*entry]bool{}
+	}
+	c.byNamespace[e.pod.Namespace][e] = true
+}
+
+// uncount undoes count, under mu.
+func (c *Controller) uncount(e *entry) {
+	delete(c.byNamespace[e.pod.Namespace], e)
+	if len(c.byNamespace[e.pod.Namespace]) == 0 {
+		delete(c.byNamespace, e.pod.Namespace)
+	}
+}
+
+// monthOf is the beginning of the calendar month, in UTC.
+func monthOf(t time.Time) time.Time {
+	t = t.UTC()
+	return time.Date(t.Year(), t.Month(), 1, 0, 0, 0, 0, time.UTC)
+}
+
+// spentSince is what the cell has cost its namespace since then, in dollars: what it cost as
+// a standby cell was no namespace's.
+func (c Cell) spentSince(since, now time.Time) float64 {
+	from := c.launched()
+	if from.IsZero() || c.Stopped || c.Pod.UID == "" {
+		return 0
+	}
+	for _, t := range []time.Time{since, c.StepTime(apiv1.StepSeen)} {
+		if t.After(from) {
+			from = t
+		}
+	}
+	return max(0, now.Sub(from).Hours()) * c.Offer().CostPerHour()
+}

@@ -1,0 +1,227 @@
+package cells
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// budgeted gives namespace ns, which ref names, a budget.
+func budgeted(perHour, perMonth float64, more ...func(*setup)) func(*setup) {
+	return func(c *setup) {
+		c.Budgets = []Budget{{Namespace: "*", PerHour: 0.5}, {Namespace: "ns", PerHour: perHour, PerMonth: perMonth}}
+		for _, f := range more {
+			f(c)
+		}
+	}
+}
+
+// costing is an offer of a price.
+func costing(name string, perHour float64) Offer {
+	return Offer{
+		InstanceType: name,
+		Zone:         "z",
+		PricePerHour: perHour,
+		BootTimeout:  time.Minute,
+	}
+}
+
+// buy requests a cell, and returns what the budget says against it.
+func (b *bubble) buy(pod string, offers ...Offer) *BudgetError {
+	b.Helper()
+	_, err := b.cells.Request(b.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offers: offers})
+	over, is := errors.AsType[*BudgetError](err)
+	if err != nil && !is {
+		b.Fatal(err)
+	}
+	return over
+}
+
+func TestABurstNeverCostsMoreThanTheBudgetOfAnHour(t *testing.T) {
+	inBubble(t, budgeted(1, 0), nil, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		var burst sync.WaitGroup
+		var mu sync.Mutex
+		refused := map[string]*BudgetError{}
+		for n := range 30 {
+			burst.Go(func() {
+				pod := fmt.Sprint(n)
+				if over := b.buy(pod, costing("small", 0.3), costing("large", 0.6)); over != nil {
+					mu.Lock()
+					refused[pod] = over
+					mu.Unlock()
+				}
+			})
+		}
+		burst.Wait()
+		b.later(time.Minute)
+		if got := len(b.cloud.running()); got != 3 || len(refused) != 27 {
+			t.Fatalf("%d instances at 0.3 dollars run in a budget of 1, and %d were refused", got, len(refused))
+		}
+		const want = "namespace ns may cost $1 an hour (cells.budgets of provider.yaml): its 3 cells cost $0.9, and small in z would add $0.3 an hour"
+		for pod, over := range refused {
+			if over.Error() != want {
+				t.Errorf("pod %s: %v, want %s", pod, over, want)
+			}
+		}
+		b.stop()
+		b.run()
+		b.later(time.Second)
+		if over := b.buy("later", costing("small", 0.3)); over == nil || over.Running != 3 {
+			t.Errorf("after a restart: %v", over)
+		}
+		if over := b.buy("tiny", costing("tiny", 0.1)); over != nil {
+			t.Errorf("what is left is not given: %v", over)
+		}
+		if got := len(b.cloud.terminated); got != 0 {
+			t.Errorf("%d cells were ended for money", got)
+		}
+	})
+}
+
+func TestWhatEndsMakesRoomInTheBudget(t *testing.T) {
+	inBubble(t, budgeted(1, 0), nil, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		if over := b.buy("a", costing("large", 1)); over != nil {
+			t.Fatal(over)
+		}
+		b.later(time.Minute)
+		b.cloud.set(func() { b.cloud.linger = true })
+		b.cells.Release(ref("a").UID, "done", false)
+		b.later(time.Second)
+		if over := b.buy("b", costing("small", 0.1)); over == nil {
+			t.Error("a cell whose instance still runs costs nothing")
+		}
+		b.cloud.set(func() { b.cloud.linger = false })
+		b.later(5 * time.Minute)
+		if over := b.buy("b", costing("large", 1)); over != nil {
+			t.Errorf("the only cell is %q: %v", b.phase("a"), over)
+		}
+	})
+}
+
+func TestAFallBackThatIsDearerThanTheBudgetIsNotTaken(t *testing.T) {
+	inBubble(t, budgeted(1, 0), nil, func(t *testing.T, b *bubble) {
+		b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+			if r.InstanceType == "small" {
+				return cloud.ErrCapacity, false
+			}
+			return nil, false
+		}
+		b.later(time.Second)
+		for _, pod := range []string{"a", "b", "c"} {
+			if over := b.buy(pod, costing("small", 0.2), costing("large", 0.5)); over != nil {
+				t.Fatal(over)
+			}
+		}
+		b.later(time.Minute)
+		// While all three ask, there is room for one; then for one that asks anew.
+		if got := len(b.cloud.running()); got != 1 {
+			t.Errorf("%d instances at 0.5 dollars run: want the first", got)
+		}
+		if over := b.buy("again", costing("large", 0.5)); over != nil {
+			t.Error(over)
+		}
+		if over := b.buy("more", costing("tiny", 0.01)); over == nil {
+			t.Error("the budget of 1 dollar is used up, and another cell is given")
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		const want = "its 2 cells cost $0.7, and large in z would add $0.5 an hour"
+		if all := strings.Join(b.events, "\n"); !strings.Contains(all, want) {
+			t.Errorf("events are\n%s\nwithout %q", all, want)
+		}
+	})
+}
+
+func TestTheBudgetOfAMonthCountsWhatHasEndedAndBeginsAnew(t *testing.T) {
+	inBubble(t, budgeted(0, 10), nil, func(t *testing.T, b *bubble) {
+		// The clock of a bubble begins on the first of January.
+		b.later(time.Second)
+		if over := b.buy("a", costing("nano", 1)); over != nil {
+			t.Fatal(over)
+		}
+		b.later(6 * time.Hour)
+		b.cells.Release(ref("a").UID, "done", false)
+		b.later(time.Minute)
+		for range 2 { // before and after a restart
+			over := b.buy("b", costing("dear", 5))
+			if over == nil || !over.Monthly || over.Spent < 5.9 || over.Spent > 6.1 || over.Running != 0 {
+				t.Fatalf("of 10 dollars 6 are spent, and 5 more an hour: %v", over)
+			}
+			b.stop()
+			b.run()
+			b.later(time.Second)
+		}
+		if over := b.buy("c", costing("nano", 1)); over != nil {
+			t.Fatalf("of 10 dollars 6 are spent: %v", over)
+		}
+		b.later(4 * time.Hour)
+		over := b.buy("d", costing("nano", 1))
+		const want = "namespace ns may cost $10 a month (cells.budgets of provider.yaml): it has cost $10."
+		if over == nil || !strings.HasPrefix(over.Error(), want) {
+			t.Fatalf("all is spent: %v", over)
+		}
+		if b.phase("c") != apiv1.Bound {
+			t.Errorf("a running pod was ended for money: its cell is %q", b.phase("c"))
+		}
+		b.later(31 * 24 * time.Hour)
+		b.cells.Release(ref("c").UID, "done", false)
+		b.later(time.Minute)
+		over = b.buy("d", costing("dear", 11))
+		if now := time.Now().UTC(); over == nil || over.Spent > float64(now.Day()*24) {
+			t.Errorf("on %s, %v", now, over)
+		}
+	})
+}
+
+func TestOtherNamespacesAndUnknownPricesInBudgets(t *testing.T) {
+	unpriced := Offer{InstanceType: "new", Zone: "z", Unpriced: true, BootTimeout: time.Minute}
+	inBubble(t, budgeted(1, 0, keep(1)), nil, func(t *testing.T, b *bubble) {
+		b.later(time.Minute)
+		if over := b.buy("u", unpriced); over == nil || !over.Unpriced ||
+			over.Error() != "the price of new in z is not known, and namespace ns has a budget (cells.budgets of provider.yaml)" {
+			t.Errorf("a price that is not known: %v", over)
+		}
+		if over := b.buy("s", unpriced, costing("nano", 1)); over != nil {
+			t.Fatal(over)
+		}
+		if cell, has := b.cells.ForPod(ref("s").UID); !has || cell.Standby == "" {
+			t.Errorf("the standby cell was not taken: %+v", cell)
+		}
+		if over := b.buy("t", costing("nano", 0.1)); over == nil || over.Cells != 1 {
+			t.Errorf("a standby cell that was taken does not count: %v", over)
+		}
+		other := ref("o")
+		other.Namespace = "other"
+		for n, price := range []float64{0.4, 0.2} {
+			other.UID += "x"
+			_, err := b.cells.Request(b.Context(), Request{Pod: other, Attempt: 1, Seen: time.Now(), Offers: []Offer{costing("nano", price)}})
+			if over, is := errors.AsType[*BudgetError](err); is != (n == 1) || is && over.For != "other" {
+				t.Errorf("%v dollars in a namespace with the budget of all: %v", price, err)
+			}
+		}
+	})
+}
+
+func TestSpendingsOfTooManyNamespacesForgetTheLeast(t *testing.T) {
+	month := monthOf(time.Now())
+	many := map[string]float64{}
+	for n := range mostSpenders + 10 {
+		many[fmt.Sprint("ns", n)] = float64(n + 1)
+	}
+	all := spending{Month: month}.with(spending{month, many})
+	if _, there := all.Dollars["ns9"]; len(all.Dollars) != mostSpenders || there {
+		t.Errorf("%d namespaces are kept, the tenth of them: %t", len(all.Dollars), there)
+	}
+	later := all.with(spending{month.AddDate(0, 1, 0), map[string]float64{"a": 1}})
+	if len(later.Dollars) != 1 || len(later.with(all).Dollars) != 1 {
+		t.Errorf("the next month has %d namespaces", len(later.Dollars))
+	}
+}

@@ -1,0 +1,353 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/store"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const generationKey = "generation"
+
+// generation is the record that says which launches the store knows of. A launch
+// raises its number in the transaction that stores the launch, and its instances are
+// tagged with it: a store that is older than an instance has a lower number, or
+// another line.
+type generation struct {
+	// Store is the store's own name, which it keeps.
+	Store string `json:"store"`
+	// Line begins anew when a person has the store take over: two stores that were one
+	// before go on in different lines.
+	Line string `json:"line"`
+	// Number is that of the last launch of the line; 0 before the first.
+	Number uint64 `json:"number"`
+	// Left are the lines that a person has had taken over, with the highest number that
+	// was seen of each until then.
+	Left map[string]uint64 `json:"left,omitempty"`
+	// Ahead are the lines of instances that the store does not know of, each with the
+	// highest number. As long as there are any, this Kip launches and sweeps nothing.
+	Ahead map[string]uint64 `json:"ahead,omitempty"`
+	// Distrusted says that what the store says of cells that no pod runs on yet is to be
+	// forgotten before they are loaded.
+	Distrusted bool `json:"distrusted,omitempty"`
+}
+
+// tag is the value of cloud.TagGeneration of the last launch.
+func (g generation) tag() string { return fmt.Sprintf("%s.%d", g.Line, g.Number) }
+
+// generationOf returns the line and the number that an instance is tagged with. One
+// without a tag, or with one that no Kip writes, has no line, and number 0.
+func generationOf(i cloud.Instance) (line string, number uint64) {
+	line, text, _ := strings.Cut(i.Tags[cloud.TagGeneration], ".")
+	number, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || line == "" {
+		return "", 0
+	}
+	return line, number
+}
+
+// knows says that an instance was launched before the store was as it is. A store that
+// has never launched anything knows of none; any other knows of those without a tag,
+// which Kips before this one launched.
+func (g *generation) knows(line string, number uint64) bool {
+	newest, left := g.Left[line]
+	switch {
+	case g.Number == 0:
+		return false
+	case line == "":
+		return true
+	case line == g.Line:
+		return number <= g.Number
+	}
+	return left && number <= newest
+}
+
+// ErrTakenOver ends Run: a person has had the store take over, and the cells are to be
+// loaded anew.
+var ErrTakenOver = errors.New("the store has taken over: its cells are loaded anew")
+
+// errBehind: nothing is launched.
+var errBehind = errors.New(behind)
+
+// What Behind says.
+const (
+	behind = "the cloud has instances of this Kip that its store does not know of: the store is empty or older than they are, or another Kip " +
+		"has the same identity; nothing is launched, and nothing ends that nobody has asked to end, until a person decides: kipctl generation"
+	unlooked = "the cloud has not listed the instances of this Kip yet: whether its store knows them all is not certain"
+)
+
+// lineage is the generation of the store.
+type lineage struct {
+	store *store.Store
+
+	// writing is held from reading the record to knowing what became of a write. It comes
+	// before all other locks.
+	writing  sync.Mutex
+	revision int64
+	known    bool // revision is that of the stored record
+	untold   bool // the stored record lacks what this process has seen
+
+	mu      sync.Mutex
+	now     generation // never modified, only replaced
+	looked  bool       // a list of the cloud was compared
+	unknown []cloud.Instance
+}
+
+// open reads the record, and makes it where there is none. adopts says that the store
+// has records of a Kip that knew no generations: those are believed.
+func (l *lineage) open(ctx context.Context, adopts bool) error {
+	var g generation
+	revision, err := l.store.Get(ctx, generationKey, &g)
+	if err != nil {
+		return err
+	}
+	if revision == 0 {
+		g = generation{Store: newID("store-"), Line: newID("")}
+		if adopts {
+			g.Number = 1
+		}
+		if revision, err = l.store.Put(ctx, generationKey, g, 0); err != nil {
+			return err
+		}
+	}
+	l.revision, l.known = revision, true
+	l.set(g)
+	return nil
+}
+
+func (l *lineage) set(g generation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.now = g
+}
+
+func (l *lineage) current() generation {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.now
+}
+
+func (l *lineage) lock(ctx context.Context) {
+	defer pulse.Wait(ctx, pulse.Store)()
+	l.writing.Lock()
+}
+
+// write stores the next record: do is to write it, with whatever belongs to it. What
+// may have been written is what this process goes by. The caller holds writing.
+func (l *lineage) write(ctx context.Context, next generation, do func(store.Change) (int64, error)) error {
+	if !l.known {
+		var stored generation
+		revision, err := l.store.Get(ctx, generationKey, &stored)
+		if err != nil {
+			return err
+		}
+		if now := l.current(); stored.Line != now.Line || stored.Number > now.Number {
+			return fmt.Errorf("read back the generation of the store: %w", store.ErrConflict)
+		}
+		l.revision, l.known = revision, true
+	}
+	revision, err := do(store.Change{Key: generationKey, Value: next, Revision: l.revision})
+	switch {
+	case err == nil:
+		l.revision, l.untold = revision, false
+		l.set(next)
+	case !notWritten(err):
+		l.known = false
+		l.set(next)
+	}
+	return err
+}
+
+// put is do of a write of the record alone.
+func (l *lineage) put(ctx context.Context) func(store.Change) (int64, error) {
+	return func(c store.Change) (int64, error) { return l.store.Put(ctx, c.Key, c.Value, c.Revision) }
+}
+
+// launch has a launch stored: do is to store it with the change, and to tag its
+// instances.
+func (l *lineage) launch(ctx context.Context, do func(tag string, c store.Change) (int64, error)) error {
+	l.lock(ctx)
+	defer l.writing.Unlock()
+	next := l.current()
+	if len(next.Ahead) > 0 {
+		return errBehind
+	}
+	next.Number++
+	return l.write(ctx, next, func(c store.Change) (int64, error) { return do(next.tag(), c) })
+}
+
+// saw compares a list of the cloud: of the instances in it that no cell has and that do
+// not end, those that the store does not know of are remembered, whatever later lists
+// say: a person decides. It returns whether there were none before.
+func (l *lineage) saw(ctx context.Context, unnamed []cloud.Instance) (news bool, err error) {
+	l.lock(ctx)
+	defer l.writing.Unlock()
+	next := l.current()
+	ahead := maps.Clone(next.Ahead)
+	if ahead == nil {
+		ahead = map[string]uint64{}
+	}
+	var unknown []cloud.Instance
+	for _, i := range unnamed {
+		line, number := generationOf(i)
+		if next.knows(line, number) {
+			continue
+		}
+		unknown = append(unknown, i)
+		ahead[line] = max(ahead[line], number)
+	}
+	l.mu.Lock()
+	l.looked, l.unknown = true, unknown
+	l.mu.Unlock()
+	if !maps.Equal(ahead, next.Ahead) {
+		news = len(next.Ahead) == 0
+		next.Ahead, l.untold = ahead, true
+		l.set(next)
+	}
+	if !l.untold {
+		return false, nil
+	}
+	return news, l.write(ctx, next, l.put(ctx))
+}
+
+// takeOver has the store know of all that was seen. Its own launches begin a new line:
+// whoever goes on with the old one does not know of them.
+func (l *lineage) takeOver(ctx context.Context) error {
+	l.lock(ctx)
+	defer l.writing.Unlock()
+	next := l.current()
+	if len(next.Ahead) == 0 {
+		return ErrNotBehind
+	}
+	left := maps.Clone(next.Left)
+	if left == nil {
+		left = map[string]uint64{}
+	}
+	left[next.Line] = next.Number
+	for line, number := range next.Ahead {
+		left[line] = max(left[line], number)
+	}
+	next.Number++
+	next.Line, next.Left, next.Ahead, next.Distrusted = newID(""), left, nil, true
+	return l.write(ctx, next, l.put(ctx))
+}
+
+// trust notes that what was not to be trusted is forgotten.
+func (l *lineage) trust(ctx context.Context) error {
+	l.lock(ctx)
+	defer l.writing.Unlock()
+	next := l.current()
+	next.Distrusted = false
+	return l.write(ctx, next, l.put(ctx))
+}
+
+// loadGeneration reads which launches the store knows of. After a take-over it first
+// makes the records fit to start from, as after a restore.
+func (c *Controller) loadGeneration(ctx context.Context) error {
+	born, err := c.cfg.Store.Get(ctx, bornKey, &c.born)
+	if err != nil {
+		return err
+	}
+	if err := c.lineage.open(ctx, born != 0); err != nil {
+		return err
+	}
+	if !c.lineage.current().Distrusted {
+		return nil
+	}
+	dropped, err := Restored(ctx, c.cfg.Store, c.cfg.Clock.Now())
+	if err != nil {
+		return err
+	}
+	c.cfg.Log.Warn("the store has taken over: instances that no cell has are ended from now on, as ever",
+		"generation", c.lineage.current().tag(), "forgotten", dropped)
+	return c.lineage.trust(ctx)
+}
+
+// Behind says why this Kip launches nothing, and ends nothing that nobody has asked to
+// end; "" if it does. Before the cloud has listed the instances once, sure is false.
+func (c *Controller) Behind() (why string, sure bool) {
+	l := c.lineage
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case len(l.now.Ahead) > 0:
+		return behind, true
+	case !l.looked:
+		return unlooked, false
+	}
+	return "", true
+}
+
+// isBehind says that the store is known to be.
+func (c *Controller) isBehind() bool {
+	why, sure := c.Behind()
+	return why != "" && sure
+}
+
+// mayRunMore says that a cell may have been given a pod of which its record does not
+// know: a kubelet that heard of no pod would end that.
+func (c *Controller) mayRunMore(e *entry) bool {
+	why, _ := c.Behind()
+	return why != "" && e.session == nil
+}
+
+// Elsewhere says why it is not certain that nothing runs a pod that has no cell; "" if
+// it is. Before the cloud has listed the instances once, sure is false. What may run it
+// is ended.
+func (c *Controller) Elsewhere(pod types.UID, created time.Time) (why string, sure bool) {
+	if why, sure = c.Behind(); why != "" {
+		return why, sure
+	}
+	if others := c.others(pod, created, ""); len(others) > 0 {
+		return fmt.Sprintf(mayRun, others), true
+	}
+	return "", true
+}
+
+// Generation is what the store knows of.
+type Generation struct {
+	// Store is the store's own name.
+	Store string
+	// Number is that of the last launch.
+	Number uint64
+	// Behind is as the method.
+	Behind string
+	// Unknown are the instances of the cloud's last list that the store does not know of.
+	Unknown []cloud.Instance
+}
+
+// Generation returns what the store knows of now.
+func (c *Controller) Generation() Generation {
+	why, _ := c.Behind()
+	l := c.lineage
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return Generation{Store: l.now.Store, Number: l.now.Number, Behind: why, Unknown: slices.Clone(l.unknown)}
+}
+
+// ErrNotBehind: there is nothing to take over.
+var ErrNotBehind = errors.New("there is nothing to take over: the store knows of all instances that the cloud has shown")
+
+// TakeOver has the store take over the instances that it does not know of, as a person
+// has decided: from then on they are instances without a cell, which end. The caller
+// reloads then.
+func (c *Controller) TakeOver(ctx context.Context) error {
+	err := c.lineage.takeOver(ctx)
+	if err != nil && !errors.Is(err, ErrNotBehind) {
+		c.fail(errors.Join(ErrTakenOver, err)) // whether it is so shows when the record is read again
+	}
+	return err
+}
+
+// Reload ends Run with ErrTakenOver.
+func (c *Controller) Reload() { c.fail(ErrTakenOver) }

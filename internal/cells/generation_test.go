@@ -1,0 +1,262 @@
+package cells
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/store"
+)
+
+func tagged(tag string) cloud.Instance {
+	return cloud.Instance{ID: "i-" + tag, State: cloud.Running, Tags: map[string]string{cloud.TagOwner: "me", cloud.TagGeneration: tag}}
+}
+
+func TestAStoreKnowsTheLaunchesUpToItsNumberAndThoseThatItTookOver(t *testing.T) {
+	g := generation{Line: "own", Number: 7, Left: map[string]uint64{"old": 3}}
+	for _, tc := range []struct {
+		g    generation
+		tag  string
+		want bool
+	}{
+		{g, "own.1", true},
+		{g, "own.7", true},
+		{g, "own.8", false},
+		{g, "old.3", true},
+		{g, "old.4", false},
+		{g, "another.1", false},
+		{g, "", true}, // of a Kip before this one
+		{g, "garbage", true},
+		{g, "own.-1", true},
+		{g, "own.99999999999999999999", true},
+		{g, ".8", true},
+		{generation{Line: "own"}, "own.0", false},
+		{generation{Line: "own"}, "", false},
+		{generation{Line: "own", Left: map[string]uint64{"": 0}}, "", false},
+	} {
+		line, number := generationOf(tagged(tc.tag))
+		if got := tc.g.knows(line, number); got != tc.want {
+			t.Errorf("a store at %s that left %v knows of an instance with the tag %q: %t, want %t", tc.g.tag(), tc.g.Left, tc.tag, got, tc.want)
+		}
+	}
+}
+
+func TestEachLaunchRaisesTheGenerationInItsOwnTransaction(t *testing.T) {
+	var written []string
+	inBubble(t, nil, func(op, key string) error {
+		if op != "applied" && strings.Contains(key, launchesPrefix) && strings.Contains(key, keyPrefix) {
+			written = append(written, key)
+		}
+		return nil
+	}, func(t *testing.T, b *bubble) {
+		sent := b.calls()
+		b.later(time.Second)
+		for n := range 3 {
+			b.request(fmt.Sprint("p", n), "nano")
+			b.later(time.Minute)
+		}
+		if len(*sent) != 3 {
+			t.Fatalf("%d launches were sent", len(*sent))
+		}
+		g := b.cells.lineage.current()
+		for n, r := range *sent {
+			if want := fmt.Sprintf("%s.%d", g.Line, n+1); r.Tags[cloud.TagGeneration] != want {
+				t.Errorf("launch %d has the generation %q, want %q", n, r.Tags[cloud.TagGeneration], want)
+			}
+		}
+		if g.Number != 3 {
+			t.Errorf("after 3 launches the store is at %d", g.Number)
+		}
+		b.stop()
+		b.run()
+		if again := b.cells.lineage.current(); again.tag() != g.tag() || again.Store != g.Store {
+			t.Errorf("after a restart the store is %s at %s, it was %s at %s", again.Store, again.tag(), g.Store, g.tag())
+		}
+		b.later(time.Minute)
+		if why, sure := b.cells.Behind(); why != "" || !sure {
+			t.Errorf("after a restart the store is behind: %q, %t", why, sure)
+		}
+	})
+	stores := slices.DeleteFunc(written, func(keys string) bool { return !strings.Contains(keys, ","+generationKey) })
+	if len(stores) < 3 {
+		t.Errorf("the generation is in %d of the transactions that store a launch: %v", len(stores), written)
+	}
+}
+
+// behindStories are stores that lack what runs.
+var behindStories = map[string]func(t *testing.T, b *bubble, backup []byte){
+	"a lost store": func(t *testing.T, b *bubble, _ []byte) {
+		b.store = store.Memory(nil)
+	},
+	"an older store": func(t *testing.T, b *bubble, backup []byte) {
+		if err := b.store.Restore(t.Context(), bytes.NewReader(backup), true); err != nil {
+			t.Fatal(err)
+		}
+	},
+}
+
+func TestAStoreThatIsBehindLaunchesAndSweepsNothingUntilAPersonDecides(t *testing.T) {
+	for name, lose := range behindStories {
+		inBubble(t, keep(1), nil, func(t *testing.T, b *bubble) {
+			kept := b.bound(2)
+			var file bytes.Buffer
+			if err := b.store.Backup(t.Context(), &file, time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			b.request("later", "small")
+			b.later(time.Minute)
+			running := b.cloud.running()
+			b.stop()
+			lose(t, b, file.Bytes())
+			b.cfg.Store = b.store
+			b.run()
+			b.request("later", "small")
+			b.request("new", "nano")
+			b.later(time.Hour)
+			if got := b.cloud.running(); !slices.Equal(got, running) {
+				t.Errorf("%s: %v ran, and %v run: want no launch and no end", name, running, got)
+			}
+			if got := b.phase("later"); got != apiv1.Requested {
+				t.Errorf("%s: the cell of the pod that may run elsewhere is %q", name, got)
+			}
+			if n := len(b.said("StoreBehind")); n < 2 || n > 2*13 {
+				t.Errorf("%s: %d Events in an hour, want one for each pod each five minutes", name, n)
+			}
+			cell, _ := b.cells.ForPod(ref("new").UID)
+			if why := b.cells.WaitsFor(cell.ID); !strings.Contains(why, "kipctl generation") {
+				t.Errorf("%s: the cell waits for %q", name, why)
+			}
+			if g := b.cells.Generation(); len(g.Unknown) == 0 || g.Behind == "" {
+				t.Errorf("%s: it shows %+v", name, g)
+			}
+			// Not even an empty list, nor a new process, is a decision.
+			b.cloud.set(func() {
+				for _, id := range running {
+					b.cloud.hidden[id] = true
+				}
+			})
+			b.stop()
+			b.run()
+			b.later(2 * time.Minute)
+			if why, _ := b.cells.Behind(); why != behind {
+				t.Errorf("%s: after a restart, and without the instances in the list, it says %q", name, why)
+			}
+			b.cloud.set(func() { clear(b.cloud.hidden) })
+			b.later(time.Minute)
+			if got := b.cloud.running(); !slices.Equal(got, running) {
+				t.Errorf("%s: %v ran, and %v run", name, running, got)
+			}
+
+			b.takeOver()
+			b.request("later", "small")
+			b.later(10 * time.Minute)
+			if got := b.phase("later"); got != apiv1.Bound {
+				t.Errorf("%s: after the take-over the cell of the pod is %q", name, got)
+			}
+			if name == "an older store" {
+				if lost := b.unbound(kept); len(lost) > 0 {
+					t.Errorf("%s: pods %v, which the store knows, do not run on", name, lost)
+				}
+			}
+			if err := b.cells.TakeOver(t.Context()); !errors.Is(err, ErrNotBehind) {
+				t.Errorf("%s: a second take-over: %v", name, err)
+			}
+		})
+	}
+}
+
+func TestTwoStoresOfOneIdentityStandOffAndTheOneThatTakesOverIsSeenByTheOther(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.bound(2)
+		first := b.cells
+		running := b.cloud.running()
+		b.store = store.Memory(nil)
+		b.cfg.Store = b.store
+		b.run()
+		b.request("x", "small")
+		b.later(10 * time.Minute)
+		if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.isBehind() || first.isBehind() {
+			t.Fatalf("%v ran, and %v run; the younger is behind: %t, the older: %t", running, got, b.cells.isBehind(), first.isBehind())
+		}
+		b.takeOver()
+		b.request("x", "small")
+		b.later(3 * idlePoll)
+		if !first.isBehind() {
+			t.Errorf("the older does not notice that another has launched instances")
+		}
+	})
+}
+
+func TestAStoreOfAKipBeforeGenerationsIsBelieved(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.bound(1)
+		b.stop()
+		var g generation
+		revision, err := b.store.Get(t.Context(), generationKey, &g)
+		if err == nil {
+			err = b.store.Delete(t.Context(), generationKey, revision)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.cloud.set(func() {
+			for id, i := range b.cloud.instances {
+				delete(i.Tags, cloud.TagGeneration)
+				b.cloud.instances[id] = i
+			}
+			b.cloud.instances["i-stray"] = tagged("")
+		})
+		b.run()
+		b.later(5 * time.Minute)
+		if why, _ := b.cells.Behind(); why != "" {
+			t.Errorf("it is behind: %s", why)
+		}
+		if b.phase("p000") != apiv1.Bound || b.cloud.terminated["i-"] == 0 && b.cloud.terminated["i-stray"] == 0 {
+			t.Errorf("its cell is %s; ended: %v", b.phase("p000"), b.cloud.terminated)
+		}
+	})
+}
+
+// The answers to writes of the record get lost as those to any other.
+func TestAGenerationWhoseWriteWasNotAnsweredIsNeverTaggedTwice(t *testing.T) {
+	failing := 0
+	inBubble(t, nil, func(op, key string) error {
+		if strings.Contains(key, generationKey) && failing > 0 {
+			failing--
+			if op == "applied" || failing%2 == 0 {
+				return errors.New("no answer")
+			}
+		}
+		return nil
+	}, func(t *testing.T, b *bubble) {
+		sent := b.calls()
+		b.later(time.Second)
+		for n := range 20 {
+			failing = n % 5
+			b.request(fmt.Sprint("p", n), "nano")
+			b.later(2 * time.Minute)
+		}
+		failing = 0
+		seen := map[string]bool{}
+		for _, r := range *sent {
+			if tag := r.Tags[cloud.TagGeneration]; seen[r.Token] != seen[tag] {
+				t.Errorf("generation %s is of two launches", tag)
+			} else {
+				seen[tag], seen[r.Token] = true, true
+			}
+		}
+		var stored generation
+		if _, err := b.store.Get(t.Context(), generationKey, &stored); err != nil || stored.Number > b.cells.lineage.current().Number {
+			t.Errorf("the store is at %s and the process at %s, %v", stored.tag(), b.cells.lineage.current().tag(), err)
+		}
+		if why, _ := b.cells.Behind(); why != "" || len(b.unbound([]string{"p0", "p1", "p2", "p3", "p4", "p19"})) > 0 {
+			t.Errorf("behind %q, without a cell %v", why, b.unbound([]string{"p0", "p1", "p2", "p3", "p4", "p19"}))
+		}
+	})
+}

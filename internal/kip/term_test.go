@@ -1,0 +1,62 @@
+package kip
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/store"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+func TestEachKipThatBeginsToLeadHasAHigherTerm(t *testing.T) {
+	clk := clocktesting.NewFakePassiveClock(time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC))
+	st := store.Memory(nil)
+	last := uint64(0)
+	begin := func(when string) {
+		t.Helper()
+		term, err := beginTerm(t.Context(), st, clk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if term <= last {
+			t.Errorf("%s: the term %d follows %d", when, term, last)
+		}
+		last = term
+	}
+	begin("the first")
+	var backup bytes.Buffer
+	if err := st.Backup(t.Context(), &backup, clk.Now()); err != nil {
+		t.Fatal(err)
+	}
+	begin("at the same moment")
+	clk.SetTime(clk.Now().Add(-time.Hour))
+	begin("by a clock that is behind")
+	clk.SetTime(clk.Now().Add(2 * time.Hour))
+	begin("later")
+	clk.SetTime(clk.Now().Add(time.Minute))
+	st = store.Memory(nil)
+	begin("in an empty store")
+	clk.SetTime(clk.Now().Add(time.Minute))
+	st = store.Memory(nil)
+	if err := st.Restore(t.Context(), &backup, false); err != nil {
+		t.Fatal(err)
+	}
+	begin("in a store of a backup")
+}
+
+func TestAKipThatIsDeposedBeginsNoTerm(t *testing.T) {
+	st := store.Memory(nil)
+	first, err := st.Put(t.Context(), "leader", 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fenced := st.Fenced(st.Prefix()+"leader", first)
+	if _, err := st.Put(t.Context(), "leader", 2, first); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := beginTerm(t.Context(), fenced, clocktesting.NewFakePassiveClock(time.Unix(0, 0))); !errors.Is(err, store.ErrNotLeader) {
+		t.Errorf("it began one: %v", err)
+	}
+}

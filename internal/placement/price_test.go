@@ -1,0 +1,105 @@
+package placement
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/catalog"
+)
+
+// priced are types whose machine, CPU above the baseline, disk and address are paid.
+var priced = []catalog.InstanceType{
+	{Name: "burst", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 4 << 30, BaselineMilliCPU: 500, CreditPerCPUHour: 0.05,
+		Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 0.04}}},
+	{Name: "local", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 4 << 30, DiskBytes: 73 << 30,
+		Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 0.12}}},
+	{Name: "plain", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 4 << 30,
+		Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 0.1}, {Zone: "a", Spot: true, Unpriced: true}}},
+	{Name: "small", Arch: "amd64", MilliCPU: 100, MemoryBytes: 4 << 30, Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 0.01}}},
+}
+
+func TestNoMachineCostsMoreThanThePodSays(t *testing.T) {
+	rates := &catalog.Rates{DiskPerGiBMonth: 0.1, AddressPerHour: 0.005}
+	for _, c := range []struct {
+		most        string
+		rates       *catalog.Rates
+		annotations []string
+		want        string // the types, or a part of the error
+	}{
+		{"0.2", rates, nil, "plain burst local"},
+		{"0.12", nil, nil, "plain burst local"}, // where nothing is paid beside the machine
+		{"0.13", rates, nil, "plain burst local"},
+		{"0.12", rates, nil, "plain"},
+		{"0.115", rates, nil, "plain"}, // exactly: 0.1, a disk for 0.01, an address for 0.005
+		{"0.114999", rates, nil, "needs cpu 2: 4 types considered: 1 has too little cpu (largest: small with 100m), " +
+			"3 are dearer than the $0.114999 an hour of pod.elotl.co/max-price-per-hour (cheapest: plain for $0.115)"},
+		{"0.11", rates, []string{AnnotationPrivateIPOnly, "true"}, "plain"},
+		{"0.2", rates, []string{AnnotationVolumeSize, "730Gi"}, "(cheapest: plain for $0.205)"},
+		{"0.12", &catalog.Rates{}, nil, "plain burst local"}, // what is not known is not counted
+		{"1", rates, []string{AnnotationLaunchType, "spot"}, "(none has a price that is known)"},
+		{"0.1", rates, []string{AnnotationInstanceType, "plain"}, "1 is dearer than the $0.1 an hour"},
+	} {
+		p := placer(t, priced, Config{DefaultDiskBytes: 73 << 30, Rates: c.rates})
+		got, err := p.Candidates(annotated(podOf("cpu=2"), append(c.annotations, AnnotationMaxPrice, c.most)...), nil)
+		var names []string
+		for _, candidate := range got {
+			names = append(names, candidate.InstanceType.Name)
+		}
+		var none *UnplaceableError
+		switch {
+		case err != nil && !errors.As(err, &none):
+			t.Errorf("%+v: %v", c, err)
+		case err != nil && !strings.Contains(err.Error(), c.want), err == nil && strings.Join(names, " ") != c.want:
+			t.Errorf("$%s with %+v and %v: %s, %v; want %s", c.most, c.rates, c.annotations, names, err, c.want)
+		}
+	}
+}
+
+func TestWhatIsPaidBesideAMachineIsTold(t *testing.T) {
+	for name, c := range map[string]struct {
+		rates *catalog.Rates
+		want  string
+	}{
+		"known":   {&catalog.Rates{DiskPerGiBMonth: 0.1, AddressPerHour: 0.005}, "burst 0.075+0.01+0.005 plain 0+0.01+0.005 local 0+0+0.005"},
+		"unknown": {&catalog.Rates{}, "burst 0.075+?+? plain 0+?+? local 0+0+?"},
+		"nothing": {nil, "burst 0.075+0+0 plain 0+0+0 local 0+0+0"},
+	} {
+		list, err := placer(t, priced, Config{DefaultDiskBytes: 73 << 30, Rates: c.rates}).Candidates(podOf("cpu=2"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := func(p *float64) string {
+			if p == nil {
+				return "?"
+			}
+			return fmt.Sprintf("%.4g", *p)
+		}
+		var got []string
+		for _, p := range []string{"burst", "plain", "local"} {
+			for _, l := range list {
+				if l.InstanceType.Name == p {
+					got = append(got, fmt.Sprintf("%s %.4g+%s+%s", p, l.CreditsPerHour, text(l.Beside.DiskPerHour), text(l.Beside.AddressPerHour)))
+				}
+			}
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+func TestWhatIsRuledOutIsCountedToTheLastType(t *testing.T) {
+	p := placer(t, priced, Config{})
+	out := func(o capacity.Offering) bool { return o.InstanceType == "local" }
+	got, left, err := p.RuledOut(podOf("cpu=2"), out)
+	const want = "[{1 has too little cpu (largest: small with 100m)} {1 has no capacity now}]"
+	if err != nil || left != 2 || fmt.Sprint(got) != want {
+		t.Errorf("%d left, %v, %v; want 2 left, %s", left, got, err, want)
+	}
+	if _, _, err := p.RuledOut(annotated(podOf(), AnnotationMaxPrice, "x"), nil); err == nil {
+		t.Error("an annotation that is not valid is no error")
+	}
+}

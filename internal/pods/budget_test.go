@@ -1,0 +1,75 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/placement"
+	corev1 "k8s.io/api/core/v1"
+)
+
+func TestAPodOverItsNamespacesBudgetWaitsAndIsToldOnce(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("p"))
+	over := func(running int) error {
+		return fmt.Errorf("request: %w", &cells.BudgetError{
+			Budget:  cells.Budget{PerHour: 1},
+			Offer:   cells.Offer{InstanceType: "nano", Zone: "local"},
+			For:     "ns",
+			Cell:    0.25,
+			Cells:   0.25 * float64(running),
+			Running: running,
+		})
+	}
+	for running := 4; running < 7; running++ {
+		h.cells.refuse = over(running)
+		if again := h.must("p"); again != budgetRetry {
+			t.Errorf("it is looked at again after %s", again)
+		}
+		want := fmt.Sprintf("its %d cells cost $%v, and nano in local would add $0.25 an hour", running, 0.25*float64(running))
+		if why := h.c.Waiting("uid-p"); !strings.HasPrefix(why, "namespace ns may cost $1 an hour") || !strings.HasSuffix(why, want) {
+			t.Errorf("it waits for %q, want the figures of now: %q", why, want)
+		}
+		h.clock.Step(budgetRetry + time.Second)
+	}
+	if want := []string{"Warning BudgetExceeded"}; !slices.Equal(h.events, want) {
+		t.Errorf("events are %v, want %v", h.events, want)
+	}
+	h.cells.refuse = nil
+	h.must("p")
+	if len(h.cells.requests) != 1 || h.c.Waiting("uid-p") != "" {
+		t.Errorf("requested %v, waiting for %q", h.cells.requests, h.c.Waiting("uid-p"))
+	}
+	h.cells.gone("uid-p")
+	h.clock.Step(time.Hour)
+	h.cells.refuse = over(4)
+	h.must("p")
+	if n := len(h.events); n != 3 || h.events[n-1] != "Warning BudgetExceeded" {
+		t.Errorf("after it had a cell the events are %v", h.events)
+	}
+}
+
+func TestWhatIsNotAmongTheCandidatesIsCounted(t *testing.T) {
+	h := newHarness(t)
+	list := []cells.Offer{{InstanceType: "a", PricePerHour: 1}, {InstanceType: "b", PricePerHour: 1}, {InstanceType: "dear", PricePerHour: 9}}
+	granted, err := Grants{MaxPricePerHour: 2}.affordable("ns", list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.c.cfg.RuledOut = ruledOut
+	got, err := h.c.ruledOut(t.Context(), pod("p"), "z", list, granted)
+	const want = "[{2 have too few GPUs} {1 is not granted to namespace ns} {4 come after these}]"
+	if err != nil || fmt.Sprint(got) != want {
+		t.Errorf("%v, %v, want %s", got, err, want)
+	}
+}
+
+// ruledOut says of two types why they are ruled out, and that seven are left.
+func ruledOut(context.Context, *corev1.Pod, string) ([]placement.Rejection, int, error) {
+	return []placement.Rejection{{Types: 2, Why: "have too few GPUs"}}, 7, nil
+}

@@ -1,0 +1,63 @@
+package tunnel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"sync"
+)
+
+const (
+	termFile  = "kip.term"
+	blockTerm = "KIP TERM"
+)
+
+// terms keep out a Kip that another has followed and that may not know it, as one that
+// was paused. Of two, the one of the higher term leads.
+type terms struct {
+	id *identity
+
+	mu      sync.Mutex
+	highest uint64 // of those that have connected, also to this cell's agent before
+}
+
+// openTerms reads the highest term of those that have connected so far.
+func openTerms(id *identity) (*terms, error) {
+	data, err := id.read(termFile, blockTerm)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &terms{id: id}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(data) != 8 {
+		return nil, fmt.Errorf("read %s: it has %d bytes, a term has 8", filepath.Join(id.dir, termFile), len(data))
+	}
+	return &terms{id: id, highest: binary.BigEndian.Uint64(data)}, nil
+}
+
+// olderError is that another Kip has followed the one that wants to connect.
+type olderError struct{ term, highest uint64 }
+
+func (e *olderError) Error() string {
+	return fmt.Sprintf("it is the Kip of term %d, and that of term %d has connected", e.term, e.highest)
+}
+
+// admit refuses the Kip of a term below the highest. It returns whether this one is
+// above all before. That it could not be stored is an error beside that: the term holds
+// until this process ends. A Kip that says no term, as one before this, is never
+// refused, so that one can go back to it.
+func (t *terms) admit(term uint64) (newest bool, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case term == 0 || term == t.highest:
+		return false, nil
+	case term < t.highest:
+		return false, &olderError{term, t.highest}
+	}
+	t.highest = term
+	return true, t.id.write(termFile, blockTerm, binary.BigEndian.AppendUint64(nil, term))
+}

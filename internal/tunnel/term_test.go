@@ -1,0 +1,184 @@
+package tunnel
+
+import (
+	"bufio"
+	"crypto/tls"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/elotl/kip/internal/pki"
+)
+
+// term is a Kip that leads for a term.
+func (w *world) term(term uint64) *Dialer {
+	w.t.Helper()
+	d, err := newDialer(DialerConfig{Authority: w.authority, Term: term, Log: w.log}, w.limits)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return d
+}
+
+func certificate(t *testing.T, a *pki.Authority, term uint64) *tls.Certificate {
+	t.Helper()
+	cert, err := a.Client(term).Certificate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+// follow has the Kip of a term connect to a cell that has joined.
+func (w *world) follow(d *Dialer, m *machine, cellAPI http.Handler) (*Session, *states) {
+	w.t.Helper()
+	st := newStates(w.t)
+	target := w.target(m.addr)
+	target.Token, target.OnState = pki.Token{}, st.note
+	return w.keep(d, target, cellAPI), st
+}
+
+func TestAKipThatAnotherHasFollowedIsRefusedByTheCell(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	agent := newWatchable()
+	m := w.start(dir, "", agent)
+	st := newStates(t)
+	target := w.target(m.addr)
+	target.OnState = st.note
+	old := w.keep(w.term(7), target, says("first"))
+	st.next("connected", isConnected)
+	// A process that was paused closes nothing itself.
+	asks := kipTLS(t, w.authority, protoHTTP1)
+	asks.Certificates[0] = *certificate(t, w.authority, 7)
+	paused, err := tls.Dial("tcp", m.addr.String(), asks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer paused.Close()
+	if _, err := io.WriteString(paused, "GET /watch HTTP/1.1\r\nHost: kip\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	answers := bufio.NewReader(paused)
+	if first, err := answers.ReadString('\n'); err != nil || !strings.Contains(first, "200") {
+		t.Fatalf("the agent answers the first %q, %v", first, err)
+	}
+
+	second, _ := w.follow(w.term(8), m, says("second"))
+	wait(t, "ready", second.Ready())
+	// What the first has open ends, requests of its own as well, and it comes back no more.
+	wait(t, "the agent to see the end of a request of the first", agent.ended)
+	for range 3 {
+		if s := st.next("a refusal", isFailed); s.connected {
+			t.Error("the first is connected again")
+		}
+	}
+	if _, _, err := tryGet(old.Conn(), "/watch"); err == nil {
+		t.Error("the agent answers the first")
+	}
+	if !second.Connected() {
+		t.Error("the second is not connected")
+	}
+	if _, body := get(t, m.RoundTripper(), "/"); body != "second / over HTTP/2.0" {
+		t.Errorf("the cell got %q", body)
+	}
+	if !strings.Contains(w.logs.String(), "term 7, and that of term 8 has connected") {
+		t.Error("the cell does not log why")
+	}
+
+	// An agent that was started again has not forgotten; the first may be the first to dial.
+	second.Close()
+	m.stop()
+	m = w.start(dir, m.addr.String(), agent)
+	for range 3 {
+		st.next("a refusal", isFailed)
+	}
+	if old.Connected() {
+		t.Error("the first is connected to an agent that was started again")
+	}
+	again, _ := w.follow(w.term(8), m, says("second"))
+	wait(t, "ready", again.Ready())
+}
+
+func TestAKipWithoutATermIsNotRefused(t *testing.T) {
+	w := newWorld(t)
+	m := w.start(t.TempDir(), "", says("agent"))
+	first := w.keep(w.term(7), w.target(m.addr), says("first"))
+	wait(t, "ready", first.Ready())
+	first.Close()
+	before, _ := w.follow(w.term(0), m, says("before"))
+	wait(t, "ready", before.Ready())
+	if _, body := get(t, m.RoundTripper(), "/"); body != "before / over HTTP/2.0" {
+		t.Errorf("the cell got %q", body)
+	}
+}
+
+func TestATermThatCannotBeStoredHoldsAllTheSame(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	m := w.start(dir, "", says("agent"))
+	first := w.keep(w.term(7), w.target(m.addr), says("first"))
+	wait(t, "ready", first.Ready())
+	// A folder in the place of the file cannot be replaced by one.
+	path := filepath.Join(dir, termFile)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(path, "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	second, _ := w.follow(w.term(8), m, says("second"))
+	wait(t, "ready", second.Ready())
+	if strings.Contains(w.logs.String(), "refused a connection") {
+		t.Error("who leads is refused for the disk of the cell")
+	}
+	first.Close()
+	_, st := w.follow(w.term(7), m, says("first"))
+	st.next("a refusal", isFailed)
+	if !strings.Contains(w.logs.String(), "store the term of Kip") {
+		t.Error("the agent does not log that it cannot store it")
+	}
+}
+
+func TestATermThatIsDamagedIsAnErrorAndAnotherCellsIsDropped(t *testing.T) {
+	w := newWorld(t)
+	for what, cellID := range map[string]string{"": "c-2", "damaged": w.cellID, "short": w.cellID} {
+		id, err := openIdentity(t.TempDir(), w.cellID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, err := openTerms(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if newest, err := before.admit(7); !newest || err != nil {
+			t.Fatalf("the first: %t, %v", newest, err)
+		}
+		switch what {
+		case "damaged":
+			err = os.WriteFile(filepath.Join(id.dir, termFile), []byte("damaged"), 0o600)
+		case "short":
+			err = id.write(termFile, blockTerm, []byte{7})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		id.cellID = cellID
+		after, err := openTerms(id)
+		if what != "" {
+			if err == nil || !strings.Contains(err.Error(), termFile) {
+				t.Errorf("%s: %v", what, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := after.admit(1); err != nil {
+			t.Errorf("another cell of the same disk: %v", err)
+		}
+	}
+}
