@@ -222,6 +222,9 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	}
 	switch {
 	case revision == 0:
+		if err := c.unresolved(ctx, e, intent.ID); err != nil {
+			return 0, err
+		}
 	case stored.Version < 1 || stored.Version > launchVersion || len(stored.Request.Machines) != intent.Cells:
 		return 0, fmt.Errorf("the stored launch %s has version %d and %d machines: this Kip knows versions up to %d, and its cells are %d",
 			intent.ID, stored.Version, len(stored.Request.Machines), launchVersion, intent.Cells)
@@ -260,6 +263,31 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	}
 	c.inTurn(ctx, "launch", func(ctx context.Context) { c.send(ctx, l, nil) })
 	return 0, nil
+}
+
+// unresolved says that a launch whose call is not stored has no stored outcome either: a
+// call goes with the write of its outcomes. If this Kip wrote them, the error is errMoved;
+// store.ErrConflict if one did that has followed it.
+func (c *Controller) unresolved(ctx context.Context, e *entry, launch string) error {
+	lockWriting(ctx, e)
+	defer e.writing.Unlock()
+	if err := c.settle(ctx, e); err != nil {
+		return err
+	}
+	waits := func(cell *Cell) bool {
+		return cell.Phase == apiv1.Launching && cell.Launch != nil && cell.Launch.ID == launch
+	}
+	if !waits(e.cell()) {
+		return errMoved
+	}
+	var stored Cell
+	if _, err := c.cfg.Store.Get(ctx, keyPrefix+e.id, &stored); err != nil {
+		return err
+	}
+	if !waits(&stored) {
+		return fmt.Errorf("read back cell %s: %w", e.id, store.ErrConflict)
+	}
+	return nil
 }
 
 // abandon gives up a launch that cannot be sent again, for one of its cells.
