@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -539,6 +540,130 @@ func TestALaunchWhoseCallIsNowhereIsGivenUp(t *testing.T) {
 		}
 		if said := b.said("CellNotLaunched", "has no record"); len(said) == 0 {
 			t.Errorf("said %v", b.events)
+		}
+	})
+}
+
+// resumed has the launch of two pods outlive a Kip that has not heard of its outcome. The
+// next Kip tells of its reads of the call first, and of its writes of it when they are done.
+func resumed(t *testing.T, f func(b *bubble, reads, writes *atomic.Pointer[func()])) {
+	var reads, writes atomic.Pointer[func()]
+	var call atomic.Pointer[string] // its key
+	tell := func(of *atomic.Pointer[func()], key string) {
+		if do, of := of.Load(), call.Load(); do != nil && strings.Contains(key, *of) {
+			(*do)()
+		}
+	}
+	slow := slowFirstLaunch(new(atomic.Int32))
+	st := store.MemoryWith(func(op, key string) error {
+		if op == "applied" {
+			tell(&writes, key)
+		}
+		return slow(op, key)
+	}, func(key string) error { tell(&reads, key); return nil })
+	inBubble(t, func(c *setup) { c.Store = st }, nil, func(t *testing.T, b *bubble) {
+		b.store = st
+		b.cloud.set(func() {
+			b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+				if len(r.Machines) == 2 {
+					return errors.New("timeout"), true
+				}
+				return nil, false
+			}
+		})
+		b.later(time.Second)
+		b.request("x", "nano")
+		time.Sleep(100 * time.Millisecond) // its launch is being stored: the others gather
+		b.request("a", "nano")
+		b.request("b", "nano")
+		b.later(10 * time.Second)
+		b.stop()
+		stored := b.launchesStored()
+		if len(stored) != 1 || b.phase("a") != apiv1.Launching || b.phase("b") != apiv1.Launching {
+			t.Fatalf("stored launches %v, a is %s, b is %s: want one of both", stored, b.phase("a"), b.phase("b"))
+		}
+		call.Store(&stored[0])
+		b.cloud.set(func() { b.cloud.fail, b.cloud.launches = nil, nil })
+		f(b, &reads, &writes)
+	})
+}
+
+// A Kip that no longer leads: between its looks at the store another one stores what became
+// of the launch.
+func TestALaunchWhoseOutcomeASuccessorHasStoredIsNotSentAgain(t *testing.T) {
+	resumed(t, func(b *bubble, reads, _ *atomic.Pointer[func()]) {
+		var once sync.Once
+		succeed := func() {
+			once.Do(func() {
+				var changes []store.Change
+				of := func(key string, data []byte, revision int64) error {
+					var cell Cell
+					err := json.Unmarshal(data, &cell)
+					if cell.Phase == apiv1.Launching {
+						cell.Phase, cell.Instance = apiv1.Booting, &cloud.Instance{ID: "i-" + cell.ID}
+						changes = append(changes, store.Change{Key: key, Value: cell, Revision: revision})
+					}
+					return err
+				}
+				err := b.store.List(b.Context(), keyPrefix, of)
+				if err == nil {
+					err = b.store.List(b.Context(), launchesPrefix, func(key string, _ []byte, revision int64) error {
+						changes = append(changes, store.Change{Key: key, Revision: revision})
+						return nil
+					})
+				}
+				if err == nil {
+					_, err = b.store.Apply(b.Context(), changes...)
+				}
+				if err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		reads.Store(&succeed)
+		b.run()
+		b.later(time.Minute)
+		select {
+		case err := <-b.ended:
+			if !errors.Is(err, store.ErrConflict) {
+				b.Errorf("a Kip whose records another writes ended with %v", err)
+			}
+			b.stop = func() {}
+		default:
+			b.Error("a Kip whose records another writes goes on")
+		}
+		if n := len(b.cloud.launches); n != 0 {
+			b.Errorf("it sent %d launches", n)
+		}
+	})
+}
+
+// Of the workers of one Kip one has sent the launch and stored its outcome when the other
+// looks for the call.
+func TestALaunchThatAnotherOfItsCellsHasTakenUpIsLeftToThat(t *testing.T) {
+	resumed(t, func(b *bubble, reads, writes *atomic.Pointer[func()]) {
+		var read atomic.Int32
+		var once sync.Once
+		both, resolved := make(chan struct{}), make(chan struct{})
+		wait := func() {
+			switch read.Add(1) {
+			case 1:
+				<-both // else it may have begun before the other looks
+			case 2:
+				close(both)
+				<-resolved
+			}
+		}
+		tell := func() { once.Do(func() { close(resolved) }) }
+		reads.Store(&wait)
+		writes.Store(&tell)
+		b.run()
+		b.later(time.Minute)
+		if read.Load() < 2 {
+			b.Error("only one has asked for the call: the test is about both")
+		}
+		if n := len(b.cloud.launches); n != 1 || b.phase("a") != apiv1.Bound || b.phase("b") != apiv1.Bound || len(b.ended) != 0 {
+			b.Errorf("it was sent %d times; a is %q, b is %q; Kip has ended: %d", n, b.phase("a"), b.phase("b"), len(b.ended))
 		}
 	})
 }
