@@ -227,6 +227,9 @@ func TestInstancesThatDoNotStartHoldUpNoOtherCell(t *testing.T) {
 	inBubble(t, func(c *setup) {
 		keep(stuck)(c)
 		c.Pools[0].Stopped = true
+		// A cell that takes the place of one that is taken boots in no time: it would be
+		// taken in the same burst, and before it is stopped.
+		c.RefillDelay = time.Hour
 		model := c.Cloud.(*modelCloud)
 		model.features.Stopper = stopping{modelCloud: model, fails: func(ctx context.Context) error {
 			if throttled.Add(1) == 1 { // which ends no cell
