@@ -86,6 +86,9 @@ const (
 	unlooked = "the cloud has not listed the instances of this Kip yet: whether its store knows them all is not certain"
 )
 
+// What Elsewhere says besides.
+const unseen = "the cloud has not listed the instances of every zone yet: what runs in the others is not certain"
+
 // lineage is the generation of the store.
 type lineage struct {
 	store *store.Store
@@ -307,6 +310,12 @@ func (c *Controller) mayRunMore(e *entry) bool {
 func (c *Controller) Elsewhere(pod types.UID, created time.Time) (why string, sure bool) {
 	if why, sure = c.Behind(); why != "" {
 		return why, sure
+	}
+	switch look := c.inventory.last(); {
+	case look.began.IsZero(): // it was compared with the store, and is shown next
+		return unlooked, false
+	case look.blind:
+		return unseen, true
 	}
 	if others := c.others(pod, created, ""); len(others) > 0 {
 		return fmt.Sprintf(mayRun, others), true

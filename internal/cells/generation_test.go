@@ -260,3 +260,47 @@ func TestAGenerationWhoseWriteWasNotAnsweredIsNeverTaggedTwice(t *testing.T) {
 		}
 	})
 }
+
+// What is compared with the store is not shown yet, or not all of it.
+func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		b.request("a", "nano")
+		b.later(10 * time.Second)
+		b.stop()
+		b.store = store.Memory(nil)
+		b.cfg.Store = b.store
+		b.cloud.set(func() { b.cloud.linger = true })
+		b.run()
+		b.later(time.Second)
+		b.takeOver()
+		elsewhere := func(when string, c *Controller, want string, wantSure bool) {
+			t.Helper()
+			if why, sure := c.Elsewhere(ref("a").UID, time.Now()); why == "" || !strings.Contains(why, want) || sure != wantSure {
+				t.Errorf("%s: the instance of a lost store runs the pod, and it says %q, %t: want %q, %t", when, why, sure, want, wantSure)
+			}
+		}
+		c := New(b.cfg.Config)
+		defer c.queue.ShutDown()
+		if err := c.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		elsewhere("before a list", c, unlooked, false)
+		if _, err := c.lineage.saw(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		if why, _ := c.Behind(); why != "" {
+			t.Fatalf("a list was compared, and it says %q", why)
+		}
+		elsewhere("when a list was compared and is not shown", c, unlooked, false)
+		c.inventory.adopt(look{began: time.Now(), blind: true}, findings{}, nil)
+		elsewhere("when a zone was not seen", c, "zone", true)
+		b.later(time.Minute)
+		elsewhere("when the instance is seen", b.cells, "i-0", true)
+		b.cloud.set(func() { clear(b.cloud.instances) })
+		b.later(time.Minute)
+		if why, sure := b.cells.Elsewhere(ref("a").UID, time.Now()); why != "" || !sure {
+			t.Errorf("when it is gone it says %q, %t", why, sure)
+		}
+	})
+}

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/events"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -52,6 +54,41 @@ func TestAPodThatAnUnknownCellMayRunIsNeitherGivenAnotherNorFailedNorDeleted(t *
 	h.put(pod("fresh"))
 	h.must("fresh")
 	h.want("requests", h.cells.requests, "uid-fresh#1")
+}
+
+// Who has taken over a store that was behind ends what may run a pod. Until that is gone
+// nobody may replace the pod.
+func TestAPodThatMayRunElsewhereFailsWhenThatIsGone(t *testing.T) {
+	for name, tc := range map[string]struct {
+		pod    *corev1.Pod
+		tries  int
+		reason string
+	}{
+		"it ran":           {pod("ran", running, func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }), 0, events.CellLost},
+		"it had its cells": {pod("tried"), 1, events.CellsNotReady},
+	} {
+		h := newHarness(t)
+		h.c.cfg.MaxAttempts = tc.tries
+		h.put(tc.pod)
+		h.c.note(apiv1.Ref(tc.pod), func(w *waiting) { w.failures = tc.tries })
+		phase := func() corev1.PodPhase {
+			now, err := h.client.CoreV1().Pods("ns").Get(t.Context(), tc.pod.Name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return now.Status.Phase
+		}
+		h.cells.other = "instance i-1 may run it"
+		if wait := h.must(tc.pod.Name); wait != behindRetry || phase() == corev1.PodFailed {
+			t.Errorf("%s: while another may run it, it is looked at again after %s, and is %s", name, wait, phase())
+		}
+		h.want(name, h.events, "Warning CellUnknown")
+		h.cells.other = ""
+		if h.must(tc.pod.Name); phase() != corev1.PodFailed {
+			t.Errorf("%s: when the other is gone it is %s", name, phase())
+		}
+		h.want(name, h.events[1:], "Warning "+tc.reason)
+	}
 }
 
 // A process that no longer leads does not know the cells that its successor has made.

@@ -424,10 +424,10 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		return behindWait(sure), nil
 	}
 	if (ran || started(pod)) && pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
-		return 0, c.fail(ctx, pod, events.CellLost, "The cell that ran the pod was lost, and the pod's restartPolicy is Never")
+		return c.giveUp(ctx, pod, events.CellLost, "The cell that ran the pod was lost, and the pod's restartPolicy is Never")
 	}
 	if c.cfg.MaxAttempts > 0 && failures >= c.cfg.MaxAttempts {
-		return 0, c.fail(ctx, pod, events.CellsNotReady,
+		return c.giveUp(ctx, pod, events.CellsNotReady,
 			fmt.Sprintf("%d cells in a row were launched for the pod and none became ready (cells.maxAttempts)", failures))
 	}
 	if paused != "" {
@@ -610,6 +610,16 @@ func started(pod *corev1.Pod) bool {
 		}
 	}
 	return false
+}
+
+// giveUp fails a pod without a cell as soon as nothing else may run it: who replaces it
+// does so at once.
+func (c *Controller) giveUp(ctx context.Context, pod *corev1.Pod, reason, message string) (time.Duration, error) {
+	if why, sure := c.cfg.Cells.Elsewhere(pod.UID, pod.CreationTimestamp.Time); why != "" {
+		c.waits(pod, events.CellUnknown, why, time.Time{})
+		return behindWait(sure), nil
+	}
+	return 0, c.fail(ctx, pod, reason, message)
 }
 
 // fail ends a pod that no kubelet owns any more.

@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,7 @@ type modelCells struct {
 	released []string
 	behind   string // what Behind says
 	unsure   bool   // and that it is not sure
+	other    string // what may run a pod besides
 	holds    bool   // the end of those that vanish
 }
 
@@ -49,7 +51,10 @@ func (m *modelCells) Behind() (string, bool) {
 	return m.behind, !m.unsure
 }
 
-func (m *modelCells) Elsewhere(types.UID, time.Time) (string, bool) { return m.Behind() }
+func (m *modelCells) Elsewhere(types.UID, time.Time) (string, bool) {
+	why, sure := m.Behind()
+	return cmp.Or(why, m.other), sure
+}
 
 func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, error) {
 	pod, attempt, offers := r.Pod, r.Attempt, r.Offers
