@@ -304,9 +304,9 @@ func (c *Controller) mayRunMore(e *entry) bool {
 	return why != "" && e.session == nil
 }
 
-// Elsewhere says why it is not certain that nothing runs a pod that has no cell; "" if
-// it is. Before the cloud has listed the instances once, sure is false. What may run it
-// is ended.
+// Elsewhere says why it is not certain that nothing runs a pod besides its cell, if it has
+// one; "" if it is. Before the cloud has listed the instances once, sure is false. What may
+// run it is ended.
 func (c *Controller) Elsewhere(pod types.UID, created time.Time) (why string, sure bool) {
 	if why, sure = c.Behind(); why != "" {
 		return why, sure
@@ -317,7 +317,8 @@ func (c *Controller) Elsewhere(pod types.UID, created time.Time) (why string, su
 	case look.blind:
 		return unseen, true
 	}
-	if others := c.others(pod, created, ""); len(others) > 0 {
+	own, _ := c.ForPod(pod)
+	if others := c.others(pod, created, own.JoinID()); len(others) > 0 {
 		return fmt.Sprintf(mayRun, others), true
 	}
 	return "", true

@@ -304,3 +304,24 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 		}
 	})
 }
+
+// A cell that was never bound runs nothing, and ends because that was asked for.
+func TestAPodsOwnCellIsNotElsewhere(t *testing.T) {
+	silent := func(c *setup) { c.APIs.(*modelLinks).boots = func(string) bool { return false } }
+	inBubble(t, silent, nil, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		b.request("a", "nano")
+		b.later(time.Minute)
+		if shown := b.cells.inventory.last().byPod[ref("a").UID]; b.phase("a") != apiv1.Booting || len(shown) != 1 {
+			t.Fatalf("its cell is %s, the look shows %v", b.phase("a"), shown)
+		}
+		if why, sure := b.cells.Elsewhere(ref("a").UID, time.Now()); why != "" || !sure {
+			t.Errorf("the pod's own cell boots, and it says %q, %t", why, sure)
+		}
+		b.cells.mu.Lock()
+		defer b.cells.mu.Unlock()
+		if n := len(b.cells.terminating); n != 0 {
+			t.Errorf("the question ends %d instances, of a cell that is there", n)
+		}
+	})
+}

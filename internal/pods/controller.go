@@ -81,7 +81,8 @@ type Config struct {
 type Cells interface {
 	Request(ctx context.Context, r cells.Request) (cells.Cell, error)
 	// Behind says why a pod without a cell may run on one that this Kip does not know of;
-	// "" if it does not. Elsewhere says so of a pod that is to have no other.
+	// "" if it does not. Elsewhere says so of a pod that is to have no other cell than that
+	// which it may have.
 	Behind() (why string, sure bool)
 	Elsewhere(uid types.UID, created time.Time) (why string, sure bool)
 	Release(uid types.UID, why string, podEnded bool)
