@@ -45,15 +45,17 @@ type reviews struct {
 	defaults func() Defaults
 	bodies   *places
 	turns    *semaphore.Weighted
+	patience time.Duration
 	log      *slog.Logger
 }
 
-func newReviews(rules func() Rules, defaults func() Defaults, log *slog.Logger) http.Handler {
+func newReviews(rules func() Rules, defaults func() Defaults, patience time.Duration, log *slog.Logger) http.Handler {
 	rs := &reviews{
 		rules:    rules,
 		defaults: defaults,
 		bodies:   newPlaces(),
 		turns:    semaphore.NewWeighted(reviewsAtOnce),
+		patience: patience,
 		log:      log,
 	}
 	mux := http.NewServeMux()
@@ -64,7 +66,7 @@ func newReviews(rules func() Rules, defaults func() Defaults, log *slog.Logger) 
 
 func (rs *reviews) serve(scope Scope) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), turnTimeout)
+		ctx, cancel := context.WithTimeout(r.Context(), rs.patience)
 		defer cancel()
 		leave, err := rs.bodies.take(ctx, sourceOf(r.RemoteAddr))
 		if err != nil {
