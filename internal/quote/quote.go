@@ -136,7 +136,11 @@ func (p *Prices) of(w Workload) Pod {
 		q.Reason, q.NotOnKip = w.NotOnKip, true
 		return q
 	}
-	candidates, err := p.placer.Candidates(w.Pod, nil)
+	var candidates []placement.Candidate
+	pod, err := admitted(w.Pod)
+	if err == nil {
+		candidates, err = p.placer.Candidates(pod, nil)
+	}
 	if err != nil {
 		q.Reason, q.Failed = err.Error(), true
 		return q
@@ -148,8 +152,8 @@ func (p *Prices) of(w Workload) Pod {
 	q.PricePerHour = parts.Sum()
 	q.Reason = best.Reason + parts.text()
 
-	spot := *w.Pod
-	spot.Annotations = maps.Clone(w.Pod.Annotations)
+	spot := *pod
+	spot.Annotations = maps.Clone(pod.Annotations)
 	if spot.Annotations == nil {
 		spot.Annotations = map[string]string{}
 	}

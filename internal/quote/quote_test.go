@@ -207,3 +207,28 @@ func TestRegionsAreComparedTheCheapestFirst(t *testing.T) {
 		t.Errorf("another region: %v", err)
 	}
 }
+
+func TestWhatAPodSelectsOfItsInstanceHoldsAsInACluster(t *testing.T) {
+	o := Options{Arch: "amd64", DiskBytes: 10 * gib}
+	pod := func(spec string) string {
+		return "apiVersion: v1\nkind: Pod\nmetadata: {name: p, annotations: {a: b}}\n" +
+			"spec: {" + spec + ", containers: [{name: c, resources: {requests: {cpu: 100m}}}]}"
+	}
+	affinity := func(key, value string) string {
+		return "affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: " +
+			"[{key: " + key + ", operator: In, values: [" + value + "]}]}]}}}"
+	}
+	for _, c := range []struct{ spec, want, launchType, reason string }{
+		{"nodeSelector: {other.example/team: a}", "burst", "on-demand", "cheapest"},
+		{"nodeSelector: {node.kubernetes.io/instance-type: large}", "large", "on-demand", ""},
+		{affinity("karpenter.k8s.aws/instance-cpu", `"4"`), "large", "on-demand", ""},
+		{"nodeSelector: {karpenter.sh/capacity-type: spot}", "burst", "spot", ""},
+		{"nodeSelector: {karpenter.k8s.aws/instance-cpu: '3'}", "", "", "ruled out by pod.elotl.co/instance-requirements"},
+		{"nodeName: n", "burst", "on-demand", ""},
+	} {
+		got := quoted(t, "us-east-1", o, pod(c.spec)).Pods[0]
+		if got.InstanceType != c.want || got.LaunchType != c.launchType || !strings.Contains(got.Reason, c.reason) {
+			t.Errorf("%s: %+v, want %s, %s", c.spec, got, c.want, c.launchType)
+		}
+	}
+}

@@ -249,7 +249,7 @@ func arrows() []direction {
 			why: "provider.yaml is read by itself; what its keys do is the business of who is given them",
 		},
 		{
-			of: []string{"internal/quote"}, only: []string{"internal/catalog", "internal/placement", "internal/spelling"},
+			of: []string{"internal/quote"}, only: []string{"internal/admission", "internal/catalog", "internal/placement", "internal/spelling"},
 			why: "what pods would cost is told without a cluster, by the choice that Kip makes itself",
 		},
 		{
