@@ -429,7 +429,8 @@ func TestLabelsThatOthersWroteOnANodeCount(t *testing.T) {
 	}
 	// Kip has the last word about its own, and a node says nothing of its instances.
 	label(map[string]string{"team": "x", "tier": "back", "nvidia.com/gpu.product": "T4"})
-	check("labelled", map[string]bool{ofX: true, notX: false, noTeam: false, front: true, back: false, gpu: false})
+	check("labelled", map[string]bool{ofX: true, notX: false, noTeam: false, front: true, back: false, gpu: false,
+		ofX + "," + gpu: false, ofX + "," + front: true, ofX + "," + back: false})
 
 	asked := 0
 	w.cluster.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {

@@ -126,7 +126,7 @@ func TestACSINodeThatCannotBeWrittenIsTriedAgain(t *testing.T) {
 	cfg.Clock, cfg.DiskDriver, cfg.DiskTopology = clock, "disks.example.com", []string{"zone"}
 	n, _ := start(t, cfg)
 	waitReady(t, n)
-	<-failed
+	eventually(t, "it is tried", func() bool { return len(failed) > 0 })
 	there := func() bool {
 		clock.Step(registerRetry)
 		_, err := c.own.StorageV1().CSINodes().Get(t.Context(), testNode, metav1.GetOptions{})
