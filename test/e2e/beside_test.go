@@ -1,0 +1,348 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
+	"github.com/elotl/kip/internal/cloud/remote"
+	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/hollow"
+	"github.com/elotl/kip/test/namespace"
+)
+
+// besideKey is of the label and the taint of the nodes of a Kip beside the world's: no
+// pod of another test is on them.
+const besideKey = "kip-beside"
+
+// outage is how long a shortage of zoned goes on after each refusal.
+const outage = 12 * time.Second
+
+// zoned is a simulated cloud of hollow machines, with a record of what was launched, of
+// which a zone can fail.
+type zoned struct {
+	cloud.Cloud
+
+	mu       sync.Mutex
+	failed   string
+	launched map[string]string // pods, by UID: instance type and zone
+}
+
+// fail lets launches in a zone be refused; "" ends that.
+func (c *zoned) fail(zone string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failed = zone
+}
+
+func (c *zoned) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
+	c.mu.Lock()
+	out := r.Zone == c.failed
+	for n := range r.Machines {
+		if uid := r.TagsOf(n)[cloud.TagPodUID]; !out {
+			c.launched[uid] = r.InstanceType + " in " + r.Zone
+		}
+	}
+	c.mu.Unlock()
+	if out {
+		return cloud.NotLaunched(len(r.Machines), &cloud.Error{
+			Cause:       cloud.ErrCapacity,
+			Scope:       cloud.Scope{Zone: r.Zone},
+			RetryAfter:  outage,
+			NothingDone: true,
+			Err:         errors.New("it is rehearsed"),
+		})
+	}
+	return c.Cloud.Launch(ctx, r)
+}
+
+// of is what was launched for a pod.
+func (c *zoned) of(pod *corev1.Pod) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.launched[string(pod.UID)]
+}
+
+// kipBeside starts a Kip of another name beside the world's, with virtual nodes of its
+// own, until the test ends. addresses are of its machines, on this host.
+func kipBeside(t *testing.T, name, addresses string, types []catalog.InstanceType, nodes ...map[string]any) *zoned {
+	t.Helper()
+	fleet, err := hollow.New(hollow.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	machines, err := sim.New(sim.Config{Catalogue: types, Boot: fleet.Boot, ManagementCIDR: netip.MustParsePrefix(addresses)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(machines.Close(), fleet.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	c := &zoned{Cloud: machines, launched: map[string]string{}}
+	dir := shortDir(t)
+	socket := filepath.Join(dir, "cloud.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: remote.Handler(c), ReadHeaderTimeout: patience}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+	for _, n := range nodes {
+		n["labels"], n["taints"] = map[string]any{besideKey: name}, []any{map[string]any{"key": besideKey}}
+	}
+	file := providerFile(t, func(provider map[string]any) {
+		provider["cloud"] = map[string]any{"sim": map[string]any{"socket": socket}}
+		provider["etcd"] = map[string]any{"internal": map[string]any{"dataDir": filepath.Join(dir, "kip")}}
+		provider["nodes"] = nodes
+	})
+	letBe(t, name, len(nodes))
+	k, err := world.RunKip(filepath.Join(filepath.Dir(file), "kip.log"), "--provider-config="+file, "--nodename="+name,
+		fmt.Sprint("--kubelet-port=", freePorts(t, len(nodes))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { endBeside(t, k, name) })
+	return c
+}
+
+// endBeside ends a Kip beside the world's, and removes its nodes.
+func endBeside(t *testing.T, k *harness.Kip, name string) {
+	if err := k.Signal(syscall.SIGKILL); err != nil {
+		t.Error(err)
+	}
+	<-k.Done()
+	if err := k.Amiss(); err != nil {
+		t.Error(err)
+	}
+	all := metav1.ListOptions{LabelSelector: besideKey + "=" + name}
+	if err := world.Admin.CoreV1().Nodes().DeleteCollection(context.Background(), metav1.DeleteOptions{}, all); err != nil {
+		t.Error(err)
+	}
+}
+
+// letBe gives Kip's user the rights of deploy/rbac.yaml for a node name and the first n
+// of its numbers, until the test ends.
+func letBe(t *testing.T, name string, n int) {
+	t.Helper()
+	names, users := []string{name}, []string{"system:node:" + name}
+	for i := range n {
+		names, users = append(names, fmt.Sprintf("%s-%d", name, i+1)), append(users, fmt.Sprintf("system:node:%s-%d", name, i+1))
+	}
+	meta, roles := metav1.ObjectMeta{Name: "e2e-" + name}, world.Admin.RbacV1()
+	if _, err := roles.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"users"}, ResourceNames: users, Verbs: []string{"impersonate"}},
+		{APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: names, Verbs: []string{"get", "update", "patch", "delete"}},
+	}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(roles.ClusterRoleBindings().Delete(context.Background(), meta.Name, metav1.DeleteOptions{}),
+			roles.ClusterRoles().Delete(context.Background(), meta.Name, metav1.DeleteOptions{})); err != nil {
+			t.Error(err)
+		}
+	})
+	kip := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: "kip-system", Name: "kip"}
+	if _, err := roles.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: meta,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
+		Subjects:   []rbacv1.Subject{kip},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// Kip, too, asks at its start, and then not for a minute.
+	ask := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User:               "system:serviceaccount:" + kip.Namespace + ":" + kip.Name,
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "impersonate", Resource: "users", Name: users[n]},
+	}}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := namespace.Poll(ctx, func(ctx context.Context) error {
+		answer, err := world.Admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, ask, metav1.CreateOptions{})
+		if err == nil && !answer.Status.Allowed {
+			err = errors.New("it may not")
+		}
+		return err
+	}); err != nil {
+		t.Fatalf("Kip's user may be %s: %v", users[n], err)
+	}
+}
+
+// freePorts returns a port for --kubelet-port where those of the first n numbered nodes are
+// free, too.
+func freePorts(t *testing.T, n int) int {
+	t.Helper()
+	for {
+		port, err := harness.FreePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		free := 1
+		for ; free <= n; free++ {
+			l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port+100+free))
+			if err != nil {
+				break
+			}
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if free > n {
+			return port
+		}
+	}
+}
+
+// besideNode waits for the Ready node of a Kip beside the world's that has a label.
+func (s *space) besideNode(name, key, value string) (is corev1.Node) {
+	s.Helper()
+	s.Eventually(fmt.Sprintf("%s has a Ready node with %s=%s", name, key, value), func(ctx context.Context) error {
+		list, err := world.Admin.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: besideKey + "=" + name + "," + key + "=" + value})
+		if err != nil {
+			return err
+		}
+		if len(list.Items) != 1 {
+			return fmt.Errorf("there are %d", len(list.Items))
+		}
+		is = list.Items[0]
+		if !slices.ContainsFunc(is.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		}) {
+			return errors.New("it is not Ready")
+		}
+		return nil
+	})
+	return is
+}
+
+// beside is a pod on a node of a Kip beside the world's; more is in its spec.
+func beside(kip, name, more string) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata: {name: %s}
+spec:
+  terminationGracePeriodSeconds: 1
+  tolerations: [{key: %s, operator: Exists}]
+  containers: [{name: main, image: any, resources: {requests: {cpu: 100m}}}]
+%s`, name, besideKey, strings.ReplaceAll(more, "KIP", besideKey+": "+kip))
+}
+
+func (s *space) waitRunning(name string) *corev1.Pod {
+	s.Helper()
+	return s.WaitPod(name, "is Running", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
+}
+
+func TestPodsGetMachinesOfTheArchitectureThatTheySelect(t *testing.T) {
+	t.Parallel()
+	const name = "kip-archs"
+	types := sizes.Types("amd64", "a")
+	for _, typ := range sizes.Types("arm64", "a") {
+		typ.Name = "arm-" + typ.Name
+		types = append(types, typ)
+	}
+	machines := kipBeside(t, name, "127.66.0.0/16", types,
+		map[string]any{"architectures": []string{"amd64"}}, map[string]any{"architectures": []string{"arm64"}})
+	s := newSpace(t)
+	for arch, prefix := range map[string]string{"amd64": "", "arm64": "arm-"} {
+		node := s.besideNode(name, corev1.LabelArchStable, arch)
+		if node.Status.NodeInfo.Architecture != arch {
+			t.Errorf("node %s of %s says that it is %s", node.Name, arch, node.Status.NodeInfo.Architecture)
+		}
+		s.Apply(beside(name, arch, "  nodeSelector: {KIP, kubernetes.io/arch: "+arch+"}\n"))
+		pod := s.waitRunning(arch)
+		if got, want := machines.of(pod), prefix+"nano in a"; pod.Spec.NodeName != node.Name || got != want {
+			t.Errorf("a pod for %s is on node %s, want %s, and a machine %q was launched for it, want %q", arch, pod.Spec.NodeName, node.Name,
+				got, want)
+		}
+	}
+	s.deleteAll("amd64", "arm64")
+}
+
+func TestAZoneThatFailsGetsNoPodsUntilItIsBack(t *testing.T) {
+	t.Parallel()
+	const name = "kip-zones"
+	machines := kipBeside(t, name, "127.67.0.0/16", sizes.Types("amd64", "a", "b"),
+		map[string]any{"zones": []string{"a"}}, map[string]any{"zones": []string{"b"}})
+	s := newSpace(t)
+	nodes := map[string]string{}
+	for _, zone := range []string{"a", "b"} {
+		n := s.besideNode(name, corev1.LabelTopologyZone, zone)
+		nodes[zone] = n.Name
+	}
+	tainted := func(zone string, want bool) {
+		t.Helper()
+		s.Eventually(fmt.Sprintf("the node of zone %s is tainted: %t", zone, want), func(ctx context.Context) error {
+			n, err := world.Admin.CoreV1().Nodes().Get(ctx, nodes[zone], metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if is := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == node.ShortTaint }); is != want {
+				return fmt.Errorf("it is: %t", is)
+			}
+			return nil
+		})
+	}
+	const likesA = `  nodeSelector: {KIP}
+  affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [
+    {weight: 100, preference: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: In, values: [a]}]}}]}}
+`
+	in := func(pod, zone string) {
+		t.Helper()
+		is := s.waitRunning(pod)
+		if got := machines.of(is); is.Spec.NodeName != nodes[zone] || got != "nano in "+zone {
+			t.Errorf("pod %s is on node %s, want %s, and a machine %q was launched for it", pod, is.Spec.NodeName, nodes[zone], got)
+		}
+	}
+	s.Apply(beside(name, "before", likesA))
+	in("before", "a")
+
+	machines.fail("a")
+	s.Apply(beside(name, "waits", "  nodeSelector: {KIP, topology.kubernetes.io/zone: a}\n"))
+	s.waitEvent("waits", "NoCapacity", "")
+	tainted("a", true)
+	s.Apply(beside(name, "elsewhere", likesA))
+	in("elsewhere", "b")
+	tainted("b", false)
+	if pod, err := s.Pod(t.Context(), "waits"); err != nil || pod.Spec.NodeName != nodes["a"] || pod.Status.Phase != corev1.PodPending {
+		t.Errorf("the pod that is for the zone is %+v, %v", pod, err)
+	}
+
+	machines.fail("")
+	tainted("a", false)
+	in("waits", "a")
+	s.Apply(beside(name, "after", likesA))
+	in("after", "a")
+	s.deleteAll("before", "waits", "elsewhere", "after")
+}
