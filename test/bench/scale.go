@@ -346,8 +346,8 @@ func scraped(text string) (pods float64) {
 }
 
 // kipMetric reads a metric without labels from Kip.
-func (s *simulated) kipMetric(ctx context.Context, name string) (float64, error) {
-	node, err := s.Admin.CoreV1().Nodes().Get(ctx, harness.Node, metav1.GetOptions{})
+func (b bed) kipMetric(ctx context.Context, name string) (float64, error) {
+	node, err := b.Admin.CoreV1().Nodes().Get(ctx, harness.Node, metav1.GetOptions{})
 	if err != nil {
 		return 0, err
 	}
@@ -355,7 +355,7 @@ func (s *simulated) kipMetric(ctx context.Context, name string) (float64, error)
 		if a.Type != corev1.NodeInternalIP {
 			continue
 		}
-		text, err := s.Scrape(ctx, net.JoinHostPort(a.Address, "10255"))
+		text, err := b.Scrape(ctx, net.JoinHostPort(a.Address, "10255"))
 		if err != nil {
 			return 0, err
 		}

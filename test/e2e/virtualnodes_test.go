@@ -56,6 +56,31 @@ func nodesFor(zones ...string) []any {
 	return nodes
 }
 
+// configureNodes writes other nodes into the configuration of the world's Kip, which runs
+// on; nil for the one.
+func configureNodes(t *testing.T, nodes []any) {
+	t.Helper()
+	path := filepath.Join(world.State, "provider.yaml")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	provider := map[string]any{}
+	if err := yaml.Unmarshal(data, &provider); err != nil {
+		t.Fatal(err)
+	}
+	delete(provider, "nodes")
+	if nodes != nil {
+		provider["nodes"] = nodes
+	}
+	if data, err = yaml.Marshal(provider); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // zoneNodes are Kip's nodes that are in one zone, by their zones.
 func zoneNodes(ctx context.Context) (map[string]corev1.Node, error) {
 	list, err := world.Admin.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: "type=virtual-kubelet"})
@@ -225,23 +250,7 @@ func TestAVirtualNodeThatIsTakenOutGoesWithItsLastPod(t *testing.T) {
 	defer inZones(t, s)()
 	s.Apply(strings.Replace(sleeper("stays"), "{type: virtual-kubelet}", "{type: virtual-kubelet, topology.kubernetes.io/zone: west}", 1))
 	before := s.WaitReady("stays")
-	// Only the file changes: Kip runs on.
-	path := filepath.Join(world.State, "provider.yaml")
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	provider := map[string]any{}
-	if err := yaml.Unmarshal(data, &provider); err != nil {
-		t.Fatal(err)
-	}
-	provider["nodes"] = nodesFor(zonesHere[:2]...)
-	if data, err = yaml.Marshal(provider); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	configureNodes(t, nodesFor(zonesHere[:2]...))
 	node := before.Spec.NodeName
 	s.Eventually("the node is cordoned", func(ctx context.Context) error {
 		n, err := world.Admin.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})

@@ -12,7 +12,10 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/test/harness"
 )
 
 // watches reads how many watches the API server has open, by resource.
@@ -81,5 +84,65 @@ spec:
 	// it is watched once. So nothing may grow, by a name or at all.
 	if !maps.Equal(few, many) {
 		t.Fatalf("watches open with 2 cells: %v\nwith 20: %v", few, many)
+	}
+}
+
+// Not parallel: it counts what all nodes together cost the API server.
+func TestTwentyVirtualNodesCostTheAPIServerAPodWatchAndALeaseEach(t *testing.T) {
+	const more = 20
+	s := newSpace(t)
+	numbered := func(n int) []any {
+		nodes := []any{map[string]any{"suffix": 0}}
+		for i := range n {
+			nodes = append(nodes, map[string]any{"suffix": i + 1, "labels": map[string]any{"number": strconv.Itoa(i + 1)}})
+		}
+		return nodes
+	}
+	there := func(n int) {
+		s.Eventually(fmt.Sprintf("%d more nodes are Ready", n), func(ctx context.Context) error {
+			list, err := world.Admin.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: "number"})
+			if err != nil {
+				return err
+			}
+			ready := 0
+			for _, node := range list.Items {
+				for _, c := range node.Status.Conditions {
+					if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+						ready++
+					}
+				}
+			}
+			if len(list.Items) != n || ready != n {
+				return fmt.Errorf("there are %d, and %d are Ready", len(list.Items), ready)
+			}
+			return nil
+		})
+	}
+	leases := func() (numbered int) {
+		list, err := world.Admin.CoordinationV1().Leases(corev1.NamespaceNodeLease).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range list.Items {
+			if strings.HasPrefix(l.Name, harness.Node+"-") {
+				numbered++
+			}
+		}
+		return numbered
+	}
+	few, before := watches(t), leases()
+	defer func() {
+		configureNodes(t, nil)
+		there(0)
+	}()
+	configureNodes(t, numbered(more))
+	there(more)
+	want := maps.Clone(few)
+	want["pods"] += more
+	if many := watches(t); !maps.Equal(many, want) {
+		t.Errorf("watches open with one node: %v\nwith %d more: %v\nwant %v", few, more, many, want)
+	}
+	if after := leases(); after != before+more {
+		t.Errorf("numbered nodes have %d leases with one node, and %d with %d more", before, after, more)
 	}
 }
