@@ -3,6 +3,7 @@ package placement
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -66,8 +67,12 @@ func rejection(n int, words string) Rejection {
 }
 
 // rowsOf are the rows of each type in the markets of the choice.
-func (c *choice) rowsOf() map[int][]*row {
-	offered := make(map[int][]*row)
+func (c *choice) rowsOf() [][]*row {
+	n := len(c.markets)
+	offered, all := make([][]*row, len(c.types)), make([]*row, len(c.types)*n)
+	for typ := range offered {
+		offered[typ] = all[typ*n : typ*n : typ*n+n]
+	}
 	for _, m := range c.markets {
 		for i := range m.rows {
 			typ := m.rows[i].typ
@@ -79,7 +84,7 @@ func (c *choice) rowsOf() map[int][]*row {
 
 // rejections counts each type that does not fit at the first check that it fails, and
 // returns those that do.
-func (c *choice) rejections(offered map[int][]*row) (list []Rejection, fitting []int) {
+func (c *choice) rejections(offered [][]*row) (list []Rejection, fitting []int) {
 	checks := c.checks(offered)
 	rejected := make([][]int, len(checks))
 	for typ := range c.types {
@@ -111,7 +116,7 @@ func (c *choice) rejections(offered map[int][]*row) (list []Rejection, fitting [
 // checks are in the order in which people think of them: what kind of machine,
 // where, and only then how large. Together they are what search asks, so each type
 // that does not fit fails one of them. offered are the rows of each type.
-func (c *choice) checks(offered map[int][]*row) []check {
+func (c *choice) checks(offered [][]*row) []check {
 	largest := func(size func(typ int) int64, text func(int64) string) func([]int) string {
 		return func(rejected []int) string {
 			at := slices.MaxFunc(rejected, func(a, b int) int { return cmp.Compare(size(a), size(b)) })
@@ -221,7 +226,7 @@ func (c *choice) checks(offered map[int][]*row) []check {
 }
 
 // cheapest says what the cheapest of the rejected types costs where it may be had.
-func (c *choice) cheapest(rejected []int, offered map[int][]*row) string {
+func (c *choice) cheapest(rejected []int, offered [][]*row) string {
 	least, name := math.Inf(1), ""
 	for _, typ := range rejected {
 		s := c.sizeOf(typ)
@@ -241,7 +246,7 @@ func (c *choice) cheapest(rejected []int, offered map[int][]*row) string {
 
 // labelValues says which values the rejected types have of the labels that the pod
 // asks for, the first three.
-func (c *choice) labelValues(rejected []int, offered map[int][]*row) string {
+func (c *choice) labelValues(rejected []int, offered [][]*row) string {
 	const most = 3
 	var all []string
 	for _, key := range c.requirements.keys() {
@@ -277,12 +282,13 @@ func singular(words string) string {
 // list joins the different words of all types, the first five of them.
 func list(of []int, words func(typ int) []string) string {
 	const most = 5
-	var all []string
+	different := map[string]bool{}
 	for _, typ := range of {
-		all = append(all, words(typ)...)
+		for _, word := range words(typ) {
+			different[word] = true
+		}
 	}
-	slices.Sort(all)
-	all = slices.Compact(all)
+	all := slices.Sorted(maps.Keys(different))
 	if len(all) > most {
 		return fmt.Sprintf("%s and %d more", strings.Join(all[:most], ", "), len(all)-most)
 	}

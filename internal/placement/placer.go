@@ -645,12 +645,12 @@ func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 			Offering:       t.Offerings[r.offers[b.offer].index],
 			CostPerHour:    b.cost,
 			CreditsPerHour: c.credits(r),
-			Beside:         c.beside(r),
 		}
-		// Offerings of one type have one reason.
+		// Offerings of one type have one reason, and the same is paid beside them.
 		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
-			next.Reason = out[first+j].Reason
+			next.Reason, next.Beside = out[first+j].Reason, out[first+j].Beside
 		} else {
+			next.Beside = c.beside(r)
 			rank++
 			next.Reason = begin + c.reason(rank, f.skips && c.before(f.market, f.skipped, b), r, math.IsInf(b.cost, 1), why)
 		}
