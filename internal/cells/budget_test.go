@@ -140,9 +140,8 @@ func TestAFallBackThatIsDearerThanTheBudgetIsNotTaken(t *testing.T) {
 	})
 }
 
-func TestTheBudgetOfAMonthCountsWhatHasEndedAndBeginsAnew(t *testing.T) {
+func TestTheBudgetOfAMonthCountsWhatHasEnded(t *testing.T) {
 	inBubble(t, budgeted(0, 10), nil, func(t *testing.T, b *bubble) {
-		// The clock of a bubble begins on the first of January.
 		b.later(time.Second)
 		if over := b.buy("a", costing("nano", 1)); over != nil {
 			t.Fatal(over)
@@ -171,14 +170,29 @@ func TestTheBudgetOfAMonthCountsWhatHasEndedAndBeginsAnew(t *testing.T) {
 		if b.phase("c") != apiv1.Bound {
 			t.Errorf("a running pod was ended for money: its cell is %q", b.phase("c"))
 		}
-		b.later(31 * 24 * time.Hour)
-		b.cells.Release(ref("c").UID, "done", false)
-		b.later(time.Minute)
-		over = b.buy("d", costing("dear", 11))
-		if now := time.Now().UTC(); over == nil || over.Spent > float64(now.Day()*24) {
-			t.Errorf("on %s, %v", now, over)
-		}
 	})
+}
+
+func TestEachMonthHasABudgetOfItsOwn(t *testing.T) {
+	january := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	february := monthOf(january.AddDate(0, 1, 1).In(time.FixedZone("east", 3600)))
+	l := &ledger{spent: spending{january, map[string]float64{"ns": 7}}}
+	if got, next := l.spentBy("ns", january), l.spentBy("ns", february); got != 7 || next != 0 {
+		t.Errorf("7 dollars of January are %v in January and %v in February", got, next)
+	}
+	c := Cell{
+		Pod:      ref("a"),
+		Offers:   []Offer{costing("nano", 2)},
+		Instance: &cloud.Instance{Launched: february.Add(-48 * time.Hour)},
+	}
+	now := february.Add(3 * time.Hour)
+	if got, all := c.spentSince(february, now), c.spentSince(january, now); got != 6 || all != 102 {
+		t.Errorf("a cell that runs from January costs %v of February and %v of both, want 6 and 102", got, all)
+	}
+	c.step(apiv1.StepSeen, now.Add(-time.Hour))
+	if got := c.spentSince(february, now); got != 2 {
+		t.Errorf("a standby cell that was taken an hour ago has cost its pod's namespace %v, want 2", got)
+	}
 }
 
 func TestOtherNamespacesAndUnknownPricesInBudgets(t *testing.T) {
