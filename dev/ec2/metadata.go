@@ -171,10 +171,12 @@ func (s *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) 
 	http.NotFound(w, r)
 }
 
-// at is the instance that has an address and is not over.
+// at is the instance that has an address, its own or one of its pod's, and is not over.
 func (m *Model) at(address netip.Addr) (sim.Instance, bool) {
-	all := m.sim.Truth()
-	n := slices.IndexFunc(all, func(i sim.Instance) bool { return i.ManagementIP == address.Unmap() })
+	all, address := m.sim.Truth(), address.Unmap()
+	n := slices.IndexFunc(all, func(i sim.Instance) bool {
+		return i.ManagementIP == address || i.PodIP.IsValid() && m.prefixOf(i.PodIP).Contains(address)
+	})
 	if n < 0 {
 		return sim.Instance{}, false
 	}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -70,6 +71,7 @@ const first, second = "127.64.0.4", "127.64.0.5"
 
 func TestMetadataIsToldAsIMDSv2(t *testing.T) {
 	c := newClient(t, sim.Knobs{})
+	c.model.cfg.Pods = netip.MustParsePrefix("127.128.0.0/10") // from which can be asked here
 	if code, body := c.ask("RunInstances", run("MaxCount=2", "MetadataOptions.HttpTokens=required",
 		"MetadataOptions.HttpPutResponseHopLimit=2", "UserData="+base64.StdEncoding.EncodeToString([]byte("#cloud-config\n")))...); code != "" {
 		t.Fatal(body)
@@ -87,6 +89,7 @@ func TestMetadataIsToldAsIMDSv2(t *testing.T) {
 	}{
 		"user data":          {first, "GET", "/latest/user-data", []string{tokenHeader, token}, 200, "#cloud-config\n"},
 		"the place":          {first, "GET", "/latest/meta-data/ami-launch-index", []string{tokenHeader, token}, 200, "0"},
+		"from a pod's place": {"127.128.0.64", "GET", "/latest/meta-data/local-ipv4", []string{tokenHeader, token}, 200, first},
 		"the other's place":  {second, "GET", "/latest/meta-data/ami-launch-index", []string{tokenHeader, others}, 200, "1"},
 		"the address":        {first, "GET", "/latest/meta-data/local-ipv4", []string{tokenHeader, token}, 200, first},
 		"no interruption":    {first, "GET", "/latest/meta-data/spot/instance-action", []string{tokenHeader, token}, 404, ""},

@@ -29,6 +29,7 @@ type scenario struct {
 	name   string
 	pools  []poolOf
 	shared bool // the machines of a launch share their user data
+	ec2    bool // Kip asks a model of EC2, by its driver
 	story  func(s *stage)
 }
 
@@ -609,7 +610,7 @@ func perform(t *testing.T, sc scenario, f failpoint) (violations []string, passe
 	cryptotest.SetGlobalRandom(t, 1)
 	defer watchdog(fmt.Sprintf("%q with a death at %+v", sc.name, f))()
 	synctest.Test(t, func(*testing.T) {
-		w := newWorld(setting{seed: 1, armed: f, pools: sc.pools, shared: sc.shared, movingAddr: true, knobs: sim.Knobs{
+		w := newWorld(setting{seed: 1, armed: f, pools: sc.pools, shared: sc.shared, ec2: sc.ec2, movingAddr: !sc.ec2, knobs: sim.Knobs{
 			Pending:     sim.Distribution{Median: time.Second},
 			BootTimes:   []sim.BootTime{{Distribution: sim.Distribution{Median: 5 * time.Second}}},
 			Termination: sim.Distribution{Median: 3 * time.Second},

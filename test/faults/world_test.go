@@ -15,6 +15,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
@@ -48,6 +49,7 @@ type setting struct {
 	reuse      bool      // the address that was freed last is given out next
 	mild       bool      // no fault lasts, and time passes between them
 	shared     bool      // the machines of a launch share their user data
+	ec2        bool      // Kip asks a model of EC2, by its driver
 	// How far the clocks of the cloud and of the API server are ahead of Kip's.
 	cloudClock, apiClock time.Duration
 }
@@ -98,7 +100,8 @@ func offersOf(instanceType string, spot bool) (list []cells.Offer) {
 type world struct {
 	setting
 	cloud *sim.Cloud
-	disks []string // of the cloud, by their IDs
+	model *ec2.Model // before the cloud; nil where Kip asks that itself
+	disks []string   // of the cloud, by their IDs
 	api   *apiServer
 
 	mounted mounts
@@ -213,11 +216,19 @@ func newWorld(s setting) *world {
 	k := s.knobs
 	k.StoppedKeepsAddresses = !s.movingAddr
 	k.PartsLeft = 0.2
+	machines := sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log,
+		Mounted: w.mounted.has, ReuseAddresses: s.reuse, SharedUserData: s.shared}
 	var err error
-	w.cloud, err = sim.New(sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log,
-		Mounted: w.mounted.has, ReuseAddresses: s.reuse, SharedUserData: s.shared})
+	if s.ec2 {
+		w.model, err = newModel(machines)
+	} else {
+		w.cloud, err = sim.New(machines)
+	}
 	if err != nil {
 		panic(err)
+	}
+	if w.model != nil {
+		w.cloud = w.model.Machines()
 	}
 	w.makeDisks()
 	w.ctx, w.end = context.WithCancel(context.Background())
@@ -260,6 +271,7 @@ type kip struct {
 	cancel   context.CancelFunc
 	informer cache.SharedIndexInformer
 	gate     *gate.Gate
+	asks     asked // its cloud
 	cells    *cells.Controller
 	pods     *pods.Controller
 	apis     map[string]*cellAPI // under world.mu
@@ -330,6 +342,14 @@ func (w *world) supervise() {
 // run wires Kip as internal/kip does.
 func (k *kip) run() error {
 	w := k.w
+	k.asks = w.cloud
+	if w.model != nil {
+		driver, err := newDriver(k)
+		if err != nil {
+			return err
+		}
+		k.asks = driver
+	}
 	short := shortages{capacity.New(clock.RealClock{})}
 	available := func(all []cells.Offer) []cells.Offer { return slices.DeleteFunc(all, short.Unavailable) }
 	event := func(pod apiv1.PodReference, kind, reason, message string) {
@@ -864,8 +884,11 @@ func (h handle) told(list []cloud.Instance) []cloud.Instance {
 
 func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
 	w := h.k.w
+	if w.model != nil {
+		r = onEC2(r)
+	}
 	results, err := ask(ctx, h, func(ctx context.Context) (cloud.LaunchResults, error) {
-		results := slices.Clone(w.cloud.Launch(ctx, r))
+		results := slices.Clone(h.k.asks.Launch(ctx, r))
 		for n := range results {
 			results[n].Instance = h.told([]cloud.Instance{results[n].Instance})[0]
 		}
@@ -897,7 +920,7 @@ func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchR
 func (h handle) List(ctx context.Context, owner string) (cloud.Listing, error) {
 	w := h.k.w
 	listing, err := ask(ctx, h, func(ctx context.Context) (cloud.Listing, error) {
-		listing, err := w.cloud.List(ctx, owner)
+		listing, err := h.k.asks.List(ctx, owner)
 		if err == nil {
 			w.judge(listing, w.cloud.Truth())
 		}
@@ -927,7 +950,7 @@ func (w *world) judge(listing cloud.Listing, truth []sim.Instance) {
 }
 
 func (h handle) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
-	list, err := ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.w.cloud.Describe(ctx, ids...) })
+	list, err := ask(ctx, h, func(ctx context.Context) ([]cloud.Instance, error) { return h.k.asks.Describe(ctx, ids...) })
 	h.k.w.forget(list)
 	return h.told(list), err
 }
@@ -948,7 +971,7 @@ func (h handle) Terminate(ctx context.Context, ids ...string) cloud.Results {
 		if err := w.refuses(ids); err != nil {
 			return cloud.Each(err, ids...)
 		}
-		return w.cloud.Terminate(ctx, ids...)
+		return h.k.asks.Terminate(ctx, ids...)
 	})
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -964,7 +987,7 @@ func (h handle) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 		ids[n] = t.ID
 	}
 	return h.each(ctx, ids, func(ctx context.Context, _ ...string) cloud.Results {
-		results := h.k.w.cloud.Tag(ctx, taggings...)
+		results := h.k.asks.Tag(ctx, taggings...)
 		if results.Err() == nil {
 			h.k.w.happened("tag")
 		}
@@ -973,19 +996,19 @@ func (h handle) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 }
 
 func (h handle) Stop(ctx context.Context, ids ...string) cloud.Results {
-	return h.each(ctx, ids, h.k.w.cloud.Stop)
+	return h.each(ctx, ids, h.k.asks.Stop)
 }
 
 func (h handle) Start(ctx context.Context, ids ...string) cloud.Results {
-	return h.each(ctx, ids, h.k.w.cloud.Start)
+	return h.each(ctx, ids, h.k.asks.Start)
 }
 
 func (h handle) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
-	return ask(ctx, h, func(ctx context.Context) ([]cloud.Part, error) { return h.k.w.cloud.ListParts(ctx, owner) })
+	return ask(ctx, h, func(ctx context.Context) ([]cloud.Part, error) { return h.k.asks.ListParts(ctx, owner) })
 }
 
 func (h handle) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
-	results := h.each(ctx, ids, h.k.w.cloud.DeleteParts)
+	results := h.each(ctx, ids, h.k.asks.DeleteParts)
 	if results.Err() == nil {
 		h.k.w.happened("part left")
 	}
@@ -997,7 +1020,7 @@ func (h handle) Interruptions(ctx context.Context, notice func(cloud.Interruptio
 		return err
 	}
 	w := h.k.w
-	err := w.cloud.Interruptions(ctx, func(i cloud.Interruption) {
+	err := h.k.asks.Interruptions(ctx, func(i cloud.Interruption) {
 		h.k.running(h.k.ctx)
 		w.mu.Lock()
 		if !w.announced[i.InstanceID] {

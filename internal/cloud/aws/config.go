@@ -55,6 +55,9 @@ type Config struct {
 	Clock clock.WithTicker
 	Log   *slog.Logger
 
+	// Transport carries the calls of EC2, in place of the SDK's own. Optional.
+	Transport http.RoundTripper
+
 	// metadata is another metadata service, for tests.
 	metadata string
 }
@@ -119,6 +122,9 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 	}
 	api := ec2.NewFromConfig(sdk, func(o *ec2.Options) {
 		o.Region = cfg.Region
+		if cfg.Transport != nil {
+			o.HTTPClient = &http.Client{Transport: cfg.Transport}
+		}
 		o.HTTPClient = bounded{o.HTTPClient}
 		if cfg.Endpoint != "" {
 			o.BaseEndpoint = aws.String(strings.TrimSuffix(cfg.Endpoint, "/"))
