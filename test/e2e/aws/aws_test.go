@@ -1,0 +1,314 @@
+//go:build e2e
+
+// Package aws proves on the real parts, as package e2e does, what Kip does on EC2: the
+// driver and its SDK ask a model of it, under the policy that the documentation gives, and
+// local cells stand behind its instances. Its tests inject faults, one after the other.
+package aws
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
+)
+
+// The network of the cells; other ones let two runs go side by side.
+var (
+	bridge = cmp.Or(os.Getenv("KIP_E2E_AWS_BRIDGE"), "kipe2ea")
+	cidr   = cmp.Or(os.Getenv("KIP_E2E_AWS_CIDR"), "10.118.0.0/16")
+)
+
+// world is the one cluster that all tests share; each has a namespace.
+var world *harness.World
+
+func TestMain(m *testing.M) {
+	o := harness.Options{Name: bridge, CIDR: cidr, Race: true, Stderr: os.Stderr, DevArgs: []string{"--cloud", "aws"}}
+	os.Exit(harness.Main(o, &world, m.Run))
+}
+
+// space is a namespace of a test's own, and the model.
+type space struct {
+	*namespace.Space
+	url string
+}
+
+func newSpace(t *testing.T) *space {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(world.State, "provider.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var provider struct {
+		Cloud struct {
+			AWS struct{ EndpointURL string }
+		}
+	}
+	if err := yaml.Unmarshal(text, &provider); err != nil || provider.Cloud.AWS.EndpointURL == "" {
+		t.Fatalf("Kip's cloud is not EC2 (%v)", err)
+	}
+	return &space{namespace.New(t, world), provider.Cloud.AWS.EndpointURL}
+}
+
+// ask sends a request to the model.
+func (s *space) ask(ctx context.Context, method, path string, body any) (status int, answer []byte) {
+	s.Helper()
+	text, err := json.Marshal(body)
+	if err != nil {
+		s.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, s.url+path, bytes.NewReader(text))
+	if err != nil {
+		s.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if answer, err = io.ReadAll(resp.Body); err != nil {
+		s.Fatal(err)
+	}
+	return resp.StatusCode, answer
+}
+
+// order changes what the model does.
+func (s *space) order(what string, body any) {
+	s.Helper()
+	if status, answer := s.ask(context.Background(), http.MethodPost, ec2.ControlPath+what, body); status != http.StatusOK {
+		s.Fatalf("%s %+v: %d %s", what, body, status, answer)
+	}
+}
+
+func (s *space) state(ctx context.Context) (state ec2.State) {
+	s.Helper()
+	_, answer := s.ask(ctx, http.MethodGet, ec2.ControlPath, nil)
+	if err := json.Unmarshal(answer, &state); err != nil {
+		s.Fatal(err)
+	}
+	return state
+}
+
+// since are the instances that there were not in an earlier state.
+func (s *space) since(ctx context.Context, before ec2.State) []sim.Instance {
+	s.Helper()
+	return slices.DeleteFunc(s.state(ctx).Instances, func(i sim.Instance) bool {
+		return slices.ContainsFunc(before.Instances, func(b sim.Instance) bool { return b.ID == i.ID })
+	})
+}
+
+// only returns the one instance that there was not in an earlier state.
+func (s *space) only(before ec2.State) sim.Instance {
+	s.Helper()
+	all := s.since(s.Context(), before)
+	if len(all) != 1 {
+		s.Fatalf("%d instances were launched, want 1: %+v", len(all), all)
+	}
+	return all[0]
+}
+
+// waitOver waits until a pod and all instances since an earlier state are gone.
+func (s *space) waitOver(pod string, before ec2.State) {
+	s.Helper()
+	s.Eventually("pod "+pod+" and its instance are gone", func(ctx context.Context) error {
+		if p, err := s.Pod(ctx, pod); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("pod %s is there (%v): %s", pod, err, namespace.States(p))
+		}
+		for _, i := range s.since(ctx, before) {
+			if i.Ended.IsZero() {
+				return fmt.Errorf("instance %s is %s", i.ID, i.State)
+			}
+		}
+		return nil
+	})
+}
+
+// pod sleeps; annotations are YAML, in braces.
+func pod(name, annotations string) string {
+	return "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + ", annotations: " + annotations + `}
+spec:
+  nodeSelector: {type: virtual-kubelet}
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'trap "exit 0" TERM; echo hello; while :; do sleep 0.1; done']
+    resources: {requests: {cpu: 100m, memory: 64Mi}}
+`
+}
+
+// says asks the metadata service from a pod, and returns all that is answered.
+func (s *space) says(ctx context.Context, pod string, request ...string) string {
+	s.Helper()
+	lines := strings.Join(append(request, "Host: 169.254.169.254", "Connection: close"), `\r\n`) + `\r\n\r\n`
+	out, _, _ := s.Attempt(ctx, "exec", pod, "--", "sh", "-c", "printf '"+lines+"' | nc -w 5 169.254.169.254 80 2>&1")
+	return out
+}
+
+const token, lifetime = "X-aws-ec2-metadata-token: ", "X-aws-ec2-metadata-token-ttl-seconds: 60"
+
+func TestAPodRunsOnAnInstance(t *testing.T) {
+	s := newSpace(t)
+	before := s.state(t.Context())
+	s.Apply(pod("a", "{}"))
+	p := s.WaitReady("a")
+	i := s.only(before)
+	if i.State != cloud.Running || p.Status.HostIP != i.ManagementIP.String() {
+		t.Errorf("the pod is on %s, the instance is %+v", p.Status.HostIP, i)
+	}
+	s.Eventually("the instance has the tags of its pod", func(context.Context) error {
+		if tags := s.only(before).Tags; tags[cloud.TagPod] != "a" || tags[cloud.TagPodUID] != string(p.UID) {
+			return fmt.Errorf("it has %v", tags)
+		}
+		return nil
+	})
+	if log := s.Kubectl("logs", "a"); log != "hello\n" {
+		t.Errorf("the log is %q", log)
+	}
+	if out := s.Kubectl("exec", "a", "--", "echo", "inside"); out != "inside\n" {
+		t.Errorf("exec prints %q", out)
+	}
+	if out := s.says(t.Context(), "a", "PUT /latest/api/token HTTP/1.1", lifetime); strings.Contains(out, "200 OK") {
+		t.Errorf("a pod that may not reads metadata: %q", out)
+	}
+	s.Kubectl("delete", "pod", "a", "--wait=false")
+	s.waitOver("a", before)
+	if i := s.only(before); i.Cause != sim.Terminated {
+		t.Errorf("the instance has ended by %q, want it terminated", i.Cause)
+	}
+}
+
+func TestKipIsKilledWhileACallIsUnderWay(t *testing.T) {
+	s := newSpace(t)
+	// die lets Kip's next call of a kind hang, does what makes Kip call, and kills Kip.
+	die := func(call cloud.Call, after bool, do func()) {
+		t.Helper()
+		hung := s.state(t.Context()).Hung
+		s.order("hang", ec2.Hang{Call: call, Nth: 1, After: after})
+		do()
+		s.Eventually(fmt.Sprintf("the call %s hangs", call), func(ctx context.Context) error {
+			if s.state(ctx).Hung == hung {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+		if err := world.KillKip(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := world.StartKip(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n, round := range []struct {
+		launch, end           cloud.Call
+		launchAfter, endAfter bool
+	}{
+		{cloud.CallLaunch, cloud.CallTerminate, false, false},
+		{cloud.CallLaunch, cloud.CallTerminate, true, true},
+		{cloud.CallTag, cloud.CallTerminate, true, false},
+	} {
+		name := fmt.Sprint("p", n)
+		before := s.state(t.Context())
+		die(round.launch, round.launchAfter, func() { s.Apply(pod(name, "{}")) })
+		s.WaitReady(name)
+		s.only(before)
+		die(round.end, round.endAfter, func() { s.Kubectl("delete", "pod", name, "--wait=false") })
+		s.waitOver(name, before)
+		s.only(before)
+	}
+}
+
+func TestTheNextTypeIsTakenWhereOneIsUsedUp(t *testing.T) {
+	s := newSpace(t)
+	before := s.state(t.Context())
+	s.Apply(pod("small", "{}"))
+	s.WaitReady("small")
+	cheapest := s.only(before).InstanceType
+	s.order("capacity", ec2.Capacity{Type: cheapest, Instances: 0})
+	defer s.order("capacity", ec2.Capacity{Type: cheapest, Instances: -1})
+	before = s.state(t.Context())
+	s.Apply(pod("other", "{}"))
+	s.WaitReady("other")
+	if i := s.only(before); i.InstanceType == cheapest {
+		t.Errorf("the instance is a %s, of which there is none", i.InstanceType)
+	}
+	if out := s.Kubectl("get", "events"); !strings.Contains(out, "InsufficientInstanceCapacity") {
+		t.Errorf("no event says why:\n%s", out)
+	}
+}
+
+func TestASpotNoticeIsReadOnTheCellAndThePodLeavesIt(t *testing.T) {
+	s := newSpace(t)
+	before := s.state(t.Context())
+	s.Apply(pod("spot", `{pod.elotl.co/launch-type: spot, pod.elotl.co/allow-metadata: "true"}`))
+	s.WaitReady("spot")
+	i := s.only(before)
+	if !i.Spot {
+		t.Fatalf("the instance is %+v, want it spot", i)
+	}
+	answer := s.says(t.Context(), "spot", "PUT /latest/api/token HTTP/1.1", lifetime)
+	_, given, found := strings.Cut(answer, "\r\n\r\n")
+	if !found || !strings.Contains(answer, "200 OK") {
+		t.Fatalf("a pod that may gets no token: %q", answer)
+	}
+	read := func(ctx context.Context) string {
+		return s.says(ctx, "spot", "GET /latest/meta-data/spot/instance-action HTTP/1.1", token+strings.TrimSpace(given))
+	}
+	if out := read(t.Context()); !strings.Contains(out, "404") {
+		t.Errorf("before the notice: %q", out)
+	}
+	s.order("interrupt", ec2.Interruption{Instance: i.ID, Notice: 20 * time.Second})
+	if out := read(t.Context()); !strings.Contains(out, `"action": "terminate"`) {
+		t.Errorf("after the notice: %q", out)
+	}
+	s.Eventually("the instance is over, and the pod is not on it", func(ctx context.Context) error {
+		for _, other := range s.since(ctx, before) {
+			if other.ID == i.ID && other.Ended.IsZero() {
+				return fmt.Errorf("instance %s is %s", i.ID, other.State)
+			}
+		}
+		p, err := s.Pod(ctx, "spot")
+		if err == nil && p.Status.HostIP == i.ManagementIP.String() && p.Status.Phase == corev1.PodRunning {
+			return fmt.Errorf("the pod is on %s: %s", p.Status.HostIP, namespace.States(p))
+		}
+		return nil
+	})
+}
+
+// The last: it looks back at all others.
+func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
+	s := newSpace(t)
+	if status, answer := s.ask(t.Context(), http.MethodPost, "/?Action=DescribeInstances", nil); status == http.StatusOK {
+		t.Errorf("somebody without a key is answered: %s", answer)
+	}
+	state := s.state(t.Context())
+	if len(state.Refused) > 0 || len(state.Unused) != 1 {
+		t.Errorf("refused: %v; the policies are those of %v", state.Refused, state.Unused)
+	}
+	for key, unused := range state.Unused {
+		for _, sid := range []string{"KipReads", "KipLaunches", "KipLaunchesFrom", "KipTagsCells", "KipEnds", "KipMakesAGroup"} {
+			if slices.Contains(unused, sid) {
+				t.Errorf("nothing that %s did needed %s", key, sid)
+			}
+		}
+	}
+}
