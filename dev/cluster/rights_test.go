@@ -681,7 +681,7 @@ func podsAreChangedAsKipAnswers(t *testing.T, is identities) {
 		ended <- admission.New(admission.Config{
 			Name:  "kip-0",
 			Own:   is.kipDynamic,
-			Nodes: []admission.Node{{Name: "kip-0", As: is.nodeDynamic}},
+			Nodes: func() ([]admission.Node, error) { return []admission.Node{{Name: "kip-0", As: is.nodeDynamic}}, nil },
 			Listen: func(ctx context.Context) (net.Listener, error) {
 				return new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.2", strconv.Itoa(webhookPort)))
 			},

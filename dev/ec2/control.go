@@ -110,7 +110,7 @@ func (m *Model) Control() http.Handler {
 	})
 	handle(mux, "hang", func(h Hang) error {
 		if h.Nth < 1 {
-			return fmt.Errorf("Nth is %d: want 1 or more", h.Nth)
+			return fmt.Errorf("the field Nth is %d: want 1 or more", h.Nth)
 		}
 		m.Hang(h)
 		return nil

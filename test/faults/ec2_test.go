@@ -149,7 +149,7 @@ func TestKipIsKilledBetweenAnyTwoCallsToEC2(t *testing.T) {
 		}
 		played++
 		sc.ec2, sc.shared = true, true
-		violations, passed, _ := perform(t, sc, failpoint{})
+		violations, passed := playUntil(t, sc, failpoint{})
 		if len(violations) > 0 {
 			t.Fatalf("%s on EC2, and Kip is not killed:\n  %s", sc.name, strings.Join(violations, "\n  "))
 		}
@@ -160,7 +160,7 @@ func TestKipIsKilledBetweenAnyTwoCallsToEC2(t *testing.T) {
 			if *pointFlag != 0 && f.n != *pointFlag || *pointFlag == 0 && f.n%step != played%step {
 				continue
 			}
-			if violations := killed(t, sc, f); len(violations) > 0 {
+			if violations, _ := playUntil(t, sc, f); len(violations) > 0 {
 				t.Fatalf("%s on EC2, and Kip is killed %s write or call %d:\n  %s\nreplay: go test ./test/faults -run '%s' -point %d [-trace]",
 					sc.name, map[bool]string{false: "before", true: "after"}[f.after], f.n, strings.Join(violations, "\n  "), t.Name(), f.n)
 			}
