@@ -73,12 +73,18 @@ func (m *Mirror) CellChanged(cell Cell) {
 	m.queue.AddAfter(cell.ID, mirrorDelay)
 }
 
-// Run writes until ctx ends. known are the cells that exist as it starts.
+// Run writes until ctx ends. known are the cells that were there before it was told of any
+// change.
 func (m *Mirror) Run(ctx context.Context, known []Cell) error {
 	defer m.queue.ShutDown()
+	m.mu.Lock()
 	for _, cell := range known {
-		m.CellChanged(cell)
+		if _, changed := m.latest[cell.ID]; !changed {
+			m.latest[cell.ID] = cell
+			m.queue.AddAfter(cell.ID, mirrorDelay)
+		}
 	}
+	m.mu.Unlock()
 	m.queue.Add(leftovers)
 	stop := context.AfterFunc(ctx, m.queue.ShutDown)
 	defer stop()

@@ -118,6 +118,37 @@ func TestTheMirrorRemovesWhatAnEarlierRunLeft(t *testing.T) {
 	}
 }
 
+// Cells move on from when they are loaded until the API server serves their resource.
+func TestTheMirrorBeginsWithWhatItWasToldSinceTheCellsWereListed(t *testing.T) {
+	m := newMirrored(t)
+	known := []Cell{{ID: "gone", Phase: apiv1.Terminating}, {ID: "moved", Phase: apiv1.Booting}, {ID: "same", Phase: apiv1.Bound}}
+	for _, cell := range known {
+		m.told(cell)
+	}
+	clear(m.latest)
+	clear(m.created)
+	m.CellChanged(Cell{ID: "gone", Phase: apiv1.Gone})
+	m.CellChanged(Cell{ID: "moved", Phase: apiv1.Ready})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := m.Mirror.Run(ctx, known); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.adopt(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, cell := range known {
+		if err := m.write(t.Context(), cell.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id, want := range map[string]string{"gone": "", "moved": "Ready", "same": "Bound"} {
+		if got := m.phase(id); got != want {
+			t.Errorf("the resource of cell %s says %q, want %q", id, got, want)
+		}
+	}
+}
+
 func TestAMirrorThatCannotListTriesAgain(t *testing.T) {
 	m := newMirrored(t)
 	m.told(Cell{ID: "old", Phase: apiv1.Bound})
