@@ -49,14 +49,17 @@ func (c *Controller) attend(ctx context.Context, pod *corev1.Pod, cell cells.Cel
 		}
 		// Once each time that it was found silent: its kubelet, when it is back,
 		// says that the pod is ready, and must not be contradicted.
-		c.note(apiv1.Ref(pod), func(w *waiting) { w.silent = time.Time{} })
-		if marked && w.interrupted.After(now) {
-			// A disruption budget counts the pod as ready until its controller has looked, and
-			// would let a pod go that is not.
-			return evictionRetry, nil
+		if marked {
+			w.marked = now
 		}
+		c.note(apiv1.Ref(pod), func(known *waiting) { known.silent, known.marked = time.Time{}, w.marked })
 	}
 	if w.interrupted.After(now) {
+		// A disruption budget counts a pod as ready until its controller has seen that it is
+		// not, and would let it go.
+		if wait := w.marked.Add(evictionRetry).Sub(now); wait > 0 {
+			return wait, nil
+		}
 		return c.moveAway(ctx, pod, w.interrupted)
 	}
 	return 0, nil

@@ -141,6 +141,7 @@ type waiting struct {
 	failures    int       // cells in a row that were launched and not ready
 	ran         bool      // a kubelet has had the pod
 	silent      time.Time // when its cell was last found silent
+	marked      time.Time // when it was marked as not ready, since its cell is silent
 	interrupted time.Time // when the cloud takes its instance; zero if it does not
 	told        string    // what was last reported of the interruption
 	short       time.Time // since when there is no capacity for it on its node; zero if there is

@@ -667,6 +667,9 @@ func TestAPodThatFallsSilentIsNotEvictedAtOnce(t *testing.T) {
 	if again := h.must("a"); tried != 0 || again != evictionRetry {
 		t.Fatalf("%d evictions, and another look in %s: want none before %s", tried, again, evictionRetry)
 	}
+	if h.must("a"); tried != 0 { // what was marked is told by the watch
+		t.Fatalf("%d evictions when the pod is seen as not ready: want none before %s", tried, evictionRetry)
+	}
 	h.clock.Step(evictionRetry)
 	h.must("a")
 	if tried != 1 {
