@@ -254,8 +254,8 @@ func (m *Model) disks(f *form, l *launch) {
 			Delete:    e.flag("DeleteOnTermination"),
 		}
 		kind := oneOf(e, "VolumeType", "gp3", "gp2")
-		if one.GiB < 1 || one.GiB > 16384 {
-			f.bad("InvalidParameterValue", "A %s volume has 1 to 16384 GiB, not %d", kind, one.GiB)
+		if most := map[string]int{"gp3": 65536}[kind]; one.GiB < 1 || one.GiB > cmp.Or(most, 16384) {
+			f.bad("InvalidParameterValue", "A %s volume has 1 to %d GiB, not %d", kind, cmp.Or(most, 16384), one.GiB)
 		}
 		l.devices = append(l.devices, one)
 	}

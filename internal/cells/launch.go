@@ -83,7 +83,8 @@ func (l *launch) entries(places []int) []*entry {
 // together is what the cells of one call have in common.
 type together struct {
 	offering
-	options string
+	diskBytes int64
+	options   string
 }
 
 // launchAll stores the intents to launch what has come together, a group for
@@ -101,7 +102,7 @@ func (c *Controller) launchAll(ctx context.Context, entries []*entry) {
 			c.fail(fmt.Errorf("compare the options of cell %s: %w", e.id, err))
 			return
 		}
-		key := together{cell.Offer().offering(), string(options)}
+		key := together{cell.Offer().offering(), cell.Offer().DiskBytes, string(options)}
 		groups[key] = append(groups[key], e)
 	}
 	for _, all := range groups {
@@ -408,12 +409,24 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 			continue
 		}
 		// These say nothing of what the cloud has.
-		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) || errors.Is(err, errExpired) || told[err.Error()] {
+		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) || errors.Is(err, errExpired) || ofTheCell(err) ||
+			told[err.Error()] {
 			continue
 		}
 		told[err.Error()] = true
 		c.cfg.Shortages.Mark(offer, err)
 	}
+}
+
+// maxRefusals is how many offers in a row may be refused for what a cell itself asks for: a
+// second one may differ in what the cloud found fault with, others will not.
+const maxRefusals = 2
+
+// ofTheCell says that the cloud found fault with what is asked for, and not with what it
+// has: others may be launched as the same offer.
+func ofTheCell(err error) bool {
+	return cloud.Refused(err) && !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) &&
+		!errors.Is(err, cloud.ErrUnauthorised) && !cloud.ScopeOf(err).Says()
 }
 
 // sleep returns false when ctx ends.
@@ -522,15 +535,22 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 	}
 	left, over := c.nextWithin(cell, left)
 	cell.Launch, cell.Token = nil, ""
+	if cell.Refusals++; !ofTheCell(refusal) {
+		cell.Refusals = 0
+	}
 	if over != nil {
 		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v; %v", offer, refusal, over), CauseNotLaunched
 		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())
 		return outcome{warning, reason, cell.Reason}, cell.enter(apiv1.Gone)
 	}
-	if len(left) == 0 {
+	if len(left) == 0 || cell.Refusals >= maxRefusals {
 		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v", offer, refusal), CauseNotLaunched
 		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())
-		return outcome{warning, reason, cell.Reason + "; no other type fits now"}, cell.enter(apiv1.Gone)
+		why := "; no other type fits now"
+		if len(left) > 0 {
+			why = "; other types are not tried, since the fault is in what is asked for"
+		}
+		return outcome{warning, reason, cell.Reason + why}, cell.enter(apiv1.Gone)
 	}
 	cell.Offers, cell.Reason = left, left[0].Reason
 	return outcome{warning, reason, fmt.Sprintf("%s: %v; trying %s", offer, refusal, left[0])}, cell.enter(apiv1.Requested)

@@ -265,7 +265,7 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 		{400, "InsufficientCidrBlocks", cloud.ErrCapacity, subnet, true},
 		{400, "VcpuLimitExceeded", cloud.ErrQuota, standard, true},
 		{400, "MaxSpotInstanceCountExceeded", cloud.ErrQuota, standard, true},
-		{400, "VolumeLimitExceeded", cloud.ErrQuota, everything, true},
+		{400, "VolumeLimitExceeded", cloud.ErrRefused, cloud.Scope{}, true},
 		{503, "RequestLimitExceeded", cloud.ErrThrottled, everything, true},
 		{403, "UnauthorizedOperation", cloud.ErrUnauthorised, everything, true},
 		{401, "AuthFailure", cloud.ErrUnauthorised, everything, true},
@@ -847,9 +847,11 @@ func TestFromOutsideOnlyPublicInstancesAreLaunched(t *testing.T) {
 	hidden, private := request("a", 1), request("b", 1)
 	hidden.PrivateIPOnly = true
 	private.Zone, private.Subnet = "us-east-1b", privateSubnet
-	for _, r := range []cloud.LaunchRequest{hidden, private} {
-		if err := c.Launch(t.Context(), r).Err(); !cloud.Refused(err) {
-			t.Errorf("%v", err)
+	for n, r := range []cloud.LaunchRequest{hidden, private} {
+		// That a subnet is private is nobody's fault; that a pod wants no public address is.
+		err := c.Launch(t.Context(), r).Err()
+		if want := []string{"", privateSubnet}[n]; !cloud.Refused(err) || cloud.ScopeOf(err).Subnet != want {
+			t.Errorf("%v: want a refusal of subnet %q", err, want)
 		}
 	}
 	if err := c.Launch(t.Context(), request("c", 1)).Err(); err != nil || model.Calls()["RunInstances"] != 1 {

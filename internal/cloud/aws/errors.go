@@ -46,7 +46,7 @@ var meanings = map[string]meaning{
 	"VcpuLimitExceeded":                    {cloud.ErrQuota, family},
 	"InstanceLimitExceeded":                {cloud.ErrQuota, family},
 	"MaxSpotInstanceCountExceeded":         {cloud.ErrQuota, family},
-	"VolumeLimitExceeded":                  {cloud.ErrQuota, account},
+	"VolumeLimitExceeded":                  {cloud.ErrRefused, nothing}, // in all of a kind's TiB: a smaller disk may still fit
 	"NetworkInterfaceLimitExceeded":        {cloud.ErrQuota, account},
 	"RequestLimitExceeded":                 {cloud.ErrThrottled, account},
 	"Throttling":                           {cloud.ErrThrottled, account},
@@ -141,8 +141,7 @@ func classify(err error, asked cloud.Scope) error {
 	case known:
 		return cloud.No(m.cause, scopeOf(m, asked), said)
 	case refusal(err):
-		// EC2 understood, and will say so again. Whoever launched learns it from the code,
-		// and leaves this offering alone for a while.
+		// EC2 understood, and will say so again: of what was asked, not of what it sells.
 		return cloud.No(cloud.ErrRefused, cloud.Scope{}, said)
 	}
 	return said // InternalError, Unavailable: it may have been done
