@@ -292,7 +292,7 @@ func judge(r cloud.LaunchResult, unsure, giveUp bool) verdict {
 		return isExpired
 	case errors.Is(r.Err, errExpired):
 		return isAbandoned
-	case cloud.Refused(r.Err) && !unsure && errors.Is(r.Err, cloud.ErrUnauthorised):
+	case cloud.Refused(r.Err) && !unsure && errors.Is(r.Err, cloud.ErrUnauthorised) && !denied(r.Err):
 		return isForbidden
 	case cloud.Refused(r.Err) && !unsure:
 		return isRefused
@@ -320,7 +320,7 @@ func (c *Controller) send(ctx context.Context, l *launch, sent bool) {
 		if ctx.Err() != nil {
 			return
 		}
-		c.heardOfRights(results)
+		c.heardOfRights(offer.offering(), results)
 		verdicts := map[int]verdict{}
 		var known []int
 		var failed error
@@ -409,8 +409,8 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 			continue
 		}
 		// These say nothing of what the cloud has.
-		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) || errors.Is(err, errExpired) || ofTheCell(err) ||
-			told[err.Error()] {
+		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) && !denied(err) || errors.Is(err, errExpired) ||
+			ofTheCell(err) || told[err.Error()] {
 			continue
 		}
 		told[err.Error()] = true

@@ -251,6 +251,7 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 	subnet := cloud.Scope{Zone: "us-east-1a", Subnet: "subnet-a1"}
 	standard := cloud.Scope{Family: "standard", Spot: &onDemand}
 	everything := cloud.Scope{Account: true}
+	exact := cloud.Scope{InstanceType: "c5.large", Zone: "us-east-1a", Subnet: "subnet-a1", Spot: &onDemand}
 	for _, tc := range []struct {
 		status      int
 		code        string
@@ -267,7 +268,9 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 		{400, "MaxSpotInstanceCountExceeded", cloud.ErrQuota, standard, true},
 		{400, "VolumeLimitExceeded", cloud.ErrRefused, cloud.Scope{}, true},
 		{503, "RequestLimitExceeded", cloud.ErrThrottled, everything, true},
-		{403, "UnauthorizedOperation", cloud.ErrUnauthorised, everything, true},
+		{403, "UnauthorizedOperation", cloud.ErrUnauthorised, exact, true},
+		{403, "AccessDenied", cloud.ErrUnauthorised, exact, true},
+		{403, "ExpiredToken", cloud.ErrUnauthorised, everything, true},
 		{401, "AuthFailure", cloud.ErrUnauthorised, everything, true},
 		{400, "IdempotentParameterMismatch", cloud.ErrMismatch, cloud.Scope{}, false},
 		{400, "SomethingNew", cloud.ErrRefused, cloud.Scope{}, true},
@@ -291,6 +294,19 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 		if text := err.Error(); !strings.Contains(text, tc.code+": words (request id-1)") || strings.Contains(text, "secret") {
 			t.Errorf("%s reads %q", tc.code, text)
 		}
+	}
+}
+
+// The right that is missing is to a pod's own role: no offering is to blame.
+func TestAMissingRightToARoleIsThePodsOwn(t *testing.T) {
+	const words = "User: x is not authorized to perform: iam:PassRole on resource: y"
+	err := answering(t, "RunInstances", 403, "UnauthorizedOperation", words).Launch(t.Context(), request("t", 1)).Err()
+	if cloud.CauseOf(err) != cloud.ErrRefused || cloud.ScopeOf(err).Says() || !cloud.NothingDone(err) {
+		t.Errorf("%v for %+v", err, cloud.ScopeOf(err))
+	}
+	_, err = answering(t, "DescribeInstances", 403, "UnauthorizedOperation", "words").List(t.Context(), owner)
+	if cloud.CauseOf(err) != cloud.ErrUnauthorised || !cloud.ScopeOf(err).Account {
+		t.Errorf("a list without a right is %v", err)
 	}
 }
 
@@ -882,6 +898,7 @@ func TestRolesAreAskedForAtTheEndpointToo(t *testing.T) {
 		}
 		asked <- r.PostForm.Get("Action")
 		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprint(w, "<ErrorResponse><Error><Type>Sender</Type><Code>ValidationError</Code><Message>words</Message></Error></ErrorResponse>")
 	}))
 	defer elsewhere.Close()
 	file := filepath.Join(t.TempDir(), "token")
@@ -895,8 +912,10 @@ func TestRolesAreAskedForAtTheEndpointToo(t *testing.T) {
 	}
 	cfg := settings(elsewhere.URL)
 	cfg.AccessKeyID, cfg.SecretAccessKey = "", ""
-	if _, err := open(t, cfg).List(t.Context(), owner); err == nil {
-		t.Error("a list without credentials")
+	// Whatever STS finds fault with is no fault of what EC2 sells.
+	if _, err := open(t, cfg).List(t.Context(), owner); !errors.Is(err, cloud.ErrUnauthorised) || errors.Is(err, cloud.ErrRefused) ||
+		!cloud.ScopeOf(err).Account {
+		t.Errorf("a list without credentials: %v", err)
 	}
 	select {
 	case action := <-asked:

@@ -140,7 +140,8 @@ func (c *Cloud) runInstances(ctx context.Context, r cloud.LaunchRequest) (*ec2.R
 	case !ok:
 		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{Subnet: r.Subnet}, fmt.Errorf("subnet %s is none of the cells'", r.Subnet))
 	case s.zone != r.Zone:
-		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet}, fmt.Errorf("subnet %s is in zone %s, not in %q", r.Subnet, s.zone, r.Zone))
+		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet},
+			fmt.Errorf("subnet %s is in zone %s, not in %q", r.Subnet, s.zone, r.Zone))
 	case c.dialPublic && !s.public:
 		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet},
 			fmt.Errorf("from outside of %s Kip reaches public addresses only: want a subnet with a route to an internet gateway", n.vpc))
