@@ -1,10 +1,12 @@
 package aws
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -14,8 +16,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/aws/smithy-go"
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
@@ -444,6 +450,46 @@ func TestTerminationEndsWhatIsThereAmongWhatIsNot(t *testing.T) {
 	}
 }
 
+func TestTerminationAmongWhatIsNotThereTakesFewCalls(t *testing.T) {
+	model, _ := serve(t, anAccount(sim.Knobs{}))
+	h, url := eavesdrop(t, model)
+	c := open(t, settings(url))
+	got, err := c.Launch(t.Context(), request("t", 10)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := []string{"i-0123456789abcdef0"}
+	for _, i := range got {
+		ids = append(ids, i.ID)
+	}
+	if err := c.Terminate(t.Context(), ids...).Err(); err != nil {
+		t.Error(err)
+	}
+	if n := len(h.of("TerminateInstances")); n != 2 || len(model.Machines().Truth()) != 0 {
+		t.Errorf("%d calls, and %d run on", n, len(model.Machines().Truth()))
+	}
+}
+
+func TestALoopOverInstancesStopsWhereEC2WantsFewerCalls(t *testing.T) {
+	said := map[int]string{1: "InvalidInstanceID.NotFound", 3: "RequestLimitExceeded"}
+	calls := 0
+	results := apart([]string{"a", "b", "c", "d"}, func([]string) error {
+		calls++
+		if said[calls] == "" {
+			return nil
+		}
+		return &smithy.OperationError{ServiceID: "EC2", Err: &smithy.GenericAPIError{Code: said[calls]}}
+	})
+	if calls != 3 || len(results) != 4 {
+		t.Errorf("%d calls, %d results", calls, len(results))
+	}
+	for n, r := range results {
+		if errors.Is(r.Err, cloud.ErrThrottled) != (n > 0) || r.ID != []string{"a", "b", "c", "d"}[n] {
+			t.Errorf("result %d: %+v", n, r)
+		}
+	}
+}
+
 // An ID that EC2 does not know yet is no death, and no reason to end the others later.
 func TestWhatEC2DoesNotKnowYetIsUnknown(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{UnknownFor: short(time.Hour), ListLag: short(time.Hour)})
@@ -541,6 +587,37 @@ func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 	if err := c.Interruptions(t.Context(), func(cloud.Interruption) {}); err == nil || errors.Is(err, context.Canceled) {
 		t.Errorf("a failure ended the watch with %v", err)
 	}
+}
+
+// silence answers nothing until whoever asks gives up, and counts that.
+type silence struct{ asked atomic.Int32 }
+
+func (s *silence) RoundTrip(r *http.Request) (*http.Response, error) {
+	s.asked.Add(1)
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+func TestALookThatIsNeverAnsweredEndsAndIsTold(t *testing.T) {
+	t.Setenv("AWS_CONFIG_FILE", "/dev/null")
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		cfg, deaf := settings("http://ec2.test"), &silence{}
+		cfg.Transport, cfg.Log, cfg.InterruptionsEvery = deaf, slog.New(slog.NewTextHandler(&log, nil)), 5*time.Second
+		c, err := New(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		err = c.Interruptions(ctx, func(cloud.Interruption) {})
+		if n := deaf.asked.Load(); !errors.Is(err, context.DeadlineExceeded) || n < 4 {
+			t.Errorf("%d looks within the notice, then %v", n, err)
+		}
+		if n := strings.Count(log.String(), "retrying"); n < 1 || n > 2 {
+			t.Errorf("told %d times: %s", n, log.String())
+		}
+	})
 }
 
 func TestPartsOutliveTheirInstancesUntilTheyAreDeleted(t *testing.T) {
