@@ -320,6 +320,9 @@ func (m *Model) exists(l *launch, image string, groups []string) error {
 		}
 		l.groups = append(l.groups, g)
 	}
+	if l.prefix && l.subnet.Fragmented {
+		return bad("InsufficientCidrBlocks", "The specified subnet does not have enough free cidr blocks to satisfy the request.")
+	}
 	for _, d := range l.devices {
 		if d.Name == l.image.RootDevice && d.GiB < l.image.GiB {
 			return bad("InvalidBlockDeviceMapping", "Volume of size %dGB is smaller than snapshot, expect size >= %dGB", d.GiB, l.image.GiB)

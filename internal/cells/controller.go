@@ -58,6 +58,8 @@ type Controller struct {
 	// denied are what Kip had no right to launch since it last had one; they are no more
 	// than it takes to pause.
 	denied map[offering]bool
+	// apart is until when cells are launched one by one, by where.
+	apart map[place]time.Time
 	// terminating has, by their instances, the ends that are under way, and endsPaused
 	// is until when the cloud wants no call that ends any.
 	terminating map[string]*termination
@@ -92,6 +94,7 @@ func New(cfg Config) *Controller {
 		standby:      map[string]*entry{},
 		terminating:  map[string]*termination{},
 		denied:       map[offering]bool{},
+		apart:        map[place]time.Time{},
 	}
 }
 

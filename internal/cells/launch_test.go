@@ -126,6 +126,37 @@ func TestAPodsOwnFaultIsNoShortageAndEndsItsCellSoon(t *testing.T) {
 	}, told)
 }
 
+func TestWhereThereIsNoRoomForSeveralCellsAreLaunchedOneByOne(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		several, pieces := 0, true
+		b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+			if len(r.Machines) == 1 {
+				return nil, false
+			}
+			if several++; !pieces {
+				return nil, false
+			}
+			return cloud.No(cloud.ErrTogether, cloud.Scope{Zone: r.Zone}, errors.New("InsufficientCidrBlocks")), false
+		}
+		if pods := b.bound(20); len(b.unbound(pods)) > 0 || len(b.cooled) > 0 {
+			t.Errorf("%v have no cell; remembered %v", b.unbound(pods), b.cooled)
+		}
+		if several < 1 || several > 2 {
+			t.Errorf("%d calls for several", several)
+		}
+		b.later(apartFor)
+		b.cloud.set(func() { pieces = false })
+		for n := range 5 {
+			b.request(fmt.Sprint("later", n), "nano")
+		}
+		b.later(time.Minute)
+		if several < 2 {
+			t.Error("no call is for several any more")
+		}
+	})
+}
+
 // A disk is the pod's own: who asks for another size is launched by another call.
 func TestCellsWithDisksOfOtherSizesAreLaunchedApart(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {

@@ -268,8 +268,9 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 		{500, "InsufficientInstanceCapacity", cloud.ErrCapacity, offering, true},
 		{400, "SpotMaxPriceTooLow", cloud.ErrCapacity, offering, true},
 		{400, "Unsupported", cloud.ErrRefused, offering, true},
-		{400, "InsufficientFreeAddressesInSubnet", cloud.ErrCapacity, subnet, true},
-		{400, "InsufficientCidrBlocks", cloud.ErrCapacity, subnet, true},
+		{400, "InsufficientAddressCapacity", cloud.ErrCapacity, subnet, true},
+		{400, "InsufficientFreeAddressesInSubnet", cloud.ErrTogether, subnet, true},
+		{400, "InsufficientCidrBlocks", cloud.ErrTogether, subnet, true},
 		{400, "VcpuLimitExceeded", cloud.ErrQuota, standard, true},
 		{400, "MaxSpotInstanceCountExceeded", cloud.ErrQuota, standard, true},
 		{400, "VolumeLimitExceeded", cloud.ErrRefused, cloud.Scope{}, true},
@@ -358,6 +359,24 @@ func TestPartOfABatchIsLaunchedWhereThereIsNoRoomForAll(t *testing.T) {
 	}
 	if n := len(model.Machines().Truth()); n != 2 {
 		t.Errorf("%d run", n)
+	}
+}
+
+func TestASubnetInPiecesTakesMachinesOneByOne(t *testing.T) {
+	account := anAccount(sim.Knobs{})
+	account.Subnets[0].Fragmented = true
+	model, url := serve(t, account)
+	c := open(t, settings(url))
+	if err := c.Launch(t.Context(), request("several", 2)).Err(); cloud.CauseOf(err) != cloud.ErrTogether || !cloud.Refused(err) {
+		t.Errorf("two in one call: %v", err)
+	}
+	if err := c.Launch(t.Context(), request("one", 1)).Err(); err != nil || len(model.Machines().Truth()) != 1 {
+		t.Errorf("one by itself: %v", err)
+	}
+	full := answering(t, "RunInstances", 400, "InsufficientFreeAddressesInSubnet", "words")
+	err := full.Launch(t.Context(), request("one", 1)).Err()
+	if cloud.CauseOf(err) != cloud.ErrCapacity || cloud.ScopeOf(err).Subnet != "subnet-a1" {
+		t.Errorf("a subnet that is full: %v", err)
 	}
 }
 

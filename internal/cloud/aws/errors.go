@@ -80,6 +80,10 @@ const (
 	codeNoGroup    = "InvalidGroup.NotFound"
 )
 
+// codesTogether say of a launch of several that the subnet has no /28, or not seventeen
+// addresses, for one of them. One by itself takes two addresses.
+var codesTogether = []string{"InsufficientCidrBlocks", "InsufficientFreeAddressesInSubnet"}
+
 // failed is what EC2 said, cut to what a person reads.
 type failed struct {
 	code, message, request string

@@ -51,6 +51,8 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		return nil, fmt.Errorf("the security group of the cells is not there, or not yet: %w", saidOf(err))
 	case codeOf(err) == codeTerminated:
 		return c.ended(ctx, r, classify(err, cloud.Scope{}))
+	case len(r.Machines) > 1 && slices.Contains(codesTogether, codeOf(err)):
+		return nil, cloud.No(cloud.ErrTogether, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet}, saidOf(err))
 	case err != nil:
 		return nil, classify(err, askedFor(r.LaunchSpec))
 	}
