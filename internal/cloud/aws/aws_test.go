@@ -805,6 +805,58 @@ func TestALaunchWhoseGroupIsGoneIsToBeRepeated(t *testing.T) {
 	}
 }
 
+// That the group cannot be made is no refusal of what was to be launched.
+func TestAGroupThatCannotBeMadeIsToBlameOnNoOffering(t *testing.T) {
+	for code, want := range map[string]cloud.Cause{
+		"SecurityGroupLimitExceeded": "",
+		"InvalidGroup.Duplicate":     "", // and no look finds it: it is another's
+		"RequestLimitExceeded":       cloud.ErrThrottled,
+		"UnauthorizedOperation":      cloud.ErrUnauthorised,
+	} {
+		err := answering(t, "CreateSecurityGroup", 400, code, "words").Launch(t.Context(), request("t", 1)).Err()
+		if err == nil || cloud.CauseOf(err) != want || errors.Is(err, cloud.ErrRefused) || !strings.Contains(err.Error(), code) {
+			t.Errorf("%s: %v, want %q", code, err, want)
+		}
+	}
+}
+
+// Two Kips that make it at once do not hinder each other.
+func TestAGroupThatAnotherKipMadeMeanwhileIsTaken(t *testing.T) {
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	other := open(t, settings(url))
+	once := sync.OnceFunc(func() {
+		if _, err := other.ownGroup(t.Context(), vpc, owner); err != nil {
+			t.Error(err)
+		}
+	})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := r.ParseForm(); err != nil {
+			t.Error(err)
+		}
+		if r.PostForm.Get("Action") == "CreateSecurityGroup" {
+			once()
+		}
+		model.ServeHTTP(w, r)
+	}))
+	defer server.Close()
+	if err := open(t, settings(server.URL)).Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMoreRulesThanAGroupTakesAreAnErrorAtTheStart(t *testing.T) {
+	t.Setenv("AWS_CONFIG_FILE", "/dev/null")
+	for n, want := range map[int]bool{5: true, 11: true, 12: false, 100: false} {
+		cfg := settings("http://ec2.test")
+		for i := range n {
+			cfg.ExtraCIDRs = append(cfg.ExtraCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), 32))
+		}
+		if _, err := New(t.Context(), cfg); (err == nil) != want || err != nil && !strings.Contains(err.Error(), "cells.extraCIDRs") {
+			t.Errorf("%d networks: %v", n, err)
+		}
+	}
+}
+
 func TestTheConsoleIsReadAsItWasWritten(t *testing.T) {
 	c, _ := newCloud(t, sim.Knobs{})
 	got, err := c.Launch(t.Context(), request("t", 1)).All()
@@ -994,7 +1046,7 @@ func TestRolesAreAskedForAtTheEndpointToo(t *testing.T) {
 		}
 		asked <- r.PostForm.Get("Action")
 		w.WriteHeader(http.StatusBadRequest)
-		fmt.Fprint(w, "<ErrorResponse><Error><Type>Sender</Type><Code>ValidationError</Code><Message>words</Message></Error></ErrorResponse>")
+		fmt.Fprint(w, "<ErrorResponse><Error><Code>ValidationError</Code><Message>words</Message></Error></ErrorResponse>")
 	}))
 	defer elsewhere.Close()
 	file := filepath.Join(t.TempDir(), "token")
