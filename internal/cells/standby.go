@@ -283,7 +283,7 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
-	c.heardOfRights(cloud.LaunchResults{{Err: err}})
+	c.heardOfRights(e.cell().Offer().offering(), cloud.LaunchResults{{Err: err}})
 	if err != nil {
 		return c.notStarted(e, err), nil
 	}
@@ -327,7 +327,7 @@ func (c *Controller) stopped(e *entry, err error) error {
 // up: another may be launched.
 func (c *Controller) notStarted(e *entry, err error) time.Duration {
 	now := c.cfg.Clock.Now()
-	if errors.Is(err, cloud.ErrUnauthorised) {
+	if errors.Is(err, cloud.ErrUnauthorised) && !denied(err) {
 		return max(c.launchesPaused(e), firstRetry)
 	}
 	e.starting.fail(now, err)

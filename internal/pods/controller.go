@@ -57,7 +57,7 @@ type Config struct {
 	Event func(pod apiv1.PodReference, kind, reason, message string)
 	// Forget is told of pods that no longer exist.
 	Forget func(uid types.UID)
-	// MaxAttempts is how many cells in a row may be launched for a pod and not
+	// MaxAttempts is how many cells in a row may be launched, or refused, for a pod and not
 	// become ready before the pod is Failed; 0 for no bound.
 	MaxAttempts int
 	// Running is told, once or more, that a pod runs on its cell. Optional.
@@ -138,7 +138,8 @@ type waiting struct {
 	generation  int64
 	annotations map[string]string
 
-	failures    int       // cells in a row that were launched and not ready
+	failures    int       // cells in a row that were launched and not ready, or refused for what the pod asks
+	refusal     string    // why the last of them was refused; "" if it was launched
 	ran         bool      // a kubelet has had the pod
 	silent      time.Time // when its cell was last found silent
 	marked      time.Time // when it was marked as not ready, since its cell is silent
@@ -209,7 +210,9 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 		case bound:
 			w.ran, w.failures = true, 0
 		case cell.Instance != nil && cell.Interrupted.IsZero():
-			w.failures++
+			w.failures, w.refusal = w.failures+1, ""
+		case cell.Cause == cells.CauseNotLaunched && cell.Refusals > 0:
+			w.failures, w.refusal = w.failures+1, cell.Reason
 		}
 		w.interrupted = time.Time{}
 	})
@@ -400,14 +403,17 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		}
 	}
 	w.generation, w.annotations = pod.Generation, pod.Annotations
-	until, attempt, seen, failures, ran, paused := w.until, w.attempts+1, w.seen, w.failures, w.ran, c.paused
+	until, attempt, seen, failures, refusal, ran, paused := w.until, w.attempts+1, w.seen, w.failures, w.refusal, w.ran, c.paused
 	c.mu.Unlock()
 	if (ran || started(pod)) && pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
 		return 0, c.fail(ctx, pod, events.CellLost, "The cell that ran the pod was lost, and the pod's restartPolicy is Never")
 	}
 	if c.cfg.MaxAttempts > 0 && failures >= c.cfg.MaxAttempts {
-		return 0, c.fail(ctx, pod, events.CellsNotReady,
-			fmt.Sprintf("%d cells in a row were launched for the pod and none became ready (cells.maxAttempts)", failures))
+		why := fmt.Sprintf("%d cells in a row were launched for the pod and none became ready (cells.maxAttempts)", failures)
+		if refusal != "" {
+			why = fmt.Sprintf("%d cells in a row did not start for the pod (cells.maxAttempts); the last: %s", failures, refusal)
+		}
+		return 0, c.fail(ctx, pod, events.CellsNotReady, why)
 	}
 	if paused != "" {
 		c.waits(pod, events.Paused, paused, time.Time{})

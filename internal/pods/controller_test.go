@@ -286,6 +286,32 @@ func TestAPodGetsOneCellHoweverOftenItIsLookedAt(t *testing.T) {
 	h.want("events", h.events, "Normal CellRequested")
 }
 
+// What the pod itself asks for is refused again and again; that there is no capacity ends.
+func TestAPodThatTheCloudRefusesFailsAfterItsAttempts(t *testing.T) {
+	for refusals, want := range map[int]corev1.PodPhase{0: corev1.PodPending, 2: corev1.PodFailed} {
+		h := newHarness(t)
+		h.c.cfg.MaxAttempts = 2
+		h.put(pod("a"))
+		for range 2 {
+			h.must("a")
+			cell, has := h.cells.ForPod("uid-a")
+			if !has {
+				t.Fatalf("after %d refusals: no cell", refusals)
+			}
+			cell.Phase, cell.Cause, cell.Refusals, cell.Reason = apiv1.Gone, cells.CauseNotLaunched, refusals, "InvalidParameterValue: words"
+			delete(h.cells.cells, "uid-a")
+			h.c.CellChanged(cell)
+			h.clock.Step(time.Hour)
+		}
+		h.must("a")
+		got, err := h.client.CoreV1().Pods("ns").Get(t.Context(), "a", metav1.GetOptions{})
+		if told := strings.Contains(got.Status.Message, "InvalidParameterValue: words"); err != nil || got.Status.Phase != want ||
+			told != (want == corev1.PodFailed) {
+			t.Errorf("after cells with %d refusals: %v, %+v, want %s", refusals, err, got.Status, want)
+		}
+	}
+}
+
 func TestAPodThatFitsNothingSaysWhyOnceAndIsLookedAtAgain(t *testing.T) {
 	h := newHarness(t)
 	for _, tc := range []struct {
