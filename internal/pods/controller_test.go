@@ -152,6 +152,7 @@ type harness struct {
 	placed    *corev1.Pod
 	needs     volumes.Needs
 	volumeErr error
+	forbidden error // why pods are not evicted
 }
 
 func newHarness(t *testing.T) *harness {
