@@ -89,6 +89,8 @@ type town struct {
 	clock  *testclock.FakeClock // of shortages
 	began  []*served            // with which the last process began
 	loaded *config.Config       // when the next process began, if not when it leads
+
+	readsAgain time.Duration // of the next process
 }
 
 func (w *town) write(nodes string) {
@@ -225,7 +227,7 @@ func (w *town) start() (ended <-chan error) {
 	must(err)
 	l.nodes = l.newNodes()
 	l.nodes.as = w.as
-	l.nodes.lingers, l.nodes.asksAgain = 50*time.Millisecond, 10*time.Millisecond
+	l.nodes.lingers, l.nodes.asksAgain, l.nodes.readsAgain = 50*time.Millisecond, 10*time.Millisecond, w.readsAgain
 	failed := make(chan error, 1)
 	if err := l.nodes.begin(w.Context()); err != nil {
 		failed <- err

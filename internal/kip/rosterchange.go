@@ -132,6 +132,7 @@ func (n *nodes) empty(ctx context.Context, s *served, kept bool) error {
 	s.settle() // who waits for it waits for nothing any more
 	s.stop()
 	n.pods.Remove(s.name)
+	n.reads.forget(s.name)
 	n.cellAPI.ForgetNode(s.name)
 	n.Log.Info("a virtual node that was taken out is gone", "node", s.name)
 	return nil
