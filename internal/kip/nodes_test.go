@@ -470,6 +470,27 @@ func TestANodeThatGoesAtTheStartIsNotWaitedFor(t *testing.T) {
 	}
 }
 
+func TestACatalogueWithoutAZoneTakesNoNodeAway(t *testing.T) {
+	was := sold
+	defer func() { sold = was }()
+	for _, nodes := range []string{"nodes: auto", "nodes: [{zones: [a]}, {zones: [b]}]"} {
+		sold = was
+		w := newTown(t, nodes)
+		w.start()
+		w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+		w.stop()
+		sold = slices.Clone(sold)
+		sold[0].Offerings = sold[0].Offerings[:1]
+		w.start()
+		w.write(nodes + "\nkubelet: {labels: {team: y}}")
+		w.eventually("the change is in force", func() bool { return w.node("kip-0-1").Labels["team"] == "y" })
+		if e, is := w.l.nodes.entryOf("kip-0-2"); !is || e.Removed {
+			t.Errorf("%s: an answer of the cloud without zone b takes its node away: %+v", nodes, e)
+		}
+		w.stop()
+	}
+}
+
 func TestANodeThatIsTakenOutDoesNotWaitForPodsOfDaemonSets(t *testing.T) {
 	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
 	w.start()

@@ -255,7 +255,7 @@ func (n *nodes) reload(ctx context.Context, seen sum) sum {
 // change brings the nodes in line with a configuration. Nothing is changed where it
 // cannot be.
 func (n *nodes) change(ctx context.Context, cfg *config.Config) error {
-	wanted, err := roster.Wanted(cfg, n.shop.Types(), nil)
+	wanted, err := roster.Wanted(cfg, n.shop.Types(), n.entries)
 	if err != nil {
 		return err
 	}
