@@ -10,6 +10,8 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 )
 
 // budgeted gives namespace ns, which ref names, a budget.
@@ -192,6 +194,69 @@ func TestEachMonthHasABudgetOfItsOwn(t *testing.T) {
 	c.step(apiv1.StepSeen, now.Add(-time.Hour))
 	if got := c.spentSince(february, now); got != 2 {
 		t.Errorf("a standby cell that was taken an hour ago has cost its pod's namespace %v, want 2", got)
+	}
+}
+
+// looked is a clock that counts how often it was looked at.
+type looked struct {
+	clock.RealClock
+	times int
+}
+
+func (l *looked) Now() time.Time {
+	l.times++
+	return l.RealClock.Now()
+}
+
+// crowded is a controller with so many cells of a namespace with a budget, and what another
+// pod of it asks for.
+func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
+	now := &looked{}
+	c := New(Config{Clock: now, Budgets: []Budget{{Namespace: "ns", PerHour: 2 * float64(cells), PerMonth: 1000 * float64(cells)}}})
+	t.Cleanup(c.queue.ShutDown)
+	for n := range cells {
+		pod := ref(fmt.Sprint(n))
+		pod.UID = types.UID(fmt.Sprint("uid-", n))
+		c.reserve(newEntry(Cell{
+			ID:       fmt.Sprint("cell-", n),
+			Pod:      pod,
+			Offers:   []Offer{costing("nano", 1)},
+			Instance: &cloud.Instance{Launched: time.Now().Add(-time.Hour)},
+		}, 0))
+	}
+	r := Request{Pod: ref("another")}
+	for n := range 20 {
+		r.Offers = append(r.Offers, costing("nano", float64(cells-n)))
+	}
+	return c, now, r
+}
+
+func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
+	c, now, r := crowded(t, 100)
+	was := now.times
+	offers, err := c.affordable(r, 0)
+	if err != nil || len(offers) != len(r.Offers) {
+		t.Fatalf("of %d offers %d are in the budget: %v", len(r.Offers), len(offers), err)
+	}
+	if n := now.times - was; n != 1 {
+		t.Errorf("the cells of the namespace were summed %d times for one request", n)
+	}
+	was = now.times
+	if left, err := c.nextWithin(&Cell{ID: "cell-0", Pod: ref("0")}, append(r.Offers, r.Offers...)); err != nil || len(left) != 2*len(r.Offers) {
+		t.Fatalf("%d offers are left, %v", len(left), err)
+	}
+	if n := now.times - was; n != 1 {
+		t.Errorf("the cells of the namespace were summed %d times for the next offer", n)
+	}
+}
+
+func BenchmarkABudgetOfManyCells(b *testing.B) {
+	c, _, r := crowded(b, 5000)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := c.affordable(r, 0); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 
