@@ -73,3 +73,19 @@ func TestWhatIsNotAmongTheCandidatesIsCounted(t *testing.T) {
 func ruledOut(context.Context, *corev1.Pod, string) ([]placement.Rejection, int, error) {
 	return []placement.Rejection{{Types: 2, Why: "have too few GPUs"}}, 7, nil
 }
+
+func TestAPodIsToldOfTheOfferThatItsBudgetLeaves(t *testing.T) {
+	h := newHarness(t)
+	h.place = func(*corev1.Pod) ([]cells.Offer, error) {
+		return []cells.Offer{
+			{InstanceType: "large", Zone: "local", Reason: "spot is preferred"},
+			{InstanceType: "nano", Zone: "local", Reason: "cheapest"},
+		}, nil
+	}
+	h.cells.strikes = 1
+	h.put(pod("p"))
+	h.must("p")
+	if len(h.messages) != 1 || !strings.HasPrefix(h.messages[0], "Cell cell-0 will be nano in local") || !strings.HasSuffix(h.messages[0], ": cheapest") {
+		t.Errorf("told %q, and the cell is a nano", h.messages)
+	}
+}

@@ -470,11 +470,11 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	c.mu.Unlock()
 	if cell.Standby != "" {
 		c.cfg.Event(ref, corev1.EventTypeNormal, events.StandbyCellTaken,
-			fmt.Sprintf("Standby cell %s is %s: %s", cell.ID, cell.Offer(), r.Offers[0].Reason))
+			fmt.Sprintf("Standby cell %s is %s: %s", cell.ID, cell.Offer(), cell.Reason))
 		return 0, nil
 	}
-	c.cfg.Event(ref, corev1.EventTypeNormal, events.CellRequested,
-		fmt.Sprintf("Cell %s will be %s: %s", cell.ID, r.Offers[0], r.Offers[0].Reason))
+	offer := cell.Offer() // a budget may have struck out the best
+	c.cfg.Event(ref, corev1.EventTypeNormal, events.CellRequested, fmt.Sprintf("Cell %s will be %s: %s", cell.ID, offer, offer.Reason))
 	return 0, nil
 }
 
