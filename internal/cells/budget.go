@@ -213,8 +213,10 @@ func (c *Cell) paidFrom() time.Time {
 	if from.IsZero() || c.Stopped || c.Pod.UID == "" {
 		return time.Time{}
 	}
-	if seen := c.StepTime(apiv1.StepSeen); seen.After(from) {
-		return seen
+	for _, step := range []string{apiv1.StepSeen, apiv1.StepGiven} {
+		if at := c.StepTime(step); at.After(from) {
+			from = at
+		}
 	}
 	return from
 }

@@ -191,10 +191,30 @@ func TestEachMonthHasABudgetOfItsOwn(t *testing.T) {
 	if got, all := c.spentSince(february, now), c.spentSince(january, now); got != 6 || all != 102 {
 		t.Errorf("a cell that runs from January costs %v of February and %v of both, want 6 and 102", got, all)
 	}
-	c.step(apiv1.StepSeen, now.Add(-time.Hour))
+	c.step(apiv1.StepSeen, now.Add(-2*time.Hour))
+	c.step(apiv1.StepGiven, now.Add(-time.Hour))
 	if got := c.spentSince(february, now); got != 2 {
 		t.Errorf("a standby cell that was taken an hour ago has cost its pod's namespace %v, want 2", got)
 	}
+}
+
+func TestAStandbyCellCostsItsNamespaceNothingBeforeItIsGiven(t *testing.T) {
+	inBubble(t, budgeted(0, 3, keep(1)), nil, func(t *testing.T, b *bubble) {
+		b.later(5 * time.Hour)
+		r := Request{Pod: ref("waited"), Attempt: 1, Seen: time.Now().Add(-4 * time.Hour), Offers: []Offer{costing("nano", 1)}}
+		cell, err := b.cells.Request(b.Context(), r)
+		if err != nil || cell.Standby == "" {
+			t.Fatalf("the standby cell was not taken: %+v, %v", cell, err)
+		}
+		b.later(time.Second)
+		if over := b.buy("b", costing("dear", 9)); over == nil || over.Spent > 0.1 || over.Running != 1 {
+			t.Errorf("a pod that waited four hours for its cell is charged for them: %v", over)
+		}
+		b.later(time.Hour)
+		if over := b.buy("b", costing("dear", 9)); over == nil || over.Spent < 0.9 || over.Spent > 1.1 {
+			t.Errorf("a pod that has had a standby cell for an hour: %v", over)
+		}
+	})
 }
 
 // looked is a clock that counts how often it was looked at.
