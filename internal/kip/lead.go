@@ -235,9 +235,11 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		NodeLabel:    apiv1.LabelController,
 		NameTag:      l.nameTag(),
 		Disks:        l.disks,
+		ListLag:      l.machines.Traits().ListLag,
 		Gate:         l.gate,
 		Zones:        func(node string) ([]string, string, bool) { return l.nodes.zonesOf(node) },
 		Client:       l.api.asProvisioner,
+		Clock:        l.clock,
 		Log:          l.Log,
 	})
 	return err
