@@ -85,7 +85,8 @@ func TestAPodIsToldOfTheOfferThatItsBudgetLeaves(t *testing.T) {
 	h.cells.strikes = 1
 	h.put(pod("p"))
 	h.must("p")
-	if len(h.messages) != 1 || !strings.HasPrefix(h.messages[0], "Cell cell-0 will be nano in local") || !strings.HasSuffix(h.messages[0], ": cheapest") {
-		t.Errorf("told %q, and the cell is a nano", h.messages)
+	told := strings.Join(h.messages, "\n")
+	if !strings.HasPrefix(told, "Cell cell-0 will be nano in local") || !strings.HasSuffix(told, ": cheapest") {
+		t.Errorf("told %q, and the cell is a nano", told)
 	}
 }
