@@ -93,7 +93,7 @@ func (c *Controller) give(ctx context.Context, e *entry, r Request) (Cell, error
 		cell.PodCreated = r.Created
 		cell.Reason = "a standby cell of " + cell.Standby + ": " + r.Offers[0].Reason
 		cell.step(apiv1.StepSeen, r.Seen)
-		cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())
+		cell.step(apiv1.StepGiven, c.cfg.Clock.Now())
 		return nil
 	})
 	if err != nil {

@@ -142,6 +142,12 @@ func (c *Controller) tellOnce(pod *corev1.Pod, reason, message string) {
 	}
 }
 
+// toldLast is the reason of what tellOnce has reported last of a pod, or "".
+func (c *Controller) toldLast(pod *corev1.Pod) (reason string) {
+	c.note(apiv1.Ref(pod), func(w *waiting) { reason = w.told })
+	return reason
+}
+
 // notReady says in the pod's conditions that it no longer is.
 func notReady(pod *corev1.Pod, now metav1.Time, reason, message string) {
 	for i := range pod.Status.Conditions {

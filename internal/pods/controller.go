@@ -100,6 +100,9 @@ const (
 	// unplaceableRetry is how long a pod that fits no type waits for another
 	// look: types and prices change by the day.
 	unplaceableRetry = 10 * time.Minute
+	// scarceRetry is the longest wait between two looks for a pod of whose types there are
+	// none: shortages are counted for minutes.
+	scarceRetry = 30 * time.Second
 	// budgetRetry is how long a pod waits for another look whose namespace has no money left
 	// for it: until a cell of it ends, or a month.
 	budgetRetry = 30 * time.Second
@@ -131,6 +134,7 @@ type Controller struct {
 type waiting struct {
 	seen     time.Time
 	attempts int
+	looks    int       // in a row that found nothing to launch for it
 	until    time.Time // no cell before then, unless the pod changes
 	why      string    // why it has no cell
 	reason   string    // that of the Event which said so
@@ -435,7 +439,11 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	var unplaced *PlacementError
 	switch {
 	case errors.As(err, &unplaced):
-		reason, wait := unplaced.wait(attempt)
+		c.mu.Lock()
+		w.looks++
+		looks := w.looks
+		c.mu.Unlock()
+		reason, wait := unplaced.wait(looks)
 		if reason == events.NoCapacity {
 			if wait, err = c.leaveNode(ctx, pod, wait); err != nil {
 				return 0, err
@@ -465,15 +473,15 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	}
 	c.mu.Lock()
 	w.attempts, w.why, w.until = attempt, "", now.Add(backoff(attempt)) // of the next attempt, if this cell fails
-	w.short = time.Time{}
+	w.short, w.looks = time.Time{}, 0
 	c.mu.Unlock()
 	if cell.Standby != "" {
 		c.cfg.Event(ref, corev1.EventTypeNormal, events.StandbyCellTaken,
-			fmt.Sprintf("Standby cell %s is %s: %s", cell.ID, cell.Offer(), r.Offers[0].Reason))
+			fmt.Sprintf("Standby cell %s is %s: %s", cell.ID, cell.Offer(), cell.Reason))
 		return 0, nil
 	}
-	c.cfg.Event(ref, corev1.EventTypeNormal, events.CellRequested,
-		fmt.Sprintf("Cell %s will be %s: %s", cell.ID, r.Offers[0], r.Offers[0].Reason))
+	offer := cell.Offer() // a budget may have struck out the best
+	c.cfg.Event(ref, corev1.EventTypeNormal, events.CellRequested, fmt.Sprintf("Cell %s will be %s: %s", cell.ID, offer, offer.Reason))
 	return 0, nil
 }
 
@@ -507,8 +515,8 @@ func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time)
 	}
 }
 
-// backoff is the wait after the nth cell in a row that did not run the pod: none
-// before the second, then doubling from a second.
+// backoff is the wait after the nth cell in a row that did not run the pod, or the nth look
+// that found none: doubling from a second.
 func backoff(attempt int) time.Duration {
 	return min(time.Second<<min(attempt-1, 30), longestBackoff)
 }

@@ -39,6 +39,7 @@ type modelCells struct {
 	refuse   error          // of a request
 	released []string
 	holds    bool // the end of those that vanish
+	strikes  int  // how many offers a budget leaves out
 }
 
 func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, error) {
@@ -57,7 +58,7 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 		Pod:     pod,
 		Phase:   apiv1.Requested,
 		Attempt: attempt,
-		Offers:  offers,
+		Offers:  offers[m.strikes:],
 	}
 	m.cells[pod.UID] = cell
 	m.requests = append(m.requests, fmt.Sprintf("%s#%d", pod.UID, attempt))
@@ -146,12 +147,14 @@ type harness struct {
 	clock     *testclock.FakeClock
 	informer  cache.SharedIndexInformer
 	events    []string
+	messages  []string // of these
 	forgotten []types.UID
 	place     func(*corev1.Pod) ([]cells.Offer, error)
 	zone      string // that was asked for last
 	placed    *corev1.Pod
 	needs     volumes.Needs
 	volumeErr error
+	forbidden error // why pods are not evicted
 }
 
 func newHarness(t *testing.T) *harness {
@@ -174,10 +177,12 @@ func newHarness(t *testing.T) *harness {
 			return h.place(p)
 		},
 		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return h.needs, h.volumeErr },
-		Event:   func(_ apiv1.PodReference, kind, reason, _ string) { h.events = append(h.events, kind+" "+reason) },
-		Forget:  func(uid types.UID) { h.forgotten = append(h.forgotten, uid) },
-		Clock:   h.clock,
-		Log:     slog.New(slog.DiscardHandler),
+		Event: func(_ apiv1.PodReference, kind, reason, message string) {
+			h.events, h.messages = append(h.events, kind+" "+reason), append(h.messages, message)
+		},
+		Forget: func(uid types.UID) { h.forgotten = append(h.forgotten, uid) },
+		Clock:  h.clock,
+		Log:    slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
