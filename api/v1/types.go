@@ -154,6 +154,7 @@ const (
 	StepLaunched   = "launched"   // the cloud answered with an instance
 	StepJoined     = "joined"     // the agent has its certificate; the tunnel is up
 	StepReady      = "ready"      // the kubelet is ready
+	StepGiven      = "given"      // a pod took the standby cell
 	StepBound      = "bound"      // the kubelet may see the pod
 	StepEnded      = "ended"      // the pod ended, or was deleted
 	StepLogsSaved  = "logsSaved"  // container logs are kept by Kip

@@ -254,8 +254,8 @@ func (m *Model) disks(f *form, l *launch) {
 			Delete:    e.flag("DeleteOnTermination"),
 		}
 		kind := oneOf(e, "VolumeType", "gp3", "gp2")
-		if one.GiB < 1 || one.GiB > 16384 {
-			f.bad("InvalidParameterValue", "A %s volume has 1 to 16384 GiB, not %d", kind, one.GiB)
+		if most := map[string]int{"gp3": 65536}[kind]; one.GiB < 1 || one.GiB > cmp.Or(most, 16384) {
+			f.bad("InvalidParameterValue", "A %s volume has 1 to %d GiB, not %d", kind, cmp.Or(most, 16384), one.GiB)
 		}
 		l.devices = append(l.devices, one)
 	}
@@ -319,6 +319,9 @@ func (m *Model) exists(l *launch, image string, groups []string) error {
 			return bad("InvalidGroup.NotFound", "The security group '%s' does not exist in VPC '%s'", id, l.subnet.VPC)
 		}
 		l.groups = append(l.groups, g)
+	}
+	if l.prefix && l.subnet.Fragmented {
+		return bad("InsufficientCidrBlocks", "The specified subnet does not have enough free cidr blocks to satisfy the request.")
 	}
 	for _, d := range l.devices {
 		if d.Name == l.image.RootDevice && d.GiB < l.image.GiB {

@@ -45,6 +45,8 @@ type Subnet struct {
 	ID, VPC, Zone string
 	// Public says that it has a route to an internet gateway.
 	Public bool
+	// Fragmented says that no /28 of it is free in one piece, while addresses are.
+	Fragmented bool
 	// Default says that it is that of its zone in the account's default VPC.
 	Default bool
 }

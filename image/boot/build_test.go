@@ -295,7 +295,7 @@ func TestWhatAnImageLacksIsNamed(t *testing.T) {
 		"packages for the architecture": {after: func(o *Options) { o.Arch = "arm64" }, want: `no packages for "arm64"`},
 		"an architecture":               {after: func(o *Options) { o.Arch = "mips" }, want: "images for amd64 and arm64 only"},
 		"a form":                        {after: func(o *Options) { o.Formats = []string{"iso"} }, want: `no format "iso"`},
-		"a package on the mirror":       {after: func(o *Options) { o.Lock[0].Path = "pool/none" }, want: "keep only the newest versions"},
+		"a package on the mirror":       {after: func(o *Options) { o.Lock[0].Path = "pool/none" }, want: "does not have it any more"},
 		"what the lock pins": {
 			after: func(o *Options) { o.Lock[0].SHA256 = strings.Repeat("0", 64) }, want: "is not what the lock pins",
 		},

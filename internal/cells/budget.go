@@ -2,7 +2,6 @@ package cells
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -67,34 +66,47 @@ func (e *BudgetError) Error() string {
 // rounding is how far sums of prices may be off.
 const rounding = 1e-9
 
-// afford says whether a namespace may have one more cell, by an offer: nil, or a
-// *BudgetError. spent is what its cells that are gone have cost this month, without is left
-// out of its cells. The caller holds mu.
-func (c *Controller) afford(namespace string, offer Offer, spent float64, without *entry) error {
-	b := c.budgetOf(namespace)
-	if b.none() {
-		return nil
-	}
-	e := &BudgetError{Budget: b, Cell: offer.CostPerHour(), Offer: offer, For: namespace}
-	if offer.Unpriced {
-		e.Unpriced = true
-		return e
-	}
-	e.Spent = spent
+// outlay is what the cells of a namespace cost.
+type outlay struct {
+	running int
+	perHour float64 // dollars, of those that run
+	spent   float64 // dollars, of this month
+}
+
+// outlayOf sums what the cells of a namespace cost, but for one of them; what they have cost
+// this month where its budget bounds that. spent is what those have that are gone. The caller
+// holds mu.
+func (c *Controller) outlayOf(namespace string, b Budget, spent float64, without *entry) outlay {
+	o := outlay{spent: spent}
 	now := c.cfg.Clock.Now()
-	for other := range c.byNamespace[namespace] {
-		if other != without {
-			e.Running++
-			e.Cells += other.reserved
-			e.Spent += other.cell().spentSince(monthOf(now), now)
+	month := monthOf(now)
+	for e := range c.byNamespace[namespace] {
+		if e == without {
+			continue
+		}
+		o.running++
+		o.perHour += e.reserved
+		if b.PerMonth > 0 {
+			o.spent += hours(e.paidFrom, month, now) * e.reserved
 		}
 	}
-	if b.PerHour > 0 && e.Cells+e.Cell > b.PerHour+rounding {
-		return e
+	return o
+}
+
+// afford says whether a namespace may have one more cell, by an offer: nil, or why not.
+func (b Budget) afford(namespace string, o outlay, offer Offer) *BudgetError {
+	e := BudgetError{Budget: b, Cell: offer.CostPerHour(), Offer: offer, For: namespace}
+	if offer.Unpriced {
+		e.Unpriced = true
+		return &e
 	}
-	if b.PerMonth > 0 && e.Spent+e.Cells+e.Cell > b.PerMonth+rounding {
+	e.Running, e.Cells, e.Spent = o.running, o.perHour, o.spent
+	switch perHour := e.Cells + e.Cell; {
+	case b.PerHour > 0 && perHour > b.PerHour+rounding:
+		return &e
+	case b.PerMonth > 0 && e.Spent+perHour > b.PerMonth+rounding:
 		e.Monthly = true
-		return e
+		return &e
 	}
 	return nil
 }
@@ -102,13 +114,16 @@ func (c *Controller) afford(namespace string, offer Offer, spent float64, withou
 // affordable returns the offers of a request that its namespace may have now, or the
 // error of the first. The caller holds mu.
 func (c *Controller) affordable(r Request, spent float64) ([]Offer, error) {
-	if c.budgetOf(r.Pod.Namespace).none() {
+	namespace := r.Pod.Namespace
+	b := c.budgetOf(namespace)
+	if b.none() {
 		return r.Offers, nil
 	}
+	cost := c.outlayOf(namespace, b, spent, nil)
 	var left []Offer
 	var first error
 	for _, o := range r.Offers {
-		if err := c.afford(r.Pod.Namespace, o, spent, nil); err == nil {
+		if err := b.afford(namespace, cost, o); err == nil {
 			left = append(left, o)
 		} else if first == nil {
 			first = err
@@ -144,18 +159,18 @@ func (c *Controller) lockBudget(ctx context.Context, namespace string) (spent fl
 // of a month were kept when the cell was requested.
 func (c *Controller) nextWithin(cell *Cell, offers []Offer) ([]Offer, error) {
 	namespace := cell.Pod.Namespace
-	if cell.Pod.UID == "" || c.budgetOf(namespace).PerHour == 0 {
+	b := c.budgetOf(namespace)
+	if cell.Pod.UID == "" || b.PerHour == 0 {
 		return offers, nil
 	}
+	b.PerMonth = 0
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.cells[cell.ID]
+	cost := c.outlayOf(namespace, b, 0, e)
 	var first error
 	for i, o := range offers {
-		err := c.afford(namespace, o, 0, e)
-		if over, is := errors.AsType[*BudgetError](err); is && over.Monthly {
-			err = nil
-		}
+		err := b.afford(namespace, cost, o)
 		if err == nil {
 			if e != nil {
 				e.reserved = max(e.reserved, o.CostPerHour()) // both, until it is stored which
@@ -191,17 +206,34 @@ func monthOf(t time.Time) time.Time {
 	return time.Date(t.Year(), t.Month(), 1, 0, 0, 0, 0, time.UTC)
 }
 
-// spentSince is what the cell has cost its namespace since then, in dollars: what it cost as
-// a standby cell was no namespace's.
-func (c Cell) spentSince(since, now time.Time) float64 {
+// paidFrom is since when a cell that runs costs its namespace what it does; zero where it
+// costs it nothing. What it cost as a standby cell was no namespace's.
+func (c *Cell) paidFrom() time.Time {
 	from := c.launched()
 	if from.IsZero() || c.Stopped || c.Pod.UID == "" {
-		return 0
+		return time.Time{}
 	}
-	for _, t := range []time.Time{since, c.StepTime(apiv1.StepSeen)} {
-		if t.After(from) {
-			from = t
+	for _, step := range []string{apiv1.StepSeen, apiv1.StepGiven} {
+		if at := c.StepTime(step); at.After(from) {
+			from = at
 		}
 	}
-	return max(0, now.Sub(from).Hours()) * c.Offer().CostPerHour()
+	return from
+}
+
+// spentSince is what the cell has cost its namespace since then, in dollars.
+func (c *Cell) spentSince(since, now time.Time) float64 {
+	return hours(c.paidFrom(), since, now) * c.Offer().CostPerHour()
+}
+
+// hours are those for which something that is paid for from a time on, zero for never, was
+// paid for since another.
+func hours(from, since, now time.Time) float64 {
+	switch {
+	case from.IsZero():
+		return 0
+	case since.After(from):
+		from = since
+	}
+	return max(0, now.Sub(from).Hours())
 }

@@ -10,6 +10,8 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 )
 
 // budgeted gives namespace ns, which ref names, a budget.
@@ -189,9 +191,92 @@ func TestEachMonthHasABudgetOfItsOwn(t *testing.T) {
 	if got, all := c.spentSince(february, now), c.spentSince(january, now); got != 6 || all != 102 {
 		t.Errorf("a cell that runs from January costs %v of February and %v of both, want 6 and 102", got, all)
 	}
-	c.step(apiv1.StepSeen, now.Add(-time.Hour))
+	c.step(apiv1.StepSeen, now.Add(-2*time.Hour))
+	c.step(apiv1.StepGiven, now.Add(-time.Hour))
 	if got := c.spentSince(february, now); got != 2 {
 		t.Errorf("a standby cell that was taken an hour ago has cost its pod's namespace %v, want 2", got)
+	}
+}
+
+func TestAStandbyCellCostsItsNamespaceNothingBeforeItIsGiven(t *testing.T) {
+	inBubble(t, budgeted(0, 3, keep(1)), nil, func(t *testing.T, b *bubble) {
+		b.later(5 * time.Hour)
+		r := Request{Pod: ref("waited"), Attempt: 1, Seen: time.Now().Add(-4 * time.Hour), Offers: []Offer{costing("nano", 1)}}
+		cell, err := b.cells.Request(b.Context(), r)
+		if err != nil || cell.Standby == "" {
+			t.Fatalf("the standby cell was not taken: %+v, %v", cell, err)
+		}
+		b.later(time.Second)
+		if over := b.buy("b", costing("dear", 9)); over == nil || over.Spent > 0.1 || over.Running != 1 {
+			t.Errorf("a pod that waited four hours for its cell is charged for them: %v", over)
+		}
+		b.later(time.Hour)
+		if over := b.buy("b", costing("dear", 9)); over == nil || over.Spent < 0.9 || over.Spent > 1.1 {
+			t.Errorf("a pod that has had a standby cell for an hour: %v", over)
+		}
+	})
+}
+
+// looked is a clock that counts how often it was looked at.
+type looked struct {
+	clock.RealClock
+	times int
+}
+
+func (l *looked) Now() time.Time {
+	l.times++
+	return l.RealClock.Now()
+}
+
+// crowded is a controller with so many cells of a namespace with a budget, and what another
+// pod of it asks for.
+func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
+	now := &looked{}
+	c := New(Config{Clock: now, Budgets: []Budget{{Namespace: "ns", PerHour: 2 * float64(cells), PerMonth: 1000 * float64(cells)}}})
+	t.Cleanup(c.queue.ShutDown)
+	for n := range cells {
+		pod := ref(fmt.Sprint(n))
+		pod.UID = types.UID(fmt.Sprint("uid-", n))
+		c.reserve(newEntry(Cell{
+			ID:       fmt.Sprint("cell-", n),
+			Pod:      pod,
+			Offers:   []Offer{costing("nano", 1)},
+			Instance: &cloud.Instance{Launched: time.Now().Add(-time.Hour)},
+		}, 0))
+	}
+	r := Request{Pod: ref("another")}
+	for n := range 20 {
+		r.Offers = append(r.Offers, costing("nano", float64(cells-n)))
+	}
+	return c, now, r
+}
+
+func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
+	c, now, r := crowded(t, 100)
+	was := now.times
+	offers, err := c.affordable(r, 0)
+	if err != nil || len(offers) != len(r.Offers) {
+		t.Fatalf("of %d offers %d are in the budget: %v", len(r.Offers), len(offers), err)
+	}
+	if n := now.times - was; n != 1 {
+		t.Errorf("the cells of the namespace were summed %d times for one request", n)
+	}
+	was = now.times
+	if left, err := c.nextWithin(&Cell{ID: "cell-0", Pod: ref("0")}, r.Offers); err != nil || len(left) != len(r.Offers) {
+		t.Fatalf("%d offers are left, %v", len(left), err)
+	}
+	if n := now.times - was; n != 1 {
+		t.Errorf("the cells of the namespace were summed %d times for the next offer", n)
+	}
+}
+
+func BenchmarkABudgetOfManyCells(b *testing.B) {
+	c, _, r := crowded(b, 5000)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := c.affordable(r, 0); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 

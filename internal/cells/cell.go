@@ -72,6 +72,9 @@ type Cell struct {
 	Reason string `json:"reason,omitempty"`
 	// Cause is the kind of Reason for which the cell ends; empty before.
 	Cause Cause `json:"cause,omitempty"`
+	// Refusals are how many offers in a row, the last one included, the cloud refused for
+	// what the cell itself asks for.
+	Refusals int `json:"refusals,omitempty"`
 	// PodEnded is true when the cell ends because its pod did, so that the
 	// container logs are worth saving.
 	PodEnded bool `json:"podEnded,omitempty"`

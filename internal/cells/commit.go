@@ -121,7 +121,7 @@ func (c *Controller) adopt(e *entry, cell *Cell, revision int64) {
 	e.unsure, e.revision = nil, revision
 	gone := cell.Phase == apiv1.Gone
 	c.mu.Lock()
-	e.reserved = cell.Offer().CostPerHour()
+	e.reserved, e.paidFrom = cell.Offer().CostPerHour(), cell.paidFrom()
 	c.mu.Unlock()
 	if gone && cell.Pod.UID == "" {
 		cell.Pod = e.pod // it was promised to it

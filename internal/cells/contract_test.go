@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -440,6 +441,45 @@ func TestMissingRightsPauseLaunchesAndAreSaidOnce(t *testing.T) {
 		b.later(2 * time.Minute)
 		if b.phase("a") != apiv1.Bound || b.phase("b") != apiv1.Bound || b.phase("c") != "" {
 			t.Errorf("with rights again a is %s, b %s, c %q", b.phase("a"), b.phase("b"), b.phase("c"))
+		}
+	})
+}
+
+// Rights may be to some types only: the next offer is tried, and nobody else waits.
+func TestAMissingRightToATypeIsARefusalOfThatTypeAlone(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		allowed := "small"
+		b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+			if r.InstanceType == allowed {
+				return nil, false
+			}
+			scope := cloud.Scope{InstanceType: r.InstanceType, Zone: r.Zone}
+			return cloud.No(cloud.ErrUnauthorised, scope, errors.New("UnauthorizedOperation")), false
+		}
+		b.later(time.Second)
+		b.request("a", "nano", "small")
+		b.request("b", "nano")
+		b.later(time.Minute)
+		if b.phase("a") != apiv1.Bound || b.phase("b") != "" || len(b.said("LaunchesPaused")) != 0 {
+			t.Errorf("a is %q, b %q; said %v", b.phase("a"), b.phase("b"), b.events)
+		}
+		if !slices.Contains(b.cooled, "nano") || slices.Contains(b.cooled, "small") {
+			t.Errorf("remembered %v", b.cooled)
+		}
+		// Where whatever is tried is refused, Kip asks now and then.
+		b.cloud.set(func() { allowed, b.cloud.launches = "", nil })
+		for n := range 10 {
+			b.request("c"+strconv.Itoa(n), "nano", "small", "medium", "large", "huge")
+		}
+		b.later(10 * time.Minute)
+		if n := len(b.cloud.launches); n > 20 || len(b.said("LaunchesPaused")) == 0 {
+			t.Errorf("%d calls in ten minutes; said %v", n, b.events)
+		}
+		b.cloud.set(func() { allowed = "nano" })
+		b.request("d", "nano")
+		b.later(time.Hour) // one asks a minute, in any order: the others until nothing is left to ask for
+		if b.phase("d") != apiv1.Bound {
+			t.Errorf("with a right again d is %q", b.phase("d"))
 		}
 	})
 }

@@ -65,6 +65,11 @@ type Controller struct {
 	// standby are the cells that no pod has.
 	standby map[string]*entry
 	pause   pause // of launches
+	// denied are what Kip had no right to launch since it last had one; they are no more
+	// than it takes to pause.
+	denied map[offering]bool
+	// apart is until when cells are launched one by one, by where.
+	apart map[place]time.Time
 	// terminating has, by their instances, the ends that are under way.
 	terminating map[string]*termination
 	// awake is since when this process has looked at the cells without a gap, and
@@ -98,6 +103,8 @@ func New(cfg Config) *Controller {
 		byNamespace:  map[string]map[*entry]bool{},
 		standby:      map[string]*entry{},
 		terminating:  map[string]*termination{},
+		denied:       map[offering]bool{},
+		apart:        map[place]time.Time{},
 	}
 }
 

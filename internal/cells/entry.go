@@ -41,8 +41,9 @@ type entry struct {
 	// pod is whose cell it is: for a moment before the record says so.
 	pod apiv1.PodReference
 	// reserved is what counts of it against its namespace's budget, in dollars an hour;
-	// under mu.
+	// paidFrom is that of its record. Both are under mu.
 	reserved float64
+	paidFrom time.Time
 	// disks are those of pod; under mu.
 	disks []Disk
 
@@ -110,6 +111,7 @@ func newEntry(cell Cell, revision int64) *entry {
 		disks:    cell.Disks,
 		revision: revision,
 		reserved: cell.Offer().CostPerHour(),
+		paidFrom: cell.paidFrom(),
 	}
 	e.current.Store(&cell)
 	return e

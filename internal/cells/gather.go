@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-
-	"github.com/elotl/kip/internal/cloud"
 )
 
 // gather collects what many goroutines add, and hands it on in groups: whatever
@@ -66,7 +64,8 @@ type toLaunch struct {
 // together is what the cells of one call have in common.
 type together struct {
 	offering
-	options string
+	diskBytes int64
+	options   string
 }
 
 func newLaunchQueue() *launchQueue { return &launchQueue{wake: make(chan struct{}, 1)} }
@@ -77,7 +76,7 @@ func toLaunchOf(e *entry) (toLaunch, error) {
 	if err != nil {
 		return toLaunch{}, fmt.Errorf("compare the options of cell %s: %w", e.id, err)
 	}
-	return toLaunch{e, together{cell.Offer().offering(), string(options)}}, nil
+	return toLaunch{e, together{cell.Offer().offering(), cell.Offer().DiskBytes, string(options)}}, nil
 }
 
 func (q *launchQueue) add(i toLaunch) {
@@ -116,11 +115,12 @@ func (q *launchQueue) wait(ctx context.Context) bool {
 	return false
 }
 
-// full says that the next call has as many machines as one can have.
-func (q *launchQueue) full() bool {
+// full says that the next call has as many machines as one can have, at most so many of
+// an offering.
+func (q *launchQueue) full(most func(offering) int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.first() >= cloud.MaxLaunch
+	return len(q.items) > 0 && q.first() >= most(q.items[0].offering)
 }
 
 // first is how many cells go with the one that has waited longest. The caller holds mu.
@@ -133,16 +133,16 @@ func (q *launchQueue) first() (n int) {
 	return n
 }
 
-// next takes the cell that has waited longest and those that go with it, as many as
-// allow says.
-func (q *launchQueue) next(allow func(n int) int) (group []*entry) {
+// next takes the cell that has waited longest and those that go with it: at most so many
+// of an offering, and as many as allow says.
+func (q *launchQueue) next(most func(offering) int, allow func(n int) int) (group []*entry) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.items) == 0 {
 		return nil
 	}
 	first := q.items[0].together
-	n := allow(min(q.first(), cloud.MaxLaunch))
+	n := allow(min(q.first(), most(first.offering)))
 	q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool {
 		if i.together != first || len(group) == n {
 			return false

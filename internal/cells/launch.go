@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -95,11 +96,11 @@ func (c *Controller) launchNext(ctx context.Context) {
 	if err != nil {
 		return // ctx has ended
 	}
-	if !c.launches.full() && !turn.Gather(ctx) {
+	if !c.launches.full(c.atMost()) && !turn.Gather(ctx) {
 		turn.Cancel()
 		return
 	}
-	group := c.launches.next(func(n int) int { return max(1, turn.Resources(n)) })
+	group := c.launches.next(c.atMost(), func(n int) int { return max(1, turn.Resources(n)) })
 	group = slices.DeleteFunc(group, func(e *entry) bool {
 		why, _ := c.endingOf(e)
 		if why != "" {
@@ -112,6 +113,39 @@ func (c *Controller) launchNext(ctx context.Context) {
 		return
 	}
 	c.launchGroup(ctx, group, turn)
+}
+
+// apartFor is how long cells are launched one by one where there was no room for several.
+const apartFor = 10 * time.Minute
+
+// place is where machines are launched.
+type place struct{ zone, subnet string }
+
+// setApart notes where cells are to be launched one by one.
+func (c *Controller) setApart(o Offer, verdicts map[int]verdict) {
+	now := c.cfg.Clock.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, v := range verdicts {
+		if v == isApart {
+			c.apart[place{o.Zone, o.Subnet}] = now.Add(apartFor)
+		}
+	}
+}
+
+// atMost says how many cells of an offering one call may launch now.
+func (c *Controller) atMost() func(offering) int {
+	now := c.cfg.Clock.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.apart, func(_ place, until time.Time) bool { return !now.Before(until) })
+	apart := maps.Clone(c.apart)
+	return func(o offering) int {
+		if _, is := apart[place{o.zone, o.subnet}]; is {
+			return 1
+		}
+		return cloud.MaxLaunch
+	}
 }
 
 // launchGroup stores the intent to launch a group, in as many calls as the store
@@ -322,14 +356,16 @@ const (
 	isLaunched  verdict = "launched"
 	isRefused   verdict = "refused"   // there surely is no instance: the next offer
 	isForbidden verdict = "forbidden" // there surely is none, nor of any other offer
+	isApart     verdict = "apart"     // there surely is none: it is to be launched by itself
 	isExpired   verdict = "expired"   // there surely is none: it is to be launched anew
 	isAbandoned verdict = "abandoned" // nobody knows: it ends
 	isOpen      verdict = "open"      // the call is to be sent again
 )
 
 // judge reads the answer for one machine. unsure says that an earlier call may have
-// started it: what the cloud refuses now it may then have started all the same.
-func judge(r cloud.LaunchResult, unsure, giveUp bool) verdict {
+// started it: what the cloud refuses now it may then have started all the same. several
+// says that it was not launched by itself.
+func judge(r cloud.LaunchResult, several, unsure, giveUp bool) verdict {
 	switch {
 	case r.Err == nil:
 		return isLaunched
@@ -337,8 +373,10 @@ func judge(r cloud.LaunchResult, unsure, giveUp bool) verdict {
 		return isExpired
 	case errors.Is(r.Err, errExpired):
 		return isAbandoned
-	case cloud.Refused(r.Err) && !unsure && errors.Is(r.Err, cloud.ErrUnauthorised):
+	case cloud.Refused(r.Err) && !unsure && errors.Is(r.Err, cloud.ErrUnauthorised) && !denied(r.Err):
 		return isForbidden
+	case cloud.Refused(r.Err) && !unsure && several && errors.Is(r.Err, cloud.ErrTogether):
+		return isApart
 	case cloud.Refused(r.Err) && !unsure:
 		return isRefused
 	case cloud.Refused(r.Err), errors.Is(r.Err, cloud.ErrMismatch), giveUp && !errors.Is(r.Err, cloud.ErrThrottled):
@@ -366,12 +404,12 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 		if ctx.Err() != nil {
 			return
 		}
-		c.heardOfRights(results)
+		c.heardOfRights(offer.offering(), results)
 		verdicts := map[int]verdict{}
 		var known []int
 		var failed error
 		for _, n := range l.open() {
-			verdicts[n] = judge(results[n], unsure[n], try >= giveUpTries && c.cfg.Clock.Since(began) >= giveUpAfter)
+			verdicts[n] = judge(results[n], len(l.group) > 1, unsure[n], try >= giveUpTries && c.cfg.Clock.Since(began) >= giveUpAfter)
 			if verdicts[n] != isOpen {
 				known = append(known, n)
 				continue
@@ -380,6 +418,7 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 			failed = results[n].Err
 		}
 		c.cool(offer, l, known, verdicts, results)
+		c.setApart(offer, verdicts)
 		if len(known) > 0 && !c.resolve(ctx, l, known, verdicts, results) {
 			return
 		}
@@ -469,12 +508,24 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 			continue
 		}
 		// These say nothing of what the cloud has.
-		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) || errors.Is(err, errExpired) || told[err.Error()] {
+		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) && !denied(err) || errors.Is(err, errExpired) ||
+			ofTheCell(err) || told[err.Error()] {
 			continue
 		}
 		told[err.Error()] = true
 		c.cfg.Shortages.Mark(offer, err)
 	}
+}
+
+// maxRefusals is how many offers in a row may be refused for what a cell itself asks for: a
+// second one may differ in what the cloud found fault with, others will not.
+const maxRefusals = 2
+
+// ofTheCell says that the cloud found fault with what is asked for, and not with what it
+// has: others may be launched as the same offer.
+func ofTheCell(err error) bool {
+	return cloud.Refused(err) && !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) &&
+		!errors.Is(err, cloud.ErrUnauthorised) && !cloud.ScopeOf(err).Says()
 }
 
 // sleep returns false when ctx ends.
@@ -522,7 +573,7 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 				outcomes[i], err = c.launched(cell, results[n].Instance)
 			case isRefused:
 				outcomes[i], err = c.refused(cell, results[n].Err)
-			case isForbidden, isExpired:
+			case isForbidden, isApart, isExpired:
 				outcomes[i], err = c.takenBack(cell)
 			default:
 				outcomes[i], err = c.abandoned(cell, results[n].Err)
@@ -583,22 +634,30 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 	}
 	left, over := c.nextWithin(cell, left)
 	cell.Launch, cell.Token = nil, ""
+	if cell.Refusals++; !ofTheCell(refusal) {
+		cell.Refusals = 0
+	}
 	if over != nil {
 		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v; %v", offer, refusal, over), CauseNotLaunched
 		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())
 		return outcome{warning, reason, cell.Reason}, cell.enter(apiv1.Gone)
 	}
-	if len(left) == 0 {
+	if len(left) == 0 || cell.Refusals >= maxRefusals {
 		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v", offer, refusal), CauseNotLaunched
 		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())
-		return outcome{warning, reason, cell.Reason + "; no other type fits now"}, cell.enter(apiv1.Gone)
+		why := "; no other type fits now"
+		if len(left) > 0 {
+			why = "; other types are not tried, since the fault is in what is asked for"
+		}
+		return outcome{warning, reason, cell.Reason + why}, cell.enter(apiv1.Gone)
 	}
 	cell.Offers, cell.Reason = left, left[0].Reason
 	return outcome{warning, reason, fmt.Sprintf("%s: %v; trying %s", offer, refusal, left[0])}, cell.enter(apiv1.Requested)
 }
 
 // takenBack takes back the launch of a cell that Kip has no right to, which then waits
-// until Kip may launch again, or one whose secret has expired.
+// until Kip may launch again, one that is to be launched by itself, or one whose secret has
+// expired.
 func (c *Controller) takenBack(cell *Cell) (outcome, error) {
 	cell.Launch, cell.Token = nil, ""
 	return outcome{}, cell.enter(apiv1.Requested)

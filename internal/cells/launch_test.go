@@ -1,10 +1,13 @@
 package cells
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -68,6 +71,115 @@ func TestACellThatNoOfferCanServeIsGoneAndSaysWhy(t *testing.T) {
 	if want := []string{"Warning CellNotLaunched", "Warning CellNotLaunched"}; !slices.Equal(w.events, want) {
 		t.Fatalf("events %v, want %v", w.events, want)
 	}
+}
+
+// What a pod asks for is no reason to keep others from what it was to be launched as.
+func TestAPodsOwnFaultIsNoShortageAndEndsItsCellSoon(t *testing.T) {
+	var mu sync.Mutex
+	last := map[string]Cell{}
+	told := onChange{told: func(c Cell) {
+		mu.Lock()
+		defer mu.Unlock()
+		last[c.Pod.Name] = c
+	}}
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+			switch {
+			case r.Image["name"] == "gone":
+				return cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("InvalidAMIID.NotFound: it is gone")), false
+			case r.Image["name"] == "unsupported":
+				return cloud.No(cloud.ErrRefused, cloud.Scope{InstanceType: r.InstanceType}, errors.New("Unsupported")), false
+			case r.Image["name"] == "mixed" && r.InstanceType != "b":
+				return cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("InvalidParameterCombination")), false
+			case r.Image["name"] == "mixed":
+				return cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: r.InstanceType}, errors.New("sold out")), false
+			}
+			return nil, false
+		}
+		for _, tc := range []struct {
+			image    string
+			launched string // as
+			cooled   string
+			refusals int
+		}{
+			{"gone", "[a b]", "[]", 2},
+			{"unsupported", "[a b c d]", "[a b c d]", 0},
+			{"mixed", "[a b c d]", "[b]", 2},
+		} {
+			b.later(time.Second)
+			b.cloud.launches, b.cooled = nil, nil
+			b.ask(tc.image, Options{Image: map[string]string{"name": tc.image}}, "a", "b", "c", "d")
+			b.later(time.Minute)
+			if got := fmt.Sprint(b.cloud.launches); got != tc.launched || fmt.Sprint(b.cooled) != tc.cooled {
+				t.Errorf("%s: launched %s, want %s; remembered %v, want %s", tc.image, got, tc.launched, b.cooled, tc.cooled)
+			}
+			mu.Lock()
+			cell := last[tc.image]
+			mu.Unlock()
+			if cell.Phase != apiv1.Gone || cell.Cause != CauseNotLaunched || cell.Refusals != tc.refusals {
+				t.Errorf("%s: its cell is %s for %q after %d refusals, want %d", tc.image, cell.Phase, cell.Cause, cell.Refusals, tc.refusals)
+			}
+		}
+		if len(b.said("InvalidAMIID.NotFound: it is gone", "are not tried")) != 1 {
+			t.Errorf("said %v", b.events)
+		}
+	}, told)
+}
+
+func TestWhereThereIsNoRoomForSeveralCellsAreLaunchedOneByOne(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		several, pieces := 0, true
+		b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+			if len(r.Machines) == 1 {
+				return nil, false
+			}
+			if several++; !pieces {
+				return nil, false
+			}
+			return cloud.No(cloud.ErrTogether, cloud.Scope{Zone: r.Zone}, errors.New("InsufficientCidrBlocks")), false
+		}
+		if pods := b.bound(20); len(b.unbound(pods)) > 0 || len(b.cooled) > 0 {
+			t.Errorf("%v have no cell; remembered %v", b.unbound(pods), b.cooled)
+		}
+		if several < 1 || several > 2 {
+			t.Errorf("%d calls for several", several)
+		}
+		b.later(apartFor)
+		b.cloud.set(func() { pieces = false })
+		for n := range 5 {
+			b.request(fmt.Sprint("later", n), "nano")
+		}
+		b.later(time.Minute)
+		if several < 2 {
+			t.Error("no call is for several any more")
+		}
+	})
+}
+
+// A disk is the pod's own: who asks for another size is launched by another call.
+func TestCellsWithDisksOfOtherSizesAreLaunchedApart(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		for n, pod := range []string{"a", "b", "c"} {
+			offer := Offer{InstanceType: "nano", Zone: "z", DiskBytes: int64(1 + n/2), BootTimeout: time.Hour}
+			if _, err := b.cells.Request(t.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offers: []Offer{offer}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.later(time.Minute)
+		disks := map[int64]int{}
+		for _, text := range b.cloud.requests {
+			var r cloud.LaunchRequest
+			if err := json.Unmarshal([]byte(text), &r); err != nil {
+				t.Fatal(err)
+			}
+			disks[r.RootDiskBytes] += len(r.Machines)
+		}
+		if want := map[int64]int{1: 2, 2: 1}; !maps.Equal(disks, want) {
+			t.Errorf("machines by the size of their disks: %v, want %v", disks, want)
+		}
+	})
 }
 
 func TestAnAnswerThatIsLostAfterItsEffectStartsNoSecondInstance(t *testing.T) {

@@ -25,8 +25,30 @@ type pause struct {
 	why   string
 }
 
-// heardOfRights learns from the answer to a launch whether Kip may launch.
-func (c *Controller) heardOfRights(results cloud.LaunchResults) {
+// denied says that Kip has no right to the one offering, perhaps to others.
+func denied(err error) bool {
+	s := cloud.ScopeOf(err)
+	return errors.Is(err, cloud.ErrUnauthorised) && s.Says() && !s.Account
+}
+
+// deniedTypes are so many that Kip is taken to have no right to any: as many in one
+// subnet, and two where the subnets differ as well.
+const deniedTypes = 3
+
+// toAll notes an offering that Kip has no right to. It returns whether that is to be said
+// of all: of what was launched since the last that Kip might, types and subnets differ. The
+// caller holds mu.
+func (c *Controller) toAll(o offering) bool {
+	types, subnets := map[string]bool{}, map[[2]string]bool{}
+	c.denied[o] = true
+	for o := range c.denied {
+		types[o.instanceType], subnets[[2]string{o.zone, o.subnet}] = true, true
+	}
+	return len(types) >= deniedTypes || len(types) > 1 && len(subnets) > 1
+}
+
+// heardOfRights learns from the answer to a launch of an offering whether Kip may launch.
+func (c *Controller) heardOfRights(o offering, results cloud.LaunchResults) {
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -35,6 +57,9 @@ func (c *Controller) heardOfRights(results cloud.LaunchResults) {
 		switch {
 		case errors.Is(r.Err, cloud.ErrUnauthorised):
 			first := c.pause.since.IsZero()
+			if first && denied(r.Err) && !c.toAll(o) {
+				return
+			}
 			if first {
 				c.pause = pause{since: now, wait: firstPause}
 			}
@@ -51,6 +76,7 @@ func (c *Controller) heardOfRights(results cloud.LaunchResults) {
 			return
 		case r.Err == nil, cloud.Refused(r.Err):
 			allowed = true
+			clear(c.denied)
 		}
 	}
 	if !allowed || c.pause.since.IsZero() {

@@ -92,7 +92,7 @@ func (c *Controller) give(ctx context.Context, e *entry, r Request) (Cell, error
 		cell.PodCreated = r.Created
 		cell.Reason = "a standby cell of " + cell.Standby + ": " + r.Offers[0].Reason
 		cell.step(apiv1.StepSeen, r.Seen)
-		cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())
+		cell.step(apiv1.StepGiven, c.cfg.Clock.Now())
 		return nil
 	})
 	if err != nil {
@@ -287,7 +287,7 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 	if errors.Is(err, errUnderWay) || ctx.Err() != nil {
 		return 0, err
 	}
-	c.heardOfRights(cloud.LaunchResults{{Err: err}})
+	c.heardOfRights(e.cell().Offer().offering(), cloud.LaunchResults{{Err: err}})
 	if err != nil {
 		return c.notStarted(e, err), nil
 	}
@@ -328,7 +328,7 @@ func (c *Controller) stopped(e *entry, err error) error {
 // up: another may be launched.
 func (c *Controller) notStarted(e *entry, err error) time.Duration {
 	now := c.cfg.Clock.Now()
-	if errors.Is(err, cloud.ErrUnauthorised) {
+	if errors.Is(err, cloud.ErrUnauthorised) && !denied(err) {
 		return max(c.launchesPaused(e), firstRetry)
 	}
 	e.starting.fail(now, err, c.cfg.Random)

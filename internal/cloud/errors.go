@@ -19,6 +19,9 @@ const (
 	ErrMismatch Cause = "the token was used for another request"
 	// ErrNotFound: there is no such disk or instance, or it does not run.
 	ErrNotFound Cause = "not found in the cloud"
+	// ErrTogether: there is no room for the machines of one call together. Each by itself
+	// may be launched all the same.
+	ErrTogether Cause = "no room for several in one call"
 	// ErrRefused is for every other definite no: the cloud understood the request
 	// and did nothing.
 	ErrRefused Cause = "refused by the cloud"
@@ -131,7 +134,7 @@ func ScopeOf(err error) Scope {
 }
 
 // NothingDone says that a call that ended with err surely had no effect: an *Error
-// says it, and a bare ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound or
+// says it, and a bare ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrTogether or
 // ErrRefused is short for one that does. An error that nobody classified does not, since an
 // answer may have been lost after its effect.
 func NothingDone(err error) bool {
@@ -139,7 +142,7 @@ func NothingDone(err error) bool {
 		return e.NothingDone
 	}
 	switch CauseOf(err) {
-	case ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrRefused:
+	case ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrTogether, ErrRefused:
 		return true
 	}
 	return false

@@ -250,9 +250,11 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		NodeLabel:    apiv1.LabelController,
 		NameTag:      l.nameTag(),
 		Disks:        l.disks,
+		ListLag:      l.machines.Traits().ListLag,
 		Gate:         l.gate,
 		Zones:        func(node string) ([]string, string, bool) { return l.nodes.zonesOf(node) },
 		Client:       l.api.asProvisioner,
+		Clock:        l.clock,
 		Log:          l.Log,
 	})
 	return err
@@ -273,11 +275,19 @@ func (l *leading) place(ctx context.Context, pod *corev1.Pod, zone string) ([]ce
 	if err != nil {
 		return nil, err
 	}
-	labels, err := l.nodes.labelsFor(ctx, pod)
-	if err != nil {
-		return nil, err
+	var candidates []placement.Candidate
+	placed := placement.InZone(pod, zone)
+	// A pod that fits nothing waits for long: a label that it asks for may be newer.
+	for _, ago := range []time.Duration{l.nodes.readsAgain, min(l.nodes.readsAgain, readsSoon)} {
+		labels, unread := l.nodes.labelsFor(ctx, pod, ago)
+		if unread != nil {
+			return nil, unread
+		}
+		candidates, err = placer.OnNode(labels).Candidates(placed, l.shortages.shortages.Unavailable)
+		if _, fitsNone := errors.AsType[*placement.UnplaceableError](err); !fitsNone {
+			break
+		}
 	}
-	candidates, err := placer.OnNode(labels).Candidates(placement.InZone(pod, zone), l.shortages.shortages.Unavailable)
 	return offers(candidates, l.cfg.Cells.DefaultVolumeSize.Value()), err
 }
 
@@ -287,7 +297,7 @@ func (l *leading) ruledOut(ctx context.Context, pod *corev1.Pod, zone string) ([
 	if err != nil {
 		return nil, 0, err
 	}
-	labels, err := l.nodes.labelsFor(ctx, pod)
+	labels, err := l.nodes.labelsFor(ctx, pod, l.nodes.readsAgain)
 	if err != nil {
 		return nil, 0, err
 	}

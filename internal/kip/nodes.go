@@ -38,9 +38,12 @@ type nodes struct {
 	loops    sync.WaitGroup
 	revision int64 // of the stored roster; of keep, once it runs
 	seen     sum   // of the file that cfg is of; the same
-	// lingers is how long a node that was taken out stays cordoned without pods, and
-	// asksAgain the wait before a question that was not answered is asked again.
-	lingers, asksAgain time.Duration
+	// lingers is how long a node that was taken out stays cordoned without pods, asksAgain
+	// the wait before a question that was not answered is asked again, and readsAgain how
+	// long the object of a node that was read counts.
+	lingers, asksAgain, readsAgain time.Duration
+
+	reads reads
 
 	mu sync.Mutex
 	// cfg is the last good configuration: what it says of nodes holds.
@@ -59,14 +62,17 @@ func (l *leading) wireNodes(ctx context.Context) error {
 
 func (l *leading) newNodes() *nodes {
 	return &nodes{
-		leading: l,
-		pods:    watches.NewNodePods(),
-		as:      l.api.nodeNamed,
-		lingers: nodesEvery, asksAgain: nodesEvery,
-		failed: make(chan error, 1),
-		wake:   make(chan struct{}, 1),
-		cfg:    l.cfg,
-		served: map[string]*served{},
+		leading:    l,
+		pods:       watches.NewNodePods(),
+		as:         l.api.nodeNamed,
+		lingers:    nodesEvery,
+		asksAgain:  nodesEvery,
+		readsAgain: nodesEvery,
+		reads:      reads{objects: map[string]reading{}},
+		failed:     make(chan error, 1),
+		wake:       make(chan struct{}, 1),
+		cfg:        l.cfg,
+		served:     map[string]*served{},
 	}
 }
 
@@ -308,9 +314,7 @@ func (n *nodes) elsewhere(ctx context.Context, pod *corev1.Pod) (list []string) 
 		if !is || e.Removed || e.CapacityType() == config.Spot || n.shortage(s) != "" {
 			continue
 		}
-		asking, cancel := context.WithTimeout(ctx, askTimeout)
-		there, err := n.api.asKip.CoreV1().Nodes().Get(asking, s.name, metav1.GetOptions{})
-		cancel()
+		there, err := n.read(ctx, s.name, n.readsAgain)
 		if err != nil || there.Spec.Unschedulable || node.Foreign(there, n.controllerID) != nil {
 			continue // it is asked again
 		}

@@ -90,6 +90,8 @@ type town struct {
 	clock  *testclock.FakeClock // of shortages
 	began  []*served            // with which the last process began
 	loaded *config.Config       // when the next process began, if not when it leads
+
+	readsAgain time.Duration // of the next process
 }
 
 func (w *town) write(nodes string) {
@@ -227,7 +229,7 @@ func (w *town) start() (ended <-chan error) {
 	must(err)
 	l.nodes = l.newNodes()
 	l.nodes.as = w.as
-	l.nodes.lingers, l.nodes.asksAgain = 50*time.Millisecond, 10*time.Millisecond
+	l.nodes.lingers, l.nodes.asksAgain, l.nodes.readsAgain = 50*time.Millisecond, 10*time.Millisecond, w.readsAgain
 	failed := make(chan error, 1)
 	if err := l.nodes.begin(w.Context()); err != nil {
 		failed <- err
@@ -467,6 +469,27 @@ func TestANodeThatGoesAtTheStartIsNotWaitedFor(t *testing.T) {
 		default:
 			t.Errorf("node %s is waited for", s.name)
 		}
+	}
+}
+
+func TestACatalogueWithoutAZoneTakesNoNodeAway(t *testing.T) {
+	was := sold
+	defer func() { sold = was }()
+	for _, nodes := range []string{"nodes: auto", "nodes: [{zones: [a]}, {zones: [b]}]"} {
+		sold = was
+		w := newTown(t, nodes)
+		w.start()
+		w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+		w.stop()
+		sold = slices.Clone(sold)
+		sold[0].Offerings = sold[0].Offerings[:1]
+		w.start()
+		w.write(nodes + "\nkubelet: {labels: {team: y}}")
+		w.eventually("the change is in force", func() bool { return w.node("kip-0-1").Labels["team"] == "y" })
+		if e, is := w.l.nodes.entryOf("kip-0-2"); !is || e.Removed {
+			t.Errorf("%s: an answer of the cloud without zone b takes its node away: %+v", nodes, e)
+		}
+		w.stop()
 	}
 }
 

@@ -132,6 +132,7 @@ func (n *nodes) empty(ctx context.Context, s *served, kept bool) error {
 	s.settle() // who waits for it waits for nothing any more
 	s.stop()
 	n.pods.Remove(s.name)
+	n.reads.forget(s.name)
 	n.cellAPI.ForgetNode(s.name)
 	n.Log.Info("a virtual node that was taken out is gone", "node", s.name)
 	return nil
@@ -257,7 +258,7 @@ func (n *nodes) reload(ctx context.Context, seen sum) sum {
 // change brings the nodes in line with a configuration. Nothing is changed where it
 // cannot be.
 func (n *nodes) change(ctx context.Context, cfg *config.Config) error {
-	wanted, err := roster.Wanted(cfg, n.shop.Types(), nil)
+	wanted, err := roster.Wanted(cfg, n.shop.Types(), n.entries)
 	if err != nil {
 		return err
 	}

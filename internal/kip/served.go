@@ -219,17 +219,15 @@ func (n *nodes) labelsOf(name string) (map[string]string, error) {
 
 // labelsFor are those by which a pod is placed. Where it requires one that Kip does not set,
 // they are also those that others have written on its node, but for what they say of
-// instances, which differ.
-func (n *nodes) labelsFor(ctx context.Context, pod *corev1.Pod) (map[string]string, error) {
+// instances, which differ; as these were at most so long ago.
+func (n *nodes) labelsFor(ctx context.Context, pod *corev1.Pod, ago time.Duration) (map[string]string, error) {
 	name := pod.Spec.NodeName
 	labels, err := n.labelsOf(name)
 	asked, invalid := placement.ParseAnnotations(pod.Annotations)
 	if err != nil || invalid != nil || !asked.Requirements.Beyond(labels) { // placement says what is invalid
 		return labels, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	there, err := n.api.asKip.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	there, err := n.read(ctx, name, ago)
 	switch {
 	case apierrors.IsNotFound(err): // Kip makes it again
 		return labels, nil

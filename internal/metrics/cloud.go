@@ -247,7 +247,7 @@ func errorClass(ctx context.Context, err error) string {
 	switch {
 	case err == nil:
 		return errorNone
-	case errors.Is(err, cloud.ErrCapacity):
+	case errors.Is(err, cloud.ErrCapacity), errors.Is(err, cloud.ErrTogether):
 		return errorCapacity
 	case errors.Is(err, cloud.ErrQuota):
 		return errorQuota

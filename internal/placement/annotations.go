@@ -2,7 +2,6 @@ package placement
 
 import (
 	"errors"
-	"math"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -123,7 +122,7 @@ var annotationKinds = map[string]struct {
 			}
 			return true
 		}},
-	AnnotationVolumeSize: {"a quantity above 0 such as 20Gi", func(a *Annotations, v string) bool {
+	AnnotationVolumeSize: {"a quantity above 0 such as 20Gi, at most 64Ti", func(a *Annotations, v string) bool {
 		const gib = 1 << 30
 		if !sizeForm.MatchString(v) {
 			return false
@@ -133,7 +132,7 @@ var annotationKinds = map[string]struct {
 			return false
 		}
 		b := value(q)
-		if b > math.MaxInt64-gib {
+		if b > maxVolumeBytes {
 			return false
 		}
 		a.VolumeSizeBytes = (b + gib - 1) / gib * gib
@@ -193,6 +192,10 @@ var annotationKinds = map[string]struct {
 		return parseBool(&a.AllowMetadata, v)
 	}},
 }
+
+// maxVolumeBytes is the largest disk of any cloud. Sources: Amazon EBS User Guide, "General
+// Purpose SSD volumes" (gp3: 64 TiB); Compute Engine, "Persistent Disk performance" (64 TiB).
+const maxVolumeBytes = 64 << 40
 
 // sizeForm bounds a size before it is parsed: ParseQuantity takes hours over an
 // exponent such as 1e-999999999, and anybody who may make a pod can write one.

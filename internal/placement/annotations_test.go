@@ -43,6 +43,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 		{"never unhealthy", map[string]string{AnnotationHealthyTimeout: "-1"}, Annotations{HealthyTimeout: &HealthyTimeout{Never: true}}},
 		{"never unhealthy, by 0", map[string]string{AnnotationHealthyTimeout: "0.0"}, Annotations{HealthyTimeout: &HealthyTimeout{Never: true}}},
 		{"one launch type", map[string]string{AnnotationLaunchType: " dedicated"}, Annotations{LaunchTypes: []LaunchType{Dedicated}}},
+		{"the largest disk", map[string]string{AnnotationVolumeSize: "64Ti"}, Annotations{VolumeSizeBytes: 65536 * gib}},
 		{"whole GiB stay", map[string]string{AnnotationVolumeSize: "10Gi"}, Annotations{VolumeSizeBytes: 10 * gib}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -75,7 +76,8 @@ func TestInvalidAnnotations(t *testing.T) {
 		{AnnotationMaxPrice, "NaN", `"NaN" is not valid`},
 		{AnnotationMaxPrice, "1e3", `"1e3" is not valid`},
 		{AnnotationMaxPrice, "$1", `"$1" is not valid`},
-		{AnnotationVolumeSize, "big", `"big" is not valid: want a quantity above 0 such as 20Gi`},
+		{AnnotationVolumeSize, "big", `"big" is not valid: want a quantity above 0 such as 20Gi, at most 64Ti`},
+		{AnnotationVolumeSize, "65537Gi", `"65537Gi" is not valid`},
 		{AnnotationVolumeSize, "-1Gi", `"-1Gi" is not valid`},
 		{AnnotationVolumeSize, "1e-999999999", `"1e-999999999" is not valid`},
 		{AnnotationVolumeSize, "0", `"0" is not valid`},

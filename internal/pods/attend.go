@@ -43,27 +43,36 @@ func (c *Controller) attend(ctx context.Context, pod *corev1.Pod, cell cells.Cel
 		c.cfg.Running(cell, now)
 	}
 	if !w.silent.IsZero() && now.Sub(w.silent) < silenceFresh {
-		if err := c.markSilent(ctx, pod); err != nil {
+		marked, err := c.markSilent(ctx, pod)
+		if err != nil {
 			return 0, err
 		}
 		// Once each time that it was found silent: its kubelet, when it is back,
 		// says that the pod is ready, and must not be contradicted.
-		c.note(apiv1.Ref(pod), func(w *waiting) { w.silent = time.Time{} })
+		if marked {
+			w.marked = now
+		}
+		c.note(apiv1.Ref(pod), func(known *waiting) { known.silent, known.marked = time.Time{}, w.marked })
 	}
 	if w.interrupted.After(now) {
+		// A disruption budget counts a pod as ready until its controller has seen that it is
+		// not, and would let it go.
+		if wait := w.marked.Add(evictionRetry).Sub(now); wait > 0 {
+			return wait, nil
+		}
 		return c.moveAway(ctx, pod, w.interrupted)
 	}
 	return 0, nil
 }
 
-// markSilent takes a pod that cannot be reached out of its Services. Its kubelet
-// puts it back when it is heard again.
-func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) error {
+// markSilent takes a pod that cannot be reached out of its Services, and says whether it
+// was in them. Its kubelet puts it back when it is heard again.
+func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) (marked bool, err error) {
 	ready := slices.ContainsFunc(pod.Status.Conditions, func(k corev1.PodCondition) bool {
 		return k.Type == corev1.PodReady && k.Status == corev1.ConditionTrue
 	})
 	if !ready {
-		return nil
+		return false, nil
 	}
 	const message = "Kip hears nothing of the pod's cell; it may be cut off and still run"
 	changed := pod.DeepCopy()
@@ -73,14 +82,14 @@ func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) error {
 			k.LastTransitionTime = metav1.NewTime(c.cfg.Clock.Now())
 		}
 	}
-	_, err := c.client(pod).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	_, err = c.client(pod).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("mark pod %s as not ready: %w", apiv1.Ref(pod), err)
+		return false, fmt.Errorf("mark pod %s as not ready: %w", apiv1.Ref(pod), err)
 	}
 	if err == nil {
 		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, events.CellSilent, message)
 	}
-	return nil
+	return true, nil
 }
 
 // moveAway ends a pod in good order before the cloud takes its instance: its
@@ -135,6 +144,12 @@ func (c *Controller) tellOnce(pod *corev1.Pod, reason, message string) {
 	if !told {
 		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, message)
 	}
+}
+
+// toldLast is the reason of what tellOnce has reported last of a pod, or "".
+func (c *Controller) toldLast(pod *corev1.Pod) (reason string) {
+	c.note(apiv1.Ref(pod), func(w *waiting) { reason = w.told })
+	return reason
 }
 
 // notReady says in the pod's conditions that it no longer is.

@@ -73,3 +73,20 @@ func TestWhatIsNotAmongTheCandidatesIsCounted(t *testing.T) {
 func ruledOut(context.Context, *corev1.Pod, string) ([]placement.Rejection, int, error) {
 	return []placement.Rejection{{Types: 2, Why: "have too few GPUs"}}, 7, nil
 }
+
+func TestAPodIsToldOfTheOfferThatItsBudgetLeaves(t *testing.T) {
+	h := newHarness(t)
+	h.place = func(*corev1.Pod) ([]cells.Offer, error) {
+		return []cells.Offer{
+			{InstanceType: "large", Zone: "local", Reason: "spot is preferred"},
+			{InstanceType: "nano", Zone: "local", Reason: "cheapest"},
+		}, nil
+	}
+	h.cells.strikes = 1
+	h.put(pod("p"))
+	h.must("p")
+	told := strings.Join(h.messages, "\n")
+	if !strings.HasPrefix(told, "Cell cell-0 will be nano in local") || !strings.HasSuffix(told, ": cheapest") {
+		t.Errorf("told %q, and the cell is a nano", told)
+	}
+}

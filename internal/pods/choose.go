@@ -122,8 +122,9 @@ func (e *PlacementError) Error() string {
 
 func (e *PlacementError) Unwrap() error { return e.Err }
 
-// wait is the reason that the pod's owner is told, and how long until another look.
-func (e *PlacementError) wait(attempt int) (reason string, wait time.Duration) {
+// wait is the reason that the pod's owner is told, and how long until another look after so
+// many in a row.
+func (e *PlacementError) wait(looks int) (reason string, wait time.Duration) {
 	var annotation *placement.InvalidAnnotationError
 	var capacity *placement.NoCapacityError
 	var granted *NotGrantedError
@@ -134,9 +135,9 @@ func (e *PlacementError) wait(attempt int) (reason string, wait time.Duration) {
 	case errors.As(e.Err, &annotation):
 		return events.InvalidAnnotation, unplaceableRetry
 	case errors.As(e.Err, &capacity):
-		return events.NoCapacity, backoffOf(attempt)
+		return events.NoCapacity, min(backoffOf(looks), scarceRetry)
 	case errors.As(e.Err, &unplaceable):
 		return events.Unplaceable, unplaceableRetry
 	}
-	return events.CellNotRequested, backoffOf(attempt) // it could not be asked
+	return events.CellNotRequested, min(backoffOf(looks), scarceRetry) // it could not be asked
 }

@@ -59,7 +59,7 @@ type Config struct {
 	Event func(pod apiv1.PodReference, kind, reason, message string)
 	// Forget is told of pods that no longer exist.
 	Forget func(uid types.UID)
-	// MaxAttempts is how many cells in a row may be launched for a pod and not
+	// MaxAttempts is how many cells in a row may be launched, or refused, for a pod and not
 	// become ready before the pod is Failed; 0 for no bound.
 	MaxAttempts int
 	// Leads returns an error unless this process surely leads: one that does not knows too
@@ -115,6 +115,9 @@ const (
 	// unplaceableRetry is how long a pod that fits no type waits for another
 	// look: types and prices change by the day.
 	unplaceableRetry = 10 * time.Minute
+	// scarceRetry is the longest wait between two looks for a pod of whose types there are
+	// none: shortages are counted for minutes.
+	scarceRetry = 30 * time.Second
 	// budgetRetry is how long a pod waits for another look whose namespace has no money left
 	// for it: until a cell of it ends, or a month.
 	budgetRetry = 30 * time.Second
@@ -146,6 +149,7 @@ type Controller struct {
 type waiting struct {
 	seen     time.Time
 	attempts int
+	looks    int       // in a row that found nothing to launch for it
 	until    time.Time // no cell before then, unless the pod changes
 	why      string    // why it has no cell
 	reason   string    // that of the Event which said so
@@ -153,9 +157,11 @@ type waiting struct {
 	generation  int64
 	annotations map[string]string
 
-	failures    int       // cells in a row that were launched and not ready
+	failures    int       // cells in a row that were launched and not ready, or refused for what the pod asks
+	refusal     string    // why the last of them was refused; "" if it was launched
 	ran         bool      // a kubelet has had the pod
 	silent      time.Time // when its cell was last found silent
+	marked      time.Time // when it was marked as not ready, since its cell is silent
 	interrupted time.Time // when the cloud takes its instance; zero if it does not
 	told        string    // what was last reported of the interruption
 	short       time.Time // since when there is no capacity for it on its node; zero if there is
@@ -223,7 +229,9 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 		case bound:
 			w.ran, w.failures = true, 0
 		case cell.Instance != nil && cell.Interrupted.IsZero():
-			w.failures++
+			w.failures, w.refusal = w.failures+1, ""
+		case cell.Cause == cells.CauseNotLaunched && cell.Refusals > 0:
+			w.failures, w.refusal = w.failures+1, cell.Reason
 		}
 		w.interrupted = time.Time{}
 	})
@@ -417,7 +425,7 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		}
 	}
 	w.generation, w.annotations = pod.Generation, pod.Annotations
-	until, attempt, seen, failures, ran, paused := w.until, w.attempts+1, w.seen, w.failures, w.ran, c.paused
+	until, attempt, seen, failures, refusal, ran, paused := w.until, w.attempts+1, w.seen, w.failures, w.refusal, w.ran, c.paused
 	c.mu.Unlock()
 	// First: it may run on a cell that this Kip does not know of.
 	if why, sure := c.cfg.Cells.Behind(); why != "" && (sure || ran || started(pod)) {
@@ -428,8 +436,11 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		return c.giveUp(ctx, pod, events.CellLost, "The cell that ran the pod was lost, and the pod's restartPolicy is Never")
 	}
 	if c.cfg.MaxAttempts > 0 && failures >= c.cfg.MaxAttempts {
-		return c.giveUp(ctx, pod, events.CellsNotReady,
-			fmt.Sprintf("%d cells in a row were launched for the pod and none became ready (cells.maxAttempts)", failures))
+		why := fmt.Sprintf("%d cells in a row were launched for the pod and none became ready (cells.maxAttempts)", failures)
+		if refusal != "" {
+			why = fmt.Sprintf("%d cells in a row did not start for the pod (cells.maxAttempts); the last: %s", failures, refusal)
+		}
+		return c.giveUp(ctx, pod, events.CellsNotReady, why)
 	}
 	if paused != "" {
 		c.waits(pod, events.Paused, paused, time.Time{})
@@ -451,7 +462,11 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	var unplaced *PlacementError
 	switch {
 	case errors.As(err, &unplaced):
-		reason, wait := unplaced.wait(attempt)
+		c.mu.Lock()
+		w.looks++
+		looks := w.looks
+		c.mu.Unlock()
+		reason, wait := unplaced.wait(looks)
 		if reason == events.NoCapacity {
 			if wait, err = c.leaveNode(ctx, pod, wait); err != nil {
 				return 0, err
@@ -481,15 +496,15 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	}
 	c.mu.Lock()
 	w.attempts, w.why, w.until = attempt, "", now.Add(backoffOf(attempt)) // of the next attempt, if this cell fails
-	w.short = time.Time{}
+	w.short, w.looks = time.Time{}, 0
 	c.mu.Unlock()
 	if cell.Standby != "" {
 		c.cfg.Event(ref, corev1.EventTypeNormal, events.StandbyCellTaken,
-			fmt.Sprintf("Standby cell %s is %s: %s", cell.ID, cell.Offer(), r.Offers[0].Reason))
+			fmt.Sprintf("Standby cell %s is %s: %s", cell.ID, cell.Offer(), cell.Reason))
 		return 0, nil
 	}
-	c.cfg.Event(ref, corev1.EventTypeNormal, events.CellRequested,
-		fmt.Sprintf("Cell %s will be %s: %s", cell.ID, r.Offers[0], r.Offers[0].Reason))
+	offer := cell.Offer() // a budget may have struck out the best
+	c.cfg.Event(ref, corev1.EventTypeNormal, events.CellRequested, fmt.Sprintf("Cell %s will be %s: %s", cell.ID, offer, offer.Reason))
 	return 0, nil
 }
 
@@ -532,8 +547,8 @@ func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time)
 	}
 }
 
-// backoffOf is the wait after the nth cell in a row that did not run the pod: none
-// before the second, then doubling from a second.
+// backoffOf is the wait after the nth cell in a row that did not run the pod, or the nth look
+// that found none: doubling from a second.
 func backoffOf(attempt int) time.Duration {
 	return min(time.Second<<min(attempt-1, 30), longestBackoff)
 }

@@ -43,6 +43,7 @@ type modelCells struct {
 	unsure   bool   // and that it is not sure
 	other    string // what may run a pod besides
 	holds    bool   // the end of those that vanish
+	strikes  int    // how many offers a budget leaves out
 }
 
 func (m *modelCells) Behind() (string, bool) {
@@ -72,7 +73,7 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 		Pod:     pod,
 		Phase:   apiv1.Requested,
 		Attempt: attempt,
-		Offers:  offers,
+		Offers:  offers[m.strikes:],
 	}
 	m.cells[pod.UID] = cell
 	m.requests = append(m.requests, fmt.Sprintf("%s#%d", pod.UID, attempt))
@@ -161,12 +162,14 @@ type harness struct {
 	clock     *testclock.FakeClock
 	informer  cache.SharedIndexInformer
 	events    []string
+	messages  []string // of these
 	forgotten []types.UID
 	place     func(*corev1.Pod) ([]cells.Offer, error)
 	zone      string // that was asked for last
 	placed    *corev1.Pod
 	needs     volumes.Needs
 	volumeErr error
+	forbidden error // why pods are not evicted
 }
 
 func newHarness(t *testing.T) *harness {
@@ -189,10 +192,12 @@ func newHarness(t *testing.T) *harness {
 			return h.place(p)
 		},
 		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return h.needs, h.volumeErr },
-		Event:   func(_ apiv1.PodReference, kind, reason, _ string) { h.events = append(h.events, kind+" "+reason) },
-		Forget:  func(uid types.UID) { h.forgotten = append(h.forgotten, uid) },
-		Clock:   h.clock,
-		Log:     slog.New(slog.DiscardHandler),
+		Event: func(_ apiv1.PodReference, kind, reason, message string) {
+			h.events, h.messages = append(h.events, kind+" "+reason), append(h.messages, message)
+		},
+		Forget: func(uid types.UID) { h.forgotten = append(h.forgotten, uid) },
+		Clock:  h.clock,
+		Log:    slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -299,6 +304,32 @@ func TestAPodGetsOneCellHoweverOftenItIsLookedAt(t *testing.T) {
 	}
 	h.want("requests", h.cells.requests, "uid-a#1")
 	h.want("events", h.events, "Normal CellRequested")
+}
+
+// What the pod itself asks for is refused again and again; that there is no capacity ends.
+func TestAPodThatTheCloudRefusesFailsAfterItsAttempts(t *testing.T) {
+	for refusals, want := range map[int]corev1.PodPhase{0: corev1.PodPending, 2: corev1.PodFailed} {
+		h := newHarness(t)
+		h.c.cfg.MaxAttempts = 2
+		h.put(pod("a"))
+		for range 2 {
+			h.must("a")
+			cell, has := h.cells.ForPod("uid-a")
+			if !has {
+				t.Fatalf("after %d refusals: no cell", refusals)
+			}
+			cell.Phase, cell.Cause, cell.Refusals, cell.Reason = apiv1.Gone, cells.CauseNotLaunched, refusals, "InvalidParameterValue: words"
+			delete(h.cells.cells, "uid-a")
+			h.c.CellChanged(cell)
+			h.clock.Step(time.Hour)
+		}
+		h.must("a")
+		got, err := h.client.CoreV1().Pods("ns").Get(t.Context(), "a", metav1.GetOptions{})
+		if told := strings.Contains(got.Status.Message, "InvalidParameterValue: words"); err != nil || got.Status.Phase != want ||
+			told != (want == corev1.PodFailed) {
+			t.Errorf("after cells with %d refusals: %v, %+v, want %s", refusals, err, got.Status, want)
+		}
+	}
 }
 
 func TestAPodThatFitsNothingSaysWhyOnceAndIsLookedAtAgain(t *testing.T) {
@@ -680,6 +711,35 @@ func interrupted(h *harness) *corev1.Pod {
 	h.c.CellInterrupted(cell)
 	h.events = nil
 	return p
+}
+
+// The budget of a pod that was ready until now does not know that it is not.
+func TestAPodThatFallsSilentIsNotEvictedAtOnce(t *testing.T) {
+	h := newHarness(t)
+	tried := 0
+	h.client.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if a.GetSubresource() != "eviction" {
+			return false, nil, nil
+		}
+		tried++
+		return true, nil, nil
+	})
+	p := interrupted(h)
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	h.put(p)
+	cell, _ := h.cells.ForPod(p.UID)
+	h.c.CellSilent(cell, time.Time{})
+	if again := h.must("a"); tried != 0 || again != evictionRetry {
+		t.Fatalf("%d evictions, and another look in %s: want none before %s", tried, again, evictionRetry)
+	}
+	if h.must("a"); tried != 0 { // what was marked is told by the watch
+		t.Fatalf("%d evictions when the pod is seen as not ready: want none before %s", tried, evictionRetry)
+	}
+	h.clock.Step(evictionRetry)
+	h.must("a")
+	if tried != 1 {
+		t.Errorf("%d evictions when its budget has had time: want 1", tried)
+	}
 }
 
 func TestAnEvictionThatABudgetForbidsIsTriedAgainAndToldOnce(t *testing.T) {

@@ -23,7 +23,7 @@ const (
 // leaveNode evicts a pod for which its node has had no capacity for a while, where
 // another node of Kip's can serve it: a pod that is bound cannot change its node, and a
 // machine on demand would make the node's label a lie. It returns after how long to look
-// again, at most most.
+// again: most where nothing else says.
 func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.Duration) (time.Duration, error) {
 	now := c.cfg.Clock.Now()
 	since := now
@@ -39,11 +39,15 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 	if left := shortFor - now.Sub(since); left > 0 {
 		return min(left, most), nil
 	}
+	stays := metav1.GetControllerOf(pod) == nil
+	if stays && c.toldLast(pod) == events.UnservablePodStays {
+		return most, nil
+	}
 	other := c.elsewhere(ctx, pod)
 	if other == "" {
 		return most, nil
 	}
-	if metav1.GetControllerOf(pod) == nil {
+	if stays {
 		c.tellOnce(pod, events.UnservablePodStays,
 			fmt.Sprintf("No controller would replace the pod, so it is not evicted: it waits for capacity of node %s, and node %s could serve it",
 				pod.Spec.NodeName, other))
@@ -63,7 +67,7 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 	case apierrors.IsTooManyRequests(err):
 		c.tellOnce(pod, events.EvictionBlocked,
 			fmt.Sprintf("A disruption budget forbids to move the pod from node %s, which has no capacity for it; retrying: %v", pod.Spec.NodeName, err))
-		return min(most, leaveRetry), nil
+		return leaveRetry, nil
 	default:
 		return 0, fmt.Errorf("evict pod %s from a node without capacity: %w", apiv1.Ref(pod), err)
 	}
@@ -76,7 +80,10 @@ func (c *Controller) elsewhere(ctx context.Context, pod *corev1.Pod) string {
 		there := pod.DeepCopy()
 		there.Spec.NodeName = node
 		// Of a disk it is not known whether that node may use it.
-		if r, err := c.Choose(ctx, there); err == nil && len(r.Disks) == 0 {
+		if r, err := c.Choose(ctx, there); err == nil {
+			if len(r.Disks) > 0 {
+				return "" // which are the pod's on any node
+			}
 			return node
 		}
 	}

@@ -2,6 +2,7 @@ package pods
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ func short(h *harness, change ...func(*corev1.Pod)) (evictions *int) {
 	evictions = new(int)
 	h.client.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		*evictions++
-		return true, nil, nil
+		return true, nil, h.forbidden
 	})
 	h.c.cfg.Elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full", "free"} }
 	h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
@@ -86,11 +87,6 @@ func TestAPodStaysOnASpotNodeThatHasNothingForIt(t *testing.T) {
 		}, ""},
 		"one node":                   {owned, func(h *harness) { h.c.cfg.Elsewhere = nil }, ""},
 		"an unknown cell may run it": {owned, func(h *harness) { h.cells.behind, h.cells.unsure = "not listed yet", true }, ""},
-		"a budget": {owned, func(h *harness) {
-			h.client.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-				return true, nil, apierrors.NewTooManyRequests("a disruption budget", 0)
-			})
-		}, "Warning EvictionBlocked"},
 	} {
 		h := newHarness(t)
 		evictions := short(h, c.change)
@@ -99,14 +95,89 @@ func TestAPodStaysOnASpotNodeThatHasNothingForIt(t *testing.T) {
 		if *evictions > 0 {
 			t.Errorf("%s: evicted", name)
 		}
-		want := []string{"Warning NoCapacity"}
-		if c.said != "" {
-			want = append(want, c.said)
+		h.said(name, c.said)
+	}
+}
+
+// said checks what has been reported of a pod without capacity, and no more.
+func (h *harness) said(name, besides string) {
+	h.Helper()
+	want := []string{"Warning NoCapacity"}
+	if besides != "" {
+		want = append(want, besides)
+	}
+	slices.Sort(want)
+	if got := slices.Sorted(slices.Values(h.events)); !slices.Equal(got, want) {
+		h.Errorf("%s: events %q, want %q", name, got, want)
+	}
+}
+
+func TestABudgetThatForbidsToMoveAPodIsAskedAgain(t *testing.T) {
+	h := newHarness(t)
+	evictions := short(h, owned)
+	h.forbidden = apierrors.NewTooManyRequests("a disruption budget", 0)
+	h.clock.Step(time.Second)
+	if again := h.must("a"); *evictions != 1 || again != leaveRetry {
+		t.Errorf("%d evictions are asked for, and the next after %s, want one and %s", *evictions, again, leaveRetry)
+	}
+	*evictions = 0
+	h.waitsOut(10 * leaveRetry)
+	if *evictions < 9 || *evictions > 10 {
+		t.Errorf("%d evictions are asked for in 10 times %s", *evictions, leaveRetry)
+	}
+	h.said("a budget", "Warning EvictionBlocked")
+	h.forbidden = nil
+	h.clock.Step(leaveRetry)
+	h.must("a")
+	if !slices.Contains(h.events, "Normal Evicted") {
+		t.Errorf("events %q: want Evicted", h.events)
+	}
+}
+
+// Each look asks for offers, and may ask the API server: a thousand pods wait for spot capacity
+// for hours.
+func TestAPodWithoutCapacityIsLookedAtLessAndLess(t *testing.T) {
+	for name, c := range map[string]struct {
+		err    error
+		change func(*corev1.Pod)
+	}{
+		"no capacity":             {&placement.NoCapacityError{}, owned},
+		"no controller":           {&placement.NoCapacityError{}, func(*corev1.Pod) {}},
+		"the cloud does not tell": {errors.New("no answer"), owned},
+	} {
+		h := newHarness(t)
+		looks, others, works := 0, 0, false
+		h.c.cfg.Elsewhere = func(context.Context, *corev1.Pod) []string {
+			others++
+			return []string{"free"}
 		}
-		slices.Sort(want)
-		got := slices.Sorted(slices.Values(h.events))
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: events %q, want %q", name, got, want)
+		h.forbidden = apierrors.NewTooManyRequests("a disruption budget", 0)
+		h.client.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, h.forbidden })
+		h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
+			if p.Spec.NodeName == "free" || works {
+				return []cells.Offer{{InstanceType: "nano", Zone: "local"}}, nil
+			}
+			looks++
+			return nil, c.err
+		}
+		h.put(pod("a", c.change))
+		h.waitsOut(10 * time.Minute)
+		if most := 5 + int(10*time.Minute/scarceRetry); looks > most || looks < most-2 {
+			t.Errorf("%s: %d looks in 10 minutes, want %d", name, looks, most)
+		}
+		if name == "no controller" && others != 1 {
+			t.Errorf("%s: other nodes are looked at %d times for a pod that stays, and is told so", name, others)
+		}
+		// What was waited for does not delay what comes after a cell.
+		works = true
+		h.clock.Step(scarceRetry)
+		h.must("a")
+		h.want(name, h.cells.requests, "uid-a#1")
+		h.cells.gone("uid-a")
+		works = false
+		h.clock.Step(time.Second)
+		if again := h.must("a"); again != time.Second {
+			t.Errorf("%s: the first look after a cell waits %s for the next", name, again)
 		}
 	}
 }

@@ -2,7 +2,9 @@ package provisioner
 
 import (
 	"context"
+	"maps"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/singleflight"
 	corev1 "k8s.io/api/core/v1"
@@ -11,50 +13,141 @@ import (
 	"github.com/elotl/kip/internal/volumes"
 )
 
+const (
+	// settles is how long the cloud's list may not show a disk that was made, besides the lag
+	// that the cloud tells; clocks differ, too.
+	settles = time.Minute
+	// notOursFor is how long it is remembered for pods that the cloud shows no such disk.
+	notOursFor = 10 * time.Second
+	// absentFor is how long it is kept that a disk was not shown, or was removed.
+	absentFor = time.Hour
+)
+
 // disks are those of this Kip that the cloud has told of. What a disk is tagged with when
 // it is made does not change.
 type disks struct {
 	asking singleflight.Group
 
-	mu    sync.Mutex
-	known map[string]cloud.Disk
+	mu     sync.Mutex
+	known  map[string]known
+	absent map[string]absence
 }
 
-func (d *disks) get(id string) (cloud.Disk, bool) {
+// known is a disk, and when this process has made it; zero if the cloud's list showed it.
+type known struct {
+	disk cloud.Disk
+	made time.Time
+}
+
+// absence is what is known of a disk that the cloud does not show.
+type absence struct {
+	// last is when the latest list began that did not show it, and counted the first that
+	// cannot have been too early to do so.
+	last, counted time.Time
+	removed       time.Time // by this process; zero if it was not
+}
+
+func (d *disks) get(id string) (disk cloud.Disk, is bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	disk, is := d.known[id]
-	return disk, is
+	k, is := d.known[id]
+	return k.disk, is
 }
 
-func (d *disks) made(disk cloud.Disk) {
+func (d *disks) made(disk cloud.Disk, now time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.known == nil {
-		d.known = map[string]cloud.Disk{}
+		d.known = map[string]known{}
 	}
-	d.known[disk.ID] = disk
+	d.known[disk.ID] = known{disk: disk, made: now}
+	delete(d.absent, disk.ID)
 }
 
-func (d *disks) removed(id string) {
+func (d *disks) removed(id string, now time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.known, id)
+	d.note(id, absence{removed: now})
 }
 
-func (d *disks) become(list []cloud.Disk) {
-	known := make(map[string]cloud.Disk, len(list))
-	for _, disk := range list {
-		known[disk.ID] = disk
+// note is under mu.
+func (d *disks) note(id string, a absence) {
+	if d.absent == nil {
+		d.absent = map[string]absence{}
 	}
+	d.absent[id] = a
+}
+
+// become takes a list that began then, and may be late by lag: what was made or removed since
+// stays so.
+func (d *disks) become(list []cloud.Disk, began time.Time, lag time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.known = known
+	since := began.Add(-lag)
+	now := make(map[string]known, len(list))
+	for id, k := range d.known {
+		if !k.made.Before(since) {
+			now[id] = k
+		}
+	}
+	for _, disk := range list {
+		if d.absent[disk.ID].removed.Before(since) {
+			now[disk.ID] = known{disk: disk, made: now[disk.ID].made}
+			delete(d.absent, disk.ID)
+		}
+	}
+	d.known = now
+	maps.DeleteFunc(d.absent, func(_ string, a absence) bool {
+		return a.last.Before(began.Add(-absentFor)) && a.removed.Before(began.Add(-absentFor))
+	})
 }
+
+// missed notes that a list that began then has not shown a disk.
+func (d *disks) missed(id string, began time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a := d.absent[id]
+	a.last = began
+	d.note(id, a)
+}
+
+// missing says that the cloud does not show a disk, as was found since then.
+func (d *disks) missing(id string, since time.Time) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a, is := d.absent[id]
+	return is && a.last.After(since)
+}
+
+// gone says that a disk which a list has just missed is there no more: this process removed
+// it, or two lists have missed it that were so far apart, and so long after its volume was made.
+func (d *disks) gone(id string, volume time.Time, lag time.Duration) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a := d.absent[id]
+	switch {
+	case !a.removed.IsZero():
+		return true
+	case a.last.Before(volume.Add(lag)):
+		return false
+	case a.counted.IsZero():
+		a.counted = a.last
+		d.absent[id] = a
+		return false
+	}
+	return a.last.Sub(a.counted) >= lag
+}
+
+// lag is how late the cloud's list may be.
+func (p *Provisioner) lag() time.Duration { return p.cfg.ListLag + settles }
 
 // Owned says whether the disk that a volume names was made for it: a
 // *[volumes.ForeignDiskError] if not. Other errors are the cloud's.
 func (p *Provisioner) Owned(ctx context.Context, pv *corev1.PersistentVolume) error {
+	if p.disks.missing(pv.Spec.CSI.VolumeHandle, p.cfg.Clock.Now().Add(-notOursFor)) {
+		return &volumes.ForeignDiskError{Volume: pv.Name, Disk: pv.Spec.CSI.VolumeHandle}
+	}
 	disk, err := p.diskOf(ctx, pv)
 	if err == nil && disk == nil {
 		err = &volumes.ForeignDiskError{Volume: pv.Name, Disk: pv.Spec.CSI.VolumeHandle}
@@ -68,19 +161,16 @@ func (p *Provisioner) Owned(ctx context.Context, pv *corev1.PersistentVolume) er
 func (p *Provisioner) diskOf(ctx context.Context, pv *corev1.PersistentVolume) (*cloud.Disk, error) {
 	id := pv.Spec.CSI.VolumeHandle
 	disk, is := p.disks.get(id)
-	if !is {
-		// One question at a time: each names all disks.
-		_, err, _ := p.disks.asking.Do("", func() (any, error) {
-			list, err := p.cfg.Disks.ListDisks(ctx, p.cfg.ControllerID)
-			if err == nil {
-				p.disks.become(list)
-			}
-			return nil, err
-		})
+	for asked := p.cfg.Clock.Now(); !is; {
+		began, err := p.list(ctx)
 		if err != nil {
 			return nil, err
 		}
-		if disk, is = p.disks.get(id); !is {
+		if disk, is = p.disks.get(id); is {
+			break
+		}
+		if !began.Before(asked) { // else it was another's question, perhaps older than the disk
+			p.disks.missed(id, began)
 			return nil, nil
 		}
 	}
@@ -89,4 +179,18 @@ func (p *Provisioner) diskOf(ctx context.Context, pv *corev1.PersistentVolume) (
 		return nil, &volumes.ForeignDiskError{Volume: pv.Name, Disk: id}
 	}
 	return &disk, nil
+}
+
+// list asks the cloud for its disks, one question at a time: each names all disks. It returns
+// when that which was answered began.
+func (p *Provisioner) list(ctx context.Context) (began time.Time, err error) {
+	got, err, _ := p.disks.asking.Do("", func() (any, error) {
+		began := p.cfg.Clock.Now()
+		list, err := p.cfg.Disks.ListDisks(ctx, p.cfg.ControllerID)
+		if err == nil {
+			p.disks.become(list, began, p.lag())
+		}
+		return began, err
+	})
+	return got.(time.Time), err
 }

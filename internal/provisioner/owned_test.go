@@ -1,10 +1,15 @@
 package provisioner
 
 import (
+	"context"
 	"errors"
+	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -79,5 +84,96 @@ func TestADiskIsOnlyForTheVolumeThatItWasMadeFor(t *testing.T) {
 	}
 	if err := p.Owned(ctx, pv); err == nil {
 		t.Error("a disk that was deleted is handed out")
+	}
+}
+
+// late are disks whose list does not show what hidden says, and counts.
+type late struct {
+	cloud.Disks
+	hidden map[string]bool
+	lists  int
+	during func() // a list, after it was made
+}
+
+func (l *late) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
+	l.lists++
+	list, err := l.Disks.ListDisks(ctx, owner)
+	if l.during != nil {
+		l.during()
+	}
+	return slices.DeleteFunc(list, func(d cloud.Disk) bool { return l.hidden[d.ID] }), err
+}
+
+// A volume that is let go while its disk is there leaves a disk that is paid for until
+// somebody looks.
+func TestAVolumeIsLetGoOnlyWhenItsDiskIsSurelyGone(t *testing.T) {
+	p, c := provisioner(t)
+	now := testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+	list := &late{Disks: c, hidden: map[string]bool{}}
+	p.cfg.Clock, p.cfg.Disks, p.cfg.ListLag = now, list, 30*time.Second
+	ctx := t.Context()
+	pv, _, err := p.Provision(ctx, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := pv.Spec.CSI.VolumeHandle
+	pv.CreationTimestamp = metav1.NewTime(now.Now())
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "data"}
+
+	// Another Kip leads, whose cloud shows the disk late, for longer than it says.
+	p = &Provisioner{cfg: p.cfg}
+	list.hidden[id] = true
+	for range 8 {
+		if err := p.Delete(ctx, pv); err == nil || len(c.Disks()) != 1 {
+			t.Fatalf("a volume is let go %s after it was made: %v", now.Since(pv.CreationTimestamp.Time), err)
+		}
+		now.Step(20 * time.Second)
+	}
+	list.hidden[id] = false
+	if err := p.Delete(ctx, pv); err != nil || len(c.Disks()) != 0 {
+		t.Fatalf("the disk that is shown at last is not removed: %v", err)
+	}
+	if err := p.Delete(ctx, pv); err != nil {
+		t.Errorf("a volume whose disk Kip has removed: %v", err)
+	}
+	// Somebody else has removed the disk.
+	p = &Provisioner{cfg: p.cfg}
+	now.Step(time.Hour)
+	if err := p.Delete(ctx, pv); err == nil {
+		t.Error("one list is enough to let a volume go")
+	}
+	now.Step(p.lag())
+	if err := p.Delete(ctx, pv); err != nil {
+		t.Errorf("a volume whose disk is gone is kept: %v", err)
+	}
+}
+
+func TestADiskThatIsMadeWhileTheCloudAnswersIsKnown(t *testing.T) {
+	p, c := provisioner(t)
+	list := &late{Disks: c}
+	p.cfg.Disks = list
+	ctx := t.Context()
+	var pv *corev1.PersistentVolume
+	list.during = func() {
+		list.during = nil
+		made, _, err := p.Provision(ctx, options())
+		if err != nil {
+			t.Error(err)
+		}
+		pv = made
+	}
+	other := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
+		CSI: &corev1.CSIPersistentVolumeSource{Driver: volumes.Driver, VolumeHandle: "nobody's"},
+	}}}
+	for range 10 {
+		if _, foreign := errors.AsType[*volumes.ForeignDiskError](p.Owned(ctx, other)); !foreign {
+			t.Error("a disk that is not there is handed out")
+		}
+	}
+	if list.lists != 1 {
+		t.Errorf("the cloud is asked %d times in a second for a disk that it does not have", list.lists)
+	}
+	if _, is := p.disks.get(pv.Spec.CSI.VolumeHandle); !is {
+		t.Error("the list that began before forgets the disk")
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"github.com/elotl/kip/internal/backoff"
@@ -33,6 +34,8 @@ type Config struct {
 	// NameTag is for people who read the bill.
 	NameTag string
 	Disks   cloud.Disks
+	// ListLag is that of the cloud's traits. It may be 0.
+	ListLag time.Duration
 	// Gate removes disks.
 	Gate *gate.Gate
 	// Zones are where the pods of a virtual node can be, the preferred one first; only is
@@ -40,6 +43,7 @@ type Config struct {
 	Zones func(node string) (list []string, only string, ours bool)
 	// Client acts as the provisioner: Kip itself and nodes may not do any of this.
 	Client kubernetes.Interface
+	Clock  clock.PassiveClock
 	Log    *slog.Logger
 }
 
@@ -133,7 +137,7 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 	case err != nil: // it may have been made
 		return nil, controller.ProvisioningInBackground, err
 	}
-	p.disks.made(disk)
+	p.disks.made(disk, p.cfg.Clock.Now())
 	p.cfg.Log.Info("made a disk", "disk", disk.ID, "volume", o.PVName, "claim", o.PVC.Namespace+"/"+o.PVC.Name, "bytes", disk.SizeBytes,
 		"zone", disk.Zone)
 	filesystem := corev1.PersistentVolumeFilesystem
@@ -226,6 +230,9 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 	if err != nil {
 		return err
 	}
+	if id := pv.Spec.CSI.VolumeHandle; disk == nil && !p.disks.gone(id, pv.CreationTimestamp.Time, p.lag()) {
+		return fmt.Errorf("the cloud does not show disk %s: asking again before volume %s is let go, since its list may be late", id, pv.Name)
+	}
 	if disk == nil { // it has been removed, or was never Kip's
 		p.cfg.Log.Info("a volume whose disk Kip does not have is let go", "disk", pv.Spec.CSI.VolumeHandle, "volume", pv.Name)
 		return nil
@@ -233,7 +240,7 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 	if err := p.cfg.Gate.DeleteDisk(ctx, disk.ID); err != nil {
 		return err // while its cell ends it is in use, and is tried again
 	}
-	p.disks.removed(disk.ID)
+	p.disks.removed(disk.ID, p.cfg.Clock.Now())
 	p.cfg.Log.Info("removed a disk", "disk", pv.Spec.CSI.VolumeHandle, "volume", pv.Name)
 	return nil
 }

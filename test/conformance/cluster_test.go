@@ -26,9 +26,8 @@ func TestACrashOfKipEndsTheSuite(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := options{root: t.TempDir(), mode: "kip", procs: 1}
 			world := &harness.World{State: filepath.Join(o.root, ".kip", "kipconf0")}
-			peer := filepath.Join(world.State, "peers", "kip-1", "kip.json")
-			write(t, filepath.Join(world.State, "kip.json"), "{}")
-			write(t, peer, "{}")
+			kip := filepath.Join(world.State, "kip.json")
+			write(t, kip, "{}")
 			script(t, o.dir("bin", "ginkgo"), loops)
 			ctx, stop := context.WithCancel(t.Context())
 			defer stop()
@@ -36,12 +35,12 @@ func TestACrashOfKipEndsTheSuite(t *testing.T) {
 				if stops {
 					stop()
 				}
-				if err := os.Remove(peer); err != nil {
+				if err := os.Remove(kip); err != nil {
 					t.Error(err)
 				}
 			})
-			if err == nil || !strings.Contains(err.Error(), peer) {
-				t.Errorf("its error is %v, want one that names %s", err, peer)
+			if err == nil || !strings.Contains(err.Error(), kip) {
+				t.Errorf("its error is %v, want one that names %s", err, kip)
 			}
 		})
 	}

@@ -268,7 +268,7 @@ func TestARunSaysHowItEndedAndFailsUnlessAllPassed(t *testing.T) {
 				t.Errorf("its run left %q, and %d of 2 specs are kept", r.Left, tc.kept)
 			}
 			if r := got.Runs[0]; r.Commit != "aaaa" || r.Specs != 2 || !strings.HasPrefix(r.Flags,
-				"-mode=kip -only=all -procs=3 -dump=false; kip-dev --kips=2") ||
+				"-mode=kip -only=all -procs=3 -dump=false; kip-dev --virtual-nodes=2") ||
 				!strings.HasSuffix(r.Date, "Z") || !strings.Contains(r.Ended, tc.ended) {
 				t.Errorf("its run is %+v", r)
 			}

@@ -59,7 +59,11 @@ type Config struct {
 // Types are what the account can launch: of the sizes that EC2 sells, some of those that
 // have no more processors than this host, of its architecture.
 func Types() (all []catalog.InstanceType) {
-	names := map[string][]string{"amd64": {"t3.micro", "t3.small", "t3.medium"}, "arm64": {"t4g.micro", "t4g.small", "t4g.medium"}}
+	// The last, since what pods ask for is held against what a burstable type sustains.
+	names := map[string][]string{
+		"amd64": {"t3.micro", "t3.small", "t3.medium", "m6i.large"},
+		"arm64": {"t4g.micro", "t4g.small", "t4g.medium", "m6g.large"},
+	}
 	const cpus = 2
 	for n, name := range names[runtime.GOARCH] {
 		if runtime.NumCPU() < cpus {

@@ -1,10 +1,12 @@
 package aws
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -14,8 +16,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/aws/smithy-go"
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
@@ -251,6 +257,7 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 	subnet := cloud.Scope{Zone: "us-east-1a", Subnet: "subnet-a1"}
 	standard := cloud.Scope{Family: "standard", Spot: &onDemand}
 	everything := cloud.Scope{Account: true}
+	exact := cloud.Scope{InstanceType: "c5.large", Zone: "us-east-1a", Subnet: "subnet-a1", Spot: &onDemand}
 	for _, tc := range []struct {
 		status      int
 		code        string
@@ -261,13 +268,16 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 		{500, "InsufficientInstanceCapacity", cloud.ErrCapacity, offering, true},
 		{400, "SpotMaxPriceTooLow", cloud.ErrCapacity, offering, true},
 		{400, "Unsupported", cloud.ErrRefused, offering, true},
-		{400, "InsufficientFreeAddressesInSubnet", cloud.ErrCapacity, subnet, true},
-		{400, "InsufficientCidrBlocks", cloud.ErrCapacity, subnet, true},
+		{400, "InsufficientAddressCapacity", cloud.ErrCapacity, subnet, true},
+		{400, "InsufficientFreeAddressesInSubnet", cloud.ErrTogether, subnet, true},
+		{400, "InsufficientCidrBlocks", cloud.ErrTogether, subnet, true},
 		{400, "VcpuLimitExceeded", cloud.ErrQuota, standard, true},
 		{400, "MaxSpotInstanceCountExceeded", cloud.ErrQuota, standard, true},
-		{400, "VolumeLimitExceeded", cloud.ErrQuota, everything, true},
+		{400, "VolumeLimitExceeded", cloud.ErrRefused, cloud.Scope{}, true},
 		{503, "RequestLimitExceeded", cloud.ErrThrottled, everything, true},
-		{403, "UnauthorizedOperation", cloud.ErrUnauthorised, everything, true},
+		{403, "UnauthorizedOperation", cloud.ErrUnauthorised, exact, true},
+		{403, "AccessDenied", cloud.ErrUnauthorised, exact, true},
+		{403, "ExpiredToken", cloud.ErrUnauthorised, everything, true},
 		{401, "AuthFailure", cloud.ErrUnauthorised, everything, true},
 		{400, "IdempotentParameterMismatch", cloud.ErrMismatch, cloud.Scope{}, false},
 		{400, "SomethingNew", cloud.ErrRefused, cloud.Scope{}, true},
@@ -291,6 +301,19 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 		if text := err.Error(); !strings.Contains(text, tc.code+": words (request id-1)") || strings.Contains(text, "secret") {
 			t.Errorf("%s reads %q", tc.code, text)
 		}
+	}
+}
+
+// The right that is missing is to a pod's own role: no offering is to blame.
+func TestAMissingRightToARoleIsThePodsOwn(t *testing.T) {
+	const words = "User: x is not authorized to perform: iam:PassRole on resource: y"
+	err := answering(t, "RunInstances", 403, "UnauthorizedOperation", words).Launch(t.Context(), request("t", 1)).Err()
+	if cloud.CauseOf(err) != cloud.ErrRefused || cloud.ScopeOf(err).Says() || !cloud.NothingDone(err) {
+		t.Errorf("%v for %+v", err, cloud.ScopeOf(err))
+	}
+	_, err = answering(t, "DescribeInstances", 403, "UnauthorizedOperation", "words").List(t.Context(), owner)
+	if cloud.CauseOf(err) != cloud.ErrUnauthorised || !cloud.ScopeOf(err).Account {
+		t.Errorf("a list without a right is %v", err)
 	}
 }
 
@@ -336,6 +359,24 @@ func TestPartOfABatchIsLaunchedWhereThereIsNoRoomForAll(t *testing.T) {
 	}
 	if n := len(model.Machines().Truth()); n != 2 {
 		t.Errorf("%d run", n)
+	}
+}
+
+func TestASubnetInPiecesTakesMachinesOneByOne(t *testing.T) {
+	account := anAccount(sim.Knobs{})
+	account.Subnets[0].Fragmented = true
+	model, url := serve(t, account)
+	c := open(t, settings(url))
+	if err := c.Launch(t.Context(), request("several", 2)).Err(); cloud.CauseOf(err) != cloud.ErrTogether || !cloud.Refused(err) {
+		t.Errorf("two in one call: %v", err)
+	}
+	if err := c.Launch(t.Context(), request("one", 1)).Err(); err != nil || len(model.Machines().Truth()) != 1 {
+		t.Errorf("one by itself: %v", err)
+	}
+	full := answering(t, "RunInstances", 400, "InsufficientFreeAddressesInSubnet", "words")
+	err := full.Launch(t.Context(), request("one", 1)).Err()
+	if cloud.CauseOf(err) != cloud.ErrCapacity || cloud.ScopeOf(err).Subnet != "subnet-a1" {
+		t.Errorf("a subnet that is full: %v", err)
 	}
 }
 
@@ -425,6 +466,46 @@ func TestTerminationEndsWhatIsThereAmongWhatIsNot(t *testing.T) {
 	}
 	if left := model.Machines().Truth(); len(results) != 4 || len(left) != 0 {
 		t.Errorf("%d results; %d run on", len(results), len(left))
+	}
+}
+
+func TestTerminationAmongWhatIsNotThereTakesFewCalls(t *testing.T) {
+	model, _ := serve(t, anAccount(sim.Knobs{}))
+	h, url := eavesdrop(t, model)
+	c := open(t, settings(url))
+	got, err := c.Launch(t.Context(), request("t", 10)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := []string{"i-0123456789abcdef0"}
+	for _, i := range got {
+		ids = append(ids, i.ID)
+	}
+	if err := c.Terminate(t.Context(), ids...).Err(); err != nil {
+		t.Error(err)
+	}
+	if n := len(h.of("TerminateInstances")); n != 2 || len(model.Machines().Truth()) != 0 {
+		t.Errorf("%d calls, and %d run on", n, len(model.Machines().Truth()))
+	}
+}
+
+func TestALoopOverInstancesStopsWhereEC2WantsFewerCalls(t *testing.T) {
+	said := map[int]string{1: "InvalidInstanceID.NotFound", 3: "RequestLimitExceeded"}
+	calls := 0
+	results := apart([]string{"a", "b", "c", "d"}, func([]string) error {
+		calls++
+		if said[calls] == "" {
+			return nil
+		}
+		return &smithy.OperationError{ServiceID: "EC2", Err: &smithy.GenericAPIError{Code: said[calls]}}
+	})
+	if calls != 3 || len(results) != 4 {
+		t.Errorf("%d calls, %d results", calls, len(results))
+	}
+	for n, r := range results {
+		if errors.Is(r.Err, cloud.ErrThrottled) != (n > 0) || r.ID != []string{"a", "b", "c", "d"}[n] {
+			t.Errorf("result %d: %+v", n, r)
+		}
 	}
 }
 
@@ -525,6 +606,37 @@ func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 	if err := c.Interruptions(t.Context(), func(cloud.Interruption) {}); err == nil || errors.Is(err, context.Canceled) {
 		t.Errorf("a failure ended the watch with %v", err)
 	}
+}
+
+// silence answers nothing until whoever asks gives up, and counts that.
+type silence struct{ asked atomic.Int32 }
+
+func (s *silence) RoundTrip(r *http.Request) (*http.Response, error) {
+	s.asked.Add(1)
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+func TestALookThatIsNeverAnsweredEndsAndIsTold(t *testing.T) {
+	t.Setenv("AWS_CONFIG_FILE", "/dev/null")
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		cfg, deaf := settings("http://ec2.test"), &silence{}
+		cfg.Transport, cfg.Log, cfg.InterruptionsEvery = deaf, slog.New(slog.NewTextHandler(&log, nil)), 5*time.Second
+		c, err := New(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		err = c.Interruptions(ctx, func(cloud.Interruption) {})
+		if n := deaf.asked.Load(); !errors.Is(err, context.DeadlineExceeded) || n < 4 {
+			t.Errorf("%d looks within the notice, then %v", n, err)
+		}
+		if n := strings.Count(log.String(), "retrying"); n < 1 || n > 2 {
+			t.Errorf("told %d times: %s", n, log.String())
+		}
+	})
 }
 
 func TestPartsOutliveTheirInstancesUntilTheyAreDeleted(t *testing.T) {
@@ -693,6 +805,58 @@ func TestALaunchWhoseGroupIsGoneIsToBeRepeated(t *testing.T) {
 	}
 }
 
+// That the group cannot be made is no refusal of what was to be launched.
+func TestAGroupThatCannotBeMadeIsToBlameOnNoOffering(t *testing.T) {
+	for code, want := range map[string]cloud.Cause{
+		"SecurityGroupLimitExceeded": "",
+		"InvalidGroup.Duplicate":     "", // and no look finds it: it is another's
+		"RequestLimitExceeded":       cloud.ErrThrottled,
+		"UnauthorizedOperation":      cloud.ErrUnauthorised,
+	} {
+		err := answering(t, "CreateSecurityGroup", 400, code, "words").Launch(t.Context(), request("t", 1)).Err()
+		if err == nil || cloud.CauseOf(err) != want || errors.Is(err, cloud.ErrRefused) || !strings.Contains(err.Error(), code) {
+			t.Errorf("%s: %v, want %q", code, err, want)
+		}
+	}
+}
+
+// Two Kips that make it at once do not hinder each other.
+func TestAGroupThatAnotherKipMadeMeanwhileIsTaken(t *testing.T) {
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	other := open(t, settings(url))
+	once := sync.OnceFunc(func() {
+		if _, err := other.ownGroup(t.Context(), vpc, owner); err != nil {
+			t.Error(err)
+		}
+	})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := r.ParseForm(); err != nil {
+			t.Error(err)
+		}
+		if r.PostForm.Get("Action") == "CreateSecurityGroup" {
+			once()
+		}
+		model.ServeHTTP(w, r)
+	}))
+	defer server.Close()
+	if err := open(t, settings(server.URL)).Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMoreRulesThanAGroupTakesAreAnErrorAtTheStart(t *testing.T) {
+	t.Setenv("AWS_CONFIG_FILE", "/dev/null")
+	for n, want := range map[int]bool{5: true, 11: true, 12: false, 100: false} {
+		cfg := settings("http://ec2.test")
+		for i := range n {
+			cfg.ExtraCIDRs = append(cfg.ExtraCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), 32))
+		}
+		if _, err := New(t.Context(), cfg); (err == nil) != want || err != nil && !strings.Contains(err.Error(), "cells.extraCIDRs") {
+			t.Errorf("%d networks: %v", n, err)
+		}
+	}
+}
+
 func TestTheConsoleIsReadAsItWasWritten(t *testing.T) {
 	c, _ := newCloud(t, sim.Knobs{})
 	got, err := c.Launch(t.Context(), request("t", 1)).All()
@@ -847,9 +1011,11 @@ func TestFromOutsideOnlyPublicInstancesAreLaunched(t *testing.T) {
 	hidden, private := request("a", 1), request("b", 1)
 	hidden.PrivateIPOnly = true
 	private.Zone, private.Subnet = "us-east-1b", privateSubnet
-	for _, r := range []cloud.LaunchRequest{hidden, private} {
-		if err := c.Launch(t.Context(), r).Err(); !cloud.Refused(err) {
-			t.Errorf("%v", err)
+	for n, r := range []cloud.LaunchRequest{hidden, private} {
+		// That a subnet is private is nobody's fault; that a pod wants no public address is.
+		err := c.Launch(t.Context(), r).Err()
+		if want := []string{"", privateSubnet}[n]; !cloud.Refused(err) || cloud.ScopeOf(err).Subnet != want {
+			t.Errorf("%v: want a refusal of subnet %q", err, want)
 		}
 	}
 	if err := c.Launch(t.Context(), request("c", 1)).Err(); err != nil || model.Calls()["RunInstances"] != 1 {
@@ -880,6 +1046,7 @@ func TestRolesAreAskedForAtTheEndpointToo(t *testing.T) {
 		}
 		asked <- r.PostForm.Get("Action")
 		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprint(w, "<ErrorResponse><Error><Code>ValidationError</Code><Message>words</Message></Error></ErrorResponse>")
 	}))
 	defer elsewhere.Close()
 	file := filepath.Join(t.TempDir(), "token")
@@ -893,8 +1060,10 @@ func TestRolesAreAskedForAtTheEndpointToo(t *testing.T) {
 	}
 	cfg := settings(elsewhere.URL)
 	cfg.AccessKeyID, cfg.SecretAccessKey = "", ""
-	if _, err := open(t, cfg).List(t.Context(), owner); err == nil {
-		t.Error("a list without credentials")
+	// Whatever STS finds fault with is no fault of what EC2 sells.
+	if _, err := open(t, cfg).List(t.Context(), owner); !errors.Is(err, cloud.ErrUnauthorised) || errors.Is(err, cloud.ErrRefused) ||
+		!cloud.ScopeOf(err).Account {
+		t.Errorf("a list without credentials: %v", err)
 	}
 	select {
 	case action := <-asked:

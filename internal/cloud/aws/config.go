@@ -148,6 +148,9 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		return nil, errors.New("cells.extraCIDRs: there is no value, and Kip runs outside of the cells' VPC: " +
 			"want the addresses from which it dials them, such as 203.0.113.7/32")
 	}
+	if err := c.checkRules(); err != nil {
+		return nil, err
+	}
 	return c, nil
 }
 

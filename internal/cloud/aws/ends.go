@@ -29,6 +29,9 @@ func each(ids []string, what string, call func(ids []string) cloud.Results) clou
 func (c *Cloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
 	return each(ids, "terminate", func(ids []string) cloud.Results {
 		err := c.terminate(ctx, ids)
+		if err != nil {
+			err = classify(err, cloud.Scope{})
+		}
 		if !errors.Is(err, cloud.ErrNotFound) {
 			return cloud.Each(err, ids...)
 		}
@@ -44,13 +47,16 @@ func (c *Cloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
 				known = append(known, i.ID)
 			}
 		}
+		failed := map[string]error{}
+		if len(known) > 0 {
+			for _, r := range apart(known, func(ids []string) error { return c.terminate(ctx, ids) }) {
+				failed[r.ID] = r.Err
+			}
+		}
 		results := cloud.Each(nil, ids...)
 		for n, r := range results {
-			if slices.Contains(known, r.ID) {
-				results[n].Err = c.terminate(ctx, []string{r.ID})
-			}
-			if errors.Is(results[n].Err, cloud.ErrNotFound) {
-				results[n].Err = nil
+			if !errors.Is(failed[r.ID], cloud.ErrNotFound) {
+				results[n].Err = failed[r.ID]
 			}
 		}
 		return results
@@ -58,10 +64,8 @@ func (c *Cloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
 }
 
 func (c *Cloud) terminate(ctx context.Context, ids []string) error {
-	if _, err := c.api.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: ids}); err != nil {
-		return classify(err, cloud.Scope{})
-	}
-	return nil
+	_, err := c.api.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: ids})
+	return err
 }
 
 // Stop implements cloud.Stopper.
@@ -85,7 +89,8 @@ func (c *Cloud) Start(ctx context.Context, ids ...string) cloud.Results {
 }
 
 // apart makes a call for all instances and, where EC2 finds fault with one of them, for
-// each by itself: it does not say with which in a way that a program can read.
+// each by itself: it does not say with which in a way that a program can read. Where EC2
+// wants fewer calls it makes no more, and the answer is that for the others, too.
 func apart(ids []string, call func(ids []string) error) cloud.Results {
 	err := call(ids)
 	if err == nil {
@@ -99,6 +104,12 @@ func apart(ids []string, call func(ids []string) error) cloud.Results {
 	for n, id := range ids {
 		if err := call([]string{id}); err != nil {
 			results[n].Err = classify(err, cloud.Scope{})
+		}
+		if errors.Is(results[n].Err, cloud.ErrThrottled) {
+			for left := n + 1; left < len(ids); left++ {
+				results[left].Err = results[n].Err
+			}
+			break
 		}
 	}
 	return results

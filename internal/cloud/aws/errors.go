@@ -8,7 +8,9 @@ import (
 	"strings"
 
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/smithy-go"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -22,6 +24,7 @@ const (
 	place                 // a subnet
 	family                // what quotas count, bought so
 	account
+	launched // all that a launch asked of EC2's offers; the account, where nothing was launched
 )
 
 // meaning is what a code of EC2 says.
@@ -46,17 +49,17 @@ var meanings = map[string]meaning{
 	"VcpuLimitExceeded":                    {cloud.ErrQuota, family},
 	"InstanceLimitExceeded":                {cloud.ErrQuota, family},
 	"MaxSpotInstanceCountExceeded":         {cloud.ErrQuota, family},
-	"VolumeLimitExceeded":                  {cloud.ErrQuota, account},
+	"VolumeLimitExceeded":                  {cloud.ErrRefused, nothing}, // in all of a kind's TiB: a smaller disk may still fit
 	"NetworkInterfaceLimitExceeded":        {cloud.ErrQuota, account},
 	"RequestLimitExceeded":                 {cloud.ErrThrottled, account},
 	"Throttling":                           {cloud.ErrThrottled, account},
 	"ThrottlingException":                  {cloud.ErrThrottled, account},
 	"RequestThrottled":                     {cloud.ErrThrottled, account},
 	"EC2ThrottledException":                {cloud.ErrThrottled, account},
-	"UnauthorizedOperation":                {cloud.ErrUnauthorised, account},
+	"UnauthorizedOperation":                {cloud.ErrUnauthorised, launched}, // IAM answers by resource
 	"AuthFailure":                          {cloud.ErrUnauthorised, account},
-	"AccessDenied":                         {cloud.ErrUnauthorised, account},
-	"AccessDeniedException":                {cloud.ErrUnauthorised, account},
+	"AccessDenied":                         {cloud.ErrUnauthorised, launched},
+	"AccessDeniedException":                {cloud.ErrUnauthorised, launched},
 	"InvalidClientTokenId":                 {cloud.ErrUnauthorised, account},
 	"UnrecognizedClientException":          {cloud.ErrUnauthorised, account},
 	"SignatureDoesNotMatch":                {cloud.ErrUnauthorised, account},
@@ -76,6 +79,10 @@ const (
 	codeTerminated = "IdempotentInstanceTerminated"
 	codeNoGroup    = "InvalidGroup.NotFound"
 )
+
+// codesTogether say of a launch of several that the subnet has no /28, or not seventeen
+// addresses, for one of them. One by itself takes two addresses.
+var codesTogether = []string{"InsufficientCidrBlocks", "InsufficientFreeAddressesInSubnet"}
 
 // failed is what EC2 said, cut to what a person reads.
 type failed struct {
@@ -136,21 +143,42 @@ func classify(err error, asked cloud.Scope) error {
 	}
 	m, known := meanings[said.code]
 	switch {
+	case !ofEC2(err) && m.cause != cloud.ErrThrottled:
+		if refusal(err) { // the call of EC2 was not sent
+			return cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, said)
+		}
+		return said
+	case m.cause == cloud.ErrUnauthorised && strings.Contains(said.message, passRole) && asked != (cloud.Scope{}):
+		// The right to a pod's own instance profile: others may be launched as the same.
+		return cloud.No(cloud.ErrRefused, cloud.Scope{}, said)
 	case known && m.cause == cloud.ErrMismatch:
 		return &cloud.Error{Cause: m.cause, Err: said}
 	case known:
 		return cloud.No(m.cause, scopeOf(m, asked), said)
 	case refusal(err):
-		// EC2 understood, and will say so again. Whoever launched learns it from the code,
-		// and leaves this offering alone for a while.
+		// EC2 understood, and will say so again: of what was asked, not of what it sells.
 		return cloud.No(cloud.ErrRefused, cloud.Scope{}, said)
 	}
 	return said // InternalError, Unavailable: it may have been done
 }
 
-// refusal says that EC2 found fault with the request itself.
+// passRole is the action that the use of an instance profile asks a right to. EC2 has no code
+// of its own for it.
+const passRole = "iam:PassRole"
+
+// ofEC2 says that EC2 said it, and not a service that was asked for credentials before.
+func ofEC2(err error) bool {
+	service := ""
+	for op, ok := errors.AsType[*smithy.OperationError](err); ok; op, ok = errors.AsType[*smithy.OperationError](op.Err) {
+		service = op.ServiceID
+	}
+	_, generic := errors.AsType[*smithy.GenericAPIError](err) // EC2 has no other
+	return service == ec2.ServiceID && generic
+}
+
+// refusal says that fault was found with the request itself.
 func refusal(err error) bool {
-	answer, ok := errors.AsType[*awshttp.ResponseError](err)
+	answer, ok := errors.AsType[*smithyhttp.ResponseError](err)
 	return ok && answer.HTTPStatusCode() >= http.StatusBadRequest && answer.HTTPStatusCode() < http.StatusInternalServerError
 }
 
@@ -158,6 +186,12 @@ func scopeOf(m meaning, asked cloud.Scope) cloud.Scope {
 	switch m.about {
 	case account:
 		return cloud.Scope{Account: true}
+	case launched:
+		if asked == (cloud.Scope{}) {
+			return cloud.Scope{Account: true}
+		}
+		asked.Family = "" // IAM knows none
+		return asked
 	case offering:
 		return cloud.Scope{InstanceType: asked.InstanceType, Zone: asked.Zone, Spot: asked.Spot}
 	case place:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -22,6 +23,19 @@ type rule struct {
 	protocol string
 	from, to int32
 	source   string // a CIDR, or the ID of a security group
+}
+
+// maxRules are those that a security group takes of one direction (Amazon VPC User Guide,
+// "Amazon VPC quotas"), without a raise.
+const maxRules = 60
+
+// checkRules refuses more rules than a group takes, with a VPC of one network.
+func (c *Cloud) checkRules() error {
+	if n := len(c.rules([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})); n > maxRules {
+		return fmt.Errorf("cells.extraCIDRs: the %d values make %d rules of the cells' security group, and EC2 takes %d: "+
+			"want fewer, wider ones", len(c.cfg.ExtraCIDRs), n, maxRules)
+	}
+	return nil
 }
 
 // rules are those of the cells' group: the agent's port from where Kip is, all others from
@@ -96,6 +110,9 @@ func without(all, other []rule) []rule {
 	return slices.DeleteFunc(slices.Clone(all), func(r rule) bool { return slices.Contains(other, r) })
 }
 
+// groupTries bounds how often a group is looked for that is there after all.
+const groupTries = 3
+
 // ownGroup is the group of an owner's cells, which is made, and given its rules, before the
 // first launch. It is looked at again with each catalogue.
 func (c *Cloud) ownGroup(ctx context.Context, vpc, owner string) (string, error) {
@@ -112,9 +129,19 @@ func (c *Cloud) ownGroup(ctx context.Context, vpc, owner string) (string, error)
 		return known.id, nil
 	}
 	made, err := c.makeGroup(ctx, vpc, owner)
+	// Another Kip, or a call whose answer was lost, did the same meanwhile.
+	for try := 1; try < groupTries && strings.HasSuffix(codeOf(err), ".Duplicate"); try++ {
+		made, err = c.makeGroup(ctx, vpc, owner)
+	}
+	const what = "make the security group of the cells"
+	switch cloud.CauseOf(err) {
+	case cloud.ErrThrottled, cloud.ErrUnauthorised:
+		return "", fmt.Errorf("%s: %w", what, err)
+	}
 	if err != nil {
-		// A failure here says nothing of what was to be launched; nothing was.
-		return "", fmt.Errorf("make the security group of the cells: %w", err)
+		// EC2's no is to the group, and says nothing of what was to be launched: it is no cause
+		// of a refusal of that.
+		return "", fmt.Errorf("%s: %s", what, err.Error())
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

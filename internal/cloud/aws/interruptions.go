@@ -2,6 +2,7 @@ package aws
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -20,16 +21,34 @@ const spotNotice = 2 * time.Minute
 // User Guide, "Spot request status codes").
 const marked = "marked-for-termination"
 
+const (
+	// lookTimeout bounds one look, so that several fit within the notice.
+	lookTimeout = 20 * time.Second
+	// looksTold is after how many looks in a row that fail this is told, again and again.
+	looksTold = 3
+)
+
 // Interruptions implements cloud.Interrupter. It asks for spot requests that are marked,
 // which needs no queue and no agent: two or three times within the notice would do.
 func (c *Cloud) Interruptions(ctx context.Context, notice func(cloud.Interruption)) error {
 	every := c.cfg.Clock.NewTicker(c.cfg.InterruptionsEvery)
 	defer every.Stop()
-	told := map[string]bool{}
+	told, failed := map[string]bool{}, 0
 	for {
-		now, err := c.interrupted(ctx)
-		if err != nil && cloud.CauseOf(err) != cloud.ErrThrottled {
+		look, cancel := context.WithTimeout(ctx, lookTimeout)
+		now, err := c.interrupted(look)
+		cancel()
+		switch {
+		case err == nil:
+			failed = 0
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case cloud.CauseOf(err) != cloud.ErrThrottled && !errors.Is(err, context.DeadlineExceeded):
 			return fmt.Errorf("look for spot instances that are taken back: %w", err)
+		default:
+			if failed++; failed%looksTold == 0 {
+				c.cfg.Log.Warn("look for spot instances that are taken back, retrying", "failed", failed, "err", err)
+			}
 		}
 		seen := map[string]bool{}
 		for _, i := range now {

@@ -51,6 +51,8 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		return nil, fmt.Errorf("the security group of the cells is not there, or not yet: %w", saidOf(err))
 	case codeOf(err) == codeTerminated:
 		return c.ended(ctx, r, classify(err, cloud.Scope{}))
+	case len(r.Machines) > 1 && slices.Contains(codesTogether, codeOf(err)):
+		return nil, cloud.No(cloud.ErrTogether, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet}, saidOf(err))
 	case err != nil:
 		return nil, classify(err, askedFor(r.LaunchSpec))
 	}
@@ -140,10 +142,13 @@ func (c *Cloud) runInstances(ctx context.Context, r cloud.LaunchRequest) (*ec2.R
 	case !ok:
 		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{Subnet: r.Subnet}, fmt.Errorf("subnet %s is none of the cells'", r.Subnet))
 	case s.zone != r.Zone:
-		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("subnet %s is in zone %s, not in %q", r.Subnet, s.zone, r.Zone))
-	case c.dialPublic && (r.PrivateIPOnly || !s.public):
-		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("from outside of %s Kip reaches public addresses only: "+
-			"want a subnet with a route to an internet gateway, and no private-ip-only", n.vpc))
+		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet},
+			fmt.Errorf("subnet %s is in zone %s, not in %q", r.Subnet, s.zone, r.Zone))
+	case c.dialPublic && !s.public:
+		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet},
+			fmt.Errorf("from outside of %s Kip reaches public addresses only: want a subnet with a route to an internet gateway", n.vpc))
+	case c.dialPublic && r.PrivateIPOnly:
+		return nil, refused("from outside of %s Kip reaches public addresses only: want no private-ip-only", n.vpc)
 	}
 	boot, err := c.image(ctx, r.Image)
 	if err != nil {
