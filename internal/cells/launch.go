@@ -567,6 +567,9 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 	}
 	for wait := firstRetry; ; wait = min(2*wait, longestRetry) {
 		_, err := c.commitWith(ctx, group, func(i int, cell *Cell) (err error) {
+			if cell.Phase != apiv1.Launching { // an earlier write of this, whose answer was lost, was found meanwhile
+				return errMoved
+			}
 			n := known[i]
 			switch verdicts[n] {
 			case isLaunched:

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -178,6 +179,39 @@ func TestCellsWithDisksOfOtherSizesAreLaunchedApart(t *testing.T) {
 		}
 		if want := map[int64]int{1: 2, 2: 1}; !maps.Equal(disks, want) {
 			t.Errorf("machines by the size of their disks: %v, want %v", disks, want)
+		}
+	})
+}
+
+// The cell's worker may read back the write of an outcome, whose answer was lost, before it
+// is tried again: the launch is over then.
+func TestALaunchIsOverWhenItsOutcomeIsFoundStored(t *testing.T) {
+	var b *bubble
+	var writes atomic.Int32
+	inBubble(t, nil, func(op, key string) error {
+		if op != "applied" || !strings.Contains(key, launchesPrefix) || writes.Add(1) != 2 { // the first stores the launch
+			return nil
+		}
+		b.cells.mu.Lock()
+		defer b.cells.mu.Unlock()
+		for id := range b.cells.cells {
+			b.cells.queue.Add(id)
+		}
+		return errors.New("the answer is lost")
+	}, func(t *testing.T, of *bubble) {
+		b = of
+		b.later(time.Second)
+		b.request("a", "nano")
+		b.later(time.Minute)
+		b.cells.mu.Lock()
+		defer b.cells.mu.Unlock()
+		for _, e := range b.cells.cells {
+			if e.cell().Phase != apiv1.Bound || e.launching || writes.Load() != 2 {
+				t.Errorf("the cell is %s, being launched %t, after %d writes of its launch", e.cell().Phase, e.launching, writes.Load())
+			}
+		}
+		if len(b.cells.cells) != 1 {
+			t.Errorf("there are %d cells", len(b.cells.cells))
 		}
 	})
 }
