@@ -81,7 +81,7 @@ var kinds = []kind{
 	{"cloud faults", 4, func(w *world, e event) { w.toggle("cloud faults", e) }, true},
 	{"store fault", 4, (*world).failStore, false},
 	{"store faults", 2, func(w *world, e event) { w.toggle("store faults", e) }, true},
-	{"api faults", 4, func(w *world, e event) { w.toggle("api faults", e) }, true},
+	{"api faults", 5, func(w *world, e event) { w.toggle("api faults", e) }, true},
 	{"watch lag", 1, func(w *world, e event) { w.setLag(e) }, true},
 	{"watches end", 1, func(w *world, _ event) { w.api.cutWatches("watches end") }, false},
 	{"capacity", 5, (*world).setCapacity, false},
@@ -90,15 +90,15 @@ var kinds = []kind{
 			w.happened("vanish")
 		}
 	}, false},
-	{"interrupt", 4, func(w *world, e event) { w.strike(e.a, w.cloud.Interrupt) }, false},
+	{"interrupt", 5, func(w *world, e event) { w.strike(e.a, w.cloud.Interrupt) }, false},
 	{"watch too old", 1, func(w *world, _ event) { w.expireWatches(0) }, false},
 	{"list fails", 1, func(w *world, e event) { w.expireWatches(int(1 + e.a%3)) }, false},
-	{"eviction blocked", 2, func(w *world, e event) { w.blockEvictions(int(1 + e.a%3)) }, false},
+	{"eviction blocked", 3, func(w *world, e event) { w.blockEvictions(int(1 + e.a%3)) }, false},
 	{"store unread", 1, (*world).failLoad, false},
 	{"quota", 4, func(w *world, e event) { w.toggle("quota", e) }, true},
 	{"notices end", 1, func(w *world, _ event) { w.cloud.CutInterruptions(errQueueGone) }, false},
 	{"cut off", 6, func(w *world, e event) { w.cutOff(e) }, false},
-	{"heal one by one", 6, (*world).healSlowly, false},
+	{"heal one by one", 8, (*world).healSlowly, false},
 	{"heal", 5, func(w *world, _ event) {
 		if w.healLinks() {
 			w.happened("heal")
@@ -108,18 +108,18 @@ var kinds = []kind{
 	{"stray", 3, func(w *world, e event) { w.stray() }, false},
 	{"list lag", 2, (*world).setListLag, false},
 	{"slow boots", 4, func(w *world, e event) { w.toggle("slow boots", e) }, true},
-	{"slow ends", 1, func(w *world, e event) { w.toggle("slow ends", e) }, true},
+	{"slow ends", 2, func(w *world, e event) { w.toggle("slow ends", e) }, true},
 	{"late calls", 5, func(w *world, e event) { w.toggle("late calls", e) }, true},
 	{"unauthorised", 1, func(w *world, e event) { w.toggle("unauthorised", e) }, true},
 	{"throttling", 1, func(w *world, e event) { w.toggle("throttling", e) }, true},
 	{"partial list", 5, func(w *world, e event) { w.toggle("partial list", e) }, true},
 	{"empty list", 1, func(w *world, e event) { w.toggle("empty list", e) }, true},
 	{"living forgotten", 2, func(w *world, e event) { w.toggle("living forgotten", e) }, true},
-	{"termination refused", 3, func(w *world, e event) { w.toggle("termination refused", e) }, true},
-	{"store reads", 2, func(w *world, e event) { w.toggle("store reads", e) }, true},
+	{"termination refused", 5, func(w *world, e event) { w.toggle("termination refused", e) }, true},
+	{"store reads", 4, func(w *world, e event) { w.toggle("store reads", e) }, true},
 	{"kubelet hangs", 8, (*world).hangKubelet, false},
-	{"pause", 4, func(w *world, e event) {
-		if e.b%4 == 0 { // and another leads meanwhile
+	{"pause", 6, func(w *world, e event) {
+		if e.b%2 == 0 { // and another leads meanwhile
 			w.deposeKip(e.t % longestStall)
 			return
 		}
@@ -260,7 +260,7 @@ func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool
 	// Names are reused, as those of a StatefulSet are.
 	name, uid := fmt.Sprintf("pod-%d", w.serial%16), types.UID(fmt.Sprintf("uid-%d", w.serial))
 	node := firstNode
-	if w.serial%3 == 0 {
+	if w.serial%2 == 0 {
 		node = secondNode
 	}
 	w.policies[uid], w.created[uid] = policy, time.Now()
@@ -309,8 +309,7 @@ func (w *world) annotate(p *corev1.Pod, b uint32) {
 	}
 }
 
-// exitPod has the containers of a pod that runs exit.
-// exitPod lets the containers of a pod exit. One that is cut has no connection as soon
+// exitPod has the containers of a pod that runs exit. One that is cut has no connection as soon
 // as the end is reported.
 func (w *world) exitPod(a uint32, code int, cut bool) {
 	w.mu.Lock()
@@ -391,7 +390,8 @@ func (w *world) arm(n int, after bool) {
 func (w *world) failCloud(e event) {
 	kinds := []sim.Kind{
 		sim.KindLaunch, sim.KindLaunch, sim.KindLaunch, sim.KindTerminate, sim.KindTerminate, sim.KindStop, sim.KindStop,
-		sim.KindStart, sim.KindStart, sim.KindAttachDisk, sim.KindAttachDisk, sim.KindList, sim.KindDescribe, sim.AnyKind, sim.AnyKind,
+		sim.KindStart, sim.KindStart, sim.KindStart, sim.KindStart, sim.KindAttachDisk, sim.KindAttachDisk, sim.KindList,
+		sim.KindDescribe, sim.AnyKind, sim.AnyKind,
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -533,7 +533,7 @@ func (w *world) set(what string, on bool, e event) {
 		w.api.fail = func(after bool) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			if !w.lasting["api faults"] || r.IntN(2) != 0 || after != (r.IntN(2) == 0) {
+			if !w.lasting["api faults"] || r.IntN(4) == 0 || after != (r.IntN(2) == 0) {
 				return nil
 			}
 			return errAPI
@@ -584,12 +584,12 @@ func (w *world) set(what string, on bool, e event) {
 	}
 }
 
-// hit says whether a fault that lasts is of an instance: of every other.
+// hit says whether a fault that lasts is of an instance: of every other, or of more.
 func (w *world) hit(what, instance string) bool {
 	h := fnv.New32a()
 	_, _ = fmt.Fprint(h, instance, w.salt[what])
 	share := uint32(2)
-	if what == "termination refused" { // it shows in one call only, which is made seldom
+	if what == "termination refused" || what == "partial list" { // they show in one kind of call only, which is made seldom
 		share = 3
 	}
 	return w.lasting[what] && h.Sum32()%4 < share
