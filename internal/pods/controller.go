@@ -100,6 +100,9 @@ const (
 	// unplaceableRetry is how long a pod that fits no type waits for another
 	// look: types and prices change by the day.
 	unplaceableRetry = 10 * time.Minute
+	// connectRetry is how long a pod waits for another look while Kip connects to its
+	// standby cells.
+	connectRetry = 200 * time.Millisecond
 	// budgetRetry is how long a pod waits for another look whose namespace has no money left
 	// for it: until a cell of it ends, or a month.
 	budgetRetry = 30 * time.Second
@@ -453,6 +456,11 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		return budgetRetry, nil
 	case errors.Is(err, cells.ErrHasCell):
 		return 0, nil
+	case errors.Is(err, cells.ErrConnecting):
+		c.mu.Lock()
+		w.why = err.Error()
+		c.mu.Unlock()
+		return connectRetry, nil
 	case err != nil:
 		c.waits(pod, events.CellNotRequested, err.Error(), time.Time{})
 		return 0, err
