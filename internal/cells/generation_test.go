@@ -116,6 +116,7 @@ func TestAStoreThatIsBehindLaunchesAndSweepsNothingUntilAPersonDecides(t *testin
 			lose(t, b, file.Bytes())
 			b.cfg.Store = b.store
 			b.run()
+			b.later(time.Second)
 			b.request("later", "small")
 			b.request("new", "nano")
 			b.later(time.Hour)

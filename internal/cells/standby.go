@@ -73,10 +73,10 @@ func (c *Controller) standbyFor(r Request) (best *entry, connecting bool) {
 const firstConnect = 3 * time.Second
 
 // connecting says that Kip connects to a cell for the first time, and that nothing has gone
-// wrong yet. The caller holds mu.
+// wrong yet. One whose store is behind connects to none that it may give. The caller holds mu.
 func (c *Controller) connecting(e *entry) bool {
 	beginning := c.awake.IsZero() || c.cfg.Clock.Since(c.awake) < firstConnect
-	return beginning && (e.session == nil || e.session.LastError() == nil)
+	return beginning && !c.isBehind() && (e.session == nil || e.session.LastError() == nil)
 }
 
 // takeStandby promises a standby cell that fits to a pod; nil where there is none. Its only
