@@ -95,7 +95,7 @@ func New(cfg Config) *Controller {
 		ledger:       &ledger{store: cfg.Store},
 		pools:        newPools(cfg.Pools, cfg.RefillDelay, cfg.Template, cfg.Clock),
 		inventory:    newInventory(cfg.Health, cfg.ListLag),
-		lineage:      &lineage{store: cfg.Store},
+		lineage:      &lineage{store: cfg.Store, listLag: cfg.ListLag},
 		cells:        map[string]*entry{},
 		byPod:        map[types.UID]string{},
 		byDisk:       map[string]*entry{},

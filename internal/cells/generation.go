@@ -91,7 +91,8 @@ const unseen = "the cloud has not listed the instances of every zone yet: what r
 
 // lineage is the generation of the store.
 type lineage struct {
-	store *store.Store
+	store   *store.Store
+	listLag time.Duration // the cloud's
 
 	// writing is held from reading the record to knowing what became of a write. It comes
 	// before all other locks.
@@ -102,9 +103,15 @@ type lineage struct {
 
 	mu      sync.Mutex
 	now     generation // never modified, only replaced
-	looked  bool       // a list of the cloud was compared
+	looked  bool       // what was compared with the store tells whether it is behind
+	first   time.Time  // when the first complete list began
 	unknown []cloud.Instance
 }
+
+// newAge is how far apart two complete lists are before a store that has launched nothing is
+// believed to be new, beside the cloud's ListLag: any instance would say that it was lost, and
+// one list may lack them.
+const newAge = orphanAge
 
 // open reads the record, and makes it where there is none. adopts says that the store
 // has records of a Kip that knew no generations: those are believed.
@@ -192,7 +199,7 @@ func (l *lineage) launch(ctx context.Context, do func(tag string, c store.Change
 // saw compares a list of the cloud: of the instances in it that no cell has and that do
 // not end, those that the store does not know of are remembered, whatever later lists
 // say: a person decides. It returns whether there were none before.
-func (l *lineage) saw(ctx context.Context, unnamed []cloud.Instance) (news bool, err error) {
+func (l *lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance) (news bool, err error) {
 	l.lock(ctx)
 	defer l.writing.Unlock()
 	next := l.current()
@@ -210,7 +217,11 @@ func (l *lineage) saw(ctx context.Context, unnamed []cloud.Instance) (news bool,
 		ahead[line] = max(ahead[line], number)
 	}
 	l.mu.Lock()
-	l.looked, l.unknown = true, unknown
+	if len(seen.missing) == 0 && l.first.IsZero() {
+		l.first = seen.began
+	}
+	l.looked = l.looked || next.Number > 0 || len(seen.missing) == 0 && seen.began.Sub(l.first) > max(newAge, l.listLag)
+	l.unknown = unknown
 	l.mu.Unlock()
 	if !maps.Equal(ahead, next.Ahead) {
 		news = len(next.Ahead) == 0

@@ -287,7 +287,7 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 			t.Fatal(err)
 		}
 		elsewhere("before a list", c, unlooked, false)
-		if _, err := c.lineage.saw(t.Context(), nil); err != nil {
+		if _, err := c.lineage.saw(t.Context(), look{began: time.Now()}, nil); err != nil {
 			t.Fatal(err)
 		}
 		if why, _ := c.Behind(); why != "" {
@@ -325,4 +325,42 @@ func TestAPodsOwnCellIsNotElsewhere(t *testing.T) {
 			t.Errorf("the question ends %d instances, of a cell that is there", n)
 		}
 	})
+}
+
+// Any instance would say that it was lost, and a list may lack them for a while.
+func TestAStoreThatHasLaunchedNothingIsNewAfterTwoCompleteLists(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		blind  []string // the zones that the first list lacks
+		hidden bool     // it lacks the instances
+	}{
+		{"an empty list", nil, true},
+		{"a list without their zone", []string{"z"}, false},
+	} {
+		inBubble(t, func(c *setup) { c.ListLag = 15 * time.Second }, nil, func(t *testing.T, b *bubble) {
+			b.bound(1)
+			running := b.cloud.running()
+			b.stop()
+			b.store = store.Memory(nil)
+			b.cfg.Store = b.store
+			b.cloud.set(func() {
+				b.cloud.blind, b.cloud.hidden[running[0]] = tc.blind, tc.hidden
+			})
+			b.patient = true
+			b.run()
+			b.request("p000", "nano")
+			b.later(15 * time.Second)
+			if why, sure := b.cells.Behind(); why == "" || sure {
+				t.Errorf("%s: after one it says %q, %t", tc.name, why, sure)
+			}
+			b.cloud.set(func() {
+				b.cloud.blind = nil
+				clear(b.cloud.hidden)
+			})
+			b.later(time.Hour)
+			if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.isBehind() {
+				t.Errorf("%s: %v ran, and %v run; it is behind: %t", tc.name, running, got, b.cells.isBehind())
+			}
+		})
+	}
 }

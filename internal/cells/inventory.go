@@ -455,7 +455,7 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 			f.wake = append(f.wake, k.cell.ID) // it may have waited for that
 		}
 	}
-	c.compareGenerations(ctx, f.unnamed)
+	c.compareGenerations(ctx, seen, f.unnamed)
 	// Those whom the look shows do not wait for what the cloud says of others.
 	seen = c.inventory.adopt(seen, f, nil)
 	c.forgetStrays(seen)
@@ -495,8 +495,8 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 }
 
 // compareGenerations sees whether the store knows of the instances that no cell has.
-func (c *Controller) compareGenerations(ctx context.Context, unnamed []cloud.Instance) {
-	news, err := c.lineage.saw(ctx, unnamed)
+func (c *Controller) compareGenerations(ctx context.Context, seen look, unnamed []cloud.Instance) {
+	news, err := c.lineage.saw(ctx, seen, unnamed)
 	if news {
 		c.cfg.Log.Error(behind, "instances", len(c.Generation().Unknown), "store", c.lineage.current().Store)
 	}

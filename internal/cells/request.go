@@ -231,7 +231,7 @@ const clockSkew = 5 * time.Minute
 // store was lost, and holds up no other.
 func (c *Controller) nobodyElseRuns(e *entry) bool {
 	cell, look := e.cell(), c.inventory.last()
-	if look.began.IsZero() || look.blind {
+	if why, _ := c.Behind(); why != "" || look.began.IsZero() || look.blind {
 		return false
 	}
 	if cell.Pod.UID == "" {

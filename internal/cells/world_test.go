@@ -329,6 +329,7 @@ func (w *world) start() {
 	if err := w.cells.Load(w.Context()); err != nil {
 		w.Fatal(err)
 	}
+	listedBefore(w.cells)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.cells.Run(ctx) }()
