@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 
@@ -34,22 +35,23 @@ func generation(k *kipctl) *cobra.Command {
 }
 
 func takeOver(k *kipctl) *cobra.Command {
-	var yes bool
+	var yes string
 	cmd := &cobra.Command{
-		Use:   "take-over --yes",
+		Use:   "take-over [--yes SHOWN]",
 		Short: "Have Kip go by its store, and end the instances that it does not know of",
 		Long: "Have Kip go by its store, and end the instances that it does not know of, whatever they run.\n\n" +
-			"Without --yes it lists them and changes nothing. Make sure first that no other Kip has the same\n" +
-			"identity: a copy of the cluster, or a second store for the same node name, with the same account\n" +
-			"of the cloud. Its cells would end. Where there is a newer backup, or the lost volume, restore that\n" +
+			"Without --yes it lists them, says what --yes is to have, and changes nothing. If others are there by\n" +
+			"then, or while a zone is not shown, nothing is done: they would end, and you have not seen them.\n" +
+			"Make sure first that no other Kip has the same identity: a copy of the cluster, or a second store\n" +
+			"for the same node name, with the same account of the cloud. Its cells would end. Where there is a newer backup, or the lost volume, restore that\n" +
 			"instead: then nothing has to end.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
 			client := adminapi.NewClient(path)
 			ask := client.Generation
-			if yes {
-				ask = client.TakeOver
+			if yes != "" {
+				ask = func(ctx context.Context) (adminapi.Generation, error) { return client.TakeOver(ctx, yes) }
 			}
 			g, err := ask(cmd.Context())
 			if err != nil {
@@ -60,17 +62,19 @@ func takeOver(k *kipctl) *cobra.Command {
 			}
 			what := fmt.Sprintf("%s that the store does not know of", adminapi.Count(len(g.Unknown), "instance"))
 			switch {
-			case yes:
+			case yes != "":
 				fmt.Fprintf(k.err, "Kip goes by its store now. %s will be ended, at most cells.endLimit at a time: see kipctl allow.\n", what)
 			case g.Behind == "":
 				fmt.Fprintln(k.err, "There is nothing to take over.")
+			case g.Incomplete != "":
+				return fmt.Errorf("nothing was done, and nothing can be yet: %s", g.Incomplete)
 			default:
-				return fmt.Errorf("nothing was done: --yes ends %s, and whatever runs on them; their pods get others", what)
+				return fmt.Errorf("nothing was done: --yes %s ends %s, and whatever runs on them; their pods get others", g.Shown, what)
 			}
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&yes, "yes", false, "do it")
+	cmd.Flags().StringVar(&yes, "yes", "", "do it, for the list of this name: `SHOWN`")
 	return cmd
 }
 

@@ -39,7 +39,7 @@ func restore(k *kipctl) *cobra.Command {
 			"with --overwrite. Cells that ended since the backup are then found missing, and their pods get\n" +
 			"others. Instances that were launched since are unknown: while there are any, Kip launches nothing\n" +
 			"and ends only what you ask it to end, until you have looked at them with kipctl generation and had\n" +
-			"the store take over with kipctl generation take-over --yes. Then they are terminated, whatever they\n" +
+			"the store take over with kipctl generation take-over. Then they are terminated, whatever they\n" +
 			"run.\n\n" +
 			"The cluster's identity is read with your kubeconfig, unless provider.yaml has\n" +
 			"testing.controllerID.",
@@ -100,7 +100,7 @@ func (k *kipctl) restore(ctx context.Context, backup, providerConfig, node strin
 	}
 	fmt.Fprintln(k.out, "Start Kip now. It takes up the cells that still run. Cells that have ended since are found missing, and\n"+
 		"their pods get others. While the cloud has instances that were launched since, Kip launches nothing, and ends\n"+
-		"only what you ask it to end: kipctl generation shows them, and kipctl generation take-over --yes ends them.")
+		"only what you ask it to end: kipctl generation shows them, and kipctl generation take-over ends them.")
 	return nil
 }
 

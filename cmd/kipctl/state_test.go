@@ -360,7 +360,7 @@ func TestWhatIsHeldBackIsShownAndAllowedOnlyIfItIsMeant(t *testing.T) {
 }
 
 // behindStore is a store that does not know of two instances until it takes over.
-type behindStore struct{ taken, reloaded *bool }
+type behindStore struct{ taken, reloaded, incomplete *bool }
 
 func (b behindStore) Generation() adminapi.Generation {
 	g := adminapi.Generation{Store: "store-1", Number: 7, Unknown: []adminapi.UnknownInstance{}}
@@ -377,12 +377,19 @@ func (b behindStore) Generation() adminapi.Generation {
 		},
 		{Instance: "i-2", Launched: now.Add(-time.Hour)},
 	}
+	g.Shown = "two"
+	if *b.incomplete {
+		g.Incomplete = "a zone is away"
+	}
 	return g
 }
 
-func (b behindStore) TakeOver(context.Context) error {
-	if *b.taken {
+func (b behindStore) TakeOver(_ context.Context, shown string) error {
+	switch {
+	case *b.taken:
 		return errors.New("there is nothing to take over")
+	case shown != "two":
+		return errors.New("look again")
 	}
 	*b.taken = true
 	return nil
@@ -391,23 +398,30 @@ func (b behindStore) TakeOver(context.Context) error {
 func (b behindStore) Reload() { *b.reloaded = true }
 
 func TestAStoreTakesOverOnlyIfItIsMeant(t *testing.T) {
-	taken, reloaded := false, false
-	socket(t, func(c *adminapi.Config) { c.Lineage = behindStore{&taken, &reloaded} })
+	taken, reloaded, incomplete := false, false, true
+	socket(t, func(c *adminapi.Config) { c.Lineage = behindStore{&taken, &reloaded, &incomplete} })
 	shown := run(t, nil, "generation")
 	if shown.failed != nil {
 		t.Errorf("to show it: %+v", shown)
 	}
 	golden(t, "generation", shown.out)
+	if early := run(t, nil, "generation", "take-over"); early.failed == nil || !strings.Contains(early.err, "a zone is away") {
+		t.Errorf("while a zone is away: %+v", early)
+	}
+	incomplete = false
+	if other := run(t, nil, "generation", "take-over", "--yes", "one"); other.failed == nil || !strings.Contains(other.err, "look again") || taken {
+		t.Errorf("for another list: %+v", other)
+	}
 	asked := run(t, nil, "generation", "take-over")
-	if asked.failed == nil || !strings.Contains(asked.err, "--yes ends 2 instances") || taken || asked.out != shown.out {
+	if asked.failed == nil || !strings.Contains(asked.err, "--yes two ends 2 instances") || taken || asked.out != shown.out {
 		t.Errorf("without --yes: %+v", asked)
 	}
-	done := run(t, nil, "generation", "take-over", "--yes")
+	done := run(t, nil, "generation", "take-over", "--yes", "two")
 	if done.failed != nil || done.out != shown.out || !strings.Contains(done.err, "2 instances") || !taken || !reloaded {
 		t.Errorf("with --yes: %+v, taken over %t, loaded anew %t", done, taken, reloaded)
 	}
 	reloaded = false
-	again := run(t, nil, "generation", "take-over", "--yes")
+	again := run(t, nil, "generation", "take-over", "--yes", "two")
 	if again.failed == nil || !strings.Contains(again.err, "nothing to take over") || reloaded {
 		t.Errorf("again: %+v, loaded anew %t", again, reloaded)
 	}

@@ -109,9 +109,10 @@ func (c *Client) Generation(ctx context.Context) (g Generation, err error) {
 	return g, c.get(ctx, PathGeneration, nil, &g)
 }
 
-// TakeOver has the store take over what it does not know of, and returns what that was.
-func (c *Client) TakeOver(ctx context.Context) (g Generation, err error) {
-	return g, c.into(ctx, http.MethodPost, PathGeneration, nil, &g)
+// TakeOver has the store take over what it does not know of, as Generation has shown it, and
+// returns what that was.
+func (c *Client) TakeOver(ctx context.Context, shown string) (g Generation, err error) {
+	return g, c.into(ctx, http.MethodPost, PathGeneration, url.Values{"shown": {shown}}, &g)
 }
 
 // Holdings asks for what Cleanup would end.

@@ -85,7 +85,7 @@ func New(c Config) (*Server, error) {
 // takeOver has the store take over, and says so in the log: a person has decided it.
 func (s *Server) takeOver(w http.ResponseWriter, r *http.Request) {
 	before := s.c.Lineage.Generation()
-	if err := s.c.Lineage.TakeOver(r.Context()); err != nil {
+	if err := s.c.Lineage.TakeOver(r.Context(), r.FormValue("shown")); err != nil {
 		s.answer(w, nil, err)
 		return
 	}

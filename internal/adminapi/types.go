@@ -110,9 +110,10 @@ func WorstFirst(a, b CellUsage) int {
 // Lineage knows which launches the store knows of.
 type Lineage interface {
 	Generation() Generation
-	// TakeOver stores that a person has decided. Reload lets Kip go by it, when the
-	// answer is sent.
-	TakeOver(ctx context.Context) error
+	// TakeOver stores that a person has decided on what Generation.Shown names; it is an
+	// error if that is not what there is now. Reload lets Kip go by it, when the answer is
+	// sent.
+	TakeOver(ctx context.Context, shown string) error
 	Reload()
 }
 
@@ -125,6 +126,11 @@ type Generation struct {
 	Behind string `json:"behind,omitempty"`
 	// Unknown are the instances of the cloud's last list that the store does not know of.
 	Unknown []UnknownInstance `json:"unknown"`
+	// Shown names them, for TakeOver.
+	Shown string `json:"shown,omitempty"`
+	// Incomplete says why there may be others, so that there is no take-over; empty if there
+	// are none.
+	Incomplete string `json:"incomplete,omitempty"`
 }
 
 // UnknownInstance is one that another store, or a newer one, has launched.

@@ -2,6 +2,8 @@ package cells
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -234,14 +236,37 @@ func (l *lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance) 
 	return news, l.write(ctx, next, l.put(ctx))
 }
 
-// takeOver has the store know of all that was seen. Its own launches begin a new line:
-// whoever goes on with the old one does not know of them.
-func (l *lineage) takeOver(ctx context.Context) error {
+// shown names what a person is shown: what the store does not know of, by the last list and
+// by those before. The caller holds mu.
+func (l *lineage) shown() string {
+	hash := sha256.New()
+	for _, line := range slices.Sorted(maps.Keys(l.now.Ahead)) {
+		fmt.Fprintf(hash, "%q.%d ", line, l.now.Ahead[line])
+	}
+	ids := make([]string, len(l.unknown))
+	for n, i := range l.unknown {
+		ids[n] = i.ID
+	}
+	slices.Sort(ids)
+	fmt.Fprintf(hash, "%q", ids)
+	return hex.EncodeToString(hash.Sum(nil)[:6])
+}
+
+// takeOver has the store know of all that was seen, and that a person was shown. Its own
+// launches begin a new line: whoever goes on with the old one does not know of them.
+func (l *lineage) takeOver(ctx context.Context, shown string) error {
 	l.lock(ctx)
 	defer l.writing.Unlock()
-	next := l.current()
-	if len(next.Ahead) == 0 {
+	l.mu.Lock()
+	next, looked, now := l.now, l.looked, l.shown()
+	l.mu.Unlock()
+	switch {
+	case len(next.Ahead) == 0:
 		return ErrNotBehind
+	case !looked:
+		return ErrNotAllSeen
+	case shown != now:
+		return ErrShownOther
 	}
 	left := maps.Clone(next.Left)
 	if left == nil {
@@ -345,26 +370,47 @@ type Generation struct {
 	Behind string
 	// Unknown are the instances of the cloud's last list that the store does not know of.
 	Unknown []cloud.Instance
+	// Shown names them, for TakeOver.
+	Shown string
+	// Incomplete says why there may be others, which no person has seen; "" if there are none.
+	Incomplete string
 }
 
 // Generation returns what the store knows of now.
 func (c *Controller) Generation() Generation {
 	why, _ := c.Behind()
+	complete := c.inventory.last().complete()
 	l := c.lineage
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Generation{Store: l.now.Store, Number: l.now.Number, Behind: why, Unknown: slices.Clone(l.unknown)}
+	g := Generation{Store: l.now.Store, Number: l.now.Number, Behind: why, Unknown: slices.Clone(l.unknown), Shown: l.shown()}
+	if !complete || !l.looked {
+		g.Incomplete = ErrNotAllSeen.Error()
+	}
+	return g
 }
 
-// ErrNotBehind: there is nothing to take over.
-var ErrNotBehind = errors.New("there is nothing to take over: the store knows of all instances that the cloud has shown")
+// Why there is no take-over.
+var (
+	// ErrNotBehind: there is nothing to take over.
+	ErrNotBehind = errors.New("there is nothing to take over: the store knows of all instances that the cloud has shown")
+	// ErrNotAllSeen: what the list lacks would end as well.
+	ErrNotAllSeen = errors.New("the cloud has not shown all instances lately: a zone may be away, or its list lacks some that are known; " +
+		"others may be there that nobody has seen")
+	// ErrShownOther: what is there now nobody has decided on.
+	ErrShownOther = errors.New("the instances that the store does not know of are others than those that were shown: look again")
+)
 
 // TakeOver has the store take over the instances that it does not know of, as a person
-// has decided: from then on they are instances without a cell, which end. The caller
-// reloads then.
-func (c *Controller) TakeOver(ctx context.Context) error {
-	err := c.lineage.takeOver(ctx)
-	if err != nil && !errors.Is(err, ErrNotBehind) {
+// has decided who was shown those: from then on they are instances without a cell, which
+// end. The caller reloads then. Where nothing is done the error is ErrNotBehind,
+// ErrNotAllSeen or ErrShownOther.
+func (c *Controller) TakeOver(ctx context.Context, shown string) error {
+	if !c.inventory.last().complete() {
+		return ErrNotAllSeen
+	}
+	err := c.lineage.takeOver(ctx, shown)
+	if err != nil && !errors.Is(err, ErrNotBehind) && !errors.Is(err, ErrNotAllSeen) && !errors.Is(err, ErrShownOther) {
 		c.fail(errors.Join(ErrTakenOver, err)) // whether it is so shows when the record is read again
 	}
 	return err

@@ -165,7 +165,7 @@ func TestAStoreThatIsBehindLaunchesAndSweepsNothingUntilAPersonDecides(t *testin
 					t.Errorf("%s: pods %v, which the store knows, do not run on", name, lost)
 				}
 			}
-			if err := b.cells.TakeOver(t.Context()); !errors.Is(err, ErrNotBehind) {
+			if err := b.cells.TakeOver(t.Context(), b.cells.Generation().Shown); !errors.Is(err, ErrNotBehind) {
 				t.Errorf("%s: a second take-over: %v", name, err)
 			}
 		})
@@ -363,4 +363,63 @@ func TestAStoreThatHasLaunchedNothingIsNewAfterTwoCompleteLists(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestATakeOverEndsOnlyWhatAPersonWasShown(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		kept := b.bound(1)
+		foreign := func(tag, zone string) {
+			i := tagged(tag)
+			i.Zone = zone
+			b.cloud.set(func() { b.cloud.instances[i.ID] = i })
+		}
+		foreign("other.9", "z")
+		foreign("other.5", "y")
+		takeOver := func(when string, is Generation, incomplete bool, want error) {
+			t.Helper()
+			if (is.Incomplete != "") != incomplete {
+				t.Errorf("%s: it shows %+v", when, is)
+			}
+			if err := b.cells.TakeOver(t.Context(), is.Shown); !errors.Is(err, want) {
+				t.Errorf("%s: %v, want %v", when, err, want)
+			}
+			if !b.cells.isBehind() {
+				t.Fatalf("%s: the store has taken over", when)
+			}
+		}
+		b.stop()
+		b.cloud.set(func() { b.cloud.blind = []string{"y"} })
+		b.run()
+		b.later(20 * time.Second)
+		takeOver("a zone was never shown", b.cells.Generation(), true, ErrNotAllSeen)
+		b.cloud.set(func() { b.cloud.blind = nil })
+		b.later(20 * time.Second)
+		b.cloud.set(func() { b.cloud.blind = []string{"y"} })
+		b.later(20 * time.Second)
+		takeOver("a zone is away", b.cells.Generation(), true, ErrNotAllSeen)
+		b.cloud.set(func() {
+			b.cloud.blind = nil
+			b.cloud.hidden["i-0"] = true
+		})
+		b.later(20 * time.Second)
+		takeOver("the list lacks one that is alive", b.cells.Generation(), true, ErrNotAllSeen)
+		b.cloud.set(func() { clear(b.cloud.hidden) })
+		b.later(20 * time.Second)
+		shown := b.cells.Generation()
+		foreign("other.7", "z")
+		b.later(20 * time.Second)
+		takeOver("another has come", shown, false, ErrShownOther)
+		takeOver("nothing was shown", Generation{}, false, ErrShownOther)
+		b.takeOver()
+		b.later(5 * time.Minute)
+		if got := b.cloud.running(); !slices.Equal(got, []string{"i-0"}) || len(b.unbound(kept)) > 0 {
+			t.Errorf("after a take-over of what was shown %v run", got)
+		}
+		b.patient, b.store = true, store.Memory(nil)
+		b.stop()
+		b.cfg.Store = b.store
+		b.run()
+		b.later(time.Second)
+		takeOver("a store that may be new has one list", b.cells.Generation(), true, ErrNotAllSeen)
+	})
 }

@@ -68,6 +68,11 @@ type look struct {
 // covers says that the look would show an instance of the zone.
 func (l look) covers(zone string) bool { return cloud.Listing{Missing: l.missing}.Covers(zone) }
 
+// complete says that the look shows all instances, as far as Kip can tell.
+func (l look) complete() bool {
+	return !l.began.IsZero() && !l.blind && len(l.missing) == 0 && !l.lacks
+}
+
 // inventory is what the cloud has shown, and for how long it has shown it.
 type inventory struct {
 	health  Health

@@ -313,7 +313,7 @@ func listedBefore(c *Controller) {
 func (b *bubble) takeOver() {
 	b.Helper()
 	b.later(time.Second)
-	if err := b.cells.TakeOver(b.Context()); err != nil {
+	if err := b.cells.TakeOver(b.Context(), b.cells.Generation().Shown); err != nil {
 		b.Fatal(err)
 	}
 	b.cells.Reload()

@@ -272,7 +272,7 @@ func (w *world) behind() string {
 // takeOver is what a person decides, for the next Kip.
 func (w *world) takeOver() {
 	w.Helper()
-	if err := w.cells.lineage.takeOver(w.Context()); err != nil {
+	if err := w.cells.lineage.takeOver(w.Context(), w.cells.Generation().Shown); err != nil {
 		w.Fatal(err)
 	}
 }

@@ -111,7 +111,14 @@ type lineage struct{ *cells.Controller }
 
 func (l lineage) Generation() adminapi.Generation {
 	is := l.Controller.Generation()
-	g := adminapi.Generation{Store: is.Store, Number: is.Number, Behind: is.Behind, Unknown: make([]adminapi.UnknownInstance, len(is.Unknown))}
+	g := adminapi.Generation{
+		Store:      is.Store,
+		Number:     is.Number,
+		Behind:     is.Behind,
+		Unknown:    make([]adminapi.UnknownInstance, len(is.Unknown)),
+		Shown:      is.Shown,
+		Incomplete: is.Incomplete,
+	}
 	for n, i := range is.Unknown {
 		g.Unknown[n] = adminapi.UnknownInstance{
 			Instance:   i.ID,

@@ -195,11 +195,18 @@ func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
 		}
 		return nil
 	})
-	if out, errs, err := s.kipctl(socket, "generation", "take-over"); err == nil || !strings.Contains(errs, "--yes") {
-		t.Errorf("a take-over without --yes: %v: %s%s", err, out, errs)
-	}
+	var shown string
+	s.within(lossPatience, "a take-over without --yes says what it is to have", func(context.Context) error {
+		out, errs, err := s.kipctl(socket, "generation", "take-over")
+		_, said, found := strings.Cut(errs, "--yes ")
+		shown, _, _ = strings.Cut(said, " ")
+		if err == nil || !found {
+			return fmt.Errorf("kipctl generation take-over: %v: %s%s", err, out, errs)
+		}
+		return nil
+	})
 	s.allUnmoved(before)
-	if out, errs, err := s.kipctl(socket, "generation", "take-over", "--yes"); err != nil {
+	if out, errs, err := s.kipctl(socket, "generation", "take-over", "--yes", shown); err != nil {
 		t.Fatalf("take-over: %v: %s%s", err, out, errs)
 	}
 	s.waitWorks(k, socket)

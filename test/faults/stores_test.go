@@ -121,7 +121,7 @@ func (s *stage) takeOver() {
 		if sure && why == "" {
 			return true
 		}
-		if sure && k.cells.TakeOver(context.Background()) == nil {
+		if sure && k.cells.TakeOver(context.Background(), k.cells.Generation().Shown) == nil {
 			k.cells.Reload()
 		}
 		return false
