@@ -44,6 +44,10 @@ type generation struct {
 	Distrusted bool `json:"distrusted,omitempty"`
 }
 
+// behind says that the store does not know of all instances, or that a person has had it take
+// over and its records are not forgotten yet which are not to be trusted.
+func (g generation) behind() bool { return len(g.Ahead) > 0 || g.Distrusted }
+
 // tag is the value of cloud.TagGeneration of the last launch.
 func (g generation) tag() string { return fmt.Sprintf("%s.%d", g.Line, g.Number) }
 
@@ -191,7 +195,7 @@ func (l *lineage) launch(ctx context.Context, do func(tag string, c store.Change
 	l.lock(ctx)
 	defer l.writing.Unlock()
 	next := l.current()
-	if len(next.Ahead) > 0 {
+	if next.behind() {
 		return errBehind
 	}
 	next.Number++
@@ -319,7 +323,7 @@ func (c *Controller) Behind() (why string, sure bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case len(l.now.Ahead) > 0:
+	case l.now.behind():
 		return behind, true
 	case !l.looked:
 		return unlooked, false

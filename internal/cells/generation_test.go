@@ -423,3 +423,32 @@ func TestATakeOverEndsOnlyWhatAPersonWasShown(t *testing.T) {
 		takeOver("a store that may be new has one list", b.cells.Generation(), true, ErrNotAllSeen)
 	})
 }
+
+func TestUntilItsRecordsAreLoadedAnewAStoreThatHasTakenOverIsBehind(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.bound(1)
+		foreign := tagged("other.9")
+		b.cloud.set(func() { b.cloud.instances[foreign.ID] = foreign })
+		b.later(20 * time.Second)
+		b.request("waits", "small")
+		if err := b.cells.TakeOver(t.Context(), b.cells.Generation().Shown); err != nil {
+			t.Fatal(err)
+		}
+		b.request("new", "small")
+		b.later(5 * time.Minute)
+		if got := b.cloud.running(); !slices.Equal(got, []string{"i-0", foreign.ID}) || !b.cells.isBehind() {
+			t.Errorf("%v run; it is behind: %t", got, b.cells.isBehind())
+		}
+		err := b.cells.lineage.launch(t.Context(), func(string, store.Change) (int64, error) { return 0, errors.New("it is stored") })
+		if !errors.Is(err, errBehind) {
+			t.Errorf("a launch: %v", err)
+		}
+		b.cells.Reload()
+		<-b.ended
+		b.run()
+		b.later(5 * time.Minute)
+		if b.cells.isBehind() {
+			t.Error("it is behind when its records are loaded anew")
+		}
+	})
+}

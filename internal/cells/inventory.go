@@ -70,7 +70,7 @@ func (l look) covers(zone string) bool { return cloud.Listing{Missing: l.missing
 
 // complete says that the look shows all instances, as far as Kip can tell.
 func (l look) complete() bool {
-	return !l.began.IsZero() && !l.blind && len(l.missing) == 0 && !l.lacks
+	return !l.began.IsZero() && len(l.missing) == 0 && !l.lacks
 }
 
 // inventory is what the cloud has shown, and for how long it has shown it.
