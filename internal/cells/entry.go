@@ -21,6 +21,7 @@ type entry struct {
 	writing  sync.Mutex           // held from reading current to replacing it
 	revision int64                // of the stored record; under writing
 	unsure   *Cell                // what was written if the lost answer was a yes; under writing
+	loaded   bool                 // its record is of an earlier process; never changed once it is shown
 
 	// ending, once set, is why the cell must end; podEnded as in Cell.
 	ending   string

@@ -39,6 +39,8 @@ type generation struct {
 	// Ahead are the lines of instances that the store does not know of, each with the
 	// highest number. As long as there are any, this Kip launches and sweeps nothing.
 	Ahead map[string]uint64 `json:"ahead,omitempty"`
+	// Since is when the store was last found to be behind.
+	Since time.Time `json:"since,omitzero"`
 	// Distrusted says that what the store says of cells that no pod runs on yet is to be
 	// forgotten before they are loaded.
 	Distrusted bool `json:"distrusted,omitempty"`
@@ -85,15 +87,13 @@ var ErrTakenOver = errors.New("the store has taken over: its cells are loaded an
 // errBehind: nothing is launched.
 var errBehind = errors.New(behind)
 
-// What Behind says.
+// What Behind and Elsewhere say.
 const (
 	behind = "the cloud has instances of this Kip that its store does not know of: the store is empty or older than they are, or another Kip " +
 		"has the same identity; nothing is launched, and nothing ends that nobody has asked to end, until a person decides: kipctl generation"
 	unlooked = "the cloud has not listed the instances of this Kip yet: whether its store knows them all is not certain"
+	unseen   = "the cloud has not listed the instances of every zone yet: what runs in the others is not certain"
 )
-
-// What Elsewhere says besides.
-const unseen = "the cloud has not listed the instances of every zone yet: what runs in the others is not certain"
 
 // lineage is the generation of the store.
 type lineage struct {
@@ -110,6 +110,7 @@ type lineage struct {
 	mu      sync.Mutex
 	now     generation // never modified, only replaced
 	looked  bool       // what was compared with the store tells whether it is behind
+	blind   bool       // a zone was never listed: what runs there was not compared
 	first   time.Time  // when the first complete list began
 	unknown []cloud.Instance
 }
@@ -227,10 +228,12 @@ func (l *lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance) 
 		l.first = seen.began
 	}
 	l.looked = l.looked || next.Number > 0 || len(seen.missing) == 0 && seen.began.Sub(l.first) > max(newAge, l.listLag)
-	l.unknown = unknown
+	l.unknown, l.blind = unknown, seen.blind
 	l.mu.Unlock()
 	if !maps.Equal(ahead, next.Ahead) {
-		news = len(next.Ahead) == 0
+		if news = len(next.Ahead) == 0; news {
+			next.Since = seen.began
+		}
 		next.Ahead, l.untold = ahead, true
 		l.set(next)
 	}
@@ -304,6 +307,9 @@ func (c *Controller) loadGeneration(ctx context.Context) error {
 	if err := c.lineage.open(ctx, born != 0); err != nil {
 		return err
 	}
+	if g := c.lineage.current(); g.behind() {
+		c.unsureSince = g.Since
+	}
 	if !c.lineage.current().Distrusted {
 		return nil
 	}
@@ -317,7 +323,8 @@ func (c *Controller) loadGeneration(ctx context.Context) error {
 }
 
 // Behind says why this Kip launches nothing, and ends nothing that nobody has asked to
-// end; "" if it does. Before the cloud has listed the instances once, sure is false.
+// end; "" if it does. Before the cloud has listed the instances of every zone once, sure is
+// false.
 func (c *Controller) Behind() (why string, sure bool) {
 	l := c.lineage
 	l.mu.Lock()
@@ -327,6 +334,8 @@ func (c *Controller) Behind() (why string, sure bool) {
 		return behind, true
 	case !l.looked:
 		return unlooked, false
+	case l.blind:
+		return unseen, false
 	}
 	return "", true
 }
@@ -338,10 +347,10 @@ func (c *Controller) isBehind() bool {
 }
 
 // mayRunMore says that a cell may have been given a pod of which its record does not
-// know: a kubelet that heard of no pod would end that.
+// know: a kubelet that heard of no pod would end that. Of its own cells a process knows it.
 func (c *Controller) mayRunMore(e *entry) bool {
 	why, _ := c.Behind()
-	return why != "" && e.session == nil
+	return why != "" && e.loaded && e.session == nil
 }
 
 // Elsewhere says why it is not certain that nothing runs a pod besides its cell, if it has
@@ -349,7 +358,7 @@ func (c *Controller) mayRunMore(e *entry) bool {
 // run it is ended.
 func (c *Controller) Elsewhere(pod types.UID, created time.Time) (why string, sure bool) {
 	if why, sure = c.Behind(); why != "" {
-		return why, sure
+		return why, sure || why == unseen
 	}
 	switch look := c.inventory.last(); {
 	case look.began.IsZero(): // it was compared with the store, and is shown next

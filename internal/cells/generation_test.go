@@ -2,15 +2,18 @@ package cells
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 )
 
@@ -365,6 +368,82 @@ func TestAStoreThatHasLaunchedNothingIsNewAfterTwoCompleteLists(t *testing.T) {
 	}
 }
 
+// listless is a cloud without a list while away says so.
+type listless struct {
+	cloud.Cloud
+	away *atomic.Bool
+}
+
+func (l listless) List(ctx context.Context, owner string) (cloud.Listing, error) {
+	if l.away.Load() {
+		return cloud.Listing{}, errors.New("it is away")
+	}
+	return l.Cloud.List(ctx, owner)
+}
+
+// TestACellBootsAsLongAsItMayFromWhenKipConnectsToIt: what Kip does not know is no fault of
+// a cell, however long that takes.
+func TestACellBootsAsLongAsItMayFromWhenKipConnectsToIt(t *testing.T) {
+	const late = 2 * time.Hour // longer than it may boot
+	for _, tc := range []struct {
+		name   string
+		begin  func(b *bubble, away *atomic.Bool)
+		decide func(b *bubble, away *atomic.Bool)
+	}{
+		{
+			"the cloud's list was away",
+			func(_ *bubble, away *atomic.Bool) { away.Store(true) },
+			func(_ *bubble, away *atomic.Bool) { away.Store(false) },
+		},
+		{
+			"a person was slow",
+			func(b *bubble, _ *atomic.Bool) {
+				b.cloud.set(func() { i := tagged("other.9"); b.cloud.instances[i.ID] = i })
+			},
+			func(b *bubble, _ *atomic.Bool) { b.takeOver() },
+		},
+	} {
+		var away, up atomic.Bool
+		inBubble(t, func(c *setup) {
+			c.Cloud = listless{c.Cloud, &away}
+			c.APIs.(*modelLinks).boots = func(string) bool { return up.Load() }
+		}, nil, func(t *testing.T, b *bubble) {
+			b.later(time.Second)
+			b.request("a", "nano")
+			b.later(20 * time.Second)
+			first, _ := b.cells.ForPod(ref("a").UID)
+			b.stop()
+			up.Store(true)
+			tc.begin(b, &away)
+			b.run()
+			b.later(late)
+			if got := b.phase("a"); got != apiv1.Booting {
+				t.Fatalf("%s: before it is known what runs the cell is %s", tc.name, got)
+			}
+			tc.decide(b, &away)
+			b.later(30 * time.Second)
+			now, _ := b.cells.ForPod(ref("a").UID)
+			if now.ID != first.ID || now.Phase != apiv1.Bound {
+				t.Errorf("%s: cell %s was booting, and the pod has cell %s, which is %s: %s", tc.name, first.ID, now.ID, now.Phase, b.said("CellNotReady"))
+			}
+		})
+	}
+}
+
+func TestACellOfThisProcessRunsNoMoreThanItsRecordSays(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		b.cloud.set(func() { i := tagged("other.9"); b.cloud.instances[i.ID] = i })
+		b.later(20 * time.Second)
+		own, earlier := newEntry(Cell{}, 0), newEntry(Cell{}, 0)
+		earlier.loaded = true
+		if b.cells.mayRunMore(own) || !b.cells.mayRunMore(earlier) {
+			t.Errorf("while the store is behind a cell of this process may run more: %t, one of an earlier: %t",
+				b.cells.mayRunMore(own), b.cells.mayRunMore(earlier))
+		}
+	})
+}
+
 func TestATakeOverEndsOnlyWhatAPersonWasShown(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		kept := b.bound(1)
@@ -449,6 +528,39 @@ func TestUntilItsRecordsAreLoadedAnewAStoreThatHasTakenOverIsBehind(t *testing.T
 		b.later(5 * time.Minute)
 		if b.cells.isBehind() {
 			t.Error("it is behind when its records are loaded anew")
+		}
+	})
+}
+
+// An instance of a zone that was never listed may be one that the store does not know of.
+func TestBeforeEveryZoneWasListedNothingIsSentAgainAndNothingEndsUnasked(t *testing.T) {
+	answers := errors.New("no answer")
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.bound(1)
+		b.cloud.set(func() { b.cloud.fail = func(cloud.LaunchRequest) (error, bool) { return answers, false } })
+		b.request("a", "small")
+		b.later(5 * time.Second)
+		b.stop()
+		var sent int
+		b.cloud.set(func() {
+			b.cloud.fail, b.cloud.blind = nil, []string{"y"}
+			sent = len(b.cloud.launches)
+		})
+		b.run()
+		b.later(time.Minute)
+		earlier := newEntry(Cell{}, 0)
+		earlier.loaded = true
+		held, isHeld := errors.AsType[*gate.HeldError](b.gate.Admit(t.Context(), gate.End{Instance: "i-0", Mistakable: true}, 100))
+		if why, sure := b.cells.Behind(); why != unseen || sure || !b.cells.mayRunMore(earlier) || !isHeld || held.Reason != gate.ByStore {
+			t.Errorf("it says %q, %t; a cell may run more: %t; the end of another is held back: %v", why, sure, b.cells.mayRunMore(earlier), held)
+		}
+		if got := b.phase("a"); got != apiv1.Launching || len(b.cloud.launches) != sent {
+			t.Errorf("the cell is %s, %d launches were sent again", got, len(b.cloud.launches)-sent)
+		}
+		b.cloud.set(func() { b.cloud.blind = nil })
+		b.later(time.Minute)
+		if why, sure := b.cells.Behind(); why != "" || !sure || b.phase("a") != apiv1.Bound {
+			t.Errorf("when all are listed it says %q, %t; the cell is %s", why, sure, b.phase("a"))
 		}
 	})
 }

@@ -455,12 +455,13 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	c.mu.Unlock()
 	seen, f := c.inventory.show(began, listing, cells, c.born)
 	// First: nothing may be launched by a look that has not told what is unknown.
-	if _, looked := c.Behind(); !looked {
+	was, sure := c.Behind()
+	c.compareGenerations(ctx, seen, f.unnamed)
+	if is, _ := c.Behind(); !sure && is != was {
 		for _, k := range cells {
 			f.wake = append(f.wake, k.cell.ID) // it may have waited for that
 		}
 	}
-	c.compareGenerations(ctx, seen, f.unnamed)
 	// Those whom the look shows do not wait for what the cloud says of others.
 	seen = c.inventory.adopt(seen, f, nil)
 	c.forgetStrays(seen)

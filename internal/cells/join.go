@@ -37,9 +37,15 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 		return 0, nil
 	}
 	if c.mayRunMore(e) {
+		c.mu.Lock()
+		c.unsure = c.cfg.Clock.Now()
+		if c.unsureSince.IsZero() {
+			c.unsureSince = c.unsure
+		}
+		c.mu.Unlock()
 		return time.Second, nil
 	}
-	left, what := c.bootTime(e.cell(), e.session)
+	left, what := c.bootTime(e, e.cell(), e.session)
 	if left <= 0 {
 		why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, e.waitsFor())
 		c.warn(e.cell(), events.CellNotReady, "%s; it is terminated and another is tried", why)
@@ -98,7 +104,7 @@ const readyTimeout = 2 * time.Minute
 
 // bootTime is how much time a booting cell has left, and for what. What Kip was late, or
 // kept the cell waiting, is not taken off.
-func (c *Controller) bootTime(cell *Cell, session Session) (left time.Duration, what string) {
+func (c *Controller) bootTime(e *entry, cell *Cell, session Session) (left time.Duration, what string) {
 	from, limit, what := cell.StepTime(apiv1.StepJoined), readyTimeout, "ready"
 	if from.IsZero() || cell.launched().After(from) { // or started anew
 		from, limit, what = cell.launched(), cell.Offer().BootTimeout, "joined"
@@ -108,7 +114,21 @@ func (c *Controller) bootTime(cell *Cell, session Session) (left time.Duration, 
 			from = held
 		}
 	}
+	if e.loaded {
+		limit += c.unsureAfter(from)
+	}
 	return from.Add(limit + c.cfg.Late.Since(from)).Sub(c.cfg.Clock.Now()), what
+}
+
+// unsureAfter is how long since then loaded cells were not connected to, since they may run
+// more than their records say.
+func (c *Controller) unsureAfter(from time.Time) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.unsureSince.After(from) {
+		from = c.unsureSince
+	}
+	return max(0, c.unsure.Sub(from))
 }
 
 // connect brings up the cell's API and its tunnel in this process, and has the agent
@@ -299,7 +319,7 @@ func (c *Controller) spend(ctx context.Context, e *entry, keyHash string) error 
 	session := e.session
 	c.mu.Unlock()
 	return c.save(ctx, e, func(cell *Cell) error {
-		if left, what := c.bootTime(cell, session); cell.KeyHash == "" && left <= 0 {
+		if left, what := c.bootTime(e, cell, session); cell.KeyHash == "" && left <= 0 {
 			return fmt.Errorf("cell %s was not %s in time", cell.ID, what)
 		}
 		if cell.KeyHash != "" && cell.KeyHash != keyHash {

@@ -29,6 +29,7 @@ func (c *Controller) Load(ctx context.Context) error {
 			return fmt.Errorf("read the stored cell %s: %w", key, err)
 		}
 		e := newEntry(cell, revision)
+		e.loaded = true
 		if other := c.cells[c.byPod[cell.Pod.UID]]; other != nil {
 			// A write whose answer was lost came through late. The cell of that
 			// write is the one that got less far.
