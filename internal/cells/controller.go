@@ -47,6 +47,7 @@ type Controller struct {
 	inventory    *inventory
 	lineage      *lineage
 	born         time.Time      // when the store was new
+	began        time.Time      // when this process loaded the records
 	running      sync.WaitGroup // what workers leave running
 
 	// The order of locks: the lineage's, entry.writing (of several cells, by their IDs), the

@@ -355,16 +355,22 @@ func (c *Controller) mayRunMore(e *entry) bool {
 
 // Elsewhere says why it is not certain that nothing runs a pod besides its cell, if it has
 // one; "" if it is. Before the cloud has listed the instances once, sure is false. What may
-// run it is ended.
-func (c *Controller) Elsewhere(pod types.UID, created time.Time) (why string, sure bool) {
-	if why, sure = c.Behind(); why != "" {
-		return why, sure || why == unseen
-	}
-	switch look := c.inventory.last(); {
+// run it is ended. Of a pod that was created while this process leads, and that has not run,
+// a list has nothing to say.
+func (c *Controller) Elsewhere(pod types.UID, created time.Time, ran bool) (why string, sure bool) {
+	look := c.inventory.last()
+	why, sure = c.Behind()
+	switch {
+	case why != "":
+		sure = sure || why == unseen
 	case look.began.IsZero(): // it was compared with the store, and is shown next
-		return unlooked, false
+		why, sure = unlooked, false
 	case look.blind:
-		return unseen, true
+		why = unseen
+	}
+	young := !ran && created.After(c.began.Add(clockSkew))
+	if why != "" && (c.isBehind() || !young) {
+		return why, sure
 	}
 	own, _ := c.ForPod(pod)
 	if others := c.others(pod, created, own.JoinID()); len(others) > 0 {

@@ -280,7 +280,7 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 		b.takeOver()
 		elsewhere := func(when string, c *Controller, want string, wantSure bool) {
 			t.Helper()
-			if why, sure := c.Elsewhere(ref("a").UID, time.Now()); why == "" || !strings.Contains(why, want) || sure != wantSure {
+			if why, sure := c.Elsewhere(ref("a").UID, time.Now(), false); why == "" || !strings.Contains(why, want) || sure != wantSure {
 				t.Errorf("%s: the instance of a lost store runs the pod, and it says %q, %t: want %q, %t", when, why, sure, want, wantSure)
 			}
 		}
@@ -303,7 +303,7 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 		elsewhere("when the instance is seen", b.cells, "i-0", true)
 		b.cloud.set(func() { clear(b.cloud.instances) })
 		b.later(time.Minute)
-		if why, sure := b.cells.Elsewhere(ref("a").UID, time.Now()); why != "" || !sure {
+		if why, sure := b.cells.Elsewhere(ref("a").UID, time.Now(), false); why != "" || !sure {
 			t.Errorf("when it is gone it says %q, %t", why, sure)
 		}
 	})
@@ -319,7 +319,7 @@ func TestAPodsOwnCellIsNotElsewhere(t *testing.T) {
 		if shown := b.cells.inventory.last().byPod[ref("a").UID]; b.phase("a") != apiv1.Booting || len(shown) != 1 {
 			t.Fatalf("its cell is %s, the look shows %v", b.phase("a"), shown)
 		}
-		if why, sure := b.cells.Elsewhere(ref("a").UID, time.Now()); why != "" || !sure {
+		if why, sure := b.cells.Elsewhere(ref("a").UID, time.Now(), false); why != "" || !sure {
 			t.Errorf("the pod's own cell boots, and it says %q, %t", why, sure)
 		}
 		b.cells.mu.Lock()
@@ -562,5 +562,42 @@ func TestBeforeEveryZoneWasListedNothingIsSentAgainAndNothingEndsUnasked(t *test
 		if why, sure := b.cells.Behind(); why != "" || !sure || b.phase("a") != apiv1.Bound {
 			t.Errorf("when all are listed it says %q, %t; the cell is %s", why, sure, b.phase("a"))
 		}
+	})
+}
+
+// Nobody else can have launched a cell for such a pod, in whatever zone.
+func TestAPodThatIsYoungerThanThisProcessAndNeverRanWaitsForNoList(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.bound(1)
+		b.stop()
+		b.cloud.set(func() { b.cloud.blind = []string{"y"} })
+		b.run()
+		began := time.Now()
+		b.later(time.Hour)
+		elsewhere := func(when, want string, created time.Time, ran bool) {
+			t.Helper()
+			if why, sure := b.cells.Elsewhere("a pod", created, ran); why != want || !sure {
+				t.Errorf("%s: %q, %t, want %q", when, why, sure, want)
+			}
+		}
+		elsewhere("it is older", unseen, began.Add(-time.Minute), false)
+		elsewhere("it may be older, by another clock", unseen, began.Add(clockSkew), false)
+		elsewhere("it has run", unseen, began.Add(2*clockSkew), true)
+		elsewhere("its age is not known", unseen, time.Time{}, false)
+		elsewhere("it is younger", "", began.Add(2*clockSkew), false)
+		b.cloud.set(func() {
+			i := tagged("")
+			i.Zone, i.Tags[cloud.TagPodUID], i.Tags[cloud.TagCell] = "z", "a pod", "another"
+			b.cloud.instances[i.ID] = i
+		})
+		b.later(time.Minute)
+		elsewhere("an instance has its name", fmt.Sprintf(mayRun, []string{"i-"}), began.Add(2*clockSkew), false)
+		b.cloud.set(func() {
+			i := tagged("other.9")
+			i.Zone = "z"
+			b.cloud.instances[i.ID] = i
+		})
+		b.later(time.Minute)
+		elsewhere("the store is behind", behind, began.Add(2*clockSkew), false)
 	})
 }

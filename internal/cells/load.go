@@ -14,6 +14,7 @@ const keyPrefix = "cells/"
 // its pod before its tunnel is dialled: its kubelet must never be told that the pod
 // is gone. Call Load once, before Run.
 func (c *Controller) Load(ctx context.Context) error {
+	c.began = c.cfg.Clock.Now()
 	if err := c.loadGeneration(ctx); err != nil {
 		return err
 	}

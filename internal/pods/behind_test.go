@@ -3,6 +3,7 @@ package pods
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -28,7 +29,7 @@ func TestAPodThatAnUnknownCellMayRunIsNeitherGivenAnotherNorFailedNorDeleted(t *
 		{"new", false, pod("new"), behindRetry, []string{"Warning StoreBehind"}},
 		{"ran", false, pod("ran", ran, never), behindRetry, []string{"Warning StoreBehind"}},
 		{"before the first list", true, pod("early", ran, never), staleRetry, []string{"Warning StoreBehind"}},
-		{"deleted", false, pod("deleted", ran, deletedAt(time.Unix(0, 0))), behindRetry, nil},
+		{"deleted", false, pod("deleted", ran, deletedAt(time.Unix(0, 0))), behindRetry, []string{"Warning CellUnknown"}},
 		{"deleted before the first list", true, pod("deleted-early", deletedAt(time.Unix(0, 0))), staleRetry, nil},
 	} {
 		h := newHarness(t)
@@ -40,6 +41,9 @@ func TestAPodThatAnUnknownCellMayRunIsNeitherGivenAnotherNorFailedNorDeleted(t *
 		}
 		h.want(tc.name, h.events, tc.events...)
 		h.want(tc.name, h.cells.requests)
+		if ran := tc.pod.Status.Phase == corev1.PodRunning; slices.Contains(h.cells.asked, !ran) {
+			t.Errorf("%s: it has run: %t, and it is asked of %v", tc.name, ran, h.cells.asked)
+		}
 		now, err := h.client.CoreV1().Pods("ns").Get(t.Context(), tc.pod.Name, metav1.GetOptions{})
 		if err != nil || now.Status.Phase == corev1.PodFailed {
 			t.Errorf("%s: the pod is %v, %v", tc.name, now, err)

@@ -84,7 +84,7 @@ type Cells interface {
 	// "" if it does not. Elsewhere says so of a pod that is to have no other cell than that
 	// which it may have.
 	Behind() (why string, sure bool)
-	Elsewhere(uid types.UID, created time.Time) (why string, sure bool)
+	Elsewhere(uid types.UID, created time.Time, ran bool) (why string, sure bool)
 	Release(uid types.UID, why string, podEnded bool)
 	// ReleaseVanished returns false while the end is held back.
 	ReleaseVanished(ctx context.Context, uid types.UID, why string) bool
@@ -540,6 +540,13 @@ func behindWait(sure bool) time.Duration {
 	return staleRetry
 }
 
+// mayRunElsewhere says why a pod may run on a cell that this Kip does not know of.
+func (c *Controller) mayRunElsewhere(pod *corev1.Pod) (why string, sure bool) {
+	ran := started(pod)
+	c.note(apiv1.Ref(pod), func(w *waiting) { ran = ran || w.ran })
+	return c.cfg.Cells.Elsewhere(pod.UID, pod.CreationTimestamp.Time, ran)
+}
+
 // waits records and reports why a pod has no cell, once for each reason.
 func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time) {
 	c.mu.Lock()
@@ -578,8 +585,11 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 	if cell, has := c.cfg.Cells.ForPod(pod.UID); has && (started(pod) || !cell.StepTime(apiv1.StepBound).IsZero()) {
 		return 0, nil // a lost or overdue cell: wait until the cloud has confirmed its end
 	}
-	if why, sure := c.cfg.Cells.Elsewhere(pod.UID, pod.CreationTimestamp.Time); why != "" {
-		return behindWait(sure), nil // it may run on a cell that this Kip does not know of
+	if why, sure := c.mayRunElsewhere(pod); why != "" {
+		if sure { // else a list comes in a moment
+			c.waits(pod, events.CellUnknown, why, time.Time{})
+		}
+		return behindWait(sure), nil
 	}
 	if err := c.leads(ctx); err != nil {
 		return 0, fmt.Errorf("delete pod %s, which no cell runs: %w", apiv1.Ref(pod), err)
@@ -639,7 +649,7 @@ func started(pod *corev1.Pod) bool {
 // giveUp fails a pod without a cell as soon as nothing else may run it: who replaces it
 // does so at once.
 func (c *Controller) giveUp(ctx context.Context, pod *corev1.Pod, reason, message string) (time.Duration, error) {
-	if why, sure := c.cfg.Cells.Elsewhere(pod.UID, pod.CreationTimestamp.Time); why != "" {
+	if why, sure := c.mayRunElsewhere(pod); why != "" {
 		c.waits(pod, events.CellUnknown, why, time.Time{})
 		return behindWait(sure), nil
 	}

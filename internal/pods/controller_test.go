@@ -42,6 +42,7 @@ type modelCells struct {
 	behind   string // what Behind says
 	unsure   bool   // and that it is not sure
 	other    string // what may run a pod besides
+	asked    []bool // whether each that Elsewhere was asked of has run
 	holds    bool   // the end of those that vanish
 	strikes  int    // how many offers a budget leaves out
 }
@@ -52,7 +53,8 @@ func (m *modelCells) Behind() (string, bool) {
 	return m.behind, !m.unsure
 }
 
-func (m *modelCells) Elsewhere(types.UID, time.Time) (string, bool) {
+func (m *modelCells) Elsewhere(_ types.UID, _ time.Time, ran bool) (string, bool) {
+	m.asked = append(m.asked, ran)
 	why, sure := m.Behind()
 	return cmp.Or(why, m.other), sure
 }

@@ -53,7 +53,7 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 				pod.Spec.NodeName, other))
 		return most, nil
 	}
-	if why, sure := c.cfg.Cells.Elsewhere(pod.UID, pod.CreationTimestamp.Time); why != "" {
+	if why, sure := c.mayRunElsewhere(pod); why != "" {
 		return min(most, behindWait(sure)), nil // it may run on a cell that this Kip does not know of
 	}
 	switch err := c.evict(ctx, pod, nil); {
