@@ -48,16 +48,19 @@ func (g *gather[T]) run(ctx context.Context, each func([]T)) {
 	}
 }
 
-// launchQueue are the cells that wait to be launched, in their order.
+// launchQueue are the cells that wait to be launched, in their order. Namespaces take turns at
+// being launched first, so that none waits for all that another asks for.
 type launchQueue struct {
 	wake chan struct{}
 
 	mu    sync.Mutex
 	items []toLaunch
+	turns []string // the namespaces of items, that which was launched least lately first
 }
 
 type toLaunch struct {
-	e *entry
+	e         *entry
+	namespace string // of its pod; "" of a standby cell
 	together
 }
 
@@ -76,12 +79,15 @@ func toLaunchOf(e *entry) (toLaunch, error) {
 	if err != nil {
 		return toLaunch{}, fmt.Errorf("compare the options of cell %s: %w", e.id, err)
 	}
-	return toLaunch{e, together{cell.Offer().offering(), cell.Offer().DiskBytes, string(options)}}, nil
+	return toLaunch{e, cell.Pod.Namespace, together{cell.Offer().offering(), cell.Offer().DiskBytes, string(options)}}, nil
 }
 
 func (q *launchQueue) add(i toLaunch) {
 	q.mu.Lock()
 	q.items = append(q.items, i)
+	if ns := i.namespace; !slices.Contains(q.turns, ns) {
+		q.turns = append(q.turns, ns)
+	}
 	q.mu.Unlock()
 	select {
 	case q.wake <- struct{}{}:
@@ -95,7 +101,36 @@ func (q *launchQueue) remove(e *entry) bool {
 	defer q.mu.Unlock()
 	before := len(q.items)
 	q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool { return i.e == e })
+	q.takeTurns(nil)
 	return len(q.items) < before
+}
+
+// takeTurns puts the namespaces of a group at the end, and forgets those of which nothing
+// waits. The caller holds mu.
+func (q *launchQueue) takeTurns(group []toLaunch) {
+	waiting, served := map[string]bool{}, map[string]bool{}
+	for _, i := range q.items {
+		waiting[i.namespace] = true
+	}
+	for _, i := range group {
+		served[i.namespace] = true
+	}
+	var first, last []string
+	for _, ns := range q.turns {
+		switch {
+		case waiting[ns] && served[ns]:
+			last = append(last, ns)
+		case waiting[ns]:
+			first = append(first, ns)
+		}
+	}
+	q.turns = append(first, last...)
+}
+
+// head is the cell that is launched next: of the namespace whose turn it is, that which has
+// waited longest. The caller holds mu, and something waits.
+func (q *launchQueue) head() toLaunch {
+	return q.items[slices.IndexFunc(q.items, func(i toLaunch) bool { return i.namespace == q.turns[0] })]
 }
 
 // wait returns when something waits; false when ctx has ended.
@@ -120,35 +155,43 @@ func (q *launchQueue) wait(ctx context.Context) bool {
 func (q *launchQueue) full(most func(offering) int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.items) > 0 && q.first() >= most(q.items[0].offering)
+	return len(q.items) > 0 && q.alike(q.head()) >= most(q.head().offering)
 }
 
-// first is how many cells go with the one that has waited longest. The caller holds mu.
-func (q *launchQueue) first() (n int) {
+// alike is how many cells go with one, itself among them. The caller holds mu.
+func (q *launchQueue) alike(one toLaunch) (n int) {
 	for _, i := range q.items {
-		if i.together == q.items[0].together {
+		if i.together == one.together {
 			n++
 		}
 	}
 	return n
 }
 
-// next takes the cell that has waited longest and those that go with it: at most so many
-// of an offering, and as many as allow says.
+// next takes the cell whose turn it is and those that go with it, which have waited longest:
+// at most so many of an offering, and as many as allow says.
 func (q *launchQueue) next(most func(offering) int, allow func(n int) int) (group []*entry) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.items) == 0 {
 		return nil
 	}
-	first := q.items[0].together
-	n := allow(min(q.first(), most(first.offering)))
+	head := q.head()
+	n := allow(min(q.alike(head), most(head.offering)))
+	taken := []toLaunch{head}
 	q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool {
-		if i.together != first || len(group) == n {
+		if i.e == head.e {
+			return true
+		}
+		if i.together != head.together || len(taken) == n {
 			return false
 		}
-		group = append(group, i.e)
+		taken = append(taken, i)
 		return true
 	})
+	q.takeTurns(taken)
+	for _, i := range taken {
+		group = append(group, i.e)
+	}
 	return group
 }
