@@ -72,17 +72,13 @@ func newCell(cfg CellConfig, l limits) (*Cell, error) {
 	if err != nil {
 		return nil, err
 	}
-	terms, err := openTerms(id)
-	if err != nil {
-		return nil, err
-	}
 	transport, err := newTransport(l, 0, l.patience)
 	if err != nil {
 		return nil, fmt.Errorf("set up HTTP/2: %w", err)
 	}
 	c := &Cell{
 		id:         id,
-		terms:      terms,
+		terms:      openTerms(id, cfg.Log),
 		token:      token,
 		caHash:     cfg.UserData.CAHash,
 		handler:    cfg.Handler,

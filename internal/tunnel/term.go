@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"path/filepath"
 	"sync"
 )
@@ -23,19 +24,21 @@ type terms struct {
 	highest uint64 // of those that have connected, also to this cell's agent before
 }
 
-// openTerms reads the highest term of those that have connected so far.
-func openTerms(id *identity) (*terms, error) {
+// openTerms reads the highest term of those that have connected so far. One that cannot be
+// read is none: the next Kip that connects says its own, and without that a cell would be lost
+// for a file that only keeps out a Kip that was followed.
+func openTerms(id *identity, log *slog.Logger) *terms {
 	data, err := id.read(termFile, blockTerm)
-	if errors.Is(err, fs.ErrNotExist) {
-		return &terms{id: id}, nil
+	if err == nil && len(data) != 8 {
+		err = fmt.Errorf("read %s: it has %d bytes, a term has 8", filepath.Join(id.dir, termFile), len(data))
 	}
-	if err != nil {
-		return nil, err
+	switch {
+	case err == nil:
+		return &terms{id: id, highest: binary.BigEndian.Uint64(data)}
+	case !errors.Is(err, fs.ErrNotExist):
+		log.Error("the term of the Kip that connected last cannot be read: any may connect first", "err", err)
 	}
-	if len(data) != 8 {
-		return nil, fmt.Errorf("read %s: it has %d bytes, a term has 8", filepath.Join(id.dir, termFile), len(data))
-	}
-	return &terms{id: id, highest: binary.BigEndian.Uint64(data)}, nil
+	return &terms{id: id}
 }
 
 // olderError is that another Kip has followed the one that wants to connect.
