@@ -76,6 +76,8 @@ type Controller struct {
 	// awake is since when this process has looked at the cells without a gap, and
 	// could hear them.
 	awake time.Time
+	// refusing are the cells that refuse this process.
+	refusing refusals
 	// unsureSince and unsure are from when until when cells of earlier processes were not
 	// connected to, since they may run more than their records say.
 	unsureSince, unsure time.Time

@@ -10,6 +10,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/tunnel"
 )
 
 // Health says when a cell that runs a pod counts as lost. One of two signs is
@@ -97,6 +98,7 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 		since time.Time
 	}
 	var silent []silence
+	var refused refusals
 	ready, onTime := 0, c.cfg.Late.OnTime()
 	c.mu.Lock()
 	for _, e := range c.cells {
@@ -105,6 +107,10 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 			continue
 		}
 		ready++
+		if followed, is := errors.AsType[*tunnel.FollowedError](e.session.LastError()); is {
+			refused.add(followed.Term)
+			continue // it is heard
+		}
 		since := c.awake
 		for _, t := range []time.Time{
 			onTime, e.api.LastHeartbeat(), e.connecting, e.session.HeldBack(), e.cell().StepTime(apiv1.StepBound),
@@ -117,7 +123,16 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 			silent = append(silent, silence{e, since})
 		}
 	}
+	was := c.refusing
+	c.refusing = refused
 	c.mu.Unlock()
+	if (refused.cells > 0) != (was.cells > 0) {
+		c.cfg.Log.Error("cells refuse this Kip, or do so no more: one of a higher term has connected to them", "cells", refused.cells,
+			"ready", ready, "term", refused.term)
+	}
+	if refused.cells > ready-refused.cells && c.beganAfter(refused.term) {
+		c.fail(ErrBehindTime)
+	}
 	disrupted := len(silent) >= disruptionLeast && float64(len(silent)) > disruptionShare*float64(ready)
 	if disrupted != wasDisrupted {
 		if disrupted {
@@ -147,6 +162,35 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 		}
 	}
 	return disrupted
+}
+
+// refusals are of cells that are there, and that another Kip has connected to since.
+type refusals struct {
+	cells int
+	term  uint64 // the highest of those
+}
+
+func (r *refusals) add(term uint64) { r.cells, r.term = r.cells+1, max(r.term, term) }
+
+// Refused says why cells that are well do not obey this Kip; "" if they do. They are not lost.
+func (c *Controller) Refused() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.refusing.cells == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d cells refuse this Kip, since one of the higher term %d has connected to them: either another Kip has the same identity, or "+
+		"the clock of this one was behind when it began, or that of one before ahead; they run on, and none is ended for it", c.refusing.cells, c.refusing.term)
+}
+
+// ErrBehindTime ends Run: the clock was behind when this process began, and has been set since.
+// With a term of now cells would know it for the last that began.
+var ErrBehindTime = errors.New("cells take this Kip for an older one, since its clock was behind when it began: it begins anew")
+
+// beganAfter says that this process began after that of a term, by the clock as it is now.
+func (c *Controller) beganAfter(term uint64) bool {
+	began := c.cfg.Clock.Now().UnixMilli() - c.cfg.Clock.Since(c.began).Milliseconds()
+	return began > 0 && uint64(began) > term
 }
 
 // forever is longer than anybody waits.

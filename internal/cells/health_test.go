@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,6 +12,8 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/lateness"
+	"github.com/elotl/kip/internal/tunnel"
+	"k8s.io/utils/clock"
 )
 
 func TestACutOffCellIsLostInTimeAndItsPodWaitsForTheEndOfIt(t *testing.T) {
@@ -327,6 +330,106 @@ func TestAStoppedInstanceIsALostCellInEveryMode(t *testing.T) {
 			b.later(70 * time.Second)
 			if b.phase(pod) == apiv1.Bound || len(b.said("CellLost", "was stopped, and not by Kip")) != 1 {
 				t.Errorf("%+v: it is %q, said %v", mode, b.phase(pod), b.events)
+			}
+		})
+	}
+}
+
+// Cells that refuse a Kip are well: it has no sign of life of their kubelets, and must not end
+// them for that.
+func TestACellThatRefusesThisKipIsNotLost(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		pods := b.bound(4)
+		refuse := func(n int, why error) {
+			for _, pod := range pods[:n] {
+				cell, _ := b.cells.ForPod(ref(pod).UID)
+				b.links.of(cell.ID).set(why == nil, why)
+			}
+		}
+		if why := b.cells.Refused(); why != "" {
+			t.Errorf("before: %q", why)
+		}
+		refuse(2, fmt.Errorf("join: %w", &tunnel.FollowedError{Term: 9}))
+		b.later(time.Hour)
+		if lost := b.unbound(pods); len(lost) > 0 || len(b.said("silent")) > 0 {
+			t.Errorf("%v are lost, said %v", lost, b.events)
+		}
+		if why := b.cells.Refused(); !strings.Contains(why, "2 cells") || !strings.Contains(why, "term 9 ") {
+			t.Errorf("while two refuse it: %q", why)
+		}
+		refuse(2, nil)
+		b.later(time.Minute)
+		if why := b.cells.Refused(); why != "" {
+			t.Errorf("then: %q", why)
+		}
+		refuse(1, errors.New("no route to host"))
+		b.later(5 * time.Minute)
+		if lost := b.unbound(pods); len(lost) != 1 {
+			t.Errorf("%v are lost, of which one is silent", lost)
+		}
+	})
+}
+
+// setLater is a clock that is an hour behind until it is set; how long something takes it
+// always tells.
+type setLater struct {
+	clock.RealClock
+	began time.Time
+	set   *atomic.Bool
+}
+
+func (c setLater) behind() time.Duration {
+	if c.set.Load() {
+		return 0
+	}
+	return time.Hour
+}
+
+func (c setLater) Now() time.Time { return c.RealClock.Now().Add(-c.behind()) }
+
+func (c setLater) Since(t time.Time) time.Duration {
+	if t.Before(c.began) { // by the clock as it was
+		t = t.Add(time.Hour)
+	}
+	return c.RealClock.Since(t)
+}
+
+func TestAKipWhoseClockWasBehindWhenItBeganBeginsAnew(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		term   time.Duration // of the Kip that the cells know, after the beginning of this one
+		refuse int           // of three cells
+		set    bool
+		anew   bool
+	}{
+		{"its clock is set", -time.Minute, 2, true, true},
+		{"its clock is not set", -time.Minute, 2, false, false},
+		{"the other began later", time.Second, 2, true, false},
+		{"one of three says so", -time.Minute, 1, true, false},
+	} {
+		var set atomic.Bool
+		var began time.Time
+		inBubble(t, func(c *setup) {
+			began = time.Now()
+			c.Clock = setLater{began: began, set: &set}
+		}, nil, func(t *testing.T, b *bubble) {
+			pods := b.bound(3)
+			set.Store(tc.set)
+			for _, pod := range pods[:tc.refuse] {
+				cell, _ := b.cells.ForPod(ref(pod).UID)
+				b.links.of(cell.ID).set(false, &tunnel.FollowedError{Term: uint64(began.Add(tc.term).UnixMilli())})
+			}
+			b.later(20 * time.Second)
+			select {
+			case err := <-b.ended:
+				if !tc.anew || !errors.Is(err, ErrBehindTime) {
+					t.Errorf("%s: it ended with %v", tc.name, err)
+				}
+				b.stop = func() {}
+			default:
+				if tc.anew {
+					t.Errorf("%s: it goes on", tc.name)
+				}
 			}
 		})
 	}

@@ -99,6 +99,7 @@ var checksOfLeader = []struct {
 	{"pods", (*leading).podsListed},
 	{"node", (*leading).nodeRegistered},
 	{"generation", (*leading).notBehind},
+	{"term", (*leading).notRefused},
 }
 
 var errNotListed = errors.New("the pods of the node are not listed yet")
@@ -112,6 +113,14 @@ func (l *leading) podsListed() error {
 
 func (l *leading) nodeRegistered() error {
 	return l.nodes.allRegistered()
+}
+
+// notRefused says why cells do not obey this Kip.
+func (l *leading) notRefused() error {
+	if why := l.cells.Refused(); why != "" {
+		return errors.New(why)
+	}
+	return nil
 }
 
 // notBehind says why Kip launches and sweeps nothing: its store does not know of all

@@ -203,6 +203,10 @@ func (k *process) takeTurns(ctx context.Context, own *store.Store, lead task) er
 			k.Log.Warn("the store has taken over, and its cells are loaded anew")
 			continue
 		}
+		if errors.Is(err, cells.ErrBehindTime) && ctx.Err() == nil {
+			k.Log.Warn("a new term is begun, by a clock that has been set", "err", err)
+			continue
+		}
 		// One that another has followed begins afresh, in a new process. While
 		// the store does not answer nobody follows: this one goes on saying so,
 		// and leads again.

@@ -161,7 +161,7 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 			pending.remove(tracked)
 			if err == nil {
 				pending.proved(from)
-				err = c.admit(tc.ConnectionState(), tracked, &all)
+				err = c.admit(ctx, tc, tracked, &all)
 			}
 			if err == nil {
 				err = c.serve(ctx, tc, tracked, inner)
@@ -226,7 +226,8 @@ func (c *Cell) handshake(ctx context.Context, nc *conn) (*tls.Conn, error) {
 
 // admit refuses a Kip that another has followed, once it has proven to be Kip. A newer
 // one ends what those before it have open here: they may go on as if they led.
-func (c *Cell) admit(state tls.ConnectionState, nc *conn, all *conns) error {
+func (c *Cell) admit(ctx context.Context, tc *tls.Conn, nc *conn, all *conns) error {
+	state := tc.ConnectionState()
 	term, err := pki.Term(state.PeerCertificates[0])
 	if err != nil {
 		return err
@@ -238,6 +239,13 @@ func (c *Cell) admit(state tls.ConnectionState, nc *conn, all *conns) error {
 			c.log.Warn("store the term of Kip; until this process ends it is known all the same", "err", err)
 		}
 		return nil
+	}
+	if older, is := errors.AsType[*olderError](err); is && state.NegotiatedProtocol == protoCellAPI {
+		said := atDeadline(ctx, nc, c.limits.handshake, func() error {
+			_, err := fmt.Fprintf(tc, followed, older.highest)
+			return err
+		})
+		return errors.Join(err, said)
 	}
 	return err
 }

@@ -1,7 +1,6 @@
 package tunnel
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -274,8 +273,8 @@ func (s *Session) connect() (_ *tls.Conn, _ *conn, err error) {
 	}); err != nil {
 		return nil, nil, fmt.Errorf("the cell does not accept this connection: %w", err)
 	}
-	if !bytes.Equal(preface, []byte(http2.ClientPreface)) {
-		return nil, nil, errors.New("the cell does not begin with HTTP/2's preface")
+	if err := begins(preface); err != nil {
+		return nil, nil, err
 	}
 	state := tc.ConnectionState()
 	keyHash, err := leafHash(&state)

@@ -7,7 +7,11 @@ import (
 	"io/fs"
 	"log/slog"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
+
+	"golang.org/x/net/http2"
 )
 
 const (
@@ -46,6 +50,34 @@ type olderError struct{ term, highest uint64 }
 
 func (e *olderError) Error() string {
 	return fmt.Sprintf("it is the Kip of term %d, and that of term %d has connected", e.term, e.highest)
+}
+
+// followed is what a cell answers such a Kip with, in the place of HTTP/2's preface and as
+// long, before it closes the connection: silence would be taken for the death of the cell.
+const followed = "KIPTERM:%016x"
+
+// FollowedError is that the cell is there, and refuses this Kip: that of a higher term has
+// connected to it.
+type FollowedError struct {
+	// Term is that one's, as the cell says.
+	Term uint64
+}
+
+func (e *FollowedError) Error() string {
+	return fmt.Sprintf("the cell refuses this Kip, since one of the higher term %d has connected to it", e.Term)
+}
+
+// begins reads the first bytes of a cell that accepts or refuses a connection to the cell API.
+func begins(preface []byte) error {
+	if string(preface) == http2.ClientPreface {
+		return nil
+	}
+	digits, refused := strings.CutPrefix(string(preface), followed[:strings.Index(followed, "%")])
+	term, err := strconv.ParseUint(digits, 16, 64)
+	if !refused || err != nil {
+		return errors.New("the cell does not begin with HTTP/2's preface")
+	}
+	return &FollowedError{term}
 }
 
 // admit refuses the Kip of a term below the highest. It returns whether this one is

@@ -4,15 +4,19 @@ import (
 	"bufio"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/elotl/kip/internal/pki"
+	"golang.org/x/net/http2"
 )
 
 // term is a Kip that leads for a term.
@@ -73,9 +77,13 @@ func TestAKipThatAnotherHasFollowedIsRefusedByTheCell(t *testing.T) {
 	wait(t, "ready", second.Ready())
 	// What the first has open ends, requests of its own as well, and it comes back no more.
 	wait(t, "the agent to see the end of a request of the first", agent.ended)
-	for range 3 {
-		if s := st.next("a refusal", isFailed); s.connected {
+	for n := range 3 {
+		s := st.next("a refusal", isFailed)
+		if s.connected {
 			t.Error("the first is connected again")
+		}
+		if refused, is := errors.AsType[*FollowedError](s.err); n == 2 && (!is || refused.Term != 8 || time.Since(old.LastHeard()) > time.Minute) {
+			t.Errorf("the first is told %v, and heard the cell at %s", s.err, old.LastHeard())
 		}
 	}
 	if _, _, err := tryGet(old.Conn(), "/watch"); err == nil {
@@ -176,6 +184,24 @@ func TestATermThatIsDamagedOrAnotherCellsIsNone(t *testing.T) {
 		}
 		if tells := strings.Contains(said.String(), termFile); tells != (what != "another cell's") {
 			t.Errorf("%s: it logs %q", what, said.String())
+		}
+	}
+}
+
+func TestWhatACellBeginsWithIsItsPrefaceOrARefusal(t *testing.T) {
+	for text, want := range map[string]string{
+		http2.ClientPreface:                           "",
+		fmt.Sprintf(followed, uint64(math.MaxUint64)): "18446744073709551615",
+		fmt.Sprintf(followed, 8):                      "term 8 ",
+		"KIPTERM:-000000000000008":                    "preface",
+		"KIPTERM:00000000000000xx":                    "preface",
+		"HTTP/1.1 400 Bad Request":                    "preface",
+	} {
+		if len(text) != len(http2.ClientPreface) {
+			t.Errorf("%q has %d bytes, the preface %d", text, len(text), len(http2.ClientPreface))
+		}
+		if err := begins([]byte(text)); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
 }
