@@ -409,7 +409,8 @@ func TestAStoreTakesOverOnlyIfItIsMeant(t *testing.T) {
 		t.Errorf("while a zone is away: %+v", early)
 	}
 	incomplete = false
-	if other := run(t, nil, "generation", "take-over", "--yes", "one"); other.failed == nil || !strings.Contains(other.err, "look again") || taken {
+	other := run(t, nil, "generation", "take-over", "--yes", "one")
+	if other.failed == nil || !strings.Contains(other.err, "look again") || taken {
 		t.Errorf("for another list: %+v", other)
 	}
 	asked := run(t, nil, "generation", "take-over")

@@ -424,7 +424,8 @@ func TestACellBootsAsLongAsItMayFromWhenKipConnectsToIt(t *testing.T) {
 			b.later(30 * time.Second)
 			now, _ := b.cells.ForPod(ref("a").UID)
 			if now.ID != first.ID || now.Phase != apiv1.Bound {
-				t.Errorf("%s: cell %s was booting, and the pod has cell %s, which is %s: %s", tc.name, first.ID, now.ID, now.Phase, b.said("CellNotReady"))
+				t.Errorf("%s: cell %s was booting, and the pod has cell %s, which is %s: %s",
+					tc.name, first.ID, now.ID, now.Phase, b.said("CellNotReady"))
 			}
 		})
 	}

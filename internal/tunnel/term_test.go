@@ -82,7 +82,8 @@ func TestAKipThatAnotherHasFollowedIsRefusedByTheCell(t *testing.T) {
 		if s.connected {
 			t.Error("the first is connected again")
 		}
-		if refused, is := errors.AsType[*FollowedError](s.err); n == 2 && (!is || refused.Term != 8 || time.Since(old.LastHeard()) > time.Minute) {
+		refused, is := errors.AsType[*FollowedError](s.err)
+		if n == 2 && (!is || refused.Term != 8 || time.Since(old.LastHeard()) > time.Minute) {
 			t.Errorf("the first is told %v, and heard the cell at %s", s.err, old.LastHeard())
 		}
 	}
