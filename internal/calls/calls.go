@@ -201,6 +201,10 @@ func (s stopper) Stop(ctx context.Context, ids ...string) cloud.Results {
 	return results(s.c.stop.do(ctx, ids), ids)
 }
 
+// TakeBackStop has an instance stopped no more, where the call was not sent: it waits for its
+// turn, or was throttled. Who has asked for that gets an error.
+func (c *Calls) TakeBackStop(id string) { c.stop.takeBack(id) }
+
 func (s stopper) Start(ctx context.Context, ids ...string) cloud.Results {
 	return results(s.c.start.do(ctx, ids), ids)
 }

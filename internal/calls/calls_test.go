@@ -571,3 +571,41 @@ func TestWhatIsAboutAllInstancesIsNotHalved(t *testing.T) {
 		t.Error("a refusal of all that names no more may be about one of them, one of some is about that")
 	}
 }
+
+func TestAStopIsTakenBackUntilItIsSent(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		told.answers = func(_ context.Context, _ cloud.Call, id string) error {
+			switch time.Sleep(time.Second); id {
+			case "throttled", "other":
+				return &cloud.Error{Cause: cloud.ErrThrottled, RetryAfter: time.Hour, Err: errors.New("later")}
+			}
+			return nil
+		}
+		var all sync.WaitGroup
+		stop := func(id string, takenBack bool) {
+			all.Go(func() {
+				err := c.Features().Stopper.Stop(t.Context(), id).Err()
+				if errors.Is(err, errTakenBack) != takenBack || err != nil != takenBack {
+					t.Errorf("the stop of %s is answered %v", id, err)
+				}
+			})
+		}
+		stop("sent", false)
+		synctest.Wait()
+		time.Sleep(time.Millisecond)
+		c.TakeBackStop("sent") // it is under way
+		all.Wait()
+		stop("throttled", true)
+		stop("other", true)
+		time.Sleep(time.Minute)
+		before := len(told.sent())
+		for _, id := range []string{"unknown", "throttled", "other"} {
+			c.TakeBackStop(id)
+		}
+		all.Wait()
+		time.Sleep(2 * time.Hour)
+		if sent := told.sent(); len(sent) != before {
+			t.Errorf("sent %q, of which %q after all were taken back", sent, sent[before:])
+		}
+	})
+}

@@ -129,6 +129,34 @@ func (m *merged) leave(asks []*ask, why error) {
 	}
 }
 
+// errTakenBack: it was not sent.
+var errTakenBack = errors.New("taken back before it was sent")
+
+// takeBack answers those who ask for an instance that is in no call yet.
+func (m *merged) takeBack(id string) {
+	m.mu.Lock()
+	m.queue = slices.DeleteFunc(m.queue, func(a *ask) bool {
+		if a.id != id {
+			return false
+		}
+		a.over = true
+		a.caller.answers[a.n].err = errors.Join(errTakenBack, a.said)
+		if a.caller.open--; a.caller.open == 0 {
+			close(a.caller.done)
+		}
+		return true
+	})
+	var idle *work
+	if len(m.queue) == 0 && m.wait != nil {
+		idle, m.wait = m.wait, nil
+	}
+	m.mu.Unlock()
+	if idle != nil {
+		idle.cancel()
+		<-idle.ended
+	}
+}
+
 // start sees to it that what is in the queue is sent. The caller holds mu.
 func (m *merged) start() {
 	if m.wait != nil || len(m.queue) == 0 {

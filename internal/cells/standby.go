@@ -295,6 +295,7 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 		return time.Second, c.stopped(e, err)
 	}
 	if !c.isAside(e, startsInstance) {
+		c.cfg.Calls.TakeBackStop(id) // the pod would wait until that is sent
 		if wait := max(e.starting.wait(now), c.launchesPaused(e)); wait > 0 {
 			return wait, nil
 		}

@@ -480,3 +480,44 @@ func TestAPodWaitsForStandbyCellsToWhichAKipThatBeginsConnects(t *testing.T) {
 		})
 	}
 }
+
+// A cell that has stopped after all, for which another stop waits, is started at once.
+func TestAPodWaitsForNoStopThatIsThrottled(t *testing.T) {
+	var stops atomic.Int32
+	inBubble(t, func(c *setup) {
+		keep(1)(c)
+		c.Pools[0].Stopped = true
+		model := c.Cloud.(*modelCloud)
+		model.features.Stopper = throttledStop{stopping{modelCloud: model}, &stops}
+	}, nil, func(t *testing.T, b *bubble) {
+		b.later(3 * time.Minute) // the first stop is accepted, the next throttled
+		if stops.Load() < 2 {
+			t.Fatalf("%d stops", stops.Load())
+		}
+		b.cloud.set(func() {
+			for id, i := range b.cloud.instances {
+				i.State = cloud.Stopped
+				b.cloud.instances[id] = i
+			}
+		})
+		b.later(time.Minute)
+		cell := b.request("a", "nano")
+		b.later(30 * time.Second)
+		if cell.Standby == "" || b.phase("a") != apiv1.Bound {
+			t.Errorf("the pod has cell %s of pool %q, which is %s", cell.ID, cell.Standby, b.phase("a"))
+		}
+	})
+}
+
+// throttledStop accepts the first stop, stops nothing, and throttles the others.
+type throttledStop struct {
+	stopping
+	stops *atomic.Int32
+}
+
+func (s throttledStop) Stop(_ context.Context, ids ...string) cloud.Results {
+	if s.stops.Add(1) == 1 {
+		return cloud.Each(nil, ids...)
+	}
+	return cloud.Each(&cloud.Error{Cause: cloud.ErrThrottled, RetryAfter: time.Hour, Err: errors.New("later")}, ids...)
+}
