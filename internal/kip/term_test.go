@@ -2,11 +2,16 @@ package kip
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/store/storetest"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
@@ -58,5 +63,25 @@ func TestAKipThatIsDeposedBeginsNoTerm(t *testing.T) {
 	}
 	if _, err := beginTerm(t.Context(), fenced, clocktesting.NewFakePassiveClock(time.Unix(0, 0))); !errors.Is(err, store.ErrNotLeader) {
 		t.Errorf("it began one: %v", err)
+	}
+}
+
+func TestAKipThatIsToBeginAnewLeadsAgain(t *testing.T) {
+	etcd := storetest.Serve(t, nil)
+	st, err := store.OpenExternal(t.Context(), store.External{Endpoints: []string{etcd.Endpoint}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	clk := clocktesting.NewFakeClock(time.Unix(0, 0))
+	k := &process{Options: Options{Log: silent}, clock: clk, pulse: pulse.New(clk, silent)}
+	over := errors.New("it is over")
+	ends := []error{cells.ErrTakenOver, fmt.Errorf("cells: %w", cells.ErrBehindTime), over}
+	led := 0
+	if err := k.takeTurns(t.Context(), st.Within("kip/"), func(context.Context, *store.Store) error {
+		led++
+		return ends[led-1]
+	}); !errors.Is(err, over) || led != len(ends) {
+		t.Errorf("it led %d times, and ended with %v", led, err)
 	}
 }
