@@ -212,6 +212,7 @@ type bubble struct {
 	leads func(context.Context) error
 	// patient is the Kip that has not listed the cloud before.
 	patient bool
+	special bool // what ask asks for is its pod's own
 }
 
 // inBubble runs f with a Kip whose Config it may change first, and that others may
