@@ -530,14 +530,17 @@ var scenarios = []scenario{
 		s.mu.Unlock()
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
 		told := func() bool { return s.explained(uid, "no other type fits now") }
+		isLost := func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return lost
+		}
+		s.soon(isLost) // a new store's first launch waits for two lists
 		s.soon(told)
 		if s.armed == (failpoint{}) && !told() { // a Kip that dies then says it no more
 			s.violate("nothing says why the pod's first cell was not launched: %s", s.describe())
 		}
-		s.mu.Lock()
-		answered := !lost
-		s.mu.Unlock()
-		s.shows("the store's answer was lost", !answered)
+		s.shows("the store's answer was lost", isLost())
 		s.cloud.SetCapacity(sim.Pool{}, -1)
 		s.until("it runs", s.runs(uid))
 	}},
