@@ -177,6 +177,7 @@ type Cells struct {
 type Grants struct {
 	Unrestricted    bool              `key:"unrestricted" default:"false" doc:"Grant everything to every namespace: where an admission policy decides, such as that of deploy/policies.yaml, or where everybody who makes pods may."`
 	MaxPricePerHour resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, whatever a pod asks for; 0 = no bound. A namespace may have a higher one."`
+	MaxVolumeSize   resource.Quantity `key:"maxVolumeSize" default:"100Gi" doc:"Largest root disk that pod.elotl.co/volume-size may ask for, in whole Gi; 0 = no bound. A namespace may have a larger one. What is no larger than cells.defaultVolumeSize needs no grant."`
 	Namespaces      []NamespaceGrants `key:"namespaces" doc:"What namespaces are granted. One that is named several times has all of it."`
 }
 
@@ -188,6 +189,9 @@ type NamespaceGrants struct {
 	CloudRoutes      []netip.Prefix    `key:"cloudRoutes" doc:"Networks within which pod.elotl.co/cloud-route may be."`
 	AllowMetadata    bool              `key:"allowMetadata" default:"false" doc:"Whether pod.elotl.co/allow-metadata may be true."`
 	InstanceTypes    []string          `key:"instanceTypes" doc:"Instance types that the pods may get, however they are chosen, likewise. Without a list that is for the namespace, all."`
+	PublicAddress    bool              `key:"publicAddress" default:"false" doc:"Whether pod.elotl.co/private-ip-only may be false where cells.privateIPOnly is true."`
+	Dedicated        bool              `key:"dedicated" default:"false" doc:"Whether the pods may be on dedicated hosts, however they are chosen: by pod.elotl.co/launch-type, or by a node that offers them."`
+	MaxVolumeSize    resource.Quantity `key:"maxVolumeSize" default:"0" doc:"Largest root disk that pod.elotl.co/volume-size may ask for, in whole Gi, where it is more than grants.maxVolumeSize."`
 	MaxPricePerHour  resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, where it is more than grants.maxPricePerHour."`
 }
 

@@ -410,8 +410,12 @@ func (d *decoder) budgets(budgets []Budget) {
 // grants checks what namespaces may ask for.
 func (d *decoder) grants(g Grants) {
 	d.check(g.MaxPricePerHour.Sign() >= 0, "cells.grants.maxPricePerHour", g.MaxPricePerHour.String(), "0, for no bound, or more")
-	if g.Unrestricted && (len(g.Namespaces) > 0 || !g.MaxPricePerHour.IsZero()) {
-		d.bad("cells.grants.unrestricted", "true is not valid beside cells.grants.namespaces or maxPricePerHour, which it would undo: want only one of them")
+	size := func(key string, q resource.Quantity) {
+		d.check(q.Sign() >= 0 && q.Value()%(1<<30) == 0, key+".maxVolumeSize", q.String(), "0, for no bound, or a whole number of Gi")
+	}
+	size("cells.grants", g.MaxVolumeSize)
+	if g.Unrestricted && (len(g.Namespaces) > 0 || !g.MaxPricePerHour.IsZero() || d.has("cells.grants.maxVolumeSize")) {
+		d.bad("cells.grants.unrestricted", "true is not valid beside cells.grants.namespaces or bounds, which it would undo: want only one of them")
 	}
 	for i, n := range g.Namespaces {
 		key := fmt.Sprintf("cells.grants.namespaces[%d]", i)
@@ -429,6 +433,10 @@ func (d *decoder) grants(g Grants) {
 		price := n.MaxPricePerHour
 		d.check(price.IsZero() || price.Cmp(g.MaxPricePerHour) > 0 && !g.MaxPricePerHour.IsZero(), key+".maxPricePerHour", price.String(),
 			"more than cells.grants.maxPricePerHour, which bounds all namespaces")
+		disk := n.MaxVolumeSize
+		size(key, disk)
+		d.check(disk.IsZero() || disk.Cmp(g.MaxVolumeSize) > 0 && !g.MaxVolumeSize.IsZero(), key+".maxVolumeSize", disk.String(),
+			"more than cells.grants.maxVolumeSize, which bounds all namespaces")
 	}
 }
 
