@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
@@ -266,6 +267,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	serve(a.api.Serve)
 	serve(func(ctx context.Context) error { return a.cell.Serve(ctx, lis) })
+
+	all.Go(func() { a.firewall.Follow(background, netlink.LinkSubscribe) })
 
 	containerdCtx, stopContainerd := context.WithCancel(background)
 	defer stopContainerd()
