@@ -14,14 +14,36 @@ func costing(asked *adminapi.CostQuery) func(*adminapi.Config) {
 		c.Costs = func(_ context.Context, q adminapi.CostQuery) (adminapi.Costs, error) {
 			*asked = q
 			dollars := func(d float64) *float64 { return &d }
-			costs := adminapi.Costs{By: q.By, Since: q.Since.String(), Until: q.Until.String(), Costs: []adminapi.Cost{}}
+			costs := adminapi.Costs{
+				By:    q.By,
+				Since: q.Since.String(),
+				Until: q.Until.String(),
+				Costs: []adminapi.Cost{},
+			}
 			if q.Namespace == "empty" {
 				return costs, nil
 			}
 			costs.Costs = []adminapi.Cost{
-				{Namespace: "shop", Owner: "Deployment/web", Pod: "web-1", Day: "2026-06-30", InstanceType: "c5.large", LaunchType: "spot", Label: "blue",
-					Hours: 240, Dollars: dollars(20.4)},
-				{Namespace: "(no pod)", Owner: "Standby/small", Day: "2026-07-01", InstanceType: "small", LaunchType: "on-demand", Hours: 0.001, Dollars: dollars(0.00001)},
+				{
+					Namespace:    "shop",
+					Owner:        "Deployment/web",
+					Pod:          "web-1",
+					Day:          "2026-06-30",
+					InstanceType: "c5.large",
+					LaunchType:   "spot",
+					Label:        "blue",
+					Hours:        240,
+					Dollars:      dollars(20.4),
+				},
+				{
+					Namespace:    "(no pod)",
+					Owner:        "Standby/small",
+					Day:          "2026-07-01",
+					InstanceType: "small",
+					LaunchType:   "on-demand",
+					Hours:        0.001,
+					Dollars:      dollars(0.00001),
+				},
 			}
 			costs.Total = adminapi.Cost{Hours: 240.001, Dollars: dollars(20.40001)}
 			if q.Namespace == "lab" {

@@ -44,7 +44,8 @@ func CheckBy(by string) error {
 		return nil
 	}
 	if !slices.Contains(costsBy, by) {
-		return fmt.Errorf("%q is nothing that costs are summed by: it must be %s, or %sKEY", spelling.Printable(by), strings.Join(costsBy, ", "), ByLabel)
+		return fmt.Errorf("%q is nothing that costs are summed by: it must be %s, or %sKEY",
+			spelling.Printable(by), strings.Join(costsBy, ", "), ByLabel)
 	}
 	return nil
 }

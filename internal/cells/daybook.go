@@ -14,6 +14,9 @@ import (
 	"github.com/elotl/kip/internal/store"
 )
 
+// Amount is what cells have cost.
+type Amount = daybook.Amount
+
 // Account is whom a pod's cost is put down to, besides its namespace and name.
 type Account struct {
 	// Owner is the kind and name of the pod's controller, such as Deployment/web; empty
@@ -107,7 +110,7 @@ const (
 
 // costSums is the record at sumsKey.
 type costSums struct {
-	Namespaces map[string]daybook.Amount `json:"namespaces"`
+	Namespaces map[string]Amount `json:"namespaces"`
 	// First and Last are the days that may have a record; 0 before the first.
 	First daybook.Day `json:"first"`
 	Last  daybook.Day `json:"last"`
@@ -157,10 +160,10 @@ func (d *costDays) sumOf(namespace string) string {
 }
 
 // byNamespace are the sums with some entries more.
-func (d *costDays) byNamespace(more []daybook.Entry) map[string]daybook.Amount {
+func (d *costDays) byNamespace(more []daybook.Entry) map[string]Amount {
 	sums := maps.Clone(d.sums.Namespaces)
 	if sums == nil {
-		sums = map[string]daybook.Amount{}
+		sums = map[string]Amount{}
 	}
 	for _, e := range more {
 		namespace := d.sumOf(e.Namespace)
@@ -235,7 +238,7 @@ func (c *Controller) runningEntries() (all []daybook.Entry) {
 // Kip's state began, those that are gone included. Cells without a pod are
 // daybook.NoPod's. A number of namespaces have a sum of their own, which does not decrease;
 // the others are daybook.Others.
-func (c *Controller) CostsByNamespace() map[string]daybook.Amount {
+func (c *Controller) CostsByNamespace() map[string]Amount {
 	c.ledger.mu.Lock()
 	defer c.ledger.mu.Unlock()
 	if c.ledger.days.own == nil { // nothing was read yet

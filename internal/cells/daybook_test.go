@@ -45,7 +45,8 @@ func (b *bubble) wantHours(want map[string]float64) {
 	}
 	// The same money in all three sums.
 	var days, types, namespaces daybook.Amount
-	if err := b.cells.Spent(b.Context(), 0, math.MaxInt32, func(_ daybook.Spender, _ daybook.Day, a daybook.Amount) { days = days.Plus(a) }); err != nil {
+	err := b.cells.Spent(b.Context(), 0, math.MaxInt32, func(_ daybook.Spender, _ daybook.Day, a daybook.Amount) { days = days.Plus(a) })
+	if err != nil {
 		b.Fatal(err)
 	}
 	for _, a := range b.cells.CostsByNamespace() {
@@ -121,7 +122,12 @@ func TestAStandbyCellIsItsPoolsUntilAPodHasIt(t *testing.T) {
 
 func TestWhatACellCostBeforeItWasStoppedIsNotLost(t *testing.T) {
 	start := time.Date(2026, 11, 1, 23, 55, 0, 0, time.UTC)
-	running := Cell{Standby: "nano", Offers: []Offer{{InstanceType: "nano", PricePerHour: 6}}, Instance: &cloud.Instance{Launched: start}, BilledSeconds: 100}
+	running := Cell{
+		Standby:       "nano",
+		Offers:        []Offer{{InstanceType: "nano", PricePerHour: 6}},
+		Instance:      &cloud.Instance{Launched: start},
+		BilledSeconds: 100,
+	}
 	stopped := running
 	stopped.Stopped, stopped.BilledSeconds = true, 100+600
 	taken := stopped.clone()
@@ -192,7 +198,7 @@ func (k *keeper) end(n int, namespace string, apply func(...store.Change) (int64
 	k.Helper()
 	var entries []daybook.Entry
 	for i := range n {
-		entries = append(entries, daybook.Of(daybook.Spender{Namespace: namespace, Pod: fmt.Sprintf("%s-%d", namespace, i), InstanceType: "nano"},
+		entries = append(entries, daybook.Of(daybook.Spender{Namespace: namespace, Pod: fmt.Sprintf("%s-%d", namespace, i)},
 			k.now.Add(-time.Hour), 3600, daybook.Price{PerHour: 1}))
 	}
 	if apply == nil {
@@ -254,7 +260,8 @@ func TestWhatTheStoreAnswersDecidesWhetherAnEndIsCounted(t *testing.T) {
 			}
 			for _, who := range []*keeper{k, {t, newLedger(t, k.store), k.now}} {
 				if days, namespaces := who.hours(); math.Abs(days-namespaces) > 1e-9 || math.Abs(days-float64(before)-tc.want) > 1e-9 {
-					t.Errorf("after %d ends, %+v: days have %v hours and namespaces %v, want %v", before, tc, days, namespaces, float64(before)+tc.want)
+					t.Errorf("after %d ends, %+v: days have %v hours and namespaces %v, want %v",
+						before, tc, days, namespaces, float64(before)+tc.want)
 				}
 			}
 			if err := k.end(3, "third", nil); err != nil {

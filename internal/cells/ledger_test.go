@@ -55,7 +55,8 @@ func TestTheLedgerTakesOverWhatIsStoredAndNothingElse(t *testing.T) {
 			st := store.Memory(nil)
 			l := newLedger(t, st)
 			enter := func(seconds float64, stored bool, answer error) error {
-				return l.enter(t.Context(), outgoings{costs: []Cost{{InstanceType: "nano", Seconds: seconds}}}, func(changes ...store.Change) (int64, error) {
+				of := outgoings{costs: []Cost{{InstanceType: "nano", Seconds: seconds}}}
+				return l.enter(t.Context(), of, func(changes ...store.Change) (int64, error) {
 					if len(changes) != 1 {
 						t.Fatalf("%d changes to be stored, want 1", len(changes))
 					}

@@ -197,7 +197,13 @@ var coarser = []func(Spender) Spender{
 		return s
 	},
 	func(s Spender) Spender {
-		return Spender{Namespace: Others, Owner: Others, Pod: Others, InstanceType: Others, LaunchType: s.LaunchType}
+		return Spender{
+			Namespace:    Others,
+			Owner:        Others,
+			Pod:          Others,
+			InstanceType: Others,
+			LaunchType:   s.LaunchType,
+		}
 	},
 }
 

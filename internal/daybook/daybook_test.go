@@ -172,7 +172,8 @@ func TestTheDearestKeepTheirNames(t *testing.T) {
 		}
 	}
 	if !named["batch-1999"] || named["batch-0000"] || !named[Others] || len(named) < 100 {
-		t.Errorf("%d names; the dearest %t, the cheapest %t, others %t", len(named), named["batch-1999"], named["batch-0000"], named[Others])
+		t.Errorf("%d names; the dearest %t, the cheapest %t, others %t",
+			len(named), named["batch-1999"], named["batch-0000"], named[Others])
 	}
 }
 
@@ -182,11 +183,18 @@ func TestTheWorstDayFits(t *testing.T) {
 	var entries []Entry
 	for n := range 12 {
 		name := strings.Repeat("x", 240)
-		s := Spender{Namespace: fmt.Sprintf("%s-%d", name[:60], n), Owner: fmt.Sprintf("Deployment/%s-%d", name, n), Pod: fmt.Sprintf("%s-%d", name, n),
-			Labels: name, InstanceType: fmt.Sprintf("u-24tb1.%d", n), LaunchType: []string{"on-demand", "spot", "dedicated"}[n%3]}
+		s := Spender{
+			Namespace:    fmt.Sprintf("%s-%d", name[:60], n),
+			Owner:        fmt.Sprintf("Deployment/%s-%d", name, n),
+			Pod:          fmt.Sprintf("%s-%d", name, n),
+			Labels:       name,
+			InstanceType: fmt.Sprintf("u-24tb1.%d", n),
+			LaunchType:   []string{"on-demand", "spot", "dedicated"}[n%3],
+		}
 		e := Entry{Spender: s}
 		for d := range Day(Kept) {
-			e.Runs = append(e.Runs, Run{First: 20000 + d, Amount: Amount{Seconds: r.Float64() * 1e9, Dollars: r.Float64() * 1e5, Unpriced: r.Float64() * 1e9}})
+			a := Amount{Seconds: r.Float64() * 1e9, Dollars: r.Float64() * 1e5, Unpriced: r.Float64() * 1e9}
+			e.Runs = append(e.Runs, Run{First: 20000 + d, Amount: a})
 		}
 		entries = append(entries, e)
 	}

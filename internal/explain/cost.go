@@ -43,7 +43,12 @@ func Costs(ctx context.Context, l Ledger, labels []string, q adminapi.CostQuery)
 			adminapi.ErrBadQuery, key, cmp.Or(strings.Join(labels, ", "), "none"))
 	}
 	sums.shrink(mostCosts)
-	costs := adminapi.Costs{By: q.By, Since: q.Since.String(), Until: q.Until.String(), Costs: []adminapi.Cost{}}
+	costs := adminapi.Costs{
+		By:    q.By,
+		Since: q.Since.String(),
+		Until: q.Until.String(),
+		Costs: []adminapi.Cost{},
+	}
 	var total daybook.Amount
 	for _, name := range sums.order(q.By == "day") {
 		costs.Costs = append(costs.Costs, cost(name, sums.by[name]))
@@ -105,7 +110,8 @@ func (s *costSums) add(name adminapi.Cost, a daybook.Amount) {
 // order is that of days, or of what has cost most.
 func (s *costSums) order(days bool) []adminapi.Cost {
 	return slices.SortedFunc(maps.Keys(s.by), func(a, b adminapi.Cost) int {
-		names := cmp.Or(cmp.Compare(a.Day, b.Day), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Pod, b.Pod),
+		names := cmp.Or(cmp.Compare(a.Day, b.Day), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Owner, b.Owner),
+			cmp.Compare(a.Pod, b.Pod),
 			cmp.Compare(a.InstanceType, b.InstanceType), cmp.Compare(a.LaunchType, b.LaunchType), cmp.Compare(a.Label, b.Label))
 		if days {
 			return names

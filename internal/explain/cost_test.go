@@ -23,16 +23,25 @@ func (l ledger) Spent(_ context.Context, _, _ daybook.Day, each func(daybook.Spe
 func ofTeams(each func(daybook.Spender, daybook.Day, daybook.Amount)) error {
 	const hour = 3600
 	pod := func(namespace, name, labels string) daybook.Spender {
-		return daybook.Spender{Namespace: namespace, Owner: "Deployment/web", Pod: name, Labels: labels, InstanceType: "c5.large", LaunchType: "on-demand"}
+		return daybook.Spender{
+			Namespace:    namespace,
+			Owner:        "Deployment/web",
+			Pod:          name,
+			Labels:       labels,
+			InstanceType: "c5.large",
+			LaunchType:   "on-demand",
+		}
 	}
 	each(pod("shop", "web-1", "app=x,team=blue"), 20000, daybook.Amount{Seconds: 2 * hour, Dollars: 2})
 	each(pod("shop", "web-1", "app=x,team=blue"), 20001, daybook.Amount{Seconds: hour, Dollars: 1})
 	each(pod("shop", "web-2", "team=red"), 20001, daybook.Amount{Seconds: 4 * hour, Dollars: 4})
 	each(pod("lab", "web-3", "myteam=red"), 20001, daybook.Amount{Seconds: 3 * hour, Unpriced: 3 * hour})
-	each(daybook.Spender{Namespace: daybook.NoPod, Owner: "Standby/small", InstanceType: "small", LaunchType: "spot"}, 20000,
-		daybook.Amount{Seconds: hour, Dollars: .5})
-	each(daybook.Spender{Namespace: "shop", Owner: daybook.Others, Pod: daybook.Others, InstanceType: "c5.large", LaunchType: "on-demand"}, 20000,
-		daybook.Amount{Seconds: hour, Dollars: .25})
+	idle := daybook.Spender{Owner: "Standby/small", InstanceType: "small", LaunchType: "spot"}
+	idle.Namespace = daybook.NoPod
+	each(idle, 20000, daybook.Amount{Seconds: hour, Dollars: .5})
+	others := pod("shop", daybook.Others, "")
+	others.Owner = daybook.Others
+	each(others, 20000, daybook.Amount{Seconds: hour, Dollars: .25})
 	return nil
 }
 
@@ -58,14 +67,18 @@ func TestCostsAreSummedByWhatIsAskedFor(t *testing.T) {
 	}{
 		{"namespace", "", []string{"shop 8h 0h $7.25", "(no pod) 1h 0h $0.5", "lab 3h 3h unknown"}, " 12h 3h $7.75"},
 		{"owner", "shop", []string{"shop Deployment/web 7h 0h $7", "shop (others) 1h 0h $0.25"}, " 8h 0h $7.25"},
-		{"pod", "shop", []string{"shop Deployment/web web-2 4h 0h $4", "shop Deployment/web web-1 3h 0h $3", "shop (others) (others) 1h 0h $0.25"},
+		{"pod", "shop", []string{"shop Deployment/web web-2 4h 0h $4", "shop Deployment/web web-1 3h 0h $3",
+			"shop (others) (others) 1h 0h $0.25"},
 			" 8h 0h $7.25"},
 		{"day", "", []string{"2024-10-04 4h 0h $2.75", "2024-10-05 8h 3h $5"}, " 12h 3h $7.75"},
 		{"type", "", []string{"c5.large on-demand 11h 3h $7.25", "small spot 1h 0h $0.5"}, " 12h 3h $7.75"},
-		{"label=team", "", []string{"red 4h 0h $4", "blue 3h 0h $3", "(no pod) 1h 0h $0.5", "(others) 1h 0h $0.25", " 3h 3h unknown"}, " 12h 3h $7.75"},
+		{"label=team", "", []string{"red 4h 0h $4", "blue 3h 0h $3", "(no pod) 1h 0h $0.5", "(others) 1h 0h $0.25", " 3h 3h unknown"},
+			" 12h 3h $7.75"},
 		{"namespace", "nobody", nil, " 0h 0h $0"},
 	} {
-		costs, err := Costs(t.Context(), ledger(ofTeams), []string{"team"}, adminapi.CostQuery{By: tc.by, Since: 20000, Until: 20001, Namespace: tc.namespace})
+		q := adminapi.CostQuery{By: tc.by, Since: 20000, Until: 20001}
+		q.Namespace = tc.namespace
+		costs, err := Costs(t.Context(), ledger(ofTeams), []string{"team"}, q)
 		if err != nil {
 			t.Errorf("by %s: %v", tc.by, err)
 		}
@@ -89,7 +102,8 @@ func TestALabelThatIsNotKeptIsAnErrorThatSaysWhichAre(t *testing.T) {
 		want   string
 	}{{[]string{"team", "app"}, "team, app"}, {nil, "none"}} {
 		_, err := Costs(t.Context(), ledger(ofTeams), tc.labels, q)
-		if !errors.Is(err, adminapi.ErrBadQuery) || !strings.Contains(fmt.Sprint(err), `"stage"`) || !strings.HasSuffix(fmt.Sprint(err), ": "+tc.want) {
+		if !errors.Is(err, adminapi.ErrBadQuery) || !strings.Contains(fmt.Sprint(err), `"stage"`) ||
+			!strings.HasSuffix(fmt.Sprint(err), ": "+tc.want) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -98,7 +112,8 @@ func TestALabelThatIsNotKeptIsAnErrorThatSaysWhichAre(t *testing.T) {
 		t.Error(err)
 	}
 	broken := errors.New("no store")
-	if _, err := Costs(t.Context(), ledger(func(func(daybook.Spender, daybook.Day, daybook.Amount)) error { return broken }), nil, q); !errors.Is(err, broken) {
+	fails := ledger(func(func(daybook.Spender, daybook.Day, daybook.Amount)) error { return broken })
+	if _, err := Costs(t.Context(), fails, nil, q); !errors.Is(err, broken) {
 		t.Errorf("%v, want that of the ledger", err)
 	}
 }

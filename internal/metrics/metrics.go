@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cells"
-	"github.com/elotl/kip/internal/daybook"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/version"
@@ -42,7 +41,7 @@ type Config struct {
 type Cost = cells.Cost
 
 // Amount is what cells have cost.
-type Amount = daybook.Amount
+type Amount = cells.Amount
 
 // Metrics has all metrics of one Kip, in a registry of its own. Its methods are
 // safe for concurrent use and do not block.

@@ -384,7 +384,9 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f.want(t, "kip_cost_unpriced_seconds_total", map[string]string{"namespace=web": "0", "namespace=(no pod)": "50"})
 
 	bare := newFixture(t, func(c *Config) { c.Cells = nil })
-	for _, name := range []string{"kip_cost_dollars_total", "kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_pods_waiting", "kip_ends_held_back"} {
+	for _, name := range []string{
+		"kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_cost_dollars_total", "kip_pods_waiting", "kip_ends_held_back",
+	} {
 		bare.want(t, name, nil)
 	}
 }

@@ -70,7 +70,8 @@ func (w *world) compareNamespaces(got map[string]daybook.Amount, now time.Time) 
 	}
 	for namespace, seconds := range want {
 		if d := math.Abs(got[namespace].Seconds - seconds); d > slack {
-			w.violateLocked("invariant 5: namespace %q has had %.3f s by Kip's counter, %.3f s by its cells", namespace, got[namespace].Seconds, seconds)
+			w.violateLocked("invariant 5: namespace %q has had %.3f s by Kip's counter, %.3f s by its cells",
+				namespace, got[namespace].Seconds, seconds)
 		}
 	}
 }
