@@ -115,7 +115,7 @@ func TestAStandbyCellPrefersPodsOfItsNode(t *testing.T) {
 			e.session = &modelLink{connected: true}
 			b.cells.standby[cell.ID] = e
 		}
-		best := b.cells.standbyFor(Request{Node: "kip-0-2", Offers: []Offer{{InstanceType: "nano", Zone: "z"}}})
+		best, _ := b.cells.standbyFor(Request{Node: "kip-0-2", Offers: []Offer{{InstanceType: "nano", Zone: "z"}}})
 		clear(b.cells.standby)
 		b.cells.mu.Unlock()
 		if best == nil || best.id != "kip-0-2" {

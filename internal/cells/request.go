@@ -45,8 +45,8 @@ type Request struct {
 // Request asks for a cell for a pod. It takes a standby cell of the type that the
 // pod would get, where there is one. It returns when the request is stored. The
 // error is ErrHasCell where the pod has a cell that is not Gone, a *DiskInUseError
-// where a live cell of another pod has one of the disks, and a *BudgetError where the
-// pod's namespace may not cost so much more.
+// where a live cell of another pod has one of the disks, a *BudgetError where the
+// pod's namespace may not cost so much more, and ErrConnecting.
 func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	if len(r.Offers) == 0 {
 		return Cell{}, fmt.Errorf("request a cell for pod %s: no offers", r.Pod)
@@ -62,13 +62,17 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	if err = c.claimed(r.Disks); err == nil {
 		r.Offers, err = c.affordable(r, spent)
 	}
-	if err != nil {
+	var taken *entry
+	if err == nil {
+		taken, err = c.takeStandby(r)
+	}
+	switch {
+	case err != nil:
 		unlock()
 		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, err)
-	}
-	if e := c.takeStandby(r); e != nil {
+	case taken != nil:
 		unlock()
-		return c.give(ctx, e, r)
+		return c.give(ctx, taken, r)
 	}
 	cell := Cell{
 		ID:             newID("cell-"),
@@ -175,6 +179,10 @@ func (c *Controller) PodsNamed(name cache.ObjectName) []types.UID {
 
 // ErrHasCell: a pod has at most one cell at a time.
 var ErrHasCell = errors.New("the pod has a cell already")
+
+// ErrConnecting: Kip has begun a moment ago, and has yet to connect to a standby cell that the
+// pod may be given. It is to be requested again soon.
+var ErrConnecting = errors.New("connecting to standby cells that the pod may be given")
 
 // request hands a cell to be launched with others, as soon as nobody else can be
 // running its pod.

@@ -28,7 +28,7 @@ func (r Request) fits(cell *Cell) bool {
 func (c *Controller) WouldTake(r Request) (Cell, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e := c.standbyFor(r)
+	e, _ := c.standbyFor(r)
 	if e == nil {
 		return Cell{}, false
 	}
@@ -36,10 +36,11 @@ func (c *Controller) WouldTake(r Request) (Cell, bool) {
 }
 
 // standbyFor returns the standby cell that fits a request best: one that is ready,
-// else the one that will be soonest; nil where there is none. The caller holds mu.
-func (c *Controller) standbyFor(r Request) *entry {
+// else the one that will be soonest; nil where there is none. connecting says that a better
+// one may be connected in a moment. The caller holds mu.
+func (c *Controller) standbyFor(r Request) (best *entry, connecting bool) {
 	if c.pools.none() {
-		return nil
+		return nil, false
 	}
 	rank := func(cell *Cell) int {
 		switch {
@@ -52,33 +53,48 @@ func (c *Controller) standbyFor(r Request) *entry {
 		}
 		return 0 // the pod would wait for a boot that may fail
 	}
-	var best *entry
 	for _, e := range c.standby {
 		cell := e.cell()
 		if e.ending != "" || !cell.Interrupted.IsZero() || rank(cell) == 0 || !r.fits(cell) {
 			continue
 		}
 		if rank(cell) >= 2 && (e.session == nil || !e.session.Connected()) {
+			connecting = connecting || c.connecting(e)
 			continue // it may be lost
 		}
 		if best == nil || rank(cell) > rank(best.cell()) || cell.Template == c.cfg.Template && best.cell().Template != c.cfg.Template {
 			best = e
 		}
 	}
-	return best
+	return best, connecting && (best == nil || rank(best.cell()) < 2)
 }
 
-// takeStandby promises a standby cell that fits to a pod. The caller holds mu.
-func (c *Controller) takeStandby(r Request) *entry {
-	best := c.standbyFor(r)
-	if best == nil {
-		return nil
+// firstConnect is how long Kip waits for standby cells after it has begun: a connection
+// takes tens of milliseconds, a new cell a boot.
+const firstConnect = 3 * time.Second
+
+// connecting says that Kip connects to a cell for the first time, and that nothing has gone
+// wrong yet. The caller holds mu.
+func (c *Controller) connecting(e *entry) bool {
+	beginning := c.awake.IsZero() || c.cfg.Clock.Since(c.awake) < firstConnect
+	return beginning && (e.session == nil || e.session.LastError() == nil)
+}
+
+// takeStandby promises a standby cell that fits to a pod; nil where there is none. Its only
+// error is ErrConnecting. The caller holds mu.
+func (c *Controller) takeStandby(r Request) (*entry, error) {
+	best, connecting := c.standbyFor(r)
+	switch {
+	case connecting:
+		return nil, ErrConnecting
+	case best == nil:
+		return nil, nil
 	}
 	delete(c.standby, best.id)
 	best.pod, best.disks = r.Pod, r.Disks
 	c.reserve(best)
 	c.pools.taken(best.cell().Standby)
-	return best
+	return best, nil
 }
 
 // give stores that a standby cell is a pod's.

@@ -436,3 +436,40 @@ func (s slowStop) Stop(_ context.Context, ids ...string) cloud.Results {
 	*s.stops++
 	return cloud.Each(nil, ids...)
 }
+
+// TestAPodWaitsForStandbyCellsToWhichAKipThatBeginsConnects: else an upgrade of Kip costs the
+// pods of that moment a boot each, beside cells that are ready.
+func TestAPodWaitsForStandbyCellsToWhichAKipThatBeginsConnects(t *testing.T) {
+	for name, connects := range map[string]bool{"it is connected": true, "it never is": false} {
+		inBubble(t, keep(1), nil, func(t *testing.T, b *bubble) {
+			b.later(time.Minute)
+			b.stop()
+			reached := make(chan struct{})
+			b.links.boots = func(string) bool {
+				<-reached
+				return connects
+			}
+			b.run()
+			r := Request{
+				Pod:     ref("a"),
+				Attempt: 1,
+				Seen:    time.Now(),
+				Offers: []Offer{{
+					InstanceType: "nano",
+					Zone:         "z",
+					PricePerHour: 1,
+					BootTimeout:  time.Minute,
+				}},
+			}
+			if cell, err := b.cells.Request(b.Context(), r); !errors.Is(err, ErrConnecting) {
+				t.Errorf("%s: before that the pod is given cell %s, %v", name, cell.ID, err)
+			}
+			close(reached)
+			b.later(firstConnect)
+			cell, err := b.cells.Request(b.Context(), r)
+			if err != nil || (cell.Standby != "") != connects {
+				t.Errorf("%s: then the pod is given cell %s of pool %q, %v", name, cell.ID, cell.Standby, err)
+			}
+		})
+	}
+}

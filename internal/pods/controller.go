@@ -105,6 +105,9 @@ const (
 	// scarceRetry is the longest wait between two looks for a pod of whose types there are
 	// none: shortages are counted for minutes.
 	scarceRetry = 30 * time.Second
+	// connectRetry is how long a pod waits for another look while Kip connects to its
+	// standby cells.
+	connectRetry = 200 * time.Millisecond
 	// budgetRetry is how long a pod waits for another look whose namespace has no money left
 	// for it: until a cell of it ends, or a month.
 	budgetRetry = 30 * time.Second
@@ -469,6 +472,11 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		return budgetRetry, nil
 	case errors.Is(err, cells.ErrHasCell):
 		return 0, nil
+	case errors.Is(err, cells.ErrConnecting):
+		c.mu.Lock()
+		w.why = err.Error()
+		c.mu.Unlock()
+		return connectRetry, nil
 	case err != nil:
 		c.waits(pod, events.CellNotRequested, err.Error(), time.Time{})
 		return 0, err
