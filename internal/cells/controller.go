@@ -83,7 +83,7 @@ func New(cfg Config) *Controller {
 		launches:     newGather[*entry](),
 		terminations: newGather[*termination](),
 		taggings:     newGather[*entry](),
-		ledger:       &ledger{store: cfg.Store},
+		ledger:       newLedgerOf(cfg.Store),
 		pools:        newPools(cfg.Pools, cfg.RefillDelay, cfg.Template, cfg.Clock),
 		inventory:    newInventory(cfg.Health, cfg.ListLag),
 		cells:        map[string]*entry{},

@@ -22,6 +22,7 @@ type Config struct {
 	Cells      Cells   `key:"cells" doc:"The machines that pods run on."`
 	Kubelet    Kubelet `key:"kubelet" doc:"What the virtual node says of itself; with nodes, what each of them says that has nothing else."`
 	Nodes      []Node  `key:"nodes" auto:"true" doc:"The virtual nodes, at most 64, or auto: one for each zone, architecture and capacity type (on-demand, spot) that the cloud offers. They are named after --nodename, with a number: kip-0-1, kip-0-2. Default: one node, which has the name itself. Changes take effect while Kip runs."`
+	Costs      Costs   `key:"costs" doc:"What Kip keeps of what cells have cost, which kipctl cost shows."`
 	Testing    Testing `key:"testing" doc:"For tests only."`
 
 	// AutoNodes says that nodes is auto. Nodes is empty then.
@@ -289,6 +290,11 @@ type Taint struct {
 	Key    string `key:"key" doc:"Key of the taint. Required."`
 	Value  string `key:"value" doc:"Its value."`
 	Effect string `key:"effect" default:"NoSchedule" doc:"NoSchedule, PreferNoSchedule or NoExecute."`
+}
+
+// Costs say what the ledger of costs is kept by.
+type Costs struct {
+	Labels []string `key:"labels" doc:"Keys of labels of pods that costs are kept by too, at most 5: such as team. Those that a pod has when its cell is requested count."`
 }
 
 // Testing is for tests only.

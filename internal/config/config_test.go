@@ -323,7 +323,7 @@ func TestErrors(t *testing.T) {
 		{"null", "---\n",
 			"p.yaml:1: cells.defaultInstanceType: there is no value: this key is required\np.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure, sim"},
 		{"a text", "hello",
-			"p.yaml:1: a single value is not valid: want keys and values: apiVersion, kind, cloud, etcd, cells, kubelet, nodes, testing"},
+			"p.yaml:1: a single value is not valid: want keys and values: apiVersion, kind, cloud, etcd, cells, kubelet, nodes, costs, testing"},
 		{"no YAML", "a:\n  b: [", "p.yaml:2: no valid YAML: did not find expected node content"},
 		{"a tab", "cells:\n\tnametag: x", "p.yaml:2: no valid YAML: found character that cannot start any token"},
 		{"two documents", least + "---\na: b\n", "p.yaml:5: a second document begins here: want one only"},
@@ -333,7 +333,7 @@ func TestErrors(t *testing.T) {
 		{"wrong case", least + "  nameTag: x", "p.yaml:5: cells.nameTag: no such key; did you mean cells.nametag?"},
 		{"key in a wrong place", least + "nametag: x", "p.yaml:5: nametag: no such key; did you mean cells.nametag?"},
 		{"unknown key, nothing near", least + "testing: {zzz: x}", "p.yaml:5: testing.zzz: no such key: want one of controllerID"},
-		{"empty key", least + "'': x", "p.yaml:5: \"\": no such key: want one of apiVersion, kind, cloud, etcd, cells, kubelet, nodes, testing"},
+		{"empty key", least + "'': x", "p.yaml:5: \"\": no such key: want one of apiVersion, kind, cloud, etcd, cells, kubelet, nodes, costs, testing"},
 		{"key that is no text", least + "[a]: x", "p.yaml:5: a key is no text"},
 		{"duplicate key", least + "  nametag: a\n  nametag: b", "p.yaml:6: cells.nametag: this key is there twice: first on line 5"},
 		{"duplicate section", least + "cells: {}", "p.yaml:5: cells: this key is there twice: first on line 3"},
@@ -492,6 +492,12 @@ func TestErrors(t *testing.T) {
 				"p.yaml:8: cells.budgets[2].namespace: there is no value: this key is required\n" +
 				"p.yaml:9: cells.budgets[3].namespace: \"A_b\" is not valid: want the name of a namespace, or *\n" +
 				"p.yaml:10: cells.budgets[4]: want maxCostPerHour or maxCostPerMonth: there is no bound"},
+		{"too many labels of costs", least + "costs:\n  labels: [a, b, c, d, e, f]",
+			"p.yaml:6: costs.labels: there are 6: want at most 5"},
+		{"labels of costs that are none", least + "costs:\n  labels: [team, a b, '', team, example.com/stage]",
+			"p.yaml:6: costs.labels[1]: \"a b\" is no name of a label: name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')\n" +
+				"p.yaml:6: costs.labels[2]: there is no value: this key is required\n" +
+				"p.yaml:6: costs.labels[3]: team is there already: costs.labels[0] has it"},
 		{"a bound below nothing", least + "  grants: {maxPricePerHour: -1}",
 			`p.yaml:5: cells.grants.maxPricePerHour: "-1" is not valid: want 0, for no bound, or more`},
 		{"etcd key without a certificate", least + "etcd: {client: {endpoints: ['https://a:2379'], keyFile: k}}",

@@ -143,6 +143,7 @@ func (d *decoder) validate(c *Config) {
 	d.standbyCells(c)
 	d.kubelet(&c.Kubelet)
 	d.nodes(c)
+	d.costs(c.Costs)
 	id := c.Testing.ControllerID
 	d.check(id == "" || lowerID.MatchString(id), "testing.controllerID", id, "at most 63 lower-case letters, digits and dashes")
 	d.otherClouds(c.Cloud.Name())
@@ -403,6 +404,30 @@ func (d *decoder) budgets(budgets []Budget) {
 		d.check(b.MaxCostPerMonth.Sign() >= 0, key+".maxCostPerMonth", b.MaxCostPerMonth.String(), "0, for no bound, or more")
 		if b.MaxCostPerHour.IsZero() && b.MaxCostPerMonth.IsZero() {
 			d.bad(key, "want maxCostPerHour or maxCostPerMonth: there is no bound")
+		}
+	}
+}
+
+// mostCostLabels is how many labels costs are kept by at most: each makes entries of a day
+// larger, and more of them.
+const mostCostLabels = 5
+
+// costs checks what costs are kept by.
+func (d *decoder) costs(c Costs) {
+	if n := len(c.Labels); n > mostCostLabels {
+		d.bad("costs.labels", "there are %d: want at most %d", n, mostCostLabels)
+	}
+	for i, key := range c.Labels {
+		at := fmt.Sprintf("costs.labels[%d]", i)
+		d.require(at, key)
+		if key == "" {
+			continue
+		}
+		for _, problem := range validation.IsQualifiedName(key) {
+			d.bad(at, "%q is no name of a label: %s", key, problem)
+		}
+		if first := slices.Index(c.Labels, key); first < i {
+			d.bad(at, "%s is there already: costs.labels[%d] has it", key, first)
 		}
 	}
 }

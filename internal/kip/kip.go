@@ -119,8 +119,11 @@ func Run(ctx context.Context, o Options) error {
 		Waiting: func() int { return ofLeader(k, func(l *leading) int { return l.pods.WaitingPods() }) },
 		Held:    func() []gate.Held { return ofLeader(k, func(l *leading) []gate.Held { return l.gate.Held() }) },
 		Ledger:  func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
-		Clock:   k.clock,
-		Log:     o.Log,
+		Spent: func() map[string]metrics.Amount {
+			return ofLeader(k, func(l *leading) map[string]metrics.Amount { return l.cells.CostsByNamespace() })
+		},
+		Clock: k.clock,
+		Log:   o.Log,
 	})
 	if k.api, err = connect(o, k.metrics.WrapTransport); err != nil {
 		return err

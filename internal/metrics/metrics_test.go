@@ -333,6 +333,9 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 				{InstanceType: "c5.large", Spot: true, Seconds: 3600, Dollars: .25},
 			}
 		}
+		c.Spent = func() map[string]Amount {
+			return map[string]Amount{"web": {Seconds: 7200, Dollars: .5}, "(no pod)": {Seconds: 60, Unpriced: 50}}
+		}
 	})
 	cell := func(phase apiv1.Phase, age time.Duration, change func(*cells.Cell)) {
 		l := f.life(fmt.Sprint(len(f.cells)), false)
@@ -377,8 +380,13 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f.want(t, "kip_cell_seconds_total", map[string]string{spotLabels: "10800", "instance_type=c5.large,launch_type=on-demand": "60"})
 	f.want(t, "kip_cell_cost_dollars_total", map[string]string{spotLabels: "0.75", "instance_type=c5.large,launch_type=on-demand": "0.01"})
 
+	f.want(t, "kip_cost_dollars_total", map[string]string{"namespace=web": "0.5", "namespace=(no pod)": "0"})
+	f.want(t, "kip_cost_unpriced_seconds_total", map[string]string{"namespace=web": "0", "namespace=(no pod)": "50"})
+
 	bare := newFixture(t, func(c *Config) { c.Cells = nil })
-	for _, name := range []string{"kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_pods_waiting", "kip_ends_held_back"} {
+	for _, name := range []string{
+		"kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_cost_dollars_total", "kip_pods_waiting", "kip_ends_held_back",
+	} {
 		bare.want(t, name, nil)
 	}
 }
@@ -867,6 +875,7 @@ func everything(t *testing.T) *fixture {
 		c.Waiting = func() int { return 1 }
 		c.Held = func() []gate.Held { return []gate.Held{{Reason: gate.ByLimit}} }
 		c.Ledger = func() []Cost { return []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}} }
+		c.Spent = func() map[string]Amount { return map[string]Amount{"web": {Seconds: 1, Dollars: 1}} }
 	})
 	l := f.life("a", false).steps(0, apiv1.Requested, apiv1.StepSeen, apiv1.StepPlaced).
 		steps(0, apiv1.Bound, apiv1.StepLaunched, apiv1.StepJoined, apiv1.StepReady, apiv1.StepBound)

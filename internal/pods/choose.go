@@ -51,6 +51,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 	r := cells.Request{
 		Pod:      apiv1.Ref(pod),
 		Node:     pod.Spec.NodeName,
+		Account:  account(pod, c.cfg.CostLabels),
 		Created:  pod.CreationTimestamp.Time,
 		Offers:   offers,
 		RuledOut: ruledOut,

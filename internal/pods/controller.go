@@ -53,6 +53,8 @@ type Config struct {
 	Options cells.Options
 	// Grants are what pods may ask for by annotation.
 	Grants Grants
+	// CostLabels are the keys of the labels that costs are kept by. Optional.
+	CostLabels []string
 	// Event reports to the pod's owner.
 	Event func(pod apiv1.PodReference, kind, reason, message string)
 	// Forget is told of pods that no longer exist.

@@ -1045,6 +1045,7 @@ type books struct {
 	pods    map[string]types.UID  // the last pod of a cell
 	known   map[string]bool       // the instances that a record has had
 	names   map[string]string     // the cells by what their machines know of them
+	stays   []stay                // that have ended
 }
 
 // named is the cell that a machine knows by a name; under world.mu.
@@ -1114,6 +1115,7 @@ func (w *world) audit(key string) {
 		}
 		if a.running() {
 			a.seconds += now.Sub(a.from).Seconds()
+			b.stays = append(b.stays, stay{a.from, now, a.cell})
 		}
 		if a.seconds > 0 {
 			o := a.cell.Offer()
@@ -1148,6 +1150,7 @@ func (w *world) audit(key string) {
 		}
 	case !runs && a.running():
 		a.seconds += now.Sub(a.from).Seconds()
+		b.stays = append(b.stays, stay{a.from, now, was})
 		a.from = time.Time{}
 	}
 	if cell.Instance != nil {
