@@ -242,7 +242,8 @@ func TestWhatIsPluggedInLaterIsGuarded(t *testing.T) {
 		n.in(n.cell, func() (err error) {
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name = device
-			if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: device, PeerNamespace: netlink.NsFd(int(n.outside))}); err != nil {
+			veth := &netlink.Veth{LinkAttrs: attrs, PeerName: device, PeerNamespace: netlink.NsFd(int(n.outside))}
+			if err := netlink.LinkAdd(veth); err != nil {
 				return err
 			}
 			late, err = netlink.LinkByName(device)
@@ -285,7 +286,8 @@ func TestWhatIsPluggedInLaterIsGuarded(t *testing.T) {
 		return err
 	})
 	for _, device := range []string{"up", "late"} {
-		if !strings.Contains(listed, fmt.Sprintf("device %q", device)) && !strings.Contains(listed, fmt.Sprintf("devices = { %q }", device)) {
+		if !strings.Contains(listed, fmt.Sprintf("device %q", device)) &&
+			!strings.Contains(listed, fmt.Sprintf("devices = { %q }", device)) {
 			t.Errorf("nft lists no hook on %s:\n%s", device, listed)
 		}
 	}
