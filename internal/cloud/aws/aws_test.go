@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -417,6 +418,70 @@ func TestATokenWhoseInstancesHaveEndedLeadsToThem(t *testing.T) {
 	forgetful := answering(t, "RunInstances", 400, codeTerminated, "words")
 	if err := forgetful.Launch(t.Context(), r).Err(); !cloud.Refused(err) || errors.Is(err, cloud.ErrMismatch) {
 		t.Errorf("with nothing to show: %v", err)
+	}
+}
+
+// unending is an API whose lists have a page more for ever, and that says of each token that
+// its instances have ended.
+type unending struct{ pages map[string]int }
+
+func (u unending) RoundTrip(r *http.Request) (*http.Response, error) {
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	form, err := url.ParseQuery(string(text))
+	if err != nil {
+		return nil, err
+	}
+	action := form.Get("Action")
+	u.pages[action]++
+	status, answer := http.StatusOK, "<"+action+"Response><nextToken>more</nextToken></"+action+"Response>"
+	if action == "RunInstances" {
+		status, answer = http.StatusBadRequest, "<Response><Errors><Error><Code>"+codeTerminated+"</Code></Error></Errors></Response>"
+	}
+	return &http.Response{StatusCode: status, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(answer))}, nil
+}
+
+func TestAListWithoutEndIsAnError(t *testing.T) {
+	for action, ask := range map[string]func(*Cloud) error{
+		"DescribeInstanceTypes":         func(c *Cloud) error { _, err := c.readTypes(t.Context()); return err },
+		"DescribeInstanceTypeOfferings": func(c *Cloud) error { _, err := c.readOfferings(t.Context()); return err },
+		"DescribeSpotPriceHistory":      func(c *Cloud) error { _, err := c.readSpotPrices(t.Context()); return err },
+		"DescribeInstances":             func(c *Cloud) error { _, err := c.Describe(t.Context(), "i-1"); return err },
+		"DescribeSpotInstanceRequests":  func(c *Cloud) error { _, err := c.interrupted(t.Context()); return err },
+		"DescribeSubnets":               func(c *Cloud) error { _, err := c.readSubnets(t.Context()); return err },
+		"DescribeRouteTables":           func(c *Cloud) error { _, err := c.publicSubnets(t.Context(), vpc); return err },
+		"DescribeNetworkInterfaces":     func(c *Cloud) error { _, err := c.ListParts(t.Context(), owner); return err },
+		"DescribeSecurityGroups":        func(c *Cloud) error { _, err := c.listGroups(t.Context(), owner, nil); return err },
+	} {
+		cfg, api := settings("http://ec2.test"), unending{map[string]int{}}
+		cfg.Transport = api
+		if err := ask(open(t, cfg)); !errors.Is(err, errTooLong) || api.pages[action] != maxPages {
+			t.Errorf("%s: %v after %v", action, err, api.pages)
+		}
+	}
+}
+
+// Of a token whose instances have ended some may run: nothing is said of them until they
+// were seen.
+func TestATokenWhoseInstancesAreNotFoundSaysNothingOfThem(t *testing.T) {
+	cfg := settings("http://ec2.test")
+	cfg.Transport = unending{map[string]int{}}
+	endless := open(t, cfg)
+	_, err := endless.ended(t.Context(), request("t", 3), cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New(codeTerminated)))
+	if !errors.Is(err, errTooLong) || cloud.NothingDone(err) || cloud.CauseOf(err) != "" || !strings.Contains(err.Error(), codeTerminated) {
+		t.Errorf("without end: %v", err)
+	}
+	for code, want := range map[string]cloud.Cause{
+		"RequestLimitExceeded":  cloud.ErrThrottled,
+		"UnauthorizedOperation": cloud.ErrUnauthorised,
+	} {
+		c := answering(t, "DescribeInstances", 400, code, "words")
+		_, err := c.ended(t.Context(), request("t", 3), cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New(codeTerminated)))
+		if cloud.CauseOf(err) != want || cloud.NothingDone(err) {
+			t.Errorf("%s: %v, nothing done %v", code, err, cloud.NothingDone(err))
+		}
 	}
 }
 

@@ -149,24 +149,38 @@ func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
 func (c *Cloud) describe(ctx context.Context, filters ...types.Filter) ([]cloud.Instance, error) {
 	var all []cloud.Instance
 	pages := ec2.NewDescribeInstancesPaginator(c.api, &ec2.DescribeInstancesInput{Filters: filters, MaxResults: aws.Int32(pageSize)})
-	for n := 0; pages.HasMorePages(); n++ {
-		if n == maxPages {
-			return nil, errTooLong
-		}
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return nil, classify(err, cloud.Scope{})
-		}
+	err := eachPage(ctx, pages, func(page *ec2.DescribeInstancesOutput) {
 		for _, r := range page.Reservations {
 			for _, i := range r.Instances {
 				all = append(all, instanceOf(i))
 			}
 		}
-	}
-	return all, nil
+	})
+	return all, err
 }
 
-var errTooLong = fmt.Errorf("EC2 answers without end: more than %d pages", maxPages)
+var errTooLong = fmt.Errorf("the answer has no end: more than %d pages", maxPages)
+
+// paginator is one of the SDK's.
+type paginator[Answer any] interface {
+	HasMorePages() bool
+	NextPage(context.Context, ...func(*ec2.Options)) (Answer, error)
+}
+
+// eachPage hands on all pages of an answer. Its error is classified.
+func eachPage[Answer any](ctx context.Context, pages paginator[Answer], take func(Answer)) error {
+	for n := 0; pages.HasMorePages(); n++ {
+		if n == maxPages {
+			return classify(errTooLong, cloud.Scope{})
+		}
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return classify(err, cloud.Scope{})
+		}
+		take(page)
+	}
+	return nil
+}
 
 // Describe implements cloud.Cloud. It asks by a filter: an ID that EC2 does not know, as
 // just after its launch, fails a call that names it, and all others with it.
