@@ -808,6 +808,97 @@ func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
 	}
 }
 
+// sentTo carries calls to another host.
+type sentTo struct{ host string }
+
+func (s sentTo) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.URL.Scheme, r.URL.Host = "http", s.host
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+func TestAKipThatHasMovedIsLetInWithoutALaunch(t *testing.T) {
+	model, _ := serve(t, anAccount(sim.Knobs{}))
+	refuse := atomic.Bool{}
+	h, api := eavesdrop(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.PostForm.Get("Action") == "AuthorizeSecurityGroupIngress" && refuse.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprint(w, "<Response><Errors><Error><Code>RequestLimitExceeded</Code></Error></Errors></Response>")
+			return
+		}
+		model.ServeHTTP(w, r)
+	}))
+	groups := atomic.Pointer[string]{}
+	moveTo := func(ids string) { groups.Store(&ids) }
+	cfg := settings("")
+	cfg.metadata = metadataOf(t, "subnet-a1", func() string { return *groups.Load() })
+	cfg.Transport = sentTo{strings.TrimPrefix(api, "http://")}
+	agentFrom := func() (all []string) {
+		for _, g := range model.Groups() {
+			for _, r := range g.Rules {
+				if r.From == agentPort {
+					all = append(all, r.Source)
+				}
+			}
+		}
+		return all
+	}
+	// changes are the calls that changed a rule, in order.
+	changes := func() (all []string) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for _, c := range h.calls {
+			if strings.HasSuffix(c["Action"], "Ingress") {
+				all = append(all, c["Action"])
+			}
+		}
+		h.calls = nil
+		return all
+	}
+	admit := func(c *Cloud, what, want string, calls ...string) {
+		t.Helper()
+		if err := c.Admit(t.Context(), owner); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if got, made := agentFrom(), changes(); !slices.Equal(got, []string{want}) || !slices.Equal(made, calls) {
+			t.Errorf("%s: %v may reach the agents, by the calls %v; want %s, %v", what, got, made, want, calls)
+		}
+	}
+	both := []string{"AuthorizeSecurityGroupIngress", "RevokeSecurityGroupIngress"}
+
+	moveTo("sg-there")
+	c := open(t, cfg)
+	if err := c.Admit(t.Context(), owner); err != nil || len(model.Groups()) != len(anAccount(sim.Knobs{}).Groups) {
+		t.Errorf("without cells: %v; the groups are %v", err, model.Groups())
+	}
+	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	changes()
+	admit(c, "where it was", "sg-there")
+	moveTo("sg-here")
+	admit(open(t, cfg), "another Kip, elsewhere", "sg-here", both...)
+	admit(c, "the first one, which has come there, too", "sg-here")
+	moveTo("sg-now")
+	admit(c, "an instance with another group now", "sg-now", both...)
+	admit(c, "and again", "sg-now")
+
+	// A failure leaves what lets it in now.
+	moveTo("sg-next")
+	refuse.Store(true)
+	if err := open(t, cfg).Admit(t.Context(), owner); !errors.Is(err, cloud.ErrThrottled) || !slices.Equal(changes(), both[:1]) {
+		t.Errorf("without the call that lets it in: %v", err)
+	}
+	if got := agentFrom(); !slices.Equal(got, []string{"sg-now"}) {
+		t.Errorf("without the call that lets it in: %v may reach the agents", got)
+	}
+	refuse.Store(false)
+	moveTo("")
+	if err := c.Admit(t.Context(), owner); err == nil || !slices.Equal(agentFrom(), []string{"sg-now"}) {
+		t.Errorf("with an instance of no group: %v; %v may reach the agents", err, agentFrom())
+	}
+}
+
 func TestTheGroupOfTheCellsIsAPartThatGoesLast(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
 	got, err := c.Launch(t.Context(), request("t", 1)).All()
@@ -997,15 +1088,24 @@ func TestSubnetsMustBeThereAndOfOneVPC(t *testing.T) {
 // metadataService is that of an instance in a subnet; no instance when that is empty.
 func metadataService(t *testing.T, subnet string) string {
 	t.Helper()
+	return metadataOf(t, subnet, func() string { return "sg-1\nsg-2" })
+}
+
+// metadataOf is that of an instance whose security groups change.
+func metadataOf(t *testing.T, subnet string, groups func() string) string {
+	t.Helper()
 	values := map[string]string{
 		"placement/region":                     "eu-west-1",
 		"mac":                                  "02:00",
 		"network/interfaces/macs/02:00/vpc-id": vpc,
-		"network/interfaces/macs/02:00/subnet-id":          subnet,
-		"network/interfaces/macs/02:00/security-group-ids": "sg-1\nsg-2",
+		"network/interfaces/macs/02:00/subnet-id": subnet,
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		value, ok := values[strings.TrimPrefix(r.URL.Path, "/latest/meta-data/")]
+		path := strings.TrimPrefix(r.URL.Path, "/latest/meta-data/")
+		value, ok := values[path]
+		if path == "network/interfaces/macs/02:00/security-group-ids" {
+			value, ok = groups(), true
+		}
 		switch {
 		case subnet == "":
 			http.Error(w, "no", http.StatusForbidden)

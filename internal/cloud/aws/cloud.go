@@ -26,6 +26,7 @@ var (
 	_ cloud.Console     = (*Cloud)(nil)
 	_ cloud.Parts       = (*Cloud)(nil)
 	_ cloud.Tagger      = (*Cloud)(nil)
+	_ cloud.Admitter    = (*Cloud)(nil)
 )
 
 // Cloud is EC2 in one region. It is safe for concurrent use.
@@ -33,16 +34,17 @@ type Cloud struct {
 	cfg        Config
 	api        *ec2.Client
 	dialPublic bool
+	onInstance bool // Kip runs on one in the VPC
 
-	// mu guards what was read of EC2 and is read again with the catalogue.
-	mu      sync.Mutex
-	network *network
-	images  map[string]image
-	groups  map[string]string     // IDs by name
-	own     map[string]cellsGroup // by owner
+	// mu guards what was read of EC2 and is read again with the catalogue, and kipGroups.
+	mu        sync.Mutex
+	network   *network
+	images    map[string]image
+	groups    map[string]string     // IDs by name
+	own       map[string]cellsGroup // by owner
+	kipGroups []string              // of the instance that Kip runs on, where that is in the VPC
 
-	kipGroups []string      // of the instance that Kip runs on, where that is in the VPC
-	making    chan struct{} // holds one who makes a cells' group
+	making chan struct{} // holds one who makes a cells' group, or changes its rules
 }
 
 // Name implements cloud.Cloud.
@@ -87,6 +89,7 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallCatalogue:   describe,
 			cloud.CallListParts:   describe,
 			cloud.CallDeleteParts: mutate,
+			cloud.CallAdmit:       mutate,
 		},
 	}
 }
@@ -99,6 +102,7 @@ func (c *Cloud) Features() cloud.Features {
 		Console:     c,
 		Parts:       c,
 		Tagger:      c,
+		Admitter:    c,
 	}
 }
 
