@@ -516,6 +516,55 @@ func TestAListSaysWhichZonesItCouldNotLookAt(t *testing.T) {
 	}
 }
 
+// EC2 accepts a launch, and ends it: as what it says is what it is told.
+func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
+	spot := func(is bool) cloud.Scope { return cloud.Scope{InstanceType: "c5.large", Zone: "us-east-1a", Spot: &is} }
+	for _, tc := range []struct {
+		code  string
+		cause cloud.Cause
+		scope cloud.Scope
+		says  string
+	}{
+		{"Server.InsufficientInstanceCapacity", cloud.ErrCapacity, spot(false), "words"},
+		{"Server.SpotInstanceTermination", cloud.ErrCapacity, spot(true), "words"},
+		{"Client.VolumeLimitExceeded", cloud.ErrQuota, cloud.Scope{Account: true}, "words"},
+		{"Client.InvalidSnapshot.NotFound", cloud.ErrRefused, cloud.Scope{}, "words"},
+		{"Client.InternalError", cloud.ErrRefused, cloud.Scope{}, "KMS"},
+		{"Server.InternalError", "", cloud.Scope{}, "words"},
+		{"Server.SomethingNew", "", cloud.Scope{}, "words"},
+	} {
+		c, model := newCloud(t, sim.Knobs{})
+		r := request("t", 2)
+		if tc.code == "Server.SpotInstanceTermination" {
+			r.Market = cloud.Spot
+		}
+		got, err := c.Launch(t.Context(), r).All()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := model.Fail(ec2.StateReason{Code: tc.code, Message: tc.code + ": words"}, got[0].ID); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Terminate(t.Context(), got[1].ID).Err(); err != nil {
+			t.Fatal(err)
+		}
+		described, err := c.Describe(t.Context(), got[0].ID, got[1].ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again := c.Launch(t.Context(), r) // whose answer was lost
+		for n, i := range []cloud.Instance{described[0], again[0].Instance} {
+			if i.State != cloud.Gone || i.Fault == nil || cloud.CauseOf(i.Fault) != tc.cause ||
+				cloud.ScopeOf(i.Fault).String() != tc.scope.String() || cloud.NothingDone(i.Fault) || strings.Count(i.Fault.Error(), tc.code) != 1 || !strings.Contains(i.Fault.Error(), tc.says) {
+				t.Errorf("%s, answer %d: %s with %q for %v", tc.code, n, i.State, i.Fault, cloud.ScopeOf(i.Fault))
+			}
+		}
+		if described[1].Fault != nil || again[1].Instance.Fault != nil {
+			t.Errorf("one that was to end: %v", described[1].Fault)
+		}
+	}
+}
+
 func TestTerminationEndsWhatIsThereAmongWhatIsNot(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
 	got, err := c.Launch(t.Context(), request("t", 3)).All()

@@ -245,6 +245,9 @@ func instanceOf(i types.Instance) cloud.Instance {
 	if i.AmiLaunchIndex != nil {
 		out.Place = cloud.PlaceOf(int(*i.AmiLaunchIndex))
 	}
+	if out.State == cloud.Gone || out.State == cloud.Terminating {
+		out.Fault = faultOf(i.StateReason, cloud.Scope{InstanceType: out.InstanceType, Zone: out.Zone, Spot: &out.Spot})
+	}
 	return out
 }
 
