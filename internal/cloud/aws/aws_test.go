@@ -555,7 +555,8 @@ func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
 		again := c.Launch(t.Context(), r) // whose answer was lost
 		for n, i := range []cloud.Instance{described[0], again[0].Instance} {
 			if i.State != cloud.Gone || i.Fault == nil || cloud.CauseOf(i.Fault) != tc.cause ||
-				cloud.ScopeOf(i.Fault).String() != tc.scope.String() || cloud.NothingDone(i.Fault) || strings.Count(i.Fault.Error(), tc.code) != 1 || !strings.Contains(i.Fault.Error(), tc.says) {
+				cloud.ScopeOf(i.Fault).String() != tc.scope.String() || cloud.NothingDone(i.Fault) ||
+				strings.Count(i.Fault.Error(), tc.code) != 1 || !strings.Contains(i.Fault.Error(), tc.says) {
 				t.Errorf("%s, answer %d: %s with %q for %v", tc.code, n, i.State, i.Fault, cloud.ScopeOf(i.Fault))
 			}
 		}
