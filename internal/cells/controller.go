@@ -120,6 +120,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.mu.Unlock()
 	terminating := make(chan struct{}, terminateCalls)
 	for _, loop := range []func(){
+		func() { c.keepAdmitted(ctx) },
 		func() { c.takeInventory(ctx) },
 		func() { c.sweepParts(ctx) },
 		func() { c.checkHealth(ctx) },

@@ -450,6 +450,13 @@ func (t testTagger) Tag(context.Context, ...cloud.Tagging) cloud.Results {
 	return cloud.Each(t.c.err, "i-1")
 }
 
+type testAdmitter struct{ c *testCloud }
+
+func (a testAdmitter) Admit(context.Context, string) error {
+	a.c.took()
+	return a.c.err
+}
+
 type testInterrupter struct{ c *testCloud }
 
 func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Interruption)) error {
@@ -461,7 +468,12 @@ func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Inte
 func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	f := newFixture(t, nil)
 	inner := &testCloud{took: func() { f.clock.Step(250 * time.Millisecond) }}
-	inner.features = cloud.Features{Stopper: testStopper{inner}, Interrupter: testInterrupter{inner}, Tagger: testTagger{inner}}
+	inner.features = cloud.Features{
+		Stopper:     testStopper{inner},
+		Interrupter: testInterrupter{inner},
+		Tagger:      testTagger{inner},
+		Admitter:    testAdmitter{inner},
+	}
 	c := f.Cloud(inner)
 	ctx := context.Background()
 	request := cloud.LaunchRequest{LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z", Market: cloud.Spot}}
@@ -504,6 +516,9 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	inner.err = nil
 	c.Features().Stopper.Stop(ctx, "i-1")
 	c.Features().Tagger.Tag(ctx, cloud.Tagging{ID: "i-1"})
+	if err := c.Features().Admitter.Admit(ctx, "me"); err != nil {
+		t.Errorf("admit gave %v", err)
+	}
 	onDemand := false
 	inner.err = cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "m5.large", Zone: "y", Spot: &onDemand}, errors.New("none"))
 	if err := c.Features().Stopper.Start(ctx, "i-1").Err(); err != inner.err {
@@ -525,7 +540,8 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		"call=describe,error=": "1 0.25", "call=launch,error=unknown": "1 0.25",
 		"call=catalogue,error=": "1 0.25", "call=list,error=": "1 0.25", "call=terminate,error=cancelled": "1 0.25",
 		"call=terminate,error=unknown": "1 0.25",
-		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=start,error=capacity": "1 0.25",
+		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=admit,error=": "1 0.25",
+		"call=start,error=capacity": "1 0.25",
 	})
 	f.want(t, "kip_cloud_capacity_errors_total", map[string]string{
 		"instance_type=c5.large,launch_type=spot,zone=z": "2", "instance_type=m5.large,launch_type=on-demand,zone=y": "1",
@@ -543,11 +559,13 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		"both":        {Stopper: testStopper{c}, Interrupter: testInterrupter{c}},
 		"disks":       {Disks: brokenDisks{testCloud: c}},
 		"tagger":      {Tagger: testTagger{c}},
+		"admitter":    {Admitter: testAdmitter{c}},
 	} {
 		c.features = features
 		got := f.Cloud(c).Features()
 		if (got.Stopper != nil) != (features.Stopper != nil) || (got.Interrupter != nil) != (features.Interrupter != nil) ||
-			(got.Disks != nil) != (features.Disks != nil) || (got.Tagger != nil) != (features.Tagger != nil) {
+			(got.Disks != nil) != (features.Disks != nil) || (got.Tagger != nil) != (features.Tagger != nil) ||
+			(got.Admitter != nil) != (features.Admitter != nil) {
 			t.Errorf("%s: %+v became %+v", name, features, got)
 		}
 	}
@@ -574,7 +592,8 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		})
 	}
 	slices.Sort(interfaces)
-	if known := []string{"Cloud", "Console", "Disks", "Interrupter", "Parts", "Stopper", "Tagger"}; !slices.Equal(interfaces, known) {
+	if known := []string{"Admitter", "Cloud", "Console", "Disks", "Interrupter", "Parts", "Stopper", "Tagger"}; !slices.Equal(interfaces,
+		known) {
 		t.Errorf("package cloud has the interfaces %v, and Metrics.Cloud knows of %v", interfaces, known)
 	}
 }

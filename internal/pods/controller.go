@@ -218,7 +218,7 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 		switch {
 		case bound:
 			w.ran, w.failures = true, 0
-		case cell.Instance != nil && cell.Interrupted.IsZero():
+		case cell.Instance != nil && cell.Interrupted.IsZero() && cell.Cause != cells.CauseInterrupted:
 			w.failures, w.refusal = w.failures+1, ""
 		case cell.Cause == cells.CauseNotLaunched && cell.Refusals > 0:
 			w.failures, w.refusal = w.failures+1, cell.Reason

@@ -141,8 +141,8 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 	// Who is elsewhere reaches instances at their public addresses only.
 	inside := cfg.Endpoint != "" || here.vpc != "" && (cfg.VPC == "" || cfg.VPC == here.vpc || cfg.VPC == defaultVPC)
 	c.dialPublic = !inside && !cfg.PrivateOnly
-	if inside {
-		c.kipGroups = here.groups
+	if inside && cfg.Endpoint == "" {
+		c.onInstance, c.kipGroups = true, here.groups
 	}
 	if c.dialPublic && len(cfg.ExtraCIDRs) == 0 {
 		return nil, errors.New("cells.extraCIDRs: there is no value, and Kip runs outside of the cells' VPC: " +
