@@ -74,6 +74,8 @@ type Cell struct {
 	Reason string `json:"reason,omitempty"`
 	// Cause is the kind of Reason for which the cell ends; empty before.
 	Cause Cause `json:"cause,omitempty"`
+	// Special says that the pod asks for what other cells do not have.
+	Special bool `json:"special,omitempty"`
 	// Refusals are how many offers in a row, the last one included, the cloud refused for
 	// what the cell itself asks for.
 	Refusals int `json:"refusals,omitempty"`

@@ -448,7 +448,7 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 		}
 		// These say nothing of what the cloud has.
 		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) && !denied(err) || errors.Is(err, errExpired) ||
-			ofTheCell(err) || told[err.Error()] {
+			ofTheCell(l.group[n].cell(), err) || told[err.Error()] {
 			continue
 		}
 		told[err.Error()] = true
@@ -460,10 +460,11 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 // second one may differ in what the cloud found fault with, others will not.
 const maxRefusals = 2
 
-// ofTheCell says that the cloud found fault with what is asked for, and not with what it
-// has: others may be launched as the same offer.
-func ofTheCell(err error) bool {
-	return cloud.Refused(err) && !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) &&
+// ofTheCell says that the cloud found fault with what a cell's pod asks for, and not with what
+// it has: others may be launched as the same offer. A pod that asks for nothing of its own
+// is not at fault.
+func ofTheCell(cell *Cell, err error) bool {
+	return cell.Special && cloud.Refused(err) && !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) &&
 		!errors.Is(err, cloud.ErrUnauthorised) && !cloud.ScopeOf(err).Says()
 }
 
@@ -576,7 +577,7 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 	}
 	left, over := c.nextWithin(cell, left)
 	cell.Launch, cell.Token = nil, ""
-	if cell.Refusals++; !ofTheCell(refusal) {
+	if cell.Refusals++; !ofTheCell(cell, refusal) {
 		cell.Refusals = 0
 	}
 	if over != nil {

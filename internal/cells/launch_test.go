@@ -98,26 +98,30 @@ func TestAPodsOwnFaultIsNoShortageAndEndsItsCellSoon(t *testing.T) {
 		}
 		for _, tc := range []struct {
 			image    string
+			anybodys bool   // the pod asks for nothing of its own
 			launched string // as
 			cooled   string
 			refusals int
 		}{
-			{"gone", "[a b]", "[]", 2},
-			{"unsupported", "[a b c d]", "[a b c d]", 0},
-			{"mixed", "[a b c d]", "[b]", 2},
+			{"gone", false, "[a b]", "[]", 2},
+			{"unsupported", false, "[a b c d]", "[a b c d]", 0},
+			{"mixed", false, "[a b c d]", "[b]", 2},
+			{"gone", true, "[a b c d]", "[a b c d]", 0},
 		} {
 			b.later(time.Second)
 			b.cloud.launches, b.cooled = nil, nil
-			b.ask(tc.image, Options{Image: map[string]string{"name": tc.image}}, "a", "b", "c", "d")
+			pod := fmt.Sprint(tc.image, tc.anybodys)
+			b.special = !tc.anybodys
+			b.ask(pod, Options{Image: map[string]string{"name": tc.image}}, "a", "b", "c", "d")
 			b.later(time.Minute)
 			if got := fmt.Sprint(b.cloud.launches); got != tc.launched || fmt.Sprint(b.cooled) != tc.cooled {
-				t.Errorf("%s: launched %s, want %s; remembered %v, want %s", tc.image, got, tc.launched, b.cooled, tc.cooled)
+				t.Errorf("%s: launched %s, want %s; remembered %v, want %s", pod, got, tc.launched, b.cooled, tc.cooled)
 			}
 			mu.Lock()
-			cell := last[tc.image]
+			cell := last[pod]
 			mu.Unlock()
 			if cell.Phase != apiv1.Gone || cell.Cause != CauseNotLaunched || cell.Refusals != tc.refusals {
-				t.Errorf("%s: its cell is %s for %q after %d refusals, want %d", tc.image, cell.Phase, cell.Cause, cell.Refusals, tc.refusals)
+				t.Errorf("%s: its cell is %s for %q after %d refusals, want %d", pod, cell.Phase, cell.Cause, cell.Refusals, tc.refusals)
 			}
 		}
 		if len(b.said("InvalidAMIID.NotFound: it is gone", "are not tried")) != 1 {

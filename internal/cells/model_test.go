@@ -189,14 +189,15 @@ func (l *modelLink) Bind(_, _ string, uid types.UID) error {
 // bubble is a Kip's cells in a bubble of virtual time.
 type bubble struct {
 	*world
-	links *modelLinks
-	cfg   Config
-	also  []Observer   // besides the world
-	ended <-chan error // what Run returned
-	ends  cloud.Cloud  // where instances are ended
-	gate  *gate.Gate   // of the Kip that runs now
-	limit gate.Limit   // of the next
-	leads func(context.Context) error
+	links   *modelLinks
+	cfg     Config
+	also    []Observer   // besides the world
+	ended   <-chan error // what Run returned
+	ends    cloud.Cloud  // where instances are ended
+	gate    *gate.Gate   // of the Kip that runs now
+	limit   gate.Limit   // of the next
+	leads   func(context.Context) error
+	special bool // what ask asks for is its pod's own
 }
 
 // inBubble runs f with a Kip whose Config it may change first, and that others may

@@ -87,6 +87,7 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 		RuledOut:       r.RuledOut,
 		Reason:         r.Offers[0].Reason,
 		Options:        r.Options,
+		Special:        r.Special,
 		HealthyTimeout: r.HealthyTimeout,
 		Template:       c.cfg.Template,
 		Disks:          r.Disks,
