@@ -36,7 +36,8 @@ func (b *bubble) ask(pod string, o Options, offers ...string) Cell {
 	for _, name := range offers {
 		list = append(list, Offer{InstanceType: name, Zone: "z", PricePerHour: 1, DiskBytes: 5 << 30, BootTimeout: time.Hour})
 	}
-	cell, err := b.cells.Request(b.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offers: list, Options: o, Special: b.special})
+	r := Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offers: list, Options: o, Special: b.special}
+	cell, err := b.cells.Request(b.Context(), r)
 	if err != nil {
 		b.Fatal(err)
 	}
