@@ -262,9 +262,15 @@ func (m *Model) authorizeSecurityGroupIngress(r *request) (any, error) {
 			}
 			all = append(all, rule)
 		}
+		if len(all) > maxRules {
+			return nil, bad("RulesPerSecurityGroupLimitExceeded", "The maximum number of rules per security group has been reached.")
+		}
 		return all, nil
 	})
 }
+
+// maxRules are those of one direction (Amazon VPC User Guide, "Amazon VPC quotas").
+const maxRules = 60
 
 func (m *Model) revokeSecurityGroupIngress(r *request) (any, error) {
 	return m.changeRules(r, func(has, named []Rule) ([]Rule, error) {

@@ -3,6 +3,7 @@ package cells
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -106,6 +107,8 @@ const (
 	mostNamespaces = 500
 	// mostExpired is how many days go at a time, mostPassed how many are looked at.
 	mostExpired, mostPassed = 4, 100
+	// mostUnreadable is how many days in a row may have a record that cannot be read.
+	mostUnreadable = 3
 )
 
 // costSums is the record at sumsKey.
@@ -181,12 +184,17 @@ func (d *costDays) with(ctx context.Context, more []daybook.Entry, now time.Time
 	}
 	// A day that is not the last has its last entries: who reads it needs no lock.
 	day := max(daybook.DayOf(now), d.sums.Last)
-	key := daysPrefix + day.String()
 	var entries []daybook.Entry
-	revision, err := d.store.Get(ctx, key, &entries)
+	revision, err := d.store.Get(ctx, daysPrefix+day.String(), &entries)
+	for try := 0; errors.Is(err, store.ErrUnreadable) && try < mostUnreadable; try++ {
+		// The end of a cell does not wait for a person to mend it, and it stays as it is.
+		day, entries = day+1, nil
+		revision, err = d.store.Get(ctx, daysPrefix+day.String(), &entries)
+	}
 	if err != nil {
 		return next, nil, err
 	}
+	key := daysPrefix + day.String()
 	kept := daybook.DayOf(now) - daybook.Kept
 	if entries, err = daybook.Fit(slices.Concat(entries, next.open), kept, mostDayBytes); err != nil {
 		return next, nil, err
@@ -198,7 +206,7 @@ func (d *costDays) with(ctx context.Context, more []daybook.Entry, now time.Time
 		passed++
 		old := daysPrefix + next.sums.First.String()
 		is, err := d.store.Get(ctx, old, new([]daybook.Entry))
-		if err != nil {
+		if err != nil && !errors.Is(err, store.ErrUnreadable) {
 			return next, nil, err
 		}
 		if is != 0 {
@@ -256,14 +264,16 @@ func (c *Controller) Spent(ctx context.Context, first, last daybook.Day, each fu
 			e.Each(first, last, func(d daybook.Day, a daybook.Amount) { each(e.Spender, d, a) })
 		}
 	}
-	first = max(first, daybook.DayOf(c.cfg.Clock.Now())-daybook.Kept)
+	today := daybook.DayOf(c.cfg.Clock.Now())
+	first = max(first, today-daybook.Kept)
 	begun, written, now, err := c.ledger.snapshot(ctx, c.runningEntries)
 	if err != nil {
 		return fmt.Errorf("read what was spent: %w", err)
 	}
 	tell(now)
-	// What has ended before a day has cost nothing on it.
-	for day := max(first, begun); day < written; day++ {
+	// What has ended before a day has cost nothing on it. The last day that was written is one of
+	// the future where a clock was ahead once.
+	for day := max(first, begun); day < min(written, today+2); day++ {
 		var entries []daybook.Entry
 		if _, err := c.cfg.Store.Get(ctx, daysPrefix+day.String(), &entries); err != nil {
 			return fmt.Errorf("read what was spent: %w", err)

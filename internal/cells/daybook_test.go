@@ -342,3 +342,41 @@ func TestACellOfUnknownPriceIsCountedAsSuch(t *testing.T) {
 		t.Errorf("%+v, want a minute without a price", got)
 	}
 }
+
+// TestADayThatCannotBeReadHoldsUpNoEnd: what is in the way is one of today, or one that has
+// expired.
+func TestADayThatCannotBeReadHoldsUpNoEnd(t *testing.T) {
+	for name, day := range map[string]daybook.Day{"today": 0, "a day that has expired": -daybook.Kept - 1} {
+		inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+			b.stop()
+			today := daybook.DayOf(time.Now())
+			for _, change := range []store.Change{
+				{Key: daysPrefix + (today + day).String(), Value: "words"},
+				{Key: sumsKey, Value: costSums{First: today + day, Last: today + day}},
+			} {
+				if _, err := b.store.Apply(b.Context(), change); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.run()
+			for n := range 2*mostOpen + 5 {
+				b.requestFor(fmt.Sprint("p", n), Account{})
+			}
+			b.later(time.Minute)
+			for n := range 2*mostOpen + 5 {
+				b.cells.Release(ref(fmt.Sprint("p", n)).UID, "done", false)
+			}
+			b.later(time.Minute)
+			if left := b.cells.List(); len(left) > 0 {
+				t.Errorf("%s: %d cells are left", name, len(left))
+			}
+			seconds := 0.0
+			for _, a := range b.cells.CostsByNamespace() {
+				seconds += a.Seconds
+			}
+			if seconds < 60*(2*mostOpen+5) {
+				t.Errorf("%s: the sums have %v seconds", name, seconds)
+			}
+		})
+	}
+}

@@ -9,8 +9,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// mostKind is how long the kind of an owner may be: Kubernetes does not bound it.
-const mostKind = 63
+// How many bytes of an owner's kind and name are kept: Kubernetes bounds neither where one is
+// named, and whoever makes pods may write anything. Those of owners that exist have no more.
+const mostKind, mostName = 63, 253
 
 // account is whom a pod's cost is put down to: its controller, and the labels that costs are
 // kept by. A ReplicaSet that is a Deployment's, by its name, is that.
@@ -21,7 +22,7 @@ func account(pod *corev1.Pod, labels []string) (a cells.Account) {
 		if of, is := strings.CutSuffix(name, "-"+hash); is && hash != "" && kind == "ReplicaSet" {
 			kind, name = "Deployment", of
 		}
-		a.Owner = kind[:min(len(kind), mostKind)] + "/" + name
+		a.Owner = cut(kind, mostKind) + "/" + cut(name, mostName)
 	}
 	for _, key := range labels {
 		if value, has := pod.Labels[key]; has {
@@ -33,3 +34,6 @@ func account(pod *corev1.Pod, labels []string) (a cells.Account) {
 	}
 	return a
 }
+
+// cut returns the first bytes of s, as far as they are whole characters.
+func cut(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }

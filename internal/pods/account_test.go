@@ -30,6 +30,7 @@ func TestAPodsCostIsPutDownToItsController(t *testing.T) {
 		{[]metav1.OwnerReference{owner("Node", "n", nil), owner("Job", "x", &yes)}, map[string]string{"team": ""}, "{Job/x map[team:]}"},
 		{[]metav1.OwnerReference{owner("Node", "n", nil)}, nil, "{ map[]}"},
 		{[]metav1.OwnerReference{owner(strings.Repeat("K", 5000), "x", &yes)}, nil, "{" + strings.Repeat("K", mostKind) + "/x map[]}"},
+		{[]metav1.OwnerReference{owner("Job", strings.Repeat("é", 5000), &yes)}, nil, "{Job/" + strings.Repeat("é", mostName/2) + " map[]}"},
 	} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{OwnerReferences: tc.owners, Labels: tc.labels}}
 		got := account(pod, []string{"team", "absent"})

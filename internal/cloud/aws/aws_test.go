@@ -527,7 +527,7 @@ func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
 	}{
 		{"Server.InsufficientInstanceCapacity", cloud.ErrCapacity, spot(false), "words"},
 		{"Server.SpotInstanceTermination", cloud.ErrCapacity, spot(true), "words"},
-		{"Client.VolumeLimitExceeded", cloud.ErrQuota, cloud.Scope{Account: true}, "words"},
+		{"Client.VolumeLimitExceeded", cloud.ErrQuota, spot(false), "words"},
 		{"Client.InvalidSnapshot.NotFound", cloud.ErrRefused, cloud.Scope{}, "words"},
 		{"Client.InternalError", cloud.ErrRefused, cloud.Scope{}, "KMS"},
 		{"Server.InternalError", "", cloud.Scope{}, "words"},
@@ -946,6 +946,49 @@ func TestAKipThatHasMovedIsLetInWithoutALaunch(t *testing.T) {
 	moveTo("")
 	if err := c.Admit(t.Context(), owner); err == nil || !slices.Equal(agentFrom(), []string{"sg-now"}) {
 		t.Errorf("with an instance of no group: %v; %v may reach the agents", err, agentFrom())
+	}
+
+	// Whether a Kip without a metadata service is outside of EC2, or that is silent for a moment,
+	// it cannot know: it takes nobody's way in.
+	moveTo("sg-now")
+	there := cfg.metadata
+	cfg.metadata, cfg.Region = metadataOf(t, "", nil), "eu-west-1"
+	cfg.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("203.0.113.7/32")}
+	lost := open(t, cfg)
+	if err := lost.Admit(t.Context(), owner); err != nil || !slices.Equal(agentFrom(), []string{"sg-now", "203.0.113.7/32"}) {
+		t.Errorf("without a metadata service: %v; %v may reach the agents", err, agentFrom())
+	}
+	changes()
+	lost.cfg.metadata = there
+	if err := lost.Admit(t.Context(), owner); err == nil || len(changes()) > 0 {
+		t.Errorf("with one that answers again: %v; %v may reach the agents", err, agentFrom())
+	}
+}
+
+// TestRulesThatDoNotFitBesideTheOldOnesReplaceThem: a group takes sixty.
+func TestRulesThatDoNotFitBesideTheOldOnesReplaceThem(t *testing.T) {
+	model, endpoint := serve(t, anAccount(sim.Knobs{}))
+	cfg := settings(endpoint)
+	networks := func(second int) (all []netip.Prefix) {
+		for n := range 7 {
+			all = append(all, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(second), byte(n), 0}), 24))
+		}
+		return all
+	}
+	cfg.ExtraCIDRs = networks(1)
+	if err := open(t, cfg).Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	cfg.ExtraCIDRs = networks(2)
+	if err := open(t, cfg).Admit(t.Context(), owner); err != nil {
+		t.Error(err)
+	}
+	for _, g := range model.Groups() {
+		for _, r := range g.Rules {
+			if strings.HasPrefix(r.Source, "10.1.") {
+				t.Errorf("a rule is left: %+v", r)
+			}
+		}
 	}
 }
 

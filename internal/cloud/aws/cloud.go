@@ -35,6 +35,7 @@ type Cloud struct {
 	api        *ec2.Client
 	dialPublic bool
 	onInstance bool // Kip runs on one in the VPC
+	unlocated  bool // no metadata service answered: Kip is outside, or that was silent for a moment
 
 	// mu guards what was read of EC2 and is read again with the catalogue, and kipGroups.
 	mu        sync.Mutex

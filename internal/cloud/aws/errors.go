@@ -82,9 +82,9 @@ var faults = map[string]meaning{
 	"Server.InsufficientInstanceCapacity": {cloud.ErrCapacity, offering},
 	"Server.SpotInstanceShutdown":         {cloud.ErrCapacity, offering},
 	"Server.SpotInstanceTermination":      {cloud.ErrCapacity, offering},
-	// All of a launch was well, and so it is with the next: other than where a call is refused,
-	// each try costs an instance.
-	"Client.VolumeLimitExceeded":      {cloud.ErrQuota, account},
+	// Other than where a call is refused, each try costs an instance. A smaller disk may still
+	// fit, so that not all wait.
+	"Client.VolumeLimitExceeded":      {cloud.ErrQuota, offering},
 	"Client.InvalidSnapshot.NotFound": {cloud.ErrRefused, nothing},
 	"Client.InternalError":            {cloud.ErrRefused, nothing},
 }

@@ -170,6 +170,11 @@ func (c *Cloud) Admit(ctx context.Context, owner string) error {
 }
 
 func (c *Cloud) admit(ctx context.Context, owner string) error {
+	if c.unlocated {
+		if _, err := whereIsKip(ctx, c.cfg.metadata); err == nil {
+			return errors.New("the metadata service was silent when Kip began, so that Kip takes itself to be outside of EC2, and now answers: restart Kip")
+		}
+	}
 	if c.onInstance {
 		here, err := whereIsKip(ctx, c.cfg.metadata)
 		if err != nil {
@@ -195,7 +200,7 @@ func (c *Cloud) admit(ctx context.Context, owner string) error {
 	if err != nil || group == "" {
 		return err
 	}
-	return c.keepRules(ctx, n.vpc, group, has)
+	return c.keepRules(ctx, n.vpc, group, has, !c.unlocated)
 }
 
 // nameOfGroup is that of the group of an owner's cells.
@@ -236,33 +241,61 @@ func (c *Cloud) makeGroup(ctx context.Context, vpc, owner string) (group cellsGr
 		}
 		group = cellsGroup{aws.ToString(made.GroupId), c.cfg.Clock.Now()}
 	}
-	return group, c.keepRules(ctx, vpc, group.id, has)
+	return group, c.keepRules(ctx, vpc, group.id, has, true)
 }
 
-// keepRules gives a group the rules that it is to have. What it has goes once that is done.
-func (c *Cloud) keepRules(ctx context.Context, vpc, group string, has []rule) error {
+// keepRules gives a group the rules that it is to have. What it has goes once that is done, but
+// for who may reach the agents: that goes only where it is surely known where Kip is.
+func (c *Cloud) keepRules(ctx context.Context, vpc, group string, has []rule, surely bool) error {
 	networks, err := c.networksOf(ctx, vpc)
 	if err != nil {
 		return err
 	}
 	wanted := c.rules(networks)
-	if more := without(wanted, has); len(more) > 0 {
-		_, err := c.api.AuthorizeSecurityGroupIngress(ctx, &ec2.AuthorizeSecurityGroupIngressInput{
-			GroupId:       aws.String(group),
-			IpPermissions: permissionsOf(more),
-		})
-		if err != nil {
-			return classify(err, cloud.Scope{})
-		}
+	more, surplus := without(wanted, has), without(has, wanted)
+	if !surely {
+		surplus = slices.DeleteFunc(surplus, func(r rule) bool { return r.from == agentPort })
 	}
-	if surplus := without(has, wanted); len(surplus) > 0 {
-		_, err := c.api.RevokeSecurityGroupIngress(ctx, &ec2.RevokeSecurityGroupIngressInput{
-			GroupId:       aws.String(group),
-			IpPermissions: permissionsOf(surplus),
-		})
-		if err != nil {
-			return classify(err, cloud.Scope{})
+	err = c.authorise(ctx, group, more)
+	if codeOf(err) == codeManyRules && len(surplus) > 0 { // old and new ones do not fit beside each other
+		if err := c.revoke(ctx, group, surplus); err != nil {
+			return err
 		}
+		surplus, err = nil, c.authorise(ctx, group, more)
+	}
+	if err != nil {
+		return err
+	}
+	return c.revoke(ctx, group, surplus)
+}
+
+// codeManyRules is what EC2 says of more rules than a group takes.
+const codeManyRules = "RulesPerSecurityGroupLimitExceeded"
+
+func (c *Cloud) authorise(ctx context.Context, group string, rules []rule) error {
+	if len(rules) == 0 {
+		return nil
+	}
+	_, err := c.api.AuthorizeSecurityGroupIngress(ctx, &ec2.AuthorizeSecurityGroupIngressInput{
+		GroupId:       aws.String(group),
+		IpPermissions: permissionsOf(rules),
+	})
+	if err != nil {
+		return classify(err, cloud.Scope{})
+	}
+	return nil
+}
+
+func (c *Cloud) revoke(ctx context.Context, group string, rules []rule) error {
+	if len(rules) == 0 {
+		return nil
+	}
+	_, err := c.api.RevokeSecurityGroupIngress(ctx, &ec2.RevokeSecurityGroupIngressInput{
+		GroupId:       aws.String(group),
+		IpPermissions: permissionsOf(rules),
+	})
+	if err != nil {
+		return classify(err, cloud.Scope{})
 	}
 	return nil
 }
