@@ -117,14 +117,9 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 	var (
 		wg      sync.WaitGroup
 		all     conns
+		pending = pending{max: c.limits.pending, arrivals: arrivals{every: c.limits.arrivalEvery, burst: c.limits.arrivalBurst}}
 		inner   = newHandoff(l.Addr())
 		inside  = &gate{handler: c.handler}
-		pending = pending{
-			max:      c.limits.pending,
-			arrivals: arrivals{every: c.limits.arrivalEvery, burst: c.limits.arrivalBurst},
-			kipEvery: c.limits.kipEvery,
-			kipBurst: c.limits.kipBurst,
-		}
 	)
 	srv := &http.Server{
 		Handler:           inside,

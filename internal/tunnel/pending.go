@@ -42,14 +42,10 @@ func sourceOf(addr net.Addr) source {
 type pending struct {
 	max      int
 	arrivals arrivals // of all sources but Kip's last
-	// The meter of Kip's last source: one connection, beyond a burst.
-	kipEvery time.Duration
-	kipBurst int
 
 	mu  sync.Mutex
 	all []unproven // oldest first
 	kip source     // from which Kip came last; the zero source before
-	own *rate.Limiter
 }
 
 type unproven struct {
@@ -61,10 +57,7 @@ type unproven struct {
 func (p *pending) admits(from source, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.isKips(from) {
-		return p.own.AllowN(now, 1)
-	}
-	return p.arrivals.take(from, now)
+	return p.isKips(from) || p.arrivals.take(from, now)
 }
 
 func (p *pending) isKips(from source) bool { return from != source{} && from == p.kip }
@@ -114,9 +107,7 @@ func (p *pending) remove(c *conn) {
 func (p *pending) proved(from source) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.kip != from {
-		p.kip, p.own = from, rate.NewLimiter(rate.Every(p.kipEvery), p.kipBurst)
-	}
+	p.kip = from
 }
 
 // maxSources is how many sources are metered, each for itself.

@@ -68,13 +68,6 @@ type limits struct {
 	// some fifty times in its first seconds.
 	arrivalEvery time.Duration
 	arrivalBurst int
-	// kipBurst and kipEvery are those of the source that Kip came from last, which it may
-	// share with others. Kip dials a cell some fifty times in its first seconds, then once a
-	// second at most, and for each exec or port-forward: 500 a second are far more. They
-	// leave each of 16 pending ones 32 ms before it is pushed out: time for a handshake
-	// within a region.
-	kipEvery time.Duration
-	kipBurst int
 }
 
 // silence is after how long without a byte a connection is given up by Kip's end.
@@ -97,8 +90,6 @@ func defaultLimits() limits {
 
 		arrivalEvery: time.Second / 10,
 		arrivalBurst: 256,
-		kipEvery:     2 * time.Millisecond,
-		kipBurst:     1024,
 	}
 }
 

@@ -759,7 +759,7 @@ func TestAFloodTurnsAwayOnlyItself(t *testing.T) {
 	flood(100, func(i int) string { return fmt.Sprintf("127.0.1.%d", i+1) })
 	proves("a hundred addresses", next, protoCellAPI)
 
-	// Who comes from where Kip came last has a meter of its own.
+	// Who comes from where Kip came last is not metered.
 	for range 3 {
 		next = from("127.0.0.3")
 		flood(int(w.limits.arrivalBurst), func(int) string { return "127.0.0.2" })
@@ -767,122 +767,10 @@ func TestAFloodTurnsAwayOnlyItself(t *testing.T) {
 	}
 }
 
-// Who shares Kip's address does not end Kip's connection, and Kip comes back while the flood goes on.
-func TestAFloodFromKipsOwnAddressKeepsItNotOut(t *testing.T) {
-	w := newWorld(t)
-	w.limits.handshake = time.Hour // it is not the deadline that helps here
-	m := w.start(t.TempDir(), "", says("agent"))
-	s := w.keep(w.dialer(w.authority), w.target(m.addr), nil)
-	wait(t, "ready", s.Ready())
-	s.Close()
-	c, err := net.Dial("tcp", m.addr.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	established := tls.Client(c, kipTLS(t, w.authority, protoCellAPI))
-	if _, err := io.ReadFull(established, make([]byte, len(http2.ClientPreface))); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, _ = io.Copy(io.Discard, established)
-	}()
-
-	ctx, stop := context.WithCancel(t.Context())
-	turned := make(chan struct{})
-	var flood sync.WaitGroup
-	defer flood.Wait()
-	defer stop()
-	for range 2 * w.limits.pending {
-		flood.Go(func() {
-			for ctx.Err() == nil {
-				c, err := net.Dial("tcp", m.addr.String())
-				if err != nil {
-					continue
-				}
-				end := context.AfterFunc(ctx, func() { c.Close() })
-				_, _ = io.Copy(io.Discard, c) // until it is turned away
-				end()
-				c.Close()
-				select {
-				case turned <- struct{}{}:
-				case <-ctx.Done():
-				}
-			}
-		})
-	}
-	for range w.limits.kipBurst + 100 {
-		wait(t, "a connection of the flood to be closed", turned)
-	}
-	select {
-	case <-ended:
-		t.Error("Kip's connection was closed by a flood from its own address")
-	default:
-	}
-	go func() { // the flood goes on
-		for {
-			select {
-			case <-turned:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	s = w.keep(w.dialer(w.authority), w.target(m.addr), nil)
-	wait(t, "ready, while somebody floods from Kip's address", s.Ready())
-}
-
-// What the meter of Kip's address turns away does not push out Kip's handshake.
-func TestAMeteredFloodPushesOutNoHandshakeOfKips(t *testing.T) {
-	w := newWorld(t)
-	w.limits.handshake = time.Hour // it is not the deadline that helps here
-	w.limits.kipBurst, w.limits.kipEvery = 8, time.Hour
-	m := w.start(t.TempDir(), "", says("agent"))
-	s := w.keep(w.dialer(w.authority), w.target(m.addr), nil)
-	wait(t, "ready", s.Ready())
-	s.Close()
-	from := func(ip string) net.Conn {
-		t.Helper()
-		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}, Timeout: testPatience}
-		c, err := d.Dial("tcp", m.addr.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		return c
-	}
-	proves := func(what string, c net.Conn) {
-		t.Helper()
-		if err := c.SetDeadline(time.Now().Add(testPatience)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.ReadFull(tls.Client(c, kipTLS(t, w.authority, protoCellAPI)), make([]byte, len(http2.ClientPreface))); err != nil {
-			t.Errorf("%s: Kip's connection was turned away: %v", what, err)
-		}
-	}
-	proves("to be known", from("127.0.0.3"))
-	kips := from("127.0.0.3")
-	const flood = 100
-	closed := make(chan struct{}, flood)
-	for range flood {
-		c := from("127.0.0.3")
-		go func() {
-			_, _ = io.Copy(io.Discard, c)
-			closed <- struct{}{}
-		}()
-	}
-	for range flood - (w.limits.kipBurst - 1) {
-		wait(t, "a connection of the flood to be closed", closed)
-	}
-	proves("a flood from its own address", kips)
-}
-
 // Arrivals are metered by source, in bounded memory.
 func TestArrivalsAreMeteredBySource(t *testing.T) {
 	at := func(s string) source { return sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(s))) }
-	p := pending{max: 16, arrivals: arrivals{every: time.Second, burst: 3}, kipEvery: time.Second / 10, kipBurst: 50}
+	p := pending{max: 16, arrivals: arrivals{every: time.Second, burst: 3}}
 	now := time.Unix(1000, 0)
 	admitted := func(n int, from string) (yes int) {
 		for range n {
@@ -906,17 +794,8 @@ func TestArrivalsAreMeteredBySource(t *testing.T) {
 		t.Errorf("%d were admitted two seconds later, want 2", a)
 	}
 	p.proved(at("10.0.0.1:7"))
-	if a := admitted(100, "10.0.0.1:8"); a != 50 {
-		t.Errorf("%d of Kip's were admitted, want 50", a)
-	}
-	now = now.Add(time.Second / 2)
-	p.proved(at("10.0.0.1:9")) // which is nothing new
-	if a := admitted(100, "10.0.0.1:8"); a != 5 {
-		t.Errorf("%d of Kip's were admitted half a second later, want 5", a)
-	}
-	p.proved(at("10.0.0.3:1"))
-	if a, b := admitted(100, "10.0.0.3:1"), admitted(100, "10.0.0.1:8"); a != 50 || b > 3 {
-		t.Errorf("%d were admitted from where Kip is now, and %d from where it was", a, b)
+	if a := admitted(100, "10.0.0.1:8"); a != 100 {
+		t.Errorf("%d of Kip's were admitted", a)
 	}
 	for i := range 2 * maxSources {
 		admitted(1, fmt.Sprintf("10.1.%d.%d:1", i/256, i%256))
