@@ -31,6 +31,8 @@ import (
 	"github.com/elotl/kip/dev/manifest"
 	"github.com/elotl/kip/internal/admission"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/pods"
 )
 
 // The driver and the provisioner of Kip's disks, and who makes them.
@@ -485,10 +487,12 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 		"open": {
 			"allow.kip.elotl.co/instance-profile": "reader, team-a-*", "allow.kip.elotl.co/security-groups": "sg-1,sg-2",
 			"allow.kip.elotl.co/cloud-route": "10.20.0.0/16", "allow.kip.elotl.co/allow-metadata": "true",
-			"allow.kip.elotl.co/instance-type": "c5.*,m5.large",
+			"allow.kip.elotl.co/instance-type": "c5.*,m5.large", "allow.kip.elotl.co/private-ip-only": "false",
+			"allow.kip.elotl.co/launch-type": "dedicated", "allow.kip.elotl.co/volume-size": "500Gi",
 		},
 		"any": {
 			"allow.kip.elotl.co/instance-profile": "*", "allow.kip.elotl.co/security-groups": "*", "allow.kip.elotl.co/cloud-route": "*",
+			"allow.kip.elotl.co/volume-size": "1e-999999999", "allow.kip.elotl.co/private-ip-only": "true",
 		},
 	} {
 		if _, err := is.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
@@ -513,6 +517,18 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 			return nil
 		})
 		return err
+	}
+	kips := map[string]pods.Grants{ // of the same namespaces
+		"closed": {MaxVolumeBytes: 100 << 30},
+		"open": {MaxVolumeBytes: 100 << 30, Namespaces: []pods.NamespaceGrants{{
+			Namespace:      "open",
+			SecurityGroups: []string{"sg-1", "sg-2"},
+			CloudRoutes:    []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16")},
+			AllowMetadata:  true,
+			PublicAddress:  true,
+			Dedicated:      true,
+			MaxVolumeBytes: 500 << 30,
+		}}},
 	}
 	for _, c := range []struct {
 		namespace, annotation, value string
@@ -545,6 +561,27 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 		{"any", "security-groups", "sg-3", true},
 		{"any", "cloud-route", "0.0.0.0/0", true},
 		{"any", "allow-metadata", "true", false},
+		{"closed", "private-ip-only", " true", true},
+		{"closed", "private-ip-only", "false", false},
+		{"closed", "private-ip-only", "0", false},
+		{"open", "private-ip-only", "false", true},
+		{"any", "private-ip-only", "false", false},
+		{"closed", "launch-type", "Spot, on-demand", true},
+		{"closed", "launch-type", "dedicated", false},
+		{"closed", "launch-type", "spot, DEDICATED", false},
+		{"closed", "launch-type", "DED\u0130CATED", false}, // whose lower case is dedicated
+		{"open", "launch-type", "dedicated,spot", true},
+		{"any", "launch-type", "dedicated", false},
+		{"closed", "volume-size", "100Gi", true},
+		{"closed", "volume-size", " 107374182400 ", true},
+		{"closed", "volume-size", "100.001Gi", false},
+		{"closed", "volume-size", "1T", false},
+		{"closed", "volume-size", "1e-999999999", false},
+		{"closed", "volume-size", "1.1.1", false},
+		{"closed", "volume-size", "-1Gi", false},
+		{"open", "volume-size", "500Gi", true},
+		{"open", "volume-size", "501Gi", false},
+		{"any", "volume-size", "1Gi", false},
 	} {
 		err := create(c.namespace, map[string]string{"pod.elotl.co/" + c.annotation: c.value})
 		if !c.allowed {
@@ -552,6 +589,15 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 		}
 		if err != nil {
 			t.Errorf("namespace %s, %s %q: %v", c.namespace, c.annotation, c.value, err)
+		}
+		if of, same := kips[c.namespace]; same && !strings.HasPrefix(c.annotation, "instance-") { // of these Kip asks at more places
+			asked, err := placement.ParseAnnotations(map[string]string{"pod.elotl.co/" + c.annotation: c.value})
+			if err == nil {
+				err = of.Check(c.namespace, asked)
+			}
+			if (err == nil) != c.allowed {
+				t.Errorf("Kip's own check: namespace %s, %s %q: %v", c.namespace, c.annotation, c.value, err)
+			}
 		}
 	}
 
@@ -755,6 +801,18 @@ func podsAreChangedAsKipAnswers(t *testing.T, is identities) {
 		if !c.changed && asked != 1 {
 			t.Errorf("%s was changed at first", c.says)
 		}
+	}
+
+	// What a selection becomes has to be granted as well.
+	_, err = is.admin.CoreV1().Pods("for-anybody").Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "p-"},
+		Spec: corev1.PodSpec{
+			Containers:   []corev1.Container{{Name: "main", Image: "busybox"}},
+			NodeSelector: map[string]string{"type": "virtual-kubelet", "karpenter.sh/capacity-type": "dedicated"},
+		},
+	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err := refused(err, "pod.elotl.co/launch-type: namespace for-anybody may not use it"); err != nil {
+		t.Errorf("a pod that selects dedicated hosts: %v", err)
 	}
 }
 

@@ -1,7 +1,6 @@
 package ec2
 
 import (
-	"encoding/xml"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -24,11 +23,6 @@ type networkXML struct {
 	State string `xml:"cidrBlockState>state"`
 }
 
-type vpcSet struct {
-	XMLName xml.Name `xml:"vpcSet"`
-	Items   []vpcXML `xml:"item"`
-}
-
 // describeVpcs shows each VPC with a network that it has, and one that it had.
 func (m *Model) describeVpcs(r *request) (any, error) {
 	wanted := r.filters("vpc-id")
@@ -45,7 +39,7 @@ func (m *Model) describeVpcs(r *request) (any, error) {
 			all = append(all, vpcXML{id, []networkXML{{vpcNetwork, "associated"}, {"192.168.0.0/16", "disassociated"}}})
 		}
 	}
-	return listXML[vpcSet]{RequestID: requestID, Set: vpcSet{Items: all}}, nil
+	return list("vpcSet", all), nil
 }
 
 // group is one of the groups that exist.
@@ -93,11 +87,6 @@ type sourceXML struct {
 	Group string `xml:"groupId,omitempty"`
 }
 
-type groupSet struct {
-	XMLName xml.Name       `xml:"securityGroupInfo"`
-	Items   []groupInfoXML `xml:"item"`
-}
-
 func (m *Model) describeSecurityGroups(r *request) (any, error) {
 	wanted := r.filters("vpc-id", "group-name", "group-id", "tag:", "tag-key")
 	if err := m.one(r); err != nil {
@@ -133,8 +122,7 @@ func (m *Model) describeSecurityGroups(r *request) (any, error) {
 		}
 		all = append(all, x)
 	}
-	some, next := page(r.form, m.cfg.PageSize, all, func(g groupInfoXML) string { return g.ID })
-	return listXML[groupSet]{requestID, groupSet{Items: some}, next}, nil
+	return paged(r, "securityGroupInfo", m.cfg.PageSize, all, func(g groupInfoXML) string { return g.ID }), nil
 }
 
 // arrive lets a call that changes something beside the instances arrive.
@@ -274,9 +262,15 @@ func (m *Model) authorizeSecurityGroupIngress(r *request) (any, error) {
 			}
 			all = append(all, rule)
 		}
+		if len(all) > maxRules {
+			return nil, bad("RulesPerSecurityGroupLimitExceeded", "The maximum number of rules per security group has been reached.")
+		}
 		return all, nil
 	})
 }
+
+// maxRules are those of one direction (Amazon VPC User Guide, "Amazon VPC quotas").
+const maxRules = 60
 
 func (m *Model) revokeSecurityGroupIngress(r *request) (any, error) {
 	return m.changeRules(r, func(has, named []Rule) ([]Rule, error) {

@@ -48,6 +48,13 @@ type instanceXML struct {
 	Interfaces  []interfaceXML `xml:"networkInterfaceSet>item"`
 	Lifecycle   string         `xml:"instanceLifecycle,omitempty"`
 	SpotRequest string         `xml:"spotInstanceRequestId,omitempty"`
+	Reason      *StateReason   `xml:"stateReason"`
+}
+
+// StateReason is why an instance has ended.
+type StateReason struct {
+	Code    string `xml:"code"`
+	Message string `xml:"message"`
 }
 
 type groupXML struct {
@@ -138,6 +145,7 @@ func (m *Model) instance(i sim.Instance) instanceXML {
 		out.Lifecycle, out.SpotRequest = "spot", spotRequest(i.ID)
 	}
 	if i.State == cloud.Gone {
+		out.Reason = m.reasonOf(i)
 		return out
 	}
 	out.Subnet, out.VPC = i.Subnet, l.subnet.VPC
@@ -165,6 +173,34 @@ func (m *Model) instance(i sim.Instance) instanceXML {
 	}
 	out.Interfaces = []interfaceXML{n}
 	return out
+}
+
+// Fail ends instances by itself for a reason, as EC2 does with those that it cannot start
+// after all.
+func (m *Model) Fail(why StateReason, ids ...string) error {
+	m.mu.Lock()
+	for _, id := range ids {
+		m.reasons[id] = why
+	}
+	m.mu.Unlock()
+	return m.sim.Vanish(ids...)
+}
+
+// reasonOf is why one has ended.
+func (m *Model) reasonOf(i sim.Instance) *StateReason {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if why, ok := m.reasons[i.ID]; ok {
+		return &why
+	}
+	code := map[sim.Cause]string{
+		sim.Interrupted: "Server.SpotInstanceTermination",
+		sim.Vanished:    "Server.InternalError",
+	}[i.Cause]
+	if code == "" {
+		code = "Client.UserInitiatedShutdown"
+	}
+	return &StateReason{code, code + ": of the model"}
 }
 
 func interfaceID(instance string) string { return "eni-" + strings.TrimPrefix(instance, "i-") }

@@ -15,8 +15,27 @@ import (
 // listXML is the answer of most lists.
 type listXML[T any] struct {
 	RequestID string `xml:"requestId"`
-	Set       T
+	Set       setXML[T]
 	NextToken string `xml:"nextToken,omitempty"`
+}
+
+// setXML is the element with the things, which has another name in each list.
+type setXML[T any] struct {
+	XMLName xml.Name
+	Items   []T `xml:"item"`
+}
+
+// list answers with all things.
+func list[T any](name string, all []T) listXML[T] {
+	return listXML[T]{RequestID: requestID, Set: setXML[T]{xml.Name{Local: name}, all}}
+}
+
+// paged answers with the page of them that a call asks for, of at most so many.
+func paged[T any](r *request, name string, most int, all []T, id func(T) string) listXML[T] {
+	some, next := page(r.form, most, all, id)
+	answer := list(name, some)
+	answer.NextToken = next
+	return answer
 }
 
 type subnetXML struct {
@@ -25,11 +44,6 @@ type subnetXML struct {
 	VPC     string `xml:"vpcId"`
 	Zone    string `xml:"availabilityZone"`
 	Default bool   `xml:"defaultForAz"`
-}
-
-type subnetSet struct {
-	XMLName xml.Name    `xml:"subnetSet"`
-	Items   []subnetXML `xml:"item"`
 }
 
 // one reads the rest of a describing call, and lets it arrive.
@@ -57,8 +71,7 @@ func (m *Model) describeSubnets(r *request) (any, error) {
 			all = append(all, x)
 		}
 	}
-	some, next := page(r.form, m.cfg.PageSize, all, func(s subnetXML) string { return s.ID })
-	return listXML[subnetSet]{requestID, subnetSet{Items: some}, next}, nil
+	return paged(r, "subnetSet", m.cfg.PageSize, all, func(s subnetXML) string { return s.ID }), nil
 }
 
 type routeTableXML struct {
@@ -76,11 +89,6 @@ type routeXML struct {
 type associationXML struct {
 	Subnet string `xml:"subnetId,omitempty"`
 	Main   bool   `xml:"main"`
-}
-
-type routeTableSet struct {
-	XMLName xml.Name        `xml:"routeTableSet"`
-	Items   []routeTableXML `xml:"item"`
 }
 
 // describeRouteTables has two tables for each VPC: the main one, with a route to the
@@ -107,19 +115,13 @@ func (m *Model) describeRouteTables(r *request) (any, error) {
 			all[n+1].Associations = append(all[n+1].Associations, associationXML{Subnet: s.ID})
 		}
 	}
-	some, next := page(r.form, m.cfg.PageSize, all, func(t routeTableXML) string { return t.ID })
-	return listXML[routeTableSet]{requestID, routeTableSet{Items: some}, next}, nil
+	return paged(r, "routeTableSet", m.cfg.PageSize, all, func(t routeTableXML) string { return t.ID }), nil
 }
 
 type zoneXML struct {
 	Name   string `xml:"zoneName"`
 	State  string `xml:"zoneState"`
 	Region string `xml:"regionName"`
-}
-
-type zoneSet struct {
-	XMLName xml.Name  `xml:"availabilityZoneInfo"`
-	Items   []zoneXML `xml:"item"`
 }
 
 func (m *Model) describeAvailabilityZones(r *request) (any, error) {
@@ -134,7 +136,7 @@ func (m *Model) describeAvailabilityZones(r *request) (any, error) {
 	for _, z := range sortedKeys(zones) {
 		all = append(all, zoneXML{z, "available", m.cfg.Region})
 	}
-	return listXML[zoneSet]{RequestID: requestID, Set: zoneSet{Items: all}}, nil
+	return list("availabilityZoneInfo", all), nil
 }
 
 type imageXML struct {
@@ -150,11 +152,6 @@ type imageXML struct {
 type imageDeviceXML struct {
 	Name string `xml:"deviceName"`
 	GiB  int    `xml:"ebs>volumeSize"`
-}
-
-type imageSet struct {
-	XMLName xml.Name   `xml:"imagesSet"`
-	Items   []imageXML `xml:"item"`
 }
 
 func (m *Model) describeImages(r *request) (any, error) {
@@ -177,7 +174,7 @@ func (m *Model) describeImages(r *request) (any, error) {
 			all = append(all, imageXML{i.ID, i.Name, i.Owner, "available", i.Created, i.RootDevice, []imageDeviceXML{{i.RootDevice, i.GiB}}})
 		}
 	}
-	return listXML[imageSet]{RequestID: requestID, Set: imageSet{Items: all}}, nil
+	return list("imagesSet", all), nil
 }
 
 type typeXML struct {
@@ -193,11 +190,6 @@ type typeXML struct {
 type gpuXML struct {
 	Name  string `xml:"name"`
 	Count int64  `xml:"count"`
-}
-
-type typeSet struct {
-	XMLName xml.Name  `xml:"instanceTypeSet"`
-	Items   []typeXML `xml:"item"`
 }
 
 var architectures = map[string]string{"amd64": "x86_64", "arm64": "arm64"}
@@ -224,19 +216,13 @@ func (m *Model) describeInstanceTypes(r *request) (any, error) {
 			all = append(all, x)
 		}
 	}
-	some, next := page(r.form, min(100, m.cfg.PageSize), all, func(t typeXML) string { return t.Name })
-	return listXML[typeSet]{requestID, typeSet{Items: some}, next}, nil
+	return paged(r, "instanceTypeSet", min(100, m.cfg.PageSize), all, func(t typeXML) string { return t.Name }), nil
 }
 
 type offeringXML struct {
 	Type     string `xml:"instanceType"`
 	Kind     string `xml:"locationType"`
 	Location string `xml:"location"`
-}
-
-type offeringSet struct {
-	XMLName xml.Name      `xml:"instanceTypeOfferingSet"`
-	Items   []offeringXML `xml:"item"`
 }
 
 // offered calls do for each offering of the catalogue, once for each zone.
@@ -263,8 +249,7 @@ func (m *Model) describeInstanceTypeOfferings(r *request) (any, error) {
 	m.offered(false, func(t catalog.InstanceType, o catalog.Offering) {
 		all = append(all, offeringXML{t.Name, "availability-zone", o.Zone})
 	})
-	some, next := page(r.form, m.cfg.PageSize, all, func(o offeringXML) string { return o.Type + " " + o.Location })
-	return listXML[offeringSet]{requestID, offeringSet{Items: some}, next}, nil
+	return paged(r, "instanceTypeOfferingSet", m.cfg.PageSize, all, func(o offeringXML) string { return o.Type + " " + o.Location }), nil
 }
 
 type spotPriceXML struct {
@@ -273,11 +258,6 @@ type spotPriceXML struct {
 	Price   string `xml:"spotPrice"`
 	Zone    string `xml:"availabilityZone"`
 	At      string `xml:"timestamp"`
-}
-
-type spotPriceSet struct {
-	XMLName xml.Name       `xml:"spotPriceHistorySet"`
-	Items   []spotPriceXML `xml:"item"`
 }
 
 func (m *Model) describeSpotPriceHistory(r *request) (any, error) {
@@ -293,8 +273,7 @@ func (m *Model) describeSpotPriceHistory(r *request) (any, error) {
 			all = append(all, spotPriceXML{t.Name, product, fmt.Sprintf("%.6f", o.PricePerHour), o.Zone, wireTime(m.now())})
 		})
 	}
-	some, next := page(r.form, m.cfg.PageSize, all, func(p spotPriceXML) string { return p.Type + " " + p.Zone })
-	return listXML[spotPriceSet]{requestID, spotPriceSet{Items: some}, next}, nil
+	return paged(r, "spotPriceHistorySet", m.cfg.PageSize, all, func(p spotPriceXML) string { return p.Type + " " + p.Zone }), nil
 }
 
 type spotRequestXML struct {
@@ -305,11 +284,6 @@ type spotRequestXML struct {
 	Message  string   `xml:"status>message"`
 	Updated  string   `xml:"status>updateTime"`
 	Tags     []tagXML `xml:"tagSet>item"`
-}
-
-type spotRequestSet struct {
-	XMLName xml.Name         `xml:"spotInstanceRequestSet"`
-	Items   []spotRequestXML `xml:"item"`
 }
 
 // describeSpotInstanceRequests shows those of the spot instances that have not ended.
@@ -352,8 +326,7 @@ func (m *Model) describeSpotInstanceRequests(r *request) (any, error) {
 			all = append(all, x)
 		}
 	}
-	some, next := page(r.form, m.cfg.PageSize, all, func(s spotRequestXML) string { return s.Instance })
-	return listXML[spotRequestSet]{requestID, spotRequestSet{Items: some}, next}, nil
+	return paged(r, "spotInstanceRequestSet", m.cfg.PageSize, all, func(s spotRequestXML) string { return s.Instance }), nil
 }
 
 type networkInterfaceXML struct {
@@ -365,11 +338,6 @@ type networkInterfaceXML struct {
 
 type eniXML struct {
 	Instance string `xml:"instanceId"`
-}
-
-type networkInterfaceSet struct {
-	XMLName xml.Name              `xml:"networkInterfaceSet"`
-	Items   []networkInterfaceXML `xml:"item"`
 }
 
 func (m *Model) describeNetworkInterfaces(r *request) (any, error) {
@@ -395,8 +363,7 @@ func (m *Model) describeNetworkInterfaces(r *request) (any, error) {
 			all = append(all, x)
 		}
 	}
-	some, next := page(r.form, m.cfg.PageSize, all, func(n networkInterfaceXML) string { return n.ID })
-	return listXML[networkInterfaceSet]{requestID, networkInterfaceSet{Items: some}, next}, nil
+	return paged(r, "networkInterfaceSet", m.cfg.PageSize, all, func(n networkInterfaceXML) string { return n.ID }), nil
 }
 
 func (m *Model) deleteNetworkInterface(r *request) (any, error) {

@@ -87,7 +87,8 @@ type Model struct {
 	hangs     []Hang         // to come
 	hung      int            // those that were
 	groups    []Group
-	made      int // groups, ever
+	made      int                    // groups, ever
+	reasons   map[string]StateReason // of ends that the model was told, by instance
 }
 
 // New makes a model without instances. Close it.
@@ -107,6 +108,7 @@ func New(cfg Config) (*Model, error) {
 		calls:     map[string]int{},
 		unallowed: map[string]int{},
 		groups:    slices.Clone(cfg.Groups),
+		reasons:   map[string]StateReason{},
 	}
 	rand.Read(m.key[:])
 	machines := cfg.Sim

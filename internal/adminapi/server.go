@@ -27,6 +27,8 @@ type Config struct {
 	Explainer Explainer
 	// Usage returns what each cell has asked of its API, in any order. Optional.
 	Usage func() []CellUsage
+	// Costs returns what was spent; ErrBadQuery where that cannot be. Optional.
+	Costs func(context.Context, CostQuery) (Costs, error)
 	// Backup writes a backup of the store. Optional: without it none is served.
 	Backup func(ctx context.Context, w io.Writer) error
 	// Cleaner is optional: without it nothing can be cleaned up through the socket.
@@ -63,6 +65,9 @@ func New(c Config) (*Server, error) {
 		s.mux.HandleFunc("GET "+PathUsage, func(w http.ResponseWriter, r *http.Request) {
 			list(s, w, r, func(context.Context) ([]CellUsage, error) { return c.Usage(), nil })
 		})
+	}
+	if c.Costs != nil {
+		s.mux.HandleFunc("GET "+PathCost, s.costs)
 	}
 	if c.Backup != nil {
 		s.mux.HandleFunc("GET "+PathBackup, s.backup)

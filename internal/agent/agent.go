@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
@@ -277,6 +278,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		// Tried again before anything of a pod's may start: see apply.
 		a.o.Log.Error("close the firewall", "err", err)
 	}
+	// Once it is known what is in force: devices may have come while no agent ran.
+	all.Go(func() { a.firewall.Follow(background, netlink.LinkSubscribe) })
 	if err := a.begin(background); err != nil {
 		// Kip sends the configuration again; what is stored is for its absence.
 		a.o.Log.Error("continue with the stored configuration", "err", err)

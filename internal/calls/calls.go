@@ -136,6 +136,9 @@ func (c *Calls) Features() cloud.Features {
 	if f.Tagger != nil {
 		f.Tagger = tagger{c, f.Tagger}
 	}
+	if f.Admitter != nil {
+		f.Admitter = admitter{c, f.Admitter}
+	}
 	return f
 }
 
@@ -226,6 +229,15 @@ func (t tagger) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 		}
 		return t.t.Tag(ctx, some...)
 	})
+}
+
+type admitter struct {
+	c *Calls
+	a cloud.Admitter
+}
+
+func (a admitter) Admit(ctx context.Context, owner string) error {
+	return a.c.one(ctx, cloud.CallAdmit, Timeout, func(ctx context.Context) error { return a.a.Admit(ctx, owner) })
 }
 
 type parts struct {

@@ -25,6 +25,8 @@ type Cell struct {
 	// Node is the virtual node that the pod is on; empty in a standby pool, and where
 	// there was one node only.
 	Node string `json:"node,omitempty"`
+	// Account is whom the pod's cost is put down to.
+	Account Account `json:"account,omitzero"`
 	// PodCreated is when the pod was created, by the API server's clock; zero where
 	// that is not known.
 	PodCreated time.Time   `json:"podCreated,omitzero"`

@@ -62,17 +62,18 @@ func (c *Controller) commitWith(
 	now := c.cfg.Clock.Now()
 	after := make([]*Cell, len(entries))
 	changes := make([]store.Change, len(entries), len(entries)+1+len(more))
-	var costs []Cost
 	spent := map[string]float64{}
+	out := outgoings{at: now, spent: spending{monthOf(now), spent}}
 	for n, e := range entries {
 		cell := e.cell().clone()
 		if err := change(n, &cell); err != nil {
 			return 0, err
 		}
 		after[n] = &cell
+		out.entries = append(out.entries, ended(e.cell(), &cell, now)...)
 		changes[n] = store.Change{Key: keyPrefix + e.id, Revision: e.revision}
 		if cell.Phase == apiv1.Gone {
-			costs = append(costs, cell.cost(now))
+			out.costs = append(out.costs, cell.cost(now))
 			if namespace := cell.Pod.Namespace; c.budgetOf(namespace).PerMonth > 0 {
 				spent[namespace] += cell.spentSince(monthOf(now), now)
 			}
@@ -81,7 +82,7 @@ func (c *Controller) commitWith(
 		}
 	}
 	var revision int64
-	err := c.ledger.enter(ctx, costs, spending{monthOf(now), spent}, func(entered ...store.Change) (int64, error) {
+	err := c.ledger.enter(ctx, out, func(entered ...store.Change) (int64, error) {
 		at, err := c.cfg.Store.Apply(ctx, slices.Concat(changes, more, entered)...)
 		if err != nil {
 			if !notWritten(err) {

@@ -98,7 +98,7 @@ func New(cfg Config) *Controller {
 		launches:     newLaunchQueue(),
 		terminations: newGather[*termination](),
 		taggings:     newGather[*entry](),
-		ledger:       &ledger{store: cfg.Store},
+		ledger:       newLedgerOf(cfg.Store),
 		pools:        newPools(cfg.Pools, cfg.RefillDelay, cfg.Template, cfg.Clock),
 		inventory:    newInventory(cfg.Health, cfg.ListLag),
 		lineage:      &lineage{store: cfg.Store, listLag: cfg.ListLag},
@@ -135,6 +135,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.awake = c.cfg.Clock.Now()
 	c.mu.Unlock()
 	for _, loop := range []func(){
+		func() { c.keepAdmitted(ctx) },
 		func() { c.takeInventory(ctx) },
 		func() { c.sweepParts(ctx) },
 		func() { c.checkHealth(ctx) },

@@ -2,6 +2,7 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -469,7 +470,7 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 		c.queue.Add(id)
 	}
 	c.tagUntagged(seen)
-	states := c.describe(ctx, f.absent)
+	states, faults := c.describe(ctx, f.absent)
 	if len(f.absent) > 0 {
 		seen = c.inventory.adopt(seen, f, states)
 	}
@@ -483,14 +484,14 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	}
 	for _, a := range f.absent {
 		if a.due && seen.ended[a.instance()] {
-			c.loseTo(ctx, a.cell.ID, population, sign{
-				why:  "instance " + a.instance() + " is no longer in the cloud's list",
-				sure: states[a.instance()] == cloud.Gone,
-			})
+			c.loseTo(ctx, a.cell.ID, population, c.signOf(a, states[a.instance()] == cloud.Gone, faults[a.instance()]))
 		}
 	}
 	for _, cell := range f.stopped {
-		c.loseTo(ctx, cell.ID, population, sign{why: "instance " + cell.Instance.ID + " was stopped, and not by Kip"})
+		c.loseTo(ctx, cell.ID, population, sign{
+			cause: CauseLost,
+			why:   "instance " + cell.Instance.ID + " was stopped, and not by Kip",
+		})
 	}
 	for range f.found {
 		c.observers.OrphanFound()
@@ -515,6 +516,35 @@ func (c *Controller) compareGenerations(ctx context.Context, seen look, unnamed 
 	}
 }
 
+// signOf is what an instance that is not there any more says of its cell. What the cloud
+// could not serve after all is not asked for again at once.
+func (c *Controller) signOf(a absent, sure bool, fault error) sign {
+	if fault == nil {
+		return sign{cause: CauseLost, why: "instance " + a.instance() + " is no longer in the cloud's list", sure: sure}
+	}
+	if lacks(fault) {
+		c.cfg.Shortages.Mark(a.cell.Offer(), fault)
+	}
+	return sign{cause: causeOf(fault), why: endedBy(a.instance(), fault), sure: sure}
+}
+
+// lacks says that the cloud does not have what was asked for.
+func lacks(err error) bool {
+	return errors.Is(err, cloud.ErrCapacity) || errors.Is(err, cloud.ErrQuota)
+}
+
+// causeOf is why a cell ends whose instance the cloud has ended.
+func causeOf(fault error) Cause {
+	if lacks(fault) {
+		return CauseInterrupted
+	}
+	return CauseLost
+}
+
+func endedBy(instance string, fault error) string {
+	return fmt.Sprintf("the cloud has ended instance %s: %v", instance, fault)
+}
+
 // loseTo ends a cell for a sign that the cloud has given, unless the cell was heard.
 func (c *Controller) loseTo(ctx context.Context, id string, population int, s sign) {
 	c.mu.Lock()
@@ -524,7 +554,6 @@ func (c *Controller) loseTo(ctx context.Context, id string, population int, s si
 	}
 	c.mu.Unlock()
 	if e != nil {
-		s.cause = CauseLost
 		c.lose(ctx, e, population, s)
 	}
 }
@@ -533,9 +562,10 @@ func (c *Controller) loseTo(ctx context.Context, id string, population int, s si
 const describeMost = 500
 
 // describe asks the cloud of each instance that a look does not show, and returns
-// their states; those of which it got no answer are left out.
-func (c *Controller) describe(ctx context.Context, asked []absent) map[string]cloud.State {
-	states := make(map[string]cloud.State, len(asked))
+// their states, and why the cloud has ended them where it says; those of which it got no
+// answer are left out.
+func (c *Controller) describe(ctx context.Context, asked []absent) (states map[string]cloud.State, faults map[string]error) {
+	states, faults = make(map[string]cloud.State, len(asked)), map[string]error{}
 	for group := range slices.Chunk(asked, describeMost) {
 		ids := make([]string, len(group))
 		for n, a := range group {
@@ -554,8 +584,8 @@ func (c *Controller) describe(ctx context.Context, asked []absent) map[string]cl
 			continue
 		}
 		for n, i := range instances {
-			states[ids[n]] = i.State
+			states[ids[n]], faults[ids[n]] = i.State, i.Fault
 		}
 	}
-	return states
+	return states, faults
 }

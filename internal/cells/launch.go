@@ -504,7 +504,9 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 	told := map[string]bool{}
 	for _, n := range known {
 		err := results[n].Err
-		if v := verdicts[n]; v != isRefused && v != isAbandoned {
+		if fault := results[n].Instance.Fault; verdicts[n] == isLaunched && lacks(fault) {
+			err = fault
+		} else if v := verdicts[n]; v != isRefused && v != isAbandoned {
 			continue
 		}
 		// These say nothing of what the cloud has.
@@ -620,6 +622,9 @@ func (c *Controller) launched(cell *Cell, instance cloud.Instance) (outcome, err
 	if instance.State == cloud.Terminating || instance.State == cloud.Gone {
 		// A launch that is sent again is answered with what it once started.
 		cell.Reason, cell.Token, cell.Cause = "instance "+instance.ID+" has ended before its launch was known", "", CauseLost
+		if instance.Fault != nil {
+			cell.Reason, cell.Cause = endedBy(instance.ID, instance.Fault), causeOf(instance.Fault)
+		}
 		cell.step(apiv1.StepEnded, c.cfg.Clock.Now())
 		return outcome{warning, events.CellLost, "Cell " + cell.ID + " is lost: " + cell.Reason}, cell.enter(apiv1.Terminating)
 	}

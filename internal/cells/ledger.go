@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elotl/kip/internal/daybook"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 )
@@ -91,7 +92,11 @@ type ledger struct {
 
 	spentRevision int64
 	spent         spending
+
+	days costDays
 }
+
+func newLedgerOf(st *store.Store) *ledger { return &ledger{store: st, days: costDays{store: st}} }
 
 // spentBy is what the cells of a namespace that are gone have cost in a month. The caller
 // holds mu, and has read.
@@ -130,17 +135,30 @@ func (l *ledger) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := l.days.read(ctx); err != nil {
+		return err
+	}
 	l.known, l.revision, l.costs = true, revision, costs
 	l.spentRevision, l.spent = spentRevision, spent
 	return nil
 }
 
+// outgoings are what a change of some cells adds to the sums.
+type outgoings struct {
+	at    time.Time
+	costs []Cost
+	// entries are of cells whose instance is gone or stopped.
+	entries []daybook.Entry
+	// spent is what of the costs counts against the budgets of namespaces.
+	spent spending
+}
+
 // enter adds what some cells have cost: apply is to store the change together with
 // the end of their records, and to forget the cells. Nobody reads the sums until
-// it has. Without costs it is not given a change. spent is what of the costs counts
-// against the budgets of namespaces.
-func (l *ledger) enter(ctx context.Context, costs []Cost, spent spending, apply func(...store.Change) (revision int64, err error)) error {
-	if costs = slices.DeleteFunc(costs, func(k Cost) bool { return k.Seconds == 0 }); len(costs) == 0 {
+// it has. Without costs and entries it is not given a change.
+func (l *ledger) enter(ctx context.Context, of outgoings, apply func(...store.Change) (revision int64, err error)) error {
+	costs := slices.DeleteFunc(of.costs, func(k Cost) bool { return k.Seconds == 0 })
+	if len(costs) == 0 && len(of.entries) == 0 {
 		_, err := apply()
 		return err
 	}
@@ -149,17 +167,32 @@ func (l *ledger) enter(ctx context.Context, costs []Cost, spent spending, apply 
 	if err := l.read(ctx); err != nil {
 		return err
 	}
-	sums := l.with(costs)
-	changes := []store.Change{{Key: ledgerKey, Value: sums, Revision: l.revision}}
-	total, budgeted := l.spent, len(spent.Dollars) > 0
+	var changes []store.Change
+	sums, days := l.costs, l.days
+	if len(costs) > 0 {
+		sums = l.with(costs)
+		changes = append(changes, store.Change{Key: ledgerKey, Value: sums, Revision: l.revision})
+	}
+	var ofDays []store.Change
+	if len(of.entries) > 0 {
+		var err error
+		if days, ofDays, err = l.days.with(ctx, of.entries, of.at); err != nil {
+			return err
+		}
+		changes = append(changes, ofDays...)
+	}
+	total, budgeted := l.spent, len(of.spent.Dollars) > 0
 	if budgeted {
-		total = l.spent.with(spent)
+		total = l.spent.with(of.spent)
 		changes = append(changes, store.Change{Key: spentKey, Value: total, Revision: l.spentRevision})
 	}
 	revision, err := apply(changes...)
 	switch {
 	case err == nil:
-		l.costs, l.revision = sums, revision
+		if len(costs) > 0 {
+			l.costs, l.revision = sums, revision
+		}
+		l.days.written(days, ofDays, revision)
 		if budgeted {
 			l.spent, l.spentRevision = total, revision
 		}

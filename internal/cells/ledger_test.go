@@ -30,7 +30,7 @@ func TestTheLedgerHoldsWhatCellsCostOverRestarts(t *testing.T) {
 
 func newLedger(t *testing.T, st *store.Store) *ledger {
 	t.Helper()
-	l := &ledger{store: st}
+	l := newLedgerOf(st)
 	if err := l.load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,8 @@ func TestTheLedgerTakesOverWhatIsStoredAndNothingElse(t *testing.T) {
 			st := store.Memory(nil)
 			l := newLedger(t, st)
 			enter := func(seconds float64, stored bool, answer error) error {
-				return l.enter(t.Context(), []Cost{{InstanceType: "nano", Seconds: seconds}}, spending{}, func(changes ...store.Change) (int64, error) {
+				of := outgoings{costs: []Cost{{InstanceType: "nano", Seconds: seconds}}}
+				return l.enter(t.Context(), of, func(changes ...store.Change) (int64, error) {
 					if len(changes) != 1 {
 						t.Fatalf("%d changes to be stored, want 1", len(changes))
 					}
@@ -87,7 +88,7 @@ func TestTheLedgerTakesOverWhatIsStoredAndNothingElse(t *testing.T) {
 
 func TestNobodyReadsTheLedgerBetweenTheEndOfACellAndItsCost(t *testing.T) {
 	l := newLedger(t, store.Memory(nil))
-	err := l.enter(t.Context(), []Cost{{InstanceType: "nano", Seconds: 1}}, spending{}, func(...store.Change) (int64, error) {
+	err := l.enter(t.Context(), outgoings{costs: []Cost{{InstanceType: "nano", Seconds: 1}}}, func(...store.Change) (int64, error) {
 		if l.mu.TryLock() {
 			t.Error("the sums can be read while a cell enters")
 		}
@@ -106,7 +107,7 @@ func TestNobodyReadsTheLedgerBetweenTheEndOfACellAndItsCost(t *testing.T) {
 
 func TestWhatCostsNothingIsNotWritten(t *testing.T) {
 	l := newLedger(t, store.Memory(nil))
-	err := l.enter(t.Context(), []Cost{{InstanceType: "nano"}}, spending{}, func(changes ...store.Change) (int64, error) {
+	err := l.enter(t.Context(), outgoings{costs: []Cost{{InstanceType: "nano"}}}, func(changes ...store.Change) (int64, error) {
 		if len(changes) != 0 {
 			t.Errorf("%v are stored", changes)
 		}

@@ -20,6 +20,8 @@ type Request struct {
 	// Node is the virtual node that the pod is on.
 	Node    string
 	Attempt int
+	// Account is whom the pod's cost is put down to.
+	Account Account
 	// Seen is when Kip first saw the pod, and Created when it was created, by the API
 	// server's clock; zero where that is not known.
 	Seen, Created time.Time
@@ -76,6 +78,7 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 		ID:             newID("cell-"),
 		Pod:            r.Pod,
 		Node:           r.Node,
+		Account:        r.Account,
 		PodCreated:     r.Created,
 		Phase:          apiv1.Requested,
 		Attempt:        r.Attempt,

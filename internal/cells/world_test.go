@@ -58,8 +58,12 @@ type modelCloud struct {
 	// linger keeps terminated instances in the list.
 	linger     bool
 	terminated map[string]int
-	tagged     map[string]int
-	failTags   map[string]error
+	// answer changes what a launch is answered with; nil for nothing.
+	answer func(cloud.Instance) cloud.Instance
+	// faults are why the cloud has ended instances, by their IDs.
+	faults   map[string]error
+	tagged   map[string]int
+	failTags map[string]error
 }
 
 var (
@@ -156,6 +160,9 @@ func (m *modelCloud) Launch(_ context.Context, r cloud.LaunchRequest) cloud.Laun
 			}
 		}
 		results[n].Instance = m.instances[id]
+		if m.answer != nil {
+			results[n].Instance = m.answer(results[n].Instance)
+		}
 		if err != nil {
 			results[n] = cloud.LaunchResult{Err: err}
 		}
@@ -193,7 +200,7 @@ func (m *modelCloud) Describe(_ context.Context, ids ...string) ([]cloud.Instanc
 		case there, m.forgets:
 			list[n] = cloud.Instance{ID: id, State: cloud.Unknown}
 		default:
-			list[n] = cloud.Instance{ID: id, State: cloud.Gone}
+			list[n] = cloud.Instance{ID: id, State: cloud.Gone, Fault: m.faults[id]}
 		}
 	}
 	return list, nil

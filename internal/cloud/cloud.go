@@ -115,6 +115,7 @@ const (
 	CallListParts     Call = "listParts"
 	CallDeleteParts   Call = "deleteParts"
 	CallTag           Call = "tag"
+	CallAdmit         Call = "admit"
 )
 
 // Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
@@ -140,6 +141,7 @@ type Features struct {
 	Console     Console
 	Parts       Parts
 	Tagger      Tagger
+	Admitter    Admitter
 }
 
 // Stopper is a cloud that can stop an instance, which then costs only its disk,
@@ -207,6 +209,16 @@ type Tagger interface {
 	// Tag adds to the tags of each instance, or changes them. It is idempotent. There
 	// is a result for each tagging, in their order.
 	Tag(ctx context.Context, taggings ...Tagging) Results
+}
+
+// Admitter is a cloud in which a rule about where Kip is lets it reach the agents of its
+// cells.
+type Admitter interface {
+	// Admit renews that rule for the cells of this owner (see TagOwner), if Kip is elsewhere
+	// than it says, and takes the rule back that was only once the new one stands. It is
+	// idempotent, cheap where nothing has changed, and makes nothing where no cell was
+	// launched yet. Launches make the rule themselves.
+	Admit(ctx context.Context, owner string) error
 }
 
 // Tagging is what is written on one instance.

@@ -22,6 +22,7 @@ type Config struct {
 	Cells      Cells   `key:"cells" doc:"The machines that pods run on."`
 	Kubelet    Kubelet `key:"kubelet" doc:"What the virtual node says of itself; with nodes, what each of them says that has nothing else."`
 	Nodes      []Node  `key:"nodes" auto:"true" doc:"The virtual nodes, at most 64, or auto: one for each zone, architecture and capacity type (on-demand, spot) that the cloud offers. They are named after --nodename, with a number: kip-0-1, kip-0-2. Default: one node, which has the name itself. Changes take effect while Kip runs."`
+	Costs      Costs   `key:"costs" doc:"What Kip keeps of what cells have cost, which kipctl cost shows."`
 	Testing    Testing `key:"testing" doc:"For tests only."`
 
 	// AutoNodes says that nodes is auto. Nodes is empty then.
@@ -177,6 +178,7 @@ type Cells struct {
 type Grants struct {
 	Unrestricted    bool              `key:"unrestricted" default:"false" doc:"Grant everything to every namespace: where an admission policy decides, such as that of deploy/policies.yaml, or where everybody who makes pods may."`
 	MaxPricePerHour resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, whatever a pod asks for; 0 = no bound. A namespace may have a higher one."`
+	MaxVolumeSize   resource.Quantity `key:"maxVolumeSize" default:"100Gi" doc:"Largest root disk that pod.elotl.co/volume-size may ask for, in whole Gi; 0 = no bound. A namespace may have a larger one. What is no larger than cells.defaultVolumeSize needs no grant."`
 	Namespaces      []NamespaceGrants `key:"namespaces" doc:"What namespaces are granted. One that is named several times has all of it."`
 }
 
@@ -188,6 +190,9 @@ type NamespaceGrants struct {
 	CloudRoutes      []netip.Prefix    `key:"cloudRoutes" doc:"Networks within which pod.elotl.co/cloud-route may be."`
 	AllowMetadata    bool              `key:"allowMetadata" default:"false" doc:"Whether pod.elotl.co/allow-metadata may be true."`
 	InstanceTypes    []string          `key:"instanceTypes" doc:"Instance types that the pods may get, however they are chosen, likewise. Without a list that is for the namespace, all."`
+	PublicAddress    bool              `key:"publicAddress" default:"false" doc:"Whether pod.elotl.co/private-ip-only may be false where cells.privateIPOnly is true."`
+	Dedicated        bool              `key:"dedicated" default:"false" doc:"Whether the pods may be on dedicated hosts, however they are chosen: by pod.elotl.co/launch-type, or by a node that offers them."`
+	MaxVolumeSize    resource.Quantity `key:"maxVolumeSize" default:"0" doc:"Largest root disk that pod.elotl.co/volume-size may ask for, in whole Gi, where it is more than grants.maxVolumeSize."`
 	MaxPricePerHour  resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, where it is more than grants.maxPricePerHour."`
 }
 
@@ -285,6 +290,11 @@ type Taint struct {
 	Key    string `key:"key" doc:"Key of the taint. Required."`
 	Value  string `key:"value" doc:"Its value."`
 	Effect string `key:"effect" default:"NoSchedule" doc:"NoSchedule, PreferNoSchedule or NoExecute."`
+}
+
+// Costs say what the ledger of costs is kept by.
+type Costs struct {
+	Labels []string `key:"labels" doc:"Keys of labels of pods that costs are kept by too, at most 5: such as team. Those that a pod has when its cell is requested count."`
 }
 
 // Testing is for tests only.

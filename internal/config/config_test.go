@@ -80,6 +80,7 @@ cells:
   useCloudParameterStore: true
   grants:
     maxPricePerHour: 1.5
+    maxVolumeSize: 50Gi
     namespaces:
     - namespace: team-a
       instanceProfiles: [reader, team-a-*]
@@ -88,6 +89,9 @@ cells:
       allowMetadata: true
       instanceTypes: [m5.*]
       maxPricePerHour: 20
+      publicAddress: true
+      dedicated: true
+      maxVolumeSize: 2Ti
   prices:
   - instanceTypes: [c5.*, m5.large]
     regions: [us-gov-west-1]
@@ -159,7 +163,7 @@ func TestDefaults(t *testing.T) {
 			ReservedMemory:      resource.MustParse("64Mi"),
 			MaxAttempts:         5,
 			StatusInterval:      5 * time.Second,
-			Grants:              Grants{MaxPricePerHour: resource.MustParse("0")},
+			Grants:              Grants{MaxPricePerHour: resource.MustParse("0"), MaxVolumeSize: resource.MustParse("100Gi")},
 			Healthcheck:         Healthcheck{Status: &HealthcheckStatus{HealthyTimeout: 90 * time.Second}},
 			EndLimit:            EndLimit{Percent: 10, Least: 10, Window: 5 * time.Minute},
 		},
@@ -204,7 +208,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 			CellConfig:             map[string]string{"itzoFlag-v": "5"},
 			DefaultIAMPermissions:  "arn:aws:iam::1:instance-profile/x",
 			UseCloudParameterStore: true,
-			Grants: Grants{MaxPricePerHour: resource.MustParse("1.5"), Namespaces: []NamespaceGrants{{
+			Grants: Grants{MaxPricePerHour: resource.MustParse("1.5"), MaxVolumeSize: resource.MustParse("50Gi"), Namespaces: []NamespaceGrants{{
 				Namespace:        "team-a",
 				InstanceProfiles: []string{"reader", "team-a-*"},
 				SecurityGroups:   []string{"sg-2"},
@@ -212,6 +216,9 @@ func TestEveryKeyIsRead(t *testing.T) {
 				AllowMetadata:    true,
 				InstanceTypes:    []string{"m5.*"},
 				MaxPricePerHour:  resource.MustParse("20"),
+				PublicAddress:    true,
+				Dedicated:        true,
+				MaxVolumeSize:    resource.MustParse("2Ti"),
 			}}},
 			Prices: []Price{{
 				InstanceTypes: []string{"c5.*", "m5.large"},
@@ -316,7 +323,7 @@ func TestErrors(t *testing.T) {
 		{"null", "---\n",
 			"p.yaml:1: cells.defaultInstanceType: there is no value: this key is required\np.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure, sim"},
 		{"a text", "hello",
-			"p.yaml:1: a single value is not valid: want keys and values: apiVersion, kind, cloud, etcd, cells, kubelet, nodes, testing"},
+			"p.yaml:1: a single value is not valid: want keys and values: apiVersion, kind, cloud, etcd, cells, kubelet, nodes, costs, testing"},
 		{"no YAML", "a:\n  b: [", "p.yaml:2: no valid YAML: did not find expected node content"},
 		{"a tab", "cells:\n\tnametag: x", "p.yaml:2: no valid YAML: found character that cannot start any token"},
 		{"two documents", least + "---\na: b\n", "p.yaml:5: a second document begins here: want one only"},
@@ -326,7 +333,7 @@ func TestErrors(t *testing.T) {
 		{"wrong case", least + "  nameTag: x", "p.yaml:5: cells.nameTag: no such key; did you mean cells.nametag?"},
 		{"key in a wrong place", least + "nametag: x", "p.yaml:5: nametag: no such key; did you mean cells.nametag?"},
 		{"unknown key, nothing near", least + "testing: {zzz: x}", "p.yaml:5: testing.zzz: no such key: want one of controllerID"},
-		{"empty key", least + "'': x", "p.yaml:5: \"\": no such key: want one of apiVersion, kind, cloud, etcd, cells, kubelet, nodes, testing"},
+		{"empty key", least + "'': x", "p.yaml:5: \"\": no such key: want one of apiVersion, kind, cloud, etcd, cells, kubelet, nodes, costs, testing"},
 		{"key that is no text", least + "[a]: x", "p.yaml:5: a key is no text"},
 		{"duplicate key", least + "  nametag: a\n  nametag: b", "p.yaml:6: cells.nametag: this key is there twice: first on line 5"},
 		{"duplicate section", least + "cells: {}", "p.yaml:5: cells: this key is there twice: first on line 3"},
@@ -452,7 +459,15 @@ func TestErrors(t *testing.T) {
 			"p.yaml:5: etcd.encryptionKeyFiles[1]: \"/a\" is not valid: want each file once\n" +
 				"p.yaml:5: etcd.encryptionKeyFiles[2]: there is no value: this key is required"},
 		{"grants that undo each other", least + "  grants: {unrestricted: true, namespaces: [{namespace: a}]}",
-			"p.yaml:5: cells.grants.unrestricted: true is not valid beside cells.grants.namespaces or maxPricePerHour, which it would undo: want only one of them"},
+			"p.yaml:5: cells.grants.unrestricted: true is not valid beside cells.grants.namespaces or bounds, which it would undo: want only one of them"},
+		{"a bound that is undone", least + "  grants: {unrestricted: true, maxVolumeSize: 100Gi}",
+			"p.yaml:5: cells.grants.unrestricted: true is not valid beside cells.grants.namespaces or bounds, which it would undo: want only one of them"},
+		{"sizes of disks", least + "  grants:\n    maxVolumeSize: -1Gi\n    namespaces:\n    - {namespace: a, maxVolumeSize: 100G}\n" +
+			"    - {namespace: a, maxVolumeSize: 1Gi}",
+			"p.yaml:6: cells.grants.maxVolumeSize: \"-1Gi\" is not valid: want 0, for no bound, or a whole number of Gi\n" +
+				"p.yaml:8: cells.grants.namespaces[0].maxVolumeSize: \"100G\" is not valid: want 0, for no bound, or a whole number of Gi"},
+		{"no larger disks", least + "  grants:\n    namespaces:\n    - {namespace: a, maxVolumeSize: 100Gi}",
+			"p.yaml:7: cells.grants.namespaces[0].maxVolumeSize: \"100Gi\" is not valid: want more than cells.grants.maxVolumeSize, which bounds all namespaces"},
 		{"grants", least + "  grants:\n    maxPricePerHour: 2\n    namespaces:\n    - {}\n    - {namespace: A_b}\n    - {namespace: a, instanceProfiles: ['a*b']}\n" +
 			"    - {namespace: a, securityGroups: ['']}\n    - {namespace: a, maxPricePerHour: 1.5}",
 			"p.yaml:8: cells.grants.namespaces[0].namespace: there is no value: this key is required\n" +
@@ -477,6 +492,12 @@ func TestErrors(t *testing.T) {
 				"p.yaml:8: cells.budgets[2].namespace: there is no value: this key is required\n" +
 				"p.yaml:9: cells.budgets[3].namespace: \"A_b\" is not valid: want the name of a namespace, or *\n" +
 				"p.yaml:10: cells.budgets[4]: want maxCostPerHour or maxCostPerMonth: there is no bound"},
+		{"too many labels of costs", least + "costs:\n  labels: [a, b, c, d, e, f]",
+			"p.yaml:6: costs.labels: there are 6: want at most 5"},
+		{"labels of costs that are none", least + "costs:\n  labels: [team, a b, '', team, example.com/stage]",
+			"p.yaml:6: costs.labels[1]: \"a b\" is no name of a label: name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')\n" +
+				"p.yaml:6: costs.labels[2]: there is no value: this key is required\n" +
+				"p.yaml:6: costs.labels[3]: team is there already: costs.labels[0] has it"},
 		{"a bound below nothing", least + "  grants: {maxPricePerHour: -1}",
 			`p.yaml:5: cells.grants.maxPricePerHour: "-1" is not valid: want 0, for no bound, or more`},
 		{"etcd key without a certificate", least + "etcd: {client: {endpoints: ['https://a:2379'], keyFile: k}}",

@@ -143,6 +143,7 @@ func (d *decoder) validate(c *Config) {
 	d.standbyCells(c)
 	d.kubelet(&c.Kubelet)
 	d.nodes(c)
+	d.costs(c.Costs)
 	id := c.Testing.ControllerID
 	d.check(id == "" || lowerID.MatchString(id), "testing.controllerID", id, "at most 63 lower-case letters, digits and dashes")
 	d.otherClouds(c.Cloud.Name())
@@ -407,11 +408,39 @@ func (d *decoder) budgets(budgets []Budget) {
 	}
 }
 
+// mostCostLabels is how many labels costs are kept by at most: each makes entries of a day
+// larger, and more of them.
+const mostCostLabels = 5
+
+// costs checks what costs are kept by.
+func (d *decoder) costs(c Costs) {
+	if n := len(c.Labels); n > mostCostLabels {
+		d.bad("costs.labels", "there are %d: want at most %d", n, mostCostLabels)
+	}
+	for i, key := range c.Labels {
+		at := fmt.Sprintf("costs.labels[%d]", i)
+		d.require(at, key)
+		if key == "" {
+			continue
+		}
+		for _, problem := range validation.IsQualifiedName(key) {
+			d.bad(at, "%q is no name of a label: %s", key, problem)
+		}
+		if first := slices.Index(c.Labels, key); first < i {
+			d.bad(at, "%s is there already: costs.labels[%d] has it", key, first)
+		}
+	}
+}
+
 // grants checks what namespaces may ask for.
 func (d *decoder) grants(g Grants) {
 	d.check(g.MaxPricePerHour.Sign() >= 0, "cells.grants.maxPricePerHour", g.MaxPricePerHour.String(), "0, for no bound, or more")
-	if g.Unrestricted && (len(g.Namespaces) > 0 || !g.MaxPricePerHour.IsZero()) {
-		d.bad("cells.grants.unrestricted", "true is not valid beside cells.grants.namespaces or maxPricePerHour, which it would undo: want only one of them")
+	size := func(key string, q resource.Quantity) {
+		d.check(q.Sign() >= 0 && q.Value()%(1<<30) == 0, key+".maxVolumeSize", q.String(), "0, for no bound, or a whole number of Gi")
+	}
+	size("cells.grants", g.MaxVolumeSize)
+	if g.Unrestricted && (len(g.Namespaces) > 0 || !g.MaxPricePerHour.IsZero() || d.has("cells.grants.maxVolumeSize")) {
+		d.bad("cells.grants.unrestricted", "true is not valid beside cells.grants.namespaces or bounds, which it would undo: want only one of them")
 	}
 	for i, n := range g.Namespaces {
 		key := fmt.Sprintf("cells.grants.namespaces[%d]", i)
@@ -429,6 +458,10 @@ func (d *decoder) grants(g Grants) {
 		price := n.MaxPricePerHour
 		d.check(price.IsZero() || price.Cmp(g.MaxPricePerHour) > 0 && !g.MaxPricePerHour.IsZero(), key+".maxPricePerHour", price.String(),
 			"more than cells.grants.maxPricePerHour, which bounds all namespaces")
+		disk := n.MaxVolumeSize
+		size(key, disk)
+		d.check(disk.IsZero() || disk.Cmp(g.MaxVolumeSize) > 0 && !g.MaxVolumeSize.IsZero(), key+".maxVolumeSize", disk.String(),
+			"more than cells.grants.maxVolumeSize, which bounds all namespaces")
 	}
 }
 

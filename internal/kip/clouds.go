@@ -87,13 +87,14 @@ func notOnAWS(cfg *config.Config) map[string]string {
 	refuse(c.Itzo.URL != "", "cells.itzo.url", "cells run the agent of their image: want none")
 	refuse(c.CloudInitFile != "", "cells.cloudInitFile", "it has no effect in this build: want none")
 	refuse(len(c.CellConfig) > 0, "cells.cellConfig", "it has no effect in this build: want none")
+	const noHosts = "EC2's dedicated instances are not offered in this build: want false"
 	for i, n := range c.Grants.Namespaces {
 		refuse(len(n.CloudRoutes) > 0, fmt.Sprintf("cells.grants.namespaces[%d].cloudRoutes", i),
 			"Kip makes no routes on EC2 in this build: want none")
+		refuse(n.Dedicated, fmt.Sprintf("cells.grants.namespaces[%d].dedicated", i), noHosts)
 	}
 	for i, s := range c.StandbyCells {
-		refuse(s.Dedicated, fmt.Sprintf("cells.standbyCells[%d].dedicated", i),
-			"EC2's dedicated instances are not offered in this build: want false")
+		refuse(s.Dedicated, fmt.Sprintf("cells.standbyCells[%d].dedicated", i), noHosts)
 	}
 	return problems
 }
@@ -120,7 +121,14 @@ func standbyOptions(cfg *config.Config) cells.Options {
 // grants are what provider.yaml says that pods may ask for.
 func grants(cfg *config.Config) pods.Grants {
 	g := cfg.Cells.Grants
-	all := pods.Grants{Unrestricted: g.Unrestricted, MaxPricePerHour: g.MaxPricePerHour.AsApproximateFloat64()}
+	all := pods.Grants{
+		Unrestricted:    g.Unrestricted,
+		PublicAddress:   !cfg.Cells.PrivateIPOnly,
+		MaxPricePerHour: g.MaxPricePerHour.AsApproximateFloat64(),
+	}
+	if !g.MaxVolumeSize.IsZero() {
+		all.MaxVolumeBytes = max(g.MaxVolumeSize.Value(), cfg.Cells.DefaultVolumeSize.Value()) // which pods get that ask for less
+	}
 	for _, n := range g.Namespaces {
 		all.Namespaces = append(all.Namespaces, pods.NamespaceGrants{
 			Namespace:        n.Namespace,
@@ -130,6 +138,9 @@ func grants(cfg *config.Config) pods.Grants {
 			AllowMetadata:    n.AllowMetadata,
 			MaxPricePerHour:  n.MaxPricePerHour.AsApproximateFloat64(),
 			InstanceTypes:    n.InstanceTypes,
+			PublicAddress:    n.PublicAddress,
+			Dedicated:        n.Dedicated,
+			MaxVolumeBytes:   n.MaxVolumeSize.Value(),
 		})
 	}
 	return all

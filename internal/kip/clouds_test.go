@@ -5,6 +5,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/pods"
 )
 
 // configured loads a provider.yaml.
@@ -82,6 +84,24 @@ cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurit
 	}
 }
 
+func TestGrantsAreWhatTheConfigurationSays(t *testing.T) {
+	const least = "cloud: {aws: {endpointURL: 'http://127.0.0.1:1', subnetID: subnet-1}}\ncells: {defaultInstanceType: t3.nano, "
+	for text, want := range map[string]pods.Grants{
+		"":                           {PublicAddress: true, MaxVolumeBytes: 100 << 30},
+		"privateIPOnly: true":        {MaxVolumeBytes: 100 << 30},
+		"defaultVolumeSize: 200Gi":   {PublicAddress: true, MaxVolumeBytes: 200 << 30},
+		"grants: {maxVolumeSize: 0}": {PublicAddress: true},
+		"privateIPOnly: true, grants: {maxVolumeSize: 7Gi, maxPricePerHour: 2, namespaces: [{namespace: a, maxVolumeSize: 9Gi, publicAddress: true, dedicated: true}, {namespace: b}]}": {
+			MaxVolumeBytes: 7 << 30, MaxPricePerHour: 2,
+			Namespaces: []pods.NamespaceGrants{{Namespace: "a", MaxVolumeBytes: 9 << 30, PublicAddress: true, Dedicated: true}, {Namespace: "b"}},
+		},
+	} {
+		if got := grants(configured(t, least+text+"}")); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, want %+v", text, got, want)
+		}
+	}
+}
+
 func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 	const least = "cloud: {aws: {endpointURL: 'http://127.0.0.1:1', subnetID: subnet-1}}\ncells: {defaultInstanceType: t3.nano, "
 	const image, group = "bootImageSpec: {imageID: ami-1}", "extraSecurityGroups: [a]"
@@ -101,6 +121,7 @@ func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 		image + "," + group + ", cloudInitFile: " + file:                                            "cells.cloudInitFile",
 		image + "," + group + ", cellConfig: {a: b}":                                                "cells.cellConfig",
 		image + "," + group + ", grants: {namespaces: [{namespace: a, cloudRoutes: [10.0.0.0/8]}]}": "cells.grants.namespaces[0].cloudRoutes",
+		image + "," + group + ", grants: {namespaces: [{namespace: a, dedicated: true}]}":           "cells.grants.namespaces[0].dedicated",
 		image + "," + group + ", standbyCells: [{instanceType: t3.nano, dedicated: true}]":          "cells.standbyCells[0].dedicated",
 	} {
 		_, err := openCloud(t.Context(), configured(t, least+cells+"}"), silent)

@@ -120,8 +120,11 @@ func Run(ctx context.Context, o Options) error {
 		Held:    func() []gate.Held { return ofLeader(k, func(l *leading) []gate.Held { return l.gate.Held() }) },
 		Behind:  func() bool { return ofLeader(k, func(l *leading) bool { return l.notBehind() != nil }) },
 		Ledger:  func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
-		Clock:   k.clock,
-		Log:     o.Log,
+		Spent: func() map[string]metrics.Amount {
+			return ofLeader(k, func(l *leading) map[string]metrics.Amount { return l.cells.CostsByNamespace() })
+		},
+		Clock: k.clock,
+		Log:   o.Log,
 	})
 	if k.api, err = connect(o, k.metrics.WrapTransport); err != nil {
 		return err

@@ -417,6 +417,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Elsewhere:   l.nodes.elsewhere,
 		Options:     launchOptions(l.cfg),
 		Grants:      grants(l.cfg),
+		CostLabels:  l.cfg.Costs.Labels,
 		Event:       l.event,
 		Forget:      l.forgetLogs,
 		MaxAttempts: l.cfg.Cells.MaxAttempts,

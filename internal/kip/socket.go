@@ -52,6 +52,7 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Dir:       l.cfg.Etcd.Internal.DataDir,
 		Version:   version.String(),
 		Usage:     l.usage,
+		Costs:     l.costs,
 		Backup:    l.backup,
 		Cleaner:   cleaner,
 		Holder:    holder{gate: l.gate},
@@ -82,6 +83,11 @@ func (l *leading) usage() []adminapi.CellUsage {
 		})
 	}
 	return all
+}
+
+// costs is what was spent.
+func (l *leading) costs(ctx context.Context, q adminapi.CostQuery) (adminapi.Costs, error) {
+	return explain.Costs(ctx, l.cells, l.cfg.Costs.Labels, q)
 }
 
 // holder shows what the gate holds back.

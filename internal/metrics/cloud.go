@@ -30,6 +30,7 @@ const (
 	callListParts   = string(cloud.CallListParts)
 	callDeleteParts = string(cloud.CallDeleteParts)
 	callTag         = string(cloud.CallTag)
+	callAdmit       = string(cloud.CallAdmit)
 )
 
 // Cloud returns c with its calls, and those of its features, measured. What else c
@@ -49,6 +50,7 @@ var (
 	_ calls.Meter       = (*Metrics)(nil)
 	_ cloud.Parts       = measuredParts{}
 	_ cloud.Tagger      = measuredTagger{}
+	_ cloud.Admitter    = measuredAdmitter{}
 )
 
 func (c *measuredCloud) Features() cloud.Features {
@@ -67,6 +69,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Tagger != nil {
 		f.Tagger = measuredTagger{f.Tagger, c.m}
+	}
+	if f.Admitter != nil {
+		f.Admitter = measuredAdmitter{f.Admitter, c.m}
 	}
 	return f
 }
@@ -236,6 +241,18 @@ func (t measuredTagger) Tag(ctx context.Context, taggings ...cloud.Tagging) clou
 	results := t.tagger.Tag(ctx, taggings...)
 	t.m.called(ctx, callTag, began, results.Err())
 	return results
+}
+
+type measuredAdmitter struct {
+	admitter cloud.Admitter
+	m        *Metrics
+}
+
+func (a measuredAdmitter) Admit(ctx context.Context, owner string) error {
+	began := a.m.cfg.Clock.Now()
+	err := a.admitter.Admit(ctx, owner)
+	a.m.called(ctx, callAdmit, began, err)
+	return err
 }
 
 func (m *Metrics) called(ctx context.Context, call string, began time.Time, err error) {

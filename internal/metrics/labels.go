@@ -98,9 +98,13 @@ const (
 var livePhases = []apiv1.Phase{apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Ready, apiv1.Bound, apiv1.Draining, apiv1.Terminating}
 
 var (
-	labelInstanceType = &label{name: "instance_type", doc: "A type of the cloud's catalogue."}
-	labelZone         = &label{name: "zone", doc: "A zone of the cloud's catalogue."}
-	labelLaunchType   = &label{name: "launch_type", doc: "How the instance is bought.", values: []value{
+	labelInstanceType  = &label{name: "instance_type", doc: "A type of the cloud's catalogue."}
+	labelCostNamespace = &label{
+		name: "namespace",
+		doc:  "A namespace; `(no pod)` for cells without a pod. The first 500 have series of their own, for good, and the others are `(others)`.",
+	}
+	labelZone       = &label{name: "zone", doc: "A zone of the cloud's catalogue."}
+	labelLaunchType = &label{name: "launch_type", doc: "How the instance is bought.", values: []value{
 		{launchOnDemand, ""}, {launchSpot, ""},
 	}}
 	// A start of a stopped instance names only IDs, so the cloud's error has to
@@ -154,7 +158,7 @@ var (
 	labelCall = &label{name: "call", doc: "The kind of call.", values: []value{
 		{callCatalogue, ""}, {callLaunch, ""}, {callList, ""}, {callDescribe, ""}, {callTerminate, ""}, {callStop, ""}, {callStart, ""},
 		{callCreateDisk, ""}, {callDeleteDisk, ""}, {callListDisks, ""}, {callAttachDisk, ""}, {callDetachDisk, ""},
-		{callListParts, ""}, {callDeleteParts, ""}, {callTag, ""},
+		{callListParts, ""}, {callDeleteParts, ""}, {callTag, ""}, {callAdmit, ""},
 	}}
 	labelError = &label{name: "error", doc: "The class of error.", values: []value{
 		{errorNone, "none; a Launch that got fewer instances than it asked for is one too"},

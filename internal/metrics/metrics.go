@@ -33,12 +33,17 @@ type Config struct {
 	// Ledger returns what all cells have cost until now, those that are gone
 	// included. It must not decrease, also not over restarts.
 	Ledger func() []Cost
-	Clock  clock.PassiveClock // required
-	Log    *slog.Logger       // required
+	// Spent returns the same by namespace. They are a bounded number.
+	Spent func() map[string]Amount
+	Clock clock.PassiveClock // required
+	Log   *slog.Logger       // required
 }
 
 // Cost is what cells of one kind have cost.
 type Cost = cells.Cost
+
+// Amount is what cells have cost.
+type Amount = cells.Amount
 
 // Metrics has all metrics of one Kip, in a registry of its own. Its methods are
 // safe for concurrent use and do not block.
@@ -145,6 +150,11 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	dollarsDesc := f.scraped(counter, "kip_cell_cost_dollars_total", "The same in US dollars, by the price at which each cell was chosen.",
 		labelInstanceType, labelLaunchType)
 
+	spentDesc := f.scraped(counter, "kip_cost_dollars_total",
+		"The same by the namespace of the pod, since Kip has kept it by day: `kipctl cost` shows more of it.", labelCostNamespace)
+	unpricedDesc := f.scraped(counter, "kip_cost_unpriced_seconds_total",
+		"Time that instances have run whose price is not known: it is in no dollars.", labelCostNamespace)
+
 	f.section = "Cloud"
 	m.cloudCalls = f.histogram("kip_cloud_call_duration_seconds",
 		"Calls to the cloud and how long they took.", callBuckets, labelCall, labelError)
@@ -210,16 +220,18 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	build.WithLabelValues(version.String(), version.Kubernetes, runtime.Version()).Set(1)
 	registry.MustRegister(
 		&scrape{
-			cfg:     cfg,
-			cells:   cellsDesc,
-			age:     ageDesc,
-			standby: standbyDesc,
-			waiting: waitingDesc,
-			tunnels: tunnelsDesc,
-			held:    heldDesc,
-			behind:  behindDesc,
-			seconds: secondsDesc,
-			dollars: dollarsDesc,
+			cfg:      cfg,
+			cells:    cellsDesc,
+			age:      ageDesc,
+			standby:  standbyDesc,
+			waiting:  waitingDesc,
+			tunnels:  tunnelsDesc,
+			held:     heldDesc,
+			behind:   behindDesc,
+			seconds:  secondsDesc,
+			dollars:  dollarsDesc,
+			spent:    spentDesc,
+			unpriced: unpricedDesc,
 		},
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),

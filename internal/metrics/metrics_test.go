@@ -334,6 +334,9 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 				{InstanceType: "c5.large", Spot: true, Seconds: 3600, Dollars: .25},
 			}
 		}
+		c.Spent = func() map[string]Amount {
+			return map[string]Amount{"web": {Seconds: 7200, Dollars: .5}, "(no pod)": {Seconds: 60, Unpriced: 50}}
+		}
 	})
 	cell := func(phase apiv1.Phase, age time.Duration, change func(*cells.Cell)) {
 		l := f.life(fmt.Sprint(len(f.cells)), false)
@@ -379,8 +382,13 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f.want(t, "kip_cell_seconds_total", map[string]string{spotLabels: "10800", "instance_type=c5.large,launch_type=on-demand": "60"})
 	f.want(t, "kip_cell_cost_dollars_total", map[string]string{spotLabels: "0.75", "instance_type=c5.large,launch_type=on-demand": "0.01"})
 
+	f.want(t, "kip_cost_dollars_total", map[string]string{"namespace=web": "0.5", "namespace=(no pod)": "0"})
+	f.want(t, "kip_cost_unpriced_seconds_total", map[string]string{"namespace=web": "0", "namespace=(no pod)": "50"})
+
 	bare := newFixture(t, func(c *Config) { c.Cells = nil })
-	for _, name := range []string{"kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_pods_waiting", "kip_ends_held_back"} {
+	for _, name := range []string{
+		"kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_cost_dollars_total", "kip_pods_waiting", "kip_ends_held_back",
+	} {
 		bare.want(t, name, nil)
 	}
 }
@@ -444,6 +452,13 @@ func (t testTagger) Tag(context.Context, ...cloud.Tagging) cloud.Results {
 	return cloud.Each(t.c.err, "i-1")
 }
 
+type testAdmitter struct{ c *testCloud }
+
+func (a testAdmitter) Admit(context.Context, string) error {
+	a.c.took()
+	return a.c.err
+}
+
 type testInterrupter struct{ c *testCloud }
 
 func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Interruption)) error {
@@ -455,7 +470,12 @@ func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Inte
 func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	f := newFixture(t, nil)
 	inner := &testCloud{took: func() { f.clock.Step(250 * time.Millisecond) }}
-	inner.features = cloud.Features{Stopper: testStopper{inner}, Interrupter: testInterrupter{inner}, Tagger: testTagger{inner}}
+	inner.features = cloud.Features{
+		Stopper:     testStopper{inner},
+		Interrupter: testInterrupter{inner},
+		Tagger:      testTagger{inner},
+		Admitter:    testAdmitter{inner},
+	}
 	c := f.Cloud(inner)
 	ctx := context.Background()
 	request := cloud.LaunchRequest{LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z", Market: cloud.Spot}}
@@ -498,6 +518,9 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	inner.err = nil
 	c.Features().Stopper.Stop(ctx, "i-1")
 	c.Features().Tagger.Tag(ctx, cloud.Tagging{ID: "i-1"})
+	if err := c.Features().Admitter.Admit(ctx, "me"); err != nil {
+		t.Errorf("admit gave %v", err)
+	}
 	onDemand := false
 	inner.err = cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "m5.large", Zone: "y", Spot: &onDemand}, errors.New("none"))
 	if err := c.Features().Stopper.Start(ctx, "i-1").Err(); err != inner.err {
@@ -519,7 +542,8 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		"call=describe,error=": "1 0.25", "call=launch,error=unknown": "1 0.25",
 		"call=catalogue,error=": "1 0.25", "call=list,error=": "1 0.25", "call=terminate,error=cancelled": "1 0.25",
 		"call=terminate,error=unknown": "1 0.25",
-		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=start,error=capacity": "1 0.25",
+		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=admit,error=": "1 0.25",
+		"call=start,error=capacity": "1 0.25",
 	})
 	f.want(t, "kip_cloud_capacity_errors_total", map[string]string{
 		"instance_type=c5.large,launch_type=spot,zone=z": "2", "instance_type=m5.large,launch_type=on-demand,zone=y": "1",
@@ -546,11 +570,13 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		"both":        {Stopper: testStopper{c}, Interrupter: testInterrupter{c}},
 		"disks":       {Disks: brokenDisks{testCloud: c}},
 		"tagger":      {Tagger: testTagger{c}},
+		"admitter":    {Admitter: testAdmitter{c}},
 	} {
 		c.features = features
 		got := f.Cloud(c).Features()
 		if (got.Stopper != nil) != (features.Stopper != nil) || (got.Interrupter != nil) != (features.Interrupter != nil) ||
-			(got.Disks != nil) != (features.Disks != nil) || (got.Tagger != nil) != (features.Tagger != nil) {
+			(got.Disks != nil) != (features.Disks != nil) || (got.Tagger != nil) != (features.Tagger != nil) ||
+			(got.Admitter != nil) != (features.Admitter != nil) {
 			t.Errorf("%s: %+v became %+v", name, features, got)
 		}
 	}
@@ -577,7 +603,8 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		})
 	}
 	slices.Sort(interfaces)
-	if known := []string{"Cloud", "Console", "Disks", "Interrupter", "Parts", "Stopper", "Tagger"}; !slices.Equal(interfaces, known) {
+	if known := []string{"Admitter", "Cloud", "Console", "Disks", "Interrupter", "Parts", "Stopper", "Tagger"}; !slices.Equal(interfaces,
+		known) {
 		t.Errorf("package cloud has the interfaces %v, and Metrics.Cloud knows of %v", interfaces, known)
 	}
 }
@@ -879,6 +906,7 @@ func everything(t *testing.T) *fixture {
 		c.Held = func() []gate.Held { return []gate.Held{{Reason: gate.ByLimit}} }
 		c.Behind = func() bool { return false }
 		c.Ledger = func() []Cost { return []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}} }
+		c.Spent = func() map[string]Amount { return map[string]Amount{"web": {Seconds: 1, Dollars: 1}} }
 	})
 	l := f.life("a", false).steps(0, apiv1.Requested, apiv1.StepSeen, apiv1.StepPlaced).
 		steps(0, apiv1.Bound, apiv1.StepLaunched, apiv1.StepJoined, apiv1.StepReady, apiv1.StepBound)

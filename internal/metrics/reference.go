@@ -33,6 +33,8 @@ max by (phase) (kip_cells_oldest_age_seconds{phase=~"Requested|Launching"}) > 60
   / sum by (instance_type) (rate(kip_cell_phase_duration_seconds_count{phase=~"launching|joining|starting"}[30m])) > 0.1`},
 	{"Errors of the cloud", "By kind of call and class of error. No capacity is everyday; missing rights and exceeded quotas need somebody.",
 		`sum by (call, error) (rate(kip_cloud_call_duration_seconds_count{error!~"|capacity|cancelled"}[10m])) > 0`},
+	{"Cost of the last day by namespace", "In US dollars. A namespace that is new in it is not seen from its first dollar on.",
+		`sum by (namespace) (increase(kip_cost_dollars_total[1d]))`},
 	{"Cost of the last day", "In US dollars, by type. `rate(…[10m]) * 3600` is what an hour costs now.",
 		`sum by (instance_type, launch_type) (increase(kip_cell_cost_dollars_total[1d]))`},
 }

@@ -12,14 +12,17 @@ import (
 
 // scrape collects what is read when somebody asks.
 type scrape struct {
-	cfg                                                                   Config
-	cells, age, standby, waiting, tunnels, held, behind, seconds, dollars *prometheus.Desc
+	cfg Config
+
+	cells, age, standby, waiting, tunnels, held, behind, seconds, dollars, spent, unpriced *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*scrape)(nil)
 
 func (s *scrape) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.behind, s.seconds, s.dollars} {
+	for _, d := range []*prometheus.Desc{
+		s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.behind, s.seconds, s.dollars, s.spent, s.unpriced,
+	} {
 		descs <- d
 	}
 }
@@ -70,6 +73,12 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 		for k, sum := range sums {
 			to <- prometheus.MustNewConstMetric(s.seconds, prometheus.CounterValue, sum.Seconds, k.instanceType, launchTypeOf(k.spot))
 			to <- prometheus.MustNewConstMetric(s.dollars, prometheus.CounterValue, sum.Dollars, k.instanceType, launchTypeOf(k.spot))
+		}
+	}
+	if s.cfg.Spent != nil {
+		for namespace, sum := range s.cfg.Spent() {
+			to <- prometheus.MustNewConstMetric(s.spent, prometheus.CounterValue, sum.Dollars, namespace)
+			to <- prometheus.MustNewConstMetric(s.unpriced, prometheus.CounterValue, sum.Unpriced, namespace)
 		}
 	}
 }

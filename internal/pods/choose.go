@@ -31,7 +31,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 	zone := zoneOf(needs)
 	asked, invalid := placement.ParseAnnotations(pod.Annotations)
 	if invalid == nil { // else Place says so
-		if err := c.cfg.Grants.check(pod.Namespace, asked); err != nil {
+		if err := c.cfg.Grants.Check(pod.Namespace, asked); err != nil {
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
@@ -51,6 +51,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 	r := cells.Request{
 		Pod:      apiv1.Ref(pod),
 		Node:     pod.Spec.NodeName,
+		Account:  account(pod, c.cfg.CostLabels),
 		Created:  pod.CreationTimestamp.Time,
 		Offers:   offers,
 		RuledOut: ruledOut,

@@ -55,6 +55,8 @@ type Config struct {
 	Options cells.Options
 	// Grants are what pods may ask for by annotation.
 	Grants Grants
+	// CostLabels are the keys of the labels that costs are kept by. Optional.
+	CostLabels []string
 	// Event reports to the pod's owner.
 	Event func(pod apiv1.PodReference, kind, reason, message string)
 	// Forget is told of pods that no longer exist.
@@ -231,7 +233,7 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 		switch {
 		case bound:
 			w.ran, w.failures = true, 0
-		case cell.Instance != nil && cell.Interrupted.IsZero():
+		case cell.Instance != nil && cell.Interrupted.IsZero() && cell.Cause != cells.CauseInterrupted:
 			w.failures, w.refusal = w.failures+1, ""
 		case cell.Cause == cells.CauseNotLaunched && cell.Refusals > 0:
 			w.failures, w.refusal = w.failures+1, cell.Reason

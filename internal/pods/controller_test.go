@@ -15,6 +15,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
@@ -330,6 +331,34 @@ func TestAPodThatTheCloudRefusesFailsAfterItsAttempts(t *testing.T) {
 		if told := strings.Contains(got.Status.Message, "InvalidParameterValue: words"); err != nil || got.Status.Phase != want ||
 			told != (want == corev1.PodFailed) {
 			t.Errorf("after cells with %d refusals: %v, %+v, want %s", refusals, err, got.Status, want)
+		}
+	}
+}
+
+// That the cloud takes instances back before they run is no failure of the pod's.
+func TestAPodWhoseInstancesTheCloudTakesBackWaitsOn(t *testing.T) {
+	for cause, want := range map[cells.Cause]corev1.PodPhase{
+		cells.CauseInterrupted: corev1.PodPending,
+		cells.CauseLost:        corev1.PodFailed,
+	} {
+		h := newHarness(t)
+		h.c.cfg.MaxAttempts = 2
+		h.put(pod("a"))
+		for range 2 {
+			h.must("a")
+			cell, has := h.cells.ForPod("uid-a")
+			if !has {
+				t.Fatalf("%s: no cell", cause)
+			}
+			cell.Phase, cell.Cause, cell.Instance = apiv1.Gone, cause, &cloud.Instance{ID: "i-1"}
+			delete(h.cells.cells, "uid-a")
+			h.c.CellChanged(cell)
+			h.clock.Step(time.Hour)
+		}
+		h.must("a")
+		got, err := h.client.CoreV1().Pods("ns").Get(t.Context(), "a", metav1.GetOptions{})
+		if err != nil || got.Status.Phase != want {
+			t.Errorf("after cells that ended as %s: %v, %+v, want %s", cause, err, got.Status, want)
 		}
 	}
 }

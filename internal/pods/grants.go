@@ -6,15 +6,19 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/resource"
+
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/placement"
 )
 
 // Grants are what pods may ask for by annotation: cells.grants. The zero value grants
-// nothing and bounds no price.
+// nothing and bounds no price and no disk.
 type Grants struct {
 	Unrestricted    bool
+	PublicAddress   bool    // cells have one unless their pod says no
 	MaxPricePerHour float64 // US dollars; 0 for no bound
+	MaxVolumeBytes  int64   // of a root disk; 0 for no bound
 	Namespaces      []NamespaceGrants
 }
 
@@ -24,8 +28,10 @@ type NamespaceGrants struct {
 	// Values; one that ends with * stands for all that begin like it.
 	InstanceProfiles, SecurityGroups []string
 	CloudRoutes                      []netip.Prefix // with all networks within
-	AllowMetadata                    bool
+	AllowMetadata, PublicAddress     bool
+	Dedicated                        bool    // hosts that no other account shares, by whatever they are chosen
 	MaxPricePerHour                  float64 // 0 for that of all namespaces
+	MaxVolumeBytes                   int64   // likewise
 	// InstanceTypes are those that the pods may get, by whatever they are chosen; none for
 	// all, unless other grants of the namespace name some.
 	InstanceTypes []string
@@ -42,9 +48,9 @@ func (e *NotGrantedError) Error() string {
 	return fmt.Sprintf("%s is not granted to namespace %s: %s of provider.yaml says what is", e.Asked, e.Namespace, e.Key)
 }
 
-// check returns a *NotGrantedError for the first annotation that the namespace may not
+// Check returns a *NotGrantedError for the first annotation that the namespace may not
 // have.
-func (g Grants) check(namespace string, a placement.Annotations) error {
+func (g Grants) Check(namespace string, a placement.Annotations) error {
 	refused := func(annotation, value, key string) error {
 		return &NotGrantedError{
 			Asked:     fmt.Sprintf("annotation %s: %q", annotation, value),
@@ -52,9 +58,7 @@ func (g Grants) check(namespace string, a placement.Annotations) error {
 			Key:       "cells.grants.namespaces[]." + key,
 		}
 	}
-	has := func(granted func(NamespaceGrants) bool) bool {
-		return g.Unrestricted || slices.ContainsFunc(g.of(namespace), granted)
-	}
+	has := func(granted func(NamespaceGrants) bool) bool { return g.has(namespace, granted) }
 	if p := a.InstanceProfile; p != "" && !has(func(n NamespaceGrants) bool { return matches(n.InstanceProfiles, p) }) {
 		return refused(placement.AnnotationInstanceProfile, p, "instanceProfiles")
 	}
@@ -74,14 +78,35 @@ func (g Grants) check(namespace string, a placement.Annotations) error {
 	if a.AllowMetadata != nil && *a.AllowMetadata && !has(func(n NamespaceGrants) bool { return n.AllowMetadata }) {
 		return refused(placement.AnnotationAllowMetadata, "true", "allowMetadata")
 	}
+	if a.PrivateIPOnly != nil && !*a.PrivateIPOnly && !g.PublicAddress && !has(func(n NamespaceGrants) bool { return n.PublicAddress }) {
+		return refused(placement.AnnotationPrivateIPOnly, "false", "publicAddress")
+	}
+	if slices.Contains(a.LaunchTypes, placement.Dedicated) && !has(isDedicated) {
+		return refused(placement.AnnotationLaunchType, string(placement.Dedicated), "dedicated")
+	}
+	if size := a.VolumeSizeBytes; g.MaxVolumeBytes != 0 && size > g.MaxVolumeBytes &&
+		!has(func(n NamespaceGrants) bool { return size <= n.MaxVolumeBytes }) {
+		return &NotGrantedError{
+			Asked:     fmt.Sprintf("annotation %s: %q", placement.AnnotationVolumeSize, resource.NewQuantity(size, resource.BinarySI)),
+			Namespace: namespace,
+			Key:       "cells.grants.maxVolumeSize",
+		}
+	}
 	return nil
+}
+
+func isDedicated(n NamespaceGrants) bool { return n.Dedicated }
+
+// has says whether a namespace has a grant.
+func (g Grants) has(namespace string, granted func(NamespaceGrants) bool) bool {
+	return g.Unrestricted || slices.ContainsFunc(g.of(namespace), granted)
 }
 
 // AllowsMetadata says whether a pod of the namespace that asks for the metadata
 // service may have it.
 func (g Grants) AllowsMetadata(namespace string) bool {
 	yes := true
-	return g.check(namespace, placement.Annotations{AllowMetadata: &yes}) == nil
+	return g.Check(namespace, placement.Annotations{AllowMetadata: &yes}) == nil
 }
 
 // affordable returns the offers that a pod of the namespace may have, or a
@@ -89,6 +114,12 @@ func (g Grants) AllowsMetadata(namespace string) bool {
 func (g Grants) affordable(namespace string, offers []cells.Offer) ([]cells.Offer, error) {
 	if g.Unrestricted || len(offers) == 0 {
 		return offers, nil
+	}
+	if first := offers[0]; !g.has(namespace, isDedicated) {
+		offers = slices.DeleteFunc(slices.Clone(offers), func(o cells.Offer) bool { return o.Dedicated })
+		if len(offers) == 0 {
+			return nil, &NotGrantedError{Asked: first.String(), Namespace: namespace, Key: "cells.grants.namespaces[].dedicated"}
+		}
 	}
 	var types []string
 	for _, n := range g.of(namespace) {

@@ -19,11 +19,12 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 		{Namespace: "a", CloudRoutes: []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16")}, AllowMetadata: true},
 		{Namespace: "*", SecurityGroups: []string{"sg-all"}},
 		{Namespace: "b", InstanceProfiles: []string{"*"}},
-	}}
+		{Namespace: "a", PublicAddress: true, Dedicated: true, MaxVolumeBytes: 500 << 30},
+	}, MaxVolumeBytes: 100 << 30}
 	for _, c := range []struct {
 		grants                       Grants
 		namespace, annotation, value string
-		key                          string // of the refusal; "" for none
+		key                          string // of the refusal, below namespaces[] or with its whole name; "" for none
 	}{
 		{Grants{}, "a", placement.AnnotationInstanceProfile, "reader", "instanceProfiles"},
 		{Grants{}, "a", placement.AnnotationSecurityGroups, "sg-1", "securityGroups"},
@@ -48,6 +49,22 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 		{granted, "a", placement.AnnotationCloudRoute, "::/0", "cloudRoutes"},
 		{granted, "a", placement.AnnotationAllowMetadata, "true", ""},
 		{granted, "b", placement.AnnotationAllowMetadata, "true", "allowMetadata"},
+		{Grants{}, "a", placement.AnnotationPrivateIPOnly, "true", ""},
+		{Grants{}, "a", placement.AnnotationPrivateIPOnly, "false", "publicAddress"},
+		{Grants{PublicAddress: true}, "a", placement.AnnotationPrivateIPOnly, "false", ""},
+		{granted, "a", placement.AnnotationPrivateIPOnly, "false", ""},
+		{granted, "b", placement.AnnotationPrivateIPOnly, "F", "publicAddress"},
+		{Grants{}, "a", placement.AnnotationLaunchType, "dedicated", "dedicated"},
+		{Grants{}, "a", placement.AnnotationLaunchType, "spot, Dedicated", "dedicated"},
+		{Grants{Unrestricted: true}, "a", placement.AnnotationLaunchType, "dedicated", ""},
+		{granted, "a", placement.AnnotationLaunchType, "dedicated,on-demand", ""},
+		{granted, "b", placement.AnnotationLaunchType, "dedicated", "dedicated"},
+		{Grants{}, "a", placement.AnnotationVolumeSize, "64Ti", ""},
+		{Grants{Unrestricted: true, MaxVolumeBytes: 1}, "a", placement.AnnotationVolumeSize, "64Ti", ""},
+		{granted, "b", placement.AnnotationVolumeSize, "100Gi", ""},
+		{granted, "b", placement.AnnotationVolumeSize, "100.1Gi", "cells.grants.maxVolumeSize"},
+		{granted, "a", placement.AnnotationVolumeSize, "500Gi", ""},
+		{granted, "a", placement.AnnotationVolumeSize, "501Gi", "cells.grants.maxVolumeSize"},
 	} {
 		var a placement.Annotations
 		var err error
@@ -56,13 +73,17 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 		} else if a, err = placement.ParseAnnotations(map[string]string{c.annotation: c.value}); err != nil {
 			t.Fatal(err)
 		}
-		err = c.grants.check(c.namespace, a)
+		err = c.grants.Check(c.namespace, a)
 		var refused *NotGrantedError
+		key := c.key
+		if !strings.Contains(key, ".") {
+			key = "cells.grants.namespaces[]." + key
+		}
 		switch {
 		case c.key == "" && err != nil:
 			t.Errorf("namespace %s, %s %q: %v", c.namespace, c.annotation, c.value, err)
 		case c.key == "":
-		case !errors.As(err, &refused) || refused.Key != "cells.grants.namespaces[]."+c.key || refused.Namespace != c.namespace ||
+		case !errors.As(err, &refused) || refused.Key != key || refused.Namespace != c.namespace ||
 			!strings.Contains(refused.Asked, c.annotation):
 			t.Errorf("namespace %s, %s %q: %v, want a refusal that names %s", c.namespace, c.annotation, c.value, err, c.key)
 		}
@@ -75,7 +96,7 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 func TestOffersThatAreNotGrantedAreLeftOut(t *testing.T) {
 	offers := []cells.Offer{
 		{InstanceType: "dear", PricePerHour: 9}, {InstanceType: "cheap", PricePerHour: 1}, {InstanceType: "mid", PricePerHour: 3},
-		{InstanceType: "unknown", Unpriced: true},
+		{InstanceType: "unknown", Unpriced: true}, {InstanceType: "hosts", PricePerHour: 2, Dedicated: true},
 	}
 	grants := Grants{MaxPricePerHour: 2, Namespaces: []NamespaceGrants{{Namespace: "a", MaxPricePerHour: 4}}}
 	types := Grants{Namespaces: []NamespaceGrants{
@@ -89,13 +110,16 @@ func TestOffersThatAreNotGrantedAreLeftOut(t *testing.T) {
 		want      string
 	}{
 		{Grants{}, "a", "dear cheap mid unknown"},
-		{Grants{Unrestricted: true}, "a", "dear cheap mid unknown"},
+		{Grants{Unrestricted: true}, "a", "dear cheap mid unknown hosts"},
+		{Grants{Namespaces: []NamespaceGrants{{Namespace: "a", Dedicated: true}}}, "a", "dear cheap mid unknown hosts"},
+		{Grants{Namespaces: []NamespaceGrants{{Namespace: "b", Dedicated: true}}}, "a", "dear cheap mid unknown"},
+		{Grants{Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"hosts"}}}}, "a", ""},
 		{grants, "b", "cheap"},
 		{grants, "a", "cheap mid"},
 		{Grants{MaxPricePerHour: 0.5}, "a", ""},
 		{types, "a", "cheap mid"},
 		{types, "b", "cheap"},
-		{Grants{Unrestricted: true, Namespaces: types.Namespaces}, "b", "dear cheap mid unknown"},
+		{Grants{Unrestricted: true, Namespaces: types.Namespaces}, "b", "dear cheap mid unknown hosts"},
 		{Grants{Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"none"}}}}, "a", ""},
 		{Grants{Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"none"}}}}, "b", "dear cheap mid unknown"},
 		{Grants{MaxPricePerHour: 2, Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"dear"}}}}, "a", ""},
@@ -156,5 +180,16 @@ func TestAPodThatIsNotGrantedWhatItAsksForWaitsUntilTheConfigurationChanges(t *t
 	const dear = "dear in local for 9 dollars an hour is not granted to namespace ns: cells.grants.maxPricePerHour of provider.yaml says what is"
 	if got := h.c.Waiting("uid-q"); got != dear {
 		t.Errorf("a pod whose instance costs too much says %q; want %q", got, dear)
+	}
+
+	// A node may offer nothing else to pods that do not say.
+	h.place = func(*corev1.Pod) ([]cells.Offer, error) {
+		return []cells.Offer{{InstanceType: "m5.large", Zone: "local", PricePerHour: 1, Dedicated: true}}, nil
+	}
+	h.put(pod("r"))
+	h.must("r")
+	const hosts = "m5.large (dedicated) in local is not granted to namespace ns: cells.grants.namespaces[].dedicated of provider.yaml says what is"
+	if got := h.c.Waiting("uid-r"); got != hosts {
+		t.Errorf("a pod whose instance would be on a dedicated host says %q; want %q", got, hosts)
 	}
 }

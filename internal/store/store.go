@@ -101,8 +101,11 @@ type fence struct {
 	created int64
 }
 
+// ErrUnreadable: a record is there, and is not of the form that was asked for.
+var ErrUnreadable = errors.New("not of the form that is wanted")
+
 // Get reads the record at key into v and returns its revision; 0 means that
-// there is none, and leaves v alone.
+// there is none, and leaves v alone. The revision is also returned with ErrUnreadable.
 func (s *Store) Get(ctx context.Context, key string, v any) (revision int64, err error) {
 	defer pulse.Wait(ctx, pulse.Store)()
 	p, err := s.backend.read(ctx, s.prefix+key, "", 0)
@@ -113,7 +116,7 @@ func (s *Store) Get(ctx context.Context, key string, v any) (revision int64, err
 		return 0, nil
 	}
 	if err := json.Unmarshal(p.records[0].value, v); err != nil {
-		return 0, fmt.Errorf("read %s from the store: %w", key, err)
+		return p.records[0].revision, fmt.Errorf("read %s from the store: %w: %w", key, ErrUnreadable, err)
 	}
 	return p.records[0].revision, nil
 }

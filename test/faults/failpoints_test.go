@@ -634,6 +634,7 @@ func perform(t *testing.T, sc scenario, f failpoint) (violations []string, passe
 					w.violate("something is left of nothing: %s", w.describe())
 				}
 			}
+			w.compareDays()
 			violations = w.check()
 		}
 		if f.n == 0 && !sc.unbilled && len(violations) == 0 {

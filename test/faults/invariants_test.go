@@ -231,6 +231,7 @@ func (w *world) check() []string {
 				w.violateLocked("invariant 5: %s costs nothing by Kip's counter, %.3f s by its cells", key, c.Seconds)
 			}
 		}
+		w.compareNamespaces(k.cells.CostsByNamespace(), now)
 	}
 	return slices.Clone(w.violations)
 }
@@ -408,7 +409,7 @@ func (w *world) finish() {
 	}
 	w.check()
 	err := w.store.List(context.Background(), "", func(key string, _ []byte, _ int64) error {
-		if !slices.Contains([]string{"born", "ends", "ledger", "generation", leaderKey}, key) {
+		if !slices.Contains([]string{"born", "ends", "ledger", "generation", leaderKey}, key) && !strings.HasPrefix(key, "costs/") {
 			w.violate("the store still has %s", key)
 		}
 		return nil

@@ -1150,6 +1150,7 @@ type books struct {
 	pods    map[string]types.UID  // the last pod of a cell
 	known   map[string]bool       // the instances that a record has had
 	names   map[string]string     // the cells by what their machines know of them
+	stays   []stay                // that have ended
 }
 
 // named is the cell that a machine knows by a name; under world.mu.
@@ -1229,6 +1230,7 @@ func (w *world) audit(key string) {
 		}
 		if a.running() {
 			a.seconds += now.Sub(a.from).Seconds()
+			b.stays = append(b.stays, stay{a.from, now, a.cell})
 		}
 		if a.seconds > 0 && !w.behind { // what is not trusted goes without a trace
 			o := a.cell.Offer()
@@ -1263,6 +1265,7 @@ func (w *world) audit(key string) {
 		}
 	case !runs && a.running():
 		a.seconds += now.Sub(a.from).Seconds()
+		b.stays = append(b.stays, stay{a.from, now, was})
 		a.from = time.Time{}
 	}
 	if cell.Instance != nil {

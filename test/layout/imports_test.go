@@ -32,7 +32,7 @@ var sdks = map[string]string{
 }
 
 // pure are the packages that compute and do nothing else.
-var pure = []string{"internal/placement", "internal/catalog", "internal/capacity"}
+var pure = []string{"internal/placement", "internal/catalog", "internal/capacity", "internal/daybook"}
 
 // clients are libraries and packages by which a program reaches outside itself.
 var clients = []string{
@@ -255,6 +255,10 @@ func arrows() []direction {
 		{
 			of: []string{"internal/config"}, only: []string{"internal/cloud/local/sizes", "internal/spelling", "internal/volumes"},
 			why: "provider.yaml is read by itself; what its keys do is the business of who is given them",
+		},
+		{
+			of: []string{"internal/daybook"}, not: []string{"internal", "api"},
+			why: "what was spent is sums of days and names, whoever spends",
 		},
 		{
 			of: []string{"internal/quote"}, only: []string{"internal/admission", "internal/catalog", "internal/placement", "internal/spelling"},

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -22,7 +21,7 @@ import (
 // Firewall is the table of one cell.
 type Firewall struct {
 	nft     func(ctx context.Context, args ...string) (output string, err error)
-	uplinks func() ([]string, error)
+	uplinks func() ([]Uplink, error)
 	file    string
 	log     *slog.Logger
 
@@ -30,12 +29,15 @@ type Firewall struct {
 	begun  bool
 	digest string
 	hooked bool // the kernel has nft's hook at what leaves a device
+	// The uplinks are to be guarded, and these are; others may have come since.
+	guarded bool
+	covered []Uplink
 }
 
 // New returns a firewall that has not begun. nft runs the program of that name and
 // returns what it printed, also when it failed; what is loaded is left in dir for
 // people to see. uplinks names the devices by which the cell is connected.
-func New(dir string, nft func(ctx context.Context, args ...string) (output string, err error), uplinks func() ([]string, error),
+func New(dir string, nft func(ctx context.Context, args ...string) (output string, err error), uplinks func() ([]Uplink, error),
 	log *slog.Logger) *Firewall {
 	return &Firewall{
 		nft:     nft,
@@ -43,21 +45,6 @@ func New(dir string, nft func(ctx context.Context, args ...string) (output strin
 		file:    filepath.Join(dir, "firewall.nft"),
 		log:     log,
 	}
-}
-
-// Uplinks are the Ethernet devices of this network namespace but for that of the pod.
-func Uplinks() ([]string, error) {
-	all, err := net.Interfaces()
-	if err != nil {
-		return nil, fmt.Errorf("list the network devices: %w", err)
-	}
-	var names []string
-	for _, i := range all {
-		if len(i.HardwareAddr) == 6 && i.Flags&net.FlagLoopback == 0 && !strings.HasPrefix(i.Name, "pod") {
-			names = append(names, i.Name)
-		}
-	}
-	return names, nil
 }
 
 // inForce finds, in what nft lists, the name of the chain that says what is in force.
@@ -81,9 +68,11 @@ func (f *Firewall) Begin(ctx context.Context) (digest string, err error) {
 	// The chains by their names, without what is in them.
 	if out, err := f.nft(ctx, "list", "chains", "inet"); err == nil {
 		if m := inForce.FindStringSubmatch(out); m != nil {
-			out, err = f.nft(ctx, "list", "tables", "netdev")
-			if f.begun = true; !f.hooked || err == nil && strings.Contains(out, uplinkTable) {
+			out, err = f.nft(ctx, "list", "chains", "netdev")
+			guard := guardInForce.FindStringSubmatch(out)
+			if f.begun = true; !f.hooked || err == nil && guard != nil {
 				f.digest = m[1]
+				f.guarded = guard != nil && guard[1] != ""
 			}
 			return f.digest, nil
 		}
@@ -159,19 +148,20 @@ func (f *Firewall) Apply(ctx context.Context, podIP, podIPv6 netip.Addr, encoded
 // load runs a program of nft, which takes effect as a whole or not at all; with it
 // goes the guard of the uplinks.
 func (f *Firewall) load(ctx context.Context, program []byte, guarded bool) error {
+	var uplinks []Uplink
 	if f.hooked {
-		var uplinks []string
 		if guarded {
 			var err error
 			if uplinks, err = f.uplinks(); err != nil {
 				return err
 			}
 		}
-		program = append(slices.Clip(program), uplinkGuard(uplinks)...)
+		program = append(slices.Clip(program), uplinkGuard(guarded, uplinks)...)
 	}
 	if err := f.run(ctx, program); err != nil {
 		return err
 	}
+	f.guarded, f.covered = guarded, uplinks
 	return os.Rename(f.file+".new", f.file)
 }
 

@@ -59,7 +59,7 @@ func sample() agentapi.Firewall {
 	}
 }
 
-func noUplinks() ([]string, error) { return nil, nil }
+func noUplinks() ([]Uplink, error) { return nil, nil }
 
 func TestTheTableIsAsReviewed(t *testing.T) {
 	fw := sample()
@@ -67,7 +67,7 @@ func TestTheTableIsAsReviewed(t *testing.T) {
 	dual.PodIPv6 = netip.MustParseAddr(podIPv6)
 	zeros := strings.Repeat("0", 64)
 	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, zeros), "dual.nft": rendered(&dual, zeros),
-		"uplinks.nft": uplinkGuard([]string{"eth0", "eth1"})} {
+		"uplinks.nft": uplinkGuard(true, []Uplink{{"eth0", 2}, {"eth1", 3}})} {
 		path := filepath.Join("testdata", name)
 		if *update {
 			if err := os.WriteFile(path, got, 0o644); err != nil {
@@ -280,9 +280,9 @@ func (n *net3) firewall() *Firewall {
 			out = string(b)
 			return err
 		})
-	}, func() (names []string, err error) {
-		return names, inside(n.cell, func() error {
-			names, err = Uplinks()
+	}, func() (all []Uplink, err error) {
+		return all, inside(n.cell, func() error {
+			all, err = Uplinks()
 			return err
 		})
 	}, slog.New(slog.NewTextHandler(n.Output(), nil)))

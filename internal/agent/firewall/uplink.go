@@ -1,8 +1,16 @@
 package firewall
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net"
+	"regexp"
+	"slices"
 	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
 )
 
 // uplinkTable is beside the other table, since it is of another family.
@@ -40,19 +48,111 @@ const (
 	hookTrialEnd = "delete table netdev kip_trial\n"
 )
 
+// Uplink is a device by which the cell is connected.
+type Uplink struct {
+	Name  string
+	Index int // another one for a device that comes in the place of one of this name
+}
+
+// Uplinks are the Ethernet devices of this network namespace but for that of the pod.
+func Uplinks() ([]Uplink, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("list the network devices: %w", err)
+	}
+	var uplinks []Uplink
+	for _, i := range all {
+		if len(i.HardwareAddr) == 6 && i.Flags&net.FlagLoopback == 0 && !strings.HasPrefix(i.Name, "pod") {
+			uplinks = append(uplinks, Uplink{i.Name, i.Index})
+		}
+	}
+	return uplinks, nil
+}
+
+// followRetry is how long Follow waits after a failure.
+const followRetry = time.Second
+
+// Follow guards uplinks that are plugged in later, until ctx ends: as soon as the kernel
+// tells that there is one, as a rule before it is brought up. subscribe is
+// netlink.LinkSubscribe. What fails is logged, and tried again.
+func (f *Firewall) Follow(ctx context.Context, subscribe func(chan<- netlink.LinkUpdate, <-chan struct{}) error) {
+	for {
+		err := f.follow(ctx, subscribe)
+		if ctx.Err() != nil {
+			return
+		}
+		f.log.Error("guard the network devices that are plugged in", "err", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(followRetry):
+		}
+	}
+}
+
+func (f *Firewall) follow(ctx context.Context, subscribe func(chan<- netlink.LinkUpdate, <-chan struct{}) error) error {
+	changes, done := make(chan netlink.LinkUpdate), make(chan struct{})
+	if err := subscribe(changes, done); err != nil {
+		return fmt.Errorf("subscribe to changes of network devices: %w", err)
+	}
+	defer func() {
+		close(done)
+		for range changes { // whoever sends them waits until they are taken
+		}
+	}()
+	for {
+		// Whatever has changed: what counts is which there are now.
+		if err := f.cover(ctx); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case _, ok := <-changes:
+			if !ok {
+				return errors.New("the kernel tells no more of network devices")
+			}
+		}
+	}
+}
+
+// cover guards all uplinks that there are, if they are to be guarded and one of them is not.
+func (f *Firewall) cover(ctx context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.hooked || !f.guarded {
+		return nil
+	}
+	uplinks, err := f.uplinks()
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(uplinks, func(u Uplink) bool { return !slices.Contains(f.covered, u) }) {
+		return nil
+	}
+	if err := f.run(ctx, uplinkGuard(true, uplinks)); err != nil {
+		return err
+	}
+	f.covered = uplinks
+	return nil
+}
+
+// guardInForce finds the guard of the uplinks in what nft lists.
+var guardInForce = regexp.MustCompile(`(?m)^table netdev ` + uplinkTable + ` \{\n(\s*chain )?`)
+
 // uplinkGuard is the guard of these devices, as a program of nft that replaces what
 // there was.
-func uplinkGuard(devices []string) []byte {
+func uplinkGuard(guarded bool, devices []Uplink) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table netdev %[1]s\ndelete table netdev %[1]s\n", uplinkTable)
-	if len(devices) == 0 { // an agent that starts anew finds that there is none, and why
+	if !guarded { // an agent that starts anew finds that there is none, and why
 		fmt.Fprintf(&b, "table netdev %s {\n}\n", uplinkTable)
 		return []byte(b.String())
 	}
 	fmt.Fprintf(&b, "table netdev %s {\n%s", uplinkTable, uplinkRules)
 	for i, d := range devices {
 		fmt.Fprintf(&b, "\tchain egress%d {\n\t\ttype filter hook egress device %q priority filter; policy accept;\n"+
-			"\t\t@ll,96,16 { 0x0800, 0x0806, 0x86dd } goto metadata\n\t\tdrop\n\t}\n", i, d)
+			"\t\t@ll,96,16 { 0x0800, 0x0806, 0x86dd } goto metadata\n\t\tdrop\n\t}\n", i, d.Name)
 	}
 	b.WriteString("}\n")
 	return []byte(b.String())

@@ -10,8 +10,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -50,6 +55,66 @@ func (r raw) send(f []byte, protocol uint16) error {
 	return err
 }
 
+// end is the port of a packet that may always pass: it says that all before it are
+// there, or never will be.
+const end = 4000
+
+// listener returns what says, outside, whether a frame came by this device before the
+// last one. Each packet is seen once.
+func (n *net3) listener(device string) (through func(sent []byte) bool) {
+	n.Helper()
+	var fd int
+	n.in(n.outside, func() error {
+		link, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0x0300); err != nil { // all protocols, in network order
+			return err
+		}
+		n.Cleanup(func() { unix.Close(fd) })
+		return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index, Protocol: 0x0300}),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(patience.Seconds())}))
+	})
+	return func(sent []byte) bool {
+		n.Helper()
+		seen, buf := false, make([]byte, 2048)
+		for {
+			got, _, err := unix.Recvfrom(fd, buf, 0)
+			if err != nil {
+				n.Fatalf("wait for the last packet: %v", err)
+			}
+			b := buf[:got]
+			if bytes.HasSuffix(b, sent[len(sent)-12:]) && bytes.Contains(b, sent[26:34]) {
+				seen = true
+			}
+			if len(b) >= 38 && binary.BigEndian.Uint16(b[36:]) == end {
+				return seen
+			}
+		}
+	}
+}
+
+// send sends a frame, and the last one, by a packet socket of the cell.
+func (n *net3) send(by netlink.Link, bypass int, f []byte, protocol uint16, last []byte) {
+	n.Helper()
+	n.in(n.cell, func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, bypass); err != nil {
+			return err
+		}
+		// On one processor packets stay in order.
+		var one unix.CPUSet
+		one.Set(0)
+		r := raw{fd, by.Attrs().Index}
+		return errors.Join(unix.SchedSetaffinity(0, &one), r.send(f, protocol), r.send(last, 0))
+	})
+}
+
 // Raw packets of the host's network do not reach the metadata service, however they
 // are sent, and do when the pod may.
 func TestRawPacketsDoNotReachTheMetadataService(t *testing.T) {
@@ -64,41 +129,8 @@ func TestRawPacketsDoNotReachTheMetadataService(t *testing.T) {
 		cell, err = netlink.LinkByName("up")
 		return err
 	})
-	// Whoever listens sees each packet of these ports once; the last one, which may
-	// always pass, says that all before it are there or never will be.
-	var listeners []int
-	const port, end = 80, 4000
-	n.in(n.outside, func() error {
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0x0300) // all protocols, in network order
-		if err != nil {
-			return err
-		}
-		listeners = append(listeners, fd)
-		return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: outside.Attrs().Index, Protocol: 0x0300}),
-			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(patience.Seconds())}))
-	})
-	t.Cleanup(func() {
-		for _, fd := range listeners {
-			unix.Close(fd)
-		}
-	})
-	through := func(sent []byte) bool {
-		t.Helper()
-		seen, buf := false, make([]byte, 2048)
-		for {
-			got, _, err := unix.Recvfrom(listeners[0], buf, 0)
-			if err != nil {
-				t.Fatalf("wait for the last packet: %v", err)
-			}
-			b := buf[:got]
-			if bytes.HasSuffix(b, sent[len(sent)-12:]) && bytes.Contains(b, sent[26:34]) {
-				seen = true
-			}
-			if len(b) >= 38 && binary.BigEndian.Uint16(b[36:]) == end {
-				return seen
-			}
-		}
-	}
+	const port = 80
+	through := n.listener("eth0")
 	plain := frame(cell.Attrs().HardwareAddr, outside.Attrs().HardwareAddr, "169.254.169.254", port)
 	last := frame(cell.Attrs().HardwareAddr, outside.Attrs().HardwareAddr, outsideIP, end)
 	tagged := append(append(bytes.Clone(plain[:12]), 0x81, 0, 0, 0), plain[12:]...)
@@ -123,21 +155,7 @@ func TestRawPacketsDoNotReachTheMetadataService(t *testing.T) {
 			"to the WireServer":      {wire, unix.ETH_P_IP, false},
 			"that asks for a name":   {dns, 0, true},
 		} {
-			n.in(n.cell, func() error {
-				fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-				if err != nil {
-					return err
-				}
-				defer unix.Close(fd)
-				if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, bypass); err != nil {
-					return err
-				}
-				// On one processor packets stay in order.
-				var one unix.CPUSet
-				one.Set(0)
-				r := raw{fd, cell.Attrs().Index}
-				return errors.Join(unix.SchedSetaffinity(0, &one), r.send(c.frame, c.protocol), r.send(last, 0))
-			})
+			n.send(cell, bypass, c.frame, c.protocol, last)
 			if got := through(c.frame); got != (want || c.always) {
 				t.Errorf("a packet %s, bypass %d: through is %v", what, bypass, got)
 			}
@@ -168,6 +186,237 @@ func TestRawPacketsDoNotReachTheMetadataService(t *testing.T) {
 	try(true, 0)
 }
 
+// A device that is plugged in later is guarded before anybody has brought it up: also in
+// the place of one of the same name, by an agent that has started anew, and when the
+// pod may ask the service no more.
+func TestWhatIsPluggedInLaterIsGuarded(t *testing.T) {
+	n := newNet3(t)
+	f := n.firewall()
+	loaded := make(chan string, 100)
+	load := func(f *Firewall) {
+		nft := f.nft
+		f.nft = func(ctx context.Context, args ...string) (string, error) {
+			out, err := nft(ctx, args...)
+			if b, e := os.ReadFile(args[len(args)-1]); e == nil && err == nil {
+				loaded <- string(b)
+			}
+			return out, err
+		}
+	}
+	load(f)
+	if _, err := f.Begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !f.hooked {
+		t.Skip("the kernel has no hook at what leaves a device")
+	}
+	n.apply(f, func(*agentapi.Firewall) {})
+	follow := func(f *Firewall) (stop func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var following sync.WaitGroup
+		following.Go(func() {
+			f.Follow(ctx, func(ch chan<- netlink.LinkUpdate, done <-chan struct{}) error {
+				return netlink.LinkSubscribeAt(n.cell, ch, done)
+			})
+		})
+		return func() { cancel(); following.Wait() }
+	}
+	stop := follow(f)
+	defer func() { stop() }()
+	guarded := func(device string) {
+		t.Helper()
+		for deadline := time.After(patience); ; {
+			select {
+			case program := <-loaded:
+				if strings.Contains(program, fmt.Sprintf("device %q", device)) {
+					return
+				}
+			case <-deadline:
+				t.Fatalf("%s was not guarded", device)
+			}
+		}
+	}
+	// Both ends of it are down at first.
+	plug := func(device string) (late netlink.Link) {
+		t.Helper()
+		n.in(n.cell, func() (err error) {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = device
+			veth := &netlink.Veth{LinkAttrs: attrs, PeerName: device, PeerNamespace: netlink.NsFd(int(n.outside))}
+			if err := netlink.LinkAdd(veth); err != nil {
+				return err
+			}
+			late, err = netlink.LinkByName(device)
+			return err
+		})
+		return late
+	}
+	try := func(device string, late netlink.Link, want bool) {
+		t.Helper()
+		var there netlink.Link
+		n.in(n.outside, func() (err error) {
+			if there, err = netlink.LinkByName(device); err != nil {
+				return err
+			}
+			return netlink.LinkSetUp(there)
+		})
+		n.in(n.cell, func() error { return netlink.LinkSetUp(late) })
+		through := n.listener(device)
+		from, to := late.Attrs().HardwareAddr, there.Attrs().HardwareAddr
+		f, last := frame(from, to, "169.254.169.254", 80), frame(from, to, outsideIP, end)
+		for _, bypass := range []int{0, 1} {
+			n.send(late, bypass, f, unix.ETH_P_IP, last)
+			if got := through(f); got != want {
+				t.Errorf("by %s, bypass %d: through is %v", device, bypass, got)
+			}
+		}
+	}
+	unplug := func(device netlink.Link) {
+		t.Helper()
+		n.in(n.cell, func() error { return netlink.LinkDel(device) })
+	}
+
+	late := plug("late")
+	guarded("late")
+	try("late", late, false)
+	var listed string
+	n.in(n.cell, func() error {
+		b, err := exec.CommandContext(t.Context(), "nft", "list", "table", "netdev", uplinkTable).CombinedOutput()
+		listed = string(b)
+		return err
+	})
+	for _, device := range []string{"up", "late"} {
+		if !strings.Contains(listed, fmt.Sprintf("device %q", device)) &&
+			!strings.Contains(listed, fmt.Sprintf("devices = { %q }", device)) {
+			t.Errorf("nft lists no hook on %s:\n%s", device, listed)
+		}
+	}
+	unplug(late)
+	late = plug("late")
+	guarded("late")
+	try("late", late, false)
+
+	// An agent that starts anew guards what came while there was none.
+	stop()
+	between := plug("between")
+	try("between", between, true)
+	f = n.firewall()
+	load(f)
+	if digest, err := f.Begin(t.Context()); err != nil || digest == "" {
+		t.Fatalf("began with %q: %v", digest, err)
+	}
+	stop = follow(f)
+	guarded("between")
+	try("between", between, false)
+
+	// Where the pod may ask, nothing is guarded until it may not.
+	n.apply(f, func(fw *agentapi.Firewall) { fw.AllowMetadata = true })
+	allowed := plug("allowed")
+	try("allowed", allowed, true)
+	n.apply(f, func(*agentapi.Firewall) {})
+	try("allowed", allowed, false)
+	stop()
+	f = n.firewall()
+	if _, err := f.Begin(t.Context()); err != nil || !f.guarded {
+		t.Errorf("an agent that starts anew takes the devices to be guarded: %v: %v", f.guarded, err)
+	}
+	n.apply(f, func(fw *agentapi.Firewall) { fw.AllowMetadata = true })
+	f = n.firewall()
+	if _, err := f.Begin(t.Context()); err != nil || f.guarded {
+		t.Errorf("where the pod may ask, an agent that starts anew takes the devices to be guarded: %v: %v", f.guarded, err)
+	}
+}
+
+// What fails is tried again: nft, the kernel's news and the subscription to them.
+func TestFollowingGoesOnAfterAFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // of all that is here
+		kernel := &fakeTables{}
+		devices := []Uplink{{"eth0", 1}}
+		var fail error
+		f := New(t.TempDir(), func(ctx context.Context, args ...string) (string, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if args[0] == "-f" && fail != nil {
+				return "busy", fail
+			}
+			return kernel.nft(ctx, args...)
+		}, func() ([]Uplink, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(devices), nil
+		}, slog.New(slog.DiscardHandler))
+		if _, err := f.Begin(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var news chan<- netlink.LinkUpdate
+		refused := errors.New("no such family")
+		subscriptions := 0
+		var following sync.WaitGroup
+		following.Go(func() {
+			f.Follow(ctx, func(ch chan<- netlink.LinkUpdate, done <-chan struct{}) error {
+				mu.Lock()
+				defer mu.Unlock()
+				subscriptions++
+				if refused != nil {
+					return refused
+				}
+				quit := make(chan netlink.LinkUpdate)
+				news = quit
+				go func() {
+					defer close(ch)
+					for {
+						select {
+						case u, ok := <-quit:
+							if !ok {
+								return
+							}
+							ch <- u
+						case <-done:
+							return
+						}
+					}
+				}()
+				return nil
+			})
+		})
+		defer following.Wait()
+		defer cancel()
+		guarded := func(what, device string, want bool) {
+			t.Helper()
+			time.Sleep(2 * followRetry)
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if got := strings.Contains(kernel.uplink, fmt.Sprintf("device %q", device)); got != want {
+				t.Errorf("%s: %s is guarded: %v", what, device, got)
+			}
+		}
+		then := func(change func()) {
+			mu.Lock()
+			defer mu.Unlock()
+			change()
+		}
+		then(func() { devices = append(devices, Uplink{"eth1", 2}) })
+		guarded("no subscription", "eth1", false)
+		then(func() { refused = nil })
+		guarded("a subscription at last", "eth1", true)
+		then(func() { fail, devices = errors.New("exit status 1"), append(devices, Uplink{"eth2", 3}) })
+		news <- netlink.LinkUpdate{}
+		guarded("nft fails", "eth2", false)
+		then(func() { fail = nil })
+		guarded("nft works", "eth2", true)
+		before := subscriptions
+		then(func() { devices = append(devices, Uplink{"eth3", 4}) })
+		close(news)
+		guarded("the news end", "eth3", true)
+		if subscriptions != before+1 {
+			t.Errorf("subscribed %d times after the news ended", subscriptions-before)
+		}
+	})
+}
+
 // A kernel without the hook has the rest of the firewall, and the log says so.
 func TestAKernelWithoutTheHookIsToldOf(t *testing.T) {
 	var log bytes.Buffer
@@ -185,7 +434,7 @@ func TestAKernelWithoutTheHookIsToldOf(t *testing.T) {
 		}
 		loaded = append(loaded, string(b))
 		return "", nil
-	}, func() ([]string, error) { return []string{"eth0"}, nil }, slog.New(slog.NewTextHandler(&log, nil)))
+	}, func() ([]Uplink, error) { return []Uplink{{"eth0", 1}}, nil }, slog.New(slog.NewTextHandler(&log, nil)))
 	if _, err := f.Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -208,17 +457,17 @@ type fakeTables struct {
 }
 
 func (k *fakeTables) nft(_ context.Context, args ...string) (string, error) {
-	switch args[0] + args[1] {
-	case "listchains":
+	switch strings.Join(args[:min(len(args), 3)], " ") {
+	case "list chains inet":
 		if k.digest == "" {
 			return "", errors.New("no such table")
 		}
 		return "table inet kip {\n\tchain digest_" + k.digest + " {\n\t}\n}\n", nil
-	case "listtables":
+	case "list chains netdev":
 		if k.uplink == "" {
 			return "", nil
 		}
-		return "table netdev " + uplinkTable + "\n", nil
+		return "table netdev " + uplinkTable + " {" + k.uplink, nil
 	}
 	b, err := os.ReadFile(args[1])
 	if err != nil {
@@ -245,7 +494,7 @@ func TestTheGuardComesBackAfterAnAgentHasStartedAnew(t *testing.T) {
 	dir := t.TempDir()
 	begin := func() (*Firewall, string) {
 		t.Helper()
-		f := New(dir, kernel.nft, func() ([]string, error) { return []string{"eth0"}, nil }, slog.New(slog.DiscardHandler))
+		f := New(dir, kernel.nft, func() ([]Uplink, error) { return []Uplink{{"eth0", 1}}, nil }, slog.New(slog.DiscardHandler))
 		digest, err := f.Begin(t.Context())
 		if err != nil || kernel.trial {
 			t.Fatalf("begin: %v, the trial of the hook is left: %v", err, kernel.trial)

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -420,6 +421,70 @@ func TestATokenWhoseInstancesHaveEndedLeadsToThem(t *testing.T) {
 	}
 }
 
+// unending is an API whose lists have a page more for ever, and that says of each token that
+// its instances have ended.
+type unending struct{ pages map[string]int }
+
+func (u unending) RoundTrip(r *http.Request) (*http.Response, error) {
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	form, err := url.ParseQuery(string(text))
+	if err != nil {
+		return nil, err
+	}
+	action := form.Get("Action")
+	u.pages[action]++
+	status, answer := http.StatusOK, "<"+action+"Response><nextToken>more</nextToken></"+action+"Response>"
+	if action == "RunInstances" {
+		status, answer = http.StatusBadRequest, "<Response><Errors><Error><Code>"+codeTerminated+"</Code></Error></Errors></Response>"
+	}
+	return &http.Response{StatusCode: status, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(answer))}, nil
+}
+
+func TestAListWithoutEndIsAnError(t *testing.T) {
+	for action, ask := range map[string]func(*Cloud) error{
+		"DescribeInstanceTypes":         func(c *Cloud) error { _, err := c.readTypes(t.Context()); return err },
+		"DescribeInstanceTypeOfferings": func(c *Cloud) error { _, err := c.readOfferings(t.Context()); return err },
+		"DescribeSpotPriceHistory":      func(c *Cloud) error { _, err := c.readSpotPrices(t.Context()); return err },
+		"DescribeInstances":             func(c *Cloud) error { _, err := c.Describe(t.Context(), "i-1"); return err },
+		"DescribeSpotInstanceRequests":  func(c *Cloud) error { _, err := c.interrupted(t.Context()); return err },
+		"DescribeSubnets":               func(c *Cloud) error { _, err := c.readSubnets(t.Context()); return err },
+		"DescribeRouteTables":           func(c *Cloud) error { _, err := c.publicSubnets(t.Context(), vpc); return err },
+		"DescribeNetworkInterfaces":     func(c *Cloud) error { _, err := c.ListParts(t.Context(), owner); return err },
+		"DescribeSecurityGroups":        func(c *Cloud) error { _, err := c.listGroups(t.Context(), owner, nil); return err },
+	} {
+		cfg, api := settings("http://ec2.test"), unending{map[string]int{}}
+		cfg.Transport = api
+		if err := ask(open(t, cfg)); !errors.Is(err, errTooLong) || api.pages[action] != maxPages {
+			t.Errorf("%s: %v after %v", action, err, api.pages)
+		}
+	}
+}
+
+// Of a token whose instances have ended some may run: nothing is said of them until they
+// were seen.
+func TestATokenWhoseInstancesAreNotFoundSaysNothingOfThem(t *testing.T) {
+	cfg := settings("http://ec2.test")
+	cfg.Transport = unending{map[string]int{}}
+	endless := open(t, cfg)
+	_, err := endless.ended(t.Context(), request("t", 3), cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New(codeTerminated)))
+	if !errors.Is(err, errTooLong) || cloud.NothingDone(err) || cloud.CauseOf(err) != "" || !strings.Contains(err.Error(), codeTerminated) {
+		t.Errorf("without end: %v", err)
+	}
+	for code, want := range map[string]cloud.Cause{
+		"RequestLimitExceeded":  cloud.ErrThrottled,
+		"UnauthorizedOperation": cloud.ErrUnauthorised,
+	} {
+		c := answering(t, "DescribeInstances", 400, code, "words")
+		_, err := c.ended(t.Context(), request("t", 3), cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New(codeTerminated)))
+		if cloud.CauseOf(err) != want || cloud.NothingDone(err) {
+			t.Errorf("%s: %v, nothing done %v", code, err, cloud.NothingDone(err))
+		}
+	}
+}
+
 func TestAListSaysWhichZonesItCouldNotLookAt(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
 	a, b := request("a", 1), request("b", 1)
@@ -448,6 +513,56 @@ func TestAListSaysWhichZonesItCouldNotLookAt(t *testing.T) {
 	blind()
 	if list, err := c.List(t.Context(), ""); !cloud.Refused(err) {
 		t.Errorf("a list of nobody's is %v, %v", list, err)
+	}
+}
+
+// EC2 accepts a launch, and ends it: as what it says is what it is told.
+func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
+	spot := func(is bool) cloud.Scope { return cloud.Scope{InstanceType: "c5.large", Zone: "us-east-1a", Spot: &is} }
+	for _, tc := range []struct {
+		code  string
+		cause cloud.Cause
+		scope cloud.Scope
+		says  string
+	}{
+		{"Server.InsufficientInstanceCapacity", cloud.ErrCapacity, spot(false), "words"},
+		{"Server.SpotInstanceTermination", cloud.ErrCapacity, spot(true), "words"},
+		{"Client.VolumeLimitExceeded", cloud.ErrQuota, spot(false), "words"},
+		{"Client.InvalidSnapshot.NotFound", cloud.ErrRefused, cloud.Scope{}, "words"},
+		{"Client.InternalError", cloud.ErrRefused, cloud.Scope{}, "KMS"},
+		{"Server.InternalError", "", cloud.Scope{}, "words"},
+		{"Server.SomethingNew", "", cloud.Scope{}, "words"},
+	} {
+		c, model := newCloud(t, sim.Knobs{})
+		r := request("t", 2)
+		if tc.code == "Server.SpotInstanceTermination" {
+			r.Market = cloud.Spot
+		}
+		got, err := c.Launch(t.Context(), r).All()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := model.Fail(ec2.StateReason{Code: tc.code, Message: tc.code + ": words"}, got[0].ID); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Terminate(t.Context(), got[1].ID).Err(); err != nil {
+			t.Fatal(err)
+		}
+		described, err := c.Describe(t.Context(), got[0].ID, got[1].ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again := c.Launch(t.Context(), r) // whose answer was lost
+		for n, i := range []cloud.Instance{described[0], again[0].Instance} {
+			if i.State != cloud.Gone || i.Fault == nil || cloud.CauseOf(i.Fault) != tc.cause ||
+				cloud.ScopeOf(i.Fault).String() != tc.scope.String() || cloud.NothingDone(i.Fault) ||
+				strings.Count(i.Fault.Error(), tc.code) != 1 || !strings.Contains(i.Fault.Error(), tc.says) {
+				t.Errorf("%s, answer %d: %s with %q for %v", tc.code, n, i.State, i.Fault, cloud.ScopeOf(i.Fault))
+			}
+		}
+		if described[1].Fault != nil || again[1].Instance.Fault != nil {
+			t.Errorf("one that was to end: %v", described[1].Fault)
+		}
 	}
 }
 
@@ -743,6 +858,140 @@ func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
 	}
 }
 
+// sentTo carries calls to another host.
+type sentTo struct{ host string }
+
+func (s sentTo) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.URL.Scheme, r.URL.Host = "http", s.host
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+func TestAKipThatHasMovedIsLetInWithoutALaunch(t *testing.T) {
+	model, _ := serve(t, anAccount(sim.Knobs{}))
+	refuse := atomic.Bool{}
+	h, api := eavesdrop(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.PostForm.Get("Action") == "AuthorizeSecurityGroupIngress" && refuse.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprint(w, "<Response><Errors><Error><Code>RequestLimitExceeded</Code></Error></Errors></Response>")
+			return
+		}
+		model.ServeHTTP(w, r)
+	}))
+	groups := atomic.Pointer[string]{}
+	moveTo := func(ids string) { groups.Store(&ids) }
+	cfg := settings("")
+	cfg.metadata = metadataOf(t, "subnet-a1", func() string { return *groups.Load() })
+	cfg.Transport = sentTo{strings.TrimPrefix(api, "http://")}
+	agentFrom := func() (all []string) {
+		for _, g := range model.Groups() {
+			for _, r := range g.Rules {
+				if r.From == agentPort {
+					all = append(all, r.Source)
+				}
+			}
+		}
+		return all
+	}
+	// changes are the calls that changed a rule, in order.
+	changes := func() (all []string) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for _, c := range h.calls {
+			if strings.HasSuffix(c["Action"], "Ingress") {
+				all = append(all, c["Action"])
+			}
+		}
+		h.calls = nil
+		return all
+	}
+	admit := func(c *Cloud, what, want string, calls ...string) {
+		t.Helper()
+		if err := c.Admit(t.Context(), owner); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if got, made := agentFrom(), changes(); !slices.Equal(got, []string{want}) || !slices.Equal(made, calls) {
+			t.Errorf("%s: %v may reach the agents, by the calls %v; want %s, %v", what, got, made, want, calls)
+		}
+	}
+	both := []string{"AuthorizeSecurityGroupIngress", "RevokeSecurityGroupIngress"}
+
+	moveTo("sg-there")
+	c := open(t, cfg)
+	if err := c.Admit(t.Context(), owner); err != nil || len(model.Groups()) != len(anAccount(sim.Knobs{}).Groups) {
+		t.Errorf("without cells: %v; the groups are %v", err, model.Groups())
+	}
+	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	changes()
+	admit(c, "where it was", "sg-there")
+	moveTo("sg-here")
+	admit(open(t, cfg), "another Kip, elsewhere", "sg-here", both...)
+	admit(c, "the first one, which has come there, too", "sg-here")
+	moveTo("sg-now")
+	admit(c, "an instance with another group now", "sg-now", both...)
+	admit(c, "and again", "sg-now")
+
+	// A failure leaves what lets it in now.
+	moveTo("sg-next")
+	refuse.Store(true)
+	if err := open(t, cfg).Admit(t.Context(), owner); !errors.Is(err, cloud.ErrThrottled) || !slices.Equal(changes(), both[:1]) {
+		t.Errorf("without the call that lets it in: %v", err)
+	}
+	if got := agentFrom(); !slices.Equal(got, []string{"sg-now"}) {
+		t.Errorf("without the call that lets it in: %v may reach the agents", got)
+	}
+	refuse.Store(false)
+	moveTo("")
+	if err := c.Admit(t.Context(), owner); err == nil || !slices.Equal(agentFrom(), []string{"sg-now"}) {
+		t.Errorf("with an instance of no group: %v; %v may reach the agents", err, agentFrom())
+	}
+
+	// Whether a Kip without a metadata service is outside of EC2, or that is silent for a moment,
+	// it cannot know: it takes nobody's way in.
+	moveTo("sg-now")
+	there := cfg.metadata
+	cfg.metadata, cfg.Region = metadataOf(t, "", nil), "eu-west-1"
+	cfg.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("203.0.113.7/32")}
+	lost := open(t, cfg)
+	if err := lost.Admit(t.Context(), owner); err != nil || !slices.Equal(agentFrom(), []string{"sg-now", "203.0.113.7/32"}) {
+		t.Errorf("without a metadata service: %v; %v may reach the agents", err, agentFrom())
+	}
+	changes()
+	lost.cfg.metadata = there
+	if err := lost.Admit(t.Context(), owner); err == nil || len(changes()) > 0 {
+		t.Errorf("with one that answers again: %v; %v may reach the agents", err, agentFrom())
+	}
+}
+
+// TestRulesThatDoNotFitBesideTheOldOnesReplaceThem: a group takes sixty.
+func TestRulesThatDoNotFitBesideTheOldOnesReplaceThem(t *testing.T) {
+	model, endpoint := serve(t, anAccount(sim.Knobs{}))
+	cfg := settings(endpoint)
+	networks := func(second int) (all []netip.Prefix) {
+		for n := range 7 {
+			all = append(all, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(second), byte(n), 0}), 24))
+		}
+		return all
+	}
+	cfg.ExtraCIDRs = networks(1)
+	if err := open(t, cfg).Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	cfg.ExtraCIDRs = networks(2)
+	if err := open(t, cfg).Admit(t.Context(), owner); err != nil {
+		t.Error(err)
+	}
+	for _, g := range model.Groups() {
+		for _, r := range g.Rules {
+			if strings.HasPrefix(r.Source, "10.1.") {
+				t.Errorf("a rule is left: %+v", r)
+			}
+		}
+	}
+}
+
 func TestTheGroupOfTheCellsIsAPartThatGoesLast(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
 	got, err := c.Launch(t.Context(), request("t", 1)).All()
@@ -932,15 +1181,24 @@ func TestSubnetsMustBeThereAndOfOneVPC(t *testing.T) {
 // metadataService is that of an instance in a subnet; no instance when that is empty.
 func metadataService(t *testing.T, subnet string) string {
 	t.Helper()
+	return metadataOf(t, subnet, func() string { return "sg-1\nsg-2" })
+}
+
+// metadataOf is that of an instance whose security groups change.
+func metadataOf(t *testing.T, subnet string, groups func() string) string {
+	t.Helper()
 	values := map[string]string{
 		"placement/region":                     "eu-west-1",
 		"mac":                                  "02:00",
 		"network/interfaces/macs/02:00/vpc-id": vpc,
-		"network/interfaces/macs/02:00/subnet-id":          subnet,
-		"network/interfaces/macs/02:00/security-group-ids": "sg-1\nsg-2",
+		"network/interfaces/macs/02:00/subnet-id": subnet,
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		value, ok := values[strings.TrimPrefix(r.URL.Path, "/latest/meta-data/")]
+		path := strings.TrimPrefix(r.URL.Path, "/latest/meta-data/")
+		value, ok := values[path]
+		if path == "network/interfaces/macs/02:00/security-group-ids" {
+			value, ok = groups(), true
+		}
 		switch {
 		case subnet == "":
 			http.Error(w, "no", http.StatusForbidden)

@@ -14,7 +14,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/cloud"
 )
 
 // pricesJSON is the file with on-demand prices, which says where they are from. EC2's API
@@ -112,22 +111,15 @@ func (c *Cloud) readTypes(ctx context.Context) ([]catalog.InstanceType, error) {
 	pages := ec2.NewDescribeInstanceTypesPaginator(c.api, &ec2.DescribeInstanceTypesInput{
 		Filters: []types.Filter{filter("processor-info.supported-architecture", "x86_64", "arm64")},
 	})
-	for n := 0; pages.HasMorePages(); n++ {
-		if n == maxPages {
-			return nil, errTooLong
-		}
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return nil, classify(err, cloud.Scope{})
-		}
+	err := eachPage(ctx, pages, func(page *ec2.DescribeInstanceTypesOutput) {
 		for _, t := range page.InstanceTypes {
 			if one, ok := typeOf(t); ok {
 				all = append(all, one)
 			}
 		}
-	}
+	})
 	slices.SortFunc(all, func(a, b catalog.InstanceType) int { return strings.Compare(a.Name, b.Name) })
-	return all, nil
+	return all, err
 }
 
 func typeOf(t types.InstanceTypeInfo) (catalog.InstanceType, bool) {
@@ -165,19 +157,12 @@ func (c *Cloud) readOfferings(ctx context.Context) (map[sold]bool, error) {
 		LocationType: types.LocationTypeAvailabilityZone,
 		MaxResults:   aws.Int32(pageSize),
 	})
-	for n := 0; pages.HasMorePages(); n++ {
-		if n == maxPages {
-			return nil, errTooLong
-		}
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return nil, classify(err, cloud.Scope{})
-		}
+	err := eachPage(ctx, pages, func(page *ec2.DescribeInstanceTypeOfferingsOutput) {
 		for _, o := range page.InstanceTypeOfferings {
 			all[sold{string(o.InstanceType), aws.ToString(o.Location)}] = true
 		}
-	}
-	return all, nil
+	})
+	return all, err
 }
 
 // readSpotPrices reads those of now.
@@ -189,14 +174,7 @@ func (c *Cloud) readSpotPrices(ctx context.Context) (map[sold]float64, error) {
 		ProductDescriptions: []string{"Linux/UNIX"},
 		MaxResults:          aws.Int32(pageSize),
 	})
-	for n := 0; pages.HasMorePages(); n++ {
-		if n == maxPages {
-			return nil, errTooLong
-		}
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return nil, classify(err, cloud.Scope{})
-		}
+	err := eachPage(ctx, pages, func(page *ec2.DescribeSpotPriceHistoryOutput) {
 		for _, p := range page.SpotPriceHistory {
 			price, err := strconv.ParseFloat(aws.ToString(p.SpotPrice), 64)
 			if err != nil || !(price > 0) {
@@ -207,8 +185,8 @@ func (c *Cloud) readSpotPrices(ctx context.Context) (map[sold]float64, error) {
 				all[at] = price
 			}
 		}
-	}
-	return all, nil
+	})
+	return all, err
 }
 
 // families are what EC2's quotas of vCPUs count apart, by the letters that a type begins

@@ -26,6 +26,7 @@ var (
 	_ cloud.Console     = (*Cloud)(nil)
 	_ cloud.Parts       = (*Cloud)(nil)
 	_ cloud.Tagger      = (*Cloud)(nil)
+	_ cloud.Admitter    = (*Cloud)(nil)
 )
 
 // Cloud is EC2 in one region. It is safe for concurrent use.
@@ -33,16 +34,18 @@ type Cloud struct {
 	cfg        Config
 	api        *ec2.Client
 	dialPublic bool
+	onInstance bool // Kip runs on one in the VPC
+	unlocated  bool // no metadata service answered: Kip is outside, or that was silent for a moment
 
-	// mu guards what was read of EC2 and is read again with the catalogue.
-	mu      sync.Mutex
-	network *network
-	images  map[string]image
-	groups  map[string]string     // IDs by name
-	own     map[string]cellsGroup // by owner
+	// mu guards what was read of EC2 and is read again with the catalogue, and kipGroups.
+	mu        sync.Mutex
+	network   *network
+	images    map[string]image
+	groups    map[string]string     // IDs by name
+	own       map[string]cellsGroup // by owner
+	kipGroups []string              // of the instance that Kip runs on, where that is in the VPC
 
-	kipGroups []string      // of the instance that Kip runs on, where that is in the VPC
-	making    chan struct{} // holds one who makes a cells' group
+	making chan struct{} // holds one who makes a cells' group, or changes its rules
 }
 
 // Name implements cloud.Cloud.
@@ -87,6 +90,7 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallCatalogue:   describe,
 			cloud.CallListParts:   describe,
 			cloud.CallDeleteParts: mutate,
+			cloud.CallAdmit:       mutate,
 		},
 	}
 }
@@ -99,6 +103,7 @@ func (c *Cloud) Features() cloud.Features {
 		Console:     c,
 		Parts:       c,
 		Tagger:      c,
+		Admitter:    c,
 	}
 }
 
@@ -149,24 +154,38 @@ func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
 func (c *Cloud) describe(ctx context.Context, filters ...types.Filter) ([]cloud.Instance, error) {
 	var all []cloud.Instance
 	pages := ec2.NewDescribeInstancesPaginator(c.api, &ec2.DescribeInstancesInput{Filters: filters, MaxResults: aws.Int32(pageSize)})
-	for n := 0; pages.HasMorePages(); n++ {
-		if n == maxPages {
-			return nil, errTooLong
-		}
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return nil, classify(err, cloud.Scope{})
-		}
+	err := eachPage(ctx, pages, func(page *ec2.DescribeInstancesOutput) {
 		for _, r := range page.Reservations {
 			for _, i := range r.Instances {
 				all = append(all, instanceOf(i))
 			}
 		}
-	}
-	return all, nil
+	})
+	return all, err
 }
 
-var errTooLong = fmt.Errorf("EC2 answers without end: more than %d pages", maxPages)
+var errTooLong = fmt.Errorf("the answer has no end: more than %d pages", maxPages)
+
+// paginator is one of the SDK's.
+type paginator[Answer any] interface {
+	HasMorePages() bool
+	NextPage(context.Context, ...func(*ec2.Options)) (Answer, error)
+}
+
+// eachPage hands on all pages of an answer. Its error is classified.
+func eachPage[Answer any](ctx context.Context, pages paginator[Answer], take func(Answer)) error {
+	for n := 0; pages.HasMorePages(); n++ {
+		if n == maxPages {
+			return classify(errTooLong, cloud.Scope{})
+		}
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return classify(err, cloud.Scope{})
+		}
+		take(page)
+	}
+	return nil
+}
 
 // Describe implements cloud.Cloud. It asks by a filter: an ID that EC2 does not know, as
 // just after its launch, fails a call that names it, and all others with it.
@@ -226,6 +245,9 @@ func instanceOf(i types.Instance) cloud.Instance {
 	}
 	if i.AmiLaunchIndex != nil {
 		out.Place = cloud.PlaceOf(int(*i.AmiLaunchIndex))
+	}
+	if out.State == cloud.Gone || out.State == cloud.Terminating {
+		out.Fault = faultOf(i.StateReason, cloud.Scope{InstanceType: out.InstanceType, Zone: out.Zone, Spot: &out.Spot})
 	}
 	return out
 }

@@ -99,9 +99,10 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the settings of AWS: %w", err)
 	}
-	here := whereabouts{}
+	here, unlocated := whereabouts{}, false
 	if cfg.Endpoint == "" {
 		if here, err = whereIsKip(ctx, cfg.metadata); err != nil {
+			unlocated = true
 			cfg.Log.Info("the metadata service of EC2 does not answer: Kip is taken to run outside of it", "err", err)
 		}
 	}
@@ -137,12 +138,14 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		groups: map[string]string{},
 		own:    map[string]cellsGroup{},
 		making: make(chan struct{}, 1),
+
+		unlocated: unlocated,
 	}
 	// Who is elsewhere reaches instances at their public addresses only.
 	inside := cfg.Endpoint != "" || here.vpc != "" && (cfg.VPC == "" || cfg.VPC == here.vpc || cfg.VPC == defaultVPC)
 	c.dialPublic = !inside && !cfg.PrivateOnly
-	if inside {
-		c.kipGroups = here.groups
+	if inside && cfg.Endpoint == "" {
+		c.onInstance, c.kipGroups = true, here.groups
 	}
 	if c.dialPublic && len(cfg.ExtraCIDRs) == 0 {
 		return nil, errors.New("cells.extraCIDRs: there is no value, and Kip runs outside of the cells' VPC: " +

@@ -7,8 +7,10 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/smithy-go"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 
@@ -72,6 +74,44 @@ var meanings = map[string]meaning{
 	"Blocked":                              {cloud.ErrUnauthorised, account},
 	"InvalidInstanceID.NotFound":           {cloud.ErrNotFound, nothing},
 	"IdempotentParameterMismatch":          {cloud.ErrMismatch, nothing},
+}
+
+// faults are the codes by which EC2 tells why it has ended an instance whose launch it had
+// accepted. Source: EC2 API reference, "StateReason". What is not here is told as it is.
+var faults = map[string]meaning{
+	"Server.InsufficientInstanceCapacity": {cloud.ErrCapacity, offering},
+	"Server.SpotInstanceShutdown":         {cloud.ErrCapacity, offering},
+	"Server.SpotInstanceTermination":      {cloud.ErrCapacity, offering},
+	// Other than where a call is refused, each try costs an instance. A smaller disk may still
+	// fit, so that not all wait.
+	"Client.VolumeLimitExceeded":      {cloud.ErrQuota, offering},
+	"Client.InvalidSnapshot.NotFound": {cloud.ErrRefused, nothing},
+	"Client.InternalError":            {cloud.ErrRefused, nothing},
+}
+
+// codeAsked is that of an end that somebody asked for.
+const codeAsked = "Client.UserInitiatedShutdown"
+
+// kms is what EC2 does not say with Client.InternalError (EC2 User Guide, "Instance terminates
+// immediately").
+const kms = "; mostly the KMS key of the root disk, which is disabled, or whose policy does not let Kip's role use it"
+
+// faultOf is what EC2 says of an end, of an instance of what is in the scope; nil for nothing.
+func faultOf(r *types.StateReason, of cloud.Scope) error {
+	if r == nil || aws.ToString(r.Code) == "" || *r.Code == codeAsked {
+		return nil
+	}
+	// The message repeats the code.
+	message := strings.TrimPrefix(aws.ToString(r.Message), *r.Code+": ")
+	said := &failed{code: *r.Code, message: message[:min(len(message), maxMessage)]}
+	if *r.Code == "Client.InternalError" {
+		said.message += kms
+	}
+	m, known := faults[*r.Code]
+	if !known {
+		return said
+	}
+	return &cloud.Error{Cause: m.cause, Scope: scopeOf(m, of), Err: said}
 }
 
 // Codes that the driver itself decides on.

@@ -2,6 +2,7 @@ package aws
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -42,10 +43,11 @@ func (c *Cloud) checkRules() error {
 // the VPC and from cells.extraCIDRs.
 func (c *Cloud) rules(vpc []netip.Prefix) (all []rule) {
 	others := slices.Concat(vpc, c.cfg.ExtraCIDRs)
-	var kip []string
+	c.mu.Lock()
+	kip := c.kipGroups
+	c.mu.Unlock()
 	switch {
-	case len(c.kipGroups) > 0:
-		kip = c.kipGroups
+	case len(kip) > 0:
 	case c.dialPublic:
 		for _, p := range c.cfg.ExtraCIDRs {
 			kip = append(kip, p.Masked().String())
@@ -116,12 +118,11 @@ const groupTries = 3
 // ownGroup is the group of an owner's cells, which is made, and given its rules, before the
 // first launch. It is looked at again with each catalogue.
 func (c *Cloud) ownGroup(ctx context.Context, vpc, owner string) (string, error) {
-	select {
-	case c.making <- struct{}{}:
-		defer func() { <-c.making }()
-	case <-ctx.Done():
-		return "", ctx.Err()
+	unlock, err := c.lockGroup(ctx)
+	if err != nil {
+		return "", err
 	}
+	defer unlock()
 	c.mu.Lock()
 	known := c.own[owner]
 	c.mu.Unlock()
@@ -149,24 +150,83 @@ func (c *Cloud) ownGroup(ctx context.Context, vpc, owner string) (string, error)
 	return made.id, nil
 }
 
-// makeGroup finds the group or makes it, and sees to its rules.
-func (c *Cloud) makeGroup(ctx context.Context, vpc, owner string) (cellsGroup, error) {
-	networks, err := c.networksOf(ctx, vpc)
-	if err != nil {
-		return cellsGroup{}, err
+// lockGroup waits until nobody else makes a cells' group, or changes its rules.
+func (c *Cloud) lockGroup(ctx context.Context) (unlock func(), err error) {
+	select {
+	case c.making <- struct{}{}:
+		return func() { <-c.making }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
-	name := "kip-" + owner + "-cells"
+}
+
+// Admit implements cloud.Admitter. Kip may have come to another instance, or its instance to
+// other security groups; or the VPC has other networks.
+func (c *Cloud) Admit(ctx context.Context, owner string) error {
+	if err := c.admit(ctx, owner); err != nil {
+		return fmt.Errorf("let Kip in by the security group of the cells: %w", err)
+	}
+	return nil
+}
+
+func (c *Cloud) admit(ctx context.Context, owner string) error {
+	if c.unlocated {
+		if _, err := whereIsKip(ctx, c.cfg.metadata); err == nil {
+			return errors.New("the metadata service was silent when Kip began, so that Kip takes itself to be outside of EC2, and now answers: restart Kip")
+		}
+	}
+	if c.onInstance {
+		here, err := whereIsKip(ctx, c.cfg.metadata)
+		if err != nil {
+			return err
+		}
+		if len(here.groups) == 0 { // which would let in the whole VPC
+			return errors.New("the metadata service tells no security group of the instance that Kip runs on")
+		}
+		c.mu.Lock()
+		c.kipGroups = here.groups
+		c.mu.Unlock()
+	}
+	n, err := c.where(ctx)
+	if err != nil {
+		return err
+	}
+	unlock, err := c.lockGroup(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	group, has, err := c.findGroup(ctx, n.vpc, owner)
+	if err != nil || group == "" {
+		return err
+	}
+	return c.keepRules(ctx, n.vpc, group, has, !c.unlocated)
+}
+
+// nameOfGroup is that of the group of an owner's cells.
+func nameOfGroup(owner string) string { return "kip-" + owner + "-cells" }
+
+// findGroup finds the group of an owner's cells and its rules; "" where there is none.
+func (c *Cloud) findGroup(ctx context.Context, vpc, owner string) (id string, has []rule, err error) {
 	out, err := c.api.DescribeSecurityGroups(ctx, &ec2.DescribeSecurityGroupsInput{
-		Filters: []types.Filter{filter("vpc-id", vpc), filter("group-name", name), filter("tag:"+cloud.TagOwner, owner)},
+		Filters: []types.Filter{filter("vpc-id", vpc), filter("group-name", nameOfGroup(owner)), filter("tag:"+cloud.TagOwner, owner)},
 	})
 	if err != nil {
-		return cellsGroup{}, classify(err, cloud.Scope{})
+		return "", nil, classify(err, cloud.Scope{})
 	}
-	var group cellsGroup
+	if len(out.SecurityGroups) == 0 {
+		return "", nil, nil
+	}
+	return aws.ToString(out.SecurityGroups[0].GroupId), rulesOf(out.SecurityGroups[0].IpPermissions), nil
+}
+
+// makeGroup finds the group or makes it, and sees to its rules.
+func (c *Cloud) makeGroup(ctx context.Context, vpc, owner string) (group cellsGroup, err error) {
 	var has []rule
-	if len(out.SecurityGroups) > 0 {
-		group.id, has = aws.ToString(out.SecurityGroups[0].GroupId), rulesOf(out.SecurityGroups[0].IpPermissions)
-	} else {
+	if group.id, has, err = c.findGroup(ctx, vpc, owner); err != nil {
+		return cellsGroup{}, err
+	}
+	if name := nameOfGroup(owner); group.id == "" {
 		made, err := c.api.CreateSecurityGroup(ctx, &ec2.CreateSecurityGroupInput{
 			GroupName:   aws.String(name),
 			Description: aws.String("Cells of Kip: who may reach them"),
@@ -181,26 +241,63 @@ func (c *Cloud) makeGroup(ctx context.Context, vpc, owner string) (cellsGroup, e
 		}
 		group = cellsGroup{aws.ToString(made.GroupId), c.cfg.Clock.Now()}
 	}
+	return group, c.keepRules(ctx, vpc, group.id, has, true)
+}
+
+// keepRules gives a group the rules that it is to have. What it has goes once that is done, but
+// for who may reach the agents: that goes only where it is surely known where Kip is.
+func (c *Cloud) keepRules(ctx context.Context, vpc, group string, has []rule, surely bool) error {
+	networks, err := c.networksOf(ctx, vpc)
+	if err != nil {
+		return err
+	}
 	wanted := c.rules(networks)
-	if more := without(wanted, has); len(more) > 0 {
-		_, err := c.api.AuthorizeSecurityGroupIngress(ctx, &ec2.AuthorizeSecurityGroupIngressInput{
-			GroupId:       aws.String(group.id),
-			IpPermissions: permissionsOf(more),
-		})
-		if err != nil {
-			return cellsGroup{}, classify(err, cloud.Scope{})
-		}
+	more, surplus := without(wanted, has), without(has, wanted)
+	if !surely {
+		surplus = slices.DeleteFunc(surplus, func(r rule) bool { return r.from == agentPort })
 	}
-	if surplus := without(has, wanted); len(surplus) > 0 {
-		_, err := c.api.RevokeSecurityGroupIngress(ctx, &ec2.RevokeSecurityGroupIngressInput{
-			GroupId:       aws.String(group.id),
-			IpPermissions: permissionsOf(surplus),
-		})
-		if err != nil {
-			return cellsGroup{}, classify(err, cloud.Scope{})
+	err = c.authorise(ctx, group, more)
+	if codeOf(err) == codeManyRules && len(surplus) > 0 { // old and new ones do not fit beside each other
+		if err := c.revoke(ctx, group, surplus); err != nil {
+			return err
 		}
+		surplus, err = nil, c.authorise(ctx, group, more)
 	}
-	return group, nil
+	if err != nil {
+		return err
+	}
+	return c.revoke(ctx, group, surplus)
+}
+
+// codeManyRules is what EC2 says of more rules than a group takes.
+const codeManyRules = "RulesPerSecurityGroupLimitExceeded"
+
+func (c *Cloud) authorise(ctx context.Context, group string, rules []rule) error {
+	if len(rules) == 0 {
+		return nil
+	}
+	_, err := c.api.AuthorizeSecurityGroupIngress(ctx, &ec2.AuthorizeSecurityGroupIngressInput{
+		GroupId:       aws.String(group),
+		IpPermissions: permissionsOf(rules),
+	})
+	if err != nil {
+		return classify(err, cloud.Scope{})
+	}
+	return nil
+}
+
+func (c *Cloud) revoke(ctx context.Context, group string, rules []rule) error {
+	if len(rules) == 0 {
+		return nil
+	}
+	_, err := c.api.RevokeSecurityGroupIngress(ctx, &ec2.RevokeSecurityGroupIngressInput{
+		GroupId:       aws.String(group),
+		IpPermissions: permissionsOf(rules),
+	})
+	if err != nil {
+		return classify(err, cloud.Scope{})
+	}
+	return nil
 }
 
 // networksOf are the networks of a VPC: all of them, not only the first.

@@ -73,14 +73,7 @@ func (c *Cloud) interrupted(ctx context.Context) (all []cloud.Interruption, err 
 		Filters:    []types.Filter{filter("tag-key", cloud.TagOwner), filter("status-code", marked)},
 		MaxResults: aws.Int32(pageSize),
 	})
-	for n := 0; pages.HasMorePages(); n++ {
-		if n == maxPages {
-			return nil, errTooLong
-		}
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return nil, classify(err, cloud.Scope{})
-		}
+	err = eachPage(ctx, pages, func(page *ec2.DescribeSpotInstanceRequestsOutput) {
 		for _, r := range page.SpotInstanceRequests {
 			i := cloud.Interruption{InstanceID: aws.ToString(r.InstanceId), Reason: marked}
 			if r.Status != nil {
@@ -90,6 +83,9 @@ func (c *Cloud) interrupted(ctx context.Context) (all []cloud.Interruption, err 
 			}
 			all = append(all, i)
 		}
+	})
+	if err != nil {
+		return nil, err
 	}
 	return all, nil
 }

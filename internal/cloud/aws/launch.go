@@ -69,13 +69,17 @@ func (c *Cloud) ended(ctx context.Context, r cloud.LaunchRequest, why error) (cl
 		Filters:    []types.Filter{filter("client-token", r.Token), filter("availability-zone", r.Zone)},
 		MaxResults: aws.Int32(pageSize),
 	})
-	for n := 0; pages.HasMorePages() && n < maxPages; n++ {
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("find the instances of a token: %w", errors.Join(err, why))
-		}
+	err := eachPage(ctx, pages, func(page *ec2.DescribeInstancesOutput) {
 		for _, reservation := range page.Reservations {
 			all = append(all, reservation.Instances...)
+		}
+	})
+	if err != nil {
+		// Whatever this call came to, the launch may have left instances that run.
+		return nil, &cloud.Error{
+			Cause: cloud.CauseOf(err),
+			Scope: cloud.ScopeOf(err),
+			Err:   fmt.Errorf("find the instances of a token, for %s: %w", why.Error(), err),
 		}
 	}
 	return placed(r, all, why)

@@ -104,17 +104,10 @@ func (c *Cloud) readSubnets(ctx context.Context) ([]types.Subnet, error) {
 		in.Filters = append(in.Filters, filter("vpc-id", c.cfg.VPC))
 	}
 	var all []types.Subnet
-	for n, pages := 0, ec2.NewDescribeSubnetsPaginator(c.api, in); pages.HasMorePages(); n++ {
-		if n == maxPages {
-			return nil, errTooLong
-		}
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return nil, classify(err, cloud.Scope{})
-		}
+	err := eachPage(ctx, ec2.NewDescribeSubnetsPaginator(c.api, in), func(page *ec2.DescribeSubnetsOutput) {
 		all = append(all, page.Subnets...)
-	}
-	return all, nil
+	})
+	return all, err
 }
 
 // publicSubnets says which subnets of a VPC have a route to an internet gateway, by their
@@ -122,14 +115,7 @@ func (c *Cloud) readSubnets(ctx context.Context) ([]types.Subnet, error) {
 func (c *Cloud) publicSubnets(ctx context.Context, vpc string) (func(subnet string) bool, error) {
 	own, main := map[string]bool{}, false
 	pages := ec2.NewDescribeRouteTablesPaginator(c.api, &ec2.DescribeRouteTablesInput{Filters: []types.Filter{filter("vpc-id", vpc)}})
-	for n := 0; pages.HasMorePages(); n++ {
-		if n == maxPages {
-			return nil, errTooLong
-		}
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return nil, classify(err, cloud.Scope{})
-		}
+	err := eachPage(ctx, pages, func(page *ec2.DescribeRouteTablesOutput) {
 		for _, table := range page.RouteTables {
 			public := slices.ContainsFunc(table.Routes, func(r types.Route) bool { return strings.HasPrefix(aws.ToString(r.GatewayId), "igw-") })
 			for _, a := range table.Associations {
@@ -139,13 +125,13 @@ func (c *Cloud) publicSubnets(ctx context.Context, vpc string) (func(subnet stri
 				}
 			}
 		}
-	}
+	})
 	return func(subnet string) bool {
 		if public, has := own[subnet]; has {
 			return public
 		}
 		return main
-	}, nil
+	}, err
 }
 
 // image is what machines boot.

@@ -23,14 +23,7 @@ func (c *Cloud) ListParts(ctx context.Context, owner string) ([]cloud.Part, erro
 		Filters:    []types.Filter{filter("tag:"+cloud.TagOwner, owner)},
 		MaxResults: aws.Int32(pageSize),
 	})
-	for n := 0; pages.HasMorePages(); n++ {
-		if n == maxPages {
-			return nil, errTooLong
-		}
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("list the network interfaces of %s: %w", owner, classify(err, cloud.Scope{}))
-		}
+	err := eachPage(ctx, pages, func(page *ec2.DescribeNetworkInterfacesOutput) {
 		for _, i := range page.NetworkInterfaces {
 			part := cloud.Part{
 				ID:   aws.ToString(i.NetworkInterfaceId),
@@ -43,6 +36,9 @@ func (c *Cloud) ListParts(ctx context.Context, owner string) ([]cloud.Part, erro
 			}
 			all = append(all, part)
 		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the network interfaces of %s: %w", owner, err)
 	}
 	return c.listGroups(ctx, owner, all)
 }
@@ -53,17 +49,13 @@ func (c *Cloud) listGroups(ctx context.Context, owner string, all []cloud.Part) 
 		Filters:    []types.Filter{filter("tag:"+cloud.TagOwner, owner)},
 		MaxResults: aws.Int32(pageSize),
 	})
-	for n := 0; pages.HasMorePages(); n++ {
-		if n == maxPages {
-			return nil, errTooLong
-		}
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("list the security groups of %s: %w", owner, classify(err, cloud.Scope{}))
-		}
+	err := eachPage(ctx, pages, func(page *ec2.DescribeSecurityGroupsOutput) {
 		for _, g := range page.SecurityGroups {
 			all = append(all, cloud.Part{ID: aws.ToString(g.GroupId), Kind: "security group", Tags: mapOf(g.Tags)})
 		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the security groups of %s: %w", owner, err)
 	}
 	return all, nil
 }

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/quote"
+)
+
+func costOf(k *kipctl) *cobra.Command {
+	var by, since, until string
+	cmd := &cobra.Command{
+		Use:   "cost",
+		Short: "Tell what cells have cost, by pod, owner, namespace, day, type or label, from Kip's local socket",
+		Long: "Tell what cells have cost, in US dollars, by pod, owner, namespace, day, type or label: their machines, at the\n" +
+			"price at which each was chosen. Kip keeps it for 400 days. Days are in UTC. What cells without a pod have cost,\n" +
+			"those of standby pools, is shown as (no pod). Without -n it is that of all namespaces.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			q, err := k.costQuery(by, since, until)
+			if err != nil {
+				return err
+			}
+			path, _ := k.socketPath()
+			costs, err := adminapi.NewClient(path).Costs(cmd.Context(), q)
+			if err != nil {
+				return err
+			}
+			return k.print(costs, func(w io.Writer) error { return k.costTable(w, q, costs) })
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&by, "by", "namespace", "`what` the cost is summed by: pod, owner, namespace, day, type, or label=KEY")
+	flags.StringVar(&since, "since", "30d", "first `day`: a date such as 2026-11-01, or a number of days with today such as 30d")
+	flags.StringVar(&until, "until", "", "last `day`: a date such as 2026-11-30 (default: today)")
+	return cmd
+}
+
+func (k *kipctl) costQuery(by, since, until string) (adminapi.CostQuery, error) {
+	today := daybook.DayOf(k.clock.Now())
+	q := adminapi.CostQuery{By: by, Until: today, Namespace: k.namespace}
+	if err := adminapi.CheckBy(by); err != nil {
+		return q, fmt.Errorf("--by: %w", err)
+	}
+	oldest := today - daybook.Kept
+	if count, is := strings.CutSuffix(since, "d"); is {
+		n, err := strconv.ParseUint(count, 10, 16)
+		if err != nil || n == 0 || n > daybook.Kept {
+			return q, fmt.Errorf("--since: %q is no number of days: it must be from 1d to %dd, as long as costs are kept", since, daybook.Kept)
+		}
+		q.Since = today + 1 - daybook.Day(n)
+	} else {
+		var err error
+		if q.Since, err = daybook.ParseDay(since); err != nil {
+			return q, fmt.Errorf("--since: %w, and no number of days such as 30d", err)
+		}
+	}
+	if until != "" {
+		var err error
+		if q.Until, err = daybook.ParseDay(until); err != nil {
+			return q, fmt.Errorf("--until: %w", err)
+		}
+	}
+	switch {
+	case q.Since < oldest:
+		return q, fmt.Errorf("--since: %s is not kept any more: costs are kept for %d days, since %s", q.Since, daybook.Kept, oldest)
+	case q.Since > today:
+		return q, fmt.Errorf("--since: %s is after today, %s", q.Since, today)
+	case q.Until < q.Since:
+		return q, fmt.Errorf("--until: %s is before --since, %s", q.Until, q.Since)
+	}
+	return q, nil
+}
+
+// spent writes dollars, "unknown" where no price is.
+func spent(c adminapi.Cost) string {
+	switch d := c.Dollars; {
+	case d == nil:
+		return "unknown"
+	case *d > 0 && *d < 0.0001:
+		return "<0.0001"
+	default:
+		return quote.Amount(*d)
+	}
+}
+
+func (k *kipctl) costTable(w io.Writer, q adminapi.CostQuery, costs adminapi.Costs) error {
+	if len(costs.Costs) == 0 {
+		fmt.Fprintf(k.err, "Nothing was spent from %s to %s%s.\n", costs.Since, costs.Until, in(q.Namespace))
+		return nil
+	}
+	fmt.Fprintf(w, "%s to %s (UTC)%s, in US dollars: machines, without disks and addresses\n\n", costs.Since, costs.Until, in(q.Namespace))
+	var columns []string
+	var names func(adminapi.Cost) []string
+	switch q.By {
+	case "pod":
+		columns = []string{"NAMESPACE", "POD", "OWNER"}
+		names = func(c adminapi.Cost) []string { return []string{c.Namespace, c.Pod, c.Owner} }
+	case "owner":
+		columns = []string{"NAMESPACE", "OWNER"}
+		names = func(c adminapi.Cost) []string { return []string{c.Namespace, c.Owner} }
+	case "namespace":
+		columns = []string{"NAMESPACE"}
+		names = func(c adminapi.Cost) []string { return []string{c.Namespace} }
+	case "day":
+		columns = []string{"DAY"}
+		names = func(c adminapi.Cost) []string { return []string{c.Day} }
+	case "type":
+		columns = []string{"TYPE", "LAUNCH"}
+		names = func(c adminapi.Cost) []string { return []string{c.InstanceType, c.LaunchType} }
+	default:
+		key, _ := q.Label()
+		columns = []string{strings.ToUpper(key)}
+		names = func(c adminapi.Cost) []string { return []string{c.Label} }
+	}
+	columns = append(columns, "HOURS", "COST")
+	unknown := costs.Total.UnknownPriceHours > 0
+	if unknown {
+		columns = append(columns, "PRICE UNKNOWN")
+	}
+	t := table(w, columns...)
+	row := func(c adminapi.Cost, names ...string) {
+		hours := func(n float64) string { return strconv.FormatFloat(n, 'f', 2, 64) }
+		names = append(names, hours(c.Hours), spent(c))
+		if unknown {
+			names = append(names, hours(c.UnknownPriceHours)+" h")
+		}
+		t.row(names...)
+	}
+	for _, c := range costs.Costs {
+		row(c, names(c)...)
+	}
+	all := names(adminapi.Cost{})
+	for i := range all {
+		all[i] = "-"
+	}
+	all[0] = "all"
+	row(costs.Total, all...)
+	if err := t.w.Flush(); err != nil {
+		return err
+	}
+	if unknown {
+		fmt.Fprintf(k.err, "The price of %.2f hours is not known: they are in no sum.\n", costs.Total.UnknownPriceHours)
+	}
+	return nil
+}

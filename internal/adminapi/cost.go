@@ -1,0 +1,113 @@
+package adminapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/spelling"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// PathCost returns Costs; the query has what CostQuery has.
+const PathCost = "/v1/cost"
+
+// ByLabel is before the key of the label that costs are summed by.
+const ByLabel = "label="
+
+var costsBy = []string{"pod", "owner", "namespace", "day", "type"}
+
+// CostQuery says which costs are asked for.
+type CostQuery struct {
+	// By is what they are summed by: pod, owner, namespace, day, type, or label=KEY.
+	By string
+	// Since and Until are the first day and the last, in UTC.
+	Since, Until daybook.Day
+	// Namespace is the only one that counts; "" for all, and cells without a pod.
+	Namespace string
+}
+
+// Label is the key of the label that costs are summed by, where they are.
+func (q CostQuery) Label() (key string, is bool) { return strings.CutPrefix(q.By, ByLabel) }
+
+// CheckBy says what is wrong with what costs are to be summed by.
+func CheckBy(by string) error {
+	if key, is := strings.CutPrefix(by, ByLabel); is {
+		if wrong := validation.IsQualifiedName(key); len(wrong) > 0 {
+			return fmt.Errorf("%q is no name of a label: %s", spelling.Printable(key), strings.Join(wrong, "; "))
+		}
+		return nil
+	}
+	if !slices.Contains(costsBy, by) {
+		return fmt.Errorf("%q is nothing that costs are summed by: it must be %s, or %sKEY",
+			spelling.Printable(by), strings.Join(costsBy, ", "), ByLabel)
+	}
+	return nil
+}
+
+// Costs are what cells have cost: their machines, without disks and addresses.
+type Costs struct {
+	By    string `json:"by"`
+	Since string `json:"since"`
+	Until string `json:"until"`
+	// Costs come dearest first; days in their order.
+	Costs []Cost `json:"costs"`
+	Total Cost   `json:"total"`
+}
+
+// Cost is what was spent by one of what costs are summed by; the other fields are empty.
+// daybook.Others stands for names that were summed, daybook.NoPod for no pod.
+type Cost struct {
+	Namespace    string `json:"namespace,omitempty"`
+	Owner        string `json:"owner,omitempty"`
+	Pod          string `json:"pod,omitempty"`
+	Day          string `json:"day,omitempty"`
+	InstanceType string `json:"instanceType,omitempty"`
+	LaunchType   string `json:"launchType,omitempty"`
+	// Label is the label's value; empty also for a pod without it.
+	Label string  `json:"label,omitempty"`
+	Hours float64 `json:"hours"`
+	// Dollars are those that are known; nil where no price is.
+	Dollars *float64 `json:"dollars"`
+	// UnknownPriceHours are those of Hours that are in no Dollars.
+	UnknownPriceHours float64 `json:"unknownPriceHours,omitempty"`
+}
+
+// ErrBadQuery says that what was asked for is none of what there is.
+var ErrBadQuery = errors.New("the query is not valid")
+
+// Costs asks what was spent.
+func (c *Client) Costs(ctx context.Context, q CostQuery) (costs Costs, err error) {
+	query := url.Values{"by": {q.By}, "since": {q.Since.String()}, "until": {q.Until.String()}}
+	if q.Namespace != "" {
+		query.Set("namespace", q.Namespace)
+	}
+	return costs, c.get(ctx, PathCost, query, &costs)
+}
+
+func (s *Server) costs(w http.ResponseWriter, r *http.Request) {
+	q := CostQuery{By: r.FormValue("by"), Namespace: r.FormValue("namespace")}
+	err := CheckBy(q.By)
+	for name, day := range map[string]*daybook.Day{"since": &q.Since, "until": &q.Until} {
+		if err == nil {
+			if *day, err = daybook.ParseDay(r.FormValue(name)); err != nil {
+				err = fmt.Errorf("%s: %w", name, err)
+			}
+		}
+	}
+	if err != nil {
+		s.write(w, http.StatusBadRequest, problem{err.Error()})
+		return
+	}
+	costs, err := s.c.Costs(r.Context(), q)
+	if errors.Is(err, ErrBadQuery) {
+		s.write(w, http.StatusBadRequest, problem{err.Error()})
+		return
+	}
+	s.answer(w, costs, err)
+}

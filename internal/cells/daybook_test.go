@@ -1,0 +1,382 @@
+package cells
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/store"
+)
+
+// spent is what Spent tells, in hours, by day and by whom.
+func (b *bubble) spent() map[string]float64 {
+	b.Helper()
+	hours := map[string]float64{}
+	err := b.cells.Spent(b.Context(), 0, math.MaxInt32, func(s daybook.Spender, d daybook.Day, a daybook.Amount) {
+		hours[fmt.Sprintf("%s %s %s %s %s", d, s.Namespace, s.Owner, s.Pod, s.Labels)] += a.Seconds / 3600
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return hours
+}
+
+// wantHours compares what was spent with what is wanted, but for a minute.
+func (b *bubble) wantHours(want map[string]float64) {
+	b.Helper()
+	got := b.spent()
+	for _, key := range slices.Sorted(maps.Keys(got)) {
+		if _, wanted := want[key]; !wanted && got[key] > 1.0/60 {
+			b.Errorf("%.3f hours of %q, which nobody wants", got[key], key)
+		}
+	}
+	for key, hours := range want {
+		if math.Abs(got[key]-hours) > 1.0/60 {
+			b.Errorf("%.3f hours of %q, want %v", got[key], key, hours)
+		}
+	}
+	// The same money in all three sums.
+	var days, types, namespaces daybook.Amount
+	err := b.cells.Spent(b.Context(), 0, math.MaxInt32, func(_ daybook.Spender, _ daybook.Day, a daybook.Amount) { days = days.Plus(a) })
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, a := range b.cells.CostsByNamespace() {
+		namespaces = namespaces.Plus(a)
+	}
+	for _, c := range b.cells.Costs() {
+		types = types.Plus(daybook.Amount{Seconds: c.Seconds, Dollars: c.Dollars})
+	}
+	for what, sum := range map[string]daybook.Amount{"days": days, "namespaces": namespaces} {
+		if math.Abs(sum.Dollars-types.Dollars) > 1e-6 || math.Abs(sum.Seconds-types.Seconds) > 1e-6 {
+			b.Errorf("the %s have %+v, the counter has %+v", what, sum, types)
+		}
+	}
+}
+
+func (b *bubble) requestFor(pod string, account Account) {
+	b.Helper()
+	_, err := b.cells.Request(b.Context(), Request{
+		Pod:     ref(pod),
+		Account: account,
+		Attempt: 1,
+		Seen:    time.Now(),
+		Offers:  []Offer{{InstanceType: "nano", Zone: "z", PricePerHour: 1, BootTimeout: time.Minute}},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+func TestWhatWasSpentIsKnownByDayAndPodAlsoAfterRestarts(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) { // it begins at midnight
+		b.later(20 * time.Hour)
+		b.requestFor("a", Account{Owner: "Deployment/web", Labels: map[string]string{"team": "blue", "app": "web"}})
+		b.requestFor("b", Account{})
+		b.later(time.Hour)
+		b.cells.Release(ref("a").UID, "done", false)
+		b.later(9 * time.Hour)
+		want := map[string]float64{
+			"2000-01-01 " + ref("a").Namespace + " Deployment/web a app=web,team=blue": 1,
+			"2000-01-01 " + ref("b").Namespace + "  b ":                                4,
+			"2000-01-02 " + ref("b").Namespace + "  b ":                                6,
+		}
+		b.wantHours(want)
+		b.stop()
+		b.run()
+		b.wantHours(want)
+		b.cells.Release(ref("b").UID, "done", false)
+		b.later(time.Minute)
+		b.stop()
+		b.run()
+		b.wantHours(want)
+	})
+}
+
+func TestAStandbyCellIsItsPoolsUntilAPodHasIt(t *testing.T) {
+	inBubble(t, func(c *setup) {
+		keep(1)(c)
+		c.RefillDelay = 100 * time.Hour
+	}, nil, func(t *testing.T, b *bubble) {
+		b.later(2 * time.Hour)
+		b.requestFor("a", Account{Owner: "Job/x"})
+		b.later(3 * time.Hour)
+		want := map[string]float64{
+			"2000-01-01 (no pod) Standby/nano  ":             2,
+			"2000-01-01 " + ref("a").Namespace + " Job/x a ": 3,
+		}
+		b.wantHours(want)
+		b.cells.Release(ref("a").UID, "done", false)
+		b.later(time.Minute)
+		b.wantHours(want)
+	})
+}
+
+func TestWhatACellCostBeforeItWasStoppedIsNotLost(t *testing.T) {
+	start := time.Date(2026, 11, 1, 23, 55, 0, 0, time.UTC)
+	running := Cell{
+		Standby:       "nano",
+		Offers:        []Offer{{InstanceType: "nano", PricePerHour: 6}},
+		Instance:      &cloud.Instance{Launched: start},
+		BilledSeconds: 100,
+	}
+	stopped := running
+	stopped.Stopped, stopped.BilledSeconds = true, 100+600
+	taken := stopped.clone()
+	taken.Stopped, taken.Instance.Launched = false, start.Add(time.Hour)
+	taken.Pod = apiv1.PodReference{Namespace: "ns", Name: "p", UID: "1"}
+	taken.step(apiv1.StepGiven, start.Add(50*time.Minute))
+	gone, goneStopped := taken, stopped
+	gone.Phase, goneStopped.Phase = apiv1.Gone, apiv1.Gone
+	for what, tc := range map[string]struct {
+		before, after *Cell
+		want          string
+	}{
+		"stops":           {&running, &stopped, "Standby/nano  2026-11-01 300 0.5, Standby/nano  2026-11-02 300 0.5, "},
+		"stays stopped":   {&stopped, &stopped, ""},
+		"starts":          {&stopped, &taken, ""},
+		"ends":            {&taken, &gone, " p 2026-11-02 1200 2, "},
+		"ends as stopped": {&stopped, &goneStopped, ""},
+	} {
+		var got strings.Builder
+		for _, e := range ended(tc.before, tc.after, start.Add(80*time.Minute)) {
+			e.Each(0, math.MaxInt32, func(d daybook.Day, a daybook.Amount) {
+				fmt.Fprintf(&got, "%s %s %s %.0f %v, ", e.Owner, e.Pod, d, a.Seconds, a.Dollars)
+			})
+		}
+		if got.String() != tc.want {
+			t.Errorf("a cell that %s: %q, want %q", what, got.String(), tc.want)
+		}
+	}
+}
+
+func TestManyEndsGoIntoTheirDayAndNothingIsLost(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		want := map[string]float64{}
+		for n := range 2*mostOpen + 5 {
+			pod := fmt.Sprint("p", n)
+			b.requestFor(pod, Account{})
+			want["2000-01-01 "+ref(pod).Namespace+"  "+pod+" "] = 0.1
+		}
+		b.later(6 * time.Minute)
+		for n := range 2*mostOpen + 5 {
+			b.cells.Release(ref(fmt.Sprint("p", n)).UID, "done", false)
+		}
+		b.later(time.Minute)
+		b.wantHours(want)
+		var day []daybook.Entry
+		if revision, err := b.store.Get(b.Context(), daysPrefix+"2000-01-01", &day); err != nil || revision == 0 || len(day) < mostOpen {
+			t.Errorf("the day has %d entries: %v", len(day), err)
+		}
+		b.stop()
+		b.run()
+		b.wantHours(want)
+	})
+}
+
+// keeper is a ledger with a time, whose ends are stored.
+type keeper struct {
+	*testing.T
+	*ledger
+	now time.Time
+}
+
+func keeperOf(t *testing.T, st *store.Store) *keeper {
+	return &keeper{t, newLedger(t, st), time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}
+}
+
+// end enters n cells that have run for an hour, in the store or in the hands of apply.
+func (k *keeper) end(n int, namespace string, apply func(...store.Change) (int64, error)) error {
+	k.Helper()
+	var entries []daybook.Entry
+	for i := range n {
+		entries = append(entries, daybook.Of(daybook.Spender{Namespace: namespace, Pod: fmt.Sprintf("%s-%d", namespace, i)},
+			k.now.Add(-time.Hour), 3600, daybook.Price{PerHour: 1}))
+	}
+	if apply == nil {
+		apply = func(changes ...store.Change) (int64, error) { return k.store.Apply(k.Context(), changes...) }
+	}
+	return k.enter(k.Context(), outgoings{at: k.now, entries: entries}, apply)
+}
+
+// hours are those of all days, and of the namespaces.
+func (k *keeper) hours() (days, namespaces float64) {
+	k.Helper()
+	if err := k.load(k.Context()); err != nil {
+		k.Fatal(err)
+	}
+	if err := k.store.List(k.Context(), daysPrefix, func(key string, _ []byte, _ int64) error {
+		var entries []daybook.Entry
+		_, err := k.store.Get(k.Context(), key, &entries)
+		for _, e := range entries {
+			days += e.Total().Seconds / 3600
+		}
+		return err
+	}); err != nil {
+		k.Fatal(err)
+	}
+	for _, e := range k.days.open {
+		days += e.Total().Seconds / 3600
+	}
+	for _, a := range k.days.byNamespace(k.days.open) {
+		namespaces += a.Seconds / 3600
+	}
+	return days, namespaces
+}
+
+func TestWhatTheStoreAnswersDecidesWhetherAnEndIsCounted(t *testing.T) {
+	lost := errors.New("no answer")
+	for _, before := range []int{1, mostOpen} { // the second end goes into the day
+		for _, tc := range []struct {
+			stored bool
+			answer error
+			want   float64
+		}{
+			{stored: true, want: 2},
+			{answer: store.ErrConflict},
+			{stored: true, answer: lost, want: 2},
+			{answer: lost},
+		} {
+			k := keeperOf(t, store.Memory(nil))
+			if err := k.end(before, "first", nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := k.end(2, "second", func(changes ...store.Change) (int64, error) {
+				if !tc.stored {
+					return 0, tc.answer
+				}
+				revision, err := k.store.Apply(t.Context(), changes...)
+				return revision, errors.Join(err, tc.answer)
+			}); !errors.Is(err, tc.answer) {
+				t.Errorf("%+v: %v", tc, err)
+			}
+			for _, who := range []*keeper{k, {t, newLedger(t, k.store), k.now}} {
+				if days, namespaces := who.hours(); math.Abs(days-namespaces) > 1e-9 || math.Abs(days-float64(before)-tc.want) > 1e-9 {
+					t.Errorf("after %d ends, %+v: days have %v hours and namespaces %v, want %v",
+						before, tc, days, namespaces, float64(before)+tc.want)
+				}
+			}
+			if err := k.end(3, "third", nil); err != nil {
+				t.Errorf("%+v: the next end: %v", tc, err)
+			}
+		}
+	}
+}
+
+func TestTheLedgerStaysSmallAndForgetsDaysThatAreOld(t *testing.T) {
+	k := keeperOf(t, store.Memory(nil))
+	ends := 0.0
+	for day := range daybook.Kept + 30 {
+		n := mostOpen + 1
+		if day == 7 {
+			n = 3000 // the day does not hold them all by name
+		}
+		for range 1 + day%2 { // some go into a day that has a record
+			if err := k.end(n, "ns", nil); err != nil {
+				t.Fatal(err)
+			}
+			ends += float64(n)
+		}
+		if day == 8 {
+			if days, _ := k.hours(); math.Abs(days-ends) > 1e-6 {
+				t.Errorf("%v hours, want %v: nothing is lost where names are", days, ends)
+			}
+		}
+		k.now = k.now.Add(24 * time.Hour)
+	}
+	records, most := 0, 0
+	if err := k.store.List(t.Context(), costsPrefix, func(key string, data []byte, _ int64) error {
+		if strings.HasPrefix(key, daysPrefix) {
+			records++
+			most = max(most, len(data))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if records < daybook.Kept || records > daybook.Kept+2 || most > mostDayBytes {
+		t.Errorf("%d days of at most %d bytes, want %d of %d", records, most, daybook.Kept, mostDayBytes)
+	}
+	if _, namespaces := k.hours(); math.Abs(namespaces-ends) > 1e-6 {
+		t.Errorf("the namespaces have %v hours, want %v: a counter does not forget", namespaces, ends)
+	}
+}
+
+func TestNamespacesBeyondTheMostAreSummedAndNoSumDecreases(t *testing.T) {
+	k := keeperOf(t, store.Memory(nil))
+	last := map[string]float64{}
+	for n := range mostNamespaces + 100 {
+		if n == mostNamespaces/2 {
+			k.ledger = newLedger(t, k.store)
+		}
+		if err := k.end(1+n%3, fmt.Sprint("ns-", n), nil); err != nil {
+			t.Fatal(err)
+		}
+		sums := k.days.byNamespace(k.days.open)
+		for namespace, was := range last {
+			if sums[namespace].Dollars < was {
+				t.Fatalf("%s has cost $%v after it had cost $%v", namespace, sums[namespace].Dollars, was)
+			}
+		}
+		for namespace, a := range sums {
+			last[namespace] = a.Dollars
+		}
+	}
+	if len(last) != mostNamespaces+1 || last[daybook.Others] == 0 || last["ns-3"] == 0 {
+		t.Errorf("%d sums, others have $%v: want %d and others", len(last), last[daybook.Others], mostNamespaces)
+	}
+}
+
+func TestACellOfUnknownPriceIsCountedAsSuch(t *testing.T) {
+	c := Cell{Pod: apiv1.PodReference{Namespace: "ns", Name: "p", UID: "1"}, Offers: []Offer{{InstanceType: "x", Unpriced: true}}}
+	got := c.entries(time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC), 60)
+	if len(got) != 1 || got[0].Total() != (daybook.Amount{Seconds: 60, Unpriced: 60}) {
+		t.Errorf("%+v, want a minute without a price", got)
+	}
+}
+
+// TestADayThatCannotBeReadHoldsUpNoEnd: what is in the way is one of today, or one that has
+// expired.
+func TestADayThatCannotBeReadHoldsUpNoEnd(t *testing.T) {
+	for name, day := range map[string]daybook.Day{"today": 0, "a day that has expired": -daybook.Kept - 1} {
+		inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+			b.stop()
+			today := daybook.DayOf(time.Now())
+			for _, change := range []store.Change{
+				{Key: daysPrefix + (today + day).String(), Value: "words"},
+				{Key: sumsKey, Value: costSums{First: today + day, Last: today + day}},
+			} {
+				if _, err := b.store.Apply(b.Context(), change); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.run()
+			for n := range 2*mostOpen + 5 {
+				b.requestFor(fmt.Sprint("p", n), Account{})
+			}
+			b.later(time.Minute)
+			for n := range 2*mostOpen + 5 {
+				b.cells.Release(ref(fmt.Sprint("p", n)).UID, "done", false)
+			}
+			b.later(time.Minute)
+			if left := b.cells.List(); len(left) > 0 {
+				t.Errorf("%s: %d cells are left", name, len(left))
+			}
+			seconds := 0.0
+			for _, a := range b.cells.CostsByNamespace() {
+				seconds += a.Seconds
+			}
+			if seconds < 60*(2*mostOpen+5) {
+				t.Errorf("%s: the sums have %v seconds", name, seconds)
+			}
+		})
+	}
+}

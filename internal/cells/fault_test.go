@@ -1,0 +1,87 @@
+package cells
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// ends are the ends of cells, as an observer is told of them.
+type ends struct {
+	Unobserved
+	mu  sync.Mutex
+	all []string
+}
+
+func (e *ends) CellChanged(c Cell) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c.Phase == apiv1.Terminating {
+		e.all = append(e.all, string(c.Cause)+": "+c.Reason)
+	}
+}
+
+func (e *ends) has(end string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Contains(e.all, end)
+}
+
+// An instance that the cloud ends by itself is told as what it is, booting or bound.
+func TestAnInstanceThatTheCloudHasEndedSaysWhy(t *testing.T) {
+	for what, tc := range map[string]struct {
+		fault error
+		cause Cause
+		cools bool
+	}{
+		"capacity":      {&cloud.Error{Cause: cloud.ErrCapacity, Err: errors.New("none")}, CauseInterrupted, true},
+		"a quota":       {&cloud.Error{Cause: cloud.ErrQuota, Err: errors.New("of volumes")}, CauseInterrupted, true},
+		"what is asked": {&cloud.Error{Cause: cloud.ErrRefused, Err: errors.New("a key of KMS")}, CauseLost, false},
+		"nobody knows":  {errors.New("InternalError"), CauseLost, false},
+	} {
+		for _, phase := range []apiv1.Phase{apiv1.Booting, apiv1.Bound} {
+			seen := &ends{}
+			inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+				if phase == apiv1.Booting {
+					b.links.boots = func(string) bool { return false }
+				}
+				b.request("a", "nano")
+				b.later(5 * time.Second)
+				if b.phase("a") != phase {
+					t.Fatalf("it is %s, want %s", b.phase("a"), phase)
+				}
+				cell, _ := b.cells.ForPod(ref("a").UID)
+				b.cloud.set(func() { b.cloud.faults = map[string]error{cell.Instance.ID: tc.fault} })
+				b.vanish("a")
+				b.later(2 * time.Minute)
+				why := "the cloud has ended instance " + cell.Instance.ID + ": " + tc.fault.Error()
+				if !seen.has(string(tc.cause)+": "+why) || len(b.said("CellLost", why)) != 1 ||
+					slices.Contains(b.cooled, "nano") != tc.cools {
+					t.Errorf("%s, %s: cooled %v, said %v, %v", what, phase, b.cooled, b.events, seen.all)
+				}
+			}, seen)
+		}
+	}
+}
+
+// So is one that had ended when its launch was sent again.
+func TestALaunchOfWhatTheCloudHasEndedSaysWhy(t *testing.T) {
+	seen := &ends{}
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		fault := &cloud.Error{Cause: cloud.ErrCapacity, Err: errors.New("InsufficientInstanceCapacity")}
+		b.cloud.answer = func(i cloud.Instance) cloud.Instance {
+			i.State, i.Fault = cloud.Gone, fault
+			return i
+		}
+		b.request("a", "nano")
+		b.later(5 * time.Second)
+		if !seen.has("interrupted: the cloud has ended instance i-0: "+fault.Error()) || !slices.Contains(b.cooled, "nano") {
+			t.Errorf("cooled %v, said %v, %v", b.cooled, b.events, seen.all)
+		}
+	}, seen)
+}
