@@ -82,17 +82,7 @@ func TestAWriteWhoseAnswerIsLostIsNeitherRepeatedNorForgotten(t *testing.T) {
 					return nil
 				}
 				inBubble(t, nil, hook, func(t *testing.T, b *bubble) {
-					r := Request{
-						Pod:     ref("a"),
-						Attempt: 1,
-						Seen:    time.Now(),
-						Offers: []Offer{{
-							InstanceType: "nano",
-							Zone:         "z",
-							PricePerHour: 1,
-							BootTimeout:  time.Minute,
-						}},
-					}
+					r := nano("a")
 					for range 5 {
 						if _, err := b.cells.Request(t.Context(), r); err == nil || errors.Is(err, ErrHasCell) {
 							break

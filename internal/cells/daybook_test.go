@@ -64,14 +64,9 @@ func (b *bubble) wantHours(want map[string]float64) {
 
 func (b *bubble) requestFor(pod string, account Account) {
 	b.Helper()
-	_, err := b.cells.Request(b.Context(), Request{
-		Pod:     ref(pod),
-		Account: account,
-		Attempt: 1,
-		Seen:    time.Now(),
-		Offers:  []Offer{{InstanceType: "nano", Zone: "z", PricePerHour: 1, BootTimeout: time.Minute}},
-	})
-	if err != nil {
+	r := nano(pod)
+	r.Account = account
+	if _, err := b.cells.Request(b.Context(), r); err != nil {
 		b.Fatal(err)
 	}
 }

@@ -115,18 +115,9 @@ func withDisksAndStore(t *testing.T, hook func(op, key string) error, f func(t *
 }
 
 func (b *bubble) requestDisk(pod, disk string) error {
-	_, err := b.cells.Request(b.Context(), Request{
-		Pod:     ref(pod),
-		Attempt: 1,
-		Seen:    time.Now(),
-		Disks:   []Disk{{ID: disk, Volume: "pv-" + disk}},
-		Offers: []Offer{{
-			InstanceType: "nano",
-			Zone:         "z",
-			PricePerHour: 1,
-			BootTimeout:  time.Minute,
-		}},
-	})
+	r := nano(pod)
+	r.Disks = []Disk{{ID: disk, Volume: "pv-" + disk}}
+	_, err := b.cells.Request(b.Context(), r)
 	return err
 }
 

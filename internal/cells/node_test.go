@@ -17,18 +17,9 @@ import (
 // requestOn asks for a cell for a pod of a virtual node.
 func (b *bubble) requestOn(pod, node string) Cell {
 	b.Helper()
-	cell, err := b.cells.Request(b.Context(), Request{
-		Pod:     ref(pod),
-		Node:    node,
-		Attempt: 1,
-		Seen:    time.Now(),
-		Offers: []Offer{{
-			InstanceType: "nano",
-			Zone:         "z",
-			PricePerHour: 1,
-			BootTimeout:  time.Minute,
-		}},
-	})
+	r := nano(pod)
+	r.Node = node
+	cell, err := b.cells.Request(b.Context(), r)
 	if err != nil {
 		b.Fatal(err)
 	}

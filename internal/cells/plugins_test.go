@@ -89,18 +89,9 @@ func withPlugins(t *testing.T, f func(t *testing.T, b *bubble, p *modelPlugins))
 
 func (b *bubble) requestPlugin(pod string) {
 	b.Helper()
-	if _, err := b.cells.Request(b.Context(), Request{
-		Pod:     ref(pod),
-		Attempt: 1,
-		Seen:    time.Now(),
-		Plugins: []Plugin{{Driver: "nfs", Pod: json.RawMessage(`{"a":1}`)}},
-		Offers: []Offer{{
-			InstanceType: "nano",
-			Zone:         "z",
-			PricePerHour: 1,
-			BootTimeout:  time.Minute,
-		}},
-	}); err != nil {
+	r := nano(pod)
+	r.Plugins = []Plugin{{Driver: "nfs", Pod: json.RawMessage(`{"a":1}`)}}
+	if _, err := b.cells.Request(b.Context(), r); err != nil {
 		b.Fatal(err)
 	}
 }
@@ -191,17 +182,7 @@ func TestACellWhoseVolumesCannotBeUnmountedEndsAndSaysSo(t *testing.T) {
 
 func TestOnlyACellThatMayHavePluginsIsToldSo(t *testing.T) {
 	withPlugins(t, func(t *testing.T, b *bubble, p *modelPlugins) {
-		if _, err := b.cells.Request(b.Context(), Request{
-			Pod:     ref("a"),
-			Attempt: 1,
-			Seen:    time.Now(),
-			Offers: []Offer{{
-				InstanceType: "nano",
-				Zone:         "z",
-				PricePerHour: 1,
-				BootTimeout:  time.Minute,
-			}},
-		}); err != nil {
+		if _, err := b.cells.Request(b.Context(), nano("a")); err != nil {
 			t.Fatal(err)
 		}
 		b.later(10 * time.Second)

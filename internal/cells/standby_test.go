@@ -457,17 +457,7 @@ func TestAPodWaitsForStandbyCellsToWhichAKipThatBeginsConnects(t *testing.T) {
 				return connects
 			}
 			b.run()
-			r := Request{
-				Pod:     ref("a"),
-				Attempt: 1,
-				Seen:    time.Now(),
-				Offers: []Offer{{
-					InstanceType: "nano",
-					Zone:         "z",
-					PricePerHour: 1,
-					BootTimeout:  time.Minute,
-				}},
-			}
+			r := nano("a")
 			if cell, err := b.cells.Request(b.Context(), r); !errors.Is(err, ErrConnecting) {
 				t.Errorf("%s: before that the pod is given cell %s, %v", name, cell.ID, err)
 			}

@@ -419,6 +419,21 @@ func ref(name string) apiv1.PodReference {
 	return apiv1.PodReference{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)}
 }
 
+// nano is the plainest request for a cell.
+func nano(pod string) Request {
+	return Request{
+		Pod:     ref(pod),
+		Attempt: 1,
+		Seen:    time.Now(),
+		Offers: []Offer{{
+			InstanceType: "nano",
+			Zone:         "z",
+			PricePerHour: 1,
+			BootTimeout:  time.Minute,
+		}},
+	}
+}
+
 func (w *world) request(pod string, offers ...string) Cell {
 	w.Helper()
 	var list []Offer

@@ -309,28 +309,41 @@ func TestAPodGetsOneCellHoweverOftenItIsLookedAt(t *testing.T) {
 	h.want("events", h.events, "Normal CellRequested")
 }
 
+// afterTwoCells returns what has become of a pod that may have two cells in a row which do not
+// become ready, when two are gone: as end says.
+func afterTwoCells(t *testing.T, end func(*cells.Cell)) corev1.PodStatus {
+	t.Helper()
+	h := newHarness(t)
+	h.c.cfg.MaxAttempts = 2
+	h.put(pod("a"))
+	for range 2 {
+		h.must("a")
+		cell, has := h.cells.ForPod("uid-a")
+		if !has {
+			t.Fatal("no cell")
+		}
+		cell.Phase = apiv1.Gone
+		end(&cell)
+		delete(h.cells.cells, "uid-a")
+		h.c.CellChanged(cell)
+		h.clock.Step(time.Hour)
+	}
+	h.must("a")
+	got, err := h.client.CoreV1().Pods("ns").Get(t.Context(), "a", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got.Status
+}
+
 // What the pod itself asks for is refused again and again; that there is no capacity ends.
 func TestAPodThatTheCloudRefusesFailsAfterItsAttempts(t *testing.T) {
 	for refusals, want := range map[int]corev1.PodPhase{0: corev1.PodPending, 2: corev1.PodFailed} {
-		h := newHarness(t)
-		h.c.cfg.MaxAttempts = 2
-		h.put(pod("a"))
-		for range 2 {
-			h.must("a")
-			cell, has := h.cells.ForPod("uid-a")
-			if !has {
-				t.Fatalf("after %d refusals: no cell", refusals)
-			}
-			cell.Phase, cell.Cause, cell.Refusals, cell.Reason = apiv1.Gone, cells.CauseNotLaunched, refusals, "InvalidParameterValue: words"
-			delete(h.cells.cells, "uid-a")
-			h.c.CellChanged(cell)
-			h.clock.Step(time.Hour)
-		}
-		h.must("a")
-		got, err := h.client.CoreV1().Pods("ns").Get(t.Context(), "a", metav1.GetOptions{})
-		if told := strings.Contains(got.Status.Message, "InvalidParameterValue: words"); err != nil || got.Status.Phase != want ||
-			told != (want == corev1.PodFailed) {
-			t.Errorf("after cells with %d refusals: %v, %+v, want %s", refusals, err, got.Status, want)
+		got := afterTwoCells(t, func(c *cells.Cell) {
+			c.Cause, c.Refusals, c.Reason = cells.CauseNotLaunched, refusals, "InvalidParameterValue: words"
+		})
+		if told := strings.Contains(got.Message, "InvalidParameterValue: words"); got.Phase != want || told != (want == corev1.PodFailed) {
+			t.Errorf("after cells with %d refusals: %+v, want %s", refusals, got, want)
 		}
 	}
 }
@@ -341,24 +354,9 @@ func TestAPodWhoseInstancesTheCloudTakesBackWaitsOn(t *testing.T) {
 		cells.CauseInterrupted: corev1.PodPending,
 		cells.CauseLost:        corev1.PodFailed,
 	} {
-		h := newHarness(t)
-		h.c.cfg.MaxAttempts = 2
-		h.put(pod("a"))
-		for range 2 {
-			h.must("a")
-			cell, has := h.cells.ForPod("uid-a")
-			if !has {
-				t.Fatalf("%s: no cell", cause)
-			}
-			cell.Phase, cell.Cause, cell.Instance = apiv1.Gone, cause, &cloud.Instance{ID: "i-1"}
-			delete(h.cells.cells, "uid-a")
-			h.c.CellChanged(cell)
-			h.clock.Step(time.Hour)
-		}
-		h.must("a")
-		got, err := h.client.CoreV1().Pods("ns").Get(t.Context(), "a", metav1.GetOptions{})
-		if err != nil || got.Status.Phase != want {
-			t.Errorf("after cells that ended as %s: %v, %+v, want %s", cause, err, got.Status, want)
+		got := afterTwoCells(t, func(c *cells.Cell) { c.Cause, c.Instance = cause, &cloud.Instance{ID: "i-1"} })
+		if got.Phase != want {
+			t.Errorf("after cells that ended as %s: %+v, want %s", cause, got, want)
 		}
 	}
 }
