@@ -16,6 +16,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/node"
 )
 
 // machine gives a name of Kip's to a machine, with a pod.
@@ -169,6 +170,14 @@ func TestAnEmptyNodeIsCordonedBeforeItGoes(t *testing.T) {
 	defer w.mu.Unlock()
 	if len(steps) < 2 || steps[0] != "cordon" || steps[len(steps)-1] != "delete" {
 		t.Errorf("the node went by %q, want it cordoned, and deleted later", steps)
+	}
+}
+
+func TestATaintOfTheEnvironmentIsNotTheFilesFault(t *testing.T) {
+	t.Setenv(node.TaintEffectEnv, "Never")
+	w := newTown(t, "nodes: [{zones: [a]}]")
+	if err := <-w.start(); err == nil || !strings.HasPrefix(err.Error(), node.TaintEffectEnv) {
+		t.Errorf("Kip ends with %v", err)
 	}
 }
 
