@@ -602,6 +602,32 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+func TestNodesThatWouldSayTheSameAreNamed(t *testing.T) {
+	const (
+		cloud = "cloud: {aws: {}}\ncells: {defaultInstanceType: x}\n"
+		zone  = "p.yaml:4: kubelet.labels.topology.kubernetes.io/zone: "
+	)
+	for text, want := range map[string]string{
+		"nodes:\n- {suffix: 1, zones: [a, b], instanceTypes: [g*]}\n- {suffix: 2, zones: [b, a], instanceTypes: [g*]}": "p.yaml:5: nodes[1]: " +
+			"is the same as nodes[0]: want one of them, or one that differs",
+		"nodes: [{zones: [a]}]\nkubelet: {labels: {topology.kubernetes.io/zone: a}}": zone +
+			`"a" is not valid: each of nodes says its own zone`,
+		"nodes: auto\nkubelet: {labels: {topology.kubernetes.io/zone: a}}": zone,
+	} {
+		if _, _, err := Parse("p.yaml", []byte(cloud+text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+	for _, text := range []string{
+		"nodes: [{suffix: 1, launchTypes: [spot, on-demand]}, {suffix: 2, launchTypes: [on-demand, spot]}]", // the first is preferred
+		"kubelet: {labels: {topology.kubernetes.io/zone: a}}",
+	} {
+		if _, _, err := Parse("p.yaml", []byte(cloud+text)); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
 func TestAllErrorsAreReportedAtOnceInOrder(t *testing.T) {
 	_, _,
 		err := Parse("p.yaml",

@@ -64,6 +64,9 @@ func (d *decoder) nodes(c *Config) {
 	if n := len(c.Nodes); n > MaxNodes {
 		d.bad("nodes", "there are %d: want at most %d", n, MaxNodes)
 	}
+	if v, has := c.Kubelet.Labels[corev1.LabelTopologyZone]; has && (c.AutoNodes || len(c.Nodes) > 0) {
+		d.bad("kubelet.labels."+corev1.LabelTopologyZone, "%q is not valid: each of nodes says its own zone", v)
+	}
 	suffixes := map[int]int{}
 	for i, n := range c.Nodes {
 		key := fmt.Sprintf("nodes[%d]", i)
@@ -100,10 +103,10 @@ func (d *decoder) nodes(c *Config) {
 // sameNode notes an entry that another before it is the same as.
 func (d *decoder) sameNode(before []Node, key string, n Node) {
 	for i, other := range before {
-		same := other
+		same := inOrder(other)
 		same.Suffix = n.Suffix
 		switch {
-		case reflect.DeepEqual(same, n):
+		case reflect.DeepEqual(same, inOrder(n)):
 			d.bad(key, "is the same as nodes[%d]: want one of them, or one that differs", i)
 		case n.Suffix == nil && other.Suffix == nil && n.Offers() == other.Offers():
 			d.bad(key, "offers the same as nodes[%d]: want a suffix for one of them at least, by which Kip knows it", i)
@@ -112,6 +115,14 @@ func (d *decoder) sameNode(before []Node, key string, n Node) {
 		}
 		return
 	}
+}
+
+// inOrder is a node with its lists sorted whose order means nothing.
+func inOrder(n Node) Node {
+	for _, list := range []*[]string{&n.Zones, &n.Architectures, &n.InstanceTypes} {
+		*list = slices.Sorted(slices.Values(*list))
+	}
+	return n
 }
 
 // Offers says, in words that are the same for the same, what machines a node offers.

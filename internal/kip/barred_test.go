@@ -16,6 +16,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/node"
 )
 
 // machine gives a name of Kip's to a machine, with a pod.
@@ -127,6 +128,12 @@ func TestATakeoverTakesTheFileAsItIsNow(t *testing.T) {
 	}
 	w.stop()
 
+	// What the file says of all nodes is as new.
+	w.write(inTwoZones + "\nkubelet: {labels: {tier: front}}")
+	w.start()
+	w.eventually("the label is there", func() bool { n := w.node("kip-0-1"); return n != nil && n.Labels["tier"] == "front" })
+	w.stop()
+
 	// A file that is wrong by now changes nothing.
 	w.write("nodes: [{zones: [mars]}]")
 	w.start()
@@ -163,6 +170,14 @@ func TestAnEmptyNodeIsCordonedBeforeItGoes(t *testing.T) {
 	defer w.mu.Unlock()
 	if len(steps) < 2 || steps[0] != "cordon" || steps[len(steps)-1] != "delete" {
 		t.Errorf("the node went by %q, want it cordoned, and deleted later", steps)
+	}
+}
+
+func TestATaintOfTheEnvironmentIsNotTheFilesFault(t *testing.T) {
+	t.Setenv(node.TaintEffectEnv, "Never")
+	w := newTown(t, "nodes: [{zones: [a]}]")
+	if err := <-w.start(); err == nil || !strings.HasPrefix(err.Error(), node.TaintEffectEnv) {
+		t.Errorf("Kip ends with %v", err)
 	}
 }
 
@@ -205,5 +220,26 @@ func TestANodeSaysTheArchitectureOfItsTypes(t *testing.T) {
 		if got := w.node(name).Labels[corev1.LabelArchStable]; got != want {
 			t.Errorf("node %s says %s, want %s", name, got, want)
 		}
+	}
+}
+
+// What only the whole of a node's configuration shows is told like what each key shows.
+func TestANodeThatCannotBeIsNamedAtTheStart(t *testing.T) {
+	for entry, why := range map[string]string{
+		"{zones: [b], capacity: {cpu: 0}}": "capacity of node kip-0-2: cpu must be set and greater than 0",
+		"{zones: [b], taints: [{key: virtual-kubelet.io/provider, value: x}]}": "taint virtual-kubelet.io/provider:NoSchedule: " +
+			"the node has it twice, as all of Kip's have it",
+		"{zones: [b], taints: [{key: kip.elotl.co/no-capacity, effect: NoExecute}]}": "taint kip.elotl.co/no-capacity: " +
+			"Kip sets it and takes it off",
+	} {
+		w := newTown(t, "nodes:\n- {zones: [a]}\n- "+entry)
+		if err := <-w.start(); err == nil || !strings.Contains(err.Error(), "provider.yaml:6: nodes[1]: "+why) {
+			t.Errorf("%s: Kip ends with %v, want file, line, key and %q", entry, err, why)
+		}
+		w.stop()
+		w.write("nodes: [{zones: [a]}]") // as it was told
+		w.start()
+		w.eventually("Kip works with the mended file", func() bool { return w.ready("kip-0-1") && len(w.l.nodes.all()) == 1 })
+		w.stop()
 	}
 }

@@ -26,8 +26,9 @@ func (l *leading) wireNodeObjects(ctx context.Context) (err error) {
 			return err
 		}
 		l.atEnd(func() { l.closeListener(s.listener) })
-		if s.node, err = l.nodes.object(l.cfg, s, s.entry); err != nil {
-			return err
+		cfg := l.nodes.cfg // of the file as it is: this process may have begun with another
+		if s.node, err = l.nodes.object(cfg, s, s.entry); err != nil {
+			return cfg.Problem(keyOf(cfg, s.entry), "%v", err)
 		}
 	}
 	l.nodeLoop = newStoppable(l.nodes.keep)

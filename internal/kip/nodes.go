@@ -139,6 +139,21 @@ func (n *nodes) assign(cfg *config.Config, before []roster.Entry) ([]roster.Entr
 	if err != nil {
 		return nil, fmt.Errorf("%s: nodes: %w", n.ProviderConfig, err)
 	}
+	if _, err := n.addresses(); err != nil { // not for the file to mend, as the next
+		return nil, err
+	}
+	if _, err := n.taint(); err != nil {
+		return nil, err
+	}
+	for _, e := range entries { // what is stored stays: nothing is that no node can be made of
+		s, err := n.newServed(e)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := n.object(cfg, s, e); err != nil {
+			return nil, cfg.Problem(keyOf(cfg, e), "%v", err)
+		}
+	}
 	return entries, nil
 }
 

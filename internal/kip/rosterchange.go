@@ -282,13 +282,13 @@ func (n *nodes) change(ctx context.Context, cfg *config.Config) error {
 			}
 			if err != nil {
 				undo()
-				return cfg.Problem(keyOf(e), "%v", err)
+				return cfg.Problem(keyOf(cfg, e), "%v", err)
 			}
 			added = append(added, s)
 		}
 		if objects[s.name], err = n.object(cfg, s, e); err != nil {
 			undo()
-			return cfg.Problem(keyOf(e), "%v", err)
+			return cfg.Problem(keyOf(cfg, e), "%v", err)
 		}
 	}
 	var fresh []roster.Entry
@@ -312,8 +312,8 @@ func (n *nodes) change(ctx context.Context, cfg *config.Config) error {
 }
 
 // keyOf is where an entry is configured.
-func keyOf(e roster.Entry) string {
-	if e.Index < 0 {
+func keyOf(cfg *config.Config, e roster.Entry) string {
+	if e.Index < 0 || e.Index >= len(cfg.Nodes) { // by auto, or the one node without a list
 		return "nodes"
 	}
 	return fmt.Sprintf("nodes[%d]", e.Index)
@@ -391,7 +391,7 @@ func (n *nodes) foreign(ctx context.Context, cfg *config.Config, entries []roste
 			continue
 		}
 		if err := node.Foreign(there, n.controllerID); err != nil {
-			return cfg.Problem(keyOf(e), "its name is %s: %v", there.Name, err)
+			return cfg.Problem(keyOf(cfg, e), "its name is %s: %v", there.Name, err)
 		}
 	}
 	return nil

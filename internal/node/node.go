@@ -159,6 +159,15 @@ func New(c Config) (*Node, error) {
 			return nil, fmt.Errorf("capacity of node %s: %s must be set and greater than 0", c.Name, r)
 		}
 	}
+	for _, t := range c.Taints {
+		switch {
+		case c.Removed: // it gets no more pods, and is no longer somebody's to mend
+		case t.Key == RemovedTaint || t.Key == ShortTaint:
+			return nil, fmt.Errorf("taint %s: Kip sets it and takes it off, as it is needed: want another key", t.Key)
+		case c.Taint != nil && t.MatchTaint(c.Taint):
+			return nil, fmt.Errorf("taint %s:%s: the node has it twice, as all of Kip's have it: want another effect, or none", t.Key, t.Effect)
+		}
+	}
 	if c.Own == nil || c.Node == nil || c.Healthy == nil || c.Log == nil {
 		return nil, errors.New("node: Own, Node, Healthy and Log must be set")
 	}
