@@ -14,7 +14,6 @@ import (
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/placement"
-	"github.com/elotl/kip/internal/pods"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -34,7 +33,7 @@ type Config struct {
 	Shortages func() []capacity.Shortage
 }
 
-// Loop is what this package needs of package pods.
+// Loop is what this package needs of the loop that matches pods to cells, which is above it.
 type Loop interface {
 	Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, error)
 	Waiting(uid types.UID) string
@@ -52,7 +51,6 @@ type Cells interface {
 }
 
 var (
-	_ Loop               = (*pods.Controller)(nil)
 	_ Cells              = (*cells.Controller)(nil)
 	_ adminapi.Explainer = (*Explainer)(nil)
 )
