@@ -8,7 +8,6 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
-	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -195,12 +194,6 @@ func literalOf(e ast.Expr) (string, bool) {
 // mostColumns is how wide a line may be, a tab counted as one.
 const mostColumns = 140
 
-// wide are the folders, each by itself, in which lines are still wider: this list only
-// gets shorter.
-var wide = []string{
-	"internal/cellapi",
-}
-
 // longText is from how many characters on a string counts for nothing: the tag of a
 // field, a document in a test or a message would not be clearer in pieces.
 const longText = 80
@@ -229,34 +222,23 @@ func columns(text []byte) []int {
 	}
 }
 
-// tooWide returns the lines of Go files that are wider than they may be, those of
-// excused folders left out, and the excused folders that have none.
-func tooWide(tree fs.FS, excused []string) ([]string, error) {
+// tooWide returns the lines of Go files that are wider than they may be.
+func tooWide(tree fs.FS) ([]string, error) {
 	paths, err := files(tree, ".go")
 	if err != nil {
 		return nil, err
 	}
 	var out []string
-	needed := map[string]bool{}
 	for _, p := range paths {
 		text, err := fs.ReadFile(tree, p)
 		if err != nil {
 			return nil, err
 		}
 		for i, n := range columns(text) {
-			switch {
-			case n <= mostColumns:
-			case slices.Contains(excused, path.Dir(p)):
-				needed[path.Dir(p)] = true
-			default:
+			if n > mostColumns {
 				const rule = "or two files do not fit side by side"
 				out = append(out, fmt.Sprintf("%s:%d has %d columns: a line has at most %d, %s", p, i+1, n, mostColumns, rule))
 			}
-		}
-	}
-	for _, dir := range excused {
-		if !needed[dir] {
-			out = append(out, fmt.Sprintf("%s has no line of more than %d columns: take it off the list of those that have", dir, mostColumns))
 		}
 	}
 	return out, nil
@@ -362,7 +344,7 @@ func TestLogKeysAreTheSameEverywhere(t *testing.T) {
 }
 
 func TestLinesAreNotTooWide(t *testing.T) {
-	found, err := tooWide(os.DirFS(top(t)), wide)
+	found, err := tooWide(os.DirFS(top(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -451,12 +433,12 @@ func TestWideLinesAreFound(t *testing.T) {
 	}
 	found, err := tooWide(fstest.MapFS{
 		"a/wide.go": row(mostColumns + 1), "a/narrow.go": row(mostColumns), "a/wide.md": row(mostColumns + 1),
-		"b/wide.go": row(mostColumns + 1), "b/c/wide.go": row(mostColumns + 1), "d/narrow.go": row(mostColumns),
-		"a/text.go": {Data: []byte("package a\n\nconst text = \"" + strings.Repeat("é\\\"", 100) + "\"\n")},
-		"a/raw.go":  {Data: []byte("package a\n\nconst raw = `a\n" + strings.Repeat("é", 200) + "\nb`\n")},
-	}, []string{"b", "d"})
+		"b/c/wide.go": row(mostColumns + 1),
+		"a/text.go":   {Data: []byte("package a\n\nconst text = \"" + strings.Repeat("é\\\"", 100) + "\"\n")},
+		"a/raw.go":    {Data: []byte("package a\n\nconst raw = `a\n" + strings.Repeat("é", 200) + "\nb`\n")},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	expect(t, found, "a/wide.go:3 has 141 columns", "b/c/wide.go:3", "d has no line")
+	expect(t, found, "a/wide.go:3 has 141 columns", "b/c/wide.go:3")
 }
