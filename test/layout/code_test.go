@@ -123,6 +123,10 @@ var logKeys = map[string]string{
 	"instanceID": "instance", "instance_id": "instance", "instanceId": "instance", "machine": "instance",
 }
 
+// camel is where a key that is written as names in code are has a capital: keys of several
+// words are parted by underscores.
+var camel = regexp.MustCompile(`([a-z0-9])([A-Z])`)
+
 // logged are the methods of a slog.Logger that take keys, and how many arguments are
 // before the first.
 var logged = map[string]int{
@@ -158,6 +162,9 @@ func oddKeys(all []source) []string {
 				want := logKeys[key]
 				if isError(call.Args[i+1]) && key != "err" {
 					want = "err"
+				}
+				if want == "" && camel.MatchString(key) && !strings.Contains(key, " ") {
+					want = strings.ToLower(camel.ReplaceAllString(key, "${1}_${2}"))
 				}
 				if want != "" {
 					const rule = "a key is one word for one thing, or nobody finds its lines"
@@ -415,6 +422,7 @@ func f() {
 	c.cfg.Log.Info("it failed", "why", closeErr)
 	log.WarnContext(ctx, "it failed", "cause", err.Error())
 	log.With("cellID", id).Info("it runs")
+	log.Info("it shrinks", "bytesBefore", n, "bytes_after", m)
 	http.Error(w, err.Error(), 500)
 	errors.New("error")
 	log.Debug("one", args...)
@@ -424,7 +432,7 @@ func f() {
 		t.Fatal(err)
 	}
 	expect(t, oddKeys(all), `a/a.go:4: the log key "error" is "err"`, `"instanceID" is "instance"`,
-		`"why" is "err"`, `"cause" is "err"`, `"cellID" is "cell"`)
+		`"why" is "err"`, `"cause" is "err"`, `"cellID" is "cell"`, `"bytesBefore" is "bytes_before"`)
 }
 
 func TestWideLinesAreFound(t *testing.T) {
