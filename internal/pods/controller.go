@@ -383,7 +383,7 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 	// deletes it then, and must not lose its machine in between.
 	case pod.DeletionTimestamp != nil:
 		return c.finishDeletion(ctx, pod)
-	case ended(pod):
+	case Ended(pod):
 		c.cfg.Cells.Release(pod.UID, "the pod has "+string(pod.Status.Phase), true)
 		return 0, nil
 	}
@@ -409,8 +409,8 @@ func (c *Controller) get(name cache.ObjectName) (*corev1.Pod, error) {
 	return obj.(*corev1.Pod), nil
 }
 
-// ended says that the pod's containers have run for the last time.
-func ended(pod *corev1.Pod) bool {
+// Ended says that the pod's containers have run for the last time.
+func Ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
@@ -530,7 +530,7 @@ func (c *Controller) changedSince(ctx context.Context, pod *corev1.Pod) (bool, e
 	case err != nil:
 		return false, fmt.Errorf("look whether pod %s has ended: %w", apiv1.Ref(pod), err)
 	}
-	return now.UID != pod.UID || now.DeletionTimestamp != nil || ended(now), nil
+	return now.UID != pod.UID || now.DeletionTimestamp != nil || Ended(now), nil
 }
 
 // behindWait is after how long a pod is looked at again that may run on a cell that this
