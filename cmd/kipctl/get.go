@@ -134,7 +134,7 @@ func podOf(r apiv1.PodReference) string {
 
 // typeOf is the instance type, marked if it is not on demand.
 func typeOf(s apiv1.CellStatus) string {
-	if s.InstanceType == "" || s.LaunchType == "" || s.LaunchType == "On-Demand" {
+	if s.InstanceType == "" || s.LaunchType == "" || s.LaunchType == apiv1.OnDemand {
 		return s.InstanceType
 	}
 	return s.InstanceType + " (" + strings.ToLower(s.LaunchType) + ")"

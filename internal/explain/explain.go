@@ -240,16 +240,9 @@ func (x *Explainer) Capacity(context.Context) ([]adminapi.Shortage, error) {
 			Why:          s.Why,
 		}
 		if s.Spot != nil {
-			one.LaunchType = launchType(*s.Spot)
+			one.LaunchType = apiv1.LaunchType(*s.Spot)
 		}
 		list = append(list, one)
 	}
 	return list, nil
-}
-
-func launchType(spot bool) string {
-	if spot {
-		return "Spot"
-	}
-	return "On-Demand"
 }
