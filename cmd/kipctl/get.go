@@ -247,7 +247,7 @@ func getStandby(k *kipctl) *cobra.Command {
 	return &cobra.Command{
 		Use:   "standby",
 		Short: "List the standby pools, from Kip's local socket",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
 			pools, err := adminapi.NewClient(path).Standby(cmd.Context())
@@ -273,7 +273,7 @@ func getCapacity(k *kipctl) *cobra.Command {
 	return &cobra.Command{
 		Use:   "capacity",
 		Short: "List what the cloud is out of, from Kip's local socket",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
 			shortages, err := adminapi.NewClient(path).Capacity(cmd.Context())
