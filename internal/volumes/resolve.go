@@ -61,7 +61,7 @@ func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 	// What can be told without a question first, for the pod waits for nothing then.
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if claimOf(pod, v) != "" {
+		if ClaimOf(pod, v) != "" {
 			continue
 		}
 		if err := r.Drivers.checkInline(v); err != nil {
@@ -76,7 +76,7 @@ func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 		if v.CSI != nil {
 			driver = v.CSI.Driver
 		}
-		if name := claimOf(pod, v); name != "" {
+		if name := ClaimOf(pod, v); name != "" {
 			pv, err := r.volumeOf(ctx, pod, v, name)
 			if err != nil {
 				return Needs{}, err
