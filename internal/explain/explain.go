@@ -133,13 +133,10 @@ func rejected(list []apiv1.RuledOut) (all []adminapi.Rejection) {
 func (x *Explainer) placement(ctx context.Context, pod *corev1.Pod) *adminapi.Placement {
 	request, err := x.cfg.Loop.Choose(ctx, pod)
 	p := &adminapi.Placement{Candidates: cells.Candidates(request.Offers), Rejected: rejected(request.RuledOut)}
-	if err == nil {
-		if cell, would := x.cfg.Cells.WouldTake(request); would {
-			p.Standby = cell.ID
-		}
-	}
 	if err != nil {
 		p.Error = err.Error()
+	} else if cell, would := x.cfg.Cells.WouldTake(request); would {
+		p.Standby = cell.ID
 	}
 	var unplaceable *placement.UnplaceableError
 	if errors.As(err, &unplaceable) {
