@@ -121,6 +121,20 @@ type RuledOut struct {
 	Why string `json:"why"`
 }
 
+// Launch types, as people are told them.
+const (
+	OnDemand = "On-Demand"
+	Spot     = "Spot"
+)
+
+// LaunchType is the one of what is bought as spot, or is not.
+func LaunchType(spot bool) string {
+	if spot {
+		return Spot
+	}
+	return OnDemand
+}
+
 // Price is dollars an hour as a CellStatus has it: to a millionth, which is finer
 // than any cloud's price.
 func Price(dollars float64) string {

@@ -24,7 +24,7 @@ func allow(k *kipctl) *cobra.Command {
 			"TIME of the list. With --yes TIME those of the list may end once; what is held back since is asked for\n" +
 			"again. Make sure first that they are lost in fact: that the cloud's account, region and API are the\n" +
 			"right ones, and that it is not Kip that is cut off. What runs on them ends with them.",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
 			client := adminapi.NewClient(path)

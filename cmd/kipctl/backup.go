@@ -30,7 +30,7 @@ func backup(k *kipctl) *cobra.Command {
 			"It holds secrets, the key of the CA that cells trust among them: keep it like a private key. A\n" +
 			"file gets its name only when it is whole and its checksum is right; one of that name is replaced.\n" +
 			"Without -f it goes to standard output, unless that is a terminal: then see the exit status.",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
 			client := adminapi.NewClient(path)

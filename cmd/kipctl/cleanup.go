@@ -29,7 +29,7 @@ func cleanup(k *kipctl) *cobra.Command {
 			"then Kip stays as it is, makes no cells, and its node takes no pods. To keep Kip after all, restart\n" +
 			"it and `kubectl uncordon` the node. What is left in Kip's store is for you to remove. The exit\n" +
 			"status is not 0 if anything is left, or if it is not known whether anything is.",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if timeout <= 0 {
 				return fmt.Errorf("--timeout is %s: it must be above 0", timeout)

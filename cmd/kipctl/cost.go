@@ -21,7 +21,7 @@ func costOf(k *kipctl) *cobra.Command {
 		Long: "Tell what cells have cost, in US dollars, by pod, owner, namespace, day, type or label: their machines, at the\n" +
 			"price at which each was chosen. Kip keeps it for 400 days. Days are in UTC. What cells without a pod have cost,\n" +
 			"those of standby pools, is shown as (no pod). Without -n it is that of all namespaces.",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			q, err := k.costQuery(by, since, until)
 			if err != nil {

@@ -96,7 +96,7 @@ func TestNonsenseAboutCostsIsRefused(t *testing.T) {
 	asked := adminapi.CostQuery{}
 	socket(t, costing(&asked))
 	for args, want := range map[string]string{
-		"x":                                     "unknown command",
+		"x":                                     `takes no arguments: got "x"`,
 		"--by colour":                           `--by: "colour" is nothing that costs are summed by: it must be pod, owner, namespace, day, type, or label=KEY`,
 		"--by label=":                           `--by: "" is no name of a label`,
 		"--by label=a,b":                        `--by: "a,b" is no name of a label`,

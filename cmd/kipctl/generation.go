@@ -20,7 +20,7 @@ func generation(k *kipctl) *cobra.Command {
 			"does not know of an instance is empty, or older than the instance, or another Kip has the same\n" +
 			"identity. Kip then launches nothing and ends nothing that nobody has asked to end, until a person\n" +
 			"decides: kipctl generation take-over.",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
 			g, err := adminapi.NewClient(path).Generation(cmd.Context())
@@ -45,7 +45,7 @@ func takeOver(k *kipctl) *cobra.Command {
 			"Make sure first that no other Kip has the same identity: a copy of the cluster, or a second store\n" +
 			"for the same node name, with the same account of the cloud. Its cells would end. Where there is a newer backup, or the lost volume, restore that\n" +
 			"instead: then nothing has to end.",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
 			client := adminapi.NewClient(path)

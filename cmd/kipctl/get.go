@@ -134,7 +134,7 @@ func podOf(r apiv1.PodReference) string {
 
 // typeOf is the instance type, marked if it is not on demand.
 func typeOf(s apiv1.CellStatus) string {
-	if s.InstanceType == "" || s.LaunchType == "" || s.LaunchType == "On-Demand" {
+	if s.InstanceType == "" || s.LaunchType == "" || s.LaunchType == apiv1.OnDemand {
 		return s.InstanceType
 	}
 	return s.InstanceType + " (" + strings.ToLower(s.LaunchType) + ")"
@@ -247,7 +247,7 @@ func getStandby(k *kipctl) *cobra.Command {
 	return &cobra.Command{
 		Use:   "standby",
 		Short: "List the standby pools, from Kip's local socket",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
 			pools, err := adminapi.NewClient(path).Standby(cmd.Context())
@@ -273,7 +273,7 @@ func getCapacity(k *kipctl) *cobra.Command {
 	return &cobra.Command{
 		Use:   "capacity",
 		Short: "List what the cloud is out of, from Kip's local socket",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
 			shortages, err := adminapi.NewClient(path).Capacity(cmd.Context())

@@ -252,6 +252,8 @@ func TestErrorsAreClearAndFail(t *testing.T) {
 		"get pods -A -n x":              "exclude each other",
 		"get cells -o wide":             `--output: "wide" is not a format: it must be table, json or yaml`,
 		"get nodes":                     "unknown command",
+		"get standby web":               `kipctl get standby takes no arguments: got "web"`,
+		"price pod.yaml":                "manifests are named with -f: -f pod.yaml",
 		"why":                           "name one pod",
 		"why a b":                       "got 2 arguments",
 		"why a/b/c":                     `"a/b/c" is not the name of a pod`,

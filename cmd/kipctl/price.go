@@ -40,7 +40,12 @@ func priceOf(k *kipctl) *cobra.Command {
 		Long: "Tell what the pods of manifests would cost on Kip, before they run: the instance type of each, its price,\n" +
 			"and the prices of spot and Fargate beside it. It asks no cluster and no cloud: the prices are those that\n" +
 			"kipctl was built with, whose dates kipctl version shows.",
-		Args: cobra.NoArgs,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("manifests are named with -f: -f %s", args[0])
+			}
+			return nil
+		},
 		RunE: func(*cobra.Command, []string) error { return k.price(f) },
 	}
 	flags := cmd.Flags()

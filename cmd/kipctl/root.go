@@ -84,6 +84,14 @@ func newRoot(k *kipctl, name string) *cobra.Command {
 	return root
 }
 
+// noArgs refuses arguments. cobra.NoArgs would take one for an unknown command.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%s takes no arguments: got %q", cmd.CommandPath(), args[0])
+	}
+	return nil
+}
+
 // config is the kubeconfig as the flags and the environment say.
 func (k *kipctl) config() clientcmd.ClientConfig {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()

@@ -27,7 +27,7 @@ func showVersion(k *kipctl) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Show the version of kipctl, and of the Kip behind the local socket",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			v := versions{Kipctl: adminapi.Version{Version: version.String(), Kubernetes: version.Kubernetes, Go: runtime.Version()}}
 			if v.Catalogues, err = books.Dates(); err != nil {

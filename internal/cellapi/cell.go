@@ -176,16 +176,20 @@ func (c *Cell) understand(r *http.Request) (*ask, error) {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
 	if !info.IsResourceRequest {
-		return nil, c.refused(schema.GroupResource{}, "", fmt.Sprintf("cell %s may not %s %s: only the resources that a kubelet needs are served", c.id, strings.ToLower(r.Method), r.URL.Path))
+		return nil, c.refused(schema.GroupResource{}, "",
+			fmt.Sprintf("cell %s may not %s %s: only the resources that a kubelet needs are served", c.id, strings.ToLower(r.Method), r.URL.Path))
 	}
 	for _, segment := range []string{info.Namespace, info.Name} {
 		if problems := content.IsPathSegmentName(segment); len(problems) > 0 {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("name %q %s", segment, strings.Join(problems, ", ")))
 		}
 	}
-	a := &ask{RequestInfo: info, resource: schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}}
-	if nameless := info.Verb == "create" || info.Verb == "list" || info.Verb == "watch" || info.Verb == "deletecollection"; !nameless && info.Name == "" ||
-		info.Verb == "create" && info.Name != "" && info.Subresource == "" {
+	a := &ask{
+		RequestInfo: info,
+		resource:    schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource},
+	}
+	nameless := info.Verb == "create" || info.Verb == "list" || info.Verb == "watch" || info.Verb == "deletecollection"
+	if !nameless && info.Name == "" || info.Verb == "create" && info.Name != "" && info.Subresource == "" {
 		return nil, apierrors.NewMethodNotSupported(a.resource.GroupResource(), info.Verb)
 	}
 	// The old forms /api/v1/watch/… and /api/v1/proxy/… are no longer used.

@@ -118,7 +118,8 @@ func TestSelectorsOfAKubeProxy(t *testing.T) {
 	eventually(t, "a service that matches now comes", func() bool { return mir.has("shop/headless") })
 
 	ctx := context.Background()
-	if _, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{FieldSelector: "spec.externalName=x"}); !apierrors.IsBadRequest(err) {
+	if _, err := client.CoreV1().Services("").List(ctx,
+		metav1.ListOptions{FieldSelector: "spec.externalName=x"}); !apierrors.IsBadRequest(err) {
 		t.Errorf("an unknown field in a selector: %v, want BadRequest", err)
 	}
 	list, err := client.CoreV1().Services("elsewhere").List(ctx, metav1.ListOptions{})
@@ -208,7 +209,8 @@ func TestNodeOfACellIsItsOwn(t *testing.T) {
 	mir := follow(t, k1.CoreV1().RESTClient(), nodeKind, "", fields.OneTermEqualSelector("metadata.name", nodeName))
 	eventually(t, "the kubelet's informer has the node", func() bool { return mir.has(nodeName) })
 
-	if _, err := k1.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
+	if _, err := k1.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}},
+		metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
 		t.Errorf("register: %v, want AlreadyExists", err)
 	}
 	n, err := k1.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
@@ -279,7 +281,8 @@ func TestNodeOfACellIsItsOwn(t *testing.T) {
 		t.Errorf("update from a stale version: %v, want Conflict", err)
 	}
 	// The main resource changes metadata only.
-	main, err := k1.CoreV1().Nodes().Patch(ctx, nodeName, types.MergePatchType, []byte(`{"metadata":{"labels":{"more":"x"}},"status":{"capacity":{"cpu":"99"}}}`), metav1.PatchOptions{})
+	main, err := k1.CoreV1().Nodes().Patch(ctx, nodeName, types.MergePatchType,
+		[]byte(`{"metadata":{"labels":{"more":"x"}},"status":{"capacity":{"cpu":"99"}}}`), metav1.PatchOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -340,7 +343,8 @@ func TestNodeUpdatesThatCannotBe(t *testing.T) {
 		"no JSON":         {types.StrategicMergePatchType, `{`, apierrors.IsBadRequest},
 		"wrong type":      {types.MergePatchType, `{"status":{"capacity":7}}`, apierrors.IsInvalid},
 		"JSON patch":      {types.JSONPatchType, `[]`, apierrors.IsUnsupportedMediaType},
-		"too large":       {types.StrategicMergePatchType, `{"metadata":{"annotations":{"a":"` + strings.Repeat("x", 3<<20) + `"}}}`, apierrors.IsRequestEntityTooLargeError},
+		"too large": {types.StrategicMergePatchType, `{"metadata":{"annotations":{"a":"` + strings.Repeat("x", 3<<20) + `"}}}`,
+			apierrors.IsRequestEntityTooLargeError},
 	} {
 		if _, err := k.Patch(ctx, nodeName, tc.kind, []byte(tc.patch), metav1.PatchOptions{}, "status"); !tc.want(err) {
 			t.Errorf("%s: %v", name, err)
@@ -360,7 +364,8 @@ func TestLeaseAndCSINodeOfACell(t *testing.T) {
 	if _, err := leases.Get(ctx, nodeName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("lease before it is made: %v, want NotFound", err)
 	}
-	lease, err := leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: nodeName}, Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr.To(nodeName)}}, metav1.CreateOptions{})
+	lease, err := leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: nodeName},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr.To(nodeName)}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -382,7 +387,8 @@ func TestLeaseAndCSINodeOfACell(t *testing.T) {
 	if _, err := leases.Update(ctx, stale, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
 		t.Errorf("update of a stale lease: %v, want Conflict", err)
 	}
-	if p, err := leases.Patch(ctx, nodeName, types.MergePatchType, []byte(`{"spec":{"leaseDurationSeconds":40}}`), metav1.PatchOptions{}); err != nil || *p.Spec.LeaseDurationSeconds != 40 || p.Spec.RenewTime == nil {
+	if p, err := leases.Patch(ctx, nodeName, types.MergePatchType, []byte(`{"spec":{"leaseDurationSeconds":40}}`),
+		metav1.PatchOptions{}); err != nil || *p.Spec.LeaseDurationSeconds != 40 || p.Spec.RenewTime == nil {
 		t.Errorf("patch of the lease: %v %v", p, err)
 	}
 	if _, err := k2.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, nodeName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
@@ -390,7 +396,8 @@ func TestLeaseAndCSINodeOfACell(t *testing.T) {
 	}
 
 	csi := k2.StorageV1().CSINodes()
-	driver := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: nodeName}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "d", NodeID: "n"}}}}
+	driver := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: nodeName},
+		Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "d", NodeID: "n"}}}}
 	if _, err := csi.Create(ctx, driver, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -506,12 +513,14 @@ func TestRestartOfKip(t *testing.T) {
 			nodes := follow(t, client.CoreV1().RESTClient(), nodeKind, "", fields.OneTermEqualSelector("metadata.name", nodeName))
 			settings := follow(t, client.CoreV1().RESTClient(), configMapKind, "shop", fields.OneTermEqualSelector("metadata.name", "settings"))
 			eventually(t, "all is seen", func() bool {
-				return livePods.has("shop/live") && deadPods.has("shop/dead") && noPods.synced() == 1 && nodes.has(nodeName) && settings.has("shop/settings")
+				return livePods.has("shop/live") && deadPods.has("shop/dead") && noPods.synced() == 1 && nodes.has(nodeName) &&
+					settings.has("shop/settings")
 			})
 			if _, err := client.CoreV1().Nodes().PatchStatus(ctx, nodeName, heartbeat(time.Now(), corev1.ConditionTrue)); err != nil {
 				t.Fatal(err)
 			}
-			lease, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{})
+			lease, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(ctx,
+				&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -527,7 +536,8 @@ func TestRestartOfKip(t *testing.T) {
 			v := virtual()
 			v.Labels["changed"] = "meanwhile"
 			h.up.put(v)
-			h.up.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "settings"}, Data: map[string]string{"changed": "meanwhile"}})
+			h.up.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "settings"},
+				Data: map[string]string{"changed": "meanwhile"}})
 			h.start()
 			for m, pod := range map[*machine]*corev1.Pod{running: live, ended: dead} {
 				// As Kip does: bound before anything is served.
@@ -761,7 +771,10 @@ func TestReferencedObjects(t *testing.T) {
 	}
 	pod = pod.DeepCopy()
 	pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
-		Name: "debug", EnvFrom: []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "late"}}}},
+		Name: "debug",
+		EnvFrom: []corev1.EnvFromSource{{
+			SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "late"}},
+		}},
 	}}}
 	h.up.put(pod)
 	eventually(t, "the secret of the ephemeral container is served", func() bool {
@@ -770,7 +783,8 @@ func TestReferencedObjects(t *testing.T) {
 	})
 	h.up.remove(pod)
 	eventually(t, "the watches end with the pod", func() bool {
-		return h.up.watchesOf("secrets", "web-secret") == 0 && h.up.watchesOf("secrets", "late") == 0 && h.up.watchesOf("configmaps", "settings") == 0
+		return h.up.watchesOf("secrets", "web-secret") == 0 && h.up.watchesOf("secrets", "late") == 0 &&
+			h.up.watchesOf("configmaps", "settings") == 0
 	})
 	if _, err := client.CoreV1().Secrets("shop").Get(ctx, "web-secret", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("a secret of a pod that is gone: %v, want Forbidden", err)
@@ -788,7 +802,8 @@ func TestRefusalsRightAfterBindingAreTriedAgain(t *testing.T) {
 	h.up.refuse = func(r apiRequest) error {
 		mu.Lock()
 		defer mu.Unlock()
-		if what := r.verb + " " + r.resource; (r.resource == "secrets" || r.resource == "serviceaccounts" || what == "get pods") && refused[what] < 2 {
+		if what := r.verb + " " + r.resource; (r.resource == "secrets" || r.resource == "serviceaccounts" || what == "get pods") &&
+			refused[what] < 2 {
 			refused[what]++
 			return apierrors.NewForbidden(podKind.GroupResource(), r.name, errors.New("no relationship found between node 'kip-0' and this object"))
 		}
@@ -913,7 +928,8 @@ func TestRecreatedPodIsAnotherPod(t *testing.T) {
 	if _, err := pods.Get(ctx, "web", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("get: %v, want NotFound", err)
 	}
-	if _, err := pods.Patch(ctx, "web", types.StrategicMergePatchType, []byte(`{"status":{"phase":"Failed"}}`), metav1.PatchOptions{}, "status"); !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+	if _, err := pods.Patch(ctx, "web", types.StrategicMergePatchType, []byte(`{"status":{"phase":"Failed"}}`), metav1.PatchOptions{},
+		"status"); !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 		t.Errorf("patch: %v, want Conflict or NotFound", err)
 	}
 	if err := pods.Delete(ctx, "web", metav1.DeleteOptions{}); !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
@@ -981,7 +997,8 @@ func TestEventsOfACell(t *testing.T) {
 	pod := h.bindNew(c, podOn("web"))
 	about := corev1.ObjectReference{Kind: "Pod", Namespace: "shop", Name: "web", UID: pod.UID}
 	event := func(name, namespace string, about corev1.ObjectReference) *corev1.Event {
-		return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, InvolvedObject: about, Reason: "Pulled", Message: "m", Count: 1}
+		return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, InvolvedObject: about, Reason: "Pulled",
+			Message: "m", Count: 1}
 	}
 	passed := func() int { return len(h.up.asked(func(r apiRequest) bool { return r.resource == "events" })) }
 
@@ -1014,7 +1031,8 @@ func TestEventsOfACell(t *testing.T) {
 	if err != nil || made.Reason != "Pulled" || made.UID == "" {
 		t.Errorf("event about the node: %v %v", made, err)
 	}
-	grouped, err := client.EventsV1().Events("default").Create(ctx, &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Name: "kip-0.2", Namespace: "default"}, Regarding: node}, metav1.CreateOptions{})
+	grouped, err := client.EventsV1().Events("default").Create(ctx,
+		&eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Name: "kip-0.2", Namespace: "default"}, Regarding: node}, metav1.CreateOptions{})
 	if err != nil || grouped.Name != "kip-0.2" {
 		t.Errorf("event of events.k8s.io about the node: %v %v", grouped, err)
 	}
@@ -1030,7 +1048,8 @@ func TestEventsOfACell(t *testing.T) {
 		"something else":       {"shop", corev1.ObjectReference{Kind: "Service", Namespace: "shop", Name: "web", UID: pod.UID}},
 		"a pod, its namespace": {"default", about},
 	} {
-		if _, err := client.CoreV1().Events(tc.namespace).Create(ctx, event("e", tc.namespace, tc.about), metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+		if _, err := client.CoreV1().Events(tc.namespace).Create(ctx, event("e", tc.namespace, tc.about),
+			metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
 			t.Errorf("%s: %v, want Forbidden", name, err)
 		}
 	}
@@ -1071,7 +1090,8 @@ func TestClaimsAndVolumesOfThePod(t *testing.T) {
 	ctx := context.Background()
 	h := newHouse(t)
 	claim := func(name, volume string) *corev1.PersistentVolumeClaim {
-		return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("uid-" + name)}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: volume}}
+		return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("uid-" + name)},
+			Spec: corev1.PersistentVolumeClaimSpec{VolumeName: volume}}
 	}
 	volume := func(name, claim string) *corev1.PersistentVolume {
 		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
@@ -1089,7 +1109,8 @@ func TestClaimsAndVolumesOfThePod(t *testing.T) {
 	if pv, err := client.PersistentVolumes().Get(ctx, "pv-web", metav1.GetOptions{}); err != nil || pv.Name != "pv-web" {
 		t.Errorf("the pod's volume: %v %v", pv, err)
 	}
-	if pvc, err := client.PersistentVolumeClaims("shop").Get(ctx, "web-data", metav1.GetOptions{}); err != nil || pvc.Spec.VolumeName != "pv-web" {
+	if pvc, err := client.PersistentVolumeClaims("shop").Get(ctx, "web-data", metav1.GetOptions{}); err != nil ||
+		pvc.Spec.VolumeName != "pv-web" {
 		t.Errorf("the pod's claim: %v %v", pvc, err)
 	}
 	if _, err := client.PersistentVolumeClaims("shop").Get(ctx, "other-data", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
@@ -1242,7 +1263,8 @@ func TestCellsAreIsolated(t *testing.T) {
 			}
 		}
 	}
-	for _, path := range []string{"/api/v1/namespaces/shop/pods/one", "/api/v1/namespaces/shop/secrets/one-secret", "/api/v1/persistentvolumes/pv"} {
+	for _, path := range []string{"/api/v1/namespaces/shop/pods/one", "/api/v1/namespaces/shop/secrets/one-secret",
+		"/api/v1/persistentvolumes/pv"} {
 		if code, _, _ := get(ctx, standby, path); code != http.StatusForbidden {
 			t.Errorf("a cell without a pod, %s: %d, want 403", path, code)
 		}
@@ -1313,7 +1335,8 @@ func TestResourceSlicesOfACellAreNone(t *testing.T) {
 	h := newHouse(t)
 	m := newMachine(t, "c1")
 	m.join(h)
-	err := m.kubelet(t).ResourceV1().ResourceSlices().DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=kip-0"})
+	err := m.kubelet(t).ResourceV1().ResourceSlices().DeleteCollection(context.Background(), metav1.DeleteOptions{},
+		metav1.ListOptions{FieldSelector: "spec.nodeName=kip-0"})
 	if !apierrors.IsNotFound(err) {
 		t.Errorf("%v, want NotFound", err)
 	}

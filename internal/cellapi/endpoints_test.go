@@ -21,7 +21,8 @@ func sliceOf(service, name string, rv uint64, from, n int) *discoveryv1.Endpoint
 	yes := true
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "shop", Name: name, ResourceVersion: strconv.FormatUint(rv, 10), Labels: map[string]string{discoveryv1.LabelServiceName: service},
+			Namespace: "shop", Name: name, ResourceVersion: strconv.FormatUint(rv, 10),
+			Labels: map[string]string{discoveryv1.LabelServiceName: service},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 	}
@@ -45,7 +46,8 @@ type fleet struct {
 }
 
 func newFleet(t testing.TB, objects ...any) *fleet {
-	f := &fleet{endpoints: newEndpoints(sharedKindOf(watches.EndpointSlices), nodeName, false, 7), t: t, seen: map[string]*watches.Collection{}, rv: 1000}
+	f := &fleet{endpoints: newEndpoints(sharedKindOf(watches.EndpointSlices), nodeName, false, 7), t: t,
+		seen: map[string]*watches.Collection{}, rv: 1000}
 	used := map[uint64]bool{}
 	for i := 0; len(used) < views; i++ {
 		id := fmt.Sprintf("cell-%d", i)

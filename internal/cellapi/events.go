@@ -60,11 +60,13 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 		return c.acknowledge(w, r, a, sent)
 	}
 	b := c.bound()
-	if isPod := b != nil && about.UID == b.uid; about.Kind == "Pod" && !isPod && about.Namespace == a.Namespace && agentapi.IsPluginPod(about.Namespace, about.Name) {
+	if isPod := b != nil && about.UID == b.uid; about.Kind == "Pod" && !isPod && about.Namespace == a.Namespace &&
+		agentapi.IsPluginPod(about.Namespace, about.Name) {
 		c.notePlugin(sent)
 		return c.acknowledge(w, r, a, sent)
 	}
-	if b == nil || about.Kind != "Pod" || about.Namespace != b.namespace || about.Name != b.name || about.UID != b.uid || a.Namespace != b.namespace {
+	if b == nil || about.Kind != "Pod" || about.Namespace != b.namespace || about.Name != b.name || about.UID != b.uid ||
+		a.Namespace != b.namespace {
 		return c.forbidden(a, "only events about its own pod")
 	}
 	encoded, err := encode(formatJSON, c.eventOf(sent, about))
@@ -144,9 +146,21 @@ func (c *Cell) eventOf(sent watches.APIObject, about corev1.ObjectReference) wat
 		return made
 	case *corev1.Event:
 		return &corev1.Event{
-			TypeMeta: e.TypeMeta, ObjectMeta: meta, InvolvedObject: about, Reason: cut(e.Reason, 128), Message: cut(e.Message, maxNote), Type: typeOf(e.Type),
-			Source: source, FirstTimestamp: e.FirstTimestamp, LastTimestamp: e.LastTimestamp, Count: e.Count, EventTime: e.EventTime, Series: e.Series,
-			Action: cut(e.Action, 128), ReportingController: "kubelet", ReportingInstance: c.as.name,
+			TypeMeta:            e.TypeMeta,
+			ObjectMeta:          meta,
+			InvolvedObject:      about,
+			Reason:              cut(e.Reason, 128),
+			Message:             cut(e.Message, maxNote),
+			Type:                typeOf(e.Type),
+			Source:              source,
+			FirstTimestamp:      e.FirstTimestamp,
+			LastTimestamp:       e.LastTimestamp,
+			Count:               e.Count,
+			EventTime:           e.EventTime,
+			Series:              e.Series,
+			Action:              cut(e.Action, 128),
+			ReportingController: "kubelet",
+			ReportingInstance:   c.as.name,
 		}
 	}
 	return sent

@@ -300,9 +300,10 @@ func podOn(name string) *corev1.Pod {
 
 // tokenVolume asks for a token for an audience.
 func tokenVolume(audience string, seconds *int64) corev1.Volume {
-	return corev1.Volume{Name: "token", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{
+	sources := []corev1.VolumeProjection{{
 		ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Audience: audience, ExpirationSeconds: seconds, Path: "token"},
-	}}}}}
+	}}
+	return corev1.Volume{Name: "token", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: sources}}}
 }
 
 // bindNew makes a pod on the API server and binds it to the cell.

@@ -111,7 +111,8 @@ func foreign(r apiRequest) string {
 		switch {
 		case listed && r.selector == "spec.nodeName="+nodeName:
 			return "" // the informer
-		case r.verb == "get" && r.subresource == "", r.verb == "delete" && r.subresource == "" && strings.Contains(r.body, `"preconditions":{"uid":"uid-one"`):
+		case r.verb == "get" && r.subresource == "", r.verb == "delete" && r.subresource == "" &&
+			strings.Contains(r.body, `"preconditions":{"uid":"uid-one"`):
 			return own("one")
 		case r.verb == "patch" && r.subresource == "status":
 			var patch struct{ Metadata struct{ UID string } }
@@ -138,7 +139,8 @@ func foreign(r apiRequest) string {
 		}
 	case "serviceaccounts":
 		var token authenticationv1.TokenRequest
-		if err := json.Unmarshal([]byte(r.body), &token); err != nil || token.Spec.BoundObjectRef == nil || r.verb != "create" || r.subresource != "token" ||
+		if err := json.Unmarshal([]byte(r.body), &token); err != nil || token.Spec.BoundObjectRef == nil || r.verb != "create" ||
+			r.subresource != "token" ||
 			*token.Spec.BoundObjectRef != (authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: "one", UID: "uid-one"}) {
 			return "it is no token for the pod"
 		}
@@ -164,30 +166,40 @@ func FuzzACellReachesWhatItsPodNames(f *testing.F) {
 		"/api/v1/persistentvolumes/pv-one":                        "persistentvolumes",
 	} {
 		code, _, b := get(f.Context(), c, path)
-		if asked := up.asked(func(r apiRequest) bool { return r.verb == "get" && r.resource == resource }); code != http.StatusOK || len(asked) == 0 {
+		if asked := up.asked(func(r apiRequest) bool { return r.verb == "get" && r.resource == resource }); code != http.StatusOK ||
+			len(asked) == 0 {
 			f.Fatalf("%s does not come through, so nothing is shown: %d %s", path, code, b)
 		}
 	}
 	for _, path := range []string{
-		"/api/v1/nodes/kip-0", "/api/v1/nodes?watch=true&fieldSelector=metadata.name%3Dkip-0", "/api/v1/nodes/kip-1", "/api/v1/nodes/kip-0/status",
-		"/api/v1/pods?fieldSelector=spec.nodeName%3Dkip-0&limit=500&resourceVersion=0", "/api/v1/pods?watch=1&allowWatchBookmarks=true&timeoutSeconds=1",
+		"/api/v1/nodes/kip-0", "/api/v1/nodes?watch=true&fieldSelector=metadata.name%3Dkip-0", "/api/v1/nodes/kip-1",
+		"/api/v1/nodes/kip-0/status",
+		"/api/v1/pods?fieldSelector=spec.nodeName%3Dkip-0&limit=500&resourceVersion=0",
+		"/api/v1/pods?watch=1&allowWatchBookmarks=true&timeoutSeconds=1",
 		"/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=99999",
-		"/api/v1/namespaces/shop/pods/one", "/api/v1/namespaces/shop/pods/one/status", "/api/v1/namespaces/shop/pods/two", "/api/v1/namespaces/shop/pods/two/status",
+		"/api/v1/namespaces/shop/pods/one", "/api/v1/namespaces/shop/pods/one/status", "/api/v1/namespaces/shop/pods/two",
+		"/api/v1/namespaces/shop/pods/two/status",
 		"/api/v1/namespaces/shop/pods/one/exec?command=id", "/api/v1/namespaces/shop/pods/one/eviction", "/api/v1/namespaces/shop/pods",
-		"/api/v1/namespaces/shop/secrets/one-secret", "/api/v1/namespaces/shop/secrets/two-secret", "/api/v1/secrets", "/api/v1/namespaces/bank/secrets/one-secret",
+		"/api/v1/namespaces/shop/secrets/one-secret", "/api/v1/namespaces/shop/secrets/two-secret", "/api/v1/secrets",
+		"/api/v1/namespaces/bank/secrets/one-secret",
 		"/api/v1/namespaces/shop/secrets?fieldSelector=metadata.name%3Done-secret&watch=true", "/api/v1/namespaces/shop/configmaps/settings",
 		"/api/v1/namespaces/shop/secrets?fieldSelector=metadata.name%3Dtwo-secret&watch=true", "/api/v1/namespaces/shop/configmaps/other",
 		"/api/v1/namespaces/shop/persistentvolumeclaims/one-data", "/api/v1/namespaces/shop/persistentvolumeclaims/two-data",
 		"/api/v1/persistentvolumes/pv-one", "/api/v1/persistentvolumes/pv-two", "/api/v1/persistentvolumes",
-		"/api/v1/namespaces/shop/serviceaccounts/clerk/token", "/api/v1/namespaces/shop/serviceaccounts/boss/token", "/api/v1/namespaces/bank/serviceaccounts/clerk/token",
-		"/api/v1/namespaces/shop/events", "/api/v1/namespaces/bank/events", "/api/v1/namespaces/default/events", "/apis/events.k8s.io/v1/namespaces/shop/events",
-		"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/kip-0", "/apis/storage.k8s.io/v1/csinodes/kip-0", "/apis/storage.k8s.io/v1/csidrivers",
+		"/api/v1/namespaces/shop/serviceaccounts/clerk/token", "/api/v1/namespaces/shop/serviceaccounts/boss/token",
+		"/api/v1/namespaces/bank/serviceaccounts/clerk/token",
+		"/api/v1/namespaces/shop/events", "/api/v1/namespaces/bank/events", "/api/v1/namespaces/default/events",
+		"/apis/events.k8s.io/v1/namespaces/shop/events",
+		"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/kip-0", "/apis/storage.k8s.io/v1/csinodes/kip-0",
+		"/apis/storage.k8s.io/v1/csidrivers",
 		"/apis/discovery.k8s.io/v1/endpointslices?labelSelector=a%3Db", "/api/v1/services?watch=true", "/api/v1/namespaces/shop",
-		"/api/v1/watch/pods", "/api/v1/proxy/namespaces/shop/pods/one", "/api/v1/namespaces/shop/pods/../secrets/two-secret", "/api/v1/namespaces/shop/pods%2Ftwo",
+		"/api/v1/watch/pods", "/api/v1/proxy/namespaces/shop/pods/one", "/api/v1/namespaces/shop/pods/../secrets/two-secret",
+		"/api/v1/namespaces/shop/pods%2Ftwo",
 		"/apis/resource.k8s.io/v1/resourceslices", "/apis/apps/v1/deployments", "/", "/version", "//api/v1/nodes",
 	} {
 		f.Add("GET", path, "", []byte(nil))
-		if strings.Contains(path, "?") || !strings.Contains(path, "/one") && !strings.Contains(path, "clerk") && !strings.Contains(path, "kip-0") {
+		if strings.Contains(path, "?") || !strings.Contains(path, "/one") && !strings.Contains(path, "clerk") &&
+			!strings.Contains(path, "kip-0") {
 			continue
 		}
 		f.Add("POST", path, "application/json", []byte(`{}`))
@@ -229,7 +241,8 @@ func FuzzACellReachesWhatItsPodNames(f *testing.F) {
 		f.Add(seed[0], seed[1], mediaType, []byte(seed[2]))
 	}
 	f.Add("PATCH", "/api/v1/nodes/kip-0", "application/json-patch+json", []byte(`[{"op":"add","path":"/metadata/labels/a","value":"b"}]`))
-	f.Add("PUT", "/api/v1/nodes/kip-0/status", "application/vnd.kubernetes.protobuf", []byte("k8s\x00\n\x0a\n\x02v1\x12\x04Node\x12\x00\x1a\x00\"\x00"))
+	f.Add("PUT", "/api/v1/nodes/kip-0/status", "application/vnd.kubernetes.protobuf",
+		[]byte("k8s\x00\n\x0a\n\x02v1\x12\x04Node\x12\x00\x1a\x00\"\x00"))
 	f.Fuzz(func(t *testing.T, method, target, mediaType string, body []byte) {
 		head := fmt.Sprintf("%s %s HTTP/1.1\r\nHost: kip\r\nContent-Length: %d\r\n\r\n", method, target, len(body))
 		r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(head + string(body))))
@@ -295,7 +308,8 @@ func FuzzAStatusPatchOfACell(f *testing.F) {
 			t.Fatalf("%d bytes, metadata %v", len(b), patch.Metadata)
 		}
 		s := patch.Status
-		if s.PodIP != "" && s.PodIP != info.PodIP.String() || s.HostIP != "" && s.HostIP != info.NodeIP.String() || len(s.ResourceClaimStatuses) > 0 || s.NominatedNodeName != "" {
+		if s.PodIP != "" && s.PodIP != info.PodIP.String() || s.HostIP != "" && s.HostIP != info.NodeIP.String() ||
+			len(s.ResourceClaimStatuses) > 0 || s.NominatedNodeName != "" {
 			t.Fatalf("it has %+v", s)
 		}
 		for _, c := range s.Conditions {

@@ -41,8 +41,10 @@ var nodeShape = fieldsOf(map[string]shape{
 			"lastHeartbeatTime": moment, "lastTransitionTime": moment, "$patch": oneOf("delete"),
 		})),
 		"$setElementOrder/addresses": list(32, fieldsOf(map[string]shape{"type": nameText})),
-		"addresses":                  list(32, fieldsOf(map[string]shape{"type": nameText, "address": nameText, "$patch": oneOf("delete", "replace")})),
-		"daemonEndpoints":            fieldsOf(map[string]shape{"kubeletEndpoint": fieldsOf(map[string]shape{"Port": whole})}),
+		"addresses": list(32, fieldsOf(map[string]shape{
+			"type": nameText, "address": nameText, "$patch": oneOf("delete", "replace"),
+		})),
+		"daemonEndpoints": fieldsOf(map[string]shape{"kubeletEndpoint": fieldsOf(map[string]shape{"Port": whole})}),
 		"nodeInfo": fieldsOf(map[string]shape{
 			"machineID": nameText, "systemUUID": nameText, "bootID": nameText, "kernelVersion": nameText, "osImage": nameText,
 			"containerRuntimeVersion": nameText, "kubeletVersion": nameText, "kubeProxyVersion": nameText, "operatingSystem": nameText,
@@ -52,7 +54,9 @@ var nodeShape = fieldsOf(map[string]shape{
 
 		"volumesInUse":                     list(128, text(512)),
 		"$setElementOrder/volumesAttached": list(128, fieldsOf(map[string]shape{"name": text(512)})),
-		"volumesAttached":                  list(128, fieldsOf(map[string]shape{"name": text(512), "devicePath": text(512), "$patch": oneOf("delete")})),
+		"volumesAttached": list(128, fieldsOf(map[string]shape{
+			"name": text(512), "devicePath": text(512), "$patch": oneOf("delete"),
+		})),
 		"runtimeHandlers": list(32, fieldsOf(map[string]shape{
 			"name": nameText, "features": table(16, boolean),
 		})),
@@ -110,8 +114,10 @@ func (s *said) bounded() error {
 // size is what Kip holds of what was said. Quantities have their text from here on:
 // who writes the node later changes nothing in it.
 func (s *said) size() int {
-	size := mapSize(s.labels) + mapSize(s.annotations) + perElement*(len(s.status.Capacity)+len(s.status.Allocatable)+len(s.status.Conditions)+
-		len(s.status.Addresses)+len(s.status.Images)+len(s.status.VolumesInUse)+len(s.status.VolumesAttached)+len(s.status.RuntimeHandlers)+len(s.status.DeclaredFeatures))
+	elements := len(s.status.Capacity) + len(s.status.Allocatable) + len(s.status.Conditions) + len(s.status.Addresses) +
+		len(s.status.Images) + len(s.status.VolumesInUse) + len(s.status.VolumesAttached) + len(s.status.RuntimeHandlers) +
+		len(s.status.DeclaredFeatures)
+	size := mapSize(s.labels) + mapSize(s.annotations) + perElement*elements
 	for _, i := range s.status.Images {
 		size += perElement * len(i.Names)
 	}

@@ -57,28 +57,32 @@ func TestAPodsStatusFromItsCellIsRebuilt(t *testing.T) {
 
 	before := stored()
 	for name, tc := range map[string]struct{ body, field string }{
-		"an annotation":                {`{"metadata":{"annotations":{"pod.elotl.co/instance-type":"2xlarge"}}}`, "metadata.annotations"},
-		"a finalizer":                  {`{"metadata":{"finalizers":["example.com/stay"]},"status":{"phase":"Running"}}`, "metadata.finalizers"},
-		"a label":                      {`{"metadata":{"uid":"` + string(pod.UID) + `","labels":{"app":"bank"}}}`, "metadata.labels"},
-		"metadata for another":         {`{"metadata":{"$patch":"replace"}}`, "metadata.$patch"},
-		"a spec":                       {`{"spec":{"activeDeadlineSeconds":1}}`, "spec"},
-		"the whole":                    {`{"$patch":"replace","status":{}}`, "$patch"},
-		"another's address":            {`{"status":{"podIP":"8.8.8.8"}}`, "status.podIP"},
-		"another's addresses":          {`{"status":{"podIPs":[{"ip":"10.0.128.5"},{"ip":"8.8.8.8"}]}}`, "status.podIPs[1].ip"},
-		"its host's address":           {`{"status":{"podIP":"10.0.0.5"}}`, "status.podIP"},
-		"another host":                 {`{"status":{"hostIP":"10.0.0.6"}}`, "status.hostIP"},
-		"other hosts":                  {`{"status":{"hostIPs":[{"ip":"10.0.0.6"}]}}`, "status.hostIPs[0].ip"},
-		"no address":                   {`{"status":{"podIP":"\u001b[2J"}}`, "status.podIP"},
-		"a list's directive":           {`{"status":{"conditions":[{"$patch":"replace"}]}}`, "status.conditions[0].$patch"},
-		"others' conditions":           {`{"status":{"conditions":null}}`, "status.conditions"},
-		"no phase":                     {`{"status":{"phase":"` + long[:2000] + `"}}`, "status.phase"},
-		"a quantity that costs":        {`{"status":{"containerStatuses":` + containers(1, `,"allocatedResources":{"cpu":"1e1500000000"}`) + `}}`, "cpu"},
-		"a status that is a list":      {`{"status":[]}`, "status"},
-		"no status":                    {`{"status":null}`, "status"},
-		"containers without end":       {`{"status":{"containerStatuses":` + containers(300, ``) + `}}`, "status.containerStatuses"},
-		"containers that are large":    {`{"status":{"containerStatuses":` + containers(80, `,"image":"`+long[:1000]+`"`) + `}}`, "status.containerStatuses"},
-		"an image's name without end":  {`{"status":{"initContainerStatuses":` + containers(1, `,"image":"`+long[:2000]+`"`) + `}}`, "status.initContainerStatuses[0].image"},
-		"mounts without end":           {`{"status":{"containerStatuses":` + containers(1, `,"volumeMounts":[`+strings.Repeat(`{"name":"a"},`, 999)+`{}]`) + `}}`, "volumeMounts"},
+		"an annotation":        {`{"metadata":{"annotations":{"pod.elotl.co/instance-type":"2xlarge"}}}`, "metadata.annotations"},
+		"a finalizer":          {`{"metadata":{"finalizers":["example.com/stay"]},"status":{"phase":"Running"}}`, "metadata.finalizers"},
+		"a label":              {`{"metadata":{"uid":"` + string(pod.UID) + `","labels":{"app":"bank"}}}`, "metadata.labels"},
+		"metadata for another": {`{"metadata":{"$patch":"replace"}}`, "metadata.$patch"},
+		"a spec":               {`{"spec":{"activeDeadlineSeconds":1}}`, "spec"},
+		"the whole":            {`{"$patch":"replace","status":{}}`, "$patch"},
+		"another's address":    {`{"status":{"podIP":"8.8.8.8"}}`, "status.podIP"},
+		"another's addresses":  {`{"status":{"podIPs":[{"ip":"10.0.128.5"},{"ip":"8.8.8.8"}]}}`, "status.podIPs[1].ip"},
+		"its host's address":   {`{"status":{"podIP":"10.0.0.5"}}`, "status.podIP"},
+		"another host":         {`{"status":{"hostIP":"10.0.0.6"}}`, "status.hostIP"},
+		"other hosts":          {`{"status":{"hostIPs":[{"ip":"10.0.0.6"}]}}`, "status.hostIPs[0].ip"},
+		"no address":           {`{"status":{"podIP":"\u001b[2J"}}`, "status.podIP"},
+		"a list's directive":   {`{"status":{"conditions":[{"$patch":"replace"}]}}`, "status.conditions[0].$patch"},
+		"others' conditions":   {`{"status":{"conditions":null}}`, "status.conditions"},
+		"no phase":             {`{"status":{"phase":"` + long[:2000] + `"}}`, "status.phase"},
+		"a quantity that costs": {`{"status":{"containerStatuses":` + containers(1,
+			`,"allocatedResources":{"cpu":"1e1500000000"}`) + `}}`, "cpu"},
+		"a status that is a list": {`{"status":[]}`, "status"},
+		"no status":               {`{"status":null}`, "status"},
+		"containers without end":  {`{"status":{"containerStatuses":` + containers(300, ``) + `}}`, "status.containerStatuses"},
+		"containers that are large": {`{"status":{"containerStatuses":` + containers(80, `,"image":"`+long[:1000]+`"`) + `}}`,
+			"status.containerStatuses"},
+		"an image's name without end": {`{"status":{"initContainerStatuses":` + containers(1, `,"image":"`+long[:2000]+`"`) + `}}`,
+			"status.initContainerStatuses[0].image"},
+		"mounts without end": {`{"status":{"containerStatuses":` + containers(1,
+			`,"volumeMounts":[`+strings.Repeat(`{"name":"a"},`, 999)+`{}]`) + `}}`, "volumeMounts"},
 		"a resource of its own naming": {`{"status":{"allocatedResources":{"example.com/a":"1e1500000000","cpu":"1e1500000000"}}}`, "status.allocatedResources.cpu"},
 	} {
 		if code, answer := patch(strategic, tc.body); code != http.StatusUnprocessableEntity || !strings.Contains(answer, tc.field) {
@@ -104,10 +108,12 @@ func TestAPodsStatusFromItsCellIsRebuilt(t *testing.T) {
 	}
 	got := stored().Status
 	slices.SortFunc(got.Conditions, func(a, b corev1.PodCondition) int { return strings.Compare(string(a.Type), string(b.Type)) })
-	if len(got.Conditions) != 2 || got.Conditions[0].Type != corev1.PodReady || got.Conditions[1].Reason != "TheirOwn" || got.Conditions[1].Status != corev1.ConditionTrue {
+	if len(got.Conditions) != 2 || got.Conditions[0].Type != corev1.PodReady || got.Conditions[1].Reason != "TheirOwn" ||
+		got.Conditions[1].Status != corev1.ConditionTrue {
 		t.Errorf("conditions are %+v, want the other controller's as it was, and Ready", got.Conditions)
 	}
-	if got.NominatedNodeName != "theirs" || len(got.Message) != maxMessage || len(got.ResourceClaimStatuses) != 0 || len(got.AllocatedResources) != 1 {
+	if got.NominatedNodeName != "theirs" || len(got.Message) != maxMessage || len(got.ResourceClaimStatuses) != 0 ||
+		len(got.AllocatedResources) != 1 {
 		t.Errorf("status is %+v", got)
 	}
 	for _, r := range h.up.asked(func(r apiRequest) bool { return r.verb == "patch" }) {
@@ -131,8 +137,10 @@ func TestAKubeletsStatusPatchesComeThroughWhole(t *testing.T) {
 	now := metav1.Now().Rfc3339Copy()
 
 	pending := corev1.PodStatus{
-		Phase: corev1.PodPending, StartTime: &now, HostIP: "10.0.0.5", HostIPs: []corev1.HostIP{{IP: "10.0.0.5"}, {IP: "fd00::5"}}, QOSClass: corev1.PodQOSBurstable, ObservedGeneration: 1,
-		Conditions: []corev1.PodCondition{gate, {Type: corev1.PodResizeInProgress, Status: corev1.ConditionTrue}, {Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: "ContainersNotReady", LastTransitionTime: now}},
+		Phase: corev1.PodPending, StartTime: &now, HostIP: "10.0.0.5", HostIPs: []corev1.HostIP{{IP: "10.0.0.5"}, {IP: "fd00::5"}},
+		QOSClass: corev1.PodQOSBurstable, ObservedGeneration: 1,
+		Conditions: []corev1.PodCondition{gate, {Type: corev1.PodResizeInProgress, Status: corev1.ConditionTrue},
+			{Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: "ContainersNotReady", LastTransitionTime: now}},
 		ContainerStatuses: []corev1.ContainerStatus{{
 			Name: "main", Image: "busybox", Started: ptr.To(false),
 			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}},
@@ -140,17 +148,22 @@ func TestAKubeletsStatusPatchesComeThroughWhole(t *testing.T) {
 	}
 	running := *pending.DeepCopy()
 	running.Phase, running.PodIP, running.PodIPs = corev1.PodRunning, "10.0.128.5", []corev1.PodIP{{IP: "10.0.128.5"}, {IP: "fd00::8005"}}
-	running.Conditions = []corev1.PodCondition{gate, {Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: now, ObservedGeneration: 2}}
+	running.Conditions = []corev1.PodCondition{gate, {Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: now,
+		ObservedGeneration: 2}}
 	running.ContainerStatuses = []corev1.ContainerStatus{{
-		Name: "main", Ready: true, RestartCount: 2, Image: "docker.io/library/busybox:1", ImageID: "docker.io/library/busybox@sha256:e1234", ContainerID: "containerd://abc", Started: ptr.To(true),
-		State:                    corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now}},
-		LastTerminationState:     corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled", Message: "m", StartedAt: now, FinishedAt: now, ContainerID: "containerd://def"}},
-		AllocatedResources:       corev1.ResourceList{"cpu": info.Capacity["cpu"], "example.com/gpu": info.Capacity["cpu"]},
-		Resources:                &corev1.ResourceRequirements{Limits: corev1.ResourceList{"memory": info.Capacity["memory"]}},
-		VolumeMounts:             []corev1.VolumeMountStatus{{Name: "data", MountPath: "/data", ReadOnly: true, RecursiveReadOnly: ptr.To(corev1.RecursiveReadOnlyDisabled)}},
-		User:                     &corev1.ContainerUser{Linux: &corev1.LinuxContainerUser{UID: 1, GID: 2, SupplementalGroups: []int64{3}}},
-		AllocatedResourcesStatus: []corev1.ResourceStatus{{Name: "example.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "g0", Health: corev1.ResourceHealthStatusHealthy}}}},
-		StopSignal:               ptr.To(corev1.SIGTERM),
+		Name: "main", Ready: true, RestartCount: 2, Image: "docker.io/library/busybox:1", ImageID: "docker.io/library/busybox@sha256:e1234",
+		ContainerID: "containerd://abc", Started: ptr.To(true),
+		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now}},
+		LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled",
+			Message: "m", StartedAt: now, FinishedAt: now, ContainerID: "containerd://def"}},
+		AllocatedResources: corev1.ResourceList{"cpu": info.Capacity["cpu"], "example.com/gpu": info.Capacity["cpu"]},
+		Resources:          &corev1.ResourceRequirements{Limits: corev1.ResourceList{"memory": info.Capacity["memory"]}},
+		VolumeMounts: []corev1.VolumeMountStatus{{Name: "data", MountPath: "/data", ReadOnly: true,
+			RecursiveReadOnly: ptr.To(corev1.RecursiveReadOnlyDisabled)}},
+		User: &corev1.ContainerUser{Linux: &corev1.LinuxContainerUser{UID: 1, GID: 2, SupplementalGroups: []int64{3}}},
+		AllocatedResourcesStatus: []corev1.ResourceStatus{{Name: "example.com/gpu",
+			Resources: []corev1.ResourceHealth{{ResourceID: "g0", Health: corev1.ResourceHealthStatusHealthy}}}},
+		StopSignal: ptr.To(corev1.SIGTERM),
 	}}
 	ended := *running.DeepCopy()
 	ended.Phase, ended.PodIP, ended.PodIPs, ended.Reason, ended.Message = corev1.PodFailed, "", nil, "Evicted", "why"
@@ -294,8 +307,9 @@ func TestWhatACellSaysOfItsNodeIsBounded(t *testing.T) {
 		"images without end":              {`{"status":{"images":` + many(1000, `{"names":["#"]}`) + `}}`, 422},
 		"labels without end":              {`{"metadata":{"labels":{` + strings.Trim(many(1000, `"l#":"1"`), "[]") + `}}}`, 422},
 		"200,000 conditions":              {`{"status":{"conditions":` + many(200_000, `{"type":"t#"}`) + `}}`, 413},
-		"more than is kept of a node":     {`{"metadata":{"annotations":{` + strings.Trim(many(12, `"a#":"`+strings.Repeat("x", 8000)+`"`), "[]") + `}}}`, 413},
-		"1.2 MB":                          {`{"metadata":{"annotations":{"a":"` + strings.Repeat("x", 1_200_000) + `"}}}`, 413},
+		"more than is kept of a node": {`{"metadata":{"annotations":{` + strings.Trim(many(12, `"a#":"`+strings.Repeat("x", 8000)+`"`), "[]") +
+			`}}}`, 413},
+		"1.2 MB": {`{"metadata":{"annotations":{"a":"` + strings.Repeat("x", 1_200_000) + `"}}}`, 413},
 	} {
 		for _, contentType := range []string{strategic, "application/merge-patch+json"} {
 			if code, answer := ask(http.MethodPatch, node+"/status", contentType, tc.body); code != tc.code {
@@ -305,7 +319,8 @@ func TestWhatACellSaysOfItsNodeIsBounded(t *testing.T) {
 	}
 	for _, tc := range []struct{ what, method, path, contentType, body string }{
 		{"a node in the lease's place", http.MethodPost, leases, "application/json", `{"kind":"Node","apiVersion":"v1","metadata":{"name":"kip-0"},"status":{"capacity":{"cpu":"1e1500000000"}}}`},
-		{"a pod in an event's place", http.MethodPost, "/api/v1/namespaces/shop/events", "application/json", `{"kind":"Pod","apiVersion":"v1","spec":{"overhead":{"cpu":"1e1500000000"}}}`},
+		{"a pod in an event's place", http.MethodPost, "/api/v1/namespaces/shop/events", "application/json",
+			`{"kind":"Pod","apiVersion":"v1","spec":{"overhead":{"cpu":"1e1500000000"}}}`},
 		{"a node in protobuf", http.MethodPut, node + "/status", "application/vnd.kubernetes.protobuf", "k8s\x00"},
 		{"a mirror pod that costs", http.MethodPost, "/api/v1/namespaces/shop/pods", "application/json",
 			`{"kind":"Pod","apiVersion":"v1","metadata":{"annotations":{"kubernetes.io/config.mirror":"x"}},"spec":{"overhead":{"cpu":"1e1500000000"}}}`},
@@ -318,7 +333,8 @@ func TestWhatACellSaysOfItsNodeIsBounded(t *testing.T) {
 		t.Errorf("its capacity is %s, want %s", got, cell)
 	}
 
-	images := `{"status":{"images":` + many(60, `{"names":["registry.example.com/#@sha256:`+strings.Repeat("0", 64)+`","i:#","j:#","k:#","l:#"],"sizeBytes":1}`) + `}}`
+	image := `{"names":["registry.example.com/#@sha256:` + strings.Repeat("0", 64) + `","i:#","j:#","k:#","l:#"],"sizeBytes":1}`
+	images := `{"status":{"images":` + many(60, image) + `}}`
 	if code, answer := ask(http.MethodPatch, node+"/status", strategic, images); code != http.StatusOK || len(c.Node().Status.Images) != 0 {
 		t.Errorf("more images than are kept: %d %.200s, want 200 and none of them", code, answer)
 	}
@@ -336,7 +352,8 @@ func TestWhatACellSaysOfItsNodeIsBounded(t *testing.T) {
 	taken, refused := 0, 0
 	for i := range 60 {
 		for _, size := range []int{1_200_000, 30_000, 3_000} {
-			blob := fmt.Sprintf(`{"metadata":{"annotations":{"a":"%d%s","b":"%s"}}}`, i, strings.Repeat("x", size/4), strings.Repeat("y", min(size/4, 8000)))
+			blob := fmt.Sprintf(`{"metadata":{"annotations":{"a":"%d%s","b":"%s"}}}`, i, strings.Repeat("x", size/4),
+				strings.Repeat("y", min(size/4, 8000)))
 			for _, path := range []string{node + "/status", leases + "/" + nodeName, csiNodes + "/" + nodeName} {
 				switch code, answer := ask(http.MethodPatch, path, "application/merge-patch+json", blob); code {
 				case http.StatusOK:
@@ -374,10 +391,14 @@ func (b *budget) free() {
 func TestTokensAreThoseOfThePodsVolumes(t *testing.T) {
 	ctx := context.Background()
 	h := newHouse(t)
-	h.up.put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "inline.csi"}, Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "inline"}}}})
-	h.up.put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "claimed.csi"}, Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "claimed", ExpirationSeconds: ptr.To(int64(7200))}}}})
-	h.up.put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "another.csi"}, Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "another"}}}})
-	h.up.put(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-data", UID: "claim"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}})
+	h.up.put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "inline.csi"},
+		Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "inline"}}}})
+	h.up.put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "claimed.csi"},
+		Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "claimed", ExpirationSeconds: ptr.To(int64(7200))}}}})
+	h.up.put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "another.csi"},
+		Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "another"}}}})
+	h.up.put(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-data", UID: "claim"},
+		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}})
 	h.up.put(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
 		ClaimRef:               &corev1.ObjectReference{Namespace: "shop", Name: "web-data", UID: "claim"},
 		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "claimed.csi"}},
@@ -473,8 +494,10 @@ func TestEventsOfAHostileCellAreMadeAnew(t *testing.T) {
 		t.Fatalf("20 KB: %d", code)
 	}
 	got := h.up.get("events", "shop", "web.1").(*corev1.Event)
-	if len(got.Message) > maxNote || len(got.Reason) > 128 || len(got.InvolvedObject.FieldPath) > 256 || got.Annotations != nil || got.Finalizers != nil || got.Related != nil ||
-		got.Source.Component != "kubelet" || got.Source.Host != nodeName || got.ReportingController != "kubelet" || got.Type != corev1.EventTypeWarning {
+	if len(got.Message) > maxNote || len(got.Reason) > 128 || len(got.InvolvedObject.FieldPath) > 256 || got.Annotations != nil ||
+		got.Finalizers != nil || got.Related != nil ||
+		got.Source.Component != "kubelet" || got.Source.Host != nodeName || got.ReportingController != "kubelet" ||
+		got.Type != corev1.EventTypeWarning {
 		t.Errorf("stored: %+v", got)
 	}
 	patch := func(body string) int {
@@ -678,7 +701,8 @@ func TestWhatACellSaysInTheLogIsShort(t *testing.T) {
 	c := h.server.AddCell("c1", info)
 	long, short := strings.Repeat("%1B%5B31m", 6000), strings.Repeat("%1B%5B31m", 150)
 	for _, path := range []string{
-		"/api/v1/namespaces/bank/secrets/" + short, "/api/v1/" + short, "/" + short, "/api/v1/namespaces/bank/secrets/" + long, "/api/v1/" + long, "/" + long, "/apis/" + long + "/v1/x/y", "/api/v1/namespaces/" + long + "/pods",
+		"/api/v1/namespaces/bank/secrets/" + short, "/api/v1/" + short, "/" + short, "/api/v1/namespaces/bank/secrets/" + long,
+		"/api/v1/" + long, "/" + long, "/apis/" + long + "/v1/x/y", "/api/v1/namespaces/" + long + "/pods",
 	} {
 		before := log.Len()
 		_, _, answer := get(ctx, c, path)
@@ -691,10 +715,11 @@ func TestWhatACellSaysInTheLogIsShort(t *testing.T) {
 		clk.Step(time.Hour)
 	}
 	warning, err := json.Marshal(&corev1.Event{
-		TypeMeta:       metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},
-		ObjectMeta:     metav1.ObjectMeta{Name: "csi.1"},
-		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: agentapi.PluginNamespace, Name: agentapi.PluginPod("disks"), UID: "theirs"},
-		Reason:         "Failed", Type: corev1.EventTypeWarning, Message: strings.Repeat("\x1b[2J", 5000),
+		TypeMeta:   metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: "csi.1"},
+		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: agentapi.PluginNamespace, Name: agentapi.PluginPod("disks"),
+			UID: "theirs"},
+		Reason: "Failed", Type: corev1.EventTypeWarning, Message: strings.Repeat("\x1b[2J", 5000),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -714,7 +739,8 @@ func TestWhatACellSaysInTheLogIsShort(t *testing.T) {
 func TestSelectorsOfACellAreBoundedAndCharged(t *testing.T) {
 	h := newHouse(t)
 	for n := range 50 {
-		h.up.put(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprintf("service-%d", n), Labels: map[string]string{"app": "x"}}})
+		h.up.put(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprintf("service-%d", n),
+			Labels: map[string]string{"app": "x"}}})
 	}
 	c := h.server.AddCell("c1", info)
 	if code, _, _ := get(t.Context(), c, "/api/v1/services"); code != http.StatusOK || c.Usage().Worked != 0 {
@@ -800,7 +826,8 @@ func TestAPatchIsChargedWhatItHasStored(t *testing.T) {
 	pod = h.bindNew(c, pod)
 	closed(t, "the pod is known", c.bound().known)
 	patch := func(n int) (code, size int) {
-		code, _, answer := do(t.Context(), c, http.MethodPatch, "/api/v1/namespaces/shop/pods/web/status", strategic, fmt.Appendf(nil, `{"status":{"message":"%d"}}`, n))
+		code, _, answer := do(t.Context(), c, http.MethodPatch, "/api/v1/namespaces/shop/pods/web/status", strategic,
+			fmt.Appendf(nil, `{"status":{"message":"%d"}}`, n))
 		return code, len(answer)
 	}
 	stored, size := 0, 0

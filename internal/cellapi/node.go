@@ -70,7 +70,8 @@ func newCellNode(s *Server, as *identity, info CellInfo) *cellNode {
 			status.Addresses = append(status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
 		}
 	}
-	for _, t := range []corev1.NodeConditionType{corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeReady} {
+	for _, t := range []corev1.NodeConditionType{corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure,
+		corev1.NodeReady} {
 		status.Conditions = append(status.Conditions, corev1.NodeCondition{
 			Type: t, Status: corev1.ConditionUnknown, LastHeartbeatTime: now, LastTransitionTime: now,
 			Reason: "NodeStatusNeverUpdated", Message: "the cell's kubelet has not reported yet",

@@ -62,7 +62,8 @@ func (o *owned) current() *watches.Object {
 // when old is not the object any more. Nothing is computed under the lock.
 func (o *owned) store(old *watches.Object, next watches.APIObject) (bool, error) {
 	if next.GetName() != o.name || next.GetNamespace() != o.namespace {
-		return false, apierrors.NewBadRequest(fmt.Sprintf("the object is %q, it must be %q", watches.Key(next.GetNamespace(), next.GetName()), watches.Key(o.namespace, o.name)))
+		return false, apierrors.NewBadRequest(fmt.Sprintf("the object is %q, it must be %q", watches.Key(next.GetNamespace(), next.GetName()),
+			watches.Key(o.namespace, o.name)))
 	}
 	if old == nil {
 		next.SetUID(uuid.NewUUID())

@@ -302,7 +302,8 @@ func (c *Cell) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error 
 		return err
 	}
 	if !may {
-		return c.forbidden(a, fmt.Sprintf("no volume of its pod asks for a token for %q of %d seconds", request.Spec.Audiences, lifetimeOf(request.Spec.ExpirationSeconds)))
+		return c.forbidden(a, fmt.Sprintf("no volume of its pod asks for a token for %q of %d seconds", request.Spec.Audiences,
+			lifetimeOf(request.Spec.ExpirationSeconds)))
 	}
 	b, err := encode(formatJSON, &authenticationv1.TokenRequest{
 		TypeMeta: metav1.TypeMeta{Kind: "TokenRequest", APIVersion: authenticationv1.SchemeGroupVersion.String()},

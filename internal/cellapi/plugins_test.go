@@ -21,11 +21,13 @@ func TestSecretsOfThePodsCSIVolumes(t *testing.T) {
 		return &corev1.SecretReference{Namespace: "vault", Name: name}
 	}
 	volume := func(name, claim, driver, secret string) {
-		h.up.put(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: claim, UID: "uid-web-data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: name}})
+		h.up.put(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: claim, UID: "uid-web-data"},
+			Spec: corev1.PersistentVolumeClaimSpec{VolumeName: name}})
 		h.up.put(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
 			ClaimRef: &corev1.ObjectReference{Namespace: "shop", Name: "web-data", UID: "uid-web-data"},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: driver, NodePublishSecretRef: ref(secret), NodeStageSecretRef: ref("stage-" + secret), NodeExpandSecretRef: ref("expand-" + secret),
+				Driver: driver, NodePublishSecretRef: ref(secret), NodeStageSecretRef: ref("stage-" + secret),
+				NodeExpandSecretRef:        ref("expand-" + secret),
 				ControllerPublishSecretRef: ref("controller-" + secret), ControllerExpandSecretRef: ref("grow-" + secret),
 			}},
 		}})
@@ -55,7 +57,8 @@ func TestSecretsOfThePodsCSIVolumes(t *testing.T) {
 
 	// A volume that is bound to another claim than the one that names it.
 	volume("pv-web", "web-data", "nfs.csi.k8s.io", "mine")
-	h.up.put(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-data", UID: "another"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-web"}})
+	h.up.put(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-data", UID: "another"},
+		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-web"}})
 	if _, err := secrets.Get(ctx, "mine", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("the Secret of another claim's volume: %v, want Forbidden", err)
 	}
@@ -93,7 +96,8 @@ func TestPluginsOfACellAreNobodysPods(t *testing.T) {
 	say := func(kind, reason, message string) {
 		t.Helper()
 		if _, err := client.CoreV1().Events(agentapi.PluginNamespace).Create(ctx, &corev1.Event{
-			ObjectMeta: metav1.ObjectMeta{GenerateName: "e", Namespace: agentapi.PluginNamespace}, InvolvedObject: about, Type: kind, Reason: reason, Message: message,
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "e", Namespace: agentapi.PluginNamespace}, InvolvedObject: about, Type: kind,
+			Reason: reason, Message: message,
 		}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +113,8 @@ func TestPluginsOfACellAreNobodysPods(t *testing.T) {
 		t.Errorf("trouble is %q", got)
 	}
 	// No pod is made of it, and none other either.
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: agentapi.PluginNamespace, Name: name, Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "hash"}}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: agentapi.PluginNamespace, Name: name,
+		Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "hash"}}}
 	if _, err := client.CoreV1().Pods(agentapi.PluginNamespace).Create(ctx, pod, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("a mirror pod: %v, want Forbidden", err)
 	}

@@ -162,7 +162,7 @@ func (c *Cell) show(pod *corev1.Pod) {
 	}
 	if pod.Spec.NodeName != c.as.name {
 		c.server.log.Error("pod not shown to its cell: it is on another node", "cell", c.id, "pod", watches.Key(b.namespace, b.name),
-			"node", pod.Spec.NodeName, "cellNode", c.as.name)
+			"node", pod.Spec.NodeName, "cell_node", c.as.name)
 		return
 	}
 	// The informer's objects belong to others.
@@ -193,7 +193,7 @@ func (c *Cell) lose(resourceVersion string) {
 	b.gone = true
 	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil {
-		c.server.log.Error("resource version of a deleted pod is not a number", "cell", c.id, "resourceVersion", resourceVersion)
+		c.server.log.Error("resource version of a deleted pod is not a number", "cell", c.id, "resource_version", resourceVersion)
 	}
 	if b.current == nil {
 		c.pods.StartEmpty(max(rv, unboundVersion))

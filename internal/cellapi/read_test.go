@@ -18,7 +18,8 @@ import (
 )
 
 func secretAt(name string, rv uint64, labels map[string]string) *corev1.Secret {
-	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, ResourceVersion: strconv.FormatUint(rv, 10), Labels: labels}}
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, ResourceVersion: strconv.FormatUint(rv, 10),
+		Labels: labels}}
 }
 
 // follower is a client that keeps a copy of what it is told through a filter.

@@ -1,6 +1,7 @@
 package cellapi
 
 import (
+	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 )
@@ -78,10 +79,8 @@ func referencesOf(pod *corev1.Pod) references {
 					add(refs.configMaps, s.ConfigMap.Name)
 				}
 			}
-		case v.PersistentVolumeClaim != nil:
-			add(refs.claims, v.PersistentVolumeClaim.ClaimName)
-		case v.Ephemeral != nil:
-			add(refs.claims, pod.Name+"-"+v.Name)
+		case v.PersistentVolumeClaim != nil, v.Ephemeral != nil:
+			add(refs.claims, volumes.ClaimOf(pod, v))
 		case v.CSI != nil:
 			local(v.CSI.NodePublishSecretRef)
 		case v.AzureFile != nil:

@@ -162,8 +162,9 @@ func TestReferenceToAClaimMadeForThePod(t *testing.T) {
 func TestNoReferencesInAnEmptyPod(t *testing.T) {
 	refs := referencesOf(&corev1.Pod{Spec: corev1.PodSpec{
 		ImagePullSecrets: []corev1.LocalObjectReference{{}},
-		Containers:       []corev1.Container{{Env: []corev1.EnvVar{{Name: "A", Value: "b"}, {Name: "C", ValueFrom: &corev1.EnvVarSource{}}}, EnvFrom: []corev1.EnvFromSource{{}}}},
-		Volumes:          []corev1.Volume{{Name: "e", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
+		Containers: []corev1.Container{{Env: []corev1.EnvVar{{Name: "A", Value: "b"}, {Name: "C", ValueFrom: &corev1.EnvVarSource{}}},
+			EnvFrom: []corev1.EnvFromSource{{}}}},
+		Volumes: []corev1.Volume{{Name: "e", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
 	}})
 	if n := len(refs.secrets) + len(refs.configMaps) + len(refs.claims); n != 0 {
 		t.Errorf("%d references in a pod that names nothing: %v", n, refs)

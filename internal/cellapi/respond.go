@@ -122,7 +122,8 @@ func decodeBody[T runtime.Object](r *http.Request, kinds ...schema.GroupVersionK
 		return none, err
 	}
 	if !slices.Contains(kinds, gvk) {
-		return none, apierrors.NewBadRequest(fmt.Sprintf("the body is a %q of %q, it must be one of %v", cut(gvk.Kind, 64), cut(gvk.GroupVersion().String(), 64), kinds))
+		return none, apierrors.NewBadRequest(fmt.Sprintf("the body is a %q of %q, it must be one of %v", cut(gvk.Kind, 64),
+			cut(gvk.GroupVersion().String(), 64), kinds))
 	}
 	return decode[T](body)
 }

@@ -137,7 +137,8 @@ func TestABodyThatComesSlowlyIsNotWaitedFor(t *testing.T) {
 		var asked sync.WaitGroup
 		for range 20 {
 			asked.Go(func() {
-				r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://kip/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", trickle{ctx})
+				r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://kip/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases",
+					trickle{ctx})
 				if err != nil {
 					t.Error(err)
 					return

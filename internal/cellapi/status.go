@@ -78,7 +78,8 @@ var (
 		"type": nameText, "status": oneOf("True", "False", "Unknown"), "reason": reasonText, "message": message(1 << 10),
 		"lastProbeTime": moment, "lastTransitionTime": moment, "observedGeneration": whole, "$patch": oneOf("delete"),
 	})
-	podPhase = oneOf(string(corev1.PodPending), string(corev1.PodRunning), string(corev1.PodSucceeded), string(corev1.PodFailed), string(corev1.PodUnknown))
+	podPhase = oneOf(string(corev1.PodPending), string(corev1.PodRunning), string(corev1.PodSucceeded), string(corev1.PodFailed),
+		string(corev1.PodUnknown))
 	qosClass = oneOf(string(corev1.PodQOSGuaranteed), string(corev1.PodQOSBurstable), string(corev1.PodQOSBestEffort))
 )
 

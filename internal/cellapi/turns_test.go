@@ -148,7 +148,8 @@ func TestTheTimeThatKipWorksForACellIsCharged(t *testing.T) {
 	for range 2 {
 		c.budget.workedFor(clk.Now(), workBurst*time.Microsecond)
 	}
-	for path, want := range map[string]int{node: 429, "/api/v1/services": 429, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/kip-0": 404} {
+	for path, want := range map[string]int{node: 429, "/api/v1/services": 429,
+		"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/kip-0": 404} {
 		if code, _, b := get(ctx, c, path); code != want || want == 429 && !strings.Contains(string(b), "Kip works") {
 			t.Errorf("%s beyond its time: %d %s, want %d", path, code, b, want)
 		}

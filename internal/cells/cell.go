@@ -196,16 +196,13 @@ func (o Offer) Candidate() apiv1.Candidate {
 	c := apiv1.Candidate{
 		InstanceType:   o.InstanceType,
 		Zone:           o.Zone,
-		LaunchType:     "On-Demand",
+		LaunchType:     apiv1.LaunchType(o.Spot),
 		PricePerHour:   apiv1.Price(o.PricePerHour),
 		BurstPerHour:   part(o.BurstPerHour, false),
 		DiskPerHour:    part(o.DiskPerHour, o.DiskUnpriced),
 		AddressPerHour: part(o.AddressPerHour, o.AddressUnpriced),
 		CostPerHour:    apiv1.Price(o.CostPerHour()),
 		Why:            o.Reason,
-	}
-	if o.Spot {
-		c.LaunchType = "Spot"
 	}
 	if o.Unpriced {
 		c.PricePerHour, c.CostPerHour = apiv1.Unknown, apiv1.Unknown

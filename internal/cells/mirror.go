@@ -207,14 +207,11 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		Attempt:      cell.Attempt,
 		InstanceType: offer.InstanceType,
 		Zone:         offer.Zone,
-		LaunchType:   "On-Demand",
+		LaunchType:   apiv1.LaunchType(offer.Spot),
 		PricePerHour: apiv1.Price(offer.PricePerHour),
 		Candidates:   cell.Candidates(),
 		RuledOut:     cell.RuledOut,
 		Steps:        cell.Steps,
-	}
-	if offer.Spot {
-		s.LaunchType = "Spot"
 	}
 	if i := cell.Instance; i != nil {
 		s.InstanceID = i.ID

@@ -14,7 +14,6 @@ import (
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/placement"
-	"github.com/elotl/kip/internal/pods"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -34,7 +33,7 @@ type Config struct {
 	Shortages func() []capacity.Shortage
 }
 
-// Loop is what this package needs of package pods.
+// Loop is what this package needs of the loop that matches pods to cells, which is above it.
 type Loop interface {
 	Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, error)
 	Waiting(uid types.UID) string
@@ -52,7 +51,6 @@ type Cells interface {
 }
 
 var (
-	_ Loop               = (*pods.Controller)(nil)
 	_ Cells              = (*cells.Controller)(nil)
 	_ adminapi.Explainer = (*Explainer)(nil)
 )
@@ -135,13 +133,10 @@ func rejected(list []apiv1.RuledOut) (all []adminapi.Rejection) {
 func (x *Explainer) placement(ctx context.Context, pod *corev1.Pod) *adminapi.Placement {
 	request, err := x.cfg.Loop.Choose(ctx, pod)
 	p := &adminapi.Placement{Candidates: cells.Candidates(request.Offers), Rejected: rejected(request.RuledOut)}
-	if err == nil {
-		if cell, would := x.cfg.Cells.WouldTake(request); would {
-			p.Standby = cell.ID
-		}
-	}
 	if err != nil {
 		p.Error = err.Error()
+	} else if cell, would := x.cfg.Cells.WouldTake(request); would {
+		p.Standby = cell.ID
 	}
 	var unplaceable *placement.UnplaceableError
 	if errors.As(err, &unplaceable) {
@@ -242,16 +237,9 @@ func (x *Explainer) Capacity(context.Context) ([]adminapi.Shortage, error) {
 			Why:          s.Why,
 		}
 		if s.Spot != nil {
-			one.LaunchType = launchType(*s.Spot)
+			one.LaunchType = apiv1.LaunchType(*s.Spot)
 		}
 		list = append(list, one)
 	}
 	return list, nil
-}
-
-func launchType(spot bool) string {
-	if spot {
-		return "Spot"
-	}
-	return "On-Demand"
 }

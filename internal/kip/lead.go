@@ -358,8 +358,6 @@ func (l *leading) wireCells(ctx context.Context) error {
 		return err
 	}
 	traits := l.machines.Traits()
-	waitsFor := func(id string) string { return l.cells.WaitsFor(id) }
-	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, waitsFor, l.Log)
 	l.cells = cells.New(cells.Config{
 		NodeName:     l.NodeName,
 		StandbyNode:  l.nodes.standbyNode,
@@ -397,6 +395,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Clock:       l.clock,
 		Log:         l.Log,
 	})
+	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, l.cells.WaitsFor, l.Log)
 	return nil
 }
 

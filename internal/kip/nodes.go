@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/watches"
 	"github.com/go-logr/logr"
@@ -355,7 +356,7 @@ func (n *nodes) hasPods(s *served) (has, onlyDaemons bool) {
 	daemons := map[string]bool{}
 	onlyDaemons = true
 	for _, pod := range podsOf(s.informer) {
-		if ended(pod) {
+		if pods.Ended(pod) {
 			continue
 		}
 		daemon := ofDaemonSet(pod)
@@ -373,8 +374,4 @@ func (n *nodes) hasPods(s *served) (has, onlyDaemons bool) {
 
 func ofDaemonSet(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" })
-}
-
-func ended(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/roster"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -109,13 +110,13 @@ func (n *nodes) empty(ctx context.Context, s *served, kept bool) error {
 	if !foreign && !n.pods.Listed(s.name) {
 		return nil
 	}
-	pods, onlyDaemons := n.hasPods(s)
+	occupied, onlyDaemons := n.hasPods(s)
 	if !s.deleted && !foreign {
-		if gone, err := n.letGo(ctx, s, kept, pods && !onlyDaemons); !gone || err != nil {
+		if gone, err := n.letGo(ctx, s, kept, occupied && !onlyDaemons); !gone || err != nil {
 			return err
 		}
 	}
-	if pods {
+	if occupied {
 		return nil // the cluster removes the pods of a node that is gone
 	}
 	n.mu.Lock()
@@ -140,13 +141,13 @@ func (n *nodes) empty(ctx context.Context, s *served, kept bool) error {
 
 // letGo deletes the object of a node that was taken out, once it was cordoned and without
 // pods for a while, also by the API server's own word.
-func (n *nodes) letGo(ctx context.Context, s *served, kept, pods bool) (gone bool, err error) {
+func (n *nodes) letGo(ctx context.Context, s *served, kept, occupied bool) (gone bool, err error) {
 	asking, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	if !kept {
 		_, err := n.api.asKip.CoreV1().Nodes().Get(asking, s.name, metav1.GetOptions{})
 		switch {
-		case apierrors.IsNotFound(err) && !pods:
+		case apierrors.IsNotFound(err) && !occupied:
 			s.deleted = true
 			return true, nil
 		case err != nil && !apierrors.IsNotFound(err):
@@ -155,7 +156,7 @@ func (n *nodes) letGo(ctx context.Context, s *served, kept, pods bool) (gone boo
 		n.startLoop(n.keeps, s)
 		return false, nil
 	}
-	if ready := isClosed(s.node.Ready()); pods || !ready {
+	if ready := isClosed(s.node.Ready()); occupied || !ready {
 		s.leaving = time.Time{}
 		return false, nil
 	}
@@ -170,7 +171,7 @@ func (n *nodes) letGo(ctx context.Context, s *served, kept, pods bool) (gone boo
 	if err != nil {
 		return false, fmt.Errorf("list the pods of node %s: %w", s.name, err)
 	}
-	if slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return !ofDaemonSet(&p) && !ended(&p) }) {
+	if slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return !ofDaemonSet(&p) && !pods.Ended(&p) }) {
 		return false, nil // the watch is about to tell
 	}
 	n.stopLoop(s)

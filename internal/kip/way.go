@@ -34,12 +34,11 @@ func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 	if uid != "" && pod.UID != uid {
 		return nil, node.ErrPodNotFound
 	}
-	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	cell, has := w.cells.ForPod(pod.UID)
 	switch {
 	case has && (cell.Phase == apiv1.Bound || cell.Phase == apiv1.Draining):
 		return w.cells.Conn(pod.UID)
-	case ended:
+	case pods.Ended(pod):
 		return nil, &node.EndedError{UID: pod.UID, Phase: pod.Status.Phase}
 	case !has:
 		why := w.loop.Waiting(pod.UID)

@@ -169,11 +169,52 @@ func (n *Node) registrationPatch(current *corev1.Node) ([]byte, error) {
 			return nil, fmt.Errorf("annotation %s of the node is not what Kip wrote: %w", registrationAnnotation, err)
 		}
 	}
+	own, taints := n.taintsOn(current, before, known)
 
-	labels := map[string]any{}
+	spec := map[string]any{}
+	cordoned := current.Spec.Unschedulable && before.Cordoned && slices.ContainsFunc(current.Spec.Taints, marksRemoved)
+	switch {
+	case n.c.Removed && !current.Spec.Unschedulable:
+		spec["unschedulable"], cordoned = true, true
+	case !n.c.Removed && cordoned:
+		spec["unschedulable"], cordoned = nil, false
+	}
+	if current.Spec.ProviderID == "" { // it is set once
+		spec["providerID"] = n.providerID()
+	}
+	if !sameTaints(taints, current.Spec.Taints) {
+		spec["taints"] = taints
+	}
+	mark, err := n.registrationMark(own, cordoned)
+	if err != nil {
+		return nil, err
+	}
+	metadata := map[string]any{}
+	if labels := n.labelChanges(current, before); len(labels) > 0 {
+		metadata["labels"] = labels
+	}
+	if mark != last {
+		metadata["annotations"] = map[string]any{registrationAnnotation: mark}
+	}
+	patch := map[string]any{}
+	if len(spec) > 0 {
+		patch["spec"] = spec
+	}
+	if len(metadata) == 0 && len(patch) == 0 {
+		return nil, nil
+	}
+	metadata["resourceVersion"] = current.ResourceVersion
+	patch["metadata"] = metadata
+	return json.Marshal(patch)
+}
+
+// labelChanges are the labels that are to be another on a node, and, as nil, those that Kip
+// wrote before and that are to go.
+func (n *Node) labelChanges(current *corev1.Node, before registration) map[string]any {
+	changes := map[string]any{}
 	for k, v := range n.labels {
 		if have, ok := current.Labels[k]; !ok || have != v {
-			labels[k] = v
+			changes[k] = v
 		}
 	}
 	for _, k := range before.Labels {
@@ -181,18 +222,24 @@ func (n *Node) registrationPatch(current *corev1.Node) ([]byte, error) {
 			continue
 		}
 		if _, has := current.Labels[k]; has {
-			labels[k] = nil
+			changes[k] = nil
 		}
 	}
+	return changes
+}
 
-	taints := n.taints()
-	removed := func(t corev1.Taint) bool { return t.Key == RemovedTaint }
-	marked := slices.ContainsFunc(current.Spec.Taints, removed)
-	if current.Spec.Unschedulable && !marked {
+// marksRemoved says that a taint is the one of a node that was taken out.
+func marksRemoved(t corev1.Taint) bool { return t.Key == RemovedTaint }
+
+// taintsOn are the taints that a node is to have: Kip's own, and all, those of others among
+// them. known says that Kip has said on the node what it wrote before.
+func (n *Node) taintsOn(current *corev1.Node, before registration, known bool) (own, all []corev1.Taint) {
+	own = n.taints()
+	if current.Spec.Unschedulable && !slices.ContainsFunc(current.Spec.Taints, marksRemoved) {
 		// A person cordoned it. The taint would be a right to uncordon it.
-		taints = slices.DeleteFunc(taints, removed)
+		own = slices.DeleteFunc(own, marksRemoved)
 	}
-	mine := slices.Concat(before.Taints, taints)
+	mine := slices.Concat(before.Taints, own)
 	if before.Taint != nil { // as an older Kip wrote it
 		mine = append(mine, *before.Taint)
 	}
@@ -203,49 +250,13 @@ func (n *Node) registrationPatch(current *corev1.Node) ([]byte, error) {
 		// A node of an older Kip says nothing of what it wrote.
 		return !known && t.Key == DefaultTaintKey
 	}
-	own := taints
-	taints = slices.Clip(taints)
+	all = slices.Clip(own)
 	for _, t := range current.Spec.Taints {
 		if !ours(t) {
-			taints = append(taints, t)
+			all = append(all, t)
 		}
 	}
-
-	spec := map[string]any{}
-	cordoned := current.Spec.Unschedulable && before.Cordoned && marked
-	switch {
-	case n.c.Removed && !current.Spec.Unschedulable:
-		spec["unschedulable"], cordoned = true, true
-	case !n.c.Removed && cordoned:
-		spec["unschedulable"], cordoned = nil, false
-	}
-	if current.Spec.ProviderID == "" { // it is set once
-		spec["providerID"] = n.providerID()
-	}
-	mark, err := n.registrationMark(own, cordoned)
-	if err != nil {
-		return nil, err
-	}
-	metadata := map[string]any{}
-	if len(labels) > 0 {
-		metadata["labels"] = labels
-	}
-	if mark != last {
-		metadata["annotations"] = map[string]any{registrationAnnotation: mark}
-	}
-	patch := map[string]any{}
-	if !sameTaints(taints, current.Spec.Taints) {
-		spec["taints"] = taints
-	}
-	if len(spec) > 0 {
-		patch["spec"] = spec
-	}
-	if len(metadata) == 0 && len(patch) == 0 {
-		return nil, nil
-	}
-	metadata["resourceVersion"] = current.ResourceVersion
-	patch["metadata"] = metadata
-	return json.Marshal(patch)
+	return own, all
 }
 
 // sameTaints ignores the order, and the time at which a taint was added.

@@ -3,7 +3,6 @@ package pods
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -383,7 +382,7 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 	// deletes it then, and must not lose its machine in between.
 	case pod.DeletionTimestamp != nil:
 		return c.finishDeletion(ctx, pod)
-	case ended(pod):
+	case Ended(pod):
 		c.cfg.Cells.Release(pod.UID, "the pod has "+string(pod.Status.Phase), true)
 		return 0, nil
 	}
@@ -409,128 +408,9 @@ func (c *Controller) get(name cache.ObjectName) (*corev1.Pod, error) {
 	return obj.(*corev1.Pod), nil
 }
 
-// ended says that the pod's containers have run for the last time.
-func ended(pod *corev1.Pod) bool {
+// Ended says that the pod's containers have run for the last time.
+func Ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}
-
-// request places the pod and asks for a cell.
-func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
-	ref := apiv1.Ref(pod)
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	w := c.known(ref)
-	if w == nil {
-		c.mu.Unlock()
-		return 0, nil
-	}
-	if w.why != "" && (w.generation != pod.Generation || !maps.Equal(w.annotations, pod.Annotations)) {
-		if soon := now.Add(changeSettles); w.until.After(soon) {
-			w.until = soon // it may fit then
-		}
-	}
-	w.generation, w.annotations = pod.Generation, pod.Annotations
-	until, attempt, seen, failures, refusal, ran, paused := w.until, w.attempts+1, w.seen, w.failures, w.refusal, w.ran, c.paused
-	c.mu.Unlock()
-	// First: it may run on a cell that this Kip does not know of.
-	if why, sure := c.cfg.Cells.Behind(); why != "" && (sure || ran || started(pod)) {
-		c.waits(pod, events.StoreBehind, why, time.Time{})
-		return behindWait(sure), nil
-	}
-	if (ran || started(pod)) && pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
-		return c.giveUp(ctx, pod, events.CellLost, "The cell that ran the pod was lost, and the pod's restartPolicy is Never")
-	}
-	if c.cfg.MaxAttempts > 0 && failures >= c.cfg.MaxAttempts {
-		why := fmt.Sprintf("%d cells in a row were launched for the pod and none became ready (cells.maxAttempts)", failures)
-		if refusal != "" {
-			why = fmt.Sprintf("%d cells in a row did not start for the pod (cells.maxAttempts); the last: %s", failures, refusal)
-		}
-		return c.giveUp(ctx, pod, events.CellsNotReady, why)
-	}
-	if paused != "" {
-		c.waits(pod, events.Paused, paused, time.Time{})
-		return 0, nil
-	}
-	if until.After(now) {
-		return until.Sub(now), nil
-	}
-
-	if ran || started(pod) {
-		if changed, err := c.changedSince(ctx, pod); err != nil {
-			c.waits(pod, events.CellNotRequested, err.Error(), time.Time{})
-			return 0, err
-		} else if changed {
-			return staleRetry, nil
-		}
-	}
-	r, err := c.Choose(ctx, pod)
-	var unplaced *PlacementError
-	switch {
-	case errors.As(err, &unplaced):
-		c.mu.Lock()
-		w.looks++
-		looks := w.looks
-		c.mu.Unlock()
-		reason, wait := unplaced.wait(looks)
-		if reason == events.NoCapacity {
-			if wait, err = c.leaveNode(ctx, pod, wait); err != nil {
-				return 0, err
-			}
-		}
-		c.waits(pod, reason, unplaced.Error(), now.Add(wait))
-		return wait, nil
-	case err != nil:
-		return c.waitsForVolume(pod, err)
-	}
-	r.Attempt, r.Seen = attempt, seen
-	cell, err := c.cfg.Cells.Request(ctx, r)
-	var inUse *cells.DiskInUseError
-	var over *cells.BudgetError
-	switch {
-	case errors.As(err, &inUse):
-		c.waits(pod, events.VolumeInUse, inUse.Error(), now.Add(volumeRetry))
-		return volumeRetry, nil
-	case errors.As(err, &over):
-		c.waits(pod, events.BudgetExceeded, over.Error(), now.Add(budgetRetry))
-		return budgetRetry, nil
-	case errors.Is(err, cells.ErrHasCell):
-		return 0, nil
-	case errors.Is(err, cells.ErrConnecting):
-		c.mu.Lock()
-		w.why = err.Error()
-		c.mu.Unlock()
-		return connectRetry, nil
-	case err != nil:
-		c.waits(pod, events.CellNotRequested, err.Error(), time.Time{})
-		return 0, err
-	}
-	c.mu.Lock()
-	w.attempts, w.why, w.until = attempt, "", now.Add(backoffOf(attempt)) // of the next attempt, if this cell fails
-	w.short, w.looks = time.Time{}, 0
-	c.mu.Unlock()
-	if cell.Standby != "" {
-		c.cfg.Event(ref, corev1.EventTypeNormal, events.StandbyCellTaken,
-			fmt.Sprintf("Standby cell %s is %s: %s", cell.ID, cell.Offer(), cell.Reason))
-		return 0, nil
-	}
-	offer := cell.Offer() // a budget may have struck out the best
-	c.cfg.Event(ref, corev1.EventTypeNormal, events.CellRequested, fmt.Sprintf("Cell %s will be %s: %s", cell.ID, offer, offer.Reason))
-	return 0, nil
-}
-
-// changedSince asks the API server itself whether a pod that may have run has ended
-// or is being deleted, of which the watch will tell: it may lag behind what the pod's
-// last cell wrote, and a pod that has ended must not run again. A pod that never had
-// a cell is as it was listed.
-func (c *Controller) changedSince(ctx context.Context, pod *corev1.Pod) (bool, error) {
-	now, err := c.client(pod).Get(ctx, pod.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return true, nil
-	case err != nil:
-		return false, fmt.Errorf("look whether pod %s has ended: %w", apiv1.Ref(pod), err)
-	}
-	return now.UID != pod.UID || now.DeletionTimestamp != nil || ended(now), nil
 }
 
 // behindWait is after how long a pod is looked at again that may run on a cell that this

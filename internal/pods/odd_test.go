@@ -55,7 +55,7 @@ func TestAnyPodGetsACellOrAReason(t *testing.T) {
 				requested++
 			case h.c.Waiting(p.UID) != "":
 				waits++
-			case ended(p) || p.DeletionTimestamp != nil:
+			case Ended(p) || p.DeletionTimestamp != nil:
 			default:
 				t.Errorf("seed %d (%s): neither a cell nor a reason; events %v", seed, kind, h.events)
 			}

@@ -19,6 +19,11 @@ const (
 	settles = time.Minute
 	// notOursFor is how long it is remembered for pods that the cloud shows no such disk.
 	notOursFor = 10 * time.Second
+	// patience is how long those who ask whose a disk is wait for the cloud: they have other
+	// pods to serve. The question goes on, and whoever asks again is told.
+	patience = time.Second
+	// listTimeout bounds it.
+	listTimeout = 2 * time.Minute
 	// absentFor is how long it is kept that a disk was not shown, or was removed.
 	absentFor = time.Hour
 )
@@ -31,6 +36,7 @@ type disks struct {
 	mu     sync.Mutex
 	known  map[string]known
 	absent map[string]absence
+	asked  time.Time // when the question began that the cloud has not answered; zero for none
 }
 
 // known is a disk, and when this process has made it; zero if the cloud's list showed it.
@@ -139,12 +145,32 @@ func (d *disks) gone(id string, volume time.Time, lag time.Duration) bool {
 	return a.last.Sub(a.counted) >= lag
 }
 
+// setAsked notes when a question began, or that none is open.
+func (d *disks) setAsked(at time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.asked = at
+}
+
+// patience is how long to wait for the answer to the question that is open, or to a new one.
+func (d *disks) patience(now time.Time) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.asked.IsZero() {
+		return patience
+	}
+	return d.asked.Add(patience).Sub(now)
+}
+
 // lag is how late the cloud's list may be.
 func (p *Provisioner) lag() time.Duration { return p.cfg.ListLag + settles }
 
 // Owned says whether the disk that a volume names was made for it: a
-// *[volumes.ForeignDiskError] if not. Other errors are the cloud's.
+// *[volumes.ForeignDiskError] if not. It does not wait for a cloud that is slow: the error
+// is [volumes.ErrUntold] then. Other errors are the cloud's.
 func (p *Provisioner) Owned(ctx context.Context, pv *corev1.PersistentVolume) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, p.disks.patience(p.cfg.Clock.Now()), volumes.ErrUntold)
+	defer cancel()
 	if p.disks.missing(pv.Spec.CSI.VolumeHandle, p.cfg.Clock.Now().Add(-notOursFor)) {
 		return &volumes.ForeignDiskError{Volume: pv.Name, Disk: pv.Spec.CSI.VolumeHandle}
 	}
@@ -182,15 +208,24 @@ func (p *Provisioner) diskOf(ctx context.Context, pv *corev1.PersistentVolume) (
 }
 
 // list asks the cloud for its disks, one question at a time: each names all disks. It returns
-// when that which was answered began.
+// when that which was answered began. A question outlives those who have asked it.
 func (p *Provisioner) list(ctx context.Context) (began time.Time, err error) {
-	got, err, _ := p.disks.asking.Do("", func() (any, error) {
+	answer := p.disks.asking.DoChan("", func() (any, error) {
+		ctx, cancel := context.WithTimeout(p.lifetime, listTimeout)
+		defer cancel()
 		began := p.cfg.Clock.Now()
+		p.disks.setAsked(began)
+		defer p.disks.setAsked(time.Time{})
 		list, err := p.cfg.Disks.ListDisks(ctx, p.cfg.ControllerID)
 		if err == nil {
 			p.disks.become(list, began, p.lag())
 		}
 		return began, err
 	})
-	return got.(time.Time), err
+	select {
+	case a := <-answer:
+		return a.Val.(time.Time), a.Err
+	case <-ctx.Done():
+		return time.Time{}, context.Cause(ctx)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -47,7 +48,7 @@ func TestADiskIsOnlyForTheVolumeThatItWasMadeFor(t *testing.T) {
 		return other
 	}
 	// Also of a Kip that has just begun, which must ask the cloud.
-	fresh := &Provisioner{cfg: p.cfg}
+	fresh := &Provisioner{cfg: p.cfg, lifetime: p.lifetime}
 	all := len(c.Disks())
 	for _, p := range []*Provisioner{p, fresh} {
 		foreign["its own, for another claim"] = pv.Spec.CSI.VolumeHandle
@@ -74,7 +75,7 @@ func TestADiskIsOnlyForTheVolumeThatItWasMadeFor(t *testing.T) {
 	if err := fresh.Owned(ctx, pv); err != nil {
 		t.Errorf("its own, while the cloud is away: %v", err)
 	}
-	unknown := &Provisioner{cfg: p.cfg}
+	unknown := &Provisioner{cfg: p.cfg, lifetime: p.lifetime}
 	_, is := errors.AsType[*volumes.ForeignDiskError](unknown.Delete(ctx, pv))
 	if is || len(c.Disks()) != all {
 		t.Errorf("a cloud that does not answer is taken for a no, or %d of %d disks are left", len(c.Disks()), all)
@@ -121,7 +122,7 @@ func TestAVolumeIsLetGoOnlyWhenItsDiskIsSurelyGone(t *testing.T) {
 	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "data"}
 
 	// Another Kip leads, whose cloud shows the disk late, for longer than it says.
-	p = &Provisioner{cfg: p.cfg}
+	p = &Provisioner{cfg: p.cfg, lifetime: p.lifetime}
 	list.hidden[id] = true
 	for range 8 {
 		if err := p.Delete(ctx, pv); err == nil || len(c.Disks()) != 1 {
@@ -137,7 +138,7 @@ func TestAVolumeIsLetGoOnlyWhenItsDiskIsSurelyGone(t *testing.T) {
 		t.Errorf("a volume whose disk Kip has removed: %v", err)
 	}
 	// Somebody else has removed the disk.
-	p = &Provisioner{cfg: p.cfg}
+	p = &Provisioner{cfg: p.cfg, lifetime: p.lifetime}
 	now.Step(time.Hour)
 	if err := p.Delete(ctx, pv); err == nil {
 		t.Error("one list is enough to let a volume go")
@@ -176,4 +177,48 @@ func TestADiskThatIsMadeWhileTheCloudAnswersIsKnown(t *testing.T) {
 	if _, is := p.disks.get(pv.Spec.CSI.VolumeHandle); !is {
 		t.Error("the list that began before forgets the disk")
 	}
+}
+
+// stuck are disks whose list hangs until it is open.
+type stuck struct {
+	cloud.Disks
+	open chan struct{}
+}
+
+func (s stuck) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
+	select {
+	case <-s.open:
+		return s.Disks.ListDisks(ctx, owner)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Pods without disks are served by those who ask, too.
+func TestACloudThatHangsHoldsUpNobodyWhoAsksWhoseADiskIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, c := provisioner(t)
+		pv, _, err := p.Provision(t.Context(), options())
+		if err != nil {
+			t.Fatal(err)
+		}
+		pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "data"}
+		open := make(chan struct{})
+		p = &Provisioner{cfg: p.cfg, lifetime: p.lifetime} // which knows no disk
+		p.cfg.Disks = stuck{c, open}
+		began := time.Now() // of virtual time
+		for range 100 {
+			if err := p.Owned(t.Context(), pv); !errors.Is(err, volumes.ErrUntold) {
+				t.Fatalf("while the cloud does not answer: %v", err)
+			}
+		}
+		if took := time.Since(began); took > patience {
+			t.Errorf("100 questions in a row took %s: want no more than one of %s", took, patience)
+		}
+		close(open)
+		synctest.Wait()
+		if err := p.Owned(t.Context(), pv); err != nil {
+			t.Errorf("when it has answered: %v", err)
+		}
+	})
 }

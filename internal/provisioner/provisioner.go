@@ -52,6 +52,7 @@ type Provisioner struct {
 	cfg        Config
 	controller *controller.ProvisionController
 	watching   func(context.Context)
+	lifetime   context.Context // that of New
 	disks      disks
 }
 
@@ -61,11 +62,11 @@ var (
 	_ controller.DeletionGuard    = (*Provisioner)(nil)
 )
 
-// New returns a provisioner, whose events are sent until ctx ends; Run starts it. It
+// New returns a provisioner, which sends events and asks the cloud until ctx ends; Run starts it. It
 // must be called before anything encodes objects of the API: the library registers
 // types in client-go's scheme, which is read without a lock.
 func New(ctx context.Context, cfg Config) (*Provisioner, error) {
-	p := &Provisioner{cfg: cfg}
+	p := &Provisioner{cfg: cfg, lifetime: ctx}
 	claims, pvs, run, err := p.watch()
 	if err != nil {
 		return nil, err

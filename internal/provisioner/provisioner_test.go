@@ -42,9 +42,10 @@ func provisioner(t *testing.T) (*Provisioner, *sim.Cloud) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	return &Provisioner{cfg: Config{Node: "kip-0", ControllerID: "me", NodeLabel: "whose", NameTag: "tag", Disks: c, Zones: zones,
+	cfg := Config{Node: "kip-0", ControllerID: "me", NodeLabel: "whose", NameTag: "tag", Disks: c, Zones: zones,
 		Gate:  gate.New(gate.Config{Cloud: c, Clock: clock.RealClock{}}),
-		Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler)}}, c
+		Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler)}
+	return &Provisioner{cfg: cfg, lifetime: t.Context()}, c
 }
 
 func options(change ...func(*controller.ProvisionOptions)) controller.ProvisionOptions {

@@ -87,7 +87,7 @@ func (s *Store) maintain(ctx context.Context, log *slog.Logger) error {
 		if status, err = s.embeddedStatus(ctx); err != nil {
 			return err
 		}
-		log.Info("gave back disk space of etcd", "bytesBefore", before, "bytes", status.DbSize)
+		log.Info("gave back disk space of etcd", "bytes_before", before, "bytes", status.DbSize)
 	}
 	if !alarmed {
 		return nil

@@ -56,8 +56,8 @@ func why(kind string) string {
 	return fmt.Sprintf("volumes of kind %s are attached by a plugin that cells do not have", kind)
 }
 
-// claimOf returns the claim that a pod's volume is, "" for none.
-func claimOf(pod *corev1.Pod, v *corev1.Volume) string {
+// ClaimOf returns the name of the claim that a pod's volume is, "" for none.
+func ClaimOf(pod *corev1.Pod, v *corev1.Volume) string {
 	switch {
 	case v.PersistentVolumeClaim != nil:
 		return v.PersistentVolumeClaim.ClaimName

@@ -36,7 +36,8 @@ type Resolver struct {
 	// only a moment after they were bound to it.
 	Client Client
 	// Owned says whether the disk that a volume of Kip's driver names was made for it: the
-	// error is a *ForeignDiskError if not. nil where the cloud has no disks.
+	// error is a *ForeignDiskError if not, and ErrUntold where the cloud takes its time. nil
+	// where the cloud has no disks.
 	Owned   func(context.Context, *corev1.PersistentVolume) error
 	Drivers Drivers
 }
@@ -48,6 +49,9 @@ type ForeignDiskError struct{ Volume, Disk string }
 func (e *ForeignDiskError) Error() string {
 	return fmt.Sprintf("PersistentVolume %s names disk %s, which Kip has not made for that volume and a claim of its namespace", e.Volume, e.Disk)
 }
+
+// ErrUntold is that the cloud has not told yet whose a disk is.
+var ErrUntold = errors.New("the cloud has not told yet whose disk it is")
 
 // Needs is what a pod's machine must have for its volumes.
 type Needs struct {
@@ -61,7 +65,7 @@ func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 	// What can be told without a question first, for the pod waits for nothing then.
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if claimOf(pod, v) != "" {
+		if ClaimOf(pod, v) != "" {
 			continue
 		}
 		if err := r.Drivers.checkInline(v); err != nil {
@@ -76,7 +80,7 @@ func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 		if v.CSI != nil {
 			driver = v.CSI.Driver
 		}
-		if name := claimOf(pod, v); name != "" {
+		if name := ClaimOf(pod, v); name != "" {
 			pv, err := r.volumeOf(ctx, pod, v, name)
 			if err != nil {
 				return Needs{}, err
@@ -89,6 +93,9 @@ func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 				err := r.Owned(ctx, pv)
 				if foreign, is := errors.AsType[*ForeignDiskError](err); is {
 					return Needs{}, &UnsupportedError{v.Name, foreign.Error()}
+				}
+				if errors.Is(err, ErrUntold) {
+					return Needs{}, &NotReadyError{v.Name, fmt.Sprintf("PersistentVolume %s: %v", pv.Name, err)}
 				}
 				if err != nil {
 					return Needs{}, fmt.Errorf("look whose disk PersistentVolume %s names: %w", pv.Name, err)

@@ -207,7 +207,7 @@ func TestAVolumeThatNamesAnothersDiskIsRefused(t *testing.T) {
 		Name:         "v",
 		VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}},
 	}}}}
-	for _, answer := range []error{nil, &ForeignDiskError{Volume: "pv-1", Disk: "disk-1"}, away} {
+	for _, answer := range []error{nil, &ForeignDiskError{Volume: "pv-1", Disk: "disk-1"}, away, ErrUntold} {
 		r := Resolver{Client: client.CoreV1(), Owned: func(_ context.Context, asked *corev1.PersistentVolume) error {
 			if asked.Name != "pv-1" || asked.Spec.ClaimRef.Namespace != "ns" {
 				t.Errorf("asked about %v", asked)
@@ -220,6 +220,10 @@ func TestAVolumeThatNamesAnothersDiskIsRefused(t *testing.T) {
 		case nil:
 			if err != nil || len(got.Disks) != 1 {
 				t.Errorf("its own disk: %v, %v", got, err)
+			}
+		case ErrUntold:
+			if untold, is := errors.AsType[*NotReadyError](err); !is || untold.Volume != "v" {
+				t.Errorf("while the cloud takes its time: %v", err)
 			}
 		case away:
 			if !errors.Is(err, away) || is {
