@@ -212,6 +212,7 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		Candidates:   cell.Candidates(),
 		RuledOut:     cell.RuledOut,
 		Steps:        cell.Steps,
+		Boot:         cell.Boot.shown(),
 	}
 	if offer.Spot {
 		s.LaunchType = "Spot"

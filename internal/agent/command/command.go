@@ -29,6 +29,7 @@ import (
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/shim"
 	"github.com/elotl/kip/internal/agent/userdata"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/version"
 )
 
@@ -119,7 +120,7 @@ func cell() int {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	if err := runCell(ctx, log); err != nil {
+	if err := runCell(ctx, log, agentapi.Boot{}); err != nil {
 		log.Error("itzo ends", "err", err)
 		return 1
 	}
@@ -128,14 +129,20 @@ func cell() int {
 
 // boot runs a machine, with the agent in the same process.
 func boot() int {
-	return machine.Main(func(ctx context.Context) error {
+	return machine.Main(func(ctx context.Context, boot agentapi.Boot) error {
 		debug.SetGCPercent(25)
-		return runCell(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+		return runCell(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)), boot)
 	})
 }
 
-func runCell(ctx context.Context, log *slog.Logger) error {
-	o := agent.Options{Log: log, Version: version.String(), Init: os.Getpid() == 1}
+// runCell runs the agent of a machine that came to it so.
+func runCell(ctx context.Context, log *slog.Logger, boot agentapi.Boot) error {
+	o := agent.Options{
+		Log:     log,
+		Version: version.String(),
+		Init:    os.Getpid() == 1,
+		Boot:    boot,
+	}
 	flags := flag.NewFlagSet("itzo cell", flag.ExitOnError)
 	flags.StringVar(&o.UserData, "user-data", cloudinit.SeedFile,
 		"`file` with the machine's user data, or "+fromEC2+": EC2's metadata service is asked for it first")
