@@ -43,9 +43,13 @@ const (
 	containerdName = "itzo-containerd"
 )
 
-// fromEC2 is where user data comes from on a machine that is launched like EC2's, and
-// does not boot Kip's image.
-const fromEC2 = "ec2"
+// Where user data comes from on a machine that does not boot Kip's image: from whatever it
+// has first of what the image asks; or from EC2's metadata service, which a machine that is
+// launched like EC2's has without its firmware saying so.
+const (
+	fromCloud = "cloud"
+	fromEC2   = "ec2"
+)
 
 // shimProgram is the name by which containerd looks for the shim.
 const shimProgram = "containerd-shim-runc-v2"
@@ -56,6 +60,7 @@ var programs = map[string]func() int{
 	"boot":            boot,
 	"poweroff":        machine.PowerOff,
 	"reboot":          machine.PowerOff, // a cell has one life
+	"uninstall":       uninstall,
 	"version":         printVersion,
 	shimProgram:       shim.Run,
 	configs.CNIPlugin: network.Plugin,
@@ -68,6 +73,7 @@ var programs = map[string]func() int{
 func Main(components map[string]func() int) int {
 	all := maps.Clone(programs)
 	maps.Copy(all, components)
+	all["install"] = func() int { return install(components["kubelet"] != nil) }
 	program, args := choose(os.Args, all)
 	if program == "" {
 		names := slices.Sorted(maps.Keys(all))
@@ -145,7 +151,8 @@ func runCell(ctx context.Context, log *slog.Logger, boot agentapi.Boot) error {
 	}
 	flags := flag.NewFlagSet("itzo cell", flag.ExitOnError)
 	flags.StringVar(&o.UserData, "user-data", cloudinit.SeedFile,
-		"`file` with the machine's user data, or "+fromEC2+": EC2's metadata service is asked for it first")
+		"`file` with the machine's user data; or "+fromCloud+": what the machine has of it is asked first, as by Kip's image; or "+
+			fromEC2+": EC2's metadata service is")
 	flags.StringVar(&o.Listen, "listen", "", "`address` where Kip finds the agent (default: port 6421 of all addresses)")
 	flags.StringVar(&o.Components, "components", "", "`executable` that is the kubelet (default: "+componentsName+" beside itzo, else itzo)")
 	flags.StringVar(&o.Containerd, "containerd", "",
@@ -155,9 +162,15 @@ func runCell(ctx context.Context, log *slog.Logger, boot agentapi.Boot) error {
 		return fmt.Errorf("itzo cell takes no arguments: %q", flags.Args())
 	}
 	var err error
-	if o.UserData == fromEC2 {
+	if o.UserData == fromEC2 || o.UserData == fromCloud {
+		source := userdata.EC2()
+		if o.UserData == fromCloud {
+			if source, err = userdata.Choose(userdata.Sources()); err != nil {
+				return err
+			}
+		}
 		o.UserData = cloudinit.SeedFile
-		data, err := userdata.EC2().Get(ctx)
+		data, err := source.Get(ctx)
 		if err == nil {
 			err = cloudinit.Leave(o.UserData, data.Document, data.Place)
 		}
