@@ -1,5 +1,5 @@
-// Command kip-image builds the boot image of cells, and pins Debian's packages that
-// it is made of.
+// Command kip-image builds the boot image of cells and publishes it in clouds, packs the
+// agent for other images, and pins Debian's packages that the image is made of.
 package main
 
 import (
@@ -23,6 +23,7 @@ import (
 
 const usage = `usage: kip-image build [flags]   build the image of what the lock pins
        kip-image agent [flags]   pack the agent for a Linux of one's own
+       kip-image publish [flags] upload and register an image that was built
        kip-image lock [flags]    pin the packages that Debian has now
 
 Flags of each: kip-image build -help
@@ -33,7 +34,12 @@ const debianKeys = "/usr/share/keyrings/debian-archive-keyring.gpg"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
-	commands := map[string]func(context.Context, []string) error{"agent": agent, "build": build, "lock": lock}
+	commands := map[string]func(context.Context, []string) error{
+		"agent":   agent,
+		"build":   build,
+		"lock":    lock,
+		"publish": publish,
+	}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
 		fmt.Fprint(os.Stderr, usage)
 		os.Exit(2)
