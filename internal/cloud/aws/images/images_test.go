@@ -202,6 +202,10 @@ func TestAnImageIsPublishedOnce(t *testing.T) {
 	if n := slices.Index(r.said, "uploaded 100 %"); n < 0 {
 		t.Errorf("said %q", r.said)
 	}
+	if found, err := r.publisher(0, r.transport()).images(t.Context(), tag(TagDigest, i.SHA256)); err != nil || len(found) != 1 ||
+		found[0].State != types.ImageStateAvailable {
+		t.Errorf("it was not waited for until it can be launched: %v, %v", found, err)
+	}
 	before := r.model.Calls()
 	if again := r.publish(i); again != id {
 		t.Errorf("published once more it is %s, not %s", again, id)
@@ -264,6 +268,40 @@ func TestAPublicationThatWasCutOffIsMadeWhole(t *testing.T) {
 	t.Error("a hundred calls are not enough")
 }
 
+// A snapshot that is whole is not uploaded twice.
+func TestASnapshotThatIsThereIsRegistered(t *testing.T) {
+	r := newRegion(t)
+	i, blocks := r.disk("v1")
+	registers := func(req *http.Request) bool {
+		if strings.HasPrefix(req.URL.Path, "/snapshots") {
+			return false
+		}
+		text, err := io.ReadAll(req.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		req.Body = io.NopCloser(bytes.NewReader(text))
+		return bytes.Contains(text, []byte("Action=RegisterImage"))
+	}
+	if _, err := r.publisher(0, fails{r.transport(), registers}).Publish(t.Context(), i); err == nil {
+		t.Fatal("it was registered")
+	}
+	r.is(r.publish(i), i, blocks)
+	if n := r.model.Calls()["StartSnapshot"]; n != 1 {
+		t.Errorf("%d snapshots were started", n)
+	}
+}
+
+func TestTheRestOfTheLastBlockIsEmpty(t *testing.T) {
+	r := newRegion(t)
+	p := r.publisher(0, r.transport())
+	used := bytes.Repeat([]byte{7}, blockSize)
+	sum, err := p.putOne(t.Context(), "none", bytes.NewReader(make([]byte, 1000)), 0, used)
+	if sum != nil || err != nil {
+		t.Errorf("the end of a disk, all zeros, was to be written: %v", err)
+	}
+}
+
 func TestAnUploadThatIsUnderWayIsNotDisturbed(t *testing.T) {
 	r := newRegion(t)
 	i, _ := r.disk("v1")
@@ -306,7 +344,7 @@ func TestAnUploadThatFailsLeavesNothing(t *testing.T) {
 			t.Errorf("%s fails: %v", what, err)
 		}
 		if len(r.model.Snapshots()) != 0 || len(r.published()) != 0 {
-			t.Errorf("%s fails: there are %v and %v", what, r.model.Snapshots(), r.published())
+			t.Errorf("%s fails: there are %d snapshots, and the images %v", what, len(r.model.Snapshots()), r.published())
 		}
 	}
 }
