@@ -14,11 +14,11 @@ import (
 )
 
 // booted are agents that tell this of their machine's start.
-func booted(boot func() string) func(*http.Request) *http.Response {
+func booted(says *atomic.Value) func(*http.Request) *http.Response {
 	return func(r *http.Request) *http.Response {
 		answer := ""
 		if r.URL.Path == agentapi.PathConfig {
-			answer = boot()
+			answer = says.Load().(string)
 		}
 		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(answer))}
 	}
@@ -44,8 +44,9 @@ func TestACellShowsHowItsMachineStarted(t *testing.T) {
 	var writes atomic.Int32
 	count := func(string, string) error { writes.Add(1); return nil }
 	inBubble(t, nil, count, func(t *testing.T, b *bubble) {
-		says := first
-		b.links.agents = booted(func() string { return says })
+		var says atomic.Value
+		says.Store(first)
+		b.links.agents = booted(&says)
 		b.request("a", "nano")
 		b.later(10 * time.Second)
 		shown := func() string {
@@ -62,7 +63,7 @@ func TestACellShowsHowItsMachineStarted(t *testing.T) {
 			t.Errorf("ready after a second and a half, it shows %s", got)
 		}
 		// With its pod nothing that the agent says of it is news.
-		says = `{"boot":{"kernel":1,"joined":2}}`
+		says.Store(`{"boot":{"kernel":1,"joined":2}}`)
 		before := writes.Load()
 		link := b.links.of(cell.ID)
 		for range 3 {
@@ -85,7 +86,9 @@ func TestACellShowsHowItsMachineStarted(t *testing.T) {
 
 func TestAMachineWithoutAKernelOfItsOwnShowsNoStart(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		b.links.agents = booted(func() string { return "{}" })
+		var says atomic.Value
+		says.Store("{}")
+		b.links.agents = booted(&says)
 		b.request("a", "nano")
 		b.later(10 * time.Second)
 		cell, _ := b.cells.ForPod(ref("a").UID)
@@ -102,11 +105,12 @@ func TestAStoppedMachineShowsItsLastStart(t *testing.T) {
 		model := c.Cloud.(*modelCloud)
 		model.features.Stopper = stopping{modelCloud: model}
 	}, nil, func(t *testing.T, b *bubble) {
-		says := first
-		b.links.agents = booted(func() string { return says })
+		var says atomic.Value
+		says.Store(first)
+		b.links.agents = booted(&says)
 		b.later(time.Minute)
 		stopped := b.cells.List()[0]
-		says = `{"boot":{"kernel":5000000,"joined":6000000}}`
+		says.Store(`{"boot":{"kernel":5000000,"joined":6000000}}`)
 		b.request("a", "nano")
 		b.later(time.Minute)
 		cell, _ := b.cells.ForPod(ref("a").UID)
