@@ -107,7 +107,9 @@ func TestAStoppedMachineShowsItsLastStart(t *testing.T) {
 	}, nil, func(t *testing.T, b *bubble) {
 		var says atomic.Value
 		says.Store(first)
+		b.stop() // the first cell boots already
 		b.links.agents = booted(&says)
+		b.run()
 		b.later(time.Minute)
 		stopped := b.cells.List()[0]
 		says.Store(`{"boot":{"kernel":5000000,"joined":6000000}}`)
