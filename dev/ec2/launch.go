@@ -308,11 +308,12 @@ func (m *Model) mayLaunch(r *request, l *launch, image, subnet string, groups []
 
 // exists says whether what a launch names is there.
 func (m *Model) exists(l *launch, image string, groups []string) error {
-	n := slices.IndexFunc(m.cfg.Images, func(i Image) bool { return i.ID == image })
+	images := m.Images()
+	n := slices.IndexFunc(images, func(i Image) bool { return i.ID == image })
 	if n < 0 {
 		return bad("InvalidAMIID.NotFound", "The image id '[%s]' does not exist", image)
 	}
-	l.image = m.cfg.Images[n]
+	l.image = images[n]
 	for _, id := range groups {
 		g, ok := m.group(id)
 		if !ok || g.VPC != l.subnet.VPC {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/elotl/kip/internal/agent/cloudinit"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agent/console"
 	"github.com/elotl/kip/internal/agent/disks"
 	"github.com/elotl/kip/internal/agent/firewall"
 	"github.com/elotl/kip/internal/agent/localapi"
@@ -77,6 +78,10 @@ type Options struct {
 	Version string
 	Log     *slog.Logger
 	Clock   clock.Clock
+	// Boot is how the machine came to the agent; zero where no kernel was started for it.
+	Boot agentapi.Boot
+	// SinceBoot is the time since that kernel started.
+	SinceBoot func() time.Duration
 	// Prepare readies the machine's network for the pod's address.
 	Prepare func(c agentapi.Config) error
 }
@@ -101,6 +106,9 @@ func (o *Options) defaults() {
 	set(&o.Nft, nftPath())
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
+	}
+	if o.SinceBoot == nil {
+		o.SinceBoot = console.SinceBoot
 	}
 	if o.Prepare == nil {
 		o.Prepare = func(c agentapi.Config) error {
@@ -135,6 +143,7 @@ type Agent struct {
 	config  *agentapi.Config // the one in force
 	kubelet *component       // with kube-proxy; nil before the first configuration
 	running context.Context  // of the components; nil before Run and after
+	boot    agentapi.Boot    // with the first configuration
 }
 
 // component is a part that runs with a configuration of Kip.

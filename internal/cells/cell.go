@@ -83,8 +83,42 @@ type Cell struct {
 	// container logs are worth saving.
 	PodEnded bool `json:"podEnded,omitempty"`
 	// BilledSeconds are those that the instance ran before it was last stopped.
-	BilledSeconds float64      `json:"billedSeconds,omitempty"`
-	Steps         []apiv1.Step `json:"steps,omitempty"`
+	BilledSeconds float64 `json:"billedSeconds,omitempty"`
+	// Boot is the machine's last start, as its agent tells of it: for people.
+	Boot  Boot         `json:"boot,omitzero"`
+	Steps []apiv1.Step `json:"steps,omitempty"`
+}
+
+// Boot is the start of a machine, as its agent tells of it.
+type Boot struct {
+	agentapi.Boot
+	// Told is when Kip was told, and Ready when the kubelet was ready then, by Kip's clock.
+	Told  time.Time `json:"told"`
+	Ready time.Time `json:"ready,omitzero"`
+}
+
+// shown is what people are shown of it; nil for nothing.
+func (b Boot) shown() *apiv1.Boot {
+	if b.Told.IsZero() {
+		return nil
+	}
+	since := func(d time.Duration) *metav1.Duration {
+		if d <= 0 {
+			return nil
+		}
+		return &metav1.Duration{Duration: d.Round(time.Millisecond)}
+	}
+	s := &apiv1.Boot{Kernel: since(b.Kernel), UserSpace: since(b.UserSpace), Network: since(b.Network), Joined: since(b.Joined)}
+	if !b.Ready.IsZero() {
+		s.Ready = since(b.Joined + b.Ready.Sub(b.Told))
+	}
+	return s
+}
+
+// bootIsNews says that what an agent tells of its machine's start is news, once a start: it
+// may tell something else with each connection.
+func (c *Cell) bootIsNews(told agentapi.Boot) bool {
+	return told != (agentapi.Boot{}) && (c.Boot.Told.IsZero() || c.Boot.Told.Before(c.launched()))
 }
 
 // Options are what a launch is given besides its offer.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/lanes"
 )
@@ -58,6 +59,7 @@ type entry struct {
 	configured bool               // the agent has its configuration, on this connection
 	untold     bool               // observers do not know of that
 	dns        []netip.Addr       // of that configuration
+	boot       agentapi.Boot      // as the agent told with it
 	breaks     int                // how often the session has not been connected
 	attached   bool               // the cloud has attached the disks, for this process
 	disksShown bool               // the agent has the disks from this process

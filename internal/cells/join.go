@@ -78,7 +78,11 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 		return left, nil // the tunnel and the kubelet wake the cell
 	}
 	return 0, c.save(ctx, e, func(cell *Cell) error {
-		cell.step(apiv1.StepReady, c.cfg.Clock.Now())
+		now := c.cfg.Clock.Now()
+		cell.step(apiv1.StepReady, now)
+		if !cell.Boot.Told.IsZero() && !cell.Boot.Told.Before(cell.launched()) {
+			cell.Boot.Ready = now
+		}
 		return cell.enter(apiv1.Ready)
 	})
 }
@@ -224,7 +228,11 @@ func (c *Controller) dialled(ctx context.Context, e *entry) (configure func(cont
 // configure hands the agent its configuration on a session that has had so many
 // breaks.
 func (c *Controller) configure(ctx context.Context, e *entry, session Session, config agentapi.Config, breaks int) error {
-	put := func(ctx context.Context, agent agentapi.Client) error { return agent.PutConfig(ctx, config) }
+	var boot agentapi.Boot
+	put := func(ctx context.Context, agent agentapi.Client) (err error) {
+		boot, err = agent.PutConfig(ctx, config)
+		return err
+	}
 	if err := c.ask(ctx, e, session, put); err != nil {
 		return fmt.Errorf("configure cell %s: %w", e.id, err)
 	}
@@ -237,7 +245,7 @@ func (c *Controller) configure(ctx context.Context, e *entry, session Session, c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e.breaks == breaks { // else the break has queued the cell again
-		e.configured, e.untold, e.dns = true, true, config.ClusterDNS
+		e.configured, e.untold, e.dns, e.boot = true, true, config.ClusterDNS, boot
 	}
 	return nil
 }
@@ -245,18 +253,22 @@ func (c *Controller) configure(ctx context.Context, e *entry, session Session, c
 // connected says, and stores, that the agent has its configuration, where it does.
 func (c *Controller) connected(ctx context.Context, e *entry) error {
 	c.mu.Lock()
-	configured, tell := e.configured, e.configured && e.untold
+	configured, tell, boot := e.configured, e.configured && e.untold, e.boot
 	e.untold = false
 	c.mu.Unlock()
 	if tell {
 		c.observers.CellConnected(*e.cell(), e.session.Conn())
 	}
-	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() {
+	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(boot) {
 		return nil
 	}
 	return c.save(ctx, e, func(cell *Cell) error {
 		cell.Token = ""
-		cell.step(apiv1.StepJoined, c.cfg.Clock.Now())
+		now := c.cfg.Clock.Now()
+		cell.step(apiv1.StepJoined, now)
+		if cell.bootIsNews(boot) {
+			cell.Boot = Boot{Boot: boot, Told: now}
+		}
 		return nil
 	})
 }

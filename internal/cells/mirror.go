@@ -212,6 +212,7 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		Candidates:   cell.Candidates(),
 		RuledOut:     cell.RuledOut,
 		Steps:        cell.Steps,
+		Boot:         cell.Boot.shown(),
 	}
 	if i := cell.Instance; i != nil {
 		s.InstanceID = i.ID

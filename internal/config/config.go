@@ -232,8 +232,8 @@ type StandbyCells struct {
 
 // Itzo is the agent on cells.
 type Itzo struct {
-	Version string `key:"version" clouds:"aws,gce,azure" doc:"Version of the agent to download. Default: the image's own."`
-	URL     string `key:"url" clouds:"aws,gce,azure" doc:"Where the agent is downloaded from."`
+	Version string `key:"version" clouds:"aws,gce,azure" doc:"Version of the agent to download. Refused in this build: cells run the agent of their image, which itzo install replaces in one of your own."`
+	URL     string `key:"url" clouds:"aws,gce,azure" doc:"Where the agent is downloaded from. Refused in this build, as version is."`
 }
 
 // Healthcheck has exactly one field set.

@@ -83,8 +83,9 @@ func notOnAWS(cfg *config.Config) map[string]string {
 	}
 	refuse(c.UseCloudParameterStore, "cells.useCloudParameterStore",
 		"true is not valid: want false, since user data holds no secret but one that joins once, and then is worth nothing")
-	refuse(c.Itzo.Version != "", "cells.itzo.version", "cells run the agent of their image: want none")
-	refuse(c.Itzo.URL != "", "cells.itzo.url", "cells run the agent of their image: want none")
+	const itsOwnAgent = "cells run the agent of their image, which itzo install replaces in an image of your own: want none"
+	refuse(c.Itzo.Version != "", "cells.itzo.version", itsOwnAgent)
+	refuse(c.Itzo.URL != "", "cells.itzo.url", itsOwnAgent)
 	refuse(c.CloudInitFile != "", "cells.cloudInitFile", "it has no effect in this build: want none")
 	refuse(len(c.CellConfig) > 0, "cells.cellConfig", "it has no effect in this build: want none")
 	const noHosts = "EC2's dedicated instances are not offered in this build: want false"

@@ -1123,6 +1123,9 @@ func TestTheConsoleIsReadAsItWasWritten(t *testing.T) {
 func TestTheCatalogueHasWhatIsOfferedInTheSubnets(t *testing.T) {
 	cfg := anAccount(sim.Knobs{})
 	cfg.PageSize = 2
+	old := cfg.Sim.Catalogue[0]
+	old.Name, old.BootModes = "bios.small", []string{"bios"} // Kip's image does not boot on it
+	cfg.Sim.Catalogue = append(cfg.Sim.Catalogue, old)
 	_, url := serve(t, cfg)
 	s := settings(url)
 	s.VPC, s.Subnets = "", []string{"subnet-a1", privateSubnet}

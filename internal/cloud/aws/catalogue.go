@@ -105,7 +105,8 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 var architectures = map[types.ArchitectureType]string{types.ArchitectureTypeX8664: "amd64", types.ArchitectureTypeArm64: "arm64"}
 
 // readTypes reads the types that can be cells: those of the Nitro system, whose disks are
-// NVMe devices and whose interfaces take prefixes, with room for a pod's address.
+// NVMe devices and whose interfaces take prefixes, with room for a pod's address and a
+// firmware that boots by UEFI, as Kip's image does.
 func (c *Cloud) readTypes(ctx context.Context) ([]catalog.InstanceType, error) {
 	var all []catalog.InstanceType
 	pages := ec2.NewDescribeInstanceTypesPaginator(c.api, &ec2.DescribeInstanceTypesInput{
@@ -124,7 +125,9 @@ func (c *Cloud) readTypes(ctx context.Context) ([]catalog.InstanceType, error) {
 
 func typeOf(t types.InstanceTypeInfo) (catalog.InstanceType, bool) {
 	nitro := t.Hypervisor == types.InstanceTypeHypervisorNitro || aws.ToBool(t.BareMetal)
-	if !nitro || t.VCpuInfo == nil || t.MemoryInfo == nil || t.ProcessorInfo == nil || t.NetworkInfo == nil ||
+	// A list that is not there says nothing.
+	uefi := len(t.SupportedBootModes) == 0 || slices.Contains(t.SupportedBootModes, types.BootModeTypeUefi)
+	if !nitro || !uefi || t.VCpuInfo == nil || t.MemoryInfo == nil || t.ProcessorInfo == nil || t.NetworkInfo == nil ||
 		aws.ToInt32(t.NetworkInfo.Ipv4AddressesPerInterface) < 2 {
 		return catalog.InstanceType{}, false
 	}
