@@ -65,6 +65,10 @@ const (
 	// PathFirewall takes a Firewall by PUT. itzo answers 200 when it is in force,
 	// and with that the pod may start. GET returns a FirewallStatus.
 	PathFirewall = "/v1/firewall"
+	// PathAuthorities takes Authorities by PUT. The agent answers 200 when they are stored
+	// and hold. An agent before this path answers 404, and goes on with the authority of
+	// its user data.
+	PathAuthorities = "/v1/authorities"
 	// PathKubelet is the prefix of the reverse proxy into the cell's kubelet:
 	// GET /kubelet/containerLogs/… and so on, upgrades (SPDY, WebSocket)
 	// included.
@@ -89,6 +93,18 @@ type Config struct {
 	RegistryMirrors map[string][]string `json:"registryMirrors,omitempty"`
 	// Plugins says that the cell may be given Plugins.
 	Plugins bool `json:"plugins,omitempty"`
+}
+
+// Authorities are by which a cell knows Kip, and the certificate by which Kip knows the
+// cell.
+type Authorities struct {
+	// Trusted are the CAHashes of the authorities whose Kip the cell is to trust: that of
+	// the Kip that asks among them, and no others from then on.
+	Trusted []string `json:"trusted"`
+	// Certificate is the cell's (DER), for the key that it has, and CA that of the
+	// authority that issued it, one of Trusted.
+	Certificate []byte `json:"certificate"`
+	CA          []byte `json:"ca"`
 }
 
 // Disks are all that the cell is to have, by their IDs.

@@ -111,6 +111,10 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 			refused.add(followed.Term)
 			continue // it is heard
 		}
+		if _, is := errors.AsType[*tunnel.RotatedError](e.session.LastError()); is {
+			refused.rotated++
+			continue // so is this
+		}
 		since := c.awake
 		for _, t := range []time.Time{
 			onTime, e.api.LastHeartbeat(), e.connecting, e.session.HeldBack(), e.cell().StepTime(apiv1.StepBound),
@@ -126,6 +130,10 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 	was := c.refusing
 	c.refusing = refused
 	c.mu.Unlock()
+	if (refused.rotated > 0) != (was.rotated > 0) {
+		c.cfg.Log.Error("cells refuse this Kip, or do so no more: its store is older than the rotation of its CA", "cells", refused.rotated,
+			"ready", ready)
+	}
 	if (refused.cells > 0) != (was.cells > 0) {
 		c.cfg.Log.Error("cells refuse this Kip, or do so no more: one of a higher term has connected to them", "cells", refused.cells,
 			"ready", ready, "term", refused.term)
@@ -164,10 +172,12 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 	return disrupted
 }
 
-// refusals are of cells that are there, and that another Kip has connected to since.
+// refusals are of cells that are there: that another Kip has connected to since, and that
+// know a CA of Kip's that is not in the store.
 type refusals struct {
-	cells int
-	term  uint64 // the highest of those
+	cells   int
+	term    uint64 // the highest of those
+	rotated int
 }
 
 func (r *refusals) add(term uint64) { r.cells, r.term = r.cells+1, max(r.term, term) }
@@ -176,6 +186,10 @@ func (r *refusals) add(term uint64) { r.cells, r.term = r.cells+1, max(r.term, t
 func (c *Controller) Refused() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if n := c.refusing.rotated; n > 0 {
+		return fmt.Sprintf("%d cells refuse this Kip, since they trust a CA that is not in its store: the store is older than the rotation of the CA; "+
+			"they run on, and none is ended for it, until a newer backup is restored or their pods are deleted", n)
+	}
 	if c.refusing.cells == 0 {
 		return ""
 	}

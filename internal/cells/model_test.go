@@ -43,6 +43,9 @@ type modelLinks struct {
 	// the plugins.
 	drivers func() (registered []string, known bool)
 	trouble func() string
+	// dials judges how a cell is dialled, trusts answers what it is told; nil for yes.
+	dials  func(cell, ca string) error
+	trusts func(ctx context.Context, l *modelLink) error
 }
 
 var (
@@ -76,6 +79,12 @@ func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, api http.Handler
 	l.onState, l.addr, l.target = t.OnState, t.Addr, t
 	if m.boots != nil && !m.boots(l.id) {
 		return l, nil
+	}
+	if m.dials != nil {
+		if err := m.dials(l.id, t.CA); err != nil {
+			l.set(false, err)
+			return l, nil
+		}
 	}
 	go func() {
 		for spend(ctx, "key of "+l.id) != nil {
@@ -154,6 +163,14 @@ func (l *modelLink) PluginTrouble() string {
 		return ""
 	}
 	return l.all.trouble()
+}
+
+// Trust is as trusts says.
+func (l *modelLink) Trust(ctx context.Context) error {
+	if l.all.trusts == nil {
+		return nil
+	}
+	return l.all.trusts(ctx, l)
 }
 
 func (l *modelLink) Connected() bool {

@@ -735,7 +735,7 @@ const mostPrice = 0.22 // of the catalogue
 // killed before it, and after its effect.
 func TestKipIsKilledAtEveryWriteAndEveryCloudCall(t *testing.T) {
 	deaths, all := 0, true
-	for _, sc := range slices.Concat(scenarios, diskScenarios, storeScenarios) {
+	for _, sc := range slices.Concat(scenarios, diskScenarios, storeScenarios, rotationScenarios) {
 		t.Run(strings.ReplaceAll(sc.name, " ", "_"), func(t *testing.T) {
 			violations, passed := playUntil(t, sc, failpoint{})
 			if len(violations) > 0 {
