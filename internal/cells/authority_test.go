@@ -404,3 +404,16 @@ func TestACellThatTrustsANewerCAIsNotLost(t *testing.T) {
 		}
 	})
 }
+
+func TestACellThatBootsAndTrustsANewerCAIsNotEnded(t *testing.T) {
+	silent := func(c *setup) { c.APIs.(*modelLinks).boots = func(string) bool { return false } }
+	inBubble(t, silent, nil, func(t *testing.T, b *bubble) {
+		cell := b.request("a", "nano")
+		b.later(10 * time.Second)
+		b.links.of(cell.ID).set(false, &tunnel.RotatedError{})
+		b.later(time.Hour)
+		if got, has := b.cells.ForPod(ref("a").UID); !has || got.ID != cell.ID || got.Phase != apiv1.Booting || b.cells.Refused() == "" {
+			t.Errorf("after an hour the pod has %v, and Kip says %q", got, b.cells.Refused())
+		}
+	})
+}

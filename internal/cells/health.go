@@ -103,18 +103,18 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 	c.mu.Lock()
 	for _, e := range c.cells {
 		phase := e.cell().Phase
-		if phase != apiv1.Bound && phase != apiv1.Ready || e.ending != "" || e.api == nil || e.session == nil {
+		if e.ending != "" || e.session == nil {
+			continue
+		}
+		if refusal := e.refusal(); refusal != nil && (phase == apiv1.Booting || phase == apiv1.Ready || phase == apiv1.Bound) {
+			ready++
+			refused.add(refusal)
+			continue // it is heard
+		}
+		if phase != apiv1.Bound && phase != apiv1.Ready || e.api == nil {
 			continue
 		}
 		ready++
-		if followed, is := errors.AsType[*tunnel.FollowedError](e.session.LastError()); is {
-			refused.add(followed.Term)
-			continue // it is heard
-		}
-		if _, is := errors.AsType[*tunnel.RotatedError](e.session.LastError()); is {
-			refused.rotated++
-			continue // so is this
-		}
 		since := c.awake
 		for _, t := range []time.Time{
 			onTime, e.api.LastHeartbeat(), e.connecting, e.session.HeldBack(), e.cell().StepTime(apiv1.StepBound),
@@ -172,6 +172,26 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 	return disrupted
 }
 
+// refusedPoll is after how long to look again at a cell that refuses this process.
+const refusedPoll = 5 * time.Second
+
+// refusal is why a cell that is there does not obey this process: another Kip has connected
+// to it since, or it knows a CA that is not in the store. It may run a pod for that Kip.
+// Nil if it does.
+func (e *entry) refusal() error {
+	if e.session == nil {
+		return nil
+	}
+	err := e.session.LastError()
+	if followed, is := errors.AsType[*tunnel.FollowedError](err); is {
+		return followed
+	}
+	if rotated, is := errors.AsType[*tunnel.RotatedError](err); is {
+		return rotated
+	}
+	return nil
+}
+
 // refusals are of cells that are there: that another Kip has connected to since, and that
 // know a CA of Kip's that is not in the store.
 type refusals struct {
@@ -180,7 +200,13 @@ type refusals struct {
 	rotated int
 }
 
-func (r *refusals) add(term uint64) { r.cells, r.term = r.cells+1, max(r.term, term) }
+func (r *refusals) add(refusal error) {
+	if followed, is := errors.AsType[*tunnel.FollowedError](refusal); is {
+		r.cells, r.term = r.cells+1, max(r.term, followed.Term)
+		return
+	}
+	r.rotated++
+}
 
 // Refused says why cells that are well do not obey this Kip; "" if they do. They are not lost.
 func (c *Controller) Refused() string {
