@@ -35,6 +35,8 @@ type authorities struct {
 // rotates has the cells of a bubble know of CAs. The Kip that runs has first's.
 func rotates(b *bubble, first string) *authorities {
 	a := &authorities{b: b, trusts: map[string][]string{}, told: map[string]int{}}
+	b.links.mu.Lock()
+	defer b.links.mu.Unlock()
 	b.links.dials = func(cell, ca string) error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -196,7 +198,9 @@ func TestACellThatIsNotMovedStaysWithTheOldCAAndIsAskedSeldom(t *testing.T) {
 			cell, _ := b.cells.ForPod(ref(pods[n]).UID)
 			cells[cell.ID] = err
 		}
+		a.mu.Lock()
 		a.answer = func(cell string) error { return cells[cell] }
+		a.mu.Unlock()
 		a.kip("ca-2", "ca-1")
 		b.later(24 * time.Hour)
 		a.wantBy("a day later", map[string]int{"ca-1+": 2})
@@ -257,7 +261,7 @@ func TestALaunchThatIsUnderWayKeepsTheOldCA(t *testing.T) {
 		if len(left) != 1 || left[0].Why != "it is being launched" {
 			t.Errorf("while it is being launched: %+v", left)
 		}
-		lost = false
+		b.cloud.set(func() { lost = false })
 		b.later(time.Minute)
 		a.wantBy("when it has joined", map[string]int{"ca-2+ca-1": 1})
 		if b.phase("a") != apiv1.Bound || len(b.cells.Unmoved()) != 0 {
@@ -279,13 +283,15 @@ func TestStoppedStandbyCellsAreReplacedOrMovedInARotation(t *testing.T) {
 		}, nil, func(t *testing.T, b *bubble) {
 			a := rotates(b, "ca-1")
 			b.later(time.Minute)
+			b.stop()
 			first := b.cells.List()
 			if len(first) != 1 || !first[0].Stopped {
 				t.Fatalf("the pool has %+v", first)
 			}
 			b.cfg.Template = "of ca-2"
 			b.cfg.Pools[0].Offers = func() ([]Offer, error) { return nil, cloud.ErrCapacity }
-			a.kip("ca-2", "ca-1")
+			b.cfg.CAHash, b.cfg.OldCAHash = "ca-2", "ca-1"
+			b.run()
 			if taken {
 				b.later(time.Millisecond)
 				b.request("a", "nano")
@@ -300,8 +306,9 @@ func TestStoppedStandbyCellsAreReplacedOrMovedInARotation(t *testing.T) {
 				if len(left) != 1 || left[0].Cell.ID != first[0].ID || !strings.Contains(left[0].Why, "it is stopped") {
 					t.Errorf("not moved: %+v", left)
 				}
+				b.stop()
 				b.cfg.Pools[0].Offers = func() ([]Offer, error) { return nano("x").Offers, nil }
-				a.kip("ca-2", "ca-1")
+				b.run()
 				b.later(5 * time.Minute)
 			}
 			for _, cell := range b.cells.List() {

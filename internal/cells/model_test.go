@@ -82,8 +82,11 @@ func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, api http.Handler
 	if m.boots != nil && !m.boots(l.id) {
 		return l, nil
 	}
-	if m.dials != nil {
-		if err := m.dials(l.id, t.CA); err != nil {
+	m.mu.Lock()
+	dials := m.dials
+	m.mu.Unlock()
+	if dials != nil {
+		if err := dials(l.id, t.CA); err != nil {
 			l.set(false, err)
 			return l, nil
 		}
@@ -176,10 +179,13 @@ func (l *modelLink) PluginTrouble() string {
 
 // Trust is as trusts says.
 func (l *modelLink) Trust(ctx context.Context) error {
-	if l.all.trusts == nil {
+	l.all.mu.Lock()
+	trusts := l.all.trusts
+	l.all.mu.Unlock()
+	if trusts == nil {
 		return nil
 	}
-	return l.all.trusts(ctx, l)
+	return trusts(ctx, l)
 }
 
 func (l *modelLink) Connected() bool {
