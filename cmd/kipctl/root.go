@@ -80,7 +80,7 @@ func newRoot(k *kipctl, name string) *cobra.Command {
 			return fmt.Errorf("say what to get: %s", strings.Join(all, ", "))
 		}}
 	get.AddCommand(getCells(k), getPods(k), getStandby(k), getCapacity(k))
-	root.AddCommand(get, why(k), priceOf(k), costOf(k), showVersion(k), backup(k), restore(k), cleanup(k), allow(k), generation(k))
+	root.AddCommand(get, why(k), priceOf(k), costOf(k), showVersion(k), backup(k), restore(k), cleanup(k), allow(k), generation(k), ca(k))
 	return root
 }
 

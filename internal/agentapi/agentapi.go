@@ -67,6 +67,10 @@ const (
 	// PathFirewall takes a Firewall by PUT. itzo answers 200 when it is in force,
 	// and with that the pod may start. GET returns a FirewallStatus.
 	PathFirewall = "/v1/firewall"
+	// PathAuthorities takes Authorities by PUT. The agent answers 200 when they are stored
+	// and hold. An agent before this path answers 404, and goes on with the authority of
+	// its user data.
+	PathAuthorities = "/v1/authorities"
 	// PathKubelet is the prefix of the reverse proxy into the cell's kubelet:
 	// GET /kubelet/containerLogs/… and so on, upgrades (SPDY, WebSocket)
 	// included.
@@ -120,6 +124,18 @@ func (b Boot) Plausible() bool {
 	at := []time.Duration{b.Kernel, b.UserSpace, b.Network, b.Joined, maxBoot}
 	known := slices.DeleteFunc(at, func(d time.Duration) bool { return d == 0 })
 	return b.Joined > 0 && known[0] > 0 && slices.IsSorted(known)
+}
+
+// Authorities are by which a cell knows Kip, and the certificate by which Kip knows the
+// cell.
+type Authorities struct {
+	// Trusted are the CAHashes of the authorities whose Kip the cell is to trust: that of
+	// the Kip that asks among them, and no others from then on.
+	Trusted []string `json:"trusted"`
+	// Certificate is the cell's (DER), for the key that it has, and CA that of the
+	// authority that issued it, one of Trusted.
+	Certificate []byte `json:"certificate"`
+	CA          []byte `json:"ca"`
 }
 
 // Disks are all that the cell is to have, by their IDs.

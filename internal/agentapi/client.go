@@ -109,6 +109,11 @@ func (c Client) PutPlugins(ctx context.Context, plugins []Plugin) error {
 	return c.put(ctx, PathPlugins, Plugins{Plugins: plugins})
 }
 
+// PutAuthorities tells the agent by which authorities Kip is to be known.
+func (c Client) PutAuthorities(ctx context.Context, a Authorities) error {
+	return c.put(ctx, PathAuthorities, a)
+}
+
 // PutFirewall hands the agent an encoded Firewall. Its Digest is what Firewall
 // tells from then on.
 func (c Client) PutFirewall(ctx context.Context, encoded []byte) error {

@@ -70,6 +70,12 @@ type Cell struct {
 	Token string `json:"token,omitempty"`
 	// KeyHash is the SHA-256 of the public key that spent the token.
 	KeyHash string `json:"keyHash,omitempty"`
+	// CA is the hash of the CA by which the cell surely knows Kip: that of its user data, or
+	// one that it has proven since to trust. Empty in records from before: the only one
+	// then, so the older of two. OldCA is another that it was told to trust with it, and may
+	// trust as long as this says so.
+	CA    string `json:"ca,omitempty"`
+	OldCA string `json:"oldCA,omitempty"`
 	// Reason says why the cell waits, or why it ended.
 	Reason string `json:"reason,omitempty"`
 	// Cause is the kind of Reason for which the cell ends; empty before.

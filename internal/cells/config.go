@@ -34,8 +34,11 @@ type Config struct {
 	Store   *store.Store
 	Tunnels Tunnels
 	APIs    APIs
-	// CAHash goes into user data, so that a cell knows its Kip.
+	// CAHash is that of the CA that signs. It goes into user data, so that a cell knows its
+	// Kip.
 	CAHash string
+	// OldCAHash is that of the CA from before, by which some cells know Kip yet; "" for none.
+	OldCAHash string
 	// Gate is what every end goes through.
 	Gate *gate.Gate
 	// Shortages are told of each offer that the cloud did not serve.

@@ -146,6 +146,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		func() { c.checkHealth(ctx) },
 		func() { c.fillPools(ctx) },
 		func() { c.hearInterruptions(ctx) },
+		func() { c.tellTrust(ctx) },
 		func() { c.launchAll(ctx) },
 		func() {
 			c.taggings.run(ctx, func(entries []*entry) {

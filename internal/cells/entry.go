@@ -71,6 +71,8 @@ type entry struct {
 	stopping   attempts           // to stop one
 	unknown    news               // of what may run its pod besides
 
+	trusting trusting // under mu
+
 	// held is why its end is held back, heldTold what was told of that; under mu.
 	held     string
 	heldTold news

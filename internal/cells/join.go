@@ -291,6 +291,7 @@ func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (Sess
 		CellID:  cell.JoinID(),
 		Addr:    netip.AddrPortFrom(cell.Instance.DialIP(c.cfg.Calls.Traits().DialPublic), agentapi.Port),
 		KeyHash: cell.KeyHash,
+		CA:      c.caOf(cell),
 		Rank:    e.rank,
 		OnState: func(connected bool, _ error) {
 			if !connected {

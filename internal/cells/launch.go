@@ -190,7 +190,7 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, 
 		own := intent
 		own.Index = n
 		cells[n] = e.cell().clone()
-		cells[n].Launch = &own
+		cells[n].Launch, cells[n].CA, cells[n].OldCA = &own, c.cfg.CAHash, ""
 		token := pki.NewToken()
 		if intent.Shared {
 			token = secret.Token(cells[n].JoinID())
@@ -211,7 +211,7 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, 
 			c.mu.Lock()
 			group[n].launch = intent.ID
 			c.mu.Unlock()
-			cell.Launch, cell.Token = cells[n].Launch, cells[n].Token
+			cell.Launch, cell.Token, cell.CA, cell.OldCA = cells[n].Launch, cells[n].Token, cells[n].CA, ""
 			return cell.enter(apiv1.Launching)
 		}, record, raised)
 		return revision, err
@@ -703,13 +703,13 @@ func (c *Controller) launchRequest(cells []Cell, secret pki.BatchSecret) (cloud.
 		r.UserData, err = userData(agentapi.BatchUserData{
 			Version: agentapi.BatchVersion,
 			Batch:   first.Launch.ID,
-			CAHash:  c.cfg.CAHash,
+			CAHash:  c.caOf(&first),
 			Secret:  secret.Reveal(),
 		})
 		return r, err
 	}
 	for _, cell := range cells {
-		data, err := userData(agentapi.UserData{CellID: cell.ID, CAHash: c.cfg.CAHash, Token: cell.Token})
+		data, err := userData(agentapi.UserData{CellID: cell.ID, CAHash: c.caOf(&cell), Token: cell.Token})
 		if err != nil {
 			return r, err
 		}

@@ -25,6 +25,7 @@ type Session interface {
 	LastHeard() time.Time
 	LastError() error
 	HeldBack() time.Time
+	Trust(ctx context.Context) error
 	Conn() agentapi.Conn
 	Close()
 }
@@ -67,6 +68,11 @@ func (d dialer) Keep(ctx context.Context, t tunnel.Target, cellAPI http.Handler,
 type session struct{ *tunnel.Session }
 
 func (s session) Conn() agentapi.Conn { return pulse.Transport(s.Session.Conn(), pulse.Cell) }
+
+func (s session) Trust(ctx context.Context) error {
+	defer pulse.Wait(ctx, pulse.Cell)()
+	return s.Session.Trust(ctx)
+}
 
 // ServedBy are the APIs of a cell API server.
 func ServedBy(s *cellapi.Server) APIs { return server{s} }

@@ -45,6 +45,9 @@ type modelLinks struct {
 	// the plugins.
 	drivers func() (registered []string, known bool)
 	trouble func() string
+	// dials judges how a cell is dialled, trusts answers what it is told; nil for yes.
+	dials  func(cell, ca string) error
+	trusts func(ctx context.Context, l *modelLink) error
 }
 
 var (
@@ -78,6 +81,15 @@ func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, api http.Handler
 	l.onState, l.addr, l.target = t.OnState, t.Addr, t
 	if m.boots != nil && !m.boots(l.id) {
 		return l, nil
+	}
+	m.mu.Lock()
+	dials := m.dials
+	m.mu.Unlock()
+	if dials != nil {
+		if err := dials(l.id, t.CA); err != nil {
+			l.set(false, err)
+			return l, nil
+		}
 	}
 	go func() {
 		for spend(ctx, "key of "+l.id) != nil {
@@ -163,6 +175,17 @@ func (l *modelLink) PluginTrouble() string {
 		return ""
 	}
 	return l.all.trouble()
+}
+
+// Trust is as trusts says.
+func (l *modelLink) Trust(ctx context.Context) error {
+	l.all.mu.Lock()
+	trusts := l.all.trusts
+	l.all.mu.Unlock()
+	if trusts == nil {
+		return nil
+	}
+	return trusts(ctx, l)
 }
 
 func (l *modelLink) Connected() bool {

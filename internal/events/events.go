@@ -30,6 +30,7 @@ const (
 const (
 	NodeOutOfCapacity = "NodeOutOfCapacity"
 	NodeHasCapacity   = "NodeHasCapacity"
+	CARotated         = "CARotated"
 )
 
 // Of cells that do not live as they should.

@@ -38,9 +38,9 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 		Own:    k.api.ownDynamic,
 		Nodes:  k.nodesToAsk,
 		Listen: k.listenForAdmission,
-		Authority: func(ctx context.Context) (*pki.Authority, error) {
-			is, err := readAuthority(ctx, own, sealer, k.clock)
-			return is.authority, err
+		Authorities: func(ctx context.Context) (pki.Authorities, error) {
+			is, err := readAuthorities(ctx, own, sealer, k.clock)
+			return is.authorities, err
 		},
 		Rules: func() admission.Rules {
 			cfg := k.configNow()

@@ -118,8 +118,14 @@ func Run(ctx context.Context, o Options) error {
 		Tunnels: func() int { return ofLeader(k, func(l *leading) int { return l.cells.Connected() }) },
 		Waiting: func() int { return ofLeader(k, func(l *leading) int { return l.pods.WaitingPods() }) },
 		Held:    func() []gate.Held { return ofLeader(k, func(l *leading) []gate.Held { return l.gate.Held() }) },
-		Behind:  func() bool { return ofLeader(k, func(l *leading) bool { return l.notBehind() != nil }) },
-		Ledger:  func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
+		CA: func() (ca metrics.CA) {
+			if l := k.leading.Load(); l != nil {
+				ca.Ends, ca.Unmoved = l.rotation.is.authorities.Signing.Certificate().NotAfter, len(l.cells.Unmoved())
+			}
+			return ca
+		},
+		Behind: func() bool { return ofLeader(k, func(l *leading) bool { return l.notBehind() != nil }) },
+		Ledger: func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
 		Spent: func() map[string]metrics.Amount {
 			return ofLeader(k, func(l *leading) map[string]metrics.Amount { return l.cells.CostsByNamespace() })
 		},
@@ -205,6 +211,10 @@ func (k *process) takeTurns(ctx context.Context, own *store.Store, lead task) er
 		deposed := errors.Is(err, errDeposed)
 		if errors.Is(err, cells.ErrTakenOver) && !deposed && ctx.Err() == nil {
 			k.Log.Warn("the store has taken over, and its cells are loaded anew")
+			continue
+		}
+		if errors.Is(err, errNewCA) && !deposed && ctx.Err() == nil {
+			k.Log.Info("cells are loaded anew, with the CAs that are stored", "err", err)
 			continue
 		}
 		if errors.Is(err, cells.ErrBehindTime) && !deposed && ctx.Err() == nil {

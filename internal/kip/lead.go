@@ -16,11 +16,11 @@ import (
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/node"
-	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/podlogs"
 	"github.com/elotl/kip/internal/pods"
@@ -40,10 +40,10 @@ import (
 // leading is what a process has while it leads, each made of those above it.
 type leading struct {
 	*process
-	store     *store.Store // fenced: it writes only while this process leads
-	authority *pki.Authority
-	term      uint64 // higher than that of any Kip that led before
-	late      *lateness.Meter
+	store    *store.Store // fenced: it writes only while this process leads
+	rotation *rotation
+	term     uint64 // higher than that of any Kip that led before
+	late     *lateness.Meter
 
 	machines    *calls.Calls
 	gate        *gate.Gate               // before all that destroys
@@ -119,6 +119,7 @@ func (l *leading) parts(known []cells.Cell) []part {
 		part{name: "firewalls", run: l.firewalls.Run},
 		// Before the API server has answered: cells run on meanwhile, and are heard.
 		part{name: "cells", run: l.cells.Run},
+		part{name: "rotation of the CA", run: l.rotation.Run},
 		part{name: "saved logs", run: l.sweepLogs},
 		part{
 			name:  "cell mirror",
@@ -183,11 +184,7 @@ func (l *leading) close() {
 
 // wireCloud makes what reaches the cloud, and what makes disks there.
 func (l *leading) wireCloud(ctx context.Context) (err error) {
-	sealer, err := openSealer(l.cfg.Etcd.EncryptionKeyFiles)
-	if err != nil {
-		return err
-	}
-	if l.authority, err = loadAuthority(ctx, l.store, sealer, l.clock, l.Log); err != nil {
+	if l.rotation, err = l.loadRotation(ctx); err != nil {
 		return err
 	}
 	if l.term, err = beginTerm(ctx, l.store, l.clock); err != nil {
@@ -345,7 +342,17 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 
 // wireCells makes what launches cells, keeps them and ends them.
 func (l *leading) wireCells(ctx context.Context) error {
-	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Term: l.term, Log: l.Log, Late: l.late})
+	authorities, oldCAHash := l.rotation.is.authorities, ""
+	if authorities.Before != nil {
+		oldCAHash = authorities.Before.Hash()
+	}
+	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{
+		Authority: authorities.Signing,
+		Before:    authorities.Before,
+		Term:      l.term,
+		Log:       l.Log,
+		Late:      l.late,
+	})
 	if err != nil {
 		return err
 	}
@@ -369,8 +376,9 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Store:        l.store,
 		Tunnels:      cells.OverTunnels(tunnels),
 		APIs:         cells.ServedBy(l.cellAPI),
-		CAHash:       l.authority.Hash(),
-		Template:     template(l.cfg, l.authority.Hash()),
+		CAHash:       authorities.Signing.Hash(),
+		OldCAHash:    oldCAHash,
+		Template:     template(l.cfg, authorities.Signing.Hash()),
 
 		Pools:     pools,
 		Options:   standbyOptions(l.cfg),
@@ -396,6 +404,8 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Log:         l.Log,
 	})
 	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, l.cells.WaitsFor, l.Log)
+	l.rotation.cells = l.cells
+	l.rotation.say = func(message string) { l.nodes.nodeEvent(l.NodeName, corev1.EventTypeNormal, events.CARotated, message) }
 	return nil
 }
 

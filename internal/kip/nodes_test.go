@@ -221,8 +221,9 @@ func (w *town) start() (ended <-chan error) {
 			w.Fatal(err)
 		}
 	}
-	l.authority, err = pki.New(time.Now)
+	ca, err := pki.New(time.Now)
 	must(err)
+	l.rotation = &rotation{is: storedAuthorities{authorities: pki.Authorities{Signing: ca}}}
 	l.shop, err = shop.Open(w.Context(), shop.Config{
 		Cloud: machines, Store: w.store, Placement: placement.Config{DefaultInstanceType: "small"}, Clock: k.clock, Log: silent,
 	})

@@ -89,7 +89,7 @@ func (n *nodes) equip(ctx context.Context, s *served) error {
 	if err != nil {
 		return err
 	}
-	certificate, err := n.servingCertificate(n.authority, s.name, addresses)
+	certificate, err := n.servingCertificate(n.rotation.is.authorities.Signing, s.name, addresses)
 	if err != nil {
 		return err
 	}

@@ -57,6 +57,7 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Cleaner:   cleaner,
 		Holder:    holder{gate: l.gate},
 		Lineage:   lineage{l.cells},
+		CAKeeper:  l.rotation,
 		Explainer: explainer,
 		Log:       l.Log,
 	})

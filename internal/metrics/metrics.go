@@ -28,6 +28,8 @@ type Config struct {
 	Waiting func() int
 	// Held returns the ends that are held back.
 	Held func() []gate.Held
+	// CA returns what is told of the CA of the cells; the zero one by a process that does not lead.
+	CA func() CA
 	// Behind says that the store does not know of all instances.
 	Behind func() bool
 	// Ledger returns what all cells have cost until now, those that are gone
@@ -37,6 +39,12 @@ type Config struct {
 	Spent func() map[string]Amount
 	Clock clock.PassiveClock // required
 	Log   *slog.Logger       // required
+}
+
+// CA is what is told of the CA of the cells.
+type CA struct {
+	Ends    time.Time
+	Unmoved int // cells that know Kip by the CA before
 }
 
 // Cost is what cells of one kind have cost.
@@ -178,6 +186,11 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	behindDesc := f.scraped(gauge, "kip_store_behind",
 		"1 while the store does not know of all instances, and Kip launches and sweeps nothing until a person decides: kipctl generation.")
 
+	caEndsDesc := f.scraped(gauge, "kip_ca_end_timestamp_seconds",
+		"When the CA ends by which cells know Kip: kipctl ca rotate makes another. Of the Kip that leads.")
+	unmovedDesc := f.scraped(gauge, "kip_ca_unmoved_cells",
+		"Cells that know Kip by the old CA while it is being rotated: kipctl ca shows them.")
+
 	f.section = "Pods' metrics"
 	m.statsGathered = f.histogram("kip_stats_gathering_duration_seconds",
 		"Gatherings of what the pods use, from all cells, and how long they took.", callBuckets, labelEndpoint)
@@ -228,6 +241,8 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 			tunnels:  tunnelsDesc,
 			held:     heldDesc,
 			behind:   behindDesc,
+			caEnds:   caEndsDesc,
+			unmoved:  unmovedDesc,
 			seconds:  secondsDesc,
 			dollars:  dollarsDesc,
 			spent:    spentDesc,

@@ -324,6 +324,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 		c.Tunnels = func() int { return 7 }
 		c.Waiting = func() int { return 3 }
 		c.Behind = func() bool { return true }
+		c.CA = func() CA { return CA{Ends: time.Unix(1800000000, 0), Unmoved: 4} }
 		c.Held = func() []gate.Held {
 			return []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}}
 		}
@@ -378,6 +379,8 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f.want(t, "kip_tunnels_connected", map[string]string{"": "7"})
 	f.want(t, "kip_pods_waiting", map[string]string{"": "3"})
 	f.want(t, "kip_store_behind", map[string]string{"": "1"})
+	f.want(t, "kip_ca_end_timestamp_seconds", map[string]string{"": "1.8e+09"})
+	f.want(t, "kip_ca_unmoved_cells", map[string]string{"": "4"})
 	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1", "reason=store": "0"})
 	f.want(t, "kip_cell_seconds_total", map[string]string{spotLabels: "10800", "instance_type=c5.large,launch_type=on-demand": "60"})
 	f.want(t, "kip_cell_cost_dollars_total", map[string]string{spotLabels: "0.75", "instance_type=c5.large,launch_type=on-demand": "0.01"})
@@ -905,6 +908,7 @@ func everything(t *testing.T) *fixture {
 		c.Waiting = func() int { return 1 }
 		c.Held = func() []gate.Held { return []gate.Held{{Reason: gate.ByLimit}} }
 		c.Behind = func() bool { return false }
+		c.CA = func() CA { return CA{Ends: time.Unix(1800000000, 0), Unmoved: 1} }
 		c.Ledger = func() []Cost { return []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}} }
 		c.Spent = func() map[string]Amount { return map[string]Amount{"web": {Seconds: 1, Dollars: 1}} }
 	})

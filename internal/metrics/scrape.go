@@ -14,14 +14,14 @@ import (
 type scrape struct {
 	cfg Config
 
-	cells, age, standby, waiting, tunnels, held, behind, seconds, dollars, spent, unpriced *prometheus.Desc
+	cells, age, standby, waiting, tunnels, held, behind, caEnds, unmoved, seconds, dollars, spent, unpriced *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*scrape)(nil)
 
 func (s *scrape) Describe(descs chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.behind, s.seconds, s.dollars, s.spent, s.unpriced,
+		s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.behind, s.caEnds, s.unmoved, s.seconds, s.dollars, s.spent, s.unpriced,
 	} {
 		descs <- d
 	}
@@ -55,6 +55,13 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 			is = 1
 		}
 		gauge(s.behind, is)
+	}
+	if s.cfg.CA != nil {
+		ca := s.cfg.CA()
+		if !ca.Ends.IsZero() {
+			gauge(s.caEnds, float64(ca.Ends.Unix()))
+		}
+		gauge(s.unmoved, float64(ca.Unmoved))
 	}
 	if s.cfg.Ledger != nil {
 		// Summed, since two metrics of the same labels would spoil the scrape.

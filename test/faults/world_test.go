@@ -125,6 +125,7 @@ type world struct {
 	violations   []string
 	kip          *kip // nil while none runs
 	lives        int  // of Kip, so far
+	ca, oldCA    string
 	supervisor   chan struct{}
 	revive       chan struct{} // closed when Kip's downtime is to end at once
 	machines     map[string]*machine
@@ -203,6 +204,7 @@ type cloudFault struct {
 func newWorld(s setting) *world {
 	w := &world{
 		setting: s, slowestList: slowest(s.knobs.ListLag), deadly: s.armed, began: time.Now(), downtime: restartTime,
+		ca:       "ca-1",
 		machines: map[string]*machine{}, links: make(chan struct{}), policies: map[types.UID]corev1.RestartPolicy{},
 		created: map[types.UID]time.Time{}, ran: map[types.UID]int{}, reports: map[types.UID][]report{}, lastBound: map[types.UID]time.Time{},
 		lasting:  map[string]bool{},
@@ -287,6 +289,8 @@ type kip struct {
 	stalled  chan struct{}       // closed when it wakes; nil while it is awake; under world.mu
 	up       bool                // its loops run; under world.mu
 	life     int                 // counts them
+	// ca and oldCA are those that were stored when it began.
+	ca, oldCA string
 }
 
 var errDead = errors.New("this Kip is dead")
@@ -344,7 +348,7 @@ func (w *world) supervise() {
 		w.resumeLocked() // it was the last one that was paused
 		w.kip = k
 		w.lives++
-		k.life = w.lives
+		k.life, k.ca, k.oldCA = w.lives, w.ca, w.oldCA
 		w.mu.Unlock()
 		k.store = w.elect(k.life)
 		ended := make(chan error, 1)
@@ -475,9 +479,10 @@ func (k *kip) run() error {
 			}
 			return firstNode
 		},
-		CAHash:    "ca",
+		CAHash:    k.ca,
+		OldCAHash: k.oldCA,
 		Shortages: short, Event: event, SaveLogs: saveLogs,
-		ClusterDomain: "cluster.local", Pools: pools, Template: "t1", Health: health, ListLag: listLag, SoonPoll: time.Second,
+		ClusterDomain: "cluster.local", Pools: pools, Template: "of " + k.ca, Health: health, ListLag: listLag, SoonPoll: time.Second,
 		// Each life has another configuration: what is sent again must not show it.
 		NameTag: fmt.Sprint("kip-", k.life), Options: cells.Options{InstanceProfile: fmt.Sprint("profile-", k.life)},
 		Clock: kipClock{k: k}, Log: w.log,
