@@ -86,7 +86,9 @@ type Model struct {
 	unallowed map[string]int // calls that no policy allowed
 	hangs     []Hang         // to come
 	hung      int            // those that were
+	subnets   []Subnet
 	groups    []Group
+	images    []Image
 	made      int                    // groups, ever
 	reasons   map[string]StateReason // of ends that the model was told, by instance
 }
@@ -107,7 +109,9 @@ func New(cfg Config) (*Model, error) {
 		launches:  map[string]*launch{},
 		calls:     map[string]int{},
 		unallowed: map[string]int{},
+		subnets:   slices.Clone(cfg.Subnets),
 		groups:    slices.Clone(cfg.Groups),
+		images:    slices.Clone(cfg.Images),
 		reasons:   map[string]StateReason{},
 	}
 	rand.Read(m.key[:])
@@ -125,6 +129,30 @@ func (m *Model) Close() error { return m.sim.Close() }
 
 // Machines are what is behind the model, for faults and for the truth.
 func (m *Model) Machines() *sim.Cloud { return m.sim }
+
+// Change changes what the account has: the Subnets, the Groups and the Images of its Config.
+// What else change does to that has no effect.
+func (m *Model) Change(change func(*Config)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := Config{Subnets: slices.Clone(m.subnets), Groups: slices.Clone(m.groups), Images: slices.Clone(m.images)}
+	change(&now)
+	m.subnets, m.groups, m.images = now.Subnets, now.Groups, now.Images
+}
+
+// Subnets are those that there are.
+func (m *Model) Subnets() []Subnet {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.subnets)
+}
+
+// Images are those that there are.
+func (m *Model) Images() []Image {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.images)
+}
 
 // Calls are how many there were of each action.
 func (m *Model) Calls() map[string]int {
