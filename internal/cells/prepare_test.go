@@ -149,13 +149,14 @@ func TestAStaleLaunchThatMayHaveWorkedIsGivenUp(t *testing.T) {
 		})
 		b.hour("a")
 		b.later(time.Minute)
-		if n != 2 || len(b.cloud.running()) != 0 || b.phase("a") != "" {
-			t.Errorf("%d calls; it is %q, and %v run", n, b.phase("a"), b.cloud.running())
+		if n != 2 || len(b.cloud.running()) != 0 || b.phase("a") != "" || len(b.cooled) > 0 {
+			t.Errorf("%d calls; it is %q, %v run; remembered %v", n, b.phase("a"), b.cloud.running(), b.cooled)
 		}
 	})
 }
 
 func TestALaunchThatCannotBeResolvedIsNotSentAndSaysWhy(t *testing.T) {
+	var began time.Time
 	noSubnet := cloud.No(cloud.ErrRefused, cloud.Scope{Subnet: "s"}, errors.New("no subnet"))
 	for what, tc := range map[string]struct {
 		answer func(n int, s cloud.LaunchSpec) error
@@ -186,14 +187,14 @@ func TestALaunchThatCannotBeResolvedIsNotSentAndSaysWhy(t *testing.T) {
 			said:   "no other type fits",
 		},
 		"not for a while": {
-			answer: func(n int, _ cloud.LaunchSpec) error {
-				if n < 4 {
+			answer: func(int, cloud.LaunchSpec) error {
+				if time.Since(began) < 30*time.Second {
 					return errors.New("connection reset")
 				}
 				return nil
 			},
-			asked:  4,
-			sent:   "[nano image-4]",
+			asked:  9, // 0.2 s after the first, then twice as late each time
+			sent:   "[nano image-9]",
 			cooled: "[]",
 			said:   events.LaunchDelayed,
 			phase:  apiv1.Bound,
@@ -215,6 +216,7 @@ func TestALaunchThatCannotBeResolvedIsNotSentAndSaysWhy(t *testing.T) {
 		names := &modelNames{answer: func(_ context.Context, n int, s cloud.LaunchSpec) error { return tc.answer(n, s) }}
 		resolving(t, names, func(t *testing.T, b *bubble) {
 			sent := b.calls()
+			began = time.Now()
 			b.ask("a", Options{}, "nano", "small")
 			b.later(time.Minute)
 			if got := fmt.Sprint(images(*sent)); got != tc.sent || len(names.asked()) != tc.asked {
@@ -231,25 +233,30 @@ func TestALaunchThatCannotBeResolvedIsNotSentAndSaysWhy(t *testing.T) {
 // pod from being let go.
 func TestALaunchThatIsBeingResolvedHoldsUpNobody(t *testing.T) {
 	names := &modelNames{answer: func(ctx context.Context, _ int, s cloud.LaunchSpec) error {
-		if s.InstanceType == "nano" {
+		switch s.InstanceType {
+		case "nano":
 			<-ctx.Done()
 			return ctx.Err()
+		case "micro":
+			time.Sleep(callTimeout / 2) // virtual
 		}
 		return nil
 	}}
 	resolving(t, names, func(t *testing.T, b *bubble) {
 		sent := b.calls()
 		b.ask("stuck", Options{}, "nano")
+		b.ask("slow", Options{}, "micro")
 		b.later(time.Second)
 		b.ask("other", Options{}, "small")
 		b.later(10 * time.Second)
-		if b.phase("other") != apiv1.Bound || b.phase("stuck") != apiv1.Requested {
-			t.Errorf("the other is %q, and the one %q", b.phase("other"), b.phase("stuck"))
+		if b.phase("other") != apiv1.Bound || b.phase("stuck") != apiv1.Requested || b.phase("slow") != apiv1.Requested {
+			t.Errorf("the other is %q, and the ones %q and %q", b.phase("other"), b.phase("stuck"), b.phase("slow"))
 		}
 		b.cells.Release(ref("stuck").UID, "its pod was deleted", false)
+		b.cells.Release(ref("slow").UID, "its pod was deleted", false)
 		b.later(callTimeout)
-		if got := images(*sent); b.phase("stuck") != "" || len(got) != 1 {
-			t.Errorf("it is %q; sent %v", b.phase("stuck"), got)
+		if got := images(*sent); b.phase("stuck") != "" || b.phase("slow") != "" || len(got) != 1 {
+			t.Errorf("they are %q and %q; sent %v", b.phase("stuck"), b.phase("slow"), got)
 		}
 	})
 }
