@@ -62,7 +62,7 @@ func (m *Model) describeSubnets(r *request) (any, error) {
 		return nil, err
 	}
 	var all []subnetXML
-	for _, s := range m.cfg.Subnets {
+	for _, s := range m.Subnets() {
 		x := subnetXML{s.ID, "available", s.VPC, s.Zone, s.Default}
 		if wanted.match(func(name string) []string {
 			return map[string][]string{"state": {x.State}, "subnet-id": {x.ID}, "vpc-id": {x.VPC},
@@ -99,7 +99,7 @@ func (m *Model) describeRouteTables(r *request) (any, error) {
 		return nil, err
 	}
 	var all []routeTableXML
-	for _, s := range m.cfg.Subnets {
+	for _, s := range m.Subnets() {
 		if !wanted.match(func(string) []string { return []string{s.VPC} }) {
 			continue
 		}
@@ -129,7 +129,7 @@ func (m *Model) describeAvailabilityZones(r *request) (any, error) {
 		return nil, err
 	}
 	zones := map[string]bool{}
-	for _, s := range m.cfg.Subnets {
+	for _, s := range m.Subnets() {
 		zones[s.Zone] = true
 	}
 	var all []zoneXML

@@ -93,6 +93,7 @@ type Model struct {
 	unallowed map[string]int // calls that no policy allowed
 	hangs     []Hang         // to come
 	hung      int            // those that were
+	subnets   []Subnet
 	groups    []Group
 	images    []Image
 	snapshots map[string]*Snapshot   // by ID
@@ -116,6 +117,7 @@ func New(cfg Config) (*Model, error) {
 		launches:  map[string]*launch{},
 		calls:     map[string]int{},
 		unallowed: map[string]int{},
+		subnets:   slices.Clone(cfg.Subnets),
 		groups:    slices.Clone(cfg.Groups),
 		images:    slices.Clone(cfg.Images),
 		snapshots: map[string]*Snapshot{},
@@ -136,6 +138,23 @@ func (m *Model) Close() error { return m.sim.Close() }
 
 // Machines are what is behind the model, for faults and for the truth.
 func (m *Model) Machines() *sim.Cloud { return m.sim }
+
+// Change changes what the account has: the Subnets, the Groups and the Images of its Config.
+// What else change does to that has no effect.
+func (m *Model) Change(change func(*Config)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := Config{Subnets: slices.Clone(m.subnets), Groups: slices.Clone(m.groups), Images: slices.Clone(m.images)}
+	change(&now)
+	m.subnets, m.groups, m.images = now.Subnets, now.Groups, now.Images
+}
+
+// Subnets are those that there are.
+func (m *Model) Subnets() []Subnet {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.subnets)
+}
 
 // Calls are how many there were of each action.
 func (m *Model) Calls() map[string]int {

@@ -139,6 +139,9 @@ func (c *Calls) Features() cloud.Features {
 	if f.Admitter != nil {
 		f.Admitter = admitter{c, f.Admitter}
 	}
+	if f.Resolver != nil {
+		f.Resolver = resolver{c, f.Resolver}
+	}
 	return f
 }
 
@@ -238,6 +241,19 @@ type admitter struct {
 
 func (a admitter) Admit(ctx context.Context, owner string) error {
 	return a.c.one(ctx, cloud.CallAdmit, Timeout, func(ctx context.Context) error { return a.a.Admit(ctx, owner) })
+}
+
+type resolver struct {
+	c *Calls
+	r cloud.Resolver
+}
+
+func (r resolver) Resolve(ctx context.Context, s cloud.LaunchSpec) (resolved cloud.Resolved, err error) {
+	err = r.c.one(ctx, cloud.CallResolve, Timeout, func(ctx context.Context) (err error) {
+		resolved, err = r.r.Resolve(ctx, s)
+		return err
+	})
+	return resolved, err
 }
 
 type parts struct {

@@ -475,7 +475,11 @@ func TestWaitsAreMeasured(t *testing.T) {
 // tags is a cloud that tags, and has parts.
 type tags struct{ *told }
 
-func (c *tags) Features() cloud.Features { return cloud.Features{Tagger: c, Parts: c} }
+func (c *tags) Features() cloud.Features { return cloud.Features{Tagger: c, Parts: c, Resolver: c} }
+
+func (c *tags) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
+	return cloud.Resolved{Image: "of " + s.Subnet}, c.each(ctx, cloud.CallResolve, s.Subnet).Err()
+}
 
 func (c *tags) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
 	ids := make([]string, len(taggings))
@@ -505,7 +509,8 @@ func TestTagsAndPartsKeepToTheirBudgetsAndWhatIsThrottledIsSentAgain(t *testing.
 		cl := &tags{told: &told{traits: traits, began: time.Now()}}
 		cl.answers = func(_ context.Context, kind cloud.Call, id string) error {
 			switch {
-			case id == "b=you" && time.Since(cl.began) == 0, id == "q" && time.Since(cl.began) < 5*time.Second:
+			case kind == cloud.CallResolve && time.Since(cl.began) < 6*time.Second,
+				id == "b=you" && time.Since(cl.began) == 0, id == "q" && time.Since(cl.began) < 5*time.Second:
 				return throttledNow(0)
 			case id == "r":
 				return fmt.Errorf("%w: it is in use", cloud.ErrRefused)
@@ -526,12 +531,16 @@ func TestTagsAndPartsKeepToTheirBudgetsAndWhatIsThrottledIsSentAgain(t *testing.
 				t.Errorf("part %s: %v", r.ID, r.Err)
 			}
 		}
+		if got, err := f.Resolver.Resolve(t.Context(), cloud.LaunchSpec{Subnet: "s"}); err != nil || got.Image != "of s" ||
+			time.Since(cl.began) < 6*time.Second {
+			t.Errorf("a launch is resolved to %+v, %v", got, err)
+		}
 		if list, err := f.Parts.ListParts(t.Context(), "me"); err != nil || len(list) != 1 {
 			t.Errorf("parts %v, %v", list, err)
 		}
 		want := []string{
 			"0s tag a=me,b=you", "1s tag c=all,b=you",
-			"4s deleteParts p,q,r", "5s deleteParts q", "5s listParts me",
+			"4s deleteParts p,q,r", "5s deleteParts q", "5s resolve s", "6s resolve s", "6s listParts me",
 		}
 		if got := cl.sent(); !slices.Equal(got, want) {
 			t.Errorf("sent %q, want %q", got, want)

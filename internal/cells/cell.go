@@ -85,6 +85,9 @@ type Cell struct {
 	// Refusals are how many offers in a row, the last one included, the cloud refused for
 	// what the cell itself asks for.
 	Refusals int `json:"refusals,omitempty"`
+	// Stale says that the last launch was taken back, since something that it was resolved to is
+	// not there any more.
+	Stale bool `json:"stale,omitempty"`
 	// PodEnded is true when the cell ends because its pod did, so that the
 	// container logs are worth saving.
 	PodEnded bool `json:"podEnded,omitempty"`

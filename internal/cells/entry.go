@@ -67,6 +67,7 @@ type entry struct {
 	diskTold   told               // what was last reported of the disks and plugins; written under mu
 	unseen     time.Time          // since when complete looks show no instance of a launch that was given up
 	told       bool               // observers know that it is interrupted
+	resolving  attempts           // to resolve its launch; of whoever holds the cell
 	starting   attempts           // to start a stopped instance
 	stopping   attempts           // to stop one
 	unknown    news               // of what may run its pod besides
@@ -85,7 +86,8 @@ type entry struct {
 	plugged     bool      // the kubelet knows their drivers
 }
 
-// attempts are those at one call about a cell. They are of its worker alone.
+// attempts are those at one call about a cell. They are of its worker alone, or, while it is
+// being launched, of its group.
 type attempts struct {
 	failed int
 	began  time.Time // when the first failed

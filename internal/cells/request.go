@@ -200,6 +200,9 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	case why != "":
 		return 0, c.gone(ctx, e, why)
 	}
+	if wait := e.resolving.wait(c.cfg.Clock.Now()); wait > 0 {
+		return wait, nil
+	}
 	if why, sure := c.Behind(); why != "" && sure {
 		if e.unknown.is(why, c.cfg.Clock.Now()) {
 			c.warn(e.cell(), events.StoreBehind, "%s", why)

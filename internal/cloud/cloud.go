@@ -116,6 +116,7 @@ const (
 	CallDeleteParts   Call = "deleteParts"
 	CallTag           Call = "tag"
 	CallAdmit         Call = "admit"
+	CallResolve       Call = "resolve"
 )
 
 // Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
@@ -142,6 +143,7 @@ type Features struct {
 	Parts       Parts
 	Tagger      Tagger
 	Admitter    Admitter
+	Resolver    Resolver
 }
 
 // Stopper is a cloud that can stop an instance, which then costs only its disk,
@@ -219,6 +221,17 @@ type Admitter interface {
 	// idempotent, cheap where nothing has changed, and makes nothing where no cell was
 	// launched yet. Launches make the rule themselves.
 	Admit(ctx context.Context, owner string) error
+}
+
+// Resolver is a cloud in which what a launch is of, and in, is looked up: images and groups by
+// their names, what the subnet is like.
+type Resolver interface {
+	// Resolve looks up all that a launch of the spec leaves to the cloud to find, and makes
+	// what launches of this owner (see TagOwner) have in common. It is idempotent and launches
+	// nothing. What it returns is stored with the launch as LaunchSpec.Resolved: Launch then
+	// looks up nothing, and sends exactly that. It may be remembered, but no longer than until
+	// the next catalogue, or until a launch was refused with ErrStale.
+	Resolve(ctx context.Context, s LaunchSpec) (Resolved, error)
 }
 
 // Tagging is what is written on one instance.

@@ -31,6 +31,7 @@ const (
 	callDeleteParts = string(cloud.CallDeleteParts)
 	callTag         = string(cloud.CallTag)
 	callAdmit       = string(cloud.CallAdmit)
+	callResolve     = string(cloud.CallResolve)
 )
 
 // Cloud returns c with its calls, and those of its features, measured. What else c
@@ -51,6 +52,7 @@ var (
 	_ cloud.Parts       = measuredParts{}
 	_ cloud.Tagger      = measuredTagger{}
 	_ cloud.Admitter    = measuredAdmitter{}
+	_ cloud.Resolver    = measuredResolver{}
 )
 
 func (c *measuredCloud) Features() cloud.Features {
@@ -72,6 +74,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Admitter != nil {
 		f.Admitter = measuredAdmitter{f.Admitter, c.m}
+	}
+	if f.Resolver != nil {
+		f.Resolver = measuredResolver{f.Resolver, c.m}
 	}
 	return f
 }
@@ -255,6 +260,18 @@ func (a measuredAdmitter) Admit(ctx context.Context, owner string) error {
 	return err
 }
 
+type measuredResolver struct {
+	resolver cloud.Resolver
+	m        *Metrics
+}
+
+func (r measuredResolver) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
+	began := r.m.cfg.Clock.Now()
+	resolved, err := r.resolver.Resolve(ctx, s)
+	r.m.called(ctx, callResolve, began, err)
+	return resolved, err
+}
+
 func (m *Metrics) called(ctx context.Context, call string, began time.Time, err error) {
 	m.cloudCalls.WithLabelValues(call, errorClass(ctx, err)).Observe(m.cfg.Clock.Since(began).Seconds())
 }
@@ -278,7 +295,7 @@ func errorClass(ctx context.Context, err error) string {
 		return errorInUse
 	case errors.Is(err, cloud.ErrNotFound):
 		return errorNotFound
-	case errors.Is(err, cloud.ErrRefused):
+	case errors.Is(err, cloud.ErrRefused), errors.Is(err, cloud.ErrStale):
 		return errorRefused
 	case errors.Is(ctx.Err(), context.Canceled):
 		return errorCancelled

@@ -462,6 +462,13 @@ func (a testAdmitter) Admit(context.Context, string) error {
 	return a.c.err
 }
 
+type testResolver struct{ c *testCloud }
+
+func (r testResolver) Resolve(context.Context, cloud.LaunchSpec) (cloud.Resolved, error) {
+	r.c.took()
+	return cloud.Resolved{Image: "it"}, r.c.err
+}
+
 type testInterrupter struct{ c *testCloud }
 
 func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Interruption)) error {
@@ -478,6 +485,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		Interrupter: testInterrupter{inner},
 		Tagger:      testTagger{inner},
 		Admitter:    testAdmitter{inner},
+		Resolver:    testResolver{inner},
 	}
 	c := f.Cloud(inner)
 	ctx := context.Background()
@@ -497,6 +505,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	launch(cloud.ErrUnauthorised)
 	launch(fmt.Errorf("wrapped: %w", cloud.ErrThrottled))
 	launch(cloud.ErrRefused)
+	launch(cloud.ErrStale)
 	launch(&cloud.Error{Cause: cloud.ErrMismatch})
 	launch(errors.New("what?"))
 	inner.err = nil
@@ -524,6 +533,9 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	if err := c.Features().Admitter.Admit(ctx, "me"); err != nil {
 		t.Errorf("admit gave %v", err)
 	}
+	if got, err := c.Features().Resolver.Resolve(ctx, cloud.LaunchSpec{}); err != nil || got.Image != "it" {
+		t.Errorf("resolve gave %+v, %v", got, err)
+	}
 	onDemand := false
 	inner.err = cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "m5.large", Zone: "y", Spot: &onDemand}, errors.New("none"))
 	if err := c.Features().Stopper.Start(ctx, "i-1").Err(); err != inner.err {
@@ -541,12 +553,12 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	f.want(t, "kip_cloud_call_duration_seconds", map[string]string{
 		"call=launch,error=": "2 0.5", "call=launch,error=capacity": "1 0.25", "call=launch,error=quota": "1 0.25",
 		"call=launch,error=throttled":    "1 0.25",
-		"call=launch,error=unauthorised": "1 0.25", "call=launch,error=refused": "1 0.25", "call=launch,error=mismatch": "1 0.25",
+		"call=launch,error=unauthorised": "1 0.25", "call=launch,error=refused": "2 0.5", "call=launch,error=mismatch": "1 0.25",
 		"call=describe,error=": "1 0.25", "call=launch,error=unknown": "1 0.25",
 		"call=catalogue,error=": "1 0.25", "call=list,error=": "1 0.25", "call=terminate,error=cancelled": "1 0.25",
 		"call=terminate,error=unknown": "1 0.25",
 		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=admit,error=": "1 0.25",
-		"call=start,error=capacity": "1 0.25",
+		"call=start,error=capacity": "1 0.25", "call=resolve,error=": "1 0.25",
 	})
 	f.want(t, "kip_cloud_capacity_errors_total", map[string]string{
 		"instance_type=c5.large,launch_type=spot,zone=z": "2", "instance_type=m5.large,launch_type=on-demand,zone=y": "1",
@@ -574,12 +586,13 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		"disks":       {Disks: brokenDisks{testCloud: c}},
 		"tagger":      {Tagger: testTagger{c}},
 		"admitter":    {Admitter: testAdmitter{c}},
+		"resolver":    {Resolver: testResolver{c}},
 	} {
 		c.features = features
 		got := f.Cloud(c).Features()
 		if (got.Stopper != nil) != (features.Stopper != nil) || (got.Interrupter != nil) != (features.Interrupter != nil) ||
 			(got.Disks != nil) != (features.Disks != nil) || (got.Tagger != nil) != (features.Tagger != nil) ||
-			(got.Admitter != nil) != (features.Admitter != nil) {
+			(got.Admitter != nil) != (features.Admitter != nil) || (got.Resolver != nil) != (features.Resolver != nil) {
 			t.Errorf("%s: %+v became %+v", name, features, got)
 		}
 	}
@@ -606,8 +619,8 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		})
 	}
 	slices.Sort(interfaces)
-	if known := []string{"Admitter", "Cloud", "Console", "Disks", "Interrupter", "Parts", "Stopper", "Tagger"}; !slices.Equal(interfaces,
-		known) {
+	if known := []string{"Admitter", "Cloud", "Console", "Disks", "Interrupter", "Parts", "Resolver", "Stopper", "Tagger"}; !slices.Equal(
+		interfaces, known) {
 		t.Errorf("package cloud has the interfaces %v, and Metrics.Cloud knows of %v", interfaces, known)
 	}
 }

@@ -226,7 +226,8 @@ func newWorld(s setting) *world {
 	k.StoppedKeepsAddresses = !s.movingAddr
 	k.PartsLeft = 0.2
 	machines := sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log,
-		Mounted: w.mounted.has, ReuseAddresses: s.reuse, SharedUserData: s.shared}
+		Mounted: w.mounted.has, ReuseAddresses: s.reuse, SharedUserData: s.shared,
+		Resolves: s.shared}
 	var err error
 	if s.ec2 {
 		w.model, err = newModel(machines)
@@ -386,6 +387,24 @@ func (w *world) supervise() {
 	}
 }
 
+// renewImages changes what there is to boot: each life of Kip finds an image of its own, and
+// every other one that of the life before.
+func (w *world) renewImages(life int) {
+	first := life
+	if life%2 == 0 {
+		first--
+	}
+	if w.model != nil {
+		w.model.Change(func(c *ec2.Config) { c.Images = ec2Images(first, life) })
+		return
+	}
+	var images []string
+	for n := first; n <= life; n++ {
+		images = append(images, fmt.Sprint("image-", n))
+	}
+	w.change(func(k *sim.Knobs) { k.Images = images })
+}
+
 // leaderKey is the record of the Kip that leads.
 const leaderKey = "leader"
 
@@ -415,6 +434,7 @@ func (k *kip) run() error {
 		}
 		k.asks = driver
 	}
+	w.renewImages(k.life)
 	short := shortages{capacity.New(clock.RealClock{})}
 	available := func(all []cells.Offer) []cells.Offer { return slices.DeleteFunc(all, short.Unavailable) }
 	event := func(pod apiv1.PodReference, kind, reason, message string) {
@@ -883,6 +903,8 @@ var (
 	_ cloud.Interrupter = handle{}
 	_ cloud.Parts       = handle{}
 	_ cloud.Tagger      = handle{}
+	_ cloud.Resolver    = handle{}
+	_ cloud.Admitter    = handle{}
 )
 
 func (h handle) call(ctx context.Context, do func(ctx context.Context) error) error {
@@ -948,7 +970,27 @@ const lateTime = 10 * time.Second
 func (h handle) Name() string         { return "sim" }
 func (h handle) Traits() cloud.Traits { return h.k.w.cloud.Traits() }
 func (h handle) Features() cloud.Features {
-	return cloud.Features{Stopper: h, Interrupter: h, Disks: h, Parts: h, Tagger: h}
+	f := cloud.Features{Stopper: h, Interrupter: h, Disks: h, Parts: h, Tagger: h}
+	if h.k.asks.Features().Resolver != nil {
+		f.Resolver = h
+	}
+	if h.k.asks.Features().Admitter != nil {
+		f.Admitter = h
+	}
+	return f
+}
+
+func (h handle) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
+	if h.k.w.model != nil {
+		s = onEC2(s)
+	}
+	return ask(ctx, h, func(ctx context.Context) (cloud.Resolved, error) {
+		return h.k.asks.Features().Resolver.Resolve(ctx, s)
+	})
+}
+
+func (h handle) Admit(ctx context.Context, owner string) error {
+	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Features().Admitter.Admit(ctx, owner) })
 }
 func (h handle) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	return h.k.w.cloud.Catalogue(ctx)
@@ -994,7 +1036,7 @@ func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchR
 	w := h.k.w
 	w.isDecided(sim.KindLaunch)
 	if w.model != nil {
-		r = onEC2(r)
+		r.LaunchSpec = onEC2(r.LaunchSpec)
 	}
 	results, err := ask(ctx, h, func(ctx context.Context) (cloud.LaunchResults, error) {
 		results := slices.Clone(h.k.asks.Launch(ctx, r))
@@ -1006,6 +1048,9 @@ func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchR
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	missing := 0
+	if errors.Is(results.Err(), cloud.ErrStale) {
+		w.plays["stale launch"]++
+	}
 	for _, one := range results {
 		if errors.Is(one.Err, cloud.ErrCapacity) && !errors.Is(one.Err, errPlanned) {
 			missing++

@@ -22,6 +22,7 @@ var (
 	_ cloud.Interrupter = (*Cloud)(nil)
 	_ cloud.Disks       = (*Cloud)(nil)
 	_ cloud.Tagger      = (*Cloud)(nil)
+	_ cloud.Resolver    = (*Cloud)(nil)
 )
 
 // Cloud is a simulated cloud. It is safe for concurrent use.
@@ -183,7 +184,11 @@ func (c *Cloud) Traits() cloud.Traits {
 
 // Features implements cloud.Cloud.
 func (c *Cloud) Features() cloud.Features {
-	return cloud.Features{Stopper: c, Interrupter: c, Disks: c, Parts: c, Tagger: c}
+	f := cloud.Features{Stopper: c, Interrupter: c, Disks: c, Parts: c, Tagger: c}
+	if c.cfg.Resolves {
+		f.Resolver = c
+	}
+	return f
 }
 
 // Catalogue implements cloud.Cloud.

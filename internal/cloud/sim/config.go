@@ -54,6 +54,8 @@ type Config struct {
 	// SharedUserData makes that trait true: a launch of several machines that have
 	// user data or tags of their own is refused.
 	SharedUserData bool
+	// Resolves makes the cloud a cloud.Resolver, of Knobs.Images.
+	Resolves bool
 	// LikeEC2 is for a model of EC2 that stands before the cloud: of a launch without
 	// room for all, the first places have the instances, one without the owner's tag is
 	// not refused, and the first four addresses of a network are nobody's (VPC User
@@ -112,6 +114,10 @@ type Knobs struct {
 
 	// PartsLeft is the share of machines whose network interface outlives them.
 	PartsLeft float64
+
+	// Images are what there is to boot, where the cloud resolves launches: to the last one. A
+	// launch of one that is not among them any more starts nothing, unless it did before.
+	Images []string
 
 	// Capacity bounds the machines of each pool; a launch needs room in all
 	// pools that it belongs to.
@@ -261,7 +267,7 @@ func (k Knobs) clone() Knobs {
 	k.BootTimes, k.Capacity, k.Quotas = slices.Clone(k.BootTimes), slices.Clone(k.Capacity), slices.Clone(k.Quotas)
 	k.Latency, k.SubnetAddresses = maps.Clone(k.Latency), maps.Clone(k.SubnetAddresses)
 	k.RateLimits, k.Faults = maps.Clone(k.RateLimits), maps.Clone(k.Faults)
-	k.BlindZones = slices.Clone(k.BlindZones)
+	k.BlindZones, k.Images = slices.Clone(k.BlindZones), slices.Clone(k.Images)
 	return k
 }
 
