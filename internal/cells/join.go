@@ -74,10 +74,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	if !c.kubeletReady(e) {
 		return left, nil // the tunnel and the kubelet wake the cell
 	}
-	return 0, c.save(ctx, e, func(cell *Cell) error {
-		cell.step(apiv1.StepReady, c.cfg.Clock.Now())
-		return cell.enter(apiv1.Ready)
-	})
+	return 0, c.arrive(ctx, e)
 }
 
 // kubeletReady says that the kubelet of a cell is ready, with the configuration that the

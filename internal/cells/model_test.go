@@ -22,6 +22,7 @@ import (
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 )
@@ -43,6 +44,8 @@ type modelLinks struct {
 	// the plugins.
 	drivers func() (registered []string, known bool)
 	trouble func() string
+	// node is what kubelets say of their machines; nil for nothing.
+	node *corev1.Node
 }
 
 var (
@@ -126,6 +129,7 @@ func (l *modelLink) set(connected bool, err error) {
 
 func (l *modelLink) Ready() <-chan struct{}                       { return l.ready }
 func (l *modelLink) NodeReady() <-chan struct{}                   { return l.nodeReady }
+func (l *modelLink) Node() *corev1.Node                           { return l.all.node }
 func (l *modelLink) LastHeard() time.Time                         { return l.LastHeartbeat() }
 func (l *modelLink) Close()                                       {}
 func (l *modelLink) Conn() agentapi.Conn                          { return l }

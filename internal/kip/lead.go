@@ -235,6 +235,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		},
 		Data:  l.data,
 		Terms: terms(l.cfg),
+		Image: imageName(launchOptions(l.cfg)),
 		Clock: l.clock,
 		Log:   l.Log,
 	})
@@ -380,6 +381,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 
 		Event:    l.event,
 		SaveLogs: l.saveLogs,
+		Measured: func(c cells.Cell) { l.shop.Learn(c.Offer().InstanceType, imageName(c.Options), c.Room) },
 		Pulse:    l.pulse,
 		Queues:   l.metrics.WorkqueueProvider(),
 

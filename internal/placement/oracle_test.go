@@ -40,6 +40,9 @@ func randomCatalogue(rng *rand.Rand, n int) []catalog.InstanceType {
 			t.UsableBytes = t.MemoryBytes / 16 * 15
 		}
 		if rng.IntN(4) == 0 {
+			t.Learnt = catalog.Room{MilliCPU: t.MilliCPU / (1 + rng.Int64N(2)), MemoryBytes: t.MemoryBytes / 16 * (12 + rng.Int64N(5))}
+		}
+		if rng.IntN(4) == 0 {
 			t.DiskBytes = gib << rng.IntN(10)
 		}
 		if rng.IntN(8) == 0 {
@@ -226,11 +229,14 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 			continue
 		}
 		has, sees := t.MilliCPU, t.MemoryBytes
-		if t.BaselineMilliCPU > 0 && t.CreditPerCPUHour == 0 {
-			has = t.BaselineMilliCPU
-		}
 		if t.UsableBytes > 0 {
 			sees = t.UsableBytes
+		}
+		if !t.Learnt.None() {
+			has, sees = t.Learnt.MilliCPU, t.Learnt.MemoryBytes
+		}
+		if t.BaselineMilliCPU > 0 && t.CreditPerCPUHour == 0 {
+			has = min(has, t.BaselineMilliCPU)
 		}
 		if only == "" && (cpu > has || memory+config.ReservedMemoryBytes > sees || gpus > typeGPUs || disk > typeDisk) {
 			continue

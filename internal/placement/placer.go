@@ -254,7 +254,7 @@ func (p *Placer) sizeOf(typ int) size {
 	t := &p.types[typ]
 	s := size{
 		milliCPU: t.SustainedMilliCPU(),
-		memory:   max(-1, cmp.Or(t.UsableBytes, t.MemoryBytes)-p.config.ReservedMemoryBytes),
+		memory:   max(-1, t.SeenBytes()-p.config.ReservedMemoryBytes),
 		disk:     cmp.Or(t.DiskBytes, math.MaxInt64),
 		arch:     int32(slices.Index(p.archs, t.Arch)),
 		typ:      int32(typ),

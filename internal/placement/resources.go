@@ -1,6 +1,12 @@
 package placement
 
-import corev1 "k8s.io/api/core/v1"
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elotl/kip/internal/catalog"
+)
 
 // Resources are what a pod asks of its machine, as Candidates counts it.
 type Resources struct {
@@ -16,6 +22,17 @@ func ResourcesOf(pod *corev1.Pod) Resources {
 		DiskBytes:   n.disk,
 		GPUs:        n.gpus,
 	}
+}
+
+// Needs returns what a pod must find on its machine: nothing where the type is named, or
+// the pod asks for nothing.
+func Needs(pod *corev1.Pod) catalog.Room {
+	name := strings.TrimSpace(pod.Annotations[AnnotationInstanceType])
+	if name != "" && !strings.Contains(name, "*") {
+		return catalog.Room{}
+	}
+	n := needOf(pod)
+	return catalog.Room{MilliCPU: n.milliCPU, MemoryBytes: n.memory}
 }
 
 // LaunchType is how the candidate is bought.
