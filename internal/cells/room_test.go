@@ -107,18 +107,18 @@ func TestAStandbyCellThatIsTooSmallIsNotTaken(t *testing.T) {
 		b.links.node = machineWith("2", "7800Mi")
 		b.later(10 * time.Second)
 		b.links.node = nil // of others nothing is known
-		for pod, want := range map[string]bool{"lacks": false, "fits": true} {
-			memory := int64(7 * gib)
-			if !want {
-				memory = 8 * gib
-			}
-			cell, err := b.cells.Request(b.Context(), needing(pod, memory))
-			if err != nil || (cell.Standby != "") != want {
-				t.Errorf("%s: standby %q, %v", pod, cell.Standby, err)
+		for _, of := range []struct {
+			pod     string
+			memory  int64
+			standby bool
+		}{{"lacks", 8 * gib, false}, {"fits", 7 * gib, true}} {
+			cell, err := b.cells.Request(b.Context(), needing(of.pod, of.memory))
+			if err != nil || (cell.Standby != "") != of.standby {
+				t.Errorf("%s: standby %q, %v", of.pod, cell.Standby, err)
 			}
 			b.later(10 * time.Second)
-			if b.phase(pod) != apiv1.Bound {
-				t.Errorf("%s is %q", pod, b.phase(pod))
+			if b.phase(of.pod) != apiv1.Bound {
+				t.Errorf("%s is %q", of.pod, b.phase(of.pod))
 			}
 		}
 	})

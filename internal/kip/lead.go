@@ -13,6 +13,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/calls"
+	"github.com/elotl/kip/internal/catalog/books"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
@@ -223,6 +224,10 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Store: l.store,
 		Clock: l.clock,
 	})
+	rates, err := books.Rates(l.machines.Name(), l.machines.Traits().Region)
+	if err != nil {
+		return err
+	}
 	l.shop, err = shop.Open(ctx, shop.Config{
 		Cloud: l.machines,
 		Store: l.store,
@@ -232,6 +237,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
 			DefaultDiskBytes:    l.cfg.Cells.DefaultVolumeSize.Value(),
 			PrivateIPOnly:       l.cfg.Cells.PrivateIPOnly,
+			Rates:               rates,
 		},
 		Data:  l.data,
 		Terms: terms(l.cfg),

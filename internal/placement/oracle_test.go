@@ -247,21 +247,22 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 				continue
 			}
 			cost := o.PricePerHour
-			if t.BaselineMilliCPU > 0 && cpu > t.BaselineMilliCPU {
-				cost += float64(min(cpu, t.MilliCPU)-t.BaselineMilliCPU) / 1000 * t.CreditPerCPUHour
+			extra := 0.0
+			if config.Rates != nil && t.DiskBytes == 0 {
+				extra += float64(typeDisk) / float64(gib) * config.Rates.DiskPerGiBMonth / 730
 			}
+			if config.Rates != nil {
+				extra += config.Rates.AddressPerHour
+			}
+			if t.BaselineMilliCPU > 0 && cpu > t.BaselineMilliCPU {
+				extra += float64(min(cpu, t.MilliCPU)-t.BaselineMilliCPU) / 1000 * t.CreditPerCPUHour
+			}
+			cost += extra
 			if o.Unpriced {
 				cost = math.Inf(1)
 			}
 			if most, err := strconv.ParseFloat(pod.Annotations[AnnotationMaxPrice], 64); err == nil {
-				paid := cost
-				if config.Rates != nil {
-					paid += config.Rates.AddressPerHour
-					if t.DiskBytes == 0 {
-						paid += float64(typeDisk) / float64(gib) * config.Rates.DiskPerGiBMonth / 730
-					}
-				}
-				if paid > most+1e-6 {
+				if cost > most+1e-6 {
 					continue
 				}
 			}

@@ -57,10 +57,11 @@ type Candidate struct {
 	// InstanceType is the catalogue's own: it must not be changed.
 	InstanceType *catalog.InstanceType
 	Offering     catalog.Offering
-	// CostPerHour is what candidates are ordered by, in dollars: the offering's
-	// price and, of a burstable type, what the pod's CPU costs above its baseline. It is
-	// infinite where the price is not known: such offerings come last, by size. The price
-	// of a preferred type counts as less than it is.
+	// CostPerHour is what candidates are ordered by, in dollars: the offering's price and,
+	// as far as they are known, what the pod's CPU costs above a burstable type's baseline,
+	// the root disk and the address. It is infinite where the machine's price is not known:
+	// such offerings come last, by size. The price of a preferred type counts as less than
+	// it is.
 	CostPerHour float64
 	// CreditsPerHour is how much of that is for CPU above the baseline, in dollars.
 	CreditsPerHour float64
@@ -136,6 +137,7 @@ type row struct {
 	typ        int
 	launchType LaunchType
 	baseline   int64   // all of the CPU where the type is not burstable
+	disk       int64   // the root disk that the type has; 0 where it is chosen at launch
 	offers     []offer // in order of price, then zone, then subnet
 }
 
@@ -175,6 +177,7 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 					typ:        i,
 					launchType: m.launchType,
 					baseline:   cmp.Or(t.BaselineMilliCPU, t.MilliCPU),
+					disk:       t.DiskBytes,
 					offers:     offers,
 				})
 			}
@@ -351,6 +354,9 @@ type choice struct {
 	most float64
 	// private says that the machine has no public address.
 	private bool
+	// paid is what is known to be paid beside a machine: whose disk is chosen at launch, and
+	// whose is its own.
+	paid [2]float64
 	// requirements is what the labels of the instance must be; nil means anything.
 	requirements Requirements
 	// holds is whether they do, of each type in each zone by each launch type: 0 where that
@@ -405,6 +411,7 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	if c.private = p.config.PrivateIPOnly; annotations.PrivateIPOnly != nil {
 		c.private = *annotations.PrivateIPOnly
 	}
+	c.paid = [2]float64{c.beside(0).known(), c.beside(1).known()}
 	c.anyDisk = p.config.DefaultDiskBytes == 0 || max(p.config.DefaultDiskBytes, c.need.volume) >= c.need.disk
 	// The disk that an annotation asks for is no resource: it counts for named types too.
 	c.least = size{memory: -1, disk: c.need.volume}
@@ -486,7 +493,7 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 		if s.price > dearest || unpriced && math.IsInf(s.price, 1) {
 			continue
 		}
-		extra := c.credits(r)
+		extra := c.paid[min(r.disk, 1)] + c.credits(r)
 		for j, o := range r.offers {
 			if !c.allows(r, s, o) {
 				continue
@@ -572,13 +579,13 @@ func (c *choice) price(r *row, o offer) float64 {
 	if offering.Unpriced {
 		return math.Inf(1)
 	}
-	return math.Round((offering.PricePerHour+c.credits(r)+c.beside(r).known())*1e9) / 1e9
+	return math.Round((offering.PricePerHour+c.credits(r)+c.paid[min(r.disk, 1)])*1e9) / 1e9
 }
 
-// beside is what is paid beside a machine of a row's type.
-func (c *choice) beside(r *row) Beside {
+// beside is what is paid beside a machine whose type has a root disk of a size; 0 where it
+// is chosen at launch.
+func (c *choice) beside(size int64) Beside {
 	nothing, rates := new(float64), c.config.Rates
-	size := c.types[r.typ].DiskBytes
 	b := Beside{
 		DiskBytes:      cmp.Or(size, max(c.config.DefaultDiskBytes, c.need.volume)),
 		DiskPerHour:    nothing,
@@ -650,7 +657,7 @@ func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
 			next.Reason, next.Beside = out[first+j].Reason, out[first+j].Beside
 		} else {
-			next.Beside = c.beside(r)
+			next.Beside = c.beside(r.disk)
 			rank++
 			next.Reason = begin + c.reason(rank, f.skips && c.before(f.market, f.skipped, b), r, math.IsInf(b.cost, 1), why)
 		}
@@ -732,7 +739,8 @@ func (c *choice) noCapacity() *NoCapacityError {
 			}
 			// Offers are in order of price: the first is the type's cheapest.
 			if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(r, s, o) }); j >= 0 {
-				fitting = append(fitting, candidate{cost: r.offers[j].price + c.credits(r), row: int32(i), offer: int32(j)})
+				cost := r.offers[j].price + (c.paid[min(r.disk, 1)] + c.credits(r))
+				fitting = append(fitting, candidate{cost: cost, row: int32(i), offer: int32(j)})
 			}
 		}
 		slices.SortFunc(fitting, func(a, b candidate) int {
