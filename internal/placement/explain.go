@@ -204,12 +204,11 @@ func (c *choice) checks(offered [][]*row) []check {
 		check{
 			words: "have too few GPUs",
 			fails: func(s *size, _ []*row) bool { return s.gpus < c.need.gpus },
-			of: largest(func(typ int) (n int64) {
-				for _, g := range c.types[typ].GPUs {
-					n += g.Count
-				}
-				return n
-			}, func(n int64) string { return fmt.Sprint(n) }),
+			of:    largest(func(typ int) int64 { return gpusOf(&c.types[typ], "nvidia") }, func(n int64) string { return fmt.Sprint(n) }),
+		},
+		check{
+			words: "have too few of the accelerators",
+			fails: func(s *size, _ []*row) bool { return !c.need.devices.within(devicesOf(&c.types[s.typ])) },
 		},
 		check{
 			words: "have too little cpu",

@@ -46,7 +46,7 @@ func randomCatalogue(rng *rand.Rand, n int) []catalog.InstanceType {
 			t.DiskBytes = gib << rng.IntN(10)
 		}
 		if rng.IntN(8) == 0 {
-			t.GPUs = []catalog.GPU{{Model: "t4", Count: 1 + rng.Int64N(4)}}
+			t.GPUs = []catalog.GPU{{Model: []string{"t4", "Radeon Pro V520"}[rng.IntN(2)], Count: 1 + rng.Int64N(4)}}
 		}
 		for _, zone := range []string{"a", "b", "c"} {
 			price := float64(1+rng.IntN(40)) / 20
@@ -213,7 +213,9 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 		t := &types[i]
 		var typeGPUs int64
 		for _, g := range t.GPUs {
-			typeGPUs += g.Count
+			if !strings.Contains(g.Model, "Radeon") && g.Model != "MI300X" { // AMD's
+				typeGPUs += g.Count
+			}
 		}
 		if only != "" && t.Name != only || arch != "" && t.Arch != arch {
 			continue

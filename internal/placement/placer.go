@@ -126,7 +126,7 @@ type market struct {
 
 // size is what a type has for a pod.
 type size struct {
-	milliCPU, gpus int64
+	milliCPU, gpus int64   // of NVIDIA's
 	memory         int64   // without the cell's own; -1 where not even that fits
 	disk           int64   // MaxInt64 where it is chosen at launch
 	price          float64 // of the cheapest offering
@@ -262,9 +262,7 @@ func (p *Placer) sizeOf(typ int) size {
 		arch:     int32(slices.Index(p.archs, t.Arch)),
 		typ:      int32(typ),
 	}
-	for _, g := range t.GPUs {
-		s.gpus += g.Count
-	}
+	s.gpus = gpusOf(t, "nvidia")
 	return s
 }
 
@@ -377,7 +375,7 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 		markets:      p.byDefault,
 		need:         needOf(pod),
 		only:         -1,
-		requirements: annotations.Requirements,
+		requirements: annotations.Requirements.and(selectedGPU(pod.Spec.NodeSelector)),
 		constraint:   constraintOf(&pod.Spec),
 	}
 	if annotations.LaunchTypes != nil {
@@ -423,7 +421,7 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 			disk:     max(c.need.volume, c.need.disk),
 		}
 	}
-	c.picky = c.only >= 0 || c.names != nil || c.need.hugePages != "" || !c.anyDisk
+	c.picky = c.only >= 0 || c.names != nil || c.need.hugePages != "" || !c.need.devices.none() || !c.anyDisk
 	c.barred = make([]int64, len(p.archs))
 	for i, arch := range p.archs {
 		if c.arch != "" && c.arch != arch {
@@ -554,7 +552,8 @@ func (c *choice) short(s *size) int64 {
 // picks reports whether the type may be chosen, for what few pods ask.
 func (c *choice) picks(s *size) bool {
 	return (c.only < 0 || c.only == int(s.typ)) && c.names.match(c.types[s.typ].Name) &&
-		(c.anySize || c.need.hugePages == "" && (c.anyDisk || s.disk < math.MaxInt64))
+		(c.anySize || c.need.hugePages == "" && (c.anyDisk || s.disk < math.MaxInt64) &&
+			(c.need.devices.none() || c.need.devices.within(devicesOf(&c.types[s.typ]))))
 }
 
 // offered reports whether the type is offered where the pod may run, for what it may cost.
@@ -711,7 +710,8 @@ func (c *choice) reason(rank int, skipped bool, r *row, unpriced bool, why strin
 		text = "the default instance type, since the pod asks for no resources"
 	case c.only >= 0:
 		text = "named by " + AnnotationInstanceType
-		if s := c.sizeOf(r.typ); s.milliCPU < c.need.milliCPU || s.memory < c.need.memory || s.disk < c.need.disk || s.gpus < c.need.gpus {
+		if s := c.sizeOf(r.typ); s.milliCPU < c.need.milliCPU || s.memory < c.need.memory || s.disk < c.need.disk || s.gpus < c.need.gpus ||
+			!c.need.devices.within(devicesOf(&c.types[r.typ])) {
 			text += ", though too small for " + c.need.text(c.config.ReservedMemoryBytes)
 		}
 	case unpriced:

@@ -8,7 +8,8 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 )
 
-// Resources are what a pod asks of its machine, as Candidates counts it.
+// Resources are what a pod asks of its machine, as Candidates counts it. GPUs are those of the
+// kind of accelerator of which it asks for most.
 type Resources struct {
 	MilliCPU, MemoryBytes, DiskBytes, GPUs int64
 }
@@ -16,6 +17,9 @@ type Resources struct {
 // ResourcesOf returns what a pod asks of its machine.
 func ResourcesOf(pod *corev1.Pod) Resources {
 	n := needOf(pod)
+	for _, count := range n.devices {
+		n.gpus = max(n.gpus, count)
+	}
 	return Resources{
 		MilliCPU:    n.milliCPU,
 		MemoryBytes: n.memory,
