@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -369,6 +370,50 @@ func TestWhatIsDoneAsideIsDoneOnceAndItsOutcomeIsToldOnce(t *testing.T) {
 		b.cells.dropAside(e, "a")
 		if err := <-hung; !errors.Is(err, context.Canceled) {
 			t.Errorf("what nobody waits for ends with %v", err)
+		}
+	})
+}
+
+// So many cells write what is on their disks at the same time that each takes long, as when a
+// job of hundreds of pods ends: none is torn from its disk before it has written.
+func TestAllCellsWriteWhatIsOnTheirDisksBeforeTheyEnd(t *testing.T) {
+	const many = 600
+	withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
+		for n := range many {
+			if err := b.requestDisk(name(n), name(n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.later(time.Minute)
+		at := func(phase apiv1.Phase) (n int) {
+			for i := range many {
+				if b.phase(name(i)) == phase {
+					n++
+				}
+			}
+			return n
+		}
+		if n := at(apiv1.Bound); n != many {
+			t.Fatalf("%d of %d are bound", n, many)
+		}
+		b.links.slow = func(r *http.Request) time.Duration {
+			if r.URL.Path == agentapi.PathDisks {
+				return 8 * time.Second
+			}
+			return 0
+		}
+		for n := range many {
+			b.cells.Release(ref(name(n)).UID, "done", true)
+		}
+		b.later(10 * time.Minute)
+		detached := 0
+		for _, did := range d.done() {
+			if strings.HasPrefix(did, "detach ") {
+				detached++
+			}
+		}
+		if n := at(""); n != many || detached != many {
+			t.Errorf("%d of %d cells have ended, and %d disks were detached before", n, many, detached)
 		}
 	})
 }

@@ -24,6 +24,9 @@ const (
 	workers = 64
 	// logsSaved is how many cells are asked for their pods' logs at the same time.
 	logsSaved = 256
+	// lettingGo is how many cells are waited for at the same time that let go of their
+	// volumes: half of what may be asked slowly, since others hang.
+	lettingGo = 128
 )
 
 // Controller moves every cell through its life. One worker handles a cell at a
@@ -39,6 +42,7 @@ type Controller struct {
 
 	agents       *lanes.Lanes
 	logs         chan struct{} // bounds those that save logs
+	letting      chan struct{} // bounds those that are let go of volumes
 	launches     *launchQueue
 	terminations *gather[*termination]
 	taggings     *gather[*entry]
@@ -86,9 +90,10 @@ type Controller struct {
 // New returns a controller; Run starts it.
 func New(cfg Config) *Controller {
 	return &Controller{
-		cfg:    cfg,
-		agents: lanes.New(),
-		logs:   make(chan struct{}, logsSaved),
+		cfg:     cfg,
+		agents:  lanes.New(),
+		logs:    make(chan struct{}, logsSaved),
+		letting: make(chan struct{}, lettingGo),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](50*time.Millisecond, 30*time.Second, cfg.Random),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "cells", MetricsProvider: cfg.Queues}),
 		polls:        make(chan struct{}, 1),

@@ -27,6 +27,10 @@ type Disk struct {
 // less and less often.
 const diskPoll, longestDiskPoll = 250 * time.Millisecond, 4 * time.Second
 
+// attachAgain is after how many polls for a device, which take half a minute, the cloud is
+// asked again to attach it.
+const attachAgain = 10
+
 // hasDisks says that the cloud has disks.
 func (c *Controller) hasDisks() bool { return c.cfg.Calls.Features().Disks != nil }
 
@@ -101,6 +105,9 @@ func (c *Controller) attach(ctx context.Context, e *entry) (ready bool, again ti
 	case errors.Is(err, errUnderWay):
 		return false, 0, err
 	case errors.Is(err, agentapi.ErrNotYet):
+		if e.diskPolls >= attachAgain {
+			e.attached = false // the cloud has said yes, and may not have done it
+		}
 		c.tellDisk(ctx, e, events.FailedAttachVolume, fmt.Sprintf("Its cell does not show the device of a volume yet: %v", err))
 		return false, c.nextDiskPoll(e), nil
 	default:
@@ -271,20 +278,12 @@ func (e *entry) ready(ctx context.Context) bool {
 // instance is gone. A disk that cannot be unmounted is never torn off: the end of
 // the instance frees the disk as surely.
 func (c *Controller) detach(ctx context.Context, e *entry) error {
+	if err := c.letsGo(ctx, e, diskPoll, func(ctx context.Context) error { return c.putDisks(ctx, e, e.session, nil) }); err != nil {
+		return fmt.Errorf("unmount %s: %w", volumeNames(e.cell().Disks), err)
+	}
+	// What the agent took is not taken off the time for which the call may wait.
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
-	if err := c.reach(ctx, e); err != nil {
-		return err
-	}
-	for {
-		err := c.putDisks(ctx, e, e.session, nil)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, agentapi.ErrNotYet) || !c.patient(e) || !c.sleep(ctx, c.cfg.Random.Jittered(diskPoll)) {
-			return fmt.Errorf("unmount %s: %w", volumeNames(e.cell().Disks), err)
-		}
-	}
 	for _, d := range e.cell().Disks {
 		if err := c.cfg.Gate.DetachDisk(ctx, d.ID, e.cell().Instance.ID); err != nil {
 			return fmt.Errorf("detach volume %s: %w", d.Volume, err)

@@ -2,10 +2,13 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/lanes"
 	"github.com/elotl/kip/internal/pulse"
 )
 
@@ -29,6 +32,35 @@ func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error)
 		e.drained = true
 	}
 	return 0, c.startTerminating(ctx, e, e.cell().Reason)
+}
+
+// letsGo asks an agent until its cell has let go of volumes, so that all is written. Its
+// time runs from when its turn has come: what many write at the same time takes each longer.
+func (c *Controller) letsGo(ctx context.Context, e *entry, poll time.Duration, ask func(context.Context) error) error {
+	over := pulse.Wait(ctx, pulse.Cell) // others are being waited for
+	select {
+	case c.letting <- struct{}{}:
+		over()
+		defer func() { <-c.letting }()
+	case <-ctx.Done():
+		over()
+		return ctx.Err()
+	}
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	if err := c.reach(ctx, e); err != nil {
+		return err
+	}
+	for {
+		err := ask(ctx)
+		if err == nil {
+			return nil
+		}
+		again := errors.Is(err, agentapi.ErrNotYet) || errors.Is(err, lanes.ErrSlow)
+		if !again || !c.patient(e) || !c.sleep(ctx, c.cfg.Random.Jittered(poll)) {
+			return err
+		}
+	}
 }
 
 // saveAll saves what it can of a cell that was dialled, if with an error. Meanwhile

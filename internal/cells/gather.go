@@ -99,10 +99,16 @@ func (q *launchQueue) add(i toLaunch) {
 func (q *launchQueue) remove(e *entry) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	before := len(q.items)
-	q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool { return i.e == e })
-	q.takeTurns(nil)
-	return len(q.items) < before
+	n := slices.IndexFunc(q.items, func(i toLaunch) bool { return i.e == e })
+	if n < 0 {
+		return false
+	}
+	ns := q.items[n].namespace
+	q.items = slices.Delete(q.items, n, n+1)
+	if !slices.ContainsFunc(q.items, func(i toLaunch) bool { return i.namespace == ns }) {
+		q.turns = slices.DeleteFunc(q.turns, func(of string) bool { return of == ns })
+	}
+	return true
 }
 
 // takeTurns puts the namespaces of a group at the end, and forgets those of which nothing

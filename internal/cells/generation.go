@@ -111,7 +111,7 @@ type lineage struct {
 	now     generation // never modified, only replaced
 	looked  bool       // what was compared with the store tells whether it is behind
 	blind   bool       // a zone was never listed: what runs there was not compared
-	first   time.Time  // when the first complete list began
+	first   time.Time  // when the first complete list had come
 	unknown []cloud.Instance
 }
 
@@ -206,7 +206,7 @@ func (l *lineage) launch(ctx context.Context, do func(tag string, c store.Change
 // saw compares a list of the cloud: of the instances in it that no cell has and that do
 // not end, those that the store does not know of are remembered, whatever later lists
 // say: a person decides. It returns whether there were none before.
-func (l *lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance) (news bool, err error) {
+func (l *lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance, now time.Time) (news bool, err error) {
 	l.lock(ctx)
 	defer l.writing.Unlock()
 	next := l.current()
@@ -225,7 +225,7 @@ func (l *lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance) 
 	}
 	l.mu.Lock()
 	if len(seen.missing) == 0 && l.first.IsZero() {
-		l.first = seen.began
+		l.first = now // a list may wait for its budget after it has begun
 	}
 	l.looked = l.looked || next.Number > 0 || len(seen.missing) == 0 && seen.began.Sub(l.first) > max(newAge, l.listLag)
 	l.unknown, l.blind = unknown, seen.blind

@@ -290,7 +290,7 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 			t.Fatal(err)
 		}
 		elsewhere("before a list", c, unlooked, false)
-		if _, err := c.lineage.saw(t.Context(), look{began: time.Now()}, nil); err != nil {
+		if _, err := c.lineage.saw(t.Context(), look{began: time.Now()}, nil, time.Now()); err != nil {
 			t.Fatal(err)
 		}
 		if why, _ := c.Behind(); why != "" {

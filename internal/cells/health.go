@@ -103,14 +103,18 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 	c.mu.Lock()
 	for _, e := range c.cells {
 		phase := e.cell().Phase
-		if phase != apiv1.Bound && phase != apiv1.Ready || e.ending != "" || e.api == nil || e.session == nil {
+		if e.ending != "" || e.session == nil {
 			continue
 		}
-		ready++
-		if followed, is := errors.AsType[*tunnel.FollowedError](e.session.LastError()); is {
+		if followed := e.refusal(); followed != nil && (phase == apiv1.Booting || phase == apiv1.Ready || phase == apiv1.Bound) {
+			ready++
 			refused.add(followed.Term)
 			continue // it is heard
 		}
+		if phase != apiv1.Bound && phase != apiv1.Ready || e.api == nil {
+			continue
+		}
+		ready++
 		since := c.awake
 		for _, t := range []time.Time{
 			onTime, e.api.LastHeartbeat(), e.connecting, e.session.HeldBack(), e.cell().StepTime(apiv1.StepBound),
@@ -162,6 +166,19 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 		}
 	}
 	return disrupted
+}
+
+// refusedPoll is after how long to look again at a cell that refuses this process.
+const refusedPoll = 5 * time.Second
+
+// refusal is that the cell obeys another Kip, which has connected to it since: it is there,
+// and may run a pod for that one. Nil if not.
+func (e *entry) refusal() *tunnel.FollowedError {
+	if e.session == nil {
+		return nil
+	}
+	followed, _ := errors.AsType[*tunnel.FollowedError](e.session.LastError())
+	return followed
 }
 
 // refusals are of cells that are there, and that another Kip has connected to since.

@@ -370,6 +370,29 @@ func TestACellThatRefusesThisKipIsNotLost(t *testing.T) {
 	})
 }
 
+// A cell that another Kip has joined may run a pod for it.
+func TestACellThatBootsAndRefusesThisKipIsNotEnded(t *testing.T) {
+	silent := func(c *setup) { c.APIs.(*modelLinks).boots = func(string) bool { return false } }
+	inBubble(t, silent, nil, func(t *testing.T, b *bubble) {
+		cell := b.request("a", "nano")
+		b.later(10 * time.Second)
+		later := uint64(time.Now().UnixMilli())
+		b.links.of(cell.ID).set(false, &tunnel.FollowedError{Term: later})
+		b.later(time.Hour)
+		if got, has := b.cells.ForPod(ref("a").UID); !has || got.ID != cell.ID || got.Phase != apiv1.Booting {
+			t.Errorf("after an hour the pod has %v; said %v", got, b.events)
+		}
+		if why := b.cells.Refused(); !strings.Contains(why, "1 cells") || !strings.Contains(why, fmt.Sprint("term ", later, " ")) {
+			t.Errorf("it says %q", why)
+		}
+		b.links.of(cell.ID).set(false, errors.New("no route to host"))
+		b.later(time.Minute)
+		if got, has := b.cells.ForPod(ref("a").UID); has && got.ID == cell.ID && got.Phase == apiv1.Booting {
+			t.Error("it refuses nobody any more, its time is over, and it is not ended")
+		}
+	})
+}
+
 // setLater is a clock that is an hour behind until it is set; how long something takes it
 // always tells.
 type setLater struct {

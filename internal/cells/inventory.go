@@ -503,7 +503,7 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 
 // compareGenerations sees whether the store knows of the instances that no cell has.
 func (c *Controller) compareGenerations(ctx context.Context, seen look, unnamed []cloud.Instance) {
-	news, err := c.lineage.saw(ctx, seen, unnamed)
+	news, err := c.lineage.saw(ctx, seen, unnamed, c.cfg.Clock.Now())
 	if news {
 		c.cfg.Log.Error(behind, "instances", len(c.Generation().Unknown), "store", c.lineage.current().Store)
 	}

@@ -40,6 +40,8 @@ type modelLinks struct {
 	binds  func(cell string)
 	// hangs says that a cell's agent does not answer.
 	hangs func(cell string) bool
+	// slow is how long an agent takes for a request.
+	slow func(*http.Request) time.Duration
 	// drivers are those that kubelets have registered; trouble is what they say of
 	// the plugins.
 	drivers func() (registered []string, known bool)
@@ -138,6 +140,13 @@ func (l *modelLink) RoundTrip(r *http.Request) (*http.Response, error) {
 	if l.all.hangs != nil && l.all.hangs(l.id) {
 		<-r.Context().Done()
 		return nil, r.Context().Err()
+	}
+	if l.all.slow != nil {
+		select {
+		case <-time.After(l.all.slow(r)):
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
 	}
 	if l.all.agents != nil {
 		return l.all.agents(r), nil

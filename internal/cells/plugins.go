@@ -79,20 +79,7 @@ func (c *Controller) plug(ctx context.Context, e *entry) (ready bool, again time
 // unplug waits until the kubelet of a cell that is being drained has let go of all
 // CSI volumes: what a driver has not written yet would be lost with the machine.
 func (c *Controller) unplug(ctx context.Context, e *entry) error {
-	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
-	defer cancel()
-	if err := c.reach(ctx, e); err != nil {
-		return err
-	}
-	for {
-		err := c.putPlugins(ctx, e, e.session, nil)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, agentapi.ErrNotYet) || !c.patient(e) || !c.sleep(ctx, c.cfg.Random.Jittered(pluginPoll)) {
-			return err
-		}
-	}
+	return c.letsGo(ctx, e, pluginPoll, func(ctx context.Context) error { return c.putPlugins(ctx, e, e.session, nil) })
 }
 
 // putPlugins tells the agent which plugins its cell is to have.

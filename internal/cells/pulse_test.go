@@ -27,11 +27,16 @@ func TestALoopThatWaitsForACellOrForItsNextTryIsHealthy(t *testing.T) {
 				t.Error(err)
 			}
 		},
+		"the volumes of others": func(ctx context.Context, c *Controller) {
+			if err := c.letsGo(ctx, &entry{}, time.Second, nil); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		},
 		"the next try": func(ctx context.Context, c *Controller) { c.sleep(ctx, time.Hour) },
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := pulse.New(clock.RealClock{}, slog.New(slog.DiscardHandler))
-			c := &Controller{cfg: Config{Clock: clock.RealClock{}}, logs: make(chan struct{})}
+			c := &Controller{cfg: Config{Clock: clock.RealClock{}}, logs: make(chan struct{}), letting: make(chan struct{})}
 			ctx, cancel := context.WithCancel(t.Context())
 			var running sync.WaitGroup
 			running.Go(func() {

@@ -271,6 +271,9 @@ func (c *Controller) stop(ctx context.Context, e *entry) (time.Duration, error) 
 	return c.stopOrStart(ctx, e)
 }
 
+// takeBackAgain is after how long a stop is taken back again that was under way.
+const takeBackAgain = time.Second
+
 // stopOrStart moves a stopped cell's instance to where it should be: stopped, or
 // running again for the pod that took it.
 func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, error) {
@@ -304,6 +307,9 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 		}
 	}
 	err := c.aside(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
+	if errors.Is(err, errUnderWay) && !c.isAside(e, startsInstance) {
+		return takeBackAgain, err // the stop that is under way may be put off, to be sent again
+	}
 	if errors.Is(err, errUnderWay) || ctx.Err() != nil {
 		return 0, err
 	}

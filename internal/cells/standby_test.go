@@ -499,6 +499,55 @@ func TestAPodWaitsForNoStopThatIsThrottled(t *testing.T) {
 	})
 }
 
+// So is one whose stop is under way when a pod takes it, and is throttled then.
+func TestAPodWaitsForNoStopThatIsThrottledWhileItIsUnderWay(t *testing.T) {
+	var stops atomic.Int32
+	var hangs atomic.Bool
+	inBubble(t, func(c *setup) {
+		keep(1)(c)
+		c.Pools[0].Stopped = true
+		model := c.Cloud.(*modelCloud)
+		model.features.Stopper = hangingStop{throttledStop{stopping{modelCloud: model}, &stops}, &hangs}
+	}, nil, func(t *testing.T, b *bubble) {
+		b.later(30 * time.Second)
+		hangs.Store(true)
+		for deadline := 0; stops.Load() < 2 && deadline < 300; deadline++ {
+			b.later(time.Second)
+		}
+		if stops.Load() != 2 {
+			t.Fatalf("%d stops", stops.Load())
+		}
+		b.cloud.set(func() {
+			for id, i := range b.cloud.instances {
+				i.State = cloud.Stopped
+				b.cloud.instances[id] = i
+			}
+		})
+		b.later(10 * time.Second) // it is seen, while the stop is under way
+		cell := b.request("a", "nano")
+		b.later(10 * time.Second)
+		hangs.Store(false)
+		b.later(30 * time.Second)
+		if cell.Standby == "" || b.phase("a") != apiv1.Bound {
+			t.Errorf("the pod has cell %s of pool %q, which is %s and waits for %s", cell.ID, cell.Standby, b.phase("a"), b.waits("a"))
+		}
+	})
+}
+
+// hangingStop answers when it is told to.
+type hangingStop struct {
+	throttledStop
+	hangs *atomic.Bool
+}
+
+func (s hangingStop) Stop(ctx context.Context, ids ...string) cloud.Results {
+	answer := s.throttledStop.Stop(ctx, ids...)
+	for s.hangs.Load() && ctx.Err() == nil {
+		time.Sleep(time.Second)
+	}
+	return answer
+}
+
 // throttledStop accepts the first stop, stops nothing, and throttles the others.
 type throttledStop struct {
 	stopping

@@ -202,18 +202,19 @@ var (
 func (k *process) takeTurns(ctx context.Context, own *store.Store, lead task) error {
 	for {
 		err := k.turn(ctx, own, lead)
-		if errors.Is(err, cells.ErrTakenOver) && ctx.Err() == nil {
+		deposed := errors.Is(err, errDeposed)
+		if errors.Is(err, cells.ErrTakenOver) && !deposed && ctx.Err() == nil {
 			k.Log.Warn("the store has taken over, and its cells are loaded anew")
 			continue
 		}
-		if errors.Is(err, cells.ErrBehindTime) && ctx.Err() == nil {
+		if errors.Is(err, cells.ErrBehindTime) && !deposed && ctx.Err() == nil {
 			k.Log.Warn("a new term is begun, by a clock that has been set", "err", err)
 			continue
 		}
 		// One that another has followed begins afresh, in a new process. While
 		// the store does not answer nobody follows: this one goes on saying so,
 		// and leads again.
-		if !errors.Is(err, errDeposed) || own.Healthy(ctx) == nil {
+		if !deposed || own.Healthy(ctx) == nil {
 			return err
 		}
 		k.Log.Warn("the store does not answer; pods go on running on their cells until this process leads again", "err", err)

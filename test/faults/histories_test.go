@@ -116,7 +116,7 @@ var leastPlays = map[string]int{
 	"stuck":                60,
 	"partial list":         1500,
 	"partial group":        50,
-	"termination refused":  1500,
+	"termination refused":  600,
 	"part left":            300,
 	"store reads":          500,
 	"eviction tried again": 80,

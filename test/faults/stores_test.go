@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -21,18 +22,27 @@ import (
 // behindFor is how long a store stays behind in a story before a person decides.
 const behindFor = 6 * time.Minute
 
+// storeAt is a store, as it was at some time, and what had been spent by then.
+type storeAt struct {
+	file  []byte
+	stays []stay
+}
+
 // backup is the store as it is now.
-func (s *stage) backup() []byte {
+func (s *stage) backup() *storeAt {
+	s.mu.Lock()
+	stays := slices.Clone(s.books.stays)
+	s.mu.Unlock()
 	var file bytes.Buffer
 	if err := s.store.Backup(context.Background(), &file, time.Now()); err != nil {
 		panic(err)
 	}
-	return file.Bytes()
+	return &storeAt{file.Bytes(), stays}
 }
 
 // swapStore gives the next Kip another store: one of a backup, or an empty one. The
 // books then have what that one has.
-func (s *stage) swapStore(backup []byte) {
+func (s *stage) swapStore(backup *storeAt) {
 	s.kill()
 	s.rest()
 	w := s.world
@@ -40,8 +50,10 @@ func (s *stage) swapStore(backup []byte) {
 	w.mu.Lock()
 	w.swapping = true
 	w.mu.Unlock()
+	var stays []stay
 	if backup != nil {
-		if err := fresh.Restore(context.Background(), bytes.NewReader(backup), false); err != nil {
+		stays = slices.Clone(backup.stays)
+		if err := fresh.Restore(context.Background(), bytes.NewReader(backup.file), false); err != nil {
 			panic(err)
 		}
 	}
@@ -65,6 +77,7 @@ func (s *stage) swapStore(backup []byte) {
 	}
 	clear(w.books.cells)
 	clear(w.books.closed)
+	w.books.stays = stays
 	for _, c := range costs {
 		w.books.closed[fmt.Sprint(c.InstanceType, c.Spot)] = c
 	}

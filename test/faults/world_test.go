@@ -1231,9 +1231,11 @@ func (w *world) audit(key string) {
 		}
 		if a.running() {
 			a.seconds += now.Sub(a.from).Seconds()
-			b.stays = append(b.stays, stay{a.from, now, a.cell})
+			if !w.behind { // what is not trusted goes without a trace
+				b.stays = append(b.stays, stay{a.from, now, a.cell})
+			}
 		}
-		if a.seconds > 0 && !w.behind { // what is not trusted goes without a trace
+		if a.seconds > 0 && !w.behind {
 			o := a.cell.Offer()
 			k := fmt.Sprint(o.InstanceType, o.Spot)
 			sum := b.closed[k]

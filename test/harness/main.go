@@ -24,6 +24,7 @@ import (
 	"github.com/elotl/kip/dev/child"
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/netdump"
 )
 
 // Main is a package's TestMain: it starts the world that all tests share, runs them
@@ -168,7 +169,7 @@ func (w *World) onMachine(ctx context.Context) ([]string, error) {
 	all = slices.DeleteFunc(all, func(what string) bool {
 		return strings.HasPrefix(what, "cgroup ") && strings.HasSuffix(what, "/kip-"+w.Bridge)
 	})
-	links, err := netlink.LinkList()
+	links, err := netdump.Whole(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list network devices: %w", err)
 	}

@@ -208,7 +208,11 @@ func arrows() []direction {
 			why: "what is seen of the API server does not depend on who is shown it",
 		},
 		{
-			of: []string{"internal/cloud"}, only: []string{"internal/cloud", "internal/catalog"},
+			of: []string{"internal/netdump"}, not: []string{"internal", "api"},
+			why: "how a list is asked for does not depend on what is done with it",
+		},
+		{
+			of: []string{"internal/cloud"}, only: []string{"internal/cloud", "internal/catalog", "internal/netdump"},
 			why: "a cloud only translates; state, retries and selection live above it, once",
 		},
 		{

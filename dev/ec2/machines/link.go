@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/netdump"
 )
 
 // metadata is where instances find their metadata service.
@@ -106,7 +108,7 @@ func Unplug(bridge string) error {
 
 // Plugged are the rules that lead what a bridge sends to a metadata service.
 func Plugged(bridge string) (found []netlink.Rule, err error) {
-	all, err := netlink.RuleList(unix.AF_INET)
+	all, err := netdump.Whole(func() ([]netlink.Rule, error) { return netlink.RuleList(unix.AF_INET) })
 	if err != nil {
 		return nil, fmt.Errorf("list the rules of routing: %w", err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/elotl/kip/internal/agent/console"
 	"github.com/elotl/kip/internal/agent/dhcp"
+	"github.com/elotl/kip/internal/netdump"
 )
 
 const (
@@ -107,7 +108,7 @@ func wait(ctx context.Context, look func() ([]netlink.Link, error)) ([]netlink.L
 
 // cards are the network devices with hardware behind them.
 func cards(sys string) ([]netlink.Link, error) {
-	all, err := netlink.LinkList()
+	all, err := netdump.Whole(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list network devices: %w", err)
 	}

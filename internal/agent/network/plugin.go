@@ -20,6 +20,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/netdump"
 )
 
 // gateway is the pod's next hop: an address that exists nowhere, since the pod
@@ -289,7 +291,9 @@ func check(args *skel.CmdArgs) error {
 		return fmt.Errorf("look up %s: %w", name, err)
 	}
 	for _, w := range c.ways() {
-		routes, err := netlink.RouteListFiltered(family(w.pod), &netlink.Route{LinkIndex: link.Attrs().Index}, netlink.RT_FILTER_OIF)
+		routes, err := netdump.Whole(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family(w.pod), &netlink.Route{LinkIndex: link.Attrs().Index}, netlink.RT_FILTER_OIF)
+		})
 		if err != nil {
 			return fmt.Errorf("list the routes through %s: %w", name, err)
 		}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/netdump"
 )
 
 // Prepare makes the machine answer for the pod's address on the interface that
@@ -47,7 +49,7 @@ func answerFor(uplink netlink.Link, family int, podIP netip.Addr) error {
 	// Clouds that route by address need no proxy neighbour; where machines share
 	// a link, peers ask for the pod's address by ARP or NDP. One entry, not proxy_arp:
 	// the machine answers for nothing else.
-	old, err := netlink.NeighProxyList(uplink.Attrs().Index, family)
+	old, err := netdump.Whole(func() ([]netlink.Neigh, error) { return netlink.NeighProxyList(uplink.Attrs().Index, family) })
 	if err != nil {
 		return fmt.Errorf("list proxy neighbours of %s: %w", name, err)
 	}
@@ -76,7 +78,7 @@ func answerFor(uplink netlink.Link, family int, podIP netip.Addr) error {
 
 // uplinkOf returns the interface that has the machine's address.
 func uplinkOf(nodeIP netip.Addr) (netlink.Link, error) {
-	addrs, err := netlink.AddrList(nil, family(nodeIP))
+	addrs, err := netdump.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, family(nodeIP)) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}

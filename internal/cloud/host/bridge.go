@@ -15,6 +15,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/netdump"
 )
 
 // alias marks our network devices, so that they are told from others' even when
@@ -116,7 +118,7 @@ func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
 
 // hasAddress says whether the bridge has its address. Another one is an error.
 func hasAddress(cfg Config, link netlink.Link, want *net.IPNet) (found bool, err error) {
-	addrs, err := netlink.AddrList(link, unix.AF_INET)
+	addrs, err := netdump.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(link, unix.AF_INET) })
 	if err != nil {
 		return false, fmt.Errorf("addresses of bridge %s: %w", cfg.Bridge, err)
 	}
@@ -197,7 +199,7 @@ func bridgeOwner(cfg Config, link netlink.Link) (stateDir string, err error) {
 // refuseOverlap protects networks that the host already reaches from the own one of a
 // family, which the configuration has in key.
 func refuseOverlap(family int, key string, own netip.Prefix) error {
-	routes, err := netlink.RouteList(nil, family)
+	routes, err := netdump.Whole(func() ([]netlink.Route, error) { return netlink.RouteList(nil, family) })
 	if err != nil {
 		return fmt.Errorf("list routes, to see whether %s is free: %w", key, err)
 	}

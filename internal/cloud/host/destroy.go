@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/netdump"
 )
 
 // halt ends what runs of one machine and removes all but its folder. It needs
@@ -261,7 +263,7 @@ func unmountUnder(dir string) error {
 // ourLinks returns the network devices of this cloud, the bridge last: those
 // that bear its mark, and those plugged into the bridge before they got it.
 func ourLinks(cfg Config) ([]netlink.Link, error) {
-	links, err := netlink.LinkList()
+	links, err := netdump.Whole(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list network devices: %w", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/netdump"
 )
 
 // maxIPv6Bits leaves 32 bits of an IPv6 network to the plan of addresses.
@@ -126,7 +127,7 @@ func prefixOf(a netip.Addr, p netip.Prefix) *net.IPNet {
 // hasAddressIPv6 is hasAddress for the IPv6 address. Link-local ones are nobody's choice.
 func hasAddressIPv6(cfg Config, link netlink.Link) (found bool, err error) {
 	want := prefixOf(cfg.networkIPv6().gateway(), cfg.IPv6CIDR)
-	addrs, err := netlink.AddrList(link, unix.AF_INET6)
+	addrs, err := netdump.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(link, unix.AF_INET6) })
 	if err != nil {
 		return false, fmt.Errorf("IPv6 addresses of bridge %s: %w", cfg.Bridge, err)
 	}
