@@ -66,7 +66,7 @@ type InstanceType struct {
 	// still: what the operator says of it, no cloud.
 	Prefer float64 `json:"prefer,omitempty"`
 	// Learnt is what its machines have turned out to have; zero where that is not known.
-	Learnt Room `json:"learnt,omitzero"`
+	Learnt Room `json:"-"`
 }
 
 // SustainedMilliCPU is what a pod can have for as long as it wants: of a burstable type
@@ -119,6 +119,9 @@ type Offering struct {
 	// Unpriced is an offering whose price is not known: PricePerHour is 0, and says
 	// nothing.
 	Unpriced bool `json:"unpriced,omitempty"`
+	// Risk is how much dearer, as a share, a spot offering counts as it is, since Kip has seen
+	// it being taken back.
+	Risk float64 `json:"-"`
 }
 
 // ComparePrice orders offerings by price, those whose price is not known last.

@@ -242,6 +242,9 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Data:  l.data,
 		Terms: terms(l.cfg),
 		Image: imageName(launchOptions(l.cfg)),
+
+		InterruptionShare: float64(l.cfg.Cells.InterruptionPenalty) / 100,
+
 		Clock: l.clock,
 		Log:   l.Log,
 	})
@@ -388,8 +391,11 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Event:    l.event,
 		SaveLogs: l.saveLogs,
 		Measured: func(c cells.Cell) { l.shop.Learn(c.Offer().InstanceType, imageName(c.Options), c.Room) },
-		Pulse:    l.pulse,
-		Queues:   l.metrics.WorkqueueProvider(),
+
+		TakenBack: func(o cells.Offer) { l.shop.TakenBack(o.InstanceType, o.Zone) },
+
+		Pulse:  l.pulse,
+		Queues: l.metrics.WorkqueueProvider(),
 
 		ClusterDNS:          dns,
 		ClusterDomain:       l.ClusterDomain,

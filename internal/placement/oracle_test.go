@@ -61,6 +61,9 @@ func randomCatalogue(rng *rand.Rand, n int) []catalog.InstanceType {
 				if rng.IntN(3) == 0 {
 					o.PricePerHour, o.Unpriced = 0, true
 				}
+				if rng.IntN(4) == 0 {
+					o.Risk = float64(rng.IntN(11)) / 10
+				}
 				t.Offerings = append(t.Offerings, o)
 			}
 		}
@@ -248,7 +251,7 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 			if o.Spot != spot || zone != "" && zone != o.Zone {
 				continue
 			}
-			cost := o.PricePerHour
+			cost := o.PricePerHour * (1 + o.Risk)
 			extra := 0.0
 			if config.Rates != nil && t.DiskBytes == 0 {
 				extra += float64(typeDisk) / float64(gib) * config.Rates.DiskPerGiBMonth / 730
@@ -260,11 +263,12 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 				extra += float64(min(cpu, t.MilliCPU)-t.BaselineMilliCPU) / 1000 * t.CreditPerCPUHour
 			}
 			cost += extra
+			paid := o.PricePerHour + extra
 			if o.Unpriced {
-				cost = math.Inf(1)
+				cost, paid = math.Inf(1), math.Inf(1)
 			}
 			if most, err := strconv.ParseFloat(pod.Annotations[AnnotationMaxPrice], 64); err == nil {
-				if cost > most+1e-6 {
+				if paid > most+1e-6 {
 					continue
 				}
 			}

@@ -61,7 +61,7 @@ type Candidate struct {
 	// as far as they are known, what the pod's CPU costs above a burstable type's baseline,
 	// the root disk and the address. It is infinite where the machine's price is not known:
 	// such offerings come last, by size. The price of a preferred type counts as less than
-	// it is.
+	// it is, that of a spot offering at risk as more.
 	CostPerHour float64
 	// CreditsPerHour is how much of that is for CPU above the baseline, in dollars.
 	CreditsPerHour float64
@@ -212,7 +212,7 @@ func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, erro
 			return nil, fmt.Errorf("catalogue: instance type %s costs %v an hour in zone %s: want a price of 0 or more", t.Name, o.PricePerHour,
 				o.Zone)
 		}
-		price := o.PricePerHour / (1 + t.Prefer)
+		price := o.PricePerHour * (1 + o.Risk) / (1 + t.Prefer)
 		if o.Unpriced {
 			price = math.Inf(1)
 		}
@@ -643,6 +643,7 @@ func (c *choice) candidates(searched []found, n int) []Candidate {
 // write appends what was found in one market. Each reason begins with the given words.
 func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 	why, rank, first := c.why(f), 0, len(out)
+	bare := make([]string, len(f.best)) // the reasons, but for the zone's risk
 	for i, b := range f.best {
 		r := &f.market.rows[b.row]
 		t := &c.types[r.typ]
@@ -654,11 +655,15 @@ func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 		}
 		// Offerings of one type have one reason, and the same is paid beside them.
 		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
-			next.Reason, next.Beside = out[first+j].Reason, out[first+j].Beside
+			next.Reason, next.Beside = bare[j], out[first+j].Beside
 		} else {
 			next.Beside = c.beside(r.disk)
 			rank++
 			next.Reason = begin + c.reason(rank, f.skips && c.before(f.market, f.skipped, b), r, math.IsInf(b.cost, 1), why)
+		}
+		bare[i] = next.Reason
+		if risk := next.Offering.Risk; risk > 0 {
+			next.Reason += fmt.Sprintf("; counts as %.0f %% dearer, since such instances were taken back there", risk*100)
 		}
 		out = append(out, next)
 	}

@@ -94,3 +94,52 @@ func TestWhatWasNotStoredIsStoredWithWhatIsLearntNext(t *testing.T) {
 		}
 	})
 }
+
+func TestInterruptionsOutliveAKipAndAreForgottenAfterADay(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		list := types(2, 1)
+		for i := range list {
+			list[i].Offerings[0].Spot = true
+			list[i].Offerings[0].PricePerHour = 1 + float64(i)/10
+		}
+		b.sell(list)
+		b.cfg.InterruptionShare = 0.2
+		spot := func(s *Shop) string {
+			pod := &corev1.Pod{}
+			pod.Annotations = map[string]string{placement.AnnotationLaunchType: "spot"}
+			candidates, err := s.Placer().Candidates(pod, nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			return candidates[0].InstanceType.Name
+		}
+		s := b.open()
+		b.while(s, func() {
+			before := spot(s)
+			s.TakenBack("t0", "z")
+			later(time.Second)
+			if after := spot(s); before != "t0" || after != "t1" {
+				b.Errorf("it is %s, and after an interruption %s", before, after)
+			}
+		})
+		if got := spot(b.open()); got != "t1" {
+			b.Errorf("after a restart it is %s", got)
+		}
+		b.cfg.InterruptionShare = 0
+		if got := spot(b.open()); got != "t0" {
+			b.Errorf("where it is off it is %s", got)
+		}
+		b.cfg.InterruptionShare = 0.2
+		s = b.open()
+		b.while(s, func() {
+			later(23 * time.Hour)
+			if got := spot(s); got != "t1" {
+				b.Errorf("after 23 hours it is %s", got)
+			}
+			later(2 * time.Hour)
+			if got := spot(s); got != "t0" {
+				b.Errorf("after 25 hours it is %s", got)
+			}
+		})
+	})
+}

@@ -22,6 +22,8 @@ const (
 	// catalogueKey is where the last good catalogue is stored, learntKey what machines have
 	// turned out to have.
 	catalogueKey, learntKey = "catalogue", "learnt"
+	// interruptionsKey is where interruptions that were seen are stored.
+	interruptionsKey = "interruptions"
 	// callTimeout bounds the reading of a catalogue, which takes many calls on some
 	// clouds.
 	callTimeout = 2 * time.Minute
@@ -33,7 +35,8 @@ const (
 	retryEvery = time.Minute
 )
 
-// Config of a Shop. All fields but Data, Terms and Image are required.
+// Config of a Shop. All fields but Data, Terms, Image and
+// InterruptionShare are required.
 type Config struct {
 	Cloud cloud.Cloud
 	Store *store.Store
@@ -46,8 +49,11 @@ type Config struct {
 	// Image is what the machines of pods to come boot, in any words: what others have
 	// turned out to have counts if they did, too.
 	Image string
-	Clock clock.WithTicker
-	Log   *slog.Logger
+	// InterruptionShare is how much dearer, as a share, an interruption makes a spot
+	// offering; 0 for not at all.
+	InterruptionShare float64
+	Clock             clock.WithTicker
+	Log               *slog.Logger
 }
 
 // record is a stored catalogue.
@@ -86,18 +92,21 @@ type Shop struct {
 	revision int64
 	stale    bool
 
-	// learnt is what machines have turned out to have, news asks Run to take it in, and
-	// learntRevision is that of the stored one, for Run alone.
+	// learnt is what machines have turned out to have; news, and taken for interruptions, ask
+	// Run to take it in. learntRevision is that of the stored one, for Run alone.
 	learntMu       sync.Mutex
 	learnt         catalog.Learnt
-	news           chan struct{}
+	news, taken    chan struct{}
 	learntRevision int64
+	// interrupted are those of the last day, under learntMu; its revision is for Run alone.
+	interrupted           catalog.Interruptions
+	interruptionsRevision int64
 }
 
 // Open reads the cloud's catalogue; where the cloud does not answer, the one that was
 // read last. Without either Kip cannot choose, which is an error.
 func Open(ctx context.Context, cfg Config) (*Shop, error) {
-	s := &Shop{cfg: cfg, news: make(chan struct{}, 1)}
+	s := &Shop{cfg: cfg, news: make(chan struct{}, 1), taken: make(chan struct{}, 1)}
 	stored, err := s.load(ctx)
 	if err != nil {
 		return nil, err
@@ -253,6 +262,7 @@ func (s *Shop) adopt(r record) error {
 		}
 	}
 	types = catalog.Apply(s.cfg.Terms, s.known().Apply(types, s.cfg.Image), r.Region)
+	types = s.interruptions().Apply(types, s.cfg.Clock.Now(), s.cfg.InterruptionShare)
 	placer, err := placement.New(types, s.cfg.Placement)
 	if err != nil {
 		return err
