@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,7 +48,7 @@ type modelLinks struct {
 	drivers func() (registered []string, known bool)
 	trouble func() string
 	// node is what kubelets say of their machines; nil for nothing.
-	node *corev1.Node
+	node atomic.Pointer[corev1.Node]
 }
 
 var (
@@ -131,7 +132,7 @@ func (l *modelLink) set(connected bool, err error) {
 
 func (l *modelLink) Ready() <-chan struct{}                       { return l.ready }
 func (l *modelLink) NodeReady() <-chan struct{}                   { return l.nodeReady }
-func (l *modelLink) Node() *corev1.Node                           { return l.all.node }
+func (l *modelLink) Node() *corev1.Node                           { return l.all.node.Load() }
 func (l *modelLink) LastHeard() time.Time                         { return l.LastHeartbeat() }
 func (l *modelLink) Close()                                       {}
 func (l *modelLink) Conn() agentapi.Conn                          { return l }

@@ -50,7 +50,7 @@ func TestACellWhoseMachineIsTooSmallEndsBeforeItsPodIsThere(t *testing.T) {
 	var told measured
 	with := func(s *setup) { s.Measured, s.ReservedMemoryBytes = told.note, 64<<20 }
 	inBubble(t, with, nil, func(t *testing.T, b *bubble) {
-		b.links.node = machineWith("2", "7800Mi")
+		b.links.node.Store(machineWith("2", "7800Mi"))
 		for pod, memory := range map[string]int64{"fits": 7736 << 20, "lacks": 7736<<20 + 1, "takes-any": 0} {
 			if _, err := b.cells.Request(b.Context(), needing(pod, memory)); err != nil {
 				t.Fatal(err)
@@ -82,13 +82,13 @@ func TestAMachineIsMeasuredOnceAndNeverMoreThanPromised(t *testing.T) {
 	} {
 		var told measured
 		inBubble(t, func(s *setup) { s.Measured = told.note }, nil, func(t *testing.T, b *bubble) {
-			b.links.node = said
+			b.links.node.Store(said)
 			if _, err := b.cells.Request(b.Context(), needing("a", 0)); err != nil {
 				t.Fatal(err)
 			}
 			b.later(10 * time.Second)
 			// Whoever is root there says something else now, and Kip starts anew.
-			b.links.node = machineWith("1", "1Gi")
+			b.links.node.Store(machineWith("1", "1Gi"))
 			b.stop()
 			b.run()
 			b.later(10 * time.Second)
@@ -104,9 +104,9 @@ func TestAStandbyCellThatIsTooSmallIsNotTaken(t *testing.T) {
 		s.Pools = []Pool{{Name: "nano", Count: 1, Offers: func() ([]Offer, error) { return needing("", 0).Offers, nil }}}
 	}
 	inBubble(t, pool, nil, func(t *testing.T, b *bubble) {
-		b.links.node = machineWith("2", "7800Mi")
+		b.links.node.Store(machineWith("2", "7800Mi"))
 		b.later(10 * time.Second)
-		b.links.node = nil // of others nothing is known
+		b.links.node.Store(nil) // of others nothing is known
 		for _, of := range []struct {
 			pod     string
 			memory  int64

@@ -113,7 +113,8 @@ func TestDisksAndAddressesAreToldByThemselves(t *testing.T) {
 		*web.Address.Dollars != 0.25 {
 		t.Errorf("%+v, disk %+v, address %+v", web, web.Disk, web.Address)
 	}
-	if lab.Disk.Dollars != nil || lab.Disk.UnknownPriceHours != 1 || lab.Address != nil || *lab.Known() != 2.5 || *costs.Total.Known() != 5.25 {
+	if lab.Disk.Dollars != nil || lab.Disk.UnknownPriceHours != 1 || lab.Address != nil || *lab.Known() != 2.5 ||
+		*costs.Total.Known() != 5.25 {
 		t.Errorf("%+v, disk %+v, address %+v, in all %v", lab, lab.Disk, lab.Address, *costs.Total.Known())
 	}
 }

@@ -224,6 +224,27 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Store: l.store,
 		Clock: l.clock,
 	})
+	if err := l.openShop(ctx); err != nil || l.disks == nil {
+		return err
+	}
+	l.provisioner, err = provisioner.New(ctx, provisioner.Config{
+		Node:         l.NodeName,
+		ControllerID: l.controllerID,
+		NodeLabel:    apiv1.LabelController,
+		NameTag:      l.nameTag(),
+		Disks:        l.disks,
+		ListLag:      l.machines.Traits().ListLag,
+		Gate:         l.gate,
+		Zones:        func(node string) ([]string, string, bool) { return l.nodes.zonesOf(node) },
+		Client:       l.api.asProvisioner,
+		Clock:        l.clock,
+		Log:          l.Log,
+	})
+	return err
+}
+
+// openShop makes what knows what can be launched, and at what price.
+func (l *leading) openShop(ctx context.Context) error {
 	rates, err := books.Rates(l.machines.Name(), l.machines.Traits().Region)
 	if err != nil {
 		return err
@@ -251,23 +272,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("%s: %w", l.ProviderConfig, err)
 	}
-	if l.disks == nil {
-		return nil
-	}
-	l.provisioner, err = provisioner.New(ctx, provisioner.Config{
-		Node:         l.NodeName,
-		ControllerID: l.controllerID,
-		NodeLabel:    apiv1.LabelController,
-		NameTag:      l.nameTag(),
-		Disks:        l.disks,
-		ListLag:      l.machines.Traits().ListLag,
-		Gate:         l.gate,
-		Zones:        func(node string) ([]string, string, bool) { return l.nodes.zonesOf(node) },
-		Client:       l.api.asProvisioner,
-		Clock:        l.clock,
-		Log:          l.Log,
-	})
-	return err
+	return nil
 }
 
 // nameTag is the name of what this Kip makes in the cloud, for people.

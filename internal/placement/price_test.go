@@ -110,7 +110,8 @@ func TestASpotOfferingThatWasTakenBackCountsAsDearer(t *testing.T) {
 	types := []catalog.InstanceType{{Name: "one", Arch: "amd64", MilliCPU: 1000, MemoryBytes: 1 << 30, Offerings: []catalog.Offering{
 		{Zone: "a", Spot: true, PricePerHour: 0.1, Risk: 0.2}, {Zone: "b", Spot: true, PricePerHour: 0.11},
 	}}}
-	got, err := placer(t, types, Config{}).Candidates(annotated(podOf("cpu=1"), AnnotationLaunchType, "spot", AnnotationMaxPrice, "0.115"), nil)
+	pod := annotated(podOf("cpu=1"), AnnotationLaunchType, "spot", AnnotationMaxPrice, "0.115")
+	got, err := placer(t, types, Config{}).Candidates(pod, nil)
 	const why = "; counts as 20 % dearer, since such instances were taken back there"
 	if err != nil || len(got) != 2 || got[0].Offering.Zone != "b" || strings.Contains(got[0].Reason, "dearer") ||
 		!strings.HasSuffix(got[1].Reason, why) || strings.TrimSuffix(got[1].Reason, why) != got[0].Reason {
