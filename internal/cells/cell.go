@@ -12,6 +12,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -42,6 +43,12 @@ type Cell struct {
 	// Options are what the pod's annotations and the configuration ask of a launch,
 	// resolved when the cell was requested.
 	Options Options `json:"options,omitzero"`
+	// Needs is what the pod must find, without the cell's own need; zero where it takes what
+	// there is.
+	Needs catalog.Room `json:"needs,omitzero"`
+	// Room is what the machine has, as its kubelet said when it was first ready: no pod had
+	// been there. It is never more than the type promises; zero before.
+	Room catalog.Room `json:"room,omitzero"`
 	// Instance is as the cloud told of it, but for the time of its launch, which is by
 	// Kip's clock.
 	Instance *cloud.Instance `json:"instance,omitempty"`
@@ -141,6 +148,7 @@ const (
 	CausePodDeleted     Cause = "pod_deleted"     // the pod was deleted
 	CauseNotLaunched    Cause = "not_launched"    // the cloud started nothing
 	CauseNotReady       Cause = "not_ready"       // it did not join, or its kubelet was not ready, in time
+	CauseTooSmall       Cause = "too_small"       // its machine has less than its type promises, and its pod needs more
 	CauseLost           Cause = "lost"            // its instance vanished, was stopped or fell silent
 	CauseInterrupted    Cause = "interrupted"     // the cloud took it back
 	CauseStandbyRetired Cause = "standby_retired" // its standby pool no longer wanted it

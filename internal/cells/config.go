@@ -45,6 +45,11 @@ type Config struct {
 	Shortages Shortages
 	// Event reports to the pod's owner.
 	Event func(pod apiv1.PodReference, kind, reason, message string)
+	// Measured is told, once, of each cell whose Room is known. It must not block. Optional.
+	Measured func(Cell)
+	// TakenBack is told, once, of each spot cell whose instance the cloud announces to take
+	// back. It must not block. Optional.
+	TakenBack func(Offer)
 	// SaveLogs keeps the container logs of a pod that has ended, which it asks its
 	// cell's agent for.
 	SaveLogs func(ctx context.Context, pod apiv1.PodReference, agent agentapi.Conn) error

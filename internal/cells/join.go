@@ -77,14 +77,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	if !c.kubeletReady(e) {
 		return left, nil // the tunnel and the kubelet wake the cell
 	}
-	return 0, c.save(ctx, e, func(cell *Cell) error {
-		now := c.cfg.Clock.Now()
-		cell.step(apiv1.StepReady, now)
-		if !cell.Boot.Told.IsZero() && !cell.Boot.Told.Before(cell.launched()) {
-			cell.Boot.Ready = now
-		}
-		return cell.enter(apiv1.Ready)
-	})
+	return 0, c.arrive(ctx, e)
 }
 
 // kubeletReady says that the kubelet of a cell is ready, with the configuration that the

@@ -9,6 +9,7 @@ import (
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/tunnel"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -45,6 +46,7 @@ type API interface {
 	Bind(namespace, name string, uid types.UID) error
 	NodeReady() <-chan struct{}
 	LastHeartbeat() time.Time
+	Node() *corev1.Node
 	CSIDrivers() (registered []string, known bool)
 	PluginTrouble() string
 }

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 )
@@ -48,6 +50,8 @@ type modelLinks struct {
 	// dials judges how a cell is dialled, trusts answers what it is told; nil for yes.
 	dials  func(cell, ca string) error
 	trusts func(ctx context.Context, l *modelLink) error
+	// node is what kubelets say of their machines; nil for nothing.
+	node atomic.Pointer[corev1.Node]
 }
 
 var (
@@ -140,6 +144,7 @@ func (l *modelLink) set(connected bool, err error) {
 
 func (l *modelLink) Ready() <-chan struct{}                       { return l.ready }
 func (l *modelLink) NodeReady() <-chan struct{}                   { return l.nodeReady }
+func (l *modelLink) Node() *corev1.Node                           { return l.all.node.Load() }
 func (l *modelLink) LastHeard() time.Time                         { return l.LastHeartbeat() }
 func (l *modelLink) Close()                                       {}
 func (l *modelLink) Conn() agentapi.Conn                          { return l }

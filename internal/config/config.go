@@ -155,6 +155,7 @@ type Cells struct {
 	ReservedMemory         resource.Quantity   `key:"reservedMemory" default:"64Mi" doc:"What a cell's kernel and agent need of its memory: added to what the pod needs when an instance type is chosen."`
 	StandbyCells           []StandbyCells      `key:"standbyCells" doc:"Pools of cells that are kept for the next pods. Two pools that differ in nothing but their count are an error."`
 	MaxAttempts            int                 `key:"maxAttempts" default:"5" doc:"How many cells in a row may fail to start for one pod before the pod is marked Failed; 0 = no bound."`
+	InterruptionPenalty    int                 `key:"interruptionPenalty" default:"10" doc:"By how many percent a spot offering counts as dearer for each time in the last day that the cloud took such an instance back, at most 100; 0 = not at all."`
 	CloudInitFile          string              `key:"cloudInitFile" doc:"A cloud-init file that is merged into each cell's user data."`
 	Itzo                   Itzo                `key:"itzo" doc:"The agent on cells."`
 	ExtraCIDRs             []netip.Prefix      `key:"extraCIDRs" clouds:"aws,gce,azure" doc:"Networks that may reach cells, besides the cells' own."`

@@ -272,6 +272,8 @@ func (d *decoder) etcd(e Etcd) {
 func (d *decoder) cells(c *Cells) {
 	d.require("cells.defaultInstanceType", c.DefaultInstanceType)
 	d.check(c.DefaultVolumeSize.Cmp(resource.MustParse("1Gi")) >= 0, "cells.defaultVolumeSize", c.DefaultVolumeSize.String(), "at least 1Gi")
+	d.check(c.InterruptionPenalty >= 0 && c.InterruptionPenalty <= 100, "cells.interruptionPenalty",
+		fmt.Sprint(c.InterruptionPenalty), "0 to 100")
 	d.check(c.ReservedMemory.Sign() >= 0, "cells.reservedMemory", c.ReservedMemory.String(), "a quantity of 0 or more")
 	d.check(c.StatusInterval > 0, "cells.statusInterval", seconds(c.StatusInterval), "a number of seconds above 0")
 	d.check(c.Nametag == "" || len(c.Nametag) <= 24 && dns952.MatchString(c.Nametag), "cells.nametag", c.Nametag,

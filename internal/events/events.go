@@ -37,6 +37,7 @@ const (
 const (
 	CellNotReady      = "CellNotReady"
 	CellsNotReady     = "CellsNotReady"
+	CellTooSmall      = "CellTooSmall"
 	CellSilent        = "CellSilent" // of the pod's Ready condition, too
 	CellLost          = "CellLost"   // of the pod's status, too
 	CellNotTerminated = "CellNotTerminated"

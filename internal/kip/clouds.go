@@ -111,6 +111,19 @@ func launchOptions(cfg *config.Config) cells.Options {
 	}
 }
 
+// imageName tells what machines boot from what others do.
+func imageName(o cells.Options) string {
+	image, err := json.Marshal(o.Image)
+	if err != nil {
+		panic(err) // strings
+	}
+	if len(o.Image) == 0 {
+		image = []byte(version.String()) // which brings its own
+	}
+	sum := sha256.Sum256(image)
+	return hex.EncodeToString(sum[:8])
+}
+
 // standbyOptions are those of cells that have no pod yet: a role is only for pods that
 // may use the metadata service.
 func standbyOptions(cfg *config.Config) cells.Options {

@@ -13,6 +13,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/calls"
+	"github.com/elotl/kip/internal/catalog/books"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
@@ -220,26 +221,8 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Store: l.store,
 		Clock: l.clock,
 	})
-	l.shop, err = shop.Open(ctx, shop.Config{
-		Cloud: l.machines,
-		Store: l.store,
-		Placement: placement.Config{
-			DefaultInstanceType: l.cfg.Cells.DefaultInstanceType,
-			DefaultArch:         runtime.GOARCH,
-			ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
-			DefaultDiskBytes:    l.cfg.Cells.DefaultVolumeSize.Value(),
-			PrivateIPOnly:       l.cfg.Cells.PrivateIPOnly,
-		},
-		Data:  l.data,
-		Terms: terms(l.cfg),
-		Clock: l.clock,
-		Log:   l.Log,
-	})
-	if err != nil {
-		return fmt.Errorf("%s: %w", l.ProviderConfig, err)
-	}
-	if l.disks == nil {
-		return nil
+	if err := l.openShop(ctx); err != nil || l.disks == nil {
+		return err
 	}
 	l.provisioner, err = provisioner.New(ctx, provisioner.Config{
 		Node:         l.NodeName,
@@ -255,6 +238,38 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Log:          l.Log,
 	})
 	return err
+}
+
+// openShop makes what knows what can be launched, and at what price.
+func (l *leading) openShop(ctx context.Context) error {
+	rates, err := books.Rates(l.machines.Name(), l.machines.Traits().Region)
+	if err != nil {
+		return err
+	}
+	l.shop, err = shop.Open(ctx, shop.Config{
+		Cloud: l.machines,
+		Store: l.store,
+		Placement: placement.Config{
+			DefaultInstanceType: l.cfg.Cells.DefaultInstanceType,
+			DefaultArch:         runtime.GOARCH,
+			ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
+			DefaultDiskBytes:    l.cfg.Cells.DefaultVolumeSize.Value(),
+			PrivateIPOnly:       l.cfg.Cells.PrivateIPOnly,
+			Rates:               rates,
+		},
+		Data:  l.data,
+		Terms: terms(l.cfg),
+		Image: imageName(launchOptions(l.cfg)),
+
+		InterruptionShare: float64(l.cfg.Cells.InterruptionPenalty) / 100,
+
+		Clock: l.clock,
+		Log:   l.Log,
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", l.ProviderConfig, err)
+	}
+	return nil
 }
 
 // nameTag is the name of what this Kip makes in the cloud, for people.
@@ -386,8 +401,12 @@ func (l *leading) wireCells(ctx context.Context) error {
 
 		Event:    l.event,
 		SaveLogs: l.saveLogs,
-		Pulse:    l.pulse,
-		Queues:   l.metrics.WorkqueueProvider(),
+		Measured: func(c cells.Cell) { l.shop.Learn(c.Offer().InstanceType, imageName(c.Options), c.Room) },
+
+		TakenBack: func(o cells.Offer) { l.shop.TakenBack(o.InstanceType, o.Zone) },
+
+		Pulse:  l.pulse,
+		Queues: l.metrics.WorkqueueProvider(),
 
 		ClusterDNS:          dns,
 		ClusterDomain:       l.ClusterDomain,

@@ -12,6 +12,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/placement"
@@ -164,6 +165,7 @@ type waiting struct {
 	failures    int       // cells in a row that were launched and not ready, or refused for what the pod asks
 	refusal     string    // why the last of them was refused; "" if it was launched
 	ran         bool      // a kubelet has had the pod
+	lacked      lacked    // what the machine of its last cell that was too small had not
 	silent      time.Time // when its cell was last found silent
 	marked      time.Time // when it was marked as not ready, since its cell is silent
 	interrupted time.Time // when the cloud takes its instance; zero if it does not
@@ -172,6 +174,12 @@ type waiting struct {
 	// deleted is the end of the grace period by the API server's clock, and deletedSeen
 	// when that was first seen, by Kip's.
 	deleted, deletedSeen time.Time
+}
+
+// lacked is what a machine had less than its type promises, and its pod needed.
+type lacked struct {
+	catalog.Room
+	why string
 }
 
 // New returns a controller; Run starts it. It is to observe the cells.
@@ -232,6 +240,9 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 		switch {
 		case bound:
 			w.ran, w.failures = true, 0
+		case cell.Cause == cells.CauseTooSmall:
+			promised := catalog.Room{MilliCPU: cell.Offer().MilliCPU, MemoryBytes: cell.Offer().MemoryBytes}
+			w.lacked = lacked{Room: promised.Beyond(cell.Room), why: cell.Reason}
 		case cell.Instance != nil && cell.Interrupted.IsZero() && cell.Cause != cells.CauseInterrupted:
 			w.failures, w.refusal = w.failures+1, ""
 		case cell.Cause == cells.CauseNotLaunched && cell.Refusals > 0:

@@ -457,6 +457,9 @@ func (a *cellAPI) Bind(namespace, name string, uid types.UID) error {
 func (a *cellAPI) CSIDrivers() ([]string, bool) { return nil, false }
 func (a *cellAPI) PluginTrouble() string        { return "" }
 
+// What the machines of the histories have, nobody asks.
+func (a *cellAPI) Node() *corev1.Node { return nil }
+
 // LastHeartbeat has no timer behind it: a kubelet that is connected renews its
 // lease each ten seconds.
 func (a *cellAPI) LastHeartbeat() time.Time {

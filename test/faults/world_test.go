@@ -92,6 +92,7 @@ func offersOf(instanceType string, spot bool) (list []cells.Offer) {
 				list = append(list, cells.Offer{
 					InstanceType: t.Name, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot, PricePerHour: o.PricePerHour,
 					MilliCPU: t.MilliCPU, MemoryBytes: t.MemoryBytes, DiskBytes: 1 << 30, BootTimeout: bootTimeout, Reason: "the cheapest that fits",
+					DiskPerHour: 0.01, AddressUnpriced: o.Zone == "b",
 				})
 			}
 		}

@@ -1147,8 +1147,9 @@ func TestTheCatalogueHasWhatIsOfferedInTheSubnets(t *testing.T) {
 	for _, typ := range types {
 		byName[typ.Name] = typ
 	}
-	if g := byName["g5.xlarge"]; g.Family != "g and vt" || len(g.GPUs) != 1 || g.GPUs[0] != (catalog.GPU{Model: "A10G", Count: 1}) ||
-		g.MilliCPU != 4000 ||
+	gpu := catalog.GPU{Model: "A10G", Count: 1, MemoryBytes: 22888 << 20}
+	if g := byName["g5.xlarge"]; g.Family != "g and vt" || len(g.GPUs) != 1 || g.GPUs[0] != gpu ||
+		g.MilliCPU != 4000 || g.UsableBytes != 16664473109 ||
 		g.MemoryBytes != 16*gibi || g.BootTimeout != catalog.BootTimeout {
 		t.Errorf("%+v", g)
 	}
