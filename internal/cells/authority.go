@@ -38,10 +38,18 @@ func (c *Controller) caOf(cell *Cell) string {
 	return cmp.Or(cell.CA, c.cfg.OldCAHash, c.cfg.CAHash)
 }
 
+// knowsOld says that a cell knows Kip by the CA from before: as its record has it, or as it
+// does since, like an agent that has lost what it was told. The caller holds mu.
+func (c *Controller) knowsOld(e *entry) bool {
+	old := c.cfg.OldCAHash
+	return old != "" && (c.caOf(e.cell()) == old || e.session != nil && e.session.CA() == old)
+}
+
 // untold says that a cell does not know Kip by the CA that signs, or may trust one that
-// Kip has no more.
-func (c *Controller) untold(cell *Cell) bool {
-	return c.caOf(cell) != c.cfg.CAHash || cell.OldCA != "" && cell.OldCA != c.cfg.OldCAHash
+// Kip has no more. The caller holds mu.
+func (c *Controller) untold(e *entry) bool {
+	cell := e.cell()
+	return c.knowsOld(e) || c.caOf(cell) != c.cfg.CAHash || cell.OldCA != "" && cell.OldCA != c.cfg.OldCAHash
 }
 
 // tellTrust tells cells by which CAs to know Kip, until ctx ends.
@@ -75,7 +83,7 @@ func (c *Controller) tellSome(ctx context.Context) {
 		}
 		// With its configuration the agent has shown on this connection that it is there.
 		if e.trusting.now || !e.configured || e.session == nil || e.ending != "" || !e.cell().Live() || now.Before(e.trusting.next) ||
-			!c.untold(e.cell()) {
+			!c.untold(e) {
 			continue
 		}
 		begun++
@@ -134,12 +142,8 @@ func (c *Controller) Unmoved() (all []Unmoved) {
 
 // unmoved is Unmoved under mu.
 func (c *Controller) unmoved() (all []*entry) {
-	if c.cfg.OldCAHash == "" {
-		return nil
-	}
 	for _, e := range c.cells {
-		cell := e.cell()
-		if cell.Launch != nil && cell.Phase != apiv1.Terminating && c.caOf(cell) == c.cfg.OldCAHash {
+		if cell := e.cell(); cell.Launch != nil && cell.Phase != apiv1.Terminating && c.knowsOld(e) {
 			all = append(all, e)
 		}
 	}

@@ -26,6 +26,7 @@ type Session interface {
 	LastError() error
 	HeldBack() time.Time
 	Trust(ctx context.Context) error
+	CA() string
 	Conn() agentapi.Conn
 	Close()
 }
