@@ -27,7 +27,11 @@ const (
 
 // trusting is how far a cell is in being told of Kip's CA, in this process.
 type trusting struct {
-	now    bool // it is being told
+	now bool // it is being told
+	// forgot says that it was found by the CA from before, whatever its record says: its
+	// agent has lost what it was told. Until it is told again, so that it does not change
+	// as the cell likes.
+	forgot bool
 	failed int
 	err    error     // of the last try
 	next   time.Time // none is made before
@@ -38,11 +42,14 @@ func (c *Controller) caOf(cell *Cell) string {
 	return cmp.Or(cell.CA, c.cfg.OldCAHash, c.cfg.CAHash)
 }
 
-// knowsOld says that a cell knows Kip by the CA from before: as its record has it, or as it
-// does since, like an agent that has lost what it was told. The caller holds mu.
+// knowsOld says that a cell knows Kip by the CA from before. The caller holds mu.
 func (c *Controller) knowsOld(e *entry) bool {
 	old := c.cfg.OldCAHash
-	return old != "" && (c.caOf(e.cell()) == old || e.session != nil && e.session.CA() == old)
+	if old == "" || c.caOf(e.cell()) == old {
+		return old != ""
+	}
+	e.trusting.forgot = e.trusting.forgot || e.session != nil && e.session.CA() == old
+	return e.trusting.forgot
 }
 
 // untold says that a cell does not know Kip by the CA that signs, or may trust one that
@@ -111,13 +118,14 @@ func (c *Controller) tell(ctx context.Context, e *entry, session Session) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e.trusting.now, e.trusting.err = false, err
-	if err == nil || ctx.Err() != nil {
+	forgot := e.trusting.forgot
+	e.trusting.now, e.trusting.err, e.trusting.forgot = false, err, forgot && err != nil
+	if err == nil && !forgot || ctx.Err() != nil {
 		e.trusting.failed = 0
 		return
 	}
 	e.trusting.next = c.cfg.Clock.Now().Add(c.cfg.Random.Jittered(min(trustAgain<<min(e.trusting.failed, 10), trustSeldom)))
-	if e.trusting.failed++; e.trusting.failed == 1 {
+	if e.trusting.failed++; e.trusting.failed == 1 && err != nil {
 		c.cfg.Log.Warn("a cell does not know Kip by its new CA, and goes on with the old one; retrying", "cell", e.id,
 			"pod", e.cell().Pod.String(), "err", err)
 	}

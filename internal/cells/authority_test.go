@@ -270,6 +270,22 @@ func TestACellThatHasForgottenTheNewCAIsMovedAgain(t *testing.T) {
 			t.Errorf("told %d times more, not moved: %+v", a.told[cell.ID]-told, left)
 		}
 		a.check()
+
+		// One that does so as it likes is told more seldom, and does not change what a person is shown.
+		told = a.told[cell.ID]
+		for n := range 24 * 60 {
+			link.dialledBy([]string{"ca-1", "ca-2"}[n%2])
+			b.later(time.Minute)
+		}
+		if n := a.told[cell.ID] - told; n < 10 || n > 60 {
+			t.Errorf("one that forgets each minute was told %d times in a day", n)
+		}
+		link.dialledBy("ca-1")
+		shown := ShownUnmoved(b.cells.Unmoved())
+		link.dialledBy("ca-2")
+		if _, err := b.cells.EndUnmoved(shown); err != nil {
+			t.Errorf("a decision on what was shown: %v", err)
+		}
 	})
 }
 
