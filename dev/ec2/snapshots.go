@@ -175,6 +175,11 @@ func (m *Model) startSnapshot(r *request, req *http.Request) (int, map[string]st
 	if err := m.may(r, "ebs:StartSnapshot", m.snapshotARN("*"), tagged("RequestTag", tags)); err != nil {
 		return 0, nil, nil, err
 	}
+	if len(tags) > 0 { // with no ec2:CreateAction. Source: Service Authorization Reference, Amazon EBS, StartSnapshot
+		if err := m.may(r, "ec2:CreateTags", m.snapshotARN("*"), tagged("RequestTag", tags)); err != nil {
+			return 0, nil, nil, err
+		}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, s := range m.snapshots {

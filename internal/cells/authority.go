@@ -27,7 +27,11 @@ const (
 
 // trusting is how far a cell is in being told of Kip's CA, in this process.
 type trusting struct {
-	now    bool // it is being told
+	now bool // it is being told
+	// forgot says that it was found by the CA from before, whatever its record says: its
+	// agent has lost what it was told. Until it is told again, so that it does not change
+	// as the cell likes.
+	forgot bool
 	failed int
 	err    error     // of the last try
 	next   time.Time // none is made before
@@ -38,10 +42,21 @@ func (c *Controller) caOf(cell *Cell) string {
 	return cmp.Or(cell.CA, c.cfg.OldCAHash, c.cfg.CAHash)
 }
 
+// knowsOld says that a cell knows Kip by the CA from before. The caller holds mu.
+func (c *Controller) knowsOld(e *entry) bool {
+	old := c.cfg.OldCAHash
+	if old == "" || c.caOf(e.cell()) == old {
+		return old != ""
+	}
+	e.trusting.forgot = e.trusting.forgot || e.session != nil && e.session.CA() == old
+	return e.trusting.forgot
+}
+
 // untold says that a cell does not know Kip by the CA that signs, or may trust one that
-// Kip has no more.
-func (c *Controller) untold(cell *Cell) bool {
-	return c.caOf(cell) != c.cfg.CAHash || cell.OldCA != "" && cell.OldCA != c.cfg.OldCAHash
+// Kip has no more. The caller holds mu.
+func (c *Controller) untold(e *entry) bool {
+	cell := e.cell()
+	return c.knowsOld(e) || c.caOf(cell) != c.cfg.CAHash || cell.OldCA != "" && cell.OldCA != c.cfg.OldCAHash
 }
 
 // tellTrust tells cells by which CAs to know Kip, until ctx ends.
@@ -75,7 +90,7 @@ func (c *Controller) tellSome(ctx context.Context) {
 		}
 		// With its configuration the agent has shown on this connection that it is there.
 		if e.trusting.now || !e.configured || e.session == nil || e.ending != "" || !e.cell().Live() || now.Before(e.trusting.next) ||
-			!c.untold(e.cell()) {
+			!c.untold(e) {
 			continue
 		}
 		begun++
@@ -103,13 +118,14 @@ func (c *Controller) tell(ctx context.Context, e *entry, session Session) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e.trusting.now, e.trusting.err = false, err
-	if err == nil || ctx.Err() != nil {
+	forgot := e.trusting.forgot
+	e.trusting.now, e.trusting.err, e.trusting.forgot = false, err, forgot && err != nil
+	if err == nil && !forgot || ctx.Err() != nil {
 		e.trusting.failed = 0
 		return
 	}
 	e.trusting.next = c.cfg.Clock.Now().Add(c.cfg.Random.Jittered(min(trustAgain<<min(e.trusting.failed, 10), trustSeldom)))
-	if e.trusting.failed++; e.trusting.failed == 1 {
+	if e.trusting.failed++; e.trusting.failed == 1 && err != nil {
 		c.cfg.Log.Warn("a cell does not know Kip by its new CA, and goes on with the old one; retrying", "cell", e.id,
 			"pod", e.cell().Pod.String(), "err", err)
 	}
@@ -134,12 +150,8 @@ func (c *Controller) Unmoved() (all []Unmoved) {
 
 // unmoved is Unmoved under mu.
 func (c *Controller) unmoved() (all []*entry) {
-	if c.cfg.OldCAHash == "" {
-		return nil
-	}
 	for _, e := range c.cells {
-		cell := e.cell()
-		if cell.Launch != nil && cell.Phase != apiv1.Terminating && c.caOf(cell) == c.cfg.OldCAHash {
+		if cell := e.cell(); cell.Launch != nil && cell.Phase != apiv1.Terminating && c.knowsOld(e) {
 			all = append(all, e)
 		}
 	}

@@ -65,6 +65,7 @@ func rotates(b *bubble, first string) *authorities {
 		if b.cfg.OldCAHash != "" {
 			a.trusts[l.id] = append(a.trusts[l.id], b.cfg.OldCAHash)
 		}
+		l.dialledBy(b.cfg.CAHash)
 		return nil
 	}
 	return a
@@ -235,6 +236,55 @@ func TestACellThatIsNotMovedStaysWithTheOldCAAndIsAskedSeldom(t *testing.T) {
 		b.later(time.Minute)
 		if left := b.cells.Unmoved(); len(left) > 0 || b.phase("new") != apiv1.Bound || len(b.unbound(pods)) != 2 {
 			t.Errorf("then: %v, new is %s", left, b.phase("new"))
+		}
+	})
+}
+
+// What a cell does counts, not what its record says: one that was moved, and has lost what it
+// was told, is told again, and is not shut out before that.
+func TestACellThatHasForgottenTheNewCAIsMovedAgain(t *testing.T) {
+	inBubble(t, func(c *setup) { c.CAHash = "ca-1" }, nil, func(t *testing.T, b *bubble) {
+		a := rotates(b, "ca-1")
+		pods := b.bound(2)
+		a.kip("ca-2", "ca-1")
+		b.later(20 * time.Second)
+		a.wantBy("when they are moved", map[string]int{"ca-2+ca-1": 2})
+		cell, _ := b.cells.ForPod(ref(pods[0]).UID)
+		a.mu.Lock()
+		told := a.told[cell.ID]
+		a.answer = func(string) error { return errors.New("not yet") }
+		a.mu.Unlock()
+		link := b.links.of(cell.ID)
+		link.set(false, errors.New("remote error: tls: bad certificate"))
+		link.dialledBy("ca-1")
+		link.set(true, nil)
+		b.later(20 * time.Second)
+		if left := b.cells.Unmoved(); len(left) != 1 || left[0].Cell.ID != cell.ID || left[0].Why != "not yet" {
+			t.Errorf("connected by the old CA again: %+v", left)
+		}
+		a.mu.Lock()
+		a.answer = nil
+		a.mu.Unlock()
+		b.later(5 * time.Minute)
+		if left := b.cells.Unmoved(); len(left) != 0 || a.told[cell.ID] <= told+1 {
+			t.Errorf("told %d times more, not moved: %+v", a.told[cell.ID]-told, left)
+		}
+		a.check()
+
+		// One that does so as it likes is told more seldom, and does not change what a person is shown.
+		told = a.told[cell.ID]
+		for n := range 24 * 60 {
+			link.dialledBy([]string{"ca-1", "ca-2"}[n%2])
+			b.later(time.Minute)
+		}
+		if n := a.told[cell.ID] - told; n < 10 || n > 60 {
+			t.Errorf("one that forgets each minute was told %d times in a day", n)
+		}
+		link.dialledBy("ca-1")
+		shown := ShownUnmoved(b.cells.Unmoved())
+		link.dialledBy("ca-2")
+		if _, err := b.cells.EndUnmoved(shown); err != nil {
+			t.Errorf("a decision on what was shown: %v", err)
 		}
 	})
 }

@@ -27,6 +27,7 @@ type Session interface {
 	LastError() error
 	HeldBack() time.Time
 	Trust(ctx context.Context) error
+	CA() string
 	Conn() agentapi.Conn
 	Close()
 }

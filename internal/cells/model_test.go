@@ -83,6 +83,7 @@ func (*modelLinks) RemoveCell(string) {}
 func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, api http.Handler, spend tunnel.OnSpend) (Session, error) {
 	l := api.(*modelLink)
 	l.onState, l.addr, l.target = t.OnState, t.Addr, t
+	l.dialledBy(t.CA)
 	if m.boots != nil && !m.boots(l.id) {
 		return l, nil
 	}
@@ -129,6 +130,7 @@ type modelLink struct {
 	held      time.Time // when Kip last kept it waiting
 	bound     []types.UID
 	err       error
+	ca        string // by which it is connected
 }
 
 func (l *modelLink) set(connected bool, err error) {
@@ -191,6 +193,19 @@ func (l *modelLink) Trust(ctx context.Context) error {
 		return nil
 	}
 	return trusts(ctx, l)
+}
+
+// dialledBy is the CA by which it is connected from now on.
+func (l *modelLink) dialledBy(ca string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ca = ca
+}
+
+func (l *modelLink) CA() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ca
 }
 
 func (l *modelLink) Connected() bool {

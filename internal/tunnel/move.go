@@ -29,6 +29,10 @@ func (s *Session) credentials() credentials {
 	return s.by
 }
 
+// CA is the pki.CAHash of the authority by which the session dials now: by which the cell knew
+// Kip last, whatever its record says.
+func (s *Session) CA() string { return s.credentials().authority.Hash() }
+
 // notAccepted says why the cell closes a connection that TLS has made. Where it refuses
 // Kip's certificate the next attempt is by the other authority, if there are two: what is
 // recorded may be older than what the cell was told.

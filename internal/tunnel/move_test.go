@@ -366,6 +366,39 @@ func TestACellWhoseMoveIsCutOffIsReachedAllTheSame(t *testing.T) {
 	}
 }
 
+// Its record says the new CA by then: it is found by the old one, which the session says.
+func TestACellThatHasForgottenTheNewCAIsFoundByTheOld(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	m := w.start(dir, "", says("agent"))
+	both := w.rotated()
+	s := w.keep(w.kipOf(both), w.target(m.addr), nil)
+	ready(t, m, s)
+	if got := s.CA(); got != both.Before.Hash() {
+		t.Errorf("before the move it is dialled by %s", got)
+	}
+	if err := w.trust(s); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	m.stop()
+	if err := os.WriteFile(filepath.Join(dir, trustFile), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m = w.start(dir, m.addr.String(), says("agent"))
+	again := w.keep(w.kipOf(both), w.joined(m, both.Signing.Hash()), nil)
+	ready(t, m, again)
+	if got := again.CA(); got != both.Before.Hash() {
+		t.Errorf("a cell that has forgotten is dialled by %s", got)
+	}
+	if err := w.trust(again); err != nil {
+		t.Fatal(err)
+	}
+	if got := again.CA(); got != both.Signing.Hash() || w.refuses(m, both.Signing) {
+		t.Errorf("a cell that was told again is dialled by %s", got)
+	}
+}
+
 // saved is where unwritable keeps a file's content.
 const saved = ".saved"
 

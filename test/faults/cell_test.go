@@ -547,6 +547,7 @@ func (s *session) Trust(ctx context.Context) error {
 	return nil
 }
 
+func (s *session) CA() string       { return locked(s, func() string { return s.by }) }
 func (s *session) LastError() error { return locked(s, func() error { return s.err }) }
 
 func locked[T any](s *session, f func() T) T {

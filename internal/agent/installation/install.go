@@ -169,8 +169,12 @@ func (o Options) items(root *os.Root) (map[string]item, error) {
 		unitFile: {content: unit(o.UserData), mode: 0o644},
 		enabled:  {link: "../" + unitName},
 	}
+	own := o.inPlace()
 	for _, s := range sources {
 		from := filepath.Join(o.From, s.name)
+		if own {
+			from = filepath.Join(o.Root, s.to)
+		}
 		if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
 			continue
 		} else if err != nil {
@@ -182,6 +186,17 @@ func (o Options) items(root *os.Root) (map[string]item, error) {
 		items[s.to] = item{from: from, mode: s.mode}
 	}
 	return items, nil
+}
+
+// inPlace says that the agent in From is the one that is installed, whose files lie where
+// they were put.
+func (o Options) inPlace() bool {
+	from, err := os.Stat(filepath.Join(o.From, agentName))
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(filepath.Join(o.Root, binDir, agentName))
+	return err == nil && os.SameFile(from, there)
 }
 
 // apply brings the items in place and removes what an earlier installation had besides. It
@@ -257,7 +272,12 @@ func (o Options) Uninstall() error {
 		return nil
 	}
 	if o.Systemctl != nil {
-		if err := o.Systemctl("stop", unitName); err != nil {
+		// Without its file systemd may know the unit no more: an earlier removal has stopped it.
+		there, err := digestOf(root, unitFile)
+		if err != nil {
+			return err
+		}
+		if err := o.Systemctl("stop", unitName); err != nil && there != "" {
 			return err
 		}
 	}

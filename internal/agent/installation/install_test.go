@@ -190,6 +190,61 @@ func TestANewerAgentReplacesTheOlderAndNobodyElses(t *testing.T) {
 	}
 }
 
+// The agent in place, asked to install, changes what it is told and takes away nothing: what it
+// brought along lies where it was put, not beside it.
+func TestTheAgentInPlaceInstallsItself(t *testing.T) {
+	l := newLinux(t)
+	l.remove(l.root + "/usr/bin/runc")
+	l.install(l.options())
+	before := l.tree()
+	o := l.options()
+	o.From = filepath.Join(l.root, binDir)
+	for _, data := range []string{"cloud", "ec2"} {
+		o.UserData = data
+		l.install(o)
+		after := l.tree()
+		for _, s := range sources {
+			if after[s.to] != before[s.to] {
+				t.Errorf("with user data from %s /%s is %q", data, s.to, after[s.to])
+			}
+		}
+		if !strings.Contains(after[unitFile], "--user-data="+data+"\n") {
+			t.Errorf("the unit is %s", after[unitFile])
+		}
+	}
+}
+
+// A removal that was cut off goes on, though systemd knows the unit no more.
+func TestARemovalThatWasCutOffGoesOn(t *testing.T) {
+	l := newLinux(t)
+	before := l.tree()
+	l.install(l.options())
+	l.file("var/lib/itzo/identity/key", "secret")
+	o := l.options()
+	o.Say = func(string, ...any) { panic("cut off") }
+	func() {
+		defer func() { _ = recover() }()
+		_ = o.Uninstall()
+	}()
+	if l.tree()[unitFile] != "" {
+		t.Fatal("it was cut off before the unit was removed")
+	}
+	o = l.options()
+	o.Systemctl = func(args ...string) error {
+		if args[0] == "stop" {
+			return errors.New("Unit itzo.service not loaded")
+		}
+		return nil
+	}
+	if err := o.Uninstall(); err != nil || !equal(before, l.tree()) {
+		t.Errorf("the next: %v, there is %v", err, l.tree())
+	}
+	l.install(l.options())
+	if err := o.Uninstall(); err == nil || l.tree()["usr/local/bin/itzo"] == "" {
+		t.Errorf("an agent that does not stop is removed: %v", err)
+	}
+}
+
 // Ended at any step, it is done by the next.
 func TestAnInstallationThatWasCutOffGoesOn(t *testing.T) {
 	whole := newLinux(t)

@@ -277,18 +277,25 @@ func (p *Publisher) wait(ctx context.Context, what string, look func() (done boo
 	}
 }
 
-// RemoveOld removes the images of an architecture that this package has published, but for
-// one and those of which an instance is there, and then the snapshots that no image has.
+// RemoveOld removes the images of an architecture that this package has published before
+// one, but for those of which an instance is there, and then the snapshots that no image has.
 func (p *Publisher) RemoveOld(ctx context.Context, arch, keep string) error {
 	mine := tag(TagArch, arch)
 	all, err := p.images(ctx, mine)
 	if err != nil {
 		return fmt.Errorf("remove older images: %w", err)
 	}
+	made := ""
+	for _, i := range all {
+		if aws.ToString(i.ImageId) == keep {
+			made = aws.ToString(i.CreationDate)
+		}
+	}
 	used := map[string]bool{}
 	for _, i := range all {
 		id, removed := aws.ToString(i.ImageId), false
-		if id != keep {
+		// The times are all of one form, RFC 3339 in UTC.
+		if id != keep && aws.ToString(i.CreationDate) <= made {
 			if removed, err = p.removeImage(ctx, id); err != nil {
 				return fmt.Errorf("remove the image %s: %w", id, err)
 			}

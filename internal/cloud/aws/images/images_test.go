@@ -43,7 +43,8 @@ type region struct {
 
 const accessKey = "AKIAPUBLISHER"
 
-func newRegion(t *testing.T) *region {
+// newRegion is one with another image of the account, and these.
+func newRegion(t *testing.T, more ...ec2.Image) *region {
 	t.Helper()
 	for name, value := range map[string]string{
 		"AWS_REGION": "", "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
@@ -65,7 +66,7 @@ func newRegion(t *testing.T) *region {
 			Offerings:   []catalog.Offering{{Zone: "z1", Subnet: "subnet-1"}},
 		}}},
 		Subnets:  []ec2.Subnet{{ID: "subnet-1", VPC: "vpc-1", Zone: "z1"}},
-		Images:   []ec2.Image{{ID: "ami-other", Name: "another", Owner: "self", RootDevice: "/dev/xvda", GiB: 1}},
+		Images:   append(more, ec2.Image{ID: "ami-other", Name: "another", Owner: "self", RootDevice: "/dev/xvda", GiB: 1}),
 		Policies: map[string]*ec2.Policy{accessKey: r.policy, "AKIAROOT": everything},
 	})
 	if err != nil {
@@ -370,6 +371,28 @@ func TestAForeignOrSpoiledDiskIsNotPublished(t *testing.T) {
 
 // Older images go on request, but for one that an instance was launched of, and nobody
 // else's.
+// An older version that is published again, or late, takes nothing from a newer one.
+func TestNewerImagesAreNotRemoved(t *testing.T) {
+	newer := ec2.Image{
+		ID:      "ami-newer",
+		Name:    "newer",
+		Owner:   "self",
+		Created: "2999-01-01T00:00:00.000Z",
+		Tags:    map[string]string{TagArch: "amd64"},
+	}
+	r := newRegion(t, newer)
+	i, _ := r.disk("v1")
+	id := r.publish(i)
+	for _, keep := range []string{id, "ami-unknown"} {
+		if err := r.publisher(0, r.transport()).RemoveOld(t.Context(), "amd64", keep); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.published(); len(got) != 2 || len(r.model.Snapshots()) != 1 {
+			t.Errorf("without what is older than %s there are %+v and %d snapshots", keep, got, len(r.model.Snapshots()))
+		}
+	}
+}
+
 func TestOlderImagesAreRemovedButForThoseInUse(t *testing.T) {
 	r := newRegion(t)
 	first, _ := r.disk("v1")
