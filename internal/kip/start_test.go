@@ -25,6 +25,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/metrics"
+	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 )
@@ -196,7 +197,7 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 	if err := l.podsListed(); err == nil {
 		t.Error("Kip says that it knows its pods")
 	}
-	if got := l.saveLogs(deadlineGone(t), pod, nil); !errors.Is(got, errNotListed) {
+	if got := l.saveLogs(deadlineGone(t), pod, nil); !errors.Is(got, nodes.ErrNotListed) {
 		t.Errorf("the logs of a pod that may exist: %v", got)
 	}
 	fetch := func(context.Context, string, bool) (io.ReadCloser, error) {

@@ -382,7 +382,7 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 	// deletes it then, and must not lose its machine in between.
 	case pod.DeletionTimestamp != nil:
 		return c.finishDeletion(ctx, pod)
-	case Ended(pod):
+	case watches.Ended(pod):
 		c.cfg.Cells.Release(pod.UID, "the pod has "+string(pod.Status.Phase), true)
 		return 0, nil
 	}
@@ -406,11 +406,6 @@ func (c *Controller) get(name cache.ObjectName) (*corev1.Pod, error) {
 		return nil, err
 	}
 	return obj.(*corev1.Pod), nil
-}
-
-// Ended says that the pod's containers have run for the last time.
-func Ended(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
 // behindWait is after how long a pod is looked at again that may run on a cell that this
