@@ -124,7 +124,7 @@ func (k *kipctl) explanation(out io.Writer, e *adminapi.Explanation) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	for _, part := range []func(io.Writer, *adminapi.Explanation){k.steps, k.placement, k.events} {
+	for _, part := range []func(io.Writer, *adminapi.Explanation){k.steps, k.console, k.placement, k.events} {
 		w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 		part(w, e)
 		if err := w.Flush(); err != nil {
@@ -180,6 +180,20 @@ func (k *kipctl) steps(w io.Writer, e *adminapi.Explanation) {
 		}
 		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Time.UTC().Format(time.RFC3339), spelling.Printable(string(s.Name)), took)
 		before = s
+	}
+}
+
+func (k *kipctl) console(w io.Writer, e *adminapi.Explanation) {
+	if e.Cell == nil || e.Cell.Console == nil {
+		return
+	}
+	c := e.Cell.Console
+	fmt.Fprint(w, "\nConsole of the machine:\n")
+	for _, text := range append(c.Lines, adminapi.NonEmpty(c.Error)...) {
+		fmt.Fprintf(w, "  %s\n", spelling.Printable(text))
+	}
+	if len(c.Lines) == 0 && c.Error == "" {
+		fmt.Fprint(w, "  nothing yet, or the cloud does not show it yet\n")
 	}
 }
 

@@ -30,6 +30,8 @@ const (
 	firstPause, longestPause = time.Second, 30 * time.Second
 	// longestRetryAfter bounds what a cloud may ask for.
 	longestRetryAfter = time.Minute
+	// mostConsole is how much of a console is handed on, its end: as much as EC2 keeps.
+	mostConsole = 64 << 10
 )
 
 // Config of Calls. All fields are required unless they say otherwise.
@@ -72,6 +74,7 @@ var (
 	_ cloud.Disks   = disks{}
 	_ cloud.Parts   = parts{}
 	_ cloud.Tagger  = tagger{}
+	_ cloud.Console = console{}
 )
 
 // New returns the calls to a cloud. They run in their callers' time: nothing is to be
@@ -129,6 +132,9 @@ func (c *Calls) Features() cloud.Features {
 	}
 	if f.Disks != nil {
 		f.Disks = disks{c, f.Disks}
+	}
+	if f.Console != nil {
+		f.Console = console{c, f.Console}
 	}
 	if f.Parts != nil {
 		f.Parts = parts{c, f.Parts}
@@ -238,6 +244,19 @@ type admitter struct {
 
 func (a admitter) Admit(ctx context.Context, owner string) error {
 	return a.c.one(ctx, cloud.CallAdmit, Timeout, func(ctx context.Context) error { return a.a.Admit(ctx, owner) })
+}
+
+type console struct {
+	c    *Calls
+	from cloud.Console
+}
+
+func (k console) Console(ctx context.Context, id string) (text []byte, err error) {
+	err = k.c.one(ctx, cloud.CallConsole, Timeout, func(ctx context.Context) (err error) {
+		text, err = k.from.Console(ctx, id)
+		return err
+	})
+	return text[max(0, len(text)-mostConsole):], err
 }
 
 type parts struct {

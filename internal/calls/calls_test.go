@@ -609,3 +609,38 @@ func TestAStopIsTakenBackUntilItIsSent(t *testing.T) {
 		}
 	})
 }
+
+// keeper is a cloud that keeps consoles.
+type keeper struct {
+	*told
+	text []byte
+}
+
+func (k keeper) Features() cloud.Features { return cloud.Features{Console: k} }
+
+func (k keeper) Console(ctx context.Context, id string) ([]byte, error) {
+	return k.text, k.each(ctx, cloud.CallConsole, id).Err()
+}
+
+func TestAConsoleWaitsForItsTurnAndIsCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		throttled := 1
+		k := keeper{text: []byte(strings.Repeat("x", mostConsole) + "end"), told: &told{
+			began: time.Now(),
+			answers: func(context.Context, cloud.Call, string) error {
+				if throttled--; throttled >= 0 {
+					return cloud.ErrThrottled
+				}
+				return nil
+			},
+		}}
+		c := New(Config{Cloud: k, Clock: clock.RealClock{}})
+		text, err := c.Features().Console.Console(t.Context(), "i-1")
+		if err != nil || len(text) != mostConsole || !strings.HasSuffix(string(text), "xend") {
+			t.Errorf("%d bytes, %v", len(text), err)
+		}
+		if len(k.calls) != 2 {
+			t.Errorf("sent %q, want a second call after one that was throttled", k.calls)
+		}
+	})
+}

@@ -116,6 +116,7 @@ const (
 	CallDeleteParts   Call = "deleteParts"
 	CallTag           Call = "tag"
 	CallAdmit         Call = "admit"
+	CallConsole       Call = "console"
 )
 
 // Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
@@ -174,7 +175,8 @@ type Interruption struct {
 
 // Console is a cloud that keeps what machines write to their consoles.
 type Console interface {
-	// Console returns the end of it. ErrNotFound for an unknown instance.
+	// Console returns the end of it, which may lag, and is empty where nothing has been
+	// kept yet. ErrNotFound for an unknown instance.
 	Console(ctx context.Context, id string) ([]byte, error)
 }
 

@@ -21,14 +21,17 @@ import (
 
 // wireSocket makes what kipctl asks.
 func (l *leading) wireSocket(context.Context) (err error) {
-	explainer := explain.New(explain.Config{
+	asked := explain.Config{
 		Node:      l.NodeName,
 		Pods:      l.nodes.Pods().GetStore(),
 		Loop:      l.pods,
 		Cells:     l.cells,
 		Status:    l.mirror.Status,
 		Shortages: l.shortages.shortages.List,
-	})
+	}
+	if c := l.machines.Features().Console; c != nil {
+		asked.Console = c.Console
+	}
 	cleaner := cleanup.New(cleanup.Config{
 		Nodes:        l.ofCleanup,
 		ControllerID: l.controllerID,
@@ -56,7 +59,7 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Cleaner:   cleaner,
 		Holder:    holder{gate: l.gate},
 		Lineage:   lineage{l.cells},
-		Explainer: explainer,
+		Explainer: explain.New(asked),
 		Log:       l.Log,
 	})
 	return err

@@ -31,6 +31,7 @@ const (
 	callDeleteParts = string(cloud.CallDeleteParts)
 	callTag         = string(cloud.CallTag)
 	callAdmit       = string(cloud.CallAdmit)
+	callConsole     = string(cloud.CallConsole)
 )
 
 // Cloud returns c with its calls, and those of its features, measured. What else c
@@ -51,6 +52,7 @@ var (
 	_ cloud.Parts       = measuredParts{}
 	_ cloud.Tagger      = measuredTagger{}
 	_ cloud.Admitter    = measuredAdmitter{}
+	_ cloud.Console     = measuredConsole{}
 )
 
 func (c *measuredCloud) Features() cloud.Features {
@@ -63,6 +65,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Disks != nil {
 		f.Disks = measuredDisks{f.Disks, c.m}
+	}
+	if f.Console != nil {
+		f.Console = measuredConsole{f.Console, c.m}
 	}
 	if f.Parts != nil {
 		f.Parts = measuredParts{f.Parts, c.m}
@@ -253,6 +258,18 @@ func (a measuredAdmitter) Admit(ctx context.Context, owner string) error {
 	err := a.admitter.Admit(ctx, owner)
 	a.m.called(ctx, callAdmit, began, err)
 	return err
+}
+
+type measuredConsole struct {
+	console cloud.Console
+	m       *Metrics
+}
+
+func (k measuredConsole) Console(ctx context.Context, id string) ([]byte, error) {
+	began := k.m.cfg.Clock.Now()
+	text, err := k.console.Console(ctx, id)
+	k.m.called(ctx, callConsole, began, err)
+	return text, err
 }
 
 func (m *Metrics) called(ctx context.Context, call string, began time.Time, err error) {

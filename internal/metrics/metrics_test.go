@@ -459,6 +459,13 @@ func (a testAdmitter) Admit(context.Context, string) error {
 	return a.c.err
 }
 
+type testConsole struct{ c *testCloud }
+
+func (k testConsole) Console(context.Context, string) ([]byte, error) {
+	k.c.took()
+	return []byte("text"), k.c.err
+}
+
 type testInterrupter struct{ c *testCloud }
 
 func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Interruption)) error {
@@ -475,6 +482,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		Interrupter: testInterrupter{inner},
 		Tagger:      testTagger{inner},
 		Admitter:    testAdmitter{inner},
+		Console:     testConsole{inner},
 	}
 	c := f.Cloud(inner)
 	ctx := context.Background()
@@ -521,6 +529,9 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	if err := c.Features().Admitter.Admit(ctx, "me"); err != nil {
 		t.Errorf("admit gave %v", err)
 	}
+	if text, err := c.Features().Console.Console(ctx, "i-1"); err != nil || string(text) != "text" {
+		t.Errorf("the console gave %q, %v", text, err)
+	}
 	onDemand := false
 	inner.err = cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "m5.large", Zone: "y", Spot: &onDemand}, errors.New("none"))
 	if err := c.Features().Stopper.Start(ctx, "i-1").Err(); err != inner.err {
@@ -543,6 +554,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		"call=catalogue,error=": "1 0.25", "call=list,error=": "1 0.25", "call=terminate,error=cancelled": "1 0.25",
 		"call=terminate,error=unknown": "1 0.25",
 		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=admit,error=": "1 0.25",
+		"call=console,error=":       "1 0.25",
 		"call=start,error=capacity": "1 0.25",
 	})
 	f.want(t, "kip_cloud_capacity_errors_total", map[string]string{
@@ -571,18 +583,18 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		"disks":       {Disks: brokenDisks{testCloud: c}},
 		"tagger":      {Tagger: testTagger{c}},
 		"admitter":    {Admitter: testAdmitter{c}},
+		"console":     {Console: testConsole{c}},
 	} {
 		c.features = features
 		got := f.Cloud(c).Features()
 		if (got.Stopper != nil) != (features.Stopper != nil) || (got.Interrupter != nil) != (features.Interrupter != nil) ||
 			(got.Disks != nil) != (features.Disks != nil) || (got.Tagger != nil) != (features.Tagger != nil) ||
-			(got.Admitter != nil) != (features.Admitter != nil) {
+			(got.Admitter != nil) != (features.Admitter != nil) || (got.Console != nil) != (features.Console != nil) {
 			t.Errorf("%s: %+v became %+v", name, features, got)
 		}
 	}
 
-	// A new optional interface of package cloud has to be measured too. Console is passed
-	// on as it is, until a cloud has one.
+	// A new optional interface of package cloud has to be measured too.
 	files, err := filepath.Glob("../cloud/*.go")
 	if err != nil {
 		t.Fatal(err)

@@ -254,7 +254,7 @@ func arrows() []direction {
 		},
 		{
 			of: []string{"internal/explain"}, not: []string{"internal/cloud", "internal/store"},
-			why: "it tells what Kip knows, and asks nobody but the agent of a cell",
+			why: "it tells what Kip knows, and asks nobody but the agent of a cell; the way to a console is handed to it",
 		},
 		{
 			of: []string{"internal/events"}, not: []string{"internal", "api"},

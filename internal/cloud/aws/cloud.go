@@ -91,6 +91,7 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallListParts:   describe,
 			cloud.CallDeleteParts: mutate,
 			cloud.CallAdmit:       mutate,
+			cloud.CallConsole:     describe,
 		},
 	}
 }
