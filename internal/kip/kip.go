@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -82,6 +83,9 @@ type process struct {
 	// controllerID is the owner of all that this Kip makes.
 	controllerID string
 	store        *store.Store
+
+	// dial opens connections to cells; nil for TCP.
+	dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
 
 	elected atomic.Bool             // it is this process's turn
 	leading atomic.Pointer[leading] // set a little later, when it has begun

@@ -315,7 +315,13 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 
 // wireCells makes what launches cells, keeps them and ends them.
 func (l *leading) wireCells(ctx context.Context) error {
-	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Term: l.term, Log: l.Log, Late: l.late})
+	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{
+		Authority: l.authority,
+		Term:      l.term,
+		Log:       l.Log,
+		Late:      l.late,
+		Dial:      l.dial,
+	})
 	if err != nil {
 		return err
 	}

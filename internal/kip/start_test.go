@@ -141,12 +141,18 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 		t.Fatal("a Kip that has never seen its cluster knows which it is")
 	}
 	// What a Kip leaves that has run with both.
-	agent, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.77.0.1:%d", agentapi.Port))
+	agent, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer agent.Close()
 	machine := netip.MustParseAddr("127.77.0.1")
+	k.dial = func(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
+		if addr != netip.AddrPortFrom(machine, agentapi.Port) {
+			t.Errorf("Kip dials %s", addr)
+		}
+		return new(net.Dialer).DialContext(ctx, "tcp", agent.Addr().String())
+	}
 	pod := apiv1.PodReference{Namespace: "default", Name: "pod", UID: "uid"}
 	for key, record := range map[string]any{
 		dnsKey: []netip.Addr{netip.MustParseAddr("10.0.0.10")},
