@@ -281,7 +281,7 @@ func (x *Explainer) Capacity(context.Context) ([]adminapi.Shortage, error) {
 			Why:          s.Why,
 		}
 		if s.Spot != nil {
-			one.LaunchType = apiv1.LaunchType(*s.Spot)
+			one.LaunchType = apiv1.LaunchType(*s.Spot, false)
 		}
 		list = append(list, one)
 	}
