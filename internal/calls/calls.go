@@ -178,15 +178,30 @@ func (c *Calls) List(ctx context.Context, owner string) (list cloud.Listing, err
 	return list, err
 }
 
+// Description is what the cloud says of one instance, or why it does not.
+type Description struct {
+	Instance cloud.Instance
+	Err      error
+}
+
+// DescribeEach is Describe with an answer for each ID, in their order: one instance for
+// which the cloud refuses to answer hides no other.
+func (c *Calls) DescribeEach(ctx context.Context, ids ...string) []Description {
+	all := make([]Description, len(ids))
+	for n, a := range c.describe.do(ctx, ids) {
+		all[n] = Description{Instance: a.instance, Err: a.err}
+	}
+	return all
+}
+
 // Describe implements cloud.Cloud.
 func (c *Calls) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
-	all := c.describe.do(ctx, ids)
-	instances := make([]cloud.Instance, len(all))
-	for n, a := range all {
-		if a.err != nil {
-			return nil, a.err
+	instances := make([]cloud.Instance, len(ids))
+	for n, d := range c.DescribeEach(ctx, ids...) {
+		if d.Err != nil {
+			return nil, d.Err
 		}
-		instances[n] = a.instance
+		instances[n] = d.Instance
 	}
 	return instances, nil
 }

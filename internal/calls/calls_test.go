@@ -65,6 +65,17 @@ func (c *told) Start(ctx context.Context, ids ...string) cloud.Results {
 	return c.each(ctx, cloud.CallStart, ids...)
 }
 
+func (c *told) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
+	if err := c.each(ctx, cloud.CallDescribe, ids...).Err(); err != nil {
+		return nil, err
+	}
+	instances := make([]cloud.Instance, len(ids))
+	for n, id := range ids {
+		instances[n] = cloud.Instance{ID: id}
+	}
+	return instances, nil
+}
+
 func (c *told) List(ctx context.Context, owner string) (cloud.Listing, error) {
 	return cloud.Listing{}, c.each(ctx, cloud.CallList, owner).Err()
 }
@@ -354,6 +365,26 @@ func TestACallThatIsRefusedForOneInstanceIsMadeForTheOthers(t *testing.T) {
 		want := []string{"0s stop a,b,c,d,e", "0s stop a,b,c", "0s stop d,e", "0s stop a,b", "0s stop c"}
 		if got := told.sent(); !slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want))) {
 			t.Errorf("sent %q, want %q", got, want)
+		}
+	})
+}
+
+func TestAnInstanceThatIsNotDescribedHidesNoOther(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		told.whole = func(ids []string) error {
+			if slices.Contains(ids, "c") {
+				return fmt.Errorf("%w: c is odd", cloud.ErrRefused)
+			}
+			return nil
+		}
+		ids := []string{"a", "b", "c", "d"}
+		for n, d := range c.DescribeEach(t.Context(), ids...) {
+			if refused := errors.Is(d.Err, cloud.ErrRefused); refused != (ids[n] == "c") || !refused && d.Instance.ID != ids[n] {
+				t.Errorf("%s was answered %+v", ids[n], d)
+			}
+		}
+		if all, err := c.Describe(t.Context(), ids...); !errors.Is(err, cloud.ErrRefused) {
+			t.Errorf("all of them: %v, %v", all, err)
 		}
 	})
 }
