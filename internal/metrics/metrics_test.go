@@ -55,8 +55,9 @@ func newFixture(t testing.TB, change func(*Config)) *fixture {
 	t.Helper()
 	f := &fixture{clock: testingclock.NewFakeClock(t0)}
 	cfg := Config{
-		Cells: func() []cells.Cell { return f.cells }, Clock: f.clock,
-		Log: slog.New(slog.NewTextHandler(&f.log, nil)),
+		Read:  func() Reading { return Reading{Cells: f.cells} },
+		Clock: f.clock,
+		Log:   slog.New(slog.NewTextHandler(&f.log, nil)),
 	}
 	if change != nil {
 		change(&cfg)
@@ -320,22 +321,22 @@ func TestTheNextCellOfAStartedPodIsNoStart(t *testing.T) {
 }
 
 func TestCellsAreReadAtTheScrape(t *testing.T) {
-	f := newFixture(t, func(c *Config) {
-		c.Tunnels = func() int { return 7 }
-		c.Waiting = func() int { return 3 }
-		c.Behind = func() bool { return true }
-		c.Held = func() []gate.Held {
-			return []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}}
-		}
-		c.Ledger = func() []Cost {
-			return []Cost{
-				{InstanceType: "c5.large", Spot: true, Seconds: 7200, Dollars: .5},
-				{InstanceType: "c5.large", Seconds: 60, Dollars: .01},
-				{InstanceType: "c5.large", Spot: true, Seconds: 3600, Dollars: .25},
+	var f *fixture
+	f = newFixture(t, func(c *Config) {
+		c.Read = func() Reading {
+			return Reading{
+				Cells:   f.cells,
+				Tunnels: 7,
+				Waiting: 3,
+				Behind:  true,
+				Held:    []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}},
+				Ledger: []Cost{
+					{InstanceType: "c5.large", Spot: true, Seconds: 7200, Dollars: .5},
+					{InstanceType: "c5.large", Seconds: 60, Dollars: .01},
+					{InstanceType: "c5.large", Spot: true, Seconds: 3600, Dollars: .25},
+				},
+				Spent: map[string]Amount{"web": {Seconds: 7200, Dollars: .5}, "(no pod)": {Seconds: 60, Unpriced: 50}},
 			}
-		}
-		c.Spent = func() map[string]Amount {
-			return map[string]Amount{"web": {Seconds: 7200, Dollars: .5}, "(no pod)": {Seconds: 60, Unpriced: 50}}
 		}
 	})
 	cell := func(phase apiv1.Phase, age time.Duration, change func(*cells.Cell)) {
@@ -385,7 +386,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f.want(t, "kip_cost_dollars_total", map[string]string{"namespace=web": "0.5", "namespace=(no pod)": "0"})
 	f.want(t, "kip_cost_unpriced_seconds_total", map[string]string{"namespace=web": "0", "namespace=(no pod)": "50"})
 
-	bare := newFixture(t, func(c *Config) { c.Cells = nil })
+	bare := newFixture(t, func(c *Config) { c.Read = nil })
 	for _, name := range []string{
 		"kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_cost_dollars_total", "kip_pods_waiting", "kip_ends_held_back",
 	} {
@@ -912,13 +913,18 @@ func (broken) Collect(to chan<- prometheus.Metric) {
 
 // everything has a value in every family.
 func everything(t *testing.T) *fixture {
-	f := newFixture(t, func(c *Config) {
-		c.Tunnels = func() int { return 1 }
-		c.Waiting = func() int { return 1 }
-		c.Held = func() []gate.Held { return []gate.Held{{Reason: gate.ByLimit}} }
-		c.Behind = func() bool { return false }
-		c.Ledger = func() []Cost { return []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}} }
-		c.Spent = func() map[string]Amount { return map[string]Amount{"web": {Seconds: 1, Dollars: 1}} }
+	var f *fixture
+	f = newFixture(t, func(c *Config) {
+		c.Read = func() Reading {
+			return Reading{
+				Cells:   f.cells,
+				Tunnels: 1,
+				Waiting: 1,
+				Held:    []gate.Held{{Reason: gate.ByLimit}},
+				Ledger:  []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}},
+				Spent:   map[string]Amount{"web": {Seconds: 1, Dollars: 1}},
+			}
+		}
 	})
 	l := f.life("a", false).steps(0, apiv1.Requested, apiv1.StepSeen, apiv1.StepPlaced).
 		steps(0, apiv1.Bound, apiv1.StepLaunched, apiv1.StepJoined, apiv1.StepReady, apiv1.StepBound)
