@@ -268,8 +268,8 @@ func (l *leading) wireShortages(ctx context.Context) (err error) {
 	return err
 }
 
-// place returns the offers for a pod, best first; in a zone, if one is given.
-func (l *leading) place(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
+// offersFor returns what can be launched for a pod, best first; in a zone, if one is given.
+func (l *leading) offersFor(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
 	candidates, err := l.nodes.Candidates(ctx, pod, zone)
 	return offers(candidates, l.cfg.Cells.DefaultVolumeSize.Value()), err
 }
@@ -387,7 +387,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Client:      func(node string) corev1client.PodsGetter { return l.nodes.Client(node).CoreV1() },
 		Cells:       l.cells,
 		Volumes:     resolver.Needs,
-		Place:       l.place,
+		Offers:      l.offersFor,
 		RuledOut:    l.nodes.RuledOut,
 		Elsewhere:   l.nodes.Elsewhere,
 		Options:     launchOptions(l.cfg),

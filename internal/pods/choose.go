@@ -36,7 +36,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		}
 	}
 	placed := withPlugins(pod, needs)
-	offers, err := c.cfg.Place(ctx, placed, zone)
+	offers, err := c.cfg.Offers(ctx, placed, zone)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
@@ -107,7 +107,7 @@ func typesOf(offers []cells.Offer) int {
 }
 
 // PlacementError says why nothing can be launched for a pod. It wraps the error of
-// Config.Place, or a *NotGrantedError.
+// Config.Offers, or a *NotGrantedError.
 type PlacementError struct {
 	Zone string // where the disks of the pod are; "" if it has none, or it does not matter
 	Err  error

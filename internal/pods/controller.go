@@ -40,9 +40,9 @@ type Config struct {
 	Cells  Cells
 	// Volumes returns what a pod's volumes need. Optional: no pod has any.
 	Volumes func(context.Context, *corev1.Pod) (volumes.Needs, error)
-	// Place returns the offers for a pod, best first; in a zone, if one is given. Errors
+	// Offers returns what can be launched for a pod, best first; in a zone, if one is given. Errors
 	// that are not of placement are that it cannot be told now.
-	Place func(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error)
+	Offers func(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error)
 	// RuledOut says why types are not among the offers for such a pod, by count, and how many
 	// types are left. Optional: nothing is told of it.
 	RuledOut func(ctx context.Context, pod *corev1.Pod, zone string) (ruledOut []placement.Rejection, left int, err error)
