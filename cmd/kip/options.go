@@ -74,7 +74,12 @@ func (o *options) add(f *pflag.FlagSet) {
 	f.StringVar(&o.logFormat, "log-format", "text", "`format` of the log: text or json")
 
 	// What the environment says is no default of the program: the texts say where it comes from.
-	for name, is := range map[string]string{"kubeconfig": "", "nodename": defaultNode, "node-ip": "", "kubelet-port": strconv.Itoa(defaultPort)} {
+	for name, is := range map[string]string{
+		"kubeconfig":   "",
+		"nodename":     defaultNode,
+		"node-ip":      "",
+		"kubelet-port": strconv.Itoa(defaultPort),
+	} {
 		f.Lookup(name).DefValue = is
 	}
 
