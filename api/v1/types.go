@@ -70,7 +70,7 @@ type CellStatus struct {
 	InstanceID   string `json:"instanceID,omitempty"`
 	InstanceType string `json:"instanceType,omitempty"`
 	Zone         string `json:"zone,omitempty"`
-	// LaunchType is On-Demand or Spot.
+	// LaunchType is On-Demand, Spot or Dedicated.
 	LaunchType string `json:"launchType,omitempty"`
 	// PricePerHour is in US dollars, as decimal text ("0.0104").
 	PricePerHour string `json:"pricePerHour,omitempty"`
@@ -141,14 +141,18 @@ type RuledOut struct {
 
 // Launch types, as people are told them.
 const (
-	OnDemand = "On-Demand"
-	Spot     = "Spot"
+	OnDemand  = "On-Demand"
+	Spot      = "Spot"
+	Dedicated = "Dedicated"
 )
 
-// LaunchType is the one of what is bought as spot, or is not.
-func LaunchType(spot bool) string {
-	if spot {
+// LaunchType is the one of what is bought as spot, as dedicated, or as neither.
+func LaunchType(spot, dedicated bool) string {
+	switch {
+	case spot:
 		return Spot
+	case dedicated:
+		return Dedicated
 	}
 	return OnDemand
 }

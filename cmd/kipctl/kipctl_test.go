@@ -316,7 +316,8 @@ func (explainer) Why(_ context.Context, namespace, pod string) (adminapi.Explana
 			PricePerHour: "0.085"},
 			Tunnel: &adminapi.Tunnel{Error: "connection refused", LastHeard: &heard},
 			Agent: &adminapi.Agent{Components: []adminapi.Component{{Name: "containerd", PID: 7, Restarts: 1},
-				{Name: "kubelet", Waiting: "waiting for containerd"}}}},
+				{Name: "kubelet", Waiting: "waiting for containerd"}}},
+			Console: &adminapi.Console{Lines: []string{"[    0.1] Linux", "itzo: no \x1b[31maddress"}}},
 		Placement: &adminapi.Placement{
 			Need:    "cpu 2, memory 3Gi",
 			Standby: "cell-standby",

@@ -125,7 +125,7 @@ func (k *kipctl) explanation(out io.Writer, e *adminapi.Explanation) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	for _, part := range []func(io.Writer, *adminapi.Explanation){k.steps, boot, k.placement, k.events} {
+	for _, part := range []func(io.Writer, *adminapi.Explanation){k.steps, boot, k.console, k.placement, k.events} {
 		w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 		part(w, e)
 		if err := w.Flush(); err != nil {
@@ -201,6 +201,20 @@ func boot(w io.Writer, e *adminapi.Explanation) {
 		}
 		fmt.Fprintf(w, "  %s\t%.3fs\t+%.3fs\n", part.name, part.at.Seconds(), (part.at.Duration - before).Seconds())
 		before = part.at.Duration
+	}
+}
+
+func (k *kipctl) console(w io.Writer, e *adminapi.Explanation) {
+	if e.Cell == nil || e.Cell.Console == nil {
+		return
+	}
+	c := e.Cell.Console
+	fmt.Fprint(w, "\nConsole of the machine:\n")
+	for _, text := range append(c.Lines, adminapi.NonEmpty(c.Error)...) {
+		fmt.Fprintf(w, "  %s\n", spelling.Printable(text))
+	}
+	if len(c.Lines) == 0 && c.Error == "" {
+		fmt.Fprint(w, "  nothing yet, or the cloud does not show it yet\n")
 	}
 }
 

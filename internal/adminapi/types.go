@@ -268,6 +268,17 @@ type Cell struct {
 	Tunnel *Tunnel `json:"tunnel,omitempty"`
 	// Agent is what a booting cell's agent says; nil when it was not asked.
 	Agent *Agent `json:"agent,omitempty"`
+	// Console is what the machine of a cell that has not joined says; nil when the cloud
+	// was not asked, or keeps no consoles.
+	Console *Console `json:"console,omitempty"`
+}
+
+// Console is the end of what a machine wrote to its console.
+type Console struct {
+	// Lines are fit for a terminal, the oldest first.
+	Lines []string `json:"lines,omitempty"`
+	// Error is why the cloud did not tell.
+	Error string `json:"error,omitempty"`
 }
 
 // Agent is how the parts of a cell's system fare.

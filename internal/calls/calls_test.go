@@ -65,6 +65,17 @@ func (c *told) Start(ctx context.Context, ids ...string) cloud.Results {
 	return c.each(ctx, cloud.CallStart, ids...)
 }
 
+func (c *told) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
+	if err := c.each(ctx, cloud.CallDescribe, ids...).Err(); err != nil {
+		return nil, err
+	}
+	instances := make([]cloud.Instance, len(ids))
+	for n, id := range ids {
+		instances[n] = cloud.Instance{ID: id}
+	}
+	return instances, nil
+}
+
 func (c *told) List(ctx context.Context, owner string) (cloud.Listing, error) {
 	return cloud.Listing{}, c.each(ctx, cloud.CallList, owner).Err()
 }
@@ -358,6 +369,26 @@ func TestACallThatIsRefusedForOneInstanceIsMadeForTheOthers(t *testing.T) {
 	})
 }
 
+func TestAnInstanceThatIsNotDescribedHidesNoOther(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		told.whole = func(ids []string) error {
+			if slices.Contains(ids, "c") {
+				return fmt.Errorf("%w: c is odd", cloud.ErrRefused)
+			}
+			return nil
+		}
+		ids := []string{"a", "b", "c", "d"}
+		for n, d := range c.DescribeEach(t.Context(), ids...) {
+			if refused := errors.Is(d.Err, cloud.ErrRefused); refused != (ids[n] == "c") || !refused && d.Instance.ID != ids[n] {
+				t.Errorf("%s was answered %+v", ids[n], d)
+			}
+		}
+		if all, err := c.Describe(t.Context(), ids...); !errors.Is(err, cloud.ErrRefused) {
+			t.Errorf("all of them: %v, %v", all, err)
+		}
+	})
+}
+
 func TestACallerWhoseTimeIsOverIsAnsweredAtOnce(t *testing.T) {
 	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
 		var ended time.Time
@@ -615,6 +646,41 @@ func TestAStopIsTakenBackUntilItIsSent(t *testing.T) {
 		time.Sleep(2 * time.Hour)
 		if sent := told.sent(); len(sent) != before {
 			t.Errorf("sent %q, of which %q after all were taken back", sent, sent[before:])
+		}
+	})
+}
+
+// keeper is a cloud that keeps consoles.
+type keeper struct {
+	*told
+	text []byte
+}
+
+func (k keeper) Features() cloud.Features { return cloud.Features{Console: k} }
+
+func (k keeper) Console(ctx context.Context, id string) ([]byte, error) {
+	return k.text, k.each(ctx, cloud.CallConsole, id).Err()
+}
+
+func TestAConsoleWaitsForItsTurnAndIsCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		throttled := 1
+		k := keeper{text: []byte(strings.Repeat("x", mostConsole) + "end"), told: &told{
+			began: time.Now(),
+			answers: func(context.Context, cloud.Call, string) error {
+				if throttled--; throttled >= 0 {
+					return cloud.ErrThrottled
+				}
+				return nil
+			},
+		}}
+		c := New(Config{Cloud: k, Clock: clock.RealClock{}})
+		text, err := c.Features().Console.Console(t.Context(), "i-1")
+		if err != nil || len(text) != mostConsole || !strings.HasSuffix(string(text), "xend") {
+			t.Errorf("%d bytes, %v", len(text), err)
+		}
+		if len(k.calls) != 2 {
+			t.Errorf("sent %q, want a second call after one that was throttled", k.calls)
 		}
 	})
 }

@@ -247,7 +247,7 @@ func (o Offer) Candidate() apiv1.Candidate {
 	c := apiv1.Candidate{
 		InstanceType:   o.InstanceType,
 		Zone:           o.Zone,
-		LaunchType:     apiv1.LaunchType(o.Spot),
+		LaunchType:     apiv1.LaunchType(o.Spot, o.Dedicated),
 		PricePerHour:   apiv1.Price(o.PricePerHour),
 		BurstPerHour:   part(o.BurstPerHour, false),
 		DiskPerHour:    part(o.DiskPerHour, o.DiskUnpriced),

@@ -128,8 +128,8 @@ func (c *Controller) wanted(group []*entry) []*entry {
 // apartFor is how long cells are launched one by one where there was no room for several.
 const apartFor = 10 * time.Minute
 
-// place is where machines are launched.
-type place struct{ zone, subnet string }
+// location is where machines are launched.
+type location struct{ zone, subnet string }
 
 // setApart notes where cells are to be launched one by one.
 func (c *Controller) setApart(o Offer, verdicts map[int]verdict) {
@@ -138,7 +138,7 @@ func (c *Controller) setApart(o Offer, verdicts map[int]verdict) {
 	defer c.mu.Unlock()
 	for _, v := range verdicts {
 		if v == isApart {
-			c.apart[place{o.Zone, o.Subnet}] = now.Add(apartFor)
+			c.apart[location{o.Zone, o.Subnet}] = now.Add(apartFor)
 		}
 	}
 }
@@ -148,10 +148,10 @@ func (c *Controller) atMost() func(offering) int {
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.apart, func(_ place, until time.Time) bool { return !now.Before(until) })
+	maps.DeleteFunc(c.apart, func(_ location, until time.Time) bool { return !now.Before(until) })
 	apart := maps.Clone(c.apart)
 	return func(o offering) int {
-		if _, is := apart[place{o.zone, o.subnet}]; is {
+		if _, is := apart[location{o.zone, o.subnet}]; is {
 			return 1
 		}
 		return cloud.MaxLaunch

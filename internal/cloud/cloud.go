@@ -99,24 +99,24 @@ type Call string
 
 // Kinds of calls.
 const (
-	CallCatalogue     Call = "catalogue"
-	CallLaunch        Call = "launch"
-	CallList          Call = "list"
-	CallDescribe      Call = "describe"
-	CallTerminate     Call = "terminate"
-	CallStop          Call = "stop"
-	CallStart         Call = "start"
-	CallInterruptions Call = "interruptions"
-	CallCreateDisk    Call = "createDisk"
-	CallDeleteDisk    Call = "deleteDisk"
-	CallListDisks     Call = "listDisks"
-	CallAttachDisk    Call = "attachDisk"
-	CallDetachDisk    Call = "detachDisk"
-	CallListParts     Call = "listParts"
-	CallDeleteParts   Call = "deleteParts"
-	CallTag           Call = "tag"
-	CallAdmit         Call = "admit"
-	CallResolve       Call = "resolve"
+	CallCatalogue   Call = "catalogue"
+	CallLaunch      Call = "launch"
+	CallList        Call = "list"
+	CallDescribe    Call = "describe"
+	CallTerminate   Call = "terminate"
+	CallStop        Call = "stop"
+	CallStart       Call = "start"
+	CallCreateDisk  Call = "createDisk"
+	CallDeleteDisk  Call = "deleteDisk"
+	CallListDisks   Call = "listDisks"
+	CallAttachDisk  Call = "attachDisk"
+	CallDetachDisk  Call = "detachDisk"
+	CallListParts   Call = "listParts"
+	CallDeleteParts Call = "deleteParts"
+	CallTag         Call = "tag"
+	CallAdmit       Call = "admit"
+	CallConsole     Call = "console"
+	CallResolve     Call = "resolve"
 )
 
 // Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
@@ -176,7 +176,8 @@ type Interruption struct {
 
 // Console is a cloud that keeps what machines write to their consoles.
 type Console interface {
-	// Console returns the end of it. ErrNotFound for an unknown instance.
+	// Console returns the end of it, which may lag, and is empty where nothing has been
+	// kept yet. ErrNotFound for an unknown instance.
 	Console(ctx context.Context, id string) ([]byte, error)
 }
 

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/elotl/kip/internal/catalog"
@@ -260,21 +259,4 @@ func offer(t catalog.InstanceType, o catalog.Offering, defaultDisk int64, reason
 		MilliCPU: t.MilliCPU, MemoryBytes: t.MemoryBytes, DiskBytes: cmp.Or(t.DiskBytes, defaultDisk),
 		BootTimeout: t.BootLimit(), Reason: reason,
 	}
-}
-
-// zones are where the catalogue has offerings, that of the cheapest one first.
-func zones(types []catalog.InstanceType) (all []string) {
-	var offerings []catalog.Offering
-	for _, t := range types {
-		offerings = append(offerings, t.Offerings...)
-	}
-	slices.SortStableFunc(offerings, func(a, b catalog.Offering) int {
-		return cmp.Or(a.ComparePrice(b), cmp.Compare(a.Zone, b.Zone))
-	})
-	for _, o := range offerings {
-		if !slices.Contains(all, o.Zone) {
-			all = append(all, o.Zone)
-		}
-	}
-	return all
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -14,7 +15,6 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
-	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/leader"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/pulse"
@@ -83,6 +83,9 @@ type process struct {
 	controllerID string
 	store        *store.Store
 
+	// dial opens connections to cells; nil for TCP.
+	dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
+
 	elected atomic.Bool             // it is this process's turn
 	leading atomic.Pointer[leading] // set a little later, when it has begun
 	// others is what holds of the nodes where another leads; nil where that is not known.
@@ -114,21 +117,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	k.pulse = pulse.New(k.clock, o.Log)
 	k.metrics = metrics.New(metrics.Config{
-		Cells:   func() []cells.Cell { return ofLeader(k, func(l *leading) []cells.Cell { return l.cells.List() }) },
-		Tunnels: func() int { return ofLeader(k, func(l *leading) int { return l.cells.Connected() }) },
-		Waiting: func() int { return ofLeader(k, func(l *leading) int { return l.pods.WaitingPods() }) },
-		Held:    func() []gate.Held { return ofLeader(k, func(l *leading) []gate.Held { return l.gate.Held() }) },
-		CA: func() (ca metrics.CA) {
-			if l := k.leading.Load(); l != nil {
-				ca.Ends, ca.Unmoved = l.rotation.is.authorities.Signing.Certificate().NotAfter, len(l.cells.Unmoved())
-			}
-			return ca
-		},
-		Behind: func() bool { return ofLeader(k, func(l *leading) bool { return l.notBehind() != nil }) },
-		Ledger: func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
-		Spent: func() map[string]metrics.Amount {
-			return ofLeader(k, func(l *leading) map[string]metrics.Amount { return l.cells.CostsByNamespace() })
-		},
+		Read:  func() metrics.Reading { return ofLeader(k, (*leading).reading) },
 		Clock: k.clock,
 		Log:   o.Log,
 	})
@@ -292,6 +281,23 @@ func ofLeader[T any](k *process, ask func(*leading) T) (answer T) {
 		answer = ask(l)
 	}
 	return answer
+}
+
+// reading is what metrics tell of the moment.
+func (l *leading) reading() metrics.Reading {
+	return metrics.Reading{
+		Cells:   l.cells.List(),
+		Tunnels: l.cells.Connected(),
+		Waiting: l.pods.WaitingPods(),
+		Held:    l.gate.Held(),
+		CA: metrics.CA{
+			Ends:    l.rotation.is.authorities.Signing.Certificate().NotAfter,
+			Unmoved: len(l.cells.Unmoved()),
+		},
+		Behind:  l.notBehind() != nil,
+		Ledger:  l.cells.Costs(),
+		Spent:   l.cells.CostsByNamespace(),
+	}
 }
 
 // withoutEffect lists the keys that are set and that this build does not act on.

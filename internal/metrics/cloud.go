@@ -32,6 +32,7 @@ const (
 	callTag         = string(cloud.CallTag)
 	callAdmit       = string(cloud.CallAdmit)
 	callResolve     = string(cloud.CallResolve)
+	callConsole     = string(cloud.CallConsole)
 )
 
 // Cloud returns c with its calls, and those of its features, measured. What else c
@@ -53,6 +54,7 @@ var (
 	_ cloud.Tagger      = measuredTagger{}
 	_ cloud.Admitter    = measuredAdmitter{}
 	_ cloud.Resolver    = measuredResolver{}
+	_ cloud.Console     = measuredConsole{}
 )
 
 func (c *measuredCloud) Features() cloud.Features {
@@ -65,6 +67,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Disks != nil {
 		f.Disks = measuredDisks{f.Disks, c.m}
+	}
+	if f.Console != nil {
+		f.Console = measuredConsole{f.Console, c.m}
 	}
 	if f.Parts != nil {
 		f.Parts = measuredParts{f.Parts, c.m}
@@ -270,6 +275,18 @@ func (r measuredResolver) Resolve(ctx context.Context, s cloud.LaunchSpec) (clou
 	resolved, err := r.resolver.Resolve(ctx, s)
 	r.m.called(ctx, callResolve, began, err)
 	return resolved, err
+}
+
+type measuredConsole struct {
+	console cloud.Console
+	m       *Metrics
+}
+
+func (k measuredConsole) Console(ctx context.Context, id string) ([]byte, error) {
+	began := k.m.cfg.Clock.Now()
+	text, err := k.console.Console(ctx, id)
+	k.m.called(ctx, callConsole, began, err)
+	return text, err
 }
 
 func (m *Metrics) called(ctx context.Context, call string, began time.Time, err error) {

@@ -159,7 +159,7 @@ var (
 	labelCall = &label{name: "call", doc: "The kind of call.", values: []value{
 		{callCatalogue, ""}, {callLaunch, ""}, {callList, ""}, {callDescribe, ""}, {callTerminate, ""}, {callStop, ""}, {callStart, ""},
 		{callCreateDisk, ""}, {callDeleteDisk, ""}, {callListDisks, ""}, {callAttachDisk, ""}, {callDetachDisk, ""},
-		{callListParts, ""}, {callDeleteParts, ""}, {callTag, ""}, {callAdmit, ""}, {callResolve, ""},
+		{callListParts, ""}, {callDeleteParts, ""}, {callTag, ""}, {callAdmit, ""}, {callResolve, ""}, {callConsole, ""},
 	}}
 	labelError = &label{name: "error", doc: "The class of error.", values: []value{
 		{errorNone, "none; a Launch that got fewer instances than it asked for is one too"},

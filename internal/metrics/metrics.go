@@ -17,26 +17,11 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Config of Metrics. The functions are called at each scrape, from any goroutine;
-// what one of them would have told is left out where it is nil.
+// Config of Metrics.
 type Config struct {
-	// Cells returns all cells that are not Gone.
-	Cells func() []cells.Cell
-	// Tunnels returns how many cells are connected.
-	Tunnels func() int
-	// Waiting returns how many pods have no cell and a reason for it.
-	Waiting func() int
-	// Held returns the ends that are held back.
-	Held func() []gate.Held
-	// CA returns what is told of the CA of the cells; the zero one by a process that does not lead.
-	CA func() CA
-	// Behind says that the store does not know of all instances.
-	Behind func() bool
-	// Ledger returns what all cells have cost until now, those that are gone
-	// included. It must not decrease, also not over restarts.
-	Ledger func() []Cost
-	// Spent returns the same by namespace. They are a bounded number.
-	Spent func() map[string]Amount
+	// Read returns what is told of the moment. It is called at each scrape, from any
+	// goroutine. Optional: without it the moment is left out.
+	Read  func() Reading
 	Clock clock.PassiveClock // required
 	Log   *slog.Logger       // required
 }
@@ -45,6 +30,26 @@ type Config struct {
 type CA struct {
 	Ends    time.Time
 	Unmoved int // cells that know Kip by the CA before
+}
+
+// Reading is what is told of a moment; the zero one is that of a process that does not lead.
+type Reading struct {
+	// Cells are all that are not Gone, Tunnels how many of them are connected.
+	Cells   []cells.Cell
+	Tunnels int
+	// Waiting is how many pods have no cell and a reason for it.
+	Waiting int
+	// Held are the ends that are held back.
+	Held []gate.Held
+	// Behind says that the store does not know of all instances.
+	Behind bool
+	// Ledger is what all cells have cost until now, those that are gone included. It must
+	// not decrease, also not over restarts.
+	Ledger []Cost
+	// Spent is the same by namespace. They are a bounded number.
+	Spent map[string]Amount
+	// CA is that of the cells.
+	CA CA
 }
 
 // Cost is what cells of one kind have cost.

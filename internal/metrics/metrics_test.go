@@ -55,8 +55,9 @@ func newFixture(t testing.TB, change func(*Config)) *fixture {
 	t.Helper()
 	f := &fixture{clock: testingclock.NewFakeClock(t0)}
 	cfg := Config{
-		Cells: func() []cells.Cell { return f.cells }, Clock: f.clock,
-		Log: slog.New(slog.NewTextHandler(&f.log, nil)),
+		Read:  func() Reading { return Reading{Cells: f.cells} },
+		Clock: f.clock,
+		Log:   slog.New(slog.NewTextHandler(&f.log, nil)),
 	}
 	if change != nil {
 		change(&cfg)
@@ -320,23 +321,23 @@ func TestTheNextCellOfAStartedPodIsNoStart(t *testing.T) {
 }
 
 func TestCellsAreReadAtTheScrape(t *testing.T) {
-	f := newFixture(t, func(c *Config) {
-		c.Tunnels = func() int { return 7 }
-		c.Waiting = func() int { return 3 }
-		c.Behind = func() bool { return true }
-		c.CA = func() CA { return CA{Ends: time.Unix(1800000000, 0), Unmoved: 4} }
-		c.Held = func() []gate.Held {
-			return []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}}
-		}
-		c.Ledger = func() []Cost {
-			return []Cost{
-				{InstanceType: "c5.large", Spot: true, Seconds: 7200, Dollars: .5},
-				{InstanceType: "c5.large", Seconds: 60, Dollars: .01},
-				{InstanceType: "c5.large", Spot: true, Seconds: 3600, Dollars: .25},
+	var f *fixture
+	f = newFixture(t, func(c *Config) {
+		c.Read = func() Reading {
+			return Reading{
+				Cells:   f.cells,
+				Tunnels: 7,
+				Waiting: 3,
+				Behind:  true,
+				CA:      CA{Ends: time.Unix(1800000000, 0), Unmoved: 4},
+				Held:    []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}},
+				Ledger: []Cost{
+					{InstanceType: "c5.large", Spot: true, Seconds: 7200, Dollars: .5},
+					{InstanceType: "c5.large", Seconds: 60, Dollars: .01},
+					{InstanceType: "c5.large", Spot: true, Seconds: 3600, Dollars: .25},
+				},
+				Spent: map[string]Amount{"web": {Seconds: 7200, Dollars: .5}, "(no pod)": {Seconds: 60, Unpriced: 50}},
 			}
-		}
-		c.Spent = func() map[string]Amount {
-			return map[string]Amount{"web": {Seconds: 7200, Dollars: .5}, "(no pod)": {Seconds: 60, Unpriced: 50}}
 		}
 	})
 	cell := func(phase apiv1.Phase, age time.Duration, change func(*cells.Cell)) {
@@ -388,7 +389,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f.want(t, "kip_cost_dollars_total", map[string]string{"namespace=web": "0.5", "namespace=(no pod)": "0"})
 	f.want(t, "kip_cost_unpriced_seconds_total", map[string]string{"namespace=web": "0", "namespace=(no pod)": "50"})
 
-	bare := newFixture(t, func(c *Config) { c.Cells = nil })
+	bare := newFixture(t, func(c *Config) { c.Read = nil })
 	for _, name := range []string{
 		"kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_cost_dollars_total", "kip_pods_waiting", "kip_ends_held_back",
 	} {
@@ -469,6 +470,13 @@ func (r testResolver) Resolve(context.Context, cloud.LaunchSpec) (cloud.Resolved
 	return cloud.Resolved{Image: "it"}, r.c.err
 }
 
+type testConsole struct{ c *testCloud }
+
+func (k testConsole) Console(context.Context, string) ([]byte, error) {
+	k.c.took()
+	return []byte("text"), k.c.err
+}
+
 type testInterrupter struct{ c *testCloud }
 
 func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Interruption)) error {
@@ -486,6 +494,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		Tagger:      testTagger{inner},
 		Admitter:    testAdmitter{inner},
 		Resolver:    testResolver{inner},
+		Console:     testConsole{inner},
 	}
 	c := f.Cloud(inner)
 	ctx := context.Background()
@@ -536,6 +545,9 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	if got, err := c.Features().Resolver.Resolve(ctx, cloud.LaunchSpec{}); err != nil || got.Image != "it" {
 		t.Errorf("resolve gave %+v, %v", got, err)
 	}
+	if text, err := c.Features().Console.Console(ctx, "i-1"); err != nil || string(text) != "text" {
+		t.Errorf("the console gave %q, %v", text, err)
+	}
 	onDemand := false
 	inner.err = cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "m5.large", Zone: "y", Spot: &onDemand}, errors.New("none"))
 	if err := c.Features().Stopper.Start(ctx, "i-1").Err(); err != inner.err {
@@ -558,7 +570,9 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		"call=catalogue,error=": "1 0.25", "call=list,error=": "1 0.25", "call=terminate,error=cancelled": "1 0.25",
 		"call=terminate,error=unknown": "1 0.25",
 		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=admit,error=": "1 0.25",
-		"call=start,error=capacity": "1 0.25", "call=resolve,error=": "1 0.25",
+		"call=resolve,error=":       "1 0.25",
+		"call=console,error=":       "1 0.25",
+		"call=start,error=capacity": "1 0.25",
 	})
 	f.want(t, "kip_cloud_capacity_errors_total", map[string]string{
 		"instance_type=c5.large,launch_type=spot,zone=z": "2", "instance_type=m5.large,launch_type=on-demand,zone=y": "1",
@@ -587,18 +601,19 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		"tagger":      {Tagger: testTagger{c}},
 		"admitter":    {Admitter: testAdmitter{c}},
 		"resolver":    {Resolver: testResolver{c}},
+		"console":     {Console: testConsole{c}},
 	} {
 		c.features = features
 		got := f.Cloud(c).Features()
 		if (got.Stopper != nil) != (features.Stopper != nil) || (got.Interrupter != nil) != (features.Interrupter != nil) ||
 			(got.Disks != nil) != (features.Disks != nil) || (got.Tagger != nil) != (features.Tagger != nil) ||
-			(got.Admitter != nil) != (features.Admitter != nil) || (got.Resolver != nil) != (features.Resolver != nil) {
+			(got.Admitter != nil) != (features.Admitter != nil) || (got.Resolver != nil) != (features.Resolver != nil) ||
+			(got.Console != nil) != (features.Console != nil) {
 			t.Errorf("%s: %+v became %+v", name, features, got)
 		}
 	}
 
-	// A new optional interface of package cloud has to be measured too. Console is passed
-	// on as it is, until a cloud has one.
+	// A new optional interface of package cloud has to be measured too.
 	files, err := filepath.Glob("../cloud/*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -916,14 +931,19 @@ func (broken) Collect(to chan<- prometheus.Metric) {
 
 // everything has a value in every family.
 func everything(t *testing.T) *fixture {
-	f := newFixture(t, func(c *Config) {
-		c.Tunnels = func() int { return 1 }
-		c.Waiting = func() int { return 1 }
-		c.Held = func() []gate.Held { return []gate.Held{{Reason: gate.ByLimit}} }
-		c.Behind = func() bool { return false }
-		c.CA = func() CA { return CA{Ends: time.Unix(1800000000, 0), Unmoved: 1} }
-		c.Ledger = func() []Cost { return []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}} }
-		c.Spent = func() map[string]Amount { return map[string]Amount{"web": {Seconds: 1, Dollars: 1}} }
+	var f *fixture
+	f = newFixture(t, func(c *Config) {
+		c.Read = func() Reading {
+			return Reading{
+				Cells:   f.cells,
+				Tunnels: 1,
+				CA:      CA{Ends: time.Unix(1800000000, 0), Unmoved: 1},
+				Waiting: 1,
+				Held:    []gate.Held{{Reason: gate.ByLimit}},
+				Ledger:  []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}},
+				Spent:   map[string]Amount{"web": {Seconds: 1, Dollars: 1}},
+			}
+		}
 	})
 	l := f.life("a", false).steps(0, apiv1.Requested, apiv1.StepSeen, apiv1.StepPlaced).
 		steps(0, apiv1.Bound, apiv1.StepLaunched, apiv1.StepJoined, apiv1.StepReady, apiv1.StepBound)

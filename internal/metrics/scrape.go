@@ -31,69 +31,55 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	if s.cfg.Cells != nil {
-		s.collectCells(gauge)
+	if s.cfg.Read == nil {
+		return
 	}
-	if s.cfg.Waiting != nil {
-		gauge(s.waiting, float64(s.cfg.Waiting()))
+	now := s.cfg.Read()
+	s.collectCells(now.Cells, gauge)
+	gauge(s.waiting, float64(now.Waiting))
+	gauge(s.tunnels, float64(now.Tunnels))
+	held := map[gate.Reason]int{}
+	for _, h := range now.Held {
+		held[h.Reason]++
 	}
-	if s.cfg.Tunnels != nil {
-		gauge(s.tunnels, float64(s.cfg.Tunnels()))
+	for _, r := range labelHeld.values { // also where there is none: an alarm is to end
+		gauge(s.held, float64(held[gate.Reason(r.name)]), r.name)
 	}
-	if s.cfg.Held != nil {
-		count := map[gate.Reason]int{}
-		for _, h := range s.cfg.Held() {
-			count[h.Reason]++
-		}
-		for _, r := range labelHeld.values { // also where there is none: an alarm is to end
-			gauge(s.held, float64(count[gate.Reason(r.name)]), r.name)
-		}
+	behind := 0.0
+	if now.Behind {
+		behind = 1
 	}
-	if s.cfg.Behind != nil {
-		is := 0.0
-		if s.cfg.Behind() {
-			is = 1
-		}
-		gauge(s.behind, is)
+	gauge(s.behind, behind)
+	// Summed, since two metrics of the same labels would spoil the scrape.
+	type kind struct {
+		instanceType string
+		spot         bool
 	}
-	if s.cfg.CA != nil {
-		ca := s.cfg.CA()
-		if !ca.Ends.IsZero() {
-			gauge(s.caEnds, float64(ca.Ends.Unix()))
-		}
-		gauge(s.unmoved, float64(ca.Unmoved))
+	if !now.CA.Ends.IsZero() {
+		gauge(s.caEnds, float64(now.CA.Ends.Unix()))
 	}
-	if s.cfg.Ledger != nil {
-		// Summed, since two metrics of the same labels would spoil the scrape.
-		type kind struct {
-			instanceType string
-			spot         bool
-		}
-		sums := map[kind]Cost{}
-		for _, c := range s.cfg.Ledger() {
-			k := kind{c.InstanceType, c.Spot}
-			sum := sums[k]
-			sum.Seconds += c.Seconds
-			sum.Dollars += c.Dollars
-			sums[k] = sum
-		}
-		for k, sum := range sums {
-			to <- prometheus.MustNewConstMetric(s.seconds, prometheus.CounterValue, sum.Seconds, k.instanceType, launchTypeOf(k.spot))
-			to <- prometheus.MustNewConstMetric(s.dollars, prometheus.CounterValue, sum.Dollars, k.instanceType, launchTypeOf(k.spot))
-		}
+	gauge(s.unmoved, float64(now.CA.Unmoved))
+	sums := map[kind]Cost{}
+	for _, c := range now.Ledger {
+		k := kind{c.InstanceType, c.Spot}
+		sum := sums[k]
+		sum.Seconds += c.Seconds
+		sum.Dollars += c.Dollars
+		sums[k] = sum
 	}
-	if s.cfg.Spent != nil {
-		for namespace, sum := range s.cfg.Spent() {
-			to <- prometheus.MustNewConstMetric(s.spent, prometheus.CounterValue, sum.Dollars, namespace)
-			to <- prometheus.MustNewConstMetric(s.unpriced, prometheus.CounterValue, sum.Unpriced, namespace)
-		}
+	for k, sum := range sums {
+		to <- prometheus.MustNewConstMetric(s.seconds, prometheus.CounterValue, sum.Seconds, k.instanceType, launchTypeOf(k.spot))
+		to <- prometheus.MustNewConstMetric(s.dollars, prometheus.CounterValue, sum.Dollars, k.instanceType, launchTypeOf(k.spot))
+	}
+	for namespace, sum := range now.Spent {
+		to <- prometheus.MustNewConstMetric(s.spent, prometheus.CounterValue, sum.Dollars, namespace)
+		to <- prometheus.MustNewConstMetric(s.unpriced, prometheus.CounterValue, sum.Unpriced, namespace)
 	}
 }
 
-func (s *scrape) collectCells(gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+func (s *scrape) collectCells(list []cells.Cell, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	type standby struct{ instanceType, state string }
 	count, oldest, waiting := map[apiv1.Phase]int{}, map[apiv1.Phase]time.Duration{}, map[standby]int{}
-	list := s.cfg.Cells()
 	now := s.cfg.Clock.Now()
 	for i := range list {
 		c := &list[i]

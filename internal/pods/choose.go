@@ -45,7 +45,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		// machines that all say so are not paid for one after the other.
 		placed, needed = placement.With(placed, roomList(lacked.Room)), catalog.Room{}
 	}
-	offers, err := c.cfg.Place(ctx, placed, zone)
+	offers, err := c.cfg.Offers(ctx, placed, zone)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
@@ -140,7 +140,7 @@ func typesOf(offers []cells.Offer) int {
 }
 
 // PlacementError says why nothing can be launched for a pod. It wraps the error of
-// Config.Place, or a *NotGrantedError.
+// Config.Offers, or a *NotGrantedError.
 type PlacementError struct {
 	Zone string // where the disks of the pod are; "" if it has none, or it does not matter
 	Err  error

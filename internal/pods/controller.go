@@ -41,9 +41,9 @@ type Config struct {
 	Cells  Cells
 	// Volumes returns what a pod's volumes need. Optional: no pod has any.
 	Volumes func(context.Context, *corev1.Pod) (volumes.Needs, error)
-	// Place returns the offers for a pod, best first; in a zone, if one is given. Errors
+	// Offers returns what can be launched for a pod, best first; in a zone, if one is given. Errors
 	// that are not of placement are that it cannot be told now.
-	Place func(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error)
+	Offers func(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error)
 	// RuledOut says why types are not among the offers for such a pod, by count, and how many
 	// types are left. Optional: nothing is told of it.
 	RuledOut func(ctx context.Context, pod *corev1.Pod, zone string) (ruledOut []placement.Rejection, left int, err error)
@@ -393,7 +393,7 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 	// deletes it then, and must not lose its machine in between.
 	case pod.DeletionTimestamp != nil:
 		return c.finishDeletion(ctx, pod)
-	case Ended(pod):
+	case watches.Ended(pod):
 		c.cfg.Cells.Release(pod.UID, "the pod has "+string(pod.Status.Phase), true)
 		return 0, nil
 	}
@@ -417,11 +417,6 @@ func (c *Controller) get(name cache.ObjectName) (*corev1.Pod, error) {
 		return nil, err
 	}
 	return obj.(*corev1.Pod), nil
-}
-
-// Ended says that the pod's containers have run for the last time.
-func Ended(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
 // behindWait is after how long a pod is looked at again that may run on a cell that this

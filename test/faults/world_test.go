@@ -514,7 +514,7 @@ func (k *kip) run() error {
 		Pods:   k.informer, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
 		Client:  func(string) corev1client.PodsGetter { return client{s: w.api, k: k} },
 		Volumes: w.volumesOf,
-		Place: func(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
+		Offers: func(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
 			var list []cells.Offer
 			switch p.Labels["size"] {
 			case "spot":

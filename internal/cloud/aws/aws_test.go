@@ -717,7 +717,7 @@ func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || !maps.Equal(told, map[string]int{got[1].ID: 1}) {
 		t.Errorf("told of %v: %v", told, err)
 	}
-	model.Machines().FailNth(cloud.CallInterruptions, 1, sim.Fault{Before: sim.ErrInternal})
+	model.Machines().FailNth(sim.KindInterruptions, 1, sim.Fault{Before: sim.ErrInternal})
 	if err := c.Interruptions(t.Context(), func(cloud.Interruption) {}); err == nil || errors.Is(err, context.Canceled) {
 		t.Errorf("a failure ended the watch with %v", err)
 	}

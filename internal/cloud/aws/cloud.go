@@ -93,6 +93,7 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallDeleteParts: mutate,
 			cloud.CallAdmit:       mutate,
 			cloud.CallResolve:     mutate,
+			cloud.CallConsole:     describe,
 		},
 	}
 }

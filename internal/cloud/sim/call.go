@@ -21,7 +21,7 @@ const (
 	KindTerminate     = cloud.CallTerminate
 	KindStop          = cloud.CallStop
 	KindStart         = cloud.CallStart
-	KindInterruptions = cloud.CallInterruptions
+	KindInterruptions = Kind("interruptions") // the whole stream: who follows one sends no calls
 	KindCreateDisk    = cloud.CallCreateDisk
 	KindDeleteDisk    = cloud.CallDeleteDisk
 	KindListDisks     = cloud.CallListDisks
