@@ -308,7 +308,7 @@ func (c *Controller) loadGeneration(ctx context.Context) error {
 		return err
 	}
 	if g := c.lineage.current(); g.behind() {
-		c.unsureSince = g.Since
+		c.unsureSince, c.unsure = g.Since, c.cfg.Clock.Now() // until now: what comes next may end it before a cell is looked at
 	}
 	if !c.lineage.current().Distrusted {
 		return nil
