@@ -180,7 +180,12 @@ func (c *Client) into(ctx context.Context, method, path string, query url.Values
 
 // ask returns an answer that is no error; the caller closes its body.
 func (c *Client) ask(ctx context.Context, method, path string, query url.Values) (*http.Response, error) {
-	u := url.URL{Scheme: "http", Host: "kip", Path: path, RawQuery: query.Encode()}
+	u := url.URL{
+		Scheme:   "http",
+		Host:     "kip",
+		Path:     path,
+		RawQuery: query.Encode(),
+	}
 	r, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 	if err != nil {
 		return nil, err

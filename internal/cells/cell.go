@@ -124,7 +124,12 @@ func (b Boot) shown() *apiv1.Boot {
 		}
 		return &metav1.Duration{Duration: d.Round(time.Millisecond)}
 	}
-	s := &apiv1.Boot{Kernel: since(b.Kernel), UserSpace: since(b.UserSpace), Network: since(b.Network), Joined: since(b.Joined)}
+	s := &apiv1.Boot{
+		Kernel:    since(b.Kernel),
+		UserSpace: since(b.UserSpace),
+		Network:   since(b.Network),
+		Joined:    since(b.Joined),
+	}
 	if !b.Ready.IsZero() {
 		s.Ready = since(b.Joined + b.Ready.Sub(b.Told))
 	}

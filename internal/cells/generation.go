@@ -402,7 +402,13 @@ func (c *Controller) Generation() Generation {
 	l := c.lineage
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	g := Generation{Store: l.now.Store, Number: l.now.Number, Behind: why, Unknown: slices.Clone(l.unknown), Shown: l.shown()}
+	g := Generation{
+		Store:   l.now.Store,
+		Number:  l.now.Number,
+		Behind:  why,
+		Unknown: slices.Clone(l.unknown),
+		Shown:   l.shown(),
+	}
 	if !complete || !l.looked {
 		g.Incomplete = ErrNotAllSeen.Error()
 	}

@@ -189,7 +189,12 @@ func (c *Controller) launchGroup(ctx context.Context, group []*entry, resolved *
 // storeLaunch makes a call and stores it with the cells that it launches, all in one
 // transaction.
 func (c *Controller) storeLaunch(ctx context.Context, group []*entry, resolved *cloud.Resolved) (*launch, error) {
-	intent := Launch{ID: newID("launch-"), Cells: len(group), NameTag: c.cfg.NameTag, Shared: c.cfg.Calls.Traits().SharedUserData}
+	intent := Launch{
+		ID:      newID("launch-"),
+		Cells:   len(group),
+		NameTag: c.cfg.NameTag,
+		Shared:  c.cfg.Calls.Traits().SharedUserData,
+	}
 	var secret pki.BatchSecret
 	stored := launchRecord{Version: 1}
 	if intent.Shared {
@@ -231,7 +236,13 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry, resolved *
 	if err != nil {
 		return nil, err
 	}
-	return &launch{id: intent.ID, request: stored.Request, until: stored.Until, revision: revision, group: group}, nil
+	return &launch{
+		id:       intent.ID,
+		request:  stored.Request,
+		until:    stored.Until,
+		revision: revision,
+		group:    group,
+	}, nil
 }
 
 // inTurn does something in a turn of its own, which outlives the one that began it.

@@ -87,7 +87,12 @@ type Error struct {
 
 // No is a definite no, of which nothing came.
 func No(cause Cause, scope Scope, err error) *Error {
-	return &Error{Cause: cause, Scope: scope, NothingDone: true, Err: err}
+	return &Error{
+		Cause:       cause,
+		Scope:       scope,
+		NothingDone: true,
+		Err:         err,
+	}
 }
 
 func (e *Error) Error() string {

@@ -72,8 +72,13 @@ func (c *Config) CheckCloud(built ...string) error {
 		return nil
 	}
 	key := "cloud." + name
-	return &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: "this cloud is not in this build yet: want " + strings.Join(built,
-		" or ")}
+	return &Error{
+		File: c.at.file,
+		Line: c.at.of(key),
+		Key:  key,
+		Problem: "this cloud is not in this build yet: want " + strings.Join(built,
+			" or "),
+	}
 }
 
 // Refuse returns an *Error for each key with what is wrong with its value in this build,
@@ -81,7 +86,12 @@ func (c *Config) CheckCloud(built ...string) error {
 func (c *Config) Refuse(problems map[string]string) error {
 	var errs []*Error
 	for _, key := range slices.Sorted(maps.Keys(problems)) {
-		errs = append(errs, &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: problems[key]})
+		errs = append(errs, &Error{
+			File:    c.at.file,
+			Line:    c.at.of(key),
+			Key:     key,
+			Problem: problems[key],
+		})
 	}
 	return joined(errs)
 }
@@ -92,8 +102,13 @@ func (c *Config) CheckStopped(can bool) error {
 	var errs []*Error
 	for i, s := range c.Cells.StandbyCells {
 		if key := fmt.Sprintf("cells.standbyCells[%d].stopped", i); s.Stopped && !can {
-			errs = append(errs, &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: "cloud." + c.Cloud.Name() +
-				" cannot stop instances in this build: want false"})
+			errs = append(errs, &Error{
+				File: c.at.file,
+				Line: c.at.of(key),
+				Key:  key,
+				Problem: "cloud." + c.Cloud.Name() +
+					" cannot stop instances in this build: want false",
+			})
 		}
 	}
 	return joined(errs)

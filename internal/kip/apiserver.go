@@ -260,7 +260,11 @@ func (a *apiServer) eventRecorder(ctx context.Context, node string) (event event
 	recorder = broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kip", Host: node})
 	return func(pod apiv1.PodReference, kind, reason, message string) {
 		recorder.Event(&corev1.ObjectReference{
-			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
+			APIVersion: "v1",
+			Kind:       "Pod",
+			Namespace:  pod.Namespace,
+			Name:       pod.Name,
+			UID:        pod.UID,
 		}, kind, reason, message)
 	}, recorder, broadcaster.Shutdown
 }

@@ -61,7 +61,13 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 	}
 	l := cfg.Cloud.Local
 	return local.New(local.Config{
-		Config:      host.Config{StateDir: l.StateDir, Bridge: l.Bridge, CIDR: l.CIDR, IPv6CIDR: l.IPv6CIDR, Log: log.With("cloud", "local")},
+		Config: host.Config{
+			StateDir: l.StateDir,
+			Bridge:   l.Bridge,
+			CIDR:     l.CIDR,
+			IPv6CIDR: l.IPv6CIDR,
+			Log:      log.With("cloud", "local"),
+		},
 		Zones:       l.Zones,
 		RootDir:     l.RootDir,
 		Nameservers: l.Nameservers,
@@ -211,7 +217,12 @@ const healthCheck = 5 * time.Second
 // health is what cells.healthcheck says.
 func health(cfg *config.Config) cells.Health {
 	if a := cfg.Cells.Healthcheck.CloudAPI; a != nil {
-		return cells.Health{CloudAPI: true, HealthyTimeout: a.HealthyTimeout, Interval: a.Interval, Check: healthCheck}
+		return cells.Health{
+			CloudAPI:       true,
+			HealthyTimeout: a.HealthyTimeout,
+			Interval:       a.Interval,
+			Check:          healthCheck,
+		}
 	}
 	return cells.Health{HealthyTimeout: cfg.Cells.Healthcheck.Status.HealthyTimeout, Check: healthCheck}
 }
@@ -254,9 +265,18 @@ func paid(price *float64) (dollars float64, unpriced bool) {
 
 func offer(t catalog.InstanceType, o catalog.Offering, defaultDisk int64, reason string) cells.Offer {
 	return cells.Offer{
-		InstanceType: t.Name, Family: t.Family, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot, Dedicated: o.Dedicated,
-		PricePerHour: o.PricePerHour, Unpriced: o.Unpriced,
-		MilliCPU: t.MilliCPU, MemoryBytes: t.MemoryBytes, DiskBytes: cmp.Or(t.DiskBytes, defaultDisk),
-		BootTimeout: t.BootLimit(), Reason: reason,
+		InstanceType: t.Name,
+		Family:       t.Family,
+		Zone:         o.Zone,
+		Subnet:       o.Subnet,
+		Spot:         o.Spot,
+		Dedicated:    o.Dedicated,
+		PricePerHour: o.PricePerHour,
+		Unpriced:     o.Unpriced,
+		MilliCPU:     t.MilliCPU,
+		MemoryBytes:  t.MemoryBytes,
+		DiskBytes:    cmp.Or(t.DiskBytes, defaultDisk),
+		BootTimeout:  t.BootLimit(),
+		Reason:       reason,
 	}
 }

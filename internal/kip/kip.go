@@ -126,7 +126,12 @@ func Run(ctx context.Context, o Options) error {
 	}
 	c := cfg.Etcd.Client
 	st, err := store.Open(ctx, cfg.Etcd.Internal.DataDir, cfg.Etcd.Internal.ConfigFile,
-		store.External{Endpoints: c.Endpoints, CertFile: c.CertFile, KeyFile: c.KeyFile, CAFile: c.CAFile})
+		store.External{
+			Endpoints: c.Endpoints,
+			CertFile:  c.CertFile,
+			KeyFile:   c.KeyFile,
+			CAFile:    c.CAFile,
+		})
 	if err != nil {
 		return err
 	}
@@ -294,9 +299,9 @@ func (l *leading) reading() metrics.Reading {
 			Ends:    l.rotation.is.authorities.Signing.Certificate().NotAfter,
 			Unmoved: len(l.cells.Unmoved()),
 		},
-		Behind:  l.notBehind() != nil,
-		Ledger:  l.cells.Costs(),
-		Spent:   l.cells.CostsByNamespace(),
+		Behind: l.notBehind() != nil,
+		Ledger: l.cells.Costs(),
+		Spent:  l.cells.CostsByNamespace(),
 	}
 }
 

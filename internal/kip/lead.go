@@ -73,7 +73,12 @@ type leading struct {
 
 // lead does Kip's work until ctx ends.
 func (k *process) lead(ctx context.Context, st *store.Store) error {
-	l := &leading{process: k, store: st, late: lateness.New(k.clock), defined: make(chan struct{})}
+	l := &leading{
+		process: k,
+		store:   st,
+		late:    lateness.New(k.clock),
+		defined: make(chan struct{}),
+	}
 	defer l.close()
 	for _, wire := range []func(context.Context) error{
 		l.wireCloud, l.wireShortages, l.wireNodes, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNodeObjects, l.wireSocket,

@@ -61,8 +61,12 @@ func statsCells(c *cells.Controller, node string) func() []stats.Cell {
 				continue
 			}
 			list = append(list, stats.Cell{
-				ID: w.Cell, Namespace: w.Pod.Namespace, Pod: w.Pod.Name, UID: w.Pod.UID, Conn: w.Conn,
-				Machine: stats.Machine{MilliCPU: w.Offer.MilliCPU, MemoryBytes: w.Offer.MemoryBytes, Since: w.Since},
+				ID:        w.Cell,
+				Namespace: w.Pod.Namespace,
+				Pod:       w.Pod.Name,
+				UID:       w.Pod.UID,
+				Conn:      w.Conn,
+				Machine:   stats.Machine{MilliCPU: w.Offer.MilliCPU, MemoryBytes: w.Offer.MemoryBytes, Since: w.Since},
 			})
 		}
 		return list

@@ -125,7 +125,12 @@ func New(cfg Config) *Metrics {
 }
 
 func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
-	m := &Metrics{cfg: cfg, registry: registry, tracked: map[string]tracked{}, again: map[types.UID]struct{}{}}
+	m := &Metrics{
+		cfg:      cfg,
+		registry: registry,
+		tracked:  map[string]tracked{},
+		again:    map[types.UID]struct{}{},
+	}
 	f := &m.families
 	f.registry = registry
 
@@ -307,8 +312,12 @@ func (f *families) add(k kind, name, help string, labels []*label) []string {
 
 func (f *families) histogram(name, help string, buckets []float64, labels ...*label) *prometheus.HistogramVec {
 	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: name, Help: help, Buckets: buckets,
-		NativeHistogramBucketFactor: nativeFactor, NativeHistogramMaxBucketNumber: nativeBuckets, NativeHistogramMinResetDuration: nativeReset,
+		Name:                            name,
+		Help:                            help,
+		Buckets:                         buckets,
+		NativeHistogramBucketFactor:     nativeFactor,
+		NativeHistogramMaxBucketNumber:  nativeBuckets,
+		NativeHistogramMinResetDuration: nativeReset,
 	}, f.add(histogram, name, help, labels))
 	f.registry.MustRegister(v)
 	return v

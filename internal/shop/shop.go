@@ -248,7 +248,12 @@ func (s *Shop) read(ctx context.Context, timeout time.Duration) ([]catalog.Insta
 }
 
 func (s *Shop) recordOf(types []catalog.InstanceType) record {
-	return record{Cloud: s.cfg.Cloud.Name(), Region: s.cfg.Cloud.Traits().Region, Read: s.cfg.Clock.Now(), Types: types}
+	return record{
+		Cloud:  s.cfg.Cloud.Name(),
+		Region: s.cfg.Cloud.Traits().Region,
+		Read:   s.cfg.Clock.Now(),
+		Types:  types,
+	}
 }
 
 // adopt makes a catalogue the current one, together with its placer.
@@ -267,7 +272,12 @@ func (s *Shop) adopt(r record) error {
 	if err != nil {
 		return err
 	}
-	s.stock.Store(&stock{record: r, placer: placer, types: types, nodes: map[string]node{}})
+	s.stock.Store(&stock{
+		record: r,
+		placer: placer,
+		types:  types,
+		nodes:  map[string]node{},
+	})
 	return nil
 }
 

@@ -109,7 +109,12 @@ func (s *conns) add(nc net.Conn) (*conn, error) {
 		_ = tcp.SetKeepAliveConfig(keepAlive)
 		_ = limitUnsent(tcp)
 	}
-	c := &conn{Conn: nc, owner: s, closed: make(chan struct{}), opened: time.Now()}
+	c := &conn{
+		Conn:   nc,
+		owner:  s,
+		closed: make(chan struct{}),
+		opened: time.Now(),
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {

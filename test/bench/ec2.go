@@ -29,7 +29,12 @@ const (
 // documented limits (sim.EC2), and what calls Kip makes until all are launched.
 func onEC2(ctx context.Context) (err error) {
 	var model *ec2.Model
-	s, err := sell(ctx, harness.Options{Name: "kipec20", CIDR: "10.116.0.0/16", Stderr: os.Stderr, Fsync: true}, seller{
+	s, err := sell(ctx, harness.Options{
+		Name:   "kipec20",
+		CIDR:   "10.116.0.0/16",
+		Stderr: os.Stderr,
+		Fsync:  true,
+	}, seller{
 		network: "tcp",
 		address: "127.0.0.1:0",
 		open: func(boot func(context.Context, cloud.Instance, []byte)) (http.Handler, func() error, error) {

@@ -84,7 +84,12 @@ func main() {
 
 // real measures Kip with real kubelets.
 func real(ctx context.Context) (err error) {
-	w, err := harness.Start(ctx, harness.Options{Name: "kipbench0", CIDR: "10.112.0.0/16", Stderr: os.Stderr, Fsync: true})
+	w, err := harness.Start(ctx, harness.Options{
+		Name:   "kipbench0",
+		CIDR:   "10.112.0.0/16",
+		Stderr: os.Stderr,
+		Fsync:  true,
+	})
 	if err != nil {
 		return err
 	}

@@ -217,7 +217,12 @@ func (c *Cloud) Traits() cloud.Traits {
 
 // Features are stopping, rehearsed interruptions and disks.
 func (c *Cloud) Features() cloud.Features {
-	return cloud.Features{Stopper: c, Interrupter: c, Disks: c, Console: c}
+	return cloud.Features{
+		Stopper:     c,
+		Interrupter: c,
+		Disks:       c,
+		Console:     c,
+	}
 }
 
 // Catalogue returns the configured instance types.

@@ -248,7 +248,12 @@ func (c *Cloud) room(o offer, addresses bool) (int, error) {
 				free -= h.instances
 			}
 		}
-		bound(free, cloud.Scope{InstanceType: p.InstanceType, Zone: p.Zone, Subnet: p.Subnet, Spot: clonePointer(p.Spot)},
+		bound(free, cloud.Scope{
+			InstanceType: p.InstanceType,
+			Zone:         p.Zone,
+			Subnet:       p.Subnet,
+			Spot:         clonePointer(p.Spot),
+		},
 			CodeInsufficientCapacity)
 	}
 	if addresses {
