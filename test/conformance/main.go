@@ -204,7 +204,7 @@ func (o options) record(ctx context.Context, commit string, chosen []string, res
 			return // the suite told twice
 		}
 		left = slices.Delete(slices.Clone(left), i, i+1)
-		out.Run = n
+		out.Run, out.Failure = n, o.fromRoot(out.Failure)
 		results.add(out.spec, out.Attempt)
 		if err := save(); err != nil {
 			fmt.Fprintln(os.Stderr, "conformance:", err)
@@ -228,7 +228,7 @@ func (o options) record(ctx context.Context, commit string, chosen []string, res
 	}
 	results.Runs[n].Ended = complete
 	if err != nil {
-		results.Runs[n].Ended = shortened(err.Error())
+		results.Runs[n].Ended = shortened(o.fromRoot(err.Error()))
 	}
 	if err := errors.Join(err, save()); err != nil {
 		return err
@@ -241,6 +241,12 @@ func (o options) record(ctx context.Context, commit string, chosen []string, res
 		return fmt.Errorf("%d of %d specs did not pass:\n  %s", len(failed), len(chosen), strings.Join(failed, "\n  "))
 	}
 	return nil
+}
+
+// fromRoot is a text in which the paths of the repository's own files, such as a suite's log,
+// begin there: results are published.
+func (o options) fromRoot(text string) string {
+	return strings.ReplaceAll(text, o.root+string(filepath.Separator), "")
 }
 
 // flags are all that has an influence on a run.

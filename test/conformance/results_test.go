@@ -290,3 +290,25 @@ func TestARunSaysHowItEndedAndFailsUnlessAllPassed(t *testing.T) {
 		t.Error("its error is lost")
 	}
 }
+
+func TestResultsNameFilesFromTheRepository(t *testing.T) {
+	s := ginkgo(t, oneHasPassed+"printf '%s\\n' '"+two+" [label]'\nexit 197\n")
+	o := options{root: filepath.Dir(filepath.Dir(s.log)), mode: "kip"}
+	file := filepath.Join(t.TempDir(), "results.json")
+	results, err := loadResults(file, "kip")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = o.record(t.Context(), "aaaa", []string{one, two}, &results, file, s.run)
+	if err == nil || !strings.Contains(err.Error(), s.log) {
+		t.Errorf("its error is %v, want one that names %s: a person is to find it", err, s.log)
+	}
+	got, err := loadResults(file, "kip")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "see logs/suite.log"
+	if len(got.Runs) != 1 || !strings.Contains(got.Runs[0].Ended, want) || !strings.Contains(got.Specs[two].Failure, want) {
+		t.Errorf("its results are %+v, want both its end and what it interrupted to say %q", got, want)
+	}
+}

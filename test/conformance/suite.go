@@ -106,113 +106,151 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 		return err
 	}
 	defer log.Close()
-	cmd := s.command(specs)
-	// A group of its own, so that ginkgo's own processes end with it; and an end when
-	// this process is killed.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	read, write, err := os.Pipe()
+	r := &running{suite: s, tell: tell, cmd: s.command(specs)}
+	read, err := r.start()
 	if err != nil {
 		return err
 	}
 	defer read.Close()
-	cmd.Stdout, cmd.Stderr = write, write
-	err = cmd.Start()
+	all := make(chan news)
+	go s.follow(read, log, specs, all)
+	exit := r.attend(ctx, all)
+	why := r.why
+	if why == nil {
+		why = s.judge(exit, r.told, r.bad)
+	}
+	if why != nil && ctx.Err() == nil {
+		for _, spec := range r.underWay {
+			tell(outcome{spec, Attempt{State: interrupted, Failure: why.Error()}})
+		}
+	}
+	return why
+}
+
+// news are what is read of a suite's output.
+type news struct {
+	outcome  outcome
+	underWay []string // at its end
+	err      error
+}
+
+// follow reads what ginkgo prints to its end, keeps it in log, and closes all then.
+func (s suite) follow(read io.ReadCloser, log io.Writer, specs []string, all chan<- news) {
+	defer close(all)
+	r := &reader{known: specs, tell: func(o outcome) { all <- news{outcome: o} }}
+	in := bufio.NewReader(io.TeeReader(read, log))
+	for {
+		line, err := in.ReadString('\n')
+		if err == nil {
+			r.line(line)
+			continue
+		}
+		// A line without an end was cut off, and is not to be believed.
+		r.end()
+		all <- news{underWay: r.underWay}
+		if !errors.Is(err, io.EOF) {
+			read.Close()
+			all <- news{err: fmt.Errorf("read what ginkgo prints, and keep it in %s: %w", s.log, err)}
+		}
+		return
+	}
+}
+
+// running is a ginkgo that runs, and what it has told until now.
+type running struct {
+	suite
+	tell func(outcome)
+	cmd  *exec.Cmd
+
+	kill      <-chan time.Time // when it is killed
+	why       error            // it does not run to its end
+	told, bad int              // specs that have ended, and those of them that did badly
+	underWay  []string
+}
+
+// start returns what it prints.
+func (r *running) start() (io.ReadCloser, error) {
+	// A group of its own, so that ginkgo's own processes end with it; and an end when
+	// this process is killed.
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	r.cmd.Stdout, r.cmd.Stderr = write, write
+	err = r.cmd.Start()
 	write.Close()
 	if err != nil {
-		return fmt.Errorf("start ginkgo (is it built? `make conformance`): %w", err)
+		read.Close()
+		return nil, fmt.Errorf("start ginkgo (is it built? `make conformance`): %w", err)
 	}
+	return read, nil
+}
 
-	type news struct {
-		outcome  outcome
-		underWay []string // at its end
-		err      error
-	}
-	all := make(chan news)
-	go func() {
-		defer close(all)
-		r := &reader{known: specs, tell: func(o outcome) { all <- news{outcome: o} }}
-		in := bufio.NewReader(io.TeeReader(read, log))
-		for {
-			line, err := in.ReadString('\n')
-			if err == nil {
-				r.line(line)
-				continue
-			}
-			// A line without an end was cut off, and is not to be believed.
-			r.end()
-			all <- news{underWay: r.underWay}
-			if !errors.Is(err, io.EOF) {
-				read.Close()
-				all <- news{err: fmt.Errorf("read what ginkgo prints, and keep it in %s: %w", s.log, err)}
-			}
-			return
-		}
-	}()
+func (r *running) signal(sig syscall.Signal) { _ = syscall.Kill(-r.cmd.Process.Pid, sig) } // it may have ended
 
-	signal := func(sig syscall.Signal) { _ = syscall.Kill(-cmd.Process.Pid, sig) } // it may have ended
+// interrupt asks it to end, and kills it if it has not ended after a while.
+func (r *running) interrupt(after time.Duration) {
+	r.signal(syscall.SIGINT)
+	r.kill = time.After(after)
+}
+
+// attend takes the news until all are told, and returns how ginkgo exited. It interrupts
+// one whose run is to end.
+func (r *running) attend(ctx context.Context, all <-chan news) (exit error) {
 	hang := time.NewTimer(quiet)
 	defer hang.Stop()
-	var kill <-chan time.Time
-	var why error
-	var underWay []string
 	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
-	var exit error
-	done, crashed, told, bad := ctx.Done(), s.crashed, 0, 0
+	go func() { exited <- r.cmd.Wait() }()
+	done, crashed := ctx.Done(), r.crashed
 	for open := true; open; {
 		var n news
 		select {
 		case n, open = <-all:
 			// What this run interrupts to end itself has no result.
 			if n.outcome.spec != "" && (ctx.Err() == nil || n.outcome.State != interrupted) {
-				told++
-				if n.outcome.State != passed && n.outcome.State != skipped {
-					bad++
-				}
-				tell(n.outcome)
+				r.count(n.outcome)
 				hang.Reset(quiet)
 			}
-			underWay = append(underWay, n.underWay...)
-			if why = errors.Join(why, n.err); n.err != nil {
+			r.underWay = append(r.underWay, n.underWay...)
+			if r.why = errors.Join(r.why, n.err); n.err != nil {
 				// Nobody reads what it prints any more, and it would wait for that.
-				signal(syscall.SIGINT)
-				kill = time.After(unread)
+				r.interrupt(unread)
 			}
 		case <-done:
-			done, why = nil, context.Cause(ctx)
-			signal(syscall.SIGINT)
-			kill = time.After(farewell)
+			done, r.why = nil, context.Cause(ctx)
+			r.interrupt(farewell)
 		case <-hang.C:
-			why = errQuiet
-			signal(syscall.SIGINT)
-			kill = time.After(farewell)
+			r.why = errQuiet
+			r.interrupt(farewell)
 		case <-crashed:
-			crashed, why = nil, errCrashed
-			if s.procs == 1 { // it has said so
-				signal(syscall.SIGKILL)
+			crashed, r.why = nil, errCrashed
+			if r.procs == 1 { // it has said so
+				r.signal(syscall.SIGKILL)
 				continue
 			}
-			ask(cmd.Process.Pid)
-			kill = time.After(lastWords)
+			ask(r.cmd.Process.Pid)
+			r.kill = time.After(lastWords)
 		case exit = <-exited:
 			// What a spec left, such as a kubectl, may hold the pipe open.
-			exited, kill = nil, time.After(time.Second)
-		case <-kill:
-			signal(syscall.SIGKILL)
+			exited, r.kill = nil, time.After(time.Second)
+		case <-r.kill:
+			r.signal(syscall.SIGKILL)
 		}
 	}
 	if exited != nil {
 		exit = <-exited
 	}
-	if why == nil {
-		why = s.judge(exit, told, bad)
+	return exit
+}
+
+// count takes the outcome of a spec that has ended, and passes it on.
+func (r *running) count(o outcome) {
+	r.told++
+	if o.State != passed && o.State != skipped {
+		r.bad++
 	}
-	if why != nil && ctx.Err() == nil {
-		for _, spec := range underWay {
-			tell(outcome{spec, Attempt{State: interrupted, Failure: shortened(why.Error())}})
-		}
-	}
-	return why
+	r.tell(o)
 }
 
 func status(exit error) string {
