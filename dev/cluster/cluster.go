@@ -180,6 +180,30 @@ func (c *Cluster) Failed() <-chan error { return c.failed }
 
 func (c *Cluster) start(ctx context.Context) error {
 	began := time.Now()
+	if err := c.makeFolders(); err != nil {
+		return err
+	}
+	if err := c.openLog(); err != nil {
+		return err
+	}
+	if err := c.startComponents(ctx, began); err != nil {
+		return err
+	}
+	if err := c.applyManifests(ctx); err != nil {
+		return err
+	}
+	if err := c.ServiceAccountKubeconfig(ctx, kipNamespace, kipServiceAccount, c.KipKubeconfig()); err != nil {
+		return err
+	}
+	if err := c.defaultServiceAccount(ctx); err != nil {
+		return err
+	}
+	c.opts.Log.Debug("the control plane is ready", "after", time.Since(began))
+	return nil
+}
+
+// makeFolders makes the folders of this cluster, in the place of an earlier one's.
+func (c *Cluster) makeFolders() error {
 	for _, dir := range []string{"pki", "etcd"} {
 		if err := os.RemoveAll(c.files.path(dir)); err != nil {
 			return fmt.Errorf("remove what an earlier cluster left: %w", err)
@@ -188,9 +212,11 @@ func (c *Cluster) start(ctx context.Context) error {
 			return fmt.Errorf("make the state folder: %w", err)
 		}
 	}
-	if err := c.openLog(); err != nil {
-		return err
-	}
+	return nil
+}
+
+// startComponents starts etcd, the API server, and those that ask it.
+func (c *Cluster) startComponents(ctx context.Context, began time.Time) error {
 	// One port, since Service kubernetes has one. The loopback address comes
 	// first: the API server also calls itself there.
 	listeners, err := listen.OnAll(ctx, apiPort, netip.AddrFrom4([4]byte{127, 0, 0, 1}), c.opts.Address)
@@ -227,18 +253,26 @@ func (c *Cluster) start(ctx context.Context) error {
 	c.others = []*component{
 		c.run(running, "kube-scheduler", func(ctx context.Context) error { return runScheduler(ctx, c.schedulerArgs()) }),
 		c.run(running, "kube-controller-manager", func(ctx context.Context) error {
-			return runControllerManager(ctx,
-				c.controllerManagerArgs())
+			return runControllerManager(ctx, c.controllerManagerArgs())
 		}),
 	}
-	if _, err := manifest.Apply(ctx, c.admin, "kip-dev", deploy.RBAC); err != nil {
-		return fmt.Errorf("give Kip its rights: %w", err)
-	}
-	if _, err := manifest.Apply(ctx, c.admin, "kip-dev", deploy.Policies); err != nil {
-		return fmt.Errorf("bound Kip's rights, and those of pods: %w", err)
-	}
-	if _, err := manifest.Apply(ctx, c.admin, "kip-dev", deploy.StorageClass); err != nil {
-		return fmt.Errorf("make the StorageClass of Kip's disks: %w", err)
+	return nil
+}
+
+// applyManifests gives Kip its rights, for each of its nodes, and what else it finds in a
+// cluster.
+func (c *Cluster) applyManifests(ctx context.Context) error {
+	for _, m := range []struct {
+		doc    []byte
+		failed string
+	}{
+		{deploy.RBAC, "give Kip its rights"},
+		{deploy.Policies, "bound Kip's rights, and those of pods"},
+		{deploy.StorageClass, "make the StorageClass of Kip's disks"},
+	} {
+		if _, err := manifest.Apply(ctx, c.admin, "kip-dev", m.doc); err != nil {
+			return fmt.Errorf("%s: %w", m.failed, err)
+		}
 	}
 	addresses := maps.Clone(c.opts.Peers)
 	if addresses == nil {
@@ -263,13 +297,6 @@ func (c *Cluster) start(ctx context.Context) error {
 			return fmt.Errorf("give Kip the rights of node %s: %w", node, err)
 		}
 	}
-	if err := c.ServiceAccountKubeconfig(ctx, kipNamespace, kipServiceAccount, c.KipKubeconfig()); err != nil {
-		return err
-	}
-	if err := c.defaultServiceAccount(ctx); err != nil {
-		return err
-	}
-	c.opts.Log.Debug("the control plane is ready", "after", time.Since(began))
 	return nil
 }
 

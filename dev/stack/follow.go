@@ -32,86 +32,18 @@ func (s *Stack) FollowJob(ctx context.Context, namespace, job string, began time
 	waiting func(why string)) (story.Outcome, error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
-	if err != nil {
-		return story.Outcome{}, err
-	}
-	dyn, err := dynamic.NewForConfig(s.Cluster.AdminConfig())
-	if err != nil {
-		return story.Outcome{}, err
-	}
-
 	// Everything that is observed is told by one goroutine, this one.
 	observed := make(chan func(*story.Story))
-	observe := func(f func(*story.Story)) {
+	end, err := s.observe(ctx, namespace, job, func(f func(*story.Story)) {
 		select {
 		case observed <- f:
 		case <-ctx.Done():
 		}
+	})
+	if err != nil {
+		return story.Outcome{}, fmt.Errorf("follow job %s/%s: %w", namespace, job, err)
 	}
-	pods := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = "batch.kubernetes.io/job-name=" + job }))
-	events := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "involvedObject.kind=Pod" }))
-	cells := dyn.Resource(kipv1.Resource)
-	cellInformer := cache.NewSharedIndexInformer(&cache.ListWatch{
-		ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return cells.List(ctx, o) },
-		WatchFuncWithContext: cells.Watch,
-	}, &unstructured.Unstructured{}, 0, cache.Indexers{})
-
-	for _, each := range []struct {
-		informer      cache.SharedIndexInformer
-		changed, gone func(obj any)
-	}{
-		{pods.Core().V1().Pods().Informer(), func(obj any) {
-			observe(func(s *story.Story) { s.Pod(time.Now(), obj.(*corev1.Pod)) })
-		}, nil},
-		{events.Core().V1().Events().Informer(), func(obj any) {
-			observe(func(s *story.Story) { s.Event(time.Now(), obj.(*corev1.Event)) })
-		}, nil},
-		{cellInformer, func(obj any) {
-			observe(func(s *story.Story) {
-				if c, err := cellOf(obj); err == nil {
-					s.Cell(c)
-				}
-			})
-		}, func(obj any) {
-			observe(func(s *story.Story) {
-				if c, err := cellOf(obj); err == nil {
-					s.CellDeleted(time.Now(), c)
-				}
-			})
-		}},
-	} {
-		handler := cache.ResourceEventHandlerFuncs{AddFunc: each.changed, UpdateFunc: func(_, obj any) { each.changed(obj) }}
-		if each.gone != nil {
-			handler.DeleteFunc = func(obj any) {
-				if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-					obj = unknown.Obj
-				}
-				each.gone(obj)
-			}
-		}
-		if _, err := each.informer.AddEventHandler(handler); err != nil {
-			return story.Outcome{}, fmt.Errorf("follow job %s/%s: %w", namespace, job, err)
-		}
-	}
-	pods.Start(ctx.Done())
-	events.Start(ctx.Done())
-	followed := make(chan struct{})
-	go func() {
-		defer close(followed)
-		// The resource is new, and an informer that is told so lists again only after
-		// seconds.
-		served := func(ctx context.Context) (bool, error) {
-			_, err := cells.List(ctx, metav1.ListOptions{Limit: 1})
-			return !apierrors.IsNotFound(err), nil // any other error is the informer's to tell
-		}
-		if wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, served) == nil {
-			cellInformer.RunWithContext(ctx)
-		}
-	}()
-	defer func() { stop(); <-followed; pods.Shutdown(); events.Shutdown() }()
+	defer func() { stop(); end() }()
 
 	failed := make(chan error, 1)
 	go func() { failed <- s.Failed(ctx) }()
@@ -137,6 +69,84 @@ func (s *Stack) FollowJob(ctx context.Context, namespace, job string, began time
 		}
 	}
 	return tale.Outcome(), nil
+}
+
+// observe has the Job's pods, the Events of pods and the cells watched until ctx ends; end
+// returns when nothing watches any more.
+func (s *Stack) observe(ctx context.Context, namespace, job string, observe func(func(*story.Story))) (end func(), err error) {
+	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
+	if err != nil {
+		return nil, err
+	}
+	dyn, err := dynamic.NewForConfig(s.Cluster.AdminConfig())
+	if err != nil {
+		return nil, err
+	}
+	pods := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = "batch.kubernetes.io/job-name=" + job }))
+	events := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "involvedObject.kind=Pod" }))
+	cells := dyn.Resource(kipv1.Resource)
+	cellInformer := cache.NewSharedIndexInformer(&cache.ListWatch{
+		ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return cells.List(ctx, o) },
+		WatchFuncWithContext: cells.Watch,
+	}, &unstructured.Unstructured{}, 0, cache.Indexers{})
+
+	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandler{
+		pods.Core().V1().Pods().Informer(): handlerOf(func(obj any) {
+			observe(func(s *story.Story) { s.Pod(time.Now(), obj.(*corev1.Pod)) })
+		}, nil),
+		events.Core().V1().Events().Informer(): handlerOf(func(obj any) {
+			observe(func(s *story.Story) { s.Event(time.Now(), obj.(*corev1.Event)) })
+		}, nil),
+		cellInformer: handlerOf(func(obj any) {
+			observe(func(s *story.Story) {
+				if c, err := cellOf(obj); err == nil {
+					s.Cell(c)
+				}
+			})
+		}, func(obj any) {
+			observe(func(s *story.Story) {
+				if c, err := cellOf(obj); err == nil {
+					s.CellDeleted(time.Now(), c)
+				}
+			})
+		}),
+	} {
+		if _, err := informer.AddEventHandler(handler); err != nil {
+			return nil, err
+		}
+	}
+	pods.Start(ctx.Done())
+	events.Start(ctx.Done())
+	followed := make(chan struct{})
+	go func() {
+		defer close(followed)
+		// The resource is new, and an informer that is told so lists again only after
+		// seconds.
+		served := func(ctx context.Context) (bool, error) {
+			_, err := cells.List(ctx, metav1.ListOptions{Limit: 1})
+			return !apierrors.IsNotFound(err), nil // any other error is the informer's to tell
+		}
+		if wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, served) == nil {
+			cellInformer.RunWithContext(ctx)
+		}
+	}()
+	return func() { <-followed; pods.Shutdown(); events.Shutdown() }, nil
+}
+
+// handlerOf tells of what is new or has changed, and with gone of what is deleted.
+func handlerOf(changed, gone func(obj any)) cache.ResourceEventHandlerFuncs {
+	handler := cache.ResourceEventHandlerFuncs{AddFunc: changed, UpdateFunc: func(_, obj any) { changed(obj) }}
+	if gone != nil {
+		handler.DeleteFunc = func(obj any) {
+			if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = unknown.Obj
+			}
+			gone(obj)
+		}
+	}
+	return handler
 }
 
 func cellOf(obj any) (*kipv1.Cell, error) {

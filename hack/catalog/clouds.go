@@ -35,35 +35,10 @@ func aws(f *figures) *catalog.Book {
 		return nil
 	}
 	b.AsOf = prices("asOf").Text()
+	m := &awsMarket{book: b, at: map[string]int{}, spot: map[string]bool{}}
 	credits := map[string]float64{}
 	extras("creditPerVcpuHour").Object(func(family string, v strict.Value) { credits[family] = price(v) })
-
-	at, spot := map[string]int{}, map[string]bool{}
-	types("types").Object(func(name string, v strict.Value) {
-		field := v.Fields("accelerators", "arch", "bareMetal", "baselineVcpu", "cpuManufacturer", "enis", "enisDefaultCard", "gpu",
-			"instanceStoreDisks", "instanceStoreGiB", "ipv4PerEni", "memoryMiB", "usageClasses", "vcpu")
-		t, ok := common(name, v, field)
-		family, _, _ := strings.Cut(name, ".")
-		classes := field("usageClasses").In(v).Texts()
-		if !ok || slices.Contains(paravirtual, family) || !slices.Contains(classes, "on-demand") {
-			return
-		}
-		spot[name] = slices.Contains(classes, "spot")
-		t.Family = quotaOf(name)
-		if t.BaselineMilliCPU > 0 {
-			if t.CreditPerCPUHour = credits[family]; t.CreditPerCPUHour == 0 {
-				v.Bad("it is burstable, and creditPerVcpuHour of aws-extras.json has no %s", family)
-			}
-		}
-		t.CPUMaker = field("cpuManufacturer").In(v).Text()
-		t.LocalDiskBytes = int64(field("instanceStoreGiB").In(v).Number(0, 1<<22)) * gib
-		t.Interfaces = int64(field("enis").In(v).Number(1, 1000))
-		if card := field("enisDefaultCard"); card.There() {
-			t.Interfaces = int64(card.Number(1, 1000))
-		}
-		t.AddressesPerInterface = int64(field("ipv4PerEni").In(v).Number(1, 1000))
-		add(b, at, v, t)
-	})
+	types("types").Object(func(name string, v strict.Value) { m.addType(name, v, credits) })
 
 	byRegion := map[string]map[string]float64{}
 	prices("prices").Object(func(region string, v strict.Value) { byRegion[region] = pricesIn(v) })
@@ -72,7 +47,6 @@ func aws(f *figures) *catalog.Book {
 	address := price(extras("publicAddressPerHour"))
 	disks := map[string]float64{}
 	extras("diskPerGBMonth").Object(func(region string, v strict.Value) { disks[region] = price(v) })
-
 	offered := map[string]strict.Value{}
 	zones("offerings").Object(func(region string, v strict.Value) { offered[region] = v })
 	zones("zones").Object(func(region string, v strict.Value) {
@@ -80,32 +54,8 @@ func aws(f *figures) *catalog.Book {
 		if !strings.HasPrefix(region, "cn-") && !strings.HasPrefix(region, "us-gov-") {
 			r.AddressPerHour = address
 		}
-		sold := func(name string) {
-			i, described := at[name]
-			if !described {
-				return
-			}
-			s := catalog.Sold{Type: i, Zones: len(r.ZoneGroups) - 1, Price: byRegion[region][name]}
-			if spot[name] {
-				s.Spot = new(float64)
-			}
-			r.Sold = append(r.Sold, s)
-		}
 		if groups, ok := offered[region]; ok {
-			seen := map[string]bool{}
-			groups.List(func(v strict.Value) {
-				field := v.Fields("types", "zones")
-				r.ZoneGroups = append(r.ZoneGroups, field("zones").In(v).Texts())
-				field("types").In(v).List(func(v strict.Value) {
-					name := v.Text()
-					if seen[name] {
-						v.Bad("%s is there twice", name)
-						return
-					}
-					seen[name] = true
-					sold(name)
-				})
-			})
+			m.sellIn(&r, groups, byRegion[region])
 		} else { // what is offered where is not known: what has a price, everywhere
 			list := byRegion[region]
 			if yuan[region] != nil {
@@ -113,13 +63,79 @@ func aws(f *figures) *catalog.Book {
 			}
 			r.ZoneGroups = [][]string{v.Texts()}
 			for name := range list {
-				sold(name)
+				m.sell(&r, name, byRegion[region])
 			}
 		}
 		sell(b, region, r)
 	})
 	b.Sources = f.sources
 	return b
+}
+
+// awsMarket is what EC2 sells.
+type awsMarket struct {
+	book *catalog.Book
+	at   map[string]int  // where a type is in the book, by its name
+	spot map[string]bool // whether it is sold as spot
+}
+
+// addType puts a type into the book, unless it is of no use. credits are the prices of a vCPU
+// hour beyond the baseline, by family.
+func (m *awsMarket) addType(name string, v strict.Value, credits map[string]float64) {
+	field := v.Fields("accelerators", "arch", "bareMetal", "baselineVcpu", "cpuManufacturer", "enis", "enisDefaultCard", "gpu",
+		"instanceStoreDisks", "instanceStoreGiB", "ipv4PerEni", "memoryMiB", "usageClasses", "vcpu")
+	t, ok := common(name, v, field)
+	family, _, _ := strings.Cut(name, ".")
+	classes := field("usageClasses").In(v).Texts()
+	if !ok || slices.Contains(paravirtual, family) || !slices.Contains(classes, "on-demand") {
+		return
+	}
+	m.spot[name] = slices.Contains(classes, "spot")
+	t.Family = quotaOf(name)
+	if t.BaselineMilliCPU > 0 {
+		if t.CreditPerCPUHour = credits[family]; t.CreditPerCPUHour == 0 {
+			v.Bad("it is burstable, and creditPerVcpuHour of aws-extras.json has no %s", family)
+		}
+	}
+	t.CPUMaker = field("cpuManufacturer").In(v).Text()
+	t.LocalDiskBytes = int64(field("instanceStoreGiB").In(v).Number(0, 1<<22)) * gib
+	t.Interfaces = int64(field("enis").In(v).Number(1, 1000))
+	if card := field("enisDefaultCard"); card.There() {
+		t.Interfaces = int64(card.Number(1, 1000))
+	}
+	t.AddressesPerInterface = int64(field("ipv4PerEni").In(v).Number(1, 1000))
+	add(m.book, m.at, v, t)
+}
+
+// sellIn sells what each group of a region's zones offers.
+func (m *awsMarket) sellIn(r *catalog.Region, groups strict.Value, prices map[string]float64) {
+	seen := map[string]bool{}
+	groups.List(func(v strict.Value) {
+		field := v.Fields("types", "zones")
+		r.ZoneGroups = append(r.ZoneGroups, field("zones").In(v).Texts())
+		field("types").In(v).List(func(v strict.Value) {
+			name := v.Text()
+			if seen[name] {
+				v.Bad("%s is there twice", name)
+				return
+			}
+			seen[name] = true
+			m.sell(r, name, prices)
+		})
+	})
+}
+
+// sell sells a type in the last group of a region's zones, if it is in the book.
+func (m *awsMarket) sell(r *catalog.Region, name string, prices map[string]float64) {
+	i, described := m.at[name]
+	if !described {
+		return
+	}
+	s := catalog.Sold{Type: i, Zones: len(r.ZoneGroups) - 1, Price: prices[name]}
+	if m.spot[name] {
+		s.Spot = new(float64)
+	}
+	r.Sold = append(r.Sold, s)
 }
 
 func pricesIn(v strict.Value) map[string]float64 {

@@ -137,20 +137,6 @@ func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *own
 	if !ok {
 		return notAcceptable()
 	}
-	answer := func(code int) error {
-		now := o.current()
-		if now == nil {
-			return apierrors.NewNotFound(o.kind.GroupResource(), c.as.name) // deleted meanwhile
-		}
-		e, err := formOf(now, f)
-		if err != nil {
-			return err
-		}
-		writePieces(w, f, code, e.Whole)
-		return nil
-	}
-	missing := apierrors.NewNotFound(o.kind.GroupResource(), c.as.name)
-
 	switch a.Verb {
 	case "get", "list", "watch":
 		rd := &reader{
@@ -160,63 +146,91 @@ func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *own
 			lifetime:   c.lifetime,
 		}
 		return c.read(w, r, rd, a)
-	case "create", "update":
-		sent, err := decodeBody[watches.APIObject](r, o.kind.GVK())
-		if err != nil {
-			return err
-		}
-		code := http.StatusOK
-		if a.Verb == "create" {
-			code = http.StatusCreated
-			if sent.GetNamespace() == "" {
-				sent.SetNamespace(o.namespace)
-			}
-		}
-		// An update of what does not exist makes it: a kubelet that outlived a
-		// restart of Kip renews the lease it had.
-		if err := o.change(func(old *watches.Object) (watches.APIObject, error) {
-			if a.Verb == "create" && old != nil {
-				return nil, apierrors.NewAlreadyExists(o.kind.GroupResource(), c.as.name)
-			}
-			return sent.DeepCopyObject().(watches.APIObject), nil
-		}); err != nil {
-			return err
-		}
-		if o.kind == leaseKind {
-			c.node.heartbeat()
-		}
-		return answer(code)
+	case "create":
+		return c.writeOwned(w, r, f, o, true)
+	case "update":
+		return c.writeOwned(w, r, f, o, false)
 	case "patch":
-		p, err := readPatch(r)
-		if err != nil {
-			return err
-		}
-		if err := o.change(func(old *watches.Object) (watches.APIObject, error) {
-			if old == nil {
-				return nil, missing
-			}
-			next := o.kind.New()
-			return next, p.apply(old.APIObject, next)
-		}); err != nil {
-			return err
-		}
-		if o.kind == leaseKind {
-			c.node.heartbeat()
-		}
-		return answer(http.StatusOK)
+		return c.patchOwned(w, r, f, o)
 	case "delete":
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		old := o.current()
-		if old == nil {
-			return missing
-		}
-		o.collection.Remove(old.At(c.server.nextVersion()))
-		writeObject(w, f, http.StatusOK, success())
-		return nil
+		return c.deleteOwned(w, f, o)
 	}
 	return c.forbidden(a, "")
 }
+
+// writeOwned creates or updates the object. An update of what does not exist makes it: a
+// kubelet that outlived a restart of Kip renews the lease it had.
+func (c *Cell) writeOwned(w http.ResponseWriter, r *http.Request, f format, o *owned, create bool) error {
+	sent, err := decodeBody[watches.APIObject](r, o.kind.GVK())
+	if err != nil {
+		return err
+	}
+	code := http.StatusOK
+	if create {
+		code = http.StatusCreated
+		if sent.GetNamespace() == "" {
+			sent.SetNamespace(o.namespace)
+		}
+	}
+	if err := o.change(func(old *watches.Object) (watches.APIObject, error) {
+		if create && old != nil {
+			return nil, apierrors.NewAlreadyExists(o.kind.GroupResource(), o.name)
+		}
+		return sent.DeepCopyObject().(watches.APIObject), nil
+	}); err != nil {
+		return err
+	}
+	return c.answerOwned(w, f, o, code)
+}
+
+func (c *Cell) patchOwned(w http.ResponseWriter, r *http.Request, f format, o *owned) error {
+	p, err := readPatch(r)
+	if err != nil {
+		return err
+	}
+	if err := o.change(func(old *watches.Object) (watches.APIObject, error) {
+		if old == nil {
+			return nil, o.missing()
+		}
+		next := o.kind.New()
+		return next, p.apply(old.APIObject, next)
+	}); err != nil {
+		return err
+	}
+	return c.answerOwned(w, f, o, http.StatusOK)
+}
+
+// answerOwned answers a write with what is there now.
+func (c *Cell) answerOwned(w http.ResponseWriter, f format, o *owned, code int) error {
+	if o.kind == leaseKind {
+		c.node.heartbeat()
+	}
+	now := o.current()
+	if now == nil { // deleted meanwhile
+		return o.missing()
+	}
+	e, err := formOf(now, f)
+	if err != nil {
+		return err
+	}
+	writePieces(w, f, code, e.Whole)
+	return nil
+}
+
+func (c *Cell) deleteOwned(w http.ResponseWriter, f format, o *owned) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	old := o.current()
+	if old == nil {
+		return o.missing()
+	}
+	o.collection.Remove(old.At(c.server.nextVersion()))
+	writeObject(w, f, http.StatusOK, success())
+	return nil
+}
+
+// missing says that there is no such object.
+func (o *owned) missing() error { return apierrors.NewNotFound(o.kind.GroupResource(), o.name) }
 
 func success() *metav1.Status {
 	return &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess}

@@ -130,10 +130,23 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 		registry: registry,
 		tracked:  map[string]tracked{},
 		again:    map[types.UID]struct{}{},
+		families: families{registry: registry},
 	}
-	f := &m.families
-	f.registry = registry
+	s := &scrape{cfg: cfg}
+	m.addCells(s)
+	m.addStandby(s)
+	m.addCost(s)
+	m.addCloud(s)
+	m.addStats()
+	m.addInside()
+	m.countFromZero()
+	registry.MustRegister(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
 
+// addCells makes what is told of cells, and of what they ask of their API.
+func (m *Metrics) addCells(s *scrape) {
+	f := &m.families
 	f.section = "Cells"
 	m.phaseDuration = f.histogram("kip_cell_phase_duration_seconds",
 		"Time from one step of a cell's life to the next, observed when the next is reached.", lifeBuckets,
@@ -143,11 +156,11 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 		labelStage, labelSource, labelInstanceType, labelLaunchType)
 	m.cellsEnded = f.counter("kip_cells_ended_total",
 		"Cells that are gone.", labelInstanceType, labelLaunchType, labelEndReason)
-	cellsDesc := f.scraped(gauge, "kip_cells", "Cells that exist now.", labelCellPhase)
-	ageDesc := f.scraped(gauge, "kip_cells_oldest_age_seconds",
+	s.cells = f.scraped(gauge, "kip_cells", "Cells that exist now.", labelCellPhase)
+	s.age = f.scraped(gauge, "kip_cells_oldest_age_seconds",
 		"Time since the last step of the cell that has waited longest in its phase; 0 without one.", labelCellPhase)
-	waitingDesc := f.scraped(gauge, "kip_pods_waiting", "Pods that have no cell, for a reason that their events tell.")
-	tunnelsDesc := f.scraped(gauge, "kip_tunnels_connected", "Cells that Kip has a connection to.")
+	s.waiting = f.scraped(gauge, "kip_pods_waiting", "Pods that have no cell, for a reason that their events tell.")
+	s.tunnels = f.scraped(gauge, "kip_tunnels_connected", "Cells that Kip has a connection to.")
 
 	m.cellRefusals = f.counter("kip_cell_requests_refused_total",
 		"Requests of cells to their API that were refused: what a kubelet does not ask, too much, or too often. A few are usual.", labelRefusal)
@@ -155,24 +168,35 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	m.cellSent = f.counter("kip_cell_sent_bytes_total", "Bytes of the bodies of these requests, as they are charged.").WithLabelValues()
 	m.cellAnswered = f.counter("kip_cell_answered_bytes_total", "Bytes that cells were answered.").WithLabelValues()
 	m.cellWork = f.counter("kip_cell_work_seconds_total", "Time that Kip has worked on these requests.").WithLabelValues()
+}
 
+// addStandby makes what is told of standby cells.
+func (m *Metrics) addStandby(s *scrape) {
+	f := &m.families
 	f.section = "Standby cells"
-	standbyDesc := f.scraped(gauge, "kip_standby_cells", "Cells that wait for a pod.", labelInstanceType, labelState)
+	s.standby = f.scraped(gauge, "kip_standby_cells", "Cells that wait for a pod.", labelInstanceType, labelState)
 	m.standbyRequests = f.counter("kip_standby_requests_total",
 		"Cells that pods have asked for. Without standby pools all are misses.", labelRequestResult)
+}
 
+// addCost makes what is told of the cells' cost.
+func (m *Metrics) addCost(s *scrape) {
+	f := &m.families
 	f.section = "Cost"
-	secondsDesc := f.scraped(counter, "kip_cell_seconds_total",
+	s.seconds = f.scraped(counter, "kip_cell_seconds_total",
 		"Time that instances have run since Kip's state began, also before this process; those that run now up to now.", labelInstanceType,
 		labelLaunchType)
-	dollarsDesc := f.scraped(counter, "kip_cell_cost_dollars_total", "The same in US dollars, by the price at which each cell was chosen.",
+	s.dollars = f.scraped(counter, "kip_cell_cost_dollars_total", "The same in US dollars, by the price at which each cell was chosen.",
 		labelInstanceType, labelLaunchType)
-
-	spentDesc := f.scraped(counter, "kip_cost_dollars_total",
+	s.spent = f.scraped(counter, "kip_cost_dollars_total",
 		"The same by the namespace of the pod, since Kip has kept it by day: `kipctl cost` shows more of it.", labelCostNamespace)
-	unpricedDesc := f.scraped(counter, "kip_cost_unpriced_seconds_total",
+	s.unpriced = f.scraped(counter, "kip_cost_unpriced_seconds_total",
 		"Time that instances have run whose price is not known: it is in no dollars.", labelCostNamespace)
+}
 
+// addCloud makes what is told of the cloud, of what is held back, and of the CA of the cells.
+func (m *Metrics) addCloud(s *scrape) {
+	f := &m.families
 	f.section = "Cloud"
 	m.cloudCalls = f.histogram("kip_cloud_call_duration_seconds",
 		"Calls to the cloud and how long they took.", callBuckets, labelCall, labelError)
@@ -190,27 +214,36 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	m.sweepParts = f.counter("kip_sweep_parts_total",
 		"Network interfaces, addresses and the like that an instance has left, by what became of them.", labelPartResult)
 
-	heldDesc := f.scraped(gauge, "kip_ends_held_back",
+	s.held = f.scraped(gauge, "kip_ends_held_back",
 		"Instances that are not ended, although they count as lost or have no cell, since so many may be a mistake: kipctl allow shows them.", labelHeld)
 
-	behindDesc := f.scraped(gauge, "kip_store_behind",
+	s.behind = f.scraped(gauge, "kip_store_behind",
 		"1 while the store does not know of all instances, and Kip launches and sweeps nothing until a person decides: kipctl generation.")
 
-	caEndsDesc := f.scraped(gauge, "kip_ca_end_timestamp_seconds",
+	s.caEnds = f.scraped(gauge, "kip_ca_end_timestamp_seconds",
 		"When the CA ends by which cells know Kip: kipctl ca rotate makes another. Of the Kip that leads.")
-	unmovedDesc := f.scraped(gauge, "kip_ca_unmoved_cells",
+	s.unmoved = f.scraped(gauge, "kip_ca_unmoved_cells",
 		"Cells that know Kip by the old CA while it is being rotated: kipctl ca shows them.")
+}
 
+// addStats makes what is told of the pods' own metrics.
+func (m *Metrics) addStats() {
+	f := &m.families
 	f.section = "Pods' metrics"
 	m.statsGathered = f.histogram("kip_stats_gathering_duration_seconds",
 		"Gatherings of what the pods use, from all cells, and how long they took.", callBuckets, labelEndpoint)
 	m.statsMissed = f.counter("kip_stats_cells_missed_total",
 		"Cells that a gathering had to do without.", labelEndpoint, labelMiss)
+}
 
+// addInside makes what is told of Kip itself.
+func (m *Metrics) addInside() {
+	f := &m.families
 	f.section = "Inside Kip"
 	m.storeWrites = f.histogram("kip_store_write_duration_seconds",
 		"Writes to the store and how long they took.", storeBuckets, labelOperation, labelWriteResult)
-	build := f.gauge("kip_build_info", "Always 1; the labels tell what runs.", labelVersion, labelKubernetesVersion, labelGoVersion)
+	f.gauge("kip_build_info", "Always 1; the labels tell what runs.", labelVersion, labelKubernetesVersion, labelGoVersion).
+		WithLabelValues(version.String(), version.Kubernetes, runtime.Version()).Set(1)
 	m.queueDepth = f.gauge("workqueue_depth", "Items that wait in a work queue.", labelQueue)
 	m.queueAdds = f.counter("workqueue_adds_total", "Items that were added to a work queue.", labelQueue)
 	m.queueLatency = f.histogram("workqueue_queue_duration_seconds", "Time that items wait in a work queue.", queueBuckets, labelQueue)
@@ -221,8 +254,11 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	m.restRequests = f.counter("rest_client_requests_total", "Requests to the API server.", labelClient, labelVerb, labelCode)
 	m.restDuration = f.histogram("rest_client_request_duration_seconds", "Time from a request to the API server until its response begins.",
 		callBuckets, labelClient, labelVerb)
+}
 
-	// Where the labels are known, an increase from nothing is seen as one.
+// countFromZero begins the counters whose labels are known, so that an increase from
+// nothing is seen as one.
+func (m *Metrics) countFromZero() {
 	for _, r := range labelSweepResult.values {
 		m.sweep.WithLabelValues(r.name)
 	}
@@ -240,28 +276,6 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	for _, r := range labelRequestResult.values {
 		m.standbyRequests.WithLabelValues(r.name)
 	}
-	build.WithLabelValues(version.String(), version.Kubernetes, runtime.Version()).Set(1)
-	registry.MustRegister(
-		&scrape{
-			cfg:      cfg,
-			cells:    cellsDesc,
-			age:      ageDesc,
-			standby:  standbyDesc,
-			waiting:  waitingDesc,
-			tunnels:  tunnelsDesc,
-			held:     heldDesc,
-			behind:   behindDesc,
-			caEnds:   caEndsDesc,
-			unmoved:  unmovedDesc,
-			seconds:  secondsDesc,
-			dollars:  dollarsDesc,
-			spent:    spentDesc,
-			unpriced: unpricedDesc,
-		},
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-	)
-	return m
 }
 
 // kind is a Prometheus type, as the reference and the exposition name it.

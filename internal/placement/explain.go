@@ -118,17 +118,17 @@ func (c *choice) rejections(offered [][]*row) (list []Rejection, fitting []int) 
 // where, and only then how large. Together they are what search asks, so each type
 // that does not fit fails one of them. offered are the rows of each type.
 func (c *choice) checks(offered [][]*row) []check {
-	largest := func(size func(typ int) int64, text func(int64) string) func([]int) string {
-		return func(rejected []int) string {
-			at := slices.MaxFunc(rejected, func(a, b int) int { return cmp.Compare(size(a), size(b)) })
-			if size(at) == 0 {
-				return ""
-			}
-			return "largest: " + c.types[at].Name + " with " + text(size(at))
-		}
+	checks := c.kindChecks(offered)
+	if !c.anySize {
+		checks = append(checks, c.sizeChecks()...)
 	}
+	return append(checks, c.diskCheck(), c.priceCheck(offered))
+}
+
+// kindChecks ask what kind of machine a type is, and where it is offered.
+func (c *choice) kindChecks(offered [][]*row) []check {
 	archs := c.constraint.archOnly()
-	checks := []check{
+	return []check{
 		{
 			words: "are not offered " + either(launchTypes(c.markets), LaunchType.words),
 			fails: func(_ *size, rows []*row) bool { return len(rows) == 0 },
@@ -172,66 +172,82 @@ func (c *choice) checks(offered [][]*row) []check {
 			of: func(rejected []int) string { return c.labelValues(rejected, offered) },
 		},
 	}
-	disk := check{
-		words: "have too small a disk",
-		fails: func(s *size, _ []*row) bool {
-			return s.disk < c.least.disk || !c.anySize && !c.anyDisk && s.disk == math.MaxInt64
-		},
-		of: func(rejected []int) string {
-			size := func(typ int) int64 { return cmp.Or(c.types[typ].DiskBytes, c.config.DefaultDiskBytes) }
-			s := largest(size, bytesText)(rejected)
-			if slices.ContainsFunc(rejected, func(typ int) bool { return c.types[typ].DiskBytes == 0 }) {
-				s += "; " + AnnotationVolumeSize + " can ask for more"
-			}
-			return s
-		},
-	}
-	dear := check{
-		words: fmt.Sprintf("are dearer than the $%v an hour of %s", c.most, AnnotationMaxPrice),
-		fails: func(s *size, rows []*row) bool {
-			return !slices.ContainsFunc(rows, func(r *row) bool { return c.offered(r, s) })
-		},
-		of: func(rejected []int) string { return c.cheapest(rejected, offered) },
-	}
-	if c.anySize {
-		return append(checks, disk, dear)
-	}
-	return append(checks,
-		check{
+}
+
+// sizeChecks ask whether a type is large enough for the pod, its disk left out.
+func (c *choice) sizeChecks() []check {
+	return []check{
+		{
 			words: "have no " + string(c.need.hugePages),
 			fails: func(*size, []*row) bool { return c.need.hugePages != "" },
 		},
-		check{
+		{
 			words: "have too few GPUs",
 			fails: func(s *size, _ []*row) bool { return s.gpus < c.need.gpus },
-			of:    largest(func(typ int) int64 { return gpusOf(&c.types[typ], "nvidia") }, func(n int64) string { return fmt.Sprint(n) }),
+			of:    c.largest(func(typ int) int64 { return gpusOf(&c.types[typ], "nvidia") }, func(n int64) string { return fmt.Sprint(n) }),
 		},
-		check{
+		{
 			words: "have too few of the accelerators",
 			fails: func(s *size, _ []*row) bool { return !c.need.devices.within(devicesOf(&c.types[s.typ])) },
 		},
-		check{
+		{
 			words: "have too little cpu",
 			fails: func(s *size, _ []*row) bool { return s.milliCPU < c.need.milliCPU },
-			of:    largest(func(typ int) int64 { return c.types[typ].SustainedMilliCPU() }, cpuText),
+			of:    c.largest(func(typ int) int64 { return c.types[typ].SustainedMilliCPU() }, cpuText),
 		},
-		check{
+		{
 			words: "have too little memory, as their machines have told",
 			fails: func(s *size, _ []*row) bool {
 				t := c.types[s.typ]
 				t.Learnt = catalog.Room{}
 				return s.memory < c.need.memory && t.SeenBytes()-c.config.ReservedMemoryBytes >= c.need.memory
 			},
-			of: largest(func(typ int) int64 { return c.types[typ].SeenBytes() }, bytesText),
+			of: c.largest(func(typ int) int64 { return c.types[typ].SeenBytes() }, bytesText),
 		},
-		check{
+		{
 			words: "have too little memory",
 			fails: func(s *size, _ []*row) bool { return s.memory < c.need.memory },
-			of:    largest(func(typ int) int64 { return c.types[typ].MemoryBytes }, bytesText),
+			of:    c.largest(func(typ int) int64 { return c.types[typ].MemoryBytes }, bytesText),
 		},
-		disk,
-		dear,
-	)
+	}
+}
+
+func (c *choice) diskCheck() check {
+	return check{
+		words: "have too small a disk",
+		fails: func(s *size, _ []*row) bool {
+			return s.disk < c.least.disk || !c.anySize && !c.anyDisk && s.disk == math.MaxInt64
+		},
+		of: func(rejected []int) string {
+			size := func(typ int) int64 { return cmp.Or(c.types[typ].DiskBytes, c.config.DefaultDiskBytes) }
+			s := c.largest(size, bytesText)(rejected)
+			if slices.ContainsFunc(rejected, func(typ int) bool { return c.types[typ].DiskBytes == 0 }) {
+				s += "; " + AnnotationVolumeSize + " can ask for more"
+			}
+			return s
+		},
+	}
+}
+
+func (c *choice) priceCheck(offered [][]*row) check {
+	return check{
+		words: fmt.Sprintf("are dearer than the $%v an hour of %s", c.most, AnnotationMaxPrice),
+		fails: func(s *size, rows []*row) bool {
+			return !slices.ContainsFunc(rows, func(r *row) bool { return c.offered(r, s) })
+		},
+		of: func(rejected []int) string { return c.cheapest(rejected, offered) },
+	}
+}
+
+// largest says which of the rejected types has the most of something, and how much.
+func (c *choice) largest(size func(typ int) int64, text func(int64) string) func(rejected []int) string {
+	return func(rejected []int) string {
+		at := slices.MaxFunc(rejected, func(a, b int) int { return cmp.Compare(size(a), size(b)) })
+		if size(at) == 0 {
+			return ""
+		}
+		return "largest: " + c.types[at].Name + " with " + text(size(at))
+	}
 }
 
 // cheapest says what the cheapest of the rejected types costs where it may be had.

@@ -91,6 +91,44 @@ func lock(dir string) (unlock func() error, err error) {
 }
 
 func openEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
+	death := &death{dead: make(chan struct{})}
+	cfg, err := embeddedConfig(dir, configFile, death)
+	if err != nil {
+		return nil, err
+	}
+	e, err := startEtcd(ctx, cfg, death)
+	if err != nil {
+		return nil, err
+	}
+	client := v3client.New(e.Server)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-e.Server.StopNotify():
+			death.because(errors.New("etcd has stopped"))
+		case err := <-e.Err():
+			death.because(fmt.Errorf("etcd has stopped: %w", err))
+		case <-death.dead:
+		}
+	}()
+	return &Store{
+		backend: etcd{
+			client:  client,
+			timeout: requestTimeout,
+			death:   death,
+			room:    roomIn(cfg.Dir),
+		},
+		prefix:   root,
+		done:     death.dead,
+		death:    death,
+		embedded: e.Server,
+		close:    func() error { return closeEmbedded(client, e, death, watched) },
+	}, nil
+}
+
+// embeddedConfig is the configuration of an etcd in dir, whose fatal errors are death's.
+func embeddedConfig(dir, configFile string, death *death) (*embed.Config, error) {
 	cfg := embed.NewConfig()
 	if configFile != "" {
 		var err error
@@ -110,17 +148,20 @@ func openEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 	if r := cfg.AutoCompactionRetention; r == "" || r == "0" { // etcd's default: never
 		cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, "5m"
 	}
-	death := &death{dead: make(chan struct{})}
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(zapcore.NewNopCore(), zap.WithFatalHook(death), zap.WithPanicHook(death)))
-	// etcd wants a listener for peers, of which there are none: a socket that
-	// only root may open.
+	return cfg, setListeners(cfg, dir)
+}
+
+// setListeners gives etcd the listener that it wants for peers, of which there are none: a
+// socket in dir that only root may open.
+func setListeners(cfg *embed.Config, dir string) error {
 	socket := filepath.Join(dir, "peer.sock")
 	if len(socket) >= maxSocketPath {
-		return nil, fmt.Errorf("etcd.internal.dataDir %s is too long: a socket in it would have a path of %d bytes, the most is %d", dir,
+		return fmt.Errorf("etcd.internal.dataDir %s is too long: a socket in it would have a path of %d bytes, the most is %d", dir,
 			len(socket), maxSocketPath-1)
 	}
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove the old peer socket: %w", err)
+		return fmt.Errorf("remove the old peer socket: %w", err)
 	}
 	peer := url.URL{Scheme: "unix", Host: socket} // etcd listens on the Host of a unix URL
 	cfg.ListenPeerUrls = []url.URL{peer}
@@ -130,7 +171,11 @@ func openEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 	cfg.AdvertisePeerUrls = []url.URL{{Scheme: "http", Host: "localhost:2380"}}
 	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "http", Host: "localhost:2379"}}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	return nil
+}
 
+// startEtcd returns when etcd can be asked.
+func startEtcd(ctx context.Context, cfg *embed.Config, death *death) (*embed.Etcd, error) {
 	// On a goroutine of its own: if etcd dies in it, it never returns.
 	type started struct {
 		e   *embed.Etcd
@@ -167,53 +212,32 @@ func openEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 		e.Close()
 		return nil, ctx.Err()
 	}
-	client := v3client.New(e.Server)
-	watched := make(chan struct{})
+	return e, nil
+}
+
+// closeEmbedded ends etcd, and with it the goroutine that watches its end.
+func closeEmbedded(client *clientv3.Client, e *embed.Etcd, death *death, watched <-chan struct{}) error {
+	// After a death its goroutines are parked where they were, with
+	// their locks: closing it would wait for ever.
+	var err error
+	closed := make(chan struct{})
 	go func() {
-		defer close(watched)
-		select {
-		case <-e.Server.StopNotify():
-			death.because(errors.New("etcd has stopped"))
-		case err := <-e.Err():
-			death.because(fmt.Errorf("etcd has stopped: %w", err))
-		case <-death.dead:
+		defer close(closed)
+		if err = client.Close(); errors.Is(err, context.Canceled) { // what closing a client within the process says
+			err = nil
 		}
+		e.Close()
+		<-watched
 	}()
-	return &Store{
-		backend: etcd{
-			client:  client,
-			timeout: requestTimeout,
-			death:   death,
-			room:    roomIn(cfg.Dir),
-		},
-		prefix:   root,
-		done:     death.dead,
-		death:    death,
-		embedded: e.Server,
-		close: func() error {
-			// After a death its goroutines are parked where they were, with
-			// their locks: closing it would wait for ever.
-			var err error
-			closed := make(chan struct{})
-			go func() {
-				defer close(closed)
-				if err = client.Close(); errors.Is(err, context.Canceled) { // what closing a client within the process says
-					err = nil
-				}
-				e.Close()
-				<-watched
-			}()
-			select {
-			case <-closed:
-			case <-death.dead:
-				if death.fatal.Load() {
-					return death.err
-				}
-				<-closed
-			}
-			return err
-		},
-	}, nil
+	select {
+	case <-closed:
+	case <-death.dead:
+		if death.fatal.Load() {
+			return death.err
+		}
+		<-closed
+	}
+	return err
 }
 
 // External says where an existing etcd cluster is.

@@ -82,11 +82,6 @@ func peers(ctx context.Context, pairs int) error {
 	}
 	defer os.RemoveAll(dir)
 	note("both products may ask the API server %d times a second, %d at once", peerQPS, peerBurst)
-	type product struct {
-		name    string
-		measure func(ctx context.Context, tools, audit string) (measured, error)
-		runs    []measured
-	}
 	kip, karpenter := &product{name: "kip", measure: measureKip}, &product{name: "karpenter", measure: measureKarpenter}
 	for pair := range pairs {
 		order := []*product{kip, karpenter}
@@ -102,73 +97,88 @@ func peers(ctx context.Context, pairs int) error {
 			p.runs = append(p.runs, m)
 		}
 	}
-	figures := []struct {
-		name, unit     string
-		kip, karpenter func(measured) float64
-		ratio          string // the name of the figure that compares them; none where that says nothing
-	}{
-		{
-			name:      "wall",
-			unit:      "s",
-			kip:       measured.wall,
-			karpenter: measured.wall,
-			ratio:     "karpenter_ratio_wall",
-		},
-		{
-			name:      "bound",
-			unit:      "s",
-			kip:       measured.bound,
-			karpenter: measured.bound,
-		},
-		{
-			name:      "cpu",
-			unit:      "s",
-			kip:       cpuOf("kip"),
-			karpenter: cpuOf("karpenter"),
-			ratio:     "karpenter_ratio_cpu",
-		},
-		{
-			name:      "control_plane_cpu",
-			unit:      "s",
-			kip:       cpuOf("control-plane"),
-			karpenter: cpuOf("control-plane"),
-			ratio:     "karpenter_ratio_control_plane_cpu",
-		},
-		{
-			name:      "memory",
-			unit:      "B",
-			kip:       memoryOf("kip"),
-			karpenter: memoryOf("karpenter"),
-			ratio:     "karpenter_ratio_memory",
-		},
-		{
-			name:      "api_requests",
-			unit:      "requests",
-			kip:       requestsOf("kip"),
-			karpenter: requestsOf("karpenter", "kwok"),
-			ratio:     "karpenter_ratio_api_requests",
-		},
-		{
-			name:      "api_requests_without_kwok",
-			unit:      "requests",
-			kip:       requestsOf("kip"),
-			karpenter: requestsOf("karpenter"),
-			ratio:     "karpenter_ratio_api_requests_without_kwok",
-		},
-		{
-			name:      "other_cpu",
-			unit:      "s",
-			kip:       measured.otherCPU,
-			karpenter: measured.otherCPU,
-		},
-		{
-			name:      "lost_pods",
-			unit:      "pods",
-			kip:       measured.lost,
-			karpenter: measured.lost,
-		},
-	}
-	for _, f := range figures {
+	show(kip, karpenter)
+	return nil
+}
+
+// product is one of the two, and what was measured of it.
+type product struct {
+	name    string
+	measure func(ctx context.Context, tools, audit string) (measured, error)
+	runs    []measured
+}
+
+// peerFigures are what is told of both.
+var peerFigures = []struct {
+	name, unit     string
+	kip, karpenter func(measured) float64
+	ratio          string // the name of the figure that compares them; none where that says nothing
+}{
+	{
+		name:      "wall",
+		unit:      "s",
+		kip:       measured.wall,
+		karpenter: measured.wall,
+		ratio:     "karpenter_ratio_wall",
+	},
+	{
+		name:      "bound",
+		unit:      "s",
+		kip:       measured.bound,
+		karpenter: measured.bound,
+	},
+	{
+		name:      "cpu",
+		unit:      "s",
+		kip:       cpuOf("kip"),
+		karpenter: cpuOf("karpenter"),
+		ratio:     "karpenter_ratio_cpu",
+	},
+	{
+		name:      "control_plane_cpu",
+		unit:      "s",
+		kip:       cpuOf("control-plane"),
+		karpenter: cpuOf("control-plane"),
+		ratio:     "karpenter_ratio_control_plane_cpu",
+	},
+	{
+		name:      "memory",
+		unit:      "B",
+		kip:       memoryOf("kip"),
+		karpenter: memoryOf("karpenter"),
+		ratio:     "karpenter_ratio_memory",
+	},
+	{
+		name:      "api_requests",
+		unit:      "requests",
+		kip:       requestsOf("kip"),
+		karpenter: requestsOf("karpenter", "kwok"),
+		ratio:     "karpenter_ratio_api_requests",
+	},
+	{
+		name:      "api_requests_without_kwok",
+		unit:      "requests",
+		kip:       requestsOf("kip"),
+		karpenter: requestsOf("karpenter"),
+		ratio:     "karpenter_ratio_api_requests_without_kwok",
+	},
+	{
+		name:      "other_cpu",
+		unit:      "s",
+		kip:       measured.otherCPU,
+		karpenter: measured.otherCPU,
+	},
+	{
+		name:      "lost_pods",
+		unit:      "pods",
+		kip:       measured.lost,
+		karpenter: measured.lost,
+	},
+}
+
+// show prints the figures of all runs, and the ratio of each pair of them.
+func show(kip, karpenter *product) {
+	for _, f := range peerFigures {
 		of := func(p *product, figure func(measured) float64) (values []float64) {
 			for i, m := range p.runs {
 				values = append(values, figure(m))
@@ -183,7 +193,6 @@ func peers(ctx context.Context, pairs int) error {
 			printAll(f.ratio, ratios(these, those), "")
 		}
 	}
-	return nil
 }
 
 func (m measured) wall() float64     { return m.WallSeconds }

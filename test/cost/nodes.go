@@ -110,50 +110,89 @@ const (
 	nodeBoot = time.Minute      // from the launch until pods run
 )
 
+// fleet are the nodes that an autoscaler runs, and what they have cost.
+type fleet struct {
+	kinds   []node
+	up      []*machine
+	ends    []end
+	dollars float64
+	paid    float64 // milli-CPU hours
+}
+
+// end is that of a pod's run on a machine.
+type end struct {
+	at time.Duration
+	on *machine
+	run
+}
+
+// stop ends a node.
+func (f *fleet) stop(m *machine, at time.Duration) {
+	hours := (at - m.since).Hours()
+	f.dollars += hours * f.kinds[m.kind].price
+	f.paid += hours * float64(f.kinds[m.kind].MilliCPU)
+}
+
+// advance lets pods end, and nodes that have had none for long enough.
+func (f *fleet) advance(now time.Duration) {
+	slices.SortStableFunc(f.ends, func(a, b end) int { return cmp.Compare(a.at, b.at) })
+	for len(f.ends) > 0 && f.ends[0].at <= now {
+		e := f.ends[0]
+		f.ends = f.ends[1:]
+		e.on.pods--
+		e.on.milliCPU += e.milliCPU
+		e.on.memory += e.memory
+		e.on.idle = e.at
+	}
+	f.up = slices.DeleteFunc(f.up, func(m *machine) bool {
+		gone := m.pods == 0 && m.idle+unneeded <= now
+		if gone {
+			f.stop(m, m.idle+unneeded)
+		}
+		return gone
+	})
+}
+
+// place puts a pod on the fullest node that has room for it, or else on a new one of a kind.
+func (f *fleet) place(r run, kind int, now time.Duration) {
+	var on *machine
+	for _, m := range f.up {
+		if m.milliCPU >= r.milliCPU && m.memory >= r.memory && m.pods < 58 && (on == nil || m.milliCPU < on.milliCPU) {
+			on = m
+		}
+	}
+	start := now
+	if on == nil {
+		on = &machine{
+			kind:     kind,
+			since:    now,
+			milliCPU: f.kinds[kind].milliCPU,
+			memory:   f.kinds[kind].memory,
+		}
+		f.up = append(f.up, on)
+	}
+	if on.since == now && now > 0 {
+		start += nodeBoot
+	}
+	on.pods++
+	on.milliCPU -= r.milliCPU
+	on.memory -= r.memory
+	f.ends = append(f.ends, end{start + r.takes, on, r})
+}
+
 // packed is what nodes cost that pods are packed on as they come, largest first, each on
 // the fullest node that has room; where none has, on a new one of the preferred kind, or a
 // larger one. It returns dollars, and how much of the CPU that was paid for was asked for.
 // Pods that fit on no kind are left out, and returned.
 func packed(kinds []node, prefer int, runs []run, until time.Duration) (dollars, used float64, left []run) {
-	var up []*machine
-	type end struct {
-		at time.Duration
-		on *machine
-		run
-	}
-	var ends []end
-	var paid float64
-	stop := func(m *machine, at time.Duration) {
-		hours := (at - m.since).Hours()
-		dollars += hours * kinds[m.kind].price
-		paid += hours * float64(kinds[m.kind].MilliCPU)
-	}
-	// advance lets pods end, and nodes that have had none for long enough.
-	advance := func(now time.Duration) {
-		slices.SortStableFunc(ends, func(a, b end) int { return cmp.Compare(a.at, b.at) })
-		for len(ends) > 0 && ends[0].at <= now {
-			e := ends[0]
-			ends = ends[1:]
-			e.on.pods--
-			e.on.milliCPU += e.milliCPU
-			e.on.memory += e.memory
-			e.on.idle = e.at
-		}
-		up = slices.DeleteFunc(up, func(m *machine) bool {
-			gone := m.pods == 0 && m.idle+unneeded <= now
-			if gone {
-				stop(m, m.idle+unneeded)
-			}
-			return gone
-		})
-	}
+	f := &fleet{kinds: kinds}
 	for i := 0; i < len(runs); {
 		now := runs[i].at
 		j := i
 		for j < len(runs) && runs[j].at == now {
 			j++
 		}
-		advance(now)
+		f.advance(now)
 		batch := slices.Clone(runs[i:j])
 		slices.SortStableFunc(batch, func(a, b run) int {
 			return cmp.Or(cmp.Compare(b.milliCPU, a.milliCPU), cmp.Compare(b.memory, a.memory))
@@ -164,36 +203,14 @@ func packed(kinds []node, prefer int, runs []run, until time.Duration) (dollars,
 				left = append(left, r)
 				continue
 			}
-			var on *machine
-			for _, m := range up {
-				if m.milliCPU >= r.milliCPU && m.memory >= r.memory && m.pods < 58 && (on == nil || m.milliCPU < on.milliCPU) {
-					on = m
-				}
-			}
-			start := now
-			if on == nil {
-				on = &machine{
-					kind:     kind,
-					since:    now,
-					milliCPU: kinds[kind].milliCPU,
-					memory:   kinds[kind].memory,
-				}
-				up = append(up, on)
-			}
-			if on.since == now && now > 0 {
-				start += nodeBoot
-			}
-			on.pods++
-			on.milliCPU -= r.milliCPU
-			on.memory -= r.memory
+			f.place(r, kind, now)
 			used += r.takes.Hours() * float64(r.milliCPU)
-			ends = append(ends, end{start + r.takes, on, r})
 		}
 		i = j
 	}
-	advance(until)
-	for _, m := range up {
-		stop(m, until)
+	f.advance(until)
+	for _, m := range f.up {
+		f.stop(m, until)
 	}
-	return dollars, used / paid, left
+	return f.dollars, used / f.paid, left
 }

@@ -96,20 +96,58 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	}
 	w.Kubeconfig, w.KipKubeconfig = filepath.Join(w.State, "kubeconfig"), filepath.Join(w.State, "kip.kubeconfig")
 	w.Socket = filepath.Join(w.State, "kip", "kip.sock")
+	ready := w.State + ".ready"
+	w.log, w.races = w.State+".log", w.State+".race"
+	if err := w.forget(ready); err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(o.Stderr, "starting a control plane and Kip on bridge %s; log: %s\n", o.Name, w.log)
+	if w.dev, err = child.Start(w.devSpec(root, ready, o)); err != nil {
+		return nil, fmt.Errorf("start kip-dev (is everything built? `make build`): %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.Stop())
+		}
+	}()
+	if err := w.wait(ctx, "kip-dev is ready", func(context.Context) (bool, error) {
+		_, err := os.Stat(ready)
+		return err == nil, nil
+	}); err != nil {
+		return nil, err
+	}
+	if err := w.connect(); err != nil {
+		return nil, err
+	}
+	if o.ClusterOnly {
+		return w, nil
+	}
+	if w.kipRun, err = w.kipCommand(); err != nil {
+		return nil, err
+	}
+	if err := w.NodeReady(ctx); err != nil {
+		return nil, err
+	}
+	w.before, err = w.onMachine(ctx)
+	return w, err
+}
+
+// forget removes what an earlier world of the name has told: its log, its races, and that it
+// was ready.
+func (w *World) forget(ready string) error {
 	if err := os.MkdirAll(filepath.Dir(w.State), 0o755); err != nil {
-		return nil, err
+		return err
 	}
-	ready := filepath.Join(filepath.Dir(w.State), o.Name+".ready")
-	if err := os.Remove(ready); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+	for _, file := range []string{ready, w.log} {
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
-	w.log, w.races = filepath.Join(filepath.Dir(w.State), o.Name+".log"), filepath.Join(filepath.Dir(w.State), o.Name+".race")
-	if err := w.forgetRaces(); err != nil {
-		return nil, err
-	}
-	if err := os.Remove(w.log); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
+	return w.forgetRaces()
+}
+
+// devSpec is how kip-dev is run, which makes the file ready when all is up.
+func (w *World) devSpec(root, ready string, o Options) child.Spec {
 	dev := child.Spec{
 		Path:    filepath.Join(w.Bin, "kip-dev"),
 		LogFile: w.log,
@@ -139,45 +177,23 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	if o.AuditLog != "" {
 		dev.Args = append(dev.Args, "--audit-log", o.AuditLog)
 	}
-	fmt.Fprintf(o.Stderr, "starting a control plane and Kip on bridge %s; log: %s\n", o.Name, w.log)
-	if w.dev, err = child.Start(dev); err != nil {
-		return nil, fmt.Errorf("start kip-dev (is everything built? `make build`): %w", err)
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, w.Stop())
-		}
-	}()
-	if err := w.wait(ctx, "kip-dev is ready", func(context.Context) (bool, error) {
-		_, err := os.Stat(ready)
-		return err == nil, nil
-	}); err != nil {
-		return nil, err
-	}
+	return dev
+}
+
+// connect makes the clients of the cluster.
+func (w *World) connect() (err error) {
 	if w.Config, err = clientcmd.BuildConfigFromFlags("", w.Kubeconfig); err != nil {
-		return nil, err
+		return err
 	}
 	w.Config.QPS, w.Config.Burst = 500, 1000
 	if w.KipConfig, err = clientcmd.BuildConfigFromFlags("", w.KipKubeconfig); err != nil {
-		return nil, err
+		return err
 	}
 	if w.Admin, err = kubernetes.NewForConfig(w.Config); err != nil {
-		return nil, err
+		return err
 	}
-	if w.Dynamic, err = dynamic.NewForConfig(w.Config); err != nil {
-		return nil, err
-	}
-	if o.ClusterOnly {
-		return w, nil
-	}
-	if w.kipRun, err = w.kipCommand(); err != nil {
-		return nil, err
-	}
-	if err := w.NodeReady(ctx); err != nil {
-		return nil, err
-	}
-	w.before, err = w.onMachine(ctx)
-	return w, err
+	w.Dynamic, err = dynamic.NewForConfig(w.Config)
+	return err
 }
 
 // Ended is closed when the control plane has ended, for whatever reason. It is nil

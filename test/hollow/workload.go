@@ -387,33 +387,13 @@ func (k *kubelet) unlessGone(w *workload, err error) error {
 
 // statusLocked is the pod's status as a kubelet reports it. m.mu is held.
 func (m *machine) statusLocked(w *workload) corev1.PodStatus {
-	at := func(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
-	condition := func(t corev1.PodConditionType, holds bool, since time.Time, reason string) corev1.PodCondition {
-		c := corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, LastTransitionTime: at(since)}
-		if !holds {
-			c.Status, c.Reason = corev1.ConditionFalse, reason
-		}
-		return c
-	}
-	seen := at(w.seen)
+	seen := second(w.seen)
 	status := corev1.PodStatus{Phase: corev1.PodPending, StartTime: &seen}
 	if m.config != nil {
 		status.HostIP, status.HostIPs = m.config.NodeIP.String(), []corev1.HostIP{{IP: m.config.NodeIP.String()}}
 		if w.phase != starting {
 			status.PodIP, status.PodIPs = m.config.PodIP.String(), []corev1.PodIP{{IP: m.config.PodIP.String()}}
 		}
-	}
-	terminated := func(start, finish time.Time, code int32) *corev1.ContainerStateTerminated {
-		t := &corev1.ContainerStateTerminated{
-			ExitCode:   code,
-			Reason:     "Completed",
-			StartedAt:  at(start),
-			FinishedAt: at(finish),
-		}
-		if code != 0 {
-			t.Reason = "Error"
-		}
-		return t
 	}
 	notReady := "ContainersNotReady"
 	switch w.phase {
@@ -442,38 +422,67 @@ func (m *machine) statusLocked(w *workload) corev1.PodStatus {
 		})
 	}
 	for _, c := range w.containers {
-		s := corev1.ContainerStatus{
-			Name:         c.name,
-			Image:        c.image,
-			ImageID:      c.image,
-			ContainerID:  m.containerID(c.name, w.restartCount),
-			Ready:        w.ready,
-			RestartCount: w.restartCount,
-			Resources:    c.resources,
-			VolumeMounts: c.mounts,
-		}
-		if c.resources != nil {
-			s.AllocatedResources = c.resources.Requests
-			s.User = &corev1.ContainerUser{Linux: &corev1.LinuxContainerUser{SupplementalGroups: []int64{0}}}
-		}
-		up := w.phase == running
-		s.Started = &up
-		switch w.phase {
-		case starting:
-			s.State.Waiting = &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}
-			s.ContainerID, s.ImageID = "", ""
-		case running:
-			s.State.Running = &corev1.ContainerStateRunning{StartedAt: at(w.started)}
-			if w.restartCount > 0 {
-				// A run ends where the next begins.
-				s.LastTerminationState.Terminated = terminated(w.started.Add(-w.runs), w.started, w.exitCode)
-			}
-		case ended:
-			s.State.Terminated = terminated(w.started, w.finished, w.exitCode)
-		}
-		status.ContainerStatuses = append(status.ContainerStatuses, s)
+		status.ContainerStatuses = append(status.ContainerStatuses, m.containerStatus(w, c))
 	}
 	return status
+}
+
+// containerStatus is that of a container of the pod which is no init container.
+func (m *machine) containerStatus(w *workload, c container) corev1.ContainerStatus {
+	up := w.phase == running
+	s := corev1.ContainerStatus{
+		Name:         c.name,
+		Image:        c.image,
+		ImageID:      c.image,
+		ContainerID:  m.containerID(c.name, w.restartCount),
+		Ready:        w.ready,
+		RestartCount: w.restartCount,
+		Started:      &up,
+		Resources:    c.resources,
+		VolumeMounts: c.mounts,
+	}
+	if c.resources != nil {
+		s.AllocatedResources = c.resources.Requests
+		s.User = &corev1.ContainerUser{Linux: &corev1.LinuxContainerUser{SupplementalGroups: []int64{0}}}
+	}
+	switch w.phase {
+	case starting:
+		s.State.Waiting = &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}
+		s.ContainerID, s.ImageID = "", ""
+	case running:
+		s.State.Running = &corev1.ContainerStateRunning{StartedAt: second(w.started)}
+		if w.restartCount > 0 {
+			// A run ends where the next begins.
+			s.LastTerminationState.Terminated = terminated(w.started.Add(-w.runs), w.started, w.exitCode)
+		}
+	case ended:
+		s.State.Terminated = terminated(w.started, w.finished, w.exitCode)
+	}
+	return s
+}
+
+// second is a time as a kubelet tells it.
+func second(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
+
+func condition(t corev1.PodConditionType, holds bool, since time.Time, reason string) corev1.PodCondition {
+	c := corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, LastTransitionTime: second(since)}
+	if !holds {
+		c.Status, c.Reason = corev1.ConditionFalse, reason
+	}
+	return c
+}
+
+func terminated(start, finish time.Time, code int32) *corev1.ContainerStateTerminated {
+	t := &corev1.ContainerStateTerminated{
+		ExitCode:   code,
+		Reason:     "Completed",
+		StartedAt:  second(start),
+		FinishedAt: second(finish),
+	}
+	if code != 0 {
+		t.Reason = "Error"
+	}
+	return t
 }
 
 func (m *machine) containerID(name string, run int32) string {

@@ -22,6 +22,7 @@ type program struct {
 	functions map[string][]*ast.FuncDecl
 	calls     map[string][]call // by the function's name
 	constants constants
+	tables    map[string]ast.Expr // variables of the package, by name
 }
 
 // call is a call, and the function that it is in.
@@ -31,12 +32,18 @@ type call struct {
 }
 
 func programOf(dir string, all []source) program {
-	p := program{functions: map[string][]*ast.FuncDecl{}, calls: map[string][]call{}, constants: constantsOf(dir, all)}
+	p := program{
+		functions: map[string][]*ast.FuncDecl{},
+		calls:     map[string][]call{},
+		constants: constantsOf(dir, all),
+		tables:    map[string]ast.Expr{},
+	}
 	for _, s := range all {
 		if s.dir() != dir || s.isTest() {
 			continue
 		}
 		for _, d := range s.file.Decls {
+			p.addTables(d)
 			f, ok := d.(*ast.FuncDecl)
 			if !ok || f.Body == nil {
 				continue
@@ -52,6 +59,21 @@ func programOf(dir string, all []source) program {
 		}
 	}
 	return p
+}
+
+// addTables takes what a declaration of variables gives them at once.
+func (p program) addTables(d ast.Decl) {
+	g, ok := d.(*ast.GenDecl)
+	if !ok || g.Tok != token.VAR {
+		return
+	}
+	for _, spec := range g.Specs {
+		if v, ok := spec.(*ast.ValueSpec); ok && len(v.Names) == len(v.Values) {
+			for i, name := range v.Names {
+				p.tables[name.Name] = v.Values[i]
+			}
+		}
+	}
 }
 
 // nameOf is a function's or a method's, empty for what has none.
@@ -179,7 +201,9 @@ func (p program) named(name string, in *ast.FuncDecl) (all []string, err error) 
 func (p program) fields(e *ast.SelectorExpr, in *ast.FuncDecl) (all []string, err error) {
 	list := ranged(in, nameOf(e.X))
 	if id, ok := list.(*ast.Ident); ok {
-		list = assigned(in, id.Name)
+		if list = assigned(in, id.Name); list == nil {
+			list = p.tables[id.Name]
+		}
 	}
 	literal, ok := list.(*ast.CompositeLit)
 	if !ok {

@@ -3,6 +3,7 @@ package configs
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 
@@ -36,8 +37,30 @@ func Kubelet(c agentapi.Config, f Files) ([]byte, error) {
 	cfg := map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1",
 		"kind":       "KubeletConfiguration",
+	}
+	for _, part := range []map[string]any{kubeletServer(f), kubeletAPI(), kubeletContainers(), kubeletReserves(c), kubeletPeriods()} {
+		maps.Copy(cfg, part)
+	}
+	if c.Plugins {
+		cfg["staticPodPath"] = StaticPodDir
+		cfg["maxPods"] = maxPods + maxPlugins
+	}
+	if c.ClusterDomain != "" {
+		cfg["clusterDomain"] = c.ClusterDomain
+	}
+	if len(c.ClusterDNS) > 0 {
+		cfg["clusterDNS"] = addrs(c.ClusterDNS)
+	}
+	b, err := yaml.Marshal(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("render the kubelet's configuration: %w", err)
+	}
+	return b, nil
+}
 
-		// Its server: loopback, and nobody but itzo has a certificate.
+// kubeletServer is of its server: loopback, and nobody but itzo has a certificate.
+func kubeletServer(f Files) map[string]any {
+	return map[string]any{
 		"address":           "127.0.0.1",
 		"port":              KubeletPort,
 		"readOnlyPort":      0,
@@ -55,16 +78,24 @@ func Kubelet(c agentapi.Config, f Files) ([]byte, error) {
 		"serverTLSBootstrap":     false,
 		"enableSystemLogHandler": false,
 		"enableProfilingHandler": false,
+	}
+}
 
-		// The cell API, at the other end of the tunnel.
+// kubeletAPI is of the cell API, at the other end of the tunnel.
+func kubeletAPI() map[string]any {
+	return map[string]any{
 		"contentType":  "application/json",
 		"registerNode": true,
 		"configMapAndSecretChangeDetectionStrategy": "Watch",
 		"nodeStatusUpdateFrequency":                 "10s",
 		"nodeStatusReportFrequency":                 "5m", // or when it changes; the lease is the heartbeat
 		"nodeLeaseDurationSeconds":                  40,
+	}
+}
 
-		// Containers.
+// kubeletContainers is of containers, their images and their logs.
+func kubeletContainers() map[string]any {
+	return map[string]any{
 		"containerRuntimeEndpoint": "unix://" + ContainerdSocket,
 		"cgroupDriver":             "cgroupfs",
 		"cgroupRoot":               "/",
@@ -81,9 +112,17 @@ func Kubelet(c agentapi.Config, f Files) ([]byte, error) {
 		// kubelet's own iptables chains serve node ports and masquerading of
 		// kube-proxy, and want an iptables binary.
 		"makeIPTablesUtilChains": false,
+		// Images are gone with the machine; 100 turns their collection off.
+		"imageGCHighThresholdPercent": 100,
+		"imageGCLowThresholdPercent":  99,
+	}
+}
 
-		// What is kept from the pod. The pods' cgroup is limited to the rest, so
-		// that a pod cannot starve the agent.
+// kubeletReserves is of what is kept from the pod.
+func kubeletReserves(c agentapi.Config) map[string]any {
+	return map[string]any{
+		// The pods' cgroup is limited to the rest, so that a pod cannot starve the
+		// agent.
 		"enforceNodeAllocatable": []string{"pods"},
 		"systemReserved":         map[string]string{"memory": fmt.Sprint(c.ReservedMemoryBytes)},
 		// No memory threshold: eviction is for choosing among pods, and here is
@@ -94,10 +133,12 @@ func Kubelet(c agentapi.Config, f Files) ([]byte, error) {
 		// for the logs of the agent.
 		"evictionHard":                  map[string]string{"nodefs.available": "100Mi", "imagefs.available": "100Mi"},
 		"localStorageCapacityIsolation": true,
-		// Images are gone with the machine; 100 turns their collection off.
-		"imageGCHighThresholdPercent": 100,
-		"imageGCLowThresholdPercent":  99,
+	}
+}
 
+// kubeletPeriods is of how often it looks at what.
+func kubeletPeriods() map[string]any {
+	return map[string]any{
 		// A sync is what brings a changed ConfigMap or Secret, which the watch
 		// has fetched at once, into the pod's volumes. With one pod a sync every
 		// few seconds costs little.
@@ -108,21 +149,6 @@ func Kubelet(c agentapi.Config, f Files) ([]byte, error) {
 		"httpCheckFrequency":          "1h",
 		"cpuManagerReconcilePeriod":   "1m",
 	}
-	if c.Plugins {
-		cfg["staticPodPath"] = StaticPodDir
-		cfg["maxPods"] = maxPods + maxPlugins
-	}
-	if c.ClusterDomain != "" {
-		cfg["clusterDomain"] = c.ClusterDomain
-	}
-	if len(c.ClusterDNS) > 0 {
-		cfg["clusterDNS"] = addrs(c.ClusterDNS)
-	}
-	b, err := yaml.Marshal(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("render the kubelet's configuration: %w", err)
-	}
-	return b, nil
 }
 
 func addrs(in []netip.Addr) []string {

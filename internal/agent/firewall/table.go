@@ -31,88 +31,109 @@ const metadataRules = `		meta l4proto { tcp, udp } th dport 53 return
 		ip daddr 168.63.129.16 tcp dport { 80, 32526 } reject with icmpx admin-prohibited
 `
 
+// table is a program of nft that is being written.
+type table struct{ strings.Builder }
+
+func (t *table) line(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }
+
 // rendered is the table for these rules, for none when it is nil, as a program of
 // nft that replaces what there was.
 func rendered(fw *agentapi.Firewall, digest string) []byte {
-	var b strings.Builder
-	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	// onlyIPv6 drops what has another IPv6 address than the pod's, all if it has none.
-	onlyIPv6 := func(side string, fw *agentapi.Firewall) {
-		if fw.PodIPv6.IsValid() {
-			line("\t\tip6 %s != %s drop", side, fw.PodIPv6)
-		} else {
-			line("\t\tmeta nfproto ipv6 drop")
-		}
-	}
-	line("table inet kip")
-	line("delete table inet kip")
-	line("table inet kip {")
+	var t table
+	t.line("table inet kip")
+	t.line("delete table inet kip")
+	t.line("table inet kip {")
 	if fw != nil {
-		line("\tchain %s%s {\n\t}", digestChain, digest)
-		addressSets(&b, "ingress", fw.Ingress)
-		addressSets(&b, "egress", fw.Egress)
+		t.line("\tchain %s%s {\n\t}", digestChain, digest)
+		addressSets(&t.Builder, "ingress", fw.Ingress)
+		addressSets(&t.Builder, "egress", fw.Egress)
 	}
 
-	line("\tchain metadata {\n%s\t}", metadataRules)
+	t.line("\tchain metadata {\n%s\t}", metadataRules)
 	if fw != nil {
-		directionChain(&b, "ingress", "saddr", fw.Ingress)
-		directionChain(&b, "egress", "daddr", fw.Egress)
+		directionChain(&t.Builder, "ingress", "saddr", fw.Ingress)
+		directionChain(&t.Builder, "egress", "daddr", fw.Egress)
 	}
 
 	metadata := "\t\tjump metadata\n"
 	if fw != nil && fw.AllowMetadata {
 		metadata = ""
 	}
-	line("\tchain from_pod {")
+	t.line("\tchain from_pod {")
+	t.fromPod(fw, metadata)
+	t.line("\t}")
+	t.line("\tchain to_pod {")
+	t.toPod(fw)
+	t.line("\t}")
+	t.line("\tchain to_cell {")
+	t.toCell(fw)
+	t.line("\t}")
+
+	t.line("\tchain forward {\n\t\ttype filter hook forward priority filter; policy accept;")
+	t.line("\t\tiifname \"pod*\" jump from_pod\n\t\toifname \"pod*\" jump to_pod\n\t}")
+	t.line("\tchain input {\n\t\ttype filter hook input priority filter; policy accept;")
+	t.line("\t\tiifname \"pod*\" goto to_cell")
+	// Whatever route_localnet is set for, a neighbour does not get at loopback.
+	t.line("\t\tiifname != \"lo\" ip daddr 127.0.0.0/8 ct state new drop\n\t}")
+	t.line("\tchain output {\n\t\ttype filter hook output priority filter; policy accept;")
+	t.WriteString(metadata)
+	t.line("\t}\n}")
+	return []byte(t.String())
+}
+
+// fromPod are the rules for what the pod sends.
+func (t *table) fromPod(fw *agentapi.Firewall, metadata string) {
 	if fw == nil {
-		line("\t\tdrop")
-	} else {
-		onlyIPv6("saddr", fw)
-		line("\t\tip saddr != %s drop", fw.PodIP)
-		b.WriteString(metadata)
-		line("\t\tct state established,related return")
-		line("\t\toifname \"pod*\" return") // to itself, by way of a Service
-		if fw.Egress.Isolated {
-			line("\t\tgoto egress")
-		}
+		t.line("\t\tdrop")
+		return
 	}
-	line("\t}")
-	line("\tchain to_pod {")
+	t.onlyIPv6("saddr", fw)
+	t.line("\t\tip saddr != %s drop", fw.PodIP)
+	t.WriteString(metadata)
+	t.line("\t\tct state established,related return")
+	t.line("\t\toifname \"pod*\" return") // to itself, by way of a Service
+	if fw.Egress.Isolated {
+		t.line("\t\tgoto egress")
+	}
+}
+
+// toPod are the rules for what the pod is sent.
+func (t *table) toPod(fw *agentapi.Firewall) {
 	if fw == nil {
-		line("\t\tdrop")
-	} else {
-		onlyIPv6("daddr", fw)
-		line("\t\tct state established,related return")
-		line("\t\tiifname \"pod*\" return")
-		if fw.Ingress.Isolated {
-			line("\t\tgoto ingress")
-		}
+		t.line("\t\tdrop")
+		return
 	}
-	line("\t}")
-	line("\tchain to_cell {")
+	t.onlyIPv6("daddr", fw)
+	t.line("\t\tct state established,related return")
+	t.line("\t\tiifname \"pod*\" return")
+	if fw.Ingress.Isolated {
+		t.line("\t\tgoto ingress")
+	}
+}
+
+// toCell are the rules for what the pod sends to its own cell.
+func (t *table) toCell(fw *agentapi.Firewall) {
 	if fw != nil {
-		line("\t\tct state established,related accept")
-		line("\t\tmeta l4proto 1 accept") // ICMP: a cell has no /etc/protocols
-		line("\t\tip saddr %s reject with icmpx admin-prohibited", fw.PodIP)
+		t.line("\t\tct state established,related accept")
+		t.line("\t\tmeta l4proto 1 accept") // ICMP: a cell has no /etc/protocols
+		t.line("\t\tip saddr %s reject with icmpx admin-prohibited", fw.PodIP)
 		if fw.PodIPv6.IsValid() {
 			// Echoes, and what neighbours are found by. Never a router's advertisement
 			// or redirect: the cell would send its own traffic by way of the pod.
-			line("\t\tip6 saddr { ::, %s, fe80::/10 } icmpv6 type { 128, 135, 136 } accept", fw.PodIPv6)
-			line("\t\tip6 saddr %s reject with icmpx admin-prohibited", fw.PodIPv6)
+			t.line("\t\tip6 saddr { ::, %s, fe80::/10 } icmpv6 type { 128, 135, 136 } accept", fw.PodIPv6)
+			t.line("\t\tip6 saddr %s reject with icmpx admin-prohibited", fw.PodIPv6)
 		}
 	}
-	line("\t\tdrop\n\t}")
+	t.line("\t\tdrop")
+}
 
-	line("\tchain forward {\n\t\ttype filter hook forward priority filter; policy accept;")
-	line("\t\tiifname \"pod*\" jump from_pod\n\t\toifname \"pod*\" jump to_pod\n\t}")
-	line("\tchain input {\n\t\ttype filter hook input priority filter; policy accept;")
-	line("\t\tiifname \"pod*\" goto to_cell")
-	// Whatever route_localnet is set for, a neighbour does not get at loopback.
-	line("\t\tiifname != \"lo\" ip daddr 127.0.0.0/8 ct state new drop\n\t}")
-	line("\tchain output {\n\t\ttype filter hook output priority filter; policy accept;")
-	b.WriteString(metadata)
-	line("\t}\n}")
-	return []byte(b.String())
+// onlyIPv6 drops what has another IPv6 address than the pod's, all if it has none.
+func (t *table) onlyIPv6(side string, fw *agentapi.Firewall) {
+	if fw.PodIPv6.IsValid() {
+		t.line("\t\tip6 %s != %s drop", side, fw.PodIPv6)
+	} else {
+		t.line("\t\tmeta nfproto ipv6 drop")
+	}
 }
 
 // families of addresses, as nft calls them.

@@ -145,18 +145,39 @@ func connect(args *skel.CmdArgs, c conf) (*current.Result, error) {
 		return nil, fmt.Errorf("enter the pod's network namespace %s: %w", args.Netns, err)
 	}
 	defer inPod.Close()
+	p, err := makePair(args, pod, inPod, uplink.Attrs().MTU)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range p.steps(c) {
+		if err := s.do(); err != nil {
+			return nil, fmt.Errorf("%s (%s, %s): %w", s.what, c.PodIP, p.outer.Attrs().Name, err)
+		}
+	}
+	return p.result(args, c), nil
+}
 
+// pair are the two ends of a container's veth, the cell's and the pod's.
+type pair struct {
+	pod          netns.NsHandle
+	inPod        *netlink.Handle // acts in that namespace
+	outer, inner netlink.Link
+}
+
+// makePair makes the veth of a container, in the place of one that an ADD left that was cut
+// short.
+func makePair(args *skel.CmdArgs, pod netns.NsHandle, inPod *netlink.Handle, mtu int) (*pair, error) {
 	name := hostVeth(args.ContainerID, args.IfName)
-	if err := remove(name); err != nil { // of an ADD that was cut short
+	if err := remove(name); err != nil {
 		return nil, err
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = name, uplink.Attrs().MTU
+	attrs.Name, attrs.MTU = name, mtu
 	veth := &netlink.Veth{
 		LinkAttrs:     attrs,
 		PeerName:      args.IfName,
 		PeerNamespace: netlink.NsFd(int(pod)),
-		PeerMTU:       uint32(attrs.MTU),
+		PeerMTU:       uint32(mtu),
 	}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return nil, fmt.Errorf("make veth %s with %s in the pod: %w", name, args.IfName, err)
@@ -169,15 +190,27 @@ func connect(args *skel.CmdArgs, c conf) (*current.Result, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look up %s in the pod: %w", args.IfName, err)
 	}
+	return &pair{
+		pod:   pod,
+		inPod: inPod,
+		outer: outer,
+		inner: inner,
+	}, nil
+}
 
-	type step struct {
-		what string
-		do   func() error
-	}
+// step is one of those that connect a pod.
+type step struct {
+	what string
+	do   func() error
+}
+
+// steps are all that make a network of the two ends, in their order.
+func (p *pair) steps(c conf) []step {
 	six := c.PodIPv6.IsValid()
+	inner, outer := p.inner.Attrs().Name, p.outer.Attrs().Name
 	steps := []step{
-		{"see to IPv6 in the pod", func() error { return within(pod, func() error { return setIPv6(args.IfName, six) }) }},
-		{"see to IPv6 in the cell", func() error { return setIPv6(name, six) }},
+		{"see to IPv6 in the pod", func() error { return within(p.pod, func() error { return setIPv6(inner, six) }) }},
+		{"see to IPv6 in the cell", func() error { return setIPv6(outer, six) }},
 	}
 	for _, w := range c.ways() {
 		steps = append(steps, step{"give the pod its address " + w.pod.String(), func() error {
@@ -186,52 +219,57 @@ func connect(args *skel.CmdArgs, c conf) (*current.Result, error) {
 				// Nobody else on this link can have it: there is nothing to detect.
 				address.Flags = unix.IFA_F_NODAD
 			}
-			return inPod.AddrAdd(inner, address)
+			return p.inPod.AddrAdd(p.inner, address)
 		}})
 	}
 	steps = append(steps,
-		step{"bring the pod's interface up", func() error { return inPod.LinkSetUp(inner) }},
-		step{"bring the cell's interface up", func() error { return netlink.LinkSetUp(outer) }},
+		step{"bring the pod's interface up", func() error { return p.inPod.LinkSetUp(p.inner) }},
+		step{"bring the cell's interface up", func() error { return netlink.LinkSetUp(p.outer) }},
 	)
 	for _, w := range c.ways() {
-		steps = append(steps, []step{
-			// Both ends know the other's hardware address for good: no ARP between them.
-			{"make the cell known to the pod", func() error {
-				return inPod.NeighSet(permanent(inner, w.gateway, outer.Attrs().HardwareAddr))
-			}},
-			{"make the pod known to the cell", func() error {
-				return netlink.NeighSet(permanent(outer, w.pod, inner.Attrs().HardwareAddr))
-			}},
-			{"route the pod to the cell", func() error {
-				return inPod.RouteAdd(&netlink.Route{LinkIndex: inner.Attrs().Index, Dst: whole(w.gateway), Scope: netlink.SCOPE_LINK})
-			}},
-			{"make the cell the pod's gateway", func() error {
-				return inPod.RouteAdd(&netlink.Route{LinkIndex: inner.Attrs().Index, Gw: w.gateway.AsSlice()})
-			}},
-			// Replace: the route of an older sandbox of the pod may be there still.
-			// The source address is what the pod sees of the kubelet's probes.
-			{"route the cell to the pod", func() error {
-				return netlink.RouteReplace(&netlink.Route{
-					LinkIndex: outer.Attrs().Index,
-					Dst:       whole(w.pod),
-					Scope:     netlink.SCOPE_LINK,
-					Src:       w.node.AsSlice(),
-				})
-			}},
-		}...)
+		steps = append(steps, p.routes(w)...)
 	}
 	// The pod may send from its own address only; for IPv6 the firewall sees to it.
-	steps = append(steps, step{"turn source validation on", func() error { return sysctl("net/ipv4/conf/"+name+"/rp_filter", "1") }})
-	for _, s := range steps {
-		if err := s.do(); err != nil {
-			return nil, fmt.Errorf("%s (%s, %s): %w", s.what, c.PodIP, name, err)
-		}
+	return append(steps, step{"turn source validation on", func() error { return sysctl("net/ipv4/conf/"+outer+"/rp_filter", "1") }})
+}
+
+// routes lead from each end to the other, for the addresses of one family.
+func (p *pair) routes(w way) []step {
+	return []step{
+		// Both ends know the other's hardware address for good: no ARP between them.
+		{"make the cell known to the pod", func() error {
+			return p.inPod.NeighSet(permanent(p.inner, w.gateway, p.outer.Attrs().HardwareAddr))
+		}},
+		{"make the pod known to the cell", func() error {
+			return netlink.NeighSet(permanent(p.outer, w.pod, p.inner.Attrs().HardwareAddr))
+		}},
+		{"route the pod to the cell", func() error {
+			return p.inPod.RouteAdd(&netlink.Route{LinkIndex: p.inner.Attrs().Index, Dst: whole(w.gateway), Scope: netlink.SCOPE_LINK})
+		}},
+		{"make the cell the pod's gateway", func() error {
+			return p.inPod.RouteAdd(&netlink.Route{LinkIndex: p.inner.Attrs().Index, Gw: w.gateway.AsSlice()})
+		}},
+		// Replace: the route of an older sandbox of the pod may be there still.
+		// The source address is what the pod sees of the kubelet's probes.
+		{"route the cell to the pod", func() error {
+			return netlink.RouteReplace(&netlink.Route{
+				LinkIndex: p.outer.Attrs().Index,
+				Dst:       whole(w.pod),
+				Scope:     netlink.SCOPE_LINK,
+				Src:       w.node.AsSlice(),
+			})
+		}},
 	}
+}
+
+// result is what the kubelet is told of the network.
+func (p *pair) result(args *skel.CmdArgs, c conf) *current.Result {
+	outer, inner := p.outer.Attrs(), p.inner.Attrs()
 	result := &current.Result{
 		CNIVersion: current.ImplementedSpecVersion,
 		Interfaces: []*current.Interface{
-			{Name: name, Mac: outer.Attrs().HardwareAddr.String(), Mtu: attrs.MTU},
-			{Name: args.IfName, Mac: inner.Attrs().HardwareAddr.String(), Mtu: attrs.MTU, Sandbox: args.Netns},
+			{Name: outer.Name, Mac: outer.HardwareAddr.String(), Mtu: outer.MTU},
+			{Name: inner.Name, Mac: inner.HardwareAddr.String(), Mtu: inner.MTU, Sandbox: args.Netns},
 		},
 		DNS: c.DNS,
 	}
@@ -239,7 +277,7 @@ func connect(args *skel.CmdArgs, c conf) (*current.Result, error) {
 		result.IPs = append(result.IPs, &current.IPConfig{Interface: current.Int(1), Address: *whole(w.pod), Gateway: w.gateway.AsSlice()})
 		result.Routes = append(result.Routes, &types.Route{Dst: anywhere(w.pod), GW: w.gateway.AsSlice()})
 	}
-	return result, nil
+	return result
 }
 
 func permanent(link netlink.Link, ip netip.Addr, mac net.HardwareAddr) *netlink.Neigh {

@@ -83,21 +83,9 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		cfg.Clock = clock.RealClock{}
 	}
 	cfg.InterruptionsEvery = cmp.Or(cfg.InterruptionsEvery, 5*time.Second)
-	load := []func(*config.LoadOptions) error{
-		config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }), // Kip schedules its calls itself
-		config.WithHTTPClient(client(cfg)),                                 // to which the SDK adds AWS_CA_BUNDLE
-	}
-	if cfg.AccessKeyID != "" {
-		load = append(load, config.WithCredentialsProvider(credentials.NewStaticCredentialsProvider(cfg.AccessKeyID, cfg.SecretAccessKey, "")))
-	}
-	if cfg.Endpoint != "" {
-		// Other services, too: STS turns a role's token into keys.
-		load = append(load, config.WithEC2IMDSClientEnableState(imds.ClientDisabled),
-			config.WithBaseEndpoint(strings.TrimSuffix(cfg.Endpoint, "/")))
-	}
-	sdk, err := config.LoadDefaultConfig(ctx, load...)
+	sdk, err := loadSDK(ctx, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("read the settings of AWS: %w", err)
+		return nil, err
 	}
 	here, unlocated := whereabouts{}, false
 	if cfg.Endpoint == "" {
@@ -106,34 +94,12 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 			cfg.Log.Info("the metadata service of EC2 does not answer: Kip is taken to run outside of it", "err", err)
 		}
 	}
-	// AWS_REGION, which the SDK reads, wins over provider.yaml.
-	cfg.Region = cmp.Or(sdk.Region, cfg.Region, here.region)
-	if cfg.Region == "" && cfg.Endpoint != "" {
-		cfg.Region = "us-east-1" // as the SDK's own tools: a signature needs some name
+	if err := cfg.locate(sdk.Region, here); err != nil {
+		return nil, err
 	}
-	if cfg.Region == "" {
-		return nil, errors.New("cloud.aws.region: there is no value, and no metadata service that tells one: want a region such as us-east-1")
-	}
-	if cfg.VPC == "" && len(cfg.Subnets) == 0 {
-		if here.subnet == "" {
-			return nil, errors.New("cloud.aws.subnetID: there is no value, nor cloud.aws.vpcID, and no metadata service that tells where Kip runs: " +
-				"want the subnets of the cells")
-		}
-		cfg.Subnets = []string{here.subnet}
-	}
-	api := ec2.NewFromConfig(sdk, func(o *ec2.Options) {
-		o.Region = cfg.Region
-		if cfg.Transport != nil {
-			o.HTTPClient = &http.Client{Transport: cfg.Transport}
-		}
-		o.HTTPClient = bounded{o.HTTPClient}
-		if cfg.Endpoint != "" {
-			o.BaseEndpoint = aws.String(strings.TrimSuffix(cfg.Endpoint, "/"))
-		}
-	})
 	c := &Cloud{
 		cfg:    cfg,
-		api:    api,
+		api:    newAPI(sdk, cfg),
 		images: map[string]image{},
 		groups: map[string]string{},
 		own:    map[string]cellsGroup{},
@@ -155,6 +121,61 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// loadSDK reads the settings of the SDK: who Kip is, and whom it asks.
+func loadSDK(ctx context.Context, cfg Config) (aws.Config, error) {
+	load := []func(*config.LoadOptions) error{
+		config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }), // Kip schedules its calls itself
+		config.WithHTTPClient(client(cfg)),                                 // to which the SDK adds AWS_CA_BUNDLE
+	}
+	if cfg.AccessKeyID != "" {
+		load = append(load, config.WithCredentialsProvider(credentials.NewStaticCredentialsProvider(cfg.AccessKeyID, cfg.SecretAccessKey, "")))
+	}
+	if cfg.Endpoint != "" {
+		// Other services, too: STS turns a role's token into keys.
+		load = append(load, config.WithEC2IMDSClientEnableState(imds.ClientDisabled),
+			config.WithBaseEndpoint(strings.TrimSuffix(cfg.Endpoint, "/")))
+	}
+	sdk, err := config.LoadDefaultConfig(ctx, load...)
+	if err != nil {
+		return sdk, fmt.Errorf("read the settings of AWS: %w", err)
+	}
+	return sdk, nil
+}
+
+// locate finds the region, and the subnet where none is configured. The SDK's region is that
+// of AWS_REGION, which wins over provider.yaml.
+func (cfg *Config) locate(sdkRegion string, here whereabouts) error {
+	cfg.Region = cmp.Or(sdkRegion, cfg.Region, here.region)
+	if cfg.Region == "" && cfg.Endpoint != "" {
+		cfg.Region = "us-east-1" // as the SDK's own tools: a signature needs some name
+	}
+	if cfg.Region == "" {
+		return errors.New("cloud.aws.region: there is no value, and no metadata service that tells one: want a region such as us-east-1")
+	}
+	if cfg.VPC == "" && len(cfg.Subnets) == 0 {
+		if here.subnet == "" {
+			return errors.New("cloud.aws.subnetID: there is no value, nor cloud.aws.vpcID, and no metadata service that tells where Kip runs: " +
+				"want the subnets of the cells")
+		}
+		cfg.Subnets = []string{here.subnet}
+	}
+	return nil
+}
+
+// newAPI is EC2's.
+func newAPI(sdk aws.Config, cfg Config) *ec2.Client {
+	return ec2.NewFromConfig(sdk, func(o *ec2.Options) {
+		o.Region = cfg.Region
+		if cfg.Transport != nil {
+			o.HTTPClient = &http.Client{Transport: cfg.Transport}
+		}
+		o.HTTPClient = bounded{o.HTTPClient}
+		if cfg.Endpoint != "" {
+			o.BaseEndpoint = aws.String(strings.TrimSuffix(cfg.Endpoint, "/"))
+		}
+	})
 }
 
 // client is the SDK's own, but for the certificate that it takes.
