@@ -216,11 +216,13 @@ func (o Offer) offering() offering {
 }
 
 // Market is how the offer is bought.
-func (o Offer) Market() cloud.Market {
+func (o Offer) Market() cloud.Market { return marketOf(o.Spot, o.Dedicated) }
+
+func marketOf(spot, dedicated bool) cloud.Market {
 	switch {
-	case o.Spot:
+	case spot:
 		return cloud.Spot
-	case o.Dedicated:
+	case dedicated:
 		return cloud.Dedicated
 	}
 	return cloud.OnDemand

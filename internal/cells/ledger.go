@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/daybook"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
@@ -18,11 +19,23 @@ import (
 type Cost struct {
 	InstanceType string  `json:"instanceType"`
 	Spot         bool    `json:"spot,omitempty"`
+	Dedicated    bool    `json:"dedicated,omitempty"`
 	Seconds      float64 `json:"seconds"`
 	Dollars      float64 `json:"dollars"`
 }
 
-func (k Cost) key() string { return fmt.Sprintf("%s %t", k.InstanceType, k.Spot) }
+// key is that of the sum among the stored ones. Of cells that are neither it is what it was
+// before the sums of dedicated cells were apart.
+func (k Cost) key() string {
+	key := fmt.Sprintf("%s %t", k.InstanceType, k.Spot)
+	if k.Dedicated {
+		key += " dedicated"
+	}
+	return key
+}
+
+// Market is how the cells were bought.
+func (k Cost) Market() cloud.Market { return marketOf(k.Spot, k.Dedicated) }
 
 // cost is what the cell has cost until now, by the price at which it was chosen.
 func (c Cell) cost(now time.Time) Cost {
@@ -33,6 +46,7 @@ func (c Cell) cost(now time.Time) Cost {
 	return Cost{
 		InstanceType: offer.InstanceType,
 		Spot:         offer.Spot,
+		Dedicated:    offer.Dedicated,
 		Seconds:      seconds,
 		Dollars:      seconds / 3600 * offer.PricePerHour,
 	}
@@ -210,6 +224,7 @@ func (l *ledger) with(more []Cost) map[string]Cost {
 		sums[k.key()] = Cost{
 			InstanceType: k.InstanceType,
 			Spot:         k.Spot,
+			Dedicated:    k.Dedicated,
 			Seconds:      sum.Seconds + k.Seconds,
 			Dollars:      sum.Dollars + k.Dollars,
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/store"
 )
 
@@ -83,6 +84,28 @@ func TestTheLedgerTakesOverWhatIsStoredAndNothingElse(t *testing.T) {
 				t.Errorf("after a restart the sums are %+v, want %v seconds", again, tc.want)
 			}
 		})
+	}
+}
+
+func TestTheLedgerTellsDedicatedCellsApart(t *testing.T) {
+	l := newLedger(t, store.Memory(nil))
+	launched := time.Unix(1e9, 0)
+	costs := func(dedicated bool) outgoings {
+		cell := Cell{Offers: []Offer{{InstanceType: "nano", Dedicated: dedicated}}, BilledSeconds: 1}
+		return outgoings{costs: []Cost{cell.cost(launched)}}
+	}
+	for range 2 {
+		for _, dedicated := range []bool{true, false} {
+			if err := l.enter(t.Context(), costs(dedicated), func(changes ...store.Change) (int64, error) {
+				return l.store.Apply(t.Context(), changes...)
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got := newLedger(t, l.store).total(nothing); len(got) != 2 || got[0].Market() != cloud.OnDemand || got[0].Seconds != 2 ||
+		got[1].Market() != cloud.Dedicated || got[1].Seconds != 2 {
+		t.Errorf("the sums are %+v, want 2 seconds of each market", got)
 	}
 }
 

@@ -1,11 +1,13 @@
 package metrics
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -65,7 +67,7 @@ func (m *Metrics) CellChanged(c cells.Cell) {
 	if from == len(c.Steps) && !gone {
 		return
 	}
-	offer, launchType := c.Offer(), launchTypeOf(c.Offer().Spot)
+	offer, launchType := c.Offer(), launchTypeOf(c.Offer().Market())
 	for i := from; i < len(c.Steps); i++ {
 		step := &c.Steps[i]
 		switch step.Name {
@@ -134,7 +136,7 @@ func (m *Metrics) observeStart(c *cells.Cell, stage string, at time.Time) {
 		source = sourceStandby
 	}
 	offer := c.Offer()
-	m.podStart.WithLabelValues(stage, source, offer.InstanceType, launchTypeOf(offer.Spot)).Observe(max(0, at.Sub(seen).Seconds()))
+	m.podStart.WithLabelValues(stage, source, offer.InstanceType, launchTypeOf(offer.Market())).Observe(max(0, at.Sub(seen).Seconds()))
 }
 
 // phaseEndedBy says which phase of its life the cell's nth step has ended, and
@@ -234,12 +236,7 @@ func resultOf(c cells.Cell) string {
 	return resultMiss
 }
 
-func launchTypeOf(spot bool) string {
-	if spot {
-		return launchSpot
-	}
-	return launchOnDemand
-}
+func launchTypeOf(m cloud.Market) string { return string(cmp.Or(m, cloud.OnDemand)) }
 
 // OrphanFound tells of an instance that has Kip's tags and no cell.
 func (m *Metrics) OrphanFound() { m.Sweep(SweepOrphan, 1) }

@@ -107,7 +107,7 @@ func (c *measuredCloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud
 	if short {
 		// By what was asked for, which comes from the catalogue: an error may
 		// name less.
-		c.m.cloudCapacity.WithLabelValues(r.InstanceType, r.Zone, launchTypeOf(r.Spot())).Inc()
+		c.m.cloudCapacity.WithLabelValues(r.InstanceType, r.Zone, launchTypeOf(r.Market)).Inc()
 	}
 	return results
 }
@@ -153,8 +153,12 @@ func (s measuredStopper) Start(ctx context.Context, ids ...string) cloud.Results
 	if errors.Is(err, cloud.ErrCapacity) {
 		short := cloud.ScopeOf(err)
 		launchType := "" // which the error need not say
-		if short.Spot != nil {
-			launchType = launchTypeOf(*short.Spot)
+		switch {
+		case short.Spot == nil:
+		case *short.Spot:
+			launchType = launchSpot
+		default:
+			launchType = launchOnDemand
 		}
 		s.m.cloudCapacity.WithLabelValues(short.InstanceType, short.Zone, launchType).Inc()
 	}

@@ -3,6 +3,7 @@ package metrics
 import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/stats"
 )
@@ -55,8 +56,9 @@ const (
 	resultHit  = "hit"
 	resultMiss = "miss"
 
-	launchOnDemand = "on-demand"
-	launchSpot     = "spot"
+	launchOnDemand  = string(cloud.OnDemand)
+	launchSpot      = string(cloud.Spot)
+	launchDedicated = string(cloud.Dedicated)
 
 	errorNone         = ""
 	errorCapacity     = "capacity"
@@ -105,12 +107,13 @@ var (
 	}
 	labelZone       = &label{name: "zone", doc: "A zone of the cloud's catalogue."}
 	labelLaunchType = &label{name: "launch_type", doc: "How the instance is bought.", values: []value{
-		{launchOnDemand, ""}, {launchSpot, ""},
+		{launchOnDemand, ""}, {launchSpot, ""}, {launchDedicated, "on a host that no other account shares"},
 	}}
 	// A start of a stopped instance names only IDs, so the cloud's error has to
 	// tell the rest.
 	labelShortLaunchType = &label{name: "launch_type", doc: "How the instance would have been bought.", values: []value{
-		{launchOnDemand, ""}, {launchSpot, ""}, {"", "the cloud did not say, as it may for the start of a stopped instance"},
+		{launchOnDemand, ""}, {launchSpot, ""}, {launchDedicated, "on a host that no other account shares"},
+		{"", "the cloud did not say, as it may for the start of a stopped instance"},
 	}}
 	labelDurationPhase = &label{name: "phase", doc: "What was going on, between two of the steps that a Cell lists.", values: []value{
 		{phasePlacing, "from seen to placed, first attempts only"},

@@ -205,6 +205,18 @@ func TestWhatHappenedBeforeARestartIsNotObservedAgain(t *testing.T) {
 	after.want(t, "kip_standby_requests_total", map[string]string{"result=hit": "0", "result=miss": "0"})
 }
 
+func TestADedicatedCellIsNotToldAsOnDemand(t *testing.T) {
+	f := newFixture(t, nil)
+	l := f.life("a", false)
+	l.cell.Offers[0].Dedicated = true
+	l.steps(0, apiv1.Requested, apiv1.StepSeen, apiv1.StepPlaced).steps(time.Second, apiv1.Booting, apiv1.StepLaunched).
+		steps(3*time.Second, apiv1.Booting, apiv1.StepJoined)
+	const dedicated = "instance_type=c5.large,launch_type=dedicated,outcome=success,phase="
+	f.want(t, "kip_cell_phase_duration_seconds", map[string]string{
+		dedicated + "placing": "1 0", dedicated + "launching": "1 1", dedicated + "joining": "1 2",
+	})
+}
+
 func TestACellThatEndsEarlyFailsInThePhaseItWasIn(t *testing.T) {
 	start := []string{apiv1.StepSeen, apiv1.StepPlaced}
 	boot := append(slices.Clip(start), apiv1.StepLaunched)
@@ -335,6 +347,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 					{InstanceType: "c5.large", Spot: true, Seconds: 7200, Dollars: .5},
 					{InstanceType: "c5.large", Seconds: 60, Dollars: .01},
 					{InstanceType: "c5.large", Spot: true, Seconds: 3600, Dollars: .25},
+					{InstanceType: "c5.large", Dedicated: true, Seconds: 30, Dollars: .02},
 				},
 				Spent: map[string]Amount{"web": {Seconds: 7200, Dollars: .5}, "(no pod)": {Seconds: 60, Unpriced: 50}},
 			}
@@ -383,8 +396,12 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f.want(t, "kip_ca_end_timestamp_seconds", map[string]string{"": "1.8e+09"})
 	f.want(t, "kip_ca_unmoved_cells", map[string]string{"": "4"})
 	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1", "reason=store": "0"})
-	f.want(t, "kip_cell_seconds_total", map[string]string{spotLabels: "10800", "instance_type=c5.large,launch_type=on-demand": "60"})
-	f.want(t, "kip_cell_cost_dollars_total", map[string]string{spotLabels: "0.75", "instance_type=c5.large,launch_type=on-demand": "0.01"})
+	f.want(t, "kip_cell_seconds_total", map[string]string{
+		spotLabels: "10800", "instance_type=c5.large,launch_type=on-demand": "60", "instance_type=c5.large,launch_type=dedicated": "30",
+	})
+	f.want(t, "kip_cell_cost_dollars_total", map[string]string{
+		spotLabels: "0.75", "instance_type=c5.large,launch_type=on-demand": "0.01", "instance_type=c5.large,launch_type=dedicated": "0.02",
+	})
 
 	f.want(t, "kip_cost_dollars_total", map[string]string{"namespace=web": "0.5", "namespace=(no pod)": "0"})
 	f.want(t, "kip_cost_unpriced_seconds_total", map[string]string{"namespace=web": "0", "namespace=(no pod)": "50"})
@@ -510,6 +527,8 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	launch(nil, cloud.Instance{ID: "i-1"})
 	launch(nil, cloud.Instance{ID: "i-1"}, cloud.Instance{}, cloud.Instance{}) // one call that was short
 	launch(cloud.No(cloud.ErrCapacity, cloud.Scope{}, cloud.ErrRefused))
+	request.Market = cloud.Dedicated
+	launch(cloud.No(cloud.ErrCapacity, cloud.Scope{}, cloud.ErrRefused))
 	launch(cloud.ErrQuota)
 	launch(cloud.ErrUnauthorised)
 	launch(fmt.Errorf("wrapped: %w", cloud.ErrThrottled))
@@ -563,7 +582,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	}
 
 	f.want(t, "kip_cloud_call_duration_seconds", map[string]string{
-		"call=launch,error=": "2 0.5", "call=launch,error=capacity": "1 0.25", "call=launch,error=quota": "1 0.25",
+		"call=launch,error=": "2 0.5", "call=launch,error=capacity": "2 0.5", "call=launch,error=quota": "1 0.25",
 		"call=launch,error=throttled":    "1 0.25",
 		"call=launch,error=unauthorised": "1 0.25", "call=launch,error=refused": "2 0.5", "call=launch,error=mismatch": "1 0.25",
 		"call=describe,error=": "1 0.25", "call=launch,error=unknown": "1 0.25",
@@ -576,6 +595,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	})
 	f.want(t, "kip_cloud_capacity_errors_total", map[string]string{
 		"instance_type=c5.large,launch_type=spot,zone=z": "2", "instance_type=m5.large,launch_type=on-demand,zone=y": "1",
+		"instance_type=c5.large,launch_type=dedicated,zone=z": "1",
 	})
 	f.want(t, "kip_cloud_interruption_notices_total", map[string]string{"": "2"})
 }

@@ -53,7 +53,7 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 	// Summed, since two metrics of the same labels would spoil the scrape.
 	type kind struct {
 		instanceType string
-		spot         bool
+		market       cloud.Market
 	}
 	if !now.CA.Ends.IsZero() {
 		gauge(s.caEnds, float64(now.CA.Ends.Unix()))
@@ -61,15 +61,15 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 	gauge(s.unmoved, float64(now.CA.Unmoved))
 	sums := map[kind]Cost{}
 	for _, c := range now.Ledger {
-		k := kind{c.InstanceType, c.Spot}
+		k := kind{c.InstanceType, c.Market()}
 		sum := sums[k]
 		sum.Seconds += c.Seconds
 		sum.Dollars += c.Dollars
 		sums[k] = sum
 	}
 	for k, sum := range sums {
-		to <- prometheus.MustNewConstMetric(s.seconds, prometheus.CounterValue, sum.Seconds, k.instanceType, launchTypeOf(k.spot))
-		to <- prometheus.MustNewConstMetric(s.dollars, prometheus.CounterValue, sum.Dollars, k.instanceType, launchTypeOf(k.spot))
+		to <- prometheus.MustNewConstMetric(s.seconds, prometheus.CounterValue, sum.Seconds, k.instanceType, launchTypeOf(k.market))
+		to <- prometheus.MustNewConstMetric(s.dollars, prometheus.CounterValue, sum.Dollars, k.instanceType, launchTypeOf(k.market))
 	}
 	for namespace, sum := range now.Spent {
 		to <- prometheus.MustNewConstMetric(s.spent, prometheus.CounterValue, sum.Dollars, namespace)
