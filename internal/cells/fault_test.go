@@ -9,6 +9,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/gate"
 )
 
 // ends are the ends of cells, as an observer is told of them.
@@ -69,7 +70,34 @@ func TestAnInstanceThatTheCloudHasEndedSaysWhy(t *testing.T) {
 	}
 }
 
-// So is one that had ended when its launch was sent again.
+func TestAShortageIsMarkedWhereTheEndIsDecidedAndOnce(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.limit = gate.Limit{Least: 2, Window: time.Hour}
+		b.stop()
+		b.run()
+		pods := b.bound(3)
+		b.cloud.set(func() {
+			b.cloud.forgets, b.cloud.faults = true, map[string]error{} // it does not say that they are gone
+			for id := range b.cloud.instances {
+				b.cloud.faults[id] = &cloud.Error{Cause: cloud.ErrCapacity, Err: errors.New("none")}
+			}
+		})
+		for _, pod := range pods {
+			b.vanish(pod)
+		}
+		b.later(10 * time.Minute)
+		if n := len(b.unbound(pods)); n != 2 || len(b.gate.Held()) != 1 || len(b.cooled) != 2 {
+			t.Fatalf("%d of 3 have ended and %v is held back, want the 2 that may; marked %v, want those 2", n, b.gate.Held(), b.cooled)
+		}
+		b.gate.Allow(time.Now())
+		b.later(time.Minute)
+		if n := len(b.unbound(pods)); n != 3 || len(b.cooled) != 3 {
+			t.Errorf("%d of 3 have ended once a person has allowed it; marked %v, want each once", n, b.cooled)
+		}
+	})
+}
+
+// One that had ended when its launch was sent again is told as what it is, too.
 func TestALaunchOfWhatTheCloudHasEndedSaysWhy(t *testing.T) {
 	seen := &ends{}
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {

@@ -308,6 +308,8 @@ type sign struct {
 	// sure says that the cloud is positive that the instance has ended, or was to end:
 	// then there is nothing that an end could destroy.
 	sure bool
+	// fault is why the cloud has ended the instance, where it says so.
+	fault error
 	// heard is when the cell was last heard, where that speaks against it.
 	heard time.Time
 }
@@ -325,6 +327,9 @@ func (c *Controller) lose(ctx context.Context, e *entry, population int, s sign)
 	end.Mistakable, end.Heard = cell.Phase == apiv1.Bound && !s.sure, s.heard
 	if !c.admit(ctx, e, end, population) {
 		return false
+	}
+	if lacks(s.fault) { // what it could not serve after all is not asked for again at once
+		c.cfg.Shortages.Mark(cell.Offer(), s.fault)
 	}
 	c.endFor(e, s.cause, s.why)
 	return true

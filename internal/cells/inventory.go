@@ -484,7 +484,7 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	}
 	for _, a := range f.absent {
 		if a.due && seen.ended[a.instance()] {
-			c.loseTo(ctx, a.cell.ID, population, c.signOf(a, states[a.instance()] == cloud.Gone, faults[a.instance()]))
+			c.loseTo(ctx, a.cell.ID, population, signOf(a, states[a.instance()] == cloud.Gone, faults[a.instance()]))
 		}
 	}
 	for _, cell := range f.stopped {
@@ -516,16 +516,17 @@ func (c *Controller) compareGenerations(ctx context.Context, seen look, unnamed 
 	}
 }
 
-// signOf is what an instance that is not there any more says of its cell. What the cloud
-// could not serve after all is not asked for again at once.
-func (c *Controller) signOf(a absent, sure bool, fault error) sign {
+// signOf is what an instance that is not there any more says of its cell.
+func signOf(a absent, sure bool, fault error) sign {
 	if fault == nil {
 		return sign{cause: CauseLost, why: "instance " + a.instance() + " is no longer in the cloud's list", sure: sure}
 	}
-	if lacks(fault) {
-		c.cfg.Shortages.Mark(a.cell.Offer(), fault)
+	return sign{
+		cause: causeOf(fault),
+		why:   endedBy(a.instance(), fault),
+		sure:  sure,
+		fault: fault,
 	}
-	return sign{cause: causeOf(fault), why: endedBy(a.instance(), fault), sure: sure}
 }
 
 // lacks says that the cloud does not have what was asked for.

@@ -203,7 +203,7 @@ func (m *modelCloud) Describe(_ context.Context, ids ...string) ([]cloud.Instanc
 		case there && !slices.Contains(m.blind, i.Zone):
 			list[n] = i
 		case there, m.forgets:
-			list[n] = cloud.Instance{ID: id, State: cloud.Unknown}
+			list[n] = cloud.Instance{ID: id, State: cloud.Unknown, Fault: m.faults[id]}
 		default:
 			list[n] = cloud.Instance{ID: id, State: cloud.Gone, Fault: m.faults[id]}
 		}
