@@ -175,6 +175,15 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 // refusedPoll is after how long to look again at a cell that refuses this process.
 const refusedPoll = 5 * time.Second
 
+// timeLeft is what is left of the time that a cell has to be ready: one that refuses this
+// process is not given up, and is looked at again.
+func (e *entry) timeLeft(left time.Duration) time.Duration {
+	if e.refusal() != nil {
+		return max(left, refusedPoll)
+	}
+	return left
+}
+
 // refusal is why a cell that is there does not obey this process: another Kip has connected
 // to it since, or it knows a CA that is not in the store. It may run a pod for that Kip.
 // Nil if it does.

@@ -46,10 +46,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 		return time.Second, nil
 	}
 	left, what := c.bootTime(e, e.cell(), e.session)
-	if e.refusal() != nil {
-		left = max(left, refusedPoll)
-	}
-	if left <= 0 {
+	if left = e.timeLeft(left); left <= 0 {
 		why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, e.waitsFor())
 		c.warn(e.cell(), events.CellNotReady, "%s; it is terminated and another is tried", why)
 		c.mu.Lock()

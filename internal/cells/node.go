@@ -45,10 +45,7 @@ func (c *Controller) rename(ctx context.Context, e *entry) (ready bool, again ti
 	if e.renamed.IsZero() {
 		return true, 0, nil
 	}
-	left := e.renamed.Add(readyTimeout + c.cfg.Late.Since(e.renamed)).Sub(now)
-	if e.refusal() != nil {
-		left = max(left, refusedPoll)
-	}
+	left := e.timeLeft(e.renamed.Add(readyTimeout + c.cfg.Late.Since(e.renamed)).Sub(now))
 	if left <= 0 {
 		c.endFor(e, CauseNotReady, fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", e.node, e.waitsFor()))
 		return true, 0, nil
