@@ -53,7 +53,7 @@ func (m *Model) one(r *request) error {
 	if err := r.done(); err != nil {
 		return err
 	}
-	return m.describe(r)
+	return m.describe(r, sim.KindCatalogue)
 }
 
 func (m *Model) describeSubnets(r *request) (any, error) {
@@ -271,10 +271,7 @@ func (m *Model) describeSpotInstanceRequests(r *request) (any, error) {
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	if err := m.may(r, "ec2:"+r.action, "*", nil); err != nil {
-		return nil, err
-	}
-	if err := m.sim.Take(r.ctx, sim.Call{Kind: sim.KindInterruptions}, func() error { return nil }); err != nil {
+	if err := m.describe(r, sim.KindInterruptions); err != nil {
 		return nil, err
 	}
 	ends := map[string]cloud.Interruption{}
@@ -324,10 +321,7 @@ func (m *Model) describeNetworkInterfaces(r *request) (any, error) {
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	if err := m.may(r, "ec2:"+r.action, "*", nil); err != nil {
-		return nil, err
-	}
-	if err := m.sim.Take(r.ctx, sim.Call{Kind: sim.KindListParts}, func() error { return nil }); err != nil {
+	if err := m.describe(r, sim.KindListParts); err != nil {
 		return nil, err
 	}
 	var all []networkInterfaceXML

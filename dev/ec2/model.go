@@ -364,10 +364,10 @@ func tagged(of string, tags map[string]string) map[string][]string {
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// describe lets a describing call arrive, which no policy limits to some resources.
-func (m *Model) describe(r *request) error {
+// describe lets a describing call of a kind arrive, which no policy limits to some resources.
+func (m *Model) describe(r *request, kind sim.Kind) error {
 	if err := m.may(r, "ec2:"+r.action, "*", nil); err != nil {
 		return err
 	}
-	return m.sim.Take(r.ctx, sim.Call{Kind: sim.KindCatalogue}, func() error { return nil })
+	return m.sim.Take(r.ctx, sim.Call{Kind: kind}, func() error { return nil })
 }

@@ -87,10 +87,7 @@ func (c *measuredCloud) Features() cloud.Features {
 }
 
 func (c *measuredCloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
-	began := c.m.cfg.Clock.Now()
-	types, err := c.Cloud.Catalogue(ctx)
-	c.m.called(ctx, callCatalogue, began, err)
-	return types, err
+	return measured(ctx, c.m, callCatalogue, func() ([]catalog.InstanceType, error) { return c.Cloud.Catalogue(ctx) })
 }
 
 func (c *measuredCloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
@@ -113,17 +110,11 @@ func (c *measuredCloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud
 }
 
 func (c *measuredCloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
-	began := c.m.cfg.Clock.Now()
-	list, err := c.Cloud.List(ctx, owner)
-	c.m.called(ctx, callList, began, err)
-	return list, err
+	return measured(ctx, c.m, callList, func() (cloud.Listing, error) { return c.Cloud.List(ctx, owner) })
 }
 
 func (c *measuredCloud) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
-	began := c.m.cfg.Clock.Now()
-	list, err := c.Cloud.Describe(ctx, ids...)
-	c.m.called(ctx, callDescribe, began, err)
-	return list, err
+	return measured(ctx, c.m, callDescribe, func() ([]cloud.Instance, error) { return c.Cloud.Describe(ctx, ids...) })
 }
 
 func (c *measuredCloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
@@ -183,38 +174,23 @@ type measuredDisks struct {
 }
 
 func (d measuredDisks) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
-	began := d.m.cfg.Clock.Now()
-	disk, err := d.disks.CreateDisk(ctx, r)
-	d.m.called(ctx, callCreateDisk, began, err)
-	return disk, err
+	return measured(ctx, d.m, callCreateDisk, func() (cloud.Disk, error) { return d.disks.CreateDisk(ctx, r) })
 }
 
 func (d measuredDisks) DeleteDisk(ctx context.Context, id string) error {
-	began := d.m.cfg.Clock.Now()
-	err := d.disks.DeleteDisk(ctx, id)
-	d.m.called(ctx, callDeleteDisk, began, err)
-	return err
+	return d.m.measure(ctx, callDeleteDisk, func() error { return d.disks.DeleteDisk(ctx, id) })
 }
 
 func (d measuredDisks) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
-	began := d.m.cfg.Clock.Now()
-	list, err := d.disks.ListDisks(ctx, owner)
-	d.m.called(ctx, callListDisks, began, err)
-	return list, err
+	return measured(ctx, d.m, callListDisks, func() ([]cloud.Disk, error) { return d.disks.ListDisks(ctx, owner) })
 }
 
 func (d measuredDisks) AttachDisk(ctx context.Context, id, instance string) error {
-	began := d.m.cfg.Clock.Now()
-	err := d.disks.AttachDisk(ctx, id, instance)
-	d.m.called(ctx, callAttachDisk, began, err)
-	return err
+	return d.m.measure(ctx, callAttachDisk, func() error { return d.disks.AttachDisk(ctx, id, instance) })
 }
 
 func (d measuredDisks) DetachDisk(ctx context.Context, id, instance string) error {
-	began := d.m.cfg.Clock.Now()
-	err := d.disks.DetachDisk(ctx, id, instance)
-	d.m.called(ctx, callDetachDisk, began, err)
-	return err
+	return d.m.measure(ctx, callDetachDisk, func() error { return d.disks.DetachDisk(ctx, id, instance) })
 }
 
 // CallWaits implements calls.Meter.
@@ -232,10 +208,7 @@ type measuredParts struct {
 }
 
 func (p measuredParts) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
-	began := p.m.cfg.Clock.Now()
-	list, err := p.parts.ListParts(ctx, owner)
-	p.m.called(ctx, callListParts, began, err)
-	return list, err
+	return measured(ctx, p.m, callListParts, func() ([]cloud.Part, error) { return p.parts.ListParts(ctx, owner) })
 }
 
 func (p measuredParts) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
@@ -263,10 +236,7 @@ type measuredAdmitter struct {
 }
 
 func (a measuredAdmitter) Admit(ctx context.Context, owner string) error {
-	began := a.m.cfg.Clock.Now()
-	err := a.admitter.Admit(ctx, owner)
-	a.m.called(ctx, callAdmit, began, err)
-	return err
+	return a.m.measure(ctx, callAdmit, func() error { return a.admitter.Admit(ctx, owner) })
 }
 
 type measuredResolver struct {
@@ -275,10 +245,7 @@ type measuredResolver struct {
 }
 
 func (r measuredResolver) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
-	began := r.m.cfg.Clock.Now()
-	resolved, err := r.resolver.Resolve(ctx, s)
-	r.m.called(ctx, callResolve, began, err)
-	return resolved, err
+	return measured(ctx, r.m, callResolve, func() (cloud.Resolved, error) { return r.resolver.Resolve(ctx, s) })
 }
 
 type measuredConsole struct {
@@ -287,10 +254,24 @@ type measuredConsole struct {
 }
 
 func (k measuredConsole) Console(ctx context.Context, id string) ([]byte, error) {
-	began := k.m.cfg.Clock.Now()
-	text, err := k.console.Console(ctx, id)
-	k.m.called(ctx, callConsole, began, err)
-	return text, err
+	return measured(ctx, k.m, callConsole, func() ([]byte, error) { return k.console.Console(ctx, id) })
+}
+
+// measured makes a call that returns something.
+func measured[T any](ctx context.Context, m *Metrics, call string, send func() (T, error)) (answer T, err error) {
+	err = m.measure(ctx, call, func() (err error) {
+		answer, err = send()
+		return err
+	})
+	return answer, err
+}
+
+// measure makes a call.
+func (m *Metrics) measure(ctx context.Context, call string, send func() error) error {
+	began := m.cfg.Clock.Now()
+	err := send()
+	m.called(ctx, call, began, err)
+	return err
 }
 
 func (m *Metrics) called(ctx context.Context, call string, began time.Time, err error) {
