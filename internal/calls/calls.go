@@ -69,12 +69,13 @@ type Calls struct {
 }
 
 var (
-	_ cloud.Cloud   = (*Calls)(nil)
-	_ cloud.Stopper = stopper{}
-	_ cloud.Disks   = disks{}
-	_ cloud.Parts   = parts{}
-	_ cloud.Tagger  = tagger{}
-	_ cloud.Console = console{}
+	_ cloud.Cloud       = (*Calls)(nil)
+	_ cloud.Stopper     = stopper{}
+	_ cloud.Interrupter = interrupter{}
+	_ cloud.Disks       = disks{}
+	_ cloud.Parts       = parts{}
+	_ cloud.Tagger      = tagger{}
+	_ cloud.Console     = console{}
 )
 
 // New returns the calls to a cloud. They run in their callers' time: nothing is to be
@@ -138,6 +139,9 @@ func (c *Calls) Features() cloud.Features {
 	}
 	if f.Parts != nil {
 		f.Parts = parts{c, f.Parts}
+	}
+	if f.Interrupter != nil {
+		f.Interrupter = interrupter{c, f.Interrupter}
 	}
 	if f.Tagger != nil {
 		f.Tagger = tagger{c, f.Tagger}
@@ -252,6 +256,21 @@ func (t tagger) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 			some[n] = taggings[place]
 		}
 		return t.t.Tag(ctx, some...)
+	})
+}
+
+type interrupter struct {
+	c *Calls
+	i cloud.Interrupter
+}
+
+// Interruptions has each look of the cloud wait for its turn.
+func (i interrupter) Interruptions(ctx context.Context, l cloud.Listener) error {
+	return i.i.Interruptions(ctx, cloud.Listener{
+		Notify: l.Notify,
+		Send: func(ctx context.Context, call func(context.Context) error) error {
+			return i.c.one(ctx, cloud.CallInterruptions, Timeout, func(ctx context.Context) error { return l.Look(ctx, call) })
+		},
 	})
 }
 

@@ -650,6 +650,51 @@ func TestAStopIsTakenBackUntilItIsSent(t *testing.T) {
 	})
 }
 
+// looker is a cloud that is asked again and again what it takes back.
+type looker struct{ *told }
+
+func (l looker) Features() cloud.Features { return cloud.Features{Interrupter: l} }
+
+func (l looker) Interruptions(ctx context.Context, to cloud.Listener) error {
+	for range 3 {
+		err := to.Look(ctx, func(ctx context.Context) error { return l.each(ctx, cloud.CallInterruptions, "").Err() })
+		if err != nil {
+			return err
+		}
+	}
+	to.Notify(cloud.Interruption{InstanceID: "i-a"})
+	return nil
+}
+
+func TestALookForInterruptionsWaitsInALineOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		throttled := 1
+		l := looker{&told{
+			began:  time.Now(),
+			traits: budget(cloud.CallInterruptions, 2, 1),
+			answers: func(context.Context, cloud.Call, string) error {
+				if throttled--; throttled >= 0 {
+					return throttledNow(0)
+				}
+				return nil
+			},
+		}}
+		c := New(Config{Cloud: l, Random: one, Clock: clock.RealClock{}})
+		noticed := ""
+		err := c.Features().Interrupter.Interruptions(t.Context(), cloud.Listener{
+			Notify: func(i cloud.Interruption) { noticed += i.InstanceID },
+		})
+		if err != nil || noticed != "i-a" {
+			t.Errorf("told of %q, then %v", noticed, err)
+		}
+		// The first is throttled, and the cloud's bucket is then empty: one a second goes.
+		const kind = " interruptions "
+		if want := []string{"0s" + kind, "1s" + kind, "2s" + kind, "3s" + kind}; !slices.Equal(l.sent(), want) {
+			t.Errorf("sent %q, want %q", l.sent(), want)
+		}
+	})
+}
+
 // keeper is a cloud that keeps consoles.
 type keeper struct {
 	*told

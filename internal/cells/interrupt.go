@@ -27,9 +27,9 @@ func (c *Controller) hearInterruptions(ctx context.Context) {
 		return
 	}
 	for ctx.Err() == nil {
-		err := source.Interruptions(ctx, func(i cloud.Interruption) {
+		err := source.Interruptions(ctx, cloud.Listener{Notify: func(i cloud.Interruption) {
 			c.cfg.Pulse.Turn(ctx, "interruptions", func(ctx context.Context) { c.interrupt(ctx, i) })
-		})
+		}})
 		if ctx.Err() != nil {
 			return
 		}

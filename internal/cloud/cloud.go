@@ -117,6 +117,9 @@ const (
 	CallAdmit       Call = "admit"
 	CallConsole     Call = "console"
 	CallResolve     Call = "resolve"
+	// CallInterruptions asks which instances are to be taken back; a cloud that says so by
+	// itself has none.
+	CallInterruptions Call = "interruptions"
 )
 
 // Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
@@ -158,10 +161,26 @@ type Stopper interface {
 
 // Interrupter is a cloud that takes instances back after a notice, and says so.
 type Interrupter interface {
-	// Interruptions calls notice for each instance that the cloud is going to
-	// take back, at least once, until ctx ends. It returns early with an error
-	// when it can no longer tell.
-	Interruptions(ctx context.Context, notice func(Interruption)) error
+	// Interruptions notifies l of each instance that the cloud is going to take
+	// back, at least once, until ctx ends. It returns early with an error when it
+	// can no longer tell. A cloud that has to ask again and again does so by l.Look.
+	Interruptions(ctx context.Context, l Listener) error
+}
+
+// Listener is who hears of interruptions.
+type Listener struct {
+	Notify func(Interruption)
+	// Send makes one call of kind CallInterruptions, when it is its turn. Optional: without
+	// it no call waits.
+	Send func(ctx context.Context, call func(context.Context) error) error
+}
+
+// Look makes a call that asks what is taken back.
+func (l Listener) Look(ctx context.Context, call func(context.Context) error) error {
+	if l.Send == nil {
+		return call(ctx)
+	}
+	return l.Send(ctx, call)
 }
 
 // Interruption announces that the cloud takes an instance back.

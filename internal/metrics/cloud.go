@@ -33,6 +33,8 @@ const (
 	callAdmit       = string(cloud.CallAdmit)
 	callResolve     = string(cloud.CallResolve)
 	callConsole     = string(cloud.CallConsole)
+
+	callInterruptions = string(cloud.CallInterruptions)
 )
 
 // Cloud returns c with its calls, and those of its features, measured. What else c
@@ -161,10 +163,17 @@ type measuredInterrupter struct {
 	m           *Metrics
 }
 
-func (i measuredInterrupter) Interruptions(ctx context.Context, notice func(cloud.Interruption)) error {
-	return i.interrupter.Interruptions(ctx, func(n cloud.Interruption) {
-		i.m.cloudInterruptions.Inc()
-		notice(n)
+func (i measuredInterrupter) Interruptions(ctx context.Context, l cloud.Listener) error {
+	return i.interrupter.Interruptions(ctx, cloud.Listener{
+		Notify: func(n cloud.Interruption) {
+			i.m.cloudInterruptions.Inc()
+			l.Notify(n)
+		},
+		Send: func(ctx context.Context, call func(context.Context) error) error {
+			return l.Look(ctx, func(ctx context.Context) error {
+				return i.m.measure(ctx, callInterruptions, func() error { return call(ctx) })
+			})
+		},
 	})
 }
 

@@ -163,6 +163,7 @@ var (
 		{callCatalogue, ""}, {callLaunch, ""}, {callList, ""}, {callDescribe, ""}, {callTerminate, ""}, {callStop, ""}, {callStart, ""},
 		{callCreateDisk, ""}, {callDeleteDisk, ""}, {callListDisks, ""}, {callAttachDisk, ""}, {callDetachDisk, ""},
 		{callListParts, ""}, {callDeleteParts, ""}, {callTag, ""}, {callAdmit, ""}, {callResolve, ""}, {callConsole, ""},
+		{callInterruptions, "which instances the cloud takes back"},
 	}}
 	labelError = &label{name: "error", doc: "The class of error.", values: []value{
 		{errorNone, "none; a Launch that got fewer instances than it asked for is one too"},

@@ -496,10 +496,13 @@ func (k testConsole) Console(context.Context, string) ([]byte, error) {
 
 type testInterrupter struct{ c *testCloud }
 
-func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Interruption)) error {
-	notice(cloud.Interruption{InstanceID: "i-1"})
-	notice(cloud.Interruption{InstanceID: "i-2"})
-	return i.c.err
+func (i testInterrupter) Interruptions(ctx context.Context, l cloud.Listener) error {
+	l.Notify(cloud.Interruption{InstanceID: "i-1"})
+	l.Notify(cloud.Interruption{InstanceID: "i-2"})
+	return l.Look(ctx, func(context.Context) error {
+		i.c.took()
+		return i.c.err
+	})
 }
 
 func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
@@ -574,10 +577,9 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	}
 	inner.err = errors.New("no longer")
 	var noticed []string
-	if err := c.Features().Interrupter.Interruptions(ctx, func(i cloud.Interruption) {
-		noticed = append(noticed,
-			i.InstanceID)
-	}); err != inner.err || !slices.Equal(noticed, []string{"i-1", "i-2"}) {
+	if err := c.Features().Interrupter.Interruptions(ctx, cloud.Listener{Notify: func(i cloud.Interruption) {
+		noticed = append(noticed, i.InstanceID)
+	}}); err != inner.err || !slices.Equal(noticed, []string{"i-1", "i-2"}) {
 		t.Errorf("interruptions gave %v, %v", noticed, err)
 	}
 
@@ -591,7 +593,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=admit,error=": "1 0.25",
 		"call=resolve,error=":       "1 0.25",
 		"call=console,error=":       "1 0.25",
-		"call=start,error=capacity": "1 0.25",
+		"call=start,error=capacity": "1 0.25", "call=interruptions,error=unknown": "1 0.25",
 	})
 	f.want(t, "kip_cloud_capacity_errors_total", map[string]string{
 		"instance_type=c5.large,launch_type=spot,zone=z": "2", "instance_type=m5.large,launch_type=on-demand,zone=y": "1",
@@ -984,7 +986,7 @@ func everything(t *testing.T) *fixture {
 	c.Terminate(t.Context())
 	c.Features().Stopper.Stop(t.Context())
 	c.Features().Stopper.Start(t.Context())
-	c.Features().Interrupter.Interruptions(t.Context(), func(cloud.Interruption) {})
+	c.Features().Interrupter.Interruptions(t.Context(), cloud.Listener{Notify: func(cloud.Interruption) {}})
 	p := f.WorkqueueProvider()
 	p.NewDepthMetric("q")
 	p.NewAddsMetric("q")

@@ -1171,12 +1171,12 @@ func (h handle) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 	return results
 }
 
-func (h handle) Interruptions(ctx context.Context, notice func(cloud.Interruption)) error {
+func (h handle) Interruptions(ctx context.Context, l cloud.Listener) error {
 	if err := h.k.alive(); err != nil {
 		return err
 	}
 	w := h.k.w
-	err := h.k.asks.Interruptions(ctx, func(i cloud.Interruption) {
+	notice := func(i cloud.Interruption) {
 		h.k.running(h.k.ctx)
 		w.mu.Lock()
 		if !w.announced[i.InstanceID] {
@@ -1185,8 +1185,9 @@ func (h handle) Interruptions(ctx context.Context, notice func(cloud.Interruptio
 		}
 		w.mu.Unlock()
 		i.At = i.At.Add(w.cloudClock)
-		notice(i)
-	})
+		l.Notify(i)
+	}
+	err := h.k.asks.Interruptions(ctx, cloud.Listener{Notify: notice, Send: l.Send})
 	if errors.Is(err, errQueueGone) {
 		w.happened("notices end")
 	}

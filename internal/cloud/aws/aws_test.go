@@ -707,18 +707,25 @@ func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 	if err := model.Machines().Interrupt(got[1].ID); err != nil {
 		t.Fatal(err)
 	}
-	told := map[string]int{}
-	err = c.Interruptions(ctx, func(i cloud.Interruption) {
+	told, looks := map[string]int{}, 0
+	err = c.Interruptions(ctx, cloud.Listener{Send: func(ctx context.Context, call func(context.Context) error) error {
+		looks++
+		return call(ctx)
+	}, Notify: func(i cloud.Interruption) {
 		told[i.InstanceID]++
 		if end := model.Machines().Announced()[0].At; i.At.Sub(end).Abs() > time.Second || !strings.HasPrefix(i.Reason, marked) {
 			t.Errorf("told %+v; it ends at %v", i, end)
 		}
-	})
+	}})
 	if !errors.Is(err, context.Canceled) || !maps.Equal(told, map[string]int{got[1].ID: 1}) {
 		t.Errorf("told of %v: %v", told, err)
 	}
+	if b := c.Traits().Budgets[cloud.CallInterruptions]; looks != 4 || b.Requests.Refill == 0 {
+		t.Errorf("%d of 4 looks were sent in turn, by the budget %+v", looks, b)
+	}
 	model.Machines().FailNth(sim.KindInterruptions, 1, sim.Fault{Before: sim.ErrInternal})
-	if err := c.Interruptions(t.Context(), func(cloud.Interruption) {}); err == nil || errors.Is(err, context.Canceled) {
+	err = c.Interruptions(t.Context(), cloud.Listener{Notify: func(cloud.Interruption) {}})
+	if err == nil || errors.Is(err, context.Canceled) {
 		t.Errorf("a failure ended the watch with %v", err)
 	}
 }
@@ -744,7 +751,7 @@ func TestALookThatIsNeverAnsweredEndsAndIsTold(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
-		err = c.Interruptions(ctx, func(cloud.Interruption) {})
+		err = c.Interruptions(ctx, cloud.Listener{Notify: func(cloud.Interruption) {}})
 		if n := deaf.asked.Load(); !errors.Is(err, context.DeadlineExceeded) || n < 4 {
 			t.Errorf("%d looks within the notice, then %v", n, err)
 		}

@@ -94,6 +94,8 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallAdmit:       mutate,
 			cloud.CallResolve:     mutate,
 			cloud.CallConsole:     describe,
+
+			cloud.CallInterruptions: describe,
 		},
 	}
 }

@@ -29,15 +29,19 @@ const (
 )
 
 // Interruptions implements cloud.Interrupter. It asks for spot requests that are marked,
-// which needs no queue and no agent: two or three times within the notice would do. A look
-// has no budget but its pace, one at a time: a line behind other calls would eat the notice.
-func (c *Cloud) Interruptions(ctx context.Context, notice func(cloud.Interruption)) error {
+// which needs no queue and no agent: two or three times within the notice would do. A look has
+// a budget of its own: a line behind other calls would eat the notice.
+func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 	every := c.cfg.Clock.NewTicker(c.cfg.InterruptionsEvery)
 	defer every.Stop()
 	told, failed := map[string]bool{}, 0
 	for {
 		look, cancel := context.WithTimeout(ctx, lookTimeout)
-		now, err := c.interrupted(look)
+		var now []cloud.Interruption
+		err := l.Look(look, func(ctx context.Context) (err error) {
+			now, err = c.interrupted(ctx)
+			return err
+		})
 		cancel()
 		switch {
 		case err == nil:
@@ -55,7 +59,7 @@ func (c *Cloud) Interruptions(ctx context.Context, notice func(cloud.Interruptio
 		for _, i := range now {
 			seen[i.InstanceID] = true
 			if !told[i.InstanceID] {
-				notice(i)
+				l.Notify(i)
 			}
 		}
 		if err == nil {

@@ -694,7 +694,7 @@ func watchesInterruptions(t *trial) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- w.Interruptions(ctx, func(cloud.Interruption) {}) }()
+	go func() { ended <- w.Interruptions(ctx, cloud.Listener{Notify: func(cloud.Interruption) {}}) }()
 	// A launch gives the watch time to fail, if it is going to.
 	t.eventuallyRunning(Owners[0], ids(t.launch(t.request(Owners[0], 1))))
 	select {

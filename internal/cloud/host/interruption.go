@@ -54,10 +54,10 @@ func Interrupt(cfg Config, id string, at time.Time) error {
 // when it is empty, the time is DefaultNotice after it was written. Each is
 // announced once, and once more by a Kip that was started meanwhile or when the
 // file changes. A file goes with its machine.
-func (c *Cloud) Interruptions(ctx context.Context, notice func(cloud.Interruption)) error {
+func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 	seen := map[string]string{} // instance ID → the text that was dealt with
 	for {
-		if err := c.interrupt(seen, notice); err != nil {
+		if err := c.interrupt(seen, l.Notify); err != nil {
 			return fmt.Errorf("look for interruptions: %w", err)
 		}
 		select {

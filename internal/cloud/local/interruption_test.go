@@ -26,7 +26,9 @@ func TestInterruptedMachineVanishes(t *testing.T) {
 			defer cancel()
 			notices := make(chan cloud.Interruption, 10)
 			ended := make(chan error, 1)
-			go func() { ended <- c.Interruptions(ctx, func(n cloud.Interruption) { notices <- n }) }()
+			go func() {
+				ended <- c.Interruptions(ctx, cloud.Listener{Notify: func(n cloud.Interruption) { notices <- n }})
+			}()
 			at := time.Now().Add(2 * time.Second)
 			if err := host.Interrupt(cfg.Config, i.ID, at); err != nil {
 				t.Fatal(err)

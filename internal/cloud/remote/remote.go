@@ -148,11 +148,11 @@ func Handler(c cloud.Cloud) http.Handler {
 		mux.HandleFunc("POST "+pathInterruptions, func(w http.ResponseWriter, r *http.Request) {
 			out := json.NewEncoder(w)
 			_ = http.NewResponseController(w).Flush()
-			_ = source.Interruptions(r.Context(), func(i cloud.Interruption) {
+			_ = source.Interruptions(r.Context(), cloud.Listener{Notify: func(i cloud.Interruption) {
 				if out.Encode(i) == nil {
 					_ = http.NewResponseController(w).Flush()
 				}
-			}) // its end is the end of the answer
+			}}) // its end is the end of the answer
 		})
 	}
 	return mux
@@ -254,7 +254,7 @@ func (c *Cloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
 }
 
 // Interruptions is as in cloud.Interrupter.
-func (c *Cloud) Interruptions(ctx context.Context, notice func(cloud.Interruption)) error {
+func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 	resp, err := c.post(ctx, pathInterruptions, struct{}{})
 	if err != nil {
 		return err
@@ -265,7 +265,7 @@ func (c *Cloud) Interruptions(ctx context.Context, notice func(cloud.Interruptio
 		if err := in.Decode(&i); err != nil {
 			return fmt.Errorf("hear the interruptions of cloud %s: %w", c.name, err)
 		}
-		notice(i)
+		l.Notify(i)
 	}
 }
 

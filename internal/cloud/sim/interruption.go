@@ -19,8 +19,8 @@ type notice struct {
 
 // Interruptions implements cloud.Interrupter. A new call is told of what is
 // announced and has not ended yet.
-func (c *Cloud) Interruptions(ctx context.Context, tell func(cloud.Interruption)) error {
-	if err := c.interruptions(ctx, tell); err != nil {
+func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
+	if err := c.interruptions(ctx, l.Notify); err != nil {
 		return fmt.Errorf("wait for interruptions of %s: %w", c.cfg.Name, err)
 	}
 	return nil

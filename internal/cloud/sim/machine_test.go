@@ -347,7 +347,7 @@ func TestInterruptionsAreAnnounced(t *testing.T) {
 			var told []cloud.Interruption
 			ended := make(chan error, 1)
 			go func() {
-				ended <- c.Interruptions(ctx, func(i cloud.Interruption) { told = append(told, i) })
+				ended <- c.Interruptions(ctx, cloud.Listener{Notify: func(i cloud.Interruption) { told = append(told, i) }})
 			}()
 			synctest.Wait()
 			return &told, ended
