@@ -358,6 +358,33 @@ func talk(c net.Conn, patience time.Duration) error {
 	return err
 }
 
+// attempt is one to reach an address from a network namespace.
+type attempt struct {
+	what            string
+	from            netns.NsHandle
+	source, address string
+}
+
+// expect makes all attempts, of which those named in pass are to succeed.
+func (n *net3) expect(state string, all []attempt, pass ...attempt) {
+	n.Helper()
+	var tried sync.WaitGroup
+	for _, a := range all {
+		want, wait := false, lost
+		for _, p := range pass {
+			if p.what == a.what {
+				want, wait = true, patience
+			}
+		}
+		tried.Go(func() {
+			if _, err := n.dial(a.from, a.source, a.address, wait); (err == nil) != want {
+				n.Errorf("%s: %s: passes %t, want %t (%v)", state, a.what, err == nil, want, err)
+			}
+		})
+	}
+	tried.Wait()
+}
+
 func TestPacketsPassAsTheRulesSay(t *testing.T) {
 	n := newNet3(t)
 	n.listen(n.pod, ":80")
@@ -377,11 +404,6 @@ func TestPacketsPassAsTheRulesSay(t *testing.T) {
 	})
 	f := n.firewall()
 
-	type attempt struct {
-		what            string
-		from            netns.NsHandle
-		source, address string
-	}
 	in80 := attempt{"in to port 80", n.outside, outsideIP, podIP + ":80"}
 	in81 := attempt{"in to port 81", n.outside, outsideIP, podIP + ":81"}
 	other80 := attempt{"another in to port 80", n.outside, otherIP, podIP + ":80"}
@@ -405,21 +427,7 @@ func TestPacketsPassAsTheRulesSay(t *testing.T) {
 	}
 	expect := func(state string, pass ...attempt) {
 		t.Helper()
-		var tried sync.WaitGroup
-		for _, a := range all {
-			want, wait := false, lost
-			for _, p := range pass {
-				if p.what == a.what {
-					want, wait = true, patience
-				}
-			}
-			tried.Go(func() {
-				if _, err := n.dial(a.from, a.source, a.address, wait); (err == nil) != want {
-					t.Errorf("%s: %s: passes %t, want %t (%v)", state, a.what, err == nil, want, err)
-				}
-			})
-		}
-		tried.Wait()
+		n.expect(state, all, pass...)
 	}
 
 	expect("no firewall, so that what is refused below is refused by it", all...)

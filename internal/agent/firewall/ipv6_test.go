@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
@@ -87,32 +86,6 @@ func (n *net3) podLink() (index string) {
 	return index
 }
 
-type attempt6 struct {
-	what            string
-	from            netns.NsHandle
-	source, address string
-}
-
-// expect6 makes all attempts, of which those named in pass are to succeed.
-func (n *net3) expect6(state string, all []attempt6, pass ...attempt6) {
-	n.Helper()
-	var tried sync.WaitGroup
-	for _, a := range all {
-		want, wait := false, lost
-		for _, p := range pass {
-			if p.what == a.what {
-				want, wait = true, patience
-			}
-		}
-		tried.Go(func() {
-			if _, err := n.dial(a.from, a.source, a.address, wait); (err == nil) != want {
-				n.Errorf("%s: %s: passes %t, want %t (%v)", state, a.what, err == nil, want, err)
-			}
-		})
-	}
-	tried.Wait()
-}
-
 // A pod that has no IPv6 address from its cell has nevertheless a link-local one,
 // unless its interface is without IPv6; and with NET_ADMIN it gives itself others.
 func TestAPodWithoutAnIPv6AddressHasNoWayByIPv6(t *testing.T) {
@@ -122,7 +95,7 @@ func TestAPodWithoutAnIPv6AddressHasNoWayByIPv6(t *testing.T) {
 		n.listen(ns, "[::]:80")
 	}
 	f := n.firewall()
-	all := []attempt6{
+	all := []attempt{
 		{"in", n.outside, "", "[" + podIPv6 + "]:80"},
 		{"out", n.pod, "", "[" + outsideIPv6 + "]:80"},
 		{"the pod to the cell", n.pod, podIPv6, "[" + cellIPv6 + "]:80"},
@@ -130,19 +103,19 @@ func TestAPodWithoutAnIPv6AddressHasNoWayByIPv6(t *testing.T) {
 		{"the pod to the metadata service", n.pod, "", "[fd00:ec2::254]:80"},
 	}
 	n.in(n.outside, func() error { return errors.Join(sysctls("net.ipv6.conf.all.forwarding=1")) })
-	n.expect6("no firewall, so that what is refused below is refused by it", all, all...)
+	n.expect("no firewall, so that what is refused below is refused by it", all, all...)
 	if _, err := f.Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	n.expect6("closed", all)
+	n.expect("closed", all)
 	n.apply(f, func(*agentapi.Firewall) {})
-	n.expect6("no policy", all)
+	n.expect("no policy", all)
 	n.apply(f, func(fw *agentapi.Firewall) {
 		everybody := []agentapi.Allowed{{Any: true, AnyPort: true}}
 		fw.Ingress, fw.Egress = agentapi.Direction{Isolated: true, Allowed: everybody}, agentapi.Direction{Isolated: true, Allowed: everybody}
 		fw.AllowMetadata = true
 	})
-	n.expect6("everything allowed", all)
+	n.expect("everything allowed", all)
 }
 
 func TestThePodsIPv6PacketsPassAsTheRulesSay(t *testing.T) {
@@ -154,52 +127,52 @@ func TestThePodsIPv6PacketsPassAsTheRulesSay(t *testing.T) {
 	n.listen(n.outside, "[::]:80")
 	n.listen(n.outside, "[::]:53")
 	f := n.firewall()
-	in80 := attempt6{"in to port 80", n.outside, outsideIPv6, "[" + podIPv6 + "]:80"}
-	in81 := attempt6{"in to port 81", n.outside, outsideIPv6, "[" + podIPv6 + "]:81"}
-	other80 := attempt6{"another in to port 80", n.outside, otherIPv6, "[" + podIPv6 + "]:80"}
-	inForged := attempt6{"in to an address that the pod gave itself", n.outside, outsideIPv6, "[" + forgedIPv6 + "]:80"}
-	out80 := attempt6{"out to port 80", n.pod, podIPv6, "[" + outsideIPv6 + "]:80"}
-	outOther := attempt6{"out to another", n.pod, podIPv6, "[" + otherIPv6 + "]:80"}
-	probe := attempt6{"the kubelet's probe", n.cell, "", "[" + podIPv6 + "]:80"}
-	spoof := attempt6{"a forged source", n.pod, forgedIPv6, "[" + outsideIPv6 + "]:80"}
-	agentPort := attempt6{"the pod to the agent", n.pod, podIPv6, "[" + cellIPv6 + "]:6421"}
-	spoofAgent := attempt6{"the pod to the agent from a forged source", n.pod, forgedIPv6, "[" + cellIPv6 + "]:6421"}
-	linkLocal := attempt6{"the pod to the agent by link-local addresses", n.pod, "", "[" + cellLinkLocal + "%" + n.podLink() + "]:6421"}
-	neighbour := attempt6{"a neighbour to the agent", n.outside, "", "[" + cellIPv6 + "]:6421"}
-	metadata := attempt6{"the pod to the metadata service", n.pod, podIPv6, "[fd00:ec2::254]:80"}
-	names := attempt6{"the pod to the resolver at that address", n.pod, podIPv6, "[fd00:ec2::254]:53"}
-	all := []attempt6{in80, in81, other80, inForged, out80, outOther, probe, spoof, agentPort, spoofAgent, linkLocal, neighbour, metadata,
+	in80 := attempt{"in to port 80", n.outside, outsideIPv6, "[" + podIPv6 + "]:80"}
+	in81 := attempt{"in to port 81", n.outside, outsideIPv6, "[" + podIPv6 + "]:81"}
+	other80 := attempt{"another in to port 80", n.outside, otherIPv6, "[" + podIPv6 + "]:80"}
+	inForged := attempt{"in to an address that the pod gave itself", n.outside, outsideIPv6, "[" + forgedIPv6 + "]:80"}
+	out80 := attempt{"out to port 80", n.pod, podIPv6, "[" + outsideIPv6 + "]:80"}
+	outOther := attempt{"out to another", n.pod, podIPv6, "[" + otherIPv6 + "]:80"}
+	probe := attempt{"the kubelet's probe", n.cell, "", "[" + podIPv6 + "]:80"}
+	spoof := attempt{"a forged source", n.pod, forgedIPv6, "[" + outsideIPv6 + "]:80"}
+	agentPort := attempt{"the pod to the agent", n.pod, podIPv6, "[" + cellIPv6 + "]:6421"}
+	spoofAgent := attempt{"the pod to the agent from a forged source", n.pod, forgedIPv6, "[" + cellIPv6 + "]:6421"}
+	linkLocal := attempt{"the pod to the agent by link-local addresses", n.pod, "", "[" + cellLinkLocal + "%" + n.podLink() + "]:6421"}
+	neighbour := attempt{"a neighbour to the agent", n.outside, "", "[" + cellIPv6 + "]:6421"}
+	metadata := attempt{"the pod to the metadata service", n.pod, podIPv6, "[fd00:ec2::254]:80"}
+	names := attempt{"the pod to the resolver at that address", n.pod, podIPv6, "[fd00:ec2::254]:53"}
+	all := []attempt{in80, in81, other80, inForged, out80, outOther, probe, spoof, agentPort, spoofAgent, linkLocal, neighbour, metadata,
 		names}
 	apply := func(change func(*agentapi.Firewall)) {
 		n.apply(f, func(fw *agentapi.Firewall) { fw.PodIPv6 = netip.MustParseAddr(podIPv6); change(fw) })
 	}
 
-	n.expect6("no firewall, so that what is refused below is refused by it", all, all...)
+	n.expect("no firewall, so that what is refused below is refused by it", all, all...)
 	if _, err := f.Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	n.expect6("closed", all, neighbour)
+	n.expect("closed", all, neighbour)
 	apply(func(*agentapi.Firewall) {})
-	open := []attempt6{in80, in81, other80, out80, outOther, probe, neighbour, names}
-	n.expect6("no policy", all, open...)
+	open := []attempt{in80, in81, other80, out80, outOther, probe, neighbour, names}
+	n.expect("no policy", all, open...)
 	apply(func(fw *agentapi.Firewall) { fw.AllowMetadata = true })
-	n.expect6("metadata allowed", all, append(open, metadata)...)
+	n.expect("metadata allowed", all, append(open, metadata)...)
 	apply(func(fw *agentapi.Firewall) { fw.Ingress.Isolated = true })
-	n.expect6("ingress denied", all, out80, outOther, probe, neighbour, names)
+	n.expect("ingress denied", all, out80, outOther, probe, neighbour, names)
 	apply(func(fw *agentapi.Firewall) { fw.Egress.Isolated = true })
-	n.expect6("egress denied", all, in80, in81, other80, probe, neighbour)
+	n.expect("egress denied", all, in80, in81, other80, probe, neighbour)
 	tcp := []agentapi.Ports{span("TCP", 79, 80)}
 	apply(func(fw *agentapi.Firewall) {
 		fw.Ingress = agentapi.Direction{Isolated: true, Allowed: []agentapi.Allowed{{Addresses: prefixes("10.0.0.0/8", outsideIPv6+"/128"),
 			Ports: tcp}}}
 		fw.Egress = agentapi.Direction{Isolated: true, Allowed: []agentapi.Allowed{{Addresses: prefixes("fd00:9::70/124"), AnyPort: true}}}
 	})
-	n.expect6("some allowed", all, in80, outOther, probe, neighbour)
+	n.expect("some allowed", all, in80, outOther, probe, neighbour)
 	apply(func(fw *agentapi.Firewall) {
 		everybody := []agentapi.Allowed{{Addresses: prefixes("0.0.0.0/0"), AnyPort: true}}
 		fw.Ingress, fw.Egress = agentapi.Direction{Isolated: true, Allowed: everybody}, agentapi.Direction{Isolated: true, Allowed: everybody}
 	})
-	n.expect6("every IPv4 network allowed", all, probe, neighbour)
+	n.expect("every IPv4 network allowed", all, probe, neighbour)
 }
 
 // Who believes a router's advertisement sends its own traffic there.
