@@ -41,7 +41,8 @@ func (l Learnt) of(instanceType, image string) int {
 	return slices.IndexFunc(l, func(one Lesson) bool { return one.Type == instanceType && one.Image == image })
 }
 
-// With returns what is known with one machine more. It is false where that says nothing new.
+// With returns what is known with one machine more. It is false where that says nothing new:
+// a type of which enough are known is taken to have what it was.
 func (l Learnt) With(instanceType, image string, has Room) (Learnt, bool) {
 	if has.MilliCPU <= 0 || has.MemoryBytes <= 0 {
 		return l, false
@@ -51,11 +52,11 @@ func (l Learnt) With(instanceType, image string, has Room) (Learnt, bool) {
 	at := l.of(instanceType, image)
 	if at >= 0 {
 		one = l[at]
-		if len(one.Machines) == lastMachines && !slices.ContainsFunc(one.Machines, func(r Room) bool { return r != has }) {
-			return l, false
-		}
 	}
+	few := len(one.Machines) < lastMachines
+	before, _ := one.room()
 	one.Machines = append(slices.Clone(one.Machines[max(0, len(one.Machines)-lastMachines+1):]), has)
+	after, _ := one.room()
 	next := make(Learnt, 0, len(l)+1)
 	for i, other := range l {
 		if i != at {
@@ -63,7 +64,7 @@ func (l Learnt) With(instanceType, image string, has Room) (Learnt, bool) {
 		}
 	}
 	next = append(next, one)
-	return next[max(0, len(next)-mostLearnt):], true
+	return next[max(0, len(next)-mostLearnt):], few || after != before
 }
 
 // room is what a machine is taken to have: the median of each. It is false as long as too

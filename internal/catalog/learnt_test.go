@@ -99,3 +99,25 @@ func TestWhatIsLearntIsBoundedAndChangesOnlyIfItIsNew(t *testing.T) {
 		t.Error("what was learnt first is not forgotten first")
 	}
 }
+
+// What is news has all pods placed anew, and is stored: not each machine of a burst is.
+func TestMachinesThatChangeNothingAreNoNews(t *testing.T) {
+	var l Learnt
+	for i, m := range []struct {
+		memory int64 // MiB
+		news   bool
+	}{
+		{7800, true}, {7800, true}, {7801, true}, {7800, true}, {7800, true}, // as many as are kept
+		{7801, false}, {7800, false}, {7800, false}, {7800, false},
+		{7700, false}, {7700, false}, {7700, true}, // now it is another
+		{7700, false},
+	} {
+		var news bool
+		if l, news = l.With("large", "a", Room{MilliCPU: 2000, MemoryBytes: m.memory * mib}); news != m.news {
+			t.Errorf("machine %d, of %d MiB: news is %t", i+1, m.memory, news)
+		}
+	}
+	if got := l.Apply([]InstanceType{{Name: "large", MilliCPU: 2000, MemoryBytes: 8192 * mib}}, "a")[0].SeenBytes(); got != 7700*mib {
+		t.Errorf("it is taken to have %d MiB", got/mib)
+	}
+}

@@ -670,7 +670,7 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 		reason = events.NoCapacity
 	}
 	left, over := c.nextWithin(cell, left)
-	cell.Launch, cell.Token = nil, ""
+	cell.Launch, cell.Token, cell.Stale = nil, "", false // another offer is another launch
 	if cell.Refusals++; !ofTheCell(cell, refusal) {
 		cell.Refusals = 0
 	}

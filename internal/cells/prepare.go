@@ -61,9 +61,10 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 // stale takes back the launch of a cell that was resolved to what is not there any more. Where
 // that comes again at once, the cloud shows what it does not find: the launch is refused.
 func (c *Controller) stale(cell *Cell, err error) (outcome, error) {
-	if cell.Stale = !cell.Stale; !cell.Stale {
+	if cell.Stale {
 		return c.refused(cell, err)
 	}
+	cell.Stale = true
 	offer := cell.Offer()
 	_, failed := c.takenBack(cell)
 	return outcome{warning, events.LaunchDelayed, offer.String() + ": " + err.Error() + "; launching it anew"}, failed

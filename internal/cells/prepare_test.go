@@ -135,6 +135,25 @@ func TestALaunchOfWhatIsGoneIsResolvedAnewOnce(t *testing.T) {
 	}
 }
 
+// Each offer is another launch: what was gone for one before is not held against it.
+func TestALaunchOfWhatIsGoneIsResolvedAnewOnceForEachOffer(t *testing.T) {
+	resolving(t, &modelNames{}, func(t *testing.T, b *bubble) {
+		answers := []error{cloud.ErrStale, cloud.ErrCapacity, cloud.ErrStale, nil}
+		var sent []cloud.LaunchRequest
+		b.cloud.set(func() {
+			b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+				sent = append(sent, r)
+				return answers[min(len(sent), len(answers))-1], false
+			}
+		})
+		b.ask("a", Options{}, "nano", "small")
+		b.later(time.Minute)
+		if got := fmt.Sprint(images(sent)); b.phase("a") != apiv1.Bound || got != "[nano image-1 nano image-2 small image-3 small image-4]" {
+			t.Errorf("it is %q; sent %s", b.phase("a"), got)
+		}
+	})
+}
+
 // That of a call that may have been made before is no proof that nothing runs.
 func TestAStaleLaunchThatMayHaveWorkedIsGivenUp(t *testing.T) {
 	resolving(t, &modelNames{}, func(t *testing.T, b *bubble) {

@@ -39,13 +39,19 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		}
 	}
 	placed, lacked := withPlugins(pod, needs), c.lackedBy(pod)
-	needed := placement.Needs(placed)
+	needed, larger := placement.Needs(placed), placed
 	if !lacked.None() {
 		// Whatever has no more than what was too small lacks as much. It is believed once:
 		// machines that all say so are not paid for one after the other.
-		placed, needed = placement.With(placed, roomList(lacked.Room)), catalog.Room{}
+		larger, needed = placement.With(placed, roomList(lacked.Room)), catalog.Room{}
 	}
-	offers, err := c.cfg.Offers(ctx, placed, zone)
+	offers, err := c.cfg.Offers(ctx, larger, zone)
+	if _, none := errors.AsType[*placement.UnplaceableError](err); none && !lacked.None() {
+		// No type is larger. One machine that lacks something is no reason to wait for ever.
+		larger, lacked.why = placed, ""
+		offers, err = c.cfg.Offers(ctx, placed, zone)
+	}
+	placed = larger
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}

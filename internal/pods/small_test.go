@@ -89,3 +89,33 @@ func TestAPodThatNamesItsTypeTakesAnyRoom(t *testing.T) {
 		}
 	}
 }
+
+// One machine that has less is no reason to wait for ever where no type is larger.
+func TestAPodWhoseMachineWasTooSmallIsPlacedAsBeforeWhereNothingIsLarger(t *testing.T) {
+	const gib = 1 << 30
+	h := newHarness(t)
+	h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
+		if placement.ResourcesOf(p).MemoryBytes > 8*gib {
+			return nil, &placement.UnplaceableError{Need: "more"}
+		}
+		return []cells.Offer{{InstanceType: "largest", MilliCPU: 2000, MemoryBytes: 8 * gib, Reason: "cheapest"}}, nil
+	}
+	h.put(pod("a", func(p *corev1.Pod) {
+		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("7800Mi")}
+	}))
+	h.must("a")
+	cell, _ := h.cells.ForPod("uid-a")
+	cell.Phase, cell.Instance, cell.Cause, cell.Reason = apiv1.Gone, &cloud.Instance{ID: "i-1"}, cells.CauseTooSmall, "it was small"
+	cell.Room = catalog.Room{MilliCPU: 2000, MemoryBytes: 7 * gib}
+	h.cells.gone("uid-a")
+	h.c.CellChanged(cell)
+	h.clock.Step(time.Minute)
+	h.must("a")
+	cell, has := h.cells.ForPod("uid-a")
+	if !has || cell.Offer().InstanceType != "largest" || cell.Offer().Reason != "cheapest" {
+		t.Errorf("it has %+v (%t)", cell, has)
+	}
+	if r, err := h.c.Choose(h.Context(), pod("a", func(p *corev1.Pod) { p.Spec = h.placed.Spec })); err != nil || !r.Needs.None() {
+		t.Errorf("its next cell is to have %+v, %v: it would be as small", r.Needs, err)
+	}
+}

@@ -22,6 +22,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/smithy-go"
 
 	"github.com/elotl/kip/dev/ec2"
@@ -1172,6 +1174,28 @@ func TestTheCatalogueHasWhatIsOfferedInTheSubnets(t *testing.T) {
 	}
 	if got := byName["c5.large"].Offerings; !slices.Equal(got, want) {
 		t.Errorf("c5.large is offered at %+v, want %+v", got, want)
+	}
+}
+
+// EC2 tells Gaudi accelerators as GPUs, on which nothing of NVIDIA's or AMD's runs.
+func TestAGPUIsOneOfNVIDIAOrAMD(t *testing.T) {
+	for maker, want := range map[string]int{"NVIDIA": 1, "AMD": 1, "": 1, "Habana": 0} {
+		gpu := types.GpuDeviceInfo{Name: aws.String("HL-205"), Count: aws.Int32(8)}
+		if maker != "" {
+			gpu.Manufacturer = aws.String(maker)
+		}
+		got, is := typeOf(types.InstanceTypeInfo{
+			InstanceType:  "dl1.24xlarge",
+			Hypervisor:    types.InstanceTypeHypervisorNitro,
+			VCpuInfo:      &types.VCpuInfo{DefaultVCpus: aws.Int32(96)},
+			MemoryInfo:    &types.MemoryInfo{SizeInMiB: aws.Int64(768 << 10)},
+			NetworkInfo:   &types.NetworkInfo{Ipv4AddressesPerInterface: aws.Int32(50)},
+			ProcessorInfo: &types.ProcessorInfo{SupportedArchitectures: []types.ArchitectureType{types.ArchitectureTypeX8664}},
+			GpuInfo:       &types.GpuInfo{Gpus: []types.GpuDeviceInfo{gpu}},
+		})
+		if !is || len(got.GPUs) != want {
+			t.Errorf("of maker %q: %+v, %t", maker, got, is)
+		}
 	}
 }
 

@@ -127,6 +127,10 @@ func (c *Cloud) readTypes(ctx context.Context) ([]catalog.InstanceType, error) {
 	return all, err
 }
 
+// makersOfGPUs are those whose GPUs pods ask for by a resource, in EC2's words: the Gaudi of
+// Habana is a GPU to EC2, and to no pod.
+var makersOfGPUs = []string{"NVIDIA", "AMD"}
+
 func typeOf(t types.InstanceTypeInfo) (catalog.InstanceType, bool) {
 	nitro := t.Hypervisor == types.InstanceTypeHypervisorNitro || aws.ToBool(t.BareMetal)
 	// A list that is not there says nothing.
@@ -151,6 +155,9 @@ func typeOf(t types.InstanceTypeInfo) (catalog.InstanceType, bool) {
 	}
 	if t.GpuInfo != nil {
 		for _, g := range t.GpuInfo.Gpus {
+			if maker := aws.ToString(g.Manufacturer); maker != "" && !slices.Contains(makersOfGPUs, maker) {
+				continue
+			}
 			one.GPUs = append(one.GPUs, catalog.GPU{Model: aws.ToString(g.Name), Count: int64(aws.ToInt32(g.Count))})
 		}
 	}

@@ -41,6 +41,7 @@ type Cloud struct {
 	// mu guards what was read of EC2 and is read again with the catalogue, and kipGroups.
 	mu        sync.Mutex
 	network   *network
+	located   bool // it was read before
 	images    map[string]image
 	groups    map[string]string     // IDs by name
 	own       map[string]cellsGroup // by owner

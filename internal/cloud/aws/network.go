@@ -30,22 +30,24 @@ type subnet struct {
 // where returns the network, which is read once until the next catalogue.
 func (c *Cloud) where(ctx context.Context) (*network, error) {
 	c.mu.Lock()
-	known := c.network
+	known, first := c.network, !c.located
 	c.mu.Unlock()
 	if known != nil {
 		return known, nil
 	}
-	n, err := c.readNetwork(ctx)
+	n, err := c.readNetwork(ctx, first)
 	if err != nil {
 		return nil, fmt.Errorf("find the subnets of the cells: %w", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.network = n
+	c.network, c.located = n, true
 	return n, nil
 }
 
-func (c *Cloud) readNetwork(ctx context.Context) (*network, error) {
+// readNetwork asks for all subnets that are configured. One that has gone since the first time
+// is to blame for no launch in another.
+func (c *Cloud) readNetwork(ctx context.Context, first bool) (*network, error) {
 	all, err := c.readSubnets(ctx)
 	if err != nil {
 		return nil, err
@@ -64,6 +66,9 @@ func (c *Cloud) readNetwork(ctx context.Context) (*network, error) {
 	switch {
 	case len(n.subnets) == 0:
 		return nil, refused("there is no subnet of %s: want cloud.aws.subnetID, or a cloud.aws.vpcID that has some", c.cfg.VPC)
+	case len(n.subnets) < len(c.cfg.Subnets) && !first:
+		c.cfg.Log.Error("EC2 does not show all subnets that are configured: no cell is launched in the others",
+			"configured", c.cfg.Subnets, "shown", names)
 	case len(n.subnets) < len(c.cfg.Subnets):
 		return nil, refused("of the subnets %s EC2 shows only %s", strings.Join(c.cfg.Subnets, ", "), strings.Join(names, ", "))
 	case c.cfg.VPC != "" && c.cfg.VPC != defaultVPC && n.vpc != c.cfg.VPC:

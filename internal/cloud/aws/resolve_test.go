@@ -130,3 +130,33 @@ func TestALaunchOfWhatIsGoneIsStaleAndAnotherIsResolvedAnew(t *testing.T) {
 		}
 	}
 }
+
+// Whoever takes one subnet away takes it alone: the others go on being launched in.
+func TestASubnetThatGoesKeepsNoLaunchFromTheOthers(t *testing.T) {
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	s := settings(url)
+	s.Subnets = []string{"subnet-a1", "subnet-a2"}
+	c := open(t, s)
+	gone := resolved(t, c, request("t", 1)) // in subnet-a1
+	model.Change(func(cfg *ec2.Config) {
+		cfg.Subnets = slices.DeleteFunc(cfg.Subnets, func(s ec2.Subnet) bool { return s.ID == "subnet-a1" })
+	})
+	if err := c.Launch(t.Context(), gone).Err(); !errors.Is(err, cloud.ErrStale) {
+		t.Fatalf("in the one that is gone: %v", err)
+	}
+	_, err := c.Resolve(t.Context(), request("u", 1).LaunchSpec)
+	if got := cloud.ScopeOf(err); !cloud.Refused(err) || got != (cloud.Scope{Subnet: "subnet-a1"}) {
+		t.Errorf("anew in the one that is gone: %v, which is about %+v", err, got)
+	}
+	other := request("v", 1)
+	other.Subnet = "subnet-a2"
+	if err := c.Launch(t.Context(), resolved(t, c, other)).Err(); err != nil {
+		t.Errorf("in the other: %v", err)
+	}
+	if _, err := c.Catalogue(t.Context()); err != nil {
+		t.Errorf("the catalogue: %v", err)
+	}
+	if _, err := open(t, s).Catalogue(t.Context()); err == nil {
+		t.Error("a Kip that begins with a subnet that is not there says nothing")
+	}
+}
