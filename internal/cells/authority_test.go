@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/http"
 	"regexp"
@@ -236,6 +237,60 @@ func TestACellThatIsNotMovedStaysWithTheOldCAAndIsAskedSeldom(t *testing.T) {
 		b.later(time.Minute)
 		if left := b.cells.Unmoved(); len(left) > 0 || b.phase("new") != apiv1.Bound || len(b.unbound(pods)) != 2 {
 			t.Errorf("then: %v, new is %s", left, b.phase("new"))
+		}
+	})
+}
+
+// hears is a log that is told of each message.
+type hears func(message string)
+
+func (h hears) Enabled(context.Context, slog.Level) bool { return true }
+func (h hears) WithAttrs([]slog.Attr) slog.Handler       { return h }
+func (h hears) WithGroup(string) slog.Handler            { return h }
+
+func (h hears) Handle(_ context.Context, r slog.Record) error {
+	h(r.Message)
+	return nil
+}
+
+// A pod that comes while cells are ended was not shown to anybody.
+func TestNoPodGetsACellThatAPersonEndsMeanwhile(t *testing.T) {
+	var end func()
+	inBubble(t, func(c *setup) {
+		keep(2)(c)
+		c.CAHash = "ca-1"
+		c.Log = slog.New(hears(func(message string) {
+			if end != nil && strings.Contains(message, "is lost") {
+				end()
+			}
+		}))
+	}, nil, func(t *testing.T, b *bubble) {
+		a := rotates(b, "ca-1")
+		b.later(time.Minute)
+		a.mu.Lock()
+		a.answer = func(string) error { return errors.New("not yet") }
+		a.mu.Unlock()
+		b.cfg.Pools[0].Offers = func() ([]Offer, error) { return nil, cloud.ErrCapacity }
+		a.kip("ca-2", "ca-1")
+		b.later(time.Minute)
+		shown := b.cells.Unmoved()
+		if len(shown) != 2 || shown[0].Cell.Phase != apiv1.Ready || shown[1].Cell.Phase != apiv1.Ready {
+			t.Fatalf("not moved: %+v", shown)
+		}
+		var got Cell
+		end = func() { // when the first of them ends
+			end = nil
+			got = b.request("a", "nano")
+		}
+		if ended, err := b.cells.EndUnmoved(ShownUnmoved(shown)); err != nil || len(ended) != 2 || got.ID == "" {
+			t.Fatalf("%d end, %v, and the pod has %+v", len(ended), err, got)
+		}
+		if slices.ContainsFunc(shown, func(u Unmoved) bool { return u.Cell.ID == got.ID }) {
+			t.Error("the pod has a cell that ends as nobody decided of that pod")
+		}
+		b.later(time.Minute)
+		if now, _ := b.cells.ForPod(ref("a").UID); now.ID != got.ID || now.Phase != apiv1.Bound {
+			t.Errorf("then the pod has cell %s, which is %s; it had %s", now.ID, now.Phase, got.ID)
 		}
 	})
 }

@@ -380,13 +380,25 @@ func (c *Controller) showAgain(e *entry) {
 // endFor ends a cell that is lost.
 func (c *Controller) endFor(e *entry, cause Cause, why string) {
 	c.mu.Lock()
-	lost := e.ending == ""
-	if lost {
-		e.ending, e.cause, e.held = why, cause, ""
-	}
+	begun := e.beginEnd(cause, why)
 	c.mu.Unlock()
-	if lost {
-		c.warn(e.cell(), events.CellLost, "Cell %s is lost: %s", e.id, why)
-		c.queue.Add(e.id)
+	if begun {
+		c.sayLost(e, why)
 	}
+}
+
+// beginEnd has a cell end that is lost, from now on without any pod but its own, unless it ends
+// already. The caller holds Controller.mu, and says it with sayLost when it does not.
+func (e *entry) beginEnd(cause Cause, why string) bool {
+	if e.ending != "" {
+		return false
+	}
+	e.ending, e.cause, e.held = why, cause, ""
+	return true
+}
+
+// sayLost says that a cell that is lost begins to end, and has it end.
+func (c *Controller) sayLost(e *entry, why string) {
+	c.warn(e.cell(), events.CellLost, "Cell %s is lost: %s", e.id, why)
+	c.queue.Add(e.id)
 }
