@@ -256,10 +256,11 @@ func TestAForeignKipIsRefusedByARunningCell(t *testing.T) {
 			refusal.wasInVain(t, session)
 			// Nor would this Kip take the cell for its own, but by the key that joined: then
 			// the cell refuses it.
-			rotated, refused := errors.AsType[*tunnel.RotatedError](err)
+			_, refused := errors.AsType[*tunnel.RotatedError](err)
+			alert, alerted := errors.AsType[*net.OpError](err)
 			if unknown := (x509.UnknownAuthorityError{}); target.KeyHash == "" && !errors.As(err, &unknown) {
 				t.Errorf("it ended with %v; want that the cell's certificate is of an unknown authority", err)
-			} else if target.KeyHash != "" && (!refused || !isRefusal(rotated)) {
+			} else if target.KeyHash != "" && (!refused || !alerted || alert.Op != "remote error") {
 				t.Errorf("it ended with %v; want that the cell refuses it", err)
 			}
 		})
@@ -521,8 +522,14 @@ func TestASpentTokenOpensNothingEvenToItsCA(t *testing.T) {
 	unmoved(s, before.Status.ContainerStatuses[0].ContainerID, "a")
 }
 
-// storedAuthority is the CA of a Kip that is dead, from a copy of its store.
+// storedAuthority is the CA with which a Kip that is dead signs.
 func storedAuthority(t *testing.T, controllerID string) *pki.Authority {
+	t.Helper()
+	return storedAuthorities(t, controllerID).Signing
+}
+
+// storedAuthorities are the CAs of a Kip that is dead, from a copy of its store.
+func storedAuthorities(t *testing.T, controllerID string) pki.Authorities {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kip-store-") // short: there will be a socket in it
 	if err != nil {
@@ -567,11 +574,11 @@ func storedAuthority(t *testing.T, controllerID string) *pki.Authority {
 	}); err != nil || bound == 0 {
 		t.Fatalf("the store has %d bound cells: %v", bound, err)
 	}
-	authority, err := pki.Decode(stored, time.Now)
+	authorities, err := pki.DecodeAuthorities(stored, time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return authority
+	return authorities
 }
 
 // secondMachine is an agent with user data of another, on loopback.
