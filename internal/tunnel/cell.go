@@ -260,7 +260,7 @@ func (c *Cell) admit(ctx context.Context, tc *tls.Conn, nc *conn) error {
 	if err != nil {
 		return err
 	}
-	newest, err := c.terms.admit(term)
+	newest, err := c.terms.admit(term, time.Now())
 	if newest {
 		c.open.Load().closeBut(nc)
 		if err != nil {
