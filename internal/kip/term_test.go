@@ -76,7 +76,8 @@ func TestAKipThatIsDeposedBeginsNoTerm(t *testing.T) {
 	if _, err := st.Put(t.Context(), "leader", 2, first); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := beginTerm(t.Context(), fenced, clocktesting.NewFakePassiveClock(time.Unix(0, 0)), silent); !errors.Is(err, store.ErrNotLeader) {
+	clk := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
+	if _, err := beginTerm(t.Context(), fenced, clk, silent); !errors.Is(err, store.ErrNotLeader) {
 		t.Errorf("it began one: %v", err)
 	}
 }
