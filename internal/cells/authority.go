@@ -142,13 +142,10 @@ type Unmoved struct {
 func (c *Controller) Unmoved() (all []Unmoved) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, e := range c.unmoved() {
-		all = append(all, Unmoved{Cell: *e.cell(), Why: e.unmovedFor()})
-	}
-	return all
+	return unmovedOf(c.unmoved())
 }
 
-// unmoved is Unmoved under mu.
+// unmoved are the entries of Unmoved. The caller holds mu.
 func (c *Controller) unmoved() (all []*entry) {
 	for _, e := range c.cells {
 		if cell := e.cell(); cell.Launch != nil && cell.Phase != apiv1.Terminating && c.knowsOld(e) {
@@ -156,6 +153,14 @@ func (c *Controller) unmoved() (all []*entry) {
 		}
 	}
 	slices.SortFunc(all, func(a, b *entry) int { return cmp.Compare(a.id, b.id) })
+	return all
+}
+
+// unmovedOf is what a person is shown of unmoved cells. The caller holds Controller.mu.
+func unmovedOf(entries []*entry) (all []Unmoved) {
+	for _, e := range entries {
+		all = append(all, Unmoved{Cell: *e.cell(), Why: e.unmovedFor()})
+	}
 	return all
 }
 
@@ -209,17 +214,19 @@ var ErrOtherUnmoved = errors.New("the cells that know Kip by the old CA are othe
 // EndUnmoved ends the cells that are Unmoved, as a person has decided who was shown them.
 // It ends none if there are others by now: the error is ErrOtherUnmoved then.
 func (c *Controller) EndUnmoved(shown string) ([]Unmoved, error) {
-	all := c.Unmoved()
+	c.mu.Lock()
+	entries := c.unmoved()
+	all := unmovedOf(entries)
 	if ShownUnmoved(all) != shown {
+		c.mu.Unlock()
 		return nil, ErrOtherUnmoved
 	}
-	for _, u := range all {
-		c.mu.Lock()
-		e := c.cells[u.Cell.ID]
-		c.mu.Unlock()
-		if e != nil && u.Cell.Live() {
-			c.endFor(e, CauseOther, "it knows Kip by a CA that is dropped, as a person has decided")
-		}
+	// All at once, under the same hold: otherwise one gets another pod after it was judged.
+	const why = "it knows Kip by a CA that is dropped, as a person has decided"
+	entries = slices.DeleteFunc(entries, func(e *entry) bool { return !e.cell().Live() || !e.beginEnd(CauseOther, why) })
+	c.mu.Unlock()
+	for _, e := range entries {
+		c.sayLost(e, why)
 	}
 	return all, nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/http"
 	"regexp"
@@ -240,6 +241,60 @@ func TestACellThatIsNotMovedStaysWithTheOldCAAndIsAskedSeldom(t *testing.T) {
 	})
 }
 
+// hears is a log that is told of each message.
+type hears func(message string)
+
+func (h hears) Enabled(context.Context, slog.Level) bool { return true }
+func (h hears) WithAttrs([]slog.Attr) slog.Handler       { return h }
+func (h hears) WithGroup(string) slog.Handler            { return h }
+
+func (h hears) Handle(_ context.Context, r slog.Record) error {
+	h(r.Message)
+	return nil
+}
+
+// A pod that comes while cells are ended was not shown to anybody.
+func TestNoPodGetsACellThatAPersonEndsMeanwhile(t *testing.T) {
+	var end func()
+	inBubble(t, func(c *setup) {
+		keep(2)(c)
+		c.CAHash = "ca-1"
+		c.Log = slog.New(hears(func(message string) {
+			if end != nil && strings.Contains(message, "is lost") {
+				end()
+			}
+		}))
+	}, nil, func(t *testing.T, b *bubble) {
+		a := rotates(b, "ca-1")
+		b.later(time.Minute)
+		a.mu.Lock()
+		a.answer = func(string) error { return errors.New("not yet") }
+		a.mu.Unlock()
+		b.cfg.Pools[0].Offers = func() ([]Offer, error) { return nil, cloud.ErrCapacity }
+		a.kip("ca-2", "ca-1")
+		b.later(time.Minute)
+		shown := b.cells.Unmoved()
+		if len(shown) != 2 || shown[0].Cell.Phase != apiv1.Ready || shown[1].Cell.Phase != apiv1.Ready {
+			t.Fatalf("not moved: %+v", shown)
+		}
+		var got Cell
+		end = func() { // when the first of them ends
+			end = nil
+			got = b.request("a", "nano")
+		}
+		if ended, err := b.cells.EndUnmoved(ShownUnmoved(shown)); err != nil || len(ended) != 2 || got.ID == "" {
+			t.Fatalf("%d end, %v, and the pod has %+v", len(ended), err, got)
+		}
+		if slices.ContainsFunc(shown, func(u Unmoved) bool { return u.Cell.ID == got.ID }) {
+			t.Error("the pod has a cell that ends as nobody decided of that pod")
+		}
+		b.later(time.Minute)
+		if now, _ := b.cells.ForPod(ref("a").UID); now.ID != got.ID || now.Phase != apiv1.Bound {
+			t.Errorf("then the pod has cell %s, which is %s; it had %s", now.ID, now.Phase, got.ID)
+		}
+	})
+}
+
 // What a cell does counts, not what its record says: one that was moved, and has lost what it
 // was told, is told again, and is not shut out before that.
 func TestACellThatHasForgottenTheNewCAIsMovedAgain(t *testing.T) {
@@ -445,16 +500,21 @@ func TestAKipThatIsKilledInARotationGoesOn(t *testing.T) {
 func TestACellThatTrustsANewerCAIsNotLost(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		pods := b.bound(4)
-		cell, _ := b.cells.ForPod(ref(pods[0]).UID)
-		b.links.of(cell.ID).set(false, fmt.Errorf("connect: %w", &tunnel.RotatedError{}))
+		refuse := func(why error) {
+			for _, pod := range pods[:3] {
+				cell, _ := b.cells.ForPod(ref(pod).UID)
+				b.links.of(cell.ID).set(why == nil, why)
+			}
+		}
+		refuse(fmt.Errorf("connect: %w", &tunnel.RotatedError{}))
 		b.later(time.Hour)
 		if lost := b.unbound(pods); len(lost) > 0 || len(b.said("silent")) > 0 {
 			t.Errorf("%v are lost, said %v", lost, b.events)
 		}
-		if why := b.cells.Refused(); !strings.Contains(why, "1 cells") || !strings.Contains(why, "older than the rotation") {
-			t.Errorf("while one refuses it: %q", why)
+		if why := b.cells.Refused(); !strings.Contains(why, "3 cells of 4") || !strings.Contains(why, "older than the rotation") {
+			t.Errorf("while three refuse it: %q", why)
 		}
-		b.links.of(cell.ID).set(true, nil)
+		refuse(nil)
 		b.later(time.Minute)
 		if why := b.cells.Refused(); why != "" {
 			t.Errorf("then: %q", why)
@@ -469,8 +529,8 @@ func TestACellThatBootsAndTrustsANewerCAIsNotEnded(t *testing.T) {
 		b.later(10 * time.Second)
 		b.links.of(cell.ID).set(false, &tunnel.RotatedError{})
 		b.later(time.Hour)
-		if got, has := b.cells.ForPod(ref("a").UID); !has || got.ID != cell.ID || got.Phase != apiv1.Booting || b.cells.Refused() == "" {
-			t.Errorf("after an hour the pod has %v, and Kip says %q", got, b.cells.Refused())
+		if got, has := b.cells.ForPod(ref("a").UID); !has || got.ID != cell.ID || got.Phase != apiv1.Booting {
+			t.Errorf("after an hour the pod has %v; said %v", got, b.events)
 		}
 	})
 }

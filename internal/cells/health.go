@@ -127,16 +127,13 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 			silent = append(silent, silence{e, since})
 		}
 	}
+	refused.of = ready
 	was := c.refusing
 	c.refusing = refused
 	c.mu.Unlock()
-	if (refused.rotated > 0) != (was.rotated > 0) {
-		c.cfg.Log.Error("cells refuse this Kip, or do so no more: its store is older than the rotation of its CA", "cells", refused.rotated,
-			"ready", ready)
-	}
-	if (refused.cells > 0) != (was.cells > 0) {
-		c.cfg.Log.Error("cells refuse this Kip, or do so no more: one of a higher term has connected to them", "cells", refused.cells,
-			"ready", ready, "term", refused.term)
+	if is := refused.said(); (is != "") != (was.said() != "") {
+		c.cfg.Log.Error("most cells refuse this Kip, or do so no more", "by term", refused.cells, "by CA", refused.rotated, "of", ready,
+			"why", is)
 	}
 	if refused.cells > ready-refused.cells && c.beganAfter(refused.term) {
 		c.fail(ErrBehindTime)
@@ -204,6 +201,7 @@ func (e *entry) refusal() error {
 // refusals are of cells that are there: that another Kip has connected to since, and that
 // know a CA of Kip's that is not in the store.
 type refusals struct {
+	of      int // so many cells could
 	cells   int
 	term    uint64 // the highest of those
 	rotated int
@@ -217,19 +215,31 @@ func (r *refusals) add(refusal error) {
 	r.rotated++
 }
 
-// Refused says why cells that are well do not obey this Kip; "" if they do. They are not lost.
+// refusalsLeast is how many cells are believed at least that Kip is not obeyed.
+const refusalsLeast = 2
+
+// said is what the cells say of this Kip, if most of them do. A Kip that is followed, and a
+// store that is older than a rotation, are refused by all cells that the store knows, but for
+// new ones. What a few say, their roots may have made up.
+func (r refusals) said() string {
+	if n := r.cells + r.rotated; n < refusalsLeast || n <= r.of-n {
+		return ""
+	}
+	if r.rotated >= r.cells {
+		return fmt.Sprintf("%d cells of %d refuse this Kip, since they trust a CA that is not in its store: the store is older than the rotation"+
+			" of the CA; they run on, and none is ended for it, until a newer backup is restored or their pods are deleted", r.rotated, r.of)
+	}
+	return fmt.Sprintf("%d cells of %d refuse this Kip, since one of the higher term %d has connected to them: either another Kip has the same"+
+		" identity, or the clock of this one was behind when it began, or that of one before ahead; they run on, and none is ended for it",
+		r.cells, r.of, r.term)
+}
+
+// Refused says why most cells, which are well, do not obey this Kip; "" if they do. They are
+// not lost.
 func (c *Controller) Refused() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if n := c.refusing.rotated; n > 0 {
-		return fmt.Sprintf("%d cells refuse this Kip, since they trust a CA that is not in its store: the store is older than the rotation of the CA; "+
-			"they run on, and none is ended for it, until a newer backup is restored or their pods are deleted", n)
-	}
-	if c.refusing.cells == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%d cells refuse this Kip, since one of the higher term %d has connected to them: either another Kip has the same identity, or "+
-		"the clock of this one was behind when it began, or that of one before ahead; they run on, and none is ended for it", c.refusing.cells, c.refusing.term)
+	return c.refusing.said()
 }
 
 // ErrBehindTime ends Run: the clock was behind when this process began, and has been set since.
@@ -394,13 +404,25 @@ func (c *Controller) showAgain(e *entry) {
 // endFor ends a cell that is lost.
 func (c *Controller) endFor(e *entry, cause Cause, why string) {
 	c.mu.Lock()
-	lost := e.ending == ""
-	if lost {
-		e.ending, e.cause, e.held = why, cause, ""
-	}
+	begun := e.beginEnd(cause, why)
 	c.mu.Unlock()
-	if lost {
-		c.warn(e.cell(), events.CellLost, "Cell %s is lost: %s", e.id, why)
-		c.queue.Add(e.id)
+	if begun {
+		c.sayLost(e, why)
 	}
+}
+
+// beginEnd has a cell end that is lost, from now on without any pod but its own, unless it ends
+// already. The caller holds Controller.mu, and says it with sayLost when it does not.
+func (e *entry) beginEnd(cause Cause, why string) bool {
+	if e.ending != "" {
+		return false
+	}
+	e.ending, e.cause, e.held = why, cause, ""
+	return true
+}
+
+// sayLost says that a cell that is lost begins to end, and has it end.
+func (c *Controller) sayLost(e *entry, why string) {
+	c.warn(e.cell(), events.CellLost, "Cell %s is lost: %s", e.id, why)
+	c.queue.Add(e.id)
 }

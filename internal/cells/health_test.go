@@ -3,6 +3,7 @@ package cells
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -349,15 +350,16 @@ func TestACellThatRefusesThisKipIsNotLost(t *testing.T) {
 		if why := b.cells.Refused(); why != "" {
 			t.Errorf("before: %q", why)
 		}
-		refuse(2, fmt.Errorf("join: %w", &tunnel.FollowedError{Term: 9}))
+		term := uint64(time.Now().UnixMilli())
+		refuse(3, fmt.Errorf("join: %w", &tunnel.FollowedError{Term: term}))
 		b.later(time.Hour)
 		if lost := b.unbound(pods); len(lost) > 0 || len(b.said("silent")) > 0 {
 			t.Errorf("%v are lost, said %v", lost, b.events)
 		}
-		if why := b.cells.Refused(); !strings.Contains(why, "2 cells") || !strings.Contains(why, "term 9 ") {
-			t.Errorf("while two refuse it: %q", why)
+		if why := b.cells.Refused(); !strings.Contains(why, "3 cells of 4") || !strings.Contains(why, fmt.Sprint("term ", term, " ")) {
+			t.Errorf("while three refuse it: %q", why)
 		}
-		refuse(2, nil)
+		refuse(3, nil)
 		b.later(time.Minute)
 		if why := b.cells.Refused(); why != "" {
 			t.Errorf("then: %q", why)
@@ -368,6 +370,31 @@ func TestACellThatRefusesThisKipIsNotLost(t *testing.T) {
 			t.Errorf("%v are lost, of which one is silent", lost)
 		}
 	})
+}
+
+// What a cell says of a higher term, or of another CA, its root can say as well: Kip is not
+// unready for one, nor for some of many.
+func TestAFewCellsThatClaimToRefuseThisKipSayNothingOfIt(t *testing.T) {
+	for why, says := range map[error]string{
+		&tunnel.FollowedError{Term: math.MaxInt64}: "term 9223372036854775807 ",
+		&tunnel.RotatedError{}:                     "not in its store",
+	} {
+		for n, want := range map[int]int{1: 2, 2: 2, 3: 2, 4: 3, 5: 3} { // so many of n
+			inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+				pods := b.bound(n)
+				for refuse := range n + 1 {
+					if refuse > 0 {
+						cell, _ := b.cells.ForPod(ref(pods[refuse-1]).UID)
+						b.links.of(cell.ID).set(false, why)
+					}
+					b.later(10 * time.Second)
+					if got := b.cells.Refused(); (got != "") != (refuse >= want) || got != "" && !strings.Contains(got, says) {
+						t.Errorf("%v: %d of %d say so: %q", why, refuse, n, got)
+					}
+				}
+			})
+		}
+	}
 }
 
 // A cell that another Kip has joined may run a pod for it.
@@ -381,9 +408,6 @@ func TestACellThatBootsAndRefusesThisKipIsNotEnded(t *testing.T) {
 		b.later(time.Hour)
 		if got, has := b.cells.ForPod(ref("a").UID); !has || got.ID != cell.ID || got.Phase != apiv1.Booting {
 			t.Errorf("after an hour the pod has %v; said %v", got, b.events)
-		}
-		if why := b.cells.Refused(); !strings.Contains(why, "1 cells") || !strings.Contains(why, fmt.Sprint("term ", later, " ")) {
-			t.Errorf("it says %q", why)
 		}
 		b.links.of(cell.ID).set(false, errors.New("no route to host"))
 		b.later(time.Minute)

@@ -192,7 +192,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.rotation, err = l.loadRotation(ctx); err != nil {
 		return err
 	}
-	if l.term, err = beginTerm(ctx, l.store, l.clock); err != nil {
+	if l.term, err = beginTerm(ctx, l.store, l.clock, l.Log); err != nil {
 		return err
 	}
 	bare, err := openCloud(ctx, l.cfg, l.Log)

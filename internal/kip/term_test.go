@@ -5,10 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/store/storetest"
@@ -19,9 +22,11 @@ func TestEachKipThatBeginsToLeadHasAHigherTerm(t *testing.T) {
 	clk := clocktesting.NewFakePassiveClock(time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC))
 	st := store.Memory(nil)
 	last := uint64(0)
+	var said strings.Builder
+	log := slog.New(slog.NewTextHandler(&said, nil))
 	begin := func(when string) {
 		t.Helper()
-		term, err := beginTerm(t.Context(), st, clk)
+		term, err := beginTerm(t.Context(), st, clk, log)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,7 +41,7 @@ func TestEachKipThatBeginsToLeadHasAHigherTerm(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin("at the same moment")
-	clk.SetTime(clk.Now().Add(-time.Hour))
+	clk.SetTime(clk.Now().Add(-pki.ClockSkew / 2))
 	begin("by a clock that is behind")
 	clk.SetTime(clk.Now().Add(2 * time.Hour))
 	begin("later")
@@ -49,6 +54,16 @@ func TestEachKipThatBeginsToLeadHasAHigherTerm(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin("in a store of a backup")
+
+	// Cells take a term from far ahead for none.
+	if said.Len() > 0 {
+		t.Errorf("it says %q", said.String())
+	}
+	clk.SetTime(clk.Now().Add(-2 * pki.ClockSkew))
+	begin("by a clock that is far behind")
+	if !strings.Contains(said.String(), "cells cannot tell this Kip") {
+		t.Errorf("of a term from far ahead it says %q", said.String())
+	}
 }
 
 func TestAKipThatIsDeposedBeginsNoTerm(t *testing.T) {
@@ -61,7 +76,8 @@ func TestAKipThatIsDeposedBeginsNoTerm(t *testing.T) {
 	if _, err := st.Put(t.Context(), "leader", 2, first); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := beginTerm(t.Context(), fenced, clocktesting.NewFakePassiveClock(time.Unix(0, 0))); !errors.Is(err, store.ErrNotLeader) {
+	clk := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
+	if _, err := beginTerm(t.Context(), fenced, clk, silent); !errors.Is(err, store.ErrNotLeader) {
 		t.Errorf("it began one: %v", err)
 	}
 }

@@ -90,4 +90,4 @@ func DecodeAuthorities(data []byte, now func() time.Time) (a Authorities, err er
 }
 
 // Made is when the authority was made.
-func (a *Authority) Made() time.Time { return a.cert.NotBefore.Add(clockSkew) }
+func (a *Authority) Made() time.Time { return a.cert.NotBefore.Add(ClockSkew) }

@@ -19,9 +19,9 @@ import (
 const (
 	// authorityLife outlasts a cluster's.
 	authorityLife = 10 * 365 * 24 * time.Hour
-	// clockSkew is how far behind Kip's clock a new machine's may be, until
+	// ClockSkew is how far behind Kip's clock a new machine's may be, until
 	// something sets it, and still accept a certificate of this moment.
-	clockSkew = time.Hour
+	ClockSkew = time.Hour
 
 	blockCertificate = "CERTIFICATE"
 	blockPrivateKey  = "PRIVATE KEY"
@@ -44,7 +44,7 @@ func New(now func() time.Time) (*Authority, error) {
 	t := now()
 	template := &x509.Certificate{
 		Subject:               pkix.Name{CommonName: "kip-ca"},
-		NotBefore:             t.Add(-clockSkew),
+		NotBefore:             t.Add(-ClockSkew),
 		NotAfter:              t.Add(authorityLife),
 		IsCA:                  true,
 		BasicConstraintsValid: true,
@@ -157,7 +157,7 @@ func (a *Authority) sign(template *x509.Certificate, key crypto.PublicKey, life 
 	}
 	template.BasicConstraintsValid = true
 	template.KeyUsage = x509.KeyUsageDigitalSignature
-	template.NotBefore = t.Add(-clockSkew)
+	template.NotBefore = t.Add(-ClockSkew)
 	if template.NotBefore.Before(a.cert.NotBefore) {
 		template.NotBefore = a.cert.NotBefore
 	}

@@ -276,7 +276,7 @@ func TestVerifyKipAcceptsOnlyKip(t *testing.T) {
 	if _, err := VerifyKip(good, c.now().Add(clientLife+time.Minute), a.Hash()); err == nil {
 		t.Error("accepted after its end")
 	}
-	if _, err := VerifyKip(good, c.now().Add(-clockSkew/2), a.Hash()); err != nil {
+	if _, err := VerifyKip(good, c.now().Add(-ClockSkew/2), a.Hash()); err != nil {
 		t.Errorf("a clock that is a little behind: %v", err)
 	}
 }

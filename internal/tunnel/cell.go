@@ -76,6 +76,10 @@ func newCell(cfg CellConfig, l limits) (*Cell, error) {
 	if err != nil {
 		return nil, err
 	}
+	trust, err := openTrust(id, cfg.UserData.CAHash)
+	if err != nil {
+		return nil, err
+	}
 	transport, err := newTransport(l, 0, l.patience)
 	if err != nil {
 		return nil, fmt.Errorf("set up HTTP/2: %w", err)
@@ -85,7 +89,7 @@ func newCell(cfg CellConfig, l limits) (*Cell, error) {
 		terms:      openTerms(id, cfg.Log),
 		token:      token,
 		handler:    cfg.Handler,
-		trust:      openTrust(id, cfg.UserData.CAHash, cfg.Log),
+		trust:      trust,
 		log:        cfg.Log.With("cell", id.cellID),
 		limits:     l,
 		link:       newLink(),
@@ -256,7 +260,7 @@ func (c *Cell) admit(ctx context.Context, tc *tls.Conn, nc *conn) error {
 	if err != nil {
 		return err
 	}
-	newest, err := c.terms.admit(term)
+	newest, err := c.terms.admit(term, time.Now())
 	if newest {
 		c.open.Load().closeBut(nc)
 		if err != nil {

@@ -40,6 +40,7 @@ type DialerConfig struct {
 // Dialer is Kip's end of all tunnels. It holds what their sessions share.
 type Dialer struct {
 	authorities pki.Authorities
+	term        uint64 // DialerConfig.Term
 	log         *slog.Logger
 	dial        func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
 	clients     map[*pki.Authority]*pki.Renewed // what this Kip shows, by who has signed it
@@ -63,6 +64,7 @@ func newDialer(cfg DialerConfig, l limits) (*Dialer, error) {
 	}
 	d := &Dialer{
 		authorities: pki.Authorities{Signing: cfg.Authority, Before: cfg.Before},
+		term:        cfg.Term,
 		log:         cfg.Log,
 		dial:        cfg.Dial,
 		clients:     map[*pki.Authority]*pki.Renewed{},

@@ -3,7 +3,9 @@ package tunnel
 import (
 	"context"
 	"crypto/tls"
+	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -317,23 +319,16 @@ func TestACellIsToldOfNoAuthoritiesThatWouldShutKipOut(t *testing.T) {
 
 // A crash between two writes, or a disk that fails, leaves a cell that Kip reaches.
 func TestACellWhoseMoveIsCutOffIsReachedAllTheSame(t *testing.T) {
-	for what, cut := range map[string]struct {
-		damage func(t *testing.T, dir string)
-		fails  bool // the agent tells of it
-	}{
-		"nothing is written":             {func(t *testing.T, dir string) { unwritable(t, dir, trustFile) }, true},
-		"only whom to trust is":          {func(t *testing.T, dir string) { unwritable(t, dir, certificateFile) }, true},
-		"all is, and the file is broken": {func(*testing.T, string) {}, false},
-	} {
+	for what, file := range map[string]string{"nothing is written": trustFile, "only whom to trust is": certificateFile} {
 		w := newWorld(t)
 		dir := t.TempDir()
 		m := w.start(dir, "", says("agent"))
 		both := w.rotated()
 		s := w.keep(w.kipOf(both), w.target(m.addr), nil)
 		ready(t, m, s)
-		cut.damage(t, dir)
-		if err := w.trust(s); (err != nil) != cut.fails {
-			t.Errorf("%s: %v", what, err)
+		unwritable(t, dir, file)
+		if err := w.trust(s); err == nil {
+			t.Errorf("%s: the agent does not tell of it", what)
 		}
 		s.Close()
 		m.stop()
@@ -347,11 +342,6 @@ func TestACellWhoseMoveIsCutOffIsReachedAllTheSame(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-			}
-		}
-		if !cut.fails {
-			if err := os.WriteFile(filepath.Join(dir, trustFile), []byte("x"), 0o600); err != nil {
-				t.Fatal(err)
 			}
 		}
 		m = w.start(dir, m.addr.String(), says("agent"))
@@ -382,7 +372,7 @@ func TestACellThatHasForgottenTheNewCAIsFoundByTheOld(t *testing.T) {
 	}
 	s.Close()
 	m.stop()
-	if err := os.WriteFile(filepath.Join(dir, trustFile), []byte("x"), 0o600); err != nil {
+	if err := os.Remove(filepath.Join(dir, trustFile)); err != nil {
 		t.Fatal(err)
 	}
 	m = w.start(dir, m.addr.String(), says("agent"))
@@ -396,6 +386,72 @@ func TestACellThatHasForgottenTheNewCAIsFoundByTheOld(t *testing.T) {
 	}
 	if got := again.CA(); got != both.Signing.Hash() || w.refuses(m, both.Signing) {
 		t.Errorf("a cell that was told again is dialled by %s", got)
+	}
+}
+
+// The authority of its user data may have been dropped, and others may have its key.
+func TestACellThatCannotReadWhomItTrustsTrustsNobody(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	m := w.start(dir, "", says("agent"))
+	both := w.rotated()
+	first := w.keep(w.kipOf(both), w.target(m.addr), nil)
+	ready(t, m, first)
+	if err := w.trust(first); err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+	last := w.keep(w.kipOf(pki.Authorities{Signing: both.Signing}), w.joined(m, both.Signing.Hash()), nil)
+	ready(t, m, last)
+	if err := w.trust(last); err != nil {
+		t.Fatal(err)
+	}
+	last.Close()
+	m.stop()
+	path := filepath.Join(dir, trustFile)
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(file)
+	is := func(list string) []byte {
+		return pem.EncodeToMemory(&pem.Block{Type: block.Type, Headers: block.Headers, Bytes: []byte(list)})
+	}
+	for what, data := range map[string][]byte{
+		"damaged":     []byte("x"),
+		"empty":       {},
+		"cut off":     file[:len(file)/2],
+		"no list":     is("{"),
+		"of nobody":   is("[]"),
+		"of no hash":  is(`["x"]`),
+		"of too many": is(fmt.Sprintf("[%q, %[1]q, %[1]q]", both.Before.Hash())),
+		"a folder":    nil,
+	} {
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		if data == nil {
+			err = os.Mkdir(path, 0o700)
+		} else {
+			err = os.WriteFile(path, data, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		cell, err := newCell(CellConfig{UserData: w.userData(), StateDir: dir, Handler: says("agent"), Log: w.log}, w.limits)
+		if err == nil {
+			t.Errorf("%s: it trusts %v, and what was dropped is %s", what, cell.trust.now(), both.Before.Hash())
+		} else if !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "delete its pod") {
+			t.Errorf("%s: %v: it does not say where, or what to do", what, err)
+		}
+	}
+	// It was none of the above that opened it.
+	if err := errors.Join(os.RemoveAll(path), os.WriteFile(path, file, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	m = w.start(dir, m.addr.String(), says("agent"))
+	if !w.refuses(m, both.Before) || w.refuses(m, both.Signing) {
+		t.Error("with the file as it was it does not trust the new CA alone")
 	}
 }
 

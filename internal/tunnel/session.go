@@ -275,7 +275,7 @@ func (s *Session) connect() (_ *tls.Conn, _ *conn, err error) {
 	}); err != nil {
 		return nil, nil, s.notAccepted(tc, by, err)
 	}
-	if err := begins(preface); err != nil {
+	if err := begins(preface, s.dialer.term); err != nil {
 		return nil, nil, err
 	}
 	state := tc.ConnectionState()

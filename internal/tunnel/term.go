@@ -10,8 +10,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/elotl/kip/internal/pki"
 )
 
 const (
@@ -68,30 +71,45 @@ func (e *FollowedError) Error() string {
 }
 
 // begins reads the first bytes of a cell that accepts or refuses a connection to the cell API.
-func begins(preface []byte) error {
+// That it refuses the Kip of the term own for one that is no higher is not believed.
+func begins(preface []byte, own uint64) error {
 	if string(preface) == http2.ClientPreface {
 		return nil
 	}
 	digits, refused := strings.CutPrefix(string(preface), followed[:strings.Index(followed, "%")])
 	term, err := strconv.ParseUint(digits, 16, 64)
-	if !refused || err != nil {
+	switch {
+	case !refused || err != nil:
 		return errors.New("the cell does not begin with HTTP/2's preface")
+	case term <= own:
+		return fmt.Errorf("the cell says to refuse the Kip of term %d for that of term %d, which cannot be", own, term)
 	}
 	return &FollowedError{term}
+}
+
+// plausible says that a Kip may have begun a term: it is of a clock, in milliseconds, and one
+// that is further ahead than certificates are believed from is none. Otherwise who has stolen
+// the CA's key keeps every later Kip out for good, by one connection.
+func plausible(term uint64, now time.Time) bool {
+	return term <= uint64(max(now.Add(pki.ClockSkew).UnixMilli(), 0))
 }
 
 // admit refuses the Kip of a term below the highest. It returns whether this one is
 // above all before. That it could not be stored is an error beside that: the term holds
 // until this process ends. A Kip that says no term, as one before this, is never
-// refused, so that one can go back to it.
-func (t *terms) admit(term uint64) (newest bool, err error) {
+// refused, so that one can go back to it. A term that is not plausible is none.
+func (t *terms) admit(term uint64, now time.Time) (newest bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	highest := t.highest
+	if !plausible(highest, now) {
+		highest = 0
+	}
 	switch {
-	case term == 0 || term == t.highest:
+	case term == 0 || term == highest || !plausible(term, now):
 		return false, nil
-	case term < t.highest:
-		return false, &olderError{term, t.highest}
+	case term < highest:
+		return false, &olderError{term, highest}
 	}
 	t.highest = term
 	return true, t.id.write(termFile, blockTerm, binary.BigEndian.AppendUint64(nil, term))

@@ -3,6 +3,7 @@ package tunnel
 import (
 	"bufio"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -164,7 +165,7 @@ func TestATermThatIsDamagedOrAnotherCellsIsNone(t *testing.T) {
 		}
 		var said strings.Builder
 		log := slog.New(slog.NewTextHandler(&said, nil))
-		if newest, err := openTerms(id, log).admit(7); !newest || err != nil {
+		if newest, err := openTerms(id, log).admit(7, time.Now()); !newest || err != nil {
 			t.Fatalf("the first: %t, %v", newest, err)
 		}
 		path := filepath.Join(id.dir, termFile)
@@ -180,7 +181,7 @@ func TestATermThatIsDamagedOrAnotherCellsIsNone(t *testing.T) {
 			t.Fatal(err)
 		}
 		id.cellID = cellID
-		if newest, err := openTerms(id, log).admit(1); !newest || err != nil && what != "a folder" {
+		if newest, err := openTerms(id, log).admit(1, time.Now()); !newest || err != nil && what != "a folder" {
 			t.Errorf("%s: a lower term is the newest: %t, %v", what, newest, err)
 		}
 		if tells := strings.Contains(said.String(), termFile); tells != (what != "another cell's") {
@@ -189,11 +190,45 @@ func TestATermThatIsDamagedOrAnotherCellsIsNone(t *testing.T) {
 	}
 }
 
+// Who has stolen the key of the CA must not keep out for good the Kip that leads.
+func TestATermFromFarAheadKeepsOutNobody(t *testing.T) {
+	now := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	at := func(d time.Duration) uint64 { return uint64(now.Add(d).UnixMilli()) }
+	for _, far := range []uint64{math.MaxUint64, at(pki.ClockSkew + time.Millisecond)} {
+		id, err := openIdentity(t.TempDir(), "c-1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		terms := openTerms(id, slog.New(slog.DiscardHandler))
+		admit := func(when string, term uint64, at time.Time, want, refused bool) {
+			t.Helper()
+			if newest, err := terms.admit(term, at); newest != want || (err != nil) != refused {
+				t.Errorf("%s: term %d is the newest: %t, %v", when, term, newest, err)
+			}
+		}
+		admit("from far ahead", far, now, false, false)
+		admit("who leads", at(0), now, true, false)
+		admit("from far ahead, after it", far, now, false, false)
+		admit("one before", at(-1), now, false, true)
+		admit("the next, whose clock is ahead", at(pki.ClockSkew), now, true, false)
+		admit("who led until then", at(0), now, false, true)
+
+		// What an agent before this has stored, or one whose clock was ahead.
+		if err := id.write(termFile, blockTerm, binary.BigEndian.AppendUint64(nil, far)); err != nil {
+			t.Fatal(err)
+		}
+		terms = openTerms(id, slog.New(slog.DiscardHandler))
+		admit("after a term from far ahead", at(0), now, true, false)
+	}
+}
+
 func TestWhatACellBeginsWithIsItsPrefaceOrARefusal(t *testing.T) {
 	for text, want := range map[string]string{
 		http2.ClientPreface:                           "",
 		fmt.Sprintf(followed, uint64(math.MaxUint64)): "18446744073709551615",
 		fmt.Sprintf(followed, 8):                      "term 8 ",
+		fmt.Sprintf(followed, 7):                      "cannot be", // its own
+		fmt.Sprintf(followed, 0):                      "cannot be",
 		"KIPTERM:-000000000000008":                    "preface",
 		"KIPTERM:00000000000000xx":                    "preface",
 		"HTTP/1.1 400 Bad Request":                    "preface",
@@ -201,7 +236,11 @@ func TestWhatACellBeginsWithIsItsPrefaceOrARefusal(t *testing.T) {
 		if len(text) != len(http2.ClientPreface) {
 			t.Errorf("%q has %d bytes, the preface %d", text, len(text), len(http2.ClientPreface))
 		}
-		if err := begins([]byte(text)); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+		err := begins([]byte(text), 7)
+		if _, is := errors.AsType[*FollowedError](err); is && want == "cannot be" {
+			t.Errorf("%q is believed", text)
+		}
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -39,26 +38,25 @@ type trust struct {
 }
 
 // openTrust reads what the cell was told last; before that it trusts the authority of its
-// user data. What cannot be read is nothing: the cell then trusts that one, and without it
-// would be lost.
-func openTrust(id *identity, first string, log *slog.Logger) *trust {
-	t := &trust{id: id, hashes: []string{first}}
-	var told []string
+// user data. Where it was told something that cannot be read it trusts nobody, and that is an
+// error: the authority of its user data may be one that was dropped, whose key others have.
+func openTrust(id *identity, first string) (*trust, error) {
 	data, err := id.read(trustFile, blockTrust)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &trust{id: id, hashes: []string{first}}, nil
+	}
+	var told []string
 	if err == nil {
 		err = json.Unmarshal(data, &told)
 	}
 	if err == nil {
 		err = checkTrusted(told)
 	}
-	switch {
-	case err == nil:
-		t.hashes = told
-	case !errors.Is(err, fs.ErrNotExist):
-		log.Error("the authorities of Kip that this cell was told of cannot be read: it trusts that of its user data",
-			"file", filepath.Join(id.dir, trustFile), "err", err)
+	if err != nil {
+		return nil, fmt.Errorf("%s says whom this cell trusts, and cannot be read, so it trusts nobody:"+
+			" delete its pod, which gets another cell: %w", filepath.Join(id.dir, trustFile), err)
 	}
-	return t
+	return &trust{id: id, hashes: told}, nil
 }
 
 func checkTrusted(hashes []string) error {

@@ -521,8 +521,14 @@ func TestASpentTokenOpensNothingEvenToItsCA(t *testing.T) {
 	unmoved(s, before.Status.ContainerStatuses[0].ContainerID, "a")
 }
 
-// storedAuthority is the CA of a Kip that is dead, from a copy of its store.
+// storedAuthority is the CA with which a Kip that is dead signs.
 func storedAuthority(t *testing.T, controllerID string) *pki.Authority {
+	t.Helper()
+	return storedAuthorities(t, controllerID).Signing
+}
+
+// storedAuthorities are the CAs of a Kip that is dead, from a copy of its store.
+func storedAuthorities(t *testing.T, controllerID string) pki.Authorities {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kip-store-") // short: there will be a socket in it
 	if err != nil {
@@ -567,11 +573,11 @@ func storedAuthority(t *testing.T, controllerID string) *pki.Authority {
 	}); err != nil || bound == 0 {
 		t.Fatalf("the store has %d bound cells: %v", bound, err)
 	}
-	authority, err := pki.Decode(stored, time.Now)
+	authorities, err := pki.DecodeAuthorities(stored, time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return authority
+	return authorities
 }
 
 // secondMachine is an agent with user data of another, on loopback.
