@@ -164,6 +164,7 @@ type Cells struct {
 	StatusInterval         time.Duration       `key:"statusInterval" default:"5" doc:"How often Kip looks for cells that it has not heard of. It asks them nothing: changes of a pod's status arrive by themselves, at once."`
 	Healthcheck            Healthcheck         `key:"healthcheck" doc:"When a cell counts as lost: by status or by cloudAPI, not both. Default: status."`
 	EndLimit               EndLimit            `key:"endLimit" doc:"How many ends that may be a mistake there may be in a time: of cells that count as lost while they run a pod, and of instances with Kip's tags that no cell has. More are held back until the time is over, or until kipctl allow."`
+	CAOverlap              time.Duration       `key:"caOverlap" default:"300" doc:"How long the old CA is kept at least when the cells' CA is rotated: 10 or more. A replica needs two minutes to show the API server a certificate of the new one."`
 	PrivateIPOnly          bool                `key:"privateIPOnly" default:"false" clouds:"aws,gce,azure" doc:"Cells get no public address."`
 	CellConfig             map[string]string   `key:"cellConfig" doc:"Settings that are handed to cells."`
 	DefaultIAMPermissions  string              `key:"defaultIAMPermissions" clouds:"aws" doc:"Instance profile (name or ARN) of cells whose pod has pod.elotl.co/allow-metadata and names none. Other cells have no role."`

@@ -70,6 +70,7 @@ cells:
   nametag: team-a
   statusInterval: 2.5
   endLimit: {percent: 25, least: 3, window: 120}
+  caOverlap: 600
   healthcheck:
     cloudAPI:
       interval: 30
@@ -168,6 +169,7 @@ func TestDefaults(t *testing.T) {
 			Grants:              Grants{MaxPricePerHour: resource.MustParse("0"), MaxVolumeSize: resource.MustParse("100Gi")},
 			Healthcheck:         Healthcheck{Status: &HealthcheckStatus{HealthyTimeout: 90 * time.Second}},
 			EndLimit:            EndLimit{Percent: 10, Least: 10, Window: 5 * time.Minute},
+			CAOverlap:           5 * time.Minute,
 		},
 		Kubelet: Kubelet{Capacity: corev1.ResourceList{"cpu": resource.MustParse("20"), "memory": resource.MustParse("100Gi"),
 			"pods": resource.MustParse("20")}},
@@ -207,6 +209,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 			StatusInterval:         2500 * time.Millisecond,
 			Healthcheck:            Healthcheck{CloudAPI: &HealthcheckCloudAPI{Interval: 30 * time.Second, HealthyTimeout: 2 * time.Minute}},
 			EndLimit:               EndLimit{Percent: 25, Least: 3, Window: 2 * time.Minute},
+			CAOverlap:              10 * time.Minute,
 			PrivateIPOnly:          true,
 			CellConfig:             map[string]string{"itzoFlag-v": "5"},
 			DefaultIAMPermissions:  "arn:aws:iam::1:instance-profile/x",
@@ -564,6 +567,8 @@ func TestErrors(t *testing.T) {
 			`p.yaml:5: cells.endLimit.percent: "101" is not valid: want 0 to 100`},
 		{"less than none", least + "  endLimit: {least: -1}",
 			`p.yaml:5: cells.endLimit.least: "-1" is not valid: want 0 or more`},
+		{"a CA that is dropped too early", least + "  caOverlap: 9",
+			`p.yaml:5: cells.caOverlap: "9" is not valid: want at least 10 seconds`},
 		{"a share of no time", least + "  endLimit: {window: 59}",
 			`p.yaml:5: cells.endLimit.window: "59" is not valid: want at least 60 seconds`},
 		{"cloud asked too often", least + "  healthcheck: {cloudAPI: {interval: 9.5}}",

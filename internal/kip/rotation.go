@@ -16,14 +16,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-const (
-	// keepsOldCA is how long the old CA is kept at least. By then each replica has shown
-	// the API server a certificate of the new one: it looks each 30 s, and does so at the
-	// third look.
-	keepsOldCA = 5 * time.Minute
-	// rotationEvery is how often is looked whether the old CA may be dropped.
-	rotationEvery = 10 * time.Second
-)
+// rotationEvery is how often is looked whether the old CA may be dropped.
+const rotationEvery = 10 * time.Second
 
 // errNewCA ends the work of a process that leads.
 var errNewCA = errors.New("other CAs are stored: the work begins anew with those")
@@ -36,15 +30,19 @@ var errNewCA = errors.New("other CAs are stored: the work begins anew with those
 //     has, and proves it on another; then its record says so.
 //   - One again, when no record says the old one: cells are told to trust it alone.
 type rotation struct {
-	is     storedAuthorities
-	began  time.Time // when this process began to lead
-	store  *store.Store
-	sealer *pki.Sealer
-	cells  cellsOfCA
-	say    func(message string)
-	pulse  *pulse.Pulse
-	clock  clock.WithTicker
-	log    *slog.Logger
+	is    storedAuthorities
+	began time.Time // when this process began to lead
+	// overlap is how long the old CA is kept at least. By then each replica has shown the
+	// API server a certificate of the new one: it looks each 30 s, and does so at the third
+	// look.
+	overlap time.Duration
+	store   *store.Store
+	sealer  *pki.Sealer
+	cells   cellsOfCA
+	say     func(message string)
+	pulse   *pulse.Pulse
+	clock   clock.WithTicker
+	log     *slog.Logger
 
 	mu   sync.Mutex
 	done bool // others are stored, or may be
@@ -58,13 +56,14 @@ func (l *leading) loadRotation(ctx context.Context) (*rotation, error) {
 	}
 	is, err := loadAuthorities(ctx, l.store, sealer, l.clock, l.Log)
 	return &rotation{
-		is:     is,
-		began:  l.clock.Now(),
-		store:  l.store,
-		sealer: sealer,
-		pulse:  l.pulse,
-		clock:  l.clock,
-		log:    l.Log,
+		is:      is,
+		began:   l.clock.Now(),
+		overlap: l.cfg.Cells.CAOverlap,
+		store:   l.store,
+		sealer:  sealer,
+		pulse:   l.pulse,
+		clock:   l.clock,
+		log:     l.Log,
 	}, err
 }
 
@@ -121,7 +120,7 @@ func (r *rotation) earliest() time.Time {
 	if r.began.Before(from) { // it was made by a clock that was ahead
 		from = r.began
 	}
-	return from.Add(keepsOldCA)
+	return from.Add(r.overlap)
 }
 
 // waits says why the old CA is not dropped; "" if it may be.

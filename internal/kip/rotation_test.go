@@ -50,15 +50,16 @@ func rotating(t *testing.T, st *store.Store, files []string, c *someCells, said 
 		t.Fatal(err)
 	}
 	return &rotation{
-		is:     is,
-		began:  time.Now(),
-		store:  st,
-		sealer: sealer,
-		cells:  c,
-		say:    func(m string) { *said = append(*said, m) },
-		pulse:  pulse.New(clock.RealClock{}, silent),
-		clock:  clock.RealClock{},
-		log:    slog.New(slog.NewTextHandler(io.Discard, nil)),
+		is:      is,
+		began:   time.Now(),
+		overlap: 5 * time.Minute,
+		store:   st,
+		sealer:  sealer,
+		cells:   c,
+		say:     func(m string) { *said = append(*said, m) },
+		pulse:   pulse.New(clock.RealClock{}, silent),
+		clock:   clock.RealClock{},
+		log:     slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 }
 
@@ -139,7 +140,7 @@ func TestTheOldCAIsDroppedWhenNothingDependsOnItAndNoSooner(t *testing.T) {
 			t.Fatal(err)
 		}
 		quick := kip()
-		if err := quick.runs(t, c, keepsOldCA-time.Second); err != nil || !strings.Contains(quick.CA().Waits, "replicas") {
+		if err := quick.runs(t, c, quick.overlap-time.Second); err != nil || !strings.Contains(quick.CA().Waits, "replicas") {
 			t.Errorf("before its time it is dropped: %v, %q", err, quick.CA().Waits)
 		}
 		if err := quick.runs(t, c, time.Minute); !errors.Is(err, errNewCA) {

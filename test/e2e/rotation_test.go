@@ -8,17 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/pki"
 )
-
-// dropPatience is patience after the time in which replicas go over to a new CA, for which Kip
-// keeps the old one in any case.
-const dropPatience = 5*time.Minute + patience
 
 // ca is what kipctl shows of the CAs.
 func (s *space) ca() (is adminapi.CA, err error) {
@@ -62,6 +57,7 @@ func (s *space) obeys(when string, cas pki.Authorities, signing, before bool, na
 
 // Not parallel: Kip begins its work anew, and is killed in each part of the rotation.
 func TestPodsRunOnWhileTheCAIsRotatedAndKipIsKilled(t *testing.T) {
+	reconfigure(t, map[string]any{"caOverlap": 60})
 	s := newSpace(t)
 	s.Apply(counting("counter"))
 	s.Apply(sleeper("old"))
@@ -107,7 +103,7 @@ func TestPodsRunOnWhileTheCAIsRotatedAndKipIsKilled(t *testing.T) {
 	startKip(t)
 	s.servesAll("while there are two", "counter", "old", "during")
 
-	s.within(dropPatience, "the old CA is dropped, and all cells know it", func(context.Context) error {
+	s.Eventually("the old CA is dropped, and all cells know it", func(context.Context) error {
 		is, err := s.ca()
 		if err == nil && is.Before != nil {
 			err = errors.New(is.Waits)
