@@ -414,3 +414,58 @@ func TestAZoneThatFailsGetsNoPodsUntilItIsBack(t *testing.T) {
 	in("after", "a")
 	s.deleteAll("before", "waits", "elsewhere", "after")
 }
+
+func TestADrainOfOneVirtualNodeMovesItsPodsAlone(t *testing.T) {
+	t.Parallel()
+	const name = "kip-drain"
+	machines := kipBeside(t, name, "127.70.0.0/16", sizes.Types("amd64", "a", "b"),
+		map[string]any{"zones": []string{"a"}}, map[string]any{"zones": []string{"b"}})
+	s := newSpace(t)
+	nodes := map[string]string{}
+	for _, zone := range []string{"a", "b"} {
+		n := s.besideNode(name, corev1.LabelTopologyZone, zone)
+		nodes[zone] = n.Name
+	}
+	likes := func(zone string) string {
+		return `  nodeSelector: {KIP}
+  affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [
+    {weight: 100, preference: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: In, values: [` + zone + `]}]}}]}}
+`
+	}
+	s.Apply(inDeployment(beside(name, "moves", likes("a"))) + "---\n" + inDeployment(beside(name, "stays", likes("b"))) + "---\n" +
+		beside(name, "bare", likes("b")))
+	moves, stays, bare := s.besidePodOf("moves", ""), s.besidePodOf("stays", ""), s.waitRunning("bare")
+	in := func(pod *corev1.Pod, zone string) {
+		t.Helper()
+		if got := machines.of(pod); pod.Spec.NodeName != nodes[zone] || got != "nano in "+zone {
+			t.Errorf("pod %s is on node %s, want %s, and a machine %q was launched for it", pod.Name, pod.Spec.NodeName, nodes[zone], got)
+		}
+	}
+	in(moves, "a")
+	in(stays, "b")
+	in(bare, "b")
+	cells := map[string]string{stays.Name: s.cellOf(stays.Name).Name, bare.Name: s.cellOf(bare.Name).Name}
+
+	s.Kubectl("drain", nodes["a"], "--timeout=2m")
+	s.waitGone(moves.Name)
+	moved := s.besidePodOf("moves", moves.UID)
+	in(moved, "b")
+	for _, before := range []*corev1.Pod{stays, bare} {
+		after, err := s.Pod(t.Context(), before.Name)
+		if err != nil || after.UID != before.UID || after.DeletionTimestamp != nil || after.Status.Phase != corev1.PodRunning {
+			t.Errorf("pod %s of the other node is %+v, %v", before.Name, after, err)
+		}
+		if is := s.cellOf(before.Name).Name; is != cells[before.Name] {
+			t.Errorf("pod %s of the other node has cell %s, and had %s", before.Name, is, cells[before.Name])
+		}
+	}
+	if truth := machines.Truth(); len(truth) != 3 {
+		t.Errorf("there are %d machines for 3 pods: %+v", len(truth), truth)
+	}
+
+	s.Kubectl("uncordon", nodes["a"])
+	s.Apply(beside(name, "next", likes("a")))
+	in(s.waitRunning("next"), "a")
+	s.Kubectl("delete", "deployment", "moves", "stays")
+	s.deleteAll("bare", "next")
+}
