@@ -116,10 +116,14 @@ func Run(ctx context.Context, o Options) error {
 	k.metrics = metrics.New(metrics.Config{
 		Cells:   func() []cells.Cell { return ofLeader(k, func(l *leading) []cells.Cell { return l.cells.List() }) },
 		Tunnels: func() int { return ofLeader(k, func(l *leading) int { return l.cells.Connected() }) },
-		Waiting: func() int { return ofLeader(k, func(l *leading) int { return l.pods.WaitingPods() }) },
-		Held:    func() []gate.Held { return ofLeader(k, func(l *leading) []gate.Held { return l.gate.Held() }) },
-		Behind:  func() bool { return ofLeader(k, func(l *leading) bool { return l.notBehind() != nil }) },
-		Ledger:  func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
+		Nodes:   func() []string { return ofLeader(k, func(l *leading) []string { return l.nodes.names() }) },
+		NodeOf:  func(c cells.Cell) string { return ofLeader(k, func(l *leading) string { return l.cells.NodeOf(c) }) },
+		Waiting: func() map[string]int {
+			return ofLeader(k, func(l *leading) map[string]int { return l.pods.WaitingPods() })
+		},
+		Held:   func() []gate.Held { return ofLeader(k, func(l *leading) []gate.Held { return l.gate.Held() }) },
+		Behind: func() bool { return ofLeader(k, func(l *leading) bool { return l.notBehind() != nil }) },
+		Ledger: func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
 		Spent: func() map[string]metrics.Amount {
 			return ofLeader(k, func(l *leading) map[string]metrics.Amount { return l.cells.CostsByNamespace() })
 		},

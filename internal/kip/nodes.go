@@ -33,8 +33,9 @@ type nodes struct {
 	*leading
 	pods     *watches.NodePods
 	as       func(name, base string) (kubernetes.Interface, error)
-	failed   chan error    // ends Kip
-	wake     chan struct{} // asks for a look
+	ways     func() []cells.Way // to the cells that run pods, of all nodes
+	failed   chan error         // ends Kip
+	wake     chan struct{}      // asks for a look
 	tasks    sync.WaitGroup
 	loops    sync.WaitGroup
 	revision int64 // of the stored roster; of keep, once it runs
@@ -66,6 +67,7 @@ func (l *leading) newNodes() *nodes {
 		leading:    l,
 		pods:       watches.NewNodePods(),
 		as:         l.api.nodeNamed,
+		ways:       func() []cells.Way { return l.cells.Ways() },
 		lingers:    nodesEvery,
 		asksAgain:  nodesEvery,
 		readsAgain: nodesEvery,
@@ -191,6 +193,14 @@ func (n *nodes) all() []*served {
 		list = append(list, s)
 	}
 	slices.SortFunc(list, func(a, b *served) int { return a.number - b.number })
+	return list
+}
+
+// names are those of the nodes that are served, in order of number.
+func (n *nodes) names() (list []string) {
+	for _, s := range n.all() {
+		list = append(list, s.name)
+	}
 	return list
 }
 

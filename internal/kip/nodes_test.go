@@ -1,6 +1,7 @@
 package kip
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,6 +45,7 @@ import (
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/shop"
 	"github.com/elotl/kip/internal/store"
@@ -92,6 +94,9 @@ type town struct {
 	loaded *config.Config       // when the next process began, if not when it leads
 
 	readsAgain time.Duration // of the next process
+
+	asKip kubernetes.Interface // of the next process; nil for the cluster itself
+	ways  func() []cells.Way   // to cells, of the next process; nil for its own
 }
 
 func (w *town) write(nodes string) {
@@ -202,7 +207,7 @@ func (w *town) start() (ended <-chan error) {
 		},
 		cfg:          cfg,
 		clock:        clock.RealClock{},
-		api:          &apiServer{asKip: w.cluster},
+		api:          &apiServer{asKip: cmp.Or[kubernetes.Interface](w.asKip, w.cluster)},
 		controllerID: "me",
 	}
 	k.pulse = pulse.New(k.clock, silent)
@@ -213,7 +218,7 @@ func (w *town) start() (ended <-chan error) {
 	}
 	w.Cleanup(func() { _ = simulated.Close() })
 	machines := calls.New(calls.Config{Cloud: simulated, Clock: k.clock})
-	l := &leading{process: k, store: w.store, machines: machines, recorder: record.NewFakeRecorder(100)}
+	l := &leading{process: k, store: w.store, machines: machines, recorder: record.NewFakeRecorder(100), pods: &pods.Controller{}}
 	w.l = l
 	must := func(err error) {
 		w.Helper()
@@ -229,6 +234,9 @@ func (w *town) start() (ended <-chan error) {
 	must(err)
 	l.nodes = l.newNodes()
 	l.nodes.as = w.as
+	if w.ways != nil {
+		l.nodes.ways = w.ways
+	}
 	l.nodes.lingers, l.nodes.asksAgain, l.nodes.readsAgain = 50*time.Millisecond, 10*time.Millisecond, w.readsAgain
 	failed := make(chan error, 1)
 	if err := l.nodes.begin(w.Context()); err != nil {

@@ -95,7 +95,7 @@ func (n *nodes) equip(ctx context.Context, s *served) error {
 	}
 	s.stats = stats.New(stats.Config{
 		NodeName: s.name,
-		Cells:    statsCells(n.leading.cells, s.name),
+		Cells:    statsCells(n.ways, s.name),
 		Gathered: n.metrics.StatsGathered,
 		Clock:    n.clock,
 		Log:      n.Log,

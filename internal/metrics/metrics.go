@@ -24,8 +24,12 @@ type Config struct {
 	Cells func() []cells.Cell
 	// Tunnels returns how many cells are connected.
 	Tunnels func() int
-	// Waiting returns how many pods have no cell and a reason for it.
-	Waiting func() int
+	// Nodes returns the names of the virtual nodes, at most config.MaxNodes and one.
+	Nodes func() []string
+	// NodeOf returns the virtual node of a cell; required with Cells.
+	NodeOf func(cells.Cell) string
+	// Waiting returns how many pods have no cell and a reason for it, by virtual node.
+	Waiting func() map[string]int
 	// Held returns the ends that are held back.
 	Held func() []gate.Held
 	// Behind says that the store does not know of all instances.
@@ -125,10 +129,10 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 		labelStage, labelSource, labelInstanceType, labelLaunchType)
 	m.cellsEnded = f.counter("kip_cells_ended_total",
 		"Cells that are gone.", labelInstanceType, labelLaunchType, labelEndReason)
-	cellsDesc := f.scraped(gauge, "kip_cells", "Cells that exist now.", labelCellPhase)
+	cellsDesc := f.scraped(gauge, "kip_cells", "Cells that exist now.", labelNode, labelCellPhase)
 	ageDesc := f.scraped(gauge, "kip_cells_oldest_age_seconds",
 		"Time since the last step of the cell that has waited longest in its phase; 0 without one.", labelCellPhase)
-	waitingDesc := f.scraped(gauge, "kip_pods_waiting", "Pods that have no cell, for a reason that their events tell.")
+	waitingDesc := f.scraped(gauge, "kip_pods_waiting", "Pods that have no cell, for a reason that their events tell.", labelNode)
 	tunnelsDesc := f.scraped(gauge, "kip_tunnels_connected", "Cells that Kip has a connection to.")
 
 	m.cellRefusals = f.counter("kip_cell_requests_refused_total",

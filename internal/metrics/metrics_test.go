@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -55,8 +56,11 @@ func newFixture(t testing.TB, change func(*Config)) *fixture {
 	t.Helper()
 	f := &fixture{clock: testingclock.NewFakeClock(t0)}
 	cfg := Config{
-		Cells: func() []cells.Cell { return f.cells }, Clock: f.clock,
-		Log: slog.New(slog.NewTextHandler(&f.log, nil)),
+		Cells:  func() []cells.Cell { return f.cells },
+		Nodes:  func() []string { return []string{"kip-0-1", "kip-0-2"} },
+		NodeOf: func(c cells.Cell) string { return cmp.Or(c.Node, "kip-0-1") },
+		Clock:  f.clock,
+		Log:    slog.New(slog.NewTextHandler(&f.log, nil)),
 	}
 	if change != nil {
 		change(&cfg)
@@ -322,7 +326,7 @@ func TestTheNextCellOfAStartedPodIsNoStart(t *testing.T) {
 func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f := newFixture(t, func(c *Config) {
 		c.Tunnels = func() int { return 7 }
-		c.Waiting = func() int { return 3 }
+		c.Waiting = func() map[string]int { return map[string]int{"kip-0-1": 3, "kip-0-9": 1} }
 		c.Behind = func() bool { return true }
 		c.Held = func() []gate.Held {
 			return []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}}
@@ -355,7 +359,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 		}
 	}
 	cell(apiv1.Bound, time.Minute, nil)
-	cell(apiv1.Bound, 3*time.Minute, nil)
+	cell(apiv1.Bound, 3*time.Minute, func(c *cells.Cell) { c.Node = "kip-0-2" })
 	cell(apiv1.Bound, 2*time.Minute, func(c *cells.Cell) { c.Standby = "pool" }) // taken
 	cell(apiv1.Terminating, time.Second, standby(false, cloud.Running))          // no longer waiting
 	cell(apiv1.Booting, time.Second, standby(false, cloud.Pending))
@@ -364,8 +368,12 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	cell(apiv1.Ready, time.Second, standby(true, cloud.Stopped))
 
 	f.want(t, "kip_cells", map[string]string{
-		"phase=Requested": "0", "phase=Launching": "0", "phase=Booting": "1", "phase=Ready": "3", "phase=Bound": "3", "phase=Draining": "0",
-		"phase=Terminating": "1",
+		"node=kip-0-1,phase=Requested": "0", "node=kip-0-1,phase=Launching": "0", "node=kip-0-1,phase=Booting": "1",
+		"node=kip-0-1,phase=Ready": "3", "node=kip-0-1,phase=Bound": "2", "node=kip-0-1,phase=Draining": "0",
+		"node=kip-0-1,phase=Terminating": "1",
+		"node=kip-0-2,phase=Requested":   "0", "node=kip-0-2,phase=Launching": "0", "node=kip-0-2,phase=Booting": "0",
+		"node=kip-0-2,phase=Ready": "0", "node=kip-0-2,phase=Bound": "1", "node=kip-0-2,phase=Draining": "0",
+		"node=kip-0-2,phase=Terminating": "0",
 	})
 	f.want(t, "kip_cells_oldest_age_seconds", map[string]string{
 		"phase=Requested": "0", "phase=Launching": "0", "phase=Booting": "1", "phase=Ready": "1", "phase=Bound": "180", "phase=Draining": "0",
@@ -376,7 +384,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 		"instance_type=c5.large,state=stopping": "1", "instance_type=c5.large,state=stopped": "1",
 	})
 	f.want(t, "kip_tunnels_connected", map[string]string{"": "7"})
-	f.want(t, "kip_pods_waiting", map[string]string{"": "3"})
+	f.want(t, "kip_pods_waiting", map[string]string{"node=kip-0-1": "3", "node=kip-0-2": "0", "node=kip-0-9": "1"})
 	f.want(t, "kip_store_behind", map[string]string{"": "1"})
 	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1", "reason=store": "0"})
 	f.want(t, "kip_cell_seconds_total", map[string]string{spotLabels: "10800", "instance_type=c5.large,launch_type=on-demand": "60"})
@@ -385,7 +393,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f.want(t, "kip_cost_dollars_total", map[string]string{"namespace=web": "0.5", "namespace=(no pod)": "0"})
 	f.want(t, "kip_cost_unpriced_seconds_total", map[string]string{"namespace=web": "0", "namespace=(no pod)": "50"})
 
-	bare := newFixture(t, func(c *Config) { c.Cells = nil })
+	bare := newFixture(t, func(c *Config) { c.Cells, c.Nodes = nil, nil })
 	for _, name := range []string{
 		"kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_cost_dollars_total", "kip_pods_waiting", "kip_ends_held_back",
 	} {
@@ -863,7 +871,7 @@ func TestMetricsAreServed(t *testing.T) {
 	f := newFixture(t, nil)
 	h := Handler(f.Metrics.Metrics(), nil, nil)
 	w := get(h, "/metrics")
-	for _, want := range []string{"\nkip_build_info{", "\nkip_cells{phase=\"Bound\"} 0\n", "\ngo_goroutines ",
+	for _, want := range []string{"\nkip_build_info{", "\nkip_cells{node=\"kip-0-1\",phase=\"Bound\"} 0\n", "\ngo_goroutines ",
 		"\nprocess_start_time_seconds "} {
 		if w.Code != 200 || !strings.Contains(w.Body.String(), want) {
 			t.Errorf("%d, and no %q", w.Code, want)
@@ -902,7 +910,7 @@ func (broken) Collect(to chan<- prometheus.Metric) {
 func everything(t *testing.T) *fixture {
 	f := newFixture(t, func(c *Config) {
 		c.Tunnels = func() int { return 1 }
-		c.Waiting = func() int { return 1 }
+		c.Waiting = func() map[string]int { return map[string]int{"kip-0-1": 1} }
 		c.Held = func() []gate.Held { return []gate.Held{{Reason: gate.ByLimit}} }
 		c.Behind = func() bool { return false }
 		c.Ledger = func() []Cost { return []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}} }

@@ -1,6 +1,9 @@
 package metrics
 
 import (
+	"iter"
+	"maps"
+	"slices"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -35,7 +38,10 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 		s.collectCells(gauge)
 	}
 	if s.cfg.Waiting != nil {
-		gauge(s.waiting, float64(s.cfg.Waiting()))
+		count := s.cfg.Waiting()
+		for _, node := range s.nodes(maps.Keys(count)) {
+			gauge(s.waiting, float64(count[node]), node)
+		}
 	}
 	if s.cfg.Tunnels != nil {
 		gauge(s.tunnels, float64(s.cfg.Tunnels()))
@@ -85,12 +91,16 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 
 func (s *scrape) collectCells(gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	type standby struct{ instanceType, state string }
-	count, oldest, waiting := map[apiv1.Phase]int{}, map[apiv1.Phase]time.Duration{}, map[standby]int{}
+	count, oldest, waiting := map[string]map[apiv1.Phase]int{}, map[apiv1.Phase]time.Duration{}, map[standby]int{}
 	list := s.cfg.Cells()
 	now := s.cfg.Clock.Now()
 	for i := range list {
 		c := &list[i]
-		count[c.Phase]++
+		node := s.cfg.NodeOf(*c)
+		if count[node] == nil {
+			count[node] = map[apiv1.Phase]int{}
+		}
+		count[node][c.Phase]++
 		if n := len(c.Steps); n > 0 {
 			oldest[c.Phase] = max(oldest[c.Phase], now.Sub(c.Steps[n-1].Time.Time))
 		}
@@ -99,12 +109,24 @@ func (s *scrape) collectCells(gauge func(d *prometheus.Desc, v float64, labels .
 		}
 	}
 	for _, p := range livePhases {
-		gauge(s.cells, float64(count[p]), string(p))
+		for _, node := range s.nodes(maps.Keys(count)) {
+			gauge(s.cells, float64(count[node][p]), node, string(p))
+		}
 		gauge(s.age, oldest[p].Seconds(), string(p))
 	}
 	for k, n := range waiting {
 		gauge(s.standby, float64(n), k.instanceType, k.state)
 	}
+}
+
+// nodes are the virtual nodes, also those without anything, and those that something is of.
+func (s *scrape) nodes(of iter.Seq[string]) []string {
+	all := slices.Collect(of)
+	if s.cfg.Nodes != nil {
+		all = append(all, s.cfg.Nodes()...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 func standbyState(c *cells.Cell) string {

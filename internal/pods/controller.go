@@ -156,6 +156,7 @@ type waiting struct {
 	looks    int       // in a row that found nothing to launch for it
 	until    time.Time // no cell before then, unless the pod changes
 	why      string    // why it has no cell
+	node     string    // on which it waits; set with why
 	reason   string    // that of the Event which said so
 	// What placement reads of a pod and can change.
 	generation  int64
@@ -436,7 +437,7 @@ func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time)
 	// The figures of a budget change all the time: who asks is told, the Event is enough once.
 	changed := w != nil && w.why != why && !(reason == events.BudgetExceeded && w.reason == reason && w.why != "")
 	if w != nil {
-		w.why, w.reason, w.until = why, reason, until
+		w.why, w.node, w.reason, w.until = why, pod.Spec.NodeName, reason, until
 	}
 	c.mu.Unlock()
 	if changed {
@@ -596,16 +597,17 @@ func (c *Controller) Waiting(uid types.UID) string {
 	return ""
 }
 
-// WaitingPods is how many pods have no cell, for a reason that was reported.
-func (c *Controller) WaitingPods() (n int) {
+// WaitingPods is how many pods have no cell, for a reason that was reported, by node.
+func (c *Controller) WaitingPods() map[string]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	count := map[string]int{}
 	for _, w := range c.pods {
 		if w.why != "" {
-			n++
+			count[w.node]++
 		}
 	}
-	return n
+	return count
 }
 
 func (c *Controller) forget(uid types.UID) {

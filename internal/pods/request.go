@@ -147,7 +147,7 @@ func (c *Controller) waitsForCell(pod *corev1.Pod, err error, now time.Time) (ti
 	case errors.Is(err, cells.ErrHasCell):
 		return 0, nil
 	case errors.Is(err, cells.ErrConnecting):
-		c.note(apiv1.Ref(pod), func(w *waiting) { w.why = err.Error() })
+		c.note(apiv1.Ref(pod), func(w *waiting) { w.why, w.node = err.Error(), pod.Spec.NodeName })
 		return connectRetry, nil
 	}
 	c.waits(pod, events.CellNotRequested, err.Error(), time.Time{})
