@@ -112,7 +112,9 @@ func (m market) said(pod, reason string) {
 func TestPodsLeaveASpotNodeThatStaysWithoutCapacity(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t, "kip-leave", "127.69.0.0/16")
-	m.Apply(beside(m.kip, "bare", likesSpot) + "---\n" + inDeployment(beside(m.kip, "moves", likesSpot)) + "---\n" + inDeployment(beside(m.kip, "kept", likesSpot)) + `---
+	m.Apply(beside(m.kip, "bare", likesSpot) + "---\n" +
+		inDeployment(beside(m.kip, "moves", likesSpot)) + "---\n" +
+		inDeployment(beside(m.kip, "kept", likesSpot)) + `---
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata: {name: kept}
