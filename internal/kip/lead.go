@@ -414,6 +414,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Place:       l.place,
 		RuledOut:    l.ruledOut,
 		Elsewhere:   l.nodes.elsewhere,
+		TurnsAway:   l.nodes.turnsAway,
 		Options:     launchOptions(l.cfg),
 		Grants:      grants(l.cfg),
 		CostLabels:  l.cfg.Costs.Labels,

@@ -630,11 +630,65 @@ func TestWhereAPodOfASpotNodeMayGoInstead(t *testing.T) {
 	elsewhere("a node that somebody has cordoned")
 	cordon(false)
 	w.clock.Step(capacity.Cooldown)
-	elsewhere("its own node has something again")
+	elsewhere("its own node has something for others", "kip-0-3")
 	short("a", true)
 	short("b", true)
 	short("a", false)
 	elsewhere("a node that has nothing either")
+}
+
+func TestASpotNodeTurnsPodsAwayForAWhileWhenSomeLeave(t *testing.T) {
+	w := newTown(t, `nodes:
+- {suffix: 1, launchTypes: [spot]}
+- {suffix: 2, launchTypes: [on-demand]}
+`)
+	w.start()
+	w.l.nodes.mu.Lock()
+	w.l.nodes.turnsFor, w.l.nodes.turnsAgain = time.Hour, 2*time.Hour
+	w.l.nodes.mu.Unlock()
+	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+	short := func() bool { return hasTaint(w.node("kip-0-1"), node.ShortTaint) }
+	pod := func(tolerations ...corev1.Toleration) *corev1.Pod {
+		return &corev1.Pod{Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: tolerations}}
+	}
+	all := pod(corev1.Toleration{Operator: corev1.TolerationOpExists})
+	if w.l.nodes.turnsAway(t.Context(), all) || w.l.nodes.turning(w.l.nodes.named("kip-0-1")) != "" {
+		t.Error("a node is to turn pods away for one that tolerates all")
+	}
+	w.eventually("the node turns pods away", func() bool { return w.l.nodes.turnsAway(t.Context(), pod()) })
+	if w.l.nodes.turnsAway(t.Context(), all) {
+		t.Error("a node turns away what tolerates all")
+	}
+	if !short() || hasTaint(w.node("kip-0-2"), node.ShortTaint) {
+		t.Errorf("the taints are %v and %v", w.node("kip-0-1").Spec.Taints, w.node("kip-0-2").Spec.Taints)
+	}
+	ago := func(d time.Duration) {
+		w.l.nodes.mu.Lock()
+		defer w.l.nodes.mu.Unlock()
+		s := w.l.nodes.served["kip-0-1"]
+		s.turns = s.turns.Add(-d)
+	}
+	ago(time.Hour)
+	w.eventually("it takes pods again", func() bool { return !short() })
+	for range 3 {
+		w.l.nodes.turnsAway(t.Context(), pod())
+	}
+	if w.l.nodes.turning(w.l.nodes.named("kip-0-1")) != "" {
+		t.Error("it turns pods away time and again")
+	}
+	ago(time.Hour)
+	w.eventually("later it turns pods away again", func() bool { return w.l.nodes.turnsAway(t.Context(), pod()) })
+	ago(2 * time.Hour)
+	w.eventually("then it takes pods", func() bool { return !short() })
+	for _, zone := range []string{"a", "b"} {
+		spot := true
+		none := cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: zone, Spot: &spot}, errors.New("none"))
+		w.l.shortages.Mark(cells.Offer{InstanceType: "small", Zone: zone, Spot: true}, none)
+	}
+	w.eventually("it has nothing for any pod", func() bool { return w.l.nodes.turnsAway(t.Context(), pod()) })
+	if w.l.nodes.turning(w.l.nodes.named("kip-0-1")) != "" {
+		t.Error("a node that has nothing for any pod is to turn pods away for longer than that")
+	}
 }
 
 func TestANameThatIsAMachinesEndsKipOrChangesNothing(t *testing.T) {

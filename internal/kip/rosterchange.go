@@ -1,6 +1,7 @@
 package kip
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -88,7 +89,7 @@ func (n *nodes) look(ctx context.Context) {
 
 // tellShortage marks a node for whose pods nothing can be launched.
 func (n *nodes) tellShortage(s *served) {
-	why := n.shortage(s)
+	why := cmp.Or(n.shortage(s), n.turning(s))
 	was := s.short
 	s.short = why
 	s.node.Short(why)

@@ -49,6 +49,10 @@ type Config struct {
 	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
 	// if that is one of spot alone. Optional: there are none.
 	Elsewhere func(context.Context, *corev1.Pod) []string
+	// TurnsAway says that the node of a pod takes no other like it now: the one that its
+	// controller makes in its place would come back. It may ask the node to, and be called
+	// again. Required with Elsewhere.
+	TurnsAway func(context.Context, *corev1.Pod) bool
 	// Options are what a cell is launched with where its pod's annotations do not say
 	// otherwise.
 	Options cells.Options
@@ -230,6 +234,9 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 	c.mu.Unlock()
 	bound := !cell.StepTime(apiv1.StepBound).IsZero()
 	c.note(cell.Pod, func(w *waiting) {
+		if cell.Instance != nil {
+			w.short = time.Time{} // there was capacity
+		}
 		switch {
 		case bound:
 			w.ran, w.failures = true, 0

@@ -158,7 +158,7 @@ func (c *Controller) waitsForCell(pod *corev1.Pod, err error, now time.Time) (ti
 func (c *Controller) requested(cell cells.Cell, pod apiv1.PodReference, attempt int, now time.Time) {
 	c.note(pod, func(w *waiting) {
 		w.attempts, w.why, w.until = attempt, "", now.Add(backoffOf(attempt)) // of the next attempt, if this cell fails
-		w.short, w.looks = time.Time{}, 0
+		w.looks = 0
 	})
 	offer := cell.Offer() // a budget may have struck out the best
 	reason, text := events.CellRequested, fmt.Sprintf("Cell %s will be %s: %s", cell.ID, offer, offer.Reason)
