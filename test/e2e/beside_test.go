@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -468,4 +469,65 @@ func TestADrainOfOneVirtualNodeMovesItsPodsAlone(t *testing.T) {
 	in(s.waitRunning("next"), "a")
 	s.Kubectl("delete", "deployment", "moves", "stays")
 	s.deleteAll("bare", "next")
+}
+
+func TestPeopleReadWellWhatANodeIs(t *testing.T) {
+	t.Parallel()
+	const name = "kip-reads"
+	kipBeside(t, name, "127.71.0.0/16", sizes.Types("amd64", "a"), map[string]any{"zones": []string{"a"}})
+	s := newSpace(t)
+	n := s.besideNode(name, corev1.LabelTopologyZone, "a")
+	s.Apply(beside(name, "web", "  nodeSelector: {KIP}\n"))
+	s.waitRunning("web")
+	row := func() map[string]string {
+		t.Helper()
+		lines := strings.Split(strings.TrimSpace(s.Kubectl("get", "node", n.Name, "-o=wide")), "\n")
+		if len(lines) != 2 {
+			t.Fatalf("kubectl get node: %q", lines)
+		}
+		// Columns are two blanks apart at least; a value may have one in it.
+		apart := regexp.MustCompile(` {2,}`)
+		keys, values := apart.Split(strings.TrimSpace(lines[0]), -1), apart.Split(strings.TrimSpace(lines[1]), -1)
+		if len(keys) != len(values) {
+			t.Fatalf("kubectl get node: %q and %q", keys, values)
+		}
+		columns := map[string]string{}
+		for i, key := range keys {
+			columns[key] = values[i]
+		}
+		return columns
+	}
+	is := row()
+	for column, want := range map[string]string{
+		"NAME":              regexp.QuoteMeta(n.Name),
+		"STATUS":            "Ready",
+		"ROLES":             "<none>", // as of any node that is not of the control plane
+		"AGE":               `(\d+m)?(\d+s)?`,
+		"VERSION":           `v1\.\d+\.\d+-kip-\S+`,
+		"INTERNAL-IP":       `10\.\d+\.0\.1`,
+		"EXTERNAL-IP":       "<none>",
+		"OS-IMAGE":          `Kip \S+ \(a machine for each pod\)`,
+		"CONTAINER-RUNTIME": `kip://\S+`,
+	} {
+		if !regexp.MustCompile("^" + want + "$").MatchString(is[column]) {
+			t.Errorf("kubectl get nodes: %s is %q, want %s", column, is[column], want)
+		}
+	}
+	s.Kubectl("label", "node", n.Name, "node-role.kubernetes.io/pods=")
+	if got := row()["ROLES"]; got != "pods" {
+		t.Errorf("a node that was given a role has %q", got)
+	}
+	described := s.Kubectl("describe", "node", n.Name)
+	for _, want := range []string{
+		"topology.kubernetes.io/zone=a", besideKey + ":NoSchedule", "Unschedulable:      false", "KipReady", "CellPerPod",
+		"ProviderID:", "kip://", "Non-terminated Pods:", s.NS, "web",
+	} {
+		if !strings.Contains(described, want) {
+			t.Errorf("kubectl describe node does not say %q", want)
+		}
+	}
+	if t.Failed() {
+		t.Log(described)
+	}
+	s.deleteAll("web")
 }
