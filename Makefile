@@ -114,6 +114,10 @@ IMAGE_GONE ?= fail
 image: $(if $(filter $(BIN),$(IMAGE_PROGRAMS)),build,$(BIN)/kip-image) ## the boot image of cells, into bin/image (IMAGE_ARCH=, IMAGE_PROGRAMS=, IMAGE_FORMATS=, IMAGE_GONE=)
 	@$(BIN)/kip-image build -arch=$(IMAGE_ARCH) -programs=$(IMAGE_PROGRAMS) -formats=$(IMAGE_FORMATS) -out=$(BIN)/image -gone=$(IMAGE_GONE)
 
+.PHONY: agent
+agent: $(if $(filter $(BIN),$(IMAGE_PROGRAMS)),build,$(BIN)/kip-image) ## the agent for a Linux of one's own, bin/image/kip-agent-ARCH.tar.gz (IMAGE_ARCH=, IMAGE_PROGRAMS=)
+	@$(BIN)/kip-image agent -arch=$(IMAGE_ARCH) -programs=$(IMAGE_PROGRAMS) -out=$(BIN)/image
+
 .PHONY: image-lock
 image-lock: $(BIN)/kip-image ## pin the versions that Debian has now of the boot image's packages
 	@$(BIN)/kip-image lock

@@ -70,7 +70,7 @@ type CellStatus struct {
 	InstanceID   string `json:"instanceID,omitempty"`
 	InstanceType string `json:"instanceType,omitempty"`
 	Zone         string `json:"zone,omitempty"`
-	// LaunchType is On-Demand or Spot.
+	// LaunchType is On-Demand, Spot or Dedicated.
 	LaunchType string `json:"launchType,omitempty"`
 	// PricePerHour is in US dollars, as decimal text ("0.0104").
 	PricePerHour string `json:"pricePerHour,omitempty"`
@@ -88,6 +88,24 @@ type CellStatus struct {
 	// of the steps between (seen, placed, launched, joined, ready, bound, …),
 	// oldest first.
 	Steps []Step `json:"steps,omitempty"`
+	// Boot is how the machine started, as its agent says; nil where no kernel was started
+	// for it, as on the local cloud.
+	Boot *Boot `json:"boot,omitempty"`
+}
+
+// Boot are moments of a machine's start, each as the time since its kernel started. What is
+// not known is left out.
+type Boot struct {
+	// Kernel is when the kernel started the first process.
+	Kernel *metav1.Duration `json:"kernel,omitempty"`
+	// UserSpace is when that process had the root that the agent runs in.
+	UserSpace *metav1.Duration `json:"userSpace,omitempty"`
+	// Network is when the machine had its address.
+	Network *metav1.Duration `json:"network,omitempty"`
+	// Joined is when Kip gave the agent its configuration.
+	Joined *metav1.Duration `json:"joined,omitempty"`
+	// Ready is when the kubelet was ready: what it took from Joined on is by Kip's clock.
+	Ready *metav1.Duration `json:"ready,omitempty"`
 }
 
 // MaxCandidates is how many candidates people are shown.
@@ -123,14 +141,18 @@ type RuledOut struct {
 
 // Launch types, as people are told them.
 const (
-	OnDemand = "On-Demand"
-	Spot     = "Spot"
+	OnDemand  = "On-Demand"
+	Spot      = "Spot"
+	Dedicated = "Dedicated"
 )
 
-// LaunchType is the one of what is bought as spot, or is not.
-func LaunchType(spot bool) string {
-	if spot {
+// LaunchType is the one of what is bought as spot, as dedicated, or as neither.
+func LaunchType(spot, dedicated bool) string {
+	switch {
+	case spot:
 		return Spot
+	case dedicated:
+		return Dedicated
 	}
 	return OnDemand
 }

@@ -1,5 +1,5 @@
-// Command kip-image builds the boot image of cells, and pins Debian's packages that
-// it is made of.
+// Command kip-image builds the boot image of cells and publishes it in clouds, packs the
+// agent for other images, and pins Debian's packages that the image is made of.
 package main
 
 import (
@@ -9,17 +9,21 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/elotl/kip/image"
 	"github.com/elotl/kip/image/boot"
 	"github.com/elotl/kip/image/debian"
 	"github.com/elotl/kip/internal/version"
 )
 
 const usage = `usage: kip-image build [flags]   build the image of what the lock pins
+       kip-image agent [flags]   pack the agent for a Linux of one's own
+       kip-image publish [flags] upload and register an image that was built
        kip-image lock [flags]    pin the packages that Debian has now
 
 Flags of each: kip-image build -help
@@ -30,7 +34,12 @@ const debianKeys = "/usr/share/keyrings/debian-archive-keyring.gpg"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
-	commands := map[string]func(context.Context, []string) error{"build": build, "lock": lock}
+	commands := map[string]func(context.Context, []string) error{
+		"agent":   agent,
+		"build":   build,
+		"lock":    lock,
+		"publish": publish,
+	}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
 		fmt.Fprint(os.Stderr, usage)
 		os.Exit(2)
@@ -76,6 +85,27 @@ func build(ctx context.Context, args []string) error {
 		fmt.Printf("%s/%s: %d MB, %d MB of them used, sha256 %s\n", o.Out, out.Name, out.Bytes/1e6, out.UsedBytes/1e6, out.SHA256)
 	}
 	return nil
+}
+
+func agent(_ context.Context, args []string) error {
+	flags := flag.NewFlagSet("kip-image agent", flag.ExitOnError)
+	arch := flags.String("arch", runtime.GOARCH, "`architecture` of the agent: amd64 or arm64")
+	programs := flags.String("programs", "bin", "`folder` with Kip's programs for that architecture")
+	out := flags.String("out", "bin/image", "`folder` of the archive")
+	_ = flags.Parse(args) // ExitOnError
+	if err := os.MkdirAll(*out, 0o755); err != nil {
+		return err
+	}
+	file := filepath.Join(*out, "kip-agent-"+*arch+".tar.gz")
+	f, err := os.Create(file + ".new")
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(image.AgentArchive(f, *programs, *arch), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	fmt.Println(file)
+	return os.Rename(f.Name(), file)
 }
 
 func lock(ctx context.Context, args []string) error {

@@ -53,14 +53,18 @@ func command() *cobra.Command {
 	o.add(root.Flags())
 	root.AddCommand(
 		&cobra.Command{
-			Use: "version", Short: "Print the version", Args: cobra.NoArgs,
+			Use:   "version",
+			Short: "Print the version",
+			Args:  cobra.NoArgs,
 			Run: func(cmd *cobra.Command, _ []string) {
 				fmt.Fprintf(cmd.OutOrStdout(), "kip %s, kubelet %s\n", version.String(), version.Kubernetes)
 			},
 		},
 		&cobra.Command{
-			Use: "providers", Short: "List the providers that --provider takes", Args: cobra.NoArgs,
-			Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), provider) },
+			Use:   "providers",
+			Short: "List the providers that --provider takes",
+			Args:  cobra.NoArgs,
+			Run:   func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), provider) },
 		},
 	)
 	return root

@@ -18,6 +18,12 @@ import (
 // give it.
 const provider = "kip"
 
+// What --nodename and --kubelet-port are where the environment does not say.
+const (
+	defaultNode = "virtual-kubelet"
+	defaultPort = 10250
+)
+
 // options are the flags of the command line. Those of the original keep their
 // names; those that mean nothing any more are accepted with a warning, so that
 // its users' manifests still start.
@@ -33,11 +39,11 @@ type options struct {
 func (o *options) add(f *pflag.FlagSet) {
 	f.StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"),
 		"kubeconfig `file`; default $KUBECONFIG, then ~/.kube/config if it exists, then the pod's service account")
-	f.StringVar(&o.NodeName, "nodename", env("DEFAULTNODE_NAME", "virtual-kubelet"),
-		"`name` of the virtual node, after which those that provider.yaml lists are numbered (NAME-1); default $DEFAULTNODE_NAME")
-	f.StringVar(&o.provider, "provider", provider, "must be "+provider)
+	f.StringVar(&o.NodeName, "nodename", env("DEFAULTNODE_NAME", defaultNode),
+		"`name` of the virtual node, after which those that provider.yaml lists are numbered (NAME-1); or $DEFAULTNODE_NAME")
+	f.StringVar(&o.provider, "provider", provider, "`name` of the provider: the only one is "+provider)
 	f.StringVar(&o.ProviderConfig, "provider-config", "/etc/kip/provider.yaml",
-		"provider.yaml: the cloud, the store, the cells (docs/provider-configuration.md)")
+		"`file` provider.yaml: the cloud, the store, the cells (docs/provider-configuration.md)")
 	f.StringVar(&o.InstanceDataPath, "instance-data-path", "",
 		"`file` with instance types and prices of your own, by region or zone (docs/placement.md); default: those that the cloud tells")
 	f.StringVar(&o.clusterDNS, "cluster-dns", "",
@@ -48,8 +54,8 @@ func (o *options) add(f *pflag.FlagSet) {
 	f.StringVar(&o.nodeIP, "node-ip", os.Getenv("VKUBELET_POD_IP"),
 		"`address` at which the API server reaches Kip's kubelet port, or one of each family, parted by a comma, "+
 			"the API server's first; default $VKUBELET_POD_IP, then this host's own address")
-	f.IntVar(&o.KubeletPort, "kubelet-port", intEnv("KUBELET_PORT", 10250),
-		"`port` for logs, exec, attach, port-forward and stats; default $KUBELET_PORT, then 10250")
+	f.IntVar(&o.KubeletPort, "kubelet-port", intEnv("KUBELET_PORT", defaultPort),
+		"`port` for logs, exec, attach, port-forward and stats, or $KUBELET_PORT")
 	f.StringVar(&o.ClientCA, "client-ca-file", "",
 		"`file` with the CA of client certificates that the kubelet port accepts; default: the one that the API server publishes, if Kip may read it, "+
 			"else only tokens that the API server reviews")
@@ -62,11 +68,21 @@ func (o *options) add(f *pflag.FlagSet) {
 	f.StringVar(&o.MetricsAudience, "metrics-audience", "",
 		"`audience` that the tokens of those who scrape must be for; default: the API server's, so that Kip is shown a token of theirs that is good there, too")
 	f.Float32Var(&o.QPS, "kube-api-qps", 1000,
-		"requests a second to the API server: Kip asks for all its cells what as many kubelets would, each with 50")
-	f.IntVar(&o.Burst, "kube-api-burst", 2000, "requests at once to the API server")
-	f.IntVar(&o.verbosity, "v", 0, "0 logs what an operator needs, 1 and more everything")
-	f.IntVar(&o.verbosity, "klog.v", 0, "the same as --v")
-	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
+		"`requests` a second to the API server: Kip asks for all its cells what as many kubelets would, each with 50")
+	f.IntVar(&o.Burst, "kube-api-burst", 2000, "`requests` at once to the API server")
+	f.IntVar(&o.verbosity, "v", 0, "`level`: 0 logs what an operator needs, 1 and more everything")
+	f.IntVar(&o.verbosity, "klog.v", 0, "`level`, the same as --v")
+	f.StringVar(&o.logFormat, "log-format", "text", "`format` of the log: text or json")
+
+	// What the environment says is no default of the program: the texts say where it comes from.
+	for name, is := range map[string]string{
+		"kubeconfig":   "",
+		"nodename":     defaultNode,
+		"node-ip":      "",
+		"kubelet-port": strconv.Itoa(defaultPort),
+	} {
+		f.Lookup(name).DefValue = is
+	}
 
 	var ignored string
 	for name, why := range map[string]string{

@@ -67,3 +67,24 @@ func TestFlagsThatCannotWorkAreNamed(t *testing.T) {
 		}
 	}
 }
+
+func TestHelpSaysEachDefaultOnceAndWhatEachFlagTakes(t *testing.T) {
+	for _, name := range []string{"KUBECONFIG", "DEFAULTNODE_NAME", "VKUBELET_POD_IP"} {
+		t.Setenv(name, "of-the-environment")
+	}
+	t.Setenv("KUBELET_PORT", "10999")
+	help := command().Flags().FlagUsages()
+	for line := range strings.Lines(help) {
+		if strings.Count(line, "default") > 1 || strings.Contains(line, "of-the-environment") || strings.Contains(line, "10999") {
+			t.Errorf("a default is told twice, or is this machine's: %s", line)
+		}
+		for _, vague := range []string{" string ", " int ", " float32 "} {
+			if strings.Contains(line, vague) {
+				t.Errorf("what the flag takes is not told: %s", line)
+			}
+		}
+	}
+	if strings.Count(help, "--kubelet-port port") != 1 || !strings.Contains(help, "(default 10250)") {
+		t.Errorf("the help is %s", help)
+	}
+}

@@ -91,7 +91,12 @@ func (k *kipctl) copyBackup(ctx context.Context, client *adminapi.Client, w io.W
 		_, rest := io.Copy(io.Discard, check)
 		results <- result{s, errors.Join(err, rest)}
 	}()
-	err := client.Backup(ctx, &progress{to: io.MultiWriter(w, checked), say: k.err, clock: k.clock, last: k.clock.Now()})
+	err := client.Backup(ctx, &progress{
+		to:    io.MultiWriter(w, checked),
+		say:   k.err,
+		clock: k.clock,
+		last:  k.clock.Now(),
+	})
 	checked.Close()
 	r := <-results
 	if err != nil {

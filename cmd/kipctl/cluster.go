@@ -211,7 +211,13 @@ func waiting(pod *corev1.Pod, c *adminapi.Cell) string {
 }
 
 func shortEvent(e *corev1.Event) adminapi.Event {
-	s := adminapi.Event{Count: e.Count, Type: e.Type, Reason: e.Reason, Message: e.Message, Time: e.CreationTimestamp.Time}
+	s := adminapi.Event{
+		Count:   e.Count,
+		Type:    e.Type,
+		Reason:  e.Reason,
+		Message: e.Message,
+		Time:    e.CreationTimestamp.Time,
+	}
 	switch {
 	case e.Series != nil:
 		s.Time, s.Count = e.Series.LastObservedTime.Time, e.Series.Count

@@ -18,8 +18,8 @@ func costOf(k *kipctl) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cost",
 		Short: "Tell what cells have cost, by pod, owner, namespace, day, type or label, from Kip's local socket",
-		Long: "Tell what cells have cost, in US dollars, by pod, owner, namespace, day, type or label: their machines, at the\n" +
-			"price at which each was chosen. Kip keeps it for 400 days. Days are in UTC. What cells without a pod have cost,\n" +
+		Long: "Tell what cells have cost, in US dollars, by pod, owner, namespace, day, type or label: their machines, root disks\n" +
+			"and public addresses, at the price at which each was chosen. Kip keeps it for 400 days. Days are in UTC. What cells without a pod have cost,\n" +
 			"those of standby pools, is shown as (no pod). Without -n it is that of all namespaces.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -79,8 +79,8 @@ func (k *kipctl) costQuery(by, since, until string) (adminapi.CostQuery, error) 
 }
 
 // spent writes dollars, "unknown" where no price is.
-func spent(c adminapi.Cost) string {
-	switch d := c.Dollars; {
+func spent(d *float64) string {
+	switch {
 	case d == nil:
 		return "unknown"
 	case *d > 0 && *d < 0.0001:
@@ -95,7 +95,7 @@ func (k *kipctl) costTable(w io.Writer, q adminapi.CostQuery, costs adminapi.Cos
 		fmt.Fprintf(k.err, "Nothing was spent from %s to %s%s.\n", costs.Since, costs.Until, in(q.Namespace))
 		return nil
 	}
-	fmt.Fprintf(w, "%s to %s (UTC)%s, in US dollars: machines, without disks and addresses\n\n", costs.Since, costs.Until, in(q.Namespace))
+	fmt.Fprintf(w, "%s to %s (UTC)%s, in US dollars\n\n", costs.Since, costs.Until, in(q.Namespace))
 	var columns []string
 	var names func(adminapi.Cost) []string
 	switch q.By {
@@ -120,6 +120,10 @@ func (k *kipctl) costTable(w io.Writer, q adminapi.CostQuery, costs adminapi.Cos
 		names = func(c adminapi.Cost) []string { return []string{c.Label} }
 	}
 	columns = append(columns, "HOURS", "COST")
+	beside := costs.Total.Disk != nil || costs.Total.Address != nil
+	if beside {
+		columns = append(columns, "MACHINE", "DISK", "ADDRESS")
+	}
 	unknown := costs.Total.UnknownPriceHours > 0
 	if unknown {
 		columns = append(columns, "PRICE UNKNOWN")
@@ -127,7 +131,10 @@ func (k *kipctl) costTable(w io.Writer, q adminapi.CostQuery, costs adminapi.Cos
 	t := table(w, columns...)
 	row := func(c adminapi.Cost, names ...string) {
 		hours := func(n float64) string { return strconv.FormatFloat(n, 'f', 2, 64) }
-		names = append(names, hours(c.Hours), spent(c))
+		names = append(names, hours(c.Hours), spent(c.Known()))
+		if beside {
+			names = append(names, spent(c.Dollars), spentBeside(c.Disk), spentBeside(c.Address))
+		}
 		if unknown {
 			names = append(names, hours(c.UnknownPriceHours)+" h")
 		}
@@ -148,5 +155,20 @@ func (k *kipctl) costTable(w io.Writer, q adminapi.CostQuery, costs adminapi.Cos
 	if unknown {
 		fmt.Fprintf(k.err, "The price of %.2f hours is not known: they are in no sum.\n", costs.Total.UnknownPriceHours)
 	}
+	for _, part := range []struct {
+		of    string
+		spent *adminapi.Part
+	}{{"disks", costs.Total.Disk}, {"addresses", costs.Total.Address}} {
+		if part.spent != nil && part.spent.UnknownPriceHours > 0 {
+			fmt.Fprintf(k.err, "The price of %s is not known for %.2f hours: they are in no sum.\n", part.of, part.spent.UnknownPriceHours)
+		}
+	}
 	return nil
+}
+
+func spentBeside(p *adminapi.Part) string {
+	if p == nil {
+		return spent(new(float64))
+	}
+	return spent(p.Dollars)
 }

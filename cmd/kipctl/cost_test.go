@@ -50,6 +50,25 @@ func costing(asked *adminapi.CostQuery) func(*adminapi.Config) {
 				costs.Costs = append(costs.Costs, adminapi.Cost{Namespace: "lab\x1b[2J", Pod: "gpu", Hours: 3, UnknownPriceHours: 3})
 				costs.Total = adminapi.Cost{Hours: 243.001, Dollars: dollars(20.40001), UnknownPriceHours: 3}
 			}
+			if q.Namespace == "paid" {
+				costs.Costs = []adminapi.Cost{
+					{
+						Namespace: "paid",
+						Hours:     2,
+						Dollars:   dollars(20),
+						Disk:      &adminapi.Part{Dollars: dollars(1.5), UnknownPriceHours: 1},
+						Address:   &adminapi.Part{UnknownPriceHours: 2},
+					},
+					{Namespace: "other", Hours: 2, UnknownPriceHours: 2, Address: &adminapi.Part{Dollars: dollars(1)}},
+				}
+				costs.Total = adminapi.Cost{
+					Hours:             4,
+					Dollars:           dollars(20),
+					UnknownPriceHours: 2,
+					Disk:              costs.Costs[0].Disk,
+					Address:           &adminapi.Part{Dollars: dollars(1), UnknownPriceHours: 2},
+				}
+			}
 			return costs, nil
 		}
 	}
@@ -62,6 +81,7 @@ func TestCostsAreShown(t *testing.T) {
 	for _, args := range []string{
 		"cost", "cost --by pod -n lab", "cost --by owner", "cost --by day --since 7d", "cost --by type --since 2026-06-01 --until 2026-06-30",
 		"cost --by label=team", "cost -n empty", "cost -n lab -o json", "cost --by pod -o yaml",
+		"cost -n paid", "cost -n paid -o json",
 	} {
 		got := run(t, nil, strings.Fields(args)...)
 		if got.failed != nil {

@@ -126,6 +126,7 @@ func testCluster(t *testing.T) *cluster {
 	step := func(name string, d time.Duration) apiv1.Step {
 		return apiv1.Step{Name: name, Time: metav1.NewMicroTime(now.Add(-d))}
 	}
+	since := func(ms int) *metav1.Duration { return &metav1.Duration{Duration: time.Duration(ms) * time.Millisecond} }
 	var objects []runtime.Object
 	for _, c := range []*apiv1.Cell{
 		testCell("c-web", "default", "web", apiv1.CellStatus{Phase: apiv1.Bound, Attempt: 1, InstanceID: "i-1", InstanceType: "t3.nano",
@@ -138,7 +139,8 @@ func testCluster(t *testing.T) *cluster {
 		testCell("c-boots-2", "default", "boots", apiv1.CellStatus{Phase: apiv1.Booting, Attempt: 2, InstanceID: "i-2",
 			InstanceType: "c5.large", Zone: "us-east-1a",
 			LaunchType: "On-Demand", PricePerHour: "0.085", Reason: "no capacity for t3.nano", Steps: []apiv1.Step{
-				step("seen", 90*time.Second), step("placed", 89500*time.Millisecond), step("launched", 10*time.Second)}}),
+				step("seen", 90*time.Second), step("placed", 89500*time.Millisecond), step("launched", 10*time.Second)},
+			Boot: &apiv1.Boot{Kernel: since(2613), UserSpace: since(4800), Joined: since(6500)}}),
 		testCell("c-leaving", "batch", "leaving", apiv1.CellStatus{Phase: apiv1.Draining, Attempt: 1, InstanceType: "m5.large",
 			Zone: "us-east-1a", LaunchType: "On-Demand", PricePerHour: "0.096"}),
 	} {
@@ -314,7 +316,8 @@ func (explainer) Why(_ context.Context, namespace, pod string) (adminapi.Explana
 			PricePerHour: "0.085"},
 			Tunnel: &adminapi.Tunnel{Error: "connection refused", LastHeard: &heard},
 			Agent: &adminapi.Agent{Components: []adminapi.Component{{Name: "containerd", PID: 7, Restarts: 1},
-				{Name: "kubelet", Waiting: "waiting for containerd"}}}},
+				{Name: "kubelet", Waiting: "waiting for containerd"}}},
+			Console: &adminapi.Console{Lines: []string{"[    0.1] Linux", "itzo: no \x1b[31maddress"}}},
 		Placement: &adminapi.Placement{
 			Need:    "cpu 2, memory 3Gi",
 			Standby: "cell-standby",

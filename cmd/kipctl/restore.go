@@ -83,7 +83,12 @@ func (k *kipctl) restore(ctx context.Context, backup, providerConfig, node strin
 	// The lock of an embedded store says itself that a Kip runs.
 	c := cfg.Etcd.Client
 	st, err := store.Open(ctx, cfg.Etcd.Internal.DataDir, cfg.Etcd.Internal.ConfigFile,
-		store.External{Endpoints: c.Endpoints, CertFile: c.CertFile, KeyFile: c.KeyFile, CAFile: c.CAFile})
+		store.External{
+			Endpoints: c.Endpoints,
+			CertFile:  c.CertFile,
+			KeyFile:   c.KeyFile,
+			CAFile:    c.CAFile,
+		})
 	if err != nil {
 		return err
 	}

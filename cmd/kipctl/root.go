@@ -70,17 +70,20 @@ func newRoot(k *kipctl, name string) *cobra.Command {
 	flags.StringVar(&k.socket, "socket", "", "Kip's local socket, a `file` (default: $"+socketEnv+", else "+k.fallbackSocket+")")
 	flags.StringVarP(&k.output, "output", "o", "table", "`format` of the output: table, json or yaml")
 
-	get := &cobra.Command{Use: "get", Short: "List cells, the pods on virtual nodes, standby pools, or what is out of capacity",
-		Args: cobra.NoArgs,
+	get := &cobra.Command{
+		Use:   "get",
+		Short: "List cells, the pods on virtual nodes, standby pools, or what is out of capacity",
+		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var all []string
 			for _, what := range cmd.Commands() {
 				all = append(all, fmt.Sprintf("%q", what.CommandPath()))
 			}
 			return fmt.Errorf("say what to get: %s", strings.Join(all, ", "))
-		}}
+		},
+	}
 	get.AddCommand(getCells(k), getPods(k), getStandby(k), getCapacity(k))
-	root.AddCommand(get, why(k), priceOf(k), costOf(k), showVersion(k), backup(k), restore(k), cleanup(k), allow(k), generation(k))
+	root.AddCommand(get, why(k), priceOf(k), costOf(k), showVersion(k), backup(k), restore(k), cleanup(k), allow(k), generation(k), ca(k))
 	return root
 }
 

@@ -430,3 +430,87 @@ func TestAStoreTakesOverOnlyIfItIsMeant(t *testing.T) {
 		t.Errorf("with nothing: %+v", none)
 	}
 }
+
+// keptCA is a CA that can be rotated, with cells that are not moved.
+type keptCA struct {
+	is       *adminapi.CA
+	reloaded *bool
+}
+
+func (k keptCA) CA() adminapi.CA { return *k.is }
+
+func (k keptCA) RotateCA(context.Context) (adminapi.CA, error) {
+	if k.is.Before != nil {
+		return adminapi.CA{}, errors.New("the CA is being rotated already")
+	}
+	before := k.is.Signs
+	*k.is = adminapi.CA{
+		Signs:   adminapi.Authority{Hash: strings.Repeat("b", 64), Made: now, Ends: now.AddDate(10, 0, 0)},
+		Before:  &before,
+		Unmoved: []adminapi.UnmovedCell{},
+	}
+	return *k.is, nil
+}
+
+func (k keptCA) Reload() { *k.reloaded = true }
+
+func (k keptCA) EndUnmoved(shown string) ([]adminapi.UnmovedCell, error) {
+	if shown != k.is.Shown {
+		return nil, errors.New("look again")
+	}
+	ended := k.is.Unmoved
+	k.is.Unmoved = nil
+	return ended, nil
+}
+
+func TestTheCAIsRotatedAndCellsEndOnlyIfItIsMeant(t *testing.T) {
+	reloaded := false
+	made := now.AddDate(-1, 0, 0)
+	is := adminapi.CA{
+		Signs:   adminapi.Authority{Hash: strings.Repeat("a", 64), Made: made, Ends: made.AddDate(10, 0, 0)},
+		Unmoved: []adminapi.UnmovedCell{},
+		Untold:  2,
+	}
+	socket(t, func(c *adminapi.Config) { c.CAKeeper = keptCA{&is, &reloaded} })
+	if first := run(t, nil, "ca"); first.failed != nil || !strings.Contains(first.err, "2 cells may trust one of before yet") {
+		t.Errorf("before: %+v", first)
+	}
+	if none := run(t, nil, "ca", "drop"); none.failed != nil || !strings.Contains(none.err, "not being rotated") {
+		t.Errorf("there is nothing to drop: %+v", none)
+	}
+	begun := run(t, nil, "ca", "rotate")
+	if begun.failed != nil || !reloaded || !strings.Contains(begun.err, "has begun") || is.Before == nil {
+		t.Errorf("to rotate it: %+v, loaded anew %t", begun, reloaded)
+	}
+	reloaded = false
+	if again := run(t, nil, "ca", "rotate"); again.failed == nil || !strings.Contains(again.err, "already") || reloaded {
+		t.Errorf("a second rotation: %+v", again)
+	}
+	is.Waits, is.Shown = "2 cells of now would be out of reach", "two"
+	is.Unmoved = []adminapi.UnmovedCell{
+		{Cell: "cell-a", Pod: apiv1.PodReference{Namespace: "ns", Name: "p"}, Why: "it is not connected\x1b[2J"},
+		{Cell: "cell-b", Why: "it is stopped"},
+	}
+	shown := run(t, nil, "ca")
+	if shown.failed != nil || !strings.Contains(shown.err, "would be out of reach") {
+		t.Errorf("in the rotation: %+v", shown)
+	}
+	golden(t, "ca", shown.out)
+	asked := run(t, nil, "ca", "drop")
+	if asked.failed == nil || !strings.Contains(asked.err, "--yes two ends 2 cells") || len(is.Unmoved) != 2 || asked.out != shown.out {
+		t.Errorf("without --yes: %+v", asked)
+	}
+	other := run(t, nil, "ca", "drop", "--yes", "one")
+	if other.failed == nil || !strings.Contains(other.err, "look again") || len(is.Unmoved) != 2 {
+		t.Errorf("for another list: %+v", other)
+	}
+	done := run(t, nil, "ca", "drop", "--yes", "two")
+	if done.failed != nil || !strings.Contains(done.err, "2 cells will be ended") || !strings.Contains(done.out, "cell-b") ||
+		len(is.Unmoved) != 0 {
+		t.Errorf("with --yes: %+v", done)
+	}
+	is.Waits = ""
+	if last := run(t, nil, "ca"); last.failed != nil || !strings.Contains(last.err, "dropped in a moment") {
+		t.Errorf("then: %+v", last)
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -124,7 +125,7 @@ func (k *kipctl) explanation(out io.Writer, e *adminapi.Explanation) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	for _, part := range []func(io.Writer, *adminapi.Explanation){k.steps, k.placement, k.events} {
+	for _, part := range []func(io.Writer, *adminapi.Explanation){k.steps, boot, k.console, k.placement, k.events} {
 		w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 		part(w, e)
 		if err := w.Flush(); err != nil {
@@ -180,6 +181,40 @@ func (k *kipctl) steps(w io.Writer, e *adminapi.Explanation) {
 		}
 		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Time.UTC().Format(time.RFC3339), spelling.Printable(string(s.Name)), took)
 		before = s
+	}
+}
+
+// boot writes how the machine of the cell started, where a kernel was started for it.
+func boot(w io.Writer, e *adminapi.Explanation) {
+	if e.Cell == nil || e.Cell.Status.Boot == nil {
+		return
+	}
+	b := e.Cell.Status.Boot
+	fmt.Fprint(w, "\nBoot, since the kernel started, as the agent says:\n")
+	var before time.Duration
+	for _, part := range []struct {
+		name string
+		at   *metav1.Duration
+	}{{"kernel", b.Kernel}, {"user space", b.UserSpace}, {"network", b.Network}, {"joined", b.Joined}, {"ready", b.Ready}} {
+		if part.at == nil {
+			continue
+		}
+		fmt.Fprintf(w, "  %s\t%.3fs\t+%.3fs\n", part.name, part.at.Seconds(), (part.at.Duration - before).Seconds())
+		before = part.at.Duration
+	}
+}
+
+func (k *kipctl) console(w io.Writer, e *adminapi.Explanation) {
+	if e.Cell == nil || e.Cell.Console == nil {
+		return
+	}
+	c := e.Cell.Console
+	fmt.Fprint(w, "\nConsole of the machine:\n")
+	for _, text := range append(c.Lines, adminapi.NonEmpty(c.Error)...) {
+		fmt.Fprintf(w, "  %s\n", spelling.Printable(text))
+	}
+	if len(c.Lines) == 0 && c.Error == "" {
+		fmt.Fprint(w, "  nothing yet, or the cloud does not show it yet\n")
 	}
 }
 

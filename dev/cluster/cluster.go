@@ -164,7 +164,12 @@ func (c *Cluster) NodeIdentity(name string, ip netip.Addr) (Identity, error) {
 		return Identity{}, err
 	}
 	proxy, err := c.ca.Issue(Subject{Name: "system:kube-proxy"})
-	return Identity{CA: own.Cert, Client: client, Proxy: proxy, Serving: serving}, err
+	return Identity{
+		CA:      own.Cert,
+		Client:  client,
+		Proxy:   proxy,
+		Serving: serving,
+	}, err
 }
 
 // LogFile is the path of the log of all components.

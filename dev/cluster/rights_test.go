@@ -731,7 +731,7 @@ func podsAreChangedAsKipAnswers(t *testing.T, is identities) {
 			Listen: func(ctx context.Context) (net.Listener, error) {
 				return new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.2", strconv.Itoa(webhookPort)))
 			},
-			Authority: func(context.Context) (*pki.Authority, error) { return authority, nil },
+			Authorities: func(context.Context) (pki.Authorities, error) { return pki.Authorities{Signing: authority}, nil },
 			Rules: func() admission.Rules {
 				return admission.Rules{
 					Label: admission.Label{Key: "type", Value: "virtual-kubelet"},

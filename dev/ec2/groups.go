@@ -30,7 +30,7 @@ func (m *Model) describeVpcs(r *request) (any, error) {
 		return nil, err
 	}
 	vpcs := map[string]bool{}
-	for _, s := range m.cfg.Subnets {
+	for _, s := range m.Subnets() {
 		vpcs[s.VPC] = wanted.match(func(string) []string { return []string{s.VPC} })
 	}
 	var all []vpcXML
@@ -150,7 +150,7 @@ func (m *Model) createSecurityGroup(r *request) (any, error) {
 	if err := m.arrive(r); err != nil {
 		return nil, err
 	}
-	if !slices.ContainsFunc(m.cfg.Subnets, func(s Subnet) bool { return s.VPC == vpc }) {
+	if !slices.ContainsFunc(m.Subnets(), func(s Subnet) bool { return s.VPC == vpc }) {
 		return nil, bad("InvalidVpcID.NotFound", "The vpc ID '%s' does not exist", vpc)
 	}
 	m.mu.Lock()

@@ -234,7 +234,7 @@ const shownFor = time.Hour
 func (m *Model) describeInstances(r *request) (any, error) {
 	ids := r.texts("InstanceId")
 	wanted := r.filters("tag:", "tag-key", "instance-id", "instance-state-name", "client-token", "availability-zone", "subnet-id",
-		"vpc-id", "instance-type")
+		"vpc-id", "instance-type", "image-id")
 	if len(ids) > 0 && r.has("MaxResults") {
 		r.bad("InvalidParameterCombination", "The parameter instancesSet cannot be used with the parameter maxResults")
 	}
@@ -286,6 +286,8 @@ func (m *Model) describeInstances(r *request) (any, error) {
 				return []string{x.VPC}
 			case "instance-type":
 				return []string{x.Type}
+			case "image-id":
+				return []string{x.ImageID}
 			}
 			return tagValues(i.Tags, name)
 		})

@@ -65,11 +65,12 @@ func (m *Model) runInstances(r *request) (any, error) {
 	if err := m.mayLaunch(r, l, imageID, subnetID, groupIDs, more); err != nil {
 		return nil, err
 	}
-	n := slices.IndexFunc(m.cfg.Subnets, func(s Subnet) bool { return s.ID == subnetID })
+	subnets := m.Subnets()
+	n := slices.IndexFunc(subnets, func(s Subnet) bool { return s.ID == subnetID })
 	if n < 0 {
 		return nil, bad("InvalidSubnetID.NotFound", "The subnet ID '%s' does not exist", subnetID)
 	}
-	l.subnet = m.cfg.Subnets[n]
+	l.subnet = subnets[n]
 	spec.Zone, spec.Subnet, spec.Tags = l.subnet.Zone, l.subnet.ID, more["instance"]
 	// The whole call is compared with the one that its token was used for.
 	spec.Image = map[string]string{"call": sum(r.values.Encode())}
@@ -98,6 +99,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 	results := m.sim.LaunchAtLeast(r.ctx, request, least)
 	instances := slices.DeleteFunc(results.Instances(), func(i cloud.Instance) bool { return i.ID == "" })
 	if len(instances) == 0 {
+		m.unused(request.Token, l)
 		return nil, results.Err()
 	}
 	if before != nil && m.someEnded(request.Token) {
@@ -119,6 +121,18 @@ func (m *Model) simToken(token, zone string) string {
 		token = fmt.Sprintf("none\n%d", len(m.launches))
 	}
 	return sum(zone + "\n" + token)
+}
+
+// unused forgets a call that has launched nothing: its token is as good as new.
+func (m *Model) unused(token string, l *launch) {
+	if slices.ContainsFunc(m.sim.History(), func(i sim.Instance) bool { return i.Token == token }) {
+		return // launched, and the answer is lost
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.launches[token] == l {
+		delete(m.launches, token)
+	}
 }
 
 func sum(text string) string {
@@ -308,11 +322,12 @@ func (m *Model) mayLaunch(r *request, l *launch, image, subnet string, groups []
 
 // exists says whether what a launch names is there.
 func (m *Model) exists(l *launch, image string, groups []string) error {
-	n := slices.IndexFunc(m.cfg.Images, func(i Image) bool { return i.ID == image })
+	images := m.Images()
+	n := slices.IndexFunc(images, func(i Image) bool { return i.ID == image })
 	if n < 0 {
 		return bad("InvalidAMIID.NotFound", "The image id '[%s]' does not exist", image)
 	}
-	l.image = m.cfg.Images[n]
+	l.image = images[n]
 	for _, id := range groups {
 		g, ok := m.group(id)
 		if !ok || g.VPC != l.subnet.VPC {

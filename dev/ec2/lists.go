@@ -62,7 +62,7 @@ func (m *Model) describeSubnets(r *request) (any, error) {
 		return nil, err
 	}
 	var all []subnetXML
-	for _, s := range m.cfg.Subnets {
+	for _, s := range m.Subnets() {
 		x := subnetXML{s.ID, "available", s.VPC, s.Zone, s.Default}
 		if wanted.match(func(name string) []string {
 			return map[string][]string{"state": {x.State}, "subnet-id": {x.ID}, "vpc-id": {x.VPC},
@@ -99,7 +99,7 @@ func (m *Model) describeRouteTables(r *request) (any, error) {
 		return nil, err
 	}
 	var all []routeTableXML
-	for _, s := range m.cfg.Subnets {
+	for _, s := range m.Subnets() {
 		if !wanted.match(func(string) []string { return []string{s.VPC} }) {
 			continue
 		}
@@ -129,7 +129,7 @@ func (m *Model) describeAvailabilityZones(r *request) (any, error) {
 		return nil, err
 	}
 	zones := map[string]bool{}
-	for _, s := range m.cfg.Subnets {
+	for _, s := range m.Subnets() {
 		zones[s.Zone] = true
 	}
 	var all []zoneXML
@@ -139,50 +139,13 @@ func (m *Model) describeAvailabilityZones(r *request) (any, error) {
 	return list("availabilityZoneInfo", all), nil
 }
 
-type imageXML struct {
-	ID         string           `xml:"imageId"`
-	Name       string           `xml:"name"`
-	Owner      string           `xml:"imageOwnerId"`
-	State      string           `xml:"imageState"`
-	Created    string           `xml:"creationDate"`
-	RootDevice string           `xml:"rootDeviceName"`
-	Devices    []imageDeviceXML `xml:"blockDeviceMapping>item"`
-}
-
-type imageDeviceXML struct {
-	Name string `xml:"deviceName"`
-	GiB  int    `xml:"ebs>volumeSize"`
-}
-
-func (m *Model) describeImages(r *request) (any, error) {
-	owners, wanted := r.texts("Owner"), r.filters("image-id", "name", "state")
-	if err := m.one(r); err != nil {
-		return nil, err
-	}
-	var all []imageXML
-	for _, i := range m.cfg.Images {
-		owner := i.Owner
-		if owner == m.cfg.Account {
-			owner = "self"
-		}
-		if len(owners) > 0 && !slices.Contains(owners, owner) && !slices.Contains(owners, i.Owner) {
-			continue
-		}
-		if wanted.match(func(name string) []string {
-			return map[string][]string{"image-id": {i.ID}, "name": {i.Name}, "state": {"available"}}[name]
-		}) {
-			all = append(all, imageXML{i.ID, i.Name, i.Owner, "available", i.Created, i.RootDevice, []imageDeviceXML{{i.RootDevice, i.GiB}}})
-		}
-	}
-	return list("imagesSet", all), nil
-}
-
 type typeXML struct {
 	Name          string   `xml:"instanceType"`
 	Architectures []string `xml:"processorInfo>supportedArchitectures>item"`
 	VCPUs         int64    `xml:"vCpuInfo>defaultVCpus"`
 	MiB           int64    `xml:"memoryInfo>sizeInMiB"`
 	Hypervisor    string   `xml:"hypervisor"`
+	BootModes     []string `xml:"supportedBootModes>item"`
 	Addresses     int      `xml:"networkInfo>ipv4AddressesPerInterface"`
 	GPUs          []gpuXML `xml:"gpuInfo>gpus>item,omitempty"`
 }
@@ -190,6 +153,19 @@ type typeXML struct {
 type gpuXML struct {
 	Name  string `xml:"name"`
 	Count int64  `xml:"count"`
+}
+
+// bootModes are what a type boots by, in EC2's words: all know UEFI whose catalogue does
+// not say otherwise.
+func bootModes(t catalog.InstanceType) (all []string) {
+	words := map[string]string{"uefi": "uefi", "bios": "legacy-bios"}
+	for _, mode := range t.BootModes {
+		all = append(all, words[mode])
+	}
+	if all == nil {
+		return []string{"legacy-bios", "uefi"}
+	}
+	return all
 }
 
 var architectures = map[string]string{"amd64": "x86_64", "arm64": "arm64"}
@@ -207,6 +183,7 @@ func (m *Model) describeInstanceTypes(r *request) (any, error) {
 			VCPUs:         t.MilliCPU / 1000,
 			MiB:           t.MemoryBytes >> 20,
 			Hypervisor:    "nitro",
+			BootModes:     bootModes(t),
 			Addresses:     4,
 		}
 		for _, g := range t.GPUs {

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/elotl/kip/internal/cloud"
@@ -72,6 +73,12 @@ type Image struct {
 	Created         string // RFC 3339
 	RootDevice      string
 	GiB             int
+	// What else an image has that was registered.
+	Architecture, BootMode, IMDS, Snapshot string
+	ENA                                    bool
+	Tags                                   map[string]string
+
+	fresh bool // no list has shown it
 }
 
 // Model is EC2. It is safe for concurrent use.
@@ -86,8 +93,11 @@ type Model struct {
 	unallowed map[string]int // calls that no policy allowed
 	hangs     []Hang         // to come
 	hung      int            // those that were
+	subnets   []Subnet
 	groups    []Group
-	made      int                    // groups, ever
+	images    []Image
+	snapshots map[string]*Snapshot   // by ID
+	made      int                    // groups, images and snapshots, ever
 	reasons   map[string]StateReason // of ends that the model was told, by instance
 }
 
@@ -107,7 +117,10 @@ func New(cfg Config) (*Model, error) {
 		launches:  map[string]*launch{},
 		calls:     map[string]int{},
 		unallowed: map[string]int{},
+		subnets:   slices.Clone(cfg.Subnets),
 		groups:    slices.Clone(cfg.Groups),
+		images:    slices.Clone(cfg.Images),
+		snapshots: map[string]*Snapshot{},
 		reasons:   map[string]StateReason{},
 	}
 	rand.Read(m.key[:])
@@ -125,6 +138,23 @@ func (m *Model) Close() error { return m.sim.Close() }
 
 // Machines are what is behind the model, for faults and for the truth.
 func (m *Model) Machines() *sim.Cloud { return m.sim }
+
+// Change changes what the account has: the Subnets, the Groups and the Images of its Config.
+// What else change does to that has no effect.
+func (m *Model) Change(change func(*Config)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := Config{Subnets: slices.Clone(m.subnets), Groups: slices.Clone(m.groups), Images: slices.Clone(m.images)}
+	change(&now)
+	m.subnets, m.groups, m.images = now.Subnets, now.Groups, now.Images
+}
+
+// Subnets are those that there are.
+func (m *Model) Subnets() []Subnet {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.subnets)
+}
 
 // Calls are how many there were of each action.
 func (m *Model) Calls() map[string]int {
@@ -176,6 +206,10 @@ func (m *Model) actions() map[string]func(*request) (any, error) {
 		"RevokeSecurityGroupIngress":    m.revokeSecurityGroupIngress,
 		"DescribeVpcs":                  m.describeVpcs,
 		"DescribeImages":                m.describeImages,
+		"RegisterImage":                 m.registerImage,
+		"DeregisterImage":               m.deregisterImage,
+		"DescribeSnapshots":             m.describeSnapshots,
+		"DeleteSnapshot":                m.deleteSnapshot,
 		"DescribeInstanceTypes":         m.describeInstanceTypes,
 		"DescribeInstanceTypeOfferings": m.describeInstanceTypeOfferings,
 		"DescribeSpotPriceHistory":      m.describeSpotPriceHistory,
@@ -190,6 +224,10 @@ var accessKey = regexp.MustCompile(`Credential=([^/,]+)/`)
 // ServeHTTP answers one call.
 func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
+	if r.URL.Path == snapshotsPath || strings.HasPrefix(r.URL.Path, snapshotsPath+"/") {
+		m.serveEBS(w, r)
+		return
+	}
 	if err := r.ParseForm(); err != nil {
 		m.answer(w, "", nil, bad("MalformedQueryString", "%v", err))
 		return
@@ -207,14 +245,23 @@ func (m *Model) call(r *request, authorization string) (any, error) {
 	if do == nil {
 		return nil, bad("InvalidAction", "The action %s is not valid for this web service.", r.action)
 	}
-	if m.cfg.Policies != nil {
-		key := accessKey.FindStringSubmatch(authorization)
-		if key == nil || m.cfg.Policies[key[1]] == nil {
-			return nil, &apiError{http.StatusUnauthorized, "AuthFailure", "AWS was not able to validate the provided access credentials"}
-		}
-		r.policy = m.cfg.Policies[key[1]]
+	var err error
+	if r.policy, err = m.policyOf(authorization); err != nil {
+		return nil, err
 	}
 	return do(r)
+}
+
+// policyOf is what the holder of an access key may do; nil for everything.
+func (m *Model) policyOf(authorization string) (*Policy, error) {
+	if m.cfg.Policies == nil {
+		return nil, nil
+	}
+	key := accessKey.FindStringSubmatch(authorization)
+	if key == nil || m.cfg.Policies[key[1]] == nil {
+		return nil, &apiError{http.StatusUnauthorized, "AuthFailure", "AWS was not able to validate the provided access credentials"}
+	}
+	return m.cfg.Policies[key[1]], nil
 }
 
 const (

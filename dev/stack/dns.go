@@ -25,8 +25,14 @@ func (s *Stack) startDNS(ctx context.Context, clusterIP netip.Addr, upstream []n
 	}
 	var err error
 	s.DNS, err = dns.Start(dns.Options{
-		Path: filepath.Join(s.opts.Bin, "coredns"), Address: s.address, Kubeconfig: kubeconfig, Upstream: upstream,
-		Corefile: s.path("Corefile"), LogFile: s.DNSLog(), Record: s.path("coredns.json"), Env: []string{markVariable + "=" + s.opts.State},
+		Path:       filepath.Join(s.opts.Bin, "coredns"),
+		Address:    s.address,
+		Kubeconfig: kubeconfig,
+		Upstream:   upstream,
+		Corefile:   s.path("Corefile"),
+		LogFile:    s.DNSLog(),
+		Record:     s.path("coredns.json"),
+		Env:        []string{markVariable + "=" + s.opts.State},
 	})
 	s.opts.Log.Debug("CoreDNS is started", "took", time.Since(began), "upstream", upstream)
 	return err

@@ -55,7 +55,13 @@ func plan(o Options) ([]*kip, error) {
 	}
 	var kips []*kip
 	for i := range o.Kips {
-		k := &kip{node: o.Node, dir: o.State, bridge: o.Bridge, cidr: part(o.CIDR, parts, i), ipv6: o.IPv6CIDR}
+		k := &kip{
+			node:   o.Node,
+			dir:    o.State,
+			bridge: o.Bridge,
+			cidr:   part(o.CIDR, parts, i),
+			ipv6:   o.IPv6CIDR,
+		}
 		if i > 0 {
 			k.node = strings.TrimSuffix(o.Node, "-0") + "-" + strconv.Itoa(i)
 			k.dir = filepath.Join(o.State, peersFolder, k.node)
@@ -160,7 +166,13 @@ func part(p netip.Prefix, n, i int) netip.Prefix {
 
 // cloudOf is what a Kip's local cloud keeps, seen from outside of Kip.
 func (o Options) cloudOf(k *kip) local.Config {
-	return local.Config{Config: host.Config{StateDir: k.path("cloud"), Bridge: k.bridge, CIDR: k.cidr, IPv6CIDR: k.ipv6, Log: o.Log}}
+	return local.Config{Config: host.Config{
+		StateDir: k.path("cloud"),
+		Bridge:   k.bridge,
+		CIDR:     k.cidr,
+		IPv6CIDR: k.ipv6,
+		Log:      o.Log,
+	}}
 }
 
 // peersFolder, in the state folder, has a folder for each Kip but the first.
@@ -193,7 +205,12 @@ func (s *Stack) peerClouds() ([]local.Config, error) {
 		if err := json.Unmarshal(data, &record); err != nil {
 			return nil, fmt.Errorf("read the record of the bridge of %s: %w", e.Name(), err)
 		}
-		clouds = append(clouds, local.Config{Config: host.Config{StateDir: dir, Bridge: record.Bridge, CIDR: record.CIDR, Log: s.opts.Log}})
+		clouds = append(clouds, local.Config{Config: host.Config{
+			StateDir: dir,
+			Bridge:   record.Bridge,
+			CIDR:     record.CIDR,
+			Log:      s.opts.Log,
+		}})
 	}
 	return clouds, nil
 }
@@ -295,6 +312,12 @@ func (s *Stack) start(k *kip) error {
 	}
 	path, args, env := s.command(k)
 	var err error
-	k.process, err = child.Start(child.Spec{Path: path, Args: args, Env: env, LogFile: s.peerLog(k.node), Record: k.path("kip.json")})
+	k.process, err = child.Start(child.Spec{
+		Path:    path,
+		Args:    args,
+		Env:     env,
+		LogFile: s.peerLog(k.node),
+		Record:  k.path("kip.json"),
+	})
 	return err
 }

@@ -45,13 +45,19 @@ func nodeName(i int) string { return fmt.Sprintf("node-%d", i+1) }
 func (s *Stack) nodesCloud() local.Config {
 	return local.Config{
 		Config: host.Config{
-			StateDir: s.path("nodes"), Bridge: s.opts.Bridge, Group: s.opts.Bridge + "-nodes", CIDR: s.kips[0].cidr, Log: s.opts.Log,
+			StateDir: s.path("nodes"),
+			Bridge:   s.opts.Bridge,
+			Group:    s.opts.Bridge + "-nodes",
+			CIDR:     s.kips[0].cidr,
+			Log:      s.opts.Log,
 			Catalogue: []catalog.InstanceType{{
 				Name: "node", MilliCPU: int64(runtime.NumCPU()) * 1000, MemoryBytes: nodeMemory, DiskBytes: nodeDisk, Arch: runtime.GOARCH,
 				Offerings: []catalog.Offering{{Zone: sizes.Zone}},
 			}},
 		},
-		RootDir: s.nodeRoot(), Init: []string{"/" + nodeInit}, LauncherPath: filepath.Join(s.opts.Bin, "kip"),
+		RootDir:      s.nodeRoot(),
+		Init:         []string{"/" + nodeInit},
+		LauncherPath: filepath.Join(s.opts.Bin, "kip"),
 	}
 }
 
@@ -136,11 +142,21 @@ func (s *Stack) startNode(ctx context.Context, cfg local.Config, i int) error {
 	}
 	mirror := []string{"http://" + s.Registry.Address()}
 	userData, err := json.Marshal(node.Config{
-		Name: name, IP: ip, PodCIDR: pods, ClusterDNS: clusterDNS, ClusterDomain: dns.Domain, Server: s.Cluster.Server(),
-		Mirrors: map[string][]string{"docker.io": mirror, "_default": mirror},
+		Name:          name,
+		IP:            ip,
+		PodCIDR:       pods,
+		ClusterDNS:    clusterDNS,
+		ClusterDomain: dns.Domain,
+		Server:        s.Cluster.Server(),
+		Mirrors:       map[string][]string{"docker.io": mirror, "_default": mirror},
 		PKI: node.PKI{
-			CA: pki.CA, ClientCert: pki.Client.Cert, ClientKey: pki.Client.Key,
-			ProxyCert: pki.Proxy.Cert, ProxyKey: pki.Proxy.Key, ServingCert: pki.Serving.Cert, ServingKey: pki.Serving.Key,
+			CA:          pki.CA,
+			ClientCert:  pki.Client.Cert,
+			ClientKey:   pki.Client.Key,
+			ProxyCert:   pki.Proxy.Cert,
+			ProxyKey:    pki.Proxy.Key,
+			ServingCert: pki.Serving.Cert,
+			ServingKey:  pki.Serving.Key,
 		},
 	})
 	if err != nil {

@@ -93,8 +93,11 @@ func (s *Stack) StartProxy(ctx context.Context) error {
 		}
 	}
 	s.proxy, err = child.Start(child.Spec{
-		Path: filepath.Join(s.opts.Bin, "itzo"), Args: []string{"kube-proxy", "--config=" + s.proxyPath("config.yaml")},
-		LogFile: s.ProxyLog(), Record: s.proxyRecord(), Env: []string{markVariable + "=" + s.opts.State},
+		Path:    filepath.Join(s.opts.Bin, "itzo"),
+		Args:    []string{"kube-proxy", "--config=" + s.proxyPath("config.yaml")},
+		LogFile: s.ProxyLog(),
+		Record:  s.proxyRecord(),
+		Env:     []string{markVariable + "=" + s.opts.State},
 	})
 	return err
 }

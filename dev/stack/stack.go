@@ -330,9 +330,15 @@ func (s *Stack) rootOptions() (image.Options, error) {
 	bin := func(name string) string { return filepath.Join(s.opts.Bin, name) }
 	programs[image.Portmap] = bin("portmap")
 	return image.Options{
-		Dir: s.opts.CellRoot, Itzo: bin("itzo"), ItzoContainerd: bin("itzo-containerd"), ItzoLite: bin("itzo-lite"), Runc: bin("runc"),
-		Pause:   bin("pause"),
-		Busybox: busybox, Certificates: certificates, Programs: programs,
+		Dir:            s.opts.CellRoot,
+		Itzo:           bin("itzo"),
+		ItzoContainerd: bin("itzo-containerd"),
+		ItzoLite:       bin("itzo-lite"),
+		Runc:           bin("runc"),
+		Pause:          bin("pause"),
+		Busybox:        busybox,
+		Certificates:   certificates,
+		Programs:       programs,
 	}, nil
 }
 
@@ -436,7 +442,13 @@ func (s *Stack) command(k *kip) (path string, args, env []string) {
 func (s *Stack) StartKip() error {
 	path, args, env := s.command(s.kips[0])
 	var err error
-	s.Kip, err = child.Start(child.Spec{Path: path, Args: args, Env: env, LogFile: s.KipLog(), Record: s.KipRecord()})
+	s.Kip, err = child.Start(child.Spec{
+		Path:    path,
+		Args:    args,
+		Env:     env,
+		LogFile: s.KipLog(),
+		Record:  s.KipRecord(),
+	})
 	return err
 }
 

@@ -244,7 +244,7 @@ func (o Options) write(ctx context.Context, m Manifest, root tree, bill []byte, 
 	if err != nil {
 		return m, err
 	}
-	for name, b := range map[string][]byte{".manifest.json": beside, ".spdx.json": bill, ".efi": efi} {
+	for name, b := range map[string][]byte{manifestSuffix: beside, ".spdx.json": bill, ".efi": efi} {
 		p := filepath.Join(tmp, "file")
 		if err := os.WriteFile(p, b, 0o644); err != nil {
 			return m, err

@@ -74,6 +74,20 @@ func TestAnImageHasWhatACellNeeds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	beside, err := ReadManifest(o.Out, o.Arch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := beside.Output("raw"); err != nil || !slices.Contains(m.Outputs, out) || out.SHA256 == "" {
+		t.Errorf("its manifest has the raw disk as %+v: %v", out, err)
+	}
+	if _, err := ReadManifest(o.Out, "arm64"); err == nil {
+		t.Error("it is taken for one for arm64")
+	}
+	beside.Outputs = nil
+	if _, err := beside.Output("raw"); err == nil {
+		t.Error("without a raw disk one is found")
+	}
 	raw := read(t, o, ".raw")
 	if len(raw)%(5<<20) != 0 {
 		t.Errorf("the disk has %d bytes, no whole number of its unit", len(raw))

@@ -10,14 +10,12 @@ import (
 	"path"
 	"strings"
 
+	"github.com/elotl/kip/image"
 	"github.com/elotl/kip/image/debian"
 )
 
 // libraryDirs are where Debian has an architecture's libraries.
 var libraryDirs = map[string]string{"amd64": "usr/lib/x86_64-linux-gnu", "arm64": "usr/lib/aarch64-linux-gnu"}
-
-// machines are what executables of an architecture say of themselves.
-var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
 // addLibraries adds to a root the libraries and the loader of a program, and those of
 // the libraries.
@@ -31,7 +29,7 @@ func (t tree) addLibraries(program string, content []byte, arch string, from deb
 		return fmt.Errorf("%s: %w", program, err)
 	}
 	defer f.Close()
-	if f.Machine != machines[arch] {
+	if f.Machine != image.Machines[arch] {
 		return fmt.Errorf("%s is a program for %v, and the image is for %s", program, f.Machine, arch)
 	}
 	var needed []string

@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 
@@ -43,6 +45,38 @@ type Output struct {
 	UsedBytes int64  `json:"usedBytes"`
 	SHA256    string `json:"sha256"`
 }
+
+// ReadManifest reads the manifest of the image for an architecture that was built into a
+// folder.
+func ReadManifest(dir, arch string) (Manifest, error) {
+	var m Manifest
+	file := filepath.Join(dir, Options{Arch: arch}.name()+manifestSuffix)
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return m, fmt.Errorf("read what image there is (make image builds one): %w", err)
+	}
+	if err := json.Unmarshal(b, &m); err != nil {
+		return m, fmt.Errorf("read %s: %w", file, err)
+	}
+	if m.Arch != arch {
+		return m, fmt.Errorf("%s is of an image for %q, not for %s", file, m.Arch, arch)
+	}
+	return m, nil
+}
+
+// Output is the image's file of a form.
+func (m Manifest) Output(format string) (Output, error) {
+	name := Options{Arch: m.Arch}.name() + formats[format].suffix
+	for _, o := range m.Outputs {
+		if o.Name == name {
+			return o, nil
+		}
+	}
+	return Output{}, fmt.Errorf("the image has no form %s: make image IMAGE_FORMATS=%s", format, format)
+}
+
+// manifestSuffix is that of the file with the manifest.
+const manifestSuffix = ".manifest.json"
 
 func indent(v any) ([]byte, error) {
 	b, err := json.MarshalIndent(v, "", "  ")

@@ -115,6 +115,19 @@ func (c *Client) TakeOver(ctx context.Context, shown string) (g Generation, err 
 	return g, c.into(ctx, http.MethodPost, PathGeneration, url.Values{"shown": {shown}}, &g)
 }
 
+// CA asks for the CA by which cells know Kip.
+func (c *Client) CA(ctx context.Context) (ca CA, err error) { return ca, c.get(ctx, PathCA, nil, &ca) }
+
+// RotateCA begins a rotation of the CA, and returns it as it is then.
+func (c *Client) RotateCA(ctx context.Context) (ca CA, err error) {
+	return ca, c.into(ctx, http.MethodPost, PathCA, nil, &ca)
+}
+
+// EndUnmoved ends the cells that CA.Shown names, and returns them.
+func (c *Client) EndUnmoved(ctx context.Context, shown string) (list []UnmovedCell, err error) {
+	return list, c.into(ctx, http.MethodPost, PathUnmoved, url.Values{"shown": {shown}}, &list)
+}
+
 // Holdings asks for what Cleanup would end.
 func (c *Client) Holdings(ctx context.Context) (h Holdings, err error) {
 	return h, c.get(ctx, PathCleanup, nil, &h)
@@ -167,7 +180,12 @@ func (c *Client) into(ctx context.Context, method, path string, query url.Values
 
 // ask returns an answer that is no error; the caller closes its body.
 func (c *Client) ask(ctx context.Context, method, path string, query url.Values) (*http.Response, error) {
-	u := url.URL{Scheme: "http", Host: "kip", Path: path, RawQuery: query.Encode()}
+	u := url.URL{
+		Scheme:   "http",
+		Host:     "kip",
+		Path:     path,
+		RawQuery: query.Encode(),
+	}
 	r, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 	if err != nil {
 		return nil, err

@@ -50,7 +50,7 @@ func CheckBy(by string) error {
 	return nil
 }
 
-// Costs are what cells have cost: their machines, without disks and addresses.
+// Costs are what cells have cost.
 type Costs struct {
 	By    string `json:"by"`
 	Since string `json:"since"`
@@ -72,10 +72,33 @@ type Cost struct {
 	// Label is the label's value; empty also for a pod without it.
 	Label string  `json:"label,omitempty"`
 	Hours float64 `json:"hours"`
-	// Dollars are those that are known; nil where no price is.
+	// Dollars are those of machines that are known; nil where no price is.
 	Dollars *float64 `json:"dollars"`
 	// UnknownPriceHours are those of Hours that are in no Dollars.
 	UnknownPriceHours float64 `json:"unknownPriceHours,omitempty"`
+	// Disk and Address are what root disks and public addresses cost; nil for nothing.
+	Disk    *Part `json:"disk,omitempty"`
+	Address *Part `json:"address,omitempty"`
+}
+
+// Part is what is paid beside machines; its fields are as those of Cost.
+type Part struct {
+	Dollars           *float64 `json:"dollars"`
+	UnknownPriceHours float64  `json:"unknownPriceHours,omitempty"`
+}
+
+// Known are the dollars that are known of all parts; nil where those of no machine are.
+func (c Cost) Known() *float64 {
+	if c.Dollars == nil {
+		return nil
+	}
+	sum := *c.Dollars
+	for _, p := range []*Part{c.Disk, c.Address} {
+		if p != nil && p.Dollars != nil {
+			sum += *p.Dollars
+		}
+	}
+	return &sum
 }
 
 // ErrBadQuery says that what was asked for is none of what there is.

@@ -37,7 +37,9 @@ type Config struct {
 	Holder Holder
 	// Lineage is optional: without it no store can be behind.
 	Lineage Lineage
-	Log     *slog.Logger
+	// CAKeeper is optional: without it no CA is rotated.
+	CAKeeper CAKeeper
+	Log      *slog.Logger
 }
 
 // Server serves the local socket. Make it with New.
@@ -84,6 +86,11 @@ func New(c Config) (*Server, error) {
 		s.mux.HandleFunc("GET "+PathGeneration, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, l.Generation(), nil) })
 		s.mux.HandleFunc("POST "+PathGeneration, s.takeOver)
 	}
+	if k := c.CAKeeper; k != nil {
+		s.mux.HandleFunc("GET "+PathCA, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, k.CA(), nil) })
+		s.mux.HandleFunc("POST "+PathCA, s.rotate)
+		s.mux.HandleFunc("POST "+PathUnmoved, s.endUnmoved)
+	}
 	return s, nil
 }
 
@@ -98,11 +105,36 @@ func (s *Server) takeOver(w http.ResponseWriter, r *http.Request) {
 	defer s.c.Lineage.Reload()
 	s.c.Log.Warn("the store takes over the instances that it does not know of, as a person has decided", "store", before.Store,
 		"instances", len(before.Unknown))
-	s.answer(w, before, nil)
-	// Before the socket is closed.
+	s.answerNow(w, before)
+}
+
+// answerNow answers before the socket is closed.
+func (s *Server) answerNow(w http.ResponseWriter, v any) {
+	s.answer(w, v, nil)
 	if err := http.NewResponseController(w).Flush(); err != nil {
 		s.c.Log.Debug("local socket: an answer was not sent in full", "err", err)
 	}
+}
+
+// rotate begins a rotation of the CA.
+func (s *Server) rotate(w http.ResponseWriter, r *http.Request) {
+	ca, err := s.c.CAKeeper.RotateCA(r.Context())
+	if err != nil {
+		s.answer(w, nil, err)
+		return
+	}
+	defer s.c.CAKeeper.Reload()
+	s.answerNow(w, ca)
+}
+
+// endUnmoved ends cells that depend on the old CA, and says so in the log: a person has
+// decided it.
+func (s *Server) endUnmoved(w http.ResponseWriter, r *http.Request) {
+	ended, err := s.c.CAKeeper.EndUnmoved(r.FormValue("shown"))
+	for _, u := range ended {
+		s.c.Log.Warn("a cell that depends on the old CA ends, as a person has decided", "cell", u.Cell, "pod", u.Pod.String(), "why", u.Why)
+	}
+	s.answer(w, ended, err)
 }
 
 // allow lets pass what is held back, and says so in the log: a person has decided it.

@@ -38,6 +38,11 @@ const (
 	// PathGeneration returns a Generation. POST has the store take over what it does not
 	// know of, and returns the Generation of before; Kip then loads its cells anew.
 	PathGeneration = "/v1/generation"
+	// PathCA returns a CA. POST begins a rotation, and returns the CA of then; Kip then
+	// loads its cells anew.
+	PathCA = "/v1/ca"
+	// PathUnmoved ends, by POST, the cells that CA.Shown names, and returns them.
+	PathUnmoved = "/v1/ca/unmoved"
 )
 
 // BackupError is the HTTP trailer that says why a backup was cut off.
@@ -143,6 +148,49 @@ type UnknownInstance struct {
 	Launched time.Time          `json:"launched"`
 }
 
+// CAKeeper keeps the CA by which cells know Kip.
+type CAKeeper interface {
+	CA() CA
+	// RotateCA stores a new CA beside the old one. Reload lets Kip go by it, when the
+	// answer is sent.
+	RotateCA(ctx context.Context) (CA, error)
+	Reload()
+	// EndUnmoved ends the cells that CA.Shown names; it is an error if others are there
+	// now.
+	EndUnmoved(shown string) ([]UnmovedCell, error)
+}
+
+// CA is the CA by which cells know Kip.
+type CA struct {
+	// Signs is the one that signs, Before the one from which cells are being moved to it;
+	// nil while none are.
+	Signs  Authority  `json:"signs"`
+	Before *Authority `json:"before,omitempty"`
+	// Unmoved are the cells that know Kip by Before, and Shown names them, for EndUnmoved.
+	Unmoved []UnmovedCell `json:"unmoved"`
+	Shown   string        `json:"shown,omitempty"`
+	// Waits says why Before is not dropped; empty where it is in a moment.
+	Waits string `json:"waits,omitempty"`
+	// Untold is how many cells may trust a CA yet that was dropped.
+	Untold int `json:"untold,omitempty"`
+}
+
+// Authority is one CA.
+type Authority struct {
+	// Hash is the lower-case hex SHA-256 of its certificate (DER).
+	Hash string    `json:"hash"`
+	Made time.Time `json:"made"`
+	Ends time.Time `json:"ends"`
+}
+
+// UnmovedCell is a cell that depends on the old CA.
+type UnmovedCell struct {
+	Cell string             `json:"cell"`
+	Pod  apiv1.PodReference `json:"pod,omitzero"`
+	// Why is what it waits for.
+	Why string `json:"why"`
+}
+
 // HeldEnd is the end of an instance that Kip holds back.
 type HeldEnd struct {
 	Instance string `json:"instance"`
@@ -220,6 +268,17 @@ type Cell struct {
 	Tunnel *Tunnel `json:"tunnel,omitempty"`
 	// Agent is what a booting cell's agent says; nil when it was not asked.
 	Agent *Agent `json:"agent,omitempty"`
+	// Console is what the machine of a cell that has not joined says; nil when the cloud
+	// was not asked, or keeps no consoles.
+	Console *Console `json:"console,omitempty"`
+}
+
+// Console is the end of what a machine wrote to its console.
+type Console struct {
+	// Lines are fit for a terminal, the oldest first.
+	Lines []string `json:"lines,omitempty"`
+	// Error is why the cloud did not tell.
+	Error string `json:"error,omitempty"`
 }
 
 // Agent is how the parts of a cell's system fare.

@@ -59,7 +59,7 @@ func hostsOf(configs []map[string]any) ([]string, error) {
 	return hosts, nil
 }
 
-// trusting returns the configuration as it trusts a CA (PEM), and no other; nil if it does.
+// trusting returns the configuration as it trusts these CAs (PEM), and no others; nil if it does.
 func trusting(configuration *unstructured.Unstructured, ca []byte) (*unstructured.Unstructured, error) {
 	bundle := base64.StdEncoding.EncodeToString(ca)
 	trusted := configuration.DeepCopy()

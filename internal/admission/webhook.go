@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -50,8 +51,9 @@ type Config struct {
 	Nodes func() ([]Node, error)
 	// Listen opens the port.
 	Listen func(context.Context) (net.Listener, error)
-	// Authority signs the certificate; nil as long as there is none.
-	Authority func(context.Context) (*pki.Authority, error)
+	// Authorities are those of Kip: the API server is to trust all of them. Signing is nil as
+	// long as there are none.
+	Authorities func(context.Context) (pki.Authorities, error)
 	// Rules are what is known of the nodes now.
 	Rules func() Rules
 	Clock clock.Clock
@@ -72,6 +74,7 @@ type Webhook struct {
 
 	// The rest is for Run alone.
 	asked  time.Time // when the defaults were told
+	found  []byte    // the bundle of CAs, where the configuration had it at the last look
 	server *http.Server
 	ended  chan error // the server's
 }
@@ -144,14 +147,19 @@ func (w *Webhook) look(ctx context.Context) error {
 	if err != nil {
 		return wrong(err)
 	}
-	authority, err := w.cfg.Authority(ctx)
+	authorities, err := w.cfg.Authorities(ctx)
 	if err != nil {
 		return err
 	}
-	if authority == nil {
+	if authorities.Signing == nil {
 		return errors.New("there is no CA yet: it is made when a Kip leads for the first time")
 	}
-	if err := w.identify(authority, configuration); err != nil {
+	bundle := authorities.CertificatesPEM()
+	trusted, err := trusting(configuration, bundle)
+	if err != nil {
+		return wrong(err)
+	}
+	if err := w.identify(w.shown(authorities, bundle, trusted == nil), configuration); err != nil {
 		return wrong(err)
 	}
 	unknown := w.learn(ctx)
@@ -163,10 +171,6 @@ func (w *Webhook) look(ctx context.Context) error {
 		w.serve(l)
 	}
 	// Last: what is asked from now on is answered.
-	trusted, err := trusting(configuration, authority.CertificatePEM())
-	if err != nil {
-		return wrong(err)
-	}
 	if trusted != nil {
 		if _, err := all.Update(ctx, trusted, metav1.UpdateOptions{}); err != nil {
 			return wrong(err)
@@ -174,6 +178,22 @@ func (w *Webhook) look(ctx context.Context) error {
 		w.cfg.Log.Info("the API server asks Kip about pods before they are made", "configuration", w.cfg.Name)
 	}
 	return unknown
+}
+
+// shown is the authority whose certificate is shown, where the API server is told to trust
+// a bundle, now or by what was found. It hears of that a moment after it is written, and
+// another replica may have just written it: a new CA's is shown when the bundle was there
+// a look ago.
+func (w *Webhook) shown(a pki.Authorities, bundle []byte, found bool) *pki.Authority {
+	before := w.found
+	w.found = nil
+	if found {
+		w.found = bundle
+	}
+	if a.Before != nil && !(found && bytes.Equal(before, bundle)) {
+		return a.Before
+	}
+	return a.Signing
 }
 
 // learn asks for the tolerations that the API server adds. Until it has told them, those

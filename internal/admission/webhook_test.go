@@ -46,14 +46,14 @@ func configured() *admissionregistrationv1.MutatingWebhookConfiguration {
 
 // running is a Webhook that runs, with what it was given.
 type running struct {
-	api       *fake.FakeDynamicClient
-	clock     *clocktesting.FakeClock
-	authority atomic.Pointer[pki.Authority]
-	looked    chan struct{} // each time that it has read its configuration
-	listened  atomic.Int64
-	listener  net.Listener
-	ended     chan error
-	stop      context.CancelFunc
+	api         *fake.FakeDynamicClient
+	clock       *clocktesting.FakeClock
+	authorities atomic.Pointer[pki.Authorities]
+	looked      chan struct{} // each time that it has read its configuration
+	listened    atomic.Int64
+	listener    net.Listener
+	ended       chan error
+	stop        context.CancelFunc
 }
 
 func run(t *testing.T, objects ...runtime.Object) *running {
@@ -105,10 +105,15 @@ func run(t *testing.T, objects ...runtime.Object) *running {
 			r.listened.Add(1)
 			return r.listener, nil
 		},
-		Authority: func(context.Context) (*pki.Authority, error) { return r.authority.Load(), nil },
-		Rules:     rules,
-		Clock:     r.clock,
-		Log:       slog.New(slog.DiscardHandler),
+		Authorities: func(context.Context) (pki.Authorities, error) {
+			if a := r.authorities.Load(); a != nil {
+				return *a, nil
+			}
+			return pki.Authorities{}, nil
+		},
+		Rules: rules,
+		Clock: r.clock,
+		Log:   slog.New(slog.DiscardHandler),
 	})
 	ctx, stop := context.WithCancel(t.Context())
 	r.stop = stop
@@ -148,7 +153,7 @@ func (r *running) lead(t *testing.T) *pki.Authority {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.authority.Store(a)
+	r.authorities.Store(&pki.Authorities{Signing: a})
 	return a
 }
 
@@ -274,6 +279,44 @@ func TestTheAPIServerIsToldWhomToTrustAndIsAnswered(t *testing.T) {
 	}
 }
 
+// API servers trust the new CA before it is shown, and trust the old one as long as any
+// replica may show it.
+func TestTheAPIServerIsAnsweredAtEachMomentOfARotation(t *testing.T) {
+	r := run(t, configured())
+	first := r.lead(t)
+	r.look(t)
+	both, err := pki.Authorities{Signing: first}.Rotated()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shows := func(when string, a *pki.Authority) {
+		t.Helper()
+		for _, ca := range []*pki.Authority{first, both.Signing} {
+			if _, err := r.ask(t, ca.CertificatePEM(), "127.0.0.9"); (err == nil) != (ca == a) {
+				t.Errorf("%s: a client that trusts %s alone: %v", when, ca.Hash(), err)
+			}
+		}
+		if _, err := r.ask(t, []byte(r.trusted(t)[0]), "127.0.0.9"); err != nil {
+			t.Errorf("%s: the API server does not trust what it is shown: %v", when, err)
+		}
+	}
+	r.authorities.Store(&both)
+	r.look(t)
+	shows("when it was told of the new one", first)
+	r.look(t)
+	shows("when it was found to be told", first)
+	r.look(t)
+	shows("a look later", both.Signing)
+	r.look(t)
+	shows("and then", both.Signing)
+	r.authorities.Store(&pki.Authorities{Signing: both.Signing})
+	r.look(t)
+	shows("when the old one is dropped", both.Signing)
+	if want := string(both.Signing.CertificatePEM()); r.trusted(t)[0] != want {
+		t.Errorf("trusted is %q, want %q", r.trusted(t)[0], want)
+	}
+}
+
 func TestTheAPIServersOwnTolerationsAreLearnt(t *testing.T) {
 	r := run(t, configured())
 	ca := r.lead(t)
@@ -330,10 +373,10 @@ func TestAPortThatIsTakenIsAnError(t *testing.T) {
 		Listen: func(ctx context.Context) (net.Listener, error) {
 			return new(net.ListenConfig).Listen(ctx, "tcp", taken.Addr().String())
 		},
-		Nodes:     func() ([]Node, error) { return nil, nil },
-		Authority: func(context.Context) (*pki.Authority, error) { return a, nil },
-		Clock:     clocktesting.NewFakeClock(time.Now()),
-		Log:       slog.New(slog.DiscardHandler),
+		Nodes:       func() ([]Node, error) { return nil, nil },
+		Authorities: func(context.Context) (pki.Authorities, error) { return pki.Authorities{Signing: a}, nil },
+		Clock:       clocktesting.NewFakeClock(time.Now()),
+		Log:         slog.New(slog.DiscardHandler),
 	})
 	if err := w.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("it ends with %v", err)

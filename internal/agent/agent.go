@@ -21,6 +21,7 @@ import (
 
 	"github.com/elotl/kip/internal/agent/cloudinit"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agent/console"
 	"github.com/elotl/kip/internal/agent/disks"
 	"github.com/elotl/kip/internal/agent/firewall"
 	"github.com/elotl/kip/internal/agent/localapi"
@@ -77,6 +78,10 @@ type Options struct {
 	Version string
 	Log     *slog.Logger
 	Clock   clock.Clock
+	// Boot is how the machine came to the agent; zero where no kernel was started for it.
+	Boot agentapi.Boot
+	// SinceBoot is the time since that kernel started.
+	SinceBoot func() time.Duration
 	// Prepare readies the machine's network for the pod's address.
 	Prepare func(c agentapi.Config) error
 }
@@ -101,6 +106,9 @@ func (o *Options) defaults() {
 	set(&o.Nft, nftPath())
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
+	}
+	if o.SinceBoot == nil {
+		o.SinceBoot = console.SinceBoot
 	}
 	if o.Prepare == nil {
 		o.Prepare = func(c agentapi.Config) error {
@@ -135,6 +143,7 @@ type Agent struct {
 	config  *agentapi.Config // the one in force
 	kubelet *component       // with kube-proxy; nil before the first configuration
 	running context.Context  // of the components; nil before Run and after
+	boot    agentapi.Boot    // with the first configuration
 }
 
 // component is a part that runs with a configuration of Kip.
@@ -188,8 +197,15 @@ func New(o Options) (*Agent, error) {
 	}
 	log := o.Log // the tunnel names the cell itself
 	o.Log = log.With("cell", user.CellID)
-	a := &Agent{o: o, user: user, host: host, reaper: supervise.NewReaper(o.Log), disks: disks.New(o.Root, o.Log),
-		plugins: plugins.New(o.Root, o.Log), imported: make(chan struct{})}
+	a := &Agent{
+		o:        o,
+		user:     user,
+		host:     host,
+		reaper:   supervise.NewReaper(o.Log),
+		disks:    disks.New(o.Root, o.Log),
+		plugins:  plugins.New(o.Root, o.Log),
+		imported: make(chan struct{}),
+	}
 	if a.pki, err = localapi.NewPKI(filepath.Join(o.RunDir, "pki"), o.Clock.Now()); err != nil {
 		return nil, err
 	}
@@ -203,7 +219,10 @@ func New(o Options) (*Agent, error) {
 		return nil, err
 	}
 	a.cell, err = tunnel.NewCell(tunnel.CellConfig{
-		UserData: user, StateDir: filepath.Join(o.StateDir, "identity"), Handler: a.Handler(), Log: log,
+		UserData: user,
+		StateDir: filepath.Join(o.StateDir, "identity"),
+		Handler:  a.Handler(),
+		Log:      log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open the cell's identity: %w", err)
@@ -224,7 +243,12 @@ func (a *Agent) process(s supervise.Spec) (*supervise.Process, error) {
 		return nil, err
 	}
 	s.Env, s.StopTimeout, s.Log = a.env(), stopTimeout, log
-	return supervise.New(s, supervise.Options{Reaper: a.reaper, Clock: a.o.Clock, Jitter: rand.Float64, Log: a.o.Log}), nil
+	return supervise.New(s, supervise.Options{
+		Reaper: a.reaper,
+		Clock:  a.o.Clock,
+		Jitter: rand.Float64,
+		Log:    a.o.Log,
+	}), nil
 }
 
 // env is the components' environment.
@@ -331,7 +355,9 @@ func (a *Agent) startKubelet(c agentapi.Config) error {
 		return err
 	}
 	p, err := a.process(supervise.Spec{
-		Name: "kubelet", Path: a.o.Components, Args: configs.KubeletArgs(c),
+		Name:     "kubelet",
+		Path:     a.o.Components,
+		Args:     configs.KubeletArgs(c),
 		WaitsFor: "containerd and its pause image",
 		Ready: func(ctx context.Context) error {
 			select {
@@ -402,7 +428,12 @@ func (a *Agent) run(ctx context.Context, limit int64, path string, args ...strin
 	defer os.Remove(out.Name())
 	defer out.Close()
 	cmd := &exec.Cmd{
-		Path: path, Args: args, Env: a.env(), Stdout: out, Stderr: out, Dir: "/",
+		Path:        path,
+		Args:        args,
+		Env:         a.env(),
+		Stdout:      out,
+		Stderr:      out,
+		Dir:         "/",
 		SysProcAttr: &unix.SysProcAttr{Setpgid: true},
 	}
 	err = a.reaper.Run(ctx, cmd)

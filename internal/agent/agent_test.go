@@ -268,6 +268,32 @@ func TestAnEqualConfigurationChangesNothingAndAnotherOneRestartsTheKubeletOnly(t
 	}
 }
 
+// What the machine's start was is told with the first configuration, and the same with each
+// that follows.
+func TestTheAgentTellsHowItsMachineStarted(t *testing.T) {
+	m := newMachine(t)
+	a := m.agent(false)
+	m.run(a)
+	told := func() (c agentapi.Configured) {
+		t.Helper()
+		w := put(t, a, config())
+		if err := json.NewDecoder(w.Body).Decode(&c); err != nil || w.Code != http.StatusOK {
+			t.Fatalf("%d, %v", w.Code, err)
+		}
+		return c
+	}
+	if got := told(); got != (agentapi.Configured{}) {
+		t.Errorf("a machine without a kernel of its own: %+v", got)
+	}
+	a.o.Boot = agentapi.Boot{Kernel: 1, UserSpace: 2, Network: 3}
+	for _, at := range []time.Duration{4, 5} {
+		a.o.SinceBoot = func() time.Duration { return at }
+		if got := told().Boot; got != (agentapi.Boot{Kernel: 1, UserSpace: 2, Network: 3, Joined: 4}) || !got.Plausible() {
+			t.Errorf("after %d: %+v", at, got)
+		}
+	}
+}
+
 func TestARegistryFileOfSomebodyElseIsKept(t *testing.T) {
 	m := newMachine(t)
 	a := m.agent(false)

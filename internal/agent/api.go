@@ -31,6 +31,7 @@ func (a *Agent) Handler() http.Handler {
 }
 
 func (a *Agent) putConfig(w http.ResponseWriter, r *http.Request) {
+	came := a.o.SinceBoot()
 	var c agentapi.Config
 	body := http.MaxBytesReader(w, r.Body, maxConfigBytes)
 	// Unknown keys are left alone: a newer Kip may talk to an older cell.
@@ -56,7 +57,15 @@ func (a *Agent) putConfig(w http.ResponseWriter, r *http.Request) {
 	if err := a.apply(c); err != nil {
 		a.o.Log.Error("apply Kip's configuration", "err", err)
 		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
 	}
+	if a.o.Boot != (agentapi.Boot{}) && a.boot.Joined == 0 {
+		a.boot = a.o.Boot
+		a.boot.Joined = came
+	}
+	w.Header().Set("Content-Type", "application/json")
+	// Who does not read it any more asks again.
+	_ = json.NewEncoder(w).Encode(agentapi.Configured{Boot: a.boot})
 }
 
 func (a *Agent) putDisks(w http.ResponseWriter, r *http.Request) {

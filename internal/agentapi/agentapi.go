@@ -8,7 +8,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"net/netip"
+	"slices"
 	"strings"
+	"time"
 )
 
 // Port is where itzo listens on the management address, TCP, TLS 1.3 only.
@@ -50,7 +52,7 @@ const (
 	// PathConfig takes a Config by PUT. itzo answers 200 when it has written
 	// the configuration and started containerd, kube-proxy and the kubelet; a second PUT
 	// with an equal Config changes nothing. A different one restarts the
-	// kubelet, never the pod.
+	// kubelet, never the pod. It says in a Configured what it knows of the machine's start.
 	PathConfig = "/v1/config"
 	// PathDisks takes Disks by PUT. itzo answers 200 when each of them is at its
 	// DiskPath and no other is mounted any more, and 503 as long as that is not so,
@@ -65,6 +67,10 @@ const (
 	// PathFirewall takes a Firewall by PUT. itzo answers 200 when it is in force,
 	// and with that the pod may start. GET returns a FirewallStatus.
 	PathFirewall = "/v1/firewall"
+	// PathAuthorities takes Authorities by PUT. The agent answers 200 when they are stored
+	// and hold. An agent before this path answers 404, and goes on with the authority of
+	// its user data.
+	PathAuthorities = "/v1/authorities"
 	// PathKubelet is the prefix of the reverse proxy into the cell's kubelet:
 	// GET /kubelet/containerLogs/… and so on, upgrades (SPDY, WebSocket)
 	// included.
@@ -89,6 +95,47 @@ type Config struct {
 	RegistryMirrors map[string][]string `json:"registryMirrors,omitempty"`
 	// Plugins says that the cell may be given Plugins.
 	Plugins bool `json:"plugins,omitempty"`
+}
+
+// Configured is the answer to a Config.
+type Configured struct {
+	Boot Boot `json:"boot,omitzero"`
+}
+
+// Boot are moments of a machine's start, each in nanoseconds since its kernel started. It
+// is the zero Boot where no kernel was started for the machine.
+type Boot struct {
+	// Kernel is when the kernel started the first process.
+	Kernel time.Duration `json:"kernel,omitempty"`
+	// UserSpace is when that process had the root that the agent runs in.
+	UserSpace time.Duration `json:"userSpace,omitempty"`
+	// Network is when the machine had its address.
+	Network time.Duration `json:"network,omitempty"`
+	// Joined is when Kip gave the agent its first configuration.
+	Joined time.Duration `json:"joined,omitempty"`
+}
+
+// maxBoot is longer than Kip waits for any machine to start.
+const maxBoot = 24 * time.Hour
+
+// Plausible says that the moments that are known are in their order, within a day, and that
+// the machine has joined.
+func (b Boot) Plausible() bool {
+	at := []time.Duration{b.Kernel, b.UserSpace, b.Network, b.Joined, maxBoot}
+	known := slices.DeleteFunc(at, func(d time.Duration) bool { return d == 0 })
+	return b.Joined > 0 && known[0] > 0 && slices.IsSorted(known)
+}
+
+// Authorities are by which a cell knows Kip, and the certificate by which Kip knows the
+// cell.
+type Authorities struct {
+	// Trusted are the CAHashes of the authorities whose Kip the cell is to trust: that of
+	// the Kip that asks among them, and no others from then on.
+	Trusted []string `json:"trusted"`
+	// Certificate is the cell's (DER), for the key that it has, and CA that of the
+	// authority that issued it, one of Trusted.
+	Certificate []byte `json:"certificate"`
+	CA          []byte `json:"ca"`
 }
 
 // Disks are all that the cell is to have, by their IDs.

@@ -73,9 +73,25 @@ func (e *AnswerError) Error() string {
 // Unwrap returns the cause.
 func (e *AnswerError) Unwrap() error { return e.Err }
 
-// PutConfig hands the agent its configuration.
-func (c Client) PutConfig(ctx context.Context, config Config) error {
-	return c.put(ctx, PathConfig, config)
+// PutConfig hands the agent its configuration. It returns what the agent says of the
+// machine's start: the zero Boot where it says nothing, or nothing that can be.
+func (c Client) PutConfig(ctx context.Context, config Config) (Boot, error) {
+	body, err := json.Marshal(config)
+	if err != nil {
+		return Boot{}, err
+	}
+	answer, err := c.do(ctx, http.MethodPut, PathConfig, body)
+	if err != nil {
+		return Boot{}, err
+	}
+	defer answer.Close()
+	var told Configured
+	text, err := io.ReadAll(io.LimitReader(answer, maxAnswer))
+	// It is for people only: what cannot be read is as if it were not said.
+	if err != nil || json.Unmarshal(text, &told) != nil || !told.Boot.Plausible() {
+		return Boot{}, nil
+	}
+	return told.Boot, nil
 }
 
 // PutDisks tells the agent which disks its cell is to have: none but those with
@@ -91,6 +107,11 @@ func (c Client) PutPlugins(ctx context.Context, plugins []Plugin) error {
 		plugins = []Plugin{}
 	}
 	return c.put(ctx, PathPlugins, Plugins{Plugins: plugins})
+}
+
+// PutAuthorities tells the agent by which authorities Kip is to be known.
+func (c Client) PutAuthorities(ctx context.Context, a Authorities) error {
+	return c.put(ctx, PathAuthorities, a)
 }
 
 // PutFirewall hands the agent an encoded Firewall. Its Digest is what Firewall

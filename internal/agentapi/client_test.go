@@ -57,10 +57,11 @@ var calls = []call{
 	{
 		name: "PutConfig",
 		does: func(ctx context.Context, c Client) (any, error) {
-			return none(c.PutConfig(ctx, Config{NodeName: "kip-0", NodeIP: netip.MustParseAddr("10.0.0.1"), PodIP: netip.MustParseAddr("10.0.0.2")}))
+			return c.PutConfig(ctx, Config{NodeName: "kip-0", NodeIP: netip.MustParseAddr("10.0.0.1"), PodIP: netip.MustParseAddr("10.0.0.2")})
 		},
 		asks: `PUT /v1/config {"nodeName":"kip-0","nodeIP":"10.0.0.1","podIP":"10.0.0.2","clusterDomain":"","reservedMemoryBytes":0}`,
-		want: "null",
+		told: `{"boot":{"kernel":1,"userSpace":2,"network":3,"joined":4},"of a newer agent":1}`,
+		want: `{"kernel":1,"userSpace":2,"network":3,"joined":4}`,
 	},
 	{
 		name: "PutDisks",
@@ -206,6 +207,24 @@ func TestWhatIsNoAnswerIsAnError(t *testing.T) {
 	}
 }
 
+// Nor does what an agent says of its machine's start keep the cell from its configuration.
+func TestAStartThatCannotBeIsNotSaid(t *testing.T) {
+	for _, told := range []string{
+		"", `{"boot":`, "[]", `{}`, `{"boot":{}}`,
+		`{"boot":{"kernel":1,"userSpace":2,"network":3}}`,                    // it has joined, or it would not be asked
+		`{"boot":{"kernel":-1,"joined":4}}`,                                  // before the kernel
+		`{"boot":{"kernel":2,"userSpace":1,"network":3,"joined":4}}`,         // out of order
+		`{"boot":{"kernel":1,"joined":86400000000001}}`,                      // longer than a day
+		`{"boot":{"kernel":1,"joined":9223372036854775808}}`,                 // more than there is
+		`{"boot":{"joined":1},"x":"` + strings.Repeat("x", maxAnswer) + `"}`, // too long
+	} {
+		boot, err := agent(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, told) }).PutConfig(t.Context(), Config{})
+		if boot != (Boot{}) || err != nil {
+			t.Errorf("%.80s: %+v, %v", told, boot, err)
+		}
+	}
+}
+
 func TestAnAnswerWithoutAnEndEnds(t *testing.T) {
 	for _, code := range []int{http.StatusOK, http.StatusBadRequest} {
 		for _, call := range calls {
@@ -237,7 +256,7 @@ func TestAnAnswerWithoutAnEndEnds(t *testing.T) {
 					if refused := new(StatusError); !errors.As(err, &refused) || len(refused.Text) > maxText {
 						t.Errorf("%v, want a StatusError", err)
 					}
-				case call.told != "" && !strings.HasPrefix(call.asks, "GET "+PathKubelet):
+				case strings.HasPrefix(call.asks, "GET ") && !strings.HasPrefix(call.asks, "GET "+PathKubelet):
 					if bad := new(AnswerError); !errors.As(err, &bad) || !errors.Is(err, ErrTooLarge) {
 						t.Errorf("%v, want ErrTooLarge", err)
 					}

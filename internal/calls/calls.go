@@ -30,6 +30,8 @@ const (
 	firstPause, longestPause = time.Second, 30 * time.Second
 	// longestRetryAfter bounds what a cloud may ask for.
 	longestRetryAfter = time.Minute
+	// mostConsole is how much of a console is handed on, its end: as much as EC2 keeps.
+	mostConsole = 64 << 10
 )
 
 // Config of Calls. All fields are required unless they say otherwise.
@@ -72,6 +74,7 @@ var (
 	_ cloud.Disks   = disks{}
 	_ cloud.Parts   = parts{}
 	_ cloud.Tagger  = tagger{}
+	_ cloud.Console = console{}
 )
 
 // New returns the calls to a cloud. They run in their callers' time: nothing is to be
@@ -130,6 +133,9 @@ func (c *Calls) Features() cloud.Features {
 	if f.Disks != nil {
 		f.Disks = disks{c, f.Disks}
 	}
+	if f.Console != nil {
+		f.Console = console{c, f.Console}
+	}
 	if f.Parts != nil {
 		f.Parts = parts{c, f.Parts}
 	}
@@ -138,6 +144,9 @@ func (c *Calls) Features() cloud.Features {
 	}
 	if f.Admitter != nil {
 		f.Admitter = admitter{c, f.Admitter}
+	}
+	if f.Resolver != nil {
+		f.Resolver = resolver{c, f.Resolver}
 	}
 	return f
 }
@@ -172,15 +181,30 @@ func (c *Calls) List(ctx context.Context, owner string) (list cloud.Listing, err
 	return list, err
 }
 
+// Description is what the cloud says of one instance, or why it does not.
+type Description struct {
+	Instance cloud.Instance
+	Err      error
+}
+
+// DescribeEach is Describe with an answer for each ID, in their order: one instance for
+// which the cloud refuses to answer hides no other.
+func (c *Calls) DescribeEach(ctx context.Context, ids ...string) []Description {
+	all := make([]Description, len(ids))
+	for n, a := range c.describe.do(ctx, ids) {
+		all[n] = Description{Instance: a.instance, Err: a.err}
+	}
+	return all
+}
+
 // Describe implements cloud.Cloud.
 func (c *Calls) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
-	all := c.describe.do(ctx, ids)
-	instances := make([]cloud.Instance, len(all))
-	for n, a := range all {
-		if a.err != nil {
-			return nil, a.err
+	instances := make([]cloud.Instance, len(ids))
+	for n, d := range c.DescribeEach(ctx, ids...) {
+		if d.Err != nil {
+			return nil, d.Err
 		}
-		instances[n] = a.instance
+		instances[n] = d.Instance
 	}
 	return instances, nil
 }
@@ -238,6 +262,32 @@ type admitter struct {
 
 func (a admitter) Admit(ctx context.Context, owner string) error {
 	return a.c.one(ctx, cloud.CallAdmit, Timeout, func(ctx context.Context) error { return a.a.Admit(ctx, owner) })
+}
+
+type resolver struct {
+	c *Calls
+	r cloud.Resolver
+}
+
+func (r resolver) Resolve(ctx context.Context, s cloud.LaunchSpec) (resolved cloud.Resolved, err error) {
+	err = r.c.one(ctx, cloud.CallResolve, Timeout, func(ctx context.Context) (err error) {
+		resolved, err = r.r.Resolve(ctx, s)
+		return err
+	})
+	return resolved, err
+}
+
+type console struct {
+	c    *Calls
+	from cloud.Console
+}
+
+func (k console) Console(ctx context.Context, id string) (text []byte, err error) {
+	err = k.c.one(ctx, cloud.CallConsole, Timeout, func(ctx context.Context) (err error) {
+		text, err = k.from.Console(ctx, id)
+		return err
+	})
+	return text[max(0, len(text)-mostConsole):], err
 }
 
 type parts struct {

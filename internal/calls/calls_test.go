@@ -65,6 +65,17 @@ func (c *told) Start(ctx context.Context, ids ...string) cloud.Results {
 	return c.each(ctx, cloud.CallStart, ids...)
 }
 
+func (c *told) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
+	if err := c.each(ctx, cloud.CallDescribe, ids...).Err(); err != nil {
+		return nil, err
+	}
+	instances := make([]cloud.Instance, len(ids))
+	for n, id := range ids {
+		instances[n] = cloud.Instance{ID: id}
+	}
+	return instances, nil
+}
+
 func (c *told) List(ctx context.Context, owner string) (cloud.Listing, error) {
 	return cloud.Listing{}, c.each(ctx, cloud.CallList, owner).Err()
 }
@@ -358,6 +369,26 @@ func TestACallThatIsRefusedForOneInstanceIsMadeForTheOthers(t *testing.T) {
 	})
 }
 
+func TestAnInstanceThatIsNotDescribedHidesNoOther(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		told.whole = func(ids []string) error {
+			if slices.Contains(ids, "c") {
+				return fmt.Errorf("%w: c is odd", cloud.ErrRefused)
+			}
+			return nil
+		}
+		ids := []string{"a", "b", "c", "d"}
+		for n, d := range c.DescribeEach(t.Context(), ids...) {
+			if refused := errors.Is(d.Err, cloud.ErrRefused); refused != (ids[n] == "c") || !refused && d.Instance.ID != ids[n] {
+				t.Errorf("%s was answered %+v", ids[n], d)
+			}
+		}
+		if all, err := c.Describe(t.Context(), ids...); !errors.Is(err, cloud.ErrRefused) {
+			t.Errorf("all of them: %v, %v", all, err)
+		}
+	})
+}
+
 func TestACallerWhoseTimeIsOverIsAnsweredAtOnce(t *testing.T) {
 	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
 		var ended time.Time
@@ -475,7 +506,11 @@ func TestWaitsAreMeasured(t *testing.T) {
 // tags is a cloud that tags, and has parts.
 type tags struct{ *told }
 
-func (c *tags) Features() cloud.Features { return cloud.Features{Tagger: c, Parts: c} }
+func (c *tags) Features() cloud.Features { return cloud.Features{Tagger: c, Parts: c, Resolver: c} }
+
+func (c *tags) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
+	return cloud.Resolved{Image: "of " + s.Subnet}, c.each(ctx, cloud.CallResolve, s.Subnet).Err()
+}
 
 func (c *tags) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
 	ids := make([]string, len(taggings))
@@ -505,7 +540,8 @@ func TestTagsAndPartsKeepToTheirBudgetsAndWhatIsThrottledIsSentAgain(t *testing.
 		cl := &tags{told: &told{traits: traits, began: time.Now()}}
 		cl.answers = func(_ context.Context, kind cloud.Call, id string) error {
 			switch {
-			case id == "b=you" && time.Since(cl.began) == 0, id == "q" && time.Since(cl.began) < 5*time.Second:
+			case kind == cloud.CallResolve && time.Since(cl.began) < 6*time.Second,
+				id == "b=you" && time.Since(cl.began) == 0, id == "q" && time.Since(cl.began) < 5*time.Second:
 				return throttledNow(0)
 			case id == "r":
 				return fmt.Errorf("%w: it is in use", cloud.ErrRefused)
@@ -526,12 +562,16 @@ func TestTagsAndPartsKeepToTheirBudgetsAndWhatIsThrottledIsSentAgain(t *testing.
 				t.Errorf("part %s: %v", r.ID, r.Err)
 			}
 		}
+		if got, err := f.Resolver.Resolve(t.Context(), cloud.LaunchSpec{Subnet: "s"}); err != nil || got.Image != "of s" ||
+			time.Since(cl.began) < 6*time.Second {
+			t.Errorf("a launch is resolved to %+v, %v", got, err)
+		}
 		if list, err := f.Parts.ListParts(t.Context(), "me"); err != nil || len(list) != 1 {
 			t.Errorf("parts %v, %v", list, err)
 		}
 		want := []string{
 			"0s tag a=me,b=you", "1s tag c=all,b=you",
-			"4s deleteParts p,q,r", "5s deleteParts q", "5s listParts me",
+			"4s deleteParts p,q,r", "5s deleteParts q", "5s resolve s", "6s resolve s", "6s listParts me",
 		}
 		if got := cl.sent(); !slices.Equal(got, want) {
 			t.Errorf("sent %q, want %q", got, want)
@@ -606,6 +646,41 @@ func TestAStopIsTakenBackUntilItIsSent(t *testing.T) {
 		time.Sleep(2 * time.Hour)
 		if sent := told.sent(); len(sent) != before {
 			t.Errorf("sent %q, of which %q after all were taken back", sent, sent[before:])
+		}
+	})
+}
+
+// keeper is a cloud that keeps consoles.
+type keeper struct {
+	*told
+	text []byte
+}
+
+func (k keeper) Features() cloud.Features { return cloud.Features{Console: k} }
+
+func (k keeper) Console(ctx context.Context, id string) ([]byte, error) {
+	return k.text, k.each(ctx, cloud.CallConsole, id).Err()
+}
+
+func TestAConsoleWaitsForItsTurnAndIsCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		throttled := 1
+		k := keeper{text: []byte(strings.Repeat("x", mostConsole) + "end"), told: &told{
+			began: time.Now(),
+			answers: func(context.Context, cloud.Call, string) error {
+				if throttled--; throttled >= 0 {
+					return cloud.ErrThrottled
+				}
+				return nil
+			},
+		}}
+		c := New(Config{Cloud: k, Clock: clock.RealClock{}})
+		text, err := c.Features().Console.Console(t.Context(), "i-1")
+		if err != nil || len(text) != mostConsole || !strings.HasSuffix(string(text), "xend") {
+			t.Errorf("%d bytes, %v", len(text), err)
+		}
+		if len(k.calls) != 2 {
+			t.Errorf("sent %q, want a second call after one that was throttled", k.calls)
 		}
 	})
 }

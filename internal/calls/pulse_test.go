@@ -22,7 +22,7 @@ type hangs struct{ cloud.Cloud }
 func hang(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 
 func (h hangs) Features() cloud.Features {
-	return cloud.Features{Stopper: h, Disks: h, Parts: h, Tagger: h}
+	return cloud.Features{Stopper: h, Disks: h, Parts: h, Tagger: h, Admitter: h, Resolver: h}
 }
 func (hangs) Traits() cloud.Traits { return cloud.Traits{} }
 func (hangs) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
@@ -48,6 +48,10 @@ func (hangs) Start(ctx context.Context, ids ...string) cloud.Results {
 }
 func (hangs) Tag(ctx context.Context, _ ...cloud.Tagging) cloud.Results {
 	return cloud.Each(hang(ctx), "i-a")
+}
+func (hangs) Admit(ctx context.Context, _ string) error { return hang(ctx) }
+func (hangs) Resolve(ctx context.Context, _ cloud.LaunchSpec) (cloud.Resolved, error) {
+	return cloud.Resolved{}, hang(ctx)
 }
 func (hangs) CreateDisk(ctx context.Context, _ cloud.DiskRequest) (cloud.Disk, error) {
 	return cloud.Disk{}, hang(ctx)
@@ -82,6 +86,8 @@ func everyCall(c *Calls) map[cloud.Call]func(context.Context) error {
 		cloud.CallDetachDisk:  func(ctx context.Context) error { return f.Disks.DetachDisk(ctx, "d", "i-a") },
 		cloud.CallListParts:   func(ctx context.Context) error { _, err := f.Parts.ListParts(ctx, "me"); return err },
 		cloud.CallDeleteParts: func(ctx context.Context) error { return f.Parts.DeleteParts(ctx, "p").Err() },
+		cloud.CallAdmit:       func(ctx context.Context) error { return f.Admitter.Admit(ctx, "me") },
+		cloud.CallResolve:     func(ctx context.Context) error { _, err := f.Resolver.Resolve(ctx, cloud.LaunchSpec{}); return err },
 	}
 }
 

@@ -65,15 +65,23 @@ type InstanceType struct {
 	// Prefer is how much dearer, as a share, it may be than another type and is chosen
 	// still: what the operator says of it, no cloud.
 	Prefer float64 `json:"prefer,omitempty"`
+	// Learnt is what its machines have turned out to have; zero where that is not known.
+	Learnt Room `json:"-"`
 }
 
 // SustainedMilliCPU is what a pod can have for as long as it wants: of a burstable type
 // whose cloud sells nothing above the baseline, the baseline.
 func (t InstanceType) SustainedMilliCPU() int64 {
+	has := cmp.Or(t.Learnt.MilliCPU, t.MilliCPU)
 	if t.BaselineMilliCPU > 0 && t.CreditPerCPUHour == 0 {
-		return t.BaselineMilliCPU
+		return min(t.BaselineMilliCPU, has)
 	}
-	return t.MilliCPU
+	return has
+}
+
+// SeenBytes is what the kernel of a machine sees of its memory, as well as that is known.
+func (t InstanceType) SeenBytes() int64 {
+	return cmp.Or(t.Learnt.MemoryBytes, t.UsableBytes, t.MemoryBytes)
 }
 
 // BootLimit is how long a machine of this type may take from its launch until its
@@ -111,6 +119,9 @@ type Offering struct {
 	// Unpriced is an offering whose price is not known: PricePerHour is 0, and says
 	// nothing.
 	Unpriced bool `json:"unpriced,omitempty"`
+	// Risk is how much dearer, as a share, a spot offering counts as it is, since Kip has seen
+	// it being taken back.
+	Risk float64 `json:"-"`
 }
 
 // ComparePrice orders offerings by price, those whose price is not known last.

@@ -359,8 +359,11 @@ func (c *Cell) serveShared(w http.ResponseWriter, r *http.Request, a *ask, src *
 		return c.forbidden(a, a.Resource+" can only be read, whole")
 	}
 	rd := &reader{
-		collection: src.Collection, clock: c.server.clock, namespace: a.Namespace,
-		missed: src.Refusal, lifetime: c.lifetime,
+		collection: src.Collection,
+		clock:      c.server.clock,
+		namespace:  a.Namespace,
+		missed:     src.Refusal,
+		lifetime:   c.lifetime,
 	}
 	if a.resource == watches.EndpointSlices {
 		rd.collection = c.slices
@@ -383,7 +386,12 @@ func (c *Cell) serveReference(w http.ResponseWriter, r *http.Request, a *ask, k 
 	if err := c.knowsPod(r.Context()); err != nil {
 		return err
 	}
-	ref := c.reference(watches.Ref{Node: c.as.name, Kind: k, Namespace: a.Namespace, Name: a.Name})
+	ref := c.reference(watches.Ref{
+		Node:      c.as.name,
+		Kind:      k,
+		Namespace: a.Namespace,
+		Name:      a.Name,
+	})
 	if ref == nil && k == secretKind && a.Verb == "get" {
 		return c.serveVolumeSecret(w, r, a)
 	}
@@ -391,8 +399,11 @@ func (c *Cell) serveReference(w http.ResponseWriter, r *http.Request, a *ask, k 
 		return c.forbidden(a, "its pod does not name it")
 	}
 	rd := &reader{
-		collection: ref.shared.Collection, clock: c.server.clock, namespace: a.Namespace,
-		missed: ref.shared.Refusal, lifetime: ref.lifetime,
+		collection: ref.shared.Collection,
+		clock:      c.server.clock,
+		namespace:  a.Namespace,
+		missed:     ref.shared.Refusal,
+		lifetime:   ref.lifetime,
 	}
 	return c.read(w, r, rd, a)
 }

@@ -168,9 +168,16 @@ const ofIPv6 = " IPv6"
 
 func newEndpoints(k *watches.Kind, nodeName string, ipv6 bool, salt uint64) *endpoints {
 	return &endpoints{
-		kind: k, nodeName: nodeName, ipv6: ipv6, budget: endpointBudget, salt: salt%(1<<(subBits-1)-1) + 1,
-		services: map[string]*endpointsOf{}, owner: map[string]string{}, local: map[string]bool{},
-		totals: make([]int, len(caps)), views: map[int]*view{},
+		kind:     k,
+		nodeName: nodeName,
+		ipv6:     ipv6,
+		budget:   endpointBudget,
+		salt:     salt%(1<<(subBits-1)-1) + 1,
+		services: map[string]*endpointsOf{},
+		owner:    map[string]string{},
+		local:    map[string]bool{},
+		totals:   make([]int, len(caps)),
+		views:    map[int]*view{},
 	}
 }
 
@@ -638,7 +645,13 @@ func (e *endpoints) spotsOf(s *sourceSlice) []spot {
 		p := &all[i]
 		if g := gradeOf(p); g != unusable && len(p.Addresses) > 0 {
 			here := p.NodeName != nil && isOf(e.nodeName, *p.NodeName)
-			spots = append(spots, spot{at: hash64(p.Addresses[0]), slice: s, index: int32(i), grade: g, here: here})
+			spots = append(spots, spot{
+				at:    hash64(p.Addresses[0]),
+				slice: s,
+				index: int32(i),
+				grade: g,
+				here:  here,
+			})
 		}
 	}
 	return spots

@@ -128,17 +128,33 @@ func (c *Cell) chargeEvent(encoded []byte) error {
 func (c *Cell) eventOf(sent watches.APIObject, about corev1.ObjectReference) watches.APIObject {
 	meta := metav1.ObjectMeta{Name: cut(sent.GetName(), 253), Namespace: about.Namespace}
 	about = corev1.ObjectReference{
-		Kind: about.Kind, APIVersion: "v1", Namespace: about.Namespace, Name: about.Name, UID: about.UID,
-		ResourceVersion: cut(about.ResourceVersion, 32), FieldPath: cut(about.FieldPath, 256),
+		Kind:            about.Kind,
+		APIVersion:      "v1",
+		Namespace:       about.Namespace,
+		Name:            about.Name,
+		UID:             about.UID,
+		ResourceVersion: cut(about.ResourceVersion, 32),
+		FieldPath:       cut(about.FieldPath, 256),
 	}
 	source := corev1.EventSource{Component: "kubelet", Host: c.as.name}
 	switch e := sent.(type) {
 	case *eventsv1.Event:
 		made := &eventsv1.Event{
-			TypeMeta: e.TypeMeta, ObjectMeta: meta, Regarding: about, Reason: cut(e.Reason, 128), Note: cut(e.Note, maxNote), Type: typeOf(e.Type),
-			Action: cut(e.Action, 128), EventTime: e.EventTime, ReportingController: "kubelet", ReportingInstance: c.as.name,
-			DeprecatedSource: source, DeprecatedFirstTimestamp: e.DeprecatedFirstTimestamp, DeprecatedLastTimestamp: e.DeprecatedLastTimestamp,
-			DeprecatedCount: e.DeprecatedCount, Series: e.Series,
+			TypeMeta:                 e.TypeMeta,
+			ObjectMeta:               meta,
+			Regarding:                about,
+			Reason:                   cut(e.Reason, 128),
+			Note:                     cut(e.Note, maxNote),
+			Type:                     typeOf(e.Type),
+			Action:                   cut(e.Action, 128),
+			EventTime:                e.EventTime,
+			ReportingController:      "kubelet",
+			ReportingInstance:        c.as.name,
+			DeprecatedSource:         source,
+			DeprecatedFirstTimestamp: e.DeprecatedFirstTimestamp,
+			DeprecatedLastTimestamp:  e.DeprecatedLastTimestamp,
+			DeprecatedCount:          e.DeprecatedCount,
+			Series:                   e.Series,
 		}
 		if made.Action == "" {
 			made.Action = made.Reason

@@ -85,7 +85,9 @@ func rebuilt(sent []byte, s shape) ([]byte, error) {
 // tooMuch refuses what would make Kip hold more of an object than it may.
 func tooMuch(what string, size, most int) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusRequestEntityTooLarge, Reason: metav1.StatusReasonRequestEntityTooLarge,
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusRequestEntityTooLarge,
+		Reason:  metav1.StatusReasonRequestEntityTooLarge,
 		Message: fmt.Sprintf("%s would hold %d bytes, the limit is %d", what, size, most),
 	}}
 }

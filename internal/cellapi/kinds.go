@@ -12,20 +12,28 @@ import (
 // The kinds of which a cell has objects of its own, or that its pod names.
 var (
 	nodeKind = &watches.Kind{
-		Resource: corev1.SchemeGroupVersion.WithResource("nodes"), Name: "Node", OfOneReader: true,
-		New: func() watches.APIObject { return &corev1.Node{} },
+		Resource:    corev1.SchemeGroupVersion.WithResource("nodes"),
+		Name:        "Node",
+		OfOneReader: true,
+		New:         func() watches.APIObject { return &corev1.Node{} },
 	}
 	leaseKind = &watches.Kind{
-		Resource: coordinationv1.SchemeGroupVersion.WithResource("leases"), Name: "Lease", OfOneReader: true,
-		New: func() watches.APIObject { return &coordinationv1.Lease{} },
+		Resource:    coordinationv1.SchemeGroupVersion.WithResource("leases"),
+		Name:        "Lease",
+		OfOneReader: true,
+		New:         func() watches.APIObject { return &coordinationv1.Lease{} },
 	}
 	csiNodeKind = &watches.Kind{
-		Resource: storagev1.SchemeGroupVersion.WithResource("csinodes"), Name: "CSINode", OfOneReader: true,
-		New: func() watches.APIObject { return &storagev1.CSINode{} },
+		Resource:    storagev1.SchemeGroupVersion.WithResource("csinodes"),
+		Name:        "CSINode",
+		OfOneReader: true,
+		New:         func() watches.APIObject { return &storagev1.CSINode{} },
 	}
 	podKind = &watches.Kind{
-		Resource: corev1.SchemeGroupVersion.WithResource("pods"), Name: "Pod", OfOneReader: true,
-		New: func() watches.APIObject { return &corev1.Pod{} },
+		Resource:    corev1.SchemeGroupVersion.WithResource("pods"),
+		Name:        "Pod",
+		OfOneReader: true,
+		New:         func() watches.APIObject { return &corev1.Pod{} },
 		Selectable: func(o watches.APIObject) fields.Set {
 			return fields.Set{"spec.nodeName": o.(*corev1.Pod).Spec.NodeName}
 		},

@@ -73,8 +73,12 @@ func newCellNode(s *Server, as *identity, info CellInfo) *cellNode {
 	for _, t := range []corev1.NodeConditionType{corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure,
 		corev1.NodeReady} {
 		status.Conditions = append(status.Conditions, corev1.NodeCondition{
-			Type: t, Status: corev1.ConditionUnknown, LastHeartbeatTime: now, LastTransitionTime: now,
-			Reason: "NodeStatusNeverUpdated", Message: "the cell's kubelet has not reported yet",
+			Type:               t,
+			Status:             corev1.ConditionUnknown,
+			LastHeartbeatTime:  now,
+			LastTransitionTime: now,
+			Reason:             "NodeStatusNeverUpdated",
+			Message:            "the cell's kubelet has not reported yet",
 		})
 	}
 	return &cellNode{
@@ -288,7 +292,12 @@ func (c *Cell) serveNode(w http.ResponseWriter, r *http.Request, a *ask) error {
 	if a.Name != "" && a.Name != c.as.name {
 		return c.forbidden(a, "it sees only the node "+c.as.name)
 	}
-	rd := &reader{collection: c.node.collection, clock: c.server.clock, missed: c.as.source.Refusal, lifetime: c.lifetime}
+	rd := &reader{
+		collection: c.node.collection,
+		clock:      c.server.clock,
+		missed:     c.as.source.Refusal,
+		lifetime:   c.lifetime,
+	}
 	switch a.Verb {
 	case "get", "list", "watch":
 		if a.Subresource != "" {

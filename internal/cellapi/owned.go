@@ -33,7 +33,13 @@ type owned struct {
 }
 
 func newOwned(s *Server, name string, k *watches.Kind, namespace string) *owned {
-	o := &owned{server: s, name: name, kind: k, namespace: namespace, collection: watches.NewCollection(k, ownedHistory)}
+	o := &owned{
+		server:     s,
+		name:       name,
+		kind:       k,
+		namespace:  namespace,
+		collection: watches.NewCollection(k, ownedHistory),
+	}
 	o.collection.StartEmpty(s.nextVersion())
 	return o
 }
@@ -147,7 +153,12 @@ func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *own
 
 	switch a.Verb {
 	case "get", "list", "watch":
-		rd := &reader{collection: o.collection, clock: c.server.clock, namespace: o.namespace, lifetime: c.lifetime}
+		rd := &reader{
+			collection: o.collection,
+			clock:      c.server.clock,
+			namespace:  o.namespace,
+			lifetime:   c.lifetime,
+		}
 		return c.read(w, r, rd, a)
 	case "create", "update":
 		sent, err := decodeBody[watches.APIObject](r, o.kind.GVK())

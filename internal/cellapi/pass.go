@@ -293,7 +293,12 @@ func (c *Cell) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if err != nil {
 		return err
 	}
-	want := authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}
+	want := authenticationv1.BoundObjectReference{
+		Kind:       "Pod",
+		APIVersion: "v1",
+		Name:       pod.Name,
+		UID:        pod.UID,
+	}
 	if ref := request.Spec.BoundObjectRef; ref == nil || *ref != want {
 		return c.forbidden(a, fmt.Sprintf("spec.boundObjectRef must be the pod %s", bindingID(pod.Namespace, pod.Name, pod.UID)))
 	}

@@ -82,8 +82,13 @@ func (c *Cell) Bind(namespace, name string, uid types.UID) error {
 		return fmt.Errorf("bind pod %s to cell %s: it is bound to cell %s", id, c.id, other.id)
 	}
 	c.pod = &binding{
-		namespace: namespace, name: name, uid: uid, at: s.clock.Now(),
-		known: make(chan struct{}), refs: map[watches.Ref]*heldRef{}, claims: sets.New[string](),
+		namespace: namespace,
+		name:      name,
+		uid:       uid,
+		at:        s.clock.Now(),
+		known:     make(chan struct{}),
+		refs:      map[watches.Ref]*heldRef{},
+		claims:    sets.New[string](),
 	}
 	s.bound[uid] = c
 	s.startLocked(c.find)
@@ -127,7 +132,13 @@ func (c *Cell) find() {
 		}
 	}
 	selector := fields.Set{metav1.ObjectNameField: b.name, "spec.nodeName": c.as.name}.AsSelector().String()
-	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 7, Cap: 10 * time.Second}
+	backoff := wait.Backoff{
+		Duration: 200 * time.Millisecond,
+		Factor:   2,
+		Jitter:   0.2,
+		Steps:    7,
+		Cap:      10 * time.Second,
+	}
 	for {
 		list, err := c.as.client.CoreV1().Pods(b.namespace).List(c.lifetime, metav1.ListOptions{FieldSelector: selector})
 		if err == nil {
@@ -233,10 +244,20 @@ func (c *Cell) referUntil(refs references, end func(*heldRef)) {
 	b := c.pod
 	wanted := sets.New[watches.Ref]()
 	for name := range refs.secrets {
-		wanted.Insert(watches.Ref{Node: c.as.name, Kind: secretKind, Namespace: b.namespace, Name: name})
+		wanted.Insert(watches.Ref{
+			Node:      c.as.name,
+			Kind:      secretKind,
+			Namespace: b.namespace,
+			Name:      name,
+		})
 	}
 	for name := range refs.configMaps {
-		wanted.Insert(watches.Ref{Node: c.as.name, Kind: configMapKind, Namespace: b.namespace, Name: name})
+		wanted.Insert(watches.Ref{
+			Node:      c.as.name,
+			Kind:      configMapKind,
+			Namespace: b.namespace,
+			Name:      name,
+		})
 	}
 	for k := range wanted {
 		if b.refs[k] == nil {
@@ -343,5 +364,10 @@ func (c *Cell) readPods(w http.ResponseWriter, r *http.Request, a *ask) error {
 	if err := c.knowsPod(r.Context()); err != nil {
 		return err
 	}
-	return c.read(w, r, &reader{collection: c.pods, clock: c.server.clock, namespace: a.Namespace, lifetime: c.lifetime}, a)
+	return c.read(w, r, &reader{
+		collection: c.pods,
+		clock:      c.server.clock,
+		namespace:  a.Namespace,
+		lifetime:   c.lifetime,
+	}, a)
 }

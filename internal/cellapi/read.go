@@ -101,7 +101,12 @@ type filter struct {
 }
 
 func (rd *reader) filter(o *internalversion.ListOptions) (*filter, error) {
-	fl := &filter{kind: rd.collection.Kind, namespace: rd.namespace, labels: labels.Everything(), fields: fields.Everything()}
+	fl := &filter{
+		kind:      rd.collection.Kind,
+		namespace: rd.namespace,
+		labels:    labels.Everything(),
+		fields:    fields.Everything(),
+	}
 	if o.LabelSelector != nil {
 		fl.labels = o.LabelSelector
 	}
@@ -317,7 +322,12 @@ func (rd *reader) watch(w http.ResponseWriter, r *http.Request) error {
 		current = rv
 	}
 
-	out := &stream{w: w, control: http.NewResponseController(w), format: f, kind: rd.collection.Kind}
+	out := &stream{
+		w:       w,
+		control: http.NewResponseController(w),
+		format:  f,
+		kind:    rd.collection.Kind,
+	}
 	w.Header().Set("Content-Type", f.watchMediaType())
 	w.WriteHeader(http.StatusOK)
 	out.begin()

@@ -18,51 +18,58 @@ type references struct {
 // included), the environment of all its containers, and its pull secrets.
 func referencesOf(pod *corev1.Pod) references {
 	refs := references{secrets: sets.New[string](), configMaps: sets.New[string](), claims: sets.New[string]()}
-	add := func(set sets.Set[string], name string) {
-		if name != "" {
-			set.Insert(name)
-		}
-	}
-	local := func(ref *corev1.LocalObjectReference) {
-		if ref != nil {
-			add(refs.secrets, ref.Name)
-		}
-	}
-
 	for i := range pod.Spec.ImagePullSecrets {
-		local(&pod.Spec.ImagePullSecrets[i])
-	}
-	environment := func(env []corev1.EnvVar, from []corev1.EnvFromSource) {
-		for _, e := range env {
-			if e.ValueFrom == nil {
-				continue
-			}
-			if r := e.ValueFrom.SecretKeyRef; r != nil {
-				add(refs.secrets, r.Name)
-			}
-			if r := e.ValueFrom.ConfigMapKeyRef; r != nil {
-				add(refs.configMaps, r.Name)
-			}
-		}
-		for _, e := range from {
-			if e.SecretRef != nil {
-				add(refs.secrets, e.SecretRef.Name)
-			}
-			if e.ConfigMapRef != nil {
-				add(refs.configMaps, e.ConfigMapRef.Name)
-			}
-		}
+		refs.local(&pod.Spec.ImagePullSecrets[i])
 	}
 	for _, c := range pod.Spec.InitContainers {
-		environment(c.Env, c.EnvFrom)
+		refs.environment(c.Env, c.EnvFrom)
 	}
 	for _, c := range pod.Spec.Containers {
-		environment(c.Env, c.EnvFrom)
+		refs.environment(c.Env, c.EnvFrom)
 	}
 	for _, c := range pod.Spec.EphemeralContainers {
-		environment(c.Env, c.EnvFrom)
+		refs.environment(c.Env, c.EnvFrom)
 	}
+	refs.volumes(pod)
+	return refs
+}
 
+// add notes a name, if it is one.
+func add(set sets.Set[string], name string) {
+	if name != "" {
+		set.Insert(name)
+	}
+}
+
+func (refs references) local(ref *corev1.LocalObjectReference) {
+	if ref != nil {
+		add(refs.secrets, ref.Name)
+	}
+}
+
+func (refs references) environment(env []corev1.EnvVar, from []corev1.EnvFromSource) {
+	for _, e := range env {
+		if e.ValueFrom == nil {
+			continue
+		}
+		if r := e.ValueFrom.SecretKeyRef; r != nil {
+			add(refs.secrets, r.Name)
+		}
+		if r := e.ValueFrom.ConfigMapKeyRef; r != nil {
+			add(refs.configMaps, r.Name)
+		}
+	}
+	for _, e := range from {
+		if e.SecretRef != nil {
+			add(refs.secrets, e.SecretRef.Name)
+		}
+		if e.ConfigMapRef != nil {
+			add(refs.configMaps, e.ConfigMapRef.Name)
+		}
+	}
+}
+
+func (refs references) volumes(pod *corev1.Pod) {
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		switch {
@@ -82,24 +89,23 @@ func referencesOf(pod *corev1.Pod) references {
 		case v.PersistentVolumeClaim != nil, v.Ephemeral != nil:
 			add(refs.claims, volumes.ClaimOf(pod, v))
 		case v.CSI != nil:
-			local(v.CSI.NodePublishSecretRef)
+			refs.local(v.CSI.NodePublishSecretRef)
 		case v.AzureFile != nil:
 			add(refs.secrets, v.AzureFile.SecretName)
 		case v.CephFS != nil:
-			local(v.CephFS.SecretRef)
+			refs.local(v.CephFS.SecretRef)
 		case v.Cinder != nil:
-			local(v.Cinder.SecretRef)
+			refs.local(v.Cinder.SecretRef)
 		case v.FlexVolume != nil:
-			local(v.FlexVolume.SecretRef)
+			refs.local(v.FlexVolume.SecretRef)
 		case v.ISCSI != nil:
-			local(v.ISCSI.SecretRef)
+			refs.local(v.ISCSI.SecretRef)
 		case v.RBD != nil:
-			local(v.RBD.SecretRef)
+			refs.local(v.RBD.SecretRef)
 		case v.ScaleIO != nil:
-			local(v.ScaleIO.SecretRef)
+			refs.local(v.ScaleIO.SecretRef)
 		case v.StorageOS != nil:
-			local(v.StorageOS.SecretRef)
+			refs.local(v.StorageOS.SecretRef)
 		}
 	}
-	return refs
 }

@@ -160,14 +160,18 @@ func decode[T runtime.Object](b []byte) (T, error) {
 
 func unsupportedMediaType(got string, want ...string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusUnsupportedMediaType, Reason: metav1.StatusReasonUnsupportedMediaType,
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusUnsupportedMediaType,
+		Reason:  metav1.StatusReasonUnsupportedMediaType,
 		Message: fmt.Sprintf("the body's media type %q is not supported here, these are: %q", got, want),
 	}}
 }
 
 func notAcceptable() error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusNotAcceptable, Reason: metav1.StatusReasonNotAcceptable,
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusNotAcceptable,
+		Reason:  metav1.StatusReasonNotAcceptable,
 		Message: fmt.Sprintf("only %s and %s can be answered, whole objects only", runtime.ContentTypeJSON, runtime.ContentTypeProtobuf),
 	}}
 }

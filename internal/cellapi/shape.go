@@ -24,7 +24,9 @@ type shape func(at *field.Path, v any) (any, error)
 // wrong refuses a field of a body with 422.
 func wrong(at *field.Path, want string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid,
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusUnprocessableEntity,
+		Reason:  metav1.StatusReasonInvalid,
 		Message: fmt.Sprintf("%s must be %s", at, want),
 		Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeFieldValueInvalid, Field: at.String(),
 			Message: "must be " + want}}},

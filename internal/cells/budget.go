@@ -95,7 +95,12 @@ func (c *Controller) outlayOf(namespace string, b Budget, spent float64, without
 
 // afford says whether a namespace may have one more cell, by an offer: nil, or why not.
 func (b Budget) afford(namespace string, o outlay, offer Offer) *BudgetError {
-	e := BudgetError{Budget: b, Cell: offer.CostPerHour(), Offer: offer, For: namespace}
+	e := BudgetError{
+		Budget: b,
+		Cell:   offer.CostPerHour(),
+		Offer:  offer,
+		For:    namespace,
+	}
 	if offer.Unpriced {
 		e.Unpriced = true
 		return &e

@@ -12,6 +12,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -42,6 +43,12 @@ type Cell struct {
 	// Options are what the pod's annotations and the configuration ask of a launch,
 	// resolved when the cell was requested.
 	Options Options `json:"options,omitzero"`
+	// Needs is what the pod must find, without the cell's own need; zero where it takes what
+	// there is.
+	Needs catalog.Room `json:"needs,omitzero"`
+	// Room is what the machine has, as its kubelet said when it was first ready: no pod had
+	// been there. It is never more than the type promises; zero before.
+	Room catalog.Room `json:"room,omitzero"`
 	// Instance is as the cloud told of it, but for the time of its launch, which is by
 	// Kip's clock.
 	Instance *cloud.Instance `json:"instance,omitempty"`
@@ -70,6 +77,12 @@ type Cell struct {
 	Token string `json:"token,omitempty"`
 	// KeyHash is the SHA-256 of the public key that spent the token.
 	KeyHash string `json:"keyHash,omitempty"`
+	// CA is the hash of the CA by which the cell surely knows Kip: that of its user data, or
+	// one that it has proven since to trust. Empty in records from before: the only one
+	// then, so the older of two. OldCA is another that it was told to trust with it, and may
+	// trust as long as this says so.
+	CA    string `json:"ca,omitempty"`
+	OldCA string `json:"oldCA,omitempty"`
 	// Reason says why the cell waits, or why it ended.
 	Reason string `json:"reason,omitempty"`
 	// Cause is the kind of Reason for which the cell ends; empty before.
@@ -79,12 +92,54 @@ type Cell struct {
 	// Refusals are how many offers in a row, the last one included, the cloud refused for
 	// what the cell itself asks for.
 	Refusals int `json:"refusals,omitempty"`
+	// Stale says that the last launch was taken back, since something that it was resolved to is
+	// not there any more.
+	Stale bool `json:"stale,omitempty"`
 	// PodEnded is true when the cell ends because its pod did, so that the
 	// container logs are worth saving.
 	PodEnded bool `json:"podEnded,omitempty"`
 	// BilledSeconds are those that the instance ran before it was last stopped.
-	BilledSeconds float64      `json:"billedSeconds,omitempty"`
-	Steps         []apiv1.Step `json:"steps,omitempty"`
+	BilledSeconds float64 `json:"billedSeconds,omitempty"`
+	// Boot is the machine's last start, as its agent tells of it: for people.
+	Boot  Boot         `json:"boot,omitzero"`
+	Steps []apiv1.Step `json:"steps,omitempty"`
+}
+
+// Boot is the start of a machine, as its agent tells of it.
+type Boot struct {
+	agentapi.Boot
+	// Told is when Kip was told, and Ready when the kubelet was ready then, by Kip's clock.
+	Told  time.Time `json:"told"`
+	Ready time.Time `json:"ready,omitzero"`
+}
+
+// shown is what people are shown of it; nil for nothing.
+func (b Boot) shown() *apiv1.Boot {
+	if b.Told.IsZero() {
+		return nil
+	}
+	since := func(d time.Duration) *metav1.Duration {
+		if d <= 0 {
+			return nil
+		}
+		return &metav1.Duration{Duration: d.Round(time.Millisecond)}
+	}
+	s := &apiv1.Boot{
+		Kernel:    since(b.Kernel),
+		UserSpace: since(b.UserSpace),
+		Network:   since(b.Network),
+		Joined:    since(b.Joined),
+	}
+	if !b.Ready.IsZero() {
+		s.Ready = since(b.Joined + b.Ready.Sub(b.Told))
+	}
+	return s
+}
+
+// bootIsNews says that what an agent tells of its machine's start is news, once a start: it
+// may tell something else with each connection.
+func (c *Cell) bootIsNews(told agentapi.Boot) bool {
+	return told != (agentapi.Boot{}) && (c.Boot.Told.IsZero() || c.Boot.Told.Before(c.launched()))
 }
 
 // Options are what a launch is given besides its offer.
@@ -98,6 +153,7 @@ const (
 	CausePodDeleted     Cause = "pod_deleted"     // the pod was deleted
 	CauseNotLaunched    Cause = "not_launched"    // the cloud started nothing
 	CauseNotReady       Cause = "not_ready"       // it did not join, or its kubelet was not ready, in time
+	CauseTooSmall       Cause = "too_small"       // its machine has less than its type promises, and its pod needs more
 	CauseLost           Cause = "lost"            // its instance vanished, was stopped or fell silent
 	CauseInterrupted    Cause = "interrupted"     // the cloud took it back
 	CauseStandbyRetired Cause = "standby_retired" // its standby pool no longer wanted it
@@ -196,7 +252,7 @@ func (o Offer) Candidate() apiv1.Candidate {
 	c := apiv1.Candidate{
 		InstanceType:   o.InstanceType,
 		Zone:           o.Zone,
-		LaunchType:     apiv1.LaunchType(o.Spot),
+		LaunchType:     apiv1.LaunchType(o.Spot, o.Dedicated),
 		PricePerHour:   apiv1.Price(o.PricePerHour),
 		BurstPerHour:   part(o.BurstPerHour, false),
 		DiskPerHour:    part(o.DiskPerHour, o.DiskUnpriced),

@@ -2,9 +2,12 @@ package cells
 
 import (
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 )
 
 func TestThePhasesFormALineWithTwoWaysBack(t *testing.T) {
@@ -96,5 +99,24 @@ func TestCandidatesShowWhatIsPaidAndWhatElseThereWas(t *testing.T) {
 	}
 	if status := (&Mirror{waitsFor: func(string) string { return "" }}).Status(c); len(status.Candidates) != apiv1.MaxCandidates {
 		t.Errorf("the Cell resource has %+v", status.Candidates)
+	}
+}
+
+// People are told of a cell what its costs are told as.
+func TestADedicatedCellIsShownAsOne(t *testing.T) {
+	crd, err := apiv1.CustomResourceDefinition()
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema := crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["status"].Properties["launchType"]
+	for _, offer := range []Offer{{}, {Spot: true}, {Dedicated: true}} {
+		status := (&Mirror{waitsFor: func(string) string { return "" }}).Status(Cell{Offers: []Offer{offer}})
+		shown := offer.Candidate().LaunchType
+		if !strings.EqualFold(shown, string(offer.Market())) || status.LaunchType != shown {
+			t.Errorf("what is bought as %s is shown as %s, its cell as %s", offer.Market(), shown, status.LaunchType)
+		}
+		if !slices.ContainsFunc(schema.Enum, func(v apiextensionsv1.JSON) bool { return string(v.Raw) == strconv.Quote(shown) }) {
+			t.Errorf("no Cell may be %s", shown)
+		}
 	}
 }

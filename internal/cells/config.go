@@ -34,14 +34,22 @@ type Config struct {
 	Store   *store.Store
 	Tunnels Tunnels
 	APIs    APIs
-	// CAHash goes into user data, so that a cell knows its Kip.
+	// CAHash is that of the CA that signs. It goes into user data, so that a cell knows its
+	// Kip.
 	CAHash string
+	// OldCAHash is that of the CA from before, by which some cells know Kip yet; "" for none.
+	OldCAHash string
 	// Gate is what every end goes through.
 	Gate *gate.Gate
 	// Shortages are told of each offer that the cloud did not serve.
 	Shortages Shortages
 	// Event reports to the pod's owner.
 	Event func(pod apiv1.PodReference, kind, reason, message string)
+	// Measured is told, once, of each cell whose Room is known. It must not block. Optional.
+	Measured func(Cell)
+	// TakenBack is told, once, of each spot cell whose instance the cloud announces to take
+	// back. It must not block. Optional.
+	TakenBack func(Offer)
 	// SaveLogs keeps the container logs of a pod that has ended, which it asks its
 	// cell's agent for.
 	SaveLogs func(ctx context.Context, pod apiv1.PodReference, agent agentapi.Conn) error

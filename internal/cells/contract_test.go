@@ -112,7 +112,7 @@ func TestWhatIsSentAgainIsWhatWasStoredWhateverTheConfigurationSaysByThen(t *tes
 }
 
 func TestALaunchThatAnEarlierKipStoredWithoutItsCallIsSentAsThatOneSentIt(t *testing.T) {
-	inBubble(t, func(c *setup) { c.NameTag = "old" }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.NameTag, c.CAHash = "old", "ca-old" }, nil, func(t *testing.T, b *bubble) {
 		b.cloud.fail = func(cloud.LaunchRequest) (error, bool) { return errors.New("timeout"), true }
 		b.later(time.Second)
 		b.request("a", "nano")
@@ -132,6 +132,7 @@ func TestALaunchThatAnEarlierKipStoredWithoutItsCallIsSentAsThatOneSentIt(t *tes
 			b.cloud.requests[token] = regexp.MustCompile(`"KipGeneration":"[^"]*",`).ReplaceAllString(call, "")
 		}
 		b.cloud.fail, b.cfg.NameTag = nil, "new"
+		b.cfg.CAHash, b.cfg.OldCAHash = "ca-new", "ca-old" // it is rotated by now
 		b.run()
 		b.later(time.Minute)
 		if n := len(b.cloud.running()); n != 1 || b.phase("a") != apiv1.Bound {

@@ -74,7 +74,7 @@ type Controller struct {
 	// than it takes to pause.
 	denied map[offering]bool
 	// apart is until when cells are launched one by one, by where.
-	apart map[place]time.Time
+	apart map[location]time.Time
 	// terminating has, by their instances, the ends that are under way.
 	terminating map[string]*termination
 	// awake is since when this process has looked at the cells without a gap, and
@@ -115,7 +115,7 @@ func New(cfg Config) *Controller {
 		standby:      map[string]*entry{},
 		terminating:  map[string]*termination{},
 		denied:       map[offering]bool{},
-		apart:        map[place]time.Time{},
+		apart:        map[location]time.Time{},
 	}
 }
 
@@ -146,6 +146,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		func() { c.checkHealth(ctx) },
 		func() { c.fillPools(ctx) },
 		func() { c.hearInterruptions(ctx) },
+		func() { c.tellTrust(ctx) },
 		func() { c.launchAll(ctx) },
 		func() {
 			c.taggings.run(ctx, func(entries []*entry) {

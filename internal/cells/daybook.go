@@ -46,7 +46,11 @@ func (c *Cell) entries(from time.Time, seconds float64) []daybook.Entry {
 	if c.Pod.UID != "" {
 		idle = min(seconds, max(0, c.StepTime(apiv1.StepGiven).Sub(from).Seconds()))
 	}
-	price := daybook.Price{PerHour: offer.PricePerHour, Unknown: offer.Unpriced}
+	price := daybook.Price{
+		Machine: daybook.Rate{PerHour: offer.PricePerHour, Unknown: offer.Unpriced},
+		Disk:    daybook.Rate{PerHour: offer.DiskPerHour, Unknown: offer.DiskUnpriced},
+		Address: daybook.Rate{PerHour: offer.AddressPerHour, Unknown: offer.AddressUnpriced},
+	}
 	var all []daybook.Entry
 	if idle > 0 {
 		all = append(all, daybook.Of(daybook.Spender{
@@ -101,7 +105,7 @@ const (
 	// for as many cells.
 	mostOpen = 32
 	// mostDayBytes is how much the entries of a day have at most, as JSON.
-	mostDayBytes = 128 << 10
+	mostDayBytes = 192 << 10
 	// mostNamespaces is how many have a sum of their own. It is theirs for good, so that
 	// none decreases.
 	mostNamespaces = 500

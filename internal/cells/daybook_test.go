@@ -194,7 +194,7 @@ func (k *keeper) end(n int, namespace string, apply func(...store.Change) (int64
 	var entries []daybook.Entry
 	for i := range n {
 		entries = append(entries, daybook.Of(daybook.Spender{Namespace: namespace, Pod: fmt.Sprintf("%s-%d", namespace, i)},
-			k.now.Add(-time.Hour), 3600, daybook.Price{PerHour: 1}))
+			k.now.Add(-time.Hour), 3600, daybook.Price{Machine: daybook.Rate{PerHour: 1}}))
 	}
 	if apply == nil {
 		apply = func(changes ...store.Change) (int64, error) { return k.store.Apply(k.Context(), changes...) }
@@ -331,10 +331,21 @@ func TestNamespacesBeyondTheMostAreSummedAndNoSumDecreases(t *testing.T) {
 }
 
 func TestACellOfUnknownPriceIsCountedAsSuch(t *testing.T) {
-	c := Cell{Pod: apiv1.PodReference{Namespace: "ns", Name: "p", UID: "1"}, Offers: []Offer{{InstanceType: "x", Unpriced: true}}}
-	got := c.entries(time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC), 60)
-	if len(got) != 1 || got[0].Total() != (daybook.Amount{Seconds: 60, Unpriced: 60}) {
-		t.Errorf("%+v, want a minute without a price", got)
+	for _, of := range []struct {
+		offer Offer
+		want  daybook.Amount
+	}{
+		{Offer{Unpriced: true}, daybook.Amount{Seconds: 60, Unpriced: 60}},
+		{Offer{PricePerHour: 60, DiskPerHour: 120, AddressUnpriced: true},
+			daybook.Amount{Seconds: 60, Dollars: 1, DiskDollars: 2, AddressUnpriced: 60}},
+		{Offer{PricePerHour: 60, DiskUnpriced: true, AddressPerHour: 180},
+			daybook.Amount{Seconds: 60, Dollars: 1, DiskUnpriced: 60, AddressDollars: 3}},
+	} {
+		c := Cell{Pod: apiv1.PodReference{Namespace: "ns", Name: "p", UID: "1"}, Offers: []Offer{of.offer}}
+		got := c.entries(time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC), 60)
+		if len(got) != 1 || got[0].Total() != of.want {
+			t.Errorf("%+v, want a minute of %+v", got, of.want)
+		}
 	}
 }
 

@@ -34,18 +34,25 @@ func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error)
 	return 0, c.startTerminating(ctx, e, e.cell().Reason)
 }
 
+// taken waits for one of some places, before the time of what is done there runs: those who
+// have them may wait for cells that do not answer. It is false when ctx has ended.
+func taken(ctx context.Context, places chan struct{}) bool {
+	defer pulse.Wait(ctx, pulse.Cell)()
+	select {
+	case places <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
 // letsGo asks an agent until its cell has let go of volumes, so that all is written. Its
 // time runs from when its turn has come: what many write at the same time takes each longer.
 func (c *Controller) letsGo(ctx context.Context, e *entry, poll time.Duration, ask func(context.Context) error) error {
-	over := pulse.Wait(ctx, pulse.Cell) // others are being waited for
-	select {
-	case c.letting <- struct{}{}:
-		over()
-		defer func() { <-c.letting }()
-	case <-ctx.Done():
-		over()
+	if !taken(ctx, c.letting) {
 		return ctx.Err()
 	}
+	defer func() { <-c.letting }()
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	if err := c.reach(ctx, e); err != nil {
@@ -104,15 +111,10 @@ func (c *Controller) saveAll(ctx context.Context, e *entry, err error) error {
 }
 
 func (c *Controller) saveLogs(ctx context.Context, e *entry) error {
-	over := pulse.Wait(ctx, pulse.Cell) // others are being read
-	select {
-	case c.logs <- struct{}{}: // before its time runs: others may not answer
-		over()
-		defer func() { <-c.logs }()
-	case <-ctx.Done():
-		over()
+	if !taken(ctx, c.logs) {
 		return ctx.Err()
 	}
+	defer func() { <-c.logs }()
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	if !e.ready(ctx) { // after a restart of Kip it may still be dialling

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/lanes"
 )
@@ -58,6 +59,7 @@ type entry struct {
 	configured bool               // the agent has its configuration, on this connection
 	untold     bool               // observers do not know of that
 	dns        []netip.Addr       // of that configuration
+	boot       agentapi.Boot      // as the agent told with it
 	breaks     int                // how often the session has not been connected
 	attached   bool               // the cloud has attached the disks, for this process
 	disksShown bool               // the agent has the disks from this process
@@ -65,9 +67,12 @@ type entry struct {
 	diskTold   told               // what was last reported of the disks and plugins; written under mu
 	unseen     time.Time          // since when complete looks show no instance of a launch that was given up
 	told       bool               // observers know that it is interrupted
+	resolving  attempts           // to resolve its launch; of whoever holds the cell
 	starting   attempts           // to start a stopped instance
 	stopping   attempts           // to stop one
 	unknown    news               // of what may run its pod besides
+
+	trusting trusting // under mu
 
 	// held is why its end is held back, heldTold what was told of that; under mu.
 	held     string
@@ -81,7 +86,8 @@ type entry struct {
 	plugged     bool      // the kubelet knows their drivers
 }
 
-// attempts are those at one call about a cell. They are of its worker alone.
+// attempts are those at one call about a cell. They are of its worker alone, or, while it is
+// being launched, of its group.
 type attempts struct {
 	failed int
 	began  time.Time // when the first failed

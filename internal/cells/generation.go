@@ -308,7 +308,7 @@ func (c *Controller) loadGeneration(ctx context.Context) error {
 		return err
 	}
 	if g := c.lineage.current(); g.behind() {
-		c.unsureSince = g.Since
+		c.unsureSince, c.unsure = g.Since, c.cfg.Clock.Now() // until now: what comes next may end it before a cell is looked at
 	}
 	if !c.lineage.current().Distrusted {
 		return nil
@@ -402,7 +402,13 @@ func (c *Controller) Generation() Generation {
 	l := c.lineage
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	g := Generation{Store: l.now.Store, Number: l.now.Number, Behind: why, Unknown: slices.Clone(l.unknown), Shown: l.shown()}
+	g := Generation{
+		Store:   l.now.Store,
+		Number:  l.now.Number,
+		Behind:  why,
+		Unknown: slices.Clone(l.unknown),
+		Shown:   l.shown(),
+	}
 	if !complete || !l.looked {
 		g.Incomplete = ErrNotAllSeen.Error()
 	}

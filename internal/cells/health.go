@@ -106,9 +106,9 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 		if e.ending != "" || e.session == nil {
 			continue
 		}
-		if followed := e.refusal(); followed != nil && (phase == apiv1.Booting || phase == apiv1.Ready || phase == apiv1.Bound) {
+		if refusal := e.refusal(); refusal != nil && (phase == apiv1.Booting || phase == apiv1.Ready || phase == apiv1.Bound) {
 			ready++
-			refused.add(followed.Term)
+			refused.add(refusal)
 			continue // it is heard
 		}
 		if phase != apiv1.Bound && phase != apiv1.Ready || e.api == nil {
@@ -130,6 +130,10 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 	was := c.refusing
 	c.refusing = refused
 	c.mu.Unlock()
+	if (refused.rotated > 0) != (was.rotated > 0) {
+		c.cfg.Log.Error("cells refuse this Kip, or do so no more: its store is older than the rotation of its CA", "cells", refused.rotated,
+			"ready", ready)
+	}
 	if (refused.cells > 0) != (was.cells > 0) {
 		c.cfg.Log.Error("cells refuse this Kip, or do so no more: one of a higher term has connected to them", "cells", refused.cells,
 			"ready", ready, "term", refused.term)
@@ -171,28 +175,47 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 // refusedPoll is after how long to look again at a cell that refuses this process.
 const refusedPoll = 5 * time.Second
 
-// refusal is that the cell obeys another Kip, which has connected to it since: it is there,
-// and may run a pod for that one. Nil if not.
-func (e *entry) refusal() *tunnel.FollowedError {
+// refusal is why a cell that is there does not obey this process: another Kip has connected
+// to it since, or it knows a CA that is not in the store. It may run a pod for that Kip.
+// Nil if it does.
+func (e *entry) refusal() error {
 	if e.session == nil {
 		return nil
 	}
-	followed, _ := errors.AsType[*tunnel.FollowedError](e.session.LastError())
-	return followed
+	err := e.session.LastError()
+	if followed, is := errors.AsType[*tunnel.FollowedError](err); is {
+		return followed
+	}
+	if rotated, is := errors.AsType[*tunnel.RotatedError](err); is {
+		return rotated
+	}
+	return nil
 }
 
-// refusals are of cells that are there, and that another Kip has connected to since.
+// refusals are of cells that are there: that another Kip has connected to since, and that
+// know a CA of Kip's that is not in the store.
 type refusals struct {
-	cells int
-	term  uint64 // the highest of those
+	cells   int
+	term    uint64 // the highest of those
+	rotated int
 }
 
-func (r *refusals) add(term uint64) { r.cells, r.term = r.cells+1, max(r.term, term) }
+func (r *refusals) add(refusal error) {
+	if followed, is := errors.AsType[*tunnel.FollowedError](refusal); is {
+		r.cells, r.term = r.cells+1, max(r.term, followed.Term)
+		return
+	}
+	r.rotated++
+}
 
 // Refused says why cells that are well do not obey this Kip; "" if they do. They are not lost.
 func (c *Controller) Refused() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if n := c.refusing.rotated; n > 0 {
+		return fmt.Sprintf("%d cells refuse this Kip, since they trust a CA that is not in its store: the store is older than the rotation of the CA; "+
+			"they run on, and none is ended for it, until a newer backup is restored or their pods are deleted", n)
+	}
 	if c.refusing.cells == 0 {
 		return ""
 	}

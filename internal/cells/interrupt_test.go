@@ -2,6 +2,8 @@ package cells
 
 import (
 	"errors"
+	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -165,4 +167,37 @@ func TestTheAgeOfAnInstanceIsByKipsClock(t *testing.T) {
 	if !cell.launched().Equal(now) {
 		t.Errorf("launched %s, want when its launch was known", cell.launched())
 	}
+}
+
+func TestOnlySpotThatIsTakenBackIsToldAndOnce(t *testing.T) {
+	var mu sync.Mutex
+	var told []string
+	with := func(s *setup) {
+		s.TakenBack = func(o Offer) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, o.String())
+		}
+	}
+	inBubble(t, with, nil, func(t *testing.T, b *bubble) {
+		for _, spot := range []bool{true, false} {
+			r := nano(fmt.Sprint(spot))
+			r.Offers[0].Spot = spot
+			if _, err := b.cells.Request(b.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.later(10 * time.Second)
+		for range 2 {
+			for _, pod := range []string{"true", "false"} {
+				cell, _ := b.cells.ForPod(ref(pod).UID)
+				b.cells.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: time.Now().Add(2 * time.Minute)})
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if fmt.Sprint(told) != "[nano (spot) in z]" {
+			t.Errorf("told of %v", told)
+		}
+	})
 }

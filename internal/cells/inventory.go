@@ -572,19 +572,21 @@ func (c *Controller) describe(ctx context.Context, asked []absent) (states map[s
 			ids[n] = a.instance()
 		}
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		instances, err := c.cfg.Calls.Describe(call, ids...)
+		described := c.cfg.Calls.DescribeEach(call, ids...)
 		cancel()
-		if err == nil && len(instances) != len(ids) {
-			err = fmt.Errorf("asked for %d instances and got %d", len(ids), len(instances))
-		}
-		if err != nil {
-			if ctx.Err() == nil {
-				c.cfg.Log.Warn("describe instances that the cloud's list does not show", "cloud", c.cfg.Calls.Name(), "err", err)
+		var failed error // one of them: a call that fails does so for all that it names
+		unanswered := 0
+		for n, d := range described {
+			if d.Err != nil {
+				failed = d.Err
+				unanswered++
+				continue
 			}
-			continue
+			states[ids[n]], faults[ids[n]] = d.Instance.State, d.Instance.Fault
 		}
-		for n, i := range instances {
-			states[ids[n]], faults[ids[n]] = i.State, i.Fault
+		if failed != nil && ctx.Err() == nil {
+			c.cfg.Log.Warn("describe instances that the cloud's list does not show", "cloud", c.cfg.Calls.Name(),
+				"instances", len(ids), "unanswered", unanswered, "err", failed)
 		}
 	}
 	return states, faults

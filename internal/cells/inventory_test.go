@@ -2,6 +2,7 @@ package cells
 
 import (
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -9,7 +10,9 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cloud"
+	"k8s.io/utils/clock"
 )
 
 func TestAnOrphanIsTerminatedOnlyAfterASecondLook(t *testing.T) {
@@ -331,5 +334,21 @@ func TestAnEmptyListEndsNoCellThatIsHeard(t *testing.T) {
 				t.Fatalf("%s: %v have ended after a restart", name, ended)
 			}
 		})
+	}
+}
+
+func TestAnInstanceThatIsNotDescribedHidesNoOther(t *testing.T) {
+	m := &modelCloud{instances: map[string]cloud.Instance{"i-1": {ID: "i-1", State: cloud.Running}}, odd: "i-2"}
+	c := &Controller{cfg: Config{
+		Calls: calls.New(calls.Config{Cloud: m, Clock: clock.RealClock{}}),
+		Log:   slog.New(slog.DiscardHandler),
+	}}
+	var asked []absent
+	for _, id := range []string{"i-1", "i-2", "i-3"} {
+		asked = append(asked, absent{cell: &Cell{Instance: &cloud.Instance{ID: id}}})
+	}
+	states, _ := c.describe(t.Context(), asked)
+	if want := map[string]cloud.State{"i-1": cloud.Running, "i-3": cloud.Gone}; !maps.Equal(states, want) {
+		t.Errorf("told of %v, want %v", states, want)
 	}
 }

@@ -77,10 +77,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 	if !c.kubeletReady(e) {
 		return left, nil // the tunnel and the kubelet wake the cell
 	}
-	return 0, c.save(ctx, e, func(cell *Cell) error {
-		cell.step(apiv1.StepReady, c.cfg.Clock.Now())
-		return cell.enter(apiv1.Ready)
-	})
+	return 0, c.arrive(ctx, e)
 }
 
 // kubeletReady says that the kubelet of a cell is ready, with the configuration that the
@@ -224,7 +221,11 @@ func (c *Controller) dialled(ctx context.Context, e *entry) (configure func(cont
 // configure hands the agent its configuration on a session that has had so many
 // breaks.
 func (c *Controller) configure(ctx context.Context, e *entry, session Session, config agentapi.Config, breaks int) error {
-	put := func(ctx context.Context, agent agentapi.Client) error { return agent.PutConfig(ctx, config) }
+	var boot agentapi.Boot
+	put := func(ctx context.Context, agent agentapi.Client) (err error) {
+		boot, err = agent.PutConfig(ctx, config)
+		return err
+	}
 	if err := c.ask(ctx, e, session, put); err != nil {
 		return fmt.Errorf("configure cell %s: %w", e.id, err)
 	}
@@ -237,7 +238,7 @@ func (c *Controller) configure(ctx context.Context, e *entry, session Session, c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e.breaks == breaks { // else the break has queued the cell again
-		e.configured, e.untold, e.dns = true, true, config.ClusterDNS
+		e.configured, e.untold, e.dns, e.boot = true, true, config.ClusterDNS, boot
 	}
 	return nil
 }
@@ -245,18 +246,22 @@ func (c *Controller) configure(ctx context.Context, e *entry, session Session, c
 // connected says, and stores, that the agent has its configuration, where it does.
 func (c *Controller) connected(ctx context.Context, e *entry) error {
 	c.mu.Lock()
-	configured, tell := e.configured, e.configured && e.untold
+	configured, tell, boot := e.configured, e.configured && e.untold, e.boot
 	e.untold = false
 	c.mu.Unlock()
 	if tell {
 		c.observers.CellConnected(*e.cell(), e.session.Conn())
 	}
-	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() {
+	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(boot) {
 		return nil
 	}
 	return c.save(ctx, e, func(cell *Cell) error {
 		cell.Token = ""
-		cell.step(apiv1.StepJoined, c.cfg.Clock.Now())
+		now := c.cfg.Clock.Now()
+		cell.step(apiv1.StepJoined, now)
+		if cell.bootIsNews(boot) {
+			cell.Boot = Boot{Boot: boot, Told: now}
+		}
 		return nil
 	})
 }
@@ -279,6 +284,7 @@ func (c *Controller) dial(ctx context.Context, e *entry, api http.Handler) (Sess
 		CellID:  cell.JoinID(),
 		Addr:    netip.AddrPortFrom(cell.Instance.DialIP(c.cfg.Calls.Traits().DialPublic), agentapi.Port),
 		KeyHash: cell.KeyHash,
+		CA:      c.caOf(cell),
 		Rank:    e.rank,
 		OnState: func(connected bool, _ error) {
 			if !connected {

@@ -61,6 +61,8 @@ type launch struct {
 	// group are the cells by their place in the request; nil where the outcome is
 	// known already.
 	group []*entry
+	// unstored says that there is no record of it, and that its cells are Requested still.
+	unstored bool
 }
 
 // open returns the places whose outcome is not known.
@@ -101,25 +103,33 @@ func (c *Controller) launchNext(ctx context.Context) {
 		return
 	}
 	group := c.launches.next(c.atMost(), func(n int) int { return max(1, turn.Resources(n)) })
-	group = slices.DeleteFunc(group, func(e *entry) bool {
+	group = c.wanted(group)
+	switch resolver := c.cfg.Calls.Features().Resolver; {
+	case len(group) == 0:
+		turn.Cancel()
+	case resolver == nil:
+		c.launchGroup(ctx, group, nil, turn)
+	default: // the cloud's answer holds up nobody else
+		c.inTurn(ctx, "launch", func(ctx context.Context) { c.prepare(ctx, resolver, group, turn) })
+	}
+}
+
+// wanted are those of a group that need not end. The others are given back.
+func (c *Controller) wanted(group []*entry) []*entry {
+	return slices.DeleteFunc(group, func(e *entry) bool {
 		why, _ := c.endingOf(e)
 		if why != "" {
 			c.landed(e)
 		}
 		return why != ""
 	})
-	if len(group) == 0 {
-		turn.Cancel()
-		return
-	}
-	c.launchGroup(ctx, group, turn)
 }
 
 // apartFor is how long cells are launched one by one where there was no room for several.
 const apartFor = 10 * time.Minute
 
-// place is where machines are launched.
-type place struct{ zone, subnet string }
+// location is where machines are launched.
+type location struct{ zone, subnet string }
 
 // setApart notes where cells are to be launched one by one.
 func (c *Controller) setApart(o Offer, verdicts map[int]verdict) {
@@ -128,7 +138,7 @@ func (c *Controller) setApart(o Offer, verdicts map[int]verdict) {
 	defer c.mu.Unlock()
 	for _, v := range verdicts {
 		if v == isApart {
-			c.apart[place{o.Zone, o.Subnet}] = now.Add(apartFor)
+			c.apart[location{o.Zone, o.Subnet}] = now.Add(apartFor)
 		}
 	}
 }
@@ -138,10 +148,10 @@ func (c *Controller) atMost() func(offering) int {
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.apart, func(_ place, until time.Time) bool { return !now.Before(until) })
+	maps.DeleteFunc(c.apart, func(_ location, until time.Time) bool { return !now.Before(until) })
 	apart := maps.Clone(c.apart)
 	return func(o offering) int {
-		if _, is := apart[place{o.zone, o.subnet}]; is {
+		if _, is := apart[location{o.zone, o.subnet}]; is {
 			return 1
 		}
 		return cloud.MaxLaunch
@@ -149,17 +159,18 @@ func (c *Controller) atMost() func(offering) int {
 }
 
 // launchGroup stores the intent to launch a group, in as many calls as the store
-// takes at a time, and sends them, the first in the turn that it is given.
-func (c *Controller) launchGroup(ctx context.Context, group []*entry, turn *calls.Turn) {
-	l, err := c.storeLaunch(ctx, group)
+// takes at a time, and sends them, the first in the turn that it is given. resolved is
+// what the cloud has resolved it to; nil where it resolves nothing.
+func (c *Controller) launchGroup(ctx context.Context, group []*entry, resolved *cloud.Resolved, turn *calls.Turn) {
+	l, err := c.storeLaunch(ctx, group, resolved)
 	if errors.Is(err, store.ErrTooBig) && len(group) > 1 {
-		c.launchGroup(ctx, group[:len(group)/2], turn)
+		c.launchGroup(ctx, group[:len(group)/2], resolved, turn)
 		rest := group[len(group)/2:]
 		if turn, err = c.cfg.Calls.Turn(ctx, cloud.CallLaunch, len(rest)); err != nil {
 			return // ctx has ended
 		}
 		turn.Resources(len(rest))
-		c.launchGroup(ctx, rest, turn)
+		c.launchGroup(ctx, rest, resolved, turn)
 		return
 	}
 	if err != nil {
@@ -175,10 +186,15 @@ func (c *Controller) launchGroup(ctx context.Context, group []*entry, turn *call
 	c.inTurn(ctx, "launch", func(ctx context.Context) { c.send(ctx, l, turn) })
 }
 
-// storeLaunch resolves a call and stores it with the cells that it launches, all
-// in one transaction.
-func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, error) {
-	intent := Launch{ID: newID("launch-"), Cells: len(group), NameTag: c.cfg.NameTag, Shared: c.cfg.Calls.Traits().SharedUserData}
+// storeLaunch makes a call and stores it with the cells that it launches, all in one
+// transaction.
+func (c *Controller) storeLaunch(ctx context.Context, group []*entry, resolved *cloud.Resolved) (*launch, error) {
+	intent := Launch{
+		ID:      newID("launch-"),
+		Cells:   len(group),
+		NameTag: c.cfg.NameTag,
+		Shared:  c.cfg.Calls.Traits().SharedUserData,
+	}
 	var secret pki.BatchSecret
 	stored := launchRecord{Version: 1}
 	if intent.Shared {
@@ -190,7 +206,7 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, 
 		own := intent
 		own.Index = n
 		cells[n] = e.cell().clone()
-		cells[n].Launch = &own
+		cells[n].Launch, cells[n].CA, cells[n].OldCA = &own, c.cfg.CAHash, ""
 		token := pki.NewToken()
 		if intent.Shared {
 			token = secret.Token(cells[n].JoinID())
@@ -201,6 +217,7 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, 
 	if stored.Request, err = c.launchRequest(cells, secret); err != nil {
 		return nil, err
 	}
+	stored.Request.Resolved = resolved
 	var revision int64
 	err = c.lineage.launch(ctx, func(tag string, raised store.Change) (int64, error) {
 		stored.Request.Tags[cloud.TagGeneration] = tag
@@ -211,7 +228,7 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, 
 			c.mu.Lock()
 			group[n].launch = intent.ID
 			c.mu.Unlock()
-			cell.Launch, cell.Token = cells[n].Launch, cells[n].Token
+			cell.Launch, cell.Token, cell.CA, cell.OldCA = cells[n].Launch, cells[n].Token, cells[n].CA, ""
 			return cell.enter(apiv1.Launching)
 		}, record, raised)
 		return revision, err
@@ -219,7 +236,13 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry) (*launch, 
 	if err != nil {
 		return nil, err
 	}
-	return &launch{id: intent.ID, request: stored.Request, until: stored.Until, revision: revision, group: group}, nil
+	return &launch{
+		id:       intent.ID,
+		request:  stored.Request,
+		until:    stored.Until,
+		revision: revision,
+		group:    group,
+	}, nil
 }
 
 // inTurn does something in a turn of its own, which outlives the one that began it.
@@ -358,6 +381,7 @@ const (
 	isForbidden verdict = "forbidden" // there surely is none, nor of any other offer
 	isApart     verdict = "apart"     // there surely is none: it is to be launched by itself
 	isExpired   verdict = "expired"   // there surely is none: it is to be launched anew
+	isStale     verdict = "stale"     // there surely is none: it is to be resolved and launched anew
 	isAbandoned verdict = "abandoned" // nobody knows: it ends
 	isOpen      verdict = "open"      // the call is to be sent again
 )
@@ -377,6 +401,8 @@ func judge(r cloud.LaunchResult, several, unsure, giveUp bool) verdict {
 		return isForbidden
 	case cloud.Refused(r.Err) && !unsure && several && errors.Is(r.Err, cloud.ErrTogether):
 		return isApart
+	case cloud.Refused(r.Err) && !unsure && errors.Is(r.Err, cloud.ErrStale):
+		return isStale
 	case cloud.Refused(r.Err) && !unsure:
 		return isRefused
 	case cloud.Refused(r.Err), errors.Is(r.Err, cloud.ErrMismatch), giveUp && !errors.Is(r.Err, cloud.ErrThrottled):
@@ -511,7 +537,7 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 		}
 		// These say nothing of what the cloud has.
 		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) && !denied(err) || errors.Is(err, errExpired) ||
-			ofTheCell(l.group[n].cell(), err) || told[err.Error()] {
+			errors.Is(err, cloud.ErrStale) || ofTheCell(l.group[n].cell(), err) || told[err.Error()] {
 			continue
 		}
 		told[err.Error()] = true
@@ -570,7 +596,7 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 	}
 	for wait := firstRetry; ; wait = min(2*wait, longestRetry) {
 		_, err := c.commitWith(ctx, group, func(i int, cell *Cell) (err error) {
-			if cell.Phase != apiv1.Launching { // an earlier write of this, whose answer was lost, was found meanwhile
+			if cell.Phase != apiv1.Launching && !l.unstored { // an earlier write of this, whose answer was lost, was found meanwhile
 				return errMoved
 			}
 			n := known[i]
@@ -581,6 +607,8 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 				outcomes[i], err = c.refused(cell, results[n].Err)
 			case isForbidden, isApart, isExpired:
 				outcomes[i], err = c.takenBack(cell)
+			case isStale:
+				outcomes[i], err = c.stale(cell, results[n].Err)
 			default:
 				outcomes[i], err = c.abandoned(cell, results[n].Err)
 			}
@@ -617,7 +645,7 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 func (c *Controller) launched(cell *Cell, instance cloud.Instance) (outcome, error) {
 	offer := cell.Offer()
 	cell.take(instance, c.cfg.Clock.Now())
-	cell.Reason, cell.Offers = offer.Reason, cell.Offers[:1]
+	cell.Reason, cell.Offers, cell.Stale = offer.Reason, cell.Offers[:1], false
 	cell.step(apiv1.StepLaunched, c.cfg.Clock.Now())
 	if instance.State == cloud.Terminating || instance.State == cloud.Gone {
 		// A launch that is sent again is answered with what it once started.
@@ -680,36 +708,38 @@ func (c *Controller) abandoned(cell *Cell, err error) (outcome, error) {
 		"; it is given up, and another is tried when the cloud surely has no instance of it"}, cell.enter(apiv1.Terminating)
 }
 
-// launchRequest resolves the call that launches cells of one offer and with the same
+// launchSpec is what the cells of one offer and with the same options are launched as.
+func (c *Controller) launchSpec(cell Cell, nameTag string) cloud.LaunchSpec {
+	offer := cell.Offer()
+	return cloud.LaunchSpec{
+		InstanceType:  offer.InstanceType,
+		Zone:          offer.Zone,
+		Subnet:        offer.Subnet,
+		Market:        offer.Market(),
+		RootDiskBytes: offer.DiskBytes,
+		Options:       cell.Options,
+		Tags:          map[string]string{cloud.TagOwner: c.cfg.ControllerID, cloud.TagNameTag: nameTag},
+	}
+}
+
+// launchRequest is the call that launches cells of one offer and with the same
 // options. The secret is that of machines that share their user data.
 func (c *Controller) launchRequest(cells []Cell, secret pki.BatchSecret) (cloud.LaunchRequest, error) {
 	first := cells[0]
-	offer := first.Offer()
-	r := cloud.LaunchRequest{
-		Token: first.launchToken(c.cfg.ControllerID),
-		LaunchSpec: cloud.LaunchSpec{
-			InstanceType:  offer.InstanceType,
-			Zone:          offer.Zone,
-			Subnet:        offer.Subnet,
-			Market:        offer.Market(),
-			RootDiskBytes: offer.DiskBytes,
-			Options:       first.Options,
-			Tags:          map[string]string{cloud.TagOwner: c.cfg.ControllerID, cloud.TagNameTag: first.Launch.NameTag},
-		},
-	}
+	r := cloud.LaunchRequest{Token: first.launchToken(c.cfg.ControllerID), LaunchSpec: c.launchSpec(first, first.Launch.NameTag)}
 	if first.Launch.Shared {
 		r.Tags[cloud.TagBatch], r.Machines = first.Launch.ID, make([]cloud.Machine, len(cells))
 		var err error
 		r.UserData, err = userData(agentapi.BatchUserData{
 			Version: agentapi.BatchVersion,
 			Batch:   first.Launch.ID,
-			CAHash:  c.cfg.CAHash,
+			CAHash:  c.caOf(&first),
 			Secret:  secret.Reveal(),
 		})
 		return r, err
 	}
 	for _, cell := range cells {
-		data, err := userData(agentapi.UserData{CellID: cell.ID, CAHash: c.cfg.CAHash, Token: cell.Token})
+		data, err := userData(agentapi.UserData{CellID: cell.ID, CAHash: c.caOf(&cell), Token: cell.Token})
 		if err != nil {
 			return r, err
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/tunnel"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -25,6 +26,8 @@ type Session interface {
 	LastHeard() time.Time
 	LastError() error
 	HeldBack() time.Time
+	Trust(ctx context.Context) error
+	CA() string
 	Conn() agentapi.Conn
 	Close()
 }
@@ -44,6 +47,7 @@ type API interface {
 	Bind(namespace, name string, uid types.UID) error
 	NodeReady() <-chan struct{}
 	LastHeartbeat() time.Time
+	Node() *corev1.Node
 	CSIDrivers() (registered []string, known bool)
 	PluginTrouble() string
 }
@@ -67,6 +71,11 @@ func (d dialer) Keep(ctx context.Context, t tunnel.Target, cellAPI http.Handler,
 type session struct{ *tunnel.Session }
 
 func (s session) Conn() agentapi.Conn { return pulse.Transport(s.Session.Conn(), pulse.Cell) }
+
+func (s session) Trust(ctx context.Context) error {
+	defer pulse.Wait(ctx, pulse.Cell)()
+	return s.Session.Trust(ctx)
+}
 
 // ServedBy are the APIs of a cell API server.
 func ServedBy(s *cellapi.Server) APIs { return server{s} }

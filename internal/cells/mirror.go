@@ -207,11 +207,12 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		Attempt:      cell.Attempt,
 		InstanceType: offer.InstanceType,
 		Zone:         offer.Zone,
-		LaunchType:   apiv1.LaunchType(offer.Spot),
+		LaunchType:   apiv1.LaunchType(offer.Spot, offer.Dedicated),
 		PricePerHour: apiv1.Price(offer.PricePerHour),
 		Candidates:   cell.Candidates(),
 		RuledOut:     cell.RuledOut,
 		Steps:        cell.Steps,
+		Boot:         cell.Boot.shown(),
 	}
 	if i := cell.Instance; i != nil {
 		s.InstanceID = i.ID

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/fake"
 )
@@ -98,6 +99,32 @@ func TestAMirroredCellThatSomebodyDeletesComesBack(t *testing.T) {
 	m.told(Cell{ID: "c", Phase: apiv1.Bound})
 	if got := m.phase("c"); got != string(apiv1.Bound) {
 		t.Errorf("the resource says %q, want Bound", got)
+	}
+}
+
+// Nobody decides by what stands there, and what Kip says of it is written anew.
+func TestAMirroredCellThatSomebodyChangesIsWrittenAnew(t *testing.T) {
+	m := newMirrored(t)
+	pod := apiv1.PodReference{Namespace: "ns", Name: "p", UID: "uid-p"}
+	m.told(Cell{ID: "c", Phase: apiv1.Booting, Pod: pod})
+	lie := []byte(`{"status":{"phase":"Gone","node":"another","pod":{"namespace":"kube-system","name":"another","uid":"x"}}}`)
+	if _, err := m.client.Patch(t.Context(), "c", types.MergePatchType, lie, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := m.phase("c"); got != string(apiv1.Gone) {
+		t.Fatalf("it was not changed: %q", got)
+	}
+	m.told(Cell{ID: "c", Phase: apiv1.Bound, Pod: pod})
+	object, err := m.client.Get(t.Context(), "c", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var now apiv1.Cell
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &now); err != nil {
+		t.Fatal(err)
+	}
+	if now.Status.Phase != apiv1.Bound || now.Status.Pod != pod || now.Status.Node != "kip-0" {
+		t.Errorf("it says %+v", now.Status)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 )
@@ -45,6 +47,11 @@ type modelLinks struct {
 	// the plugins.
 	drivers func() (registered []string, known bool)
 	trouble func() string
+	// dials judges how a cell is dialled, trusts answers what it is told; nil for yes.
+	dials  func(cell, ca string) error
+	trusts func(ctx context.Context, l *modelLink) error
+	// node is what kubelets say of their machines; nil for nothing.
+	node atomic.Pointer[corev1.Node]
 }
 
 var (
@@ -76,8 +83,18 @@ func (*modelLinks) RemoveCell(string) {}
 func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, api http.Handler, spend tunnel.OnSpend) (Session, error) {
 	l := api.(*modelLink)
 	l.onState, l.addr, l.target = t.OnState, t.Addr, t
+	l.dialledBy(t.CA)
 	if m.boots != nil && !m.boots(l.id) {
 		return l, nil
+	}
+	m.mu.Lock()
+	dials := m.dials
+	m.mu.Unlock()
+	if dials != nil {
+		if err := dials(l.id, t.CA); err != nil {
+			l.set(false, err)
+			return l, nil
+		}
 	}
 	go func() {
 		for spend(ctx, "key of "+l.id) != nil {
@@ -113,6 +130,7 @@ type modelLink struct {
 	held      time.Time // when Kip last kept it waiting
 	bound     []types.UID
 	err       error
+	ca        string // by which it is connected
 }
 
 func (l *modelLink) set(connected bool, err error) {
@@ -128,6 +146,7 @@ func (l *modelLink) set(connected bool, err error) {
 
 func (l *modelLink) Ready() <-chan struct{}                       { return l.ready }
 func (l *modelLink) NodeReady() <-chan struct{}                   { return l.nodeReady }
+func (l *modelLink) Node() *corev1.Node                           { return l.all.node.Load() }
 func (l *modelLink) LastHeard() time.Time                         { return l.LastHeartbeat() }
 func (l *modelLink) Close()                                       {}
 func (l *modelLink) Conn() agentapi.Conn                          { return l }
@@ -163,6 +182,30 @@ func (l *modelLink) PluginTrouble() string {
 		return ""
 	}
 	return l.all.trouble()
+}
+
+// Trust is as trusts says.
+func (l *modelLink) Trust(ctx context.Context) error {
+	l.all.mu.Lock()
+	trusts := l.all.trusts
+	l.all.mu.Unlock()
+	if trusts == nil {
+		return nil
+	}
+	return trusts(ctx, l)
+}
+
+// dialledBy is the CA by which it is connected from now on.
+func (l *modelLink) dialledBy(ca string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ca = ca
+}
+
+func (l *modelLink) CA() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ca
 }
 
 func (l *modelLink) Connected() bool {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"k8s.io/apimachinery/pkg/types"
@@ -35,6 +36,8 @@ type Request struct {
 	Plugins []Plugin
 	// Options are what a cell for it is launched with.
 	Options Options
+	// Needs is as in Cell.
+	Needs catalog.Room
 	// Special says that the pod asks for what only a launch can give. No standby
 	// cell fits such a pod.
 	Special bool
@@ -87,6 +90,7 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 		RuledOut:       r.RuledOut,
 		Reason:         r.Offers[0].Reason,
 		Options:        r.Options,
+		Needs:          r.Needs,
 		Special:        r.Special,
 		HealthyTimeout: r.HealthyTimeout,
 		Template:       c.cfg.Template,
@@ -199,6 +203,9 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 		return 0, nil // it waits, or is its group's, which may be storing the launch, and gives it back
 	case why != "":
 		return 0, c.gone(ctx, e, why)
+	}
+	if wait := e.resolving.wait(c.cfg.Clock.Now()); wait > 0 {
+		return wait, nil
 	}
 	if why, sure := c.Behind(); why != "" && sure {
 		if e.unknown.is(why, c.cfg.Clock.Now()) {

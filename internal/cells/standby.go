@@ -15,8 +15,11 @@ import (
 )
 
 // fits says that a standby cell is as good for the request as a new one.
-func (r Request) fits(cell *Cell) bool {
+func (c *Controller) fits(r Request, cell *Cell) bool {
 	best, has := r.Offers[0], cell.Offer()
+	if c.lacks(cell.Room, r.Needs) {
+		return false
+	}
 	if r.Special || has.InstanceType != best.InstanceType || has.Market() != best.Market() || has.DiskBytes != best.DiskBytes {
 		return false
 	}
@@ -54,7 +57,7 @@ func (c *Controller) standbyFor(r Request) (best *entry, connecting bool) {
 	}
 	for _, e := range c.standby {
 		cell := e.cell()
-		if e.ending != "" || !cell.Interrupted.IsZero() || rank(cell) == 0 || !r.fits(cell) {
+		if e.ending != "" || !cell.Interrupted.IsZero() || rank(cell) == 0 || !c.fits(r, cell) {
 			continue
 		}
 		if rank(cell) >= 2 && (e.session == nil || !e.session.Connected()) {
@@ -105,7 +108,7 @@ func (c *Controller) give(ctx context.Context, e *entry, r Request) (Cell, error
 		}
 		cell.Pod, cell.Attempt, cell.HealthyTimeout, cell.Disks, cell.Plugins = r.Pod, r.Attempt, r.HealthyTimeout, r.Disks, r.Plugins
 		cell.Node, cell.Best, cell.RuledOut = r.Node, r.best(), r.RuledOut
-		cell.PodCreated, cell.Account = r.Created, r.Account
+		cell.PodCreated, cell.Account, cell.Needs = r.Created, r.Account, r.Needs
 		cell.Reason = "a standby cell of " + cell.Standby + ": " + r.Offers[0].Reason
 		cell.step(apiv1.StepSeen, r.Seen)
 		cell.step(apiv1.StepGiven, c.cfg.Clock.Now())

@@ -55,6 +55,8 @@ type modelCloud struct {
 	forgets   bool
 	described int
 	describes func() // called in each Describe; nil for nothing
+	// odd is an instance of which no description is to be had; "" for none.
+	odd string
 	// linger keeps terminated instances in the list.
 	linger     bool
 	terminated map[string]int
@@ -191,6 +193,9 @@ func (m *modelCloud) Describe(_ context.Context, ids ...string) ([]cloud.Instanc
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.described++
+	if m.odd != "" && slices.Contains(ids, m.odd) {
+		return nil, fmt.Errorf("%w: describe %s", cloud.ErrRefused, m.odd)
+	}
 	list := make([]cloud.Instance, len(ids))
 	for n, id := range ids {
 		i, there := m.instances[id]

@@ -99,23 +99,24 @@ type Call string
 
 // Kinds of calls.
 const (
-	CallCatalogue     Call = "catalogue"
-	CallLaunch        Call = "launch"
-	CallList          Call = "list"
-	CallDescribe      Call = "describe"
-	CallTerminate     Call = "terminate"
-	CallStop          Call = "stop"
-	CallStart         Call = "start"
-	CallInterruptions Call = "interruptions"
-	CallCreateDisk    Call = "createDisk"
-	CallDeleteDisk    Call = "deleteDisk"
-	CallListDisks     Call = "listDisks"
-	CallAttachDisk    Call = "attachDisk"
-	CallDetachDisk    Call = "detachDisk"
-	CallListParts     Call = "listParts"
-	CallDeleteParts   Call = "deleteParts"
-	CallTag           Call = "tag"
-	CallAdmit         Call = "admit"
+	CallCatalogue   Call = "catalogue"
+	CallLaunch      Call = "launch"
+	CallList        Call = "list"
+	CallDescribe    Call = "describe"
+	CallTerminate   Call = "terminate"
+	CallStop        Call = "stop"
+	CallStart       Call = "start"
+	CallCreateDisk  Call = "createDisk"
+	CallDeleteDisk  Call = "deleteDisk"
+	CallListDisks   Call = "listDisks"
+	CallAttachDisk  Call = "attachDisk"
+	CallDetachDisk  Call = "detachDisk"
+	CallListParts   Call = "listParts"
+	CallDeleteParts Call = "deleteParts"
+	CallTag         Call = "tag"
+	CallAdmit       Call = "admit"
+	CallConsole     Call = "console"
+	CallResolve     Call = "resolve"
 )
 
 // Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
@@ -142,6 +143,7 @@ type Features struct {
 	Parts       Parts
 	Tagger      Tagger
 	Admitter    Admitter
+	Resolver    Resolver
 }
 
 // Stopper is a cloud that can stop an instance, which then costs only its disk,
@@ -174,7 +176,8 @@ type Interruption struct {
 
 // Console is a cloud that keeps what machines write to their consoles.
 type Console interface {
-	// Console returns the end of it. ErrNotFound for an unknown instance.
+	// Console returns the end of it, which may lag, and is empty where nothing has been
+	// kept yet. ErrNotFound for an unknown instance.
 	Console(ctx context.Context, id string) ([]byte, error)
 }
 
@@ -219,6 +222,17 @@ type Admitter interface {
 	// idempotent, cheap where nothing has changed, and makes nothing where no cell was
 	// launched yet. Launches make the rule themselves.
 	Admit(ctx context.Context, owner string) error
+}
+
+// Resolver is a cloud in which what a launch is of, and in, is looked up: images and groups by
+// their names, what the subnet is like.
+type Resolver interface {
+	// Resolve looks up all that a launch of the spec leaves to the cloud to find, and makes
+	// what launches of this owner (see TagOwner) have in common. It is idempotent and launches
+	// nothing. What it returns is stored with the launch as LaunchSpec.Resolved: Launch then
+	// looks up nothing, and sends exactly that. It may be remembered, but no longer than until
+	// the next catalogue, or until a launch was refused with ErrStale.
+	Resolve(ctx context.Context, s LaunchSpec) (Resolved, error)
 }
 
 // Tagging is what is written on one instance.

@@ -22,6 +22,9 @@ const (
 	// ErrTogether: there is no room for the machines of one call together. Each by itself
 	// may be launched all the same.
 	ErrTogether Cause = "no room for several in one call"
+	// ErrStale: what the launch was resolved to is not there any more. It is to be resolved and
+	// launched anew, with another token.
+	ErrStale Cause = "what the launch was resolved to is not there any more"
 	// ErrRefused is for every other definite no: the cloud understood the request
 	// and did nothing.
 	ErrRefused Cause = "refused by the cloud"
@@ -84,7 +87,12 @@ type Error struct {
 
 // No is a definite no, of which nothing came.
 func No(cause Cause, scope Scope, err error) *Error {
-	return &Error{Cause: cause, Scope: scope, NothingDone: true, Err: err}
+	return &Error{
+		Cause:       cause,
+		Scope:       scope,
+		NothingDone: true,
+		Err:         err,
+	}
 }
 
 func (e *Error) Error() string {
@@ -134,15 +142,15 @@ func ScopeOf(err error) Scope {
 }
 
 // NothingDone says that a call that ended with err surely had no effect: an *Error
-// says it, and a bare ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrTogether or
-// ErrRefused is short for one that does. An error that nobody classified does not, since an
+// says it, and a bare ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrTogether, ErrStale
+// or ErrRefused is short for one that does. An error that nobody classified does not, since an
 // answer may have been lost after its effect.
 func NothingDone(err error) bool {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.NothingDone
 	}
 	switch CauseOf(err) {
-	case ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrTogether, ErrRefused:
+	case ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrTogether, ErrStale, ErrRefused:
 		return true
 	}
 	return false

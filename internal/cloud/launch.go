@@ -36,6 +36,23 @@ type LaunchSpec struct {
 	Options
 	// Tags are those of all machines.
 	Tags map[string]string `json:"tags,omitempty"`
+	// Resolved is what the cloud's Resolver has found for all of the above, and is sent in its
+	// place. Nil for a cloud without one, and in a launch that a Kip before it stored, which the
+	// cloud resolves when it is sent.
+	Resolved *Resolved `json:"resolved,omitempty"`
+}
+
+// Resolved is what a launch is sent with, in the cloud's own terms.
+type Resolved struct {
+	// Image is the ID of what is booted, RootDevice what it calls its root disk.
+	Image      string `json:"image"`
+	RootDevice string `json:"rootDevice,omitempty"`
+	// RootDiskBytes is what the image needs, at least.
+	RootDiskBytes int64 `json:"rootDiskBytes,omitempty"`
+	// SecurityGroups are the IDs of all, that which Kip makes included.
+	SecurityGroups []string `json:"securityGroups,omitempty"`
+	// PublicAddress says that each instance has one.
+	PublicAddress bool `json:"publicAddress,omitempty"`
 }
 
 // Spot says that the instances may be taken back.

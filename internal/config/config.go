@@ -155,6 +155,7 @@ type Cells struct {
 	ReservedMemory         resource.Quantity   `key:"reservedMemory" default:"64Mi" doc:"What a cell's kernel and agent need of its memory: added to what the pod needs when an instance type is chosen."`
 	StandbyCells           []StandbyCells      `key:"standbyCells" doc:"Pools of cells that are kept for the next pods. Two pools that differ in nothing but their count are an error."`
 	MaxAttempts            int                 `key:"maxAttempts" default:"5" doc:"How many cells in a row may fail to start for one pod before the pod is marked Failed; 0 = no bound."`
+	InterruptionPenalty    int                 `key:"interruptionPenalty" default:"10" doc:"By how many percent a spot offering counts as dearer for each time in the last day that the cloud took such an instance back, at most 100; 0 = not at all."`
 	CloudInitFile          string              `key:"cloudInitFile" doc:"A cloud-init file that is merged into each cell's user data."`
 	Itzo                   Itzo                `key:"itzo" doc:"The agent on cells."`
 	ExtraCIDRs             []netip.Prefix      `key:"extraCIDRs" clouds:"aws,gce,azure" doc:"Networks that may reach cells, besides the cells' own."`
@@ -232,8 +233,8 @@ type StandbyCells struct {
 
 // Itzo is the agent on cells.
 type Itzo struct {
-	Version string `key:"version" clouds:"aws,gce,azure" doc:"Version of the agent to download. Default: the image's own."`
-	URL     string `key:"url" clouds:"aws,gce,azure" doc:"Where the agent is downloaded from."`
+	Version string `key:"version" clouds:"aws,gce,azure" doc:"Version of the agent to download. Refused in this build: cells run the agent of their image, which itzo install replaces in one of your own."`
+	URL     string `key:"url" clouds:"aws,gce,azure" doc:"Where the agent is downloaded from. Refused in this build, as version is."`
 }
 
 // Healthcheck has exactly one field set.

@@ -59,6 +59,7 @@ cells:
     spot: true
   - {instanceType: m5.large, dedicated: true, stopped: true}
   maxAttempts: 7
+  interruptionPenalty: 25
   cloudInitFile: /etc/kip/cloudinit.yaml
   itzo:
     version: v1.0.1
@@ -162,6 +163,7 @@ func TestDefaults(t *testing.T) {
 			DefaultVolumeSize:   resource.MustParse("5Gi"),
 			ReservedMemory:      resource.MustParse("64Mi"),
 			MaxAttempts:         5,
+			InterruptionPenalty: 10,
 			StatusInterval:      5 * time.Second,
 			Grants:              Grants{MaxPricePerHour: resource.MustParse("0"), MaxVolumeSize: resource.MustParse("100Gi")},
 			Healthcheck:         Healthcheck{Status: &HealthcheckStatus{HealthyTimeout: 90 * time.Second}},
@@ -197,6 +199,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 				{InstanceType: "m5.large", Dedicated: true, Stopped: true}},
 			MaxAttempts:            7,
 			CloudInitFile:          "/etc/kip/cloudinit.yaml",
+			InterruptionPenalty:    25,
 			Itzo:                   Itzo{Version: "v1.0.1", URL: "https://example.com/itzo"},
 			ExtraCIDRs:             []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("2001:db8::/32")},
 			ExtraSecurityGroups:    []string{"sg-1"},
@@ -540,6 +543,8 @@ func TestErrors(t *testing.T) {
 		{"zone that is not GCE's",
 			"cloud: {gce: {zone: us-west1-a}}\ncells: {defaultInstanceType: n1, standbyCells: [{instanceType: n1, zone: us-west1-b}]}",
 			`p.yaml:2: cells.standbyCells[0].zone: "us-west1-b" is not valid: want us-west1-a, which is cloud.gce.zone`},
+		{"a penalty above all", least + "  interruptionPenalty: 101",
+			`p.yaml:5: cells.interruptionPenalty: "101" is not valid: want 0 to 100`},
 		{"fewer attempts than none", least + "  maxAttempts: -1",
 			`p.yaml:5: cells.maxAttempts: "-1" is not valid: want 0, for no bound, or more`},
 		{"empty security group", least + "  extraSecurityGroups: [sg-1, '']",

@@ -81,7 +81,12 @@ type decoder struct {
 }
 
 func (d *decoder) fail(line int, key, format string, args ...any) {
-	d.errs = append(d.errs, &Error{File: d.file, Line: line, Key: key, Problem: fmt.Sprintf(format, args...)})
+	d.errs = append(d.errs, &Error{
+		File:    d.file,
+		Line:    line,
+		Key:     key,
+		Problem: fmt.Sprintf(format, args...),
+	})
 }
 
 func joined(errs []*Error) error {
@@ -93,7 +98,12 @@ func joined(errs []*Error) error {
 }
 
 func (d *decoder) warn(key, format string, args ...any) {
-	d.warnings = append(d.warnings, Warning{File: d.file, Line: d.of(key), Key: key, Problem: fmt.Sprintf(format, args...)})
+	d.warnings = append(d.warnings, Warning{
+		File:    d.file,
+		Line:    d.of(key),
+		Key:     key,
+		Problem: fmt.Sprintf(format, args...),
+	})
 }
 
 var (

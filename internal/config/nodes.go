@@ -39,7 +39,12 @@ var (
 
 // Problem is an *Error about a key of the file, or about the nearest one around it.
 func (c *Config) Problem(key, format string, args ...any) error {
-	return &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: fmt.Sprintf(format, args...)}
+	return &Error{
+		File:    c.at.file,
+		Line:    c.at.of(key),
+		Key:     key,
+		Problem: fmt.Sprintf(format, args...),
+	}
 }
 
 // CapacityOf is what the scheduler may place on a virtual node.

@@ -21,8 +21,13 @@ func keysUnder(path string, t reflect.Type) []key {
 		if f.Tag.Get("key") == "" {
 			continue
 		}
-		k := key{path: join(path, f.Tag.Get("key")), def: f.Tag.Get("default"), doc: f.Tag.Get("doc"), clouds: f.Tag.Get("clouds"),
-			deprecated: f.Tag.Get("deprecated")}
+		k := key{
+			path:       join(path, f.Tag.Get("key")),
+			def:        f.Tag.Get("default"),
+			doc:        f.Tag.Get("doc"),
+			clouds:     f.Tag.Get("clouds"),
+			deprecated: f.Tag.Get("deprecated"),
+		}
 		ft := f.Type
 		if ft.Kind() == reflect.Pointer {
 			ft = ft.Elem()

@@ -72,8 +72,13 @@ func (c *Config) CheckCloud(built ...string) error {
 		return nil
 	}
 	key := "cloud." + name
-	return &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: "this cloud is not in this build yet: want " + strings.Join(built,
-		" or ")}
+	return &Error{
+		File: c.at.file,
+		Line: c.at.of(key),
+		Key:  key,
+		Problem: "this cloud is not in this build yet: want " + strings.Join(built,
+			" or "),
+	}
 }
 
 // Refuse returns an *Error for each key with what is wrong with its value in this build,
@@ -81,7 +86,12 @@ func (c *Config) CheckCloud(built ...string) error {
 func (c *Config) Refuse(problems map[string]string) error {
 	var errs []*Error
 	for _, key := range slices.Sorted(maps.Keys(problems)) {
-		errs = append(errs, &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: problems[key]})
+		errs = append(errs, &Error{
+			File:    c.at.file,
+			Line:    c.at.of(key),
+			Key:     key,
+			Problem: problems[key],
+		})
 	}
 	return joined(errs)
 }
@@ -92,8 +102,13 @@ func (c *Config) CheckStopped(can bool) error {
 	var errs []*Error
 	for i, s := range c.Cells.StandbyCells {
 		if key := fmt.Sprintf("cells.standbyCells[%d].stopped", i); s.Stopped && !can {
-			errs = append(errs, &Error{File: c.at.file, Line: c.at.of(key), Key: key, Problem: "cloud." + c.Cloud.Name() +
-				" cannot stop instances in this build: want false"})
+			errs = append(errs, &Error{
+				File: c.at.file,
+				Line: c.at.of(key),
+				Key:  key,
+				Problem: "cloud." + c.Cloud.Name() +
+					" cannot stop instances in this build: want false",
+			})
 		}
 	}
 	return joined(errs)
@@ -272,6 +287,8 @@ func (d *decoder) etcd(e Etcd) {
 func (d *decoder) cells(c *Cells) {
 	d.require("cells.defaultInstanceType", c.DefaultInstanceType)
 	d.check(c.DefaultVolumeSize.Cmp(resource.MustParse("1Gi")) >= 0, "cells.defaultVolumeSize", c.DefaultVolumeSize.String(), "at least 1Gi")
+	d.check(c.InterruptionPenalty >= 0 && c.InterruptionPenalty <= 100, "cells.interruptionPenalty",
+		fmt.Sprint(c.InterruptionPenalty), "0 to 100")
 	d.check(c.ReservedMemory.Sign() >= 0, "cells.reservedMemory", c.ReservedMemory.String(), "a quantity of 0 or more")
 	d.check(c.StatusInterval > 0, "cells.statusInterval", seconds(c.StatusInterval), "a number of seconds above 0")
 	d.check(c.Nametag == "" || len(c.Nametag) <= 24 && dns952.MatchString(c.Nametag), "cells.nametag", c.Nametag,

@@ -44,31 +44,68 @@ func ParseDay(s string) (Day, error) {
 // Amount is what cells have cost.
 type Amount struct {
 	Seconds float64 `json:"s,omitempty"`
+	// Dollars are of the machines.
 	Dollars float64 `json:"c,omitempty"`
 	// Unpriced are those of Seconds whose price is not known: they are no Dollars.
 	Unpriced float64 `json:"u,omitempty"`
+	// The same of root disks and of public addresses.
+	DiskDollars     float64 `json:"dc,omitempty"`
+	DiskUnpriced    float64 `json:"du,omitempty"`
+	AddressDollars  float64 `json:"ac,omitempty"`
+	AddressUnpriced float64 `json:"au,omitempty"`
 }
+
+// Known are the dollars that are known.
+func (a Amount) Known() float64 { return a.Dollars + a.DiskDollars + a.AddressDollars }
 
 // Plus is the sum.
 func (a Amount) Plus(b Amount) Amount {
-	return Amount{Seconds: a.Seconds + b.Seconds, Dollars: a.Dollars + b.Dollars, Unpriced: a.Unpriced + b.Unpriced}
+	return Amount{
+		Seconds:         a.Seconds + b.Seconds,
+		Dollars:         a.Dollars + b.Dollars,
+		Unpriced:        a.Unpriced + b.Unpriced,
+		DiskDollars:     a.DiskDollars + b.DiskDollars,
+		DiskUnpriced:    a.DiskUnpriced + b.DiskUnpriced,
+		AddressDollars:  a.AddressDollars + b.AddressDollars,
+		AddressUnpriced: a.AddressUnpriced + b.AddressUnpriced,
+	}
 }
 
 func (a Amount) times(n int) Amount {
-	return Amount{Seconds: a.Seconds * float64(n), Dollars: a.Dollars * float64(n), Unpriced: a.Unpriced * float64(n)}
+	by := float64(n)
+	return Amount{
+		Seconds:         a.Seconds * by,
+		Dollars:         a.Dollars * by,
+		Unpriced:        a.Unpriced * by,
+		DiskDollars:     a.DiskDollars * by,
+		DiskUnpriced:    a.DiskUnpriced * by,
+		AddressDollars:  a.AddressDollars * by,
+		AddressUnpriced: a.AddressUnpriced * by,
+	}
 }
 
-// Price is what an hour costs, in dollars; not known if Unknown.
-type Price struct {
+// Rate is what an hour of something costs, in dollars; not known if Unknown.
+type Rate struct {
 	PerHour float64
 	Unknown bool
 }
 
-func (p Price) of(seconds float64) Amount {
-	if p.Unknown {
-		return Amount{Seconds: seconds, Unpriced: seconds}
+func (r Rate) of(seconds float64) (dollars, unpriced float64) {
+	if r.Unknown {
+		return 0, seconds
 	}
-	return Amount{Seconds: seconds, Dollars: seconds / 3600 * p.PerHour}
+	return seconds / 3600 * r.PerHour, 0
+}
+
+// Price is what an hour of a cell costs, part by part.
+type Price struct{ Machine, Disk, Address Rate }
+
+func (p Price) of(seconds float64) Amount {
+	a := Amount{Seconds: seconds}
+	a.Dollars, a.Unpriced = p.Machine.of(seconds)
+	a.DiskDollars, a.DiskUnpriced = p.Disk.of(seconds)
+	a.AddressDollars, a.AddressUnpriced = p.Address.of(seconds)
+	return a
 }
 
 // Spender is whom money was spent for, and on what.
@@ -235,7 +272,7 @@ func Fit(entries []Entry, first Day, most int) ([]Entry, error) {
 				totals[e] = e.Total()
 			}
 			slices.SortStableFunc(fine, func(a, b *Entry) int {
-				return cmp.Or(cmp.Compare(totals[a].Dollars, totals[b].Dollars), cmp.Compare(totals[a].Seconds, totals[b].Seconds))
+				return cmp.Or(cmp.Compare(totals[a].Known(), totals[b].Known()), cmp.Compare(totals[a].Seconds, totals[b].Seconds))
 			})
 			for _, e := range fine[:(len(fine)+1)/2] {
 				e.Spender = coarse(e.Spender)

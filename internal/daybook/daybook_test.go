@@ -40,7 +40,7 @@ func TestACellIsSplitAtMidnightInUTC(t *testing.T) {
 	} {
 		from := at(tc.from).Add(-time.Duration(tc.zone) * time.Second).In(time.FixedZone("", tc.zone))
 		var got []string
-		e := Of(Spender{}, from, tc.seconds, Price{PerHour: 3600})
+		e := Of(Spender{}, from, tc.seconds, Price{Machine: Rate{PerHour: 3600}})
 		e.Each(math.MinInt32, math.MaxInt32, func(d Day, a Amount) {
 			got = append(got, fmt.Sprintf("%s:%v", d, a.Seconds))
 			if a.Dollars != a.Seconds || a.Unpriced != 0 {
@@ -54,14 +54,32 @@ func TestACellIsSplitAtMidnightInUTC(t *testing.T) {
 }
 
 func TestWhatHasNoKnownPriceIsNoDollars(t *testing.T) {
-	e := Of(Spender{}, at("2026-11-23 23:00:00"), 3*86400, Price{PerHour: 5, Unknown: true})
+	e := Of(Spender{}, at("2026-11-23 23:00:00"), 3*86400, Price{Machine: Rate{PerHour: 5, Unknown: true}})
 	if got, want := e.Total(), (Amount{Seconds: 3 * 86400, Unpriced: 3 * 86400}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }
 
+func TestEachPartOfThePriceIsCountedByItself(t *testing.T) {
+	e := Of(Spender{}, at("2026-11-23 23:00:00"), 3*86400, Price{
+		Machine: Rate{Unknown: true}, Disk: Rate{PerHour: 2}, Address: Rate{PerHour: 3, Unknown: true},
+	})
+	want := Amount{Seconds: 3 * 86400, Unpriced: 3 * 86400, DiskDollars: 144, AddressUnpriced: 3 * 86400}
+	if got := e.Total(); got != want || got.Known() != 144 {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	e = Of(Spender{}, at("2026-11-23 23:00:00"), 3600, Price{
+		Machine: Rate{PerHour: 1}, Disk: Rate{Unknown: true}, Address: Rate{PerHour: 3},
+	})
+	want = Amount{Seconds: 3600, Dollars: 1, DiskUnpriced: 3600, AddressDollars: 3}
+	sum := Sum([]Entry{e, e}, 0)
+	if got := e.Total(); got != want || got.Known() != 4 || len(sum) != 1 || sum[0].Total() != want.Plus(want) {
+		t.Errorf("%+v, want %+v, and twice that: %+v", got, want, sum)
+	}
+}
+
 func TestALongLifeIsFewBytes(t *testing.T) {
-	e := Of(Spender{Pod: "web"}, at("2026-01-01 23:00:00"), 390*86400, Price{PerHour: 0.0123})
+	e := Of(Spender{Pod: "web"}, at("2026-01-01 23:00:00"), 390*86400, Price{Machine: Rate{PerHour: 0.0123}})
 	data, err := json.Marshal(e)
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +115,11 @@ func some(r *rand.Rand, n int) (all []Entry) {
 			LaunchType:   []string{"on-demand", "spot"}[r.IntN(2)],
 		}
 		all = append(all, Of(s, at("2026-11-01 00:00:00").Add(time.Duration(r.IntN(20*86400))*time.Second), r.Float64()*3*86400,
-			Price{PerHour: r.Float64(), Unknown: r.IntN(5) == 0}))
+			Price{
+				Machine: Rate{PerHour: r.Float64(), Unknown: r.IntN(5) == 0},
+				Disk:    Rate{PerHour: r.Float64() / 50, Unknown: r.IntN(9) == 0},
+				Address: Rate{PerHour: 0.005, Unknown: r.IntN(9) == 0},
+			}))
 	}
 	return all
 }
@@ -119,7 +141,10 @@ func sameSums(t *testing.T, what string, got, want map[string]Amount) {
 		t.Errorf("%s: %d days, want %d", what, len(got), len(want))
 	}
 	for k, w := range want {
-		if g := got[k]; !near(g.Seconds, w.Seconds) || !near(g.Dollars, w.Dollars) || !near(g.Unpriced, w.Unpriced) {
+		g := got[k]
+		if !near(g.Seconds, w.Seconds) || !near(g.Dollars, w.Dollars) || !near(g.Unpriced, w.Unpriced) ||
+			!near(g.DiskDollars, w.DiskDollars) || !near(g.DiskUnpriced, w.DiskUnpriced) ||
+			!near(g.AddressDollars, w.AddressDollars) || !near(g.AddressUnpriced, w.AddressUnpriced) {
 			t.Errorf("%s: %s has %+v, want %+v", what, k, g, w)
 		}
 	}
@@ -127,7 +152,7 @@ func sameSums(t *testing.T, what string, got, want map[string]Amount) {
 
 func TestWhatIsSummedToFitLosesNothingOfADay(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for _, most := range []int{1 << 20, 128 << 10, 32 << 10, 8 << 10, 4 << 10} {
+	for _, most := range []int{1 << 20, 192 << 10, 32 << 10, 16 << 10, 8 << 10} {
 		for range 3 {
 			entries := some(r, 1+r.IntN(800))
 			got, err := Fit(entries, math.MinInt32, most)
@@ -158,7 +183,7 @@ func TestTheDearestKeepTheirNames(t *testing.T) {
 	var entries []Entry
 	for n := range 2000 {
 		s := Spender{Namespace: "ns", Owner: "Job/batch", Pod: fmt.Sprintf("batch-%04d", n), InstanceType: "c5.large"}
-		entries = append(entries, Of(s, at("2026-11-23 00:00:00"), float64(1+n), Price{PerHour: 1}))
+		entries = append(entries, Of(s, at("2026-11-23 00:00:00"), float64(1+n), Price{Machine: Rate{PerHour: 1}}))
 	}
 	got, err := Fit(entries, 0, 32<<10)
 	if err != nil {
@@ -209,7 +234,7 @@ func TestTheWorstDayFits(t *testing.T) {
 }
 
 func TestDaysThatAreNotKeptGo(t *testing.T) {
-	e := Of(Spender{Pod: "old"}, at("2026-11-01 00:00:00"), 10*86400, Price{PerHour: 1})
+	e := Of(Spender{Pod: "old"}, at("2026-11-01 00:00:00"), 10*86400, Price{Machine: Rate{PerHour: 1}})
 	first, err := ParseDay("2026-11-08")
 	if err != nil {
 		t.Fatal(err)

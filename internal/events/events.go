@@ -30,12 +30,14 @@ const (
 const (
 	NodeOutOfCapacity = "NodeOutOfCapacity"
 	NodeHasCapacity   = "NodeHasCapacity"
+	CARotated         = "CARotated"
 )
 
 // Of cells that do not live as they should.
 const (
 	CellNotReady      = "CellNotReady"
 	CellsNotReady     = "CellsNotReady"
+	CellTooSmall      = "CellTooSmall"
 	CellSilent        = "CellSilent" // of the pod's Ready condition, too
 	CellLost          = "CellLost"   // of the pod's status, too
 	CellNotTerminated = "CellNotTerminated"

@@ -105,7 +105,7 @@ func newKip(t *testing.T, pod *corev1.Pod) *kip {
 		Client:  func(string) corev1client.PodsGetter { return client.CoreV1() },
 		Cells:   k.requests,
 		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return k.needs, k.failed },
-		Place: func(_ context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
+		Offers: func(_ context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
 			found, err := placer.Candidates(placement.InZone(pod, zone), func(o capacity.Offering) bool { return o.InstanceType == k.outOf })
 			var offers []cells.Offer
 			for _, c := range found {

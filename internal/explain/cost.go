@@ -92,7 +92,18 @@ func cost(name adminapi.Cost, a daybook.Amount) adminapi.Cost {
 	if a.Unpriced == 0 || a.Dollars != 0 {
 		name.Dollars = &a.Dollars
 	}
+	name.Disk, name.Address = part(a.DiskDollars, a.DiskUnpriced), part(a.AddressDollars, a.AddressUnpriced)
 	return name
+}
+
+func part(dollars, unpriced float64) *adminapi.Part {
+	switch {
+	case dollars == 0 && unpriced == 0:
+		return nil
+	case dollars == 0:
+		return &adminapi.Part{UnknownPriceHours: unpriced / 3600}
+	}
+	return &adminapi.Part{Dollars: &dollars, UnknownPriceHours: unpriced / 3600}
 }
 
 // costSums are sums by names.
@@ -116,7 +127,7 @@ func (s *costSums) order(days bool) []adminapi.Cost {
 		if days {
 			return names
 		}
-		return cmp.Or(cmp.Compare(s.by[b].Dollars, s.by[a].Dollars), cmp.Compare(s.by[b].Seconds, s.by[a].Seconds), names)
+		return cmp.Or(cmp.Compare(s.by[b].Known(), s.by[a].Known()), cmp.Compare(s.by[b].Seconds, s.by[a].Seconds), names)
 	})
 }
 

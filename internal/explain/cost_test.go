@@ -95,6 +95,30 @@ func TestCostsAreSummedByWhatIsAskedFor(t *testing.T) {
 	}
 }
 
+func TestDisksAndAddressesAreToldByThemselves(t *testing.T) {
+	const hour = 3600
+	l := ledger(func(each func(daybook.Spender, daybook.Day, daybook.Amount)) error {
+		web, lab := daybook.Spender{Namespace: "web"}, daybook.Spender{Namespace: "lab"}
+		each(web, 20000, daybook.Amount{Seconds: hour, Dollars: 1, DiskDollars: 0.5, AddressDollars: 0.25})
+		each(web, 20000, daybook.Amount{Seconds: hour, Dollars: 1, DiskUnpriced: hour})
+		each(lab, 20000, daybook.Amount{Seconds: hour, Dollars: 2.5, DiskUnpriced: hour})
+		return nil
+	})
+	costs, err := Costs(t.Context(), l, nil, adminapi.CostQuery{By: "namespace", Since: 20000, Until: 20001})
+	if err != nil || len(costs.Costs) != 2 {
+		t.Fatalf("%+v, %v", costs, err)
+	}
+	web, lab := costs.Costs[0], costs.Costs[1] // the disk makes web the dearer
+	if web.Namespace != "web" || *web.Known() != 2.75 || *web.Dollars != 2 || *web.Disk.Dollars != 0.5 || web.Disk.UnknownPriceHours != 1 ||
+		*web.Address.Dollars != 0.25 {
+		t.Errorf("%+v, disk %+v, address %+v", web, web.Disk, web.Address)
+	}
+	if lab.Disk.Dollars != nil || lab.Disk.UnknownPriceHours != 1 || lab.Address != nil || *lab.Known() != 2.5 ||
+		*costs.Total.Known() != 5.25 {
+		t.Errorf("%+v, disk %+v, address %+v, in all %v", lab, lab.Disk, lab.Address, *costs.Total.Known())
+	}
+}
+
 func TestALabelThatIsNotKeptIsAnErrorThatSaysWhichAre(t *testing.T) {
 	q := adminapi.CostQuery{By: "label=stage", Since: 20000, Until: 20001}
 	for _, tc := range []struct {

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,12 +15,13 @@ import (
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/spelling"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 )
 
-// Config of an Explainer. All fields are required.
+// Config of an Explainer. All fields are required but Console.
 type Config struct {
 	// Node is the virtual node's name.
 	Node string
@@ -31,6 +33,9 @@ type Config struct {
 	Status func(cells.Cell) apiv1.CellStatus
 	// Shortages returns what is out of capacity now.
 	Shortages func() []capacity.Shortage
+	// Console returns the end of what an instance wrote to its console; nil where the cloud
+	// keeps none.
+	Console func(ctx context.Context, instance string) ([]byte, error)
 }
 
 // Loop is what this package needs of the loop that matches pods to cells, which is above it.
@@ -90,6 +95,7 @@ func (x *Explainer) Why(ctx context.Context, namespace, name string) (adminapi.E
 		if cell.Phase == apiv1.Booting && c.Tunnel != nil && c.Tunnel.Connected {
 			c.Agent = x.agent(ctx, cell)
 		}
+		c.Console = x.console(ctx, cell)
 	}
 	return e, nil
 }
@@ -210,6 +216,44 @@ func askAgent(ctx context.Context, conn agentapi.Conn, cell string) *adminapi.Ag
 	return a
 }
 
+const (
+	// consoleTimeout bounds the question to the cloud, its wait for its turn included.
+	consoleTimeout = 5 * time.Second
+	// consoleLines and consoleBytes bound what is told of a console: a screen of its end.
+	consoleLines, consoleBytes = 25, 4 << 10
+)
+
+// console asks the cloud what the machine of a cell that has not joined wrote last: the
+// agent, or what keeps it from starting, has nowhere else to say what is wrong.
+func (x *Explainer) console(ctx context.Context, cell cells.Cell) *adminapi.Console {
+	if x.cfg.Console == nil || cell.Instance == nil || cell.Phase == apiv1.Gone || !cell.StepTime(apiv1.StepJoined).IsZero() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, consoleTimeout)
+	defer cancel()
+	text, err := x.cfg.Console(ctx, cell.Instance.ID)
+	if err != nil {
+		return &adminapi.Console{Error: fmt.Sprintf("read the console of cell %s: %v", cell.ID, err)}
+	}
+	return &adminapi.Console{Lines: lastLines(text)}
+}
+
+// lastLines returns the end of a text, fit for a terminal: whoever is root on a machine
+// writes what he likes to its console.
+func lastLines(text []byte) (lines []string) {
+	if cut := len(text) - consoleBytes; cut > 0 {
+		text = text[cut:]
+		_, text, _ = bytes.Cut(text, []byte("\n")) // else its first line is the end of one
+	}
+	for line := range strings.Lines(string(text)) {
+		line = strings.ReplaceAll(strings.TrimRight(line, "\r\n"), "\t", " ")
+		if line != "" {
+			lines = append(lines, spelling.Printable(line))
+		}
+	}
+	return lines[max(0, len(lines)-consoleLines):]
+}
+
 // Standby returns how the standby pools fare.
 func (x *Explainer) Standby(context.Context) ([]adminapi.Pool, error) {
 	var list []adminapi.Pool
@@ -237,7 +281,7 @@ func (x *Explainer) Capacity(context.Context) ([]adminapi.Shortage, error) {
 			Why:          s.Why,
 		}
 		if s.Spot != nil {
-			one.LaunchType = apiv1.LaunchType(*s.Spot)
+			one.LaunchType = apiv1.LaunchType(*s.Spot, false)
 		}
 		list = append(list, one)
 	}

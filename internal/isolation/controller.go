@@ -131,10 +131,14 @@ func New(cfg Config) *Controller {
 		cfg: cfg,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](100*time.Millisecond, 30*time.Second, cfg.Random),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "firewalls", MetricsProvider: cfg.Queues}),
-		needs: make(chan struct{}, 1),
-		lanes: lanes.New(),
-		index: policy.NewIndex(), known: map[schema.GroupVersionResource]bool{},
-		cells: map[string]*cell{}, byPod: map[types.UID]*cell{}, owners: map[types.NamespacedName]*cell{}, agents: map[string]*agent{},
+		needs:  make(chan struct{}, 1),
+		lanes:  lanes.New(),
+		index:  policy.NewIndex(),
+		known:  map[schema.GroupVersionResource]bool{},
+		cells:  map[string]*cell{},
+		byPod:  map[types.UID]*cell{},
+		owners: map[types.NamespacedName]*cell{},
+		agents: map[string]*agent{},
 	}
 }
 
@@ -370,7 +374,12 @@ func (c *Controller) process(ctx context.Context, id string) {
 	}
 	ingress, egress, _ := c.index.Rules(x.name())
 	fw := agentapi.Firewall{
-		Pod: x.name().String(), PodIP: x.PodIP, PodIPv6: x.PodIPv6, AllowMetadata: x.allowMetadata, Ingress: ingress, Egress: egress,
+		Pod:           x.name().String(),
+		PodIP:         x.PodIP,
+		PodIPv6:       x.PodIPv6,
+		AllowMetadata: x.allowMetadata,
+		Ingress:       ingress,
+		Egress:        egress,
 	}
 	was := a.digest
 	c.mu.Unlock()

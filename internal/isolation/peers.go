@@ -134,8 +134,14 @@ func (p *clusterPods) run(ctx context.Context) {
 		},
 	}
 	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, p.c.cfg.Client), &corev1.Pod{}, p, cache.ReflectorOptions{
-		Name:    "isolation pods",
-		Backoff: &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Cap: 30 * time.Second, Steps: 8},
+		Name: "isolation pods",
+		Backoff: &wait.Backoff{
+			Duration: 200 * time.Millisecond,
+			Factor:   2,
+			Jitter:   0.5,
+			Cap:      30 * time.Second,
+			Steps:    8,
+		},
 	}).RunWithContext(ctx)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/elotl/kip/internal/admission"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/roster"
@@ -38,9 +39,9 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 		Own:    k.api.ownDynamic,
 		Nodes:  k.nodesToAsk,
 		Listen: k.listenForAdmission,
-		Authority: func(ctx context.Context) (*pki.Authority, error) {
-			is, err := readAuthority(ctx, own, sealer, k.clock)
-			return is.authority, err
+		Authorities: func(ctx context.Context) (pki.Authorities, error) {
+			is, err := readAuthorities(ctx, own, sealer, k.clock)
+			return is.authorities, err
 		},
 		Rules: func() admission.Rules {
 			cfg := k.configNow()
@@ -76,7 +77,7 @@ func namesOf(cfg *config.Config, base string) []string {
 }
 
 // nodesToAsk are the virtual nodes that this Kip may have, and who acts as each.
-func (k *process) nodesToAsk() (nodes []admission.Node, err error) {
+func (k *process) nodesToAsk() (list []admission.Node, err error) {
 	for _, name := range namesOf(k.configNow(), k.NodeName) {
 		as := rest.CopyConfig(k.api.nodeConfig)
 		as.Impersonate.UserName = "system:node:" + name
@@ -84,26 +85,22 @@ func (k *process) nodesToAsk() (nodes []admission.Node, err error) {
 		if err != nil {
 			return nil, err
 		}
-		nodes = append(nodes, admission.Node{Name: name, As: client})
+		list = append(list, admission.Node{Name: name, As: client})
 	}
-	return nodes, nil
+	return list, nil
 }
 
 // configNow is the configuration of the nodes that is in force: that of this process
 // while it leads, and else that of whoever does.
 func (k *process) configNow() *config.Config {
-	cfg := ofLeader(k, func(l *leading) *config.Config {
-		l.nodes.mu.Lock()
-		defer l.nodes.mu.Unlock()
-		return l.nodes.cfg
-	})
+	cfg := ofLeader(k, func(l *leading) *config.Config { return l.nodes.Configuration() })
 	return cmp.Or(cfg, k.others.Load(), k.cfg)
 }
 
 // followOthers keeps up, while another leads, with the configuration of the nodes that is
 // in force there, until ctx ends.
 func (k *process) followOthers(ctx context.Context, own *store.Store) error {
-	ticker := k.clock.NewTicker(nodesEvery)
+	ticker := k.clock.NewTicker(nodes.LookEvery)
 	defer ticker.Stop()
 	for said := ""; ; {
 		if why := k.lookAtOthers(ctx, own); why == nil {
@@ -134,7 +131,7 @@ func (k *process) lookAtOthers(ctx context.Context, own *store.Store) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	var stored []roster.Entry
-	if _, err := own.Get(ctx, nodesKey, &stored); err != nil {
+	if _, err := own.Get(ctx, nodes.Key, &stored); err != nil {
 		return err
 	}
 	cfg.AutoNodes, cfg.Nodes = false, nil
@@ -165,11 +162,11 @@ func admissionRules(cfg *config.Config, controller string, names []string, taint
 	for _, name := range names {
 		add(corev1.LabelHostname, name)
 	}
-	nodes := cfg.Nodes
-	if len(nodes) == 0 {
-		nodes = []config.Node{{}}
+	configured := cfg.Nodes
+	if len(configured) == 0 {
+		configured = []config.Node{{}}
 	}
-	for _, n := range nodes {
+	for _, n := range configured {
 		labels := cfg.LabelsOf(n)
 		if _, ok := labels[corev1.LabelInstanceTypeStable]; !ok {
 			add(corev1.LabelInstanceTypeStable, node.InstanceType)

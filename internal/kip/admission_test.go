@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +18,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/store"
@@ -76,20 +79,20 @@ func TestAReplicaThatStandsByAnswersByTheNodesInForce(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- k.followOthers(ctx, own) }()
 		revision := int64(0)
-		leads := func(nodes ...config.Node) { // what a leader does with a file
+		leads := func(list ...config.Node) { // what a leader does with a file
 			t.Helper()
 			var entries []roster.Entry
-			for i, n := range nodes {
+			for i, n := range list {
 				entries = append(entries, roster.Entry{Number: i + 1, Node: n})
 			}
 			entries = append(entries, roster.Entry{Number: 9, Removed: true, Node: config.Node{Labels: map[string]string{family: "gone"}}})
-			if revision, err = own.Put(ctx, nodesKey, entries, revision); err != nil {
+			if revision, err = own.Put(ctx, nodes.Key, entries, revision); err != nil {
 				t.Fatal(err)
 			}
 		}
 		want := func(when string, names int, families, ways []string) {
 			t.Helper()
-			time.Sleep(nodesEvery)
+			time.Sleep(nodes.LookEvery)
 			synctest.Wait()
 			cfg := k.configNow()
 			rules := admissionRules(cfg, "me", namesOf(cfg, k.NodeName), nil)
@@ -127,4 +130,22 @@ func TestAReplicaThatStandsByAnswersByTheNodesInForce(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// journal is a log that can be read.
+type journal struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (j *journal) Write(p []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(p)
+}
+
+func (j *journal) says(words string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return strings.Contains(j.text.String(), words)
 }

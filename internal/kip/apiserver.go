@@ -21,17 +21,13 @@ import (
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/retry"
@@ -205,31 +201,6 @@ func (a *apiServer) nodeNamed(name, base string) (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(as)
 }
 
-// podInformer follows the pods of a node, as the node, with the selector that
-// the API server asks of one.
-func podInformer(asNode kubernetes.Interface, node string) cache.SharedIndexInformer {
-	ofNode, pods := fields.OneTermEqualSelector("spec.nodeName", node).String(), asNode.CoreV1().Pods(metav1.NamespaceAll)
-	lw := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = ofNode
-			return pods.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = ofNode
-			return pods.Watch(ctx, o)
-		},
-	}, asNode)
-	return cache.NewSharedIndexInformer(lw, &corev1.Pod{}, 0, cache.Indexers{})
-}
-
-func podsOf(informer watches.Pods) []*corev1.Pod {
-	var list []*corev1.Pod
-	for _, obj := range informer.GetStore().List() {
-		list = append(list, obj.(*corev1.Pod))
-	}
-	return list
-}
-
 // dnsService is the Service that pods ask for names, as kubeadm and the clouds
 // name it.
 const dnsService = "kube-dns"
@@ -289,7 +260,11 @@ func (a *apiServer) eventRecorder(ctx context.Context, node string) (event event
 	recorder = broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kip", Host: node})
 	return func(pod apiv1.PodReference, kind, reason, message string) {
 		recorder.Event(&corev1.ObjectReference{
-			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
+			APIVersion: "v1",
+			Kind:       "Pod",
+			Namespace:  pod.Namespace,
+			Name:       pod.Name,
+			UID:        pod.UID,
 		}, kind, reason, message)
 	}, recorder, broadcaster.Shutdown
 }

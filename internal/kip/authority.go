@@ -12,54 +12,59 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// authorityKey is where the CA is stored.
+// authorityKey is where the CA is stored, and with it the one before while it is being
+// rotated.
 const authorityKey = "ca"
 
-// loadAuthority returns the CA of the cells, which is made at the first start. It is
+// loadAuthorities returns the CA of the cells, which is made at the first start. It is
 // stored as the sealer seals it now, also if it was stored otherwise.
-func loadAuthority(
+func loadAuthorities(
 	ctx context.Context, st *store.Store, sealer *pki.Sealer, clock clock.PassiveClock, log *slog.Logger,
-) (*pki.Authority, error) {
+) (storedAuthorities, error) {
 	if !sealer.Encrypts() {
 		log.Warn("the CA's key is not encrypted in the store: who reads that, or a backup of it, can be Kip to its cells",
 			"key", "etcd.encryptionKeyFiles")
 	}
-	is, err := readAuthority(ctx, st, sealer, clock)
-	if err != nil || is.authority != nil && !is.stale {
-		return is.authority, err
+	is, err := readAuthorities(ctx, st, sealer, clock)
+	if err != nil || is.authorities.Signing != nil && !is.stale {
+		return is, err
 	}
-	authority := is.authority
 	switch {
-	case authority == nil:
-		if authority, err = pki.New(clock.Now); err != nil {
-			return nil, fmt.Errorf("make the CA of the cells: %w", err)
+	case is.authorities.Signing == nil:
+		if is.authorities.Signing, err = pki.New(clock.Now); err != nil {
+			return is, fmt.Errorf("make the CA of the cells: %w", err)
 		}
 	case !is.sealed:
 		log.Warn("the CA of the cells was stored without encryption and is encrypted now: if no key was given for the"+
 			" first time just now, somebody else writes the store", "key", "etcd.encryptionKeyFiles")
 	}
-	data, err := authority.Encode()
-	if err != nil {
-		return nil, err
-	}
-	if _, err := st.Put(ctx, authorityKey, sealer.Seal(data, authorityKey), is.revision); err != nil {
-		return nil, err
-	}
-	return authority, nil
+	is.revision, err = writeAuthorities(ctx, st, sealer, is.authorities, is.revision)
+	return is, err
 }
 
-// storedAuthority is what the store has of the CA of the cells.
-type storedAuthority struct {
-	authority *pki.Authority // nil if there is none yet
+// writeAuthorities stores the CA of the cells, and returns the revision of the record.
+func writeAuthorities(
+	ctx context.Context, st *store.Store, sealer *pki.Sealer, authorities pki.Authorities, revision int64,
+) (int64, error) {
+	data, err := authorities.Encode()
+	if err != nil {
+		return 0, err
+	}
+	return st.Put(ctx, authorityKey, sealer.Seal(data, authorityKey), revision)
+}
+
+// storedAuthorities is what the store has of the CA of the cells.
+type storedAuthorities struct {
+	authorities pki.Authorities // without any, if there is none yet
 	// stale says that it is stored otherwise than the sealer would, sealed that it is
 	// encrypted.
 	stale, sealed bool
 	revision      int64
 }
 
-func readAuthority(
+func readAuthorities(
 	ctx context.Context, st *store.Store, sealer *pki.Sealer, clock clock.PassiveClock,
-) (is storedAuthority, err error) {
+) (is storedAuthorities, err error) {
 	var stored []byte
 	if is.revision, err = st.Get(ctx, authorityKey, &stored); err != nil || is.revision == 0 {
 		return is, err
@@ -69,7 +74,7 @@ func readAuthority(
 		return is, fmt.Errorf("read the CA of the cells: %w", err)
 	}
 	is.stale, is.sealed = stale, pki.IsSealed(stored)
-	is.authority, err = pki.Decode(data, clock.Now)
+	is.authorities, err = pki.DecodeAuthorities(data, clock.Now)
 	return is, err
 }
 

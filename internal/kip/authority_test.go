@@ -54,7 +54,7 @@ func TestTheCAIsEncryptedInTheStoreAndItsKeyCanBeRotated(t *testing.T) {
 			t.Fatal(err)
 		}
 		var log strings.Builder
-		authority, err := loadAuthority(t.Context(), st, sealer, clock.RealClock{}, slog.New(slog.NewTextHandler(&log, nil)))
+		loaded, err := loadAuthorities(t.Context(), st, sealer, clock.RealClock{}, slog.New(slog.NewTextHandler(&log, nil)))
 		if err != nil {
 			t.Fatalf("%s: %v", c.says, err)
 		}
@@ -73,17 +73,17 @@ func TestTheCAIsEncryptedInTheStoreAndItsKeyCanBeRotated(t *testing.T) {
 		if (revision != was) != c.rewrite {
 			t.Errorf("%s: it was written: %t", c.says, revision != was)
 		}
-		if hash != "" && authority.Hash() != hash {
+		if hash != "" && loaded.authorities.Signing.Hash() != hash {
 			t.Errorf("%s: it is another CA", c.says)
 		}
-		hash = authority.Hash()
+		hash = loaded.authorities.Signing.Hash()
 	}
 	for _, files := range [][]string{nil, {first}} {
 		sealer, err := openSealer(files)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := loadAuthority(t.Context(), st, sealer, clock.RealClock{}, slog.New(slog.DiscardHandler)); !errors.Is(err, pki.ErrSealed) {
+		if _, err := loadAuthorities(t.Context(), st, sealer, clock.RealClock{}, slog.New(slog.DiscardHandler)); !errors.Is(err, pki.ErrSealed) {
 			t.Errorf("with the keys %q: %v, want %v", files, err, pki.ErrSealed)
 		}
 	}

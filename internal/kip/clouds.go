@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/elotl/kip/internal/catalog"
@@ -62,7 +61,13 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 	}
 	l := cfg.Cloud.Local
 	return local.New(local.Config{
-		Config:      host.Config{StateDir: l.StateDir, Bridge: l.Bridge, CIDR: l.CIDR, IPv6CIDR: l.IPv6CIDR, Log: log.With("cloud", "local")},
+		Config: host.Config{
+			StateDir: l.StateDir,
+			Bridge:   l.Bridge,
+			CIDR:     l.CIDR,
+			IPv6CIDR: l.IPv6CIDR,
+			Log:      log.With("cloud", "local"),
+		},
 		Zones:       l.Zones,
 		RootDir:     l.RootDir,
 		Nameservers: l.Nameservers,
@@ -83,8 +88,9 @@ func notOnAWS(cfg *config.Config) map[string]string {
 	}
 	refuse(c.UseCloudParameterStore, "cells.useCloudParameterStore",
 		"true is not valid: want false, since user data holds no secret but one that joins once, and then is worth nothing")
-	refuse(c.Itzo.Version != "", "cells.itzo.version", "cells run the agent of their image: want none")
-	refuse(c.Itzo.URL != "", "cells.itzo.url", "cells run the agent of their image: want none")
+	const itsOwnAgent = "cells run the agent of their image, which itzo install replaces in an image of your own: want none"
+	refuse(c.Itzo.Version != "", "cells.itzo.version", itsOwnAgent)
+	refuse(c.Itzo.URL != "", "cells.itzo.url", itsOwnAgent)
 	refuse(c.CloudInitFile != "", "cells.cloudInitFile", "it has no effect in this build: want none")
 	refuse(len(c.CellConfig) > 0, "cells.cellConfig", "it has no effect in this build: want none")
 	const noHosts = "EC2's dedicated instances are not offered in this build: want false"
@@ -108,6 +114,19 @@ func launchOptions(cfg *config.Config) cells.Options {
 		InstanceProfile: c.DefaultIAMPermissions,
 		PrivateIPOnly:   c.PrivateIPOnly,
 	}
+}
+
+// imageName tells what machines boot from what others do.
+func imageName(o cells.Options) string {
+	image, err := json.Marshal(o.Image)
+	if err != nil {
+		panic(err) // strings
+	}
+	if len(o.Image) == 0 {
+		image = []byte(version.String()) // which brings its own
+	}
+	sum := sha256.Sum256(image)
+	return hex.EncodeToString(sum[:8])
 }
 
 // standbyOptions are those of cells that have no pod yet: a role is only for pods that
@@ -198,7 +217,12 @@ const healthCheck = 5 * time.Second
 // health is what cells.healthcheck says.
 func health(cfg *config.Config) cells.Health {
 	if a := cfg.Cells.Healthcheck.CloudAPI; a != nil {
-		return cells.Health{CloudAPI: true, HealthyTimeout: a.HealthyTimeout, Interval: a.Interval, Check: healthCheck}
+		return cells.Health{
+			CloudAPI:       true,
+			HealthyTimeout: a.HealthyTimeout,
+			Interval:       a.Interval,
+			Check:          healthCheck,
+		}
 	}
 	return cells.Health{HealthyTimeout: cfg.Cells.Healthcheck.Status.HealthyTimeout, Check: healthCheck}
 }
@@ -241,26 +265,18 @@ func paid(price *float64) (dollars float64, unpriced bool) {
 
 func offer(t catalog.InstanceType, o catalog.Offering, defaultDisk int64, reason string) cells.Offer {
 	return cells.Offer{
-		InstanceType: t.Name, Family: t.Family, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot, Dedicated: o.Dedicated,
-		PricePerHour: o.PricePerHour, Unpriced: o.Unpriced,
-		MilliCPU: t.MilliCPU, MemoryBytes: t.MemoryBytes, DiskBytes: cmp.Or(t.DiskBytes, defaultDisk),
-		BootTimeout: t.BootLimit(), Reason: reason,
+		InstanceType: t.Name,
+		Family:       t.Family,
+		Zone:         o.Zone,
+		Subnet:       o.Subnet,
+		Spot:         o.Spot,
+		Dedicated:    o.Dedicated,
+		PricePerHour: o.PricePerHour,
+		Unpriced:     o.Unpriced,
+		MilliCPU:     t.MilliCPU,
+		MemoryBytes:  t.MemoryBytes,
+		DiskBytes:    cmp.Or(t.DiskBytes, defaultDisk),
+		BootTimeout:  t.BootLimit(),
+		Reason:       reason,
 	}
-}
-
-// zones are where the catalogue has offerings, that of the cheapest one first.
-func zones(types []catalog.InstanceType) (all []string) {
-	var offerings []catalog.Offering
-	for _, t := range types {
-		offerings = append(offerings, t.Offerings...)
-	}
-	slices.SortStableFunc(offerings, func(a, b catalog.Offering) int {
-		return cmp.Or(a.ComparePrice(b), cmp.Compare(a.Zone, b.Zone))
-	})
-	for _, o := range offerings {
-		if !slices.Contains(all, o.Zone) {
-			all = append(all, o.Zone)
-		}
-	}
-	return all
 }

@@ -102,17 +102,13 @@ var checksOfLeader = []struct {
 	{"term", (*leading).notRefused},
 }
 
-var errNotListed = errors.New("the pods of the node are not listed yet")
-
 func (l *leading) podsListed() error {
-	if !l.nodes.pods.HasSynced() {
-		return errNotListed
-	}
-	return nil
+	_, err := l.nodes.ListPods()
+	return err
 }
 
 func (l *leading) nodeRegistered() error {
-	return l.nodes.allRegistered()
+	return l.nodes.AllRegistered()
 }
 
 // notRefused says why cells do not obey this Kip.

@@ -29,10 +29,8 @@ import (
 	"github.com/elotl/kip/internal/store"
 )
 
-// reviewer is a client of an API server that knows all tokens, each as the user of its name,
-// and allows a user what may says.
-func reviewer(t *testing.T, may func(user any) bool) kubernetes.Interface {
-	t.Helper()
+// Health is for a kubelet's probe, which has no token.
+func TestMetricsAskWhoScrapesAndHealthDoesNot(t *testing.T) {
 	reviews := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var review struct {
 			APIVersion string         `json:"apiVersion"`
@@ -50,24 +48,18 @@ func reviewer(t *testing.T, may func(user any) bool) kubernetes.Interface {
 				review.Status["audiences"] = review.Spec["audiences"]
 			}
 		} else {
-			review.Status = map[string]any{"allowed": may(review.Spec["user"])}
+			review.Status = map[string]any{"allowed": review.Spec["user"] == "scraper"}
 		}
 		w.Header().Set("Content-Type", "application/json")
 		if err := json.NewEncoder(w).Encode(review); err != nil {
 			t.Error(err)
 		}
 	}))
-	t.Cleanup(reviews.Close)
-	api, err := kubernetes.NewForConfig(&rest.Config{Host: reviews.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+	defer reviews.Close()
+	api, err := kubernetes.NewForConfig(&rest.Config{Host: reviews.URL})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return api
-}
-
-// Health is for a kubelet's probe, which has no token.
-func TestMetricsAskWhoScrapesAndHealthDoesNot(t *testing.T) {
-	api := reviewer(t, func(user any) bool { return user == "scraper" })
 	log := slog.New(slog.DiscardHandler)
 	k := &process{
 		Options: Options{NodeName: "kip-0", NodeIPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, MetricsAudience: "kip", Log: log},

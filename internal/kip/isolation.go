@@ -24,7 +24,12 @@ func (i isolated) CellChanged(c cells.Cell) {
 	case !c.Live():
 		i.firewalls.Gone(c.ID)
 	case c.Pod.UID != "" && c.Instance != nil && c.Instance.PodIP.IsValid():
-		i.firewalls.Bound(isolation.Cell{ID: c.ID, Pod: c.Pod, PodIP: c.Instance.PodIP, PodIPv6: c.Instance.PodIPv6})
+		i.firewalls.Bound(isolation.Cell{
+			ID:      c.ID,
+			Pod:     c.Pod,
+			PodIP:   c.Instance.PodIP,
+			PodIPv6: c.Instance.PodIPv6,
+		})
 	}
 }
 

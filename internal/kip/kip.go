@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -14,7 +15,6 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
-	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/leader"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/pulse"
@@ -83,6 +83,9 @@ type process struct {
 	controllerID string
 	store        *store.Store
 
+	// dial opens connections to cells; nil for TCP.
+	dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
+
 	elected atomic.Bool             // it is this process's turn
 	leading atomic.Pointer[leading] // set a little later, when it has begun
 	// others is what holds of the nodes where another leads; nil where that is not known.
@@ -114,19 +117,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	k.pulse = pulse.New(k.clock, o.Log)
 	k.metrics = metrics.New(metrics.Config{
-		Cells:   func() []cells.Cell { return ofLeader(k, func(l *leading) []cells.Cell { return l.cells.List() }) },
-		Tunnels: func() int { return ofLeader(k, func(l *leading) int { return l.cells.Connected() }) },
-		Nodes:   func() []string { return ofLeader(k, func(l *leading) []string { return l.nodes.names() }) },
-		NodeOf:  func(c cells.Cell) string { return ofLeader(k, func(l *leading) string { return l.cells.NodeOf(c) }) },
-		Waiting: func() map[string]int {
-			return ofLeader(k, func(l *leading) map[string]int { return l.pods.WaitingPods() })
-		},
-		Held:   func() []gate.Held { return ofLeader(k, func(l *leading) []gate.Held { return l.gate.Held() }) },
-		Behind: func() bool { return ofLeader(k, func(l *leading) bool { return l.notBehind() != nil }) },
-		Ledger: func() []metrics.Cost { return ofLeader(k, func(l *leading) []metrics.Cost { return l.cells.Costs() }) },
-		Spent: func() map[string]metrics.Amount {
-			return ofLeader(k, func(l *leading) map[string]metrics.Amount { return l.cells.CostsByNamespace() })
-		},
+		Read:  func() metrics.Reading { return ofLeader(k, (*leading).reading) },
 		Clock: k.clock,
 		Log:   o.Log,
 	})
@@ -135,7 +126,12 @@ func Run(ctx context.Context, o Options) error {
 	}
 	c := cfg.Etcd.Client
 	st, err := store.Open(ctx, cfg.Etcd.Internal.DataDir, cfg.Etcd.Internal.ConfigFile,
-		store.External{Endpoints: c.Endpoints, CertFile: c.CertFile, KeyFile: c.KeyFile, CAFile: c.CAFile})
+		store.External{
+			Endpoints: c.Endpoints,
+			CertFile:  c.CertFile,
+			KeyFile:   c.KeyFile,
+			CAFile:    c.CAFile,
+		})
 	if err != nil {
 		return err
 	}
@@ -209,6 +205,10 @@ func (k *process) takeTurns(ctx context.Context, own *store.Store, lead task) er
 		deposed := errors.Is(err, errDeposed)
 		if errors.Is(err, cells.ErrTakenOver) && !deposed && ctx.Err() == nil {
 			k.Log.Warn("the store has taken over, and its cells are loaded anew")
+			continue
+		}
+		if errors.Is(err, errNewCA) && !deposed && ctx.Err() == nil {
+			k.Log.Info("cells are loaded anew, with the CAs that are stored", "err", err)
 			continue
 		}
 		if errors.Is(err, cells.ErrBehindTime) && !deposed && ctx.Err() == nil {
@@ -286,6 +286,25 @@ func ofLeader[T any](k *process, ask func(*leading) T) (answer T) {
 		answer = ask(l)
 	}
 	return answer
+}
+
+// reading is what metrics tell of the moment.
+func (l *leading) reading() metrics.Reading {
+	return metrics.Reading{
+		Cells:   l.cells.List(),
+		NodeOf:  l.cells.NodeOf,
+		Nodes:   l.nodes.Names(),
+		Tunnels: l.cells.Connected(),
+		Waiting: l.pods.WaitingPods(),
+		Held:    l.gate.Held(),
+		CA: metrics.CA{
+			Ends:    l.rotation.is.authorities.Signing.Certificate().NotAfter,
+			Unmoved: len(l.cells.Unmoved()),
+		},
+		Behind: l.notBehind() != nil,
+		Ledger: l.cells.Costs(),
+		Spent:  l.cells.CostsByNamespace(),
+	}
 }
 
 // withoutEffect lists the keys that are set and that this build does not act on.

@@ -1,7 +1,6 @@
 package kip
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -9,31 +8,9 @@ import (
 	"net/netip"
 	"os"
 
-	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pki"
-	"github.com/elotl/kip/internal/stats"
 )
-
-// wireNodeObjects makes what the API server sees of the virtual nodes, and what answers
-// it like their kubelets.
-func (l *leading) wireNodeObjects(ctx context.Context) (err error) {
-	if l.clientCA, err = node.ClientCA(ctx, l.ClientCA, l.api.asKip, l.Log); err != nil {
-		return err
-	}
-	for _, s := range l.nodes.all() {
-		if err := l.nodes.equip(ctx, s); err != nil {
-			return err
-		}
-		l.atEnd(func() { l.closeListener(s.listener) })
-		cfg := l.nodes.cfg // of the file as it is: this process may have begun with another
-		if s.node, err = l.nodes.object(cfg, s, s.entry); err != nil {
-			return cfg.Problem(keyOf(cfg, s.entry), "%v", err)
-		}
-	}
-	l.nodeLoop = newStoppable(l.nodes.keep)
-	return nil
-}
 
 // servingCertificate is the operator's of the kubelet port, or one of the authority.
 func (o Options) servingCertificate(
@@ -53,23 +30,6 @@ func (o Options) servingCertificate(
 	return own.GetCertificate, nil
 }
 
-// statsCells are the cells that are asked what the pods of a node use.
-func statsCells(ways func() []cells.Way, node string) func() []stats.Cell {
-	return func() []stats.Cell {
-		var list []stats.Cell
-		for _, w := range ways() {
-			if w.Node != node {
-				continue
-			}
-			list = append(list, stats.Cell{
-				ID: w.Cell, Namespace: w.Pod.Namespace, Pod: w.Pod.Name, UID: w.Pod.UID, Conn: w.Conn,
-				Machine: stats.Machine{MilliCPU: w.Offer.MilliCPU, MemoryBytes: w.Offer.MemoryBytes, Since: w.Since},
-			})
-		}
-		return list
-	}
-}
-
 // addresses are where the API server reaches this Kip: one, or one of each family.
 func (o Options) addresses() ([]netip.Addr, error) {
 	if len(o.NodeIPs) > 0 {
@@ -85,12 +45,4 @@ func (o Options) addresses() ([]netip.Addr, error) {
 		}
 	}
 	return nil, errors.New("this host has no address but the loopback's: give --node-ip")
-}
-
-// second is the second of addresses, the zero one where there is none.
-func second(addresses []netip.Addr) netip.Addr {
-	if len(addresses) > 1 {
-		return addresses[1]
-	}
-	return netip.Addr{}
 }

@@ -3,9 +3,7 @@ package kip
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"runtime"
 	"time"
@@ -13,14 +11,16 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/calls"
+	"github.com/elotl/kip/internal/catalog/books"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/node"
-	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/podlogs"
 	"github.com/elotl/kip/internal/pods"
@@ -40,10 +40,10 @@ import (
 // leading is what a process has while it leads, each made of those above it.
 type leading struct {
 	*process
-	store     *store.Store // fenced: it writes only while this process leads
-	authority *pki.Authority
-	term      uint64 // higher than that of any Kip that led before
-	late      *lateness.Meter
+	store    *store.Store // fenced: it writes only while this process leads
+	rotation *rotation
+	term     uint64 // higher than that of any Kip that led before
+	late     *lateness.Meter
 
 	machines    *calls.Calls
 	gate        *gate.Gate               // before all that destroys
@@ -52,7 +52,7 @@ type leading struct {
 	shop        *shop.Shop
 	shortages   *storedShortages
 
-	nodes    *nodes
+	nodes    *nodes.Nodes
 	event    eventFunc
 	recorder record.EventRecorder // of what is no pod's
 	logs     *podlogs.Saver
@@ -73,10 +73,15 @@ type leading struct {
 
 // lead does Kip's work until ctx ends.
 func (k *process) lead(ctx context.Context, st *store.Store) error {
-	l := &leading{process: k, store: st, late: lateness.New(k.clock), defined: make(chan struct{})}
+	l := &leading{
+		process: k,
+		store:   st,
+		late:    lateness.New(k.clock),
+		defined: make(chan struct{}),
+	}
 	defer l.close()
 	for _, wire := range []func(context.Context) error{
-		l.wireCloud, l.wireNodes, l.wirePlacement, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNodeObjects, l.wireSocket,
+		l.wireCloud, l.wireShortages, l.wireNodes, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNodeObjects, l.wireSocket,
 	} {
 		if err := wire(ctx); err != nil {
 			return err
@@ -114,11 +119,12 @@ func (l *leading) parts(known []cells.Cell) []part {
 		all = append(all, part{name: "provisioner", run: l.provisioner.Run})
 	}
 	return append(all,
-		part{name: "pod informer", run: l.nodes.follow}, // and the kubelet port, of each node
+		part{name: "pod informer", run: l.nodes.Follow}, // and the kubelet port, of each node
 		part{name: "cell API", run: l.cellAPI.Run},
 		part{name: "firewalls", run: l.firewalls.Run},
 		// Before the API server has answered: cells run on meanwhile, and are heard.
 		part{name: "cells", run: l.cells.Run},
+		part{name: "rotation of the CA", run: l.rotation.Run},
 		part{name: "saved logs", run: l.sweepLogs},
 		part{
 			name:  "cell mirror",
@@ -128,9 +134,9 @@ func (l *leading) parts(known []cells.Cell) []part {
 		part{
 			name:  "pods of the node",
 			run:   func(ctx context.Context) error { <-ctx.Done(); return nil },
-			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.nodes.pods.HasSynced) },
+			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.nodes.Pods().HasSynced) },
 		},
-		part{name: "virtual node", run: l.nodeLoop.Run, ready: l.nodes.registered},
+		part{name: "virtual node", run: l.nodeLoop.Run, ready: l.nodes.Registered},
 		// Only when the node is ours: a real node of the same name has its own
 		// kubelet for its pods.
 		part{name: "pods", run: l.pods.Run},
@@ -183,11 +189,7 @@ func (l *leading) close() {
 
 // wireCloud makes what reaches the cloud, and what makes disks there.
 func (l *leading) wireCloud(ctx context.Context) (err error) {
-	sealer, err := openSealer(l.cfg.Etcd.EncryptionKeyFiles)
-	if err != nil {
-		return err
-	}
-	if l.authority, err = loadAuthority(ctx, l.store, sealer, l.clock, l.Log); err != nil {
+	if l.rotation, err = l.loadRotation(ctx); err != nil {
 		return err
 	}
 	if l.term, err = beginTerm(ctx, l.store, l.clock); err != nil {
@@ -223,26 +225,8 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Store: l.store,
 		Clock: l.clock,
 	})
-	l.shop, err = shop.Open(ctx, shop.Config{
-		Cloud: l.machines,
-		Store: l.store,
-		Placement: placement.Config{
-			DefaultInstanceType: l.cfg.Cells.DefaultInstanceType,
-			DefaultArch:         runtime.GOARCH,
-			ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
-			DefaultDiskBytes:    l.cfg.Cells.DefaultVolumeSize.Value(),
-			PrivateIPOnly:       l.cfg.Cells.PrivateIPOnly,
-		},
-		Data:  l.data,
-		Terms: terms(l.cfg),
-		Clock: l.clock,
-		Log:   l.Log,
-	})
-	if err != nil {
-		return fmt.Errorf("%s: %w", l.ProviderConfig, err)
-	}
-	if l.disks == nil {
-		return nil
+	if err := l.openShop(ctx); err != nil || l.disks == nil {
+		return err
 	}
 	l.provisioner, err = provisioner.New(ctx, provisioner.Config{
 		Node:         l.NodeName,
@@ -252,7 +236,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Disks:        l.disks,
 		ListLag:      l.machines.Traits().ListLag,
 		Gate:         l.gate,
-		Zones:        func(node string) ([]string, string, bool) { return l.nodes.zonesOf(node) },
+		Zones:        func(node string) ([]string, string, bool) { return l.nodes.Zones(node) },
 		Client:       l.api.asProvisioner,
 		Clock:        l.clock,
 		Log:          l.Log,
@@ -260,48 +244,51 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	return err
 }
 
+// openShop makes what knows what can be launched, and at what price.
+func (l *leading) openShop(ctx context.Context) error {
+	rates, err := books.Rates(l.machines.Name(), l.machines.Traits().Region)
+	if err != nil {
+		return err
+	}
+	l.shop, err = shop.Open(ctx, shop.Config{
+		Cloud: l.machines,
+		Store: l.store,
+		Placement: placement.Config{
+			DefaultInstanceType: l.cfg.Cells.DefaultInstanceType,
+			DefaultArch:         runtime.GOARCH,
+			ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
+			DefaultDiskBytes:    l.cfg.Cells.DefaultVolumeSize.Value(),
+			PrivateIPOnly:       l.cfg.Cells.PrivateIPOnly,
+			Rates:               rates,
+		},
+		Data:  l.data,
+		Terms: terms(l.cfg),
+		Image: imageName(launchOptions(l.cfg)),
+
+		InterruptionShare: float64(l.cfg.Cells.InterruptionPenalty) / 100,
+
+		Clock: l.clock,
+		Log:   l.Log,
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", l.ProviderConfig, err)
+	}
+	return nil
+}
+
 // nameTag is the name of what this Kip makes in the cloud, for people.
 func (l *leading) nameTag() string { return cmp.Or(l.cfg.Cells.Nametag, l.controllerID) }
 
-// wirePlacement makes what chooses machines.
-func (l *leading) wirePlacement(ctx context.Context) (err error) {
-	l.shortages, err = loadShortages(ctx, l.store, l.clock, l.nodes.lookSoon, l.Log)
+// wireShortages makes what knows which capacity is missing.
+func (l *leading) wireShortages(ctx context.Context) (err error) {
+	l.shortages, err = loadShortages(ctx, l.store, l.clock, func() { l.nodes.LookSoon() }, l.Log)
 	return err
 }
 
-// place returns the offers for a pod, best first; in a zone, if one is given.
-func (l *leading) place(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
-	_, placer, err := l.nodes.offers(pod.Spec.NodeName)
-	if err != nil {
-		return nil, err
-	}
-	var candidates []placement.Candidate
-	placed := placement.InZone(pod, zone)
-	// A pod that fits nothing waits for long: a label that it asks for may be newer.
-	for _, ago := range []time.Duration{l.nodes.readsAgain, min(l.nodes.readsAgain, readsSoon)} {
-		labels, unread := l.nodes.labelsFor(ctx, pod, ago)
-		if unread != nil {
-			return nil, unread
-		}
-		candidates, err = placer.OnNode(labels).Candidates(placed, l.shortages.shortages.Unavailable)
-		if _, fitsNone := errors.AsType[*placement.UnplaceableError](err); !fitsNone {
-			break
-		}
-	}
+// offersFor returns what can be launched for a pod, best first; in a zone, if one is given.
+func (l *leading) offersFor(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
+	candidates, err := l.nodes.Candidates(ctx, pod, zone)
 	return offers(candidates, l.cfg.Cells.DefaultVolumeSize.Value()), err
-}
-
-// ruledOut counts why types are not among the offers for a pod.
-func (l *leading) ruledOut(ctx context.Context, pod *corev1.Pod, zone string) ([]placement.Rejection, int, error) {
-	_, placer, err := l.nodes.offers(pod.Spec.NodeName)
-	if err != nil {
-		return nil, 0, err
-	}
-	labels, err := l.nodes.labelsFor(ctx, pod, l.nodes.readsAgain)
-	if err != nil {
-		return nil, 0, err
-	}
-	return placer.OnNode(labels).RuledOut(placement.InZone(pod, zone), l.shortages.shortages.Unavailable)
 }
 
 // wireClusterAPI makes what follows the cluster and shows it to cells.
@@ -313,7 +300,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		NodeName:  l.NodeName,
 		Node:      l.api.nodeConfig,
 		Own:       l.api.ownConfig,
-		Pods:      l.nodes.pods,
+		Pods:      l.nodes.Pods(),
 		IPv6:      l.machines.Traits().IPv6,
 		Observer:  l.metrics,
 		Overdrawn: tunnel.Hold,
@@ -330,7 +317,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		return err
 	}
 	l.firewalls = isolation.New(isolation.Config{
-		Pods:           l.nodes.pods,
+		Pods:           l.nodes.Pods(),
 		Client:         many,
 		Shared:         l.cellAPI.Watches(),
 		AllowsMetadata: allowsMetadata(grants(l.cfg)),
@@ -345,7 +332,18 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 
 // wireCells makes what launches cells, keeps them and ends them.
 func (l *leading) wireCells(ctx context.Context) error {
-	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: l.authority, Term: l.term, Log: l.Log, Late: l.late})
+	authorities, oldCAHash := l.rotation.is.authorities, ""
+	if authorities.Before != nil {
+		oldCAHash = authorities.Before.Hash()
+	}
+	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{
+		Authority: authorities.Signing,
+		Before:    authorities.Before,
+		Term:      l.term,
+		Log:       l.Log,
+		Late:      l.late,
+		Dial:      l.dial,
+	})
 	if err != nil {
 		return err
 	}
@@ -360,7 +358,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 	traits := l.machines.Traits()
 	l.cells = cells.New(cells.Config{
 		NodeName:     l.NodeName,
-		StandbyNode:  l.nodes.standbyNode,
+		StandbyNode:  l.nodes.StandbyNode,
 		ControllerID: l.controllerID,
 		NameTag:      l.nameTag(),
 		Budgets:      budgets(l.cfg),
@@ -369,8 +367,9 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Store:        l.store,
 		Tunnels:      cells.OverTunnels(tunnels),
 		APIs:         cells.ServedBy(l.cellAPI),
-		CAHash:       l.authority.Hash(),
-		Template:     template(l.cfg, l.authority.Hash()),
+		CAHash:       authorities.Signing.Hash(),
+		OldCAHash:    oldCAHash,
+		Template:     template(l.cfg, authorities.Signing.Hash()),
 
 		Pools:     pools,
 		Options:   standbyOptions(l.cfg),
@@ -378,8 +377,12 @@ func (l *leading) wireCells(ctx context.Context) error {
 
 		Event:    l.event,
 		SaveLogs: l.saveLogs,
-		Pulse:    l.pulse,
-		Queues:   l.metrics.WorkqueueProvider(),
+		Measured: func(c cells.Cell) { l.shop.Learn(c.Offer().InstanceType, imageName(c.Options), c.Room) },
+
+		TakenBack: func(o cells.Offer) { l.shop.TakenBack(o.InstanceType, o.Zone) },
+
+		Pulse:  l.pulse,
+		Queues: l.metrics.WorkqueueProvider(),
 
 		ClusterDNS:          dns,
 		ClusterDomain:       l.ClusterDomain,
@@ -396,6 +399,8 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Log:         l.Log,
 	})
 	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, l.cells.WaitsFor, l.Log)
+	l.rotation.cells = l.cells
+	l.rotation.say = func(message string) { l.nodes.Event(l.NodeName, corev1.EventTypeNormal, events.CARotated, message) }
 	return nil
 }
 
@@ -406,15 +411,15 @@ func (l *leading) wirePods(context.Context) (err error) {
 		resolver.Owned = l.provisioner.Owned
 	}
 	l.pods, err = pods.New(pods.Config{
-		Pods:        l.nodes.pods,
-		Listed:      l.nodes.listed,
-		Client:      func(node string) corev1client.PodsGetter { return l.nodes.client(node).CoreV1() },
+		Pods:        l.nodes.Pods(),
+		Listed:      l.nodes.Listed,
+		Client:      func(node string) corev1client.PodsGetter { return l.nodes.Client(node).CoreV1() },
 		Cells:       l.cells,
 		Volumes:     resolver.Needs,
-		Place:       l.place,
-		RuledOut:    l.ruledOut,
-		Elsewhere:   l.nodes.elsewhere,
-		TurnsAway:   l.nodes.turnsAway,
+		Offers:      l.offersFor,
+		RuledOut:    l.nodes.RuledOut,
+		Elsewhere:   l.nodes.Elsewhere,
+		TurnsAway:   l.nodes.TurnsAway,
 		Options:     launchOptions(l.cfg),
 		Grants:      grants(l.cfg),
 		CostLabels:  l.cfg.Costs.Labels,
@@ -435,12 +440,5 @@ func (l *leading) wirePods(context.Context) (err error) {
 func (l *leading) forgetLogs(pod types.UID) {
 	if err := l.logs.Remove(pod); err != nil {
 		l.Log.Warn("remove the saved logs of a pod", "uid", pod, "err", err)
-	}
-}
-
-// closeListener closes what a part may have closed before.
-func (l *leading) closeListener(listener net.Listener) {
-	if err := listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-		l.Log.Warn("close the kubelet port", "err", err)
 	}
 }

@@ -6,7 +6,9 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/podlogs"
+	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -15,10 +17,10 @@ import (
 // saveLogs keeps the logs of all containers of a pod that has ended.
 func (l *leading) saveLogs(ctx context.Context, ref apiv1.PodReference, agent agentapi.Conn) error {
 	cell, _ := l.cells.ForPod(ref.UID)
-	if !cache.WaitForCacheSync(ctx.Done(), func() bool { return l.nodes.listed(cell.Node) }) {
-		return errNotListed
+	if !cache.WaitForCacheSync(ctx.Done(), func() bool { return l.nodes.Listed(cell.Node) }) {
+		return nodes.ErrNotListed
 	}
-	obj, exists, err := l.nodes.pods.GetStore().GetByKey(ref.String())
+	obj, exists, err := l.nodes.Pods().GetStore().GetByKey(ref.String())
 	if err != nil || !exists {
 		return err // a pod that no longer exists has nobody to read its logs
 	}
@@ -47,12 +49,12 @@ const (
 // sweepLogs removes the saved logs of pods that no longer exist. It needs the list of
 // those that do.
 func (l *leading) sweepLogs(ctx context.Context) error {
-	cache.WaitForCacheSync(ctx.Done(), l.nodes.pods.HasSynced)
+	cache.WaitForCacheSync(ctx.Done(), l.nodes.Pods().HasSynced)
 	tick := l.clock.NewTicker(logSweep)
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		exists := map[types.UID]bool{}
-		for _, pod := range podsOf(l.nodes.pods) {
+		for _, pod := range watches.List(l.nodes.Pods()) {
 			exists[pod.UID] = true
 		}
 		if err := l.logs.Sweep(func(uid types.UID) bool { return exists[uid] }, logMaxAge); err != nil {

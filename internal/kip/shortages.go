@@ -30,7 +30,13 @@ type storedShortages struct {
 func loadShortages(
 	ctx context.Context, st *store.Store, c clock.PassiveClock, told func(), log *slog.Logger,
 ) (*storedShortages, error) {
-	s := &storedShortages{shortages: capacity.New(c), store: st, changed: make(chan struct{}, 1), told: told, log: log}
+	s := &storedShortages{
+		shortages: capacity.New(c),
+		store:     st,
+		changed:   make(chan struct{}, 1),
+		told:      told,
+		log:       log,
+	}
 	var stored []capacity.Shortage
 	revision, err := st.Get(ctx, shortagesKey, &stored)
 	s.revision = revision

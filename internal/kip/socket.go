@@ -16,24 +16,26 @@ import (
 	"github.com/elotl/kip/internal/explain"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/version"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
 // wireSocket makes what kipctl asks.
 func (l *leading) wireSocket(context.Context) (err error) {
-	explainer := explain.New(explain.Config{
+	asked := explain.Config{
 		Node:      l.NodeName,
-		Pods:      l.nodes.pods.GetStore(),
+		Pods:      l.nodes.Pods().GetStore(),
 		Loop:      l.pods,
 		Cells:     l.cells,
 		Status:    l.mirror.Status,
 		Shortages: l.shortages.shortages.List,
-	})
+	}
+	if c := l.machines.Features().Console; c != nil {
+		asked.Console = c.Console
+	}
 	cleaner := cleanup.New(cleanup.Config{
-		Nodes:        l.nodes.ofCleanup,
+		Nodes:        l.ofCleanup,
 		ControllerID: l.controllerID,
-		Pods:         l.listed,
+		Pods:         l.nodes.ListPods,
 		Pause:        l.pods.Pause,
 		Cells:        l.cells,
 		Status:       l.mirror.Status,
@@ -57,7 +59,8 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Cleaner:   cleaner,
 		Holder:    holder{gate: l.gate},
 		Lineage:   lineage{l.cells},
-		Explainer: explainer,
+		CAKeeper:  l.rotation,
+		Explainer: explain.New(asked),
 		Log:       l.Log,
 	})
 	return err
@@ -143,25 +146,6 @@ func (l lineage) Generation() adminapi.Generation {
 // backup is what the local socket serves as a backup of the store.
 func (l *leading) backup(ctx context.Context, w io.Writer) error {
 	return l.store.Backup(ctx, w, l.clock.Now())
-}
-
-// ofCleanup are the nodes for which a cleanup acts: those that are Kip's own.
-func (n *nodes) ofCleanup() (list []cleanup.Node) {
-	for _, s := range n.all() {
-		if n.rightsOf(s) != rightsHeld {
-			continue
-		}
-		list = append(list, cleanup.Node{Name: s.name, Client: s.asNode})
-	}
-	return list
-}
-
-// listed returns the pods of the node; an error until they are known.
-func (l *leading) listed() ([]*corev1.Pod, error) {
-	if !l.nodes.pods.HasSynced() {
-		return nil, errNotListed
-	}
-	return podsOf(l.nodes.pods), nil
 }
 
 // storeHint says where the records of a Kip are, and how they are removed when

@@ -50,7 +50,7 @@ func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 		return cells.Pool{}, fmt.Errorf(": %s is not offered there (zone %q, spot %t, dedicated %t)", s.InstanceType, s.Zone, s.Spot, s.Dedicated)
 	}
 	useless := func(o cells.Offer) bool {
-		_, is := l.nodes.nodeOffering(o)
+		_, is := l.nodes.Offering(o)
 		return !is
 	}
 	return cells.Pool{

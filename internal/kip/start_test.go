@@ -25,6 +25,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/metrics"
+	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 )
@@ -140,12 +141,18 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 		t.Fatal("a Kip that has never seen its cluster knows which it is")
 	}
 	// What a Kip leaves that has run with both.
-	agent, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.77.0.1:%d", agentapi.Port))
+	agent, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer agent.Close()
 	machine := netip.MustParseAddr("127.77.0.1")
+	k.dial = func(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
+		if addr != netip.AddrPortFrom(machine, agentapi.Port) {
+			t.Errorf("Kip dials %s", addr)
+		}
+		return new(net.Dialer).DialContext(ctx, "tcp", agent.Addr().String())
+	}
 	pod := apiv1.PodReference{Namespace: "default", Name: "pod", UID: "uid"}
 	for key, record := range map[string]any{
 		dnsKey: []netip.Addr{netip.MustParseAddr("10.0.0.10")},
@@ -196,7 +203,7 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 	if err := l.podsListed(); err == nil {
 		t.Error("Kip says that it knows its pods")
 	}
-	if got := l.saveLogs(deadlineGone(t), pod, nil); !errors.Is(got, errNotListed) {
+	if got := l.saveLogs(deadlineGone(t), pod, nil); !errors.Is(got, nodes.ErrNotListed) {
 		t.Errorf("the logs of a pod that may exist: %v", got)
 	}
 	fetch := func(context.Context, string, bool) (io.ReadCloser, error) {
@@ -211,7 +218,7 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(k.cfg.Etcd.Internal.DataDir, "podlogs", string(pod.UID))); err != nil {
 		t.Errorf("the saved logs of a pod that may exist: %v", err)
 	}
-	if free, err := l.place(t.Context(), &corev1.Pod{}, ""); err != nil || len(free) == 0 {
+	if free, err := l.offersFor(t.Context(), &corev1.Pod{}, ""); err != nil || len(free) == 0 {
 		t.Errorf("by the stored catalogue a pod can have %v, %v", free, err)
 	}
 }

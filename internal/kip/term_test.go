@@ -76,7 +76,7 @@ func TestAKipThatIsToBeginAnewLeadsAgain(t *testing.T) {
 	clk := clocktesting.NewFakeClock(time.Unix(0, 0))
 	k := &process{Options: Options{Log: silent}, clock: clk, pulse: pulse.New(clk, silent)}
 	over := errors.New("it is over")
-	ends := []error{cells.ErrTakenOver, fmt.Errorf("cells: %w", cells.ErrBehindTime), over}
+	ends := []error{cells.ErrTakenOver, fmt.Errorf("cells: %w", errNewCA), fmt.Errorf("cells: %w", cells.ErrBehindTime), over}
 	led := 0
 	if err := k.takeTurns(t.Context(), st.Within("kip/"), func(context.Context, *store.Store) error {
 		led++

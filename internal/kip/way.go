@@ -8,6 +8,8 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pods"
+	"github.com/elotl/kip/internal/stats"
+	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -38,7 +40,7 @@ func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 	switch {
 	case has && (cell.Phase == apiv1.Bound || cell.Phase == apiv1.Draining):
 		return w.cells.Conn(pod.UID)
-	case pods.Ended(pod):
+	case watches.Ended(pod):
 		return nil, &node.EndedError{UID: pod.UID, Phase: pod.Status.Phase}
 	case !has:
 		why := w.loop.Waiting(pod.UID)
@@ -48,4 +50,25 @@ func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 		return nil, &node.WaitingError{Why: why}
 	}
 	return nil, &node.WaitingError{Why: fmt.Sprintf("cell %s (%s) is %s", cell.ID, cell.Offer(), cell.Phase)}
+}
+
+// statsCells are the cells that are asked what the pods of a node use.
+func statsCells(ways func() []cells.Way, node string) func() []stats.Cell {
+	return func() []stats.Cell {
+		var list []stats.Cell
+		for _, w := range ways() {
+			if w.Node != node {
+				continue
+			}
+			list = append(list, stats.Cell{
+				ID:        w.Cell,
+				Namespace: w.Pod.Namespace,
+				Pod:       w.Pod.Name,
+				UID:       w.Pod.UID,
+				Conn:      w.Conn,
+				Machine:   stats.Machine{MilliCPU: w.Offer.MilliCPU, MemoryBytes: w.Offer.MemoryBytes, Since: w.Since},
+			})
+		}
+		return list
+	}
 }

@@ -31,6 +31,8 @@ const (
 	callDeleteParts = string(cloud.CallDeleteParts)
 	callTag         = string(cloud.CallTag)
 	callAdmit       = string(cloud.CallAdmit)
+	callResolve     = string(cloud.CallResolve)
+	callConsole     = string(cloud.CallConsole)
 )
 
 // Cloud returns c with its calls, and those of its features, measured. What else c
@@ -51,6 +53,8 @@ var (
 	_ cloud.Parts       = measuredParts{}
 	_ cloud.Tagger      = measuredTagger{}
 	_ cloud.Admitter    = measuredAdmitter{}
+	_ cloud.Resolver    = measuredResolver{}
+	_ cloud.Console     = measuredConsole{}
 )
 
 func (c *measuredCloud) Features() cloud.Features {
@@ -64,6 +68,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	if f.Disks != nil {
 		f.Disks = measuredDisks{f.Disks, c.m}
 	}
+	if f.Console != nil {
+		f.Console = measuredConsole{f.Console, c.m}
+	}
 	if f.Parts != nil {
 		f.Parts = measuredParts{f.Parts, c.m}
 	}
@@ -72,6 +79,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Admitter != nil {
 		f.Admitter = measuredAdmitter{f.Admitter, c.m}
+	}
+	if f.Resolver != nil {
+		f.Resolver = measuredResolver{f.Resolver, c.m}
 	}
 	return f
 }
@@ -255,6 +265,30 @@ func (a measuredAdmitter) Admit(ctx context.Context, owner string) error {
 	return err
 }
 
+type measuredResolver struct {
+	resolver cloud.Resolver
+	m        *Metrics
+}
+
+func (r measuredResolver) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
+	began := r.m.cfg.Clock.Now()
+	resolved, err := r.resolver.Resolve(ctx, s)
+	r.m.called(ctx, callResolve, began, err)
+	return resolved, err
+}
+
+type measuredConsole struct {
+	console cloud.Console
+	m       *Metrics
+}
+
+func (k measuredConsole) Console(ctx context.Context, id string) ([]byte, error) {
+	began := k.m.cfg.Clock.Now()
+	text, err := k.console.Console(ctx, id)
+	k.m.called(ctx, callConsole, began, err)
+	return text, err
+}
+
 func (m *Metrics) called(ctx context.Context, call string, began time.Time, err error) {
 	m.cloudCalls.WithLabelValues(call, errorClass(ctx, err)).Observe(m.cfg.Clock.Since(began).Seconds())
 }
@@ -278,7 +312,7 @@ func errorClass(ctx context.Context, err error) string {
 		return errorInUse
 	case errors.Is(err, cloud.ErrNotFound):
 		return errorNotFound
-	case errors.Is(err, cloud.ErrRefused):
+	case errors.Is(err, cloud.ErrRefused), errors.Is(err, cloud.ErrStale):
 		return errorRefused
 	case errors.Is(ctx.Err(), context.Canceled):
 		return errorCancelled

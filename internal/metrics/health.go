@@ -32,7 +32,10 @@ type Check struct {
 // Metrics serves the metrics.
 func (m *Metrics) Metrics() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
-		ErrorLog: promLog{m.cfg.Log}, ErrorHandling: promhttp.ContinueOnError, EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce,
+		ErrorLog:            promLog{m.cfg.Log},
+		ErrorHandling:       promhttp.ContinueOnError,
+		EnableOpenMetrics:   true,
+		MaxRequestsInFlight: scrapesAtOnce,
 	})
 }
 

@@ -19,7 +19,7 @@ type value struct{ name, doc string }
 
 // causes are all there are.
 var causes = []cells.Cause{
-	cells.CausePodEnded, cells.CausePodDeleted, cells.CauseNotLaunched, cells.CauseNotReady, cells.CauseLost,
+	cells.CausePodEnded, cells.CausePodDeleted, cells.CauseNotLaunched, cells.CauseNotReady, cells.CauseTooSmall, cells.CauseLost,
 	cells.CauseInterrupted, cells.CauseStandbyRetired, cells.CauseOther,
 }
 
@@ -140,6 +140,7 @@ var (
 		{string(cells.CausePodDeleted), "the pod was deleted"},
 		{string(cells.CauseNotLaunched), "the cloud started nothing"},
 		{string(cells.CauseNotReady), "it did not join, or its kubelet was not ready, in time"},
+		{string(cells.CauseTooSmall), "its machine has less than its type promises, and its pod needs more"},
 		{string(cells.CauseLost), "its instance vanished, was stopped or fell silent"},
 		{string(cells.CauseInterrupted), "the cloud took it back"},
 		{string(cells.CauseStandbyRetired), "its standby pool no longer wanted it"},
@@ -158,7 +159,7 @@ var (
 	labelCall = &label{name: "call", doc: "The kind of call.", values: []value{
 		{callCatalogue, ""}, {callLaunch, ""}, {callList, ""}, {callDescribe, ""}, {callTerminate, ""}, {callStop, ""}, {callStart, ""},
 		{callCreateDisk, ""}, {callDeleteDisk, ""}, {callListDisks, ""}, {callAttachDisk, ""}, {callDetachDisk, ""},
-		{callListParts, ""}, {callDeleteParts, ""}, {callTag, ""}, {callAdmit, ""},
+		{callListParts, ""}, {callDeleteParts, ""}, {callTag, ""}, {callAdmit, ""}, {callResolve, ""}, {callConsole, ""},
 	}}
 	labelError = &label{name: "error", doc: "The class of error.", values: []value{
 		{errorNone, "none; a Launch that got fewer instances than it asked for is one too"},

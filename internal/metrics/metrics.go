@@ -17,30 +17,43 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Config of Metrics. The functions are called at each scrape, from any goroutine;
-// what one of them would have told is left out where it is nil.
+// Config of Metrics.
 type Config struct {
-	// Cells returns all cells that are not Gone.
-	Cells func() []cells.Cell
-	// Tunnels returns how many cells are connected.
-	Tunnels func() int
-	// Nodes returns the names of the virtual nodes, at most config.MaxNodes and one.
-	Nodes func() []string
-	// NodeOf returns the virtual node of a cell; required with Cells.
-	NodeOf func(cells.Cell) string
-	// Waiting returns how many pods have no cell and a reason for it, by virtual node.
-	Waiting func() map[string]int
-	// Held returns the ends that are held back.
-	Held func() []gate.Held
-	// Behind says that the store does not know of all instances.
-	Behind func() bool
-	// Ledger returns what all cells have cost until now, those that are gone
-	// included. It must not decrease, also not over restarts.
-	Ledger func() []Cost
-	// Spent returns the same by namespace. They are a bounded number.
-	Spent func() map[string]Amount
+	// Read returns what is told of the moment. It is called at each scrape, from any
+	// goroutine. Optional: without it the moment is left out.
+	Read  func() Reading
 	Clock clock.PassiveClock // required
 	Log   *slog.Logger       // required
+}
+
+// CA is what is told of the CA of the cells.
+type CA struct {
+	Ends    time.Time
+	Unmoved int // cells that know Kip by the CA before
+}
+
+// Reading is what is told of a moment; the zero one is that of a process that does not lead.
+type Reading struct {
+	// Cells are all that are not Gone, Tunnels how many of them are connected.
+	Cells   []cells.Cell
+	Tunnels int
+	// Nodes are the names of the virtual nodes, at most config.MaxNodes and one.
+	Nodes []string
+	// NodeOf returns the name of the virtual node of a cell. Required with Cells.
+	NodeOf func(cells.Cell) string
+	// Waiting is how many pods have no cell and a reason for it, by virtual node.
+	Waiting map[string]int
+	// Held are the ends that are held back.
+	Held []gate.Held
+	// Behind says that the store does not know of all instances.
+	Behind bool
+	// Ledger is what all cells have cost until now, those that are gone included. It must
+	// not decrease, also not over restarts.
+	Ledger []Cost
+	// Spent is the same by namespace. They are a bounded number.
+	Spent map[string]Amount
+	// CA is that of the cells.
+	CA CA
 }
 
 // Cost is what cells of one kind have cost.
@@ -116,7 +129,12 @@ func New(cfg Config) *Metrics {
 }
 
 func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
-	m := &Metrics{cfg: cfg, registry: registry, tracked: map[string]tracked{}, again: map[types.UID]struct{}{}}
+	m := &Metrics{
+		cfg:      cfg,
+		registry: registry,
+		tracked:  map[string]tracked{},
+		again:    map[types.UID]struct{}{},
+	}
 	f := &m.families
 	f.registry = registry
 
@@ -182,6 +200,11 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 	behindDesc := f.scraped(gauge, "kip_store_behind",
 		"1 while the store does not know of all instances, and Kip launches and sweeps nothing until a person decides: kipctl generation.")
 
+	caEndsDesc := f.scraped(gauge, "kip_ca_end_timestamp_seconds",
+		"When the CA ends by which cells know Kip: kipctl ca rotate makes another. Of the Kip that leads.")
+	unmovedDesc := f.scraped(gauge, "kip_ca_unmoved_cells",
+		"Cells that know Kip by the old CA while it is being rotated: kipctl ca shows them.")
+
 	f.section = "Pods' metrics"
 	m.statsGathered = f.histogram("kip_stats_gathering_duration_seconds",
 		"Gatherings of what the pods use, from all cells, and how long they took.", callBuckets, labelEndpoint)
@@ -232,6 +255,8 @@ func newWith(cfg Config, registry *prometheus.Registry) *Metrics {
 			tunnels:  tunnelsDesc,
 			held:     heldDesc,
 			behind:   behindDesc,
+			caEnds:   caEndsDesc,
+			unmoved:  unmovedDesc,
 			seconds:  secondsDesc,
 			dollars:  dollarsDesc,
 			spent:    spentDesc,
@@ -291,8 +316,12 @@ func (f *families) add(k kind, name, help string, labels []*label) []string {
 
 func (f *families) histogram(name, help string, buckets []float64, labels ...*label) *prometheus.HistogramVec {
 	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: name, Help: help, Buckets: buckets,
-		NativeHistogramBucketFactor: nativeFactor, NativeHistogramMaxBucketNumber: nativeBuckets, NativeHistogramMinResetDuration: nativeReset,
+		Name:                            name,
+		Help:                            help,
+		Buckets:                         buckets,
+		NativeHistogramBucketFactor:     nativeFactor,
+		NativeHistogramMaxBucketNumber:  nativeBuckets,
+		NativeHistogramMinResetDuration: nativeReset,
 	}, f.add(histogram, name, help, labels))
 	f.registry.MustRegister(v)
 	return v

@@ -44,6 +44,10 @@ var update = flag.Bool("update", false, "write docs/metrics.md")
 
 var t0 = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
+var nodeNames = []string{"kip-0-1", "kip-0-2"}
+
+func nodeOf(c cells.Cell) string { return cmp.Or(c.Node, nodeNames[0]) }
+
 type fixture struct {
 	*Metrics
 	clock *testingclock.FakeClock
@@ -56,11 +60,9 @@ func newFixture(t testing.TB, change func(*Config)) *fixture {
 	t.Helper()
 	f := &fixture{clock: testingclock.NewFakeClock(t0)}
 	cfg := Config{
-		Cells:  func() []cells.Cell { return f.cells },
-		Nodes:  func() []string { return []string{"kip-0-1", "kip-0-2"} },
-		NodeOf: func(c cells.Cell) string { return cmp.Or(c.Node, "kip-0-1") },
-		Clock:  f.clock,
-		Log:    slog.New(slog.NewTextHandler(&f.log, nil)),
+		Read:  func() Reading { return Reading{Cells: f.cells, Nodes: nodeNames, NodeOf: nodeOf} },
+		Clock: f.clock,
+		Log:   slog.New(slog.NewTextHandler(&f.log, nil)),
 	}
 	if change != nil {
 		change(&cfg)
@@ -324,22 +326,25 @@ func TestTheNextCellOfAStartedPodIsNoStart(t *testing.T) {
 }
 
 func TestCellsAreReadAtTheScrape(t *testing.T) {
-	f := newFixture(t, func(c *Config) {
-		c.Tunnels = func() int { return 7 }
-		c.Waiting = func() map[string]int { return map[string]int{"kip-0-1": 3, "kip-0-9": 1} }
-		c.Behind = func() bool { return true }
-		c.Held = func() []gate.Held {
-			return []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}}
-		}
-		c.Ledger = func() []Cost {
-			return []Cost{
-				{InstanceType: "c5.large", Spot: true, Seconds: 7200, Dollars: .5},
-				{InstanceType: "c5.large", Seconds: 60, Dollars: .01},
-				{InstanceType: "c5.large", Spot: true, Seconds: 3600, Dollars: .25},
+	var f *fixture
+	f = newFixture(t, func(c *Config) {
+		c.Read = func() Reading {
+			return Reading{
+				Cells:   f.cells,
+				Nodes:   nodeNames,
+				NodeOf:  nodeOf,
+				Tunnels: 7,
+				Waiting: map[string]int{"kip-0-1": 3, "kip-0-9": 1},
+				Behind:  true,
+				CA:      CA{Ends: time.Unix(1800000000, 0), Unmoved: 4},
+				Held:    []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}},
+				Ledger: []Cost{
+					{InstanceType: "c5.large", Spot: true, Seconds: 7200, Dollars: .5},
+					{InstanceType: "c5.large", Seconds: 60, Dollars: .01},
+					{InstanceType: "c5.large", Spot: true, Seconds: 3600, Dollars: .25},
+				},
+				Spent: map[string]Amount{"web": {Seconds: 7200, Dollars: .5}, "(no pod)": {Seconds: 60, Unpriced: 50}},
 			}
-		}
-		c.Spent = func() map[string]Amount {
-			return map[string]Amount{"web": {Seconds: 7200, Dollars: .5}, "(no pod)": {Seconds: 60, Unpriced: 50}}
 		}
 	})
 	cell := func(phase apiv1.Phase, age time.Duration, change func(*cells.Cell)) {
@@ -386,6 +391,8 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f.want(t, "kip_tunnels_connected", map[string]string{"": "7"})
 	f.want(t, "kip_pods_waiting", map[string]string{"node=kip-0-1": "3", "node=kip-0-2": "0", "node=kip-0-9": "1"})
 	f.want(t, "kip_store_behind", map[string]string{"": "1"})
+	f.want(t, "kip_ca_end_timestamp_seconds", map[string]string{"": "1.8e+09"})
+	f.want(t, "kip_ca_unmoved_cells", map[string]string{"": "4"})
 	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1", "reason=store": "0"})
 	f.want(t, "kip_cell_seconds_total", map[string]string{spotLabels: "10800", "instance_type=c5.large,launch_type=on-demand": "60"})
 	f.want(t, "kip_cell_cost_dollars_total", map[string]string{spotLabels: "0.75", "instance_type=c5.large,launch_type=on-demand": "0.01"})
@@ -393,7 +400,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f.want(t, "kip_cost_dollars_total", map[string]string{"namespace=web": "0.5", "namespace=(no pod)": "0"})
 	f.want(t, "kip_cost_unpriced_seconds_total", map[string]string{"namespace=web": "0", "namespace=(no pod)": "50"})
 
-	bare := newFixture(t, func(c *Config) { c.Cells, c.Nodes = nil, nil })
+	bare := newFixture(t, func(c *Config) { c.Read = nil })
 	for _, name := range []string{
 		"kip_cells", "kip_tunnels_connected", "kip_cell_seconds_total", "kip_cost_dollars_total", "kip_pods_waiting", "kip_ends_held_back",
 	} {
@@ -467,6 +474,20 @@ func (a testAdmitter) Admit(context.Context, string) error {
 	return a.c.err
 }
 
+type testResolver struct{ c *testCloud }
+
+func (r testResolver) Resolve(context.Context, cloud.LaunchSpec) (cloud.Resolved, error) {
+	r.c.took()
+	return cloud.Resolved{Image: "it"}, r.c.err
+}
+
+type testConsole struct{ c *testCloud }
+
+func (k testConsole) Console(context.Context, string) ([]byte, error) {
+	k.c.took()
+	return []byte("text"), k.c.err
+}
+
 type testInterrupter struct{ c *testCloud }
 
 func (i testInterrupter) Interruptions(_ context.Context, notice func(cloud.Interruption)) error {
@@ -483,6 +504,8 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		Interrupter: testInterrupter{inner},
 		Tagger:      testTagger{inner},
 		Admitter:    testAdmitter{inner},
+		Resolver:    testResolver{inner},
+		Console:     testConsole{inner},
 	}
 	c := f.Cloud(inner)
 	ctx := context.Background()
@@ -502,6 +525,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	launch(cloud.ErrUnauthorised)
 	launch(fmt.Errorf("wrapped: %w", cloud.ErrThrottled))
 	launch(cloud.ErrRefused)
+	launch(cloud.ErrStale)
 	launch(&cloud.Error{Cause: cloud.ErrMismatch})
 	launch(errors.New("what?"))
 	inner.err = nil
@@ -529,6 +553,12 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	if err := c.Features().Admitter.Admit(ctx, "me"); err != nil {
 		t.Errorf("admit gave %v", err)
 	}
+	if got, err := c.Features().Resolver.Resolve(ctx, cloud.LaunchSpec{}); err != nil || got.Image != "it" {
+		t.Errorf("resolve gave %+v, %v", got, err)
+	}
+	if text, err := c.Features().Console.Console(ctx, "i-1"); err != nil || string(text) != "text" {
+		t.Errorf("the console gave %q, %v", text, err)
+	}
 	onDemand := false
 	inner.err = cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "m5.large", Zone: "y", Spot: &onDemand}, errors.New("none"))
 	if err := c.Features().Stopper.Start(ctx, "i-1").Err(); err != inner.err {
@@ -546,11 +576,13 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	f.want(t, "kip_cloud_call_duration_seconds", map[string]string{
 		"call=launch,error=": "2 0.5", "call=launch,error=capacity": "1 0.25", "call=launch,error=quota": "1 0.25",
 		"call=launch,error=throttled":    "1 0.25",
-		"call=launch,error=unauthorised": "1 0.25", "call=launch,error=refused": "1 0.25", "call=launch,error=mismatch": "1 0.25",
+		"call=launch,error=unauthorised": "1 0.25", "call=launch,error=refused": "2 0.5", "call=launch,error=mismatch": "1 0.25",
 		"call=describe,error=": "1 0.25", "call=launch,error=unknown": "1 0.25",
 		"call=catalogue,error=": "1 0.25", "call=list,error=": "1 0.25", "call=terminate,error=cancelled": "1 0.25",
 		"call=terminate,error=unknown": "1 0.25",
 		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=admit,error=": "1 0.25",
+		"call=resolve,error=":       "1 0.25",
+		"call=console,error=":       "1 0.25",
 		"call=start,error=capacity": "1 0.25",
 	})
 	f.want(t, "kip_cloud_capacity_errors_total", map[string]string{
@@ -579,18 +611,20 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		"disks":       {Disks: brokenDisks{testCloud: c}},
 		"tagger":      {Tagger: testTagger{c}},
 		"admitter":    {Admitter: testAdmitter{c}},
+		"resolver":    {Resolver: testResolver{c}},
+		"console":     {Console: testConsole{c}},
 	} {
 		c.features = features
 		got := f.Cloud(c).Features()
 		if (got.Stopper != nil) != (features.Stopper != nil) || (got.Interrupter != nil) != (features.Interrupter != nil) ||
 			(got.Disks != nil) != (features.Disks != nil) || (got.Tagger != nil) != (features.Tagger != nil) ||
-			(got.Admitter != nil) != (features.Admitter != nil) {
+			(got.Admitter != nil) != (features.Admitter != nil) || (got.Resolver != nil) != (features.Resolver != nil) ||
+			(got.Console != nil) != (features.Console != nil) {
 			t.Errorf("%s: %+v became %+v", name, features, got)
 		}
 	}
 
-	// A new optional interface of package cloud has to be measured too. Console is passed
-	// on as it is, until a cloud has one.
+	// A new optional interface of package cloud has to be measured too.
 	files, err := filepath.Glob("../cloud/*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -611,8 +645,8 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		})
 	}
 	slices.Sort(interfaces)
-	if known := []string{"Admitter", "Cloud", "Console", "Disks", "Interrupter", "Parts", "Stopper", "Tagger"}; !slices.Equal(interfaces,
-		known) {
+	if known := []string{"Admitter", "Cloud", "Console", "Disks", "Interrupter", "Parts", "Resolver", "Stopper", "Tagger"}; !slices.Equal(
+		interfaces, known) {
 		t.Errorf("package cloud has the interfaces %v, and Metrics.Cloud knows of %v", interfaces, known)
 	}
 }
@@ -908,13 +942,20 @@ func (broken) Collect(to chan<- prometheus.Metric) {
 
 // everything has a value in every family.
 func everything(t *testing.T) *fixture {
-	f := newFixture(t, func(c *Config) {
-		c.Tunnels = func() int { return 1 }
-		c.Waiting = func() map[string]int { return map[string]int{"kip-0-1": 1} }
-		c.Held = func() []gate.Held { return []gate.Held{{Reason: gate.ByLimit}} }
-		c.Behind = func() bool { return false }
-		c.Ledger = func() []Cost { return []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}} }
-		c.Spent = func() map[string]Amount { return map[string]Amount{"web": {Seconds: 1, Dollars: 1}} }
+	var f *fixture
+	f = newFixture(t, func(c *Config) {
+		c.Read = func() Reading {
+			return Reading{
+				Cells:   f.cells,
+				NodeOf:  nodeOf,
+				Tunnels: 1,
+				CA:      CA{Ends: time.Unix(1800000000, 0), Unmoved: 1},
+				Waiting: map[string]int{"kip-0-1": 1},
+				Held:    []gate.Held{{Reason: gate.ByLimit}},
+				Ledger:  []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}},
+				Spent:   map[string]Amount{"web": {Seconds: 1, Dollars: 1}},
+			}
+		}
 	})
 	l := f.life("a", false).steps(0, apiv1.Requested, apiv1.StepSeen, apiv1.StepPlaced).
 		steps(0, apiv1.Bound, apiv1.StepLaunched, apiv1.StepJoined, apiv1.StepReady, apiv1.StepBound)

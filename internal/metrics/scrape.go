@@ -17,14 +17,14 @@ import (
 type scrape struct {
 	cfg Config
 
-	cells, age, standby, waiting, tunnels, held, behind, seconds, dollars, spent, unpriced *prometheus.Desc
+	cells, age, standby, waiting, tunnels, held, behind, caEnds, unmoved, seconds, dollars, spent, unpriced *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*scrape)(nil)
 
 func (s *scrape) Describe(descs chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.behind, s.seconds, s.dollars, s.spent, s.unpriced,
+		s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.behind, s.caEnds, s.unmoved, s.seconds, s.dollars, s.spent, s.unpriced,
 	} {
 		descs <- d
 	}
@@ -34,69 +34,61 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	if s.cfg.Cells != nil {
-		s.collectCells(gauge)
+	if s.cfg.Read == nil {
+		return
 	}
-	if s.cfg.Waiting != nil {
-		count := s.cfg.Waiting()
-		for _, node := range s.nodes(maps.Keys(count)) {
-			gauge(s.waiting, float64(count[node]), node)
-		}
+	now := s.cfg.Read()
+	s.collectCells(&now, gauge)
+	for _, node := range nodesOf(&now, maps.Keys(now.Waiting)) {
+		gauge(s.waiting, float64(now.Waiting[node]), node)
 	}
-	if s.cfg.Tunnels != nil {
-		gauge(s.tunnels, float64(s.cfg.Tunnels()))
+	gauge(s.tunnels, float64(now.Tunnels))
+	held := map[gate.Reason]int{}
+	for _, h := range now.Held {
+		held[h.Reason]++
 	}
-	if s.cfg.Held != nil {
-		count := map[gate.Reason]int{}
-		for _, h := range s.cfg.Held() {
-			count[h.Reason]++
-		}
-		for _, r := range labelHeld.values { // also where there is none: an alarm is to end
-			gauge(s.held, float64(count[gate.Reason(r.name)]), r.name)
-		}
+	for _, r := range labelHeld.values { // also where there is none: an alarm is to end
+		gauge(s.held, float64(held[gate.Reason(r.name)]), r.name)
 	}
-	if s.cfg.Behind != nil {
-		is := 0.0
-		if s.cfg.Behind() {
-			is = 1
-		}
-		gauge(s.behind, is)
+	behind := 0.0
+	if now.Behind {
+		behind = 1
 	}
-	if s.cfg.Ledger != nil {
-		// Summed, since two metrics of the same labels would spoil the scrape.
-		type kind struct {
-			instanceType string
-			spot         bool
-		}
-		sums := map[kind]Cost{}
-		for _, c := range s.cfg.Ledger() {
-			k := kind{c.InstanceType, c.Spot}
-			sum := sums[k]
-			sum.Seconds += c.Seconds
-			sum.Dollars += c.Dollars
-			sums[k] = sum
-		}
-		for k, sum := range sums {
-			to <- prometheus.MustNewConstMetric(s.seconds, prometheus.CounterValue, sum.Seconds, k.instanceType, launchTypeOf(k.spot))
-			to <- prometheus.MustNewConstMetric(s.dollars, prometheus.CounterValue, sum.Dollars, k.instanceType, launchTypeOf(k.spot))
-		}
+	gauge(s.behind, behind)
+	// Summed, since two metrics of the same labels would spoil the scrape.
+	type kind struct {
+		instanceType string
+		spot         bool
 	}
-	if s.cfg.Spent != nil {
-		for namespace, sum := range s.cfg.Spent() {
-			to <- prometheus.MustNewConstMetric(s.spent, prometheus.CounterValue, sum.Dollars, namespace)
-			to <- prometheus.MustNewConstMetric(s.unpriced, prometheus.CounterValue, sum.Unpriced, namespace)
-		}
+	if !now.CA.Ends.IsZero() {
+		gauge(s.caEnds, float64(now.CA.Ends.Unix()))
+	}
+	gauge(s.unmoved, float64(now.CA.Unmoved))
+	sums := map[kind]Cost{}
+	for _, c := range now.Ledger {
+		k := kind{c.InstanceType, c.Spot}
+		sum := sums[k]
+		sum.Seconds += c.Seconds
+		sum.Dollars += c.Dollars
+		sums[k] = sum
+	}
+	for k, sum := range sums {
+		to <- prometheus.MustNewConstMetric(s.seconds, prometheus.CounterValue, sum.Seconds, k.instanceType, launchTypeOf(k.spot))
+		to <- prometheus.MustNewConstMetric(s.dollars, prometheus.CounterValue, sum.Dollars, k.instanceType, launchTypeOf(k.spot))
+	}
+	for namespace, sum := range now.Spent {
+		to <- prometheus.MustNewConstMetric(s.spent, prometheus.CounterValue, sum.Dollars, namespace)
+		to <- prometheus.MustNewConstMetric(s.unpriced, prometheus.CounterValue, sum.Unpriced, namespace)
 	}
 }
 
-func (s *scrape) collectCells(gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+func (s *scrape) collectCells(r *Reading, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	type standby struct{ instanceType, state string }
 	count, oldest, waiting := map[string]map[apiv1.Phase]int{}, map[apiv1.Phase]time.Duration{}, map[standby]int{}
-	list := s.cfg.Cells()
 	now := s.cfg.Clock.Now()
-	for i := range list {
-		c := &list[i]
-		node := s.cfg.NodeOf(*c)
+	for i := range r.Cells {
+		c := &r.Cells[i]
+		node := r.NodeOf(*c)
 		if count[node] == nil {
 			count[node] = map[apiv1.Phase]int{}
 		}
@@ -108,8 +100,9 @@ func (s *scrape) collectCells(gauge func(d *prometheus.Desc, v float64, labels .
 			waiting[standby{c.Offer().InstanceType, standbyState(c)}]++
 		}
 	}
+	nodes := nodesOf(r, maps.Keys(count))
 	for _, p := range livePhases {
-		for _, node := range s.nodes(maps.Keys(count)) {
+		for _, node := range nodes {
 			gauge(s.cells, float64(count[node][p]), node, string(p))
 		}
 		gauge(s.age, oldest[p].Seconds(), string(p))
@@ -119,12 +112,9 @@ func (s *scrape) collectCells(gauge func(d *prometheus.Desc, v float64, labels .
 	}
 }
 
-// nodes are the virtual nodes, also those without anything, and those that something is of.
-func (s *scrape) nodes(of iter.Seq[string]) []string {
-	all := slices.Collect(of)
-	if s.cfg.Nodes != nil {
-		all = append(all, s.cfg.Nodes()...)
-	}
+// nodesOf are the virtual nodes, also those without anything, and those that something is of.
+func nodesOf(r *Reading, of iter.Seq[string]) []string {
+	all := slices.AppendSeq(slices.Clone(r.Nodes), of)
 	slices.Sort(all)
 	return slices.Compact(all)
 }

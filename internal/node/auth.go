@@ -36,7 +36,12 @@ type gate struct {
 }
 
 func newGate(node string, reviews kubernetes.Interface, ca dynamiccertificates.CAContentProvider) (*gate, error) {
-	backoff := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5}
+	backoff := wait.Backoff{
+		Duration: 500 * time.Millisecond,
+		Factor:   1.5,
+		Jitter:   0.2,
+		Steps:    5,
+	}
 	authn, _, err := authenticatorfactory.DelegatingAuthenticatorConfig{
 		TokenAccessReviewClient:            reviews.AuthenticationV1(),
 		TokenAccessReviewTimeout:           reviewTimeout,
@@ -113,8 +118,14 @@ func (g *gate) admit(r *http.Request) (user.Info, *refusal) {
 	subresources := subresourcesOf(r.URL.Path)
 	for _, sub := range subresources {
 		decision, _, err := g.authz.Authorize(r.Context(), authorizer.AttributesRecord{
-			User: response.User, Verb: verb, APIVersion: "v1", Resource: "nodes", Name: g.node,
-			Subresource: sub, ResourceRequest: true, Path: r.URL.Path,
+			User:            response.User,
+			Verb:            verb,
+			APIVersion:      "v1",
+			Resource:        "nodes",
+			Name:            g.node,
+			Subresource:     sub,
+			ResourceRequest: true,
+			Path:            r.URL.Path,
 		})
 		if err != nil {
 			return nil, &refusal{http.StatusInternalServerError, fmt.Errorf(

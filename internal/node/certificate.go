@@ -47,7 +47,12 @@ func NewFileCertificate(what, certFile, keyFile string, log *slog.Logger) (*File
 	if certFile == "" || keyFile == "" {
 		return nil, fmt.Errorf("%s: a certificate and its key come together, and these are %q and %q", what, certFile, keyFile)
 	}
-	f := &FileCertificate{what: what, certFile: certFile, keyFile: keyFile, log: log}
+	f := &FileCertificate{
+		what:     what,
+		certFile: certFile,
+		keyFile:  keyFile,
+		log:      log,
+	}
 	versions, err := f.versions()
 	if err == nil {
 		err = f.load(versions)

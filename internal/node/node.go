@@ -184,7 +184,13 @@ func New(c Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Node{c: c, labels: labels, ready: make(chan struct{}), changed: make(chan struct{}, 1), there: make(chan struct{}, 1)}, nil
+	return &Node{
+		c:       c,
+		labels:  labels,
+		ready:   make(chan struct{}),
+		changed: make(chan struct{}, 1),
+		there:   make(chan struct{}, 1),
+	}, nil
 }
 
 // Labels are those of the virtual node: what c says of its zone, region and others, and
@@ -448,8 +454,10 @@ func (n *Node) object(registered *corev1.Node, ready corev1.NodeCondition) *core
 		corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeNetworkUnavailable,
 	} {
 		c := corev1.NodeCondition{
-			Type: t, Status: corev1.ConditionFalse,
-			Reason: "CellPerPod", Message: "every pod has a machine of its own; they share nothing that could run short",
+			Type:    t,
+			Status:  corev1.ConditionFalse,
+			Reason:  "CellPerPod",
+			Message: "every pod has a machine of its own; they share nothing that could run short",
 		}
 		c.LastTransitionTime = n.transition(c, registered.Status.Conditions)
 		conditions = append(conditions, c)

@@ -248,8 +248,11 @@ type target struct {
 
 func targetOf(what string, r *http.Request) (target, error) {
 	t := target{
-		what: what, namespace: r.PathValue("namespace"), pod: r.PathValue("pod"),
-		container: r.PathValue("container"), uid: types.UID(r.PathValue("uid")),
+		what:      what,
+		namespace: r.PathValue("namespace"),
+		pod:       r.PathValue("pod"),
+		container: r.PathValue("container"),
+		uid:       types.UID(r.PathValue("uid")),
 	}
 	for name, v := range map[string]string{"namespace": t.namespace, "pod": t.pod, "container": t.container, "uid": string(t.uid)} {
 		if problems := content.IsPathSegmentName(v); len(problems) > 0 {

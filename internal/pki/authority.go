@@ -75,36 +75,45 @@ func (a *Authority) Encode() ([]byte, error) {
 
 // Decode reads what Encode wrote. No error tells anything of the key.
 func Decode(data []byte, now func() time.Time) (*Authority, error) {
+	a, rest, err := decode(data, now)
+	if err == nil && len(bytes.TrimSpace(rest)) != 0 {
+		err = errors.New("decode the CA: there is more after the two PEM blocks that it has")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// decode reads one authority, and returns what comes after it.
+func decode(data []byte, now func() time.Time) (*Authority, []byte, error) {
 	certBlock, rest := pem.Decode(data)
 	if certBlock == nil || certBlock.Type != blockCertificate {
-		return nil, fmt.Errorf("decode the CA: the first PEM block must be a %s", blockCertificate)
+		return nil, nil, fmt.Errorf("decode the CA: the first PEM block must be a %s", blockCertificate)
 	}
 	keyBlock, rest := pem.Decode(rest)
 	if keyBlock == nil || keyBlock.Type != blockPrivateKey {
-		return nil, fmt.Errorf("decode the CA: the second PEM block must be a %s", blockPrivateKey)
-	}
-	if len(bytes.TrimSpace(rest)) != 0 {
-		return nil, errors.New("decode the CA: there is more after the two PEM blocks that it has")
+		return nil, nil, fmt.Errorf("decode the CA: the second PEM block must be a %s", blockPrivateKey)
 	}
 	cert, err := x509.ParseCertificate(certBlock.Bytes)
 	if err != nil {
-		return nil, fmt.Errorf("decode the CA's certificate: %w", err)
+		return nil, nil, fmt.Errorf("decode the CA's certificate: %w", err)
 	}
 	if !cert.IsCA || cert.KeyUsage&x509.KeyUsageCertSign == 0 {
-		return nil, fmt.Errorf("decode the CA's certificate: %q is not a certificate of an authority", cert.Subject.CommonName)
+		return nil, nil, fmt.Errorf("decode the CA's certificate: %q is not a certificate of an authority", cert.Subject.CommonName)
 	}
 	parsed, err := x509.ParsePKCS8PrivateKey(keyBlock.Bytes)
 	if err != nil {
-		return nil, errors.New("decode the CA's key: it is not a PKCS #8 private key")
+		return nil, nil, errors.New("decode the CA's key: it is not a PKCS #8 private key")
 	}
 	key, ok := parsed.(*ecdsa.PrivateKey)
 	if !ok || key.Curve != elliptic.P256() {
-		return nil, errors.New("decode the CA's key: it is not an ECDSA key on P-256")
+		return nil, nil, errors.New("decode the CA's key: it is not an ECDSA key on P-256")
 	}
 	if !key.PublicKey.Equal(cert.PublicKey) {
-		return nil, errors.New("decode the CA: the key does not belong to the certificate")
+		return nil, nil, errors.New("decode the CA: the key does not belong to the certificate")
 	}
-	return &Authority{cert: cert, key: key, now: now}, nil
+	return &Authority{cert: cert, key: key, now: now}, rest, nil
 }
 
 // Certificate is the authority's own certificate. The caller does not modify it.

@@ -250,7 +250,7 @@ func TestVerifyKipAcceptsOnlyKip(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := kipChain(t, a)
-	ca, err := VerifyKip(good, a.Hash(), c.now())
+	ca, err := VerifyKip(good, c.now(), a.Hash())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,14 +269,14 @@ func TestVerifyKipAcceptsOnlyKip(t *testing.T) {
 		"a server's certificate":      {serverCert.Leaf, a.Certificate()},
 		"a client of another name":    {parse(t, nobody), a.Certificate()},
 	} {
-		if _, err := VerifyKip(chain, a.Hash(), c.now()); err == nil {
+		if _, err := VerifyKip(chain, c.now(), a.Hash()); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
-	if _, err := VerifyKip(good, a.Hash(), c.now().Add(clientLife+time.Minute)); err == nil {
+	if _, err := VerifyKip(good, c.now().Add(clientLife+time.Minute), a.Hash()); err == nil {
 		t.Error("accepted after its end")
 	}
-	if _, err := VerifyKip(good, a.Hash(), c.now().Add(-clockSkew/2)); err != nil {
+	if _, err := VerifyKip(good, c.now().Add(-clockSkew/2), a.Hash()); err != nil {
 		t.Errorf("a clock that is a little behind: %v", err)
 	}
 }

@@ -1,6 +1,7 @@
 package pki
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/subtle"
@@ -43,10 +44,16 @@ func (a *Authority) SignCell(csr []byte, id string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sign the certificate of cell %s: %w", id, err)
 	}
+	return a.RenewCell(req.PublicKey, id)
+}
+
+// RenewCell issues the certificate (DER) of a cell for a key that it has proven to have.
+// It is valid as long as the authority is.
+func (a *Authority) RenewCell(key crypto.PublicKey, id string) ([]byte, error) {
 	der, err := a.sign(&x509.Certificate{
 		URIs:        []*url.URL{CellURI(id)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}, req.PublicKey, authorityLife)
+	}, key, authorityLife)
 	if err != nil {
 		return nil, fmt.Errorf("sign the certificate of cell %s: %w", id, err)
 	}
@@ -104,6 +111,11 @@ func verifyCell(leaf, ca *x509.Certificate, id string, now time.Time) error {
 	}); err != nil {
 		return fmt.Errorf("the certificate of cell %s: %w", id, err)
 	}
+	return NamesCell(leaf, id)
+}
+
+// NamesCell says whether a certificate is in the name of a cell, whoever signed it.
+func NamesCell(leaf *x509.Certificate, id string) error {
 	want := CellURI(id).String()
 	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != want {
 		return fmt.Errorf("the certificate of cell %s: it is for %v, not for %s", id, leaf.URIs, want)
@@ -127,31 +139,33 @@ func Term(kip *x509.Certificate) (uint64, error) {
 
 // VerifyKip says whether chain, as the other end of a TLS connection showed it,
 // is Kip: a client certificate named "kip", issued by an authority in the chain
-// whose CAHash is caHash. It returns that authority's certificate.
-func VerifyKip(chain []*x509.Certificate, caHash string, now time.Time) (*x509.Certificate, error) {
+// whose CAHash is one of caHashes. It returns that authority's certificate.
+func VerifyKip(chain []*x509.Certificate, now time.Time, caHashes ...string) (*x509.Certificate, error) {
 	if len(chain) == 0 {
 		return nil, errors.New("the caller showed no certificate")
 	}
-	var ca *x509.Certificate
+	roots, trusted := x509.NewCertPool(), false
 	for _, cert := range chain[1:] {
-		if subtle.ConstantTimeCompare([]byte(CAHash(cert.Raw)), []byte(caHash)) == 1 {
-			ca = cert
+		for _, caHash := range caHashes {
+			if subtle.ConstantTimeCompare([]byte(CAHash(cert.Raw)), []byte(caHash)) == 1 {
+				roots.AddCert(cert)
+				trusted = true
+			}
 		}
 	}
-	if ca == nil {
-		return nil, errors.New("the caller's certificate is not of the CA that this cell was launched for")
+	if !trusted {
+		return nil, errors.New("the caller's certificate is not of a CA that this cell trusts")
 	}
-	roots := x509.NewCertPool()
-	roots.AddCert(ca)
-	if _, err := chain[0].Verify(x509.VerifyOptions{
+	verified, err := chain[0].Verify(x509.VerifyOptions{
 		Roots:       roots,
 		CurrentTime: now,
 		KeyUsages:   []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}); err != nil {
+	})
+	if err != nil {
 		return nil, fmt.Errorf("the caller's certificate: %w", err)
 	}
 	if name := chain[0].Subject.CommonName; name != kipName {
 		return nil, fmt.Errorf("the caller's certificate is for %q, not for %q", name, kipName)
 	}
-	return ca, nil
+	return verified[0][len(verified[0])-1], nil
 }

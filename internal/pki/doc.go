@@ -8,7 +8,8 @@
 //   - Kip's client certificate: common name "kip", client authentication only.
 //     It lives a day and is renewed in memory, its key is never stored.
 //   - A cell's certificate: one URI, kip://cell/ID, server authentication only.
-//     It lives as long as the authority: what ends a cell's identity is the end
+//     It is issued anew, for the same key, when the authority is rotated, and lives as
+//     long as that: what ends a cell's identity is the end
 //     of its record, since Kip accepts only the very key it recorded at the
 //     join, and dials only cells that it has.
 //   - A server certificate for Kip's own port: names and addresses, server

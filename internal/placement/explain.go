@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/catalog"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -203,17 +204,25 @@ func (c *choice) checks(offered [][]*row) []check {
 		check{
 			words: "have too few GPUs",
 			fails: func(s *size, _ []*row) bool { return s.gpus < c.need.gpus },
-			of: largest(func(typ int) (n int64) {
-				for _, g := range c.types[typ].GPUs {
-					n += g.Count
-				}
-				return n
-			}, func(n int64) string { return fmt.Sprint(n) }),
+			of:    largest(func(typ int) int64 { return gpusOf(&c.types[typ], "nvidia") }, func(n int64) string { return fmt.Sprint(n) }),
+		},
+		check{
+			words: "have too few of the accelerators",
+			fails: func(s *size, _ []*row) bool { return !c.need.devices.within(devicesOf(&c.types[s.typ])) },
 		},
 		check{
 			words: "have too little cpu",
 			fails: func(s *size, _ []*row) bool { return s.milliCPU < c.need.milliCPU },
 			of:    largest(func(typ int) int64 { return c.types[typ].SustainedMilliCPU() }, cpuText),
+		},
+		check{
+			words: "have too little memory, as their machines have told",
+			fails: func(s *size, _ []*row) bool {
+				t := c.types[s.typ]
+				t.Learnt = catalog.Room{}
+				return s.memory < c.need.memory && t.SeenBytes()-c.config.ReservedMemoryBytes >= c.need.memory
+			},
+			of: largest(func(typ int) int64 { return c.types[typ].SeenBytes() }, bytesText),
 		},
 		check{
 			words: "have too little memory",

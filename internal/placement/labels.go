@@ -27,7 +27,7 @@ var (
 		corev1.LabelInstanceTypeStable, corev1.LabelInstanceType, LabelCapacityType, labelAccelerator, labelAccelerator + "-count",
 		"cloud.google.com/machine-family",
 	}
-	instanceLabelPrefixes = []string{labelInstance, labelNVIDIA, "karpenter.azure.com/sku-", "karpenter.k8s.gcp/instance-"}
+	instanceLabelPrefixes = []string{labelInstance, labelNVIDIA, labelGPU, "karpenter.azure.com/sku-", "karpenter.k8s.gcp/instance-"}
 )
 
 // IsInstanceLabel reports whether a label says of a node which machine it is. A node
@@ -77,6 +77,11 @@ func labelsOf(t *catalog.InstanceType) map[string]string {
 		if g.MemoryBytes > 0 {
 			memory := strconv.FormatInt(g.MemoryBytes/mib, 10)
 			l[labelInstance+"gpu-memory"], l[labelNVIDIA+"memory"] = memory, memory
+		}
+	}
+	for _, g := range t.GPUs {
+		for _, key := range gpuLabels(g.Model) {
+			l[key] = ""
 		}
 	}
 	for key, value := range t.Labels { // its cloud knows better

@@ -11,11 +11,11 @@ import (
 	"k8s.io/component-helpers/resource"
 )
 
-const resourceGPU = corev1.ResourceName("nvidia.com/gpu")
-
 // need is what a pod asks of its machine.
 type need struct {
 	milliCPU, memory, disk, gpus int64
+	// devices are other accelerators.
+	devices devices
 	// hugePages is a huge page size that the pod asks for, "" for none.
 	hugePages corev1.ResourceName
 	// volume is the size of the root disk that an annotation asks for, in bytes.
@@ -31,8 +31,8 @@ func (n need) none() bool { return n == need{} }
 // machine is the pod's own, nobody else's idle share of it can be borrowed, so
 // a limit that the machine cannot give could never be reached.
 //
-// Extended resources other than GPUs are not counted: no instance type has
-// them, and operators use them to bound what the virtual node takes.
+// Extended resources other than GPUs and accelerators are not counted: no instance
+// type has them, and operators use them to bound what the virtual node takes.
 func needOf(pod *corev1.Pod) need {
 	var n need
 	for name, q := range resource.PodRequests(withLimits(pod), resource.PodResourcesOptions{}) {
@@ -49,6 +49,12 @@ func needOf(pod *corev1.Pod) need {
 			// The smallest name, so that the answer does not depend on map order.
 			if n.hugePages == "" || name < n.hugePages {
 				n.hugePages = name
+			}
+		default:
+			for i, o := range otherDevices {
+				if o.resource == name {
+					n.devices[i] = value(q)
+				}
 			}
 		}
 	}
@@ -187,6 +193,11 @@ func (n need) text(reserved int64) string {
 	}
 	if n.gpus > 0 {
 		parts = append(parts, fmt.Sprintf("%s %d", resourceGPU, n.gpus))
+	}
+	for i, count := range n.devices {
+		if count > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", otherDevices[i].resource, count))
+		}
 	}
 	if n.hugePages != "" {
 		parts = append(parts, string(n.hugePages))

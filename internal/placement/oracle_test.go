@@ -40,10 +40,13 @@ func randomCatalogue(rng *rand.Rand, n int) []catalog.InstanceType {
 			t.UsableBytes = t.MemoryBytes / 16 * 15
 		}
 		if rng.IntN(4) == 0 {
+			t.Learnt = catalog.Room{MilliCPU: t.MilliCPU / (1 + rng.Int64N(2)), MemoryBytes: t.MemoryBytes / 16 * (12 + rng.Int64N(5))}
+		}
+		if rng.IntN(4) == 0 {
 			t.DiskBytes = gib << rng.IntN(10)
 		}
 		if rng.IntN(8) == 0 {
-			t.GPUs = []catalog.GPU{{Model: "t4", Count: 1 + rng.Int64N(4)}}
+			t.GPUs = []catalog.GPU{{Model: []string{"t4", "Radeon Pro V520"}[rng.IntN(2)], Count: 1 + rng.Int64N(4)}}
 		}
 		for _, zone := range []string{"a", "b", "c"} {
 			price := float64(1+rng.IntN(40)) / 20
@@ -57,6 +60,9 @@ func randomCatalogue(rng *rand.Rand, n int) []catalog.InstanceType {
 				o := catalog.Offering{Zone: zone, Spot: true, PricePerHour: price / 4}
 				if rng.IntN(3) == 0 {
 					o.PricePerHour, o.Unpriced = 0, true
+				}
+				if rng.IntN(4) == 0 {
+					o.Risk = float64(rng.IntN(11)) / 10
 				}
 				t.Offerings = append(t.Offerings, o)
 			}
@@ -210,7 +216,9 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 		t := &types[i]
 		var typeGPUs int64
 		for _, g := range t.GPUs {
-			typeGPUs += g.Count
+			if !strings.Contains(g.Model, "Radeon") && g.Model != "MI300X" { // AMD's
+				typeGPUs += g.Count
+			}
 		}
 		if only != "" && t.Name != only || arch != "" && t.Arch != arch {
 			continue
@@ -226,11 +234,14 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 			continue
 		}
 		has, sees := t.MilliCPU, t.MemoryBytes
-		if t.BaselineMilliCPU > 0 && t.CreditPerCPUHour == 0 {
-			has = t.BaselineMilliCPU
-		}
 		if t.UsableBytes > 0 {
 			sees = t.UsableBytes
+		}
+		if !t.Learnt.None() {
+			has, sees = t.Learnt.MilliCPU, t.Learnt.MemoryBytes
+		}
+		if t.BaselineMilliCPU > 0 && t.CreditPerCPUHour == 0 {
+			has = min(has, t.BaselineMilliCPU)
 		}
 		if only == "" && (cpu > has || memory+config.ReservedMemoryBytes > sees || gpus > typeGPUs || disk > typeDisk) {
 			continue
@@ -240,21 +251,23 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 			if o.Spot != spot || zone != "" && zone != o.Zone {
 				continue
 			}
-			cost := o.PricePerHour
-			if t.BaselineMilliCPU > 0 && cpu > t.BaselineMilliCPU {
-				cost += float64(min(cpu, t.MilliCPU)-t.BaselineMilliCPU) / 1000 * t.CreditPerCPUHour
+			cost := o.PricePerHour * (1 + o.Risk)
+			extra := 0.0
+			if config.Rates != nil && t.DiskBytes == 0 {
+				extra += float64(typeDisk) / float64(gib) * config.Rates.DiskPerGiBMonth / 730
 			}
+			if config.Rates != nil {
+				extra += config.Rates.AddressPerHour
+			}
+			if t.BaselineMilliCPU > 0 && cpu > t.BaselineMilliCPU {
+				extra += float64(min(cpu, t.MilliCPU)-t.BaselineMilliCPU) / 1000 * t.CreditPerCPUHour
+			}
+			cost += extra
+			paid := o.PricePerHour + extra
 			if o.Unpriced {
-				cost = math.Inf(1)
+				cost, paid = math.Inf(1), math.Inf(1)
 			}
 			if most, err := strconv.ParseFloat(pod.Annotations[AnnotationMaxPrice], 64); err == nil {
-				paid := cost
-				if config.Rates != nil {
-					paid += config.Rates.AddressPerHour
-					if t.DiskBytes == 0 {
-						paid += float64(typeDisk) / float64(gib) * config.Rates.DiskPerGiBMonth / 730
-					}
-				}
 				if paid > most+1e-6 {
 					continue
 				}

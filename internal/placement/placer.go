@@ -57,10 +57,11 @@ type Candidate struct {
 	// InstanceType is the catalogue's own: it must not be changed.
 	InstanceType *catalog.InstanceType
 	Offering     catalog.Offering
-	// CostPerHour is what candidates are ordered by, in dollars: the offering's
-	// price and, of a burstable type, what the pod's CPU costs above its baseline. It is
-	// infinite where the price is not known: such offerings come last, by size. The price
-	// of a preferred type counts as less than it is.
+	// CostPerHour is what candidates are ordered by, in dollars: the offering's price and,
+	// as far as they are known, what the pod's CPU costs above a burstable type's baseline,
+	// the root disk and the address. It is infinite where the machine's price is not known:
+	// such offerings come last, by size. The price of a preferred type counts as less than
+	// it is, that of a spot offering at risk as more.
 	CostPerHour float64
 	// CreditsPerHour is how much of that is for CPU above the baseline, in dollars.
 	CreditsPerHour float64
@@ -125,7 +126,7 @@ type market struct {
 
 // size is what a type has for a pod.
 type size struct {
-	milliCPU, gpus int64
+	milliCPU, gpus int64   // of NVIDIA's
 	memory         int64   // without the cell's own; -1 where not even that fits
 	disk           int64   // MaxInt64 where it is chosen at launch
 	price          float64 // of the cheapest offering
@@ -136,6 +137,7 @@ type row struct {
 	typ        int
 	launchType LaunchType
 	baseline   int64   // all of the CPU where the type is not burstable
+	disk       int64   // the root disk that the type has; 0 where it is chosen at launch
 	offers     []offer // in order of price, then zone, then subnet
 }
 
@@ -175,6 +177,7 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 					typ:        i,
 					launchType: m.launchType,
 					baseline:   cmp.Or(t.BaselineMilliCPU, t.MilliCPU),
+					disk:       t.DiskBytes,
 					offers:     offers,
 				})
 			}
@@ -209,7 +212,7 @@ func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, erro
 			return nil, fmt.Errorf("catalogue: instance type %s costs %v an hour in zone %s: want a price of 0 or more", t.Name, o.PricePerHour,
 				o.Zone)
 		}
-		price := o.PricePerHour / (1 + t.Prefer)
+		price := o.PricePerHour * (1 + o.Risk) / (1 + t.Prefer)
 		if o.Unpriced {
 			price = math.Inf(1)
 		}
@@ -254,14 +257,12 @@ func (p *Placer) sizeOf(typ int) size {
 	t := &p.types[typ]
 	s := size{
 		milliCPU: t.SustainedMilliCPU(),
-		memory:   max(-1, cmp.Or(t.UsableBytes, t.MemoryBytes)-p.config.ReservedMemoryBytes),
+		memory:   max(-1, t.SeenBytes()-p.config.ReservedMemoryBytes),
 		disk:     cmp.Or(t.DiskBytes, math.MaxInt64),
 		arch:     int32(slices.Index(p.archs, t.Arch)),
 		typ:      int32(typ),
 	}
-	for _, g := range t.GPUs {
-		s.gpus += g.Count
-	}
+	s.gpus = gpusOf(t, "nvidia")
 	return s
 }
 
@@ -351,6 +352,9 @@ type choice struct {
 	most float64
 	// private says that the machine has no public address.
 	private bool
+	// paid is what is known to be paid beside a machine: whose disk is chosen at launch, and
+	// whose is its own.
+	paid [2]float64
 	// requirements is what the labels of the instance must be; nil means anything.
 	requirements Requirements
 	// holds is whether they do, of each type in each zone by each launch type: 0 where that
@@ -371,7 +375,7 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 		markets:      p.byDefault,
 		need:         needOf(pod),
 		only:         -1,
-		requirements: annotations.Requirements,
+		requirements: annotations.Requirements.and(selectedGPU(pod.Spec.NodeSelector)),
 		constraint:   constraintOf(&pod.Spec),
 	}
 	if annotations.LaunchTypes != nil {
@@ -405,6 +409,7 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	if c.private = p.config.PrivateIPOnly; annotations.PrivateIPOnly != nil {
 		c.private = *annotations.PrivateIPOnly
 	}
+	c.paid = [2]float64{c.beside(0).known(), c.beside(1).known()}
 	c.anyDisk = p.config.DefaultDiskBytes == 0 || max(p.config.DefaultDiskBytes, c.need.volume) >= c.need.disk
 	// The disk that an annotation asks for is no resource: it counts for named types too.
 	c.least = size{memory: -1, disk: c.need.volume}
@@ -416,7 +421,7 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 			disk:     max(c.need.volume, c.need.disk),
 		}
 	}
-	c.picky = c.only >= 0 || c.names != nil || c.need.hugePages != "" || !c.anyDisk
+	c.picky = c.only >= 0 || c.names != nil || c.need.hugePages != "" || !c.need.devices.none() || !c.anyDisk
 	c.barred = make([]int64, len(p.archs))
 	for i, arch := range p.archs {
 		if c.arch != "" && c.arch != arch {
@@ -486,7 +491,7 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 		if s.price > dearest || unpriced && math.IsInf(s.price, 1) {
 			continue
 		}
-		extra := c.credits(r)
+		extra := c.paid[min(r.disk, 1)] + c.credits(r)
 		for j, o := range r.offers {
 			if !c.allows(r, s, o) {
 				continue
@@ -547,7 +552,8 @@ func (c *choice) short(s *size) int64 {
 // picks reports whether the type may be chosen, for what few pods ask.
 func (c *choice) picks(s *size) bool {
 	return (c.only < 0 || c.only == int(s.typ)) && c.names.match(c.types[s.typ].Name) &&
-		(c.anySize || c.need.hugePages == "" && (c.anyDisk || s.disk < math.MaxInt64))
+		(c.anySize || c.need.hugePages == "" && (c.anyDisk || s.disk < math.MaxInt64) &&
+			(c.need.devices.none() || c.need.devices.within(devicesOf(&c.types[s.typ]))))
 }
 
 // offered reports whether the type is offered where the pod may run, for what it may cost.
@@ -572,13 +578,13 @@ func (c *choice) price(r *row, o offer) float64 {
 	if offering.Unpriced {
 		return math.Inf(1)
 	}
-	return math.Round((offering.PricePerHour+c.credits(r)+c.beside(r).known())*1e9) / 1e9
+	return math.Round((offering.PricePerHour+c.credits(r)+c.paid[min(r.disk, 1)])*1e9) / 1e9
 }
 
-// beside is what is paid beside a machine of a row's type.
-func (c *choice) beside(r *row) Beside {
+// beside is what is paid beside a machine whose type has a root disk of a size; 0 where it
+// is chosen at launch.
+func (c *choice) beside(size int64) Beside {
 	nothing, rates := new(float64), c.config.Rates
-	size := c.types[r.typ].DiskBytes
 	b := Beside{
 		DiskBytes:      cmp.Or(size, max(c.config.DefaultDiskBytes, c.need.volume)),
 		DiskPerHour:    nothing,
@@ -637,6 +643,7 @@ func (c *choice) candidates(searched []found, n int) []Candidate {
 // write appends what was found in one market. Each reason begins with the given words.
 func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 	why, rank, first := c.why(f), 0, len(out)
+	bare := make([]string, len(f.best)) // the reasons, but for the zone's risk
 	for i, b := range f.best {
 		r := &f.market.rows[b.row]
 		t := &c.types[r.typ]
@@ -648,11 +655,15 @@ func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 		}
 		// Offerings of one type have one reason, and the same is paid beside them.
 		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
-			next.Reason, next.Beside = out[first+j].Reason, out[first+j].Beside
+			next.Reason, next.Beside = bare[j], out[first+j].Beside
 		} else {
-			next.Beside = c.beside(r)
+			next.Beside = c.beside(r.disk)
 			rank++
 			next.Reason = begin + c.reason(rank, f.skips && c.before(f.market, f.skipped, b), r, math.IsInf(b.cost, 1), why)
+		}
+		bare[i] = next.Reason
+		if risk := next.Offering.Risk; risk > 0 {
+			next.Reason += fmt.Sprintf("; counts as %.0f %% dearer, since such instances were taken back there", risk*100)
 		}
 		out = append(out, next)
 	}
@@ -704,7 +715,8 @@ func (c *choice) reason(rank int, skipped bool, r *row, unpriced bool, why strin
 		text = "the default instance type, since the pod asks for no resources"
 	case c.only >= 0:
 		text = "named by " + AnnotationInstanceType
-		if s := c.sizeOf(r.typ); s.milliCPU < c.need.milliCPU || s.memory < c.need.memory || s.disk < c.need.disk || s.gpus < c.need.gpus {
+		if s := c.sizeOf(r.typ); s.milliCPU < c.need.milliCPU || s.memory < c.need.memory || s.disk < c.need.disk || s.gpus < c.need.gpus ||
+			!c.need.devices.within(devicesOf(&c.types[r.typ])) {
 			text += ", though too small for " + c.need.text(c.config.ReservedMemoryBytes)
 		}
 	case unpriced:
@@ -732,7 +744,8 @@ func (c *choice) noCapacity() *NoCapacityError {
 			}
 			// Offers are in order of price: the first is the type's cheapest.
 			if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(r, s, o) }); j >= 0 {
-				fitting = append(fitting, candidate{cost: r.offers[j].price + c.credits(r), row: int32(i), offer: int32(j)})
+				cost := r.offers[j].price + (c.paid[min(r.disk, 1)] + c.credits(r))
+				fitting = append(fitting, candidate{cost: cost, row: int32(i), offer: int32(j)})
 			}
 		}
 		slices.SortFunc(fitting, func(a, b candidate) int {

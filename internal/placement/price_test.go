@@ -29,9 +29,9 @@ func TestNoMachineCostsMoreThanThePodSays(t *testing.T) {
 		annotations []string
 		want        string // the types, or a part of the error
 	}{
-		{"0.2", rates, nil, "plain burst local"},
+		{"0.2", rates, nil, "plain local burst"},
 		{"0.12", nil, nil, "plain burst local"}, // where nothing is paid beside the machine
-		{"0.13", rates, nil, "plain burst local"},
+		{"0.13", rates, nil, "plain local burst"},
 		{"0.12", rates, nil, "plain"},
 		{"0.115", rates, nil, "plain"}, // exactly: 0.1, a disk for 0.01, an address for 0.005
 		{"0.114999", rates, nil, "needs cpu 2: 4 types considered: 1 has too little cpu (largest: small with 100m), " +
@@ -88,6 +88,34 @@ func TestWhatIsPaidBesideAMachineIsTold(t *testing.T) {
 		if strings.Join(got, " ") != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
+	}
+}
+
+// A disk that has to be paid counts against a type that has none of its own.
+func TestWhatIsPaidBesideAMachineCountsInTheOrder(t *testing.T) {
+	for perMonth, want := range map[float64]string{0.1: "plain 0.115 local 0.125 burst 0.13", 0.25: "local 0.125 plain 0.13 burst 0.145"} {
+		p := placer(t, priced, Config{DefaultDiskBytes: 73 << 30, Rates: &catalog.Rates{DiskPerGiBMonth: perMonth, AddressPerHour: 0.005}})
+		list, err := p.Candidates(podOf("cpu=2"), nil)
+		var got []string
+		for _, c := range list {
+			got = append(got, fmt.Sprintf("%s %.4g", c.InstanceType.Name, c.CostPerHour))
+		}
+		if strings.Join(got, " ") != want || err != nil {
+			t.Errorf("at $%v a GB and month: %v, %v; want %s", perMonth, got, err, want)
+		}
+	}
+}
+
+func TestASpotOfferingThatWasTakenBackCountsAsDearer(t *testing.T) {
+	types := []catalog.InstanceType{{Name: "one", Arch: "amd64", MilliCPU: 1000, MemoryBytes: 1 << 30, Offerings: []catalog.Offering{
+		{Zone: "a", Spot: true, PricePerHour: 0.1, Risk: 0.2}, {Zone: "b", Spot: true, PricePerHour: 0.11},
+	}}}
+	pod := annotated(podOf("cpu=1"), AnnotationLaunchType, "spot", AnnotationMaxPrice, "0.115")
+	got, err := placer(t, types, Config{}).Candidates(pod, nil)
+	const why = "; counts as 20 % dearer, since such instances were taken back there"
+	if err != nil || len(got) != 2 || got[0].Offering.Zone != "b" || strings.Contains(got[0].Reason, "dearer") ||
+		!strings.HasSuffix(got[1].Reason, why) || strings.TrimSuffix(got[1].Reason, why) != got[0].Reason {
+		t.Errorf("%+v, %v", got, err)
 	}
 }
 

@@ -1,8 +1,15 @@
 package placement
 
-import corev1 "k8s.io/api/core/v1"
+import (
+	"strings"
 
-// Resources are what a pod asks of its machine, as Candidates counts it.
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elotl/kip/internal/catalog"
+)
+
+// Resources are what a pod asks of its machine, as Candidates counts it. GPUs are those of the
+// kind of accelerator of which it asks for most.
 type Resources struct {
 	MilliCPU, MemoryBytes, DiskBytes, GPUs int64
 }
@@ -10,12 +17,26 @@ type Resources struct {
 // ResourcesOf returns what a pod asks of its machine.
 func ResourcesOf(pod *corev1.Pod) Resources {
 	n := needOf(pod)
+	for _, count := range n.devices {
+		n.gpus = max(n.gpus, count)
+	}
 	return Resources{
 		MilliCPU:    n.milliCPU,
 		MemoryBytes: n.memory,
 		DiskBytes:   n.disk,
 		GPUs:        n.gpus,
 	}
+}
+
+// Needs returns what a pod must find on its machine: nothing where the type is named, or
+// the pod asks for nothing.
+func Needs(pod *corev1.Pod) catalog.Room {
+	name := strings.TrimSpace(pod.Annotations[AnnotationInstanceType])
+	if name != "" && !strings.Contains(name, "*") {
+		return catalog.Room{}
+	}
+	n := needOf(pod)
+	return catalog.Room{MilliCPU: n.milliCPU, MemoryBytes: n.memory}
 }
 
 // LaunchType is how the candidate is bought.

@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // Choose returns what is to be requested for a pod: what can be launched, best
@@ -35,8 +38,14 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
-	placed := withPlugins(pod, needs)
-	offers, err := c.cfg.Place(ctx, placed, zone)
+	placed, lacked := withPlugins(pod, needs), c.lackedBy(pod)
+	needed := placement.Needs(placed)
+	if !lacked.None() {
+		// Whatever has no more than what was too small lacks as much. It is believed once:
+		// machines that all say so are not paid for one after the other.
+		placed, needed = placement.With(placed, roomList(lacked.Room)), catalog.Room{}
+	}
+	offers, err := c.cfg.Offers(ctx, placed, zone)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
@@ -55,6 +64,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		Created:  pod.CreationTimestamp.Time,
 		Offers:   offers,
 		RuledOut: ruledOut,
+		Needs:    needed,
 		Disks:    disksOf(needs),
 		Plugins:  pluginsOf(needs),
 	}
@@ -66,7 +76,30 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 			r.HealthyTimeout = &after
 		}
 	}
+	if lacked.why != "" {
+		r.Offers = slices.Clone(r.Offers)
+		for i := range r.Offers {
+			r.Offers[i].Reason += "; larger than before, since " + lacked.why
+		}
+	}
 	return r, nil
+}
+
+// lackedBy is what the machine of a pod's last cell that was too small had not.
+func (c *Controller) lackedBy(pod *corev1.Pod) lacked {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w := c.pods[pod.UID]; w != nil {
+		return w.lacked
+	}
+	return lacked{}
+}
+
+func roomList(r catalog.Room) corev1.ResourceList {
+	return corev1.ResourceList{
+		corev1.ResourceCPU:    *resource.NewMilliQuantity(r.MilliCPU, resource.DecimalSI),
+		corev1.ResourceMemory: *resource.NewQuantity(r.MemoryBytes, resource.BinarySI),
+	}
 }
 
 // ruledOut counts what is not among the first of the offers that a pod may have, of those
@@ -107,7 +140,7 @@ func typesOf(offers []cells.Offer) int {
 }
 
 // PlacementError says why nothing can be launched for a pod. It wraps the error of
-// Config.Place, or a *NotGrantedError.
+// Config.Offers, or a *NotGrantedError.
 type PlacementError struct {
 	Zone string // where the disks of the pod are; "" if it has none, or it does not matter
 	Err  error

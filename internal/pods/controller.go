@@ -12,6 +12,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/placement"
@@ -40,9 +41,9 @@ type Config struct {
 	Cells  Cells
 	// Volumes returns what a pod's volumes need. Optional: no pod has any.
 	Volumes func(context.Context, *corev1.Pod) (volumes.Needs, error)
-	// Place returns the offers for a pod, best first; in a zone, if one is given. Errors
+	// Offers returns what can be launched for a pod, best first; in a zone, if one is given. Errors
 	// that are not of placement are that it cannot be told now.
-	Place func(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error)
+	Offers func(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error)
 	// RuledOut says why types are not among the offers for such a pod, by count, and how many
 	// types are left. Optional: nothing is told of it.
 	RuledOut func(ctx context.Context, pod *corev1.Pod, zone string) (ruledOut []placement.Rejection, left int, err error)
@@ -169,6 +170,7 @@ type waiting struct {
 	failures    int       // cells in a row that were launched and not ready, or refused for what the pod asks
 	refusal     string    // why the last of them was refused; "" if it was launched
 	ran         bool      // a kubelet has had the pod
+	lacked      lacked    // what the machine of its last cell that was too small had not
 	silent      time.Time // when its cell was last found silent
 	marked      time.Time // when it was marked as not ready, since its cell is silent
 	interrupted time.Time // when the cloud takes its instance; zero if it does not
@@ -177,6 +179,12 @@ type waiting struct {
 	// deleted is the end of the grace period by the API server's clock, and deletedSeen
 	// when that was first seen, by Kip's.
 	deleted, deletedSeen time.Time
+}
+
+// lacked is what a machine had less than its type promises, and its pod needed.
+type lacked struct {
+	catalog.Room
+	why string
 }
 
 // New returns a controller; Run starts it. It is to observe the cells.
@@ -240,6 +248,9 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 		switch {
 		case bound:
 			w.ran, w.failures = true, 0
+		case cell.Cause == cells.CauseTooSmall:
+			promised := catalog.Room{MilliCPU: cell.Offer().MilliCPU, MemoryBytes: cell.Offer().MemoryBytes}
+			w.lacked = lacked{Room: promised.Beyond(cell.Room), why: cell.Reason}
 		case cell.Instance != nil && cell.Interrupted.IsZero() && cell.Cause != cells.CauseInterrupted:
 			w.failures, w.refusal = w.failures+1, ""
 		case cell.Cause == cells.CauseNotLaunched && cell.Refusals > 0:
@@ -390,7 +401,7 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 	// deletes it then, and must not lose its machine in between.
 	case pod.DeletionTimestamp != nil:
 		return c.finishDeletion(ctx, pod)
-	case Ended(pod):
+	case watches.Ended(pod):
 		c.cfg.Cells.Release(pod.UID, "the pod has "+string(pod.Status.Phase), true)
 		return 0, nil
 	}
@@ -414,11 +425,6 @@ func (c *Controller) get(name cache.ObjectName) (*corev1.Pod, error) {
 		return nil, err
 	}
 	return obj.(*corev1.Pod), nil
-}
-
-// Ended says that the pod's containers have run for the last time.
-func Ended(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
 // behindWait is after how long a pod is looked at again that may run on a cell that this

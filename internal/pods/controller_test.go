@@ -190,7 +190,7 @@ func newHarness(t *testing.T) *harness {
 		Pods:   listed{h.informer, h},
 		Client: func(string) corev1client.PodsGetter { return podsGetter{h.client} },
 		Cells:  h.cells,
-		Place: func(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
+		Offers: func(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
 			h.zone, h.placed = zone, p
 			return h.place(p)
 		},

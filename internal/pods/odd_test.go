@@ -9,6 +9,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud/local/sizes"
 	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/watches"
 	"github.com/elotl/kip/test/oddpods"
 )
 
@@ -55,7 +56,7 @@ func TestAnyPodGetsACellOrAReason(t *testing.T) {
 				requested++
 			case h.c.Waiting(p.UID) != "":
 				waits++
-			case Ended(p) || p.DeletionTimestamp != nil:
+			case watches.Ended(p) || p.DeletionTimestamp != nil:
 			default:
 				t.Errorf("seed %d (%s): neither a cell nor a reason; events %v", seed, kind, h.events)
 			}

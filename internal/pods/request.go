@@ -10,6 +10,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -180,5 +181,5 @@ func (c *Controller) changedSince(ctx context.Context, pod *corev1.Pod) (bool, e
 	case err != nil:
 		return false, fmt.Errorf("look whether pod %s has ended: %w", apiv1.Ref(pod), err)
 	}
-	return now.UID != pod.UID || now.DeletionTimestamp != nil || Ended(now), nil
+	return now.UID != pod.UID || now.DeletionTimestamp != nil || watches.Ended(now), nil
 }

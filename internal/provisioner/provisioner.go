@@ -126,7 +126,9 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 	}
 	size := o.PVC.Spec.Resources.Requests[corev1.ResourceStorage]
 	disk, err := p.cfg.Disks.CreateDisk(ctx, cloud.DiskRequest{
-		Token: o.PVName, SizeBytes: size.Value(), Zone: zone,
+		Token:     o.PVName,
+		SizeBytes: size.Value(),
+		Zone:      zone,
 		Tags: map[string]string{
 			cloud.TagOwner: p.cfg.ControllerID, cloud.TagVolume: o.PVName, cloud.TagNamespace: o.PVC.Namespace, cloud.TagNameTag: p.cfg.NameTag,
 			cloud.TagName: "Kip volume " + p.cfg.NameTag + " " + o.PVC.Namespace + "/" + o.PVC.Name,

@@ -19,8 +19,11 @@ import (
 )
 
 const (
-	// catalogueKey is where the last good catalogue is stored.
-	catalogueKey = "catalogue"
+	// catalogueKey is where the last good catalogue is stored, learntKey what machines have
+	// turned out to have.
+	catalogueKey, learntKey = "catalogue", "learnt"
+	// interruptionsKey is where interruptions that were seen are stored.
+	interruptionsKey = "interruptions"
 	// callTimeout bounds the reading of a catalogue, which takes many calls on some
 	// clouds.
 	callTimeout = 2 * time.Minute
@@ -32,7 +35,8 @@ const (
 	retryEvery = time.Minute
 )
 
-// Config of a Shop. All fields but Data and Terms are required.
+// Config of a Shop. All fields but Data, Terms, Image and
+// InterruptionShare are required.
 type Config struct {
 	Cloud cloud.Cloud
 	Store *store.Store
@@ -42,8 +46,14 @@ type Config struct {
 	Data catalog.InstanceData
 	// Terms are what the operator says of prices; none leaves them as the cloud says.
 	Terms []catalog.Term
-	Clock clock.WithTicker
-	Log   *slog.Logger
+	// Image is what the machines of pods to come boot, in any words: what others have
+	// turned out to have counts if they did, too.
+	Image string
+	// InterruptionShare is how much dearer, as a share, an interruption makes a spot
+	// offering; 0 for not at all.
+	InterruptionShare float64
+	Clock             clock.WithTicker
+	Log               *slog.Logger
 }
 
 // record is a stored catalogue.
@@ -81,14 +91,27 @@ type Shop struct {
 	// since the start; for Run alone.
 	revision int64
 	stale    bool
+
+	// learnt is what machines have turned out to have; news, and taken for interruptions, ask
+	// Run to take it in. learntRevision is that of the stored one, for Run alone.
+	learntMu       sync.Mutex
+	learnt         catalog.Learnt
+	news, taken    chan struct{}
+	learntRevision int64
+	// interrupted are those of the last day, under learntMu; its revision is for Run alone.
+	interrupted           catalog.Interruptions
+	interruptionsRevision int64
 }
 
 // Open reads the cloud's catalogue; where the cloud does not answer, the one that was
 // read last. Without either Kip cannot choose, which is an error.
 func Open(ctx context.Context, cfg Config) (*Shop, error) {
-	s := &Shop{cfg: cfg}
+	s := &Shop{cfg: cfg, news: make(chan struct{}, 1), taken: make(chan struct{}, 1)}
 	stored, err := s.load(ctx)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.loadLearnt(ctx); err != nil {
 		return nil, err
 	}
 	timeout := callTimeout
@@ -150,23 +173,22 @@ func (s *Shop) OfNode(name string, limit placement.Limit) ([]catalog.InstanceTyp
 func (s *Shop) Age() time.Duration { return s.cfg.Clock.Since(s.stock.Load().Read) }
 
 // Run reads the catalogue again and again, as often as the cloud says that it is
-// worth it, until ctx ends.
+// worth it, and takes in what is learnt of machines, until ctx ends.
 func (s *Shop) Run(ctx context.Context) error {
 	for {
+		var due <-chan time.Time // never, where the catalogue does not change
+		stop := func() bool { return false }
 		wait := s.cfg.Cloud.Traits().CatalogueEvery
 		if s.stale && (wait <= 0 || wait > retryEvery) {
 			wait = retryEvery
 		}
-		if wait <= 0 {
-			<-ctx.Done()
-			return nil
+		if wait > 0 {
+			timer := s.cfg.Clock.NewTimer(wait)
+			due, stop = timer.C(), timer.Stop
 		}
-		timer := s.cfg.Clock.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if s.takeInUntil(ctx, due); ctx.Err() != nil {
+			stop()
 			return nil
-		case <-timer.C():
 		}
 		if err := s.refresh(ctx); err != nil && ctx.Err() == nil {
 			s.cfg.Log.Warn("the catalogue is not refreshed: placing pods by the last one",
@@ -226,7 +248,12 @@ func (s *Shop) read(ctx context.Context, timeout time.Duration) ([]catalog.Insta
 }
 
 func (s *Shop) recordOf(types []catalog.InstanceType) record {
-	return record{Cloud: s.cfg.Cloud.Name(), Region: s.cfg.Cloud.Traits().Region, Read: s.cfg.Clock.Now(), Types: types}
+	return record{
+		Cloud:  s.cfg.Cloud.Name(),
+		Region: s.cfg.Cloud.Traits().Region,
+		Read:   s.cfg.Clock.Now(),
+		Types:  types,
+	}
 }
 
 // adopt makes a catalogue the current one, together with its placer.
@@ -239,12 +266,18 @@ func (s *Shop) adopt(r record) error {
 				"region", r.Region)
 		}
 	}
-	types = catalog.Apply(s.cfg.Terms, types, r.Region)
+	types = catalog.Apply(s.cfg.Terms, s.known().Apply(types, s.cfg.Image), r.Region)
+	types = s.interruptions().Apply(types, s.cfg.Clock.Now(), s.cfg.InterruptionShare)
 	placer, err := placement.New(types, s.cfg.Placement)
 	if err != nil {
 		return err
 	}
-	s.stock.Store(&stock{record: r, placer: placer, types: types, nodes: map[string]node{}})
+	s.stock.Store(&stock{
+		record: r,
+		placer: placer,
+		types:  types,
+		nodes:  map[string]node{},
+	})
 	return nil
 }
 

@@ -33,5 +33,11 @@ func Shortage(o cells.Offer, err error) capacity.Shortage {
 
 // Offering is what shortages know of an offer.
 func Offering(o cells.Offer) capacity.Offering {
-	return capacity.Offering{InstanceType: o.InstanceType, Family: o.Family, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot}
+	return capacity.Offering{
+		InstanceType: o.InstanceType,
+		Family:       o.Family,
+		Zone:         o.Zone,
+		Subnet:       o.Subnet,
+		Spot:         o.Spot,
+	}
 }

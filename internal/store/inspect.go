@@ -23,7 +23,12 @@ func Inspect(r io.Reader) (Summary, error) {
 	if err != nil {
 		return Summary{}, fmt.Errorf("read the backup: %w", err)
 	}
-	s := Summary{Schema: h.Schema, Time: h.Time, Revision: h.Revision, Keys: make([]string, len(lines))}
+	s := Summary{
+		Schema:   h.Schema,
+		Time:     h.Time,
+		Revision: h.Revision,
+		Keys:     make([]string, len(lines)),
+	}
 	for i, l := range lines {
 		s.Keys[i] = l.Key
 	}

@@ -30,7 +30,12 @@ func MemoryWith(hook func(op, key string) error, read func(key string) error) *S
 		hook = func(string, string) error { return nil }
 	}
 	// A nil channel: in a bubble, one from outside would keep time from moving.
-	return &Store{backend: &memory{records: map[string]record{}, revision: 1, hook: hook, reads: read}, prefix: root,
+	return &Store{backend: &memory{
+		records:  map[string]record{},
+		revision: 1,
+		hook:     hook,
+		reads:    read,
+	}, prefix: root,
 		close: func() error { return nil }}
 }
 

@@ -180,8 +180,16 @@ func openEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 		}
 	}()
 	return &Store{
-		backend: etcd{client: client, timeout: requestTimeout, death: death, room: roomIn(cfg.Dir)},
-		prefix:  root, done: death.dead, death: death, embedded: e.Server,
+		backend: etcd{
+			client:  client,
+			timeout: requestTimeout,
+			death:   death,
+			room:    roomIn(cfg.Dir),
+		},
+		prefix:   root,
+		done:     death.dead,
+		death:    death,
+		embedded: e.Server,
 		close: func() error {
 			// After a death its goroutines are parked where they were, with
 			// their locks: closing it would wait for ever.
@@ -221,7 +229,12 @@ const openTimeout = 5 * time.Second
 // reconnect is the pause between two attempts to reach an etcd that does not
 // answer. grpc's own grows to two minutes, which Kip would be late after an
 // outage.
-var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second}
+var reconnect = backoff.Config{
+	BaseDelay:  100 * time.Millisecond,
+	Multiplier: 1.6,
+	Jitter:     0.2,
+	MaxDelay:   3 * time.Second,
+}
 
 // OpenExternal connects to an existing etcd cluster and checks that it answers.
 func OpenExternal(ctx context.Context, x External) (*Store, error) {
@@ -232,8 +245,10 @@ func OpenExternal(ctx context.Context, x External) (*Store, error) {
 		return nil, fmt.Errorf("etcd.client.certFile is %q and keyFile is %q: set both or neither", x.CertFile, x.KeyFile)
 	}
 	cfg := clientv3.Config{
-		Endpoints: x.Endpoints, Logger: zap.NewNop(),
-		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
+		Endpoints:            x.Endpoints,
+		Logger:               zap.NewNop(),
+		DialKeepAliveTime:    10 * time.Second,
+		DialKeepAliveTimeout: 5 * time.Second,
 		DialOptions: []grpc.DialOption{
 			grpc.WithChainUnaryInterceptor(keepLastError),
 			grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: openTimeout}),
@@ -251,7 +266,12 @@ func OpenExternal(ctx context.Context, x External) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to etcd at %v: %w", x.Endpoints, err)
 	}
-	s := &Store{backend: etcd{client: client, timeout: requestTimeout}, prefix: root, close: client.Close, shared: client}
+	s := &Store{
+		backend: etcd{client: client, timeout: requestTimeout},
+		prefix:  root,
+		close:   client.Close,
+		shared:  client,
+	}
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	if err := s.Healthy(ctx); err != nil {

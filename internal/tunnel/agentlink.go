@@ -85,7 +85,7 @@ func (s *Session) waitReady(ctx context.Context) error {
 func (s *Session) upgrade(req *http.Request) (*http.Response, error) {
 	t := &http.Transport{
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			tc, _, err := s.dial(ctx, protoHTTP1, place{rank: rankRequest, stalling: s.stalling.Load()}, s.tickets, s.verify)
+			tc, _, err := s.dial(ctx, protoHTTP1, place{rank: rankRequest, stalling: s.stalling.Load()}, s.credentials(), s.verify)
 			if err != nil {
 				return nil, fmt.Errorf("%w: %w", ErrNotConnected, err)
 			}
@@ -133,7 +133,7 @@ func (s *Session) reserve(ctx context.Context) (*http2.ClientConn, error) {
 // others wait for it too. One that takes no more requests is not closed: those
 // that it has end first.
 func (s *Session) dialAgent(d *dialing) {
-	cc, err := s.connectAgent()
+	cc, err := s.connectAgent(s.ctx, s.credentials())
 	s.api.mu.Lock()
 	defer s.api.mu.Unlock()
 	if err == nil {
@@ -144,8 +144,8 @@ func (s *Session) dialAgent(d *dialing) {
 	close(d.done)
 }
 
-func (s *Session) connectAgent() (*http2.ClientConn, error) {
-	tc, nc, err := s.dial(s.ctx, protoHTTP2, place{rank: rankRequest, stalling: s.stalling.Load()}, s.tickets, s.verify)
+func (s *Session) connectAgent(ctx context.Context, by credentials) (*http2.ClientConn, error) {
+	tc, nc, err := s.dial(ctx, protoHTTP2, place{rank: rankRequest, stalling: s.stalling.Load()}, by, s.verify)
 	if err != nil {
 		return nil, err
 	}

@@ -145,7 +145,7 @@ func usage() (bytes, goroutines float64) {
 func BenchmarkIdleSession(b *testing.B) {
 	const n = 400
 	d := benchmarkDialer(b)
-	targets := startBenchmarkCells(b, d.authority, n)
+	targets := startBenchmarkCells(b, d.authorities.Signing, n)
 	for b.Loop() {
 		before, gBefore := usage()
 		sessions := make([]*Session, n)
@@ -182,7 +182,7 @@ func BenchmarkIdleSession(b *testing.B) {
 // BenchmarkRequest is one small request of Kip to an agent, one after another.
 func BenchmarkRequest(b *testing.B) {
 	d := benchmarkDialer(b)
-	t := startBenchmarkCells(b, d.authority, 1)[0]
+	t := startBenchmarkCells(b, d.authorities.Signing, 1)[0]
 	s, err := d.Keep(context.Background(), t, http.NotFoundHandler(), spendNothing)
 	if err != nil {
 		b.Fatal(err)

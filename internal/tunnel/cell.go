@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
@@ -10,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,15 +40,17 @@ type CellConfig struct {
 type Cell struct {
 	id      *identity
 	terms   *terms
+	trust   *trust
 	token   pki.Token
-	caHash  string
-	handler http.Handler
+	handler http.Handler // cfg.Handler
+	serves  http.Handler // handler, and what is the tunnel's own
 	log     *slog.Logger
 	limits  limits
 
 	tls       *tls.Config // of every connection: its ticket keys are this process's
 	link      *link
 	transport *http2.Transport
+	open      atomic.Pointer[conns] // of Serve
 
 	// Refusals are logged a few at once and then now and then: who is refused
 	// decides how often.
@@ -61,8 +65,8 @@ func newCell(cfg CellConfig, l limits) (*Cell, error) {
 	if err := pki.CheckCellID(cfg.UserData.CellID); err != nil {
 		return nil, fmt.Errorf("user data: %w", err)
 	}
-	if b, err := hex.DecodeString(cfg.UserData.CAHash); err != nil || len(b) != 32 {
-		return nil, fmt.Errorf("user data: caHash %q: it must be a SHA-256 in 64 lower-case hex digits", cfg.UserData.CAHash)
+	if err := checkHash(cfg.UserData.CAHash); err != nil {
+		return nil, fmt.Errorf("user data: caHash %w", err)
 	}
 	token, err := pki.ParseToken(cfg.UserData.Token)
 	if err != nil {
@@ -80,16 +84,25 @@ func newCell(cfg CellConfig, l limits) (*Cell, error) {
 		id:         id,
 		terms:      openTerms(id, cfg.Log),
 		token:      token,
-		caHash:     cfg.UserData.CAHash,
 		handler:    cfg.Handler,
+		trust:      openTrust(id, cfg.UserData.CAHash, cfg.Log),
 		log:        cfg.Log.With("cell", id.cellID),
 		limits:     l,
 		link:       newLink(),
 		transport:  transport,
 		logRefusal: rate.Sometimes{First: 5, Interval: 10 * time.Second},
 	}
+	c.serves = c.withAuthorities(cfg.Handler)
 	c.tls = &tls.Config{GetConfigForClient: c.config, MinVersion: tls.VersionTLS13}
 	return c, nil
+}
+
+// checkHash refuses what cannot be an authority's CAHash.
+func checkHash(hash string) error {
+	if b, err := hex.DecodeString(hash); err != nil || len(b) != sha256.Size {
+		return fmt.Errorf("%q: it must be a SHA-256 in 64 lower-case hex digits", hash)
+	}
+	return nil
 }
 
 // Joined is closed when the cell has its certificate, and its token is spent.
@@ -118,11 +131,12 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 	defer cancel()
 	var (
 		wg      sync.WaitGroup
-		all     conns
+		all     = &conns{}
 		pending = pending{max: c.limits.pending, arrivals: arrivals{every: c.limits.arrivalEvery, burst: c.limits.arrivalBurst}}
 		inner   = newHandoff(l.Addr())
-		inside  = &gate{handler: c.handler}
+		inside  = &gate{handler: c.serves}
 	)
+	c.open.Store(all)
 	srv := &http.Server{
 		Handler:           inside,
 		ReadHeaderTimeout: c.limits.handshake,
@@ -161,7 +175,7 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 			pending.remove(tracked)
 			if err == nil {
 				pending.proved(from)
-				err = c.admit(ctx, tc, tracked, &all)
+				err = c.admit(ctx, tc, tracked)
 			}
 			if err == nil {
 				err = c.serve(ctx, tc, tracked, inner)
@@ -226,15 +240,25 @@ func (c *Cell) handshake(ctx context.Context, nc *conn) (*tls.Conn, error) {
 
 // admit refuses a Kip that another has followed, once it has proven to be Kip. A newer
 // one ends what those before it have open here: they may go on as if they led.
-func (c *Cell) admit(ctx context.Context, tc *tls.Conn, nc *conn, all *conns) error {
+func (c *Cell) admit(ctx context.Context, tc *tls.Conn, nc *conn) error {
 	state := tc.ConnectionState()
+	ca, err := c.verify(state)
+	if err != nil {
+		return err
+	}
+	by := pki.CAHash(ca.Raw)
+	nc.authority.Store(&by)
+	// Who closes those that are trusted no more may have come before that.
+	if !slices.Contains(c.trust.now(), by) {
+		return errors.New("its authority is trusted no more")
+	}
 	term, err := pki.Term(state.PeerCertificates[0])
 	if err != nil {
 		return err
 	}
 	newest, err := c.terms.admit(term)
 	if newest {
-		all.closeBut(nc)
+		c.open.Load().closeBut(nc)
 		if err != nil {
 			c.log.Warn("store the term of Kip; until this process ends it is known all the same", "err", err)
 		}
@@ -312,7 +336,7 @@ func (c *Cell) config(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 // Kip. A connection that is resumed has the certificates of the one before, which
 // were Kip's, and are judged again.
 func (c *Cell) verify(state tls.ConnectionState) (*x509.Certificate, error) {
-	return pki.VerifyKip(state.PeerCertificates, c.caHash, time.Now())
+	return pki.VerifyKip(state.PeerCertificates, time.Now(), c.trust.now()...)
 }
 
 // connect makes a connection the one that the cell's requests go by; the one

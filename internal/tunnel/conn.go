@@ -26,6 +26,8 @@ type conn struct {
 	closed chan struct{} // by Close
 	opened time.Time
 	heard  atomic.Int64 // nanoseconds after opened, of the last byte
+	// authority is the CAHash of who says that the other end is Kip, once that is known.
+	authority atomic.Pointer[string]
 
 	mu    sync.Mutex
 	timer *time.Timer // of the next judgement, if there are any
@@ -107,7 +109,12 @@ func (s *conns) add(nc net.Conn) (*conn, error) {
 		_ = tcp.SetKeepAliveConfig(keepAlive)
 		_ = limitUnsent(tcp)
 	}
-	c := &conn{Conn: nc, owner: s, closed: make(chan struct{}), opened: time.Now()}
+	c := &conn{
+		Conn:   nc,
+		owner:  s,
+		closed: make(chan struct{}),
+		opened: time.Now(),
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -147,11 +154,14 @@ func (s *conns) remove(c *conn) {
 func (s *conns) closeAll() { s.closeBut(nil) }
 
 // closeBut closes those that are open now, but for one.
-func (s *conns) closeBut(one *conn) {
+func (s *conns) closeBut(one *conn) { s.closeIf(func(c *conn) bool { return c != one }) }
+
+// closeIf closes those that are open now and of which this holds.
+func (s *conns) closeIf(holds func(*conn) bool) {
 	s.mu.Lock()
 	all := make([]*conn, 0, len(s.open))
 	for c := range s.open {
-		if c != one {
+		if holds(c) {
 			all = append(all, c)
 		}
 	}

@@ -21,7 +21,11 @@ import (
 
 // DialerConfig is what Kip's end of the tunnels needs.
 type DialerConfig struct {
+	// Authority is what Kip signs with.
 	Authority *pki.Authority
+	// Before is the one that it signed with before, by which some cells know it yet;
+	// optional.
+	Before *pki.Authority
 	// Term is that for which this Kip leads: cells refuse one with a lower term than they
 	// have seen. 0 is none, and never refused.
 	Term uint64
@@ -35,18 +39,18 @@ type DialerConfig struct {
 
 // Dialer is Kip's end of all tunnels. It holds what their sessions share.
 type Dialer struct {
-	authority  *pki.Authority
-	log        *slog.Logger
-	dial       func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
-	client     *pki.Renewed
-	limits     limits
-	transport  *http2.Transport
-	server     *http2.Server
-	base       *http.Server // settings only
-	late       *lateness.Meter
-	turns      *turns
-	handshakes chan struct{} // filled by who is in TLS
-	stalling   chan struct{} // filled by those of them whose machine let the last handshake fail
+	authorities pki.Authorities
+	log         *slog.Logger
+	dial        func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
+	clients     map[*pki.Authority]*pki.Renewed // what this Kip shows, by who has signed it
+	limits      limits
+	transport   *http2.Transport
+	server      *http2.Server
+	base        *http.Server // settings only
+	late        *lateness.Meter
+	turns       *turns
+	handshakes  chan struct{} // filled by who is in TLS
+	stalling    chan struct{} // filled by those of them whose machine let the last handshake fail
 }
 
 // NewDialer opens no connection.
@@ -58,12 +62,12 @@ func newDialer(cfg DialerConfig, l limits) (*Dialer, error) {
 		return nil, fmt.Errorf("set up HTTP/2: %w", err)
 	}
 	d := &Dialer{
-		authority: cfg.Authority,
-		log:       cfg.Log,
-		dial:      cfg.Dial,
-		client:    cfg.Authority.Client(cfg.Term),
-		limits:    l,
-		transport: transport,
+		authorities: pki.Authorities{Signing: cfg.Authority, Before: cfg.Before},
+		log:         cfg.Log,
+		dial:        cfg.Dial,
+		clients:     map[*pki.Authority]*pki.Renewed{},
+		limits:      l,
+		transport:   transport,
 		server: &http2.Server{
 			MaxConcurrentStreams:         maxStreams,
 			MaxUploadBufferPerStream:     requestWindow,
@@ -80,6 +84,9 @@ func newDialer(cfg DialerConfig, l limits) (*Dialer, error) {
 		turns:      newTurns(cfg.Late),
 		handshakes: make(chan struct{}, handshakesPerCPU*runtime.GOMAXPROCS(0)),
 		stalling:   make(chan struct{}, handshakesPerCPU*runtime.GOMAXPROCS(0)/stallingShare),
+	}
+	for _, a := range d.authorities.All() {
+		d.clients[a] = a.Client(cfg.Term)
 	}
 	// Otherwise each connection registers itself in a pool of the whole process.
 	if err := http2.ConfigureServer(d.base, d.server); err != nil {
@@ -104,6 +111,9 @@ type Target struct {
 	// KeyHash is the pki.KeyHash of the key that the token is spent on, "" if
 	// that has not happened: what OnSpend was told, also by an earlier Kip.
 	KeyHash string
+	// CA is the pki.CAHash of the authority by which the cell knows Kip; "" for the only
+	// one, or the older of two.
+	CA string
 	// Rank, if set, says where this cell stands when more cells wait to be connected
 	// than may begin at once: 0 or more, the lowest first.
 	Rank func() int
@@ -144,7 +154,7 @@ func (d *Dialer) Keep(ctx context.Context, t Target, cellAPI http.Handler, onSpe
 		log:     d.log.With("cell", t.CellID),
 		ready:   make(chan struct{}),
 		done:    make(chan struct{}),
-		tickets: tls.NewLRUClientSessionCache(1),
+		by:      newCredentials(d.authorities.Of(t.CA)),
 		told:    rate.NewLimiter(toldRate, toldBurst),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
@@ -158,10 +168,22 @@ type unreachableError struct{ error }
 
 func (e unreachableError) Unwrap() error { return e.error }
 
+// credentials are by what a cell knows that it is Kip's.
+type credentials struct {
+	authority *pki.Authority
+	// tickets resume TLS: the cell's certificate comes from them, and is verified as if
+	// it had been shown. They are of one authority, since who resumes is who it was. Nil
+	// for none.
+	tickets tls.ClientSessionCache
+}
+
+func newCredentials(a *pki.Authority) credentials {
+	return credentials{authority: a, tickets: tls.NewLRUClientSessionCache(1)}
+}
+
 // dial connects to the cell for one protocol, when it is its turn. verify judges who
-// answers, also when it is by resuming an earlier connection of tickets, which may
-// be nil.
-func (s *Session) dial(ctx context.Context, proto string, p place, tickets tls.ClientSessionCache,
+// answers, also when it is by resuming an earlier connection.
+func (s *Session) dial(ctx context.Context, proto string, p place, by credentials,
 	verify func(tls.ConnectionState) error) (*tls.Conn, *conn, error) {
 	d := s.dialer
 	if err := s.waiting(p, !p.failing, func() error { return d.turns.wait(ctx, p) }); err != nil {
@@ -193,11 +215,11 @@ func (s *Session) dial(ctx context.Context, proto string, p place, tickets tls.C
 		}
 	}
 	tc := tls.Client(tracked, &tls.Config{
-		ClientSessionCache:   tickets,
+		ClientSessionCache:   by.tickets,
 		MinVersion:           tls.VersionTLS13,
 		NextProtos:           []string{proto},
-		GetClientCertificate: d.client.GetClientCertificate,
-		Time:                 d.authority.Now,
+		GetClientCertificate: d.clients[by.authority].GetClientCertificate,
+		Time:                 by.authority.Now,
 		// Verified by VerifyConnection: a cell has no name in DNS.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {

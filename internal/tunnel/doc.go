@@ -27,7 +27,8 @@
 // is judged again all the same.
 //
 // Who the other end is: the cell demands a client certificate named "kip" by
-// the authority whose hash came with its user data. Kip demands a certificate
-// by its authority for this very cell, and the very key recorded at the join. Of two
+// the authority whose hash came with its user data, or by one that Kip has told it of
+// since (see move.go and trust.go). Kip demands a certificate for this very cell with
+// the very key recorded at the join, and before there is one by its authority. Of two
 // Kips the cell refuses the one with the lower term, as its certificate says it.
 package tunnel

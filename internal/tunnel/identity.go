@@ -165,6 +165,20 @@ func (id *identity) accept(der []byte, ca *x509.Certificate) error {
 	return nil
 }
 
+// renew stores another certificate of this cell, for the same key, and shows it from now on.
+func (id *identity) renew(leaf *x509.Certificate) error {
+	id.mu.Lock()
+	defer id.mu.Unlock()
+	if id.signed == nil {
+		return errors.New("this cell has not joined yet")
+	}
+	if err := id.write(certificateFile, blockCertificate, leaf.Raw); err != nil {
+		return err
+	}
+	id.signed = &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: id.key, Leaf: leaf}
+	return nil
+}
+
 // read returns what write wrote for this cell. If it was written for another,
 // the file is removed, as if it had never been: fs.ErrNotExist.
 func (id *identity) read(name, kind string) ([]byte, error) {

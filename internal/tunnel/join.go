@@ -241,8 +241,10 @@ func (j *joiner) run(c io.ReadWriter, state *tls.ConnectionState) error {
 		return err
 	}
 	if err := writeMessage(c, message{
-		Kind: kindRequest, CellID: j.id.cellID, Request: req,
-		Proof: prove(j.token, roleCell, j.id.cellID, ch, req),
+		Kind:    kindRequest,
+		CellID:  j.id.cellID,
+		Request: req,
+		Proof:   prove(j.token, roleCell, j.id.cellID, ch, req),
 	}); err != nil {
 		return fmt.Errorf("send the request: %w", err)
 	}

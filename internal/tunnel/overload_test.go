@@ -454,7 +454,7 @@ func TestAConnectionThatWaitedTooLongForItsHandshakeIsMadeAnew(t *testing.T) {
 // resumes dials the cell once more and says whether TLS was resumed.
 func resumes(t *testing.T, s *Session, tickets tls.ClientSessionCache) (bool, error) {
 	t.Helper()
-	tc, nc, err := s.dial(t.Context(), protoHTTP1, place{}, tickets, s.verify)
+	tc, nc, err := s.dial(t.Context(), protoHTTP1, place{}, credentials{authority: s.credentials().authority, tickets: tickets}, s.verify)
 	if err != nil {
 		return false, err
 	}
@@ -483,7 +483,7 @@ func TestTLSIsResumedAndWhoItIsIsProvenAllTheSame(t *testing.T) {
 	s := w.keep(w.dialer(w.authority), w.target(m.addr), says("cell API"))
 	wait(t, "the join", s.Ready())
 	get(t, m.RoundTripper(), "/") // what came before it has the ticket
-	if resumed, err := resumes(t, s, s.tickets); err != nil || !resumed {
+	if resumed, err := resumes(t, s, s.credentials().tickets); err != nil || !resumed {
 		t.Fatalf("resumed %v, %v: the second connection should resume the first", resumed, err)
 	}
 
@@ -492,14 +492,14 @@ func TestTLSIsResumedAndWhoItIsIsProvenAllTheSame(t *testing.T) {
 	known := s.keyHash
 	s.keyHash = "another"
 	s.mu.Unlock()
-	if _, err := resumes(t, s, s.tickets); !errors.Is(err, ErrKeyChanged) {
+	if _, err := resumes(t, s, s.credentials().tickets); !errors.Is(err, ErrKeyChanged) {
 		t.Errorf("a resumed connection of another key: %v, want %v", err, ErrKeyChanged)
 	}
 	s.mu.Lock()
 	s.keyHash = known
 	s.mu.Unlock()
 	for range 2 { // the first has no ticket: one that failed is thrown away
-		if _, err := resumes(t, s, s.tickets); err != nil {
+		if _, err := resumes(t, s, s.credentials().tickets); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -514,12 +514,12 @@ func TestTLSIsResumedAndWhoItIsIsProvenAllTheSame(t *testing.T) {
 	}
 	again := w.keep(w.dialer(w.authority), w.target(m.addr), says("cell API"))
 	strict := start(addr, other.Hash())
-	if resumed, err := resumes(t, again, s.tickets); err == nil {
+	if resumed, err := resumes(t, again, s.credentials().tickets); err == nil {
 		t.Errorf("a cell of another authority accepted a connection, resumed: %v", resumed)
 	}
 	strict.stop()
 	start(addr, "")
-	if _, err := resumes(t, again, s.tickets); err != nil {
+	if _, err := resumes(t, again, s.credentials().tickets); err != nil {
 		t.Errorf("its own authority's is refused: %v", err)
 	}
 }
@@ -533,10 +533,10 @@ func TestARestartedAgentMakesAFullHandshake(t *testing.T) {
 	get(t, m.RoundTripper(), "/")
 	m.stop()
 	w.start(dir, m.addr.String(), says("agent"))
-	if resumed, err := resumes(t, s, s.tickets); err != nil || resumed {
+	if resumed, err := resumes(t, s, s.credentials().tickets); err != nil || resumed {
 		t.Errorf("resumed %v, %v: another process has other ticket keys", resumed, err)
 	}
-	if resumed, err := resumes(t, s, s.tickets); err != nil || !resumed {
+	if resumed, err := resumes(t, s, s.credentials().tickets); err != nil || !resumed {
 		t.Errorf("resumed %v, %v: the next should resume", resumed, err)
 	}
 }

@@ -121,7 +121,12 @@ const (
 
 // keepAlive is TCP's own, for connections without HTTP/2's pings. It never
 // sends on the others, since those are never silent for so long.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
+var keepAlive = net.KeepAliveConfig{
+	Enable:   true,
+	Idle:     15 * time.Second,
+	Interval: 5 * time.Second,
+	Count:    3,
+}
 
 // newTransport is the client half of both directions; it opens no connection
 // by itself, its NewClientConn is used on those that exist. unanswered is how long

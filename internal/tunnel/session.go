@@ -3,6 +3,7 @@ package tunnel
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -36,10 +37,7 @@ type Session struct {
 	conns  conns
 	api    agentLink
 	// dials are the goroutines that dial for requests.
-	dials sync.WaitGroup
-	// tickets resume TLS: the cell's certificate comes from them, and is verified
-	// as if it had been shown.
-	tickets tls.ClientSessionCache
+	dials   sync.WaitGroup
 	failing bool // the last attempt to connect failed; run's own
 	// told limits the lines about connections: a cell makes and breaks them as it likes.
 	told *rate.Limiter
@@ -48,7 +46,9 @@ type Session struct {
 	stalling atomic.Bool
 
 	mu        sync.Mutex
-	token     pki.Token // zero once it is of no more use
+	by        credentials
+	leaf      *x509.Certificate // that the cell showed last; nil before it has joined
+	token     pki.Token         // zero once it is of no more use
 	keyHash   string
 	connected bool
 	everReady bool
@@ -208,7 +208,8 @@ func (s *Session) attempt() (*tls.Conn, *conn, error) {
 // join gets the cell its certificate.
 func (s *Session) join(token pki.Token) error {
 	// Without tickets: what the cell shows here is no certificate of Kip's authority.
-	tc, nc, err := s.dial(s.ctx, protoJoin, s.place(), nil,
+	by := credentials{authority: s.credentials().authority}
+	tc, nc, err := s.dial(s.ctx, protoJoin, s.place(), by,
 		// Who it is, the token proves, once the connection is there.
 		func(tls.ConnectionState) error { return nil })
 	if err != nil {
@@ -216,7 +217,7 @@ func (s *Session) join(token pki.Token) error {
 	}
 	defer func() { _ = nc.Close() }()
 	g := &granter{
-		authority: s.dialer.authority,
+		authority: by.authority,
 		cellID:    s.target.CellID,
 		token:     token,
 		spend:     s.spend,
@@ -257,7 +258,8 @@ func (s *Session) spend(keyHash string) error {
 // has accepted it, which in TLS 1.3 is later than the end of the handshake: when
 // it has begun to speak HTTP/2.
 func (s *Session) connect() (_ *tls.Conn, _ *conn, err error) {
-	tc, nc, err := s.dial(s.ctx, protoCellAPI, s.place(), s.tickets, s.verify)
+	by := s.credentials()
+	tc, nc, err := s.dial(s.ctx, protoCellAPI, s.place(), by, s.verify)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -271,7 +273,7 @@ func (s *Session) connect() (_ *tls.Conn, _ *conn, err error) {
 		_, err := io.ReadFull(tc, preface)
 		return err
 	}); err != nil {
-		return nil, nil, fmt.Errorf("the cell does not accept this connection: %w", err)
+		return nil, nil, s.notAccepted(tc, by, err)
 	}
 	if err := begins(preface); err != nil {
 		return nil, nil, err
@@ -286,27 +288,29 @@ func (s *Session) connect() (_ *tls.Conn, _ *conn, err error) {
 		return nil, nil, fmt.Errorf("record the cell's key: %w", err)
 	}
 	s.mu.Lock()
-	s.token = pki.Token{}
+	s.token, s.leaf = pki.Token{}, state.PeerCertificates[0]
 	s.mu.Unlock()
 	return tc, nc, nil
 }
 
-// verify says whether the other end is this cell, and, if its key is known,
-// whether it is the very machine that joined.
+// verify says whether the other end is this cell: by the key that joined, where that is
+// known, and else by an authority. Kip has signed for that key itself, also where its store
+// is older than the authority by which it did so last.
 func (s *Session) verify(state tls.ConnectionState) error {
-	if err := s.dialer.authority.VerifyCell(state.PeerCertificates, s.target.CellID); err != nil {
-		return err
-	}
 	keyHash, err := leafHash(&state)
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.keyHash != "" && s.keyHash != keyHash {
-		return ErrKeyChanged
+	known, by := s.keyHash, s.by
+	s.mu.Unlock()
+	switch known {
+	case "":
+		return by.authority.VerifyCell(state.PeerCertificates, s.target.CellID)
+	case keyHash:
+		return pki.NamesCell(state.PeerCertificates[0], s.target.CellID)
 	}
-	return nil
+	return ErrKeyChanged
 }
 
 // state notes and tells whether the session is connected, and if not, why.

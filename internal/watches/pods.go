@@ -27,6 +27,19 @@ var (
 	_ cache.Store = podStore{}
 )
 
+// List returns the pods that are known.
+func List(p Pods) (list []*corev1.Pod) {
+	for _, obj := range p.GetStore().List() {
+		list = append(list, obj.(*corev1.Pod))
+	}
+	return list
+}
+
+// Ended says that a pod's containers have run for the last time.
+func Ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
 // NodePods are the pods of several virtual nodes, each with an informer of its own:
 // the API server lets a node watch its own pods and no other. Who follows them hears
 // of each node's in its order; of two pods that had the same name on two nodes, in any

@@ -43,7 +43,7 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	only := flag.String("only", "", "parts to measure, separated by commas: real, scale, nodes, peers; default all")
+	only := flag.String("only", "", "parts to measure, separated by commas: real, scale, ec2, nodes, peers; default all")
 	cells := flag.Int("cells", 10_000, "how many hollow cells the part scale keeps alive")
 	pairs := flag.Int("pairs", 3, "how many times the part peers measures Kip and Karpenter, in turns")
 	flag.Parse()
@@ -65,6 +65,7 @@ func main() {
 	}{
 		{"real", real},
 		{"scale", func(ctx context.Context) error { return scale(ctx, *cells) }},
+		{"ec2", onEC2},
 		{"nodes", nodes},
 		{"peers", func(ctx context.Context) error { return peers(ctx, *pairs) }},
 	} {
@@ -83,7 +84,12 @@ func main() {
 
 // real measures Kip with real kubelets.
 func real(ctx context.Context) (err error) {
-	w, err := harness.Start(ctx, harness.Options{Name: "kipbench0", CIDR: "10.112.0.0/16", Stderr: os.Stderr, Fsync: true})
+	w, err := harness.Start(ctx, harness.Options{
+		Name:   "kipbench0",
+		CIDR:   "10.112.0.0/16",
+		Stderr: os.Stderr,
+		Fsync:  true,
+	})
 	if err != nil {
 		return err
 	}

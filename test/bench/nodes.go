@@ -21,7 +21,12 @@ const moreNodes = 20
 
 // nodes measures what virtual nodes without pods cost.
 func nodes(ctx context.Context) (err error) {
-	w, err := harness.Start(ctx, harness.Options{Name: "kipnodes0", CIDR: "10.115.0.0/16", Stderr: os.Stderr, Fsync: true})
+	w, err := harness.Start(ctx, harness.Options{
+		Name:   "kipnodes0",
+		CIDR:   "10.115.0.0/16",
+		Stderr: os.Stderr,
+		Fsync:  true,
+	})
 	if err != nil {
 		return err
 	}

@@ -204,8 +204,15 @@ func requestsOf(words ...string) func(measured) float64 {
 }
 
 func measureKarpenter(ctx context.Context, tools, audit string) (m measured, err error) {
-	w, err := harness.Start(ctx, harness.Options{Name: "kippeer0", CIDR: "10.115.0.0/16", Stderr: os.Stderr, AuditLog: audit,
-		ClusterOnly: true, Fsync: true, DevArgs: peerCluster})
+	w, err := harness.Start(ctx, harness.Options{
+		Name:        "kippeer0",
+		CIDR:        "10.115.0.0/16",
+		Stderr:      os.Stderr,
+		AuditLog:    audit,
+		ClusterOnly: true,
+		Fsync:       true,
+		DevArgs:     peerCluster,
+	})
 	if err != nil {
 		return m, err
 	}
@@ -217,8 +224,13 @@ func measureKarpenter(ctx context.Context, tools, audit string) (m measured, err
 
 func measureKip(ctx context.Context, tools, audit string) (m measured, err error) {
 	s, err := simulate(ctx, 0, harness.Options{
-		Name: "kippeer0", CIDR: "10.115.0.0/16", Stderr: os.Stderr, AuditLog: audit, Fsync: true, DevArgs: peerCluster,
-		KipArgs: []string{fmt.Sprintf("--kube-api-qps=%d", peerQPS), fmt.Sprintf("--kube-api-burst=%d", peerBurst)},
+		Name:     "kippeer0",
+		CIDR:     "10.115.0.0/16",
+		Stderr:   os.Stderr,
+		AuditLog: audit,
+		Fsync:    true,
+		DevArgs:  peerCluster,
+		KipArgs:  []string{fmt.Sprintf("--kube-api-qps=%d", peerQPS), fmt.Sprintf("--kube-api-burst=%d", peerBurst)},
 	})
 	if err != nil {
 		return m, err

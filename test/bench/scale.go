@@ -41,7 +41,12 @@ const (
 
 // scale measures Kip with many cells, none of which runs a container.
 func scale(ctx context.Context, cells int) (err error) {
-	s, err := simulate(ctx, cloudBoot, harness.Options{Name: "kipscale0", CIDR: "10.114.0.0/16", Stderr: os.Stderr, Fsync: true})
+	s, err := simulate(ctx, cloudBoot, harness.Options{
+		Name:   "kipscale0",
+		CIDR:   "10.114.0.0/16",
+		Stderr: os.Stderr,
+		Fsync:  true,
+	})
 	if err != nil {
 		return err
 	}

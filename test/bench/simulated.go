@@ -77,11 +77,53 @@ func (a *arrivals) of(uid types.UID) time.Time {
 	return a.at[uid]
 }
 
-// simulate starts such a world. Its machines boot in the given time, more or
-// less; at once if it is 0.
-func simulate(ctx context.Context, boot time.Duration, o harness.Options) (s *simulated, err error) {
+// seller is the cloud of a world: its API, and how Kip is told where that is.
+type seller struct {
+	network, address string // to listen on
+	// open returns the API, of machines in which boot runs, and what ends it.
+	open func(boot func(context.Context, cloud.Instance, []byte)) (api http.Handler, end func() error, err error)
+	// configure is what provider.yaml has of it; at is where it listens.
+	configure func(provider map[string]any, at string)
+}
+
+// simulate starts a world with the simulated cloud. Its machines boot in the given time, more
+// or less; at once if it is 0.
+func simulate(ctx context.Context, boot time.Duration, o harness.Options) (*simulated, error) {
+	dir, err := os.MkdirTemp("", "kip-bench-")
+	if err != nil {
+		return nil, err
+	}
+	launches := &arrivals{at: map[types.UID]time.Time{}, ended: map[string]bool{}}
+	s, err := sell(ctx, o, seller{
+		network: "unix",
+		address: filepath.Join(dir, "cloud.sock"),
+		open: func(run func(context.Context, cloud.Instance, []byte)) (http.Handler, func() error, error) {
+			machines, err := sim.New(sim.Config{
+				Catalogue: sizes.Types("amd64"), Boot: run,
+				Knobs: sim.Knobs{BootTimes: []sim.BootTime{{Distribution: sim.Distribution{Median: boot, Spread: 1.3}}}},
+			})
+			if err != nil {
+				return nil, nil, err
+			}
+			launches.Cloud = machines
+			return remote.Handler(launches), machines.Close, nil
+		},
+		configure: func(provider map[string]any, at string) {
+			provider["cloud"] = map[string]any{"sim": map[string]any{"socket": at}}
+		},
+	})
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	stop := s.stop
+	s.launches, s.stop = launches, func() error { return errors.Join(stop(), os.RemoveAll(dir)) }
+	return s, nil
+}
+
+// sell starts a world whose Kip launches hollow cells in a cloud.
+func sell(ctx context.Context, o harness.Options, of seller) (_ *simulated, err error) {
 	var undo []func() error
-	s = &simulated{stop: func() error {
+	s := &simulated{stop: func() error {
 		var errs []error
 		for n := len(undo) - 1; n >= 0; n-- {
 			errs = append(errs, undo[n]())
@@ -103,26 +145,16 @@ func simulate(ctx context.Context, boot time.Duration, o harness.Options) (s *si
 		return nil, err
 	}
 	undo = append(undo, s.fleet.Close)
-	machines, err := sim.New(sim.Config{
-		Catalogue: sizes.Types("amd64"), Boot: s.fleet.Boot,
-		Knobs: sim.Knobs{BootTimes: []sim.BootTime{{Distribution: sim.Distribution{Median: boot, Spread: 1.3}}}},
-	})
+	api, end, err := of.open(s.fleet.Boot)
 	if err != nil {
 		return nil, err
 	}
-	undo = append(undo, machines.Close)
-	s.launches = &arrivals{Cloud: machines, at: map[types.UID]time.Time{}, ended: map[string]bool{}}
-	dir, err := os.MkdirTemp("", "kip-bench-")
+	undo = append(undo, end)
+	l, err := net.Listen(of.network, of.address)
 	if err != nil {
 		return nil, err
 	}
-	undo = append(undo, func() error { return os.RemoveAll(dir) })
-	socket := filepath.Join(dir, "cloud.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		return nil, err
-	}
-	server := &http.Server{Handler: remote.Handler(s.launches), ReadHeaderTimeout: time.Minute}
+	server := &http.Server{Handler: api, ReadHeaderTimeout: time.Minute}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	undo = append(undo, func() error {
@@ -139,7 +171,7 @@ func simulate(ctx context.Context, boot time.Duration, o harness.Options) (s *si
 	undo = append(undo, w.Stop)
 	s.bed = bed{w}
 	if _, err := w.Reconfigure(ctx, func(provider map[string]any) {
-		provider["cloud"] = map[string]any{"sim": map[string]any{"socket": socket}}
+		of.configure(provider, l.Addr().String())
 		provider["kubelet"] = map[string]any{"capacity": map[string]any{"cpu": "100000", "memory": "400Ti", "pods": "100000"}}
 	}); err != nil {
 		return nil, fmt.Errorf("start Kip on the simulated cloud: %w", err)

@@ -36,6 +36,7 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	keyHash := ""
+	var boot agentapi.Boot
 	// join connects to the agent as Kip does, and has it start a kubelet, which waits for
 	// containerd and its pause image.
 	join := func(m *vm, token pki.Token) (joined time.Time) {
@@ -68,14 +69,18 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 		}
 		// An agent that is just beginning wants to be asked again.
 		until("take the configuration", func() error {
-			return agent.PutConfig(ctx, agentapi.Config{
+			boot, err = agent.PutConfig(ctx, agentapi.Config{
 				NodeName:            "kip-0",
 				NodeIP:              netip.MustParseAddr("10.0.2.15"), // QEMU's first lease
 				PodIP:               netip.MustParseAddr("10.0.2.77"),
 				ClusterDomain:       "cluster.local",
 				ReservedMemoryBytes: 64 << 20,
 			})
+			return err
 		})
+		if boot.Kernel == 0 || boot.Kernel > boot.UserSpace || boot.UserSpace > boot.Network || boot.Network > boot.Joined {
+			t.Errorf("the agent tells of its machine's start: %+v", boot)
+		}
 		until("run containerd and the kubelet", func() error {
 			status, err := agent.Status(ctx)
 			if err != nil {

@@ -23,6 +23,9 @@ const quiet = 25 * time.Minute
 // farewell is how long an interrupted suite may clean up.
 const farewell = 3 * time.Minute
 
+// unread is how long a suite may take to end whose output cannot be read or kept.
+const unread = 5 * time.Second
+
 // lastWords is how long a suite may take to say which specs are under way.
 const lastWords = 2 * time.Second
 
@@ -139,7 +142,8 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 			r.end()
 			all <- news{underWay: r.underWay}
 			if !errors.Is(err, io.EOF) {
-				all <- news{err: fmt.Errorf("read what ginkgo prints: %w", err)}
+				read.Close()
+				all <- news{err: fmt.Errorf("read what ginkgo prints, and keep it in %s: %w", s.log, err)}
 			}
 			return
 		}
@@ -169,7 +173,11 @@ func (s suite) run(ctx context.Context, specs []string, tell func(outcome)) erro
 				hang.Reset(quiet)
 			}
 			underWay = append(underWay, n.underWay...)
-			why = errors.Join(why, n.err)
+			if why = errors.Join(why, n.err); n.err != nil {
+				// Nobody reads what it prints any more, and it would wait for that.
+				signal(syscall.SIGINT)
+				kill = time.After(unread)
+			}
 		case <-done:
 			done, why = nil, context.Cause(ctx)
 			signal(syscall.SIGINT)

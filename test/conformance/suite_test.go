@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -139,5 +140,14 @@ func TestWhatWasUnderWayAtACrashWasInterrupted(t *testing.T) {
 				t.Errorf("it ended with %v and told %q, want %q", err, told, tc.want)
 			}
 		})
+	}
+}
+
+// As on a full disk: it would wait for ever for somebody to read what it prints.
+func TestASuiteWhoseOutputCannotBeKeptEnds(t *testing.T) {
+	s := ginkgo(t, oneHasPassed+"while :; do echo more; done\n")
+	s.log = "/dev/full"
+	if err := s.run(t.Context(), []string{one}, func(outcome) {}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("it ended with %v", err)
 	}
 }

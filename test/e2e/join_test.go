@@ -254,9 +254,13 @@ func TestAForeignKipIsRefusedByARunningCell(t *testing.T) {
 			err := refusal.first(t)
 			session.Close()
 			refusal.wasInVain(t, session)
-			// Nor would this Kip take the cell for its own.
-			if unknown := (x509.UnknownAuthorityError{}); !errors.As(err, &unknown) {
+			// Nor would this Kip take the cell for its own, but by the key that joined: then
+			// the cell refuses it.
+			rotated, refused := errors.AsType[*tunnel.RotatedError](err)
+			if unknown := (x509.UnknownAuthorityError{}); target.KeyHash == "" && !errors.As(err, &unknown) {
 				t.Errorf("it ended with %v; want that the cell's certificate is of an unknown authority", err)
+			} else if target.KeyHash != "" && (!refused || !isRefusal(rotated)) {
+				t.Errorf("it ended with %v; want that the cell refuses it", err)
 			}
 		})
 	}

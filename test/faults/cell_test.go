@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -64,6 +65,7 @@ type machine struct {
 	node       string    // the virtual node that its kubelet is
 	missed     bool      // and Kip has missed its lease
 	started    time.Time // when its kubelet was up; zero when it is not
+	trusts     []string  // the CAs by which it knows Kip
 	session    *session  // whose connection it has; it may be broken and not noticed
 	term       int       // the life of the last Kip that has connected
 
@@ -89,7 +91,7 @@ func machineData(i cloud.Instance, data []byte) (agentapi.UserData, error) {
 	}
 	secret, err := pki.ParseBatchSecret(shared["kip"].Secret)
 	cell := agentapi.BatchCell(shared["kip"].Batch, i.Place)
-	return agentapi.UserData{CellID: cell, Token: secret.Token(cell).Reveal()}, err
+	return agentapi.UserData{CellID: cell, CAHash: shared["kip"].CAHash, Token: secret.Token(cell).Reveal()}, err
 }
 
 // boot is what runs in an instance.
@@ -108,6 +110,7 @@ func (w *world) boot(ctx context.Context, i cloud.Instance, data []byte) {
 			cell:   w.books.named(u.CellID),
 			joinID: u.CellID,
 			token:  u.Token,
+			trusts: []string{u.CAHash},
 			key:    "key of " + i.ID,
 			wake:   make(chan struct{}, 1),
 		}
@@ -454,6 +457,9 @@ func (a *cellAPI) Bind(namespace, name string, uid types.UID) error {
 func (a *cellAPI) CSIDrivers() ([]string, bool) { return nil, false }
 func (a *cellAPI) PluginTrouble() string        { return "" }
 
+// What the machines of the histories have, nobody asks.
+func (a *cellAPI) Node() *corev1.Node { return nil }
+
 // LastHeartbeat has no timer behind it: a kubelet that is connected renews its
 // lease each ten seconds.
 func (a *cellAPI) LastHeartbeat() time.Time {
@@ -471,7 +477,15 @@ func (a *cellAPI) LastHeartbeat() time.Time {
 type tunnels struct{ k *kip }
 
 func (t tunnels) Keep(ctx context.Context, target tunnel.Target, api http.Handler, onSpend tunnel.OnSpend) (cells.Session, error) {
-	s := &session{kip: t.k, target: target, api: api.(*cellAPI), onSpend: onSpend, ready: make(chan struct{}), done: make(chan struct{})}
+	s := &session{
+		kip:     t.k,
+		target:  target,
+		api:     api.(*cellAPI),
+		onSpend: onSpend,
+		ready:   make(chan struct{}),
+		done:    make(chan struct{}),
+		by:      target.CA,
+	}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	t.k.w.mu.Lock()
 	s.api.session = s
@@ -497,6 +511,7 @@ type session struct {
 	once    sync.Once
 
 	// Under world.mu.
+	by        string   // the CA by which it dials
 	machine   *machine // while connected
 	connected bool
 	heard     time.Time
@@ -513,7 +528,27 @@ func (s *session) Close()                 { s.cancel(); <-s.done }
 func (s *session) Connected() bool        { return locked(s, func() bool { return s.connected }) }
 func (s *session) LastHeard() time.Time   { return locked(s, func() time.Time { return s.heard }) }
 func (s *session) HeldBack() time.Time    { return time.Time{} }
-func (s *session) LastError() error       { return locked(s, func() error { return s.err }) }
+
+// Trust is what an agent does that is told of Kip's CAs.
+func (s *session) Trust(ctx context.Context) error {
+	s.kip.running(ctx)
+	if !sleep(ctx, dialTime) {
+		return ctx.Err()
+	}
+	w := s.kip.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !s.flows() {
+		return errors.New("the cell is not connected")
+	}
+	s.machine.trusts = slices.DeleteFunc([]string{s.kip.ca, s.kip.oldCA}, func(ca string) bool { return ca == "" })
+	s.by = s.kip.ca
+	w.plays["cell moved to another CA"]++
+	return nil
+}
+
+func (s *session) CA() string       { return locked(s, func() string { return s.by }) }
+func (s *session) LastError() error { return locked(s, func() error { return s.err }) }
 
 func locked[T any](s *session, f func() T) T {
 	s.kip.w.mu.Lock()
@@ -599,6 +634,10 @@ func (s *session) connect() (wait time.Duration, changed <-chan struct{}, _ erro
 	defer w.mu.Unlock()
 	if !m.up || m.cutOff {
 		return 0, changed, errors.New("connection reset")
+	}
+	if !slices.Contains(m.trusts, s.by) {
+		w.violateLocked("a cell is dialled by a CA that it trusts: cell %s by %q, and it trusts %v", m.cell, s.by, m.trusts)
+		return 0, changed, errors.New("bad certificate")
 	}
 	if s.kip.life < m.term {
 		w.plays["dial of a deposed Kip"]++

@@ -4,18 +4,25 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/aws"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/events"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // asked is what Kip asks of a cloud: the simulated one, or the driver of another.
@@ -26,8 +33,6 @@ type asked interface {
 	cloud.Parts
 	cloud.Tagger
 }
-
-const ec2Image = "ami-1"
 
 // subnetOf is the only one of a zone.
 func subnetOf(zone string) string { return "subnet-" + zone }
@@ -49,7 +54,7 @@ func newModel(machines sim.Config) (*ec2.Model, error) {
 	return ec2.New(ec2.Config{
 		Sim:      machines,
 		Subnets:  []ec2.Subnet{{ID: subnetOf("a"), VPC: "vpc-1", Zone: "a"}, {ID: subnetOf("b"), VPC: "vpc-1", Zone: "b"}},
-		Images:   []ec2.Image{{ID: ec2Image, Owner: "self", RootDevice: "/dev/xvda", GiB: 1}},
+		Images:   ec2Images(1, 1),
 		Policies: map[string]*ec2.Policy{ec2Key: policy},
 	})
 }
@@ -66,15 +71,36 @@ func newDriver(k *kip) (*aws.Cloud, error) {
 		Endpoint:        "http://ec2.test",
 		Clock:           kipClock{k: k},
 		Transport:       wire{k},
+		ExtraCIDRs:      []netip.Prefix{networkOf(k.life)},
 		// No story has one, and the quiet hour is long.
 		InterruptionsEvery: time.Hour,
 	})
 }
 
 // onEC2 is a launch with what only EC2 asks for.
-func onEC2(r cloud.LaunchRequest) cloud.LaunchRequest {
-	r.Subnet, r.Image = subnetOf(r.Zone), map[string]string{"imageID": ec2Image}
-	return r
+func onEC2(s cloud.LaunchSpec) cloud.LaunchSpec {
+	s.Subnet, s.Image = subnetOf(s.Zone), map[string]string{"name": "cell-*"}
+	return s
+}
+
+// ec2Images are those of some lives, each newer than the one before and with another disk.
+func ec2Images(first, last int) (all []ec2.Image) {
+	for n := first; n <= last; n++ {
+		all = append(all, ec2.Image{
+			ID:         fmt.Sprint("ami-", n),
+			Name:       fmt.Sprint("cell-", n),
+			Owner:      "self",
+			Created:    time.Date(2026, 1, 1, 0, n, 0, 0, time.UTC).Format(time.RFC3339),
+			RootDevice: fmt.Sprint("/dev/xvd", n),
+			GiB:        1 + n%8,
+		})
+	}
+	return all
+}
+
+// networkOf is from where a life of Kip may reach its cells.
+func networkOf(life int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18, byte(life), 0}), 24)
 }
 
 // wire carries the requests of one Kip to the model, in this process. Kip can be killed
@@ -134,6 +160,66 @@ var ofEC2 = []string{
 	"a part of a batch finds room, and the answer is lost", deletedIn("Launching").name,
 }
 
+// onlyOnEC2 are about what a launch looks up and makes there.
+var onlyOnEC2 = []scenario{
+	{name: "what a launch is made of changes, and its answer is lost", story: func(s *stage) {
+		s.cloud.FailNth(sim.KindLaunch, 1, sim.Fault{Then: func() { s.model.Change(changed) }, After: sim.ErrLost})
+		uids := []types.UID{s.pod(corev1.RestartPolicyAlways, "small"), s.pod(corev1.RestartPolicyAlways, "small")}
+		s.until("they run", s.runs(uids...))
+		s.shows("an instance was launched of which Kip was not told", s.called(sim.KindLaunch, sim.Lost))
+		if s.alive() {
+			s.shows("they run on what was launched first", len(s.cloud.History()) == len(uids))
+		}
+	}},
+	{name: "what a launch is made of is gone before it is sent", story: func(s *stage) {
+		var once sync.Once
+		s.mu.Lock()
+		s.decided = func(k sim.Kind) {
+			if k == sim.KindLaunch {
+				once.Do(func() { s.model.Change(changed) })
+			}
+		}
+		s.mu.Unlock()
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(uid))
+		if s.alive() {
+			s.shows("the launch was stale", s.told(uid, events.LaunchDelayed))
+		}
+	}},
+	{name: "Kip comes back from elsewhere", story: func(s *stage) {
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(uid))
+		s.kill()
+		s.until("only this life is let in", s.letIn)
+		s.until("it runs", s.runs(uid))
+	}},
+}
+
+// changed is an account in which all that a launch looks up is another thing now.
+func changed(c *ec2.Config) {
+	c.Images = ec2Images(200, 200)
+	c.Groups = slices.DeleteFunc(c.Groups, func(g ec2.Group) bool { return g.Tags[cloud.TagOwner] == owner })
+	for n := range c.Subnets {
+		c.Subnets[n].Public = !c.Subnets[n].Public
+	}
+}
+
+// letIn says that the group of the cells lets in the life of Kip that runs, and none before.
+func (s *stage) letIn() bool {
+	s.mu.Lock()
+	life, runs := s.lives, s.kip != nil
+	s.mu.Unlock()
+	sources := map[string]bool{}
+	for _, g := range s.model.Groups() {
+		for _, r := range g.Rules {
+			if r.From == agentapi.Port {
+				sources[r.Source] = true
+			}
+		}
+	}
+	return runs && maps.Equal(sources, map[string]bool{"10.0.0.0/8": true, networkOf(life).String(): true})
+}
+
 // TestKipIsKilledBetweenAnyTwoCallsToEC2 plays them on a model of EC2, by the driver and
 // its SDK: each request of a call is one at which Kip is killed.
 func TestKipIsKilledBetweenAnyTwoCallsToEC2(t *testing.T) {
@@ -143,10 +229,8 @@ func TestKipIsKilledBetweenAnyTwoCallsToEC2(t *testing.T) {
 	if testing.Short() {
 		step = 25
 	}
-	for _, sc := range scenarios {
-		if !slices.Contains(ofEC2, sc.name) {
-			continue
-		}
+	all := slices.DeleteFunc(slices.Clone(scenarios), func(sc scenario) bool { return !slices.Contains(ofEC2, sc.name) })
+	for _, sc := range slices.Concat(all, onlyOnEC2) {
 		played++
 		sc.ec2, sc.shared = true, true
 		violations, passed := playUntil(t, sc, failpoint{})
@@ -167,8 +251,8 @@ func TestKipIsKilledBetweenAnyTwoCallsToEC2(t *testing.T) {
 			deaths++
 		}
 	}
-	if played != len(ofEC2) {
-		t.Errorf("%d stories were played, want %d", played, len(ofEC2))
+	if len(all) != len(ofEC2) {
+		t.Errorf("%d stories were played that are on other clouds, too, want %d", len(all), len(ofEC2))
 	}
 	t.Log(fmt.Sprint(deaths, " deaths"))
 }

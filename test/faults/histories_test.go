@@ -122,6 +122,7 @@ var leastPlays = map[string]int{
 	"eviction tried again": 80,
 	"heal one by one":      25,
 	"deposed":              80,
+	"stale launch":         15,
 
 	"dial of a deposed Kip": 5,
 

@@ -19,8 +19,21 @@ type stay struct {
 	cell     cells.Cell // as it was at its end
 }
 
+// spent is what a cell has cost: its machine and its disk, and how long its address, of which
+// no price is known.
+type spent struct{ seconds, dollars, disk, noAddress float64 }
+
+func (a spent) plus(b spent) spent {
+	return spent{
+		seconds:   a.seconds + b.seconds,
+		dollars:   a.dollars + b.dollars,
+		disk:      a.disk + b.disk,
+		noAddress: a.noAddress + b.noAddress,
+	}
+}
+
 // eachDay calls f for the part of it on each day, at its price.
-func (s stay) eachDay(f func(day string, seconds, dollars float64)) {
+func (s stay) eachDay(f func(day string, of spent)) {
 	for at := s.from; at.Before(s.to); {
 		midnight := at.UTC().Truncate(24 * time.Hour).Add(24 * time.Hour)
 		end := midnight
@@ -28,7 +41,12 @@ func (s stay) eachDay(f func(day string, seconds, dollars float64)) {
 			end = s.to
 		}
 		seconds := end.Sub(at).Seconds()
-		f(at.UTC().Format(time.DateOnly), seconds, seconds/3600*s.cell.Offer().PricePerHour)
+		o := s.cell.Offer()
+		of := spent{seconds: seconds, dollars: seconds / 3600 * o.PricePerHour, disk: seconds / 3600 * o.DiskPerHour}
+		if o.AddressUnpriced {
+			of.noAddress = seconds
+		}
+		f(at.UTC().Format(time.DateOnly), of)
 		at = end
 	}
 }
@@ -89,20 +107,24 @@ func (w *world) compareDays() {
 		w.violate("no Kip runs that could tell what was spent")
 		return
 	}
-	type sum struct{ seconds, dollars float64 }
-	got, want := map[string]sum{}, map[string]sum{}
-	var total sum
+	got, want := map[string]spent{}, map[string]spent{}
+	var total spent
 	err := k.cells.Spent(context.Background(), 0, math.MaxInt32, func(s daybook.Spender, d daybook.Day, a daybook.Amount) {
 		key := fmt.Sprint(d, " ", s.InstanceType, " ", s.LaunchType)
-		got[key] = sum{got[key].seconds + a.Seconds, got[key].dollars + a.Dollars}
-		total = sum{total.seconds + a.Seconds, total.dollars + a.Dollars}
+		of := spent{
+			seconds:   a.Seconds,
+			dollars:   a.Dollars,
+			disk:      a.DiskDollars,
+			noAddress: a.AddressUnpriced,
+		}
+		got[key], total = got[key].plus(of), total.plus(of)
 	})
 	if err != nil {
 		w.violate("what was spent is not known: %v", err)
 		return
 	}
 	for _, c := range k.cells.Costs() {
-		total = sum{total.seconds - c.Seconds, total.dollars - c.Dollars}
+		total = total.plus(spent{seconds: -c.Seconds, dollars: -c.Dollars})
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -110,21 +132,26 @@ func (w *world) compareDays() {
 		w.violateLocked("the ledger has %.3f s and %.6f $ more than the counter", total.seconds, total.dollars)
 	}
 	for _, s := range w.books.allStays(time.Now()) {
-		s.eachDay(func(day string, seconds, dollars float64) {
+		s.eachDay(func(day string, of spent) {
 			key := fmt.Sprint(day, " ", s.cell.Offer().InstanceType, " ", s.cell.Offer().Market())
-			want[key] = sum{want[key].seconds + seconds, want[key].dollars + dollars}
+			want[key] = want[key].plus(of)
 		})
 	}
 	for key := range got {
-		want[key] = sum{want[key].seconds, want[key].dollars}
+		want[key] = want[key].plus(spent{})
 	}
 	for _, key := range slices.Sorted(maps.Keys(want)) {
 		w.live["days"]++
 		if d := math.Abs(got[key].seconds - want[key].seconds); d > slack {
 			w.violateLocked("%s has %.3f s in the ledger, %.3f s by its cells", key, got[key].seconds, want[key].seconds)
 		}
-		if d := math.Abs(got[key].dollars - want[key].dollars); d > slack {
-			w.violateLocked("%s has %.6f $ in the ledger, %.6f $ by its cells", key, got[key].dollars, want[key].dollars)
+		for part, d := range map[string][2]float64{
+			"$": {got[key].dollars, want[key].dollars}, "$ for disks": {got[key].disk, want[key].disk},
+			"s of addresses without a price": {got[key].noAddress, want[key].noAddress},
+		} {
+			if math.Abs(d[0]-d[1]) > slack {
+				w.violateLocked("%s has %.6f %s in the ledger, %.6f by its cells", key, d[0], part, d[1])
+			}
 		}
 	}
 }

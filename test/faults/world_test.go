@@ -92,6 +92,7 @@ func offersOf(instanceType string, spot bool) (list []cells.Offer) {
 				list = append(list, cells.Offer{
 					InstanceType: t.Name, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot, PricePerHour: o.PricePerHour,
 					MilliCPU: t.MilliCPU, MemoryBytes: t.MemoryBytes, DiskBytes: 1 << 30, BootTimeout: bootTimeout, Reason: "the cheapest that fits",
+					DiskPerHour: 0.01, AddressUnpriced: o.Zone == "b",
 				})
 			}
 		}
@@ -125,6 +126,7 @@ type world struct {
 	violations   []string
 	kip          *kip // nil while none runs
 	lives        int  // of Kip, so far
+	ca, oldCA    string
 	supervisor   chan struct{}
 	revive       chan struct{} // closed when Kip's downtime is to end at once
 	machines     map[string]*machine
@@ -203,6 +205,7 @@ type cloudFault struct {
 func newWorld(s setting) *world {
 	w := &world{
 		setting: s, slowestList: slowest(s.knobs.ListLag), deadly: s.armed, began: time.Now(), downtime: restartTime,
+		ca:       "ca-1",
 		machines: map[string]*machine{}, links: make(chan struct{}), policies: map[types.UID]corev1.RestartPolicy{},
 		created: map[types.UID]time.Time{}, ran: map[types.UID]int{}, reports: map[types.UID][]report{}, lastBound: map[types.UID]time.Time{},
 		lasting:  map[string]bool{},
@@ -224,7 +227,8 @@ func newWorld(s setting) *world {
 	k.StoppedKeepsAddresses = !s.movingAddr
 	k.PartsLeft = 0.2
 	machines := sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log,
-		Mounted: w.mounted.has, ReuseAddresses: s.reuse, SharedUserData: s.shared}
+		Mounted: w.mounted.has, ReuseAddresses: s.reuse, SharedUserData: s.shared,
+		Resolves: s.shared}
 	var err error
 	if s.ec2 {
 		w.model, err = newModel(machines)
@@ -287,6 +291,8 @@ type kip struct {
 	stalled  chan struct{}       // closed when it wakes; nil while it is awake; under world.mu
 	up       bool                // its loops run; under world.mu
 	life     int                 // counts them
+	// ca and oldCA are those that were stored when it began.
+	ca, oldCA string
 }
 
 var errDead = errors.New("this Kip is dead")
@@ -344,7 +350,7 @@ func (w *world) supervise() {
 		w.resumeLocked() // it was the last one that was paused
 		w.kip = k
 		w.lives++
-		k.life = w.lives
+		k.life, k.ca, k.oldCA = w.lives, w.ca, w.oldCA
 		w.mu.Unlock()
 		k.store = w.elect(k.life)
 		ended := make(chan error, 1)
@@ -382,6 +388,24 @@ func (w *world) supervise() {
 	}
 }
 
+// renewImages changes what there is to boot: each life of Kip finds an image of its own, and
+// every other one that of the life before.
+func (w *world) renewImages(life int) {
+	first := life
+	if life%2 == 0 {
+		first--
+	}
+	if w.model != nil {
+		w.model.Change(func(c *ec2.Config) { c.Images = ec2Images(first, life) })
+		return
+	}
+	var images []string
+	for n := first; n <= life; n++ {
+		images = append(images, fmt.Sprint("image-", n))
+	}
+	w.change(func(k *sim.Knobs) { k.Images = images })
+}
+
 // leaderKey is the record of the Kip that leads.
 const leaderKey = "leader"
 
@@ -411,6 +435,7 @@ func (k *kip) run() error {
 		}
 		k.asks = driver
 	}
+	w.renewImages(k.life)
 	short := shortages{capacity.New(clock.RealClock{})}
 	available := func(all []cells.Offer) []cells.Offer { return slices.DeleteFunc(all, short.Unavailable) }
 	event := func(pod apiv1.PodReference, kind, reason, message string) {
@@ -475,9 +500,10 @@ func (k *kip) run() error {
 			}
 			return firstNode
 		},
-		CAHash:    "ca",
+		CAHash:    k.ca,
+		OldCAHash: k.oldCA,
 		Shortages: short, Event: event, SaveLogs: saveLogs,
-		ClusterDomain: "cluster.local", Pools: pools, Template: "t1", Health: health, ListLag: listLag, SoonPoll: time.Second,
+		ClusterDomain: "cluster.local", Pools: pools, Template: "of " + k.ca, Health: health, ListLag: listLag, SoonPoll: time.Second,
 		// Each life has another configuration: what is sent again must not show it.
 		NameTag: fmt.Sprint("kip-", k.life), Options: cells.Options{InstanceProfile: fmt.Sprint("profile-", k.life)},
 		Clock: kipClock{k: k}, Log: w.log,
@@ -488,7 +514,7 @@ func (k *kip) run() error {
 		Pods:   k.informer, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
 		Client:  func(string) corev1client.PodsGetter { return client{s: w.api, k: k} },
 		Volumes: w.volumesOf,
-		Place: func(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
+		Offers: func(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
 			var list []cells.Offer
 			switch p.Labels["size"] {
 			case "spot":
@@ -878,6 +904,8 @@ var (
 	_ cloud.Interrupter = handle{}
 	_ cloud.Parts       = handle{}
 	_ cloud.Tagger      = handle{}
+	_ cloud.Resolver    = handle{}
+	_ cloud.Admitter    = handle{}
 )
 
 func (h handle) call(ctx context.Context, do func(ctx context.Context) error) error {
@@ -943,7 +971,27 @@ const lateTime = 10 * time.Second
 func (h handle) Name() string         { return "sim" }
 func (h handle) Traits() cloud.Traits { return h.k.w.cloud.Traits() }
 func (h handle) Features() cloud.Features {
-	return cloud.Features{Stopper: h, Interrupter: h, Disks: h, Parts: h, Tagger: h}
+	f := cloud.Features{Stopper: h, Interrupter: h, Disks: h, Parts: h, Tagger: h}
+	if h.k.asks.Features().Resolver != nil {
+		f.Resolver = h
+	}
+	if h.k.asks.Features().Admitter != nil {
+		f.Admitter = h
+	}
+	return f
+}
+
+func (h handle) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
+	if h.k.w.model != nil {
+		s = onEC2(s)
+	}
+	return ask(ctx, h, func(ctx context.Context) (cloud.Resolved, error) {
+		return h.k.asks.Features().Resolver.Resolve(ctx, s)
+	})
+}
+
+func (h handle) Admit(ctx context.Context, owner string) error {
+	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Features().Admitter.Admit(ctx, owner) })
 }
 func (h handle) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	return h.k.w.cloud.Catalogue(ctx)
@@ -989,7 +1037,7 @@ func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchR
 	w := h.k.w
 	w.isDecided(sim.KindLaunch)
 	if w.model != nil {
-		r = onEC2(r)
+		r.LaunchSpec = onEC2(r.LaunchSpec)
 	}
 	results, err := ask(ctx, h, func(ctx context.Context) (cloud.LaunchResults, error) {
 		results := slices.Clone(h.k.asks.Launch(ctx, r))
@@ -1001,6 +1049,9 @@ func (h handle) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchR
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	missing := 0
+	if errors.Is(results.Err(), cloud.ErrStale) {
+		w.plays["stale launch"]++
+	}
 	for _, one := range results {
 		if errors.Is(one.Err, cloud.ErrCapacity) && !errors.Is(one.Err, errPlanned) {
 			missing++

@@ -114,7 +114,8 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 		return nil, err
 	}
 	dev := child.Spec{
-		Path: filepath.Join(w.Bin, "kip-dev"), LogFile: w.log,
+		Path:    filepath.Join(w.Bin, "kip-dev"),
+		LogFile: w.log,
 		// A test that panics or is killed must not leave a control plane behind.
 		Death: syscall.SIGTERM,
 		Args: []string{"up", "--state", w.State, "--cell-root", filepath.Join(root, ".kip", "cell-root"),

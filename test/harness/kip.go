@@ -72,9 +72,17 @@ func (w *World) RunKipOf(program, log string, args ...string) (*Kip, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kip{world: w, Log: log, Metrics: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), done: make(chan struct{})}
+	k := &Kip{
+		world:   w,
+		Log:     log,
+		Metrics: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
+		done:    make(chan struct{}),
+	}
 	if k.Process, err = child.Start(child.Spec{
-		Path: program, Args: slices.Concat(w.kipRun.Args[1:], []string{"--metrics-addr=" + k.Metrics}, args), Env: w.kipRun.Env, LogFile: log,
+		Path:    program,
+		Args:    slices.Concat(w.kipRun.Args[1:], []string{"--metrics-addr=" + k.Metrics}, args),
+		Env:     w.kipRun.Env,
+		LogFile: log,
 	}); err != nil {
 		return nil, fmt.Errorf("start a Kip of the test's own: %w", err)
 	}

@@ -197,15 +197,22 @@ func cpuStats(now metav1.Time, milli int, d time.Duration) *stats.CPUStats {
 }
 
 func memoryStats(now metav1.Time, bytes uint64) *stats.MemoryStats {
-	return &stats.MemoryStats{Time: now, UsageBytes: &bytes, WorkingSetBytes: &bytes, RSSBytes: &bytes}
+	return &stats.MemoryStats{
+		Time:            now,
+		UsageBytes:      &bytes,
+		WorkingSetBytes: &bytes,
+		RSSBytes:        &bytes,
+	}
 }
 
 func (m *machine) summary() stats.Summary {
 	u := m.usage()
 	now := metav1.NewTime(u.now)
 	s := stats.Summary{Node: stats.NodeStats{
-		NodeName: u.nodeName, StartTime: metav1.NewTime(u.now.Add(-u.bootedFor)),
-		CPU: cpuStats(now, nodeMilliCPU, u.bootedFor), Memory: memoryStats(now, nodeMemoryBytes),
+		NodeName:  u.nodeName,
+		StartTime: metav1.NewTime(u.now.Add(-u.bootedFor)),
+		CPU:       cpuStats(now, nodeMilliCPU, u.bootedFor),
+		Memory:    memoryStats(now, nodeMemoryBytes),
 	}}
 	if u.pod == nil {
 		return s
@@ -217,8 +224,10 @@ func (m *machine) summary() stats.Summary {
 	}
 	for _, c := range u.pod.containers {
 		pod.Containers = append(pod.Containers, stats.ContainerStats{
-			Name: c.name, StartTime: started,
-			CPU: cpuStats(now, podMilliCPU, u.startedFor), Memory: memoryStats(now, podMemoryBytes),
+			Name:      c.name,
+			StartTime: started,
+			CPU:       cpuStats(now, podMilliCPU, u.startedFor),
+			Memory:    memoryStats(now, podMemoryBytes),
 		})
 	}
 	n := len(pod.Containers)

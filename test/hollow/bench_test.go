@@ -142,7 +142,7 @@ func (k *stubKip) step(what string) error {
 
 func (k *stubKip) configure(i int) error {
 	agent := agentapi.Client{Conn: k.sessions[i].Conn()}
-	err := agent.PutConfig(context.Background(), agentapi.Config{NodeName: nodeName, NodeIP: benchmarkIP(i), PodIP: benchmarkIP(i)})
+	_, err := agent.PutConfig(context.Background(), agentapi.Config{NodeName: nodeName, NodeIP: benchmarkIP(i), PodIP: benchmarkIP(i)})
 	if err != nil {
 		return fmt.Errorf("configure cell %d: %w", i, err)
 	}

@@ -113,7 +113,12 @@ func New(cfg Config) (*Fleet, error) {
 	if cfg.Listen == nil {
 		cfg.Listen = func(addr netip.AddrPort) (net.Listener, error) { return net.Listen("tcp", addr.String()) }
 	}
-	f := &Fleet{cfg: cfg, log: cfg.Log, dir: cfg.StateDir, machines: map[string]*machine{}}
+	f := &Fleet{
+		cfg:      cfg,
+		log:      cfg.Log,
+		dir:      cfg.StateDir,
+		machines: map[string]*machine{},
+	}
 	if f.dir == "" {
 		var err error
 		if f.dir, err = os.MkdirTemp(memoryDir(), "hollow-cells-"); err != nil {
@@ -167,10 +172,14 @@ func (f *Fleet) start(i cloud.Instance, userData []byte, log *slog.Logger) (*mac
 		return nil, errors.New("the instance has no management address to listen on")
 	}
 	m := &machine{
-		fleet: f, log: log, instanceID: i.ID, user: user,
-		addr: netip.AddrPortFrom(i.ManagementIP, agentapi.Port),
-		dir:  filepath.Join(f.dir, i.ID),
-		at:   -1, bootedAt: f.cfg.Clock.Now(),
+		fleet:      f,
+		log:        log,
+		instanceID: i.ID,
+		user:       user,
+		addr:       netip.AddrPortFrom(i.ManagementIP, agentapi.Port),
+		dir:        filepath.Join(f.dir, i.ID),
+		at:         -1,
+		bootedAt:   f.cfg.Clock.Now(),
 	}
 	if f.cfg.Faults != nil {
 		m.faults = f.cfg.Faults(i)

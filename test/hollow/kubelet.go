@@ -68,7 +68,13 @@ type kubelet struct {
 }
 
 func newKubelet(ctx context.Context, m *machine, kip http.RoundTripper) *kubelet {
-	return &kubelet{m: m, kip: kip, clock: m.fleet.cfg.Clock, ctx: ctx, reports: make(chan struct{}, 1)}
+	return &kubelet{
+		m:       m,
+		kip:     kip,
+		clock:   m.fleet.cfg.Clock,
+		ctx:     ctx,
+		reports: make(chan struct{}, 1),
+	}
 }
 
 // run is the kubelet's life, until its context ends.
@@ -198,7 +204,12 @@ func (k *kubelet) send(ctx context.Context, by, accept, method, path string, que
 	body any) (*http.Response, error) {
 	req := (&http.Request{
 		Method: method, Header: http.Header{"Accept": {accept}, "User-Agent": {userAgents[by]}, "Accept-Encoding": {"gzip"}},
-		URL: &url.URL{Scheme: "https", Host: "kip", Path: path, RawQuery: query.Encode()},
+		URL: &url.URL{
+			Scheme:   "https",
+			Host:     "kip",
+			Path:     path,
+			RawQuery: query.Encode(),
+		},
 	}).WithContext(ctx)
 	if body != nil {
 		b, err := json.Marshal(body)
@@ -276,7 +287,14 @@ func (k *kubelet) report() {
 func (k *kubelet) reportNode() error {
 	now := metav1.NewTime(k.clock.Now().Truncate(time.Second))
 	condition := func(t corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string) corev1.NodeCondition {
-		return corev1.NodeCondition{Type: t, Status: status, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now}
+		return corev1.NodeCondition{
+			Type:               t,
+			Status:             status,
+			Reason:             reason,
+			Message:            message,
+			LastHeartbeatTime:  now,
+			LastTransitionTime: now,
+		}
 	}
 	ready := condition(corev1.NodeReady, corev1.ConditionTrue, "KubeletReady", "kubelet is posting ready status")
 	if k.m.faults.NeverReady {
@@ -290,10 +308,15 @@ func (k *kubelet) reportNode() error {
 			ready,
 		},
 		"nodeInfo": corev1.NodeSystemInfo{
-			MachineID: k.m.instanceID, SystemUUID: k.m.instanceID, BootID: k.m.instanceID,
-			KernelVersion: "0.0.0-hollow", OSImage: "a hollow cell",
-			KubeletVersion: "v0.0.0-hollow", ContainerRuntimeVersion: "hollow://0",
-			OperatingSystem: "linux", Architecture: runtime.GOARCH,
+			MachineID:               k.m.instanceID,
+			SystemUUID:              k.m.instanceID,
+			BootID:                  k.m.instanceID,
+			KernelVersion:           "0.0.0-hollow",
+			OSImage:                 "a hollow cell",
+			KubeletVersion:          "v0.0.0-hollow",
+			ContainerRuntimeVersion: "hollow://0",
+			OperatingSystem:         "linux",
+			Architecture:            runtime.GOARCH,
 		},
 		"daemonEndpoints": corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: 10250}},
 		// Of two images, one of them the pod's, whether it is there yet or not.

@@ -81,7 +81,12 @@ func (m *machine) live(ctx context.Context) error {
 		return err
 	}
 	// Before the port opens: the key is there when Kip comes.
-	agent, err := tunnel.NewCell(tunnel.CellConfig{UserData: m.user, StateDir: m.dir, Handler: m, Log: m.log})
+	agent, err := tunnel.NewCell(tunnel.CellConfig{
+		UserData: m.user,
+		StateDir: m.dir,
+		Handler:  m,
+		Log:      m.log,
+	})
 	if err != nil {
 		return fmt.Errorf("make the agent's identity: %w", err)
 	}

@@ -44,7 +44,12 @@ func (x *exchange) Listen(addr netip.AddrPort) (net.Listener, error) {
 	if x.listeners[addr] != nil {
 		return nil, fmt.Errorf("listen at %s: %w", addr, syscall.EADDRINUSE)
 	}
-	l := &listener{exchange: x, addr: addr, conns: make(chan net.Conn, backlog), done: make(chan struct{})}
+	l := &listener{
+		exchange: x,
+		addr:     addr,
+		conns:    make(chan net.Conn, backlog),
+		done:     make(chan struct{}),
+	}
 	x.listeners[addr] = l
 	return l, nil
 }

@@ -36,7 +36,12 @@ type port struct {
 var _ net.Listener = (*port)(nil)
 
 func newPort(listen func() (net.Listener, error), to reach) (*port, error) {
-	p := &port{listen: listen, reach: refusing, conns: map[*conn]struct{}{}, changed: make(chan struct{})}
+	p := &port{
+		listen:  listen,
+		reach:   refusing,
+		conns:   map[*conn]struct{}{},
+		changed: make(chan struct{}),
+	}
 	if err := p.set(to); err != nil {
 		return nil, err
 	}

@@ -98,11 +98,15 @@ func (k *kubelet) announceNode() {
 	now := k.clock.Now()
 	const path = "/apis/events.k8s.io/v1/namespaces/" + metav1.NamespaceDefault + "/events"
 	k.try("event not reported", k.askAs(k.ctx, byKubeProxy, http.MethodPost, path, jsonBody, eventsv1.Event{
-		TypeMeta:   metav1.TypeMeta{Kind: "Event", APIVersion: "events.k8s.io/v1"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: k.eventName(k.nodeName)},
-		EventTime:  metav1.NewMicroTime(now), ReportingController: byKubeProxy, ReportingInstance: k.nodeName,
-		Action: "StartKubeProxy", Reason: "Starting", Type: corev1.EventTypeNormal,
-		Regarding: corev1.ObjectReference{Kind: "Node", Name: k.nodeName},
+		TypeMeta:            metav1.TypeMeta{Kind: "Event", APIVersion: "events.k8s.io/v1"},
+		ObjectMeta:          metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: k.eventName(k.nodeName)},
+		EventTime:           metav1.NewMicroTime(now),
+		ReportingController: byKubeProxy,
+		ReportingInstance:   k.nodeName,
+		Action:              "StartKubeProxy",
+		Reason:              "Starting",
+		Type:                corev1.EventTypeNormal,
+		Regarding:           corev1.ObjectReference{Kind: "Node", Name: k.nodeName},
 	}, nil))
 	about := corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: k.nodeName}
 	for _, e := range [][2]string{
@@ -128,8 +132,13 @@ func (k *kubelet) announce(w *workload, containers []container, reasons ...strin
 		for _, c := range containers {
 			for _, reason := range reasons {
 				about := corev1.ObjectReference{
-					Kind: "Pod", APIVersion: "v1", Namespace: w.namespace, Name: w.name, UID: w.uid, ResourceVersion: w.seenVersion,
-					FieldPath: fmt.Sprintf("spec.containers{%s}", c.name),
+					Kind:            "Pod",
+					APIVersion:      "v1",
+					Namespace:       w.namespace,
+					Name:            w.name,
+					UID:             w.uid,
+					ResourceVersion: w.seenVersion,
+					FieldPath:       fmt.Sprintf("spec.containers{%s}", c.name),
 				}
 				k.reportEvent(k.ctx, about, reason, messages[reason])
 			}
@@ -152,11 +161,18 @@ func (k *kubelet) reportEvent(ctx context.Context, about corev1.ObjectReference,
 		namespace = metav1.NamespaceDefault
 	}
 	k.try("event not reported", k.ask(ctx, http.MethodPost, "/api/v1/namespaces/"+namespace+"/events", jsonBody, corev1.Event{
-		TypeMeta:       metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},
-		ObjectMeta:     metav1.ObjectMeta{Namespace: namespace, Name: k.eventName(about.Name)},
-		FirstTimestamp: now, LastTimestamp: now, Count: 1, Type: corev1.EventTypeNormal,
-		InvolvedObject: about, Reason: reason, Message: message,
-		Source: corev1.EventSource{Component: byKubelet, Host: k.nodeName}, ReportingController: byKubelet, ReportingInstance: k.nodeName,
+		TypeMeta:            metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},
+		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: k.eventName(about.Name)},
+		FirstTimestamp:      now,
+		LastTimestamp:       now,
+		Count:               1,
+		Type:                corev1.EventTypeNormal,
+		InvolvedObject:      about,
+		Reason:              reason,
+		Message:             message,
+		Source:              corev1.EventSource{Component: byKubelet, Host: k.nodeName},
+		ReportingController: byKubelet,
+		ReportingInstance:   k.nodeName,
 	}, nil))
 }
 
@@ -259,7 +275,12 @@ func (k *kubelet) requestToken(w *workload) error {
 			TypeMeta: metav1.TypeMeta{Kind: "TokenRequest", APIVersion: "authentication.k8s.io/v1"},
 			Spec: authenticationv1.TokenRequestSpec{
 				ExpirationSeconds: &w.tokenSeconds,
-				BoundObjectRef:    &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: w.name, UID: w.uid},
+				BoundObjectRef: &authenticationv1.BoundObjectReference{
+					Kind:       "Pod",
+					APIVersion: "v1",
+					Name:       w.name,
+					UID:        w.uid,
+				},
 			},
 		}, &made); err != nil {
 		k.try("no token", err)

@@ -91,8 +91,12 @@ func (w *workload) keep(pod *corev1.Pod) {
 
 func newWorkload(pod *corev1.Pod, now time.Time) (*workload, error) {
 	w := &workload{
-		namespace: pod.Namespace, name: pod.Name, uid: pod.UID, restarts: pod.Spec.RestartPolicy,
-		seen: now, readyAt: now,
+		namespace: pod.Namespace,
+		name:      pod.Name,
+		uid:       pod.UID,
+		restarts:  pod.Spec.RestartPolicy,
+		seen:      now,
+		readyAt:   now,
 	}
 	for _, c := range pod.Spec.InitContainers {
 		w.init = append(w.init, container{name: c.Name, image: c.Image})
@@ -400,7 +404,12 @@ func (m *machine) statusLocked(w *workload) corev1.PodStatus {
 		}
 	}
 	terminated := func(start, finish time.Time, code int32) *corev1.ContainerStateTerminated {
-		t := &corev1.ContainerStateTerminated{ExitCode: code, Reason: "Completed", StartedAt: at(start), FinishedAt: at(finish)}
+		t := &corev1.ContainerStateTerminated{
+			ExitCode:   code,
+			Reason:     "Completed",
+			StartedAt:  at(start),
+			FinishedAt: at(finish),
+		}
 		if code != 0 {
 			t.Reason = "Error"
 		}
@@ -424,14 +433,24 @@ func (m *machine) statusLocked(w *workload) corev1.PodStatus {
 	}
 	for _, c := range w.init {
 		status.InitContainerStatuses = append(status.InitContainerStatuses, corev1.ContainerStatus{
-			Name: c.name, Image: c.image, ImageID: c.image, ContainerID: m.containerID(c.name, 0), Ready: true,
-			State: corev1.ContainerState{Terminated: terminated(w.seen, w.seen, 0)},
+			Name:        c.name,
+			Image:       c.image,
+			ImageID:     c.image,
+			ContainerID: m.containerID(c.name, 0),
+			Ready:       true,
+			State:       corev1.ContainerState{Terminated: terminated(w.seen, w.seen, 0)},
 		})
 	}
 	for _, c := range w.containers {
 		s := corev1.ContainerStatus{
-			Name: c.name, Image: c.image, ImageID: c.image, ContainerID: m.containerID(c.name, w.restartCount),
-			Ready: w.ready, RestartCount: w.restartCount, Resources: c.resources, VolumeMounts: c.mounts,
+			Name:         c.name,
+			Image:        c.image,
+			ImageID:      c.image,
+			ContainerID:  m.containerID(c.name, w.restartCount),
+			Ready:        w.ready,
+			RestartCount: w.restartCount,
+			Resources:    c.resources,
+			VolumeMounts: c.mounts,
 		}
 		if c.resources != nil {
 			s.AllocatedResources = c.resources.Requests

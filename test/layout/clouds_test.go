@@ -21,10 +21,10 @@ var (
 
 // mayNameClouds are the folders and files that may name a cloud: its own, what reads
 // provider.yaml, the one file that opens the cloud it names with the one that lets the
-// local cloud start its machines, and what never ships: such as what reads the figures
+// local cloud start its machines, what publishes images in a cloud, and what never ships: such as what reads the figures
 // that catalogues are made of, which have another form for each cloud.
 var mayNameClouds = []string{
-	"internal/config", "internal/kip/clouds.go", "dev", "test", "hack/catalog",
+	"internal/config", "internal/kip/clouds.go", "cmd/kip-image/publish.go", "dev", "test", "hack/catalog",
 }
 
 // otherWords are what is called like a cloud and is none.

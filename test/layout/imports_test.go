@@ -162,6 +162,14 @@ func arrows() []direction {
 			why: "the virtual node is given the way to a pod's cell by its caller",
 		},
 		{
+			of: []string{"internal/nodes"},
+			not: []string{
+				"internal/pods", "internal/cellapi", "internal/cloud", "internal/calls", "internal/tunnel", "internal/adminapi",
+				"internal/cleanup",
+			},
+			why: "virtual nodes come and go by what is configured; what answers for their pods is handed to them",
+		},
+		{
 			of: []string{"internal/admission"}, only: []string{"internal/pki", "internal/placement"},
 			why: "what is changed of a pod follows from the pod and from what is known of nodes, which is handed to it",
 		},
@@ -246,7 +254,7 @@ func arrows() []direction {
 		},
 		{
 			of: []string{"internal/explain"}, not: []string{"internal/cloud", "internal/store"},
-			why: "it tells what Kip knows, and asks nobody but the agent of a cell",
+			why: "it tells what Kip knows, and asks nobody but the agent of a cell; the way to a console is handed to it",
 		},
 		{
 			of: []string{"internal/events"}, not: []string{"internal", "api"},

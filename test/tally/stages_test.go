@@ -91,11 +91,13 @@ probe.mk: ;
 }
 
 func TestAStageThatFailsOrDoesNothingEndsTheRest(t *testing.T) {
-	dir := scripts(t, map[string]string{"probe": probe, "there": "", "probe.mk": `.PHONY: good bad idle last
+	dir := scripts(t, map[string]string{"probe": probe, "there": "", "probe.mk": `.PHONY: good bad listed idle last
 good last:
 	@echo did $@
 bad:
 	@echo what went wrong; exit 3
+listed:
+	@seq 50; echo '=== Failed'; echo '=== FAIL: a TestOne (1.00s)'; echo '    a_test.go:1: why'; seq 50; exit 3
 idle:
 there:
 	@echo never said
@@ -104,6 +106,8 @@ there:
 		"good": "",
 		"bad": "make bad failed with 2; the stages after it did not run. What it said is in " + dir +
 			"/.kip/stages/bad.log, and ends with:\n  what went wrong",
+		"listed": "make listed failed with 2; the stages after it did not run. What it said is in " + dir +
+			"/.kip/stages/listed.log, and ends with:\n  === Failed\n  === FAIL: a TestOne (1.00s)\n      a_test.go:1: why\n  1\n",
 		"idle": "make idle did nothing", "there": "make there did nothing", "nowhere": "No rule to make target",
 	} {
 		out, err := in(dir, []string{"MAKE=" + dir + "/probe", "MAKEFLAGS=i", "GNUMAKEFLAGS=-i"}, "hack/stages", "A=1", "good", target, "last")
@@ -136,13 +140,13 @@ tally:
 `})
 	for last, want := range map[string]string{
 		"tally": "\nskipped, as test/tally/skips.txt allows: a TestUpgrade: " + why + " (in a tarball)\n",
-		"bad": "\nunit: skipped a TestOne: needs root\ne2e: skipped a TestUpgrade: " + why +
-			"\nmake bad failed with 2; the stages after it did not run.",
+		"unit":  "\nunit: skipped a TestOne: needs root\ne2e: skipped a TestUpgrade: " + why + "\n",
+		"bad":   "\nmake bad failed with 2; the stages after it did not run.",
 	} {
 		out, err := in(dir, []string{"MAKE=" + dir + "/probe"}, "hack/stages", "A=1", "unit", last)
 		_, after, _ := strings.Cut(out, "\nall ")
 		_, after, _ = strings.Cut(after, "\n") // the rest of that row
-		if (err == nil) != (last == "tally") || !strings.HasPrefix("\n"+after, want) {
+		if (err == nil) != (last != "bad") || !strings.HasPrefix("\n"+after, want) {
 			t.Errorf("with %s it ended with %v, and said after its table\n%s\nwant\n%s", last, err, after, want)
 		}
 	}

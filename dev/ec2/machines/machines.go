@@ -325,5 +325,5 @@ func (e *EC2) console(id string) ([]byte, error) {
 	if one.machine == "" {
 		return nil, nil
 	}
-	return e.machines.ConsoleOutput(context.Background(), one.machine)
+	return e.machines.Console(context.Background(), one.machine)
 }

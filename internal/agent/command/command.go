@@ -29,6 +29,7 @@ import (
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/shim"
 	"github.com/elotl/kip/internal/agent/userdata"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/version"
 )
 
@@ -42,9 +43,13 @@ const (
 	containerdName = "itzo-containerd"
 )
 
-// fromEC2 is where user data comes from on a machine that is launched like EC2's, and
-// does not boot Kip's image.
-const fromEC2 = "ec2"
+// Where user data comes from on a machine that does not boot Kip's image: from whatever it
+// has first of what the image asks; or from EC2's metadata service, which a machine that is
+// launched like EC2's has without its firmware saying so.
+const (
+	fromCloud = "cloud"
+	fromEC2   = "ec2"
+)
 
 // shimProgram is the name by which containerd looks for the shim.
 const shimProgram = "containerd-shim-runc-v2"
@@ -55,6 +60,7 @@ var programs = map[string]func() int{
 	"boot":            boot,
 	"poweroff":        machine.PowerOff,
 	"reboot":          machine.PowerOff, // a cell has one life
+	"uninstall":       uninstall,
 	"version":         printVersion,
 	shimProgram:       shim.Run,
 	configs.CNIPlugin: network.Plugin,
@@ -67,6 +73,7 @@ var programs = map[string]func() int{
 func Main(components map[string]func() int) int {
 	all := maps.Clone(programs)
 	maps.Copy(all, components)
+	all["install"] = func() int { return install(components["kubelet"] != nil) }
 	program, args := choose(os.Args, all)
 	if program == "" {
 		names := slices.Sorted(maps.Keys(all))
@@ -119,7 +126,7 @@ func cell() int {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	if err := runCell(ctx, log); err != nil {
+	if err := runCell(ctx, log, agentapi.Boot{}); err != nil {
 		log.Error("itzo ends", "err", err)
 		return 1
 	}
@@ -128,17 +135,24 @@ func cell() int {
 
 // boot runs a machine, with the agent in the same process.
 func boot() int {
-	return machine.Main(func(ctx context.Context) error {
+	return machine.Main(func(ctx context.Context, boot agentapi.Boot) error {
 		debug.SetGCPercent(25)
-		return runCell(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+		return runCell(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)), boot)
 	})
 }
 
-func runCell(ctx context.Context, log *slog.Logger) error {
-	o := agent.Options{Log: log, Version: version.String(), Init: os.Getpid() == 1}
+// runCell runs the agent of a machine that came to it so.
+func runCell(ctx context.Context, log *slog.Logger, boot agentapi.Boot) error {
+	o := agent.Options{
+		Log:     log,
+		Version: version.String(),
+		Init:    os.Getpid() == 1,
+		Boot:    boot,
+	}
 	flags := flag.NewFlagSet("itzo cell", flag.ExitOnError)
 	flags.StringVar(&o.UserData, "user-data", cloudinit.SeedFile,
-		"`file` with the machine's user data, or "+fromEC2+": EC2's metadata service is asked for it first")
+		"`file` with the machine's user data; or "+fromCloud+": what the machine has of it is asked first, as by Kip's image; or "+
+			fromEC2+": EC2's metadata service is")
 	flags.StringVar(&o.Listen, "listen", "", "`address` where Kip finds the agent (default: port 6421 of all addresses)")
 	flags.StringVar(&o.Components, "components", "", "`executable` that is the kubelet (default: "+componentsName+" beside itzo, else itzo)")
 	flags.StringVar(&o.Containerd, "containerd", "",
@@ -148,9 +162,15 @@ func runCell(ctx context.Context, log *slog.Logger) error {
 		return fmt.Errorf("itzo cell takes no arguments: %q", flags.Args())
 	}
 	var err error
-	if o.UserData == fromEC2 {
+	if o.UserData == fromEC2 || o.UserData == fromCloud {
+		source := userdata.EC2()
+		if o.UserData == fromCloud {
+			if source, err = userdata.Choose(userdata.Sources()); err != nil {
+				return err
+			}
+		}
 		o.UserData = cloudinit.SeedFile
-		data, err := userdata.EC2().Get(ctx)
+		data, err := source.Get(ctx)
 		if err == nil {
 			err = cloudinit.Leave(o.UserData, data.Document, data.Place)
 		}

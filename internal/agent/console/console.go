@@ -34,6 +34,10 @@ func SinceBoot() time.Duration {
 	return time.Duration(t.Nano())
 }
 
+// InitBegan is the environment variable by which the first init tells the root's when it
+// began, as SinceBoot has it, in Go's notation.
+const InitBegan = "KIP_INIT_BEGAN"
+
 // Say writes one line.
 func (c *Console) Say(format string, args ...any) {
 	c.mu.Lock()

@@ -43,16 +43,17 @@ var onState = []string{"/var/lib/containerd", "/var/lib/kubelet"}
 // root's init or, where that cannot be, says why and switches the machine off, since
 // one that hangs would cost as much as one that works.
 func Main() {
+	began := console.SinceBoot()
 	c := console.New(os.Stderr)
 	c.Say("the kernel has started, init begins")
-	err := boot(c)
+	err := boot(c, began)
 	c.Say("this machine cannot boot, and is switched off: %v", err)
 	time.Sleep(readLimit)
 	c.Say("switch off: %v", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
 	select {}
 }
 
-func boot(c *console.Console) error {
+func boot(c *console.Console, began time.Duration) error {
 	var set *modules.Set
 	var root string
 	err := c.Step("mount the kernel's file systems", func() (err error) {
@@ -91,7 +92,7 @@ func boot(c *console.Console) error {
 	if err := c.Step("lay them over each other", layOver); err != nil {
 		return err
 	}
-	return handOver()
+	return handOver(began)
 }
 
 // wanted returns the ID of the root that the kernel's arguments name.
@@ -253,8 +254,8 @@ func layOver() error {
 }
 
 // handOver frees the memory of the first file system, makes newer the root and becomes
-// its init.
-func handOver() error {
+// its init, which is told when this one began.
+func handOver(began time.Duration) error {
 	for _, p := range []string{"/init", "/lib"} {
 		if err := os.RemoveAll(p); err != nil {
 			return fmt.Errorf("free the first file system: %w", err)
@@ -272,7 +273,8 @@ func handOver() error {
 	if err := unix.Chdir("/"); err != nil {
 		return err
 	}
-	if err := unix.Exec("/usr/bin/itzo", []string{"itzo", "boot"}, []string{"PATH=/usr/sbin:/usr/bin"}); err != nil {
+	env := []string{"PATH=/usr/sbin:/usr/bin", console.InitBegan + "=" + began.String()}
+	if err := unix.Exec("/usr/bin/itzo", []string{"itzo", "boot"}, env); err != nil {
 		return fmt.Errorf("start the root's init /usr/bin/itzo: %w", err)
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 	"github.com/elotl/kip/internal/agent/console"
 	"github.com/elotl/kip/internal/agent/modules"
 	"github.com/elotl/kip/internal/agent/userdata"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 const (
@@ -30,8 +31,9 @@ const (
 
 // Main runs the machine with this agent, and returns only where it is not the first
 // process of one. However it ends, the machine is switched off and never started
-// again: its pod has had its life.
-func Main(agent func(ctx context.Context) error) int {
+// again: its pod has had its life. The agent is told how the machine came to it.
+func Main(agent func(ctx context.Context, boot agentapi.Boot) error) int {
+	boot := agentapi.Boot{Kernel: began(os.Getenv(console.InitBegan)), UserSpace: console.SinceBoot()}
 	c := console.New(os.Stderr)
 	if os.Getpid() != 1 {
 		fmt.Fprintln(os.Stderr, "itzo boot is the first process of a machine, and nothing else")
@@ -53,7 +55,7 @@ func Main(agent func(ctx context.Context) error) int {
 	if cad != nil {
 		c.Say("take Ctrl-Alt-Del as an order to end: %v", cad)
 	}
-	m := &machine{console: c, end: end}
+	m := &machine{console: c, end: end, boot: boot}
 	err := m.run(ctx, agent)
 	c.Say("the agent has ended (%v)", err)
 	if ctx.Err() == nil { // nobody wished it
@@ -61,6 +63,15 @@ func Main(agent func(ctx context.Context) error) int {
 	}
 	powerOff(c)
 	return 1
+}
+
+// began is when the first init began, as it says, and 0 where it does not.
+func began(said string) time.Duration {
+	d, err := time.ParseDuration(said)
+	if err != nil {
+		return 0
+	}
+	return d
 }
 
 // powerOff ends every process and the machine.
@@ -80,10 +91,12 @@ type machine struct {
 	console *console.Console
 	// end orders the machine to end.
 	end context.CancelCauseFunc
+	// boot is how far it has come, and when.
+	boot agentapi.Boot
 }
 
 // run boots, and runs the agent until ctx ends or the agent does.
-func (m *machine) run(ctx context.Context, agent func(context.Context) error) error {
+func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.Boot) error) error {
 	// What runs beside the agent ends after it, with this.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var all sync.WaitGroup
@@ -123,6 +136,7 @@ func (m *machine) run(ctx context.Context, agent func(context.Context) error) er
 	if err := errors.Join(err, <-up); err != nil {
 		return err
 	}
+	m.boot.Network = console.SinceBoot()
 	all.Go(func() { n.keep(background) })
 	if source.Network {
 		if err := get(); err != nil {
@@ -148,7 +162,7 @@ func (m *machine) run(ctx context.Context, agent func(context.Context) error) er
 		})
 	}
 	m.console.Say("the agent begins")
-	return agent(ctx)
+	return agent(ctx, m.boot)
 }
 
 // loadDrivers loads what the machine's devices ask for. One that fails is told and left.

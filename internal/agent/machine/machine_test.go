@@ -19,6 +19,7 @@ import (
 	"github.com/elotl/kip/internal/agent/console"
 	"github.com/elotl/kip/internal/agent/dhcp"
 	"github.com/elotl/kip/internal/agent/userdata"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 func lifeBelow(t *testing.T) life {
@@ -272,9 +273,17 @@ func TestDevicesThatComeLaterHaveTheirDrivers(t *testing.T) {
 	}
 }
 
+func TestTheFirstInitSaysWhenItBegan(t *testing.T) {
+	for said, want := range map[string]time.Duration{"2.613s": 2613 * time.Millisecond, "": 0, "soon": 0} {
+		if got := began(said); got != want {
+			t.Errorf("%q is taken for %v, want %v", said, got, want)
+		}
+	}
+}
+
 func TestOnlyTheFirstProcessIsInit(t *testing.T) {
 	ran := false
-	if code := Main(func(context.Context) error { ran = true; return nil }); code != 2 || ran {
+	if code := Main(func(context.Context, agentapi.Boot) error { ran = true; return nil }); code != 2 || ran {
 		t.Errorf("as an ordinary process: code %d, the agent ran: %v", code, ran)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"embed"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/elotl/kip/internal/catalog"
@@ -37,6 +38,22 @@ func Clouds() []string {
 func Open(cloud string) (*catalog.Book, error) {
 	book := &catalog.Book{}
 	return book, read(cloud, func(d *json.Decoder) error { return d.Decode(book) })
+}
+
+// Rates returns what is paid beside the machines of a cloud in a region, as far as that is
+// known; nil for a cloud without a catalogue, where nothing is paid.
+func Rates(cloud, region string) (*catalog.Rates, error) {
+	if !slices.Contains(Clouds(), cloud) {
+		return nil, nil
+	}
+	var only struct {
+		Regions map[string]struct{ catalog.Rates } `json:"regions"`
+	}
+	if err := read(cloud, func(d *json.Decoder) error { return d.Decode(&only) }); err != nil {
+		return nil, err
+	}
+	rates := only.Regions[region].Rates
+	return &rates, nil
 }
 
 func read(cloud string, decode func(*json.Decoder) error) error {

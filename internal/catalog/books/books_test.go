@@ -1,6 +1,7 @@
 package books
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -8,6 +9,21 @@ import (
 
 	"github.com/elotl/kip/internal/catalog"
 )
+
+func TestRatesAreThoseOfTheRegionOrUnknown(t *testing.T) {
+	for where, want := range map[[2]string]*catalog.Rates{
+		{"aws", "us-east-1"}:      {DiskPerGiBMonth: 0.08, AddressPerHour: 0.005},
+		{"aws", "eu-west-1"}:      {AddressPerHour: 0.005},
+		{"aws", "nowhere"}:        {},
+		{"gce", "us-central1"}:    {},
+		{"local", ""}:             nil,
+		{"sim", "somewhere-else"}: nil,
+	} {
+		if got, err := Rates(where[0], where[1]); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%v: %+v, %v; want %+v", where, got, err, want)
+		}
+	}
+}
 
 func TestEachCatalogueIsSoundInEachRegion(t *testing.T) {
 	clouds := Clouds()

@@ -717,7 +717,7 @@ func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || !maps.Equal(told, map[string]int{got[1].ID: 1}) {
 		t.Errorf("told of %v: %v", told, err)
 	}
-	model.Machines().FailNth(cloud.CallInterruptions, 1, sim.Fault{Before: sim.ErrInternal})
+	model.Machines().FailNth(sim.KindInterruptions, 1, sim.Fault{Before: sim.ErrInternal})
 	if err := c.Interruptions(t.Context(), func(cloud.Interruption) {}); err == nil || errors.Is(err, context.Canceled) {
 		t.Errorf("a failure ended the watch with %v", err)
 	}
@@ -846,7 +846,7 @@ func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
 		}
 		// Another start, with other networks: what is surplus goes, what is right stays.
 		c.cfg.ExtraCIDRs, c.dialPublic, c.kipGroups = nil, false, nil
-		c.forgetGroups()
+		c.forget()
 		if err := c.Launch(t.Context(), request("again", 1)).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -1024,33 +1024,43 @@ func TestTheGroupOfTheCellsIsAPartThatGoesLast(t *testing.T) {
 	}
 }
 
-// Somebody deletes the group behind Kip's back: no offering is to blame for it.
-func TestALaunchWhoseGroupIsGoneIsToBeRepeated(t *testing.T) {
-	model, url := serve(t, anAccount(sim.Knobs{}))
-	c, other := open(t, settings(url)), open(t, settings(url))
-	if _, err := c.ownGroup(t.Context(), vpc, owner); err != nil {
-		t.Fatal(err)
+// One that was just made, or that EC2 shows, will be known to all of EC2: no offering is to blame
+// for it, and the call stays as it is.
+func TestALaunchWhoseGroupIsNotKnownYetIsToBeRepeated(t *testing.T) {
+	model, endpoint := serve(t, anAccount(sim.Knobs{}))
+	lying := atomic.Bool{}
+	lying.Store(true)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := r.ParseForm(); err != nil {
+			t.Error(err)
+		}
+		if r.PostForm.Get("Action") == "RunInstances" && lying.Load() {
+			w.WriteHeader(http.StatusBadRequest)
+			fmt.Fprint(w, "<Response><Errors><Error><Code>InvalidGroup.NotFound</Code></Error></Errors></Response>")
+			return
+		}
+		model.ServeHTTP(w, r)
+	}))
+	defer server.Close()
+	maker := open(t, settings(server.URL))
+	r := resolved(t, maker, request("t", 1))
+	if err := maker.Launch(t.Context(), r).Err(); err == nil || cloud.Refused(err) {
+		t.Errorf("by who made it: %v", err)
 	}
-	parts, err := other.ListParts(t.Context(), owner)
-	if err != nil || len(parts) != 1 {
-		t.Fatal(parts, err)
+	other := open(t, settings(server.URL))
+	if err := other.Launch(t.Context(), r).Err(); err == nil || cloud.Refused(err) {
+		t.Errorf("by another, to whom EC2 shows it: %v", err)
 	}
-	c.own[owner] = cellsGroup{id: parts[0].ID} // was there when Kip started
-	if err := other.DeleteParts(t.Context(), parts[0].ID).Err(); err != nil {
-		t.Fatal(err)
+	model.Change(drifts["the cells' group is gone"])
+	if err := maker.Launch(t.Context(), r).Err(); err == nil || cloud.Refused(err) {
+		t.Errorf("by who just made it, and it is not shown: %v", err)
 	}
-	r := request("t", 1)
-	if err := c.Launch(t.Context(), r).Err(); err == nil || cloud.Refused(err) {
-		t.Errorf("without its group: %v", err)
+	if err := other.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrStale) {
+		t.Errorf("by another, to whom EC2 shows none: %v", err)
 	}
-	if err := c.Launch(t.Context(), r).Err(); err != nil || len(model.Machines().Truth()) != 1 {
-		t.Errorf("again: %v", err)
-	}
-	r = request("u", 1)
-	r.SecurityGroups = []string{"sg-none"}
-	c.own[owner] = cellsGroup{id: c.own[owner].id}
-	if err := c.Launch(t.Context(), r).Err(); !cloud.Refused(err) {
-		t.Errorf("with a group of nobody's: %v", err)
+	lying.Store(false)
+	if err := open(t, settings(endpoint)).Launch(t.Context(), resolved(t, other, request("u", 1))).Err(); err != nil {
+		t.Errorf("anew: %v", err)
 	}
 }
 
@@ -1123,6 +1133,9 @@ func TestTheConsoleIsReadAsItWasWritten(t *testing.T) {
 func TestTheCatalogueHasWhatIsOfferedInTheSubnets(t *testing.T) {
 	cfg := anAccount(sim.Knobs{})
 	cfg.PageSize = 2
+	old := cfg.Sim.Catalogue[0]
+	old.Name, old.BootModes = "bios.small", []string{"bios"} // Kip's image does not boot on it
+	cfg.Sim.Catalogue = append(cfg.Sim.Catalogue, old)
 	_, url := serve(t, cfg)
 	s := settings(url)
 	s.VPC, s.Subnets = "", []string{"subnet-a1", privateSubnet}
@@ -1134,8 +1147,9 @@ func TestTheCatalogueHasWhatIsOfferedInTheSubnets(t *testing.T) {
 	for _, typ := range types {
 		byName[typ.Name] = typ
 	}
-	if g := byName["g5.xlarge"]; g.Family != "g and vt" || len(g.GPUs) != 1 || g.GPUs[0] != (catalog.GPU{Model: "A10G", Count: 1}) ||
-		g.MilliCPU != 4000 ||
+	gpu := catalog.GPU{Model: "A10G", Count: 1, MemoryBytes: 22888 << 20}
+	if g := byName["g5.xlarge"]; g.Family != "g and vt" || len(g.GPUs) != 1 || g.GPUs[0] != gpu ||
+		g.MilliCPU != 4000 || g.UsableBytes != 16664473109 ||
 		g.MemoryBytes != 16*gibi || g.BootTimeout != catalog.BootTimeout {
 		t.Errorf("%+v", g)
 	}

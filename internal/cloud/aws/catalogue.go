@@ -14,6 +14,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/catalog/books"
 )
 
 // pricesJSON is the file with on-demand prices, which says where they are from. EC2's API
@@ -62,6 +63,9 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := complete(kinds); err != nil {
+		return nil, err
+	}
 	offered, err := c.readOfferings(ctx)
 	if err != nil {
 		return nil, err
@@ -105,7 +109,8 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 var architectures = map[types.ArchitectureType]string{types.ArchitectureTypeX8664: "amd64", types.ArchitectureTypeArm64: "arm64"}
 
 // readTypes reads the types that can be cells: those of the Nitro system, whose disks are
-// NVMe devices and whose interfaces take prefixes, with room for a pod's address.
+// NVMe devices and whose interfaces take prefixes, with room for a pod's address and a
+// firmware that boots by UEFI, as Kip's image does.
 func (c *Cloud) readTypes(ctx context.Context) ([]catalog.InstanceType, error) {
 	var all []catalog.InstanceType
 	pages := ec2.NewDescribeInstanceTypesPaginator(c.api, &ec2.DescribeInstanceTypesInput{
@@ -124,7 +129,9 @@ func (c *Cloud) readTypes(ctx context.Context) ([]catalog.InstanceType, error) {
 
 func typeOf(t types.InstanceTypeInfo) (catalog.InstanceType, bool) {
 	nitro := t.Hypervisor == types.InstanceTypeHypervisorNitro || aws.ToBool(t.BareMetal)
-	if !nitro || t.VCpuInfo == nil || t.MemoryInfo == nil || t.ProcessorInfo == nil || t.NetworkInfo == nil ||
+	// A list that is not there says nothing.
+	uefi := len(t.SupportedBootModes) == 0 || slices.Contains(t.SupportedBootModes, types.BootModeTypeUefi)
+	if !nitro || !uefi || t.VCpuInfo == nil || t.MemoryInfo == nil || t.ProcessorInfo == nil || t.NetworkInfo == nil ||
 		aws.ToInt32(t.NetworkInfo.Ipv4AddressesPerInterface) < 2 {
 		return catalog.InstanceType{}, false
 	}
@@ -148,6 +155,31 @@ func typeOf(t types.InstanceTypeInfo) (catalog.InstanceType, bool) {
 		}
 	}
 	return one, one.Arch != "" && one.MilliCPU > 0 && one.MemoryBytes > 0
+}
+
+// complete adds to types what the embedded catalogue knows and EC2's API does not tell, or
+// in other words: what a kernel sees of their memory, the memory of their GPUs, and their
+// other accelerators.
+func complete(kinds []catalog.InstanceType) error {
+	book, err := books.Open("aws")
+	if err != nil {
+		return err
+	}
+	for i := range kinds {
+		t := &kinds[i]
+		at, found := slices.BinarySearchFunc(book.Types, t.Name, func(known catalog.InstanceType, name string) int {
+			return strings.Compare(known.Name, name)
+		})
+		if !found || book.Types[at].MemoryBytes != t.MemoryBytes {
+			continue
+		}
+		known := book.Types[at]
+		t.UsableBytes, t.Accelerators = known.UsableBytes, known.Accelerators
+		if len(known.GPUs) == 1 && len(t.GPUs) == 1 && known.GPUs[0].Count == t.GPUs[0].Count {
+			t.GPUs[0].MemoryBytes = known.GPUs[0].MemoryBytes
+		}
+	}
+	return nil
 }
 
 // readOfferings says which types there are in which zones.

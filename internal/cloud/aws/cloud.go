@@ -27,6 +27,7 @@ var (
 	_ cloud.Parts       = (*Cloud)(nil)
 	_ cloud.Tagger      = (*Cloud)(nil)
 	_ cloud.Admitter    = (*Cloud)(nil)
+	_ cloud.Resolver    = (*Cloud)(nil)
 )
 
 // Cloud is EC2 in one region. It is safe for concurrent use.
@@ -91,6 +92,8 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallListParts:   describe,
 			cloud.CallDeleteParts: mutate,
 			cloud.CallAdmit:       mutate,
+			cloud.CallResolve:     mutate,
+			cloud.CallConsole:     describe,
 		},
 	}
 }
@@ -104,6 +107,7 @@ func (c *Cloud) Features() cloud.Features {
 		Parts:       c,
 		Tagger:      c,
 		Admitter:    c,
+		Resolver:    c,
 	}
 }
 
@@ -294,15 +298,20 @@ func (c *Cloud) Console(ctx context.Context, id string) ([]byte, error) {
 	return text, nil
 }
 
-// Catalogue implements cloud.Cloud. It also reads anew where instances can be launched,
-// and what images and groups are called.
-func (c *Cloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
+// forget lets the next launch be resolved by what EC2 says then.
+func (c *Cloud) forget() {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.network = nil
 	clear(c.images)
 	clear(c.groups)
-	c.mu.Unlock()
-	c.forgetGroups()
+	clear(c.own)
+}
+
+// Catalogue implements cloud.Cloud. It also reads anew where instances can be launched,
+// and what images and groups are called.
+func (c *Cloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
+	c.forget()
 	list, err := c.catalogue(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read what EC2 sells in %s: %w", c.cfg.Region, err)

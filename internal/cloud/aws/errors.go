@@ -120,6 +120,10 @@ const (
 	codeNoGroup    = "InvalidGroup.NotFound"
 )
 
+// codesStale say that what a launch was resolved to is not there any more, but for groups. Source:
+// EC2 API reference, "Error codes for the Amazon EC2 API".
+var codesStale = []string{"InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidSubnetID.NotFound"}
+
 // codesTogether say of a launch of several that the subnet has no /28, or not seventeen
 // addresses, for one of them. One by itself takes two addresses.
 var codesTogether = []string{"InsufficientCidrBlocks", "InsufficientFreeAddressesInSubnet"}

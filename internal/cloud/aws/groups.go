@@ -116,7 +116,7 @@ func without(all, other []rule) []rule {
 const groupTries = 3
 
 // ownGroup is the group of an owner's cells, which is made, and given its rules, before the
-// first launch. It is looked at again with each catalogue.
+// first launch. It is looked at again with each catalogue, and where a launch is stale.
 func (c *Cloud) ownGroup(ctx context.Context, vpc, owner string) (string, error) {
 	unlock, err := c.lockGroup(ctx)
 	if err != nil {
@@ -334,23 +334,29 @@ type cellsGroup struct {
 // newGroup is for how long after its making EC2 may not know a group in other calls.
 const newGroup = time.Minute
 
-// groupIsGone says whether the cells' own group may be the one that a launch did not find:
-// it was just made, or is not there any more. The next launch looks for it anew.
-func (c *Cloud) groupIsGone(ctx context.Context, owner string) bool {
-	c.mu.Lock()
-	own := c.own[owner]
-	c.mu.Unlock()
-	if c.cfg.Clock.Since(own.made) < newGroup {
-		return true
+// noGroup is what it means that EC2 did not find a group of a launch. One that was just made, or
+// that EC2 shows, is not known to all of EC2 yet: the same call succeeds once it is. One that is
+// gone leads to a launch with others.
+func (c *Cloud) noGroup(ctx context.Context, groups []string, said error) error {
+	later := fmt.Errorf("the security groups of the launch are not all there, or not yet: %w", said)
+	if c.justMade(groups) {
+		return later
 	}
-	c.forgetGroups()
-	out, err := c.api.DescribeSecurityGroups(ctx, &ec2.DescribeSecurityGroupsInput{Filters: []types.Filter{filter("group-id", own.id)}})
-	return err != nil || len(out.SecurityGroups) == 0
+	out, err := c.api.DescribeSecurityGroups(ctx, &ec2.DescribeSecurityGroupsInput{Filters: []types.Filter{filter("group-id", groups...)}})
+	if err != nil || len(out.SecurityGroups) == len(groups) {
+		return later
+	}
+	return c.stale(said)
 }
 
-// forgetGroups lets the next launch look for its group anew.
-func (c *Cloud) forgetGroups() {
+// justMade says that this process made one of the groups a moment ago.
+func (c *Cloud) justMade(groups []string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	clear(c.own)
+	for _, own := range c.own {
+		if slices.Contains(groups, own.id) && c.cfg.Clock.Since(own.made) < newGroup {
+			return true
+		}
+	}
+	return false
 }

@@ -29,7 +29,8 @@ const (
 )
 
 // Interruptions implements cloud.Interrupter. It asks for spot requests that are marked,
-// which needs no queue and no agent: two or three times within the notice would do.
+// which needs no queue and no agent: two or three times within the notice would do. A look
+// has no budget but its pace, one at a time: a line behind other calls would eat the notice.
 func (c *Cloud) Interruptions(ctx context.Context, notice func(cloud.Interruption)) error {
 	every := c.cfg.Clock.NewTicker(c.cfg.InterruptionsEvery)
 	defer every.Stop()

@@ -40,15 +40,21 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 	if err := check(r); err != nil {
 		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, err)
 	}
-	in, err := c.runInstances(ctx, r)
-	if err != nil {
-		return nil, err
+	if r.Resolved == nil { // stored by a Kip that did not resolve its launches
+		spec := r.LaunchSpec
+		spec.Tags = r.TagsOf(0)
+		resolved, err := c.Resolve(ctx, spec)
+		if err != nil {
+			return nil, err
+		}
+		r.Resolved = &resolved
 	}
-	out, err := c.api.RunInstances(ctx, in)
+	out, err := c.api.RunInstances(ctx, runInstances(r))
 	switch {
-	case codeOf(err) == codeNoGroup && c.groupIsGone(ctx, r.TagsOf(0)[cloud.TagOwner]):
-		// Not a refusal: the same call succeeds once the group is there.
-		return nil, fmt.Errorf("the security group of the cells is not there, or not yet: %w", saidOf(err))
+	case codeOf(err) == codeNoGroup:
+		return nil, c.noGroup(ctx, r.Resolved.SecurityGroups, saidOf(err))
+	case slices.Contains(codesStale, codeOf(err)):
+		return nil, c.stale(saidOf(err))
 	case codeOf(err) == codeTerminated:
 		return c.ended(ctx, r, classify(err, cloud.Scope{}))
 	case len(r.Machines) > 1 && slices.Contains(codesTogether, codeOf(err)):
@@ -106,6 +112,8 @@ func placed(r cloud.LaunchRequest, all []types.Instance, without error) (cloud.L
 	return results, nil
 }
 
+var errNoOwner = fmt.Errorf("the tags have no %s: without it no list shows the instances", cloud.TagOwner)
+
 // check refuses what EC2 cannot be asked in one call.
 func check(r cloud.LaunchRequest) error {
 	ascii := !strings.ContainsFunc(r.Token, func(c rune) bool { return c >= 0x80 })
@@ -119,7 +127,7 @@ func check(r cloud.LaunchRequest) error {
 	case r.Shared() && r.OwnData() || slices.ContainsFunc(r.Machines, func(m cloud.Machine) bool { return !same(m, r.Machines[0]) }):
 		return errors.New("machines have user data or tags of their own: one call has one of each")
 	case r.TagsOf(0)[cloud.TagOwner] == "":
-		return fmt.Errorf("the tags have no %s: without it no list shows the instances", cloud.TagOwner)
+		return errNoOwner
 	case len(r.UserDataOf(0)) > maxUserData:
 		return fmt.Errorf("the user data has %d bytes: EC2 takes %d", len(r.UserDataOf(0)), maxUserData)
 	case r.Market == cloud.Dedicated:
@@ -134,56 +142,33 @@ func same(a, b cloud.Machine) bool {
 	return bytes.Equal(a.UserData, b.UserData) && maps.Equal(a.Tags, b.Tags)
 }
 
+// stale is the answer of EC2 to a launch of what is not there any more. The next one is resolved
+// by what is there then.
+func (c *Cloud) stale(said error) error {
+	c.forget()
+	return cloud.No(cloud.ErrStale, cloud.Scope{}, said)
+}
+
 // runInstances is the one call of a launch. It says all that costs money or is a right, so
 // that no default of an account or an image decides on it.
-func (c *Cloud) runInstances(ctx context.Context, r cloud.LaunchRequest) (*ec2.RunInstancesInput, error) {
-	n, err := c.where(ctx)
-	if err != nil {
-		return nil, err
-	}
-	s, ok := n.subnets[r.Subnet]
-	switch {
-	case !ok:
-		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{Subnet: r.Subnet}, fmt.Errorf("subnet %s is none of the cells'", r.Subnet))
-	case s.zone != r.Zone:
-		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet},
-			fmt.Errorf("subnet %s is in zone %s, not in %q", r.Subnet, s.zone, r.Zone))
-	case c.dialPublic && !s.public:
-		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet},
-			fmt.Errorf("from outside of %s Kip reaches public addresses only: want a subnet with a route to an internet gateway", n.vpc))
-	case c.dialPublic && r.PrivateIPOnly:
-		return nil, refused("from outside of %s Kip reaches public addresses only: want no private-ip-only", n.vpc)
-	}
-	boot, err := c.image(ctx, r.Image)
-	if err != nil {
-		return nil, err
-	}
-	more, err := c.groupIDs(ctx, n.vpc, r.SecurityGroups)
-	if err != nil {
-		return nil, err
-	}
-	own, err := c.ownGroup(ctx, n.vpc, r.TagsOf(0)[cloud.TagOwner])
-	if err != nil {
-		return nil, err
-	}
-	groups := append([]string{own}, slices.DeleteFunc(more, func(id string) bool { return id == own })...)
+func runInstances(r cloud.LaunchRequest) *ec2.RunInstancesInput {
 	in := &ec2.RunInstancesInput{
 		ClientToken:  aws.String(r.Token),
 		MinCount:     aws.Int32(1),
 		MaxCount:     aws.Int32(int32(len(r.Machines))),
 		InstanceType: types.InstanceType(r.InstanceType),
-		ImageId:      aws.String(boot.id),
+		ImageId:      aws.String(r.Resolved.Image),
 		UserData:     aws.String(base64.StdEncoding.EncodeToString(r.UserDataOf(0))),
 		BlockDeviceMappings: []types.BlockDeviceMapping{{
-			DeviceName: aws.String(boot.rootDevice),
+			DeviceName: aws.String(r.Resolved.RootDevice),
 			Ebs: &types.EbsBlockDevice{
 				VolumeType:          types.VolumeTypeGp3,
-				VolumeSize:          aws.Int32(max(boot.gib, int32((r.RootDiskBytes+gib-1)/gib))),
+				VolumeSize:          aws.Int32(int32((max(r.RootDiskBytes, r.Resolved.RootDiskBytes) + gib - 1) / gib)),
 				Encrypted:           aws.Bool(true),
 				DeleteOnTermination: aws.Bool(true),
 			},
 		}},
-		NetworkInterfaces: []types.InstanceNetworkInterfaceSpecification{nic(r, s, groups)},
+		NetworkInterfaces: []types.InstanceNetworkInterfaceSpecification{nic(r)},
 		// A cell that shuts itself down has ended.
 		InstanceInitiatedShutdownBehavior: types.ShutdownBehaviorTerminate,
 		MetadataOptions: &types.InstanceMetadataOptionsRequest{
@@ -214,7 +199,7 @@ func (c *Cloud) runInstances(ctx context.Context, r cloud.LaunchRequest) (*ec2.R
 			},
 		}
 	}
-	return in, nil
+	return in
 }
 
 // hops is how far answers of the metadata service travel: one hop ends on the machine,
@@ -230,13 +215,13 @@ func hops(r cloud.LaunchRequest) int32 {
 // call has one machine. EC2 takes no number of secondary addresses in a call with several,
 // and an interface of the pod's own excludes a public address; so there it is the first
 // address of a /28, which costs the subnet seventeen addresses a cell, not two.
-func nic(r cloud.LaunchRequest, s subnet, groups []string) types.InstanceNetworkInterfaceSpecification {
+func nic(r cloud.LaunchRequest) types.InstanceNetworkInterfaceSpecification {
 	n := types.InstanceNetworkInterfaceSpecification{
 		DeviceIndex:              aws.Int32(0),
 		SubnetId:                 aws.String(r.Subnet),
-		Groups:                   groups,
+		Groups:                   r.Resolved.SecurityGroups,
 		DeleteOnTermination:      aws.Bool(true),
-		AssociatePublicIpAddress: aws.Bool(s.public && !r.PrivateIPOnly),
+		AssociatePublicIpAddress: aws.Bool(r.Resolved.PublicAddress),
 	}
 	if len(r.Machines) == 1 {
 		n.SecondaryPrivateIpAddressCount = aws.Int32(1)

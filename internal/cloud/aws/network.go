@@ -162,8 +162,7 @@ func CheckImage(spec map[string]string) error {
 }
 
 // image finds what a launch boots: by its ID, or the newest that is called so, of an owner
-// or of the account itself. It is remembered until the next catalogue, so that a launch
-// that is sent again soon boots the same.
+// or of the account itself. It is remembered until the next catalogue.
 func (c *Cloud) image(ctx context.Context, spec map[string]string) (image, error) {
 	if err := CheckImage(spec); err != nil {
 		return image{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("cells.bootImageSpec: %w", err))
@@ -209,37 +208,39 @@ func (c *Cloud) image(ctx context.Context, spec map[string]string) (image, error
 	return found, nil
 }
 
-// groupIDs finds security groups of the VPC by name; what begins as an ID is one.
+// groupIDs finds security groups of the VPC, by name or, where one begins as an ID, by that.
 func (c *Cloud) groupIDs(ctx context.Context, vpc string, named []string) ([]string, error) {
-	var names []string
 	c.mu.Lock()
-	for _, g := range named {
-		if !strings.HasPrefix(g, "sg-") && c.groups[g] == "" {
-			names = append(names, g)
-		}
-	}
+	known := maps.Clone(c.groups)
 	c.mu.Unlock()
-	found := map[string]string{}
-	if len(names) > 0 {
+	byID := func(g string) bool { return strings.HasPrefix(g, "sg-") }
+	for by, of := range map[string]func(string) bool{"group-id": byID, "group-name": func(g string) bool { return !byID(g) }} {
+		var unknown []string
+		for _, g := range named {
+			if of(g) && known[g] == "" {
+				unknown = append(unknown, g)
+			}
+		}
+		if len(unknown) == 0 {
+			continue
+		}
 		out, err := c.api.DescribeSecurityGroups(ctx, &ec2.DescribeSecurityGroupsInput{
-			Filters: []types.Filter{filter("vpc-id", vpc), filter("group-name", names...)},
+			Filters: []types.Filter{filter("vpc-id", vpc), filter(by, unknown...)},
 		})
 		if err != nil {
-			return nil, fmt.Errorf("find the security groups %s: %w", strings.Join(names, ", "), classify(err, cloud.Scope{}))
+			return nil, fmt.Errorf("find the security groups %s: %w", strings.Join(unknown, ", "), classify(err, cloud.Scope{}))
 		}
 		for _, g := range out.SecurityGroups {
-			found[aws.ToString(g.GroupName)] = aws.ToString(g.GroupId)
+			name, id := aws.ToString(g.GroupName), aws.ToString(g.GroupId)
+			if by == "group-id" {
+				name = id
+			}
+			known[name] = id
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	maps.Copy(c.groups, found)
 	var ids []string
 	for _, g := range named {
-		id := g
-		if !strings.HasPrefix(g, "sg-") {
-			id = c.groups[g]
-		}
+		id := known[g]
 		if id == "" {
 			return nil, refused("there is no security group %q in %s", g, vpc)
 		}
@@ -247,5 +248,8 @@ func (c *Cloud) groupIDs(ctx context.Context, vpc string, named []string) ([]str
 			ids = append(ids, id)
 		}
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.Copy(c.groups, known)
 	return ids, nil
 }

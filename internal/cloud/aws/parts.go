@@ -75,7 +75,7 @@ func (c *Cloud) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 	for n, id := range ids {
 		var err error
 		if strings.HasPrefix(id, "sg-") {
-			c.forgetGroups()
+			c.forget()
 			_, err = c.api.DeleteSecurityGroup(ctx, &ec2.DeleteSecurityGroupInput{GroupId: aws.String(id)})
 		} else {
 			_, err = c.api.DeleteNetworkInterface(ctx, &ec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: aws.String(id)})

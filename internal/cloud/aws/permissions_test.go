@@ -154,11 +154,7 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 	if err := model.Machines().Terminate(t.Context(), ended).Err(); err != nil {
 		t.Fatal(err)
 	}
-	untagged := request("u", 1)
-	in, err := c.runInstances(t.Context(), untagged)
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := runInstances(resolved(t, c, request("u", 1)))
 	in.TagSpecifications = in.TagSpecifications[:1] // the instance's, and neither disk's nor interface's
 	for what, err := range map[string]error{
 		"ending another's":       c.Terminate(t.Context(), other).Err(),

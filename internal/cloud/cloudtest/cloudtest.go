@@ -125,8 +125,13 @@ func (t *trial) separate(owner string, n int) cloud.LaunchRequest {
 	typ, offering := t.Offering(types)
 	t.tokens++
 	r := cloud.LaunchRequest{
-		Token:      fmt.Sprintf("cloudtest-%d-%d", time.Now().UnixNano(), t.tokens),
-		LaunchSpec: cloud.LaunchSpec{InstanceType: typ.Name, Zone: offering.Zone, Subnet: offering.Subnet, Market: cloud.OnDemand},
+		Token: fmt.Sprintf("cloudtest-%d-%d", time.Now().UnixNano(), t.tokens),
+		LaunchSpec: cloud.LaunchSpec{
+			InstanceType: typ.Name,
+			Zone:         offering.Zone,
+			Subnet:       offering.Subnet,
+			Market:       cloud.OnDemand,
+		},
 	}
 	if offering.Spot {
 		r.Market = cloud.Spot

@@ -19,6 +19,7 @@ var (
 	_ cloud.Stopper     = (*Cloud)(nil)
 	_ cloud.Interrupter = (*Cloud)(nil)
 	_ cloud.Disks       = (*Cloud)(nil)
+	_ cloud.Console     = (*Cloud)(nil)
 )
 
 // Cloud launches and ends machines on this host. One process at a time has the
@@ -216,7 +217,12 @@ func (c *Cloud) Traits() cloud.Traits {
 
 // Features are stopping, rehearsed interruptions and disks.
 func (c *Cloud) Features() cloud.Features {
-	return cloud.Features{Stopper: c, Interrupter: c, Disks: c}
+	return cloud.Features{
+		Stopper:     c,
+		Interrupter: c,
+		Disks:       c,
+		Console:     c,
+	}
 }
 
 // Catalogue returns the configured instance types.

@@ -7,6 +7,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+
+	"github.com/elotl/kip/internal/cloud"
 )
 
 // A machine writes its console log itself, so that it goes on without Kip.
@@ -59,12 +61,18 @@ func readTail(path string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// ConsoleOutput returns the last 64 KiB that a machine wrote to its console.
-func (c *Cloud) ConsoleOutput(_ context.Context, id string) ([]byte, error) {
+// Console returns the last 64 KiB that a machine wrote to its console.
+func (c *Cloud) Console(_ context.Context, id string) ([]byte, error) {
 	if !instanceID.MatchString(id) {
 		return nil, fmt.Errorf("console: %w", notAnID(id))
 	}
 	b, err := readTail(c.cfg.consolePath(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, there := os.Stat(c.cfg.MachineDir(id)); there == nil {
+			return nil, nil // it has not written to it yet
+		}
+		err = cloud.No(cloud.ErrNotFound, cloud.Scope{}, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("console of %s: %w", id, err)
 	}

@@ -1,10 +1,13 @@
 package host
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/elotl/kip/internal/cloud"
 )
 
 func TestConsoleKeepsItsEndAndGoesOn(t *testing.T) {
@@ -37,5 +40,28 @@ func TestConsoleKeepsItsEndAndGoesOn(t *testing.T) {
 	}
 	if err := boundConsole(path + "-of-a-machine-that-is-gone"); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestOnlyAnInstanceThatIsThereHasAConsole(t *testing.T) {
+	c := &Cloud{cfg: Config{StateDir: t.TempDir()}}
+	const id = "i-0123456789abcdef"
+	if text, err := c.Console(t.Context(), id); !errors.Is(err, cloud.ErrNotFound) {
+		t.Errorf("an unknown instance: %q, %v", text, err)
+	}
+	if _, err := c.Console(t.Context(), "../"+id); err == nil {
+		t.Error("a path is an instance")
+	}
+	if err := os.MkdirAll(c.cfg.MachineDir(id), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := c.Console(t.Context(), id); err != nil || len(text) > 0 {
+		t.Errorf("one that has written nothing: %q, %v", text, err)
+	}
+	if err := os.WriteFile(c.cfg.consolePath(id), []byte(strings.Repeat("x", keptConsole)+"the end"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := c.Console(t.Context(), id); err != nil || len(text) != keptConsole || !strings.HasSuffix(string(text), "xthe end") {
+		t.Errorf("a long one: %d bytes, %v", len(text), err)
 	}
 }

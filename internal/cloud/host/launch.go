@@ -175,13 +175,16 @@ func (c *Cloud) claim(r single, outage error) (m *machine, first bool, err error
 	rand.Read(random[:])
 	m = &machine{
 		id:      "i-" + hex.EncodeToString(random[:]),
-		settled: make(chan struct{}), gone: make(chan struct{}),
+		settled: make(chan struct{}),
+		gone:    make(chan struct{}),
 		rec: record{
 			Token: r.token,
 			Group: r.group,
 			Slot:  slot,
 			Instance: cloud.Instance{
-				InstanceType: r.InstanceType, Zone: r.Zone, Spot: r.Spot(),
+				InstanceType: r.InstanceType,
+				Zone:         r.Zone,
+				Spot:         r.Spot(),
 				State:        cloud.Pending,
 				ManagementIP: c.network.management(slot),
 				PodIP:        c.network.pod(slot),
@@ -255,10 +258,16 @@ func (c *Cloud) make(ctx context.Context, rec *record, t catalog.InstanceType, u
 func (c *Cloud) boot(ctx context.Context, rec *record, t catalog.InstanceType, userData []byte, again bool) (*Handle, error) {
 	i := &rec.Instance
 	b := &Boot{
-		ID: i.ID, Type: t, Dir: c.cfg.MachineDir(i.ID), Console: c.cfg.consolePath(i.ID),
-		Address: netip.PrefixFrom(i.ManagementIP, c.cfg.CIDR.Bits()), Gateway: c.network.gateway(),
-		Again: again, UserData: userData,
-		cloud: c, rec: rec,
+		ID:       i.ID,
+		Type:     t,
+		Dir:      c.cfg.MachineDir(i.ID),
+		Console:  c.cfg.consolePath(i.ID),
+		Address:  netip.PrefixFrom(i.ManagementIP, c.cfg.CIDR.Bits()),
+		Gateway:  c.network.gateway(),
+		Again:    again,
+		UserData: userData,
+		cloud:    c,
+		rec:      rec,
 	}
 	if i.ManagementIPv6.IsValid() {
 		b.AddressIPv6, b.GatewayIPv6 = netip.PrefixFrom(i.ManagementIPv6, c.cfg.IPv6CIDR.Bits()), c.cfg.networkIPv6().gateway()

@@ -331,7 +331,7 @@ func TestMachineShowsItsType(t *testing.T) {
 				t.Errorf("%s sees not %s: got %q, want %q", typ.Name, see.what, got, see.want)
 			}
 		}
-		console, err := c.ConsoleOutput(context.Background(), i.ID)
+		console, err := c.Console(context.Background(), i.ID)
 		if err != nil || string(console) != "console says hello\n" {
 			t.Errorf("console of %s: %q, %v", typ.Name, console, err)
 		}

@@ -21,7 +21,7 @@ const (
 	KindTerminate     = cloud.CallTerminate
 	KindStop          = cloud.CallStop
 	KindStart         = cloud.CallStart
-	KindInterruptions = cloud.CallInterruptions
+	KindInterruptions = Kind("interruptions") // the whole stream: who follows one sends no calls
 	KindCreateDisk    = cloud.CallCreateDisk
 	KindDeleteDisk    = cloud.CallDeleteDisk
 	KindListDisks     = cloud.CallListDisks
@@ -30,6 +30,7 @@ const (
 	KindListParts     = cloud.CallListParts
 	KindDeleteParts   = cloud.CallDeleteParts
 	KindTag           = cloud.CallTag
+	KindResolve       = cloud.CallResolve
 	// AnyKind stands for all kinds.
 	AnyKind Kind = ""
 )
@@ -37,7 +38,8 @@ const (
 func checkKind(field string, k Kind) error {
 	switch k {
 	case KindCatalogue, KindLaunch, KindList, KindDescribe, KindTerminate, KindStop, KindStart, KindInterruptions,
-		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, KindListParts, KindDeleteParts, KindTag, AnyKind:
+		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, KindListParts, KindDeleteParts, KindTag,
+		KindResolve, AnyKind:
 		return nil
 	}
 	return fmt.Errorf("%s has the key %q: want a kind of call", field, k)
@@ -51,7 +53,7 @@ type Call struct {
 	Time     time.Time
 	Launch   *cloud.LaunchRequest // of a launch
 	IDs      []string             // of a termination, a stop, a start, a description, a tagging
-	Owner    string               // of a list
+	Owner    string               // of a list, a resolution
 }
 
 // Fault is what goes wrong with a call; the zero value is nothing. A call goes
@@ -161,7 +163,7 @@ func outcome(err error, done bool) Outcome {
 		return Unauthorised
 	case errors.Is(err, cloud.ErrMismatch):
 		return Mismatch
-	case errors.Is(err, cloud.ErrRefused):
+	case errors.Is(err, cloud.ErrRefused), errors.Is(err, cloud.ErrStale):
 		return Refused
 	}
 	return Failed

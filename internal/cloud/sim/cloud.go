@@ -22,6 +22,7 @@ var (
 	_ cloud.Interrupter = (*Cloud)(nil)
 	_ cloud.Disks       = (*Cloud)(nil)
 	_ cloud.Tagger      = (*Cloud)(nil)
+	_ cloud.Resolver    = (*Cloud)(nil)
 )
 
 // Cloud is a simulated cloud. It is safe for concurrent use.
@@ -107,12 +108,22 @@ func New(cfg Config) (*Cloud, error) {
 		return nil, fmt.Errorf("make a simulated cloud: %w", err)
 	}
 	c := &Cloud{
-		cfg: cfg, clock: cfg.Clock, log: cfg.Log,
-		knobs: cfg.Knobs.clone(), shop: shop, plan: plan,
-		byID: map[string]*machine{}, ended: map[string]bool{}, tokens: map[string]*launched{},
-		held: map[offer]*holding{}, addresses: map[string]int{}, charges: map[chargeKey]*charge{},
-		counts: map[Kind]int{}, calls: map[CallKey]int{}, buckets: map[bucketKey]*bucket{},
-		changed: make(chan struct{}),
+		cfg:       cfg,
+		clock:     cfg.Clock,
+		log:       cfg.Log,
+		knobs:     cfg.Knobs.clone(),
+		shop:      shop,
+		plan:      plan,
+		byID:      map[string]*machine{},
+		ended:     map[string]bool{},
+		tokens:    map[string]*launched{},
+		held:      map[offer]*holding{},
+		addresses: map[string]int{},
+		charges:   map[chargeKey]*charge{},
+		counts:    map[Kind]int{},
+		calls:     map[CallKey]int{},
+		buckets:   map[bucketKey]*bucket{},
+		changed:   make(chan struct{}),
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c, nil
@@ -183,7 +194,17 @@ func (c *Cloud) Traits() cloud.Traits {
 
 // Features implements cloud.Cloud.
 func (c *Cloud) Features() cloud.Features {
-	return cloud.Features{Stopper: c, Interrupter: c, Disks: c, Parts: c, Tagger: c}
+	f := cloud.Features{
+		Stopper:     c,
+		Interrupter: c,
+		Disks:       c,
+		Parts:       c,
+		Tagger:      c,
+	}
+	if c.cfg.Resolves {
+		f.Resolver = c
+	}
+	return f
 }
 
 // Catalogue implements cloud.Cloud.
@@ -289,7 +310,13 @@ type addressPlan struct {
 }
 
 func newAddressPlan(management, pod netip.Prefix, reuse bool) (*addressPlan, error) {
-	p := &addressPlan{management: management.Masked().Addr(), pod: pod.Masked().Addr(), first: 1, reuse: reuse, taken: map[int]bool{}}
+	p := &addressPlan{
+		management: management.Masked().Addr(),
+		pod:        pod.Masked().Addr(),
+		first:      1,
+		reuse:      reuse,
+		taken:      map[int]bool{},
+	}
 	bits := 24 // more offsets than any simulation needs
 	for field, cidr := range map[string]netip.Prefix{"ManagementCIDR": management, "PodCIDR": pod} {
 		if !cidr.Addr().Is4() || cidr.Bits() > 30 {

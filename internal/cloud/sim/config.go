@@ -54,6 +54,8 @@ type Config struct {
 	// SharedUserData makes that trait true: a launch of several machines that have
 	// user data or tags of their own is refused.
 	SharedUserData bool
+	// Resolves makes the cloud a cloud.Resolver, of Knobs.Images.
+	Resolves bool
 	// LikeEC2 is for a model of EC2 that stands before the cloud: of a launch without
 	// room for all, the first places have the instances, one without the owner's tag is
 	// not refused, and the first four addresses of a network are nobody's (VPC User
@@ -112,6 +114,10 @@ type Knobs struct {
 
 	// PartsLeft is the share of machines whose network interface outlives them.
 	PartsLeft float64
+
+	// Images are what there is to boot, where the cloud resolves launches: to the last one. A
+	// launch of one that is not among them any more starts nothing, unless it did before.
+	Images []string
 
 	// Capacity bounds the machines of each pool; a launch needs room in all
 	// pools that it belongs to.
@@ -232,20 +238,50 @@ func EC2RateLimits() map[Kind]RateLimit {
 // not measured: AWS promises none.
 func EC2() Knobs {
 	return Knobs{
-		Pending:     Distribution{Median: 6 * time.Second, Spread: 1.4, Tail: 0.01, TailFactor: 5},
-		Termination: Distribution{Median: 30 * time.Second, Spread: 1.5, Tail: 0.02, TailFactor: 10},
-		Stopping:    Distribution{Median: 30 * time.Second, Spread: 1.5, Tail: 0.02, TailFactor: 10},
+		Pending: Distribution{
+			Median:     6 * time.Second,
+			Spread:     1.4,
+			Tail:       0.01,
+			TailFactor: 5,
+		},
+		Termination: Distribution{
+			Median:     30 * time.Second,
+			Spread:     1.5,
+			Tail:       0.02,
+			TailFactor: 10,
+		},
+		Stopping: Distribution{
+			Median:     30 * time.Second,
+			Spread:     1.5,
+			Tail:       0.02,
+			TailFactor: 10,
+		},
 		BootTimes: []BootTime{
 			{Types: "mac*", Distribution: Distribution{Median: 10 * time.Minute, Spread: 1.3}},
 			{Types: "*.metal*", Distribution: Distribution{Median: 8 * time.Minute, Spread: 1.3}},
-			{Distribution: Distribution{Median: 14 * time.Second, Spread: 1.3, Tail: 0.01, TailFactor: 6}, Never: 0.0005},
+			{Distribution: Distribution{
+				Median:     14 * time.Second,
+				Spread:     1.3,
+				Tail:       0.01,
+				TailFactor: 6,
+			}, Never: 0.0005},
 		},
 		Latency: map[Kind]Distribution{
 			KindLaunch: {Median: 1500 * time.Millisecond, Spread: 1.5, Tail: 0.01, TailFactor: 5},
 			AnyKind:    {Median: 300 * time.Millisecond, Spread: 1.5, Tail: 0.01, TailFactor: 5},
 		},
-		ListLag:               Distribution{Median: 500 * time.Millisecond, Spread: 2, Tail: 0.01, TailFactor: 10},
-		UnknownFor:            Distribution{Median: 200 * time.Millisecond, Spread: 2, Tail: 0.01, TailFactor: 10},
+		ListLag: Distribution{
+			Median:     500 * time.Millisecond,
+			Spread:     2,
+			Tail:       0.01,
+			TailFactor: 10,
+		},
+		UnknownFor: Distribution{
+			Median:     200 * time.Millisecond,
+			Spread:     2,
+			Tail:       0.01,
+			TailFactor: 10,
+		},
 		RateLimits:            EC2RateLimits(),
 		StoppedKeepsAddresses: true,
 	}
@@ -261,7 +297,7 @@ func (k Knobs) clone() Knobs {
 	k.BootTimes, k.Capacity, k.Quotas = slices.Clone(k.BootTimes), slices.Clone(k.Capacity), slices.Clone(k.Quotas)
 	k.Latency, k.SubnetAddresses = maps.Clone(k.Latency), maps.Clone(k.SubnetAddresses)
 	k.RateLimits, k.Faults = maps.Clone(k.RateLimits), maps.Clone(k.Faults)
-	k.BlindZones = slices.Clone(k.BlindZones)
+	k.BlindZones, k.Images = slices.Clone(k.BlindZones), slices.Clone(k.Images)
 	return k
 }
 
@@ -403,7 +439,12 @@ func newShop(types []catalog.InstanceType) (*shop, error) {
 	if len(types) == 0 {
 		return nil, errors.New("Catalogue is empty: want at least one instance type")
 	}
-	s := &shop{types: slices.Clone(types), vcpus: map[string]int64{}, family: map[string]string{}, prices: map[offer]float64{}}
+	s := &shop{
+		types:  slices.Clone(types),
+		vcpus:  map[string]int64{},
+		family: map[string]string{},
+		prices: map[offer]float64{},
+	}
 	for i, t := range types {
 		if _, twice := s.vcpus[t.Name]; twice || t.Name == "" {
 			return nil, fmt.Errorf("Catalogue[%d].Name is %q: want a name that no other type has", i, t.Name)

@@ -49,7 +49,10 @@ func (c *Cloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk
 		}
 		c.disksMade++
 		d := &disk{token: r.Token, Disk: cloud.Disk{
-			ID: fmt.Sprintf("vol-%017x", c.rand("disk", r.Token, c.disksMade).Uint64()), SizeBytes: r.SizeBytes, Zone: r.Zone, Tags: r.Tags,
+			ID:        fmt.Sprintf("vol-%017x", c.rand("disk", r.Token, c.disksMade).Uint64()),
+			SizeBytes: r.SizeBytes,
+			Zone:      r.Zone,
+			Tags:      r.Tags,
 		}}
 		c.disks = append(c.disks, d)
 		made = d.public()

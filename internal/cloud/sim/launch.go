@@ -79,6 +79,9 @@ func (c *Cloud) launch(r cloud.LaunchRequest, least int, sum [sha256.Size]byte, 
 		return l.answer()
 	}
 
+	if s := r.Resolved; s != nil && !slices.Contains(c.knobs.Images, s.Image) {
+		return nil, cloud.No(cloud.ErrStale, cloud.Scope{}, fmt.Errorf("there is no image %q", s.Image))
+	}
 	price, err := c.checkRequest(r, o)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", cloud.ErrRefused, err)
@@ -112,6 +115,21 @@ func (c *Cloud) launch(r cloud.LaunchRequest, least int, sum [sha256.Size]byte, 
 		l.machines[n] = c.create(r, l, n, o, price, vcpus, now)
 	}
 	return l.answer()
+}
+
+// Resolve implements cloud.Resolver.
+func (c *Cloud) Resolve(ctx context.Context, s cloud.LaunchSpec) (resolved cloud.Resolved, err error) {
+	err = c.do(ctx, Call{Kind: KindResolve, Owner: s.Tags[cloud.TagOwner]}, func(time.Time) error {
+		if len(c.knobs.Images) == 0 {
+			return cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("there is no image"))
+		}
+		resolved.Image = c.knobs.Images[len(c.knobs.Images)-1]
+		return nil
+	})
+	if err != nil {
+		return cloud.Resolved{}, fmt.Errorf("resolve a launch: %w", err)
+	}
+	return resolved, nil
 }
 
 func (l *launched) answer() (cloud.LaunchResults, error) {
@@ -230,7 +248,12 @@ func (c *Cloud) room(o offer, addresses bool) (int, error) {
 				free -= h.instances
 			}
 		}
-		bound(free, cloud.Scope{InstanceType: p.InstanceType, Zone: p.Zone, Subnet: p.Subnet, Spot: clonePointer(p.Spot)},
+		bound(free, cloud.Scope{
+			InstanceType: p.InstanceType,
+			Zone:         p.Zone,
+			Subnet:       p.Subnet,
+			Spot:         clonePointer(p.Spot),
+		},
 			CodeInsufficientCapacity)
 	}
 	if addresses {

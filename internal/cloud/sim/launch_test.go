@@ -263,3 +263,42 @@ func TestMachinesKeepThePriceOfTheirLaunch(t *testing.T) {
 		}
 	})
 }
+
+// A launch is of the image that it was resolved to, and of no other.
+func TestALaunchIsOfTheImageThatItWasResolvedTo(t *testing.T) {
+	inBubble(t, Config{Resolves: true, Knobs: Knobs{Images: []string{"old", "new"}}}, func(t *testing.T, c *Cloud) {
+		set := func(images ...string) {
+			if err := c.Change(func(k *Knobs) { k.Images = images }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		resolved := func(r cloud.LaunchRequest) cloud.LaunchRequest {
+			found, err := c.Features().Resolver.Resolve(ctx, r.LaunchSpec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Resolved = &found
+			return r
+		}
+		first, second := resolved(request("t", 1)), resolved(request("u", 1))
+		got := launch(t, c, first)
+		set("newer")
+		if again := launch(t, c, first); first.Resolved.Image != "new" || again[0].ID != got[0].ID {
+			t.Errorf("a launch of %+v that is sent again got %v, want %v", first.Resolved, again, got)
+		}
+		if _, err := try(ctx, c, second); !errors.Is(err, cloud.ErrStale) || !cloud.Refused(err) {
+			t.Errorf("one of what is gone: %v", err)
+		}
+		launch(t, c, resolved(second))
+		if _, err := try(ctx, c, resolved(first)); !errors.Is(err, cloud.ErrMismatch) {
+			t.Errorf("a token for another image: %v", err)
+		}
+		set()
+		if _, err := c.Resolve(ctx, second.LaunchSpec); !cloud.Refused(err) {
+			t.Errorf("without images: %v", err)
+		}
+		if n := c.Calls()[CallKey{KindLaunch, Refused}]; n != 1 {
+			t.Errorf("%d launches were refused", n)
+		}
+	})
+}

@@ -151,10 +151,21 @@ func (c *Cloud) follow(m *machine, steps []step) {
 
 // create launches the nth machine of a request.
 func (c *Cloud) create(r cloud.LaunchRequest, l *launched, n int, o offer, price float64, vcpus int64, now time.Time) *machine {
-	m := &machine{offer: o, vcpus: vcpus, userData: r.UserDataOf(n), events: map[*event]bool{}}
+	m := &machine{
+		offer:    o,
+		vcpus:    vcpus,
+		userData: r.UserDataOf(n),
+		events:   map[*event]bool{},
+	}
 	m.Instance = Instance{Token: r.Token, Instance: cloud.Instance{
-		ID: c.newID(l, r.Token, n), InstanceType: o.instanceType, Zone: o.zone, Subnet: o.subnet, Spot: o.spot,
-		Launched: now, Tags: r.TagsOf(n), Place: cloud.PlaceOf(n),
+		ID:           c.newID(l, r.Token, n),
+		InstanceType: o.instanceType,
+		Zone:         o.zone,
+		Subnet:       o.subnet,
+		Spot:         o.spot,
+		Launched:     now,
+		Tags:         r.TagsOf(n),
+		Place:        cloud.PlaceOf(n),
 	}}
 	fate := c.rand("fate", m.ID, 0)
 	m.known = now.Add(c.knobs.UnknownFor.draw(fate))

@@ -115,8 +115,13 @@ func (c *Cloud) Bill() []Charge {
 	for k, v := range c.charges {
 		t := v.time + running[v]
 		bill = append(bill, Charge{
-			InstanceType: k.instanceType, Zone: k.zone, Spot: k.spot, PricePerHour: k.price,
-			Instances: v.instances, Time: t, Dollars: t.Hours() * k.price,
+			InstanceType: k.instanceType,
+			Zone:         k.zone,
+			Spot:         k.spot,
+			PricePerHour: k.price,
+			Instances:    v.instances,
+			Time:         t,
+			Dollars:      t.Hours() * k.price,
 		})
 	}
 	slices.SortFunc(bill, func(a, b Charge) int {

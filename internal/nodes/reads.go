@@ -1,4 +1,4 @@
-package kip
+package nodes
 
 import (
 	"context"
@@ -49,16 +49,16 @@ func (r *reads) forget(name string) {
 
 // read returns the object of a virtual node, as it was at most so long ago. It is not to be
 // changed. The errors are the API server's.
-func (n *nodes) read(ctx context.Context, name string, ago time.Duration) (*corev1.Node, error) {
+func (n *Nodes) read(ctx context.Context, name string, ago time.Duration) (*corev1.Node, error) {
 	for {
-		if last := n.reads.get(name); last.node != nil && n.clock.Since(last.at) < ago {
+		if last := n.reads.get(name); last.node != nil && n.c.Clock.Since(last.at) < ago {
 			return last.node, nil
 		}
 		got, err, _ := n.reads.asking.Do(name, func() (any, error) {
 			asking, cancel := context.WithTimeout(ctx, askTimeout)
 			defer cancel()
-			at := n.clock.Now()
-			there, err := n.api.asKip.CoreV1().Nodes().Get(asking, name, metav1.GetOptions{})
+			at := n.c.Clock.Now()
+			there, err := n.c.Client.CoreV1().Nodes().Get(asking, name, metav1.GetOptions{})
 			if err == nil && n.named(name) != nil {
 				n.reads.put(name, reading{node: there, at: at})
 			}

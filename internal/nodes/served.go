@@ -1,4 +1,4 @@
-package kip
+package nodes
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"runtime"
 	"strconv"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/version"
 	"github.com/elotl/kip/internal/volumes"
+	"github.com/elotl/kip/internal/watches"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -73,51 +75,51 @@ type loop struct {
 }
 
 // numberedPorts is how far the kubelet ports of numbered nodes are from the one of the
-// options: those next to it are Kip's own for metrics, and the cluster's components'.
+// node without: those next to it are Kip's own for metrics, and the cluster's components'.
 const numberedPorts = 100
 
-// kubeletPort is where the API server finds the node of a number.
-func (o Options) kubeletPort(number int) int {
+// portOf is where the API server finds the node of a number.
+func portOf(base, number int) int {
 	if number == 0 {
-		return o.KubeletPort
+		return base
 	}
-	return o.KubeletPort + numberedPorts + number
+	return base + numberedPorts + number
 }
 
 // equip makes what answers for a node as its kubelet.
-func (n *nodes) equip(ctx context.Context, s *served) error {
-	addresses, err := n.addresses()
+func (n *Nodes) equip(ctx context.Context, s *served) error {
+	addresses, err := n.c.Addresses()
 	if err != nil {
 		return err
 	}
-	certificate, err := n.servingCertificate(n.authority, s.name, addresses)
+	certificate, err := n.made.Certificate(s.name, addresses)
 	if err != nil {
 		return err
 	}
 	s.stats = stats.New(stats.Config{
 		NodeName: s.name,
-		Cells:    statsCells(n.ways, s.name),
-		Gathered: n.metrics.StatsGathered,
-		Clock:    n.clock,
-		Log:      n.Log,
+		Cells:    n.made.Running(s.name),
+		Gathered: n.made.Gathered,
+		Clock:    n.c.Clock,
+		Log:      n.c.Log,
 	})
 	s.port, err = node.NewPort(node.PortConfig{
 		NodeName:    s.name,
-		Reviews:     n.api.asKip,
-		ClientCA:    n.clientCA,
+		Reviews:     n.c.Client,
+		ClientCA:    n.made.ClientCA,
 		Certificate: certificate,
-		Cells:       wayToCells{pods: s.informer.GetStore(), cells: n.cells, loop: n.leading.pods},
-		Logs:        n.logs,
+		Cells:       n.made.Ways(s.informer.GetStore()),
+		Logs:        n.made.Logs,
 		Stats:       s.stats,
-		Pods:        func() []*corev1.Pod { return podsOf(s.informer) },
+		Pods:        func() []*corev1.Pod { return watches.List(s.informer) },
 		Healthy:     n.healthyOf(s),
-		Log:         n.Log,
+		Log:         n.c.Log,
 	})
 	if err != nil {
 		return err
 	}
 	// Before anything runs: a port that is taken ends Kip before it has done anything.
-	at := net.JoinHostPort(addresses[0].String(), strconv.Itoa(n.kubeletPort(s.number)))
+	at := net.JoinHostPort(addresses[0].String(), strconv.Itoa(portOf(n.c.KubeletPort, s.number)))
 	s.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", at)
 	if err != nil {
 		return fmt.Errorf("listen for the API server, as node %s: %w", s.name, err)
@@ -125,14 +127,17 @@ func (n *nodes) equip(ctx context.Context, s *served) error {
 	return nil
 }
 
+// ErrNotListed says that it is not known yet which pods there are.
+var ErrNotListed = errors.New("the pods of the node are not listed yet")
+
 // healthyOf says why a node is not Ready.
-func (n *nodes) healthyOf(s *served) func(context.Context) error {
+func (n *Nodes) healthyOf(s *served) func(context.Context) error {
 	return func(ctx context.Context) error {
-		if err := n.store.Healthy(ctx); err != nil {
+		if err := n.c.Store.Healthy(ctx); err != nil {
 			return err
 		}
 		if !n.pods.Listed(s.name) {
-			return errNotListed
+			return ErrNotListed
 		}
 		return nil
 	}
@@ -140,12 +145,12 @@ func (n *nodes) healthyOf(s *served) func(context.Context) error {
 
 // object makes the virtual node of an entry, as a configuration has it. It has no effect
 // outside.
-func (n *nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Node, error) {
-	addresses, err := n.addresses()
+func (n *Nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Node, error) {
+	addresses, err := n.c.Addresses()
 	if err != nil {
 		return nil, err
 	}
-	taint, err := n.taint()
+	taint, err := n.c.Taint()
 	if err != nil {
 		return nil, err
 	}
@@ -153,20 +158,20 @@ func (n *nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Nod
 	if err != nil {
 		return nil, err
 	}
-	c.Own, c.Node = n.api.asKip, s.asNode
+	c.Own, c.Node = n.c.Client, s.asNode
 	c.Capacity = cfg.CapacityOf(e.Node)
 	c.Taint, c.Taints = taint, taintsOf(e)
 	c.Removed = e.Removed
 	c.Adopts = e.Number == 0
 	c.InternalIP, c.SecondIP = addresses[0], second(addresses)
-	c.Port = uint16(n.kubeletPort(e.Number))
+	c.Port = uint16(portOf(n.c.KubeletPort, e.Number))
 	c.Version = version.String()
 	c.DiskDriver = volumes.Driver
-	if n.disks != nil {
+	if n.c.HasDisks {
 		c.DiskTopology = provisioner.TopologyKeys(apiv1.LabelController, zoneOf(e))
 	}
 	c.Healthy = n.healthyOf(s)
-	c.Log = n.Log
+	c.Log = n.c.Log
 	return node.New(c)
 }
 
@@ -180,8 +185,8 @@ func taintsOf(e roster.Entry) (list []corev1.Taint) {
 
 // described is what the labels of the node of an entry follow from, as a configuration
 // has it.
-func (n *nodes) described(cfg *config.Config, name string, e roster.Entry) (node.Config, error) {
-	types, _, err := n.shop.OfNode(name, e.Limit())
+func (n *Nodes) described(cfg *config.Config, name string, e roster.Entry) (node.Config, error) {
+	types, _, err := n.c.Shop.OfNode(name, e.Limit())
 	if err != nil {
 		return node.Config{}, err
 	}
@@ -192,21 +197,20 @@ func (n *nodes) described(cfg *config.Config, name string, e roster.Entry) (node
 	case only != "" && !e.Plain():
 		arch = only
 	}
-	traits := n.machines.Traits()
 	return node.Config{
 		Name:         name,
 		Labels:       cfg.LabelsOf(e.Node),
 		Zone:         zone,
-		Region:       cmp.Or(traits.Region, zone),
+		Region:       cmp.Or(n.c.Region, zone),
 		Arch:         arch,
 		AnyArch:      len(e.Node.Architectures) > 1,
 		CapacityType: e.CapacityType(),
-		Controller:   n.controllerID,
+		Controller:   n.c.ControllerID,
 	}, nil
 }
 
 // labelsOf are the labels of a node that is served.
-func (n *nodes) labelsOf(name string) (map[string]string, error) {
+func (n *Nodes) labelsOf(name string) (map[string]string, error) {
 	entry, _ := n.entryOf(name)
 	n.mu.Lock()
 	cfg := n.cfg
@@ -221,7 +225,7 @@ func (n *nodes) labelsOf(name string) (map[string]string, error) {
 // labelsFor are those by which a pod is placed. Where it requires one that Kip does not set,
 // they are also those that others have written on its node, but for what they say of
 // instances, which differ; as these were at most so long ago.
-func (n *nodes) labelsFor(ctx context.Context, pod *corev1.Pod, ago time.Duration) (map[string]string, error) {
+func (n *Nodes) labelsFor(ctx context.Context, pod *corev1.Pod, ago time.Duration) (map[string]string, error) {
 	name := pod.Spec.NodeName
 	labels, err := n.labelsOf(name)
 	asked, invalid := placement.ParseAnnotations(pod.Annotations)
@@ -243,9 +247,9 @@ func (n *nodes) labelsFor(ctx context.Context, pod *corev1.Pod, ago time.Duratio
 	return labels, nil
 }
 
-// follow runs what every node has while it is served: the watch on its pods, its
-// kubelet port and what answers there.
-func (n *nodes) follow(ctx context.Context) error {
+// Follow runs what every node has while it is served: the watch on its pods, its
+// kubelet port and what answers there, until ctx ends.
+func (n *Nodes) Follow(ctx context.Context) error {
 	ctx, end := context.WithCancel(ctx)
 	defer n.tasks.Wait()
 	defer end()
@@ -263,15 +267,18 @@ func (n *nodes) follow(ctx context.Context) error {
 	}
 }
 
-func (n *nodes) followOne(ctx context.Context, s *served) {
+func (n *Nodes) followOne(ctx context.Context, s *served) {
 	ctx, s.stop = context.WithCancel(ctx)
 	n.tasks.Go(func() { n.watch(ctx, s) })
 	n.tasks.Go(func() { n.unless(ctx, s.stats.Run(ctx)) })
 	n.tasks.Go(func() { n.unless(ctx, s.port.Serve(ctx, s.listener)) })
 }
 
+// errEnded is the failure of what returned although nobody had stopped it.
+var errEnded = errors.New("it has ended by itself")
+
 // unless ends Kip for the failure of something that nobody had stopped.
-func (n *nodes) unless(ctx context.Context, err error) {
+func (n *Nodes) unless(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -286,7 +293,7 @@ const rightsRetry = time.Minute
 
 // watch follows the node's pods until ctx ends, once Kip may. A node that Kip may not
 // be is left out, and holds up no other.
-func (n *nodes) watch(ctx context.Context, s *served) {
+func (n *Nodes) watch(ctx context.Context, s *served) {
 	for said := ""; ctx.Err() == nil; {
 		retry := rightsRetry
 		state, why, err := n.barred(ctx, s)
@@ -301,26 +308,26 @@ func (n *nodes) watch(ctx context.Context, s *served) {
 			return
 		case why == said:
 		case err != nil:
-			n.Log.Warn("whether Kip may serve a virtual node is not known, asking again", "node", s.name, "err", err)
+			n.c.Log.Warn("whether Kip may serve a virtual node is not known, asking again", "node", s.name, "err", err)
 		default:
-			n.Log.Error("a virtual node cannot be served", "node", s.name, "why", why)
+			n.c.Log.Error("a virtual node cannot be served", "node", s.name, "why", why)
 			n.setRights(s, state)
 			n.pods.Remove(s.name)
 			s.settle()
-			n.lookSoon()
+			n.LookSoon()
 		}
 		said = why
 		select {
 		case <-ctx.Done():
 			return
-		case <-n.clock.After(retry):
+		case <-n.c.Clock.After(retry):
 		}
 	}
 	if ctx.Err() != nil {
 		return
 	}
 	if n.setRights(s, rightsHeld) != rightsUnknown {
-		n.Log.Info("a virtual node can be served now", "node", s.name)
+		n.c.Log.Info("a virtual node can be served now", "node", s.name)
 		if err := n.pods.Add(s.name, s.informer); err != nil {
 			n.unless(ctx, err)
 			return
@@ -332,20 +339,20 @@ func (n *nodes) watch(ctx context.Context, s *served) {
 				s.settle() // it is ours, and need not be registered
 			}
 		}
-		n.lookSoon()
+		n.LookSoon()
 	})
 	s.informer.RunWithContext(ctx)
 }
 
 // setRights notes what is known of the rights, and returns what was before.
-func (n *nodes) setRights(s *served, now rights) (before rights) {
+func (n *Nodes) setRights(s *served, now rights) (before rights) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	before, s.rights = s.rights, now
 	return before
 }
 
-func (n *nodes) rightsOf(s *served) rights {
+func (n *Nodes) rightsOf(s *served) rights {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return s.rights
@@ -356,7 +363,7 @@ func (s *served) settle() { s.once.Do(func() { close(s.settled) }) }
 // barred says whether Kip may serve a node, and why not: it lacks a right, or a machine
 // or another Kip has the name, whose pods are its own. The error is that there was no
 // answer.
-func (n *nodes) barred(ctx context.Context, s *served) (state rights, why string, err error) {
+func (n *Nodes) barred(ctx context.Context, s *served) (state rights, why string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	if e, _ := n.entryOf(s.name); s.number == 0 && !e.Removed {
@@ -367,7 +374,7 @@ func (n *nodes) barred(ctx context.Context, s *served) (state rights, why string
 		{Verb: "patch", Resource: "nodes", Name: s.name},
 		{Verb: "delete", Resource: "nodes", Name: s.name},
 	} {
-		answer, err := n.api.asKip.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+		answer, err := n.c.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &right},
 		}, metav1.CreateOptions{})
 		if err != nil {
@@ -378,21 +385,21 @@ func (n *nodes) barred(ctx context.Context, s *served) (state rights, why string
 				right.Verb, right.Resource, right.Name), nil
 		}
 	}
-	there, err := n.api.asKip.CoreV1().Nodes().Get(ctx, s.name, metav1.GetOptions{})
+	there, err := n.c.Client.CoreV1().Nodes().Get(ctx, s.name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return rightsHeld, "", nil
 	case err != nil:
 		return rightsUnknown, "", fmt.Errorf("look whose node %s is: %w", s.name, err)
 	}
-	if err := node.Foreign(there, n.controllerID); err != nil {
+	if err := node.Foreign(there, n.c.ControllerID); err != nil {
 		return rightsForeign, err.Error(), nil
 	}
 	return rightsHeld, "", nil
 }
 
 // startLoop keeps the object of a node until ctx ends, or stopLoop.
-func (n *nodes) startLoop(ctx context.Context, s *served) {
+func (n *Nodes) startLoop(ctx context.Context, s *served) {
 	ctx, end := context.WithCancel(ctx)
 	l := &loop{end: end, done: make(chan struct{})}
 	n.mu.Lock()
@@ -418,7 +425,7 @@ func (n *nodes) startLoop(ctx context.Context, s *served) {
 }
 
 // stopLoop ends the keeping of a node's object, and waits for that.
-func (n *nodes) stopLoop(s *served) {
+func (n *Nodes) stopLoop(s *served) {
 	n.mu.Lock()
 	l := s.loop
 	s.loop = nil
@@ -427,4 +434,12 @@ func (n *nodes) stopLoop(s *served) {
 		l.end()
 		<-l.done
 	}
+}
+
+// second is the second of addresses, the zero one where there is none.
+func second(addresses []netip.Addr) netip.Addr {
+	if len(addresses) > 1 {
+		return addresses[1]
+	}
+	return netip.Addr{}
 }

@@ -1,4 +1,4 @@
-package kip
+package nodes
 
 import (
 	"errors"
@@ -27,7 +27,7 @@ func TestPodsThatWaitReadTheirNodesTogether(t *testing.T) {
 	w.start()
 	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") && w.ready("kip-0-3") })
 	spot := true
-	w.l.shortages.Mark(cells.Offer{InstanceType: "small", Zone: "b", Spot: true},
+	w.short(cells.Offer{InstanceType: "small", Zone: "b", Spot: true},
 		cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: "b", Spot: &spot}, errors.New("none")))
 
 	var gets atomic.Int64
@@ -42,10 +42,10 @@ func TestPodsThatWaitReadTheirNodesTogether(t *testing.T) {
 		Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}},
 	}
 	for range 1000 {
-		if got := w.l.nodes.elsewhere(t.Context(), pod); !slices.Equal(got, []string{"kip-0-2", "kip-0-3"}) {
+		if got := w.nodes.Elsewhere(t.Context(), pod); !slices.Equal(got, []string{"kip-0-2", "kip-0-3"}) {
 			t.Fatalf("the pod may go to %q", got)
 		}
-		if _, err := w.l.place(t.Context(), pod, ""); !errors.As(err, new(*placement.NoCapacityError)) {
+		if _, err := w.nodes.Candidates(t.Context(), pod, ""); !errors.As(err, new(*placement.NoCapacityError)) {
 			t.Fatalf("there is no spot capacity: %v", err)
 		}
 	}
@@ -57,7 +57,7 @@ func TestPodsThatWaitReadTheirNodesTogether(t *testing.T) {
 	// Who has just labelled a node does not wait for its pod until the next read.
 	pod.Spec.NodeName = "kip-0-2"
 	pod.Annotations[placement.AnnotationRequirements] = `[{"matchExpressions":[{"key":"team","operator":"In","values":["x"]}]}]`
-	if _, err := w.l.place(t.Context(), pod, ""); !errors.As(err, new(*placement.UnplaceableError)) {
+	if _, err := w.nodes.Candidates(t.Context(), pod, ""); !errors.As(err, new(*placement.UnplaceableError)) {
 		t.Fatalf("no node has the label: %v", err)
 	}
 	there := w.node("kip-0-2")
@@ -66,7 +66,7 @@ func TestPodsThatWaitReadTheirNodesTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.eventually("the label is seen", func() bool {
-		_, err := w.l.place(t.Context(), pod, "")
+		_, err := w.nodes.Candidates(t.Context(), pod, "")
 		return err == nil
 	})
 }

@@ -1,4 +1,4 @@
-package kip
+package nodes
 
 import (
 	"cmp"
@@ -15,30 +15,35 @@ import (
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/node"
-	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/roster"
+	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 )
 
-// nodesEvery is how often the nodes are looked at: whether the configuration has
+// LookEvery is how often the nodes are looked at: whether the configuration has
 // changed, whether one that was taken out is empty, and whether shortages have ended.
-const nodesEvery = 5 * time.Second
+const LookEvery = 5 * time.Second
 
-// keep keeps the objects of the nodes, and lets nodes come and go with the
+// Keep keeps the objects of the nodes, and lets nodes come and go with the
 // configuration, until ctx ends.
-func (n *nodes) keep(ctx context.Context) error {
+func (n *Nodes) Keep(ctx context.Context) error {
 	defer n.loops.Wait()
 	if err := n.firstObjects(ctx); err != nil {
 		return err
 	}
 	seen := n.seen
-	ticker := n.clock.NewTicker(nodesEvery)
+	ticker := n.c.Clock.NewTicker(LookEvery)
 	defer ticker.Stop()
 	for {
-		n.pulse.Turn(ctx, "virtual nodes", func(ctx context.Context) {
+		n.c.Pulse.Turn(ctx, "virtual nodes", func(ctx context.Context) {
 			seen = n.reload(ctx, seen)
 			n.look(ctx)
 		})
@@ -52,7 +57,7 @@ func (n *nodes) keep(ctx context.Context) error {
 }
 
 // firstObjects begins to keep the nodes that are configured.
-func (n *nodes) firstObjects(ctx context.Context) error {
+func (n *Nodes) firstObjects(ctx context.Context) error {
 	n.mu.Lock()
 	n.keeps = ctx
 	n.mu.Unlock()
@@ -66,7 +71,7 @@ func (n *nodes) firstObjects(ctx context.Context) error {
 }
 
 // look does for each node what time, its pods and the cloud's capacity ask for.
-func (n *nodes) look(ctx context.Context) {
+func (n *Nodes) look(ctx context.Context) {
 	for _, s := range n.all() {
 		n.mu.Lock()
 		state, removed, kept := s.rights, s.entry.Removed, s.loop != nil
@@ -76,7 +81,7 @@ func (n *nodes) look(ctx context.Context) {
 			return
 		case removed && state >= rightsForeign:
 			if err := n.empty(ctx, s, kept); err != nil && ctx.Err() == nil {
-				n.Log.Warn("a virtual node that was taken out is not gone yet, retrying", "node", s.name, "err", err)
+				n.c.Log.Warn("a virtual node that was taken out is not gone yet, retrying", "node", s.name, "err", err)
 			}
 		case state == rightsHeld:
 			if !kept && n.pods.Listed(s.name) { // else it would begin as not Ready
@@ -88,23 +93,23 @@ func (n *nodes) look(ctx context.Context) {
 }
 
 // tellShortage marks a node for whose pods nothing can be launched.
-func (n *nodes) tellShortage(s *served) {
+func (n *Nodes) tellShortage(s *served) {
 	why := cmp.Or(n.shortage(s), n.turning(s))
 	was := s.short
 	s.short = why
 	s.node.Short(why)
 	switch {
 	case was == "" && why != "":
-		n.nodeEvent(s.name, corev1.EventTypeWarning, events.NodeOutOfCapacity, "No pods are scheduled here for now: "+why)
+		n.Event(s.name, corev1.EventTypeWarning, events.NodeOutOfCapacity, "No pods are scheduled here for now: "+why)
 	case was != "" && why == "":
-		n.nodeEvent(s.name, corev1.EventTypeNormal, events.NodeHasCapacity, "The shortage is over: pods are scheduled here again")
+		n.Event(s.name, corev1.EventTypeNormal, events.NodeHasCapacity, "The shortage is over: pods are scheduled here again")
 	}
 }
 
 // empty lets a node go that was taken out, once it has no pods but those of DaemonSets,
 // which go with it. It is kept, and so cordoned, before: the scheduler may have placed a
 // pod just now.
-func (n *nodes) empty(ctx context.Context, s *served, kept bool) error {
+func (n *Nodes) empty(ctx context.Context, s *served, kept bool) error {
 	n.mu.Lock()
 	foreign := s.rights == rightsForeign // of its pods Kip knows nothing
 	n.mu.Unlock()
@@ -135,18 +140,18 @@ func (n *nodes) empty(ctx context.Context, s *served, kept bool) error {
 	s.stop()
 	n.pods.Remove(s.name)
 	n.reads.forget(s.name)
-	n.cellAPI.ForgetNode(s.name)
-	n.Log.Info("a virtual node that was taken out is gone", "node", s.name)
+	n.made.Forget(s.name)
+	n.c.Log.Info("a virtual node that was taken out is gone", "node", s.name)
 	return nil
 }
 
 // letGo deletes the object of a node that was taken out, once it was cordoned and without
 // pods for a while, also by the API server's own word.
-func (n *nodes) letGo(ctx context.Context, s *served, kept, occupied bool) (gone bool, err error) {
+func (n *Nodes) letGo(ctx context.Context, s *served, kept, occupied bool) (gone bool, err error) {
 	asking, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	if !kept {
-		_, err := n.api.asKip.CoreV1().Nodes().Get(asking, s.name, metav1.GetOptions{})
+		_, err := n.c.Client.CoreV1().Nodes().Get(asking, s.name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err) && !occupied:
 			s.deleted = true
@@ -161,7 +166,7 @@ func (n *nodes) letGo(ctx context.Context, s *served, kept, occupied bool) (gone
 		s.leaving = time.Time{}
 		return false, nil
 	}
-	now := n.clock.Now()
+	now := n.c.Clock.Now()
 	if s.leaving.IsZero() {
 		s.leaving = now
 	}
@@ -172,7 +177,7 @@ func (n *nodes) letGo(ctx context.Context, s *served, kept, occupied bool) (gone
 	if err != nil {
 		return false, fmt.Errorf("list the pods of node %s: %w", s.name, err)
 	}
-	if slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return !ofDaemonSet(&p) && !pods.Ended(&p) }) {
+	if slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return !ofDaemonSet(&p) && !watches.Ended(&p) }) {
 		return false, nil // the watch is about to tell
 	}
 	n.stopLoop(s)
@@ -194,21 +199,21 @@ func isClosed(c <-chan struct{}) bool {
 
 // removeObject deletes a node's lease and object; not those of a machine, or of another
 // Kip, that has come to have the name.
-func (n *nodes) removeObject(ctx context.Context, s *served) error {
+func (n *Nodes) removeObject(ctx context.Context, s *served) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	if err := n.store.Leads(ctx); err != nil { // its pods go with it
+	if err := n.c.Store.Leads(ctx); err != nil { // its pods go with it
 		return fmt.Errorf("delete node %s: %w", s.name, err)
 	}
-	there, err := n.api.asKip.CoreV1().Nodes().Get(ctx, s.name, metav1.GetOptions{})
+	there, err := n.c.Client.CoreV1().Nodes().Get(ctx, s.name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		there = &corev1.Node{}
 	case err != nil:
 		return fmt.Errorf("read node %s: %w", s.name, err)
 	default:
-		if err := node.Foreign(there, n.controllerID); err != nil {
-			n.Log.Warn("a node is left alone: its name is that of a virtual node that was taken out", "node", s.name, "err", err)
+		if err := node.Foreign(there, n.c.ControllerID); err != nil {
+			n.c.Log.Warn("a node is left alone: its name is that of a virtual node that was taken out", "node", s.name, "err", err)
 			return nil
 		}
 	}
@@ -220,7 +225,7 @@ func (n *nodes) removeObject(ctx context.Context, s *served) error {
 		return nil
 	}
 	that := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &there.UID}}
-	if err := n.api.asKip.CoreV1().Nodes().Delete(ctx, s.name, that); !gone(err) {
+	if err := n.c.Client.CoreV1().Nodes().Delete(ctx, s.name, that); !gone(err) {
 		return fmt.Errorf("delete node %s: %w", s.name, err)
 	}
 	return nil
@@ -236,31 +241,31 @@ func fileSum(path string) (sum, error) {
 // reload takes the configuration again if the file is another than the one that was
 // seen, and returns what is seen now. What is wrong with it is told once; the last good
 // one holds.
-func (n *nodes) reload(ctx context.Context, seen sum) sum {
-	now, err := fileSum(n.ProviderConfig)
+func (n *Nodes) reload(ctx context.Context, seen sum) sum {
+	now, err := fileSum(n.c.File)
 	if err != nil || now == seen {
 		return seen // a file that is being replaced is not there for a moment
 	}
-	cfg, _, err := config.Load(n.ProviderConfig)
+	cfg, _, err := config.Load(n.c.File)
 	if err == nil {
 		err = n.change(ctx, cfg)
 	}
 	var wrong *config.Error
 	switch {
 	case err == nil:
-	case ctx.Err() != nil, !errors.As(err, &wrong) && unanswered(err):
-		n.Log.Warn("the new configuration is not in force yet, retrying", "err", err)
+	case ctx.Err() != nil, !errors.As(err, &wrong):
+		n.c.Log.Warn("the new configuration is not in force yet, retrying", "err", err)
 		return seen
 	default:
-		n.Log.Error("the new configuration is wrong: the last good one holds", "err", err)
+		n.c.Log.Error("the new configuration is wrong: the last good one holds", "err", err)
 	}
 	return now
 }
 
 // change brings the nodes in line with a configuration. Nothing is changed where it
 // cannot be.
-func (n *nodes) change(ctx context.Context, cfg *config.Config) error {
-	wanted, err := roster.Wanted(cfg, n.shop.Types(), n.entries)
+func (n *Nodes) change(ctx context.Context, cfg *config.Config) error {
+	wanted, err := roster.Wanted(cfg, n.c.Shop.Types(), n.entries)
 	if err != nil {
 		return err
 	}
@@ -277,7 +282,7 @@ func (n *nodes) change(ctx context.Context, cfg *config.Config) error {
 	}
 	objects := map[string]*node.Node{}
 	for _, e := range entries {
-		s := n.named(e.Name(n.NodeName))
+		s := n.named(e.Name(n.c.Name))
 		if s == nil {
 			if s, err = n.newServed(e); err == nil {
 				err = n.equip(ctx, s)
@@ -295,7 +300,7 @@ func (n *nodes) change(ctx context.Context, cfg *config.Config) error {
 	}
 	var fresh []roster.Entry
 	for _, e := range entries {
-		s := n.named(e.Name(n.NodeName))
+		s := n.named(e.Name(n.c.Name))
 		if !e.Removed && (s == nil || n.rightsOf(s) != rightsHeld) {
 			fresh = append(fresh, e)
 		}
@@ -322,18 +327,40 @@ func keyOf(cfg *config.Config, e roster.Entry) string {
 }
 
 // newServed makes a node that is not served yet.
-func (n *nodes) newServed(e roster.Entry) (*served, error) {
-	s := &served{name: e.Name(n.NodeName), number: e.Number, entry: e, settled: make(chan struct{})}
+func (n *Nodes) newServed(e roster.Entry) (*served, error) {
+	s := &served{
+		name:    e.Name(n.c.Name),
+		number:  e.Number,
+		entry:   e,
+		settled: make(chan struct{}),
+	}
 	var err error
-	if s.asNode, err = n.as(s.name, n.NodeName); err != nil {
+	if s.asNode, err = n.c.As(s.name); err != nil {
 		return nil, err
 	}
 	s.informer = podInformer(s.asNode, s.name)
 	return s, nil
 }
 
+// podInformer follows the pods of a node, as the node, with the selector that
+// the API server asks of one.
+func podInformer(asNode kubernetes.Interface, node string) cache.SharedIndexInformer {
+	ofNode, pods := fields.OneTermEqualSelector("spec.nodeName", node).String(), asNode.CoreV1().Pods(metav1.NamespaceAll)
+	lw := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = ofNode
+			return pods.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = ofNode
+			return pods.Watch(ctx, o)
+		},
+	}, asNode)
+	return cache.NewSharedIndexInformer(lw, &corev1.Pod{}, 0, cache.Indexers{})
+}
+
 // adopt puts a configuration in force.
-func (n *nodes) adopt(cfg *config.Config, entries []roster.Entry, added []*served, objects map[string]*node.Node) {
+func (n *Nodes) adopt(cfg *config.Config, entries []roster.Entry, added []*served, objects map[string]*node.Node) {
 	for _, s := range added {
 		if err := n.pods.Add(s.name, s.informer); err != nil {
 			n.unless(n.follows, err)
@@ -348,7 +375,7 @@ func (n *nodes) adopt(cfg *config.Config, entries []roster.Entry, added []*serve
 	n.cfg, n.entries = cfg, entries
 	n.mu.Unlock()
 	for _, e := range entries {
-		s := n.named(e.Name(n.NodeName))
+		s := n.named(e.Name(n.c.Name))
 		was := s.entry
 		was.Index = e.Index
 		if sameSelf && reflect.DeepEqual(was, e) && s.node != nil {
@@ -359,14 +386,14 @@ func (n *nodes) adopt(cfg *config.Config, entries []roster.Entry, added []*serve
 		s.entry, s.node = e, objects[s.name]
 		n.mu.Unlock()
 		s.short, s.leaving, s.deleted = "", time.Time{}, false
-		n.Log.Info("a virtual node has changed", "node", s.name, "offers", e.Limit().String(), "removed", e.Removed)
+		n.c.Log.Info("a virtual node has changed", "node", s.name, "offers", e.Limit().String(), "removed", e.Removed)
 	}
-	n.leading.cells.NodesChanged()
-	n.lookSoon()
+	n.made.Cells.NodesChanged()
+	n.LookSoon()
 }
 
 // sayWhatWaits warns of what has changed beside the nodes.
-func (n *nodes) sayWhatWaits(cfg *config.Config) {
+func (n *Nodes) sayWhatWaits(cfg *config.Config) {
 	others := func(c *config.Config) string {
 		rest := *c
 		rest.Nodes, rest.AutoNodes, rest.Kubelet = nil, false, config.Kubelet{}
@@ -376,44 +403,53 @@ func (n *nodes) sayWhatWaits(cfg *config.Config) {
 		}
 		return string(data)
 	}
-	if others(cfg) != others(n.leading.cfg) {
-		n.Log.Warn("the configuration has changed in more than nodes and kubelet: the rest takes effect when Kip is started again")
+	if others(cfg) != others(n.c.Config) {
+		n.c.Log.Warn("the configuration has changed in more than nodes and kubelet: the rest takes effect when Kip is started again")
 	}
 }
 
 // foreign returns a problem of the configuration for a node whose name is that of a
 // machine, or of another Kip. An API server that does not answer says nothing; the
 // node is then refused when it is registered.
-func (n *nodes) foreign(ctx context.Context, cfg *config.Config, entries []roster.Entry) error {
+func (n *Nodes) foreign(ctx context.Context, cfg *config.Config, entries []roster.Entry) error {
 	for _, e := range entries {
 		asking, cancel := context.WithTimeout(ctx, askTimeout)
-		there, err := n.api.asKip.CoreV1().Nodes().Get(asking, e.Name(n.NodeName), metav1.GetOptions{})
+		there, err := n.c.Client.CoreV1().Nodes().Get(asking, e.Name(n.c.Name), metav1.GetOptions{})
 		cancel()
 		if err != nil {
 			continue
 		}
-		if err := node.Foreign(there, n.controllerID); err != nil {
+		if err := node.Foreign(there, n.c.ControllerID); err != nil {
 			return cfg.Problem(keyOf(cfg, e), "its name is %s: %v", there.Name, err)
 		}
 	}
 	return nil
 }
 
-// nodeEvent reports something of a virtual node.
-func (n *nodes) nodeEvent(name, kind, reason, message string) {
-	n.recorder.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}, kind, reason, message)
-	n.Log.Info(message, "node", name, "reason", reason)
+// Event reports something of a virtual node.
+func (n *Nodes) Event(name, kind, reason, message string) {
+	n.made.Recorder.Event(&corev1.ObjectReference{
+		APIVersion: "v1",
+		Kind:       "Node",
+		Name:       name,
+		UID:        types.UID(name),
+	}, kind, reason, message)
+	n.c.Log.Info(message, "node", name, "reason", reason)
 }
 
-// registered waits until it is known of each virtual node whether it is ours.
-func (n *nodes) registered(ctx context.Context) {
+// Registered waits until it is known of each virtual node whether it is ours, or ctx ends.
+func (n *Nodes) Registered(ctx context.Context) {
 	for _, s := range n.all() {
-		await(ctx, s.settled)
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.settled:
+		}
 	}
 }
 
-// allRegistered says which node is not registered yet.
-func (n *nodes) allRegistered() error {
+// AllRegistered says which node is not registered yet.
+func (n *Nodes) AllRegistered() error {
 	for _, s := range n.all() {
 		n.mu.Lock()
 		object, waits := s.node, !s.entry.Removed && (s.rights == rightsUnknown || s.rights == rightsHeld)

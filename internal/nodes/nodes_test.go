@@ -1,11 +1,11 @@
-package kip
+package nodes
 
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net"
@@ -26,30 +26,33 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
-	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 	testclock "k8s.io/utils/clock/testing"
 
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/gate"
-	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
-	"github.com/elotl/kip/internal/pods"
+	"github.com/elotl/kip/internal/podlogs"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/shop"
+	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/watches"
 )
+
+var silent = slog.New(slog.DiscardHandler)
 
 // sold is what the cloud of these tests offers.
 var sold = []catalog.InstanceType{{Name: "small", Arch: "amd64", MilliCPU: 1000, MemoryBytes: 1 << 30, Offerings: []catalog.Offering{
@@ -78,25 +81,29 @@ func (j *journal) says(words string) bool {
 // own pods.
 type town struct {
 	*testing.T
-	l       *leading
+	nodes   *Nodes // of the last process
 	file    string
 	log     *journal
 	cluster *fake.Clientset
 	store   *store.Store
 	base    int // kubelet port
 
-	mu     sync.Mutex
-	pods   map[string]*fake.Clientset // of each node
-	denied string                     // the node that Kip may not be
-	stop   func()
-	clock  *testclock.FakeClock // of shortages
-	began  []*served            // with which the last process began
-	loaded *config.Config       // when the next process began, if not when it leads
+	mu       sync.Mutex
+	pods     map[string]*fake.Clientset // of each node
+	denied   string                     // the node that Kip may not be
+	stop     func()
+	clock    *testclock.FakeClock // of shortages
+	missing  *capacity.Shortages
+	recorder *record.FakeRecorder
+	began    []*served      // with which the last process began
+	loaded   *config.Config // when the next process began, if not when it leads
 
 	readsAgain time.Duration // of the next process
 
-	asKip kubernetes.Interface // of the next process; nil for the cluster itself
-	ways  func() []cells.Way   // to cells, of the next process; nil for its own
+	// Of the next process.
+	asKip   kubernetes.Interface                  // nil for the cluster itself
+	ways    func(pods cache.Store) node.Cells     // to cells
+	running func(node string) func() []stats.Cell // cells that say what their pods use
 }
 
 func (w *town) write(nodes string) {
@@ -109,7 +116,7 @@ func (w *town) write(nodes string) {
 }
 
 // as is a node's own view: its pods are its own, all else is the cluster's.
-func (w *town) as(name, _ string) (kubernetes.Interface, error) {
+func (w *town) as(name string) (kubernetes.Interface, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.pods[name] == nil {
@@ -133,7 +140,10 @@ func newTown(t *testing.T, nodes string) *town {
 		pods:    map[string]*fake.Clientset{},
 		base:    freePorts(t, 4),
 		clock:   testclock.NewFakeClock(time.Now()),
+		ways:    func(cache.Store) node.Cells { return noCells{} },
+		running: func(string) func() []stats.Cell { return func() []stats.Cell { return nil } },
 	}
+	w.missing = capacity.New(w.clock)
 	w.cluster.PrependReactor("create", "selfsubjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		review := a.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
 		w.mu.Lock()
@@ -155,21 +165,32 @@ func newTown(t *testing.T, nodes string) *town {
 	return w
 }
 
+// freePort is a TCP port on which nobody listens.
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
 // freePorts returns a port for the node by its own name, where those of the first n numbered
 // ones are free, too.
 func freePorts(t *testing.T, n int) int {
 	t.Helper()
 	for {
-		o, free := Options{KubeletPort: freePort(t)}, 1
+		base, free := freePort(t), 1
 		for ; free <= n; free++ {
-			l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", o.kubeletPort(free)))
+			l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", portOf(base, free)))
 			if err != nil {
 				break
 			}
 			_ = l.Close()
 		}
 		if free > n {
-			return o.KubeletPort
+			return base
 		}
 	}
 }
@@ -178,7 +199,7 @@ func TestNoNodeHasAPortOfAnotherPart(t *testing.T) {
 	// Of Kip, a kubelet, kube-proxy, the controller managers and the scheduler.
 	taken := map[int]string{9443: "", 10248: "", 10249: "", 10255: "", 10256: "", 10257: "", 10258: "", 10259: "", 10260: ""}
 	for number := range config.MaxNodes + 1 {
-		port := Options{KubeletPort: 10250}.kubeletPort(number)
+		port := portOf(10250, number)
 		if who, is := taken[port]; is {
 			t.Errorf("node %d has port %d, as another has (%s)", number, port, who)
 		}
@@ -196,78 +217,100 @@ func (w *town) start() (ended <-chan error) {
 	if w.loaded != nil {
 		cfg = w.loaded
 	}
-	log := slog.New(slog.NewTextHandler(io.MultiWriter(w.log), nil))
-	k := &process{
-		Options: Options{
-			NodeName:       "kip-0",
-			ProviderConfig: w.file,
-			NodeIPs:        []netip.Addr{netip.MustParseAddr("127.0.0.1")},
-			KubeletPort:    w.base,
-			Log:            log,
-		},
-		cfg:          cfg,
-		clock:        clock.RealClock{},
-		api:          &apiServer{asKip: cmp.Or[kubernetes.Interface](w.asKip, w.cluster)},
-		controllerID: "me",
-	}
-	k.pulse = pulse.New(k.clock, silent)
-	k.metrics = metrics.New(metrics.Config{Clock: k.clock, Log: silent})
-	simulated, err := sim.New(sim.Config{Catalogue: sold})
-	if err != nil {
-		w.Fatal(err)
-	}
-	w.Cleanup(func() { _ = simulated.Close() })
-	machines := calls.New(calls.Config{Cloud: simulated, Clock: k.clock})
-	l := &leading{process: k, store: w.store, machines: machines, recorder: record.NewFakeRecorder(100), pods: &pods.Controller{}}
-	w.l = l
+	log := slog.New(slog.NewTextHandler(w.log, nil))
 	must := func(err error) {
 		w.Helper()
 		if err != nil {
 			w.Fatal(err)
 		}
 	}
-	l.authority, err = pki.New(time.Now)
+	simulated, err := sim.New(sim.Config{Catalogue: sold})
 	must(err)
-	l.shop, err = shop.Open(w.Context(), shop.Config{
-		Cloud: machines, Store: w.store, Placement: placement.Config{DefaultInstanceType: "small"}, Clock: k.clock, Log: silent,
+	w.Cleanup(func() { _ = simulated.Close() })
+	machines := calls.New(calls.Config{Cloud: simulated, Clock: clock.RealClock{}})
+	c := Config{
+		Name:         "kip-0",
+		ControllerID: "me",
+		File:         w.file,
+		Config:       cfg,
+		Store:        w.store,
+		Unavailable:  w.missing.Unavailable,
+		Region:       machines.Traits().Region,
+		HasDisks:     false,
+		Client:       cmp.Or[kubernetes.Interface](w.asKip, w.cluster),
+		As:           w.as,
+		Addresses:    func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil },
+		KubeletPort:  w.base,
+		Taint: func() (*corev1.Taint, error) {
+			t, err := node.TaintFromEnv(os.LookupEnv)
+			return &t, err
+		},
+		Pulse: pulse.New(clock.RealClock{}, silent),
+		Clock: clock.RealClock{},
+		Log:   log,
+	}
+	c.Shop, err = shop.Open(w.Context(), shop.Config{
+		Cloud: machines, Store: w.store, Placement: placement.Config{DefaultInstanceType: "small"}, Clock: c.Clock, Log: silent,
 	})
 	must(err)
-	l.nodes = l.newNodes()
-	l.nodes.as = w.as
-	if w.ways != nil {
-		l.nodes.ways = w.ways
-	}
-	l.nodes.lingers, l.nodes.asksAgain, l.nodes.readsAgain = 50*time.Millisecond, 10*time.Millisecond, w.readsAgain
-	failed := make(chan error, 1)
-	if err := l.nodes.begin(w.Context()); err != nil {
+	n := newNodes(c)
+	w.nodes, w.recorder = n, record.NewFakeRecorder(100)
+	n.lingers, n.asksAgain, n.readsAgain = 50*time.Millisecond, 10*time.Millisecond, w.readsAgain
+	failed := make(chan error, 2)
+	if err := n.begin(w.Context()); err != nil {
 		failed <- err
 		w.stop = func() {}
 		return failed
 	}
-	w.began = l.nodes.all()
-	l.shortages, err = loadShortages(w.Context(), w.store, w.clock, l.nodes.lookSoon, silent)
+	w.began = n.all()
+	authority, err := pki.New(time.Now)
 	must(err)
-	nowhere := &rest.Config{Host: "http://127.0.0.1:1"}
-	l.cellAPI, err = cellapi.New(cellapi.Config{NodeName: "kip-0", Node: nowhere, Own: nowhere, Pods: l.nodes.pods})
+	logs, err := podlogs.Open(podlogs.Config{Dir: w.TempDir(), Log: silent})
 	must(err)
-	l.cells = cells.New(cells.Config{
-		NodeName: "kip-0", Calls: machines, Store: w.store, Clock: k.clock, Log: silent, StandbyNode: l.nodes.standbyNode,
-		Gate: gate.New(gate.Config{Cloud: machines, Clock: k.clock}),
+	must(n.Equip(w.Context(), Equipment{
+		Cells: cells.New(cells.Config{
+			NodeName: "kip-0", Calls: machines, Store: w.store, Clock: c.Clock, Log: silent, StandbyNode: n.StandbyNode,
+			Gate: gate.New(gate.Config{Cloud: machines, Clock: c.Clock}),
+		}),
+		Ways:     w.ways,
+		Running:  w.running,
+		Gathered: func(string, time.Duration, map[stats.Miss]int) {},
+		Logs:     logs,
+		Certificate: func(name string, at []netip.Addr) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+			own, err := authority.Server([]string{name}, at)
+			if err != nil {
+				return nil, err
+			}
+			return own.GetCertificate, nil
+		},
+		Recorder: w.recorder,
+		Forget:   func(string) {},
+	}))
+	following, endFollow := context.WithCancel(context.Background())
+	keeping, endKeep := context.WithCancel(context.Background())
+	var followed, kept sync.WaitGroup
+	followed.Go(func() { failed <- n.Follow(following) })
+	kept.Go(func() { failed <- n.Keep(keeping) })
+	w.stop = sync.OnceFunc(func() {
+		endKeep()
+		kept.Wait()
+		endFollow()
+		followed.Wait()
+		n.Close()
 	})
-	must(l.wireNodeObjects(w.Context()))
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		failed <- runParts(ctx, []part{
-			{name: "pod informer", run: l.nodes.follow},
-			{name: "virtual node", run: l.nodeLoop.Run},
-		})
-	}()
-	w.stop = sync.OnceFunc(func() { cancel(); <-done; l.close() })
 	w.Cleanup(w.stop)
 	return failed
 }
+
+// noCells are the cells of pods that have none.
+type noCells struct{}
+
+func (noCells) Conn(string, string, types.UID) (agentapi.Conn, error) {
+	return nil, node.ErrPodNotFound
+}
+
+// short notes that an offer was not served.
+func (w *town) short(o cells.Offer, err error) { w.missing.Mark(shop.Shortage(o, err)) }
 
 // eventually waits for what the nodes do by and by, and has them look.
 func (w *town) eventually(what string, holds func() bool) {
@@ -278,7 +321,7 @@ func (w *town) eventually(what string, holds func() bool) {
 			defer w.log.mu.Unlock()
 			w.Fatalf("never: %s\n%s", what, w.log.text.String())
 		}
-		w.l.nodes.lookSoon()
+		w.nodes.LookSoon()
 	}
 }
 
@@ -301,7 +344,7 @@ func (w *town) ready(name string) bool {
 func (w *town) addPod(on, name, owner string) {
 	w.Helper()
 	w.createPod(on, name, owner)
-	w.eventually("Kip sees the pod", func() bool { return len(podsOf(w.l.nodes.named(on).informer)) == 1 })
+	w.eventually("Kip sees the pod", func() bool { return len(watches.List(w.nodes.named(on).informer)) == 1 })
 }
 
 func (w *town) createPod(on, name, owner string) {
@@ -313,7 +356,7 @@ func (w *town) createPod(on, name, owner string) {
 	if owner != "" {
 		pod.OwnerReferences = []metav1.OwnerReference{{Kind: owner, Name: "owner"}}
 	}
-	client, _ := w.as(on, "")
+	client, _ := w.as(on)
 	if _, err := client.CoreV1().Pods("ns").Create(w.Context(), pod, metav1.CreateOptions{}); err != nil {
 		w.Fatal(err)
 	}
@@ -321,7 +364,7 @@ func (w *town) createPod(on, name, owner string) {
 
 func (w *town) removePod(on, name string) {
 	w.Helper()
-	client, _ := w.as(on, "")
+	client, _ := w.as(on)
 	if err := client.CoreV1().Pods("ns").Delete(w.Context(), name, metav1.DeleteOptions{}); err != nil {
 		w.Fatal(err)
 	}
@@ -337,7 +380,7 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 	w := newTown(t, "")
 	w.start()
 	w.eventually("the one node is Ready", func() bool { return w.ready("kip-0") })
-	if revision, err := w.store.Get(t.Context(), nodesKey, new([]any)); err != nil || revision != 0 {
+	if revision, err := w.store.Get(t.Context(), Key, new([]any)); err != nil || revision != 0 {
 		t.Errorf("a Kip with the one node has a record of it: %d, %v", revision, err)
 	}
 	w.addPod("kip-0", "old", "")
@@ -361,13 +404,13 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 	if !hasTaint(w.node("kip-0"), node.RemovedTaint) {
 		t.Error("the node that was taken out has no taint that says so")
 	}
-	if got := w.l.nodes.standbyNode(cells.Offer{InstanceType: "small", Zone: "b", Spot: true}); got != "kip-0-2" {
+	if got := w.nodes.StandbyNode(cells.Offer{InstanceType: "small", Zone: "b", Spot: true}); got != "kip-0-2" {
 		t.Errorf("a standby cell in zone b, spot, is of %s", got)
 	}
-	if list, only, ours := w.l.nodes.zonesOf("kip-0-2"); !ours || only != "b" || !slices.Equal(list, []string{"b"}) {
+	if list, only, ours := w.nodes.Zones("kip-0-2"); !ours || only != "b" || !slices.Equal(list, []string{"b"}) {
 		t.Errorf("the second node is in %v, %q, %t", list, only, ours)
 	}
-	if _, _, ours := w.l.nodes.zonesOf("machine"); ours {
+	if _, _, ours := w.nodes.Zones("machine"); ours {
 		t.Error("a machine's node is ours")
 	}
 
@@ -379,7 +422,7 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 	} {
 		w.write(nodes)
 		w.eventually("what is wrong is told", func() bool { return w.log.says(why) })
-		if w.node("kip-0-1").Spec.Unschedulable || len(w.l.nodes.all()) != 3 {
+		if w.node("kip-0-1").Spec.Unschedulable || len(w.nodes.all()) != 3 {
 			t.Errorf("%s has changed the nodes", nodes)
 		}
 	}
@@ -389,7 +432,7 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 	w.eventually("the node that comes back is uncordoned", func() bool { return !w.node("kip-0").Spec.Unschedulable })
 	w.eventually("a label is changed", func() bool { return w.node("kip-0-1").Labels["team"] == "y" })
 	w.eventually("a node without pods is deleted", func() bool { return w.node("kip-0-2") == nil })
-	w.eventually("its record is, too", func() bool { return w.l.nodes.named("kip-0-2") == nil })
+	w.eventually("its record is, too", func() bool { return w.nodes.named("kip-0-2") == nil })
 
 	// Another process knows the same, and lets the node go when its pod has gone.
 	w.stop()
@@ -397,7 +440,7 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 	w.start()
 	w.eventually("the node with the pod is cordoned again", func() bool { return w.node("kip-0").Spec.Unschedulable && w.ready("kip-0") })
 	w.removePod("kip-0", "old")
-	w.eventually("the node goes with its last pod", func() bool { return w.node("kip-0") == nil && w.l.nodes.named("kip-0") == nil })
+	w.eventually("the node goes with its last pod", func() bool { return w.node("kip-0") == nil && w.nodes.named("kip-0") == nil })
 	w.eventually("the node that is left is Ready", func() bool { return w.ready("kip-0-1") })
 }
 
@@ -424,7 +467,7 @@ func TestLabelsThatOthersWroteOnANodeCount(t *testing.T) {
 	check := func(when string, want map[string]bool) {
 		t.Helper()
 		for asks, want := range want {
-			_, err := w.l.place(t.Context(), asking(asks), "")
+			_, err := w.nodes.Candidates(t.Context(), asking(asks), "")
 			if is := errors.As(err, new(*placement.UnplaceableError)); (err == nil) != want || is == want {
 				t.Errorf("%s: a pod that asks for %s is placed: %t (%v), want %t", when, asks, err == nil, err, want)
 			}
@@ -450,10 +493,10 @@ func TestLabelsThatOthersWroteOnANodeCount(t *testing.T) {
 		return true, nil, errors.New("no answer")
 	})
 	var unplaceable *placement.UnplaceableError
-	if _, err := w.l.place(t.Context(), asking(ofX), ""); err == nil || errors.As(err, &unplaceable) || asked != 1 {
+	if _, err := w.nodes.Candidates(t.Context(), asking(ofX), ""); err == nil || errors.As(err, &unplaceable) || asked != 1 {
 		t.Errorf("an API server that does not answer has been asked %d times: %v", asked, err)
 	}
-	if _, err := w.l.place(t.Context(), asking(front), ""); err != nil || asked != 1 {
+	if _, err := w.nodes.Candidates(t.Context(), asking(front), ""); err != nil || asked != 1 {
 		t.Errorf("the API server is asked of what Kip knows, %d times: %v", asked, err)
 	}
 }
@@ -467,7 +510,7 @@ func TestANodeThatGoesAtTheStartIsNotWaitedFor(t *testing.T) {
 	w.write("")
 	w.start()
 	w.eventually("the one node is Ready", func() bool { return w.ready("kip-0") })
-	w.eventually("the others are gone", func() bool { return len(w.l.nodes.all()) == 1 })
+	w.eventually("the others are gone", func() bool { return len(w.nodes.all()) == 1 })
 	if len(w.began) != 3 {
 		t.Fatalf("%d nodes at the start, want 3", len(w.began))
 	}
@@ -494,7 +537,7 @@ func TestACatalogueWithoutAZoneTakesNoNodeAway(t *testing.T) {
 		w.start()
 		w.write(nodes + "\nkubelet: {labels: {team: y}}")
 		w.eventually("the change is in force", func() bool { return w.node("kip-0-1").Labels["team"] == "y" })
-		if e, is := w.l.nodes.entryOf("kip-0-2"); !is || e.Removed {
+		if e, is := w.nodes.entryOf("kip-0-2"); !is || e.Removed {
 			t.Errorf("%s: an answer of the cloud without zone b takes its node away: %+v", nodes, e)
 		}
 		w.stop()
@@ -508,11 +551,11 @@ func TestANodeThatIsTakenOutDoesNotWaitForPodsOfDaemonSets(t *testing.T) {
 	w.addPod("kip-0-2", "agent", "DaemonSet")
 	w.write("nodes: [{zones: [a]}]")
 	w.eventually("the node is deleted", func() bool { return w.node("kip-0-2") == nil })
-	if w.l.nodes.named("kip-0-2") == nil {
+	if w.nodes.named("kip-0-2") == nil {
 		t.Error("the pods of a node are not followed any more, although it has some")
 	}
 	w.removePod("kip-0-2", "agent")
-	w.eventually("the node is forgotten with its last pod", func() bool { return w.l.nodes.named("kip-0-2") == nil })
+	w.eventually("the node is forgotten with its last pod", func() bool { return w.nodes.named("kip-0-2") == nil })
 }
 
 func TestAKipThatDoesNotLeadDeletesNoNode(t *testing.T) {
@@ -525,12 +568,12 @@ func TestAKipThatDoesNotLeadDeletesNoNode(t *testing.T) {
 	w.store = bare.Fenced(bare.Prefix()+"leader", leader)
 	w.start()
 	w.eventually("the node is Ready", func() bool { return w.ready("kip-0-2") })
-	s := w.l.nodes.named("kip-0-2")
+	s := w.nodes.named("kip-0-2")
 	w.stop()
 	if _, err := bare.Put(t.Context(), "leader", 2, leader); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.l.nodes.removeObject(t.Context(), s); !errors.Is(err, store.ErrNotLeader) || w.node("kip-0-2") == nil {
+	if err := w.nodes.removeObject(t.Context(), s); !errors.Is(err, store.ErrNotLeader) || w.node("kip-0-2") == nil {
 		t.Errorf("it deletes node %v: %v", w.node("kip-0-2"), err)
 	}
 }
@@ -543,11 +586,11 @@ func TestANodeWithoutRightsHoldsUpNoOther(t *testing.T) {
 	w.eventually("the right is named", func() bool { return w.log.says("impersonate users system:node:kip-0-2") })
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	w.l.nodes.registered(ctx)
+	w.nodes.Registered(ctx)
 	if ctx.Err() != nil {
 		t.Error("the pods wait for a node that Kip may not be")
 	}
-	if err := w.l.nodes.allRegistered(); err != nil || !w.l.nodes.pods.HasSynced() || w.l.nodes.listed("kip-0-2") {
+	if err := w.nodes.AllRegistered(); err != nil || !w.nodes.pods.HasSynced() || w.nodes.Listed("kip-0-2") {
 		t.Errorf("Kip is not ready without that node: %v", err)
 	}
 	if w.node("kip-0-2") != nil {
@@ -560,13 +603,13 @@ func TestANodeWhoseOffersAreAllCooledHasATaint(t *testing.T) {
 	w.start()
 	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
 	none := cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: "b"}, errors.New("no spot"))
-	w.l.shortages.Mark(cells.Offer{InstanceType: "small", Zone: "b", Spot: true}, none)
+	w.short(cells.Offer{InstanceType: "small", Zone: "b", Spot: true}, none)
 	w.eventually("the taint is there", func() bool { return hasTaint(w.node("kip-0-2"), node.ShortTaint) })
 	if hasTaint(w.node("kip-0-1"), node.ShortTaint) {
 		t.Error("a node that has capacity has the taint")
 	}
 	select {
-	case said := <-w.l.recorder.(*record.FakeRecorder).Events:
+	case said := <-w.recorder.Events:
 		if !strings.HasPrefix(said, "Warning NodeOutOfCapacity ") {
 			t.Errorf("Event %q", said)
 		}
@@ -588,7 +631,7 @@ func TestWhereAPodOfASpotNodeMayGoInstead(t *testing.T) {
 	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-3") && w.ready("kip-0-4") })
 	short := func(zone string, spot bool) {
 		o := cells.Offer{InstanceType: "small", Zone: zone, Spot: spot}
-		w.l.shortages.Mark(o, cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: zone, Spot: &spot}, errors.New("none")))
+		w.short(o, cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: zone, Spot: &spot}, errors.New("none")))
 	}
 	short("b", true)
 	kip := corev1.Toleration{Key: "virtual-kubelet.io/provider", Operator: corev1.TolerationOpExists}
@@ -607,14 +650,14 @@ func TestWhereAPodOfASpotNodeMayGoInstead(t *testing.T) {
 		"on demand already":  {"kip-0-3", nil, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, nil},
 	} {
 		pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: c.on, NodeSelector: c.selects, Tolerations: c.tolerations}}
-		if got := w.l.nodes.elsewhere(t.Context(), pod); !slices.Equal(got, c.want) {
+		if got := w.nodes.Elsewhere(t.Context(), pod); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", what, got, c.want)
 		}
 	}
 	pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: []corev1.Toleration{kip}}}
 	elsewhere := func(what string, want ...string) {
 		t.Helper()
-		if got := w.l.nodes.elsewhere(t.Context(), pod); !slices.Equal(got, want) {
+		if got := w.nodes.Elsewhere(t.Context(), pod); !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
 	}
@@ -643,50 +686,50 @@ func TestASpotNodeTurnsPodsAwayForAWhileWhenSomeLeave(t *testing.T) {
 - {suffix: 2, launchTypes: [on-demand]}
 `)
 	w.start()
-	w.l.nodes.mu.Lock()
-	w.l.nodes.turnsFor, w.l.nodes.turnsAgain = time.Hour, 2*time.Hour
-	w.l.nodes.mu.Unlock()
+	w.nodes.mu.Lock()
+	w.nodes.turnsFor, w.nodes.turnsAgain = time.Hour, 2*time.Hour
+	w.nodes.mu.Unlock()
 	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
 	short := func() bool { return hasTaint(w.node("kip-0-1"), node.ShortTaint) }
 	pod := func(tolerations ...corev1.Toleration) *corev1.Pod {
 		return &corev1.Pod{Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: tolerations}}
 	}
 	all := pod(corev1.Toleration{Operator: corev1.TolerationOpExists})
-	if w.l.nodes.turnsAway(t.Context(), all) || w.l.nodes.turning(w.l.nodes.named("kip-0-1")) != "" {
+	if w.nodes.TurnsAway(t.Context(), all) || w.nodes.turning(w.nodes.named("kip-0-1")) != "" {
 		t.Error("a node is to turn pods away for one that tolerates all")
 	}
-	w.eventually("the node turns pods away", func() bool { return w.l.nodes.turnsAway(t.Context(), pod()) })
-	if w.l.nodes.turnsAway(t.Context(), all) {
+	w.eventually("the node turns pods away", func() bool { return w.nodes.TurnsAway(t.Context(), pod()) })
+	if w.nodes.TurnsAway(t.Context(), all) {
 		t.Error("a node turns away what tolerates all")
 	}
 	if !short() || hasTaint(w.node("kip-0-2"), node.ShortTaint) {
 		t.Errorf("the taints are %v and %v", w.node("kip-0-1").Spec.Taints, w.node("kip-0-2").Spec.Taints)
 	}
 	ago := func(d time.Duration) {
-		w.l.nodes.mu.Lock()
-		defer w.l.nodes.mu.Unlock()
-		s := w.l.nodes.served["kip-0-1"]
+		w.nodes.mu.Lock()
+		defer w.nodes.mu.Unlock()
+		s := w.nodes.served["kip-0-1"]
 		s.turns = s.turns.Add(-d)
 	}
 	ago(time.Hour)
 	w.eventually("it takes pods again", func() bool { return !short() })
 	for range 3 {
-		w.l.nodes.turnsAway(t.Context(), pod())
+		w.nodes.TurnsAway(t.Context(), pod())
 	}
-	if w.l.nodes.turning(w.l.nodes.named("kip-0-1")) != "" {
+	if w.nodes.turning(w.nodes.named("kip-0-1")) != "" {
 		t.Error("it turns pods away time and again")
 	}
 	ago(time.Hour)
-	w.eventually("later it turns pods away again", func() bool { return w.l.nodes.turnsAway(t.Context(), pod()) })
+	w.eventually("later it turns pods away again", func() bool { return w.nodes.TurnsAway(t.Context(), pod()) })
 	ago(2 * time.Hour)
 	w.eventually("then it takes pods", func() bool { return !short() })
 	for _, zone := range []string{"a", "b"} {
 		spot := true
 		none := cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: zone, Spot: &spot}, errors.New("none"))
-		w.l.shortages.Mark(cells.Offer{InstanceType: "small", Zone: zone, Spot: true}, none)
+		w.short(cells.Offer{InstanceType: "small", Zone: zone, Spot: true}, none)
 	}
-	w.eventually("it has nothing for any pod", func() bool { return w.l.nodes.turnsAway(t.Context(), pod()) })
-	if w.l.nodes.turning(w.l.nodes.named("kip-0-1")) != "" {
+	w.eventually("it has nothing for any pod", func() bool { return w.nodes.TurnsAway(t.Context(), pod()) })
+	if w.nodes.turning(w.nodes.named("kip-0-1")) != "" {
 		t.Error("a node that has nothing for any pod is to turn pods away for longer than that")
 	}
 }

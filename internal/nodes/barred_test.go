@@ -1,4 +1,4 @@
-package kip
+package nodes
 
 import (
 	"errors"
@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/watches"
 )
 
 // machine gives a name of Kip's to a machine, with a pod.
@@ -31,13 +32,13 @@ func (w *town) machine(name, owner string) {
 // leavesAlone says whether Kip goes on without the pods of a machine.
 func (w *town) leavesAlone(name string) {
 	w.Helper()
-	w.l.nodes.registered(w.Context())
-	for _, pod := range podsOf(w.l.nodes.pods) {
+	w.nodes.Registered(w.Context())
+	for _, pod := range watches.List(w.nodes.pods) {
 		w.Errorf("pod %s of the machine is followed", pod.Name)
 	}
-	for _, n := range w.l.nodes.ofCleanup() {
+	for _, n := range w.nodes.Own() {
 		if n.Name == name {
-			w.Errorf("a cleanup acts for node %s", name)
+			w.Errorf("Kip takes for its own node %s", name)
 		}
 	}
 	if n := w.node(name); len(n.Labels)+len(n.Spec.Taints) != 0 || n.Spec.Unschedulable {
@@ -57,7 +58,7 @@ func TestPodsOfAMachineAreNeverFollowed(t *testing.T) {
 		w.start()
 		w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
 		w.leavesAlone("kip-0-2")
-		w.eventually("the entry is dropped", func() bool { return w.l.nodes.named("kip-0-2") == nil })
+		w.eventually("the entry is dropped", func() bool { return w.nodes.named("kip-0-2") == nil })
 		w.stop()
 	}
 }
@@ -74,7 +75,7 @@ func TestPodsOfAMachineAreNotFollowedWhileTheAPIServerDoesNotSayWhoseTheyAre(t *
 	away.Store(true)
 	w.write("nodes: [{zones: [a]}, {zones: [b]}]")
 	w.eventually("it is asked", func() bool { return w.log.says("whether Kip may serve a virtual node is not known") })
-	if got := podsOf(w.l.nodes.pods); len(got) > 0 {
+	if got := watches.List(w.nodes.pods); len(got) > 0 {
 		t.Errorf("%d pods are followed", len(got))
 	}
 	away.Store(false)
@@ -91,8 +92,8 @@ func TestRightsAreAskedForUntilSomebodyAnswers(t *testing.T) {
 	w.denied = "kip-0-2"
 	w.start()
 	w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
-	w.eventually("the second is left out", func() bool { return w.l.nodes.rightsOf(w.l.nodes.named("kip-0-2")) == rightsMissing })
-	w.eventually("pods are known", w.l.nodes.pods.HasSynced)
+	w.eventually("the second is left out", func() bool { return w.nodes.rightsOf(w.nodes.named("kip-0-2")) == rightsMissing })
+	w.eventually("pods are known", w.nodes.pods.HasSynced)
 }
 
 func TestWhatFailsOfANodeEndsKip(t *testing.T) {
@@ -122,8 +123,8 @@ func TestATakeoverTakesTheFileAsItIsNow(t *testing.T) {
 	w.stop()
 	w.loaded = old
 	w.start()
-	w.eventually("they are registered", func() bool { return w.l.nodes.allRegistered() == nil })
-	if e, is := w.l.nodes.entryOf("kip-0-2"); !is || e.Removed {
+	w.eventually("they are registered", func() bool { return w.nodes.AllRegistered() == nil })
+	if e, is := w.nodes.entryOf("kip-0-2"); !is || e.Removed {
 		t.Error("the replica goes back to the configuration that it began with")
 	}
 	w.stop()
@@ -138,8 +139,8 @@ func TestATakeoverTakesTheFileAsItIsNow(t *testing.T) {
 	w.write("nodes: [{zones: [mars]}]")
 	w.start()
 	w.eventually("it is told", func() bool { return w.log.says("the virtual nodes are those of before") })
-	w.eventually("they are registered", func() bool { return w.l.nodes.allRegistered() == nil })
-	if e, is := w.l.nodes.entryOf("kip-0-2"); !is || e.Removed {
+	w.eventually("they are registered", func() bool { return w.nodes.AllRegistered() == nil })
+	if e, is := w.nodes.entryOf("kip-0-2"); !is || e.Removed {
 		t.Error("a file that is wrong takes a node away")
 	}
 }
@@ -165,7 +166,7 @@ func TestAnEmptyNodeIsCordonedBeforeItGoes(t *testing.T) {
 	w.cluster.PrependReactor("patch", "nodes", note("cordon"))
 	w.cluster.PrependReactor("delete", "nodes", note("delete"))
 	w.write("nodes: [{zones: [a]}]")
-	w.eventually("it is gone", func() bool { return w.node("kip-0-2") == nil && w.l.nodes.named("kip-0-2") == nil })
+	w.eventually("it is gone", func() bool { return w.node("kip-0-2") == nil && w.nodes.named("kip-0-2") == nil })
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(steps) < 2 || steps[0] != "cordon" || steps[len(steps)-1] != "delete" {
@@ -181,25 +182,15 @@ func TestATaintOfTheEnvironmentIsNotTheFilesFault(t *testing.T) {
 	}
 }
 
-func TestStandbyCellsThatNoNodeOffersAreUseless(t *testing.T) {
+func TestWhichNodeOffersAStandbyCell(t *testing.T) {
 	w := newTown(t, "nodes: [{launchTypes: [spot]}]")
 	w.start()
 	w.eventually("the node is Ready", func() bool { return w.ready("kip-0-1") })
 	for spot, want := range map[bool]bool{true: true, false: false} {
 		o := cells.Offer{InstanceType: "small", Zone: "b", Spot: spot}
-		if name, is := w.l.nodes.nodeOffering(o); is != want {
+		if name, is := w.nodes.Offering(o); is != want {
 			t.Errorf("a standby cell, spot %t, is of %s: %t, want %t", spot, name, is, want)
 		}
-	}
-	pool, err := w.l.standbyPool(config.StandbyCells{InstanceType: "small", Count: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if offers, err := pool.Offers(); err == nil || !strings.Contains(err.Error(), "no virtual node offers") {
-		t.Errorf("offers %v, %v", offers, err)
-	}
-	if !pool.Useless(cells.Offer{InstanceType: "small", Zone: "a"}) {
-		t.Error("a cell that gets no pod is kept")
 	}
 }
 
@@ -239,7 +230,7 @@ func TestANodeThatCannotBeIsNamedAtTheStart(t *testing.T) {
 		w.stop()
 		w.write("nodes: [{zones: [a]}]") // as it was told
 		w.start()
-		w.eventually("Kip works with the mended file", func() bool { return w.ready("kip-0-1") && len(w.l.nodes.all()) == 1 })
+		w.eventually("Kip works with the mended file", func() bool { return w.ready("kip-0-1") && len(w.nodes.all()) == 1 })
 		w.stop()
 	}
 }

@@ -1,0 +1,228 @@
+package cells
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+)
+
+const (
+	// trustEvery is how often is looked which cells are to be told of Kip's CA, and
+	// trustAtOnce how many are then.
+	trustEvery, trustAtOnce = 5 * time.Second, 256
+	// trustTimeout bounds the telling of one, with a connection that proves it.
+	trustTimeout = 10 * time.Second
+	// trustAgain is the first pause after one that was not moved, trustSeldom the longest.
+	trustAgain, trustSeldom = time.Minute, time.Hour
+)
+
+// trusting is how far a cell is in being told of Kip's CA, in this process.
+type trusting struct {
+	now bool // it is being told
+	// forgot says that it was found by the CA from before, whatever its record says: its
+	// agent has lost what it was told. Until it is told again, so that it does not change
+	// as the cell likes.
+	forgot bool
+	failed int
+	err    error     // of the last try
+	next   time.Time // none is made before
+}
+
+// caOf is the CA by which a cell knows Kip.
+func (c *Controller) caOf(cell *Cell) string {
+	return cmp.Or(cell.CA, c.cfg.OldCAHash, c.cfg.CAHash)
+}
+
+// knowsOld says that a cell knows Kip by the CA from before. The caller holds mu.
+func (c *Controller) knowsOld(e *entry) bool {
+	old := c.cfg.OldCAHash
+	if old == "" || c.caOf(e.cell()) == old {
+		return old != ""
+	}
+	e.trusting.forgot = e.trusting.forgot || e.session != nil && e.session.CA() == old
+	return e.trusting.forgot
+}
+
+// untold says that a cell does not know Kip by the CA that signs, or may trust one that
+// Kip has no more. The caller holds mu.
+func (c *Controller) untold(e *entry) bool {
+	cell := e.cell()
+	return c.knowsOld(e) || c.caOf(cell) != c.cfg.CAHash || cell.OldCA != "" && cell.OldCA != c.cfg.OldCAHash
+}
+
+// tellTrust tells cells by which CAs to know Kip, until ctx ends.
+func (c *Controller) tellTrust(ctx context.Context) {
+	ticker := c.cfg.Clock.NewTicker(trustEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C():
+		}
+		c.cfg.Pulse.Turn(ctx, "authorities", c.tellSome)
+	}
+}
+
+// tellSome begins to tell those that are due, a bounded number at a time.
+func (c *Controller) tellSome(ctx context.Context) {
+	now := c.cfg.Clock.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	begun := 0
+	for _, e := range c.cells {
+		if e.trusting.now {
+			begun++
+		}
+	}
+	for _, e := range c.cells {
+		if begun >= trustAtOnce {
+			return
+		}
+		// With its configuration the agent has shown on this connection that it is there.
+		if e.trusting.now || !e.configured || e.session == nil || e.ending != "" || !e.cell().Live() || now.Before(e.trusting.next) ||
+			!c.untold(e) {
+			continue
+		}
+		begun++
+		e.trusting.now = true
+		session := e.session
+		c.inTurn(ctx, "trust", func(ctx context.Context) { c.tell(ctx, e, session) })
+	}
+}
+
+// tell has one cell trust Kip's CAs and no others. That it did is stored when it has
+// proven it: until then Kip goes on by the CA that it surely knows.
+func (c *Controller) tell(ctx context.Context, e *entry, session Session) {
+	err := c.agents.Ask(ctx, &e.pace, trustTimeout, session.Trust)
+	if err == nil {
+		err = c.save(ctx, e, func(cell *Cell) error {
+			cell.CA, cell.OldCA = c.cfg.CAHash, c.cfg.OldCAHash
+			return nil
+		})
+		if refusedWrite(err) {
+			c.fail(err)
+		}
+	}
+	if errors.Is(err, errGone) || errors.Is(err, errMoved) { // the next look sees to what is left
+		err = nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	forgot := e.trusting.forgot
+	e.trusting.now, e.trusting.err, e.trusting.forgot = false, err, forgot && err != nil
+	if err == nil && !forgot || ctx.Err() != nil {
+		e.trusting.failed = 0
+		return
+	}
+	e.trusting.next = c.cfg.Clock.Now().Add(c.cfg.Random.Jittered(min(trustAgain<<min(e.trusting.failed, 10), trustSeldom)))
+	if e.trusting.failed++; e.trusting.failed == 1 && err != nil {
+		c.cfg.Log.Warn("a cell does not know Kip by its new CA, and goes on with the old one; retrying", "cell", e.id,
+			"pod", e.cell().Pod.String(), "err", err)
+	}
+}
+
+// Unmoved is a cell that knows Kip by the CA from before, while that is being replaced.
+type Unmoved struct {
+	Cell Cell
+	Why  string // what it waits for
+}
+
+// Unmoved are those cells, in order of their IDs, launches that are under way among them.
+// As long as there are any the old CA is not dropped.
+func (c *Controller) Unmoved() (all []Unmoved) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.unmoved() {
+		all = append(all, Unmoved{Cell: *e.cell(), Why: e.unmovedFor()})
+	}
+	return all
+}
+
+// unmoved is Unmoved under mu.
+func (c *Controller) unmoved() (all []*entry) {
+	for _, e := range c.cells {
+		if cell := e.cell(); cell.Launch != nil && cell.Phase != apiv1.Terminating && c.knowsOld(e) {
+			all = append(all, e)
+		}
+	}
+	slices.SortFunc(all, func(a, b *entry) int { return cmp.Compare(a.id, b.id) })
+	return all
+}
+
+// unmovedFor says what a cell waits for that is to be moved. The caller holds mu.
+func (e *entry) unmovedFor() string {
+	refused, is := errors.AsType[*agentapi.StatusError](e.trusting.err)
+	switch cell := e.cell(); {
+	case e.ending != "" || !cell.Live():
+		return "it ends"
+	case cell.Stopped:
+		return "it is stopped, until its standby pool has another or a pod takes it"
+	case cell.Phase == apiv1.Launching:
+		return "it is being launched"
+	case e.session == nil || !e.session.Connected():
+		if e.session != nil && e.session.LastError() != nil {
+			return "it is not connected: " + e.session.LastError().Error()
+		}
+		return "it is not connected"
+	case is && refused.Code == http.StatusNotFound:
+		return "its agent is of a release that knows no other CA than that of its launch"
+	case e.trusting.err != nil:
+		return e.trusting.err.Error()
+	}
+	return "it is told in a moment"
+}
+
+// Untold is how many cells may trust a CA yet that Kip has dropped.
+func (c *Controller) Untold() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.cells {
+		if cell := e.cell(); cell.OldCA != "" && cell.OldCA != c.cfg.OldCAHash && cell.Live() {
+			n++
+		}
+	}
+	return n
+}
+
+// ShownUnmoved names cells that a person is shown.
+func ShownUnmoved(all []Unmoved) string {
+	hash := sha256.New()
+	for _, u := range all {
+		fmt.Fprintf(hash, "%s %q\n", u.Cell.ID, u.Cell.Pod.UID)
+	}
+	return hex.EncodeToString(hash.Sum(nil)[:6])
+}
+
+// ErrOtherUnmoved: what would end now nobody has decided on.
+var ErrOtherUnmoved = errors.New("the cells that know Kip by the old CA are others than those that were shown: look again")
+
+// EndUnmoved ends the cells that are Unmoved, as a person has decided who was shown them.
+// It ends none if there are others by now: the error is ErrOtherUnmoved then.
+func (c *Controller) EndUnmoved(shown string) ([]Unmoved, error) {
+	all := c.Unmoved()
+	if ShownUnmoved(all) != shown {
+		return nil, ErrOtherUnmoved
+	}
+	for _, u := range all {
+		c.mu.Lock()
+		e := c.cells[u.Cell.ID]
+		c.mu.Unlock()
+		if e != nil && u.Cell.Live() {
+			c.endFor(e, CauseOther, "it knows Kip by a CA that is dropped, as a person has decided")
+		}
+	}
+	return all, nil
+}
+
+// End ends Run for a reason.
+func (c *Controller) End(why error) { c.fail(why) }

@@ -1,0 +1,70 @@
+package cells
+
+import (
+	"context"
+	"errors"
+
+	"github.com/elotl/kip/internal/calls"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
+)
+
+// prepare has the cloud resolve what a group is launched with, and launches it. Nothing is
+// stored before, so that a Kip that dies here leaves cells that are to be launched.
+func (c *Controller) prepare(ctx context.Context, resolver cloud.Resolver, group []*entry, turn *calls.Turn) {
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	resolved, err := resolver.Resolve(call, c.launchSpec(*group[0].cell(), c.cfg.NameTag))
+	cancel()
+	group = c.wanted(group) // pods may have gone meanwhile
+	switch {
+	case ctx.Err() != nil || len(group) == 0:
+		turn.Cancel()
+	case err != nil:
+		turn.Cancel()
+		c.notResolved(ctx, group, err)
+	default:
+		for _, e := range group {
+			e.resolving = attempts{}
+		}
+		c.launchGroup(ctx, group, &resolved, turn)
+	}
+}
+
+// notResolved moves a group on whose launch could not be resolved: by a definite no as by one to
+// the launch itself. Anything else is tried again.
+func (c *Controller) notResolved(ctx context.Context, group []*entry, failure error) {
+	l := &launch{group: group, unstored: true}
+	offer, known := group[0].cell().Offer(), l.open()
+	results := cloud.NotLaunched(len(group), failure)
+	is := judge(results[0], false, false, false)
+	if is == isOpen {
+		c.cfg.Log.Warn("resolve a launch, retrying", "offer", offer.String(), "cells", len(group), "err", failure)
+		for _, e := range group {
+			if e.resolving.fail(c.cfg.Clock.Now(), failure, c.cfg.Random); e.resolving.failed == 1 {
+				c.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offer, failure)
+			}
+		}
+		c.landed(group...)
+		return
+	}
+	if errors.Is(failure, cloud.ErrUnauthorised) { // any other no says nothing of Kip's rights to launch
+		c.heardOfRights(offer.offering(), results)
+	}
+	verdicts := map[int]verdict{}
+	for _, n := range known {
+		verdicts[n] = is
+	}
+	c.cool(offer, l, known, verdicts, results)
+	c.resolve(ctx, l, known, verdicts, results)
+}
+
+// stale takes back the launch of a cell that was resolved to what is not there any more. Where
+// that comes again at once, the cloud shows what it does not find: the launch is refused.
+func (c *Controller) stale(cell *Cell, err error) (outcome, error) {
+	if cell.Stale = !cell.Stale; !cell.Stale {
+		return c.refused(cell, err)
+	}
+	offer := cell.Offer()
+	_, failed := c.takenBack(cell)
+	return outcome{warning, events.LaunchDelayed, offer.String() + ": " + err.Error() + "; launching it anew"}, failed
+}

@@ -1,0 +1,262 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
+)
+
+// modelNames resolves launches to an image that changes each time.
+type modelNames struct {
+	mu    sync.Mutex
+	specs []cloud.LaunchSpec
+	// answer is the error of the nth call, counted from 1; nil for none. It may wait for ctx.
+	answer func(ctx context.Context, n int, s cloud.LaunchSpec) error
+}
+
+func (m *modelNames) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
+	m.mu.Lock()
+	m.specs = append(m.specs, s)
+	n := len(m.specs)
+	m.mu.Unlock()
+	if m.answer != nil {
+		if err := m.answer(ctx, n, s); err != nil {
+			return cloud.Resolved{}, err
+		}
+	}
+	return cloud.Resolved{Image: fmt.Sprint("image-", n), PublicAddress: true}, nil
+}
+
+func (m *modelNames) asked() []cloud.LaunchSpec {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.specs)
+}
+
+// resolving is a bubble in which the cloud resolves launches.
+func resolving(t *testing.T, names *modelNames, f func(t *testing.T, b *bubble)) {
+	t.Helper()
+	inBubble(t, func(c *setup) {
+		c.Cloud.(*modelCloud).features.Resolver = names
+		c.NameTag = "prod"
+	}, nil, func(t *testing.T, b *bubble) {
+		b.sharing()
+		b.later(time.Second)
+		f(t, b)
+	})
+}
+
+func images(sent []cloud.LaunchRequest) (all []string) {
+	for _, r := range sent {
+		image := "unresolved"
+		if r.Resolved != nil {
+			image = r.Resolved.Image
+		}
+		all = append(all, fmt.Sprint(r.InstanceType, " ", image))
+	}
+	return all
+}
+
+// The model refuses a token that comes with another request.
+func TestALaunchIsResolvedOnceAndSentAsItIsStored(t *testing.T) {
+	names := &modelNames{}
+	resolving(t, names, func(t *testing.T, b *bubble) {
+		var sent []cloud.LaunchRequest
+		b.cloud.set(func() {
+			b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+				if sent = append(sent, r); len(sent) < 4 {
+					return errors.New("connection reset"), len(sent) == 1
+				}
+				return nil, false
+			}
+		})
+		b.hour("a")
+		b.later(time.Second)
+		b.stop()
+		b.run()
+		b.later(time.Minute)
+		if got := images(sent); len(sent) < 4 || len(slices.Compact(got)) != 1 || sent[0].Token != sent[3].Token {
+			t.Errorf("sent %v", got)
+		}
+		if b.phase("a") != apiv1.Bound || len(b.cloud.running()) != 1 {
+			t.Errorf("it is %s, and %v run", b.phase("a"), b.cloud.running())
+		}
+		spec := names.asked()
+		if len(spec) != 1 || spec[0].InstanceType != "nano" || spec[0].Tags[cloud.TagOwner] != "me" || spec[0].Tags[cloud.TagNameTag] != "prod" {
+			t.Errorf("resolved %+v", spec)
+		}
+	})
+}
+
+func TestALaunchOfWhatIsGoneIsResolvedAnewOnce(t *testing.T) {
+	stale := cloud.No(cloud.ErrStale, cloud.Scope{}, errors.New("the image is gone"))
+	for what, tc := range map[string]struct {
+		stale int
+		sent  string
+		said  int
+	}{
+		"gone once":          {1, "[nano image-1 nano image-2]", 1},
+		"shown, but gone":    {2, "[nano image-1 nano image-2 small image-3]", 1},
+		"each time, of each": {9, "[nano image-1 nano image-2 small image-3 small image-4]", 2},
+	} {
+		resolving(t, &modelNames{}, func(t *testing.T, b *bubble) {
+			var sent []cloud.LaunchRequest
+			b.cloud.set(func() {
+				b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+					if sent = append(sent, r); len(sent) <= tc.stale {
+						return stale, false
+					}
+					return nil, false
+				}
+			})
+			b.ask("a", Options{}, "nano", "small")
+			b.later(time.Minute)
+			tokens := map[string]bool{}
+			for _, r := range sent {
+				tokens[r.Token] = true
+			}
+			if got := fmt.Sprint(images(sent)); got != tc.sent || len(tokens) != len(sent) {
+				t.Errorf("%s: sent %s with %d tokens, want %s", what, got, len(tokens), tc.sent)
+			}
+			want := map[bool]apiv1.Phase{true: apiv1.Bound, false: ""}[tc.stale < 4]
+			if b.phase("a") != want || len(b.cooled) > 0 || len(b.said(events.LaunchDelayed, "launching it anew")) != tc.said ||
+				len(b.launchesStored()) > 0 {
+				t.Errorf("%s: it is %q, remembered %v, stored %v, said %v", what, b.phase("a"), b.cooled, b.launchesStored(), b.events)
+			}
+		})
+	}
+}
+
+// That of a call that may have been made before is no proof that nothing runs.
+func TestAStaleLaunchThatMayHaveWorkedIsGivenUp(t *testing.T) {
+	resolving(t, &modelNames{}, func(t *testing.T, b *bubble) {
+		n := 0
+		b.cloud.set(func() {
+			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
+				if n++; n == 1 {
+					return errors.New("connection reset"), true
+				}
+				return cloud.ErrStale, false
+			}
+		})
+		b.hour("a")
+		b.later(time.Minute)
+		if n != 2 || len(b.cloud.running()) != 0 || b.phase("a") != "" || len(b.cooled) > 0 {
+			t.Errorf("%d calls; it is %q, %v run; remembered %v", n, b.phase("a"), b.cloud.running(), b.cooled)
+		}
+	})
+}
+
+func TestALaunchThatCannotBeResolvedIsNotSentAndSaysWhy(t *testing.T) {
+	var began time.Time
+	noSubnet := cloud.No(cloud.ErrRefused, cloud.Scope{Subnet: "s"}, errors.New("no subnet"))
+	for what, tc := range map[string]struct {
+		answer func(n int, s cloud.LaunchSpec) error
+		asked  int
+		sent   string
+		cooled string
+		said   string // and once
+		phase  apiv1.Phase
+	}{
+		"not by this offer": {
+			answer: func(_ int, s cloud.LaunchSpec) error {
+				if s.InstanceType == "nano" {
+					return noSubnet
+				}
+				return nil
+			},
+			asked:  2,
+			sent:   "[small image-2]",
+			cooled: "[nano]",
+			said:   "no subnet",
+			phase:  apiv1.Bound,
+		},
+		"by none": {
+			answer: func(int, cloud.LaunchSpec) error { return noSubnet },
+			asked:  2,
+			sent:   "[]",
+			cooled: "[nano small]",
+			said:   "no other type fits",
+		},
+		"not for a while": {
+			answer: func(int, cloud.LaunchSpec) error {
+				if time.Since(began) < 30*time.Second {
+					return errors.New("connection reset")
+				}
+				return nil
+			},
+			asked:  9, // 0.2 s after the first, then twice as late each time
+			sent:   "[nano image-9]",
+			cooled: "[]",
+			said:   events.LaunchDelayed,
+			phase:  apiv1.Bound,
+		},
+		"without rights": {
+			answer: func(n int, _ cloud.LaunchSpec) error {
+				if n == 1 {
+					return cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("no right"))
+				}
+				return nil
+			},
+			asked:  2,
+			sent:   "[nano image-2]",
+			cooled: "[]",
+			said:   events.LaunchesPaused,
+			phase:  apiv1.Bound,
+		},
+	} {
+		names := &modelNames{answer: func(_ context.Context, n int, s cloud.LaunchSpec) error { return tc.answer(n, s) }}
+		resolving(t, names, func(t *testing.T, b *bubble) {
+			sent := b.calls()
+			began = time.Now()
+			b.ask("a", Options{}, "nano", "small")
+			b.later(time.Minute)
+			if got := fmt.Sprint(images(*sent)); got != tc.sent || len(names.asked()) != tc.asked {
+				t.Errorf("%s: sent %s after %d questions, want %s after %d", what, got, len(names.asked()), tc.sent, tc.asked)
+			}
+			if fmt.Sprint(b.cooled) != tc.cooled || len(b.said(tc.said)) != 1 || b.phase("a") != tc.phase {
+				t.Errorf("%s: it is %q, want %q; remembered %v, want %s; said %v", what, b.phase("a"), tc.phase, b.cooled, tc.cooled, b.events)
+			}
+		})
+	}
+}
+
+// One question that the cloud does not answer keeps no other cell from being launched, and no
+// pod from being let go.
+func TestALaunchThatIsBeingResolvedHoldsUpNobody(t *testing.T) {
+	names := &modelNames{answer: func(ctx context.Context, _ int, s cloud.LaunchSpec) error {
+		switch s.InstanceType {
+		case "nano":
+			<-ctx.Done()
+			return ctx.Err()
+		case "micro":
+			time.Sleep(callTimeout / 2) // virtual
+		}
+		return nil
+	}}
+	resolving(t, names, func(t *testing.T, b *bubble) {
+		sent := b.calls()
+		b.ask("stuck", Options{}, "nano")
+		b.ask("slow", Options{}, "micro")
+		b.later(time.Second)
+		b.ask("other", Options{}, "small")
+		b.later(10 * time.Second)
+		if b.phase("other") != apiv1.Bound || b.phase("stuck") != apiv1.Requested || b.phase("slow") != apiv1.Requested {
+			t.Errorf("the other is %q, and the ones %q and %q", b.phase("other"), b.phase("stuck"), b.phase("slow"))
+		}
+		b.cells.Release(ref("stuck").UID, "its pod was deleted", false)
+		b.cells.Release(ref("slow").UID, "its pod was deleted", false)
+		b.later(callTimeout)
+		if got := images(*sent); b.phase("stuck") != "" || b.phase("slow") != "" || len(got) != 1 {
+			t.Errorf("they are %q and %q; sent %v", b.phase("stuck"), b.phase("slow"), got)
+		}
+	})
+}

@@ -1,0 +1,63 @@
+package aws
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// Resolve implements cloud.Resolver: the image and its disk, the security groups, and whether
+// the subnet gives public addresses. The group of the cells is made where there is none.
+func (c *Cloud) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
+	resolved, err := c.lookUp(ctx, s)
+	if err != nil {
+		return cloud.Resolved{}, fmt.Errorf("resolve a launch of %s in %s: %w", s.InstanceType, s.Subnet, err)
+	}
+	return resolved, nil
+}
+
+func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
+	owner := s.Tags[cloud.TagOwner]
+	if owner == "" {
+		return cloud.Resolved{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, errNoOwner)
+	}
+	n, err := c.where(ctx)
+	if err != nil {
+		return cloud.Resolved{}, err
+	}
+	in, ok := n.subnets[s.Subnet]
+	switch {
+	case !ok:
+		return cloud.Resolved{}, cloud.No(cloud.ErrRefused, cloud.Scope{Subnet: s.Subnet},
+			fmt.Errorf("subnet %s is none of the cells'", s.Subnet))
+	case in.zone != s.Zone:
+		return cloud.Resolved{}, cloud.No(cloud.ErrRefused, cloud.Scope{Zone: s.Zone, Subnet: s.Subnet},
+			fmt.Errorf("subnet %s is in zone %s, not in %q", s.Subnet, in.zone, s.Zone))
+	case c.dialPublic && !in.public:
+		return cloud.Resolved{}, cloud.No(cloud.ErrRefused, cloud.Scope{Zone: s.Zone, Subnet: s.Subnet},
+			fmt.Errorf("from outside of %s Kip reaches public addresses only: want a subnet with a route to an internet gateway", n.vpc))
+	case c.dialPublic && s.PrivateIPOnly:
+		return cloud.Resolved{}, refused("from outside of %s Kip reaches public addresses only: want no private-ip-only", n.vpc)
+	}
+	boot, err := c.image(ctx, s.Image)
+	if err != nil {
+		return cloud.Resolved{}, err
+	}
+	more, err := c.groupIDs(ctx, n.vpc, s.SecurityGroups)
+	if err != nil {
+		return cloud.Resolved{}, err
+	}
+	own, err := c.ownGroup(ctx, n.vpc, owner)
+	if err != nil {
+		return cloud.Resolved{}, err
+	}
+	return cloud.Resolved{
+		Image:          boot.id,
+		RootDevice:     boot.rootDevice,
+		RootDiskBytes:  int64(boot.gib) * gib,
+		SecurityGroups: append([]string{own}, slices.DeleteFunc(more, func(id string) bool { return id == own })...),
+		PublicAddress:  in.public && !s.PrivateIPOnly,
+	}, nil
+}

@@ -1,0 +1,132 @@
+package aws
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// resolved is a request as it is stored, and read again.
+func resolved(t *testing.T, c *Cloud, r cloud.LaunchRequest) (stored cloud.LaunchRequest) {
+	t.Helper()
+	found, err := c.Resolve(t.Context(), r.LaunchSpec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Resolved = &found
+	text, err := json.Marshal(r)
+	if err == nil {
+		err = json.Unmarshal(text, &stored)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stored
+}
+
+// drifts are what changes in an account so that a launch is resolved to something else.
+var drifts = map[string]func(*ec2.Config){
+	"there is a newer image, with another disk": func(cfg *ec2.Config) {
+		cfg.Images = append(cfg.Images, ec2.Image{
+			ID:         "ami-9",
+			Name:       "kip-cell-9",
+			Owner:      "self",
+			Created:    "2026-09-01T00:00:00.000Z",
+			RootDevice: "/dev/sdz",
+			GiB:        9,
+		})
+	},
+	"the image is gone": func(cfg *ec2.Config) {
+		cfg.Images = slices.DeleteFunc(cfg.Images, func(i ec2.Image) bool { return i.ID == "ami-2" })
+	},
+	"the subnet has no route to the internet any more": func(cfg *ec2.Config) {
+		cfg.Subnets[0].Public = false
+	},
+	"the group's name is another's": func(cfg *ec2.Config) {
+		cfg.Groups[1].Name = "former"
+		cfg.Groups = append(cfg.Groups, ec2.Group{ID: "sg-9", Name: "another", VPC: vpc})
+	},
+	"a group is gone": func(cfg *ec2.Config) {
+		cfg.Groups = slices.DeleteFunc(cfg.Groups, func(g ec2.Group) bool { return g.Name == "another" })
+	},
+	"the cells' group is gone": func(cfg *ec2.Config) {
+		cfg.Groups = slices.DeleteFunc(cfg.Groups, func(g ec2.Group) bool { return g.Tags[cloud.TagOwner] == owner })
+	},
+	"nothing": func(*ec2.Config) {},
+}
+
+// The answer to a launch is lost, and another Kip, which knows nothing of it but what is
+// stored, sends it again.
+func TestALaunchIsSentAgainAsItWasWhateverItsNamesMeanByThen(t *testing.T) {
+	for what, drift := range drifts {
+		model, url := serve(t, anAccount(sim.Knobs{}))
+		r := resolved(t, open(t, settings(url)), request("t", 3))
+		model.Machines().FailNth(cloud.CallLaunch, 1, sim.Fault{After: sim.ErrLost})
+		if err := open(t, settings(url)).Launch(t.Context(), r).Err(); err == nil || cloud.NothingDone(err) {
+			t.Fatalf("%s: a lost answer is %v", what, err)
+		}
+		model.Change(drift)
+		elsewhere := settings(url)
+		elsewhere.Subnets = []string{privateSubnet} // as it is configured now
+		got, err := open(t, elsewhere).Launch(t.Context(), r).All()
+		if err != nil {
+			t.Errorf("%s: sent again it is %v", what, err)
+			continue
+		}
+		if run := model.Machines().Truth(); len(run) != 3 || got[2].ID != run[2].ID {
+			t.Errorf("%s: sent again it is %v, and %d run", what, got, len(run))
+		}
+	}
+}
+
+// A launch that has not reached EC2 yet is not changed either: where something of it is gone, it
+// is to be launched anew, and that is resolved by what is there.
+func TestALaunchOfWhatIsGoneIsStaleAndAnotherIsResolvedAnew(t *testing.T) {
+	for what, tc := range map[string]struct {
+		stale bool
+		anew  string // the image, of which groups, and whether public; "" for a refusal
+	}{
+		"nothing": {anew: "ami-2 [own sg-2 sg-1] true"},
+		"there is a newer image, with another disk":        {anew: "ami-2 [own sg-2 sg-1] true"}, // until the next catalogue
+		"the image is gone":                                {stale: true, anew: "ami-1 [own sg-2 sg-1] true"},
+		"the subnet has no route to the internet any more": {anew: "ami-2 [own sg-2 sg-1] true"},
+		"the group's name is another's":                    {anew: "ami-2 [own sg-2 sg-1] true"},
+		"a group is gone":                                  {stale: true},
+		"the cells' group is gone":                         {stale: true, anew: "ami-2 [own sg-2 sg-1] true"},
+	} {
+		model, url := serve(t, anAccount(sim.Knobs{}))
+		resolved(t, open(t, settings(url)), request("t", 3)) // it makes the group
+		c := open(t, settings(url))
+		r := resolved(t, c, request("t", 3))
+		model.Change(drifts[what])
+		err := c.Launch(t.Context(), r).Err()
+		if tc.stale && (!errors.Is(err, cloud.ErrStale) || !cloud.Refused(err) || cloud.ScopeOf(err).Says()) || !tc.stale && err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if run := model.Machines().Truth(); tc.stale == (len(run) > 0) {
+			t.Errorf("%s: %d run", what, len(run))
+		}
+		again, err := c.Resolve(t.Context(), request("u", 3).LaunchSpec)
+		own := ""
+		for _, g := range model.Groups() {
+			if g.Tags[cloud.TagOwner] == owner {
+				own = g.ID
+			}
+		}
+		for n, id := range again.SecurityGroups {
+			if id == own {
+				again.SecurityGroups[n] = "own"
+			}
+		}
+		if got := fmt.Sprintf("%s %v %t", again.Image, again.SecurityGroups, again.PublicAddress); (err != nil) != (tc.anew == "") ||
+			err != nil && !cloud.Refused(err) || err == nil && got != tc.anew {
+			t.Errorf("%s: anew it is %s, %v; want %q", what, got, err, tc.anew)
+		}
+	}
+}

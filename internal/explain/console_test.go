@@ -1,0 +1,84 @@
+package explain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestTheConsoleOfACellThatNeverJoinedIsTold(t *testing.T) {
+	pod := asking("100Mi")
+	k := newKip(t, pod)
+	var asked []string
+	var fails error
+	k.explains.cfg.Console = func(ctx context.Context, instance string) ([]byte, error) {
+		asked = append(asked, instance)
+		if end, has := ctx.Deadline(); !has || time.Until(end) > consoleTimeout {
+			t.Errorf("the cloud has until %s to answer", end)
+		}
+		return []byte("one\r\n\ntwo\n"), fails
+	}
+	machine := &cloud.Instance{ID: "i-1"}
+	joined := []apiv1.Step{{Name: apiv1.StepJoined, Time: metav1.NowMicro()}}
+	for name, tc := range map[string]struct {
+		cell  cells.Cell
+		asked bool
+	}{
+		"it boots":               {cells.Cell{Phase: apiv1.Booting, Instance: machine}, true},
+		"it was given up":        {cells.Cell{Phase: apiv1.Terminating, Instance: machine}, true},
+		"it has joined":          {cells.Cell{Phase: apiv1.Booting, Instance: machine, Steps: joined}, false},
+		"it has no machine":      {cells.Cell{Phase: apiv1.Launching}, false},
+		"its machine is no more": {cells.Cell{Phase: apiv1.Gone, Instance: machine}, false},
+	} {
+		asked, fails = nil, nil
+		tc.cell.ID = "cell-1"
+		k.requests.has = &tc.cell
+		e, err := k.explains.Why(t.Context(), pod.Namespace, pod.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (e.Cell.Console != nil) != tc.asked || (fmt.Sprint(asked) == "[i-1]") != tc.asked {
+			t.Errorf("%s: asked for %q, told %+v", name, asked, e.Cell.Console)
+		}
+		if tc.asked && fmt.Sprint(e.Cell.Console.Lines) != "[one two]" {
+			t.Errorf("%s: told %q", name, e.Cell.Console.Lines)
+		}
+	}
+
+	k.requests.has = &cells.Cell{ID: "cell-1", Phase: apiv1.Booting, Instance: machine}
+	fails = errors.New("no right to read it")
+	if e, err := k.explains.Why(t.Context(), pod.Namespace, pod.Name); err != nil || e.Cell.Console.Lines != nil ||
+		e.Cell.Console.Error != "read the console of cell cell-1: no right to read it" {
+		t.Errorf("told %+v, %v", e.Cell.Console, err)
+	}
+	k.explains.cfg.Console = nil
+	if e, err := k.explains.Why(t.Context(), pod.Namespace, pod.Name); err != nil || e.Cell.Console != nil {
+		t.Errorf("a cloud without consoles: told %+v, %v", e.Cell.Console, err)
+	}
+}
+
+func TestAConsoleIsBoundedAndSteersNoTerminal(t *testing.T) {
+	long := strings.Repeat("x", 2*consoleBytes)
+	for name, tc := range map[string]struct{ text, first, last string }{
+		"an escape sequence": {"\x1b]0;title\x07\x1b[2Jclean\n", "?]0;title??[2Jclean", "?]0;title??[2Jclean"},
+		"no UTF-8":           {"\xff\xfe\tok", "?? ok", "?? ok"},
+		"many lines":         {strings.Repeat("old\n", 1000) + strings.Repeat("new\n", consoleLines), "new", "new"},
+		"a long line":        {"old\n" + long + "\nnew", "new", "new"},
+		"nothing but one":    {long, "", ""},
+		"nothing":            {"", "", ""},
+	} {
+		got := append(lastLines([]byte(tc.text)), "")
+		last := got[max(0, len(got)-2)]
+		if got[0] != tc.first || last != tc.last || len(got) > consoleLines+1 || len(strings.Join(got, "\n")) > consoleBytes {
+			t.Errorf("%s: %d lines, %.40q to %.40q", name, len(got)-1, got[0], last)
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package kip
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/elotl/kip/internal/calls"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/shop"
+	"github.com/elotl/kip/internal/store"
+)
+
+func TestStandbyCellsThatNoNodeOffersAreUseless(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "provider.yaml")
+	text := fmt.Sprintf("cloud: {sim: {socket: /none}}\ncells: {defaultInstanceType: small}\netcd: {internal: {dataDir: %s}}\n"+
+		"nodes: [{launchTypes: [spot]}]\n", filepath.Dir(file))
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, _, err := config.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	simulated, err := sim.New(sim.Config{Catalogue: []catalog.InstanceType{{
+		Name:        "small",
+		Arch:        "amd64",
+		MilliCPU:    1000,
+		MemoryBytes: 1 << 30,
+		Offerings:   []catalog.Offering{{Zone: "a", PricePerHour: 2}, {Zone: "b", Spot: true, PricePerHour: 1}},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer simulated.Close()
+	k := newProcess(t)
+	k.ProviderConfig, k.cfg = file, cfg
+	l := &leading{
+		process:  k,
+		store:    store.Memory(nil),
+		machines: calls.New(calls.Config{Cloud: simulated, Clock: k.clock}),
+	}
+	l.shop, err = shop.Open(t.Context(), shop.Config{
+		Cloud:     l.machines,
+		Store:     l.store,
+		Placement: placement.Config{DefaultInstanceType: "small"},
+		Clock:     l.clock,
+		Log:       silent,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.wireShortages(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.wireNodes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pool, err := l.standbyPool(config.StandbyCells{InstanceType: "small", Count: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if offers, err := pool.Offers(); err == nil || !strings.Contains(err.Error(), "no virtual node offers") {
+		t.Errorf("offers %v, %v", offers, err)
+	}
+	if !pool.Useless(cells.Offer{InstanceType: "small", Zone: "a"}) {
+		t.Error("a cell that gets no pod is kept")
+	}
+	if pool.Useless(cells.Offer{InstanceType: "small", Zone: "b", Spot: true}) {
+		t.Error("a cell that may get a pod is not kept")
+	}
+}

@@ -1,0 +1,631 @@
+package nodes
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/roster"
+	"github.com/elotl/kip/internal/stats"
+	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/watches"
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/utils/clock"
+)
+
+// Key is where the roster is stored, once there is more than the one node.
+const Key = "nodes"
+
+// askTimeout bounds a question to the API server.
+const askTimeout = 10 * time.Second
+
+// Config is what virtual nodes are made of.
+type Config struct {
+	// Name is that of the node without a number; the names of the others begin with it.
+	Name         string
+	ControllerID string
+	// File is the path of provider.yaml, and Config what this process has read there.
+	File   string
+	Config *config.Config
+
+	Store *store.Store // fenced
+	Shop  Shop
+	// Unavailable says that an offering is known to be out of capacity.
+	Unavailable func(capacity.Offering) bool
+	// Region is the cloud's; "" where it has none.
+	Region string
+	// HasDisks says that the cloud makes disks for claims.
+	HasDisks bool
+
+	Client kubernetes.Interface                            // Kip's own
+	As     func(node string) (kubernetes.Interface, error) // acts as a node
+	// Addresses are where the API server reaches this Kip: one, or one of each family.
+	Addresses func() ([]netip.Addr, error)
+	// KubeletPort is that of the node without a number.
+	KubeletPort int
+	// Taint is that of all nodes; nil where they have none.
+	Taint func() (*corev1.Taint, error)
+
+	Pulse *pulse.Pulse
+	Clock clock.WithTickerAndDelayedExecution
+	Log   *slog.Logger
+}
+
+// Equipment is what Kip makes once it has nodes, and what they use of it. All is required
+// but ClientCA.
+type Equipment struct {
+	Cells Cells
+	// Ways returns the way to the cells of a node's pods, and Running those that run one now.
+	Ways    func(pods cache.Store) node.Cells
+	Running func(node string) func() []stats.Cell
+	// Gathered is told of each gathering of what pods use, as in stats.Config.
+	Gathered func(endpoint string, took time.Duration, missed map[stats.Miss]int)
+	Logs     node.SavedLogs
+	// Certificate is that of a node's kubelet port, at these addresses.
+	Certificate func(node string, addresses []netip.Addr) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error)
+	ClientCA    dynamiccertificates.CAContentProvider // as in node.PortConfig
+	Recorder    record.EventRecorder
+	// Forget is told of a node that is served no more.
+	Forget func(node string)
+}
+
+// Shop is the catalogue as it is now.
+type Shop interface {
+	Types() []catalog.InstanceType
+	// OfNode returns what a node offers, and what chooses out of that.
+	OfNode(name string, limit placement.Limit) ([]catalog.InstanceType, *placement.Placer, error)
+}
+
+// Cells are the cells of the nodes' pods.
+type Cells interface {
+	List() []cells.Cell
+	// NodeOf is the name of the node that a cell is of.
+	NodeOf(cells.Cell) string
+	// NodesChanged says that cells may be of other nodes than before.
+	NodesChanged()
+}
+
+var _ Cells = (*cells.Controller)(nil)
+
+// Nodes are the virtual nodes that a process serves while it leads.
+type Nodes struct {
+	c        Config
+	made     Equipment // once it is made
+	base     kubernetes.Interface
+	pods     *watches.NodePods
+	failed   chan error    // ends Kip
+	wake     chan struct{} // asks for a look
+	tasks    sync.WaitGroup
+	loops    sync.WaitGroup
+	revision int64 // of the stored roster; of Keep, once it runs
+	seen     sum   // of the file that cfg is of; the same
+	// lingers is how long a node that was taken out stays cordoned without pods, asksAgain
+	// the wait before a question that was not answered is asked again, and readsAgain how
+	// long the object of a node that was read counts.
+	lingers, asksAgain, readsAgain time.Duration
+	turnsFor, turnsAgain           time.Duration // those of the constants
+
+	reads reads
+
+	mu sync.Mutex
+	// cfg is the last good configuration: what it says of nodes holds.
+	cfg     *config.Config
+	entries []roster.Entry
+	served  map[string]*served
+	follows context.Context // of what every served node has, once it runs
+	keeps   context.Context // of the nodes' objects, once they are kept
+}
+
+// Open finds out which virtual nodes there are, and stores that. They are served once
+// they are equipped, and Follow and Keep run.
+func Open(ctx context.Context, c Config) (*Nodes, error) {
+	n := newNodes(c)
+	if err := n.begin(ctx); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+func newNodes(c Config) *Nodes {
+	return &Nodes{
+		c:          c,
+		pods:       watches.NewNodePods(),
+		lingers:    LookEvery,
+		asksAgain:  LookEvery,
+		readsAgain: LookEvery,
+		turnsFor:   turnsFor,
+		turnsAgain: turnsAgain,
+		reads:      reads{objects: map[string]reading{}},
+		failed:     make(chan error, 1),
+		wake:       make(chan struct{}, 1),
+		cfg:        c.Config,
+		served:     map[string]*served{},
+	}
+}
+
+// Equip makes what the API server sees of the nodes, and what answers it like their
+// kubelets. Close ends that, also after an error.
+func (n *Nodes) Equip(ctx context.Context, made Equipment) (err error) {
+	n.made = made
+	for _, s := range n.all() {
+		if err := n.equip(ctx, s); err != nil {
+			return err
+		}
+		cfg := n.cfg // of the file as it is: this process may have begun with another
+		if s.node, err = n.object(cfg, s, s.entry); err != nil {
+			return cfg.Problem(keyOf(cfg, s.entry), "%v", err)
+		}
+	}
+	return nil
+}
+
+// Close closes the kubelet ports of nodes that are not followed, or no more.
+func (n *Nodes) Close() {
+	for _, s := range n.all() {
+		if s.listener == nil {
+			continue
+		}
+		if err := s.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			n.c.Log.Warn("close the kubelet port", "node", s.name, "err", err)
+		}
+	}
+}
+
+// begin makes, of what is configured now and what is stored, the nodes that are served
+// first: the file may have changed since this process began, and another have led.
+func (n *Nodes) begin(ctx context.Context) (err error) {
+	if n.base, err = n.c.As(n.c.Name); err != nil {
+		return err
+	}
+	var stored []roster.Entry
+	if n.revision, err = n.c.Store.Get(ctx, Key, &stored); err != nil {
+		return err
+	}
+	entries, err := n.firstEntries(stored)
+	if err != nil {
+		return err
+	}
+	if err := n.keepRoster(ctx, stored, entries); err != nil {
+		return err
+	}
+	n.entries = entries
+	for _, e := range entries {
+		s, err := n.newServed(e)
+		if err != nil {
+			return err
+		}
+		n.served[s.name] = s
+		if err := n.pods.Add(s.name, s.informer); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// firstEntries are of the file as it is. Where that is wrong, they are those of before,
+// or of the configuration that this process began with.
+func (n *Nodes) firstEntries(stored []roster.Entry) ([]roster.Entry, error) {
+	seen, err := fileSum(n.c.File)
+	cfg := n.cfg
+	if err == nil {
+		cfg, _, err = config.Load(n.c.File)
+	}
+	if err == nil {
+		var entries []roster.Entry
+		if entries, err = n.assign(cfg, stored); err == nil {
+			n.cfg, n.seen = cfg, seen
+			n.sayWhatWaits(cfg)
+			return entries, nil
+		}
+	}
+	if len(stored) == 0 {
+		return n.assign(n.cfg, nil)
+	}
+	n.c.Log.Error("the configuration is wrong: the virtual nodes are those of before", "err", err)
+	for i := range stored {
+		stored[i].Index = -1
+	}
+	return stored, nil
+}
+
+func (n *Nodes) assign(cfg *config.Config, before []roster.Entry) ([]roster.Entry, error) {
+	wanted, err := roster.Wanted(cfg, n.c.Shop.Types(), before)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := roster.Assign(before, wanted)
+	if err != nil {
+		return nil, fmt.Errorf("%s: nodes: %w", n.c.File, err)
+	}
+	if _, err := n.c.Addresses(); err != nil { // not for the file to mend, as the next
+		return nil, err
+	}
+	if _, err := n.c.Taint(); err != nil {
+		return nil, err
+	}
+	for _, e := range entries { // what is stored stays: nothing is that no node can be made of
+		s, err := n.newServed(e)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := n.object(cfg, s, e); err != nil {
+			return nil, cfg.Problem(keyOf(cfg, e), "%v", err)
+		}
+	}
+	return entries, nil
+}
+
+// keepRoster stores the roster before anything is made of it. The one node of a Kip
+// that names none needs no record.
+func (n *Nodes) keepRoster(ctx context.Context, before, now []roster.Entry) (err error) {
+	same := func(a, b roster.Entry) bool {
+		a.Index, b.Index = 0, 0
+		return reflect.DeepEqual(a, b)
+	}
+	if slices.EqualFunc(before, now, same) || n.revision == 0 && len(now) == 1 && now[0].Plain() {
+		return nil
+	}
+	n.revision, err = n.c.Store.Put(ctx, Key, now, n.revision)
+	if err != nil {
+		return fmt.Errorf("store the virtual nodes: %w", err)
+	}
+	return nil
+}
+
+// Configuration is the last good one: what it says of nodes is in force.
+func (n *Nodes) Configuration() *config.Config {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.cfg
+}
+
+// Identity is a node, and what acts as it.
+type Identity struct {
+	Name   string
+	Client kubernetes.Interface
+}
+
+// Own are the nodes that are known to be Kip's own.
+func (n *Nodes) Own() (list []Identity) {
+	for _, s := range n.all() {
+		if n.rightsOf(s) == rightsHeld {
+			list = append(list, Identity{Name: s.name, Client: s.asNode})
+		}
+	}
+	return list
+}
+
+// named returns a node that is served; nil for any other.
+func (n *Nodes) named(name string) *served {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.served[name]
+}
+
+// all are the nodes that are served, in order of number.
+func (n *Nodes) all() []*served {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var list []*served
+	for _, s := range n.served {
+		list = append(list, s)
+	}
+	slices.SortFunc(list, func(a, b *served) int { return a.number - b.number })
+	return list
+}
+
+// Names are those of the nodes that are served, in order of number.
+func (n *Nodes) Names() (list []string) {
+	for _, s := range n.all() {
+		list = append(list, s.name)
+	}
+	return list
+}
+
+// Client acts as a node.
+func (n *Nodes) Client(name string) kubernetes.Interface {
+	if s := n.named(name); s != nil {
+		return s.asNode
+	}
+	return n.base
+}
+
+// Pods are those of all nodes.
+func (n *Nodes) Pods() *watches.NodePods { return n.pods }
+
+// ListPods returns the pods of all nodes; ErrNotListed until they are known.
+func (n *Nodes) ListPods() ([]*corev1.Pod, error) {
+	if !n.pods.HasSynced() {
+		return nil, ErrNotListed
+	}
+	return watches.List(n.pods), nil
+}
+
+// Listed says that the pods of a node are known; "" is the node by its own name.
+func (n *Nodes) Listed(name string) bool {
+	if name == "" {
+		name = n.c.Name
+	}
+	return n.pods.Listed(name)
+}
+
+// entryOf is what is configured of a node that is served.
+func (n *Nodes) entryOf(name string) (e roster.Entry, is bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if s := n.served[name]; s != nil {
+		return s.entry, true
+	}
+	return e, false
+}
+
+// offers are what a node offers, and what chooses for its pods.
+func (n *Nodes) offers(name string) ([]catalog.InstanceType, *placement.Placer, error) {
+	entry, _ := n.entryOf(name)
+	return n.c.Shop.OfNode(name, entry.Limit())
+}
+
+// Candidates returns what can be launched for a pod, best first; in a zone, if one is given.
+func (n *Nodes) Candidates(ctx context.Context, pod *corev1.Pod, zone string) (list []placement.Candidate, err error) {
+	_, placer, err := n.offers(pod.Spec.NodeName)
+	if err != nil {
+		return nil, err
+	}
+	placed := placement.InZone(pod, zone)
+	// A pod that fits nothing waits for long: a label that it asks for may be newer.
+	for _, ago := range []time.Duration{n.readsAgain, min(n.readsAgain, readsSoon)} {
+		labels, unread := n.labelsFor(ctx, pod, ago)
+		if unread != nil {
+			return nil, unread
+		}
+		list, err = placer.OnNode(labels).Candidates(placed, n.c.Unavailable)
+		if _, fitsNone := errors.AsType[*placement.UnplaceableError](err); !fitsNone {
+			break
+		}
+	}
+	return list, err
+}
+
+// RuledOut counts why types are not among the candidates for a pod.
+func (n *Nodes) RuledOut(ctx context.Context, pod *corev1.Pod, zone string) ([]placement.Rejection, int, error) {
+	_, placer, err := n.offers(pod.Spec.NodeName)
+	if err != nil {
+		return nil, 0, err
+	}
+	labels, err := n.labelsFor(ctx, pod, n.readsAgain)
+	if err != nil {
+		return nil, 0, err
+	}
+	return placer.OnNode(labels).RuledOut(placement.InZone(pod, zone), n.c.Unavailable)
+}
+
+// Zones are those where a node's pods can be, the preferred one first, and the zone
+// that the node says it is in, if it is one; false for a node that is not Kip's.
+func (n *Nodes) Zones(name string) (list []string, only string, ours bool) {
+	entry, ours := n.entryOf(name)
+	if !ours {
+		return nil, "", false
+	}
+	types, _, err := n.offers(name)
+	if err != nil {
+		n.c.Log.Error("the zones of a virtual node cannot be told", "node", name, "err", err)
+		return nil, "", true
+	}
+	return zonesOf(types), zoneOf(entry), true
+}
+
+// zoneOf is where all disks of a node are, as it says of itself, or "". A zone that follows
+// from the catalogue may be one of several tomorrow.
+func zoneOf(e roster.Entry) string {
+	if e.Number > 0 && len(e.Node.Zones) == 1 {
+		return e.Node.Zones[0]
+	}
+	return ""
+}
+
+// StandbyNode is the first node whose pods may be given a standby cell; Kip's own name
+// where there is none.
+func (n *Nodes) StandbyNode(o cells.Offer) string {
+	name, _ := n.Offering(o)
+	return name
+}
+
+// Offering is the first node that offers what a standby cell is, and that Kip may
+// serve.
+func (n *Nodes) Offering(o cells.Offer) (name string, is bool) {
+	t := catalog.InstanceType{Name: o.InstanceType, Offerings: []catalog.Offering{{Zone: o.Zone, Spot: o.Spot, Dedicated: o.Dedicated}}}
+	if types := n.c.Shop.Types(); types != nil {
+		if i := slices.IndexFunc(types, func(sold catalog.InstanceType) bool { return sold.Name == o.InstanceType }); i >= 0 {
+			t.Arch = types[i].Arch
+		}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, e := range n.entries {
+		name := e.Name(n.c.Name)
+		if s := n.served[name]; s == nil || s.rights == rightsMissing || s.rights == rightsForeign {
+			continue
+		}
+		if !e.Removed && len(e.Limit().Of([]catalog.InstanceType{t})) > 0 {
+			return name, true
+		}
+	}
+	return n.c.Name, false
+}
+
+// shortage is why nothing that a node offers can be launched now; "" where something can.
+func (n *Nodes) shortage(s *served) string {
+	entry, _ := n.entryOf(s.name)
+	if entry.Plain() {
+		return "" // its pods are told one by one, as they ever were
+	}
+	types, _, err := n.offers(s.name)
+	if err != nil {
+		n.c.Log.Error("what a virtual node offers cannot be told", "node", s.name, "err", err)
+		return ""
+	}
+	count := 0
+	for _, t := range types {
+		for _, o := range t.Offerings {
+			count++
+			if !n.c.Unavailable(capacity.Offering{
+				InstanceType: t.Name,
+				Zone:         o.Zone,
+				Subnet:       o.Subnet,
+				Spot:         o.Spot,
+				Family:       t.Family,
+			}) {
+				return ""
+			}
+		}
+	}
+	if count == 0 {
+		return "the cloud offers nothing of what the node has any more"
+	}
+	return fmt.Sprintf("the cloud has no capacity now for any of the %d offerings of the node (%s)", count, entry.Limit())
+}
+
+// Elsewhere are the nodes, in order of number, that the scheduler may give a pod of a node
+// of spot alone instead, and that are not of spot alone.
+func (n *Nodes) Elsewhere(ctx context.Context, pod *corev1.Pod) (list []string) {
+	own := n.named(pod.Spec.NodeName)
+	if own == nil {
+		return nil
+	}
+	if e, _ := n.entryOf(own.name); e.CapacityType() != config.Spot {
+		return nil
+	}
+	selects, log := nodeaffinity.GetRequiredNodeAffinity(pod), logr.FromSlogHandler(n.c.Log.Handler())
+	keepsAway := func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }
+	for _, s := range n.all() {
+		e, is := n.entryOf(s.name)
+		if !is || e.Removed || e.CapacityType() == config.Spot || n.shortage(s) != "" {
+			continue
+		}
+		there, err := n.read(ctx, s.name, n.readsAgain)
+		if err != nil || there.Spec.Unschedulable || node.Foreign(there, n.c.ControllerID) != nil {
+			continue // it is asked again
+		}
+		_, bad := schedulinghelpers.FindMatchingUntoleratedTaint(log, there.Spec.Taints, pod.Spec.Tolerations, keepsAway, false)
+		if fits, err := selects.Match(there); err == nil && fits && !bad {
+			list = append(list, s.name)
+		}
+	}
+	return list
+}
+
+const (
+	// turnsFor is how long a spot node turns pods away which has something for others than
+	// those that leave: three looks of each, and the time in which controllers make others.
+	turnsFor = 90 * time.Second
+	// turnsAgain is how long after the beginning it may again: it has capacity, whatever
+	// keeps its pods from leaving, or brings them back.
+	turnsAgain = 10 * time.Minute
+)
+
+// TurnsAway says that the node of a pod has the taint of a shortage, which the pod does not
+// tolerate. A node that has something for others gets it for a while for the sake of the
+// pods that leave, but not time and again.
+func (n *Nodes) TurnsAway(ctx context.Context, pod *corev1.Pod) bool {
+	isShort := func(t corev1.Taint) bool { return t.Key == node.ShortTaint }
+	s, log := n.named(pod.Spec.NodeName), logr.FromSlogHandler(n.c.Log.Handler())
+	taint := corev1.Taint{Key: node.ShortTaint, Effect: corev1.TaintEffectNoSchedule}
+	if s == nil || schedulinghelpers.TolerationsTolerateTaint(log, pod.Spec.Tolerations, &taint, false) {
+		return false
+	}
+	if n.shortage(s) == "" {
+		n.mu.Lock()
+		if n.c.Clock.Since(s.turns) >= n.turnsAgain {
+			s.turns = n.c.Clock.Now()
+		}
+		n.mu.Unlock()
+		n.LookSoon()
+	}
+	there, err := n.read(ctx, s.name, min(n.readsAgain, readsSoon))
+	return err == nil && slices.ContainsFunc(there.Spec.Taints, isShort)
+}
+
+// turning is why a node turns pods away that has something for some; "" if it does not.
+func (n *Nodes) turning(s *served) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.c.Clock.Since(s.turns) < n.turnsFor {
+		return "pods leave the node for which the cloud has no capacity; those that replace them would come back"
+	}
+	return ""
+}
+
+// LookSoon asks for a look at the nodes. It does not block.
+func (n *Nodes) LookSoon() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// hasPods says whether a node has pods that have not ended, or cells of pods, and
+// whether they are all those of DaemonSets, which leave no node.
+func (n *Nodes) hasPods(s *served) (has, onlyDaemons bool) {
+	daemons := map[string]bool{}
+	onlyDaemons = true
+	for _, pod := range watches.List(s.informer) {
+		if watches.Ended(pod) {
+			continue
+		}
+		daemon := ofDaemonSet(pod)
+		daemons[string(pod.UID)] = daemon
+		has, onlyDaemons = true, onlyDaemons && daemon
+	}
+	for _, cell := range n.made.Cells.List() {
+		if cell.Pod.UID != "" && n.made.Cells.NodeOf(cell) == s.name {
+			has = true
+			onlyDaemons = onlyDaemons && daemons[string(cell.Pod.UID)]
+		}
+	}
+	return has, onlyDaemons
+}
+
+func ofDaemonSet(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" })
+}
+
+// zonesOf are where the catalogue has offerings, that of the cheapest one first.
+func zonesOf(types []catalog.InstanceType) (all []string) {
+	var offerings []catalog.Offering
+	for _, t := range types {
+		offerings = append(offerings, t.Offerings...)
+	}
+	slices.SortStableFunc(offerings, func(a, b catalog.Offering) int {
+		return cmp.Or(a.ComparePrice(b), cmp.Compare(a.Zone, b.Zone))
+	})
+	for _, o := range offerings {
+		if !slices.Contains(all, o.Zone) {
+			all = append(all, o.Zone)
+		}
+	}
+	return all
+}
