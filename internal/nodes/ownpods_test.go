@@ -108,7 +108,14 @@ func TestTheKubeletPortOfANodeHasItsOwnPodsOnly(t *testing.T) {
 	w.running = func(node string) func() []stats.Cell {
 		return func() []stats.Cell {
 			pod := pods[node]
-			return []stats.Cell{{ID: "of-" + pod, Namespace: "ns", Pod: pod, UID: "uid-1", Conn: kubeletOf(pod), Machine: stats.Machine{Since: time.Now()}}}
+			return []stats.Cell{{
+				ID:        "of-" + pod,
+				Namespace: "ns",
+				Pod:       pod,
+				UID:       "uid-1",
+				Conn:      kubeletOf(pod),
+				Machine:   stats.Machine{Since: time.Now()},
+			}}
 		}
 	}
 	w.start()
