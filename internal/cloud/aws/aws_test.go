@@ -333,7 +333,7 @@ func (endless) Close() error                               { return nil }
 func (e endless) Do(*http.Request) (*http.Response, error) { return &http.Response{Body: e}, nil }
 
 func TestAnAnswerWithoutEndIsCutOff(t *testing.T) {
-	resp, err := bounded{endless{}}.Do(nil)
+	resp, err := bounded{endless{}}.Do(&http.Request{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1344,5 +1344,37 @@ func TestRolesAreAskedForAtTheEndpointToo(t *testing.T) {
 		}
 	default:
 		t.Error("the endpoint was not asked for the role: somebody else was")
+	}
+}
+
+// bodyThatEnds is as the SDK's, once that is closed.
+type bodyThatEnds struct{ io.ReadCloser }
+
+func (bodyThatEnds) WriteTo(io.Writer) (int64, error) { return 0, io.EOF }
+
+func TestAnAnswerOutlivesTheBodyOfItsRequest(t *testing.T) {
+	const asked, answered = "Action=DescribeInstances", "<DescribeInstancesResponse/>"
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if got, err := io.ReadAll(r.Body); string(got) != asked || err != nil {
+			t.Errorf("the server read %q, %v", got, err)
+		}
+		if _, err := io.WriteString(w, answered); err != nil {
+			t.Error(err)
+		}
+	}))
+	defer server.Close()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL,
+		bodyThatEnds{io.NopCloser(strings.NewReader(asked))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.ContentLength = int64(len(asked))
+	resp, err := bounded{server.Client()}.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got, err := io.ReadAll(resp.Body); string(got) != answered || err != nil {
+		t.Errorf("the answer is %q, %v", got, err)
 	}
 }

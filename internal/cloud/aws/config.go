@@ -170,6 +170,14 @@ func client(cfg Config) *awshttp.BuildableClient {
 type bounded struct{ client ec2.HTTPClient }
 
 func (b bounded) Do(r *http.Request) (*http.Response, error) {
+	if r.Body != nil {
+		// The SDK closes the body once there is an answer. Its WriteTo then ends with EOF, which
+		// net/http, where it still looks for more of the body, takes for an error: it breaks the
+		// connection, and with it the answer. Without WriteTo it reads, and EOF is an end.
+		sent := *r
+		sent.Body = struct{ io.ReadCloser }{r.Body}
+		r = &sent
+	}
 	resp, err := b.client.Do(r)
 	if err == nil {
 		resp.Body = http.MaxBytesReader(nil, resp.Body, maxAnswer)
