@@ -51,6 +51,7 @@ help: ## list the targets
 	@echo '  make run ARGS=--once     the same, but end after the example'
 	@echo '  make run CLOUD=aws       with a model of EC2 before the cells'
 	@echo '  make run NODES=1         with an ordinary node beside Kip'"'"'s'
+	@echo '  make run ARGS=--zones=a,b  with a virtual node for each zone'
 
 ##### run
 

@@ -39,6 +39,6 @@ func root() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(runCommand(), upCommand(), clusterCommand(), cleanCommand(), interruptCommand(), kubectlCommand())
+	cmd.AddCommand(runCommand(), upCommand(), clusterCommand(), cleanCommand(), interruptCommand(), outageCommand(), kubectlCommand())
 	return cmd
 }

@@ -23,7 +23,7 @@ type place struct {
 	ipv6CIDR, serviceIPv6CIDR                                                                        string
 	kips, virtualNodes, nodes, cpus, tolerationSeconds                                               int
 	noFsync, upstreamLimits, verbose, serviceProxy                                                   bool
-	kipArgs                                                                                          []string
+	kipArgs, zones                                                                                   []string
 }
 
 func (p *place) add(fs *pflag.FlagSet) {
@@ -43,6 +43,8 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.IntVar(&p.nodes, "nodes", 0, "`number` of ordinary nodes beside the virtual one: machines like cells with upstream's kubelet")
 	fs.IntVar(&p.kips, "kips", 1, "how many Kips: the second has a node kip-1, and a bridge and a half of the addresses of its own")
 	fs.IntVar(&p.virtualNodes, "virtual-nodes", 1, "how many virtual nodes each Kip has: the second is kip-0-1")
+	fs.StringSliceVar(&p.zones, "zones", nil,
+		"names of the local cloud's `zones`, such as a,b,c: each Kip has a virtual node for each of them, from kip-0-1 on, instead of kip-0")
 	fs.BoolVar(&p.serviceProxy, "service-proxy", false,
 		"run kube-proxy on this machine, so that NodePorts answer at the virtual nodes' addresses; it writes nftables rules that go at the end")
 	fs.IntVar(&p.cpus, "cpus", 1000, "how many CPUs the scheduler may place on a virtual node")
@@ -107,6 +109,7 @@ func (p *place) options(command string) (stack.Options, error) {
 		Node:            p.node,
 		Kips:            p.kips,
 		VirtualNodes:    p.virtualNodes,
+		Zones:           p.zones,
 		Nodes:           p.nodes,
 		CPUs:            p.cpus,
 		ServiceProxy:    p.serviceProxy,

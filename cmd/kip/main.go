@@ -1,5 +1,5 @@
-// Command kip is a Virtual Kubelet provider: it registers one virtual node and
-// gives every pod that is scheduled there a cloud instance of its own.
+// Command kip is a Virtual Kubelet provider: it registers virtual nodes, one if nothing else
+// is configured, and gives every pod that is scheduled there a cloud instance of its own.
 package main
 
 import (
@@ -37,7 +37,7 @@ func command() *cobra.Command {
 	var o options
 	root := &cobra.Command{
 		Use:           "kip",
-		Short:         "A virtual node on which every pod gets a cloud instance of its own",
+		Short:         "Virtual nodes on which every pod gets a cloud instance of its own",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,

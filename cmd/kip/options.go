@@ -39,7 +39,8 @@ type options struct {
 func (o *options) add(f *pflag.FlagSet) {
 	f.StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"),
 		"kubeconfig `file`; default $KUBECONFIG, then ~/.kube/config if it exists, then the pod's service account")
-	f.StringVar(&o.NodeName, "nodename", env("DEFAULTNODE_NAME", defaultNode), "`name` of the virtual node, or $DEFAULTNODE_NAME")
+	f.StringVar(&o.NodeName, "nodename", env("DEFAULTNODE_NAME", defaultNode),
+		"`name` of the virtual node, after which those that provider.yaml lists are numbered (NAME-1); or $DEFAULTNODE_NAME")
 	f.StringVar(&o.provider, "provider", provider, "`name` of the provider: the only one is "+provider)
 	f.StringVar(&o.ProviderConfig, "provider-config", "/etc/kip/provider.yaml",
 		"`file` provider.yaml: the cloud, the store, the cells (docs/provider-configuration.md)")
@@ -49,7 +50,7 @@ func (o *options) add(f *pflag.FlagSet) {
 		"`address` of the cluster's DNS service for pods; "+
 			"default: the cluster IP of service kube-system/kube-dns, none if there is no such service")
 	f.StringVar(&o.ClusterDomain, "cluster-domain", "cluster.local", "the cluster's DNS `domain`")
-	f.BoolVar(&o.DisableTaint, "disable-taint", false, "do not taint the virtual node")
+	f.BoolVar(&o.DisableTaint, "disable-taint", false, "do not put the taint virtual-kubelet.io/provider on virtual nodes")
 	f.StringVar(&o.nodeIP, "node-ip", os.Getenv("VKUBELET_POD_IP"),
 		"`address` at which the API server reaches Kip's kubelet port, or one of each family, parted by a comma, "+
 			"the API server's first; default $VKUBELET_POD_IP, then this host's own address")
@@ -85,13 +86,13 @@ func (o *options) add(f *pflag.FlagSet) {
 
 	var ignored string
 	for name, why := range map[string]string{
-		"namespace":                "the virtual node runs the pods of all namespaces",
+		"namespace":                "virtual nodes run the pods of all namespaces",
 		"os":                       "cells run Linux",
 		"taint":                    "set the taint with VKUBELET_TAINT_KEY, VKUBELET_TAINT_VALUE and VKUBELET_TAINT_EFFECT",
 		"pod-sync-workers":         "Kip chooses",
-		"enable-node-lease":        "the node always has a lease",
+		"enable-node-lease":        "each node always has a lease",
 		"full-resync-period":       "Kip watches",
-		"startup-timeout":          "the node is Ready when Kip can do its work",
+		"startup-timeout":          "nodes are Ready when Kip can do its work",
 		"network-agent-secret":     "cells need no kubeconfig",
 		"network-agent-kubeconfig": "cells need no kubeconfig",
 		"debug-server":             "kipctl uses a local socket, which is always there",

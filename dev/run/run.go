@@ -129,9 +129,9 @@ func (r *run) start(ctx context.Context) error {
 	if _, err := r.stack.WriteProviderConfig(); err != nil {
 		return err
 	}
-	what := fmt.Sprintf("starting Kip, until node %s is Ready", r.Stack.Node)
+	what := fmt.Sprintf("starting Kip, until node %s is Ready", r.stack.FirstNode())
 	if r.Stack.Nodes > 0 {
-		what = fmt.Sprintf("starting Kip and ordinary nodes, until node %s and %d more are Ready", r.Stack.Node, r.Stack.Nodes)
+		what = fmt.Sprintf("starting Kip and ordinary nodes, until node %s and %d more are Ready", r.stack.FirstNode(), r.Stack.Nodes)
 	}
 	return phase(what, func(ctx context.Context) error {
 		if err := errors.Join(r.stack.StartKip(), r.stack.StartPeers()); err != nil {

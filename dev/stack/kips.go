@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -45,6 +46,9 @@ func plan(o Options) ([]*kip, error) {
 	if o.VirtualNodes < 0 || o.VirtualNodes > config.MaxNodes {
 		return nil, fmt.Errorf("--virtual-nodes is %d: it must be from 1 to %d", o.VirtualNodes, config.MaxNodes)
 	}
+	if err := o.checkZones(); err != nil {
+		return nil, err
+	}
 	parts := bits.Len(uint(o.Kips - 1)) // so many bits number them
 	if o.CIDR.Bits()+parts > 28 {
 		return nil, fmt.Errorf("--cidr %s is too small for %d Kips: each needs a /28 of it", o.CIDR, o.Kips)
@@ -75,9 +79,32 @@ func plan(o Options) ([]*kip, error) {
 // nodeLabel tells apart virtual nodes that offer the same.
 const nodeLabel = "kip-dev/virtual-node"
 
+// checkZones says whether each Kip can have a virtual node for each zone.
+func (o Options) checkZones() error {
+	zones := slices.Clone(o.Zones)
+	slices.Sort(zones)
+	switch all := strings.Join(o.Zones, ","); {
+	case len(zones) == 0:
+		return nil
+	case o.Cloud == CloudAWS:
+		return fmt.Errorf("--zones is %q: the model of EC2 has its own zones", all)
+	case o.VirtualNodes > 1:
+		return fmt.Errorf("--zones is %q and --virtual-nodes is %d: want one of them; each zone has a virtual node", all, o.VirtualNodes)
+	case zones[0] == "" || len(slices.Compact(zones)) < len(o.Zones):
+		return fmt.Errorf("--zones is %q: want names that differ, such as a,b,c", all)
+	}
+	return nil
+}
+
 // virtualNodes are those of a Kip as provider.yaml lists them; nil for the one that there
-// is without a list. They offer the same.
+// is without a list. There is one for each zone, or they offer the same.
 func (o Options) virtualNodes() (list []map[string]any) {
+	for i, zone := range o.Zones {
+		list = append(list, map[string]any{"suffix": i + 1, "zones": []string{zone}})
+	}
+	if list != nil {
+		return list
+	}
 	if o.VirtualNodes < 2 {
 		return nil
 	}
@@ -89,12 +116,19 @@ func (o Options) virtualNodes() (list []map[string]any) {
 
 // nodeNames are the names of a Kip's virtual nodes.
 func (o Options) nodeNames(k *kip) []string {
-	names := []string{k.node}
-	for i := 1; i < o.VirtualNodes; i++ {
-		names = append(names, roster.Name(k.node, i))
+	var names []string
+	first, last := 0, max(o.VirtualNodes-1, 0)
+	if len(o.Zones) > 0 {
+		first, last = 1, len(o.Zones)
+	}
+	for number := first; number <= last; number++ {
+		names = append(names, roster.Name(k.node, number))
 	}
 	return names
 }
+
+// FirstNode is the first virtual node of the first Kip.
+func (s *Stack) FirstNode() string { return s.opts.nodeNames(s.kips[0])[0] }
 
 // nodeIP is the value of Kip's flag of that name.
 func (k *kip) nodeIP() string {

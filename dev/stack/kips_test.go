@@ -36,6 +36,8 @@ func TestKipsShareTheNetworkInEqualParts(t *testing.T) {
 	for _, bad := range []Options{
 		{Kips: 0, CIDR: o.CIDR}, {Kips: 10, CIDR: o.CIDR}, {Kips: 2, CIDR: netip.MustParsePrefix("10.110.0.0/28")},
 		{Kips: 1, VirtualNodes: -1, CIDR: o.CIDR}, {Kips: 1, VirtualNodes: 65, CIDR: o.CIDR},
+		{Kips: 1, VirtualNodes: 2, Zones: []string{"a"}, CIDR: o.CIDR}, {Kips: 1, Zones: []string{"a", "a"}, CIDR: o.CIDR},
+		{Kips: 1, Zones: []string{"a", ""}, CIDR: o.CIDR}, {Kips: 1, Zones: []string{"a"}, Cloud: CloudAWS, CIDR: o.CIDR},
 	} {
 		if kips, err := plan(bad); err == nil {
 			t.Errorf("%d Kips in %s are %v, want an error", bad.Kips, bad.CIDR, kips)
@@ -45,15 +47,24 @@ func TestKipsShareTheNetworkInEqualParts(t *testing.T) {
 
 func TestTheVirtualNodesOfAKipCanBeConfigured(t *testing.T) {
 	k := &kip{node: "kip-0"}
-	for n, want := range map[int][]string{0: {"kip-0"}, 1: {"kip-0"}, 3: {"kip-0", "kip-0-1", "kip-0-2"}} {
-		o := Options{VirtualNodes: n, Node: "kip-0"}
+	for name, c := range map[string]struct {
+		o      Options
+		want   []string
+		listed int
+	}{
+		"none":  {Options{}, []string{"kip-0"}, 0},
+		"one":   {Options{VirtualNodes: 1}, []string{"kip-0"}, 0},
+		"three": {Options{VirtualNodes: 3}, []string{"kip-0", "kip-0-1", "kip-0-2"}, 3},
+		"zones": {Options{VirtualNodes: 1, Zones: []string{"a", "b"}}, []string{"kip-0-1", "kip-0-2"}, 2},
+	} {
+		o, want, n := c.o, c.want, c.listed
 		if got := o.nodeNames(k); !slices.Equal(got, want) {
-			t.Errorf("%d virtual nodes are %q, want %q", n, got, want)
+			t.Errorf("%s: the virtual nodes are %q, want %q", name, got, want)
 		}
 		list := o.virtualNodes()
-		if n < 2 {
+		if n == 0 {
 			if list != nil {
-				t.Errorf("a Kip with %d virtual nodes lists %v", n, list)
+				t.Errorf("%s: the virtual nodes are listed: %v", name, list)
 			}
 			continue
 		}
@@ -67,8 +78,14 @@ func TestTheVirtualNodesOfAKipCanBeConfigured(t *testing.T) {
 		if err := os.WriteFile(file, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if c, _, err := config.Load(file); err != nil || len(c.Nodes) != n {
-			t.Errorf("Kip reads of %d virtual nodes %v, %v", n, c, err)
+		read, _, err := config.Load(file)
+		if err != nil || len(read.Nodes) != n {
+			t.Fatalf("%s: Kip reads %v, %v", name, read, err)
+		}
+		for i, zone := range o.Zones {
+			if got := read.Nodes[i]; !slices.Equal(got.Zones, []string{zone}) || *got.Suffix != i+1 {
+				t.Errorf("%s: the node of zone %s is %+v", name, zone, got)
+			}
 		}
 	}
 }

@@ -42,7 +42,7 @@ func (s *Stack) proxyConfig() ([]byte, error) {
 	b, err := yaml.Marshal(map[string]any{
 		"apiVersion":         "kubeproxy.config.k8s.io/v1alpha1",
 		"kind":               "KubeProxyConfiguration",
-		"hostnameOverride":   s.opts.Node,
+		"hostnameOverride":   s.FirstNode(),
 		"bindAddress":        s.address.String(),
 		"metricsBindAddress": s.address.String() + ":10249",
 		"healthzBindAddress": s.address.String() + ":10256",
@@ -72,7 +72,7 @@ func (s *Stack) StartProxy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	identity, err := s.Cluster.NodeIdentity(s.opts.Node, s.address)
+	identity, err := s.Cluster.NodeIdentity(s.FirstNode(), s.address)
 	if err != nil {
 		return err
 	}

@@ -57,15 +57,16 @@ type Options struct {
 	Bridge       string       // network device
 	CIDR         netip.Prefix // its addresses; the first is the host's
 	ServiceCIDR  netip.Prefix
-	Node         string // name of the virtual node
-	Nodes        int    // how many ordinary nodes there are beside it
-	Kips         int    // how many Kips; those after the first have nodes, bridges and parts of CIDR of their own
-	VirtualNodes int    // how many virtual nodes each Kip has; 0 for one
-	CPUs         int    // what the scheduler may place on a virtual node
-	ServiceProxy bool   // kube-proxy runs on this machine, for NodePorts at the virtual nodes' addresses
-	DefaultType  string // instance type of pods that ask for nothing; a small one when empty
-	Images       string // folder with images for the registry, an OCI layout; none when empty
-	NoFsync      bool   // etcd does not wait for the disk
+	Node         string   // name of the virtual node
+	Nodes        int      // how many ordinary nodes there are beside it
+	Kips         int      // how many Kips; those after the first have nodes, bridges and parts of CIDR of their own
+	VirtualNodes int      // how many virtual nodes each Kip has; 0 for one
+	Zones        []string // of the local cloud, each with a virtual node; one when empty, with what VirtualNodes says
+	CPUs         int      // what the scheduler may place on a virtual node
+	ServiceProxy bool     // kube-proxy runs on this machine, for NodePorts at the virtual nodes' addresses
+	DefaultType  string   // instance type of pods that ask for nothing; a small one when empty
+	Images       string   // folder with images for the registry, an OCI layout; none when empty
+	NoFsync      bool     // etcd does not wait for the disk
 	// UpstreamLimits: the cluster's components may ask no more than by default.
 	UpstreamLimits bool
 	// TolerationSeconds: for how long pods stay on a node that is not heard of; 0 for
@@ -350,6 +351,9 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 	}
 	if k.ipv6.IsValid() {
 		cloud["ipv6CIDR"] = k.ipv6.String()
+	}
+	if len(s.opts.Zones) > 0 {
+		cloud["zones"] = s.opts.Zones
 	}
 	cells := map[string]any{
 		"defaultInstanceType": cmp.Or(s.opts.DefaultType, "small"),

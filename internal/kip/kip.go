@@ -292,6 +292,8 @@ func ofLeader[T any](k *process, ask func(*leading) T) (answer T) {
 func (l *leading) reading() metrics.Reading {
 	return metrics.Reading{
 		Cells:   l.cells.List(),
+		NodeOf:  l.cells.NodeOf,
+		Nodes:   l.nodes.Names(),
 		Tunnels: l.cells.Connected(),
 		Waiting: l.pods.WaitingPods(),
 		Held:    l.gate.Held(),

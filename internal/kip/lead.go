@@ -419,6 +419,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Offers:      l.offersFor,
 		RuledOut:    l.nodes.RuledOut,
 		Elsewhere:   l.nodes.Elsewhere,
+		TurnsAway:   l.nodes.TurnsAway,
 		Options:     launchOptions(l.cfg),
 		Grants:      grants(l.cfg),
 		CostLabels:  l.cfg.Costs.Labels,

@@ -48,7 +48,7 @@ func (l *leading) wireNodeObjects(ctx context.Context) (err error) {
 	return l.nodes.Equip(ctx, nodes.Equipment{
 		Cells:    l.cells,
 		Ways:     func(pods cache.Store) node.Cells { return wayToCells{pods: pods, cells: l.cells, loop: l.pods} },
-		Running:  func(node string) func() []stats.Cell { return statsCells(l.cells, node) },
+		Running:  func(node string) func() []stats.Cell { return statsCells(l.cells.Ways, node) },
 		Gathered: l.metrics.StatsGathered,
 		Logs:     l.logs,
 		Certificate: func(node string, addresses []netip.Addr) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {

@@ -53,10 +53,10 @@ func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 }
 
 // statsCells are the cells that are asked what the pods of a node use.
-func statsCells(c *cells.Controller, node string) func() []stats.Cell {
+func statsCells(ways func() []cells.Way, node string) func() []stats.Cell {
 	return func() []stats.Cell {
 		var list []stats.Cell
-		for _, w := range c.Ways() {
+		for _, w := range ways() {
 			if w.Node != node {
 				continue
 			}

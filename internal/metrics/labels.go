@@ -222,6 +222,7 @@ var (
 	labelKubernetesVersion = &label{name: "kubernetes_version", doc: "The release whose kubelet runs on cells."}
 	labelGoVersion         = &label{name: "go_version", doc: "The release of Go that built it."}
 	labelQueue             = &label{name: "name", doc: "A work queue of Kip, such as cells or pods."}
+	labelNode              = &label{name: "node", doc: "A virtual node; of a standby cell the one that its kubelet has the name of."}
 	labelClient            = &label{name: "client", doc: "As whom Kip asks: as itself, as its virtual node, or as the provisioner of disks."}
 	labelVerb              = &label{name: "verb", doc: "The HTTP method, or WATCH.", values: []value{
 		{"GET", ""}, {"WATCH", "its duration is the time until it is open"}, {"POST", ""}, {"PUT", ""}, {"PATCH", ""}, {"DELETE", ""},

@@ -37,8 +37,12 @@ type Reading struct {
 	// Cells are all that are not Gone, Tunnels how many of them are connected.
 	Cells   []cells.Cell
 	Tunnels int
-	// Waiting is how many pods have no cell and a reason for it.
-	Waiting int
+	// Nodes are the names of the virtual nodes, at most config.MaxNodes and one.
+	Nodes []string
+	// NodeOf returns the name of the virtual node of a cell. Required with Cells.
+	NodeOf func(cells.Cell) string
+	// Waiting is how many pods have no cell and a reason for it, by virtual node.
+	Waiting map[string]int
 	// Held are the ends that are held back.
 	Held []gate.Held
 	// Behind says that the store does not know of all instances.
@@ -156,10 +160,10 @@ func (m *Metrics) addCells(s *scrape) {
 		labelStage, labelSource, labelInstanceType, labelLaunchType)
 	m.cellsEnded = f.counter("kip_cells_ended_total",
 		"Cells that are gone.", labelInstanceType, labelLaunchType, labelEndReason)
-	s.cells = f.scraped(gauge, "kip_cells", "Cells that exist now.", labelCellPhase)
+	s.cells = f.scraped(gauge, "kip_cells", "Cells that exist now.", labelNode, labelCellPhase)
 	s.age = f.scraped(gauge, "kip_cells_oldest_age_seconds",
 		"Time since the last step of the cell that has waited longest in its phase; 0 without one.", labelCellPhase)
-	s.waiting = f.scraped(gauge, "kip_pods_waiting", "Pods that have no cell, for a reason that their events tell.")
+	s.waiting = f.scraped(gauge, "kip_pods_waiting", "Pods that have no cell, for a reason that their events tell.", labelNode)
 	s.tunnels = f.scraped(gauge, "kip_tunnels_connected", "Cells that Kip has a connection to.")
 
 	m.cellRefusals = f.counter("kip_cell_requests_refused_total",

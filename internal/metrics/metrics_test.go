@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -43,6 +44,10 @@ var update = flag.Bool("update", false, "write docs/metrics.md")
 
 var t0 = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
+var nodeNames = []string{"kip-0-1", "kip-0-2"}
+
+func nodeOf(c cells.Cell) string { return cmp.Or(c.Node, nodeNames[0]) }
+
 type fixture struct {
 	*Metrics
 	clock *testingclock.FakeClock
@@ -55,7 +60,7 @@ func newFixture(t testing.TB, change func(*Config)) *fixture {
 	t.Helper()
 	f := &fixture{clock: testingclock.NewFakeClock(t0)}
 	cfg := Config{
-		Read:  func() Reading { return Reading{Cells: f.cells} },
+		Read:  func() Reading { return Reading{Cells: f.cells, Nodes: nodeNames, NodeOf: nodeOf} },
 		Clock: f.clock,
 		Log:   slog.New(slog.NewTextHandler(&f.log, nil)),
 	}
@@ -338,8 +343,10 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 		c.Read = func() Reading {
 			return Reading{
 				Cells:   f.cells,
+				Nodes:   nodeNames,
+				NodeOf:  nodeOf,
 				Tunnels: 7,
-				Waiting: 3,
+				Waiting: map[string]int{"kip-0-1": 3, "kip-0-9": 1},
 				Behind:  true,
 				CA:      CA{Ends: time.Unix(1800000000, 0), Unmoved: 4},
 				Held:    []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}},
@@ -370,7 +377,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 		}
 	}
 	cell(apiv1.Bound, time.Minute, nil)
-	cell(apiv1.Bound, 3*time.Minute, nil)
+	cell(apiv1.Bound, 3*time.Minute, func(c *cells.Cell) { c.Node = "kip-0-2" })
 	cell(apiv1.Bound, 2*time.Minute, func(c *cells.Cell) { c.Standby = "pool" }) // taken
 	cell(apiv1.Terminating, time.Second, standby(false, cloud.Running))          // no longer waiting
 	cell(apiv1.Booting, time.Second, standby(false, cloud.Pending))
@@ -379,8 +386,12 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	cell(apiv1.Ready, time.Second, standby(true, cloud.Stopped))
 
 	f.want(t, "kip_cells", map[string]string{
-		"phase=Requested": "0", "phase=Launching": "0", "phase=Booting": "1", "phase=Ready": "3", "phase=Bound": "3", "phase=Draining": "0",
-		"phase=Terminating": "1",
+		"node=kip-0-1,phase=Requested": "0", "node=kip-0-1,phase=Launching": "0", "node=kip-0-1,phase=Booting": "1",
+		"node=kip-0-1,phase=Ready": "3", "node=kip-0-1,phase=Bound": "2", "node=kip-0-1,phase=Draining": "0",
+		"node=kip-0-1,phase=Terminating": "1",
+		"node=kip-0-2,phase=Requested":   "0", "node=kip-0-2,phase=Launching": "0", "node=kip-0-2,phase=Booting": "0",
+		"node=kip-0-2,phase=Ready": "0", "node=kip-0-2,phase=Bound": "1", "node=kip-0-2,phase=Draining": "0",
+		"node=kip-0-2,phase=Terminating": "0",
 	})
 	f.want(t, "kip_cells_oldest_age_seconds", map[string]string{
 		"phase=Requested": "0", "phase=Launching": "0", "phase=Booting": "1", "phase=Ready": "1", "phase=Bound": "180", "phase=Draining": "0",
@@ -391,7 +402,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 		"instance_type=c5.large,state=stopping": "1", "instance_type=c5.large,state=stopped": "1",
 	})
 	f.want(t, "kip_tunnels_connected", map[string]string{"": "7"})
-	f.want(t, "kip_pods_waiting", map[string]string{"": "3"})
+	f.want(t, "kip_pods_waiting", map[string]string{"node=kip-0-1": "3", "node=kip-0-2": "0", "node=kip-0-9": "1"})
 	f.want(t, "kip_store_behind", map[string]string{"": "1"})
 	f.want(t, "kip_ca_end_timestamp_seconds", map[string]string{"": "1.8e+09"})
 	f.want(t, "kip_ca_unmoved_cells", map[string]string{"": "4"})
@@ -916,7 +927,7 @@ func TestMetricsAreServed(t *testing.T) {
 	f := newFixture(t, nil)
 	h := Handler(f.Metrics.Metrics(), nil, nil)
 	w := get(h, "/metrics")
-	for _, want := range []string{"\nkip_build_info{", "\nkip_cells{phase=\"Bound\"} 0\n", "\ngo_goroutines ",
+	for _, want := range []string{"\nkip_build_info{", "\nkip_cells{node=\"kip-0-1\",phase=\"Bound\"} 0\n", "\ngo_goroutines ",
 		"\nprocess_start_time_seconds "} {
 		if w.Code != 200 || !strings.Contains(w.Body.String(), want) {
 			t.Errorf("%d, and no %q", w.Code, want)
@@ -958,9 +969,10 @@ func everything(t *testing.T) *fixture {
 		c.Read = func() Reading {
 			return Reading{
 				Cells:   f.cells,
+				NodeOf:  nodeOf,
 				Tunnels: 1,
 				CA:      CA{Ends: time.Unix(1800000000, 0), Unmoved: 1},
-				Waiting: 1,
+				Waiting: map[string]int{"kip-0-1": 1},
 				Held:    []gate.Held{{Reason: gate.ByLimit}},
 				Ledger:  []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}},
 				Spent:   map[string]Amount{"web": {Seconds: 1, Dollars: 1}},

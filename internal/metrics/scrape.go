@@ -1,6 +1,9 @@
 package metrics
 
 import (
+	"iter"
+	"maps"
+	"slices"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -35,8 +38,10 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	now := s.cfg.Read()
-	s.collectCells(now.Cells, gauge)
-	gauge(s.waiting, float64(now.Waiting))
+	s.collectCells(&now, gauge)
+	for _, node := range nodesOf(&now, maps.Keys(now.Waiting)) {
+		gauge(s.waiting, float64(now.Waiting[node]), node)
+	}
 	gauge(s.tunnels, float64(now.Tunnels))
 	held := map[gate.Reason]int{}
 	for _, h := range now.Held {
@@ -77,13 +82,17 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-func (s *scrape) collectCells(list []cells.Cell, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+func (s *scrape) collectCells(r *Reading, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	type standby struct{ instanceType, state string }
-	count, oldest, waiting := map[apiv1.Phase]int{}, map[apiv1.Phase]time.Duration{}, map[standby]int{}
+	count, oldest, waiting := map[string]map[apiv1.Phase]int{}, map[apiv1.Phase]time.Duration{}, map[standby]int{}
 	now := s.cfg.Clock.Now()
-	for i := range list {
-		c := &list[i]
-		count[c.Phase]++
+	for i := range r.Cells {
+		c := &r.Cells[i]
+		node := r.NodeOf(*c)
+		if count[node] == nil {
+			count[node] = map[apiv1.Phase]int{}
+		}
+		count[node][c.Phase]++
 		if n := len(c.Steps); n > 0 {
 			oldest[c.Phase] = max(oldest[c.Phase], now.Sub(c.Steps[n-1].Time.Time))
 		}
@@ -91,13 +100,23 @@ func (s *scrape) collectCells(list []cells.Cell, gauge func(d *prometheus.Desc, 
 			waiting[standby{c.Offer().InstanceType, standbyState(c)}]++
 		}
 	}
+	nodes := nodesOf(r, maps.Keys(count))
 	for _, p := range livePhases {
-		gauge(s.cells, float64(count[p]), string(p))
+		for _, node := range nodes {
+			gauge(s.cells, float64(count[node][p]), node, string(p))
+		}
 		gauge(s.age, oldest[p].Seconds(), string(p))
 	}
 	for k, n := range waiting {
 		gauge(s.standby, float64(n), k.instanceType, k.state)
 	}
+}
+
+// nodesOf are the virtual nodes, also those without anything, and those that something is of.
+func nodesOf(r *Reading, of iter.Seq[string]) []string {
+	all := slices.AppendSeq(slices.Clone(r.Nodes), of)
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 func standbyState(c *cells.Cell) string {

@@ -300,3 +300,35 @@ func TestTheClusterAutoscalerOnGCEReadsTheProviderID(t *testing.T) {
 		}
 	}
 }
+
+// Their provisioners look for these keys, and their volumes for labels with them, of nodes
+// to which the drivers can attach. docs/nodes-in-clouds.md says what comes of it.
+func TestTheNodeHasNoTopologyOfDriversWhoseDisksNoCellCanHave(t *testing.T) {
+	c := newCluster()
+	cfg := config(c.own, c.node)
+	cfg.DiskDriver, cfg.DiskTopology = "disks.example.com", []string{corev1.LabelTopologyZone}
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	registered, err := n.register(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.uid = registered.UID
+	if err := n.showDriver(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	shown, err := c.own.StorageV1().CSINodes().Get(t.Context(), testNode, metav1.GetOptions{})
+	if err != nil || len(shown.Spec.Drivers) != 1 || shown.Spec.Drivers[0].Name != cfg.DiskDriver || shown.Spec.Drivers[0].Allocatable != nil {
+		t.Errorf("the drivers of the node are %+v, %v", shown, err)
+	}
+	if registered.Labels[corev1.LabelTopologyZone] != cfg.Zone {
+		t.Errorf("the zone of the node is %q", registered.Labels[corev1.LabelTopologyZone])
+	}
+	for _, key := range []string{"topology.ebs.csi.aws.com/zone", "topology.gke.io/zone", "topology.disk.csi.azure.com/zone"} {
+		if value, is := registered.Labels[key]; is {
+			t.Errorf("the node has the label %s=%s", key, value)
+		}
+	}
+}

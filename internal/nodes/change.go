@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -93,7 +94,7 @@ func (n *Nodes) look(ctx context.Context) {
 
 // tellShortage marks a node for whose pods nothing can be launched.
 func (n *Nodes) tellShortage(s *served) {
-	why := n.shortage(s)
+	why := cmp.Or(n.shortage(s), n.turning(s))
 	was := s.short
 	s.short = why
 	s.node.Short(why)

@@ -127,6 +127,7 @@ type Nodes struct {
 	// the wait before a question that was not answered is asked again, and readsAgain how
 	// long the object of a node that was read counts.
 	lingers, asksAgain, readsAgain time.Duration
+	turnsFor, turnsAgain           time.Duration // those of the constants
 
 	reads reads
 
@@ -156,6 +157,8 @@ func newNodes(c Config) *Nodes {
 		lingers:    LookEvery,
 		asksAgain:  LookEvery,
 		readsAgain: LookEvery,
+		turnsFor:   turnsFor,
+		turnsAgain: turnsAgain,
 		reads:      reads{objects: map[string]reading{}},
 		failed:     make(chan error, 1),
 		wake:       make(chan struct{}, 1),
@@ -335,6 +338,14 @@ func (n *Nodes) all() []*served {
 	return list
 }
 
+// Names are those of the nodes that are served, in order of number.
+func (n *Nodes) Names() (list []string) {
+	for _, s := range n.all() {
+		list = append(list, s.name)
+	}
+	return list
+}
+
 // Client acts as a node.
 func (n *Nodes) Client(name string) kubernetes.Interface {
 	if s := n.named(name); s != nil {
@@ -505,8 +516,7 @@ func (n *Nodes) Elsewhere(ctx context.Context, pod *corev1.Pod) (list []string) 
 	if own == nil {
 		return nil
 	}
-	// Only a node that has nothing at all has the taint that keeps the next pod away.
-	if e, _ := n.entryOf(own.name); e.CapacityType() != config.Spot || n.shortage(own) == "" {
+	if e, _ := n.entryOf(own.name); e.CapacityType() != config.Spot {
 		return nil
 	}
 	selects, log := nodeaffinity.GetRequiredNodeAffinity(pod), logr.FromSlogHandler(n.c.Log.Handler())
@@ -526,6 +536,47 @@ func (n *Nodes) Elsewhere(ctx context.Context, pod *corev1.Pod) (list []string) 
 		}
 	}
 	return list
+}
+
+const (
+	// turnsFor is how long a spot node turns pods away which has something for others than
+	// those that leave: three looks of each, and the time in which controllers make others.
+	turnsFor = 90 * time.Second
+	// turnsAgain is how long after the beginning it may again: it has capacity, whatever
+	// keeps its pods from leaving, or brings them back.
+	turnsAgain = 10 * time.Minute
+)
+
+// TurnsAway says that the node of a pod has the taint of a shortage, which the pod does not
+// tolerate. A node that has something for others gets it for a while for the sake of the
+// pods that leave, but not time and again.
+func (n *Nodes) TurnsAway(ctx context.Context, pod *corev1.Pod) bool {
+	isShort := func(t corev1.Taint) bool { return t.Key == node.ShortTaint }
+	s, log := n.named(pod.Spec.NodeName), logr.FromSlogHandler(n.c.Log.Handler())
+	taint := corev1.Taint{Key: node.ShortTaint, Effect: corev1.TaintEffectNoSchedule}
+	if s == nil || schedulinghelpers.TolerationsTolerateTaint(log, pod.Spec.Tolerations, &taint, false) {
+		return false
+	}
+	if n.shortage(s) == "" {
+		n.mu.Lock()
+		if n.c.Clock.Since(s.turns) >= n.turnsAgain {
+			s.turns = n.c.Clock.Now()
+		}
+		n.mu.Unlock()
+		n.LookSoon()
+	}
+	there, err := n.read(ctx, s.name, min(n.readsAgain, readsSoon))
+	return err == nil && slices.ContainsFunc(there.Spec.Taints, isShort)
+}
+
+// turning is why a node turns pods away that has something for some; "" if it does not.
+func (n *Nodes) turning(s *served) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.c.Clock.Since(s.turns) < n.turnsFor {
+		return "pods leave the node for which the cloud has no capacity; those that replace them would come back"
+	}
+	return ""
 }
 
 // LookSoon asks for a look at the nodes. It does not block.

@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -98,6 +99,11 @@ type town struct {
 	loaded   *config.Config // when the next process began, if not when it leads
 
 	readsAgain time.Duration // of the next process
+
+	// Of the next process.
+	asKip   kubernetes.Interface                  // nil for the cluster itself
+	ways    func(pods cache.Store) node.Cells     // to cells
+	running func(node string) func() []stats.Cell // cells that say what their pods use
 }
 
 func (w *town) write(nodes string) {
@@ -134,6 +140,8 @@ func newTown(t *testing.T, nodes string) *town {
 		pods:    map[string]*fake.Clientset{},
 		base:    freePorts(t, 4),
 		clock:   testclock.NewFakeClock(time.Now()),
+		ways:    func(cache.Store) node.Cells { return noCells{} },
+		running: func(string) func() []stats.Cell { return func() []stats.Cell { return nil } },
 	}
 	w.missing = capacity.New(w.clock)
 	w.cluster.PrependReactor("create", "selfsubjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -229,7 +237,7 @@ func (w *town) start() (ended <-chan error) {
 		Unavailable:  w.missing.Unavailable,
 		Region:       machines.Traits().Region,
 		HasDisks:     false,
-		Client:       w.cluster,
+		Client:       cmp.Or[kubernetes.Interface](w.asKip, w.cluster),
 		As:           w.as,
 		Addresses:    func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil },
 		KubeletPort:  w.base,
@@ -264,8 +272,8 @@ func (w *town) start() (ended <-chan error) {
 			NodeName: "kip-0", Calls: machines, Store: w.store, Clock: c.Clock, Log: silent, StandbyNode: n.StandbyNode,
 			Gate: gate.New(gate.Config{Cloud: machines, Clock: c.Clock}),
 		}),
-		Ways:     func(cache.Store) node.Cells { return noCells{} },
-		Running:  func(string) func() []stats.Cell { return func() []stats.Cell { return nil } },
+		Ways:     w.ways,
+		Running:  w.running,
 		Gathered: func(string, time.Duration, map[stats.Miss]int) {},
 		Logs:     logs,
 		Certificate: func(name string, at []netip.Addr) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
@@ -665,11 +673,65 @@ func TestWhereAPodOfASpotNodeMayGoInstead(t *testing.T) {
 	elsewhere("a node that somebody has cordoned")
 	cordon(false)
 	w.clock.Step(capacity.Cooldown)
-	elsewhere("its own node has something again")
+	elsewhere("its own node has something for others", "kip-0-3")
 	short("a", true)
 	short("b", true)
 	short("a", false)
 	elsewhere("a node that has nothing either")
+}
+
+func TestASpotNodeTurnsPodsAwayForAWhileWhenSomeLeave(t *testing.T) {
+	w := newTown(t, `nodes:
+- {suffix: 1, launchTypes: [spot]}
+- {suffix: 2, launchTypes: [on-demand]}
+`)
+	w.start()
+	w.nodes.mu.Lock()
+	w.nodes.turnsFor, w.nodes.turnsAgain = time.Hour, 2*time.Hour
+	w.nodes.mu.Unlock()
+	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+	short := func() bool { return hasTaint(w.node("kip-0-1"), node.ShortTaint) }
+	pod := func(tolerations ...corev1.Toleration) *corev1.Pod {
+		return &corev1.Pod{Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: tolerations}}
+	}
+	all := pod(corev1.Toleration{Operator: corev1.TolerationOpExists})
+	if w.nodes.TurnsAway(t.Context(), all) || w.nodes.turning(w.nodes.named("kip-0-1")) != "" {
+		t.Error("a node is to turn pods away for one that tolerates all")
+	}
+	w.eventually("the node turns pods away", func() bool { return w.nodes.TurnsAway(t.Context(), pod()) })
+	if w.nodes.TurnsAway(t.Context(), all) {
+		t.Error("a node turns away what tolerates all")
+	}
+	if !short() || hasTaint(w.node("kip-0-2"), node.ShortTaint) {
+		t.Errorf("the taints are %v and %v", w.node("kip-0-1").Spec.Taints, w.node("kip-0-2").Spec.Taints)
+	}
+	ago := func(d time.Duration) {
+		w.nodes.mu.Lock()
+		defer w.nodes.mu.Unlock()
+		s := w.nodes.served["kip-0-1"]
+		s.turns = s.turns.Add(-d)
+	}
+	ago(time.Hour)
+	w.eventually("it takes pods again", func() bool { return !short() })
+	for range 3 {
+		w.nodes.TurnsAway(t.Context(), pod())
+	}
+	if w.nodes.turning(w.nodes.named("kip-0-1")) != "" {
+		t.Error("it turns pods away time and again")
+	}
+	ago(time.Hour)
+	w.eventually("later it turns pods away again", func() bool { return w.nodes.TurnsAway(t.Context(), pod()) })
+	ago(2 * time.Hour)
+	w.eventually("then it takes pods", func() bool { return !short() })
+	for _, zone := range []string{"a", "b"} {
+		spot := true
+		none := cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: zone, Spot: &spot}, errors.New("none"))
+		w.short(cells.Offer{InstanceType: "small", Zone: zone, Spot: true}, none)
+	}
+	w.eventually("it has nothing for any pod", func() bool { return w.nodes.TurnsAway(t.Context(), pod()) })
+	if w.nodes.turning(w.nodes.named("kip-0-1")) != "" {
+		t.Error("a node that has nothing for any pod is to turn pods away for longer than that")
+	}
 }
 
 func TestANameThatIsAMachinesEndsKipOrChangesNothing(t *testing.T) {

@@ -50,6 +50,7 @@ type served struct {
 	node   *node.Node
 	loop   *loop // that keeps its object; nil while none does
 	rights rights
+	turns  time.Time // when it last began to turn pods away for others that leave
 
 	// Of keep.
 	short   string    // why nothing can be launched for its pods, as was told

@@ -50,6 +50,10 @@ type Config struct {
 	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
 	// if that is one of spot alone. Optional: there are none.
 	Elsewhere func(context.Context, *corev1.Pod) []string
+	// TurnsAway says that the node of a pod takes no other like it now: the one that its
+	// controller makes in its place would come back. It may ask the node to, and be called
+	// again. Required with Elsewhere.
+	TurnsAway func(context.Context, *corev1.Pod) bool
 	// Options are what a cell is launched with where its pod's annotations do not say
 	// otherwise.
 	Options cells.Options
@@ -157,6 +161,7 @@ type waiting struct {
 	looks    int       // in a row that found nothing to launch for it
 	until    time.Time // no cell before then, unless the pod changes
 	why      string    // why it has no cell
+	node     string    // on which it waits; set with why
 	reason   string    // that of the Event which said so
 	// What placement reads of a pod and can change.
 	generation  int64
@@ -237,6 +242,9 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 	c.mu.Unlock()
 	bound := !cell.StepTime(apiv1.StepBound).IsZero()
 	c.note(cell.Pod, func(w *waiting) {
+		if cell.Instance != nil {
+			w.short = time.Time{} // there was capacity
+		}
 		switch {
 		case bound:
 			w.ran, w.failures = true, 0
@@ -442,7 +450,7 @@ func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time)
 	// The figures of a budget change all the time: who asks is told, the Event is enough once.
 	changed := w != nil && w.why != why && !(reason == events.BudgetExceeded && w.reason == reason && w.why != "")
 	if w != nil {
-		w.why, w.reason, w.until = why, reason, until
+		w.why, w.node, w.reason, w.until = why, pod.Spec.NodeName, reason, until
 	}
 	c.mu.Unlock()
 	if changed {
@@ -602,16 +610,17 @@ func (c *Controller) Waiting(uid types.UID) string {
 	return ""
 }
 
-// WaitingPods is how many pods have no cell, for a reason that was reported.
-func (c *Controller) WaitingPods() (n int) {
+// WaitingPods is how many pods have no cell, for a reason that was reported, by node.
+func (c *Controller) WaitingPods() map[string]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	count := map[string]int{}
 	for _, w := range c.pods {
 		if w.why != "" {
-			n++
+			count[w.node]++
 		}
 	}
-	return n
+	return count
 }
 
 func (c *Controller) forget(uid types.UID) {

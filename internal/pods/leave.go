@@ -20,10 +20,10 @@ const (
 	leaveRetry = 30 * time.Second
 )
 
-// leaveNode evicts a pod for which its node has had no capacity for a while, where
-// another node of Kip's can serve it: a pod that is bound cannot change its node, and a
-// machine on demand would make the node's label a lie. It returns after how long to look
-// again: most where nothing else says.
+// leaveNode evicts a pod for which its node has had no capacity for a while, whatever it has
+// for others, where another node of Kip's can serve it: a pod that is bound cannot change
+// its node, and a machine on demand would make the node's label a lie. It returns after how
+// long to look again: most where nothing else says.
 func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.Duration) (time.Duration, error) {
 	now := c.cfg.Clock.Now()
 	since := now
@@ -55,6 +55,9 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 	}
 	if why, sure := c.mayRunElsewhere(pod); why != "" {
 		return min(most, behindWait(sure)), nil // it may run on a cell that this Kip does not know of
+	}
+	if !c.cfg.TurnsAway(ctx, pod) {
+		return most, nil
 	}
 	switch err := c.evict(ctx, pod, nil); {
 	case err == nil:

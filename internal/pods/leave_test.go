@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
@@ -26,6 +28,7 @@ func short(h *harness, change ...func(*corev1.Pod)) (evictions *int) {
 		return true, nil, h.forbidden
 	})
 	h.c.cfg.Elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full", "free"} }
+	h.c.cfg.TurnsAway = func(context.Context, *corev1.Pod) bool { return true }
 	h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
 		if p.Spec.NodeName == "free" {
 			return []cells.Offer{{InstanceType: "nano", Zone: "local"}}, nil
@@ -85,6 +88,9 @@ func TestAPodStaysOnASpotNodeThatHasNothingForIt(t *testing.T) {
 		"no other node": {owned, func(h *harness) {
 			h.c.cfg.Elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full"} }
 		}, ""},
+		"its like come back": {owned, func(h *harness) {
+			h.c.cfg.TurnsAway = func(context.Context, *corev1.Pod) bool { return false }
+		}, ""},
 		"one node":                   {owned, func(h *harness) { h.c.cfg.Elsewhere = nil }, ""},
 		"an unknown cell may run it": {owned, func(h *harness) { h.cells.behind, h.cells.unsure = "not listed yet", true }, ""},
 	} {
@@ -96,6 +102,62 @@ func TestAPodStaysOnASpotNodeThatHasNothingForIt(t *testing.T) {
 			t.Errorf("%s: evicted", name)
 		}
 		h.said(name, c.said)
+	}
+}
+
+// A launch that fails shows that there is still nothing: the time goes on.
+func TestALaunchWithoutCapacityDoesNotBeginThePodsTimeAnew(t *testing.T) {
+	for launched, want := range map[bool]int{false: 1, true: 0} {
+		h := newHarness(t)
+		evictions := short(h, owned)
+		none := h.place
+		h.place = func(*corev1.Pod) ([]cells.Offer, error) {
+			return []cells.Offer{{InstanceType: "nano", Zone: "local"}}, nil
+		}
+		h.clock.Step(longestBackoff)
+		h.must("a")
+		h.want("requests", h.cells.requests, "uid-a#1")
+		h.place = none
+		gone := cells.Cell{Pod: apiv1.PodReference{Namespace: "ns", Name: "a", UID: "uid-a"}, Phase: apiv1.Gone, Cause: cells.CauseNotLaunched}
+		if launched {
+			gone.Instance, gone.Cause = &cloud.Instance{ID: "i"}, cells.CauseLost
+		}
+		h.cells.gone("uid-a")
+		h.c.CellChanged(gone)
+		h.clock.Step(time.Second)
+		h.must("a")
+		if *evictions != want {
+			t.Errorf("a cell was launched: %t; %d evictions, want %d", launched, *evictions, want)
+		}
+	}
+}
+
+func TestANodeTurnsPodsAwayOnlyForOneThatLeaves(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*corev1.Pod)
+		set    func(*harness)
+		asked  bool
+	}{
+		"it leaves":     {owned, func(*harness) {}, true},
+		"no controller": {func(*corev1.Pod) {}, func(*harness) {}, false},
+		"no other node": {owned, func(h *harness) {
+			h.c.cfg.Elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full"} }
+		}, false},
+		"an unknown cell may run it": {owned, func(h *harness) { h.cells.behind, h.cells.unsure = "not listed yet", true }, false},
+	} {
+		h := newHarness(t)
+		short(h, c.change)
+		asked := false
+		h.c.cfg.TurnsAway = func(_ context.Context, p *corev1.Pod) bool {
+			asked = true
+			return p.Spec.NodeName == "spot"
+		}
+		c.set(h)
+		h.clock.Step(time.Second)
+		h.must("a")
+		if asked != c.asked {
+			t.Errorf("%s: the node is to turn pods away: %t", name, asked)
+		}
 	}
 }
 
@@ -151,6 +213,7 @@ func TestAPodWithoutCapacityIsLookedAtLessAndLess(t *testing.T) {
 			others++
 			return []string{"free"}
 		}
+		h.c.cfg.TurnsAway = func(context.Context, *corev1.Pod) bool { return true }
 		h.forbidden = apierrors.NewTooManyRequests("a disruption budget", 0)
 		h.client.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, h.forbidden })
 		h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
@@ -174,6 +237,11 @@ func TestAPodWithoutCapacityIsLookedAtLessAndLess(t *testing.T) {
 		h.must("a")
 		h.want(name, h.cells.requests, "uid-a#1")
 		h.cells.gone("uid-a")
+		h.c.CellChanged(cells.Cell{
+			Pod:      apiv1.PodReference{Namespace: "ns", Name: "a", UID: "uid-a"},
+			Phase:    apiv1.Gone,
+			Instance: &cloud.Instance{ID: "i"},
+		})
 		works = false
 		h.clock.Step(time.Second)
 		if again := h.must("a"); again != time.Second {

@@ -148,7 +148,7 @@ func (c *Controller) waitsForCell(pod *corev1.Pod, err error, now time.Time) (ti
 	case errors.Is(err, cells.ErrHasCell):
 		return 0, nil
 	case errors.Is(err, cells.ErrConnecting):
-		c.note(apiv1.Ref(pod), func(w *waiting) { w.why = err.Error() })
+		c.note(apiv1.Ref(pod), func(w *waiting) { w.why, w.node = err.Error(), pod.Spec.NodeName })
 		return connectRetry, nil
 	}
 	c.waits(pod, events.CellNotRequested, err.Error(), time.Time{})
@@ -159,7 +159,7 @@ func (c *Controller) waitsForCell(pod *corev1.Pod, err error, now time.Time) (ti
 func (c *Controller) requested(cell cells.Cell, pod apiv1.PodReference, attempt int, now time.Time) {
 	c.note(pod, func(w *waiting) {
 		w.attempts, w.why, w.until = attempt, "", now.Add(backoffOf(attempt)) // of the next attempt, if this cell fails
-		w.short, w.looks = time.Time{}, 0
+		w.looks = 0
 	})
 	offer := cell.Offer() // a budget may have struck out the best
 	reason, text := events.CellRequested, fmt.Sprintf("Cell %s will be %s: %s", cell.ID, offer, offer.Reason)

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
@@ -37,40 +39,63 @@ import (
 // pod of another test is on them.
 const besideKey = "kip-beside"
 
-// outage is how long a shortage of zoned goes on after each refusal.
+// outage is how long a shortage of zoned goes on after each refusal, where nothing else is
+// said.
 const outage = 12 * time.Second
 
 // zoned is a simulated cloud of hollow machines, with a record of what was launched, of
-// which a zone can fail.
+// which a zone or a market can fail.
 type zoned struct {
-	cloud.Cloud
+	*sim.Cloud
 
 	mu       sync.Mutex
-	failed   string
-	launched map[string]string // pods, by UID: instance type and zone
+	failed   cloud.Scope
+	lasts    time.Duration
+	launched map[string]string // pods, by UID: instance type, zone and market
 }
 
-// fail lets launches in a zone be refused; "" ends that.
-func (c *zoned) fail(zone string) {
+// fail lets launches in a zone, or of a market, be refused; the empty scope ends that. What
+// was refused is to be asked for again after so long.
+func (c *zoned) fail(scope cloud.Scope, lasts time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.failed = zone
+	c.failed, c.lasts = scope, lasts
+}
+
+// out says that a launch falls under what has failed. The caller holds mu.
+func (c *zoned) out(r cloud.LaunchRequest) bool {
+	return c.failed.Says() && (c.failed.Zone == "" || c.failed.Zone == r.Zone) && (c.failed.Spot == nil || *c.failed.Spot == r.Spot()) &&
+		(c.failed.InstanceType == "" || c.failed.InstanceType == r.InstanceType)
+}
+
+// vanish ends all machines, without a word.
+func (c *zoned) vanish(t *testing.T) {
+	t.Helper()
+	for _, i := range c.Truth() {
+		if err := c.Vanish(i.ID); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 func (c *zoned) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
 	c.mu.Lock()
-	out := r.Zone == c.failed
+	out, failed, lasts := c.out(r), c.failed, c.lasts
+	what := r.InstanceType + " in " + r.Zone
+	if r.Spot() {
+		what += " as spot"
+	}
 	for n := range r.Machines {
 		if uid := r.TagsOf(n)[cloud.TagPodUID]; !out {
-			c.launched[uid] = r.InstanceType + " in " + r.Zone
+			c.launched[uid] = what
 		}
 	}
 	c.mu.Unlock()
 	if out {
 		return cloud.NotLaunched(len(r.Machines), &cloud.Error{
 			Cause:       cloud.ErrCapacity,
-			Scope:       cloud.Scope{Zone: r.Zone},
-			RetryAfter:  outage,
+			Scope:       failed,
+			RetryAfter:  lasts,
 			NothingDone: true,
 			Err:         errors.New("it is rehearsed"),
 		})
@@ -87,13 +112,13 @@ func (c *zoned) of(pod *corev1.Pod) string {
 
 // kipBeside starts a Kip of another name beside the world's, with virtual nodes of its
 // own, until the test ends. addresses are of its machines, on this host.
-func kipBeside(t *testing.T, name, addresses string, types []catalog.InstanceType, nodes ...map[string]any) *zoned {
+func kipBeside(t *testing.T, name, addresses string, sold []catalog.InstanceType, nodes ...map[string]any) *zoned {
 	t.Helper()
 	fleet, err := hollow.New(hollow.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	machines, err := sim.New(sim.Config{Catalogue: types, Boot: fleet.Boot, ManagementCIDR: netip.MustParsePrefix(addresses)})
+	machines, err := sim.New(sim.Config{Catalogue: sold, Boot: fleet.Boot, ManagementCIDR: netip.MustParsePrefix(addresses)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,6 +284,59 @@ spec:
 %s`, name, besideKey, strings.ReplaceAll(more, "KIP", besideKey+": "+kip))
 }
 
+// tainted waits until a node says that there is nothing to be had for its pods, or does not.
+func (s *space) tainted(name string, want bool) {
+	s.Helper()
+	s.Eventually(fmt.Sprintf("node %s has the taint of a shortage: %t", name, want), func(ctx context.Context) error {
+		n, err := world.Admin.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if is := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == node.ShortTaint }); is != want {
+			return fmt.Errorf("its taints are %v", n.Spec.Taints)
+		}
+		return nil
+	})
+}
+
+// inDeployment keeps one pod, of that manifest.
+func inDeployment(pod string) string {
+	meta, spec, _ := strings.Cut(pod, "spec:\n")
+	_, name, _ := strings.Cut(meta, "name: ")
+	name, _, _ = strings.Cut(name, "}")
+	return fmt.Sprintf(`apiVersion: apps/v1
+kind: Deployment
+metadata: {name: %[1]s}
+spec:
+  selector: {matchLabels: {app: %[1]s}}
+  template:
+    metadata: {labels: {app: %[1]s}}
+    spec:%[2]s
+`, name, strings.ReplaceAll("\n"+strings.TrimRight(spec, "\n"), "\n", "\n    "))
+}
+
+// servedAgain is patience after what Kip itself waits for before it gives a cell, or a spot
+// node, up.
+const servedAgain = 2*time.Minute + lossPatience
+
+// besidePodOf waits for the one pod of a Deployment, another than one of before, to run.
+func (s *space) besidePodOf(app string, before types.UID) *corev1.Pod {
+	s.Helper()
+	var found corev1.Pod
+	s.within(servedAgain, "another pod of "+app+" runs", func(ctx context.Context) error {
+		pods, err := s.podsOf(ctx, app)
+		if err != nil {
+			return err
+		}
+		if len(pods) != 1 || pods[0].UID == before || pods[0].Status.Phase != corev1.PodRunning {
+			return fmt.Errorf("its pods are %d: %+v", len(pods), pods)
+		}
+		found = pods[0]
+		return nil
+	})
+	return &found
+}
+
 func (s *space) waitRunning(name string) *corev1.Pod {
 	s.Helper()
 	return s.WaitPod(name, "is Running", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
@@ -267,12 +345,12 @@ func (s *space) waitRunning(name string) *corev1.Pod {
 func TestPodsGetMachinesOfTheArchitectureThatTheySelect(t *testing.T) {
 	t.Parallel()
 	const name = "kip-archs"
-	types := sizes.Types("amd64", "a")
+	sold := sizes.Types("amd64", "a")
 	for _, typ := range sizes.Types("arm64", "a") {
 		typ.Name = "arm-" + typ.Name
-		types = append(types, typ)
+		sold = append(sold, typ)
 	}
-	machines := kipBeside(t, name, "127.66.0.0/16", types,
+	machines := kipBeside(t, name, "127.66.0.0/16", sold,
 		map[string]any{"architectures": []string{"amd64"}}, map[string]any{"architectures": []string{"arm64"}})
 	s := newSpace(t)
 	for arch, prefix := range map[string]string{"amd64": "", "arm64": "arm-"} {
@@ -303,16 +381,7 @@ func TestAZoneThatFailsGetsNoPodsUntilItIsBack(t *testing.T) {
 	}
 	tainted := func(zone string, want bool) {
 		t.Helper()
-		s.Eventually(fmt.Sprintf("the node of zone %s is tainted: %t", zone, want), func(ctx context.Context) error {
-			n, err := world.Admin.CoreV1().Nodes().Get(ctx, nodes[zone], metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			if is := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == node.ShortTaint }); is != want {
-				return fmt.Errorf("it is: %t", is)
-			}
-			return nil
-		})
+		s.tainted(nodes[zone], want)
 	}
 	const likesA = `  nodeSelector: {KIP}
   affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [
@@ -328,7 +397,7 @@ func TestAZoneThatFailsGetsNoPodsUntilItIsBack(t *testing.T) {
 	s.Apply(beside(name, "before", likesA))
 	in("before", "a")
 
-	machines.fail("a")
+	machines.fail(cloud.Scope{Zone: "a"}, outage)
 	s.Apply(beside(name, "waits", "  nodeSelector: {KIP, topology.kubernetes.io/zone: a}\n"))
 	s.waitEvent("waits", "NoCapacity", "")
 	tainted("a", true)
@@ -339,10 +408,126 @@ func TestAZoneThatFailsGetsNoPodsUntilItIsBack(t *testing.T) {
 		t.Errorf("the pod that is for the zone is %+v, %v", pod, err)
 	}
 
-	machines.fail("")
+	machines.fail(cloud.Scope{}, 0)
 	tainted("a", false)
 	in("waits", "a")
 	s.Apply(beside(name, "after", likesA))
 	in("after", "a")
 	s.deleteAll("before", "waits", "elsewhere", "after")
+}
+
+func TestADrainOfOneVirtualNodeMovesItsPodsAlone(t *testing.T) {
+	t.Parallel()
+	const name = "kip-drain"
+	machines := kipBeside(t, name, "127.70.0.0/16", sizes.Types("amd64", "a", "b"),
+		map[string]any{"zones": []string{"a"}}, map[string]any{"zones": []string{"b"}})
+	s := newSpace(t)
+	nodes := map[string]string{}
+	for _, zone := range []string{"a", "b"} {
+		n := s.besideNode(name, corev1.LabelTopologyZone, zone)
+		nodes[zone] = n.Name
+	}
+	likes := func(zone string) string {
+		return `  nodeSelector: {KIP}
+  affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [
+    {weight: 100, preference: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: In, values: [` + zone + `]}]}}]}}
+`
+	}
+	s.Apply(inDeployment(beside(name, "moves", likes("a"))) + "---\n" + inDeployment(beside(name, "stays", likes("b"))) + "---\n" +
+		beside(name, "bare", likes("b")))
+	moves, stays, bare := s.besidePodOf("moves", ""), s.besidePodOf("stays", ""), s.waitRunning("bare")
+	in := func(pod *corev1.Pod, zone string) {
+		t.Helper()
+		if got := machines.of(pod); pod.Spec.NodeName != nodes[zone] || got != "nano in "+zone {
+			t.Errorf("pod %s is on node %s, want %s, and a machine %q was launched for it", pod.Name, pod.Spec.NodeName, nodes[zone], got)
+		}
+	}
+	in(moves, "a")
+	in(stays, "b")
+	in(bare, "b")
+	cells := map[string]string{stays.Name: s.cellOf(stays.Name).Name, bare.Name: s.cellOf(bare.Name).Name}
+
+	s.Kubectl("drain", nodes["a"], "--timeout=2m")
+	s.waitGone(moves.Name)
+	moved := s.besidePodOf("moves", moves.UID)
+	in(moved, "b")
+	for _, before := range []*corev1.Pod{stays, bare} {
+		after, err := s.Pod(t.Context(), before.Name)
+		if err != nil || after.UID != before.UID || after.DeletionTimestamp != nil || after.Status.Phase != corev1.PodRunning {
+			t.Errorf("pod %s of the other node is %+v, %v", before.Name, after, err)
+		}
+		if is := s.cellOf(before.Name).Name; is != cells[before.Name] {
+			t.Errorf("pod %s of the other node has cell %s, and had %s", before.Name, is, cells[before.Name])
+		}
+	}
+	if truth := machines.Truth(); len(truth) != 3 {
+		t.Errorf("there are %d machines for 3 pods: %+v", len(truth), truth)
+	}
+
+	s.Kubectl("uncordon", nodes["a"])
+	s.Apply(beside(name, "next", likes("a")))
+	in(s.waitRunning("next"), "a")
+	s.Kubectl("delete", "deployment", "moves", "stays")
+	s.deleteAll("bare", "next")
+}
+
+func TestPeopleReadWellWhatANodeIs(t *testing.T) {
+	t.Parallel()
+	const name = "kip-reads"
+	kipBeside(t, name, "127.71.0.0/16", sizes.Types("amd64", "a"), map[string]any{"zones": []string{"a"}})
+	s := newSpace(t)
+	n := s.besideNode(name, corev1.LabelTopologyZone, "a")
+	s.Apply(beside(name, "web", "  nodeSelector: {KIP}\n"))
+	s.waitRunning("web")
+	row := func() map[string]string {
+		t.Helper()
+		lines := strings.Split(strings.TrimSpace(s.Kubectl("get", "node", n.Name, "-o=wide")), "\n")
+		if len(lines) != 2 {
+			t.Fatalf("kubectl get node: %q", lines)
+		}
+		// Columns are two blanks apart at least; a value may have one in it.
+		apart := regexp.MustCompile(` {2,}`)
+		keys, values := apart.Split(strings.TrimSpace(lines[0]), -1), apart.Split(strings.TrimSpace(lines[1]), -1)
+		if len(keys) != len(values) {
+			t.Fatalf("kubectl get node: %q and %q", keys, values)
+		}
+		columns := map[string]string{}
+		for i, key := range keys {
+			columns[key] = values[i]
+		}
+		return columns
+	}
+	is := row()
+	for column, want := range map[string]string{
+		"NAME":              regexp.QuoteMeta(n.Name),
+		"STATUS":            "Ready",
+		"ROLES":             "<none>", // as of any node that is not of the control plane
+		"AGE":               `(\d+m)?(\d+s)?`,
+		"VERSION":           `v1\.\d+\.\d+-kip-\S+`,
+		"INTERNAL-IP":       `10\.\d+\.0\.1`,
+		"EXTERNAL-IP":       "<none>",
+		"OS-IMAGE":          `Kip \S+ \(a machine for each pod\)`,
+		"CONTAINER-RUNTIME": `kip://\S+`,
+	} {
+		if !regexp.MustCompile("^" + want + "$").MatchString(is[column]) {
+			t.Errorf("kubectl get nodes: %s is %q, want %s", column, is[column], want)
+		}
+	}
+	s.Kubectl("label", "node", n.Name, "node-role.kubernetes.io/pods=")
+	if got := row()["ROLES"]; got != "pods" {
+		t.Errorf("a node that was given a role has %q", got)
+	}
+	described := s.Kubectl("describe", "node", n.Name)
+	for _, want := range []string{
+		"topology.kubernetes.io/zone=a", besideKey + ":NoSchedule", "Unschedulable:      false", "KipReady", "CellPerPod",
+		"ProviderID:", "kip://", "Non-terminated Pods:", s.NS, "web",
+	} {
+		if !strings.Contains(described, want) {
+			t.Errorf("kubectl describe node does not say %q", want)
+		}
+	}
+	if t.Failed() {
+		t.Log(described)
+	}
+	s.deleteAll("web")
 }

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/test/namespace"
 )
 
@@ -243,6 +244,39 @@ spec:
 	s.Kubectl("delete", "statefulset", "db")
 	s.Kubectl("delete", "pvc", "data-db-0", "data-db-1", "data-db-2")
 	s.noVolumes(volumes...)
+}
+
+func TestAZoneOfTheLocalCloudThatIsOutGetsNoPods(t *testing.T) {
+	s := newSpace(t)
+	defer inZones(t, s)()
+	nodes, err := zoneNodes(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	west := nodes["west"].Name
+	out := func(on bool) {
+		t.Helper()
+		if err := host.Outage(localCloud(), "west", on); err != nil {
+			t.Fatal(err)
+		}
+	}
+	in := func(name, zone string) string {
+		return strings.Replace(sleeper(name), "{type: virtual-kubelet}", "{type: virtual-kubelet, topology.kubernetes.io/zone: "+zone+"}", 1)
+	}
+	out(true)
+	defer out(false)
+	s.Apply(in("waits", "west"))
+	s.waitEvent("waits", "NoCapacity", "")
+	s.tainted(west, true)
+	s.Apply(in("elsewhere", "east"))
+	s.WaitReady("elsewhere")
+	s.tainted(nodes["east"].Name, false)
+	out(false)
+	s.tainted(west, false)
+	if on := s.WaitReady("waits").Spec.NodeName; on != west {
+		t.Errorf("the pod is on node %s, want %s", on, west)
+	}
+	s.deleteAll("waits", "elsewhere")
 }
 
 func TestAVirtualNodeThatIsTakenOutGoesWithItsLastPod(t *testing.T) {

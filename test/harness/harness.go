@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -56,8 +57,10 @@ type World struct {
 	cidr   netip.Prefix
 	races  string   // what the names of the files begin with that tell of data races
 	kipRun exec.Cmd // how its Kip is run: path, arguments and environment
-	kips   []*Kip   // those that RunKip ran
 	before []string // what was on the machine when no pod was
+
+	mu   sync.Mutex
+	kips []*Kip // those that RunKip ran
 
 	hadMachine, hadDisk atomic.Bool // see SawMachine
 }

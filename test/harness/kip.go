@@ -86,7 +86,9 @@ func (w *World) RunKipOf(program, log string, args ...string) (*Kip, error) {
 	}); err != nil {
 		return nil, fmt.Errorf("start a Kip of the test's own: %w", err)
 	}
+	w.mu.Lock()
 	w.kips = append(w.kips, k)
+	w.mu.Unlock()
 	go func() {
 		defer close(k.done)
 		<-k.Process.Done()

@@ -152,6 +152,7 @@ func (c Config) GuestPods() (netip.Prefix, error) {
 }
 
 func (c Config) interruptionsDir() string     { return filepath.Join(c.StateDir, "interruptions") }
+func (c Config) outagesDir() string           { return filepath.Join(c.StateDir, "outages") }
 func (c Config) machinesDir() string          { return filepath.Join(c.StateDir, "machines") }
 func (c Config) consolePath(id string) string { return filepath.Join(c.MachineDir(id), "console.log") }
 

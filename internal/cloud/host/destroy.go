@@ -154,7 +154,7 @@ func destroyAll(ctx context.Context, cfg Config, kind Kind) error {
 	if err := kind.ClearAll(); err != nil {
 		return err
 	}
-	for _, p := range []string{cfg.machinesDir(), cfg.disksDir(), cfg.interruptionsDir(), bridgeRecord(cfg)} {
+	for _, p := range []string{cfg.machinesDir(), cfg.disksDir(), cfg.interruptionsDir(), cfg.outagesDir(), bridgeRecord(cfg)} {
 		if err := os.RemoveAll(p); err != nil {
 			return err
 		}

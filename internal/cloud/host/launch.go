@@ -94,7 +94,7 @@ func (c *Cloud) launchOne(ctx context.Context, r single) (cloud.Instance, error)
 	if err != nil {
 		return cloud.Instance{}, fmt.Errorf("launch: %w: %w", cloud.ErrRefused, err)
 	}
-	m, first, err := c.claim(r)
+	m, first, err := c.claim(r, c.outage(r.Zone))
 	if err != nil {
 		return cloud.Instance{}, err
 	}
@@ -143,8 +143,8 @@ func (c *Cloud) check(r single) (catalog.InstanceType, error) {
 }
 
 // claim returns the machine of the token, and whether it is this caller who
-// has to launch it. If so it has added to c.wg.
-func (c *Cloud) claim(r single) (m *machine, first bool, err error) {
+// has to launch it, unless there is an outage. If so it has added to c.wg.
+func (c *Cloud) claim(r single, outage error) (m *machine, first bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -152,6 +152,9 @@ func (c *Cloud) claim(r single) (m *machine, first bool, err error) {
 	}
 	if m := c.tokens[r.token]; m != nil {
 		return m, false, nil
+	}
+	if outage != nil {
+		return nil, false, outage
 	}
 	used := make(map[uint32]bool, len(c.machines))
 	for _, m := range c.machines {
