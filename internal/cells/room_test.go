@@ -102,9 +102,9 @@ func TestAMachineIsMeasuredOnceAndNeverMoreThanPromised(t *testing.T) {
 func TestAStandbyCellThatIsTooSmallIsNotTaken(t *testing.T) {
 	pool := func(s *setup) {
 		s.Pools = []Pool{{Name: "nano", Count: 1, Offers: func() ([]Offer, error) { return needing("", 0).Offers, nil }}}
+		s.Tunnels.(*modelLinks).node.Store(machineWith("2", "7800Mi")) // before it begins
 	}
 	inBubble(t, pool, nil, func(t *testing.T, b *bubble) {
-		b.links.node.Store(machineWith("2", "7800Mi"))
 		b.later(10 * time.Second)
 		b.links.node.Store(nil) // of others nothing is known
 		for _, of := range []struct {
