@@ -209,7 +209,7 @@ e2e: build $(BIN)/metrics-server $(BIN)/csidriver $(BIN)/race/kip older ## tests
 	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests e2e-parts . '' './internal/cloud/host ./internal/cloud/local ./internal/agent' -race -count=1 -timeout 10m
 	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests benchmarks-local . '' ./internal/cloud/local -race -bench . -benchtime 1x -timeout 5m
 	@# One world after the other.
-	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests e2e . e2e './test/e2e ./test/e2e/dualstack ./test/e2e/aws' -race -count=1 -p 1 -parallel 8 -timeout 30m
+	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests e2e . e2e './test/e2e ./test/e2e/dualstack ./test/e2e/aws' -race -count=1 -p 1 -parallel 8 -timeout 45m
 
 # Compiled as the programs are. The same fuzzed requests each time; 0 takes others.
 HOSTILE_SEED ?= 1

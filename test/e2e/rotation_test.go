@@ -57,7 +57,6 @@ func (s *space) obeys(when string, cas pki.Authorities, signing, before bool, na
 
 // Not parallel: Kip begins its work anew, and is killed in each part of the rotation.
 func TestPodsRunOnWhileTheCAIsRotatedAndKipIsKilled(t *testing.T) {
-	reconfigure(t, map[string]any{"caOverlap": 60})
 	s := newSpace(t)
 	s.Apply(counting("counter"))
 	s.Apply(sleeper("old"))
@@ -103,6 +102,7 @@ func TestPodsRunOnWhileTheCAIsRotatedAndKipIsKilled(t *testing.T) {
 	startKip(t)
 	s.servesAll("while there are two", "counter", "old", "during")
 
+	reconfigure(t, map[string]any{"caOverlap": 10})
 	s.Eventually("the old CA is dropped, and all cells know it", func(context.Context) error {
 		is, err := s.ca()
 		if err == nil && is.Before != nil {
