@@ -132,6 +132,34 @@ func TestALaunchWithoutCapacityDoesNotBeginThePodsTimeAnew(t *testing.T) {
 	}
 }
 
+// What a pod waited for in between, and how long, was no shortage.
+func TestATimeWithoutMoneyIsNoTimeWithoutCapacity(t *testing.T) {
+	h := newHarness(t)
+	evictions := short(h, owned)
+	none := h.place
+	h.place = func(*corev1.Pod) ([]cells.Offer, error) {
+		return []cells.Offer{{InstanceType: "nano", Zone: "local"}}, nil
+	}
+	h.cells.refuse = &cells.BudgetError{}
+	h.clock.Step(longestBackoff)
+	h.must("a")
+	if !slices.Contains(h.events, "Warning BudgetExceeded") {
+		t.Fatalf("the pod does not wait for money: %q", h.events)
+	}
+	h.place = none
+	h.clock.Step(budgetRetry)
+	h.must("a")
+	if *evictions > 0 {
+		t.Error("a pod is evicted whose node lacks capacity only now")
+	}
+	h.waitsOut(shortFor - time.Second)
+	h.clock.Step(time.Second)
+	h.must("a")
+	if *evictions != 1 {
+		t.Errorf("%d evictions after %s without capacity", *evictions, shortFor)
+	}
+}
+
 func TestANodeTurnsPodsAwayOnlyForOneThatLeaves(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*corev1.Pod)
