@@ -132,6 +132,28 @@ func TestALaunchWithoutCapacityDoesNotBeginThePodsTimeAnew(t *testing.T) {
 	}
 }
 
+func TestNoNodeTurnsPodsAwayForOneThatADisruptionBudgetKeeps(t *testing.T) {
+	h := newHarness(t)
+	h.forbidden = apierrors.NewTooManyRequests("a disruption budget", 0)
+	evictions := short(h, owned)
+	asked := 0
+	h.c.cfg.TurnsAway = func(context.Context, *corev1.Pod) bool {
+		asked++
+		return true
+	}
+	h.clock.Step(time.Second)
+	h.waitsOut(20 * leaveRetry)
+	if asked != 1 || *evictions < 10 {
+		t.Errorf("the node was to turn pods away %d times, and %d evictions were tried", asked, *evictions)
+	}
+	h.forbidden = nil
+	h.clock.Step(leaveRetry)
+	h.must("a")
+	if asked != 2 || !slices.Contains(h.events, "Normal Evicted") {
+		t.Errorf("without the budget: the node was to turn pods away %d times; %q", asked, h.events)
+	}
+}
+
 // What a pod waited for in between, and how long, was no shortage.
 func TestATimeWithoutMoneyIsNoTimeWithoutCapacity(t *testing.T) {
 	h := newHarness(t)
