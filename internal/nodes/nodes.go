@@ -547,26 +547,74 @@ const (
 	turnsAgain = 10 * time.Minute
 )
 
-// TurnsAway says that the node of a pod has the taint of a shortage, which the pod does not
-// tolerate. A node that has something for others gets it for a while for the sake of the
-// pods that leave, but not time and again.
+// TurnsAway says that no node of spot alone would get the pod that replaces this one and
+// have nothing for it either: its own, others that have nothing for it now, and those that
+// such pods have left lately. Each has a taint that the pod does not tolerate. Those that
+// have something for others get that of a shortage for a while, for the sake of the pods
+// that leave, but not time and again.
 func (n *Nodes) TurnsAway(ctx context.Context, pod *corev1.Pod) bool {
-	isShort := func(t corev1.Taint) bool { return t.Key == node.ShortTaint }
-	s, log := n.named(pod.Spec.NodeName), logr.FromSlogHandler(n.c.Log.Handler())
-	taint := corev1.Taint{Key: node.ShortTaint, Effect: corev1.TaintEffectNoSchedule}
-	if s == nil || schedulinghelpers.TolerationsTolerateTaint(log, pod.Spec.Tolerations, &taint, false) {
+	own, log := n.named(pod.Spec.NodeName), logr.FromSlogHandler(n.c.Log.Handler())
+	short := corev1.Taint{Key: node.ShortTaint, Effect: corev1.TaintEffectNoSchedule}
+	if own == nil || schedulinghelpers.TolerationsTolerateTaint(log, pod.Spec.Tolerations, &short, false) {
 		return false
 	}
-	if n.shortage(s) == "" {
-		n.mu.Lock()
-		if n.c.Clock.Since(s.turns) >= n.turnsAgain {
-			s.turns = n.c.Clock.Now()
+	selects := nodeaffinity.GetRequiredNodeAffinity(pod)
+	keepsAway := func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }
+	var take []*served
+	for _, s := range n.all() {
+		if s != own && !n.isSpot(s) {
+			continue
 		}
-		n.mu.Unlock()
-		n.LookSoon()
+		there, err := n.read(ctx, s.name, min(n.readsAgain, readsSoon))
+		if err != nil {
+			return false
+		}
+		_, away := schedulinghelpers.FindMatchingUntoleratedTaint(log, there.Spec.Taints, pod.Spec.Tolerations, keepsAway, false)
+		if fits, err := selects.Match(there); !away && (s == own || err == nil && fits && n.hasNothing(ctx, s, pod)) {
+			take = append(take, s)
+		}
 	}
-	there, err := n.read(ctx, s.name, min(n.readsAgain, readsSoon))
-	return err == nil && slices.ContainsFunc(there.Spec.Taints, isShort)
+	if len(take) > 0 {
+		n.turn(take)
+		return false
+	}
+	n.mu.Lock()
+	own.left = n.c.Clock.Now()
+	n.mu.Unlock()
+	return true
+}
+
+// isSpot says that pods are given a node of spot alone.
+func (n *Nodes) isSpot(s *served) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return s.rights == rightsHeld && !s.entry.Removed && s.entry.CapacityType() == config.Spot
+}
+
+// hasNothing says that a node has nothing for a pod of another, or had not lately: what it
+// lacked is not asked for when no pod waits for it.
+func (n *Nodes) hasNothing(ctx context.Context, s *served, pod *corev1.Pod) bool {
+	n.mu.Lock()
+	left := n.c.Clock.Since(s.left) < 2*n.turnsAgain
+	n.mu.Unlock()
+	there := *pod
+	there.Spec.NodeName = s.name
+	_, err := n.Candidates(ctx, &there, "")
+	return left || err != nil
+}
+
+// turn has nodes turn pods away together, once all may.
+func (n *Nodes) turn(list []*served) {
+	list = slices.DeleteFunc(list, func(s *served) bool { return cmp.Or(n.shortage(s), n.turning(s)) != "" })
+	n.mu.Lock()
+	now := n.c.Clock.Now()
+	if !slices.ContainsFunc(list, func(s *served) bool { return now.Sub(s.turns) < n.turnsAgain }) {
+		for _, s := range list {
+			s.turns = now
+		}
+	}
+	n.mu.Unlock()
+	n.LookSoon()
 }
 
 // turning is why a node turns pods away that has something for some; "" if it does not.

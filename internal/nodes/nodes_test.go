@@ -95,6 +95,7 @@ type town struct {
 	clock    *testclock.FakeClock // of shortages
 	missing  *capacity.Shortages
 	recorder *record.FakeRecorder
+	sells    []catalog.InstanceType
 	began    []*served      // with which the last process began
 	loaded   *config.Config // when the next process began, if not when it leads
 
@@ -140,6 +141,7 @@ func newTown(t *testing.T, nodes string) *town {
 		pods:    map[string]*fake.Clientset{},
 		base:    freePorts(t, 4),
 		clock:   testclock.NewFakeClock(time.Now()),
+		sells:   sold,
 		ways:    func(cache.Store) node.Cells { return noCells{} },
 		running: func(string) func() []stats.Cell { return func() []stats.Cell { return nil } },
 	}
@@ -224,7 +226,7 @@ func (w *town) start() (ended <-chan error) {
 			w.Fatal(err)
 		}
 	}
-	simulated, err := sim.New(sim.Config{Catalogue: sold})
+	simulated, err := sim.New(sim.Config{Catalogue: w.sells})
 	must(err)
 	w.Cleanup(func() { _ = simulated.Close() })
 	machines := calls.New(calls.Config{Cloud: simulated, Clock: clock.RealClock{}})
@@ -691,8 +693,9 @@ func TestASpotNodeTurnsPodsAwayForAWhileWhenSomeLeave(t *testing.T) {
 	w.nodes.mu.Unlock()
 	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
 	short := func() bool { return hasTaint(w.node("kip-0-1"), node.ShortTaint) }
+	kip := corev1.Toleration{Key: "virtual-kubelet.io/provider", Operator: corev1.TolerationOpExists}
 	pod := func(tolerations ...corev1.Toleration) *corev1.Pod {
-		return &corev1.Pod{Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: tolerations}}
+		return &corev1.Pod{Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: append(tolerations, kip)}}
 	}
 	all := pod(corev1.Toleration{Operator: corev1.TolerationOpExists})
 	if w.nodes.TurnsAway(t.Context(), all) || w.nodes.turning(w.nodes.named("kip-0-1")) != "" {
@@ -732,6 +735,102 @@ func TestASpotNodeTurnsPodsAwayForAWhileWhenSomeLeave(t *testing.T) {
 	if w.nodes.turning(w.nodes.named("kip-0-1")) != "" {
 		t.Error("a node that has nothing for any pod is to turn pods away for longer than that")
 	}
+}
+
+// noSpot notes that there is no spot of a type in a zone.
+func (w *town) noSpot(instanceType, zone string) {
+	spot := true
+	scope := cloud.Scope{InstanceType: instanceType, Zone: zone, Spot: &spot}
+	w.short(cells.Offer{InstanceType: instanceType, Zone: zone, Spot: true}, cloud.No(cloud.ErrCapacity, scope, errors.New("none")))
+}
+
+// spotTown has a node of spot in each of two zones and one on demand, and large is what a
+// pod on one of them selects.
+func spotTown(t *testing.T) (w *town, pod func(on string) *corev1.Pod) {
+	t.Helper()
+	w = newTown(t, `nodes:
+- {suffix: 1, zones: [a], launchTypes: [spot]}
+- {suffix: 2, zones: [b], launchTypes: [spot]}
+- {suffix: 3, launchTypes: [on-demand]}
+`)
+	both := slices.Clone(sold[0].Offerings)
+	both = append(both, catalog.Offering{Zone: "a", Spot: true, PricePerHour: 1})
+	small, large := sold[0], sold[0]
+	small.Offerings, large.Offerings, large.Name = both, both, "large"
+	w.sells = []catalog.InstanceType{small, large}
+	w.start()
+	w.nodes.mu.Lock()
+	w.nodes.turnsFor, w.nodes.turnsAgain = time.Hour, 2*time.Hour
+	w.nodes.mu.Unlock()
+	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") && w.ready("kip-0-3") })
+	kip := corev1.Toleration{Key: "virtual-kubelet.io/provider", Operator: corev1.TolerationOpExists}
+	pod = func(on string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{placement.AnnotationInstanceType: "large"}},
+			Spec:       corev1.PodSpec{NodeName: on, Tolerations: []corev1.Toleration{kip}},
+		}
+	}
+	return w, pod
+}
+
+func (w *town) isShort(name string) bool { return hasTaint(w.node(name), node.ShortTaint) }
+
+func TestPodsLeaveAllSpotNodesThatHaveNothingForThem(t *testing.T) {
+	w, pod := spotTown(t)
+	w.noSpot("large", "a")
+	w.noSpot("large", "b")
+	w.eventually("pods may leave the first", func() bool { return w.nodes.TurnsAway(t.Context(), pod("kip-0-1")) })
+	if !w.isShort("kip-0-2") || w.isShort("kip-0-3") {
+		t.Error("pods that leave the first get to the second, or have nowhere to go")
+	}
+}
+
+func TestPodsDoNotGoRoundAmongSpotNodes(t *testing.T) {
+	w, pod := spotTown(t)
+	w.noSpot("large", "a")
+	w.eventually("pods may leave the first", func() bool { return w.nodes.TurnsAway(t.Context(), pod("kip-0-1")) })
+	if w.isShort("kip-0-2") {
+		t.Error("a node that may have something turns pods away")
+	}
+	ago := func(d time.Duration) {
+		w.nodes.mu.Lock()
+		defer w.nodes.mu.Unlock()
+		s := w.nodes.served["kip-0-1"]
+		s.turns = s.turns.Add(-d)
+	}
+	ago(time.Hour)
+	w.clock.Step(capacity.Cooldown)
+	w.eventually("the first takes pods", func() bool { return !w.isShort("kip-0-1") })
+	w.noSpot("large", "b")
+	for range 3 {
+		if w.nodes.TurnsAway(t.Context(), pod("kip-0-2")) || w.nodes.turning(w.nodes.named("kip-0-2")) != "" {
+			t.Error("pods that leave the second come back to the first")
+		}
+	}
+	ago(time.Hour)
+	w.eventually("pods may leave the second", func() bool { return w.nodes.TurnsAway(t.Context(), pod("kip-0-2")) })
+	if !w.isShort("kip-0-1") || !w.isShort("kip-0-2") || w.isShort("kip-0-3") {
+		t.Error("pods that leave the second come back, or have nowhere to go")
+	}
+}
+
+func TestPodsThatWaitLeaveASpotNodeThatIsTakenOut(t *testing.T) {
+	w := newTown(t, `nodes:
+- {suffix: 1, launchTypes: [spot]}
+- {suffix: 2, launchTypes: [on-demand]}
+`)
+	w.start()
+	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+	w.addPod("kip-0-1", "web", "ReplicaSet")
+	w.write("nodes: [{suffix: 2, launchTypes: [on-demand]}]")
+	w.eventually("the node is cordoned", func() bool { return w.node("kip-0-1").Spec.Unschedulable })
+	w.noSpot("small", "b")
+	kip := corev1.Toleration{Key: "virtual-kubelet.io/provider", Operator: corev1.TolerationOpExists}
+	pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "kip-0-1", Tolerations: []corev1.Toleration{kip}}}
+	if on := w.nodes.Elsewhere(t.Context(), pod); !slices.Equal(on, []string{"kip-0-2"}) {
+		t.Fatalf("it may go to %q", on)
+	}
+	w.eventually("its pods may leave", func() bool { return w.nodes.TurnsAway(t.Context(), pod) })
 }
 
 func TestANameThatIsAMachinesEndsKipOrChangesNothing(t *testing.T) {

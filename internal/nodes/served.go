@@ -51,6 +51,7 @@ type served struct {
 	loop   *loop // that keeps its object; nil while none does
 	rights rights
 	turns  time.Time // when it last began to turn pods away for others that leave
+	left   time.Time // when a pod last was to leave it, since it had nothing for that
 
 	// Of keep.
 	short   string    // why nothing can be launched for its pods, as was told

@@ -124,15 +124,19 @@ func (c *Controller) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time
 	return 0, fmt.Errorf("evict pod %s from an instance that the cloud takes back: %w", ref, err)
 }
 
-// evict asks for a pod's eviction, if this process leads; without a grace period that of
-// the pod is its own.
-func (c *Controller) evict(ctx context.Context, pod *corev1.Pod, grace *int64) error {
+// evict asks for a pod's eviction, or with a dry run whether it may be, if this process
+// leads; without a grace period that of the pod is its own.
+func (c *Controller) evict(ctx context.Context, pod *corev1.Pod, grace *int64, dryRun ...string) error {
 	if err := c.leads(ctx); err != nil {
 		return err
 	}
 	return c.client(pod).EvictV1(ctx, &policyv1.Eviction{
-		ObjectMeta:    metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace},
-		DeleteOptions: &metav1.DeleteOptions{GracePeriodSeconds: grace, Preconditions: &metav1.Preconditions{UID: &pod.UID}},
+		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace},
+		DeleteOptions: &metav1.DeleteOptions{
+			GracePeriodSeconds: grace,
+			Preconditions:      &metav1.Preconditions{UID: &pod.UID},
+			DryRun:             dryRun,
+		},
 	})
 }
 

@@ -56,10 +56,17 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 	if why, sure := c.mayRunElsewhere(pod); why != "" {
 		return min(most, behindWait(sure)), nil // it may run on a cell that this Kip does not know of
 	}
-	if !c.cfg.TurnsAway(ctx, pod) {
-		return most, nil
+	var err error
+	if c.toldLast(pod) == events.EvictionBlocked { // no node turns pods away for one that may not leave
+		err = c.evict(ctx, pod, nil, metav1.DryRunAll)
 	}
-	switch err := c.evict(ctx, pod, nil); {
+	if err == nil {
+		if !c.cfg.TurnsAway(ctx, pod) {
+			return most, nil
+		}
+		err = c.evict(ctx, pod, nil)
+	}
+	switch {
 	case err == nil:
 		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeNormal, events.Evicted,
 			fmt.Sprintf("Node %s has had no capacity for the pod for %s; its controller replaces it, and node %s can serve that",

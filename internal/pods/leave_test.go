@@ -132,6 +132,56 @@ func TestALaunchWithoutCapacityDoesNotBeginThePodsTimeAnew(t *testing.T) {
 	}
 }
 
+func TestNoNodeTurnsPodsAwayForOneThatADisruptionBudgetKeeps(t *testing.T) {
+	h := newHarness(t)
+	h.forbidden = apierrors.NewTooManyRequests("a disruption budget", 0)
+	evictions := short(h, owned)
+	asked := 0
+	h.c.cfg.TurnsAway = func(context.Context, *corev1.Pod) bool {
+		asked++
+		return true
+	}
+	h.clock.Step(time.Second)
+	h.waitsOut(20 * leaveRetry)
+	if asked != 1 || *evictions < 10 {
+		t.Errorf("the node was to turn pods away %d times, and %d evictions were tried", asked, *evictions)
+	}
+	h.forbidden = nil
+	h.clock.Step(leaveRetry)
+	h.must("a")
+	if asked != 2 || !slices.Contains(h.events, "Normal Evicted") {
+		t.Errorf("without the budget: the node was to turn pods away %d times; %q", asked, h.events)
+	}
+}
+
+// What a pod waited for in between, and how long, was no shortage.
+func TestATimeWithoutMoneyIsNoTimeWithoutCapacity(t *testing.T) {
+	h := newHarness(t)
+	evictions := short(h, owned)
+	none := h.place
+	h.place = func(*corev1.Pod) ([]cells.Offer, error) {
+		return []cells.Offer{{InstanceType: "nano", Zone: "local"}}, nil
+	}
+	h.cells.refuse = &cells.BudgetError{}
+	h.clock.Step(longestBackoff)
+	h.must("a")
+	if !slices.Contains(h.events, "Warning BudgetExceeded") {
+		t.Fatalf("the pod does not wait for money: %q", h.events)
+	}
+	h.place = none
+	h.clock.Step(budgetRetry)
+	h.must("a")
+	if *evictions > 0 {
+		t.Error("a pod is evicted whose node lacks capacity only now")
+	}
+	h.waitsOut(shortFor - time.Second)
+	h.clock.Step(time.Second)
+	h.must("a")
+	if *evictions != 1 {
+		t.Errorf("%d evictions after %s without capacity", *evictions, shortFor)
+	}
+}
+
 func TestANodeTurnsPodsAwayOnlyForOneThatLeaves(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*corev1.Pod)
