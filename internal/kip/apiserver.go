@@ -21,7 +21,9 @@ import (
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -257,7 +259,9 @@ type eventFunc = func(pod apiv1.PodReference, kind, reason, message string)
 func (a *apiServer) eventRecorder(ctx context.Context, node string) (event eventFunc, recorder record.EventRecorder, stop func()) {
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.asNode.CoreV1().Events("")})
-	recorder = broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kip", Host: node})
+	known := runtime.NewScheme() // nobody else writes to it: see package provisioner
+	utilruntime.Must(scheme.AddToScheme(known))
+	recorder = broadcaster.NewRecorder(known, corev1.EventSource{Component: "kip", Host: node})
 	return func(pod apiv1.PodReference, kind, reason, message string) {
 		recorder.Event(&corev1.ObjectReference{
 			APIVersion: "v1",

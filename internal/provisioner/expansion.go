@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
@@ -32,7 +31,7 @@ func (p *Provisioner) watch() (claims, pvs cache.SharedIndexInformer, run func(c
 	factory := informers.NewSharedInformerFactory(p.cfg.Client, controller.DefaultResyncPeriod)
 	pvs, claims = factory.Core().V1().PersistentVolumes().Informer(), factory.Core().V1().PersistentVolumeClaims().Informer()
 	broadcaster := record.NewBroadcaster()
-	e := &expansions{p: p, volumes: pvs.GetStore(), recorder: broadcaster.NewRecorder(scheme.Scheme,
+	e := &expansions{p: p, volumes: pvs.GetStore(), recorder: broadcaster.NewRecorder(newScheme(),
 		corev1.EventSource{Component: volumes.Driver, Host: p.cfg.Node})}
 	if _, err := claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { e.look(nil, o) }, UpdateFunc: e.look,

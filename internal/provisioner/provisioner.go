@@ -62,9 +62,7 @@ var (
 	_ controller.DeletionGuard    = (*Provisioner)(nil)
 )
 
-// New returns a provisioner, which sends events and asks the cloud until ctx ends; Run starts it. It
-// must be called before anything encodes objects of the API: the library registers
-// types in client-go's scheme, which is read without a lock.
+// New returns a provisioner, which sends events and asks the cloud until ctx ends; Run starts it.
 func New(ctx context.Context, cfg Config) (*Provisioner, error) {
 	p := &Provisioner{cfg: cfg, lifetime: ctx}
 	claims, pvs, run, err := p.watch()
