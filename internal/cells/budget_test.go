@@ -110,8 +110,10 @@ func TestWhatEndsMakesRoomInTheBudget(t *testing.T) {
 
 func TestAFallBackThatIsDearerThanTheBudgetIsNotTaken(t *testing.T) {
 	inBubble(t, budgeted(1, 0), nil, func(t *testing.T, b *bubble) {
+		bought := make(chan struct{}) // one that asks after a fall-back is given no dear offer at all
 		b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
 			if r.InstanceType == "small" {
+				<-bought
 				return cloud.ErrCapacity, false
 			}
 			return nil, false
@@ -122,6 +124,7 @@ func TestAFallBackThatIsDearerThanTheBudgetIsNotTaken(t *testing.T) {
 				t.Fatal(over)
 			}
 		}
+		close(bought)
 		b.later(time.Minute)
 		// There is room for one, in whichever order they ask; then for one that asks anew.
 		if got := len(b.cloud.running()); got != 1 {
