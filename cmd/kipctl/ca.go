@@ -17,9 +17,9 @@ func ca(k *kipctl) *cobra.Command {
 		Short: "Show the CA by which cells know Kip, and how far its rotation is",
 		Long: "Show the CA by which cells know Kip, and how far its rotation is.\n\n" +
 			"While it is being rotated there are two. The new one signs; cells that know Kip by the old one yet\n" +
-			"are listed, with what each waits for. When there is none any more, and it is five minutes old, Kip\n" +
-			"drops the old one by itself.",
-		Args: cobra.NoArgs,
+			"are listed, with what each waits for. When there is none any more, and after cells.caOverlap,\n" +
+			"Kip drops the old one by itself.",
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
 			is, err := adminapi.NewClient(path).CA(cmd.Context())
@@ -45,7 +45,7 @@ func rotateCA(k *kipctl) *cobra.Command {
 			"Kip connects to all cells anew, as when it is started again: pods run on, exec and port-forward end.\n" +
 			"Standby cells are replaced one by one. kipctl ca shows how far it is. Take a backup when it is over:\n" +
 			"cells do not obey a Kip that is restored from one of before.",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
 			is, err := adminapi.NewClient(path).RotateCA(cmd.Context())
@@ -72,7 +72,7 @@ func dropCA(k *kipctl) *cobra.Command {
 			"then nothing is done. What runs on them ends with them, all at once; pods get other cells as their\n" +
 			"owners and restart policies say. Without haste it is better to wait, or to delete those pods one by\n" +
 			"one: a cell that is new has the new CA.",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, _ := k.socketPath()
 			client := adminapi.NewClient(path)

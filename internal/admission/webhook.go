@@ -44,8 +44,7 @@ type Config struct {
 	// the webhook. An admin makes it; only who is trusted in it is kept up to date.
 	// Without it nothing is served.
 	Name string
-	// Own is who keeps it. No client here uses client-go's scheme, to which types are
-	// added while this runs.
+	// Own is who keeps it.
 	Own dynamic.Interface
 	// Nodes are those that Kip may have now; one is there, or will be.
 	Nodes func() ([]Node, error)
