@@ -55,6 +55,17 @@ func ready(t *testing.T, m *machine, s *Session) string {
 	return body
 }
 
+// rotating is a Kip that has begun to rotate its CA, and a cell that it has joined meanwhile
+// and told nothing of that.
+func (w *world) rotating(dir string) (*machine, pki.Authorities, *Session) {
+	w.t.Helper()
+	m := w.start(dir, "", says("agent"))
+	both := w.rotated()
+	s := w.keep(w.kipOf(both), w.target(m.addr), nil)
+	ready(w.t, m, s)
+	return m, both, s
+}
+
 func (w *world) trust(s *Session) error {
 	ctx, cancel := context.WithTimeout(context.Background(), testPatience)
 	defer cancel()
@@ -322,10 +333,7 @@ func TestACellWhoseMoveIsCutOffIsReachedAllTheSame(t *testing.T) {
 	for what, file := range map[string]string{"nothing is written": trustFile, "only whom to trust is": certificateFile} {
 		w := newWorld(t)
 		dir := t.TempDir()
-		m := w.start(dir, "", says("agent"))
-		both := w.rotated()
-		s := w.keep(w.kipOf(both), w.target(m.addr), nil)
-		ready(t, m, s)
+		m, both, s := w.rotating(dir)
 		unwritable(t, dir, file)
 		if err := w.trust(s); err == nil {
 			t.Errorf("%s: the agent does not tell of it", what)
@@ -360,10 +368,7 @@ func TestACellWhoseMoveIsCutOffIsReachedAllTheSame(t *testing.T) {
 func TestACellThatHasForgottenTheNewCAIsFoundByTheOld(t *testing.T) {
 	w := newWorld(t)
 	dir := t.TempDir()
-	m := w.start(dir, "", says("agent"))
-	both := w.rotated()
-	s := w.keep(w.kipOf(both), w.target(m.addr), nil)
-	ready(t, m, s)
+	m, both, s := w.rotating(dir)
 	if got := s.CA(); got != both.Before.Hash() {
 		t.Errorf("before the move it is dialled by %s", got)
 	}
@@ -393,10 +398,7 @@ func TestACellThatHasForgottenTheNewCAIsFoundByTheOld(t *testing.T) {
 func TestACellThatCannotReadWhomItTrustsTrustsNobody(t *testing.T) {
 	w := newWorld(t)
 	dir := t.TempDir()
-	m := w.start(dir, "", says("agent"))
-	both := w.rotated()
-	first := w.keep(w.kipOf(both), w.target(m.addr), nil)
-	ready(t, m, first)
+	m, both, first := w.rotating(dir)
 	if err := w.trust(first); err != nil {
 		t.Fatal(err)
 	}
