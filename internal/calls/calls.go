@@ -156,12 +156,10 @@ func (c *Calls) Features() cloud.Features {
 }
 
 // Catalogue implements cloud.Cloud.
-func (c *Calls) Catalogue(ctx context.Context) (types []catalog.InstanceType, err error) {
-	err = c.one(ctx, cloud.CallCatalogue, 0, func(ctx context.Context) (err error) {
-		types, err = c.cfg.Cloud.Catalogue(ctx)
-		return err
+func (c *Calls) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
+	return answered(ctx, c, cloud.CallCatalogue, 0, func(ctx context.Context) ([]catalog.InstanceType, error) {
+		return c.cfg.Cloud.Catalogue(ctx)
 	})
-	return types, err
 }
 
 // Launch implements cloud.Cloud. It waits for the budget of the whole request, and
@@ -177,12 +175,10 @@ func (c *Calls) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchR
 }
 
 // List implements cloud.Cloud.
-func (c *Calls) List(ctx context.Context, owner string) (list cloud.Listing, err error) {
-	err = c.one(ctx, cloud.CallList, Timeout, func(ctx context.Context) (err error) {
-		list, err = c.cfg.Cloud.List(ctx, owner)
-		return err
+func (c *Calls) List(ctx context.Context, owner string) (cloud.Listing, error) {
+	return answered(ctx, c, cloud.CallList, Timeout, func(ctx context.Context) (cloud.Listing, error) {
+		return c.cfg.Cloud.List(ctx, owner)
 	})
-	return list, err
 }
 
 // Description is what the cloud says of one instance, or why it does not.
@@ -288,12 +284,10 @@ type resolver struct {
 	r cloud.Resolver
 }
 
-func (r resolver) Resolve(ctx context.Context, s cloud.LaunchSpec) (resolved cloud.Resolved, err error) {
-	err = r.c.one(ctx, cloud.CallResolve, Timeout, func(ctx context.Context) (err error) {
-		resolved, err = r.r.Resolve(ctx, s)
-		return err
+func (r resolver) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
+	return answered(ctx, r.c, cloud.CallResolve, Timeout, func(ctx context.Context) (cloud.Resolved, error) {
+		return r.r.Resolve(ctx, s)
 	})
-	return resolved, err
 }
 
 type console struct {
@@ -301,10 +295,9 @@ type console struct {
 	from cloud.Console
 }
 
-func (k console) Console(ctx context.Context, id string) (text []byte, err error) {
-	err = k.c.one(ctx, cloud.CallConsole, Timeout, func(ctx context.Context) (err error) {
-		text, err = k.from.Console(ctx, id)
-		return err
+func (k console) Console(ctx context.Context, id string) ([]byte, error) {
+	text, err := answered(ctx, k.c, cloud.CallConsole, Timeout, func(ctx context.Context) ([]byte, error) {
+		return k.from.Console(ctx, id)
 	})
 	return text[max(0, len(text)-mostConsole):], err
 }
@@ -314,12 +307,10 @@ type parts struct {
 	p cloud.Parts
 }
 
-func (p parts) ListParts(ctx context.Context, owner string) (list []cloud.Part, err error) {
-	err = p.c.one(ctx, cloud.CallListParts, Timeout, func(ctx context.Context) (err error) {
-		list, err = p.p.ListParts(ctx, owner)
-		return err
+func (p parts) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
+	return answered(ctx, p.c, cloud.CallListParts, Timeout, func(ctx context.Context) ([]cloud.Part, error) {
+		return p.p.ListParts(ctx, owner)
 	})
-	return list, err
 }
 
 func (p parts) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
@@ -337,24 +328,20 @@ type disks struct {
 	d cloud.Disks
 }
 
-func (d disks) CreateDisk(ctx context.Context, r cloud.DiskRequest) (disk cloud.Disk, err error) {
-	err = d.c.one(ctx, cloud.CallCreateDisk, Timeout, func(ctx context.Context) (err error) {
-		disk, err = d.d.CreateDisk(ctx, r)
-		return err
+func (d disks) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
+	return answered(ctx, d.c, cloud.CallCreateDisk, Timeout, func(ctx context.Context) (cloud.Disk, error) {
+		return d.d.CreateDisk(ctx, r)
 	})
-	return disk, err
 }
 
 func (d disks) DeleteDisk(ctx context.Context, id string) error {
 	return d.c.one(ctx, cloud.CallDeleteDisk, Timeout, func(ctx context.Context) error { return d.d.DeleteDisk(ctx, id) })
 }
 
-func (d disks) ListDisks(ctx context.Context, owner string) (list []cloud.Disk, err error) {
-	err = d.c.one(ctx, cloud.CallListDisks, Timeout, func(ctx context.Context) (err error) {
-		list, err = d.d.ListDisks(ctx, owner)
-		return err
+func (d disks) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
+	return answered(ctx, d.c, cloud.CallListDisks, Timeout, func(ctx context.Context) ([]cloud.Disk, error) {
+		return d.d.ListDisks(ctx, owner)
 	})
-	return list, err
 }
 
 func (d disks) AttachDisk(ctx context.Context, id, instance string) error {
@@ -380,6 +367,17 @@ func (c *Calls) one(ctx context.Context, kind cloud.Call, timeout time.Duration,
 			return err
 		}
 	}
+}
+
+// answered makes a call as one does, and returns what the cloud answered.
+func answered[T any](
+	ctx context.Context, c *Calls, kind cloud.Call, timeout time.Duration, ask func(context.Context) (T, error),
+) (answer T, err error) {
+	err = c.one(ctx, kind, timeout, func(ctx context.Context) (err error) {
+		answer, err = ask(ctx)
+		return err
+	})
+	return answer, err
 }
 
 // each makes calls about things that only one caller knows, as many in one as there are
