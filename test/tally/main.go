@@ -31,6 +31,9 @@ tally -fuzzed FILE               what go test -json wrote of their fuzzing, each
 tally -benchmarks                prints the packages that have benchmarks
 tally [-tags T] FILE PACKAGE...  one run: FILE, STAGE.json, is what go test -json wrote;
                                  with -benchmarks it is one of benchmarks
+                                 with -shard S it is one of a part of their tests
+tally -names -shard S [-tags T] PACKAGE...
+                                 prints an expression for go test -run of that part
 tally -all FOLDER                all runs, FOLDER/*.json: each test of the tree in one of them;
                                  with -update it writes test/tally/subtests.txt of them,
                                  with -shrink also where they have become fewer
@@ -45,6 +48,8 @@ func command(args []string, out io.Writer) error {
 	fuzzed := fs.String("fuzzed", "", "check that each fuzz target of the tree tried new inputs in this `file`")
 	quarantined := fs.Bool("quarantined", false, "print an expression that matches the tests in quarantine")
 	benchmarks := fs.Bool("benchmarks", false, "the run is one of benchmarks; without a run, print the packages of the module that have some")
+	part := fs.String("shard", "", "a `part` of the tests: together (t.Parallel), alone, or alone:K/N")
+	names := fs.Bool("names", false, "with -shard: print an expression that matches its tests")
 	update := fs.Bool("update", false, "with -all: when none has failed, write how many subtests they have into test/tally/subtests.txt")
 	shrink := fs.Bool("shrink", false, "with -update: also where they are fewer than before")
 	if err := fs.Parse(args); err != nil {
@@ -66,11 +71,13 @@ func command(args []string, out io.Writer) error {
 		return nil
 	case *all != "":
 		return everything(*all, *update, *shrink, l, out)
+	case *names:
+		return printNames(*part, *tags, fs.Args(), out)
 	case fs.NArg() < 2:
 		fs.Usage()
 		return errors.New("want a file and packages")
 	}
-	want, err := inPackages(*tags, fs.Args()[1:])
+	want, err := inPackages(*part, *tags, fs.Args()[1:])
 	if err != nil {
 		return err
 	}
@@ -85,8 +92,25 @@ func command(args []string, out io.Writer) error {
 	return oneRun(strings.TrimSuffix(filepath.Base(fs.Arg(0)), ".json"), want, ran, l, out)
 }
 
-// inPackages returns the tests that the packages have with these build tags.
-func inPackages(tags string, patterns []string) ([]test, error) {
+// printNames prints an expression that matches the tests of a part of packages' tests.
+func printNames(part, tags string, patterns []string, out io.Writer) error {
+	tests, err := inPackages(part, tags, patterns)
+	if err != nil {
+		return err
+	}
+	if len(tests) == 0 {
+		return fmt.Errorf("the packages %s have no tests that are %q", strings.Join(patterns, " "), part)
+	}
+	fmt.Fprintln(out, expression(tests))
+	return nil
+}
+
+// inPackages returns the tests, of a shard, that the packages have with these build tags.
+func inPackages(part, tags string, patterns []string) ([]test, error) {
+	s, err := parseShard(part)
+	if err != nil {
+		return nil, err
+	}
 	cmd := exec.Command("go", append([]string{"list", "-tags=" + tags, "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"}, patterns...)...)
 	cmd.Stderr = os.Stderr
 	data, err := cmd.Output()
@@ -94,6 +118,7 @@ func inPackages(tags string, patterns []string) ([]test, error) {
 		return nil, fmt.Errorf("list the packages %s: %w", strings.Join(patterns, " "), err)
 	}
 	var want []test
+	alone := map[test]bool{}
 	for d := json.NewDecoder(bytes.NewReader(data)); ; {
 		var p struct {
 			ImportPath, Dir           string
@@ -112,10 +137,13 @@ func inPackages(tags string, patterns []string) ([]test, error) {
 			for _, name := range inFile(parsed) {
 				want = append(want, test{p.ImportPath, name})
 			}
+			for _, name := range goAlone(parsed) {
+				alone[test{p.ImportPath, name}] = true
+			}
 		}
 	}
 	slices.SortFunc(want, compare)
-	return want, nil
+	return s.of(want, alone), nil
 }
 
 // oneRun says what a run executed, and fails when that is less than its packages have.

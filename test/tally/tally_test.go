@@ -428,3 +428,37 @@ func TestTheListsOfTheTreeAreRead(t *testing.T) {
 		t.Errorf("%d tests, this one among them: %v", len(tests), err)
 	}
 }
+
+func TestAPartOfTheTestsRunsInAProcessOfItsOwn(t *testing.T) {
+	dir := tree(t, map[string]string{
+		"go.mod": "module example.com/m\n",
+		"a/a_test.go": `package a
+import "testing"
+func TestA(t *testing.T) { t.Log("alone") }
+func TestB(t *testing.T) { t.Helper(); t.Parallel() }
+func TestC(t *testing.T) { t.Run("part", func(t *testing.T) { t.Parallel() }) }
+func TestD(t *testing.T) { t.Parallel() }
+func TestE(t *testing.T) { if testing.Short() { t.Parallel() } }
+`,
+	})
+	t.Chdir(dir)
+	got := map[string]string{}
+	for _, part := range []string{"", "together", "alone", "alone:1/2", "alone:2/2", "alone:4/4"} {
+		var out strings.Builder
+		if err := printNames(part, "", []string{"./a"}, &out); err != nil {
+			out.WriteString(err.Error() + "\n")
+		}
+		got[part] = strings.TrimSuffix(out.String(), "\n")
+	}
+	if want := map[string]string{
+		"": "^(TestA|TestB|TestC|TestD|TestE)$", "together": "^(TestB|TestD)$", "alone": "^(TestA|TestC|TestE)$",
+		"alone:1/2": "^(TestA|TestE)$", "alone:2/2": "^(TestC)$", "alone:4/4": `the packages ./a have no tests that are "alone:4/4"`,
+	}; !maps.Equal(got, want) {
+		t.Errorf("the parts are %q, want %q", got, want)
+	}
+	for _, bad := range []string{"serial", "together:1/2", "alone:", "alone:0/2", "alone:3/2", "alone:1", "alone:1/x", ":1/2"} {
+		if _, err := parseShard(bad); err == nil || !strings.Contains(err.Error(), "-shard="+bad) {
+			t.Errorf("%q is taken as a part: %v", bad, err)
+		}
+	}
+}
