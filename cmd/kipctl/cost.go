@@ -124,6 +124,10 @@ func (k *kipctl) costTable(w io.Writer, q adminapi.CostQuery, costs adminapi.Cos
 	if beside {
 		columns = append(columns, "MACHINE", "DISK", "ADDRESS")
 	}
+	measured := costs.Total.MeasuredHours > 0
+	if measured {
+		columns = append(columns, "IDLE")
+	}
 	unknown := costs.Total.UnknownPriceHours > 0
 	if unknown {
 		columns = append(columns, "PRICE UNKNOWN")
@@ -134,6 +138,9 @@ func (k *kipctl) costTable(w io.Writer, q adminapi.CostQuery, costs adminapi.Cos
 		names = append(names, hours(c.Hours), spent(c.Known()))
 		if beside {
 			names = append(names, spent(c.Dollars), spentBeside(c.Disk), spentBeside(c.Address))
+		}
+		if measured {
+			names = append(names, spentIdle(c))
 		}
 		if unknown {
 			names = append(names, hours(c.UnknownPriceHours)+" h")
@@ -152,6 +159,10 @@ func (k *kipctl) costTable(w io.Writer, q adminapi.CostQuery, costs adminapi.Cos
 	if err := t.w.Flush(); err != nil {
 		return err
 	}
+	if measured {
+		fmt.Fprintf(k.err, "IDLE is what was paid for CPU and memory that pods did not use, whichever they used more of. It is known for %.2f of %.2f hours.\n",
+			costs.Total.MeasuredHours, costs.Total.Hours)
+	}
 	if unknown {
 		fmt.Fprintf(k.err, "The price of %.2f hours is not known: they are in no sum.\n", costs.Total.UnknownPriceHours)
 	}
@@ -164,6 +175,14 @@ func (k *kipctl) costTable(w io.Writer, q adminapi.CostQuery, costs adminapi.Cos
 		}
 	}
 	return nil
+}
+
+// spentIdle writes what was paid for what stood idle; "-" where that was not measured.
+func spentIdle(c adminapi.Cost) string {
+	if c.IdleDollars == nil {
+		return "-"
+	}
+	return spent(c.IdleDollars)
 }
 
 func spentBeside(p *adminapi.Part) string {

@@ -50,6 +50,13 @@ func costing(asked *adminapi.CostQuery) func(*adminapi.Config) {
 				costs.Costs = append(costs.Costs, adminapi.Cost{Namespace: "lab\x1b[2J", Pod: "gpu", Hours: 3, UnknownPriceHours: 3})
 				costs.Total = adminapi.Cost{Hours: 243.001, Dollars: dollars(20.40001), UnknownPriceHours: 3}
 			}
+			if q.Namespace == "idle" {
+				costs.Costs = []adminapi.Cost{
+					{Namespace: "idle", Hours: 4, Dollars: dollars(8), MeasuredHours: 3, IdleDollars: dollars(4.5)},
+					{Namespace: "short", Hours: 0.1, Dollars: dollars(0.2)},
+				}
+				costs.Total = adminapi.Cost{Hours: 4.1, Dollars: dollars(8.2), MeasuredHours: 3, IdleDollars: dollars(4.5)}
+			}
 			if q.Namespace == "paid" {
 				costs.Costs = []adminapi.Cost{
 					{
@@ -81,7 +88,7 @@ func TestCostsAreShown(t *testing.T) {
 	for _, args := range []string{
 		"cost", "cost --by pod -n lab", "cost --by owner", "cost --by day --since 7d", "cost --by type --since 2026-06-01 --until 2026-06-30",
 		"cost --by label=team", "cost -n empty", "cost -n lab -o json", "cost --by pod -o yaml",
-		"cost -n paid", "cost -n paid -o json",
+		"cost -n paid", "cost -n paid -o json", "cost -n idle", "cost -n idle -o json",
 	} {
 		got := run(t, nil, strings.Fields(args)...)
 		if got.failed != nil {

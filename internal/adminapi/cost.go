@@ -76,6 +76,11 @@ type Cost struct {
 	Dollars *float64 `json:"dollars"`
 	// UnknownPriceHours are those of Hours that are in no Dollars.
 	UnknownPriceHours float64 `json:"unknownPriceHours,omitempty"`
+	// MeasuredHours are those of Hours for which it is known how much of the machine was used,
+	// and IdleDollars those of Dollars that were paid for what of it stood idle; nil where
+	// nothing was measured.
+	MeasuredHours float64  `json:"measuredHours,omitempty"`
+	IdleDollars   *float64 `json:"idleDollars,omitempty"`
 	// Disk and Address are what root disks and public addresses cost; nil for nothing.
 	Disk    *Part `json:"disk,omitempty"`
 	Address *Part `json:"address,omitempty"`

@@ -70,7 +70,7 @@ func (c *Controller) commitWith(
 			return 0, err
 		}
 		after[n] = &cell
-		out.entries = append(out.entries, ended(e.cell(), &cell, now)...)
+		out.entries = append(out.entries, ended(e.cell(), &cell, now, c.use(&cell))...)
 		changes[n] = store.Change{Key: keyPrefix + e.id, Revision: e.revision}
 		if cell.Phase == apiv1.Gone {
 			out.costs = append(out.costs, cell.cost(now))

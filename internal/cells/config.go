@@ -50,6 +50,8 @@ type Config struct {
 	// TakenBack is told, once, of each spot cell whose instance the cloud announces to take
 	// back. It must not block. Optional.
 	TakenBack func(Offer)
+	// Meter tells how much of a cell's machine its pod has used. Optional.
+	Meter Meter
 	// SaveLogs keeps the container logs of a pod that has ended, which it asks its
 	// cell's agent for.
 	SaveLogs func(ctx context.Context, pod apiv1.PodReference, agent agentapi.Conn) error

@@ -37,8 +37,8 @@ func (a Account) labels() string {
 }
 
 // entries are what the cell has cost in some seconds from a time on: of the pool until a
-// pod was given it, and then of the pod.
-func (c *Cell) entries(from time.Time, seconds float64) []daybook.Entry {
+// pod was given it, and then of the pod, which has used so much of it.
+func (c *Cell) entries(from time.Time, seconds float64, use daybook.Use) []daybook.Entry {
 	if from.IsZero() || seconds <= 0 {
 		return nil
 	}
@@ -58,7 +58,7 @@ func (c *Cell) entries(from time.Time, seconds float64) []daybook.Entry {
 			Owner:        "Standby/" + c.Standby,
 			InstanceType: offer.InstanceType,
 			LaunchType:   string(offer.Market()),
-		}, from, idle, price))
+		}, from, idle, price, daybook.Use{Measured: idle, Idle: idle}))
 	}
 	if seconds -= idle; seconds > 0 {
 		all = append(all, daybook.Of(daybook.Spender{
@@ -68,27 +68,27 @@ func (c *Cell) entries(from time.Time, seconds float64) []daybook.Entry {
 			Labels:       c.Account.labels(),
 			InstanceType: offer.InstanceType,
 			LaunchType:   string(offer.Market()),
-		}, from.Add(time.Duration(idle*float64(time.Second))), seconds, price))
+		}, from.Add(time.Duration(idle*float64(time.Second))), seconds, price, use))
 	}
 	return all
 }
 
 // running are the entries of what the cell has cost since it was last launched or started.
-func (c *Cell) running(now time.Time) []daybook.Entry {
+func (c *Cell) running(now time.Time, use daybook.Use) []daybook.Entry {
 	if c.Stopped {
 		return nil
 	}
 	from := c.launched()
-	return c.entries(from, now.Sub(from).Seconds())
+	return c.entries(from, now.Sub(from).Seconds(), use)
 }
 
 // ended are the entries of a cell whose instance is stopped, or gone, by a change.
-func ended(before, after *Cell, now time.Time) []daybook.Entry {
+func ended(before, after *Cell, now time.Time, use daybook.Use) []daybook.Entry {
 	switch {
 	case after.Phase == apiv1.Gone:
-		return after.running(now)
+		return after.running(now, use)
 	case after.Stopped && !before.Stopped:
-		return before.entries(before.launched(), after.BilledSeconds-before.BilledSeconds)
+		return before.entries(before.launched(), after.BilledSeconds-before.BilledSeconds, use)
 	}
 	return nil
 }
@@ -236,12 +236,26 @@ func (d *costDays) written(next costDays, changes []store.Change, revision int64
 	*d = next
 }
 
+// Meter tells of a cell by its ID how much of its machine its pod has used since it was
+// given it. It must not block.
+type Meter interface {
+	Of(cell string) daybook.Use
+}
+
+// use is what the pod of a cell has used, if that is measured.
+func (c *Controller) use(cell *Cell) daybook.Use {
+	if c.cfg.Meter == nil {
+		return daybook.Use{}
+	}
+	return c.cfg.Meter.Of(cell.ID)
+}
+
 // runningEntries are those of the cells that run, in order of the cells.
 func (c *Controller) runningEntries() (all []daybook.Entry) {
 	now, list := c.cfg.Clock.Now(), c.List()
 	slices.SortFunc(list, func(a, b Cell) int { return cmp.Compare(a.ID, b.ID) })
 	for i := range list {
-		all = append(all, list[i].running(now)...)
+		all = append(all, list[i].running(now, c.use(&list[i]))...)
 	}
 	return all
 }

@@ -142,7 +142,7 @@ func TestWhatACellCostBeforeItWasStoppedIsNotLost(t *testing.T) {
 		"ends as stopped": {&stopped, &goneStopped, ""},
 	} {
 		var got strings.Builder
-		for _, e := range ended(tc.before, tc.after, start.Add(80*time.Minute)) {
+		for _, e := range ended(tc.before, tc.after, start.Add(80*time.Minute), daybook.Use{}) {
 			e.Each(0, math.MaxInt32, func(d daybook.Day, a daybook.Amount) {
 				fmt.Fprintf(&got, "%s %s %s %.0f %v, ", e.Owner, e.Pod, d, a.Seconds, a.Dollars)
 			})
@@ -151,6 +151,38 @@ func TestWhatACellCostBeforeItWasStoppedIsNotLost(t *testing.T) {
 			t.Errorf("a cell that %s: %q, want %q", what, got.String(), tc.want)
 		}
 	}
+}
+
+// fixedMeter tells the same of each cell.
+type fixedMeter daybook.Use
+
+func (m fixedMeter) Of(string) daybook.Use { return daybook.Use(m) }
+
+// A standby cell that waits for a pod is idle, and of a pod it is what the meter says.
+func TestWhatStoodIdleIsToldAlsoAfterTheCellHasGone(t *testing.T) {
+	inBubble(t, func(c *setup) {
+		keep(1)(c)
+		c.RefillDelay = 100 * time.Hour
+		c.Meter = fixedMeter{Measured: 3600, Idle: 900}
+	}, nil, func(t *testing.T, b *bubble) {
+		b.later(2 * time.Hour)
+		b.requestFor("a", Account{})
+		b.later(3 * time.Hour)
+		look := func(when string) {
+			t.Helper()
+			for namespace, want := range map[string]struct{ measured, idle float64 }{daybook.NoPod: {2, 1}, ref("a").Namespace: {1, 0.25 / 3}} {
+				sum := b.cells.CostsByNamespace()[namespace]
+				if measured, idle := sum.Measured/3600, sum.IdleDollars/sum.Dollars; math.Abs(measured-want.measured) > 0.01 ||
+					math.Abs(idle-want.idle) > 0.01 || sum.Dollars == 0 {
+					t.Errorf("%s: of %s %v h are measured, %v of its dollars idle, want %+v", when, namespace, measured, idle, want)
+				}
+			}
+		}
+		look("while the cell runs")
+		b.cells.Release(ref("a").UID, "done", false)
+		b.later(time.Minute)
+		look("when it is gone")
+	})
 }
 
 func TestManyEndsGoIntoTheirDayAndNothingIsLost(t *testing.T) {
@@ -194,7 +226,7 @@ func (k *keeper) end(n int, namespace string, apply func(...store.Change) (int64
 	var entries []daybook.Entry
 	for i := range n {
 		entries = append(entries, daybook.Of(daybook.Spender{Namespace: namespace, Pod: fmt.Sprintf("%s-%d", namespace, i)},
-			k.now.Add(-time.Hour), 3600, daybook.Price{Machine: daybook.Rate{PerHour: 1}}))
+			k.now.Add(-time.Hour), 3600, daybook.Price{Machine: daybook.Rate{PerHour: 1}}, daybook.Use{}))
 	}
 	if apply == nil {
 		apply = func(changes ...store.Change) (int64, error) { return k.store.Apply(k.Context(), changes...) }
@@ -342,7 +374,7 @@ func TestACellOfUnknownPriceIsCountedAsSuch(t *testing.T) {
 			daybook.Amount{Seconds: 60, Dollars: 1, DiskUnpriced: 60, AddressDollars: 3}},
 	} {
 		c := Cell{Pod: apiv1.PodReference{Namespace: "ns", Name: "p", UID: "1"}, Offers: []Offer{of.offer}}
-		got := c.entries(time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC), 60)
+		got := c.entries(time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC), 60, daybook.Use{})
 		if len(got) != 1 || got[0].Total() != of.want {
 			t.Errorf("%+v, want a minute of %+v", got, of.want)
 		}

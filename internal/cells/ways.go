@@ -19,6 +19,8 @@ type Way struct {
 	// Offer is what the cell was launched as, and Since when it was asked for.
 	Offer Offer
 	Since time.Time
+	// Given is when the pod was given the cell.
+	Given time.Time
 	// Conn is nil when the tunnel is down.
 	Conn agentapi.Conn
 }
@@ -36,6 +38,9 @@ func (c *Controller) Ways() []Way {
 		w := Way{Cell: cell.ID, Node: c.nodeOf(cell), Pod: cell.Pod}
 		if len(cell.Offers) > 0 && len(cell.Steps) > 0 {
 			w.Offer, w.Since = cell.Offers[0], cell.Steps[0].Time.Time
+			if w.Given = cell.StepTime(apiv1.StepGiven); w.Given.IsZero() {
+				w.Given = cell.launched() // for the pod
+			}
 		}
 		if e.session != nil && e.session.Connected() {
 			w.Conn = e.session.Conn()

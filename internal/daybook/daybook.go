@@ -53,6 +53,10 @@ type Amount struct {
 	DiskUnpriced    float64 `json:"du,omitempty"`
 	AddressDollars  float64 `json:"ac,omitempty"`
 	AddressUnpriced float64 `json:"au,omitempty"`
+	// Measured are those of Seconds for which it is known how much of the machine was used,
+	// and IdleDollars those of Dollars that were paid for what of it was not.
+	Measured    float64 `json:"ms,omitempty"`
+	IdleDollars float64 `json:"ic,omitempty"`
 }
 
 // Known are the dollars that are known.
@@ -68,6 +72,8 @@ func (a Amount) Plus(b Amount) Amount {
 		DiskUnpriced:    a.DiskUnpriced + b.DiskUnpriced,
 		AddressDollars:  a.AddressDollars + b.AddressDollars,
 		AddressUnpriced: a.AddressUnpriced + b.AddressUnpriced,
+		Measured:        a.Measured + b.Measured,
+		IdleDollars:     a.IdleDollars + b.IdleDollars,
 	}
 }
 
@@ -81,6 +87,8 @@ func (a Amount) times(n int) Amount {
 		DiskUnpriced:    a.DiskUnpriced * by,
 		AddressDollars:  a.AddressDollars * by,
 		AddressUnpriced: a.AddressUnpriced * by,
+		Measured:        a.Measured * by,
+		IdleDollars:     a.IdleDollars * by,
 	}
 }
 
@@ -100,11 +108,13 @@ func (r Rate) of(seconds float64) (dollars, unpriced float64) {
 // Price is what an hour of a cell costs, part by part.
 type Price struct{ Machine, Disk, Address Rate }
 
-func (p Price) of(seconds float64) Amount {
+func (p Price) of(seconds, measured, idle float64) Amount {
 	a := Amount{Seconds: seconds}
 	a.Dollars, a.Unpriced = p.Machine.of(seconds)
 	a.DiskDollars, a.DiskUnpriced = p.Disk.of(seconds)
 	a.AddressDollars, a.AddressUnpriced = p.Address.of(seconds)
+	a.Measured = math.Round(seconds * measured) // fewer bytes
+	a.IdleDollars = a.Dollars * measured * idle
 	return a
 }
 
@@ -142,23 +152,26 @@ type Run struct {
 	Amount
 }
 
-// Of is the entry of a cell that has run for some seconds from a time on.
-func Of(s Spender, from time.Time, seconds float64, price Price) Entry {
+// Of is the entry of a cell that has run for some seconds from a time on. What it used is
+// spread evenly over them.
+func Of(s Spender, from time.Time, seconds float64, price Price, use Use) Entry {
 	e := Entry{Spender: s}
 	const whole = 24 * 60 * 60
 	if seconds <= 0 {
 		return e
 	}
+	measured, idle := min(max(use.Measured/seconds, 0), 1), use.idleShare()
+	of := func(seconds float64) Amount { return price.of(seconds, measured, idle) }
 	day := DayOf(from)
 	if first := min(seconds, (day + 1).Begins().Sub(from).Seconds()); first > 0 {
-		e.Runs, seconds = append(e.Runs, Run{First: day, Amount: price.of(first)}), seconds-first
+		e.Runs, seconds = append(e.Runs, Run{First: day, Amount: of(first)}), seconds-first
 	}
 	if days := int(seconds / whole); days > 0 {
-		e.Runs, seconds = append(e.Runs, Run{First: day + 1, More: days - 1, Amount: price.of(whole)}), seconds-whole*float64(days)
+		e.Runs, seconds = append(e.Runs, Run{First: day + 1, More: days - 1, Amount: of(whole)}), seconds-whole*float64(days)
 		day += Day(days)
 	}
 	if seconds > 0 {
-		e.Runs = append(e.Runs, Run{First: day + 1, Amount: price.of(seconds)})
+		e.Runs = append(e.Runs, Run{First: day + 1, Amount: of(seconds)})
 	}
 	return e
 }

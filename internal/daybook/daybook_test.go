@@ -40,7 +40,7 @@ func TestACellIsSplitAtMidnightInUTC(t *testing.T) {
 	} {
 		from := at(tc.from).Add(-time.Duration(tc.zone) * time.Second).In(time.FixedZone("", tc.zone))
 		var got []string
-		e := Of(Spender{}, from, tc.seconds, Price{Machine: Rate{PerHour: 3600}})
+		e := Of(Spender{}, from, tc.seconds, Price{Machine: Rate{PerHour: 3600}}, Use{})
 		e.Each(math.MinInt32, math.MaxInt32, func(d Day, a Amount) {
 			got = append(got, fmt.Sprintf("%s:%v", d, a.Seconds))
 			if a.Dollars != a.Seconds || a.Unpriced != 0 {
@@ -54,7 +54,7 @@ func TestACellIsSplitAtMidnightInUTC(t *testing.T) {
 }
 
 func TestWhatHasNoKnownPriceIsNoDollars(t *testing.T) {
-	e := Of(Spender{}, at("2026-11-23 23:00:00"), 3*86400, Price{Machine: Rate{PerHour: 5, Unknown: true}})
+	e := Of(Spender{}, at("2026-11-23 23:00:00"), 3*86400, Price{Machine: Rate{PerHour: 5, Unknown: true}}, Use{})
 	if got, want := e.Total(), (Amount{Seconds: 3 * 86400, Unpriced: 3 * 86400}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
@@ -63,14 +63,14 @@ func TestWhatHasNoKnownPriceIsNoDollars(t *testing.T) {
 func TestEachPartOfThePriceIsCountedByItself(t *testing.T) {
 	e := Of(Spender{}, at("2026-11-23 23:00:00"), 3*86400, Price{
 		Machine: Rate{Unknown: true}, Disk: Rate{PerHour: 2}, Address: Rate{PerHour: 3, Unknown: true},
-	})
+	}, Use{})
 	want := Amount{Seconds: 3 * 86400, Unpriced: 3 * 86400, DiskDollars: 144, AddressUnpriced: 3 * 86400}
 	if got := e.Total(); got != want || got.Known() != 144 {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	e = Of(Spender{}, at("2026-11-23 23:00:00"), 3600, Price{
 		Machine: Rate{PerHour: 1}, Disk: Rate{Unknown: true}, Address: Rate{PerHour: 3},
-	})
+	}, Use{})
 	want = Amount{Seconds: 3600, Dollars: 1, DiskUnpriced: 3600, AddressDollars: 3}
 	sum := Sum([]Entry{e, e}, 0)
 	if got := e.Total(); got != want || got.Known() != 4 || len(sum) != 1 || sum[0].Total() != want.Plus(want) {
@@ -78,8 +78,35 @@ func TestEachPartOfThePriceIsCountedByItself(t *testing.T) {
 	}
 }
 
+func TestWhatStoodIdleIsPartOfWhatMachinesCost(t *testing.T) {
+	price := Price{Machine: Rate{PerHour: 2}, Disk: Rate{PerHour: 7}}
+	for name, tc := range map[string]struct {
+		price Price
+		use   Use
+		want  Amount
+	}{
+		"not measured": {price, Use{}, Amount{Seconds: 7200, Dollars: 4, DiskDollars: 14}},
+		"half of the time, a quarter of it idle": {price, Use{Measured: 3600, Idle: 900},
+			Amount{Seconds: 7200, Dollars: 4, DiskDollars: 14, Measured: 3600, IdleDollars: 0.5}},
+		"longer than it ran": {price, Use{Measured: 14400, Idle: 14400},
+			Amount{Seconds: 7200, Dollars: 4, DiskDollars: 14, Measured: 7200, IdleDollars: 4}},
+		"more idle than measured":      {price, Use{Measured: 10, Idle: 20}, Amount{Seconds: 7200, Dollars: 4, DiskDollars: 14, Measured: 10, IdleDollars: 4.0 / 720}},
+		"less than nothing":            {price, Use{Measured: -1, Idle: -1}, Amount{Seconds: 7200, Dollars: 4, DiskDollars: 14}},
+		"of a price that is not known": {Price{Machine: Rate{Unknown: true}}, Use{Measured: 3600, Idle: 900}, Amount{Seconds: 7200, Unpriced: 7200, Measured: 3600}},
+	} {
+		e := Of(Spender{}, at("2026-11-23 23:00:00"), 7200, tc.price, tc.use)
+		got := e.Total()
+		if d := got.IdleDollars - tc.want.IdleDollars; d < -1e-9 || d > 1e-9 {
+			t.Errorf("%s: %v dollars were idle, want %v", name, got.IdleDollars, tc.want.IdleDollars)
+		}
+		if got.IdleDollars = tc.want.IdleDollars; got != tc.want || len(e.Runs) != 2 {
+			t.Errorf("%s: %+v, want %+v, on two days", name, got, tc.want)
+		}
+	}
+}
+
 func TestALongLifeIsFewBytes(t *testing.T) {
-	e := Of(Spender{Pod: "web"}, at("2026-01-01 23:00:00"), 390*86400, Price{Machine: Rate{PerHour: 0.0123}})
+	e := Of(Spender{Pod: "web"}, at("2026-01-01 23:00:00"), 390*86400, Price{Machine: Rate{PerHour: 0.0123}}, Use{})
 	data, err := json.Marshal(e)
 	if err != nil {
 		t.Fatal(err)
@@ -119,7 +146,7 @@ func some(r *rand.Rand, n int) (all []Entry) {
 				Machine: Rate{PerHour: r.Float64(), Unknown: r.IntN(5) == 0},
 				Disk:    Rate{PerHour: r.Float64() / 50, Unknown: r.IntN(9) == 0},
 				Address: Rate{PerHour: 0.005, Unknown: r.IntN(9) == 0},
-			}))
+			}, Use{Measured: r.Float64() * 86400, Idle: r.Float64() * 3600}))
 	}
 	return all
 }
@@ -152,7 +179,7 @@ func sameSums(t *testing.T, what string, got, want map[string]Amount) {
 
 func TestWhatIsSummedToFitLosesNothingOfADay(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for _, most := range []int{1 << 20, 192 << 10, 32 << 10, 16 << 10, 8 << 10} {
+	for _, most := range []int{1 << 20, 192 << 10, 32 << 10, 16 << 10, 10 << 10} {
 		for range 3 {
 			entries := some(r, 1+r.IntN(800))
 			got, err := Fit(entries, math.MinInt32, most)
@@ -183,7 +210,7 @@ func TestTheDearestKeepTheirNames(t *testing.T) {
 	var entries []Entry
 	for n := range 2000 {
 		s := Spender{Namespace: "ns", Owner: "Job/batch", Pod: fmt.Sprintf("batch-%04d", n), InstanceType: "c5.large"}
-		entries = append(entries, Of(s, at("2026-11-23 00:00:00"), float64(1+n), Price{Machine: Rate{PerHour: 1}}))
+		entries = append(entries, Of(s, at("2026-11-23 00:00:00"), float64(1+n), Price{Machine: Rate{PerHour: 1}}, Use{}))
 	}
 	got, err := Fit(entries, 0, 32<<10)
 	if err != nil {
@@ -234,7 +261,7 @@ func TestTheWorstDayFits(t *testing.T) {
 }
 
 func TestDaysThatAreNotKeptGo(t *testing.T) {
-	e := Of(Spender{Pod: "old"}, at("2026-11-01 00:00:00"), 10*86400, Price{Machine: Rate{PerHour: 1}})
+	e := Of(Spender{Pod: "old"}, at("2026-11-01 00:00:00"), 10*86400, Price{Machine: Rate{PerHour: 1}}, Use{})
 	first, err := ParseDay("2026-11-08")
 	if err != nil {
 		t.Fatal(err)

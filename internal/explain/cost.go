@@ -92,6 +92,9 @@ func cost(name adminapi.Cost, a daybook.Amount) adminapi.Cost {
 	if a.Unpriced == 0 || a.Dollars != 0 {
 		name.Dollars = &a.Dollars
 	}
+	if a.Measured > 0 {
+		name.MeasuredHours, name.IdleDollars = a.Measured/3600, &a.IdleDollars
+	}
 	name.Disk, name.Address = part(a.DiskDollars, a.DiskUnpriced), part(a.AddressDollars, a.AddressUnpriced)
 	return name
 }

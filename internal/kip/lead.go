@@ -26,6 +26,7 @@ import (
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/provisioner"
 	"github.com/elotl/kip/internal/shop"
+	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
 	"github.com/elotl/kip/internal/volumes"
@@ -50,6 +51,7 @@ type leading struct {
 	disks       cloud.Disks              // nil where the cloud has none
 	provisioner *provisioner.Provisioner // nil without disks
 	shop        *shop.Shop
+	meter       *stats.Meter
 	shortages   *storedShortages
 
 	nodes    *nodes.Nodes
@@ -114,6 +116,7 @@ func (l *leading) parts(known []cells.Cell) []part {
 		{name: "client CA", run: func(ctx context.Context) error { return node.FollowClientCA(ctx, l.clientCA) }},
 		{name: "shortages", run: l.shortages.keep},
 		{name: "catalogue", run: l.shop.Run},
+		{name: "meter", run: l.meter.Run},
 	}
 	if l.provisioner != nil {
 		all = append(all, part{name: "provisioner", run: l.provisioner.Run})
@@ -356,6 +359,11 @@ func (l *leading) wireCells(ctx context.Context) error {
 		return err
 	}
 	traits := l.machines.Traits()
+	l.meter = stats.NewMeter(stats.Config{
+		Cells: func() []stats.Cell { return statsCells(l.cells.Ways, "")() },
+		Clock: l.clock,
+		Log:   l.Log,
+	})
 	l.cells = cells.New(cells.Config{
 		NodeName:     l.NodeName,
 		StandbyNode:  l.nodes.StandbyNode,
@@ -377,6 +385,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 
 		Event:    l.event,
 		SaveLogs: l.saveLogs,
+		Meter:    l.meter,
 		Measured: func(c cells.Cell) { l.shop.Learn(c.Offer().InstanceType, imageName(c.Options), c.Room) },
 
 		TakenBack: func(o cells.Offer) { l.shop.TakenBack(o.InstanceType, o.Zone) },

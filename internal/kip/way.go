@@ -52,12 +52,12 @@ func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 	return nil, &node.WaitingError{Why: fmt.Sprintf("cell %s (%s) is %s", cell.ID, cell.Offer(), cell.Phase)}
 }
 
-// statsCells are the cells that are asked what the pods of a node use.
+// statsCells are the cells that are asked what the pods of a node use, or of all nodes for "".
 func statsCells(ways func() []cells.Way, node string) func() []stats.Cell {
 	return func() []stats.Cell {
 		var list []stats.Cell
 		for _, w := range ways() {
-			if w.Node != node {
+			if node != "" && w.Node != node {
 				continue
 			}
 			list = append(list, stats.Cell{
@@ -67,6 +67,7 @@ func statsCells(ways func() []cells.Way, node string) func() []stats.Cell {
 				UID:       w.Pod.UID,
 				Conn:      w.Conn,
 				Machine:   stats.Machine{MilliCPU: w.Offer.MilliCPU, MemoryBytes: w.Offer.MemoryBytes, Since: w.Since},
+				Given:     w.Given,
 			})
 		}
 		return list

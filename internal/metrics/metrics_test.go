@@ -356,7 +356,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 					{InstanceType: "c5.large", Spot: true, Seconds: 3600, Dollars: .25},
 					{InstanceType: "c5.large", Dedicated: true, Seconds: 30, Dollars: .02},
 				},
-				Spent: map[string]Amount{"web": {Seconds: 7200, Dollars: .5}, "(no pod)": {Seconds: 60, Unpriced: 50}},
+				Spent: map[string]Amount{"web": {Seconds: 7200, Dollars: .5, IdleDollars: .125}, "(no pod)": {Seconds: 60, Unpriced: 50}},
 			}
 		}
 	})
@@ -415,6 +415,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	})
 
 	f.want(t, "kip_cost_dollars_total", map[string]string{"namespace=web": "0.5", "namespace=(no pod)": "0"})
+	f.want(t, "kip_cost_idle_dollars_total", map[string]string{"namespace=web": "0.125", "namespace=(no pod)": "0"})
 	f.want(t, "kip_cost_unpriced_seconds_total", map[string]string{"namespace=web": "0", "namespace=(no pod)": "50"})
 
 	bare := newFixture(t, func(c *Config) { c.Read = nil })

@@ -17,14 +17,14 @@ import (
 type scrape struct {
 	cfg Config
 
-	cells, age, standby, waiting, tunnels, held, behind, caEnds, unmoved, seconds, dollars, spent, unpriced *prometheus.Desc
+	cells, age, standby, waiting, tunnels, held, behind, caEnds, unmoved, seconds, dollars, spent, idle, unpriced *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*scrape)(nil)
 
 func (s *scrape) Describe(descs chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.behind, s.caEnds, s.unmoved, s.seconds, s.dollars, s.spent, s.unpriced,
+		s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.behind, s.caEnds, s.unmoved, s.seconds, s.dollars, s.spent, s.idle, s.unpriced,
 	} {
 		descs <- d
 	}
@@ -78,6 +78,7 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 	}
 	for namespace, sum := range now.Spent {
 		to <- prometheus.MustNewConstMetric(s.spent, prometheus.CounterValue, sum.Dollars, namespace)
+		to <- prometheus.MustNewConstMetric(s.idle, prometheus.CounterValue, sum.IdleDollars, namespace)
 		to <- prometheus.MustNewConstMetric(s.unpriced, prometheus.CounterValue, sum.Unpriced, namespace)
 	}
 }

@@ -45,6 +45,8 @@ type Cell struct {
 	UID            types.UID
 	// Machine bounds what is believed of the cell's share in the node's numbers.
 	Machine Machine
+	// Given is when the pod was given the cell.
+	Given time.Time
 	// Conn leads to the agent; it is nil when the cell is not connected.
 	Conn agentapi.Conn
 }
