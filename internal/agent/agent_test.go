@@ -82,14 +82,18 @@ esac
 	return m
 }
 
-// nftScript keeps what it was last told in the file "loaded", and fails as long as
-// there is a file "nft-fails".
+// nftScript keeps the rules that it was last told in the file "loaded", the guard of devices
+// alone in "devices", and fails as long as there is a file "nft-fails".
 const nftScript = `#!/bin/sh
 cd ROOT
 [ ! -e nft-fails ] || { echo "no such kernel" >&2; exit 1; }
 case "$1" in
-list) cat loaded ;;
--f) grep -q kip_trial "$2" || cp "$2" loaded ;; # a trial is taken back
+list) cat loaded; cat devices 2>/dev/null || : ;;
+-f) # As a whole or not at all, also when it is killed.
+	if grep -q kip_trial "$2"; then exit; fi # it is taken back
+	to=devices # of a machine that has others now: its agent guards those alone
+	if grep -q '^table inet' "$2"; then to=loaded; fi
+	cp "$2" $to.$$ && mv $to.$$ $to ;;
 *) echo "unknown: $*" >&2; exit 1 ;;
 esac
 `
