@@ -56,11 +56,11 @@ func command(args []string, out io.Writer) error {
 	}
 	switch {
 	case *fuzz:
-		return fuzzTargets(out)
+		return fuzzTargets(l, out)
 	case *fuzzed != "":
-		return fuzzedTargets(*fuzzed, out)
+		return fuzzedTargets(*fuzzed, l, out)
 	case *benchmarks && fs.NArg() == 0:
-		return benchmarkPackages(out)
+		return benchmarkPackages(l, out)
 	case *quarantined:
 		fmt.Fprintln(out, l.quarantineExpression())
 		return nil
@@ -70,8 +70,12 @@ func command(args []string, out io.Writer) error {
 		fs.Usage()
 		return errors.New("want a file and packages")
 	}
-	want, err := inPackages(*tags, fs.Args()[1:])
+	want, files, err := inPackages(*tags, fs.Args()[1:])
 	if err != nil {
+		return err
+	}
+	// Whether it passes or not: what it compiled it has compiled.
+	if err := os.WriteFile(compiledBy(fs.Arg(0)), []byte(strings.Join(files, "\n")+"\n"), 0o644); err != nil {
 		return err
 	}
 	want = slices.DeleteFunc(want, func(t test) bool { return t.isBenchmark() != *benchmarks })
@@ -85,15 +89,15 @@ func command(args []string, out io.Writer) error {
 	return oneRun(strings.TrimSuffix(filepath.Base(fs.Arg(0)), ".json"), want, ran, l, out)
 }
 
-// inPackages returns the tests that the packages have with these build tags.
-func inPackages(tags string, patterns []string) ([]test, error) {
+// inPackages returns the tests that the packages have with these build tags, and the
+// files that they are in, by their whole paths.
+func inPackages(tags string, patterns []string) (want []test, files []string, err error) {
 	cmd := exec.Command("go", append([]string{"list", "-tags=" + tags, "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"}, patterns...)...)
 	cmd.Stderr = os.Stderr
 	data, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("list the packages %s: %w", strings.Join(patterns, " "), err)
+		return nil, nil, fmt.Errorf("list the packages %s: %w", strings.Join(patterns, " "), err)
 	}
-	var want []test
 	for d := json.NewDecoder(bytes.NewReader(data)); ; {
 		var p struct {
 			ImportPath, Dir           string
@@ -102,12 +106,13 @@ func inPackages(tags string, patterns []string) ([]test, error) {
 		if err := d.Decode(&p); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
-			return nil, fmt.Errorf("list the packages %s: %w", strings.Join(patterns, " "), err)
+			return nil, nil, fmt.Errorf("list the packages %s: %w", strings.Join(patterns, " "), err)
 		}
 		for _, file := range slices.Concat(p.TestGoFiles, p.XTestGoFiles) {
-			parsed, err := parse(filepath.Join(p.Dir, file))
+			files = append(files, filepath.Join(p.Dir, file))
+			parsed, err := parse(files[len(files)-1])
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			for _, name := range inFile(parsed) {
 				want = append(want, test{p.ImportPath, name})
@@ -115,7 +120,8 @@ func inPackages(tags string, patterns []string) ([]test, error) {
 		}
 	}
 	slices.SortFunc(want, compare)
-	return want, nil
+	slices.Sort(files)
+	return want, files, nil
 }
 
 // oneRun says what a run executed, and fails when that is less than its packages have.
@@ -186,7 +192,7 @@ func everything(folder string, update, shrink bool, l lists, out io.Writer) erro
 	if err != nil {
 		return err
 	}
-	want, err := inTree(root)
+	want, err := inTree(root, l.nowhere)
 	if err != nil {
 		return err
 	}
@@ -203,7 +209,11 @@ func everything(folder string, update, shrink bool, l lists, out io.Writer) erro
 		}
 	}
 	if !update {
-		return compareAll(want, stages, l, out)
+		compiled, err := compiledIn(files)
+		if err != nil {
+			return err
+		}
+		return errors.Join(compareAll(want, stages, l, out), l.uncompiled(root, compiled))
 	}
 	for stage, ran := range stages {
 		if err := failures(ran); err != nil {
@@ -296,12 +306,12 @@ func (l lists) stale(ran *ends) (names []string) {
 }
 
 // benchmarkPackages prints those of the module that have some.
-func benchmarkPackages(out io.Writer) error {
+func benchmarkPackages(l lists, out io.Writer) error {
 	root, err := repository()
 	if err != nil {
 		return err
 	}
-	all, err := inTree(root)
+	all, err := inTree(root, l.nowhere)
 	var packages []string
 	for _, t := range all {
 		if t.isBenchmark() {
@@ -315,27 +325,27 @@ func benchmarkPackages(out io.Writer) error {
 }
 
 // fuzzTargets prints those of the module.
-func fuzzTargets(out io.Writer) error {
-	targets, err := targetsOfTree()
+func fuzzTargets(l lists, out io.Writer) error {
+	targets, err := targetsOfTree(l)
 	for _, t := range targets {
 		fmt.Fprintln(out, t)
 	}
 	return err
 }
 
-func targetsOfTree() ([]test, error) {
+func targetsOfTree(l lists) ([]test, error) {
 	root, err := repository()
 	if err != nil {
 		return nil, err
 	}
-	all, err := inTree(root)
+	all, err := inTree(root, l.nowhere)
 	return slices.DeleteFunc(all, func(t test) bool { return !t.isFuzzTarget() }), err
 }
 
 // fuzzedTargets says of each fuzz target of the tree what it ran, and fails unless that
 // was more than its corpus.
-func fuzzedTargets(file string, out io.Writer) error {
-	targets, err := targetsOfTree()
+func fuzzedTargets(file string, l lists, out io.Writer) error {
+	targets, err := targetsOfTree(l)
 	if err != nil {
 		return err
 	}
