@@ -36,19 +36,23 @@ func TestAFileOfTestsThatNothingCompilesFails(t *testing.T) {
 		maps.Copy(compiled, files)
 	}
 	const away, odd = "a/away_windows_test.go", "a/odd_test.go"
+	const noStage = "are _test.go files that no stage compiles, and test/tally/uncompiled.txt does not say why:\n  "
+	const noTags = "are _test.go files that this system compiles with no set of build tags, and test/tally/uncompiled.txt does not say why:\n  "
 	for name, tc := range map[string]struct {
 		nowhere       map[string]string
 		run, standing string // what the check after a run says, and the one without
 	}{
-		"two are not": {nil, "2 are _test.go files that no stage compiles, and test/tally/uncompiled.txt does not say why:\n  " +
-			away + "\n  " + odd, "1 are _test.go files that this system compiles with no set of build tags, and test/tally/uncompiled.txt does not say why:\n  " + away},
+		"two are not":     {nil, "2 " + noStage + away + "\n  " + odd, "1 " + noTags + away},
 		"both are listed": {map[string]string{away: "why", odd: "why"}, "", ""},
 		"one is compiled": {map[string]string{away: "why", odd: "why", "a/a_test.go": "why"}, "should not be:\n  a/a_test.go: it was compiled", ""},
 		"one is gone":     {map[string]string{away: "why", odd: "why", "a/gone_test.go": "why"}, "a/gone_test.go", "a/gone_test.go"},
 		"one is no test":  {map[string]string{away: "why", odd: "why", "a/a.go": "why"}, "tree:\n  a/a.go", "tree:\n  a/a.go"},
 	} {
 		l := lists{nowhere: tc.nowhere}
-		for want, err := range map[string]error{"after a run: " + tc.run: l.uncompiled(dir, compiled), "without: " + tc.standing: l.neverCompiled(dir)} {
+		for want, err := range map[string]error{
+			"after a run: " + tc.run:  l.uncompiled(dir, compiled),
+			"without: " + tc.standing: l.neverCompiled(dir),
+		} {
 			when, says, _ := strings.Cut(want, ": ")
 			if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
 				t.Errorf("%s, %s: it ended with %v, want %q", name, when, err, says)
