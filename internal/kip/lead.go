@@ -195,17 +195,15 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.term, err = beginTerm(ctx, l.store, l.clock, l.Log); err != nil {
 		return err
 	}
-	bare, err := openCloud(ctx, l.cfg, l.Log)
+	bare, closeIt, err := openCloud(ctx, l.cfg, l.Log)
 	if err != nil {
 		return err
 	}
-	if c, ok := bare.(interface{ Close() error }); ok {
-		l.atEnd(func() {
-			if err := c.Close(); err != nil {
-				l.Log.Warn("close the cloud", "err", err)
-			}
-		})
-	}
+	l.atEnd(func() {
+		if err := closeIt(); err != nil {
+			l.Log.Warn("close the cloud", "err", err)
+		}
+	})
 	// Outside in: whether something may be destroyed, when a call is sent, whether this
 	// Kip leads then.
 	l.machines = calls.New(calls.Config{
