@@ -325,6 +325,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		Clock:          l.clock,
 		Log:            l.Log,
 	})
+	l.atEnd(l.firewalls.Close)
 	return nil
 }
 
@@ -396,7 +397,9 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Clock:       l.clock,
 		Log:         l.Log,
 	})
+	l.atEnd(l.cells.Close)
 	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, l.cells.WaitsFor, l.Log)
+	l.atEnd(l.mirror.Close)
 	l.rotation.cells = l.cells
 	l.rotation.say = func(message string) { l.nodes.Event(l.NodeName, corev1.EventTypeNormal, events.CARotated, message) }
 	return nil
@@ -431,7 +434,11 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Clock:       l.clock,
 		Log:         l.Log,
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	l.atEnd(l.pods.Close)
+	return nil
 }
 
 // forgetLogs removes the saved logs of a pod that no longer exists.
