@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 	"unicode"
-
-	"github.com/elotl/kip/internal/placement"
 )
 
 const podSpec = `{containers: [{name: c, image: i, resources: {requests: {cpu: 1, memory: 1Gi}}}]}`
@@ -171,8 +169,8 @@ func TestWrongManifestsAreToldWithTheirLine(t *testing.T) {
 // on clean lines with their places, and that both are the same each time.
 func FuzzRead(f *testing.F) {
 	f.Add([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: " + podSpec + "\n---\nkind: Pod\n"))
-	f.Add([]byte("{apiVersion: v1, kind: Pod, metadata: {name: p, annotations: {" + placement.Prefix + "a: b, " +
-		placement.Prefix + "c: d}}, spec: {containers: [{name: c, resources: {requests: {cpu: -1, memory: 2}, limits: {memory: 1}}}]}}"))
+	f.Add([]byte("{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: c, resources: " +
+		"{requests: {cpu: -1, memory: -2, ephemeral-storage: -3, a/b: -4}, limits: {cpu: -5, memory: -6}}}]}}"))
 	f.Add([]byte("apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: n}\nspec: {schedule: '0 3 * * *', jobTemplate: {spec: " +
 		"{parallelism: 3, completions: -2, template: {spec: " + podSpec + "}}}}"))
 	f.Fuzz(func(t *testing.T, data []byte) {
