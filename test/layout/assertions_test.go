@@ -99,8 +99,9 @@ func TestAssertionsOnCloudsAreFound(t *testing.T) {
 		"internal/b/none.go":    code([]string{`"io"`}, closer, "_ = c.(io.Closer)", "switch c.(type) {\n\tcase io.Reader:\n\t}"),
 		"internal/c/feature.go": code([]string{"machines " + theContract}, "_, ok := c.(machines.Stopper)"),
 		"internal/d/a_test.go":  code([]string{theLocal, `"io"`}, "switch c := c.(type) {\n\tcase nil, *local.Cloud:\n\tcase io.Closer:\n\t}"),
-		"internal/e/errors.go":  code([]string{theContract}, "_ = c.(interface{ Unwrap() []error })", "_ = c.(string)", "_ = c.(*own)", "_ = c.(any)"),
-		"internal/f/other.go":   code([]string{`cloud "` + module + `/internal/clouds"`}, "_ = c.(cloud.Stopper)"),
+		"internal/e/errors.go": code([]string{theContract},
+			"_ = c.(interface{ Unwrap() []error })", "_ = c.(string)", "_ = c.(*own)", "_ = c.(any)"),
+		"internal/f/other.go": code([]string{`cloud "` + module + `/internal/clouds"`}, "_ = c.(cloud.Stopper)"),
 	}, parser.SkipObjectResolution)
 	if err != nil {
 		t.Fatal(err)

@@ -169,7 +169,10 @@ func TestFeaturesThatAreNotDecoratedAreFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, decorators := undecorated(all, map[string]map[string]string{"internal/e": {"More": "why", "Gone": "why"}, "internal/h": {"More": "why"}})
+	out, decorators := undecorated(all, map[string]map[string]string{
+		"internal/e": {"More": "why", "Gone": "why"},
+		"internal/h": {"More": "why"},
+	})
 	expect(t, out, "internal/b/one.go:3 hands on the feature More", "internal/c/itself.go:3 hands on the feature More",
 		"internal/d/other.go:3 hands on the feature More", "internal/e is excused from the feature Gone", "internal/h decorates More",
 		"internal/i/everything.go:3 hands on the feature Stopper", "feature Disks", "feature More")

@@ -459,7 +459,8 @@ func TestReasonsOfEventsAreConstants(t *testing.T) {
 
 func TestStrayReasonsAreFound(t *testing.T) {
 	code := func(text string) *fstest.MapFile {
-		return &fstest.MapFile{Data: []byte("package x\n\nimport (\n\t\"cmp\"\n\t\"k8s.io/api/v1\"\n\t\"" + module + "/internal/events\"\n)\n\n" + text)}
+		const head = "package x\n\nimport (\n\t\"cmp\"\n\t\"k8s.io/api/v1\"\n\t\"" + module + "/internal/events\"\n)\n\n"
+		return &fstest.MapFile{Data: []byte(head + text)}
 	}
 	all, err := sources(fstest.MapFS{
 		"internal/events/events.go": {Data: []byte("package events\n\nconst (\n\tGood = \"Good\"\n\tWellDone = \"WellDone\"\n)\n")},
@@ -540,8 +541,8 @@ var again = "WellDone"
 	if err != nil {
 		t.Fatal(err)
 	}
-	expect(t, strayReasons(all, []string{"internal/f/passes.go"}), `a/direct.go:11: the reason of an Event is the literal "Bad"`, "events.Gone",
-		"v1.Bad", `"Made"`, `"ByHelper"`, `"Placed"`, `"Keyed"`, "by an *ast.BinaryExpr", `"OfThisPackage"`, `"Returned"`, `"Named"`, `"Changed"`,
-		"not in this package", `"FromAfar"`)
+	expect(t, strayReasons(all, []string{"internal/f/passes.go"}),
+		`a/direct.go:11: the reason of an Event is the literal "Bad"`, "events.Gone", "v1.Bad", `"Made"`, `"ByHelper"`, `"Placed"`, `"Keyed"`,
+		"by an *ast.BinaryExpr", `"OfThisPackage"`, `"Returned"`, `"Named"`, `"Changed"`, "not in this package", `"FromAfar"`)
 	expect(t, repeated(all), `internal/c/flows.go:50 spells "WellDone": it is events.WellDone`)
 }

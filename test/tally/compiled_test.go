@@ -44,7 +44,7 @@ func TestAFileOfTestsThatNothingCompilesFails(t *testing.T) {
 	}{
 		"two are not":     {nil, "2 " + noStage + away + "\n  " + odd, "1 " + noTags + away},
 		"both are listed": {map[string]string{away: "why", odd: "why"}, "", ""},
-		"one is compiled": {map[string]string{away: "why", odd: "why", "a/a_test.go": "why"}, "should not be:\n  a/a_test.go: it was compiled", ""},
+		"one is compiled": {map[string]string{away: "why", odd: "why", "a/a_test.go": "why"}, "be:\n  a/a_test.go: it was compiled", ""},
 		"one is gone":     {map[string]string{away: "why", odd: "why", "a/gone_test.go": "why"}, "a/gone_test.go", "a/gone_test.go"},
 		"one is no test":  {map[string]string{away: "why", odd: "why", "a/a.go": "why"}, "tree:\n  a/a.go", "tree:\n  a/a.go"},
 	} {
