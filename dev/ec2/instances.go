@@ -235,9 +235,7 @@ func (m *Model) describeInstances(r *request) (any, error) {
 	ids := r.texts("InstanceId")
 	wanted := r.filters("tag:", "tag-key", "instance-id", "instance-state-name", "client-token", "availability-zone", "subnet-id",
 		"vpc-id", "instance-type", "image-id")
-	if len(ids) > 0 && r.has("MaxResults") {
-		r.bad("InvalidParameterCombination", "The parameter instancesSet cannot be used with the parameter maxResults")
-	}
+	r.unpaged(ids, "instancesSet")
 	r.number("MaxResults")
 	r.text("NextToken")
 	if err := r.done(); err != nil {

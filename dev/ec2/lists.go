@@ -47,13 +47,23 @@ type subnetXML struct {
 }
 
 // one reads the rest of a describing call, and lets it arrive.
-func (m *Model) one(r *request) error {
+func (m *Model) one(r *request) error { return m.listing(r, sim.KindCatalogue) }
+
+// listing does so with a call of that kind.
+func (m *Model) listing(r *request, kind sim.Kind) error {
 	r.number("MaxResults")
 	r.text("NextToken")
 	if err := r.done(); err != nil {
 		return err
 	}
-	return m.describe(r, sim.KindCatalogue)
+	return m.describe(r, kind)
+}
+
+// unpaged refuses a call that names the things of a list, and wants pages of them.
+func (r *request) unpaged(ids []string, set string) {
+	if len(ids) > 0 && r.has("MaxResults") {
+		r.bad("InvalidParameterCombination", "The parameter %s cannot be used with the parameter maxResults", set)
+	}
 }
 
 func (m *Model) describeSubnets(r *request) (any, error) {
@@ -266,12 +276,7 @@ type spotRequestXML struct {
 // describeSpotInstanceRequests shows those of the spot instances that have not ended.
 func (m *Model) describeSpotInstanceRequests(r *request) (any, error) {
 	wanted := r.filters("tag:", "tag-key", "status-code", "state")
-	r.number("MaxResults")
-	r.text("NextToken")
-	if err := r.done(); err != nil {
-		return nil, err
-	}
-	if err := m.describe(r, sim.KindInterruptions); err != nil {
+	if err := m.listing(r, sim.KindInterruptions); err != nil {
 		return nil, err
 	}
 	ends := map[string]cloud.Interruption{}
@@ -316,12 +321,7 @@ type eniXML struct {
 
 func (m *Model) describeNetworkInterfaces(r *request) (any, error) {
 	wanted := r.filters("tag:", "tag-key")
-	r.number("MaxResults")
-	r.text("NextToken")
-	if err := r.done(); err != nil {
-		return nil, err
-	}
-	if err := m.describe(r, sim.KindListParts); err != nil {
+	if err := m.listing(r, sim.KindListParts); err != nil {
 		return nil, err
 	}
 	var all []networkInterfaceXML

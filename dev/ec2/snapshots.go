@@ -380,9 +380,7 @@ type snapshotXML struct {
 func (m *Model) describeSnapshots(r *request) (any, error) {
 	owners, ids := r.texts("Owner"), r.texts("SnapshotId")
 	wanted := r.filters("tag:", "tag-key", "snapshot-id", "status")
-	if len(ids) > 0 && r.has("MaxResults") {
-		r.bad("InvalidParameterCombination", "The parameter snapshotSet cannot be used with the parameter maxResults")
-	}
+	r.unpaged(ids, "snapshotSet")
 	for _, o := range owners {
 		if o != "self" && o != m.cfg.Account {
 			r.bad("InvalidParameterValue", "The model knows the snapshots of its own account, not of %s", o)

@@ -312,6 +312,16 @@ func FuzzAStatusPatchOfACell(f *testing.F) {
 			len(s.ResourceClaimStatuses) > 0 || s.NominatedNodeName != "" {
 			t.Fatalf("it has %+v", s)
 		}
+		for _, ip := range s.PodIPs {
+			if ip.IP != info.PodIP.String() {
+				t.Fatalf("it has the addresses %v", s.PodIPs)
+			}
+		}
+		for _, ip := range s.HostIPs {
+			if ip.IP != info.NodeIP.String() {
+				t.Fatalf("it has the host's addresses %v", s.HostIPs)
+			}
+		}
 		for _, c := range s.Conditions {
 			if !slices.Contains(kubeletConditions, string(c.Type)) {
 				t.Fatalf("it has the condition %q", c.Type)

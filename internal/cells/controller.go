@@ -185,6 +185,10 @@ func (c *Controller) Run(ctx context.Context) error {
 	return err
 }
 
+// Close lets go of what New began. It is for a controller that never ran as well, since
+// nothing else ends its queue.
+func (c *Controller) Close() { c.queue.ShutDown() }
+
 // Ready is closed when cells are being moved.
 func (c *Controller) Ready() <-chan struct{} { return c.ready }
 

@@ -105,6 +105,9 @@ func (m *Mirror) Run(ctx context.Context, known []Cell) error {
 	return nil
 }
 
+// Close lets go of what NewMirror began, also of a mirror that never ran.
+func (m *Mirror) Close() { m.queue.ShutDown() }
+
 // leftovers stands in the queue for the Cell resources of cells that are gone; it is
 // no cell's ID.
 const leftovers = ""

@@ -13,7 +13,9 @@ import (
 )
 
 // Cloud is implemented by each provider of machines. All methods are safe for
-// concurrent use and return promptly when ctx ends.
+// concurrent use and return promptly when ctx ends. What a cloud can do is here and in
+// Features, for those who hold it as they come; whoever opens one also learns how it is
+// closed, from its own package.
 type Cloud interface {
 	// Name is the key of this cloud in provider.yaml: "local", "aws", …
 	Name() string

@@ -189,6 +189,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	return errors.Join(err, c.cfg.Pods.RemoveEventHandler(registration))
 }
 
+// Close lets go of what New began, also of a controller that never ran.
+func (c *Controller) Close() { c.queue.ShutDown() }
+
 // Bound tells of a cell that has a pod, as often as one likes. It does not block.
 func (c *Controller) Bound(b Cell) {
 	c.mu.Lock()

@@ -34,16 +34,18 @@ func Child(args []string) bool {
 	return true
 }
 
-// openCloud returns the one cloud that provider.yaml names.
-func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
+// openCloud returns the one cloud that provider.yaml names, and what closes it once nothing
+// calls it any more.
+func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud.Cloud, func() error, error) {
 	if err := cfg.CheckCloud("local", "aws", "sim"); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if a := cfg.Cloud.AWS; a != nil {
+	switch a, l := cfg.Cloud.AWS, cfg.Cloud.Local; {
+	case a != nil:
 		if err := cfg.Refuse(notOnAWS(cfg)); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		return aws.New(ctx, aws.Config{
+		machines, err := aws.New(ctx, aws.Config{
 			Region:          a.Region,
 			AccessKeyID:     a.AccessKeyID.Reveal(),
 			SecretAccessKey: a.SecretAccessKey.Reveal(),
@@ -55,23 +57,31 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 			PrivateOnly:     cfg.Cells.PrivateIPOnly,
 			Log:             log.With("cloud", "aws"),
 		})
+		if err != nil {
+			return nil, nil, err
+		}
+		return machines, func() error { return nil }, nil // it holds nothing open
+	case cfg.Cloud.Sim != nil:
+		machines := remote.Dial("sim", cfg.Cloud.Sim.Socket)
+		return machines, machines.Close, nil
+	default:
+		machines, err := local.New(local.Config{
+			Config: host.Config{
+				StateDir: l.StateDir,
+				Bridge:   l.Bridge,
+				CIDR:     l.CIDR,
+				IPv6CIDR: l.IPv6CIDR,
+				Log:      log.With("cloud", "local"),
+			},
+			Zones:       l.Zones,
+			RootDir:     l.RootDir,
+			Nameservers: l.Nameservers,
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		return machines, machines.Close, nil
 	}
-	if s := cfg.Cloud.Sim; s != nil {
-		return remote.Dial("sim", s.Socket), nil
-	}
-	l := cfg.Cloud.Local
-	return local.New(local.Config{
-		Config: host.Config{
-			StateDir: l.StateDir,
-			Bridge:   l.Bridge,
-			CIDR:     l.CIDR,
-			IPv6CIDR: l.IPv6CIDR,
-			Log:      log.With("cloud", "local"),
-		},
-		Zones:       l.Zones,
-		RootDir:     l.RootDir,
-		Nameservers: l.Nameservers,
-	})
 }
 
 // notOnAWS are the keys that are set and cannot have their effect on EC2 in this build,

@@ -52,10 +52,15 @@ func TestCellsAreLaunchedOnTheEC2ThatIsConfigured(t *testing.T) {
 	cfg := configured(t, fmt.Sprintf(`cloud: {aws: {endpointURL: '%s', region: us-west-2, subnetID: subnet-1, accessKeyID: AKIA, secretAccessKey: x}}
 cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurityGroups: [cells], defaultVolumeSize: 3Gi}
 `, server.URL))
-	c, err := openCloud(t.Context(), cfg, silent)
+	c, closeIt, err := openCloud(t.Context(), cfg, silent)
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := closeIt(); err != nil {
+			t.Error(err)
+		}
+	})
 	types, err := c.Catalogue(t.Context())
 	if err != nil || c.Traits().Region != "us-west-2" {
 		t.Fatalf("%v in %q", err, c.Traits().Region)
@@ -124,8 +129,8 @@ func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 		image + "," + group + ", grants: {namespaces: [{namespace: a, dedicated: true}]}":           "cells.grants.namespaces[0].dedicated",
 		image + "," + group + ", standbyCells: [{instanceType: t3.nano, dedicated: true}]":          "cells.standbyCells[0].dedicated",
 	} {
-		_, err := openCloud(t.Context(), configured(t, least+cells+"}"), silent)
-		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+		_, closeIt, err := openCloud(t.Context(), configured(t, least+cells+"}"), silent)
+		if (err == nil) != (closeIt != nil) || (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", cells, err, want)
 		}
 	}

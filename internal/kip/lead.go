@@ -198,17 +198,15 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.term, err = beginTerm(ctx, l.store, l.clock, l.Log); err != nil {
 		return err
 	}
-	bare, err := openCloud(ctx, l.cfg, l.Log)
+	bare, closeIt, err := openCloud(ctx, l.cfg, l.Log)
 	if err != nil {
 		return err
 	}
-	if c, ok := bare.(interface{ Close() error }); ok {
-		l.atEnd(func() {
-			if err := c.Close(); err != nil {
-				l.Log.Warn("close the cloud", "err", err)
-			}
-		})
-	}
+	l.atEnd(func() {
+		if err := closeIt(); err != nil {
+			l.Log.Warn("close the cloud", "err", err)
+		}
+	})
 	// Outside in: whether something may be destroyed, when a call is sent, whether this
 	// Kip leads then.
 	l.machines = calls.New(calls.Config{
@@ -330,6 +328,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		Clock:          l.clock,
 		Log:            l.Log,
 	})
+	l.atEnd(l.firewalls.Close)
 	return nil
 }
 
@@ -407,7 +406,9 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Clock:       l.clock,
 		Log:         l.Log,
 	})
+	l.atEnd(l.cells.Close)
 	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, l.cells.WaitsFor, l.Log)
+	l.atEnd(l.mirror.Close)
 	l.rotation.cells = l.cells
 	l.rotation.say = func(message string) { l.nodes.Event(l.NodeName, corev1.EventTypeNormal, events.CARotated, message) }
 	return nil
@@ -442,7 +443,11 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Clock:       l.clock,
 		Log:         l.Log,
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	l.atEnd(l.pods.Close)
+	return nil
 }
 
 // forgetLogs removes the saved logs of a pod that no longer exists.

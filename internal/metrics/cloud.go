@@ -37,8 +37,7 @@ const (
 	callInterruptions = string(cloud.CallInterruptions)
 )
 
-// Cloud returns c with its calls, and those of its features, measured. What else c
-// can do, such as being closed, is only to be had from c itself.
+// Cloud returns c with its calls, and those of its features, measured.
 func (m *Metrics) Cloud(c cloud.Cloud) cloud.Cloud { return &measuredCloud{Cloud: c, m: m} }
 
 type measuredCloud struct {

@@ -269,11 +269,13 @@ func (w *town) start() (ended <-chan error) {
 	must(err)
 	logs, err := podlogs.Open(podlogs.Config{Dir: w.TempDir(), Log: silent})
 	must(err)
+	ledger := cells.New(cells.Config{
+		NodeName: "kip-0", Calls: machines, Store: w.store, Clock: c.Clock, Log: silent, StandbyNode: n.StandbyNode,
+		Gate: gate.New(gate.Config{Cloud: machines, Clock: c.Clock}),
+	})
+	w.Cleanup(ledger.Close)
 	must(n.Equip(w.Context(), Equipment{
-		Cells: cells.New(cells.Config{
-			NodeName: "kip-0", Calls: machines, Store: w.store, Clock: c.Clock, Log: silent, StandbyNode: n.StandbyNode,
-			Gate: gate.New(gate.Config{Cloud: machines, Clock: c.Clock}),
-		}),
+		Cells:    ledger,
 		Ways:     w.ways,
 		Running:  w.running,
 		Gathered: func(string, time.Duration, map[stats.Miss]int) {},

@@ -337,6 +337,10 @@ func (c *Controller) Run(ctx context.Context) error {
 	return nil
 }
 
+// Close lets go of what New began. It is for a controller that never ran as well: one whose
+// pods were not listed before its process led no more.
+func (c *Controller) Close() { c.queue.ShutDown() }
+
 // forgetUnlisted forgets what was noted of pods that turn out not to be there.
 func (c *Controller) forgetUnlisted() {
 	there := map[types.UID]bool{}

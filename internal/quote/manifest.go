@@ -84,7 +84,10 @@ func Read(file, namespace string, data []byte) ([]Workload, error) {
 	if len(r.errs) == 0 {
 		return r.found, nil
 	}
-	slices.SortStableFunc(r.errs, func(a, b *Error) int { return cmp.Compare(a.Line, b.Line) })
+	// In one order, though many were found by going through maps.
+	slices.SortFunc(r.errs, func(a, b *Error) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Object, b.Object), cmp.Compare(a.Problem, b.Problem))
+	})
 	var errs []error
 	for _, e := range r.errs[:min(len(r.errs), mostErrors)] {
 		errs = append(errs, e)
@@ -290,6 +293,9 @@ func atOnce(c *checker, spec batchv1.JobSpec, field string) int64 {
 		c.at(field+".parallelism", "Invalid value: %d: must be greater than or equal to 0", n)
 	}
 	if spec.Completions != nil {
+		if *spec.Completions < 0 {
+			c.at(field+".completions", "Invalid value: %d: must be greater than or equal to 0", *spec.Completions)
+		}
 		n = min(n, int64(*spec.Completions))
 	}
 	if spec.Suspend != nil && *spec.Suspend {

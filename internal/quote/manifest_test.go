@@ -1,9 +1,13 @@
 package quote
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
+	"unicode"
 )
 
 const podSpec = `{containers: [{name: c, image: i, resources: {requests: {cpu: 1, memory: 1Gi}}}]}`
@@ -161,11 +165,50 @@ func TestWrongManifestsAreToldWithTheirLine(t *testing.T) {
 	}
 }
 
-// Whatever is in a manifest, reading it ends, and says a line.
+// FuzzRead holds that what is read of a manifest can be priced, that what is wrong is told
+// on clean lines with their places, and that both are the same each time.
 func FuzzRead(f *testing.F) {
+	f.Add([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: " + podSpec + "\n---\nkind: Pod\n"))
+	f.Add([]byte("{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: c, resources: " +
+		"{requests: {cpu: -1, memory: -2, ephemeral-storage: -3, a/b: -4}, limits: {cpu: -5, memory: -6}}}]}}"))
+	f.Add([]byte("apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: n}\nspec: {schedule: '0 3 * * *', jobTemplate: {spec: " +
+		"{parallelism: 3, completions: -2, template: {spec: " + podSpec + "}}}}"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if _, err := Read("f", "d", data); err != nil && !strings.HasPrefix(err.Error(), "f") {
-			t.Errorf("%v", err)
+		found, err := Read("f", "d", data)
+		again, againErr := Read("f", "d", data)
+		if !reflect.DeepEqual(again, found) || fmt.Sprint(againErr) != fmt.Sprint(err) {
+			t.Fatalf("%v, %v\nthe second time it is\n%v, %v", shown(found), err, shown(again), againErr)
+		}
+		if err != nil {
+			if len(found) > 0 {
+				t.Fatalf("an error and workloads: %s", shown(found))
+			}
+			last := 2
+			for _, end := range []string{"\n", "\r", "\u0085", "\u2028", "\u2029"} { // all that end a line in YAML
+				last += bytes.Count(data, []byte(end))
+			}
+			told := err.(interface{ Unwrap() []error }).Unwrap()
+			for i, e := range told {
+				var wrong *Error
+				if known := errors.As(e, &wrong); known && (wrong.File != "f" || wrong.Line < 1 || wrong.Line > last) ||
+					!known && i < mostErrors || i > mostErrors || strings.ContainsFunc(e.Error(), unicode.IsControl) {
+					t.Fatalf("of %d lines at most: error %d of %d is %q", last, i+1, len(told), e)
+				}
+			}
+			return
+		}
+		for _, w := range found {
+			if w.Name == "" || w.Namespace == "" || w.Replicas < 0 || w.RunsPerMonth < 0 || w.RunsPerMonth > 60*24*31 ||
+				len(w.Pod.Spec.Containers) == 0 {
+				t.Fatalf("read %s: %+v", shown([]Workload{w}), w)
+			}
+			for _, c := range w.Pod.Spec.Containers {
+				for name, q := range c.Resources.Requests {
+					if limit, bounded := c.Resources.Limits[name]; q.Sign() < 0 || bounded && q.Cmp(limit) > 0 {
+						t.Fatalf("container %q requests %s %s, of at most %s", c.Name, q.String(), name, limit.String())
+					}
+				}
+			}
 		}
 	})
 }

@@ -158,7 +158,7 @@ func fixedIdentity(f *testing.F, n byte) *identity {
 }
 
 // FuzzJoiner feeds a cell what a Kip that knows the token and is mad says after its
-// offer; nothing of it makes the cell join.
+// offer, a grant and anything else in either order; nothing of it makes the cell join.
 func FuzzJoiner(f *testing.F) {
 	authority, other := fixedAuthority(f, 1), fixedAuthority(f, 2)
 	token, err := pki.ParseToken("AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8")
@@ -227,13 +227,15 @@ func FuzzJoiner(f *testing.F) {
 	f.Add(false, []byte(nil), []byte(`{"kind":"refusal","reason":"x"}`))
 	f.Add(false, []byte(nil), []byte(`{"kind":"grant","certificate":"AAAA"}`))
 	f.Add(false, []byte(nil), []byte(`{"kind":"offer","cellID":"c-1","proof":"AAAA"}`))
-	f.Fuzz(func(t *testing.T, grant bool, cert, raw []byte) {
-		after := framed(string(raw))
-		if grant {
-			var err error
-			if after, err = granted(cert); err != nil {
-				return // it does not fit into a message
-			}
+	f.Fuzz(func(t *testing.T, grantFirst bool, cert, raw []byte) {
+		after, err := granted(cert)
+		if err != nil {
+			return // it does not fit into a message
+		}
+		if grantFirst {
+			after = append(after, framed(string(raw))...)
+		} else {
+			after = append(framed(string(raw)), after...)
 		}
 		sent, err := answered(id, after)
 		if sent == nil {

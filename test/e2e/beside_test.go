@@ -368,47 +368,73 @@ func TestPodsGetMachinesOfTheArchitectureThatTheySelect(t *testing.T) {
 	s.deleteAll("amd64", "arm64")
 }
 
+// twoZones are a Kip beside the world's with a node in each of the zones a and b, and a
+// namespace for its pods.
+type twoZones struct {
+	*space
+	machines *zoned
+	nodes    map[string]string // by zone
+}
+
+// inTwoZones starts such a Kip, until the test ends.
+func inTwoZones(t *testing.T, name, addresses string) twoZones {
+	t.Helper()
+	z := twoZones{
+		machines: kipBeside(t, name, addresses, sizes.Types("amd64", "a", "b"),
+			map[string]any{"zones": []string{"a"}}, map[string]any{"zones": []string{"b"}}),
+		nodes: map[string]string{},
+	}
+	z.space = newSpace(t)
+	for _, zone := range []string{"a", "b"} {
+		z.nodes[zone] = z.besideNode(name, corev1.LabelTopologyZone, zone).Name
+	}
+	return z
+}
+
+// in wants a pod on the node of a zone, and on a machine that was launched for it there.
+func (z twoZones) in(pod *corev1.Pod, zone string) {
+	z.Helper()
+	if got := z.machines.of(pod); pod.Spec.NodeName != z.nodes[zone] || got != "nano in "+zone {
+		z.Errorf("pod %s is on node %s, want %s, and a machine %q was launched for it", pod.Name, pod.Spec.NodeName, z.nodes[zone], got)
+	}
+}
+
+// likes is of a pod that goes to another zone only where there is nothing in this one.
+func likes(zone string) string {
+	return `  nodeSelector: {KIP}
+  affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [
+    {weight: 100, preference: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: In, values: [` + zone + `]}]}}]}}
+`
+}
+
 func TestAZoneThatFailsGetsNoPodsUntilItIsBack(t *testing.T) {
 	t.Parallel()
 	const name = "kip-zones"
-	machines := kipBeside(t, name, "127.67.0.0/16", sizes.Types("amd64", "a", "b"),
-		map[string]any{"zones": []string{"a"}}, map[string]any{"zones": []string{"b"}})
-	s := newSpace(t)
-	nodes := map[string]string{}
-	for _, zone := range []string{"a", "b"} {
-		n := s.besideNode(name, corev1.LabelTopologyZone, zone)
-		nodes[zone] = n.Name
-	}
+	s := inTwoZones(t, name, "127.67.0.0/16")
 	tainted := func(zone string, want bool) {
 		t.Helper()
-		s.tainted(nodes[zone], want)
+		s.tainted(s.nodes[zone], want)
 	}
-	const likesA = `  nodeSelector: {KIP}
-  affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [
-    {weight: 100, preference: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: In, values: [a]}]}}]}}
-`
 	in := func(pod, zone string) {
 		t.Helper()
-		is := s.waitRunning(pod)
-		if got := machines.of(is); is.Spec.NodeName != nodes[zone] || got != "nano in "+zone {
-			t.Errorf("pod %s is on node %s, want %s, and a machine %q was launched for it", pod, is.Spec.NodeName, nodes[zone], got)
-		}
+		s.in(s.waitRunning(pod), zone)
 	}
+	likesA := likes("a")
 	s.Apply(beside(name, "before", likesA))
 	in("before", "a")
 
-	machines.fail(cloud.Scope{Zone: "a"}, outage)
+	s.machines.fail(cloud.Scope{Zone: "a"}, outage)
 	s.Apply(beside(name, "waits", "  nodeSelector: {KIP, topology.kubernetes.io/zone: a}\n"))
 	s.waitEvent("waits", "NoCapacity", "")
 	tainted("a", true)
 	s.Apply(beside(name, "elsewhere", likesA))
 	in("elsewhere", "b")
 	tainted("b", false)
-	if pod, err := s.Pod(t.Context(), "waits"); err != nil || pod.Spec.NodeName != nodes["a"] || pod.Status.Phase != corev1.PodPending {
+	if pod, err := s.Pod(t.Context(), "waits"); err != nil || pod.Spec.NodeName != s.nodes["a"] || pod.Status.Phase != corev1.PodPending {
 		t.Errorf("the pod that is for the zone is %+v, %v", pod, err)
 	}
 
-	machines.fail(cloud.Scope{}, 0)
+	s.machines.fail(cloud.Scope{}, 0)
 	tainted("a", false)
 	in("waits", "a")
 	s.Apply(beside(name, "after", likesA))
@@ -419,38 +445,19 @@ func TestAZoneThatFailsGetsNoPodsUntilItIsBack(t *testing.T) {
 func TestADrainOfOneVirtualNodeMovesItsPodsAlone(t *testing.T) {
 	t.Parallel()
 	const name = "kip-drain"
-	machines := kipBeside(t, name, "127.70.0.0/16", sizes.Types("amd64", "a", "b"),
-		map[string]any{"zones": []string{"a"}}, map[string]any{"zones": []string{"b"}})
-	s := newSpace(t)
-	nodes := map[string]string{}
-	for _, zone := range []string{"a", "b"} {
-		n := s.besideNode(name, corev1.LabelTopologyZone, zone)
-		nodes[zone] = n.Name
-	}
-	likes := func(zone string) string {
-		return `  nodeSelector: {KIP}
-  affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [
-    {weight: 100, preference: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: In, values: [` + zone + `]}]}}]}}
-`
-	}
+	s := inTwoZones(t, name, "127.70.0.0/16")
 	s.Apply(inDeployment(beside(name, "moves", likes("a"))) + "---\n" + inDeployment(beside(name, "stays", likes("b"))) + "---\n" +
 		beside(name, "bare", likes("b")))
 	moves, stays, bare := s.besidePodOf("moves", ""), s.besidePodOf("stays", ""), s.waitRunning("bare")
-	in := func(pod *corev1.Pod, zone string) {
-		t.Helper()
-		if got := machines.of(pod); pod.Spec.NodeName != nodes[zone] || got != "nano in "+zone {
-			t.Errorf("pod %s is on node %s, want %s, and a machine %q was launched for it", pod.Name, pod.Spec.NodeName, nodes[zone], got)
-		}
-	}
-	in(moves, "a")
-	in(stays, "b")
-	in(bare, "b")
+	s.in(moves, "a")
+	s.in(stays, "b")
+	s.in(bare, "b")
 	cells := map[string]string{stays.Name: s.cellOf(stays.Name).Name, bare.Name: s.cellOf(bare.Name).Name}
 
-	s.Kubectl("drain", nodes["a"], "--timeout=2m")
+	s.Kubectl("drain", s.nodes["a"], "--timeout=2m")
 	s.waitGone(moves.Name)
 	moved := s.besidePodOf("moves", moves.UID)
-	in(moved, "b")
+	s.in(moved, "b")
 	for _, before := range []*corev1.Pod{stays, bare} {
 		after, err := s.Pod(t.Context(), before.Name)
 		if err != nil || after.UID != before.UID || after.DeletionTimestamp != nil || after.Status.Phase != corev1.PodRunning {
@@ -460,13 +467,13 @@ func TestADrainOfOneVirtualNodeMovesItsPodsAlone(t *testing.T) {
 			t.Errorf("pod %s of the other node has cell %s, and had %s", before.Name, is, cells[before.Name])
 		}
 	}
-	if truth := machines.Truth(); len(truth) != 3 {
+	if truth := s.machines.Truth(); len(truth) != 3 {
 		t.Errorf("there are %d machines for 3 pods: %+v", len(truth), truth)
 	}
 
-	s.Kubectl("uncordon", nodes["a"])
+	s.Kubectl("uncordon", s.nodes["a"])
 	s.Apply(beside(name, "next", likes("a")))
-	in(s.waitRunning("next"), "a")
+	s.in(s.waitRunning("next"), "a")
 	s.Kubectl("delete", "deployment", "moves", "stays")
 	s.deleteAll("bare", "next")
 }

@@ -21,6 +21,9 @@ var skipList string
 //go:embed subtests.txt
 var subtestList string
 
+//go:embed uncompiled.txt
+var uncompiledList string
+
 // longest is how long a test may be in quarantine.
 const longest = 14 * 24 * time.Hour
 
@@ -54,6 +57,7 @@ type lists struct {
 	quarantine []quarantined
 	skips      map[test]skip
 	subtests   map[stageTest]subtests
+	nowhere    map[string]string // _test.go files that no stage compiles, and why, by their paths from the top
 }
 
 // subtests are how many a test has.
@@ -90,7 +94,11 @@ func readLists(now time.Time) (lists, error) {
 	if err != nil {
 		return lists{}, fmt.Errorf("test/tally/subtests.txt: %w", err)
 	}
-	return lists{q, s, n}, nil
+	nowhere, err := parseUncompiled(uncompiledList)
+	if err != nil {
+		return lists{}, fmt.Errorf("test/tally/uncompiled.txt: %w", err)
+	}
+	return lists{q, s, n, nowhere}, nil
 }
 
 // entries calls each for the lines of a list with their fields, the last of which is the rest.
@@ -150,6 +158,17 @@ func parseSubtests(list string) (map[stageTest]subtests, error) {
 			return fmt.Errorf("%s is there twice", t)
 		}
 		all[t] = subtests{n, chance}
+		return nil
+	})
+}
+
+func parseUncompiled(list string) (map[string]string, error) {
+	all := map[string]string{}
+	return all, entries(list, 2, func(f []string) error {
+		if all[f[0]] != "" {
+			return fmt.Errorf("%s is there twice", f[0])
+		}
+		all[f[0]] = f[1]
 		return nil
 	})
 }

@@ -61,11 +61,11 @@ func command(args []string, out io.Writer) error {
 	}
 	switch {
 	case *fuzz:
-		return fuzzTargets(out)
+		return fuzzTargets(l, out)
 	case *fuzzed != "":
-		return fuzzedTargets(*fuzzed, out)
+		return fuzzedTargets(*fuzzed, l, out)
 	case *benchmarks && fs.NArg() == 0:
-		return benchmarkPackages(out)
+		return benchmarkPackages(l, out)
 	case *quarantined:
 		fmt.Fprintln(out, l.quarantineExpression())
 		return nil
@@ -77,8 +77,12 @@ func command(args []string, out io.Writer) error {
 		fs.Usage()
 		return errors.New("want a file and packages")
 	}
-	want, err := inPackages(*part, *tags, fs.Args()[1:])
+	want, files, err := inPackages(*part, *tags, fs.Args()[1:])
 	if err != nil {
+		return err
+	}
+	// Whether it passes or not: what it compiled it has compiled.
+	if err := os.WriteFile(compiledBy(fs.Arg(0)), []byte(strings.Join(files, "\n")+"\n"), 0o644); err != nil {
 		return err
 	}
 	want = slices.DeleteFunc(want, func(t test) bool { return t.isBenchmark() != *benchmarks })
@@ -94,7 +98,7 @@ func command(args []string, out io.Writer) error {
 
 // printNames prints an expression that matches the tests of a part of packages' tests.
 func printNames(part, tags string, patterns []string, out io.Writer) error {
-	tests, err := inPackages(part, tags, patterns)
+	tests, _, err := inPackages(part, tags, patterns)
 	if err != nil {
 		return err
 	}
@@ -105,19 +109,19 @@ func printNames(part, tags string, patterns []string, out io.Writer) error {
 	return nil
 }
 
-// inPackages returns the tests, of a shard, that the packages have with these build tags.
-func inPackages(part, tags string, patterns []string) ([]test, error) {
+// inPackages returns the tests, of a shard, that the packages have with these build tags,
+// and the files that those of all shards are in, by their whole paths.
+func inPackages(part, tags string, patterns []string) (want []test, files []string, err error) {
 	s, err := parseShard(part)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	cmd := exec.Command("go", append([]string{"list", "-tags=" + tags, "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"}, patterns...)...)
 	cmd.Stderr = os.Stderr
 	data, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("list the packages %s: %w", strings.Join(patterns, " "), err)
+		return nil, nil, fmt.Errorf("list the packages %s: %w", strings.Join(patterns, " "), err)
 	}
-	var want []test
 	alone := map[test]bool{}
 	for d := json.NewDecoder(bytes.NewReader(data)); ; {
 		var p struct {
@@ -127,12 +131,13 @@ func inPackages(part, tags string, patterns []string) ([]test, error) {
 		if err := d.Decode(&p); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
-			return nil, fmt.Errorf("list the packages %s: %w", strings.Join(patterns, " "), err)
+			return nil, nil, fmt.Errorf("list the packages %s: %w", strings.Join(patterns, " "), err)
 		}
 		for _, file := range slices.Concat(p.TestGoFiles, p.XTestGoFiles) {
-			parsed, err := parse(filepath.Join(p.Dir, file))
+			files = append(files, filepath.Join(p.Dir, file))
+			parsed, err := parse(files[len(files)-1])
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			for _, name := range inFile(parsed) {
 				want = append(want, test{p.ImportPath, name})
@@ -143,7 +148,8 @@ func inPackages(part, tags string, patterns []string) ([]test, error) {
 		}
 	}
 	slices.SortFunc(want, compare)
-	return s.of(want, alone), nil
+	slices.Sort(files)
+	return s.of(want, alone), files, nil
 }
 
 // oneRun says what a run executed, and fails when that is less than its packages have.
@@ -214,7 +220,7 @@ func everything(folder string, update, shrink bool, l lists, out io.Writer) erro
 	if err != nil {
 		return err
 	}
-	want, err := inTree(root)
+	want, err := inTree(root, l.nowhere)
 	if err != nil {
 		return err
 	}
@@ -231,7 +237,11 @@ func everything(folder string, update, shrink bool, l lists, out io.Writer) erro
 		}
 	}
 	if !update {
-		return compareAll(want, stages, l, out)
+		compiled, err := compiledIn(files)
+		if err != nil {
+			return err
+		}
+		return errors.Join(compareAll(want, stages, l, out), l.uncompiled(root, compiled))
 	}
 	for stage, ran := range stages {
 		if err := failures(ran); err != nil {
@@ -324,12 +334,12 @@ func (l lists) stale(ran *ends) (names []string) {
 }
 
 // benchmarkPackages prints those of the module that have some.
-func benchmarkPackages(out io.Writer) error {
+func benchmarkPackages(l lists, out io.Writer) error {
 	root, err := repository()
 	if err != nil {
 		return err
 	}
-	all, err := inTree(root)
+	all, err := inTree(root, l.nowhere)
 	var packages []string
 	for _, t := range all {
 		if t.isBenchmark() {
@@ -343,27 +353,27 @@ func benchmarkPackages(out io.Writer) error {
 }
 
 // fuzzTargets prints those of the module.
-func fuzzTargets(out io.Writer) error {
-	targets, err := targetsOfTree()
+func fuzzTargets(l lists, out io.Writer) error {
+	targets, err := targetsOfTree(l)
 	for _, t := range targets {
 		fmt.Fprintln(out, t)
 	}
 	return err
 }
 
-func targetsOfTree() ([]test, error) {
+func targetsOfTree(l lists) ([]test, error) {
 	root, err := repository()
 	if err != nil {
 		return nil, err
 	}
-	all, err := inTree(root)
+	all, err := inTree(root, l.nowhere)
 	return slices.DeleteFunc(all, func(t test) bool { return !t.isFuzzTarget() }), err
 }
 
 // fuzzedTargets says of each fuzz target of the tree what it ran, and fails unless that
 // was more than its corpus.
-func fuzzedTargets(file string, out io.Writer) error {
-	targets, err := targetsOfTree()
+func fuzzedTargets(file string, l lists, out io.Writer) error {
+	targets, err := targetsOfTree(l)
 	if err != nil {
 		return err
 	}

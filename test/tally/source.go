@@ -41,11 +41,33 @@ func compare(a, b test) int {
 }
 
 // inTree returns the tests of all modules below root, in order: of every _test.go
-// file that is compiled on this system with some set of build tags.
-func inTree(root string) ([]test, error) {
+// file that is compiled on this system with some set of build tags, but for those that
+// the list knows to be compiled nowhere.
+func inTree(root string, uncompiled map[string]string) ([]test, error) {
 	var found []test
+	err := eachTestFile(root, func(file, pkg string) error {
+		parsed, err := parse(filepath.Join(root, file))
+		if err != nil || uncompiled[file] != "" {
+			return err
+		}
+		some, err := compiles(filepath.Join(root, file), parsed)
+		if err != nil || !some {
+			return err
+		}
+		for _, name := range inFile(parsed) {
+			found = append(found, test{pkg, name})
+		}
+		return nil
+	})
+	slices.SortFunc(found, compare)
+	return found, err
+}
+
+// eachTestFile calls each with all _test.go files of all modules below root, whatever
+// their build constraints say: their paths from there, and those of their packages.
+func eachTestFile(root string, each func(file, pkg string) error) error {
 	modules := map[string]string{} // by folder
-	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+	return filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -67,21 +89,12 @@ func inTree(root string) ([]test, error) {
 		if !strings.HasSuffix(file, "_test.go") {
 			return nil
 		}
-		parsed, err := parse(file)
+		below, err := filepath.Rel(root, file)
 		if err != nil {
 			return err
 		}
-		some, err := compiles(file, parsed)
-		if err != nil || !some {
-			return err
-		}
-		for _, name := range inFile(parsed) {
-			found = append(found, test{modules[filepath.Dir(file)], name})
-		}
-		return nil
+		return each(below, modules[filepath.Dir(file)])
 	})
-	slices.SortFunc(found, compare)
-	return found, err
 }
 
 func parse(file string) (*ast.File, error) {

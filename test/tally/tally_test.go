@@ -58,13 +58,14 @@ func (s suite) TestMethod(t *testing.T) {}
 		"a/ignored_test.go":         "//go:build ignore\n\n" + imports + "func TestIgnored(t *testing.T) {}\n",
 		"a/foreign_test.go":         "//go:build windows || !unix\n\n" + imports + "func TestForeign(t *testing.T) {}\n",
 		"a/named_windows_test.go":   imports + "func TestNamed(t *testing.T) {}\n",
+		"a/listed_test.go":          imports + "func TestListed(t *testing.T) {}\n",
 		"a/testdata/x/x_test.go":    imports + "func TestData(t *testing.T) {}\n",
 		".hidden/h_test.go":         imports + "func TestHidden(t *testing.T) {}\n",
 		"inner/go.mod":              "module example.com/other\n",
 		"inner/deep/deeper_test.go": imports + "func TestInner(t *testing.T) {}\n",
 		"a/a.go":                    "package a\nfunc TestNot() {}\n",
 	})
-	got, err := inTree(dir)
+	got, err := inTree(dir, map[string]string{"a/listed_test.go": "it is known"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +76,7 @@ func (s suite) TestMethod(t *testing.T) {}
 	if !slices.Equal(got, want) {
 		t.Errorf("found %v, want %v", got, want)
 	}
-	if _, err := inTree(tree(t, map[string]string{"go.mod": "module m\n", "a_test.go": "package"})); err == nil {
+	if _, err := inTree(tree(t, map[string]string{"go.mod": "module m\n", "a_test.go": "package"}), nil); err == nil {
 		t.Error("a file that cannot be read has no tests")
 	}
 }
@@ -208,8 +209,8 @@ func TestATableThatIsNotAsCountedFails(t *testing.T) {
 		"nobody counted them here":    {1, list("e2e TestOne 2"), "", more + "2, want 0"},
 		"only others were counted":    {1, lists{subtests: map[stageTest]subtests{{"unit", test{a, "TestX"}}: {n: 1}}}, more + "2, want 0", ""},
 		"another stage's":             {1, list("unit TestOne 2\ne2e TestOne 1"), "", "e2e " + a + " TestOne: there is no such stage"},
-		"in quarantine":               {1, lists{part, nil, list("unit TestOne 3").subtests}, "", ""},
-		"in quarantine, and one left": {1, lists{part, nil, list("unit TestOne 4").subtests}, "3, want 4", ""},
+		"in quarantine":               {1, lists{quarantine: part, subtests: list("unit TestOne 3").subtests}, "", ""},
+		"in quarantine, and one left": {1, lists{quarantine: part, subtests: list("unit TestOne 4").subtests}, "3, want 4", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			check := func(where, fails string, err error) {
@@ -419,9 +420,12 @@ func TestTheListsOfTheTreeAreRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tests, err := inTree(root)
+	tests, err := inTree(root, l.nowhere)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if err := l.neverCompiled(root); err != nil {
+		t.Error(err)
 	}
 	l.subtests = nil // make tally-update, which wants tests that pass, takes away what has moved
 	if err := l.unknown(tests); err != nil || !slices.Contains(tests, test{"github.com/elotl/kip/test/tally", t.Name()}) {

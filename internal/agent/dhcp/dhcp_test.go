@@ -1,6 +1,7 @@
 package dhcp
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -300,6 +301,10 @@ func FuzzParse(f *testing.F) {
 		}
 		if !l.Address.IsValid() || l.Renew > l.Lifetime || strings.ContainsAny(l.Hostname+l.Domain, "\n ;#") || l.MTU != 0 && l.MTU < 576 {
 			t.Errorf("the lease %+v", l)
+		}
+		if ones, _ := net.IPMask(m.options[optMask]).Size(); !bytes.Equal(l.Address.Addr().AsSlice(), b[16:20]) || l.Address.Bits() != ones ||
+			len(l.DNS) != len(m.options[optDNS])/4 || len(l.NTP) != len(m.options[optNTP])/4 || len(l.Hostname)+len(l.Domain) > 2*maxNames {
+			t.Errorf("the lease %+v is not what %x gives", l, b)
 		}
 		for _, r := range l.Routes {
 			if !r.To.IsValid() {

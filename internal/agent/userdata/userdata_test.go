@@ -261,14 +261,28 @@ func TestTheLabelOfADisk(t *testing.T) {
 	}
 }
 
-// FuzzOEMStrings: whatever firmware says, it is read without a crash.
+// FuzzOEMStrings: whatever firmware says, what is read are the strings behind the entry's
+// header, in their order, and no more.
 func FuzzOEMStrings(f *testing.F) {
 	f.Add([]byte("\x0b\x05\x00\x01\x02first\x00second\x00\x00"))
+	f.Add([]byte("\x0b\x05\x00\x01\x02first\x00second"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		for _, s := range oemStrings(b) {
-			if s == "" || strings.Contains(s, "\x00") {
-				t.Errorf("the string %q", s)
+		all := oemStrings(b)
+		if len(b) < 2 || len(b) <= int(b[1]) {
+			if len(all) > 0 {
+				t.Errorf("of %q, which ends in its header, %q", b, all)
 			}
+			return
+		}
+		rest := b[b[1]:]
+		for _, s := range all {
+			if s == "" || strings.Contains(s, "\x00") || !bytes.HasPrefix(rest, []byte(s)) {
+				t.Fatalf("of %q the strings %q: %q is not what comes next", b, all, s)
+			}
+			rest = bytes.TrimPrefix(rest[len(s):], []byte{0})
+		}
+		if len(rest) > 0 && rest[0] != 0 {
+			t.Errorf("of %q only the strings %q, and %q is left", b, all, rest)
 		}
 	})
 }

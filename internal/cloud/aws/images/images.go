@@ -24,6 +24,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/smithy-go"
+	smithytime "github.com/aws/smithy-go/time"
 )
 
 // Tags of images and their snapshots.
@@ -90,7 +91,7 @@ func New(ctx context.Context, cfg Config) (*Publisher, error) {
 		cfg.Now = time.Now
 	}
 	if cfg.Pause == nil {
-		cfg.Pause = pause
+		cfg.Pause = smithytime.SleepWithContext
 	}
 	retryer := func() aws.Retryer { return retry.AddWithMaxAttempts(retry.NewStandard(), tries) }
 	load := []func(*config.LoadOptions) error{config.WithRetryer(retryer)}
@@ -119,17 +120,6 @@ func New(ctx context.Context, cfg Config) (*Publisher, error) {
 			o.Retryer = retry.AddWithErrorCodes(o.Retryer, "ResourceNotFoundException")
 		}),
 	}, nil
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
 }
 
 // Publish has the region have the image, and returns its ID. One that is there is left as it

@@ -1,0 +1,54 @@
+package kip
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// ending are goroutines that end by themselves a while after they were told to: a reflector
+// of client-go whose watch or back-off is under way, and a queue that looks twice a second
+// whether it was shut down.
+var ending = []string{
+	"k8s.io/client-go/tools/cache.(*Reflector)",
+	"k8s.io/client-go/util/workqueue.(*Typed[...]).updateUnfinishedWorkLoop",
+}
+
+// endTime is how long they have.
+const endTime = 10 * time.Second
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if code == 0 {
+		awaitEnds()
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// awaitEnds waits until nothing of ending runs. What still does after endTime is a leak, which
+// goleak then finds.
+func awaitEnds() {
+	for began := time.Now(); time.Since(began) < endTime; time.Sleep(50 * time.Millisecond) {
+		if !strings.Contains(stacks(), ending[0]) && !strings.Contains(stacks(), ending[1]) {
+			return
+		}
+	}
+}
+
+// stacks are those of all goroutines.
+func stacks() string {
+	for b := make([]byte, 1<<20); ; b = make([]byte, 2*len(b)) {
+		if n := runtime.Stack(b, true); n < len(b) {
+			return string(b[:n])
+		}
+	}
+}
