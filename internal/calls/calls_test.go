@@ -448,6 +448,119 @@ func TestATurnThatIsCancelledCostsNothing(t *testing.T) {
 	})
 }
 
+func TestATurnThatIsSetAsideTakesNoPlaceAndWaitsForOneAgain(t *testing.T) {
+	with(t, budget(cloud.CallLaunch, 3, 1), func(t *testing.T, c *Calls, told *told) {
+		told.answers = func(context.Context, cloud.Call, string) error {
+			if time.Since(told.began) == 0 {
+				return throttledNow(0)
+			}
+			time.Sleep(10 * time.Second)
+			return nil
+		}
+		r := cloud.LaunchRequest{Machines: make([]cloud.Machine, 1)}
+		if err := c.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrThrottled) {
+			t.Fatal(err)
+		}
+		// From here on one is under way at a time.
+		aside, err := c.Turn(t.Context(), cloud.CallLaunch, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		aside.Aside()
+		var all sync.WaitGroup
+		all.Go(func() {
+			if err := c.Launch(t.Context(), r).Err(); err != nil {
+				t.Error(err)
+			}
+		})
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if got := told.sent(); len(got) != 2 || got[1] != "2s launch 1" {
+			t.Fatalf("sent %q: want the second one as soon as its request is paid", got)
+		}
+		if err := aside.Again(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if since := time.Since(told.began); since != 12*time.Second {
+			t.Errorf("the one that was set aside goes on after %v, want 12s, when the other has its answer", since)
+		}
+		c.mu.Lock()
+		if b := c.lines[cloud.CallLaunch].requests; b.tokens != b.Capacity {
+			t.Errorf("%v requests are left of %v: it has paid twice", b.tokens, b.Capacity)
+		}
+		c.mu.Unlock()
+		aside.Cancel()
+		all.Wait()
+		// It costs as little, and no more places are free than there are.
+		for range 2 {
+			turn, err := c.Turn(t.Context(), cloud.CallLaunch, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			turn.Aside()
+			turn.Cancel()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		late, err := c.Turn(t.Context(), cloud.CallLaunch, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		late.Aside()
+		var held []*Turn
+		for range 2 {
+			turn, err := c.Turn(t.Context(), cloud.CallLaunch, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, turn)
+		}
+		_, unsent := errors.AsType[*UnsentError](late.Again(ctx))
+		if !unsent {
+			t.Error("a turn goes on while as many are under way as may be")
+		}
+		for _, turn := range held {
+			turn.Cancel()
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if l := c.lines[cloud.CallLaunch]; l.underWay != 0 || l.requests.tokens != l.requests.Capacity {
+			t.Errorf("in the end %d are under way, and %v requests are left of %v", l.underWay, l.requests.tokens, l.requests.Capacity)
+		}
+	})
+}
+
+// Nothing is added to a budget before the first answer: who waits for that must not be before
+// the one that will have it.
+func TestATurnThatIsSetAsideGoesOnBeforeThoseThatLackABudget(t *testing.T) {
+	with(t, budget(cloud.CallLaunch, 1, 1), func(t *testing.T, c *Calls, told *told) {
+		aside, err := c.Turn(t.Context(), cloud.CallLaunch, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		aside.Aside()
+		var all sync.WaitGroup
+		all.Go(func() {
+			if err := c.Launch(t.Context(), cloud.LaunchRequest{Machines: make([]cloud.Machine, 2)}).Err(); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := aside.Again(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := aside.Launch(t.Context(), cloud.LaunchRequest{Machines: make([]cloud.Machine, 1)}).Err(); err != nil {
+			t.Fatal(err)
+		}
+		all.Wait()
+		if got := told.sent(); !slices.Equal(got, []string{"0s launch 1", "1s launch 2"}) {
+			t.Errorf("sent %q", got)
+		}
+	})
+}
+
 func TestAThrottledLaunchIsItsCallersToRepeat(t *testing.T) {
 	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
 		told.answers = func(context.Context, cloud.Call, string) error {

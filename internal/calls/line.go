@@ -14,11 +14,9 @@ import (
 // channels.
 type line struct {
 	kind cloud.Call
-	// head is held by the one that waits for the budget; behind it the others wait in
-	// their order, so that a large call does not starve.
-	head chan struct{}
-	// ended is sent to when a call has ended, for the head.
-	ended chan struct{}
+	// unpaid wait for the budget, paid only for a place: what the former lack may come
+	// only when one of the latter has its answer.
+	unpaid, paid queue
 
 	requests, resources bucket
 	scarce              bool // the cloud has a budget of requests
@@ -35,6 +33,17 @@ type line struct {
 	// since.
 	pauses int
 }
+
+// queue are those that wait in their order.
+type queue struct {
+	// head is held by the one that looks; behind it the others wait, so that a large call
+	// does not starve.
+	head chan struct{}
+	// ended is sent to when a call has ended, for the head.
+	ended chan struct{}
+}
+
+func newQueue() queue { return queue{head: make(chan struct{}, 1), ended: make(chan struct{}, 1)} }
 
 // destroys are the kinds of calls that cannot be taken back. Where the cloud has no
 // budget for one, hasty is it: no bound for those who wait, since a call ends hundreds of
@@ -61,8 +70,8 @@ func (c *Calls) line(kind cloud.Call) *line {
 		}
 		l = &line{
 			kind:      kind,
-			head:      make(chan struct{}, 1),
-			ended:     make(chan struct{}, 1),
+			unpaid:    newQueue(),
+			paid:      newQueue(),
 			requests:  bucket{Bucket: budget.Requests},
 			resources: bucket{Bucket: budget.Resources},
 			scarce:    scarce,
@@ -80,46 +89,69 @@ type Turn struct {
 	line      *line
 	pauses    int // of its line, before it
 	resources int
+	aside     bool // others send meanwhile
 }
 
+// UnsentError is that of a call which was not sent before its caller's time was over.
+type UnsentError struct {
+	Kind cloud.Call
+	Err  error // that of the caller's context
+}
+
+func (e *UnsentError) Error() string {
+	return fmt.Sprintf("wait to send a call of kind %s: %v", e.Kind, e.Err)
+}
+
+func (e *UnsentError) Unwrap() error { return e.Err }
+
 // Turn waits until a call of a kind may be sent that takes at least so many resources,
-// of those that the bucket can hold. Those are not taken yet.
+// of those that the bucket can hold. Those are not taken yet. The error is an *UnsentError.
 func (c *Calls) Turn(ctx context.Context, kind cloud.Call, least int) (*Turn, error) {
 	l := c.line(kind)
 	began := c.cfg.Clock.Now()
-	c.waits(l, 1)
 	if c.cfg.Meter != nil {
 		c.cfg.Meter.CallWaits(kind)
 		defer func() { c.cfg.Meter.CallWaited(kind, c.cfg.Clock.Since(began)) }()
 	}
+	turn := &Turn{c: c, line: l}
+	if err := c.await(ctx, l, l.unpaid, func() time.Duration { return turn.try(1, least) }); err != nil {
+		return nil, err
+	}
+	return turn, nil
+}
+
+// await waits in a queue of a line until try succeeds, which says after how long to try
+// again; 0 when it has.
+func (c *Calls) await(ctx context.Context, l *line, q queue, try func() time.Duration) error {
+	c.waits(l, 1)
 	defer c.waits(l, -1)
 	err := ctx.Err()
 	if err == nil {
 		over := pulse.Wait(ctx, pulse.Cloud) // those before wait for it too
 		select {
-		case l.head <- struct{}{}:
-			defer func() { <-l.head }()
+		case q.head <- struct{}{}:
+			defer func() { <-q.head }()
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
 		over()
 	}
 	for err == nil {
-		turn, wait := c.try(l, least)
-		if turn != nil {
-			return turn, nil
+		wait := try()
+		if wait <= 0 {
+			return nil
 		}
 		timer, over := c.cfg.Clock.NewTimer(wait), pulse.Wait(ctx, pulse.Cloud)
 		select {
 		case <-timer.C():
-		case <-l.ended:
+		case <-q.ended:
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
 		timer.Stop()
 		over()
 	}
-	return nil, fmt.Errorf("wait to send a call of kind %s: %w", kind, err)
+	return &UnsentError{Kind: l.kind, Err: err}
 }
 
 func (c *Calls) waits(l *line, n int) {
@@ -128,20 +160,41 @@ func (c *Calls) waits(l *line, n int) {
 	l.waiting += n
 }
 
-// try takes a turn, or says after how long to try again. Its caller is the head.
-func (c *Calls) try(l *line, least int) (*Turn, time.Duration) {
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// try takes the turn and pays for so many requests, or says after how long to try again. Its
+// caller is the head.
+func (t *Turn) try(requests, least int) time.Duration {
+	l, now := t.line, t.c.cfg.Clock.Now()
+	t.c.mu.Lock()
+	defer t.c.mu.Unlock()
 	if l.underWay >= l.window {
-		return nil, Timeout // or when one has ended
+		return Timeout // or when one has ended
 	}
-	if wait := max(l.until.Sub(now), l.requests.lacks(1, now), l.resources.lacks(least, now)); wait > 0 {
-		return nil, wait
+	if wait := max(l.until.Sub(now), l.requests.lacks(requests, now), l.resources.lacks(least, now)); wait > 0 {
+		return wait
 	}
-	l.requests.take(1, now)
+	l.requests.take(requests, now)
 	l.underWay++
-	return &Turn{c: c, line: l, pauses: l.pauses}, 0
+	t.pauses, t.aside = l.pauses, false
+	return 0
+}
+
+// Aside has others send meanwhile: what is to be done before the call may take long. What
+// the turn has paid stays paid.
+func (t *Turn) Aside() {
+	t.c.mu.Lock()
+	defer t.c.mu.Unlock()
+	t.aside = true
+	t.leave()
+}
+
+// Again waits until the call of a turn that was set aside may be sent. With an error, an
+// *UnsentError, the turn has ended.
+func (t *Turn) Again(ctx context.Context) error {
+	err := t.c.await(ctx, t.line, t.line.paid, func() time.Duration { return t.try(0, 0) })
+	if err != nil {
+		t.Cancel()
+	}
+	return err
 }
 
 // Resources takes up to n of the resources that a call may name, and returns how many
@@ -180,15 +233,19 @@ func (t *Turn) Cancel() {
 	defer t.c.mu.Unlock()
 	t.line.requests.giveBack(1)
 	t.line.resources.giveBack(t.resources)
-	t.leave()
+	if !t.aside { // else it left then
+		t.leave()
+	}
 }
 
-// leave lets the next one look. The caller holds mu.
+// leave lets the next ones look. The caller holds mu.
 func (t *Turn) leave() {
 	t.line.underWay--
-	select {
-	case t.line.ended <- struct{}{}:
-	default:
+	for _, q := range []queue{t.line.unpaid, t.line.paid} {
+		select {
+		case q.ended <- struct{}{}:
+		default:
+		}
 	}
 }
 

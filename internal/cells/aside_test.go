@@ -204,13 +204,13 @@ func TestACellIsNotReadyBeforeItsAgentHasItsConfiguration(t *testing.T) {
 
 func TestLogsThatAreNotReadHoldUpNoOtherCell(t *testing.T) {
 	inBubble(t, func(c *setup) {
-		c.SaveLogs = func(ctx context.Context, pod apiv1.PodReference, _ agentapi.Conn) error {
-			if !strings.HasPrefix(pod.Name, "stuck-") {
+		c.Logs = saves(func(ctx context.Context, cell Cell, _ agentapi.Conn) error {
+			if !strings.HasPrefix(cell.Pod.Name, "stuck-") {
 				return nil
 			}
 			<-ctx.Done()
 			return ctx.Err()
-		}
+		})
 	}, nil, func(t *testing.T, b *bubble) {
 		b.requestStuck("nano")
 		b.all("before their end", apiv1.Bound)

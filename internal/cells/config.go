@@ -23,9 +23,8 @@ type Config struct {
 	// NodeName is the virtual node of cells whose record says none, as Kips with one node
 	// wrote them.
 	NodeName string
-	// StandbyNode returns the virtual node that a standby cell is made for, by what it is
-	// launched as: a pod of another node restarts its kubelet. Optional: NodeName.
-	StandbyNode  func(Offer) string
+	// Nodes are the virtual nodes. Optional: there is the one of NodeName.
+	Nodes        Nodes
 	ControllerID string
 	// Budgets are what namespaces may cost. Optional: as much as they want.
 	Budgets []Budget
@@ -43,23 +42,16 @@ type Config struct {
 	Gate *gate.Gate
 	// Shortages are told of each offer that the cloud did not serve.
 	Shortages Shortages
-	// Event reports to the pod's owner.
-	Event func(pod apiv1.PodReference, kind, reason, message string)
-	// Measured is told, once, of each cell whose Room is known. It must not block. Optional.
-	Measured func(Cell)
-	// TakenBack is told, once, of each spot cell whose instance the cloud announces to take
-	// back. It must not block. Optional.
-	TakenBack func(Offer)
 	// Meter tells how much of a cell's machine its pod has used. Optional.
 	Meter Meter
-	// SaveLogs keeps the container logs of a pod that has ended, which it asks its
-	// cell's agent for.
-	SaveLogs func(ctx context.Context, pod apiv1.PodReference, agent agentapi.Conn) error
+	// Events are those of the cells' pods.
+	Events Recorder
+	// Logs are those of pods that have ended.
+	Logs Logs
 
-	// ClusterDNS returns where pods ask for names, now; nil for nowhere. A cell is
-	// told when it joins, and again if it changes before its pod is there.
-	// Optional: pods then have no name server of the cluster.
-	ClusterDNS          func() []netip.Addr
+	// ClusterDNS is told to a cell when it joins, and again if it changes before its pod is
+	// there. Optional: pods then have no name server of the cluster.
+	ClusterDNS          ClusterDNS
 	ClusterDomain       string
 	ReservedMemoryBytes int64
 	RegistryMirrors     map[string][]string
@@ -94,4 +86,31 @@ type Config struct {
 	Random backoff.Random
 	Clock  clock.WithTicker
 	Log    *slog.Logger
+}
+
+// Nodes are the virtual nodes that cells are made for.
+type Nodes interface {
+	// StandbyNode is the one that a standby cell is made for, by what it is launched as: a
+	// pod of another node restarts its kubelet.
+	StandbyNode(Offer) string
+}
+
+// Recorder reports Events to the owners of pods. Several goroutines use it at a time, and it
+// does not block.
+type Recorder interface {
+	// Event reports one; kind is corev1.EventTypeNormal or corev1.EventTypeWarning, reason one
+	// of package events.
+	Event(pod apiv1.PodReference, kind, reason, message string)
+}
+
+// Logs are those of pods that have ended.
+type Logs interface {
+	// SaveLogs keeps the container logs of a cell's pod, which it asks the cell's agent for.
+	SaveLogs(ctx context.Context, cell Cell, agent agentapi.Conn) error
+}
+
+// ClusterDNS is what pods ask for names.
+type ClusterDNS interface {
+	// Addresses are where it is now; none for nowhere.
+	Addresses() []netip.Addr
 }

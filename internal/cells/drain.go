@@ -120,7 +120,7 @@ func (c *Controller) saveLogs(ctx context.Context, e *entry) error {
 	if !e.ready(ctx) { // after a restart of Kip it may still be dialling
 		return ErrNotConnected
 	}
-	if err := c.cfg.SaveLogs(ctx, e.cell().Pod, e.session.Conn()); err != nil {
+	if err := c.cfg.Logs.SaveLogs(ctx, *e.cell(), e.session.Conn()); err != nil {
 		return err
 	}
 	return c.save(ctx, e, func(cell *Cell) error {

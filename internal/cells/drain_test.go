@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 )
 
@@ -30,13 +29,13 @@ func TestTheLogsOfAPodThatEndedAreSavedBeforeItsInstanceEnds(t *testing.T) {
 			saved := 0
 			var instances func() []string
 			inBubble(t, func(c *setup) {
-				c.SaveLogs = func(_ context.Context, pod apiv1.PodReference, cell agentapi.Conn) error {
+				c.Logs = saves(func(_ context.Context, cell Cell, agent agentapi.Conn) error {
 					saved++
-					if pod != ref("a") || cell == nil || len(instances()) != 1 {
-						t.Errorf("logs of %s are asked of %v while the instances are %v", pod, cell, instances())
+					if cell.Pod != ref("a") || agent == nil || len(instances()) != 1 {
+						t.Errorf("logs of %s are asked of %v while the instances are %v", cell.Pod, agent, instances())
 					}
 					return tc.fails
-				}
+				})
 			}, nil, func(t *testing.T, b *bubble) {
 				instances = b.cloud.running
 				b.request("a", "nano")

@@ -76,8 +76,8 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 			return
 		}
 	}
-	if offer := found.cell().Offer(); offer.Spot && c.cfg.TakenBack != nil {
-		c.cfg.TakenBack(offer)
+	if cell := found.cell(); cell.Offer().Spot {
+		c.observers.CellTakenBack(*cell)
 	}
 	c.warn(found.cell(), events.Interrupted, "Cell %s will be lost: %s", found.id, why)
 	c.queue.Add(found.id)

@@ -169,17 +169,22 @@ func TestTheAgeOfAnInstanceIsByKipsClock(t *testing.T) {
 	}
 }
 
+// takenBack collects what spot cells were launched as that the cloud takes back.
+type takenBack struct {
+	Unobserved
+	mu     sync.Mutex
+	offers []string
+}
+
+func (o *takenBack) CellTakenBack(c Cell) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.offers = append(o.offers, c.Offer().String())
+}
+
 func TestOnlySpotThatIsTakenBackIsToldAndOnce(t *testing.T) {
-	var mu sync.Mutex
-	var told []string
-	with := func(s *setup) {
-		s.TakenBack = func(o Offer) {
-			mu.Lock()
-			defer mu.Unlock()
-			told = append(told, o.String())
-		}
-	}
-	inBubble(t, with, nil, func(t *testing.T, b *bubble) {
+	var told takenBack
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		for _, spot := range []bool{true, false} {
 			r := nano(fmt.Sprint(spot))
 			r.Offers[0].Spot = spot
@@ -194,10 +199,10 @@ func TestOnlySpotThatIsTakenBackIsToldAndOnce(t *testing.T) {
 				b.cells.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: time.Now().Add(2 * time.Minute)})
 			}
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		if fmt.Sprint(told) != "[nano (spot) in z]" {
-			t.Errorf("told of %v", told)
+		told.mu.Lock()
+		defer told.mu.Unlock()
+		if fmt.Sprint(told.offers) != "[nano (spot) in z]" {
+			t.Errorf("told of %v", told.offers)
 		}
-	})
+	}, &told)
 }

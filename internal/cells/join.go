@@ -359,7 +359,7 @@ func (c *Controller) clusterDNS() []netip.Addr {
 	if c.cfg.ClusterDNS == nil {
 		return nil
 	}
-	return c.cfg.ClusterDNS()
+	return c.cfg.ClusterDNS.Addresses()
 }
 
 // agentConfig is what a cell is told after it has joined.

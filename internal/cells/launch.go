@@ -23,8 +23,9 @@ const (
 	// callTimeout bounds what waits for a call to the cloud, where that is not to wait
 	// for the budget for ever.
 	callTimeout = calls.Timeout
-	// A launch whose outcome stays unknown is given up after both: the cloud
-	// cannot say what is wrong with this offering, and another may work.
+	// A launch whose outcome stays unknown is given up after both, and so is one that
+	// cannot be resolved: the cloud cannot say what is wrong with this offering, and
+	// another may work.
 	giveUpTries = 5
 	giveUpAfter = time.Minute
 	// Between two tries of a launch.

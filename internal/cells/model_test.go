@@ -291,14 +291,12 @@ func inBubble(t *testing.T, change func(*setup), hook func(op, key string) error
 			Tunnels:      b.links,
 			APIs:         b.links,
 			Shortages:    b.world,
-			Event: func(_ apiv1.PodReference, kind, reason, message string) {
-				b.note(func() { b.events = append(b.events, kind+" "+reason+": "+message) })
-			},
-			SaveLogs: func(context.Context, apiv1.PodReference, agentapi.Conn) error { return nil },
-			SoonPoll: time.Second,
-			Health:   Health{HealthyTimeout: 90 * time.Second, Check: 5 * time.Second},
-			Clock:    clock.RealClock{},
-			Log:      slog.New(slog.DiscardHandler),
+			Events:       b,
+			Logs:         saves(func(context.Context, Cell, agentapi.Conn) error { return nil }),
+			SoonPoll:     time.Second,
+			Health:       Health{HealthyTimeout: 90 * time.Second, Check: 5 * time.Second},
+			Clock:        clock.RealClock{},
+			Log:          slog.New(slog.DiscardHandler),
 		}}
 		if change != nil {
 			change(&b.cfg)
@@ -352,6 +350,11 @@ func (b *bubble) run() {
 			b.Errorf("the controller ended with %v", err)
 		}
 	}
+}
+
+// Event notes the message, too.
+func (b *bubble) Event(_ apiv1.PodReference, kind, reason, message string) {
+	b.note(func() { b.events = append(b.events, kind+" "+reason+": "+message) })
 }
 
 // listedBefore has a new store believed after one list more, so that tests of launches need

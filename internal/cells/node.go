@@ -9,8 +9,8 @@ import (
 
 // nodeOf is the virtual node that a cell's kubelet is to be.
 func (c *Controller) nodeOf(cell *Cell) string {
-	if cell.Node == "" && cell.Pod.UID == "" && c.cfg.StandbyNode != nil {
-		return c.cfg.StandbyNode(cell.Offer())
+	if cell.Node == "" && cell.Pod.UID == "" && c.cfg.Nodes != nil {
+		return c.cfg.Nodes.StandbyNode(cell.Offer())
 	}
 	return cmp.Or(cell.Node, c.cfg.NodeName)
 }
@@ -19,7 +19,7 @@ func (c *Controller) nodeOf(cell *Cell) string {
 // kubelet is.
 func (c *Controller) NodeOf(cell Cell) string { return c.nodeOf(&cell) }
 
-// NodesChanged has standby cells looked at again: StandbyNode may answer otherwise.
+// NodesChanged has standby cells looked at again: Config.Nodes may answer otherwise.
 func (c *Controller) NodesChanged() {
 	for _, cell := range c.standbyCells() {
 		c.queue.Add(cell.ID)

@@ -76,7 +76,7 @@ func TestACellIsOfTheNodeOfItsPod(t *testing.T) {
 func TestAStandbyCellServesAnyNode(t *testing.T) {
 	ofZone := func(c *setup) {
 		keep(2)(c)
-		c.StandbyNode = func(o Offer) string { return "node-of-" + o.Zone }
+		c.Nodes = standbyOn(func(o Offer) string { return "node-of-" + o.Zone })
 	}
 	inBubble(t, ofZone, nil, func(t *testing.T, b *bubble) {
 		b.later(10 * time.Second)
@@ -118,7 +118,7 @@ func TestAStandbyCellPrefersPodsOfItsNode(t *testing.T) {
 func TestAStandbyCellWhoseKubeletDoesNotTakeTheOtherNodeIsGivenUp(t *testing.T) {
 	ofZone := func(c *setup) {
 		keep(1)(c)
-		c.StandbyNode = func(Offer) string { return "kip-0-1" }
+		c.Nodes = standbyOn(func(Offer) string { return "kip-0-1" })
 	}
 	inBubble(t, ofZone, nil, func(t *testing.T, b *bubble) {
 		b.later(10 * time.Second)
@@ -145,7 +145,7 @@ func notTaking(node string) func(*http.Request) *http.Response {
 func TestAStandbyCellWhoseAgentDoesNotTakeTheOtherNodeIsGivenUp(t *testing.T) {
 	ofZone := func(c *setup) {
 		keep(1)(c)
-		c.StandbyNode = func(Offer) string { return "kip-0-1" }
+		c.Nodes = standbyOn(func(Offer) string { return "kip-0-1" })
 	}
 	for _, what := range []string{"refuses", "does not answer"} {
 		inBubble(t, ofZone, nil, func(t *testing.T, b *bubble) {
@@ -171,7 +171,7 @@ func TestAStandbyCellWhoseAgentDoesNotTakeTheOtherNodeIsGivenUp(t *testing.T) {
 func TestAConfigurationOfTheNodeOfBeforeDoesNotCount(t *testing.T) {
 	ofZone := func(c *setup) {
 		keep(1)(c)
-		c.StandbyNode = func(Offer) string { return "kip-0-1" }
+		c.Nodes = standbyOn(func(Offer) string { return "kip-0-1" })
 	}
 	inBubble(t, ofZone, nil, func(t *testing.T, b *bubble) {
 		b.later(10 * time.Second)
@@ -211,7 +211,7 @@ func TestStandbyCellsFollowTheNodes(t *testing.T) {
 	node := "kip-0-1"
 	ofNode := func(c *setup) {
 		keep(1)(c)
-		c.StandbyNode = func(Offer) string { return node }
+		c.Nodes = standbyOn(func(Offer) string { return node })
 	}
 	inBubble(t, ofNode, nil, func(t *testing.T, b *bubble) {
 		b.later(10 * time.Second)

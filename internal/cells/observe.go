@@ -24,6 +24,11 @@ type Observer interface {
 	// CellInterrupted is told of a bound cell whose instance the cloud takes back,
 	// once in the life of this process.
 	CellInterrupted(cell Cell)
+	// CellTakenBack is told, once, of each spot cell whose instance the cloud announces to
+	// take back, bound or not.
+	CellTakenBack(cell Cell)
+	// CellMeasured is told, once, of each cell whose Room is known.
+	CellMeasured(cell Cell)
 	// OrphanFound is told of each instance that is seen without a cell for the
 	// first time.
 	OrphanFound()
@@ -48,6 +53,8 @@ func (Unobserved) CellChanged(Cell)                  {}
 func (Unobserved) CellConnected(Cell, agentapi.Conn) {}
 func (Unobserved) CellSilent(Cell, time.Time)        {}
 func (Unobserved) CellInterrupted(Cell)              {}
+func (Unobserved) CellTakenBack(Cell)                {}
+func (Unobserved) CellMeasured(Cell)                 {}
 func (Unobserved) OrphanFound()                      {}
 func (Unobserved) OrphanEnded(error)                 {}
 func (Unobserved) PartLeft()                         {}
@@ -79,6 +86,18 @@ func (all observers) CellSilent(cell Cell, since time.Time) {
 func (all observers) CellInterrupted(cell Cell) {
 	for _, o := range all {
 		o.CellInterrupted(cell)
+	}
+}
+
+func (all observers) CellTakenBack(cell Cell) {
+	for _, o := range all {
+		o.CellTakenBack(cell)
+	}
+}
+
+func (all observers) CellMeasured(cell Cell) {
+	for _, o := range all {
+		o.CellMeasured(cell)
 	}
 }
 

@@ -24,6 +24,8 @@ func (o everything) CellChanged(c Cell)                    { o.note(o.name + " c
 func (o everything) CellConnected(c Cell, _ agentapi.Conn) { o.note(o.name + " connected " + c.ID) }
 func (o everything) CellSilent(c Cell, _ time.Time)        { o.note(o.name + " silent " + c.ID) }
 func (o everything) CellInterrupted(c Cell)                { o.note(o.name + " interrupted " + c.ID) }
+func (o everything) CellTakenBack(c Cell)                  { o.note(o.name + " taken back " + c.ID) }
+func (o everything) CellMeasured(c Cell)                   { o.note(o.name + " measured " + c.ID) }
 func (o everything) OrphanFound()                          { o.note(o.name + " orphan found") }
 func (o everything) OrphanEnded(err error)                 { o.note(o.name + " orphan ended: " + err.Error()) }
 func (o everything) PartLeft()                             { o.note(o.name + " part left") }
@@ -45,6 +47,8 @@ func TestObserversAreToldEverythingInTheOrderInWhichTheyWereAdded(t *testing.T) 
 		{"connected c", func() { c.observers.CellConnected(cell, nil) }},
 		{"silent c", func() { c.observers.CellSilent(cell, time.Time{}) }},
 		{"interrupted c", func() { c.observers.CellInterrupted(cell) }},
+		{"taken back c", func() { c.observers.CellTakenBack(cell) }},
+		{"measured c", func() { c.observers.CellMeasured(cell) }},
 		{"orphan found", func() { c.observers.OrphanFound() }},
 		{"orphan ended: no", func() { c.observers.OrphanEnded(errors.New("no")) }},
 		{"part left", func() { c.observers.PartLeft() }},

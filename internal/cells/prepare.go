@@ -10,8 +10,10 @@ import (
 )
 
 // prepare has the cloud resolve what a group is launched with, and launches it. Nothing is
-// stored before, so that a Kip that dies here leaves cells that are to be launched.
+// stored before, so that a Kip that dies here leaves cells that are to be launched. Others
+// launch meanwhile, also where the cloud takes one call at a time.
 func (c *Controller) prepare(ctx context.Context, resolver cloud.Resolver, group []*entry, turn *calls.Turn) {
+	turn.Aside()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	resolved, err := resolver.Resolve(call, c.launchSpec(*group[0].cell(), c.cfg.NameTag))
 	cancel()
@@ -22,7 +24,11 @@ func (c *Controller) prepare(ctx context.Context, resolver cloud.Resolver, group
 	case err != nil:
 		turn.Cancel()
 		c.notResolved(ctx, group, err)
-	default:
+	case turn.Again(ctx) == nil: // else ctx has ended
+		if group = c.wanted(group); len(group) == 0 {
+			turn.Cancel()
+			return
+		}
 		for _, e := range group {
 			e.resolving = attempts{}
 		}
@@ -31,22 +37,24 @@ func (c *Controller) prepare(ctx context.Context, resolver cloud.Resolver, group
 }
 
 // notResolved moves a group on whose launch could not be resolved: by a definite no as by one to
-// the launch itself. Anything else is tried again.
+// the launch itself. Anything else is tried again, and, where the cloud goes on to answer what
+// is no answer, given up for this offer as a launch is: but for the question, nothing was asked
+// of the cloud, so that there surely is no instance.
 func (c *Controller) notResolved(ctx context.Context, group []*entry, failure error) {
-	l := &launch{group: group, unstored: true}
-	offer, known := group[0].cell().Offer(), l.open()
-	results := cloud.NotLaunched(len(group), failure)
+	offer, results := group[0].cell().Offer(), cloud.NotLaunched(len(group), failure)
 	is := judge(results[0], false, false, false)
 	if is == isOpen {
 		c.cfg.Log.Warn("resolve a launch, retrying", "offer", offer.String(), "cells", len(group), "err", failure)
-		for _, e := range group {
-			if e.resolving.fail(c.cfg.Clock.Now(), failure, c.cfg.Random); e.resolving.failed == 1 {
-				c.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offer, failure)
-			}
+		if group = c.resolveAgain(group, failure); len(group) == 0 {
+			return
 		}
-		c.landed(group...)
-		return
+		is, results = isRefused, results[:len(group)]
 	}
+	for _, e := range group {
+		e.resolving = attempts{} // the next offer is another question
+	}
+	l := &launch{group: group, unstored: true}
+	known := l.open()
 	if errors.Is(failure, cloud.ErrUnauthorised) { // any other no says nothing of Kip's rights to launch
 		c.heardOfRights(offer.offering(), results)
 	}
@@ -56,6 +64,29 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 	}
 	c.cool(offer, l, known, verdicts, results)
 	c.resolve(ctx, l, known, verdicts, results)
+}
+
+// resolveAgain gives back those of a group that are to be resolved again, and returns those
+// whose time for it is up. That of a question which was held back, by Kip or by the cloud, goes
+// on: it says nothing of the offer.
+func (c *Controller) resolveAgain(group []*entry, failure error) (over []*entry) {
+	_, unsent := errors.AsType[*calls.UnsentError](failure)
+	heldBack := unsent || errors.Is(failure, cloud.ErrThrottled)
+	now := c.cfg.Clock.Now()
+	var again []*entry
+	for _, e := range group {
+		e.resolving.fail(now, failure, c.cfg.Random)
+		switch is := e.resolving; {
+		case !heldBack && is.failed >= giveUpTries && now.Sub(is.began) >= giveUpAfter:
+			over = append(over, e)
+			continue
+		case is.failed == 1:
+			c.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", e.cell().Offer(), failure)
+		}
+		again = append(again, e)
+	}
+	c.landed(again...)
+	return over
 }
 
 // stale takes back the launch of a cell that was resolved to what is not there any more. Where

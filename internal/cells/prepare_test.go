@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 )
@@ -243,6 +245,121 @@ func TestALaunchThatCannotBeResolvedIsNotSentAndSaysWhy(t *testing.T) {
 			}
 			if fmt.Sprint(b.cooled) != tc.cooled || len(b.said(tc.said)) != 1 || b.phase("a") != tc.phase {
 				t.Errorf("%s: it is %q, want %q; remembered %v, want %s; said %v", what, b.phase("a"), tc.phase, b.cooled, tc.cooled, b.events)
+			}
+		})
+	}
+}
+
+// After a launch that was throttled the cloud is sent one at a time: one that is still being
+// resolved is none of them.
+func TestALaunchThatIsBeingResolvedTakesNoTurnFromOthers(t *testing.T) {
+	names := &modelNames{answer: func(ctx context.Context, _ int, s cloud.LaunchSpec) error {
+		if s.InstanceType == "nano" {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	}}
+	resolving(t, names, func(t *testing.T, b *bubble) {
+		n := 0
+		b.cloud.set(func() {
+			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
+				if n++; n == 1 {
+					return cloud.ErrThrottled, false
+				}
+				return nil, false
+			}
+		})
+		b.ask("throttled", Options{}, "micro")
+		b.later(10 * time.Millisecond)
+		b.ask("stuck", Options{}, "nano")
+		b.ask("other", Options{}, "small")
+		b.later(callTimeout / 2)
+		if b.phase("stuck") != apiv1.Requested || b.phase("throttled") != apiv1.Bound || b.phase("other") != apiv1.Bound {
+			t.Errorf("one is being resolved, %q; the others are %q and %q", b.phase("stuck"), b.phase("throttled"), b.phase("other"))
+		}
+	})
+}
+
+// A pod that goes while its launch, which is resolved, waits for its turn is not launched.
+func TestALaunchIsNotSentOfAPodThatWentBeforeItsTurn(t *testing.T) {
+	resolving(t, &modelNames{answer: func(context.Context, int, cloud.LaunchSpec) error {
+		time.Sleep(2 * time.Second)
+		return nil
+	}}, func(t *testing.T, b *bubble) {
+		var sent []string // by goroutines that hold the cloud's lock
+		types := func() (text string) {
+			b.cloud.set(func() { text = fmt.Sprint(sent) })
+			return text
+		}
+		b.cloud.set(func() {
+			b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+				if sent = append(sent, r.InstanceType); len(sent) == 1 {
+					return &cloud.Error{Cause: cloud.ErrThrottled, RetryAfter: 30 * time.Second, NothingDone: true}, false
+				}
+				return nil, false
+			}
+		})
+		b.ask("throttled", Options{}, "micro")
+		b.later(time.Second)
+		b.ask("gone", Options{}, "nano")
+		b.later(5 * time.Second)
+		if got := types(); got != "[micro]" {
+			t.Fatalf("%s are sent while the cloud wants none", got)
+		}
+		b.cells.Release(ref("gone").UID, "its pod was deleted", false)
+		b.later(time.Minute)
+		if types() != "[micro micro]" || b.phase("gone") != "" || b.phase("throttled") != apiv1.Bound {
+			t.Errorf("sent %s; the one that went is %q, the other %q", types(), b.phase("gone"), b.phase("throttled"))
+		}
+	})
+}
+
+// What the cloud answers, and Kip does not know, is no reason to ask the same for ever.
+func TestALaunchThatCannotBeResolvedMovesOnToAnotherOffer(t *testing.T) {
+	odd, unsent := errors.New("InvalidSomething: an answer that Kip does not know"), &calls.UnsentError{Err: context.DeadlineExceeded}
+	both := []string{"nano", "small"}
+	for what, tc := range map[string]struct {
+		failure error
+		offers  []string
+		sent    string
+		cooled  string
+		said    int // that it moves on
+		phase   apiv1.Phase
+	}{
+		"another is resolved": {odd, both, "small", "[nano]", 1, apiv1.Bound},
+		"there is no other":   {odd, both[:1], "", "[nano]", 1, ""},
+		"it is throttled":     {cloud.ErrThrottled, both, "", "[]", 0, apiv1.Requested},
+		"it is not sent":      {unsent, both, "", "[]", 0, apiv1.Requested},
+	} {
+		names := &modelNames{answer: func(_ context.Context, _ int, s cloud.LaunchSpec) error {
+			if s.InstanceType == "nano" {
+				return tc.failure
+			}
+			return nil
+		}}
+		resolving(t, names, func(t *testing.T, b *bubble) {
+			sent := b.calls()
+			b.ask("a", Options{}, tc.offers...)
+			b.later(giveUpAfter - time.Second)
+			cooled := func() (text string) {
+				b.note(func() { text = fmt.Sprint(b.cooled) })
+				return text
+			}
+			if n := len(names.asked()); b.phase("a") != apiv1.Requested || cooled() != "[]" || n < giveUpTries {
+				t.Errorf("%s: before its time is up it is %q, remembered %s, after %d questions", what, b.phase("a"), cooled(), n)
+			}
+			b.later(giveUpAfter)
+			var types []string
+			for _, r := range *sent {
+				types = append(types, r.InstanceType)
+			}
+			if got := strings.Join(types, " "); got != tc.sent || cooled() != tc.cooled || b.phase("a") != tc.phase {
+				t.Errorf("%s: it is %q, want %q; sent %q, want %q; remembered %s, want %s", what, b.phase("a"), tc.phase, got, tc.sent,
+					cooled(), tc.cooled)
+			}
+			if len(b.said(events.CellNotLaunched, "nano in z: ")) != tc.said || len(b.said(events.LaunchDelayed)) != 1 {
+				t.Errorf("%s: said %v", what, b.events)
 			}
 		})
 	}

@@ -22,5 +22,5 @@ func (c *Controller) report(cell *Cell, kind, reason, message string) {
 		c.cfg.Log.Info(message, "cell", cell.ID, "standby", cell.Standby, "reason", reason)
 		return
 	}
-	c.cfg.Event(cell.Pod, kind, reason, message)
+	c.cfg.Events.Event(cell.Pod, kind, reason, message)
 }

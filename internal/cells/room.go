@@ -36,8 +36,8 @@ func (c *Controller) arrive(ctx context.Context, e *entry) error {
 	if err != nil {
 		return err
 	}
-	if measured && c.cfg.Measured != nil {
-		c.cfg.Measured(*e.cell())
+	if measured {
+		c.observers.CellMeasured(*e.cell())
 	}
 	if !short {
 		return nil

@@ -23,11 +23,12 @@ func machineWith(cpu, memory string) *corev1.Node {
 
 // measured collects the cells whose machines were measured.
 type measured struct {
+	Unobserved
 	mu  sync.Mutex
 	all []string
 }
 
-func (m *measured) note(c Cell) {
+func (m *measured) CellMeasured(c Cell) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.all = append(m.all, fmt.Sprintf("%s %d %dMi", c.Offer().InstanceType, c.Room.MilliCPU, c.Room.MemoryBytes>>20))
@@ -48,7 +49,7 @@ func needing(pod string, memory int64) Request {
 
 func TestACellWhoseMachineIsTooSmallEndsBeforeItsPodIsThere(t *testing.T) {
 	var told measured
-	with := func(s *setup) { s.Measured, s.ReservedMemoryBytes = told.note, 64<<20 }
+	with := func(s *setup) { s.ReservedMemoryBytes = 64 << 20 }
 	inBubble(t, with, nil, func(t *testing.T, b *bubble) {
 		b.links.node.Store(machineWith("2", "7800Mi"))
 		for pod, memory := range map[string]int64{"fits": 7736 << 20, "lacks": 7736<<20 + 1, "takes-any": 0} {
@@ -66,7 +67,7 @@ func TestACellWhoseMachineIsTooSmallEndsBeforeItsPodIsThere(t *testing.T) {
 		if got := told.said(); got != "[nano 2000 7800Mi nano 2000 7800Mi nano 2000 7800Mi]" {
 			t.Errorf("machines measured: %s", got)
 		}
-	})
+	}, &told)
 }
 
 func TestAMachineIsMeasuredOnceAndNeverMoreThanPromised(t *testing.T) {
@@ -81,7 +82,7 @@ func TestAMachineIsMeasuredOnceAndNeverMoreThanPromised(t *testing.T) {
 		machineWith("1e30", "1e19"): "[nano 2000 8192Mi]",
 	} {
 		var told measured
-		inBubble(t, func(s *setup) { s.Measured = told.note }, nil, func(t *testing.T, b *bubble) {
+		inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 			b.links.node.Store(said)
 			if _, err := b.cells.Request(b.Context(), needing("a", 0)); err != nil {
 				t.Fatal(err)
@@ -95,7 +96,7 @@ func TestAMachineIsMeasuredOnceAndNeverMoreThanPromised(t *testing.T) {
 			if b.phase("a") != apiv1.Bound || told.said() != want {
 				t.Errorf("a machine that says %v: %q, measured %s, want %s", said, b.phase("a"), told.said(), want)
 			}
-		})
+		}, &told)
 	}
 }
 

@@ -260,7 +260,7 @@ func endRetry(t *termination) time.Duration {
 func (c *Controller) tellEnd(e gate.End, reason, message string) {
 	c.cfg.Log.Warn(message, "instance", e.Instance, "cell", e.Cell, "pod", e.Pod.String(), "reason", reason)
 	if e.Pod.UID != "" {
-		c.cfg.Event(e.Pod, warning, reason, message)
+		c.cfg.Events.Event(e.Pod, warning, reason, message)
 	}
 }
 

@@ -319,19 +319,17 @@ func (w *world) start() {
 	}
 	machines := calls.New(calls.Config{Cloud: gate.Fence(w.cloud, w.store.Leads), Clock: clock.RealClock{}})
 	w.cells = New(Config{
-		NodeName:     "kip-0",
-		ControllerID: "me",
-		Calls:        machines,
-		Gate:         gate.New(gate.Config{Cloud: machines, Behind: w.behind, Clock: clock.RealClock{}}),
-		Store:        w.store,
-		Tunnels:      OverTunnels(dialer),
-		APIs:         ServedBy(api),
-		CAHash:       authority.Hash(),
-		Shortages:    w,
-		Event: func(_ apiv1.PodReference, kind, reason, _ string) {
-			w.note(func() { w.events = append(w.events, kind+" "+reason) })
-		},
-		SaveLogs:      func(context.Context, apiv1.PodReference, agentapi.Conn) error { return nil },
+		NodeName:      "kip-0",
+		ControllerID:  "me",
+		Calls:         machines,
+		Gate:          gate.New(gate.Config{Cloud: machines, Behind: w.behind, Clock: clock.RealClock{}}),
+		Store:         w.store,
+		Tunnels:       OverTunnels(dialer),
+		APIs:          ServedBy(api),
+		CAHash:        authority.Hash(),
+		Shortages:     w,
+		Events:        w,
+		Logs:          saves(func(context.Context, Cell, agentapi.Conn) error { return nil }),
 		ClusterDomain: "cluster.local",
 		SoonPoll:      soonPoll,
 		Clock:         clock.RealClock{},
@@ -356,7 +354,24 @@ func (w *world) start() {
 var (
 	_ Observer  = (*world)(nil)
 	_ Shortages = (*world)(nil)
+	_ Recorder  = (*world)(nil)
 )
+
+func (w *world) Event(_ apiv1.PodReference, kind, reason, _ string) {
+	w.note(func() { w.events = append(w.events, kind+" "+reason) })
+}
+
+// saves are Logs that are kept by a function.
+type saves func(ctx context.Context, cell Cell, agent agentapi.Conn) error
+
+func (f saves) SaveLogs(ctx context.Context, cell Cell, agent agentapi.Conn) error {
+	return f(ctx, cell, agent)
+}
+
+// standbyOn are Nodes of which a function says which a standby cell is made for.
+type standbyOn func(Offer) string
+
+func (f standbyOn) StandbyNode(o Offer) string { return f(o) }
 
 func (w *world) CellChanged(c Cell) {
 	w.note(func() {

@@ -25,8 +25,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 )
@@ -70,10 +70,16 @@ func (*requests) Conn(types.UID) (agentapi.Conn, error) {
 	return nil, errors.New("no cell is connected")
 }
 
+// blank are Cell resources that say nothing.
+type blank struct{}
+
+func (blank) Status(cells.Cell) apiv1.CellStatus { return apiv1.CellStatus{} }
+
 // kip is the loop and what explains it, over one catalogue of two zones.
 type kip struct {
 	*testing.T
 	loop     *pods.Controller
+	placer   *placement.Placer
 	informer cache.SharedIndexInformer
 	explains *Explainer
 	requests *requests
@@ -81,6 +87,43 @@ type kip struct {
 	failed   error // of the volumes
 	outOf    string
 }
+
+func (k *kip) isOut(o capacity.Offering) bool { return o.InstanceType == k.outOf }
+
+func (k *kip) Offers(_ context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
+	found, err := k.placer.Candidates(placement.InZone(pod, zone), k.isOut)
+	var offers []cells.Offer
+	for _, c := range found {
+		offers = append(offers, cells.Offer{
+			InstanceType: c.InstanceType.Name,
+			Zone:         c.Offering.Zone,
+			PricePerHour: c.Offering.PricePerHour,
+			Reason:       c.Reason,
+		})
+	}
+	return offers, err
+}
+
+func (k *kip) RuledOut(_ context.Context, pod *corev1.Pod, zone string) ([]placement.Rejection, int, error) {
+	return k.placer.RuledOut(placement.InZone(pod, zone), k.isOut)
+}
+
+func (k *kip) Needs(context.Context, *corev1.Pod) (volumes.Needs, error) { return k.needs, k.failed }
+
+// oneNode is all that there are.
+type oneNode struct{ client kubernetes.Interface }
+
+func (oneNode) Listed(string) bool                              { return true }
+func (n oneNode) Client(string) kubernetes.Interface            { return n.client }
+func (oneNode) Elsewhere(context.Context, *corev1.Pod) []string { return nil }
+func (oneNode) TurnsAway(context.Context, *corev1.Pod) bool     { return false }
+
+// unheard is whom the loop tells of pods.
+type unheard struct{}
+
+func (unheard) Event(apiv1.PodReference, string, string, string) {}
+func (unheard) PodRunning(cells.Cell, time.Time)                 {}
+func (unheard) PodGone(types.UID)                                {}
 
 func newKip(t *testing.T, pod *corev1.Pod) *kip {
 	t.Helper()
@@ -96,35 +139,20 @@ func newKip(t *testing.T, pod *corev1.Pod) *kip {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &kip{T: t, requests: &requests{made: make(chan cells.Request, 1)}}
+	k := &kip{T: t, placer: placer, requests: &requests{made: make(chan cells.Request, 1)}}
 	client := fake.NewClientset(pod)
 	informer := informers.NewSharedInformerFactory(client, 0).Core().V1().Pods().Informer()
 	k.informer = informer
 	k.loop, err = pods.New(pods.Config{
-		Pods:    informer,
-		Client:  func(string) corev1client.PodsGetter { return client.CoreV1() },
-		Cells:   k.requests,
-		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return k.needs, k.failed },
-		Offers: func(_ context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
-			found, err := placer.Candidates(placement.InZone(pod, zone), func(o capacity.Offering) bool { return o.InstanceType == k.outOf })
-			var offers []cells.Offer
-			for _, c := range found {
-				offers = append(offers, cells.Offer{
-					InstanceType: c.InstanceType.Name,
-					Zone:         c.Offering.Zone,
-					PricePerHour: c.Offering.PricePerHour,
-					Reason:       c.Reason,
-				})
-			}
-			return offers, err
-		},
-		RuledOut: func(_ context.Context, pod *corev1.Pod, zone string) ([]placement.Rejection, int, error) {
-			return placer.RuledOut(placement.InZone(pod, zone), func(o capacity.Offering) bool { return o.InstanceType == k.outOf })
-		},
-		Event:  func(apiv1.PodReference, string, string, string) {},
-		Forget: func(types.UID) {},
-		Clock:  clock.RealClock{},
-		Log:    slog.New(slog.DiscardHandler),
+		Pods:     informer,
+		Nodes:    oneNode{client},
+		Placer:   k,
+		Cells:    k.requests,
+		Volumes:  k,
+		Events:   unheard{},
+		Observer: unheard{},
+		Clock:    clock.RealClock{},
+		Log:      slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -134,8 +162,8 @@ func newKip(t *testing.T, pod *corev1.Pod) *kip {
 		Pods:      informer.GetStore(),
 		Loop:      k.loop,
 		Cells:     k.requests,
-		Status:    func(cells.Cell) apiv1.CellStatus { return apiv1.CellStatus{} },
-		Shortages: func() []capacity.Shortage { return nil },
+		Mirror:    blank{},
+		Shortages: capacity.New(clock.RealClock{}),
 	})
 	if err := informer.GetStore().Add(pod); err != nil {
 		t.Fatal(err)

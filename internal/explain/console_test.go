@@ -14,18 +14,25 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// console is that of a cloud for which a function answers.
+type console func(ctx context.Context, instance string) ([]byte, error)
+
+func (f console) Console(ctx context.Context, instance string) ([]byte, error) {
+	return f(ctx, instance)
+}
+
 func TestTheConsoleOfACellThatNeverJoinedIsTold(t *testing.T) {
 	pod := asking("100Mi")
 	k := newKip(t, pod)
 	var asked []string
 	var fails error
-	k.explains.cfg.Console = func(ctx context.Context, instance string) ([]byte, error) {
+	k.explains.cfg.Console = console(func(ctx context.Context, instance string) ([]byte, error) {
 		asked = append(asked, instance)
 		if end, has := ctx.Deadline(); !has || time.Until(end) > consoleTimeout {
 			t.Errorf("the cloud has until %s to answer", end)
 		}
 		return []byte("one\r\n\ntwo\n"), fails
-	}
+	})
 	machine := &cloud.Instance{ID: "i-1"}
 	joined := []apiv1.Step{{Name: apiv1.StepJoined, Time: metav1.NowMicro()}}
 	for name, tc := range map[string]struct {

@@ -29,13 +29,29 @@ type Config struct {
 	Pods  cache.Store
 	Loop  Loop
 	Cells Cells
-	// Status is what the Cell resource says of a cell.
-	Status func(cells.Cell) apiv1.CellStatus
-	// Shortages returns what is out of capacity now.
-	Shortages func() []capacity.Shortage
-	// Console returns the end of what an instance wrote to its console; nil where the cloud
-	// keeps none.
-	Console func(ctx context.Context, instance string) ([]byte, error)
+	// Mirror are the Cell resources.
+	Mirror    Mirror
+	Shortages Shortages
+	// Console is nil where the cloud keeps none.
+	Console Console
+}
+
+// Console is a cloud that keeps what machines write to their consoles.
+type Console interface {
+	// Console returns the end of what an instance wrote.
+	Console(ctx context.Context, instance string) ([]byte, error)
+}
+
+// Mirror is what this package needs of the Cell resources.
+type Mirror interface {
+	// Status is what the resource says of a cell.
+	Status(cells.Cell) apiv1.CellStatus
+}
+
+// Shortages are what is out of capacity.
+type Shortages interface {
+	// List is all of it now.
+	List() []capacity.Shortage
 }
 
 // Loop is what this package needs of the loop that matches pods to cells, which is above it.
@@ -57,6 +73,8 @@ type Cells interface {
 
 var (
 	_ Cells              = (*cells.Controller)(nil)
+	_ Mirror             = (*cells.Mirror)(nil)
+	_ Shortages          = (*capacity.Shortages)(nil)
 	_ adminapi.Explainer = (*Explainer)(nil)
 )
 
@@ -172,7 +190,7 @@ func (x *Explainer) Cells(context.Context) ([]adminapi.Cell, error) {
 }
 
 func (x *Explainer) cell(c cells.Cell) adminapi.Cell {
-	shown := adminapi.Cell{Name: c.ID, Status: x.cfg.Status(c)}
+	shown := adminapi.Cell{Name: c.ID, Status: x.cfg.Mirror.Status(c)}
 	if link, ok := x.cfg.Cells.Link(c.ID); ok {
 		shown.Tunnel = &adminapi.Tunnel{Connected: link.Connected}
 		if !link.LastHeard.IsZero() {
@@ -231,7 +249,7 @@ func (x *Explainer) console(ctx context.Context, cell cells.Cell) *adminapi.Cons
 	}
 	ctx, cancel := context.WithTimeout(ctx, consoleTimeout)
 	defer cancel()
-	text, err := x.cfg.Console(ctx, cell.Instance.ID)
+	text, err := x.cfg.Console.Console(ctx, cell.Instance.ID)
 	if err != nil {
 		return &adminapi.Console{Error: fmt.Sprintf("read the console of cell %s: %v", cell.ID, err)}
 	}
@@ -272,7 +290,7 @@ func (x *Explainer) Standby(context.Context) ([]adminapi.Pool, error) {
 // Capacity returns what is out of capacity now.
 func (x *Explainer) Capacity(context.Context) ([]adminapi.Shortage, error) {
 	var list []adminapi.Shortage
-	for _, s := range x.cfg.Shortages() {
+	for _, s := range x.cfg.Shortages.List() {
 		one := adminapi.Shortage{
 			InstanceType: s.InstanceType,
 			Zone:         s.Zone,

@@ -58,10 +58,10 @@ type Config struct {
 	// Shared are the watches on NetworkPolicies and namespaces.
 	Shared Shared
 	// AllowsMetadata says whether a pod's annotations ask for the metadata service, and
-	// its namespace may have it.
+	// its namespace may have it. It is pure.
 	AllowsMetadata func(namespace string, annotations map[string]string) bool
-	// Event reports to the pod's owner.
-	Event func(pod apiv1.PodReference, kind, reason, message string)
+	// Events are those of pods.
+	Events Recorder
 	// Pulse is told of the turns of the loop. Optional.
 	Pulse *pulse.Pulse
 	// Queues measures the work queue. Optional.
@@ -70,6 +70,14 @@ type Config struct {
 	Random backoff.Random
 	Clock  clock.WithTicker
 	Log    *slog.Logger
+}
+
+// Recorder reports Events to the owners of pods. Several goroutines use it at a time, and it
+// does not block.
+type Recorder interface {
+	// Event reports one; kind is corev1.EventTypeNormal or corev1.EventTypeWarning, reason one
+	// of package events.
+	Event(pod apiv1.PodReference, kind, reason, message string)
 }
 
 // Shared are watches that others keep; *watches.Watches says what its methods do.
@@ -433,7 +441,7 @@ func (c *Controller) tell(x *cell, reason, message string) {
 	}
 	x.told = message
 	c.cfg.Log.Warn(message, "pod", x.Pod.Namespace+"/"+x.Pod.Name, "cell", x.ID)
-	c.cfg.Event(x.Pod, corev1.EventTypeWarning, reason, message)
+	c.cfg.Events.Event(x.Pod, corev1.EventTypeWarning, reason, message)
 }
 
 // failed tries a cell again later. What the agent says itself is for the pod's

@@ -174,12 +174,8 @@ func (w *world) run() {
 	w.kip = New(Config{
 		Pods: informer, Client: w.client, Shared: w.shared,
 		AllowsMetadata: func(_ string, a map[string]string) bool { return a["metadata"] == "yes" },
-		Event: func(pod apiv1.PodReference, kind, reason, message string) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.events = append(w.events, pod.Name+" "+kind+" "+reason+" "+message)
-		},
-		Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler),
+		Events:         w,
+		Clock:          clock.RealClock{}, Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -193,6 +189,12 @@ func (w *world) run() {
 	w.stop = sync.OnceFunc(func() { cancel(); running.Wait() })
 	w.Cleanup(w.stop)
 	synctest.Wait()
+}
+
+func (w *world) Event(pod apiv1.PodReference, kind, reason, message string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.events = append(w.events, pod.Name+" "+kind+" "+reason+" "+message)
 }
 
 // nodeClient shows the pods of w's cluster that are on the node.

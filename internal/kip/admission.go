@@ -26,7 +26,7 @@ import (
 // answerAdmission answers the API server about pods that are not made yet, in each
 // process: pods are made whoever leads.
 func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
-	taint, err := k.taint()
+	taint, err := k.Taint()
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 }
 
 func (k *process) listenForAdmission(ctx context.Context) (net.Listener, error) {
-	addresses, err := k.addresses()
+	addresses, err := k.Addresses()
 	if err != nil {
 		return nil, err
 	}
@@ -183,8 +183,8 @@ func admissionRules(cfg *config.Config, controller string, names []string, taint
 	return rules
 }
 
-// taint is that of the virtual node; nil where it has none.
-func (o Options) taint() (*corev1.Taint, error) {
+// Taint is that of the virtual node; nil where it has none.
+func (o Options) Taint() (*corev1.Taint, error) {
 	if o.DisableTaint {
 		return nil, nil
 	}

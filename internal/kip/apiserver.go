@@ -13,6 +13,8 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/watches"
@@ -61,7 +63,7 @@ func connect(o Options, measured func(client string) func(http.RoundTripper) htt
 	// The API server's Node authorizer then lets Kip read only what belongs to
 	// the pods of its node.
 	node := rest.CopyConfig(own)
-	node.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + o.NodeName, Groups: []string{"system:nodes"}}
+	node.Impersonate = rest.ImpersonationConfig{UserName: nodeUser(o.NodeName), Groups: []string{"system:nodes"}}
 	provisioner := rest.CopyConfig(own)
 	provisioner.Impersonate = rest.ImpersonationConfig{UserName: provisionerUser}
 	for name, c := range map[string]*rest.Config{"kip": own, "node": node, "provisioner": provisioner} {
@@ -83,6 +85,9 @@ func connect(o Options, measured func(client string) func(http.RoundTripper) htt
 	}
 	return a, nil
 }
+
+// nodeUser is the user that a node is.
+func nodeUser(node string) string { return "system:node:" + node }
 
 // clusterUID is the cluster's identity: the UID of its namespace kube-system.
 func (a *apiServer) clusterUID(ctx context.Context, st *store.Store, log *slog.Logger) (types.UID, error) {
@@ -191,14 +196,15 @@ func (a *apiServer) installCRD(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-// nodeNamed acts as one of the virtual nodes of a Kip with the given node name. All of
-// them together ask no more of the API server than one would.
-func (a *apiServer) nodeNamed(name, base string) (kubernetes.Interface, error) {
-	if name == base {
+// As acts as one of the virtual nodes. All of them together ask no more of the API server
+// than one would.
+func (a *apiServer) As(node string) (kubernetes.Interface, error) {
+	user := nodeUser(node)
+	if user == a.nodeConfig.Impersonate.UserName {
 		return a.asNode, nil
 	}
 	as := rest.CopyConfig(a.nodeConfig)
-	as.Impersonate.UserName = "system:node:" + name
+	as.Impersonate.UserName = user
 	as.RateLimiter = a.asNode.CoreV1().RESTClient().GetRateLimiter()
 	return kubernetes.NewForConfig(as)
 }
@@ -210,13 +216,13 @@ const dnsService = "kube-dns"
 // dnsKey is where the address is stored that pods asked for names last.
 const dnsKey = "dns"
 
-// clusterDNS returns what tells the address that pods ask for names: the one
-// given, else that of the usual Service as the cell API sees it, else none.
+// clusterDNS returns what pods ask for names: the address that is given, else the usual
+// Service as the cell API sees it.
 func (a *apiServer) clusterDNS(
 	ctx context.Context, given netip.Addr, shared *watches.Watches, st *store.Store, log *slog.Logger,
-) (func() []netip.Addr, error) {
+) (cells.ClusterDNS, error) {
 	if given.IsValid() {
-		return func() []netip.Addr { return []netip.Addr{given} }, nil
+		return givenDNS{given}, nil
 	}
 	// The first answer, for as long as the cell API does not know the Services yet. A cell
 	// that runs must not be told meanwhile that there is none.
@@ -239,36 +245,54 @@ func (a *apiServer) clusterDNS(
 	if err != nil {
 		return nil, err
 	}
-	return func() []netip.Addr {
-		addr, known := shared.ClusterIP(metav1.NamespaceSystem, dnsService)
-		switch {
-		case !known:
-			return first
-		case !addr.IsValid():
-			return nil
-		}
-		return []netip.Addr{addr}
-	}, nil
+	return serviceDNS{shared: shared, first: first}, nil
 }
 
-// eventFunc reports to the owner of a pod.
-type eventFunc = func(pod apiv1.PodReference, kind, reason, message string)
+// givenDNS is an address that does not change.
+type givenDNS struct{ addr netip.Addr }
 
-// eventRecorder returns what reports to the owners of pods, as the node, and the
-// recorder of all else.
-func (a *apiServer) eventRecorder(ctx context.Context, node string) (event eventFunc, recorder record.EventRecorder, stop func()) {
+func (d givenDNS) Addresses() []netip.Addr { return []netip.Addr{d.addr} }
+
+// serviceDNS is the usual Service.
+type serviceDNS struct {
+	shared *watches.Watches
+	first  []netip.Addr // what it is as long as that is not known
+}
+
+func (d serviceDNS) Addresses() []netip.Addr {
+	addr, known := d.shared.ClusterIP(metav1.NamespaceSystem, dnsService)
+	switch {
+	case !known:
+		return d.first
+	case !addr.IsValid():
+		return nil
+	}
+	return []netip.Addr{addr}
+}
+
+// podEvents are the Events of pods.
+type podEvents struct{ recorder record.EventRecorder }
+
+var (
+	_ cells.Recorder     = podEvents{}
+	_ isolation.Recorder = podEvents{}
+)
+
+func (e podEvents) Event(pod apiv1.PodReference, kind, reason, message string) {
+	e.recorder.Event(&corev1.ObjectReference{
+		APIVersion: "v1",
+		Kind:       "Pod",
+		Namespace:  pod.Namespace,
+		Name:       pod.Name,
+		UID:        pod.UID,
+	}, kind, reason, message)
+}
+
+// eventRecorder returns what reports as the node.
+func (a *apiServer) eventRecorder(ctx context.Context, node string) (recorder record.EventRecorder, stop func()) {
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.asNode.CoreV1().Events("")})
 	known := runtime.NewScheme() // nobody else writes to it: see package provisioner
 	utilruntime.Must(scheme.AddToScheme(known))
-	recorder = broadcaster.NewRecorder(known, corev1.EventSource{Component: "kip", Host: node})
-	return func(pod apiv1.PodReference, kind, reason, message string) {
-		recorder.Event(&corev1.ObjectReference{
-			APIVersion: "v1",
-			Kind:       "Pod",
-			Namespace:  pod.Namespace,
-			Name:       pod.Name,
-			UID:        pod.UID,
-		}, kind, reason, message)
-	}, recorder, broadcaster.Shutdown
+	return broadcaster.NewRecorder(known, corev1.EventSource{Component: "kip", Host: node}), broadcaster.Shutdown
 }

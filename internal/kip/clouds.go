@@ -19,9 +19,11 @@ import (
 	"github.com/elotl/kip/internal/cloud/local"
 	"github.com/elotl/kip/internal/cloud/remote"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/version"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Child runs what a cloud starts this binary for, and says that it has: the local
@@ -263,6 +265,23 @@ func offers(candidates []placement.Candidate, defaultDisk int64) []cells.Offer {
 		list = append(list, o)
 	}
 	return list
+}
+
+// placer chooses what is launched for pods of what their nodes have.
+type placer struct {
+	*nodes.Nodes
+	disk int64 // of types that have none of a size of their own, in bytes
+}
+
+var _ pods.Placer = placer{}
+
+func (l *leading) placer() placer {
+	return placer{Nodes: l.nodes, disk: l.cfg.Cells.DefaultVolumeSize.Value()}
+}
+
+func (p placer) Offers(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
+	candidates, err := p.Candidates(ctx, pod, zone)
+	return offers(candidates, p.disk), err
 }
 
 // paid is a price, and whether it is not known.

@@ -69,7 +69,7 @@ func (k *process) metricsCertificate() (func(*tls.ClientHelloInfo) (*tls.Certifi
 	if err != nil {
 		return nil, err
 	}
-	addresses, err := k.addresses()
+	addresses, err := k.Addresses()
 	if err != nil {
 		return nil, err
 	}

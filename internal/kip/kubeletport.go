@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/pki"
 )
 
@@ -30,8 +31,24 @@ func (o Options) servingCertificate(
 	return own.GetCertificate, nil
 }
 
-// addresses are where the API server reaches this Kip: one, or one of each family.
-func (o Options) addresses() ([]netip.Addr, error) {
+// certificates are those of the kubelet ports of nodes.
+type certificates struct {
+	Options
+	authority *pki.Authority
+}
+
+var _ nodes.Certificates = certificates{}
+
+func (c certificates) Certificate(
+	node string, addresses []netip.Addr,
+) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+	return c.servingCertificate(c.authority, node, addresses)
+}
+
+var _ nodes.Flags = Options{}
+
+// Addresses are where the API server reaches this Kip: one, or one of each family.
+func (o Options) Addresses() ([]netip.Addr, error) {
 	if len(o.NodeIPs) > 0 {
 		return o.NodeIPs, nil
 	}

@@ -31,9 +31,7 @@ import (
 	"github.com/elotl/kip/internal/tunnel"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 )
@@ -46,19 +44,19 @@ type leading struct {
 	term     uint64 // higher than that of any Kip that led before
 	late     *lateness.Meter
 
-	machines    *calls.Calls
-	gate        *gate.Gate               // before all that destroys
-	disks       cloud.Disks              // nil where the cloud has none
-	provisioner *provisioner.Provisioner // nil without disks
-	shop        *shop.Shop
-	meter       *stats.Meter
-	shortages   *storedShortages
+	machines  *calls.Calls
+	gate      *gate.Gate  // before all that destroys
+	disks     cloud.Disks // nil where the cloud has none
+	shop      *shop.Shop
+	meter     *stats.Meter
+	shortages *storedShortages
 
-	nodes    *nodes.Nodes
-	event    eventFunc
-	recorder record.EventRecorder // of what is no pod's
-	logs     *podlogs.Saver
-	cellAPI  *cellapi.Server
+	nodes       *nodes.Nodes
+	provisioner *provisioner.Provisioner // nil without disks
+	events      podEvents
+	recorder    record.EventRecorder // of what is no pod's
+	logs        *podlogs.Saver
+	cellAPI     *cellapi.Server
 
 	firewalls *isolation.Controller
 	mirror    *cells.Mirror
@@ -83,7 +81,8 @@ func (k *process) lead(ctx context.Context, st *store.Store) error {
 	}
 	defer l.close()
 	for _, wire := range []func(context.Context) error{
-		l.wireCloud, l.wireShortages, l.wireNodes, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNodeObjects, l.wireSocket,
+		l.wireCloud, l.wireShortages, l.wireNodes, l.wireProvisioner, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNodeObjects,
+		l.wireSocket,
 	} {
 		if err := wire(ctx); err != nil {
 			return err
@@ -100,12 +99,6 @@ func (k *process) lead(ctx context.Context, st *store.Store) error {
 	k.leading.Store(l)
 	defer k.leading.Store(nil)
 	return runParts(ctx, l.parts(known))
-}
-
-// observers are told of each change of a cell, in this order: what is counted and
-// shown first, then those who act.
-func (l *leading) observers() []cells.Observer {
-	return []cells.Observer{l.metrics, l.mirror, l.pods, isolated{firewalls: l.firewalls}}
 }
 
 // parts are all that runs while this process leads.
@@ -190,7 +183,7 @@ func (l *leading) close() {
 	}
 }
 
-// wireCloud makes what reaches the cloud, and what makes disks there.
+// wireCloud makes what reaches the cloud.
 func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.rotation, err = l.loadRotation(ctx); err != nil {
 		return err
@@ -218,6 +211,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	l.disks = l.machines.Features().Disks
 	l.gate = gate.New(gate.Config{
 		Cloud: l.machines,
+		// A function, since the cells, which know it, are made with the gate.
 		Behind: func() string {
 			why, _ := l.cells.Behind()
 			return why
@@ -226,8 +220,13 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Store: l.store,
 		Clock: l.clock,
 	})
-	if err := l.openShop(ctx); err != nil || l.disks == nil {
-		return err
+	return l.openShop(ctx)
+}
+
+// wireProvisioner makes what makes disks for claims.
+func (l *leading) wireProvisioner(ctx context.Context) (err error) {
+	if l.disks == nil {
+		return nil
 	}
 	l.provisioner, err = provisioner.New(ctx, provisioner.Config{
 		Node:         l.NodeName,
@@ -237,7 +236,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Disks:        l.disks,
 		ListLag:      l.machines.Traits().ListLag,
 		Gate:         l.gate,
-		Zones:        func(node string) ([]string, string, bool) { return l.nodes.Zones(node) },
+		Nodes:        l.nodes,
 		Client:       l.api.asProvisioner,
 		Clock:        l.clock,
 		Log:          l.Log,
@@ -282,14 +281,8 @@ func (l *leading) nameTag() string { return cmp.Or(l.cfg.Cells.Nametag, l.contro
 
 // wireShortages makes what knows which capacity is missing.
 func (l *leading) wireShortages(ctx context.Context) (err error) {
-	l.shortages, err = loadShortages(ctx, l.store, l.clock, func() { l.nodes.LookSoon() }, l.Log)
+	l.shortages, err = loadShortages(ctx, l.store, l.clock, l.Log)
 	return err
-}
-
-// offersFor returns what can be launched for a pod, best first; in a zone, if one is given.
-func (l *leading) offersFor(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
-	candidates, err := l.nodes.Candidates(ctx, pod, zone)
-	return offers(candidates, l.cfg.Cells.DefaultVolumeSize.Value()), err
 }
 
 // wireClusterAPI makes what follows the cluster and shows it to cells.
@@ -310,8 +303,8 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	event, recorder, stop := l.api.eventRecorder(ctx, l.NodeName)
-	l.event, l.recorder = event, recorder
+	recorder, stop := l.api.eventRecorder(ctx, l.NodeName)
+	l.events, l.recorder = podEvents{recorder}, recorder
 	l.atEnd(stop)
 	many, err := l.api.protobuf()
 	if err != nil {
@@ -322,7 +315,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		Client:         many,
 		Shared:         l.cellAPI.Watches(),
 		AllowsMetadata: allowsMetadata(grants(l.cfg)),
-		Event:          l.event,
+		Events:         l.events,
 		Pulse:          l.pulse,
 		Queues:         l.metrics.WorkqueueProvider(),
 		Clock:          l.clock,
@@ -359,13 +352,13 @@ func (l *leading) wireCells(ctx context.Context) error {
 	}
 	traits := l.machines.Traits()
 	l.meter = stats.NewMeter(stats.Config{
-		Cells: func() []stats.Cell { return statsCells(l.cells.Ways, "")() },
+		Cells: func() []stats.Cell { return statsCells(l.cells.Ways(), "") },
 		Clock: l.clock,
 		Log:   l.Log,
 	})
 	l.cells = cells.New(cells.Config{
 		NodeName:     l.NodeName,
-		StandbyNode:  l.nodes.StandbyNode,
+		Nodes:        l.nodes,
 		ControllerID: l.controllerID,
 		NameTag:      l.nameTag(),
 		Budgets:      budgets(l.cfg),
@@ -382,12 +375,9 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Options:   standbyOptions(l.cfg),
 		Shortages: l.shortages,
 
-		Event:    l.event,
-		SaveLogs: l.saveLogs,
-		Meter:    l.meter,
-		Measured: func(c cells.Cell) { l.shop.Learn(c.Offer().InstanceType, imageName(c.Options), c.Room) },
-
-		TakenBack: func(o cells.Offer) { l.shop.TakenBack(o.InstanceType, o.Zone) },
+		Meter:  useOfCells{l.meter},
+		Events: l.events,
+		Logs:   l.savedLogs(),
 
 		Pulse:  l.pulse,
 		Queues: l.metrics.WorkqueueProvider(),
@@ -422,22 +412,17 @@ func (l *leading) wirePods(context.Context) (err error) {
 	}
 	l.pods, err = pods.New(pods.Config{
 		Pods:        l.nodes.Pods(),
-		Listed:      l.nodes.Listed,
-		Client:      func(node string) corev1client.PodsGetter { return l.nodes.Client(node).CoreV1() },
+		Nodes:       l.nodes,
+		Placer:      l.placer(),
 		Cells:       l.cells,
-		Volumes:     resolver.Needs,
-		Offers:      l.offersFor,
-		RuledOut:    l.nodes.RuledOut,
-		Elsewhere:   l.nodes.Elsewhere,
-		TurnsAway:   l.nodes.TurnsAway,
+		Volumes:     resolver,
 		Options:     launchOptions(l.cfg),
 		Grants:      grants(l.cfg),
 		CostLabels:  l.cfg.Costs.Labels,
-		Event:       l.event,
-		Forget:      l.forgetLogs,
+		Events:      l.events,
+		Observer:    podObserver{metrics: l.metrics, logs: l.savedLogs()},
 		MaxAttempts: l.cfg.Cells.MaxAttempts,
-		Leads:       l.store.Leads,
-		Running:     l.metrics.PodRunning,
+		Leadership:  l.store,
 		Pulse:       l.pulse,
 		Queues:      l.metrics.WorkqueueProvider(),
 		Clock:       l.clock,
@@ -448,11 +433,4 @@ func (l *leading) wirePods(context.Context) (err error) {
 	}
 	l.atEnd(l.pods.Close)
 	return nil
-}
-
-// forgetLogs removes the saved logs of a pod that no longer exists.
-func (l *leading) forgetLogs(pod types.UID) {
-	if err := l.logs.Remove(pod); err != nil {
-		l.Log.Warn("remove the saved logs of a pod", "uid", pod, "err", err)
-	}
 }

@@ -2,10 +2,11 @@ package kip
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
-	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/podlogs"
 	"github.com/elotl/kip/internal/watches"
@@ -14,13 +15,24 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// saveLogs keeps the logs of all containers of a pod that has ended.
-func (l *leading) saveLogs(ctx context.Context, ref apiv1.PodReference, agent agentapi.Conn) error {
-	cell, _ := l.cells.ForPod(ref.UID)
-	if !cache.WaitForCacheSync(ctx.Done(), func() bool { return l.nodes.Listed(cell.Node) }) {
+// savedLogs are those of pods that have ended.
+type savedLogs struct {
+	nodes *nodes.Nodes
+	saver *podlogs.Saver
+	log   *slog.Logger
+}
+
+var _ cells.Logs = savedLogs{}
+
+func (l *leading) savedLogs() savedLogs { return savedLogs{nodes: l.nodes, saver: l.logs, log: l.Log} }
+
+// SaveLogs keeps the logs of all containers of a cell's pod.
+func (s savedLogs) SaveLogs(ctx context.Context, cell cells.Cell, agent agentapi.Conn) error {
+	if !cache.WaitForCacheSync(ctx.Done(), func() bool { return s.nodes.Listed(cell.Node) }) {
 		return nodes.ErrNotListed
 	}
-	obj, exists, err := l.nodes.Pods().GetStore().GetByKey(ref.String())
+	ref := cell.Pod
+	obj, exists, err := s.nodes.Pods().GetStore().GetByKey(ref.String())
 	if err != nil || !exists {
 		return err // a pod that no longer exists has nobody to read its logs
 	}
@@ -38,7 +50,14 @@ func (l *leading) saveLogs(ctx context.Context, ref apiv1.PodReference, agent ag
 	for _, c := range pod.Spec.EphemeralContainers {
 		names = append(names, c.Name)
 	}
-	return l.logs.Save(ctx, ref.Namespace, ref.Name, ref.UID, names, podlogs.FromCell(agent, ref.Namespace, ref.Name))
+	return s.saver.Save(ctx, ref.Namespace, ref.Name, ref.UID, names, podlogs.FromCell(agent, ref.Namespace, ref.Name))
+}
+
+// forget removes the saved logs of a pod that no longer exists.
+func (s savedLogs) forget(pod types.UID) {
+	if err := s.saver.Remove(pod); err != nil {
+		s.log.Warn("remove the saved logs of a pod", "uid", pod, "err", err)
+	}
 }
 
 const (

@@ -21,20 +21,22 @@ type storedShortages struct {
 	store     *store.Store
 	revision  int64
 	changed   chan struct{}
-	told      func() // of each one
+	nodes     looker // told of each one; set before any is noted
 	log       *slog.Logger
 }
 
-// loadShortages returns those that are stored. told is called, without a lock, of each
-// one that is noted later; it must not block.
-func loadShortages(
-	ctx context.Context, st *store.Store, c clock.PassiveClock, told func(), log *slog.Logger,
-) (*storedShortages, error) {
+// looker are the virtual nodes, which tell by their taints what is short.
+type looker interface {
+	// LookSoon asks for a look at them, and does not block.
+	LookSoon()
+}
+
+// loadShortages returns those that are stored. The caller sets nodes.
+func loadShortages(ctx context.Context, st *store.Store, c clock.PassiveClock, log *slog.Logger) (*storedShortages, error) {
 	s := &storedShortages{
 		shortages: capacity.New(c),
 		store:     st,
 		changed:   make(chan struct{}, 1),
-		told:      told,
 		log:       log,
 	}
 	var stored []capacity.Shortage
@@ -48,7 +50,7 @@ func loadShortages(
 // for that offer where it said nothing of the kind.
 func (s *storedShortages) Mark(o cells.Offer, err error) {
 	s.shortages.Mark(shop.Shortage(o, err))
-	s.told()
+	s.nodes.LookSoon()
 	select {
 	case s.changed <- struct{}{}:
 	default:

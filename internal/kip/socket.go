@@ -21,17 +21,6 @@ import (
 
 // wireSocket makes what kipctl asks.
 func (l *leading) wireSocket(context.Context) (err error) {
-	asked := explain.Config{
-		Node:      l.NodeName,
-		Pods:      l.nodes.Pods().GetStore(),
-		Loop:      l.pods,
-		Cells:     l.cells,
-		Status:    l.mirror.Status,
-		Shortages: l.shortages.shortages.List,
-	}
-	if c := l.machines.Features().Console; c != nil {
-		asked.Console = c.Console
-	}
 	cleaner := cleanup.New(cleanup.Config{
 		Nodes:        l.ofCleanup,
 		ControllerID: l.controllerID,
@@ -51,17 +40,25 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Clock:        l.clock,
 	})
 	l.socket, err = adminapi.New(adminapi.Config{
-		Dir:       l.cfg.Etcd.Internal.DataDir,
-		Version:   version.String(),
-		Usage:     l.usage,
-		Costs:     l.costs,
-		Backup:    l.backup,
-		Cleaner:   cleaner,
-		Holder:    holder{gate: l.gate},
-		Lineage:   lineage{l.cells},
-		CAKeeper:  l.rotation,
-		Explainer: explain.New(asked),
-		Log:       l.Log,
+		Dir:      l.cfg.Etcd.Internal.DataDir,
+		Version:  version.String(),
+		Usage:    l.usage,
+		Costs:    l.costs,
+		Backup:   l.backup,
+		Cleaner:  cleaner,
+		Holder:   holder{gate: l.gate},
+		Lineage:  lineage{l.cells},
+		CAKeeper: l.rotation,
+		Explainer: explain.New(explain.Config{
+			Node:      l.NodeName,
+			Pods:      l.nodes.Pods().GetStore(),
+			Loop:      l.pods,
+			Cells:     l.cells,
+			Mirror:    l.mirror,
+			Shortages: l.shortages.shortages,
+			Console:   l.machines.Features().Console,
+		}),
+		Log: l.Log,
 	})
 	return err
 }

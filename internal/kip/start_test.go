@@ -203,7 +203,7 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 	if err := l.podsListed(); err == nil {
 		t.Error("Kip says that it knows its pods")
 	}
-	if got := l.saveLogs(deadlineGone(t), pod, nil); !errors.Is(got, nodes.ErrNotListed) {
+	if got := l.savedLogs().SaveLogs(deadlineGone(t), cells.Cell{Pod: pod}, nil); !errors.Is(got, nodes.ErrNotListed) {
 		t.Errorf("the logs of a pod that may exist: %v", got)
 	}
 	fetch := func(context.Context, string, bool) (io.ReadCloser, error) {
@@ -218,7 +218,7 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(k.cfg.Etcd.Internal.DataDir, "podlogs", string(pod.UID))); err != nil {
 		t.Errorf("the saved logs of a pod that may exist: %v", err)
 	}
-	if free, err := l.offersFor(t.Context(), &corev1.Pod{}, ""); err != nil || len(free) == 0 {
+	if free, err := l.placer().Offers(t.Context(), &corev1.Pod{}, ""); err != nil || len(free) == 0 {
 		t.Errorf("by the stored catalogue a pod can have %v, %v", free, err)
 	}
 }

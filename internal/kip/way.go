@@ -6,7 +6,9 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/daybook"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/watches"
@@ -15,11 +17,22 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// wayToCells finds the cell of a pod for the kubelet port.
-type wayToCells struct {
-	pods  cache.Store
+// ways lead from nodes to the cells of their pods.
+type ways struct {
 	cells *cells.Controller
 	loop  *pods.Controller
+}
+
+var _ nodes.Ways = ways{}
+
+func (w ways) To(pods cache.Store) node.Cells { return wayToCells{pods: pods, ways: w} }
+
+func (w ways) Running(node string) []stats.Cell { return statsCells(w.cells.Ways(), node) }
+
+// wayToCells finds the cell of a pod for the kubelet port.
+type wayToCells struct {
+	ways
+	pods cache.Store
 }
 
 var _ node.Cells = wayToCells{}
@@ -53,23 +66,25 @@ func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 }
 
 // statsCells are the cells that are asked what the pods of a node use, or of all nodes for "".
-func statsCells(ways func() []cells.Way, node string) func() []stats.Cell {
-	return func() []stats.Cell {
-		var list []stats.Cell
-		for _, w := range ways() {
-			if node != "" && w.Node != node {
-				continue
-			}
-			list = append(list, stats.Cell{
-				ID:        w.Cell,
-				Namespace: w.Pod.Namespace,
-				Pod:       w.Pod.Name,
-				UID:       w.Pod.UID,
-				Conn:      w.Conn,
-				Machine:   stats.Machine{MilliCPU: w.Offer.MilliCPU, MemoryBytes: w.Offer.MemoryBytes, Since: w.Since},
-				Given:     w.Given,
-			})
+func statsCells(ways []cells.Way, node string) (list []stats.Cell) {
+	for _, w := range ways {
+		if node != "" && w.Node != node {
+			continue
 		}
-		return list
+		list = append(list, stats.Cell{
+			ID:        w.Cell,
+			Namespace: w.Pod.Namespace,
+			Pod:       w.Pod.Name,
+			UID:       w.Pod.UID,
+			Conn:      w.Conn,
+			Machine:   stats.Machine{MilliCPU: w.Offer.MilliCPU, MemoryBytes: w.Offer.MemoryBytes, Since: w.Since},
+			Given:     w.Given,
+		})
 	}
+	return list
 }
+
+// useOfCells is what the ledger asks of the meter.
+type useOfCells struct{ meter *stats.Meter }
+
+func (u useOfCells) Of(cell string) daybook.Use { return daybook.Use(u.meter.Of(cell)) }

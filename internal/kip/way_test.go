@@ -8,19 +8,17 @@ import (
 )
 
 func TestWhatPodsUseIsAskedOfTheCellsOfTheirNodeAlone(t *testing.T) {
-	ways := func() (all []cells.Way) {
-		for _, on := range []string{"kip-0-1", "kip-0-2", ""} {
-			all = append(all, cells.Way{
-				Cell:  "of-" + on,
-				Node:  on,
-				Pod:   apiv1.PodReference{Namespace: "ns", Name: "web", UID: "uid"},
-				Offer: cells.Offer{MilliCPU: 500, MemoryBytes: 1 << 30},
-			})
-		}
-		return all
+	var all []cells.Way
+	for _, on := range []string{"kip-0-1", "kip-0-2", ""} {
+		all = append(all, cells.Way{
+			Cell:  "of-" + on,
+			Node:  on,
+			Pod:   apiv1.PodReference{Namespace: "ns", Name: "web", UID: "uid"},
+			Offer: cells.Offer{MilliCPU: 500, MemoryBytes: 1 << 30},
+		})
 	}
 	for _, on := range []string{"kip-0-1", "kip-0-2"} {
-		list := statsCells(ways, on)()
+		list := statsCells(all, on)
 		if len(list) != 1 || list[0].ID != "of-"+on || list[0].Pod != "web" || list[0].Machine.MilliCPU != 500 {
 			t.Errorf("node %s asks %+v", on, list)
 		}

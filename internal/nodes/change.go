@@ -140,7 +140,7 @@ func (n *Nodes) empty(ctx context.Context, s *served, kept bool) error {
 	s.stop()
 	n.pods.Remove(s.name)
 	n.reads.forget(s.name)
-	n.made.Forget(s.name)
+	n.made.Observer.NodeGone(s.name)
 	n.c.Log.Info("a virtual node that was taken out is gone", "node", s.name)
 	return nil
 }
@@ -335,7 +335,7 @@ func (n *Nodes) newServed(e roster.Entry) (*served, error) {
 		settled: make(chan struct{}),
 	}
 	var err error
-	if s.asNode, err = n.c.As(s.name); err != nil {
+	if s.asNode, err = n.c.Clients.As(s.name); err != nil {
 		return nil, err
 	}
 	s.informer = podInformer(s.asNode, s.name)

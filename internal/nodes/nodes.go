@@ -54,21 +54,19 @@ type Config struct {
 
 	Store *store.Store // fenced
 	Shop  Shop
-	// Unavailable says that an offering is known to be out of capacity.
-	Unavailable func(capacity.Offering) bool
+	// Shortages are what is known to be out of capacity.
+	Shortages Shortages
 	// Region is the cloud's; "" where it has none.
 	Region string
 	// HasDisks says that the cloud makes disks for claims.
 	HasDisks bool
 
-	Client kubernetes.Interface                            // Kip's own
-	As     func(node string) (kubernetes.Interface, error) // acts as a node
-	// Addresses are where the API server reaches this Kip: one, or one of each family.
-	Addresses func() ([]netip.Addr, error)
+	Client  kubernetes.Interface // Kip's own
+	Clients Clients              // of nodes
+	// Flags are those of this process.
+	Flags Flags
 	// KubeletPort is that of the node without a number.
 	KubeletPort int
-	// Taint is that of all nodes; nil where they have none.
-	Taint func() (*corev1.Taint, error)
 
 	Pulse *pulse.Pulse
 	Clock clock.WithTickerAndDelayedExecution
@@ -78,19 +76,55 @@ type Config struct {
 // Equipment is what Kip makes once it has nodes, and what they use of it. All is required
 // but ClientCA.
 type Equipment struct {
-	Cells Cells
-	// Ways returns the way to the cells of a node's pods, and Running those that run one now.
-	Ways    func(pods cache.Store) node.Cells
-	Running func(node string) func() []stats.Cell
-	// Gathered is told of each gathering of what pods use, as in stats.Config.
-	Gathered func(endpoint string, took time.Duration, missed map[stats.Miss]int)
-	Logs     node.SavedLogs
-	// Certificate is that of a node's kubelet port, at these addresses.
-	Certificate func(node string, addresses []netip.Addr) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error)
-	ClientCA    dynamiccertificates.CAContentProvider // as in node.PortConfig
-	Recorder    record.EventRecorder
-	// Forget is told of a node that is served no more.
-	Forget func(node string)
+	Cells        Cells
+	Ways         Ways
+	Observer     Observer
+	Logs         node.SavedLogs
+	Certificates Certificates
+	ClientCA     dynamiccertificates.CAContentProvider // as in node.PortConfig
+	Recorder     record.EventRecorder
+}
+
+// Shortages are what is known to be out of capacity.
+type Shortages interface {
+	// Unavailable says that an offering is.
+	Unavailable(capacity.Offering) bool
+}
+
+// Clients are the ways to the API server as one of its nodes.
+type Clients interface {
+	// As acts as a node.
+	As(node string) (kubernetes.Interface, error)
+}
+
+// Flags are what the flags of this process, and its environment, say of all nodes.
+type Flags interface {
+	// Addresses are where the API server reaches this Kip: one, or one of each family.
+	Addresses() ([]netip.Addr, error)
+	// Taint is that of all nodes; nil where they have none.
+	Taint() (*corev1.Taint, error)
+}
+
+// Ways lead to the cells of pods.
+type Ways interface {
+	// To is the way to the cells of a node's pods.
+	To(pods cache.Store) node.Cells
+	// Running are the cells that run a pod of a node now.
+	Running(node string) []stats.Cell
+}
+
+// Certificates are those of kubelet ports.
+type Certificates interface {
+	// Certificate returns what serves that of a node's, at these addresses.
+	Certificate(node string, addresses []netip.Addr) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error)
+}
+
+// Observer is told what becomes of nodes.
+type Observer interface {
+	// StatsGathered is told of each gathering of what pods use, as in stats.Config.
+	StatsGathered(endpoint string, took time.Duration, missed map[stats.Miss]int)
+	// NodeGone is told of a node that is served no more.
+	NodeGone(node string)
 }
 
 // Shop is the catalogue as it is now.
@@ -109,7 +143,11 @@ type Cells interface {
 	NodesChanged()
 }
 
-var _ Cells = (*cells.Controller)(nil)
+var (
+	_ Cells       = (*cells.Controller)(nil)
+	_ Shortages   = (*capacity.Shortages)(nil)
+	_ cells.Nodes = (*Nodes)(nil)
+)
 
 // Nodes are the virtual nodes that a process serves while it leads.
 type Nodes struct {
@@ -198,7 +236,7 @@ func (n *Nodes) Close() {
 // begin makes, of what is configured now and what is stored, the nodes that are served
 // first: the file may have changed since this process began, and another have led.
 func (n *Nodes) begin(ctx context.Context) (err error) {
-	if n.base, err = n.c.As(n.c.Name); err != nil {
+	if n.base, err = n.c.Clients.As(n.c.Name); err != nil {
 		return err
 	}
 	var stored []roster.Entry
@@ -261,10 +299,10 @@ func (n *Nodes) assign(cfg *config.Config, before []roster.Entry) ([]roster.Entr
 	if err != nil {
 		return nil, fmt.Errorf("%s: nodes: %w", n.c.File, err)
 	}
-	if _, err := n.c.Addresses(); err != nil { // not for the file to mend, as the next
+	if _, err := n.c.Flags.Addresses(); err != nil { // not for the file to mend, as the next
 		return nil, err
 	}
-	if _, err := n.c.Taint(); err != nil {
+	if _, err := n.c.Flags.Taint(); err != nil {
 		return nil, err
 	}
 	for _, e := range entries { // what is stored stays: nothing is that no node can be made of
@@ -402,7 +440,7 @@ func (n *Nodes) Candidates(ctx context.Context, pod *corev1.Pod, zone string) (l
 		if unread != nil {
 			return nil, unread
 		}
-		list, err = placer.OnNode(labels).Candidates(placed, n.c.Unavailable)
+		list, err = placer.OnNode(labels).Candidates(placed, n.c.Shortages.Unavailable)
 		if _, fitsNone := errors.AsType[*placement.UnplaceableError](err); !fitsNone {
 			break
 		}
@@ -420,7 +458,7 @@ func (n *Nodes) RuledOut(ctx context.Context, pod *corev1.Pod, zone string) ([]p
 	if err != nil {
 		return nil, 0, err
 	}
-	return placer.OnNode(labels).RuledOut(placement.InZone(pod, zone), n.c.Unavailable)
+	return placer.OnNode(labels).RuledOut(placement.InZone(pod, zone), n.c.Shortages.Unavailable)
 }
 
 // Zones are those where a node's pods can be, the preferred one first, and the zone
@@ -492,7 +530,7 @@ func (n *Nodes) shortage(s *served) string {
 	for _, t := range types {
 		for _, o := range t.Offerings {
 			count++
-			if !n.c.Unavailable(capacity.Offering{
+			if !n.c.Shortages.Unavailable(capacity.Offering{
 				InstanceType: t.Name,
 				Zone:         o.Zone,
 				Subnet:       o.Subnet,

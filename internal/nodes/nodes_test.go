@@ -102,9 +102,9 @@ type town struct {
 	readsAgain time.Duration // of the next process
 
 	// Of the next process.
-	asKip   kubernetes.Interface                  // nil for the cluster itself
-	ways    func(pods cache.Store) node.Cells     // to cells
-	running func(node string) func() []stats.Cell // cells that say what their pods use
+	asKip   kubernetes.Interface              // nil for the cluster itself
+	ways    func(pods cache.Store) node.Cells // to cells
+	running func(node string) []stats.Cell    // cells that say what their pods use
 }
 
 func (w *town) write(nodes string) {
@@ -116,8 +116,41 @@ func (w *town) write(nodes string) {
 	}
 }
 
-// as is a node's own view: its pods are its own, all else is the cluster's.
-func (w *town) as(name string) (kubernetes.Interface, error) {
+func (w *town) To(pods cache.Store) node.Cells { return w.ways(pods) }
+
+func (w *town) Running(node string) []stats.Cell { return w.running(node) }
+
+// flags are those of a process that listens on the loopback.
+type flags struct{}
+
+func (flags) Addresses() ([]netip.Addr, error) {
+	return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
+}
+
+func (flags) Taint() (*corev1.Taint, error) {
+	t, err := node.TaintFromEnv(os.LookupEnv)
+	return &t, err
+}
+
+// certificates are those of an authority.
+type certificates struct{ authority *pki.Authority }
+
+func (c certificates) Certificate(name string, at []netip.Addr) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+	own, err := c.authority.Server([]string{name}, at)
+	if err != nil {
+		return nil, err
+	}
+	return own.GetCertificate, nil
+}
+
+// unobserved is told, and does nothing.
+type unobserved struct{}
+
+func (unobserved) StatsGathered(string, time.Duration, map[stats.Miss]int) {}
+func (unobserved) NodeGone(string)                                         {}
+
+// As is a node's own view: its pods are its own, all else is the cluster's.
+func (w *town) As(name string) (kubernetes.Interface, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.pods[name] == nil {
@@ -143,7 +176,7 @@ func newTown(t *testing.T, nodes string) *town {
 		clock:   testclock.NewFakeClock(time.Now()),
 		sells:   sold,
 		ways:    func(cache.Store) node.Cells { return noCells{} },
-		running: func(string) func() []stats.Cell { return func() []stats.Cell { return nil } },
+		running: func(string) []stats.Cell { return nil },
 	}
 	w.missing = capacity.New(w.clock)
 	w.cluster.PrependReactor("create", "selfsubjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -236,20 +269,16 @@ func (w *town) start() (ended <-chan error) {
 		File:         w.file,
 		Config:       cfg,
 		Store:        w.store,
-		Unavailable:  w.missing.Unavailable,
+		Shortages:    w.missing,
 		Region:       machines.Traits().Region,
 		HasDisks:     false,
 		Client:       cmp.Or[kubernetes.Interface](w.asKip, w.cluster),
-		As:           w.as,
-		Addresses:    func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil },
+		Clients:      w,
+		Flags:        flags{},
 		KubeletPort:  w.base,
-		Taint: func() (*corev1.Taint, error) {
-			t, err := node.TaintFromEnv(os.LookupEnv)
-			return &t, err
-		},
-		Pulse: pulse.New(clock.RealClock{}, silent),
-		Clock: clock.RealClock{},
-		Log:   log,
+		Pulse:        pulse.New(clock.RealClock{}, silent),
+		Clock:        clock.RealClock{},
+		Log:          log,
 	}
 	c.Shop, err = shop.Open(w.Context(), shop.Config{
 		Cloud: machines, Store: w.store, Placement: placement.Config{DefaultInstanceType: "small"}, Clock: c.Clock, Log: silent,
@@ -270,25 +299,17 @@ func (w *town) start() (ended <-chan error) {
 	logs, err := podlogs.Open(podlogs.Config{Dir: w.TempDir(), Log: silent})
 	must(err)
 	ledger := cells.New(cells.Config{
-		NodeName: "kip-0", Calls: machines, Store: w.store, Clock: c.Clock, Log: silent, StandbyNode: n.StandbyNode,
+		NodeName: "kip-0", Calls: machines, Store: w.store, Clock: c.Clock, Log: silent, Nodes: n,
 		Gate: gate.New(gate.Config{Cloud: machines, Clock: c.Clock}),
 	})
 	w.Cleanup(ledger.Close)
 	must(n.Equip(w.Context(), Equipment{
-		Cells:    ledger,
-		Ways:     w.ways,
-		Running:  w.running,
-		Gathered: func(string, time.Duration, map[stats.Miss]int) {},
-		Logs:     logs,
-		Certificate: func(name string, at []netip.Addr) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
-			own, err := authority.Server([]string{name}, at)
-			if err != nil {
-				return nil, err
-			}
-			return own.GetCertificate, nil
-		},
-		Recorder: w.recorder,
-		Forget:   func(string) {},
+		Cells:        ledger,
+		Ways:         w,
+		Observer:     unobserved{},
+		Logs:         logs,
+		Certificates: certificates{authority},
+		Recorder:     w.recorder,
 	}))
 	following, endFollow := context.WithCancel(context.Background())
 	keeping, endKeep := context.WithCancel(context.Background())
@@ -360,7 +381,7 @@ func (w *town) createPod(on, name, owner string) {
 	if owner != "" {
 		pod.OwnerReferences = []metav1.OwnerReference{{Kind: owner, Name: "owner"}}
 	}
-	client, _ := w.as(on)
+	client, _ := w.As(on)
 	if _, err := client.CoreV1().Pods("ns").Create(w.Context(), pod, metav1.CreateOptions{}); err != nil {
 		w.Fatal(err)
 	}
@@ -368,7 +389,7 @@ func (w *town) createPod(on, name, owner string) {
 
 func (w *town) removePod(on, name string) {
 	w.Helper()
-	client, _ := w.as(on)
+	client, _ := w.As(on)
 	if err := client.CoreV1().Pods("ns").Delete(w.Context(), name, metav1.DeleteOptions{}); err != nil {
 		w.Fatal(err)
 	}

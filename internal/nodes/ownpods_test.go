@@ -105,18 +105,16 @@ func TestTheKubeletPortOfANodeHasItsOwnPodsOnly(t *testing.T) {
 	w.asKip = reviewed{w.cluster, admitsAll(t)}
 	pods := map[string]string{"kip-0-1": "web-a", "kip-0-2": "web-b"}
 	w.ways = func(pods cache.Store) node.Cells { return known{pods} }
-	w.running = func(node string) func() []stats.Cell {
-		return func() []stats.Cell {
-			pod := pods[node]
-			return []stats.Cell{{
-				ID:        "of-" + pod,
-				Namespace: "ns",
-				Pod:       pod,
-				UID:       "uid-1",
-				Conn:      kubeletOf(pod),
-				Machine:   stats.Machine{Since: time.Now()},
-			}}
-		}
+	w.running = func(node string) []stats.Cell {
+		pod := pods[node]
+		return []stats.Cell{{
+			ID:        "of-" + pod,
+			Namespace: "ns",
+			Pod:       pod,
+			UID:       "uid-1",
+			Conn:      kubeletOf(pod),
+			Machine:   stats.Machine{Since: time.Now()},
+		}}
 	}
 	w.start()
 	for node, pod := range pods {

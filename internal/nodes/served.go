@@ -89,18 +89,18 @@ func portOf(base, number int) int {
 
 // equip makes what answers for a node as its kubelet.
 func (n *Nodes) equip(ctx context.Context, s *served) error {
-	addresses, err := n.c.Addresses()
+	addresses, err := n.c.Flags.Addresses()
 	if err != nil {
 		return err
 	}
-	certificate, err := n.made.Certificate(s.name, addresses)
+	certificate, err := n.made.Certificates.Certificate(s.name, addresses)
 	if err != nil {
 		return err
 	}
 	s.stats = stats.New(stats.Config{
 		NodeName: s.name,
-		Cells:    n.made.Running(s.name),
-		Gathered: n.made.Gathered,
+		Cells:    func() []stats.Cell { return n.made.Ways.Running(s.name) },
+		Gathered: n.made.Observer.StatsGathered,
 		Clock:    n.c.Clock,
 		Log:      n.c.Log,
 	})
@@ -109,7 +109,7 @@ func (n *Nodes) equip(ctx context.Context, s *served) error {
 		Reviews:     n.c.Client,
 		ClientCA:    n.made.ClientCA,
 		Certificate: certificate,
-		Cells:       n.made.Ways(s.informer.GetStore()),
+		Cells:       n.made.Ways.To(s.informer.GetStore()),
 		Logs:        n.made.Logs,
 		Stats:       s.stats,
 		Pods:        func() []*corev1.Pod { return watches.List(s.informer) },
@@ -147,11 +147,11 @@ func (n *Nodes) healthyOf(s *served) func(context.Context) error {
 // object makes the virtual node of an entry, as a configuration has it. It has no effect
 // outside.
 func (n *Nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Node, error) {
-	addresses, err := n.c.Addresses()
+	addresses, err := n.c.Flags.Addresses()
 	if err != nil {
 		return nil, err
 	}
-	taint, err := n.c.Taint()
+	taint, err := n.c.Flags.Taint()
 	if err != nil {
 		return nil, err
 	}

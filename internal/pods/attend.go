@@ -39,8 +39,8 @@ func (c *Controller) attend(ctx context.Context, pod *corev1.Pod, cell cells.Cel
 	if !w.short.IsZero() {
 		c.note(apiv1.Ref(pod), func(w *waiting) { w.short = time.Time{} })
 	}
-	if pod.Status.Phase == corev1.PodRunning && c.cfg.Running != nil {
-		c.cfg.Running(cell, now)
+	if pod.Status.Phase == corev1.PodRunning {
+		c.cfg.Observer.PodRunning(cell, now)
 	}
 	if !w.silent.IsZero() && now.Sub(w.silent) < silenceFresh {
 		marked, err := c.markSilent(ctx, pod)
@@ -87,7 +87,7 @@ func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) (marked bo
 		return false, fmt.Errorf("mark pod %s as not ready: %w", apiv1.Ref(pod), err)
 	}
 	if err == nil {
-		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, events.CellSilent, message)
+		c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeWarning, events.CellSilent, message)
 	}
 	return true, nil
 }
@@ -111,7 +111,7 @@ func (c *Controller) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time
 	err := c.evict(ctx, pod, &grace)
 	switch {
 	case err == nil:
-		c.cfg.Event(ref, corev1.EventTypeNormal, events.Evicted,
+		c.cfg.Events.Event(ref, corev1.EventTypeNormal, events.Evicted,
 			fmt.Sprintf("The cloud takes the pod's instance back at %s; its controller replaces it", end))
 		return 0, nil
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
@@ -146,7 +146,7 @@ func (c *Controller) tellOnce(pod *corev1.Pod, reason, message string) {
 	told := false
 	c.note(apiv1.Ref(pod), func(w *waiting) { told, w.told = w.told == reason, reason })
 	if !told {
-		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, message)
+		c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, message)
 	}
 }
 

@@ -99,7 +99,7 @@ func TestAPodThatMayRunElsewhereFailsWhenThatIsGone(t *testing.T) {
 func TestAKipThatDoesNotLeadFailsEvictsAndDeletesNoPod(t *testing.T) {
 	h := newHarness(t)
 	deposed := errors.New("another leads")
-	h.c.cfg.Leads = func(context.Context) error { return deposed }
+	h.c.cfg.Leadership = leads(func(context.Context) error { return deposed })
 	ran := pod("ran", func(p *corev1.Pod) {
 		p.Spec.RestartPolicy = corev1.RestartPolicyNever
 		p.Status.Phase = corev1.PodRunning
@@ -119,7 +119,7 @@ func TestAKipThatDoesNotLeadFailsEvictsAndDeletesNoPod(t *testing.T) {
 	h = newHarness(t)
 	evictions := short(h, owned)
 	h.clock.Step(time.Second)
-	h.c.cfg.Leads = func(context.Context) error { return deposed }
+	h.c.cfg.Leadership = leads(func(context.Context) error { return deposed })
 	if _, err := h.reconcile("a"); !errors.Is(err, deposed) || *evictions > 0 {
 		t.Errorf("a pod of a node without capacity: %v, %d evictions", err, *evictions)
 	}

@@ -61,7 +61,7 @@ func TestWhatIsNotAmongTheCandidatesIsCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.c.cfg.RuledOut = ruledOut
+	h.ruledOut = ruledOut
 	got, err := h.c.ruledOut(t.Context(), pod("p"), "z", list, granted)
 	const want = "[{2 have too few GPUs} {1 is not granted to namespace ns} {4 come after these}]"
 	if err != nil || fmt.Sprint(got) != want {

@@ -22,12 +22,12 @@ import (
 // of capacity. This is the only choice: cells are requested by it, and people are
 // told of it. It changes nothing.
 //
-// The errors are those of Config.Volumes and *PlacementError.
+// The errors are those of Volumes and *PlacementError.
 func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, error) {
 	var needs volumes.Needs
 	if c.cfg.Volumes != nil {
 		var err error
-		if needs, err = c.cfg.Volumes(ctx, pod); err != nil {
+		if needs, err = c.cfg.Volumes.Needs(ctx, pod); err != nil {
 			return cells.Request{}, err
 		}
 	}
@@ -45,11 +45,11 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		// machines that all say so are not paid for one after the other.
 		larger, needed = placement.With(placed, roomList(lacked.Room)), catalog.Room{}
 	}
-	offers, err := c.cfg.Offers(ctx, larger, zone)
+	offers, err := c.cfg.Placer.Offers(ctx, larger, zone)
 	if _, none := errors.AsType[*placement.UnplaceableError](err); none && !lacked.None() {
 		// No type is larger. One machine that lacks something is no reason to wait for ever.
 		larger, lacked.why = placed, ""
-		offers, err = c.cfg.Offers(ctx, placed, zone)
+		offers, err = c.cfg.Placer.Offers(ctx, placed, zone)
 	}
 	placed = larger
 	if err != nil {
@@ -111,10 +111,7 @@ func roomList(r catalog.Room) corev1.ResourceList {
 // ruledOut counts what is not among the first of the offers that a pod may have, of those
 // that fit it.
 func (c *Controller) ruledOut(ctx context.Context, pod *corev1.Pod, zone string, fit, offers []cells.Offer) ([]apiv1.RuledOut, error) {
-	if c.cfg.RuledOut == nil {
-		return nil, nil
-	}
-	rejections, left, err := c.cfg.RuledOut(ctx, pod, zone)
+	rejections, left, err := c.cfg.Placer.RuledOut(ctx, pod, zone)
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +143,7 @@ func typesOf(offers []cells.Offer) int {
 }
 
 // PlacementError says why nothing can be launched for a pod. It wraps the error of
-// Config.Offers, or a *NotGrantedError.
+// a Placer, or a *NotGrantedError.
 type PlacementError struct {
 	Zone string // where the disks of the pod are; "" if it has none, or it does not matter
 	Err  error

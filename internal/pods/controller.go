@@ -23,6 +23,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -33,27 +34,13 @@ import (
 type Config struct {
 	// Pods are those bound to the virtual nodes, each listed as its node.
 	Pods watches.Pods
-	// Listed says that the pods of a node are known; "" is the one of cells whose record
-	// says none. Optional: they are, when Pods are.
-	Listed func(node string) bool
-	// Client acts as a node.
-	Client func(node string) corev1client.PodsGetter
+	// Nodes are these virtual nodes.
+	Nodes Nodes
+	// Placer says what can be launched.
+	Placer Placer
 	Cells  Cells
-	// Volumes returns what a pod's volumes need. Optional: no pod has any.
-	Volumes func(context.Context, *corev1.Pod) (volumes.Needs, error)
-	// Offers returns what can be launched for a pod, best first; in a zone, if one is given. Errors
-	// that are not of placement are that it cannot be told now.
-	Offers func(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error)
-	// RuledOut says why types are not among the offers for such a pod, by count, and how many
-	// types are left. Optional: nothing is told of it.
-	RuledOut func(ctx context.Context, pod *corev1.Pod, zone string) (ruledOut []placement.Rejection, left int, err error)
-	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
-	// if that is one of spot alone. Optional: there are none.
-	Elsewhere func(context.Context, *corev1.Pod) []string
-	// TurnsAway says that the node of a pod takes no other like it now: the one that its
-	// controller makes in its place would come back. It may ask the node to, and be called
-	// again. Required with Elsewhere.
-	TurnsAway func(context.Context, *corev1.Pod) bool
+	// Volumes are those of pods. Optional: no pod has any.
+	Volumes Volumes
 	// Options are what a cell is launched with where its pod's annotations do not say
 	// otherwise.
 	Options cells.Options
@@ -61,18 +48,16 @@ type Config struct {
 	Grants Grants
 	// CostLabels are the keys of the labels that costs are kept by. Optional.
 	CostLabels []string
-	// Event reports to the pod's owner.
-	Event func(pod apiv1.PodReference, kind, reason, message string)
-	// Forget is told of pods that no longer exist.
-	Forget func(uid types.UID)
+	// Events are those of pods.
+	Events cells.Recorder
+	// Observer is told what becomes of pods.
+	Observer Observer
 	// MaxAttempts is how many cells in a row may be launched, or refused, for a pod and not
 	// become ready before the pod is Failed; 0 for no bound.
 	MaxAttempts int
-	// Leads returns an error unless this process surely leads: one that does not knows too
-	// little of cells to end a pod. Optional: it leads.
-	Leads func(context.Context) error
-	// Running is told, once or more, that a pod runs on its cell. Optional.
-	Running func(cell cells.Cell, at time.Time)
+	// Leadership is asked before a pod is ended: a process that does not lead knows too
+	// little of cells. Optional: it leads.
+	Leadership Leadership
 	// Pulse is told of the turns of the loop. Optional.
 	Pulse *pulse.Pulse
 	// Queues measures the work queue. Optional.
@@ -81,6 +66,54 @@ type Config struct {
 	Random backoff.Random
 	Clock  clock.WithTicker
 	Log    *slog.Logger
+}
+
+// Nodes is what this package needs of the virtual nodes.
+type Nodes interface {
+	// Listed says that the pods of a node are known; "" is the one of cells whose record
+	// says none.
+	Listed(node string) bool
+	// Client acts as a node.
+	Client(node string) kubernetes.Interface
+	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
+	// if that is one of spot alone.
+	Elsewhere(ctx context.Context, pod *corev1.Pod) []string
+	// TurnsAway says that the node of a pod takes no other like it now: the one that its
+	// controller makes in its place would come back. It may ask the node to, and be called
+	// again.
+	TurnsAway(ctx context.Context, pod *corev1.Pod) bool
+}
+
+// Placer says what can be launched for pods.
+type Placer interface {
+	// Offers returns what can be launched for a pod, best first; in a zone, if one is given.
+	// Errors that are not of placement are that it cannot be told now.
+	Offers(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error)
+	// RuledOut says why types are not among the offers for such a pod, by count, and how many
+	// types are left.
+	RuledOut(ctx context.Context, pod *corev1.Pod, zone string) (ruledOut []placement.Rejection, left int, err error)
+}
+
+// Volumes is what this package needs of package volumes.
+type Volumes interface {
+	// Needs returns what a pod's volumes need. The error is a *volumes.UnsupportedError or a
+	// *volumes.NotReadyError where the pod must wait.
+	Needs(ctx context.Context, pod *corev1.Pod) (volumes.Needs, error)
+}
+
+// Leadership is the right to act for the cluster, which another process may take over.
+type Leadership interface {
+	// Leads returns an error unless this process surely leads.
+	Leads(ctx context.Context) error
+}
+
+// Observer is told what becomes of pods, by several goroutines at a time. Until it returns
+// the pods, or their watch, wait.
+type Observer interface {
+	// PodRunning is told, once or more, that a pod runs on its cell.
+	PodRunning(cell cells.Cell, at time.Time)
+	// PodGone is told of a pod that no longer exists, also of one that has had no cell.
+	PodGone(uid types.UID)
 }
 
 // Cells is what this package needs of package cells.
@@ -102,6 +135,7 @@ type Cells interface {
 
 var (
 	_ Cells          = (*cells.Controller)(nil)
+	_ Volumes        = volumes.Resolver{}
 	_ cells.Observer = (*Controller)(nil)
 )
 
@@ -388,7 +422,7 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		case pod != nil && pod.UID == uid:
 		case gone:
 			c.cfg.Cells.Release(uid, "the pod was deleted", false)
-		case has && c.cfg.Listed != nil && !c.cfg.Listed(cell.Node):
+		case has && !c.cfg.Nodes.Listed(cell.Node):
 			again = staleRetry // whether it is there is not known: its cell stays
 		case !c.cfg.Cells.ReleaseVanished(ctx, uid, "the API server does not show the pod any more"):
 			again = cmp.Or(again, vanishedRetry)
@@ -420,7 +454,7 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 
 // client acts as the node of a pod.
 func (c *Controller) client(pod *corev1.Pod) corev1client.PodInterface {
-	return c.cfg.Client(pod.Spec.NodeName).Pods(pod.Namespace)
+	return c.cfg.Nodes.Client(pod.Spec.NodeName).CoreV1().Pods(pod.Namespace)
 }
 
 func (c *Controller) get(name cache.ObjectName) (*corev1.Pod, error) {
@@ -461,7 +495,7 @@ func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time)
 	}
 	c.mu.Unlock()
 	if changed {
-		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, why)
+		c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, why)
 	}
 }
 
@@ -480,7 +514,7 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 			return left, nil
 		}
 		why := fmt.Sprintf("The pod was still there %s after its grace period; its cell is terminated", overdue)
-		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, events.DeletionOverdue, why)
+		c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeWarning, events.DeletionOverdue, why)
 		c.cfg.Cells.Release(pod.UID, why, false)
 		return 0, nil // the cell wakes the pod when it is gone
 	}
@@ -512,12 +546,12 @@ const leadsTimeout = 5 * time.Second
 
 // leads returns an error unless this process surely leads.
 func (c *Controller) leads(ctx context.Context) error {
-	if c.cfg.Leads == nil {
+	if c.cfg.Leadership == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, leadsTimeout)
 	defer cancel()
-	return c.cfg.Leads(ctx)
+	return c.cfg.Leadership.Leads(ctx)
 }
 
 // graceLeft is how much of its grace period a deleted pod has left, negative once it is
@@ -603,7 +637,7 @@ func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message 
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("fail pod %s: %w", apiv1.Ref(pod), err)
 	}
-	c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, message)
+	c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, message)
 	return nil
 }
 
@@ -634,5 +668,5 @@ func (c *Controller) forget(uid types.UID) {
 	c.mu.Lock()
 	delete(c.pods, uid)
 	c.mu.Unlock()
-	c.cfg.Forget(uid)
+	c.cfg.Observer.PodGone(uid)
 }

@@ -24,8 +24,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	testclock "k8s.io/utils/clock/testing"
@@ -173,7 +173,63 @@ type harness struct {
 	needs     volumes.Needs
 	volumeErr error
 	forbidden error // why pods are not evicted
+	// What the nodes say; nil for that their pods are listed, and for nothing.
+	isListed  func(node string) bool
+	elsewhere func(context.Context, *corev1.Pod) []string
+	turnsAway func(context.Context, *corev1.Pod) bool
+	ruledOut  func(context.Context, *corev1.Pod, string) ([]placement.Rejection, int, error)
 }
+
+// The harness is all that the loop asks and tells, but the cells.
+var (
+	_ Nodes          = (*harness)(nil)
+	_ Placer         = (*harness)(nil)
+	_ Volumes        = (*harness)(nil)
+	_ Observer       = (*harness)(nil)
+	_ cells.Recorder = (*harness)(nil)
+)
+
+func (h *harness) Listed(node string) bool { return h.isListed == nil || h.isListed(node) }
+
+func (h *harness) Client(string) kubernetes.Interface { return h.client }
+
+func (h *harness) Elsewhere(ctx context.Context, pod *corev1.Pod) []string {
+	if h.elsewhere == nil {
+		return nil
+	}
+	return h.elsewhere(ctx, pod)
+}
+
+func (h *harness) TurnsAway(ctx context.Context, pod *corev1.Pod) bool { return h.turnsAway(ctx, pod) }
+
+func (h *harness) Offers(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
+	h.zone, h.placed = zone, p
+	return h.place(p)
+}
+
+func (h *harness) RuledOut(ctx context.Context, pod *corev1.Pod, zone string) ([]placement.Rejection, int, error) {
+	if h.ruledOut == nil {
+		return nil, 0, nil
+	}
+	return h.ruledOut(ctx, pod, zone)
+}
+
+func (h *harness) Needs(context.Context, *corev1.Pod) (volumes.Needs, error) {
+	return h.needs, h.volumeErr
+}
+
+func (h *harness) Event(_ apiv1.PodReference, kind, reason, message string) {
+	h.events, h.messages = append(h.events, kind+" "+reason), append(h.messages, message)
+}
+
+func (h *harness) PodRunning(cells.Cell, time.Time) {}
+
+func (h *harness) PodGone(uid types.UID) { h.forgotten = append(h.forgotten, uid) }
+
+// leads is a Leadership that a function answers for.
+type leads func(context.Context) error
+
+func (f leads) Leads(ctx context.Context) error { return f(ctx) }
 
 func newHarness(t *testing.T) *harness {
 	h := &harness{
@@ -187,20 +243,15 @@ func newHarness(t *testing.T) *harness {
 	}
 	h.informer = cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, nil)
 	c, err := New(Config{
-		Pods:   listed{h.informer, h},
-		Client: func(string) corev1client.PodsGetter { return podsGetter{h.client} },
-		Cells:  h.cells,
-		Offers: func(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
-			h.zone, h.placed = zone, p
-			return h.place(p)
-		},
-		Volumes: func(context.Context, *corev1.Pod) (volumes.Needs, error) { return h.needs, h.volumeErr },
-		Event: func(_ apiv1.PodReference, kind, reason, message string) {
-			h.events, h.messages = append(h.events, kind+" "+reason), append(h.messages, message)
-		},
-		Forget: func(uid types.UID) { h.forgotten = append(h.forgotten, uid) },
-		Clock:  h.clock,
-		Log:    slog.New(slog.DiscardHandler),
+		Pods:     listed{h.informer, h},
+		Nodes:    h,
+		Placer:   h,
+		Cells:    h.cells,
+		Volumes:  h,
+		Events:   h,
+		Observer: h,
+		Clock:    h.clock,
+		Log:      slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -218,10 +269,6 @@ type listed struct {
 }
 
 func (l listed) HasSynced() bool { return !l.h.unlisted }
-
-type podsGetter struct{ *fake.Clientset }
-
-func (g podsGetter) Pods(ns string) corev1client.PodInterface { return g.CoreV1().Pods(ns) }
 
 func (h *harness) put(pod *corev1.Pod) {
 	h.Helper()
@@ -826,7 +873,7 @@ func TestAPodIsEvictedWithTheGraceThatTheNoticeLeaves(t *testing.T) {
 func TestACellStaysWhileThePodsOfItsNodeAreNotListed(t *testing.T) {
 	h := newHarness(t)
 	listed := map[string]bool{"kip-0": true}
-	h.c.cfg.Listed = func(node string) bool { return listed[node] }
+	h.isListed = func(node string) bool { return listed[node] }
 	for uid, node := range map[types.UID]string{"one": "kip-0", "two": "kip-0-2"} {
 		h.cells.cells[uid] = cells.Cell{
 			ID:    string(uid),

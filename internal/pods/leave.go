@@ -33,9 +33,6 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 		}
 		since = w.short
 	})
-	if c.cfg.Elsewhere == nil {
-		return most, nil
-	}
 	if left := shortFor - now.Sub(since); left > 0 {
 		return min(left, most), nil
 	}
@@ -61,14 +58,14 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 		err = c.evict(ctx, pod, nil, metav1.DryRunAll)
 	}
 	if err == nil {
-		if !c.cfg.TurnsAway(ctx, pod) {
+		if !c.cfg.Nodes.TurnsAway(ctx, pod) {
 			return most, nil
 		}
 		err = c.evict(ctx, pod, nil)
 	}
 	switch {
 	case err == nil:
-		c.cfg.Event(apiv1.Ref(pod), corev1.EventTypeNormal, events.Evicted,
+		c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeNormal, events.Evicted,
 			fmt.Sprintf("Node %s has had no capacity for the pod for %s; its controller replaces it, and node %s can serve that",
 				pod.Spec.NodeName, now.Sub(since).Round(time.Second), other))
 		return 0, nil
@@ -86,7 +83,7 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 // elsewhere is another node on which something can be launched for a pod now; "" if
 // there is none.
 func (c *Controller) elsewhere(ctx context.Context, pod *corev1.Pod) string {
-	for _, node := range c.cfg.Elsewhere(ctx, pod) {
+	for _, node := range c.cfg.Nodes.Elsewhere(ctx, pod) {
 		there := pod.DeepCopy()
 		there.Spec.NodeName = node
 		// Of a disk it is not known whether that node may use it.

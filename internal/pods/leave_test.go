@@ -27,8 +27,8 @@ func short(h *harness, change ...func(*corev1.Pod)) (evictions *int) {
 		*evictions++
 		return true, nil, h.forbidden
 	})
-	h.c.cfg.Elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full", "free"} }
-	h.c.cfg.TurnsAway = func(context.Context, *corev1.Pod) bool { return true }
+	h.elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full", "free"} }
+	h.turnsAway = func(context.Context, *corev1.Pod) bool { return true }
 	h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
 		if p.Spec.NodeName == "free" {
 			return []cells.Offer{{InstanceType: "nano", Zone: "local"}}, nil
@@ -86,12 +86,12 @@ func TestAPodStaysOnASpotNodeThatHasNothingForIt(t *testing.T) {
 		"no controller": {func(*corev1.Pod) {}, func(*harness) {}, "Warning UnservablePodStays"},
 		"a disk":        {owned, func(h *harness) { h.needs.Disks = []volumes.Disk{{ID: "vol"}} }, ""},
 		"no other node": {owned, func(h *harness) {
-			h.c.cfg.Elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full"} }
+			h.elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full"} }
 		}, ""},
 		"its like come back": {owned, func(h *harness) {
-			h.c.cfg.TurnsAway = func(context.Context, *corev1.Pod) bool { return false }
+			h.turnsAway = func(context.Context, *corev1.Pod) bool { return false }
 		}, ""},
-		"one node":                   {owned, func(h *harness) { h.c.cfg.Elsewhere = nil }, ""},
+		"one node":                   {owned, func(h *harness) { h.elsewhere = nil }, ""},
 		"an unknown cell may run it": {owned, func(h *harness) { h.cells.behind, h.cells.unsure = "not listed yet", true }, ""},
 	} {
 		h := newHarness(t)
@@ -137,7 +137,7 @@ func TestNoNodeTurnsPodsAwayForOneThatADisruptionBudgetKeeps(t *testing.T) {
 	h.forbidden = apierrors.NewTooManyRequests("a disruption budget", 0)
 	evictions := short(h, owned)
 	asked := 0
-	h.c.cfg.TurnsAway = func(context.Context, *corev1.Pod) bool {
+	h.turnsAway = func(context.Context, *corev1.Pod) bool {
 		asked++
 		return true
 	}
@@ -191,14 +191,14 @@ func TestANodeTurnsPodsAwayOnlyForOneThatLeaves(t *testing.T) {
 		"it leaves":     {owned, func(*harness) {}, true},
 		"no controller": {func(*corev1.Pod) {}, func(*harness) {}, false},
 		"no other node": {owned, func(h *harness) {
-			h.c.cfg.Elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full"} }
+			h.elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full"} }
 		}, false},
 		"an unknown cell may run it": {owned, func(h *harness) { h.cells.behind, h.cells.unsure = "not listed yet", true }, false},
 	} {
 		h := newHarness(t)
 		short(h, c.change)
 		asked := false
-		h.c.cfg.TurnsAway = func(_ context.Context, p *corev1.Pod) bool {
+		h.turnsAway = func(_ context.Context, p *corev1.Pod) bool {
 			asked = true
 			return p.Spec.NodeName == "spot"
 		}
@@ -259,11 +259,11 @@ func TestAPodWithoutCapacityIsLookedAtLessAndLess(t *testing.T) {
 	} {
 		h := newHarness(t)
 		looks, others, works := 0, 0, false
-		h.c.cfg.Elsewhere = func(context.Context, *corev1.Pod) []string {
+		h.elsewhere = func(context.Context, *corev1.Pod) []string {
 			others++
 			return []string{"free"}
 		}
-		h.c.cfg.TurnsAway = func(context.Context, *corev1.Pod) bool { return true }
+		h.turnsAway = func(context.Context, *corev1.Pod) bool { return true }
 		h.forbidden = apierrors.NewTooManyRequests("a disruption budget", 0)
 		h.client.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, h.forbidden })
 		h.place = func(p *corev1.Pod) ([]cells.Offer, error) {

@@ -166,7 +166,7 @@ func (c *Controller) requested(cell cells.Cell, pod apiv1.PodReference, attempt 
 	if cell.Standby != "" {
 		reason, text = events.StandbyCellTaken, fmt.Sprintf("Standby cell %s is %s: %s", cell.ID, offer, cell.Reason)
 	}
-	c.cfg.Event(pod, corev1.EventTypeNormal, reason, text)
+	c.cfg.Events.Event(pod, corev1.EventTypeNormal, reason, text)
 }
 
 // changedSince asks the API server itself whether a pod that may have run has ended

@@ -38,13 +38,19 @@ type Config struct {
 	ListLag time.Duration
 	// Gate removes disks.
 	Gate *gate.Gate
-	// Zones are where the pods of a virtual node can be, the preferred one first; only is
-	// set where its label says which, and ours is false for a node that is not Kip's.
-	Zones func(node string) (list []string, only string, ours bool)
+	// Nodes are the virtual nodes.
+	Nodes Nodes
 	// Client acts as the provisioner: Kip itself and nodes may not do any of this.
 	Client kubernetes.Interface
 	Clock  clock.PassiveClock
 	Log    *slog.Logger
+}
+
+// Nodes is what this package needs of the virtual nodes.
+type Nodes interface {
+	// Zones are where the pods of a virtual node can be, the preferred one first; only is
+	// set where its label says which, and ours is false for a node that is not Kip's.
+	Zones(node string) (list []string, only string, ours bool)
 }
 
 // Provisioner makes and removes disks.
@@ -102,7 +108,7 @@ func (p *Provisioner) Run(ctx context.Context) error {
 // ShouldProvision says whether a claim is for this node: the scheduler has chosen
 // it. A claim of a class that binds immediately has no node, and is nobody's.
 func (p *Provisioner) ShouldProvision(_ context.Context, claim *corev1.PersistentVolumeClaim) bool {
-	_, _, ours := p.cfg.Zones(claim.Annotations[selectedNode])
+	_, _, ours := p.cfg.Nodes.Zones(claim.Annotations[selectedNode])
 	return ours
 }
 
@@ -174,7 +180,7 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 // zones, or that was there before nodes had zones, has none to select by: the zone is in
 // the attributes, for placement.
 func (p *Provisioner) where(node string) (all []corev1.NodeSelectorRequirement) {
-	_, zone, _ := p.cfg.Zones(node)
+	_, zone, _ := p.cfg.Nodes.Zones(node)
 	values := map[string]string{p.cfg.NodeLabel: p.cfg.ControllerID, corev1.LabelTopologyZone: zone, corev1.LabelHostname: node}
 	for _, key := range TopologyKeys(p.cfg.NodeLabel, zone) {
 		all = append(all, corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{values[key]}})
@@ -193,7 +199,7 @@ func TopologyKeys(nodeLabel, zone string) []string {
 
 // check refuses what cannot be made, and returns the zone of what can.
 func (p *Provisioner) check(o controller.ProvisionOptions) (zone string, err error) {
-	zones, _, _ := p.cfg.Zones(o.SelectedNodeName)
+	zones, _, _ := p.cfg.Nodes.Zones(o.SelectedNodeName)
 	if len(zones) == 0 {
 		return "", errors.New("the cloud has no zones for the node that was chosen")
 	}

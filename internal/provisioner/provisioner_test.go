@@ -22,8 +22,10 @@ import (
 	"github.com/elotl/kip/internal/volumes"
 )
 
-// zones are those of the nodes: of the one that stands for all, and of one in zone b.
-func zones(node string) (list []string, only string, ours bool) {
+// nodes are the one that stands for all, and one in zone b.
+type nodes struct{}
+
+func (nodes) Zones(node string) (list []string, only string, ours bool) {
 	switch node {
 	case "kip-0":
 		return []string{"a", "b"}, "", true
@@ -42,7 +44,7 @@ func provisioner(t *testing.T) (*Provisioner, *sim.Cloud) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	cfg := Config{Node: "kip-0", ControllerID: "me", NodeLabel: "whose", NameTag: "tag", Disks: c, Zones: zones,
+	cfg := Config{Node: "kip-0", ControllerID: "me", NodeLabel: "whose", NameTag: "tag", Disks: c, Nodes: nodes{},
 		Gate:  gate.New(gate.Config{Cloud: c, Clock: clock.RealClock{}}),
 		Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler)}
 	return &Provisioner{cfg: cfg, lifetime: t.Context()}, c

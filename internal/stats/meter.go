@@ -8,8 +8,6 @@ import (
 	"time"
 
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
-
-	"github.com/elotl/kip/internal/daybook"
 )
 
 const (
@@ -56,13 +54,23 @@ func (m *Meter) Run(ctx context.Context) error {
 }
 
 // Of tells of a cell by its ID.
-func (m *Meter) Of(cell string) daybook.Use {
+func (m *Meter) Of(cell string) Use {
 	m.of.mu.Lock()
 	defer m.of.mu.Unlock()
 	if u := m.of.cells[cell]; u != nil {
 		return u.Use
 	}
-	return daybook.Use{}
+	return Use{}
+}
+
+// Use is how much of a cell's machine its pod has used. Its zero value is of a cell of which
+// that is not known.
+type Use struct {
+	// Measured is for how long it is known, in seconds.
+	Measured float64
+	// Idle is what of those was not used: of CPU time or of memory, of whichever less was
+	// idle, since a machine is as large as the larger of both needs.
+	Idle float64
 }
 
 // uses are what the pods of cells have used, by the cells' IDs.
@@ -73,7 +81,7 @@ type uses struct {
 
 // used is what is known of one cell.
 type used struct {
-	daybook.Use
+	Use
 	// until is when it last answered, by Kip's clock, and cpu what its pod had used then, in
 	// seconds of a core.
 	until time.Time

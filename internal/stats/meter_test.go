@@ -14,8 +14,6 @@ import (
 
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 	"k8s.io/utils/clock"
-
-	"github.com/elotl/kip/internal/daybook"
 )
 
 // summaryOf is what a cell's kubelet says: the pod's CPU time, in seconds of a core, and memory.
@@ -80,7 +78,7 @@ func TestTheMeterTellsHowMuchOfAMachineStoodIdle(t *testing.T) {
 				if math.Abs(got.Measured-tc.measured) > 0.01 || math.Abs(got.Idle-tc.idle) > 0.01 {
 					t.Errorf("%+v, want %v s measured, %v s idle", got, tc.measured, tc.idle)
 				}
-				if other := m.Of("d"); other != (daybook.Use{}) {
+				if other := m.Of("d"); other != (Use{}) {
 					t.Errorf("of a cell that is not there: %+v", other)
 				}
 				there = false
@@ -89,7 +87,7 @@ func TestTheMeterTellsHowMuchOfAMachineStoodIdle(t *testing.T) {
 					t.Errorf("before its cost is final it is forgotten: %+v", still)
 				}
 				time.Sleep(3 * meterPeriod)
-				if still := m.Of("c"); still != (daybook.Use{}) {
+				if still := m.Of("c"); still != (Use{}) {
 					t.Errorf("of a cell that is long gone: %+v", still)
 				}
 				cancel()

@@ -233,8 +233,6 @@ func (c client) request(do func() error) error {
 	return err
 }
 
-func (c client) Pods(string) corev1client.PodInterface { return c }
-
 func (c client) Get(_ context.Context, name string, _ metav1.GetOptions) (*corev1.Pod, error) {
 	c.k.running(c.k.ctx)
 	if err := c.k.alive(); err != nil {

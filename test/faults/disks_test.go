@@ -60,8 +60,8 @@ func (w *world) makeDisks() {
 	}
 }
 
-// volumes are as the claims of a pod would say.
-func (w *world) volumesOf(_ context.Context, p *corev1.Pod) (volumes.Needs, error) {
+// Needs are as the claims of a pod would say.
+func (w *world) Needs(_ context.Context, p *corev1.Pod) (volumes.Needs, error) {
 	disk := p.Labels[diskLabel]
 	if disk == "" {
 		return volumes.Needs{}, nil

@@ -25,16 +25,13 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
-	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/lateness"
-	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/shop"
 	"github.com/elotl/kip/internal/store"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 )
@@ -305,8 +302,8 @@ func (k *kip) alive() error {
 	return nil
 }
 
-// leads is as a process asks: what it does not live to hear it does not act on.
-func (k *kip) leads(ctx context.Context) error {
+// Leads is as a process asks: what it does not live to hear it does not act on.
+func (k *kip) Leads(ctx context.Context) error {
 	if err := k.alive(); err != nil {
 		return err
 	}
@@ -437,28 +434,10 @@ func (k *kip) run() error {
 	}
 	w.renewImages(k.life)
 	short := shortages{capacity.New(clock.RealClock{})}
-	available := func(all []cells.Offer) []cells.Offer { return slices.DeleteFunc(all, short.Unavailable) }
-	event := func(pod apiv1.PodReference, kind, reason, message string) {
-		if k.alive() != nil {
-			return
-		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.reports[pod.UID] = append(w.reports[pod.UID], report{time.Now(), kind, reason, message})
-		w.said = append(w.said, fmt.Sprintf("%v %s %s: %s", time.Since(w.began), pod.Name, reason, message))
-		w.plays["Event "+reason]++
-		switch reason {
-		case events.CellLost:
-			w.checkLostLocked(k, pod.UID, message)
-		case events.CellNotTerminated:
-			w.attemptLocked(message)
-		}
-		w.log.Debug("event", "pod", pod.Name, "reason", reason, "message", message)
-	}
 	var pools []cells.Pool
 	for _, p := range w.pools {
 		pools = append(pools, cells.Pool{Name: p.instanceType, Count: p.count, Stopped: p.stopped, Offers: func() ([]cells.Offer, error) {
-			if list := available(offersOf(p.instanceType, false)); len(list) > 0 {
+			if list := short.available(offersOf(p.instanceType, false)); len(list) > 0 {
 				return list, nil
 			}
 			return nil, cloud.ErrCapacity
@@ -475,7 +454,7 @@ func (k *kip) run() error {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
 	machines := calls.New(calls.Config{
-		Cloud:  gate.Fence(handle{k}, k.leads),
+		Cloud:  gate.Fence(handle{k}, k.Leads),
 		Random: w.jitter(),
 		Clock:  kipClock{k: k},
 	})
@@ -494,15 +473,10 @@ func (k *kip) run() error {
 		Late:     late,
 		Gate:     k.gate,
 		NodeName: firstNode, ControllerID: owner, Calls: machines, Store: k.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
-		StandbyNode: func(o cells.Offer) string {
-			if o.Zone == "b" {
-				return secondNode
-			}
-			return firstNode
-		},
+		Nodes:     twoNodes{k},
 		CAHash:    k.ca,
 		OldCAHash: k.oldCA,
-		Shortages: short, Event: event, SaveLogs: saveLogs,
+		Shortages: short, Events: reporter{k}, Logs: askedFor{},
 		ClusterDomain: "cluster.local", Pools: pools, Template: "of " + k.ca, Health: health, ListLag: listLag, SoonPoll: time.Second,
 		// Each life has another configuration: what is sent again must not show it.
 		NameTag: fmt.Sprint("kip-", k.life), Options: cells.Options{InstanceProfile: fmt.Sprint("profile-", k.life)},
@@ -511,28 +485,9 @@ func (k *kip) run() error {
 	var err error
 	k.pods, err = pods.New(pods.Config{
 		Random: w.jitter(),
-		Pods:   k.informer, Cells: k.cells, Event: event, Forget: func(types.UID) {}, MaxAttempts: w.maxTries,
-		Client:  func(string) corev1client.PodsGetter { return client{s: w.api, k: k} },
-		Volumes: w.volumesOf,
-		Offers: func(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
-			var list []cells.Offer
-			switch p.Labels["size"] {
-			case "spot":
-				list = append(offersOf("small", true), offersOf("small", false)...)
-			case "small":
-				list = append(offersOf("small", false), offersOf("large", false)...)
-			case "large":
-				list = offersOf("large", false)
-			default:
-				return nil, &placement.UnplaceableError{Need: "cpu 1000"}
-			}
-			list = slices.DeleteFunc(list, func(o cells.Offer) bool { return zone != "" && o.Zone != zone })
-			if list = available(list); len(list) == 0 {
-				return nil, &placement.NoCapacityError{Need: "cpu 1", Types: []string{"small", "large"}}
-			}
-			return list, nil
-		},
-		Leads: k.leads, Clock: kipClock{k: k}, Log: w.log,
+		Pods:   k.informer, Nodes: twoNodes{k}, Placer: placer{short}, Cells: k.cells, Volumes: w,
+		Events: reporter{k}, Observer: unobserved{}, MaxAttempts: w.maxTries, Leadership: k,
+		Clock: kipClock{k: k}, Log: w.log,
 	})
 	if err != nil {
 		return err
@@ -614,6 +569,11 @@ func (s shortages) Mark(o cells.Offer, answer error) {
 
 func (s shortages) Unavailable(o cells.Offer) bool {
 	return s.known.Unavailable(shop.Offering(o))
+}
+
+// available leaves out what is not served.
+func (s shortages) available(all []cells.Offer) []cells.Offer {
+	return slices.DeleteFunc(all, s.Unavailable)
 }
 
 // running waits while Kip is paused, at most until ctx ends. Whatever can wake Kip asks
@@ -706,14 +666,6 @@ func (t lateTicker) Stop()               { t.t.stop() }
 
 // stop ends a life whose part has failed.
 func (k *kip) stop() { k.cancel() }
-
-func saveLogs(ctx context.Context, _ apiv1.PodReference, agent agentapi.Conn) error {
-	log, err := agentapi.Client{Conn: agent}.Logs(ctx, "default", "pod", "main", false)
-	if err != nil {
-		return err
-	}
-	return log.Close()
-}
 
 // seenPod is the pod as the cell API shows it: from the informer, and from the API
 // server itself where the informer has none. It is not known where neither answers.

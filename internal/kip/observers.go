@@ -1,0 +1,58 @@
+package kip
+
+import (
+	"time"
+
+	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/metrics"
+	"github.com/elotl/kip/internal/nodes"
+	"github.com/elotl/kip/internal/pods"
+	"github.com/elotl/kip/internal/shop"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// observers are told of each change of a cell, in this order: what is counted and
+// shown first, then those who act.
+func (l *leading) observers() []cells.Observer {
+	return []cells.Observer{l.metrics, l.mirror, l.pods, isolated{firewalls: l.firewalls}, learning{shop: l.shop}}
+}
+
+// learning tells the shop what cells show of the cloud's types.
+type learning struct {
+	cells.Unobserved
+	shop *shop.Shop
+}
+
+var _ cells.Observer = learning{}
+
+func (l learning) CellMeasured(c cells.Cell) {
+	l.shop.Learn(c.Offer().InstanceType, imageName(c.Options), c.Room)
+}
+
+func (l learning) CellTakenBack(c cells.Cell) {
+	o := c.Offer()
+	l.shop.TakenBack(o.InstanceType, o.Zone)
+}
+
+// podObserver is told what becomes of pods.
+type podObserver struct {
+	metrics *metrics.Metrics
+	logs    savedLogs
+}
+
+var _ pods.Observer = podObserver{}
+
+func (o podObserver) PodRunning(cell cells.Cell, at time.Time) { o.metrics.PodRunning(cell, at) }
+
+func (o podObserver) PodGone(pod types.UID) { o.logs.forget(pod) }
+
+// nodeObserver is told what becomes of virtual nodes.
+type nodeObserver struct {
+	*metrics.Metrics
+	cellAPI *cellapi.Server
+}
+
+var _ nodes.Observer = nodeObserver{}
+
+func (o nodeObserver) NodeGone(node string) { o.cellAPI.ForgetNode(node) }

@@ -1,0 +1,109 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/placement"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+)
+
+// twoNodes are the virtual nodes: the second is that of zone b.
+type twoNodes struct{ k *kip }
+
+func (twoNodes) StandbyNode(o cells.Offer) string {
+	if o.Zone == "b" {
+		return secondNode
+	}
+	return firstNode
+}
+
+func (twoNodes) Listed(string) bool                              { return true }
+func (n twoNodes) Client(string) kubernetes.Interface            { return asNode{k: n.k} }
+func (twoNodes) Elsewhere(context.Context, *corev1.Pod) []string { return nil }
+func (twoNodes) TurnsAway(context.Context, *corev1.Pod) bool     { return false }
+
+// asNode is a node's client, of pods alone.
+type asNode struct {
+	kubernetes.Interface
+	corev1client.CoreV1Interface
+	k *kip
+}
+
+func (n asNode) CoreV1() corev1client.CoreV1Interface { return n }
+
+func (n asNode) Pods(string) corev1client.PodInterface { return client{s: n.k.w.api, k: n.k} }
+
+// placer chooses by the size that a pod asks for.
+type placer struct{ short shortages }
+
+func (p placer) Offers(_ context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
+	var list []cells.Offer
+	switch pod.Labels["size"] {
+	case "spot":
+		list = append(offersOf("small", true), offersOf("small", false)...)
+	case "small":
+		list = append(offersOf("small", false), offersOf("large", false)...)
+	case "large":
+		list = offersOf("large", false)
+	default:
+		return nil, &placement.UnplaceableError{Need: "cpu 1000"}
+	}
+	list = slices.DeleteFunc(list, func(o cells.Offer) bool { return zone != "" && o.Zone != zone })
+	if list = p.short.available(list); len(list) == 0 {
+		return nil, &placement.NoCapacityError{Need: "cpu 1", Types: []string{"small", "large"}}
+	}
+	return list, nil
+}
+
+func (placer) RuledOut(context.Context, *corev1.Pod, string) ([]placement.Rejection, int, error) {
+	return nil, 0, nil
+}
+
+// reporter notes the Events of pods, and looks whether some are due.
+type reporter struct{ k *kip }
+
+func (r reporter) Event(pod apiv1.PodReference, kind, reason, message string) {
+	if r.k.alive() != nil {
+		return
+	}
+	w := r.k.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.reports[pod.UID] = append(w.reports[pod.UID], report{time.Now(), kind, reason, message})
+	w.said = append(w.said, fmt.Sprintf("%v %s %s: %s", time.Since(w.began), pod.Name, reason, message))
+	w.plays["Event "+reason]++
+	switch reason {
+	case events.CellLost:
+		w.checkLostLocked(r.k, pod.UID, message)
+	case events.CellNotTerminated:
+		w.attemptLocked(message)
+	}
+	w.log.Debug("event", "pod", pod.Name, "reason", reason, "message", message)
+}
+
+// unobserved is told of pods, and does nothing.
+type unobserved struct{}
+
+func (unobserved) PodRunning(cells.Cell, time.Time) {}
+func (unobserved) PodGone(types.UID)                {}
+
+// askedFor are logs that agents are asked for, and that nobody keeps.
+type askedFor struct{}
+
+func (askedFor) SaveLogs(ctx context.Context, _ cells.Cell, agent agentapi.Conn) error {
+	log, err := agentapi.Client{Conn: agent}.Logs(ctx, "default", "pod", "main", false)
+	if err != nil {
+		return err
+	}
+	return log.Close()
+}
