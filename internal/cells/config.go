@@ -23,8 +23,9 @@ type Config struct {
 	// NodeName is the virtual node of cells whose record says none, as Kips with one node
 	// wrote them.
 	NodeName string
-	// StandbyNode returns the virtual node that a standby cell is made for, by what it is
-	// launched as: a pod of another node restarts its kubelet. Optional: NodeName.
+	// StandbyNode returns the virtual node that a standby cell is made for, by the instance
+	// type, zone and market that it is launched with: a pod of another node restarts its
+	// kubelet. Optional: NodeName.
 	StandbyNode  func(Offer) string
 	ControllerID string
 	// Budgets are what namespaces may cost. Optional: as much as they want.
