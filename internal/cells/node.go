@@ -19,6 +19,34 @@ func (c *Controller) nodeOf(cell *Cell) string {
 // kubelet is.
 func (c *Controller) NodeOf(cell Cell) string { return c.nodeOf(&cell) }
 
+// NodesOf returns NodeOf for many cells at one moment: for standby cells that are launched
+// alike Config.Nodes is asked once, which goes through the catalogue.
+func (c *Controller) NodesOf() func(Cell) string {
+	type launched struct {
+		instanceType, zone string
+		spot, dedicated    bool
+	}
+	asked := map[launched]string{}
+	return func(cell Cell) string {
+		if cell.Node != "" || cell.Pod.UID != "" {
+			return c.nodeOf(&cell)
+		}
+		o := cell.Offer()
+		as := launched{
+			instanceType: o.InstanceType,
+			zone:         o.Zone,
+			spot:         o.Spot,
+			dedicated:    o.Dedicated,
+		}
+		node, was := asked[as]
+		if !was {
+			node = c.nodeOf(&cell)
+			asked[as] = node
+		}
+		return node
+	}
+}
+
 // NodesChanged has standby cells looked at again: Config.Nodes may answer otherwise.
 func (c *Controller) NodesChanged() {
 	for _, cell := range c.standbyCells() {

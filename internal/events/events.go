@@ -48,11 +48,12 @@ const (
 
 // Of instances that the cloud takes back, and of nodes that it has nothing for.
 const (
-	Interrupted         = "Interrupted"
-	InterruptedPodStays = "InterruptedPodStays"
-	UnservablePodStays  = "UnservablePodStays"
-	Evicted             = "Evicted"
-	EvictionBlocked     = "EvictionBlocked"
+	Interrupted           = "Interrupted"
+	InterruptedPodStays   = "InterruptedPodStays"
+	UnservablePodStays    = "UnservablePodStays"
+	UnservablePodCameBack = "UnservablePodCameBack"
+	Evicted               = "Evicted"
+	EvictionBlocked       = "EvictionBlocked"
 )
 
 // Of the network of pods.

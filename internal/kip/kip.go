@@ -292,7 +292,7 @@ func ofLeader[T any](k *process, ask func(*leading) T) (answer T) {
 func (l *leading) reading() metrics.Reading {
 	return metrics.Reading{
 		Cells:   l.cells.List(),
-		NodeOf:  l.cells.NodeOf,
+		NodeOf:  l.cells.NodesOf(),
 		Nodes:   l.nodes.Names(),
 		Tunnels: l.cells.Connected(),
 		Waiting: l.pods.WaitingPods(),

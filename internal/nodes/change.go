@@ -1,7 +1,6 @@
 package nodes
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -92,17 +91,42 @@ func (n *Nodes) look(ctx context.Context) {
 	}
 }
 
+// shortage is why a node takes no pods now.
+type shortage struct {
+	all  string // why nothing can be launched for any pod
+	some string // for want of what it turns pods away, though it has something for some
+}
+
+// why says it to people; "" where the node takes pods.
+func (s shortage) why() string {
+	if s.all == "" && s.some != "" {
+		return "the cloud has no capacity for " + s.some + "; pods that need that leave the node, and those that replace them would come back"
+	}
+	return s.all
+}
+
+// over says to people that it is.
+func (s shortage) over() string {
+	if s.all == "" {
+		return "Pods are scheduled here again; there may still be no capacity for " + s.some
+	}
+	return "The shortage is over: pods are scheduled here again"
+}
+
 // tellShortage marks a node for whose pods nothing can be launched.
 func (n *Nodes) tellShortage(s *served) {
-	why := cmp.Or(n.shortage(s), n.turning(s))
-	was := s.short
-	s.short = why
-	s.node.Short(why)
+	now, was := shortage{all: n.shortage(s)}, s.short
+	if now.all == "" {
+		now.some = n.turning(s)
+	}
+	s.short = now
+	s.node.Short(now.why())
 	switch {
-	case was == "" && why != "":
-		n.Event(s.name, corev1.EventTypeWarning, events.NodeOutOfCapacity, "No pods are scheduled here for now: "+why)
-	case was != "" && why == "":
-		n.Event(s.name, corev1.EventTypeNormal, events.NodeHasCapacity, "The shortage is over: pods are scheduled here again")
+	case was == now:
+	case now != (shortage{}):
+		n.Event(s.name, corev1.EventTypeWarning, events.NodeOutOfCapacity, "No pods are scheduled here for now: "+now.why())
+	default:
+		n.Event(s.name, corev1.EventTypeNormal, events.NodeHasCapacity, was.over())
 	}
 }
 
@@ -385,7 +409,7 @@ func (n *Nodes) adopt(cfg *config.Config, entries []roster.Entry, added []*serve
 		n.mu.Lock()
 		s.entry, s.node = e, objects[s.name]
 		n.mu.Unlock()
-		s.short, s.leaving, s.deleted = "", time.Time{}, false
+		s.short, s.leaving, s.deleted = shortage{}, time.Time{}, false
 		n.c.Log.Info("a virtual node has changed", "node", s.name, "offers", e.Limit().String(), "removed", e.Removed)
 	}
 	n.made.Cells.NodesChanged()

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -598,7 +600,7 @@ func (n *Nodes) TurnsAway(ctx context.Context, pod *corev1.Pod) bool {
 	}
 	selects := nodeaffinity.GetRequiredNodeAffinity(pod)
 	keepsAway := func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }
-	var take []*served
+	take := map[*served]string{}
 	for _, s := range n.all() {
 		if s != own && !n.isSpot(s) {
 			continue
@@ -607,17 +609,21 @@ func (n *Nodes) TurnsAway(ctx context.Context, pod *corev1.Pod) bool {
 		if err != nil {
 			return false
 		}
-		_, away := schedulinghelpers.FindMatchingUntoleratedTaint(log, there.Spec.Taints, pod.Spec.Tolerations, keepsAway, false)
-		if fits, err := selects.Match(there); !away && (s == own || err == nil && fits && n.hasNothing(ctx, s, pod)) {
-			take = append(take, s)
+		if _, away := schedulinghelpers.FindMatchingUntoleratedTaint(log, there.Spec.Taints, pod.Spec.Tolerations, keepsAway, false); away {
+			continue
+		}
+		nothing, lacks := n.hasNothing(ctx, s, pod)
+		if fits, err := selects.Match(there); s == own || err == nil && fits && nothing {
+			take[s] = lacks
 		}
 	}
 	if len(take) > 0 {
 		n.turn(take)
 		return false
 	}
+	_, lacks := n.hasNothing(ctx, own, pod)
 	n.mu.Lock()
-	own.left = n.c.Clock.Now()
+	own.left, own.leftLacks = n.c.Clock.Now(), lacks
 	n.mu.Unlock()
 	return true
 }
@@ -629,38 +635,78 @@ func (n *Nodes) isSpot(s *served) bool {
 	return s.rights == rightsHeld && !s.entry.Removed && s.entry.CapacityType() == config.Spot
 }
 
-// hasNothing says that a node has nothing for a pod of another, or had not lately: what it
-// lacked is not asked for when no pod waits for it.
-func (n *Nodes) hasNothing(ctx context.Context, s *served, pod *corev1.Pod) bool {
+// hasNothing says that a node has nothing for a pod of another, or had not lately, and what
+// that is: what it lacked is not asked for when no pod waits for it.
+func (n *Nodes) hasNothing(ctx context.Context, s *served, pod *corev1.Pod) (nothing bool, lacks string) {
 	n.mu.Lock()
 	left := n.c.Clock.Since(s.left) < 2*n.turnsAgain
+	if left {
+		lacks = s.leftLacks
+	}
 	n.mu.Unlock()
 	there := *pod
 	there.Spec.NodeName = s.name
 	_, err := n.Candidates(ctx, &there, "")
-	return left || err != nil
+	if none, is := errors.AsType[*placement.NoCapacityError](err); is && len(none.Types) > 0 {
+		lacks = n.offeringsOf(s, none.Types)
+	}
+	return left || err != nil, lacks
 }
 
-// turn has nodes turn pods away together, once all may.
-func (n *Nodes) turn(list []*served) {
-	list = slices.DeleteFunc(list, func(s *served) bool { return cmp.Or(n.shortage(s), n.turning(s)) != "" })
+// mostNamed is how many of a list people are told.
+const mostNamed = 5
+
+// offeringsOf says how and where a node offers types, at least one, for people: "large or
+// xlarge as spot in zone a".
+func (n *Nodes) offeringsOf(s *served, names []string) string {
+	anyOf := func(list []string) string {
+		if more := len(list) - mostNamed; more > 0 {
+			list = append(slices.Clone(list[:mostNamed]), fmt.Sprintf("%d more", more))
+		}
+		last := len(list) - 1
+		return strings.TrimPrefix(strings.Join(list[:last], ", ")+" or "+list[last], " or ")
+	}
+	is := anyOf(names)
+	if e, _ := n.entryOf(s.name); e.CapacityType() != "" {
+		is += " as " + e.CapacityType()
+	}
+	types, _, err := n.offers(s.name)
+	if err != nil { // it was offered a moment ago
+		return is
+	}
+	types = slices.DeleteFunc(slices.Clone(types), func(t catalog.InstanceType) bool { return !slices.Contains(names, t.Name) })
+	zones := zonesOf(types)
+	slices.Sort(zones)
+	if len(zones) > 0 {
+		is += " in zone " + anyOf(zones)
+	}
+	return is
+}
+
+// turn has nodes turn pods away together, once all may; each for what it lacks.
+func (n *Nodes) turn(take map[*served]string) {
+	maps.DeleteFunc(take, func(s *served, _ string) bool { return cmp.Or(n.shortage(s), n.turning(s)) != "" })
 	n.mu.Lock()
-	now := n.c.Clock.Now()
-	if !slices.ContainsFunc(list, func(s *served) bool { return now.Sub(s.turns) < n.turnsAgain }) {
-		for _, s := range list {
-			s.turns = now
+	now, all := n.c.Clock.Now(), true
+	for s := range take {
+		all = all && now.Sub(s.turns) >= n.turnsAgain
+	}
+	for s, lacks := range take {
+		if all {
+			s.turns, s.turnsLacks = now, cmp.Or(lacks, "what pods have left the node for")
 		}
 	}
 	n.mu.Unlock()
 	n.LookSoon()
 }
 
-// turning is why a node turns pods away that has something for some; "" if it does not.
-func (n *Nodes) turning(s *served) string {
+// turning is for want of what a node turns pods away that has something for some; "" if it
+// does not.
+func (n *Nodes) turning(s *served) (lacks string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.c.Clock.Since(s.turns) < n.turnsFor {
-		return "pods leave the node for which the cloud has no capacity; those that replace them would come back"
+		return s.turnsLacks
 	}
 	return ""
 }

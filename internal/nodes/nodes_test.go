@@ -806,6 +806,52 @@ func TestPodsLeaveAllSpotNodesThatHaveNothingForThem(t *testing.T) {
 	if !w.isShort("kip-0-2") || w.isShort("kip-0-3") {
 		t.Error("pods that leave the first get to the second, or have nowhere to go")
 	}
+	const none = "No pods are scheduled here for now: the cloud has no capacity for large as spot in zone "
+	const come = "; pods that need that leave the node, and those that replace them would come back"
+	w.said("Warning NodeOutOfCapacity "+none+"a"+come, "Warning NodeOutOfCapacity "+none+"b"+come)
+	w.nodes.mu.Lock()
+	for _, s := range w.nodes.served {
+		s.turns = time.Time{}
+	}
+	w.nodes.mu.Unlock()
+	w.eventually("they take pods", func() bool { return !w.isShort("kip-0-1") && !w.isShort("kip-0-2") })
+	const again = "Normal NodeHasCapacity Pods are scheduled here again; there may still be no capacity for large as spot in zone "
+	w.said(again+"a", again+"b")
+}
+
+// said checks which Events of nodes there have been since the last look, in any order.
+func (w *town) said(want ...string) {
+	w.Helper()
+	var got []string
+	for range want {
+		select {
+		case e := <-w.recorder.Events:
+			got = append(got, e)
+		case <-time.After(10 * time.Second):
+		}
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, want) || len(w.recorder.Events) > 0 {
+		w.Errorf("the Events of nodes are %q and %d more, want %q", got, len(w.recorder.Events), want)
+	}
+}
+
+func TestPeopleAreToldWhatANodeLacks(t *testing.T) {
+	w, _ := spotTown(t)
+	for names, want := range map[string]string{
+		"large":               "large as spot in zone b",
+		"large small":         "large or small as spot in zone b",
+		"1 2 3 small":         "1, 2, 3 or small as spot in zone b",
+		"small 1 2 3 4 5 6 7": "small, 1, 2, 3, 4 or 3 more as spot in zone b",
+		"gone":                "gone as spot",
+	} {
+		if got := w.nodes.offeringsOf(w.nodes.named("kip-0-2"), strings.Fields(names)); got != want {
+			t.Errorf("%s: %q, want %q", names, got, want)
+		}
+	}
+	if got := w.nodes.offeringsOf(w.nodes.named("kip-0-3"), []string{"small"}); got != "small as on-demand in zone a or b" {
+		t.Errorf("of a node with two zones: %q", got)
+	}
 }
 
 func TestPodsDoNotGoRoundAmongSpotNodes(t *testing.T) {

@@ -52,9 +52,11 @@ type served struct {
 	rights rights
 	turns  time.Time // when it last began to turn pods away for others that leave
 	left   time.Time // when a pod last was to leave it, since it had nothing for that
+	// turnsLacks and leftLacks are what those pods lacked, for people.
+	turnsLacks, leftLacks string
 
 	// Of keep.
-	short   string    // why nothing can be launched for its pods, as was told
+	short   shortage  // why it takes no pods now, as was told
 	leaving time.Time // since when it is cordoned and empty; zero if it is not
 	deleted bool      // its object is, since it was taken out
 }

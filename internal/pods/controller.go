@@ -184,8 +184,9 @@ type Controller struct {
 	mu   sync.Mutex
 	pods map[types.UID]*waiting
 	// gone are the pods with a cell of which it was seen that they were deleted.
-	gone   map[types.UID]bool
-	paused string // why no cells are requested, if set
+	gone       map[types.UID]bool
+	paused     string // why no cells are requested, if set
+	departures departures
 }
 
 // waiting is what is known about a pod between its cells.
@@ -201,15 +202,16 @@ type waiting struct {
 	generation  int64
 	annotations map[string]string
 
-	failures    int       // cells in a row that were launched and not ready, or refused for what the pod asks
-	refusal     string    // why the last of them was refused; "" if it was launched
-	ran         bool      // a kubelet has had the pod
-	lacked      lacked    // what the machine of its last cell that was too small had not
-	silent      time.Time // when its cell was last found silent
-	marked      time.Time // when it was marked as not ready, since its cell is silent
-	interrupted time.Time // when the cloud takes its instance; zero if it does not
-	told        string    // what was last reported of the interruption
-	short       time.Time // since when there is no capacity for it on its node; zero if there is
+	failures    int        // cells in a row that were launched and not ready, or refused for what the pod asks
+	refusal     string     // why the last of them was refused; "" if it was launched
+	ran         bool       // a kubelet has had the pod
+	lacked      lacked     // what the machine of its last cell that was too small had not
+	silent      time.Time  // when its cell was last found silent
+	marked      time.Time  // when it was marked as not ready, since its cell is silent
+	interrupted time.Time  // when the cloud takes its instance; zero if it does not
+	told        string     // what was last reported of the interruption
+	short       time.Time  // since when there is no capacity for it on its node; zero if there is
+	back        *departure // of others of its controller, after which it came to the same node
 	// deleted is the end of the grace period by the API server's clock, and deletedSeen
 	// when that was first seen, by Kip's.
 	deleted, deletedSeen time.Time
@@ -231,6 +233,8 @@ func New(cfg Config) (*Controller, error) {
 		ready: make(chan struct{}),
 		pods:  map[types.UID]*waiting{},
 		gone:  map[types.UID]bool{},
+
+		departures: departures{},
 	}
 	if _, err := cfg.Pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    c.enqueue,
@@ -641,14 +645,19 @@ func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message 
 	return nil
 }
 
-// Waiting says why a pod has no cell; "" when it has one or is unknown.
+// Waiting says why a pod has no cell, and why it is left on a node that has none for it; ""
+// when it has one or is unknown.
 func (c *Controller) Waiting(uid types.UID) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if w := c.pods[uid]; w != nil {
-		return w.why
+	w := c.pods[uid]
+	if w == nil {
+		return ""
 	}
-	return ""
+	if stays := w.stays(w.node, c.cfg.Clock.Now()); w.why != "" && stays != "" {
+		return w.why + "; " + stays
+	}
+	return w.why
 }
 
 // WaitingPods is how many pods have no cell, for a reason that was reported, by node.

@@ -36,18 +36,16 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 	if left := shortFor - now.Sub(since); left > 0 {
 		return min(left, most), nil
 	}
-	stays := metav1.GetControllerOf(pod) == nil
-	if stays && c.toldLast(pod) == events.UnservablePodStays {
+	reason, why := c.staysFor(pod)
+	if reason != "" && c.toldLast(pod) == reason {
 		return most, nil
 	}
 	other := c.elsewhere(ctx, pod)
 	if other == "" {
 		return most, nil
 	}
-	if stays {
-		c.tellOnce(pod, events.UnservablePodStays,
-			fmt.Sprintf("No controller would replace the pod, so it is not evicted: it waits for capacity of node %s, and node %s could serve it",
-				pod.Spec.NodeName, other))
+	if reason != "" {
+		c.tellOnce(pod, reason, fmt.Sprintf("Node %s has no capacity for the pod, and node %s could serve it; %s", pod.Spec.NodeName, other, why))
 		return most, nil
 	}
 	if why, sure := c.mayRunElsewhere(pod); why != "" {
@@ -65,6 +63,7 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 	}
 	switch {
 	case err == nil:
+		c.left(pod)
 		c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeNormal, events.Evicted,
 			fmt.Sprintf("Node %s has had no capacity for the pod for %s; its controller replaces it, and node %s can serve that",
 				pod.Spec.NodeName, now.Sub(since).Round(time.Second), other))
@@ -78,6 +77,22 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 	default:
 		return 0, fmt.Errorf("evict pod %s from a node without capacity: %w", apiv1.Ref(pod), err)
 	}
+}
+
+// staysFor says why a pod is not evicted, wherever else there is capacity; "" if it may be.
+func (c *Controller) staysFor(pod *corev1.Pod) (reason, why string) {
+	if metav1.GetControllerOf(pod) == nil {
+		return events.UnservablePodStays, "no controller would replace the pod, so it is not evicted and waits"
+	}
+	c.note(apiv1.Ref(pod), func(w *waiting) {
+		if w.back == nil {
+			w.back = c.departures.cameBack(pod, w.seen, c.cfg.Clock.Now())
+		}
+		if why = w.stays(pod.Spec.NodeName, c.cfg.Clock.Now()); why != "" {
+			reason = events.UnservablePodCameBack
+		}
+	})
+	return reason, why
 }
 
 // elsewhere is another node on which something can be launched for a pod now; "" if

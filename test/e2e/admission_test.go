@@ -92,7 +92,8 @@ func TestPodsGetTheInstanceThatTheySelect(t *testing.T) {
 }
 
 // Not parallel: Kip is away, for longer than its node is taken to be well and ten times
-// as long as the API server lets pods stay on one that is not.
+// as long as the API server lets pods stay on one that is not. A cloud that knows no
+// machine of its name would have it deleted.
 func TestPodsStayWhileKipIsAway(t *testing.T) {
 	s := newSpace(t)
 	s.asked()
@@ -111,6 +112,11 @@ func TestPodsStayWhileKipIsAway(t *testing.T) {
 		before[name] = s.WaitReady(name)
 	}
 
+	node, err := world.Admin.CoreV1().Nodes().Get(t.Context(), harness.Node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+
 	killKip(t)
 	for _, name := range []string{"bypasses", "leaves"} { // the last, after ten times as long
 		s.WaitPod(name, "is deleted", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
@@ -127,6 +133,8 @@ func TestPodsStayWhileKipIsAway(t *testing.T) {
 	}) {
 		t.Error("the cluster has not noticed that Kip is away: the pod is ready")
 	}
+	s.cloudDeletes("machine")
+	s.cloudDeletesNot(node)
 
 	startKip(t)
 	s.WaitReady("stays")

@@ -46,7 +46,14 @@ func TestMain(m *testing.M) {
 		defer os.Remove(auditLog)
 		o := harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Race: true, Stderr: os.Stderr, AuditLog: auditLog,
 			DevArgs: []string{"--images", images, fmt.Sprint("--toleration-seconds=", tolerationSeconds)}}
-		return harness.Main(o, &world, m.Run)
+		return harness.Main(o, &world, func() int {
+			code, err := besideACloud(m.Run)
+			if err != nil {
+				fmt.Fprintln(os.Stderr, "run a cloud's life-cycle controller beside the tests:", err)
+				return 1
+			}
+			return code
+		})
 	}())
 }
 

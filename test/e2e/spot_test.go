@@ -5,11 +5,13 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
@@ -17,13 +19,14 @@ import (
 	"github.com/elotl/kip/internal/config"
 )
 
-// spotToo are instance types in zone a that can be had as spot, too, for a third.
-func spotToo() []catalog.InstanceType {
-	types := sizes.Types("amd64", "a")
+// spotToo are instance types in zones that can be had as spot, too, for a third.
+func spotToo(zones ...string) []catalog.InstanceType {
+	types := sizes.Types("amd64", zones...)
 	for i := range types {
-		spot := types[i].Offerings[0]
-		spot.Spot, spot.PricePerHour = true, spot.PricePerHour/3
-		types[i].Offerings = append(types[i].Offerings, spot)
+		for _, spot := range types[i].Offerings {
+			spot.Spot, spot.PricePerHour = true, spot.PricePerHour/3
+			types[i].Offerings = append(types[i].Offerings, spot)
+		}
 	}
 	return types
 }
@@ -45,7 +48,7 @@ type market struct {
 
 func newMarket(t *testing.T, name, addresses string) market {
 	t.Helper()
-	machines := kipBeside(t, name, addresses, spotToo(),
+	machines := kipBeside(t, name, addresses, spotToo("a"),
 		map[string]any{"launchTypes": []string{config.Spot}}, map[string]any{"launchTypes": []string{config.OnDemand}})
 	s := newSpace(t)
 	return market{
@@ -141,4 +144,133 @@ spec: {minAvailable: 1, selector: {matchLabels: {app: kept}}}
 	m.on(m.besidePodOf("kept", kept.UID), false)
 	m.Kubectl("delete", "deployment", "moves", "kept")
 	m.deleteAll("bare")
+}
+
+// zonedMarket is a Kip beside the world's that has a node of spot in each of two zones, and
+// one on demand. In zone a a pod runs that needs little.
+type zonedMarket struct {
+	*space
+
+	kip      string
+	machines *zoned
+	nodes    map[string]string // by zone; that on demand by its market
+	little   *corev1.Pod
+}
+
+// scarce is the only type with room for a pod of needsScarce.
+const scarce = "2xlarge"
+
+func newZonedMarket(t *testing.T, name, addresses string) zonedMarket {
+	t.Helper()
+	m := zonedMarket{kip: name, nodes: map[string]string{}}
+	m.machines = kipBeside(t, name, addresses, spotToo("a", "b"),
+		map[string]any{"zones": []string{"a"}, "launchTypes": []string{config.Spot}},
+		map[string]any{"zones": []string{"b"}, "launchTypes": []string{config.Spot}},
+		map[string]any{"launchTypes": []string{config.OnDemand}})
+	m.space = newSpace(t)
+	for _, zone := range []string{"a", "b"} {
+		m.nodes[zone] = m.besideNode(name, corev1.LabelTopologyZone, zone).Name
+	}
+	m.nodes[config.OnDemand] = m.besideNode(name, "karpenter.sh/capacity-type", config.OnDemand).Name
+	m.Apply(beside(name, "little", "  nodeSelector: {KIP, topology.kubernetes.io/zone: a}\n"))
+	m.little = m.waitRunning("little")
+	return m
+}
+
+// needsScarce is a Deployment of a pod that likes spot in zone a best, then other spot.
+func (m zonedMarket) needsScarce(name string) string {
+	pod := beside(m.kip, name, `  nodeSelector: {KIP}
+  affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [
+    {weight: 100, preference: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: In, values: [a]}]}},
+    {weight: 50, preference: {matchExpressions: [{key: karpenter.sh/capacity-type, operator: In, values: [spot]}]}}]}}
+`)
+	return inDeployment(strings.Replace(pod, "cpu: 100m", `cpu: "5"`, 1))
+}
+
+// waitsOn returns the one pod of a Deployment, once it is bound to a node that has nothing
+// for it.
+func (m zonedMarket) waitsOn(app, node string) (is *corev1.Pod) {
+	m.Helper()
+	m.Eventually("the pod of "+app+" waits on node "+node, func(ctx context.Context) error {
+		pods, err := m.podsOf(ctx, app)
+		if err != nil || len(pods) != 1 {
+			return fmt.Errorf("its pods are %d (%w)", len(pods), err)
+		}
+		if is = &pods[0]; is.Spec.NodeName != node || is.Status.Phase != corev1.PodPending {
+			return fmt.Errorf("it is %s on node %q", is.Status.Phase, is.Spec.NodeName)
+		}
+		return nil
+	})
+	m.waitEvent(is.Name, "NoCapacity", scarce)
+	return is
+}
+
+// nodeSays waits for an Event about a node.
+func (m zonedMarket) nodeSays(node, reason, text string) {
+	m.Helper()
+	about := metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + node + ",reason=" + reason}
+	m.within(servedAgain, "node "+node+" has the Event "+reason+" with "+text, func(ctx context.Context) error {
+		list, err := world.Admin.CoreV1().Events(metav1.NamespaceDefault).List(ctx, about)
+		if err != nil {
+			return err
+		}
+		var said []string
+		for _, e := range list.Items {
+			if strings.Contains(e.Message, text) {
+				return nil
+			}
+			said = append(said, e.Message)
+		}
+		return fmt.Errorf("it has %q", said)
+	})
+}
+
+// littleStays checks that the pod that needs little was left alone, and that a node of which
+// pods have left takes others that need as little.
+func (m zonedMarket) littleStays() {
+	m.Helper()
+	m.tainted(m.nodes["a"], false)
+	is, err := m.Pod(m.Context(), "little")
+	if err != nil || is.UID != m.little.UID || is.DeletionTimestamp != nil || is.Status.Phase != corev1.PodRunning {
+		m.Errorf("the pod that needs little is %+v, %v", is, err)
+	}
+	m.Apply(beside(m.kip, "next", "  nodeSelector: {KIP, topology.kubernetes.io/zone: a}\n"))
+	if next := m.waitRunning("next"); m.machines.of(next) != "nano in a as spot" {
+		m.Errorf("a machine %q was launched for another that needs little", m.machines.of(next))
+	}
+	m.deleteAll("little", "next")
+}
+
+func TestPodsLeaveASpotNodeForWantOfTheirType(t *testing.T) {
+	t.Parallel()
+	m := newZonedMarket(t, "kip-type", "127.72.0.0/16")
+	m.machines.fail(cloud.Scope{InstanceType: scarce, Zone: "a", Spot: new(true)}, time.Hour)
+	m.Apply(m.needsScarce("moves"))
+	first := m.waitsOn("moves", m.nodes["a"])
+	m.nodeSays(m.nodes["a"], "NodeOutOfCapacity", "no capacity for "+scarce+" as spot in zone a;")
+	moved := m.besidePodOf("moves", first.UID)
+	if got := m.machines.of(moved); moved.Spec.NodeName != m.nodes["b"] || got != scarce+" in b as spot" {
+		t.Errorf("the pod moved to node %s, want %s, and a machine %q was launched for it", moved.Spec.NodeName, m.nodes["b"], got)
+	}
+	m.nodeSays(m.nodes["a"], "NodeHasCapacity", "may still be no capacity for "+scarce+" as spot in zone a")
+	m.littleStays()
+	m.Kubectl("delete", "deployment", "moves")
+}
+
+func TestPodsLeaveAllSpotNodesForWantOfTheirType(t *testing.T) {
+	t.Parallel()
+	m := newZonedMarket(t, "kip-types", "127.73.0.0/16")
+	m.machines.fail(cloud.Scope{InstanceType: scarce, Spot: new(true)}, time.Hour)
+	m.Apply(m.needsScarce("falls"))
+	first := m.waitsOn("falls", m.nodes["a"])
+	for _, zone := range []string{"a", "b"} {
+		m.nodeSays(m.nodes[zone], "NodeOutOfCapacity", "no capacity for "+scarce+" as spot in zone "+zone)
+	}
+	fallen := m.besidePodOf("falls", first.UID)
+	onDemand, got := m.nodes[config.OnDemand], m.machines.of(fallen)
+	if fallen.Spec.NodeName != onDemand || !strings.HasPrefix(got, scarce) || strings.Contains(got, "spot") {
+		t.Errorf("the pod fell to node %s, want %s, and a machine %q was launched for it", fallen.Spec.NodeName, onDemand, got)
+	}
+	m.littleStays()
+	m.Kubectl("delete", "deployment", "falls")
 }

@@ -1,0 +1,142 @@
+package pods
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// firstReturn is how long after its eviction the pods of a controller are left on a node
+	// once one of them has come back there. It doubles with each eviction in vain.
+	firstReturn = 20 * time.Minute
+	// longestReturn bounds that: what keeps the pods from other nodes may end.
+	longestReturn = 24 * time.Hour
+	// passedOver is how long a pod was without a node that no other node could have. One that
+	// can be placed is placed within a second or two; the node that others leave turns pods away
+	// for most of a minute.
+	passedOver = 10 * time.Second
+	// mostDepartures bounds what is kept of controllers and nodes. That of the longest ago goes.
+	mostDepartures = 4096
+)
+
+// departures are evictions of pods from nodes that had nothing for them. They are not stored:
+// what is forgotten with this process costs an eviction that is in vain, and each process
+// counts anew. Its users hold the controller's mu.
+type departures map[route]*departure
+
+// route is a controller whose pods leave a node. Pods say themselves whose they are, in as many
+// bytes as they like, so it is a digest that is kept; of the namespace too, since another's
+// pods may name the same controller.
+type route struct {
+	owner [sha256.Size]byte
+	node  string
+}
+
+func routeOf(pod *corev1.Pod) (r route, is bool) {
+	owner := metav1.GetControllerOf(pod)
+	if owner == nil {
+		return route{}, false
+	}
+	return route{owner: sha256.Sum256([]byte(pod.Namespace + "/" + string(owner.UID))), node: pod.Spec.NodeName}, true
+}
+
+// departure is what has become of the pods of a controller that left a node.
+type departure struct {
+	first, last time.Time     // when one was evicted
+	vain        int           // evictions after which one has come back
+	counted     bool          // the last is one of them
+	stays       time.Duration // after the last, for which those that came back are left alone
+}
+
+// until is when pods that came back may be evicted again.
+func (d *departure) until() time.Time { return d.last.Add(d.stays) }
+
+// over says that nothing of it counts any more: what came back has had its time, and as long
+// again.
+func (d *departure) over(now time.Time) bool {
+	return now.Sub(d.last) > 2*max(d.stays, firstReturn)
+}
+
+// left notes that a pod was evicted from its node.
+func (all departures) left(pod *corev1.Pod, now time.Time) {
+	r, is := routeOf(pod)
+	if !is {
+		return
+	}
+	d := all[r]
+	if d == nil || d.over(now) {
+		d = &departure{first: now}
+		all[r] = d
+	}
+	d.last, d.counted = now, false
+	if len(all) <= mostDepartures {
+		return
+	}
+	oldest := r
+	for other, d := range all {
+		if d.last.Before(all[oldest].last) {
+			oldest = other
+		}
+	}
+	delete(all, oldest)
+}
+
+// cameBack returns the departure after which a pod, first seen then, came to the node that
+// others of its controller were evicted from; nil if there was none. Those that are evicted
+// together are in vain once.
+func (all departures) cameBack(pod *corev1.Pod, seen, now time.Time) *departure {
+	r, is := routeOf(pod)
+	if !is {
+		return nil
+	}
+	d := all[r]
+	switch {
+	case d == nil, !seen.After(d.first), !wasPassedOver(pod):
+		return nil
+	case d.over(now):
+		delete(all, r)
+		return nil
+	}
+	if !d.counted && (seen.After(d.last) || d.vain == 0) {
+		d.counted, d.vain = true, d.vain+1
+		d.stays = min(max(2*d.stays, firstReturn), longestReturn)
+	}
+	return d
+}
+
+// wasPassedOver says that no other node could have a pod that has one now: it was without a
+// node while its own turned pods away, or no scheduler chose it. Both times are of the API
+// server's clock.
+func wasPassedOver(pod *corev1.Pod) bool {
+	for _, k := range pod.Status.Conditions {
+		if k.Type == corev1.PodScheduled && k.Status == corev1.ConditionTrue {
+			return k.LastTransitionTime.Sub(pod.CreationTimestamp.Time) >= passedOver
+		}
+	}
+	return true
+}
+
+// left notes that a pod was evicted from a node that had nothing for it.
+func (c *Controller) left(pod *corev1.Pod) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.departures.left(pod, c.cfg.Clock.Now())
+}
+
+// stays says until when a pod that came back to its node is left there, and why; "" where it
+// may leave. The caller holds mu.
+func (w *waiting) stays(node string, now time.Time) string {
+	if w.back == nil || !w.back.until().After(now) {
+		return ""
+	}
+	times := "once"
+	if n := w.back.vain; n > 1 {
+		times = fmt.Sprintf("%d times", n)
+	}
+	return fmt.Sprintf("pods of its controller were evicted from node %s for that %s in vain, since no other node could have the pod: "+
+		"it is not evicted before %s", node, times, w.back.until().UTC().Format(time.RFC3339))
+}
