@@ -1053,15 +1053,15 @@ func TestALaunchWhoseGroupIsNotKnownYetIsToBeRepeated(t *testing.T) {
 	defer server.Close()
 	maker := open(t, settings(server.URL))
 	r := resolved(t, maker, request("t", 1))
-	if err := maker.Launch(t.Context(), r).Err(); err == nil || cloud.Refused(err) {
+	if err := maker.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrNotYet) || cloud.Refused(err) || !cloud.NothingDone(err) {
 		t.Errorf("by who made it: %v", err)
 	}
 	other := open(t, settings(server.URL))
-	if err := other.Launch(t.Context(), r).Err(); err == nil || cloud.Refused(err) {
+	if err := other.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrNotYet) || cloud.Refused(err) || !cloud.NothingDone(err) {
 		t.Errorf("by another, to whom EC2 shows it: %v", err)
 	}
 	model.Change(drifts["the cells' group is gone"])
-	if err := maker.Launch(t.Context(), r).Err(); err == nil || cloud.Refused(err) {
+	if err := maker.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrNotYet) || cloud.Refused(err) || !cloud.NothingDone(err) {
 		t.Errorf("by who just made it, and it is not shown: %v", err)
 	}
 	if err := other.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrStale) {
