@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -180,18 +181,15 @@ func (w *world) waits(c Config) *taking {
 func (w *world) pass(who ...*taking) {
 	w.t.Helper()
 	until := time.Now().Add(10 * time.Second)
-	for !w.clock.HasWaiters() && time.Now().Before(until) {
-		time.Sleep(time.Millisecond)
-	}
-	w.clock.Step(lookEvery)
-	for !w.clock.HasWaiters() && time.Now().Before(until) {
-		for _, p := range who {
-			if len(p.hold) > 0 {
-				return
-			}
+	holds := func(p *taking) bool { return len(p.hold) > 0 }
+	settle := func() {
+		for !w.clock.HasWaiters() && !slices.ContainsFunc(who, holds) && time.Now().Before(until) {
+			time.Sleep(time.Millisecond)
 		}
-		time.Sleep(time.Millisecond)
 	}
+	settle()
+	w.clock.Step(lookEvery)
+	settle()
 }
 
 // copyOf is a store as another is now.
