@@ -44,6 +44,7 @@ var stormKinds = []kind{
 	{"api faults", 1, func(w *world, e event) { w.toggle("api faults", e) }, true},
 	{"late calls", 1, func(w *world, e event) { w.toggle("late calls", e) }, true},
 	{"capacity", 2, (*world).setCapacity, false},
+	{"slow ends", 3, func(w *world, e event) { w.toggle("slow ends", e) }, true},
 	{"cut off", 2, func(w *world, e event) { w.cutOff(e) }, false},
 	{"kill", 2, func(w *world, e event) { w.killFor(e) }, false},
 	{"pause", 1, func(w *world, e event) { w.pauseKip(e) }, false},
