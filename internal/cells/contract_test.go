@@ -447,6 +447,58 @@ func TestMissingRightsPauseLaunchesAndAreSaidOnce(t *testing.T) {
 	})
 }
 
+func TestThatSomethingIsNotThereSaysNothingOfRights(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		no := func(cause cloud.Cause) cloud.LaunchResults {
+			return cloud.NotLaunched(1, cloud.No(cause, cloud.Scope{Account: true}, errors.New("no")))
+		}
+		paused := func() bool {
+			b.cells.mu.Lock()
+			defer b.cells.mu.Unlock()
+			return !b.cells.pause.since.IsZero()
+		}
+		b.cells.heardOfRights(offering{}, no(cloud.ErrUnauthorised))
+		for _, cause := range []cloud.Cause{cloud.ErrStale, cloud.ErrNotYet, cloud.ErrThrottled} {
+			if b.cells.heardOfRights(offering{}, no(cause)); !paused() {
+				t.Fatalf("%q is taken for a right to launch", cause)
+			}
+		}
+		if b.cells.heardOfRights(offering{}, no(cloud.ErrCapacity)); paused() {
+			t.Error("that there is no capacity, which only those are told who may launch, does not end the pause")
+		}
+	})
+}
+
+func TestALaunchThatIsTooEarlyIsRepeatedAndBlamesNoOffering(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		early, tokens := 3, map[string]bool{}
+		b.cloud.mu.Lock()
+		b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+			tokens[r.Token] = true
+			if early--; early < 0 {
+				return nil, false
+			}
+			return cloud.No(cloud.ErrNotYet, cloud.Scope{}, errors.New("InvalidGroup.NotFound")), false
+		}
+		b.cloud.mu.Unlock()
+		b.request("soon", "nano")
+		b.later(5 * time.Minute)
+		b.cloud.mu.Lock()
+		calls, names := len(b.cloud.launches), len(tokens)
+		early = 1 << 30
+		b.cloud.mu.Unlock()
+		if b.phase("soon") != apiv1.Bound || calls != 4 || names != 1 {
+			t.Errorf("the cell is %q after %d calls with %d tokens: want one bound after 4 with one", b.phase("soon"), calls, names)
+		}
+		b.request("never", "nano")
+		b.later(time.Hour)
+		if len(b.cooled) != 0 {
+			t.Errorf("that the call is too early cools %v", b.cooled)
+		}
+	})
+}
+
 // Rights may be to some types only: the next offer is tried, and nobody else waits.
 func TestAMissingRightToATypeIsARefusalOfThatTypeAlone(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {

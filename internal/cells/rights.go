@@ -74,6 +74,7 @@ func (c *Controller) heardOfRights(o offering, results cloud.LaunchResults) {
 					"cloud", c.cfg.Calls.Name(), "err", r.Err)
 			}
 			return
+		case errors.Is(r.Err, cloud.ErrStale): // what is not there is looked for before the rights are
 		case r.Err == nil, cloud.Refused(r.Err):
 			allowed = true
 			clear(c.denied)

@@ -25,6 +25,9 @@ const (
 	// ErrStale: what the launch was resolved to is not there any more. It is to be resolved and
 	// launched anew, with another token.
 	ErrStale Cause = "what the launch was resolved to is not there any more"
+	// ErrNotYet: what the launch needs is there, and not known to all of the cloud yet. The
+	// same call succeeds later.
+	ErrNotYet Cause = "not known to all of the cloud yet"
 	// ErrRefused is for every other definite no: the cloud understood the request
 	// and did nothing.
 	ErrRefused Cause = "refused by the cloud"
@@ -142,20 +145,22 @@ func ScopeOf(err error) Scope {
 }
 
 // NothingDone says that a call that ended with err surely had no effect: an *Error
-// says it, and a bare ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrTogether, ErrStale
-// or ErrRefused is short for one that does. An error that nobody classified does not, since an
+// says it, and a bare ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrTogether, ErrStale,
+// ErrNotYet or ErrRefused is short for one that does. An error that nobody classified does not, since an
 // answer may have been lost after its effect.
 func NothingDone(err error) bool {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.NothingDone
 	}
 	switch CauseOf(err) {
-	case ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrTogether, ErrStale, ErrRefused:
+	case ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrTogether, ErrStale, ErrNotYet, ErrRefused:
 		return true
 	}
 	return false
 }
 
 // Refused says that err is a cloud's definite no, which the same call will get
-// again: nothing was done, and it was not only throttled.
-func Refused(err error) bool { return NothingDone(err) && !errors.Is(err, ErrThrottled) }
+// again: nothing was done, and it was neither only throttled nor too early.
+func Refused(err error) bool {
+	return NothingDone(err) && !errors.Is(err, ErrThrottled) && !errors.Is(err, ErrNotYet)
+}

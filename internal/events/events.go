@@ -31,6 +31,7 @@ const (
 	NodeOutOfCapacity = "NodeOutOfCapacity"
 	NodeHasCapacity   = "NodeHasCapacity"
 	CARotated         = "CARotated"
+	NodeHeldByAnother = "NodeHeldByAnother"
 )
 
 // Of cells that do not live as they should.

@@ -1,7 +1,9 @@
 package node
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,12 +15,14 @@ import (
 
 	vklog "github.com/virtual-kubelet/virtual-kubelet/log"
 	vknode "github.com/virtual-kubelet/virtual-kubelet/node"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
+	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/utils/clock"
 
@@ -265,22 +269,26 @@ func soon(c chan<- struct{}) {
 // registerRetry is the pause after a change of the registration that was not written.
 const registerRetry = 5 * time.Second
 
-// keepRegistered writes what changes of the registration, until ctx ends.
-func (n *Node) keepRegistered(ctx context.Context) {
+// keepRegistered writes what changes of the registration, until ctx ends. The error is nil
+// unless the node's name has come to belong to a node that is not Kip's.
+func (n *Node) keepRegistered(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-n.changed:
 		}
 		_, err := n.register(ctx)
-		if err == nil || ctx.Err() != nil {
+		switch {
+		case err == nil || ctx.Err() != nil:
 			continue
+		case errors.Is(err, ErrForeignNode):
+			return err
 		}
 		n.c.Log.Warn("the virtual node's taints cannot be written, retrying", "node", n.c.Name, "err", err)
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-n.c.Clock.After(registerRetry):
 			n.registerSoon()
 		}
@@ -299,11 +307,11 @@ func (n *Node) Run(ctx context.Context) error {
 	for wait := first; ; wait = min(2*wait, most) {
 		started := n.c.Clock.Now()
 		err := n.runOnce(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
 		if errors.Is(err, ErrForeignNode) {
 			return err
+		}
+		if ctx.Err() != nil {
+			return nil
 		}
 		if n.c.Clock.Since(started) > most {
 			wait = first
@@ -339,7 +347,7 @@ func (n *Node) runOnce(ctx context.Context) error {
 	controller, err := vknode.NewNodeController(provider{notify},
 		n.object(registered, condition),
 		observedNodes{n.c.Node.CoreV1().Nodes(), n},
-		vknode.WithNodeEnableLeaseV1(n.c.Node.CoordinationV1().Leases(corev1.NamespaceNodeLease), vknode.DefaultLeaseDuration),
+		vknode.WithNodeEnableLeaseV1(renewedLeases{n.c.Node.CoordinationV1().Leases(corev1.NamespaceNodeLease)}, vknode.DefaultLeaseDuration),
 		vknode.WithNodeStatusUpdateErrorHandler(func(ctx context.Context, err error) error {
 			if !apierrors.IsNotFound(err) {
 				return err
@@ -352,9 +360,17 @@ func (n *Node) runOnce(ctx context.Context) error {
 		return fmt.Errorf("node controller of %s: %w", n.c.Name, err)
 	}
 	checks.Go(func() { n.keepChecking(ctx, failures, registered, notify) })
-	checks.Go(func() { n.keepRegistered(ctx) })
+	var foreign error
+	checks.Go(func() {
+		if foreign = n.keepRegistered(ctx); foreign != nil {
+			cancel()
+		}
+	})
 	checks.Go(func() { n.keepDriver(ctx) })
-	return controller.Run(ctx)
+	err = controller.Run(ctx)
+	cancel()
+	checks.Wait()
+	return cmp.Or(foreign, err)
 }
 
 // keepChecking tells the node controller when Kip's health changes.
@@ -514,6 +530,24 @@ func (o observedNodes) Patch(ctx context.Context, name string, pt types.PatchTyp
 		o.n.observe(node)
 	}
 	return node, err
+}
+
+// renewedLeases renews a lease by what the node controller writes of it, whoever has
+// written the rest since: the mark of package holder, which changes as often. An update
+// would meet a conflict each time.
+type renewedLeases struct {
+	coordinationv1client.LeaseInterface
+}
+
+func (l renewedLeases) Update(ctx context.Context, lease *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"ownerReferences": lease.OwnerReferences},
+		"spec":     lease.Spec,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return l.LeaseInterface.Patch(ctx, lease.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 }
 
 func (o observedNodes) Create(ctx context.Context, _ *corev1.Node, _ metav1.CreateOptions) (*corev1.Node, error) {

@@ -50,9 +50,11 @@ func TestPodsOfAMachineAreNeverFollowed(t *testing.T) {
 	for _, owner := range []string{"DaemonSet", "ReplicaSet"} {
 		w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
 		w.machine("kip-0-2", owner)
-		if err := <-w.start(); err == nil {
-			t.Fatal("Kip does not end for a name that is a machine's")
-		}
+		w.start()
+		w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
+		w.eventually("it says which is not served", func() bool { return w.log.says("a virtual node cannot be served") })
+		w.leavesAlone("kip-0-2")
+		w.eventually("what is served is registered", func() bool { return w.nodes.AllRegistered() == nil })
 		w.stop()
 		w.write("nodes: [{zones: [a]}]") // as it was told
 		w.start()
@@ -232,5 +234,26 @@ func TestANodeThatCannotBeIsNamedAtTheStart(t *testing.T) {
 		w.start()
 		w.eventually("Kip works with the mended file", func() bool { return w.ready("kip-0-1") && len(w.nodes.all()) == 1 })
 		w.stop()
+	}
+}
+
+func TestANodeThatBecomesAMachinesIsLeftAndTheOthersStay(t *testing.T) {
+	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+	ended := w.start()
+	w.eventually("both are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+	if err := w.cluster.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", "kip-0-2"); err != nil {
+		t.Fatal(err)
+	}
+	w.machine("kip-0-2", "ReplicaSet")
+	w.nodes.named("kip-0-2").node.Short("something to register") // it meets the machine
+	w.eventually("the node is left", func() bool { return w.nodes.rightsOf(w.nodes.named("kip-0-2")) == rightsForeign })
+	w.leavesAlone("kip-0-2")
+	if !w.ready("kip-0-1") {
+		t.Error("the other node is not Ready any more")
+	}
+	select {
+	case err := <-ended:
+		t.Errorf("Kip ends: %v", err)
+	default:
 	}
 }

@@ -35,9 +35,9 @@ const LookEvery = 5 * time.Second
 // configuration, until ctx ends.
 func (n *Nodes) Keep(ctx context.Context) error {
 	defer n.loops.Wait()
-	if err := n.firstObjects(ctx); err != nil {
-		return err
-	}
+	n.mu.Lock()
+	n.keeps = ctx
+	n.mu.Unlock()
 	seen := n.seen
 	ticker := n.c.Clock.NewTicker(LookEvery)
 	defer ticker.Stop()
@@ -53,20 +53,6 @@ func (n *Nodes) Keep(ctx context.Context) error {
 		case <-n.wake:
 		}
 	}
-}
-
-// firstObjects begins to keep the nodes that are configured.
-func (n *Nodes) firstObjects(ctx context.Context) error {
-	n.mu.Lock()
-	n.keeps = ctx
-	n.mu.Unlock()
-	var added []roster.Entry
-	for _, s := range n.all() {
-		if s.number > 0 && !s.entry.Removed {
-			added = append(added, s.entry)
-		}
-	}
-	return n.foreign(ctx, n.cfg, added)
 }
 
 // look does for each node what time, its pods and the cloud's capacity ask for.
@@ -356,6 +342,7 @@ func (n *Nodes) newServed(e roster.Entry) (*served, error) {
 		name:    e.Name(n.c.Name),
 		number:  e.Number,
 		entry:   e,
+		lost:    make(chan struct{}, 1),
 		settled: make(chan struct{}),
 	}
 	var err error

@@ -902,22 +902,22 @@ func TestPodsThatWaitLeaveASpotNodeThatIsTakenOut(t *testing.T) {
 	w.eventually("its pods may leave", func() bool { return w.nodes.TurnsAway(t.Context(), pod) })
 }
 
-func TestANameThatIsAMachinesEndsKipOrChangesNothing(t *testing.T) {
+func TestANameThatIsAMachinesIsLeftOutAndCannotBeConfigured(t *testing.T) {
 	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
 	machine := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "kip-0-2", UID: "machine"}}
 	if err := w.cluster.Tracker().Add(machine); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-w.start(); err == nil || !strings.Contains(err.Error(), "provider.yaml:4: nodes[1]: its name is kip-0-2") {
-		t.Errorf("Kip ends with %v, want file, line and key", err)
-	}
+	w.start()
+	w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
+	w.eventually("the name is told", func() bool { return w.log.says("a virtual node cannot be served") })
 	w.stop()
 	w.write("nodes: [{zones: [a]}]")
 	w.start()
 	w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
 	w.eventually("the name is told", func() bool { return w.log.says("a virtual node cannot be served") })
 	w.write("nodes: [{zones: [a]}, {suffix: 2, zones: [b]}]")
-	w.eventually("the name is told", func() bool { return w.log.says("nodes[1]: its name is kip-0-2") })
+	w.eventually("the name is told", func() bool { return w.log.says("provider.yaml:4: nodes[1]: its name is kip-0-2") })
 	if n := w.node("kip-0-2"); len(n.Labels)+len(n.Spec.Taints) != 0 || n.Spec.Unschedulable {
 		t.Errorf("the machine's node was changed: %+v", n)
 	}

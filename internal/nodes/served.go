@@ -42,6 +42,7 @@ type served struct {
 	listener net.Listener
 	stop     context.CancelFunc // of these; nil before they run
 
+	lost    chan struct{} // it has become another's
 	once    sync.Once
 	settled chan struct{} // closed when it is registered, or known that it may not be
 
@@ -294,9 +295,46 @@ func (n *Nodes) unless(ctx context.Context, err error) {
 // rightsRetry is how often it is looked whether missing rights are there.
 const rightsRetry = time.Minute
 
-// watch follows the node's pods until ctx ends, once Kip may. A node that Kip may not
+// watch follows the node's pods until ctx ends, while Kip may. A node that Kip may not
 // be is left out, and holds up no other.
 func (n *Nodes) watch(ctx context.Context, s *served) {
+	n.awaitRights(ctx, s)
+	if ctx.Err() != nil {
+		return
+	}
+	n.tasks.Go(func() {
+		if cache.WaitForCacheSync(ctx.Done(), s.informer.HasSynced) {
+			if e, _ := n.entryOf(s.name); e.Removed {
+				s.settle() // it is ours, and need not be registered
+			}
+		}
+		n.LookSoon()
+	})
+	n.tasks.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-s.lost:
+				n.stopLoop(s)
+				n.awaitRights(ctx, s)
+				n.LookSoon()
+			}
+		}
+	})
+	s.informer.RunWithContext(ctx)
+}
+
+// leaveOut notes that a node is not Kip's now: it knows nothing of its pods.
+func (n *Nodes) leaveOut(s *served, now rights) {
+	n.setRights(s, now)
+	n.pods.Remove(s.name)
+	s.settle()
+	n.LookSoon()
+}
+
+// awaitRights waits until Kip may serve a node, or ctx ends.
+func (n *Nodes) awaitRights(ctx context.Context, s *served) {
 	for said := ""; ctx.Err() == nil; {
 		retry := rightsRetry
 		state, why, err := n.barred(ctx, s)
@@ -314,10 +352,7 @@ func (n *Nodes) watch(ctx context.Context, s *served) {
 			n.c.Log.Warn("whether Kip may serve a virtual node is not known, asking again", "node", s.name, "err", err)
 		default:
 			n.c.Log.Error("a virtual node cannot be served", "node", s.name, "why", why)
-			n.setRights(s, state)
-			n.pods.Remove(s.name)
-			s.settle()
-			n.LookSoon()
+			n.leaveOut(s, state)
 		}
 		said = why
 		select {
@@ -336,15 +371,6 @@ func (n *Nodes) watch(ctx context.Context, s *served) {
 			return
 		}
 	}
-	n.tasks.Go(func() {
-		if cache.WaitForCacheSync(ctx.Done(), s.informer.HasSynced) {
-			if e, _ := n.entryOf(s.name); e.Removed {
-				s.settle() // it is ours, and need not be registered
-			}
-		}
-		n.LookSoon()
-	})
-	s.informer.RunWithContext(ctx)
 }
 
 // setRights notes what is known of the rights, and returns what was before.
@@ -421,7 +447,16 @@ func (n *Nodes) startLoop(ctx context.Context, s *served) {
 		})
 		err := object.Run(ctx)
 		close(running)
-		if ctx.Err() == nil {
+		switch {
+		case ctx.Err() != nil:
+		case s.number > 0 && errors.Is(err, node.ErrForeignNode):
+			// Only this one: the others' pods have their cells.
+			n.leaveOut(s, rightsForeign)
+			select {
+			case s.lost <- struct{}{}:
+			default:
+			}
+		default:
 			n.unless(ctx, cmp.Or(err, errors.New("the virtual node is kept no more")))
 		}
 	})

@@ -37,6 +37,9 @@ type disks struct {
 	known  map[string]known
 	absent map[string]absence
 	asked  time.Time // when the question began that the cloud has not answered; zero for none
+	// wanted are those that somebody has asked for and that no list has answered yet, and
+	// since when: who asked does not wait for a slow one.
+	wanted map[string]time.Time
 }
 
 // known is a disk, and when this process has made it; zero if the cloud's list showed it.
@@ -50,6 +53,7 @@ type absence struct {
 	// last is when the latest list began that did not show it, and counted the first that
 	// cannot have been too early to do so.
 	last, counted time.Time
+	told          time.Time // when that list had come
 	removed       time.Time // by this process; zero if it was not
 }
 
@@ -109,13 +113,35 @@ func (d *disks) become(list []cloud.Disk, began time.Time, lag time.Duration) {
 	})
 }
 
-// missed notes that a list that began then has not shown a disk.
-func (d *disks) missed(id string, began time.Time) {
+// want notes that somebody asks for a disk, unless somebody has before.
+func (d *disks) want(id string, now time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	a := d.absent[id]
-	a.last = began
-	d.note(id, a)
+	if d.wanted == nil {
+		d.wanted = map[string]time.Time{}
+	}
+	if _, is := d.wanted[id]; !is {
+		d.wanted[id] = now
+	}
+}
+
+// answered notes of the disks that were asked for whether the list showed them that began
+// then and has come now. It says nothing of those that were asked for since it began: they
+// may be younger.
+func (d *disks) answered(began, now time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for id, since := range d.wanted {
+		if _, shown := d.known[id]; !shown {
+			if began.Before(since) {
+				continue
+			}
+			a := d.absent[id]
+			a.last, a.told = began, now
+			d.note(id, a)
+		}
+		delete(d.wanted, id)
+	}
 }
 
 // missing says that the cloud does not show a disk, as was found since then.
@@ -123,7 +149,7 @@ func (d *disks) missing(id string, since time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a, is := d.absent[id]
-	return is && a.last.After(since)
+	return is && a.told.After(since)
 }
 
 // gone says that a disk which a list has just missed is there no more: this process removed
@@ -187,7 +213,11 @@ func (p *Provisioner) Owned(ctx context.Context, pv *corev1.PersistentVolume) er
 func (p *Provisioner) diskOf(ctx context.Context, pv *corev1.PersistentVolume) (*cloud.Disk, error) {
 	id := pv.Spec.CSI.VolumeHandle
 	disk, is := p.disks.get(id)
-	for asked := p.cfg.Clock.Now(); !is; {
+	asked := p.cfg.Clock.Now()
+	if !is {
+		p.disks.want(id, asked)
+	}
+	for !is {
 		began, err := p.list(ctx)
 		if err != nil {
 			return nil, err
@@ -196,7 +226,6 @@ func (p *Provisioner) diskOf(ctx context.Context, pv *corev1.PersistentVolume) (
 			break
 		}
 		if !began.Before(asked) { // else it was another's question, perhaps older than the disk
-			p.disks.missed(id, began)
 			return nil, nil
 		}
 	}
@@ -219,6 +248,7 @@ func (p *Provisioner) list(ctx context.Context) (began time.Time, err error) {
 		list, err := p.cfg.Disks.ListDisks(ctx, p.cfg.ControllerID)
 		if err == nil {
 			p.disks.become(list, began, p.lag())
+			p.disks.answered(began, p.cfg.Clock.Now())
 		}
 		return began, err
 	})

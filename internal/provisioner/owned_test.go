@@ -222,3 +222,44 @@ func TestACloudThatHangsHoldsUpNobodyWhoAsksWhoseADiskIs(t *testing.T) {
 		}
 	})
 }
+
+// slow are disks whose list takes longer than anybody waits for it.
+type slow struct {
+	cloud.Disks
+	takes time.Duration
+}
+
+func (s slow) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
+	select {
+	case <-time.After(s.takes):
+		return s.Disks.ListDisks(ctx, owner)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func TestAForeignDiskIsCalledSoHoweverSlowTheCloudLists(t *testing.T) {
+	for _, takes := range []time.Duration{2 * patience, 3 * notOursFor} {
+		synctest.Test(t, func(t *testing.T) {
+			p, c := provisioner(t)
+			p.cfg.Disks = slow{c, takes}
+			pv := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: volumes.Driver, VolumeHandle: "nobody's"},
+			}}}
+			for began := time.Now(); ; time.Sleep(notOursFor / 2) {
+				err := p.Owned(t.Context(), pv)
+				if _, foreign := errors.AsType[*volumes.ForeignDiskError](err); foreign {
+					break
+				}
+				if !errors.Is(err, volumes.ErrUntold) {
+					t.Fatalf("while the cloud lists for %s: %v", takes, err)
+				}
+				if time.Since(began) > 3*takes+notOursFor {
+					t.Fatalf("a list of %s never tells that the disk is foreign", takes)
+				}
+			}
+			synctest.Wait()
+			time.Sleep(listTimeout)
+		})
+	}
+}

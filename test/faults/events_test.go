@@ -138,6 +138,11 @@ func history(r *rand.Rand, n int, mild bool) []event {
 	if mild {
 		kinds = slices.DeleteFunc(kinds, func(k kind) bool { return k.lasts })
 	}
+	return drawEvents(r, kinds, n, mild)
+}
+
+// drawEvents draws n events of some kinds.
+func drawEvents(r *rand.Rand, kinds []kind, n int, mild bool) []event {
 	total := 0
 	for _, k := range kinds {
 		total += k.weight
@@ -252,13 +257,17 @@ var sizes = []string{"small", "small", "small", "small", "small", "large", "larg
 
 // addPod makes a pod; it returns no UID when there are enough, or one of its name.
 func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool, grace int64) types.UID {
-	if len(w.api.list()) >= 12 {
+	most := 12
+	if w.stormy {
+		most = mostStormPods
+	}
+	if len(w.api.list()) >= most {
 		return ""
 	}
 	w.mu.Lock()
 	w.serial++
 	// Names are reused, as those of a StatefulSet are.
-	name, uid := fmt.Sprintf("pod-%d", w.serial%16), types.UID(fmt.Sprintf("uid-%d", w.serial))
+	name, uid := fmt.Sprintf("pod-%d", w.serial%(most+4)), types.UID(fmt.Sprintf("uid-%d", w.serial))
 	node := firstNode
 	if w.serial%2 == 0 {
 		node = secondNode

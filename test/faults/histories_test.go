@@ -240,7 +240,8 @@ type told struct {
 	took time.Duration
 	live map[string]int
 	// plays are the events that had an effect, by their kinds.
-	plays map[string]int
+	plays    map[string]int
+	mostPods int // of a storm, at a time
 }
 
 func lines(events []event) string {
@@ -277,7 +278,7 @@ func play(t *testing.T, seed uint64, s setting, events []event) (violations []st
 		if len(violations) > 0 {
 			violations = append(violations, w.describe())
 		}
-		told.took, told.live, told.plays = time.Since(w.began), w.live, w.plays
+		told.took, told.live, told.plays, told.mostPods = time.Since(w.began), w.live, w.plays, w.mostPods
 		w.close()
 	})
 	return violations, told
@@ -338,11 +339,12 @@ func (w *world) play(e event) {
 	if *verbose {
 		fmt.Printf("%12s ====== %s\n", time.Since(w.began).Round(time.Millisecond), e)
 	}
-	n := slices.IndexFunc(kinds, func(k kind) bool { return k.kind == e.kind })
+	all := slices.Concat(kinds, stormKinds)
+	n := slices.IndexFunc(all, func(k kind) bool { return k.kind == e.kind })
 	if n < 0 {
-		panic(fmt.Sprintf("event %q: want one of kinds", e.kind))
+		panic(fmt.Sprintf("event %q: want one of kinds or stormKinds", e.kind))
 	}
-	kinds[n].play(w, e)
+	all[n].play(w, e)
 	if e.kind != "wait" {
 		w.mu.Lock()
 		w.lastEvent = time.Now()

@@ -49,6 +49,7 @@ type setting struct {
 	reuse      bool      // the address that was freed last is given out next
 	mild       bool      // no fault lasts, and time passes between them
 	shared     bool      // the machines of a launch share their user data
+	stormy     bool      // of hundreds of pods
 	ec2        bool      // Kip asks a model of EC2, by its driver
 	// How far the clocks of the cloud and of the API server are ahead of Kip's.
 	cloudClock, apiClock time.Duration
@@ -173,6 +174,7 @@ type world struct {
 	strikes      time.Time // until when an announced interruption may come
 	lastEvent    time.Time
 	serial       int
+	mostPods     int // at a time, of a storm
 	straying     int // launches of strays that are under way
 	moment       time.Time
 	atMoment     int // what happened at that moment

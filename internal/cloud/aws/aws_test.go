@@ -25,6 +25,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/smithy-go"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
@@ -1033,6 +1034,65 @@ func TestTheGroupOfTheCellsIsAPartThatGoesLast(t *testing.T) {
 	}
 }
 
+// One answer that lacks what was there before is no absence: no offering is to blame for it.
+func TestOneEmptyAnswerIsNoReasonToRefuseALaunch(t *testing.T) {
+	for what, action := range map[string]string{
+		"subnets":   "DescribeSubnets",
+		"the image": "DescribeImages",
+		"groups":    "DescribeSecurityGroups",
+	} {
+		t.Run(what, func(t *testing.T) {
+			model, _ := serve(t, anAccount(sim.Knobs{}))
+			empty := atomic.Bool{}
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if err := r.ParseForm(); err != nil {
+					t.Error(err)
+				}
+				if r.PostForm.Get("Action") == action && empty.Load() {
+					fmt.Fprintf(w, "<%sResponse/>", action)
+					return
+				}
+				model.ServeHTTP(w, r)
+			}))
+			defer server.Close()
+			s := settings(server.URL)
+			clk := clocktesting.NewFakeClock(time.Now())
+			s.Clock = clk
+			c := open(t, s)
+			r := request("t", 1)
+			r.SecurityGroups = []string{"changed"}
+			r = resolved(t, c, r)
+			resolve := func() error {
+				spec := r.LaunchSpec
+				spec.Tags = r.TagsOf(0)
+				_, err := c.Resolve(t.Context(), spec)
+				return err
+			}
+			c.forget()
+			empty.Store(true)
+			for range 3 {
+				if err := resolve(); err == nil || cloud.Refused(err) {
+					t.Fatalf("while EC2 shows nothing for a moment: %v", err)
+				}
+			}
+			empty.Store(false)
+			if err := resolve(); err != nil {
+				t.Fatalf("when it shows all again: %v", err)
+			}
+			// What stays away is gone.
+			c.forget()
+			empty.Store(true)
+			if err := resolve(); err == nil || cloud.Refused(err) {
+				t.Errorf("at once: %v", err)
+			}
+			clk.Step(goneAfter)
+			if err := resolve(); !cloud.Refused(err) {
+				t.Errorf("after %s: %v", goneAfter, err)
+			}
+		})
+	}
+}
+
 // One that was just made, or that EC2 shows, will be known to all of EC2: no offering is to blame
 // for it, and the call stays as it is.
 func TestALaunchWhoseGroupIsNotKnownYetIsToBeRepeated(t *testing.T) {
@@ -1053,15 +1113,15 @@ func TestALaunchWhoseGroupIsNotKnownYetIsToBeRepeated(t *testing.T) {
 	defer server.Close()
 	maker := open(t, settings(server.URL))
 	r := resolved(t, maker, request("t", 1))
-	if err := maker.Launch(t.Context(), r).Err(); err == nil || cloud.Refused(err) {
+	if err := maker.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrNotYet) || cloud.Refused(err) || !cloud.NothingDone(err) {
 		t.Errorf("by who made it: %v", err)
 	}
 	other := open(t, settings(server.URL))
-	if err := other.Launch(t.Context(), r).Err(); err == nil || cloud.Refused(err) {
+	if err := other.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrNotYet) || cloud.Refused(err) || !cloud.NothingDone(err) {
 		t.Errorf("by another, to whom EC2 shows it: %v", err)
 	}
 	model.Change(drifts["the cells' group is gone"])
-	if err := maker.Launch(t.Context(), r).Err(); err == nil || cloud.Refused(err) {
+	if err := maker.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrNotYet) || cloud.Refused(err) || !cloud.NothingDone(err) {
 		t.Errorf("by who just made it, and it is not shown: %v", err)
 	}
 	if err := other.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrStale) {

@@ -45,6 +45,7 @@ type Cloud struct {
 	images    map[string]image
 	groups    map[string]string     // IDs by name
 	own       map[string]cellsGroup // by owner
+	shown     map[string]time.Time  // what EC2 has shown, and since when it does not; zero while it does
 	kipGroups []string              // of the instance that Kip runs on, where that is in the VPC
 
 	making chan struct{} // holds one who makes a cells' group, or changes its rules

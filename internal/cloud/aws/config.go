@@ -103,6 +103,7 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		images: map[string]image{},
 		groups: map[string]string{},
 		own:    map[string]cellsGroup{},
+		shown:  map[string]time.Time{},
 		making: make(chan struct{}, 1),
 
 		unlocated: unlocated,

@@ -338,7 +338,7 @@ const newGroup = time.Minute
 // that EC2 shows, is not known to all of EC2 yet: the same call succeeds once it is. One that is
 // gone leads to a launch with others.
 func (c *Cloud) noGroup(ctx context.Context, groups []string, said error) error {
-	later := fmt.Errorf("the security groups of the launch are not all there, or not yet: %w", said)
+	later := cloud.No(cloud.ErrNotYet, cloud.Scope{}, fmt.Errorf("the security groups of the launch are not all there, or not yet: %w", said))
 	if c.justMade(groups) {
 		return later
 	}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
@@ -42,6 +43,10 @@ func (c *Cloud) where(ctx context.Context) (*network, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.network, c.located = n, true
+	c.shown[subnetsShown] = time.Time{}
+	for id := range n.subnets {
+		c.shown[id] = time.Time{}
+	}
 	return n, nil
 }
 
@@ -65,7 +70,7 @@ func (c *Cloud) readNetwork(ctx context.Context, first bool) (*network, error) {
 	}
 	switch {
 	case len(n.subnets) == 0:
-		return nil, refused("there is no subnet of %s: want cloud.aws.subnetID, or a cloud.aws.vpcID that has some", c.cfg.VPC)
+		return nil, c.notShown(subnetsShown, refused("there is no subnet of %s: want cloud.aws.subnetID, or a cloud.aws.vpcID that has some", c.cfg.VPC))
 	case len(n.subnets) < len(c.cfg.Subnets) && !first:
 		c.cfg.Log.Error("EC2 does not show all subnets that are configured: no cell is launched in the others",
 			"configured", c.cfg.Subnets, "shown", names)
@@ -90,6 +95,30 @@ func (c *Cloud) readNetwork(ctx context.Context, first bool) (*network, error) {
 		n.zones = append(n.zones, aws.ToString(z.ZoneName))
 	}
 	return n, nil
+}
+
+// goneAfter is how long EC2 must not show what it has shown before that counts as gone: one
+// list may lack anything.
+const goneAfter = 30 * time.Second
+
+// subnetsShown stands for any subnet in what EC2 has shown.
+const subnetsShown = "subnets"
+
+// notShown is the error for what a list lacks. Where an earlier one had it the launch is to be
+// resolved again, until that has gone on for a while; no offering is to blame before.
+func (c *Cloud) notShown(what string, no error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	since, was := c.shown[what]
+	now := c.cfg.Clock.Now()
+	switch {
+	case was && since.IsZero():
+		c.shown[what] = now
+	case !was || now.Sub(since) >= goneAfter:
+		return no
+	}
+	c.network = nil // it is read again
+	return fmt.Errorf("EC2 does not show what it has shown before, and is asked again: %s", no.Error())
 }
 
 // refused is a no of which nothing came: what was found is not what was configured.
@@ -199,7 +228,7 @@ func (c *Cloud) image(ctx context.Context, spec map[string]string) (image, error
 		}
 	}
 	if newest.ImageId == nil {
-		return image{}, fmt.Errorf("find the image %v: %w", spec, refused("EC2 shows none"))
+		return image{}, fmt.Errorf("find the image %v: %w", spec, c.notShown(key, refused("EC2 shows none")))
 	}
 	found := image{id: *newest.ImageId, rootDevice: aws.ToString(newest.RootDeviceName)}
 	for _, d := range newest.BlockDeviceMappings {
@@ -209,7 +238,7 @@ func (c *Cloud) image(ctx context.Context, spec map[string]string) (image, error
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.images[key] = found
+	c.images[key], c.shown[key] = found, time.Time{}
 	return found, nil
 }
 
@@ -247,7 +276,7 @@ func (c *Cloud) groupIDs(ctx context.Context, vpc string, named []string) ([]str
 	for _, g := range named {
 		id := known[g]
 		if id == "" {
-			return nil, refused("there is no security group %q in %s", g, vpc)
+			return nil, c.notShown("group "+g, refused("there is no security group %q in %s", g, vpc))
 		}
 		if !slices.Contains(ids, id) {
 			ids = append(ids, id)
@@ -256,5 +285,8 @@ func (c *Cloud) groupIDs(ctx context.Context, vpc string, named []string) ([]str
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	maps.Copy(c.groups, known)
+	for _, g := range named {
+		c.shown["group "+g] = time.Time{}
+	}
 	return ids, nil
 }

@@ -30,8 +30,8 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 	in, ok := n.subnets[s.Subnet]
 	switch {
 	case !ok:
-		return cloud.Resolved{}, cloud.No(cloud.ErrRefused, cloud.Scope{Subnet: s.Subnet},
-			fmt.Errorf("subnet %s is none of the cells'", s.Subnet))
+		return cloud.Resolved{}, c.notShown(s.Subnet, cloud.No(cloud.ErrRefused, cloud.Scope{Subnet: s.Subnet},
+			fmt.Errorf("subnet %s is none of the cells'", s.Subnet)))
 	case in.zone != s.Zone:
 		return cloud.Resolved{}, cloud.No(cloud.ErrRefused, cloud.Scope{Zone: s.Zone, Subnet: s.Subnet},
 			fmt.Errorf("subnet %s is in zone %s, not in %q", s.Subnet, in.zone, s.Zone))

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloud"
@@ -102,7 +105,9 @@ func TestALaunchOfWhatIsGoneIsStaleAndAnotherIsResolvedAnew(t *testing.T) {
 	} {
 		model, url := serve(t, anAccount(sim.Knobs{}))
 		resolved(t, open(t, settings(url)), request("t", 3)) // it makes the group
-		c := open(t, settings(url))
+		s, clk := settings(url), clocktesting.NewFakeClock(time.Now())
+		s.Clock = clk
+		c := open(t, s)
 		r := resolved(t, c, request("t", 3))
 		model.Change(drifts[what])
 		err := c.Launch(t.Context(), r).Err()
@@ -113,6 +118,13 @@ func TestALaunchOfWhatIsGoneIsStaleAndAnotherIsResolvedAnew(t *testing.T) {
 			t.Errorf("%s: %d run", what, len(run))
 		}
 		again, err := c.Resolve(t.Context(), request("u", 3).LaunchSpec)
+		if tc.stale && tc.anew == "" {
+			if err == nil || cloud.Refused(err) {
+				t.Errorf("%s: by one list without it: %v", what, err)
+			}
+			clk.Step(goneAfter)
+			again, err = c.Resolve(t.Context(), request("u", 3).LaunchSpec)
+		}
 		own := ""
 		for _, g := range model.Groups() {
 			if g.Tags[cloud.TagOwner] == owner {
@@ -136,6 +148,8 @@ func TestASubnetThatGoesKeepsNoLaunchFromTheOthers(t *testing.T) {
 	model, url := serve(t, anAccount(sim.Knobs{}))
 	s := settings(url)
 	s.Subnets = []string{"subnet-a1", "subnet-a2"}
+	clk := clocktesting.NewFakeClock(time.Now())
+	s.Clock = clk
 	c := open(t, s)
 	gone := resolved(t, c, request("t", 1)) // in subnet-a1
 	model.Change(func(cfg *ec2.Config) {
@@ -145,6 +159,11 @@ func TestASubnetThatGoesKeepsNoLaunchFromTheOthers(t *testing.T) {
 		t.Fatalf("in the one that is gone: %v", err)
 	}
 	_, err := c.Resolve(t.Context(), request("u", 1).LaunchSpec)
+	if err == nil || cloud.Refused(err) {
+		t.Errorf("by one list without the one that is gone: %v", err)
+	}
+	clk.Step(goneAfter)
+	_, err = c.Resolve(t.Context(), request("u", 1).LaunchSpec)
 	if got := cloud.ScopeOf(err); !cloud.Refused(err) || got != (cloud.Scope{Subnet: "subnet-a1"}) {
 		t.Errorf("anew in the one that is gone: %v, which is about %+v", err, got)
 	}
