@@ -45,6 +45,10 @@ var notTaken = []string{
 	"## template:",
 }
 
+// IsPacked says that user data is compressed or has several parts: only then Parts has
+// anything to do with it.
+func IsPacked(data []byte) bool { return isGzip(data) || isMultipart(data) }
+
 // Parts takes user data apart: a #cloud-config, a script, either of them compressed by
 // gzip, or several in a MIME multi-part document. Together they have at most limit bytes. The
 // name is the file's, for errors, which quote no content but the first line's kind.

@@ -31,6 +31,8 @@ const (
 	NodeOutOfCapacity = "NodeOutOfCapacity"
 	NodeHasCapacity   = "NodeHasCapacity"
 	CARotated         = "CARotated"
+	CloudInitChanged  = "CloudInitChanged"
+	CloudInitInvalid  = "CloudInitInvalid"
 )
 
 // Of cells that do not live as they should.
@@ -38,6 +40,7 @@ const (
 	CellNotReady      = "CellNotReady"
 	CellsNotReady     = "CellsNotReady"
 	CellTooSmall      = "CellTooSmall"
+	CloudInitFailed   = "CloudInitFailed"
 	CellSilent        = "CellSilent" // of the pod's Ready condition, too
 	CellLost          = "CellLost"   // of the pod's status, too
 	CellNotTerminated = "CellNotTerminated"

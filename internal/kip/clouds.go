@@ -91,8 +91,6 @@ func notOnAWS(cfg *config.Config) map[string]string {
 	const itsOwnAgent = "cells run the agent of their image, which itzo install replaces in an image of your own: want none"
 	refuse(c.Itzo.Version != "", "cells.itzo.version", itsOwnAgent)
 	refuse(c.Itzo.URL != "", "cells.itzo.url", itsOwnAgent)
-	refuse(c.CloudInitFile != "", "cells.cloudInitFile", "it has no effect in this build: want none")
-	refuse(len(c.CellConfig) > 0, "cells.cellConfig", "it has no effect in this build: want none")
 	const noHosts = "EC2's dedicated instances are not offered in this build: want false"
 	for i, n := range c.Grants.Namespaces {
 		refuse(len(n.CloudRoutes) > 0, fmt.Sprintf("cells.grants.namespaces[%d].cloudRoutes", i),
@@ -232,7 +230,7 @@ func health(cfg *config.Config) cells.Health {
 func template(cfg *config.Config, caHash string) string {
 	c := cfg.Cells
 	made, err := json.Marshal([]any{
-		version.String(), caHash, c.BootImageSpec, c.CloudInitFile, c.CellConfig, c.Itzo, c.RegistryMirrors, c.ReservedMemory,
+		version.String(), caHash, c.BootImageSpec, c.Itzo, c.RegistryMirrors, c.ReservedMemory,
 		standbyOptions(cfg),
 	})
 	if err != nil {
