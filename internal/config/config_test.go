@@ -393,10 +393,13 @@ func TestErrors(t *testing.T) {
 		{"cache of images", least + "  cellConfig:\n    imageCacheEndpoint: fs-1:/",
 			"p.yaml:6: cells.cellConfig.imageCacheEndpoint: it has no effect any more: want none; for images from nearby there is cells.registryMirrors"},
 		{"flag of itzo", least + "  cellConfig: {itzoFlag-v: '5'}", "p.yaml:5: cells.cellConfig.itzoFlag-v: it has no effect any more: want none; " +
-			"the agent's flags are those of its unit, on an image of your own"},
-		{"logs to AWS", least + "  cellConfig: {fluentdAWSRegion: x}", "is started by runcmd in cells.cloudInitFile, on an image of your own"},
-		{"figures to AWS", least + "  cellConfig: {awsCWAgentRegion: x}", "is started by runcmd in cells.cloudInitFile, on an image of your own"},
-		{"any other setting", least + "  cellConfig: {a: b}", "p.yaml:5: cells.cellConfig.a: it has no effect any more: want none; files and commands"},
+			"the agent's flags are those of its unit, on an image of your own (systemctl edit itzo, by runcmd in cells.cloudInitFile)"},
+		{"logs to AWS", least + "  cellConfig: {fluentdAWSRegion: x}", "p.yaml:5: cells.cellConfig.fluentdAWSRegion: it has no effect any more: want none; " +
+			"an agent of logs or figures is started by runcmd in cells.cloudInitFile, on an image of your own, or runs in the pod"},
+		{"figures to AWS", least + "  cellConfig: {awsCWAgentRegion: x}", "p.yaml:5: cells.cellConfig.awsCWAgentRegion: it has no effect any more: want none; " +
+			"an agent of logs or figures is started by runcmd in cells.cloudInitFile, on an image of your own, or runs in the pod"},
+		{"any other setting", least + "  cellConfig: {a: b}", "p.yaml:5: cells.cellConfig.a: it has no effect any more: want none; " +
+			"files and commands are given to cells by cells.cloudInitFile"},
 		{"list for a mapping", least + "  cellConfig: [a]", `p.yaml:5: cells.cellConfig: a list is not valid: want names, each with a text`},
 		{"name without a value", least + "  cellConfig:\n    a:", `p.yaml:6: cells.cellConfig.a: there is no value: want a text`},
 		{"number in a mapping of texts", least + "kubelet: {labels: {a: 1}}",
