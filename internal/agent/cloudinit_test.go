@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -19,7 +20,8 @@ func setUp(t *testing.T, a *Agent, file string) *httptest.ResponseRecorder {
 		t.Fatal(err)
 	}
 	w := httptest.NewRecorder()
-	a.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPut, agentapi.PathCloudInit, strings.NewReader(string(body))))
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPut, agentapi.PathCloudInit, bytes.NewReader(body))
+	a.Handler().ServeHTTP(w, r)
 	return w
 }
 

@@ -392,8 +392,9 @@ func TestErrors(t *testing.T) {
 			`p.yaml:6: cells.extraCIDRs[0]: there is no value: want a CIDR such as 10.20.0.0/16`},
 		{"cache of images", least + "  cellConfig:\n    imageCacheEndpoint: fs-1:/",
 			"p.yaml:6: cells.cellConfig.imageCacheEndpoint: it has no effect any more: want none; for images from nearby there is cells.registryMirrors"},
-		{"flag of itzo", least + "  cellConfig: {itzoFlag-v: '5'}", "p.yaml:5: cells.cellConfig.itzoFlag-v: it has no effect any more: want none; " +
-			"the agent's flags are those of its unit, on an image of your own (systemctl edit itzo, by runcmd in cells.cloudInitFile)"},
+		{"flag of itzo", least + "  cellConfig: {itzoFlag-v: '5'}",
+			"p.yaml:5: cells.cellConfig.itzoFlag-v: it has no effect any more: want none; " +
+				"the agent's flags are those of its unit, on an image of your own (systemctl edit itzo, by runcmd in cells.cloudInitFile)"},
 		{"logs to AWS", least + "  cellConfig: {fluentdAWSRegion: x}", "p.yaml:5: cells.cellConfig.fluentdAWSRegion: it has no effect any more: want none; " +
 			"an agent of logs or figures is started by runcmd in cells.cloudInitFile, on an image of your own, or runs in the pod"},
 		{"figures to AWS", least + "  cellConfig: {awsCWAgentRegion: x}", "p.yaml:5: cells.cellConfig.awsCWAgentRegion: it has no effect any more: want none; " +

@@ -60,8 +60,8 @@ func readCloudInit(cfg *config.Config) (cloudInitFile, error) {
 		return cloudInitFile{}, fmt.Errorf("cells.cloudInitFile: %w", err)
 	}
 	needs := d.NeedsLogin()
-	if needs != "" && cfg.Cloud.Local != nil {
-		return cloudInitFile{}, fmt.Errorf("cells.cloudInitFile: %s: nobody can log in on Kip's own image, which local cells have: want no %s",
+	if needs != "" && onlyKipsImage(cfg) {
+		return cloudInitFile{}, fmt.Errorf("cells.cloudInitFile: %s: nobody can log in on Kip's own image, which these cells have: want no %s",
 			path, needs)
 	}
 	return cloudInitFile{content: content, digest: cloudconfig.Digest(content), login: needs != ""}, nil
@@ -240,7 +240,8 @@ func (o *operatorsCloudInit) look(ctx context.Context) {
 		return
 	}
 	if o.seen = seen; f.digest != before {
-		o.say(corev1.EventTypeNormal, events.CloudInitChanged, fmt.Sprintf("The cloud-init file has changed: %.12s counts for new cells", f.digest))
+		o.say(corev1.EventTypeNormal, events.CloudInitChanged,
+			fmt.Sprintf("The cloud-init file has changed: %.12s counts for new cells", f.digest))
 	}
 }
 

@@ -74,6 +74,9 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 	})
 }
 
+// onlyKipsImage says that the cloud's machines have Kip's own image, and no other.
+func onlyKipsImage(cfg *config.Config) bool { return cfg.Cloud.Local != nil }
+
 // notOnAWS are the keys that are set and cannot have their effect on EC2 in this build,
 // with what is wrong with each.
 func notOnAWS(cfg *config.Config) map[string]string {

@@ -10,8 +10,14 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
+
+// nodeEvents are those of a reason about virtual nodes.
+func nodeEvents(ctx context.Context, reason string) (*corev1.EventList, error) {
+	return world.Admin.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + reason})
+}
 
 // Not parallel: it starts Kip with other settings.
 func TestACellCarriesOutTheOperatorsCloudInitFile(t *testing.T) {
@@ -59,7 +65,7 @@ runcmd:
 
 	write("#cloud-config\nusers: [ann]\n")
 	s.Eventually("the virtual node says that the file is wrong", func(ctx context.Context) error {
-		list, err := world.Admin.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "reason=CloudInitInvalid"})
+		list, err := nodeEvents(ctx, "CloudInitInvalid")
 		if err != nil {
 			return err
 		}
@@ -78,7 +84,7 @@ runcmd:
 
 	write("#cloud-config\nruncmd: [echo another > /srv/said]\n")
 	s.Eventually("the virtual node says that the file has changed", func(ctx context.Context) error {
-		list, err := world.Admin.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "reason=CloudInitChanged"})
+		list, err := nodeEvents(ctx, "CloudInitChanged")
 		if err == nil && len(list.Items) == 0 {
 			err = fmt.Errorf("there is none")
 		}

@@ -198,7 +198,7 @@ func (m *Machine) end(failures []string) {
 		m.record = &r // for this process; the next one says that it was cut off
 	}
 	for _, f := range failures {
-		m.o.Log.Warn("of the cloud-init file", "failure", f)
+		m.o.Log.Warn("a part of the cloud-init file could not be done", "err", f)
 	}
 	close(m.ended)
 }

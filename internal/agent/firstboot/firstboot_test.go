@@ -209,7 +209,8 @@ func TestUsersAreMadeByTheImagesOwnPrograms(t *testing.T) {
 	failures := b.apply(b.machine(), `#cloud-config
 groups: [admins, builders: [ann, old]]
 users:
-- {name: ann, uid: 1500, gecos: Ann, shell: /bin/sh, groups: [admins], passwd: `+hash+`, ssh_authorized_keys: [ssh-rsa A ann, ssh-rsa B ann]}
+- {name: ann, uid: 1500, gecos: Ann, shell: /bin/sh, groups: [admins], passwd: `+hash+`,
+   ssh_authorized_keys: [ssh-rsa A ann, ssh-rsa B ann]}
 - {name: bob, system: true, no_create_home: true, primary_group: admins}
 - {name: eve, passwd: `+hash+`, lock_passwd: true}
 - {name: old, groups: new, ssh_authorized_keys: [ssh-rsa C old]}
@@ -255,7 +256,8 @@ write_files:
 func TestWhatAnImageHasNoProgramForIsAFailureAndTheRestIsDone(t *testing.T) {
 	b := newBox(t)
 	b.withoutPrograms()
-	failures := b.apply(b.machine(), "#cloud-config\ngroups: [a]\nusers: [{name: ann, sudo: ALL}]\nwrite_files: [{path: /etc/x, content: x}]\n")
+	failures := b.apply(b.machine(),
+		"#cloud-config\ngroups: [a]\nusers: [{name: ann, sudo: ALL}]\nwrite_files: [{path: /etc/x, content: x}]\n")
 	want := []string{"group a: this image has no groupadd", "user ann: this image has no useradd", "sudo: this image has no sudo"}
 	if !slices.Equal(failures, want) || b.text("etc/x") != "x" {
 		t.Errorf("failures %q, file %q", failures, b.text("etc/x"))
@@ -294,7 +296,8 @@ func TestSudosRulesAreCheckedBeforeTheyHold(t *testing.T) {
 	if len(failures) != 1 || !strings.HasPrefix(failures[0], "sudo: visudo: exit status 1") {
 		t.Errorf("failures %q", failures)
 	}
-	if names, _ := os.ReadDir(b.in("etc/sudoers.d")); len(names) != 1 || b.text("etc/sudoers.d/90-kip-users") != "old ALL=(ALL) NOPASSWD:ALL\n" {
+	names, _ := os.ReadDir(b.in("etc/sudoers.d"))
+	if len(names) != 1 || b.text("etc/sudoers.d/90-kip-users") != "old ALL=(ALL) NOPASSWD:ALL\n" {
 		t.Errorf("a rule that sudo does not take is there: %v", names)
 	}
 }
@@ -318,7 +321,8 @@ func TestAFileIsCarriedOutOnceInTheLifeOfAMachine(t *testing.T) {
 		if done, err := m.Apply(t.Context(), []byte(file)); err != nil || len(done.Failures) != 0 {
 			t.Errorf("again: %v, %v", done, err)
 		}
-		if _, err := m.Apply(t.Context(), []byte(file+"#")); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "has had another one") {
+		_, err := m.Apply(t.Context(), []byte(file+"#"))
+		if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "has had another one") {
 			t.Errorf("another file: %v", err)
 		}
 	}
