@@ -82,7 +82,7 @@ runcmd:
 		t.Errorf("the next cell, by the last good file, said %q", got)
 	}
 
-	write("#cloud-config\nruncmd: [echo another > /srv/said]\n")
+	write("#cloud-config\nruncmd: [mkdir /srv, echo another > /srv/said]\n")
 	s.Eventually("the virtual node says that the file has changed", func(ctx context.Context) error {
 		list, err := nodeEvents(ctx, "CloudInitChanged")
 		if err == nil && len(list.Items) == 0 {
