@@ -189,6 +189,7 @@ const (
 	StepPlaced     = "placed"     // placement chose a type
 	StepLaunched   = "launched"   // the cloud answered with an instance
 	StepJoined     = "joined"     // the agent has its certificate; the tunnel is up
+	StepCloudInit  = "cloudInit"  // the agent carries out the operator's cloud-init file
 	StepReady      = "ready"      // the kubelet is ready
 	StepGiven      = "given"      // a pod took the standby cell
 	StepBound      = "bound"      // the kubelet may see the pod

@@ -24,6 +24,7 @@ import (
 	"github.com/elotl/kip/internal/agent/console"
 	"github.com/elotl/kip/internal/agent/disks"
 	"github.com/elotl/kip/internal/agent/firewall"
+	"github.com/elotl/kip/internal/agent/firstboot"
 	"github.com/elotl/kip/internal/agent/localapi"
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/plugins"
@@ -82,6 +83,8 @@ type Options struct {
 	Boot agentapi.Boot
 	// SinceBoot is the time since that kernel started.
 	SinceBoot func() time.Duration
+	// SetHostname sets the running machine's name.
+	SetHostname func(name string) error
 	// Prepare readies the machine's network for the pod's address.
 	Prepare func(c agentapi.Config) error
 }
@@ -110,6 +113,9 @@ func (o *Options) defaults() {
 	if o.SinceBoot == nil {
 		o.SinceBoot = console.SinceBoot
 	}
+	if o.SetHostname == nil {
+		o.SetHostname = func(name string) error { return unix.Sethostname([]byte(name)) }
+	}
 	if o.Prepare == nil {
 		o.Prepare = func(c agentapi.Config) error {
 			err := network.Prepare(c.PodIP, c.NodeIP)
@@ -131,6 +137,8 @@ type Agent struct {
 	disks  *disks.Set
 	// plugins are those of CSI drivers.
 	plugins *plugins.Set
+	// machine has the operator's cloud-init file carried out.
+	machine *firstboot.Machine
 
 	containerd *supervise.Process
 	cell       *tunnel.Cell
@@ -207,6 +215,18 @@ func New(o Options) (*Agent, error) {
 		imported: make(chan struct{}),
 	}
 	if a.pki, err = localapi.NewPKI(filepath.Join(o.RunDir, "pki"), o.Clock.Now()); err != nil {
+		return nil, err
+	}
+	a.machine, err = firstboot.New(firstboot.Options{
+		Root:        o.Root,
+		StateDir:    o.StateDir,
+		LogDir:      o.LogDir,
+		KipsImage:   o.Init,
+		SetHostname: o.SetHostname,
+		Reaper:      a.reaper,
+		Log:         o.Log,
+	})
+	if err != nil {
 		return nil, err
 	}
 	if err := a.writeContainerdConfig(); err != nil {
@@ -297,6 +317,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	containerdDone := make(chan struct{})
 	all.Go(func() { defer close(containerdDone); a.containerd.Run(containerdCtx) })
 	all.Go(func() { a.importPause(containerdCtx) })
+	all.Go(func() { a.machine.Run(background) })
 
 	if err := a.guard(background); err != nil {
 		// Tried again before anything of a pod's may start: see apply.

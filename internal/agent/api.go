@@ -9,6 +9,7 @@ import (
 
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/disks"
+	"github.com/elotl/kip/internal/agent/firstboot"
 	"github.com/elotl/kip/internal/agent/plugins"
 	"github.com/elotl/kip/internal/agentapi"
 )
@@ -21,6 +22,7 @@ const maxConfigBytes = 1 << 20
 func (a *Agent) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("PUT "+agentapi.PathConfig, a.putConfig)
+	mux.HandleFunc("PUT "+agentapi.PathCloudInit, a.putCloudInit)
 	mux.HandleFunc("PUT "+agentapi.PathDisks, a.putDisks)
 	mux.HandleFunc("PUT "+agentapi.PathPlugins, a.putPlugins)
 	mux.HandleFunc("GET "+agentapi.PathStatus, a.getStatus)
@@ -66,6 +68,27 @@ func (a *Agent) putConfig(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	// Who does not read it any more asks again.
 	_ = json.NewEncoder(w).Encode(agentapi.Configured{Boot: a.boot})
+}
+
+func (a *Agent) putCloudInit(w http.ResponseWriter, r *http.Request) {
+	var c agentapi.CloudInit
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxConfigBytes)).Decode(&c); err != nil {
+		http.Error(w, "the cloud-init file is not in valid JSON", http.StatusBadRequest) // the parser's words may quote it
+		return
+	}
+	done, err := a.machine.Apply(r.Context(), c.Document)
+	switch {
+	case err == nil:
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(done) // who does not read it any more asks again
+	case errors.Is(err, firstboot.ErrUnderWay):
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+	case errors.Is(err, firstboot.ErrRefused):
+		http.Error(w, err.Error(), http.StatusBadRequest)
+	default:
+		a.o.Log.Error("carry out the cloud-init file", "err", err)
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
 }
 
 func (a *Agent) putDisks(w http.ResponseWriter, r *http.Request) {

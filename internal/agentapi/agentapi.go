@@ -54,6 +54,11 @@ const (
 	// with an equal Config changes nothing. A different one restarts the
 	// kubelet, never the pod. It says in a Configured what it knows of the machine's start.
 	PathConfig = "/v1/config"
+	// PathCloudInit takes a CloudInit by PUT, before the first Config. itzo carries it out
+	// once in the machine's life. It answers 503 as long as that goes on, then 200 with a
+	// CloudInitDone, however often it is asked; 400 for what it cannot carry out here, of
+	// which it has done nothing. An agent before this path answers 404.
+	PathCloudInit = "/v1/cloud-init"
 	// PathDisks takes Disks by PUT. itzo answers 200 when each of them is at its
 	// DiskPath and no other is mounted any more, and 503 as long as that is not so,
 	// with the reason; the PUT is then to be repeated.
@@ -95,6 +100,18 @@ type Config struct {
 	RegistryMirrors map[string][]string `json:"registryMirrors,omitempty"`
 	// Plugins says that the cell may be given Plugins.
 	Plugins bool `json:"plugins,omitempty"`
+}
+
+// CloudInit is the operator's cloud-init file.
+type CloudInit struct {
+	// Document is the file as it is, of at most 64 KiB. It may hold secrets.
+	Document []byte `json:"document"`
+}
+
+// CloudInitDone says that a CloudInit was carried out.
+type CloudInitDone struct {
+	// Failures are what of it could not be done, for people: at most twenty lines.
+	Failures []string `json:"failures,omitempty"`
 }
 
 // Configured is the answer to a Config.

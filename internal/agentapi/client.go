@@ -94,6 +94,34 @@ func (c Client) PutConfig(ctx context.Context, config Config) (Boot, error) {
 	return told.Boot, nil
 }
 
+const (
+	// maxFailures and maxFailure bound what is read of a CloudInitDone: lines, and bytes of each.
+	maxFailures = 20
+	maxFailure  = 300
+)
+
+// PutCloudInit has the agent carry out a cloud-init file, and returns what of it could not be
+// done. The error is ErrNotYet as long as that goes on.
+func (c Client) PutCloudInit(ctx context.Context, document []byte) (failures []string, err error) {
+	body, err := json.Marshal(CloudInit{Document: document})
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.do(ctx, http.MethodPut, PathCloudInit, body)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Close()
+	var done CloudInitDone
+	if err := decode(answer, &done); err != nil {
+		return nil, &AnswerError{Method: http.MethodPut, Path: PathCloudInit, Err: err}
+	}
+	for _, f := range done.Failures[:min(len(done.Failures), maxFailures)] {
+		failures = append(failures, printable(f[:min(len(f), maxFailure)]))
+	}
+	return failures, nil
+}
+
 // PutDisks tells the agent which disks its cell is to have: none but those with
 // these IDs. The error is ErrNotYet as long as that is not so.
 func (c Client) PutDisks(ctx context.Context, ids []string) error {
@@ -188,6 +216,14 @@ func (c Client) get(ctx context.Context, path string, into any) error {
 		return err
 	}
 	defer answer.Close()
+	if err := decode(answer, into); err != nil {
+		return &AnswerError{Method: http.MethodGet, Path: path, Err: err}
+	}
+	return nil
+}
+
+// decode reads an answer as a whole.
+func decode(answer io.Reader, into any) error {
 	text, err := io.ReadAll(io.LimitReader(answer, maxAnswer+1))
 	if err == nil && len(text) > maxAnswer {
 		err = ErrTooLarge
@@ -195,10 +231,7 @@ func (c Client) get(ctx context.Context, path string, into any) error {
 	if err == nil {
 		err = json.Unmarshal(text, into)
 	}
-	if err != nil {
-		return &AnswerError{Method: http.MethodGet, Path: path, Err: err}
-	}
-	return nil
+	return err
 }
 
 // do sends one request. The answer is one with status 200, and must be closed.

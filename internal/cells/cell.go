@@ -170,6 +170,9 @@ type Launch struct {
 	// Shared says that the machines share their user data, and a secret in it. It is
 	// nowhere but in the stored call; each cell has the token that follows from it.
 	Shared bool `json:"shared,omitempty"`
+	// CloudInit is the digest of the operator's cloud-init file when the launch was stored;
+	// "" for none.
+	CloudInit string `json:"cloudInit,omitempty"`
 	// NameTag is the configured one when the launch was stored: of launches that are
 	// stored without their call, as Kips before did, it is made again.
 	NameTag string `json:"nameTag"`

@@ -66,10 +66,12 @@ type Config struct {
 	// RefillDelay is how long a pool waits once one of its cells is taken. Where
 	// machines share processors, one that boots slows the start of that pod.
 	RefillDelay time.Duration
-	// Template names what cells are made of: image, cloud-init, settings. A
-	// standby cell of another template is replaced.
+	// Template names what cells are made of: image and settings. A standby cell of another
+	// template, or of another cloud-init file, is replaced.
 	Template string
-	Health   Health
+	// CloudInit is the operator's cloud-init file. Optional: there is none.
+	CloudInit CloudInit
+	Health    Health
 	// ListLag is the longest that the cloud's list lags behind a launch. 0 for
 	// a cloud whose list does not.
 	ListLag time.Duration

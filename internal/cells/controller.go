@@ -89,7 +89,7 @@ type Controller struct {
 
 // New returns a controller; Run starts it.
 func New(cfg Config) *Controller {
-	return &Controller{
+	c := &Controller{
 		cfg:     cfg,
 		agents:  lanes.New(),
 		logs:    make(chan struct{}, logsSaved),
@@ -104,7 +104,6 @@ func New(cfg Config) *Controller {
 		terminations: newGather[*termination](),
 		taggings:     newGather[*entry](),
 		ledger:       newLedgerOf(cfg.Store),
-		pools:        newPools(cfg.Pools, cfg.RefillDelay, cfg.Template, cfg.Clock),
 		inventory:    newInventory(cfg.Health, cfg.ListLag),
 		lineage:      &lineage{store: cfg.Store, listLag: cfg.ListLag},
 		cells:        map[string]*entry{},
@@ -117,6 +116,8 @@ func New(cfg Config) *Controller {
 		denied:       map[offering]bool{},
 		apart:        map[location]time.Time{},
 	}
+	c.pools = newPools(cfg.Pools, cfg.RefillDelay, func() string { return c.template(c.cloudInit()) }, cfg.Clock)
+	return c
 }
 
 // Run moves cells until ctx ends, or until the store has failed for good. Cells

@@ -60,6 +60,7 @@ type entry struct {
 	untold     bool               // observers do not know of that
 	dns        []netip.Addr       // of that configuration
 	boot       agentapi.Boot      // as the agent told with it
+	setUp      []string           // what of the cloud-init file could not be done, to be told; under mu
 	breaks     int                // how often the session has not been connected
 	attached   bool               // the cloud has attached the disks, for this process
 	disksShown bool               // the agent has the disks from this process

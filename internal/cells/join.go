@@ -69,7 +69,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 		}
 	}
 	if err := c.connect(ctx, e); err != nil {
-		return left, err
+		return c.notSetUp(ctx, e, left, err)
 	}
 	if !c.kubeletReady(e) {
 		return left, nil // the tunnel and the kubelet wake the cell
@@ -103,6 +103,9 @@ const readyTimeout = 2 * time.Minute
 // kept the cell waiting, is not taken off.
 func (c *Controller) bootTime(e *entry, cell *Cell, session Session) (left time.Duration, what string) {
 	from, limit, what := cell.StepTime(apiv1.StepJoined), readyTimeout, "ready"
+	if begun := cell.StepTime(apiv1.StepCloudInit); from.IsZero() && !begun.IsZero() {
+		from, limit, what = begun, cloudInitTimeout, "done with its cloud-init file"
+	}
 	if from.IsZero() || cell.launched().After(from) { // or started anew
 		from, limit, what = cell.launched(), cell.Offer().BootTimeout, "joined"
 	}
@@ -218,6 +221,9 @@ func (c *Controller) dialled(ctx context.Context, e *entry) (configure func(cont
 // configure hands the agent its configuration on a session that has had so many
 // breaks.
 func (c *Controller) configure(ctx context.Context, e *entry, session Session, config agentapi.Config, breaks int) error {
+	if err := c.setUp(ctx, e, session); err != nil {
+		return fmt.Errorf("set up cell %s: %w", e.id, err)
+	}
 	var boot agentapi.Boot
 	put := func(ctx context.Context, agent agentapi.Client) (err error) {
 		boot, err = agent.PutConfig(ctx, config)
@@ -252,6 +258,7 @@ func (c *Controller) connected(ctx context.Context, e *entry) error {
 	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(boot) {
 		return nil
 	}
+	defer c.tellCloudInit(e)
 	return c.save(ctx, e, func(cell *Cell) error {
 		cell.Token = ""
 		now := c.cfg.Clock.Now()

@@ -191,10 +191,11 @@ func (c *Controller) launchGroup(ctx context.Context, group []*entry, resolved *
 // transaction.
 func (c *Controller) storeLaunch(ctx context.Context, group []*entry, resolved *cloud.Resolved) (*launch, error) {
 	intent := Launch{
-		ID:      newID("launch-"),
-		Cells:   len(group),
-		NameTag: c.cfg.NameTag,
-		Shared:  c.cfg.Calls.Traits().SharedUserData,
+		ID:        newID("launch-"),
+		Cells:     len(group),
+		NameTag:   c.cfg.NameTag,
+		Shared:    c.cfg.Calls.Traits().SharedUserData,
+		CloudInit: c.cloudInit(),
 	}
 	var secret pki.BatchSecret
 	stored := launchRecord{Version: 1}
@@ -208,6 +209,7 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry, resolved *
 		own.Index = n
 		cells[n] = e.cell().clone()
 		cells[n].Launch, cells[n].CA, cells[n].OldCA = &own, c.cfg.CAHash, ""
+		cells[n].Template = c.template(intent.CloudInit)
 		token := pki.NewToken()
 		if intent.Shared {
 			token = secret.Token(cells[n].JoinID())
@@ -230,6 +232,7 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry, resolved *
 			group[n].launch = intent.ID
 			c.mu.Unlock()
 			cell.Launch, cell.Token, cell.CA, cell.OldCA = cells[n].Launch, cells[n].Token, cells[n].CA, ""
+			cell.Template = cells[n].Template
 			return cell.enter(apiv1.Launching)
 		}, record, raised)
 		return revision, err
@@ -718,6 +721,7 @@ func (c *Controller) launchSpec(cell Cell, nameTag string) cloud.LaunchSpec {
 		Subnet:        offer.Subnet,
 		Market:        offer.Market(),
 		RootDiskBytes: offer.DiskBytes,
+		Login:         c.cfg.CloudInit != nil && c.cfg.CloudInit.NeedsLogin(),
 		Options:       cell.Options,
 		Tags:          map[string]string{cloud.TagOwner: c.cfg.ControllerID, cloud.TagNameTag: nameTag},
 	}

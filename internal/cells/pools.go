@@ -45,13 +45,13 @@ const (
 type pools struct {
 	clock       clock.PassiveClock
 	refillDelay time.Duration
-	template    string
+	template    func() string // that of the next cell
 
 	mu     sync.Mutex
 	byName map[string]*pool // which are there does not change
 }
 
-func newPools(list []Pool, refillDelay time.Duration, template string, clock clock.PassiveClock) *pools {
+func newPools(list []Pool, refillDelay time.Duration, template func() string, clock clock.PassiveClock) *pools {
 	all := &pools{
 		clock:       clock,
 		refillDelay: refillDelay,
@@ -72,6 +72,7 @@ func (all *pools) none() bool { return len(all.byName) == 0 }
 func (all *pools) plan(cells []*Cell) (surplus []string, lacking map[string]int) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
+	template := all.template()
 	current, outdated := map[string][]*Cell{}, map[string][]*Cell{}
 	ready := map[string]int{}
 	for _, cell := range cells {
@@ -80,7 +81,7 @@ func (all *pools) plan(cells []*Cell) (surplus []string, lacking map[string]int)
 			surplus = append(surplus, cell.ID)
 		case p.Useless != nil && p.Useless(cell.Offer()):
 			surplus = append(surplus, cell.ID)
-		case cell.Template != all.template:
+		case cell.Template != template:
 			outdated[cell.Standby] = append(outdated[cell.Standby], cell)
 		default:
 			current[cell.Standby] = append(current[cell.Standby], cell)

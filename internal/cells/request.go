@@ -93,7 +93,7 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 		Needs:          r.Needs,
 		Special:        r.Special,
 		HealthyTimeout: r.HealthyTimeout,
-		Template:       c.cfg.Template,
+		Template:       c.template(c.cloudInit()),
 		Disks:          r.Disks,
 		Plugins:        r.Plugins,
 	}

@@ -44,6 +44,7 @@ func (c *Controller) standbyFor(r Request) (best *entry, connecting bool) {
 	if c.pools.none() {
 		return nil, false
 	}
+	template := c.template(c.cloudInit())
 	rank := func(cell *Cell) int {
 		switch {
 		case cell.Phase == apiv1.Ready && !cell.Stopped && c.nodeOf(cell) == r.Node:
@@ -64,7 +65,7 @@ func (c *Controller) standbyFor(r Request) (best *entry, connecting bool) {
 			connecting = connecting || c.connecting(e)
 			continue // it may be lost
 		}
-		if best == nil || rank(cell) > rank(best.cell()) || cell.Template == c.cfg.Template && best.cell().Template != c.cfg.Template {
+		if best == nil || rank(cell) > rank(best.cell()) || cell.Template == template && best.cell().Template != template {
 			best = e
 		}
 	}
@@ -207,7 +208,7 @@ func (c *Controller) makeStandby(ctx context.Context, name string, n int) {
 			ID:       newID("cell-"),
 			Phase:    apiv1.Requested,
 			Standby:  name,
-			Template: c.cfg.Template,
+			Template: c.template(c.cloudInit()),
 			Offers:   offers,
 			Options:  c.cfg.Options,
 			Reason:   "standby pool " + name,

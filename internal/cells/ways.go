@@ -202,6 +202,8 @@ func (e *entry) bootsUntil() string {
 			return "its agent has not joined: " + err.Error()
 		}
 		return "its agent has not joined"
+	case e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().StepTime(apiv1.StepCloudInit).IsZero():
+		return "its cloud-init file is being carried out"
 	default:
 		return "its kubelet is not ready"
 	}

@@ -33,6 +33,9 @@ type LaunchSpec struct {
 	// RootDiskBytes is the root disk's size; 0 for what the cloud gives. A cloud
 	// whose types have disks of their own size leaves it out of account.
 	RootDiskBytes int64 `json:"rootDiskBytes,omitempty"`
+	// Login says that the machine is to have users who can log in: with an image that has
+	// none the launch is refused, where the cloud can tell.
+	Login bool `json:"login,omitempty"`
 	Options
 	// Tags are those of all machines.
 	Tags map[string]string `json:"tags,omitempty"`

@@ -156,7 +156,7 @@ type Cells struct {
 	StandbyCells           []StandbyCells      `key:"standbyCells" doc:"Pools of cells that are kept for the next pods. Two pools that differ in nothing but their count are an error."`
 	MaxAttempts            int                 `key:"maxAttempts" default:"5" doc:"How many cells in a row may fail to start for one pod before the pod is marked Failed; 0 = no bound."`
 	InterruptionPenalty    int                 `key:"interruptionPenalty" default:"10" doc:"By how many percent a spot offering counts as dearer for each time in the last day that the cloud took such an instance back, at most 100; 0 = not at all."`
-	CloudInitFile          string              `key:"cloudInitFile" doc:"A cloud-init file that is merged into each cell's user data."`
+	CloudInitFile          string              `key:"cloudInitFile" doc:"A cloud-init file that each new cell carries out once, before its pod: users, groups, ssh_authorized_keys, hostname, write_files, runcmd; at most 64 KiB. Read again when it changes, for the next cell; one that has become wrong changes nothing. Users, groups and keys need an image of your own. See docs/cells.md."`
 	Itzo                   Itzo                `key:"itzo" doc:"The agent on cells."`
 	ExtraCIDRs             []netip.Prefix      `key:"extraCIDRs" clouds:"aws,gce,azure" doc:"Networks that may reach cells, besides the cells' own."`
 	ExtraSecurityGroups    []string            `key:"extraSecurityGroups" clouds:"aws,gce,azure" doc:"Security groups that are attached to each cell."`
@@ -166,7 +166,7 @@ type Cells struct {
 	EndLimit               EndLimit            `key:"endLimit" doc:"How many ends that may be a mistake there may be in a time: of cells that count as lost while they run a pod, and of instances with Kip's tags that no cell has. More are held back until the time is over, or until kipctl allow."`
 	CAOverlap              time.Duration       `key:"caOverlap" default:"300" doc:"How long the old CA is kept at least when the cells' CA is rotated: 10 or more. A replica needs two minutes to show the API server a certificate of the new one."`
 	PrivateIPOnly          bool                `key:"privateIPOnly" default:"false" clouds:"aws,gce,azure" doc:"Cells get no public address."`
-	CellConfig             map[string]string   `key:"cellConfig" doc:"Settings that are handed to cells."`
+	CellConfig             map[string]string   `key:"cellConfig" doc:"Settings of cells of earlier releases. None has an effect any more: each is an error that names what to use instead."`
 	DefaultIAMPermissions  string              `key:"defaultIAMPermissions" clouds:"aws" doc:"Instance profile (name or ARN) of cells whose pod has pod.elotl.co/allow-metadata and names none. Other cells have no role."`
 	UseCloudParameterStore bool                `key:"useCloudParameterStore" default:"false" clouds:"aws" doc:"Hand settings to cells by SSM parameters, not by user data."`
 	CSIDrivers             []CSIDriver         `key:"csiDrivers" doc:"CSI drivers whose volumes work on cells: those that need no attaching (attachRequired: false in their CSIDriver). Their node plugins, privileged containers as a rule, run on the cells of pods that have such volumes."`

@@ -76,8 +76,6 @@ cells:
       interval: 30
       healthyTimeout: 120
   privateIPOnly: true
-  cellConfig:
-    itzoFlag-v: "5"
   defaultIAMPermissions: arn:aws:iam::1:instance-profile/x
   useCloudParameterStore: true
   grants:
@@ -211,7 +209,6 @@ func TestEveryKeyIsRead(t *testing.T) {
 			EndLimit:               EndLimit{Percent: 25, Least: 3, Window: 2 * time.Minute},
 			CAOverlap:              10 * time.Minute,
 			PrivateIPOnly:          true,
-			CellConfig:             map[string]string{"itzoFlag-v": "5"},
 			DefaultIAMPermissions:  "arn:aws:iam::1:instance-profile/x",
 			UseCloudParameterStore: true,
 			Grants: Grants{MaxPricePerHour: resource.MustParse("1.5"), MaxVolumeSize: resource.MustParse("50Gi"), Namespaces: []NamespaceGrants{{
@@ -393,6 +390,17 @@ func TestErrors(t *testing.T) {
 		{"text for a list", least + "  extraCIDRs: 10.0.0.0/8", `p.yaml:5: cells.extraCIDRs: "10.0.0.0/8" is not valid: want a list`},
 		{"list item without a value", least + "  extraCIDRs:\n  -",
 			`p.yaml:6: cells.extraCIDRs[0]: there is no value: want a CIDR such as 10.20.0.0/16`},
+		{"cache of images", least + "  cellConfig:\n    imageCacheEndpoint: fs-1:/",
+			"p.yaml:6: cells.cellConfig.imageCacheEndpoint: it has no effect any more: want none; for images from nearby there is cells.registryMirrors"},
+		{"flag of itzo", least + "  cellConfig: {itzoFlag-v: '5'}",
+			"p.yaml:5: cells.cellConfig.itzoFlag-v: it has no effect any more: want none; " +
+				"the agent's flags are those of its unit, on an image of your own (systemctl edit itzo, by runcmd in cells.cloudInitFile)"},
+		{"logs to AWS", least + "  cellConfig: {fluentdAWSRegion: x}", "p.yaml:5: cells.cellConfig.fluentdAWSRegion: it has no effect any more: want none; " +
+			"an agent of logs or figures is started by runcmd in cells.cloudInitFile, on an image of your own, or runs in the pod"},
+		{"figures to AWS", least + "  cellConfig: {awsCWAgentRegion: x}", "p.yaml:5: cells.cellConfig.awsCWAgentRegion: it has no effect any more: want none; " +
+			"an agent of logs or figures is started by runcmd in cells.cloudInitFile, on an image of your own, or runs in the pod"},
+		{"any other setting", least + "  cellConfig: {a: b}", "p.yaml:5: cells.cellConfig.a: it has no effect any more: want none; " +
+			"files and commands are given to cells by cells.cloudInitFile"},
 		{"list for a mapping", least + "  cellConfig: [a]", `p.yaml:5: cells.cellConfig: a list is not valid: want names, each with a text`},
 		{"name without a value", least + "  cellConfig:\n    a:", `p.yaml:6: cells.cellConfig.a: there is no value: want a text`},
 		{"number in a mapping of texts", least + "kubelet: {labels: {a: 1}}",

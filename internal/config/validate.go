@@ -284,12 +284,30 @@ func (d *decoder) etcd(e Etcd) {
 	}
 }
 
+// insteadOf says what has taken the place of a key of cells.cellConfig: those that earlier
+// releases knew.
+func insteadOf(key string) string {
+	const ofOnesOwn = ", on an image of your own"
+	switch {
+	case strings.HasPrefix(key, "imageCache"):
+		return "for images from nearby there is cells.registryMirrors"
+	case strings.HasPrefix(key, "itzoFlag-"):
+		return "the agent's flags are those of its unit" + ofOnesOwn + " (systemctl edit itzo, by runcmd in cells.cloudInitFile)"
+	case strings.HasPrefix(key, "fluentdAWS"), strings.HasPrefix(key, "awsCWAgent"):
+		return "an agent of logs or figures is started by runcmd in cells.cloudInitFile" + ofOnesOwn + ", or runs in the pod"
+	}
+	return "files and commands are given to cells by cells.cloudInitFile"
+}
+
 func (d *decoder) cells(c *Cells) {
 	d.require("cells.defaultInstanceType", c.DefaultInstanceType)
 	d.check(c.DefaultVolumeSize.Cmp(resource.MustParse("1Gi")) >= 0, "cells.defaultVolumeSize", c.DefaultVolumeSize.String(), "at least 1Gi")
 	d.check(c.InterruptionPenalty >= 0 && c.InterruptionPenalty <= 100, "cells.interruptionPenalty",
 		fmt.Sprint(c.InterruptionPenalty), "0 to 100")
 	d.check(c.ReservedMemory.Sign() >= 0, "cells.reservedMemory", c.ReservedMemory.String(), "a quantity of 0 or more")
+	for _, key := range slices.Sorted(maps.Keys(c.CellConfig)) {
+		d.bad("cells.cellConfig."+key, "it has no effect any more: want none; %s", insteadOf(key))
+	}
 	d.check(c.StatusInterval > 0, "cells.statusInterval", seconds(c.StatusInterval), "a number of seconds above 0")
 	d.check(c.Nametag == "" || len(c.Nametag) <= 24 && dns952.MatchString(c.Nametag), "cells.nametag", c.Nametag,
 		"at most 24 lower-case letters, digits and dashes, a letter first and no dash last")

@@ -32,6 +32,8 @@ const (
 	NodeHasCapacity   = "NodeHasCapacity"
 	CARotated         = "CARotated"
 	NodeHeldByAnother = "NodeHeldByAnother"
+	CloudInitChanged  = "CloudInitChanged"
+	CloudInitInvalid  = "CloudInitInvalid"
 )
 
 // Of cells that do not live as they should.
@@ -39,6 +41,7 @@ const (
 	CellNotReady      = "CellNotReady"
 	CellsNotReady     = "CellsNotReady"
 	CellTooSmall      = "CellTooSmall"
+	CloudInitFailed   = "CloudInitFailed"
 	CellSilent        = "CellSilent" // of the pod's Ready condition, too
 	CellLost          = "CellLost"   // of the pod's status, too
 	CellNotTerminated = "CellNotTerminated"

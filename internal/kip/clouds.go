@@ -86,6 +86,9 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 	}
 }
 
+// onlyKipsImage says that the cloud's machines have Kip's own image, and no other.
+func onlyKipsImage(cfg *config.Config) bool { return cfg.Cloud.Local != nil }
+
 // notOnAWS are the keys that are set and cannot have their effect on EC2 in this build,
 // with what is wrong with each.
 func notOnAWS(cfg *config.Config) map[string]string {
@@ -103,8 +106,6 @@ func notOnAWS(cfg *config.Config) map[string]string {
 	const itsOwnAgent = "cells run the agent of their image, which itzo install replaces in an image of your own: want none"
 	refuse(c.Itzo.Version != "", "cells.itzo.version", itsOwnAgent)
 	refuse(c.Itzo.URL != "", "cells.itzo.url", itsOwnAgent)
-	refuse(c.CloudInitFile != "", "cells.cloudInitFile", "it has no effect in this build: want none")
-	refuse(len(c.CellConfig) > 0, "cells.cellConfig", "it has no effect in this build: want none")
 	const noHosts = "EC2's dedicated instances are not offered in this build: want false"
 	for i, n := range c.Grants.Namespaces {
 		refuse(len(n.CloudRoutes) > 0, fmt.Sprintf("cells.grants.namespaces[%d].cloudRoutes", i),
@@ -244,7 +245,7 @@ func health(cfg *config.Config) cells.Health {
 func template(cfg *config.Config, caHash string) string {
 	c := cfg.Cells
 	made, err := json.Marshal([]any{
-		version.String(), caHash, c.BootImageSpec, c.CloudInitFile, c.CellConfig, c.Itzo, c.RegistryMirrors, c.ReservedMemory,
+		version.String(), caHash, c.BootImageSpec, c.Itzo, c.RegistryMirrors, c.ReservedMemory,
 		standbyOptions(cfg),
 	})
 	if err != nil {

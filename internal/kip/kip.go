@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -76,6 +75,7 @@ type process struct {
 	Options
 	cfg     *config.Config
 	data    catalog.InstanceData // nil for none
+	setUp   cloudInitFile        // the last good one that this process has read
 	clock   clock.WithTickerAndDelayedExecution
 	metrics *metrics.Metrics
 	pulse   *pulse.Pulse
@@ -105,11 +105,11 @@ func Run(ctx context.Context, o Options) error {
 	for _, w := range warnings {
 		o.Log.Warn("provider.yaml", "warning", w.String())
 	}
-	for _, key := range withoutEffect(cfg) {
-		o.Log.Warn("provider.yaml", "warning", key+" has no effect in this build")
-	}
-
 	data, err := instanceData(o.InstanceDataPath)
+	if err != nil {
+		return err
+	}
+	operators, err := readCloudInit(cfg)
 	if err != nil {
 		return err
 	}
@@ -117,6 +117,7 @@ func Run(ctx context.Context, o Options) error {
 		Options: o,
 		cfg:     cfg,
 		data:    data,
+		setUp:   operators,
 		clock:   clock.RealClock{},
 	}
 	k.pulse = pulse.New(k.clock, o.Log)
@@ -320,19 +321,4 @@ func (l *leading) reading() metrics.Reading {
 		Ledger: l.cells.Costs(),
 		Spent:  l.cells.CostsByNamespace(),
 	}
-}
-
-// withoutEffect lists the keys that are set and that this build does not act on.
-func withoutEffect(cfg *config.Config) (keys []string) {
-	c := cfg.Cells
-	for key, set := range map[string]bool{
-		"cells.cloudInitFile": c.CloudInitFile != "",
-		"cells.cellConfig":    len(c.CellConfig) > 0,
-	} {
-		if set {
-			keys = append(keys, key)
-		}
-	}
-	slices.Sort(keys)
-	return keys
 }

@@ -62,6 +62,7 @@ type leading struct {
 
 	firewalls *isolation.Controller
 	mirror    *cells.Mirror
+	cloudInit *operatorsCloudInit
 	defined   chan struct{} // closed when the API server serves the Cell resource
 	cells     *cells.Controller
 	pods      *pods.Controller
@@ -132,6 +133,7 @@ func (l *leading) parts(known []cells.Cell) []part {
 		// Before the API server has answered: cells run on meanwhile, and are heard.
 		part{name: "cells", run: l.cells.Run},
 		part{name: "rotation of the CA", run: l.rotation.Run},
+		part{name: "cloud-init file", run: l.cloudInit.Run},
 		part{name: "saved logs", run: l.sweepLogs},
 		part{
 			name:  "cell mirror",
@@ -339,6 +341,10 @@ func (l *leading) wireCells(ctx context.Context) error {
 	if authorities.Before != nil {
 		oldCAHash = authorities.Before.Hash()
 	}
+	var err error
+	if l.cloudInit, err = l.openCloudInit(ctx); err != nil {
+		return err
+	}
 	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{
 		Authority: authorities.Signing,
 		Before:    authorities.Before,
@@ -378,6 +384,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		CAHash:       authorities.Signing.Hash(),
 		OldCAHash:    oldCAHash,
 		Template:     template(l.cfg, authorities.Signing.Hash()),
+		CloudInit:    l.cloudInit,
 
 		Pools:     pools,
 		Options:   standbyOptions(l.cfg),
@@ -407,7 +414,8 @@ func (l *leading) wireCells(ctx context.Context) error {
 	l.atEnd(l.cells.Close)
 	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, l.cells.WaitsFor, l.Log)
 	l.atEnd(l.mirror.Close)
-	l.rotation.cells = l.cells
+	l.rotation.cells, l.cloudInit.cells = l.cells, l.cells
+	l.cloudInit.say = func(kind, reason, message string) { l.nodes.Event(l.NodeName, kind, reason, message) }
 	l.rotation.say = func(message string) { l.nodes.Event(l.NodeName, corev1.EventTypeNormal, events.CARotated, message) }
 	return nil
 }

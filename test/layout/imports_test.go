@@ -261,6 +261,10 @@ func arrows() []direction {
 			why: "reasons are words; who reports them is not their business",
 		},
 		{
+			of: []string{"internal/cloudconfig"}, only: []string{"internal/spelling"},
+			why: "what a cloud-init file says is read alike by Kip and by the agent that carries it out",
+		},
+		{
 			of: []string{"internal/agentapi"}, only: nil, not: []string{"internal", "api"},
 			why: "both ends import the contract between Kip and itzo, it imports neither",
 		},

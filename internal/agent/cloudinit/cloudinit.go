@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloudconfig"
 	"github.com/elotl/kip/internal/pki"
 )
 
@@ -41,6 +42,8 @@ const header = "#cloud-config"
 var (
 	// where finds the line in a YAML error.
 	where = regexp.MustCompile(` (at )?line \d+`)
+	// hasKip finds Kip's key.
+	hasKip = regexp.MustCompile(`(?m)^["']?kip["']?\s*:`)
 	// index is a launch index.
 	index = regexp.MustCompile(`^(0|[1-9][0-9]{0,4})$`)
 )
@@ -98,6 +101,10 @@ func readFile(path string, most int64) ([]byte, error) {
 // that is not known: user data that all machines share cannot be read without it.
 // All that is wrong is reported at once. No error holds the token or the secret.
 func Parse(doc []byte, place string) (agentapi.UserData, error) {
+	doc, err := unpack(doc)
+	if err != nil {
+		return agentapi.UserData{}, err
+	}
 	fields, err := kipOf(doc)
 	if err != nil {
 		return agentapi.UserData{}, err
@@ -143,6 +150,33 @@ func parseBatch(fields map[string]any, place string) (agentapi.UserData, error) 
 		return agentapi.UserData{}, err
 	}
 	return agentapi.UserData{CellID: cell, CAHash: b.CAHash, Token: secret.Token(cell).Reveal()}, nil
+}
+
+// unpack returns the document that has Kip's part, of user data that is compressed or that
+// somebody else has put together with other parts.
+func unpack(doc []byte) ([]byte, error) {
+	if !cloudconfig.IsPacked(doc) {
+		return doc, nil
+	}
+	parts, err := cloudconfig.Parts("user data", doc, maxBytes)
+	if err != nil {
+		// Its words may quote the token.
+		return nil, fmt.Errorf("it is neither a document of at most %d bytes that gzip made, nor one of MIME parts that cloud-init takes", maxBytes)
+	}
+	found := -1
+	for n, p := range parts {
+		if p.Kind != cloudconfig.KindConfig || !hasKip.Match(p.Content) {
+			continue
+		}
+		if found >= 0 {
+			return nil, errors.New(`two parts have the key "kip": it must be in one`)
+		}
+		found = n
+	}
+	if found < 0 {
+		return nil, errors.New(`no part is a #cloud-config with the key "kip": this machine was not launched by Kip`)
+	}
+	return parts[found].Content, nil
 }
 
 // kipOf returns Kip's part of a document.

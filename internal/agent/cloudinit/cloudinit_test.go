@@ -1,6 +1,8 @@
 package cloudinit
 
 import (
+	"bytes"
+	"compress/gzip"
 	"errors"
 	"io/fs"
 	"os"
@@ -229,5 +231,42 @@ func TestWhatIsLeftIsWhatIsRead(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(filepath.Dir(path), PlaceFile)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the place of an earlier start: %v", err)
+	}
+}
+
+func TestUserDataThatOthersHavePutTogetherIsRead(t *testing.T) {
+	ours := doc("kip:\n  cellID: c-1\n  caHash: \"" + hash + "\"\n  token: " + token + "\n")
+	squeezed := func(s string) string {
+		var b bytes.Buffer
+		w := gzip.NewWriter(&b)
+		if _, err := w.Write([]byte(s)); err != nil || w.Close() != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	parts := func(all ...string) string {
+		return "Content-Type: multipart/mixed; boundary=b\n\n--b\n\n" + strings.Join(all, "\n--b\n\n") + "\n--b--\n"
+	}
+	for what, text := range map[string]string{
+		"compressed":                    squeezed(ours),
+		"a part":                        parts("#!/bin/sh\n", doc("hostname: x\n"), ours),
+		"a part of what is compressed":  squeezed(parts("#!/bin/sh\n", ours)),
+		"a part that is compressed too": parts(squeezed(doc("x: y\n")), squeezed(ours)),
+	} {
+		u, err := Parse([]byte(text), "")
+		if err != nil || u != (agentapi.UserData{CellID: "c-1", CAHash: hash, Token: token}) {
+			t.Errorf("%s: %+v, %v", what, u, err)
+		}
+	}
+	for what, c := range map[string]struct{ text, want string }{
+		"no part of ours":   {parts("#!/bin/sh\n", doc("x: y\n")), `no part is a #cloud-config with the key "kip"`},
+		"ours twice":        {parts(ours, ours), `two parts have the key "kip"`},
+		"it has no end":     {parts(ours)[:200], "it is neither a document of at most 65536 bytes that gzip made"},
+		"too much":          {squeezed(ours + strings.Repeat("#\n", maxBytes)), "of at most 65536 bytes"},
+		"a mistake in ours": {parts(strings.Replace(ours, "c-1", "../x", 1)), "kip.cellID (4 characters)"},
+	} {
+		if _, err := Parse([]byte(c.text), ""); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), token) {
+			t.Errorf("%s: %v, want %q", what, err, c.want)
+		}
 	}
 }

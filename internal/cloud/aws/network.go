@@ -173,7 +173,12 @@ type image struct {
 	id         string
 	rootDevice string
 	gib        int32 // the least size of its disk
+	kips       bool  // it is Kip's own, as its tags say
 }
+
+// tagKipImage is what a published image of Kip's has, as images.TagArch says. Accounts do
+// not see the tags of each other's.
+const tagKipImage = "KipImage"
 
 // Keys of cloud.Options.Image.
 const (
@@ -231,6 +236,7 @@ func (c *Cloud) image(ctx context.Context, spec map[string]string) (image, error
 		return image{}, fmt.Errorf("find the image %v: %w", spec, c.notShown(key, refused("EC2 shows none")))
 	}
 	found := image{id: *newest.ImageId, rootDevice: aws.ToString(newest.RootDeviceName)}
+	found.kips = slices.ContainsFunc(newest.Tags, func(t types.Tag) bool { return aws.ToString(t.Key) == tagKipImage })
 	for _, d := range newest.BlockDeviceMappings {
 		if aws.ToString(d.DeviceName) == found.rootDevice && d.Ebs != nil {
 			found.gib = aws.ToInt32(d.Ebs.VolumeSize)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/aws/images"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
@@ -177,5 +179,29 @@ func TestASubnetThatGoesKeepsNoLaunchFromTheOthers(t *testing.T) {
 	}
 	if _, err := open(t, s).Catalogue(t.Context()); err == nil {
 		t.Error("a Kip that begins with a subnet that is not there says nothing")
+	}
+}
+
+func TestALaunchThatNeedsALoginIsRefusedWithKipsOwnImage(t *testing.T) {
+	if tagKipImage != images.TagArch {
+		t.Errorf("%s is looked for, and %s is published", tagKipImage, images.TagArch)
+	}
+	account := anAccount(sim.Knobs{})
+	for n := range account.Images {
+		if account.Images[n].ID == "ami-1" {
+			account.Images[n].Tags = map[string]string{images.TagArch: "amd64"}
+		}
+	}
+	_, url := serve(t, account)
+	for image, kips := range map[string]bool{"ami-1": true, "ami-2": false} {
+		for _, login := range []bool{true, false} {
+			s := request("t", 1).LaunchSpec
+			s.Login, s.Image = login, map[string]string{imageID: image}
+			_, err := open(t, settings(url)).Resolve(t.Context(), s)
+			if refused := cloud.Refused(err) && strings.Contains(err.Error(), "nobody can log in on image "+image); refused != (kips && login) ||
+				!refused && err != nil {
+				t.Errorf("image %s, login %t: %v", image, login, err)
+			}
+		}
 	}
 }

@@ -1,0 +1,228 @@
+package firstboot
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/elotl/kip/internal/agent/supervise"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloudconfig"
+)
+
+// LogName is the file, in the folder of logs, with the output of scripts.
+const LogName = "kip-cloud-init.log"
+
+const (
+	// recordName is the file, in the folder of the agent's state, that says what was begun.
+	recordName = "cloud-init.json"
+	// soon is how long Apply waits for the end: what runs no script is done within it.
+	soon = 500 * time.Millisecond
+	// maxFailures bounds what is told of failures, maxFailure each of them, in bytes.
+	maxFailures = 20
+	maxFailure  = 300
+)
+
+var (
+	// ErrUnderWay: it is being carried out. The same is to be asked again.
+	ErrUnderWay = errors.New("the cloud-init file is being carried out")
+	// ErrRefused: it cannot be carried out on this machine, and nothing of it was.
+	ErrRefused = errors.New("the cloud-init file is refused")
+)
+
+// Options of a Machine. All are required.
+type Options struct {
+	// Root is the machine's root folder: "/", but in tests.
+	Root string
+	// StateDir keeps the record of what was carried out.
+	StateDir string
+	// LogDir has the output of scripts.
+	LogDir string
+	// KipsImage says that the machine runs Kip's own image, on which nobody can log in.
+	KipsImage bool
+	// SetHostname sets the running machine's name.
+	SetHostname func(name string) error
+	Reaper      *supervise.Reaper
+	Log         *slog.Logger
+}
+
+// Machine is the one that a file is carried out on.
+type Machine struct {
+	o    Options
+	jobs chan *cloudconfig.Document // of which there is one
+
+	mu     sync.Mutex
+	record *record       // nil before anything was begun
+	ended  chan struct{} // closed when what this process began has ended; nil where it began nothing
+}
+
+// record is what is stored before anything is done, and again afterwards.
+type record struct {
+	// Digest is of the file.
+	Digest string `json:"digest"`
+	// Hostname is set again when the machine is started again: Kip's image does not keep it.
+	Hostname string   `json:"hostname,omitempty"`
+	Ended    bool     `json:"ended"`
+	Failures []string `json:"failures,omitempty"`
+}
+
+// New reads what was carried out before. A host name is set again.
+func New(o Options) (*Machine, error) {
+	m := &Machine{o: o, jobs: make(chan *cloudconfig.Document, 1)}
+	data, err := os.ReadFile(m.recordFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return m, nil
+	}
+	var r record
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil {
+		// It may have been carried out: never twice.
+		return nil, fmt.Errorf("read what cloud-init has done: %w", err)
+	}
+	m.record = &r
+	if r.Hostname != "" {
+		if err := m.setHostname(r.Hostname); err != nil {
+			o.Log.Warn("set the host name of the cloud-init file again", "err", err)
+		}
+	}
+	return m, nil
+}
+
+func (m *Machine) recordFile() string { return filepath.Join(m.o.StateDir, recordName) }
+
+// Run carries out what Apply is given, until ctx ends.
+func (m *Machine) Run(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case d := <-m.jobs:
+		failures := m.carryOut(ctx, d)
+		if ctx.Err() != nil {
+			return // it is cut off, and the next agent says so
+		}
+		m.end(failures)
+	}
+}
+
+// Apply has a file carried out, unless one was already, and returns what of it could not be
+// done. ErrUnderWay until it has ended, ErrRefused where nothing was done.
+func (m *Machine) Apply(ctx context.Context, file []byte) (agentapi.CloudInitDone, error) {
+	ended, err := m.begin(file)
+	if err != nil {
+		return agentapi.CloudInitDone{}, err
+	}
+	if ended != nil {
+		timer := time.NewTimer(soon)
+		defer timer.Stop()
+		select {
+		case <-ended:
+		case <-timer.C:
+			return agentapi.CloudInitDone{}, ErrUnderWay
+		case <-ctx.Done():
+			return agentapi.CloudInitDone{}, ErrUnderWay
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return agentapi.CloudInitDone{Failures: m.record.Failures}, nil
+}
+
+// begin records that a file is carried out, and has that begun. The channel is closed at its
+// end; nil where an earlier process began.
+func (m *Machine) begin(file []byte) (ended <-chan struct{}, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	digest := cloudconfig.Digest(file)
+	switch r := m.record; {
+	case r != nil && r.Digest != digest:
+		return nil, fmt.Errorf("%w: this machine has had another one, and has one in its life", ErrRefused)
+	case r != nil && m.ended != nil:
+		return m.ended, nil
+	case r != nil && r.Ended:
+		return nil, nil
+	case r != nil:
+		cut := *r
+		cut.Ended = true
+		cut.Failures = append(cut.Failures, "it was cut off when the agent ended, and is not begun again")
+		if err := m.keep(cut); err != nil {
+			return nil, err
+		}
+		m.o.Log.Warn("the cloud-init file was cut off", "digest", digest)
+		return nil, nil
+	}
+	d, err := cloudconfig.Parse("cloud-init", file)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	if needs := d.NeedsLogin(); needs != "" && m.o.KipsImage {
+		return nil, fmt.Errorf("%w: nobody can log in on Kip's own image, so it has no %s", ErrRefused, needs)
+	}
+	if err := m.keep(record{Digest: digest, Hostname: d.Hostname}); err != nil {
+		return nil, err
+	}
+	m.o.Log.Info("carrying out the cloud-init file", "digest", digest)
+	m.ended = make(chan struct{})
+	m.jobs <- d // it has room, and there is one
+	return m.ended, nil
+}
+
+// keep stores a record, which then holds. The caller holds mu.
+func (m *Machine) keep(r record) error {
+	data, err := json.Marshal(r)
+	if err == nil {
+		err = store(m.recordFile(), data)
+	}
+	if err != nil {
+		return fmt.Errorf("record what cloud-init does: %w", err)
+	}
+	m.record = &r
+	return nil
+}
+
+// end records what became of it.
+func (m *Machine) end(failures []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := *m.record
+	r.Ended, r.Failures = true, failures
+	if err := m.keep(r); err != nil {
+		m.o.Log.Error("the cloud-init file is carried out", "err", err)
+		m.record = &r // for this process; the next one says that it was cut off
+	}
+	for _, f := range failures {
+		m.o.Log.Warn("a part of the cloud-init file could not be done", "err", f)
+	}
+	close(m.ended)
+}
+
+// store replaces a file as a whole, and has it on the disk before it returns.
+func store(path string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}

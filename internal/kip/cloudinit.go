@@ -1,0 +1,276 @@
+package kip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloudconfig"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/store"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// cloudInitPrefix is where the contents are stored that launches name, sealed.
+	cloudInitPrefix = "cloudinit/"
+	// cloudInitEvery is how often the file is looked at.
+	cloudInitEvery = 5 * time.Second
+	// cloudInitKept is how long at least a content is kept that no cell names: a launch that
+	// is being stored may.
+	cloudInitKept = time.Minute
+)
+
+// cloudInitFile is a content of cells.cloudInitFile, checked; the zero one is none.
+type cloudInitFile struct {
+	content []byte
+	digest  string // "" for none
+	login   bool   // it has users, or their keys
+}
+
+// readCloudInit reads and checks the file that the configuration names.
+func readCloudInit(cfg *config.Config) (cloudInitFile, error) {
+	path := cfg.Cells.CloudInitFile
+	if path == "" {
+		return cloudInitFile{}, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return cloudInitFile{}, fmt.Errorf("cells.cloudInitFile: %w", err)
+	}
+	defer f.Close()
+	content, err := io.ReadAll(io.LimitReader(f, cloudconfig.MaxBytes+1))
+	if err != nil {
+		return cloudInitFile{}, fmt.Errorf("cells.cloudInitFile: %w", err)
+	}
+	d, err := cloudconfig.Parse(path, content)
+	if err != nil {
+		return cloudInitFile{}, fmt.Errorf("cells.cloudInitFile: %w", err)
+	}
+	needs := d.NeedsLogin()
+	if needs != "" && onlyKipsImage(cfg) {
+		return cloudInitFile{}, fmt.Errorf("cells.cloudInitFile: %s: nobody can log in on Kip's own image, which these cells have: want no %s",
+			path, needs)
+	}
+	return cloudInitFile{content: content, digest: cloudconfig.Digest(content), login: needs != ""}, nil
+}
+
+// operatorsCloudInit is the operator's cloud-init file, as it counts for the next launch, and
+// what of it is stored for cells that were launched with another. What is stored is sealed
+// like the CA's key: it may hold secrets.
+type operatorsCloudInit struct {
+	cfg    *config.Config
+	store  *store.Store
+	sealer *pki.Sealer
+	cells  interface{ List() []cells.Cell }
+	say    func(kind, reason, message string)
+	pulse  *pulse.Pulse
+	clock  clock.WithTicker
+	log    *slog.Logger
+	// seen is the file as it was looked at last, good or not; of Run alone.
+	seen string
+	// unnamed is since when a stored content is named by no cell; of Run alone.
+	unnamed map[string]time.Time
+
+	mu  sync.Mutex
+	now cloudInitFile
+}
+
+var _ cells.CloudInit = (*operatorsCloudInit)(nil)
+
+// openCloudInit stores the file as this process has read it last, and seals anew what was
+// sealed by another key. The caller sets cells and say.
+func (l *leading) openCloudInit(ctx context.Context) (*operatorsCloudInit, error) {
+	o := &operatorsCloudInit{
+		cfg:     l.cfg,
+		store:   l.store,
+		sealer:  l.rotation.sealer,
+		pulse:   l.pulse,
+		clock:   l.clock,
+		log:     l.Log,
+		seen:    l.setUp.digest,
+		unnamed: map[string]time.Time{},
+	}
+	if err := o.sealAnew(ctx); err != nil {
+		return nil, err
+	}
+	return o, o.take(ctx, l.setUp)
+}
+
+// Digest implements cells.CloudInit.
+func (o *operatorsCloudInit) Digest() string { return o.current().digest }
+
+// NeedsLogin implements cells.CloudInit.
+func (o *operatorsCloudInit) NeedsLogin() bool { return o.current().login }
+
+func (o *operatorsCloudInit) current() cloudInitFile {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.now
+}
+
+// Document implements cells.CloudInit.
+func (o *operatorsCloudInit) Document(ctx context.Context, digest string) ([]byte, error) {
+	if now := o.current(); now.digest == digest {
+		return now.content, nil
+	}
+	content, revision, _, err := o.stored(ctx, digest)
+	if err == nil && revision == 0 {
+		err = errors.New("it is not in the store")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the cloud-init file %.12s: %w", digest, err)
+	}
+	return content, nil
+}
+
+// stored returns a stored content and the revision of its record, 0 for none. It is stale where
+// the sealer would seal it otherwise.
+func (o *operatorsCloudInit) stored(ctx context.Context, digest string) (content []byte, revision int64, stale bool, err error) {
+	key := cloudInitPrefix + digest
+	var sealed []byte
+	if revision, err = o.store.Get(ctx, key, &sealed); err != nil || revision == 0 {
+		return nil, revision, false, err
+	}
+	if content, stale, err = o.sealer.Open(sealed, key); err == nil && cloudconfig.Digest(content) != digest {
+		err = errors.New("what is stored is another")
+	}
+	return content, revision, stale, err
+}
+
+// take stores a content, and has it count from then on.
+func (o *operatorsCloudInit) take(ctx context.Context, f cloudInitFile) error {
+	if f.digest != "" {
+		_, revision, _, err := o.stored(ctx, f.digest)
+		if err == nil && revision == 0 {
+			key := cloudInitPrefix + f.digest
+			_, err = o.store.Put(ctx, key, o.sealer.Seal(f.content, key), 0)
+		}
+		if err != nil {
+			return fmt.Errorf("store the cloud-init file: %w", err)
+		}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.now = f
+	return nil
+}
+
+// digests are those of the stored contents.
+func (o *operatorsCloudInit) digests(ctx context.Context) (all []string, err error) {
+	err = o.store.List(ctx, cloudInitPrefix, func(key string, _ []byte, _ int64) error {
+		all = append(all, strings.TrimPrefix(key, cloudInitPrefix))
+		return nil
+	})
+	return all, err
+}
+
+// sealAnew seals what was sealed by a key that is not the first any more, and may go.
+func (o *operatorsCloudInit) sealAnew(ctx context.Context) error {
+	all, err := o.digests(ctx)
+	if err != nil {
+		return err
+	}
+	for _, digest := range all {
+		content, revision, stale, err := o.stored(ctx, digest)
+		if err == nil && stale {
+			key := cloudInitPrefix + digest
+			_, err = o.store.Put(ctx, key, o.sealer.Seal(content, key), revision)
+		}
+		if err != nil {
+			return fmt.Errorf("read the cloud-init file %.12s of cells: %w", digest, err)
+		}
+	}
+	return nil
+}
+
+// Run reads the file again when it changes, and forgets contents that no cell needs, until
+// ctx ends.
+func (o *operatorsCloudInit) Run(ctx context.Context) error {
+	ticker := o.clock.NewTicker(cloudInitEvery)
+	defer ticker.Stop()
+	for {
+		o.pulse.Turn(ctx, "cloud-init file", func(ctx context.Context) {
+			o.look(ctx)
+			o.forget(ctx)
+		})
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		}
+	}
+}
+
+// look takes the file if it has changed. What is wrong with it is told once; the last good one
+// counts.
+func (o *operatorsCloudInit) look(ctx context.Context) {
+	f, err := readCloudInit(o.cfg)
+	if errors.Is(err, fs.ErrNotExist) {
+		return // one that is being replaced is not there for a moment
+	}
+	seen := f.digest
+	if err != nil {
+		seen = err.Error()
+	}
+	if seen == o.seen {
+		return
+	}
+	before := o.current().digest
+	if err != nil {
+		o.say(corev1.EventTypeWarning, events.CloudInitInvalid,
+			fmt.Sprintf("The cloud-init file has become wrong, and the last good one (%.12s) counts for new cells: %v", before, err))
+		o.seen = seen
+		return
+	}
+	if err := o.take(ctx, f); err != nil {
+		o.log.Warn("take the new cloud-init file, retrying", "err", err)
+		return
+	}
+	if o.seen = seen; f.digest != before {
+		o.say(corev1.EventTypeNormal, events.CloudInitChanged,
+			fmt.Sprintf("The cloud-init file has changed: %.12s counts for new cells", f.digest))
+	}
+}
+
+// forget removes what no cell names, and has not for a while.
+func (o *operatorsCloudInit) forget(ctx context.Context) {
+	all, err := o.digests(ctx)
+	if err != nil {
+		o.log.Warn("look for cloud-init files that no cell needs", "err", err)
+		return
+	}
+	needed := map[string]bool{o.current().digest: true}
+	for _, cell := range o.cells.List() {
+		needed[cell.CloudInit()] = true
+	}
+	now := o.clock.Now()
+	for _, digest := range all {
+		since, noted := o.unnamed[digest]
+		switch {
+		case needed[digest]:
+			delete(o.unnamed, digest)
+		case !noted:
+			o.unnamed[digest] = now
+		case now.Sub(since) >= cloudInitKept:
+			_, revision, _, _ := o.stored(ctx, digest) // also one that cannot be read
+			if err := o.store.Delete(ctx, cloudInitPrefix+digest, revision); err != nil {
+				o.log.Warn("forget a cloud-init file that no cell needs", "err", err)
+				continue
+			}
+			delete(o.unnamed, digest)
+		}
+	}
+}

@@ -1,0 +1,232 @@
+package kip
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloudconfig"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/store"
+	testclock "k8s.io/utils/clock/testing"
+)
+
+// cellList are the cells of a Kip that has no others.
+type cellList []cells.Cell
+
+func (l *cellList) List() []cells.Cell { return *l }
+
+// ofFile is a cell that was launched with a content.
+func ofFile(content string) cells.Cell {
+	return cells.Cell{Launch: &cells.Launch{CloudInit: cloudconfig.Digest([]byte(content))}}
+}
+
+// fileWorld is a Kip with a cloud-init file.
+type fileWorld struct {
+	*operatorsCloudInit
+	t     *testing.T
+	path  string
+	cells cellList
+	clock *testclock.FakeClock
+	said  []string
+}
+
+func newFileWorld(t *testing.T, st *store.Store, content string, keys ...string) *fileWorld {
+	t.Helper()
+	w := &fileWorld{t: t, path: filepath.Join(t.TempDir(), "file"), clock: testclock.NewFakeClock(time.Unix(1e9, 0))}
+	w.write(content)
+	cfg := &config.Config{}
+	cfg.Cells.CloudInitFile = w.path
+	operators, err := readCloudInit(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sealer, err := openSealer(keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{cfg: cfg, setUp: operators, clock: w.clock, pulse: pulse.New(w.clock, silent)}
+	p.Log = silent
+	l := &leading{process: p, store: st, rotation: &rotation{sealer: sealer}}
+	if w.operatorsCloudInit, err = l.openCloudInit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.operatorsCloudInit.cells = &w.cells
+	w.say = func(_, reason, message string) { w.said = append(w.said, reason+": "+message) }
+	return w
+}
+
+func (w *fileWorld) write(content string) {
+	w.t.Helper()
+	if err := os.WriteFile(w.path, []byte(content), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// document returns a content by its digest.
+func (w *fileWorld) document(content string) (string, error) {
+	got, err := w.Document(w.t.Context(), cloudconfig.Digest([]byte(content)))
+	return string(got), err
+}
+
+const (
+	fileOne = "#cloud-config\nruncmd: [one]\n"
+	fileTwo = "#cloud-config\nruncmd: [two, sesame]\n"
+)
+
+func TestACloudInitFileThatChangesCountsForTheNextCellAndABadOneForNone(t *testing.T) {
+	w := newFileWorld(t, store.Memory(nil), fileOne)
+	w.look(t.Context())
+	if len(w.said) != 0 || w.Digest() != cloudconfig.Digest([]byte(fileOne)) {
+		t.Fatalf("at first: %v", w.said)
+	}
+	w.write("#cloud-config\nruncmd: sesame\n")
+	for range 3 {
+		w.look(t.Context())
+	}
+	want := "CloudInitInvalid: The cloud-init file has become wrong, and the last good one (" + cloudconfig.Digest([]byte(fileOne))[:12]
+	if len(w.said) != 1 || !strings.HasPrefix(w.said[0], want) || !strings.Contains(w.said[0], w.path+":2: runcmd: a text is not valid") ||
+		strings.Contains(w.said[0], "sesame") {
+		t.Errorf("said %q", w.said)
+	}
+	if got, err := w.document(fileOne); w.Digest() != cloudconfig.Digest([]byte(fileOne)) || got != fileOne || err != nil {
+		t.Errorf("the last good one: %q, %v", got, err)
+	}
+	if err := os.Remove(w.path); err != nil {
+		t.Fatal(err)
+	}
+	w.look(t.Context())
+	w.write(fileTwo)
+	w.look(t.Context())
+	if w.Digest() != cloudconfig.Digest([]byte(fileTwo)) || len(w.said) != 2 || !strings.HasPrefix(w.said[1], "CloudInitChanged: ") {
+		t.Errorf("said %q", w.said)
+	}
+	for _, content := range []string{fileOne, fileTwo} {
+		if got, err := w.document(content); got != content || err != nil {
+			t.Errorf("%q: %q, %v", content, got, err)
+		}
+	}
+	if _, err := w.document("another"); err == nil || !strings.Contains(err.Error(), "it is not in the store") {
+		t.Errorf("one that is not stored: %v", err)
+	}
+}
+
+func TestContentsOfTheCloudInitFileAreKeptAsLongAsACellNamesThem(t *testing.T) {
+	w := newFileWorld(t, store.Memory(nil), fileOne)
+	w.cells = cellList{ofFile(fileOne), {}}
+	w.write(fileTwo)
+	w.look(t.Context())
+	pass := func() {
+		for range 3 {
+			w.forget(t.Context())
+			w.clock.Step(cloudInitKept)
+		}
+	}
+	pass()
+	if got, err := w.document(fileOne); got != fileOne {
+		t.Fatalf("a cell names it: %q, %v", got, err)
+	}
+	w.cells = nil
+	w.forget(t.Context())
+	w.clock.Step(cloudInitKept - time.Second)
+	w.forget(t.Context())
+	if got, err := w.document(fileOne); got != fileOne {
+		t.Fatalf("a launch may be stored that names it: %q, %v", got, err)
+	}
+	pass()
+	if _, err := w.document(fileOne); err == nil {
+		t.Error("it is kept for nobody")
+	}
+	if got, err := w.document(fileTwo); got != fileTwo {
+		t.Errorf("the next launch names it: %q, %v", got, err)
+	}
+}
+
+func TestTheCloudInitFileIsSealedInTheStoreByTheFirstKey(t *testing.T) {
+	st := store.Memory(nil)
+	raw := func() (all [][]byte) {
+		t.Helper()
+		err := st.List(t.Context(), cloudInitPrefix, func(key string, _ []byte, _ int64) error {
+			var sealed []byte
+			_, err := st.Get(t.Context(), key, &sealed)
+			all = append(all, sealed)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	first, second := keyFile(t, 1), keyFile(t, 2)
+	newFileWorld(t, st, fileTwo, first)
+	if all := raw(); len(all) != 1 || bytes.Contains(all[0], []byte("sesame")) {
+		t.Fatalf("it is stored as %q", all)
+	}
+	newFileWorld(t, st, fileOne, second, first) // a key is put before it: all is sealed anew
+	w := newFileWorld(t, st, fileOne, second)
+	if got, err := w.document(fileTwo); got != fileTwo {
+		t.Errorf("after the first key is gone: %q, %v", got, err)
+	}
+	sealer, err := openSealer([]string{first})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &leading{process: &process{cfg: &config.Config{}}, store: st, rotation: &rotation{sealer: sealer}}
+	if _, err := l.openCloudInit(t.Context()); !errors.Is(err, pki.ErrSealed) {
+		t.Errorf("with a key that is not that of the store: %v", err)
+	}
+}
+
+func TestWhatIsWrongWithTheCloudInitFileIsToldAtTheStart(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	for content, want := range map[string]string{
+		fileOne:                           "",
+		"runcmd: [one]":                   "cells.cloudInitFile: " + file + ":1: the first line is neither",
+		"#cloud-config\npackages: [vim]":  "cells.cloudInitFile: " + file + ":2: packages: Kip does not carry out",
+		"#cloud-config\nusers: [ann]":     "want no users",
+		"#!" + strings.Repeat("x", 70000): "want at most 65536",
+	} {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cfg := &config.Config{}
+		cfg.Cells.CloudInitFile = file
+		cfg.Cloud.Local = &config.Local{}
+		if _, err := readCloudInit(cfg); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%.40q: %v, want %q", content, err, want)
+		}
+	}
+	cfg := &config.Config{}
+	cfg.Cells.CloudInitFile = file
+	if err := os.WriteFile(file, []byte("#cloud-config\nusers: [ann]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := readCloudInit(cfg); err != nil || !f.login {
+		t.Errorf("on a cloud with images of one's own: %v", err)
+	}
+}
+
+func TestTheCloudInitFileIsFollowedUntilKipEnds(t *testing.T) {
+	w := newFileWorld(t, store.Memory(nil), fileOne)
+	ctx, cancel := context.WithCancel(t.Context())
+	said := make(chan string, 1)
+	w.say = func(_, reason, _ string) { said <- reason }
+	w.write(fileTwo)
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	if reason := <-said; reason != "CloudInitChanged" {
+		t.Errorf("it says %s", reason)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
