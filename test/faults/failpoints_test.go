@@ -743,7 +743,7 @@ func TestKipIsKilledAtEveryWriteAndEveryCloudCall(t *testing.T) {
 			}
 			step := 1
 			if testing.Short() {
-				step = 5
+				step = 20
 			}
 			if len(passed) < leastPoints {
 				t.Errorf("%d points at which to die: want %d or more, or the scenario does nothing", len(passed), leastPoints)
