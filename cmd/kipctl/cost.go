@@ -90,14 +90,8 @@ func spent(d *float64) string {
 	}
 }
 
-func (k *kipctl) costTable(w io.Writer, q adminapi.CostQuery, costs adminapi.Costs) error {
-	if len(costs.Costs) == 0 {
-		fmt.Fprintf(k.err, "Nothing was spent from %s to %s%s.\n", costs.Since, costs.Until, in(q.Namespace))
-		return nil
-	}
-	fmt.Fprintf(w, "%s to %s (UTC)%s, in US dollars\n\n", costs.Since, costs.Until, in(q.Namespace))
-	var columns []string
-	var names func(adminapi.Cost) []string
+// costNames are the columns of what costs are summed by, and a cost's names in them.
+func costNames(q adminapi.CostQuery) (columns []string, names func(adminapi.Cost) []string) {
 	switch q.By {
 	case "pod":
 		columns = []string{"NAMESPACE", "POD", "OWNER"}
@@ -119,6 +113,16 @@ func (k *kipctl) costTable(w io.Writer, q adminapi.CostQuery, costs adminapi.Cos
 		columns = []string{strings.ToUpper(key)}
 		names = func(c adminapi.Cost) []string { return []string{c.Label} }
 	}
+	return columns, names
+}
+
+func (k *kipctl) costTable(w io.Writer, q adminapi.CostQuery, costs adminapi.Costs) error {
+	if len(costs.Costs) == 0 {
+		fmt.Fprintf(k.err, "Nothing was spent from %s to %s%s.\n", costs.Since, costs.Until, in(q.Namespace))
+		return nil
+	}
+	fmt.Fprintf(w, "%s to %s (UTC)%s, in US dollars\n\n", costs.Since, costs.Until, in(q.Namespace))
+	columns, names := costNames(q)
 	columns = append(columns, "HOURS", "COST")
 	beside := costs.Total.Disk != nil || costs.Total.Address != nil
 	if beside {

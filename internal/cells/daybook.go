@@ -239,7 +239,7 @@ func (d *costDays) written(next costDays, changes []store.Change, revision int64
 // Meter tells of a cell by its ID how much of its machine its pod has used since it was
 // given it. It must not block.
 type Meter interface {
-	Of(cell string) daybook.Use
+	Use(cell string) daybook.Use
 }
 
 // use is what the pod of a cell has used, if that is measured.
@@ -247,7 +247,7 @@ func (c *Controller) use(cell *Cell) daybook.Use {
 	if c.cfg.Meter == nil {
 		return daybook.Use{}
 	}
-	return c.cfg.Meter.Of(cell.ID)
+	return c.cfg.Meter.Use(cell.ID)
 }
 
 // runningEntries are those of the cells that run, in order of the cells.

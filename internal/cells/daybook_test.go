@@ -156,7 +156,7 @@ func TestWhatACellCostBeforeItWasStoppedIsNotLost(t *testing.T) {
 // fixedMeter tells the same of each cell.
 type fixedMeter daybook.Use
 
-func (m fixedMeter) Of(string) daybook.Use { return daybook.Use(m) }
+func (m fixedMeter) Use(string) daybook.Use { return daybook.Use(m) }
 
 // A standby cell that waits for a pod is idle, and of a pod it is what the meter says.
 func TestWhatStoodIdleIsToldAlsoAfterTheCellHasGone(t *testing.T) {

@@ -90,9 +90,11 @@ func TestWhatStoodIdleIsPartOfWhatMachinesCost(t *testing.T) {
 			Amount{Seconds: 7200, Dollars: 4, DiskDollars: 14, Measured: 3600, IdleDollars: 0.5}},
 		"longer than it ran": {price, Use{Measured: 14400, Idle: 14400},
 			Amount{Seconds: 7200, Dollars: 4, DiskDollars: 14, Measured: 7200, IdleDollars: 4}},
-		"more idle than measured":      {price, Use{Measured: 10, Idle: 20}, Amount{Seconds: 7200, Dollars: 4, DiskDollars: 14, Measured: 10, IdleDollars: 4.0 / 720}},
-		"less than nothing":            {price, Use{Measured: -1, Idle: -1}, Amount{Seconds: 7200, Dollars: 4, DiskDollars: 14}},
-		"of a price that is not known": {Price{Machine: Rate{Unknown: true}}, Use{Measured: 3600, Idle: 900}, Amount{Seconds: 7200, Unpriced: 7200, Measured: 3600}},
+		"more idle than measured": {price, Use{Measured: 10, Idle: 20},
+			Amount{Seconds: 7200, Dollars: 4, DiskDollars: 14, Measured: 10, IdleDollars: 4.0 / 720}},
+		"less than nothing": {price, Use{Measured: -1, Idle: -1}, Amount{Seconds: 7200, Dollars: 4, DiskDollars: 14}},
+		"of a price that is not known": {Price{Machine: Rate{Unknown: true}}, Use{Measured: 3600, Idle: 900},
+			Amount{Seconds: 7200, Unpriced: 7200, Measured: 3600}},
 	} {
 		e := Of(Spender{}, at("2026-11-23 23:00:00"), 7200, tc.price, tc.use)
 		got := e.Total()

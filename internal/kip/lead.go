@@ -412,12 +412,17 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Log:         l.Log,
 	})
 	l.atEnd(l.cells.Close)
+	l.wireToldOfCells()
+	return nil
+}
+
+// wireToldOfCells makes what is told of the cells, and what tells people of them.
+func (l *leading) wireToldOfCells() {
 	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, l.cells.WaitsFor, l.Log)
 	l.atEnd(l.mirror.Close)
 	l.rotation.cells, l.cloudInit.cells = l.cells, l.cells
 	l.cloudInit.say = func(kind, reason, message string) { l.nodes.Event(l.NodeName, kind, reason, message) }
 	l.rotation.say = func(message string) { l.nodes.Event(l.NodeName, corev1.EventTypeNormal, events.CARotated, message) }
-	return nil
 }
 
 // wirePods makes the loop that matches pods to cells.

@@ -87,4 +87,4 @@ func statsCells(ways []cells.Way, node string) (list []stats.Cell) {
 // useOfCells is what the ledger asks of the meter.
 type useOfCells struct{ meter *stats.Meter }
 
-func (u useOfCells) Of(cell string) daybook.Use { return daybook.Use(u.meter.Of(cell)) }
+func (u useOfCells) Use(cell string) daybook.Use { return daybook.Use(u.meter.Use(cell)) }

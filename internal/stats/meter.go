@@ -53,8 +53,8 @@ func (m *Meter) Run(ctx context.Context) error {
 	}
 }
 
-// Of tells of a cell by its ID.
-func (m *Meter) Of(cell string) Use {
+// Use tells of a cell by its ID.
+func (m *Meter) Use(cell string) Use {
 	m.of.mu.Lock()
 	defer m.of.mu.Unlock()
 	if u := m.of.cells[cell]; u != nil {

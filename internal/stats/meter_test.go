@@ -32,6 +32,7 @@ func summaryOf(cpu, memory float64) string {
 
 func TestTheMeterTellsHowMuchOfAMachineStoodIdle(t *testing.T) {
 	const gib = 1 << 30
+	twoCores := Machine{MilliCPU: 2000, MemoryBytes: gib}
 	for name, tc := range map[string]struct {
 		says     []string // what its kubelet answers, a minute each; empty for nothing
 		machine  Machine
@@ -39,13 +40,13 @@ func TestTheMeterTellsHowMuchOfAMachineStoodIdle(t *testing.T) {
 		idle     float64
 	}{
 		// The first covers two minutes: the pod was given the cell a minute before.
-		"half a core of two":            {[]string{summaryOf(120, 0), summaryOf(180, 0)}, Machine{MilliCPU: 2000, MemoryBytes: gib}, 180, 90},
-		"memory, of which it uses more": {[]string{summaryOf(12, gib/2), summaryOf(18, gib/4)}, Machine{MilliCPU: 2000, MemoryBytes: gib}, 180, 60 + 45},
-		"a lie is no more than all":     {[]string{summaryOf(1e12, 0), summaryOf(1e9, 1e15)}, Machine{MilliCPU: 2000, MemoryBytes: gib}, 180, 0},
-		"a counter that began anew":     {[]string{summaryOf(120, 0), summaryOf(60, 0)}, Machine{MilliCPU: 2000, MemoryBytes: gib}, 180, 60 + 30},
-		"a minute without an answer":    {[]string{summaryOf(120, 0), "", summaryOf(240, 0)}, Machine{MilliCPU: 2000, MemoryBytes: gib}, 240, 60 + 60},
-		"no answer":                     {[]string{"", "nonsense", "{}"}, Machine{MilliCPU: 2000, MemoryBytes: gib}, 0, 0},
-		"another's pod":                 {[]string{strings.ReplaceAll(summaryOf(120, 0), uidOfA, "other")}, Machine{MilliCPU: 2000, MemoryBytes: gib}, 0, 0},
+		"half a core of two":            {[]string{summaryOf(120, 0), summaryOf(180, 0)}, twoCores, 180, 90},
+		"memory, of which it uses more": {[]string{summaryOf(12, gib/2), summaryOf(18, gib/4)}, twoCores, 180, 60 + 45},
+		"a lie is no more than all":     {[]string{summaryOf(1e12, 0), summaryOf(1e9, 1e15)}, twoCores, 180, 0},
+		"a counter that began anew":     {[]string{summaryOf(120, 0), summaryOf(60, 0)}, twoCores, 180, 60 + 30},
+		"a minute without an answer":    {[]string{summaryOf(120, 0), "", summaryOf(240, 0)}, twoCores, 240, 60 + 60},
+		"no answer":                     {[]string{"", "nonsense", "{}"}, twoCores, 0, 0},
+		"another's pod":                 {[]string{strings.ReplaceAll(summaryOf(120, 0), uidOfA, "other")}, twoCores, 0, 0},
 		"a machine of unknown size":     {[]string{summaryOf(120, 0)}, Machine{}, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -74,20 +75,20 @@ func TestTheMeterTellsHowMuchOfAMachineStoodIdle(t *testing.T) {
 				ended := make(chan error, 1)
 				go func() { ended <- m.Run(ctx) }()
 				time.Sleep(time.Duration(len(tc.says))*meterPeriod + time.Second)
-				got := m.Of("c")
+				got := m.Use("c")
 				if math.Abs(got.Measured-tc.measured) > 0.01 || math.Abs(got.Idle-tc.idle) > 0.01 {
 					t.Errorf("%+v, want %v s measured, %v s idle", got, tc.measured, tc.idle)
 				}
-				if other := m.Of("d"); other != (Use{}) {
+				if other := m.Use("d"); other != (Use{}) {
 					t.Errorf("of a cell that is not there: %+v", other)
 				}
 				there = false
 				time.Sleep(meterKept - meterPeriod)
-				if still := m.Of("c"); still != got {
+				if still := m.Use("c"); still != got {
 					t.Errorf("before its cost is final it is forgotten: %+v", still)
 				}
 				time.Sleep(3 * meterPeriod)
-				if still := m.Of("c"); still != (Use{}) {
+				if still := m.Use("c"); still != (Use{}) {
 					t.Errorf("of a cell that is long gone: %+v", still)
 				}
 				cancel()
