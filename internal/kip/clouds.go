@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/elotl/kip/internal/catalog"
@@ -17,6 +18,8 @@ import (
 	"github.com/elotl/kip/internal/cloud/aws"
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
+	"github.com/elotl/kip/internal/cloud/qemu"
 	"github.com/elotl/kip/internal/cloud/remote"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/placement"
@@ -36,7 +39,7 @@ func Child(args []string) bool {
 
 // openCloud returns the one cloud that provider.yaml names.
 func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud.Cloud, error) {
-	if err := cfg.CheckCloud("local", "aws", "sim"); err != nil {
+	if err := cfg.CheckCloud("local", "qemu", "aws", "sim"); err != nil {
 		return nil, err
 	}
 	if a := cfg.Cloud.AWS; a != nil {
@@ -58,6 +61,23 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 	}
 	if s := cfg.Cloud.Sim; s != nil {
 		return remote.Dial("sim", s.Socket), nil
+	}
+	if q := cfg.Cloud.QEMU; q != nil {
+		return qemu.New(ctx, qemu.Config{
+			Config: host.Config{
+				StateDir: q.StateDir,
+				Bridge:   q.Bridge,
+				CIDR:     q.CIDR,
+				IPv6CIDR: q.IPv6CIDR,
+				// Of the same sizes as the local cloud's machines.
+				Catalogue: sizes.Types(runtime.GOARCH, q.Zones...),
+				Log:       log.With("cloud", "qemu"),
+			},
+			Image:       q.Image,
+			Nameservers: q.Nameservers,
+			Accelerator: q.Accelerator,
+			Hugepages:   q.Hugepages,
+		})
 	}
 	l := cfg.Cloud.Local
 	return local.New(local.Config{
