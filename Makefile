@@ -50,14 +50,21 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  make run ARGS=--once     the same, but end after the example'
 	@echo '  make run CLOUD=aws       with a model of EC2 before the cells'
+	@echo '  make run CLOUD=qemu      with cells that are virtual machines'
 	@echo '  make run NODES=1         with an ordinary node beside Kip'"'"'s'
 	@echo '  make run ARGS=--zones=a,b  with a virtual node for each zone'
 
 ##### run
 
 .PHONY: run
-run: build ## a control plane, Kip and an example pod on a cell, on this machine; as root
+run: $(if $(filter qemu,$(CLOUD)),run-image,build) ## a control plane, Kip and an example pod on a cell, on this machine; as root
 	@exec $(BIN)/kip-dev run --nodes=$(NODES) --cloud=$(CLOUD) $(ARGS)
+
+# Of what Debian has now, as make boot does.
+.PHONY: run-image
+run-image:
+	@hack/prerequisites --boot
+	@$(MAKE) --no-print-directory image IMAGE_FORMATS=qcow2 IMAGE_GONE=newest
 
 .PHONY: stop
 stop: build ## end and remove what a killed run left on this machine; as root
@@ -228,11 +235,12 @@ tutorial: build ## the README's first command and the tutorial, as a new user ty
 	@hack/run-tests tutorial . e2e ./test/e2e/tutorial -race -count=1 -timeout 20m
 
 .PHONY: boot
-boot: ## boot the image on emulated machines: agent, power button, one life, bad starts
+boot: ## the boot image on emulated machines: agent, power button, one life, bad starts; the cloud of virtual machines, and a pod on one; as root
 	@hack/prerequisites --boot
 	@# What Debian publishes on some day must not decide whether a commit is good: the newest versions boot, too.
-	@$(MAKE) --no-print-directory image IMAGE_FORMATS=raw IMAGE_GONE=newest
-	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot . e2e ./test/boot -trimpath -count=1 -timeout 20m
+	@$(MAKE) --no-print-directory image IMAGE_FORMATS=raw,qcow2 IMAGE_GONE=newest
+	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot-parts . '' ./internal/cloud/qemu/... -trimpath -count=1 -timeout 10m
+	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot . e2e './test/boot ./test/e2e/qemu' -trimpath -count=1 -p 1 -timeout 20m
 
 .PHONY: bench
 bench: build bench-tools ## measure, one line a figure (ARGS='-only real' and so on); as root

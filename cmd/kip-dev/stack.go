@@ -31,7 +31,8 @@ func (p *place) add(fs *pflag.FlagSet) {
 		"`folder` for everything that is written; only logs and the root of the cells stay there after the end")
 	fs.StringVar(&p.bin, "bin", "", "`folder` of the programs that `make build` builds; default: that of kip-dev")
 	fs.StringVar(&p.kip, "kip", "", "Kip's `program`: another build of it; default: that in the folder of the programs")
-	fs.StringVar(&p.cloud, "cloud", stack.CloudLocal, "`cloud` of the cells: local, or aws for a model of EC2 with local cells behind its instances")
+	fs.StringVar(&p.cloud, "cloud", stack.CloudLocal,
+		"`cloud` of the cells: local, qemu for virtual machines, or aws for a model of EC2 with local cells behind its instances")
 	fs.StringVar(&p.cellRoot, "cell-root", "",
 		"`folder` of the root that all cells start from, made where it is missing or outdated; default: cell-root in the state folder")
 	fs.StringVar(&p.bridge, "bridge", "kip0", "network `device` that cells and the control plane are on")

@@ -4,30 +4,48 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
 
 	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/internal/cloud/aws"
 )
 
-// Clouds of a stack.
+// The clouds of a stack.
 const (
 	CloudLocal = "local"
+	// CloudQEMU has virtual machines that boot the image in Bin.
+	CloudQEMU = "qemu"
 	// CloudAWS is a model of EC2, with local cells behind its instances.
 	CloudAWS = "aws"
 )
 
+// Clouds are all that a stack can have.
+var Clouds = []string{CloudLocal, CloudQEMU, CloudAWS}
+
 // checkCloud says whether the stack can have its cloud.
 func (o Options) checkCloud() error {
 	switch {
-	case o.Cloud != "" && o.Cloud != CloudLocal && o.Cloud != CloudAWS:
-		return fmt.Errorf("--cloud is %q: want %s or %s", o.Cloud, CloudLocal, CloudAWS)
+	case o.Cloud != "" && !slices.Contains(Clouds, o.Cloud):
+		return fmt.Errorf("--cloud is %q: want one of %s", o.Cloud, strings.Join(Clouds, ", "))
+	case o.Cloud == CloudQEMU:
+		if _, err := os.Stat(o.bootImage()); err != nil {
+			return fmt.Errorf("--cloud is %s, and there is no image for its machines: make image builds it: %w", o.Cloud, err)
+		}
 	case o.Cloud == CloudAWS && o.Kips > 1:
 		return fmt.Errorf("--cloud is %s and --kips is %d: want one Kip", o.Cloud, o.Kips)
 	case o.Cloud == CloudAWS && o.IPv6CIDR.IsValid():
 		return fmt.Errorf("--cloud is %s and --ipv6-cidr is %s: want none", o.Cloud, o.IPv6CIDR)
 	}
 	return nil
+}
+
+// bootImage is what virtual machines start from.
+func (o Options) bootImage() string {
+	return filepath.Join(o.Bin, "image", "kip-cell-"+runtime.GOARCH+".qcow2")
 }
 
 // StartCloud starts the model of EC2, if that is the stack's cloud. The bridge and the

@@ -34,6 +34,7 @@ import (
 	"github.com/elotl/kip/dev/registry"
 	"github.com/elotl/kip/image"
 	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloud/qemu"
 	kipnode "github.com/elotl/kip/internal/node"
 )
 
@@ -52,7 +53,7 @@ type Options struct {
 	State        string       // folder for everything that is written
 	Bin          string       // folder of the programs
 	Kip          string       // Kip's program; that in Bin when empty
-	Cloud        string       // of the cells: CloudLocal, also when empty, or CloudAWS
+	Cloud        string       // of the cells, one of Clouds; CloudLocal when empty
 	CellRoot     string       // the cells' root; made where it is missing or outdated
 	Bridge       string       // network device
 	CIDR         netip.Prefix // its addresses; the first is the host's
@@ -61,7 +62,7 @@ type Options struct {
 	Nodes        int      // how many ordinary nodes there are beside it
 	Kips         int      // how many Kips; those after the first have nodes, bridges and parts of CIDR of their own
 	VirtualNodes int      // how many virtual nodes each Kip has; 0 for one
-	Zones        []string // of the local cloud, each with a virtual node; one when empty, with what VirtualNodes says
+	Zones        []string // of this host's cloud, each with a virtual node; one when empty, with what VirtualNodes says
 	CPUs         int      // what the scheduler may place on a virtual node
 	ServiceProxy bool     // kube-proxy runs on this machine, for NodePorts at the virtual nodes' addresses
 	DefaultType  string   // instance type of pods that ask for nothing; a small one when empty
@@ -232,7 +233,8 @@ func (s *Stack) destroyClouds(ctx context.Context) error {
 	clouds, err := s.peerClouds()
 	errs := []error{err}
 	for _, c := range append(clouds, s.cloud()) {
-		errs = append(errs, local.Destroy(ctx, c))
+		// An earlier run may have had another cloud in the same folder.
+		errs = append(errs, qemu.Destroy(ctx, qemu.Config{Config: c.Config}), local.Destroy(ctx, c))
 	}
 	return errors.Join(errs...)
 }
@@ -304,8 +306,11 @@ func (s *Stack) StartRegistry(ctx context.Context) error {
 }
 
 // BuildCellRoot makes the tree that all cells start from, where it is missing
-// or made of other programs.
+// or made of other programs. Virtual machines have theirs in their image.
 func (s *Stack) BuildCellRoot(ctx context.Context) error {
+	if s.opts.Cloud == CloudQEMU {
+		return nil
+	}
 	o, err := s.rootOptions()
 	if err != nil {
 		return err
@@ -346,7 +351,7 @@ func (s *Stack) rootOptions() (image.Options, error) {
 func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 	mirror := []string{"http://" + s.Registry.Address()}
 	cloud := map[string]any{
-		"stateDir": k.path("cloud"), "rootDir": s.opts.CellRoot, "bridge": k.bridge, "cidr": k.cidr.String(),
+		"stateDir": k.path("cloud"), "bridge": k.bridge, "cidr": k.cidr.String(),
 		"nameservers": []string{s.address.String()}, // CoreDNS
 	}
 	if k.ipv6.IsValid() {
@@ -364,6 +369,12 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 		"registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror},
 	}
 	name := CloudLocal
+	switch s.opts.Cloud {
+	case CloudQEMU:
+		name, cloud["image"] = CloudQEMU, s.opts.bootImage()
+	default:
+		cloud["rootDir"] = s.opts.CellRoot
+	}
 	if s.ec2 != nil {
 		name, cloud = CloudAWS, s.awsConfig()
 		cells["defaultInstanceType"] = cmp.Or(s.opts.DefaultType, machines.Types()[0].Name)
@@ -634,10 +645,11 @@ func (s *Stack) Leftovers(ctx context.Context) ([]string, error) {
 	}
 	for _, c := range append(clouds, s.cloud(), s.nodesCloud()) {
 		left, err := local.Leftovers(ctx, c)
-		if err != nil {
+		virtual, virtualErr := qemu.Leftovers(ctx, qemu.Config{Config: c.Config})
+		if err := errors.Join(err, virtualErr); err != nil {
 			return nil, fmt.Errorf("look for leftovers: %w", err)
 		}
-		for _, what := range left {
+		for _, what := range append(left, virtual...) {
 			if !slices.Contains(found, what) {
 				found = append(found, what)
 			}

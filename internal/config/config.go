@@ -34,17 +34,20 @@ type Config struct {
 // Cloud has exactly one field set.
 type Cloud struct {
 	Local *Local `key:"local" doc:"Cells are namespaced machines on this host. Needs no account."`
+	QEMU  *QEMU  `key:"qemu" doc:"Cells are virtual machines on this host. Needs no account."`
 	AWS   *AWS   `key:"aws" doc:"Cells are EC2 instances."`
 	GCE   *GCE   `key:"gce" doc:"Cells are Compute Engine instances."`
 	Azure *Azure `key:"azure" doc:"Cells are Azure virtual machines."`
 	Sim   *Sim   `key:"sim" doc:"Cells are simulated, for benchmarks and trials: no container runs."`
 }
 
-// Name is the key of the cloud that is set: local, aws, gce, azure or sim.
+// Name is the key of the cloud that is set: local, qemu, aws, gce, azure or sim.
 func (c Cloud) Name() string {
 	switch {
 	case c.Local != nil:
 		return "local"
+	case c.QEMU != nil:
+		return "qemu"
 	case c.AWS != nil:
 		return "aws"
 	case c.GCE != nil:
@@ -71,6 +74,33 @@ type Local struct {
 	IPv6CIDR    netip.Prefix `key:"ipv6CIDR" doc:"IPv6 addresses of cells and their pods, which have both then: for clusters with Services of both families. Such as fd10:110::/64; from /16 to /96. Default: no IPv6."`
 	Zones       []string     `key:"zones" default:"[local]" doc:"Names of zones, at most 16, to try what zones do: each machine and each disk is in one of them, and a disk is attached to machines of its zone only. They are all on this host. A zone may be added; one that has disks stays."`
 	Nameservers []netip.Addr `key:"nameservers" doc:"Name servers of the cells, for images' registries and for pods with dnsPolicy Default. Without any, a look-up fails at once."`
+}
+
+// QEMU is the cloud of virtual machines on this host.
+type QEMU struct {
+	StateDir    string       `key:"stateDir" default:"/opt/kip/qemu" doc:"Folder with the machines' records and disks, and a copy of the image. Each machine's console is in it: machines/INSTANCE/console.log."`
+	Image       string       `key:"image" default:"/opt/kip/image/kip-cell-amd64.qcow2" doc:"Disk that cells start from, qcow2 or raw, as make image builds it: its EFI program and its manifest are beside it."`
+	Accelerator string       `key:"accelerator" default:"auto" doc:"How machines run: kvm, tcg (emulated, some ten times slower), or auto, which is kvm where a machine runs with it."`
+	Hugepages   bool         `key:"hugepages" default:"false" doc:"Take machines' memory from the host's hugepages (vm.nr_hugepages), whole at a machine's start: faster, and a machine for which there are too few is refused. Else it is taken as it is used, and what a machine frees goes back."`
+	Bridge      string       `key:"bridge" default:"kip0" doc:"Name of the network bridge that cells are attached to. Kip makes it."`
+	CIDR        netip.Prefix `key:"cidr" default:"10.110.0.0/16" doc:"IPv4 addresses of cells and their pods; the first is the host's. Must not be in use elsewhere."`
+	IPv6CIDR    netip.Prefix `key:"ipv6CIDR" doc:"IPv6 addresses of cells and their pods, as with the local cloud. Default: no IPv6."`
+	Zones       []string     `key:"zones" default:"[local]" doc:"Names of zones, at most 16, as with the local cloud: all are on this host."`
+	Nameservers []netip.Addr `key:"nameservers" doc:"Name servers of the cells, for images' registries and for pods with dnsPolicy Default. Without any, a look-up fails at once."`
+}
+
+// Accelerators of the cloud of virtual machines.
+var Accelerators = []string{"auto", "kvm", "tcg"}
+
+// hostZones are the zones of a cloud on this host, and their key; nil for another cloud.
+func (c Cloud) hostZones() (key string, zones []string) {
+	switch {
+	case c.Local != nil:
+		return "cloud.local.zones", c.Local.Zones
+	case c.QEMU != nil:
+		return "cloud.qemu.zones", c.QEMU.Zones
+	}
+	return "", nil
 }
 
 // AWS is Amazon EC2.

@@ -274,6 +274,10 @@ func TestOtherForms(t *testing.T) {
 		"name servers": {"cloud: {local: {nameservers: [10.0.0.1, '2001:db8::1']}}\ncells: {defaultInstanceType: x}", func(c *Config) bool {
 			return len(c.Cloud.Local.Nameservers) == 2 && c.Cloud.Local.Nameservers[1].String() == "2001:db8::1"
 		}},
+		"virtual machines": {"cloud: {qemu: }\ncells: {defaultInstanceType: x}", func(c *Config) bool {
+			q := c.Cloud.QEMU
+			return c.Cloud.Name() == "qemu" && q.Accelerator == "auto" && !q.Hugepages && q.Bridge == "kip0" && q.StateDir == "/opt/kip/qemu"
+		}},
 		"JSON": {`{"cloud": {"local": {"cidr": "10.9.0.0/24"}}, "cells": {"defaultInstanceType": "nano"}}`,
 			func(c *Config) bool { return c.Cloud.Local.CIDR.String() == "10.9.0.0/24" }},
 		"comments, a ---": {"# mine\n---\n" + least, func(c *Config) bool { return c.Cells.DefaultInstanceType == "nano" }},
@@ -324,7 +328,7 @@ func TestErrors(t *testing.T) {
 		{"empty", "", "p.yaml:1: the file is empty: want at least cloud and cells.defaultInstanceType"},
 		{"comments only", "# nothing\n", "p.yaml:1: the file is empty: want at least cloud and cells.defaultInstanceType"},
 		{"null", "---\n",
-			"p.yaml:1: cells.defaultInstanceType: there is no value: this key is required\np.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure, sim"},
+			"p.yaml:1: cells.defaultInstanceType: there is no value: this key is required\np.yaml:1: cloud: none is there: want exactly one of local, qemu, aws, gce, azure, sim"},
 		{"a text", "hello",
 			"p.yaml:1: a single value is not valid: want keys and values: apiVersion, kind, cloud, etcd, cells, kubelet, nodes, costs, testing"},
 		{"no YAML", "a:\n  b: [", "p.yaml:2: no valid YAML: did not find expected node content"},
@@ -376,7 +380,7 @@ func TestErrors(t *testing.T) {
 			"p.yaml:1: cloud.local.zones: there are 0: want 1 to 16"},
 
 		{"section that is a text", "cloud: local\ncells: {defaultInstanceType: nano}",
-			"p.yaml:1: cloud: a single value is not valid: want keys and values: local, aws, gce, azure, sim"},
+			"p.yaml:1: cloud: a single value is not valid: want keys and values: local, qemu, aws, gce, azure, sim"},
 		{"section that is a list", "cloud: {local: }\ncells: [a]", "p.yaml:2: cells: a list is not valid: want keys and values: " +
 			strings.Join(keysOf(reflect.TypeFor[Cells]()), ", ")},
 		{"number for a text", least + "  nametag: 7", `p.yaml:5: cells.nametag: "7" is not valid: want a text: put it in quotes`},
@@ -421,9 +425,9 @@ func TestErrors(t *testing.T) {
 		{"apiVersion", "apiVersion: v2\n" + least, `p.yaml:1: apiVersion: "v2" is not valid: want v1`},
 		{"kind", "kind: Config\n" + least, `p.yaml:1: kind: "Config" is not valid: want serverConfig`},
 		{"no cloud", "cloud: {}\ncells: {defaultInstanceType: nano}",
-			`p.yaml:1: cloud: none is there: want exactly one of local, aws, gce, azure, sim`},
+			`p.yaml:1: cloud: none is there: want exactly one of local, qemu, aws, gce, azure, sim`},
 		{"two clouds", "cloud:\n  local:\n  aws:\ncells: {defaultInstanceType: nano}",
-			`p.yaml:1: cloud: local and aws are there: want exactly one of local, aws, gce, azure, sim`},
+			`p.yaml:1: cloud: local and aws are there: want exactly one of local, qemu, aws, gce, azure, sim`},
 		{"FILL_IN", "cloud: {azure: {subscriptionID: FILL_IN, location: x, resourceGroup: g}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.azure.subscriptionID: FILL_IN is a placeholder: replace it, or remove the key`},
 		{"region", "cloud: {aws: {region: us-east-1a}}\ncells: {defaultInstanceType: x}",
@@ -450,6 +454,15 @@ func TestErrors(t *testing.T) {
 			`p.yaml:1: cloud.local.cidr: "10.0.0.0/30" is not valid: want an IPv4 network from /8 to /28`},
 		{"name of a name server", "cloud: {local: {nameservers: [10.0.0.1, dns.example.com]}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.local.nameservers[1]: "dns.example.com" is not valid: want an IP address such as 10.20.0.1`},
+		{"virtual machines' network", "cloud: {qemu: {cidr: 10.0.0.0/30, zones: []}}\ncells: {defaultInstanceType: x}",
+			"p.yaml:1: cloud.qemu.cidr: \"10.0.0.0/30\" is not valid: want an IPv4 network from /8 to /28\n" +
+				"p.yaml:1: cloud.qemu.zones: there are 0: want 1 to 16"},
+		{"virtual machines' image", "cloud: {qemu: {image: /srv/cell.vhd}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.qemu.image: "/srv/cell.vhd" is not valid: want a file whose name ends in .qcow2 or .raw`},
+		{"accelerator", "cloud: {qemu: {accelerator: xen}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.qemu.accelerator: "xen" is not valid: want auto, kvm, tcg`},
+		{"zone of virtual machines", "cloud: {qemu: }\ncells: {defaultInstanceType: x, standbyCells: [{instanceType: x, zone: us-east-1a}]}",
+			`p.yaml:2: cells.standbyCells[0].zone: "us-east-1a" is not valid: want one of cloud.qemu.zones: local`},
 		{"no state folder", "cloud: {local: {stateDir: ''}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.local.stateDir: there is no value: this key is required`},
 

@@ -84,10 +84,10 @@ func (d *decoder) nodes(c *Config) {
 			}
 		}
 		d.words(key+".zones", n.Zones, nil)
-		if l := c.Cloud.Local; l != nil {
+		if in, zones := c.Cloud.hostZones(); zones != nil {
 			for j, zone := range n.Zones {
-				d.check(slices.Contains(l.Zones, zone), fmt.Sprintf("%s.zones[%d]", key, j), zone,
-					"one of cloud.local.zones: "+strings.Join(l.Zones, ", "))
+				d.check(slices.Contains(zones, zone), fmt.Sprintf("%s.zones[%d]", key, j), zone,
+					"one of "+in+": "+strings.Join(zones, ", "))
 			}
 		}
 		d.words(key+".architectures", n.Architectures, nodeArchs)
@@ -200,9 +200,9 @@ func (d *decoder) capacity(key string, list corev1.ResourceList) {
 	}
 }
 
-// localZones checks the zones of the local cloud.
-func (d *decoder) localZones(zones []string) {
-	const key, most = "cloud.local.zones", 16
+// hostZones checks the zones of a cloud on this host.
+func (d *decoder) hostZones(key string, zones []string) {
+	const most = 16
 	if len(zones) == 0 || len(zones) > most {
 		d.bad(key, "there are %d: want 1 to %d", len(zones), most)
 	}

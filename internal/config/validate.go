@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"net/url"
 	"os"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
@@ -164,6 +166,17 @@ func (d *decoder) validate(c *Config) {
 	d.otherClouds(c.Cloud.Name())
 }
 
+// onHost checks the network of a cloud on this host, whose key is at.
+func (d *decoder) onHost(at, bridge string, four, six netip.Prefix) {
+	d.check(ifName.MatchString(bridge), at+".bridge", bridge,
+		"the name of a network device: at most 15 letters, digits, dots, dashes and underscores")
+	d.check(four.Addr().Is4() && four.Bits() >= 8 && four.Bits() <= 28, at+".cidr", four.String(), "an IPv4 network from /8 to /28")
+	if six.IsValid() {
+		good := six.Addr().Is6() && !six.Addr().Is4In6() && six.Addr().IsGlobalUnicast() && six.Bits() >= 16 && six.Bits() <= 96
+		d.check(good, at+".ipv6CIDR", six.String(), "an IPv6 network from /16 to /96, such as fd10:110::/64")
+	}
+}
+
 func (d *decoder) cloud(c Cloud) {
 	var chosen []string
 	for _, name := range keysOf(reflect.TypeFor[Cloud]()) {
@@ -181,15 +194,17 @@ func (d *decoder) cloud(c Cloud) {
 	if l := c.Local; l != nil {
 		d.require("cloud.local.stateDir", l.StateDir)
 		d.require("cloud.local.rootDir", l.RootDir)
-		d.check(ifName.MatchString(l.Bridge), "cloud.local.bridge", l.Bridge,
-			"the name of a network device: at most 15 letters, digits, dots, dashes and underscores")
-		d.check(l.CIDR.Addr().Is4() && l.CIDR.Bits() >= 8 && l.CIDR.Bits() <= 28, "cloud.local.cidr", l.CIDR.String(),
-			"an IPv4 network from /8 to /28")
-		d.localZones(l.Zones)
-		if six := l.IPv6CIDR; six.IsValid() {
-			good := six.Addr().Is6() && !six.Addr().Is4In6() && six.Addr().IsGlobalUnicast() && six.Bits() >= 16 && six.Bits() <= 96
-			d.check(good, "cloud.local.ipv6CIDR", six.String(), "an IPv6 network from /16 to /96, such as fd10:110::/64")
-		}
+		d.onHost("cloud.local", l.Bridge, l.CIDR, l.IPv6CIDR)
+		d.hostZones("cloud.local.zones", l.Zones)
+	}
+	if q := c.QEMU; q != nil {
+		d.require("cloud.qemu.stateDir", q.StateDir)
+		d.require("cloud.qemu.image", q.Image)
+		form := filepath.Ext(q.Image)
+		d.check(q.Image == "" || form == ".qcow2" || form == ".raw", "cloud.qemu.image", q.Image, "a file whose name ends in .qcow2 or .raw")
+		d.check(slices.Contains(Accelerators, q.Accelerator), "cloud.qemu.accelerator", q.Accelerator, strings.Join(Accelerators, ", "))
+		d.onHost("cloud.qemu", q.Bridge, q.CIDR, q.IPv6CIDR)
+		d.hostZones("cloud.qemu.zones", q.Zones)
 	}
 	if c.Sim != nil {
 		d.require("cloud.sim.socket", c.Sim.Socket)
@@ -519,11 +534,11 @@ func (d *decoder) standbyCells(c *Config) {
 		if s.Spot && s.Stopped {
 			d.bad(key+".stopped", "spot is true too: want only one of them")
 		}
+		in, onHost := c.Cloud.hostZones()
 		switch {
 		case s.Zone == "":
-		case c.Cloud.Local != nil:
-			zones := c.Cloud.Local.Zones
-			d.check(slices.Contains(zones, s.Zone), key+".zone", s.Zone, "one of cloud.local.zones: "+strings.Join(zones, ", "))
+		case onHost != nil:
+			d.check(slices.Contains(onHost, s.Zone), key+".zone", s.Zone, "one of "+in+": "+strings.Join(onHost, ", "))
 		case c.Cloud.GCE != nil && c.Cloud.GCE.Zone != "":
 			d.check(s.Zone == c.Cloud.GCE.Zone, key+".zone", s.Zone, c.Cloud.GCE.Zone+", which is cloud.gce.zone")
 		}

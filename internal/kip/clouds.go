@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/elotl/kip/internal/catalog"
@@ -17,6 +18,8 @@ import (
 	"github.com/elotl/kip/internal/cloud/aws"
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
+	"github.com/elotl/kip/internal/cloud/qemu"
 	"github.com/elotl/kip/internal/cloud/remote"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/nodes"
@@ -39,10 +42,10 @@ func Child(args []string) bool {
 // openCloud returns the one cloud that provider.yaml names, and what closes it once nothing
 // calls it any more.
 func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud.Cloud, func() error, error) {
-	if err := cfg.CheckCloud("local", "aws", "sim"); err != nil {
+	if err := cfg.CheckCloud("local", "qemu", "aws", "sim"); err != nil {
 		return nil, nil, err
 	}
-	switch a, l := cfg.Cloud.AWS, cfg.Cloud.Local; {
+	switch a, q, l := cfg.Cloud.AWS, cfg.Cloud.QEMU, cfg.Cloud.Local; {
 	case a != nil:
 		if err := cfg.Refuse(notOnAWS(cfg)); err != nil {
 			return nil, nil, err
@@ -66,6 +69,26 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 	case cfg.Cloud.Sim != nil:
 		machines := remote.Dial("sim", cfg.Cloud.Sim.Socket)
 		return machines, machines.Close, nil
+	case q != nil:
+		machines, err := qemu.New(ctx, qemu.Config{
+			Config: host.Config{
+				StateDir: q.StateDir,
+				Bridge:   q.Bridge,
+				CIDR:     q.CIDR,
+				IPv6CIDR: q.IPv6CIDR,
+				// Of the same sizes as the local cloud's machines.
+				Catalogue: sizes.Types(runtime.GOARCH, q.Zones...),
+				Log:       log.With("cloud", "qemu"),
+			},
+			Image:       q.Image,
+			Nameservers: q.Nameservers,
+			Accelerator: q.Accelerator,
+			Hugepages:   q.Hugepages,
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		return machines, machines.Close, nil
 	default:
 		machines, err := local.New(local.Config{
 			Config: host.Config{
@@ -87,7 +110,7 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 }
 
 // onlyKipsImage says that the cloud's machines have Kip's own image, and no other.
-func onlyKipsImage(cfg *config.Config) bool { return cfg.Cloud.Local != nil }
+func onlyKipsImage(cfg *config.Config) bool { return cfg.Cloud.Local != nil || cfg.Cloud.QEMU != nil }
 
 // notOnAWS are the keys that are set and cannot have their effect on EC2 in this build,
 // with what is wrong with each.

@@ -39,7 +39,7 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 	var boot agentapi.Boot
 	// join connects to the agent as Kip does, and has it start a kubelet, which waits for
 	// containerd and its pause image.
-	join := func(m *vm, token pki.Token) (joined time.Time) {
+	join := func(m *machine, token pki.Token) (joined time.Time) {
 		ctx := within(t)
 		s, err := dialer.Keep(ctx, tunnel.Target{
 			CellID:  "c-1",

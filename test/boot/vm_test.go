@@ -9,8 +9,6 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"encoding/json"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -23,7 +21,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/elotl/kip/internal/agent/userdata"
+	"github.com/elotl/kip/internal/cloud/qemu/vm"
 )
 
 // limit bounds one boot. Emulated on a busy host it takes a minute.
@@ -31,9 +29,6 @@ const limit = 5 * time.Minute
 
 // diskBytes is the size of a machine's disk, larger than the image.
 const diskBytes = 3 << 30
-
-// firmware is where Debian's package ovmf has it, by what of it.
-var firmware = map[string]string{"CODE": "/usr/share/OVMF/OVMF_CODE_4M.fd", "VARS": "/usr/share/OVMF/OVMF_VARS_4M.fd"}
 
 // image is the folder of what make image built.
 func image(t *testing.T) string {
@@ -58,8 +53,8 @@ func newDisk(t *testing.T) string {
 	return disk
 }
 
-// vm is a machine that runs.
-type vm struct {
+// machine is one that runs.
+type machine struct {
 	t       *testing.T
 	cmd     *exec.Cmd
 	monitor string
@@ -75,10 +70,10 @@ type vm struct {
 
 // start boots a disk with this user data, "" for none, and with or without a network
 // card.
-func start(t *testing.T, disk, userData string, card bool) *vm {
+func start(t *testing.T, disk, userData string, card bool) *machine {
 	t.Helper()
 	dir := t.TempDir()
-	vars, err := os.ReadFile(firmware["VARS"])
+	vars, err := os.ReadFile(vm.FirmwareVariables)
 	if err != nil {
 		t.Fatalf("%v (Debian's package ovmf has it)", err)
 	}
@@ -89,7 +84,7 @@ func start(t *testing.T, disk, userData string, card bool) *vm {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &vm{
+	m := &machine{
 		t:       t,
 		monitor: filepath.Join(dir, "monitor"),
 		agent:   free.Addr().String(),
@@ -99,26 +94,27 @@ func start(t *testing.T, disk, userData string, card bool) *vm {
 	if err := free.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// Always emulated, so that it is the same machine wherever the test runs. The emulation
-	// of CMPXCHG16B in QEMU 7.2 damages flags, of which the kernel dies.
-	args := []string{
-		"-machine", "q35,accel=tcg", "-cpu", "max,-cx16,-la57", "-smp", "1", "-m", "1024", "-nodefaults", "-display", "none", "-no-reboot",
-		"-serial", "stdio", "-qmp", "unix:" + m.monitor + ",server=on,wait=off",
-		"-drive", "if=pflash,format=raw,readonly=on,file=" + firmware["CODE"],
-		"-drive", "if=pflash,format=raw,file=" + filepath.Join(dir, "vars"),
-		"-drive", "if=virtio,format=raw,cache=unsafe,file=" + disk,
+	// Always emulated, so that it is the same machine wherever the test runs.
+	what := vm.Machine{
+		Accelerator: vm.TCG,
+		CPUs:        1,
+		MemoryBytes: 1 << 30,
+		Variables:   filepath.Join(dir, "vars"),
+		Disk:        vm.Disk{File: disk, Format: "raw"},
+		Monitor:     m.monitor,
+		Files:       map[string]string{},
 	}
 	if card {
-		args = append(args, "-netdev", "user,id=n0,hostfwd=tcp:"+m.agent+"-:6421", "-device", "virtio-net-pci,netdev=n0,romfile=")
+		what.Card = &vm.Card{User: "hostfwd=tcp:" + m.agent + "-:6421"}
 	}
 	if userData != "" {
 		file := filepath.Join(dir, "user-data")
 		if err := os.WriteFile(file, []byte(userData), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		args = append(args, "-fw_cfg", "name="+userdata.QEMUName+",file="+file)
+		what.Files[vm.UserData] = file
 	}
-	m.cmd = exec.Command("qemu-system-x86_64", args...)
+	m.cmd = exec.Command(vm.Program, what.Args()...)
 	out, err := m.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +134,7 @@ func start(t *testing.T, disk, userData string, card bool) *vm {
 // escapes are what firmware writes to move on a screen.
 var escapes = regexp.MustCompile(`\x1b\[[0-9;=?]*[a-zA-Z]`)
 
-func (m *vm) read(s *bufio.Scanner) {
+func (m *machine) read(s *bufio.Scanner) {
 	for s.Scan() {
 		m.mu.Lock()
 		m.lines = append(m.lines, strings.TrimSpace(escapes.ReplaceAllString(s.Text(), "")))
@@ -151,14 +147,14 @@ func (m *vm) read(s *bufio.Scanner) {
 }
 
 // console is what the machine has said.
-func (m *vm) console() string {
+func (m *machine) console() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return strings.Join(m.lines, "\n")
 }
 
 // says waits for a line with this on the console, and returns it.
-func (m *vm) says(want string) string {
+func (m *machine) says(want string) string {
 	m.t.Helper()
 	timeout := time.After(limit)
 	for from := 0; ; {
@@ -186,7 +182,7 @@ func (m *vm) says(want string) string {
 }
 
 // ends waits until the machine is off.
-func (m *vm) ends() {
+func (m *machine) ends() {
 	m.t.Helper()
 	select {
 	case <-m.ended:
@@ -196,24 +192,15 @@ func (m *vm) ends() {
 }
 
 // press presses the power button.
-func (m *vm) press() {
+func (m *machine) press() {
 	m.t.Helper()
-	c, err := net.Dial("unix", m.monitor)
+	monitor, err := vm.Dial(within(m.t), m.monitor)
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	defer c.Close()
-	answers := json.NewDecoder(c)
-	for _, command := range []string{"", "qmp_capabilities", "system_powerdown"} {
-		if command != "" {
-			if _, err := fmt.Fprintf(c, "{\"execute\":%q}\n", command); err != nil {
-				m.t.Fatal(err)
-			}
-		}
-		var answer map[string]any
-		if err := answers.Decode(&answer); err != nil || answer["error"] != nil {
-			m.t.Fatalf("%s: %v (%v)", command, answer, err)
-		}
+	defer monitor.Close()
+	if err := monitor.Do(within(m.t), "system_powerdown", nil, nil); err != nil {
+		m.t.Fatal(err)
 	}
 }
 

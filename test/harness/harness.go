@@ -48,6 +48,9 @@ type World struct {
 	Socket        string // Kip's local socket
 	Bridge        string
 
+	// Patience is that of Options.
+	Patience time.Duration
+
 	Config, KipConfig *rest.Config
 	Admin             kubernetes.Interface
 	Dynamic           dynamic.Interface
@@ -83,6 +86,9 @@ type Options struct {
 	ClusterOnly bool
 	// Fsync lets the cluster's etcd wait for the disk, as outside tests.
 	Fsync bool
+	// Patience is how long a step of a test may take, where that is longer than usual:
+	// emulated machines boot slowly.
+	Patience time.Duration
 	// Race runs bin/race/kip, a Kip that tells of data races. See Races.
 	Race bool
 }
@@ -93,7 +99,12 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &World{State: filepath.Join(root, ".kip", o.Name), Bin: filepath.Join(root, "bin"), Bridge: o.Name}
+	w := &World{
+		State:    filepath.Join(root, ".kip", o.Name),
+		Bin:      filepath.Join(root, "bin"),
+		Bridge:   o.Name,
+		Patience: o.Patience,
+	}
 	if w.cidr, err = netip.ParsePrefix(o.CIDR); err != nil {
 		return nil, err
 	}
@@ -228,7 +239,7 @@ func Repository() (string, error) {
 }
 
 func (w *World) wait(ctx context.Context, what string, check func(context.Context) (bool, error)) error {
-	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, max(patience, w.Patience), true, func(ctx context.Context) (bool, error) {
 		select {
 		case <-w.dev.Done():
 			return false, fmt.Errorf("kip-dev ended: %v", w.dev.Err())

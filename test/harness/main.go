@@ -24,6 +24,7 @@ import (
 	"github.com/elotl/kip/dev/child"
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloud/qemu"
 	"github.com/elotl/kip/internal/netdump"
 )
 
@@ -160,11 +161,13 @@ func (w *World) noStrays(ctx context.Context) error {
 // and of the Kips that it ran: processes, cgroups, network devices, mounts (those that
 // keep network namespaces too), loop devices, folders.
 func (w *World) onMachine(ctx context.Context) ([]string, error) {
-	all, err := local.Leftovers(ctx, local.Config{Config: host.Config{StateDir: filepath.Join(w.State, "cloud"), Bridge: w.Bridge,
-		CIDR: w.cidr}})
-	if err != nil {
+	cfg := host.Config{StateDir: filepath.Join(w.State, "cloud"), Bridge: w.Bridge, CIDR: w.cidr}
+	all, err := local.Leftovers(ctx, local.Config{Config: cfg})
+	virtual, virtualErr := qemu.Leftovers(ctx, qemu.Config{Config: cfg})
+	if err := errors.Join(err, virtualErr); err != nil {
 		return nil, err
 	}
+	all = append(all, virtual...)
 	// That of all machines, which is made with the first.
 	all = slices.DeleteFunc(all, func(what string) bool {
 		return strings.HasPrefix(what, "cgroup ") && strings.HasSuffix(what, "/kip-"+w.Bridge)

@@ -64,7 +64,7 @@ func New(t *testing.T, world *harness.World) *Space {
 		if t.Failed() {
 			s.describe()
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), max(Patience, world.Patience))
 		defer cancel()
 		if err := world.Admin.CoreV1().Namespaces().Delete(ctx, s.NS, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
@@ -178,7 +178,7 @@ func Poll(ctx context.Context, check func(context.Context) error) error {
 // Eventually waits until check returns nil.
 func (s *Space) Eventually(what string, check func(context.Context) error) {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), Patience)
+	ctx, cancel := context.WithTimeout(s.Context(), max(Patience, s.World.Patience))
 	defer cancel()
 	if err := Poll(ctx, check); err != nil {
 		s.Fatalf("%s: %v", what, err)

@@ -101,6 +101,9 @@ func (s *Set) show(id, path string) error {
 	return nil
 }
 
+// vpdHeader is how many bytes of a SCSI disk's page 0x80 come before its serial number.
+const vpdHeader = 4
+
 // find returns the device of a disk: by a link of udev, or of the cloud, whose
 // name ends in the ID, else by its serial number. Some clouds leave out dashes
 // there (EC2: vol0123… for vol-0123…).
@@ -122,13 +125,16 @@ func (s *Set) find(id string) (device uint64, err error) {
 			}
 		}
 	}
-	for _, pattern := range []string{"sys/block/*/device/serial", "sys/block/*/serial"} {
+	for _, pattern := range []string{"sys/block/*/device/serial", "sys/block/*/serial", "sys/block/*/device/vpd_pg80"} {
 		serials, err := filepath.Glob(filepath.Join(s.root, pattern))
 		if err != nil {
 			return 0, err
 		}
 		for _, path := range serials {
 			serial, err := os.ReadFile(path)
+			if filepath.Base(path) == "vpd_pg80" {
+				serial = serial[min(len(serial), vpdHeader):]
+			}
 			if text := strings.TrimSpace(string(serial)); err != nil || text != id && text != plain {
 				continue
 			}

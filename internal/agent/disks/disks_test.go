@@ -102,18 +102,21 @@ func TestDiskIsUnmountedBeforeItsPathGoes(t *testing.T) {
 
 func TestDeviceIsFoundByLinkOrSerial(t *testing.T) {
 	for name, tc := range map[string]struct {
-		link, serial, id string
-		want             error
+		link, serial, page, id string
+		want                   error
 	}{
 		"link of the local cloud": {link: "kip-disk-1", id: "disk-1"},
 		"udev's link on EC2":      {link: "nvme-Amazon_Elastic_Block_Store_vol0abc", id: "vol-0abc"},
 		"serial number":           {serial: "vol0abc", id: "vol-0abc"},
+		"a SCSI disk's page":      {page: "\x00\x80\x00\x06disk-1", id: "disk-1"},
+		"another SCSI disk's":     {page: "\x00\x80\x00\x06disk-2", id: "disk-1", want: ErrNotYet},
+		"a page cut off":          {page: "\x00\x80", id: "disk-1", want: ErrNotYet},
 		"the end of another ID":   {link: "kip-xdisk-1", id: "disk-1", want: ErrNotYet},
 		"none":                    {id: "disk-1", want: ErrNotYet},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, root, device := machine(t, tc.link)
-			if tc.serial != "" {
+			if tc.serial+tc.page != "" {
 				block := filepath.Join(root, "sys/block", filepath.Base(device))
 				numbers, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(device), "dev"))
 				if err != nil {
@@ -122,7 +125,11 @@ func TestDeviceIsFoundByLinkOrSerial(t *testing.T) {
 				if err := os.MkdirAll(filepath.Join(block, "device"), 0o755); err != nil {
 					t.Fatal(err)
 				}
-				for file, text := range map[string]string{"dev": string(numbers), "device/serial": tc.serial + "\n"} {
+				serial, text := "device/serial", tc.serial+"\n"
+				if tc.page != "" {
+					serial, text = "device/vpd_pg80", tc.page
+				}
+				for file, text := range map[string]string{"dev": string(numbers), serial: text} {
 					if err := os.WriteFile(filepath.Join(block, file), []byte(text), 0o644); err != nil {
 						t.Fatal(err)
 					}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/elotl/kip/internal/agent/console"
 	"github.com/elotl/kip/internal/agent/dhcp"
+	"github.com/elotl/kip/internal/agent/userdata"
 	"github.com/elotl/kip/internal/netdump"
 )
 
@@ -38,7 +39,8 @@ type network struct {
 	lease   dhcp.Lease
 }
 
-// up brings the cards up and takes the first lease that one of them gets.
+// up brings into force what the hypervisor tells of the network. Where it tells nothing, it
+// brings the cards up and takes the first lease that one of them gets.
 func (n *network) up(ctx context.Context) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -46,6 +48,13 @@ func (n *network) up(ctx context.Context) error {
 	}
 	if err := netlink.LinkSetUp(lo); err != nil {
 		return fmt.Errorf("bring lo up: %w", err)
+	}
+	document, err := userdata.QEMUNetwork()
+	if err != nil {
+		return fmt.Errorf("read the network that the hypervisor tells of: %w", err)
+	}
+	if document != nil {
+		return n.obey(ctx, document)
 	}
 	found, err := wait(ctx, func() ([]netlink.Link, error) { return cards("/sys/class/net") })
 	if err != nil {

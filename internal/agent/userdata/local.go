@@ -22,13 +22,36 @@ const localLimit = 10 * time.Second
 // QEMUName is under which QEMU shows the document: -fw_cfg name=…,file=….
 const QEMUName = "opt/com.elotl.kip/user-data"
 
+// qemuNetwork is under which QEMU shows what the machine is told of its network.
+const qemuNetwork = "opt/com.elotl.kip/network"
+
+// QEMUNetwork returns that document, which package machine reads; nil for a machine that is
+// told nothing, and asks by DHCP.
+func QEMUNetwork() ([]byte, error) { return qemuNetworkOf("/sys") }
+
+func qemuNetworkOf(sys string) ([]byte, error) {
+	file := qemuFile(sys, qemuNetwork)
+	if there, err := exists(file); err != nil || !there {
+		return nil, err
+	}
+	b, err := readFile(file)
+	if err == nil && len(b) > maxBytes {
+		return nil, fmt.Errorf("%s is longer than %d bytes", qemuNetwork, maxBytes)
+	}
+	return b, err
+}
+
+func qemuFile(sys, name string) string {
+	return filepath.Join(sys, "firmware/qemu_fw_cfg/by_name", name, "raw")
+}
+
 // OEMPrefix begins the string of SMBIOS type 11 with the document in base64:
 // -smbios type=11,value=….
 const OEMPrefix = "kip.user-data="
 
 // qemu is what QEMU shows by its firmware configuration.
 func qemu(sys string) Source {
-	file := filepath.Join(sys, "firmware/qemu_fw_cfg/by_name", QEMUName, "raw")
+	file := qemuFile(sys, QEMUName)
 	return Source{
 		Name:  "QEMU's firmware configuration " + QEMUName,
 		Limit: localLimit,

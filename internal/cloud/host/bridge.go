@@ -269,6 +269,32 @@ func plug(cfg Config, bridgeIndex int, id string, pid int, ip netip.Addr) error 
 	return nil
 }
 
+// plugTap makes the host's end of a cable whose other one is a process's that opens the
+// device. It outlives that process, until unplug.
+func plugTap(cfg Config, bridgeIndex int, id string) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = linkName(id)
+	attrs.MasterIndex = bridgeIndex
+	tap := &netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TAP, Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR}
+	if err := unplug(attrs.Name); err != nil { // an earlier boot's
+		return err
+	}
+	if err := netlink.LinkAdd(tap); err != nil {
+		return fmt.Errorf("make tap device %s of %s on %s: %w (it needs /dev/net/tun: modprobe tun)", attrs.Name, id, cfg.Bridge, err)
+	}
+	if err := netlink.LinkSetAlias(tap, cfg.alias()); err != nil {
+		return fmt.Errorf("mark network device %s of %s: %w", attrs.Name, id, err)
+	}
+	// What the host says there itself would be a second voice on the bridge.
+	if err := SettleIPv6(attrs.Name, false); err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(tap); err != nil {
+		return fmt.Errorf("bring network device %s of %s up: %w", attrs.Name, id, err)
+	}
+	return nil
+}
+
 // unplug removes the cable, if it is there.
 func unplug(name string) error {
 	link, err := netlink.LinkByName(name)

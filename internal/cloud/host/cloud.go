@@ -148,7 +148,8 @@ func (c *Cloud) recover() error {
 			m.rec = record{Instance: cloud.Instance{ID: s.id}}
 		}
 		state := &m.rec.Instance.State
-		if *state == cloud.Running {
+		_, shutter := c.kind.(Shutter)
+		if *state == cloud.Running || *state == cloud.Stopping && shutter {
 			m.process, err = m.rec.Process.Open()
 			if err != nil && !errors.Is(err, ErrGone) {
 				return err
@@ -158,6 +159,9 @@ func (c *Cloud) recover() error {
 		c.machines[s.id] = m
 		c.lastSlot = max(c.lastSlot, m.rec.Slot)
 		switch {
+		case m.process != nil && *state == cloud.Stopping:
+			c.tokens[m.rec.Token] = m
+			c.shut(m)
 		case m.process != nil:
 			m.settle()
 			c.tokens[m.rec.Token] = m
@@ -373,6 +377,10 @@ func (c *Cloud) terminate(m *machine) error {
 	switch was {
 	case cloud.Running:
 		return c.kind.Kill(m.id, m.process)
+	case cloud.Stopping:
+		if m.process != nil { // it need not end by itself any more
+			return c.kind.Kill(m.id, m.process)
+		}
 	case cloud.Stopped:
 		c.wg.Go(func() { c.own(m) })
 	}

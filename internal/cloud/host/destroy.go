@@ -280,13 +280,16 @@ func ourLinks(cfg Config) ([]netlink.Link, error) {
 	}
 	for _, l := range links {
 		a := l.Attrs()
-		if a.Index != bridge && (a.Alias == cfg.alias() || a.MasterIndex == bridge && l.Type() == "veth" && strings.HasPrefix(a.Name, "kip")) {
+		if a.Index != bridge && (a.Alias == cfg.alias() || a.MasterIndex == bridge && isCable(l) && strings.HasPrefix(a.Name, "kip")) {
 			ours = append(ours, l)
 		}
 	}
 	slices.Reverse(ours)
 	return ours, nil
 }
+
+// isCable says whether a network device is of a kind that machines are plugged in by.
+func isCable(l netlink.Link) bool { return slices.Contains([]string{"veth", "tuntap"}, l.Type()) }
 
 // UnescapeMount undoes the octal escapes of mount tables.
 func UnescapeMount(s string) string {

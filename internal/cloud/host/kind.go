@@ -3,7 +3,9 @@ package host
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
+	"time"
 
 	"github.com/elotl/kip/internal/catalog"
 )
@@ -45,6 +47,16 @@ type Kind interface {
 	// Inspect tells what this kind of machine has on the host, in words, and which
 	// processes run.
 	Inspect() (found []string, pids []int, err error)
+}
+
+// Shutter is a Kind whose machines lose what they have not written to their disks when
+// they are killed, so that a stop is to let them end by themselves.
+type Shutter interface {
+	// Shut asks a machine to end, as by its power button, and returns once it has been
+	// asked. It is repeated. When the machine has not ended after ShutLimit, or after an
+	// error, Kill follows.
+	Shut(ctx context.Context, id string, p Process) error
+	ShutLimit() time.Duration
 }
 
 // Disk is a disk that outlives machines.
@@ -97,4 +109,10 @@ func (b *Boot) Identify(pid int) (_ *Handle, err error) {
 // appearing as eth0 in the network namespace of the process.
 func (b *Boot) Plug(pid int) error {
 	return plug(b.cloud.cfg, b.cloud.bridge, b.ID, pid, b.Address.Addr())
+}
+
+// PlugTap makes the machine's network cable for a process that opens one end of it: a tap
+// device of this name on the bridge, for a card with this address on the link.
+func (b *Boot) PlugTap() (device string, hardware net.HardwareAddr, err error) {
+	return linkName(b.ID), hardwareAddr(b.Address.Addr()), plugTap(b.cloud.cfg, b.cloud.bridge, b.ID)
 }

@@ -9,7 +9,12 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-// Stop ends the machines' processes, as when a machine's power is cut, and
+// shutRequest bounds the request to a machine to end by itself, and shutAgain is after how
+// long it is repeated.
+const shutRequest, shutAgain = 10 * time.Second, 3 * time.Second
+
+// Stop ends the machines' processes, as when a machine's power is cut or, where that would
+// lose what they keep in memory (Shutter), as by their power buttons, and
 // returns when they are Stopped: what is left is the folder, with the disk, the
 // addresses and the record. It is idempotent. When ctx ends first, the work goes
 // on. A machine that is not there is refused.
@@ -67,7 +72,55 @@ func (c *Cloud) stop(m *machine) error {
 	}
 	m.settled = make(chan struct{})
 	c.cfg.Reached("stopping")
-	return c.kind.Kill(m.id, m.process)
+	if _, ok := c.kind.(Shutter); !ok {
+		return c.kind.Kill(m.id, m.process)
+	}
+	c.shut(m)
+	return nil
+}
+
+// shut has a machine end by itself, and kills it if it does not. The caller holds mu; the
+// machine has a process, and is Stopping.
+func (c *Cloud) shut(m *machine) {
+	process, settled := m.rec.Process, m.settled
+	c.wg.Go(func() {
+		err := c.ask(c.kind.(Shutter), m, process, settled)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if m.process == nil || m.rec.Instance.State != cloud.Stopping || c.closed {
+			return // it has ended, or somebody else ends it
+		}
+		log := c.cfg.Log.With("instance", m.id)
+		log.Warn("a machine does not end by itself, and is killed", "err", err)
+		if err := c.kind.Kill(m.id, m.process); err != nil {
+			log.Error("cannot kill a machine", "err", err)
+		}
+	})
+}
+
+// ask asks a machine to end until it has, or its time is over: one that still boots does not
+// hear it.
+func (c *Cloud) ask(kind Shutter, m *machine, process Process, settled <-chan struct{}) error {
+	over := c.cfg.Clock.After(kind.ShutLimit())
+	for {
+		ctx, cancel := context.WithTimeout(c.ctx, shutRequest)
+		err := kind.Shut(ctx, m.id, process)
+		cancel()
+		if err != nil {
+			return err
+		}
+		select {
+		case <-settled:
+			return nil
+		case <-m.gone:
+			return nil
+		case <-c.ctx.Done():
+			return nil
+		case <-over:
+			return fmt.Errorf("it has not ended after %v", kind.ShutLimit())
+		case <-c.cfg.Clock.After(shutAgain):
+		}
+	}
 }
 
 // rest notes that a machine has stopped. It says false for one that is not to

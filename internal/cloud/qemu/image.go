@@ -1,0 +1,237 @@
+package qemu
+
+import (
+	"context"
+	"crypto/sha256"
+	"debug/pe"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// A machine boots a copy of the image in the state folder, named by its content: whatever
+// becomes of the file that it was copied from, the machines that have begun go on with
+// theirs.
+
+const (
+	imagesFolder = "images"
+	// imageLink is in a machine's folder, and leads to the folder of its image.
+	imageLink = "image"
+	diskFile  = "disk"
+	linuxFile = "linux"
+	initFile  = "initrd"
+	argsFile  = "arguments"
+)
+
+// maxKernel bounds the EFI program, in bytes.
+const maxKernel = 256 << 20
+
+// image is what a machine boots.
+type image struct {
+	dir    string // of the state folder
+	format string // of diskFile in it
+	args   string // of the kernel
+}
+
+// manifest is what kip-image says of an image; see image/boot.
+type manifest struct {
+	Version string `json:"version"`
+	Arch    string `json:"arch"`
+	Root    string `json:"root"`
+	Outputs []struct {
+		Name   string `json:"name"`
+		SHA256 string `json:"sha256"`
+		Bytes  int64  `json:"bytes"`
+	} `json:"outputs"`
+}
+
+// rootArgument is how the kernel's arguments name the root; see image/boot.
+const rootArgument = "kip.root="
+
+var digest = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// readManifest returns what is said of an image, and its digest.
+func readManifest(file string) (m manifest, sum string, err error) {
+	stem := strings.TrimSuffix(file, filepath.Ext(file))
+	b, err := os.ReadFile(stem + ".manifest.json")
+	if errors.Is(err, fs.ErrNotExist) {
+		return m, "", fmt.Errorf("image %s: want one that kip-image built (make image), with its manifest beside it: %w", file, err)
+	}
+	if err != nil {
+		return m, "", err
+	}
+	if err := json.Unmarshal(b, &m); err != nil {
+		return m, "", fmt.Errorf("read %s.manifest.json: %w", stem, err)
+	}
+	if m.Arch != "amd64" {
+		return m, "", fmt.Errorf("image %s is for %q: want amd64", file, m.Arch)
+	}
+	for _, o := range m.Outputs {
+		if o.Name != filepath.Base(file) {
+			continue
+		}
+		if !digest.MatchString(o.SHA256) {
+			return m, "", fmt.Errorf("%s.manifest.json has the digest %q of %s: want 64 hexadecimal digits", stem, o.SHA256, o.Name)
+		}
+		return m, o.SHA256, nil
+	}
+	return m, "", fmt.Errorf("%s.manifest.json does not know %s: it is of another build", stem, filepath.Base(file))
+}
+
+// install has an image in the state folder, and returns it. It is repeated at each start;
+// what an earlier one left in part is made again.
+func install(ctx context.Context, file, state string) (image, error) {
+	m, sum, err := readManifest(file)
+	if err != nil {
+		return image{}, err
+	}
+	format := strings.TrimPrefix(filepath.Ext(file), ".")
+	if format != "qcow2" && format != "raw" {
+		return image{}, fmt.Errorf("image %s: want a file of form qcow2 or raw, with that at the end of its name", file)
+	}
+	i := image{dir: filepath.Join(state, imagesFolder, sum[:32]), format: format}
+	if args, err := os.ReadFile(filepath.Join(i.dir, argsFile)); err == nil {
+		i.args = string(args) // written last, so that all is there
+		return i, nil
+	}
+	if err := os.RemoveAll(i.dir); err != nil {
+		return image{}, err
+	}
+	if err := os.MkdirAll(i.dir, 0o700); err != nil {
+		return image{}, err
+	}
+	if err := copyVerified(ctx, filepath.Join(i.dir, diskFile), file, sum); err != nil {
+		return image{}, fmt.Errorf("copy the image: %w", err)
+	}
+	if i.args, err = unpackKernel(strings.TrimSuffix(file, filepath.Ext(file))+".efi", i.dir); err != nil {
+		return image{}, err
+	}
+	if !strings.Contains(i.args, rootArgument+m.Root) || m.Root == "" {
+		return image{}, fmt.Errorf("the EFI program beside %s boots another root than that of the image: it is of another build", file)
+	}
+	tmp := filepath.Join(i.dir, argsFile+".new")
+	if err := os.WriteFile(tmp, []byte(i.args), 0o600); err != nil {
+		return image{}, err
+	}
+	return i, os.Rename(tmp, filepath.Join(i.dir, argsFile))
+}
+
+// copyVerified copies a file of which the digest is known. Blocks of zeros become holes.
+func copyVerified(ctx context.Context, to, from, sum string) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	h := sha256.New()
+	block, zeros := make([]byte, 256<<10), make([]byte, 256<<10)
+	var at int64
+	for ctx.Err() == nil {
+		n, readErr := io.ReadFull(in, block)
+		h.Write(block[:n])
+		if string(block[:n]) != string(zeros[:n]) {
+			if _, err := out.WriteAt(block[:n], at); err != nil {
+				return err
+			}
+		}
+		at += int64(n)
+		if errors.Is(readErr, io.EOF) || errors.Is(readErr, io.ErrUnexpectedEOF) {
+			if got := hex.EncodeToString(h.Sum(nil)); got != sum {
+				return fmt.Errorf("%s is not as its manifest says: it was cut off or changed (sha256 %s, want %s)", from, got, sum)
+			}
+			return out.Truncate(at)
+		}
+		if readErr != nil {
+			return readErr
+		}
+	}
+	return ctx.Err()
+}
+
+// unpackKernel writes the kernel and the first file system of a unified kernel image to a
+// folder, and returns the kernel's arguments.
+func unpackKernel(file, dir string) (args string, err error) {
+	f, err := pe.Open(file)
+	if err != nil {
+		return "", fmt.Errorf("read the EFI program %s, which kip-image writes beside the image: %w", file, err)
+	}
+	defer f.Close()
+	section := func(name string) ([]byte, error) {
+		s := f.Section(name)
+		// The size that is loaded leaves out what fills the section up in the file.
+		if s == nil || s.VirtualSize == 0 || s.VirtualSize > min(s.Size, maxKernel) {
+			return nil, fmt.Errorf("the EFI program %s has no whole section %s: it is no unified kernel image", file, name)
+		}
+		b := make([]byte, s.VirtualSize)
+		_, err := io.ReadFull(s.Open(), b)
+		return b, err
+	}
+	for name, to := range map[string]string{".linux": linuxFile, ".initrd": initFile} {
+		b, err := section(name)
+		if err != nil {
+			return "", err
+		}
+		if err := os.WriteFile(filepath.Join(dir, to), b, 0o600); err != nil {
+			return "", err
+		}
+	}
+	b, err := section(".cmdline")
+	return strings.TrimRight(string(b), "\x00\n "), err
+}
+
+// prune removes the images that no machine boots, but for one.
+func prune(state, machines, keep string) error {
+	used := map[string]bool{filepath.Base(keep): true}
+	links, err := filepath.Glob(filepath.Join(machines, "*", imageLink))
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		to, err := os.Readlink(l)
+		if err != nil {
+			return err
+		}
+		used[filepath.Base(to)] = true
+	}
+	all, err := os.ReadDir(filepath.Join(state, imagesFolder))
+	if err != nil {
+		return err
+	}
+	for _, e := range all {
+		if !used[e.Name()] {
+			if err := os.RemoveAll(filepath.Join(state, imagesFolder, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// overlay makes a disk of a machine over that of its image, in the machine's folder.
+func (i image) overlay(ctx context.Context, dir string, size int64) error {
+	// The folder's name is unique to the content; a link of an earlier try leads to the same.
+	link := filepath.Join(dir, imageLink)
+	if err := os.Symlink(i.dir, link); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-F", i.format, "-b", imageLink+"/"+diskFile,
+		rootFile, fmt.Sprint(size))
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("make a disk of %d bytes over the image: %w: %s", size, err, firstLine(string(out)))
+	}
+	return os.Chmod(filepath.Join(dir, rootFile), 0o600)
+}

@@ -1,0 +1,156 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud/qemu/vm"
+)
+
+func TestAnImageIsCopiedOnceWithItsKernel(t *testing.T) {
+	dir, state := t.TempDir(), t.TempDir()
+	file := writeImage(t, dir, guest(true))
+	i, err := install(t.Context(), file, state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "quiet " + rootArgument + testRoot; i.args != want || i.format != "raw" {
+		t.Errorf("%+v; want the arguments %q", i, want)
+	}
+	for name, want := range map[string][]byte{linuxFile: guest(true), initFile: make([]byte, 1024)} {
+		if got, err := os.ReadFile(filepath.Join(i.dir, name)); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: %d bytes, %v; want %d", name, len(got), err, len(want))
+		}
+	}
+	// What is there is left alone, and what is there in part made again.
+	mark := filepath.Join(i.dir, "mark")
+	if err := os.WriteFile(mark, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := install(t.Context(), file, state); err != nil || again != i {
+		t.Errorf("once more: %+v, %v", again, err)
+	}
+	if err := os.Remove(filepath.Join(i.dir, argsFile)); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := install(t.Context(), file, state); err != nil || again != i {
+		t.Errorf("after a crash: %+v, %v", again, err)
+	}
+	if _, err := os.Stat(mark); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what a crash left is there: %v", err)
+	}
+}
+
+func TestABadImageIsRefusedBeforeAnyMachineIsMade(t *testing.T) {
+	change := func(name string, how func([]byte) []byte) func(string) error {
+		return func(dir string) error {
+			p := filepath.Join(dir, name)
+			b, err := os.ReadFile(p)
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(p, how(b), 0o600)
+		}
+	}
+	remove := func(name string) func(string) error {
+		return func(dir string) error { return os.Remove(filepath.Join(dir, name)) }
+	}
+	swap := func(old, new string) func([]byte) []byte {
+		return func(b []byte) []byte { return bytes.ReplaceAll(b, []byte(old), []byte(new)) }
+	}
+	for name, tc := range map[string]struct {
+		spoil func(dir string) error
+		want  string
+	}{
+		"cut off":            {change("cell.raw", func(b []byte) []byte { return b[:len(b)/2] }), "not as its manifest says"},
+		"a bit flipped":      {change("cell.raw", func(b []byte) []byte { b[5000] ^= 1; return b }), "not as its manifest says"},
+		"no manifest":        {remove("cell.manifest.json"), "with its manifest beside it"},
+		"no JSON":            {change("cell.manifest.json", func([]byte) []byte { return []byte("{") }), "unexpected end of JSON"},
+		"for another arch":   {change("cell.manifest.json", swap("amd64", "arm64")), `is for "arm64": want amd64`},
+		"another's manifest": {change("cell.manifest.json", swap("cell.raw", "other.raw")), "does not know cell.raw"},
+		"no digest":          {change("cell.manifest.json", swap(`"sha256":"`, `"sha256":"../`)), "want 64 hexadecimal digits"},
+		"another's kernel":   {change("cell.efi", swap(testRoot[:8], "ffffffff")), "boots another root"},
+		"no kernel":          {change("cell.efi", swap(".linux", ".other")), "no whole section .linux"},
+		"half a kernel":      {change("cell.efi", func(b []byte) []byte { return b[:0x300] }), "EOF"},
+		"no EFI program":     {remove("cell.efi"), "which kip-image writes beside the image"},
+		"no disk":            {remove("cell.raw"), "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, state := t.TempDir(), t.TempDir()
+			file := writeImage(t, dir, guest(true))
+			if err := tc.spoil(dir); err != nil {
+				t.Fatal(err)
+			}
+			if i, err := install(t.Context(), file, state); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%+v, %v; want an error with %q", i, err, tc.want)
+			}
+			// A good one takes its place.
+			if _, err := install(t.Context(), writeImage(t, dir, guest(true)), state); err != nil {
+				t.Errorf("a good one after it: %v", err)
+			}
+		})
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := install(ended, writeImage(t, t.TempDir(), guest(true)), t.TempDir()); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a context that has ended: %v", err)
+	}
+}
+
+func TestImagesGoWithTheLastMachineThatBootsThem(t *testing.T) {
+	state := t.TempDir()
+	machines := filepath.Join(state, "machines")
+	old, err := install(t.Context(), writeImage(t, t.TempDir(), guest(true)), state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, err := install(t.Context(), writeImage(t, t.TempDir(), guest(false)), state)
+	if err != nil || now.dir == old.dir {
+		t.Fatalf("two images are %s and %s, %v", old.dir, now.dir, err)
+	}
+	link := filepath.Join(machines, "i-0000000000000001", imageLink)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o700), os.Symlink(old.dir, link)); err != nil {
+		t.Fatal(err)
+	}
+	there := func(i image) bool { _, err := os.Stat(i.dir); return err == nil }
+	if err := prune(state, machines, now.dir); err != nil || !there(old) || !there(now) {
+		t.Errorf("while a machine boots the old one: old %t, new %t, %v", there(old), there(now), err)
+	}
+	if err := os.Remove(link); err != nil {
+		t.Fatal(err)
+	}
+	if err := prune(state, machines, now.dir); err != nil || there(old) || !there(now) {
+		t.Errorf("when none does: old %t, new %t, %v", there(old), there(now), err)
+	}
+}
+
+func TestTypesAreThoseOfWhichAMachineCanBe(t *testing.T) {
+	all := []catalog.InstanceType{
+		{Name: "half", MilliCPU: 500, MemoryBytes: 2 << 30},
+		{Name: "little", MilliCPU: 1000, MemoryBytes: 512 << 20},
+		{Name: "good", MilliCPU: 1000, MemoryBytes: 1 << 30, BootTimeout: catalog.BootTimeout},
+		{Name: "large", MilliCPU: 4000, MemoryBytes: 8 << 30},
+	}
+	for accelerator, want := range map[string]catalog.InstanceType{vm.KVM: all[2], vm.TCG: {Name: "good", BootTimeout: bootEmulated}} {
+		got := possible(all, 2, accelerator)
+		if len(got) != 1 || got[0].Name != want.Name || got[0].BootTimeout != want.BootTimeout {
+			t.Errorf("with %s: %+v, want %+v", accelerator, got, want)
+		}
+	}
+	if all[2].BootTimeout != catalog.BootTimeout {
+		t.Error("the caller's types were changed")
+	}
+}
+
+func TestTheTrialOfKVMIsAtTheAddressWhereAProcessorBegins(t *testing.T) {
+	rom := probeROM()
+	if len(rom) != 64<<10 || !bytes.Equal(rom[0xfff0:0xfff5], []byte{0xb0, probeSays, 0xe6, 0xf4, 0xf4}) {
+		t.Errorf("%d bytes, at the reset vector % x", len(rom), rom[0xfff0:])
+	}
+}

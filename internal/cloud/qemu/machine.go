@@ -1,0 +1,202 @@
+package qemu
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/qemu/vm"
+)
+
+// Files in a machine's folder, beside its record and its console's log.
+const (
+	rootFile     = "root.qcow2"
+	userDataFile = "user-data"
+	networkFile  = "network.json"
+	monitorFile  = "monitor"
+	saidFile     = "qemu.log"
+)
+
+// monitorFD is the descriptor at which QEMU finds the socket of its monitor.
+const monitorFD = 3
+
+// Start boots a machine, or nothing of it but what is found by its ID.
+func (k *kind) Start(ctx context.Context, b *host.Boot) (_ *host.Handle, err error) {
+	if !b.Again {
+		if err := k.fill(ctx, b); err != nil {
+			return nil, fmt.Errorf("fill the machine's folder: %w", err)
+		}
+	}
+	k.cfg.Reached("filled")
+	tap, hardware, err := b.PlugTap()
+	if err != nil {
+		return nil, err
+	}
+	k.cfg.Reached("plugged")
+	if err := k.tellNetwork(b, hardware); err != nil {
+		return nil, fmt.Errorf("fill the machine's folder: %w", err)
+	}
+	machine, err := k.machine(b, &vm.Card{Tap: tap, Hardware: hardware})
+	if err != nil {
+		return nil, err
+	}
+	program, err := exec.LookPath(vm.Program)
+	if err != nil {
+		return nil, err
+	}
+	socket, err := listen(b.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("make the socket of QEMU's monitor: %w", err)
+	}
+	defer socket.Close()
+	said := filepath.Join(b.Dir, saidFile)
+	pid, err := spawn(program, b.Dir, machine.Args(), said, socket)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", program, err)
+	}
+	defer func() {
+		if err != nil {
+			abandon(pid)
+			err = fmt.Errorf("%w%s", err, lastWords(said))
+		}
+	}()
+	k.cfg.Reached("spawned")
+	// The machine is paused: until it is recorded, it has done nothing.
+	h, err := b.Identify(pid)
+	if err != nil {
+		return nil, err
+	}
+	if err := k.begin(ctx, b.Dir, socket); err != nil {
+		h.Close()
+		return nil, err
+	}
+	k.cfg.Reached("begun")
+	return h, nil
+}
+
+// machine is what QEMU is to make, in the machine's folder.
+func (k *kind) machine(b *host.Boot, card *vm.Card) (vm.Machine, error) {
+	// Of its first boot: the image may be another now, and its disk lies over that one's.
+	args, err := os.ReadFile(filepath.Join(b.Dir, imageLink, argsFile))
+	if err != nil {
+		return vm.Machine{}, fmt.Errorf("read what the machine boots: %w", err)
+	}
+	sum := sha256.Sum256([]byte("kip machine " + b.ID))
+	return vm.Machine{
+		Accelerator: k.accelerator,
+		CPUs:        int(b.Type.MilliCPU / 1000),
+		MemoryBytes: b.Type.MemoryBytes,
+		Kernel: &vm.Kernel{
+			Linux:     imageLink + "/" + linuxFile,
+			Initrd:    imageLink + "/" + initFile,
+			Arguments: string(args),
+		},
+		Disk:      vm.Disk{File: rootFile, Format: "qcow2"},
+		Card:      card,
+		Files:     map[string]string{vm.UserData: userDataFile, vm.Network: networkFile},
+		Console:   filepath.Base(b.Console),
+		MonitorFD: monitorFD,
+		Name:      b.ID,
+		UUID:      fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16]),
+		Paused:    true,
+		Hugepages: k.cfg.Hugepages,
+		Sandbox:   true,
+	}, nil
+}
+
+// fill makes what a machine has from its first boot on: its disk and its user data.
+func (k *kind) fill(ctx context.Context, b *host.Boot) error {
+	if err := os.WriteFile(filepath.Join(b.Dir, userDataFile), b.UserData, 0o600); err != nil {
+		return err
+	}
+	return k.image.overlay(ctx, b.Dir, b.Type.DiskBytes)
+}
+
+// tellNetwork writes what the machine is told of its network.
+func (k *kind) tellNetwork(b *host.Boot, hardware net.HardwareAddr) error {
+	link := vm.Link{
+		Hardware:    hardware.String(),
+		Hostname:    b.ID,
+		Addresses:   []netip.Prefix{b.Address},
+		Gateways:    []netip.Addr{b.Gateway},
+		Nameservers: k.cfg.Nameservers,
+	}
+	if b.AddressIPv6.IsValid() {
+		link.Addresses, link.Gateways = append(link.Addresses, b.AddressIPv6), append(link.Gateways, b.GatewayIPv6)
+	}
+	text, err := json.Marshal(link)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(b.Dir, networkFile), text, 0o600)
+}
+
+// listen makes the socket of a monitor in a folder, whose path may be longer than a
+// socket's can be. Whoever dials it is heard as soon as a process accepts.
+func listen(dir string) (*os.File, error) {
+	if err := os.Remove(filepath.Join(dir, monitorFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), monitorFile), Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	l.SetUnlinkOnClose(false)
+	return l.File()
+}
+
+// begin lets a machine that is paused run, as soon as its QEMU is there. The socket is
+// closed here, so that a QEMU that ends is seen.
+func (k *kind) begin(ctx context.Context, dir string, socket *os.File) error {
+	if err := socket.Close(); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	m, err := vm.Dial(ctx, fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), monitorFile))
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	k.cfg.Reached("answers")
+	return m.Do(ctx, "cont", nil, nil)
+}
+
+// withMonitor talks to the monitor of a machine. ErrGone when its process has ended.
+func withMonitor(ctx context.Context, p host.Process, talk func(*vm.Monitor) error) error {
+	h, err := p.Open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	// Its working folder, whatever that is called: the process is itself until h is closed.
+	m, err := vm.Dial(ctx, fmt.Sprintf("/proc/%d/cwd/%s", p.PID, monitorFile))
+	if err != nil {
+		if live, gone := p.Open(); gone != nil {
+			return errors.Join(gone, err)
+		} else {
+			live.Close()
+		}
+		return err
+	}
+	defer m.Close()
+	return talk(m)
+}

@@ -1,0 +1,91 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// running returns the PIDs of the QEMU processes whose working folder is one below
+// machines, by the folder's name, which is a machine's ID.
+func running(machines string) (map[string][]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	found := map[string][]int{}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		// A process that ends, or has ended and was not waited for, has neither.
+		dir, err := os.Readlink(filepath.Join("/proc", e.Name(), "cwd"))
+		if err != nil || filepath.Dir(dir) != machines {
+			continue
+		}
+		program, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
+		if err != nil || !strings.HasPrefix(filepath.Base(program), "qemu-system-") {
+			continue
+		}
+		id := strings.TrimSuffix(filepath.Base(dir), " (deleted)")
+		found[id] = append(found[id], pid)
+	}
+	return found, nil
+}
+
+// spawn starts a program in a folder, in a session of its own, so that it outlives this
+// process, with what it says going to a file, and files for its descriptors from 3 on.
+func spawn(path, dir string, args []string, said string, files ...*os.File) (pid int, err error) {
+	nothing, err := os.Open(os.DevNull)
+	if err != nil {
+		return 0, err
+	}
+	defer nothing.Close()
+	out, err := os.OpenFile(said, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer out.Close()
+	p, err := os.StartProcess(path, append([]string{filepath.Base(path)}, args...), &os.ProcAttr{
+		Dir:   dir,
+		Env:   []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/"},
+		Files: append([]*os.File{nothing, out, out}, files...),
+		Sys:   &unix.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		return 0, err
+	}
+	pid = p.Pid
+	// Waiting is done by the machine's own handle.
+	return pid, p.Release()
+}
+
+// abandon ends and reaps a process that is our child and not reaped yet, so that the PID is
+// still its own.
+func abandon(pid int) {
+	_ = unix.Kill(pid, unix.SIGKILL)
+	for {
+		if _, err := unix.Wait4(pid, nil, 0, nil); !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
+}
+
+// lastWords is the first line of what a process said, for an error message.
+func lastWords(file string) string {
+	b, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return ": " + err.Error()
+	}
+	if line := firstLine(string(b)); line != "" {
+		return ": " + line
+	}
+	return ""
+}

@@ -1,0 +1,680 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/agent/userdata"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/cloudtest"
+	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/qemu/vm"
+)
+
+// The environment with which this test binary runs itself as a Kip that dies: it does what
+// crashDoes says until it reaches crashAt, and kills itself there.
+const (
+	crashAt   = "KIP_QEMU_TEST_CRASH_AT"
+	crashDoes = "KIP_QEMU_TEST_CRASH_DOES"
+)
+
+// patience only bounds a failing test.
+const patience = 2 * time.Minute
+
+func TestMain(m *testing.M) {
+	if step := os.Getenv(crashAt); step != "" {
+		fmt.Fprintln(os.Stderr, crash(step, os.Getenv(crashDoes)))
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func testDir() string { return filepath.Join(os.TempDir(), "kip-qemu-test") }
+
+func testConfig() Config {
+	return Config{
+		Config: host.Config{
+			StateDir: filepath.Join(testDir(), "state"),
+			Bridge:   "kiptest3",
+			CIDR:     netip.MustParsePrefix("10.115.0.0/16"),
+			IPv6CIDR: netip.MustParsePrefix("fd10:115::/64"),
+			Catalogue: []catalog.InstanceType{{
+				Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, DiskBytes: 1 << 30, Arch: "amd64",
+				Offerings: []catalog.Offering{{Zone: "here"}},
+			}},
+			Log: slog.New(slog.DiscardHandler),
+		},
+		Image:       filepath.Join(testDir(), "image", "cell.raw"),
+		Nameservers: []netip.Addr{netip.MustParseAddr("10.115.0.1")},
+		// The same machines wherever the test runs.
+		Accelerator: vm.TCG,
+		ShutLimit:   patience,
+	}
+}
+
+// testHost makes the image of a test and takes care that nothing is left: every test ends
+// by looking. Real machines of QEMU boot a kernel of 60 bytes.
+func testHost(t testing.TB) Config {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("machines need root")
+	}
+	if testing.Short() {
+		t.Skip("machines are not made with -short")
+	}
+	for _, p := range []string{vm.Program, "qemu-img"} {
+		if _, err := exec.LookPath(p); err != nil {
+			t.Skip("machines need QEMU: apt-get install qemu-system-x86 qemu-utils")
+		}
+	}
+	cfg := testConfig()
+	ctx := context.Background()
+	if err := Destroy(ctx, cfg); err != nil {
+		t.Fatalf("clean up after an earlier test: %v", err)
+	}
+	if err := os.RemoveAll(testDir()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := Destroy(ctx, cfg); err != nil {
+			t.Errorf("destroy: %v", err)
+		}
+		left, err := Leftovers(ctx, cfg)
+		if err != nil || len(left) > 0 {
+			t.Errorf("left over: %q, %v", left, err)
+		}
+		if err := os.RemoveAll(testDir()); err != nil {
+			t.Error(err)
+		}
+	})
+	writeImage(t, filepath.Dir(cfg.Image), guest(true))
+	return cfg
+}
+
+func open(t testing.TB, cfg Config) *Cloud {
+	t.Helper()
+	c, err := New(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+const secret = "#cloud-config\n# a token that joins once\n"
+
+func request(token string) cloud.LaunchRequest {
+	return cloud.LaunchRequest{
+		Token: token,
+		LaunchSpec: cloud.LaunchSpec{
+			InstanceType: "small", Zone: "here", Market: cloud.OnDemand, Tags: map[string]string{cloud.TagOwner: "me"},
+		},
+		Machines: []cloud.Machine{{UserData: []byte(secret)}},
+	}
+}
+
+func launch(t testing.TB, c *Cloud, token string) cloud.Instance {
+	t.Helper()
+	list, err := c.Launch(context.Background(), request(token)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list[0]
+}
+
+func list(t testing.TB, c *Cloud) []cloud.Instance {
+	t.Helper()
+	l, err := c.List(context.Background(), "me")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.Instances
+}
+
+// only returns the one machine that is listed.
+func only(t testing.TB, c *Cloud) cloud.Instance {
+	t.Helper()
+	l := list(t, c)
+	if len(l) != 1 {
+		t.Fatalf("listed: %+v; want one machine", l)
+	}
+	return l[0]
+}
+
+// within waits until check returns nil.
+func within(t testing.TB, what string, check func() error) {
+	t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for err := check(); err != nil; err = check() {
+		select {
+		case <-deadline:
+			t.Fatalf("%s: %v", what, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// says waits until a machine's console has said something.
+func says(t testing.TB, c *Cloud, id, want string) {
+	t.Helper()
+	within(t, "the console", func() error {
+		got, err := c.Console(context.Background(), id)
+		if err == nil && !strings.HasSuffix(string(got), want) {
+			err = fmt.Errorf("it ends with %q, want %q", got[max(0, len(got)-100):], want)
+		}
+		return err
+	})
+}
+
+// left is what there is on the host but for the bridge.
+func left(t testing.TB, cfg Config) []string {
+	t.Helper()
+	all, err := Leftovers(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(all, func(s string) bool { return s == "network device "+cfg.Bridge })
+}
+
+func onlyBridgeIsLeft(t testing.TB, cfg Config) {
+	t.Helper()
+	if l := left(t, cfg); len(l) > 0 {
+		t.Errorf("left: %q", l)
+	}
+}
+
+func TestKeepsWhatCloudsPromise(t *testing.T) {
+	cloudtest.Run(t, cloudtest.Subject{
+		New:           func(t *testing.T) cloud.Cloud { return open(t, testHost(t)) },
+		UserData:      []byte(secret),
+		Patience:      patience,
+		ForgetsTokens: true,
+	})
+}
+
+func TestAMachineBootsAndIsToldByFilesOfItsOwn(t *testing.T) {
+	cfg := testHost(t)
+	c := open(t, cfg)
+	i := launch(t, c, "a")
+	says(t, c, i.ID, "here\n")
+	side, err := host.Inspect(cfg.Config, i.ID)
+	if err != nil || side.PID == 0 {
+		t.Fatalf("%+v, %v", side, err)
+	}
+	// Everybody on the host can read the arguments.
+	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", side.PID))
+	if err != nil || bytes.Contains(args, []byte("token")) || !bytes.Contains(args, []byte(userDataFile)) {
+		t.Errorf("arguments %q, %v", args, err)
+	}
+	for name, want := range map[string]fs.FileMode{
+		userDataFile: 0o600, networkFile: 0o600, rootFile: 0o600, saidFile: 0o600, ".": fs.ModeDir | 0o700,
+	} {
+		if info, err := os.Stat(filepath.Join(side.Dir, name)); err != nil || info.Mode() != want {
+			t.Errorf("%s is %v, %v; want %v", name, info.Mode(), err, want)
+		}
+	}
+	if got, err := os.ReadFile(filepath.Join(side.Dir, userDataFile)); err != nil || string(got) != secret {
+		t.Errorf("user data %q, %v", got, err)
+	}
+	var link vm.Link
+	text, err := os.ReadFile(filepath.Join(side.Dir, networkFile))
+	if err == nil {
+		err = json.Unmarshal(text, &link)
+	}
+	hardware := fmt.Sprintf("0a:58:0a:73:%02x:%02x", i.ManagementIP.As4()[2], i.ManagementIP.As4()[3])
+	want := vm.Link{
+		Hardware:    hardware,
+		Hostname:    i.ID,
+		Addresses:   []netip.Prefix{netip.PrefixFrom(i.ManagementIP, 16), netip.PrefixFrom(i.ManagementIPv6, 64)},
+		Gateways:    []netip.Addr{netip.MustParseAddr("10.115.0.1"), netip.MustParseAddr("fd10:115::1")},
+		Nameservers: cfg.Nameservers,
+	}
+	if err != nil || !reflect.DeepEqual(link, want) {
+		t.Errorf("told %+v, %v; want %+v", link, err, want)
+	}
+	if name := userdata.QEMUName; name != vm.UserData {
+		t.Errorf("the agent looks for %s, and QEMU shows %s", name, vm.UserData)
+	}
+	if err := c.Terminate(context.Background(), i.ID).Err(); err != nil {
+		t.Fatal(err)
+	}
+	onlyBridgeIsLeft(t, cfg)
+}
+
+func TestAMachineOutlivesKipAndEndsWithItsQEMU(t *testing.T) {
+	cfg := testHost(t)
+	c := open(t, cfg)
+	i := launch(t, c, "a")
+	before, err := host.Inspect(cfg.Config, i.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	c = open(t, cfg)
+	if after, err := host.Inspect(cfg.Config, i.ID); err != nil || after != before || only(t, c).State != cloud.Running {
+		t.Errorf("adopted %+v, %v; was %+v", after, err, before)
+	}
+	if err := unix.Kill(before.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	within(t, "the machine vanishes", func() error {
+		if l := list(t, c); len(l) > 0 {
+			return fmt.Errorf("listed: %+v", l)
+		}
+		return nil
+	})
+	onlyBridgeIsLeft(t, cfg)
+}
+
+func TestAMachineThatIsStoppedEndsByItsPowerButtonAndStartsAgain(t *testing.T) {
+	cfg := testHost(t)
+	c := open(t, cfg)
+	i := launch(t, c, "a")
+	for range 2 {
+		says(t, c, i.ID, "here\n")
+		if err := c.Stop(context.Background(), i.ID).Err(); err != nil {
+			t.Fatal(err)
+		}
+		says(t, c, i.ID, ".")
+		if got := only(t, c); got.State != cloud.Stopped || got.ManagementIP != i.ManagementIP {
+			t.Errorf("stopped: %+v", got)
+		}
+		if l := left(t, cfg); !slices.Equal(l, []string{"folder " + cfg.MachineDir(i.ID)}) {
+			t.Errorf("left of a stopped machine: %q", l)
+		}
+		if err := c.Start(context.Background(), i.ID).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestAMachineThatDoesNotHearItsPowerButtonIsKilled(t *testing.T) {
+	cfg := testHost(t)
+	writeImage(t, filepath.Dir(cfg.Image), guest(false))
+	cfg.ShutLimit = 100 * time.Millisecond
+	c := open(t, cfg)
+	i := launch(t, c, "a")
+	says(t, c, i.ID, "here\n")
+	if err := c.Stop(context.Background(), i.ID).Err(); err != nil || only(t, c).State != cloud.Stopped {
+		t.Errorf("stopped: %+v, %v", only(t, c), err)
+	}
+	// One that is to end for good is not waited for.
+	cfg2 := cfg
+	cfg2.ShutLimit = time.Hour
+	_ = c.Close()
+	c = open(t, cfg2)
+	if err := c.Start(context.Background(), i.ID).Err(); err != nil {
+		t.Fatal(err)
+	}
+	says(t, c, i.ID, "here\n")
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = c.Stop(ctx, i.ID) // it goes on
+	if got := only(t, c); got.State != cloud.Stopping {
+		t.Errorf("being stopped: %+v", got)
+	}
+	if err := c.Terminate(context.Background(), i.ID).Err(); err != nil {
+		t.Error(err)
+	}
+	onlyBridgeIsLeft(t, cfg)
+}
+
+func TestAMachineThatQEMURefusesLeavesNothingAndSaysWhy(t *testing.T) {
+	cfg := testHost(t)
+	c := open(t, cfg)
+	images, err := filepath.Glob(filepath.Join(cfg.StateDir, imagesFolder, "*", linuxFile))
+	if err != nil || len(images) != 1 {
+		t.Fatalf("images: %q, %v", images, err)
+	}
+	kernel, err := os.ReadFile(images[0])
+	if err := errors.Join(err, os.Remove(images[0])); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Launch(context.Background(), request("a")).All(); err == nil || !strings.Contains(err.Error(), linuxFile) {
+		t.Errorf("launched without a kernel: %v", err)
+	}
+	within(t, "nothing is left", func() error {
+		if l := left(t, cfg); len(l) > 0 {
+			return fmt.Errorf("left: %q", l)
+		}
+		return nil
+	})
+	if err := os.WriteFile(images[0], kernel, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	says(t, c, launch(t, c, "a").ID, "here\n")
+}
+
+func diskRequest() cloud.DiskRequest {
+	return cloud.DiskRequest{
+		Token:     "d",
+		SizeBytes: 1 << 20,
+		Zone:      "here",
+		Tags:      map[string]string{cloud.TagOwner: "me"},
+	}
+}
+
+// tell gives an order to a machine's QEMU.
+func tell(t testing.TB, cfg Config, id, command string, arguments, result any) {
+	t.Helper()
+	d, err := os.Open(cfg.MachineDir(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	m, err := vm.Dial(t.Context(), fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), monitorFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := m.Do(t.Context(), command, arguments, result); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// devices are the disks of volumes that a machine has, by what its QEMU says.
+func devices(t testing.TB, cfg Config, id string) (names []string) {
+	t.Helper()
+	var all []struct{ Name, Type string }
+	tell(t, cfg, id, "qom-list", map[string]any{"path": "/machine/peripheral"}, &all)
+	for _, p := range all {
+		if strings.HasPrefix(p.Name, "disk-") {
+			names = append(names, p.Name+" "+p.Type)
+		}
+	}
+	return names
+}
+
+func TestDisksArePluggedInAndTakenOutWhileTheMachineRuns(t *testing.T) {
+	cfg := testHost(t)
+	c := open(t, cfg)
+	ctx := context.Background()
+	i := launch(t, c, "a")
+	d, err := c.CreateDisk(ctx, diskRequest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := c.AttachDisk(ctx, d.ID, i.ID); err != nil {
+			t.Fatal(err)
+		}
+		if got := devices(t, cfg, i.ID); !slices.Equal(got, []string{d.ID + " child<scsi-hd>"}) {
+			t.Errorf("attached: %q", got)
+		}
+		for range 2 {
+			if err := c.DetachDisk(ctx, d.ID, i.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := devices(t, cfg, i.ID); len(got) > 0 {
+			t.Errorf("detached: %q", got)
+		}
+	}
+	// A stop takes it away, too.
+	if err := c.AttachDisk(ctx, d.ID, i.ID); err != nil {
+		t.Fatal(err)
+	}
+	says(t, c, i.ID, "here\n")
+	if err := errors.Join(c.Stop(ctx, i.ID).Err(), c.Start(ctx, i.ID).Err()); err != nil {
+		t.Fatal(err)
+	}
+	if got := devices(t, cfg, i.ID); len(got) > 0 {
+		t.Errorf("after a stop: %q", got)
+	}
+}
+
+func TestDestroyNeedsNoRecords(t *testing.T) {
+	cfg := testHost(t)
+	c := open(t, cfg)
+	ids := []string{launch(t, c, "a").ID, launch(t, c, "b").ID, launch(t, c, "c").ID}
+	_ = c.Close()
+	if err := errors.Join(
+		os.WriteFile(filepath.Join(cfg.MachineDir(ids[0]), "record.json"), []byte(`{"instance":`), 0o600),
+		os.Remove(filepath.Join(cfg.MachineDir(ids[1]), "record.json")),
+		os.RemoveAll(cfg.MachineDir(ids[2])),
+	); err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Join(left(t, cfg), "\n")
+	for _, want := range []string{"(qemu-system-x86", "network device kip" + ids[2][2:14], "folder " + cfg.MachineDir(ids[0])} {
+		if !strings.Contains(text, want) {
+			t.Errorf("leftovers do not name %q:\n%s", want, text)
+		}
+	}
+	if n := strings.Count(text, "process "); n != 3 {
+		t.Errorf("%d processes are left over, want 3:\n%s", n, text)
+	}
+	if err := Destroy(context.Background(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := Leftovers(context.Background(), cfg); err != nil || len(all) > 0 {
+		t.Errorf("left: %q, %v", all, err)
+	}
+}
+
+func TestHowMachinesRunIsSaidAtTheStart(t *testing.T) {
+	cfg := testHost(t)
+	var said syncBuffer
+	cfg.Log = slog.New(slog.NewTextHandler(&said, nil))
+	_ = open(t, cfg).Close()
+	if got := said.String(); !strings.Contains(got, "machines are emulated") || !strings.Contains(got, "the configuration says so") {
+		t.Errorf("with %s: %s", cfg.Accelerator, got)
+	}
+	cfg.Accelerator = Auto
+	c, err := New(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	got := said.String()
+	cfg.Accelerator = vm.KVM
+	c, err = New(context.Background(), cfg)
+	if err == nil {
+		_ = c.Close()
+	}
+	// Whichever this host can: both say the same.
+	can := strings.Contains(got, "machines are virtualized")
+	if can != (err == nil) || !can && strings.Count(got, "machines are emulated") != 2 {
+		t.Errorf("KVM alone: %v; either: %s", err, got)
+	}
+	cfg.Accelerator = "xen"
+	if _, err := New(context.Background(), cfg); err == nil || !strings.Contains(err.Error(), `accelerator "xen"`) {
+		t.Errorf("an accelerator that is none: %v", err)
+	}
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// crash is a Kip that dies at a step; it returns only if it did not get there.
+func crash(step, does string) error {
+	cfg := testConfig()
+	ctx := context.Background()
+	var armed atomic.Bool
+	armed.Store(does == "launch")
+	cfg.Reached = func(s string) {
+		if s == step && armed.Load() {
+			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+			select {}
+		}
+	}
+	c, err := New(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	made, err := c.Launch(ctx, request("crash")).All()
+	if err != nil {
+		return err
+	}
+	id := made[0].ID
+	for text, err := []byte(nil), error(nil); err == nil && !bytes.Contains(text, []byte("here")); text, err = c.Console(ctx, id) {
+		time.Sleep(10 * time.Millisecond) // until it hears its power button
+	}
+	armed.Store(does != "start")
+	switch does {
+	case "terminate":
+		err = c.Terminate(ctx, id).Err()
+	case "stop":
+		err = c.Stop(ctx, id).Err()
+	case "start":
+		if err = c.Stop(ctx, id).Err(); err == nil {
+			armed.Store(true)
+			err = c.Start(ctx, id).Err()
+		}
+	case "disk":
+		var d cloud.Disk
+		d, err = c.CreateDisk(ctx, diskRequest())
+		if err == nil {
+			err = errors.Join(c.AttachDisk(ctx, d.ID, id), c.DetachDisk(ctx, d.ID, id))
+		}
+	}
+	return errors.Join(err, fmt.Errorf("never reached %q", step))
+}
+
+// die runs a Kip that dies at a step.
+func die(t *testing.T, step, does string) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), crashAt+"="+step, crashDoes+"="+does)
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(interface{ Signal() unix.Signal }).Signal() != unix.SIGKILL {
+		t.Fatalf("the Kip that was to die at %q: %v\n%s", step, err, out)
+	}
+}
+
+// crashes runs a test for each step at which Kip dies.
+func crashes(t *testing.T, does string, steps []string, check func(t *testing.T, cfg Config, step string)) {
+	for _, step := range steps {
+		t.Run(step, func(t *testing.T) {
+			cfg := testHost(t)
+			die(t, step, does)
+			check(t, cfg, step)
+		})
+	}
+}
+
+func TestKipThatDiesInLaunchLeavesNothingBehind(t *testing.T) {
+	steps := []string{"folder", "recorded", "filled", "plugged", "spawned", "identified", "answers", "begun"}
+	paused := []string{"spawned", "identified", "answers"}
+	crashes(t, "launch", steps, func(t *testing.T, cfg Config, step string) {
+		if slices.Contains(paused, step) {
+			all, err := filepath.Glob(cfg.MachineDir("i-*"))
+			if err != nil || len(all) != 1 {
+				t.Fatalf("machines: %q, %v", all, err)
+			}
+			var status struct{ Status string }
+			if tell(t, cfg, filepath.Base(all[0]), "query-status", nil, &status); status.Status != "prelaunch" {
+				t.Errorf("before it is known to run, the machine is %q: want it to have done nothing", status.Status)
+			}
+		}
+		c := open(t, cfg)
+		if l := list(t, c); len(l) > 0 {
+			t.Errorf("listed: %+v", l)
+		}
+		onlyBridgeIsLeft(t, cfg)
+		says(t, c, launch(t, c, "crash").ID, "here\n")
+	})
+}
+
+func TestKipThatDiesInTerminateFinishesItLater(t *testing.T) {
+	crashes(t, "terminate", []string{"terminating", "killed", "unplugged", "emptied"}, func(t *testing.T, cfg Config, _ string) {
+		c := open(t, cfg)
+		if l := list(t, c); len(l) > 0 {
+			t.Errorf("listed: %+v", l)
+		}
+		onlyBridgeIsLeft(t, cfg)
+	})
+}
+
+func TestKipThatDiesInStopLeavesAStoppedMachine(t *testing.T) {
+	crashes(t, "stop", []string{"stopping", "killed", "halted", "stopped"}, stopsAfterACrash)
+}
+
+func TestKipThatDiesInStartLeavesAStoppedMachine(t *testing.T) {
+	crashes(t, "start", []string{"plugged", "spawned", "identified", "answers", "begun"}, stopsAfterACrash)
+}
+
+func stopsAfterACrash(t *testing.T, cfg Config, _ string) {
+	c := open(t, cfg)
+	within(t, "it is stopped", func() error {
+		if i := only(t, c); i.State != cloud.Stopped {
+			return fmt.Errorf("it is %s", i.State)
+		}
+		return nil
+	})
+	id := only(t, c).ID
+	if l := left(t, cfg); !slices.Equal(l, []string{"folder " + cfg.MachineDir(id)}) {
+		t.Errorf("left of a stopped machine: %q", l)
+	}
+	if err := c.Start(context.Background(), id).Err(); err != nil {
+		t.Fatal(err)
+	}
+	says(t, c, id, "here\n")
+}
+
+func TestKipThatDiesWhileADiskIsPluggedInGoesOnWithIt(t *testing.T) {
+	steps := []string{"disk attaching", "disk opened", "disk attached", "disk unplugged", "disk detached"}
+	crashes(t, "disk", steps, func(t *testing.T, cfg Config, _ string) {
+		c := open(t, cfg)
+		ctx := context.Background()
+		id := only(t, c).ID
+		disks, err := c.ListDisks(ctx, "me")
+		if err != nil || len(disks) != 1 {
+			t.Fatalf("%+v, %v", disks, err)
+		}
+		d := disks[0].ID
+		if err := c.AttachDisk(ctx, d, id); err != nil {
+			t.Fatal(err)
+		}
+		if got := devices(t, cfg, id); len(got) != 1 {
+			t.Errorf("attached: %q", got)
+		}
+		if err := c.DetachDisk(ctx, d, id); err != nil {
+			t.Fatal(err)
+		}
+		if got := devices(t, cfg, id); len(got) > 0 {
+			t.Errorf("detached: %q", got)
+		}
+		if err := errors.Join(c.AttachDisk(ctx, d, id), c.Terminate(ctx, id).Err(), c.DeleteDisk(ctx, d)); err != nil {
+			t.Error(err)
+		}
+		onlyBridgeIsLeft(t, cfg)
+	})
+}

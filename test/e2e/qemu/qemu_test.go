@@ -1,0 +1,218 @@
+//go:build e2e
+
+// Package qemu proves on the real parts, as package e2e does, that a pod runs on a virtual
+// machine that boots the image: the firmware of the machine is QEMU's, all else is what
+// cells in clouds have. The machines are emulated, so there are few, and all tests share
+// them.
+package qemu
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
+)
+
+// The network of the cells; other ones let two runs go side by side.
+var (
+	bridge = cmp.Or(os.Getenv("KIP_E2E_QEMU_BRIDGE"), "kipe2eq")
+	cidr   = cmp.Or(os.Getenv("KIP_E2E_QEMU_CIDR"), "10.122.0.0/16")
+)
+
+// world is the one cluster that all tests share; each has a namespace.
+var world *harness.World
+
+func TestMain(m *testing.M) {
+	o := harness.Options{
+		Name:     bridge,
+		CIDR:     cidr,
+		Stderr:   os.Stderr,
+		DevArgs:  []string{"--cloud", "qemu"},
+		Patience: 6 * time.Minute,
+	}
+	os.Exit(harness.Main(o, &world, m.Run))
+}
+
+// server serves what is on its volume; client sleeps. Both are Ready once they can be asked.
+const pods = `apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data}
+spec: {storageClassName: kip, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: server, labels: {app: server}}
+spec:
+  nodeSelector: {type: virtual-kubelet}
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'echo started; echo hello > /data/index.html; sync; exec httpd -f -p 8080 -h /data']
+    readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
+    volumeMounts: [{name: data, mountPath: /data}]
+  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client, labels: {app: client}}
+spec:
+  nodeSelector: {type: virtual-kubelet}
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'trap "exit 0" TERM; while :; do sleep 0.1; done']
+---
+apiVersion: v1
+kind: Service
+metadata: {name: server}
+spec: {selector: {app: server}, ports: [{port: 80, targetPort: 8080}]}
+`
+
+const closed = `apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: server}
+spec: {podSelector: {matchLabels: {app: server}}, policyTypes: [Ingress], ingress: [{from: [{podSelector: {matchLabels: {app: nobody}}}]}]}
+`
+
+// gets asks the server at an address.
+func gets(s *namespace.Space, ip string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		out, code, errs := s.Attempt(ctx, "exec", "client", "--", "timeout", "3", "wget", "-qO-", "http://"+ip+"/index.html")
+		if out != "hello\n" {
+			return fmt.Errorf("the server says %q (exit %d, %s)", out, code, errs)
+		}
+		return nil
+	}
+}
+
+func TestAPodRunsOnAVirtualMachine(t *testing.T) {
+	s := namespace.New(t, world)
+	began := time.Now()
+	s.Apply(pods)
+	server, _ := s.WaitReady("server"), s.WaitReady("client")
+	world.SawDisk()
+	t.Logf("both pods are Ready after %v", time.Since(began).Round(time.Second))
+
+	t.Run("logs and exec", func(t *testing.T) {
+		s := s.For(t)
+		if got := s.Kubectl("logs", "server"); got != "started\n" {
+			t.Errorf("the log is %q", got)
+		}
+		if got := s.Kubectl("exec", "server", "--", "cat", "/proc/sys/kernel/hostname"); got != "server\n" {
+			t.Errorf("exec prints %q", got)
+		}
+		// A kernel of its own, not this host's.
+		here, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Kubectl("exec", "server", "--", "cat", "/proc/sys/kernel/random/boot_id"); got == string(here) {
+			t.Error("the pod runs on this host's kernel")
+		}
+	})
+	t.Run("the volume is a disk of the machine", func(t *testing.T) {
+		s := s.For(t)
+		if got := s.Kubectl("exec", "server", "--", "sh", "-c", "grep ' /data ' /proc/mounts"); !strings.Contains(got, " ext4 ") ||
+			!strings.HasPrefix(got, "/dev/") {
+			t.Errorf("/data is mounted as %q", got)
+		}
+		disks, err := filepath.Glob(filepath.Join(world.State, "cloud", "disks", "*", "record.json"))
+		if err != nil || len(disks) != 1 {
+			t.Fatalf("disks: %q, %v", disks, err)
+		}
+		var record struct{ Disk cloud.Disk }
+		text, err := os.ReadFile(disks[0])
+		if err == nil {
+			err = json.Unmarshal(text, &record)
+		}
+		if err != nil || record.Disk.Instance != machine(t, server).ID {
+			t.Errorf("the disk is %+v, %v; the server's machine is %s", record.Disk, err, machine(t, server).ID)
+		}
+	})
+	t.Run("a Service, and a NetworkPolicy that closes it", func(t *testing.T) {
+		s := s.For(t)
+		service, err := world.Admin.CoreV1().Services(s.NS).Get(t.Context(), "server", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ip := service.Spec.ClusterIP
+		if got := s.Kubectl("exec", "client", "--", "nslookup", "server."+s.NS+".svc.cluster.local."); !strings.Contains(got, ip) {
+			t.Errorf("the Service's name is of %q, want %s", got, ip)
+		}
+		s.Eventually("the client reaches the server", gets(s, ip))
+		s.Apply(closed)
+		reaches := func(ctx context.Context) error {
+			if gets(s, ip)(ctx) == nil {
+				return errors.New("it does")
+			}
+			return nil
+		}
+		s.Eventually("the client does not reach it any more", reaches)
+		s.Never("the client reaches the server", reaches, s.ExecTrue("client"))
+		s.Kubectl("delete", "networkpolicy", "server")
+		s.Eventually("the client reaches the server again", gets(s, ip))
+	})
+	t.Run("machines outlive Kip", func(t *testing.T) {
+		s := s.For(t)
+		if err := world.KillKip(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := world.StartKip(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.Eventually("exec works again", s.ExecTrue("server"))
+		if again, err := s.Pod(t.Context(), "server"); err != nil || again.UID != server.UID || again.Status.HostIP != server.Status.HostIP ||
+			again.Status.ContainerStatuses[0].RestartCount > 0 {
+			t.Errorf("the pod is %+v, %v; was %+v", again.Status, err, server.Status)
+		}
+	})
+	t.Run("a pod's end leaves nothing", func(t *testing.T) {
+		s := s.For(t)
+		s.Kubectl("delete", "pod", "server", "client", "--wait=false")
+		s.Eventually("the pods and their cells are gone", func(ctx context.Context) error {
+			for _, name := range []string{"server", "client"} {
+				if p, err := s.Pod(ctx, name); !apierrors.IsNotFound(err) {
+					return fmt.Errorf("pod %s is there (%v): %s", name, err, namespace.States(p))
+				}
+			}
+			return s.NoCells(ctx)
+		})
+		s.Kubectl("delete", "pvc", "data")
+		if err := world.Empty(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// machine is the one that a pod is on.
+func machine(t *testing.T, p *corev1.Pod) cloud.Instance {
+	t.Helper()
+	all, err := host.Recorded(host.Config{StateDir: filepath.Join(world.State, "cloud")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range all {
+		if i.ManagementIP.String() == p.Status.HostIP {
+			return i
+		}
+	}
+	t.Fatalf("no machine has the address %s: %+v", p.Status.HostIP, all)
+	return cloud.Instance{}
+}
