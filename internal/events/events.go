@@ -31,7 +31,6 @@ const (
 	NodeOutOfCapacity = "NodeOutOfCapacity"
 	NodeHasCapacity   = "NodeHasCapacity"
 	CARotated         = "CARotated"
-	NodeHeldByAnother = "NodeHeldByAnother"
 	CloudInitChanged  = "CloudInitChanged"
 	CloudInitInvalid  = "CloudInitInvalid"
 )
