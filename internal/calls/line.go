@@ -233,14 +233,21 @@ func (t *Turn) Cancel() {
 	defer t.c.mu.Unlock()
 	t.line.requests.giveBack(1)
 	t.line.resources.giveBack(t.resources)
-	if !t.aside { // else it left then
+	if t.aside { // it left then
+		t.wake() // for what it gives back
+	} else {
 		t.leave()
 	}
 }
 
-// leave lets the next ones look. The caller holds mu.
+// leave makes room for the next ones. The caller holds mu.
 func (t *Turn) leave() {
 	t.line.underWay--
+	t.wake()
+}
+
+// wake has the next ones look. The caller holds mu.
+func (t *Turn) wake() {
 	for _, q := range []queue{t.line.unpaid, t.line.paid} {
 		select {
 		case q.ended <- struct{}{}:

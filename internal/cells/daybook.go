@@ -250,12 +250,15 @@ func (c *Controller) use(cell *Cell) daybook.Use {
 	return c.cfg.Meter.Use(cell.ID)
 }
 
-// runningEntries are those of the cells that run, in order of the cells.
-func (c *Controller) runningEntries() (all []daybook.Entry) {
+// runningEntries are those of the cells that run, in order of the cells, with what of them
+// stands idle.
+func (c *Controller) runningEntries() []daybook.Entry { return c.entriesNow(c.use) }
+
+func (c *Controller) entriesNow(use func(*Cell) daybook.Use) (all []daybook.Entry) {
 	now, list := c.cfg.Clock.Now(), c.List()
 	slices.SortFunc(list, func(a, b Cell) int { return cmp.Compare(a.ID, b.ID) })
 	for i := range list {
-		all = append(all, list[i].running(now, c.use(&list[i]))...)
+		all = append(all, list[i].running(now, use(&list[i]))...)
 	}
 	return all
 }
@@ -263,14 +266,16 @@ func (c *Controller) runningEntries() (all []daybook.Entry) {
 // CostsByNamespace returns what the cells of each namespace have cost until now, since
 // Kip's state began, those that are gone included. Cells without a pod are
 // daybook.NoPod's. A number of namespaces have a sum of their own, which does not decrease;
-// the others are daybook.Others.
+// the others are daybook.Others. What stood idle is that of cells that are gone, and of cells
+// without a pod: of the others it is not stored, and would decrease when Kip starts anew.
 func (c *Controller) CostsByNamespace() map[string]Amount {
 	c.ledger.mu.Lock()
 	defer c.ledger.mu.Unlock()
 	if c.ledger.days.own == nil { // nothing was read yet
 		return nil
 	}
-	return c.ledger.days.byNamespace(slices.Concat(c.ledger.days.open, c.runningEntries()))
+	return c.ledger.days.byNamespace(slices.Concat(c.ledger.days.open,
+		c.entriesNow(func(*Cell) daybook.Use { return daybook.Use{} })))
 }
 
 // Spent calls each with what was spent on each day from one to another, the last included,

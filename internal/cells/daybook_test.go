@@ -168,20 +168,29 @@ func TestWhatStoodIdleIsToldAlsoAfterTheCellHasGone(t *testing.T) {
 		b.later(2 * time.Hour)
 		b.requestFor("a", Account{})
 		b.later(3 * time.Hour)
-		look := func(when string) {
+		look := func(when string, sums map[string]Amount) {
 			t.Helper()
 			for namespace, want := range map[string]struct{ measured, idle float64 }{daybook.NoPod: {2, 1}, ref("a").Namespace: {1, 0.25 / 3}} {
-				sum := b.cells.CostsByNamespace()[namespace]
+				sum := sums[namespace]
 				if measured, idle := sum.Measured/3600, sum.IdleDollars/sum.Dollars; math.Abs(measured-want.measured) > 0.01 ||
 					math.Abs(idle-want.idle) > 0.01 || sum.Dollars == 0 {
 					t.Errorf("%s: of %s %v h are measured, %v of its dollars idle, want %+v", when, namespace, measured, idle, want)
 				}
 			}
 		}
-		look("while the cell runs")
+		sums := map[string]Amount{}
+		if err := b.cells.Spent(b.Context(), 0, math.MaxInt32, func(s daybook.Spender, _ daybook.Day, a daybook.Amount) {
+			sums[s.Namespace] = sums[s.Namespace].Plus(a)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		look("while the cell runs", sums)
+		if running := b.cells.CostsByNamespace()[ref("a").Namespace]; running.IdleDollars != 0 || running.Dollars == 0 {
+			t.Errorf("the counter has what a cell that runs has not used, which a restart forgets: %+v", running)
+		}
 		b.cells.Release(ref("a").UID, "done", false)
 		b.later(time.Minute)
-		look("when it is gone")
+		look("when it is gone", b.cells.CostsByNamespace())
 	})
 }
 

@@ -37,18 +37,15 @@ func (c *Controller) prepare(ctx context.Context, resolver cloud.Resolver, group
 }
 
 // notResolved moves a group on whose launch could not be resolved: by a definite no as by one to
-// the launch itself. Anything else is tried again, and, where the cloud goes on to answer what
-// is no answer, given up for this offer as a launch is: but for the question, nothing was asked
-// of the cloud, so that there surely is no instance.
+// the launch itself. Anything else is tried again for as long as it takes: a cloud that does not
+// answer does not do so for this offer alone, and is no shortage of it.
 func (c *Controller) notResolved(ctx context.Context, group []*entry, failure error) {
 	offer, results := group[0].cell().Offer(), cloud.NotLaunched(len(group), failure)
 	is := judge(results[0], false, false, false)
 	if is == isOpen {
 		c.cfg.Log.Warn("resolve a launch, retrying", "offer", offer.String(), "cells", len(group), "err", failure)
-		if group = c.resolveAgain(group, failure); len(group) == 0 {
-			return
-		}
-		is, results = isRefused, results[:len(group)]
+		c.resolveAgain(group, failure)
+		return
 	}
 	for _, e := range group {
 		e.resolving = attempts{} // the next offer is another question
@@ -66,27 +63,16 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 	c.resolve(ctx, l, known, verdicts, results)
 }
 
-// resolveAgain gives back those of a group that are to be resolved again, and returns those
-// whose time for it is up. That of a question which was held back, by Kip or by the cloud, goes
-// on: it says nothing of the offer.
-func (c *Controller) resolveAgain(group []*entry, failure error) (over []*entry) {
-	_, unsent := errors.AsType[*calls.UnsentError](failure)
-	heldBack := unsent || errors.Is(failure, cloud.ErrThrottled)
+// resolveAgain gives back a group that is to be resolved again.
+func (c *Controller) resolveAgain(group []*entry, failure error) {
 	now := c.cfg.Clock.Now()
-	var again []*entry
 	for _, e := range group {
 		e.resolving.fail(now, failure, c.cfg.Random)
-		switch is := e.resolving; {
-		case !heldBack && is.failed >= giveUpTries && now.Sub(is.began) >= giveUpAfter:
-			over = append(over, e)
-			continue
-		case is.failed == 1:
+		if e.resolving.failed == 1 {
 			c.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", e.cell().Offer(), failure)
 		}
-		again = append(again, e)
 	}
-	c.landed(again...)
-	return over
+	c.landed(group...)
 }
 
 // stale takes back the launch of a cell that was resolved to what is not there any more. Where

@@ -195,7 +195,8 @@ func (m *Metrics) addCost(s *scrape) {
 	s.spent = f.scraped(counter, "kip_cost_dollars_total",
 		"The same by the namespace of the pod, since Kip has kept it by day: `kipctl cost` shows more of it.", labelCostNamespace)
 	s.idle = f.scraped(counter, "kip_cost_idle_dollars_total",
-		"What of these dollars was paid for CPU and memory that pods did not use, whichever they used more of, as far as it was measured.", labelCostNamespace)
+		"What of these dollars was paid for CPU and memory that pods did not use, whichever they used more of, as far as it was measured: "+
+			"of a pod when its cell is gone, without one up to now.", labelCostNamespace)
 	s.unpriced = f.scraped(counter, "kip_cost_unpriced_seconds_total",
 		"Time that instances have run whose price is not known: it is in no dollars.", labelCostNamespace)
 }

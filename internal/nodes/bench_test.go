@@ -59,6 +59,7 @@ func BenchmarkNodesOfCells(b *testing.B) {
 		Clock:    clock.RealClock{},
 		Log:      silent,
 	})
+	b.Cleanup(of.Close)
 	pods, standby := make([]cells.Cell, all), make([]cells.Cell, all)
 	for i := range all {
 		on := i % number

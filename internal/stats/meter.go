@@ -31,6 +31,7 @@ type Meter struct {
 // NewMeter returns a meter. NodeName and Gathered in c have no effect.
 func NewMeter(c Config) *Meter {
 	m := &Meter{s: New(c), of: &uses{cells: map[string]*used{}}}
+	m.s.parsing = make(chan struct{}, 1) // nobody waits for it
 	m.src = newSource(m.s, summaryName, summaryPath+onlyCPU, m.of)
 	return m
 }

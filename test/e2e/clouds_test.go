@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -22,6 +24,7 @@ import (
 	"k8s.io/cloud-provider/controllers/nodelifecycle"
 	fakecloud "k8s.io/cloud-provider/fake"
 	"k8s.io/component-base/metrics/prometheus/controllers"
+	"k8s.io/klog/v2"
 )
 
 const (
@@ -62,6 +65,9 @@ func (c *ordinaryCloud) askedOf(node string) int {
 func besideACloud(run func() int) (code int, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	// The controller logs by klog, which reads os.Stderr each time, and package testing sets
+	// that when the tests begin.
+	klog.SetSlogLogger(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	if _, err := world.Admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "e2e-cloud"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
