@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -322,9 +323,9 @@ func TestALaunchThatCannotBeResolvedWaitsForTheCloudAndBlamesNoOffer(t *testing.
 		"it was held":  &calls.UnsentError{Err: context.DeadlineExceeded},
 		"its time out": context.DeadlineExceeded,
 	} {
-		away := true
+		var back atomic.Bool
 		names := &modelNames{answer: func(context.Context, int, cloud.LaunchSpec) error {
-			if away {
+			if !back.Load() {
 				return failure
 			}
 			return nil
@@ -336,7 +337,7 @@ func TestALaunchThatCannotBeResolvedWaitsForTheCloudAndBlamesNoOffer(t *testing.
 			if n := len(names.asked()); b.phase("a") != apiv1.Requested || n < giveUpTries {
 				t.Errorf("%s: it is %q, after %d questions", what, b.phase("a"), n)
 			}
-			b.note(func() { away = false })
+			back.Store(true)
 			b.later(giveUpAfter)
 			b.note(func() {
 				if len(b.cooled) != 0 {

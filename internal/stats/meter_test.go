@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -59,10 +60,10 @@ func TestTheMeterTellsHowMuchOfAMachineStoodIdle(t *testing.T) {
 					}
 					return nil, fmt.Errorf("it does not answer")
 				})
-				there := true
+				var left atomic.Bool
 				m := NewMeter(Config{
 					Cells: func() []Cell {
-						if !there {
+						if left.Load() {
 							return nil
 						}
 						round++
@@ -82,7 +83,7 @@ func TestTheMeterTellsHowMuchOfAMachineStoodIdle(t *testing.T) {
 				if other := m.Use("d"); other != (Use{}) {
 					t.Errorf("of a cell that is not there: %+v", other)
 				}
-				there = false
+				left.Store(true)
 				time.Sleep(meterKept - meterPeriod)
 				if still := m.Use("c"); still != got {
 					t.Errorf("before its cost is final it is forgotten: %+v", still)
