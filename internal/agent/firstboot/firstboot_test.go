@@ -336,12 +336,17 @@ func TestAFileIsCarriedOutOnceInTheLifeOfAMachine(t *testing.T) {
 
 func TestAFileThatWasCutOffIsNotBegunAgain(t *testing.T) {
 	b := plainBox(t)
+	left := scriptDir + "/script-0"
 	const file = "#cloud-config\nwrite_files: [{path: /etc/log, content: x}]\n"
 	first := b.machine()
 	if _, err := first.begin([]byte(file)); err != nil { // it is recorded before anything is done
 		t.Fatal(err)
 	}
 	for range 2 {
+		if err := os.MkdirAll(b.in(scriptDir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		b.file(left, "#!/bin/sh\n# sesame\n") // the agent was killed while this ran
 		done, err := b.machine().Apply(t.Context(), []byte(file))
 		if err != nil || len(done.Failures) != 1 || !strings.Contains(done.Failures[0], "it was cut off when the agent ended") {
 			t.Errorf("%v, %v", done, err)
@@ -349,6 +354,9 @@ func TestAFileThatWasCutOffIsNotBegunAgain(t *testing.T) {
 	}
 	if _, err := os.Stat(b.in("etc/log")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it was begun again: %v", err)
+	}
+	if text := b.text(left); strings.Contains(text, "sesame") {
+		t.Errorf("its script is left: %q", text)
 	}
 }
 
@@ -462,4 +470,28 @@ func TestWhatAScriptLeavesRunningGoesOnWritingAndIsBounded(t *testing.T) {
 	if got := b.is("var/log/" + LogName + ".1"); got != "0:0 0600" {
 		t.Errorf("the one before is %s", got)
 	}
+}
+
+func TestAScriptRunsAlsoWhileTheAgentStartsOtherPrograms(t *testing.T) {
+	b := newBox(t)
+	m := b.machine()
+	ctx, cancel := context.WithCancel(t.Context())
+	var others sync.WaitGroup
+	for range 2 {
+		others.Go(func() {
+			for ctx.Err() == nil {
+				_ = exec.CommandContext(ctx, "/bin/true").Run()
+			}
+		})
+	}
+	r := &run{Machine: m, ctx: t.Context()}
+	long := []byte("#!/bin/sh\nexit\n" + strings.Repeat("#", 1<<20)) // it takes a while to write
+	for range 30 {
+		if err := r.script(0, long); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	cancel()
+	others.Wait()
 }

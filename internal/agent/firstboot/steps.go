@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -204,10 +205,7 @@ func (r *run) relabel() {
 // script runs a script to its end.
 func (r *run) script(n int, content []byte) error {
 	at := path.Join(scriptDir, "script-"+strconv.Itoa(n))
-	if err := os.MkdirAll(r.in(scriptDir), 0o700); err != nil {
-		return err
-	}
-	if err := os.WriteFile(r.in(at), content, 0o700); err != nil {
+	if err := r.writeScript(at, content); err != nil {
 		return err
 	}
 	defer os.Remove(r.in(at))
@@ -229,6 +227,18 @@ func (r *run) script(n int, content []byte) error {
 		return fmt.Errorf("%w; its output is in %s on the cell", err, r.logFile())
 	}
 	return nil
+}
+
+// writeScript writes a script that can be run at once. While it is open for writing no other
+// part of the agent starts a program: that would have it open as well until it is another
+// program, and the kernel runs none that somebody may write to (ETXTBSY).
+func (r *run) writeScript(at string, content []byte) error {
+	if err := os.MkdirAll(r.in(scriptDir), 0o700); err != nil {
+		return err
+	}
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(r.in(at), content, 0o700)
 }
 
 // maxSaid bounds what is told of what a program says, in bytes.
