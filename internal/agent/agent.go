@@ -318,6 +318,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	all.Go(func() { defer close(containerdDone); a.containerd.Run(containerdCtx) })
 	all.Go(func() { a.importPause(containerdCtx) })
 	all.Go(func() { a.machine.Run(background) })
+	all.Go(func() { a.machine.KeepLog(background) })
 
 	if err := a.guard(background); err != nil {
 		// Tried again before anything of a pod's may start: see apply.

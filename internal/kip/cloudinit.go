@@ -26,8 +26,12 @@ import (
 const (
 	// cloudInitPrefix is where the contents are stored that launches name, sealed.
 	cloudInitPrefix = "cloudinit/"
+	// cloudInitKey has the digest of the one that counts.
+	cloudInitKey = "cloudinit"
 	// cloudInitEvery is how often the file is looked at.
 	cloudInitEvery = 5 * time.Second
+	// cloudInitTell is how often it is told that it is wrong or gone.
+	cloudInitTell = time.Hour
 	// cloudInitKept is how long at least a content is kept that no cell names: a launch that
 	// is being stored may.
 	cloudInitKept = time.Minute
@@ -55,6 +59,12 @@ func readCloudInit(cfg *config.Config) (cloudInitFile, error) {
 	if err != nil {
 		return cloudInitFile{}, fmt.Errorf("cells.cloudInitFile: %w", err)
 	}
+	return parseCloudInit(cfg, content)
+}
+
+// parseCloudInit checks a content of the file that the configuration names.
+func parseCloudInit(cfg *config.Config, content []byte) (cloudInitFile, error) {
+	path := cfg.Cells.CloudInitFile
 	d, err := cloudconfig.Parse(path, content)
 	if err != nil {
 		return cloudInitFile{}, fmt.Errorf("cells.cloudInitFile: %w", err)
@@ -79,8 +89,11 @@ type operatorsCloudInit struct {
 	pulse  *pulse.Pulse
 	clock  clock.WithTicker
 	log    *slog.Logger
-	// seen is the file as it was looked at last, good or not; of Run alone.
-	seen string
+	// last is what the last look found, and seen what was made of it: that of two that agree.
+	// wrong is what is wrong with that, nil for nothing, and told when that was said. Of Run alone.
+	last, seen string
+	wrong      error
+	told       time.Time
 	// unnamed is since when a stored content is named by no cell; of Run alone.
 	unnamed map[string]time.Time
 
@@ -90,8 +103,8 @@ type operatorsCloudInit struct {
 
 var _ cells.CloudInit = (*operatorsCloudInit)(nil)
 
-// openCloudInit stores the file as this process has read it last, and seals anew what was
-// sealed by another key. The caller sets cells and say.
+// openCloudInit has a file count before anything is launched, and seals anew what was sealed by
+// another key. The caller sets cells and say.
 func (l *leading) openCloudInit(ctx context.Context) (*operatorsCloudInit, error) {
 	o := &operatorsCloudInit{
 		cfg:     l.cfg,
@@ -100,13 +113,49 @@ func (l *leading) openCloudInit(ctx context.Context) (*operatorsCloudInit, error
 		pulse:   l.pulse,
 		clock:   l.clock,
 		log:     l.Log,
-		seen:    l.setUp.digest,
 		unnamed: map[string]time.Time{},
 	}
 	if err := o.sealAnew(ctx); err != nil {
 		return nil, err
 	}
-	return o, o.take(ctx, l.setUp)
+	f, err := o.first(ctx, l.setUp)
+	if err != nil {
+		return nil, err
+	}
+	return o, o.take(ctx, f)
+}
+
+// first is the file that counts at first: as it is now, if this process or an earlier Kip has
+// seen it so before. Else it is bad, gone or perhaps being written. Then what counted under
+// the Kip before counts on, which may have been another process, or else what this process
+// found at its start.
+func (o *operatorsCloudInit) first(ctx context.Context, atStart cloudInitFile) (cloudInitFile, error) {
+	var counted string
+	revision, err := o.store.Get(ctx, cloudInitKey, &counted)
+	if err != nil {
+		return cloudInitFile{}, fmt.Errorf("read which cloud-init file counts: %w", err)
+	}
+	f, err := readCloudInit(o.cfg)
+	o.last = lookOf(f, err)
+	if err == nil && (f.digest == atStart.digest || revision > 0 && f.digest == counted) {
+		o.seen = o.last
+		return f, nil
+	}
+	last := atStart
+	if counted != "" {
+		content, revision, _, bad := o.stored(ctx, counted)
+		if bad == nil && revision > 0 {
+			if last, bad = parseCloudInit(o.cfg, content); bad != nil {
+				o.log.Warn("the cloud-init file that counted is not one for this Kip; that of the start of this process counts", "err", bad)
+				last = atStart
+			}
+		}
+	}
+	o.seen = last.digest
+	if err != nil {
+		o.seen, o.wrong = o.last, err
+	}
+	return last, nil
 }
 
 // Digest implements cells.CloudInit.
@@ -150,8 +199,19 @@ func (o *operatorsCloudInit) stored(ctx context.Context, digest string) (content
 	return content, revision, stale, err
 }
 
-// take stores a content, and has it count from then on.
+// take stores a content and that it counts, and has it count from then on.
 func (o *operatorsCloudInit) take(ctx context.Context, f cloudInitFile) error {
+	if err := o.keep(ctx, f); err != nil {
+		return fmt.Errorf("store the cloud-init file: %w", err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.now = f
+	return nil
+}
+
+// keep stores a content, and then that it counts.
+func (o *operatorsCloudInit) keep(ctx context.Context, f cloudInitFile) error {
 	if f.digest != "" {
 		_, revision, _, err := o.stored(ctx, f.digest)
 		if err == nil && revision == 0 {
@@ -159,13 +219,15 @@ func (o *operatorsCloudInit) take(ctx context.Context, f cloudInitFile) error {
 			_, err = o.store.Put(ctx, key, o.sealer.Seal(f.content, key), 0)
 		}
 		if err != nil {
-			return fmt.Errorf("store the cloud-init file: %w", err)
+			return err
 		}
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.now = f
-	return nil
+	var counted string
+	revision, err := o.store.Get(ctx, cloudInitKey, &counted)
+	if err == nil && counted != f.digest {
+		_, err = o.store.Put(ctx, cloudInitKey, f.digest, revision)
+	}
+	return err
 }
 
 // digests are those of the stored contents.
@@ -214,35 +276,57 @@ func (o *operatorsCloudInit) Run(ctx context.Context) error {
 	}
 }
 
-// look takes the file if it has changed. What is wrong with it is told once; the last good one
-// counts.
+// lookOf names what a look at the file found: the content, or what is wrong.
+func lookOf(f cloudInitFile, err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return f.digest
+}
+
+// look takes the file if it has changed and two looks found the same: one may find it half
+// written, or gone while it is replaced. As long as it is wrong or gone, that is told again at
+// times, and the last good one counts.
 func (o *operatorsCloudInit) look(ctx context.Context) {
 	f, err := readCloudInit(o.cfg)
-	if errors.Is(err, fs.ErrNotExist) {
-		return // one that is being replaced is not there for a moment
+	found := lookOf(f, err)
+	agree := found == o.last
+	o.last = found
+	switch {
+	case found == o.seen:
+		o.tellWrong()
+	case !agree:
+	case err != nil:
+		o.seen, o.wrong, o.told = found, err, time.Time{}
+		o.tellWrong()
+	default:
+		before := o.current().digest
+		if err := o.take(ctx, f); err != nil {
+			o.log.Warn("take the new cloud-init file, retrying", "err", err)
+			return
+		}
+		o.seen, o.wrong = found, nil
+		if f.digest != before {
+			o.say(corev1.EventTypeNormal, events.CloudInitChanged,
+				fmt.Sprintf("The cloud-init file has changed: %.12s counts for new cells", f.digest))
+		}
 	}
-	seen := f.digest
-	if err != nil {
-		seen = err.Error()
-	}
-	if seen == o.seen {
+}
+
+// tellWrong tells what is wrong with the file, if anything is and it was not told lately.
+func (o *operatorsCloudInit) tellWrong() {
+	now, digest := o.clock.Now(), o.current().digest
+	if o.wrong == nil || now.Sub(o.told) < cloudInitTell {
 		return
 	}
-	before := o.current().digest
-	if err != nil {
-		o.say(corev1.EventTypeWarning, events.CloudInitInvalid,
-			fmt.Sprintf("The cloud-init file has become wrong, and the last good one (%.12s) counts for new cells: %v", before, err))
-		o.seen = seen
-		return
+	o.told = now
+	what := "is wrong"
+	if errors.Is(o.wrong, fs.ErrNotExist) {
+		what = "is gone"
 	}
-	if err := o.take(ctx, f); err != nil {
-		o.log.Warn("take the new cloud-init file, retrying", "err", err)
-		return
-	}
-	if o.seen = seen; f.digest != before {
-		o.say(corev1.EventTypeNormal, events.CloudInitChanged,
-			fmt.Sprintf("The cloud-init file has changed: %.12s counts for new cells", f.digest))
-	}
+	o.log.Warn("the cloud-init file "+what+", and the last good one counts for new cells", "digest", digest, "err", o.wrong)
+	o.say(corev1.EventTypeWarning, events.CloudInitInvalid,
+		fmt.Sprintf("The cloud-init file %s, and the last good one (%.12s) counts for new cells: %v", what, digest, o.wrong))
 }
 
 // forget removes what no cell names, and has not for a while.

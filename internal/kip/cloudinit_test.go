@@ -43,6 +43,14 @@ func newFileWorld(t *testing.T, st *store.Store, content string, keys ...string)
 	t.Helper()
 	w := &fileWorld{t: t, path: filepath.Join(t.TempDir(), "file"), clock: testclock.NewFakeClock(time.Unix(1e9, 0))}
 	w.write(content)
+	w.process(st, keys...)()
+	return w
+}
+
+// process starts a Kip, which begins a term with each call of what it returns.
+func (w *fileWorld) process(st *store.Store, keys ...string) (term func()) {
+	t := w.t
+	t.Helper()
 	cfg := &config.Config{}
 	cfg.Cells.CloudInitFile = w.path
 	operators, err := readCloudInit(cfg)
@@ -56,12 +64,30 @@ func newFileWorld(t *testing.T, st *store.Store, content string, keys ...string)
 	p := &process{cfg: cfg, setUp: operators, clock: w.clock, pulse: pulse.New(w.clock, silent)}
 	p.Log = silent
 	l := &leading{process: p, store: st, rotation: &rotation{sealer: sealer}}
-	if w.operatorsCloudInit, err = l.openCloudInit(t.Context()); err != nil {
-		t.Fatal(err)
+	return func() {
+		t.Helper()
+		var err error
+		if w.operatorsCloudInit, err = l.openCloudInit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.operatorsCloudInit.cells = &w.cells
+		w.say = func(_, reason, message string) { w.said = append(w.said, reason+": "+message) }
 	}
-	w.operatorsCloudInit.cells = &w.cells
-	w.say = func(_, reason, message string) { w.said = append(w.said, reason+": "+message) }
-	return w
+}
+
+// looks looks at the file as often as it takes to have it count.
+func (w *fileWorld) looks() {
+	for range 2 {
+		w.look(w.t.Context())
+	}
+}
+
+// counts fails the test unless a content counts, and can be had.
+func (w *fileWorld) counts(content string) {
+	w.t.Helper()
+	if got, err := w.Document(w.t.Context(), w.Digest()); string(got) != content || err != nil {
+		w.t.Errorf("%q counts (%v), want %q", got, err, content)
+	}
 }
 
 func (w *fileWorld) write(content string) {
@@ -92,7 +118,7 @@ func TestACloudInitFileThatChangesCountsForTheNextCellAndABadOneForNone(t *testi
 	for range 3 {
 		w.look(t.Context())
 	}
-	want := "CloudInitInvalid: The cloud-init file has become wrong, and the last good one (" + cloudconfig.Digest([]byte(fileOne))[:12]
+	want := "CloudInitInvalid: The cloud-init file is wrong, and the last good one (" + cloudconfig.Digest([]byte(fileOne))[:12]
 	if len(w.said) != 1 || !strings.HasPrefix(w.said[0], want) || !strings.Contains(w.said[0], w.path+":2: runcmd: a text is not valid") ||
 		strings.Contains(w.said[0], "sesame") {
 		t.Errorf("said %q", w.said)
@@ -105,7 +131,7 @@ func TestACloudInitFileThatChangesCountsForTheNextCellAndABadOneForNone(t *testi
 	}
 	w.look(t.Context())
 	w.write(fileTwo)
-	w.look(t.Context())
+	w.looks()
 	if w.Digest() != cloudconfig.Digest([]byte(fileTwo)) || len(w.said) != 2 || !strings.HasPrefix(w.said[1], "CloudInitChanged: ") {
 		t.Errorf("said %q", w.said)
 	}
@@ -123,7 +149,7 @@ func TestContentsOfTheCloudInitFileAreKeptAsLongAsACellNamesThem(t *testing.T) {
 	w := newFileWorld(t, store.Memory(nil), fileOne)
 	w.cells = cellList{ofFile(fileOne), {}}
 	w.write(fileTwo)
-	w.look(t.Context())
+	w.looks()
 	pass := func() {
 		for range 3 {
 			w.forget(t.Context())
@@ -222,6 +248,10 @@ func TestTheCloudInitFileIsFollowedUntilKipEnds(t *testing.T) {
 	w.write(fileTwo)
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
+	for !w.clock.HasWaiters() { // its ticker is there
+		time.Sleep(time.Millisecond)
+	}
+	w.clock.Step(cloudInitEvery)
 	if reason := <-said; reason != "CloudInitChanged" {
 		t.Errorf("it says %s", reason)
 	}
@@ -229,4 +259,89 @@ func TestTheCloudInitFileIsFollowedUntilKipEnds(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+}
+
+func TestACloudInitFileCountsOnceTwoLooksFindTheSame(t *testing.T) {
+	w := newFileWorld(t, store.Memory(nil), fileOne)
+	const half = "#cloud-config\nruncmd: [two]\n" // of fileTwo as it is being written
+	for _, content := range []string{half, fileOne, "#cloud-config\nrunc", fileTwo} {
+		w.write(content)
+		w.look(t.Context())
+		w.counts(fileOne)
+	}
+	w.look(t.Context())
+	w.counts(fileTwo)
+	if len(w.said) != 1 || !strings.HasPrefix(w.said[0], "CloudInitChanged: ") {
+		t.Errorf("said %q", w.said)
+	}
+}
+
+func TestACloudInitFileThatIsGoneIsToldEachHourAndCountsOn(t *testing.T) {
+	w := newFileWorld(t, store.Memory(nil), fileOne)
+	if err := os.Remove(w.path); err != nil {
+		t.Fatal(err)
+	}
+	w.look(t.Context())
+	if len(w.said) != 0 {
+		t.Fatalf("while it may be being replaced: %q", w.said)
+	}
+	for n := range 3 {
+		w.looks()
+		w.clock.Step(cloudInitTell - time.Second)
+		w.looks()
+		if len(w.said) != n+1 || !strings.HasPrefix(w.said[n], "CloudInitInvalid: The cloud-init file is gone, and the last good one") {
+			t.Fatalf("in hour %d: said %q", n, w.said)
+		}
+		w.clock.Step(time.Second)
+	}
+	w.counts(fileOne)
+	w.write(fileOne)
+	w.looks()
+	w.clock.Step(cloudInitTell)
+	w.looks()
+	if len(w.said) != 3 {
+		t.Errorf("once it is there again: said %q", w.said)
+	}
+}
+
+func TestANewTermGoesOnWithTheCloudInitFileThatCounted(t *testing.T) {
+	st := store.Memory(nil)
+	w := newFileWorld(t, st, fileOne)
+	const fileThree = "#cloud-config\nruncmd: [three]\n"
+	first := w.process(st)
+	first()
+	w.write(fileTwo)
+	w.looks()
+	first() // as when the CA is rotated
+	w.counts(fileTwo)
+	second := w.process(st) // which takes over later
+	w.write(fileThree)
+	w.looks()
+	w.counts(fileThree)
+	w.said = nil
+	for content, what := range map[string]string{"#cloud-config\nruncmd: 1\n": "is wrong", "": "is gone"} {
+		w.write(content)
+		if content == "" {
+			if err := os.Remove(w.path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, term := range []func(){first, second} {
+			w.said = nil
+			term()
+			w.counts(fileThree)
+			w.look(t.Context())
+			w.looks()
+			w.counts(fileThree)
+			if len(w.said) != 1 || !strings.Contains(w.said[0], "The cloud-init file "+what) {
+				t.Errorf("a file that %s: said %q", what, w.said)
+			}
+		}
+	}
+	// One that nobody has seen before may be half of one.
+	w.write(fileOne + "# changed\n")
+	second()
+	w.counts(fileThree)
+	w.look(t.Context())
+	w.counts(fileOne + "# changed\n")
 }

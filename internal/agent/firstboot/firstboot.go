@@ -73,9 +73,13 @@ type record struct {
 	Failures []string `json:"failures,omitempty"`
 }
 
-// New reads what was carried out before. A host name is set again.
+// New reads what was carried out before. A host name is set again, and scripts go that an
+// agent left which was killed: they may hold secrets.
 func New(o Options) (*Machine, error) {
 	m := &Machine{o: o, jobs: make(chan *cloudconfig.Document, 1)}
+	if err := os.RemoveAll(m.in(scriptDir)); err != nil {
+		o.Log.Error("remove the scripts of a cloud-init file that was cut off", "err", err)
+	}
 	data, err := os.ReadFile(m.recordFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return m, nil

@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/agent/supervise"
-	"github.com/elotl/kip/internal/agentapi"
 )
 
 // patience is how long a test waits for a real process before it fails.
@@ -337,12 +336,17 @@ func TestAFileIsCarriedOutOnceInTheLifeOfAMachine(t *testing.T) {
 
 func TestAFileThatWasCutOffIsNotBegunAgain(t *testing.T) {
 	b := plainBox(t)
+	left := scriptDir + "/script-0"
 	const file = "#cloud-config\nwrite_files: [{path: /etc/log, content: x}]\n"
 	first := b.machine()
 	if _, err := first.begin([]byte(file)); err != nil { // it is recorded before anything is done
 		t.Fatal(err)
 	}
 	for range 2 {
+		if err := os.MkdirAll(b.in(scriptDir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		b.file(left, "#!/bin/sh\n# sesame\n") // the agent was killed while this ran
 		done, err := b.machine().Apply(t.Context(), []byte(file))
 		if err != nil || len(done.Failures) != 1 || !strings.Contains(done.Failures[0], "it was cut off when the agent ended") {
 			t.Errorf("%v, %v", done, err)
@@ -350,6 +354,9 @@ func TestAFileThatWasCutOffIsNotBegunAgain(t *testing.T) {
 	}
 	if _, err := os.Stat(b.in("etc/log")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it was begun again: %v", err)
+	}
+	if text := b.text(left); strings.Contains(text, "sesame") {
+		t.Errorf("its script is left: %q", text)
 	}
 }
 
@@ -373,18 +380,7 @@ func TestWhatCannotBeCarriedOutIsRefusedBeforeAnythingIsDone(t *testing.T) {
 }
 
 func TestWhatTakesLongIsAskedForAgainAndEndsWithTheAgent(t *testing.T) {
-	dir := t.TempDir()
-	m, err := New(Options{
-		Root:        "/",
-		StateDir:    filepath.Join(dir, "state"),
-		LogDir:      filepath.Join(dir, "log"),
-		SetHostname: func(string) error { return errors.New("it is the host's") },
-		Reaper:      supervise.NewReaper(slog.New(slog.DiscardHandler)),
-		Log:         slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m, dir := hostMachine(t)
 	r := &run{Machine: m, ctx: t.Context()}
 	if err := r.command(os.Stderr, "a line", "/bin/sh", "-c", "read a && [ \"$a\" = 'a line' ]"); err == nil {
 		t.Error("a line that does not end is read")
@@ -396,10 +392,9 @@ func TestWhatTakesLongIsAskedForAgainAndEndsWithTheAgent(t *testing.T) {
 	var running sync.WaitGroup
 	running.Go(func() { m.Run(ctx) })
 	file := []byte("#!/bin/sh\necho $$ >" + dir + "/pid\nsleep 600\n")
-	var done agentapi.CloudInitDone
 	end := time.Now().Add(patience)
 	for began := false; !began; {
-		if done, err = m.Apply(t.Context(), file); !errors.Is(err, ErrUnderWay) {
+		if done, err := m.Apply(t.Context(), file); !errors.Is(err, ErrUnderWay) {
 			t.Fatalf("while it goes on: %v, %v", done, err)
 		}
 		text, _ := os.ReadFile(dir + "/pid")
@@ -419,4 +414,84 @@ func TestWhatTakesLongIsAskedForAgainAndEndsWithTheAgent(t *testing.T) {
 	if m.record.Ended {
 		t.Error("it counts as done")
 	}
+}
+
+// hostMachine is a machine that is this host, but for its own files, which are in a folder.
+func hostMachine(t *testing.T) (m *Machine, dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	m, err := New(Options{
+		Root:        "/",
+		StateDir:    filepath.Join(dir, "state"),
+		LogDir:      filepath.Join(dir, "log"),
+		SetHostname: func(string) error { return errors.New("it is the host's") },
+		Reaper:      supervise.NewReaper(slog.New(slog.DiscardHandler)),
+		Log:         slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m, dir
+}
+
+func TestWhatAScriptLeavesRunningGoesOnWritingAndIsBounded(t *testing.T) {
+	b := newBox(t)
+	m := b.machine()
+	b.file("dev/null", "") // from which a shell has its background read
+	words := []string{"one", "two"}
+	// It writes when it is told, which is long after the script's end.
+	for _, word := range words {
+		if err := unix.Mkfifo(b.in("tmp/"+word), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if failures := b.apply(m, "#!/bin/sh\nfor word in one two; do read a </tmp/$word; echo $word; done &\n"); len(failures) > 0 {
+		t.Fatal(failures)
+	}
+	time.Sleep(2 * pipeGrace)
+	for _, word := range words {
+		if err := os.WriteFile(b.in("tmp/"+word), []byte("go on\n"), 0); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(patience); b.text("var/log/"+LogName) != word+"\n"; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("what it left running has written %q, want %s", b.text("var/log/"+LogName), word)
+			}
+		}
+		// Longer than it may be: it is emptied under whoever writes.
+		b.file("var/log/"+LogName, strings.Repeat("x", logBytes)+word)
+		if err := m.boundLog(); err != nil {
+			t.Fatal(err)
+		}
+		if old := b.text("var/log/" + LogName + ".1"); len(old) != logBytes || !strings.HasSuffix(old, "x"+word) {
+			t.Errorf("the one before has %d bytes", len(old))
+		}
+	}
+	if got := b.is("var/log/" + LogName + ".1"); got != "0:0 0600" {
+		t.Errorf("the one before is %s", got)
+	}
+}
+
+func TestAScriptRunsAlsoWhileTheAgentStartsOtherPrograms(t *testing.T) {
+	b := newBox(t)
+	m := b.machine()
+	ctx, cancel := context.WithCancel(t.Context())
+	var others sync.WaitGroup
+	for range 2 {
+		others.Go(func() {
+			for ctx.Err() == nil {
+				_ = exec.CommandContext(ctx, "/bin/true").Run()
+			}
+		})
+	}
+	r := &run{Machine: m, ctx: t.Context()}
+	long := []byte("#!/bin/sh\nexit\n" + strings.Repeat("#", 1<<20)) // it takes a while to write
+	for range 30 {
+		if err := r.script(0, long); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	cancel()
+	others.Wait()
 }

@@ -14,20 +14,18 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/elotl/kip/internal/agent/supervise"
 	"github.com/elotl/kip/internal/cloudconfig"
 )
 
 const (
 	// scriptDir has a script while it runs.
 	scriptDir = "/var/lib/itzo/cloud-init"
-	// logBytes bounds the file of the scripts' output; it and one rotated one are kept.
-	logBytes = 1 << 20
-	// pipeGrace is how long a script's output is read after its end.
+	// pipeGrace is how long a program's output is read after its end.
 	pipeGrace = 200 * time.Millisecond
 	// searchPath is where programs are looked for, and what scripts have as PATH.
 	searchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -207,25 +205,40 @@ func (r *run) relabel() {
 // script runs a script to its end.
 func (r *run) script(n int, content []byte) error {
 	at := path.Join(scriptDir, "script-"+strconv.Itoa(n))
-	if err := os.MkdirAll(r.in(scriptDir), 0o700); err != nil {
-		return err
-	}
-	if err := os.WriteFile(r.in(at), content, 0o700); err != nil {
+	if err := r.writeScript(at, content); err != nil {
 		return err
 	}
 	defer os.Remove(r.in(at))
 	if err := os.MkdirAll(r.o.LogDir, 0o755); err != nil {
 		return err
 	}
-	log, err := supervise.OpenLog(filepath.Join(r.o.LogDir, LogName), logBytes)
+	// The file itself: what the script leaves running writes to it also when this agent has ended.
+	log, err := os.OpenFile(r.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	if err := r.command(log, "", at); err != nil {
-		return fmt.Errorf("%w; its output is in %s on the cell", err, filepath.Join(r.o.LogDir, LogName))
+	in, err := reads("")
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if err := r.execute(in, log, at); err != nil {
+		return fmt.Errorf("%w; its output is in %s on the cell", err, r.logFile())
 	}
 	return nil
+}
+
+// writeScript writes a script that can be run at once. While it is open for writing no other
+// part of the agent starts a program: that would have it open as well until it is another
+// program, and the kernel runs none that somebody may write to (ETXTBSY).
+func (r *run) writeScript(at string, content []byte) error {
+	if err := os.MkdirAll(r.in(scriptDir), 0o700); err != nil {
+		return err
+	}
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(r.in(at), content, 0o700)
 }
 
 // maxSaid bounds what is told of what a program says, in bytes.
@@ -263,19 +276,6 @@ func (r *run) command(output io.Writer, input, at string, args ...string) error 
 	if err != nil {
 		return errors.Join(err, w.Close())
 	}
-	cmd := &exec.Cmd{
-		Path:        at,
-		Args:        append([]string{at}, args...),
-		Env:         []string{"PATH=" + searchPath, "HOME=/root"},
-		Dir:         "/",
-		Stdin:       in,
-		Stdout:      w,
-		Stderr:      w,
-		SysProcAttr: &unix.SysProcAttr{Setpgid: true},
-	}
-	if r.o.Root != "/" {
-		cmd.SysProcAttr.Chroot = r.o.Root
-	}
 	copied := make(chan struct{})
 	go func() {
 		defer close(copied)
@@ -288,12 +288,30 @@ func (r *run) command(output io.Writer, input, at string, args ...string) error 
 			}
 		}
 	}()
-	err = r.o.Reaper.Run(r.ctx, cmd)
+	err = r.execute(in, w, at, args...)
 	_, _ = w.Close(), in.Close()
 	// What it left running may hold the pipe.
 	_ = out.SetReadDeadline(time.Now().Add(pipeGrace))
 	<-copied
 	return err
+}
+
+// execute runs a program of the machine to its end, with these files.
+func (r *run) execute(in, out *os.File, at string, args ...string) error {
+	cmd := &exec.Cmd{
+		Path:        at,
+		Args:        append([]string{at}, args...),
+		Env:         []string{"PATH=" + searchPath, "HOME=/root"},
+		Dir:         "/",
+		Stdin:       in,
+		Stdout:      out,
+		Stderr:      out,
+		SysProcAttr: &unix.SysProcAttr{Setpgid: true},
+	}
+	if r.o.Root != "/" {
+		cmd.SysProcAttr.Chroot = r.o.Root
+	}
+	return r.o.Reaper.Run(r.ctx, cmd)
 }
 
 // reads returns a file to read a text from. It has no name.
