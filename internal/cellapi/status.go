@@ -129,6 +129,9 @@ func someAddresses(known []netip.Addr) shape {
 		if m, ok := v.(map[string]any); ok && m["$patch"] != nil {
 			return gone(at, v)
 		}
+		if m, ok := v.(map[string]any); ok && m["ip"] == nil {
+			return nil, wrong(at.Child("ip"), "there: it is an address")
+		}
 		return one(at, v)
 	})
 }
