@@ -126,11 +126,12 @@ func someAddresses(known []netip.Addr) shape {
 	one := fieldsOf(map[string]shape{"ip": oneAddress(known)})
 	gone := fieldsOf(map[string]shape{"ip": text(64), "$patch": oneOf("delete")}) // what goes may be any
 	return list(8, func(at *field.Path, v any) (any, error) {
-		if m, ok := v.(map[string]any); ok && m["$patch"] != nil {
+		m, _ := v.(map[string]any)
+		switch {
+		case m != nil && m["ip"] == nil:
+			return nil, wrong(at.Child("ip"), "there: it says which address is meant")
+		case m["$patch"] != nil:
 			return gone(at, v)
-		}
-		if m, ok := v.(map[string]any); ok && m["ip"] == nil {
-			return nil, wrong(at.Child("ip"), "there: it is an address")
 		}
 		return one(at, v)
 	})
