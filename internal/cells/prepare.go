@@ -44,7 +44,13 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 	is := judge(results[0], false, false, false)
 	if is == isOpen {
 		c.cfg.Log.Warn("resolve a launch, retrying", "offer", offer.String(), "cells", len(group), "err", failure)
-		c.resolveAgain(group, failure)
+		now := c.cfg.Clock.Now()
+		for _, e := range group {
+			if e.resolving.fail(now, failure, c.cfg.Random); e.resolving.failed == 1 {
+				c.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offer, failure)
+			}
+		}
+		c.landed(group...)
 		return
 	}
 	for _, e := range group {
@@ -61,18 +67,6 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 	}
 	c.cool(offer, l, known, verdicts, results)
 	c.resolve(ctx, l, known, verdicts, results)
-}
-
-// resolveAgain gives back a group that is to be resolved again.
-func (c *Controller) resolveAgain(group []*entry, failure error) {
-	now := c.cfg.Clock.Now()
-	for _, e := range group {
-		e.resolving.fail(now, failure, c.cfg.Random)
-		if e.resolving.failed == 1 {
-			c.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", e.cell().Offer(), failure)
-		}
-	}
-	c.landed(group...)
 }
 
 // stale takes back the launch of a cell that was resolved to what is not there any more. Where
