@@ -549,14 +549,11 @@ func (n *Nodes) shortage(s *served) string {
 	return fmt.Sprintf("the cloud has no capacity now for any of the %d offerings of the node (%s)", count, entry.Limit())
 }
 
-// Elsewhere are the nodes, in order of number, that the scheduler may give a pod of a node
-// of spot alone instead, and that are not of spot alone.
+// Elsewhere are the nodes, in order of number, that the scheduler may give a pod instead of
+// its own, and that are not of spot alone. Its own must be one that pods may leave.
 func (n *Nodes) Elsewhere(ctx context.Context, pod *corev1.Pod) (list []string) {
 	own := n.named(pod.Spec.NodeName)
-	if own == nil {
-		return nil
-	}
-	if e, _ := n.entryOf(own.name); e.CapacityType() != config.Spot {
+	if own == nil || !n.mayBeLeft(own) {
 		return nil
 	}
 	selects, log := nodeaffinity.GetRequiredNodeAffinity(pod), logr.FromSlogHandler(n.c.Log.Handler())
@@ -578,6 +575,14 @@ func (n *Nodes) Elsewhere(ctx context.Context, pod *corev1.Pod) (list []string) 
 	return list
 }
 
+// mayBeLeft says that pods may leave a node which has nothing for them: one of spot alone, and
+// any that has nothing for anybody, as when its zone fails. What one on demand lacks for some
+// pods alone is theirs to wait for.
+func (n *Nodes) mayBeLeft(s *served) bool {
+	e, _ := n.entryOf(s.name)
+	return e.CapacityType() == config.Spot || n.shortage(s) != ""
+}
+
 const (
 	// turnsFor is how long a spot node turns pods away which has something for others than
 	// those that leave: three looks of each, and the time in which controllers make others.
@@ -595,7 +600,7 @@ const (
 func (n *Nodes) TurnsAway(ctx context.Context, pod *corev1.Pod) bool {
 	own, log := n.named(pod.Spec.NodeName), logr.FromSlogHandler(n.c.Log.Handler())
 	short := corev1.Taint{Key: node.ShortTaint, Effect: corev1.TaintEffectNoSchedule}
-	if own == nil || schedulinghelpers.TolerationsTolerateTaint(log, pod.Spec.Tolerations, &short, false) {
+	if own == nil || !n.mayBeLeft(own) || schedulinghelpers.TolerationsTolerateTaint(log, pod.Spec.Tolerations, &short, false) {
 		return false
 	}
 	selects := nodeaffinity.GetRequiredNodeAffinity(pod)

@@ -645,7 +645,7 @@ func TestANodeWhoseOffersAreAllCooledHasATaint(t *testing.T) {
 	w.eventually("the taint is gone", func() bool { return !hasTaint(w.node("kip-0-2"), node.ShortTaint) })
 }
 
-func TestWhereAPodOfASpotNodeMayGoInstead(t *testing.T) {
+func TestWhereAPodMayGoInsteadOfItsNode(t *testing.T) {
 	w := newTown(t, `nodes:
 - {suffix: 1, launchTypes: [spot]}
 - {suffix: 2, zones: [b], launchTypes: [spot]}
@@ -667,12 +667,12 @@ func TestWhereAPodOfASpotNodeMayGoInstead(t *testing.T) {
 		tolerations []corev1.Toleration
 		want        []string
 	}{
-		"any node":           {"kip-0-1", nil, []corev1.Toleration{kip, dear}, []string{"kip-0-3", "kip-0-4"}},
-		"a taint":            {"kip-0-1", nil, []corev1.Toleration{kip}, []string{"kip-0-3"}},
-		"Kip's own taint":    {"kip-0-1", nil, nil, nil},
-		"a selector":         {"kip-0-1", map[string]string{"team": "batch"}, []corev1.Toleration{kip}, []string{"kip-0-3"}},
-		"another's selector": {"kip-0-1", map[string]string{"karpenter.sh/capacity-type": "spot"}, []corev1.Toleration{kip}, nil},
-		"on demand already":  {"kip-0-3", nil, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, nil},
+		"any node":                           {"kip-0-1", nil, []corev1.Toleration{kip, dear}, []string{"kip-0-3", "kip-0-4"}},
+		"a taint":                            {"kip-0-1", nil, []corev1.Toleration{kip}, []string{"kip-0-3"}},
+		"Kip's own taint":                    {"kip-0-1", nil, nil, nil},
+		"a selector":                         {"kip-0-1", map[string]string{"team": "batch"}, []corev1.Toleration{kip}, []string{"kip-0-3"}},
+		"another's selector":                 {"kip-0-1", map[string]string{"karpenter.sh/capacity-type": "spot"}, []corev1.Toleration{kip}, nil},
+		"on demand, with something for some": {"kip-0-3", nil, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, nil},
 	} {
 		pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: c.on, NodeSelector: c.selects, Tolerations: c.tolerations}}
 		if got := w.nodes.Elsewhere(t.Context(), pod); !slices.Equal(got, c.want) {
@@ -703,6 +703,13 @@ func TestWhereAPodOfASpotNodeMayGoInstead(t *testing.T) {
 	short("b", true)
 	short("a", false)
 	elsewhere("a node that has nothing either")
+	pod.Spec.NodeName, pod.Spec.Tolerations = "kip-0-3", append(pod.Spec.Tolerations, dear)
+	elsewhere("on demand, with nothing for anybody", "kip-0-4")
+	w.eventually("such a node turns pods away", func() bool { return w.nodes.TurnsAway(t.Context(), pod) })
+	pod.Spec.NodeName = "kip-0-4"
+	if w.nodes.TurnsAway(t.Context(), pod) || w.nodes.turning(w.nodes.named("kip-0-4")) != "" {
+		t.Error("a node on demand that has something turns pods away")
+	}
 }
 
 func TestASpotNodeTurnsPodsAwayForAWhileWhenSomeLeave(t *testing.T) {

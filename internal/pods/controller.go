@@ -76,7 +76,7 @@ type Nodes interface {
 	// Client acts as a node.
 	Client(node string) kubernetes.Interface
 	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
-	// if that is one of spot alone.
+	// if pods may leave that: one of spot alone, or one that has nothing for anybody.
 	Elsewhere(ctx context.Context, pod *corev1.Pod) []string
 	// TurnsAway says that the node of a pod takes no other like it now: the one that its
 	// controller makes in its place would come back. It may ask the node to, and be called

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// shortFor is how long a pod waits for spot capacity on its node before another node
+	// shortFor is how long a pod waits for capacity on its node before another node
 	// is to get it: a cell takes a minute, and a shortage of less is not worth another.
 	shortFor = 2 * time.Minute
 	// leaveRetry is the wait after a disruption budget forbade to evict such a pod.

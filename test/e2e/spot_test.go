@@ -274,3 +274,32 @@ func TestPodsLeaveAllSpotNodesForWantOfTheirType(t *testing.T) {
 	m.littleStays()
 	m.Kubectl("delete", "deployment", "falls")
 }
+
+func TestPodsLeaveANodeWhoseZoneFailsWithItsMachines(t *testing.T) {
+	t.Parallel()
+	const kip = "kip-dark"
+	machines := kipBeside(t, kip, "127.74.0.0/16", sizes.Types("amd64", "a", "b"),
+		map[string]any{"zones": []string{"a"}}, map[string]any{"zones": []string{"b"}})
+	s, nodes := newSpace(t), map[string]string{}
+	for _, zone := range []string{"a", "b"} {
+		nodes[zone] = s.besideNode(kip, corev1.LabelTopologyZone, zone).Name
+	}
+	likesA := beside(kip, "moves", `  nodeSelector: {KIP}
+  affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [
+    {weight: 100, preference: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: In, values: [a]}]}}]}}
+`)
+	s.Apply(inDeployment(likesA))
+	first := s.besidePodOf("moves", "")
+	if first.Spec.NodeName != nodes["a"] {
+		t.Fatalf("the pod is on node %s, want %s", first.Spec.NodeName, nodes["a"])
+	}
+	machines.fail(cloud.Scope{Zone: "a"}, time.Hour)
+	machines.vanish(t)
+	s.tainted(nodes["a"], true)
+	moved := s.besidePodOf("moves", first.UID)
+	if got := machines.of(moved); moved.Spec.NodeName != nodes["b"] || got != "nano in b" {
+		t.Errorf("the pod moved to node %s, want %s, and a machine %q was launched for it", moved.Spec.NodeName, nodes["b"], got)
+	}
+	s.tainted(nodes["b"], false)
+	s.Kubectl("delete", "deployment", "moves")
+}

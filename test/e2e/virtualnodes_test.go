@@ -246,7 +246,7 @@ spec:
 	s.noVolumes(volumes...)
 }
 
-func TestAZoneOfTheLocalCloudThatIsOutGetsNoPods(t *testing.T) {
+func TestAZoneOfTheLocalCloudThatFailsLosesItsMachinesAndGetsNoPods(t *testing.T) {
 	s := newSpace(t)
 	defer inZones(t, s)()
 	nodes, err := zoneNodes(t.Context())
@@ -263,20 +263,33 @@ func TestAZoneOfTheLocalCloudThatIsOutGetsNoPods(t *testing.T) {
 	in := func(name, zone string) string {
 		return strings.Replace(sleeper(name), "{type: virtual-kubelet}", "{type: virtual-kubelet, topology.kubernetes.io/zone: "+zone+"}", 1)
 	}
+	s.Apply(in("lost", "west") + "---\n" + in("kept", "east"))
+	lost, kept, cell := s.WaitReady("lost"), s.WaitReady("kept"), s.cellOf("kept").Name
 	out(true)
 	defer out(false)
+	if n, err := host.FailMachines(localCloud(), "west"); err != nil || n < 1 {
+		t.Fatalf("%d machines have failed, %v", n, err)
+	}
 	s.Apply(in("waits", "west"))
 	s.waitEvent("waits", "NoCapacity", "")
 	s.tainted(west, true)
 	s.Apply(in("elsewhere", "east"))
 	s.WaitReady("elsewhere")
 	s.tainted(nodes["east"].Name, false)
+	s.waitEvent("lost", "CellLost", "")
 	out(false)
 	s.tainted(west, false)
 	if on := s.WaitReady("waits").Spec.NodeName; on != west {
 		t.Errorf("the pod is on node %s, want %s", on, west)
 	}
-	s.deleteAll("waits", "elsewhere")
+	again := s.WaitReady("lost")
+	if on := s.cellOf("lost").Status; again.UID != lost.UID || on.Zone != "west" {
+		t.Errorf("the pod whose machine failed is %s, before %s, on a cell in zone %s", again.UID, lost.UID, on.Zone)
+	}
+	if p, err := s.Pod(t.Context(), "kept"); err != nil || p.UID != kept.UID || s.cellOf("kept").Name != cell {
+		t.Errorf("the pod of a zone that is well is %+v, %v", p, err)
+	}
+	s.deleteAll("lost", "kept", "waits", "elsewhere")
 }
 
 func TestAVirtualNodeThatIsTakenOutGoesWithItsLastPod(t *testing.T) {

@@ -40,6 +40,45 @@ func Outage(cfg Config, zone string, on bool) error {
 	return nil
 }
 
+// FailMachines rehearses that a zone loses its power: the first process of each machine there
+// is killed, whichever process has the Cloud of cfg.StateDir, and with it all of the machine.
+// The Cloud takes them for gone. It returns how many. What is only being launched meanwhile
+// comes up: call Outage first.
+func FailMachines(cfg Config, zone string) (n int, err error) {
+	cfg, err = cfg.WithDefaults()
+	if err != nil {
+		return 0, err
+	}
+	all, err := readAll(cfg)
+	if err != nil {
+		return 0, fmt.Errorf("fail the machines of zone %s: %w", zone, err)
+	}
+	var errs []error
+	for _, s := range all {
+		// A record that is going away meanwhile is of a machine that ends anyway.
+		if s.err != nil || s.rec.Instance.Zone != zone {
+			continue
+		}
+		h, err := s.rec.Process.Open()
+		if errors.Is(err, ErrGone) {
+			continue
+		}
+		if err == nil {
+			err = h.Kill()
+			h.Close()
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("machine %s: %w", s.id, err))
+			continue
+		}
+		n++
+	}
+	if err := errors.Join(errs...); err != nil {
+		return n, fmt.Errorf("fail the machines of zone %s: %w", zone, err)
+	}
+	return n, nil
+}
+
 // outage is why nothing is launched in a zone now, if that is rehearsed: there is a file of
 // its name in the folder outages of the state folder.
 func (c *Cloud) outage(zone string) error {

@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -42,5 +43,28 @@ func TestAZoneThatIsOutLaunchesNothingNew(t *testing.T) {
 		if err := Outage(cfg, zone, true); err == nil {
 			t.Errorf("there is an outage of zone %q", zone)
 		}
+	}
+}
+
+func TestTheMachinesOfAZoneThatFailsAreGone(t *testing.T) {
+	cfg, kind := sleeping(t)
+	c := opened(t, cfg, kind)
+	list, err := c.Launch(t.Context(), launchRequest()).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := FailMachines(cfg, "elsewhere"); n != 0 || err != nil || state(t, c) != cloud.Running {
+		t.Errorf("%d machines of another zone have failed, %v", n, err)
+	}
+	if n, err := FailMachines(cfg, "here"); n != 1 || err != nil {
+		t.Errorf("%d machines have failed, %v", n, err)
+	}
+	select {
+	case <-c.Gone(list[0].ID):
+	case <-time.After(time.Minute):
+		t.Fatal("the cloud has not noticed")
+	}
+	if n, err := FailMachines(cfg, "here"); n != 0 || err != nil {
+		t.Errorf("%d machines have failed twice, %v", n, err)
 	}
 }
