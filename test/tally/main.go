@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -93,7 +94,15 @@ func command(args []string, out io.Writer) error {
 	if err := ran.read(fs.Arg(0)); err != nil {
 		return err
 	}
-	return oneRun(strings.TrimSuffix(filepath.Base(fs.Arg(0)), ".json"), want, ran, l, out)
+	return oneRun(stageOf(fs.Arg(0)), want, ran, l, out)
+}
+
+var ofPart = regexp.MustCompile(`-[0-9]+$`)
+
+// stageOf is the stage that a file of events is of. Its parts, NAME-1, NAME-2 and so on, are
+// one, since a new test may move others from part to part.
+func stageOf(file string) string {
+	return ofPart.ReplaceAllString(strings.TrimSuffix(filepath.Base(file), ".json"), "")
 }
 
 // printNames prints an expression that matches the tests of a part of packages' tests.
@@ -230,8 +239,10 @@ func everything(folder string, update, shrink bool, l lists, out io.Writer) erro
 	}
 	stages := map[string]*ends{}
 	for _, file := range files {
-		stage := strings.TrimSuffix(filepath.Base(file), ".json")
-		stages[stage] = newEnds()
+		stage := stageOf(file)
+		if stages[stage] == nil {
+			stages[stage] = newEnds()
+		}
 		if err := stages[stage].read(file); err != nil {
 			return err
 		}

@@ -433,6 +433,20 @@ func TestTheListsOfTheTreeAreRead(t *testing.T) {
 	}
 }
 
+func TestThePartsOfAStageAreOne(t *testing.T) {
+	for file, want := range map[string]string{
+		"/checks/e2e-alone-1.json":      "e2e-alone",
+		"/checks/e2e-alone-12.json":     "e2e-alone",
+		"/checks/e2e.json":              "e2e",
+		"/checks/unit-kubernetes.json":  "unit-kubernetes",
+		"/checks/benchmarks-local.json": "benchmarks-local",
+	} {
+		if got := stageOf(file); got != want {
+			t.Errorf("%s is of stage %q, want %q", file, got, want)
+		}
+	}
+}
+
 func TestAPartOfTheTestsRunsInAProcessOfItsOwn(t *testing.T) {
 	dir := tree(t, map[string]string{
 		"go.mod": "module example.com/m\n",
