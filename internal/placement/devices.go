@@ -18,13 +18,24 @@ const resourceGPU = corev1.ResourceName("nvidia.com/gpu")
 var otherDevices = [...]struct {
 	resource corev1.ResourceName
 	kind     string
+	each     map[string]int64 // how many of the resource one of a model is; nil for one
 }{
-	{"amd.com/gpu", "gpu"},
-	{"aws.amazon.com/neuron", "neuron"},
-	{"aws.amazon.com/neurondevice", "neuron"}, // its older name
-	{"qualcomm.com/qaic", "inference"},
-	{"google.com/tpu", ""},
-	{"habana.ai/gaudi", ""},
+	{"amd.com/gpu", "gpu", nil},
+	{"aws.amazon.com/neuron", "neuron", nil},
+	{"aws.amazon.com/neurondevice", "neuron", nil}, // its older name
+	{"aws.amazon.com/neuroncore", "neuron", neuronCores},
+	{"qualcomm.com/qaic", "inference", nil},
+	{"google.com/tpu", "", nil},
+	{"habana.ai/gaudi", "", nil},
+}
+
+// neuronCores are those of a chip, by the pages on the architecture of each in the AWS Neuron
+// documentation. Of a model that is not among them no core is promised.
+var neuronCores = map[string]int64{
+	"inferentia":  4,
+	"inferentia2": 2,
+	"trainium":    2,
+	"trainium2":   8,
 }
 
 // devices are how many of each of otherDevices.
@@ -49,8 +60,12 @@ func devicesOf(t *catalog.InstanceType) (d devices) {
 			d[i] = gpusOf(t, "amd")
 		}
 		for _, a := range t.Accelerators {
-			if a.Kind == o.kind {
+			switch {
+			case a.Kind != o.kind:
+			case o.each == nil:
 				d[i] += a.Count
+			default:
+				d[i] += a.Count * o.each[strings.ToLower(a.Model)]
 			}
 		}
 	}
