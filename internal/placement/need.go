@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -173,13 +174,13 @@ func milliValue(q apiresource.Quantity) int64 {
 
 // text says the need for people: "cpu 500m, memory 256Mi (+64Mi for the cell)".
 func (n need) text(reserved int64) string {
-	var parts []string
+	parts := make([]string, 0, 4) // as most have
 	if n.milliCPU > 0 {
 		parts = append(parts, "cpu "+cpuText(n.milliCPU))
 	}
 	switch {
 	case n.memory > 0 && reserved > 0:
-		parts = append(parts, fmt.Sprintf("memory %s (+%s for the cell)", bytesText(n.memory), bytesText(reserved)))
+		parts = append(parts, "memory "+bytesText(n.memory)+" (+"+bytesText(reserved)+" for the cell)")
 	case n.memory > 0:
 		parts = append(parts, "memory "+bytesText(n.memory))
 	case reserved > 0:
@@ -208,8 +209,29 @@ func (n need) text(reserved int64) string {
 	return strings.Join(parts, ", ")
 }
 
+// cpuText is the text of such a quantity. Of less than a thousand CPUs it is made here,
+// since each choice says it: a quantity's own takes half a microsecond.
 func cpuText(milli int64) string {
-	return apiresource.NewMilliQuantity(milli, apiresource.DecimalSI).String()
+	switch {
+	case milli < 0 || milli >= 1_000_000:
+		return apiresource.NewMilliQuantity(milli, apiresource.DecimalSI).String()
+	case milli%1000 == 0:
+		return strconv.FormatInt(milli/1000, 10)
+	default:
+		return strconv.FormatInt(milli, 10) + "m"
+	}
+}
+
+// binaryText is the text of a quantity of bytes, made here for the same reason.
+func binaryText(b int64) string {
+	if b < 1024 {
+		return apiresource.NewQuantity(b, apiresource.BinarySI).String()
+	}
+	power := 0
+	for b%1024 == 0 {
+		b, power = b/1024, power+1
+	}
+	return strconv.FormatInt(b, 10) + [...]string{"", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"}[power]
 }
 
 // bytesText writes bytes as Kubernetes does (256Mi), and what is no round number
@@ -218,7 +240,7 @@ func bytesText(b int64) string {
 	const ki, mi, gi = 1 << 10, 1 << 20, 1 << 30
 	switch {
 	case b < ki || b < mi && b%ki == 0 || b%mi == 0:
-		return apiresource.NewQuantity(b, apiresource.BinarySI).String()
+		return binaryText(b)
 	case b < mi:
 		return fmt.Sprintf("%.1fKi", float64(b)/ki)
 	case b < gi:

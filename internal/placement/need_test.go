@@ -1,9 +1,11 @@
 package placement
 
 import (
+	"math"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 func TestNeed(t *testing.T) {
@@ -106,5 +108,18 @@ func TestWhatRunsBesideThePodCountsWithIt(t *testing.T) {
 	}
 	if With(small, nil) != small {
 		t.Error("a pod with nothing beside it is copied")
+	}
+}
+
+func TestTextsAreThoseOfQuantities(t *testing.T) {
+	values := []int64{0, 1, 999, 1000, 1001, 1023, 1024, 1500, 2048, 999_999, 1_000_000, 1 << 20, 3 << 20, 1<<20 + 1024, 5 << 30, 1 << 40, 1 << 50, 1 << 60,
+		7 << 60, math.MaxInt64}
+	for _, n := range values {
+		if got, want := cpuText(n), resource.NewMilliQuantity(n, resource.DecimalSI).String(); got != want {
+			t.Errorf("%d thousandths of a CPU are %q, want %q", n, got, want)
+		}
+		if got, want := binaryText(n), resource.NewQuantity(n, resource.BinarySI).String(); got != want {
+			t.Errorf("%d bytes are %q, want %q", n, got, want)
+		}
 	}
 }

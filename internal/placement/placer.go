@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -130,8 +131,12 @@ type size struct {
 	memory         int64   // without the cell's own; -1 where not even that fits
 	disk           int64   // MaxInt64 where it is chosen at launch
 	price          float64 // of the cheapest offering
+	zones          uint64  // where it is offered in this market: a bit each of the first mostBits
 	arch, typ      int32
 }
+
+// mostBits is how many zones a size has bits for: any region has fewer.
+const mostBits = 64
 
 type row struct {
 	typ        int
@@ -192,6 +197,9 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 		for _, r := range m.rows {
 			s := p.sizeOf(r.typ)
 			s.price = r.offers[0].price
+			for _, o := range r.offers {
+				s.zones |= 1 << o.zone
+			}
 			m.sizes = append(m.sizes, s)
 		}
 	}
@@ -344,17 +352,22 @@ type choice struct {
 	least size
 	// picky reports whether picks has anything to say.
 	picky bool
-	// barred is -1 for each architecture that the pod must not run on, else 0.
+	// barred is -1 for each architecture that the pod must not run on, wherever that is, else 0.
 	barred []int64
 	// allowed[arch*len(zones)+zone] reports where the pod may run; nil means anywhere.
 	allowed []bool
+	// zoned reports whether there is an architecture that the pod may run on in some zones
+	// alone. within are these of each, as size has them.
+	zoned  bool
+	within []uint64
 	// most is what the machine may cost an hour, with all that is paid for it; 0 for no bound.
 	most float64
 	// private says that the machine has no public address.
 	private bool
-	// paid is what is known to be paid beside a machine: whose disk is chosen at launch, and
-	// whose is its own.
-	paid [2]float64
+	// besides are paid beside a machine: whose disk is chosen at launch, and whose is its own;
+	// paid is what of it is known.
+	besides [2]Beside
+	paid    [2]float64
 	// requirements is what the labels of the instance must be; nil means anything.
 	requirements Requirements
 	// holds is whether they do, of each type in each zone by each launch type: 0 where that
@@ -409,7 +422,8 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	if c.private = p.config.PrivateIPOnly; annotations.PrivateIPOnly != nil {
 		c.private = *annotations.PrivateIPOnly
 	}
-	c.paid = [2]float64{c.beside(0).known(), c.beside(1).known()}
+	c.besides = [2]Beside{c.beside(0), c.beside(1)}
+	c.paid = [2]float64{c.besides[0].known(), c.besides[1].known()}
 	c.anyDisk = p.config.DefaultDiskBytes == 0 || max(p.config.DefaultDiskBytes, c.need.volume) >= c.need.disk
 	// The disk that an annotation asks for is no resource: it counts for named types too.
 	c.least = size{memory: -1, disk: c.need.volume}
@@ -422,19 +436,39 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 		}
 	}
 	c.picky = c.only >= 0 || c.names != nil || c.need.hugePages != "" || !c.need.devices.none() || !c.anyDisk
-	c.barred = make([]int64, len(p.archs))
-	for i, arch := range p.archs {
+	c.locate()
+	return c, nil
+}
+
+// locate finds out where the pod may run.
+func (c *choice) locate() {
+	c.barred = make([]int64, len(c.archs))
+	for i, arch := range c.archs {
 		if c.arch != "" && c.arch != arch {
 			c.barred[i] = -1
 		}
-		if c.constraint.none() {
-			continue
+	}
+	if c.constraint.none() {
+		return
+	}
+	c.allowed, c.within = make([]bool, 0, len(c.archs)*len(c.zones)), make([]uint64, len(c.archs))
+	for i, arch := range c.archs {
+		count := 0
+		for j, zone := range c.zones {
+			is := c.constraint.allows(arch, zone)
+			if c.allowed = append(c.allowed, is); is {
+				c.within[i] |= 1 << j
+				count++
+			}
 		}
-		for _, zone := range p.zones {
-			c.allowed = append(c.allowed, c.constraint.allows(arch, zone))
+		switch count {
+		case 0:
+			c.barred[i] = -1
+		case len(c.zones):
+		default:
+			c.zoned = true
 		}
 	}
-	return c, nil
 }
 
 // candidate is a Candidate before it is written out: the indices of its row in
@@ -480,17 +514,15 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 	unpriced := false
 	for i := range m.sizes {
 		s := &m.sizes[i]
-		if c.short(s) < 0 || c.picky && !c.picks(s) {
-			continue
+		if s.price > dearest || unpriced && math.IsInf(s.price, 1) { // as all that follow
+			f.fitting += c.count(m, i)
+			break
 		}
-		r := &m.rows[i]
-		if (c.allowed != nil || c.requirements != nil || c.most > 0) && !c.offered(r, s) {
+		if !c.fits(m, i) {
 			continue
 		}
 		f.fitting++
-		if s.price > dearest || unpriced && math.IsInf(s.price, 1) {
-			continue
-		}
+		r := &m.rows[i]
 		extra := c.paid[min(r.disk, 1)] + c.credits(r)
 		for j, o := range r.offers {
 			if !c.allows(r, s, o) {
@@ -515,6 +547,49 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 		}
 	}
 	return f
+}
+
+// slow reports whether some of what a type must pass wants more than its size.
+func (c *choice) slow() bool {
+	return c.picky || c.requirements != nil || c.most > 0 || c.zoned && len(c.zones) > mostBits
+}
+
+// fits reports whether a type of a market fits, and is offered where the pod may run.
+func (c *choice) fits(m *market, i int) bool {
+	s := &m.sizes[i]
+	if c.short(s) < 0 || c.picky && !c.picks(s) {
+		return false
+	}
+	if c.requirements != nil || c.most > 0 || c.zoned && len(c.zones) > mostBits {
+		return c.offered(&m.rows[i], s)
+	}
+	return !c.zoned || s.zones&c.within[s.arch] != 0
+}
+
+// count is how many types of a market fit, from one on.
+func (c *choice) count(m *market, from int) (n int) {
+	if c.slow() {
+		for i := from; i < len(m.sizes); i++ {
+			if c.fits(m, i) {
+				n++
+			}
+		}
+		return n
+	}
+	// Without branches, since no processor predicts them: a sign is 1 for yes.
+	sizes := m.sizes[from:]
+	if !c.zoned {
+		for i := range sizes {
+			n += int(uint64(^c.short(&sizes[i])) >> 63)
+		}
+		return n
+	}
+	for i := range sizes {
+		s := &sizes[i]
+		is := s.zones & c.within[s.arch]
+		n += int((is | -is) >> 63 & uint64(^c.short(s)) >> 63)
+	}
+	return n
 }
 
 func (c *choice) offering(m *market, r *row, o offer) capacity.Offering {
@@ -608,6 +683,13 @@ func (c *choice) beside(size int64) Beside {
 	return b
 }
 
+// besideOf is what beside returns, found once for all of a choice.
+func (c *choice) besideOf(size int64) Beside {
+	b := c.besides[min(size, 1)]
+	b.DiskBytes = cmp.Or(size, b.DiskBytes)
+	return b
+}
+
 func (c *choice) inZone(s *size, zone int) bool {
 	return c.allowed == nil || c.allowed[int(s.arch)*len(c.zones)+zone]
 }
@@ -640,32 +722,43 @@ func (c *choice) candidates(searched []found, n int) []Candidate {
 	return out
 }
 
-// write appends what was found in one market. Each reason begins with the given words.
+// write appends what was found in one market. Each reason begins with the given words. All
+// reasons are parts of one string, since each choice has many of them.
 func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
-	why, rank, first := c.why(f), 0, len(out)
-	bare := make([]string, len(f.best)) // the reasons, but for the zone's risk
+	why, first := c.why(f), len(out)
+	type part struct{ from, to int }
+	var ranked [MaxCandidates]part // the reasons by rank
+	var reasons [MaxCandidates]int // which of them each candidate has
+	text, rank := make([]byte, 0, 2048), 0
 	for i, b := range f.best {
 		r := &f.market.rows[b.row]
 		t := &c.types[r.typ]
-		next := Candidate{
+		// Offerings of one type have one reason, and the same is paid beside them.
+		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
+			reasons[i] = reasons[j]
+		} else {
+			reasons[i] = rank
+			from := len(text)
+			text = append(text, begin...)
+			text = c.appendReason(text, rank+1, f.skips && c.before(f.market, f.skipped, b), r, math.IsInf(b.cost, 1), why)
+			ranked[rank] = part{from, len(text)}
+			rank++
+		}
+		out = append(out, Candidate{
 			InstanceType:   t,
 			Offering:       t.Offerings[r.offers[b.offer].index],
 			CostPerHour:    b.cost,
 			CreditsPerHour: c.credits(r),
-		}
-		// Offerings of one type have one reason, and the same is paid beside them.
-		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
-			next.Reason, next.Beside = bare[j], out[first+j].Beside
-		} else {
-			next.Beside = c.beside(r.disk)
-			rank++
-			next.Reason = begin + c.reason(rank, f.skips && c.before(f.market, f.skipped, b), r, math.IsInf(b.cost, 1), why)
-		}
-		bare[i] = next.Reason
+			Beside:         c.besideOf(r.disk),
+		})
+	}
+	all := string(text)
+	for i := range f.best {
+		next, of := &out[first+i], ranked[reasons[i]]
+		next.Reason = all[of.from:of.to]
 		if risk := next.Offering.Risk; risk > 0 {
 			next.Reason += fmt.Sprintf("; counts as %.0f %% dearer, since such instances were taken back there", risk*100)
 		}
-		out = append(out, next)
 	}
 	return out
 }
@@ -708,26 +801,26 @@ var ranks = func() (ranks [MaxCandidates + 1]string) {
 	return ranks
 }()
 
-func (c *choice) reason(rank int, skipped bool, r *row, unpriced bool, why string) string {
-	var text string
+func (c *choice) appendReason(text []byte, rank int, skipped bool, r *row, unpriced bool, why string) []byte {
 	switch {
 	case c.only >= 0 && c.byDefault:
-		text = "the default instance type, since the pod asks for no resources"
+		text = append(text, "the default instance type, since the pod asks for no resources"...)
 	case c.only >= 0:
-		text = "named by " + AnnotationInstanceType
+		text = append(text, "named by "+AnnotationInstanceType...)
 		if s := c.sizeOf(r.typ); s.milliCPU < c.need.milliCPU || s.memory < c.need.memory || s.disk < c.need.disk || s.gpus < c.need.gpus ||
 			!c.need.devices.within(devicesOf(&c.types[r.typ])) {
-			text += ", though too small for " + c.need.text(c.config.ReservedMemoryBytes)
+			text = fmt.Appendf(text, ", though too small for %s", c.need.text(c.config.ReservedMemoryBytes))
 		}
 	case unpriced:
-		text = "taken by its size, since its price is not known," + why
+		text = append(append(text, "taken by its size, since its price is not known,"...), why...)
 	case skipped:
-		text = ranks[rank] + " with capacity now" + why
+		text = append(append(append(text, ranks[rank]...), " with capacity now"...), why...)
 	default:
-		text = ranks[rank] + why
+		text = append(append(text, ranks[rank]...), why...)
 	}
 	if credits := c.credits(r); credits > 0 {
-		text += fmt.Sprintf("; with $%.4f an hour for CPU above its baseline", credits)
+		text = append(text, "; with $"...)
+		text = append(strconv.AppendFloat(text, credits, 'f', 4, 64), " an hour for CPU above its baseline"...)
 	}
 	return text
 }
