@@ -112,9 +112,10 @@ func TestWhatRunsBesideThePodCountsWithIt(t *testing.T) {
 }
 
 func TestTextsAreThoseOfQuantities(t *testing.T) {
-	values := []int64{0, 1, 999, 1000, 1001, 1023, 1024, 1500, 2048, 999_999, 1_000_000, 1 << 20, 3 << 20, 1<<20 + 1024, 5 << 30, 1 << 40, 1 << 50, 1 << 60,
-		7 << 60, math.MaxInt64}
-	for _, n := range values {
+	for _, n := range []int64{
+		0, 1, 999, 1000, 1001, 1023, 1024, 1500, 2048, 999_999, 1_000_000, 1 << 20, 3 << 20, 1<<20 + 1024, 5 << 30, 1 << 40, 1 << 50, 1 << 60,
+		7 << 60, math.MaxInt64,
+	} {
 		if got, want := cpuText(n), resource.NewMilliQuantity(n, resource.DecimalSI).String(); got != want {
 			t.Errorf("%d thousandths of a CPU are %q, want %q", n, got, want)
 		}
