@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/spelling"
 	corev1 "k8s.io/api/core/v1"
@@ -254,6 +255,36 @@ func (x *Explainer) console(ctx context.Context, cell cells.Cell) *adminapi.Cons
 		return &adminapi.Console{Error: fmt.Sprintf("read the console of cell %s: %v", cell.ID, err)}
 	}
 	return &adminapi.Console{Lines: lastLines(text)}
+}
+
+// Console asks the cloud what the machine of a cell wrote to its console, whatever became of
+// the cell: some clouds keep a console for a while after the machine.
+func (x *Explainer) Console(ctx context.Context, cell string) (adminapi.ConsoleText, error) {
+	all := x.cfg.Cells.List()
+	n := slices.IndexFunc(all, func(c cells.Cell) bool { return c.ID == cell })
+	switch {
+	case n < 0:
+		return adminapi.ConsoleText{}, fmt.Errorf("cell %s: %w", cell, adminapi.ErrNotFound)
+	case x.cfg.Console == nil:
+		return adminapi.ConsoleText{}, fmt.Errorf("console of cell %s: its cloud keeps no consoles: %w", cell, adminapi.ErrNotFound)
+	}
+	is := adminapi.ConsoleText{Cell: cell, Phase: all[n].Phase}
+	if all[n].Instance == nil {
+		return is, nil
+	}
+	is.Instance = all[n].Instance.ID
+	ctx, cancel := context.WithTimeout(ctx, consoleTimeout)
+	defer cancel()
+	text, err := x.cfg.Console.Console(ctx, is.Instance)
+	if errors.Is(err, cloud.ErrNotFound) {
+		return adminapi.ConsoleText{}, fmt.Errorf("console of cell %s: %w: its cloud no longer has instance %s", cell, adminapi.ErrNotFound,
+			is.Instance)
+	}
+	if err != nil {
+		return adminapi.ConsoleText{}, fmt.Errorf("read the console of cell %s: %w", cell, err)
+	}
+	is.Text = text
+	return is, nil
 }
 
 // lastLines returns the end of a text, fit for a terminal: whoever is root on a machine
