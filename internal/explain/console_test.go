@@ -93,8 +93,8 @@ func TestTheConsoleOfAnyCellIsHandedOnAsItWasWritten(t *testing.T) {
 		"one that is gone":      {cell: cells.Cell{Phase: apiv1.Gone}, text: "a\x1b[2J\xffb\r\n"},
 		"a machine that is gone": {
 			cell:   cells.Cell{Phase: apiv1.Gone},
-			fails:  cloud.No(cloud.ErrNotFound, cloud.Scope{}, errors.New("no i-1")),
-			says:   "console of cell cell-1: not found: its cloud no longer has instance i-1",
+			fails:  fmt.Errorf("%w: no i-1", adminapi.ErrNotFound),
+			says:   "read the console of cell cell-1: not found: no i-1",
 			absent: true,
 		},
 		"no right to read it": {

@@ -14,7 +14,6 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/cells"
-	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/spelling"
 	corev1 "k8s.io/api/core/v1"
@@ -39,7 +38,8 @@ type Config struct {
 
 // Console is a cloud that keeps what machines write to their consoles.
 type Console interface {
-	// Console returns the end of what an instance wrote.
+	// Console returns the end of what an instance wrote; adminapi.ErrNotFound where the cloud
+	// no longer has the instance.
 	Console(ctx context.Context, instance string) ([]byte, error)
 }
 
@@ -276,10 +276,6 @@ func (x *Explainer) Console(ctx context.Context, cell string) (adminapi.ConsoleT
 	ctx, cancel := context.WithTimeout(ctx, consoleTimeout)
 	defer cancel()
 	text, err := x.cfg.Console.Console(ctx, is.Instance)
-	if errors.Is(err, cloud.ErrNotFound) {
-		return adminapi.ConsoleText{}, fmt.Errorf("console of cell %s: %w: its cloud no longer has instance %s", cell, adminapi.ErrNotFound,
-			is.Instance)
-	}
 	if err != nil {
 		return adminapi.ConsoleText{}, fmt.Errorf("read the console of cell %s: %w", cell, err)
 	}
