@@ -383,10 +383,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	case program := <-replaced:
 		err = &ReplacedError{program}
 	}
+	pods := a.o.Init && !errors.As(err, new(*ReplacedError)) // there are none before the first configuration
 
 	a.o.Log.Info("itzo stops")
 	a.end()
-	if a.o.Init {
+	if pods {
 		a.stopPods(background)
 	}
 	stopContainerd()

@@ -157,6 +157,7 @@ func becomeKept(log *slog.Logger) {
 	}
 	program, err := successor.Kept(agent.SuccessorDir(agent.StateDir), self)
 	if program != "" {
+		log.Info("going over to the agent that was fetched before", "program", program)
 		components := beside(self, componentsName, self)
 		err = become(program, components, beside(self, containerdName, components))
 	}
