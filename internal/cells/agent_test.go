@@ -48,7 +48,7 @@ func (g *goers) serve(r *http.Request) *http.Response {
 		}
 		what, status, answer = "agent "+a.Source("amd64")+" "+a.SHA256["amd64"], g.status, g.answer
 	case agentapi.PathCloudInit:
-		what = "cloud-init"
+		what, answer = "cloud-init", "{}"
 	case agentapi.PathConfig:
 		what = "configured"
 	}

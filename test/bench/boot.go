@@ -47,7 +47,7 @@ var stages = []struct {
 	{figure: "boot_kernel_seconds", until: "the first process", over: func(s start) time.Duration { return s.kernel }},
 	{figure: "boot_user_space_seconds", until: "the root, and init in it", over: func(s start) time.Duration { return s.userSpace }},
 	{figure: "boot_network_seconds", until: "the machine has its address", over: func(s start) time.Duration { return s.network }},
-	{figure: "boot_joined_seconds", until: "the agent has joined and its configuration", over: func(s start) time.Duration { return s.joined }},
+	{figure: "boot_joined_seconds", until: "the agent has its configuration", over: func(s start) time.Duration { return s.joined }},
 	{figure: "boot_ready_seconds", until: "the kubelet is ready", over: func(s start) time.Duration { return s.ready }},
 	{figure: "boot_running_seconds", until: "the pod is Running", over: func(s start) time.Duration { return s.running }},
 }
