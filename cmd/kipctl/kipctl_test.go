@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -189,6 +190,7 @@ func run(t *testing.T, c *cluster, args ...string) result {
 		},
 		fallbackSocket: filepath.Join(t.TempDir(), adminapi.SocketName),
 		leaderWait:     time.Second,
+		consolePause:   time.Millisecond,
 	}
 	root := newRoot(k, "kipctl")
 	root.SetArgs(args)
@@ -259,6 +261,8 @@ func TestErrorsAreClearAndFail(t *testing.T) {
 		"ca rotate web":                 `kipctl ca rotate takes no arguments: got "web"`,
 		"ca drop web":                   `kipctl ca drop takes no arguments: got "web"`,
 		"price pod.yaml":                "manifests are named with -f: -f pod.yaml",
+		"console":                       "name one cell: CELL; got 0 arguments",
+		"console -f c-web -o json":      "--follow shows text as it comes: --output json is not for it",
 		"why":                           "name one pod",
 		"why a b":                       "got 2 arguments",
 		"why a/b/c":                     `"a/b/c" is not the name of a pod`,
@@ -268,6 +272,7 @@ func TestErrorsAreClearAndFail(t *testing.T) {
 		"why web --socket /none/k.sock": "no Kip serves this socket: /none/k.sock",
 		"version --socket /none/k.sock": "no Kip serves this socket: /none/k.sock: start Kip, or name its socket",
 
+		"console c-web --socket /none/k.sock": "no Kip serves this socket: /none/k.sock",
 		"get standby --socket /none/k.sock":   "no Kip serves this socket: /none/k.sock",
 		"get capacity --socket /none/k.sock":  "no Kip serves this socket: /none/k.sock",
 		"backup -f /none/b --socket /none/k":  "/none/b is not written",
@@ -336,6 +341,10 @@ func (explainer) Why(_ context.Context, namespace, pod string) (adminapi.Explana
 		Events: []adminapi.Event{{Time: now.Add(-time.Minute), Count: 2, Type: "Warning", Reason: "NoCapacity",
 			Message: "no capacity for t3.medium"}},
 	}, nil
+}
+
+func (explainer) Console(_ context.Context, cell string) (adminapi.ConsoleText, error) {
+	return adminapi.ConsoleText{}, fmt.Errorf("cell %s: %w", cell, adminapi.ErrNotFound)
 }
 
 func (explainer) Cells(context.Context) ([]adminapi.Cell, error) { return nil, nil }

@@ -26,6 +26,7 @@ func main() {
 		connect:        connect,
 		fallbackSocket: defaultSocket,
 		leaderWait:     leaderWait,
+		consolePause:   consolePause,
 	}
 	root := newRoot(k, displayName(os.Args[0]))
 	if err := root.ExecuteContext(ctx); err != nil {

@@ -40,6 +40,8 @@ type kipctl struct {
 	fallbackSocket string
 	// leaderWait is how long restore waits for its turn on an external etcd.
 	leaderWait time.Duration
+	// consolePause is between two looks at a console that is followed.
+	consolePause time.Duration
 
 	kubeconfig, context, namespace string
 	socket, output                 string
@@ -83,7 +85,8 @@ func newRoot(k *kipctl, name string) *cobra.Command {
 		},
 	}
 	get.AddCommand(getCells(k), getPods(k), getStandby(k), getCapacity(k))
-	root.AddCommand(get, why(k), priceOf(k), costOf(k), showVersion(k), backup(k), restore(k), cleanup(k), allow(k), generation(k), ca(k))
+	root.AddCommand(get, why(k), consoleOf(k))
+	root.AddCommand(priceOf(k), costOf(k), showVersion(k), backup(k), restore(k), cleanup(k), allow(k), generation(k), ca(k))
 	return root
 }
 

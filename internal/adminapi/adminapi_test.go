@@ -28,6 +28,15 @@ type answers struct {
 
 	pools     []Pool
 	shortages []Shortage
+	consoles  map[string]ConsoleText
+}
+
+func (a answers) Console(_ context.Context, cell string) (ConsoleText, error) {
+	t, ok := a.consoles[cell]
+	if !ok {
+		return t, fmt.Errorf("cell %s: %w", cell, ErrNotFound)
+	}
+	return t, a.err
 }
 
 func (a answers) Why(_ context.Context, namespace, pod string) (Explanation, error) {
@@ -98,7 +107,14 @@ func TestClientAndServerSpeakTheSame(t *testing.T) {
 	dir := t.TempDir()
 	pools := []Pool{{Name: "small", Want: 2, Ready: 1, Booting: 1, Why: "quota"}}
 	shortages := []Shortage{{InstanceType: "small", Zone: "z", LaunchType: "Spot", Until: heard, Why: "none left"}}
-	run(t, dir, answers{why: map[string]Explanation{"ns/p": want}, cells: []Cell{cell}, pools: pools, shortages: shortages})
+	console := ConsoleText{Cell: "c-1", Phase: apiv1.Booting, Instance: "i-1", Text: []byte("\x1b[2J\xff\r\n")}
+	run(t, dir, answers{
+		why:       map[string]Explanation{"ns/p": want},
+		cells:     []Cell{cell},
+		pools:     pools,
+		shortages: shortages,
+		consoles:  map[string]ConsoleText{"c-1": console},
+	})
 	c := NewClient(filepath.Join(dir, SocketName))
 
 	if v, err := c.Version(t.Context()); err != nil || v.Version != "v1.2.3" || v.Kubernetes == "" || v.Go == "" {
@@ -115,6 +131,15 @@ func TestClientAndServerSpeakTheSame(t *testing.T) {
 	}
 	if got, err := c.Capacity(t.Context()); err != nil || !reflect.DeepEqual(got, shortages) {
 		t.Errorf("Capacity: %+v, %v", got, err)
+	}
+	if got, err := c.Console(t.Context(), "c-1"); err != nil || !reflect.DeepEqual(got, console) {
+		t.Errorf("Console: %+v, %v", got, err)
+	}
+	if _, err := c.Console(t.Context(), "c-2"); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "c-2") {
+		t.Errorf("Console of an unknown cell: %v", err)
+	}
+	if _, err := c.Console(t.Context(), ""); err == nil || !strings.Contains(err.Error(), "must have cell") {
+		t.Errorf("Console without a cell: %v", err)
 	}
 	if _, err := c.Why(t.Context(), "ns", "other"); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "ns/other") {
 		t.Errorf("Why of an unknown pod: %v", err)

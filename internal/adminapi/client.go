@@ -59,6 +59,12 @@ func (c *Client) Cells(ctx context.Context) (list []Cell, err error) {
 	return list, c.get(ctx, PathCells, nil, &list)
 }
 
+// Console asks for what the machine of a cell wrote to its console; ErrNotFound if that Kip has
+// no such cell, or its cloud no console of it.
+func (c *Client) Console(ctx context.Context, cell string) (t ConsoleText, err error) {
+	return t, c.get(ctx, PathConsole, url.Values{"cell": {cell}}, &t)
+}
+
 // Standby asks for the standby pools.
 func (c *Client) Standby(ctx context.Context) (list []Pool, err error) {
 	return list, c.get(ctx, PathStandby, nil, &list)

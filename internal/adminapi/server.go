@@ -61,6 +61,7 @@ func New(c Config) (*Server, error) {
 	s.mux.HandleFunc("GET "+PathVersion, s.version)
 	s.mux.HandleFunc("GET "+PathWhy, s.why)
 	s.mux.HandleFunc("GET "+PathCells, func(w http.ResponseWriter, r *http.Request) { list(s, w, r, c.Explainer.Cells) })
+	s.mux.HandleFunc("GET "+PathConsole, s.console)
 	s.mux.HandleFunc("GET "+PathStandby, func(w http.ResponseWriter, r *http.Request) { list(s, w, r, c.Explainer.Standby) })
 	s.mux.HandleFunc("GET "+PathCapacity, func(w http.ResponseWriter, r *http.Request) { list(s, w, r, c.Explainer.Capacity) })
 	if c.Usage != nil {
@@ -226,6 +227,16 @@ func (s *Server) why(w http.ResponseWriter, r *http.Request) {
 	}
 	e, err := s.c.Explainer.Why(r.Context(), namespace, pod)
 	s.answer(w, e, err)
+}
+
+func (s *Server) console(w http.ResponseWriter, r *http.Request) {
+	cell := r.FormValue("cell")
+	if cell == "" {
+		s.write(w, http.StatusBadRequest, problem{"the query must have cell"})
+		return
+	}
+	text, err := s.c.Explainer.Console(r.Context(), cell)
+	s.answer(w, text, err)
 }
 
 func list[T any](s *Server, w http.ResponseWriter, r *http.Request, of func(context.Context) ([]T, error)) {

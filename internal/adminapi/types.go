@@ -20,6 +20,8 @@ const (
 	PathWhy = "/v1/why"
 	// PathCells returns a list of Cell.
 	PathCells = "/v1/cells"
+	// PathConsole returns a ConsoleText; the query has cell.
+	PathConsole = "/v1/console"
 	// PathStandby returns a list of Pool.
 	PathStandby = "/v1/standby"
 	// PathCapacity returns a list of Shortage.
@@ -58,6 +60,9 @@ type Explainer interface {
 	Why(ctx context.Context, namespace, pod string) (Explanation, error)
 	// Cells returns every cell of this Kip, in any order.
 	Cells(ctx context.Context) ([]Cell, error)
+	// Console returns the end of what a cell's machine wrote to its console. The error is
+	// ErrNotFound for a cell that this Kip does not have, or whose cloud keeps no console of it.
+	Console(ctx context.Context, cell string) (ConsoleText, error)
 	// Standby returns the standby pools, in order of name.
 	Standby(ctx context.Context) ([]Pool, error)
 	// Capacity returns what is known to be out of capacity now.
@@ -279,6 +284,18 @@ type Console struct {
 	Lines []string `json:"lines,omitempty"`
 	// Error is why the cloud did not tell.
 	Error string `json:"error,omitempty"`
+}
+
+// ConsoleText is what the machine of a cell wrote to its console, as far as its cloud keeps
+// and shows it now.
+type ConsoleText struct {
+	Cell  string      `json:"cell"`
+	Phase apiv1.Phase `json:"phase"`
+	// Instance is the machine; empty for a cell that has none yet.
+	Instance string `json:"instance,omitempty"`
+	// Text is the end of it, at most 64 KiB, byte by byte: it is not fit for a terminal, since
+	// whoever is root on the machine writes what he likes.
+	Text []byte `json:"text"`
 }
 
 // Agent is how the parts of a cell's system fare.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,6 +29,7 @@ import (
 	"github.com/elotl/kip/internal/agent/localapi"
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/plugins"
+	"github.com/elotl/kip/internal/agent/successor"
 	"github.com/elotl/kip/internal/agent/supervise"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/tunnel"
@@ -46,6 +48,9 @@ const (
 	// importRetry is the pause after a failed import of the pause image.
 	importRetry = time.Second
 )
+
+// StateDir is where an agent keeps what it is, unless it is told otherwise.
+const StateDir = "/var/lib/itzo"
 
 // Options of an Agent. New fills in what is zero.
 type Options struct {
@@ -97,7 +102,7 @@ func (o *Options) defaults() {
 	}
 	set(&o.Root, "/")
 	set(&o.UserData, cloudinit.SeedFile)
-	set(&o.StateDir, "/var/lib/itzo")
+	set(&o.StateDir, StateDir)
 	set(&o.RunDir, "/run/itzo")
 	set(&o.LogDir, "/var/log")
 	set(&o.PauseArchive, "/usr/share/kip/pause.tar")
@@ -139,6 +144,8 @@ type Agent struct {
 	plugins *plugins.Set
 	// machine has the operator's cloud-init file carried out.
 	machine *firstboot.Machine
+	// successor is the agent that Kip wants in the place of this one.
+	successor *successor.Successor
 
 	containerd *supervise.Process
 	cell       *tunnel.Cell
@@ -229,6 +236,12 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.successor = successor.New(successor.Options{
+		Dir:  SuccessorDir(o.StateDir),
+		Self: o.Self,
+		Try:  a.versionOf,
+		Log:  o.Log,
+	})
 	if err := a.writeContainerdConfig(); err != nil {
 		return nil, err
 	}
@@ -284,8 +297,36 @@ func (a *Agent) env() []string {
 // binDir holds itzo's other names, for those who look programs up by name.
 func (a *Agent) binDir() string { return filepath.Join(a.o.RunDir, "bin") }
 
+// SuccessorDir is where an agent with this folder for its state keeps the one that is to take
+// its place.
+func SuccessorDir(stateDir string) string { return filepath.Join(stateDir, "agent") }
+
+// ReplacedError is that of an agent that has ended so that another one takes its place.
+type ReplacedError struct {
+	// Program is the other one's, verified. It takes the arguments of this one.
+	Program string
+}
+
+func (e *ReplacedError) Error() string { return "another agent takes over: " + e.Program }
+
+// tryTimeout bounds a run of another agent that says its version.
+const tryTimeout = 20 * time.Second
+
+// versionOf has an agent's program say its version.
+func (a *Agent) versionOf(ctx context.Context, program string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
+	out, err := a.run(ctx, commandOutput, program, "itzo", "version")
+	out = strings.TrimSpace(out)
+	if err != nil {
+		return "", fmt.Errorf("ask it for its version: %w: %.200q", err, out)
+	}
+	return out, nil
+}
+
 // Run runs the agent until ctx ends, then stops its parts in order: the kubelet
-// with kube-proxy, as PID 1 the pod, containerd.
+// with kube-proxy, as PID 1 the pod, containerd. The error is a ReplacedError where another
+// agent is to take over.
 func (a *Agent) Run(ctx context.Context) error {
 	lis, err := net.Listen("tcp", a.o.Listen)
 	if err != nil {
@@ -319,6 +360,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	all.Go(func() { a.importPause(containerdCtx) })
 	all.Go(func() { a.machine.Run(background) })
 	all.Go(func() { a.machine.KeepLog(background) })
+	replaced := make(chan string, 1)
+	all.Go(func() {
+		if program := a.successor.Run(background); program != "" {
+			replaced <- program
+		}
+	})
 
 	if err := a.guard(background); err != nil {
 		// Tried again before anything of a pod's may start: see apply.
@@ -333,11 +380,14 @@ func (a *Agent) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
+	case program := <-replaced:
+		err = &ReplacedError{program}
 	}
+	pods := a.o.Init && !errors.As(err, new(*ReplacedError)) // there are none before the first configuration
 
 	a.o.Log.Info("itzo stops")
 	a.end()
-	if a.o.Init {
+	if pods {
 		a.stopPods(background)
 	}
 	stopContainerd()

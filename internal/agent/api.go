@@ -11,6 +11,7 @@ import (
 	"github.com/elotl/kip/internal/agent/disks"
 	"github.com/elotl/kip/internal/agent/firstboot"
 	"github.com/elotl/kip/internal/agent/plugins"
+	"github.com/elotl/kip/internal/agent/successor"
 	"github.com/elotl/kip/internal/agentapi"
 )
 
@@ -23,6 +24,7 @@ func (a *Agent) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("PUT "+agentapi.PathConfig, a.putConfig)
 	mux.HandleFunc("PUT "+agentapi.PathCloudInit, a.putCloudInit)
+	mux.HandleFunc("PUT "+agentapi.PathAgent, a.putAgent)
 	mux.HandleFunc("PUT "+agentapi.PathDisks, a.putDisks)
 	mux.HandleFunc("PUT "+agentapi.PathPlugins, a.putPlugins)
 	mux.HandleFunc("GET "+agentapi.PathStatus, a.getStatus)
@@ -87,6 +89,28 @@ func (a *Agent) putCloudInit(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 	default:
 		a.o.Log.Error("carry out the cloud-init file", "err", err)
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}
+
+func (a *Agent) putAgent(w http.ResponseWriter, r *http.Request) {
+	var wanted agentapi.Agent
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxConfigBytes)).Decode(&wanted); err != nil {
+		http.Error(w, fmt.Sprintf("the agent is not named in valid JSON: %v", err), http.StatusBadRequest)
+		return
+	}
+	a.mu.Lock()
+	configured := a.config != nil
+	a.mu.Unlock()
+	err := a.successor.Want(wanted, configured)
+	switch {
+	case err == nil:
+	case errors.Is(err, successor.ErrUnderWay):
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+	case errors.Is(err, successor.ErrRefused):
+		http.Error(w, err.Error(), http.StatusBadRequest)
+	default:
+		a.o.Log.Error("start another agent", "err", err)
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}
 }

@@ -59,6 +59,11 @@ const (
 	// CloudInitDone, however often it is asked; 400 for what it cannot carry out here, of
 	// which it has done nothing. An agent before this path answers 404.
 	PathCloudInit = "/v1/cloud-init"
+	// PathAgent takes an Agent by PUT, before the first Config. itzo answers 200 where it is
+	// that agent. Else it fetches it, answers 503 meanwhile, and lets it take its place, which
+	// breaks the tunnel; that agent then answers. 400 for one that this machine cannot have:
+	// nothing of it was started. An agent before this path answers 404.
+	PathAgent = "/v1/agent"
 	// PathDisks takes Disks by PUT. itzo answers 200 when each of them is at its
 	// DiskPath and no other is mounted any more, and 503 as long as that is not so,
 	// with the reason; the PUT is then to be repeated.
@@ -100,6 +105,22 @@ type Config struct {
 	RegistryMirrors map[string][]string `json:"registryMirrors,omitempty"`
 	// Plugins says that the cell may be given Plugins.
 	Plugins bool `json:"plugins,omitempty"`
+}
+
+// Agent is another agent than that of a cell's image: the program itzo, without the kubelet
+// and containerd.
+type Agent struct {
+	Version string `json:"version"`
+	// URL is the folder of its files, of http or https.
+	URL string `json:"url"`
+	// SHA256 are the digests of its files in 64 lower-case hex digits, by architecture as Go
+	// names it.
+	SHA256 map[string]string `json:"sha256"`
+}
+
+// Source is the URL of the agent's file for an architecture.
+func (a Agent) Source(arch string) string {
+	return strings.TrimRight(a.URL, "/") + "/itzo-" + a.Version + "-" + arch
 }
 
 // CloudInit is the operator's cloud-init file.

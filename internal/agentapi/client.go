@@ -122,6 +122,12 @@ func (c Client) PutCloudInit(ctx context.Context, document []byte) (failures []s
 	return failures, nil
 }
 
+// PutAgent tells the agent which agent is to run. The error is ErrNotYet as long as it is being
+// fetched.
+func (c Client) PutAgent(ctx context.Context, a Agent) error {
+	return c.put(ctx, PathAgent, a)
+}
+
 // PutDisks tells the agent which disks its cell is to have: none but those with
 // these IDs. The error is ErrNotYet as long as that is not so.
 func (c Client) PutDisks(ctx context.Context, ids []string) error {

@@ -173,6 +173,9 @@ type Launch struct {
 	// CloudInit is the digest of the operator's cloud-init file when the launch was stored;
 	// "" for none.
 	CloudInit string `json:"cloudInit,omitempty"`
+	// Agent is the configured one when the launch was stored, which does not change; nil for
+	// that of the image.
+	Agent *agentapi.Agent `json:"agent,omitempty"`
 	// NameTag is the configured one when the launch was stored: of launches that are
 	// stored without their call, as Kips before did, it is made again.
 	NameTag string `json:"nameTag"`

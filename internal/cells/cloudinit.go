@@ -91,17 +91,16 @@ func (c *Controller) setUp(ctx context.Context, e *entry, session Session) error
 	return nil
 }
 
-// notSetUp takes an error of connecting: a cell whose cloud-init file goes on is asked again
-// soon, one that cannot carry it out ends. What else there is is the caller's.
+// notSetUp takes an error of connecting: a cell whose agent or cloud-init file is under way is
+// asked again soon, one that cannot have them ends. What else there is is the caller's.
 func (c *Controller) notSetUp(ctx context.Context, e *entry, left time.Duration, err error) (time.Duration, error) {
 	switch {
+	case errors.Is(err, errNoAgent):
+		return 0, c.endNotSetUp(ctx, e, events.AgentNotStarted, err)
 	case errors.Is(err, errNoCloudInit):
-		why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
-		c.warn(e.cell(), events.CloudInitFailed, "%s; it is terminated and another is tried", why)
-		c.mu.Lock()
-		e.cause = CauseNotReady
-		c.mu.Unlock()
-		return 0, c.startTerminating(ctx, e, why)
+		return 0, c.endNotSetUp(ctx, e, events.CloudInitFailed, err)
+	case errors.Is(err, errAgentFetched):
+		return min(left, cloudInitPoll), nil
 	case errors.Is(err, agentapi.ErrNotYet) && e.cell().CloudInit() != "" && e.cell().StepTime(apiv1.StepJoined).IsZero():
 		if e.cell().StepTime(apiv1.StepCloudInit).IsZero() {
 			// Stored, since a Kip that begins anew is not to take it for one that does not join.
@@ -115,6 +114,16 @@ func (c *Controller) notSetUp(ctx context.Context, e *entry, left time.Duration,
 		return min(left, cloudInitPoll), nil
 	}
 	return left, err
+}
+
+// endNotSetUp ends a cell that cannot have what it is to have, and says why.
+func (c *Controller) endNotSetUp(ctx context.Context, e *entry, reason string, err error) error {
+	why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
+	c.warn(e.cell(), reason, "%s; it is terminated and another is tried", why)
+	c.mu.Lock()
+	e.cause = CauseNotReady
+	c.mu.Unlock()
+	return c.startTerminating(ctx, e, why)
 }
 
 // tellCloudInit tells, once, what of the file could not be done.

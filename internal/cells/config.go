@@ -69,6 +69,8 @@ type Config struct {
 	// Template names what cells are made of: image and settings. A standby cell of another
 	// template, or of another cloud-init file, is replaced.
 	Template string
+	// Agent is that of cells. Optional: that of their image.
+	Agent *agentapi.Agent
 	// CloudInit is the operator's cloud-init file. Optional: there is none.
 	CloudInit CloudInit
 	Health    Health

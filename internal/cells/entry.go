@@ -60,6 +60,7 @@ type entry struct {
 	untold     bool               // observers do not know of that
 	dns        []netip.Addr       // of that configuration
 	boot       agentapi.Boot      // as the agent told with it
+	goesOver   bool               // it was told of another agent, which has not answered yet; under mu
 	setUp      []string           // what of the cloud-init file could not be done, to be told; under mu
 	breaks     int                // how often the session has not been connected
 	attached   bool               // the cloud has attached the disks, for this process

@@ -221,6 +221,9 @@ func (c *Controller) dialled(ctx context.Context, e *entry) (configure func(cont
 // configure hands the agent its configuration on a session that has had so many
 // breaks.
 func (c *Controller) configure(ctx context.Context, e *entry, session Session, config agentapi.Config, breaks int) error {
+	if err := c.goOver(ctx, e, session); err != nil {
+		return fmt.Errorf("go over to the agent of cell %s: %w", e.id, err)
+	}
 	if err := c.setUp(ctx, e, session); err != nil {
 		return fmt.Errorf("set up cell %s: %w", e.id, err)
 	}

@@ -196,6 +196,7 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry, resolved *
 		NameTag:   c.cfg.NameTag,
 		Shared:    c.cfg.Calls.Traits().SharedUserData,
 		CloudInit: c.cloudInit(),
+		Agent:     c.cfg.Agent,
 	}
 	var secret pki.BatchSecret
 	stored := launchRecord{Version: 1}

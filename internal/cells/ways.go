@@ -198,10 +198,16 @@ func (e *entry) bootsUntil() string {
 	case e.session == nil:
 		return "it has no address yet"
 	case !e.session.Connected():
-		if err := e.session.LastError(); err != nil {
-			return "its agent has not joined: " + err.Error()
+		who := "its agent"
+		if e.goesOver {
+			who = "the agent of cells.itzo"
 		}
-		return "its agent has not joined"
+		if err := e.session.LastError(); err != nil {
+			return who + " has not joined: " + err.Error()
+		}
+		return who + " has not joined"
+	case e.goesOver:
+		return errAgentFetched.Error()
 	case e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().StepTime(apiv1.StepCloudInit).IsZero():
 		return "its cloud-init file is being carried out"
 	default:

@@ -187,7 +187,7 @@ type Cells struct {
 	MaxAttempts            int                 `key:"maxAttempts" default:"5" doc:"How many cells in a row may fail to start for one pod before the pod is marked Failed; 0 = no bound."`
 	InterruptionPenalty    int                 `key:"interruptionPenalty" default:"10" doc:"By how many percent a spot offering counts as dearer for each time in the last day that the cloud took such an instance back, at most 100; 0 = not at all."`
 	CloudInitFile          string              `key:"cloudInitFile" doc:"A cloud-init file that each new cell carries out once, before its pod: users, groups, ssh_authorized_keys, hostname, write_files, runcmd; at most 64 KiB. Read again when it changes, for the next cell; one that has become wrong changes nothing. Users, groups and keys need an image of your own. See docs/cells.md."`
-	Itzo                   Itzo                `key:"itzo" doc:"The agent on cells."`
+	Itzo                   Itzo                `key:"itzo" doc:"Another agent than that of the cells' image, which fetches it, checks its digest and hands over to it. All three keys, or none. See docs/own-image.md."`
 	ExtraCIDRs             []netip.Prefix      `key:"extraCIDRs" clouds:"aws,gce,azure" doc:"Networks that may reach cells, besides the cells' own."`
 	ExtraSecurityGroups    []string            `key:"extraSecurityGroups" clouds:"aws,gce,azure" doc:"Security groups that are attached to each cell."`
 	Nametag                string              `key:"nametag" doc:"Word in the names of all that Kip makes in the cloud: at most 24 lower-case letters, digits and dashes, a letter first. Default: the controller ID."`
@@ -262,11 +262,15 @@ type StandbyCells struct {
 	Stopped      bool   `key:"stopped" default:"false" doc:"Keep them stopped, where the cloud can: they cost their disks only, take a boot to start, and hold no capacity. Not with spot: EC2 cannot stop the spot instances that cells are."`
 }
 
-// Itzo is the agent on cells.
+// Itzo is another agent than that of the cells' image: all keys or none.
 type Itzo struct {
-	Version string `key:"version" clouds:"aws,gce,azure" doc:"Version of the agent to download. Refused in this build: cells run the agent of their image, which itzo install replaces in one of your own."`
-	URL     string `key:"url" clouds:"aws,gce,azure" doc:"Where the agent is downloaded from. Refused in this build, as version is."`
+	Version string            `key:"version" doc:"Version of the agent, a part of the name of its file: itzo-VERSION-ARCHITECTURE."`
+	URL     string            `key:"url" doc:"The folder of its files, of http or https: each cell asks there for the file of its architecture."`
+	SHA256  map[string]string `key:"sha256" doc:"The SHA-256 of the file, by architecture, amd64 or arm64, as sha256sum prints it. A cell of an architecture that is not there cannot start."`
 }
+
+// Is says that there is another agent.
+func (i Itzo) Is() bool { return i.Version != "" }
 
 // Healthcheck has exactly one field set.
 type Healthcheck struct {

@@ -23,6 +23,12 @@ import (
 
 var update = flag.Bool("update", false, "write docs/provider-configuration.md")
 
+// agent begins what names another agent, and digests ends it.
+const (
+	agent   = "  itzo:\n    version: v1\n"
+	digests = "    sha256: {arm64: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}\n"
+)
+
 const least = `cloud:
   local: {}
 cells:
@@ -64,6 +70,7 @@ cells:
   itzo:
     version: v1.0.1
     url: https://example.com/itzo
+    sha256: {amd64: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}
   extraCIDRs: [10.20.0.0/16, "2001:db8::/32"]
   extraSecurityGroups:
   - sg-1
@@ -197,10 +204,14 @@ func TestEveryKeyIsRead(t *testing.T) {
 			ReservedMemory:      resource.MustParse("128Mi"),
 			StandbyCells: []StandbyCells{{InstanceType: "t3.nano", Count: 2, Zone: "us-gov-west-1a", Spot: true},
 				{InstanceType: "m5.large", Dedicated: true, Stopped: true}},
-			MaxAttempts:            7,
-			CloudInitFile:          "/etc/kip/cloudinit.yaml",
-			InterruptionPenalty:    25,
-			Itzo:                   Itzo{Version: "v1.0.1", URL: "https://example.com/itzo"},
+			MaxAttempts:         7,
+			CloudInitFile:       "/etc/kip/cloudinit.yaml",
+			InterruptionPenalty: 25,
+			Itzo: Itzo{
+				Version: "v1.0.1",
+				URL:     "https://example.com/itzo",
+				SHA256:  map[string]string{"amd64": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+			},
 			ExtraCIDRs:             []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("2001:db8::/32")},
 			ExtraSecurityGroups:    []string{"sg-1"},
 			Nametag:                "team-a",
@@ -573,7 +584,27 @@ func TestErrors(t *testing.T) {
 			`p.yaml:5: cells.maxAttempts: "-1" is not valid: want 0, for no bound, or more`},
 		{"empty security group", least + "  extraSecurityGroups: [sg-1, '']",
 			`p.yaml:5: cells.extraSecurityGroups[1]: there is no value: this key is required`},
-		{"itzo URL", least + "  itzo: {url: x}", `p.yaml:5: cells.itzo.url: "x" is not valid: want a URL such as https://example.com/itzo`},
+		{"agent of no URL", least + agent + "    url: x\n" + digests,
+			`p.yaml:7: cells.itzo.url: "x" is not valid: want a URL such as https://example.com/itzo, of at most 1024 characters, ` +
+				`to which the file's name is appended`},
+		{"agent behind a query", least + agent + "    url: https://a/b?c\n" + digests,
+			`p.yaml:7: cells.itzo.url: "https://a/b?c" is not valid: want a URL such as https://example.com/itzo, ` +
+				`of at most 1024 characters, to which the file's name is appended`},
+		{"agent behind a password", least + agent + "    url: https://me:sesame@a/b\n" + digests,
+			`p.yaml:7: cells.itzo.url: there is a user name in it: want a URL such as https://example.com/itzo`},
+		{"agent of a path", least + "  itzo:\n    version: ../v1\n    url: https://a\n" + digests,
+			`p.yaml:6: cells.itzo.version: "../v1" is not valid: want at most 64 letters, digits and . _ + -, ` +
+				`a letter or digit first, such as v1.2.3`},
+		{"agent without a place", least + agent + digests, `p.yaml:5: cells.itzo.url: there is no value: this key is required`},
+		{"agent without a version", least + "  itzo:\n    url: https://a\n" + digests,
+			`p.yaml:5: cells.itzo.version: there is no value: this key is required`},
+		{"agent without a digest", least + agent + "    url: https://a\n",
+			`p.yaml:5: cells.itzo.sha256: there is no value: want the digest by architecture, such as {amd64: …}, ` +
+				`or the agent could be any program`},
+		{"agent of another architecture", least + agent + "    url: https://a\n    sha256: {x86_64: a}",
+			`p.yaml:8: cells.itzo.sha256.x86_64: "x86_64" is no architecture of cells: want amd64 or arm64`},
+		{"agent with a digest that is none", least + agent + "    url: https://a\n    sha256:\n      arm64: ABC",
+			`p.yaml:9: cells.itzo.sha256.arm64: "ABC" is not valid: want 64 lower-case hex digits, as sha256sum prints them`},
 		{"mirror", least + "  registryMirrors: {docker.io: [mirror]}",
 			`p.yaml:5: cells.registryMirrors.docker.io[0]: "mirror" is not valid: want a URL such as http://10.110.0.1:5000`},
 		{"no mirror", least + "  registryMirrors: {docker.io: []}",

@@ -148,7 +148,10 @@ var (
 	awsRegion = regexp.MustCompile(`^[a-z]{2,}(-[a-z]+)+-[0-9]+$`)
 	dns952    = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
 	lowerID   = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-	ifName    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
+	// agentVersion is what the agent takes for one, too.
+	agentVersion = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$`)
+	sha256Digits = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	ifName       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
 )
 
 func (d *decoder) validate(c *Config) {
@@ -330,7 +333,7 @@ func (d *decoder) cells(c *Cells) {
 	for i, group := range c.ExtraSecurityGroups {
 		d.require(fmt.Sprintf("cells.extraSecurityGroups[%d]", i), group)
 	}
-	d.check(c.Itzo.URL == "" || isURL(c.Itzo.URL), "cells.itzo.url", c.Itzo.URL, "a URL such as https://example.com/itzo")
+	d.itzo(c.Itzo)
 	for _, host := range slices.Sorted(maps.Keys(c.RegistryMirrors)) {
 		key := join("cells.registryMirrors", host)
 		if host == "" || strings.ContainsAny(host, "/ ") {
@@ -378,6 +381,39 @@ func (d *decoder) cells(c *Cells) {
 		// Otherwise each cell would be lost before the cloud is asked again.
 		d.check(a.HealthyTimeout > a.Interval, key, seconds(a.HealthyTimeout),
 			fmt.Sprintf("more than cells.healthcheck.cloudAPI.interval, %v seconds", a.Interval.Seconds()))
+	}
+}
+
+// itzo checks what names another agent.
+func (d *decoder) itzo(i Itzo) {
+	if i.Version == "" && i.URL == "" && len(i.SHA256) == 0 {
+		return
+	}
+	d.require("cells.itzo.version", i.Version)
+	d.require("cells.itzo.url", i.URL)
+	const version = "cells.itzo.version"
+	d.check(i.Version == "" || agentVersion.MatchString(i.Version), version, i.Version,
+		"at most 64 letters, digits and . _ + -, a letter or digit first, such as v1.2.3")
+	u, err := url.Parse(i.URL)
+	switch {
+	case i.URL == "":
+	case strings.Contains(i.URL, "@"):
+		// Without the value: there may be a password in it, and cells say the URL on their consoles.
+		d.bad("cells.itzo.url", "there is a user name in it: want a URL such as https://example.com/itzo")
+	default:
+		d.check(err == nil && isURL(i.URL) && u.RawQuery == "" && u.Fragment == "" && len(i.URL) <= 1024, "cells.itzo.url", i.URL,
+			"a URL such as https://example.com/itzo, of at most 1024 characters, to which the file's name is appended")
+	}
+	if len(i.SHA256) == 0 {
+		d.bad("cells.itzo.sha256", "there is no value: want the digest by architecture, such as {amd64: …}, or the agent could be any program")
+	}
+	for _, arch := range slices.Sorted(maps.Keys(i.SHA256)) {
+		key := join("cells.itzo.sha256", arch)
+		if arch != "amd64" && arch != "arm64" {
+			d.bad(key, "%s is no architecture of cells: want amd64 or arm64", quote(arch))
+			continue
+		}
+		d.check(sha256Digits.MatchString(i.SHA256[arch]), key, i.SHA256[arch], "64 lower-case hex digits, as sha256sum prints them")
 	}
 }
 

@@ -40,6 +40,7 @@ const (
 	CellNotReady      = "CellNotReady"
 	CellsNotReady     = "CellsNotReady"
 	CellTooSmall      = "CellTooSmall"
+	AgentNotStarted   = "AgentNotStarted"
 	CloudInitFailed   = "CloudInitFailed"
 	CellSilent        = "CellSilent" // of the pod's Ready condition, too
 	CellLost          = "CellLost"   // of the pod's status, too

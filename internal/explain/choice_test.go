@@ -51,7 +51,12 @@ func (*requests) Behind() (string, bool)                                  { retu
 func (*requests) Elsewhere(types.UID, time.Time, bool) (string, bool) {
 	return "", true
 }
-func (*requests) List() []cells.Cell             { return nil }
+func (r *requests) List() []cells.Cell {
+	if r.has == nil {
+		return nil
+	}
+	return []cells.Cell{*r.has}
+}
 func (*requests) Link(string) (cells.Link, bool) { return cells.Link{}, false }
 func (*requests) WaitsFor(string) string         { return "" }
 func (*requests) Standby() []cells.StandbyState  { return nil }

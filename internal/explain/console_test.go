@@ -9,6 +9,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -69,6 +70,62 @@ func TestTheConsoleOfACellThatNeverJoinedIsTold(t *testing.T) {
 	k.explains.cfg.Console = nil
 	if e, err := k.explains.Why(t.Context(), pod.Namespace, pod.Name); err != nil || e.Cell.Console != nil {
 		t.Errorf("a cloud without consoles: told %+v, %v", e.Cell.Console, err)
+	}
+}
+
+func TestTheConsoleOfAnyCellIsHandedOnAsItWasWritten(t *testing.T) {
+	k := newKip(t, asking("100Mi"))
+	var fails error
+	k.explains.cfg.Console = console(func(ctx context.Context, instance string) ([]byte, error) {
+		if end, has := ctx.Deadline(); !has || time.Until(end) > consoleTimeout || instance != "i-1" {
+			t.Errorf("asked for %s, with the time until %s", instance, end)
+		}
+		return []byte("a\x1b[2J\xffb\r\n"), fails
+	})
+	for name, tc := range map[string]struct {
+		cell   cells.Cell
+		fails  error
+		text   string
+		says   string // the error
+		absent bool   // the error is ErrNotFound
+	}{
+		"one that runs its pod": {cell: cells.Cell{Phase: apiv1.Bound}, text: "a\x1b[2J\xffb\r\n"},
+		"one that is gone":      {cell: cells.Cell{Phase: apiv1.Gone}, text: "a\x1b[2J\xffb\r\n"},
+		"a machine that is gone": {
+			cell:   cells.Cell{Phase: apiv1.Gone},
+			fails:  fmt.Errorf("%w: no i-1", adminapi.ErrNotFound),
+			says:   "read the console of cell cell-1: not found: no i-1",
+			absent: true,
+		},
+		"no right to read it": {
+			cell:  cells.Cell{Phase: apiv1.Booting},
+			fails: errors.New("no right"),
+			says:  "read the console of cell cell-1: no right",
+		},
+	} {
+		fails = tc.fails
+		tc.cell.ID, tc.cell.Instance = "cell-1", &cloud.Instance{ID: "i-1"}
+		k.requests.has = &tc.cell
+		got, err := k.explains.Console(t.Context(), "cell-1")
+		if tc.says == "" && (err != nil || got.Instance != "i-1" || got.Phase != tc.cell.Phase || string(got.Text) != tc.text) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+		if tc.says != "" && (err == nil || err.Error() != tc.says || errors.Is(err, adminapi.ErrNotFound) != tc.absent) {
+			t.Errorf("%s: error %v, want %q", name, err, tc.says)
+		}
+	}
+	k.requests.has = &cells.Cell{ID: "cell-1", Phase: apiv1.Launching}
+	if got, err := k.explains.Console(t.Context(), "cell-1"); err != nil || got.Instance != "" || got.Phase != apiv1.Launching ||
+		got.Text != nil {
+		t.Errorf("one without a machine: %+v, %v", got, err)
+	}
+	if _, err := k.explains.Console(t.Context(), "cell-2"); !errors.Is(err, adminapi.ErrNotFound) || !strings.Contains(err.Error(), "cell-2") {
+		t.Errorf("one that is not there: %v", err)
+	}
+	k.explains.cfg.Console = nil
+	if _, err := k.explains.Console(t.Context(), "cell-1"); !errors.Is(err, adminapi.ErrNotFound) ||
+		!strings.Contains(err.Error(), "keeps no consoles") {
+		t.Errorf("a cloud without consoles: %v", err)
 	}
 }
 

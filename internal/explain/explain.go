@@ -38,7 +38,8 @@ type Config struct {
 
 // Console is a cloud that keeps what machines write to their consoles.
 type Console interface {
-	// Console returns the end of what an instance wrote.
+	// Console returns the end of what an instance wrote; adminapi.ErrNotFound where the cloud
+	// no longer has the instance.
 	Console(ctx context.Context, instance string) ([]byte, error)
 }
 
@@ -254,6 +255,32 @@ func (x *Explainer) console(ctx context.Context, cell cells.Cell) *adminapi.Cons
 		return &adminapi.Console{Error: fmt.Sprintf("read the console of cell %s: %v", cell.ID, err)}
 	}
 	return &adminapi.Console{Lines: lastLines(text)}
+}
+
+// Console asks the cloud what the machine of a cell wrote to its console, whatever became of
+// the cell: some clouds keep a console for a while after the machine.
+func (x *Explainer) Console(ctx context.Context, cell string) (adminapi.ConsoleText, error) {
+	all := x.cfg.Cells.List()
+	n := slices.IndexFunc(all, func(c cells.Cell) bool { return c.ID == cell })
+	switch {
+	case n < 0:
+		return adminapi.ConsoleText{}, fmt.Errorf("cell %s: %w", cell, adminapi.ErrNotFound)
+	case x.cfg.Console == nil:
+		return adminapi.ConsoleText{}, fmt.Errorf("console of cell %s: its cloud keeps no consoles: %w", cell, adminapi.ErrNotFound)
+	}
+	is := adminapi.ConsoleText{Cell: cell, Phase: all[n].Phase}
+	if all[n].Instance == nil {
+		return is, nil
+	}
+	is.Instance = all[n].Instance.ID
+	ctx, cancel := context.WithTimeout(ctx, consoleTimeout)
+	defer cancel()
+	text, err := x.cfg.Console.Console(ctx, is.Instance)
+	if err != nil {
+		return adminapi.ConsoleText{}, fmt.Errorf("read the console of cell %s: %w", cell, err)
+	}
+	is.Text = text
+	return is, nil
 }
 
 // lastLines returns the end of a text, fit for a terminal: whoever is root on a machine

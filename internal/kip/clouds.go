@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
@@ -126,9 +127,6 @@ func notOnAWS(cfg *config.Config) map[string]string {
 	}
 	refuse(c.UseCloudParameterStore, "cells.useCloudParameterStore",
 		"true is not valid: want false, since user data holds no secret but one that joins once, and then is worth nothing")
-	const itsOwnAgent = "cells run the agent of their image, which itzo install replaces in an image of your own: want none"
-	refuse(c.Itzo.Version != "", "cells.itzo.version", itsOwnAgent)
-	refuse(c.Itzo.URL != "", "cells.itzo.url", itsOwnAgent)
 	const noHosts = "EC2's dedicated instances are not offered in this build: want false"
 	for i, n := range c.Grants.Namespaces {
 		refuse(len(n.CloudRoutes) > 0, fmt.Sprintf("cells.grants.namespaces[%d].cloudRoutes", i),
@@ -150,6 +148,15 @@ func launchOptions(cfg *config.Config) cells.Options {
 		InstanceProfile: c.DefaultIAMPermissions,
 		PrivateIPOnly:   c.PrivateIPOnly,
 	}
+}
+
+// agentOf is the agent that cells go over to; nil where that of their image will do.
+func agentOf(cfg *config.Config) *agentapi.Agent {
+	i := cfg.Cells.Itzo
+	if !i.Is() {
+		return nil
+	}
+	return &agentapi.Agent{Version: i.Version, URL: i.URL, SHA256: i.SHA256}
 }
 
 // imageName tells what machines boot from what others do.

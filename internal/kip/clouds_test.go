@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -107,6 +108,27 @@ func TestGrantsAreWhatTheConfigurationSays(t *testing.T) {
 	}
 }
 
+func TestCellsGoOverToTheAgentThatIsConfigured(t *testing.T) {
+	const least = "cloud: {local: {}}\ncells: {defaultInstanceType: nano"
+	digests := map[string]string{"amd64": strings.Repeat("a", 64), "arm64": strings.Repeat("b", 64)}
+	with := configured(t, least+", itzo: {version: v2, url: 'https://example.com/kip/', sha256: {amd64: "+digests["amd64"]+
+		", arm64: "+digests["arm64"]+"}}}")
+	want := &agentapi.Agent{Version: "v2", URL: "https://example.com/kip/", SHA256: digests}
+	if got := agentOf(with); !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if got := want.Source("arm64"); got != "https://example.com/kip/itzo-v2-arm64" {
+		t.Errorf("it is fetched from %s", got)
+	}
+	without := configured(t, least+"}")
+	if got := agentOf(without); got != nil {
+		t.Errorf("without the keys it is %+v", got)
+	}
+	if template(with, "ca") == template(without, "ca") {
+		t.Error("a standby cell with another agent is taken for one of the image's")
+	}
+}
+
 func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 	const least = "cloud: {aws: {endpointURL: 'http://127.0.0.1:1', subnetID: subnet-1}}\ncells: {defaultInstanceType: t3.nano, "
 	const image, group = "bootImageSpec: {imageID: ami-1}", "extraSecurityGroups: [a]"
@@ -121,8 +143,6 @@ func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 		image:                                   "",
 		image + "," + group + ", extraCIDRs: [10.0.0.0/8]":                                          "",
 		image + "," + group + ", useCloudParameterStore: true":                                      "cells.useCloudParameterStore",
-		image + "," + group + ", itzo: {version: v1}":                                               "cells.itzo.version",
-		image + "," + group + ", itzo: {url: 'https://example.com'}":                                "cells.itzo.url",
 		image + "," + group + ", cloudInitFile: " + file:                                            "",
 		image + "," + group + ", grants: {namespaces: [{namespace: a, cloudRoutes: [10.0.0.0/8]}]}": "cells.grants.namespaces[0].cloudRoutes",
 		image + "," + group + ", grants: {namespaces: [{namespace: a, dedicated: true}]}":           "cells.grants.namespaces[0].dedicated",

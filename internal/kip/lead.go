@@ -377,6 +377,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		OldCAHash:    oldCAHash,
 		Template:     template(l.cfg, authorities.Signing.Hash()),
 		CloudInit:    l.cloudInit,
+		Agent:        agentOf(l.cfg),
 
 		Pools:     pools,
 		Options:   standbyOptions(l.cfg),

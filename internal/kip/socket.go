@@ -2,6 +2,7 @@ package kip
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -56,11 +57,30 @@ func (l *leading) wireSocket(context.Context) (err error) {
 			Cells:     l.cells,
 			Mirror:    l.mirror,
 			Shortages: l.shortages.shortages,
-			Console:   l.machines.Features().Console,
+			Console:   consolesOf(l.machines.Features().Console),
 		}),
 		Log: l.Log,
 	})
 	return err
+}
+
+// consoles are those of a cloud, which says in the socket's words that it has none.
+type consoles struct{ of cloud.Console }
+
+// consolesOf is nil where the cloud keeps none.
+func consolesOf(of cloud.Console) explain.Console {
+	if of == nil {
+		return nil
+	}
+	return consoles{of}
+}
+
+func (c consoles) Console(ctx context.Context, instance string) ([]byte, error) {
+	text, err := c.of.Console(ctx, instance)
+	if errors.Is(err, cloud.ErrNotFound) {
+		err = fmt.Errorf("%w: %w", adminapi.ErrNotFound, err)
+	}
+	return text, err
 }
 
 // usage is what each cell has asked of its API.

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -43,7 +44,7 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	only := flag.String("only", "", "parts to measure, separated by commas: real, scale, ec2, nodes, peers; default all")
+	only := flag.String("only", "", "parts to measure, separated by commas: real, scale, ec2, nodes, boot, peers; default all")
 	cells := flag.Int("cells", 10_000, "how many hollow cells the part scale keeps alive")
 	pairs := flag.Int("pairs", 3, "how many times the part peers measures Kip and Karpenter, in turns")
 	flag.Parse()
@@ -67,6 +68,7 @@ func main() {
 		{"scale", func(ctx context.Context) error { return scale(ctx, *cells) }},
 		{"ec2", onEC2},
 		{"nodes", nodes},
+		{"boot", boot},
 		{"peers", func(ctx context.Context) error { return peers(ctx, *pairs) }},
 	} {
 		if *only != "" && !slices.Contains(strings.Split(*only, ","), part.name) {
@@ -124,7 +126,15 @@ func (b bed) start(ctx context.Context, name, image string) (time.Duration, erro
 }
 
 func (b bed) startWith(ctx context.Context, name, image, cpu string) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	var command []string
+	if image == pulledImage {
+		command = []string{"sleep", "infinity"}
+	}
+	return b.startPod(ctx, name, image, cpu, command)
+}
+
+func (b bed) startPod(ctx context.Context, name, image, cpu string, command []string) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(b.Patience, patience))
 	defer cancel()
 	pods := b.Admin.CoreV1().Pods(metav1.NamespaceDefault)
 	events, err := pods.Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
@@ -132,10 +142,6 @@ func (b bed) startWith(ctx context.Context, name, image, cpu string) (time.Durat
 		return 0, err
 	}
 	defer events.Stop()
-	var command []string
-	if image == pulledImage {
-		command = []string{"sleep", "infinity"}
-	}
 	grace := int64(0)
 	began := time.Now()
 	if _, err := pods.Create(ctx, &corev1.Pod{

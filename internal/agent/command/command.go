@@ -28,6 +28,7 @@ import (
 	"github.com/elotl/kip/internal/agent/machine"
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/shim"
+	"github.com/elotl/kip/internal/agent/successor"
 	"github.com/elotl/kip/internal/agent/userdata"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/version"
@@ -124,6 +125,7 @@ func cell() int {
 	// The agent is small and idle: a tight heap costs it nothing.
 	debug.SetGCPercent(25)
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	becomeKept(log)
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	if err := runCell(ctx, log, agentapi.Boot{}); err != nil {
@@ -135,10 +137,46 @@ func cell() int {
 
 // boot runs a machine, with the agent in the same process.
 func boot() int {
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if os.Getpid() == 1 {
+		becomeKept(log)
+	}
 	return machine.Main(func(ctx context.Context, boot agentapi.Boot) error {
 		debug.SetGCPercent(25)
-		return runCell(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)), boot)
+		return runCell(ctx, log, boot)
 	})
+}
+
+// becomeKept lets the agent take over that this machine has gone over to before, and returns
+// where there is none.
+func becomeKept(log *slog.Logger) {
+	self, err := os.Executable()
+	if err != nil {
+		log.Error("look for another agent", "err", err)
+		return
+	}
+	program, err := successor.Kept(agent.SuccessorDir(agent.StateDir), self)
+	if program != "" {
+		log.Info("going over to the agent that was fetched before", "program", program)
+		components := beside(self, componentsName, self)
+		err = become(program, components, beside(self, containerdName, components))
+	}
+	if err != nil {
+		// Kip says again which agent it wants.
+		log.Error("go over to the agent that was fetched before", "err", err)
+	}
+}
+
+// become lets another agent take the place of this process, with the kubelet and containerd
+// that this one has. It returns only where that cannot be.
+func become(program, components, containerd string) error {
+	return fmt.Errorf("start %s: %w", program, unix.Exec(program, handedOn(os.Args, components, containerd), os.Environ()))
+}
+
+// handedOn is the command line of an agent that takes over, by that of the one before. What
+// that one was told of the kubelet and containerd comes last, and so counts.
+func handedOn(args []string, components, containerd string) []string {
+	return slices.Concat([]string{"itzo", filepath.Base(args[0]), "--components=" + components, "--containerd=" + containerd}, args[1:])
 }
 
 // runCell runs the agent of a machine that came to it so.
@@ -197,5 +235,9 @@ func runCell(ctx context.Context, log *slog.Logger, boot agentapi.Boot) error {
 	if err != nil {
 		return err
 	}
-	return a.Run(ctx)
+	err = a.Run(ctx)
+	if next, is := errors.AsType[*agent.ReplacedError](err); is {
+		return become(next.Program, o.Components, o.Containerd)
+	}
+	return err
 }

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"flag"
 	"slices"
 	"strings"
 	"testing"
@@ -26,6 +27,39 @@ func TestTheNameOrTheFirstArgumentSaysWhichProgramItIs(t *testing.T) {
 		program, rest := choose(strings.Fields(line), all)
 		if program != want.program || !slices.Equal(rest, strings.Fields(want.rest)) {
 			t.Errorf("%q: %q %q, want %q %q", line, program, rest, want.program, want.rest)
+		}
+	}
+}
+
+func TestAnAgentThatTakesOverIsToldWhatTheOneBeforeWas(t *testing.T) {
+	flags := func(args []string) (components, containerd, userData string) {
+		f := flag.NewFlagSet("", flag.ContinueOnError)
+		f.StringVar(&components, "components", "", "")
+		f.StringVar(&containerd, "containerd", "", "")
+		f.StringVar(&userData, "user-data", "seed", "")
+		if err := f.Parse(args); err != nil || f.NArg() > 0 {
+			t.Errorf("%q: %v", args, err)
+		}
+		return components, containerd, userData
+	}
+	all := map[string]func() int{"cell": nil, "boot": func() int { return 0 }}
+	all["cell"] = all["boot"]
+	for line, want := range map[string][4]string{
+		"cell": {"cell", "/b/components", "/b/containerd", "seed"},
+		"boot": {"boot", "/b/components", "/b/containerd", "seed"},
+		"cell --user-data=cloud --containerd /own": {"cell", "/b/components", "/own", "cloud"},
+	} {
+		argv := handedOn(strings.Fields(line), "/b/components", "/b/containerd")
+		program, rest := choose(argv, all)
+		components, containerd, userData := flags(rest[1:])
+		if got := [4]string{program, components, containerd, userData}; got != want {
+			t.Errorf("%s: %q, want %q", line, got, want)
+		}
+		// And so on, if that one is started again.
+		if again := handedOn(rest, "/x", "/y"); again[0] != "itzo" {
+			t.Errorf("%q", again)
+		} else if components, containerd, _ := flags(again[2:]); components != want[1] || containerd != want[2] {
+			t.Errorf("%s, handed on again: %s and %s", line, components, containerd)
 		}
 	}
 }

@@ -1,10 +1,12 @@
 package machine
 
 import (
+	"bufio"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,7 +37,18 @@ var deviceLinks = map[string]string{
 }
 
 func mount() error {
+	info, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	there, err := mounted(info)
+	if err := errors.Join(err, info.Close()); err != nil {
+		return fmt.Errorf("look for what is mounted: %w", err)
+	}
 	for _, m := range mounts {
+		if there[m.path] == m.kind {
+			continue // another agent has taken over
+		}
 		if err := os.MkdirAll(m.path, 0o755); err != nil {
 			return err
 		}
@@ -53,6 +66,22 @@ func mount() error {
 		return fmt.Errorf("make mounts shared: %w", err)
 	}
 	return nil
+}
+
+// mounted are the kinds of the file systems that are mounted, by where.
+func mounted(mountinfo io.Reader) (map[string]string, error) {
+	there := map[string]string{}
+	lines := bufio.NewScanner(mountinfo)
+	for lines.Scan() {
+		// 36 35 98:0 /root /mount/point options [optional…] - type source options
+		before, after, ok := strings.Cut(lines.Text(), " - ")
+		fields := strings.Fields(before)
+		if !ok || len(fields) < 5 {
+			return nil, fmt.Errorf("a line is not as the kernel writes it: %.100q", lines.Text())
+		}
+		there[fields[4]], _, _ = strings.Cut(after, " ")
+	}
+	return there, lines.Err()
 }
 
 // setting is one of the kernel, and why a cell has it.

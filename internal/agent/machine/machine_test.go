@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -105,6 +106,20 @@ func TestSettingsAreWrittenEachByItself(t *testing.T) {
 	last := settings[len(settings)-1]
 	if b, err := os.ReadFile(filepath.Join(dir, last.key)); err != nil || string(b) != last.value {
 		t.Errorf("%s is %q (%v), want %q", last.key, b, err, last.value)
+	}
+}
+
+func TestWhatIsMountedIsKnownByWhereAndWhat(t *testing.T) {
+	const info = `22 1 254:0 / / rw,relatime shared:1 - overlay overlay rw,lowerdir=/lower
+24 22 0:21 / /run rw - ramfs old rw
+25 22 0:22 / /run rw,nosuid shared:5 master:2 - tmpfs tmpfs rw,mode=755
+`
+	got, err := mounted(strings.NewReader(info))
+	if want := map[string]string{"/": "overlay", "/run": "tmpfs"}; err != nil || !maps.Equal(got, want) {
+		t.Errorf("%v, %v, want %v", got, err, want)
+	}
+	if _, err := mounted(strings.NewReader("22 1 254:0 / /run rw tmpfs\n")); err == nil {
+		t.Error("a line that is none is read")
 	}
 }
 

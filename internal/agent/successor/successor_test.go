@@ -1,0 +1,297 @@
+package successor
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/agentapi"
+)
+
+func sum(text string) string {
+	s := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(s[:])
+}
+
+const program = "the program of another agent"
+
+// world is a machine, and a server that has agents.
+type world struct {
+	*testing.T
+	dir, self string
+	server    *httptest.Server
+	tried     []string
+	try       error
+	out       strings.Builder
+}
+
+func newWorld(t *testing.T, serve http.HandlerFunc) *world {
+	t.Helper()
+	dir := t.TempDir()
+	w := &world{T: t, dir: filepath.Join(dir, "agent"), self: filepath.Join(dir, "itzo"), server: httptest.NewServer(serve)}
+	t.Cleanup(w.server.Close)
+	if err := os.WriteFile(w.self, []byte("the agent that runs"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// file serves the program for amd64 only.
+func file(text string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/kip/itzo-v2-amd64" {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = io.WriteString(w, text)
+	}
+}
+
+func (w *world) successor() *Successor {
+	return New(Options{
+		Dir:  w.dir,
+		Self: w.self,
+		Try: func(_ context.Context, p string) (string, error) {
+			text, err := os.ReadFile(p)
+			if err != nil {
+				w.Error(err)
+			}
+			w.tried = append(w.tried, string(text))
+			return "v2", w.try
+		},
+		Log:      slog.New(slog.NewTextHandler(&w.out, nil)),
+		Arch:     "amd64",
+		MaxBytes: 100,
+		Limit:    time.Minute,
+		Pause:    time.Millisecond,
+	})
+}
+
+func (w *world) agent(digest string) agentapi.Agent {
+	return agentapi.Agent{Version: "v2", URL: w.server.URL + "/kip/", SHA256: map[string]string{"amd64": digest, "arm64": sum("x")}}
+}
+
+// run runs a successor until it has one or done says so.
+func (w *world) run(s *Successor, done func() bool) (program string) {
+	ctx, cancel := context.WithCancel(w.Context())
+	defer cancel()
+	ended := make(chan string, 1)
+	go func() { ended <- s.Run(ctx) }()
+	for end := time.Now().Add(20 * time.Second); ; {
+		select {
+		case p := <-ended:
+			return p
+		case <-time.After(time.Millisecond):
+		}
+		if done() {
+			cancel()
+			return <-ended
+		}
+		if time.Now().After(end) {
+			w.Fatal("never done")
+		}
+	}
+}
+
+// files are what is in the folder of agents.
+func (w *world) files() (names []string) {
+	all, err := os.ReadDir(w.dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		w.Error(err)
+	}
+	for _, e := range all {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func never() bool { return false }
+
+func TestAnotherAgentIsFetchedVerifiedAndHandedOn(t *testing.T) {
+	w := newWorld(t, file(program))
+	if err := os.MkdirAll(w.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, left := range []string{partial + "1", sum("an earlier one")} {
+		if err := os.WriteFile(filepath.Join(w.dir, left), []byte("an earlier one"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := w.successor()
+	for range 3 {
+		if err := s.Want(w.agent(sum(program)), false); !errors.Is(err, ErrUnderWay) {
+			t.Fatalf("before it is there: %v", err)
+		}
+	}
+	got := w.run(s, never)
+	text, err := os.ReadFile(got)
+	if err != nil || string(text) != program || filepath.Base(got) != sum(program) || len(w.files()) != 1 {
+		t.Errorf("%s has %q (%v), and there are %q", got, text, err, w.files())
+	}
+	if info, err := os.Stat(got); err != nil || info.Mode() != 0o500 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if len(w.tried) != 1 || w.tried[0] != program {
+		t.Errorf("tried %q", w.tried)
+	}
+	// A later start of the machine finds it, and it finds itself.
+	if kept, err := Kept(w.dir, w.self); kept != got || err != nil {
+		t.Errorf("kept is %s, %v", kept, err)
+	}
+	if kept, err := Kept(w.dir, got); kept != "" || err != nil {
+		t.Errorf("of itself kept is %s, %v", kept, err)
+	}
+	w.self = got
+	if err := w.successor().Want(w.agent(sum(program)), true); err != nil {
+		t.Errorf("the agent that was wanted says %v", err)
+	}
+}
+
+func TestWhatIsNotTheAgentThatIsWantedIsNeverStarted(t *testing.T) {
+	long := strings.Repeat("x", 101)
+	for name, tc := range map[string]struct {
+		serve  http.HandlerFunc
+		digest string
+		try    error
+		tried  int
+		want   string
+	}{
+		"another file":      {serve: file(program + "!"), want: "has the SHA-256 " + sum(program+"!") + ", and " + sum(program) + " is wanted"},
+		"a part of it":      {serve: file(program[:5]), want: "has the SHA-256"},
+		"no file":           {serve: http.NotFound, want: "itzo-v2-amd64: the server answered 404 Not Found"},
+		"it is not allowed": {serve: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }, want: "403 Forbidden"},
+		"too long, and says so": {serve: func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "101")
+			_, _ = io.WriteString(w, long)
+		}, digest: sum(long), want: "has 101 bytes: an agent has 100 at most"},
+		"too long, and does not": {serve: func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, long[:50])
+			_ = http.NewResponseController(w).Flush()
+			_, _ = io.WriteString(w, long[50:])
+		}, digest: sum(long), want: "has more than the 100 bytes"},
+		"no agent": {serve: file(program), try: errors.New("exec format error"), tried: 1,
+			want: "has the right digest and is no agent for this machine: exec format error"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, tc.serve)
+			w.try = tc.try
+			s := w.successor()
+			if tc.digest == "" {
+				tc.digest = sum(program)
+			}
+			var failed error
+			got := w.run(s, func() bool {
+				failed = s.Want(w.agent(tc.digest), false)
+				return !errors.Is(failed, ErrUnderWay)
+			})
+			if got != "" || !errors.Is(failed, ErrRefused) || !strings.Contains(failed.Error(), tc.want) {
+				t.Errorf("program %q, %v; want %q", got, failed, tc.want)
+			}
+			if len(w.tried) != tc.tried || len(w.files()) != 0 {
+				t.Errorf("tried %q, left %q", w.tried, w.files())
+			}
+			if !strings.Contains(w.out.String(), "another agent is not started") {
+				t.Errorf("the console has %s", w.out.String())
+			}
+		})
+	}
+}
+
+func TestAServerThatIsNotWellIsAskedAgain(t *testing.T) {
+	asked := 0
+	w := newWorld(t, func(w http.ResponseWriter, r *http.Request) {
+		switch asked++; asked {
+		case 1:
+			w.WriteHeader(http.StatusServiceUnavailable)
+		case 2:
+			w.Header().Set("Content-Length", "28")
+			_, _ = io.WriteString(w, program[:3]) // and breaks
+		default:
+			file(program)(w, r)
+		}
+	})
+	s := w.successor()
+	if err := s.Want(w.agent(sum(program)), false); !errors.Is(err, ErrUnderWay) {
+		t.Fatal(err)
+	}
+	if got := w.run(s, never); filepath.Base(got) != sum(program) || asked != 3 || len(w.files()) != 1 {
+		t.Errorf("%s after %d requests, left %q", got, asked, w.files())
+	}
+}
+
+func TestAServerThatDoesNotEndIsGivenUp(t *testing.T) {
+	w := newWorld(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, program[:3])
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+	s := w.successor()
+	s.o.Limit = 50 * time.Millisecond
+	var failed error
+	if got := w.run(s, func() bool {
+		failed = s.Want(w.agent(sum(program)), false)
+		return !errors.Is(failed, ErrUnderWay)
+	}); got != "" || !errors.Is(failed, ErrRefused) || !strings.Contains(failed.Error(), "not fetched within 50ms") {
+		t.Errorf("program %q, %v", got, failed)
+	}
+	if len(w.files()) != 0 {
+		t.Errorf("left %q", w.files())
+	}
+}
+
+func TestAnAgentThatThisMachineCannotHaveIsRefusedAtOnce(t *testing.T) {
+	w := newWorld(t, file(program))
+	for want, change := range map[string]func(*agentapi.Agent){
+		"no sha256 for amd64":       func(a *agentapi.Agent) { delete(a.SHA256, "amd64") },
+		"want 64 lower-case hex":    func(a *agentapi.Agent) { a.SHA256["amd64"] = strings.ToUpper(sum(program)) },
+		`its url "file:///etc"`:     func(a *agentapi.Agent) { a.URL = "file:///etc" },
+		`its url "itzo"`:            func(a *agentapi.Agent) { a.URL = "itzo" },
+		`its version "../../v2"`:    func(a *agentapi.Agent) { a.Version = "../../v2" },
+		`its version "" is not`:     func(a *agentapi.Agent) { a.Version = "" },
+		"has its configuration":     func(*agentapi.Agent) {},
+		"told of another one befor": func(a *agentapi.Agent) { a.SHA256["amd64"] = sum("another") },
+	} {
+		a, s := w.agent(sum(program)), w.successor()
+		if strings.HasPrefix(want, "told") {
+			if err := s.Want(a, false); !errors.Is(err, ErrUnderWay) {
+				t.Fatal(err)
+			}
+			a = w.agent(sum(program))
+		}
+		change(&a)
+		if err := s.Want(a, strings.Contains(want, "configuration")); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+func TestAKeptAgentThatWasChangedIsRemovedAndNotStarted(t *testing.T) {
+	w := newWorld(t, file(program))
+	if kept, err := Kept(w.dir, w.self); kept != "" || err != nil {
+		t.Errorf("without a folder: %s, %v", kept, err)
+	}
+	if err := os.MkdirAll(w.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{sum(program): program[:7], partial + "1": program} {
+		if err := os.WriteFile(filepath.Join(w.dir, name), []byte(text), 0o500); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if kept, err := Kept(w.dir, w.self); kept != "" || err == nil || !strings.Contains(err.Error(), "it is removed") {
+		t.Errorf("one that is torn: %s, %v", kept, err)
+	}
+	if left := w.files(); len(left) != 1 || left[0] != partial+"1" {
+		t.Errorf("left %q", left)
+	}
+}
