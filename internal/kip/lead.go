@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/holder"
 	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/node"
@@ -41,7 +42,8 @@ type leading struct {
 	*process
 	store    *store.Store // fenced: it writes only while this process leads
 	rotation *rotation
-	term     uint64 // higher than that of any Kip that led before
+	hold     *holder.Hold // of the node
+	holdLoop *stoppable
 	late     *lateness.Meter
 
 	machines  *calls.Calls
@@ -73,7 +75,7 @@ type leading struct {
 }
 
 // lead does Kip's work until ctx ends.
-func (k *process) lead(ctx context.Context, st *store.Store) error {
+func (k *process) lead(ctx context.Context, st *store.Store) (err error) {
 	l := &leading{
 		process: k,
 		store:   st,
@@ -81,6 +83,14 @@ func (k *process) lead(ctx context.Context, st *store.Store) error {
 		defined: make(chan struct{}),
 	}
 	defer l.close()
+	if l.hold, err = k.holdNode(ctx, st); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	defer func() { k.heldByOther(l.hold, err) }()
+	l.holdLoop = newStoppable(l.hold.Keep)
 	for _, wire := range []func(context.Context) error{
 		l.wireCloud, l.wireShortages, l.wireNodes, l.wireProvisioner, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNodeObjects,
 		l.wireSocket,
@@ -106,6 +116,7 @@ func (k *process) lead(ctx context.Context, st *store.Store) error {
 func (l *leading) parts(known []cells.Cell) []part {
 	all := []part{
 		{name: "lateness", run: l.late.Run},
+		{name: "hold of the node", run: l.holdLoop.Run},
 		{name: "local socket", run: l.socket.Run},
 		{name: "client CA", run: func(ctx context.Context) error { return node.FollowClientCA(ctx, l.clientCA) }},
 		{name: "shortages", run: l.shortages.keep},
@@ -188,9 +199,6 @@ func (l *leading) close() {
 // wireCloud makes what reaches the cloud.
 func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.rotation, err = l.loadRotation(ctx); err != nil {
-		return err
-	}
-	if l.term, err = beginTerm(ctx, l.store, l.clock, l.Log); err != nil {
 		return err
 	}
 	bare, closeIt, err := openCloud(ctx, l.cfg, l.Log)
@@ -340,7 +348,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{
 		Authority: authorities.Signing,
 		Before:    authorities.Before,
-		Term:      l.term,
+		Term:      l.hold.Term(),
 		Log:       l.Log,
 		Late:      l.late,
 		Dial:      l.dial,

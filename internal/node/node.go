@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,12 +15,14 @@ import (
 
 	vklog "github.com/virtual-kubelet/virtual-kubelet/log"
 	vknode "github.com/virtual-kubelet/virtual-kubelet/node"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
+	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/utils/clock"
 
@@ -344,7 +347,7 @@ func (n *Node) runOnce(ctx context.Context) error {
 	controller, err := vknode.NewNodeController(provider{notify},
 		n.object(registered, condition),
 		observedNodes{n.c.Node.CoreV1().Nodes(), n},
-		vknode.WithNodeEnableLeaseV1(n.c.Node.CoordinationV1().Leases(corev1.NamespaceNodeLease), vknode.DefaultLeaseDuration),
+		vknode.WithNodeEnableLeaseV1(renewedLeases{n.c.Node.CoordinationV1().Leases(corev1.NamespaceNodeLease)}, vknode.DefaultLeaseDuration),
 		vknode.WithNodeStatusUpdateErrorHandler(func(ctx context.Context, err error) error {
 			if !apierrors.IsNotFound(err) {
 				return err
@@ -527,6 +530,24 @@ func (o observedNodes) Patch(ctx context.Context, name string, pt types.PatchTyp
 		o.n.observe(node)
 	}
 	return node, err
+}
+
+// renewedLeases renews a lease by what the node controller writes of it, whoever has
+// written the rest since: the mark of package holder, which changes as often. An update
+// would meet a conflict each time.
+type renewedLeases struct {
+	coordinationv1client.LeaseInterface
+}
+
+func (l renewedLeases) Update(ctx context.Context, lease *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"ownerReferences": lease.OwnerReferences},
+		"spec":     lease.Spec,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return l.LeaseInterface.Patch(ctx, lease.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 }
 
 func (o observedNodes) Create(ctx context.Context, _ *corev1.Node, _ metav1.CreateOptions) (*corev1.Node, error) {

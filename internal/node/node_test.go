@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -519,5 +520,29 @@ func TestDeclaredFeaturesAreKnownToTheAPIServer(t *testing.T) {
 		if !known {
 			t.Errorf("%s is no feature that a node declares", f)
 		}
+	}
+}
+
+func TestARenewedLeaseKeepsWhatOthersHaveWrittenOfIt(t *testing.T) {
+	c := newCluster()
+	leases := c.own.CoordinationV1().Leases("kube-node-lease")
+	made, err := leases.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: testNode}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	marked := made.DeepCopy()
+	marked.Annotations = map[string]string{"mark": "by others"}
+	if _, err := leases.Update(t.Context(), marked, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// As the node controller has it, which has not seen the mark.
+	made.Spec.RenewTime = &metav1.MicroTime{Time: time.Unix(1800000000, 0)}
+	made.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: testNode, UID: "u"}}
+	got, err := renewedLeases{leases}.Update(t.Context(), made, metav1.UpdateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Annotations["mark"] != "by others" || !got.Spec.RenewTime.Equal(made.Spec.RenewTime) || len(got.OwnerReferences) != 1 {
+		t.Errorf("the lease is %+v", got)
 	}
 }
