@@ -77,6 +77,7 @@ type Hold struct {
 	id    string
 	term  uint64
 	known []string // IDs of the store's own marks
+	last  mark     // what the lease has taken of this hold last; the zero one before
 	// other is the mark of another that was seen last, the zero one for a lease that has
 	// none any more, and since when it is unchanged; a zero time while none was seen.
 	other mark
@@ -247,16 +248,19 @@ func (h *Hold) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	next := mark{ID: h.id, Term: h.term, Who: h.c.Who}
+	next := mark{ID: h.id, Term: h.term, Who: h.c.Who, After: h.last.After}
+	if h.last.ID != "" { // also on a lease made anew: others tell by the count that this Kip lives
+		next.Renewed = h.last.Renewed + 1
+	}
 	switch {
 	case m == nil && h.since.IsZero(), m != nil && h.own(m.ID):
 		h.since = time.Time{}
 		switch {
-		case m == nil:
+		case m == nil, m.ID != h.id && m.ID == next.After:
 		case m.ID == h.id:
-			next.After, next.Renewed = m.After, m.Renewed+1
+			next.After, next.Renewed = m.After, max(m.Renewed+1, next.Renewed)
 		default: // the work had begun while the API server was away
-			next.After = m.ID
+			next.After, next.Renewed = m.ID, 0
 		}
 	case m != nil && m.After == h.id:
 		// By right of this store: by another process of this Kip, if that leads now.

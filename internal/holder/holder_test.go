@@ -414,6 +414,27 @@ func TestAMarkThatNoKipWroteIsNone(t *testing.T) {
 	}
 }
 
+func TestAMarkMadeAgainIsTheOneThatWas(t *testing.T) {
+	w, st := newWorld(t), store.Memory(nil)
+	before := w.takes(w.config(st, "first"))
+	first := w.takes(w.config(st, "first"))
+	second := w.waits(w.config(store.Memory(nil), "second"))
+	for n := range uint64(2 * Lapse / lookEvery) {
+		// Its owner was a node that is no more, each time.
+		if err := w.leases.Delete(t.Context(), "kip-0", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.renews(first)
+		if m := markOf(w.leases.lease); m == nil || m.ID != first.ID() || m.Renewed != n+1 || m.After != before.ID() {
+			t.Fatalf("made again for the %d. time, the mark is %+v", n+1, m)
+		}
+		w.pass(second)
+		if len(second.hold) > 0 {
+			t.Fatal("the second holds the node, which the first renews")
+		}
+	}
+}
+
 func TestKeepRenewsAndEndsForAnother(t *testing.T) {
 	w := newWorld(t)
 	first := w.takes(w.config(store.Memory(nil), "first"))

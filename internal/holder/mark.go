@@ -33,7 +33,7 @@ type mark struct {
 	// After is the ID of the mark that was replaced by right of its store; "" where that
 	// was another store's, or there was none.
 	After string `json:"after,omitempty"`
-	// Renewed counts how often it was written since it was new.
+	// Renewed counts how often it was written since it was new, on whichever lease.
 	Renewed uint64 `json:"renewed"`
 	// Term is the one by which cells know the holder.
 	Term uint64 `json:"term,omitempty"`
@@ -100,6 +100,7 @@ func (h *Hold) write(ctx context.Context, read *coordinationv1.Lease, m mark) er
 	if err != nil {
 		return fmt.Errorf("mark the lease of node %s: %w", h.c.Node, err)
 	}
+	h.last = m
 	return nil
 }
 

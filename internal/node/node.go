@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -539,15 +540,33 @@ type renewedLeases struct {
 	coordinationv1client.LeaseInterface
 }
 
+// Update is of the lease that was read: one that was made anew is a conflict, for which
+// the node controller reads it. Else it would get the owner that the last one had, which
+// may be a node that is no more, and be deleted for that.
 func (l renewedLeases) Update(ctx context.Context, lease *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error) {
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"ownerReferences": lease.OwnerReferences},
-		"spec":     lease.Spec,
-	})
+	metadata := map[string]any{"ownerReferences": lease.OwnerReferences}
+	if lease.UID != "" {
+		metadata["uid"] = lease.UID
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": metadata, "spec": lease.Spec})
 	if err != nil {
 		return nil, err
 	}
-	return l.LeaseInterface.Patch(ctx, lease.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	renewed, err := l.LeaseInterface.Patch(ctx, lease.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if isAnother(err) {
+		return nil, apierrors.NewConflict(coordinationv1.Resource("leases"), lease.Name, err)
+	}
+	return renewed, err
+}
+
+// isAnother says that a patch was of another UID: to the API server it is a change of a
+// field that does not change, and no conflict.
+func isAnother(err error) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
 }
 
 func (o observedNodes) Create(ctx context.Context, _ *corev1.Node, _ metav1.CreateOptions) (*corev1.Node, error) {
