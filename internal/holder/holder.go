@@ -11,6 +11,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/utils/clock"
 
@@ -25,6 +26,9 @@ const (
 	Lapse = leaseSeconds * time.Second
 	// lookEvery is how often one that waits looks.
 	lookEvery = 5 * time.Second
+	// crossedPause is how long one waits, and up to twice that, when somebody else has
+	// written the lease that it read.
+	crossedPause = time.Second
 	// askTimeout bounds each question to the API server.
 	askTimeout = 5 * time.Second
 	// settled is how often a mark was renewed when whoever had the node before must have
@@ -94,7 +98,9 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 		return nil, err
 	}
 	h.known = stored.IDs
+	crossings := 0
 	for said := false; ; {
+		pause := lookEvery
 		lease, m, err := h.look(ctx)
 		switch {
 		case ctx.Err() != nil:
@@ -107,8 +113,12 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 			if err != nil {
 				return nil, err
 			}
-			if !written {
-				continue // somebody else has, and is looked at
+			if !written { // somebody else has, and is looked at
+				if crossings++; crossings > 1 {
+					c.Log.Warn("others write the node's lease each time that this Kip does, retrying", "node", c.Node, "times", crossings)
+				}
+				pause = wait.Jitter(crossedPause, 1)
+				break
 			}
 			if said {
 				c.Log.Info("no other Kip holds the node any more, and the work begins", "node", c.Node)
@@ -125,7 +135,7 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-c.Clock.After(lookEvery):
+		case <-c.Clock.After(pause):
 		}
 	}
 }
@@ -188,7 +198,7 @@ func (h *Hold) take(ctx context.Context, lease *coordinationv1.Lease, m *mark) (
 	err := h.write(ctx, lease, next)
 	switch {
 	case err == nil:
-	case crossed(err):
+	case crossed(err, lease):
 		return false, nil
 	default: // Keep marks it
 		h.c.Log.Warn("the node is held without a mark until the API server takes one", "node", h.c.Node, "err", err)
@@ -278,7 +288,7 @@ func (h *Hold) renew(ctx context.Context) error {
 		}
 		h.since = time.Time{}
 	}
-	if err := h.write(ctx, lease, next); err != nil && !crossed(err) {
+	if err := h.write(ctx, lease, next); err != nil && !crossed(err, lease) {
 		return err
 	}
 	return nil

@@ -2,6 +2,7 @@ package holder
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,6 +33,9 @@ type leases struct {
 	lease   *coordinationv1.Lease
 	version int
 	away    error
+	// readOnly is why no write is taken.
+	readOnly error
+	writes   int // all that were tried
 	// before is called before each write, once.
 	before func()
 }
@@ -80,6 +84,7 @@ func (l *leases) Delete(context.Context, string, metav1.DeleteOptions) error {
 
 func (l *leases) put(lease *coordinationv1.Lease, refuses func() error) (*coordinationv1.Lease, error) {
 	l.mu.Lock()
+	l.writes++
 	before := l.before
 	l.before = nil
 	l.mu.Unlock()
@@ -88,8 +93,8 @@ func (l *leases) put(lease *coordinationv1.Lease, refuses func() error) (*coordi
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.away != nil {
-		return nil, l.away
+	if err := cmp.Or(l.away, l.readOnly); err != nil {
+		return nil, err
 	}
 	if err := refuses(); err != nil {
 		return nil, err
@@ -151,22 +156,12 @@ type taking struct {
 	hold chan *Hold
 	said chan string
 	end  context.CancelFunc
+	done sync.WaitGroup
 }
 
 func (w *world) waits(c Config) *taking {
 	w.t.Helper()
-	ctx, cancel := context.WithCancel(w.t.Context())
-	p := &taking{hold: make(chan *Hold, 1), said: make(chan string, 8), end: cancel}
-	c.Say = func(why string) { p.said <- why }
-	var done sync.WaitGroup
-	done.Go(func() {
-		if h, err := Take(ctx, c); err == nil {
-			p.hold <- h
-		} else if ctx.Err() == nil {
-			w.t.Errorf("%s: %v", c.Who, err)
-		}
-	})
-	w.t.Cleanup(func() { cancel(); done.Wait() })
+	p := w.begins(c)
 	select {
 	case <-p.said:
 	case <-p.hold:
@@ -174,6 +169,23 @@ func (w *world) waits(c Config) *taking {
 	case <-time.After(10 * time.Second):
 		w.t.Fatalf("%s says nothing", c.Who)
 	}
+	return p
+}
+
+// begins has a Kip look whether it may hold the node.
+func (w *world) begins(c Config) *taking {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(w.t.Context())
+	p := &taking{hold: make(chan *Hold, 1), said: make(chan string, 8), end: cancel}
+	c.Say = func(why string) { p.said <- why }
+	p.done.Go(func() {
+		if h, err := Take(ctx, c); err == nil {
+			p.hold <- h
+		} else if ctx.Err() == nil {
+			w.t.Errorf("%s: %v", c.Who, err)
+		}
+	})
+	w.t.Cleanup(func() { cancel(); p.done.Wait() })
 	return p
 }
 
@@ -274,7 +286,16 @@ func TestTwoThatBeginAtOnceDoNotBothHoldTheNode(t *testing.T) {
 	w := newWorld(t)
 	first := w.config(store.Memory(nil), "first")
 	w.leases.before = func() { w.takes(w.config(store.Memory(nil), "second")) }
-	w.waits(first)
+	p := w.begins(first)
+	w.pass(p)
+	select {
+	case <-p.said:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the first does not wait for the second")
+	}
+	if len(p.hold) > 0 {
+		t.Error("both hold the node")
+	}
 	if m := markOf(w.leases.lease); m == nil || m.Who != "second" {
 		t.Errorf("the mark is %+v", m)
 	}
@@ -410,6 +431,46 @@ func TestAMarkThatNoKipWroteIsNone(t *testing.T) {
 	}
 	m := markOf(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{Annotation: string(text)}}})
 	if m == nil || strings.Contains(m.Who, "\x1b") || len(m.Who) > maxWho {
+		t.Errorf("the mark is %+v", m)
+	}
+}
+
+func TestALeaseThatOthersAlwaysWriteIsTriedWithPauses(t *testing.T) {
+	w := newWorld(t)
+	w.leases.readOnly = apierrors.NewConflict(resource, "kip-0", errors.New("it is another"))
+	var log bytes.Buffer
+	c := w.config(store.Memory(nil), "first")
+	c.Log = slog.New(slog.NewTextHandler(&log, nil))
+	p := w.begins(c)
+	tried := func() int {
+		w.leases.mu.Lock()
+		defer w.leases.mu.Unlock()
+		return w.leases.writes
+	}
+	const times = 5
+	for range times {
+		w.pass(p) // longer than any pause
+	}
+	if n := tried(); n < times || n > times+1 {
+		t.Errorf("it has tried %d times in %d pauses", n, times)
+	}
+	p.end()
+	p.done.Wait()
+	if n := strings.Count(log.String(), "retrying"); n < times-1 || n > times {
+		t.Errorf("it says so %d times:\n%s", n, log.String())
+	}
+}
+
+func TestALeaseThatCannotBeMadeIsNoCrossing(t *testing.T) {
+	w := newWorld(t)
+	w.leases.readOnly = apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "kube-node-lease")
+	first := w.takes(w.config(store.Memory(nil), "first"))
+	if err := first.renew(t.Context()); !apierrors.IsNotFound(err) {
+		t.Errorf("without the namespace: %v", err)
+	}
+	w.leases.readOnly = nil
+	w.renews(first)
+	if m := markOf(w.leases.lease); m == nil || m.ID != first.ID() {
 		t.Errorf("the mark is %+v", m)
 	}
 }

@@ -104,9 +104,10 @@ func (h *Hold) write(ctx context.Context, read *coordinationv1.Lease, m mark) er
 	return nil
 }
 
-// crossed says that somebody else has written the lease meanwhile.
-func crossed(err error) bool {
-	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+// crossed says that somebody else has written the lease since it was read. What is not
+// found when the lease is made is its namespace: nobody has written that.
+func crossed(err error, read *coordinationv1.Lease) bool {
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) && read != nil
 }
 
 func newID() string { return rand.Text() }
