@@ -86,6 +86,10 @@ type Hold struct {
 	// none any more, and since when it is unchanged; a zero time while none was seen.
 	other mark
 	since time.Time
+	met   bool   // the lease had the mark of another, since when this one's was not taken
+	said  string // why it waits
+	// crossings counts how often somebody else has written the lease that was read.
+	crossings int
 }
 
 // Take waits until no other Kip holds the node, and holds it. While the API server does
@@ -98,39 +102,29 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 		return nil, err
 	}
 	h.known = stored.IDs
-	crossings := 0
-	for said := false; ; {
+	for {
 		pause := lookEvery
 		lease, m, err := h.look(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case err != nil && h.since.IsZero():
+		case err != nil && !h.met:
 			c.Log.Warn("whether another Kip holds the node is not known: the work begins, and it is looked on", "node", c.Node, "err", err)
 			return h, h.begin(ctx, 0)
 		case err == nil && h.mayTake(m):
-			written, err := h.take(ctx, lease, m)
-			if err != nil {
+			if pause, err = h.take(ctx, lease, m); err != nil {
 				return nil, err
 			}
-			if !written { // somebody else has, and is looked at
-				if crossings++; crossings > 1 {
-					c.Log.Warn("others write the node's lease each time that this Kip does, retrying", "node", c.Node, "times", crossings)
+			if pause == 0 {
+				if h.said != "" {
+					c.Log.Info("no other Kip holds the node any more, and the work begins", "node", c.Node)
+					c.Say("")
 				}
-				pause = wait.Jitter(crossedPause, 1)
-				break
+				return h, nil
 			}
-			if said {
-				c.Log.Info("no other Kip holds the node any more, and the work begins", "node", c.Node)
-				c.Say("")
-			}
-			return h, nil
-		case !said && m != nil:
-			said = true
-			why := fmt.Sprintf("another Kip, with another store, holds node %s: %q; this one does nothing until that has not renewed its hold"+
-				" for %s: stop one of the two, or give its node another name", c.Node, m.Who, Lapse)
-			c.Log.Error(why)
-			c.Say(why)
+		case m != nil:
+			h.say(fmt.Sprintf("another Kip, with another store, holds node %s: %q; this one does nothing until that has not renewed its hold"+
+				" for %s: stop one of the two, or give its node another name", c.Node, m.Who, Lapse))
 		}
 		select {
 		case <-ctx.Done():
@@ -138,6 +132,16 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 		case <-c.Clock.After(pause):
 		}
 	}
+}
+
+// say tells why this Kip waits, once.
+func (h *Hold) say(why string, with ...any) {
+	if why == h.said {
+		return
+	}
+	h.said = why
+	h.c.Log.Error(why, with...)
+	h.c.Say(why)
 }
 
 // ID is that of the mark, and no secret.
@@ -151,6 +155,9 @@ func (h *Hold) own(id string) bool { return id == h.id || slices.Contains(h.know
 
 // mayTake says that nobody else holds the node, or is not to.
 func (h *Hold) mayTake(m *mark) bool {
+	if m != nil {
+		h.met = h.met && m.ID != h.id || !h.own(m.ID)
+	}
 	switch {
 	case m == nil && h.since.IsZero():
 		return true
@@ -176,15 +183,18 @@ func (h *Hold) watch(m *mark) (renewed, lapsed bool) {
 	return false, now.Sub(h.since) >= Lapse
 }
 
-// take marks the lease as it was read; false if somebody else has written it since. The
+// take marks the lease as it was read, and returns 0, or after which pause to look again:
+// somebody else has written it since, or it takes no mark, and had that of another. The
 // store has the mark before.
-func (h *Hold) take(ctx context.Context, lease *coordinationv1.Lease, m *mark) (bool, error) {
+func (h *Hold) take(ctx context.Context, lease *coordinationv1.Lease, m *mark) (time.Duration, error) {
 	next := mark{ID: h.id, Who: h.c.Who}
 	above := uint64(0)
 	if m != nil {
 		above = m.Term
 		switch {
 		case !h.own(m.ID): // it is gone, or to give way
+		case m.ID == h.id: // the answer to its write was lost
+			next.After, next.Renewed = m.After, m.Renewed+1
 		case m.After != "" && m.Renewed < settled:
 			next.After = m.After // who may not have seen yet that it was followed
 		default:
@@ -192,19 +202,25 @@ func (h *Hold) take(ctx context.Context, lease *coordinationv1.Lease, m *mark) (
 		}
 	}
 	if err := h.begin(ctx, above); err != nil {
-		return false, err
+		return 0, err
 	}
 	next.Term = h.term
 	err := h.write(ctx, lease, next)
 	switch {
 	case err == nil:
 	case crossed(err, lease):
-		return false, nil
+		if h.crossings++; h.crossings > 1 {
+			h.c.Log.Warn("others write the node's lease each time that this Kip does, retrying", "node", h.c.Node, "times", h.crossings)
+		}
+		return wait.Jitter(crossedPause, 1), nil
+	case h.met: // it may live, and would see nothing of this one
+		h.say(fmt.Sprintf("another Kip, with another store, held node %s; this one does nothing until the API server takes its mark", h.c.Node), "err", err)
+		return lookEvery, nil
 	default: // Keep marks it
 		h.c.Log.Warn("the node is held without a mark until the API server takes one", "node", h.c.Node, "err", err)
 	}
 	h.since = time.Time{}
-	return true, nil
+	return 0, nil
 }
 
 // begin stores the mark, and begins the term.

@@ -111,6 +111,12 @@ func (l *leases) isAway(err error) {
 	l.away = err
 }
 
+func (l *leases) refuses(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.readOnly = err
+}
+
 // world is a cluster with a node, and Kips that want it.
 type world struct {
 	t      *testing.T
@@ -433,6 +439,55 @@ func TestAMarkThatNoKipWroteIsNone(t *testing.T) {
 	if m == nil || strings.Contains(m.Who, "\x1b") || len(m.Who) > maxWho {
 		t.Errorf("the mark is %+v", m)
 	}
+}
+
+func TestWhoCannotMarkTheLeaseTakesTheNodeOfNobody(t *testing.T) {
+	refused := errors.New("etcdserver: mvcc: database space exceeded")
+	t.Run("whose mark is not renewed", func(t *testing.T) {
+		w := newWorld(t)
+		w.takes(w.config(store.Memory(nil), "first"))
+		second := w.waits(w.config(store.Memory(nil), "second"))
+		w.leases.refuses(refused)
+		for range 3 * Lapse / lookEvery {
+			w.pass(second)
+		}
+		if len(second.hold) > 0 {
+			t.Fatal("the second holds the node by a mark that nobody can see")
+		}
+		if why := <-second.said; !strings.Contains(why, "takes its mark") {
+			t.Errorf("it says %q", why)
+		}
+		w.leases.refuses(nil)
+		w.pass(second)
+		w.pass(second)
+		if m := markOf(w.leases.lease); len(second.hold) == 0 || m.Who != "second" {
+			t.Errorf("the mark can be written, and is %+v", m)
+		}
+	})
+	t.Run("who is to give way", func(t *testing.T) {
+		w, st := newWorld(t), store.Memory(nil)
+		original := w.takes(w.config(st, "original"))
+		copied := w.takes(w.config(copyOf(t, st), "copy"))
+		if err := original.renew(t.Context()); !errors.Is(err, ErrFollowed) {
+			t.Fatal(err)
+		}
+		w.leases.refuses(refused)
+		c := w.config(st, "original")
+		c.TakesBack = original.ID()
+		w.waits(c)
+		if m := markOf(w.leases.lease); m.ID != copied.ID() {
+			t.Errorf("the mark is %+v", m)
+		}
+	})
+	t.Run("where it has seen no other it begins", func(t *testing.T) {
+		w, st := newWorld(t), store.Memory(nil)
+		w.leases.refuses(refused)
+		w.takes(w.config(st, "first"))
+		w.leases.refuses(nil)
+		w.takes(w.config(st, "a restart"))
+		w.leases.refuses(refused)
+		w.takes(w.config(st, "a restart"))
+	})
 }
 
 func TestALeaseThatOthersAlwaysWriteIsTriedWithPauses(t *testing.T) {
