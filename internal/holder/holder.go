@@ -26,6 +26,9 @@ const (
 	Lapse = leaseSeconds * time.Second
 	// lookEvery is how often one that waits looks.
 	lookEvery = 5 * time.Second
+	// unansweredFor is how long one that begins asks an API server that does not answer:
+	// longer than another takes to lead, or a load balancer to leave it out.
+	unansweredFor = 15 * time.Second
 	// crossedPause is how long one waits, and up to twice that, when somebody else has
 	// written the lease that it read.
 	crossedPause = time.Second
@@ -92,9 +95,9 @@ type Hold struct {
 	crossings int
 }
 
-// Take waits until no other Kip holds the node, and holds it. While the API server does
-// not answer it is held, unless another was seen: cells wait for their Kip. The error is
-// ctx's or the store's.
+// Take waits until no other Kip holds the node, and holds it. Where the API server does
+// not answer for 15 s it is held, unless another was seen: cells wait for their Kip. The
+// error is ctx's or the store's.
 func Take(ctx context.Context, c Config) (*Hold, error) {
 	h := &Hold{c: c, id: newID()}
 	var stored record
@@ -102,15 +105,24 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 		return nil, err
 	}
 	h.known = stored.IDs
+	var unanswered time.Time // since when
 	for {
-		pause := lookEvery
+		asked, pause := c.Clock.Now(), lookEvery
 		lease, m, err := h.look(ctx)
+		if err == nil {
+			unanswered = time.Time{}
+		} else if unanswered.IsZero() {
+			unanswered = asked
+			c.Log.Warn("whether another Kip holds the node is not known, retrying", "node", c.Node, "err", err)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case err != nil && !h.met:
+		case err != nil && !h.met && c.Clock.Since(unanswered) >= unansweredFor:
 			c.Log.Warn("whether another Kip holds the node is not known: the work begins, and it is looked on", "node", c.Node, "err", err)
 			return h, h.begin(ctx, 0)
+		case err != nil: // a look that has taken its time is part of the pause
+			pause -= min(pause, c.Clock.Since(asked))
 		case err == nil && h.mayTake(m):
 			if pause, err = h.take(ctx, lease, m); err != nil {
 				return nil, err

@@ -157,6 +157,27 @@ func (w *world) takes(c Config) *Hold {
 	return h
 }
 
+// takesUnseen has a Kip hold the node while the API server does not answer.
+func (w *world) takesUnseen(c Config) *Hold {
+	w.t.Helper()
+	w.leases.isAway(errors.New("connection refused"))
+	defer w.leases.isAway(nil)
+	p := w.begins(c)
+	for range unansweredFor / lookEvery {
+		if len(p.hold) > 0 {
+			w.t.Fatalf("%s holds the node before it has asked for %s", c.Who, unansweredFor)
+		}
+		w.pass(p)
+	}
+	select {
+	case h := <-p.hold:
+		return h
+	case <-time.After(10 * time.Second):
+		w.t.Fatalf("%s waits longer than %s", c.Who, unansweredFor)
+	}
+	return nil
+}
+
 // taking is a Kip that waits for the node.
 type taking struct {
 	hold chan *Hold
@@ -274,8 +295,8 @@ func TestARestartDoesNotWait(t *testing.T) {
 	}
 	// Also where nothing could be asked of the API server for a while.
 	for range remembered - 1 {
+		h := w.takesUnseen(w.config(st, "while the API server is away"))
 		w.leases.isAway(errors.New("connection refused"))
-		h := w.takes(w.config(st, "while the API server is away"))
 		if err := h.renew(t.Context()); err == nil || errors.Is(err, ErrOther) {
 			t.Errorf("while the API server is away: %v", err)
 		}
@@ -375,20 +396,14 @@ func TestAnotherThatWasSeenIsWaitedForWhileNothingIsKnown(t *testing.T) {
 func TestAHoldThatBeganUnseenIsGivenUpForWhoHoldsTheNode(t *testing.T) {
 	w := newWorld(t)
 	first := w.takes(w.config(store.Memory(nil), "first"))
-	w.leases.isAway(errors.New("connection refused"))
-	second := w.takes(w.config(store.Memory(nil), "second"))
-	w.leases.isAway(nil)
+	second := w.takesUnseen(w.config(store.Memory(nil), "second"))
 	w.renews(second)
 	w.renews(first)
 	if err := second.renew(t.Context()); !errors.Is(err, ErrOther) {
 		t.Errorf("it goes on beside the first: %v", err)
 	}
 	// A mark of one that is gone is none.
-	third := w.takes(func() Config {
-		w.leases.isAway(errors.New("connection refused"))
-		return w.config(store.Memory(nil), "third")
-	}())
-	w.leases.isAway(nil)
+	third := w.takesUnseen(w.config(store.Memory(nil), "third"))
 	for range int(Lapse/RenewEvery) + 1 {
 		w.renews(third)
 		w.clock.Step(RenewEvery)
@@ -439,6 +454,31 @@ func TestAMarkThatNoKipWroteIsNone(t *testing.T) {
 	if m == nil || strings.Contains(m.Who, "\x1b") || len(m.Who) > maxWho {
 		t.Errorf("the mark is %+v", m)
 	}
+}
+
+func TestALookThatFailsOnceIsNoReasonToBegin(t *testing.T) {
+	w := newWorld(t)
+	w.takes(w.config(store.Memory(nil), "first"))
+	w.leases.isAway(errors.New("connection refused"))
+	second := w.begins(w.config(store.Memory(nil), "second"))
+	w.pass(second)
+	w.leases.isAway(nil)
+	w.pass(second)
+	select {
+	case <-second.said:
+	case <-time.After(10 * time.Second):
+		t.Fatal("it does not say that it waits")
+	}
+	if len(second.hold) > 0 {
+		t.Error("it holds the node beside the first")
+	}
+	// A clean restart asks once.
+	second.end()
+	second.done.Wait()
+	w.leases.lease = nil
+	first := w.config(store.Memory(nil), "first")
+	w.takes(first)
+	w.takes(first)
 }
 
 func TestWhoCannotMarkTheLeaseTakesTheNodeOfNobody(t *testing.T) {
