@@ -57,6 +57,34 @@ func nodeReference(name string) *corev1.ObjectReference {
 	}
 }
 
+// keepNode renews the hold, from before anything is wired, until release is called, which
+// is when nothing works any more. The context ends with the hold, and lost says why.
+func (l *leading) keepNode(ctx context.Context) (held context.Context, release func()) {
+	l.holdLoop = newStoppable(l.hold.Keep)
+	held, lose := context.WithCancelCause(ctx)
+	own, stop := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := l.holdLoop.Run(own); err != nil {
+			lose(fmt.Errorf("hold of the node: %w", err))
+		}
+	}()
+	return held, func() {
+		stop()
+		<-ended
+		lose(nil)
+	}
+}
+
+// lost is why a node that keepNode keeps is held no more; nil while it is.
+func lost(held context.Context) error {
+	if err := context.Cause(held); errors.Is(err, holder.ErrOther) || errors.Is(err, holder.ErrFollowed) {
+		return err
+	}
+	return nil
+}
+
 // heldByOther says that another Kip has the node, for which this one waits anew.
 func (k *process) heldByOther(hold *holder.Hold, err error) {
 	if errors.Is(err, holder.ErrFollowed) {

@@ -3,6 +3,7 @@ package kip
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,6 +15,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/holder"
@@ -50,10 +52,9 @@ func (s *someLease) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func TestAKipThatWaitsForTheNodeSaysSo(t *testing.T) {
-	api := &someLease{mark: `{"id":"another","renewed":7,"who":"host-7 (process 1)"}`}
-	server := httptest.NewServer(api)
-	defer server.Close()
+// processOf returns a process that has an API server.
+func processOf(t *testing.T, server *httptest.Server) *process {
+	t.Helper()
 	k := newProcess(t)
 	if err := os.WriteFile(k.Kubeconfig, []byte(strings.ReplaceAll(kubeconfigText, "SERVER", server.URL)), 0o600); err != nil {
 		t.Fatal(err)
@@ -65,6 +66,44 @@ func TestAKipThatWaitsForTheNodeSaysSo(t *testing.T) {
 	if k.api, err = connect(k.Options, unmeasured); err != nil {
 		t.Fatal(err)
 	}
+	return k
+}
+
+func TestANodeThatIsLostEndsWhatIsBeingWired(t *testing.T) {
+	api := &someLease{}
+	server := httptest.NewServer(api)
+	defer server.Close()
+	k := processOf(t, server)
+	clock := clocktesting.NewFakeClock(time.Now())
+	k.clock = clock
+	l := &leading{process: k, store: store.Memory(nil)}
+	var err error
+	if l.hold, err = k.holdNode(t.Context(), l.store); err != nil {
+		t.Fatal(err)
+	}
+	held, release := l.keepNode(t.Context())
+	defer release()
+	if err := lost(held); err != nil || held.Err() != nil {
+		t.Fatalf("the node is lost at once: %v, %v", err, held.Err())
+	}
+	api.mu.Lock()
+	api.mark = `{"id":"another","after":"` + l.hold.ID() + `"}`
+	api.mu.Unlock()
+	for until := time.Now().Add(10 * time.Second); held.Err() == nil && time.Now().Before(until); time.Sleep(time.Millisecond) {
+		if clock.HasWaiters() {
+			clock.Step(holder.RenewEvery)
+		}
+	}
+	if err := lost(held); !errors.Is(err, holder.ErrFollowed) {
+		t.Errorf("the node is lost for %v", err)
+	}
+}
+
+func TestAKipThatWaitsForTheNodeSaysSo(t *testing.T) {
+	api := &someLease{mark: `{"id":"another","renewed":7,"who":"host-7 (process 1)"}`}
+	server := httptest.NewServer(api)
+	defer server.Close()
+	k := processOf(t, server)
 	st := store.Memory(nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

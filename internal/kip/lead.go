@@ -90,7 +90,21 @@ func (k *process) lead(ctx context.Context, st *store.Store) (err error) {
 		return err
 	}
 	defer func() { k.heldByOther(l.hold, err) }()
-	l.holdLoop = newStoppable(l.hold.Keep)
+	ctx, release := l.keepNode(ctx)
+	defer release()
+	if err := l.wire(ctx); err != nil {
+		return cmp.Or(lost(ctx), err)
+	}
+	known := l.cells.List()
+	k.metrics.Known(known)
+	k.leading.Store(l)
+	defer k.leading.Store(nil)
+	err = runParts(ctx, l.parts(known))
+	return cmp.Or(lost(ctx), err)
+}
+
+// wire makes what works while this process leads, and loads the cells.
+func (l *leading) wire(ctx context.Context) error {
 	for _, wire := range []func(context.Context) error{
 		l.wireCloud, l.wireShortages, l.wireNodes, l.wireProvisioner, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNodeObjects,
 		l.wireSocket,
@@ -102,21 +116,13 @@ func (k *process) lead(ctx context.Context, st *store.Store) (err error) {
 	for _, o := range l.observers() {
 		l.cells.Observe(o)
 	}
-	if err := l.cells.Load(ctx); err != nil {
-		return err
-	}
-	known := l.cells.List()
-	k.metrics.Known(known)
-	k.leading.Store(l)
-	defer k.leading.Store(nil)
-	return runParts(ctx, l.parts(known))
+	return l.cells.Load(ctx)
 }
 
 // parts are all that runs while this process leads.
 func (l *leading) parts(known []cells.Cell) []part {
 	all := []part{
 		{name: "lateness", run: l.late.Run},
-		{name: "hold of the node", run: l.holdLoop.Run},
 		{name: "local socket", run: l.socket.Run},
 		{name: "client CA", run: func(ctx context.Context) error { return node.FollowClientCA(ctx, l.clientCA) }},
 		{name: "shortages", run: l.shortages.keep},
