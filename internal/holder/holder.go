@@ -49,6 +49,9 @@ const Key = "holder"
 // there before it is on the lease.
 type record struct {
 	IDs []string `json:"ids"`
+	// Followed is the ID of a hold that a Kip with a copy of the store has ended: that is
+	// to give way. It is "" when the node was taken back, and the copy must have seen it.
+	Followed string `json:"followed,omitempty"`
 }
 
 // Why a hold ends.
@@ -59,7 +62,7 @@ var (
 	ErrFollowed = errors.New("a Kip with a copy of this store has begun to hold the node, and is to give way")
 )
 
-// Config of a hold. All is required but TakesBack.
+// Config of a hold. All is required.
 type Config struct {
 	Leases coordinationv1client.LeaseInterface // of nodes, as the node
 	Node   string
@@ -67,9 +70,6 @@ type Config struct {
 	Who string
 	// Store is the leader's: it is fenced.
 	Store *store.Store
-	// TakesBack is the ID of this process's last hold, where that has ended with
-	// ErrFollowed: who has followed it is to give way.
-	TakesBack string
 	// Begin returns the term of this process, which is stored, and above another.
 	Begin func(ctx context.Context, above uint64) (uint64, error)
 	// Say is told why this Kip waits, and "" when it does no more.
@@ -84,7 +84,9 @@ type Hold struct {
 	id    string
 	term  uint64
 	known []string // IDs of the store's own marks
-	last  mark     // what the lease has taken of this hold last; the zero one before
+	// followed is the record's, which is of another hold than this one.
+	followed string
+	last     mark // what the lease has taken of this hold last; the zero one before
 	// other is the mark of another that was seen last, the zero one for a lease that has
 	// none any more, and since when it is unchanged; a zero time while none was seen.
 	other mark
@@ -104,7 +106,7 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 	if _, err := c.Store.Get(ctx, Key, &stored); err != nil {
 		return nil, err
 	}
-	h.known = stored.IDs
+	h.known, h.followed = stored.IDs, stored.Followed
 	var unanswered time.Time // since when
 	for {
 		asked, pause := c.Clock.Now(), lookEvery
@@ -173,7 +175,7 @@ func (h *Hold) mayTake(m *mark) bool {
 	switch {
 	case m == nil && h.since.IsZero():
 		return true
-	case m != nil && (h.own(m.ID) || m.After != "" && m.After == h.c.TakesBack):
+	case m != nil && (h.own(m.ID) || m.After != "" && m.After == h.followed):
 		return true
 	}
 	_, lapsed := h.watch(m)
@@ -305,6 +307,9 @@ func (h *Hold) renew(ctx context.Context) error {
 		if err := h.c.Store.Leads(ctx); err != nil {
 			return err
 		}
+		if err := h.record(ctx, h.id); err != nil { // the next may be another process
+			return err
+		}
 		return fmt.Errorf("%w: %q", ErrFollowed, m.Who)
 	default:
 		renewed, lapsed := h.watch(m)
@@ -316,10 +321,32 @@ func (h *Hold) renew(ctx context.Context) error {
 		}
 		h.since = time.Time{}
 	}
-	if err := h.write(ctx, lease, next); err != nil && !crossed(err, lease) {
+	if err := h.write(ctx, lease, next); err != nil {
+		if crossed(err, lease) {
+			return nil
+		}
 		return err
 	}
+	if h.followed == "" || next.Renewed < settled {
+		return nil
+	}
+	if err := h.record(ctx, ""); err != nil {
+		return err
+	}
+	h.followed = ""
 	return nil
+}
+
+// record stores which hold a Kip with a copy of the store has ended.
+func (h *Hold) record(ctx context.Context, followed string) error {
+	var stored record
+	revision, err := h.c.Store.Get(ctx, Key, &stored)
+	if err != nil || stored.Followed == followed {
+		return err
+	}
+	stored.Followed = followed
+	_, err = h.c.Store.Put(ctx, Key, stored, revision)
+	return err
 }
 
 // Forget removes the lease, of a node that is no more. Keep must have ended.

@@ -344,9 +344,9 @@ func TestACopyOfTheStoreGivesWayToWhoLives(t *testing.T) {
 			if err := original.renew(t.Context()); !errors.Is(err, ErrFollowed) {
 				t.Fatalf("the original: %v", err)
 			}
-			c := w.config(st, "original")
-			c.TakesBack = original.ID()
-			original = w.takes(c)
+			// By any process of its store, as often as it starts.
+			w.takes(w.config(st, "original"))
+			original = w.takes(w.config(st, "original"))
 			if original.Term() <= younger.Term() {
 				t.Errorf("its term is %d, that of the copy was %d", original.Term(), younger.Term())
 			}
@@ -358,8 +358,16 @@ func TestACopyOfTheStoreGivesWayToWhoLives(t *testing.T) {
 			}
 			w.waits(w.config(copied, "copy")).end()
 			// A restart of the original does not lose it to the copy.
-			w.renews(w.takes(w.config(st, "original")))
+			original = w.takes(w.config(st, "original"))
+			w.renews(original)
 			w.waits(w.config(copied, "copy"))
+			for range settled {
+				w.renews(original)
+			}
+			var stored record
+			if _, err := st.Get(t.Context(), Key, &stored); err != nil || stored.Followed != "" {
+				t.Errorf("it is settled, and the store has %+v, %v", stored, err)
+			}
 		})
 	}
 }
@@ -426,6 +434,10 @@ func TestWhoDoesNotLeadTakesNothingBack(t *testing.T) {
 	next := w.takes(w.config(st, "next"))
 	if err := deposed.renew(t.Context()); !errors.Is(err, store.ErrNotLeader) {
 		t.Errorf("the replica that was deposed: %v", err)
+	}
+	var stored record
+	if _, err := st.Get(t.Context(), Key, &stored); err != nil || stored.Followed != "" {
+		t.Errorf("by it the store has %+v, %v", stored, err)
 	}
 	w.renews(next)
 }
@@ -512,9 +524,7 @@ func TestWhoCannotMarkTheLeaseTakesTheNodeOfNobody(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.leases.refuses(refused)
-		c := w.config(st, "original")
-		c.TakesBack = original.ID()
-		w.waits(c)
+		w.waits(w.config(st, "original"))
 		if m := markOf(w.leases.lease); m.ID != copied.ID() {
 			t.Errorf("the mark is %+v", m)
 		}

@@ -24,14 +24,11 @@ func (k *process) holdNode(ctx context.Context, st *store.Store) (*holder.Hold, 
 	recorder, stop := k.api.eventRecorder(ctx, k.NodeName)
 	defer stop()
 	defer k.aside.Store(nil)
-	takesBack := k.followed
-	k.followed = ""
 	return holder.Take(ctx, holder.Config{
-		Leases:    k.api.asNode.CoordinationV1().Leases(corev1.NamespaceNodeLease),
-		Node:      k.NodeName,
-		Who:       fmt.Sprintf("%s (process %d)", host, os.Getpid()),
-		Store:     st,
-		TakesBack: takesBack,
+		Leases: k.api.asNode.CoordinationV1().Leases(corev1.NamespaceNodeLease),
+		Node:   k.NodeName,
+		Who:    fmt.Sprintf("%s (process %d)", host, os.Getpid()),
+		Store:  st,
 		Begin: func(ctx context.Context, above uint64) (uint64, error) {
 			return beginTerm(ctx, st, above, k.clock, k.Log)
 		},
@@ -83,13 +80,6 @@ func lost(held context.Context) error {
 		return err
 	}
 	return nil
-}
-
-// heldByOther says that another Kip has the node, for which this one waits anew.
-func (k *process) heldByOther(hold *holder.Hold, err error) {
-	if errors.Is(err, holder.ErrFollowed) {
-		k.followed = hold.ID()
-	}
 }
 
 // stopNodes ends what keeps the virtual nodes, for a cleanup.

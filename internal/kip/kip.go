@@ -92,8 +92,6 @@ type process struct {
 	leading atomic.Pointer[leading] // set a little later, when it has begun
 	// others is what holds of the nodes where another leads; nil where that is not known.
 	others atomic.Pointer[config.Config]
-	// followed is the last hold of the node, where a copy has followed that; of takeTurns.
-	followed string
 }
 
 // Run runs Kip until ctx ends, or a part of it fails.

@@ -89,7 +89,6 @@ func (k *process) lead(ctx context.Context, st *store.Store) (err error) {
 		}
 		return err
 	}
-	defer func() { k.heldByOther(l.hold, err) }()
 	ctx, release := l.keepNode(ctx)
 	defer release()
 	if err := l.wire(ctx); err != nil {
