@@ -288,7 +288,12 @@ func (h *Hold) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	next := mark{ID: h.id, Term: h.term, Who: h.c.Who, After: h.last.After}
+	next := mark{
+		ID:    h.id,
+		After: h.last.After,
+		Term:  h.term,
+		Who:   h.c.Who,
+	}
 	if h.last.ID != "" { // also on a lease made anew: others tell by the count that this Kip lives
 		next.Renewed = h.last.Renewed + 1
 	}
