@@ -24,10 +24,12 @@ const (
 	// Lapse is how long a mark is seen unchanged before its Kip counts as gone: as long as
 	// a node's lease holds. It is measured by the one clock of who looks.
 	Lapse = leaseSeconds * time.Second
-	// lookEvery is how often one that waits looks.
-	lookEvery = 5 * time.Second
+	// lookEvery is how often one that waits looks, askEvery how often one that gets no
+	// answer asks.
+	lookEvery, askEvery = 5 * time.Second, time.Second
 	// unansweredFor is how long one that begins asks an API server that does not answer:
-	// longer than another takes to lead, or a load balancer to leave it out.
+	// longer than another takes to lead, or a load balancer to leave it out. Nothing that
+	// anybody would see of Kip in this time works without the API server.
 	unansweredFor = 15 * time.Second
 	// crossedPause is how long one waits, and up to twice that, when somebody else has
 	// written the lease that it read.
@@ -91,15 +93,20 @@ type Hold struct {
 	// none any more, and since when it is unchanged; a zero time while none was seen.
 	other mark
 	since time.Time
-	met   bool   // the lease had the mark of another, since when this one's was not taken
-	said  string // why it waits
+	// blind says that the API server has not answered since, or taken no write: who is
+	// watched could not renew its mark.
+	blind bool
+	// refused says that the API server took no mark, since when the other's is unchanged.
+	refused bool
+	met     bool   // the lease had the mark of another, since when this one's was not taken
+	said    string // why it waits
 	// crossings counts how often somebody else has written the lease that was read.
 	crossings int
 }
 
 // Take waits until no other Kip holds the node, and holds it. Where the API server does
 // not answer for 15 s it is held, unless another was seen: cells wait for their Kip. The
-// error is ctx's or the store's.
+// error is ctx's, the store's, or the API server's refusal.
 func Take(ctx context.Context, c Config) (*Hold, error) {
 	h := &Hold{c: c, id: newID()}
 	var stored record
@@ -113,18 +120,20 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 		lease, m, err := h.look(ctx)
 		if err == nil {
 			unanswered = time.Time{}
-		} else if unanswered.IsZero() {
+		} else if h.blind = true; unanswered.IsZero() {
 			unanswered = asked
 			c.Log.Warn("whether another Kip holds the node is not known, retrying", "node", c.Node, "err", err)
 		}
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
+		case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err): // no outage
+			return nil, err
 		case err != nil && !h.met && c.Clock.Since(unanswered) >= unansweredFor:
 			c.Log.Warn("whether another Kip holds the node is not known: the work begins, and it is looked on", "node", c.Node, "err", err)
 			return h, h.begin(ctx, 0)
 		case err != nil: // a look that has taken its time is part of the pause
-			pause -= min(pause, c.Clock.Since(asked))
+			pause = askEvery - min(askEvery, c.Clock.Since(asked))
 		case err == nil && h.mayTake(m):
 			if pause, err = h.take(ctx, lease, m); err != nil {
 				return nil, err
@@ -136,7 +145,7 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 				}
 				return h, nil
 			}
-		case m != nil:
+		case m != nil && !h.refused:
 			h.say(fmt.Sprintf("another Kip, with another store, holds node %s: %q; this one does nothing until that has not renewed its hold"+
 				" for %s: stop one of the two, or give its node another name", c.Node, m.Who, Lapse))
 		}
@@ -183,15 +192,16 @@ func (h *Hold) mayTake(m *mark) bool {
 }
 
 // watch notes the mark of another, or that it is gone. renewed says that it is another
-// than it was, lapsed that it is the same for as long as a lease holds.
+// than it was, lapsed that it is the same for as long as a lease holds, in which the API
+// server has answered each time.
 func (h *Hold) watch(m *mark) (renewed, lapsed bool) {
 	if m == nil {
 		m = &mark{}
 	}
 	now := h.c.Clock.Now()
-	if h.since.IsZero() || *m != h.other {
-		renewed = !h.since.IsZero()
-		h.other, h.since = *m, now
+	if another := h.since.IsZero() || *m != h.other; another || h.blind {
+		renewed = another && !h.since.IsZero()
+		h.other, h.since, h.blind, h.refused = *m, now, false, h.refused && !another
 		return renewed, false
 	}
 	return false, now.Sub(h.since) >= Lapse
@@ -228,7 +238,9 @@ func (h *Hold) take(ctx context.Context, lease *coordinationv1.Lease, m *mark) (
 		}
 		return wait.Jitter(crossedPause, 1), nil
 	case h.met: // it may live, and would see nothing of this one
-		h.say(fmt.Sprintf("another Kip, with another store, held node %s; this one does nothing until the API server takes its mark", h.c.Node), "err", err)
+		h.blind, h.refused = true, true
+		h.say(fmt.Sprintf("another Kip, with another store, held node %s; this one does nothing until the API server takes its mark", h.c.Node),
+			"err", err)
 		return lookEvery, nil
 	default: // Keep marks it
 		h.c.Log.Warn("the node is held without a mark until the API server takes one", "node", h.c.Node, "err", err)
@@ -282,11 +294,22 @@ func (h *Hold) Keep(ctx context.Context) error {
 	}
 }
 
-// renew writes the mark anew, where it is this Kip's to write.
+// renew writes the mark anew, where it is this Kip's to write. The node renews the lease
+// as often: who was crossed by that tries once more, at once.
 func (h *Hold) renew(ctx context.Context) error {
+	again, err := h.renewOnce(ctx)
+	if again {
+		_, err = h.renewOnce(ctx)
+	}
+	return err
+}
+
+// renewOnce is renew. again says that somebody else has written the lease meanwhile.
+func (h *Hold) renewOnce(ctx context.Context) (again bool, err error) {
 	lease, m, err := h.look(ctx)
 	if err != nil {
-		return err
+		h.blind = true
+		return false, err
 	}
 	next := mark{
 		ID:    h.id,
@@ -310,36 +333,37 @@ func (h *Hold) renew(ctx context.Context) error {
 	case m != nil && m.After == h.id:
 		// By right of this store: by another process of this Kip, if that leads now.
 		if err := h.c.Store.Leads(ctx); err != nil {
-			return err
+			return false, err
 		}
 		if err := h.record(ctx, h.id); err != nil { // the next may be another process
-			return err
+			return false, err
 		}
-		return fmt.Errorf("%w: %q", ErrFollowed, m.Who)
+		return false, fmt.Errorf("%w: %q", ErrFollowed, m.Who)
 	default:
 		renewed, lapsed := h.watch(m)
 		switch {
 		case renewed && m != nil: // not by one look: who wrote it may be gone
-			return fmt.Errorf("%w: %q", ErrOther, m.Who)
+			return false, fmt.Errorf("%w: %q", ErrOther, m.Who)
 		case !lapsed:
-			return nil
+			return false, nil
 		}
 		h.since = time.Time{}
 	}
 	if err := h.write(ctx, lease, next); err != nil {
 		if crossed(err, lease) {
-			return nil
+			return true, nil
 		}
-		return err
+		h.blind = true
+		return false, err
 	}
 	if h.followed == "" || next.Renewed < settled {
-		return nil
+		return false, nil
 	}
 	if err := h.record(ctx, ""); err != nil {
-		return err
+		return false, err
 	}
 	h.followed = ""
-	return nil
+	return false, nil
 }
 
 // record stores which hold a Kip with a copy of the store has ended.

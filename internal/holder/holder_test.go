@@ -105,6 +105,12 @@ func (l *leases) put(lease *coordinationv1.Lease, refuses func() error) (*coordi
 	return l.lease.DeepCopy(), nil
 }
 
+func (l *leases) mark() *mark {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return markOf(l.lease)
+}
+
 func (l *leases) isAway(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -304,7 +310,7 @@ func TestARestartDoesNotWait(t *testing.T) {
 	w.leases.isAway(nil)
 	last := w.takes(w.config(st, "the last"))
 	w.renews(last)
-	if m := markOf(w.leases.lease); m == nil || m.ID != last.ID() || m.Renewed != 1 || m.Term != last.Term() {
+	if m := w.leases.mark(); m == nil || m.ID != last.ID() || m.Renewed != 1 || m.Term != last.Term() {
 		t.Errorf("the mark is %+v", m)
 	}
 }
@@ -323,7 +329,7 @@ func TestTwoThatBeginAtOnceDoNotBothHoldTheNode(t *testing.T) {
 	if len(p.hold) > 0 {
 		t.Error("both hold the node")
 	}
-	if m := markOf(w.leases.lease); m == nil || m.Who != "second" {
+	if m := w.leases.mark(); m == nil || m.Who != "second" {
 		t.Errorf("the mark is %+v", m)
 	}
 }
@@ -416,7 +422,7 @@ func TestAHoldThatBeganUnseenIsGivenUpForWhoHoldsTheNode(t *testing.T) {
 		w.renews(third)
 		w.clock.Step(RenewEvery)
 	}
-	if m := markOf(w.leases.lease); m == nil || m.Who != "third" {
+	if m := w.leases.mark(); m == nil || m.Who != "third" {
 		t.Errorf("the mark is %+v", m)
 	}
 }
@@ -454,7 +460,7 @@ func TestAMarkThatNoKipWroteIsNone(t *testing.T) {
 		w.leases.lease = &coordinationv1.Lease{}
 		w.leases.lease.Name, w.leases.lease.Annotations = "kip-0", map[string]string{Annotation: text, "a": "b"}
 		h := w.takes(w.config(store.Memory(nil), name))
-		if m := markOf(w.leases.lease); m == nil || m.ID != h.ID() || w.leases.lease.Annotations["a"] != "b" {
+		if m := w.leases.mark(); m == nil || m.ID != h.ID() || w.leases.lease.Annotations["a"] != "b" {
 			t.Errorf("%s: the lease is %+v", name, w.leases.lease)
 		}
 	}
@@ -493,6 +499,76 @@ func TestALookThatFailsOnceIsNoReasonToBegin(t *testing.T) {
 	w.takes(first)
 }
 
+func TestTimeInWhichNobodyCouldRenewProvesNobodyGone(t *testing.T) {
+	w := newWorld(t)
+	first := w.takes(w.config(store.Memory(nil), "first"))
+	second := w.waits(w.config(store.Memory(nil), "second"))
+	for name, set := range map[string]func(error){"answers nothing": w.leases.isAway, "takes no write": w.leases.refuses} {
+		w.renews(first)
+		w.pass(second)
+		set(errors.New("connection refused"))
+		for range 3 * Lapse / lookEvery {
+			w.pass(second)
+		}
+		set(nil)
+		w.pass(second) // it is the first to look again
+		if len(second.hold) > 0 {
+			t.Fatalf("the API server %s, and the second holds the node of the first", name)
+		}
+		for range 2 * Lapse / lookEvery {
+			w.renews(first)
+			w.pass(second)
+		}
+	}
+	// Nor is another gone for who has begun unseen, and looks on.
+	w = newWorld(t)
+	first = w.takes(w.config(store.Memory(nil), "first"))
+	third := w.takesUnseen(w.config(store.Memory(nil), "third"))
+	w.renews(third)
+	w.leases.isAway(errors.New("connection refused"))
+	for range Lapse / RenewEvery {
+		if err := third.renew(t.Context()); err == nil {
+			t.Error("it renews while the API server is away")
+		}
+		w.clock.Step(RenewEvery)
+	}
+	w.leases.isAway(nil)
+	w.renews(third)
+	if m := w.leases.mark(); m.ID != first.ID() {
+		t.Errorf("the mark is %+v", m)
+	}
+}
+
+func TestARefusalIsNoOutage(t *testing.T) {
+	for _, refusal := range []error{
+		apierrors.NewForbidden(resource, "kip-0", errors.New("no such right")),
+		apierrors.NewUnauthorized("who is it?"),
+	} {
+		w := newWorld(t)
+		w.leases.isAway(refusal)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		if _, err := Take(ctx, w.config(store.Memory(nil), "first")); !errors.Is(err, refusal) {
+			t.Errorf("it is told %v, and ends with %v", refusal, err)
+		}
+		cancel()
+	}
+}
+
+func TestARenewalThatTheNodeCrossesIsTriedAgainAtOnce(t *testing.T) {
+	w := newWorld(t)
+	first := w.takes(w.config(store.Memory(nil), "first"))
+	w.leases.before = func() {
+		w.leases.mu.Lock()
+		defer w.leases.mu.Unlock()
+		w.leases.version++
+		w.leases.lease.ResourceVersion = strconv.Itoa(w.leases.version)
+	}
+	w.renews(first)
+	if m := w.leases.mark(); m.Renewed != 1 {
+		t.Errorf("the mark is %+v", m)
+	}
+}
+
 func TestWhoCannotMarkTheLeaseTakesTheNodeOfNobody(t *testing.T) {
 	refused := errors.New("etcdserver: mvcc: database space exceeded")
 	t.Run("whose mark is not renewed", func(t *testing.T) {
@@ -509,10 +585,14 @@ func TestWhoCannotMarkTheLeaseTakesTheNodeOfNobody(t *testing.T) {
 		if why := <-second.said; !strings.Contains(why, "takes its mark") {
 			t.Errorf("it says %q", why)
 		}
+		if len(second.said) > 0 {
+			t.Errorf("it says again %q", <-second.said)
+		}
 		w.leases.refuses(nil)
-		w.pass(second)
-		w.pass(second)
-		if m := markOf(w.leases.lease); len(second.hold) == 0 || m.Who != "second" {
+		for range Lapse/lookEvery + 1 {
+			w.pass(second)
+		}
+		if m := w.leases.mark(); len(second.hold) == 0 || m.Who != "second" {
 			t.Errorf("the mark can be written, and is %+v", m)
 		}
 	})
@@ -525,7 +605,7 @@ func TestWhoCannotMarkTheLeaseTakesTheNodeOfNobody(t *testing.T) {
 		}
 		w.leases.refuses(refused)
 		w.waits(w.config(st, "original"))
-		if m := markOf(w.leases.lease); m.ID != copied.ID() {
+		if m := w.leases.mark(); m.ID != copied.ID() {
 			t.Errorf("the mark is %+v", m)
 		}
 	})
@@ -575,7 +655,7 @@ func TestALeaseThatCannotBeMadeIsNoCrossing(t *testing.T) {
 	}
 	w.leases.readOnly = nil
 	w.renews(first)
-	if m := markOf(w.leases.lease); m == nil || m.ID != first.ID() {
+	if m := w.leases.mark(); m == nil || m.ID != first.ID() {
 		t.Errorf("the mark is %+v", m)
 	}
 }
@@ -591,7 +671,7 @@ func TestAMarkMadeAgainIsTheOneThatWas(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.renews(first)
-		if m := markOf(w.leases.lease); m == nil || m.ID != first.ID() || m.Renewed != n+1 || m.After != before.ID() {
+		if m := w.leases.mark(); m == nil || m.ID != first.ID() || m.Renewed != n+1 || m.After != before.ID() {
 			t.Fatalf("made again for the %d. time, the mark is %+v", n+1, m)
 		}
 		w.pass(second)
