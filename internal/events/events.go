@@ -31,6 +31,7 @@ const (
 	NodeOutOfCapacity = "NodeOutOfCapacity"
 	NodeHasCapacity   = "NodeHasCapacity"
 	CARotated         = "CARotated"
+	NodeHeldByAnother = "NodeHeldByAnother"
 	CloudInitChanged  = "CloudInitChanged"
 	CloudInitInvalid  = "CloudInitInvalid"
 )

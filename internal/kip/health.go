@@ -85,6 +85,9 @@ func (k *process) alive() []metrics.Check {
 // ready says why a check of the leader does not hold. A process that stands by is
 // ready to.
 func (k *process) ready(holds func(*leading) error) error {
+	if why := k.aside.Load(); why != nil {
+		return errors.New(*why)
+	}
 	if k.elected.Load() && k.leading.Load() == nil {
 		return errors.New("the work has not begun yet")
 	}

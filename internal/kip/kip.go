@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/holder"
 	"github.com/elotl/kip/internal/leader"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/pulse"
@@ -87,6 +88,7 @@ type process struct {
 	dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
 
 	elected atomic.Bool             // it is this process's turn
+	aside   atomic.Pointer[string]  // why it does nothing all the same, while it does not
 	leading atomic.Pointer[leading] // set a little later, when it has begun
 	// others is what holds of the nodes where another leads; nil where that is not known.
 	others atomic.Pointer[config.Config]
@@ -118,7 +120,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	k.pulse = pulse.New(k.clock, o.Log)
 	k.metrics = metrics.New(metrics.Config{
-		Read:  func() metrics.Reading { return ofLeader(k, (*leading).reading) },
+		Read:  k.reading,
 		Clock: k.clock,
 		Log:   o.Log,
 	})
@@ -216,6 +218,10 @@ func (k *process) takeTurns(ctx context.Context, own *store.Store, lead task) er
 			k.Log.Warn("a new term is begun, by a clock that has been set", "err", err)
 			continue
 		}
+		if (errors.Is(err, holder.ErrOther) || errors.Is(err, holder.ErrFollowed)) && !deposed && ctx.Err() == nil {
+			k.Log.Error("two Kips of one node run: what this one did is given up, and its pods go on running on their cells", "err", err)
+			continue
+		}
 		// One that another has followed begins afresh, in a new process. While
 		// the store does not answer nobody follows: this one goes on saying so,
 		// and leads again.
@@ -290,6 +296,13 @@ func ofLeader[T any](k *process, ask func(*leading) T) (answer T) {
 }
 
 // reading is what metrics tell of the moment.
+func (k *process) reading() metrics.Reading {
+	r := ofLeader(k, (*leading).reading)
+	r.Aside = k.aside.Load() != nil
+	return r
+}
+
+// reading is what a process that leads tells of it.
 func (l *leading) reading() metrics.Reading {
 	return metrics.Reading{
 		Cells:   l.cells.List(),

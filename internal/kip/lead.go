@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/holder"
 	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/node"
@@ -41,7 +42,8 @@ type leading struct {
 	*process
 	store    *store.Store // fenced: it writes only while this process leads
 	rotation *rotation
-	term     uint64 // higher than that of any Kip that led before
+	hold     *holder.Hold // of the node
+	holdLoop *stoppable
 	late     *lateness.Meter
 
 	machines  *calls.Calls
@@ -73,7 +75,7 @@ type leading struct {
 }
 
 // lead does Kip's work until ctx ends.
-func (k *process) lead(ctx context.Context, st *store.Store) error {
+func (k *process) lead(ctx context.Context, st *store.Store) (err error) {
 	l := &leading{
 		process: k,
 		store:   st,
@@ -81,6 +83,27 @@ func (k *process) lead(ctx context.Context, st *store.Store) error {
 		defined: make(chan struct{}),
 	}
 	defer l.close()
+	if l.hold, err = k.holdNode(ctx, st); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	ctx, release := l.keepNode(ctx)
+	defer release()
+	if err := l.wire(ctx); err != nil {
+		return cmp.Or(lost(ctx), err)
+	}
+	known := l.cells.List()
+	k.metrics.Known(known)
+	k.leading.Store(l)
+	defer k.leading.Store(nil)
+	err = runParts(ctx, l.parts(known))
+	return cmp.Or(lost(ctx), err)
+}
+
+// wire makes what works while this process leads, and loads the cells.
+func (l *leading) wire(ctx context.Context) error {
 	for _, wire := range []func(context.Context) error{
 		l.wireCloud, l.wireShortages, l.wireNodes, l.wireProvisioner, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNodeObjects,
 		l.wireSocket,
@@ -92,14 +115,7 @@ func (k *process) lead(ctx context.Context, st *store.Store) error {
 	for _, o := range l.observers() {
 		l.cells.Observe(o)
 	}
-	if err := l.cells.Load(ctx); err != nil {
-		return err
-	}
-	known := l.cells.List()
-	k.metrics.Known(known)
-	k.leading.Store(l)
-	defer k.leading.Store(nil)
-	return runParts(ctx, l.parts(known))
+	return l.cells.Load(ctx)
 }
 
 // parts are all that runs while this process leads.
@@ -188,9 +204,6 @@ func (l *leading) close() {
 // wireCloud makes what reaches the cloud.
 func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.rotation, err = l.loadRotation(ctx); err != nil {
-		return err
-	}
-	if l.term, err = beginTerm(ctx, l.store, l.clock, l.Log); err != nil {
 		return err
 	}
 	bare, closeIt, err := openCloud(ctx, l.cfg, l.Log)
@@ -340,7 +353,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{
 		Authority: authorities.Signing,
 		Before:    authorities.Before,
-		Term:      l.term,
+		Term:      l.hold.Term(),
 		Log:       l.Log,
 		Late:      l.late,
 		Dial:      l.dial,

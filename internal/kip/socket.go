@@ -37,7 +37,7 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Resources:    l.api.ownDynamic.Resource(apiv1.Resource),
 		Store:        l.store,
 		StoreHint:    storeHint(l.cfg, l.store.Prefix()),
-		StopNode:     l.nodeLoop.Stop,
+		StopNode:     l.stopNodes,
 		Clock:        l.clock,
 	})
 	l.socket, err = adminapi.New(adminapi.Config{
@@ -47,7 +47,7 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Costs:    l.costs,
 		Backup:   l.backup,
 		Cleaner:  cleaner,
-		Holder:   holder{gate: l.gate},
+		Holder:   heldBack{gate: l.gate},
 		Lineage:  lineage{l.cells},
 		CAKeeper: l.rotation,
 		Explainer: explain.New(explain.Config{
@@ -110,12 +110,12 @@ func (l *leading) costs(ctx context.Context, q adminapi.CostQuery) (adminapi.Cos
 	return explain.Costs(ctx, l.cells, l.cfg.Costs.Labels, q)
 }
 
-// holder shows what the gate holds back.
-type holder struct{ gate *gate.Gate }
+// heldBack shows what the gate holds back.
+type heldBack struct{ gate *gate.Gate }
 
-func (h holder) Held() []adminapi.HeldEnd { return heldEnds(h.gate.Held()) }
+func (h heldBack) Held() []adminapi.HeldEnd { return heldEnds(h.gate.Held()) }
 
-func (h holder) Allow(seen time.Time) []adminapi.HeldEnd { return heldEnds(h.gate.Allow(seen)) }
+func (h heldBack) Allow(seen time.Time) []adminapi.HeldEnd { return heldEnds(h.gate.Allow(seen)) }
 
 func heldEnds(all []gate.Held) []adminapi.HeldEnd {
 	list := make([]adminapi.HeldEnd, len(all))

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/holder"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
@@ -21,12 +22,12 @@ import (
 func TestEachKipThatBeginsToLeadHasAHigherTerm(t *testing.T) {
 	clk := clocktesting.NewFakePassiveClock(time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC))
 	st := store.Memory(nil)
-	last := uint64(0)
+	last, above := uint64(0), uint64(0)
 	var said strings.Builder
 	log := slog.New(slog.NewTextHandler(&said, nil))
 	begin := func(when string) {
 		t.Helper()
-		term, err := beginTerm(t.Context(), st, clk, log)
+		term, err := beginTerm(t.Context(), st, above, clk, log)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,6 +56,18 @@ func TestEachKipThatBeginsToLeadHasAHigherTerm(t *testing.T) {
 	}
 	begin("in a store of a backup")
 
+	above = last + 1000
+	begin("after another that had the node")
+	if last <= above {
+		t.Errorf("after the term %d of another that had the node comes %d", above, last)
+	}
+	above = uint64(clk.Now().Add(2 * pki.ClockSkew).UnixMilli())
+	begin("after one that cells would not believe")
+	if last > above {
+		t.Errorf("a term from far ahead is followed by %d", last)
+	}
+	above = 0
+
 	// Cells take a term from far ahead for none.
 	if said.Len() > 0 {
 		t.Errorf("it says %q", said.String())
@@ -77,7 +90,7 @@ func TestAKipThatIsDeposedBeginsNoTerm(t *testing.T) {
 		t.Fatal(err)
 	}
 	clk := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
-	if _, err := beginTerm(t.Context(), fenced, clk, silent); !errors.Is(err, store.ErrNotLeader) {
+	if _, err := beginTerm(t.Context(), fenced, 0, clk, silent); !errors.Is(err, store.ErrNotLeader) {
 		t.Errorf("it began one: %v", err)
 	}
 }
@@ -92,7 +105,8 @@ func TestAKipThatIsToBeginAnewLeadsAgain(t *testing.T) {
 	clk := clocktesting.NewFakeClock(time.Unix(0, 0))
 	k := &process{Options: Options{Log: silent}, clock: clk, pulse: pulse.New(clk, silent)}
 	over := errors.New("it is over")
-	ends := []error{cells.ErrTakenOver, fmt.Errorf("cells: %w", errNewCA), fmt.Errorf("cells: %w", cells.ErrBehindTime), over}
+	ends := []error{fmt.Errorf("hold: %w", holder.ErrOther), fmt.Errorf("hold: %w", holder.ErrFollowed), cells.ErrTakenOver,
+		fmt.Errorf("cells: %w", errNewCA), fmt.Errorf("cells: %w", cells.ErrBehindTime), over}
 	led := 0
 	if err := k.takeTurns(t.Context(), st.Within("kip/"), func(context.Context, *store.Store) error {
 		led++

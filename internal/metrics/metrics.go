@@ -47,6 +47,9 @@ type Reading struct {
 	Held []gate.Held
 	// Behind says that the store does not know of all instances.
 	Behind bool
+	// Aside says that this process does nothing, since another Kip, with another store,
+	// holds the node.
+	Aside bool
 	// Ledger is what all cells have cost until now, those that are gone included. It must
 	// not decrease, also not over restarts.
 	Ledger []Cost
@@ -226,6 +229,9 @@ func (m *Metrics) addCloud(s *scrape) {
 
 	s.behind = f.scraped(gauge, "kip_store_behind",
 		"1 while the store does not know of all instances, and Kip launches and sweeps nothing until a person decides: kipctl generation.")
+
+	s.aside = f.scraped(gauge, "kip_node_held_by_another",
+		"1 while another Kip, with another store, holds the virtual node, and this one does nothing.")
 
 	s.caEnds = f.scraped(gauge, "kip_ca_end_timestamp_seconds",
 		"When the CA ends by which cells know Kip: kipctl ca rotate makes another. Of the Kip that leads.")

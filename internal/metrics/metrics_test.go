@@ -345,6 +345,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 				Tunnels: 7,
 				Waiting: map[string]int{"kip-0-1": 3, "kip-0-9": 1},
 				Behind:  true,
+				Aside:   true,
 				CA:      CA{Ends: time.Unix(1800000000, 0), Unmoved: 4},
 				Held:    []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}},
 				Ledger: []Cost{
@@ -401,6 +402,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f.want(t, "kip_tunnels_connected", map[string]string{"": "7"})
 	f.want(t, "kip_pods_waiting", map[string]string{"node=kip-0-1": "3", "node=kip-0-2": "0", "node=kip-0-9": "1"})
 	f.want(t, "kip_store_behind", map[string]string{"": "1"})
+	f.want(t, "kip_node_held_by_another", map[string]string{"": "1"})
 	f.want(t, "kip_ca_end_timestamp_seconds", map[string]string{"": "1.8e+09"})
 	f.want(t, "kip_ca_unmoved_cells", map[string]string{"": "4"})
 	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1", "reason=store": "0"})

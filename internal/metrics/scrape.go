@@ -17,15 +17,15 @@ import (
 type scrape struct {
 	cfg Config
 
-	cells, age, standby, waiting, tunnels, held, behind, caEnds, unmoved *prometheus.Desc
-	seconds, dollars, spent, idle, unpriced                              *prometheus.Desc
+	cells, age, standby, waiting, tunnels, held, behind, aside, caEnds, unmoved *prometheus.Desc
+	seconds, dollars, spent, idle, unpriced                                     *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*scrape)(nil)
 
 func (s *scrape) Describe(descs chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.behind, s.caEnds, s.unmoved,
+		s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.behind, s.aside, s.caEnds, s.unmoved,
 		s.seconds, s.dollars, s.spent, s.idle, s.unpriced,
 	} {
 		descs <- d
@@ -52,11 +52,8 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 	for _, r := range labelHeld.values { // also where there is none: an alarm is to end
 		gauge(s.held, float64(held[gate.Reason(r.name)]), r.name)
 	}
-	behind := 0.0
-	if now.Behind {
-		behind = 1
-	}
-	gauge(s.behind, behind)
+	gauge(s.behind, oneIf(now.Behind))
+	gauge(s.aside, oneIf(now.Aside))
 	// Summed, since two metrics of the same labels would spoil the scrape.
 	type kind struct {
 		instanceType string
@@ -132,4 +129,11 @@ func standbyState(c *cells.Cell) string {
 		return standbyReady
 	}
 	return standbyBooting
+}
+
+func oneIf(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
 }

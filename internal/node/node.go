@@ -3,23 +3,27 @@ package node
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	vklog "github.com/virtual-kubelet/virtual-kubelet/log"
 	vknode "github.com/virtual-kubelet/virtual-kubelet/node"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
+	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/utils/clock"
 
@@ -344,7 +348,7 @@ func (n *Node) runOnce(ctx context.Context) error {
 	controller, err := vknode.NewNodeController(provider{notify},
 		n.object(registered, condition),
 		observedNodes{n.c.Node.CoreV1().Nodes(), n},
-		vknode.WithNodeEnableLeaseV1(n.c.Node.CoordinationV1().Leases(corev1.NamespaceNodeLease), vknode.DefaultLeaseDuration),
+		vknode.WithNodeEnableLeaseV1(renewedLeases{n.c.Node.CoordinationV1().Leases(corev1.NamespaceNodeLease)}, vknode.DefaultLeaseDuration),
 		vknode.WithNodeStatusUpdateErrorHandler(func(ctx context.Context, err error) error {
 			if !apierrors.IsNotFound(err) {
 				return err
@@ -527,6 +531,42 @@ func (o observedNodes) Patch(ctx context.Context, name string, pt types.PatchTyp
 		o.n.observe(node)
 	}
 	return node, err
+}
+
+// renewedLeases renews a lease by what the node controller writes of it, whoever has
+// written the rest since: the mark of package holder, which changes as often. An update
+// would meet a conflict each time.
+type renewedLeases struct {
+	coordinationv1client.LeaseInterface
+}
+
+// Update is of the lease that was read: one that was made anew is a conflict, for which
+// the node controller reads it. Else it would get the owner that the last one had, which
+// may be a node that is no more, and be deleted for that.
+func (l renewedLeases) Update(ctx context.Context, lease *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	metadata := map[string]any{"ownerReferences": lease.OwnerReferences}
+	if lease.UID != "" {
+		metadata["uid"] = lease.UID
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": metadata, "spec": lease.Spec})
+	if err != nil {
+		return nil, err
+	}
+	renewed, err := l.LeaseInterface.Patch(ctx, lease.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if isAnother(err) {
+		return nil, apierrors.NewConflict(coordinationv1.Resource("leases"), lease.Name, err)
+	}
+	return renewed, err
+}
+
+// isAnother says that a patch was of another UID: to the API server it is a change of a
+// field that does not change, and no conflict.
+func isAnother(err error) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
 }
 
 func (o observedNodes) Create(ctx context.Context, _ *corev1.Node, _ metav1.CreateOptions) (*corev1.Node, error) {

@@ -12,11 +12,15 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
@@ -519,5 +523,78 @@ func TestDeclaredFeaturesAreKnownToTheAPIServer(t *testing.T) {
 		if !known {
 			t.Errorf("%s is no feature that a node declares", f)
 		}
+	}
+}
+
+func TestARenewedLeaseKeepsWhatOthersHaveWrittenOfIt(t *testing.T) {
+	c := newCluster()
+	leases := c.own.CoordinationV1().Leases("kube-node-lease")
+	made, err := leases.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: testNode}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	marked := made.DeepCopy()
+	marked.Annotations = map[string]string{"mark": "by others"}
+	if _, err := leases.Update(t.Context(), marked, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// As the node controller has it, which has not seen the mark.
+	made.Spec.RenewTime = &metav1.MicroTime{Time: time.Unix(1800000000, 0)}
+	made.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: testNode, UID: "u"}}
+	got, err := renewedLeases{leases}.Update(t.Context(), made, metav1.UpdateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Annotations["mark"] != "by others" || !got.Spec.RenewTime.Equal(made.Spec.RenewTime) || len(got.OwnerReferences) != 1 {
+		t.Errorf("the lease is %+v", got)
+	}
+}
+
+func TestALeaseThatWasMadeAnewIsReadAgain(t *testing.T) {
+	c := newCluster()
+	// As the API server has it, of a lease that is there.
+	c.own.PrependReactor("patch", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		patch := a.(clienttesting.PatchAction)
+		obj, err := c.own.Tracker().Get(a.GetResource(), a.GetNamespace(), patch.GetName())
+		if err != nil {
+			return true, nil, err
+		}
+		old := &obj.(*coordinationv1.Lease).ObjectMeta
+		changed := old.DeepCopy()
+		if err := json.Unmarshal(patch.GetPatch(), &struct{ Metadata *metav1.ObjectMeta }{changed}); err != nil {
+			return true, nil, err
+		}
+		errs := apivalidation.ValidateObjectMetaUpdate(changed, old, field.NewPath("metadata"))
+		if len(errs) > 0 {
+			return true, nil, apierrors.NewInvalid(coordinationv1.SchemeGroupVersion.WithKind("Lease").GroupKind(), old.Name, errs)
+		}
+		return false, nil, nil
+	})
+	leases := c.own.CoordinationV1().Leases("kube-node-lease")
+	owned := func(uid types.UID) []metav1.OwnerReference {
+		return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: testNode, UID: uid}}
+	}
+	anew, err := leases.Create(t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: testNode, UID: "second", ResourceVersion: "1"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := anew.DeepCopy()
+	first.UID, first.OwnerReferences = "first", owned("a node that is no more")
+	if _, err := (renewedLeases{leases}).Update(t.Context(), first, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+		t.Errorf("it is no conflict: %v", err)
+	}
+	if got, err := leases.Get(t.Context(), testNode, metav1.GetOptions{}); err != nil || len(got.OwnerReferences) > 0 {
+		t.Errorf("the lease is %+v, %v", got, err)
+	}
+	// That which was read has the node's owner, and another error stays what it is.
+	anew.OwnerReferences = owned("the node")
+	if got, err := (renewedLeases{leases}).Update(t.Context(), anew, metav1.UpdateOptions{}); err != nil || len(got.OwnerReferences) != 1 {
+		t.Errorf("the lease is %+v, %v", got, err)
+	}
+	anew.OwnerReferences = owned("")
+	if _, err := (renewedLeases{leases}).Update(t.Context(), anew, metav1.UpdateOptions{}); !apierrors.IsInvalid(err) {
+		t.Errorf("an owner without a UID: %v", err)
 	}
 }

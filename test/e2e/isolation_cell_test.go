@@ -443,15 +443,24 @@ func TestAHostNetworkPodGetsNothingFromItsMachinesPorts(t *testing.T) {
 			t.Errorf("from another cell %s: %v, %v; want it refused", address, conn, err)
 		}
 	}
+	door := neighbour.shared().OpenDoor(t)
 	for name, cert := range map[string]*tls.Config{
 		"no certificate":            {InsecureSkipVerify: true},
 		"its kubelet's certificate": {InsecureSkipVerify: true, Certificates: own.Certificates, GetClientCertificate: own.GetClientCertificate},
 	} {
 		cert.NextProtos = []string{"http/1.1"}
-		address := net.JoinHostPort(neighbour.cell.Status.ManagementIP, strconv.Itoa(agentapi.Port))
+		address := net.JoinHostPort(neighbour.cell.Status.ManagementIP, strconv.Itoa(door))
 		if code, err := m.get(t.Context(), address, agentapi.PathStatus, cert); !isRefusal(err) {
 			t.Errorf("another cell's agent with %s: answers %d, %v", name, code, err)
 		}
+	}
+	// Its own port is not even reached: the host lets nobody else there.
+	dialling, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	var silence net.Error
+	at := net.JoinHostPort(neighbour.cell.Status.ManagementIP, strconv.Itoa(agentapi.Port))
+	if conn, err := m.dial(dialling, "tcp", at); !errors.As(err, &silence) || !silence.Timeout() {
+		t.Errorf("from another cell %s: %v, %v; want silence", at, conn, err)
 	}
 	if err := s.ExecTrue("a")(t.Context()); err != nil {
 		t.Error(err)

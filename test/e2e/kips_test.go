@@ -48,7 +48,8 @@ func shortDir(t *testing.T) string {
 }
 
 // runKip starts a Kip in the place of the world's, which is dead, with a
-// provider.yaml that differs in what change does. It ends with the test.
+// provider.yaml that differs in what change does. It ends with the test. Its store need
+// not be the last one's.
 func runKip(t *testing.T, change func(provider map[string]any), args ...string) *harness.Kip {
 	t.Helper()
 	return runKipBy(t, world.RunKip, change, args...)
@@ -62,6 +63,7 @@ func runKipBy(t *testing.T, run func(log string, args ...string) (*harness.Kip, 
 		t.Fatalf("the world's Kip runs, as process %d (%v)", pid, err)
 	}
 	file := providerFile(t, change)
+	letGo(t)
 	k, err := run(filepath.Join(filepath.Dir(file), "kip.log"), append([]string{"--provider-config=" + file}, args...)...)
 	if err != nil {
 		t.Fatal(err)
@@ -71,6 +73,7 @@ func runKipBy(t *testing.T, run func(log string, args ...string) (*harness.Kip, 
 			t.Error(err)
 		}
 		<-k.Done()
+		letGo(t)
 		if err := k.Amiss(); err != nil {
 			t.Error(err)
 		}

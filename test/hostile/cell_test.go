@@ -21,6 +21,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/elotl/kip/internal/holder"
 	"github.com/elotl/kip/test/harness"
 )
 
@@ -184,6 +185,11 @@ func TestRootOnACellHarmsNobodyByWhatItAsks(t *testing.T) {
 			{http.MethodPatch, leasePath, merge, megabyte, tooLarge},
 			{http.MethodPatch, csiPath, merge, megabyte, tooLarge},
 		}},
+		// It is taken, as all that the cell says of itself: see the real lease below.
+		{"another Kip's mark on the node's lease", 5, 2, []shot{
+			{http.MethodPatch, leasePath, merge, `{"metadata":{"annotations":{"` + holder.Annotation + `":"{\"id\":\"hostile\",\"renewed\":7}"}}}`,
+				[]int{http.StatusOK}},
+		}},
 		{"metadata in its pod's status", 5, 2, []shot{
 			patch(status, `{"metadata":{"annotations":{"pod.elotl.co/instance-type":"2xlarge"}},"status":{"message":"hostile"}}`, refused),
 			patch(status, `{"metadata":{"finalizers":["hostile.example.com/stay"]},"status":{"message":"hostile"}}`, refused),
@@ -248,6 +254,13 @@ func TestRootOnACellHarmsNobodyByWhatItAsks(t *testing.T) {
 	}
 	if was, is := has(nodeBefore), has(nodeAfter); was != is {
 		t.Errorf("the virtual node has %s, and had %s", is, was)
+	}
+	lease, err := world.Admin.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), harness.Node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mark := lease.Annotations[holder.Annotation]; mark == "" || strings.Contains(mark, "hostile") {
+		t.Errorf("the mark on the node's lease is %q", mark)
 	}
 	stored, err := world.Admin.CoreV1().Events(s.NS).List(t.Context(), metav1.ListOptions{})
 	if err != nil {

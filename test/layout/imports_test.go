@@ -285,6 +285,10 @@ func arrows() []direction {
 			why: "who leads is decided by the store alone",
 		},
 		{
+			of: []string{"internal/holder"}, only: []string{"internal/spelling", "internal/store"},
+			why: "who holds the node is decided by a lease and the store alone",
+		},
+		{
 			of: []string{"internal/metrics"},
 			only: []string{
 				"api", "internal/calls", "internal/catalog", "internal/cells", "internal/cloud", "internal/gate", "internal/stats", "internal/store",

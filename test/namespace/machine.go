@@ -5,11 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
+	"testing"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
@@ -17,6 +21,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // Machine is the machine of a cell, as root on the host gets at it.
@@ -93,6 +98,41 @@ func (m Machine) Dial(ctx context.Context, network, address string) (conn net.Co
 		conn, err = new(net.Dialer).DialContext(ctx, network, address)
 		return err
 	})
+}
+
+// doorPort is where a machine with a door hands connections to its agent.
+const doorPort = agentapi.Port + 1000
+
+// OpenDoor returns a port by which neighbours come to the machine's agent, until the test
+// ends. The host lets nobody else to the agent's own, and then what the cell itself does
+// about neighbours cannot be seen.
+func (m Machine) OpenDoor(t testing.TB) (port int) {
+	t.Helper()
+	nft := func(program string) error {
+		return m.Inside(func() error {
+			cmd := exec.Command("nft", "-f", "-")
+			cmd.Stdin = strings.NewReader(program)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("nft: %w: %s", err, out)
+			}
+			return nil
+		})
+	}
+	if err := nft(fmt.Sprintf(`table inet door {
+	chain dstnat {
+		type nat hook prerouting priority dstnat
+		tcp dport %d redirect to :%d
+	}
+}
+`, doorPort, agentapi.Port)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := nft("delete table inet door\n"); err != nil && !errors.Is(err, fs.ErrNotExist) { // the machine may be gone
+			t.Error(err)
+		}
+	})
+	return doorPort
 }
 
 // Kubelet is the client configuration of the machine's kubelet, which reaches what the

@@ -109,6 +109,10 @@ func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
 	if err := bridgeIPv6(cfg, link); err != nil {
 		return 0, err
 	}
+	if err := groupCables(cfg, link.Attrs().Index); err != nil {
+		return 0, err
+	}
+	guardAgents(ctx, cfg)
 	if err := netlink.LinkSetUp(link); err != nil {
 		return 0, fmt.Errorf("bring bridge %s up: %w", cfg.Bridge, err)
 	}
@@ -254,6 +258,7 @@ func plug(cfg Config, bridgeIndex int, id string, pid int, ip netip.Addr) error 
 	attrs.Name = linkName(id)
 	attrs.MasterIndex = bridgeIndex
 	attrs.Flags = net.FlagUp
+	attrs.Group = cfg.cableGroup()
 	veth := &netlink.Veth{
 		LinkAttrs:        attrs,
 		PeerName:         "eth0",
@@ -284,6 +289,9 @@ func plugTap(cfg Config, bridgeIndex int, id string) error {
 	}
 	if err := netlink.LinkSetAlias(tap, cfg.alias()); err != nil {
 		return fmt.Errorf("mark network device %s of %s: %w", attrs.Name, id, err)
+	}
+	if err := group(cfg, tap); err != nil {
+		return err
 	}
 	// What the host says there itself would be a second voice on the bridge.
 	if err := SettleIPv6(attrs.Name, false); err != nil {

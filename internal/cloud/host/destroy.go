@@ -151,6 +151,9 @@ func destroyAll(ctx context.Context, cfg Config, kind Kind) error {
 			return err
 		}
 	}
+	if err := unguardAgents(ctx, cfg); err != nil {
+		return err
+	}
 	if err := kind.ClearAll(); err != nil {
 		return err
 	}
@@ -164,8 +167,8 @@ func destroyAll(ctx context.Context, cfg Config, kind Kind) error {
 
 // Leftovers names everything on this host that belongs to the cloud in
 // cfg.StateDir and should not be there when it has no machine: what its kind has
-// there, processes, network devices (the bridge included), mounts, loop devices,
-// folders. It changes nothing and needs no Cloud.
+// there, processes, network devices (the bridge included), nftables tables, mounts, loop
+// devices, folders. It changes nothing and needs no Cloud.
 func Leftovers(ctx context.Context, cfg Config, kind Kind) ([]string, error) {
 	cfg, err := cfg.WithDefaults()
 	if err != nil {
@@ -205,6 +208,9 @@ func Leftovers(ctx context.Context, cfg Config, kind Kind) ([]string, error) {
 	}
 	for _, l := range links {
 		found = append(found, "network device "+l.Attrs().Name)
+	}
+	for _, t := range agentsTables(ctx, cfg) {
+		found = append(found, "nftables table "+t)
 	}
 	mounts, err := mountsUnder(cfg.StateDir)
 	if err != nil {
