@@ -32,6 +32,10 @@ type Config struct {
 	// Policies are what the holders of access keys may do; who is not named is nobody.
 	// When nil, everybody may do everything.
 	Policies map[string]*Policy
+	// Roles are what each role may do that can be assumed, by its ARN.
+	Roles map[string]*Policy
+	// Repositories are those of images that the account has.
+	Repositories []string
 	// Pods is where the addresses of pods are from: each instance has a /28, of which the
 	// first is its secondary address where it has no prefix. 100.64.0.0/10 when unset.
 	Pods netip.Prefix
@@ -99,6 +103,8 @@ type Model struct {
 	snapshots map[string]*Snapshot   // by ID
 	made      int                    // groups, images and snapshots, ever
 	reasons   map[string]StateReason // of ends that the model was told, by instance
+	sessions  map[string]session     // by access key
+	tokens    map[string]registryToken
 }
 
 // New makes a model without instances. Close it.
@@ -122,6 +128,8 @@ func New(cfg Config) (*Model, error) {
 		images:    slices.Clone(cfg.Images),
 		snapshots: map[string]*Snapshot{},
 		reasons:   map[string]StateReason{},
+		sessions:  map[string]session{},
+		tokens:    map[string]registryToken{},
 	}
 	rand.Read(m.key[:])
 	machines := cfg.Sim
@@ -181,6 +189,8 @@ type request struct {
 	*form
 	action string
 	policy *Policy // nil for one who may do everything
+	// sessionToken is that of one who asks with the key of a session.
+	sessionToken string
 }
 
 // actions are what the model can do.
@@ -221,23 +231,46 @@ const maxRequest = 1 << 20
 
 var accessKey = regexp.MustCompile(`Credential=([^/,]+)/`)
 
+// sessionHeader has the token of a session.
+const sessionHeader = "X-Amz-Security-Token"
+
 // ServeHTTP answers one call.
 func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
-	if r.URL.Path == snapshotsPath || strings.HasPrefix(r.URL.Path, snapshotsPath+"/") {
+	switch {
+	case r.URL.Path == snapshotsPath || strings.HasPrefix(r.URL.Path, snapshotsPath+"/"):
 		m.serveEBS(w, r)
+		return
+	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), ecrTarget):
+		m.serveECR(w, r)
+		return
+	case strings.HasPrefix(r.URL.Path, registryPath):
+		m.serveRegistry(w, r)
 		return
 	}
 	if err := r.ParseForm(); err != nil {
 		m.answer(w, "", nil, bad("MalformedQueryString", "%v", err))
 		return
 	}
-	call := &request{ctx: r.Context(), form: newForm(r.PostForm), action: r.PostForm.Get("Action")}
-	m.mu.Lock()
-	m.calls[call.action]++
-	m.mu.Unlock()
+	call := &request{
+		ctx:          r.Context(),
+		form:         newForm(r.PostForm),
+		action:       r.PostForm.Get("Action"),
+		sessionToken: r.Header.Get(sessionHeader),
+	}
+	if r.PostForm.Get("Version") == stsVersion {
+		m.serveSTS(w, call, r.Header.Get("Authorization"))
+		return
+	}
+	m.count(call.action)
 	answer, err := m.call(call, r.Header.Get("Authorization"))
 	m.answer(w, call.action, answer, err)
+}
+
+func (m *Model) count(action string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.calls[action]++
 }
 
 func (m *Model) call(r *request, authorization string) (any, error) {
@@ -246,18 +279,22 @@ func (m *Model) call(r *request, authorization string) (any, error) {
 		return nil, bad("InvalidAction", "The action %s is not valid for this web service.", r.action)
 	}
 	var err error
-	if r.policy, err = m.policyOf(authorization); err != nil {
+	if r.policy, err = m.policyOf(authorization, r.sessionToken); err != nil {
 		return nil, err
 	}
 	return do(r)
 }
 
-// policyOf is what the holder of an access key may do; nil for everything.
-func (m *Model) policyOf(authorization string) (*Policy, error) {
+// policyOf is what the holder of an access key, and of a session's token if it is one's, may
+// do; nil for everything.
+func (m *Model) policyOf(authorization, token string) (*Policy, error) {
+	key := accessKey.FindStringSubmatch(authorization)
+	if key != nil && strings.HasPrefix(key[1], "ASIA") {
+		return m.sessionOf(key[1], token)
+	}
 	if m.cfg.Policies == nil {
 		return nil, nil
 	}
-	key := accessKey.FindStringSubmatch(authorization)
 	if key == nil || m.cfg.Policies[key[1]] == nil {
 		return nil, &apiError{http.StatusUnauthorized, "AuthFailure", "AWS was not able to validate the provided access credentials"}
 	}

@@ -12,6 +12,9 @@ import (
 // Whatever of the language it does not know is an error when it is read.
 type Policy struct {
 	statements []statement
+	// of and limit are set of a session: both have to allow what it may do, and it has no
+	// statements.
+	of, limit *Policy
 
 	mu   sync.Mutex
 	used map[string]bool // statements that allowed something, by Sid
@@ -85,8 +88,14 @@ func anyMatches(has, want []string, same func(h, w string) bool) bool {
 	})
 }
 
+// within is what a policy allows that another one allows, too.
+func (p *Policy) within(limit *Policy) *Policy { return &Policy{of: p, limit: limit} }
+
 // allows says whether an action on a resource is allowed; about is the request's context.
 func (p *Policy) allows(action, resource string, about map[string][]string) bool {
+	if p.limit != nil {
+		return p.limit.allows(action, resource, about) && p.of.allows(action, resource, about)
+	}
 	allowed := ""
 	for _, s := range p.statements {
 		if !s.covers(action, resource, about) {

@@ -96,11 +96,10 @@ func (m *Model) serveEBS(w http.ResponseWriter, r *http.Request) {
 	})
 	if call, ok := ebsCallOf(r); ok {
 		asked := &request{ctx: r.Context(), action: call.action}
-		m.mu.Lock()
-		m.calls[call.action]++
-		m.mu.Unlock()
+		m.count(call.action)
+		asked.policy, err = m.policyOf(r.Header.Get("Authorization"), r.Header.Get(sessionHeader))
 		// Blocks have bounds of their own, far above those of EC2's calls.
-		if asked.policy, err = m.policyOf(r.Header.Get("Authorization")); err == nil && call.action != "PutSnapshotBlock" {
+		if err == nil && call.action != "PutSnapshotBlock" {
 			err = m.sim.Take(r.Context(), sim.Call{Kind: sim.KindCatalogue}, func() error { return nil })
 		}
 		if err == nil {

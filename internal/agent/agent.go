@@ -429,7 +429,7 @@ func (a *Agent) startKubelet(c agentapi.Config) error {
 	p, err := a.process(supervise.Spec{
 		Name:     "kubelet",
 		Path:     a.o.Components,
-		Args:     configs.KubeletArgs(c),
+		Args:     configs.KubeletArgs(c, a.binDir()),
 		WaitsFor: "containerd and its pause image",
 		Ready: func(ctx context.Context) error {
 			select {

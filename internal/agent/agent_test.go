@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -243,6 +244,36 @@ func TestTheKubeletStartsOnceConfiguredAndContainerdHasItsImage(t *testing.T) {
 	}
 	if len(m.prepared) != 1 || m.prepared[0].PodIP != config().PodIP {
 		t.Errorf("the network was prepared for %v", m.prepared)
+	}
+}
+
+func TestTheKubeletAsksKipForWhatPullsTheCloudsImages(t *testing.T) {
+	m := newMachine(t)
+	a := m.agent(false)
+	m.run(a)
+	m.file("serving", "", 0o444)
+	if w := put(t, a, config()); w.Code != http.StatusOK {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	if _, err := os.Stat(m.path(configs.ImageProviders)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("where the cloud has no images, there is a file: %v", err)
+	}
+	c := config()
+	c.ImagesOfCloud = []string{"*.registry.example.com"}
+	if w := put(t, a, c); w.Code != http.StatusOK {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	if b, err := os.ReadFile(m.path(configs.ImageProviders)); err != nil || !strings.Contains(string(b), a.api.URL()) ||
+		!strings.Contains(string(b), c.ImagesOfCloud[0]) {
+		t.Errorf("%s, %v", b, err)
+	}
+	// The kubelet looks the plugin up by its name.
+	link := filepath.Join(a.binDir(), configs.ImagePlugin)
+	if to, err := os.Readlink(link); err != nil || to != m.path("itzo") {
+		t.Errorf("%s leads to %q, %v", link, to, err)
+	}
+	if args := configs.KubeletArgs(c, a.binDir()); !slices.Contains(args, "--image-credential-provider-bin-dir="+filepath.Dir(link)) {
+		t.Errorf("%q", args)
 	}
 }
 

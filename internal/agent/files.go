@@ -26,12 +26,12 @@ func (a *Agent) writeContainerdConfig() error {
 	if err := os.MkdirAll(a.binDir(), 0o755); err != nil {
 		return fmt.Errorf("make the folder of links: %w", err)
 	}
-	for name, target := range map[string]string{shimName: a.o.Self, configs.CNIPlugin: a.o.Self, disks.LosetupProgram: a.o.Self} {
+	for _, name := range []string{shimName, configs.CNIPlugin, configs.ImagePlugin, disks.LosetupProgram} {
 		path := filepath.Join(a.binDir(), name)
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("link %s: %w", name, err)
 		}
-		if err := os.Symlink(target, path); err != nil {
+		if err := os.Symlink(a.o.Self, path); err != nil {
 			return fmt.Errorf("link %s: %w", name, err)
 		}
 	}
@@ -122,6 +122,9 @@ func (a *Agent) apply(c agentapi.Config) error {
 			return err
 		}
 	}
+	if err := a.writeImageProviders(c); err != nil {
+		return err
+	}
 	a.kubelet.stop()
 	a.kubelet = nil
 	if err := a.startKubelet(c); err != nil {
@@ -129,6 +132,18 @@ func (a *Agent) apply(c agentapi.Config) error {
 	}
 	a.config = &c
 	return nil
+}
+
+// writeImageProviders writes for which images the kubelet asks Kip for credentials, if for any.
+func (a *Agent) writeImageProviders(c agentapi.Config) error {
+	if len(c.ImagesOfCloud) == 0 {
+		return nil
+	}
+	file, err := configs.ImageProvidersFile(c, a.api.URL(), a.pki.Files)
+	if err != nil {
+		return err
+	}
+	return a.write(configs.ImageProviders, file, 0o600)
 }
 
 // writeHosts writes containerd's registry files, which it reads at every pull,

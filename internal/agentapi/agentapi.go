@@ -105,6 +105,9 @@ type Config struct {
 	RegistryMirrors map[string][]string `json:"registryMirrors,omitempty"`
 	// Plugins says that the cell may be given Plugins.
 	Plugins bool `json:"plugins,omitempty"`
+	// ImagesOfCloud are patterns of the images, as a kubelet's matchImages, for which the
+	// cell's kubelet asks Kip for credentials: see PathImageCredentials.
+	ImagesOfCloud []string `json:"imagesOfCloud,omitempty"`
 }
 
 // Agent is another agent than that of a cell's image: the program itzo, without the kubelet

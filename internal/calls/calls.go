@@ -76,6 +76,7 @@ var (
 	_ cloud.Parts       = parts{}
 	_ cloud.Tagger      = tagger{}
 	_ cloud.Console     = console{}
+	_ cloud.Registries  = registries{}
 )
 
 // New returns the calls to a cloud. They run in their callers' time: nothing is to be
@@ -151,6 +152,9 @@ func (c *Calls) Features() cloud.Features {
 	}
 	if f.Resolver != nil {
 		f.Resolver = resolver{c, f.Resolver}
+	}
+	if f.Registries != nil {
+		f.Registries = registries{f.Registries, c}
 	}
 	return f
 }
@@ -287,6 +291,17 @@ type resolver struct {
 func (r resolver) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
 	return answered(ctx, r.c, cloud.CallResolve, Timeout, func(ctx context.Context) (cloud.Resolved, error) {
 		return r.r.Resolve(ctx, s)
+	})
+}
+
+type registries struct {
+	cloud.Registries // its patterns are known without a call
+	c                *Calls
+}
+
+func (r registries) PullCredentials(ctx context.Context, registry string, repositories ...string) (cloud.PullCredentials, error) {
+	return answered(ctx, r.c, cloud.CallPullCredentials, Timeout, func(ctx context.Context) (cloud.PullCredentials, error) {
+		return r.Registries.PullCredentials(ctx, registry, repositories...)
 	})
 }
 

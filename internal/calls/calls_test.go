@@ -808,6 +808,46 @@ func TestALookForInterruptionsWaitsInALineOfItsOwn(t *testing.T) {
 	})
 }
 
+// lender is a cloud with registries.
+type lender struct{ *told }
+
+func (l lender) Features() cloud.Features { return cloud.Features{Registries: l} }
+
+func (l lender) Images() []string { return []string{"*.example.com"} }
+
+func (l lender) PullCredentials(ctx context.Context, registry string, repositories ...string) (cloud.PullCredentials, error) {
+	what := registry + "/" + strings.Join(repositories, "+")
+	return cloud.NewPullCredentials("u", "of "+what, time.Hour), l.each(ctx, cloud.CallPullCredentials, what).Err()
+}
+
+func TestPullCredentialsWaitForTheirTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		throttled := 1
+		l := lender{&told{
+			began:  time.Now(),
+			traits: budget(cloud.CallPullCredentials, 2, 1),
+			answers: func(context.Context, cloud.Call, string) error {
+				if throttled--; throttled >= 0 {
+					return throttledNow(0)
+				}
+				return nil
+			},
+		}}
+		registries := New(Config{Cloud: l, Random: one, Clock: clock.RealClock{}}).Features().Registries
+		for range 2 {
+			got, err := registries.PullCredentials(t.Context(), "r.example.com", "a", "b")
+			if err != nil || got.Reveal() != "of r.example.com/a+b" || len(registries.Images()) != 1 {
+				t.Errorf("%v, %v, for images %v", got, err, registries.Images())
+			}
+		}
+		// The first is throttled, and the cloud's bucket is then empty: one a second goes.
+		const call = " pullCredentials r.example.com/a+b"
+		if want := []string{"0s" + call, "1s" + call, "2s" + call}; !slices.Equal(l.sent(), want) {
+			t.Errorf("sent %q, want %q", l.sent(), want)
+		}
+	})
+}
+
 // keeper is a cloud that keeps consoles.
 type keeper struct {
 	*told

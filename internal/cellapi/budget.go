@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/spelling"
 )
 
@@ -72,6 +73,8 @@ func bodyLimit(a *ask) int64 {
 		return leaseBody
 	case serviceAccounts:
 		return 8 << 10
+	case imageCredentials:
+		return agentapi.MaxImage + 1<<10 // with what is around the name
 	}
 	return 0
 }
@@ -115,6 +118,8 @@ const (
 	limitWritten    = "stored_bytes"
 	limitEvents     = "events"
 	limitEventBytes = "event_bytes"
+
+	limitCredentials = "image_credentials"
 )
 
 // overLimit is the refusal of a cell that is beyond a limit.

@@ -39,6 +39,9 @@ const (
 	// eventBytesRate and eventBytesBurst limit those of its events, which the API
 	// server keeps for an hour.
 	eventBytesRate, eventBytesBurst = 1 << 10, 64 << 10
+	// credentialsRate and credentialsBurst limit how often a cell asks for what pulls an
+	// image. A kubelet asks once for each repository, and again when a pull has failed.
+	credentialsRate, credentialsBurst = 1, 50
 	// maxPath bounds the path of a request, in bytes: a group, a namespace and a name
 	// of 253 each, and a few words.
 	maxPath = 1 << 10
@@ -63,10 +66,13 @@ type Cell struct {
 	events     *rate.Limiter
 	written    *rate.Limiter // bytes
 	eventBytes *rate.Limiter
-	budget     *budget
-	refusals   *rate.Limiter
-	passing    turns // at the API server
-	working    turns // at Kip's processors
+	// credentials limits asking for what pulls images, told the Events about it.
+	credentials, told *rate.Limiter
+
+	budget   *budget
+	refusals *rate.Limiter
+	passing  turns // at the API server
+	working  turns // at Kip's processors
 
 	lifetime context.Context // until the cell is removed
 	end      context.CancelFunc
@@ -94,9 +100,13 @@ func newCell(s *Server, id string, as *identity, info CellInfo) *Cell {
 		refusals:   rate.NewLimiter(refusalRate, refusalBurst),
 		written:    rate.NewLimiter(writtenRate, writtenBurst),
 		eventBytes: rate.NewLimiter(eventBytesRate, eventBytesBurst),
-		budget:     newBudget(s.observer),
-		passing:    turns{own: semaphore.NewWeighted(passedOfOne), all: s.passing},
-		working:    turns{own: semaphore.NewWeighted(workedOfOne), all: s.working},
+
+		credentials: rate.NewLimiter(credentialsRate, credentialsBurst),
+		told:        rate.NewLimiter(toldRate, 1),
+
+		budget:  newBudget(s.observer),
+		passing: turns{own: semaphore.NewWeighted(passedOfOne), all: s.passing},
+		working: turns{own: semaphore.NewWeighted(workedOfOne), all: s.working},
 	}
 	c.lifetime, c.end = context.WithCancel(s.lifetime)
 	c.pods.StartEmpty(unboundVersion)
@@ -322,6 +332,8 @@ func (c *Cell) serve(w *counted, r *http.Request) error {
 		return c.serveToken(w, r, a)
 	case coreEvents, groupEvents:
 		return c.serveEvent(w, r, a)
+	case imageCredentials:
+		return c.serveImageCredentials(w, r, a)
 	}
 	if a.APIGroup == "resource.k8s.io" && a.Resource == "resourceslices" && a.Verb == "deletecollection" {
 		return apierrors.NewNotFound(a.resource.GroupResource(), "")

@@ -27,6 +27,8 @@
 //   - events are those about the pod, made anew in the kubelet's name. Events about the node are acknowledged and
 //     dropped: every cell's kubelet would announce its own start, disk and
 //     readiness in the name of the one virtual node;
+//   - imagecredentials, which are Kip's own and of no API server, are what pulls the
+//     images that the pod names from the cloud's registries, those and no others;
 //   - resourceslices: a cell has none to delete, and is told so (404), or its
 //     kubelet would ask for ever;
 //   - everything else is 403, with a message that names cell, verb and resource.

@@ -55,6 +55,8 @@ type house struct {
 	t      *testing.T
 	up     *apiServer
 	clock  clock.Clock
+	images ImageCredentials
+	events Recorder
 	server *Server
 	stop   func()
 }
@@ -65,11 +67,14 @@ func newHouse(t *testing.T) *house {
 	return newHouseAt(t, clock.RealClock{})
 }
 
-func newHouseAt(t *testing.T, clk clock.Clock) *house {
+func newHouseAt(t *testing.T, clk clock.Clock, with ...func(*house)) *house {
 	t.Helper()
 	up := newAPIServer(t)
 	up.put(virtual())
 	h := &house{t: t, up: up, clock: clk}
+	for _, f := range with {
+		f(h)
+	}
 	h.start()
 	t.Cleanup(func() { h.stop() })
 	return h
@@ -90,7 +95,15 @@ func (h *house) start() {
 	h.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	informer := podInformer(h.t, h.up)
-	server, err := New(Config{NodeName: nodeName, Node: h.up.asNode(), Own: h.up.asKip(), Pods: informer, Clock: h.clock})
+	server, err := New(Config{
+		NodeName: nodeName,
+		Node:     h.up.asNode(),
+		Own:      h.up.asKip(),
+		Pods:     informer,
+		Images:   h.images,
+		Events:   h.events,
+		Clock:    h.clock,
+	})
 	if err != nil {
 		h.t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/elotl/kip/internal/watches"
 )
 
-// Config is what a [Server] is made of. All fields but Log and Clock are required.
+// Config is what a [Server] is made of. All fields are required unless they say otherwise.
 type Config struct {
 	// NodeName is the virtual node that a cell's kubelet believes to be, unless its
 	// CellInfo names another.
@@ -38,6 +38,10 @@ type Config struct {
 	Pods watches.Pods
 	// IPv6 says that cells have IPv6 addresses: they are shown IPv6 EndpointSlices.
 	IPv6 bool
+	// Images has what pulls the images of pods; nil where nobody has.
+	Images ImageCredentials
+	// Events are those of pods. Required with Images.
+	Events Recorder
 	// Observer is told what cells ask; nil for nobody.
 	Observer Observer
 	// Overdrawn, if not nil, is called with the context of each request that goes
@@ -57,6 +61,8 @@ type Server struct {
 	log        *slog.Logger
 	clock      clock.Clock
 	observer   Observer
+	images     ImageCredentials
+	events     Recorder
 	overdraw   func(context.Context)
 	passing    *semaphore.Weighted // requests of cells that are open at the API server
 	working    *semaphore.Weighted // requests of cells that are worked on
@@ -108,12 +114,16 @@ func New(cfg Config) (*Server, error) {
 		return nil, errors.New("cell API: Own is nil, it must be the client configuration of Kip's service account")
 	case cfg.Pods == nil:
 		return nil, errors.New("cell API: Pods is nil, it must be the informer of the nodes' pods")
+	case cfg.Images != nil && cfg.Events == nil:
+		return nil, errors.New("cell API: Events is nil, it must report that a pod's images cannot be pulled")
 	}
 	s := &Server{
 		nodeName:     cfg.NodeName,
 		log:          cfg.Log,
 		clock:        cfg.Clock,
 		observer:     cfg.Observer,
+		images:       cfg.Images,
+		events:       cfg.Events,
 		overdraw:     cfg.Overdrawn,
 		pods:         cfg.Pods,
 		podsFollowed: make(chan struct{}),

@@ -55,6 +55,8 @@ type Config struct {
 	ClusterDomain       string
 	ReservedMemoryBytes int64
 	RegistryMirrors     map[string][]string
+	// ImagesOfCloud are patterns of the images for which cells ask Kip for credentials.
+	ImagesOfCloud []string
 	// HasPlugins says that cells may be given plugins.
 	HasPlugins bool
 	// Options are what standby cells are launched with.

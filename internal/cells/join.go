@@ -384,6 +384,7 @@ func (c *Controller) agentConfig(cell *Cell, node string, dns []netip.Addr) agen
 		ClusterDomain:       c.cfg.ClusterDomain,
 		ReservedMemoryBytes: c.cfg.ReservedMemoryBytes,
 		RegistryMirrors:     c.cfg.RegistryMirrors,
+		ImagesOfCloud:       c.cfg.ImagesOfCloud,
 		Plugins:             c.cfg.HasPlugins || len(cell.Plugins) > 0,
 	}
 }

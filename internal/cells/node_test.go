@@ -38,10 +38,14 @@ func TestACellIsOfTheNodeOfItsPod(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			told = append(told, c.NodeName)
+			if !slices.Equal(c.ImagesOfCloud, []string{"*.example.com"}) {
+				t.Errorf("the agent is told of the cloud's images %q", c.ImagesOfCloud)
+			}
 		}
 		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(""))}
 	}
-	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+	with := func(s *setup) { s.ImagesOfCloud = []string{"*.example.com"} }
+	inBubble(t, with, nil, func(t *testing.T, b *bubble) {
 		b.links.agents = agents
 		one, two := b.requestOn("a", ""), b.requestOn("b", "kip-0-2")
 		b.later(10 * time.Second)

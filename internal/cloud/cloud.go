@@ -119,6 +119,8 @@ const (
 	CallAdmit       Call = "admit"
 	CallConsole     Call = "console"
 	CallResolve     Call = "resolve"
+	// CallPullCredentials asks for what pulls some images.
+	CallPullCredentials Call = "pullCredentials"
 	// CallInterruptions asks which instances are to be taken back; a cloud that says so by
 	// itself has none.
 	CallInterruptions Call = "interruptions"
@@ -149,6 +151,7 @@ type Features struct {
 	Tagger      Tagger
 	Admitter    Admitter
 	Resolver    Resolver
+	Registries  Registries
 }
 
 // Stopper is a cloud that can stop an instance, which then costs only its disk,

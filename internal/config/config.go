@@ -110,9 +110,15 @@ type AWS struct {
 	SecretAccessKey       Secret `key:"secretAccessKey" doc:"The access key's secret."`
 	VPCID                 string `key:"vpcID" doc:"VPC of the cells; default means the account's default VPC. Default: that of subnetID, or the VPC that Kip runs in."`
 	SubnetID              string `key:"subnetID" doc:"Subnet of the cells, or several of one VPC, separated by commas, in one zone or several. Default: all of vpcID, or the subnet that Kip runs in. A cell that was launched together with others takes seventeen addresses of it, one by itself two: give cells subnets of their own."`
-	EndpointURL           string `key:"endpointURL" doc:"Another address of the EC2 API, for private clouds that speak it. With it Kip asks no other service, nor the metadata of the instance that it runs on."`
+	ECR                   ECR    `key:"ecr" doc:"Images in ECR, which cells pull with credentials that Kip gets for them."`
+	EndpointURL           string `key:"endpointURL" doc:"Another address of the EC2 API, and of STS' and ECR's, for private clouds that speak it. With it Kip asks no other service, nor the metadata of the instance that it runs on."`
 	InsecureTLSSkipVerify bool   `key:"insecureTLSSkipVerify" default:"false" doc:"Do not verify the certificate of endpointURL."`
 	ECSClusterName        string `key:"ecsClusterName" deprecated:"Fargate is not supported" doc:"Ignored."`
+}
+
+// ECR is Amazon's registry of images.
+type ECR struct {
+	RoleARN string `key:"roleARN" doc:"Role that Kip assumes for a cell's credentials, each time limited to the repositories that its pod names. Without one no cell gets any, and a pod whose image is in ECR needs a pull secret."`
 }
 
 // Subnets are the IDs in SubnetID.

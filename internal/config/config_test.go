@@ -45,6 +45,8 @@ cloud:
     secretAccessKey: very-secret
     vpcID: vpc-1
     subnetID: subnet-1
+    ecr:
+      roleARN: arn:aws-us-gov:iam::123456789012:role/path/kip-images
     endpointURL: https://ec2.example.com:8443
     insecureTLSSkipVerify: true
 etcd:
@@ -194,6 +196,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 		Kind:       "serverConfig",
 		Cloud: Cloud{AWS: &AWS{Region: "us-gov-west-1", AccessKeyID: "AKIAEXAMPLE", SecretAccessKey: "very-secret", VPCID: "vpc-1",
 			SubnetID:    "subnet-1",
+			ECR:         ECR{RoleARN: "arn:aws-us-gov:iam::123456789012:role/path/kip-images"},
 			EndpointURL: "https://ec2.example.com:8443", InsecureTLSSkipVerify: true}},
 		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/var/lib/kip", ConfigFile: "/etc/kip/etcd.yaml"},
 			EncryptionKeyFiles: []string{"/etc/kip/new.key", "/etc/kip/old.key"}},
@@ -445,6 +448,11 @@ func TestErrors(t *testing.T) {
 			`p.yaml:1: cloud.aws.region: "us-east-1a" is not valid: want a region such as us-east-1`},
 		{"endpoint", "cloud: {aws: {endpointURL: ec2.example.com}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.endpointURL: "ec2.example.com" is not valid: want a URL such as https://ec2.example.com`},
+		{"a role's name", "cloud:\n  aws:\n    ecr: {roleARN: kip-images}\ncells: {defaultInstanceType: x}",
+			`p.yaml:3: cloud.aws.ecr.roleARN: "kip-images" is not valid: want the ARN of a role such as arn:aws:iam::123456789012:role/kip-images`},
+		{"a profile", "cloud:\n  aws:\n    ecr: {roleARN: 'arn:aws:iam::123456789012:instance-profile/x'}\ncells: {defaultInstanceType: x}",
+			`p.yaml:3: cloud.aws.ecr.roleARN: "arn:aws:iam::123456789012:instance-profile/x" is not valid: ` +
+				`want the ARN of a role such as arn:aws:iam::123456789012:role/kip-images`},
 		{"half an access key", "cloud: {aws: {accessKeyID: a}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.secretAccessKey: there is no value: cloud.aws.accessKeyID needs it`},
 		{"two credentials", "cloud: {gce: {credentialsFile: f, credentials: {clientEmail: e, privateKey: k}}}\ncells: {defaultInstanceType: x}",

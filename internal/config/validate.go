@@ -152,6 +152,8 @@ var (
 	agentVersion = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$`)
 	sha256Digits = regexp.MustCompile(`^[0-9a-f]{64}$`)
 	ifName       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
+	// Source: IAM User Guide, "IAM identifiers" and "IAM and AWS STS quotas".
+	roleARN = regexp.MustCompile(`^arn:aws(-[a-z]+)*:iam::[0-9]{12}:role/([!-.0-~]+/)*[\w+=,.@-]{1,64}$`)
 )
 
 func (d *decoder) validate(c *Config) {
@@ -223,6 +225,8 @@ func (d *decoder) cloud(c Cloud) {
 		}
 		d.check(a.VPCID == "" || a.VPCID == "default" || strings.HasPrefix(a.VPCID, "vpc-"), "cloud.aws.vpcID", a.VPCID,
 			"an ID such as vpc-0123456789abcdef0, or default")
+		d.check(a.ECR.RoleARN == "" || roleARN.MatchString(a.ECR.RoleARN), "cloud.aws.ecr.roleARN", a.ECR.RoleARN,
+			"the ARN of a role such as arn:aws:iam::123456789012:role/kip-images")
 		d.together("cloud.aws.accessKeyID", a.AccessKeyID != "", "cloud.aws.secretAccessKey", a.SecretAccessKey != "")
 	}
 	if g := c.GCE; g != nil && g.Credentials != nil {

@@ -67,6 +67,9 @@ const (
 	FirewallFailed       = "FirewallFailed"
 )
 
+// Of the images of pods.
+const NoImageCredentials = "NoImageCredentials"
+
 // Of volumes. Those of an attachment are named as Kubernetes names them.
 const (
 	VolumeUnsupported      = "VolumeUnsupported"

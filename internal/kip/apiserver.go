@@ -13,6 +13,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/pulse"
@@ -276,6 +277,7 @@ type podEvents struct{ recorder record.EventRecorder }
 var (
 	_ cells.Recorder     = podEvents{}
 	_ isolation.Recorder = podEvents{}
+	_ cellapi.Recorder   = podEvents{}
 )
 
 func (e podEvents) Event(pod apiv1.PodReference, kind, reason, message string) {

@@ -57,6 +57,7 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 			SecretAccessKey: a.SecretAccessKey.Reveal(),
 			VPC:             a.VPCID,
 			Subnets:         a.Subnets(),
+			ImageRole:       a.ECR.RoleARN,
 			Endpoint:        a.EndpointURL,
 			SkipVerify:      a.InsecureTLSSkipVerify,
 			ExtraCIDRs:      cfg.Cells.ExtraCIDRs,

@@ -305,12 +305,17 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 	if l.logs, err = podlogs.Open(podlogs.Config{Dir: filepath.Join(l.cfg.Etcd.Internal.DataDir, "podlogs"), Log: l.Log}); err != nil {
 		return err
 	}
+	recorder, stop := l.api.eventRecorder(ctx, l.NodeName)
+	l.events, l.recorder = podEvents{recorder}, recorder
+	l.atEnd(stop)
 	l.cellAPI, err = cellapi.New(cellapi.Config{
 		NodeName:  l.NodeName,
 		Node:      l.api.nodeConfig,
 		Own:       l.api.ownConfig,
 		Pods:      l.nodes.Pods(),
 		IPv6:      l.machines.Traits().IPv6,
+		Images:    l.imageCredentials(),
+		Events:    l.events,
 		Observer:  l.metrics,
 		Overdrawn: tunnel.Hold,
 		Log:       l.Log,
@@ -318,9 +323,6 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	recorder, stop := l.api.eventRecorder(ctx, l.NodeName)
-	l.events, l.recorder = podEvents{recorder}, recorder
-	l.atEnd(stop)
 	many, err := l.api.protobuf()
 	if err != nil {
 		return err
@@ -407,6 +409,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		ClusterDomain:       l.ClusterDomain,
 		ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
 		RegistryMirrors:     l.cfg.Cells.RegistryMirrors,
+		ImagesOfCloud:       l.imagesOfCloud(),
 		HasPlugins:          len(l.cfg.Cells.CSIDrivers) > 0,
 
 		Health:      health(l.cfg),

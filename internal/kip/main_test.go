@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/elotl/kip/internal/agent/imageplugin"
 )
 
 // ending are goroutines that end by themselves a while after they were told to: a reflector
@@ -23,6 +25,9 @@ var ending = []string{
 const endTime = 10 * time.Second
 
 func TestMain(m *testing.M) {
+	if os.Getenv(asPlugin) != "" {
+		os.Exit(imageplugin.Run())
+	}
 	code := m.Run()
 	if code == 0 {
 		awaitEnds()

@@ -35,6 +35,8 @@ const (
 	callConsole     = string(cloud.CallConsole)
 
 	callInterruptions = string(cloud.CallInterruptions)
+
+	callPullCredentials = string(cloud.CallPullCredentials)
 )
 
 // Cloud returns c with its calls, and those of its features, measured.
@@ -56,6 +58,7 @@ var (
 	_ cloud.Admitter    = measuredAdmitter{}
 	_ cloud.Resolver    = measuredResolver{}
 	_ cloud.Console     = measuredConsole{}
+	_ cloud.Registries  = measuredRegistries{}
 )
 
 func (c *measuredCloud) Features() cloud.Features {
@@ -83,6 +86,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Resolver != nil {
 		f.Resolver = measuredResolver{f.Resolver, c.m}
+	}
+	if f.Registries != nil {
+		f.Registries = measuredRegistries{f.Registries, c.m}
 	}
 	return f
 }
@@ -263,6 +269,17 @@ type measuredConsole struct {
 
 func (k measuredConsole) Console(ctx context.Context, id string) ([]byte, error) {
 	return measured(ctx, k.m, callConsole, func() ([]byte, error) { return k.console.Console(ctx, id) })
+}
+
+type measuredRegistries struct {
+	cloud.Registries // its patterns are known without a call
+	m                *Metrics
+}
+
+func (r measuredRegistries) PullCredentials(ctx context.Context, registry string, repositories ...string) (cloud.PullCredentials, error) {
+	return measured(ctx, r.m, callPullCredentials, func() (cloud.PullCredentials, error) {
+		return r.Registries.PullCredentials(ctx, registry, repositories...)
+	})
 }
 
 // measured makes a call that returns something.

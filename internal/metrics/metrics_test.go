@@ -505,6 +505,15 @@ func (k testConsole) Console(context.Context, string) ([]byte, error) {
 	return []byte("text"), k.c.err
 }
 
+type testRegistries struct{ c *testCloud }
+
+func (r testRegistries) Images() []string { return []string{"*.example.com"} }
+
+func (r testRegistries) PullCredentials(_ context.Context, registry string, repositories ...string) (cloud.PullCredentials, error) {
+	r.c.took()
+	return cloud.NewPullCredentials(registry, strings.Join(repositories, ","), time.Hour), r.c.err
+}
+
 type testInterrupter struct{ c *testCloud }
 
 func (i testInterrupter) Interruptions(ctx context.Context, l cloud.Listener) error {
@@ -526,6 +535,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		Admitter:    testAdmitter{inner},
 		Resolver:    testResolver{inner},
 		Console:     testConsole{inner},
+		Registries:  testRegistries{inner},
 	}
 	c := f.Cloud(inner)
 	ctx := context.Background()
@@ -581,6 +591,11 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	if text, err := c.Features().Console.Console(ctx, "i-1"); err != nil || string(text) != "text" {
 		t.Errorf("the console gave %q, %v", text, err)
 	}
+	registries := c.Features().Registries
+	if got, err := registries.PullCredentials(ctx, "a.example.com", "b", "c"); err != nil || got.Username != "a.example.com" ||
+		got.Reveal() != "b,c" || !slices.Equal(registries.Images(), []string{"*.example.com"}) {
+		t.Errorf("credentials %v, %v, for images %v", got, err, registries.Images())
+	}
 	onDemand := false
 	inner.err = cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "m5.large", Zone: "y", Spot: &onDemand}, errors.New("none"))
 	if err := c.Features().Stopper.Start(ctx, "i-1").Err(); err != inner.err {
@@ -602,9 +617,11 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		"call=catalogue,error=": "1 0.25", "call=list,error=": "1 0.25", "call=terminate,error=cancelled": "1 0.25",
 		"call=terminate,error=unknown": "1 0.25",
 		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=admit,error=": "1 0.25",
-		"call=resolve,error=":       "1 0.25",
-		"call=console,error=":       "1 0.25",
-		"call=start,error=capacity": "1 0.25", "call=interruptions,error=unknown": "1 0.25",
+		"call=resolve,error=": "1 0.25",
+		"call=console,error=": "1 0.25",
+
+		"call=pullCredentials,error=": "1 0.25",
+		"call=start,error=capacity":   "1 0.25", "call=interruptions,error=unknown": "1 0.25",
 	})
 	f.want(t, "kip_cloud_capacity_errors_total", map[string]string{
 		"instance_type=c5.large,launch_type=spot,zone=z": "2", "instance_type=m5.large,launch_type=on-demand,zone=y": "1",
@@ -635,6 +652,7 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		"admitter":    {Admitter: testAdmitter{c}},
 		"resolver":    {Resolver: testResolver{c}},
 		"console":     {Console: testConsole{c}},
+		"registries":  {Registries: testRegistries{c}},
 		"parts":       {Parts: struct{ cloud.Parts }{}},
 	} {
 		c.features = features

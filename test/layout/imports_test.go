@@ -317,6 +317,10 @@ func arrows() []direction {
 			why: "what may be launched does not depend on for whom",
 		},
 		{
+			of: []string{"internal/registries"}, only: []string{"internal/agentapi", "internal/cloud"},
+			why: "what pulls an image is lent by the cloud for whoever may have it; who that is, is the cell API's business",
+		},
+		{
 			of: []string{"internal/roster"}, only: []string{"internal/catalog", "internal/config", "internal/placement"},
 			why: "which virtual nodes there are follows from what is configured and offered, and touches none",
 		},

@@ -25,6 +25,7 @@ import (
 	"github.com/elotl/kip/internal/agent/cloudinit"
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/disks"
+	"github.com/elotl/kip/internal/agent/imageplugin"
 	"github.com/elotl/kip/internal/agent/machine"
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/shim"
@@ -66,6 +67,7 @@ var programs = map[string]func() int{
 	shimProgram:       shim.Run,
 	configs.CNIPlugin: network.Plugin,
 
+	configs.ImagePlugin:  imageplugin.Run,
 	disks.LosetupProgram: disks.Losetup,
 }
 

@@ -65,7 +65,7 @@ func TestAnAgentThatTakesOverIsToldWhatTheOneBeforeWas(t *testing.T) {
 }
 
 func TestEveryItzoHasWhatAPodStartsOften(t *testing.T) {
-	for _, name := range []string{"cell", "version", "itzo-cni", shimProgram} {
+	for _, name := range []string{"cell", "version", "itzo-cni", "itzo-image-credentials", shimProgram} {
 		if programs[name] == nil {
 			t.Errorf("no program %s", name)
 		}

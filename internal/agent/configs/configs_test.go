@@ -12,7 +12,9 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+	kubeletv1 "k8s.io/kubelet/config/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+	credentialproviderv1 "k8s.io/kubelet/pkg/apis/credentialprovider/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/internal/agentapi"
@@ -145,7 +147,35 @@ func TestOtherFilesAreAsReviewed(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "cni.json", b)
-	golden(t, "kubelet-args.txt", []byte(strings.Join(KubeletArgs(config()), "\n")+"\n"))
+	images := config()
+	images.ImagesOfCloud = []string{"*.dkr.ecr.*.amazonaws.com", "*.registry.example.com"}
+	golden(t, "kubelet-args-images.txt", []byte(strings.Join(KubeletArgs(images, "/run/itzo/bin"), "\n")+"\n"))
+	if b, err = ImageProvidersFile(images, "https://127.0.0.1:6422", files); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "image-credentials.json", b)
+	golden(t, "kubelet-args.txt", []byte(strings.Join(KubeletArgs(config(), "/run/itzo/bin"), "\n")+"\n"))
+}
+
+func TestTheKubeletKnowsAllThatItIsToldOfImageProviders(t *testing.T) {
+	c := config()
+	c.ImagesOfCloud = []string{"*.registry.example.com"}
+	b, err := ImageProvidersFile(c, "https://127.0.0.1:6422", files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var typed kubeletv1.CredentialProviderConfig
+	if err := yaml.UnmarshalStrict(b, &typed); err != nil {
+		t.Fatalf("the kubelet would refuse it: %v", err)
+	}
+	if len(typed.Providers) != 1 || typed.APIVersion != kubeletv1.SchemeGroupVersion.String() {
+		t.Fatalf("%+v", typed)
+	}
+	p := typed.Providers[0]
+	if p.Name != ImagePlugin || p.APIVersion != credentialproviderv1.SchemeGroupVersion.String() || p.DefaultCacheDuration == nil ||
+		p.DefaultCacheDuration.Duration != 0 || !slices.Equal(p.MatchImages, c.ImagesOfCloud) || len(p.Args) != 4 {
+		t.Errorf("%+v", p)
+	}
 }
 
 func TestRegistryHostsAreInOrderAndCoverPaths(t *testing.T) {
@@ -207,6 +237,9 @@ func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 			[]string{"registryMirrors[a]: no URL"}},
 		"mirror scheme": {func(c *agentapi.Config) { c.RegistryMirrors = map[string][]string{"a": {"m:5000"}} },
 			[]string{`"m:5000" is not a base URL`}},
+		"image pattern": {func(c *agentapi.Config) { c.ImagesOfCloud = []string{"*.a.b", "a b"} }, []string{`imagesOfCloud[1]: "a b"`}},
+		"image URL":     {func(c *agentapi.Config) { c.ImagesOfCloud = []string{"https://a.b"} }, []string{`imagesOfCloud[0]: "https://a.b"`}},
+		"many patterns": {func(c *agentapi.Config) { c.ImagesOfCloud = slices.Repeat([]string{"*.a"}, 257) }, []string{"imagesOfCloud: 257"}},
 		"several": {func(c *agentapi.Config) { c.NodeName, c.ReservedMemoryBytes = "_", -1 },
 			[]string{"nodeName", "reservedMemoryBytes"}},
 	} {
@@ -226,8 +259,8 @@ func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 func TestACellWithIPv6TellsItsPartsBothAddresses(t *testing.T) {
 	c := config()
 	four, err := CNI(c, "/gates", nil)
-	if err != nil || strings.Contains(string(four), "IPv6") || !slices.Contains(KubeletArgs(c), "--node-ip=10.110.0.2") {
-		t.Errorf("without IPv6: %v, %s, %v", KubeletArgs(c), four, err)
+	if err != nil || strings.Contains(string(four), "IPv6") || !slices.Contains(KubeletArgs(c, "/run/itzo/bin"), "--node-ip=10.110.0.2") {
+		t.Errorf("without IPv6: %v, %s, %v", KubeletArgs(c, "/run/itzo/bin"), four, err)
 	}
 	c.NodeIPv6, c.PodIPv6 = netip.MustParseAddr("fd10:110::2"), netip.MustParseAddr("fd10:110::8002")
 	if err := Validate(c); err != nil {
@@ -239,7 +272,7 @@ func TestACellWithIPv6TellsItsPartsBothAddresses(t *testing.T) {
 		t.Errorf("%s, %v", both, err)
 	}
 	// The kubelet reports the addresses of its pod in the order of its own.
-	if args := KubeletArgs(c); !slices.Contains(args, "--node-ip=10.110.0.2,fd10:110::2") {
+	if args := KubeletArgs(c, "/run/itzo/bin"); !slices.Contains(args, "--node-ip=10.110.0.2,fd10:110::2") {
 		t.Errorf("the kubelet gets %v", args)
 	}
 }

@@ -24,6 +24,7 @@ const (
 	Kubeconfig       = KubeletRoot + "/kubeconfig"
 	KubeProxyConfig  = "/var/lib/kube-proxy/config.yaml"
 	StaticPodDir     = "/etc/kubernetes/manifests"
+	ImageProviders   = KubeletRoot + "/image-credentials.json"
 )
 
 // disabledPlugins are those containerd plugins that no cell uses. Each costs

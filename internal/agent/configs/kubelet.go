@@ -168,9 +168,9 @@ func nodeIPs(c agentapi.Config) []netip.Addr {
 }
 
 // KubeletArgs are the kubelet's arguments beside its configuration file: what
-// has no key there. The first one makes it run kube-proxy, too.
-func KubeletArgs(c agentapi.Config) []string {
-	return []string{
+// has no key there. The first one makes it run kube-proxy, too. binDir holds ImagePlugin.
+func KubeletArgs(c agentapi.Config, binDir string) []string {
+	args := []string{
 		KubeProxyFlag + KubeProxyConfig,
 		"--config=" + KubeletConfig,
 		"--kubeconfig=" + Kubeconfig,
@@ -184,6 +184,10 @@ func KubeletArgs(c agentapi.Config) []string {
 		// 15 s or more seldom.
 		"--housekeeping-interval=15s",
 	}
+	if len(c.ImagesOfCloud) > 0 {
+		args = append(args, "--image-credential-provider-config="+ImageProviders, "--image-credential-provider-bin-dir="+binDir)
+	}
+	return args
 }
 
 // KubeconfigFile renders the kubeconfig by which the kubelet reaches the local

@@ -50,6 +50,14 @@ func Validate(c agentapi.Config) error {
 	if c.ReservedMemoryBytes < 0 {
 		bad("reservedMemoryBytes: %d is negative", c.ReservedMemoryBytes)
 	}
+	if len(c.ImagesOfCloud) > maxImagePatterns {
+		bad("imagesOfCloud: %d patterns, want at most %d", len(c.ImagesOfCloud), maxImagePatterns)
+	}
+	for i, p := range c.ImagesOfCloud[:min(len(c.ImagesOfCloud), maxImagePatterns)] {
+		if len(p) > 253 || !imagePatterns.MatchString(p) {
+			bad("imagesOfCloud[%d]: %.253q is not a pattern of hosts such as *.registry.example.com", i, p)
+		}
+	}
 	if _, err := RegistryHosts(c.RegistryMirrors); err != nil {
 		errs = append(errs, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/aws/aws-sdk-go-v2/service/sts"
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
@@ -28,12 +29,15 @@ var (
 	_ cloud.Tagger      = (*Cloud)(nil)
 	_ cloud.Admitter    = (*Cloud)(nil)
 	_ cloud.Resolver    = (*Cloud)(nil)
+	_ cloud.Registries  = (*Cloud)(nil)
 )
 
 // Cloud is EC2 in one region. It is safe for concurrent use.
 type Cloud struct {
 	cfg        Config
 	api        *ec2.Client
+	sts        *sts.Client
+	sdk        aws.Config // of which the clients of registries are made
 	dialPublic bool
 	onInstance bool // Kip runs on one in the VPC
 	unlocated  bool // no metadata service answered: Kip is outside, or that was silent for a moment
@@ -72,6 +76,9 @@ func (c *Cloud) Traits() cloud.Traits {
 	describe := cloud.Budget{Requests: cloud.Bucket{Capacity: 100, Refill: 20}}
 	mutate := cloud.Budget{Requests: cloud.Bucket{Capacity: 50, Refill: 5}}
 	begin := cloud.Budget{Requests: cloud.Bucket{Capacity: 5, Refill: 2}, Resources: cloud.Bucket{Capacity: 1000, Refill: 2}}
+	// Far below the 600 calls a second that STS takes of an account (IAM User Guide, "IAM and
+	// AWS STS quotas"), and the 500 of ECR: other programs use them, too.
+	lend := cloud.Budget{Requests: cloud.Bucket{Capacity: 50, Refill: 20}}
 	return cloud.Traits{
 		ListLag:        20 * time.Second,
 		Poll:           2 * time.Second,
@@ -98,6 +105,8 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallConsole:     describe,
 
 			cloud.CallInterruptions: describe,
+
+			cloud.CallPullCredentials: lend,
 		},
 	}
 }
@@ -112,6 +121,7 @@ func (c *Cloud) Features() cloud.Features {
 		Tagger:      c,
 		Admitter:    c,
 		Resolver:    c,
+		Registries:  c,
 	}
 }
 

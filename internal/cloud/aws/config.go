@@ -19,6 +19,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/sts"
 	"k8s.io/utils/clock"
 )
 
@@ -37,9 +38,13 @@ type Config struct {
 	// Subnets are the IDs of where cells are launched. When empty: all of VPC if it is
 	// set, else the one that Kip runs in.
 	Subnets []string
+	// ImageRole is the ARN of the role that is assumed for the credentials by which cells
+	// pull images from ECR. Without one no cell is given any.
+	ImageRole string
 	// Endpoint is the URL of another EC2 API. With it nothing else is asked, neither
 	// AWS nor the metadata service: STS is expected there, too, where the credentials
-	// come from it, unless AWS_ENDPOINT_URL_STS says otherwise.
+	// come from it, unless AWS_ENDPOINT_URL_STS says otherwise, and ECR's API, unless
+	// AWS_ENDPOINT_URL_ECR does.
 	Endpoint string
 	// SkipVerify takes any certificate of Endpoint.
 	SkipVerify bool
@@ -100,6 +105,8 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 	c := &Cloud{
 		cfg:    cfg,
 		api:    newAPI(sdk, cfg),
+		sts:    newSTS(sdk, cfg),
+		sdk:    sdk,
 		images: map[string]image{},
 		groups: map[string]string{},
 		own:    map[string]cellsGroup{},
@@ -169,14 +176,27 @@ func (cfg *Config) locate(sdkRegion string, here whereabouts) error {
 func newAPI(sdk aws.Config, cfg Config) *ec2.Client {
 	return ec2.NewFromConfig(sdk, func(o *ec2.Options) {
 		o.Region = cfg.Region
-		if cfg.Transport != nil {
-			o.HTTPClient = &http.Client{Transport: cfg.Transport}
-		}
-		o.HTTPClient = bounded{o.HTTPClient}
+		o.HTTPClient = cfg.bound(o.HTTPClient)
 		if cfg.Endpoint != "" {
 			o.BaseEndpoint = aws.String(strings.TrimSuffix(cfg.Endpoint, "/"))
 		}
 	})
+}
+
+// newSTS is that of the region.
+func newSTS(sdk aws.Config, cfg Config) *sts.Client {
+	return sts.NewFromConfig(sdk, func(o *sts.Options) {
+		o.Region = cfg.Region
+		o.HTTPClient = cfg.bound(o.HTTPClient)
+	})
+}
+
+// bound is a client of the SDK's, or Transport in its place, whose answers are bounded.
+func (cfg *Config) bound(client ec2.HTTPClient) ec2.HTTPClient {
+	if cfg.Transport != nil {
+		client = &http.Client{Transport: cfg.Transport}
+	}
+	return bounded{client}
 }
 
 // client is the SDK's own, but for the certificate that it takes.

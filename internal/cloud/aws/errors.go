@@ -206,6 +206,21 @@ func classify(err error, asked cloud.Scope) error {
 	return said // InternalError, Unavailable: it may have been done
 }
 
+// classifyBeside says what an error means of a service that is asked beside EC2.
+func classifyBeside(err error) error {
+	said := saidOf(err)
+	if said == nil {
+		return err
+	}
+	switch m := meanings[said.code]; {
+	case m.cause == cloud.ErrThrottled, m.cause == cloud.ErrUnauthorised:
+		return cloud.No(m.cause, cloud.Scope{}, said)
+	case refusal(err):
+		return cloud.No(cloud.ErrRefused, cloud.Scope{}, said)
+	}
+	return said
+}
+
 // passRole is the action that the use of an instance profile asks a right to. EC2 has no code
 // of its own for it.
 const passRole = "iam:PassRole"

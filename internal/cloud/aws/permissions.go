@@ -122,19 +122,52 @@ var permissions = []permission{
 		resources:  []string{"arn:*:iam::*:role/*"},
 		conditions: map[string]map[string][]string{"StringEquals": {"iam:PassedToService": {"ec2.amazonaws.com"}}},
 	},
+	{
+		sid: "KipLendsPulls",
+		why: "The role in `cloud.aws.ecr.roleARN`, below: Kip assumes it for the credentials by which cells pull images. " +
+			"Change it where that role has another name, or leave it out where there is none.",
+		actions:   []string{"sts:AssumeRole"},
+		resources: []string{"arn:*:iam::*:role/kip-images"},
+	},
 }
 
-// Policy is the IAM policy that Kip needs, JSON.
-func Policy() []byte {
-	type statement struct {
-		Sid, Effect      string
-		Action, Resource []string
-		Condition        map[string]map[string][]string `json:",omitempty"`
-	}
-	doc := struct {
-		Version   string
-		Statement []statement
-	}{Version: "2012-10-17"}
+// pullActions are what ECR asks for where an image is pulled. Source: Amazon ECR User Guide,
+// "Private registry permissions".
+var pullActions = []string{"ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"}
+
+// imagePermissions are those of the role in Config.ImageRole.
+var imagePermissions = []permission{
+	{
+		sid:       "KipGetsTokens",
+		why:       "The token that is the password for a registry. ECR limits this call to no repository.",
+		actions:   []string{"ecr:GetAuthorizationToken"},
+		resources: []string{"*"},
+	},
+	{
+		sid: "KipPulls",
+		why: "The images that pods may have. Narrow it to their repositories; each cell is lent only those that its pod names. " +
+			"Those of another account have to allow it by their own policies, too.",
+		actions:   pullActions,
+		resources: []string{"arn:*:ecr:*:*:repository/*"},
+	},
+}
+
+// statement is one of a policy's.
+type statement struct {
+	Sid, Effect      string
+	Action, Resource []string
+	Condition        map[string]map[string][]string `json:",omitempty"`
+}
+
+// document is a policy of IAM.
+type document struct {
+	Version   string
+	Statement []statement
+}
+
+// policyOf allows what is permitted, and nothing else.
+func policyOf(permissions []permission) document {
+	doc := document{Version: "2012-10-17"}
 	for _, p := range permissions {
 		doc.Statement = append(doc.Statement, statement{
 			Sid:       p.sid,
@@ -144,6 +177,16 @@ func Policy() []byte {
 			Condition: p.conditions,
 		})
 	}
+	return doc
+}
+
+// Policy is the IAM policy that Kip needs, JSON.
+func Policy() []byte { return policyOf(permissions).text() }
+
+// ImagePolicy is the one that the role in Config.ImageRole needs, JSON.
+func ImagePolicy() []byte { return policyOf(imagePermissions).text() }
+
+func (doc document) text() []byte {
 	var text bytes.Buffer
 	out := json.NewEncoder(&text)
 	out.SetEscapeHTML(false)
@@ -154,9 +197,9 @@ func Policy() []byte {
 	return text.Bytes()
 }
 
-// actions are all that the policy allows.
+// actions are all that the policies allow.
 func actions() (all []string) {
-	for _, p := range permissions {
+	for _, p := range slices.Concat(permissions, imagePermissions) {
 		all = append(all, p.actions...)
 	}
 	slices.Sort(all)
@@ -180,11 +223,27 @@ policy of its own, in which the Kip's controller ID, the value of that tag on it
 | statement | allows | for |
 | --- | --- | --- |
 `)
+	tell(&b, permissions)
+	b.WriteString(`
+## The role for images
+
+Cells pull [images in ECR](aws.md#images-in-ecr) with credentials of the role in ` + "`cloud.aws.ecr.roleARN`" + `, which needs the policy below.
+Its trust policy lets Kip's own role assume it: ` + "`sts:AssumeRole`" + ` for the principal that Kip is. Each session of it is limited by a policy
+of its own to the repositories that one pod names.
+
+| statement | allows | for |
+| --- | --- | --- |
+`)
+	tell(&b, imagePermissions)
+	return b.String()
+}
+
+// tell writes the rows of a table, and the policy that they make.
+func tell(b *strings.Builder, permissions []permission) {
 	for _, p := range permissions {
-		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", p.sid, "`"+strings.Join(p.actions, "`, `")+"`", p.why)
+		fmt.Fprintf(b, "| `%s` | %s | %s |\n", p.sid, "`"+strings.Join(p.actions, "`, `")+"`", p.why)
 	}
 	b.WriteString("\n```json\n")
-	b.Write(Policy())
+	b.Write(policyOf(permissions).text())
 	b.WriteString("```\n")
-	return b.String()
 }

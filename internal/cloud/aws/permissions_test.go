@@ -32,7 +32,10 @@ func TestPermissionsPage(t *testing.T) {
 	}
 }
 
-// callsOf are the actions that a package's sources ask EC2 for: the methods of its client,
+// services are what the fields are called that hold the clients, with the services' names to IAM.
+var services = map[string]string{"api": "ec2", "sts": "sts", "ecr": "ecr"}
+
+// callsOf are the actions that a package's sources ask AWS for: the methods of its clients,
 // and the paginators.
 func callsOf(t *testing.T, dir string) (all []string) {
 	t.Helper()
@@ -58,8 +61,8 @@ func callsOf(t *testing.T, dir string) (all []string) {
 				return true
 			}
 			name := method.Sel.Name
-			if of, ok := method.X.(*ast.SelectorExpr); ok && of.Sel.Name == "api" {
-				all = append(all, "ec2:"+name)
+			if of, ok := method.X.(*ast.SelectorExpr); ok && services[of.Sel.Name] != "" {
+				all = append(all, services[of.Sel.Name]+":"+name)
 			}
 			if paged := strings.TrimSuffix(strings.TrimPrefix(name, "New"), "Paginator"); "New"+paged+"Paginator" == name {
 				all = append(all, "ec2:"+paged)
@@ -72,8 +75,8 @@ func callsOf(t *testing.T, dir string) (all []string) {
 }
 
 func TestThePolicyHasTheCallsOfTheCodeAndNoOther(t *testing.T) {
-	calls, allowed := callsOf(t, "."), slices.DeleteFunc(actions(),
-		func(a string) bool { return a == "iam:PassRole" }) // asked for by RunInstances
+	besides := append([]string{"iam:PassRole"}, pullActions...) // asked for by RunInstances, and by cells that pull
+	calls, allowed := callsOf(t, "."), slices.DeleteFunc(actions(), func(a string) bool { return slices.Contains(besides, a) })
 	if !slices.Equal(calls, allowed) {
 		t.Errorf("the code calls %v; the policy allows %v", calls, allowed)
 	}
@@ -86,10 +89,12 @@ func underPolicy(t *testing.T, knobs sim.Knobs) (*Cloud, *ec2.Model, *ec2.Policy
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := anAccount(knobs)
+	cfg := withRepositories(t, anAccount(knobs))
 	cfg.Policies = map[string]*ec2.Policy{"AKIATESTS": policy}
 	model, url := serve(t, cfg)
-	return open(t, settings(url)), model, policy
+	lends := settings(url)
+	lends.ImageRole = imageRole
+	return open(t, lends), model, policy
 }
 
 func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
@@ -125,6 +130,8 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 			must("a sweep", c.DeleteParts(t.Context(), p.ID).Err())
 		}
 	}
+	_, err = c.PullCredentials(t.Context(), registryHere, "team/app")
+	must("credentials for images", err)
 	if unused := policy.Unused(); len(unused) > 0 {
 		t.Errorf("nothing needs the statements %v", unused)
 	}

@@ -1,0 +1,102 @@
+package imageproviders
+
+import (
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"k8s.io/kubernetes/pkg/credentialprovider/plugin"
+
+	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agent/imageplugin"
+	"github.com/elotl/kip/internal/agent/localapi"
+	"github.com/elotl/kip/internal/agentapi"
+)
+
+// asPlugin says in the environment that the test's own program is to be the plugin.
+const asPlugin = "KIP_TEST_IMAGE_PLUGIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asPlugin) != "" {
+		os.Exit(imageplugin.Run())
+	}
+	goleak.VerifyTestMain(m, goleak.IgnoreCurrent()) // the kubelet's packages start some
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// A kubelet that does not take what it is told of plugins does not start.
+func TestTheKubeletsOwnCodeTakesThePluginAndItsAnswers(t *testing.T) {
+	asked := 0
+	own, err := localapi.NewPKI(filepath.Join(t.TempDir(), "pki"), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	kip, err := own.Listen("127.0.0.1:0", roundTrip(func(r *http.Request) (*http.Response, error) {
+		asked++
+		var one agentapi.ImageRequest
+		if err := json.NewDecoder(r.Body).Decode(&one); err != nil {
+			return nil, err
+		}
+		answer, err := json.Marshal(agentapi.ImageCredentials{Username: "AWS", Password: "for " + one.Image, KeepFor: time.Hour})
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(string(answer)))}, err
+	}), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- kip.Serve(t.Context()) }()
+	t.Cleanup(func() { // t's context ends before
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	patterns := []string{"*.dkr.ecr.*.amazonaws.com", "*.dkr.ecr-fips.*.amazonaws.com", "*.dkr.ecr.*.amazonaws.com.cn", "*.dkr-ecr.*.on.aws"}
+	file, err := configs.ImageProvidersFile(agentapi.Config{ImagesOfCloud: patterns}, kip.URL(), own.Files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	config, bin := filepath.Join(dir, filepath.Base(configs.ImageProviders)), filepath.Join(dir, "bin")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{
+		os.WriteFile(config, file, 0o600), os.Mkdir(bin, 0o700), os.Symlink(self, filepath.Join(bin, configs.ImagePlugin)),
+		plugin.RegisterCredentialProviderPlugins(config, bin, nil, nil),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv(asPlugin, "1")
+	for image, want := range map[string]bool{
+		"123456789012.dkr.ecr.us-east-1.amazonaws.com/team/app":       true,
+		"123456789012.dkr.ecr-fips.us-east-1.amazonaws.com/team/app":  true,
+		"123456789012.dkr.ecr.cn-north-1.amazonaws.com.cn/team/app":   true,
+		"123456789012.dkr-ecr.eu-west-1.on.aws/app":                   true,
+		"docker.io/library/busybox":                                   false,
+		"public.ecr.aws/x/y":                                          false,
+		"123456789012.dkr.ecr.us-east-1.amazonaws.com.evil.example/x": false,
+	} {
+		for range 2 { // the second time the kubelet knows
+			got, found := plugin.NewExternalCredentialProviderDockerKeyring("shop", "web", "uid", "default").Lookup(image)
+			if found != want || found && (len(got) != 1 || got[0].Username != "AWS" || got[0].Password != "for "+image) {
+				t.Errorf("%s: %d credentials, %v, want %v", image, len(got), found, want)
+			}
+		}
+	}
+	if asked != 4 {
+		t.Errorf("Kip was asked %d times for four images", asked)
+	}
+}
