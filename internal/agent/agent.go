@@ -223,6 +223,7 @@ func New(o Options) (*Agent, error) {
 		LogDir:      o.LogDir,
 		KipsImage:   o.Init,
 		SetHostname: o.SetHostname,
+		Sync:        unix.Sync,
 		Reaper:      a.reaper,
 		Log:         o.Log,
 	})
