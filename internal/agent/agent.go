@@ -27,6 +27,7 @@ import (
 	"github.com/elotl/kip/internal/agent/firstboot"
 	"github.com/elotl/kip/internal/agent/localapi"
 	"github.com/elotl/kip/internal/agent/network"
+	"github.com/elotl/kip/internal/agent/notices"
 	"github.com/elotl/kip/internal/agent/plugins"
 	"github.com/elotl/kip/internal/agent/supervise"
 	"github.com/elotl/kip/internal/agentapi"
@@ -78,13 +79,16 @@ type Options struct {
 	Init    bool
 	Version string
 	Log     *slog.Logger
-	Clock   clock.Clock
+	Clock   clock.WithTicker
 	// Boot is how the machine came to the agent; zero where no kernel was started for it.
 	Boot agentapi.Boot
 	// SinceBoot is the time since that kernel started.
 	SinceBoot func() time.Duration
 	// SetHostname sets the running machine's name.
 	SetHostname func(name string) error
+	// Metadata is the URL of EC2's metadata service, which is asked whether the machine is taken
+	// back; "" on a machine that is not EC2's.
+	Metadata string
 	// Prepare readies the machine's network for the pod's address.
 	Prepare func(c agentapi.Config) error
 }
@@ -320,6 +324,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	all.Go(func() { a.importPause(containerdCtx) })
 	all.Go(func() { a.machine.Run(background) })
 	all.Go(func() { a.machine.KeepLog(background) })
+	if a.o.Metadata != "" {
+		all.Go(func() { a.watcher().Run(background) })
+	}
 
 	if err := a.guard(background); err != nil {
 		// Tried again before anything of a pod's may start: see apply.
@@ -344,6 +351,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	stopContainerd()
 	<-containerdDone
 	return err
+}
+
+// watcher is who tells Kip that the cloud takes the machine back.
+func (a *Agent) watcher() *notices.Watcher {
+	return notices.New(notices.Options{
+		Metadata: a.o.Metadata,
+		Kip:      a.cell.RoundTripper(),
+		Clock:    a.o.Clock,
+		Log:      a.o.Log,
+	})
 }
 
 // begin makes the components' context known and starts the kubelet with the
