@@ -20,6 +20,11 @@ var Policies []byte
 //go:embed webhook.yaml
 var Webhook []byte
 
+// CloudInit is an example of an operator's cloud-init file, as a Secret.
+//
+//go:embed cloud-init.yaml
+var CloudInit []byte
+
 // StorageClass is for claims whose volumes are disks of Kip's cloud.
 //
 //go:embed storageclass.yaml

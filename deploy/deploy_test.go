@@ -5,10 +5,12 @@ import (
 	"slices"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/deploy"
+	"github.com/elotl/kip/internal/cloudconfig"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/roster"
 )
@@ -45,5 +47,20 @@ func TestRightsNameEachVirtualNode(t *testing.T) {
 	}
 	if seen != 2 {
 		t.Errorf("%d rules name nodes: want those of users and of nodes", seen)
+	}
+}
+
+// It is for any cell, also one of Kip's own image.
+func TestTheExampleOfACloudInitFileIsOne(t *testing.T) {
+	var secret corev1.Secret
+	if err := yaml.UnmarshalStrict(deploy.CloudInit, &secret); err != nil {
+		t.Fatal(err)
+	}
+	d, err := cloudconfig.Parse("cells.yaml", []byte(secret.StringData["cells.yaml"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.NeedsLogin() != "" || len(d.Files) != 1 || len(d.Scripts) != 1 || secret.Namespace != "kip-system" {
+		t.Errorf("it says %+v, in namespace %s", d, secret.Namespace)
 	}
 }

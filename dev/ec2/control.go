@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
@@ -44,6 +45,29 @@ type Capacity struct {
 type Interruption struct {
 	Instance string
 	Notice   time.Duration // how long before; EC2's two minutes when 0
+}
+
+// Rebalance recommends to leave a spot instance.
+type Rebalance struct{ Instance string }
+
+// Rebalance gives one.
+func (m *Model) Rebalance(r Rebalance) error {
+	n := slices.IndexFunc(m.sim.Truth(), func(i sim.Instance) bool { return i.ID == r.Instance && i.Spot })
+	if n < 0 {
+		return fmt.Errorf("the field Instance is %q: want the ID of a spot instance that has not ended", r.Instance)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.risks[r.Instance] = m.now()
+	return nil
+}
+
+// atRisk is when it was recommended to leave an instance.
+func (m *Model) atRisk(instance string) (at time.Time, is bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	at, is = m.risks[instance]
+	return at, is
 }
 
 // State says what is and was.
@@ -101,7 +125,8 @@ func (m *Model) fault(c sim.Call) sim.Fault {
 }
 
 // Control serves what tests do to a model in another process: GET is its State; POST of a
-// Hang, a Capacity or an Interruption to hang, capacity or interrupt does it.
+// Hang, a Capacity, an Interruption or a Rebalance to hang, capacity, interrupt or rebalance
+// does it.
 func (m *Model) Control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+ControlPath, func(w http.ResponseWriter, _ *http.Request) {
@@ -125,6 +150,7 @@ func (m *Model) Control() http.Handler {
 		}
 		return m.sim.Interrupt(i.Instance)
 	})
+	handle(mux, "rebalance", m.Rebalance)
 	return mux
 }
 

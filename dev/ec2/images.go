@@ -170,7 +170,7 @@ func (m *Model) registerImage(r *request) (any, error) {
 
 // mayRegister asks the policy about what the image is made of, and its tags.
 func (m *Model) mayRegister(r *request, i Image) error {
-	resource := "arn:aws:ec2:" + m.cfg.Region + "::image/*"
+	resource := m.publicARN("image/*")
 	if err := m.may(r, "ec2:RegisterImage", resource, tagged("RequestTag", i.Tags)); err != nil {
 		return err
 	}
@@ -199,7 +199,7 @@ func (m *Model) deregisterImage(r *request) (any, error) {
 			tags = i.Tags
 		}
 	}
-	if err := m.may(r, "ec2:DeregisterImage", "arn:aws:ec2:"+m.cfg.Region+"::image/"+id, tagged("ResourceTag", tags)); err != nil {
+	if err := m.may(r, "ec2:DeregisterImage", m.publicARN("image/"+id), tagged("ResourceTag", tags)); err != nil {
 		return nil, err
 	}
 	if err := m.describeNothing(r); err != nil {

@@ -309,15 +309,15 @@ func (m *Model) mayLaunch(r *request, l *launch, image, subnet string, groups []
 			return err
 		}
 	}
-	if err := m.may(r, "ec2:RunInstances", "arn:aws:ec2:"+m.cfg.Region+"::image/"+image, nil); err != nil {
+	if err := m.may(r, "ec2:RunInstances", m.publicARN("image/"+image), nil); err != nil {
 		return err
 	}
 	if l.profile == "" {
 		return nil
 	}
 	name := l.profile[strings.LastIndex(l.profile, "/")+1:]
-	return m.may(r, "iam:PassRole", "arn:aws:iam::"+m.cfg.Account+":role/"+name,
-		map[string][]string{"iam:PassedToService": {"ec2.amazonaws.com"}})
+	_, service := m.partition()
+	return m.may(r, "iam:PassRole", m.arnOf("iam", "", m.cfg.Account, "role/"+name), map[string][]string{"iam:PassedToService": {service}})
 }
 
 // exists says whether what a launch names is there.

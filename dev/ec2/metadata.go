@@ -162,6 +162,9 @@ func (s *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) 
 		said["spot/instance-action"] = fmt.Sprintf(`{"action": "terminate", "time": %q}`, at)
 		said["spot/termination-time"] = at
 	}
+	if at, is := m.atRisk(i.ID); is {
+		said["events/recommendations/rebalance"] = fmt.Sprintf(`{"noticeTime": %q}`, at.UTC().Format(time.RFC3339))
+	}
 	name, is := strings.CutPrefix(path, "meta-data/")
 	if value, has := said[name]; is && has {
 		w.Header().Set("Content-Type", "text/plain")

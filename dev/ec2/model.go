@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -105,6 +106,7 @@ type Model struct {
 	reasons   map[string]StateReason // of ends that the model was told, by instance
 	sessions  map[string]session     // by access key
 	tokens    map[string]registryToken
+	risks     map[string]time.Time // when it was recommended to leave an instance
 }
 
 // New makes a model without instances. Close it.
@@ -130,6 +132,7 @@ func New(cfg Config) (*Model, error) {
 		reasons:   map[string]StateReason{},
 		sessions:  map[string]session{},
 		tokens:    map[string]registryToken{},
+		risks:     map[string]time.Time{},
 	}
 	rand.Read(m.key[:])
 	machines := cfg.Sim
@@ -359,9 +362,29 @@ func apiErrorOf(err error) *apiError {
 	return &apiError{http.StatusInternalServerError, "InternalError", "An internal error has occurred"}
 }
 
+// partition is the account's, by its region (AWS Fault Isolation Boundaries, "Partitions"), and
+// the name of EC2 in it as a service that roles are passed to.
+func (m *Model) partition() (name, service string) {
+	switch {
+	case strings.HasPrefix(m.cfg.Region, "cn-"):
+		return "aws-cn", "ec2.amazonaws.com.cn"
+	case strings.HasPrefix(m.cfg.Region, "us-gov-"):
+		return "aws-us-gov", "ec2.amazonaws.com"
+	}
+	return "aws", "ec2.amazonaws.com"
+}
+
 // arn is that of a resource of EC2.
 func (m *Model) arn(resource string) string {
-	return "arn:aws:ec2:" + m.cfg.Region + ":" + m.cfg.Account + ":" + resource
+	return m.arnOf("ec2", m.cfg.Region, m.cfg.Account, resource)
+}
+
+// publicARN is that of a resource of EC2 which may be another account's.
+func (m *Model) publicARN(resource string) string { return m.arnOf("ec2", m.cfg.Region, "", resource) }
+
+func (m *Model) arnOf(service, region, account, resource string) string {
+	partition, _ := m.partition()
+	return strings.Join([]string{"arn", partition, service, region, account, resource}, ":")
 }
 
 // may refuses an action on a resource that the caller's policy does not allow.

@@ -226,9 +226,7 @@ func (s *Snapshot) started(m *Model) any {
 	}
 }
 
-func (m *Model) snapshotARN(id string) string {
-	return "arn:aws:ec2:" + m.cfg.Region + "::snapshot/" + id
-}
+func (m *Model) snapshotARN(id string) string { return m.publicARN("snapshot/" + id) }
 
 // writable finds a snapshot that can be written and completed. The caller holds the lock.
 func (m *Model) writable(id string) (*Snapshot, error) {

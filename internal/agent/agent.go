@@ -28,6 +28,7 @@ import (
 	"github.com/elotl/kip/internal/agent/firstboot"
 	"github.com/elotl/kip/internal/agent/localapi"
 	"github.com/elotl/kip/internal/agent/network"
+	"github.com/elotl/kip/internal/agent/notices"
 	"github.com/elotl/kip/internal/agent/plugins"
 	"github.com/elotl/kip/internal/agent/successor"
 	"github.com/elotl/kip/internal/agent/supervise"
@@ -83,13 +84,16 @@ type Options struct {
 	Init    bool
 	Version string
 	Log     *slog.Logger
-	Clock   clock.Clock
+	Clock   clock.WithTicker
 	// Boot is how the machine came to the agent; zero where no kernel was started for it.
 	Boot agentapi.Boot
 	// SinceBoot is the time since that kernel started.
 	SinceBoot func() time.Duration
 	// SetHostname sets the running machine's name.
 	SetHostname func(name string) error
+	// Metadata is the URL of EC2's metadata service, which is asked whether the machine is taken
+	// back; "" on a machine that is not EC2's.
+	Metadata string
 	// Prepare readies the machine's network for the pod's address.
 	Prepare func(c agentapi.Config) error
 }
@@ -230,6 +234,7 @@ func New(o Options) (*Agent, error) {
 		LogDir:      o.LogDir,
 		KipsImage:   o.Init,
 		SetHostname: o.SetHostname,
+		Sync:        unix.Sync,
 		Reaper:      a.reaper,
 		Log:         o.Log,
 	})
@@ -366,6 +371,9 @@ func (a *Agent) Run(ctx context.Context) error {
 			replaced <- program
 		}
 	})
+	if a.o.Metadata != "" {
+		all.Go(func() { a.watcher().Run(background) })
+	}
 
 	if err := a.guard(background); err != nil {
 		// Tried again before anything of a pod's may start: see apply.
@@ -393,6 +401,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	stopContainerd()
 	<-containerdDone
 	return err
+}
+
+// watcher is who tells Kip that the cloud takes the machine back.
+func (a *Agent) watcher() *notices.Watcher {
+	return notices.New(notices.Options{
+		Metadata: a.o.Metadata,
+		Kip:      a.cell.RoundTripper(),
+		Clock:    a.o.Clock,
+		Log:      a.o.Log,
+	})
 }
 
 // begin makes the components' context known and starts the kubelet with the

@@ -25,6 +25,7 @@ func (a *Agent) Handler() http.Handler {
 	mux.HandleFunc("PUT "+agentapi.PathConfig, a.putConfig)
 	mux.HandleFunc("PUT "+agentapi.PathCloudInit, a.putCloudInit)
 	mux.HandleFunc("PUT "+agentapi.PathAgent, a.putAgent)
+	mux.HandleFunc("GET "+agentapi.PathCloudInit, a.getCloudInit)
 	mux.HandleFunc("PUT "+agentapi.PathDisks, a.putDisks)
 	mux.HandleFunc("PUT "+agentapi.PathPlugins, a.putPlugins)
 	mux.HandleFunc("GET "+agentapi.PathStatus, a.getStatus)
@@ -78,13 +79,24 @@ func (a *Agent) putCloudInit(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "the cloud-init file is not in valid JSON", http.StatusBadRequest) // the parser's words may quote it
 		return
 	}
-	done, err := a.machine.Apply(r.Context(), c.Document)
+	done, err := a.machine.Apply(c.Document)
+	a.answerCloudInit(w, done, err)
+}
+
+func (a *Agent) getCloudInit(w http.ResponseWriter, r *http.Request) {
+	done, err := a.machine.Done(r.URL.Query().Get(agentapi.ParamDigest))
+	a.answerCloudInit(w, done, err)
+}
+
+func (a *Agent) answerCloudInit(w http.ResponseWriter, done agentapi.CloudInitDone, err error) {
 	switch {
 	case err == nil:
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(done) // who does not read it any more asks again
 	case errors.Is(err, firstboot.ErrUnderWay):
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+	case errors.Is(err, firstboot.ErrNotBegun):
+		http.Error(w, err.Error(), http.StatusNotFound)
 	case errors.Is(err, firstboot.ErrRefused):
 		http.Error(w, err.Error(), http.StatusBadRequest)
 	default:

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloudconfig"
 )
 
 // setUp puts a cloud-init file.
@@ -25,6 +26,15 @@ func setUp(t *testing.T, a *Agent, file string) *httptest.ResponseRecorder {
 	return w
 }
 
+// isSetUp asks for the outcome of a cloud-init file, by its digest.
+func isSetUp(t *testing.T, a *Agent, digest string) *httptest.ResponseRecorder {
+	t.Helper()
+	w := httptest.NewRecorder()
+	target := agentapi.PathCloudInit + "?" + agentapi.ParamDigest + "=" + digest
+	a.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, target, nil))
+	return w
+}
+
 func TestAnAgentCarriesOutACloudInitFileOnceAndAnswersWhenItIsDone(t *testing.T) {
 	m := newMachine(t)
 	m.file("etc/hosts", "", 0o644)
@@ -35,8 +45,15 @@ func TestAnAgentCarriesOutACloudInitFileOnceAndAnswersWhenItIsDone(t *testing.T)
 	if w := setUp(t, own, file); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "write_files[0].owner") {
 		t.Errorf("one that is wrong: %d %s", w.Code, w.Body)
 	}
-	var last *httptest.ResponseRecorder
-	eventually(t, "it is done", func() bool { last = setUp(t, own, good); return last.Code != http.StatusServiceUnavailable })
+	digest := cloudconfig.Digest([]byte(good))
+	if w := isSetUp(t, own, digest); w.Code != http.StatusNotFound {
+		t.Errorf("asked for one that it was not given: %d %s", w.Code, w.Body)
+	}
+	last := setUp(t, own, good)
+	eventually(t, "it is done", func() bool { last = isSetUp(t, own, digest); return last.Code != http.StatusServiceUnavailable })
+	if w := setUp(t, own, good); w.Code != last.Code || w.Body.String() != last.Body.String() {
+		t.Errorf("given it again it answered %d %s, asked by its digest %d %s", w.Code, w.Body, last.Code, last.Body)
+	}
 	name, _ := os.ReadFile(m.path("name"))
 	if last.Code != http.StatusOK || strings.TrimSpace(last.Body.String()) != "{}" && !strings.Contains(last.Body.String(), "file /etc/x") ||
 		string(name) != "cell-7" {
@@ -45,8 +62,11 @@ func TestAnAgentCarriesOutACloudInitFileOnceAndAnswersWhenItIsDone(t *testing.T)
 	stop()
 	again := m.agent(false)
 	m.run(again)
-	if w := setUp(t, again, good); w.Code != http.StatusOK || w.Body.String() != last.Body.String() {
+	if w := isSetUp(t, again, digest); w.Code != http.StatusOK || w.Body.String() != last.Body.String() {
 		t.Errorf("another agent answered %d %s", w.Code, w.Body)
+	}
+	if w := isSetUp(t, again, cloudconfig.Digest([]byte(file))); w.Code != http.StatusNotFound {
+		t.Errorf("asked for another: %d %s", w.Code, w.Body)
 	}
 	if text, err := os.ReadFile(m.path("etc/x")); err != nil || string(text) != "x" {
 		t.Errorf("the file is %q: %v", text, err)

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -54,10 +55,12 @@ const (
 	// with an equal Config changes nothing. A different one restarts the
 	// kubelet, never the pod. It says in a Configured what it knows of the machine's start.
 	PathConfig = "/v1/config"
-	// PathCloudInit takes a CloudInit by PUT, before the first Config. itzo carries it out
-	// once in the machine's life. It answers 503 as long as that goes on, then 200 with a
+	// PathCloudInit takes a CloudInit by PUT, before the first Config. itzo begins to carry it
+	// out, once in the machine's life. It answers 503 as long as that goes on, then 200 with a
 	// CloudInitDone, however often it is asked; 400 for what it cannot carry out here, of
-	// which it has done nothing. An agent before this path answers 404.
+	// which it has done nothing. GET with ParamDigest is answered as PUT of the file with that
+	// digest, and with 404 where none with it was begun. An agent before this path answers 404,
+	// one before GET 405.
 	PathCloudInit = "/v1/cloud-init"
 	// PathAgent takes an Agent by PUT, before the first Config. itzo answers 200 where it is
 	// that agent. Else it fetches it, answers 503 meanwhile, and lets it take its place, which
@@ -85,6 +88,39 @@ const (
 	// GET /kubelet/containerLogs/… and so on, upgrades (SPDY, WebSocket)
 	// included.
 	PathKubelet = "/kubelet"
+)
+
+// ParamDigest is the SHA-256 of a file in lower-case hex digits.
+const ParamDigest = "digest"
+
+// PathNotice takes a Notice by PUT. It is Kip that serves it, to the agent of each cell, beside
+// the Kubernetes API of the cell's kubelet. It answers 200 when it has noted it, and 400 for what
+// it cannot read. A Kip before this path answers as for what no kubelet may ask, with 403 or 404,
+// and so does one that is told more than once within NoticePause.
+const PathNotice = "/kip/v1/notice"
+
+// IsNotice says that a request of a cell's gives a Notice.
+func IsNotice(r *http.Request) bool { return r.Method == http.MethodPut && r.URL.Path == PathNotice }
+
+// NoticePause is the least time between two notices of a cell.
+const NoticePause = 2 * time.Second
+
+// Notice is what the cloud says, on a machine, of the end of that machine.
+type Notice struct {
+	Kind NoticeKind `json:"kind"`
+	// Left is how long the machine goes on, by the cloud's clock, in nanoseconds; of
+	// NoticeTakenBack alone.
+	Left time.Duration `json:"left,omitempty"`
+}
+
+// NoticeKind is one of the kinds below.
+type NoticeKind string
+
+const (
+	// NoticeTakenBack: the cloud takes the machine back.
+	NoticeTakenBack NoticeKind = "taken-back"
+	// NoticeAtRisk: it is more likely than usual to be taken back. It may run on for long.
+	NoticeAtRisk NoticeKind = "at-risk"
 )
 
 // Config is what Kip tells a cell after it has joined.

@@ -107,14 +107,23 @@ func (c Client) PutCloudInit(ctx context.Context, document []byte) (failures []s
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.do(ctx, http.MethodPut, PathCloudInit, body)
+	return c.cloudInit(ctx, http.MethodPut, PathCloudInit, body)
+}
+
+// CloudInitDone asks for the same of a file that the agent was given, by its digest.
+func (c Client) CloudInitDone(ctx context.Context, digest string) (failures []string, err error) {
+	return c.cloudInit(ctx, http.MethodGet, PathCloudInit+"?"+url.Values{ParamDigest: {digest}}.Encode(), nil)
+}
+
+func (c Client) cloudInit(ctx context.Context, method, path string, body []byte) (failures []string, err error) {
+	answer, err := c.do(ctx, method, path, body)
 	if err != nil {
 		return nil, err
 	}
 	defer answer.Close()
 	var done CloudInitDone
 	if err := decode(answer, &done); err != nil {
-		return nil, &AnswerError{Method: http.MethodPut, Path: PathCloudInit, Err: err}
+		return nil, &AnswerError{Method: method, Path: PathCloudInit, Err: err}
 	}
 	for _, f := range done.Failures[:min(len(done.Failures), maxFailures)] {
 		failures = append(failures, printable(f[:min(len(f), maxFailure)]))

@@ -64,6 +64,20 @@ var calls = []call{
 		want: `{"kernel":1,"userSpace":2,"network":3,"joined":4}`,
 	},
 	{
+		name: "PutCloudInit",
+		does: func(ctx context.Context, c Client) (any, error) { return c.PutCloudInit(ctx, []byte("#!")) },
+		asks: `PUT /v1/cloud-init {"document":"IyE="}`,
+		told: `{"failures":["a\u001bb"],"of a newer agent":1}`,
+		want: `["a?b"]`,
+	},
+	{
+		name: "CloudInitDone",
+		does: func(ctx context.Context, c Client) (any, error) { return c.CloudInitDone(ctx, "ab12") },
+		asks: "GET /v1/cloud-init?digest=ab12 ",
+		told: `{"failures":["a"]}`,
+		want: `["a"]`,
+	},
+	{
 		name: "PutDisks",
 		does: func(ctx context.Context, c Client) (any, error) { return none(c.PutDisks(ctx, []string{"a", "b"})) },
 		asks: `PUT /v1/disks {"disks":["a","b"]}`,
@@ -256,7 +270,8 @@ func TestAnAnswerWithoutAnEndEnds(t *testing.T) {
 					if refused := new(StatusError); !errors.As(err, &refused) || len(refused.Text) > maxText {
 						t.Errorf("%v, want a StatusError", err)
 					}
-				case strings.HasPrefix(call.asks, "GET ") && !strings.HasPrefix(call.asks, "GET "+PathKubelet):
+				case strings.HasPrefix(call.asks, "GET ") && !strings.HasPrefix(call.asks, "GET "+PathKubelet),
+					strings.HasPrefix(call.asks, "PUT "+PathCloudInit):
 					if bad := new(AnswerError); !errors.As(err, &bad) || !errors.Is(err, ErrTooLarge) {
 						t.Errorf("%v, want ErrTooLarge", err)
 					}

@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 )
+
+// agentPoll is how often a cell is asked whether it has its agent.
+const agentPoll = time.Second
 
 var (
 	// errNoAgent: the agent that the cell was launched for cannot be had there.

@@ -3,9 +3,11 @@ package cells
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,12 +15,26 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud"
 )
 
 // operators is a cloud-init file whose content is its digest.
 type operators struct {
-	mu  sync.Mutex
-	now string
+	mu    sync.Mutex
+	now   string
+	unfit []string // what was told of it
+}
+
+func (o *operators) Unfit(why string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.unfit = append(o.unfit, why)
+}
+
+func (o *operators) told() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.unfit)
 }
 
 func (o *operators) set(now string) {
@@ -46,6 +62,9 @@ type setUps struct {
 	status int
 	answer string
 	asked  []string
+	polls  []string // asked by the digest, or how otherwise
+	onlyBy string   // the one method that they know; "" for each
+	began  map[string]bool
 }
 
 func (s *setUps) say(status int, answer string) {
@@ -66,10 +85,26 @@ func (s *setUps) serve(r *http.Request) *http.Response {
 	status, answer := http.StatusOK, ""
 	switch r.URL.Path {
 	case agentapi.PathCloudInit:
+		switch digest := r.URL.Query().Get(agentapi.ParamDigest); {
+		case s.onlyBy != "" && r.Method != s.onlyBy:
+			s.polls = append(s.polls, r.Method+" refused")
+			return &http.Response{StatusCode: http.StatusMethodNotAllowed, Body: http.NoBody}
+		case r.Method == http.MethodGet && !s.began[digest]:
+			s.polls = append(s.polls, "not begun")
+			return &http.Response{StatusCode: http.StatusNotFound, Body: http.NoBody}
+		case r.Method == http.MethodGet:
+			s.polls = append(s.polls, digest)
+			return &http.Response{StatusCode: s.status, Body: io.NopCloser(strings.NewReader(s.answer))}
+		}
+		s.polls = append(s.polls, r.Method)
 		var c agentapi.CloudInit
 		if err := json.NewDecoder(r.Body).Decode(&c); err != nil {
 			c.Document = []byte(err.Error())
 		}
+		if s.began == nil {
+			s.began = map[string]bool{}
+		}
+		s.began[strings.TrimPrefix(string(c.Document), "the file ")] = true
 		if n := len(s.asked); n == 0 || s.asked[n-1] != string(c.Document) {
 			s.asked = append(s.asked, string(c.Document))
 		}
@@ -132,26 +167,182 @@ func TestACellCarriesOutItsCloudInitFileBeforeItIsConfigured(t *testing.T) {
 	})
 }
 
-func TestACellThatCannotCarryOutItsCloudInitFileEndsAndSaysWhy(t *testing.T) {
+// launched is how many launches were asked for.
+func (b *bubble) launched() int {
+	b.cloud.mu.Lock()
+	defer b.cloud.mu.Unlock()
+	return len(b.cloud.launches)
+}
+
+func TestACellThatCannotCarryOutItsCloudInitFileEndsAndOthersWaitUntilItIsMended(t *testing.T) {
 	for status, answer := range map[int]string{
 		http.StatusBadRequest: "nobody can log in on Kip's own image",
 		http.StatusNotFound:   "404 page not found",
 	} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
-			agents := &setUps{status: status, answer: answer}
-			inBubble(t, withFile(&operators{now: "one"}), nil, func(t *testing.T, b *bubble) {
+			agents, file := &setUps{status: status, answer: answer}, &operators{now: "one"}
+			inBubble(t, withFile(file), nil, func(t *testing.T, b *bubble) {
 				b.links.agents = agents.serve
 				b.request("a", "nano")
 				b.later(10 * time.Second)
-				if b.phase("a") != "" || len(b.said("Warning CloudInitFailed", answer, "another is tried")) != 1 {
+				if b.phase("a") != "" || len(b.said("Warning CloudInitUnfit", answer, "it is terminated")) != 1 {
 					t.Errorf("phase %q, said %v", b.phase("a"), b.events)
 				}
 				if got := agents.all(); got != "the file one" {
 					t.Errorf("asked %s", got)
 				}
+				// The pod asks again, and so do others: nothing is launched for a while.
+				pods := []string{"a", "b", "c"}
+				for _, pod := range pods {
+					b.request(pod, "nano")
+				}
+				b.later(30 * time.Second)
+				cell, _ := b.cells.ForPod(ref("c").UID)
+				if n := b.launched(); n != 1 || b.phase("a") != apiv1.Requested || len(b.cooled) > 0 ||
+					!strings.Contains(b.cells.WaitsFor(cell.ID), answer) {
+					t.Errorf("%d launches; a is %q, cooled %v; c waits for %q", n, b.phase("a"), b.cooled, b.cells.WaitsFor(cell.ID))
+				}
+				if said := b.said("Warning CloudInitUnfit", answer, "the pod waits"); len(said) != 3 || len(file.told()) != 3 {
+					t.Errorf("said %v, told the operator %q", said, file.told())
+				}
+				// Those of an image of its own are launched all the same.
+				b.ask("own", Options{Image: map[string]string{"imageid": "mine"}}, "nano")
+				b.later(10 * time.Second)
+				if n := b.launched(); n != 2 {
+					t.Errorf("%d launches with one of another image", n)
+				}
+				// One goes in each of the pauses, of 1, 2, 4, 8, 16 and 30 minutes. Its pod asks again.
+				for range 61 {
+					b.later(time.Minute)
+					for _, pod := range pods {
+						if b.phase(pod) == "" {
+							b.request(pod, "nano")
+						}
+					}
+				}
+				if n := b.launched(); n < 6 || n > 8 {
+					t.Errorf("%d launches in an hour, want one for each pause", n)
+				}
+				agents.say(http.StatusOK, "{}")
+				file.set("two")
+				b.later(30 * time.Second)
+				for _, pod := range pods {
+					if b.phase(pod) != apiv1.Bound {
+						t.Errorf("with another file %s is %q; said %v", pod, b.phase(pod), b.events)
+					}
+				}
 			})
 		})
 	}
+}
+
+func TestWhatAnImageIsMendedOfIsFoundOutByOneCell(t *testing.T) {
+	agents := &setUps{status: http.StatusBadRequest, answer: "no"}
+	inBubble(t, withFile(&operators{now: "one"}), nil, func(t *testing.T, b *bubble) {
+		b.links.agents = agents.serve
+		b.request("a", "nano")
+		b.later(10 * time.Second)
+		for _, pod := range []string{"a", "b", "c"} {
+			b.request(pod, "nano")
+		}
+		agents.say(http.StatusOK, "{}")
+		b.later(2 * time.Minute)
+		for _, pod := range []string{"a", "b", "c"} {
+			if b.phase(pod) != apiv1.Bound {
+				t.Errorf("%s is %q", pod, b.phase(pod))
+			}
+		}
+	})
+}
+
+func TestALaunchThatTheOperatorIsToMendWaitsAndBlamesNobody(t *testing.T) {
+	file := &operators{now: "users"}
+	unfit := cloud.No(cloud.ErrUnfit, cloud.Scope{}, errors.New("nobody can log in"))
+	names := &modelNames{answer: func(_ context.Context, _ int, s cloud.LaunchSpec) error {
+		if s.Login && len(s.Image) == 0 {
+			return fmt.Errorf("resolve a launch of %s: %w", s.InstanceType, unfit)
+		}
+		return nil
+	}}
+	inBubble(t, func(c *setup) {
+		c.CloudInit = file
+		c.Cloud.(*modelCloud).features.Resolver = names
+	}, nil, func(t *testing.T, b *bubble) {
+		agents := &setUps{status: http.StatusOK, answer: "{}"}
+		b.links.agents = agents.serve
+		b.later(time.Second)
+		b.request("a", "nano", "small")
+		b.request("b", "small")
+		b.ask("own", Options{Image: map[string]string{"imageid": "mine"}}, "nano")
+		b.later(time.Hour)
+		const why = "the configuration does not fit: nobody can log in"
+		for _, pod := range []string{"a", "b"} {
+			cell, _ := b.cells.ForPod(ref(pod).UID)
+			if cell.Phase != apiv1.Requested || b.cells.WaitsFor(cell.ID) != why || cell.Refusals != 0 {
+				t.Errorf("%s is %q and waits for %q after %d refusals", pod, cell.Phase, b.cells.WaitsFor(cell.ID), cell.Refusals)
+			}
+		}
+		if b.phase("own") != apiv1.Bound || len(b.cooled) > 0 || b.launched() != 1 {
+			t.Errorf("one with an image of its own is %q; cooled %v, launched %d", b.phase("own"), b.cooled, b.launched())
+		}
+		if said := b.said("Warning CloudInitUnfit", why, "the pod waits"); len(said) < 2 || len(said) > 2*13 || len(file.told()) != len(said) {
+			t.Errorf("in an hour it is said %d times, and told the operator %d times", len(said), len(file.told()))
+		}
+		if said := b.said("LaunchDelayed"); len(said) > 0 {
+			t.Errorf("said %v", said)
+		}
+		file.set("two")
+		b.later(30 * time.Second)
+		for _, pod := range []string{"a", "b"} {
+			if b.phase(pod) != apiv1.Bound {
+				t.Errorf("with another file %s is %q", pod, b.phase(pod))
+			}
+		}
+	})
+}
+
+func TestAnAgentIsGivenItsCloudInitFileOnceAndAskedLessAndLessOften(t *testing.T) {
+	agents := &setUps{status: http.StatusServiceUnavailable}
+	inBubble(t, withFile(&operators{now: "one"}), nil, func(t *testing.T, b *bubble) {
+		b.links.agents = agents.serve
+		b.request("a", "nano")
+		b.later(5 * time.Minute)
+		agents.mu.Lock()
+		polls := slices.Clone(agents.polls)
+		clear(agents.began) // as if its disk were lost
+		agents.mu.Unlock()
+		// 25 ms after the first, then twice as late each time up to 5 s.
+		n := len(polls)
+		if got := strings.Join(slices.Compact(polls), " "); n < 60 || n > 70 || got != "PUT one" {
+			t.Errorf("in five minutes it is asked %d times: %s", n, got)
+		}
+		b.later(16 * time.Second)
+		agents.mu.Lock()
+		polls = slices.Clone(agents.polls)
+		agents.mu.Unlock()
+		if got := strings.Join(slices.Compact(polls), " "); got != "PUT one not begun PUT one" {
+			t.Errorf("an agent that has lost it is asked %s", got)
+		}
+		agents.say(http.StatusOK, "{}")
+		b.later(6 * time.Second)
+		if b.phase("a") != apiv1.Bound {
+			t.Errorf("it is %q", b.phase("a"))
+		}
+	})
+}
+
+func TestAnAgentThatKnowsOnlyHowToTakeACloudInitFileIsGivenItAgain(t *testing.T) {
+	agents := &setUps{status: http.StatusServiceUnavailable, onlyBy: http.MethodPut}
+	inBubble(t, withFile(&operators{now: "one"}), nil, func(t *testing.T, b *bubble) {
+		b.links.agents = agents.serve
+		b.request("a", "nano")
+		b.later(time.Minute)
+		agents.say(http.StatusOK, "{}")
+		b.later(11 * time.Second)
+		if b.phase("a") != apiv1.Bound || len(b.said("CloudInitUnfit")) > 0 {
+			t.Errorf("it is %q; said %v", b.phase("a"), b.events)
+		}
+	})
 }
 
 func TestACellHasTenMinutesForItsCloudInitFile(t *testing.T) {

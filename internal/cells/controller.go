@@ -73,6 +73,8 @@ type Controller struct {
 	// denied are what Kip had no right to launch since it last had one; they are no more
 	// than it takes to pause.
 	denied map[offering]bool
+	// unfits are what agents refuse to set up, of the cloud-init file that counts.
+	unfits map[ingredients]*unfit
 	// apart is until when cells are launched one by one, by where.
 	apart map[location]time.Time
 	// terminating has, by their instances, the ends that are under way.
@@ -114,6 +116,7 @@ func New(cfg Config) *Controller {
 		standby:      map[string]*entry{},
 		terminating:  map[string]*termination{},
 		denied:       map[offering]bool{},
+		unfits:       map[ingredients]*unfit{},
 		apart:        map[location]time.Time{},
 	}
 	c.pools = newPools(cfg.Pools, cfg.RefillDelay, func() string { return c.template(c.cloudInit()) }, cfg.Clock)

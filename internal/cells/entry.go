@@ -62,6 +62,8 @@ type entry struct {
 	boot       agentapi.Boot      // as the agent told with it
 	goesOver   bool               // it was told of another agent, which has not answered yet; under mu
 	setUp      []string           // what of the cloud-init file could not be done, to be told; under mu
+	setUpSent  bool               // the agent has the cloud-init file; under mu
+	setUpPolls int                // how often it was asked whether that is done; of its worker
 	breaks     int                // how often the session has not been connected
 	attached   bool               // the cloud has attached the disks, for this process
 	disksShown bool               // the agent has the disks from this process
@@ -69,10 +71,16 @@ type entry struct {
 	diskTold   told               // what was last reported of the disks and plugins; written under mu
 	unseen     time.Time          // since when complete looks show no instance of a launch that was given up
 	told       bool               // observers know that it is interrupted
-	resolving  attempts           // to resolve its launch; of whoever holds the cell
-	starting   attempts           // to start a stopped instance
-	stopping   attempts           // to stop one
-	unknown    news               // of what may run its pod besides
+	notified   time.Time          // when its agent last gave notice; under mu
+	atRisk     bool               // its agent says that it is; under mu
+	// unconfirmed is set while only the cell itself says that it is interrupted; under mu.
+	unconfirmed bool
+	resolving   attempts // to resolve its launch; of whoever holds the cell
+	starting    attempts // to start a stopped instance
+	stopping    attempts // to stop one
+	unknown     news     // of what may run its pod besides
+	unfit       string   // why the operator is to mend something before it is launched; under mu
+	unfitTold   news     // of that; under mu
 
 	trusting trusting // under mu
 

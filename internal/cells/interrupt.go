@@ -49,7 +49,23 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 		}
 	}
 	c.mu.Unlock()
-	if found == nil || !found.cell().Live() || !found.cell().Interrupted.IsZero() {
+	if found != nil {
+		c.announced(ctx, found, i, false)
+	}
+}
+
+// errKnown: the notice is stored already.
+var errKnown = errors.New("it is known that the cloud takes the instance back")
+
+// announced notes an interruption of a cell. byCell says that the cell tells it of itself, which
+// is believed, but not counted against what it was bought as: whoever is root there may make it up.
+// It counts when the cloud says so too, or when no pod has run there.
+func (c *Controller) announced(ctx context.Context, e *entry, i cloud.Interruption, byCell bool) {
+	if !e.cell().Interrupted.IsZero() {
+		c.confirmed(e, byCell)
+		return
+	}
+	if !e.cell().Live() {
 		return
 	}
 	at := i.At
@@ -61,26 +77,55 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 	}
 	why := fmt.Sprintf("the cloud takes instance %s back at %s: %s", i.InstanceID, at.UTC().Format(time.RFC3339), i.Reason)
 	for ctx.Err() == nil {
-		err := c.save(ctx, found, func(cell *Cell) error {
+		err := c.save(ctx, e, func(cell *Cell) error {
+			if !cell.Interrupted.IsZero() {
+				return errKnown
+			}
 			cell.Interrupted = at
 			return nil
 		})
 		if err == nil {
 			break
 		}
+		if errors.Is(err, errKnown) {
+			c.confirmed(e, byCell)
+			return
+		}
 		if errors.Is(err, errGone) {
 			return
 		}
-		c.cfg.Log.Warn("store an interruption, retrying", "cell", found.id, "instance", i.InstanceID, "err", err)
+		c.cfg.Log.Warn("store an interruption, retrying", "cell", e.id, "instance", i.InstanceID, "err", err)
 		if refusedWrite(err) || !c.sleep(ctx, c.cfg.Random.Jittered(time.Second)) {
 			return
 		}
 	}
-	if cell := found.cell(); cell.Offer().Spot {
+	cell := e.cell()
+	if cell.Interrupted.IsZero() {
+		return // ctx has ended
+	}
+	if byCell && cell.Phase == apiv1.Bound {
+		c.mu.Lock()
+		e.unconfirmed = true
+		c.mu.Unlock()
+	} else if cell.Offer().Spot {
 		c.observers.CellTakenBack(*cell)
 	}
-	c.warn(found.cell(), events.Interrupted, "Cell %s will be lost: %s", found.id, why)
-	c.queue.Add(found.id)
+	c.warn(cell, events.Interrupted, "Cell %s will be lost: %s", e.id, why)
+	c.queue.Add(e.id)
+}
+
+// confirmed counts what only a cell had said, once the cloud says so too.
+func (c *Controller) confirmed(e *entry, byCell bool) {
+	if byCell {
+		return
+	}
+	c.mu.Lock()
+	was := e.unconfirmed
+	e.unconfirmed = false
+	c.mu.Unlock()
+	if cell := e.cell(); was && cell.Offer().Spot {
+		c.observers.CellTakenBack(*cell)
+	}
 }
 
 // interrupted carries out what a notice asks for. It returns how long is left until
@@ -156,6 +201,9 @@ func (c *Controller) forgetNotice(ctx context.Context, e *entry) bool {
 		return false
 	}
 	e.told = false
+	c.mu.Lock()
+	e.unconfirmed = false
+	c.mu.Unlock()
 	id := e.cell().Instance.ID
 	c.cfg.Gate.Forget(id)
 	c.cfg.Log.Warn("the cloud has not taken an instance back as it had announced", "cell", e.id, "instance", id)

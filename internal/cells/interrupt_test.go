@@ -3,6 +3,7 @@ package cells
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -182,6 +183,12 @@ func (o *takenBack) CellTakenBack(c Cell) {
 	o.offers = append(o.offers, c.Offer().String())
 }
 
+func (o *takenBack) all() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.offers)
+}
+
 func TestOnlySpotThatIsTakenBackIsToldAndOnce(t *testing.T) {
 	var told takenBack
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
@@ -199,10 +206,8 @@ func TestOnlySpotThatIsTakenBackIsToldAndOnce(t *testing.T) {
 				b.cells.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: time.Now().Add(2 * time.Minute)})
 			}
 		}
-		told.mu.Lock()
-		defer told.mu.Unlock()
-		if fmt.Sprint(told.offers) != "[nano (spot) in z]" {
-			t.Errorf("told of %v", told.offers)
+		if fmt.Sprint(told.all()) != "[nano (spot) in z]" {
+			t.Errorf("told of %v", told.all())
 		}
 	}, &told)
 }

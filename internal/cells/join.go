@@ -188,7 +188,7 @@ func (c *Controller) dialled(ctx context.Context, e *entry) (configure func(cont
 		if err := e.show(); err != nil {
 			return nil, err
 		}
-		session, err := c.dial(ctx, e, api)
+		session, err := c.dial(ctx, e, hearing{api, c, e})
 		if err != nil {
 			return nil, err
 		}

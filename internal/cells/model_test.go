@@ -81,7 +81,10 @@ func (m *modelLinks) AddCell(id string, info cellapi.CellInfo) API {
 func (*modelLinks) RemoveCell(string) {}
 
 func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, api http.Handler, spend tunnel.OnSpend) (Session, error) {
-	l := api.(*modelLink)
+	l := api.(hearing).Unwrap().(*modelLink)
+	l.mu.Lock()
+	l.kip = api
+	l.mu.Unlock()
 	l.onState, l.addr, l.target = t.OnState, t.Addr, t
 	l.dialledBy(t.CA)
 	if m.boots != nil && !m.boots(l.id) {
@@ -120,6 +123,7 @@ type modelLink struct {
 	id               string
 	all              *modelLinks
 	ready, nodeReady chan struct{}
+	kip              http.Handler // what the cell asks; under mu
 	onState          func(bool, error)
 	addr             netip.AddrPort
 	target           tunnel.Target
@@ -144,13 +148,18 @@ func (l *modelLink) set(connected bool, err error) {
 	l.onState(connected, err)
 }
 
-func (l *modelLink) Ready() <-chan struct{}                       { return l.ready }
-func (l *modelLink) NodeReady() <-chan struct{}                   { return l.nodeReady }
-func (l *modelLink) Node() *corev1.Node                           { return l.all.node.Load() }
-func (l *modelLink) LastHeard() time.Time                         { return l.LastHeartbeat() }
-func (l *modelLink) Close()                                       {}
-func (l *modelLink) Conn() agentapi.Conn                          { return l }
-func (l *modelLink) ServeHTTP(http.ResponseWriter, *http.Request) {}
+func (l *modelLink) Ready() <-chan struct{}     { return l.ready }
+func (l *modelLink) NodeReady() <-chan struct{} { return l.nodeReady }
+func (l *modelLink) Node() *corev1.Node         { return l.all.node.Load() }
+func (l *modelLink) LastHeard() time.Time       { return l.LastHeartbeat() }
+func (l *modelLink) Close()                     {}
+func (l *modelLink) Conn() agentapi.Conn        { return l }
+
+// ServeHTTP refuses all, as the API does what no kubelet may ask.
+func (l *modelLink) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	w.WriteHeader(http.StatusForbidden)
+}
+
 func (l *modelLink) RoundTrip(r *http.Request) (*http.Response, error) {
 	if l.all.hangs != nil && l.all.hangs(l.id) {
 		<-r.Context().Done()

@@ -25,7 +25,7 @@ type Observer interface {
 	// once in the life of this process.
 	CellInterrupted(cell Cell)
 	// CellTakenBack is told, once, of each spot cell whose instance the cloud announces to
-	// take back, bound or not.
+	// take back, bound or not. That a bound cell says so itself is not enough.
 	CellTakenBack(cell Cell)
 	// CellMeasured is told, once, of each cell whose Room is known.
 	CellMeasured(cell Cell)

@@ -43,14 +43,7 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 	offer, results := group[0].cell().Offer(), cloud.NotLaunched(len(group), failure)
 	is := judge(results[0], false, false, false)
 	if is == isOpen {
-		c.cfg.Log.Warn("resolve a launch, retrying", "offer", offer.String(), "cells", len(group), "err", failure)
-		now := c.cfg.Clock.Now()
-		for _, e := range group {
-			if e.resolving.fail(now, failure, c.cfg.Random); e.resolving.failed == 1 {
-				c.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offer, failure)
-			}
-		}
-		c.landed(group...)
+		c.resolveAgain(group, failure)
 		return
 	}
 	for _, e := range group {
@@ -67,6 +60,24 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 	}
 	c.cool(offer, l, known, verdicts, results)
 	c.resolve(ctx, l, known, verdicts, results)
+}
+
+// resolveAgain has a group wait until its launch is resolved once more.
+func (c *Controller) resolveAgain(group []*entry, failure error) {
+	offer, now, unfit := group[0].cell().Offer(), c.cfg.Clock.Now(), whyUnfit(failure)
+	if unfit == "" {
+		c.cfg.Log.Warn("resolve a launch, retrying", "offer", offer.String(), "cells", len(group), "err", failure)
+	}
+	for _, e := range group {
+		e.resolving.fail(now, failure, c.cfg.Random)
+		switch {
+		case unfit != "":
+			c.tellUnfit(e, unfit)
+		case e.resolving.failed == 1:
+			c.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offer, failure)
+		}
+	}
+	c.landed(group...)
 }
 
 // stale takes back the launch of a cell that was resolved to what is not there any more. Where

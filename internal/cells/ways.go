@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -171,8 +172,10 @@ func (c *Controller) ending(instance string) bool {
 // waitsFor says what the cell waits for. The caller is the cell's worker, or holds mu.
 func (e *entry) waitsFor() string {
 	switch e.cell().Phase {
-	case apiv1.Requested, apiv1.Launching:
-		return "the cloud has not answered yet"
+	case apiv1.Requested:
+		return cmp.Or(e.unfit, notAnswered)
+	case apiv1.Launching:
+		return notAnswered
 	case apiv1.Booting:
 		return e.bootsUntil()
 	case apiv1.Ready:
@@ -188,6 +191,9 @@ func (e *entry) waitsFor() string {
 	}
 	return ""
 }
+
+// notAnswered is the wait of a cell whose launch is to be sent, or was.
+const notAnswered = "the cloud has not answered yet"
 
 // heldBack is what begins the wait of a cell that the gate does not let end.
 const heldBack = "its end is held back: "

@@ -28,6 +28,9 @@ const (
 	// ErrNotYet: what the launch needs is there, and not known to all of the cloud yet. The
 	// same call succeeds later.
 	ErrNotYet Cause = "not known to all of the cloud yet"
+	// ErrUnfit: what the operator has configured does not go together with what is to be launched.
+	// No offer and no pod is at fault; the same call succeeds once the configuration is mended.
+	ErrUnfit Cause = "the configuration does not fit"
 	// ErrRefused is for every other definite no: the cloud understood the request
 	// and did nothing.
 	ErrRefused Cause = "refused by the cloud"
@@ -146,21 +149,22 @@ func ScopeOf(err error) Scope {
 
 // NothingDone says that a call that ended with err surely had no effect: an *Error
 // says it, and a bare ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrTogether, ErrStale,
-// ErrNotYet or ErrRefused is short for one that does. An error that nobody classified does not, since an
+// ErrNotYet, ErrUnfit or ErrRefused is short for one that does. An error that nobody classified does not, since an
 // answer may have been lost after its effect.
 func NothingDone(err error) bool {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.NothingDone
 	}
 	switch CauseOf(err) {
-	case ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrTogether, ErrStale, ErrNotYet, ErrRefused:
+	case ErrCapacity, ErrQuota, ErrUnauthorised, ErrNotFound, ErrTogether, ErrStale, ErrNotYet, ErrUnfit, ErrRefused:
 		return true
 	}
 	return false
 }
 
 // Refused says that err is a cloud's definite no, which the same call will get
-// again: nothing was done, and it was neither only throttled nor too early.
+// again: nothing was done, and it was neither only throttled nor too early, nor is it the
+// configuration that is to be mended.
 func Refused(err error) bool {
-	return NothingDone(err) && !errors.Is(err, ErrThrottled) && !errors.Is(err, ErrNotYet)
+	return NothingDone(err) && !errors.Is(err, ErrThrottled) && !errors.Is(err, ErrNotYet) && !errors.Is(err, ErrUnfit)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -318,4 +319,27 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// What is larger than it may be is not unpacked to see by how much.
+func TestABombIsUnpackedOnlyAsFarAsIsAllowed(t *testing.T) {
+	const size = 48 << 20
+	bomb := gz(strings.Repeat("#", size)) // about a thousandth of that
+	content := base64.StdEncoding.EncodeToString(bomb[:MaxBytes/2])
+	for what, data := range map[string][]byte{
+		"the file":     bomb,
+		"a part of it": []byte("Content-Type: multipart/mixed; boundary=b\n\n--b\n\n" + string(bomb) + "\n--b--\n"),
+		"a content":    []byte("#cloud-config\nwrite_files:\n- {path: /a, encoding: gz+b64, content: " + content + "}\n"),
+	} {
+		if len(data) > MaxBytes {
+			t.Fatalf("%s has %d bytes: it is refused before it is unpacked", what, len(data))
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := Parse("f", data)
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; err == nil || took > size/2 {
+			t.Errorf("%s: %v; %d bytes were made of %d", what, err, took, len(data))
+		}
+	}
 }

@@ -53,12 +53,23 @@ func IsPacked(data []byte) bool { return isGzip(data) || isMultipart(data) }
 // gzip, or several in a MIME multi-part document. Together they have at most limit bytes. The
 // name is the file's, for errors, which quote no content but the first line's kind.
 func Parts(name string, data []byte, limit int) ([]Part, error) {
+	return takeApart(name, data, limit, false)
+}
+
+// KnownParts is Parts of user data that somebody else has put together: what of a multi-part
+// document it does not know, or cannot read, is left out, and so is a part with more than limit
+// bytes.
+func KnownParts(name string, data []byte, limit int) ([]Part, error) {
+	return takeApart(name, data, limit, true)
+}
+
+func takeApart(name string, data []byte, limit int, onlyKnown bool) ([]Part, error) {
 	data, err := inflate(data, limit)
 	if err != nil {
 		return nil, &Error{File: name, Line: 1, Problem: err.Error()}
 	}
 	if isMultipart(data) {
-		return multi(name, data, limit)
+		return multi(name, data, limit, onlyKnown)
 	}
 	kind, err := kindOf(data)
 	if err != nil {
@@ -116,7 +127,7 @@ func isMultipart(data []byte) bool {
 }
 
 // multi takes a multi-part document apart.
-func multi(name string, data []byte, limit int) ([]Part, error) {
+func multi(name string, data []byte, limit int, onlyKnown bool) ([]Part, error) {
 	wrong := func(format string, args ...any) error {
 		return &Error{File: name, Line: 1, Problem: fmt.Sprintf(format, args...)}
 	}
@@ -130,26 +141,29 @@ func multi(name string, data []byte, limit int) ([]Part, error) {
 		return nil, wrong("Content-Type is not valid: want multipart/mixed with a boundary")
 	}
 	var parts []Part
-	for r := multipart.NewReader(body, params["boundary"]); ; {
+	r := multipart.NewReader(body, params["boundary"])
+	for n := 1; ; n++ {
 		p, err := r.NextPart()
 		switch {
-		case errors.Is(err, io.EOF) && len(parts) == 0:
+		case errors.Is(err, io.EOF) && n == 1:
 			return nil, wrong("there is no part between the boundaries")
-		case errors.Is(err, io.EOF):
+		case errors.Is(err, io.EOF) && errors.Unwrap(err) == nil: // in another, the end comes before the last boundary
 			return parts, nil
 		case err != nil:
-			return nil, wrong("part %d cannot be read: the document ends before its last boundary, or a header is not valid", len(parts)+1)
-		case len(parts) == maxParts:
+			return nil, wrong("part %d cannot be read: the document ends before its last boundary, or a header is not valid", n)
+		case n > maxParts:
 			return nil, wrong("there are more than %d parts", maxParts)
 		}
 		part, err := single(p, limit)
-		if err != nil {
-			return nil, wrong("part %d: %v", len(parts)+1, err)
+		switch {
+		case err != nil && onlyKnown:
+			continue
+		case err != nil:
+			return nil, wrong("part %d: %v", n, err)
+		case !onlyKnown: // who takes what others made takes each part by itself
+			limit -= len(part.Content)
 		}
-		if limit -= len(part.Content); limit < 0 {
-			return nil, wrong("the parts have more bytes than are allowed")
-		}
-		part.Name = fmt.Sprintf("%s, part %d", name, len(parts)+1)
+		part.Name = fmt.Sprintf("%s, part %d", name, n)
 		parts = append(parts, part)
 	}
 }

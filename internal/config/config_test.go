@@ -49,6 +49,7 @@ cloud:
       roleARN: arn:aws-us-gov:iam::123456789012:role/path/kip-images
     endpointURL: https://ec2.example.com:8443
     insecureTLSSkipVerify: true
+    useFIPS: false
 etcd:
   internal:
     dataDir: /var/lib/kip
@@ -446,6 +447,10 @@ func TestErrors(t *testing.T) {
 			`p.yaml:1: cloud.azure.subscriptionID: FILL_IN is a placeholder: replace it, or remove the key`},
 		{"region", "cloud: {aws: {region: us-east-1a}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.region: "us-east-1a" is not valid: want a region such as us-east-1`},
+		{"FIPS elsewhere", "cloud: {aws: {useFIPS: true, endpointURL: 'https://x'}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.useFIPS: "true" is not valid: want false, since cloud.aws.endpointURL says whom to ask`},
+		{"FIPS in China", "cloud: {aws: {useFIPS: true, region: cn-north-1}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.useFIPS: "true" is not valid: want false, since AWS has no such endpoints in China`},
 		{"endpoint", "cloud: {aws: {endpointURL: ec2.example.com}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.endpointURL: "ec2.example.com" is not valid: want a URL such as https://ec2.example.com`},
 		{"a role's name", "cloud:\n  aws:\n    ecr: {roleARN: kip-images}\ncells: {defaultInstanceType: x}",

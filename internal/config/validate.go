@@ -220,6 +220,8 @@ func (d *decoder) cloud(c Cloud) {
 		d.check(a.EndpointURL == "" || isURL(a.EndpointURL), "cloud.aws.endpointURL", a.EndpointURL, "a URL such as https://ec2.example.com")
 		d.check(!a.InsecureTLSSkipVerify || a.EndpointURL != "", "cloud.aws.insecureTLSSkipVerify", "true",
 			"false, since there is no cloud.aws.endpointURL")
+		d.check(!a.UseFIPS || a.EndpointURL == "", "cloud.aws.useFIPS", "true", "false, since cloud.aws.endpointURL says whom to ask")
+		d.check(!a.UseFIPS || !strings.HasPrefix(a.Region, "cn-"), "cloud.aws.useFIPS", "true", "false, since AWS has no such endpoints in China")
 		for _, id := range a.Subnets() {
 			d.check(strings.HasPrefix(id, "subnet-"), "cloud.aws.subnetID", id, "IDs such as subnet-0123456789abcdef0, separated by commas")
 		}

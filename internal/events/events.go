@@ -12,6 +12,7 @@ const (
 	CellNotRequested = "CellNotRequested"
 	CellNotLaunched  = "CellNotLaunched"
 	LaunchesPaused   = "LaunchesPaused"
+	CloudInitUnfit   = "CloudInitUnfit" // of the virtual node, too
 	CellUnknown      = "CellUnknown"
 	StoreBehind      = "StoreBehind"
 )
@@ -54,6 +55,7 @@ const (
 // Of instances that the cloud takes back, and of nodes that it has nothing for.
 const (
 	Interrupted           = "Interrupted"
+	RebalanceRecommended  = "RebalanceRecommended"
 	InterruptedPodStays   = "InterruptedPodStays"
 	UnservablePodStays    = "UnservablePodStays"
 	UnservablePodCameBack = "UnservablePodCameBack"

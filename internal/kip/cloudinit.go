@@ -35,6 +35,8 @@ const (
 	// cloudInitKept is how long at least a content is kept that no cell names: a launch that
 	// is being stored may.
 	cloudInitKept = time.Minute
+	// maxUnfit bounds how many reasons are remembered for which the file does not fit.
+	maxUnfit = 100
 )
 
 // cloudInitFile is a content of cells.cloudInitFile, checked; the zero one is none.
@@ -99,6 +101,8 @@ type operatorsCloudInit struct {
 
 	mu  sync.Mutex
 	now cloudInitFile
+	// unfit is when it was last told why the file does not fit.
+	unfit map[string]time.Time
 }
 
 var _ cells.CloudInit = (*operatorsCloudInit)(nil)
@@ -114,6 +118,7 @@ func (l *leading) openCloudInit(ctx context.Context) (*operatorsCloudInit, error
 		clock:   l.clock,
 		log:     l.Log,
 		unnamed: map[string]time.Time{},
+		unfit:   map[string]time.Time{},
 	}
 	if err := o.sealAnew(ctx); err != nil {
 		return nil, err
@@ -168,6 +173,27 @@ func (o *operatorsCloudInit) current() cloudInitFile {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.now
+}
+
+// Unfit implements cells.CloudInit. It tells each reason anew after a while.
+func (o *operatorsCloudInit) Unfit(why string) {
+	now := o.clock.Now()
+	o.mu.Lock()
+	told, is := o.unfit[why]
+	if tell := !is || now.Sub(told) >= cloudInitTell; !tell {
+		o.mu.Unlock()
+		return
+	}
+	if len(o.unfit) >= maxUnfit {
+		clear(o.unfit)
+	}
+	o.unfit[why] = now
+	digest := o.now.digest
+	o.mu.Unlock()
+	o.log.Error("the cloud-init file does not fit what cells are launched from: those wait until that is mended, and cells that run go on",
+		"digest", digest, "err", why)
+	o.say(corev1.EventTypeWarning, events.CloudInitUnfit,
+		fmt.Sprintf("The cloud-init file (%.12s) does not fit what cells are launched from, and those wait: %s", digest, why))
 }
 
 // Document implements cells.CloudInit.

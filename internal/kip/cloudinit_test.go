@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -237,6 +238,29 @@ func TestWhatIsWrongWithTheCloudInitFileIsToldAtTheStart(t *testing.T) {
 	}
 	if f, err := readCloudInit(cfg); err != nil || !f.login {
 		t.Errorf("on a cloud with images of one's own: %v", err)
+	}
+}
+
+func TestThatTheCloudInitFileDoesNotFitIsToldTheOperatorNowAndThen(t *testing.T) {
+	w := newFileWorld(t, store.Memory(nil), fileOne)
+	for range 3 {
+		w.Unfit("nobody can log in")
+	}
+	w.Unfit("another image")
+	if len(w.said) != 2 || !strings.HasPrefix(w.said[0], "CloudInitUnfit: The cloud-init file ("+w.Digest()[:12]) ||
+		!strings.HasSuffix(w.said[0], ": nobody can log in") {
+		t.Errorf("said %q", w.said)
+	}
+	w.clock.Step(cloudInitTell)
+	w.Unfit("nobody can log in")
+	if len(w.said) != 3 {
+		t.Errorf("an hour later it is said %d times", len(w.said))
+	}
+	for n := range 3 * maxUnfit {
+		w.Unfit(fmt.Sprint(n))
+	}
+	if len(w.unfit) > maxUnfit {
+		t.Errorf("%d reasons are remembered", len(w.unfit))
 	}
 }
 

@@ -60,6 +60,7 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 			ImageRole:       a.ECR.RoleARN,
 			Endpoint:        a.EndpointURL,
 			SkipVerify:      a.InsecureTLSSkipVerify,
+			UseFIPS:         a.UseFIPS,
 			ExtraCIDRs:      cfg.Cells.ExtraCIDRs,
 			PrivateOnly:     cfg.Cells.PrivateIPOnly,
 			Log:             log.With("cloud", "aws"),

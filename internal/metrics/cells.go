@@ -189,8 +189,8 @@ func (m *Metrics) phaseEndedBy(c *cells.Cell, n int) (phase, outcome string) {
 		phase = phaseLaunching
 	}
 	switch reason := m.endReason(c); {
-	case reason == cells.CauseNotLaunched, reason == cells.CauseNotReady, reason == cells.CauseTooSmall, reason == cells.CauseLost,
-		reason == cells.CauseInterrupted:
+	case reason == cells.CauseNotLaunched, reason == cells.CauseNotReady, reason == cells.CauseUnfit, reason == cells.CauseTooSmall,
+		reason == cells.CauseLost, reason == cells.CauseInterrupted:
 		return phase, outcomeFailed
 	case phase == phaseRunning && (reason == cells.CausePodEnded || reason == cells.CausePodDeleted):
 		return phase, outcomeSuccess

@@ -322,7 +322,7 @@ func errorClass(ctx context.Context, err error) string {
 		return errorInUse
 	case errors.Is(err, cloud.ErrNotFound):
 		return errorNotFound
-	case errors.Is(err, cloud.ErrRefused), errors.Is(err, cloud.ErrStale), errors.Is(err, cloud.ErrNotYet):
+	case errors.Is(err, cloud.ErrRefused), errors.Is(err, cloud.ErrStale), errors.Is(err, cloud.ErrNotYet), errors.Is(err, cloud.ErrUnfit):
 		return errorRefused
 	case errors.Is(ctx.Err(), context.Canceled):
 		return errorCancelled

@@ -20,8 +20,8 @@ type value struct{ name, doc string }
 
 // causes are all there are.
 var causes = []cells.Cause{
-	cells.CausePodEnded, cells.CausePodDeleted, cells.CauseNotLaunched, cells.CauseNotReady, cells.CauseTooSmall, cells.CauseLost,
-	cells.CauseInterrupted, cells.CauseStandbyRetired, cells.CauseOther,
+	cells.CausePodEnded, cells.CausePodDeleted, cells.CauseNotLaunched, cells.CauseNotReady, cells.CauseUnfit, cells.CauseTooSmall,
+	cells.CauseLost, cells.CauseInterrupted, cells.CauseStandbyRetired, cells.CauseOther,
 }
 
 // Phases of a cell's life between its steps.
@@ -143,6 +143,7 @@ var (
 		{string(cells.CausePodDeleted), "the pod was deleted"},
 		{string(cells.CauseNotLaunched), "the cloud started nothing"},
 		{string(cells.CauseNotReady), "it did not join, or its kubelet was not ready, in time"},
+		{string(cells.CauseUnfit), "its agent refused what the operator has configured"},
 		{string(cells.CauseTooSmall), "its machine has less than its type promises, and its pod needs more"},
 		{string(cells.CauseLost), "its instance vanished, was stopped or fell silent"},
 		{string(cells.CauseInterrupted), "the cloud took it back"},

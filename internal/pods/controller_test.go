@@ -399,6 +399,7 @@ func TestAPodThatTheCloudRefusesFailsAfterItsAttempts(t *testing.T) {
 func TestAPodWhoseInstancesTheCloudTakesBackWaitsOn(t *testing.T) {
 	for cause, want := range map[cells.Cause]corev1.PodPhase{
 		cells.CauseInterrupted: corev1.PodPending,
+		cells.CauseUnfit:       corev1.PodPending, // the operator's fault
 		cells.CauseLost:        corev1.PodFailed,
 	} {
 		got := afterTwoCells(t, func(c *cells.Cell) { c.Cause, c.Instance = cause, &cloud.Instance{ID: "i-1"} })

@@ -480,7 +480,7 @@ func (t tunnels) Keep(ctx context.Context, target tunnel.Target, api http.Handle
 	s := &session{
 		kip:     t.k,
 		target:  target,
-		api:     api.(*cellAPI),
+		api:     api.(interface{ Unwrap() http.Handler }).Unwrap().(*cellAPI),
 		onSpend: onSpend,
 		ready:   make(chan struct{}),
 		done:    make(chan struct{}),

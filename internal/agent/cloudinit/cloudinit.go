@@ -153,12 +153,12 @@ func parseBatch(fields map[string]any, place string) (agentapi.UserData, error) 
 }
 
 // unpack returns the document that has Kip's part, of user data that is compressed or that
-// somebody else has put together with other parts.
+// somebody else has put together with other parts, of whatever kinds.
 func unpack(doc []byte) ([]byte, error) {
 	if !cloudconfig.IsPacked(doc) {
 		return doc, nil
 	}
-	parts, err := cloudconfig.Parts("user data", doc, maxBytes)
+	parts, err := cloudconfig.KnownParts("user data", doc, maxBytes)
 	if err != nil {
 		// Its words may quote the token.
 		return nil, fmt.Errorf("it is neither a document of at most %d bytes that gzip made, nor one of MIME parts that cloud-init takes", maxBytes)

@@ -252,6 +252,13 @@ func TestUserDataThatOthersHavePutTogetherIsRead(t *testing.T) {
 		"a part":                        parts("#!/bin/sh\n", doc("hostname: x\n"), ours),
 		"a part of what is compressed":  squeezed(parts("#!/bin/sh\n", ours)),
 		"a part that is compressed too": parts(squeezed(doc("x: y\n")), squeezed(ours)),
+		"beside parts of other kinds": parts("#include\nhttp://h/", "#cloud-boothook\n#!/bin/sh", "## template: jinja\n#cloud-config\nkip: {}",
+			"#part-handler\n", "#cloud-config-archive\n- kip: {}", "words", ours, "#upstart-job\n"),
+		"beside what cannot be read": "Content-Type: multipart/mixed; boundary=b\n\n--b\nContent-Transfer-Encoding: base64\n\n!\n--b\n" +
+			"Content-Transfer-Encoding: rot13\n\nx\n--b\nContent-Type: ;\n\nx\n--b\n\n" + ours + "\n--b\n\n\x1f\x8bx\n--b--\n",
+		"beside a part of parts": parts(strings.NewReplacer("--b", "--in", "=b", "=in").Replace(parts(ours)), ours),
+		"beside a bomb":          parts(squeezed(strings.Repeat("#", 8<<20)), ours, squeezed(doc(strings.Repeat("#\n", maxBytes)))),
+		"beside much":            parts(strings.Repeat(squeezed(doc(strings.Repeat("#", maxBytes/2)))+"\n--b\n\n", 3), ours),
 	} {
 		u, err := Parse([]byte(text), "")
 		if err != nil || u != (agentapi.UserData{CellID: "c-1", CAHash: hash, Token: token}) {
@@ -263,6 +270,8 @@ func TestUserDataThatOthersHavePutTogetherIsRead(t *testing.T) {
 		"ours twice":        {parts(ours, ours), `two parts have the key "kip"`},
 		"it has no end":     {parts(ours)[:200], "it is neither a document of at most 65536 bytes that gzip made"},
 		"too much":          {squeezed(ours + strings.Repeat("#\n", maxBytes)), "of at most 65536 bytes"},
+		"only a bomb":       {parts(squeezed(ours + strings.Repeat("#\n", 8<<20))), `no part is a #cloud-config with the key "kip"`},
+		"a bomb in a bomb":  {squeezed(squeezed(strings.Repeat("#", 8<<20))), "it is neither a document of at most 65536 bytes that gzip made"},
 		"a mistake in ours": {parts(strings.Replace(ours, "c-1", "../x", 1)), "kip.cellID (4 characters)"},
 	} {
 		if _, err := Parse([]byte(c.text), ""); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), token) {

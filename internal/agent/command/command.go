@@ -181,6 +181,22 @@ func handedOn(args []string, components, containerd string) []string {
 	return slices.Concat([]string{"itzo", filepath.Base(args[0]), "--components=" + components, "--containerd=" + containerd}, args[1:])
 }
 
+// metadataOf is the URL of EC2's metadata service, for a machine of EC2's. One that has no kernel
+// of its own, and was not told to look, may be a cell on a host that is EC2's.
+func metadataOf(o agent.Options) (string, error) {
+	switch {
+	case o.UserData == fromEC2:
+		return userdata.Metadata, nil // whatever the firmware says
+	case o.UserData != fromCloud && o.Boot == (agentapi.Boot{}):
+		return "", nil
+	}
+	url, err := userdata.OnEC2()
+	if err != nil {
+		return "", fmt.Errorf("find out whether this machine is EC2's: %w", err)
+	}
+	return url, nil
+}
+
 // runCell runs the agent of a machine that came to it so.
 func runCell(ctx context.Context, log *slog.Logger, boot agentapi.Boot) error {
 	o := agent.Options{
@@ -202,6 +218,9 @@ func runCell(ctx context.Context, log *slog.Logger, boot agentapi.Boot) error {
 		return fmt.Errorf("itzo cell takes no arguments: %q", flags.Args())
 	}
 	var err error
+	if o.Metadata, err = metadataOf(o); err != nil {
+		return err
+	}
 	if o.UserData == fromEC2 || o.UserData == fromCloud {
 		source := userdata.EC2()
 		if o.UserData == fromCloud {

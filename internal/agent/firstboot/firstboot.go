@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"github.com/elotl/kip/internal/agent/supervise"
 	"github.com/elotl/kip/internal/agentapi"
@@ -23,8 +22,6 @@ const LogName = "kip-cloud-init.log"
 const (
 	// recordName is the file, in the folder of the agent's state, that says what was begun.
 	recordName = "cloud-init.json"
-	// soon is how long Apply waits for the end: what runs no script is done within it.
-	soon = 500 * time.Millisecond
 	// maxFailures bounds what is told of failures, maxFailure each of them, in bytes.
 	maxFailures = 20
 	maxFailure  = 300
@@ -33,6 +30,8 @@ const (
 var (
 	// ErrUnderWay: it is being carried out. The same is to be asked again.
 	ErrUnderWay = errors.New("the cloud-init file is being carried out")
+	// ErrNotBegun: no such file was begun on this machine.
+	ErrNotBegun = errors.New("no such cloud-init file was begun on this machine")
 	// ErrRefused: it cannot be carried out on this machine, and nothing of it was.
 	ErrRefused = errors.New("the cloud-init file is refused")
 )
@@ -49,8 +48,10 @@ type Options struct {
 	KipsImage bool
 	// SetHostname sets the running machine's name.
 	SetHostname func(name string) error
-	Reaper      *supervise.Reaper
-	Log         *slog.Logger
+	// Sync has all that was written on the disks before it returns: unix.Sync, but in tests.
+	Sync   func()
+	Reaper *supervise.Reaper
+	Log    *slog.Logger
 }
 
 // Machine is the one that a file is carried out on.
@@ -59,8 +60,8 @@ type Machine struct {
 	jobs chan *cloudconfig.Document // of which there is one
 
 	mu     sync.Mutex
-	record *record       // nil before anything was begun
-	ended  chan struct{} // closed when what this process began has ended; nil where it began nothing
+	record *record // nil before anything was begun
+	began  bool    // by this process
 }
 
 // record is what is stored before anything is done, and again afterwards.
@@ -112,70 +113,84 @@ func (m *Machine) Run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return // it is cut off, and the next agent says so
 		}
+		m.o.Sync() // what was done is not to be lost, with the record that it was
 		m.end(failures)
 	}
 }
 
 // Apply has a file carried out, unless one was already, and returns what of it could not be
-// done. ErrUnderWay until it has ended, ErrRefused where nothing was done.
-func (m *Machine) Apply(ctx context.Context, file []byte) (agentapi.CloudInitDone, error) {
-	ended, err := m.begin(file)
-	if err != nil {
-		return agentapi.CloudInitDone{}, err
-	}
-	if ended != nil {
-		timer := time.NewTimer(soon)
-		defer timer.Stop()
-		select {
-		case <-ended:
-		case <-timer.C:
-			return agentapi.CloudInitDone{}, ErrUnderWay
-		case <-ctx.Done():
-			return agentapi.CloudInitDone{}, ErrUnderWay
-		}
-	}
+// done. ErrUnderWay until it has ended, ErrRefused where nothing was done. It does not wait:
+// whoever asks asks for a thousand machines.
+func (m *Machine) Apply(file []byte) (agentapi.CloudInitDone, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err := m.begin(file); err != nil {
+		return agentapi.CloudInitDone{}, err
+	}
+	return m.done()
+}
+
+// Done says the same of a file that was begun, by its digest; ErrNotBegun if none with that was.
+func (m *Machine) Done(digest string) (agentapi.CloudInitDone, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.record == nil || m.record.Digest != digest {
+		return agentapi.CloudInitDone{}, ErrNotBegun
+	}
+	if err := m.cutOff(); err != nil {
+		return agentapi.CloudInitDone{}, err
+	}
+	return m.done()
+}
+
+// done is what has become of what was begun. The caller holds mu.
+func (m *Machine) done() (agentapi.CloudInitDone, error) {
+	if !m.record.Ended {
+		return agentapi.CloudInitDone{}, ErrUnderWay
+	}
 	return agentapi.CloudInitDone{Failures: m.record.Failures}, nil
 }
 
-// begin records that a file is carried out, and has that begun. The channel is closed at its
-// end; nil where an earlier process began.
-func (m *Machine) begin(file []byte) (ended <-chan struct{}, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+// cutOff records that what an agent before this one began is at its end, if it is not. The
+// caller holds mu.
+func (m *Machine) cutOff() error {
+	if m.began || m.record.Ended {
+		return nil
+	}
+	cut := *m.record
+	cut.Ended = true
+	cut.Failures = append(cut.Failures, "it was cut off when the agent ended, and is not begun again")
+	if err := m.keep(cut); err != nil {
+		return err
+	}
+	m.o.Log.Warn("the cloud-init file was cut off", "digest", cut.Digest)
+	return nil
+}
+
+// begin records that a file is carried out, and has that begun, unless it was. The caller
+// holds mu.
+func (m *Machine) begin(file []byte) error {
 	digest := cloudconfig.Digest(file)
 	switch r := m.record; {
 	case r != nil && r.Digest != digest:
-		return nil, fmt.Errorf("%w: this machine has had another one, and has one in its life", ErrRefused)
-	case r != nil && m.ended != nil:
-		return m.ended, nil
-	case r != nil && r.Ended:
-		return nil, nil
+		return fmt.Errorf("%w: this machine has had another one, and has one in its life", ErrRefused)
 	case r != nil:
-		cut := *r
-		cut.Ended = true
-		cut.Failures = append(cut.Failures, "it was cut off when the agent ended, and is not begun again")
-		if err := m.keep(cut); err != nil {
-			return nil, err
-		}
-		m.o.Log.Warn("the cloud-init file was cut off", "digest", digest)
-		return nil, nil
+		return m.cutOff()
 	}
 	d, err := cloudconfig.Parse("cloud-init", file)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
+		return fmt.Errorf("%w: %w", ErrRefused, err)
 	}
 	if needs := d.NeedsLogin(); needs != "" && m.o.KipsImage {
-		return nil, fmt.Errorf("%w: nobody can log in on Kip's own image, so it has no %s", ErrRefused, needs)
+		return fmt.Errorf("%w: nobody can log in on Kip's own image, so it has no %s", ErrRefused, needs)
 	}
 	if err := m.keep(record{Digest: digest, Hostname: d.Hostname}); err != nil {
-		return nil, err
+		return err
 	}
 	m.o.Log.Info("carrying out the cloud-init file", "digest", digest)
-	m.ended = make(chan struct{})
+	m.began = true
 	m.jobs <- d // it has room, and there is one
-	return m.ended, nil
+	return nil
 }
 
 // keep stores a record, which then holds. The caller holds mu.
@@ -204,7 +219,6 @@ func (m *Machine) end(failures []string) {
 	for _, f := range failures {
 		m.o.Log.Warn("a part of the cloud-init file could not be done", "err", f)
 	}
-	close(m.ended)
 }
 
 // store replaces a file as a whole, and has it on the disk before it returns.

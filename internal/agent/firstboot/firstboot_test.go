@@ -1,9 +1,11 @@
 package firstboot
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -19,6 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/agent/supervise"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloudconfig"
 )
 
 // patience is how long a test waits for a real process before it fails.
@@ -30,6 +34,8 @@ type box struct {
 	root  string
 	names []string // that it was given
 	kips  bool
+	// synced is called when all that was written is to be on the disks; nil for nothing.
+	synced func()
 }
 
 // newBox returns a machine that has this host's programs, and files of its own. They end
@@ -113,8 +119,13 @@ func (b *box) machine() *Machine {
 		LogDir:      b.in("var/log"),
 		KipsImage:   b.kips,
 		SetHostname: func(name string) error { b.names = append(b.names, name); return nil },
-		Reaper:      supervise.NewReaper(slog.New(slog.DiscardHandler)),
-		Log:         slog.New(slog.DiscardHandler),
+		Sync: func() {
+			if b.synced != nil {
+				b.synced()
+			}
+		},
+		Reaper: supervise.NewReaper(slog.New(slog.DiscardHandler)),
+		Log:    slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		b.t.Fatal(err)
@@ -125,11 +136,11 @@ func (b *box) machine() *Machine {
 // apply carries a file out to its end, on this thread, which alone has the machine's mounts.
 func (b *box) apply(m *Machine, file string) []string {
 	b.t.Helper()
-	if _, err := m.begin([]byte(file)); err != nil {
+	if _, err := m.Apply([]byte(file)); !errors.Is(err, ErrUnderWay) {
 		b.t.Fatal(err)
 	}
 	m.Run(b.t.Context())
-	done, err := m.Apply(b.t.Context(), []byte(file))
+	done, err := m.Apply([]byte(file))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -317,10 +328,16 @@ func TestAFileIsCarriedOutOnceInTheLifeOfAMachine(t *testing.T) {
 	m := b.machine()
 	b.apply(m, file)
 	for _, m := range []*Machine{m, b.machine()} {
-		if done, err := m.Apply(t.Context(), []byte(file)); err != nil || len(done.Failures) != 0 {
+		if done, err := m.Apply([]byte(file)); err != nil || len(done.Failures) != 0 {
 			t.Errorf("again: %v, %v", done, err)
 		}
-		_, err := m.Apply(t.Context(), []byte(file+"#"))
+		if done, err := m.Done(cloudconfig.Digest([]byte(file))); err != nil || len(done.Failures) != 0 {
+			t.Errorf("asked by its digest: %v, %v", done, err)
+		}
+		if done, err := m.Done(cloudconfig.Digest([]byte(file + "#"))); !errors.Is(err, ErrNotBegun) {
+			t.Errorf("asked by the digest of another: %v, %v", done, err)
+		}
+		_, err := m.Apply([]byte(file + "#"))
 		if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "has had another one") {
 			t.Errorf("another file: %v", err)
 		}
@@ -339,15 +356,22 @@ func TestAFileThatWasCutOffIsNotBegunAgain(t *testing.T) {
 	left := scriptDir + "/script-0"
 	const file = "#cloud-config\nwrite_files: [{path: /etc/log, content: x}]\n"
 	first := b.machine()
-	if _, err := first.begin([]byte(file)); err != nil { // it is recorded before anything is done
+	if _, err := first.Apply([]byte(file)); !errors.Is(err, ErrUnderWay) { // it is recorded before anything is done
 		t.Fatal(err)
 	}
-	for range 2 {
+	digest := cloudconfig.Digest([]byte(file))
+	if done, err := first.Done(digest); !errors.Is(err, ErrUnderWay) {
+		t.Errorf("while it goes on: %v, %v", done, err)
+	}
+	for _, ask := range []func(*Machine) (agentapi.CloudInitDone, error){
+		func(m *Machine) (agentapi.CloudInitDone, error) { return m.Done(digest) },
+		func(m *Machine) (agentapi.CloudInitDone, error) { return m.Apply([]byte(file)) },
+	} {
 		if err := os.MkdirAll(b.in(scriptDir), 0o700); err != nil {
 			t.Fatal(err)
 		}
 		b.file(left, "#!/bin/sh\n# sesame\n") // the agent was killed while this ran
-		done, err := b.machine().Apply(t.Context(), []byte(file))
+		done, err := ask(b.machine())
 		if err != nil || len(done.Failures) != 1 || !strings.Contains(done.Failures[0], "it was cut off when the agent ended") {
 			t.Errorf("%v, %v", done, err)
 		}
@@ -370,7 +394,7 @@ func TestWhatCannotBeCarriedOutIsRefusedBeforeAnythingIsDone(t *testing.T) {
 		b := plainBox(t)
 		b.kips = true
 		m := b.machine()
-		if _, err := m.Apply(t.Context(), []byte(file)); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), want) {
+		if _, err := m.Apply([]byte(file)); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", file, err, want)
 		}
 		if all, err := os.ReadDir(b.root); err != nil || len(all) != 1 {
@@ -394,13 +418,14 @@ func TestWhatTakesLongIsAskedForAgainAndEndsWithTheAgent(t *testing.T) {
 	file := []byte("#!/bin/sh\necho $$ >" + dir + "/pid\nsleep 600\n")
 	end := time.Now().Add(patience)
 	for began := false; !began; {
-		if done, err := m.Apply(t.Context(), file); !errors.Is(err, ErrUnderWay) {
+		if done, err := m.Apply(file); !errors.Is(err, ErrUnderWay) {
 			t.Fatalf("while it goes on: %v, %v", done, err)
 		}
 		text, _ := os.ReadFile(dir + "/pid")
 		if began = strings.HasSuffix(string(text), "\n"); !began && time.Now().After(end) {
 			t.Fatal("it never began")
 		}
+		time.Sleep(time.Millisecond)
 	}
 	cancel()
 	running.Wait()
@@ -425,6 +450,7 @@ func hostMachine(t *testing.T) (m *Machine, dir string) {
 		StateDir:    filepath.Join(dir, "state"),
 		LogDir:      filepath.Join(dir, "log"),
 		SetHostname: func(string) error { return errors.New("it is the host's") },
+		Sync:        func() {},
 		Reaper:      supervise.NewReaper(slog.New(slog.DiscardHandler)),
 		Log:         slog.New(slog.DiscardHandler),
 	})
@@ -494,4 +520,104 @@ func TestAScriptRunsAlsoWhileTheAgentStartsOtherPrograms(t *testing.T) {
 	}
 	cancel()
 	others.Wait()
+}
+
+func TestWhatWasDoneIsOnTheDisksBeforeItCountsAsDone(t *testing.T) {
+	b := plainBox(t)
+	const file = "#cloud-config\nwrite_files: [{path: /etc/x, content: x}]\n"
+	m, synced := b.machine(), 0
+	b.synced = func() {
+		synced++
+		done, err := m.Done(cloudconfig.Digest([]byte(file)))
+		if record := b.text("var/lib/itzo/cloud-init.json"); b.text("etc/x") != "x" || !errors.Is(err, ErrUnderWay) ||
+			!strings.Contains(record, `"ended":false`) {
+			t.Errorf("the file has %q, the record is %s, and it is said %v, %v", b.text("etc/x"), record, done, err)
+		}
+	}
+	if failures := b.apply(m, file); len(failures) > 0 || synced != 1 {
+		t.Errorf("failures %q; the disks were written %d times", failures, synced)
+	}
+}
+
+func TestAFileIsNeverReadableByMoreThanItIsToBe(t *testing.T) {
+	b := plainBox(t)
+	if err := os.Mkdir(b.in("tmp"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// A pipe that nobody reads holds up who writes to it.
+	content := bytes.Repeat([]byte("x"), 1<<20)
+	for name, mode := range map[string]fs.FileMode{
+		"secret": 0o600, "owners": 0o400, "nobodys": 0, "groups": 0o040, "all": 0o644, "suid": 0o755 | fs.ModeSetuid,
+	} {
+		r := &run{Machine: b.machine(), ctx: t.Context()}
+		f := cloudconfig.File{Path: "/tmp/" + name, Content: content, Mode: mode, Append: true}
+		if err := unix.Mkfifo(b.in(f.Path), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(b.in(f.Path), 0o666); err != nil { // whatever the umask is
+			t.Fatal(err)
+		}
+		var wrote error
+		var writing sync.WaitGroup
+		writing.Go(func() { wrote = r.write(f, 0, 0) })
+		pipe, err := os.Open(b.in(f.Path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		one := make([]byte, 1)
+		if _, err := io.ReadFull(pipe, one); err != nil {
+			t.Fatal(err)
+		}
+		info, err := pipe.Stat()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := info.Mode().Perm(); got&^(mode&0o600) != 0 {
+			t.Errorf("%s is to be %v, and is %v while it is written", name, mode, got)
+		}
+		if n, err := io.Copy(io.Discard, pipe); n != int64(len(content))-1 || err != nil {
+			t.Errorf("%s: read %d bytes, %v", name, n, err)
+		}
+		writing.Wait()
+		pipe.Close()
+		if info, err = os.Stat(b.in(f.Path)); wrote != nil || err != nil || info.Mode()&^fs.ModeNamedPipe != mode {
+			t.Errorf("%s is to be %v, and is %v: %v, %v", name, mode, info.Mode(), wrote, err)
+		}
+	}
+	if err := (&run{Machine: b.machine(), ctx: t.Context()}).write(cloudconfig.File{Path: "/tmp/new", Mode: 0o400}, 0, 0); err != nil ||
+		b.is("tmp/new") != "0:0 0400" {
+		t.Errorf("a new file is %s: %v", b.is("tmp/new"), err)
+	}
+}
+
+func TestNoSecretIsAnArgumentOfAProgram(t *testing.T) {
+	b := newBox(t)
+	const hash = "$6$saltsalt$0123456789abcdefghijklmnop"
+	// In the place of programs that others would see, found before them.
+	const first = "usr/local/sbin"
+	if err := unix.Mount("", b.in(first), "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"useradd", "usermod", "groupadd", "chpasswd"} {
+		text := "#!/bin/sh\necho \"" + name + " [$*] <$(cat)>\" >>/noted\n"
+		if err := os.WriteFile(b.in(first+"/"+name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(b.in("home/old"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	failures := b.apply(b.machine(), "#cloud-config\nusers:\n- {name: old, gecos: Old, groups: [g], passwd: "+hash+", lock_passwd: true,"+
+		" ssh_authorized_keys: [ssh-rsa KEY old]}\n- {name: new, passwd: "+hash+"}\nwrite_files: [{path: /etc/x, content: SECRET}]\n")
+	want := []string{
+		"groupadd [-- g] <>",
+		"usermod [--append --groups g -- old] <>",
+		"chpasswd [--encrypted] <old:" + hash + ">",
+		"usermod [--lock -- old] <>",
+		"useradd [--create-home -- new] <>",
+		"chpasswd [--encrypted] <new:" + hash + ">",
+	}
+	if got := strings.Split(strings.TrimSpace(b.text("noted")), "\n"); !slices.Equal(got, want) || len(failures) > 0 {
+		t.Errorf("programs were run as %q, want %q; failures %q", got, want, failures)
+	}
 }

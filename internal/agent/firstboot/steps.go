@@ -142,12 +142,13 @@ func (r *run) write(f cloudconfig.File, uid, gid int) error {
 	if f.Append {
 		how |= os.O_APPEND
 	}
-	file, err := os.OpenFile(r.in(f.Path), how, 0o600)
+	// Until it has its owner, nobody may do with it what not even the owner may.
+	meanwhile := f.Mode & 0o600
+	file, err := os.OpenFile(r.in(f.Path), how, meanwhile)
 	if err != nil {
 		return err
 	}
-	// Nobody else reads it before it has its owner and its mode.
-	err = file.Chmod(0o600)
+	err = file.Chmod(meanwhile)
 	if err == nil && !f.Append {
 		err = file.Truncate(0)
 	}

@@ -28,7 +28,7 @@ const (
 // Addresses of the services. All three clouds have the first; Azure tells the other
 // one by DHCP as well.
 const (
-	metadata = "http://169.254.169.254"
+	Metadata = "http://169.254.169.254"
 	wire     = "http://168.63.129.16"
 )
 
@@ -37,12 +37,22 @@ const azureTag = "7783-7084-3265-9085-8832-2578-42"
 
 // Sources are all places, in the order in which they win: what whoever started the
 // machine handed to it by hand, then the cloud that the firmware names.
-func Sources() []Source { return sources("/sys", "/dev", mountSeed, metadata, wire) }
+func Sources() []Source { return sources("/sys", "/dev", mountSeed, Metadata, wire) }
 
 // EC2 is that cloud's metadata service, for a machine whose firmware is not its own.
 func EC2() Source {
 	all := Sources()
 	return all[slices.IndexFunc(all, func(s Source) bool { return s.Name == ec2Name })]
+}
+
+// OnEC2 returns the URL of EC2's metadata service on a machine of EC2's, as the firmware says;
+// "" on any other.
+func OnEC2() (string, error) {
+	here, err := EC2().Here()
+	if err != nil || !here {
+		return "", err
+	}
+	return Metadata, nil
 }
 
 const ec2Name = "EC2's metadata service"

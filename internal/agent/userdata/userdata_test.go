@@ -234,7 +234,7 @@ func TestASourceHasATimeLimit(t *testing.T) {
 	if _, err := s.Get(context.Background()); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a source that never answers: %v", err)
 	}
-	for _, s := range sources("/sys", "/dev", mountSeed, metadata, wire) {
+	for _, s := range sources("/sys", "/dev", mountSeed, Metadata, wire) {
 		if s.Limit <= 0 || s.Limit > time.Minute {
 			t.Errorf("%s has the limit %v", s.Name, s.Limit)
 		}

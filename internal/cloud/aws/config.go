@@ -48,6 +48,9 @@ type Config struct {
 	Endpoint string
 	// SkipVerify takes any certificate of Endpoint.
 	SkipVerify bool
+	// UseFIPS asks the endpoints that are validated for FIPS 140, of EC2 and of whoever gives
+	// credentials. Not with Endpoint, nor in China.
+	UseFIPS bool
 	// ExtraCIDRs may reach cells, besides the VPC.
 	ExtraCIDRs []netip.Prefix
 	// PrivateOnly says that no cell has a public address, unless its pod asks for one.
@@ -102,6 +105,9 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 	if err := cfg.locate(sdk.Region, here); err != nil {
 		return nil, err
 	}
+	if cfg.UseFIPS && strings.HasPrefix(cfg.Region, "cn-") {
+		return nil, fmt.Errorf("cloud.aws.useFIPS: true is not valid in region %s: want false, since AWS has no such endpoints in China", cfg.Region)
+	}
 	c := &Cloud{
 		cfg:    cfg,
 		api:    newAPI(sdk, cfg),
@@ -136,6 +142,13 @@ func loadSDK(ctx context.Context, cfg Config) (aws.Config, error) {
 	load := []func(*config.LoadOptions) error{
 		config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }), // Kip schedules its calls itself
 		config.WithHTTPClient(client(cfg)),                                 // to which the SDK adds AWS_CA_BUNDLE
+	}
+	if cfg.Region != "" {
+		// Of other services, too: STS turns a role's token into keys in the same partition.
+		load = append(load, config.WithDefaultRegion(cfg.Region))
+	}
+	if cfg.UseFIPS {
+		load = append(load, config.WithUseFIPSEndpoint(aws.FIPSEndpointStateEnabled))
 	}
 	if cfg.AccessKeyID != "" {
 		load = append(load, config.WithCredentialsProvider(credentials.NewStaticCredentialsProvider(cfg.AccessKeyID, cfg.SecretAccessKey, "")))

@@ -118,9 +118,10 @@ var permissions = []permission{
 		sid: "KipPassesRoles",
 		why: "The roles of cells: `cells.defaultIAMPermissions` and `pod.elotl.co/instance-profile`. " +
 			"Narrow it to those roles, or leave it out where cells have none: whoever may pass a role may do what it may.",
-		actions:    []string{"iam:PassRole"},
-		resources:  []string{"arn:*:iam::*:role/*"},
-		conditions: map[string]map[string][]string{"StringEquals": {"iam:PassedToService": {"ec2.amazonaws.com"}}},
+		actions:   []string{"iam:PassRole"},
+		resources: []string{"arn:*:iam::*:role/*"},
+		// EC2 has a name of its own in China.
+		conditions: map[string]map[string][]string{"StringEquals": {"iam:PassedToService": {"ec2.amazonaws.com", "ec2.amazonaws.com.cn"}}},
 	},
 	{
 		sid: "KipLendsPulls",

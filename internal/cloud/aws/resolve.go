@@ -46,8 +46,8 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 		return cloud.Resolved{}, err
 	}
 	if s.Login && boot.kips {
-		return cloud.Resolved{}, refused("nobody can log in on image %s, which is Kip's own, and cells.cloudInitFile has users or their keys:"+
-			" want none, or an image of your own", boot.id)
+		return cloud.Resolved{}, cloud.No(cloud.ErrUnfit, cloud.Scope{}, fmt.Errorf("nobody can log in on image %s, which is Kip's own,"+
+			" and cells.cloudInitFile has users or their keys: want none, or an image of your own", boot.id))
 	}
 	more, err := c.groupIDs(ctx, n.vpc, s.SecurityGroups)
 	if err != nil {

@@ -182,7 +182,7 @@ func TestASubnetThatGoesKeepsNoLaunchFromTheOthers(t *testing.T) {
 	}
 }
 
-func TestALaunchThatNeedsALoginIsRefusedWithKipsOwnImage(t *testing.T) {
+func TestALaunchThatNeedsALoginDoesNotFitKipsOwnImage(t *testing.T) {
 	if tagKipImage != images.TagArch {
 		t.Errorf("%s is looked for, and %s is published", tagKipImage, images.TagArch)
 	}
@@ -198,8 +198,8 @@ func TestALaunchThatNeedsALoginIsRefusedWithKipsOwnImage(t *testing.T) {
 			s := request("t", 1).LaunchSpec
 			s.Login, s.Image = login, map[string]string{imageID: image}
 			_, err := open(t, settings(url)).Resolve(t.Context(), s)
-			if refused := cloud.Refused(err) && strings.Contains(err.Error(), "nobody can log in on image "+image); refused != (kips && login) ||
-				!refused && err != nil {
+			unfit := errors.Is(err, cloud.ErrUnfit) && strings.Contains(err.Error(), "nobody can log in on image "+image)
+			if unfit != (kips && login) || !unfit && err != nil || cloud.Refused(err) || unfit && !cloud.NothingDone(err) {
 				t.Errorf("image %s, login %t: %v", image, login, err)
 			}
 		}

@@ -163,7 +163,7 @@ func outcome(err error, done bool) Outcome {
 		return Unauthorised
 	case errors.Is(err, cloud.ErrMismatch):
 		return Mismatch
-	case errors.Is(err, cloud.ErrRefused), errors.Is(err, cloud.ErrStale), errors.Is(err, cloud.ErrNotYet):
+	case errors.Is(err, cloud.ErrRefused), errors.Is(err, cloud.ErrStale), errors.Is(err, cloud.ErrNotYet), errors.Is(err, cloud.ErrUnfit):
 		return Refused
 	}
 	return Failed

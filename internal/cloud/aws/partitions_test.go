@@ -1,0 +1,133 @@
+package aws
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+
+	model "github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// asked notes whom a request is for, and sends none.
+type asked struct{ url string }
+
+func (a *asked) RoundTrip(r *http.Request) (*http.Response, error) {
+	a.url = r.URL.Scheme + "://" + r.URL.Host
+	return nil, errors.New("it is not sent")
+}
+
+// ownSettings has the environment say nothing of AWS.
+func ownSettings(t *testing.T) {
+	t.Helper()
+	for _, name := range []string{
+		"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_EC2", "AWS_USE_FIPS_ENDPOINT",
+		"AWS_USE_DUALSTACK_ENDPOINT",
+	} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("AWS_CONFIG_FILE", "/dev/null")
+	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+}
+
+func TestEachPartitionIsAskedAtItsOwnEndpoints(t *testing.T) {
+	ownSettings(t)
+	for _, tc := range []struct {
+		region string
+		fips   bool
+		want   string
+	}{
+		{"us-east-1", false, "https://ec2.us-east-1.amazonaws.com"},
+		{"us-east-1", true, "https://ec2-fips.us-east-1.amazonaws.com"},
+		{"ca-central-1", true, "https://ec2-fips.ca-central-1.amazonaws.com"},
+		{"us-gov-west-1", false, "https://ec2.us-gov-west-1.amazonaws.com"},
+		{"us-gov-west-1", true, "https://ec2.us-gov-west-1.amazonaws.com"}, // it has no other
+		{"cn-north-1", false, "https://ec2.cn-north-1.amazonaws.com.cn"},
+		{"cn-northwest-1", false, "https://ec2.cn-northwest-1.amazonaws.com.cn"},
+		{"us-iso-east-1", false, "https://ec2.us-iso-east-1.c2s.ic.gov"},
+		{"eusc-de-east-1", false, "https://ec2.eusc-de-east-1.amazonaws.eu"},
+	} {
+		whom := &asked{}
+		cfg := Config{Region: tc.region, UseFIPS: tc.fips, AccessKeyID: "AKIATESTS", SecretAccessKey: "secret", Transport: whom}
+		sdk, err := loadSDK(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The error is that nothing is sent.
+		_, err = newAPI(sdk, cfg).DescribeVpcs(t.Context(), &ec2.DescribeVpcsInput{})
+		if whom.url != tc.want || err == nil || !strings.Contains(err.Error(), "it is not sent") {
+			t.Errorf("in %s, FIPS %t, %q is asked, want %s: %v", tc.region, tc.fips, whom.url, tc.want, err)
+		}
+		if sdk.Region != tc.region {
+			t.Errorf("whoever gives credentials is asked in region %q, want %s", sdk.Region, tc.region)
+		}
+	}
+}
+
+func TestTheEnvironmentsRegionWins(t *testing.T) {
+	ownSettings(t)
+	t.Setenv("AWS_REGION", "eu-west-1")
+	cfg := Config{Region: "us-east-1"}
+	sdk, err := loadSDK(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Subnets = []string{"subnet-1"}
+	if err := cfg.locate(sdk.Region, whereabouts{}); err != nil || cfg.Region != "eu-west-1" || sdk.Region != "eu-west-1" {
+		t.Errorf("Kip is in %s, its credentials in %s: %v", cfg.Region, sdk.Region, err)
+	}
+}
+
+func TestThereIsNoFIPSInChina(t *testing.T) {
+	ownSettings(t)
+	elsewhere := httptest.NewServer(http.NotFoundHandler()) // no metadata service
+	defer elsewhere.Close()
+	cfg := Config{
+		Region:          "cn-north-1",
+		AccessKeyID:     "AKIATESTS",
+		SecretAccessKey: "secret",
+		Subnets:         []string{"subnet-1"},
+		PrivateOnly:     true,
+		UseFIPS:         true,
+		metadata:        elsewhere.URL,
+	}
+	const want = "cloud.aws.useFIPS: true is not valid in region cn-north-1: want false"
+	if _, err := New(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+	cfg.UseFIPS = false
+	if _, err := New(t.Context(), cfg); err != nil {
+		t.Error(err)
+	}
+}
+
+// The model's ARNs, and the name that it has as a service, are those of its region's partition.
+func TestThePolicyIsOfUseInEachPartition(t *testing.T) {
+	for region, partition := range map[string]string{"us-east-1": "aws", "us-gov-west-1": "aws-us-gov", "cn-north-1": "aws-cn"} {
+		policy, err := model.ParsePolicy(Policy())
+		if err != nil {
+			t.Fatal(err)
+		}
+		account := anAccount(sim.Knobs{})
+		account.Region, account.Policies = region, map[string]*model.Policy{"AKIATESTS": policy}
+		_, url := serve(t, account)
+		cfg := settings(url)
+		cfg.Region = region
+		c := open(t, cfg)
+		r := request("t", 1)
+		r.InstanceProfile = fmt.Sprintf("arn:%s:iam::123456789012:instance-profile/x", partition)
+		got, err := c.Launch(t.Context(), r).All()
+		if err != nil {
+			t.Errorf("a launch in %s: %v", region, err)
+			continue
+		}
+		if err := c.Terminate(t.Context(), got[0].ID).Err(); err != nil {
+			t.Errorf("an end in %s: %v", region, err)
+		}
+	}
+}
