@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -38,6 +39,9 @@ type Config struct {
 	Pods watches.Pods
 	// IPv6 says that cells have IPv6 addresses: they are shown IPv6 EndpointSlices.
 	IPv6 bool
+	// CloudDriver is that whose disks Kip attaches to cells; cells see their volumes as local
+	// ones. Optional.
+	CloudDriver volumes.CloudDriver
 	// Observer is told what cells ask; nil for nobody.
 	Observer Observer
 	// Overdrawn, if not nil, is called with the context of each request that goes
@@ -61,6 +65,8 @@ type Server struct {
 	passing    *semaphore.Weighted // requests of cells that are open at the API server
 	working    *semaphore.Weighted // requests of cells that are worked on
 	pods       watches.Pods
+
+	cloudDriver volumes.CloudDriver
 
 	watches   *watches.Watches
 	endpoints *endpoints // instead of the collection of EndpointSlices
@@ -116,6 +122,7 @@ func New(cfg Config) (*Server, error) {
 		observer:     cfg.Observer,
 		overdraw:     cfg.Overdrawn,
 		pods:         cfg.Pods,
+		cloudDriver:  cfg.CloudDriver,
 		podsFollowed: make(chan struct{}),
 		nodes:        map[string]*identity{},
 		cells:        map[string]*Cell{},
