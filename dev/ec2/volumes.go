@@ -524,7 +524,8 @@ func (m *Model) detachVolume(r *request) (any, error) {
 		answer, done = v.attachment(instance, "detaching"), true
 		return nil
 	})
-	if err := errors.Join(err, m.behind(r, done, func(ctx context.Context, d Disks) error { return d.Detach(ctx, id, instance) })); err != nil {
+	err = errors.Join(err, m.behind(r, done, func(ctx context.Context, d Disks) error { return d.Detach(ctx, id, instance) }))
+	if err != nil {
 		return nil, err
 	}
 	answer.RequestID = requestID

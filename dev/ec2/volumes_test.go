@@ -61,11 +61,12 @@ func TestVolumesAreRefusedAsEC2RefusesThem(t *testing.T) {
 		action, want string
 		parameters   []string
 	}{
-		"too small":                   {"CreateVolume", "InvalidParameterValue", []string{"AvailabilityZone=z1", "VolumeType=gp3"}},
-		"too large":                   {"CreateVolume", "InvalidParameterValue", []string{"AvailabilityZone=z1", "Size=16385"}},
-		"no such zone":                {"CreateVolume", "InvalidZone.NotFound", []string{"AvailabilityZone=z9", "Size=1"}},
-		"multi-attach":                {"CreateVolume", "UnknownParameter", []string{"AvailabilityZone=z1", "Size=1", "MultiAttachEnabled=true"}},
-		"another call of a token":     {"CreateVolume", "IdempotentParameterMismatch", []string{"AvailabilityZone=z1", "Size=2", "ClientToken=a"}},
+		"too small":    {"CreateVolume", "InvalidParameterValue", []string{"AvailabilityZone=z1", "VolumeType=gp3"}},
+		"too large":    {"CreateVolume", "InvalidParameterValue", []string{"AvailabilityZone=z1", "Size=16385"}},
+		"no such zone": {"CreateVolume", "InvalidZone.NotFound", []string{"AvailabilityZone=z9", "Size=1"}},
+		"multi-attach": {"CreateVolume", "UnknownParameter", []string{"AvailabilityZone=z1", "Size=1", "MultiAttachEnabled=true"}},
+		"another call of a token": {"CreateVolume", "IdempotentParameterMismatch",
+			[]string{"AvailabilityZone=z1", "Size=2", "ClientToken=a"}},
 		"no volume's name":            {"DeleteVolume", "InvalidParameterValue", []string{"VolumeId=disk-1"}},
 		"deleting none":               {"DeleteVolume", "InvalidVolume.NotFound", []string{"VolumeId=" + gone}},
 		"deleting one in use":         {"DeleteVolume", "VolumeInUse", []string{"VolumeId=" + taken}},
@@ -77,9 +78,10 @@ func TestVolumesAreRefusedAsEC2RefusesThem(t *testing.T) {
 		"a device's name twice":       {"AttachVolume", "InvalidParameterValue", attach(free, here, "/dev/sdf")},
 		"detaching a free one":        {"DetachVolume", "IncorrectState", []string{"VolumeId=" + free, "InstanceId=" + here}},
 		"detaching from another":      {"DetachVolume", "InvalidAttachment.NotFound", []string{"VolumeId=" + taken, "InstanceId=" + there}},
-		"tearing off":                 {"DetachVolume", "InvalidParameterValue", []string{"VolumeId=" + taken, "InstanceId=" + here, "Force=true"}},
-		"showing none":                {"DescribeVolumes", "InvalidVolume.NotFound", []string{"VolumeId.1=" + gone}},
-		"pages of names":              {"DescribeVolumes", "InvalidParameterCombination", []string{"VolumeId.1=" + free, "MaxResults=5"}},
+		"tearing off": {"DetachVolume", "InvalidParameterValue",
+			[]string{"VolumeId=" + taken, "InstanceId=" + here, "Force=true"}},
+		"showing none":   {"DescribeVolumes", "InvalidVolume.NotFound", []string{"VolumeId.1=" + gone}},
+		"pages of names": {"DescribeVolumes", "InvalidParameterCombination", []string{"VolumeId.1=" + free, "MaxResults=5"}},
 	} {
 		if code, body := c.ask(tc.action, tc.parameters...); code != tc.want {
 			t.Errorf("%s: %s %s, want %s", what, code, body, tc.want)

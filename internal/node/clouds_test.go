@@ -320,7 +320,8 @@ func TestTheNodeHasNoTopologyOfDriversWhoseDisksNoCellCanHave(t *testing.T) {
 		t.Fatal(err)
 	}
 	shown, err := c.own.StorageV1().CSINodes().Get(t.Context(), testNode, metav1.GetOptions{})
-	if err != nil || len(shown.Spec.Drivers) != 1 || shown.Spec.Drivers[0].Name != "disks.example.com" || shown.Spec.Drivers[0].Allocatable != nil {
+	if err != nil || len(shown.Spec.Drivers) != 1 || shown.Spec.Drivers[0].Name != "disks.example.com" ||
+		shown.Spec.Drivers[0].Allocatable != nil {
 		t.Errorf("the drivers of the node are %+v, %v", shown, err)
 	}
 	if registered.Labels[corev1.LabelTopologyZone] != cfg.Zone {

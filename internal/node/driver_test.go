@@ -149,7 +149,8 @@ func TestTheDriverOfTheCloudIsShownWithItsZone(t *testing.T) {
 		return object.Labels, names
 	}
 	labels, names := show([]Driver{own, {Name: "clouds.example.com", Topology: []string{key}}}, key)
-	if want := []string{"disks.example.com kubernetes.io/hostname", "clouds.example.com " + key}; labels[key] != "z1" || !slices.Equal(names, want) {
+	want := []string{"disks.example.com kubernetes.io/hostname", "clouds.example.com " + key}
+	if labels[key] != "z1" || !slices.Equal(names, want) {
 		t.Errorf("labels %v, drivers %q", labels, names)
 	}
 	if labels, names = show([]Driver{own, {Name: "clouds.example.com"}}); len(names) != 1 || labels[key] != "" {

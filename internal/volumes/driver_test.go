@@ -61,7 +61,9 @@ func TestTheVolumesOfTheCloudsDriverAreDisksInTheirZones(t *testing.T) {
 				Values:   []string{"b"},
 			})
 		}},
-		"block":                            {at: "b", change: func(pv *corev1.PersistentVolumeSpec) { pv.VolumeMode, pv.CSI.FSType = &block, "" }},
+		"block": {at: "b", change: func(pv *corev1.PersistentVolumeSpec) {
+			pv.VolumeMode, pv.CSI.FSType = &block, ""
+		}},
 		"the driver's default file system": {at: "b", change: func(pv *corev1.PersistentVolumeSpec) { pv.CSI.FSType = "" }},
 		"one pod alone": {at: "b", change: func(pv *corev1.PersistentVolumeSpec) {
 			pv.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
@@ -127,10 +129,11 @@ func TestAVolumeOfTheCloudsDriverNeedsNoPlugin(t *testing.T) {
 		CloudDriver: clouds,
 		Drivers:     Drivers{DaemonSets: map[string]cache.ObjectName{clouds.Name: {Namespace: "kube-system", Name: "node"}}},
 	}
-	got, err := r.Needs(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{{
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{{
 		Name:         "v",
 		VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}},
-	}}}})
+	}}}}
+	got, err := r.Needs(t.Context(), pod)
 	if err != nil || len(got.Disks) != 1 || len(got.Plugins) != 0 {
 		t.Errorf("%+v, %v", got, err)
 	}
