@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -166,7 +167,7 @@ func tags(f *form) map[string]string {
 	all := map[string]string{}
 	for _, t := range f.each("Tag") {
 		key := t.text("Key")
-		if key == "" || len(key) > 128 || strings.HasPrefix(key, "aws:") || len(t.text("Value")) > 256 {
+		if key == "" || len(key) > 128 || strings.HasPrefix(key, "aws:") || utf8.RuneCountInString(t.text("Value")) > 256 {
 			f.bad("InvalidParameterValue", "Tag keys and values are bounded, and keys starting with 'aws:' are reserved: %s", key)
 		}
 		all[key] = t.text("Value")

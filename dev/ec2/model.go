@@ -44,6 +44,21 @@ type Config struct {
 	Console func(instance string) ([]byte, error)
 	// PageSize is the most that a page has of anything; EC2's 1000 when 0.
 	PageSize int
+	// Disks are what stands behind volumes; nothing when nil.
+	Disks Disks
+	// VolumeStep is how long a volume is unknown once it was made, and then creating,
+	// attaching, detaching and deleting, each.
+	VolumeStep time.Duration
+}
+
+// Disks do with the machines behind instances what calls have done with volumes.
+type Disks interface {
+	// Attach gives v.Instance the disk of a volume, which it makes if that is the first time.
+	Attach(ctx context.Context, v Volume) error
+	// Detach takes it from the instance.
+	Detach(ctx context.Context, volume, instance string) error
+	// Delete removes it, if there is one.
+	Delete(ctx context.Context, volume string) error
 }
 
 // Subnet is one of a VPC's.
@@ -102,7 +117,8 @@ type Model struct {
 	groups    []Group
 	images    []Image
 	snapshots map[string]*Snapshot   // by ID
-	made      int                    // groups, images and snapshots, ever
+	volumes   []*volume              // all that ever were
+	made      int                    // groups, images, snapshots and volumes, ever
 	reasons   map[string]StateReason // of ends that the model was told, by instance
 	sessions  map[string]session     // by access key
 	tokens    map[string]registryToken
@@ -206,6 +222,11 @@ func (m *Model) actions() map[string]func(*request) (any, error) {
 		"StartInstances":                m.startInstances,
 		"CreateTags":                    m.createTags,
 		"GetConsoleOutput":              m.getConsoleOutput,
+		"CreateVolume":                  m.createVolume,
+		"DeleteVolume":                  m.deleteVolume,
+		"DescribeVolumes":               m.describeVolumes,
+		"AttachVolume":                  m.attachVolume,
+		"DetachVolume":                  m.detachVolume,
 		"DescribeSpotInstanceRequests":  m.describeSpotInstanceRequests,
 		"DescribeNetworkInterfaces":     m.describeNetworkInterfaces,
 		"DeleteNetworkInterface":        m.deleteNetworkInterface,

@@ -57,6 +57,9 @@ type InstanceType struct {
 	// AddressesPerInterface IPv4 addresses; 0 where it is unknown.
 	Interfaces            int64 `json:"interfaces,omitempty"`
 	AddressesPerInterface int64 `json:"addressesPerInterface,omitempty"`
+	// MaxDisks is how many disks of PersistentVolumes a machine may have; 0 where it is
+	// unknown, or not bounded.
+	MaxDisks int64 `json:"maxDisks,omitempty"`
 	// BootModes are uefi and bios; none where it is unknown.
 	BootModes []string `json:"bootModes,omitempty"`
 	// FastRootDisk reports whether its root disk may be one of the cloud's fast ones

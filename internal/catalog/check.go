@@ -63,6 +63,7 @@ func (t InstanceType) Check() []Problem {
 	within("localDiskBytes", t.LocalDiskBytes, 0, math.MaxInt64)
 	within("interfaces", t.Interfaces, 0, 1000)
 	within("addressesPerInterface", t.AddressesPerInterface, 0, 100_000)
+	within("maxDisks", t.MaxDisks, 0, 1000)
 	if t.CreditPerCPUHour != 0 {
 		if wrong := CheckPrice(t.CreditPerCPUHour); wrong != "" {
 			bad("creditPerCPUHour", "%s", wrong)

@@ -36,6 +36,8 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -1170,6 +1172,42 @@ func TestACellThatAsksTooMuchIsToldToAskAgainAlsoForItsVolumes(t *testing.T) {
 	for _, path := range paths {
 		if code, header, answer := get(ctx, c, path); code != http.StatusTooManyRequests || header.Get("Retry-After") == "" {
 			t.Errorf("%s of a cell that has asked too much: %d %s, want 429 with Retry-After", path, code, answer)
+		}
+	}
+}
+
+func TestACellSeesTheDisksThatKipAttachesAsLocalVolumes(t *testing.T) {
+	ctx := context.Background()
+	h := newHouse(t)
+	h.server.cloudDriver = volumes.CloudDriver{Name: "disks.clouds.example.com"}
+	for name, driver := range map[string]string{"web-data": "disks.clouds.example.com", "web-share": "nfs.csi.k8s.io"} {
+		h.up.put(&corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("uid-" + name)},
+			Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv-" + name},
+		})
+		h.up.put(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-" + name}, Spec: corev1.PersistentVolumeSpec{
+			ClaimRef: &corev1.ObjectReference{Namespace: "shop", Name: name, UID: types.UID("uid-" + name)},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+				Driver: driver, VolumeHandle: "vol-1", NodeStageSecretRef: &corev1.SecretReference{Namespace: "vault", Name: "of-" + name},
+			}},
+		}})
+		h.up.put(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "vault", Name: "of-" + name}})
+	}
+	c := h.server.AddCell("c1", info)
+	pod := podOn("web")
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "share", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "web-share"},
+	}})
+	h.bindNew(c, pod)
+	for name, local := range map[string]bool{"web-data": true, "web-share": false} {
+		code, _, answer := get(ctx, c, "/api/v1/persistentvolumes/pv-"+name)
+		if code != http.StatusOK || bytes.Contains(answer, []byte(agentapi.DiskPath("vol-1"))) != local ||
+			bytes.Contains(answer, []byte(`"csi"`)) == local {
+			t.Errorf("%s: %d %s", name, code, answer)
+		}
+		// Nobody stages a disk that Kip attaches.
+		if code, _, answer := get(ctx, c, "/api/v1/namespaces/vault/secrets/of-"+name); (code == http.StatusOK) == local {
+			t.Errorf("the secret of %s: %d %s", name, code, answer)
 		}
 	}
 }

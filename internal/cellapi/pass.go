@@ -372,6 +372,6 @@ func (c *Cell) serveVolume(w http.ResponseWriter, r *http.Request, a *ask) error
 		return notAcceptable()
 	}
 	bound.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PersistentVolume")) // a client leaves it out
-	writeObject(w, f, http.StatusOK, volumes.OnCell(bound))
+	writeObject(w, f, http.StatusOK, volumes.OnCell(bound, c.server.cloudDriver))
 	return nil
 }

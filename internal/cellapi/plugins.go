@@ -129,7 +129,7 @@ func (c *Cell) serveVolumeSecret(w http.ResponseWriter, r *http.Request, a *ask)
 	named := false
 	err := c.boundVolumes(r.Context(), "", func(pv *corev1.PersistentVolume) bool {
 		csi := pv.Spec.CSI
-		if csi == nil || csi.Driver == volumes.Driver {
+		if csi == nil || c.server.cloudDriver.Attached(pv) {
 			return false
 		}
 		named = slices.ContainsFunc([]*corev1.SecretReference{csi.NodeStageSecretRef, csi.NodePublishSecretRef, csi.NodeExpandSecretRef},

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -42,6 +43,9 @@ type Config struct {
 	Images ImageCredentials
 	// Events are those of pods. Required with Images.
 	Events Recorder
+	// CloudDriver is that whose disks Kip attaches to cells; cells see their volumes as local
+	// ones. Optional.
+	CloudDriver volumes.CloudDriver
 	// Observer is told what cells ask; nil for nobody.
 	Observer Observer
 	// Overdrawn, if not nil, is called with the context of each request that goes
@@ -67,6 +71,8 @@ type Server struct {
 	passing    *semaphore.Weighted // requests of cells that are open at the API server
 	working    *semaphore.Weighted // requests of cells that are worked on
 	pods       watches.Pods
+
+	cloudDriver volumes.CloudDriver
 
 	watches   *watches.Watches
 	endpoints *endpoints // instead of the collection of EndpointSlices
@@ -126,6 +132,7 @@ func New(cfg Config) (*Server, error) {
 		events:       cfg.Events,
 		overdraw:     cfg.Overdrawn,
 		pods:         cfg.Pods,
+		cloudDriver:  cfg.CloudDriver,
 		podsFollowed: make(chan struct{}),
 		nodes:        map[string]*identity{},
 		cells:        map[string]*Cell{},

@@ -91,9 +91,21 @@ type Traits struct {
 	// CatalogueEvery is how often the catalogue is worth reading again; 0 for one
 	// that does not change.
 	CatalogueEvery time.Duration
+	// DiskDriver is the cloud's own CSI driver of Kubernetes', whose disks AttachDisk takes,
+	// too; its Name is "" where there is none. The cloud has Disks.
+	DiskDriver DiskDriver
 	// Budgets are what the cloud allows of each kind of call; none where there is
 	// no entry.
 	Budgets map[Call]Budget
+}
+
+// DiskDriver is a CSI driver for disks of a cloud. Its controller makes, expands and removes
+// disks; on cells it has no node plugin.
+type DiskDriver struct {
+	// Name is that in PersistentVolumes, whose volume handle is the ID of the disk.
+	Name string
+	// ZoneKey is the label of nodes by which its controller and its volumes know their zone.
+	ZoneKey string
 }
 
 // Call is a kind of call to a cloud.

@@ -259,6 +259,14 @@ func (l *leading) wireProvisioner(ctx context.Context) (err error) {
 	return err
 }
 
+// cloudDriver is the cloud's own CSI driver, if it has one whose disks Kip can attach.
+func (l *leading) cloudDriver() volumes.CloudDriver {
+	if l.disks == nil {
+		return volumes.CloudDriver{}
+	}
+	return volumes.CloudDriver(l.machines.Traits().DiskDriver)
+}
+
 // openShop makes what knows what can be launched, and at what price.
 func (l *leading) openShop(ctx context.Context) error {
 	rates, err := books.Rates(l.machines.Name(), l.machines.Traits().Region)
@@ -319,6 +327,8 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		Observer:  l.metrics,
 		Overdrawn: tunnel.Hold,
 		Log:       l.Log,
+
+		CloudDriver: l.cloudDriver(),
 	})
 	if err != nil {
 		return err
@@ -438,7 +448,7 @@ func (l *leading) wireToldOfCells() {
 func (l *leading) wirePods(context.Context) (err error) {
 	resolver := volumes.Resolver{Client: l.api.asKip.CoreV1(), Drivers: l.api.csiDrivers(l.cfg)}
 	if l.provisioner != nil {
-		resolver.Owned = l.provisioner.Owned
+		resolver.Owned, resolver.Others, resolver.CloudDriver = l.provisioner.Owned, l.provisioner.Others, l.cloudDriver()
 	}
 	l.pods, err = pods.New(pods.Config{
 		Pods:        l.nodes.Pods(),

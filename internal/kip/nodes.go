@@ -20,6 +20,7 @@ func (l *leading) wireNodes(ctx context.Context) (err error) {
 		Shortages:    l.shortages.shortages,
 		Region:       l.machines.Traits().Region,
 		HasDisks:     l.disks != nil,
+		CloudDriver:  l.cloudDriver(),
 		Client:       l.api.asKip,
 		Clients:      l.api,
 		Flags:        l.Options,

@@ -306,7 +306,7 @@ func TestTheClusterAutoscalerOnGCEReadsTheProviderID(t *testing.T) {
 func TestTheNodeHasNoTopologyOfDriversWhoseDisksNoCellCanHave(t *testing.T) {
 	c := newCluster()
 	cfg := config(c.own, c.node)
-	cfg.DiskDriver, cfg.DiskTopology = "disks.example.com", []string{corev1.LabelTopologyZone}
+	cfg.Drivers = []Driver{{Name: "disks.example.com", Topology: []string{corev1.LabelTopologyZone}}}
 	n, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -320,7 +320,8 @@ func TestTheNodeHasNoTopologyOfDriversWhoseDisksNoCellCanHave(t *testing.T) {
 		t.Fatal(err)
 	}
 	shown, err := c.own.StorageV1().CSINodes().Get(t.Context(), testNode, metav1.GetOptions{})
-	if err != nil || len(shown.Spec.Drivers) != 1 || shown.Spec.Drivers[0].Name != cfg.DiskDriver || shown.Spec.Drivers[0].Allocatable != nil {
+	if err != nil || len(shown.Spec.Drivers) != 1 || shown.Spec.Drivers[0].Name != "disks.example.com" ||
+		shown.Spec.Drivers[0].Allocatable != nil {
 		t.Errorf("the drivers of the node are %+v, %v", shown, err)
 	}
 	if registered.Labels[corev1.LabelTopologyZone] != cfg.Zone {

@@ -11,10 +11,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// keepDriver shows the driver of the cloud's disks in the node's CSINode, each time that
+// keepDriver shows the drivers of the cloud's disks in the node's CSINode, each time that
 // the node is registered, until ctx ends. A node is of use without: what fails is retried.
 func (n *Node) keepDriver(ctx context.Context) {
-	if n.c.DiskDriver == "" {
+	if len(n.c.Drivers) == 0 {
 		return
 	}
 	for {
@@ -50,8 +50,10 @@ func (n *Node) showDriver(ctx context.Context) error {
 		return fail(err)
 	}
 	var driver []storagev1.CSINodeDriver
-	if len(n.c.DiskTopology) > 0 {
-		driver = []storagev1.CSINodeDriver{{Name: n.c.DiskDriver, NodeID: n.c.Name, TopologyKeys: n.c.DiskTopology}}
+	for _, d := range n.c.Drivers {
+		if len(d.Topology) > 0 {
+			driver = append(driver, storagev1.CSINodeDriver{Name: d.Name, NodeID: n.c.Name, TopologyKeys: d.Topology})
+		}
 	}
 	is, others := n.drivers(current)
 	wanted := current.DeepCopy()
@@ -90,7 +92,7 @@ func (n *Node) showDriver(ctx context.Context) error {
 // all of them together.
 func (n *Node) drivers(of *storagev1.CSINode) (is, others []storagev1.CSINodeDriver) {
 	for _, d := range of.Spec.Drivers {
-		if d.Name == n.c.DiskDriver {
+		if slices.ContainsFunc(n.c.Drivers, func(own Driver) bool { return own.Name == d.Name }) {
 			is = append(is, d)
 		} else {
 			others = append(others, d)

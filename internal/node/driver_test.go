@@ -4,6 +4,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,7 +52,7 @@ func TestTheDisksOfTheCloudAreInTheNodesCSINode(t *testing.T) {
 	show := func(when, uid string, writes int, keys ...string) {
 		t.Helper()
 		cfg := config(c.own, c.node)
-		cfg.DiskDriver, cfg.DiskTopology = driver, keys
+		cfg.Drivers = []Driver{{Name: driver, Topology: keys}}
 		n, err := New(cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -109,6 +110,54 @@ func TestTheDisksOfTheCloudAreInTheNodesCSINode(t *testing.T) {
 	}
 }
 
+// A node that is of one zone says so in the words of each driver whose disks its cells can have,
+// and says nothing of them once it is of several.
+func TestTheDriverOfTheCloudIsShownWithItsZone(t *testing.T) {
+	c := newCluster()
+	const key = "topology.clouds.example.com/zone"
+	own := Driver{Name: "disks.example.com", Topology: []string{"kubernetes.io/hostname"}}
+	show := func(drivers []Driver, labels ...string) (registered map[string]string, names []string) {
+		t.Helper()
+		cfg := config(c.own, c.node)
+		cfg.Drivers, cfg.ZoneLabels, cfg.Zone = drivers, labels, "z1"
+		n, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		object, err := n.register(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.uid = object.UID
+		// With it the attach-detach controller would attach volumes to the node, which is no machine.
+		if is, has := object.Annotations["volumes.kubernetes.io/controller-managed-attach-detach"]; has {
+			t.Errorf("the node is managed by the attach-detach controller: %q", is)
+		}
+		if err := n.showDriver(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		shown, err := c.own.StorageV1().CSINodes().Get(t.Context(), testNode, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range shown.Spec.Drivers {
+			names = append(names, d.Name+" "+strings.Join(d.TopologyKeys, ","))
+			if d.NodeID != testNode || d.Allocatable != nil {
+				t.Errorf("the driver is %+v", d)
+			}
+		}
+		return object.Labels, names
+	}
+	labels, names := show([]Driver{own, {Name: "clouds.example.com", Topology: []string{key}}}, key)
+	want := []string{"disks.example.com kubernetes.io/hostname", "clouds.example.com " + key}
+	if labels[key] != "z1" || !slices.Equal(names, want) {
+		t.Errorf("labels %v, drivers %q", labels, names)
+	}
+	if labels, names = show([]Driver{own, {Name: "clouds.example.com"}}); len(names) != 1 || labels[key] != "" {
+		t.Errorf("of several zones: labels %v, drivers %q", labels, names)
+	}
+}
+
 // The node is kept whatever becomes of its CSINode, which is made again with it.
 func TestACSINodeThatCannotBeWrittenIsTriedAgain(t *testing.T) {
 	c := newCluster()
@@ -123,7 +172,7 @@ func TestACSINodeThatCannotBeWrittenIsTriedAgain(t *testing.T) {
 	})
 	clock := clocktesting.NewFakeClock(time.Now())
 	cfg := config(c.own, c.node)
-	cfg.Clock, cfg.DiskDriver, cfg.DiskTopology = clock, "disks.example.com", []string{"zone"}
+	cfg.Clock, cfg.Drivers = clock, []Driver{{Name: "disks.example.com", Topology: []string{"zone"}}}
 	n, _ := start(t, cfg)
 	waitReady(t, n)
 	eventually(t, "it is tried", func() bool { return len(failed) > 0 })

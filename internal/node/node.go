@@ -112,15 +112,24 @@ type Config struct {
 	Version string
 	// Features that the node declares. Optional: CellFeatures.
 	Features []string
-	// DiskDriver is the CSI driver of the cloud's disks, and DiskTopology the labels by
-	// which its volumes select nodes; none where the cloud has no disks. Both are optional.
-	DiskDriver   string
-	DiskTopology []string
+	// Drivers are the CSI drivers of which Kip knows whether the node's cells can have disks.
+	// Optional.
+	Drivers []Driver
+	// ZoneLabels are labels that say Zone, besides the usual one. Optional.
+	ZoneLabels []string
 	// Healthy says why Kip cannot do its work now, or nil.
 	Healthy func(context.Context) error
 	Log     *slog.Logger
 	// Clock is optional: the real one.
 	Clock clock.WithTicker
+}
+
+// Driver is a CSI driver for disks.
+type Driver struct {
+	Name string
+	// Topology are the labels by which its volumes select nodes; none where the node's cells
+	// can have none of its disks.
+	Topology []string
 }
 
 // Node is the virtual node. Make it with New.
@@ -225,6 +234,9 @@ func Labels(c Config) (map[string]string, error) {
 	}
 	if c.Zone != "" {
 		labels[corev1.LabelTopologyZone] = c.Zone
+		for _, key := range c.ZoneLabels {
+			labels[key] = c.Zone
+		}
 	}
 	if c.Region != "" {
 		labels[corev1.LabelTopologyRegion] = c.Region

@@ -26,6 +26,7 @@ import (
 	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -62,6 +63,8 @@ type Config struct {
 	Region string
 	// HasDisks says that the cloud makes disks for claims.
 	HasDisks bool
+	// CloudDriver is the cloud's own, whose disks Kip attaches. Optional.
+	CloudDriver volumes.CloudDriver
 
 	Client  kubernetes.Interface // Kip's own
 	Clients Clients              // of nodes

@@ -49,6 +49,7 @@ import (
 	"github.com/elotl/kip/internal/shop"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -105,6 +106,7 @@ type town struct {
 	asKip   kubernetes.Interface              // nil for the cluster itself
 	ways    func(pods cache.Store) node.Cells // to cells
 	running func(node string) []stats.Cell    // cells that say what their pods use
+	clouds  volumes.CloudDriver               // of a cloud that has disks
 }
 
 func (w *town) write(nodes string) {
@@ -271,7 +273,8 @@ func (w *town) start() (ended <-chan error) {
 		Store:        w.store,
 		Shortages:    w.missing,
 		Region:       machines.Traits().Region,
-		HasDisks:     false,
+		HasDisks:     w.clouds.Name != "",
+		CloudDriver:  w.clouds,
 		Client:       cmp.Or[kubernetes.Interface](w.asKip, w.cluster),
 		Clients:      w,
 		Flags:        flags{},
@@ -467,6 +470,40 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 	w.removePod("kip-0", "old")
 	w.eventually("the node goes with its last pod", func() bool { return w.node("kip-0") == nil && w.nodes.named("kip-0") == nil })
 	w.eventually("the node that is left is Ready", func() bool { return w.ready("kip-0-1") })
+}
+
+// The scheduler and the controller of the cloud's own driver read the zone in that driver's words, of nodes
+// that have one.
+func TestANodeOfOneZoneIsShownToTheDriverOfTheCloud(t *testing.T) {
+	const key = "topology.disks.clouds.example.com/zone"
+	w := newTown(t, "nodes: [{zones: [a]}, {zones: [a, b]}]")
+	w.clouds = volumes.CloudDriver{Name: "disks.clouds.example.com", ZoneKey: key}
+	w.start()
+	drivers := func(name string) (list []string) {
+		own, err := w.As(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		is, err := own.StorageV1().CSINodes().Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return []string{err.Error()}
+		}
+		for _, d := range is.Spec.Drivers {
+			list = append(list, d.Name)
+		}
+		return list
+	}
+	w.eventually("the node of a zone says so to the driver", func() bool {
+		n := w.node("kip-0-1")
+		return n != nil && n.Labels[key] == "a" && slices.Equal(drivers("kip-0-1"), []string{volumes.Driver, w.clouds.Name})
+	})
+	w.eventually("that of two does not", func() bool {
+		n := w.node("kip-0-2")
+		return n != nil && n.Labels[key] == "" && slices.Equal(drivers("kip-0-2"), []string{volumes.Driver})
+	})
+	if labels, err := w.nodes.labelsOf("kip-0-1"); err != nil || labels[key] != "a" {
+		t.Errorf("pods are placed by %v, %v", labels, err)
+	}
 }
 
 func TestLabelsThatOthersWroteOnANodeCount(t *testing.T) {

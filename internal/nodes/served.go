@@ -170,13 +170,28 @@ func (n *Nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Nod
 	c.InternalIP, c.SecondIP = addresses[0], second(addresses)
 	c.Port = uint16(portOf(n.c.KubeletPort, e.Number))
 	c.Version = version.String()
-	c.DiskDriver = volumes.Driver
-	if n.c.HasDisks {
-		c.DiskTopology = provisioner.TopologyKeys(apiv1.LabelController, zoneOf(e))
-	}
 	c.Healthy = n.healthyOf(s)
 	c.Log = n.c.Log
 	return node.New(c)
+}
+
+// drivers are the CSI drivers of whose disks the cells of an entry's node can have some, or not, and the
+// labels that say the zone in their words. The volumes of the cloud's own driver select nodes by their zone
+// alone: a node that has none, or several, can have none of them.
+func (n *Nodes) drivers(e roster.Entry, zone string) (all []node.Driver, zoneLabels []string) {
+	own := node.Driver{Name: volumes.Driver}
+	if n.c.HasDisks {
+		own.Topology = provisioner.TopologyKeys(apiv1.LabelController, zoneOf(e))
+	}
+	all = []node.Driver{own}
+	if key := n.c.CloudDriver.ZoneKey; n.c.CloudDriver.Name != "" {
+		clouds := node.Driver{Name: n.c.CloudDriver.Name}
+		if zone != "" {
+			clouds.Topology, zoneLabels = []string{key}, []string{key}
+		}
+		all = append(all, clouds)
+	}
+	return all, zoneLabels
 }
 
 // taintsOf are those that the configuration gives a node.
@@ -201,8 +216,11 @@ func (n *Nodes) described(cfg *config.Config, name string, e roster.Entry) (node
 	case only != "" && !e.Plain():
 		arch = only
 	}
+	drivers, zoneLabels := n.drivers(e, zone)
 	return node.Config{
 		Name:         name,
+		Drivers:      drivers,
+		ZoneLabels:   zoneLabels,
 		Labels:       cfg.LabelsOf(e.Node),
 		Zone:         zone,
 		Region:       cmp.Or(n.c.Region, zone),

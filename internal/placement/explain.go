@@ -122,7 +122,7 @@ func (c *choice) checks(offered [][]*row) []check {
 	if !c.anySize {
 		checks = append(checks, c.sizeChecks()...)
 	}
-	return append(checks, c.diskCheck(), c.priceCheck(offered))
+	return append(checks, c.diskCheck(), c.disksCheck(), c.priceCheck(offered))
 }
 
 // kindChecks ask what kind of machine a type is, and where it is offered.
@@ -226,6 +226,14 @@ func (c *choice) diskCheck() check {
 			}
 			return s
 		},
+	}
+}
+
+func (c *choice) disksCheck() check {
+	return check{
+		words: fmt.Sprintf("have room for fewer than the %d disks of the pod's volumes", c.need.disks),
+		fails: func(s *size, _ []*row) bool { return !c.takesDisks(s) },
+		of:    c.largest(func(typ int) int64 { return c.types[typ].MaxDisks }, func(n int64) string { return fmt.Sprint(n) }),
 	}
 }
 

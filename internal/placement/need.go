@@ -21,10 +21,18 @@ type need struct {
 	hugePages corev1.ResourceName
 	// volume is the size of the root disk that an annotation asks for, in bytes.
 	volume int64
+	// disks are those of PersistentVolumes, of the cloud.
+	disks int64
 }
 
-// none reports whether the pod asks for nothing at all.
-func (n need) none() bool { return n == need{} }
+// none reports whether the pod asks for nothing at all of the size of its machine.
+func (n need) none() bool {
+	n.disks = 0
+	return n == need{}
+}
+
+// resourceDisks is what a pod asks for with its volumes. No manifest names it.
+const resourceDisks corev1.ResourceName = "kip.elotl.co/disks"
 
 // needOf returns what the pod needs. It adds up as the scheduler does (init
 // containers, sidecars, overhead, pod-level resources), with one difference: a
@@ -46,6 +54,8 @@ func needOf(pod *corev1.Pod) need {
 			n.disk = value(q)
 		case name == resourceGPU:
 			n.gpus = value(q)
+		case name == resourceDisks:
+			n.disks = value(q)
 		case strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) && q.Sign() > 0:
 			// The smallest name, so that the answer does not depend on map order.
 			if n.hugePages == "" || name < n.hugePages {
@@ -79,6 +89,21 @@ func With(pod *corev1.Pod, requests corev1.ResourceList) *corev1.Pod {
 		sum.Add(q)
 		placed.Spec.Overhead[name] = sum
 	}
+	return &placed
+}
+
+// WithDisks returns the pod as it is to be placed when so many disks of the cloud are to be attached
+// to its machine, of whatever type. Of the result, only the spec is for use; the pod is not changed.
+func WithDisks(pod *corev1.Pod, n int) *corev1.Pod {
+	if n == 0 {
+		return pod
+	}
+	placed := *pod // shallow, down to what is changed
+	placed.Spec.Overhead = pod.Spec.Overhead.DeepCopy()
+	if placed.Spec.Overhead == nil {
+		placed.Spec.Overhead = corev1.ResourceList{}
+	}
+	placed.Spec.Overhead[resourceDisks] = *apiresource.NewQuantity(int64(n), apiresource.DecimalSI)
 	return &placed
 }
 

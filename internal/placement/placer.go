@@ -435,7 +435,7 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 			disk:     max(c.need.volume, c.need.disk),
 		}
 	}
-	c.picky = c.only >= 0 || c.names != nil || c.need.hugePages != "" || !c.need.devices.none() || !c.anyDisk
+	c.picky = c.only >= 0 || c.names != nil || c.need.hugePages != "" || !c.need.devices.none() || !c.anyDisk || c.need.disks > 0
 	c.locate()
 	return c, nil
 }
@@ -626,9 +626,15 @@ func (c *choice) short(s *size) int64 {
 
 // picks reports whether the type may be chosen, for what few pods ask.
 func (c *choice) picks(s *size) bool {
-	return (c.only < 0 || c.only == int(s.typ)) && c.names.match(c.types[s.typ].Name) &&
+	return (c.only < 0 || c.only == int(s.typ)) && c.names.match(c.types[s.typ].Name) && c.takesDisks(s) &&
 		(c.anySize || c.need.hugePages == "" && (c.anyDisk || s.disk < math.MaxInt64) &&
 			(c.need.devices.none() || c.need.devices.within(devicesOf(&c.types[s.typ]))))
+}
+
+// takesDisks reports whether the pod's disks can be attached to the type, also if it was named.
+func (c *choice) takesDisks(s *size) bool {
+	most := c.types[s.typ].MaxDisks
+	return most == 0 || c.need.disks <= most
 }
 
 // offered reports whether the type is offered where the pod may run, for what it may cost.

@@ -38,7 +38,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
-	placed, lacked := withPlugins(pod, needs), c.lackedBy(pod)
+	placed, lacked := withVolumes(pod, needs), c.lackedBy(pod)
 	needed, larger := placement.Needs(placed), placed
 	if !lacked.None() {
 		// Whatever has no more than what was too small lacks as much. It is believed once:

@@ -38,12 +38,12 @@ func zoneOf(needs volumes.Needs) string {
 	return ""
 }
 
-// withPlugins is the pod with what the plugins of its volumes take of its machine.
-func withPlugins(pod *corev1.Pod, needs volumes.Needs) *corev1.Pod {
+// withVolumes is the pod with what its volumes take of its machine: their plugins and their disks.
+func withVolumes(pod *corev1.Pod, needs volumes.Needs) *corev1.Pod {
 	for _, p := range needs.Plugins {
 		pod = placement.With(pod, p.Requests)
 	}
-	return pod
+	return placement.WithDisks(pod, len(needs.Disks))
 }
 
 func pluginsOf(needs volumes.Needs) []cells.Plugin {

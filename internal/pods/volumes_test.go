@@ -37,6 +37,9 @@ func TestAPodWaitsForItsVolumesWithoutACell(t *testing.T) {
 	h.volumeErr, h.needs.Disks = nil, []volumes.Disk{{ID: "disk-1", Volume: "pvc-1", Zone: "b"}}
 	h.must("a")
 	h.want("requests", h.cells.requests, "uid-a#1")
+	if room := h.placed.Spec.Overhead["kip.elotl.co/disks"]; room.Value() != 1 {
+		t.Errorf("placed with room for %s disks, want 1", room.String())
+	}
 	if want := []cells.Disk{{ID: "disk-1", Volume: "pvc-1"}}; !slices.Equal(h.cells.disks, want) || h.zone != "b" {
 		t.Errorf("requested with %v in zone %q: want %v in b", h.cells.disks, h.zone, want)
 	}

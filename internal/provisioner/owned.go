@@ -207,6 +207,22 @@ func (p *Provisioner) Owned(ctx context.Context, pv *corev1.PersistentVolume) er
 	return err
 }
 
+// Others says that the disk which a volume of another driver names is none of this Kip's: a
+// *[volumes.ForeignDiskError] if it is. Who may make volumes of that driver could have anybody's data
+// by it otherwise. The other errors are those of Owned.
+func (p *Provisioner) Others(ctx context.Context, pv *corev1.PersistentVolume) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, p.disks.patience(p.cfg.Clock.Now()), volumes.ErrUntold)
+	defer cancel()
+	if p.disks.missing(pv.Spec.CSI.VolumeHandle, p.cfg.Clock.Now().Add(-absentFor)) {
+		return nil // nor will it be: a cloud gives no ID twice
+	}
+	disk, err := p.diskOf(ctx, pv)
+	if err == nil && disk != nil {
+		err = &volumes.ForeignDiskError{Volume: pv.Name, Disk: disk.ID}
+	}
+	return err
+}
+
 // diskOf returns the disk that a volume names; nil if this Kip has no such disk. The
 // error is a *[volumes.ForeignDiskError] where the disk was made for another volume, or
 // for a claim of another namespace.

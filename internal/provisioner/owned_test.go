@@ -88,6 +88,49 @@ func TestADiskIsOnlyForTheVolumeThatItWasMadeFor(t *testing.T) {
 	}
 }
 
+// The cloud's own driver attaches no disk that Kip made for another claim, and no disk of the
+// driver's is held up by a cloud that does not answer, once it has said that it is none of Kip's.
+func TestAVolumeOfAnotherDriverGetsNoDiskOfKips(t *testing.T) {
+	p, c := provisioner(t)
+	ctx := t.Context()
+	pv, _, err := p.Provision(ctx, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := func(volume, disk string) *corev1.PersistentVolume {
+		other := pv.DeepCopy()
+		other.Name, other.Spec.CSI.Driver, other.Spec.CSI.VolumeHandle = volume, "disks.clouds.example.com", disk
+		other.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "data"}
+		return other
+	}
+	theirs, err := c.CreateDisk(ctx, cloud.DiskRequest{
+		Token:     "theirs",
+		SizeBytes: 1 << 30,
+		Zone:      "a",
+		Tags:      map[string]string{cloud.TagOwner: "you"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []*Provisioner{p, {cfg: p.cfg, lifetime: p.lifetime}} {
+		for _, volume := range []string{"pv", "pvc-1"} { // also of the name for which it was made
+			if _, is := errors.AsType[*volumes.ForeignDiskError](p.Others(ctx, named(volume, pv.Spec.CSI.VolumeHandle))); !is {
+				t.Errorf("volume %s gets a disk of Kip's", volume)
+			}
+		}
+		if err := p.Others(ctx, named("pv", theirs.ID)); err != nil {
+			t.Errorf("a disk of the driver's: %v", err)
+		}
+		c.FailNth(sim.KindListDisks, 1, sim.Fault{Before: sim.ErrLost})
+		if err := p.Others(ctx, named("pv", theirs.ID)); err != nil {
+			t.Errorf("a disk of the driver's, while the cloud is away: %v", err)
+		}
+		if err := p.Others(ctx, named("pv", "another")); err == nil {
+			t.Error("a disk that nobody has looked for is handed out while the cloud is away")
+		}
+	}
+}
+
 // late are disks whose list does not show what hidden says, and counts.
 type late struct {
 	cloud.Disks

@@ -38,8 +38,12 @@ type Resolver struct {
 	// Owned says whether the disk that a volume of Kip's driver names was made for it: the
 	// error is a *ForeignDiskError if not, and ErrUntold where the cloud takes its time. nil
 	// where the cloud has no disks.
-	Owned   func(context.Context, *corev1.PersistentVolume) error
-	Drivers Drivers
+	Owned func(context.Context, *corev1.PersistentVolume) error
+	// CloudDriver is the cloud's own, if the cloud has disks. Others says then that a disk which a
+	// volume of that driver names is none that Kip has made: the errors are those of Owned.
+	CloudDriver CloudDriver
+	Others      func(context.Context, *corev1.PersistentVolume) error
+	Drivers     Drivers
 }
 
 // ForeignDiskError is of a volume that names a disk which was not made for it. Who may
@@ -85,22 +89,15 @@ func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 			if err != nil {
 				return Needs{}, err
 			}
-			if err := r.Drivers.checkPersistent(v.Name, pv, r.Owned != nil); err != nil {
+			if err := r.check(v.Name, pv); err != nil {
 				return Needs{}, err
 			}
 			switch {
-			case ours(pv):
-				err := r.Owned(ctx, pv)
-				if foreign, is := errors.AsType[*ForeignDiskError](err); is {
-					return Needs{}, &UnsupportedError{v.Name, foreign.Error()}
+			case r.CloudDriver.Attached(pv):
+				if err := r.entitled(ctx, v.Name, pv); err != nil {
+					return Needs{}, err
 				}
-				if errors.Is(err, ErrUntold) {
-					return Needs{}, &NotReadyError{v.Name, fmt.Sprintf("PersistentVolume %s: %v", pv.Name, err)}
-				}
-				if err != nil {
-					return Needs{}, fmt.Errorf("look whose disk PersistentVolume %s names: %w", pv.Name, err)
-				}
-				if err := needs.add(v.Name, pv); err != nil {
+				if err := needs.add(v.Name, r.CloudDriver.diskOf(pv)); err != nil {
 					return Needs{}, err
 				}
 			case pv.Spec.CSI != nil:
@@ -120,9 +117,35 @@ func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 	return needs, nil
 }
 
+// check returns an *UnsupportedError for a volume that cannot work.
+func (r Resolver) check(name string, pv *corev1.PersistentVolume) error {
+	if r.CloudDriver.of(pv) {
+		return r.CloudDriver.check(name, pv)
+	}
+	return r.Drivers.checkPersistent(name, pv, r.Owned != nil)
+}
+
+// entitled returns an error for a volume that is on a disk which its pod may not have, or not yet.
+func (r Resolver) entitled(ctx context.Context, name string, pv *corev1.PersistentVolume) error {
+	may := r.Owned
+	if r.CloudDriver.of(pv) {
+		may = r.Others
+	}
+	err := may(ctx, pv)
+	foreign, is := errors.AsType[*ForeignDiskError](err)
+	switch {
+	case is:
+		return &UnsupportedError{name, foreign.Error()}
+	case errors.Is(err, ErrUntold):
+		return &NotReadyError{name, fmt.Sprintf("PersistentVolume %s: %v", pv.Name, err)}
+	case err != nil:
+		return fmt.Errorf("look whose disk PersistentVolume %s names: %w", pv.Name, err)
+	}
+	return nil
+}
+
 // add adds the disk of a volume, once.
-func (n *Needs) add(name string, pv *corev1.PersistentVolume) error {
-	disk := Disk{ID: pv.Spec.CSI.VolumeHandle, Volume: pv.Name, Zone: pv.Spec.CSI.VolumeAttributes[AttributeZone]}
+func (n *Needs) add(name string, disk Disk) error {
 	switch {
 	case slices.ContainsFunc(n.Disks, func(d Disk) bool { return d.ID == disk.ID }):
 		return nil

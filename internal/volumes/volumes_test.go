@@ -72,7 +72,7 @@ func onDisk(name, disk, zone string) *corev1.PersistentVolume {
 
 func TestAKubeletSeesADiskAsALocalVolume(t *testing.T) {
 	pv := onDisk("pv", "disk-1", "a")
-	shown := OnCell(pv)
+	shown := OnCell(pv, CloudDriver{})
 	if l := shown.Spec.Local; l == nil || shown.Spec.CSI != nil || l.Path != agentapi.DiskPath("disk-1") || *l.FSType != "ext4" ||
 		shown.Spec.NodeAffinity == nil || shown.Name != "pv" {
 		t.Errorf("shown as %+v", shown.Spec)
@@ -82,12 +82,12 @@ func TestAKubeletSeesADiskAsALocalVolume(t *testing.T) {
 	}
 	block := corev1.PersistentVolumeBlock
 	pv.Spec.VolumeMode, pv.Spec.CSI.FSType = &block, ""
-	if l := OnCell(pv).Spec.Local; l == nil || l.Path != agentapi.DiskPath("disk-1") || l.FSType != nil {
+	if l := OnCell(pv, CloudDriver{}).Spec.Local; l == nil || l.Path != agentapi.DiskPath("disk-1") || l.FSType != nil {
 		t.Errorf("a block volume is shown as %+v", l)
 	}
 	other := onDisk("pv", "vol-1", "a")
 	other.Spec.CSI.Driver = "ebs.csi.aws.com"
-	if OnCell(other) != other {
+	if OnCell(other, CloudDriver{}) != other {
 		t.Error("the volume of another driver is changed")
 	}
 }

@@ -421,6 +421,11 @@ func soleCall(results []ast.Expr) (*ast.CallExpr, bool) {
 	return call, ok
 }
 
+// spelledAlike are words of others that are spelled like a reason, with the folders that use them.
+var spelledAlike = map[string][]string{
+	"VolumeInUse": {"dev/ec2", "internal/cloud/aws"}, // a code of EC2's errors
+}
+
 // repeated returns the literals that spell a reason of an Event once more. A word that means
 // other things too is left out: only names of several words are looked at.
 func repeated(all []source) (out []string) {
@@ -439,7 +444,7 @@ func repeated(all []source) (out []string) {
 			if !ok || l.Kind != token.STRING {
 				return true
 			}
-			if text, ok := literalOf(l); ok && named[text] != "" {
+			if text, ok := literalOf(l); ok && named[text] != "" && !slices.Contains(spelledAlike[text], s.dir()) {
 				out = append(out, fmt.Sprintf("%s:%d spells %s: it is events.%s", s.path, s.line(l.Pos()), l.Value, named[text]))
 			}
 			return true

@@ -168,6 +168,7 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 		Policies: map[string]*ec2.Policy{AccessKeyID: policy},
 		Pods:     netip.PrefixFrom(netip.AddrFrom4(upper), bits+1),
 		Console:  e.console,
+		Disks:    e,
 	})
 	if err != nil {
 		return nil, err

@@ -147,6 +147,7 @@ func typeOf(t types.InstanceTypeInfo) (catalog.InstanceType, bool) {
 		MemoryBytes:      aws.ToInt64(t.MemoryInfo.SizeInMiB) << 20,
 		BaselineMilliCPU: baselines[name],
 		BootTimeout:      BootTimeout(name),
+		MaxDisks:         maxDisks(t),
 	}
 	for _, a := range t.ProcessorInfo.SupportedArchitectures {
 		if architectures[a] != "" {
@@ -162,6 +163,35 @@ func typeOf(t types.InstanceTypeInfo) (catalog.InstanceType, bool) {
 		}
 	}
 	return one, one.Arch != "" && one.MilliCPU > 0 && one.MemoryBytes > 0
+}
+
+// sharedAttachments is how many disks and interfaces a type of the Nitro system takes that does not
+// say how many. Source: EC2 User Guide, "Amazon EBS volume limits for Amazon EC2 instances".
+const sharedAttachments = 28
+
+// maxDisks are how many volumes a type takes besides its root disk. Where the limit is shared, a cell's interface
+// counts, and all disks and accelerators of the machine itself.
+func maxDisks(t types.InstanceTypeInfo) int64 {
+	most, shared := int64(sharedAttachments), true
+	if e := t.EbsInfo; e != nil && aws.ToInt32(e.MaximumEbsAttachments) > 0 {
+		most, shared = int64(*e.MaximumEbsAttachments), e.AttachmentLimitType != types.AttachmentLimitTypeDedicated
+	}
+	most-- // the root disk
+	if !shared {
+		return max(1, most)
+	}
+	most-- // the interface
+	if t.InstanceStorageInfo != nil {
+		for _, d := range t.InstanceStorageInfo.Disks {
+			most -= int64(aws.ToInt32(d.Count))
+		}
+	}
+	if t.GpuInfo != nil {
+		for _, g := range t.GpuInfo.Gpus {
+			most -= int64(aws.ToInt32(g.Count))
+		}
+	}
+	return max(1, most)
 }
 
 // complete adds to types what the embedded catalogue knows and EC2's API does not tell, or

@@ -30,6 +30,7 @@ var (
 	_ cloud.Admitter    = (*Cloud)(nil)
 	_ cloud.Resolver    = (*Cloud)(nil)
 	_ cloud.Registries  = (*Cloud)(nil)
+	_ cloud.Disks       = (*Cloud)(nil)
 )
 
 // Cloud is EC2 in one region. It is safe for concurrent use.
@@ -53,6 +54,8 @@ type Cloud struct {
 	kipGroups []string              // of the instance that Kip runs on, where that is in the VPC
 
 	making chan struct{} // holds one who makes a cells' group, or changes its rules
+	next   *look         // that of volumes which is to be made; under mu
+	looks  chan struct{} // holds one who makes it
 }
 
 // Name implements cloud.Cloud.
@@ -86,6 +89,7 @@ func (c *Cloud) Traits() cloud.Traits {
 		DialPublic:     c.dialPublic,
 		SharedUserData: true,
 		CatalogueEvery: 12 * time.Hour,
+		DiskDriver:     cloud.DiskDriver{Name: ebsDriver, ZoneKey: "topology." + ebsDriver + "/zone"},
 		Budgets: map[cloud.Call]cloud.Budget{
 			cloud.CallLaunch: begin,
 			cloud.CallStart:  begin,
@@ -103,6 +107,11 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallAdmit:       mutate,
 			cloud.CallResolve:     mutate,
 			cloud.CallConsole:     describe,
+			cloud.CallCreateDisk:  mutate,
+			cloud.CallDeleteDisk:  mutate,
+			cloud.CallAttachDisk:  mutate,
+			cloud.CallDetachDisk:  mutate,
+			cloud.CallListDisks:   describe,
 
 			cloud.CallInterruptions: describe,
 
@@ -116,6 +125,7 @@ func (c *Cloud) Features() cloud.Features {
 	return cloud.Features{
 		Stopper:     c,
 		Interrupter: c,
+		Disks:       c,
 		Console:     c,
 		Parts:       c,
 		Tagger:      c,

@@ -59,6 +59,9 @@ type Config struct {
 	// InterruptionsEvery is how often spot instances are looked at that are about to
 	// be taken back; 5 seconds when 0. The notice is 2 minutes.
 	InterruptionsEvery time.Duration
+	// VolumesEvery is how often a volume is looked at that is being made or detached, which
+	// takes EC2 some seconds; a second when 0.
+	VolumesEvery time.Duration
 	// Clock is time itself when nil.
 	Clock clock.WithTicker
 	Log   *slog.Logger
@@ -91,6 +94,7 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		cfg.Clock = clock.RealClock{}
 	}
 	cfg.InterruptionsEvery = cmp.Or(cfg.InterruptionsEvery, 5*time.Second)
+	cfg.VolumesEvery = cmp.Or(cfg.VolumesEvery, time.Second)
 	sdk, err := loadSDK(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -118,6 +122,7 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		own:    map[string]cellsGroup{},
 		shown:  map[string]time.Time{},
 		making: make(chan struct{}, 1),
+		looks:  make(chan struct{}, 1),
 
 		unlocated: unlocated,
 	}

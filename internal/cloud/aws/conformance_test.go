@@ -35,6 +35,7 @@ func TestKeepsWhatCloudsPromise(t *testing.T) {
 		UnknownFor:            short(5 * time.Millisecond),
 		StoppedKeepsAddresses: true,
 	})
+	late.VolumeStep = 20 * time.Millisecond
 	paged := anAccount(sim.Knobs{StoppedKeepsAddresses: true})
 	paged.PageSize = 1
 	for name, cfg := range map[string]ec2.Config{"at once": ideal, "late": late, "one thing a page": paged} {

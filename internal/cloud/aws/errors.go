@@ -73,6 +73,7 @@ var meanings = map[string]meaning{
 	"PendingVerification":                  {cloud.ErrUnauthorised, account},
 	"Blocked":                              {cloud.ErrUnauthorised, account},
 	"InvalidInstanceID.NotFound":           {cloud.ErrNotFound, nothing},
+	"InvalidVolume.NotFound":               {cloud.ErrNotFound, nothing},
 	"IdempotentParameterMismatch":          {cloud.ErrMismatch, nothing},
 }
 
@@ -118,7 +119,14 @@ func faultOf(r *types.StateReason, of cloud.Scope) error {
 const (
 	codeTerminated = "IdempotentInstanceTerminated"
 	codeNoGroup    = "InvalidGroup.NotFound"
+	codeNoVolume   = "InvalidVolume.NotFound"
+	codeNotHolding = "InvalidAttachment.NotFound" // the instance has not got the volume
+	codeInUse      = "VolumeInUse"
+	codeState      = "IncorrectState" // of the volume, or of the instance
 )
+
+// codesName say that a name of a device is taken, or that another parameter is wrong.
+var codesName = []string{"InvalidParameterValue", "InvalidDevice.InUse"}
 
 // codesStale say that what a launch was resolved to is not there any more, but for groups. Source:
 // EC2 API reference, "Error codes for the Amazon EC2 API".

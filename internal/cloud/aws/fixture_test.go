@@ -83,6 +83,7 @@ func settings(url string) Config {
 		VPC:                vpc,
 		Endpoint:           url,
 		InterruptionsEvery: 10 * time.Millisecond,
+		VolumesEvery:       5 * time.Millisecond,
 	}
 }
 

@@ -41,7 +41,8 @@ var permissions = []permission{
 		actions: []string{
 			"ec2:DescribeAvailabilityZones", "ec2:DescribeImages", "ec2:DescribeInstanceTypeOfferings", "ec2:DescribeInstanceTypes",
 			"ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables", "ec2:DescribeSecurityGroups",
-			"ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets", "ec2:DescribeVpcs",
+			"ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets", "ec2:DescribeVolumes",
+			"ec2:DescribeVpcs",
 		},
 		resources: []string{"*"},
 	},
@@ -64,7 +65,7 @@ var permissions = []permission{
 		actions:   []string{"ec2:CreateTags"},
 		resources: append(slices.Clip(madeByLaunch), resource("security-group")),
 		conditions: map[string]map[string][]string{
-			"StringEquals": {"ec2:CreateAction": {"CreateSecurityGroup", "RunInstances"}},
+			"StringEquals": {"ec2:CreateAction": {"CreateSecurityGroup", "CreateVolume", "RunInstances"}},
 			"StringLike":   made["StringLike"],
 		},
 	},
@@ -93,6 +94,28 @@ var permissions = []permission{
 		actions:    []string{"ec2:DeleteNetworkInterface"},
 		resources:  []string{resource("network-interface")},
 		conditions: owned,
+	},
+	{
+		sid:        "KipMakesDisks",
+		why:        "The disks of claims of Kip's own StorageClasses.",
+		actions:    []string{"ec2:CreateVolume"},
+		resources:  []string{resource("volume")},
+		conditions: made,
+	},
+	{
+		sid:        "KipMovesDisks",
+		why:        "These disks, to cells and from them, and their end with that of their claim.",
+		actions:    []string{"ec2:AttachVolume", "ec2:DeleteVolume", "ec2:DetachVolume"},
+		resources:  []string{resource("instance"), resource("volume")},
+		conditions: owned,
+	},
+	{
+		sid: "KipMovesDisksOfTheDriver",
+		why: "Volumes of `" + ebsDriver + "`, to cells and from them: those with the tag that the driver's controller gives to all that it " +
+			"makes. A volume that was made by hand needs that tag. Leave it out where pods have no such volumes.",
+		actions:    []string{"ec2:AttachVolume", "ec2:DetachVolume"},
+		resources:  []string{resource("volume")},
+		conditions: map[string]map[string][]string{"StringEquals": {"aws:ResourceTag/" + ebsDriverTag: {"true"}}},
 	},
 	{
 		sid:        "KipMakesAGroup",
@@ -218,7 +241,8 @@ Kip needs the policy below, as a role of its service account (IRSA, EKS Pod Iden
 as a user's whose keys are in ` + "`cloud.aws`" + `. Cells need no rights of their own. The calls that Kip makes are these and no others: a test
 compares them with the code, and the tests of the driver run against a model of EC2 that refuses what this policy does not allow.
 
-Kip touches nothing that lacks the tag ` + "`" + cloud.TagOwner + "`" + `, and makes nothing without it. Where several Kips share an account, give each a
+Kip touches nothing that lacks the tag ` + "`" + cloud.TagOwner + "`" + `, and makes nothing without it, with one exception: it attaches volumes of
+` + "`" + ebsDriver + "`" + `, which have that driver's tag. Where several Kips share an account, give each a
 policy of its own, in which the Kip's controller ID, the value of that tag on its cells, stands for the ` + "`*`" + ` of the conditions on that tag.
 
 | statement | allows | for |

@@ -117,6 +117,14 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	id := got[0].ID
 	_, err = c.Console(t.Context(), id)
 	must("the console", err)
+	disk, err := c.CreateDisk(t.Context(), diskRequest("disk"))
+	must("a disk", err)
+	must("attaching it", c.AttachDisk(t.Context(), disk.ID, id))
+	must("detaching it", c.DetachDisk(t.Context(), disk.ID, id))
+	must("deleting it", c.DeleteDisk(t.Context(), disk.ID))
+	drivers := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1, Tags: map[string]string{ebsDriverTag: "true"}})
+	must("attaching one of the driver's", c.AttachDisk(t.Context(), drivers, id))
+	must("detaching one of the driver's", c.DetachDisk(t.Context(), drivers, id))
 	must("tags", c.Tag(t.Context(), cloud.Tagging{ID: id, Tags: map[string]string{
 		cloud.TagCell: "a", cloud.TagNamespace: "a", cloud.TagPod: "a", cloud.TagPodUID: "a", cloud.TagName: "a",
 	}}).Err())
@@ -161,6 +169,20 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 	if err := model.Machines().Terminate(t.Context(), ended).Err(); err != nil {
 		t.Fatal(err)
 	}
+	// Nor have another's disks, of which some cell has one.
+	free := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1, Kind: "gp3"})
+	taken := model.AddVolume(ec2.Volume{
+		Zone:     "us-east-1a",
+		GiB:      1,
+		Kind:     "gp3",
+		Instance: got[0].ID,
+		Device:   "/dev/sdf",
+	})
+	drivers := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1, Tags: map[string]string{ebsDriverTag: "true"}})
+	mine, err := c.CreateDisk(t.Context(), diskRequest("mine"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	in := runInstances(resolved(t, c, request("u", 1)))
 	in.TagSpecifications = in.TagSpecifications[:1] // the instance's, and neither disk's nor interface's
 	for what, err := range map[string]error{
@@ -172,6 +194,12 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 		"a tag of another tool":  c.Tag(t.Context(), cloud.Tagging{ID: got[0].ID, Tags: map[string]string{"team": "b"}}).Err(),
 		"sweeping another's":     c.DeleteParts(t.Context(), "eni-"+strings.TrimPrefix(ended, "i-")).Err(),
 		"another's group":        c.DeleteParts(t.Context(), "sg-2").Err(),
+		"taking another's disk":  c.AttachDisk(t.Context(), free, got[0].ID),
+		"giving its disk away":   c.AttachDisk(t.Context(), mine.ID, other),
+		"freeing another's disk": c.DetachDisk(t.Context(), taken, got[0].ID),
+		"ending another's disk":  c.DeleteDisk(t.Context(), free),
+		"ending the driver's":    c.DeleteDisk(t.Context(), drivers),
+		"attaching it elsewhere": c.AttachDisk(t.Context(), drivers, other),
 		"both in one call":       c.Terminate(t.Context(), got[0].ID, other).Err(),
 		"a launch without a tag": func() error { _, err := c.api.RunInstances(t.Context(), in); return classify(err, cloud.Scope{}) }(),
 	} {

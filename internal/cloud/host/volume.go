@@ -27,7 +27,8 @@ const (
 	diskFileName   = "disk.img"
 )
 
-var diskID = regexp.MustCompile(`^disk-[0-9a-f]{16}$`)
+// diskID is the form of IDs: this cloud's own, and those of a cloud that it stands behind.
+var diskID = regexp.MustCompile(`^[a-z]{1,8}-[0-9a-f]{16,17}$`)
 
 func (c Config) disksDir() string         { return filepath.Join(c.StateDir, "disks") }
 func (c Config) diskDir(id string) string { return filepath.Join(c.disksDir(), id) }
@@ -113,7 +114,18 @@ func (c Config) readDisks() ([]diskRecord, error) {
 
 // CreateDisk makes a sparse file. Its token is forgotten with the disk.
 func (c *Cloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
+	var random [8]byte
+	rand.Read(random[:])
+	return c.CreateDiskAs(ctx, "disk-"+hex.EncodeToString(random[:]), r)
+}
+
+// CreateDiskAs is CreateDisk, with an ID of the caller's choice: for a model of another cloud, which
+// has told that ID already.
+func (c *Cloud) CreateDiskAs(ctx context.Context, id string, r cloud.DiskRequest) (cloud.Disk, error) {
 	switch {
+	case !diskID.MatchString(id):
+		return cloud.Disk{}, fmt.Errorf("create a disk: %w: its ID is %q: want letters, a dash, and 16 or 17 hexadecimal digits",
+			cloud.ErrRefused, id)
 	case r.Token == "":
 		return cloud.Disk{}, fmt.Errorf("create a disk: %w: token is empty: want one that is the same in every attempt", cloud.ErrRefused)
 	case r.SizeBytes <= 0:
@@ -143,10 +155,8 @@ func (c *Cloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk
 		}
 		return d.Disk, nil
 	}
-	var random [8]byte
-	rand.Read(random[:])
 	rec := diskRecord{Token: r.Token, Disk: cloud.Disk{
-		ID:        "disk-" + hex.EncodeToString(random[:]),
+		ID:        id,
 		SizeBytes: (r.SizeBytes + 511) / 512 * 512,
 		Zone:      r.Zone,
 		Tags:      maps.Clone(r.Tags),

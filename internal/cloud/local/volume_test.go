@@ -96,6 +96,39 @@ func TestDiskIsADeviceOfOneMachineAndKeepsItsData(t *testing.T) {
 	}
 }
 
+// A model of another cloud has told the ID of a disk before it stands behind it.
+func TestADiskHasTheIDThatAnotherCloudHasTold(t *testing.T) {
+	limited(t)
+	c := open(t, testHost(t))
+	const id = "vol-0123456789abcdef0"
+	for range 2 { // the second is told of the first
+		if d, err := c.CreateDiskAs(t.Context(), id, diskRequest("told")); err != nil || d.ID != id {
+			t.Fatalf("made %+v, %v", d, err)
+		}
+	}
+	for _, bad := range []string{"", "vol-1", "../vol-0123456789abcdef0", "vol-0123456789abcdef012", "VOL-0123456789abcdef0"} {
+		if d, err := c.CreateDiskAs(t.Context(), bad, diskRequest(bad+"bad")); !errors.Is(err, cloud.ErrRefused) {
+			t.Errorf("an ID that is none, %q: %+v, %v", bad, d, err)
+		}
+	}
+	m := launch(t, c, request("m"))
+	if err := c.AttachDisk(t.Context(), id, m.ID); err != nil || holderOf(t, c, id) != m.ID {
+		t.Fatal(err)
+	}
+	if got := run(t, m.ManagementIP, "stat -c %F "+deviceDir+"/"+deviceName(id)); got != "block special file" {
+		t.Errorf("the device in the machine is a %q", got)
+	}
+	if err := c.DetachDisk(t.Context(), id, m.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.DeleteDisk(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := c.ListDisks(t.Context(), "me"); err != nil || len(list) != 0 {
+		t.Errorf("left: %+v, %v", list, err)
+	}
+}
+
 // A kubelet holds the device of a block volume open by a loop device of it, which
 // outlives a machine that is killed.
 func TestALoopDeviceOfADisksDeviceIsFreedWithIt(t *testing.T) {

@@ -1,0 +1,422 @@
+package aws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"regexp"
+	"slices"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// tagDisk holds the token by which a disk was made. EC2 does not say for how long it keeps
+// a ClientToken; and by this tag the disks of PersistentVolumes are told from the root disks
+// of cells, which have the owner's, too.
+const tagDisk = "KipDisk"
+
+// ebsDriver is the CSI driver of EBS volumes, and ebsDriverTag the tag that its controller gives
+// to all that it makes, with the value "true".
+const ebsDriver, ebsDriverTag = "ebs.csi.aws.com", "ebs.csi.aws.com/cluster"
+
+const (
+	// maxGiB is the size of the largest gp3 volume (EBS User Guide, "General Purpose SSD volumes").
+	maxGiB = 65536
+	// maxTagValue is in characters (EC2 User Guide, "Tag restrictions").
+	maxTagValue = 256
+)
+
+// volumeID is the form of all that can be a volume: EC2 finds fault with the parameter
+// otherwise, as it does with others.
+var volumeID = regexp.MustCompile(`^vol-[0-9a-f]{8,17}$`)
+
+var errNoVolume = errors.New("there is no such volume")
+
+// CreateDisk implements cloud.Disks: an encrypted gp3 volume. It is looked for by its tag
+// first, since the token may be older than EC2 remembers.
+func (c *Cloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
+	v, err := c.createVolume(ctx, r)
+	if err != nil {
+		return cloud.Disk{}, fmt.Errorf("create a disk in %s: %w", r.Zone, err)
+	}
+	return diskOf(v), nil
+}
+
+func (c *Cloud) createVolume(ctx context.Context, r cloud.DiskRequest) (types.Volume, error) {
+	size := (r.SizeBytes + gib - 1) / gib
+	switch {
+	case r.Token == "" || len(r.Token) > maxToken:
+		return types.Volume{}, refused("token %q: want 1 to %d characters", r.Token, maxToken)
+	case r.SizeBytes <= 0 || size > maxGiB:
+		return types.Volume{}, refused("the size is %d bytes: want more than 0 and at most %d GiB", r.SizeBytes, maxGiB)
+	case r.Zone == "":
+		return types.Volume{}, refused("there is no zone: want that of the instances that can have the disk")
+	case r.Tags[cloud.TagOwner] == "":
+		return types.Volume{}, refused("the tags have no %s: without it no list shows the disk", cloud.TagOwner)
+	}
+	made, err := c.volumes(ctx, filter("tag:"+tagDisk, r.Token), filter("tag:"+cloud.TagOwner, r.Tags[cloud.TagOwner]), existing)
+	if err != nil {
+		return types.Volume{}, err
+	}
+	if len(made) == 0 {
+		return c.newVolume(ctx, r, int32(size))
+	}
+	v := made[0]
+	if int64(aws.ToInt32(v.Size)) < size || aws.ToString(v.AvailabilityZone) != r.Zone {
+		return types.Volume{}, refused("the token %q has made %s of %d GiB in %s, and cannot make one of %d GiB", r.Token,
+			aws.ToString(v.VolumeId), aws.ToInt32(v.Size), aws.ToString(v.AvailabilityZone), size)
+	}
+	return c.available(ctx, aws.ToString(v.VolumeId))
+}
+
+// newVolume makes a volume, or is told again of that which the token has made.
+func (c *Cloud) newVolume(ctx context.Context, r cloud.DiskRequest, size int32) (types.Volume, error) {
+	tags := append(tagsOf(r.Tags), types.Tag{Key: aws.String(tagDisk), Value: aws.String(r.Token)})
+	for i, t := range tags { // those for people are cut, rather than the disk refused
+		if text := []rune(aws.ToString(t.Value)); len(text) > maxTagValue {
+			tags[i].Value = aws.String(string(text[:maxTagValue]))
+		}
+	}
+	out, err := c.api.CreateVolume(ctx, &ec2.CreateVolumeInput{
+		ClientToken:       aws.String(r.Token),
+		AvailabilityZone:  aws.String(r.Zone),
+		Size:              aws.Int32(size),
+		VolumeType:        types.VolumeTypeGp3,
+		Encrypted:         aws.Bool(true),
+		TagSpecifications: []types.TagSpecification{{ResourceType: types.ResourceTypeVolume, Tags: tags}},
+	})
+	if err != nil {
+		return types.Volume{}, classify(err, cloud.Scope{})
+	}
+	return c.available(ctx, aws.ToString(out.VolumeId))
+}
+
+// available waits until a volume is more than begun. EC2 may take some seconds to show it at all.
+func (c *Cloud) available(ctx context.Context, id string) (v types.Volume, err error) {
+	shown := false
+	err = c.until(ctx, id, func(now types.Volume, is bool) (bool, error) {
+		v, shown = now, is
+		switch {
+		case is && v.State == types.VolumeStateError:
+			return false, fmt.Errorf("EC2 could not make %s, mostly for its KMS key: want a key that Kip's role may use", id)
+		case is && (v.State == types.VolumeStateDeleting || v.State == types.VolumeStateDeleted):
+			return false, refused("%s, which this token has made, was deleted: want a claim that is made anew", id)
+		}
+		return is && v.State != types.VolumeStateCreating, nil
+	})
+	if err != nil && !shown && ctx.Err() != nil {
+		return v, fmt.Errorf("EC2 does not show %s, which it has made: %w", id, err)
+	}
+	return v, err
+}
+
+// until looks at a volume again and again, until it is as it should be, or ctx ends.
+func (c *Cloud) until(ctx context.Context, id string, done func(v types.Volume, shown bool) (bool, error)) error {
+	for {
+		v, shown, err := c.volume(ctx, id)
+		if err != nil {
+			return err
+		}
+		if is, err := done(v, shown); is || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for volume %s, which is %q: %w", id, v.State, ctx.Err())
+		case <-c.cfg.Clock.After(c.cfg.VolumesEvery):
+		}
+	}
+}
+
+// look is one question about the volumes that several ask about.
+type look struct {
+	ids   []string
+	done  chan struct{}
+	found []types.Volume
+	err   error
+}
+
+// volume reads one. Who asks while a question is on its way shares the next one with all others who
+// do: a thousand pods that end together cost EC2 a few calls a second.
+func (c *Cloud) volume(ctx context.Context, id string) (v types.Volume, shown bool, err error) {
+	for {
+		c.mu.Lock()
+		if c.next == nil {
+			c.next = &look{done: make(chan struct{})}
+		}
+		l := c.next
+		l.ids = append(l.ids, id)
+		c.mu.Unlock()
+		if err := c.take(ctx, l); err != nil {
+			return v, false, err
+		}
+		if ended := errors.Is(l.err, context.Canceled) || errors.Is(l.err, context.DeadlineExceeded); ended && ctx.Err() == nil {
+			continue // it was somebody else's time that was over
+		}
+		n := slices.IndexFunc(l.found, func(v types.Volume) bool { return aws.ToString(v.VolumeId) == id })
+		if l.err != nil || n < 0 {
+			return v, false, l.err
+		}
+		return l.found[n], true, nil
+	}
+}
+
+// take waits for the answer to a question, or asks it, if nobody else does.
+func (c *Cloud) take(ctx context.Context, l *look) error {
+	for {
+		select {
+		case <-l.done:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case c.looks <- struct{}{}:
+		}
+		c.mu.Lock()
+		mine := c.next == l
+		if mine {
+			c.next = nil
+		}
+		c.mu.Unlock()
+		if mine {
+			for some := range slices.Chunk(l.ids, filterValues) {
+				found, err := c.volumes(ctx, filter("volume-id", some...))
+				if l.found, l.err = append(l.found, found...), err; err != nil {
+					break
+				}
+			}
+			close(l.done)
+		}
+		<-c.looks
+	}
+}
+
+// existing are the states of volumes that are not about to be gone.
+var existing = filter("status", "creating", "available", "in-use", "error")
+
+// volumes reads all that match.
+func (c *Cloud) volumes(ctx context.Context, filters ...types.Filter) ([]types.Volume, error) {
+	var all []types.Volume
+	pages := ec2.NewDescribeVolumesPaginator(c.api, &ec2.DescribeVolumesInput{Filters: filters, MaxResults: aws.Int32(pageSize)})
+	err := eachPage(ctx, pages, func(page *ec2.DescribeVolumesOutput) { all = append(all, page.Volumes...) })
+	return all, err
+}
+
+// diskOf is a volume in Kip's words.
+func diskOf(v types.Volume) cloud.Disk {
+	d := cloud.Disk{
+		ID:        aws.ToString(v.VolumeId),
+		SizeBytes: int64(aws.ToInt32(v.Size)) * gib,
+		Zone:      aws.ToString(v.AvailabilityZone),
+		Tags:      mapOf(v.Tags),
+	}
+	d.Instance, _ = holderOf(v)
+	return d
+}
+
+// holderOf is the instance that has a volume, or is being given it, and whether it is being
+// taken from that one; "" for none.
+func holderOf(v types.Volume) (instance string, leaving bool) {
+	for _, a := range v.Attachments {
+		if a.State != types.VolumeAttachmentStateDetached {
+			return aws.ToString(a.InstanceId), a.State == types.VolumeAttachmentStateDetaching
+		}
+	}
+	return "", false
+}
+
+// ListDisks implements cloud.Disks.
+func (c *Cloud) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
+	if owner == "" {
+		return nil, refused("owner is empty: want the value of tag %s", cloud.TagOwner)
+	}
+	found, err := c.volumes(ctx, filter("tag:"+cloud.TagOwner, owner), filter("tag-key", tagDisk), existing)
+	if err != nil {
+		return nil, fmt.Errorf("list the disks of %s: %w", owner, err)
+	}
+	var all []cloud.Disk
+	for _, v := range found {
+		all = append(all, diskOf(v))
+	}
+	return all, nil
+}
+
+// DeleteDisk implements cloud.Disks.
+func (c *Cloud) DeleteDisk(ctx context.Context, id string) error {
+	if !volumeID.MatchString(id) {
+		return nil
+	}
+	_, err := c.api.DeleteVolume(ctx, &ec2.DeleteVolumeInput{VolumeId: aws.String(id)})
+	code := codeOf(err)
+	if err == nil || code == codeNoVolume {
+		return nil
+	}
+	if code == codeInUse || code == codeState {
+		v, shown, looked := c.volume(ctx, id)
+		instance, _ := holderOf(v)
+		switch {
+		case looked != nil:
+			return fmt.Errorf("delete disk %s: %w", id, errors.Join(classify(err, cloud.Scope{}), looked))
+		case !shown || v.State == types.VolumeStateDeleting || v.State == types.VolumeStateDeleted:
+			return nil
+		case code == codeInUse || instance != "":
+			return fmt.Errorf("delete disk: %w", &cloud.InUseError{Disk: id, Instance: instance})
+		}
+	}
+	return fmt.Errorf("delete disk %s: %w", id, classify(err, cloud.Scope{}))
+}
+
+// AttachDisk implements cloud.Disks. It does not wait until EC2 says attached, and no longer
+// attaching: that is when the machine shows the device, which its agent sees sooner.
+func (c *Cloud) AttachDisk(ctx context.Context, id, instance string) error {
+	if err := c.attach(ctx, id, instance); err != nil {
+		return fmt.Errorf("attach disk %s to %s: %w", id, instance, err)
+	}
+	return nil
+}
+
+func (c *Cloud) attach(ctx context.Context, id, instance string) error {
+	if !volumeID.MatchString(id) {
+		return cloud.No(cloud.ErrNotFound, cloud.Scope{}, errNoVolume)
+	}
+	v, shown, err := c.volume(ctx, id)
+	has, leaving := holderOf(v)
+	switch {
+	case err != nil:
+		return err
+	case !shown:
+		return cloud.No(cloud.ErrNotFound, cloud.Scope{}, errNoVolume)
+	case aws.ToBool(v.MultiAttachEnabled):
+		// EC2 would give it to several instances, whose file systems know nothing of each other.
+		return refused("Multi-Attach is enabled for the volume: a disk is on one cell at a time, want one without")
+	case has == instance && !leaving:
+		return nil
+	case has != "":
+		return &cloud.InUseError{Disk: id, Instance: has}
+	}
+	device := deviceNames[hashOf(id)%uint32(len(deviceNames))]
+	err = c.attachAs(ctx, id, instance, device)
+	if slices.Contains(codesName, codeOf(err)) {
+		free, looked := c.freeDevice(ctx, instance, device)
+		if looked != nil {
+			return looked
+		}
+		if free != device {
+			err = c.attachAs(ctx, id, instance, free)
+		}
+	}
+	switch {
+	case err == nil:
+		return nil
+	case codeOf(err) == codeInUse, codeOf(err) == codeState:
+		return c.whyNot(ctx, id, instance, err)
+	}
+	return classify(err, cloud.Scope{})
+}
+
+func (c *Cloud) attachAs(ctx context.Context, id, instance, device string) error {
+	_, err := c.api.AttachVolume(ctx, &ec2.AttachVolumeInput{
+		VolumeId:   aws.String(id),
+		InstanceId: aws.String(instance),
+		Device:     aws.String(device),
+	})
+	return err
+}
+
+// deviceNames are names that EC2 takes for a disk, of which each instance has one once. They
+// have no meaning on the machine: its devices are NVMe, and known by the volume's ID. Source:
+// EC2 User Guide, "Device names for volumes on Amazon EC2 instances".
+var deviceNames = func() (all []string) {
+	for a := 'a'; a <= 'd'; a++ {
+		for b := 'a'; b <= 'z'; b++ {
+			all = append(all, "/dev/xvd"+string(a)+string(b))
+		}
+	}
+	return all
+}()
+
+func hashOf(id string) uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(id)) // it never fails
+	return h.Sum32()
+}
+
+// freeDevice is the name that was tried, if the instance has no disk of that name, or one that
+// it does not have.
+func (c *Cloud) freeDevice(ctx context.Context, instance, tried string) (string, error) {
+	has, err := c.volumes(ctx, filter("attachment.instance-id", instance))
+	if err != nil {
+		return "", err
+	}
+	taken := map[string]bool{}
+	for _, v := range has {
+		for _, a := range v.Attachments {
+			taken[aws.ToString(a.Device)] = true
+		}
+	}
+	if !taken[tried] {
+		return tried, nil
+	}
+	n := slices.IndexFunc(deviceNames, func(name string) bool { return !taken[name] })
+	if n < 0 {
+		return "", refused("the instance has %d disks, and EC2 no more names for devices", len(has))
+	}
+	return deviceNames[n], nil
+}
+
+// whyNot says what it means that a volume, or the instance, is in another state than for an
+// attachment: nil where the instance has it.
+func (c *Cloud) whyNot(ctx context.Context, id, instance string, said error) error {
+	v, shown, err := c.volume(ctx, id)
+	if err != nil {
+		return err
+	}
+	has, leaving := holderOf(v)
+	switch {
+	case !shown:
+		return cloud.No(cloud.ErrNotFound, cloud.Scope{}, errNoVolume)
+	case has == instance && !leaving:
+		return nil
+	case has != "":
+		return &cloud.InUseError{Disk: id, Instance: has}
+	case codeOf(said) == codeInUse || v.State != types.VolumeStateAvailable:
+		return cloud.No(cloud.ErrNotYet, cloud.Scope{}, saidOf(said))
+	}
+	return cloud.No(cloud.ErrNotFound, cloud.Scope{}, saidOf(said)) // the instance does not run
+}
+
+// DetachDisk implements cloud.Disks.
+func (c *Cloud) DetachDisk(ctx context.Context, id, instance string) error {
+	if err := c.detach(ctx, id, instance); err != nil {
+		return fmt.Errorf("detach disk %s from %s: %w", id, instance, err)
+	}
+	return nil
+}
+
+func (c *Cloud) detach(ctx context.Context, id, instance string) error {
+	if !volumeID.MatchString(id) {
+		return nil
+	}
+	_, said := c.api.DetachVolume(ctx, &ec2.DetachVolumeInput{VolumeId: aws.String(id), InstanceId: aws.String(instance)})
+	switch code := codeOf(said); {
+	case said == nil, code == codeState, code == codeNotHolding:
+	case code == codeNoVolume:
+		return nil
+	default:
+		return classify(said, cloud.Scope{})
+	}
+	return c.until(ctx, id, func(v types.Volume, shown bool) (bool, error) {
+		has, leaving := holderOf(v)
+		if !shown || has != instance {
+			return true, nil
+		}
+		if said != nil && !leaving {
+			return false, classify(said, cloud.Scope{})
+		}
+		return false, nil
+	})
+}

@@ -1,0 +1,378 @@
+package aws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	api "github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+func diskRequest(token string) cloud.DiskRequest {
+	return cloud.DiskRequest{
+		Token:     token,
+		SizeBytes: gibi,
+		Zone:      "us-east-1a",
+		Tags:      map[string]string{cloud.TagOwner: owner, cloud.TagVolume: "pvc-" + token},
+	}
+}
+
+func makeDisk(t *testing.T, c *Cloud, r cloud.DiskRequest) cloud.Disk {
+	t.Helper()
+	disk, err := c.CreateDisk(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return disk
+}
+
+// running launches instances and returns their IDs.
+func running(t *testing.T, c *Cloud, token string, n int) (ids []string) {
+	t.Helper()
+	got, err := c.Launch(t.Context(), request(token, n)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range got {
+		ids = append(ids, i.ID)
+	}
+	return ids
+}
+
+func TestADiskIsEncryptedAndAsLargeAsAsked(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	r := diskRequest("a")
+	r.SizeBytes = gibi + 1
+	r.Tags[cloud.TagName] = strings.Repeat("ü", 300) // longer than EC2 takes
+	disk := makeDisk(t, c, r)
+	made := model.Volumes()
+	if len(made) != 1 || !made[0].Encrypted || made[0].Kind != "gp3" || made[0].GiB != 2 || disk.SizeBytes != 2*gibi ||
+		made[0].Tags[tagDisk] != "a" || made[0].Tags[cloud.TagName] != strings.Repeat("ü", 256) {
+		t.Errorf("made %+v, told %+v", made, disk)
+	}
+	for what, spoil := range map[string]func(*cloud.DiskRequest){
+		"too large":        func(r *cloud.DiskRequest) { r.SizeBytes = (maxGiB + 1) << 30 },
+		"a long token":     func(r *cloud.DiskRequest) { r.Token = strings.Repeat("a", maxToken+1) },
+		"without a zone":   func(r *cloud.DiskRequest) { r.Zone = "" },
+		"larger than made": func(r *cloud.DiskRequest) { r.Token, r.SizeBytes = "a", 3*gibi },
+		"elsewhere":        func(r *cloud.DiskRequest) { r.Token, r.Zone = "a", "us-east-1b" },
+	} {
+		bad := diskRequest("b")
+		spoil(&bad)
+		if _, err := c.CreateDisk(t.Context(), bad); !errors.Is(err, cloud.ErrRefused) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if n := len(model.Volumes()); n != 1 {
+		t.Errorf("%d volumes", n)
+	}
+}
+
+// EC2 does not say for how long it keeps a token, and Kip may be away for longer.
+func TestADiskIsMadeOnceHoweverLongItsMakerWasAway(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	first := makeDisk(t, c, diskRequest("a"))
+	model.ForgetTokens()
+	if again := makeDisk(t, c, diskRequest("a")); again.ID != first.ID || len(model.Volumes()) != 1 {
+		t.Errorf("made %s and then %s: %+v", first.ID, again.ID, model.Volumes())
+	}
+	// The token of a disk that was deleted is told as what it is, and makes no other.
+	other := makeDisk(t, c, diskRequest("b"))
+	if err := c.DeleteDisk(t.Context(), other.ID); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if d, err := c.CreateDisk(ctx, diskRequest("b")); err == nil || !strings.Contains(err.Error(), other.ID) || len(model.Volumes()) != 1 {
+		t.Errorf("made again: %+v, %v", d, err)
+	}
+}
+
+// Each call has had its effect when its answer is lost, and is made again.
+func TestALostAnswerLeavesNoDiskTwiceAndNoneBehind(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	id := running(t, c, "t", 1)[0]
+	disk := ""
+	for _, step := range []struct {
+		kind sim.Kind
+		do   func() error
+		want func(ec2.Volume) bool
+	}{
+		{sim.KindCreateDisk, func() error {
+			d, err := c.CreateDisk(t.Context(), diskRequest("a"))
+			disk = d.ID
+			return err
+		}, func(v ec2.Volume) bool { return v.Instance == "" }},
+		{sim.KindAttachDisk, func() error { return c.AttachDisk(t.Context(), disk, id) }, func(v ec2.Volume) bool { return v.Instance == id }},
+		{sim.KindDetachDisk, func() error { return c.DetachDisk(t.Context(), disk, id) }, func(v ec2.Volume) bool { return v.Instance == "" }},
+		{sim.KindDeleteDisk, func() error { return c.DeleteDisk(t.Context(), disk) }, nil},
+	} {
+		model.Machines().FailNth(step.kind, 1, sim.Fault{After: sim.ErrLost})
+		if err := step.do(); err == nil {
+			t.Fatalf("%s: the answer was not lost", step.kind)
+		}
+		if err := step.do(); err != nil {
+			t.Fatalf("%s again: %v", step.kind, err)
+		}
+		all := model.Volumes()
+		if step.want == nil && len(all) != 0 || step.want != nil && (len(all) != 1 || !step.want(all[0])) {
+			t.Fatalf("%s: %+v", step.kind, all)
+		}
+	}
+}
+
+func TestTheDisksOfCellsThemselvesAreNotListed(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 8, Tags: map[string]string{cloud.TagOwner: owner}}) // a root disk
+	model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 8, Tags: map[string]string{cloud.TagOwner: "other", tagDisk: "b"}})
+	disk := makeDisk(t, c, diskRequest("a"))
+	list, err := c.ListDisks(t.Context(), owner)
+	if err != nil || len(list) != 1 || list[0].ID != disk.ID || list[0].SizeBytes != gibi || list[0].Tags[cloud.TagVolume] != "pvc-a" {
+		t.Errorf("listed %+v, %v", list, err)
+	}
+	if _, err := c.ListDisks(t.Context(), ""); !errors.Is(err, cloud.ErrRefused) {
+		t.Errorf("of no owner: %v", err)
+	}
+}
+
+// A name of a device is wanted by EC2 alone: whichever disks meet, each gets one.
+func TestAnInstanceHasAsManyDisksAsItsTypeTakes(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	id := running(t, c, "t", 1)[0]
+	const most = 26
+	var disks []string
+	for wants := map[uint32]string{}; len(disks) == 0; { // two that want one name
+		disk := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1})
+		name := hashOf(disk) % uint32(len(deviceNames))
+		if other, taken := wants[name]; taken {
+			disks = []string{other, disk}
+		}
+		wants[name] = disk
+	}
+	for len(disks) < most {
+		disks = append(disks, model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1}))
+	}
+	for n, disk := range disks {
+		if err := c.AttachDisk(t.Context(), disk, id); err != nil {
+			t.Fatalf("disk %d: %v", n, err)
+		}
+	}
+	names := map[string]bool{}
+	for _, v := range model.Volumes() {
+		names[v.Device] = true
+	}
+	delete(names, "") // of those that are free
+	if len(names) != most {
+		t.Errorf("the devices are %v", names)
+	}
+	if calls := model.Calls()["AttachVolume"]; calls == most {
+		t.Errorf("no two of %d disks wanted the same name: this proves nothing", most)
+	}
+	more := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1})
+	err := c.AttachDisk(t.Context(), more, id)
+	if !errors.Is(err, cloud.ErrRefused) || !strings.Contains(err.Error(), "AttachmentLimitExceeded") {
+		t.Errorf("one more: %v", err)
+	}
+}
+
+func TestWhatCannotBeAttachedSaysWhy(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{Pending: short(time.Hour)})
+	disk := makeDisk(t, c, diskRequest("a")).ID
+	elsewhere := diskRequest("b")
+	elsewhere.Zone = "us-east-1b"
+	pending := running(t, c, "t", 1)[0]
+	if err := c.AttachDisk(t.Context(), disk, pending); !errors.Is(err, cloud.ErrNotFound) {
+		t.Errorf("an instance that does not run: %v", err)
+	}
+	if err := model.Machines().Change(func(k *sim.Knobs) { k.Pending = short(0) }); err != nil {
+		t.Fatal(err)
+	}
+	ids := running(t, c, "u", 2)
+	if err := c.AttachDisk(t.Context(), makeDisk(t, c, elsewhere).ID, ids[0]); !errors.Is(err, cloud.ErrRefused) ||
+		!strings.Contains(err.Error(), "ZoneMismatch") {
+		t.Errorf("another zone: %v", err)
+	}
+	gone := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1})
+	if err := c.DeleteDisk(t.Context(), gone); err != nil {
+		t.Fatal(err)
+	}
+	for what, id := range map[string]string{"deleted": gone, "never there": "vol-0123456789abcdef0", "no volume": "disk-1"} {
+		if err := c.AttachDisk(t.Context(), id, ids[0]); !errors.Is(err, cloud.ErrNotFound) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := errors.Join(c.DetachDisk(t.Context(), id, ids[0]), c.DeleteDisk(t.Context(), id)); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := c.AttachDisk(t.Context(), disk, ids[0]); err != nil {
+		t.Fatal(err)
+	}
+	inUse, is := errors.AsType[*cloud.InUseError](c.DeleteDisk(t.Context(), disk))
+	if !is || inUse.Instance != ids[0] {
+		t.Errorf("a disk in use is deleted: %v", inUse)
+	}
+}
+
+// EC2 gives a volume with Multi-Attach to another instance, too.
+func TestADiskThatSeveralMayHaveIsRefused(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	id := running(t, c, "t", 1)[0]
+	shared := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 4, Kind: "io2", MultiAttach: true})
+	if err := c.AttachDisk(t.Context(), shared, id); !errors.Is(err, cloud.ErrRefused) || !strings.Contains(err.Error(), "Multi-Attach") ||
+		model.Calls()["AttachVolume"] != 0 {
+		t.Errorf("attached: %v", err)
+	}
+}
+
+func TestTheLimitOfATypeIsWhatIsLeftForDisks(t *testing.T) {
+	gpus := &types.GpuInfo{Gpus: []types.GpuDeviceInfo{{Count: aws.Int32(8)}}}
+	for what, tc := range map[string]struct {
+		info types.InstanceTypeInfo
+		want int64
+	}{
+		"nothing is said": {types.InstanceTypeInfo{}, 26},
+		"shared, with more": {types.InstanceTypeInfo{GpuInfo: gpus, InstanceStorageInfo: &types.InstanceStorageInfo{
+			Disks: []types.DiskInfo{{Count: aws.Int32(8)}},
+		}}, 10},
+		"shared, and said": {types.InstanceTypeInfo{EbsInfo: &types.EbsInfo{
+			MaximumEbsAttachments: aws.Int32(20),
+			AttachmentLimitType:   types.AttachmentLimitTypeShared,
+		}}, 18},
+		"of their own": {types.InstanceTypeInfo{GpuInfo: gpus, EbsInfo: &types.EbsInfo{
+			MaximumEbsAttachments: aws.Int32(128),
+			AttachmentLimitType:   types.AttachmentLimitTypeDedicated,
+		}}, 127},
+		"hardly any": {types.InstanceTypeInfo{EbsInfo: &types.EbsInfo{
+			MaximumEbsAttachments: aws.Int32(1),
+			AttachmentLimitType:   types.AttachmentLimitTypeDedicated,
+		}}, 1},
+	} {
+		if got := maxDisks(tc.info); got != tc.want {
+			t.Errorf("%s: %d, want %d", what, got, tc.want)
+		}
+	}
+	cfg := anAccount(sim.Knobs{})
+	cfg.Sim.Catalogue[1].MaxDisks = 3
+	_, url := serve(t, cfg)
+	all, err := open(t, settings(url)).Catalogue(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range all {
+		if want := map[bool]int64{true: 3, false: 26}[one.Name == cfg.Sim.Catalogue[1].Name]; one.Name != "g5.xlarge" && one.MaxDisks != want {
+			t.Errorf("%s takes %d disks, want %d", one.Name, one.MaxDisks, want)
+		}
+	}
+}
+
+// Volumes are as EC2 shows them some seconds after each call.
+func TestADiskIsWaitedForWhileEC2MakesItAndTakesItAway(t *testing.T) {
+	cfg := anAccount(sim.Knobs{})
+	cfg.VolumeStep = 30 * time.Millisecond
+	_, url := serve(t, cfg)
+	c := open(t, settings(url))
+	ids := running(t, c, "t", 2)
+	disk := makeDisk(t, c, diskRequest("a")).ID
+	if err := c.AttachDisk(t.Context(), disk, ids[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.DetachDisk(t.Context(), disk, ids[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.AttachDisk(t.Context(), disk, ids[1]); err != nil {
+		t.Errorf("detached, and not free: %v", err)
+	}
+	// While a disk is made by somebody else it can be had later.
+	begun, err := c.api.CreateVolume(t.Context(), &api.CreateVolumeInput{AvailabilityZone: aws.String("us-east-1a"), Size: aws.Int32(1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err = c.AttachDisk(t.Context(), *begun.VolumeId, ids[0]); errors.Is(err, cloud.ErrNotFound); {
+		err = c.AttachDisk(t.Context(), *begun.VolumeId, ids[0]) // EC2 does not show it at first
+	}
+	if err != nil && !errors.Is(err, cloud.ErrNotYet) {
+		t.Errorf("a disk that is being made: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := c.CreateDisk(ctx, diskRequest("slow")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a caller that does not wait: %v", err)
+	}
+}
+
+// asked waits until so many ask about volumes, of whom none has been answered.
+func (c *Cloud) asked(t *testing.T, n int) *look {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		c.mu.Lock()
+		l := c.next
+		enough := l != nil && len(l.ids) == n
+		c.mu.Unlock()
+		if enough {
+			return l
+		}
+	}
+	t.Fatalf("fewer than %d ask", n)
+	return nil
+}
+
+func TestWhoWaitForVolumesShareACall(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	const n = 50
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: i + 1})
+	}
+	c.looks <- struct{}{} // somebody's question is on its way
+	var all errgroup.Group
+	for i, id := range ids {
+		all.Go(func() error {
+			v, shown, err := c.volume(t.Context(), id)
+			if err == nil && (!shown || *v.Size != int32(i+1)) {
+				err = fmt.Errorf("%s is %+v, %t", id, v, shown)
+			}
+			return err
+		})
+	}
+	c.asked(t, n)
+	<-c.looks
+	if err := all.Wait(); err != nil {
+		t.Error(err)
+	}
+	if calls := model.Calls()["DescribeVolumes"]; calls != 1 {
+		t.Errorf("%d calls for %d who ask: want 1", calls, n)
+	}
+}
+
+func TestTheEndOfWhoAsksIsNotTheEndOfTheOthers(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	id := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1})
+	c.looks <- struct{}{}
+	var one errgroup.Group
+	one.Go(func() error {
+		_, shown, err := c.volume(t.Context(), id)
+		if err == nil && !shown {
+			err = errors.New("it is not shown")
+		}
+		return err
+	})
+	l := c.asked(t, 1)
+	c.mu.Lock()
+	c.next, l.err = nil, context.Canceled // that of the one who asked for both
+	c.mu.Unlock()
+	close(l.done)
+	<-c.looks
+	if err := one.Wait(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,57 @@
+package placement
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elotl/kip/internal/catalog"
+)
+
+func TestAPodsDisksFitItsMachine(t *testing.T) {
+	var types []catalog.InstanceType
+	for i, most := range []int64{1, 3, 0} { // 0 is not bounded
+		types = append(types, catalog.InstanceType{
+			Name:        []string{"one", "three", "any"}[i],
+			MilliCPU:    1000,
+			MemoryBytes: 4 * gib,
+			MaxDisks:    most,
+			Arch:        "amd64",
+			Offerings:   []catalog.Offering{{Zone: "a", PricePerHour: float64(i + 1)}},
+		})
+	}
+	p := placer(t, types, Config{})
+	bounded := placer(t, types[:2], Config{})
+	small := podOf("cpu=500m")
+	for _, c := range []struct {
+		disks int
+		want  string
+	}{{0, "one three any"}, {1, "one three any"}, {2, "three any"}, {4, "any"}} {
+		for _, pod := range []*corev1.Pod{podOf(), small} {
+			got, err := p.Candidates(WithDisks(pod, c.disks), nil)
+			var names []string
+			for _, g := range got {
+				names = append(names, g.InstanceType.Name)
+			}
+			if err != nil || strings.Join(names, " ") != c.want {
+				t.Errorf("%d disks: %v, %v: want %s", c.disks, names, err, c.want)
+			}
+		}
+	}
+	named := annotated(podOf(), AnnotationInstanceType, "one")
+	for _, from := range []*Placer{bounded, p} {
+		if got, err := from.Candidates(WithDisks(named, 2), nil); err == nil {
+			t.Errorf("a type that was named and takes one disk: %v", got)
+		}
+	}
+	var none *UnplaceableError
+	if _, err := bounded.Candidates(WithDisks(small, 4), nil); !errors.As(err, &none) ||
+		!strings.Contains(err.Error(), "2 have room for fewer than the 4 disks of the pod's volumes (largest: three with 3)") {
+		t.Errorf("more than any takes: %v", err)
+	}
+	if small.Spec.Overhead != nil {
+		t.Error("the pod was changed")
+	}
+}
