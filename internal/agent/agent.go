@@ -151,6 +151,8 @@ type Agent struct {
 	config  *agentapi.Config // the one in force
 	kubelet *component       // with kube-proxy; nil before the first configuration
 	running context.Context  // of the components; nil before Run and after
+	// devicePlugin offers the machine's GPUs; nil where there are none.
+	devicePlugin *supervise.Process
 	boot    agentapi.Boot    // with the first configuration
 }
 
@@ -319,6 +321,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	all.Go(func() { a.importPause(containerdCtx) })
 	all.Go(func() { a.machine.Run(background) })
 	all.Go(func() { a.machine.KeepLog(background) })
+	all.Go(func() { a.offerGPUs(background) })
 
 	if err := a.guard(background); err != nil {
 		// Tried again before anything of a pod's may start: see apply.

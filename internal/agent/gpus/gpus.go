@@ -189,6 +189,12 @@ func makeNode(path string, dev uint64) error {
 	return os.Chmod(path, nodeMode) // whatever the umask
 }
 
+// HasDriver says whether the kernel has the driver.
+func (m Machine) HasDriver() bool {
+	_, known := m.listed()
+	return known
+}
+
 // HasUVM says whether the kernel has the module by which CUDA shares memory with a GPU. No
 // device asks for that module, so it is loaded by name.
 func (m Machine) HasUVM() bool {
