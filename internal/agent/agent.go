@@ -153,7 +153,7 @@ type Agent struct {
 	running context.Context  // of the components; nil before Run and after
 	// devicePlugin offers the machine's GPUs; nil where there are none.
 	devicePlugin *supervise.Process
-	boot    agentapi.Boot    // with the first configuration
+	boot         agentapi.Boot // with the first configuration
 }
 
 // component is a part that runs with a configuration of Kip.

@@ -41,6 +41,7 @@ const (
 	CellsNotReady     = "CellsNotReady"
 	CellTooSmall      = "CellTooSmall"
 	CloudInitFailed   = "CloudInitFailed"
+	GPUsNotReady      = "GPUsNotReady"
 	CellSilent        = "CellSilent" // of the pod's Ready condition, too
 	CellLost          = "CellLost"   // of the pod's status, too
 	CellNotTerminated = "CellNotTerminated"
