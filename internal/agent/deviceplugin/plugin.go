@@ -132,7 +132,8 @@ func (p *Plugin) look() {
 		return
 	}
 	spec := p.o.Machine.Spec(found)
-	if p.written == nil || !reflect.DeepEqual(*p.written, spec) {
+	// A description without devices is an error to a runtime. Nobody is given those of the old one.
+	if len(found) > 0 && (p.written == nil || !reflect.DeepEqual(*p.written, spec)) {
 		err := p.o.Machine.Write(spec)
 		p.note("tell containerd of the GPUs", err)
 		if err != nil {
