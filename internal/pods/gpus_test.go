@@ -24,7 +24,9 @@ func TestACellIsToHaveTheGPUsOfItsPod(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
-			h.put(pod("a", func(p *corev1.Pod) { p.Spec.Containers, p.Spec.InitContainers = c.spec.Containers, c.spec.InitContainers }))
+			h.put(pod("a", func(p *corev1.Pod) {
+				p.Spec.Containers, p.Spec.InitContainers = c.spec.Containers, c.spec.InitContainers
+			}))
 			h.must("a")
 			if h.cells.gpus != c.want {
 				t.Errorf("its cell is to have %d GPUs: want %d", h.cells.gpus, c.want)
