@@ -287,7 +287,7 @@ func (a *Agent) env() []string {
 func (a *Agent) binDir() string { return filepath.Join(a.o.RunDir, "bin") }
 
 // Run runs the agent until ctx ends, then stops its parts in order: the kubelet
-// with kube-proxy, as PID 1 the pod, containerd.
+// with kube-proxy, what offers GPUs to it, as PID 1 the pod, containerd.
 func (a *Agent) Run(ctx context.Context) error {
 	lis, err := net.Listen("tcp", a.o.Listen)
 	if err != nil {
@@ -321,7 +321,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	all.Go(func() { a.importPause(containerdCtx) })
 	all.Go(func() { a.machine.Run(background) })
 	all.Go(func() { a.machine.KeepLog(background) })
-	all.Go(func() { a.offerGPUs(background) })
+	stopOffering := a.startOffering(background)
 
 	if err := a.guard(background); err != nil {
 		// Tried again before anything of a pod's may start: see apply.
@@ -340,6 +340,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 	a.o.Log.Info("itzo stops")
 	a.end()
+	stopOffering()
 	if a.o.Init {
 		a.stopPods(background)
 	}

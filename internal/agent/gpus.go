@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/elotl/kip/internal/agent/configs"
@@ -16,6 +17,17 @@ const (
 	gpuLookLong = 30 * time.Second // after gpuSoon
 	gpuSoon     = 2 * time.Minute
 )
+
+// startOffering has offerGPUs run until the returned function is called, which waits for its end.
+func (a *Agent) startOffering(background context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(background)
+	var task sync.WaitGroup
+	task.Go(func() { a.offerGPUs(ctx) })
+	return func() {
+		cancel()
+		task.Wait()
+	}
+}
 
 // offerGPUs runs the plugin that offers the machine's GPUs to the kubelet, from when there
 // may be any until ctx ends.
