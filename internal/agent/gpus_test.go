@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -30,19 +31,25 @@ func components(a *Agent) (names []string) {
 }
 
 func TestTheGPUsOfAMachineAreOfferedFromWhenItHasSome(t *testing.T) {
-	m := newMachine(t)
-	a := m.agent(false)
-	stop := m.run(a)
-	eventually(t, "containerd runs", m.didIt("containerd started"))
-	if got := a.Status().Components; len(got) != 2 {
-		t.Errorf("without GPUs it has the parts %+v", got)
-	}
-	m.gpu()
-	eventually(t, "they are offered", m.didIt("device-plugin started"))
-	eventually(t, "that is told", func() bool { return slices.Contains(components(a), configs.DevicePlugin) })
-	stop()
-	if did := m.did(); !slices.Contains(did, "device-plugin stopped") {
-		t.Errorf("what offered them was not stopped: %q", did)
+	for _, init := range []bool{false, true} {
+		t.Run(fmt.Sprintf("init=%t", init), func(t *testing.T) {
+			m := newMachine(t)
+			a := m.agent(init)
+			stop := m.run(a)
+			eventually(t, "containerd runs", m.didIt("containerd started"))
+			if got := a.Status().Components; len(got) != 2 {
+				t.Errorf("without GPUs it has the parts %+v", got)
+			}
+			m.gpu()
+			eventually(t, "they are offered", m.didIt("device-plugin started"))
+			eventually(t, "that is told", func() bool { return slices.Contains(components(a), configs.DevicePlugin) })
+			stop()
+			did := m.did()
+			if offered, containerd := slices.Index(did, "device-plugin stopped"), slices.Index(did, "containerd stopped"); offered < 0 ||
+				offered > containerd {
+				t.Errorf("what offered them was not stopped before containerd: %q", did)
+			}
+		})
 	}
 }
 
