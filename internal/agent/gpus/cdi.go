@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 )
 
@@ -23,7 +24,7 @@ const Kind = "kip.elotl.co/gpu"
 const SpecFile = "/var/run/cdi/kip-gpu.json"
 
 // specVersion of CDI is the first that has all that is used here.
-const specVersion = "0.5.0"
+const specVersion = "0.3.0"
 
 // CDIName is the name by which a container runtime knows the GPU.
 func (g GPU) CDIName() string { return Kind + "=" + g.Name }
@@ -71,23 +72,28 @@ func (m Machine) Spec(list []GPU) cdi.Spec {
 		ContainerEdits: cdi.ContainerEdits{Env: []string{noLegacy}, Mounts: m.mounts()},
 	}
 	for _, g := range list {
-		s.Devices = append(s.Devices, cdi.Device{Name: g.Name, ContainerEdits: cdi.ContainerEdits{DeviceNodes: []*cdi.DeviceNode{m.node(g.Name)}}})
+		if n := m.node(g.Name); n != nil { // else it has gone since it was found
+			s.Devices = append(s.Devices, cdi.Device{Name: g.Name, ContainerEdits: cdi.ContainerEdits{DeviceNodes: []*cdi.DeviceNode{n}}})
+		}
 	}
 	for _, name := range controlNodes {
-		if m.isDevice(filepath.Join(devDir, name)) {
-			s.ContainerEdits.DeviceNodes = append(s.ContainerEdits.DeviceNodes, m.node(name))
+		if n := m.node(name); n != nil {
+			s.ContainerEdits.DeviceNodes = append(s.ContainerEdits.DeviceNodes, n)
 		}
 	}
 	return s
 }
 
-// node is a device node that a container has where the machine has it. What else there is to
-// say of it the runtime reads there.
+// node is a device node that a container has where the machine has it; nil if it has none.
 func (m Machine) node(name string) *cdi.DeviceNode {
 	n := &cdi.DeviceNode{Path: path.Join(devDir, name)}
-	if host := m.path(n.Path); host != n.Path {
-		n.HostPath = host
+	var s unix.Stat_t
+	if err := unix.Stat(m.path(n.Path), &s); err != nil || s.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return nil
 	}
+	mode := fs.FileMode(s.Mode).Perm()
+	n.Type, n.FileMode, n.Permissions = "c", &mode, "rw"
+	n.Major, n.Minor = int64(unix.Major(s.Rdev)), int64(unix.Minor(s.Rdev))
 	return n
 }
 
