@@ -86,7 +86,7 @@ func TestAMachineWithoutGPUsIsNotPaidForLong(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.links.node.Store(hasGPUs(-1))
 		b.requestGPUs("a", 1)
-		b.later(gpuTimeout)
+		b.later(gpuTimeout - 10*time.Second)
 		if left := b.cloud.running(); len(left) != 1 {
 			t.Errorf("before its time was over, %v were left", left)
 		}
