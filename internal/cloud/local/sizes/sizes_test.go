@@ -40,8 +40,8 @@ func TestATypeHasGPUsWhereTheyAreWanted(t *testing.T) {
 		t.Errorf("without GPUs there is %+v", types)
 	}
 	types := WithGPUs("arm64", 2, "a", "b")
-	if len(types) != 1 || types[0].Name != "medium-gpu" || types[0].Arch != "arm64" || len(types[0].GPUs) != 1 || types[0].GPUs[0].Count != 2 ||
-		len(types[0].Offerings) != 2 {
+	if len(types) != 1 || types[0].Name != "medium-gpu" || types[0].Arch != "arm64" || len(types[0].Offerings) != 2 ||
+		len(types[0].GPUs) != 1 || types[0].GPUs[0].Count != 2 {
 		t.Fatalf("with two GPUs there is %+v", types)
 	}
 	for _, it := range Types("arm64", "a", "b") {
