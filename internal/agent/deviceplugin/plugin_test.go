@@ -35,6 +35,7 @@ type kubelet struct {
 	mu      sync.Mutex
 	refuse  error
 	crashes bool // what it listens on stays when it ends
+	keeps   bool // it removes no sockets of others when it starts
 	server  *grpc.Server
 	tasks   *sync.WaitGroup
 	end     context.CancelFunc
@@ -50,6 +51,9 @@ func (k *kubelet) start() {
 		k.t.Fatal(err)
 	}
 	for _, e := range entries {
+		if k.keeps && e.Name() != kubeletSocket {
+			continue
+		}
 		if err := os.Remove(filepath.Join(k.dir, e.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
 			k.t.Fatal(err)
 		}
@@ -203,6 +207,22 @@ func TestAKubeletThatStartsIsToldOfTheGPUs(t *testing.T) {
 		m.hears(registered, both)
 		m.stop()
 	}
+	m.keeps = true
+	for range 2 {
+		m.start()
+		m.hears(registered, both)
+		m.stop()
+	}
+}
+
+func TestAPluginWhoseSocketIsRemovedRegistersAgain(t *testing.T) {
+	m := newMachine(t, "nvidia0")
+	m.start()
+	m.hears(registered, first)
+	if err := os.Remove(filepath.Join(m.dir, ownSocket)); err != nil {
+		t.Fatal(err)
+	}
+	m.hears(registered, first)
 }
 
 func TestAGPUThatComesLateIsOffered(t *testing.T) {
@@ -226,6 +246,10 @@ func TestAGPUThatVanishesIsUnhealthyUntilItIsBack(t *testing.T) {
 	}
 	m.remove("nvidia1")
 	m.hears("nvidia0 Unhealthy, nvidia1 Unhealthy")
+	// One without devices is an error to containerd.
+	if spec, err := os.ReadFile(filepath.Join(m.root, gpus.SpecFile)); err != nil || !strings.Contains(string(spec), `"name": "nvidia1"`) {
+		t.Errorf("the description, when no GPU is left: %v\n%s", err, spec)
+	}
 	m.add("nvidia0")
 	m.hears("nvidia0 Healthy, nvidia1 Unhealthy")
 }
