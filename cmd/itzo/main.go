@@ -10,6 +10,7 @@ import (
 	"github.com/elotl/kip/internal/agent/command"
 	"github.com/elotl/kip/internal/agent/components"
 	"github.com/elotl/kip/internal/agent/containerd"
+	"github.com/elotl/kip/internal/agent/deviceplugin"
 )
 
 func main() {
@@ -18,5 +19,6 @@ func main() {
 		"kube-proxy": components.KubeProxy,
 	}
 	maps.Copy(programs, containerd.Programs)
+	maps.Copy(programs, deviceplugin.Programs)
 	os.Exit(command.Main(programs))
 }

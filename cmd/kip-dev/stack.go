@@ -21,7 +21,7 @@ import (
 type place struct {
 	state, bin, kip, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType, cloud string
 	ipv6CIDR, serviceIPv6CIDR                                                                        string
-	kips, virtualNodes, nodes, cpus, tolerationSeconds                                               int
+	kips, virtualNodes, nodes, cpus, gpus, tolerationSeconds                                         int
 	noFsync, upstreamLimits, verbose, serviceProxy                                                   bool
 	kipArgs, zones                                                                                   []string
 }
@@ -49,6 +49,7 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.BoolVar(&p.serviceProxy, "service-proxy", false,
 		"run kube-proxy on this machine, so that NodePorts answer at the virtual nodes' addresses; it writes nftables rules that go at the end")
 	fs.IntVar(&p.cpus, "cpus", 1000, "how many CPUs the scheduler may place on a virtual node")
+	fs.IntVar(&p.gpus, "gpus", 0, "how many stand-ins for GPUs machines of the type medium-gpu have, of the local cloud; 0 for no such type")
 	fs.StringVar(&p.defaultType, "default-type", "", "instance `type` of pods that ask for no resources; default: a small one")
 	fs.StringVar(&p.images, "images", "", "`folder` with images for the registry: an OCI layout whose index names them")
 	fs.BoolVar(&p.noFsync, "no-fsync", false, "etcd does not wait for the disk: for tests")
@@ -113,6 +114,7 @@ func (p *place) options(command string) (stack.Options, error) {
 		Zones:           p.zones,
 		Nodes:           p.nodes,
 		CPUs:            p.cpus,
+		GPUs:            p.gpus,
 		ServiceProxy:    p.serviceProxy,
 		DefaultType:     p.defaultType,
 		Images:          p.images,

@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,7 @@ import (
 	"github.com/elotl/kip/dev/child"
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/roster"
 )
@@ -48,6 +50,9 @@ func plan(o Options) ([]*kip, error) {
 	}
 	if err := o.checkZones(); err != nil {
 		return nil, err
+	}
+	if o.GPUs < 0 || o.GPUs > sizes.MostGPUs || o.GPUs > 0 && cmp.Or(o.Cloud, CloudLocal) != CloudLocal {
+		return nil, fmt.Errorf("--gpus is %d: it must be from 0 to %d, and 0 with another cloud than %s", o.GPUs, sizes.MostGPUs, CloudLocal)
 	}
 	parts := bits.Len(uint(o.Kips - 1)) // so many bits number them
 	if o.CIDR.Bits()+parts > 28 {

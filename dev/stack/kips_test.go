@@ -38,6 +38,7 @@ func TestKipsShareTheNetworkInEqualParts(t *testing.T) {
 		{Kips: 1, VirtualNodes: -1, CIDR: o.CIDR}, {Kips: 1, VirtualNodes: 65, CIDR: o.CIDR},
 		{Kips: 1, VirtualNodes: 2, Zones: []string{"a"}, CIDR: o.CIDR}, {Kips: 1, Zones: []string{"a", "a"}, CIDR: o.CIDR},
 		{Kips: 1, Zones: []string{"a", ""}, CIDR: o.CIDR}, {Kips: 1, Zones: []string{"a"}, Cloud: CloudAWS, CIDR: o.CIDR},
+		{Kips: 1, GPUs: 17, CIDR: o.CIDR}, {Kips: 1, GPUs: -1, CIDR: o.CIDR}, {Kips: 1, GPUs: 1, Cloud: CloudQEMU, CIDR: o.CIDR},
 	} {
 		if kips, err := plan(bad); err == nil {
 			t.Errorf("%d Kips in %s are %v, want an error", bad.Kips, bad.CIDR, kips)

@@ -64,6 +64,7 @@ type Options struct {
 	VirtualNodes int      // how many virtual nodes each Kip has; 0 for one
 	Zones        []string // of this host's cloud, each with a virtual node; one when empty, with what VirtualNodes says
 	CPUs         int      // what the scheduler may place on a virtual node
+	GPUs         int      // stand-ins of a machine of the local cloud's type with GPUs; 0 for no such type
 	ServiceProxy bool     // kube-proxy runs on this machine, for NodePorts at the virtual nodes' addresses
 	DefaultType  string   // instance type of pods that ask for nothing; a small one when empty
 	Images       string   // folder with images for the registry, an OCI layout; none when empty
@@ -374,11 +375,19 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 		name, cloud["image"] = CloudQEMU, s.opts.bootImage()
 	default:
 		cloud["rootDir"] = s.opts.CellRoot
+		if s.opts.GPUs > 0 {
+			cloud["gpus"] = s.opts.GPUs
+		}
 	}
 	if s.ec2 != nil {
 		name, cloud = CloudAWS, s.awsConfig()
 		cells["defaultInstanceType"] = cmp.Or(s.opts.DefaultType, machines.Types()[0].Name)
 		cells["bootImageSpec"] = map[string]any{"name": machines.Image}
+	}
+	// More than any test asks for: what fits is for placement to say, not for the scheduler.
+	capacity := map[string]any{"cpu": s.opts.CPUs, "memory": "4Ti", "pods": "1000"}
+	if s.opts.GPUs > 0 {
+		capacity["nvidia.com/gpu"] = s.opts.CPUs
 	}
 	config := map[string]any{
 		"apiVersion": "v1",
@@ -386,9 +395,7 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 		"cloud":      map[string]any{name: cloud},
 		"etcd":       map[string]any{"internal": map[string]any{"dataDir": k.path("kip")}},
 		"cells":      cells,
-		// More than any test asks for: what fits is for placement to say, not
-		// for the scheduler.
-		"kubelet": map[string]any{"capacity": map[string]any{"cpu": s.opts.CPUs, "memory": "4Ti", "pods": "1000"}},
+		"kubelet":    map[string]any{"capacity": capacity},
 	}
 	if nodes := s.opts.virtualNodes(); nodes != nil {
 		config["nodes"] = nodes

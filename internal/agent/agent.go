@@ -162,7 +162,9 @@ type Agent struct {
 	config  *agentapi.Config // the one in force
 	kubelet *component       // with kube-proxy; nil before the first configuration
 	running context.Context  // of the components; nil before Run and after
-	boot    agentapi.Boot    // with the first configuration
+	// devicePlugin offers the machine's GPUs; nil where there are none.
+	devicePlugin *supervise.Process
+	boot         agentapi.Boot // with the first configuration
 }
 
 // component is a part that runs with a configuration of Kip.
@@ -330,8 +332,8 @@ func (a *Agent) versionOf(ctx context.Context, program string) (string, error) {
 }
 
 // Run runs the agent until ctx ends, then stops its parts in order: the kubelet
-// with kube-proxy, as PID 1 the pod, containerd. The error is a ReplacedError where another
-// agent is to take over.
+// with kube-proxy, what offers GPUs to it, as PID 1 the pod, containerd. The error is a
+// ReplacedError where another agent is to take over.
 func (a *Agent) Run(ctx context.Context) error {
 	lis, err := net.Listen("tcp", a.o.Listen)
 	if err != nil {
@@ -374,6 +376,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.o.Metadata != "" {
 		all.Go(func() { a.watcher().Run(background) })
 	}
+	stopOffering := a.startOffering(background)
 
 	if err := a.guard(background); err != nil {
 		// Tried again before anything of a pod's may start: see apply.
@@ -395,6 +398,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 	a.o.Log.Info("itzo stops")
 	a.end()
+	stopOffering()
 	if pods {
 		a.stopPods(background)
 	}

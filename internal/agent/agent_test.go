@@ -73,6 +73,7 @@ component() {
 }
 case "$*" in
 "--config=/etc/containerd/config.toml") component containerd ;;
+"--root=`+m.root+`") component device-plugin ;;
 "--kube-proxy-config=/var/lib/kube-proxy/config.yaml --config=/var/lib/kubelet/config.yaml "*) component kubelet ;;
 import-images*) until [ -e `+m.root+`/serving ]; do sleep 0.01; done; did "imported ${2##*/}" ;;
 stop-pods*) did "pods stopped" ;;

@@ -177,10 +177,15 @@ func (a *Agent) getStatus(w http.ResponseWriter, _ *http.Request) {
 // Status reports how the cell's parts fare.
 func (a *Agent) Status() agentapi.Status {
 	a.mu.Lock()
-	kubelet := a.kubelet.status("kubelet")
+	kubelet, devicePlugin := a.kubelet.status("kubelet"), a.devicePlugin
 	a.mu.Unlock()
-	return agentapi.Status{
-		CellID: a.user.CellID, Version: a.o.Version,
+	s := agentapi.Status{
+		CellID:     a.user.CellID,
+		Version:    a.o.Version,
 		Components: []agentapi.Component{a.containerd.Status(), kubelet},
 	}
+	if devicePlugin != nil {
+		s.Components = append(s.Components, devicePlugin.Status())
+	}
+	return s
 }

@@ -97,7 +97,7 @@ func (a *Agent) apply(c agentapi.Config) error {
 			return fmt.Errorf("make the folder of static pods: %w", err)
 		}
 	}
-	kubelet, err := configs.Kubelet(c, a.pki.Files)
+	kubelet, err := configs.Kubelet(c, a.pki.Files, a.gpus().Present())
 	if err != nil {
 		return err
 	}

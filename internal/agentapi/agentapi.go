@@ -261,7 +261,7 @@ type Status struct {
 
 // Component is one process that itzo supervises.
 type Component struct {
-	Name     string `json:"name"` // containerd, kubelet
+	Name     string `json:"name"` // containerd, kubelet, and device-plugin where there are GPUs
 	PID      int    `json:"pid"`  // 0 when it does not run
 	Restarts int    `json:"restarts"`
 	// Waiting says what a component that does not run waits for.

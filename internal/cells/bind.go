@@ -29,6 +29,9 @@ func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) 
 	if ready, again, err := c.plug(ctx, e); err != nil || !ready {
 		return again, err
 	}
+	if ready, again, err := c.equip(ctx, e); err != nil || !ready {
+		return again, err
+	}
 	if why, _ := c.endingOf(e); why == "" && !e.cell().Stopped {
 		if err := c.connect(ctx, e); err != nil {
 			return 0, err

@@ -67,6 +67,8 @@ type Cell struct {
 	Disks []Disk `json:"disks,omitempty"`
 	// Plugins are those of the CSI drivers of the pod's volumes.
 	Plugins []Plugin `json:"plugins,omitempty"`
+	// GPUs are how many of NVIDIA's the pod asks for.
+	GPUs int64 `json:"gpus,omitempty"`
 	// HealthyTimeout is the pod's own time limit for a silent cell; nil for the
 	// configured one, 0 or less for none.
 	HealthyTimeout *time.Duration `json:"healthyTimeout,omitempty"`

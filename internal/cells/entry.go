@@ -68,7 +68,7 @@ type entry struct {
 	attached   bool               // the cloud has attached the disks, for this process
 	disksShown bool               // the agent has the disks from this process
 	diskPolls  int                // in a row
-	diskTold   told               // what was last reported of the disks and plugins; written under mu
+	diskTold   told               // what was last reported of the disks, plugins and GPUs; written under mu
 	unseen     time.Time          // since when complete looks show no instance of a launch that was given up
 	told       bool               // observers know that it is interrupted
 	notified   time.Time          // when its agent last gave notice; under mu
@@ -94,6 +94,8 @@ type entry struct {
 
 	pluginsSent time.Time // when the agent had the plugins from this process
 	plugged     bool      // the kubelet knows their drivers
+	equipping   time.Time // since when this process has waited for the GPUs
+	equipped    bool      // the kubelet has them
 }
 
 // attempts are those at one call about a cell. They are of its worker alone, or, while it is

@@ -34,6 +34,8 @@ type Request struct {
 	Disks []Disk
 	// Plugins are those of the CSI drivers of the pod's volumes.
 	Plugins []Plugin
+	// GPUs are how many of NVIDIA's the pod asks for.
+	GPUs int64
 	// Options are what a cell for it is launched with.
 	Options Options
 	// Needs is as in Cell.
@@ -96,6 +98,7 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 		Template:       c.template(c.cloudInit()),
 		Disks:          r.Disks,
 		Plugins:        r.Plugins,
+		GPUs:           r.GPUs,
 	}
 	cell.step(apiv1.StepSeen, r.Seen)
 	cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())

@@ -73,6 +73,7 @@ type Local struct {
 	CIDR        netip.Prefix `key:"cidr" default:"10.110.0.0/16" doc:"IPv4 addresses of cells and their pods; the first is the host's. Must not be in use elsewhere."`
 	IPv6CIDR    netip.Prefix `key:"ipv6CIDR" doc:"IPv6 addresses of cells and their pods, which have both then: for clusters with Services of both families. Such as fd10:110::/64; from /16 to /96. Default: no IPv6."`
 	Zones       []string     `key:"zones" default:"[local]" doc:"Names of zones, at most 16, to try what zones do: each machine and each disk is in one of them, and a disk is attached to machines of its zone only. They are all on this host. A zone may be added; one that has disks stays."`
+	GPUs        int          `key:"gpus" default:"0" doc:"Stand-ins for GPUs of a machine of the type medium-gpu, at most 16, to try pods that ask for nvidia.com/gpu: device nodes that can compute nothing. 0 = there is no such type."`
 	Nameservers []netip.Addr `key:"nameservers" doc:"Name servers of the cells, for images' registries and for pods with dnsPolicy Default. Without any, a look-up fails at once."`
 }
 

@@ -487,6 +487,10 @@ func TestErrors(t *testing.T) {
 			`p.yaml:1: cloud.qemu.accelerator: "xen" is not valid: want auto, kvm, tcg`},
 		{"zone of virtual machines", "cloud: {qemu: }\ncells: {defaultInstanceType: x, standbyCells: [{instanceType: x, zone: us-east-1a}]}",
 			`p.yaml:2: cells.standbyCells[0].zone: "us-east-1a" is not valid: want one of cloud.qemu.zones: local`},
+		{"GPUs", "cloud: {local: {gpus: 17}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.local.gpus: "17" is not valid: want a number from 0 to 16`},
+		{"fewer than no GPUs", "cloud: {local: {gpus: -1}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.local.gpus: "-1" is not valid: want a number from 0 to 16`},
 		{"no state folder", "cloud: {local: {stateDir: ''}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.local.stateDir: there is no value: this key is required`},
 

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/elotl/kip/internal/cloud/local/sizes"
 	"github.com/elotl/kip/internal/volumes"
 )
 
@@ -201,6 +202,8 @@ func (d *decoder) cloud(c Cloud) {
 		d.require("cloud.local.rootDir", l.RootDir)
 		d.onHost("cloud.local", l.Bridge, l.CIDR, l.IPv6CIDR)
 		d.hostZones("cloud.local.zones", l.Zones)
+		d.check(l.GPUs >= 0 && l.GPUs <= sizes.MostGPUs, "cloud.local.gpus", fmt.Sprint(l.GPUs),
+			fmt.Sprintf("a number from 0 to %d", sizes.MostGPUs))
 	}
 	if q := c.QEMU; q != nil {
 		d.require("cloud.qemu.stateDir", q.StateDir)

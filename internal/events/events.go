@@ -44,6 +44,7 @@ const (
 	CellTooSmall      = "CellTooSmall"
 	AgentNotStarted   = "AgentNotStarted"
 	CloudInitFailed   = "CloudInitFailed"
+	GPUsNotReady      = "GPUsNotReady"
 	CellSilent        = "CellSilent" // of the pod's Ready condition, too
 	CellLost          = "CellLost"   // of the pod's status, too
 	CellNotTerminated = "CellNotTerminated"

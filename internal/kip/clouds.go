@@ -102,6 +102,7 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 				Log:      log.With("cloud", "local"),
 			},
 			Zones:       l.Zones,
+			GPUs:        l.GPUs,
 			RootDir:     l.RootDir,
 			Nameservers: l.Nameservers,
 		})

@@ -28,6 +28,10 @@ func ResourcesOf(pod *corev1.Pod) Resources {
 	}
 }
 
+// NVIDIA returns how many GPUs of NVIDIA a pod asks for, of all its containers that run at
+// the same time.
+func NVIDIA(pod *corev1.Pod) int64 { return needOf(pod).gpus }
+
 // Needs returns what a pod must find on its machine: nothing where the type is named, or
 // the pod asks for nothing.
 func Needs(pod *corev1.Pod) catalog.Room {

@@ -73,6 +73,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		Needs:    needed,
 		Disks:    disksOf(needs),
 		Plugins:  pluginsOf(needs),
+		GPUs:     placement.NVIDIA(pod),
 	}
 	if invalid == nil {
 		r.Special = special(asked)

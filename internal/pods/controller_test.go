@@ -38,7 +38,8 @@ type modelCells struct {
 	requests []string
 	disks    []cells.Disk   // of the last request
 	plugins  []cells.Plugin // likewise
-	refuse   error          // of a request
+	gpus     int64
+	refuse   error // of a request
 	released []string
 	behind   string // what Behind says
 	unsure   bool   // and that it is not sure
@@ -70,7 +71,7 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 	if m.refuse != nil {
 		return cells.Cell{}, m.refuse
 	}
-	m.disks, m.plugins = r.Disks, r.Plugins
+	m.disks, m.plugins, m.gpus = r.Disks, r.Plugins, r.GPUs
 	cell := cells.Cell{
 		ID:      fmt.Sprintf("cell-%d", len(m.requests)),
 		Pod:     pod,

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pelletier/go-toml/v2"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
@@ -73,7 +74,7 @@ func TestContainerdConfigIsAsReviewed(t *testing.T) {
 }
 
 func TestKubeletConfigIsAsReviewedAndHasNoUnknownKey(t *testing.T) {
-	b, err := Kubelet(config(), files)
+	b, err := Kubelet(config(), files, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +112,7 @@ func TestAKubeletHasStaticPodsOnlyWhereThereArePlugins(t *testing.T) {
 	for _, plugins := range []bool{false, true} {
 		c := config()
 		c.Plugins = plugins
-		b, err := Kubelet(c, files)
+		b, err := Kubelet(c, files, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -125,10 +126,26 @@ func TestAKubeletHasStaticPodsOnlyWhereThereArePlugins(t *testing.T) {
 	}
 }
 
+func TestAKubeletWithGPUsTellsOfThemSoon(t *testing.T) {
+	for gpus, want := range map[bool]time.Duration{false: 10 * time.Second, true: time.Second} {
+		b, err := Kubelet(config(), files, gpus)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var typed kubeletv1beta1.KubeletConfiguration
+		if err := yaml.UnmarshalStrict(b, &typed); err != nil {
+			t.Errorf("the kubelet would refuse it: %v", err)
+		}
+		if got := typed.NodeStatusUpdateFrequency.Duration; got != want {
+			t.Errorf("with GPUs %t it looks at its node every %s: want %s", gpus, got, want)
+		}
+	}
+}
+
 func TestKubeletWithoutClusterDNSHasNone(t *testing.T) {
 	c := config()
 	c.ClusterDNS, c.ClusterDomain = nil, ""
-	b, err := Kubelet(c, files)
+	b, err := Kubelet(c, files, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,11 @@ const (
 	KubeProxyConfig  = "/var/lib/kube-proxy/config.yaml"
 	StaticPodDir     = "/etc/kubernetes/manifests"
 	ImageProviders   = KubeletRoot + "/image-credentials.json"
+	DevicePluginDir  = KubeletRoot + "/device-plugins"
 )
+
+// DevicePlugin is itzo's program that offers GPUs to the kubelet (package deviceplugin).
+const DevicePlugin = "device-plugin"
 
 // disabledPlugins are those containerd plugins that no cell uses. Each costs
 // memory, start time or an open door; what they are for is in the comment.

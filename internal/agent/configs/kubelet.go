@@ -29,8 +29,8 @@ const maxPods = 4
 // maxPlugins is how many CSI drivers the volumes of one pod can be of.
 const maxPlugins = 16
 
-// Kubelet renders the kubelet's configuration file.
-func Kubelet(c agentapi.Config, f Files) ([]byte, error) {
+// Kubelet renders the kubelet's configuration file; gpus says that the machine has some.
+func Kubelet(c agentapi.Config, f Files, gpus bool) ([]byte, error) {
 	// A map and not the API type: k8s.io/kubelet would bring a good part of the
 	// API machinery into a process that is to stay small. A test decodes it
 	// strictly with the type.
@@ -44,6 +44,11 @@ func Kubelet(c agentapi.Config, f Files) ([]byte, error) {
 	if c.Plugins {
 		cfg["staticPodPath"] = StaticPodDir
 		cfg["maxPods"] = maxPods + maxPlugins
+	}
+	if gpus {
+		// The pod is shown when the node has its GPUs, and they are registered when the
+		// node has become ready, or soon after.
+		cfg["nodeStatusUpdateFrequency"] = "1s"
 	}
 	if c.ClusterDomain != "" {
 		cfg["clusterDomain"] = c.ClusterDomain

@@ -20,11 +20,14 @@ const MachineCommand = "local-machine"
 // default; New also needs RootDir, and a StateDir that is not on an overlay file
 // system. Destroy and Leftovers look at what host's do.
 type Config struct {
-	// Config is where machines live. Catalogue's default: those of sizes.Types
+	// Config is where machines live. Catalogue's default: those of sizes.Types and sizes.WithGPUs
 	// that have no more CPUs than this host.
 	host.Config
 	// Zones are the names of zones, all on this host. Optional: the one of sizes.Zone.
 	Zones []string
+	// GPUs are how many stand-ins for GPUs the machines of sizes.WithGPUs have; 0 for no
+	// such type in the default Catalogue.
+	GPUs int
 	// RootDir is the read-only tree that every machine's root starts from.
 	RootDir string
 	// Init is the command, inside the machine, that becomes its process 1.
@@ -63,7 +66,8 @@ func (c Config) withDefaults() (Config, error) {
 		c.LauncherArgs = []string{MachineCommand}
 	}
 	if len(c.Catalogue) == 0 {
-		c.Catalogue = possible(sizes.Types(runtime.GOARCH, c.Zones...), runtime.NumCPU())
+		types := append(sizes.Types(runtime.GOARCH, c.Zones...), sizes.WithGPUs(runtime.GOARCH, c.GPUs, c.Zones...)...)
+		c.Catalogue = possible(types, runtime.NumCPU())
 	}
 	var err error
 	c.Config, err = c.Config.WithDefaults()

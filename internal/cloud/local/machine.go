@@ -39,6 +39,8 @@ type spec struct {
 	MemoryBytes int64          `json:"memoryBytes"`
 	Cgroups     []machineGroup `json:"cgroups"`
 	PureV2      bool           `json:"pureV2"`
+	// GPUs are how many stand-ins it has.
+	GPUs int `json:"gpus,omitempty"`
 }
 
 // machineGroup is a machine's own directory in one hierarchy, and the

@@ -28,6 +28,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
 )
 
 // The environment with which this test binary runs itself as a Kip that dies:
@@ -863,4 +864,23 @@ func BenchmarkLaunchAndTerminate(b *testing.B) {
 	}
 	b.ReportMetric(float64(launching.Milliseconds())/float64(b.N), "ms/launch")
 	b.ReportMetric(float64(terminating.Milliseconds())/float64(b.N), "ms/terminate")
+}
+
+func TestAMachineHasTheStandInsOfItsType(t *testing.T) {
+	cfg := testHost(t)
+	cfg.Catalogue = slices.Concat(testTypes, sizes.WithGPUs("amd64", 2, "local"))
+	c := open(t, cfg)
+	r := request("gpus")
+	r.InstanceType = "medium-gpu"
+	for ip, want := range map[netip.Addr]string{
+		launch(t, c, r).ManagementIP:               "nvidia-uvm nvidia0 nvidia1 nvidiactl 666:1:3 stand-in",
+		launch(t, c, request("none")).ManagementIP: "",
+	} {
+		got := run(t, ip, `exec 2> /dev/null
+[ ! -e /proc/driver/nvidia/gpus ] || echo "those of the host"
+echo $(ls /dev | grep nvidia) $(stat -c %a:%t:%T /dev/nvidia1) $(grep -o stand-in /opt/nvidia/lib64/libcuda.so.1)`)
+		if got != want {
+			t.Errorf("the machine has %q: want %q", got, want)
+		}
+	}
 }

@@ -106,6 +106,7 @@ func (s spec) devices(b *build) {
 	} {
 		b.device("/dev/"+d.name, d.mode, unix.Mkdev(d.major, d.minor))
 	}
+	s.gpus(b)
 	b.do("make", deviceDir, func(target string) error { return os.MkdirAll(target, 0o755) })
 	b.mount("devpts", "/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5")
 	b.mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777")
@@ -139,6 +140,7 @@ func (s spec) hardware(b *build) {
 	for _, e := range kernelEntries {
 		b.cover("/proc/sys/"+e.path, e.content)
 	}
+	b.coverTree("/proc/driver/nvidia", []file{{path: "version", content: noDriver}})
 	b.coverTree("/sys/devices/system/cpu", cpuTree(s.Cores))
 	b.coverTree("/sys/devices/system/node", nodeTree(s.Cores, s.MemoryBytes))
 }

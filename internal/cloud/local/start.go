@@ -32,6 +32,7 @@ func (k *kind) spec(b *host.Boot) spec {
 		Cores:       cores(b.Type),
 		MemoryBytes: b.Type.MemoryBytes,
 		PureV2:      k.hierarchies.pureV2(),
+		GPUs:        standIns(b.Type),
 	}
 	for _, h := range k.hierarchies {
 		g := machineGroup{Host: h.cgroup(k.cfg.Group, b.ID), Name: filepath.Base(h.Mount)}
@@ -98,6 +99,9 @@ func (k *kind) populate(ctx context.Context, b *host.Boot) error {
 		if err := os.Chmod(p, f.mode); err != nil {
 			return err
 		}
+	}
+	if standIns(b.Type) > 0 {
+		return makeDriver(filepath.Join(dir, "upper"))
 	}
 	return nil
 }

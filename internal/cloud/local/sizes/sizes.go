@@ -2,7 +2,11 @@
 // types. It holds values only, so that the configuration can be checked against them.
 package sizes
 
-import "github.com/elotl/kip/internal/catalog"
+import (
+	"slices"
+
+	"github.com/elotl/kip/internal/catalog"
+)
 
 // Zone is the only zone of the local cloud, unless cloud.local.zones says otherwise.
 const Zone = "local"
@@ -13,6 +17,7 @@ const Zone = "local"
 const (
 	pricePerCPU = 0.032 // dollars an hour
 	pricePerGiB = 0.004 // dollars an hour
+	pricePerGPU = 0.5   // dollars an hour: who asks for none gets none
 )
 
 const (
@@ -56,6 +61,29 @@ func Types(arch string, zones ...string) []catalog.InstanceType {
 			BootTimeout: catalog.BootTimeout,
 			Offerings:   offerings,
 		})
+	}
+	return types
+}
+
+const (
+	// MostGPUs is how many stand-ins a machine can have.
+	MostGPUs = 16
+	// ModelGPU is what a stand-in for a GPU is called.
+	ModelGPU = "stand-in"
+	// likeGPU is the type that the one with GPUs is made of, and suffixGPU the end of its name.
+	likeGPU, suffixGPU = "medium", "-gpu"
+)
+
+// WithGPUs returns the type whose machines have this many stand-ins for GPUs; none for 0.
+func WithGPUs(arch string, count int, zones ...string) []catalog.InstanceType {
+	types := Types(arch, zones...)
+	types = slices.DeleteFunc(types, func(t catalog.InstanceType) bool { return count == 0 || t.Name != likeGPU })
+	for i := range types {
+		types[i].Name += suffixGPU
+		types[i].GPUs = []catalog.GPU{{Model: ModelGPU, Count: int64(count)}}
+		for j := range types[i].Offerings {
+			types[i].Offerings[j].PricePerHour += float64(count) * pricePerGPU
+		}
 	}
 	return types
 }

@@ -34,3 +34,19 @@ func TestTypesAreOfferedInEachZone(t *testing.T) {
 		}
 	}
 }
+
+func TestATypeHasGPUsWhereTheyAreWanted(t *testing.T) {
+	if types := WithGPUs("amd64", 0, "a"); len(types) != 0 {
+		t.Errorf("without GPUs there is %+v", types)
+	}
+	types := WithGPUs("arm64", 2, "a", "b")
+	if len(types) != 1 || types[0].Name != "medium-gpu" || types[0].Arch != "arm64" || len(types[0].Offerings) != 2 ||
+		len(types[0].GPUs) != 1 || types[0].GPUs[0].Count != 2 {
+		t.Fatalf("with two GPUs there is %+v", types)
+	}
+	for _, it := range Types("arm64", "a", "b") {
+		if it.Offerings[0].PricePerHour >= types[0].Offerings[0].PricePerHour || len(it.GPUs) != 0 {
+			t.Errorf("%s costs as much as one with GPUs, or has some: %+v", it.Name, it)
+		}
+	}
+}
