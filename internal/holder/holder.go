@@ -36,6 +36,8 @@ const (
 	crossedPause = time.Second
 	// askTimeout bounds each question to the API server.
 	askTimeout = 5 * time.Second
+	// mostBetween is the longest between two looks of one that did not stand still itself.
+	mostBetween = 2 * RenewEvery
 	// settled is how often a mark was renewed when whoever had the node before must have
 	// seen it, if it lived.
 	settled = uint64(Lapse / RenewEvery)
@@ -96,6 +98,8 @@ type Hold struct {
 	// blind says that the API server has not answered since, or taken no write: who is
 	// watched could not renew its mark.
 	blind bool
+	// looked is when a mark was watched last.
+	looked time.Time
 	// refused says that the API server took no mark, since when the other's is unchanged.
 	refused bool
 	met     bool   // the lease had the mark of another, since when this one's was not taken
@@ -192,14 +196,17 @@ func (h *Hold) mayTake(m *mark) bool {
 }
 
 // watch notes the mark of another, or that it is gone. renewed says that it is another
-// than it was, lapsed that it is the same for as long as a lease holds, in which the API
-// server has answered each time.
+// than it was, lapsed that it is the same for as long as a lease holds, in which this one has
+// looked all the time, and the API server has answered.
 func (h *Hold) watch(m *mark) (renewed, lapsed bool) {
 	if m == nil {
 		m = &mark{}
 	}
 	now := h.c.Clock.Now()
-	if another := h.since.IsZero() || *m != h.other; another || h.blind {
+	// The host may have stood still, and with it whoever is watched.
+	slept := now.Sub(h.looked) > mostBetween
+	h.looked = now
+	if another := h.since.IsZero() || *m != h.other; another || h.blind || slept {
 		renewed = another && !h.since.IsZero()
 		h.other, h.since, h.blind, h.refused = *m, now, false, h.refused && !another
 		return renewed, false

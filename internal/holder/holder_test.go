@@ -539,6 +539,27 @@ func TestTimeInWhichNobodyCouldRenewProvesNobodyGone(t *testing.T) {
 	}
 }
 
+func TestTimeInWhichAKipStoodStillProvesNobodyGone(t *testing.T) {
+	w := newWorld(t)
+	first := w.takes(w.config(store.Memory(nil), "first"))
+	second := w.waits(w.config(store.Memory(nil), "second"))
+	w.pass(second)
+	w.clock.Step(2 * Lapse) // the host of both
+	for range Lapse/lookEvery - 1 {
+		w.pass(second)
+	}
+	if len(second.hold) > 0 {
+		t.Fatal("the second holds the node of the first, which stood still as long")
+	}
+	w.renews(first)
+	for range Lapse/lookEvery + 2 {
+		w.pass(second)
+	}
+	if len(second.hold) == 0 {
+		t.Error("the first is gone, and the second waits on")
+	}
+}
+
 func TestARefusalIsNoOutage(t *testing.T) {
 	for _, refusal := range []error{
 		apierrors.NewForbidden(resource, "kip-0", errors.New("no such right")),

@@ -382,11 +382,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		return err
 	}
 	traits := l.machines.Traits()
-	l.meter = stats.NewMeter(stats.Config{
-		Cells: func() []stats.Cell { return statsCells(l.cells.Ways(), "") },
-		Clock: l.clock,
-		Log:   l.Log,
-	})
+	l.meter = l.meterOfCells()
 	l.cells = cells.New(cells.Config{
 		NodeName:     l.NodeName,
 		Nodes:        l.nodes,
@@ -433,6 +429,14 @@ func (l *leading) wireCells(ctx context.Context) error {
 	l.atEnd(l.cells.Close)
 	l.wireToldOfCells()
 	return nil
+}
+
+func (l *leading) meterOfCells() *stats.Meter {
+	return stats.NewMeter(stats.Config{
+		Cells: func() []stats.Cell { return statsCells(l.cells.Ways(), "") },
+		Clock: l.clock,
+		Log:   l.Log,
+	})
 }
 
 // wireToldOfCells makes what is told of the cells, and what tells people of them.

@@ -691,8 +691,10 @@ func (n *Nodes) offeringsOf(s *served, names []string) string {
 	return is
 }
 
-// turn has nodes turn pods away together, once all may; each for what it lacks.
+// turn has spot nodes turn pods away together, once all may; each for what it lacks. Any
+// other gets its taint for a shortage that it has, and may have no more.
 func (n *Nodes) turn(take map[*served]string) {
+	maps.DeleteFunc(take, func(s *served, _ string) bool { return !n.isSpot(s) })
 	maps.DeleteFunc(take, func(s *served, _ string) bool { return cmp.Or(n.shortage(s), n.turning(s)) != "" })
 	n.mu.Lock()
 	now, all := n.c.Clock.Now(), true

@@ -30,12 +30,13 @@ var otherDevices = [...]struct {
 }
 
 // neuronCores are those of a chip, by the pages on the architecture of each in the AWS Neuron
-// documentation. Of a model that is not among them no core is promised.
+// documentation: of a Trainium2 the logical ones, of two each, which is the default. Of a
+// model that is not among them no core is promised.
 var neuronCores = map[string]int64{
 	"inferentia":  4,
 	"inferentia2": 2,
 	"trainium":    2,
-	"trainium2":   8,
+	"trainium2":   4,
 }
 
 // devices are how many of each of otherDevices.

@@ -436,6 +436,39 @@ func largeCatalogue(n int) []catalog.InstanceType {
 
 // BenchmarkCandidates is on the catalogue of a large cloud, of which a fifth of the
 // families is out of capacity on demand in one zone, and one zone has no spot at all.
+func TestTheReasonCountsAllTypesThatFit(t *testing.T) {
+	types := largeCatalogue(800)
+	config := Config{DefaultArch: "amd64", ReservedMemoryBytes: 64 << 20, DefaultDiskBytes: 5 * gib}
+	p := placer(t, types, config)
+	for name, pod := range map[string]*corev1.Pod{
+		"any":               podOf("cpu=500m", "memory=256Mi"),
+		"large":             podOf("cpu=32", "memory=120Gi"),
+		"a zone":            selecting(podOf("cpu=1", "memory=1Gi"), corev1.LabelTopologyZone, "b"),
+		"an architecture":   selecting(podOf("cpu=1", "memory=1Gi"), corev1.LabelArchStable, "arm64"),
+		"a zone, by spot":   annotated(selecting(podOf("cpu=1", "memory=1Gi"), corev1.LabelTopologyZone, "b"), AnnotationLaunchType, "spot"),
+		"a pattern":         annotated(podOf("cpu=1", "memory=1Gi"), AnnotationInstanceType, "f1*.*"),
+		"a price at most":   annotated(podOf("cpu=1", "memory=1Gi"), AnnotationMaxPrice, "1"),
+		"a pattern, a zone": annotated(selecting(podOf("cpu=1"), corev1.LabelTopologyZone, "b"), AnnotationInstanceType, "f1*.*"),
+	} {
+		// The oracle knows no patterns.
+		plain, named := pod.DeepCopy(), strings.Contains(name, "pattern")
+		delete(plain.Annotations, AnnotationInstanceType)
+		fitting := map[string]bool{}
+		for _, c := range oracle(types, config, plain, pod.Annotations[AnnotationLaunchType] == "spot") {
+			if !named || strings.HasPrefix(c.t.Name, "f1") {
+				fitting[c.t.Name] = true
+			}
+		}
+		got, err := p.Candidates(pod, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := fmt.Sprintf(" of %d types", len(fitting)); len(got) < MaxCandidates || !strings.Contains(got[0].Reason, want) {
+			t.Errorf("%s: %d candidates, the reason of the first is %q: want%s", name, len(got), got[0].Reason, want)
+		}
+	}
+}
+
 func BenchmarkCandidates(b *testing.B) {
 	types := largeCatalogue(800)
 	p := placer(b, types, Config{DefaultInstanceType: types[0].Name, DefaultArch: "amd64", ReservedMemoryBytes: 64 << 20,

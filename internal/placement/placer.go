@@ -587,7 +587,7 @@ func (c *choice) count(m *market, from int) (n int) {
 	for i := range sizes {
 		s := &sizes[i]
 		is := s.zones & c.within[s.arch]
-		n += int((is | -is) >> 63 & uint64(^c.short(s)) >> 63)
+		n += int(((is | -is) >> 63) & (uint64(^c.short(s)) >> 63))
 	}
 	return n
 }

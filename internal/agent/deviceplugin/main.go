@@ -36,24 +36,21 @@ func Main() int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	machine := gpus.Machine{Root: *root}
-	if err := loadUVM(ctx, machine); err != nil {
-		log.Warn("load the module by which CUDA shares memory with a GPU", "err", err)
-	}
 	New(Options{
-		Machine: machine,
+		Machine: gpus.Machine{Root: *root},
 		Dir:     filepath.Join(*root, configs.DevicePluginDir),
 		Log:     log,
 	}).Run(ctx)
 	return 0
 }
 
-// loadUVM loads the driver's module that no device asks for, where the driver is there and
-// that is not.
-func loadUVM(ctx context.Context, m gpus.Machine) error {
-	if !m.HasDriver() || m.HasUVM() {
+// loadUVM loads the driver's module that no device asks for, once the driver is there, and
+// once: an image that lacks it does so later, too.
+func (p *Plugin) loadUVM(ctx context.Context) error {
+	if p.triedUVM || !p.o.Machine.HasDriver() || p.o.Machine.HasUVM() {
 		return nil
 	}
+	p.triedUVM = true
 	ctx, cancel := context.WithTimeout(ctx, modprobeTimeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "modprobe", "nvidia-uvm").CombinedOutput()

@@ -58,6 +58,7 @@ type Plugin struct {
 	o Options
 
 	// Of Run alone.
+	triedUVM bool
 	written  *cdi.Spec // what the runtime was told
 	serving  *service  // nil while no kubelet has it
 	troubles map[string]string
@@ -94,14 +95,14 @@ func (p *Plugin) Run(ctx context.Context) {
 	look, watch := time.NewTicker(p.o.LookEvery), time.NewTicker(p.o.WatchEvery)
 	defer look.Stop()
 	defer watch.Stop()
-	p.look()
+	p.look(ctx)
 	for {
 		p.keepRegistered(ctx)
 		select {
 		case <-ctx.Done():
 			return
 		case <-look.C:
-			p.look()
+			p.look(ctx)
 		case <-watch.C:
 		}
 	}
@@ -124,7 +125,10 @@ func (p *Plugin) note(what string, err error) {
 
 // look finds the machine's GPUs, describes them to the container runtime, and tells the
 // kubelet of a change.
-func (p *Plugin) look() {
+func (p *Plugin) look(ctx context.Context) {
+	if err := p.loadUVM(ctx); err != nil {
+		p.o.Log.Warn("load the module by which CUDA shares memory with a GPU", "err", err)
+	}
 	p.note("make the nodes of the GPUs", p.o.Machine.MakeNodes())
 	found := p.o.Machine.GPUs()
 	if len(found) == 0 && len(p.devices) == 0 {

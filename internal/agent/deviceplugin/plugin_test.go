@@ -337,14 +337,14 @@ func TestNoGPUIsOfferedThatIsNotDescribed(t *testing.T) {
 	}
 	var log strings.Builder
 	p := New(Options{Machine: gpus.Machine{Root: root}, Dir: root, Log: slog.New(slog.NewTextHandler(&log, nil))})
-	p.look()
+	p.look(t.Context())
 	if devices, _ := p.known(); len(devices) != 0 {
 		t.Errorf("offered are %v", devices)
 	}
 	if err := os.Remove(filepath.Join(root, "var")); err != nil {
 		t.Fatal(err)
 	}
-	p.look()
+	p.look(t.Context())
 	if devices, _ := p.known(); len(devices) != 1 || !strings.Contains(log.String(), "tell containerd") {
 		t.Errorf("offered are %v; the log says\n%s", devices, log.String())
 	}

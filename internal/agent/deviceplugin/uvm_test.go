@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -43,12 +44,23 @@ func TestTheModuleThatNoDeviceAsksForIsLoadedOnce(t *testing.T) {
 				write(filepath.Join(bin, "modprobe"), "#!/bin/sh\necho \"$@\" > "+asked+"\n"+c.script+"\n")
 			}
 			t.Setenv("PATH", bin)
-			err := loadUVM(t.Context(), gpus.Machine{Root: root})
+			p := New(Options{Machine: gpus.Machine{Root: root}, Log: slog.New(slog.DiscardHandler)})
+			err := p.loadUVM(t.Context())
 			if got, _ := os.ReadFile(asked); string(got) != c.asked {
 				t.Errorf("modprobe was asked for %q: want %q", got, c.asked)
 			}
 			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%v: want %q", err, c.err)
+			}
+			if name != "no driver" || t.Failed() {
+				return
+			}
+			write(filepath.Join(root, driver), "")
+			if err := p.loadUVM(t.Context()); err == nil {
+				t.Error("the driver has come, and its module was not asked for")
+			}
+			if err := p.loadUVM(t.Context()); err != nil {
+				t.Errorf("it was asked for again: %v", err)
 			}
 		})
 	}

@@ -464,6 +464,18 @@ func TestTenMachinesAtOnce(t *testing.T) {
 	onlyBridgeIsLeft(t, cfg)
 }
 
+// isOfBridge says that what is left is there as long as the bridge is.
+func isOfBridge(cfg Config, left string) bool {
+	kind, name, _ := strings.Cut(left, " ")
+	switch kind {
+	case "cgroup":
+		return filepath.Base(name) == "kip-"+cfg.Bridge
+	case "nftables":
+		return strings.HasSuffix(name, " kip-agents-"+cfg.Bridge)
+	}
+	return left == "network device "+cfg.Bridge
+}
+
 // onlyBridgeIsLeft checks the host itself, while the cloud is still open.
 func onlyBridgeIsLeft(t testing.TB, cfg Config) {
 	t.Helper()
@@ -471,9 +483,7 @@ func onlyBridgeIsLeft(t testing.TB, cfg Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left = slices.DeleteFunc(left, func(s string) bool {
-		return s == "network device "+cfg.Bridge || strings.HasPrefix(s, "cgroup ") && filepath.Base(s) == "kip-"+cfg.Bridge
-	})
+	left = slices.DeleteFunc(left, func(s string) bool { return isOfBridge(cfg, s) })
 	if len(left) > 0 {
 		t.Errorf("left over: %q", left)
 	}

@@ -52,7 +52,7 @@ func onlyFolderIsLeft(t testing.TB, cfg Config, id string) {
 		t.Errorf("left: %q, want %q too", left, want)
 	}
 	for _, s := range left {
-		if s != want && s != "network device "+cfg.Bridge && !(strings.HasPrefix(s, "cgroup ") && filepath.Base(s) == "kip-"+cfg.Bridge) {
+		if s != want && !isOfBridge(cfg, s) {
 			t.Errorf("left of a stopped machine: %s", s)
 		}
 	}

@@ -195,7 +195,9 @@ func left(t testing.TB, cfg Config) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.DeleteFunc(all, func(s string) bool { return s == "network device "+cfg.Bridge })
+	return slices.DeleteFunc(all, func(s string) bool {
+		return s == "network device "+cfg.Bridge || strings.HasSuffix(s, " kip-agents-"+cfg.Bridge)
+	})
 }
 
 func onlyBridgeIsLeft(t testing.TB, cfg Config) {
