@@ -434,8 +434,6 @@ func largeCatalogue(n int) []catalog.InstanceType {
 	return types[:n]
 }
 
-// BenchmarkCandidates is on the catalogue of a large cloud, of which a fifth of the
-// families is out of capacity on demand in one zone, and one zone has no spot at all.
 func TestTheReasonCountsAllTypesThatFit(t *testing.T) {
 	types := largeCatalogue(800)
 	config := Config{DefaultArch: "amd64", ReservedMemoryBytes: 64 << 20, DefaultDiskBytes: 5 * gib}
@@ -469,6 +467,8 @@ func TestTheReasonCountsAllTypesThatFit(t *testing.T) {
 	}
 }
 
+// BenchmarkCandidates is on the catalogue of a large cloud, of which a fifth of the
+// families is out of capacity on demand in one zone, and one zone has no spot at all.
 func BenchmarkCandidates(b *testing.B) {
 	types := largeCatalogue(800)
 	p := placer(b, types, Config{DefaultInstanceType: types[0].Name, DefaultArch: "amd64", ReservedMemoryBytes: 64 << 20,
