@@ -123,6 +123,8 @@ type Model struct {
 	sessions  map[string]session     // by access key
 	tokens    map[string]registryToken
 	risks     map[string]time.Time // when it was recommended to leave an instance
+
+	hideVolumes bool // from descriptions
 }
 
 // New makes a model without instances. Close it.

@@ -165,6 +165,14 @@ func (m *Model) ForgetTokens() {
 	}
 }
 
+// HideVolumes has descriptions show none of what there is, as they may for a while, or all of
+// it again.
+func (m *Model) HideVolumes(hide bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.hideVolumes = hide
+}
+
 // living are the instances that have not ended, by their IDs.
 func (m *Model) living() map[string]sim.Instance {
 	all := map[string]sim.Instance{}
@@ -355,7 +363,7 @@ func (m *Model) describeVolumes(r *request) (any, error) {
 			}
 		}
 		for _, v := range m.volumes {
-			if !v.shows(now, m.cfg.VolumeStep) || len(ids) > 0 && !slices.Contains(ids, v.ID) {
+			if m.hideVolumes || !v.shows(now, m.cfg.VolumeStep) || len(ids) > 0 && !slices.Contains(ids, v.ID) {
 				continue
 			}
 			if x := v.xml(now, m.cfg.VolumeStep); wanted.match(x.valuesOf(v.Tags)) {

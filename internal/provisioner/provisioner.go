@@ -81,12 +81,16 @@ func New(ctx context.Context, cfg Config) (*Provisioner, error) {
 		controller.LeaderElection(false), // Kip leads, or does not run this
 		controller.AddFinalizer(true),    // else a volume that is deleted before its claim leaves its disk behind
 		controller.FailedProvisionThreshold(0), controller.FailedDeleteThreshold(0),
+		controller.Threadiness(workers),
 		controller.RateLimiter(backoff.Items[string](firstRetry, longestRetry, nil)),
 	)
 	return p, nil
 }
 
 const (
+	// workers is how many claims, and volumes to delete, are under way at a time: a cloud takes
+	// seconds for each, and its budget of calls bounds them all.
+	workers = 32
 	// Between two tries of a claim or a volume.
 	firstRetry, longestRetry = time.Second, 2 * time.Minute
 	// parameterZone of a StorageClass is where its disks are.

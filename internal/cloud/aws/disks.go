@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"regexp"
 	"slices"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
@@ -61,7 +62,7 @@ func (c *Cloud) createVolume(ctx context.Context, r cloud.DiskRequest) (types.Vo
 	}
 	made, err := c.volumes(ctx, filter("tag:"+tagDisk, r.Token), filter("tag:"+cloud.TagOwner, r.Tags[cloud.TagOwner]), existing)
 	if err != nil {
-		return types.Volume{}, err
+		return types.Volume{}, unsure(err) // an earlier try may have made it
 	}
 	if len(made) == 0 {
 		return c.newVolume(ctx, r, int32(size))
@@ -120,7 +121,7 @@ func (c *Cloud) until(ctx context.Context, id string, done func(v types.Volume, 
 	for {
 		v, shown, err := c.volume(ctx, id)
 		if err != nil {
-			return err
+			return unsure(err)
 		}
 		if is, err := done(v, shown); is || err != nil {
 			return err
@@ -132,6 +133,20 @@ func (c *Cloud) until(ctx context.Context, id string, done func(v types.Volume, 
 		}
 	}
 }
+
+// unsure is an error of looking: EC2 refused the look, and what is looked for may be there.
+func unsure(err error) error {
+	no, is := errors.AsType[*cloud.Error](err)
+	if !is || !no.NothingDone {
+		return err
+	}
+	looked := *no
+	looked.NothingDone = false
+	return &looked
+}
+
+// volumesTimeout bounds one call for volumes: others wait for its answer.
+const volumesTimeout = 10 * time.Second
 
 // look is one question about the volumes that several ask about.
 type look struct {
@@ -184,7 +199,9 @@ func (c *Cloud) take(ctx context.Context, l *look) error {
 		c.mu.Unlock()
 		if mine {
 			for some := range slices.Chunk(l.ids, filterValues) {
-				found, err := c.volumes(ctx, filter("volume-id", some...))
+				asked, cancel := context.WithTimeout(ctx, volumesTimeout)
+				found, err := c.volumes(asked, filter("volume-id", some...))
+				cancel()
 				if l.found, l.err = append(l.found, found...), err; err != nil {
 					break
 				}
@@ -261,8 +278,8 @@ func (c *Cloud) DeleteDisk(ctx context.Context, id string) error {
 		switch {
 		case looked != nil:
 			return fmt.Errorf("delete disk %s: %w", id, errors.Join(classify(err, cloud.Scope{}), looked))
-		case !shown || v.State == types.VolumeStateDeleting || v.State == types.VolumeStateDeleted:
-			return nil
+		case shown && (v.State == types.VolumeStateDeleting || v.State == types.VolumeStateDeleted):
+			return nil // what is not shown is there, since EC2 has just said how it is
 		case code == codeInUse || instance != "":
 			return fmt.Errorf("delete disk: %w", &cloud.InUseError{Disk: id, Instance: instance})
 		}

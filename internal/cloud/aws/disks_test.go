@@ -131,6 +131,40 @@ func TestALostAnswerLeavesNoDiskTwiceAndNoneBehind(t *testing.T) {
 	}
 }
 
+// What EC2 refuses is the look, not the disk, which is there.
+func TestADiskThatCannotBeLookedAtIsNotToldAsNotMade(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	refusal := cloud.No(cloud.ErrUnauthorised, cloud.Scope{}, errors.New("the token has expired"))
+	for n := range 2 { // the look by the tag, and that at what was made
+		token := fmt.Sprint(n)
+		model.Machines().FailNth(sim.KindListDisks, n+1, sim.Fault{Before: refusal})
+		if _, err := c.CreateDisk(ctx, diskRequest(token)); err == nil || cloud.Refused(err) {
+			t.Errorf("look %d: %v, of which nothing has come: %t", n, err, cloud.Refused(err))
+		}
+		if _, err := c.CreateDisk(ctx, diskRequest(token)); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := len(model.Volumes()); n != 2 {
+		t.Errorf("%d volumes", n)
+	}
+}
+
+func TestADiskThatIsInUseIsNotGoneThoughNoLookShowsIt(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	disk := makeDisk(t, c, diskRequest("a")).ID
+	if err := c.AttachDisk(t.Context(), disk, running(t, c, "t", 1)[0]); err != nil {
+		t.Fatal(err)
+	}
+	model.HideVolumes(true)
+	defer model.HideVolumes(false)
+	if err := c.DeleteDisk(t.Context(), disk); err == nil || len(model.Volumes()) != 1 {
+		t.Errorf("deleted: %v, %+v", err, model.Volumes())
+	}
+}
+
 func TestTheDisksOfCellsThemselvesAreNotListed(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
 	model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 8, Tags: map[string]string{cloud.TagOwner: owner}}) // a root disk
