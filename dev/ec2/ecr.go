@@ -83,12 +83,17 @@ func (m *Model) authorizationToken(r *http.Request, action string) (any, error) 
 	}}}, nil
 }
 
-// pulls are the rights that ECR asks for what of an image is read, by the part of its path.
-// Source: Amazon ECR User Guide, "Private registry permissions".
-var pulls = map[string]string{"manifests": "ecr:BatchGetImage", "blobs": "ecr:GetDownloadUrlForLayer"}
+// rightsOf are those that ECR asks for what is done with an image, by the method and the part
+// of its path. Source: Amazon ECR User Guide, "Private registry permissions".
+var rightsOf = map[string]string{
+	"GET manifests": "ecr:BatchGetImage",
+	"GET blobs":     "ecr:GetDownloadUrlForLayer",
+	"PUT manifests": "ecr:PutImage",
+}
 
-// serveRegistry answers who pulls an image of the account: with a line for each manifest and
-// each blob, whatever its name, since what matters here is who may read it.
+// serveRegistry answers who pulls an image of the account, or pushes its manifest: with a line
+// for each manifest and each blob, whatever its name. What is pushed is dropped, since what
+// matters here is who may.
 func (m *Model) serveRegistry(w http.ResponseWriter, r *http.Request) {
 	refuse := func(status int, code, format string, args ...any) {
 		w.Header().Set("Content-Type", "application/json")
@@ -110,18 +115,24 @@ func (m *Model) serveRegistry(w http.ResponseWriter, r *http.Request) {
 	parts := strings.Split(strings.TrimPrefix(r.URL.Path, registryPath), "/")
 	n := max(0, len(parts)-2)
 	repository, what := strings.Join(parts[:n], "/"), parts[n]
-	if r.Method != http.MethodGet || pulls[what] == "" || repository == "" {
+	right := rightsOf[r.Method+" "+what]
+	if right == "" || repository == "" {
 		refuse(http.StatusNotFound, "UNSUPPORTED", "the model does not know %s %s", r.Method, r.URL.Path)
 		return
 	}
 	arn := "arn:aws:ecr:" + m.cfg.Region + ":" + m.cfg.Account + ":repository/" + repository
-	if m.may(&request{ctx: r.Context(), action: pulls[what], policy: token.policy}, pulls[what], arn, nil) != nil {
-		refuse(http.StatusForbidden, "DENIED", "User is not authorized to perform: %s on resource: %s", pulls[what], arn)
+	open := m.cfg.RepositoryPolicies[repository]
+	let := token.policy != nil && open != nil && open.allows(right, arn, nil) && !token.policy.denies(right, arn, nil)
+	if !let && m.may(&request{ctx: r.Context(), action: right, policy: token.policy}, right, arn, nil) != nil {
+		refuse(http.StatusForbidden, "DENIED", "User is not authorized to perform: %s on resource: %s", right, arn)
 		return
 	}
 	if !slices.Contains(m.cfg.Repositories, repository) {
 		refuse(http.StatusNotFound, "NAME_UNKNOWN", "The repository with name '%s' does not exist in the registry", repository)
 		return
+	}
+	if r.Method == http.MethodPut {
+		w.WriteHeader(http.StatusCreated)
 	}
 	fmt.Fprintf(w, "%s of %s\n", what, repository)
 }

@@ -37,6 +37,11 @@ type Config struct {
 	Roles map[string]*Policy
 	// Repositories are those of images that the account has.
 	Repositories []string
+	// RepositoryPolicies are what a repository itself allows to sessions that it names by
+	// aws:PrincipalArn, with a wildcard as its principal: neither their own policy nor their
+	// role has to allow it, too, and only what one of these denies stays denied. Source: IAM
+	// User Guide, "AWS JSON policy elements: Principal".
+	RepositoryPolicies map[string]*Policy
 	// Pods is where the addresses of pods are from: each instance has a /28, of which the
 	// first is its secondary address where it has no prefix. 100.64.0.0/10 when unset.
 	Pods netip.Prefix

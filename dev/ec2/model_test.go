@@ -345,13 +345,51 @@ func TestPoliciesAreEvaluatedAsIAMDoes(t *testing.T) {
 	for what, text := range map[string]string{
 		"an operator":  `{"Statement": [{"Sid": "A", "Effect": "Allow", "Action": "a", "Resource": "*", "Condition": {"DateLessThan": {"a": "b"}}}]}`,
 		"an effect":    `{"Statement": [{"Sid": "A", "Effect": "Perhaps", "Action": "a", "Resource": "*"}]}`,
-		"a key":        `{"Statement": [{"Sid": "A", "Effect": "Allow", "NotAction": "a", "Resource": "*"}]}`,
+		"a key":        `{"Statement": [{"Sid": "A", "Effect": "Allow", "Principal": "*", "Action": "a", "Resource": "*"}]}`,
+		"two kinds":    `{"Statement": [{"Sid": "A", "Effect": "Allow", "Action": "a", "NotAction": "a", "Resource": "*"}]}`,
+		"two others":   `{"Statement": [{"Sid": "A", "Effect": "Allow", "Action": "a", "Resource": "*", "NotResource": "*"}]}`,
 		"no Sid":       `{"Statement": [{"Effect": "Allow", "Action": "a", "Resource": "*"}]}`,
 		"no resources": `{"Statement": [{"Sid": "A", "Effect": "Allow", "Action": "a"}]}`,
 		"no JSON":      `{`,
 	} {
 		if _, err := ParsePolicy([]byte(text)); err == nil {
 			t.Errorf("a policy with %s that the model does not know is taken", what)
+		}
+	}
+}
+
+func TestAllButWhatIsNamedIsEvaluatedAsIAMDoes(t *testing.T) {
+	read := func(statements string) *Policy {
+		t.Helper()
+		p, err := ParsePolicy([]byte(`{"Version": "2012-10-17", "Statement": [` + statements + `]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	all := read(`{"Sid": "A", "Effect": "Allow", "Action": "*", "Resource": "*"}`)
+	limit := read(`{"Sid": "A", "Effect": "Allow", "Action": "ecr:*", "Resource": "*"},
+		{"Sid": "B", "Effect": "Deny", "NotAction": ["ecr:Get*", "ecr:Put"], "Resource": "*"},
+		{"Sid": "C", "Effect": "Deny", "NotAction": "ecr:GetToken", "NotResource": ["r/a", "r/b*"]}`)
+	for _, tc := range []struct {
+		action, resource string
+		denied           bool
+	}{
+		{"ecr:GetImage", "r/a", false},
+		{"ecr:GetImage", "r/bb", false},
+		{"ecr:GetImage", "r/c", true},
+		{"ecr:GetToken", "r/c", false},
+		{"ecr:Put", "r/a", false},
+		{"ecr:Delete", "r/a", true},
+		{"ec2:GetImage", "r/a", true},
+	} {
+		for what, p := range map[string]*Policy{
+			"alone": limit, "as a session's": all.within(limit), "as the role's": limit.within(all),
+		} {
+			denied, allowed := p.denies(tc.action, tc.resource, nil), p.allows(tc.action, tc.resource, nil)
+			if denied != tc.denied || allowed == tc.denied {
+				t.Errorf("%s on %s is denied by it %s: %v, and allowed: %v", tc.action, tc.resource, what, denied, allowed)
+			}
 		}
 	}
 }

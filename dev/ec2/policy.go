@@ -24,8 +24,11 @@ type statement struct {
 	Sid       string
 	Effect    string
 	Action    oneOrMany
+	NotAction oneOrMany
 	Resource  oneOrMany
-	Condition map[string]map[string]oneOrMany
+	// NotResource covers all resources but these.
+	NotResource oneOrMany
+	Condition   map[string]map[string]oneOrMany
 }
 
 type oneOrMany []string
@@ -57,8 +60,9 @@ func ParsePolicy(text []byte) (*Policy, error) {
 			return nil, fmt.Errorf("the effect of statement %q is %q: want Allow or Deny", s.Sid, s.Effect)
 		case s.Sid == "" || seen[s.Sid]:
 			return nil, fmt.Errorf("the statement %q has no Sid, or another's", s.Sid)
-		case len(s.Action) == 0 || len(s.Resource) == 0:
-			return nil, fmt.Errorf("the statement %q has no action or no resource", s.Sid)
+		case (len(s.Action) == 0) == (len(s.NotAction) == 0) || (len(s.Resource) == 0) == (len(s.NotResource) == 0):
+			return nil, fmt.Errorf("the statement %q has no action or no resource, or both kinds of one: "+
+				"want Action or NotAction, and Resource or NotResource", s.Sid)
 		}
 		seen[s.Sid] = true
 		for operator := range s.Condition {
@@ -96,15 +100,14 @@ func (p *Policy) allows(action, resource string, about map[string][]string) bool
 	if p.limit != nil {
 		return p.limit.allows(action, resource, about) && p.of.allows(action, resource, about)
 	}
+	if p.denies(action, resource, about) {
+		return false
+	}
 	allowed := ""
 	for _, s := range p.statements {
-		if !s.covers(action, resource, about) {
-			continue
+		if s.Effect == "Allow" && s.covers(action, resource, about) {
+			allowed = s.Sid
 		}
-		if s.Effect == "Deny" {
-			return false
-		}
-		allowed = s.Sid
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,9 +117,23 @@ func (p *Policy) allows(action, resource string, about map[string][]string) bool
 	return allowed != ""
 }
 
+// denies says whether an action on a resource is denied in so many words, which no other
+// policy mends.
+func (p *Policy) denies(action, resource string, about map[string][]string) bool {
+	if p.limit != nil {
+		return p.limit.denies(action, resource, about) || p.of.denies(action, resource, about)
+	}
+	return slices.ContainsFunc(p.statements, func(s statement) bool {
+		return s.Effect == "Deny" && s.covers(action, resource, about)
+	})
+}
+
 func (s statement) covers(action, resource string, about map[string][]string) bool {
-	is := func(text string) func(string) bool { return func(pattern string) bool { return like(pattern, text) } }
-	if !slices.ContainsFunc(s.Action, is(action)) || !slices.ContainsFunc(s.Resource, is(resource)) {
+	among := func(patterns, others oneOrMany, text string) bool {
+		is := func(pattern string) bool { return like(pattern, text) }
+		return slices.ContainsFunc(patterns, is) || len(others) > 0 && !slices.ContainsFunc(others, is)
+	}
+	if !among(s.Action, s.NotAction, action) || !among(s.Resource, s.NotResource, resource) {
 		return false
 	}
 	for operator, keys := range s.Condition {

@@ -394,7 +394,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	case program := <-replaced:
 		err = &ReplacedError{program}
 	}
-	pods := a.o.Init && !errors.As(err, new(*ReplacedError)) // there are none before the first configuration
+	// There are none before the first configuration, which is not taken while another agent is wanted.
+	pods := a.o.Init && !errors.As(err, new(*ReplacedError))
 
 	a.o.Log.Info("itzo stops")
 	a.end()

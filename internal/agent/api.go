@@ -35,6 +35,9 @@ func (a *Agent) Handler() http.Handler {
 	return mux
 }
 
+// notRunning is what is said before it is known what an earlier run had, and at the end.
+const notRunning = "itzo is starting or stopping"
+
 func (a *Agent) putConfig(w http.ResponseWriter, r *http.Request) {
 	came := a.o.SinceBoot()
 	var c agentapi.Config
@@ -56,7 +59,12 @@ func (a *Agent) putConfig(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.running == nil {
-		http.Error(w, "itzo is starting or stopping", http.StatusServiceUnavailable)
+		http.Error(w, notRunning, http.StatusServiceUnavailable)
+		return
+	}
+	// A pod that it starts would end with this agent.
+	if a.successor.UnderWay() {
+		http.Error(w, "another agent is being fetched, and is to have the configuration", http.StatusServiceUnavailable)
 		return
 	}
 	if err := a.apply(c); err != nil {
@@ -111,13 +119,10 @@ func (a *Agent) putAgent(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("the agent is not named in valid JSON: %v", err), http.StatusBadRequest)
 		return
 	}
-	a.mu.Lock()
-	configured := a.config != nil
-	a.mu.Unlock()
-	err := a.successor.Want(wanted, configured)
+	err := a.want(wanted)
 	switch {
 	case err == nil:
-	case errors.Is(err, successor.ErrUnderWay):
+	case errors.Is(err, successor.ErrUnderWay), errors.Is(err, errNotRunning):
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 	case errors.Is(err, successor.ErrRefused):
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -125,6 +130,19 @@ func (a *Agent) putAgent(w http.ResponseWriter, r *http.Request) {
 		a.o.Log.Error("start another agent", "err", err)
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}
+}
+
+var errNotRunning = errors.New(notRunning)
+
+// want says which agent is to run, unless there may be a pod: under the lock by which a
+// configuration is taken, so that one of both comes first.
+func (a *Agent) want(wanted agentapi.Agent) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.running == nil {
+		return errNotRunning
+	}
+	return a.successor.Want(wanted, a.config != nil)
 }
 
 func (a *Agent) putDisks(w http.ResponseWriter, r *http.Request) {

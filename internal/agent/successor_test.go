@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -46,6 +47,7 @@ func TestAnAgentEndsForAnotherOneThatKipWants(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- a.Run(t.Context()) }()
 	eventually(t, "containerd starts", m.didIt("containerd started"))
+	eventually(t, "the agent runs", func() bool { return running(a) })
 	wanted := servedAgent(t, another, another)
 	if w := putAgent(t, a, wanted); w.Code != http.StatusServiceUnavailable {
 		t.Fatalf("it answered %d %s", w.Code, w.Body)
@@ -62,6 +64,57 @@ func TestAnAgentEndsForAnotherOneThatKipWants(t *testing.T) {
 	// The other one starts a containerd of its own, which two cannot be.
 	if did := m.did(); !slices.Contains(did, "containerd stopped") {
 		t.Errorf("it did %q", did)
+	}
+}
+
+// A pod may run from the configuration on: whoever took it is replaced no more.
+func TestNoConfigurationIsTakenWhileAnotherAgentIsFetched(t *testing.T) {
+	for name, tc := range map[string]struct {
+		served   string
+		replaced bool
+	}{
+		"that comes":         {another, true},
+		"that does not come": {"changed on the way", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			m.file("serving", "", 0o444)
+			a := m.agent(true)
+			wanted := servedAgent(t, another, another)
+			if w := putAgent(t, a, wanted); w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "starting") {
+				t.Errorf("before it has read what it has: %d %s", w.Code, w.Body)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- a.Run(ctx) }()
+			eventually(t, "the agent runs", func() bool { return running(a) })
+			comes := make(chan struct{})
+			slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				<-comes
+				_, _ = io.WriteString(w, tc.served)
+			}))
+			t.Cleanup(slow.Close)
+			wanted.URL = slow.URL
+			if w := putAgent(t, a, wanted); w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "is being fetched") {
+				t.Errorf("%d %s", w.Code, w.Body)
+			}
+			if w := put(t, a, config()); w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "another agent") {
+				t.Errorf("a configuration meanwhile: %d %s", w.Code, w.Body)
+			}
+			close(comes)
+			if !tc.replaced {
+				eventually(t, "a configuration is taken", func() bool { return put(t, a, config()).Code == http.StatusOK })
+				stop()
+			}
+			err := <-ended
+			stop()
+			if errors.As(err, new(*ReplacedError)) != tc.replaced {
+				t.Errorf("it ended with %v", err)
+			}
+			if did := slices.Contains(m.did(), "kubelet started"); did && tc.replaced {
+				t.Errorf("it did %q", m.did())
+			}
+		})
 	}
 }
 

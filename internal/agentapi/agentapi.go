@@ -64,8 +64,9 @@ const (
 	PathCloudInit = "/v1/cloud-init"
 	// PathAgent takes an Agent by PUT, before the first Config. itzo answers 200 where it is
 	// that agent. Else it fetches it, answers 503 meanwhile, and lets it take its place, which
-	// breaks the tunnel; that agent then answers. 400 for one that this machine cannot have:
-	// nothing of it was started. An agent before this path answers 404.
+	// breaks the tunnel; that agent then answers. No Config is taken meanwhile: its PUT is
+	// answered with 503, too. 400 for one that this machine cannot have: nothing of it was
+	// started. An agent before this path answers 404.
 	PathAgent = "/v1/agent"
 	// PathDisks takes Disks by PUT. itzo answers 200 when each of them is at its
 	// DiskPath and no other is mounted any more, and 503 as long as that is not so,

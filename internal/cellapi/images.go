@@ -37,9 +37,10 @@ var imageCredentials = schema.GroupVersionResource{Group: "kip.elotl.co", Versio
 // ImageCredentials has what pulls images.
 type ImageCredentials interface {
 	// Get returns what pulls from a repository of a registry, which is a host, and at most
-	// from the others of it that are named. It waits no longer than ctx, may be called at the
-	// same time, and however often it is for the same. Its error is for people.
-	Get(ctx context.Context, registry, repository string, named []string) (agentapi.ImageCredentials, error)
+	// from the others of it that are named. asker is the cell, so that none takes the turns of
+	// others. It waits no longer than ctx, may be called at the same time, and however often it
+	// is for the same. Its error is for people.
+	Get(ctx context.Context, asker, registry, repository string, named []string) (agentapi.ImageCredentials, error)
 }
 
 // Recorder reports Events to the owners of pods. Several goroutines use it at a time, and it
@@ -128,7 +129,7 @@ func (c *Cell) serveImageCredentials(w http.ResponseWriter, r *http.Request, a *
 		return apierrors.NewServiceUnavailable("this cloud has no credentials for images")
 	}
 	rests(w)
-	got, err := c.server.images.Get(r.Context(), image.registry, image.repository, named)
+	got, err := c.server.images.Get(r.Context(), c.id, image.registry, image.repository, named)
 	if err != nil {
 		if r.Context().Err() == nil {
 			c.tellOfImage(pod, image, err)

@@ -25,15 +25,17 @@ const ecr = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
 
 // lender has credentials for all images, and notes what it was asked for.
 type lender struct {
-	mu    sync.Mutex
-	asked []string
-	told  []string
-	err   error
+	mu     sync.Mutex
+	asked  []string
+	askers []string // of each of them
+	told   []string
+	err    error
 }
 
-func (l *lender) Get(_ context.Context, registry, repository string, named []string) (agentapi.ImageCredentials, error) {
+func (l *lender) Get(_ context.Context, asker, registry, repository string, named []string) (agentapi.ImageCredentials, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.askers = append(l.askers, asker)
 	l.asked = append(l.asked, registry+" "+repository+" of "+strings.Join(named, ","))
 	return agentapi.ImageCredentials{Username: "AWS", Password: "very-secret", KeepFor: time.Minute}, l.err
 }
@@ -125,6 +127,9 @@ func TestACellIsGivenWhatPullsTheImagesOfItsPodAndNothingElse(t *testing.T) {
 		}
 	}
 	before := len(l.calls())
+	if slices.ContainsFunc(l.askers, func(a string) bool { return a != "c1" }) {
+		t.Errorf("c1 asks as %q", l.askers)
+	}
 	for _, image := range []string{
 		ecr + "/others/app", ecr + "/team", ecr + "/team/app/more", ecr + "/*", ecr + "/team/*", ecr + "/Team/App", ecr, ecr + "/", "busybox", "",
 		"team/app", "210987654321.dkr.ecr.us-east-1.amazonaws.com/team/app", "210987654321.dkr.ecr.eu-west-1.amazonaws.com/team/app",

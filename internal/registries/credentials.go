@@ -34,6 +34,9 @@ const (
 	mostKept = 4096
 	// mostAsked bounds the calls that are under way at the same time.
 	mostAsked = 32
+	// mostOfOne bounds those for one asker: calls that hang, as to a region that cannot be
+	// reached, are to leave room for others.
+	mostOfOne = 2
 )
 
 // Config of Credentials. All fields are required unless they say otherwise.
@@ -55,12 +58,26 @@ type Credentials struct {
 
 	mu     sync.Mutex
 	closed bool
-	kept   map[string]*loan // by registry and set of repositories
+	kept   map[string]*loan  // by registry and set of repositories
+	turns  map[string]*turns // of each who waits or is asked for
+}
+
+// turns are those of one asker.
+type turns struct {
+	slots chan struct{} // of its calls that are under way
+	users int           // loans that it waits for, or is asked for
 }
 
 // loan is what the cloud said, or is going to.
 type loan struct {
-	said chan struct{} // closed when it has
+	said  chan struct{} // closed when it has
+	begun chan struct{} // closed when it is asked, or nobody waits for a turn any more
+
+	// What follows is guarded by Credentials.mu.
+
+	isBegun bool
+	askers  map[string]bool // who has waited for a turn, or waits
+	waiting int             // of them
 
 	// What follows is written before that, once.
 
@@ -77,7 +94,12 @@ func New(cfg Config) *Credentials {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	c := &Credentials{cfg: cfg, slots: make(chan struct{}, mostAsked), kept: map[string]*loan{}}
+	c := &Credentials{
+		cfg:   cfg,
+		slots: make(chan struct{}, mostAsked),
+		kept:  map[string]*loan{},
+		turns: map[string]*turns{},
+	}
 	c.lifetime, c.end = context.WithCancel(context.Background())
 	return c
 }
@@ -95,8 +117,9 @@ func (c *Credentials) Close() {
 // Get returns what pulls from one repository of a registry, and at most from the others that
 // are named besides, as all that one pod names of it: they share credentials where the cloud
 // takes so many. However often it is called for the same set, the cloud is asked once, also
-// if whoever asked is gone.
-func (c *Credentials) Get(ctx context.Context, registry, repository string, named []string) (agentapi.ImageCredentials, error) {
+// if whoever asked is gone. Few calls are under way for one asker: what it asks for besides
+// waits, but for what another one asks for as well.
+func (c *Credentials) Get(ctx context.Context, asker, registry, repository string, named []string) (agentapi.ImageCredentials, error) {
 	some := together(repository, named)
 	key := registry + " " + strings.Join(some, " ")
 	c.mu.Lock()
@@ -107,10 +130,27 @@ func (c *Credentials) Get(ctx context.Context, registry, repository string, name
 	now := c.cfg.Clock.Now()
 	l := c.kept[key]
 	if l == nil || l.over(now) {
-		l = &loan{said: make(chan struct{})}
+		l = &loan{said: make(chan struct{}), begun: make(chan struct{}), askers: map[string]bool{}}
 		c.makeRoom(now)
 		c.kept[key] = l
-		c.tasks.Go(func() { c.ask(l, registry, some) })
+	}
+	if !l.isBegun && !l.askers[asker] {
+		l.askers[asker] = true
+		l.waiting++
+		own := c.turns[asker]
+		if own == nil {
+			own = &turns{slots: make(chan struct{}, mostOfOne)}
+			c.turns[asker] = own
+		}
+		own.users++
+		c.tasks.Go(func() {
+			c.inTurn(l, own.slots, registry, some)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if own.users--; own.users == 0 {
+				delete(c.turns, asker)
+			}
+		})
 	}
 	c.mu.Unlock()
 	select {
@@ -171,18 +211,47 @@ func (c *Credentials) makeRoom(now time.Time) {
 	delete(c.kept, next)
 }
 
-// ask asks the cloud.
-func (c *Credentials) ask(l *loan, registry string, repositories []string) {
+// inTurn asks the cloud when it is the turn of one of those who wait, whose own slots these
+// are, unless it is another's before. The last one to give up says so.
+func (c *Credentials) inTurn(l *loan, own chan struct{}, registry string, repositories []string) {
 	ctx, cancel := context.WithTimeout(c.lifetime, askTimeout)
 	defer cancel()
-	defer close(l.said)
-	select {
-	case c.slots <- struct{}{}:
-		defer func() { <-c.slots }()
-	case <-ctx.Done():
-		l.err, l.until = fmt.Errorf("wait for other credentials: %w", ctx.Err()), c.cfg.Clock.Now().Add(failedFor)
-		return
+	for _, slots := range []chan struct{}{own, c.slots} {
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		case <-l.begun:
+			return
+		case <-ctx.Done():
+			if c.begin(l, true) {
+				l.err, l.until = fmt.Errorf("wait for other credentials: %w", ctx.Err()), c.cfg.Clock.Now().Add(failedFor)
+				close(l.said)
+			}
+			return
+		}
 	}
+	if c.begin(l, false) {
+		c.ask(ctx, l, registry, repositories)
+	}
+}
+
+// begin says that it is for this one, who waits no more, to say what the loan is: if nobody
+// has begun, and, where it gives up, if nobody else waits.
+func (c *Credentials) begin(l *loan, givesUp bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l.waiting--
+	if l.isBegun || givesUp && l.waiting > 0 {
+		return false
+	}
+	l.isBegun = true
+	close(l.begun)
+	return true
+}
+
+// ask asks the cloud.
+func (c *Credentials) ask(ctx context.Context, l *loan, registry string, repositories []string) {
+	defer close(l.said)
 	began := c.cfg.Clock.Now()
 	l.credentials, l.err = c.cfg.Cloud.PullCredentials(ctx, registry, repositories...)
 	now := c.cfg.Clock.Now()

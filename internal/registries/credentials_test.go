@@ -25,6 +25,7 @@ type lender struct {
 	asked    []string
 	most, at int           // calls under way at the same time
 	takes    time.Duration // of a call
+	hangs    string        // begins the names of repositories whose call has no answer
 	lifetime time.Duration
 	err      error
 }
@@ -39,8 +40,12 @@ func (l *lender) PullCredentials(ctx context.Context, registry string, repositor
 	l.at++
 	l.most = max(l.most, l.at)
 	l.mu.Unlock()
+	takes := l.takes
+	if l.hangs != "" && strings.HasPrefix(repositories[0], l.hangs) {
+		takes = time.Hour
+	}
 	select {
-	case <-time.After(l.takes):
+	case <-time.After(takes):
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
@@ -84,7 +89,7 @@ const registry = "r.example.com"
 
 func must(t *testing.T, c *Credentials, repository string, named ...string) agentapi.ImageCredentials {
 	t.Helper()
-	got, err := c.Get(t.Context(), registry, repository, named)
+	got, err := c.Get(t.Context(), "cell", registry, repository, named)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +132,7 @@ func TestThoseWhoAskTogetherShareOneCallAlsoIfTheFirstIsGone(t *testing.T) {
 		var all sync.WaitGroup
 		for range 100 {
 			all.Go(func() {
-				if _, err := c.Get(ctx, registry, "a", nil); !errors.Is(err, context.Canceled) {
+				if _, err := c.Get(ctx, "cell", registry, "a", nil); !errors.Is(err, context.Canceled) {
 					t.Errorf("one who is gone is answered %v", err)
 				}
 			})
@@ -153,7 +158,7 @@ func TestAFailureIsRememberedForAWhile(t *testing.T) {
 		l := &lender{lifetime: time.Hour, err: one.err}
 		with(t, l, func(t *testing.T, c *Credentials) {
 			for range 1000 {
-				if _, err := c.Get(t.Context(), registry, "a", nil); !errors.Is(err, one.err) {
+				if _, err := c.Get(t.Context(), "cell", registry, "a", nil); !errors.Is(err, one.err) {
 					t.Fatalf("%v, want %v", err, one.err)
 				}
 			}
@@ -162,7 +167,7 @@ func TestAFailureIsRememberedForAWhile(t *testing.T) {
 			}
 			l.fails(nil)
 			time.Sleep(one.kept - 1)
-			if _, err := c.Get(t.Context(), registry, "a", nil); err == nil {
+			if _, err := c.Get(t.Context(), "cell", registry, "a", nil); err == nil {
 				t.Errorf("%v is forgotten too early", one.err)
 			}
 			time.Sleep(time.Nanosecond)
@@ -175,7 +180,8 @@ func TestACallThatHangsIsBounded(t *testing.T) {
 	l := &lender{lifetime: time.Hour, takes: time.Hour}
 	with(t, l, func(t *testing.T, c *Credentials) {
 		began := time.Now()
-		if _, err := c.Get(t.Context(), registry, "a", nil); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != askTimeout {
+		_, err := c.Get(t.Context(), "cell", registry, "a", nil)
+		if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != askTimeout {
 			t.Errorf("%v after %v", err, time.Since(began))
 		}
 	})
@@ -187,7 +193,7 @@ func TestCallsAtTheSameTimeAreBounded(t *testing.T) {
 		var all sync.WaitGroup
 		for n := range 3 * mostAsked {
 			all.Go(func() {
-				if _, err := c.Get(t.Context(), registry, fmt.Sprintf("r%d", n), nil); err != nil {
+				if _, err := c.Get(t.Context(), fmt.Sprint("cell-", n), registry, fmt.Sprintf("r%d", n), nil); err != nil {
 					t.Error(err)
 				}
 			})
@@ -195,6 +201,45 @@ func TestCallsAtTheSameTimeAreBounded(t *testing.T) {
 		all.Wait()
 		if l.most != mostAsked || len(l.calls()) != 3*mostAsked {
 			t.Errorf("%d of %d calls at the same time, want %d", l.most, len(l.calls()), mostAsked)
+		}
+	})
+}
+
+func TestOneWhoseCallsHangLeavesTheTurnsOfOthersAlone(t *testing.T) {
+	l := &lender{lifetime: time.Hour, takes: time.Second, hangs: "dropped"}
+	with(t, l, func(t *testing.T, c *Credentials) {
+		var all sync.WaitGroup
+		ask := func(asker, repository string, want error, within time.Duration) {
+			all.Go(func() {
+				began := time.Now()
+				_, err := c.Get(t.Context(), asker, registry, repository, nil)
+				if !errors.Is(err, want) || time.Since(began) > within {
+					t.Errorf("%s asks for %s: %v after %v, want %v within %v", asker, repository, err, time.Since(began), want, within)
+				}
+			})
+		}
+		for n := range 2 * mostAsked {
+			ask("hostile", fmt.Sprintf("dropped%d", n), context.DeadlineExceeded, askTimeout)
+		}
+		synctest.Wait()
+		if n := len(l.calls()); n != mostOfOne {
+			t.Errorf("%d calls for one, want %d", n, mostOfOne)
+		}
+		ask("hostile", "shared", nil, time.Second) // which waits, till another one asks for it, too
+		synctest.Wait()
+		ask("other", "shared", nil, time.Second)
+		ask("other", "own", nil, time.Second)
+		ask("third", "third", nil, time.Second)
+		time.Sleep(askTimeout / 2)
+		if n := len(l.calls()); n != mostOfOne+3 {
+			t.Errorf("%d calls, want %d: %q", n, mostOfOne+3, l.calls())
+		}
+		all.Wait()
+		synctest.Wait()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if len(c.turns) > 0 {
+			t.Errorf("the turns of %d are kept when nothing is asked", len(c.turns))
 		}
 	})
 }
@@ -247,7 +292,7 @@ func TestCredentialsOfAShortLifeAreKeptForAMinuteAtMost(t *testing.T) {
 	})
 	l = &lender{}
 	with(t, l, func(t *testing.T, c *Credentials) {
-		if _, err := c.Get(t.Context(), registry, "a", nil); err == nil {
+		if _, err := c.Get(t.Context(), "cell", registry, "a", nil); err == nil {
 			t.Error("credentials that have ended are given away")
 		}
 	})
@@ -258,7 +303,7 @@ func TestCloseEndsWhatIsUnderWay(t *testing.T) {
 	with(t, l, func(t *testing.T, c *Credentials) {
 		ended := make(chan error)
 		go func() {
-			_, err := c.Get(context.Background(), registry, "a", nil)
+			_, err := c.Get(context.Background(), "cell", registry, "a", nil)
 			ended <- err
 		}()
 		synctest.Wait()
@@ -267,7 +312,7 @@ func TestCloseEndsWhatIsUnderWay(t *testing.T) {
 		if err := <-ended; !errors.Is(err, context.Canceled) || time.Since(began) != 0 {
 			t.Errorf("%v after %v", err, time.Since(began))
 		}
-		if _, err := c.Get(t.Context(), registry, "a", nil); !errors.Is(err, ErrClosed) {
+		if _, err := c.Get(t.Context(), "cell", registry, "a", nil); !errors.Is(err, ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
 	})

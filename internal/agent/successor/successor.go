@@ -131,6 +131,14 @@ func (s *Successor) Want(a agentapi.Agent, kubelet bool) error {
 	return ErrUnderWay
 }
 
+// UnderWay says that another agent is wanted, and that it is not known yet that this machine
+// cannot have it: it may take over at any time.
+func (s *Successor) UnderWay() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.wanted != "" && s.failed == nil
+}
+
 // check returns the digest of the program for this machine.
 func (s *Successor) check(a agentapi.Agent) (string, error) {
 	u, err := url.Parse(a.URL)

@@ -100,16 +100,22 @@ func (r registry) arn(repository string) string {
 	return "arn:" + r.partition.name + ":ecr:" + r.region + ":" + r.account + ":repository/" + repository
 }
 
-// mayPull is the policy of a session: all that its holder may do, if the role may, too.
+// mayPull is the policy of a session: all that its holder may do, if the role may, too. What a
+// policy does not allow a repository's own may: one that lets in any principal whose
+// aws:PrincipalArn is the role's is bounded by nothing but what is denied (IAM User Guide, "AWS
+// JSON policy elements: Principal"). So the bounds are the two that deny, and what is allowed
+// is no more than what they leave; the long names stand there once.
 func (r registry) mayPull(repositories []string) string {
 	arns := make([]string, len(repositories))
 	for n, name := range repositories {
 		arns[n] = r.arn(name)
 	}
-	text, err := json.Marshal(policyOf([]permission{
-		{sid: "Token", actions: []string{"ecr:GetAuthorizationToken"}, resources: []string{"*"}},
-		{sid: "Pull", actions: pullActions, resources: arns},
-	}))
+	all := []string{"*"}
+	text, err := json.Marshal(document{Version: policyVersion, Statement: []statement{
+		{Sid: "A", Effect: "Allow", Action: []string{"ecr:*"}, Resource: all},
+		{Sid: "B", Effect: "Deny", NotAction: imageActions, Resource: all},
+		{Sid: "C", Effect: "Deny", NotAction: []string{tokenAction}, NotResource: arns},
+	}})
 	if err != nil {
 		panic(err) // strings only
 	}

@@ -34,7 +34,7 @@ func withRepositories(t *testing.T, cfg ec2.Config) ec2.Config {
 		t.Fatal(err)
 	}
 	cfg.Roles = map[string]*ec2.Policy{imageRole: role}
-	cfg.Repositories = []string{"team/app", "team/side", "team/other"}
+	cfg.Repositories = []string{"team/app", "team/side", "team/other", "team/open"}
 	return cfg
 }
 
@@ -42,7 +42,12 @@ func withRepositories(t *testing.T, cfg ec2.Config) ec2.Config {
 // answers.
 func pull(t *testing.T, c *Cloud, user, password, path string) int {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.cfg.Endpoint+"/v2/"+path, nil)
+	return atRegistry(t, c, http.MethodGet, user, password, path)
+}
+
+func atRegistry(t *testing.T, c *Cloud, method, user, password, path string) int {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, c.cfg.Endpoint+"/v2/"+path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,6 +91,14 @@ func TestATokenPullsTheRepositoriesThatItIsForAndNoOther(t *testing.T) {
 	}
 
 	// The role itself may read them all: it is the session that may not.
+	if status := withToken(t, c, http.MethodGet, tokenOfRole(t, c), "team/other/manifests/1"); status != http.StatusOK {
+		t.Errorf("a token of the whole role: %d", status)
+	}
+}
+
+// tokenOfRole is one of a session that nothing limits but its role.
+func tokenOfRole(t *testing.T, c *Cloud) string {
+	t.Helper()
 	session, err := c.sts.AssumeRole(t.Context(), &sts.AssumeRoleInput{RoleArn: aws.String(imageRole), RoleSessionName: aws.String("whole")})
 	if err != nil {
 		t.Fatal(err)
@@ -96,15 +109,53 @@ func TestATokenPullsTheRepositoriesThatItIsForAndNoOther(t *testing.T) {
 	if err != nil || len(out.AuthorizationData) != 1 {
 		t.Fatal(out, err)
 	}
-	if status := pullEncoded(t, c, *out.AuthorizationData[0].AuthorizationToken, "team/other/manifests/1"); status != http.StatusOK {
-		t.Errorf("a token of the whole role: %d", status)
+	return *out.AuthorizationData[0].AuthorizationToken
+}
+
+// What a repository's own policy allows by aws:PrincipalArn, no policy of a session takes away
+// but one that denies it.
+func TestATokenIsBoundedAlsoWhereARepositoryIsOpenToItsRole(t *testing.T) {
+	anyone, err := ec2.ParsePolicy([]byte(`{"Version": "2012-10-17", "Statement": [
+		{"Sid": "A", "Effect": "Allow", "Action": "ecr:*", "Resource": "*"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := withRepositories(t, anAccount(sim.Knobs{}))
+	cfg.RepositoryPolicies = map[string]*ec2.Policy{"team/open": anyone}
+	_, url := serve(t, cfg)
+	lends := settings(url)
+	lends.ImageRole = imageRole
+	c := open(t, lends)
+	for _, one := range []struct {
+		named, method, path string
+		want                int
+	}{
+		{"team/app", http.MethodGet, "team/app/manifests/1", http.StatusOK},
+		{"team/app", http.MethodGet, "team/open/manifests/1", http.StatusForbidden},
+		{"team/app", http.MethodGet, "team/open/blobs/sha256:00", http.StatusForbidden},
+		{"team/app", http.MethodPut, "team/open/manifests/1", http.StatusForbidden},
+		{"team/app", http.MethodPut, "team/app/manifests/1", http.StatusForbidden},
+		{"team/open", http.MethodGet, "team/open/manifests/1", http.StatusOK},
+		{"team/open", http.MethodPut, "team/open/manifests/1", http.StatusForbidden},
+	} {
+		got, err := c.PullCredentials(t.Context(), registryHere, one.named)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if status := atRegistry(t, c, one.method, got.Username, got.Reveal(), one.path); status != one.want {
+			t.Errorf("%s %s with a token for %s: %d, want %d", one.method, one.path, one.named, status, one.want)
+		}
+	}
+	// Nor does the role itself push what is open to it.
+	if status := withToken(t, c, http.MethodPut, tokenOfRole(t, c), "team/open/manifests/1"); status != http.StatusForbidden {
+		t.Errorf("a push with a token of the whole role: %d, want 403", status)
 	}
 }
 
-// pullEncoded pulls with a token as ECR gives it.
-func pullEncoded(t *testing.T, c *Cloud, token, path string) int {
+// withToken asks a registry with a token as ECR gives it.
+func withToken(t *testing.T, c *Cloud, method, token, path string) int {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.cfg.Endpoint+"/v2/"+path, nil)
+	req, err := http.NewRequestWithContext(t.Context(), method, c.cfg.Endpoint+"/v2/"+path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

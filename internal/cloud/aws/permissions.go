@@ -14,8 +14,11 @@ import (
 type permission struct {
 	sid string
 	// why is for people: what Kip does with it.
-	why       string
-	actions   []string
+	why     string
+	actions []string
+	// denied says that this is what may not be done, by whatever other policy: all but the
+	// actions.
+	denied    bool
 	resources []string
 	// conditions are by operator, then by key.
 	conditions map[string]map[string][]string
@@ -159,12 +162,18 @@ var permissions = []permission{
 // "Private registry permissions".
 var pullActions = []string{"ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"}
 
+// tokenAction is what gets the password for a registry.
+const tokenAction = "ecr:GetAuthorizationToken"
+
+// imageActions are all that cells have of ECR.
+var imageActions = append([]string{tokenAction}, pullActions...)
+
 // imagePermissions are those of the role in Config.ImageRole.
 var imagePermissions = []permission{
 	{
 		sid:       "KipGetsTokens",
 		why:       "The token that is the password for a registry. ECR limits this call to no repository.",
-		actions:   []string{"ecr:GetAuthorizationToken"},
+		actions:   []string{tokenAction},
 		resources: []string{"*"},
 	},
 	{
@@ -174,14 +183,28 @@ var imagePermissions = []permission{
 		actions:   pullActions,
 		resources: []string{"arn:*:ecr:*:*:repository/*"},
 	},
+	{
+		sid: "KipOnlyPulls",
+		why: "Pushes, and all else, also where a repository's own policy allows them to any principal with a condition that this role meets " +
+			"(`aws:PrincipalArn`).",
+		actions:   imageActions,
+		denied:    true,
+		resources: []string{"*"},
+	},
 }
 
 // statement is one of a policy's.
 type statement struct {
-	Sid, Effect      string
-	Action, Resource []string
-	Condition        map[string]map[string][]string `json:",omitempty"`
+	Sid, Effect string
+	Action      []string                       `json:",omitempty"`
+	NotAction   []string                       `json:",omitempty"`
+	Resource    []string                       `json:",omitempty"`
+	NotResource []string                       `json:",omitempty"`
+	Condition   map[string]map[string][]string `json:",omitempty"`
 }
+
+// policyVersion is that of IAM's language.
+const policyVersion = "2012-10-17"
 
 // document is a policy of IAM.
 type document struct {
@@ -189,17 +212,21 @@ type document struct {
 	Statement []statement
 }
 
-// policyOf allows what is permitted, and nothing else.
+// policyOf allows what is permitted, and nothing else, and denies what is denied.
 func policyOf(permissions []permission) document {
-	doc := document{Version: "2012-10-17"}
+	doc := document{Version: policyVersion}
 	for _, p := range permissions {
-		doc.Statement = append(doc.Statement, statement{
+		s := statement{
 			Sid:       p.sid,
 			Effect:    "Allow",
 			Action:    p.actions,
 			Resource:  p.resources,
 			Condition: p.conditions,
-		})
+		}
+		if p.denied {
+			s.Effect, s.Action, s.NotAction = "Deny", nil, p.actions
+		}
+		doc.Statement = append(doc.Statement, s)
 	}
 	return doc
 }
@@ -254,7 +281,7 @@ policy of its own, in which the Kip's controller ID, the value of that tag on it
 
 Cells pull [images in ECR](aws.md#images-in-ecr) with credentials of the role in ` + "`cloud.aws.ecr.roleARN`" + `, which needs the policy below.
 Its trust policy lets Kip's own role assume it: ` + "`sts:AssumeRole`" + ` for the principal that Kip is. Each session of it is limited by a policy
-of its own to the repositories that one pod names.
+of its own to the repositories that one pod names: it denies all others, also those whose own policies are open to the role.
 
 | statement | allows | for |
 | --- | --- | --- |
@@ -266,7 +293,11 @@ of its own to the repositories that one pod names.
 // tell writes the rows of a table, and the policy that they make.
 func tell(b *strings.Builder, permissions []permission) {
 	for _, p := range permissions {
-		fmt.Fprintf(b, "| `%s` | %s | %s |\n", p.sid, "`"+strings.Join(p.actions, "`, `")+"`", p.why)
+		actions := "`" + strings.Join(p.actions, "`, `") + "`"
+		if p.denied {
+			actions = "nothing, and denies all but " + actions
+		}
+		fmt.Fprintf(b, "| `%s` | %s | %s |\n", p.sid, actions, p.why)
 	}
 	b.WriteString("\n```json\n")
 	b.Write(policyOf(permissions).text())
