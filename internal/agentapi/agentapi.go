@@ -95,9 +95,10 @@ const (
 const ParamDigest = "digest"
 
 // PathNotice takes a Notice by PUT. It is Kip that serves it, to the agent of each cell, beside
-// the Kubernetes API of the cell's kubelet. It answers 200 when it has noted it, and 400 for what
-// it cannot read. A Kip before this path answers as for what no kubelet may ask, with 403 or 404,
-// and so does one that is told more than once within NoticePause.
+// the Kubernetes API of the cell's kubelet. It answers 200 when it has noted it, 400 for what it
+// cannot read, 503 for what it could not store, and 429 when it is told more than once within
+// NoticePause; after these two it is to be told again. A Kip before this path answers as for what
+// no kubelet may ask, with 403 or 404.
 const PathNotice = "/kip/v1/notice"
 
 // IsNotice says that a request of a cell's gives a Notice.

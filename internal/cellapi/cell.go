@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/spelling"
 	"github.com/elotl/kip/internal/watches"
 )
@@ -293,6 +294,9 @@ func (c *Cell) served() error {
 func (c *Cell) serve(w *counted, r *http.Request) error {
 	if err := c.served(); err != nil {
 		return err
+	}
+	if agentapi.IsNotice(r) { // others are taken before
+		return apierrors.NewTooManyRequests("a notice came less than "+agentapi.NoticePause.String()+" ago", int(agentapi.NoticePause.Seconds()))
 	}
 	a, err := c.understand(r)
 	if err != nil {

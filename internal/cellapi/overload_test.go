@@ -1,6 +1,7 @@
 package cellapi
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/http"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	testingclock "k8s.io/utils/clock/testing"
 
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -243,5 +245,23 @@ func TestACellBeyondItsBudgetIsHeldUp(t *testing.T) {
 	h.server.RemoveCell("c1")
 	if code := ask(); code != http.StatusForbidden || held != beyond {
 		t.Errorf("a removed cell: %d, %d answers held", code, held)
+	}
+}
+
+// Only a notice that comes too soon after another reaches the API. Its agent is to repeat it.
+func TestANoticeTooSoonIsChargedAndToBeRepeated(t *testing.T) {
+	h := newHouseAt(t, testingclock.NewFakeClock(time.Now()))
+	held := 0
+	h.server.overdraw = func(context.Context) { held++ }
+	c := h.server.AddCell("c1", info)
+	code, _, answer := do(t.Context(), c, http.MethodPut, agentapi.PathNotice, "application/json", []byte(`{"kind":"taken-back"}`))
+	if code != http.StatusTooManyRequests || !bytes.Contains(answer, []byte("notice")) {
+		t.Errorf("answered with %d: %s", code, answer)
+	}
+	if used := c.Usage(); held != 1 || used.Requests != 1 || used.Refused != 1 || used.Worked != refusalCosts {
+		t.Errorf("%d answers were held, and this is charged: %+v", held, used)
+	}
+	if code, _, _ := do(t.Context(), c, http.MethodPost, agentapi.PathNotice, "application/json", []byte("{}")); code != http.StatusForbidden {
+		t.Errorf("what is no notice is answered with %d", code)
 	}
 }

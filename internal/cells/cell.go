@@ -75,6 +75,8 @@ type Cell struct {
 	// Interrupted is when the cloud takes the instance back, by Kip's clock; zero if it
 	// has not said so.
 	Interrupted time.Time `json:"interrupted,omitzero"`
+	// Unconfirmed says that only the cell itself, while it was bound, has said so.
+	Unconfirmed bool `json:"unconfirmed,omitempty"`
 	// Token is the one-time join token until it is spent, then empty.
 	Token string `json:"token,omitempty"`
 	// KeyHash is the SHA-256 of the public key that spent the token.

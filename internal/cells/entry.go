@@ -70,17 +70,18 @@ type entry struct {
 	diskPolls  int                // in a row
 	diskTold   told               // what was last reported of the disks, plugins and GPUs; written under mu
 	unseen     time.Time          // since when complete looks show no instance of a launch that was given up
-	told       bool               // observers know that it is interrupted
+	told       time.Time          // the Interrupted that observers know of; of its worker
 	notified   time.Time          // when its agent last gave notice; under mu
 	atRisk     bool               // its agent says that it is; under mu
-	// unconfirmed is set while only the cell itself says that it is interrupted; under mu.
-	unconfirmed bool
-	resolving   attempts // to resolve its launch; of whoever holds the cell
-	starting    attempts // to start a stopped instance
-	stopping    attempts // to stop one
-	unknown     news     // of what may run its pod besides
-	unfit       string   // why the operator is to mend something before it is launched; under mu
-	unfitTold   news     // of that; under mu
+	// warned and counted are the Interrupted that the pod's owner was told of, and that CellTakenBack
+	// was told of; under mu. Those of an earlier process count as told.
+	warned, counted time.Time
+	resolving       attempts // to resolve its launch; of whoever holds the cell
+	starting        attempts // to start a stopped instance
+	stopping        attempts // to stop one
+	unknown         news     // of what may run its pod besides
+	unfit           string   // why the operator is to mend something before it is launched; under mu
+	unfitTold       news     // of that; under mu
 
 	trusting trusting // under mu
 
@@ -131,6 +132,10 @@ func newEntry(cell Cell, revision int64) *entry {
 		revision: revision,
 		reserved: cell.Offer().CostPerHour(),
 		paidFrom: cell.paidFrom(),
+	}
+	e.warned = cell.Interrupted
+	if !cell.Unconfirmed {
+		e.counted = cell.Interrupted
 	}
 	e.current.Store(&cell)
 	return e

@@ -3,7 +3,6 @@ package cells
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -50,82 +49,87 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 	}
 	c.mu.Unlock()
 	if found != nil {
-		c.announced(ctx, found, i, false)
+		_ = c.announced(ctx, found, i, false) // a write that was refused has ended Kip
 	}
 }
 
-// errKnown: the notice is stored already.
-var errKnown = errors.New("it is known that the cloud takes the instance back")
+var (
+	// errKnown: the notice is stored already.
+	errKnown = errors.New("it is known that the cloud takes the instance back")
+	// errMoot: the notice is of no worth, so that nothing is stored.
+	errMoot = errors.New("the cell ends, or the time of the notice is over")
+)
 
-// announced notes an interruption of a cell. byCell says that the cell tells it of itself, which
-// is believed, but not counted against what it was bought as: whoever is root there may make it up.
-// It counts when the cloud says so too, or when no pod has run there.
-func (c *Controller) announced(ctx context.Context, e *entry, i cloud.Interruption, byCell bool) {
-	if !e.cell().Interrupted.IsZero() {
-		c.confirmed(e, byCell)
-		return
-	}
-	if !e.cell().Live() {
-		return
-	}
+// announced stores an interruption of a cell, and acts on it. It returns an error if it may not be
+// stored. byCell says that the cell tells it of itself, which is believed, but not counted against
+// what it was bought as: whoever is root there may make it up. It counts when the cloud says so
+// too, or when no pod has run there.
+func (c *Controller) announced(ctx context.Context, e *entry, i cloud.Interruption, byCell bool) error {
 	at := i.At
 	if i.Left != 0 {
 		at = c.cfg.Clock.Now().Add(i.Left)
 	}
-	if c.cfg.Clock.Since(at) >= noticeOver {
-		return // it comes a second time
-	}
-	why := fmt.Sprintf("the cloud takes instance %s back at %s: %s", i.InstanceID, at.UTC().Format(time.RFC3339), i.Reason)
-	for ctx.Err() == nil {
-		err := c.save(ctx, e, func(cell *Cell) error {
-			if !cell.Interrupted.IsZero() {
-				return errKnown
-			}
-			cell.Interrupted = at
+	for {
+		err := c.save(ctx, e, func(cell *Cell) error { return cell.interrupt(at, byCell, c.cfg.Clock.Now()) })
+		switch {
+		case err == nil, errors.Is(err, errKnown):
+			c.tellNotice(e, i)
 			return nil
-		})
-		if err == nil {
-			break
-		}
-		if errors.Is(err, errKnown) {
-			c.confirmed(e, byCell)
-			return
-		}
-		if errors.Is(err, errGone) {
-			return
+		case errors.Is(err, errGone), errors.Is(err, errMoot):
+			return nil
+		case errors.Is(err, errMoved):
+			continue // it may be this notice that was stored
 		}
 		c.cfg.Log.Warn("store an interruption, retrying", "cell", e.id, "instance", i.InstanceID, "err", err)
-		if refusedWrite(err) || !c.sleep(ctx, c.cfg.Random.Jittered(time.Second)) {
-			return
+		if refusedWrite(err) {
+			c.fail(err)
+			return err
+		}
+		if !c.sleep(ctx, c.cfg.Random.Jittered(time.Second)) {
+			return err
 		}
 	}
-	cell := e.cell()
-	if cell.Interrupted.IsZero() {
-		return // ctx has ended
-	}
-	if byCell && cell.Phase == apiv1.Bound {
-		c.mu.Lock()
-		e.unconfirmed = true
-		c.mu.Unlock()
-	} else if cell.Offer().Spot {
-		c.observers.CellTakenBack(*cell)
-	}
-	c.warn(cell, events.Interrupted, "Cell %s will be lost: %s", e.id, why)
-	c.queue.Add(e.id)
 }
 
-// confirmed counts what only a cell had said, once the cloud says so too.
-func (c *Controller) confirmed(e *entry, byCell bool) {
-	if byCell {
-		return
+// interrupt notes in a record that the cloud takes the instance back.
+func (cell *Cell) interrupt(at time.Time, byCell bool, now time.Time) error {
+	switch {
+	case !cell.Interrupted.IsZero() && (byCell || !cell.Unconfirmed):
+		return errKnown
+	case !cell.Interrupted.IsZero():
+		cell.Unconfirmed = false
+	case !cell.Live() || now.Sub(at) >= noticeOver: // it comes a second time
+		return errMoot
+	default:
+		cell.Interrupted, cell.Unconfirmed = at, byCell && cell.Phase == apiv1.Bound
+	}
+	return nil
+}
+
+// tellNotice tells of the stored notice what was not told yet, and wakes the cell. It is called
+// wherever one is found stored: the answer of the write that stored it may have been lost.
+func (c *Controller) tellNotice(e *entry, i cloud.Interruption) {
+	cell := e.cell()
+	at := cell.Interrupted
+	if at.IsZero() {
+		return // it was forgotten meanwhile
 	}
 	c.mu.Lock()
-	was := e.unconfirmed
-	e.unconfirmed = false
+	warn := !e.warned.Equal(at)
+	e.warned = at
+	count := !cell.Unconfirmed && !e.counted.Equal(at)
+	if count {
+		e.counted = at
+	}
 	c.mu.Unlock()
-	if cell := e.cell(); was && cell.Offer().Spot {
+	if count && cell.Offer().Spot {
 		c.observers.CellTakenBack(*cell)
 	}
+	if warn {
+		c.warn(cell, events.Interrupted, "Cell %s will be lost: the cloud takes instance %s back at %s: %s",
+			e.id, i.InstanceID, at.UTC().Format(time.RFC3339), i.Reason)
+	}
+	c.queue.Add(e.id)
 }
 
 // interrupted carries out what a notice asks for. It returns how long is left until
@@ -160,11 +164,11 @@ func (c *Controller) interrupted(ctx context.Context, e *entry) (left time.Durat
 		}
 		return silentPoll, true
 	}
-	if !e.told {
+	if !e.told.Equal(cell.Interrupted) {
 		if !c.mayMove(ctx, e) {
 			return min(left, idlePoll), true
 		}
-		e.told = true
+		e.told = cell.Interrupted
 		c.observers.CellInterrupted(*cell)
 	}
 	return left, true
@@ -188,11 +192,12 @@ func (c *Controller) mayMove(ctx context.Context, e *entry) bool {
 // time. It returns false if that could not be stored.
 func (c *Controller) forgetNotice(ctx context.Context, e *entry) bool {
 	err := c.save(ctx, e, func(cell *Cell) error {
-		cell.Interrupted = time.Time{}
+		cell.Interrupted, cell.Unconfirmed = time.Time{}, false
 		return nil
 	})
 	switch {
 	case err == nil:
+	case errors.Is(err, errMoved) && e.cell().Interrupted.IsZero(): // by a write whose answer was lost
 	case refusedWrite(err):
 		c.fail(err)
 		return false
@@ -200,10 +205,6 @@ func (c *Controller) forgetNotice(ctx context.Context, e *entry) bool {
 		c.cfg.Log.Warn("forget an interruption that did not come, retrying", "cell", e.id, "err", err)
 		return false
 	}
-	e.told = false
-	c.mu.Lock()
-	e.unconfirmed = false
-	c.mu.Unlock()
 	id := e.cell().Instance.ID
 	c.cfg.Gate.Forget(id)
 	c.cfg.Log.Warn("the cloud has not taken an instance back as it had announced", "cell", e.id, "instance", id)

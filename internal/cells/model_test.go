@@ -156,7 +156,11 @@ func (l *modelLink) Close()                     {}
 func (l *modelLink) Conn() agentapi.Conn        { return l }
 
 // ServeHTTP refuses all, as the API does what no kubelet may ask.
-func (l *modelLink) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+func (l *modelLink) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if agentapi.IsNotice(r) {
+		w.WriteHeader(http.StatusTooManyRequests)
+		return
+	}
 	w.WriteHeader(http.StatusForbidden)
 }
 

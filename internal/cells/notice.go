@@ -32,7 +32,7 @@ type hearing struct {
 func (h hearing) Unwrap() http.Handler { return h.API }
 
 // ServeHTTP takes notices now and then, and leaves the rest to the API, which charges the cell for
-// what it refuses.
+// what it refuses, a notice too soon among it.
 func (h hearing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !agentapi.IsNotice(r) || !h.c.mayNotify(h.e) {
 		h.API.ServeHTTP(w, r)
@@ -46,7 +46,11 @@ func (h hearing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch n.Kind {
 	case agentapi.NoticeTakenBack, agentapi.NoticeAtRisk:
-		h.c.cfg.Pulse.Turn(r.Context(), "notices", func(ctx context.Context) { h.c.notified(ctx, h.e, n) })
+		var err error
+		h.c.cfg.Pulse.Turn(r.Context(), "notices", func(ctx context.Context) { err = h.c.notified(ctx, h.e, n) })
+		if err != nil {
+			http.Error(w, "the notice could not be stored", http.StatusServiceUnavailable)
+		}
 	default:
 		http.Error(w, "the kind of the notice is not known: want taken-back or at-risk", http.StatusBadRequest)
 	}
@@ -65,10 +69,11 @@ func (c *Controller) mayNotify(e *entry) bool {
 }
 
 // notified takes what a cell says of itself. Only what was bought as spot is taken back so.
-func (c *Controller) notified(ctx context.Context, e *entry, n agentapi.Notice) {
+// It returns an error if the cell is to say it again.
+func (c *Controller) notified(ctx context.Context, e *entry, n agentapi.Notice) error {
 	cell := e.cell()
 	if cell.Instance == nil || !cell.Offer().Spot {
-		return
+		return nil
 	}
 	if n.Kind == agentapi.NoticeAtRisk {
 		c.mu.Lock()
@@ -79,9 +84,9 @@ func (c *Controller) notified(ctx context.Context, e *entry, n agentapi.Notice) 
 			c.report(cell, normal, events.RebalanceRecommended,
 				"The cloud says that cell "+e.id+" is more likely than usual to be taken back; the pod runs on until there is a notice")
 		}
-		return
+		return nil
 	}
-	c.announced(ctx, e, cloud.Interruption{
+	return c.announced(ctx, e, cloud.Interruption{
 		InstanceID: cell.Instance.ID,
 		Left:       min(max(n.Left, shortestNotice), longestNotice),
 		Reason:     "it was told so itself",

@@ -1,17 +1,23 @@
 package cells
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/store"
 )
 
 // says has a pod's cell tell Kip something, and returns the status of the answer.
@@ -168,10 +174,199 @@ func TestNoticesAreBounded(t *testing.T) {
 		for range 100 {
 			codes[b.notice("a", agentapi.Notice{Kind: agentapi.NoticeAtRisk})]++
 		}
-		if fmt.Sprint(codes) != "map[200:1 403:99]" { // the API's, which charges the cell
+		if fmt.Sprint(codes) != "map[200:1 429:99]" { // the API's, which charges the cell
 			t.Errorf("of a hundred at once: %v", codes)
 		}
 	})
+}
+
+// lostAnswers lose the next answers of writes of one record. The writes are done.
+type lostAnswers struct {
+	mu   sync.Mutex
+	key  string
+	left int
+}
+
+func (l *lostAnswers) of(cell Cell) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.key, l.left = keyPrefix+cell.ID, 1
+}
+
+func (l *lostAnswers) hook(op, key string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if op != "applied" || key != l.key || l.left == 0 {
+		return nil
+	}
+	l.left--
+	return errors.New("the answer is lost")
+}
+
+// A notice that was stored while the answer was lost is acted on like any other.
+func TestANoticeWhoseWriteHadNoAnswerIsActedOn(t *testing.T) {
+	for _, who := range []string{"the cloud", "the cell"} {
+		t.Run(who, func(t *testing.T) {
+			o, lost := &takenBack{}, &lostAnswers{}
+			inBubble(t, nil, lost.hook, func(t *testing.T, b *bubble) {
+				b.spot("a")
+				cell, _ := b.cells.ForPod(ref("a").UID)
+				byCloud := cloud.Interruption{InstanceID: cell.Instance.ID, At: time.Now().Add(2 * time.Minute), Reason: "marked"}
+				lost.of(cell)
+				if who == "the cell" {
+					if code := b.notice("a", agentapi.Notice{Kind: agentapi.NoticeTakenBack, Left: 2 * time.Minute}); code != http.StatusOK {
+						t.Errorf("Kip answers %d", code)
+					}
+					b.later(5 * time.Second)
+					if len(b.said("interrupted a")) != 1 || len(o.all()) != 0 {
+						t.Errorf("%v count as taken back by the cell's word alone; said %v", o.all(), b.events)
+					}
+					lost.of(cell) // that of the cloud's word, too
+				}
+				b.cells.interrupt(t.Context(), byCloud)
+				b.later(5 * time.Second)
+				if lost.left != 0 || len(b.said("interrupted a")) != 1 || len(b.said("Warning Interrupted")) != 1 || len(o.all()) != 1 {
+					t.Errorf("%d answers are left to be lost; %v count as taken back; said %v", lost.left, o.all(), b.events)
+				}
+			}, o)
+		})
+	}
+}
+
+// That a notice was taken back was stored, but the answer was lost: the next one is acted on.
+func TestANoticeAfterOneThatWasNotTrueIsActedOn(t *testing.T) {
+	o, lost := &takenBack{}, &lostAnswers{}
+	inBubble(t, nil, lost.hook, func(t *testing.T, b *bubble) {
+		b.spot("a")
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		for n := 1; n <= 2; n++ {
+			b.cells.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: time.Now().Add(time.Minute), Reason: "marked"})
+			b.later(30 * time.Second)
+			if len(b.said("interrupted a")) != n || len(b.said("Warning Interrupted")) != n || len(o.all()) != n {
+				t.Errorf("notice %d: %v count as taken back; said %v", n, o.all(), b.events)
+			}
+			lost.of(cell)
+			b.later(10 * time.Minute)
+			if now, _ := b.cells.ForPod(ref("a").UID); lost.left != 0 || !now.Interrupted.IsZero() || len(b.gate.Held()) != 0 {
+				t.Fatalf("long after its time it is still to be taken at %v; held back %v", now.Interrupted, b.gate.Held())
+			}
+		}
+	}, o)
+}
+
+// confirming has the cloud give notice in the moment in which a cell's own notice is stored.
+type confirming struct {
+	Unobserved
+	b    *bubble
+	once sync.Once
+	over chan struct{}
+}
+
+func (o *confirming) CellChanged(c Cell) {
+	if c.Interrupted.IsZero() {
+		return
+	}
+	o.once.Do(func() {
+		go func() {
+			defer close(o.over)
+			o.b.cells.interrupt(o.b.Context(), cloud.Interruption{InstanceID: c.Instance.ID, At: c.Interrupted, Reason: "marked"})
+		}()
+		for range 1000 { // it may have to wait for this write
+			runtime.Gosched()
+		}
+	})
+}
+
+func TestWhatTheCloudSaysInTheMomentOfACellsOwnNoticeCounts(t *testing.T) {
+	o, racing := &takenBack{}, &confirming{}
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		racing.b, racing.over = b, make(chan struct{})
+		b.spot("a")
+		b.notice("a", agentapi.Notice{Kind: agentapi.NoticeTakenBack, Left: 2 * time.Minute})
+		<-racing.over
+		b.later(time.Second)
+		if len(o.all()) != 1 || len(b.said("Warning Interrupted")) != 1 || len(b.said("interrupted a")) != 1 {
+			t.Errorf("%v count as taken back; said %v", o.all(), b.events)
+		}
+	}, o, racing)
+}
+
+func TestWhatTheCloudSaysAfterARestartCountsIfOnlyTheCellHadSaidIt(t *testing.T) {
+	for _, byCell := range []bool{true, false} {
+		o := &takenBack{}
+		inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+			b.spot("a")
+			cell, _ := b.cells.ForPod(ref("a").UID)
+			byCloud := cloud.Interruption{InstanceID: cell.Instance.ID, At: time.Now().Add(4 * time.Minute), Reason: "marked"}
+			if byCell {
+				b.notice("a", agentapi.Notice{Kind: agentapi.NoticeTakenBack, Left: 4 * time.Minute})
+			} else {
+				b.cells.interrupt(t.Context(), byCloud)
+			}
+			b.later(time.Second)
+			b.stop()
+			b.run()
+			b.later(10 * time.Second)
+			for range 2 {
+				b.cells.interrupt(t.Context(), byCloud)
+			}
+			b.later(time.Second)
+			if len(o.all()) != 1 || len(b.said("Warning Interrupted")) != 1 {
+				t.Errorf("by the cell %t: %v count as taken back; said %v", byCell, o.all(), b.events)
+			}
+		}, o)
+	}
+}
+
+// The agent repeats what Kip has not stored.
+func TestANoticeThatIsNotStoredIsNotConfirmed(t *testing.T) {
+	for what, refusal := range map[string]error{
+		"deposed":          store.ErrNotLeader,
+		"written by other": store.ErrConflict,
+		"no space":         store.ErrNoSpace,
+	} {
+		t.Run(what, func(t *testing.T) {
+			var refused atomic.Bool
+			inBubble(t, nil, func(op, key string) error {
+				if refused.Load() && op == "apply" && strings.HasPrefix(key, keyPrefix) {
+					return refusal
+				}
+				return nil
+			}, func(t *testing.T, b *bubble) {
+				b.spot("a")
+				cell, _ := b.cells.ForPod(ref("a").UID)
+				refused.Store(true)
+				ctx, cancel := context.WithTimeout(b.Context(), 10*time.Second) // the agent waits no longer
+				defer cancel()
+				w := httptest.NewRecorder()
+				r := httptest.NewRequestWithContext(ctx, http.MethodPut, agentapi.PathNotice, strings.NewReader(`{"kind":"taken-back"}`))
+				l := b.links.of(cell.ID)
+				l.mu.Lock()
+				kip := l.kip
+				l.mu.Unlock()
+				kip.ServeHTTP(w, r)
+				if w.Code != http.StatusServiceUnavailable || len(b.said("Interrupted")) != 0 {
+					t.Errorf("Kip answers %d: %s; said %v", w.Code, w.Body, b.events)
+				}
+				if errors.Is(refusal, store.ErrNoSpace) {
+					refused.Store(false)
+					if code := b.notice("a", agentapi.Notice{Kind: agentapi.NoticeTakenBack, Left: time.Minute}); code != http.StatusOK {
+						t.Errorf("once there is space Kip answers %d", code)
+					}
+					return
+				}
+				select {
+				case err := <-b.ended: // somebody else writes
+					b.stop = func() {}
+					if !errors.Is(err, refusal) {
+						t.Errorf("it ended with %v", err)
+					}
+				case <-time.After(time.Minute):
+					t.Error("it goes on, though somebody else writes its records")
+				}
+			})
+		})
+	}
 }
 
 func TestAStandbyCellThatIsTakenBackIsReplacedAtOnceAndCounts(t *testing.T) {

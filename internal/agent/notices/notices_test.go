@@ -94,6 +94,27 @@ func TestTheTimeThatIsLeftIsByTheServicesClock(t *testing.T) {
 	}
 }
 
+func TestANoticeIsRepeatedUntilKipHasIt(t *testing.T) {
+	for status, want := range map[int]int{
+		http.StatusOK:                 1,
+		http.StatusForbidden:          1, // a Kip that does not know of notices
+		http.StatusNotFound:           1,
+		http.StatusMethodNotAllowed:   1,
+		http.StatusTooManyRequests:    3,
+		http.StatusServiceUnavailable: 3,
+	} {
+		s := &service{token: "a", says: map[string]string{pathAction: `{"action": "terminate", "time": "2017-09-18T08:22:00Z"}`}}
+		k := &kip{status: status}
+		w := watcher(t, s, k, &bytes.Buffer{})
+		for range 3 {
+			_ = w.round(t.Context())
+		}
+		if len(k.told) != want {
+			t.Errorf("a Kip that answers %d is told %d times, want %d", status, len(k.told), want)
+		}
+	}
+}
+
 func TestWhatIsNoNoticeIsNotTold(t *testing.T) {
 	for what, tc := range map[string]struct{ said, want string }{
 		"no JSON": {"terminate", "has no time"},
