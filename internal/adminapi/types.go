@@ -286,6 +286,9 @@ type Console struct {
 	Error string `json:"error,omitempty"`
 }
 
+// MaxConsole is how many bytes of a console are told: as many as EC2 keeps.
+const MaxConsole = 64 << 10
+
 // ConsoleText is what the machine of a cell wrote to its console, as far as its cloud keeps
 // and shows it now.
 type ConsoleText struct {
@@ -293,7 +296,7 @@ type ConsoleText struct {
 	Phase apiv1.Phase `json:"phase"`
 	// Instance is the machine; empty for a cell that has none yet.
 	Instance string `json:"instance,omitempty"`
-	// Text is the end of it, at most 64 KiB, byte by byte: it is not fit for a terminal, since
+	// Text is the end of it, at most MaxConsole, byte by byte: it is not fit for a terminal, since
 	// whoever is root on the machine writes what he likes.
 	Text []byte `json:"text"`
 }

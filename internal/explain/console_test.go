@@ -146,3 +146,16 @@ func TestAConsoleIsBoundedAndSteersNoTerminal(t *testing.T) {
 		}
 	}
 }
+
+func TestNoMoreOfAConsoleIsToldThanIsPromised(t *testing.T) {
+	pod := asking("100Mi")
+	k := newKip(t, pod)
+	k.explains.cfg.Console = console(func(context.Context, string) ([]byte, error) {
+		return append(make([]byte, 10*adminapi.MaxConsole), "end"...), nil
+	})
+	k.requests.has = &cells.Cell{ID: "cell-1", Phase: apiv1.Booting, Instance: &cloud.Instance{ID: "i-1"}}
+	is, err := k.explains.Console(t.Context(), "cell-1")
+	if err != nil || len(is.Text) != adminapi.MaxConsole || !strings.HasSuffix(string(is.Text), "end") {
+		t.Errorf("%d bytes are told, %v", len(is.Text), err)
+	}
+}

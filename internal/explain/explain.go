@@ -279,7 +279,7 @@ func (x *Explainer) Console(ctx context.Context, cell string) (adminapi.ConsoleT
 	if err != nil {
 		return adminapi.ConsoleText{}, fmt.Errorf("read the console of cell %s: %w", cell, err)
 	}
-	is.Text = text
+	is.Text = text[max(0, len(text)-adminapi.MaxConsole):]
 	return is, nil
 }
 

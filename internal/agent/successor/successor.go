@@ -9,7 +9,9 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -236,6 +238,38 @@ func (e *finalError) Unwrap() error { return e.error }
 
 func final(format string, args ...any) error { return &finalError{fmt.Errorf(format, args...)} }
 
+// mostRedirects is how many are followed.
+const mostRedirects = 5
+
+// mayRedirect follows no redirect from TLS to plain text.
+func mayRedirect(next *http.Request, via []*http.Request) error {
+	switch {
+	case len(via) > mostRedirects:
+		return fmt.Errorf("more than %d redirects", mostRedirects)
+	case via[0].URL.Scheme == "https" && next.URL.Scheme != "https":
+		return errors.New("a redirect from https to " + next.URL.Scheme)
+	}
+	return nil
+}
+
+// elsewhereNoLocal connects to a host, and to others where these are not the machine itself or
+// on its link, as a cloud's metadata service is: whoever answers for the host may redirect.
+func elsewhereNoLocal(host string) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		var dialer net.Dialer
+		if to, _, err := net.SplitHostPort(address); err != nil || to != host {
+			dialer.Control = func(_, address string, _ syscall.RawConn) error {
+				to, err := netip.ParseAddrPort(address)
+				if ip := to.Addr().Unmap(); err != nil || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsUnspecified() {
+					return errors.New("a redirect leads to an address of the machine or its link")
+				}
+				return nil
+			}
+		}
+		return dialer.DialContext(ctx, network, address)
+	}
+}
+
 // fetch gets the program once, and gives it its name only where it is whole and has the
 // digest: whatever is there by that name may be started.
 func (s *Successor) fetch(ctx context.Context, j job, program string) (err error) {
@@ -247,7 +281,11 @@ func (s *Successor) fetch(ctx context.Context, j job, program string) (err error
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	defer transport.CloseIdleConnections()
 	transport.DisableCompression = true // the digest is of the file's own bytes
-	resp, err := (&http.Client{Transport: transport}).Do(r)
+	transport.DialContext = elsewhereNoLocal(r.URL.Hostname())
+	resp, err := (&http.Client{Transport: transport, CheckRedirect: mayRedirect}).Do(r)
+	if failed, is := errors.AsType[*url.Error](err); is {
+		err = failed.Err // where a redirect leads may be a secret, such as a signed address
+	}
 	if err != nil {
 		return fmt.Errorf("fetch %s: %w", j.source, err)
 	}

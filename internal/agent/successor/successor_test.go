@@ -295,3 +295,27 @@ func TestAKeptAgentThatWasChangedIsRemovedAndNotStarted(t *testing.T) {
 		t.Errorf("left %q", left)
 	}
 }
+
+func TestARedirectLeadsNowhereThatIsLocalAndIsNotTold(t *testing.T) {
+	const secret = "signature"
+	asked := 0
+	local := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked++ }))
+	defer local.Close()
+	away := strings.Replace(local.URL, "127.0.0.1", "127.0.0.2", 1) + "/?" + secret
+	server := httptest.NewServer(http.RedirectHandler(away, http.StatusFound))
+	defer server.Close()
+	s := New(Options{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), MaxBytes: 100})
+	err := s.fetch(t.Context(), job{source: server.URL, digest: sum("x")}, filepath.Join(t.TempDir(), "agent"))
+	if err == nil || strings.Contains(err.Error(), secret) || !strings.Contains(err.Error(), "redirect") || asked != 0 {
+		t.Errorf("asked %d times, %v", asked, err)
+	}
+	tls := httptest.NewTLSServer(http.NotFoundHandler())
+	defer tls.Close()
+	from, to := httptest.NewRequest(http.MethodGet, tls.URL, nil), httptest.NewRequest(http.MethodGet, server.URL, nil)
+	if err := mayRedirect(to, []*http.Request{from}); err == nil {
+		t.Error("from https to http")
+	}
+	if err := mayRedirect(from, []*http.Request{to}); err != nil {
+		t.Error(err)
+	}
+}
