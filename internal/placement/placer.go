@@ -549,9 +549,10 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 	return f
 }
 
-// slow reports whether some of what a type must pass wants more than its size.
-func (c *choice) slow() bool {
-	return c.picky || c.requirements != nil || c.most > 0 || c.zoned && len(c.zones) > mostBits
+// byOffer reports whether each offer of a type is to be looked at, to know whether one is
+// where the pod may run, for what it may cost.
+func (c *choice) byOffer() bool {
+	return c.requirements != nil || c.most > 0 || c.zoned && len(c.zones) > mostBits
 }
 
 // fits reports whether a type of a market fits, and is offered where the pod may run.
@@ -560,7 +561,7 @@ func (c *choice) fits(m *market, i int) bool {
 	if c.short(s) < 0 || c.picky && !c.picks(s) {
 		return false
 	}
-	if c.requirements != nil || c.most > 0 || c.zoned && len(c.zones) > mostBits {
+	if c.byOffer() {
 		return c.offered(&m.rows[i], s)
 	}
 	return !c.zoned || s.zones&c.within[s.arch] != 0
@@ -568,7 +569,7 @@ func (c *choice) fits(m *market, i int) bool {
 
 // count is how many types of a market fit, from one on.
 func (c *choice) count(m *market, from int) (n int) {
-	if c.slow() {
+	if c.picky || c.byOffer() {
 		for i := from; i < len(m.sizes); i++ {
 			if c.fits(m, i) {
 				n++
