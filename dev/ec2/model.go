@@ -130,6 +130,7 @@ type Model struct {
 	risks     map[string]time.Time // when it was recommended to leave an instance
 
 	hideVolumes bool // from descriptions
+	fate        Fate // of the volumes that are made
 }
 
 // New makes a model without instances. Close it.

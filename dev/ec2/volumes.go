@@ -38,6 +38,34 @@ type volume struct {
 	// left is the instance that the volume is being detached from since then.
 	left     string
 	detached time.Time
+	fate     Fate
+}
+
+// Fate is what becomes of a volume that EC2 has accepted.
+type Fate int
+
+// Fates. EC2 looks at the KMS key of a volume when it has accepted it: "the action can appear to
+// complete, but eventually fails" (EC2 API reference, "CreateVolume"). It does not say how that shows.
+const (
+	FateWhole Fate = iota
+	FateError      // it goes to state error, and stays there
+	FateNever      // nothing ever shows it
+)
+
+// FailVolumes lets the volumes that are made from now on have a fate.
+func (m *Model) FailVolumes(fate Fate) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fate = fate
+}
+
+// AgeVolumes lets the volumes that there are have been made earlier by d.
+func (m *Model) AgeVolumes(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, v := range m.volumes {
+		v.created = v.created.Add(-d)
+	}
 }
 
 type volumeXML struct {
@@ -67,7 +95,7 @@ type attachmentSet struct {
 
 // shows says whether calls know the volume: one that was just made, or is deleted, is unknown.
 func (v *volume) shows(now time.Time, step time.Duration) bool {
-	return !now.Before(v.created.Add(step)) && (v.deleted.IsZero() || now.Before(v.deleted.Add(step)))
+	return v.fate != FateNever && !now.Before(v.created.Add(step)) && (v.deleted.IsZero() || now.Before(v.deleted.Add(step)))
 }
 
 // status is the volume's.
@@ -77,6 +105,8 @@ func (v *volume) status(now time.Time, step time.Duration) string {
 		return "deleting"
 	case now.Before(v.created.Add(2 * step)):
 		return "creating"
+	case v.fate == FateError:
+		return "error"
 	case v.Instance != "" || v.leaving(now, step):
 		return "in-use"
 	}
@@ -131,7 +161,7 @@ func (m *Model) Volumes() (all []Volume) {
 	defer m.mu.Unlock()
 	m.free(living)
 	for _, v := range m.volumes {
-		if v.deleted.IsZero() {
+		if v.deleted.IsZero() && v.fate != FateNever {
 			one := v.Volume
 			one.Tags = maps.Clone(one.Tags)
 			all = append(all, one)
@@ -288,7 +318,7 @@ func (m *Model) createVolume(r *request) (any, error) {
 			v = before // also one that was deleted since
 		}
 		if v.ID == "" {
-			v.created = now
+			v.created, v.fate = now, m.fate
 			m.addVolume(v)
 		}
 		answer = v.xml(now, m.cfg.VolumeStep)

@@ -12,7 +12,8 @@ import (
 type Disks interface {
 	// CreateDisk makes a blank disk. It is idempotent by r.Token: a second call
 	// with the same token returns the disk of the first, also after a crash of
-	// the caller, as long as that disk exists.
+	// the caller, as long as that disk exists. The error is a *FailedDiskError where the
+	// cloud has accepted the disk and then cannot make it.
 	CreateDisk(ctx context.Context, r DiskRequest) (Disk, error)
 
 	// DeleteDisk removes a disk and its data for good. It is idempotent: an
@@ -70,6 +71,18 @@ const TagVolume = "KipVolume"
 
 // ErrInUse: somebody has the disk. Every *InUseError matches it.
 var ErrInUse = errors.New("the disk is in use")
+
+// FailedDiskError is of a disk that a cloud has accepted and then could not make, as it has
+// said twice. There is nothing on the disk. Once it is deleted, its token makes another.
+type FailedDiskError struct {
+	Disk  string
+	State string // the cloud's word for it
+	Why   string // what it mostly is, and what is wanted
+}
+
+func (e *FailedDiskError) Error() string {
+	return fmt.Sprintf("the cloud has disk %s in state %q: %s", e.Disk, e.State, e.Why)
+}
 
 // InUseError says which instance has a disk.
 type InUseError struct{ Disk, Instance string }

@@ -370,8 +370,8 @@ func (g *Gate) DetachDisk(ctx context.Context, disk, instance string) error {
 	return g.cfg.Cloud.Features().Disks.DetachDisk(ctx, disk, instance)
 }
 
-// DeleteDisk removes a disk with its data, whose claim was deleted. The cloud has
-// disks.
+// DeleteDisk removes a disk with its data, whose claim was deleted, or which the cloud could not
+// make. The cloud has disks.
 func (g *Gate) DeleteDisk(ctx context.Context, disk string) error {
 	if held := g.distrust(End{}); held != nil {
 		return held

@@ -142,7 +142,11 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 			cloud.TagName: "Kip volume " + p.cfg.NameTag + " " + o.PVC.Namespace + "/" + o.PVC.Name,
 		},
 	})
+	failed, lost := errors.AsType[*cloud.FailedDiskError](err)
 	switch {
+	case lost:
+		state, err := p.discard(ctx, o, failed, err)
+		return nil, state, err
 	case cloud.Refused(err):
 		return nil, controller.ProvisioningFinished, err
 	case err != nil: // it may have been made
@@ -177,6 +181,19 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 			}}}},
 		},
 	}, controller.ProvisioningFinished, nil
+}
+
+// discard deletes a disk that the cloud could not make. The next try of its claim, which waits longer
+// each time, makes another. The error is for the claim's Event.
+func (p *Provisioner) discard(ctx context.Context, o controller.ProvisionOptions, failed *cloud.FailedDiskError,
+	why error) (controller.ProvisioningState, error) {
+	if err := p.cfg.Gate.DeleteDisk(ctx, failed.Disk); err != nil {
+		return controller.ProvisioningInBackground, fmt.Errorf("%w; it is to be deleted before another is made: %w", why, err)
+	}
+	p.disks.removed(failed.Disk, p.cfg.Clock.Now())
+	p.cfg.Log.Warn("deleted a disk that the cloud could not make", "disk", failed.Disk, "state", failed.State, "volume", o.PVName,
+		"claim", o.PVC.Namespace+"/"+o.PVC.Name)
+	return controller.ProvisioningFinished, fmt.Errorf("%w; it is deleted, and another is made for the claim", why)
 }
 
 // where selects the nodes whose pods can have a disk that was made for one of them: the

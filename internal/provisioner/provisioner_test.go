@@ -3,6 +3,7 @@ package provisioner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -96,6 +97,46 @@ func TestAClaimGetsOneDiskHoweverOftenItIsTried(t *testing.T) {
 	}
 	if r := s.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]; r.Key != corev1.LabelHostname || r.Values[0] != "kip-0" {
 		t.Errorf("it selects nodes by %+v", r)
+	}
+}
+
+// brittle is a cloud whose disks come to nothing while fails is above 0.
+type brittle struct {
+	*sim.Cloud
+	fails int
+}
+
+func (b *brittle) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
+	disk, err := b.Cloud.CreateDisk(ctx, r)
+	if err == nil && b.fails > 0 {
+		b.fails--
+		return cloud.Disk{}, fmt.Errorf("create: %w", &cloud.FailedDiskError{Disk: disk.ID, State: "error", Why: "want a key"})
+	}
+	return disk, err
+}
+
+func TestADiskThatTheCloudCouldNotMakeIsToldDeletedAndMadeAnew(t *testing.T) {
+	p, c := provisioner(t)
+	p.cfg.Disks = &brittle{c, 2}
+	c.FailNth(sim.KindDeleteDisk, 1, sim.Fault{Before: errors.New("not now")})
+	for n, want := range []struct {
+		state controller.ProvisioningState
+		left  int
+	}{
+		{controller.ProvisioningInBackground, 1}, // it is not forgotten when its claim is deleted meanwhile
+		{controller.ProvisioningFinished, 0},
+	} {
+		_, state, err := p.Provision(t.Context(), options())
+		if err == nil || !strings.Contains(err.Error(), `in state "error"`) || state != want.state || len(c.Disks()) != want.left {
+			t.Errorf("try %d: %s, %v, with %+v", n, state, err, c.Disks())
+		}
+	}
+	pv, _, err := p.Provision(t.Context(), options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := c.Disks(); len(all) != 1 || all[0].ID != pv.Spec.CSI.VolumeHandle {
+		t.Errorf("the volume is on %s of %+v", pv.Spec.CSI.VolumeHandle, all)
 	}
 }
 

@@ -56,6 +56,8 @@ type Cloud struct {
 	making chan struct{} // holds one who makes a cells' group, or changes its rules
 	next   *look         // that of volumes which is to be made; under mu
 	looks  chan struct{} // holds one who makes it
+
+	attempts map[string]attempt // of disks that EC2 fails to make, by token; under mu
 }
 
 // Name implements cloud.Cloud.

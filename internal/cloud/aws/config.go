@@ -124,6 +124,8 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		making: make(chan struct{}, 1),
 		looks:  make(chan struct{}, 1),
 
+		attempts: map[string]attempt{},
+
 		unlocated: unlocated,
 	}
 	// Who is elsewhere reaches instances at their public addresses only.

@@ -2,6 +2,7 @@ package aws
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
@@ -67,12 +69,65 @@ func (c *Cloud) createVolume(ctx context.Context, r cloud.DiskRequest) (types.Vo
 	if len(made) == 0 {
 		return c.newVolume(ctx, r, int32(size))
 	}
-	v := made[0]
+	v := made[max(0, slices.IndexFunc(made, func(v types.Volume) bool { return v.State != types.VolumeStateError }))]
 	if int64(aws.ToInt32(v.Size)) < size || aws.ToString(v.AvailabilityZone) != r.Zone {
 		return types.Volume{}, refused("the token %q has made %s of %d GiB in %s, and cannot make one of %d GiB", r.Token,
 			aws.ToString(v.VolumeId), aws.ToInt32(v.Size), aws.ToString(v.AvailabilityZone), size)
 	}
-	return c.available(ctx, aws.ToString(v.VolumeId))
+	return c.whole(ctx, r.Token, aws.ToString(v.VolumeId), false)
+}
+
+const (
+	// shownWithin is how long EC2 may take to show what it has made, which is seconds (EC2 API
+	// reference, "Eventual consistency"). A volume that it does not show then is none.
+	shownWithin = 2 * time.Minute
+	// confirmations are the looks, one after the other, that have to say that a volume is lost.
+	confirmations = 2
+	// mostNumbers bounds the ClientTokens that one call tries.
+	mostNumbers = 30
+	// mostAttempts bounds the tokens of which it is remembered how far they have come.
+	mostAttempts = 1000
+)
+
+// attempt is how far the making of a token's disk has come. EC2 accepts a volume whose KMS key it
+// then cannot use, and to the same ClientToken it names that one for ever; so the next volume has
+// a ClientToken with a number. A process that does not remember it goes through the numbers again.
+type attempt struct {
+	number int
+	lost   string // the volume of the number before
+}
+
+func (c *Cloud) attemptAt(token string) attempt {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.attempts[token]
+}
+
+// lose notes that a volume of the token came to nothing, however often it is noted.
+func (c *Cloud) lose(token, id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := c.attempts[token]
+	if was.lost == id {
+		return
+	}
+	if len(c.attempts) >= mostAttempts {
+		clear(c.attempts)
+	}
+	c.attempts[token] = attempt{was.number + 1, id}
+}
+
+// clientToken is that of an attempt. The name of a PersistentVolume has no slash, so that no
+// other token is the same.
+func clientToken(token string, number int) string {
+	if number == 0 {
+		return token
+	}
+	numbered := fmt.Sprintf("%s/%d", token, number)
+	if len(numbered) > maxToken {
+		numbered = fmt.Sprintf("%x", sha256.Sum256([]byte(numbered)))
+	}
+	return numbered
 }
 
 // newVolume makes a volume, or is told again of that which the token has made.
@@ -83,35 +138,77 @@ func (c *Cloud) newVolume(ctx context.Context, r cloud.DiskRequest, size int32) 
 			tags[i].Value = aws.String(string(text[:maxTagValue]))
 		}
 	}
-	out, err := c.api.CreateVolume(ctx, &ec2.CreateVolumeInput{
-		ClientToken:       aws.String(r.Token),
-		AvailabilityZone:  aws.String(r.Zone),
-		Size:              aws.Int32(size),
-		VolumeType:        types.VolumeTypeGp3,
-		Encrypted:         aws.Bool(true),
-		TagSpecifications: []types.TagSpecification{{ResourceType: types.ResourceTypeVolume, Tags: tags}},
-	})
-	if err != nil {
-		return types.Volume{}, classify(err, cloud.Scope{})
+	id := ""
+	for range mostNumbers {
+		out, err := c.api.CreateVolume(ctx, &ec2.CreateVolumeInput{
+			ClientToken:       aws.String(clientToken(r.Token, c.attemptAt(r.Token).number)),
+			AvailabilityZone:  aws.String(r.Zone),
+			Size:              aws.Int32(size),
+			VolumeType:        types.VolumeTypeGp3,
+			Encrypted:         aws.Bool(true),
+			TagSpecifications: []types.TagSpecification{{ResourceType: types.ResourceTypeVolume, Tags: tags}},
+		})
+		if err != nil {
+			return types.Volume{}, classify(err, cloud.Scope{})
+		}
+		id = aws.ToString(out.VolumeId)
+		if v, err := c.whole(ctx, r.Token, id, longMade(out)); !errors.Is(err, errGone) {
+			return v, err
+		}
 	}
-	return c.available(ctx, aws.ToString(out.VolumeId))
+	return types.Volume{}, fmt.Errorf("EC2 has none of %d volumes any more that it has made one after another, the last of them %s: %s",
+		mostNumbers, id, wantKey)
 }
 
-// available waits until a volume is more than begun. EC2 may take some seconds to show it at all.
-func (c *Cloud) available(ctx context.Context, id string) (v types.Volume, err error) {
-	shown := false
+// longMade says that EC2 should show a volume by now, by its own clock.
+func longMade(out *ec2.CreateVolumeOutput) bool {
+	now, is := middleware.GetServerTime(out.ResultMetadata)
+	return is && out.CreateTime != nil && now.Sub(*out.CreateTime) >= shownWithin
+}
+
+// whole waits for a volume that the token has made. The next call makes another where EC2 could
+// not make it, or has it no more: the error is a *cloud.FailedDiskError, or errGone.
+func (c *Cloud) whole(ctx context.Context, token, id string, long bool) (types.Volume, error) {
+	v, err := c.available(ctx, id, long)
+	_, failed := errors.AsType[*cloud.FailedDiskError](err)
+	switch {
+	case err == nil:
+		c.mu.Lock()
+		delete(c.attempts, token)
+		c.mu.Unlock()
+	case failed, errors.Is(err, errGone):
+		c.lose(token, id)
+	}
+	return v, err
+}
+
+var errGone = errors.New("EC2 has it no more")
+
+// wantKey is what EC2 does not say of a volume that it cannot make.
+const wantKey = "mostly it is the KMS key: want one that is enabled, and that Kip's role may use"
+
+// available waits until a volume is more than begun. EC2 may take some seconds to show it at all,
+// but for one that was made long ago. That a volume is lost is believed when two looks have said so.
+func (c *Cloud) available(ctx context.Context, id string, long bool) (v types.Volume, err error) {
+	shown, looks := false, 0
 	err = c.until(ctx, id, func(now types.Volume, is bool) (bool, error) {
 		v, shown = now, is
-		switch {
-		case is && v.State == types.VolumeStateError:
-			return false, fmt.Errorf("EC2 could not make %s, mostly for its KMS key: want a key that Kip's role may use", id)
-		case is && (v.State == types.VolumeStateDeleting || v.State == types.VolumeStateDeleted):
-			return false, refused("%s, which this token has made, was deleted: want a claim that is made anew", id)
+		broken := is && v.State == types.VolumeStateError
+		gone := !is && long || is && (v.State == types.VolumeStateDeleting || v.State == types.VolumeStateDeleted)
+		if !broken && !gone {
+			looks = 0
+			return is && v.State != types.VolumeStateCreating, nil
 		}
-		return is && v.State != types.VolumeStateCreating, nil
+		switch looks++; {
+		case looks < confirmations:
+			return false, nil
+		case broken:
+			return false, &cloud.FailedDiskError{Disk: id, State: string(v.State), Why: wantKey}
+		}
+		return false, fmt.Errorf("volume %s: %w", id, errGone)
 	})
 	if err != nil && !shown && ctx.Err() != nil {
-		return v, fmt.Errorf("EC2 does not show %s, which it has made: %w", id, err)
+		return v, fmt.Errorf("EC2 does not show %s, which it has made; where that lasts, %s: %w", id, wantKey, err)
 	}
 	return v, err
 }

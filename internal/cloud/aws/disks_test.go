@@ -29,7 +29,9 @@ func diskRequest(token string) cloud.DiskRequest {
 
 func makeDisk(t *testing.T, c *Cloud, r cloud.DiskRequest) cloud.Disk {
 	t.Helper()
-	disk, err := c.CreateDisk(t.Context(), r)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	disk, err := c.CreateDisk(ctx, r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +88,7 @@ func TestADiskIsMadeOnceHoweverLongItsMakerWasAway(t *testing.T) {
 	if again := makeDisk(t, c, diskRequest("a")); again.ID != first.ID || len(model.Volumes()) != 1 {
 		t.Errorf("made %s and then %s: %+v", first.ID, again.ID, model.Volumes())
 	}
-	// The token of a disk that was deleted is told as what it is, and makes no other.
+	// A disk that was deleted is made anew, once EC2 would show it if it were only young.
 	other := makeDisk(t, c, diskRequest("b"))
 	if err := c.DeleteDisk(t.Context(), other.ID); err != nil {
 		t.Fatal(err)
@@ -95,6 +97,116 @@ func TestADiskIsMadeOnceHoweverLongItsMakerWasAway(t *testing.T) {
 	defer cancel()
 	if d, err := c.CreateDisk(ctx, diskRequest("b")); err == nil || !strings.Contains(err.Error(), other.ID) || len(model.Volumes()) != 1 {
 		t.Errorf("made again: %+v, %v", d, err)
+	}
+	model.AgeVolumes(2 * shownWithin)
+	if again := makeDisk(t, c, diskRequest("b")); again.ID == other.ID || len(model.Volumes()) != 2 {
+		t.Errorf("made %s and then %s: %+v", other.ID, again.ID, model.Volumes())
+	}
+}
+
+// tryDisk asks for a disk for a moment.
+func tryDisk(t *testing.T, c *Cloud, token string) (cloud.Disk, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	return c.CreateDisk(ctx, diskRequest(token))
+}
+
+// EC2 accepts a volume whose KMS key it cannot use, and tells the same one to the same ClientToken.
+func TestAClaimGetsItsDiskOnceEC2CanMakeIt(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	model.FailVolumes(ec2.FateError)
+	last := ""
+	for range 3 {
+		_, err := tryDisk(t, c, "a")
+		failed, is := errors.AsType[*cloud.FailedDiskError](err)
+		if !is || failed.State != "error" || failed.Disk == last || cloud.NothingDone(err) {
+			t.Fatalf("after %s: %v", last, err)
+		}
+		// Who asks before it is deleted is told of the same one, and has not used up another token.
+		if _, err := tryDisk(t, c, "a"); err == nil || !strings.Contains(err.Error(), failed.Disk) || len(model.Volumes()) != 1 {
+			t.Errorf("again: %v with %+v", err, model.Volumes())
+		}
+		if err := c.DeleteDisk(t.Context(), failed.Disk); err != nil {
+			t.Fatal(err)
+		}
+		last = failed.Disk
+	}
+	model.FailVolumes(ec2.FateWhole)
+	if n := c.attemptAt("a").number; n != 3 {
+		t.Errorf("the next attempt is number %d, want 3", n)
+	}
+	disk := makeDisk(t, c, diskRequest("a"))
+	if again := makeDisk(t, c, diskRequest("a")); again.ID != disk.ID || len(model.Volumes()) != 1 || len(c.attempts) != 0 {
+		t.Errorf("made %s and then %s: %+v, remembering %v", disk.ID, again.ID, model.Volumes(), c.attempts)
+	}
+}
+
+// One look that shows a volume lost is not believed: EC2's answers are of different ages.
+func TestAVolumeIsLostOnlyWhenTwoLooksSaySo(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	model.FailVolumes(ec2.FateError)
+	if _, err := tryDisk(t, c, "a"); err == nil {
+		t.Fatal("it was made")
+	}
+	if calls := model.Calls()["DescribeVolumes"]; calls != 3 {
+		t.Errorf("%d looks, want that by the tag and two at the volume", calls)
+	}
+}
+
+// A volume that EC2 never shows is waited for as long as EC2 may take, and then made anew, by a
+// process that remembers the earlier ones, and by one that does not.
+func TestAVolumeThatEC2NeverShowsIsMadeAnew(t *testing.T) {
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	c := open(t, settings(url))
+	model.FailVolumes(ec2.FateNever)
+	for n := range 3 {
+		before := model.Calls()["CreateVolume"]
+		if _, err := tryDisk(t, c, "a"); err == nil || !strings.Contains(err.Error(), "does not show") {
+			t.Fatalf("try %d: %v", n, err)
+		}
+		if _, err := tryDisk(t, c, "a"); err == nil || c.attemptAt("a").number != n {
+			t.Errorf("try %d while it is young: %v, attempt %d", n, err, c.attemptAt("a").number)
+		}
+		if calls, most := model.Calls()["CreateVolume"]-before, 3; calls > most {
+			t.Errorf("try %d: %d calls", n, calls)
+		}
+		model.AgeVolumes(2 * shownWithin)
+	}
+	model.FailVolumes(ec2.FateWhole)
+	disk := makeDisk(t, open(t, settings(url)), diskRequest("a"))
+	if again := makeDisk(t, c, diskRequest("a")); again.ID != disk.ID || len(model.Volumes()) != 1 {
+		t.Errorf("made %s and then %s: %+v", disk.ID, again.ID, model.Volumes())
+	}
+}
+
+func TestOneCallTriesABoundedNumberOfVolumesAndRemembersHowFarItCame(t *testing.T) {
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	r := diskRequest(strings.Repeat("a", maxToken)) // which leaves a number no room
+	c := open(t, settings(url))
+	for n := range mostNumbers + 1 { // each was made, and deleted since
+		c.attempts[r.Token] = attempt{number: n}
+		if err := c.DeleteDisk(t.Context(), makeDisk(t, c, r).ID); err != nil {
+			t.Fatal(err)
+		}
+		model.AgeVolumes(2 * shownWithin)
+	}
+	c = open(t, settings(url))
+	before := model.Calls()["CreateVolume"]
+	_, err := c.CreateDisk(t.Context(), r)
+	if calls := model.Calls()["CreateVolume"] - before; err == nil || !strings.Contains(err.Error(), "one after another") || calls != mostNumbers {
+		t.Errorf("%d calls, want %d: %v", calls, mostNumbers, err)
+	}
+	makeDisk(t, c, r)
+}
+
+func TestWhatIsRememberedOfDisksThatFailIsBounded(t *testing.T) {
+	c, _ := newCloud(t, sim.Knobs{})
+	for n := range mostAttempts + 10 {
+		c.lose(fmt.Sprint(n), "vol-0")
+	}
+	if n := len(c.attempts); n > mostAttempts {
+		t.Errorf("%d tokens", n)
 	}
 }
 
