@@ -25,6 +25,7 @@ type State struct {
 	// Hung is how many calls have met a Hang.
 	Hung      int
 	Instances []sim.Instance // all that ever were
+	Volumes   []Volume       // that exist, but for the root disks of instances
 }
 
 // Hang lets one call hang until its caller is gone.
@@ -72,7 +73,11 @@ func (m *Model) atRisk(instance string) (at time.Time, is bool) {
 
 // State says what is and was.
 func (m *Model) State() State {
-	s := State{Instances: m.sim.History(), Unused: map[string][]string{}}
+	s := State{
+		Instances: m.sim.History(),
+		Volumes:   m.Volumes(),
+		Unused:    map[string][]string{},
+	}
 	for key, p := range m.cfg.Policies {
 		s.Unused[key] = p.Unused()
 	}

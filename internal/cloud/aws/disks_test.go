@@ -194,7 +194,8 @@ func TestOneCallTriesABoundedNumberOfVolumesAndRemembersHowFarItCame(t *testing.
 	c = open(t, settings(url))
 	before := model.Calls()["CreateVolume"]
 	_, err := c.CreateDisk(t.Context(), r)
-	if calls := model.Calls()["CreateVolume"] - before; err == nil || !strings.Contains(err.Error(), "one after another") || calls != mostNumbers {
+	calls := model.Calls()["CreateVolume"] - before
+	if err == nil || !strings.Contains(err.Error(), "one after another") || calls != mostNumbers {
 		t.Errorf("%d calls, want %d: %v", calls, mostNumbers, err)
 	}
 	makeDisk(t, c, r)

@@ -23,6 +23,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/dev/ec2"
@@ -294,6 +295,71 @@ func TestASpotNoticeIsReadOnTheCellAndThePodLeavesIt(t *testing.T) {
 	})
 }
 
+// claimed is a claim of Kip's own class, and onClaim a pod that has it at /data.
+const claimed = `apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data}
+spec: {storageClassName: kip, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
+---
+`
+
+func onClaim(name string) string {
+	return pod(name, "{}") + `    volumeMounts: [{name: data, mountPath: /data}]
+  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]
+`
+}
+
+// attachedBy returns the one volume that there was not in an earlier state, which the instance of
+// a pod has; nobody but Kip has attached it.
+func (s *space) attachedBy(before ec2.State, p *corev1.Pod) ec2.Volume {
+	s.Helper()
+	state := s.state(s.Context())
+	var all []ec2.Volume
+	for _, v := range state.Volumes {
+		if !slices.ContainsFunc(before.Volumes, func(b ec2.Volume) bool { return b.ID == v.ID }) {
+			all = append(all, v)
+		}
+	}
+	if len(all) != 1 || !all[0].Encrypted || all[0].Kind != "gp3" {
+		s.Fatalf("the volumes are %+v, want one that is encrypted", all)
+	}
+	on := slices.IndexFunc(state.Instances, func(i sim.Instance) bool { return i.ID == all[0].Instance })
+	if on < 0 || state.Instances[on].ManagementIP.String() != p.Status.HostIP {
+		s.Errorf("pod %s is on %s, its volume is %+v", p.Name, p.Status.HostIP, all[0])
+	}
+	attachments, err := world.Admin.StorageV1().VolumeAttachments().List(s.Context(), metav1.ListOptions{})
+	if err != nil || len(attachments.Items) > 0 {
+		s.Errorf("there are VolumeAttachments, which are for controllers that attach: %+v (%v)", attachments, err)
+	}
+	return all[0]
+}
+
+func TestAVolumeGoesFromOneInstanceToTheNext(t *testing.T) {
+	s := newSpace(t)
+	before := s.state(t.Context())
+	s.Apply(claimed + onClaim("writer"))
+	volume := s.attachedBy(before, s.WaitReady("writer"))
+	s.Kubectl("exec", "writer", "--", "sh", "-c", "echo precious > /data/f")
+	s.Kubectl("delete", "pod", "writer", "--wait=false")
+	s.waitOver("writer", before)
+	s.Apply(onClaim("reader"))
+	if again := s.attachedBy(before, s.WaitReady("reader")); again.ID != volume.ID || again.Instance == volume.Instance {
+		t.Errorf("the volume was %+v and is %+v", volume, again)
+	}
+	if out := s.Kubectl("exec", "reader", "--", "cat", "/data/f"); out != "precious\n" {
+		t.Errorf("the reader finds %q", out)
+	}
+	s.Kubectl("delete", "pod", "reader", "--wait=false")
+	s.waitOver("reader", before)
+	s.Kubectl("delete", "pvc", "data", "--wait=false")
+	s.Eventually("the volume is deleted", func(ctx context.Context) error {
+		if all := s.state(ctx).Volumes; slices.ContainsFunc(all, func(v ec2.Volume) bool { return v.ID == volume.ID }) {
+			return fmt.Errorf("there are %+v", all)
+		}
+		return nil
+	})
+}
+
 // The last: it looks back at all others.
 func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
 	s := newSpace(t)
@@ -305,7 +371,8 @@ func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
 		t.Errorf("refused: %v; the policies are those of %v", state.Refused, state.Unused)
 	}
 	for key, unused := range state.Unused {
-		for _, sid := range []string{"KipReads", "KipLaunches", "KipLaunchesFrom", "KipTagsCells", "KipEnds", "KipMakesAGroup"} {
+		for _, sid := range []string{"KipReads", "KipLaunches", "KipLaunchesFrom", "KipTagsCells", "KipEnds", "KipMakesAGroup",
+			"KipMakesDisks", "KipMovesDisks"} {
 			if slices.Contains(unused, sid) {
 				t.Errorf("nothing that %s did needed %s", key, sid)
 			}
