@@ -159,6 +159,7 @@ const (
 	CauseNotReady       Cause = "not_ready"       // it did not join, or its kubelet was not ready, in time
 	CauseUnfit          Cause = "unfit"           // its agent refused what the operator has configured
 	CauseTooSmall       Cause = "too_small"       // its machine has less than its type promises, and its pod needs more
+	CauseNoDisk         Cause = "no_disk"         // the cloud did not give it a disk of its pod
 	CauseLost           Cause = "lost"            // its instance vanished, was stopped or fell silent
 	CauseInterrupted    Cause = "interrupted"     // the cloud took it back
 	CauseStandbyRetired Cause = "standby_retired" // its standby pool no longer wanted it

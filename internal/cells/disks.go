@@ -31,6 +31,15 @@ const diskPoll, longestDiskPoll = 250 * time.Millisecond, 4 * time.Second
 // asked again to attach it.
 const attachAgain = 10
 
+const (
+	// refusedTimeout is how long a cell waits for a disk that the cloud refuses to attach to it:
+	// longer than what clouds take to know everywhere of what they have made.
+	refusedTimeout = time.Minute
+	// heldTimeout is the same for a disk that an instance has which no cell of an ending pod is:
+	// longer than a node of Kubernetes' own takes to let go of a disk in good order.
+	heldTimeout = 2 * time.Minute
+)
+
 // hasDisks says that the cloud has disks.
 func (c *Controller) hasDisks() bool { return c.cfg.Calls.Features().Disks != nil }
 
@@ -93,7 +102,7 @@ func (c *Controller) attach(ctx context.Context, e *entry) (ready bool, again ti
 		if again, err := c.attachDisks(ctx, e); err != nil || again > 0 {
 			return false, again, err
 		}
-		e.attached, e.diskPolls = true, 0
+		e.attached, e.diskPolls, e.refused = true, 0, time.Time{}
 	}
 	if !e.session.Connected() {
 		return false, 0, nil // the tunnel wakes the cell
@@ -137,12 +146,55 @@ func (c *Controller) attachDisks(ctx context.Context, e *entry) (again time.Dura
 	case ctx.Err() != nil, !errors.As(err, &failed):
 		return 0, err
 	case errors.As(err, &inUse):
+		if c.letsGoOf(inUse.Instance) {
+			e.refused = time.Time{}
+		} else if c.giveUp(e, failed, heldTimeout) {
+			return diskPoll, nil
+		}
 		c.tellDisk(ctx, e, events.VolumeInUse,
 			fmt.Sprintf("Volume %s waits until %s no longer has it", failed.disk.Volume, c.userOf(inUse.Instance)))
 		return c.nextDiskPoll(e), nil
+	case !cloud.Refused(failed.err):
+		e.refused = time.Time{}
+	case c.giveUp(e, failed, refusedTimeout):
+		return diskPoll, nil
 	}
 	c.tellDisk(ctx, e, events.FailedAttachVolume, fmt.Sprintf("Volume %s: %v; retrying", failed.disk.Volume, failed.err))
 	return 0, err
+}
+
+// giveUp ends a cell that has waited for so long for a disk which the cloud surely does not give to
+// it. Nobody else may have the machine meanwhile, and it is paid for; the pod gets another after a
+// pause, which is longer each time. It is called by the cell's worker alone.
+func (c *Controller) giveUp(e *entry, failed *attachError, after time.Duration) bool {
+	now := c.cfg.Clock.Now()
+	if e.refused.IsZero() {
+		e.refused = now
+	}
+	if e.timeLeft(e.refused.Add(after+c.cfg.Late.Since(e.refused)).Sub(now)) > 0 {
+		return false
+	}
+	why := fmt.Sprintf("the cloud did not attach volume %s in %s: %v", failed.disk.Volume, after, failed.err)
+	c.mu.Lock()
+	begun := e.beginEnd(CauseNoDisk, why)
+	c.mu.Unlock()
+	if begun {
+		c.warn(e.cell(), events.FailedAttachVolume, "Cell %s is ended: %s; the pod gets another after a pause", e.id, why)
+		c.queue.Add(e.id)
+	}
+	return true
+}
+
+// letsGoOf says that an instance is that of a cell which ends, and so lets go of its disks.
+func (c *Controller) letsGoOf(instance string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.cells {
+		if cell := e.cell(); cell.Instance != nil && cell.Instance.ID == instance {
+			return e.ending != "" || !cell.Live()
+		}
+	}
+	return false
 }
 
 // attachError: a disk could not be attached.

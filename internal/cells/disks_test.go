@@ -240,6 +240,68 @@ func TestADiskIsAPodsUntilTheRecordOfItsCellSaysThatItEnds(t *testing.T) {
 	}
 }
 
+// A cell whose disk surely does not come is paid for, and of no use.
+func TestACellThatTheCloudGivesNoDiskIsEnded(t *testing.T) {
+	for what, tc := range map[string]struct {
+		fail  error
+		after time.Duration // 0 if it is never ended
+	}{
+		"refused":      {cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("ZoneMismatch")), refusedTimeout},
+		"not there":    {fmt.Errorf("attach: %w", cloud.ErrNotFound), refusedTimeout},
+		"another's":    {&cloud.InUseError{Disk: "d", Instance: "i-foreign"}, heldTimeout},
+		"not yet":      {cloud.No(cloud.ErrNotYet, cloud.Scope{}, errors.New("it is being made")), 0},
+		"not answered": {errors.New("internal error"), 0},
+	} {
+		t.Run(what, func(t *testing.T) {
+			withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
+				d.fail = tc.fail
+				if err := b.requestDisk("a", "d"); err != nil {
+					t.Fatal(err)
+				}
+				b.later(refusedTimeout - 20*time.Second)
+				if got := b.phase("a"); got != apiv1.Ready {
+					t.Fatalf("the cell is %s: want Ready", got)
+				}
+				b.later(max(tc.after, refusedTimeout) + 40*time.Second)
+				left := len(b.cloud.running())
+				said := b.said("Warning FailedAttachVolume", "is ended: the cloud did not attach volume pv-d")
+				if ended := tc.after > 0; ended == (left > 0) || ended != (len(said) == 1) {
+					t.Errorf("%d instances are left, said %q", left, said)
+				}
+			})
+		})
+	}
+}
+
+// What a cell that ends still has is free soon, however long that takes.
+func TestADiskOfACellThatEndsIsWaitedFor(t *testing.T) {
+	withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
+		if err := b.requestDisk("a", "d"); err != nil {
+			t.Fatal(err)
+		}
+		b.later(10 * time.Second)
+		b.cloud.mu.Lock()
+		b.cloud.keep = map[string]error{"i-0": errors.New("not now")}
+		b.cloud.mu.Unlock()
+		b.cells.Release(ref("a").UID, "done", false)
+		b.later(time.Second)
+		d.mu.Lock()
+		d.fail = &cloud.InUseError{Disk: "d", Instance: "i-0"}
+		d.mu.Unlock()
+		if err := b.requestDisk("b", "d"); err != nil {
+			t.Fatal(err)
+		}
+		b.later(2 * heldTimeout)
+		if got := b.phase("b"); got != apiv1.Ready {
+			t.Errorf("the second cell is %s, the first %s: %q", got, b.phase("a"), b.said())
+		}
+		b.cloud.mu.Lock()
+		b.cloud.keep = nil
+		b.cloud.mu.Unlock()
+		b.later(10 * time.Minute)
+	})
+}
+
 func TestAPodThatIsDeletedWhileItsDiskCannotBeAttachedIsLetGo(t *testing.T) {
 	withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
 		d.fail = errors.New("internal error")

@@ -68,6 +68,7 @@ type entry struct {
 	attached   bool               // the cloud has attached the disks, for this process
 	disksShown bool               // the agent has the disks from this process
 	diskPolls  int                // in a row
+	refused    time.Time          // since when the cloud has surely not given it a disk; of its worker
 	diskTold   told               // what was last reported of the disks, plugins and GPUs; written under mu
 	unseen     time.Time          // since when complete looks show no instance of a launch that was given up
 	told       time.Time          // the Interrupted that observers know of; of its worker
