@@ -185,6 +185,18 @@ func (c *Controller) giveUp(e *entry, failed *attachError, after time.Duration) 
 	return true
 }
 
+// HasInstance says that an instance is that of a cell which is not Gone.
+func (c *Controller) HasInstance(instance string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.cells {
+		if cell := e.cell(); cell.Instance != nil && cell.Instance.ID == instance {
+			return true
+		}
+	}
+	return false
+}
+
 // letsGoOf says that an instance is that of a cell which ends, and so lets go of its disks.
 func (c *Controller) letsGoOf(instance string) bool {
 	c.mu.Lock()

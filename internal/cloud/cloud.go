@@ -158,6 +158,7 @@ type Features struct {
 	Stopper     Stopper
 	Interrupter Interrupter
 	Disks       Disks
+	DiskChecker DiskChecker
 	Console     Console
 	Parts       Parts
 	Tagger      Tagger

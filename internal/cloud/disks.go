@@ -44,6 +44,15 @@ type Disks interface {
 	DetachDisk(ctx context.Context, id, instance string) error
 }
 
+// DiskChecker is a cloud that can tell of a disk, before a machine is launched for it, that it
+// cannot be attached. Calls for many disks at a time cost as little as one: they need no budget.
+type DiskChecker interface {
+	// CheckDisk returns nil if a running instance in the zone could be given the disk, as far as
+	// can be told. The errors are those of AttachDisk: ErrRefused where no wait helps, ErrNotYet
+	// while the disk is being made, ErrNotFound, an *InUseError.
+	CheckDisk(ctx context.Context, id, zone string) error
+}
+
 // DiskRequest says what disk to make.
 type DiskRequest struct {
 	// Token makes the call idempotent; as in LaunchRequest.

@@ -249,6 +249,7 @@ func (l *leading) wireProvisioner(ctx context.Context) (err error) {
 		NodeLabel:    apiv1.LabelController,
 		NameTag:      l.nameTag(),
 		Disks:        l.disks,
+		Checker:      l.machines.Features().DiskChecker,
 		ListLag:      l.machines.Traits().ListLag,
 		Gate:         l.gate,
 		Nodes:        l.nodes,
@@ -453,6 +454,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 	resolver := volumes.Resolver{Client: l.api.asKip.CoreV1(), Drivers: l.api.csiDrivers(l.cfg)}
 	if l.provisioner != nil {
 		resolver.Owned, resolver.Others, resolver.CloudDriver = l.provisioner.Owned, l.provisioner.Others, l.cloudDriver()
+		resolver.Attachable, resolver.OurInstance = l.provisioner.Attachable, l.cells.HasInstance
 	}
 	l.pods, err = pods.New(pods.Config{
 		Pods:        l.nodes.Pods(),

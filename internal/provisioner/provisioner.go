@@ -23,7 +23,7 @@ import (
 	"github.com/elotl/kip/internal/volumes"
 )
 
-// Config of a Provisioner. All fields are required.
+// Config of a Provisioner. All fields are required unless they say otherwise.
 type Config struct {
 	// Node is the name of the virtual nodes for which disks are made, without a number. It
 	// says whose a volume is.
@@ -34,6 +34,8 @@ type Config struct {
 	// NameTag is for people who read the bill.
 	NameTag string
 	Disks   cloud.Disks
+	// Checker is nil where the cloud cannot tell before whether a disk can be attached.
+	Checker cloud.DiskChecker
 	// ListLag is that of the cloud's traits. It may be 0.
 	ListLag time.Duration
 	// Gate removes disks.
@@ -60,6 +62,7 @@ type Provisioner struct {
 	watching   func(context.Context)
 	lifetime   context.Context // that of New
 	disks      disks
+	checks     checks
 }
 
 var (

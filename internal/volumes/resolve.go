@@ -10,6 +10,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/elotl/kip/internal/cloud"
 )
 
 // Disk is a disk of the cloud that a pod has as a volume.
@@ -44,6 +46,11 @@ type Resolver struct {
 	CloudDriver CloudDriver
 	Others      func(context.Context, *corev1.PersistentVolume) error
 	Drivers     Drivers
+	// Attachable says whether the cloud would give a disk to an instance in its zone: the errors
+	// are those of cloud.DiskChecker, and ErrUntold. OurInstance says that an instance is a cell's,
+	// which is told by cells what it waits for. Both are nil where the cloud has no disks.
+	Attachable  func(context.Context, Disk) error
+	OurInstance func(instance string) bool
 }
 
 // ForeignDiskError is of a volume that names a disk which was not made for it. Who may
@@ -54,8 +61,8 @@ func (e *ForeignDiskError) Error() string {
 	return fmt.Sprintf("PersistentVolume %s names disk %s, which Kip has not made for that volume and a claim of its namespace", e.Volume, e.Disk)
 }
 
-// ErrUntold is that the cloud has not told yet whose a disk is.
-var ErrUntold = errors.New("the cloud has not told yet whose disk it is")
+// ErrUntold is that the cloud has not told yet whose a disk is, and whether it can be attached.
+var ErrUntold = errors.New("the cloud has not told of its disk yet")
 
 // Needs is what a pod's machine must have for its volumes.
 type Needs struct {
@@ -97,7 +104,11 @@ func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 				if err := r.entitled(ctx, v.Name, pv); err != nil {
 					return Needs{}, err
 				}
-				if err := needs.add(v.Name, r.CloudDriver.diskOf(pv)); err != nil {
+				disk := r.CloudDriver.diskOf(pv)
+				if err := needs.add(v.Name, disk); err != nil {
+					return Needs{}, err
+				}
+				if err := r.attachable(ctx, v.Name, disk); err != nil {
 					return Needs{}, err
 				}
 			case pv.Spec.CSI != nil:
@@ -142,6 +153,25 @@ func (r Resolver) entitled(ctx context.Context, name string, pv *corev1.Persiste
 		return fmt.Errorf("look whose disk PersistentVolume %s names: %w", pv.Name, err)
 	}
 	return nil
+}
+
+// attachable returns an error for a disk that no cell would be given now: none is launched, and paid
+// for, in vain.
+func (r Resolver) attachable(ctx context.Context, name string, disk Disk) error {
+	if r.Attachable == nil {
+		return nil
+	}
+	err := r.Attachable(ctx, disk)
+	inUse, held := errors.AsType[*cloud.InUseError](err)
+	switch {
+	case err == nil, held && r.OurInstance(inUse.Instance):
+		return nil
+	case errors.Is(err, cloud.ErrRefused):
+		return &UnsupportedError{name, fmt.Sprintf("PersistentVolume %s: %v", disk.Volume, err)}
+	case held:
+		err = fmt.Errorf("it waits until instance %s, which is no cell, no longer has disk %s", inUse.Instance, inUse.Disk)
+	}
+	return &NotReadyError{name, fmt.Sprintf("PersistentVolume %s: %v", disk.Volume, err)}
 }
 
 // add adds the disk of a volume, once.

@@ -3,6 +3,7 @@ package volumes
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud"
 )
 
 // filled returns a source of which only one field is set, to an empty value.
@@ -189,6 +191,56 @@ func TestThePodsDisksAreThoseOfItsClaims(t *testing.T) {
 		Spec: corev1.PodSpec{Volumes: []corev1.Volume{ephemeral}}}
 	if got, err := (Resolver{Client: client.CoreV1(), Owned: all}).Needs(t.Context(), pod); err == nil {
 		t.Errorf("got %v of another pod's claim", got)
+	}
+}
+
+// No instance is launched for a disk that it would not be given.
+func TestAPodWaitsForADiskThatCannotBeAttachedNow(t *testing.T) {
+	pv := onDisk("pv-1", "disk-1", "a")
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "uid-c"}
+	client := fake.NewClientset(pv, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "uid-c"},
+		Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv-1"},
+		Status:     corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+	})
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{{
+		Name:         "v",
+		VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}},
+	}}}}
+	for what, tc := range map[string]struct {
+		said  error
+		waits bool   // it may become possible
+		never string // why not, where only another volume helps
+	}{
+		"free":         {},
+		"a cell's":     {said: fmt.Errorf("check: %w", &cloud.InUseError{Disk: "disk-1", Instance: "i-cell"})},
+		"another's":    {said: fmt.Errorf("check: %w", &cloud.InUseError{Disk: "disk-1", Instance: "i-other"}), waits: true},
+		"being made":   {said: cloud.No(cloud.ErrNotYet, cloud.Scope{}, nil), waits: true},
+		"not there":    {said: cloud.ErrNotFound, waits: true},
+		"not told":     {said: ErrUntold, waits: true},
+		"not answered": {said: errors.New("the cloud is away"), waits: true},
+		"broken":       {said: cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("in state error")), never: "in state error"},
+	} {
+		r := Resolver{
+			Client:      client.CoreV1(),
+			Owned:       all,
+			OurInstance: func(instance string) bool { return instance == "i-cell" },
+			Attachable: func(_ context.Context, asked Disk) error {
+				if asked != (Disk{ID: "disk-1", Volume: "pv-1", Zone: "a"}) {
+					t.Errorf("asked about %+v", asked)
+				}
+				return tc.said
+			},
+		}
+		got, err := r.Needs(t.Context(), pod)
+		waits, isWait := errors.AsType[*NotReadyError](err)
+		never, isNever := errors.AsType[*UnsupportedError](err)
+		switch {
+		case isWait != tc.waits || isNever != (tc.never != "") || isNever && !strings.Contains(never.Error(), tc.never):
+			t.Errorf("%s: %v", what, err)
+		case isWait && waits.Volume != "v" || (err == nil) != (len(got.Disks) == 1):
+			t.Errorf("%s: %v with %v", what, err, got)
+		}
 	}
 }
 

@@ -128,6 +128,7 @@ func (c *Cloud) Features() cloud.Features {
 		Stopper:     c,
 		Interrupter: c,
 		Disks:       c,
+		DiskChecker: c,
 		Console:     c,
 		Parts:       c,
 		Tagger:      c,

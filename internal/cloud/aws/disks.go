@@ -393,20 +393,52 @@ func (c *Cloud) AttachDisk(ctx context.Context, id, instance string) error {
 	return nil
 }
 
-func (c *Cloud) attach(ctx context.Context, id, instance string) error {
+// CheckDisk implements cloud.DiskChecker. All who ask at a time share a call.
+func (c *Cloud) CheckDisk(ctx context.Context, id, zone string) error {
+	v, err := c.usable(ctx, id)
+	has, _ := holderOf(v)
+	switch {
+	case err != nil:
+	case zone != "" && aws.ToString(v.AvailabilityZone) != zone:
+		err = refused("the volume is in %s, and instances in %s cannot have it", aws.ToString(v.AvailabilityZone), zone)
+	case has != "":
+		err = &cloud.InUseError{Disk: id, Instance: has}
+	case v.State == types.VolumeStateCreating:
+		err = cloud.No(cloud.ErrNotYet, cloud.Scope{}, errors.New("EC2 is making the volume"))
+	}
+	if err != nil {
+		return fmt.Errorf("check disk %s: %w", id, err)
+	}
+	return nil
+}
+
+// usable reads a volume, and returns an error for one that no instance can have, whatever is waited for.
+func (c *Cloud) usable(ctx context.Context, id string) (types.Volume, error) {
 	if !volumeID.MatchString(id) {
-		return cloud.No(cloud.ErrNotFound, cloud.Scope{}, errNoVolume)
+		return types.Volume{}, cloud.No(cloud.ErrNotFound, cloud.Scope{}, errNoVolume)
 	}
 	v, shown, err := c.volume(ctx, id)
+	switch {
+	case err != nil:
+		return v, err
+	case !shown:
+		return v, cloud.No(cloud.ErrNotFound, cloud.Scope{}, errNoVolume)
+	case aws.ToBool(v.MultiAttachEnabled):
+		// EC2 would give it to several instances, whose file systems know nothing of each other.
+		return v, refused("Multi-Attach is enabled for the volume: a disk is on one cell at a time, want one without")
+	case v.State == types.VolumeStateError, v.State == types.VolumeStateDeleting, v.State == types.VolumeStateDeleted:
+		return v, refused("EC2 has the volume in state %q, in which no instance is given it: want a volume that is %q",
+			v.State, types.VolumeStateAvailable)
+	}
+	return v, nil
+}
+
+func (c *Cloud) attach(ctx context.Context, id, instance string) error {
+	v, err := c.usable(ctx, id)
 	has, leaving := holderOf(v)
 	switch {
 	case err != nil:
 		return err
-	case !shown:
-		return cloud.No(cloud.ErrNotFound, cloud.Scope{}, errNoVolume)
-	case aws.ToBool(v.MultiAttachEnabled):
-		// EC2 would give it to several instances, whose file systems know nothing of each other.
-		return refused("Multi-Attach is enabled for the volume: a disk is on one cell at a time, want one without")
 	case has == instance && !leaving:
 		return nil
 	case has != "":
@@ -485,14 +517,12 @@ func (c *Cloud) freeDevice(ctx context.Context, instance, tried string) (string,
 // whyNot says what it means that a volume, or the instance, is in another state than for an
 // attachment: nil where the instance has it.
 func (c *Cloud) whyNot(ctx context.Context, id, instance string, said error) error {
-	v, shown, err := c.volume(ctx, id)
+	v, err := c.usable(ctx, id)
 	if err != nil {
 		return err
 	}
 	has, leaving := holderOf(v)
 	switch {
-	case !shown:
-		return cloud.No(cloud.ErrNotFound, cloud.Scope{}, errNoVolume)
 	case has == instance && !leaving:
 		return nil
 	case has != "":

@@ -370,6 +370,53 @@ func TestWhatCannotBeAttachedSaysWhy(t *testing.T) {
 	}
 }
 
+// Before an instance is launched for a disk it is told what would come of that.
+func TestADiskThatNoInstanceCanHaveIsToldBeforeOneIsLaunched(t *testing.T) {
+	cfg := anAccount(sim.Knobs{})
+	model, url := serve(t, cfg)
+	c := open(t, settings(url))
+	id := running(t, c, "t", 1)[0]
+	free, held := makeDisk(t, c, diskRequest("free")).ID, makeDisk(t, c, diskRequest("held")).ID
+	if err := c.AttachDisk(t.Context(), held, id); err != nil {
+		t.Fatal(err)
+	}
+	model.FailVolumes(ec2.FateError)
+	_, err := tryDisk(t, c, "broken")
+	failed, is := errors.AsType[*cloud.FailedDiskError](err)
+	if !is {
+		t.Fatal(err)
+	}
+	for what, tc := range map[string]struct {
+		disk, zone string
+		want       error
+		says       string
+	}{
+		"free":         {free, "us-east-1a", nil, ""},
+		"in any zone":  {free, "", nil, ""},
+		"another zone": {free, "us-east-1b", cloud.ErrRefused, "us-east-1a"},
+		"held":         {held, "us-east-1a", cloud.ErrInUse, id},
+		"broken":       {failed.Disk, "us-east-1a", cloud.ErrRefused, `state "error"`},
+		"shared":       {model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 4, MultiAttach: true}), "us-east-1a", cloud.ErrRefused, "Multi-Attach"},
+		"not there":    {"vol-0123456789abcdef0", "us-east-1a", cloud.ErrNotFound, "no such volume"},
+		"of no volume": {"disk-1", "us-east-1a", cloud.ErrNotFound, "no such volume"},
+	} {
+		err := c.CheckDisk(t.Context(), tc.disk, tc.zone)
+		if !errors.Is(err, tc.want) || tc.want != nil && !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("%s: %v, want %v with %q", what, err, tc.want, tc.says)
+		}
+		if tc.want == nil || tc.want == cloud.ErrInUse || what == "another zone" {
+			continue
+		}
+		// Whoever attaches all the same is told the same, for good.
+		if err := c.AttachDisk(t.Context(), tc.disk, id); !errors.Is(err, tc.want) || !cloud.Refused(err) {
+			t.Errorf("%s is attached: %v", what, err)
+		}
+	}
+	if n := model.Calls()["AttachVolume"]; n != 1 {
+		t.Errorf("EC2 was asked %d times to attach: want only what it can", n)
+	}
+}
+
 // EC2 gives a volume with Multi-Attach to another instance, too.
 func TestADiskThatSeveralMayHaveIsRefused(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})

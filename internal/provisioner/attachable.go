@@ -1,0 +1,88 @@
+package provisioner
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/elotl/kip/internal/volumes"
+)
+
+const (
+	// checkTimeout bounds a question about one disk.
+	checkTimeout = 10 * time.Second
+	// checkedFor is how long its answer counts: longer than until a pod that was not told asks again.
+	checkedFor = 3 * time.Second
+)
+
+// checks are what the cloud says of disks that pods are to have, one question for each at a time.
+type checks struct {
+	asking singleflight.Group
+
+	mu    sync.Mutex
+	began map[volumes.Disk]time.Time // of the questions without an answer
+	told  map[volumes.Disk]checked
+}
+
+type checked struct {
+	err error
+	at  time.Time
+}
+
+// begin notes when the question about a disk began, or returns its answer.
+func (c *checks) begin(disk volumes.Disk, now time.Time) (answer checked, is bool, began time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if answer, is = c.told[disk]; is && now.Sub(answer.at) < checkedFor {
+		return answer, true, time.Time{}
+	}
+	if c.began == nil {
+		c.began, c.told = map[volumes.Disk]time.Time{}, map[volumes.Disk]checked{}
+	}
+	began, is = c.began[disk]
+	if !is {
+		began = now
+		c.began[disk] = now
+	}
+	return checked{}, false, began
+}
+
+// answered keeps an answer, and forgets those that count no more.
+func (c *checks) answered(disk volumes.Disk, err error, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.began, disk)
+	maps.DeleteFunc(c.told, func(_ volumes.Disk, a checked) bool { return now.Sub(a.at) >= checkedFor })
+	c.told[disk] = checked{err, now}
+}
+
+// Attachable says whether the cloud would give a disk to an instance in its zone, so that none is
+// launched in vain. The errors are those of [cloud.DiskChecker], and [volumes.ErrUntold] where the
+// cloud takes its time; the question goes on, and whoever asks again is told.
+func (p *Provisioner) Attachable(ctx context.Context, disk volumes.Disk) error {
+	if p.cfg.Checker == nil {
+		return nil
+	}
+	answer, is, began := p.checks.begin(disk, p.cfg.Clock.Now())
+	if is {
+		return answer.err
+	}
+	told := p.checks.asking.DoChan(disk.ID+" "+disk.Zone+" "+disk.Volume, func() (any, error) {
+		ctx, cancel := context.WithTimeout(p.lifetime, checkTimeout)
+		defer cancel()
+		err := p.cfg.Checker.CheckDisk(ctx, disk.ID, disk.Zone)
+		p.checks.answered(disk, err, p.cfg.Clock.Now())
+		return nil, err
+	})
+	ctx, cancel := context.WithTimeoutCause(ctx, began.Add(patience).Sub(p.cfg.Clock.Now()), volumes.ErrUntold)
+	defer cancel()
+	select {
+	case a := <-told:
+		return a.Err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

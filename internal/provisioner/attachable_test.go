@@ -1,0 +1,78 @@
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/volumes"
+)
+
+// checker answers after a while.
+type checker struct {
+	takes time.Duration
+	err   error
+	asked []string
+}
+
+func (c *checker) CheckDisk(ctx context.Context, id, zone string) error {
+	c.asked = append(c.asked, id+" in "+zone)
+	select {
+	case <-time.After(c.takes):
+		return c.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func TestADiskIsLookedAtBeforeItsInstanceIsLaunched(t *testing.T) {
+	no := errors.New("it is another's")
+	disk := volumes.Disk{ID: "disk-1", Volume: "pv", Zone: "a"}
+	for what, tc := range map[string]struct {
+		takes time.Duration
+		// waits is how long the first who asks waits, of whom first is what he is told.
+		waits time.Duration
+		first error
+		then  error // two seconds later
+	}{
+		"at once":              {0, 0, no, no},
+		"in a while":           {patience / 2, patience / 2, no, no},
+		"while nobody waits":   {2 * patience, patience, volumes.ErrUntold, no},
+		"not in time, for all": {time.Hour, patience, volumes.ErrUntold, volumes.ErrUntold},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := &checker{takes: tc.takes, err: no}
+				p := &Provisioner{lifetime: t.Context(), cfg: Config{Checker: c, Clock: clock.RealClock{}}}
+				began := time.Now()
+				if err := p.Attachable(t.Context(), disk); !errors.Is(err, tc.first) || time.Since(began) != tc.waits {
+					t.Errorf("after %s: %v, want %v after %s", time.Since(began), err, tc.first, tc.waits)
+				}
+				time.Sleep(2 * time.Second) // when its pod is looked at again
+				began = time.Now()
+				if err := p.Attachable(t.Context(), disk); !errors.Is(err, tc.then) || time.Since(began) != 0 {
+					t.Errorf("again, after %s: %v, want %v at once", time.Since(began), err, tc.then)
+				}
+				if len(c.asked) != 1 || c.asked[0] != "disk-1 in a" {
+					t.Errorf("asked %q: want one question for both", c.asked)
+				}
+				time.Sleep(checkTimeout + checkedFor)
+				_ = p.Attachable(t.Context(), disk)
+				if len(c.asked) != 2 || len(p.checks.told) > 1 {
+					t.Errorf("later: asked %q, kept %v", c.asked, p.checks.told)
+				}
+				time.Sleep(checkTimeout) // until all questions have ended
+			})
+		})
+	}
+}
+
+func TestACloudThatCannotCheckDisksIsNotAsked(t *testing.T) {
+	if err := (&Provisioner{}).Attachable(t.Context(), volumes.Disk{ID: "disk-1"}); err != nil {
+		t.Error(err)
+	}
+}
