@@ -73,6 +73,7 @@ var (
 	_ cloud.Stopper     = stopper{}
 	_ cloud.Interrupter = interrupter{}
 	_ cloud.Disks       = disks{}
+	_ cloud.DiskChecker = diskChecker{}
 	_ cloud.Parts       = parts{}
 	_ cloud.Tagger      = tagger{}
 	_ cloud.Console     = console{}
@@ -134,6 +135,9 @@ func (c *Calls) Features() cloud.Features {
 	}
 	if f.Disks != nil {
 		f.Disks = disks{c, f.Disks}
+	}
+	if f.DiskChecker != nil {
+		f.DiskChecker = diskChecker{c, f.DiskChecker}
 	}
 	if f.Console != nil {
 		f.Console = console{c, f.Console}
@@ -365,6 +369,15 @@ func (d disks) AttachDisk(ctx context.Context, id, instance string) error {
 
 func (d disks) DetachDisk(ctx context.Context, id, instance string) error {
 	return d.c.one(ctx, cloud.CallDetachDisk, Timeout, func(ctx context.Context) error { return d.d.DetachDisk(ctx, id, instance) })
+}
+
+type diskChecker struct {
+	c *Calls
+	d cloud.DiskChecker
+}
+
+func (d diskChecker) CheckDisk(ctx context.Context, id, zone string) error {
+	return d.c.one(ctx, cloud.CallCheckDisk, Timeout, func(ctx context.Context) error { return d.d.CheckDisk(ctx, id, zone) })
 }
 
 // one makes a call that is merged with no other, within a timeout if that is not 0,

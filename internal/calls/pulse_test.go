@@ -22,7 +22,16 @@ type hangs struct{ cloud.Cloud }
 func hang(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 
 func (h hangs) Features() cloud.Features {
-	return cloud.Features{Stopper: h, Interrupter: h, Disks: h, Parts: h, Tagger: h, Admitter: h, Resolver: h}
+	return cloud.Features{
+		Stopper:     h,
+		Interrupter: h,
+		Disks:       h,
+		DiskChecker: h,
+		Parts:       h,
+		Tagger:      h,
+		Admitter:    h,
+		Resolver:    h,
+	}
 }
 func (hangs) Traits() cloud.Traits { return cloud.Traits{} }
 func (hangs) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
@@ -63,6 +72,7 @@ func (hangs) ListDisks(ctx context.Context, _ string) ([]cloud.Disk, error) { re
 func (hangs) DeleteDisk(ctx context.Context, _ string) error                { return hang(ctx) }
 func (hangs) AttachDisk(ctx context.Context, _, _ string) error             { return hang(ctx) }
 func (hangs) DetachDisk(ctx context.Context, _, _ string) error             { return hang(ctx) }
+func (hangs) CheckDisk(ctx context.Context, _, _ string) error              { return hang(ctx) }
 func (hangs) ListParts(ctx context.Context, _ string) ([]cloud.Part, error) { return nil, hang(ctx) }
 func (hangs) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 	return cloud.Each(hang(ctx), ids...)
@@ -87,6 +97,7 @@ func everyCall(c *Calls) map[cloud.Call]func(context.Context) error {
 		cloud.CallListDisks:   func(ctx context.Context) error { _, err := f.Disks.ListDisks(ctx, "me"); return err },
 		cloud.CallAttachDisk:  func(ctx context.Context) error { return f.Disks.AttachDisk(ctx, "d", "i-a") },
 		cloud.CallDetachDisk:  func(ctx context.Context) error { return f.Disks.DetachDisk(ctx, "d", "i-a") },
+		cloud.CallCheckDisk:   func(ctx context.Context) error { return f.DiskChecker.CheckDisk(ctx, "d", "a") },
 		cloud.CallListParts:   func(ctx context.Context) error { _, err := f.Parts.ListParts(ctx, "me"); return err },
 		cloud.CallDeleteParts: func(ctx context.Context) error { return f.Parts.DeleteParts(ctx, "p").Err() },
 		cloud.CallInterruptions: func(ctx context.Context) error {

@@ -125,6 +125,7 @@ const (
 	CallListDisks   Call = "listDisks"
 	CallAttachDisk  Call = "attachDisk"
 	CallDetachDisk  Call = "detachDisk"
+	CallCheckDisk   Call = "checkDisk"
 	CallListParts   Call = "listParts"
 	CallDeleteParts Call = "deleteParts"
 	CallTag         Call = "tag"

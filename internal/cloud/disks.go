@@ -45,7 +45,8 @@ type Disks interface {
 }
 
 // DiskChecker is a cloud that can tell of a disk, before a machine is launched for it, that it
-// cannot be attached. Calls for many disks at a time cost as little as one: they need no budget.
+// cannot be attached. Each question is a CallCheckDisk; those about many disks at a time share a
+// request, so that the budget of the kind, if any, is of many.
 type DiskChecker interface {
 	// CheckDisk returns nil if a running instance in the zone could be given the disk, as far as
 	// can be told. The errors are those of AttachDisk: ErrRefused where no wait helps, ErrNotYet

@@ -26,6 +26,7 @@ const (
 	callListDisks  = string(cloud.CallListDisks)
 	callAttachDisk = string(cloud.CallAttachDisk)
 	callDetachDisk = string(cloud.CallDetachDisk)
+	callCheckDisk  = string(cloud.CallCheckDisk)
 
 	callListParts   = string(cloud.CallListParts)
 	callDeleteParts = string(cloud.CallDeleteParts)
@@ -52,6 +53,7 @@ var (
 	_ cloud.Stopper     = measuredStopper{}
 	_ cloud.Interrupter = measuredInterrupter{}
 	_ cloud.Disks       = measuredDisks{}
+	_ cloud.DiskChecker = measuredDiskChecker{}
 	_ calls.Meter       = (*Metrics)(nil)
 	_ cloud.Parts       = measuredParts{}
 	_ cloud.Tagger      = measuredTagger{}
@@ -71,6 +73,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Disks != nil {
 		f.Disks = measuredDisks{f.Disks, c.m}
+	}
+	if f.DiskChecker != nil {
+		f.DiskChecker = measuredDiskChecker{f.DiskChecker, c.m}
 	}
 	if f.Console != nil {
 		f.Console = measuredConsole{f.Console, c.m}
@@ -180,6 +185,15 @@ func (i measuredInterrupter) Interruptions(ctx context.Context, l cloud.Listener
 			})
 		},
 	})
+}
+
+type measuredDiskChecker struct {
+	checker cloud.DiskChecker
+	m       *Metrics
+}
+
+func (d measuredDiskChecker) CheckDisk(ctx context.Context, id, zone string) error {
+	return d.m.measure(ctx, callCheckDisk, func() error { return d.checker.CheckDisk(ctx, id, zone) })
 }
 
 type measuredDisks struct {

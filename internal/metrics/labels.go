@@ -163,7 +163,7 @@ var (
 	}}
 	labelCall = &label{name: "call", doc: "The kind of call.", values: []value{
 		{callCatalogue, ""}, {callLaunch, ""}, {callList, ""}, {callDescribe, ""}, {callTerminate, ""}, {callStop, ""}, {callStart, ""},
-		{callCreateDisk, ""}, {callDeleteDisk, ""}, {callListDisks, ""}, {callAttachDisk, ""}, {callDetachDisk, ""},
+		{callCreateDisk, ""}, {callDeleteDisk, ""}, {callListDisks, ""}, {callAttachDisk, ""}, {callDetachDisk, ""}, {callCheckDisk, ""},
 		{callListParts, ""}, {callDeleteParts, ""}, {callTag, ""}, {callAdmit, ""}, {callResolve, ""}, {callConsole, ""},
 		{callInterruptions, "which instances the cloud takes back"},
 		{callPullCredentials, "what pulls the images of pods from the cloud's registries"},

@@ -654,6 +654,7 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		"console":     {Console: testConsole{c}},
 		"registries":  {Registries: testRegistries{c}},
 		"parts":       {Parts: struct{ cloud.Parts }{}},
+		"checker":     {DiskChecker: struct{ cloud.DiskChecker }{}},
 	} {
 		c.features = features
 		got := f.Cloud(c).Features()

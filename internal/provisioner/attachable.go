@@ -2,12 +2,14 @@ package provisioner
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/singleflight"
 
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/volumes"
 )
 
@@ -60,8 +62,9 @@ func (c *checks) answered(disk volumes.Disk, err error, now time.Time) {
 }
 
 // Attachable says whether the cloud would give a disk to an instance in its zone, so that none is
-// launched in vain. The errors are those of [cloud.DiskChecker], and [volumes.ErrUntold] where the
-// cloud takes its time; the question goes on, and whoever asks again is told.
+// launched in vain: a *[volumes.HeldDiskError], or an *[volumes.UnusableDiskError], if not. The error
+// is [volumes.ErrUntold] where the cloud takes its time; the question goes on, and whoever asks again
+// is told. Other errors are the cloud's, of a disk that is not there yet or cannot be looked at.
 func (p *Provisioner) Attachable(ctx context.Context, disk volumes.Disk) error {
 	if p.cfg.Checker == nil {
 		return nil
@@ -73,7 +76,7 @@ func (p *Provisioner) Attachable(ctx context.Context, disk volumes.Disk) error {
 	told := p.checks.asking.DoChan(disk.ID+" "+disk.Zone+" "+disk.Volume, func() (any, error) {
 		ctx, cancel := context.WithTimeout(p.lifetime, checkTimeout)
 		defer cancel()
-		err := p.cfg.Checker.CheckDisk(ctx, disk.ID, disk.Zone)
+		err := inVolumes(disk.ID, p.cfg.Checker.CheckDisk(ctx, disk.ID, disk.Zone))
 		p.checks.answered(disk, err, p.cfg.Clock.Now())
 		return nil, err
 	})
@@ -85,4 +88,16 @@ func (p *Provisioner) Attachable(ctx context.Context, disk volumes.Disk) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// inVolumes is what a cloud says of a disk, as it is said of volumes.
+func inVolumes(disk string, err error) error {
+	inUse, held := errors.AsType[*cloud.InUseError](err)
+	switch {
+	case held:
+		return &volumes.HeldDiskError{Disk: disk, Instance: inUse.Instance}
+	case errors.Is(err, cloud.ErrRefused):
+		return &volumes.UnusableDiskError{Disk: disk, Why: err}
+	}
+	return err
 }

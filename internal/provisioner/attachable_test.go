@@ -3,12 +3,14 @@ package provisioner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/volumes"
 )
 
@@ -74,5 +76,23 @@ func TestADiskIsLookedAtBeforeItsInstanceIsLaunched(t *testing.T) {
 func TestACloudThatCannotCheckDisksIsNotAsked(t *testing.T) {
 	if err := (&Provisioner{}).Attachable(t.Context(), volumes.Disk{ID: "disk-1"}); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestWhatTheCloudSaysOfADiskIsSaidOfItsVolume(t *testing.T) {
+	inUse := fmt.Errorf("check: %w", &cloud.InUseError{Disk: "d", Instance: "i"})
+	held, is := errors.AsType[*volumes.HeldDiskError](inVolumes("disk-1", inUse))
+	if !is || held.Instance != "i" || held.Disk != "disk-1" {
+		t.Errorf("held: %+v", held)
+	}
+	refusal := cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("no"))
+	unusable, is := errors.AsType[*volumes.UnusableDiskError](inVolumes("disk-1", refusal))
+	if !is || unusable.Why != error(refusal) {
+		t.Errorf("refused: %+v", unusable)
+	}
+	for _, err := range []error{nil, cloud.ErrNotFound, cloud.No(cloud.ErrNotYet, cloud.Scope{}, nil)} {
+		if got := inVolumes("disk-1", err); !errors.Is(got, err) {
+			t.Errorf("%v became %v", err, got)
+		}
 	}
 }

@@ -10,8 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-
-	"github.com/elotl/kip/internal/cloud"
 )
 
 // Disk is a disk of the cloud that a pod has as a volume.
@@ -47,7 +45,7 @@ type Resolver struct {
 	Others      func(context.Context, *corev1.PersistentVolume) error
 	Drivers     Drivers
 	// Attachable says whether the cloud would give a disk to an instance in its zone: the errors
-	// are those of cloud.DiskChecker, and ErrUntold. OurInstance says that an instance is a cell's,
+	// are a *HeldDiskError, an *UnusableDiskError and ErrUntold; others say what it waits for. OurInstance says that an instance is a cell's,
 	// which is told by cells what it waits for. Both are nil where the cloud has no disks.
 	Attachable  func(context.Context, Disk) error
 	OurInstance func(instance string) bool
@@ -60,6 +58,22 @@ type ForeignDiskError struct{ Volume, Disk string }
 func (e *ForeignDiskError) Error() string {
 	return fmt.Sprintf("PersistentVolume %s names disk %s, which Kip has not made for that volume and a claim of its namespace", e.Volume, e.Disk)
 }
+
+// HeldDiskError is of a disk that an instance has.
+type HeldDiskError struct{ Disk, Instance string }
+
+func (e *HeldDiskError) Error() string {
+	return fmt.Sprintf("it waits until instance %s, which is no cell, no longer has disk %s", e.Instance, e.Disk)
+}
+
+// UnusableDiskError is of a disk that no instance in its zone can be given, whatever is waited for.
+type UnusableDiskError struct {
+	Disk string
+	Why  error // the cloud's
+}
+
+func (e *UnusableDiskError) Error() string { return e.Why.Error() }
+func (e *UnusableDiskError) Unwrap() error { return e.Why }
 
 // ErrUntold is that the cloud has not told yet whose a disk is, and whether it can be attached.
 var ErrUntold = errors.New("the cloud has not told of its disk yet")
@@ -162,14 +176,13 @@ func (r Resolver) attachable(ctx context.Context, name string, disk Disk) error 
 		return nil
 	}
 	err := r.Attachable(ctx, disk)
-	inUse, held := errors.AsType[*cloud.InUseError](err)
+	held, isHeld := errors.AsType[*HeldDiskError](err)
+	unusable, isUnusable := errors.AsType[*UnusableDiskError](err)
 	switch {
-	case err == nil, held && r.OurInstance(inUse.Instance):
+	case err == nil, isHeld && r.OurInstance(held.Instance):
 		return nil
-	case errors.Is(err, cloud.ErrRefused):
-		return &UnsupportedError{name, fmt.Sprintf("PersistentVolume %s: %v", disk.Volume, err)}
-	case held:
-		err = fmt.Errorf("it waits until instance %s, which is no cell, no longer has disk %s", inUse.Instance, inUse.Disk)
+	case isUnusable:
+		return &UnsupportedError{name, fmt.Sprintf("PersistentVolume %s: %v", disk.Volume, unusable)}
 	}
 	return &NotReadyError{name, fmt.Sprintf("PersistentVolume %s: %v", disk.Volume, err)}
 }

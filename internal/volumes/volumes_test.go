@@ -15,7 +15,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/cloud"
 )
 
 // filled returns a source of which only one field is set, to an empty value.
@@ -213,13 +212,11 @@ func TestAPodWaitsForADiskThatCannotBeAttachedNow(t *testing.T) {
 		never string // why not, where only another volume helps
 	}{
 		"free":         {},
-		"a cell's":     {said: fmt.Errorf("check: %w", &cloud.InUseError{Disk: "disk-1", Instance: "i-cell"})},
-		"another's":    {said: fmt.Errorf("check: %w", &cloud.InUseError{Disk: "disk-1", Instance: "i-other"}), waits: true},
-		"being made":   {said: cloud.No(cloud.ErrNotYet, cloud.Scope{}, nil), waits: true},
-		"not there":    {said: cloud.ErrNotFound, waits: true},
+		"a cell's":     {said: fmt.Errorf("check: %w", &HeldDiskError{Disk: "disk-1", Instance: "i-cell"})},
+		"another's":    {said: fmt.Errorf("check: %w", &HeldDiskError{Disk: "disk-1", Instance: "i-other"}), waits: true},
 		"not told":     {said: ErrUntold, waits: true},
 		"not answered": {said: errors.New("the cloud is away"), waits: true},
-		"broken":       {said: cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("in state error")), never: "in state error"},
+		"broken":       {said: &UnusableDiskError{Disk: "disk-1", Why: errors.New("in state error")}, never: "in state error"},
 	} {
 		r := Resolver{
 			Client:      client.CoreV1(),

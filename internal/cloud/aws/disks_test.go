@@ -386,6 +386,7 @@ func TestADiskThatNoInstanceCanHaveIsToldBeforeOneIsLaunched(t *testing.T) {
 	if !is {
 		t.Fatal(err)
 	}
+	shared := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 4, MultiAttach: true})
 	for what, tc := range map[string]struct {
 		disk, zone string
 		want       error
@@ -396,7 +397,7 @@ func TestADiskThatNoInstanceCanHaveIsToldBeforeOneIsLaunched(t *testing.T) {
 		"another zone": {free, "us-east-1b", cloud.ErrRefused, "us-east-1a"},
 		"held":         {held, "us-east-1a", cloud.ErrInUse, id},
 		"broken":       {failed.Disk, "us-east-1a", cloud.ErrRefused, `state "error"`},
-		"shared":       {model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 4, MultiAttach: true}), "us-east-1a", cloud.ErrRefused, "Multi-Attach"},
+		"shared":       {shared, "us-east-1a", cloud.ErrRefused, "Multi-Attach"},
 		"not there":    {"vol-0123456789abcdef0", "us-east-1a", cloud.ErrNotFound, "no such volume"},
 		"of no volume": {"disk-1", "us-east-1a", cloud.ErrNotFound, "no such volume"},
 	} {
