@@ -194,6 +194,7 @@ type Offer struct {
 	Spot         bool    `json:"spot,omitempty"`
 	Dedicated    bool    `json:"dedicated,omitempty"`
 	Family       string  `json:"family,omitempty"` // the type's, as in catalog.InstanceType
+	Arch         string  `json:"arch,omitempty"`   // so, too
 	PricePerHour float64 `json:"pricePerHour"`
 	// Unpriced is an offer whose price is not known: PricePerHour is 0, and it is after
 	// all whose price is.
