@@ -72,7 +72,8 @@ func (c *Controller) equip(ctx context.Context, e *entry) (ready bool, again tim
 	if name == resourceGPU {
 		lacks += "the image's driver, its device nodes and libraries, is what gives them"
 	} else {
-		lacks, what = lacks+"of Kip's own a cell offers "+string(resourceGPU)+" alone, so a device plugin in its image is to offer these", "accelerators"
+		what = "accelerators"
+		lacks += "of Kip's own a cell offers " + string(resourceGPU) + " alone, so a device plugin in its image is to offer these"
 	}
 	left := e.timeLeft(e.equipping.Add(gpuTimeout + c.cfg.Late.Since(e.equipping)).Sub(now))
 	if left <= 0 {

@@ -152,7 +152,8 @@ func TestAPodRunsWithoutNoAcceleratorThatItAsksFor(t *testing.T) {
 			b.links.node.Store(has(0))
 			ask(b, "a")
 			b.later(gpuTimeout + 50*time.Second)
-			if said := b.said("Warning", "accelerators were not there in 5m0s", "0 of 3 aws.amazon.com/neuron"); len(said) != 1 || b.phase("a") != "" {
+			said := b.said("Warning", "accelerators were not there in 5m0s", "0 of 3 aws.amazon.com/neuron")
+			if len(said) != 1 || b.phase("a") != "" {
 				t.Errorf("the cell is %q; it was said %q", b.phase("a"), b.said())
 			}
 		})
@@ -164,7 +165,8 @@ func TestAPodRunsWithoutNoAcceleratorThatItAsksFor(t *testing.T) {
 			ask(b, "a")
 			b.later(10 * time.Second)
 			if cell, _ := b.cells.ForPod(ref("a").UID); cell.Standby == "" || cell.Phase != apiv1.Ready || b.shown("a") != 0 {
-				t.Errorf("the cell of pool %q is %s, and its pod was shown %d times: want one on standby, Ready, never", cell.Standby, cell.Phase, b.shown("a"))
+				t.Errorf("the cell of pool %q is %s, and its pod was shown %d times: want one on standby, Ready, never",
+					cell.Standby, cell.Phase, b.shown("a"))
 			}
 		})
 	})

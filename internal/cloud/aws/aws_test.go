@@ -1444,8 +1444,8 @@ func TestRolesAreAskedForAtTheEndpointToo(t *testing.T) {
 
 func TestOnlyTheEndpointsOwnCertificateIsNotVerified(t *testing.T) {
 	for _, name := range []string{
-		"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL_ECR",
-		"AWS_CA_BUNDLE", "HTTPS_PROXY",
+		"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ENDPOINT_URL_STS",
+		"AWS_ENDPOINT_URL_ECR", "AWS_CA_BUNDLE", "HTTPS_PROXY",
 	} {
 		t.Setenv(name, "")
 	}
