@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -69,6 +70,8 @@ type Cell struct {
 	Plugins []Plugin `json:"plugins,omitempty"`
 	// GPUs are how many of NVIDIA's the pod asks for.
 	GPUs int64 `json:"gpus,omitempty"`
+	// Accelerators are how many others the pod asks for, by their resource. Nobody changes it.
+	Accelerators map[corev1.ResourceName]int64 `json:"accelerators,omitempty"`
 	// HealthyTimeout is the pod's own time limit for a silent cell; nil for the
 	// configured one, 0 or less for none.
 	HealthyTimeout *time.Duration `json:"healthyTimeout,omitempty"`
@@ -195,6 +198,7 @@ type Offer struct {
 	Spot         bool    `json:"spot,omitempty"`
 	Dedicated    bool    `json:"dedicated,omitempty"`
 	Family       string  `json:"family,omitempty"` // the type's, as in catalog.InstanceType
+	Arch         string  `json:"arch,omitempty"`   // so, too
 	PricePerHour float64 `json:"pricePerHour"`
 	// Unpriced is an offer whose price is not known: PricePerHour is 0, and it is after
 	// all whose price is.

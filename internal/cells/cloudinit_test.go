@@ -236,6 +236,38 @@ func TestACellThatCannotCarryOutItsCloudInitFileEndsAndOthersWaitUntilItIsMended
 	}
 }
 
+func TestWhatDoesNotFitTheImageOfOneArchitectureHoldsUpNoOther(t *testing.T) {
+	agents := &setUps{status: http.StatusBadRequest, answer: "no"}
+	inBubble(t, withFile(&operators{now: "one"}), nil, func(t *testing.T, b *bubble) {
+		b.links.agents = agents.serve
+		request := func(pod, arch string) {
+			offer := Offer{
+				InstanceType: "nano",
+				Zone:         "z",
+				Arch:         arch,
+				BootTimeout:  time.Minute,
+			}
+			r := Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offers: []Offer{offer}}
+			if _, err := b.cells.Request(b.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		request("a", "amd64")
+		b.later(10 * time.Second)
+		agents.say(http.StatusOK, "{}")
+		request("b", "amd64")
+		request("c", "arm64")
+		b.later(10 * time.Second)
+		if b.phase("a") != "" || b.phase("b") != apiv1.Requested || b.phase("c") != apiv1.Bound {
+			t.Errorf("a is %q, b, of its architecture, %q, and c, of another, %q; said %v", b.phase("a"), b.phase("b"), b.phase("c"), b.events)
+		}
+		b.later(2 * time.Minute) // c says nothing of the image of b
+		if b.phase("b") != apiv1.Bound || b.launched() != 3 {
+			t.Errorf("b is %q after its pause, with %d launches", b.phase("b"), b.launched())
+		}
+	})
+}
+
 func TestWhatAnImageIsMendedOfIsFoundOutByOneCell(t *testing.T) {
 	agents := &setUps{status: http.StatusBadRequest, answer: "no"}
 	inBubble(t, withFile(&operators{now: "one"}), nil, func(t *testing.T, b *bubble) {

@@ -3,6 +3,8 @@ package cells
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,23 +25,41 @@ const (
 	gpuTimeout = 5 * time.Minute
 )
 
-// equip waits until the kubelet of a ready cell has the GPUs that the pod asks for. One that
-// has been told of the resource, and has no device, refuses the pod for good; one that has
-// not been told runs it without. It returns true as well when something else is to be done
-// with the cell first.
+// lacked is the first resource of which a kubelet has less than the pod asks for: how many it
+// has, and how many are asked for; both are 0 if it has all.
+func (c *Cell) lacked(node *corev1.Node) (name corev1.ResourceName, has, asked int64) {
+	lacks := func(of corev1.ResourceName, count int64) bool {
+		name, has, asked = of, 0, count
+		if node != nil {
+			has = node.Status.Allocatable.Name(of, "").Value()
+		}
+		return has < asked
+	}
+	if lacks(resourceGPU, c.GPUs) {
+		return name, has, asked
+	}
+	for _, of := range slices.Sorted(maps.Keys(c.Accelerators)) {
+		if lacks(of, c.Accelerators[of]) {
+			return name, has, asked
+		}
+	}
+	return "", 0, 0
+}
+
+// equip waits until the kubelet of a ready cell has the GPUs, and other accelerators, that the
+// pod asks for. One that has been told of the resource, and has no device, refuses the pod for
+// good; one that has not been told runs it without. It returns true as well when something else
+// is to be done with the cell first.
 func (c *Controller) equip(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
 	cell := e.cell()
-	if cell.GPUs == 0 || cell.Stopped || e.equipped {
+	if cell.GPUs == 0 && len(cell.Accelerators) == 0 || cell.Stopped || e.equipped {
 		return true, 0, nil
 	}
 	if stays, err := c.stays(ctx, e); !stays {
 		return err == nil, 0, err
 	}
-	var has int64
-	if node := e.api.Node(); node != nil {
-		has = node.Status.Allocatable.Name(resourceGPU, "").Value()
-	}
-	if has >= cell.GPUs {
+	name, has, asked := cell.lacked(e.api.Node())
+	if asked == 0 {
 		e.equipped = true
 		c.noteDisk(ctx, e, told{})
 		return true, 0, nil
@@ -48,15 +68,20 @@ func (c *Controller) equip(ctx context.Context, e *entry) (ready bool, again tim
 	if e.equipping.IsZero() {
 		e.equipping = now
 	}
-	lacks := fmt.Sprintf("its kubelet has %d of %d %s: the image's driver, its device nodes and libraries, is what gives them", has, cell.GPUs,
-		resourceGPU)
+	lacks, what := fmt.Sprintf("its kubelet has %d of %d %s: ", has, asked, name), "GPUs"
+	if name == resourceGPU {
+		lacks += "the image's driver, its device nodes and libraries, is what gives them"
+	} else {
+		what = "accelerators"
+		lacks += "of Kip's own a cell offers " + string(resourceGPU) + " alone, so a device plugin in its image is to offer these"
+	}
 	left := e.timeLeft(e.equipping.Add(gpuTimeout + c.cfg.Late.Since(e.equipping)).Sub(now))
 	if left <= 0 {
-		c.endFor(e, CauseNotReady, fmt.Sprintf("its GPUs were not there in %s: %s", gpuTimeout, lacks))
+		c.endFor(e, CauseNotReady, fmt.Sprintf("its %s were not there in %s: %s", what, gpuTimeout, lacks))
 		return true, 0, nil
 	}
 	if now.Sub(e.equipping) >= gpuSilence {
-		c.tellDisk(ctx, e, events.GPUsNotReady, fmt.Sprintf("The GPUs of cell %s are not there yet: %s", e.id, lacks))
+		c.tellDisk(ctx, e, events.GPUsNotReady, fmt.Sprintf("The %s of cell %s are not there yet: %s", what, e.id, lacks))
 	}
 	return false, gpuPoll, nil
 }

@@ -103,6 +103,75 @@ func TestAMachineWithoutGPUsIsNotPaidForLong(t *testing.T) {
 	})
 }
 
+func TestAPodRunsWithoutNoAcceleratorThatItAsksFor(t *testing.T) {
+	has := func(neurons int64) *corev1.Node {
+		node := hasGPUs(1)
+		node.Status.Allocatable["amd.com/gpu"] = *resource.NewQuantity(2, resource.DecimalSI)
+		if neurons > 0 {
+			node.Status.Allocatable["aws.amazon.com/neuron"] = *resource.NewQuantity(neurons, resource.DecimalSI)
+		}
+		return node
+	}
+	ask := func(b *bubble, pod string) {
+		r := nano(pod)
+		r.Accelerators = map[corev1.ResourceName]int64{"amd.com/gpu": 2, "aws.amazon.com/neuron": 3}
+		if _, err := b.cells.Request(b.Context(), r); err != nil {
+			b.Fatal(err)
+		}
+	}
+	t.Run("it waits", func(t *testing.T) {
+		inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+			ask(b, "a")
+			for _, node := range []*corev1.Node{hasGPUs(1), has(0), has(2)} {
+				b.links.node.Store(node)
+				b.later(40 * time.Second)
+				if got := b.phase("a"); got != apiv1.Ready || b.shown("a") != 0 {
+					t.Fatalf("with %v the cell is %s, and its pod was shown %d times: want Ready, never", node.Status.Allocatable, got, b.shown("a"))
+				}
+			}
+			for _, lacks := range []string{"0 of 2 amd.com/gpu", "0 of 3 aws.amazon.com/neuron", "2 of 3 aws.amazon.com/neuron"} {
+				if said := b.said("Warning GPUsNotReady", "The accelerators of cell", lacks, "a device plugin in its image"); len(said) == 0 {
+					t.Errorf("of %s it was said %q", lacks, b.said("GPUsNotReady"))
+				}
+			}
+			b.stop()
+			b.run()
+			b.later(20 * time.Second)
+			if got := b.phase("a"); got != apiv1.Ready {
+				t.Fatalf("after a restart the cell is %s: want Ready", got)
+			}
+			b.links.node.Store(has(3))
+			b.later(time.Second)
+			if got := b.phase("a"); got != apiv1.Bound || b.shown("a") == 0 {
+				t.Errorf("with all the cell is %s, and its pod was shown %d times; it was said %q", got, b.shown("a"), b.said())
+			}
+		})
+	})
+	t.Run("not for long", func(t *testing.T) {
+		inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+			b.links.node.Store(has(0))
+			ask(b, "a")
+			b.later(gpuTimeout + 50*time.Second)
+			said := b.said("Warning", "accelerators were not there in 5m0s", "0 of 3 aws.amazon.com/neuron")
+			if len(said) != 1 || b.phase("a") != "" {
+				t.Errorf("the cell is %q; it was said %q", b.phase("a"), b.said())
+			}
+		})
+	})
+	t.Run("on standby", func(t *testing.T) {
+		inBubble(t, keep(1), nil, func(t *testing.T, b *bubble) {
+			b.links.node.Store(has(0))
+			b.later(10 * time.Second)
+			ask(b, "a")
+			b.later(10 * time.Second)
+			if cell, _ := b.cells.ForPod(ref("a").UID); cell.Standby == "" || cell.Phase != apiv1.Ready || b.shown("a") != 0 {
+				t.Errorf("the cell of pool %q is %s, and its pod was shown %d times: want one on standby, Ready, never",
+					cell.Standby, cell.Phase, b.shown("a"))
+			}
+		})
+	})
+}
+
 func TestACellWhosePodWantsNoGPUWaitsForNone(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.links.node.Store(hasGPUs(0))

@@ -11,6 +11,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 )
@@ -34,8 +35,9 @@ type Request struct {
 	Disks []Disk
 	// Plugins are those of the CSI drivers of the pod's volumes.
 	Plugins []Plugin
-	// GPUs are how many of NVIDIA's the pod asks for.
-	GPUs int64
+	// GPUs and Accelerators are as in Cell.
+	GPUs         int64
+	Accelerators map[corev1.ResourceName]int64
 	// Options are what a cell for it is launched with.
 	Options Options
 	// Needs is as in Cell.
@@ -99,6 +101,7 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 		Disks:          r.Disks,
 		Plugins:        r.Plugins,
 		GPUs:           r.GPUs,
+		Accelerators:   r.Accelerators,
 	}
 	cell.step(apiv1.StepSeen, r.Seen)
 	cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())

@@ -110,6 +110,7 @@ func (c *Controller) give(ctx context.Context, e *entry, r Request) (Cell, error
 		cell.Pod, cell.Attempt, cell.HealthyTimeout, cell.Disks, cell.Plugins = r.Pod, r.Attempt, r.HealthyTimeout, r.Disks, r.Plugins
 		cell.Node, cell.Best, cell.RuledOut = r.Node, r.best(), r.RuledOut
 		cell.PodCreated, cell.Account, cell.Needs, cell.GPUs = r.Created, r.Account, r.Needs, r.GPUs
+		cell.Accelerators = r.Accelerators
 		cell.Reason = "a standby cell of " + cell.Standby + ": " + r.Offers[0].Reason
 		cell.step(apiv1.StepSeen, r.Seen)
 		cell.step(apiv1.StepGiven, c.cfg.Clock.Now())

@@ -17,11 +17,12 @@ const (
 	unfitLook = 5 * time.Second
 )
 
-// ingredients are what decides whether a cloud-init file fits: its digest, and the image.
-type ingredients struct{ cloudInit, image string }
+// ingredients are what decides whether a cloud-init file fits: its digest, and the image, of
+// which one name may stand for one of each architecture.
+type ingredients struct{ cloudInit, image, arch string }
 
-func ingredientsOf(cloudInit string, o Options) ingredients {
-	return ingredients{cloudInit, fmt.Sprint(o.Image)}
+func ingredientsOf(cloudInit string, cell *Cell) ingredients {
+	return ingredients{cloudInit, fmt.Sprint(cell.Options.Image), cell.Offer().Arch}
 }
 
 // unfit is what agents have refused: the operator is to mend it, and no pod is at fault.
@@ -45,7 +46,7 @@ func (c *Controller) heardUnfit(cell *Cell, refusal error) {
 	if cell.CloudInit() != counts {
 		return // nothing is launched with it any more
 	}
-	of := ingredientsOf(counts, cell.Options)
+	of := ingredientsOf(counts, cell)
 	u := c.unfits[of]
 	if u == nil {
 		u = &unfit{wait: firstUnfit}
@@ -61,13 +62,13 @@ func (c *Controller) heardUnfit(cell *Cell, refusal error) {
 func (c *Controller) heardFit(cell *Cell) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.unfits, ingredientsOf(cell.CloudInit(), cell.Options))
+	delete(c.unfits, ingredientsOf(cell.CloudInit(), cell))
 }
 
 // keptBack is how long a cell has to wait, since agents of cells like it have refused the
 // cloud-init file; 0 if it may be launched.
 func (c *Controller) keptBack(e *entry) time.Duration {
-	now, of := c.cfg.Clock.Now(), ingredientsOf(c.cloudInit(), e.cell().Options)
+	now, of := c.cfg.Clock.Now(), ingredientsOf(c.cloudInit(), e.cell())
 	c.mu.Lock()
 	u := c.unfits[of]
 	if u == nil || !now.Before(u.until) {

@@ -113,7 +113,7 @@ type AWS struct {
 	SubnetID              string `key:"subnetID" doc:"Subnet of the cells, or several of one VPC, separated by commas, in one zone or several. Default: all of vpcID, or the subnet that Kip runs in. A cell that was launched together with others takes seventeen addresses of it, one by itself two: give cells subnets of their own."`
 	ECR                   ECR    `key:"ecr" doc:"Images in ECR, which cells pull with credentials that Kip gets for them."`
 	EndpointURL           string `key:"endpointURL" doc:"Another address of the EC2 API, and of STS' and ECR's, for private clouds that speak it. With it Kip asks no other service, nor the metadata of the instance that it runs on."`
-	InsecureTLSSkipVerify bool   `key:"insecureTLSSkipVerify" default:"false" doc:"Do not verify the certificate of endpointURL."`
+	InsecureTLSSkipVerify bool   `key:"insecureTLSSkipVerify" default:"false" doc:"Do not verify the certificate of endpointURL's host and port; those of all others are verified."`
 	UseFIPS               bool   `key:"useFIPS" default:"false" doc:"Ask the endpoints of AWS that are validated for FIPS 140. Not with endpointURL, nor in China, which has none. AWS_USE_FIPS_ENDPOINT=true does the same."`
 	ECSClusterName        string `key:"ecsClusterName" deprecated:"Fargate is not supported" doc:"Ignored."`
 }

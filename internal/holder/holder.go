@@ -31,6 +31,10 @@ const (
 	// longer than another takes to lead, or a load balancer to leave it out. Nothing that
 	// anybody would see of Kip in this time works without the API server.
 	unansweredFor = 15 * time.Second
+	// refusedFor is how long one that begins asks an API server that knows or allows it not: an
+	// API server that has just begun has not read all roles yet, and one whose webhook for
+	// tokens is away knows nobody.
+	refusedFor = time.Minute
 	// crossedPause is how long one waits, and up to twice that, when somebody else has
 	// written the lease that it read.
 	crossedPause = time.Second
@@ -110,7 +114,8 @@ type Hold struct {
 
 // Take waits until no other Kip holds the node, and holds it. Where the API server does
 // not answer for 15 s it is held, unless another was seen: cells wait for their Kip. The
-// error is ctx's, the store's, or the API server's refusal.
+// error is ctx's, the store's, or the API server's refusal, once it has not let this Kip look
+// for a minute.
 func Take(ctx context.Context, c Config) (*Hold, error) {
 	h := &Hold{c: c, id: newID()}
 	var stored record
@@ -118,21 +123,32 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 		return nil, err
 	}
 	h.known, h.followed = stored.IDs, stored.Followed
-	var unanswered time.Time // since when
-	for {
+	var failing, unanswered time.Time // since when
+	for refused := false; ; {
 		asked, pause := c.Clock.Now(), lookEvery
 		lease, m, err := h.look(ctx)
+		was := refused
+		refused = apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) // no outage
 		if err == nil {
-			unanswered = time.Time{}
-		} else if h.blind = true; unanswered.IsZero() {
-			unanswered = asked
+			failing = time.Time{}
+		} else if h.blind = true; failing.IsZero() || refused != was {
 			c.Log.Warn("whether another Kip holds the node is not known, retrying", "node", c.Node, "err", err)
+		}
+		if err != nil && failing.IsZero() {
+			failing = asked
+		}
+		if err == nil || refused {
+			unanswered = time.Time{}
+		} else if unanswered.IsZero() {
+			unanswered = asked
 		}
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err): // no outage
-			return nil, err
+		case refused && c.Clock.Since(failing) >= refusedFor:
+			return nil, fmt.Errorf("the API server does not let this Kip look who holds node %s, for %s: %w", c.Node, refusedFor, err)
+		case refused:
+			pause = askEvery - min(askEvery, c.Clock.Since(asked))
 		case err != nil && !h.met && c.Clock.Since(unanswered) >= unansweredFor:
 			c.Log.Warn("whether another Kip holds the node is not known: the work begins, and it is looked on", "node", c.Node, "err", err)
 			return h, h.begin(ctx, 0)

@@ -6,12 +6,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -19,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/elotl/kip/internal/store"
@@ -560,18 +563,58 @@ func TestTimeInWhichAKipStoodStillProvesNobodyGone(t *testing.T) {
 	}
 }
 
-func TestARefusalIsNoOutage(t *testing.T) {
+func TestARefusalIsNoOutageAndIsWaitedOutForAWhile(t *testing.T) {
+	away := errors.New("connection refused")
 	for _, refusal := range []error{
 		apierrors.NewForbidden(resource, "kip-0", errors.New("no such right")),
 		apierrors.NewUnauthorized("who is it?"),
 	} {
-		w := newWorld(t)
-		w.leases.isAway(refusal)
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		if _, err := Take(ctx, w.config(store.Memory(nil), "first")); !errors.Is(err, refusal) {
-			t.Errorf("it is told %v, and ends with %v", refusal, err)
+		// What is answered each second, and in which the work begins, or the start fails.
+		for name, c := range map[string]struct {
+			answers map[int]error // from a second on
+			begins  int           // 0 for never
+			fails   int
+		}{
+			"for good":         {map[int]error{0: refusal}, 0, 60},
+			"till it passes":   {map[int]error{0: refusal, 59: nil}, 59, 0},
+			"after an outage":  {map[int]error{0: away, 14: refusal}, 0, 60},
+			"before an outage": {map[int]error{0: refusal, 50: away}, 65, 0},
+			"late":             {map[int]error{0: away, 5: refusal, 10: away, 20: refusal, 70: nil}, 0, 60},
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				cfg := w.config(store.Memory(nil), "first")
+				cfg.Clock = clock.RealClock{}
+				w.leases.isAway(c.answers[0])
+				began := time.Now()
+				ctx, cancel := context.WithCancel(t.Context())
+				var h *Hold
+				var err error
+				ended := -1
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					h, err = Take(ctx, cfg)
+					ended = int(time.Since(began) / time.Second)
+				}()
+				time.Sleep(time.Millisecond) // each answer is there before it is asked for
+				for second := range 120 {
+					synctest.Wait()
+					if answer, is := c.answers[second+1]; is {
+						w.leases.isAway(answer)
+					}
+					time.Sleep(time.Second)
+				}
+				cancel()
+				<-done
+				if c.begins > 0 && (h == nil || err != nil || ended != c.begins) {
+					t.Errorf("%s, %v: it ends after %d s with %v, want to begin after %d s", name, refusal, ended, err, c.begins)
+				}
+				if c.fails > 0 && (!errors.Is(err, refusal) || !strings.Contains(fmt.Sprint(err), "kip-0, for 1m0s") || ended != c.fails) {
+					t.Errorf("%s, %v: it ends after %d s with %v, want a failure after %d s", name, refusal, ended, err, c.fails)
+				}
+			})
 		}
-		cancel()
 	}
 }
 

@@ -330,6 +330,7 @@ func offer(t catalog.InstanceType, o catalog.Offering, defaultDisk int64, reason
 	return cells.Offer{
 		InstanceType: t.Name,
 		Family:       t.Family,
+		Arch:         t.Arch,
 		Zone:         o.Zone,
 		Subnet:       o.Subnet,
 		Spot:         o.Spot,

@@ -118,7 +118,7 @@ func (c *choice) rejections(offered [][]*row) (list []Rejection, fitting []int) 
 // where, and only then how large. Together they are what search asks, so each type
 // that does not fit fails one of them. offered are the rows of each type.
 func (c *choice) checks(offered [][]*row) []check {
-	checks := c.kindChecks(offered)
+	checks := append(c.kindChecks(offered), c.acceleratorChecks()...)
 	if !c.anySize {
 		checks = append(checks, c.sizeChecks()...)
 	}
@@ -174,21 +174,46 @@ func (c *choice) kindChecks(offered [][]*row) []check {
 	}
 }
 
+// acceleratorChecks ask whether a type has the accelerators that the pod asks for, also if it was
+// named: one with too few never runs the pod.
+func (c *choice) acceleratorChecks() []check {
+	gpus := func(typ int) int64 { return gpusOf(&c.types[typ], "nvidia") }
+	return []check{
+		{
+			words: "have too few GPUs",
+			fails: func(s *size, _ []*row) bool { return s.gpus < c.need.gpus },
+			of: func(rejected []int) string {
+				if c.only >= 0 {
+					return fmt.Sprintf("%s has %d", c.types[c.only].Name, gpus(c.only))
+				}
+				return c.largest(gpus, func(n int64) string { return fmt.Sprint(n) })(rejected)
+			},
+		},
+		{
+			words: "have too few of the accelerators",
+			fails: func(s *size, _ []*row) bool { return !c.need.devices.within(devicesOf(&c.types[s.typ])) },
+			of: func([]int) string {
+				if c.only < 0 {
+					return ""
+				}
+				var counts []string
+				for i, has := range devicesOf(&c.types[c.only]) {
+					if c.need.devices[i] > has {
+						counts = append(counts, fmt.Sprintf("%d %s", has, otherDevices[i].resource))
+					}
+				}
+				return c.types[c.only].Name + " has " + strings.Join(counts, ", ")
+			},
+		},
+	}
+}
+
 // sizeChecks ask whether a type is large enough for the pod, its disk left out.
 func (c *choice) sizeChecks() []check {
 	return []check{
 		{
 			words: "have no " + string(c.need.hugePages),
 			fails: func(*size, []*row) bool { return c.need.hugePages != "" },
-		},
-		{
-			words: "have too few GPUs",
-			fails: func(s *size, _ []*row) bool { return s.gpus < c.need.gpus },
-			of:    c.largest(func(typ int) int64 { return gpusOf(&c.types[typ], "nvidia") }, func(n int64) string { return fmt.Sprint(n) }),
-		},
-		{
-			words: "have too few of the accelerators",
-			fails: func(s *size, _ []*row) bool { return !c.need.devices.within(devicesOf(&c.types[s.typ])) },
 		},
 		{
 			words: "have too little cpu",

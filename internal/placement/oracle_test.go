@@ -243,7 +243,7 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 		if t.BaselineMilliCPU > 0 && t.CreditPerCPUHour == 0 {
 			has = min(has, t.BaselineMilliCPU)
 		}
-		if only == "" && (cpu > has || memory+config.ReservedMemoryBytes > sees || gpus > typeGPUs || disk > typeDisk) {
+		if only == "" && (cpu > has || memory+config.ReservedMemoryBytes > sees || disk > typeDisk) || gpus > typeGPUs {
 			continue
 		}
 		for _, o := range t.Offerings {

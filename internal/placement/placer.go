@@ -425,8 +425,9 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	c.besides = [2]Beside{c.beside(0), c.beside(1)}
 	c.paid = [2]float64{c.besides[0].known(), c.besides[1].known()}
 	c.anyDisk = p.config.DefaultDiskBytes == 0 || max(p.config.DefaultDiskBytes, c.need.volume) >= c.need.disk
-	// The disk that an annotation asks for is no resource: it counts for named types too.
-	c.least = size{memory: -1, disk: c.need.volume}
+	// The disk that an annotation asks for is no resource: it counts for named types too. So do
+	// GPUs: on a machine with too few no pod that asks for them ever runs.
+	c.least = size{memory: -1, disk: c.need.volume, gpus: c.need.gpus}
 	if !c.anySize {
 		c.least = size{
 			milliCPU: c.need.milliCPU,
@@ -628,8 +629,8 @@ func (c *choice) short(s *size) int64 {
 // picks reports whether the type may be chosen, for what few pods ask.
 func (c *choice) picks(s *size) bool {
 	return (c.only < 0 || c.only == int(s.typ)) && c.names.match(c.types[s.typ].Name) && c.takesDisks(s) &&
-		(c.anySize || c.need.hugePages == "" && (c.anyDisk || s.disk < math.MaxInt64) &&
-			(c.need.devices.none() || c.need.devices.within(devicesOf(&c.types[s.typ]))))
+		(c.need.devices.none() || c.need.devices.within(devicesOf(&c.types[s.typ]))) &&
+		(c.anySize || c.need.hugePages == "" && (c.anyDisk || s.disk < math.MaxInt64))
 }
 
 // takesDisks reports whether the pod's disks can be attached to the type, also if it was named.

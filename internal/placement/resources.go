@@ -32,6 +32,22 @@ func ResourcesOf(pod *corev1.Pod) Resources {
 // the same time.
 func NVIDIA(pod *corev1.Pod) int64 { return needOf(pod).gpus }
 
+// Accelerators returns how many other accelerators a pod asks for, so, by their resource; nil for
+// none.
+func Accelerators(pod *corev1.Pod) map[corev1.ResourceName]int64 {
+	var all map[corev1.ResourceName]int64
+	for i, count := range needOf(pod).devices {
+		if count == 0 {
+			continue
+		}
+		if all == nil {
+			all = map[corev1.ResourceName]int64{}
+		}
+		all[otherDevices[i].resource] = count
+	}
+	return all
+}
+
 // Needs returns what a pod must find on its machine: nothing where the type is named, or
 // the pod asks for nothing.
 func Needs(pod *corev1.Pod) catalog.Room {

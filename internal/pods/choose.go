@@ -64,16 +64,17 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		return cells.Request{}, &PlacementError{Err: err}
 	}
 	r := cells.Request{
-		Pod:      apiv1.Ref(pod),
-		Node:     pod.Spec.NodeName,
-		Account:  account(pod, c.cfg.CostLabels),
-		Created:  pod.CreationTimestamp.Time,
-		Offers:   offers,
-		RuledOut: ruledOut,
-		Needs:    needed,
-		Disks:    disksOf(needs),
-		Plugins:  pluginsOf(needs),
-		GPUs:     placement.NVIDIA(pod),
+		Pod:          apiv1.Ref(pod),
+		Node:         pod.Spec.NodeName,
+		Account:      account(pod, c.cfg.CostLabels),
+		Created:      pod.CreationTimestamp.Time,
+		Offers:       offers,
+		RuledOut:     ruledOut,
+		Needs:        needed,
+		Disks:        disksOf(needs),
+		Plugins:      pluginsOf(needs),
+		GPUs:         placement.NVIDIA(pod),
+		Accelerators: placement.Accelerators(pod),
 	}
 	if invalid == nil {
 		r.Special = special(asked)

@@ -33,20 +33,21 @@ import (
 
 // modelCells is what package cells promises, without machines.
 type modelCells struct {
-	mu       sync.Mutex
-	cells    map[types.UID]cells.Cell
-	requests []string
-	disks    []cells.Disk   // of the last request
-	plugins  []cells.Plugin // likewise
-	gpus     int64
-	refuse   error // of a request
-	released []string
-	behind   string // what Behind says
-	unsure   bool   // and that it is not sure
-	other    string // what may run a pod besides
-	asked    []bool // whether each that Elsewhere was asked of has run
-	holds    bool   // the end of those that vanish
-	strikes  int    // how many offers a budget leaves out
+	mu           sync.Mutex
+	cells        map[types.UID]cells.Cell
+	requests     []string
+	disks        []cells.Disk   // of the last request
+	plugins      []cells.Plugin // likewise
+	gpus         int64
+	accelerators map[corev1.ResourceName]int64
+	refuse       error // of a request
+	released     []string
+	behind       string // what Behind says
+	unsure       bool   // and that it is not sure
+	other        string // what may run a pod besides
+	asked        []bool // whether each that Elsewhere was asked of has run
+	holds        bool   // the end of those that vanish
+	strikes      int    // how many offers a budget leaves out
 }
 
 func (m *modelCells) Behind() (string, bool) {
@@ -71,7 +72,7 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 	if m.refuse != nil {
 		return cells.Cell{}, m.refuse
 	}
-	m.disks, m.plugins, m.gpus = r.Disks, r.Plugins, r.GPUs
+	m.disks, m.plugins, m.gpus, m.accelerators = r.Disks, r.Plugins, r.GPUs, r.Accelerators
 	cell := cells.Cell{
 		ID:      fmt.Sprintf("cell-%d", len(m.requests)),
 		Pod:     pod,

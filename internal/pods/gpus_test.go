@@ -34,6 +34,9 @@ func TestACellIsToHaveTheGPUsOfItsPod(t *testing.T) {
 			if h.cells.gpus != c.want {
 				t.Errorf("its cell is to have %d GPUs: want %d", h.cells.gpus, c.want)
 			}
+			if got := h.cells.accelerators; (c.want > 0 || name == "of another maker") != (got["amd.com/gpu"] >= 7) || len(got) > 1 {
+				t.Errorf("its cell is to have %v", got)
+			}
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package registries
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,9 @@ const (
 	// mostOfOne bounds those for one asker: calls that hang, as to a region that cannot be
 	// reached, are to leave room for others.
 	mostOfOne = 2
+	// patience is for how long a call goes on when all mostAsked are under way and somebody
+	// waits who has fewer of them: AWS answers in less than a second.
+	patience = 5 * time.Second
 )
 
 // Config of Credentials. All fields are required unless they say otherwise.
@@ -49,8 +53,7 @@ type Config struct {
 
 // Credentials are those that are lent now. They are safe for concurrent use. Close ends them.
 type Credentials struct {
-	cfg   Config
-	slots chan struct{} // of calls that are under way
+	cfg Config
 
 	lifetime context.Context // until Close
 	end      context.CancelFunc
@@ -60,12 +63,26 @@ type Credentials struct {
 	closed bool
 	kept   map[string]*loan  // by registry and set of repositories
 	turns  map[string]*turns // of each who waits or is asked for
+	under  []*call           // at most mostAsked, the oldest first
+	queue  []*call           // who comes next, as they came
 }
 
 // turns are those of one asker.
 type turns struct {
 	slots chan struct{} // of its calls that are under way
 	users int           // loans that it waits for, or is asked for
+	under int           // its calls in Credentials.under
+	last  time.Time     // when the last one of these ended
+}
+
+// call is one that is under way, or waits for its turn.
+type call struct {
+	of    *turns
+	given chan struct{} // closed when it is under way
+	came  time.Time     // to wait for its turn
+	began time.Time
+	cut   context.CancelCauseFunc
+	isCut bool
 }
 
 // loan is what the cloud said, or is going to.
@@ -96,7 +113,6 @@ func New(cfg Config) *Credentials {
 	}
 	c := &Credentials{
 		cfg:   cfg,
-		slots: make(chan struct{}, mostAsked),
 		kept:  map[string]*loan{},
 		turns: map[string]*turns{},
 	}
@@ -118,7 +134,8 @@ func (c *Credentials) Close() {
 // are named besides, as all that one pod names of it: they share credentials where the cloud
 // takes so many. However often it is called for the same set, the cloud is asked once, also
 // if whoever asked is gone. Few calls are under way for one asker: what it asks for besides
-// waits, but for what another one asks for as well.
+// waits, but for what another one asks for as well. Where too many are under way for all, one
+// without an answer for patience is cut off for who has fewer.
 func (c *Credentials) Get(ctx context.Context, asker, registry, repository string, named []string) (agentapi.ImageCredentials, error) {
 	some := together(repository, named)
 	key := registry + " " + strings.Join(some, " ")
@@ -144,7 +161,7 @@ func (c *Credentials) Get(ctx context.Context, asker, registry, repository strin
 		}
 		own.users++
 		c.tasks.Go(func() {
-			c.inTurn(l, own.slots, registry, some)
+			c.inTurn(l, own, registry, some)
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if own.users--; own.users == 0 {
@@ -211,28 +228,135 @@ func (c *Credentials) makeRoom(now time.Time) {
 	delete(c.kept, next)
 }
 
-// inTurn asks the cloud when it is the turn of one of those who wait, whose own slots these
+// errCut is why a call has ended that another one's took the turn of.
+var errCut = fmt.Errorf("it had no answer in %s, and others waited for their turn", patience)
+
+// inTurn asks the cloud when it is the turn of one of those who wait, whose own turns these
 // are, unless it is another's before. The last one to give up says so.
-func (c *Credentials) inTurn(l *loan, own chan struct{}, registry string, repositories []string) {
-	ctx, cancel := context.WithTimeout(c.lifetime, askTimeout)
-	defer cancel()
-	for _, slots := range []chan struct{}{own, c.slots} {
+func (c *Credentials) inTurn(l *loan, own *turns, registry string, repositories []string) {
+	timed, end := context.WithTimeout(c.lifetime, askTimeout)
+	defer end()
+	ctx, cut := context.WithCancelCause(timed)
+	defer cut(nil)
+	giveUp := func() {
+		if c.begin(l, true) {
+			l.err, l.until = fmt.Errorf("wait for other credentials: %w", ctx.Err()), c.cfg.Clock.Now().Add(failedFor)
+			close(l.said)
+		}
+	}
+	select {
+	case own.slots <- struct{}{}:
+		defer func() { <-own.slots }()
+	case <-l.begun:
+		return
+	case <-ctx.Done():
+		giveUp()
+		return
+	}
+	next := &call{
+		of:    own,
+		given: make(chan struct{}),
+		cut:   cut,
+	}
+	c.lineUp(next)
+	defer c.leave(next)
+	for waits := true; waits; {
+		look := c.cfg.Clock.NewTimer(c.press(next))
 		select {
-		case slots <- struct{}{}:
-			defer func() { <-slots }()
+		case <-next.given:
+			waits = false
+		case <-look.C():
 		case <-l.begun:
+			look.Stop()
 			return
 		case <-ctx.Done():
-			if c.begin(l, true) {
-				l.err, l.until = fmt.Errorf("wait for other credentials: %w", ctx.Err()), c.cfg.Clock.Now().Add(failedFor)
-				close(l.said)
-			}
+			look.Stop()
+			giveUp()
 			return
 		}
+		look.Stop()
 	}
 	if c.begin(l, false) {
 		c.ask(ctx, l, registry, repositories)
 	}
+}
+
+// since is from when on a call waits: its asker had a turn at most then.
+func (c *call) since() time.Time {
+	if c.of.last.After(c.came) {
+		return c.of.last
+	}
+	return c.came
+}
+
+// lineUp has a call wait for its turn.
+func (c *Credentials) lineUp(next *call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	next.came = c.cfg.Clock.Now()
+	c.queue = append(c.queue, next)
+	c.give()
+}
+
+// leave ends a call, or its wait.
+func (c *Credentials) leave(old *call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	is := func(other *call) bool { return other == old }
+	if i := slices.IndexFunc(c.under, is); i >= 0 {
+		c.under = slices.Delete(c.under, i, i+1)
+		old.of.under--
+		old.of.last = c.cfg.Clock.Now()
+	}
+	c.queue = slices.DeleteFunc(c.queue, is)
+	c.give()
+}
+
+// give gives free turns to those who wait: first to who has fewest calls under way, of those
+// to whose asker waits longest. c.mu is held.
+func (c *Credentials) give() {
+	for len(c.under) < mostAsked && len(c.queue) > 0 {
+		next := slices.MinFunc(c.queue, func(a, b *call) int {
+			return cmp.Or(cmp.Compare(a.of.under, b.of.under), a.since().Compare(b.since()))
+		})
+		i := slices.Index(c.queue, next)
+		c.queue = slices.Delete(c.queue, i, i+1)
+		c.under = append(c.under, next)
+		next.of.under++
+		next.began = c.cfg.Clock.Now()
+		close(next.given)
+	}
+}
+
+// press cuts off, for a call that waits, one that has been under way for longer than patience,
+// of who has most of them, and more than the one who waits. It returns after which time to look
+// again. One is cut off for each that waits: whose turn is free then, give says.
+func (c *Credentials) press(next *call) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if slices.Index(c.queue, next) < 0 {
+		return patience // it is under way
+	}
+	again, cut := patience, 0
+	var longest *call
+	now := c.cfg.Clock.Now()
+	for _, other := range c.under {
+		left := other.began.Add(patience).Sub(now)
+		switch {
+		case other.isCut:
+			cut++
+		case other.of.under <= next.of.under:
+		case left > 0:
+			again = min(again, left)
+		case longest == nil || other.of.under > longest.of.under:
+			longest = other
+		}
+	}
+	if longest != nil && cut < len(c.queue) {
+		longest.isCut = true
+		longest.cut(errCut)
+	}
+	return again
 }
 
 // begin says that it is for this one, who waits no more, to say what the loan is: if nobody
@@ -254,6 +378,9 @@ func (c *Credentials) ask(ctx context.Context, l *loan, registry string, reposit
 	defer close(l.said)
 	began := c.cfg.Clock.Now()
 	l.credentials, l.err = c.cfg.Cloud.PullCredentials(ctx, registry, repositories...)
+	if l.err != nil && errors.Is(context.Cause(ctx), errCut) {
+		l.err = fmt.Errorf("%w: %w", l.err, errCut)
+	}
 	now := c.cfg.Clock.Now()
 	switch {
 	case l.err == nil && l.credentials.Lifetime <= 0:

@@ -244,6 +244,80 @@ func TestOneWhoseCallsHangLeavesTheTurnsOfOthersAlone(t *testing.T) {
 	})
 }
 
+// However many askers have calls that hang, one whose call does not is served in its time.
+func TestManyWhoseCallsHangLeaveATurnToOneWhoseDoesNot(t *testing.T) {
+	for _, hostile := range []int{mostAsked / mostOfOne, mostAsked, 3 * mostAsked} {
+		l := &lender{lifetime: time.Hour, takes: time.Second, hangs: "dropped"}
+		with(t, l, func(t *testing.T, c *Credentials) {
+			ctx, end := context.WithCancel(t.Context())
+			defer end()
+			var all sync.WaitGroup
+			for n := range hostile {
+				for m := range 2 * mostOfOne {
+					all.Go(func() { // it asks again and again, for another one each time
+						for k := 0; ctx.Err() == nil; k++ {
+							_, _ = c.Get(ctx, fmt.Sprint("hostile-", n), registry, fmt.Sprintf("dropped%d/%d/%d", n, m, k), nil)
+						}
+					})
+				}
+			}
+			var longest time.Duration
+			for n := range 20 {
+				time.Sleep(1700 * time.Millisecond)
+				began := time.Now()
+				if _, err := c.Get(ctx, "honest", registry, fmt.Sprint("own", n), nil); err != nil {
+					t.Errorf("%d hostile cells: the call of another: %v after %v", hostile, err, time.Since(began))
+				}
+				longest = max(longest, time.Since(began))
+			}
+			// Who waited before it comes before it: each of them for as long as patience.
+			if most := time.Duration(hostile/mostAsked+1)*patience + 2*time.Second; longest > most {
+				t.Errorf("%d hostile cells: the call of another took up to %v, want at most %v", hostile, longest, most)
+			}
+			end()
+			all.Wait()
+			time.Sleep(2 * askTimeout)
+			synctest.Wait()
+			if l.most > mostAsked {
+				t.Errorf("%d calls at the same time, want at most %d", l.most, mostAsked)
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if len(c.turns)+len(c.under)+len(c.queue) > 0 {
+				t.Errorf("%d turns, %d calls and %d who wait are kept when nothing is asked", len(c.turns), len(c.under), len(c.queue))
+			}
+		})
+	}
+}
+
+func TestACallIsCutOffForWhoHasFewerAndSaysSo(t *testing.T) {
+	l := &lender{lifetime: time.Hour, takes: time.Second, hangs: "dropped"}
+	with(t, l, func(t *testing.T, c *Credentials) {
+		var all sync.WaitGroup
+		cut := make(chan error, mostAsked)
+		for n := range mostAsked {
+			all.Go(func() {
+				began := time.Now()
+				_, err := c.Get(t.Context(), fmt.Sprint("slow-", n/mostOfOne), registry, fmt.Sprint("dropped", n), nil)
+				if errors.Is(err, errCut) {
+					cut <- err
+				} else if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != askTimeout {
+					t.Errorf("%v after %v", err, time.Since(began))
+				}
+			})
+		}
+		time.Sleep(patience - time.Second)
+		began := time.Now()
+		if _, err := c.Get(t.Context(), "honest", registry, "own", nil); err != nil || time.Since(began) != 2*time.Second {
+			t.Errorf("%v after %v, want no error after 2 s", err, time.Since(began))
+		}
+		if must(t, c, "own"); len(cut) != 1 { // who asks when all is free again takes nobody's
+			t.Errorf("%d calls were cut off, want 1", len(cut))
+		}
+		all.Wait()
+	})
+}
+
 func TestRepositoriesBeyondWhatOneCallTakesHaveAnother(t *testing.T) {
 	l := &lender{lifetime: time.Hour}
 	with(t, l, func(t *testing.T, c *Credentials) {

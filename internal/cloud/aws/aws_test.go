@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -23,7 +24,10 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	ec2api "github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/aws/aws-sdk-go-v2/service/ecr"
 	"github.com/aws/smithy-go"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -1435,6 +1439,85 @@ func TestRolesAreAskedForAtTheEndpointToo(t *testing.T) {
 		}
 	default:
 		t.Error("the endpoint was not asked for the role: somebody else was")
+	}
+}
+
+func TestOnlyTheEndpointsOwnCertificateIsNotVerified(t *testing.T) {
+	for _, name := range []string{
+		"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ENDPOINT_URL_STS",
+		"AWS_ENDPOINT_URL_ECR", "AWS_CA_BUNDLE", "HTTPS_PROXY",
+	} {
+		t.Setenv(name, "")
+	}
+	secure := func(answer int) (*httptest.Server, *atomic.Int32) {
+		var asked atomic.Int32
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			asked.Add(1)
+			w.WriteHeader(answer)
+		}))
+		s.Config.ErrorLog = log.New(io.Discard, "", 0) // of who takes no such certificate
+		s.StartTLS()
+		t.Cleanup(s.Close)
+		return s, &asked
+	}
+	endpoint, atEndpoint := secure(http.StatusBadRequest)
+	other, atOther := secure(http.StatusBadRequest)
+	try := func(skip bool) error {
+		cfg := settings(endpoint.URL + "/")
+		cfg.SkipVerify, cfg.ImageRole = skip, imageRole
+		c := open(t, cfg)
+		_, _ = c.api.DescribeVpcs(t.Context(), &ec2api.DescribeVpcsInput{})
+		_, err := c.PullCredentials(t.Context(), registryHere, "team/app")
+		keys := credentials.NewStaticCredentialsProvider("a", "b", "c")
+		_, _ = c.newECR(registry{region: "us-east-1"}, keys).GetAuthorizationToken(t.Context(), &ecr.GetAuthorizationTokenInput{})
+		return err
+	}
+	if err := try(false); err == nil || !strings.Contains(err.Error(), "certificate") || atEndpoint.Load() != 0 {
+		t.Errorf("%v after %d calls, of an endpoint whose certificate nobody has signed", err, atEndpoint.Load())
+	}
+	if err := try(true); atEndpoint.Load() != 3 { // EC2's, STS', ECR's
+		t.Errorf("%v after %d calls, want 3", err, atEndpoint.Load())
+	}
+	// Those that the environment has elsewhere are verified.
+	t.Setenv("AWS_ENDPOINT_URL_STS", other.URL)
+	t.Setenv("AWS_ENDPOINT_URL_ECR", other.URL)
+	atEndpoint.Store(0)
+	if err := try(true); err == nil || !strings.Contains(err.Error(), "certificate") || atOther.Load() != 0 || atEndpoint.Load() != 1 {
+		t.Errorf("%v after %d calls of the endpoint and %d of another", err, atEndpoint.Load(), atOther.Load())
+	}
+	// So is whom the SDK asks for Kip's own credentials.
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("a-token"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/kip")
+	t.Setenv("AWS_WEB_IDENTITY_TOKEN_FILE", file)
+	cfg := settings(endpoint.URL)
+	cfg.AccessKeyID, cfg.SecretAccessKey, cfg.SkipVerify = "", "", true
+	list := func() error {
+		_, err := open(t, cfg).List(t.Context(), owner)
+		return err
+	}
+	if err := list(); err == nil || !strings.Contains(err.Error(), "certificate") || atOther.Load() != 0 {
+		t.Errorf("%v after %d calls of another", err, atOther.Load())
+	}
+	t.Setenv("AWS_ENDPOINT_URL_STS", "")
+	atEndpoint.Store(0)
+	if err := list(); err == nil || atEndpoint.Load() != 1 {
+		t.Errorf("%v after %d calls of the endpoint", err, atEndpoint.Load())
+	}
+}
+
+func TestARedirectOfTheEndpointIsNotFollowedToWhomeverItIs(t *testing.T) {
+	var asked atomic.Int32
+	other := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	defer other.Close()
+	endpoint := httptest.NewTLSServer(http.RedirectHandler(other.URL, http.StatusTemporaryRedirect))
+	defer endpoint.Close()
+	cfg := settings(endpoint.URL)
+	cfg.SkipVerify = true
+	if _, err := open(t, cfg).List(t.Context(), owner); err == nil || asked.Load() != 0 {
+		t.Errorf("%v after %d calls of another", err, asked.Load())
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -20,6 +22,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/sts"
+	"github.com/aws/smithy-go/middleware"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 	"k8s.io/utils/clock"
 )
 
@@ -46,7 +50,7 @@ type Config struct {
 	// come from it, unless AWS_ENDPOINT_URL_STS says otherwise, and ECR's API, unless
 	// AWS_ENDPOINT_URL_ECR does.
 	Endpoint string
-	// SkipVerify takes any certificate of Endpoint.
+	// SkipVerify takes any certificate of Endpoint's host, and of no other.
 	SkipVerify bool
 	// UseFIPS asks the endpoints that are validated for FIPS 140, of EC2 and of whoever gives
 	// credentials. Not with Endpoint, nor in China.
@@ -148,7 +152,7 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 func loadSDK(ctx context.Context, cfg Config) (aws.Config, error) {
 	load := []func(*config.LoadOptions) error{
 		config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }), // Kip schedules its calls itself
-		config.WithHTTPClient(client(cfg)),                                 // to which the SDK adds AWS_CA_BUNDLE
+		config.WithHTTPClient(awshttp.NewBuildableClient()),                // to which the SDK adds AWS_CA_BUNDLE
 	}
 	if cfg.Region != "" {
 		// Of other services, too: STS turns a role's token into keys in the same partition.
@@ -161,9 +165,16 @@ func loadSDK(ctx context.Context, cfg Config) (aws.Config, error) {
 		load = append(load, config.WithCredentialsProvider(credentials.NewStaticCredentialsProvider(cfg.AccessKeyID, cfg.SecretAccessKey, "")))
 	}
 	if cfg.Endpoint != "" {
-		// Other services, too: STS turns a role's token into keys.
-		load = append(load, config.WithEC2IMDSClientEnableState(imds.ClientDisabled),
-			config.WithBaseEndpoint(strings.TrimSuffix(cfg.Endpoint, "/")))
+		// Other services, too: STS turns a role's token into keys. What is said here wins over the
+		// environment, for whichever service: so each has its own said again when its client is made.
+		load = append(load, config.WithEC2IMDSClientEnableState(imds.ClientDisabled), config.WithBaseEndpoint(*cfg.endpointOf("STS")))
+	}
+	if cfg.SkipVerify && cfg.Endpoint != "" && cfg.Transport == nil {
+		skip, err := skipVerify(cfg.Endpoint)
+		if err != nil {
+			return aws.Config{}, err
+		}
+		load = append(load, config.WithAPIOptions([]func(*middleware.Stack) error{skip}))
 	}
 	sdk, err := config.LoadDefaultConfig(ctx, load...)
 	if err != nil {
@@ -203,11 +214,24 @@ func newAPI(sdk aws.Config, cfg Config) *ec2.Client {
 	})
 }
 
+// endpointOf is where a service besides EC2 is expected: Endpoint, unless the environment says
+// otherwise as it does to the SDK's own tools; nil where AWS' own is asked. The name is that of
+// the variable.
+func (cfg *Config) endpointOf(service string) *string {
+	if cfg.Endpoint == "" {
+		return nil
+	}
+	return aws.String(strings.TrimSuffix(cmp.Or(os.Getenv("AWS_ENDPOINT_URL_"+service), cfg.Endpoint), "/"))
+}
+
 // newSTS is that of the region.
 func newSTS(sdk aws.Config, cfg Config) *sts.Client {
 	return sts.NewFromConfig(sdk, func(o *sts.Options) {
 		o.Region = cfg.Region
 		o.HTTPClient = cfg.bound(o.HTTPClient)
+		if at := cfg.endpointOf("STS"); at != nil {
+			o.BaseEndpoint = at
+		}
 	})
 }
 
@@ -219,13 +243,32 @@ func (cfg *Config) bound(client ec2.HTTPClient) ec2.HTTPClient {
 	return bounded{client}
 }
 
-// client is the SDK's own, but for the certificate that it takes.
-func client(cfg Config) *awshttp.BuildableClient {
-	return awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
-		if cfg.SkipVerify && cfg.Endpoint != "" {
-			t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // as it is configured
-		}
-	})
+// skipVerify has the calls to an endpoint sent by a client that takes any certificate, after all
+// else that the SDK does with them: those to another host go on to the SDK's own. The SDK takes no
+// client but its own where AWS_CA_BUNDLE is set, and TLS does not tell hosts apart that are IP addresses.
+func skipVerify(endpoint string) (func(*middleware.Stack) error, error) {
+	at, err := url.Parse(endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("cloud.aws.endpointURL: %w", err)
+	}
+	transport := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
+		t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // as it is configured
+	}).GetTransport()
+	send := smithyhttp.NewClientHandler(bounded{&http.Client{
+		Transport:     transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // which may be to another host
+	}})
+	return func(stack *middleware.Stack) error {
+		return stack.Deserialize.Add(middleware.DeserializeMiddlewareFunc("SkipVerifyOfEndpoint", func(
+			ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler,
+		) (middleware.DeserializeOutput, middleware.Metadata, error) {
+			if r, is := in.Request.(*smithyhttp.Request); !is || !strings.EqualFold(r.URL.Host, at.Host) {
+				return next.HandleDeserialize(ctx, in)
+			}
+			response, metadata, err := send.Handle(ctx, in.Request)
+			return middleware.DeserializeOutput{RawResponse: response}, metadata, err
+		}), middleware.After)
+	}, nil
 }
 
 // bounded cuts off answers that are too long.

@@ -207,7 +207,10 @@ func (c *Cloud) newECR(r registry, keys aws.CredentialsProvider) *ecr.Client {
 		o.Region = r.region
 		o.Credentials = keys
 		o.HTTPClient = c.cfg.bound(o.HTTPClient)
-		if r.fips {
+		if at := c.cfg.endpointOf("ECR"); at != nil {
+			o.BaseEndpoint = at
+		}
+		if r.fips && o.BaseEndpoint == nil { // which says whom to ask
 			o.EndpointOptions.UseFIPSEndpoint = aws.FIPSEndpointStateEnabled
 		}
 	})

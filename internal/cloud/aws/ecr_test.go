@@ -168,6 +168,15 @@ func withToken(t *testing.T, c *Cloud, method, token, path string) int {
 	return resp.StatusCode
 }
 
+func TestARegistryOfFIPSIsAskedForAtTheEndpoint(t *testing.T) {
+	c, model, _ := underPolicy(t, sim.Knobs{})
+	host := strings.Replace(registryHere, ".ecr.", ".ecr-fips.", 1)
+	got, err := c.PullCredentials(t.Context(), host, "team/app")
+	if err != nil || got.Username != "AWS" || model.Calls()["GetAuthorizationToken"] != 1 {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
 func TestWithoutARoleThereAreNoCredentialsAndTheErrorNamesItsKey(t *testing.T) {
 	c, model, _ := underPolicy(t, sim.Knobs{})
 	c.cfg.ImageRole = ""

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -20,6 +21,18 @@ func standIns(t catalog.InstanceType) (n int) {
 
 // noDriver is what a machine sees of the driver of its host's GPUs: those are the host's.
 const noDriver = "The GPUs of this machine are stand-ins, if it has any.\n"
+
+// withoutGPUs is the list of a kernel's drivers of devices without NVIDIA's: the agent makes, of
+// what is listed there, the nodes that a machine lacks, and those would be the host's.
+func withoutGPUs(drivers string) string {
+	var kept strings.Builder
+	for line := range strings.Lines(drivers) {
+		if _, name, _ := strings.Cut(strings.TrimSpace(line), " "); !strings.HasPrefix(name, "nvidia") {
+			kept.WriteString(line)
+		}
+	}
+	return kept.String()
+}
 
 // gpus makes the device nodes of stand-ins, where a driver has those of GPUs. Behind each is
 // the null device, which every container may open anyway.

@@ -140,6 +140,12 @@ func (s spec) hardware(b *build) {
 	for _, e := range kernelEntries {
 		b.cover("/proc/sys/"+e.path, e.content)
 	}
+	drivers, err := os.ReadFile("/proc/devices")
+	if err != nil {
+		b.fail(err)
+		return
+	}
+	b.cover("/proc/devices", withoutGPUs(string(drivers)))
 	b.coverTree("/proc/driver/nvidia", []file{{path: "version", content: noDriver}})
 	b.coverTree("/sys/devices/system/cpu", cpuTree(s.Cores))
 	b.coverTree("/sys/devices/system/node", nodeTree(s.Cores, s.MemoryBytes))
