@@ -66,6 +66,8 @@ type Options struct {
 	// MaxBytes, Limit and Pause are optional: those above.
 	MaxBytes     int64
 	Limit, Pause time.Duration
+	// SyncFolder has the names in a folder outlive a loss of power. Optional.
+	SyncFolder func(path string) error
 }
 
 // Successor is the agent after this one, if Kip wants any.
@@ -97,6 +99,9 @@ func New(o Options) *Successor {
 	}
 	if o.Limit == 0 {
 		o.Limit, o.Pause = Limit, retryPause
+	}
+	if o.SyncFolder == nil {
+		o.SyncFolder = syncFolder
 	}
 	return &Successor{o: o, jobs: make(chan job, 1), self: sync.OnceValues(func() (string, error) { return digestOf(o.Self) })}
 }
@@ -216,7 +221,11 @@ func (s *Successor) obtain(ctx context.Context, j job) (string, error) {
 
 // clear makes the folder, and removes what earlier tries have left in it.
 func (s *Successor) clear() error {
-	if err := os.MkdirAll(s.o.Dir, 0o700); err != nil {
+	err := os.MkdirAll(s.o.Dir, 0o700)
+	if err == nil {
+		err = s.o.SyncFolder(filepath.Dir(s.o.Dir)) // else what is synced in it may be lost with it
+	}
+	if err != nil {
 		return fmt.Errorf("make the folder of agents: %w", err)
 	}
 	left, err := os.ReadDir(s.o.Dir)
@@ -322,6 +331,10 @@ func (s *Successor) fetch(ctx context.Context, j job, program string) (err error
 	if err := errors.Join(f.Chmod(0o500), f.Sync(), f.Close(), os.Rename(f.Name(), program)); err != nil {
 		return final("keep %s: %w", j.source, err)
 	}
+	// Before it takes over: after a loss of power the agent of the image would come back.
+	if err := s.o.SyncFolder(s.o.Dir); err != nil {
+		return errors.Join(final("keep %s: %w", j.source, err), os.Remove(program))
+	}
 	// A process that is being started may have the file open for writing until it has begun:
 	// the kernel would not start the program.
 	syscall.ForkLock.Lock()
@@ -361,6 +374,14 @@ func Kept(dir, self string) (program string, err error) {
 		}
 	}
 	return "", errors.Join(errs...)
+}
+
+func syncFolder(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // digestOf is the SHA-256 of a file, in lower-case hex digits.

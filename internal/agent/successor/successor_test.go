@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -202,6 +203,43 @@ func TestWhatIsNotTheAgentThatIsWantedIsNeverStarted(t *testing.T) {
 			}
 			if !strings.Contains(w.out.String(), "another agent is not started") {
 				t.Errorf("the console has %s", w.out.String())
+			}
+		})
+	}
+}
+
+// What is not synced by name is gone after a loss of power, and the agent before it comes back.
+func TestAnAgentTakesOverOnlyOnceItsNameIsOnTheDisk(t *testing.T) {
+	broken := errors.New("the disk is broken")
+	for name, breaks := range map[string]string{"": "", "the state's": "state", "its own": "agent"} {
+		t.Run("a folder that cannot be synced: "+name, func(t *testing.T) {
+			w := newWorld(t, file(program))
+			w.dir = filepath.Join(filepath.Dir(w.dir), "state", "agent")
+			var synced []string
+			s := w.successor()
+			s.o.SyncFolder = func(path string) error {
+				if len(w.tried) > 0 {
+					t.Error("it was started before")
+				}
+				synced = append(synced, strings.Join(append([]string{filepath.Base(path)}, w.files()...), " "))
+				if filepath.Base(path) == breaks {
+					return broken
+				}
+				return syncFolder(path)
+			}
+			var failed error
+			got := w.run(s, func() bool {
+				failed = s.Want(w.agent(sum(program)), false)
+				return !errors.Is(failed, ErrUnderWay)
+			})
+			if breaks != "" {
+				if got != "" || !errors.Is(failed, ErrRefused) || !errors.Is(failed, broken) || len(w.tried) != 0 || len(w.files()) != 0 {
+					t.Errorf("program %q, %v; tried %q, left %q", got, failed, w.tried, w.files())
+				}
+				return
+			}
+			if want := []string{"state", "agent " + sum(program)}; filepath.Base(got) != sum(program) || !slices.Equal(synced, want) {
+				t.Errorf("program %q, synced %q, want %q", got, synced, want)
 			}
 		})
 	}
