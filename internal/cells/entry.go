@@ -60,7 +60,7 @@ type entry struct {
 	untold     bool               // observers do not know of that
 	dns        []netip.Addr       // of that configuration
 	boot       agentapi.Boot      // as the agent told with it
-	goesOver   bool               // it was told of another agent, which has not answered yet; under mu
+	goesOver   time.Time          // since when it was told of another agent, which has not answered yet; under mu
 	setUp      []string           // what of the cloud-init file could not be done, to be told; under mu
 	setUpSent  bool               // the agent has the cloud-init file; under mu
 	setUpPolls int                // how often it was asked whether that is done; of its worker

@@ -2,6 +2,7 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -51,7 +52,11 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 		c.warn(e.cell(), events.CellNotReady, "%s; it is terminated and another is tried", why)
 		c.mu.Lock()
 		e.cause = CauseNotReady
+		noAgent := !e.goesOver.IsZero()
 		c.mu.Unlock()
+		if noAgent {
+			c.heardNoAgent(e.cell(), errors.New(why))
+		}
 		return 0, c.startTerminating(ctx, e, why)
 	}
 	if !c.addressed(e.cell().Instance) {
