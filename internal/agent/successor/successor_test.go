@@ -267,6 +267,41 @@ func TestAServerThatIsNotWellIsAskedAgain(t *testing.T) {
 	}
 }
 
+func TestAnAnswerThatIsNotTheFileIsNotTakenForTheLastWord(t *testing.T) {
+	for name, tc := range map[string]struct {
+		bad  int // answers before the file
+		want bool
+	}{"of the last try but one": {badAnswers - 1, true}, "of all": {1 << 20, false}} {
+		t.Run(name, func(t *testing.T) {
+			asked := 0
+			w := newWorld(t, func(w http.ResponseWriter, r *http.Request) {
+				switch asked++; {
+				case asked > tc.bad:
+					file(program)(w, r)
+				case asked%3 == 0:
+					http.NotFound(w, r)
+				case asked%3 == 1:
+					file(program+" of another day")(w, r)
+				default:
+					file(strings.Repeat("x", 101))(w, r)
+				}
+			})
+			s := w.successor()
+			var failed error
+			got := w.run(s, func() bool {
+				failed = s.Want(w.agent(sum(program)), false)
+				return !errors.Is(failed, ErrUnderWay)
+			})
+			if asked != badAnswers || tc.want != (filepath.Base(got) == sum(program)) || tc.want && len(w.files()) != 1 {
+				t.Errorf("%q after %d requests, left %q: %v", got, asked, w.files(), failed)
+			}
+			if !tc.want && (!errors.Is(failed, ErrRefused) || !strings.Contains(failed.Error(), "answers to 5 requests")) {
+				t.Error(failed)
+			}
+		})
+	}
+}
+
 func TestAServerThatDoesNotEndIsGivenUp(t *testing.T) {
 	w := newWorld(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, program[:3])
