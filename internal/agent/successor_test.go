@@ -152,14 +152,16 @@ func TestAnAgentSaysWhichOneItIsNotReplacedBy(t *testing.T) {
 		t.Errorf("another file: %d %s", last.Code, last.Body)
 	}
 	// It goes on, and is no other from then on.
-	if w := put(t, a, config()); w.Code != http.StatusOK {
+	w := put(t, a, config())
+	sum := sha256.Sum256(self)
+	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), `"sha256":"`+hex.EncodeToString(sum[:])) {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
 	if w := putAgent(t, a, servedAgent(t, another, another)); w.Code != http.StatusBadRequest ||
 		!strings.Contains(w.Body.String(), "has its configuration") {
 		t.Errorf("with its configuration: %d %s", w.Code, w.Body)
 	}
-	w := httptest.NewRecorder()
+	w = httptest.NewRecorder()
 	a.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPut, agentapi.PathAgent, strings.NewReader("{")))
 	if w.Code != http.StatusBadRequest {
 		t.Errorf("no JSON: %d %s", w.Code, w.Body)

@@ -83,6 +83,7 @@ type Successor struct {
 	self func() (string, error)
 
 	mu     sync.Mutex
+	is     string // digest of the program that runs; "" before it was asked for
 	wanted string // digest; "" before any was
 	failed error
 }
@@ -123,6 +124,9 @@ func (s *Successor) Want(a agentapi.Agent, kubelet bool) error {
 	if err != nil {
 		return fmt.Errorf("tell which agent this is: %w", err)
 	}
+	s.mu.Lock()
+	s.is = self
+	s.mu.Unlock()
 	if wanted == self {
 		return nil
 	}
@@ -141,6 +145,13 @@ func (s *Successor) Want(a agentapi.Agent, kubelet bool) error {
 		return s.failed
 	}
 	return ErrUnderWay
+}
+
+// Self is the digest of the program that runs; "" where no Want has asked which it is.
+func (s *Successor) Self() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.is
 }
 
 // UnderWay says that another agent is wanted, and that it is not known yet that this machine
